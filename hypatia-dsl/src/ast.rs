@@ -1,0 +1,498 @@
+//! The tree of a `.hyp` file as it was written: nothing resolved, nothing checked.
+//!
+//! In: what the parser found. Out: input of `fmt` and of name resolution. Holds always: every
+//! node has the span of its text. Patterns, right sides, guards, bodies and epilogues share one
+//! expression type; what an expression may hold where it stands is decided by `sema`.
+
+use crate::source::{FileId, Span};
+
+/// A value with the place where it was written.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Spanned<T> {
+    /// The value.
+    pub node: T,
+    /// Its place.
+    pub span: Span,
+}
+
+/// An identifier with its place.
+pub type Name = Spanned<String>;
+
+/// `a::b::c`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Path {
+    /// The parts, at least one.
+    pub parts: Vec<Name>,
+    /// From the first to the last part.
+    pub span: Span,
+}
+
+impl Path {
+    /// The parts joined by `::`.
+    pub fn text(&self) -> String {
+        self.parts.iter().map(|p| p.node.as_str()).collect::<Vec<_>>().join("::")
+    }
+}
+
+/// A whole file.
+#[derive(Clone, Debug)]
+pub struct File {
+    /// Which file.
+    pub id: FileId,
+    /// `edition N;`, required as the first item (`None` was reported by the parser).
+    pub edition: Option<Spanned<u32>>,
+    /// `//!` lines at the top, joined, without the marker.
+    pub doc: String,
+    /// The items in file order; those with syntax errors were reported and left out.
+    pub items: Vec<Item>,
+    /// All ordinary comments with their places, for the formatter.
+    pub comments: Vec<Spanned<String>>,
+}
+
+/// One top-level item.
+#[derive(Clone, Debug)]
+pub struct Item {
+    /// `///` lines before it, joined, without the marker.
+    pub doc: String,
+    /// What it is.
+    pub kind: ItemKind,
+    /// The whole item, its doc comment not included.
+    pub span: Span,
+}
+
+/// The items of the language.
+#[derive(Clone, Debug)]
+pub enum ItemKind {
+    /// `use core::*;` or `use core::gelu;`
+    Use(Use),
+    /// `ruleset fuse { until = fixpoint; nodes = 50 * graph; }`
+    RuleSet(RuleSet),
+    /// `scalar relu(x) = max(x, 0);`
+    Scalar(Scalar),
+    /// `op linear(...) -> ... = ...;`
+    Op(Op),
+    /// `pattern sq(x) = mul(x, x) | pow(x, 2.0);`
+    Pattern(Pattern),
+    /// `rule fuse::start: ... => ...;`
+    Rule(Rule),
+    /// `kernel lt_gelu for gemm(...) { ... }`
+    Kernel(Kernel),
+    /// `test "..." on h200 { ... }`
+    Test(Test),
+    /// `family unary = {relu, gelu};`: a named list of scalars or ops for `[g in unary]`.
+    Family(Family),
+}
+
+/// `use path::*;` or `use path::name;`
+#[derive(Clone, Debug)]
+pub struct Use {
+    /// The file: `core` is the embedded library's or `core.hyp` beside this file; `a::b` is
+    /// `a/b.hyp`.
+    pub path: Path,
+    /// True for `::*`; otherwise the last part of `path` is the one name that is imported.
+    pub glob: bool,
+}
+
+/// `ruleset NAME { key = value; ... }`
+#[derive(Clone, Debug)]
+pub struct RuleSet {
+    /// Its name, the first part of its rules' names.
+    pub name: Name,
+    /// `until`, `nodes`, `time`, `iterations`, `after`.
+    pub settings: Vec<Setting>,
+}
+
+/// `key = value;`
+#[derive(Clone, Debug)]
+pub struct Setting {
+    /// The key.
+    pub key: Name,
+    /// The value.
+    pub value: Expr,
+}
+
+/// A parameter of a scalar.
+#[derive(Clone, Debug)]
+pub struct ScalarParam {
+    /// Its name.
+    pub name: Name,
+    /// `: bool`, `: number`; a number where absent.
+    pub kind: Option<Name>,
+}
+
+/// `scalar NAME(params) [-> kind] = body [grad e1, e2];` or `scalar NAME(params) builtin ...;`
+#[derive(Clone, Debug)]
+pub struct Scalar {
+    /// Its name.
+    pub name: Name,
+    /// Its parameters.
+    pub params: Vec<ScalarParam>,
+    /// `-> bool`.
+    pub result: Option<Name>,
+    /// The body, `None` for `builtin`.
+    pub body: Option<Expr>,
+    /// Derivatives in the parameters' order: `grad dx, dy`. Empty where not written.
+    pub grads: Vec<Expr>,
+}
+
+/// `<T: float, U>`
+#[derive(Clone, Debug)]
+pub struct Generic {
+    /// The type variable.
+    pub name: Name,
+    /// `float`, `int`, `number`, `any`, or a dtype set `{f16, bf16}`.
+    pub bound: Option<Expr>,
+}
+
+/// A parameter of an op.
+#[derive(Clone, Debug)]
+pub struct OpParam {
+    /// `*xs: T[..]`: any number of operands.
+    pub variadic: bool,
+    /// Its name.
+    pub name: Name,
+    /// A tensor type, `scalar` for an epilogue term, or an attribute type.
+    pub ty: ParamType,
+    /// `?`: may be absent.
+    pub optional: bool,
+    /// `= -1`: the default of an attribute.
+    pub default: Option<Expr>,
+}
+
+/// What a parameter is.
+#[derive(Clone, Debug)]
+pub enum ParamType {
+    /// `T[..s, k]`
+    Tensor(TypeExpr),
+    /// `int`, `ints`, `float`, `floats`, `bool`, `dtype`, `dim`, `dims`, `string`, or `scalar`
+    /// (an epilogue term).
+    Named(Name),
+}
+
+/// `T[..s, m, k]`
+#[derive(Clone, Debug)]
+pub struct TypeExpr {
+    /// A dtype, a dtype variable, or `_`.
+    pub dtype: Name,
+    /// The dimensions; at most one rest.
+    pub dims: Vec<DimExpr>,
+    /// Its place.
+    pub span: Span,
+}
+
+/// One entry of a shape.
+#[derive(Clone, Debug)]
+pub enum DimExpr {
+    /// `m`, `128`, `2 * n`, `_`.
+    Dim(Expr),
+    /// `..s`, `..broadcast(s, t)`, `..` (nameless).
+    Rest(Option<Expr>, Span),
+}
+
+/// `op NAME<generics>(params) -> result { builtin; ... }` or `... = body [{ costs }];`
+#[derive(Clone, Debug)]
+pub struct Op {
+    /// Its name.
+    pub name: Name,
+    /// Its generics.
+    pub generics: Vec<Generic>,
+    /// Operands and attributes.
+    pub params: Vec<OpParam>,
+    /// One type, or several in parentheses; `*T[..]` for a variadic result.
+    pub results: Vec<ResultType>,
+    /// The body, one expression a result (`(a, b)` for two); `None` for a builtin.
+    pub body: Option<Expr>,
+    /// True if the block says `builtin;`.
+    pub builtin: bool,
+    /// `flops = ...; read = ...; write = ...;`
+    pub settings: Vec<Setting>,
+    /// `requires` of the op: its operands and attributes must satisfy it.
+    pub requires: Vec<Expr>,
+}
+
+/// The type of a result.
+#[derive(Clone, Debug)]
+pub struct ResultType {
+    /// `*`: any number of results of this type.
+    pub variadic: bool,
+    /// The type.
+    pub ty: TypeExpr,
+}
+
+/// `pattern NAME(params) = alternatives;`
+#[derive(Clone, Debug)]
+pub struct Pattern {
+    /// Its name.
+    pub name: Name,
+    /// Its parameters, bound at each use.
+    pub params: Vec<Name>,
+    /// The pattern; `a | b` for alternatives.
+    pub body: Expr,
+}
+
+/// A binder of a rule: `[g in unary]` or `[f: pointwise]`.
+#[derive(Clone, Debug)]
+pub struct Binder {
+    /// The variable.
+    pub name: Name,
+    /// The family: a name, or a set `{relu, gelu}`.
+    pub family: Expr,
+}
+
+/// A rule.
+#[derive(Clone, Debug)]
+pub struct Rule {
+    /// `fuse::start`.
+    pub path: Path,
+    /// `[g in unary, h in binary]`.
+    pub binders: Vec<Binder>,
+    /// The left side; a tuple for several roots.
+    pub lhs: Expr,
+    /// True for `<=>`.
+    pub both_ways: bool,
+    /// The right side.
+    pub rhs: Expr,
+    /// `let name = e`, in order.
+    pub lets: Vec<(Name, Expr)>,
+    /// `requires a, b`.
+    pub requires: Vec<Expr>,
+    /// `prefer e`.
+    pub prefer: Vec<Expr>,
+    /// `class exact`, `class rounds for bf16, exact for f32`, `class approx(4)`.
+    pub classes: Vec<ClassExpr>,
+}
+
+/// A claimed rounding class.
+#[derive(Clone, Debug)]
+pub struct ClassExpr {
+    /// `exact`, `finite`, `rounds` or `approx`.
+    pub class: Name,
+    /// `approx(4)`: units in the last place.
+    pub ulp: Option<Spanned<f64>>,
+    /// `for bf16, f16`; all dtypes where empty.
+    pub dtypes: Vec<Name>,
+}
+
+/// A kernel.
+#[derive(Clone, Debug)]
+pub struct Kernel {
+    /// Its name.
+    pub name: Name,
+    /// What it implements: a pattern.
+    pub pattern: Expr,
+    /// `cublaslt GELU_BIAS;`, `template "file";`, `pointwise;`, `rowwise;`.
+    pub backend: Option<Backend>,
+    /// `requires ...;`
+    pub requires: Vec<Expr>,
+    /// `tune BM in {64, 128};`
+    pub tune: Vec<(Name, Expr)>,
+    /// `launch grid = ..., block = ...;` and other settings.
+    pub settings: Vec<Setting>,
+    /// `class ...;`
+    pub classes: Vec<ClassExpr>,
+}
+
+/// How a kernel is made.
+#[derive(Clone, Debug)]
+pub enum Backend {
+    /// `cublaslt EPILOGUE;`
+    Cublaslt(Name),
+    /// `template "file.cu.j2";`
+    Template(Spanned<String>),
+    /// `pointwise;`
+    Pointwise(Span),
+    /// `rowwise;`
+    Rowwise(Span),
+}
+
+/// `family NAME = {a, b};`
+#[derive(Clone, Debug)]
+pub struct Family {
+    /// Its name.
+    pub name: Name,
+    /// A set of names, or another family.
+    pub members: Expr,
+}
+
+/// A test.
+#[derive(Clone, Debug)]
+pub struct Test {
+    /// The words in quotes.
+    pub name: Spanned<String>,
+    /// `on h200`.
+    pub target: Option<Name>,
+    /// Its statements in order.
+    pub statements: Vec<TestStatement>,
+}
+
+/// A statement of a test.
+#[derive(Clone, Debug)]
+pub enum TestStatement {
+    /// `input x: bf16[128, 256];`, `const w: f32[2] = [1.0, 2.0];`
+    Input {
+        /// True for `const`: known when the plan is made.
+        constant: bool,
+        /// The name.
+        name: Name,
+        /// The type; dimensions are numbers or symbols.
+        ty: TypeExpr,
+        /// The values: a number (splat) or a nested list.
+        value: Option<Expr>,
+    },
+    /// `given e;` or `given e1, e2;`
+    Given(Vec<Expr>),
+    /// `expect launches == 1;`, `expect error H0304;`, `expect fires fuse::unary;`,
+    /// `expect not fires r;`, `expect equal e;`, `expect becomes e;`
+    Expect(Expect),
+}
+
+/// What a test expects.
+#[derive(Clone, Debug)]
+pub enum Expect {
+    /// A comparison over `launches`, `cost`, `count(op)`.
+    Compare(Expr),
+    /// `error H0304`
+    Error(Name),
+    /// `fires rule`, with false for `not fires rule`.
+    Fires(Path, bool),
+    /// `equal e`: same values as `given`.
+    Equal(Expr),
+    /// `becomes e`: the optimised graph is this one.
+    Becomes(Expr),
+}
+
+/// An expression.
+#[derive(Clone, Debug)]
+pub struct Expr {
+    /// What it is.
+    pub kind: ExprKind,
+    /// Its place.
+    pub span: Span,
+}
+
+/// An argument of a call.
+#[derive(Clone, Debug)]
+pub struct Arg {
+    /// `axis = e`.
+    pub name: Option<Name>,
+    /// The value.
+    pub value: Expr,
+}
+
+/// The kinds of expressions, from loosest to tightest where it matters.
+#[derive(Clone, Debug)]
+pub enum ExprKind {
+    /// `1`, `2.0`, `1e-5`, `inf`, `nan`.
+    Number {
+        /// The value.
+        value: f64,
+        /// True if it was written without `.` and exponent.
+        integer: bool,
+    },
+    /// `"text"`
+    Str(String),
+    /// `true`, `false`
+    Bool(bool),
+    /// A name, possibly qualified.
+    Path(Path),
+    /// `_`
+    Hole,
+    /// `none`: an absent optional operand.
+    Absent,
+    /// `f(args)`, `cast?(x)`, `round<f16>(x)`.
+    Call {
+        /// What is called.
+        callee: Path,
+        /// `?` behind the name: the node may be missing.
+        optional: bool,
+        /// `<f16>`.
+        types: Vec<Name>,
+        /// The arguments.
+        args: Vec<Arg>,
+    },
+    /// `e.0`: one result of several.
+    Result(Box<Expr>, u32),
+    /// `e[i]`
+    Index(Box<Expr>, Box<Expr>),
+    /// `[a, b, ..rest]`
+    List(Vec<Expr>),
+    /// `[e for x in list if cond]`
+    Comprehension {
+        /// The element.
+        element: Box<Expr>,
+        /// The variable.
+        name: Name,
+        /// What it runs over.
+        over: Box<Expr>,
+        /// `if cond`.
+        condition: Option<Box<Expr>>,
+    },
+    /// `{a, b}`
+    Set(Vec<Expr>),
+    /// `..xs`: splices a list or a rest variable; `..` alone has no operand.
+    Spread(Option<Box<Expr>>),
+    /// `-e`, `not e`
+    Unary(UnaryOp, Box<Expr>),
+    /// `a + b` and the other operators.
+    Binary(BinaryOp, Box<Expr>, Box<Expr>),
+    /// `b else 0`: `b`, or the other where `b` is absent.
+    Else(Box<Expr>, Box<Expr>),
+    /// `if c then a else b`
+    If(Box<Expr>, Box<Expr>, Box<Expr>),
+    /// `name @ pattern`
+    Bind(Name, Box<Expr>),
+    /// `x: T[..s, k]`
+    Typed(Box<Expr>, TypeExpr),
+    /// `2.0 ~ 1e-3`: a constant within a relative tolerance.
+    Near(Box<Expr>, Box<Expr>),
+    /// `p | q`
+    Alternatives(Vec<Expr>),
+    /// `(a, b)`
+    Tuple(Vec<Expr>),
+}
+
+/// Prefix operators.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum UnaryOp {
+    /// `-`
+    Neg,
+    /// `not`
+    Not,
+}
+
+/// Infix operators.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum BinaryOp {
+    /// `+`
+    Add,
+    /// `-`
+    Sub,
+    /// `*`
+    Mul,
+    /// `/`
+    Div,
+    /// `%`
+    Rem,
+    /// `**`
+    Pow,
+    /// `==`
+    Eq,
+    /// `!=`
+    Ne,
+    /// `<`
+    Lt,
+    /// `<=`
+    Le,
+    /// `>`
+    Gt,
+    /// `>=`
+    Ge,
+    /// `and`
+    And,
+    /// `or`
+    Or,
+    /// `in`
+    In,
+    /// `not in`
+    NotIn,
+}

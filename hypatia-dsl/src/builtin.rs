@@ -1,0 +1,204 @@
+//! The short list of what is built in: ops whose shape function and reference are Rust, and scalar
+//! functions that hardware and libm provide. Everything else is written in `.hyp`.
+//!
+//! Holds always: no op or scalar name occurs in Rust outside this file and the import tables; the
+//! names here are those that `core.hyp` declares with `builtin`.
+
+use crate::dtype::{DType, Kind};
+
+macro_rules! builtins {
+    ($(#[$doc:meta])* $ty:ident { $($(#[$vdoc:meta])* $variant:ident = $name:literal,)* }) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+        pub enum $ty { $($(#[$vdoc])* $variant,)* }
+        impl $ty {
+            /// All of them, in the order in which they are listed.
+            pub const ALL: &'static [$ty] = &[$($ty::$variant,)*];
+            /// The name that `core.hyp` declares.
+            pub fn name(self) -> &'static str {
+                match self { $($ty::$variant => $name,)* }
+            }
+            /// The builtin of that name.
+            pub fn from_name(name: &str) -> Option<$ty> {
+                match name { $($name => Some($ty::$variant),)* _ => None }
+            }
+        }
+    };
+}
+
+builtins! {
+    /// Builtin ops on tensors. Their attributes, in this order, are those of `core.hyp`.
+    BuiltinOp {
+        /// `matmul(a: T[..s, m, k], b: T[..t, k, n]) -> T[..broadcast(s, t), m, n]`
+        Matmul = "matmul",
+        /// `gemm(a: T[..s, m, k], b: T[..t, k, n], e: scalar, out: dtype = dtype of a)`: a matmul
+        /// whose elements `acc` pass through the term `e`, rounded once to `out` at the store.
+        Gemm = "gemm",
+        /// `cast(x, to: dtype)`
+        Cast = "cast",
+        /// `reshape(x, shape: dims)`
+        Reshape = "reshape",
+        /// `transpose(x, perm: ints)`
+        Transpose = "transpose",
+        /// `expand(x, shape: dims)`: broadcast to exactly that shape.
+        Expand = "expand",
+        /// `slice(x, axis: int, start: dim, stop: dim, step: int = 1)`; `start` and `stop` are
+        /// normalised to 0..=size (for a negative step from size-1 down to -1).
+        Slice = "slice",
+        /// `concat(*xs, axis: int)`
+        Concat = "concat",
+        /// `split(x, axis: int, sizes: dims) -> *`
+        Split = "split",
+        /// `pad(x, value: T[], before: dims, after: dims)`; negative amounts crop.
+        Pad = "pad",
+        /// `gather(x, indices: I[..], axis: int)`: numpy take; negative indices from the end.
+        Gather = "gather",
+        /// `gather_elements(x, indices: I[..], axis: int)`
+        GatherElements = "gather_elements",
+        /// `gather_nd(x, indices: I[..], batch: int = 0)`
+        GatherNd = "gather_nd",
+        /// `sum(x, axes: ints, keepdims: bool)`
+        Sum = "sum",
+        /// `mean(x, axes: ints, keepdims: bool)`
+        Mean = "mean",
+        /// `amax(x, axes: ints, keepdims: bool)`: NaN if any is NaN.
+        Amax = "amax",
+        /// `amin(x, axes: ints, keepdims: bool)`
+        Amin = "amin",
+        /// `prod(x, axes: ints, keepdims: bool)`
+        Prod = "prod",
+        /// `argmax(x, axis: int, keepdims: bool, last: bool = false) -> i64`; NaN is largest.
+        Argmax = "argmax",
+        /// `iota(shape: dims, axis: int, to: dtype)`: the index along `axis`.
+        Iota = "iota",
+        /// `full(shape: dims, value: float, to: dtype)`
+        Full = "full",
+        /// `size(value: dim) -> i64[]`: a size as a tensor of rank 0.
+        Size = "size",
+    }
+}
+
+builtins! {
+    /// Builtin scalar functions. On integers `div` truncates; comparisons give bool.
+    BuiltinScalar {
+        /// `a + b`
+        Add = "add",
+        /// `a - b`
+        Sub = "sub",
+        /// `a * b`
+        Mul = "mul",
+        /// `a / b`
+        Div = "div",
+        /// `-a`
+        Neg = "neg",
+        /// Absolute value.
+        Abs = "abs",
+        /// -1, 0 or 1; keeps NaN and the sign of zero.
+        Sign = "sign",
+        /// Larger; NaN if either is NaN.
+        Max = "max",
+        /// Smaller; NaN if either is NaN.
+        Min = "min",
+        /// `a ** b`
+        Pow = "pow",
+        /// `a - trunc(a / b) * b` (C's fmod).
+        Fmod = "fmod",
+        /// e^x
+        Exp = "exp",
+        /// Natural logarithm.
+        Log = "log",
+        /// log(1 + x)
+        Log1p = "log1p",
+        /// e^x - 1
+        Expm1 = "expm1",
+        /// Square root.
+        Sqrt = "sqrt",
+        /// 1 / sqrt(x)
+        Rsqrt = "rsqrt",
+        /// Error function.
+        Erf = "erf",
+        /// Hyperbolic tangent.
+        Tanh = "tanh",
+        /// Sine.
+        Sin = "sin",
+        /// Cosine.
+        Cos = "cos",
+        /// Inverse tangent.
+        Atan = "atan",
+        /// Largest integer not above.
+        Floor = "floor",
+        /// Smallest integer not below.
+        Ceil = "ceil",
+        /// Nearest integer, ties to even.
+        Round = "round",
+        /// Toward zero.
+        Trunc = "trunc",
+        /// `a == b`
+        Eq = "eq",
+        /// `a < b`
+        Lt = "lt",
+        /// `a <= b`
+        Le = "le",
+        /// `not a`
+        Not = "not",
+        /// `a and b`
+        And = "and",
+        /// `a or b`
+        Or = "or",
+        /// `a xor b`
+        Xor = "xor",
+        /// `c ? a : b`
+        Select = "select",
+        /// True for NaN.
+        IsNan = "isnan",
+        /// True for either infinity.
+        IsInf = "isinf",
+    }
+}
+
+impl BuiltinScalar {
+    /// Kinds of the parameters.
+    pub fn params(self) -> &'static [Kind] {
+        use BuiltinScalar::*;
+        const N: Kind = Kind::Number;
+        const B: Kind = Kind::Bool;
+        match self {
+            Add | Sub | Mul | Div | Max | Min | Pow | Fmod | Eq | Lt | Le => &[N, N],
+            Neg | Abs | Sign | Exp | Log | Log1p | Expm1 | Sqrt | Rsqrt | Erf | Tanh | Sin | Cos | Atan | Floor
+            | Ceil | Round | Trunc | IsNan | IsInf => &[N],
+            Not => &[B],
+            And | Or | Xor => &[B, B],
+            Select => &[B, N, N],
+        }
+    }
+
+    /// Kind of the result.
+    pub fn result(self) -> Kind {
+        use BuiltinScalar::*;
+        match self {
+            Eq | Lt | Le | Not | And | Or | Xor | IsNan | IsInf => Kind::Bool,
+            _ => Kind::Number,
+        }
+    }
+
+    /// True if the arguments may be swapped without changing a bit (`max` of +0 and -0 is +0).
+    pub fn commutes(self) -> bool {
+        use BuiltinScalar::*;
+        matches!(self, Add | Mul | Max | Min | Eq | And | Or | Xor)
+    }
+
+    /// True if the function has no meaning on integers.
+    pub fn float_only(self) -> bool {
+        use BuiltinScalar::*;
+        matches!(self, Exp | Log | Log1p | Expm1 | Sqrt | Rsqrt | Erf | Tanh | Sin | Cos | Atan)
+    }
+}
+
+/// The result of `select` and the arithmetic ops takes the dtype of its numeric operands; this
+/// says what dtype a builtin gives for that operand dtype.
+pub fn scalar_result_dtype(s: BuiltinScalar, operand: DType) -> DType {
+    match s.result() {
+        Kind::Bool => DType::Bool,
+        Kind::Number => operand,
+    }
+}

@@ -1,0 +1,65 @@
+//! The whole pipeline on one page: text -> tree -> names -> types -> lints -> Program.
+//!
+//! In: the files the user named, and a loader that finds what they `use`. Out: a [`Program`] if
+//! there was no error, and every diagnostic of the run either way. The run-time loader, the macro
+//! and `hypatia gen` all come through here.
+
+use std::path::Path;
+
+use crate::ast;
+use crate::diag::{Diagnostic, has_errors};
+use crate::ir::Program;
+use crate::source::{SourceFile, SourceMap};
+
+/// Finds the file of a `use`.
+pub trait Loader {
+    /// The file that `module` (`core`, `nn/act`) names, seen from the file at `from`. `Ok(None)` if
+    /// there is none; `Err` says why it could not be read.
+    fn load(&self, module: &str, from: Option<&Path>) -> Result<Option<SourceFile>, String>;
+}
+
+/// Looks beside the using file, then among embedded files.
+pub struct FileLoader {
+    /// Module name and text of the embedded library's files.
+    pub embedded: &'static [(&'static str, &'static str)],
+}
+
+impl Loader for FileLoader {
+    fn load(&self, module: &str, from: Option<&Path>) -> Result<Option<SourceFile>, String> {
+        if let Some(dir) = from.and_then(Path::parent) {
+            let path = dir.join(format!("{module}.hyp"));
+            match std::fs::read_to_string(&path) {
+                Ok(text) => {
+                    let name = path.display().to_string();
+                    return Ok(Some(SourceFile { name, path: Some(path), text: text.into(), embedded: false }));
+                }
+                Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
+                Err(e) => return Err(format!("cannot read {}: {e}", path.display())),
+            }
+        }
+        Ok(self.embedded.iter().find(|(name, _)| *name == module).map(|(name, text)| SourceFile {
+            name: format!("<library>/{name}.hyp"),
+            path: None,
+            text: (*text).into(),
+            embedded: true,
+        }))
+    }
+}
+
+/// What came of a compilation.
+pub struct Compilation {
+    /// All files that were read.
+    pub sources: SourceMap,
+    /// Their trees, in the order in which they were read.
+    pub files: Vec<ast::File>,
+    /// The program; `None` if there was an error.
+    pub program: Option<Program>,
+    /// Errors and warnings, in file order.
+    pub diagnostics: Vec<Diagnostic>,
+}
+
+/// Compiles the given files and all that they use.
+pub fn compile(roots: Vec<SourceFile>, loader: &dyn Loader) -> Compilation {
+    let _ = (roots, loader, has_errors as fn(&[Diagnostic]) -> bool);
+    todo!("parse, resolve, sema, lint")
+}

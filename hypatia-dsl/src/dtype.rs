@@ -1,0 +1,131 @@
+//! Element types of tensors, and the kinds of values that scalar terms compute with.
+
+use std::fmt;
+
+/// Element type of a tensor.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub enum DType {
+    /// IEEE binary64.
+    F64,
+    /// IEEE binary32.
+    F32,
+    /// IEEE binary16.
+    F16,
+    /// bfloat16: the upper half of a binary32.
+    BF16,
+    /// Signed 64-bit integer.
+    I64,
+    /// Signed 32-bit integer.
+    I32,
+    /// Signed 8-bit integer.
+    I8,
+    /// Unsigned 8-bit integer.
+    U8,
+    /// One byte, 0 or 1.
+    Bool,
+}
+
+/// What a scalar value is, apart from its width.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub enum Kind {
+    /// A floating-point or integer number.
+    Number,
+    /// A truth value.
+    Bool,
+}
+
+impl DType {
+    /// All element types, in the order in which they are listed to users.
+    pub const ALL: [DType; 9] =
+        [DType::F64, DType::F32, DType::F16, DType::BF16, DType::I64, DType::I32, DType::I8, DType::U8, DType::Bool];
+
+    /// The name as written in a `.hyp` file.
+    pub fn name(self) -> &'static str {
+        match self {
+            DType::F64 => "f64",
+            DType::F32 => "f32",
+            DType::F16 => "f16",
+            DType::BF16 => "bf16",
+            DType::I64 => "i64",
+            DType::I32 => "i32",
+            DType::I8 => "i8",
+            DType::U8 => "u8",
+            DType::Bool => "bool",
+        }
+    }
+
+    /// The element type of that name.
+    pub fn from_name(name: &str) -> Option<DType> {
+        DType::ALL.into_iter().find(|d| d.name() == name)
+    }
+
+    /// Size of one element in bytes.
+    pub fn size(self) -> usize {
+        match self {
+            DType::F64 | DType::I64 => 8,
+            DType::F32 | DType::I32 => 4,
+            DType::F16 | DType::BF16 => 2,
+            DType::I8 | DType::U8 | DType::Bool => 1,
+        }
+    }
+
+    /// True for f64, f32, f16 and bf16.
+    pub fn is_float(self) -> bool {
+        matches!(self, DType::F64 | DType::F32 | DType::F16 | DType::BF16)
+    }
+
+    /// True for the integer types, `bool` not among them.
+    pub fn is_int(self) -> bool {
+        matches!(self, DType::I64 | DType::I32 | DType::I8 | DType::U8)
+    }
+
+    /// The kind of a scalar of this type.
+    pub fn kind(self) -> Kind {
+        if self == DType::Bool { Kind::Bool } else { Kind::Number }
+    }
+
+    /// The type in which kernels compute on elements of this type: f64 for f64, f32 for the
+    /// other floats, i64 for integers, bool for bool.
+    pub fn compute(self) -> DType {
+        match self {
+            DType::F64 => DType::F64,
+            DType::F32 | DType::F16 | DType::BF16 => DType::F32,
+            DType::I64 | DType::I32 | DType::I8 | DType::U8 => DType::I64,
+            DType::Bool => DType::Bool,
+        }
+    }
+
+    /// `value` rounded once to this type (ties to even), widened again to f64. Integers
+    /// truncate toward zero and saturate; bool is `value != 0`.
+    pub fn round(self, value: f64) -> f64 {
+        match self {
+            DType::F64 => value,
+            DType::F32 => value as f32 as f64,
+            DType::F16 => half::f16::from_f64(value).to_f64(),
+            DType::BF16 => half::bf16::from_f64(value).to_f64(),
+            DType::I64 => value as i64 as f64,
+            DType::I32 => value as i32 as f64,
+            DType::I8 => value as i8 as f64,
+            DType::U8 => value as u8 as f64,
+            DType::Bool => (value != 0.0) as u8 as f64,
+        }
+    }
+
+    /// Distance from 1.0 to the next larger value, 0 for types that are not floats. Tolerances
+    /// are derived from this.
+    pub fn epsilon(self) -> f64 {
+        match self {
+            DType::F64 => f64::EPSILON,
+            DType::F32 => f32::EPSILON as f64,
+            DType::F16 => 2f64.powi(-10),
+            DType::BF16 => 2f64.powi(-7),
+            _ => 0.0,
+        }
+    }
+}
+
+impl fmt::Display for DType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}

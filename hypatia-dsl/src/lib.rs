@@ -1,0 +1,15 @@
+//! The Hypatia language: text to a checked [`ir::Program`], and its emitters.
+//!
+//! Start at [`compile`]: the whole pipeline on one page.
+
+pub mod ast;
+pub mod builtin;
+pub mod compile;
+pub mod diag;
+pub mod dtype;
+pub mod ir;
+pub mod kernel;
+pub mod scalar;
+pub mod shape;
+pub mod source;
+pub mod typing;

@@ -1,0 +1,95 @@
+//! Scalar terms: pure functions of an accumulator, parameters and operands.
+//!
+//! In: bodies of scalars, epilogues, pointwise regions. Out: evaluation in f64 and in a dtype,
+//! derivatives, simplification, text. Holds always: a node's arguments stand before it, so a term
+//! is evaluated in one pass and shared subterms are computed once.
+
+use crate::dtype::DType;
+use crate::ir::{InView, ScalarId};
+
+/// A node of a [`Term`].
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct TermId(pub u32);
+
+/// A DAG of scalar operations with one or more results.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Term {
+    /// Nodes; arguments before users.
+    pub nodes: Vec<TermNode>,
+    /// The results.
+    pub roots: Vec<TermId>,
+}
+
+/// One operation.
+#[derive(Clone, Debug, PartialEq)]
+pub enum TermNode {
+    /// A parameter of the scalar whose body this is.
+    Param(u32),
+    /// The accumulator of the gemm whose epilogue this is.
+    Acc,
+    /// An element of operand `input`.
+    In {
+        /// Which operand of the kernel or node.
+        input: u32,
+        /// How it is read.
+        view: InView,
+    },
+    /// A number. Compares by bits.
+    Lit(Literal),
+    /// A function applied.
+    Call {
+        /// The function.
+        scalar: ScalarId,
+        /// Its arguments.
+        args: Vec<TermId>,
+    },
+    /// Rounds (floats) or converts (integers, bool) to a type.
+    Cast {
+        /// The type.
+        to: DType,
+        /// The value.
+        arg: TermId,
+    },
+}
+
+/// A number that compares by bits: -0 and +0 differ, NaN equals itself.
+#[derive(Clone, Copy, Debug)]
+pub struct Literal(pub f64);
+
+impl PartialEq for Literal {
+    fn eq(&self, other: &Literal) -> bool {
+        self.0.to_bits() == other.0.to_bits()
+    }
+}
+impl Eq for Literal {}
+impl std::hash::Hash for Literal {
+    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
+        self.0.to_bits().hash(state);
+    }
+}
+
+impl Term {
+    /// The only result of a term that has one.
+    pub fn root(&self) -> TermId {
+        self.roots[0]
+    }
+
+    /// The node of that id.
+    pub fn node(&self, id: TermId) -> &TermNode {
+        &self.nodes[id.0 as usize]
+    }
+
+    /// Appends a node, or returns the equal one that is there.
+    pub fn add(&mut self, node: TermNode) -> TermId {
+        if let Some(i) = self.nodes.iter().position(|n| *n == node) {
+            return TermId(i as u32);
+        }
+        self.nodes.push(node);
+        TermId(self.nodes.len() as u32 - 1)
+    }
+
+    /// A term with no nodes and no results, to be built with [`Term::add`].
+    pub fn empty() -> Term {
+        Term { nodes: Vec::new(), roots: Vec::new() }
+    }
+}

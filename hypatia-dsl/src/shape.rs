@@ -1,0 +1,362 @@
+//! Dimension algebra: sizes that are numbers or polynomials over symbols.
+//!
+//! In: sizes of tensors, and the arithmetic that types and attributes do with them. Out: normal
+//! forms that compare by value. Holds always: two `Dim`s that are equal for every value of their
+//! symbols as polynomials compare equal; symbols stand for integers of at least 0.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+/// A named size, such as a model's dynamic `batch`.
+pub type Symbol = Arc<str>;
+
+/// A product of symbols and opaque quotients, with exponents: `batch * n^2`. Empty for 1.
+type Monomial = BTreeMap<Factor, u32>;
+
+/// What a monomial multiplies.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+enum Factor {
+    Symbol(Symbol),
+    /// `floor(a / b)` that could not be divided out.
+    Quotient(Dim, Dim),
+    /// `a mod b` that could not be decided.
+    Remainder(Dim, Dim),
+}
+
+/// The size of an axis, or a difference of sizes: a polynomial with integer coefficients.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Dim(Repr);
+
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+enum Repr {
+    Const(i64),
+    /// Coefficients by monomial; no zero coefficient, at least one monomial that is not 1.
+    Poly(Arc<BTreeMap<Monomial, i64>>),
+}
+
+impl Dim {
+    /// The size of that name.
+    pub fn symbol(name: impl Into<Symbol>) -> Dim {
+        let monomial = Monomial::from([(Factor::Symbol(name.into()), 1)]);
+        Dim(Repr::Poly(Arc::new(BTreeMap::from([(monomial, 1)]))))
+    }
+
+    /// The number, if no symbol occurs.
+    pub fn as_const(&self) -> Option<i64> {
+        match self.0 {
+            Repr::Const(c) => Some(c),
+            Repr::Poly(_) => None,
+        }
+    }
+
+    fn terms(&self) -> BTreeMap<Monomial, i64> {
+        match &self.0 {
+            Repr::Const(0) => BTreeMap::new(),
+            Repr::Const(c) => BTreeMap::from([(Monomial::new(), *c)]),
+            Repr::Poly(p) => (**p).clone(),
+        }
+    }
+
+    fn from_terms(mut terms: BTreeMap<Monomial, i64>) -> Dim {
+        terms.retain(|_, c| *c != 0);
+        match terms.len() {
+            0 => Dim(Repr::Const(0)),
+            1 if terms.contains_key(&Monomial::new()) => Dim(Repr::Const(terms[&Monomial::new()])),
+            _ => Dim(Repr::Poly(Arc::new(terms))),
+        }
+    }
+
+    /// Sum; `None` on overflow of a coefficient.
+    pub fn checked_add(&self, other: &Dim) -> Option<Dim> {
+        if let (Some(a), Some(b)) = (self.as_const(), other.as_const()) {
+            return a.checked_add(b).map(Dim::from);
+        }
+        let mut terms = self.terms();
+        for (m, c) in other.terms() {
+            let slot = terms.entry(m).or_insert(0);
+            *slot = slot.checked_add(c)?;
+        }
+        Some(Dim::from_terms(terms))
+    }
+
+    /// Product; `None` on overflow of a coefficient.
+    pub fn checked_mul(&self, other: &Dim) -> Option<Dim> {
+        if let (Some(a), Some(b)) = (self.as_const(), other.as_const()) {
+            return a.checked_mul(b).map(Dim::from);
+        }
+        let mut terms: BTreeMap<Monomial, i64> = BTreeMap::new();
+        for (ma, ca) in self.terms() {
+            for (mb, cb) in other.terms() {
+                let mut m = ma.clone();
+                for (f, e) in mb {
+                    *m.entry(f).or_insert(0) += e;
+                }
+                let slot = terms.entry(m).or_insert(0);
+                *slot = slot.checked_add(ca.checked_mul(cb)?)?;
+            }
+        }
+        Some(Dim::from_terms(terms))
+    }
+
+    /// Difference; `None` on overflow.
+    pub fn checked_sub(&self, other: &Dim) -> Option<Dim> {
+        self.checked_add(&other.checked_mul(&Dim::from(-1))?)
+    }
+
+    /// `self / other` where it divides as a polynomial (every coefficient and monomial divides);
+    /// `None` where that cannot be shown, or `other` is not a single term, or is 0.
+    pub fn div_exact(&self, other: &Dim) -> Option<Dim> {
+        if self == other && other.as_const() != Some(0) {
+            return Some(Dim::from(1));
+        }
+        let divisor = other.terms();
+        if divisor.len() != 1 {
+            return None;
+        }
+        let (dm, dc) = divisor.into_iter().next()?;
+        let mut out = BTreeMap::new();
+        for (mut m, c) in self.terms() {
+            if c.checked_rem(dc)? != 0 {
+                return None;
+            }
+            for (f, e) in &dm {
+                let have = m.get(f).copied().unwrap_or(0);
+                if have < *e {
+                    return None;
+                }
+                if have == *e {
+                    m.remove(f);
+                } else {
+                    m.insert(f.clone(), have - e);
+                }
+            }
+            out.insert(m, c.checked_div(dc)?);
+        }
+        Some(Dim::from_terms(out))
+    }
+
+    /// `floor(self / other)`: exact where it divides, else a number, else an opaque quotient.
+    /// `None` for division by 0.
+    pub fn floor_div(&self, other: &Dim) -> Option<Dim> {
+        if let Some(d) = self.div_exact(other) {
+            return Some(d);
+        }
+        match (self.as_const(), other.as_const()) {
+            (_, Some(0)) => None,
+            (Some(a), Some(b)) => {
+                let q = a.checked_div(b)?;
+                Some(Dim::from(if a % b != 0 && (a < 0) != (b < 0) { q - 1 } else { q }))
+            }
+            _ => Some(Dim::factor(Factor::Quotient(self.clone(), other.clone()))),
+        }
+    }
+
+    /// `self mod other`, of the sign of `other`. `None` for division by 0.
+    pub fn rem(&self, other: &Dim) -> Option<Dim> {
+        if self.div_exact(other).is_some() {
+            return Some(Dim::from(0));
+        }
+        match (self.as_const(), other.as_const()) {
+            (_, Some(0)) => None,
+            (Some(a), Some(b)) => {
+                let r = a.checked_rem(b)?;
+                Some(Dim::from(if r != 0 && (r < 0) != (b < 0) { r + b } else { r }))
+            }
+            _ => Some(Dim::factor(Factor::Remainder(self.clone(), other.clone()))),
+        }
+    }
+
+    fn factor(f: Factor) -> Dim {
+        Dim(Repr::Poly(Arc::new(BTreeMap::from([(Monomial::from([(f, 1)]), 1)]))))
+    }
+
+    /// Whether they are equal: `Some(true)` for every value of the symbols, `Some(false)` for
+    /// none (the difference is a number that is not 0), `None` where it depends.
+    pub fn known_eq(&self, other: &Dim) -> Option<bool> {
+        if self == other {
+            return Some(true);
+        }
+        match self.checked_sub(other)?.as_const() {
+            Some(0) => Some(true),
+            Some(_) => Some(false),
+            None => None,
+        }
+    }
+
+    /// The value with the symbols replaced; `None` if a symbol has none, on division by 0 and on
+    /// overflow.
+    pub fn eval(&self, lookup: &dyn Fn(&str) -> Option<i64>) -> Option<i64> {
+        let mut sum = 0i64;
+        for (m, c) in self.terms() {
+            let mut product = c;
+            for (f, e) in &m {
+                let v = match f {
+                    Factor::Symbol(s) => lookup(s)?,
+                    Factor::Quotient(a, b) => {
+                        Dim::from(a.eval(lookup)?).floor_div(&Dim::from(b.eval(lookup)?))?.as_const()?
+                    }
+                    Factor::Remainder(a, b) => {
+                        Dim::from(a.eval(lookup)?).rem(&Dim::from(b.eval(lookup)?))?.as_const()?
+                    }
+                };
+                for _ in 0..*e {
+                    product = product.checked_mul(v)?;
+                }
+            }
+            sum = sum.checked_add(product)?;
+        }
+        Some(sum)
+    }
+
+    /// The same size with symbols replaced by other sizes; those without one stay. `None` on
+    /// overflow and division by 0.
+    pub fn substitute(&self, lookup: &dyn Fn(&str) -> Option<Dim>) -> Option<Dim> {
+        let mut sum = Dim::from(0);
+        for (m, c) in self.terms() {
+            let mut product = Dim::from(c);
+            for (f, e) in &m {
+                let v = match f {
+                    Factor::Symbol(s) => lookup(s).unwrap_or_else(|| Dim::symbol(s.clone())),
+                    Factor::Quotient(a, b) => a.substitute(lookup)?.floor_div(&b.substitute(lookup)?)?,
+                    Factor::Remainder(a, b) => a.substitute(lookup)?.rem(&b.substitute(lookup)?)?,
+                };
+                for _ in 0..*e {
+                    product = product.checked_mul(&v)?;
+                }
+            }
+            sum = sum.checked_add(&product)?;
+        }
+        Some(sum)
+    }
+
+    /// Every symbol in it, once.
+    pub fn symbols(&self) -> Vec<Symbol> {
+        fn walk(d: &Dim, out: &mut Vec<Symbol>) {
+            for m in d.terms().keys() {
+                for f in m.keys() {
+                    match f {
+                        Factor::Symbol(s) if !out.contains(s) => out.push(s.clone()),
+                        Factor::Symbol(_) => {}
+                        Factor::Quotient(a, b) | Factor::Remainder(a, b) => {
+                            walk(a, out);
+                            walk(b, out);
+                        }
+                    }
+                }
+            }
+        }
+        let mut out = Vec::new();
+        walk(self, &mut out);
+        out
+    }
+}
+
+impl From<i64> for Dim {
+    fn from(value: i64) -> Dim {
+        Dim(Repr::Const(value))
+    }
+}
+
+impl fmt::Display for Dim {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let poly = match &self.0 {
+            Repr::Const(c) => return write!(f, "{c}"),
+            Repr::Poly(p) => p,
+        };
+        for (i, (m, c)) in poly.iter().rev().enumerate() {
+            let sign = if *c < 0 { "-" } else { "+" };
+            match i {
+                0 if *c < 0 => f.write_str("-")?,
+                0 => {}
+                _ => write!(f, " {sign} ")?,
+            }
+            let mut factors = Vec::new();
+            if c.unsigned_abs() != 1 || m.is_empty() {
+                factors.push(c.unsigned_abs().to_string());
+            }
+            for (factor, e) in m {
+                let text = match factor {
+                    Factor::Symbol(s) => s.to_string(),
+                    Factor::Quotient(a, b) => format!("floor(({a}) / ({b}))"),
+                    Factor::Remainder(a, b) => format!("(({a}) % ({b}))"),
+                };
+                factors.extend(std::iter::repeat_n(text, *e as usize));
+            }
+            f.write_str(&factors.join("*"))?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Dim {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// The sizes of a tensor's axes, outermost first.
+pub type Shape = Vec<Dim>;
+
+/// `[2, batch, 64]`
+pub fn show_shape(shape: &[Dim]) -> String {
+    let dims: Vec<String> = shape.iter().map(Dim::to_string).collect();
+    format!("[{}]", dims.join(", "))
+}
+
+/// Number of elements; `None` on overflow.
+pub fn product(shape: &[Dim]) -> Option<Dim> {
+    shape.iter().try_fold(Dim::from(1), |acc, d| acc.checked_mul(d))
+}
+
+/// The shape that numpy broadcasting gives; `None` where sizes differ and neither is 1, or where
+/// a symbolic size would have to be compared with another one (a symbolic size does not
+/// broadcast against anything but itself and 1).
+pub fn broadcast(a: &[Dim], b: &[Dim]) -> Option<Shape> {
+    let rank = a.len().max(b.len());
+    let one = Dim::from(1);
+    (0..rank)
+        .map(|i| {
+            let at = |s: &[Dim]| (i + s.len()).checked_sub(rank).map_or(one.clone(), |j| s[j].clone());
+            let (x, y) = (at(a), at(b));
+            if x == y || y == one {
+                Some(x)
+            } else if x == one {
+                Some(y)
+            } else {
+                None
+            }
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn polynomials_normalise_and_divide() {
+        let (b, n) = (Dim::symbol("b"), Dim::symbol("n"));
+        let bn = b.checked_mul(&n).unwrap();
+        let two_bn = bn.checked_mul(&Dim::from(2)).unwrap();
+        assert_eq!(two_bn.div_exact(&n).unwrap(), b.checked_mul(&Dim::from(2)).unwrap());
+        assert_eq!(two_bn.to_string(), "2*b*n");
+        assert_eq!(bn.checked_sub(&bn).unwrap(), Dim::from(0));
+        assert_eq!(b.known_eq(&n), None);
+        assert_eq!(b.checked_add(&Dim::from(1)).unwrap().known_eq(&b), Some(false));
+        assert_eq!(Dim::from(-7).floor_div(&Dim::from(2)), Some(Dim::from(-4)));
+        assert_eq!(Dim::from(-7).rem(&Dim::from(2)), Some(Dim::from(1)));
+        assert_eq!(b.floor_div(&Dim::from(0)), None);
+        assert_eq!(b.floor_div(&Dim::from(2)).unwrap().eval(&|_| Some(7)), Some(3));
+    }
+
+    #[test]
+    fn symbols_do_not_broadcast() {
+        let b = Dim::symbol("b");
+        let (one, four) = (Dim::from(1), Dim::from(4));
+        assert_eq!(broadcast(&[b.clone(), four.clone()], &[four.clone()]), Some(vec![b.clone(), four.clone()]));
+        assert_eq!(broadcast(std::slice::from_ref(&b), &[one]), Some(vec![b.clone()]));
+        assert_eq!(broadcast(&[b], &[four]), None);
+        assert_eq!(broadcast(&[Dim::from(0)], &[Dim::from(1)]), Some(vec![Dim::from(0)]));
+    }
+}

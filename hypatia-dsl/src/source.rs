@@ -1,0 +1,92 @@
+//! Source files and positions in them.
+//!
+//! In: text with a name. Out: `Span`s that stay meaningful across several files. Holds always:
+//! a `Span`'s offsets lie on character boundaries inside its file.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// A file in a [`SourceMap`].
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct FileId(pub u32);
+
+/// A range of bytes in one file.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct Span {
+    /// The file.
+    pub file: FileId,
+    /// Offset of the first byte.
+    pub start: u32,
+    /// Offset behind the last byte.
+    pub end: u32,
+}
+
+impl Span {
+    /// The smallest span that holds both; `self` if they are in different files.
+    pub fn to(self, other: Span) -> Span {
+        if self.file != other.file {
+            return self;
+        }
+        Span { file: self.file, start: self.start.min(other.start), end: self.end.max(other.end) }
+    }
+}
+
+/// One source text.
+#[derive(Clone, Debug)]
+pub struct SourceFile {
+    /// The name shown to the user: a path as the user wrote it, or `<inline>`.
+    pub name: String,
+    /// Where the file is on disk, if it is; `use` looks beside it.
+    pub path: Option<PathBuf>,
+    /// The whole text.
+    pub text: Arc<str>,
+    /// True for the embedded standard library.
+    pub embedded: bool,
+}
+
+/// All files of one compilation.
+#[derive(Clone, Debug, Default)]
+pub struct SourceMap {
+    files: Vec<SourceFile>,
+}
+
+impl SourceMap {
+    /// An empty map.
+    pub fn new() -> SourceMap {
+        SourceMap::default()
+    }
+
+    /// Adds a file and returns its id.
+    pub fn add(&mut self, file: SourceFile) -> FileId {
+        self.files.push(file);
+        FileId(self.files.len() as u32 - 1)
+    }
+
+    /// The file of that id, which must come from this map.
+    pub fn file(&self, id: FileId) -> &SourceFile {
+        &self.files[id.0 as usize]
+    }
+
+    /// All files with their ids, in the order in which they were added.
+    pub fn files(&self) -> impl Iterator<Item = (FileId, &SourceFile)> {
+        self.files.iter().enumerate().map(|(i, f)| (FileId(i as u32), f))
+    }
+
+    /// The file that was added from that path, if any.
+    pub fn find(&self, path: &Path) -> Option<FileId> {
+        self.files().find(|(_, f)| f.path.as_deref() == Some(path)).map(|(id, _)| id)
+    }
+
+    /// The text under a span.
+    pub fn slice(&self, span: Span) -> &str {
+        &self.file(span.file).text[span.start as usize..span.end as usize]
+    }
+
+    /// Line and column of a span's start, both from 1, the column in characters.
+    pub fn line_column(&self, span: Span) -> (usize, usize) {
+        let before = &self.file(span.file).text[..span.start as usize];
+        let line = before.matches('\n').count() + 1;
+        let column = before.rsplit('\n').next().map_or(0, |l| l.chars().count()) + 1;
+        (line, column)
+    }
+}

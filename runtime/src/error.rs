@@ -1,0 +1,66 @@
+//! The one error type of the library.
+//!
+//! Holds always: a message names what the user gave (file, node, input), what was expected, and
+//! where it helps, what to do.
+
+use std::path::PathBuf;
+
+/// Anything that can go wrong between a user's file and a result.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A file could not be read or written.
+    #[error("{path}: {source}", path = path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+    /// Rules did not compile; the text is the rendered diagnostics.
+    #[error("{rendered}")]
+    Rules {
+        /// Rendered diagnostics.
+        rendered: String,
+    },
+    /// A model is damaged or says something impossible.
+    #[error("{file}: {message}")]
+    Model {
+        /// The model's file.
+        file: String,
+        /// What is wrong, naming the node where there is one.
+        message: String,
+    },
+    /// A model uses something that Hypatia does not support.
+    #[error("{file}: node `{node}`: {op} (opset {opset}) is not supported: {message}")]
+    Unsupported {
+        /// The model's file.
+        file: String,
+        /// The node's name, or `#index` if it has none.
+        node: String,
+        /// Its op, with the domain if that is not the default one.
+        op: String,
+        /// The opset version that the model imports for the op's domain.
+        opset: i64,
+        /// What exactly, and what could be done.
+        message: String,
+    },
+    /// An input is missing, unknown or of a wrong type or shape.
+    #[error("{0}")]
+    Input(String),
+    /// A graph does not type-check.
+    #[error("{0}")]
+    Type(String),
+    /// A limit was hit: memory, size, time.
+    #[error("{0}")]
+    Limit(String),
+    /// No device, or a failing device call.
+    #[error("{0}")]
+    Device(String),
+    /// A broken invariant of Hypatia itself: a bug worth reporting.
+    #[error("internal error: {0}; please report this with the model and the rules")]
+    Internal(String),
+}
+
+/// Results of the library.
+pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -1,0 +1,17 @@
+//! Hypatia: a declarative fusion compiler for neural networks.
+//!
+//! One way through the house: rules (`.hyp`) become a [`Program`](hypatia_dsl::ir::Program); a model
+//! becomes a [`graph::Graph`], an e-graph, a better [`graph::Graph`], a plan, and results.
+
+pub mod cpu;
+pub mod cuda;
+pub mod error;
+pub mod graph;
+pub mod library;
+pub mod optimize;
+pub mod plan;
+pub mod tensor;
+
+pub use error::Error;
+pub use graph::Graph;
+pub use tensor::Tensor;

@@ -1,0 +1,43 @@
+//! Loading rules at run time: the embedded standard library plus the user's files, as one Program.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use hypatia_dsl::compile::{Compilation, FileLoader, compile};
+use hypatia_dsl::ir::Program;
+use hypatia_dsl::source::SourceFile;
+
+use crate::error::{Error, Result};
+
+/// The loader that knows the embedded library.
+pub fn loader() -> FileLoader {
+    FileLoader { embedded: hypatia_rules::FILES }
+}
+
+/// Compiles the whole embedded library together with these files; diagnostics are in the result.
+pub fn compile_files(paths: &[PathBuf]) -> Result<Compilation> {
+    let mut roots: Vec<SourceFile> = hypatia_rules::FILES
+        .iter()
+        .map(|(name, text)| SourceFile {
+            name: format!("<library>/{name}.hyp"),
+            path: None,
+            text: (*text).into(),
+            embedded: true,
+        })
+        .collect();
+    for path in paths {
+        let text = std::fs::read_to_string(path).map_err(|source| Error::Io { path: path.clone(), source })?;
+        let name = path.display().to_string();
+        roots.push(SourceFile { name, path: Some(path.clone()), text: text.into(), embedded: false });
+    }
+    Ok(compile(roots, &loader()))
+}
+
+/// The embedded library and these files as a Program, or the rendered errors.
+pub fn load(paths: &[PathBuf]) -> Result<Arc<Program>> {
+    let c = compile_files(paths)?;
+    match c.program {
+        Some(p) => Ok(Arc::new(p)),
+        None => Err(Error::Rules { rendered: format!("{:?}", c.diagnostics) }),
+    }
+}

@@ -1,0 +1,2 @@
+//! The hypatia binary.
+fn main() {}
