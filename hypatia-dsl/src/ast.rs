@@ -164,7 +164,7 @@ pub struct OpParam {
 pub enum ParamType {
     /// `T[..s, k]`
     Tensor(TypeExpr),
-    /// `int`, `ints`, `float`, `floats`, `bool`, `dtype`, `dim`, `dims`, `string`, or `scalar`
+    /// `int`, `ints`, `axis`, `axes`, `float`, `floats`, `bool`, `dtype`, `dim`, `dims`, `string`, or `scalar`
     /// (an epilogue term).
     Named(Name),
 }

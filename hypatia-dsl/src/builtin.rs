@@ -42,32 +42,32 @@ builtins! {
         Transpose = "transpose",
         /// `expand(x, shape: dims)`: broadcast to exactly that shape.
         Expand = "expand",
-        /// `slice(x, axis: int, start: dim, stop: dim, step: int = 1)`; `start` and `stop` are
+        /// `slice(x, axis: axis, start: dim, stop: dim, step: int = 1)`; `start` and `stop` are
         /// normalised to 0..=size (for a negative step from size-1 down to -1).
         Slice = "slice",
-        /// `concat(*xs, axis: int)`
+        /// `concat(*xs, axis: axis)`
         Concat = "concat",
-        /// `split(x, axis: int, sizes: dims) -> *`
+        /// `split(x, axis: axis, sizes: dims) -> *`
         Split = "split",
         /// `pad(x, value: T[], before: dims, after: dims)`; negative amounts crop.
         Pad = "pad",
-        /// `gather(x, indices: I[..], axis: int)`: numpy take; negative indices from the end.
+        /// `gather(x, indices: I[..], axis: axis)`: numpy take; negative indices from the end.
         Gather = "gather",
-        /// `gather_elements(x, indices: I[..], axis: int)`
+        /// `gather_elements(x, indices: I[..], axis: axis)`
         GatherElements = "gather_elements",
         /// `gather_nd(x, indices: I[..], batch: int = 0)`
         GatherNd = "gather_nd",
-        /// `sum(x, axes: ints, keepdims: bool)`
+        /// `sum(x, axes: axes, keepdims: bool)`
         Sum = "sum",
-        /// `mean(x, axes: ints, keepdims: bool)`
+        /// `mean(x, axes: axes, keepdims: bool)`
         Mean = "mean",
-        /// `amax(x, axes: ints, keepdims: bool)`: NaN if any is NaN.
+        /// `amax(x, axes: axes, keepdims: bool)`: NaN if any is NaN.
         Amax = "amax",
-        /// `amin(x, axes: ints, keepdims: bool)`
+        /// `amin(x, axes: axes, keepdims: bool)`
         Amin = "amin",
-        /// `prod(x, axes: ints, keepdims: bool)`
+        /// `prod(x, axes: axes, keepdims: bool)`
         Prod = "prod",
-        /// `argmax(x, axis: int, keepdims: bool, last: bool = false) -> i64`; NaN is largest.
+        /// `argmax(x, axis: axis, keepdims: bool, last: bool = false) -> i64`; NaN is largest.
         Argmax = "argmax",
         /// `iota(shape: dims, axis: int, to: dtype)`: the index along `axis`.
         Iota = "iota",

@@ -264,6 +264,10 @@ pub enum ParamKind {
 pub enum AttrType {
     /// An integer.
     Int,
+    /// An axis of the first tensor operand; negative ones count from the end and are normalised.
+    Axis,
+    /// A list of axes of the first tensor operand, normalised likewise.
+    Axes,
     /// A list of integers.
     Ints,
     /// A number.
@@ -571,8 +575,8 @@ pub enum AttrPat {
     Any,
     /// Binds, or must equal.
     Var(VarId),
-    /// Must equal a value computed from what is already bound. Axes compare after normalising
-    /// negative ones.
+    /// Must equal a value computed from what is already bound. For attributes of type `Axis` and
+    /// `Axes` both sides are normalised first.
     Is(AExpr),
     /// A list, element by element.
     List(Vec<AttrPat>),
