@@ -1,0 +1,134 @@
+//! The command line: one file a command.
+//!
+//! In: arguments. Out: data on stdout, progress and messages on stderr, an [`Exit`] code. Holds
+//! always: a command returns its exit code, and never ends the process itself.
+
+use std::process::ExitCode;
+
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
+
+mod check;
+mod completions;
+mod doctor;
+mod explain;
+mod fmt;
+mod generate;
+mod opt;
+mod output;
+mod run;
+mod test;
+mod verify;
+
+/// What a command ends with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Exit {
+    /// All is well.
+    Ok = 0,
+    /// What the user gave has errors: diagnostics, failing tests, a mismatch.
+    Failed = 1,
+    /// A bug of Hypatia.
+    Internal = 3,
+    /// The model needs something that Hypatia does not support.
+    Unsupported = 4,
+}
+
+/// Hypatia: write how operators fuse, have it checked, and run your model with it.
+#[derive(Parser)]
+#[command(name = "hypatia", version, about, long_about = LONG_ABOUT, after_help = AFTER_HELP, max_term_width = 100)]
+struct Cli {
+    #[command(flatten)]
+    global: Global,
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// Options of every command.
+#[derive(Args, Clone, Debug)]
+pub struct Global {
+    /// Say nothing on stderr but errors.
+    #[arg(short, long, global = true)]
+    pub quiet: bool,
+    /// Draw no progress bars.
+    #[arg(long, global = true)]
+    pub no_progress: bool,
+    /// When to use colours (NO_COLOR is respected).
+    #[arg(long, global = true, value_enum, default_value_t = ColorChoice::Auto)]
+    pub color: ColorChoice,
+}
+
+/// When to use colours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ColorChoice {
+    /// On a terminal.
+    Auto,
+    /// Always.
+    Always,
+    /// Never.
+    Never,
+}
+
+const LONG_ABOUT: &str = "\
+Hypatia is a declarative fusion compiler for neural networks. You write in a .hyp file how operators
+fuse; Hypatia checks the rule, verifies it, applies it to a model and generates its CUDA kernels.";
+
+const AFTER_HELP: &str = "\
+First steps:
+  hypatia check my.hyp                        is it well formed?
+  hypatia verify my.hyp                       is it true?
+  hypatia explain model.onnx --rules my.hyp   where did it fire, and what did it save?
+  hypatia run model.onnx --rules my.hyp       run the model with it
+  hypatia gen my.hyp -o kernels               its CUDA kernels
+
+Exit codes: 0 success; 1 errors in what you gave (diagnostics, failing tests, mismatching outputs);
+2 wrong usage; 3 a bug in Hypatia; 4 the model uses something that is not supported.";
+
+#[derive(Subcommand)]
+enum Command {
+    /// Check .hyp files and report every error in them.
+    Check(check::Check),
+    /// Format .hyp files.
+    Fmt(fmt::Fmt),
+    /// Run the `test` blocks of .hyp files.
+    Test(test::Test),
+    /// Verify rules against random inputs: is each rewrite true, and as precise as it claims?
+    Verify(verify::Verify),
+    /// Generate CUDA kernels or Rust code from .hyp files or from a model.
+    Gen(generate::Gen),
+    /// Optimise a model and print the result of each stage.
+    Opt(opt::Opt),
+    /// Run a model.
+    Run(run::Run),
+    /// Explain an error code (H0304), a model's fusions, or why a rule did not fire.
+    Explain(explain::Explain),
+    /// Tell what this machine offers, and what Hypatia falls back to.
+    Doctor(doctor::Doctor),
+    /// Print shell completions.
+    Completions(completions::Completions),
+}
+
+/// Parses the arguments, runs the command, maps what came of it to an exit code.
+pub fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let global = &cli.global;
+    output::set_color(global.color);
+    let result = match &cli.command {
+        Command::Check(c) => c.run(global),
+        Command::Fmt(c) => c.run(global),
+        Command::Test(c) => c.run(global),
+        Command::Verify(c) => c.run(global),
+        Command::Gen(c) => c.run(global),
+        Command::Opt(c) => c.run(global),
+        Command::Run(c) => c.run(global),
+        Command::Explain(c) => c.run(global),
+        Command::Doctor(c) => c.run(global),
+        Command::Completions(c) => c.run(global, &mut Cli::command()),
+    };
+    let exit = match result {
+        Ok(exit) => exit,
+        Err(error) => {
+            output::error(&error);
+            output::exit_of(&error)
+        }
+    };
+    ExitCode::from(exit as u8)
+}

@@ -1,0 +1,43 @@
+//! What the commands share when they talk: colours, messages on stderr, exit codes of errors.
+
+use anstream::{AutoStream, eprintln};
+use anstyle::{AnsiColor, Style};
+use hypatia::Error;
+
+use super::{ColorChoice, Exit};
+
+const ERROR: Style = AnsiColor::Red.on_default().bold();
+
+/// Applies `--color` to everything that is printed from now on.
+pub fn set_color(choice: ColorChoice) {
+    let choice = match choice {
+        ColorChoice::Auto => return,
+        ColorChoice::Always => anstream::ColorChoice::Always,
+        ColorChoice::Never => anstream::ColorChoice::Never,
+    };
+    choice.write_global();
+}
+
+/// True if stderr shows colours.
+#[allow(dead_code)]
+pub fn stderr_has_color() -> bool {
+    AutoStream::choice(&std::io::stderr()) != anstream::ColorChoice::Never
+}
+
+/// Prints an error.
+pub fn error(error: &Error) {
+    match error {
+        // Already a full report with its own headings.
+        Error::Rules { rendered } => eprintln!("{rendered}"),
+        other => eprintln!("{ERROR}error{ERROR:#}: {other}"),
+    }
+}
+
+/// The exit code of an error.
+pub fn exit_of(error: &Error) -> Exit {
+    match error {
+        Error::Unsupported { .. } => Exit::Unsupported,
+        Error::Internal(_) => Exit::Internal,
+        _ => Exit::Failed,
+    }
+}
