@@ -399,6 +399,8 @@ pub enum ExprKind {
     Hole,
     /// `none`: an absent optional operand.
     Absent,
+    /// `bias?`: an optional operand of a pattern, bound whether it is there or not.
+    Optional(Name),
     /// `f(args)`, `cast?(x)`, `round<f16>(x)`.
     Call {
         /// What is called.
