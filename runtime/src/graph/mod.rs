@@ -4,6 +4,21 @@
 //! optimiser, of the reference evaluator and of the planner. Holds always (checked by `validate`):
 //! operands stand before their users; every result type is what `typing::apply_op` gives.
 
+mod build;
+mod facts;
+pub mod instantiate;
+mod print;
+mod specialize;
+mod term;
+mod unfold;
+mod validate;
+
+pub use facts::GraphFacts;
+pub use instantiate::{Env, Instantiator};
+pub use print::show_attr;
+pub use specialize::Symbols;
+pub use term::{check_term, show_number, show_term};
+
 use std::sync::Arc;
 
 use hypatia_dsl::ir::{AttrValue, OpId, Program, ScalarId};
