@@ -19,6 +19,8 @@ pub use print::show_attr;
 pub use specialize::Symbols;
 pub use term::{check_term, show_number, show_term};
 
+pub mod prim;
+
 use std::sync::Arc;
 
 use hypatia_dsl::ir::{AttrValue, OpId, Program, ScalarId};

@@ -1,0 +1,299 @@
+//! The reference evaluator: what a graph means. Slow and obvious.
+//!
+//! In: a graph, and a tensor for each of its inputs. Out: one [`RefTensor`] for each of its outputs. It
+//! reads nothing but the graph: no plan, no kernels, no blocks, so that it can judge all of these. Holds
+//! always: a result has the type that the graph says; bad inputs are errors that name them.
+//!
+//! [`Mode::Exact`] treats floats as real numbers, as well as f64 can: nothing is rounded, not even by a
+//! cast from one float type to another, so two graphs that are equal as real functions give equal
+//! results up to f64's own error. A cast to an integer type truncates in either mode. [`Mode::Rounded`]
+//! is how a careful device computes: each scalar function in the compute type of its operands (f32 for
+//! f32, f16 and bf16), sums in f64, the accumulator of a gemm rounded to its compute type, and one
+//! rounding to the result's type at the end of each node.
+
+mod matmul;
+mod ops;
+mod reduce;
+pub mod scalars;
+mod value;
+mod views;
+
+use std::collections::HashMap;
+
+use hypatia_dsl::dtype::DType;
+use hypatia_dsl::ir::OpBody;
+use hypatia_dsl::scalar::{Term, TermNode};
+use hypatia_dsl::shape::{Dim, show_shape};
+use hypatia_dsl::typing::TensorType;
+
+use crate::cpu::flat;
+use crate::error::{Error, Result};
+use crate::graph::prim::{Prim, elements, sizes};
+use crate::graph::{Graph, Node, NodeKind, Value};
+use crate::tensor::Tensor;
+pub use value::{Data, RefTensor, Val, convert, wrap};
+
+/// How floats are rounded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// Not at all: real numbers in f64.
+    Exact,
+    /// As the element types say.
+    Rounded,
+}
+
+/// Bytes of intermediate results that [`evaluate`] may hold at a time.
+pub const MEMORY_LIMIT: usize = 1 << 30;
+
+/// Evaluates a graph on these inputs, which may stand in any order.
+pub fn evaluate(graph: &Graph, inputs: &[(String, Tensor)], mode: Mode) -> Result<Vec<RefTensor>> {
+    let (symbols, order) = bind_inputs(graph, inputs)?;
+    Evaluator { graph, symbols, mode, live: 0 }.run(&order)
+}
+
+/// Checks names, types and shapes of the inputs. Gives the values of the graph's symbols, and the
+/// tensors in the graph's order.
+fn bind_inputs<'a>(graph: &Graph, inputs: &'a [(String, Tensor)]) -> Result<(HashMap<String, i64>, Vec<&'a Tensor>)> {
+    let expected: Vec<(&str, &TensorType)> = graph
+        .inputs
+        .iter()
+        .filter_map(|id| {
+            let node = graph.nodes.get(id.index())?;
+            match &node.kind {
+                NodeKind::Input { name } => Some((name.as_str(), node.results.first()?)),
+                _ => None,
+            }
+        })
+        .collect();
+    let listed = || expected.iter().map(|(n, t)| format!("`{n}`: {t}")).collect::<Vec<_>>().join(", ");
+    for (i, (name, _)) in inputs.iter().enumerate() {
+        if !expected.iter().any(|(n, _)| n == name) {
+            return Err(Error::Input(format!("there is no input `{name}`; the inputs are {}", listed())));
+        }
+        if inputs[..i].iter().any(|(n, _)| n == name) {
+            return Err(Error::Input(format!("input `{name}` is given twice")));
+        }
+    }
+    let mut symbols = HashMap::new();
+    let mut order = Vec::new();
+    for (name, ty) in &expected {
+        let Some((_, tensor)) = inputs.iter().find(|(n, _)| n == name) else {
+            return Err(Error::Input(format!("input `{name}` ({ty}) is missing; the inputs are {}", listed())));
+        };
+        let got = || format!("{}{:?}", tensor.dtype(), tensor.shape());
+        if tensor.dtype() != ty.dtype || tensor.shape().len() != ty.shape.len() {
+            return Err(Error::Input(format!("input `{name}`: expected {ty}, got {}", got())));
+        }
+        for (dim, size) in ty.shape.iter().zip(tensor.shape()) {
+            if dim.as_const().is_none()
+                && let [symbol] = dim.symbols().as_slice()
+                && *dim == Dim::symbol(symbol.clone())
+            {
+                symbols.entry(symbol.to_string()).or_insert(*size as i64);
+            }
+        }
+        order.push(tensor);
+    }
+    let lookup = |s: &str| symbols.get(s).copied();
+    for ((name, ty), tensor) in expected.iter().zip(&order) {
+        if sizes(&ty.shape, &lookup)? != tensor.shape() {
+            let known: Vec<String> = symbols.iter().map(|(s, v)| format!("{s} = {v}")).collect();
+            let known = if known.is_empty() { String::new() } else { format!(" (with {})", known.join(", ")) };
+            return Err(Error::Input(format!(
+                "input `{name}`: expected {ty}{known}, got {}{:?}",
+                tensor.dtype(),
+                tensor.shape()
+            )));
+        }
+    }
+    Ok((symbols, order))
+}
+
+struct Evaluator<'a> {
+    graph: &'a Graph,
+    symbols: HashMap<String, i64>,
+    mode: Mode,
+    live: usize,
+}
+
+impl Evaluator<'_> {
+    fn run(&mut self, inputs: &[&Tensor]) -> Result<Vec<RefTensor>> {
+        let graph = self.graph;
+        let mut users = vec![0usize; graph.nodes.len()];
+        for v in graph.nodes.iter().flat_map(|n| n.operands.iter().flatten()).chain(graph.outputs.iter().map(|o| &o.1))
+        {
+            if let Some(u) = users.get_mut(v.node.index()) {
+                *u += 1;
+            }
+        }
+        let mut values: Vec<Option<Vec<RefTensor>>> = vec![None; graph.nodes.len()];
+        for (i, node) in graph.nodes.iter().enumerate() {
+            if users[i] == 0 {
+                continue;
+            }
+            let results = self.node(node, inputs, &values).map_err(|e| in_node(e, node))?;
+            self.live += results.iter().map(RefTensor::bytes).sum::<usize>();
+            values[i] = Some(results);
+            for v in node.operands.iter().flatten() {
+                users[v.node.index()] -= 1;
+                if users[v.node.index()] == 0
+                    && let Some(dead) = values[v.node.index()].take()
+                {
+                    self.live -= dead.iter().map(RefTensor::bytes).sum::<usize>();
+                }
+            }
+        }
+        graph.outputs.iter().map(|(_, v)| operand(&values, *v).cloned()).collect()
+    }
+
+    fn types(&self, node: &Node) -> Result<Vec<(DType, Vec<usize>)>> {
+        let lookup = |s: &str| self.symbols.get(s).copied();
+        node.results.iter().map(|t| Ok((t.dtype, sizes(&t.shape, &lookup)?))).collect()
+    }
+
+    fn node(&self, node: &Node, inputs: &[&Tensor], values: &[Option<Vec<RefTensor>>]) -> Result<Vec<RefTensor>> {
+        let types = self.types(node)?;
+        for (dtype, shape) in &types {
+            let bytes = elements(shape)?.saturating_mul(8);
+            if self.live.saturating_add(bytes) > MEMORY_LIMIT {
+                return Err(Error::Limit(format!(
+                    "the reference evaluator would need more than {} MiB for {dtype}{shape:?}; use smaller inputs",
+                    MEMORY_LIMIT >> 20
+                )));
+            }
+        }
+        let args =
+            node.operands.iter().map(|o| o.map(|v| operand(values, v)).transpose()).collect::<Result<Vec<_>>>()?;
+        let results = match &node.kind {
+            NodeKind::Input { name } => {
+                let at = self.graph.inputs.iter().position(|id| std::ptr::eq(&self.graph.nodes[id.index()], node));
+                let tensor =
+                    at.and_then(|i| inputs.get(i)).ok_or_else(|| Error::Internal(format!("input `{name}`")))?;
+                vec![RefTensor::from_tensor(tensor)]
+            }
+            NodeKind::Const(t) => vec![RefTensor::from_tensor(t)],
+            NodeKind::Scalar(scalar) => {
+                let (dtype, shape) = first(&types)?;
+                let args = present(&args)?;
+                let term = flat::call_term(*scalar, args.len());
+                vec![ops::pointwise(&self.graph.program, &term, None, &args, *dtype, shape, self.mode)?]
+            }
+            NodeKind::Op { op, attrs, term } => match &self.graph.program.op(*op).body {
+                OpBody::Builtin(builtin) => {
+                    let lookup = |s: &str| self.symbols.get(s).copied();
+                    let shape = args.iter().flatten().next().map(|t| t.shape.as_slice());
+                    let (_, result) = types.first().cloned().unwrap_or((DType::F32, Vec::new()));
+                    let prim = Prim::read(*builtin, attrs, &lookup, shape, &result)?;
+                    self.prim(&prim, term.as_ref(), &args, &types)?
+                }
+                OpBody::Defined(_) => return Err(Error::Internal("a defined op that was not unfolded".into())),
+            },
+        };
+        for (t, (dtype, shape)) in results.iter().zip(&types) {
+            if t.dtype != *dtype || t.shape != *shape {
+                let got = format!("{}{:?}", t.dtype, t.shape);
+                return Err(Error::Internal(format!("evaluated to {got}, typed as {dtype}{shape:?}")));
+            }
+        }
+        Ok(results)
+    }
+
+    fn prim(
+        &self,
+        prim: &Prim,
+        term: Option<&Term>,
+        args: &[Option<&RefTensor>],
+        types: &[(DType, Vec<usize>)],
+    ) -> Result<Vec<RefTensor>> {
+        let mode = self.mode;
+        let arg =
+            |i: usize| args.get(i).copied().flatten().ok_or_else(|| Error::Internal(format!("operand {i} is absent")));
+        if let Prim::Split { axis, sizes } = prim {
+            return views::split(arg(0)?, *axis, sizes);
+        }
+        let (dtype, shape) = first(types)?;
+        let one = match prim {
+            Prim::Matmul => {
+                let mut out = rounded(matmul::matmul(arg(0)?, arg(1)?, *dtype, shape)?, *dtype, mode)?;
+                out.dtype = *dtype;
+                out
+            }
+            Prim::Gemm => {
+                let compute = arg(0)?.dtype.compute();
+                let acc_dtype = if compute.is_float() { compute } else { arg(0)?.dtype };
+                let acc = matmul::matmul(arg(0)?, arg(1)?, acc_dtype, shape)?;
+                let acc = rounded(acc, acc_dtype, mode)?;
+                let plain = plain_term();
+                let reads = present(&args[2..])?;
+                let term = term.unwrap_or(&plain);
+                ops::pointwise(&self.graph.program, term, Some(&acc), &reads, *dtype, shape, mode)?
+            }
+            Prim::Cast(to) => ops::cast(arg(0)?, *to, mode)?,
+            Prim::Reshape => views::reshape(arg(0)?, shape)?,
+            Prim::Transpose(perm) => views::transpose(arg(0)?, perm)?,
+            Prim::Expand => views::expand(arg(0)?, shape)?,
+            Prim::Slice { axis, start, step } => views::slice(arg(0)?, *axis, *start, *step, shape[*axis])?,
+            Prim::Concat(axis) => views::concat(&present(args)?, *axis, shape)?,
+            Prim::Split { .. } => return Err(Error::Internal("split".into())),
+            Prim::Pad(before) => {
+                let fill = arg(1)?;
+                let fill = if fill.is_empty() { Val::B(false) } else { fill.at(0) };
+                views::pad(arg(0)?, fill, before, shape)?
+            }
+            Prim::Gather(axis) => views::gather(arg(0)?, arg(1)?, *axis, shape)?,
+            Prim::GatherElements(axis) => views::gather_elements(arg(0)?, arg(1)?, *axis)?,
+            Prim::GatherNd(batch) => views::gather_nd(arg(0)?, arg(1)?, *batch, shape)?,
+            Prim::Reduce(kind, axes) => reduce::reduce(arg(0)?, *kind, axes, shape, mode)?,
+            Prim::Argmax { axis, last } => reduce::argmax(arg(0)?, *axis, *last, shape)?,
+            Prim::Iota(axis) => ops::iota(*dtype, shape, *axis, mode)?,
+            Prim::Full(value) => ops::full(*dtype, shape, *value)?,
+            Prim::Size(value) => {
+                let mut out = RefTensor::zeros(DType::I64, &[])?;
+                out.set(0, Val::I(*value));
+                out
+            }
+        };
+        Ok(vec![one])
+    }
+}
+
+/// Every element rounded once to the type, in Rounded mode.
+fn rounded(mut t: RefTensor, dtype: DType, mode: Mode) -> Result<RefTensor> {
+    if let (Data::F(v), Mode::Rounded) = (&mut t.data, mode) {
+        v.iter_mut().for_each(|x| *x = dtype.round(*x));
+    }
+    Ok(t)
+}
+
+fn plain_term() -> Term {
+    let mut t = Term::empty();
+    let root = t.add(TermNode::Acc);
+    t.roots.push(root);
+    t
+}
+
+fn first(types: &[(DType, Vec<usize>)]) -> Result<&(DType, Vec<usize>)> {
+    types.first().ok_or_else(|| Error::Internal("a node without results".into()))
+}
+
+fn present<'a>(args: &[Option<&'a RefTensor>]) -> Result<Vec<&'a RefTensor>> {
+    args.iter().map(|a| a.ok_or_else(|| Error::Internal("an operand is absent".into()))).collect()
+}
+
+fn operand(values: &[Option<Vec<RefTensor>>], v: Value) -> Result<&RefTensor> {
+    let found = values.get(v.node.index()).and_then(|r| r.as_ref()).and_then(|r| r.get(v.output as usize));
+    found.ok_or_else(|| Error::Internal(format!("a use of node {} before it was computed", v.node.0)))
+}
+
+/// Says at which node an error arose.
+fn in_node(e: Error, node: &Node) -> Error {
+    let shapes: Vec<String> = node.results.iter().map(|t| format!("{}{}", t.dtype, show_shape(&t.shape))).collect();
+    let at = format!("node `{}` ({})", node.name, shapes.join(", "));
+    match e {
+        Error::Input(m) => Error::Input(format!("{at}: {m}")),
+        Error::Type(m) => Error::Type(format!("{at}: {m}")),
+        Error::Limit(m) => Error::Limit(format!("{at}: {m}")),
+        Error::Internal(m) => Error::Internal(format!("{at}: {m}")),
+        e => e,
+    }
+}
