@@ -23,13 +23,12 @@ use std::collections::HashMap;
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::OpBody;
 use hypatia_dsl::scalar::{Term, TermNode};
-use hypatia_dsl::shape::{Dim, show_shape};
-use hypatia_dsl::typing::TensorType;
+use hypatia_dsl::shape::show_shape;
 
 use crate::cpu::flat;
 use crate::error::{Error, Result};
 use crate::graph::prim::{Prim, elements, sizes};
-use crate::graph::{Graph, Node, NodeKind, Value};
+use crate::graph::{Graph, Node, NodeKind, Symbols, Value};
 use crate::tensor::Tensor;
 pub use value::{Data, RefTensor, Val, convert, wrap};
 
@@ -47,77 +46,32 @@ pub const MEMORY_LIMIT: usize = 1 << 30;
 
 /// Evaluates a graph on these inputs, which may stand in any order.
 pub fn evaluate(graph: &Graph, inputs: &[(String, Tensor)], mode: Mode) -> Result<Vec<RefTensor>> {
-    let (symbols, order) = bind_inputs(graph, inputs)?;
-    Evaluator { graph, symbols, mode, live: 0 }.run(&order)
-}
-
-/// Checks names, types and shapes of the inputs. Gives the values of the graph's symbols, and the
-/// tensors in the graph's order.
-fn bind_inputs<'a>(graph: &Graph, inputs: &'a [(String, Tensor)]) -> Result<(HashMap<String, i64>, Vec<&'a Tensor>)> {
-    let expected: Vec<(&str, &TensorType)> = graph
-        .inputs
-        .iter()
-        .filter_map(|id| {
-            let node = graph.nodes.get(id.index())?;
-            match &node.kind {
-                NodeKind::Input { name } => Some((name.as_str(), node.results.first()?)),
-                _ => None,
-            }
-        })
-        .collect();
-    let listed = || expected.iter().map(|(n, t)| format!("`{n}`: {t}")).collect::<Vec<_>>().join(", ");
-    for (i, (name, _)) in inputs.iter().enumerate() {
-        if !expected.iter().any(|(n, _)| n == name) {
-            return Err(Error::Input(format!("there is no input `{name}`; the inputs are {}", listed())));
-        }
-        if inputs[..i].iter().any(|(n, _)| n == name) {
-            return Err(Error::Input(format!("input `{name}` is given twice")));
-        }
+    let by_name: HashMap<String, Tensor> = inputs.iter().cloned().collect();
+    if by_name.len() != inputs.len() {
+        let twice = inputs.iter().enumerate().find(|(i, (name, _))| inputs[..*i].iter().any(|(n, _)| n == name));
+        let name = twice.map_or("", |(_, (n, _))| n);
+        return Err(Error::Input(format!("input `{name}` is given twice")));
     }
-    let mut symbols = HashMap::new();
-    let mut order = Vec::new();
-    for (name, ty) in &expected {
-        let Some((_, tensor)) = inputs.iter().find(|(n, _)| n == name) else {
-            return Err(Error::Input(format!("input `{name}` ({ty}) is missing; the inputs are {}", listed())));
-        };
-        let got = || format!("{}{:?}", tensor.dtype(), tensor.shape());
-        if tensor.dtype() != ty.dtype || tensor.shape().len() != ty.shape.len() {
-            return Err(Error::Input(format!("input `{name}`: expected {ty}, got {}", got())));
-        }
-        for (dim, size) in ty.shape.iter().zip(tensor.shape()) {
-            if dim.as_const().is_none()
-                && let [symbol] = dim.symbols().as_slice()
-                && *dim == Dim::symbol(symbol.clone())
-            {
-                symbols.entry(symbol.to_string()).or_insert(*size as i64);
-            }
-        }
-        order.push(tensor);
+    let symbols = graph.bind_symbols(&by_name)?;
+    let defined = |n: &Node| match &n.kind {
+        NodeKind::Op { op, .. } => matches!(graph.program.op(*op).body, OpBody::Defined(_)),
+        _ => false,
+    };
+    if graph.nodes.iter().any(defined) {
+        return Evaluator { graph: &graph.unfold()?, symbols, mode, live: 0 }.run(&by_name);
     }
-    let lookup = |s: &str| symbols.get(s).copied();
-    for ((name, ty), tensor) in expected.iter().zip(&order) {
-        if sizes(&ty.shape, &lookup)? != tensor.shape() {
-            let known: Vec<String> = symbols.iter().map(|(s, v)| format!("{s} = {v}")).collect();
-            let known = if known.is_empty() { String::new() } else { format!(" (with {})", known.join(", ")) };
-            return Err(Error::Input(format!(
-                "input `{name}`: expected {ty}{known}, got {}{:?}",
-                tensor.dtype(),
-                tensor.shape()
-            )));
-        }
-    }
-    Ok((symbols, order))
+    Evaluator { graph, symbols, mode, live: 0 }.run(&by_name)
 }
 
 struct Evaluator<'a> {
     graph: &'a Graph,
-    symbols: HashMap<String, i64>,
+    symbols: Symbols,
     mode: Mode,
     live: usize,
 }
 
 impl Evaluator<'_> {
-    fn run(&mut self, inputs: &[&Tensor]) -> Result<Vec<RefTensor>> {
+    fn run(&mut self, inputs: &HashMap<String, Tensor>) -> Result<Vec<RefTensor>> {
         let graph = self.graph;
         let mut users = vec![0usize; graph.nodes.len()];
         for v in graph.nodes.iter().flat_map(|n| n.operands.iter().flatten()).chain(graph.outputs.iter().map(|o| &o.1))
@@ -151,7 +105,12 @@ impl Evaluator<'_> {
         node.results.iter().map(|t| Ok((t.dtype, sizes(&t.shape, &lookup)?))).collect()
     }
 
-    fn node(&self, node: &Node, inputs: &[&Tensor], values: &[Option<Vec<RefTensor>>]) -> Result<Vec<RefTensor>> {
+    fn node(
+        &self,
+        node: &Node,
+        inputs: &HashMap<String, Tensor>,
+        values: &[Option<Vec<RefTensor>>],
+    ) -> Result<Vec<RefTensor>> {
         let types = self.types(node)?;
         for (dtype, shape) in &types {
             let bytes = elements(shape)?.saturating_mul(8);
@@ -166,9 +125,7 @@ impl Evaluator<'_> {
             node.operands.iter().map(|o| o.map(|v| operand(values, v)).transpose()).collect::<Result<Vec<_>>>()?;
         let results = match &node.kind {
             NodeKind::Input { name } => {
-                let at = self.graph.inputs.iter().position(|id| std::ptr::eq(&self.graph.nodes[id.index()], node));
-                let tensor =
-                    at.and_then(|i| inputs.get(i)).ok_or_else(|| Error::Internal(format!("input `{name}`")))?;
+                let tensor = inputs.get(name).ok_or_else(|| Error::Internal(format!("input `{name}` is not bound")))?;
                 vec![RefTensor::from_tensor(tensor)]
             }
             NodeKind::Const(t) => vec![RefTensor::from_tensor(t)],
