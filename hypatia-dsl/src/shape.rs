@@ -14,6 +14,12 @@ pub type Symbol = Arc<str>;
 /// A product of symbols and opaque quotients, with exponents: `batch * n^2`. Empty for 1.
 type Monomial = BTreeMap<Factor, u32>;
 
+/// Limits of one size. Arithmetic past them is refused like an overflow, so that no file or model
+/// makes a size that takes long to compare or to print.
+const MAX_TERMS: usize = 256;
+const MAX_EXPONENT: u32 = 64;
+const MAX_WEIGHT: usize = 1024;
+
 /// What a monomial multiplies.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 enum Factor {
@@ -22,6 +28,18 @@ enum Factor {
     Quotient(Dim, Dim),
     /// `a mod b` that could not be decided.
     Remainder(Dim, Dim),
+}
+
+impl Factor {
+    /// True if it is at least 0 whatever its symbols are.
+    fn is_nonnegative(&self) -> bool {
+        let nonnegative = |d: &Dim| d.lower_bound().is_some_and(|b| b >= 0);
+        match self {
+            Factor::Symbol(_) => true,
+            Factor::Quotient(a, b) => nonnegative(a) && nonnegative(b),
+            Factor::Remainder(_, b) => nonnegative(b),
+        }
+    }
 }
 
 /// The size of an axis, or a difference of sizes: a polynomial with integer coefficients.
@@ -77,7 +95,7 @@ impl Dim {
             let slot = terms.entry(m).or_insert(0);
             *slot = slot.checked_add(c)?;
         }
-        Some(Dim::from_terms(terms))
+        (terms.len() <= MAX_TERMS).then(|| Dim::from_terms(terms))
     }
 
     /// Product; `None` on overflow of a coefficient.
@@ -90,10 +108,17 @@ impl Dim {
             for (mb, cb) in other.terms() {
                 let mut m = ma.clone();
                 for (f, e) in mb {
-                    *m.entry(f).or_insert(0) += e;
+                    let exponent = m.entry(f).or_insert(0);
+                    *exponent += e;
+                    if *exponent > MAX_EXPONENT {
+                        return None;
+                    }
                 }
                 let slot = terms.entry(m).or_insert(0);
                 *slot = slot.checked_add(ca.checked_mul(cb)?)?;
+                if terms.len() > MAX_TERMS {
+                    return None;
+                }
             }
         }
         Some(Dim::from_terms(terms))
@@ -148,7 +173,7 @@ impl Dim {
                 let q = a.checked_div(b)?;
                 Some(Dim::from(if a % b != 0 && (a < 0) != (b < 0) { q - 1 } else { q }))
             }
-            _ => Some(Dim::factor(Factor::Quotient(self.clone(), other.clone()))),
+            _ => Dim::opaque(self, other, Factor::Quotient),
         }
     }
 
@@ -163,25 +188,72 @@ impl Dim {
                 let r = a.checked_rem(b)?;
                 Some(Dim::from(if r != 0 && (r < 0) != (b < 0) { r + b } else { r }))
             }
-            _ => Some(Dim::factor(Factor::Remainder(self.clone(), other.clone()))),
+            _ => Dim::opaque(self, other, Factor::Remainder),
         }
     }
 
-    fn factor(f: Factor) -> Dim {
-        Dim(Repr::Poly(Arc::new(BTreeMap::from([(Monomial::from([(f, 1)]), 1)]))))
+    /// A quotient or remainder that stays as it is; `None` past the limit on nesting.
+    fn opaque(a: &Dim, b: &Dim, make: fn(Dim, Dim) -> Factor) -> Option<Dim> {
+        let mut budget = MAX_WEIGHT;
+        a.weigh(&mut budget)?;
+        b.weigh(&mut budget)?;
+        let monomial = Monomial::from([(make(a.clone(), b.clone()), 1)]);
+        Some(Dim(Repr::Poly(Arc::new(BTreeMap::from([(monomial, 1)])))))
+    }
+
+    /// Takes one from the budget for each factor, nested ones included; `None` when it is used up.
+    fn weigh(&self, budget: &mut usize) -> Option<()> {
+        let Repr::Poly(poly) = &self.0 else { return Some(()) };
+        for factor in poly.keys().flat_map(|m| m.keys()) {
+            *budget = budget.checked_sub(1)?;
+            if let Factor::Quotient(a, b) | Factor::Remainder(a, b) = factor {
+                a.weigh(budget)?;
+                b.weigh(budget)?;
+            }
+        }
+        Some(())
+    }
+
+    /// A number that it never falls below, if one can be shown: symbols are at least 0.
+    pub fn lower_bound(&self) -> Option<i64> {
+        let poly = match &self.0 {
+            Repr::Const(c) => return Some(*c),
+            Repr::Poly(p) => p,
+        };
+        let mut bound = 0;
+        for (m, c) in poly.iter() {
+            if m.is_empty() {
+                bound = *c;
+            } else if *c < 0 || !m.keys().all(Factor::is_nonnegative) {
+                return None;
+            }
+        }
+        Some(bound)
     }
 
     /// Whether they are equal: `Some(true)` for every value of the symbols, `Some(false)` for
-    /// none (the difference is a number that is not 0), `None` where it depends.
+    /// none (the difference is never 0), `None` where it depends.
     pub fn known_eq(&self, other: &Dim) -> Option<bool> {
         if self == other {
             return Some(true);
         }
-        match self.checked_sub(other)?.as_const() {
-            Some(0) => Some(true),
-            Some(_) => Some(false),
-            None => None,
+        let difference = self.checked_sub(other)?;
+        let apart = |d: &Dim| d.lower_bound().is_some_and(|b| b > 0);
+        if apart(&difference) || difference.checked_mul(&Dim::from(-1)).is_some_and(|d| apart(&d)) {
+            return Some(false);
         }
+        None
+    }
+
+    /// Whether `self <= other`, for every value of the symbols or for none.
+    pub fn known_le(&self, other: &Dim) -> Option<bool> {
+        if other.checked_sub(self)?.lower_bound().is_some_and(|b| b >= 0) {
+            return Some(true);
+        }
+        if self.checked_sub(other)?.lower_bound().is_some_and(|b| b > 0) {
+            return Some(false);
+        }
+        None
     }
 
     /// The value with the symbols replaced; `None` if a symbol has none, on division by 0 and on
@@ -348,6 +420,33 @@ mod tests {
         assert_eq!(Dim::from(-7).rem(&Dim::from(2)), Some(Dim::from(1)));
         assert_eq!(b.floor_div(&Dim::from(0)), None);
         assert_eq!(b.floor_div(&Dim::from(2)).unwrap().eval(&|_| Some(7)), Some(3));
+    }
+
+    #[test]
+    fn bounds_decide_comparisons() {
+        let (b, n) = (Dim::symbol("b"), Dim::symbol("n"));
+        let b1 = b.checked_add(&Dim::from(1)).unwrap();
+        assert_eq!(b1.known_eq(&Dim::from(0)), Some(false));
+        assert_eq!(b.known_eq(&Dim::from(0)), None);
+        assert_eq!(b.known_le(&b1), Some(true));
+        assert_eq!(b1.known_le(&b), Some(false));
+        assert_eq!(b.known_le(&n), None);
+        assert_eq!(Dim::from(0).known_le(&b.floor_div(&Dim::from(2)).unwrap()), Some(true));
+        assert_eq!(Dim::from(i64::MIN).known_le(&Dim::from(i64::MAX)), None);
+    }
+
+    #[test]
+    fn absurd_arithmetic_is_refused() {
+        let big = Dim::from(i64::MAX);
+        assert_eq!(big.checked_mul(&big), None);
+        assert_eq!(Dim::from(i64::MIN).floor_div(&Dim::from(-1)), None);
+        let mut d = Dim::symbol("n").checked_add(&Dim::symbol("m")).unwrap();
+        let steps = (0..100).take_while(|_| d.checked_mul(&d.clone()).map(|x| d = x).is_some()).count();
+        assert!(steps < 10);
+        let mut d = Dim::symbol("n");
+        let half = |d: &Dim| d.checked_add(&Dim::from(1)).and_then(|e| e.floor_div(d));
+        let steps = (0..10_000).take_while(|_| half(&d).map(|x| d = x).is_some()).count();
+        assert!(steps < 1000);
     }
 
     #[test]

@@ -4,12 +4,46 @@
 //! there are none. Used by sema (tests, bodies), the importer, the graph builder and the e-graph's
 //! analysis, so that there is one set of typing rules. Holds always: no implicit promotion.
 
+mod attrs;
+mod builtin;
+mod eval;
+mod infer;
+mod matching;
+mod show;
+
 use std::collections::HashMap;
 
 use crate::diag::Code;
 use crate::dtype::DType;
-use crate::ir::{AExpr, AttrValue, OpId, Program, ScalarId, TypePat, VarId};
+use crate::ir::{AttrValue, VarId};
 use crate::shape::{Shape, show_shape};
+
+pub use attrs::normalise_attrs;
+pub use eval::{eval, eval_guard, same_value};
+pub use infer::{apply_op, apply_scalar, type_fact};
+pub use matching::{Mismatch, match_dims, match_type, match_type_or_why};
+pub use show::{show_expr, show_type_pat, show_value};
+
+/// The codes that typing reports under.
+pub mod codes {
+    use crate::diag::Code;
+    /// A tensor has another rank than the op takes.
+    pub const RANK: Code = Code(301);
+    /// Element types that must agree do not, or a type that the op does not take.
+    pub const DTYPE: Code = Code(302);
+    /// An attribute is missing, of another type, or out of range.
+    pub const ATTRIBUTE: Code = Code(303);
+    /// Sizes that must agree do not, or cannot be shown to.
+    pub const SIZE: Code = Code(304);
+    /// Shapes that must broadcast do not.
+    pub const BROADCAST: Code = Code(305);
+    /// A requirement of the op does not hold, or cannot be shown to.
+    pub const REQUIRES: Code = Code(306);
+    /// Too few or too many operands.
+    pub const OPERANDS: Code = Code(307);
+    /// The type of a result cannot be worked out.
+    pub const RESULT: Code = Code(308);
+}
 
 /// Element type and shape.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -37,6 +71,25 @@ pub struct TypeError {
     pub operand: Option<usize>,
     /// What to do, if that is known.
     pub hint: Option<String>,
+}
+
+impl TypeError {
+    /// An error with that sentence.
+    pub fn new(code: Code, message: impl Into<String>) -> TypeError {
+        TypeError { code, message: message.into(), operand: None, hint: None }
+    }
+
+    /// About the operand of that index.
+    pub fn about(mut self, operand: usize) -> TypeError {
+        self.operand = Some(operand);
+        self
+    }
+
+    /// Says what to do.
+    pub fn hint(mut self, hint: impl Into<String>) -> TypeError {
+        self.hint = Some(hint.into());
+        self
+    }
 }
 
 impl std::fmt::Display for TypeError {
@@ -73,35 +126,4 @@ impl Facts for NoFacts {
     fn fact(&self, _: crate::ir::Fact, _: VarId) -> Option<AttrValue> {
         None
     }
-}
-
-/// Evaluates an attribute expression; `None` where it is unknown or undefined (index out of range,
-/// division by zero, overflow). Integers are `AttrValue::Dim`; a float literal or `/` on numbers
-/// that do not divide gives `Float`. Equality of sizes is `Dim::known_eq`.
-pub fn eval(_expr: &AExpr, _bindings: &Bindings, _facts: &dyn Facts) -> Option<AttrValue> {
-    todo!()
-}
-
-/// Matches a concrete type against a type pattern, binding its variables (or comparing with what
-/// is bound). `Some(true)` matched, `Some(false)` cannot, `None` unknown for some symbol's value.
-pub fn match_type(_pat: &TypePat, _ty: &TensorType, _bindings: &mut Bindings) -> Option<bool> {
-    todo!()
-}
-
-/// Result types of an op. `attrs` has one entry for each attribute (defaults filled in), `operands`
-/// one for each tensor operand in order: absent optional ones are `None`, variadic ones follow at
-/// the end. A term operand has no entry. For defined ops the declared types decide (they were
-/// checked against the body); for builtins the built-in shape function.
-pub fn apply_op(
-    _program: &Program,
-    _op: OpId,
-    _attrs: &[AttrValue],
-    _operands: &[Option<TensorType>],
-) -> Result<Vec<TensorType>, TypeError> {
-    todo!()
-}
-
-/// Result type of a scalar on tensors: numpy broadcasting, one dtype for all numbers.
-pub fn apply_scalar(_program: &Program, _scalar: ScalarId, _operands: &[TensorType]) -> Result<TensorType, TypeError> {
-    todo!()
 }

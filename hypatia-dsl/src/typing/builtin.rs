@@ -1,0 +1,513 @@
+//! Shape functions of the builtin ops.
+//!
+//! In: attribute values (normalised) and operand types, their number already checked. Out: result
+//! types, or an error that names the op and operand, what was expected and what came. Holds always:
+//! a result is given only where it holds for every value of the symbols.
+
+use crate::builtin::BuiltinOp;
+use crate::dtype::DType;
+use crate::ir::{AttrValue, Param};
+use crate::shape::{self, Dim, Shape, show_shape};
+
+use super::eval::{as_dims, permutation, position, reduce};
+use super::infer::{BROADCAST_HINT, one_of};
+use super::{TensorType, TypeError, codes, show_value};
+
+/// One application of a builtin.
+pub(super) struct Call<'a> {
+    /// The op's name.
+    pub name: &'a str,
+    /// Its parameters, for their names.
+    pub params: &'a [Param],
+    /// One value for each attribute.
+    pub attrs: &'a [AttrValue],
+    /// The operands.
+    pub operands: &'a [TensorType],
+}
+
+type Types = Result<Vec<TensorType>, TypeError>;
+const CAST_HINT: &str = "convert one operand with `cast`: there is no implicit promotion";
+
+/// The result types of a builtin op.
+pub(super) fn apply(call: &Call, op: BuiltinOp) -> Types {
+    use BuiltinOp::*;
+    match op {
+        Matmul => matmul(call, None),
+        Gemm => matmul(call, Some(call.dtype(0)?)),
+        Cast => one(call.dtype(0)?, call.operand(0)?.shape.clone()),
+        Reshape => reshape(call),
+        Transpose => transpose(call),
+        Expand => expand(call),
+        Slice => slice(call),
+        Concat => concat(call),
+        Split => split(call),
+        Pad => pad(call),
+        Gather => gather(call),
+        GatherElements => gather_elements(call),
+        GatherNd => gather_nd(call),
+        Sum | Mean | Amax | Amin | Prod => reduction(call, op == Mean),
+        Argmax => argmax(call),
+        Iota => iota(call),
+        Full => one(call.dtype(2)?, call.sizes(0)?),
+        Size => one(DType::I64, Vec::new()),
+    }
+}
+
+fn one(dtype: DType, shape: Shape) -> Types {
+    Ok(vec![TensorType { dtype, shape }])
+}
+
+impl Call<'_> {
+    fn operand(&self, i: usize) -> Result<&TensorType, TypeError> {
+        self.operands.get(i).ok_or_else(|| {
+            TypeError::new(codes::OPERANDS, format!("{}: {} operands are too few", self.name, self.operands.len()))
+        })
+    }
+
+    /// The name of tensor operand `i`; further ones of a variadic parameter are numbered.
+    fn operand_name(&self, i: usize) -> String {
+        use crate::ir::ParamKind::Tensor;
+        let mut tensors = self.params.iter().filter_map(|p| match p.kind {
+            Tensor { variadic, .. } => Some((p.name.as_str(), variadic)),
+            _ => None,
+        });
+        match tensors.nth(i) {
+            Some((name, false)) => name.to_string(),
+            _ => format!("operand {i}"),
+        }
+    }
+
+    fn attr(&self, i: usize) -> Result<&AttrValue, TypeError> {
+        self.attrs.get(i).ok_or_else(|| self.error(codes::ATTRIBUTE, format!("attribute {i} is missing")))
+    }
+
+    fn attr_name(&self, i: usize) -> &str {
+        let attrs = self.params.iter().filter(|p| matches!(p.kind, crate::ir::ParamKind::Attr { .. }));
+        attrs.map(|p| p.name.as_str()).nth(i).unwrap_or("?")
+    }
+
+    fn error(&self, code: crate::diag::Code, text: String) -> TypeError {
+        TypeError::new(code, format!("{}: {text}", self.name))
+    }
+
+    /// An error about attribute `i`: `` `axis = 3` <why> ``.
+    fn bad_attr(&self, i: usize, why: &str) -> TypeError {
+        let value = self.attrs.get(i).map_or_else(|| "?".into(), show_value);
+        self.error(codes::ATTRIBUTE, format!("attribute `{} = {value}` {why}", self.attr_name(i)))
+    }
+
+    fn dtype(&self, i: usize) -> Result<DType, TypeError> {
+        match self.attr(i)? {
+            AttrValue::DType(d) => Ok(*d),
+            _ => Err(self.bad_attr(i, "must be an element type")),
+        }
+    }
+
+    fn flag(&self, i: usize) -> Result<bool, TypeError> {
+        match self.attr(i)? {
+            AttrValue::Bool(b) => Ok(*b),
+            _ => Err(self.bad_attr(i, "must be `true` or `false`")),
+        }
+    }
+
+    fn size(&self, i: usize) -> Result<Dim, TypeError> {
+        match self.attr(i)? {
+            AttrValue::Dim(d) => Ok(d.clone()),
+            _ => Err(self.bad_attr(i, "must be a size")),
+        }
+    }
+
+    fn int(&self, i: usize) -> Result<i64, TypeError> {
+        self.size(i)?.as_const().ok_or_else(|| self.bad_attr(i, "must be an integer"))
+    }
+
+    fn list(&self, i: usize) -> Result<Vec<Dim>, TypeError> {
+        match self.attr(i)? {
+            AttrValue::List(items) => as_dims(items).ok_or_else(|| self.bad_attr(i, "must be a list of sizes")),
+            _ => Err(self.bad_attr(i, "must be a list of sizes")),
+        }
+    }
+
+    /// A list of sizes, none of them negative.
+    fn sizes(&self, i: usize) -> Result<Vec<Dim>, TypeError> {
+        let sizes = self.list(i)?;
+        match sizes.iter().find(|d| d.known_le(&Dim::from(-1)) == Some(true)) {
+            Some(d) => Err(self
+                .bad_attr(i, &format!("holds {d}, but a size is at least 0"))
+                .hint("write the size itself: -1 does not stand for \"what is left\"")),
+            None => Ok(sizes),
+        }
+    }
+
+    /// An axis of a tensor of that rank.
+    fn axis(&self, i: usize, rank: usize) -> Result<usize, TypeError> {
+        let axis = self.int(i)?;
+        position(axis, rank).ok_or_else(|| self.bad_attr(i, &format!("is out of range: the operand has {rank} axes")))
+    }
+
+    fn needs_numbers(&self, i: usize) -> Result<(), TypeError> {
+        let ty = self.operand(i)?;
+        if ty.dtype == DType::Bool {
+            let text = format!("`{}` must hold numbers, but is {ty}", self.operand_name(i));
+            return Err(self.error(codes::DTYPE, text).about(i).hint("convert it with `cast`"));
+        }
+        Ok(())
+    }
+
+    fn needs_indices(&self, i: usize) -> Result<(), TypeError> {
+        let ty = self.operand(i)?;
+        if !ty.dtype.is_int() {
+            let text = format!("`{}` must hold integers, but is {ty}", self.operand_name(i));
+            return Err(self.error(codes::DTYPE, text).about(i).hint("convert it with `cast(.., to = i64)`"));
+        }
+        Ok(())
+    }
+
+    /// Operands 0 and `i` have one element type.
+    fn same_dtype(&self, i: usize) -> Result<(), TypeError> {
+        let (a, b) = (self.operand(0)?, self.operand(i)?);
+        if a.dtype != b.dtype {
+            let text = format!(
+                "the operands must have one element type, but `{}` is {a} and `{}` is {b}",
+                self.operand_name(0),
+                self.operand_name(i)
+            );
+            return Err(self.error(codes::DTYPE, text).about(i).hint(CAST_HINT));
+        }
+        Ok(())
+    }
+
+    fn at_least(&self, i: usize, rank: usize) -> Result<&TensorType, TypeError> {
+        let ty = self.operand(i)?;
+        if ty.shape.len() < rank {
+            let axes = if rank == 1 { "1 axis".to_string() } else { format!("{rank} axes") };
+            let text = format!("`{}` must have at least {axes}, but is {ty}", self.operand_name(i));
+            return Err(self.error(codes::RANK, text).about(i));
+        }
+        Ok(ty)
+    }
+
+    fn overflow(&self) -> TypeError {
+        self.error(codes::RESULT, "a size of the result is too large".into())
+    }
+}
+
+/// "must agree, but" or "cannot be shown to agree:", by what is known.
+fn agree(known: Option<bool>) -> &'static str {
+    if known == Some(false) { "must agree, but" } else { "cannot be shown to agree:" }
+}
+
+fn matmul(call: &Call, to: Option<DType>) -> Types {
+    const VECTOR: &str = "give a vector a second axis with `reshape`";
+    let a = call.at_least(0, 2).map_err(|e| e.hint(VECTOR))?;
+    let b = call.at_least(1, 2).map_err(|e| e.hint(VECTOR))?;
+    call.needs_numbers(0)?;
+    call.needs_numbers(1)?;
+    call.same_dtype(1)?;
+    let (ra, rb) = (a.shape.len(), b.shape.len());
+    let (k, k2) = (&a.shape[ra - 1], &b.shape[rb - 2]);
+    let known = k.known_eq(k2);
+    if known != Some(true) {
+        let text = format!(
+            "the inner sizes {} `{}` is {a} and `{}` is {b}: {k} against {k2}",
+            agree(known),
+            call.operand_name(0),
+            call.operand_name(1)
+        );
+        let error = call.error(codes::SIZE, text).about(1);
+        return Err(if *k == b.shape[rb - 1] {
+            error.hint("transpose the second operand")
+        } else if a.shape[ra - 2] == *k2 {
+            error.hint("transpose the first operand")
+        } else {
+            error.hint("the last axis of the first operand meets the second-last axis of the second")
+        });
+    }
+    let batch = shape::broadcast(&a.shape[..ra - 2], &b.shape[..rb - 2]).ok_or_else(|| {
+        let (s, t) = (show_shape(&a.shape[..ra - 2]), show_shape(&b.shape[..rb - 2]));
+        let text = format!(
+            "the leading axes do not broadcast: `{}` is {a} and `{}` is {b}, {s} against {t}",
+            call.operand_name(0),
+            call.operand_name(1)
+        );
+        call.error(codes::BROADCAST, text).about(1).hint(BROADCAST_HINT)
+    })?;
+    let mut out = batch;
+    out.extend([a.shape[ra - 2].clone(), b.shape[rb - 1].clone()]);
+    one(to.unwrap_or(a.dtype), out)
+}
+
+fn reshape(call: &Call) -> Types {
+    let x = call.operand(0)?;
+    let to = call.sizes(0)?;
+    let (Some(from_count), Some(to_count)) = (shape::product(&x.shape), shape::product(&to)) else {
+        return Err(call.overflow());
+    };
+    match from_count.known_eq(&to_count) {
+        Some(true) => one(x.dtype, to),
+        known => {
+            let how =
+                if known == Some(false) { "must stay the same, but" } else { "cannot be shown to stay the same:" };
+            let text = format!(
+                "the number of elements {how} `{}` is {x} ({from_count}) and the new shape is {} ({to_count})",
+                call.operand_name(0),
+                show_shape(&to)
+            );
+            Err(call.error(codes::SIZE, text).about(0))
+        }
+    }
+}
+
+fn transpose(call: &Call) -> Types {
+    let x = call.operand(0)?;
+    let rank = x.shape.len();
+    let perm = match call.attr(0)? {
+        AttrValue::List(items) if items.len() == rank => permutation(items),
+        _ => None,
+    };
+    match perm {
+        Some(perm) => one(x.dtype, perm.into_iter().map(|i| x.shape[i].clone()).collect()),
+        None => {
+            let why = format!("must name each of the {rank} axes of {x} once, counted from 0");
+            Err(call.bad_attr(0, &why))
+        }
+    }
+}
+
+fn expand(call: &Call) -> Types {
+    let x = call.operand(0)?;
+    let to = call.sizes(0)?;
+    if shape::broadcast(&x.shape, &to).as_ref() == Some(&to) {
+        return one(x.dtype, to);
+    }
+    let text = format!("`{}` is {x} and does not broadcast to {}", call.operand_name(0), show_shape(&to));
+    Err(call.error(codes::BROADCAST, text).about(0).hint(BROADCAST_HINT))
+}
+
+fn slice(call: &Call) -> Types {
+    let x = call.at_least(0, 1)?;
+    let axis = call.axis(0, x.shape.len())?;
+    let (start, stop, step) = (call.size(1)?, call.size(2)?, call.int(3)?);
+    if step == 0 {
+        return Err(call.bad_attr(3, "must not be 0"));
+    }
+    let size = &x.shape[axis];
+    // Forward: 0..=size; backward: from size - 1 down to -1, which stands before the first.
+    let shift = Dim::from(if step > 0 { 0 } else { -1 });
+    let top = size.checked_add(&shift).ok_or_else(|| call.overflow())?;
+    for (i, bound) in [(1, &start), (2, &stop)] {
+        let inside = [shift.known_le(bound), bound.known_le(&top)];
+        if inside != [Some(true); 2] {
+            let how = if inside.contains(&Some(false)) { "must lie" } else { "cannot be shown to lie" };
+            let why = format!("{how} in {shift}..={top}: axis {axis} of {x} has size {size}");
+            return Err(call
+                .bad_attr(i, &why)
+                .hint("count from the front: negative positions are not understood here"));
+        }
+    }
+    let span = if step > 0 { stop.checked_sub(&start) } else { start.checked_sub(&stop) };
+    let span = span.ok_or_else(|| call.overflow())?;
+    let count = match (Dim::from(0).known_le(&span), span.known_le(&Dim::from(0))) {
+        (_, Some(true)) => Dim::from(0),
+        (Some(true), _) => {
+            let step = step.checked_abs().ok_or_else(|| call.overflow())?;
+            let rounded = span.checked_add(&Dim::from(step - 1)).ok_or_else(|| call.overflow())?;
+            rounded.floor_div(&Dim::from(step)).ok_or_else(|| call.overflow())?
+        }
+        _ => {
+            let text = format!("it cannot be shown that `stop` ({stop}) is not before `start` ({start})");
+            return Err(call.error(codes::SIZE, text));
+        }
+    };
+    let mut out = x.shape.clone();
+    out[axis] = count;
+    one(x.dtype, out)
+}
+
+fn concat(call: &Call) -> Types {
+    let first = call.at_least(0, 1)?;
+    let axis = call.axis(0, first.shape.len())?;
+    let mut total = first.shape[axis].clone();
+    for (i, x) in call.operands.iter().enumerate().skip(1) {
+        call.same_dtype(i)?;
+        if x.shape.len() != first.shape.len() {
+            let text =
+                format!("operands must have the same number of axes, but operand 0 is {first} and operand {i} is {x}");
+            return Err(call.error(codes::RANK, text).about(i));
+        }
+        for (k, (a, b)) in first.shape.iter().zip(&x.shape).enumerate() {
+            let known = a.known_eq(b);
+            if k != axis && known != Some(true) {
+                let text = format!(
+                    "sizes other than along axis {axis} {} operand 0 is {first} and operand {i} is {x}: axis {k} is {a} against {b}",
+                    agree(known)
+                );
+                return Err(call.error(codes::SIZE, text).about(i));
+            }
+        }
+        total = total.checked_add(&x.shape[axis]).ok_or_else(|| call.overflow())?;
+    }
+    let mut out = first.shape.clone();
+    out[axis] = total;
+    one(first.dtype, out)
+}
+
+fn split(call: &Call) -> Types {
+    let x = call.at_least(0, 1)?;
+    let axis = call.axis(0, x.shape.len())?;
+    let sizes = call.sizes(1)?;
+    if sizes.is_empty() {
+        return Err(call.bad_attr(1, "must name at least one piece"));
+    }
+    let total = sizes.iter().try_fold(Dim::from(0), |acc, d| acc.checked_add(d)).ok_or_else(|| call.overflow())?;
+    let known = total.known_eq(&x.shape[axis]);
+    if known != Some(true) {
+        let how = if known == Some(false) { "must add up" } else { "cannot be shown to add up" };
+        let why = format!("{how} to the size of axis {axis} of {x}: {total} against {}", x.shape[axis]);
+        let value = show_value(call.attr(1)?);
+        return Err(call.error(codes::SIZE, format!("attribute `{} = {value}` {why}", call.attr_name(1))).about(0));
+    }
+    let piece = |size: Dim| {
+        let mut shape = x.shape.clone();
+        shape[axis] = size;
+        TensorType { dtype: x.dtype, shape }
+    };
+    Ok(sizes.into_iter().map(piece).collect())
+}
+
+fn pad(call: &Call) -> Types {
+    let x = call.operand(0)?;
+    let value = call.operand(1)?;
+    if !value.shape.is_empty() {
+        let text = format!("`{}` must be one value of rank 0, but is {value}", call.operand_name(1));
+        return Err(call.error(codes::RANK, text).about(1));
+    }
+    call.same_dtype(1)?;
+    let (before, after) = (call.list(0)?, call.list(1)?);
+    for (i, list) in [(0, &before), (1, &after)] {
+        if list.len() != x.shape.len() {
+            return Err(call.bad_attr(i, &format!("must have one entry for each of the {} axes of {x}", x.shape.len())));
+        }
+    }
+    let mut out = Vec::with_capacity(x.shape.len());
+    for (i, size) in x.shape.iter().enumerate() {
+        let padded = size.checked_add(&before[i]).and_then(|d| d.checked_add(&after[i]));
+        let padded = padded.ok_or_else(|| call.overflow())?;
+        match Dim::from(0).known_le(&padded) {
+            Some(true) => out.push(padded),
+            known => {
+                let how = if known == Some(false) { "is" } else { "may be" };
+                let text =
+                    format!("axis {i} of {x} {how} cut below 0: {size} + {} + {} = {padded}", before[i], after[i]);
+                return Err(call.error(codes::SIZE, text).about(0));
+            }
+        }
+    }
+    one(x.dtype, out)
+}
+
+fn gather(call: &Call) -> Types {
+    let x = call.at_least(0, 1)?;
+    call.needs_indices(1)?;
+    let axis = call.axis(0, x.shape.len())?;
+    let mut out = x.shape[..axis].to_vec();
+    out.extend_from_slice(&call.operand(1)?.shape);
+    out.extend_from_slice(&x.shape[axis + 1..]);
+    one(x.dtype, out)
+}
+
+fn gather_elements(call: &Call) -> Types {
+    let x = call.at_least(0, 1)?;
+    call.needs_indices(1)?;
+    let indices = call.operand(1)?;
+    let axis = call.axis(0, x.shape.len())?;
+    let (xn, inn) = (call.operand_name(0), call.operand_name(1));
+    if x.shape.len() != indices.shape.len() {
+        let text =
+            format!("the operands must have the same number of axes, but `{xn}` is {x} and `{inn}` is {indices}");
+        return Err(call.error(codes::RANK, text).about(1));
+    }
+    for (k, (size, wanted)) in x.shape.iter().zip(&indices.shape).enumerate() {
+        let known = wanted.known_le(size);
+        if k != axis && known != Some(true) {
+            let how = if known == Some(false) { "must not be" } else { "cannot be shown not to be" };
+            let text = format!("`{inn}` {how} larger than `{xn}` along axis {k}: {indices} against {x}");
+            return Err(call.error(codes::SIZE, text).about(1));
+        }
+    }
+    one(x.dtype, indices.shape.clone())
+}
+
+fn gather_nd(call: &Call) -> Types {
+    let x = call.at_least(0, 1)?;
+    call.needs_indices(1)?;
+    let batch = call.int(0)?;
+    let indices = call.operand(1)?;
+    let (xn, inn) = (call.operand_name(0), call.operand_name(1));
+    let limit = x.shape.len().min(indices.shape.len());
+    let Some(batch) = usize::try_from(batch).ok().filter(|b| *b < limit) else {
+        let why = format!("must be at least 0 and below the number of axes of both operands ({x} and {indices})");
+        return Err(call.bad_attr(0, &why));
+    };
+    for k in 0..batch {
+        let (a, b) = (&x.shape[k], &indices.shape[k]);
+        let known = a.known_eq(b);
+        if known != Some(true) {
+            let text = format!("the first {batch} axes {} `{xn}` is {x} and `{inn}` is {indices}", agree(known));
+            return Err(call.error(codes::SIZE, text).about(1));
+        }
+    }
+    let Some((tuple, outer)) = indices.shape.split_last() else {
+        return Err(call.error(codes::RANK, format!("`{inn}` must have at least 1 axis, but is {indices}")).about(1));
+    };
+    let depth = tuple.as_const().and_then(|d| usize::try_from(d).ok());
+    let Some(depth) = depth.filter(|d| *d <= x.shape.len() - batch) else {
+        let text = format!(
+            "the last axis of `{inn}` must be a number of at most {}, but is {tuple}: it names axes of `{xn}`, which is {x}",
+            x.shape.len() - batch
+        );
+        return Err(call.error(codes::SIZE, text).about(1));
+    };
+    let mut out = outer.to_vec();
+    out.extend_from_slice(&x.shape[batch + depth..]);
+    one(x.dtype, out)
+}
+
+fn reduction(call: &Call, floats_only: bool) -> Types {
+    let x = call.operand(0)?;
+    if floats_only && !x.dtype.is_float() {
+        let floats: Vec<DType> = DType::ALL.into_iter().filter(|d| d.is_float()).collect();
+        let text = format!("`{}` must be {}, but is {x}", call.operand_name(0), one_of(&floats));
+        return Err(call.error(codes::DTYPE, text).about(0).hint("convert it with `cast`"));
+    }
+    call.needs_numbers(0)?;
+    let keep = call.flag(1)?;
+    let mut axes = Vec::new();
+    for axis in call.list(0)? {
+        let axis = axis.as_const().and_then(|a| position(a, x.shape.len()));
+        let why = || call.bad_attr(0, &format!("is out of range: `{}` is {x}", call.operand_name(0)));
+        axes.push(axis.ok_or_else(why)?);
+    }
+    one(x.dtype, reduce(&x.shape, &axes, keep))
+}
+
+fn argmax(call: &Call) -> Types {
+    let x = call.at_least(0, 1)?;
+    call.needs_numbers(0)?;
+    let axis = call.axis(0, x.shape.len())?;
+    if x.shape[axis].as_const() == Some(0) {
+        let text = format!("axis {axis} of `{}` is empty, so it has no largest element: {x}", call.operand_name(0));
+        return Err(call.error(codes::SIZE, text).about(0));
+    }
+    one(DType::I64, reduce(&x.shape, &[axis], call.flag(1)?))
+}
+
+fn iota(call: &Call) -> Types {
+    let shape = call.sizes(0)?;
+    call.axis(1, shape.len())?;
+    let to = call.dtype(2)?;
+    if to == DType::Bool {
+        return Err(call.bad_attr(2, "must be an element type of numbers"));
+    }
+    one(to, shape)
+}

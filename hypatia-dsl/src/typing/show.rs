@@ -1,0 +1,240 @@
+//! Text of attribute values, expressions and type patterns, for messages.
+//!
+//! In: IR and the names of its variables. Out: the text as it would stand in a `.hyp` file.
+
+use crate::ast::BinaryOp;
+use crate::ir::{AExpr, AFn, AttrValue, DTypePat, DeviceFact, DimPat, Fact, RestPat, TypePat, Var, VarId};
+
+/// Deepest expression that is printed whole.
+const MAX_DEPTH: u32 = 64;
+
+/// A value as it is written: `[1, 0]`, `f32`, `0.5`, `"same"`.
+pub fn show_value(value: &AttrValue) -> String {
+    match value {
+        AttrValue::Dim(d) => d.to_string(),
+        AttrValue::Float(f) => show_float(*f),
+        AttrValue::Bool(b) => b.to_string(),
+        AttrValue::DType(d) => d.to_string(),
+        AttrValue::Str(s) => format!("{s:?}"),
+        AttrValue::List(items) => {
+            let shown: Vec<String> = items.iter().take(17).map(show_value).collect();
+            if items.len() > 17 {
+                return format!("[{}, ... ({} in all)]", shown[..16].join(", "), items.len());
+            }
+            format!("[{}]", shown.join(", "))
+        }
+    }
+}
+
+fn show_float(f: f64) -> String {
+    if f.is_nan() { "nan".into() } else { format!("{f:?}") }
+}
+
+/// An expression with its variables' names.
+pub fn show_expr(vars: &[Var], expr: &AExpr) -> String {
+    let mut out = String::new();
+    write(vars, expr, 0, 0, &mut out);
+    out
+}
+
+fn name(vars: &[Var], var: VarId) -> &str {
+    vars.get(var.index()).map_or("?", |v| v.name.as_str())
+}
+
+/// How tightly an operator binds; as in the grammar.
+fn precedence(op: BinaryOp) -> (u8, &'static str) {
+    use BinaryOp::*;
+    match op {
+        Or => (1, "or"),
+        And => (2, "and"),
+        Eq => (4, "=="),
+        Ne => (4, "!="),
+        Lt => (4, "<"),
+        Le => (4, "<="),
+        Gt => (4, ">"),
+        Ge => (4, ">="),
+        In => (4, "in"),
+        NotIn => (4, "not in"),
+        Add => (5, "+"),
+        Sub => (5, "-"),
+        Mul => (6, "*"),
+        Div => (6, "/"),
+        Rem => (6, "%"),
+        Pow => (8, "**"),
+    }
+}
+
+fn write(vars: &[Var], expr: &AExpr, outer: u8, depth: u32, out: &mut String) {
+    if depth > MAX_DEPTH {
+        out.push_str("...");
+        return;
+    }
+    let depth = depth + 1;
+    let list = |items: &[AExpr], out: &mut String| {
+        for (i, item) in items.iter().enumerate() {
+            out.push_str(if i > 0 { ", " } else { "" });
+            write(vars, item, 0, depth, out);
+        }
+    };
+    let level = match expr {
+        AExpr::Binary(op, ..) => precedence(*op).0,
+        AExpr::Not(_) => 3,
+        AExpr::Neg(_) => 7,
+        AExpr::If(..) => 0,
+        _ => 10,
+    };
+    let parenthesised = level < outer;
+    if parenthesised {
+        out.push('(');
+    }
+    match expr {
+        AExpr::Value(v) => out.push_str(&show_value(v)),
+        AExpr::Var(v) => out.push_str(name(vars, *v)),
+        AExpr::List(items) => {
+            out.push('[');
+            list(items, out);
+            out.push(']');
+        }
+        AExpr::Spread(inner) => {
+            out.push_str("..");
+            write(vars, inner, 10, depth, out);
+        }
+        AExpr::Index(a, i) => {
+            write(vars, a, 10, depth, out);
+            out.push('[');
+            write(vars, i, 0, depth, out);
+            out.push(']');
+        }
+        AExpr::Comprehension { element, var, over, condition } => {
+            out.push('[');
+            write(vars, element, 0, depth, out);
+            out.push_str(&format!(" for {} in ", name(vars, *var)));
+            write(vars, over, 0, depth, out);
+            if let Some(condition) = condition {
+                out.push_str(" if ");
+                write(vars, condition, 0, depth, out);
+            }
+            out.push(']');
+        }
+        AExpr::Neg(a) => {
+            out.push('-');
+            write(vars, a, 7, depth, out);
+        }
+        AExpr::Not(a) => {
+            out.push_str("not ");
+            write(vars, a, 3, depth, out);
+        }
+        AExpr::Binary(op, a, b) => {
+            let (level, symbol) = precedence(*op);
+            // Comparisons do not chain, and `**` binds to the right.
+            let left = level + (level == 4 || level == 8) as u8;
+            let right = level + (level != 8) as u8;
+            write(vars, a, left, depth, out);
+            out.push_str(&format!(" {symbol} "));
+            write(vars, b, right, depth, out);
+        }
+        AExpr::If(c, a, b) => {
+            out.push_str("if ");
+            write(vars, c, 1, depth, out);
+            out.push_str(" then ");
+            write(vars, a, 1, depth, out);
+            out.push_str(" else ");
+            write(vars, b, 0, depth, out);
+        }
+        AExpr::Call(f, args) => {
+            out.push_str(f.name());
+            out.push('(');
+            list(args, out);
+            out.push(')');
+        }
+        AExpr::Fact(fact, var) => out.push_str(&format!("{}({})", fact.name(), name(vars, *var))),
+        AExpr::SameAccumulator(t, a, b) => {
+            out.push_str(&format!("same_accumulator({}, {}, {})", name(vars, *t), name(vars, *a), name(vars, *b)))
+        }
+        AExpr::Device(DeviceFact::Sm) => out.push_str("sm"),
+        AExpr::Device(DeviceFact::Name) => out.push_str("device"),
+    }
+    if parenthesised {
+        out.push(')');
+    }
+}
+
+/// A type pattern with its variables' names: `T[..s, m, k]`.
+pub fn show_type_pat(vars: &[Var], pat: &TypePat) -> String {
+    let dtype = match &pat.dtype {
+        DTypePat::Any => "_".to_string(),
+        DTypePat::Is(d) => d.to_string(),
+        DTypePat::Var(v) => name(vars, *v).to_string(),
+        DTypePat::Expr(e) => show_expr(vars, e),
+    };
+    let dim = |d: &DimPat| match d {
+        DimPat::Any => "_".to_string(),
+        DimPat::Var(v) => name(vars, *v).to_string(),
+        DimPat::Expr(e) => show_expr(vars, e),
+    };
+    let rest = pat.rest.as_ref().map(|r| match r {
+        RestPat::Any => "..".to_string(),
+        RestPat::Var(v) => format!("..{}", name(vars, *v)),
+        RestPat::Expr(e) => format!("..{}", show_expr(vars, e)),
+    });
+    let dims: Vec<String> = pat.prefix.iter().map(dim).chain(rest).chain(pat.suffix.iter().map(dim)).collect();
+    format!("{dtype}[{}]", dims.join(", "))
+}
+
+macro_rules! names {
+    ($ty:ident { $($variant:ident = $name:literal,)* }) => {
+        impl $ty {
+            /// All of them.
+            pub const ALL: &'static [$ty] = &[$($ty::$variant,)*];
+            /// The name as written.
+            pub fn name(self) -> &'static str {
+                match self { $($ty::$variant => $name,)* }
+            }
+            /// The one of that name.
+            pub fn from_name(name: &str) -> Option<$ty> {
+                match name { $($name => Some($ty::$variant),)* _ => None }
+            }
+        }
+    };
+}
+
+names!(AFn {
+    Len = "len",
+    Prod = "prod",
+    Sum = "sum",
+    Min = "min",
+    Max = "max",
+    Abs = "abs",
+    Range = "range",
+    Broadcast = "broadcast",
+    Permute = "permute",
+    Reduce = "reduce",
+    IsPermutation = "is_permutation",
+    Inverse = "inverse",
+    Sort = "sort",
+    Reverse = "reverse",
+    Slice = "slice",
+    Float = "float",
+    Sqrt = "sqrt",
+    SizeOf = "size",
+    IsFloat = "is_float",
+    Floor = "floor",
+    IndexOf = "index",
+    FloatMin = "finfo_min",
+    FloatMax = "finfo_max",
+});
+
+names!(Fact {
+    Shape = "shape",
+    DType = "dtype",
+    Rank = "rank",
+    Const = "const",
+    Value = "value",
+    NonNegative = "nonneg",
+    Positive = "positive",
+    Finite = "finite",
+    Uses = "uses",
+    Present = "present",
+    Numel = "numel",
+    Count = "count",
+});
