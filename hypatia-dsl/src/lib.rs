@@ -9,6 +9,7 @@ pub mod diag;
 pub mod dtype;
 pub mod ir;
 pub mod kernel;
+pub mod parse;
 pub mod scalar;
 pub mod shape;
 pub mod source;

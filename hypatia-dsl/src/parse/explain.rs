@@ -1,0 +1,434 @@
+//! Syntax errors in words: what was found, what was expected, and what is often meant.
+//!
+//! In: the grammar's furthest failure in one item. Out: a diagnostic without a word of grammar.
+
+use pest::error::{Error, ErrorVariant, InputLocation};
+
+use super::scan::{ITEM_WORDS, Kind, Token, opens_item};
+use super::{Builder, Rule};
+use crate::diag::{Code, Diagnostic};
+use crate::source::Span;
+
+/// Signs and words of fixed text, which carry nothing into the tree.
+const FIXED: &[(Rule, &str)] = &[
+    (Rule::semi, ";"),
+    (Rule::comma, ","),
+    (Rule::colon, ":"),
+    (Rule::sep, "::"),
+    (Rule::assign, "="),
+    (Rule::arrow, "->"),
+    (Rule::lparen, "("),
+    (Rule::rparen, ")"),
+    (Rule::lbracket, "["),
+    (Rule::rbracket, "]"),
+    (Rule::lbrace, "{"),
+    (Rule::rbrace, "}"),
+    (Rule::langle, "<"),
+    (Rule::rangle, ">"),
+    (Rule::at, "@"),
+    (Rule::tilde, "~"),
+    (Rule::bar, "|"),
+    (Rule::dots, ".."),
+    (Rule::kw_edition, "edition"),
+    (Rule::kw_use, "use"),
+    (Rule::kw_ruleset, "ruleset"),
+    (Rule::kw_scalar, "scalar"),
+    (Rule::kw_op, "op"),
+    (Rule::kw_pattern, "pattern"),
+    (Rule::kw_rule, "rule"),
+    (Rule::kw_kernel, "kernel"),
+    (Rule::kw_test, "test"),
+    (Rule::kw_family, "family"),
+    (Rule::kw_builtin, "builtin"),
+    (Rule::kw_grad, "grad"),
+    (Rule::kw_requires, "requires"),
+    (Rule::kw_prefer, "prefer"),
+    (Rule::kw_class, "class"),
+    (Rule::kw_let, "let"),
+    (Rule::kw_for, "for"),
+    (Rule::kw_on, "on"),
+    (Rule::kw_if, "if"),
+    (Rule::kw_then, "then"),
+    (Rule::kw_else, "else"),
+    (Rule::kw_in, "in"),
+    (Rule::kw_cublaslt, "cublaslt"),
+    (Rule::kw_template, "template"),
+    (Rule::kw_pointwise, "pointwise"),
+    (Rule::kw_rowwise, "rowwise"),
+    (Rule::kw_tune, "tune"),
+    (Rule::kw_launch, "launch"),
+    (Rule::kw_input, "input"),
+    (Rule::kw_const, "const"),
+    (Rule::kw_given, "given"),
+    (Rule::kw_expect, "expect"),
+    (Rule::kw_error, "error"),
+    (Rule::kw_fires, "fires"),
+    (Rule::kw_equal, "equal"),
+    (Rule::kw_becomes, "becomes"),
+    (Rule::kw_not, "not"),
+];
+
+/// True for pairs that are the same text wherever they stand.
+pub(super) fn is_fixed_text(rule: Rule) -> bool {
+    rule == Rule::EOI || FIXED.iter().any(|(r, _)| *r == rule)
+}
+
+/// What a rule of the grammar is in words; `None` for an operator or what only may follow.
+fn words(rule: Rule) -> Option<Vec<String>> {
+    if let Some((_, text)) = FIXED.iter().find(|(r, _)| *r == rule) {
+        return (!matches!(rule, Rule::tilde | Rule::bar | Rule::at | Rule::dots)).then(|| vec![format!("`{text}`")]);
+    }
+    let quoted = |all: &[&str]| Some(all.iter().map(|w| format!("`{w}`")).collect());
+    let plain = |text: &str| Some(vec![text.to_string()]);
+    match rule {
+        Rule::both => quoted(&["<=>"]),
+        Rule::becomes => quoted(&["=>"]),
+        Rule::star => quoted(&["*"]),
+        Rule::question => quoted(&["?"]),
+        Rule::EOI => None,
+        Rule::ident
+        | Rule::decl_name
+        | Rule::word
+        | Rule::path
+        | Rule::scalar_param
+        | Rule::generic
+        | Rule::binder
+        | Rule::let_binding
+        | Rule::launch_setting
+        | Rule::class_expr => plain("a name"),
+        Rule::op_param => plain("a parameter such as `x: T[..s]`"),
+        Rule::type_expr | Rule::result_type | Rule::results | Rule::param_type => plain("a type such as `T[..s, n]`"),
+        Rule::type_name => plain("an element type"),
+        Rule::dim | Rule::dim_rest => plain("a dimension"),
+        Rule::bound => plain("a bound such as `float`"),
+        Rule::number | Rule::integer => plain("a number"),
+        Rule::digits => plain("the number of a result, as in `.0`"),
+        Rule::string => plain("a text in double quotes"),
+        Rule::alternatives
+        | Rule::otherwise
+        | Rule::choice
+        | Rule::operation
+        | Rule::term
+        | Rule::primary
+        | Rule::group
+        | Rule::set
+        | Rule::list
+        | Rule::call
+        | Rule::binding
+        | Rule::optional
+        | Rule::arg
+        | Rule::conditional
+        | Rule::boolean
+        | Rule::special
+        | Rule::absent
+        | Rule::hole
+        | Rule::spread
+        | Rule::in_term
+        | Rule::in_word => plain("an expression"),
+        Rule::setting => plain("a setting such as `nodes = 50;`"),
+        Rule::builtin => quoted(&["builtin"]),
+        Rule::requires | Rule::requires_statement => quoted(&["requires"]),
+        Rule::prefer => quoted(&["prefer"]),
+        Rule::let_clause => quoted(&["let"]),
+        Rule::class_clause | Rule::class_statement => quoted(&["class"]),
+        Rule::grads => quoted(&["grad"]),
+        Rule::cublaslt => quoted(&["cublaslt"]),
+        Rule::template => quoted(&["template"]),
+        Rule::pointwise => quoted(&["pointwise"]),
+        Rule::rowwise => quoted(&["rowwise"]),
+        Rule::tune => quoted(&["tune"]),
+        Rule::launch => quoted(&["launch"]),
+        Rule::input => quoted(&["input", "const"]),
+        Rule::given => quoted(&["given"]),
+        Rule::expect => quoted(&["expect"]),
+        Rule::expect_error => quoted(&["error"]),
+        Rule::expect_fires => quoted(&["fires"]),
+        Rule::expect_equal => quoted(&["equal"]),
+        Rule::expect_becomes => quoted(&["becomes"]),
+        Rule::op_body | Rule::default => quoted(&["="]),
+        Rule::op_block => quoted(&["{"]),
+        Rule::scalar_result => quoted(&["->"]),
+        Rule::binders | Rule::index => quoted(&["["]),
+        Rule::generics | Rule::type_args => quoted(&["<"]),
+        Rule::class_dtypes | Rule::comprehension => quoted(&["for"]),
+        Rule::edition
+        | Rule::use_item
+        | Rule::ruleset
+        | Rule::scalar
+        | Rule::op
+        | Rule::pattern
+        | Rule::rule_item
+        | Rule::kernel
+        | Rule::test
+        | Rule::family
+        | Rule::item => quoted(&ITEM_WORDS),
+        _ => None,
+    }
+}
+
+fn is_operator(rule: Rule) -> bool {
+    words(rule).is_none() && rule != Rule::EOI
+}
+
+/// The diagnostic for an item that the grammar refuses. `following` is the first token behind it.
+pub(super) fn syntax_error(
+    error: &Error<Rule>,
+    tokens: &[Token],
+    following: Option<&Token>,
+    builder: &Builder<'_>,
+) -> Diagnostic {
+    let (InputLocation::Pos(offset) | InputLocation::Span((offset, _))) = error.location;
+    let at = builder.base + offset as u32;
+    let i = tokens.iter().position(|t| t.end > at).unwrap_or(tokens.len());
+    let expected: &[Rule] = match &error.variant {
+        ErrorVariant::ParsingError { positives, .. } => positives,
+        ErrorVariant::CustomError { .. } => &[],
+    };
+    let site = Site { builder, tokens, i, following, expected };
+    site.first_word().or_else(|| site.number()).or_else(|| site.semicolon()).unwrap_or_else(|| site.general())
+}
+
+/// Where the grammar gave up.
+struct Site<'a> {
+    builder: &'a Builder<'a>,
+    tokens: &'a [Token],
+    /// The token that did not fit; `tokens.len()` if the item ended too early.
+    i: usize,
+    following: Option<&'a Token>,
+    expected: &'a [Rule],
+}
+
+impl Site<'_> {
+    fn text(&self, i: usize) -> &str {
+        self.tokens.get(i).map_or("", |t| t.text(self.builder.text))
+    }
+
+    fn previous(&self) -> &str {
+        self.i.checked_sub(1).map_or("", |i| self.text(i))
+    }
+
+    fn span(&self, i: usize) -> Span {
+        let token = self.tokens.get(i).or(self.tokens.last());
+        let (start, end) = token.map_or((0, 0), |t| (t.start, t.end));
+        Span { file: self.builder.file, start, end }
+    }
+
+    fn expects(&self, rule: Rule) -> bool {
+        self.expected.contains(&rule)
+    }
+
+    /// The item does not begin with a word that opens one.
+    fn first_word(&self) -> Option<Diagnostic> {
+        if self.i > 0 {
+            return None;
+        }
+        let word = self.text(0);
+        let d = Diagnostic::error(Code(111), format!("`{}` does not begin an item", shorten(word)), self.span(0))
+            .label("not an item");
+        let d = match closest(word, &ITEM_WORDS) {
+            Some(w) => d.hint(format!("did you mean `{w}`?")),
+            None => match word {
+                "fn" | "def" | "func" | "function" => {
+                    d.hint("a function of numbers is a `scalar`, one of tensors an `op`")
+                }
+                "import" | "include" | "from" => d.hint("write `use FILE::*;`"),
+                "rewrite" => d.hint("write `rule NAME: PATTERN => RESULT;`"),
+                _ => d,
+            },
+        };
+        Some(d.note(format!("an item begins with one of {}", list(&ITEM_WORDS.map(|w| format!("`{w}`"))))))
+    }
+
+    /// A number with letters stuck to it, or without digits behind its point.
+    fn number(&self) -> Option<Diagnostic> {
+        let token = self.tokens.get(self.i).filter(|t| t.kind == Kind::Number)?;
+        let word = token.text(self.builder.text);
+        if word.bytes().all(|b| b.is_ascii_digit()) || word.parse::<f64>().is_ok() {
+            return None;
+        }
+        let d = Diagnostic::error(Code(109), format!("`{}` is not a number", shorten(word)), self.span(self.i));
+        let split = word.find(|c: char| c.is_ascii_alphabetic() || c == '_').unwrap_or(word.len());
+        Some(match (&word[..split], &word[split..]) {
+            (_, rest) if rest.starts_with('_') => d.hint("write the digits without `_`"),
+            ("0", rest) if rest.starts_with(['x', 'X', 'b', 'o']) => d.hint("write it in decimal"),
+            (digits, name) => {
+                d.hint(format!("for a product write `{digits} * {}`; names cannot begin with a digit", shorten(name)))
+            }
+        })
+    }
+
+    /// The item ends without `;`, or the next statement begins without one.
+    fn semicolon(&self) -> Option<Diagnostic> {
+        let new_line = self.tokens.get(self.i).is_none_or(|t| t.first || t.text(self.builder.text) == "}");
+        if self.i == 0 || !self.expects(Rule::semi) || !new_line {
+            return None;
+        }
+        // A clause word that is nearly right is the likelier mistake.
+        if self.i < self.tokens.len() && self.misspelled().is_some() {
+            return None;
+        }
+        let previous = self.span(self.i - 1);
+        let d = Diagnostic::error(Code(112), "missing `;`", previous).label("expected `;` behind this");
+        let next = self.tokens.get(self.i).or(self.following);
+        Some(match next {
+            Some(t) => {
+                let found = t.text(self.builder.text);
+                let span = Span { file: self.builder.file, start: t.start, end: t.end };
+                d.also(span, format!("found {} instead", describe(found)))
+            }
+            None => d.note("the file ends here"),
+        })
+    }
+
+    /// An expected keyword that is close to what was found.
+    fn misspelled(&self) -> Option<String> {
+        if self.tokens.get(self.i)?.kind != Kind::Word {
+            return None;
+        }
+        let keywords: Vec<String> = self.expected.iter().filter_map(|r| words(*r)).flatten().collect();
+        let bare: Vec<&str> = keywords
+            .iter()
+            .map(|k| k.trim_matches('`'))
+            .filter(|k| k.chars().all(|c| c.is_ascii_lowercase()))
+            .collect();
+        closest(self.text(self.i), &bare).map(str::to_string)
+    }
+
+    fn general(&self) -> Diagnostic {
+        let found = match self.tokens.get(self.i) {
+            Some(t) => describe(t.text(self.builder.text)),
+            None => "the end of the item".to_string(),
+        };
+        let expected = self.expectation();
+        let code = if self.wrong_sign().is_some() { Code(113) } else { Code(101) };
+        let span = self.span(self.i);
+        let mut d = Diagnostic::error(code, format!("expected {expected}, found {found}"), span);
+        d = d.label(if self.i < self.tokens.len() {
+            "not expected here".to_string()
+        } else {
+            format!("expected {expected} behind this")
+        });
+        if let Some(hint) = self.wrong_sign() {
+            return d.hint(hint);
+        }
+        if let Some(word) = self.misspelled() {
+            return d.hint(format!("did you mean `{word}`?"));
+        }
+        if self.tokens.get(self.i).is_some_and(|t| t.kind == Kind::Word) && is_reserved(self.text(self.i)) {
+            return d.note(format!("`{}` is a word of the language and cannot be a name", self.text(self.i)));
+        }
+        if opens_item(self.tokens, self.i, self.builder.text) && self.i > 0 {
+            return d.hint("is a `;` missing before it?");
+        }
+        d
+    }
+
+    /// A sign that other languages use for what was expected here.
+    fn wrong_sign(&self) -> Option<String> {
+        let operator = self.expected.iter().any(|r| *r == Rule::eq || *r == Rule::add);
+        Some(match self.text(self.i) {
+            "=>" | "->" if self.expects(Rule::assign) => "write `=` before the body".to_string(),
+            "==" if self.expects(Rule::assign) => "write `=` here; `==` compares".to_string(),
+            "->" | "=" | "==" if self.expects(Rule::becomes) => {
+                "write `=>` between the two sides of a rule".to_string()
+            }
+            "=" if operator => "write `==` to compare; `=` gives a name to an argument or a body".to_string(),
+            "=>" | ":" | "=" if self.expects(Rule::arrow) || self.expects(Rule::scalar_result) => {
+                "write `->` before the result's type".to_string()
+            }
+            ":" if self.expects(Rule::assign) => "write `=` here".to_string(),
+            "=" if self.expects(Rule::colon) => "write `:` here".to_string(),
+            "|" if self.previous() == "|" => "write `or`; a single `|` separates alternatives".to_string(),
+            "*" if self.previous() == "*" => "write `**` for a power".to_string(),
+            "=>" if operator => "write `>=` to compare; `=>` separates the two sides of a rule".to_string(),
+            ";" if self.expects(Rule::comma) && !self.expects(Rule::semi) => "separate them with `,`".to_string(),
+            "?" if operator => "only a name can be optional: `bias?`, `cast?(x)`".to_string(),
+            _ => return None,
+        })
+    }
+
+    /// The expected things in words, at most six, operators only if there is nothing else.
+    fn expectation(&self) -> String {
+        let mut all: Vec<String> = Vec::new();
+        for w in self.expected.iter().filter_map(|r| words(*r)).flatten() {
+            if !all.contains(&w) {
+                all.push(w);
+            }
+        }
+        let operators = self.expected.iter().any(|r| is_operator(*r));
+        // Behind a complete expression, brackets of postfixes are possible but hardly meant.
+        if operators && all.len() > 1 {
+            all.retain(|w| !matches!(w.as_str(), "`[`" | "`(`" | "`<`" | "`::`" | "`?`" | "`else`" | "`:`"));
+        }
+        if all.contains(&"an expression".to_string()) {
+            all.retain(|w| !matches!(w.as_str(), "`not`" | "`if`" | "a name" | "a number"));
+        }
+        if all.is_empty() {
+            all.push("an operator".to_string());
+        }
+        if all.len() > 6 && all.len() < ITEM_WORDS.len() {
+            all.truncate(6);
+        }
+        list(&all)
+    }
+}
+
+fn describe(found: &str) -> String {
+    match found.chars().next() {
+        Some('"') => format!("the text {}", shorten(found)),
+        Some(c) if c.is_ascii_digit() => format!("the number `{}`", shorten(found)),
+        _ => format!("`{}`", shorten(found)),
+    }
+}
+
+fn shorten(text: &str) -> String {
+    if text.chars().count() > 40 { text.chars().take(37).chain("...".chars()).collect() } else { text.to_string() }
+}
+
+fn is_reserved(word: &str) -> bool {
+    const WORDS: [&str; 18] = [
+        "and", "or", "not", "in", "if", "then", "else", "for", "true", "false", "none", "inf", "nan", "requires",
+        "prefer", "class", "grad", "let",
+    ];
+    WORDS.contains(&word)
+}
+
+/// `a, b or c`
+fn list(all: &[String]) -> String {
+    match all {
+        [] => String::new(),
+        [only] => only.clone(),
+        [first @ .., last] => format!("{} or {last}", first.join(", ")),
+    }
+}
+
+/// The candidate that `word` most likely misspells: at most one edit for each three letters.
+pub(crate) fn closest<'a>(word: &str, candidates: &[&'a str]) -> Option<&'a str> {
+    let limit = (word.chars().count() / 3).max(1);
+    candidates
+        .iter()
+        .filter(|c| c.len().abs_diff(word.len()) <= limit)
+        .map(|c| (edits(word, c), *c))
+        .filter(|(n, c)| *n > 0 && *n <= limit && c.len() > 2)
+        .min_by_key(|(n, _)| *n)
+        .map(|(_, c)| c)
+}
+
+/// Insertions, deletions, replacements and swaps of neighbours between two words.
+fn edits(a: &str, b: &str) -> usize {
+    let (a, b): (Vec<char>, Vec<char>) = (a.chars().collect(), b.chars().collect());
+    let mut rows = vec![(0..=b.len()).collect::<Vec<usize>>()];
+    for i in 1..=a.len() {
+        let mut row = vec![i];
+        for j in 1..=b.len() {
+            let mut best =
+                (rows[i - 1][j] + 1).min(row[j - 1] + 1).min(rows[i - 1][j - 1] + usize::from(a[i - 1] != b[j - 1]));
+            if i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] {
+                best = best.min(rows[i - 2][j - 2] + 1);
+            }
+            row.push(best);
+        }
+        rows.push(row);
+    }
+    rows[a.len()][b.len()]
+}

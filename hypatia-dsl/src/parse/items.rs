@@ -1,0 +1,342 @@
+//! Pairs of the grammar to items.
+
+use pest::iterators::Pair;
+
+use super::{Bug, Builder, Built, Kids, Rule};
+use crate::ast::{self, *};
+use crate::diag::{Code, Diagnostic};
+
+impl Builder<'_> {
+    /// The item inside `Rule::item`, `Err` for an edition, which is none.
+    pub(super) fn item(&self, pair: Pair<'_, Rule>) -> Built<ItemKind> {
+        Ok(match pair.as_rule() {
+            Rule::use_item => ItemKind::Use(self.use_item(pair)?),
+            Rule::ruleset => ItemKind::RuleSet(self.ruleset(pair)?),
+            Rule::scalar => ItemKind::Scalar(self.scalar(pair)?),
+            Rule::op => ItemKind::Op(self.op(pair)?),
+            Rule::pattern => ItemKind::Pattern(self.pattern(pair)?),
+            Rule::rule_item => ItemKind::Rule(self.rule(pair)?),
+            Rule::kernel => ItemKind::Kernel(self.kernel(pair)?),
+            Rule::test => ItemKind::Test(self.test(pair)?),
+            Rule::family => {
+                let mut kids = Kids::of(pair);
+                ItemKind::Family(Family { name: self.name(kids.first()?), members: self.expr(kids.first()?)? })
+            }
+            other => return Err(Bug(other)),
+        })
+    }
+
+    fn use_item(&self, pair: Pair<'_, Rule>) -> Built<Use> {
+        let mut parts: Vec<Name> = Vec::new();
+        let mut glob = false;
+        for p in Kids::of(pair) {
+            if glob {
+                self.report(Diagnostic::error(Code(101), "nothing may follow `*` here", self.span(&p)));
+            } else if p.as_rule() == Rule::star {
+                glob = true;
+            } else {
+                parts.push(self.name(p));
+            }
+        }
+        let (Some(first), Some(last)) = (parts.first(), parts.last()) else { return Err(Bug(Rule::use_item)) };
+        let span = first.span.to(last.span);
+        if !glob && parts.len() == 1 {
+            let name = &first.node;
+            self.report(
+                Diagnostic::error(Code(101), "what is to be used from this file?", span)
+                    .hint(format!("write `use {name}::*;` for everything, or `use {name}::NAME;` for one name")),
+            );
+        }
+        Ok(Use { path: Path { parts, span }, glob })
+    }
+
+    fn ruleset(&self, pair: Pair<'_, Rule>) -> Built<RuleSet> {
+        let mut kids = Kids::of(pair);
+        Ok(RuleSet { name: self.name(kids.first()?), settings: kids.map(|s| self.setting(s)).collect::<Built<_>>()? })
+    }
+
+    fn setting(&self, pair: Pair<'_, Rule>) -> Built<Setting> {
+        let mut kids = Kids::of(pair);
+        Ok(Setting { key: self.name(kids.first()?), value: self.expr(kids.first()?)? })
+    }
+
+    fn scalar(&self, pair: Pair<'_, Rule>) -> Built<Scalar> {
+        let mut kids = Kids::of(pair);
+        let name = self.name(kids.first()?);
+        let mut scalar = Scalar { name, params: Vec::new(), result: None, body: None, grads: Vec::new() };
+        for p in kids {
+            match p.as_rule() {
+                Rule::scalar_param => {
+                    let mut parts = Kids::of(p);
+                    let name = self.name(parts.first()?);
+                    scalar.params.push(ScalarParam { name, kind: parts.next().map(|k| self.name(k)) });
+                }
+                Rule::scalar_result => scalar.result = Some(self.name(Kids::of(p).first()?)),
+                Rule::alternatives => scalar.body = Some(self.expr(p)?),
+                Rule::grads => scalar.grads = self.exprs(Kids::of(p))?,
+                other => return Err(Bug(other)),
+            }
+        }
+        Ok(scalar)
+    }
+
+    fn op(&self, pair: Pair<'_, Rule>) -> Built<Op> {
+        let mut kids = Kids::of(pair);
+        let mut op = Op {
+            name: self.name(kids.first()?),
+            generics: Vec::new(),
+            params: Vec::new(),
+            results: Vec::new(),
+            body: None,
+            builtin: false,
+            settings: Vec::new(),
+            requires: Vec::new(),
+        };
+        for p in kids {
+            match p.as_rule() {
+                Rule::generics => {
+                    for g in Kids::of(p) {
+                        let mut parts = Kids::of(g);
+                        let name = self.name(parts.first()?);
+                        let bound = match parts.next() {
+                            Some(b) => Some(self.expr(Kids::of(b).first()?)?),
+                            None => None,
+                        };
+                        op.generics.push(Generic { name, bound });
+                    }
+                }
+                Rule::op_param => op.params.push(self.op_param(p)?),
+                Rule::results => {
+                    for r in Kids::of(p) {
+                        let mut parts = Kids::of(r);
+                        let first = parts.first()?;
+                        let variadic = first.as_rule() == Rule::star;
+                        let ty = self.type_expr(if variadic { parts.first()? } else { first })?;
+                        op.results.push(ResultType { variadic, ty });
+                    }
+                }
+                Rule::op_block => self.op_block(p, &mut op)?,
+                Rule::op_body => {
+                    for part in Kids::of(p) {
+                        if part.as_rule() == Rule::op_block {
+                            self.op_block(part, &mut op)?;
+                        } else {
+                            op.body = Some(self.expr(part)?);
+                        }
+                    }
+                }
+                other => return Err(Bug(other)),
+            }
+        }
+        Ok(op)
+    }
+
+    fn op_param(&self, pair: Pair<'_, Rule>) -> Built<OpParam> {
+        let mut kids = Kids::of(pair);
+        let mut first = kids.first()?;
+        let variadic = first.as_rule() == Rule::star;
+        if variadic {
+            first = kids.first()?;
+        }
+        let name = self.name(first);
+        let ty = Kids::of(kids.first()?).first()?;
+        let ty = match ty.as_rule() {
+            Rule::type_expr => ParamType::Tensor(self.type_expr(ty)?),
+            _ => ParamType::Named(self.name(ty)),
+        };
+        let mut param = OpParam { variadic, name, ty, optional: false, default: None };
+        for p in kids {
+            match p.as_rule() {
+                Rule::question => param.optional = true,
+                Rule::default => param.default = Some(self.expr(Kids::of(p).first()?)?),
+                other => return Err(Bug(other)),
+            }
+        }
+        Ok(param)
+    }
+
+    fn op_block(&self, pair: Pair<'_, Rule>, op: &mut Op) -> Built<()> {
+        for p in Kids::of(pair) {
+            match p.as_rule() {
+                Rule::builtin => op.builtin = true,
+                Rule::setting => op.settings.push(self.setting(p)?),
+                Rule::requires_statement => {
+                    let requires = Kids::of(p).first()?;
+                    op.requires.extend(self.exprs(Kids::of(requires))?);
+                }
+                other => return Err(Bug(other)),
+            }
+        }
+        Ok(())
+    }
+
+    fn pattern(&self, pair: Pair<'_, Rule>) -> Built<Pattern> {
+        let mut names = Vec::new();
+        for p in Kids::of(pair) {
+            if p.as_rule() == Rule::alternatives {
+                let body = self.expr(p)?;
+                let mut names = names.into_iter();
+                let name = names.next().ok_or(Bug(Rule::pattern))?;
+                return Ok(Pattern { name, params: names.collect(), body });
+            }
+            names.push(self.name(p));
+        }
+        Err(Bug(Rule::pattern))
+    }
+
+    fn rule(&self, pair: Pair<'_, Rule>) -> Built<ast::Rule> {
+        let mut kids = Kids::of(pair);
+        let path = self.path(kids.first()?)?;
+        let mut binders = Vec::new();
+        let mut next = kids.first()?;
+        if next.as_rule() == Rule::binders {
+            for b in Kids::of(next) {
+                let mut parts = Kids::of(b);
+                let name = self.name(parts.first()?);
+                let family = parts.find(|p| p.as_rule() != Rule::op_in).ok_or(Bug(Rule::binder))?;
+                binders.push(Binder { name, family: self.expr(family)? });
+            }
+            next = kids.first()?;
+        }
+        let lhs = self.expr(next)?;
+        let both_ways = kids.first()?.as_rule() == Rule::both;
+        let rhs = self.expr(kids.first()?)?;
+        let (lets, requires, prefer, classes) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let mut rule = ast::Rule { path, binders, lhs, both_ways, rhs, lets, requires, prefer, classes };
+        for p in kids {
+            let which = p.as_rule();
+            let mut inner = Kids::of(p);
+            match which {
+                Rule::let_clause => {
+                    for binding in inner {
+                        let mut parts = Kids::of(binding);
+                        rule.lets.push((self.name(parts.first()?), self.expr(parts.first()?)?));
+                    }
+                }
+                Rule::requires => rule.requires.extend(self.exprs(inner)?),
+                Rule::prefer => rule.prefer.extend(self.exprs(inner)?),
+                Rule::class_clause => {
+                    inner.try_for_each(|c| Ok(rule.classes.push(self.class(c)?)))?;
+                }
+                other => return Err(Bug(other)),
+            }
+        }
+        Ok(rule)
+    }
+
+    fn class(&self, pair: Pair<'_, Rule>) -> Built<ClassExpr> {
+        let mut kids = Kids::of(pair);
+        let mut class = ClassExpr { class: self.name(kids.first()?), ulp: None, dtypes: Vec::new() };
+        for p in kids {
+            match p.as_rule() {
+                Rule::number => {
+                    let value = p.as_str().parse().unwrap_or(f64::INFINITY);
+                    class.ulp = Some(Spanned { node: value, span: self.span(&p) });
+                }
+                Rule::class_dtypes => class.dtypes = Kids::of(p).map(|d| self.name(d)).collect(),
+                other => return Err(Bug(other)),
+            }
+        }
+        Ok(class)
+    }
+
+    fn kernel(&self, pair: Pair<'_, Rule>) -> Built<Kernel> {
+        let mut kids = Kids::of(pair);
+        let (name, pattern) = (self.name(kids.first()?), self.expr(kids.first()?)?);
+        let (requires, tune, settings, classes) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let mut kernel = Kernel { name, pattern, backend: None, requires, tune, settings, classes };
+        for p in kids {
+            let span = self.span(&p);
+            let which = p.as_rule();
+            let mut inner = Kids::of(p);
+            let backend = match which {
+                Rule::cublaslt => Backend::Cublaslt(self.name(inner.first()?)),
+                Rule::template => {
+                    let s = inner.first()?;
+                    Backend::Template(Spanned { node: self.string(&s), span: self.span(&s) })
+                }
+                Rule::pointwise => Backend::Pointwise(span),
+                Rule::rowwise => Backend::Rowwise(span),
+                _ => {
+                    self.kernel_statement(which, inner, &mut kernel)?;
+                    continue;
+                }
+            };
+            if kernel.backend.replace(backend).is_some() {
+                let d = Diagnostic::error(Code(101), "a kernel is made in one way only", span);
+                self.report(d.label("a second one").hint("write two kernels: the faster one is chosen by measuring"));
+            }
+        }
+        Ok(kernel)
+    }
+
+    fn kernel_statement(&self, which: Rule, mut inner: Kids<'_>, kernel: &mut Kernel) -> Built<()> {
+        match which {
+            Rule::requires_statement => {
+                kernel.requires.extend(self.exprs(Kids::of(inner.first()?))?);
+            }
+            Rule::tune => {
+                kernel.tune.push((self.name(inner.first()?), self.expr(inner.first()?)?));
+            }
+            Rule::launch => {
+                for s in inner {
+                    kernel.settings.push(self.setting(s)?);
+                }
+            }
+            Rule::class_statement => {
+                for c in Kids::of(inner.first()?) {
+                    kernel.classes.push(self.class(c)?);
+                }
+            }
+            Rule::setting => {
+                kernel.settings.push(Setting { key: self.name(inner.first()?), value: self.expr(inner.first()?)? })
+            }
+            other => return Err(Bug(other)),
+        }
+        Ok(())
+    }
+
+    fn test(&self, pair: Pair<'_, Rule>) -> Built<Test> {
+        let mut kids = Kids::of(pair);
+        let name = kids.first()?;
+        let name = Spanned { node: self.string(&name), span: self.span(&name) };
+        let mut test = Test { name, target: None, statements: Vec::new() };
+        for p in kids {
+            let which = p.as_rule();
+            let constant = p.as_str().starts_with("const");
+            if which == Rule::ident {
+                test.target = Some(self.name(p));
+                continue;
+            }
+            let mut inner = Kids::of(p);
+            test.statements.push(match which {
+                Rule::input => TestStatement::Input {
+                    constant,
+                    name: self.name(inner.first()?),
+                    ty: self.type_expr(inner.first()?)?,
+                    value: inner.next().map(|e| self.expr(e)).transpose()?,
+                },
+                Rule::given => TestStatement::Given(self.exprs(inner)?),
+                Rule::expect => TestStatement::Expect(self.expect(inner.first()?)?),
+                other => return Err(Bug(other)),
+            });
+        }
+        Ok(test)
+    }
+
+    fn expect(&self, pair: Pair<'_, Rule>) -> Built<Expect> {
+        let which = pair.as_rule();
+        let fires = !pair.as_str().starts_with("not");
+        if which == Rule::alternatives {
+            return Ok(Expect::Compare(self.expr(pair)?));
+        }
+        let inner = Kids::of(pair).first()?;
+        Ok(match which {
+            Rule::expect_error => Expect::Error(self.name(inner)),
+            Rule::expect_fires => Expect::Fires(self.path(inner)?, fires),
+            Rule::expect_equal => Expect::Equal(self.expr(inner)?),
+            Rule::expect_becomes => Expect::Becomes(self.expr(inner)?),
+            other => return Err(Bug(other)),
+        })
+    }
+}

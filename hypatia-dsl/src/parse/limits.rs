@@ -1,0 +1,173 @@
+//! Limits that are checked on tokens, before anything recurses over the text.
+//!
+//! In: the tokens of one item. Out: the first bracket, string or character error, or that it is
+//! nested too deeply. Holds always: an item that passes makes a tree of at most [`MAX_DEPTH`]
+//! levels, so that no walk over a tree can overflow the stack.
+
+use super::scan::{Kind, Token};
+use crate::diag::{Code, Diagnostic};
+use crate::source::{FileId, Span};
+
+/// Largest size of a file in bytes.
+pub const MAX_FILE: usize = 1 << 20;
+/// Largest depth of an expression: brackets and operators that stand in each other.
+pub const MAX_DEPTH: u32 = 128;
+/// Largest depth of brackets alone: the grammar recurses over these, with big stack frames.
+pub const MAX_BRACKETS: usize = 48;
+
+/// The first lexical error of an item, if any.
+pub(super) fn check(tokens: &[Token], text: &str, file: FileId) -> Option<Diagnostic> {
+    strange(tokens, text, file).or_else(|| brackets(tokens, text, file)).or_else(|| depth(tokens, text, file))
+}
+
+fn span(token: &Token, file: FileId) -> Span {
+    Span { file, start: token.start, end: token.end }
+}
+
+/// Strings without an end, block comments, unknown characters.
+fn strange(tokens: &[Token], text: &str, file: FileId) -> Option<Diagnostic> {
+    let token = tokens.iter().find(|t| matches!(t.kind, Kind::OpenString | Kind::BlockComment | Kind::Unknown))?;
+    let at = span(token, file);
+    let found = token.text(text);
+    Some(match token.kind {
+        Kind::OpenString => Diagnostic::error(Code(105), "this string is not closed", at)
+            .label("no `\"` before the end of the line")
+            .hint("add the closing `\"`; a string cannot go over several lines"),
+        Kind::BlockComment => Diagnostic::error(Code(106), "there are no block comments", at)
+            .label("`/*` means nothing here")
+            .hint("start each line of the comment with `//`"),
+        _ => {
+            let shown: String = found.chars().take(20).flat_map(char::escape_debug).collect();
+            let d =
+                Diagnostic::error(Code(106), format!("unknown text `{shown}`"), at).label("not part of the language");
+            match found.chars().next() {
+                Some('&') => d.hint("write `and`"),
+                Some('!') => d.hint("write `not`"),
+                Some('^') => d.hint("write `**` for a power"),
+                Some('#') => d.hint("comments start with `//`"),
+                Some('\'' | '\u{201c}' | '\u{201d}' | '\u{2018}' | '\u{2019}') => {
+                    d.hint("strings stand in straight double quotes: \"text\"")
+                }
+                Some('\0') => d.note("the file holds NUL bytes: is it really a text file?"),
+                Some(c) if c.is_alphabetic() => {
+                    d.hint("names are made of the letters a to z and A to Z, digits and `_`")
+                }
+                _ => d,
+            }
+        }
+    })
+}
+
+/// The first bracket that does not match.
+fn brackets(tokens: &[Token], text: &str, file: FileId) -> Option<Diagnostic> {
+    let mut open: Vec<&Token> = Vec::new();
+    let unclosed = |t: &Token, close: &str| {
+        let message = format!("this `{}` is never closed", t.text(text));
+        Diagnostic::error(Code(104), message, span(t, file)).label(format!("needs a `{close}`"))
+    };
+    for token in tokens.iter().filter(|t| t.kind == Kind::Sign) {
+        let sign = token.text(text);
+        match sign {
+            "(" | "[" | "{" => open.push(token),
+            ")" | "]" | "}" => match open.pop() {
+                Some(o) if closing(o.text(text)) == sign => {}
+                Some(o) => {
+                    let close = closing(o.text(text));
+                    return Some(
+                        unclosed(o, close)
+                            .also(span(token, file), format!("found `{sign}` where `{close}` was expected")),
+                    );
+                }
+                None => {
+                    let message = format!("this `{sign}` closes nothing");
+                    return Some(
+                        Diagnostic::error(Code(104), message, span(token, file))
+                            .hint(format!("remove it, or add the missing `{}`", opening(sign))),
+                    );
+                }
+            },
+            ";" => {
+                if let Some(o) = open.last().filter(|o| o.text(text) != "{") {
+                    return Some(unclosed(o, closing(o.text(text))).also(span(token, file), "the statement ends here"));
+                }
+            }
+            _ => {}
+        }
+    }
+    open.last().map(|o| unclosed(o, closing(o.text(text))))
+}
+
+fn closing(open: &str) -> &'static str {
+    match open {
+        "(" => ")",
+        "[" => "]",
+        _ => "}",
+    }
+}
+
+fn opening(close: &str) -> &'static str {
+    match close {
+        ")" => "(",
+        "]" => "[",
+        _ => "{",
+    }
+}
+
+/// Between two brackets: how deep the tree of the current expression can be at most.
+#[derive(Default)]
+struct Level {
+    /// Operators since the last separator.
+    operators: u32,
+    /// Deepest bracket since the last separator.
+    inner: u32,
+    /// Deepest expression so far.
+    deepest: u32,
+}
+
+impl Level {
+    fn end_expression(&mut self) {
+        self.deepest = self.deepest.max(self.operators + self.inner);
+        (self.operators, self.inner) = (0, 0);
+    }
+}
+
+/// Refuses items whose tree could be deeper than [`MAX_DEPTH`]. A chain of n operators makes a
+/// tree of depth n, whichever way it associates, and brackets add to it.
+fn depth(tokens: &[Token], text: &str, file: FileId) -> Option<Diagnostic> {
+    let mut levels = vec![Level::default()];
+    let mut operand_before = false;
+    for token in tokens {
+        let word = token.text(text);
+        let Some(level) = levels.last_mut() else { break };
+        match (token.kind, word) {
+            (Kind::Sign, "(" | "[" | "{") => {
+                level.operators += u32::from(word == "[" && operand_before);
+                levels.push(Level::default());
+            }
+            (Kind::Sign, ")" | "]" | "}") => {
+                level.end_expression();
+                let depth = level.deepest + 1;
+                levels.pop();
+                if let Some(outer) = levels.last_mut() {
+                    outer.inner = outer.inner.max(depth);
+                }
+            }
+            (Kind::Sign, "," | ";" | "=" | "=>" | "<=>" | "->" | "|")
+            | (Kind::Word, "requires" | "prefer" | "class" | "grad" | "let") => level.end_expression(),
+            (Kind::Sign, _) | (Kind::Word, "and" | "or" | "not" | "in" | "if" | "else") => level.operators += 1,
+            _ => {}
+        }
+        operand_before = token.kind != Kind::Sign || matches!(word, ")" | "]" | "}");
+        let now = levels.last().map_or(0, |l| l.deepest.max(l.operators + l.inner));
+        if levels.len() > MAX_BRACKETS || levels.len() as u32 + now > MAX_DEPTH {
+            let message = "this is nested too deeply";
+            return Some(
+                Diagnostic::error(Code(107), message, span(token, file))
+                    .label("too many brackets and operators in one expression")
+                    .note(format!("one expression may hold at most {MAX_BRACKETS} levels of brackets, and {MAX_DEPTH} of brackets and operators"))
+                    .hint("name parts of it, as a `scalar`, an `op` or a `let`"),
+            );
+        }
+    }
+    None
+}

@@ -1,0 +1,253 @@
+//! Text to tree.
+//!
+//! In: a file of the source map. Out: its tree and the syntax errors. A file goes through the
+//! scanner (`scan`), which cuts it into items; each item is checked for lexical errors and depth
+//! (`limits`), parsed by the grammar (`hyp.pest`), and built into a tree (`items`, `expr`). An
+//! item with an error is reported (`explain`) and left out; the others are kept. Holds always: no
+//! input makes this panic, overflow the stack or take more than linear time.
+
+mod explain;
+mod expr;
+mod items;
+mod limits;
+pub(crate) mod scan;
+
+use std::cell::RefCell;
+
+use pest::Parser as _;
+use pest::iterators::{Pair, Pairs};
+
+pub use limits::{MAX_DEPTH, MAX_FILE};
+
+use crate::ast::{File, Item, Name, Spanned};
+use crate::diag::{Code, Diagnostic};
+use crate::source::{FileId, SourceMap, Span};
+use scan::{Kind, Token};
+
+/// The edition that this version reads.
+pub const EDITION: u32 = 1;
+
+// The generated rules cannot carry doc comments.
+#[allow(missing_docs)]
+mod grammar {
+    #[derive(pest_derive::Parser)]
+    #[grammar = "hyp.pest"]
+    pub struct Grammar;
+}
+pub(crate) use grammar::{Grammar, Rule};
+
+/// The grammar and the tree builder disagree about this rule: a bug of ours, never the user's.
+#[derive(Debug)]
+pub(crate) struct Bug(Rule);
+type Built<T> = Result<T, Bug>;
+
+/// Parses a file. The tree holds the items without errors.
+pub fn parse(sources: &SourceMap, file: FileId) -> (File, Vec<Diagnostic>) {
+    let text: &str = &sources.file(file).text;
+    let mut out = File { id: file, edition: None, doc: String::new(), items: Vec::new(), comments: Vec::new() };
+    if text.len() > MAX_FILE {
+        let start = Span { file, start: 0, end: 0 };
+        let message = format!("this file is too large: {} bytes, the limit is {MAX_FILE}", text.len());
+        let hint = "split it into several files and join them with `use`";
+        return (out, vec![Diagnostic::error(Code(108), message, start).hint(hint)]);
+    }
+    let all = scan::tokens(text);
+    let significant: Vec<Token> = all.iter().filter(|t| !t.is_comment()).copied().collect();
+    let comments: Vec<Token> = all.iter().filter(|t| t.is_comment()).copied().collect();
+    let builder = Builder { file, text, base: 0, diagnostics: RefCell::default() };
+    let mut parser = FileParser {
+        builder,
+        tokens: &significant,
+        comments: &comments,
+        next_comment: 0,
+        misplaced: None,
+        out: &mut out,
+    };
+    for range in scan::items(&significant, text) {
+        parser.item(range);
+    }
+    parser.finish();
+    let diagnostics = parser.builder.diagnostics.into_inner();
+    (out, diagnostics)
+}
+
+/// Goes through the items of one file.
+struct FileParser<'a> {
+    builder: Builder<'a>,
+    tokens: &'a [Token],
+    comments: &'a [Token],
+    /// The first comment that has no place yet.
+    next_comment: usize,
+    /// An edition that does not come first.
+    misplaced: Option<Span>,
+    out: &'a mut File,
+}
+
+impl FileParser<'_> {
+    fn item(&mut self, range: std::ops::Range<usize>) {
+        let (file, text) = (self.builder.file, self.builder.text);
+        let tokens = &self.tokens[range.clone()];
+        let (Some(first), Some(last)) = (tokens.first(), tokens.last()) else { return };
+        if tokens.len() == 1 && first.text(text) == ";" {
+            return; // A spare `;` behind a block.
+        }
+        let span = Span { file, start: first.start, end: last.end };
+        let doc = self.docs(first.start, range.start);
+        self.comments_until(last.end);
+        if let Some(d) = limits::check(tokens, text, file) {
+            return self.builder.report(d);
+        }
+        self.builder.base = first.start;
+        let source = &text[first.start as usize..last.end as usize];
+        let following = self.tokens.get(range.end);
+        match Grammar::parse(Rule::item, source) {
+            Err(error) => self.builder.report(explain::syntax_error(&error, tokens, following, &self.builder)),
+            Ok(pairs) => {
+                if let Err(bug) = self.built(pairs, span, doc) {
+                    let message = format!("internal error: the parser lost its way in a {:?}", bug.0);
+                    self.builder
+                        .report(Diagnostic::error(Code(101), message, span).note("please report this with the file"));
+                }
+            }
+        }
+    }
+
+    fn built(&mut self, mut pairs: Pairs<'_, Rule>, span: Span, doc: String) -> Built<()> {
+        let pair = Kids(pairs.next().ok_or(Bug(Rule::item))?.into_inner()).first()?;
+        if pair.as_rule() == Rule::edition {
+            let number = Kids::of(pair).first()?;
+            let at = self.builder.span(&number);
+            let edition = Spanned { node: number.as_str().parse().unwrap_or(u32::MAX), span: at };
+            if edition.node != EDITION {
+                let d = Diagnostic::error(Code(103), format!("edition {} does not exist", number.as_str()), at);
+                self.builder.report(d.label("not an edition").hint(format!("write `edition {EDITION};`")));
+            }
+            if self.out.edition.is_some() || !self.out.items.is_empty() {
+                self.misplaced = Some(span);
+            }
+            self.out.edition.get_or_insert(edition);
+            return Ok(());
+        }
+        let kind = self.builder.item(pair)?;
+        self.out.items.push(Item { doc, kind, span });
+        Ok(())
+    }
+
+    /// Takes the doc comments before an item that starts at `start`. Other comments before it are
+    /// kept as they are.
+    fn docs(&mut self, start: u32, item: usize) -> String {
+        let text = self.builder.text;
+        let previous_end = item.checked_sub(1).map_or(0, |i| self.tokens[i].end);
+        let mut doc = Vec::new();
+        while let Some(c) = self.comments.get(self.next_comment).filter(|c| c.start < start) {
+            self.next_comment += 1;
+            match c.kind {
+                Kind::Doc if c.first && c.start >= previous_end => doc.push(doc_line(c.text(text))),
+                Kind::ModuleDoc if self.out.items.is_empty() => self.module_doc(c),
+                _ => self.comment(c),
+            }
+        }
+        doc.join("\n")
+    }
+
+    fn module_doc(&mut self, token: &Token) {
+        if !self.out.doc.is_empty() {
+            self.out.doc.push('\n');
+        }
+        self.out.doc.push_str(&doc_line(token.text(self.builder.text)));
+    }
+
+    fn comment(&mut self, token: &Token) {
+        let span = Span { file: self.builder.file, start: token.start, end: token.end };
+        self.out.comments.push(Spanned { node: token.text(self.builder.text).to_string(), span });
+    }
+
+    fn comments_until(&mut self, end: u32) {
+        while let Some(c) = self.comments.get(self.next_comment).filter(|c| c.start < end) {
+            self.next_comment += 1;
+            self.comment(c);
+        }
+    }
+
+    /// What is behind the last item, and whether there was an edition first.
+    fn finish(&mut self) {
+        while let Some(c) = self.comments.get(self.next_comment) {
+            self.next_comment += 1;
+            match c.kind {
+                Kind::ModuleDoc if self.out.items.is_empty() => self.module_doc(c),
+                _ => self.comment(c),
+            }
+        }
+        let file = self.builder.file;
+        if let Some(span) = self.misplaced {
+            let d =
+                Diagnostic::error(Code(102), "`edition` must be the first item, and the only one of its kind", span);
+            self.builder.report(d.hint("move it to the top of the file"));
+        } else if self.out.edition.is_none() && !self.tokens.iter().any(|t| t.text(self.builder.text) == "edition") {
+            let (start, end) = self.tokens.first().map_or((0, 0), |t| (t.start, t.end));
+            let d = Diagnostic::error(
+                Code(102),
+                "this file does not say which edition of the language it uses",
+                Span { file, start, end },
+            );
+            let d = d.label(format!("expected `edition {EDITION};` before this"));
+            self.builder.report(d.hint(format!("make `edition {EDITION};` the first line of the file")));
+        }
+    }
+}
+
+/// The words of a `/// words` line.
+fn doc_line(text: &str) -> String {
+    let words = &text[3..];
+    words.strip_prefix(' ').unwrap_or(words).trim_end().to_string()
+}
+
+/// Turns pairs of one item into a tree, and collects what is wrong with them.
+pub(crate) struct Builder<'a> {
+    file: FileId,
+    /// The whole file.
+    text: &'a str,
+    /// Where the item starts; pairs count from there.
+    base: u32,
+    diagnostics: RefCell<Vec<Diagnostic>>,
+}
+
+impl Builder<'_> {
+    fn report(&self, d: Diagnostic) {
+        self.diagnostics.borrow_mut().push(d);
+    }
+
+    fn span(&self, pair: &Pair<'_, Rule>) -> Span {
+        let s = pair.as_span();
+        let end = s.start() + s.as_str().trim_end().len();
+        Span { file: self.file, start: self.base + s.start() as u32, end: self.base + end as u32 }
+    }
+
+    fn name(&self, pair: Pair<'_, Rule>) -> Name {
+        Spanned { node: pair.as_str().to_string(), span: self.span(&pair) }
+    }
+}
+
+/// The pairs inside a pair that carry meaning: no keywords, brackets or separators.
+pub(crate) struct Kids<'a>(Pairs<'a, Rule>);
+
+impl<'a> Kids<'a> {
+    fn of(pair: Pair<'a, Rule>) -> Kids<'a> {
+        Kids(pair.into_inner())
+    }
+
+    fn first(&mut self) -> Built<Pair<'a, Rule>> {
+        self.next().ok_or(Bug(Rule::EOI))
+    }
+}
+
+impl<'a> Iterator for Kids<'a> {
+    type Item = Pair<'a, Rule>;
+
+    fn next(&mut self) -> Option<Pair<'a, Rule>> {
+        self.0.find(|p| !explain::is_fixed_text(p.as_rule()))
+    }
+}
+
+#[cfg(test)]
+mod tests;
