@@ -11,7 +11,7 @@ use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::{AttrValue, OpId, ParamKind, Program, ScalarId};
 use hypatia_dsl::scalar::Term;
 use hypatia_dsl::shape::Dim;
-use hypatia_dsl::typing::{TensorType, apply_op, apply_scalar};
+use hypatia_dsl::typing::{TensorType, apply_op, apply_scalar, normalise_attrs};
 
 use super::{Graph, Node, NodeId, NodeKind, Value, check_term};
 use crate::error::{Error, Result};
@@ -78,7 +78,9 @@ impl Graph {
         let has_term = def.params.iter().any(|p| p.kind == ParamKind::Term);
         let split = if has_term { tensor_params(def).min(operands.len()) } else { operands.len() };
         let types: Vec<Option<TensorType>> = operands[..split].iter().map(|v| v.map(|v| self.ty(v).clone())).collect();
-        let attrs = attrs.to_vec();
+        let given: Vec<Option<AttrValue>> = attrs.iter().cloned().map(Some).collect();
+        let rank = types.iter().flatten().next().map(|t| t.shape.len());
+        let attrs = normalise_attrs(def, &given, rank).map_err(|e| Error::Type(e.to_string()))?;
         let results = apply_op(program, op, &attrs, &types).map_err(|e| Error::Type(e.to_string()))?;
         if results.is_empty() {
             return Err(Error::Type(format!("`{}` has no result with these attributes", def.name)));
