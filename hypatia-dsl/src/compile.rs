@@ -28,11 +28,8 @@ impl Loader for FileLoader {
     fn load(&self, module: &str, from: Option<&Path>) -> Result<Option<SourceFile>, String> {
         if let Some(dir) = from.and_then(Path::parent) {
             let path = dir.join(format!("{module}.hyp"));
-            match std::fs::read_to_string(&path) {
-                Ok(text) => {
-                    let name = path.display().to_string();
-                    return Ok(Some(SourceFile { name, path: Some(path), text: text.into(), embedded: false }));
-                }
+            match SourceFile::read(&path) {
+                Ok(file) => return Ok(Some(file)),
                 Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
                 Err(e) => return Err(format!("cannot read {}: {e}", path.display())),
             }

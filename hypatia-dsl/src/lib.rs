@@ -4,12 +4,14 @@
 
 pub mod ast;
 pub mod builtin;
+pub mod codes;
 pub mod compile;
 pub mod diag;
 pub mod dtype;
 pub mod ir;
 pub mod kernel;
 pub mod parse;
+pub mod render;
 pub mod scalar;
 pub mod shape;
 pub mod source;

@@ -3,6 +3,7 @@
 //! In: text with a name. Out: `Span`s that stay meaningful across several files. Holds always:
 //! a `Span`'s offsets lie on character boundaries inside its file.
 
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -42,6 +43,25 @@ pub struct SourceFile {
     pub text: Arc<str>,
     /// True for the embedded standard library.
     pub embedded: bool,
+}
+
+/// Largest size of a file in bytes.
+pub const MAX_FILE: usize = 1 << 20;
+
+impl SourceFile {
+    /// Reads a file from disk. No more than a little over [`MAX_FILE`] bytes are read, and bytes
+    /// that are not UTF-8 become U+FFFD: the parser reports both.
+    pub fn read(path: &Path) -> std::io::Result<SourceFile> {
+        let name = path.display().to_string();
+        SourceFile::read_from(std::fs::File::open(path)?, name, Some(path.to_path_buf()))
+    }
+
+    /// The same from any reader.
+    pub fn read_from(reader: impl std::io::Read, name: String, path: Option<PathBuf>) -> std::io::Result<SourceFile> {
+        let mut bytes = Vec::new();
+        reader.take(MAX_FILE as u64 + 1).read_to_end(&mut bytes)?;
+        Ok(SourceFile { name, path, text: String::from_utf8_lossy(&bytes).into(), embedded: false })
+    }
 }
 
 /// All files of one compilation.

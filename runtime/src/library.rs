@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use hypatia_dsl::compile::{Compilation, FileLoader, compile};
 use hypatia_dsl::ir::Program;
+use hypatia_dsl::render::{Format, render, summary};
 use hypatia_dsl::source::SourceFile;
 
 use crate::error::{Error, Result};
@@ -26,9 +27,7 @@ pub fn compile_files(paths: &[PathBuf]) -> Result<Compilation> {
         })
         .collect();
     for path in paths {
-        let text = std::fs::read_to_string(path).map_err(|source| Error::Io { path: path.clone(), source })?;
-        let name = path.display().to_string();
-        roots.push(SourceFile { name, path: Some(path.clone()), text: text.into(), embedded: false });
+        roots.push(SourceFile::read(path).map_err(|source| Error::Io { path: path.clone(), source })?);
     }
     Ok(compile(roots, &loader()))
 }
@@ -38,6 +37,12 @@ pub fn load(paths: &[PathBuf]) -> Result<Arc<Program>> {
     let c = compile_files(paths)?;
     match c.program {
         Some(p) => Ok(Arc::new(p)),
-        None => Err(Error::Rules { rendered: format!("{:?}", c.diagnostics) }),
+        None => Err(rejected(&c)),
     }
+}
+
+/// The error that holds a compilation's rendered diagnostics and their summary, without colours.
+pub fn rejected(c: &Compilation) -> Error {
+    let report = render(&c.sources, &c.diagnostics, Format::Full { color: false });
+    Error::Rules { rendered: format!("{report}{}", summary(&c.diagnostics)) }
 }

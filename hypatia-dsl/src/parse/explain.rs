@@ -232,6 +232,9 @@ impl Site<'_> {
                     d.hint("a function of numbers is a `scalar`, one of tensors an `op`")
                 }
                 "import" | "include" | "from" => d.hint("write `use FILE::*;`"),
+                "requires" | "prefer" | "class" | "grad" | "let" => {
+                    d.hint("it belongs to the item before: remove the `;` that ends that one too early")
+                }
                 "rewrite" => d.hint("write `rule NAME: PATTERN => RESULT;`"),
                 _ => d,
             },

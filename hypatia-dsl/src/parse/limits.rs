@@ -8,8 +8,6 @@ use super::scan::{Kind, Token};
 use crate::diag::{Code, Diagnostic};
 use crate::source::{FileId, Span};
 
-/// Largest size of a file in bytes.
-pub const MAX_FILE: usize = 1 << 20;
 /// Largest depth of an expression: brackets and operators that stand in each other.
 pub const MAX_DEPTH: u32 = 128;
 /// Largest depth of brackets alone: the grammar recurses over these, with big stack frames.

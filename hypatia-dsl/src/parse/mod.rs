@@ -17,11 +17,11 @@ use std::cell::RefCell;
 use pest::Parser as _;
 use pest::iterators::{Pair, Pairs};
 
-pub use limits::{MAX_DEPTH, MAX_FILE};
+pub use limits::{MAX_BRACKETS, MAX_DEPTH};
 
 use crate::ast::{File, Item, Name, Spanned};
 use crate::diag::{Code, Diagnostic};
-use crate::source::{FileId, SourceMap, Span};
+use crate::source::{FileId, MAX_FILE, SourceMap, Span};
 use scan::{Kind, Token};
 
 /// The edition that this version reads.
@@ -45,11 +45,8 @@ type Built<T> = Result<T, Bug>;
 pub fn parse(sources: &SourceMap, file: FileId) -> (File, Vec<Diagnostic>) {
     let text: &str = &sources.file(file).text;
     let mut out = File { id: file, edition: None, doc: String::new(), items: Vec::new(), comments: Vec::new() };
-    if text.len() > MAX_FILE {
-        let start = Span { file, start: 0, end: 0 };
-        let message = format!("this file is too large: {} bytes, the limit is {MAX_FILE}", text.len());
-        let hint = "split it into several files and join them with `use`";
-        return (out, vec![Diagnostic::error(Code(108), message, start).hint(hint)]);
+    if let Some(d) = unreadable(text, file) {
+        return (out, vec![d]);
     }
     let all = scan::tokens(text);
     let significant: Vec<Token> = all.iter().filter(|t| !t.is_comment()).copied().collect();
@@ -60,6 +57,7 @@ pub fn parse(sources: &SourceMap, file: FileId) -> (File, Vec<Diagnostic>) {
         tokens: &significant,
         comments: &comments,
         next_comment: 0,
+        lexical_error: false,
         misplaced: None,
         out: &mut out,
     };
@@ -71,6 +69,19 @@ pub fn parse(sources: &SourceMap, file: FileId) -> (File, Vec<Diagnostic>) {
     (out, diagnostics)
 }
 
+/// Why a file is not looked at, if it is too large or no text.
+fn unreadable(text: &str, file: FileId) -> Option<Diagnostic> {
+    if text.len() > MAX_FILE {
+        let message = format!("this file is too large: the limit is {MAX_FILE} bytes");
+        let d = Diagnostic::error(Code(108), message, Span { file, start: 0, end: 0 });
+        return Some(d.hint("split it into several files and join them with `use`"));
+    }
+    let at = text.find('\u{fffd}')? as u32;
+    let d = Diagnostic::error(Code(114), "this file is not UTF-8 text", Span { file, start: at, end: at + 3 });
+    let d = d.label("not a character").hint("save the file as UTF-8");
+    Some(if text.contains('\0') { d.note("it holds NUL bytes: UTF-16, or no text at all") } else { d })
+}
+
 /// Goes through the items of one file.
 struct FileParser<'a> {
     builder: Builder<'a>,
@@ -78,6 +89,8 @@ struct FileParser<'a> {
     comments: &'a [Token],
     /// The first comment that has no place yet.
     next_comment: usize,
+    /// The item before had a lexical error: where it ends was a guess.
+    lexical_error: bool,
     /// An edition that does not come first.
     misplaced: Option<Span>,
     out: &'a mut File,
@@ -94,7 +107,16 @@ impl FileParser<'_> {
         let span = Span { file, start: first.start, end: last.end };
         let doc = self.docs(first.start, range.start);
         self.comments_until(last.end);
+        // What is left of an item whose brackets or quotes went wrong is no second error.
+        let leftover = self.lexical_error
+            && !scan::opens_item(tokens, 0, text)
+            && explain::closest(first.text(text), &scan::ITEM_WORDS).is_none();
+        if leftover {
+            return;
+        }
+        self.lexical_error = false;
         if let Some(d) = limits::check(tokens, text, file) {
+            self.lexical_error = true;
             return self.builder.report(d);
         }
         self.builder.base = first.start;

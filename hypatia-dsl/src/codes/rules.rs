@@ -1,0 +1,6 @@
+//! H04xx: rules.
+
+use super::Row;
+
+/// In the order of their codes.
+pub(super) const ROWS: &[Row] = &[];

@@ -1,0 +1,6 @@
+//! H08xx: verification.
+
+use super::Row;
+
+/// In the order of their codes.
+pub(super) const ROWS: &[Row] = &[];
