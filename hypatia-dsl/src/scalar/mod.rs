@@ -4,15 +4,31 @@
 //! derivatives, simplification, text. Holds always: a node's arguments stand before it, so a term
 //! is evaluated in one pass and shared subterms are computed once.
 
+mod ac;
+mod build;
+mod derive;
+mod eval;
+mod print;
+mod simplify;
+#[cfg(test)]
+mod testing;
+
 use crate::dtype::DType;
 use crate::ir::{InView, ScalarId};
+
+pub use ac::{canonical_key, equal_modulo_ac, match_modulo_ac};
+pub use build::{TermBuilder, expand, prune};
+pub use derive::{derivative, derived_gradients, gradients};
+pub use eval::{EvalError, Leaves, Precision, Value, apply, eval, eval_f64, float, int};
+pub use print::{show_number, show_term, show_term_with};
+pub use simplify::simplify;
 
 /// A node of a [`Term`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct TermId(pub u32);
 
 /// A DAG of scalar operations with one or more results.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Term {
     /// Nodes; arguments before users.
     pub nodes: Vec<TermNode>,
@@ -21,7 +37,7 @@ pub struct Term {
 }
 
 /// One operation.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum TermNode {
     /// A parameter of the scalar whose body this is.
     Param(u32),
@@ -68,6 +84,28 @@ impl std::hash::Hash for Literal {
     }
 }
 
+impl TermNode {
+    /// Its arguments, in order.
+    pub fn args(&self) -> &[TermId] {
+        match self {
+            TermNode::Call { args, .. } => args,
+            TermNode::Cast { arg, .. } => std::slice::from_ref(arg),
+            TermNode::Param(_) | TermNode::Acc | TermNode::In { .. } | TermNode::Lit(_) => &[],
+        }
+    }
+
+    /// The same operation on other arguments, each mapped by `f`.
+    pub fn map_args(&self, mut f: impl FnMut(TermId) -> TermId) -> TermNode {
+        match self {
+            TermNode::Call { scalar, args } => {
+                TermNode::Call { scalar: *scalar, args: args.iter().map(|a| f(*a)).collect() }
+            }
+            TermNode::Cast { to, arg } => TermNode::Cast { to: *to, arg: f(*arg) },
+            leaf => leaf.clone(),
+        }
+    }
+}
+
 impl Term {
     /// The only result of a term that has one.
     pub fn root(&self) -> TermId {
@@ -79,7 +117,8 @@ impl Term {
         &self.nodes[id.0 as usize]
     }
 
-    /// Appends a node, or returns the equal one that is there.
+    /// Appends a node, or returns the equal one that is there. [`TermBuilder`] is faster for long
+    /// terms.
     pub fn add(&mut self, node: TermNode) -> TermId {
         if let Some(i) = self.nodes.iter().position(|n| *n == node) {
             return TermId(i as u32);
