@@ -1,4 +1,15 @@
 //! The kernel templates of Hypatia, embedded: every `.cu.j2` file of this folder.
+//!
+//! `pointwise`, `epilogue` and `rowwise` are whole files; the others are parts that they include.
+//! Syntax: minijinja with `${ }` for values, `//%` for statements and `//#` for comments on a line of
+//! their own, so that the braces of CUDA C++ need no escapes.
 
 /// Name and text of each template.
-pub const TEMPLATES: &[(&str, &str)] = &[];
+pub const TEMPLATES: &[(&str, &str)] = &[
+    ("prelude.cu.j2", include_str!("prelude.cu.j2")),
+    ("flat.cu.j2", include_str!("flat.cu.j2")),
+    ("grid.cu.j2", include_str!("grid.cu.j2")),
+    ("pointwise.cu.j2", include_str!("pointwise.cu.j2")),
+    ("epilogue.cu.j2", include_str!("epilogue.cu.j2")),
+    ("rowwise.cu.j2", include_str!("rowwise.cu.j2")),
+];

@@ -8,6 +8,7 @@ pub mod codes;
 pub mod compile;
 pub mod diag;
 pub mod dtype;
+pub mod emit;
 pub mod ir;
 pub mod kernel;
 pub mod parse;

@@ -1,0 +1,356 @@
+//! CUDA C++ from kernel descriptions.
+//!
+//! In: a [`PointwiseKernel`] or [`RowwiseKernel`] whose operands have element types. Out: a
+//! [`CudaSource`]: one translation unit for NVRTC (or nvcc), with its entry points, their arguments
+//! and the launch geometry of each. Holds always: a kernel is right for every size (0 included), every
+//! alignment of its pointers and every grid; only the block's shape is prescribed. Arithmetic is done
+//! in the compute type of the operands and rounded once, at the store.
+//!
+//! The skeletons are the templates of `hypatia-templates`; what varies (scalar functions, the value
+//! of one element) is printed by [`term`].
+
+mod names;
+mod pointwise;
+mod rowwise;
+pub mod term;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::sync::OnceLock;
+
+use minijinja::{Environment, UndefinedBehavior, Value, context};
+
+use crate::dtype::DType;
+use crate::ir::Program;
+use crate::kernel::{PointwiseKernel, RowwiseKernel};
+use term::Functions;
+
+pub use names::{comment_lines, identifier};
+
+/// Options that every source must be compiled with. Contraction of `a * b + c` is off: a fused
+/// kernel rounds after each operation, exactly as the kernels that it replaces.
+pub const NVRTC_OPTIONS: &[&str] = &["--std=c++17", "--fmad=false", "-default-device"];
+
+/// Most nodes of one term that is printed: beyond it a compiler would take minutes.
+pub const MAX_TERM_NODES: usize = 20_000;
+
+/// Threads of a block of a pointwise kernel.
+const POINTWISE_BLOCK: u32 = 256;
+
+/// Why a kernel has no CUDA form.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum EmitError {
+    /// A function of floating-point numbers is applied to integers.
+    FloatOnly {
+        /// The function.
+        scalar: String,
+    },
+    /// A literal with a fraction meets integers.
+    Fraction {
+        /// The literal.
+        literal: String,
+    },
+    /// The term is too large to compile in reasonable time.
+    TooLarge {
+        /// Its nodes.
+        nodes: usize,
+    },
+    /// The description or the program breaks its own rules.
+    Malformed(String),
+    /// A template is wrong or missing.
+    Template(String),
+}
+
+impl fmt::Display for EmitError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            EmitError::FloatOnly { scalar } => write!(f, "`{scalar}` has no meaning on integers"),
+            EmitError::Fraction { literal } => write!(f, "the number {literal} is no integer, but its operands are"),
+            EmitError::TooLarge { nodes } => {
+                write!(f, "{nodes} scalar operations in one kernel; at most {MAX_TERM_NODES} are compiled")
+            }
+            EmitError::Malformed(what) => write!(f, "malformed kernel: {what}"),
+            EmitError::Template(what) => write!(f, "template: {what}"),
+        }
+    }
+}
+
+impl std::error::Error for EmitError {}
+
+/// A translation unit.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CudaSource {
+    /// The kernel's name, as in its description.
+    pub name: String,
+    /// One line: what is computed.
+    pub formula: String,
+    /// The text.
+    pub text: String,
+    /// Its kernels.
+    pub entries: Vec<Entry>,
+    /// The arguments, the same for each entry point.
+    pub args: Vec<Arg>,
+}
+
+/// A kernel of a [`CudaSource`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// The `extern "C"` name.
+    pub name: String,
+    /// How to launch it.
+    pub geometry: Geometry,
+}
+
+/// An argument of a kernel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Arg {
+    /// Its name in the source.
+    pub name: String,
+    /// What it is.
+    pub kind: ArgKind,
+    /// Its shape or meaning, in words.
+    pub about: String,
+}
+
+/// Kinds of arguments.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ArgKind {
+    /// A device pointer that is read.
+    Input(DType),
+    /// A device pointer that is written.
+    Output(DType),
+    /// A 64-bit signed size.
+    Size,
+    /// So many 64-bit signed integers, passed by value: sizes or strides, outermost first.
+    Sizes(usize),
+}
+
+impl ArgKind {
+    /// As C++ writes it.
+    pub fn c_type(self) -> String {
+        match self {
+            ArgKind::Input(t) => format!("const {}*", storage(t)),
+            ArgKind::Output(t) => format!("{}*", storage(t)),
+            ArgKind::Size => "long long".into(),
+            ArgKind::Sizes(_) => "Axes".into(),
+        }
+    }
+}
+
+/// How an entry point is launched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Geometry {
+    /// Threads stride over `n` elements, `vector` at a time.
+    Flat {
+        /// Threads of a block.
+        block: u32,
+        /// Elements of one access.
+        vector: u32,
+    },
+    /// A block covers columns along x and rows along y.
+    Grid {
+        /// Threads of a block, along both axes together.
+        block: u32,
+        /// Elements of one access.
+        vector: u32,
+    },
+    /// `threads` share a row, `block / threads` rows a block.
+    Rows {
+        /// Threads of a block.
+        block: u32,
+        /// Threads that share a row.
+        threads: u32,
+        /// The row length up to which this entry point is the best one; the widest has no limit.
+        up_to: Option<u64>,
+    },
+}
+
+impl Geometry {
+    /// Grid and block for `rows` rows of `n` elements (`rows` is 1 for flat kernels).
+    pub fn launch(self, rows: u64, n: u64) -> ([u32; 3], [u32; 3]) {
+        let cap = |v: u64, max: u64| v.clamp(1, max) as u32;
+        match self {
+            Geometry::Flat { block, vector } => {
+                let total = rows.saturating_mul(n).div_ceil(vector as u64);
+                ([cap(total.div_ceil(block as u64), i32::MAX as u64), 1, 1], [block, 1, 1])
+            }
+            Geometry::Grid { block, vector } => {
+                let lanes = if n.is_multiple_of(vector as u64) { n / vector as u64 } else { n };
+                let x = cap(lanes, block as u64).next_power_of_two().min(block);
+                let y = block / x;
+                ([cap(lanes.div_ceil(x as u64), i32::MAX as u64), cap(rows.div_ceil(y as u64), 65_535), 1], [x, y, 1])
+            }
+            Geometry::Rows { block, threads, .. } => {
+                ([cap(rows.div_ceil((block / threads) as u64), i32::MAX as u64), 1, 1], [block, 1, 1])
+            }
+        }
+    }
+}
+
+impl fmt::Display for Geometry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Geometry::Flat { block, vector } => write!(f, "block ({block}), grid (ceil(n / {}))", block * vector),
+            Geometry::Grid { block, vector } => write!(
+                f,
+                "lanes = n % {vector} == 0 ? n / {vector} : n; x = min({block}, next power of two of lanes); y = {block} / x; \
+                 block (x, y), grid (ceil(lanes / x), min(65535, ceil(rows / y)))"
+            ),
+            Geometry::Rows { block, threads, up_to } => {
+                let per_block = block / threads;
+                write!(f, "block ({block}), grid (")?;
+                if per_block == 1 {
+                    write!(f, "rows)")?
+                } else {
+                    write!(f, "ceil(rows / {per_block}))")?
+                }
+                match up_to {
+                    Some(n) => write!(f, "; for n <= {n}"),
+                    None => write!(f, "; for longer rows"),
+                }
+            }
+        }
+    }
+}
+
+/// Prints a pointwise kernel, or the pass behind a matrix product.
+pub fn pointwise(program: &Program, kernel: &PointwiseKernel) -> Result<CudaSource, EmitError> {
+    pointwise::emit(program, kernel)
+}
+
+/// Prints a row-wise kernel.
+pub fn rowwise(program: &Program, kernel: &RowwiseKernel) -> Result<CudaSource, EmitError> {
+    rowwise::emit(program, kernel)
+}
+
+/// The C++ type of an element in memory.
+pub fn storage(dtype: DType) -> &'static str {
+    match dtype {
+        DType::F64 => "double",
+        DType::F32 => "float",
+        DType::F16 => "__half",
+        DType::BF16 => "__nv_bfloat16",
+        DType::I64 => "long long",
+        DType::I32 => "int",
+        DType::I8 => "signed char",
+        DType::U8 => "unsigned char",
+        DType::Bool => "bool",
+    }
+}
+
+/// Elements of one access: the smallest type moves 16 bytes at once, larger ones in several
+/// accesses, and never more than 8 elements of a type that is wider than a byte.
+fn vector_width(dtypes: impl Iterator<Item = DType> + Clone) -> usize {
+    let widest = dtypes.clone().map(DType::size).max().unwrap_or(4);
+    let narrowest = dtypes.map(DType::size).min().unwrap_or(4);
+    let cap = if widest == 1 { 16 } else { 8 };
+    (16 / narrowest).min(cap)
+}
+
+/// The `#include`s that these types need.
+fn includes(dtypes: impl Iterator<Item = DType> + Clone) -> Vec<&'static str> {
+    let mut out = Vec::new();
+    if dtypes.clone().any(|d| d == DType::F16) {
+        out.push("cuda_fp16.h");
+    }
+    if dtypes.clone().any(|d| d == DType::BF16) {
+        out.push("cuda_bf16.h");
+    }
+    out
+}
+
+/// What every template gets.
+fn common(
+    header: Header<'_>,
+    functions: &Functions<'_>,
+    dtypes: impl Iterator<Item = DType> + Clone,
+    bodies: &[String],
+) -> Value {
+    let all = dtypes.chain(functions.rounded_to());
+    context! {
+        entries => header.entries.iter().map(|e| Value::from(e.name.clone())).collect::<Value>(),
+        header => header.lines().into_iter().collect::<Value>(),
+        includes => includes(all.collect::<Vec<_>>().into_iter()).into_iter().collect::<Value>(),
+        helpers => functions.helpers().into_iter().collect::<Value>(),
+        functions => functions.texts().into_iter().collect::<Value>(),
+        bodies => bodies.iter().cloned().collect::<Value>(),
+    }
+}
+
+/// The comment at the head of a file.
+struct Header<'a> {
+    name: &'a str,
+    kind: &'a str,
+    doc: &'a str,
+    formula: &'a [String],
+    args: &'a [Arg],
+    entries: &'a [Entry],
+}
+
+impl Header<'_> {
+    fn lines(&self) -> Vec<String> {
+        let mut out = vec![format!("{}: {}", names::comment_lines(self.name, 60).join(" "), self.kind)];
+        out.extend(names::comment_lines(self.doc, 100));
+        out.push(String::new());
+        out.push("Computes:".into());
+        out.extend(self.formula.iter().map(|l| format!("  {l}")));
+        out.push(String::new());
+        out.push("Arguments, in order (outputs do not overlap inputs; pointers may have any alignment):".into());
+        let width = self.args.iter().map(|a| a.kind.c_type().len()).max().unwrap_or(0);
+        for a in self.args {
+            out.push(format!("  {:width$} {:8} {}", a.kind.c_type(), a.name, a.about).trim_end().to_string());
+        }
+        out.push(String::new());
+        out.push("Launch (any grid is correct, this one is fast):".into());
+        out.extend(self.entries.iter().map(|e| format!("  {}: {}", e.name, e.geometry)));
+        out.push(String::new());
+        out.push(format!("Compile with: --gpu-architecture=sm_80 or newer {}", NVRTC_OPTIONS.join(" ")));
+        out.push(format!("Generated by Hypatia {}; do not edit.", env!("CARGO_PKG_VERSION")));
+        out
+    }
+}
+
+/// Renders a template and gives `#line` directives that lead back into the file their number.
+fn render(template: &str, file: &str, ctx: Value) -> Result<String, EmitError> {
+    let fail = |e: minijinja::Error| EmitError::Template(format!("{e:#}"));
+    let text = environment()?.get_template(template).map_err(fail)?.render(ctx).map_err(fail)?;
+    let mut out = String::with_capacity(text.len() + 64);
+    let mut blank = false;
+    let mut number = 0usize;
+    for line in text.lines().map(str::trim_end) {
+        // Two blank lines in a row are left behind by empty parts of a template.
+        if line.is_empty() && (blank || out.is_empty()) {
+            continue;
+        }
+        blank = line.is_empty();
+        number += 1;
+        if line == term::LINE_BACK {
+            out.push_str(&format!("#line {} \"{}\"", number + 1, names::file_name(file)));
+        } else {
+            out.push_str(line);
+        }
+        out.push('\n');
+    }
+    Ok(out)
+}
+
+fn environment() -> Result<&'static Environment<'static>, EmitError> {
+    static ENV: OnceLock<Result<Environment<'static>, String>> = OnceLock::new();
+    ENV.get_or_init(|| build_environment().map_err(|e| format!("{e:#}")))
+        .as_ref()
+        .map_err(|e| EmitError::Template(e.clone()))
+}
+
+fn build_environment() -> Result<Environment<'static>, minijinja::Error> {
+    let mut env = Environment::new();
+    let mut syntax = minijinja::syntax::SyntaxConfig::builder();
+    syntax.variable_delimiters("${", "}").block_delimiters("/*%", "%*/").comment_delimiters("/*#", "#*/");
+    syntax.line_statement_prefix("//%").line_comment_prefix("//#").trim_blocks(true).lstrip_blocks(true);
+    env.set_syntax(syntax.build()?);
+    env.set_undefined_behavior(UndefinedBehavior::Strict);
+    for (name, text) in hypatia_templates::TEMPLATES {
+        env.add_template(name, text)?;
+    }
+    Ok(env)
+}

@@ -1,0 +1,278 @@
+//! Pointwise kernels: a region of element-by-element operations, or the pass behind a matrix product.
+//!
+//! In: a [`PointwiseKernel`]. Out: its source. Holds always: a kernel whose operands are full or single
+//! elements walks its output as one flat array; any other walks rows and columns, so that no index is
+//! divided per element.
+
+use minijinja::{Value, context};
+
+use super::term::{Functions, Lowered, compute_name, widen};
+use super::{
+    Arg, ArgKind, CudaSource, EmitError, Entry, Geometry, Header, POINTWISE_BLOCK, common, identifier, render, storage,
+    vector_width,
+};
+use crate::dtype::DType;
+use crate::ir::Program;
+use crate::kernel::{Access, PointwiseKernel};
+use crate::scalar::{Term, TermNode};
+
+/// An operand as the templates see it.
+struct Pointer {
+    name: String,
+    dtype: DType,
+    access: &'static str,
+}
+
+pub(super) fn emit(program: &Program, kernel: &PointwiseKernel) -> Result<CudaSource, EmitError> {
+    check(kernel)?;
+    let mut operands: Vec<Pointer> =
+        kernel.acc.iter().map(|&dtype| Pointer { name: "acc".into(), dtype, access: "full" }).collect();
+    for (i, o) in kernel.inputs.iter().enumerate() {
+        let access = match o.access {
+            Access::Full => "full",
+            Access::Splat => "splat",
+            Access::Row => "row",
+            Access::Col => "col",
+            Access::Strided => "strided",
+        };
+        operands.push(Pointer { name: format!("in{i}"), dtype: o.dtype, access });
+    }
+    let outputs: Vec<(String, DType)> =
+        kernel.outputs.iter().enumerate().map(|(i, d)| (format!("out{i}"), *d)).collect();
+    let strided = operands.iter().any(|o| o.access == "strided");
+    let flat = kernel.acc.is_none() && operands.iter().all(|o| o.access == "full" || o.access == "splat");
+
+    let mut functions = Functions::new(program);
+    let (body, used) = value_function(&mut functions, kernel, &operands, &outputs)?;
+    if strided && kernel.rank > 1 {
+        functions.need("quotient");
+    }
+
+    let moved = operands.iter().filter(|o| used.contains(&o.name) && o.access != "splat").map(|o| o.dtype);
+    let dtypes: Vec<DType> = moved.chain(outputs.iter().map(|o| o.1)).collect();
+    let vector = vector_width(dtypes.iter().copied());
+    let args = arguments(&operands, &outputs, flat, strided, kernel.rank);
+    let geometry = if flat {
+        Geometry::Flat { block: POINTWISE_BLOCK, vector: vector as u32 }
+    } else {
+        Geometry::Grid { block: POINTWISE_BLOCK, vector: vector as u32 }
+    };
+    let entry = Entry { name: identifier("hypatia_", &kernel.name), geometry };
+    let formula: Vec<String> = kernel
+        .term
+        .roots
+        .iter()
+        .zip(&outputs)
+        .map(|(r, (name, _))| format!("{name} = {}", super::term::formula(program, &kernel.term, *r, &|_| None)))
+        .collect();
+    let entries = vec![entry];
+    let kind = if kernel.acc.is_some() { "the pass behind a matrix product" } else { "a pointwise region" };
+    let header =
+        Header { name: &kernel.name, kind, doc: &kernel.doc, formula: &formula, args: &args, entries: &entries };
+    let all = operands.iter().map(|o| o.dtype).chain(outputs.iter().map(|o| o.1));
+    let base = common(header, &functions, all.collect::<Vec<_>>().into_iter(), &[body]);
+
+    let live: Vec<&Pointer> = operands.iter().filter(|o| used.contains(&o.name)).collect();
+    let ctx = context! {
+        entry => entries[0].name.clone(),
+        block => POINTWISE_BLOCK,
+        vector => vector,
+        loop_template => if flat { "flat.cu.j2" } else { "grid.cu.j2" },
+        args => declarations(&args),
+        operands => live.iter().map(|o| context! {
+            name => o.name.clone(), type => storage(o.dtype), access => o.access,
+        }).collect::<Value>(),
+        outputs => outputs.iter().map(|(name, d)| context! { name => name.clone(), type => storage(*d) }).collect::<Value>(),
+        alignment => alignment(&live, &outputs),
+        axes => if strided { kernel.rank } else { 0 },
+        strided => strided,
+        call_packed => call(&live, &outputs, true, flat),
+        call_single => call(&live, &outputs, false, flat),
+        ..base
+    };
+    let template = if kernel.acc.is_some() { "epilogue.cu.j2" } else { "pointwise.cu.j2" };
+    let text = render(template, &format!("{}.cu", identifier("", &kernel.name)), ctx)?;
+    Ok(CudaSource { name: kernel.name.clone(), formula: formula.join("; "), text, entries, args })
+}
+
+fn check(kernel: &PointwiseKernel) -> Result<(), EmitError> {
+    let bad = |what: String| Err(EmitError::Malformed(format!("kernel `{}`: {what}", kernel.name)));
+    if kernel.outputs.is_empty() || kernel.outputs.len() != kernel.term.roots.len() {
+        return bad(format!("{} outputs for {} values", kernel.outputs.len(), kernel.term.roots.len()));
+    }
+    if kernel.rank == 0 || kernel.rank > 16 {
+        return bad(format!("rank {}", kernel.rank));
+    }
+    Ok(())
+}
+
+/// The function that computes one element of each output, and the operands that it reads.
+fn value_function(
+    functions: &mut Functions<'_>,
+    kernel: &PointwiseKernel,
+    operands: &[Pointer],
+    outputs: &[(String, DType)],
+) -> Result<(String, Vec<String>), EmitError> {
+    let name_of = |node: &TermNode| match node {
+        TermNode::Acc => Some("acc".to_string()),
+        TermNode::In { input, .. } => Some(format!("in{input}")),
+        _ => None,
+    };
+    let reachable = reachable(&kernel.term);
+    let used: Vec<String> = operands
+        .iter()
+        .filter(|o| {
+            kernel.term.nodes.iter().zip(&reachable).any(|(n, r)| *r && name_of(n).as_deref() == Some(o.name.as_str()))
+        })
+        .map(|o| o.name.clone())
+        .collect();
+    let number = default_type(operands.iter().map(|o| o.dtype).chain(outputs.iter().map(|o| o.1)));
+    let leaf = |node: &TermNode| {
+        let name = name_of(node)?;
+        let o = operands.iter().find(|o| o.name == name)?;
+        let widened = widen(&name, o.dtype) != name;
+        Some((if widened { name.replacen("in", "x", 1) } else { name }, o.dtype.compute()))
+    };
+    // A widened accumulator cannot be called `acc` as well.
+    let leaf = |node: &TermNode| {
+        let (name, ty) = leaf(node)?;
+        let half = name == "acc" && kernel.acc.is_some_and(|d| d != d.compute());
+        Some((if half { "x".into() } else { name }, ty))
+    };
+    let lowered = functions.lower(&kernel.term, number, &leaf)?;
+    let params =
+        operands.iter().filter(|o| used.contains(&o.name)).map(|o| format!("const {} {}", storage(o.dtype), o.name));
+    let results = outputs.iter().map(|(n, d)| format!("{}& {n}", storage(*d)));
+    let mut lines = Vec::new();
+    for o in operands.iter().filter(|o| used.contains(&o.name) && widen(&o.name, o.dtype) != o.name) {
+        let short = if o.name == "acc" { "x".into() } else { o.name.replacen("in", "x", 1) };
+        lines.push(format!("const {} {short} = {};", compute_name(o.dtype), widen(&o.name, o.dtype)));
+    }
+    let Lowered { statements, roots, size } = lowered;
+    lines.extend(statements);
+    for ((name, d), root) in outputs.iter().zip(&roots) {
+        lines.push(format!("{name} = {};", functions.store(root, *d)?));
+    }
+    let list: Vec<String> = params.chain(results).collect();
+    let inline = if size > 400 { "__noinline__" } else { "__forceinline__" };
+    let mut text = String::from("// The value of one element.\n");
+    text.push_str(&format!("static __device__ {inline} void value({}) {{\n", list.join(", ")));
+    for l in lines {
+        text.push_str(&format!("  {l}\n"));
+    }
+    text.push_str("}\n");
+    Ok((text, used))
+}
+
+/// The compute type of numbers that nothing gives a type: that of the widest float, else integers.
+pub(super) fn default_type(dtypes: impl Iterator<Item = DType>) -> DType {
+    let mut out = DType::Bool;
+    for d in dtypes.map(DType::compute) {
+        out = match (out, d) {
+            (DType::F64, _) | (_, DType::F64) => DType::F64,
+            (DType::F32, _) | (_, DType::F32) => DType::F32,
+            _ => DType::I64,
+        };
+    }
+    out
+}
+
+/// Which nodes the roots need.
+pub(super) fn reachable(term: &Term) -> Vec<bool> {
+    let mut out = vec![false; term.nodes.len()];
+    for r in &term.roots {
+        if let Some(slot) = out.get_mut(r.0 as usize) {
+            *slot = true;
+        }
+    }
+    for i in (0..term.nodes.len()).rev() {
+        if !out[i] {
+            continue;
+        }
+        let args: &[crate::scalar::TermId] = match &term.nodes[i] {
+            TermNode::Call { args, .. } => args,
+            TermNode::Cast { arg, .. } => std::slice::from_ref(arg),
+            _ => &[],
+        };
+        for a in args {
+            if let Some(slot) = out.get_mut(a.0 as usize) {
+                *slot = true;
+            }
+        }
+    }
+    out
+}
+
+fn arguments(operands: &[Pointer], outputs: &[(String, DType)], flat: bool, strided: bool, rank: usize) -> Vec<Arg> {
+    let arg = |name: &str, kind: ArgKind, about: &str| Arg { name: name.into(), kind, about: about.into() };
+    let full = match (flat, strided) {
+        (true, _) => "n elements",
+        (_, true) => "all elements in row-major order",
+        _ => "rows x n, row-major",
+    };
+    let mut out: Vec<Arg> = operands
+        .iter()
+        .map(|o| {
+            let about = match o.access {
+                "full" if o.name == "acc" => "the product: rows x n, row-major",
+                "full" => full,
+                "splat" => "one element",
+                "row" => "n elements, one a column",
+                "col" => "one element a row",
+                _ => "read with in_strides",
+            };
+            let about = about.replace("in_strides", &format!("{}_strides", o.name));
+            arg(&o.name, ArgKind::Input(o.dtype), &about)
+        })
+        .collect();
+    out.extend(outputs.iter().map(|(n, d)| arg(n, ArgKind::Output(*d), full)));
+    if strided {
+        out.push(arg("sizes", ArgKind::Sizes(rank), &format!("sizes of the {rank} axes of the outputs")));
+        for o in operands.iter().filter(|o| o.access == "strided") {
+            let about = format!("elements between neighbours along each axis of {}, 0 where it is repeated", o.name);
+            out.push(arg(&format!("{}_strides", o.name), ArgKind::Sizes(rank), &about));
+        }
+    } else {
+        if !flat {
+            out.push(arg("rows", ArgKind::Size, "rows of the outputs"));
+        }
+        out.push(arg("n", ArgKind::Size, if flat { "elements of an output" } else { "columns of the outputs" }));
+    }
+    out
+}
+
+/// Each argument as a C++ parameter.
+pub(super) fn declarations(args: &[Arg]) -> Value {
+    args.iter()
+        .map(|a| {
+            let declaration = match a.kind {
+                ArgKind::Input(_) | ArgKind::Output(_) => format!("{} __restrict__ {}", a.kind.c_type(), a.name),
+                _ => format!("const {} {}", a.kind.c_type(), a.name),
+            };
+            context! { declaration => declaration, name => a.name.clone() }
+        })
+        .collect()
+}
+
+fn alignment(operands: &[&Pointer], outputs: &[(String, DType)]) -> Value {
+    let read = operands.iter().filter(|o| o.access == "full" || o.access == "row").map(|o| o.name.clone());
+    read.chain(outputs.iter().map(|o| o.0.clone())).map(|n| format!("aligned<V>({n})")).collect()
+}
+
+fn call(operands: &[&Pointer], outputs: &[(String, DType)], packed: bool, flat: bool) -> String {
+    let reads = operands.iter().map(|o| match (o.access, packed, flat) {
+        ("splat", ..) => format!("{}_all", o.name),
+        ("col", ..) => format!("{}_row", o.name),
+        (_, true, _) => format!("{}_v.v[k]", o.name),
+        (_, false, true) => format!("{}[i]", o.name),
+        ("row", ..) => format!("{}[col]", o.name),
+        ("strided", ..) => format!("{0}_row[col * {0}_step]", o.name),
+        _ => format!("{}_row[col]", o.name),
+    });
+    let writes = outputs.iter().map(|(n, _)| match (packed, flat) {
+        (true, _) => format!("{n}_v.v[k]"),
+        (_, true) => format!("{n}[i]"),
+        _ => format!("{n}_row[col]"),
+    });
+    format!("value({})", reads.chain(writes).collect::<Vec<_>>().join(", "))
+}

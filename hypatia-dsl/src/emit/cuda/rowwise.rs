@@ -1,0 +1,441 @@
+//! Row-wise kernels: reductions over rows, then values that may use their results.
+//!
+//! In: a [`RowwiseKernel`]. Out: its source with an entry point for short rows (one warp a row) and
+//! ones for longer rows (one block a row). Holds always: each entry point is right for rows of any
+//! length; `Geometry::Rows::up_to` says only for which it is the fastest.
+
+use minijinja::{Value, context};
+
+use super::pointwise::{declarations, default_type, reachable};
+use super::term::{Functions, compute_name, formula, identity_literal, widen};
+use super::{
+    Arg, ArgKind, CudaSource, EmitError, Entry, Geometry, Header, common, identifier, render, storage, vector_width,
+};
+use crate::dtype::DType;
+use crate::ir::Program;
+use crate::kernel::{Reduction, RowAccess, RowwiseKernel};
+use crate::scalar::{Term, TermNode};
+
+/// Bytes of a row's operands that one thread keeps in registers.
+const KEPT_BYTES: usize = 128;
+
+/// Suffix, threads of a block, threads that share a row, and chunks that they keep at most.
+const SHAPES: [(&str, u32, u32, usize); 3] = [("_warp", 128, 32, 4), ("_block", 256, 256, 4), ("_wide", 1024, 1024, 8)];
+
+/// A printed function: what it needs and how it is called.
+struct Piece {
+    inputs: Vec<usize>,
+    steps: Vec<usize>,
+    ty: DType,
+    function: String,
+}
+
+pub(super) fn emit(program: &Program, kernel: &RowwiseKernel) -> Result<CudaSource, EmitError> {
+    check(kernel)?;
+    let mut functions = Functions::new(program);
+    let number = default_type(kernel.inputs.iter().map(|i| i.0).chain(kernel.outputs.iter().map(|o| o.0)));
+    let mut bodies = Vec::new();
+    let mut step_types: Vec<DType> = Vec::new();
+    let mut steps = Vec::new();
+    for (i, (_, term)) in kernel.steps.iter().enumerate() {
+        let (piece, text) =
+            value_function(&mut functions, kernel, term, &step_types, number, &format!("step{i}"), None)?;
+        step_types.push(if piece.ty == DType::Bool { DType::I64 } else { piece.ty });
+        bodies.push(text);
+        steps.push(piece);
+    }
+    let mut outputs = Vec::new();
+    for (i, (dtype, _, term)) in kernel.outputs.iter().enumerate() {
+        let name = format!("value{i}");
+        let (piece, text) = value_function(&mut functions, kernel, term, &step_types, number, &name, Some(*dtype))?;
+        bodies.push(text);
+        outputs.push(piece);
+    }
+
+    let used: Vec<usize> =
+        (0..kernel.inputs.len()).filter(|i| steps.iter().chain(&outputs).any(|p| p.inputs.contains(i))).collect();
+    let wide = |a: RowAccess| a == RowAccess::Full || a == RowAccess::PerColumn;
+    let moved: Vec<DType> = used
+        .iter()
+        .filter(|i| wide(kernel.inputs[**i].1))
+        .map(|i| kernel.inputs[*i].0)
+        .chain(kernel.outputs.iter().filter(|o| o.1 == RowAccess::Full).map(|o| o.0))
+        .collect();
+    let vector = vector_width(moved.iter().copied());
+    let args = arguments(kernel);
+    let (entries, entry_points) = entry_points(kernel, &used, vector);
+    let formula = describe(program, kernel);
+    let header = Header {
+        name: &kernel.name,
+        kind: "a row-wise kernel",
+        doc: &kernel.doc,
+        formula: &formula,
+        args: &args,
+        entries: &entries,
+    };
+    let dtypes: Vec<DType> = kernel.inputs.iter().map(|i| i.0).chain(kernel.outputs.iter().map(|o| o.0)).collect();
+    let passes = passes(&mut functions, kernel, &steps, &step_types)?;
+    let base = common(header, &functions, dtypes.into_iter(), &bodies);
+    let out_inputs: Vec<usize> =
+        union(outputs.iter().zip(&kernel.outputs).filter(|(_, o)| o.1 == RowAccess::Full).map(|(p, _)| p));
+    let result = |full: bool| -> Value {
+        kernel
+            .outputs
+            .iter()
+            .zip(&outputs)
+            .enumerate()
+            .filter(|(_, (o, _))| (o.1 == RowAccess::Full) == full)
+            .map(|(i, (o, p))| {
+                context! {
+                    name => format!("out{i}"), type => storage(o.0), value => call(kernel, p),
+                }
+            })
+            .collect()
+    };
+    let ctx = context! {
+        vector => vector,
+        args => declarations(&args),
+        arg_names => args.iter().map(|a| a.name.as_str()).collect::<Vec<_>>().join(", "),
+        row_params => row_params(kernel, &used),
+        row_args => row_args(kernel, &used),
+        kept => of_access(kernel, &used, RowAccess::Full),
+        splats => of_access(kernel, &used, RowAccess::Splat),
+        passes => passes,
+        out_loads => loads(kernel, &out_inputs),
+        full_outputs => result(true),
+        row_outputs => result(false),
+        alignment => alignment(kernel, &used),
+        entry_points => entry_points,
+        ..base
+    };
+    let text = render("rowwise.cu.j2", &format!("{}.cu", identifier("", &kernel.name)), ctx)?;
+    Ok(CudaSource { name: kernel.name.clone(), formula: formula.join("; "), text, entries, args })
+}
+
+fn check(kernel: &RowwiseKernel) -> Result<(), EmitError> {
+    let bad = |what: &str| Err(EmitError::Malformed(format!("kernel `{}`: {what}", kernel.name)));
+    if kernel.outputs.is_empty() {
+        return bad("no outputs");
+    }
+    for (_, access, term) in &kernel.outputs {
+        if term.roots.len() != 1 {
+            return bad("an output with several values");
+        }
+        match access {
+            RowAccess::Full => {}
+            RowAccess::PerRow => {
+                let varies = term.nodes.iter().zip(reachable(term)).any(|(n, r)| match n {
+                    TermNode::In { input, .. } => {
+                        r && kernel
+                            .inputs
+                            .get(*input as usize)
+                            .is_some_and(|i| i.1 == RowAccess::Full || i.1 == RowAccess::PerColumn)
+                    }
+                    _ => false,
+                });
+                if varies {
+                    return bad("an output of one element a row reads a whole row");
+                }
+            }
+            _ => return bad("an output is neither full nor one element a row"),
+        }
+    }
+    if kernel.steps.iter().any(|(_, t)| t.roots.len() != 1) {
+        return bad("a step with several values");
+    }
+    Ok(())
+}
+
+/// Prints the function of a step or output: storage types in, the compute type (or the output's
+/// storage type) out.
+fn value_function(
+    functions: &mut Functions<'_>,
+    kernel: &RowwiseKernel,
+    term: &Term,
+    step_types: &[DType],
+    number: DType,
+    name: &str,
+    store: Option<DType>,
+) -> Result<(Piece, String), EmitError> {
+    let n_in = kernel.inputs.len();
+    let live = reachable(term);
+    let mut inputs: Vec<usize> = Vec::new();
+    let mut steps: Vec<usize> = Vec::new();
+    for (node, live) in term.nodes.iter().zip(&live) {
+        if let (TermNode::In { input, .. }, true) = (node, live) {
+            let i = *input as usize;
+            if i < n_in { inputs.push(i) } else { steps.push(i - n_in) }
+        }
+    }
+    for list in [&mut inputs, &mut steps] {
+        list.sort_unstable();
+        list.dedup();
+    }
+    let local = |i: usize| {
+        let d = kernel.inputs[i].0;
+        if d == d.compute() { format!("in{i}") } else { format!("x{i}") }
+    };
+    let leaf = |node: &TermNode| match node {
+        TermNode::In { input, .. } if (*input as usize) < n_in => {
+            Some((local(*input as usize), kernel.inputs[*input as usize].0.compute()))
+        }
+        TermNode::In { input, .. } => {
+            let s = *input as usize - n_in;
+            step_types.get(s).map(|t| (format!("r{s}"), *t))
+        }
+        _ => None,
+    };
+    let lowered = functions.lower(term, number, &leaf)?;
+    let Some(root) = lowered.roots.first().cloned() else {
+        return Err(EmitError::Malformed(format!("{name} has no value")));
+    };
+    let mut ty = root.ty;
+    if ty == DType::Bool && store.is_none() {
+        ty = DType::I64;
+    }
+    let value = match store {
+        Some(d) => functions.store(&root, d)?,
+        None => functions.store(&root, ty)?,
+    };
+    let params: Vec<String> = inputs
+        .iter()
+        .map(|i| format!("const {} in{i}", storage(kernel.inputs[*i].0)))
+        .chain(steps.iter().map(|s| format!("const {} r{s}", compute_name(step_types[*s]))))
+        .collect();
+    let result = store.map_or(compute_name(ty), storage);
+    let what = if store.is_some() { "One element of an output." } else { "What is reduced, of one element." };
+    let inline = if lowered.size > 400 { "__noinline__" } else { "__forceinline__" };
+    let mut text = format!("// {what}\nstatic __device__ {inline} {result} {name}({}) {{\n", params.join(", "));
+    for i in &inputs {
+        let d = kernel.inputs[*i].0;
+        if d != d.compute() {
+            text.push_str(&format!("  const {} x{i} = {};\n", compute_name(d), widen(&format!("in{i}"), d)));
+        }
+    }
+    for s in &lowered.statements {
+        text.push_str(&format!("  {s}\n"));
+    }
+    text.push_str(&format!("  return {value};\n}}\n"));
+    Ok((Piece { inputs, steps, ty, function: name.into() }, text))
+}
+
+/// Steps that do not need each other's results share one pass over the row.
+fn passes(
+    functions: &mut Functions<'_>,
+    kernel: &RowwiseKernel,
+    steps: &[Piece],
+    types: &[DType],
+) -> Result<Value, EmitError> {
+    let mut groups: Vec<Vec<usize>> = Vec::new();
+    for (i, piece) in steps.iter().enumerate() {
+        match groups.last_mut() {
+            Some(group) if !piece.steps.iter().any(|s| group.contains(s)) => group.push(i),
+            _ => groups.push(vec![i]),
+        }
+    }
+    let mut out = Vec::new();
+    for group in groups {
+        let mut values = Vec::new();
+        for &i in &group {
+            let (kind, ty) = (kernel.steps[i].0, types[i]);
+            let combine = |f: &mut Functions<'_>, a: &str, b: &str| combine(f, kind, ty, a, b);
+            let name = format!("r{i}");
+            let term = call(kernel, &steps[i]);
+            let start = match kind {
+                Reduction::Sum | Reduction::Mean => 0.0,
+                Reduction::Prod => 1.0,
+                Reduction::Max => f64::NEG_INFINITY,
+                Reduction::Min => f64::INFINITY,
+            };
+            let finish = if kind == Reduction::Mean { format!("{name} = {name} / n;") } else { String::new() };
+            values.push(context! {
+                name => name.clone(),
+                type => compute_name(ty),
+                identity => identity_literal(start, ty)?,
+                accumulate => combine(functions, &name, &term),
+                combine => combine(functions, "a", "b"),
+                finish => finish,
+            });
+        }
+        let about: Vec<String> =
+            group.iter().map(|i| format!("r{i}: {}", reduction_word(kernel.steps[*i].0))).collect();
+        let inputs = union(group.iter().map(|i| &steps[*i]));
+        out.push(context! {
+            about => about.into_iter().collect::<Value>(),
+            steps => values.into_iter().collect::<Value>(),
+            loads => loads(kernel, &inputs),
+        });
+    }
+    Ok(out.into_iter().collect())
+}
+
+fn reduction_word(r: Reduction) -> &'static str {
+    match r {
+        Reduction::Sum => "the sum over the row",
+        Reduction::Mean => "the mean over the row",
+        Reduction::Max => "the largest of the row",
+        Reduction::Min => "the smallest of the row",
+        Reduction::Prod => "the product over the row",
+    }
+}
+
+/// Two partial results as one.
+fn combine(functions: &mut Functions<'_>, kind: Reduction, ty: DType, a: &str, b: &str) -> String {
+    let int = ty.compute() == DType::I64;
+    let tag = ty.compute().name();
+    let mut helper = |name: &str| {
+        functions.need(format!("{name}_{tag}"));
+        format!("{name}({a}, {b})")
+    };
+    match kind {
+        Reduction::Sum | Reduction::Mean if int => helper("int_add"),
+        Reduction::Prod if int => helper("int_mul"),
+        Reduction::Sum | Reduction::Mean => format!("{a} + {b}"),
+        Reduction::Prod => format!("{a} * {b}"),
+        Reduction::Max if int => format!("{a} > {b} ? {a} : {b}"),
+        Reduction::Min if int => format!("{a} < {b} ? {a} : {b}"),
+        Reduction::Max => helper("max_nan"),
+        Reduction::Min => helper("min_nan"),
+    }
+}
+
+fn union<'a>(pieces: impl Iterator<Item = &'a Piece>) -> Vec<usize> {
+    let mut out: Vec<usize> = pieces.flat_map(|p| p.inputs.iter().copied()).collect();
+    out.sort_unstable();
+    out.dedup();
+    out
+}
+
+/// The call of a step or output function on element `k` of the loaded packs.
+fn call(kernel: &RowwiseKernel, piece: &Piece) -> String {
+    let inputs = piece.inputs.iter().map(|i| match kernel.inputs[*i].1 {
+        RowAccess::Full | RowAccess::PerColumn => format!("in{i}_v.v[k]"),
+        RowAccess::PerRow | RowAccess::Splat => format!("in{i}"),
+    });
+    let all: Vec<String> = inputs.chain(piece.steps.iter().map(|s| format!("r{s}"))).collect();
+    format!("{}({})", piece.function, all.join(", "))
+}
+
+/// Statements that bring the elements at `col` into packs.
+fn loads(kernel: &RowwiseKernel, inputs: &[usize]) -> Value {
+    inputs
+        .iter()
+        .filter_map(|i| match kernel.inputs[*i].1 {
+            RowAccess::Full => Some(format!("const auto in{i}_v = KEEP ? in{i}_kept[c] : load<V>(in{i} + col);")),
+            RowAccess::PerColumn => Some(format!("const auto in{i}_v = load<V>(in{i} + col);")),
+            _ => None,
+        })
+        .collect()
+}
+
+fn of_access(kernel: &RowwiseKernel, used: &[usize], access: RowAccess) -> Value {
+    used.iter()
+        .filter(|i| kernel.inputs[**i].1 == access)
+        .map(|i| context! { name => format!("in{i}"), type => storage(kernel.inputs[*i].0) })
+        .collect()
+}
+
+fn row_params(kernel: &RowwiseKernel, used: &[usize]) -> Value {
+    let inputs = used.iter().map(|i| {
+        let ty = storage(kernel.inputs[*i].0);
+        match kernel.inputs[*i].1 {
+            RowAccess::Full | RowAccess::PerColumn => format!("const {ty}* __restrict__ const in{i}"),
+            RowAccess::PerRow | RowAccess::Splat => format!("const {ty} in{i}"),
+        }
+    });
+    let outputs =
+        kernel.outputs.iter().enumerate().map(|(i, o)| format!("{}* __restrict__ const out{i}", storage(o.0)));
+    inputs.chain(outputs).collect()
+}
+
+fn row_args(kernel: &RowwiseKernel, used: &[usize]) -> String {
+    let inputs = used.iter().map(|i| match kernel.inputs[*i].1 {
+        RowAccess::Full => format!("in{i} + row * n"),
+        RowAccess::PerColumn => format!("in{i}"),
+        RowAccess::PerRow => format!("in{i}[row]"),
+        RowAccess::Splat => format!("in{i}_all"),
+    });
+    let outputs = kernel.outputs.iter().enumerate().map(|(i, o)| match o.1 {
+        RowAccess::Full => format!("out{i} + row * n"),
+        _ => format!("out{i} + row"),
+    });
+    inputs.chain(outputs).collect::<Vec<_>>().join(", ")
+}
+
+fn alignment(kernel: &RowwiseKernel, used: &[usize]) -> Value {
+    let read = used
+        .iter()
+        .filter(|i| matches!(kernel.inputs[**i].1, RowAccess::Full | RowAccess::PerColumn))
+        .map(|i| format!("aligned<V>(in{i})"));
+    let written = kernel.outputs.iter().enumerate().filter(|(_, o)| o.1 == RowAccess::Full);
+    read.chain(written.map(|(i, _)| format!("aligned<V>(out{i})"))).collect()
+}
+
+fn arguments(kernel: &RowwiseKernel) -> Vec<Arg> {
+    let about = |a: RowAccess| match a {
+        RowAccess::Full => "rows x n, row-major",
+        RowAccess::PerColumn => "n elements, one a column",
+        RowAccess::PerRow => "one element a row",
+        RowAccess::Splat => "one element",
+    };
+    let mut out = Vec::new();
+    for (i, (d, a)) in kernel.inputs.iter().enumerate() {
+        out.push(Arg { name: format!("in{i}"), kind: ArgKind::Input(*d), about: about(*a).into() });
+    }
+    for (i, (d, a, _)) in kernel.outputs.iter().enumerate() {
+        out.push(Arg { name: format!("out{i}"), kind: ArgKind::Output(*d), about: about(*a).into() });
+    }
+    out.push(Arg { name: "rows".into(), kind: ArgKind::Size, about: "number of rows".into() });
+    out.push(Arg { name: "n".into(), kind: ArgKind::Size, about: "length of a row".into() });
+    out
+}
+
+fn entry_points(kernel: &RowwiseKernel, used: &[usize], vector: usize) -> (Vec<Entry>, Value) {
+    let pack: usize = used
+        .iter()
+        .filter(|i| kernel.inputs[**i].1 == RowAccess::Full)
+        .map(|i| kernel.inputs[*i].0.size() * vector)
+        .sum();
+    let mut entries = Vec::new();
+    let mut values = Vec::new();
+    for (i, (suffix, block, threads, most)) in SHAPES.iter().enumerate() {
+        let chunks = (KEPT_BYTES / pack.max(1)).clamp(1, *most);
+        let capacity = *threads as u64 * chunks as u64 * vector as u64;
+        let last = i + 1 == SHAPES.len();
+        let name = format!("{}{suffix}", identifier("hypatia_", &kernel.name));
+        let who = if *threads == 32 { "One warp" } else { "One block" };
+        values.push(context! {
+            name => name.clone(),
+            about => format!("{who} a row; rows of up to {capacity} elements stay in registers."),
+            block => *block,
+            threads => *threads,
+            chunks => chunks,
+        });
+        let geometry = Geometry::Rows { block: *block, threads: *threads, up_to: (!last).then_some(capacity) };
+        entries.push(Entry { name, geometry });
+    }
+    (entries, values.into_iter().collect())
+}
+
+fn describe(program: &Program, kernel: &RowwiseKernel) -> Vec<String> {
+    let n_in = kernel.inputs.len();
+    let named = |n: &TermNode| match n {
+        TermNode::In { input, .. } if *input as usize >= n_in => Some(format!("r{}", *input as usize - n_in)),
+        _ => None,
+    };
+    let mut out = Vec::new();
+    for (i, (kind, term)) in kernel.steps.iter().enumerate() {
+        let word = match kind {
+            Reduction::Sum => "sum",
+            Reduction::Mean => "mean",
+            Reduction::Max => "max",
+            Reduction::Min => "min",
+            Reduction::Prod => "product",
+        };
+        out.push(format!("r{i} = {word} over a row of {}", formula(program, term, term.root(), &named)));
+    }
+    for (i, (_, _, term)) in kernel.outputs.iter().enumerate() {
+        out.push(format!("out{i} = {}", formula(program, term, term.root(), &named)));
+    }
+    out
+}

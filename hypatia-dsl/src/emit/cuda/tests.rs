@@ -1,0 +1,252 @@
+#![allow(clippy::unwrap_used)]
+
+use super::*;
+use crate::builtin::BuiltinScalar;
+use crate::dtype::Kind;
+use crate::ir::{InView, Origin, ScalarBody, ScalarDef, ScalarId};
+use crate::kernel::{Access, Operand, Reduction, RowAccess};
+use crate::scalar::{Literal, Term, TermId, TermNode};
+
+/// Every builtin scalar, so that tests need no `.hyp` file.
+fn builtins() -> Program {
+    let scalars = BuiltinScalar::ALL
+        .iter()
+        .map(|b| ScalarDef {
+            name: b.name().into(),
+            doc: String::new(),
+            origin: Origin::default(),
+            params: b.params().iter().enumerate().map(|(i, k)| (format!("p{i}"), *k)).collect(),
+            result: b.result(),
+            body: ScalarBody::Builtin(*b),
+            grads: Vec::new(),
+        })
+        .collect();
+    Program { scalars, ..Program::default() }
+}
+
+struct Build<'p>(&'p Program, Term);
+
+impl Build<'_> {
+    fn input(&mut self, input: u32) -> TermId {
+        self.1.add(TermNode::In { input, view: InView::Broadcast })
+    }
+    fn lit(&mut self, v: f64) -> TermId {
+        self.1.add(TermNode::Lit(Literal(v)))
+    }
+    fn call(&mut self, b: BuiltinScalar, args: &[TermId]) -> TermId {
+        let scalar = self.0.builtin_scalar(b).unwrap();
+        self.1.add(TermNode::Call { scalar, args: args.to_vec() })
+    }
+    fn done(mut self, roots: &[TermId]) -> Term {
+        self.1.roots = roots.to_vec();
+        self.1
+    }
+}
+
+fn build(p: &Program) -> Build<'_> {
+    Build(p, Term::empty())
+}
+
+fn kernel(name: &str, term: Term, inputs: &[(DType, Access)], outputs: &[DType]) -> PointwiseKernel {
+    PointwiseKernel {
+        name: name.into(),
+        doc: "A test.".into(),
+        inputs: inputs.iter().map(|(d, a)| Operand { dtype: *d, access: a.clone() }).collect(),
+        outputs: outputs.to_vec(),
+        rank: 2,
+        term,
+        acc: None,
+    }
+}
+
+#[test]
+fn a_bias_and_gelu_read_as_one_would_write_them() {
+    use BuiltinScalar::*;
+    let mut p = builtins();
+    // gelu(x) = 0.5 * x * (1 + erf(x * 0.7071067811865476))
+    let mut b = build(&p);
+    let x = b.1.add(TermNode::Param(0));
+    let (half, one, c) = (b.lit(0.5), b.lit(1.0), b.lit(std::f64::consts::FRAC_1_SQRT_2));
+    let hx = b.call(Mul, &[half, x]);
+    let xc = b.call(Mul, &[x, c]);
+    let e = b.call(Erf, &[xc]);
+    let e1 = b.call(Add, &[one, e]);
+    let r = b.call(Mul, &[hx, e1]);
+    let body = b.done(&[r]);
+    p.scalars.push(ScalarDef {
+        name: "gelu".into(),
+        doc: "GELU by the error function.".into(),
+        origin: Origin { file: "act.hyp".into(), line: 7, column: 1, span: None },
+        params: vec![("x".into(), Kind::Number)],
+        result: Kind::Number,
+        body: ScalarBody::Term(body),
+        grads: Vec::new(),
+    });
+    let gelu = ScalarId(p.scalars.len() as u32 - 1);
+    let mut b = build(&p);
+    let acc = b.1.add(TermNode::Acc);
+    let bias = b.1.add(TermNode::In { input: 0, view: InView::Row });
+    let s = b.call(Add, &[acc, bias]);
+    let g = b.1.add(TermNode::Call { scalar: gelu, args: vec![s] });
+    let mut k = kernel("linear_gelu", b.done(&[g]), &[(DType::BF16, Access::Row)], &[DType::BF16]);
+    k.acc = Some(DType::F32);
+    insta::assert_snapshot!(pointwise(&p, &k).unwrap().text);
+}
+
+#[test]
+fn softmax_reads_as_one_would_write_it() {
+    use BuiltinScalar::*;
+    let p = builtins();
+    let mut b = build(&p);
+    let x = b.input(0);
+    let max = b.done(&[x]);
+    let exps = || {
+        let mut b = build(&p);
+        let (x, m) = (b.input(0), b.input(1));
+        let d = b.call(Sub, &[x, m]);
+        let e = b.call(Exp, &[d]);
+        (b, e)
+    };
+    let (b, e) = exps();
+    let sum = b.done(&[e]);
+    let (mut b, e) = exps();
+    let s = b.input(2);
+    let q = b.call(Div, &[e, s]);
+    let k = RowwiseKernel {
+        name: "softmax".into(),
+        doc: "Exponentials that sum to 1.".into(),
+        inputs: vec![(DType::F16, RowAccess::Full)],
+        steps: vec![(Reduction::Max, max), (Reduction::Sum, sum)],
+        outputs: vec![(DType::F16, RowAccess::Full, b.done(&[q]))],
+    };
+    insta::assert_snapshot!(rowwise(&p, &k).unwrap().text);
+}
+
+#[test]
+fn literals_keep_their_bits() {
+    let p = builtins();
+    for (v, ty, want) in [
+        (0.1, DType::F32, "0.1f"),
+        (1e-45, DType::F32, "1e-45f"),
+        (1e300, DType::F32, "__int_as_float(0x7f800000)"),
+        (f64::NAN, DType::F32, "__int_as_float(0x7fc00000)"),
+        (-0.0, DType::F64, "-0.0"),
+        (f64::NEG_INFINITY, DType::F64, "__longlong_as_double(0xfff0000000000000LL)"),
+        (-3.0, DType::I64, "-3LL"),
+    ] {
+        let mut b = build(&p);
+        let l = b.lit(v);
+        let lowered = Functions::new(&p).lower(&b.done(&[l]), ty, &|_| None).unwrap();
+        assert_eq!(lowered.roots[0].text, want);
+    }
+}
+
+#[test]
+fn integers_take_no_fractions_and_no_float_functions() {
+    let p = builtins();
+    let mut b = build(&p);
+    let (x, h) = (b.input(0), b.lit(0.5));
+    let m = b.call(BuiltinScalar::Mul, &[x, h]);
+    let k = kernel("k", b.done(&[m]), &[(DType::I32, Access::Full)], &[DType::I32]);
+    assert!(matches!(pointwise(&p, &k), Err(EmitError::Fraction { .. })));
+    let mut b = build(&p);
+    let x = b.input(0);
+    let e = b.call(BuiltinScalar::Exp, &[x]);
+    let k = kernel("k", b.done(&[e]), &[(DType::I32, Access::Full)], &[DType::I32]);
+    assert!(matches!(pointwise(&p, &k), Err(EmitError::FloatOnly { .. })));
+}
+
+#[test]
+fn hostile_names_stay_names() {
+    let mut p = builtins();
+    for name in ["float", "asm", "a*/\n# include \"/etc/passwd\"", &"y".repeat(10_000)] {
+        let mut b = build(&p);
+        let x = b.1.add(TermNode::Param(0));
+        let n = b.call(BuiltinScalar::Neg, &[x]);
+        p.scalars.push(ScalarDef {
+            name: name.into(),
+            doc: "*/ evil();\n# include <evil> \\".into(),
+            origin: Origin { file: "a\"\n.hyp".into(), line: 1, column: 1, span: None },
+            params: vec![("__CUDA_ARCH__".into(), Kind::Number)],
+            result: Kind::Number,
+            body: ScalarBody::Term(Term { roots: vec![n], ..b.1 }),
+            grads: Vec::new(),
+        });
+        let mut b = build(&p);
+        let x = b.input(0);
+        let c = b.1.add(TermNode::Call { scalar: ScalarId(p.scalars.len() as u32 - 1), args: vec![x] });
+        let k = kernel(name, b.done(&[c]), &[(DType::F32, Access::Full)], &[DType::F32]);
+        let text = pointwise(&p, &k).unwrap().text;
+        for line in text.lines().filter(|l| l.contains("evil") || l.contains("/etc")) {
+            assert!(line.starts_with("// "), "{line}");
+        }
+        assert!(!text.contains("#include"), "an f32 kernel includes nothing");
+        assert!(text.lines().all(|l| l.len() < 300));
+    }
+}
+
+#[test]
+fn deep_terms_and_long_chains_of_functions_are_bounded() {
+    let mut p = builtins();
+    // f0(x) = -x, f1(x) = f0(x) + f0(x), ...: 2^40 operations if it were all inlined.
+    for i in 0..40u32 {
+        let mut b = build(&p);
+        let x = b.1.add(TermNode::Param(0));
+        let call = match i {
+            0 => b.call(BuiltinScalar::Neg, &[x]),
+            _ => b.1.add(TermNode::Call { scalar: ScalarId(p.scalars.len() as u32 - 1), args: vec![x] }),
+        };
+        let sum = b.call(BuiltinScalar::Add, &[call, call]);
+        p.scalars.push(ScalarDef {
+            name: format!("f{i}"),
+            doc: String::new(),
+            origin: Origin::default(),
+            params: vec![("x".into(), Kind::Number)],
+            result: Kind::Number,
+            body: ScalarBody::Term(Term { roots: vec![sum], ..b.1 }),
+            grads: Vec::new(),
+        });
+    }
+    let mut b = build(&p);
+    let mut x = b.input(0);
+    for _ in 0..5_000 {
+        x = b.1.add(TermNode::Call { scalar: ScalarId(p.scalars.len() as u32 - 1), args: vec![x] });
+    }
+    let k = kernel("deep", b.done(&[x]), &[(DType::F32, Access::Full)], &[DType::F32]);
+    let text = pointwise(&p, &k).unwrap().text;
+    assert!(text.contains("__noinline__") && text.len() < 2_000_000);
+    // A scalar that calls itself is an error, not a loop.
+    let id = ScalarId(p.scalars.len() as u32);
+    let body = Term {
+        nodes: vec![TermNode::Param(0), TermNode::Call { scalar: id, args: vec![TermId(0)] }],
+        roots: vec![TermId(1)],
+    };
+    p.scalars.push(ScalarDef {
+        name: "loop".into(),
+        body: ScalarBody::Term(body),
+        ..p.scalars.last().unwrap().clone()
+    });
+    let mut b = build(&p);
+    let x = b.input(0);
+    let c = b.1.add(TermNode::Call { scalar: id, args: vec![x] });
+    let k = kernel("k", b.done(&[c]), &[(DType::F32, Access::Full)], &[DType::F32]);
+    assert!(matches!(pointwise(&p, &k), Err(EmitError::Malformed(_))));
+}
+
+#[test]
+fn geometry_covers_all_work() {
+    for (rows, n) in [(0, 0), (1, 1), (7, 13), (100_000, 3), (3, 1 << 33)] {
+        for g in [
+            Geometry::Flat { block: 256, vector: 8 },
+            Geometry::Grid { block: 256, vector: 8 },
+            Geometry::Rows { block: 128, threads: 32, up_to: None },
+        ] {
+            let (grid, block) = g.launch(rows, n);
+            assert!(
+                grid.iter().chain(&block).all(|v| *v >= 1)
+                    && grid[1] <= 65_535
+                    && block.iter().product::<u32>() <= 1024
+            );
+        }
+    }
+}
