@@ -1,0 +1,440 @@
+//! NVRTC: CUDA C++ to machine code for one architecture, on a machine with or without a GPU.
+//!
+//! In: a source of `emit::cuda` and an architecture such as `sm_90a`. Out: a cubin and the
+//! compiler's log. Holds always: loading never panics and never links; where it fails, the error
+//! names every place that was tried. Sources come from our templates: the headers that they may
+//! include are cuda_fp16.h and cuda_bf16.h.
+
+use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+
+use hypatia_dsl::emit::cuda::NVRTC_OPTIONS;
+
+use super::find::{Library, Tried, open_first};
+
+/// Why there is no cubin.
+#[derive(Clone, Debug)]
+pub enum NvrtcError {
+    /// The library is nowhere.
+    NotFound(Vec<Tried>),
+    /// The library is there but is no NVRTC that we know.
+    Unusable {
+        /// The library.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The headers that half-precision kernels need are nowhere.
+    NoHeaders(String),
+    /// An architecture that this NVRTC does not know.
+    UnknownArch {
+        /// What was asked for.
+        arch: String,
+        /// What there is.
+        known: Vec<String>,
+    },
+    /// The source does not compile.
+    Compile {
+        /// The file.
+        name: String,
+        /// The architecture.
+        arch: String,
+        /// The compiler's log.
+        log: String,
+    },
+    /// A call failed.
+    Call {
+        /// The function.
+        function: &'static str,
+        /// NVRTC's word for the error.
+        error: String,
+    },
+}
+
+impl fmt::Display for NvrtcError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            NvrtcError::NotFound(tried) => {
+                writeln!(f, "NVRTC (libnvrtc.so.13 or .12) was not found. Tried:")?;
+                for t in tried {
+                    writeln!(f, "  {}: {}", t.place, t.reason)?;
+                }
+                write!(
+                    f,
+                    "Install the CUDA toolkit, or `pip install nvidia-cuda-nvrtc`, and name the folder in HYPATIA_CUDA_PATH"
+                )
+            }
+            NvrtcError::Unusable { path, reason } => write!(f, "{}: {reason}", path.display()),
+            NvrtcError::NoHeaders(why) => write!(f, "cuda_fp16.h and cuda_bf16.h were not found: {why}"),
+            NvrtcError::UnknownArch { arch, known } => {
+                write!(f, "this NVRTC does not know the architecture {arch}; it knows {}", known.join(", "))
+            }
+            NvrtcError::Compile { name, arch, log } => write!(f, "{name} does not compile for {arch}:\n{log}"),
+            NvrtcError::Call { function, error } => write!(f, "{function}: {error}"),
+        }
+    }
+}
+
+impl std::error::Error for NvrtcError {}
+
+impl From<NvrtcError> for crate::Error {
+    fn from(e: NvrtcError) -> crate::Error {
+        crate::Error::Device(e.to_string())
+    }
+}
+
+/// Machine code for one architecture.
+#[derive(Clone, Debug)]
+pub struct Cubin {
+    /// The ELF file.
+    pub bytes: Vec<u8>,
+    /// Warnings; empty as a rule.
+    pub log: String,
+}
+
+/// `nvrtcProgram`.
+type Program = *mut c_void;
+/// `nvrtcResult`.
+type Status = c_int;
+
+/// The functions of nvrtc.h that are used, with its types.
+struct Api {
+    version: unsafe extern "C" fn(*mut c_int, *mut c_int) -> Status,
+    error_string: unsafe extern "C" fn(Status) -> *const c_char,
+    num_archs: unsafe extern "C" fn(*mut c_int) -> Status,
+    archs: unsafe extern "C" fn(*mut c_int) -> Status,
+    create: unsafe extern "C" fn(
+        *mut Program,
+        *const c_char,
+        *const c_char,
+        c_int,
+        *const *const c_char,
+        *const *const c_char,
+    ) -> Status,
+    destroy: unsafe extern "C" fn(*mut Program) -> Status,
+    compile: unsafe extern "C" fn(Program, c_int, *const *const c_char) -> Status,
+    log_size: unsafe extern "C" fn(Program, *mut usize) -> Status,
+    log: unsafe extern "C" fn(Program, *mut c_char) -> Status,
+    cubin_size: unsafe extern "C" fn(Program, *mut usize) -> Status,
+    cubin: unsafe extern "C" fn(Program, *mut c_char) -> Status,
+    /// From 13.3 on.
+    install_headers: Option<unsafe extern "C" fn(*const c_char, c_uint, *mut *const c_char) -> Status>,
+}
+
+/// The loaded compiler. All its functions may be called from several threads at once.
+pub struct Nvrtc {
+    library: Library,
+    api: Api,
+    version: (i32, i32),
+    archs: Vec<i32>,
+    headers: OnceLock<Result<PathBuf, String>>,
+}
+
+impl Nvrtc {
+    /// The compiler of this process: found once, kept for ever.
+    pub fn get() -> Result<Arc<Nvrtc>, NvrtcError> {
+        static SHARED: OnceLock<Result<Arc<Nvrtc>, NvrtcError>> = OnceLock::new();
+        SHARED.get_or_init(|| Nvrtc::find(&[]).map(Arc::new)).clone()
+    }
+
+    /// Looks in these folders, then wherever CUDA may be.
+    pub fn find(first: &[PathBuf]) -> Result<Nvrtc, NvrtcError> {
+        let library = open_first(&["libnvrtc.so.13", "libnvrtc.so.12"], &["libnvrtc-builtins.so."], first)
+            .map_err(NvrtcError::NotFound)?;
+        let unusable = |reason: String| NvrtcError::Unusable { path: library.path.clone(), reason };
+        let api = Api::load(&library).map_err(unusable)?;
+        let (mut major, mut minor, mut count) = (0, 0, 0);
+        // SAFETY: both functions write through the given pointers to integers, which are valid.
+        unsafe {
+            api.check("nvrtcVersion", (api.version)(&mut major, &mut minor))?;
+            api.check("nvrtcGetNumSupportedArchs", (api.num_archs)(&mut count))?;
+        }
+        let mut archs = vec![0; usize::try_from(count).unwrap_or(0)];
+        // SAFETY: the array has as many entries as the library said that it writes.
+        unsafe { api.check("nvrtcGetSupportedArchs", (api.archs)(archs.as_mut_ptr()))? };
+        Ok(Nvrtc { library, api, version: (major, minor), archs, headers: OnceLock::new() })
+    }
+
+    /// Major and minor version.
+    pub fn version(&self) -> (i32, i32) {
+        self.version
+    }
+
+    /// The library's file, and why it was looked for there.
+    pub fn library(&self) -> (&Path, &'static str) {
+        (&self.library.path, self.library.origin)
+    }
+
+    /// The architectures it compiles for: 80, 90, ...
+    pub fn archs(&self) -> &[i32] {
+        &self.archs
+    }
+
+    /// The folder with cuda_fp16.h and cuda_bf16.h: beside the library, in a toolkit, or written from
+    /// the library into the user's cache folder.
+    pub fn headers(&self) -> Result<&Path, NvrtcError> {
+        let found = self
+            .headers
+            .get_or_init(|| toolkit_headers(&self.library.path).map(Ok).unwrap_or_else(|| self.bundled_headers()));
+        match found {
+            Ok(path) => Ok(path),
+            Err(why) => Err(NvrtcError::NoHeaders(why.clone())),
+        }
+    }
+
+    /// Compiles a source to a cubin. `name` is what the log calls the file.
+    pub fn compile(&self, source: &str, name: &str, arch: &str) -> Result<Cubin, NvrtcError> {
+        let known = arch.strip_prefix("sm_").and_then(|a| a.trim_end_matches(['a', 'f']).parse().ok());
+        if !known.is_some_and(|a: i32| self.archs.contains(&a)) {
+            let known = self.archs.iter().map(|a| format!("sm_{a}")).collect();
+            return Err(NvrtcError::UnknownArch { arch: arch.into(), known });
+        }
+        let mut options = vec![format!("--gpu-architecture={arch}")];
+        options.extend(NVRTC_OPTIONS.iter().map(|o| o.to_string()));
+        if source.contains("#include") {
+            options.push(format!("--include-path={}", self.headers()?.display()));
+        }
+        let text = |s: &str| {
+            CString::new(s)
+                .map_err(|_| NvrtcError::Call { function: "nvrtcCreateProgram", error: "a NUL in the text".into() })
+        };
+        let (source, c_name) = (text(source)?, text(name)?);
+        let options: Vec<CString> = options.iter().map(|o| text(o)).collect::<Result<_, _>>()?;
+        let pointers: Vec<*const c_char> = options.iter().map(|o| o.as_ptr()).collect();
+        let program = Handle::create(&self.api, &source, &c_name)?;
+        // SAFETY: the program is alive, and the array holds as many valid C strings as is said.
+        let status = unsafe { (self.api.compile)(program.raw, pointers.len() as c_int, pointers.as_ptr()) };
+        let log = program.log()?;
+        if status != 0 {
+            return Err(NvrtcError::Compile { name: name.into(), arch: arch.into(), log });
+        }
+        Ok(Cubin { bytes: program.cubin()?, log })
+    }
+
+    /// Writes the headers that the library carries, once per version. The folder belongs to the user
+    /// alone; it appears complete or not at all.
+    fn bundled_headers(&self) -> Result<PathBuf, String> {
+        let Some(install) = self.api.install_headers else {
+            return Err("no toolkit is installed, and this NVRTC carries no headers (13.3 and later do)".into());
+        };
+        let cache = cache_folder()?;
+        let folder = cache.join(format!("cuda-headers-{}.{}", self.version.0, self.version.1));
+        if folder.join("cuda_bf16.h").is_file() {
+            return Ok(folder);
+        }
+        let temporary = cache.join(format!(".cuda-headers-{}-{}", std::process::id(), thread_tag()));
+        private_folder(&temporary)?;
+        let path = CString::new(temporary.display().to_string()).map_err(|e| e.to_string())?;
+        let mut log: *const c_char = std::ptr::null();
+        // SAFETY: the path is a valid C string; the log pointer may be written and, if it is not null,
+        // points to a string that the library owns.
+        let (status, log) = unsafe {
+            let status = install(path.as_ptr(), 0, &mut log);
+            (status, if log.is_null() { String::new() } else { CStr::from_ptr(log).to_string_lossy().into_owned() })
+        };
+        let done = if status != 0 {
+            Err(format!("NVRTC could not write its headers to {}: {log}", temporary.display()))
+        } else if std::fs::rename(&temporary, &folder).is_ok() || folder.join("cuda_bf16.h").is_file() {
+            Ok(folder)
+        } else {
+            Err(format!("cannot rename {} to {}", temporary.display(), folder.display()))
+        };
+        if temporary.exists() {
+            // Another process was faster, or it failed: what is left is of no use.
+            let _ = std::fs::remove_dir_all(&temporary);
+        }
+        done
+    }
+}
+
+impl fmt::Debug for Nvrtc {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "NVRTC {}.{} ({})", self.version.0, self.version.1, self.library.path.display())
+    }
+}
+
+impl Api {
+    fn load(l: &Library) -> Result<Api, String> {
+        // SAFETY: each field has the type that nvrtc.h declares for the function of that name, and they
+        // have been the same since CUDA 11.1.
+        unsafe {
+            Ok(Api {
+                version: l.function("nvrtcVersion")?,
+                error_string: l.function("nvrtcGetErrorString")?,
+                num_archs: l.function("nvrtcGetNumSupportedArchs")?,
+                archs: l.function("nvrtcGetSupportedArchs")?,
+                create: l.function("nvrtcCreateProgram")?,
+                destroy: l.function("nvrtcDestroyProgram")?,
+                compile: l.function("nvrtcCompileProgram")?,
+                log_size: l.function("nvrtcGetProgramLogSize")?,
+                log: l.function("nvrtcGetProgramLog")?,
+                cubin_size: l.function("nvrtcGetCUBINSize")?,
+                cubin: l.function("nvrtcGetCUBIN")?,
+                install_headers: l.function("nvrtcInstallBundledHeaders").ok(),
+            })
+        }
+    }
+
+    fn check(&self, function: &'static str, status: Status) -> Result<(), NvrtcError> {
+        if status == 0 {
+            return Ok(());
+        }
+        // SAFETY: the function takes any status and returns a static string.
+        let error = unsafe {
+            let text = (self.error_string)(status);
+            if text.is_null() { format!("error {status}") } else { CStr::from_ptr(text).to_string_lossy().into_owned() }
+        };
+        Err(NvrtcError::Call { function, error })
+    }
+}
+
+/// A program of NVRTC; destroyed when dropped.
+struct Handle<'a> {
+    api: &'a Api,
+    raw: Program,
+}
+
+impl<'a> Handle<'a> {
+    fn create(api: &'a Api, source: &CStr, name: &CStr) -> Result<Handle<'a>, NvrtcError> {
+        let mut raw: Program = std::ptr::null_mut();
+        // SAFETY: both strings end with NUL and outlive the call (NVRTC copies them); no headers are
+        // given, so their arrays may be null.
+        let status =
+            unsafe { (api.create)(&mut raw, source.as_ptr(), name.as_ptr(), 0, std::ptr::null(), std::ptr::null()) };
+        api.check("nvrtcCreateProgram", status)?;
+        Ok(Handle { api, raw })
+    }
+
+    fn log(&self) -> Result<String, NvrtcError> {
+        let mut size = 0usize;
+        // SAFETY: the program is alive and the pointer valid.
+        self.api.check("nvrtcGetProgramLogSize", unsafe { (self.api.log_size)(self.raw, &mut size) })?;
+        let mut bytes = vec![0u8; size.max(1)];
+        // SAFETY: the buffer has the size that was asked for.
+        self.api.check("nvrtcGetProgramLog", unsafe { (self.api.log)(self.raw, bytes.as_mut_ptr().cast()) })?;
+        let text = CStr::from_bytes_until_nul(&bytes).map(|c| c.to_string_lossy().into_owned()).unwrap_or_default();
+        Ok(text.trim_end().to_string())
+    }
+
+    fn cubin(&self) -> Result<Vec<u8>, NvrtcError> {
+        let mut size = 0usize;
+        // SAFETY: the program is alive and the pointer valid.
+        self.api.check("nvrtcGetCUBINSize", unsafe { (self.api.cubin_size)(self.raw, &mut size) })?;
+        let mut bytes = vec![0u8; size];
+        // SAFETY: the buffer has the size that was asked for.
+        self.api.check("nvrtcGetCUBIN", unsafe { (self.api.cubin)(self.raw, bytes.as_mut_ptr().cast()) })?;
+        Ok(bytes)
+    }
+}
+
+impl Drop for Handle<'_> {
+    fn drop(&mut self) {
+        // SAFETY: the program was created and is destroyed once, here. A failure leaks it.
+        let _ = unsafe { (self.api.destroy)(&mut self.raw) };
+    }
+}
+
+/// The folder with the headers of the toolkit that the library belongs to, or of any other.
+fn toolkit_headers(library: &Path) -> Option<PathBuf> {
+    let mut folders: Vec<PathBuf> = library.ancestors().skip(1).take(4).map(|a| a.join("include")).collect();
+    for place in super::find::places() {
+        folders.extend(place.folder.ancestors().take(4).map(|a| a.join("include")));
+        // Wheels keep the headers in a package of their own.
+        folders.extend(place.folder.ancestors().nth(2).map(|a| a.join("cuda_runtime/include")));
+    }
+    folders.into_iter().find(|f| f.join("cuda_fp16.h").is_file() && f.join("cuda_bf16.h").is_file())
+}
+
+/// The user's own cache folder for Hypatia: `HYPATIA_CACHE`, `XDG_CACHE_HOME` or `~/.cache`.
+pub fn cache_folder() -> Result<PathBuf, String> {
+    let own = std::env::var_os("HYPATIA_CACHE").filter(|v| !v.is_empty()).map(PathBuf::from);
+    let of = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
+    let folder = own
+        .or_else(|| of("XDG_CACHE_HOME").map(|p| p.join("hypatia")))
+        .or_else(|| of("HOME").map(|p| p.join(".cache/hypatia")))
+        .ok_or("no cache folder: set HYPATIA_CACHE, XDG_CACHE_HOME or HOME")?;
+    private_folder(&folder)?;
+    Ok(folder)
+}
+
+/// Makes a folder that only the user can enter. One that others may write into is refused: what is
+/// in it would be compiled and run.
+fn private_folder(folder: &Path) -> Result<(), String> {
+    let fail = |e: std::io::Error| format!("{}: {e}", folder.display());
+    if !folder.is_dir() {
+        let mut builder = std::fs::DirBuilder::new();
+        builder.recursive(true);
+        #[cfg(unix)]
+        std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
+        builder.create(folder).map_err(fail)?;
+    }
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        let mode = std::fs::metadata(folder).map_err(fail)?.permissions().mode();
+        if mode & 0o022 != 0 {
+            return Err(format!(
+                "{}: others may write into it (mode {:o}); run chmod 700",
+                folder.display(),
+                mode & 0o777
+            ));
+        }
+    }
+    Ok(())
+}
+
+fn thread_tag() -> String {
+    format!("{:?}", std::thread::current().id()).chars().filter(char::is_ascii_digit).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    /// The compiler that `tools/fetch_nvrtc.sh` installs, or any other; `None` is told and skipped.
+    fn compiler() -> Option<Nvrtc> {
+        let local = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/nvrtc");
+        match Nvrtc::find(&[local]) {
+            Ok(n) => Some(n),
+            Err(e) => {
+                eprintln!("SKIPPED: {e}");
+                None
+            }
+        }
+    }
+
+    #[test]
+    fn compiles_with_and_without_headers() {
+        let Some(n) = compiler() else { return };
+        for source in [
+            "extern \"C\" __global__ void k(float* p) { p[0] = erff(p[1]); }",
+            "#include <cuda_bf16.h>\n#include <cuda_fp16.h>\nextern \"C\" __global__ void k(__half* p) { p[0] = __float2half_rn(1.5f); }",
+        ] {
+            let cubin = n.compile(source, "k.cu", "sm_80").unwrap();
+            assert_eq!(&cubin.bytes[..4], b"\x7fELF");
+            assert_eq!(cubin.bytes, n.compile(source, "k.cu", "sm_80").unwrap().bytes, "not reproducible");
+        }
+    }
+
+    #[test]
+    fn errors_name_the_users_line_and_the_known_architectures() {
+        let Some(n) = compiler() else { return };
+        let e = n.compile("#line 7 \"my.hyp\"\n!", "k.cu", "sm_90a").unwrap_err().to_string();
+        assert!(e.contains("my.hyp(7)"), "{e}");
+        let e = n.compile("", "k.cu", "sm_12345").unwrap_err().to_string();
+        assert!(e.contains("sm_80"), "{e}");
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn folders_that_others_may_write_are_refused() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().unwrap();
+        assert!(private_folder(&folder.path().join("a/b")).is_ok());
+        std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
+        assert!(private_folder(folder.path()).unwrap_err().contains("chmod 700"));
+    }
+}
