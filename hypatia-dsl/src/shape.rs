@@ -214,6 +214,20 @@ impl Dim {
         Some(())
     }
 
+    /// How much there is to it: factors with their exponents, over all terms. Whoever computes with
+    /// sizes that a file names keeps this small.
+    pub fn complexity(&self) -> usize {
+        let factor = |f: &Factor| match f {
+            Factor::Symbol(_) => 1,
+            Factor::Quotient(a, b) | Factor::Remainder(a, b) => 1 + a.complexity() + b.complexity(),
+        };
+        let monomial = |m: &Monomial| 1 + m.iter().map(|(f, e)| factor(f) * *e as usize).sum::<usize>();
+        match &self.0 {
+            Repr::Const(_) => 1,
+            Repr::Poly(p) => p.keys().map(monomial).sum(),
+        }
+    }
+
     /// A number that it never falls below, if one can be shown: symbols are at least 0.
     pub fn lower_bound(&self) -> Option<i64> {
         let poly = match &self.0 {
@@ -431,6 +445,7 @@ mod tests {
         assert_eq!(b.known_le(&b1), Some(true));
         assert_eq!(b1.known_le(&b), Some(false));
         assert_eq!(b.known_le(&n), None);
+        assert_eq!(b1.checked_mul(&n).unwrap().complexity(), 5);
         assert_eq!(Dim::from(0).known_le(&b.floor_div(&Dim::from(2)).unwrap()), Some(true));
         assert_eq!(Dim::from(i64::MIN).known_le(&Dim::from(i64::MAX)), None);
     }

@@ -6,6 +6,7 @@
 
 mod build;
 mod facts;
+pub mod import;
 pub mod instantiate;
 mod print;
 mod specialize;

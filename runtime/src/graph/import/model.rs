@@ -1,0 +1,542 @@
+//! The walk over a model: inputs, initializers, nodes in order, model-local functions, outputs.
+//!
+//! In: a decoded model. Out: an [`Import`]. Holds always: each name is given once, before it is
+//! used; each node's outputs agree with the types that the model declares for them.
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::path::Path;
+use std::sync::Arc;
+
+use hypatia_dsl::ir::Program;
+use hypatia_dsl::shape::Dim;
+use hypatia_dsl::typing::TensorType;
+
+use super::attrs::Attrs;
+use super::context::{Bound, Builder, Ctx, Fail};
+use super::onnx::proto::{
+    AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto,
+};
+use super::symbolic::{LARGEST, Sym};
+use super::tables;
+use super::types::{Declared, Size, contradiction, declared};
+use super::{Import, Options, tensor};
+use crate::error::{Error, Result};
+use crate::graph::Graph;
+
+/// Opset versions of the default domain that are understood.
+const OPSETS: std::ops::RangeInclusive<i64> = 13..=28;
+/// Nodes at most, functions expanded.
+const NODES: usize = 400_000;
+/// Depth of functions that call functions.
+const FUNCTION_DEPTH: usize = 16;
+/// Axes at most.
+const RANK: usize = 32;
+/// `Dim::complexity` at most.
+const COMPLEX: usize = 256;
+
+/// A name's meaning.
+enum Slot<'a> {
+    Bound(Bound),
+    /// Converted when it is first used.
+    Initializer(&'a TensorProto),
+}
+
+/// The names of a graph or of one call of a function.
+struct Scope<'a> {
+    values: HashMap<&'a str, Slot<'a>>,
+    /// Version of the default domain.
+    opset: i64,
+    /// Calls of functions around it, for names in messages.
+    prefix: String,
+    depth: usize,
+}
+
+struct Importer<'a> {
+    builder: Builder,
+    file: &'a str,
+    dir: Option<&'a Path>,
+    functions: HashMap<(&'a str, &'a str, &'a str), &'a FunctionProto>,
+    nodes_left: usize,
+    /// Types that the main graph declares, by value.
+    declared: HashMap<&'a str, Declared>,
+    /// Sizes by the names that inputs declare.
+    symbols: BTreeMap<String, Dim>,
+    types: Vec<(String, TensorType)>,
+}
+
+/// Imports a decoded model.
+pub(super) fn import(
+    model: &ModelProto,
+    file: &str,
+    dir: Option<&Path>,
+    program: Arc<Program>,
+    options: &Options,
+) -> Result<Import> {
+    let damaged = |message: String| Error::Model { file: file.into(), message };
+    let graph = model.graph.as_ref().ok_or_else(|| damaged("it holds no graph".into()))?;
+    let opset = opset(&model.opset_import).map_err(damaged)?;
+    let mut functions = HashMap::new();
+    for f in &model.functions {
+        if functions.insert((domain(f.domain()), f.name(), f.overload()), f).is_some() {
+            return Err(damaged(format!("the function `{}` is defined twice", f.name())));
+        }
+    }
+    let mut importer = Importer {
+        builder: Builder::new(Graph::new(program)),
+        file,
+        dir,
+        functions,
+        nodes_left: NODES,
+        declared: HashMap::new(),
+        symbols: BTreeMap::new(),
+        types: Vec::new(),
+    };
+    importer.graph(graph, opset, options)?;
+    Ok(Import { graph: importer.builder.graph.pruned(), types: importer.types })
+}
+
+/// The default domain has two names.
+fn domain(name: &str) -> &str {
+    if name == "ai.onnx" { "" } else { name }
+}
+
+/// The opset of the default domain.
+fn opset(imports: &[OperatorSetIdProto]) -> Result<i64, String> {
+    let mut default = None;
+    for import in imports {
+        if domain(import.domain()).is_empty() && default.replace(import.version()).is_some() {
+            return Err("the default opset is imported twice".into());
+        }
+    }
+    match default {
+        None => Err("no opset of the default domain is imported".into()),
+        Some(v) if OPSETS.contains(&v) => Ok(v),
+        Some(v) => Err(format!(
+            "opset {v} is not supported (opsets {} to {} are); convert the model with onnx.version_converter",
+            OPSETS.start(),
+            OPSETS.end()
+        )),
+    }
+}
+
+impl<'a> Importer<'a> {
+    fn damaged(&self, message: impl Into<String>) -> Error {
+        Error::Model { file: self.file.into(), message: message.into() }
+    }
+
+    /// Adds what and where to a failure.
+    fn fail(&self, fail: Fail, node: &str, op: &str, opset: i64) -> Error {
+        let place = |message: &str| format!("node `{node}` ({op}, opset {opset}): {message}");
+        match fail {
+            Fail::Model(m) => self.damaged(place(&m)),
+            Fail::Unsupported(message) => {
+                Error::Unsupported { file: self.file.into(), node: node.into(), op: op.into(), opset, message }
+            }
+            Fail::Other(Error::Type(m) | Error::Input(m)) => self.damaged(place(&m)),
+            Fail::Other(e) => e,
+        }
+    }
+
+    fn graph(&mut self, graph: &'a GraphProto, opset: i64, options: &Options) -> Result<()> {
+        let mut scope = Scope { values: HashMap::new(), opset, prefix: String::new(), depth: 0 };
+        self.initializers(graph, &mut scope)?;
+        self.inputs(graph, &mut scope, options)?;
+        self.declare(graph, scope.opset)?;
+        self.survey(graph, scope.opset)?;
+        self.nodes(&graph.node, &|node| node.attribute.iter().map(Cow::Borrowed).collect(), &mut scope)?;
+        self.outputs(graph, &mut scope)
+    }
+
+    fn initializers(&mut self, graph: &'a GraphProto, scope: &mut Scope<'a>) -> Result<()> {
+        if let Some(s) = graph.sparse_initializer.first() {
+            let name = s.values.as_ref().map_or("", |v| v.name());
+            let fail = Fail::Unsupported("a sparse tensor; store it dense".into());
+            return Err(self.fail(fail, name, "initializer", scope.opset));
+        }
+        for t in &graph.initializer {
+            if t.name().is_empty() {
+                return Err(self.damaged("an initializer has no name"));
+            }
+            if scope.values.insert(t.name(), Slot::Initializer(t)).is_some() {
+                return Err(self.damaged(format!("the initializer `{}` is given twice", t.name())));
+            }
+        }
+        Ok(())
+    }
+
+    /// Inputs that are not the names of initializers; those have their values.
+    fn inputs(&mut self, graph: &'a GraphProto, scope: &mut Scope<'a>, options: &Options) -> Result<()> {
+        let mut types = Vec::new();
+        let mut names = HashSet::new();
+        for input in &graph.input {
+            if input.name().is_empty() || !names.insert(input.name()) {
+                return Err(self.damaged(format!("the input `{}` has no name, or comes twice", input.name())));
+            }
+            if scope.values.contains_key(input.name()) {
+                continue;
+            }
+            let ty =
+                declared(input.r#type.as_ref()).map_err(|b| self.fail(b.into(), input.name(), "input", scope.opset))?;
+            types.push((input.name(), ty));
+        }
+        if let Some(name) = options.shapes.keys().find(|n| !types.iter().any(|(t, _)| t == n)) {
+            let have: Vec<_> = types.iter().map(|(n, _)| *n).collect();
+            return Err(Error::Input(format!("the model has no input `{name}`; its inputs are: {}", have.join(", "))));
+        }
+        self.bind_symbols(&types, options)?;
+        for (name, ty) in types {
+            let shape = self.input_shape(name, &ty, options, scope.opset)?;
+            let ty = TensorType { dtype: ty.dtype, shape };
+            self.types.push((name.into(), ty.clone()));
+            let value = self.builder.graph.input(name, ty);
+            scope.values.insert(name, Slot::Bound(value.into()));
+        }
+        Ok(())
+    }
+
+    /// Gives each named size of an input its meaning: a symbol, or the number that a given shape says.
+    fn bind_symbols(&mut self, types: &[(&str, Declared)], options: &Options) -> Result<()> {
+        for (name, ty) in types {
+            let given = options.shapes.get(*name);
+            let Some(sizes) = &ty.shape else { continue };
+            if let Some(given) = given
+                && given.len() != sizes.len()
+            {
+                return Err(Error::Input(format!("input `{name}`: rank {} expected, {given:?} given", sizes.len())));
+            }
+            for (axis, size) in sizes.iter().enumerate() {
+                let actual = given.map(|g| Dim::from(g[axis] as i64));
+                match (size, actual) {
+                    (Size::Is(v), Some(a)) if a != Dim::from(*v) => {
+                        return Err(Error::Input(format!("input `{name}`: axis {axis} has size {v}, not {a}")));
+                    }
+                    (Size::Named(n), actual) => {
+                        let known = self.symbols.get(n).cloned();
+                        match (known, actual) {
+                            (Some(k), Some(a)) if k.as_const().is_some() && k != a => {
+                                return Err(Error::Input(format!(
+                                    "input `{name}`: axis {axis} is `{n}`, which is {k} in another input, but {a} here"
+                                )));
+                            }
+                            (_, Some(a)) => drop(self.symbols.insert(n.clone(), a)),
+                            (None, None) => drop(self.symbols.insert(n.clone(), Dim::symbol(n.as_str()))),
+                            (Some(_), None) => {}
+                        }
+                    }
+                    _ => {}
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn input_shape(&self, name: &str, ty: &Declared, options: &Options, opset: i64) -> Result<Vec<Dim>> {
+        let given = options.shapes.get(name);
+        let Some(sizes) = &ty.shape else {
+            return match given {
+                Some(g) => Ok(g.iter().map(|d| Dim::from(*d as i64)).collect()),
+                None => {
+                    let fail = Fail::Unsupported("its rank is not declared; declare a shape, or give the input".into());
+                    Err(self.fail(fail, name, "input", opset))
+                }
+            };
+        };
+        let dim = |(axis, size): (usize, &Size)| match (size, given) {
+            (_, Some(g)) => Dim::from(g[axis] as i64),
+            (Size::Is(v), None) => Dim::from(*v),
+            (Size::Named(n), None) => self.symbols.get(n).cloned().unwrap_or_else(|| Dim::symbol(n.as_str())),
+            (Size::Unknown, None) => {
+                // A name of its own, that no other size has.
+                let mut fresh = format!("{name}_{axis}");
+                while self.symbols.contains_key(&fresh) {
+                    fresh.push('_');
+                }
+                Dim::symbol(fresh)
+            }
+        };
+        Ok(sizes.iter().enumerate().map(dim).collect())
+    }
+
+    /// Types of inner values and outputs, to be checked when the values are there.
+    fn declare(&mut self, graph: &'a GraphProto, opset: i64) -> Result<()> {
+        for info in &graph.value_info {
+            // A type that we cannot read is met when its node is imported, if that matters.
+            if let Ok(ty) = declared(info.r#type.as_ref()) {
+                self.declared.insert(info.name(), ty);
+            }
+        }
+        for output in &graph.output {
+            let Some(ty) = &output.r#type else { continue };
+            if ty.value.is_none() {
+                continue;
+            }
+            let ty = declared(Some(ty)).map_err(|b| self.fail(b.into(), output.name(), "output", opset))?;
+            self.declared.insert(output.name(), ty);
+        }
+        Ok(())
+    }
+
+    /// Looks for ops that are not supported before any work is done, and names them all.
+    fn survey(&self, graph: &'a GraphProto, opset: i64) -> Result<()> {
+        let mut first: Option<(usize, &NodeProto, String)> = None;
+        let mut kinds: Vec<String> = Vec::new();
+        for (i, node) in graph.node.iter().enumerate() {
+            if self.function(node).is_some() {
+                continue;
+            }
+            let Err(why) = tables::find(domain(node.domain()), node.op_type(), opset) else { continue };
+            let kind = shown_op(node);
+            if !kinds.contains(&kind) {
+                kinds.push(kind);
+            }
+            first.get_or_insert((i, node, why));
+        }
+        let Some((i, node, mut why)) = first else { return Ok(()) };
+        kinds.remove(0);
+        if !kinds.is_empty() {
+            kinds.truncate(20);
+            why = format!("{why} (nor are other ops of this model: {})", kinds.join(", "));
+        }
+        Err(self.fail(Fail::Unsupported(why), &node_name(node, i, ""), &shown_op(node), opset))
+    }
+
+    fn function(&self, node: &NodeProto) -> Option<&'a FunctionProto> {
+        self.functions.get(&(domain(node.domain()), node.op_type(), node.overload())).copied()
+    }
+
+    /// Nodes in their order. `attrs` gives the attributes of a node, those of a function put in.
+    fn nodes(
+        &mut self,
+        nodes: &'a [NodeProto],
+        attrs: &dyn Fn(&'a NodeProto) -> Vec<Cow<'a, AttributeProto>>,
+        scope: &mut Scope<'a>,
+    ) -> Result<()> {
+        for (i, node) in nodes.iter().enumerate() {
+            self.nodes_left = self
+                .nodes_left
+                .checked_sub(1)
+                .ok_or_else(|| Error::Limit(format!("{}: more than {NODES} nodes, functions expanded", self.file)))?;
+            let name = node_name(node, i, &scope.prefix);
+            let op = shown_op(node);
+            let opset = scope.opset;
+            let inputs = self.operands(node, &name, nodes, i, scope)?;
+            let before = self.builder.graph.nodes.len();
+            let results = match self.function(node) {
+                Some(f) => self.call(f, inputs, &attrs(node), &name, scope),
+                None => self.apply(node, inputs, &attrs(node), scope).map_err(|f| self.fail(f, &name, &op, opset)),
+            }?;
+            for n in self.builder.graph.nodes[before..].iter_mut().filter(|n| n.name.is_empty()) {
+                n.name.clone_from(&name);
+            }
+            for (output, bound) in node.output.iter().zip(results) {
+                self.bind(output, bound, scope).map_err(|f| self.fail(f, &name, &op, opset))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The values of a node's inputs; an empty name is an absent one.
+    fn operands(
+        &mut self,
+        node: &'a NodeProto,
+        name: &str,
+        nodes: &'a [NodeProto],
+        at: usize,
+        scope: &mut Scope<'a>,
+    ) -> Result<Vec<Option<Bound>>> {
+        let mut out = Vec::with_capacity(node.input.len());
+        for input in &node.input {
+            if input.is_empty() {
+                out.push(None);
+                continue;
+            }
+            match self.lookup(input, scope)? {
+                Some(b) => out.push(Some(b)),
+                None => {
+                    let later = nodes[at..].iter().any(|n| n.output.contains(input));
+                    let why = if later { "comes only later, or depends on this node" } else { "does not exist" };
+                    return Err(self.damaged(format!("node `{name}` ({}): its input `{input}` {why}", shown_op(node))));
+                }
+            }
+        }
+        Ok(out)
+    }
+
+    /// The value of a name; an initializer becomes a constant the first time.
+    fn lookup(&mut self, name: &str, scope: &mut Scope<'a>) -> Result<Option<Bound>> {
+        let t = match scope.values.get(name) {
+            None => return Ok(None),
+            Some(Slot::Bound(b)) => return Ok(Some(b.clone())),
+            Some(Slot::Initializer(t)) => *t,
+        };
+        let bound = self.constant(t, t.name()).map_err(|f| self.fail(f, name, "initializer", scope.opset))?;
+        scope.values.insert(t.name(), Slot::Bound(bound.clone()));
+        Ok(Some(bound))
+    }
+
+    /// A constant; small integers stay sizes until they are needed.
+    fn constant(&mut self, t: &TensorProto, name: &str) -> Result<Bound, Fail> {
+        let tensor = tensor::read(t, self.dir)?;
+        if tensor.len() <= LARGEST
+            && let Some(sym) = Sym::from_tensor(&tensor)
+        {
+            return Ok(sym.into());
+        }
+        let value = self.builder.graph.constant(tensor);
+        self.builder.graph.name_node(value, name);
+        Ok(value.into())
+    }
+
+    /// One node by its row in the table.
+    fn apply(
+        &mut self,
+        node: &NodeProto,
+        inputs: Vec<Option<Bound>>,
+        attrs: &[Cow<AttributeProto>],
+        scope: &Scope<'a>,
+    ) -> Result<Vec<Bound>, Fail> {
+        let (row, since) =
+            tables::find(domain(node.domain()), node.op_type(), scope.opset).map_err(Fail::Unsupported)?;
+        if let Some(a) = attrs.iter().find(|a| !a.ref_attr_name().is_empty()) {
+            return Err(Fail::Model(format!("the attribute `{}` refers to a function's, outside of any", a.name())));
+        }
+        let mut ctx = Ctx {
+            builder: &mut self.builder,
+            inputs,
+            outputs: node.output.iter().map(|o| !o.is_empty()).collect(),
+            attrs: Attrs::new(attrs.iter().map(|a| a.as_ref()))?,
+            since,
+            names: row.names,
+            dir: self.dir,
+        };
+        let results = row.target.apply(&mut ctx)?;
+        if let Some(name) = ctx.attrs.unread() {
+            return Err(Fail::Unsupported(format!("the attribute `{name}` is not understood")));
+        }
+        let wanted = ctx.outputs.iter().rposition(|w| *w).map_or(0, |i| i + 1);
+        if results.len() < wanted {
+            return Err(Fail::Unsupported(format!("output number {wanted}; {} are given", results.len())));
+        }
+        Ok(results)
+    }
+
+    /// A call of a model-local function: its nodes, in a scope of their own.
+    fn call(
+        &mut self,
+        f: &'a FunctionProto,
+        inputs: Vec<Option<Bound>>,
+        attrs: &[Cow<AttributeProto>],
+        name: &str,
+        outer: &Scope<'a>,
+    ) -> Result<Vec<Bound>> {
+        let here = |m: String| format!("node `{name}`, function `{}`: {m}", f.name());
+        if outer.depth >= FUNCTION_DEPTH {
+            return Err(self.damaged(here(format!("functions call each other more than {FUNCTION_DEPTH} deep"))));
+        }
+        if inputs.len() > f.input.len() {
+            return Err(self.damaged(here(format!("{} inputs given, it has {}", inputs.len(), f.input.len()))));
+        }
+        let opset = opset(&f.opset_import).map_err(|m| self.damaged(here(m)))?;
+        let mut scope = Scope { values: HashMap::new(), opset, prefix: format!("{name}/"), depth: outer.depth + 1 };
+        for (formal, actual) in f.input.iter().zip(inputs) {
+            if let Some(b) = actual {
+                scope.values.insert(formal, Slot::Bound(b));
+            }
+        }
+        // An attribute that the caller leaves out and that has no default is left out inside too.
+        let put_in = |a: &'a AttributeProto| {
+            let outer = a.ref_attr_name();
+            if outer.is_empty() {
+                return Some(Cow::Borrowed(a));
+            }
+            let given = attrs.iter().map(|g| g.as_ref()).find(|g| g.name() == outer);
+            let mut found = given.or_else(|| f.attribute_proto.iter().find(|d| d.name() == outer))?.clone();
+            found.name = Some(a.name().to_string());
+            Some(Cow::Owned(found))
+        };
+        self.nodes(&f.node, &|node| node.attribute.iter().filter_map(put_in).collect(), &mut scope)?;
+        let mut results = Vec::new();
+        for output in &f.output {
+            match self.lookup(output, &mut scope)? {
+                Some(b) => results.push(b),
+                None => return Err(self.damaged(here(format!("its output `{output}` does not exist")))),
+            }
+        }
+        Ok(results)
+    }
+
+    /// Gives a name its value, checked against the declared type.
+    fn bind(&mut self, name: &'a str, bound: Bound, scope: &mut Scope<'a>) -> Result<(), Fail> {
+        if name.is_empty() {
+            return Ok(());
+        }
+        let ty = self.builder.ty(&bound);
+        if ty.shape.len() > RANK {
+            return Err(Fail::Unsupported(format!(
+                "its output `{name}` has rank {}; {RANK} is the most",
+                ty.shape.len()
+            )));
+        }
+        if ty.shape.iter().any(|d| d.complexity() > COMPLEX) {
+            return Err(Fail::Other(Error::Limit(format!("{}: a size of `{name}` is too long a formula", self.file))));
+        }
+        if scope.depth == 0 {
+            let lookup = |n: &str| self.symbols.get(n).cloned();
+            if let Some(d) = self.declared.get(name)
+                && let Some(m) = contradiction(d, &ty, &lookup)
+            {
+                return Err(Fail::Model(format!("its output `{name}` {m}")));
+            }
+            self.types.push((name.into(), ty));
+        }
+        if scope.values.insert(name, Slot::Bound(bound)).is_some() {
+            return Err(Fail::Model(format!("its output `{name}` has the name of another value")));
+        }
+        Ok(())
+    }
+
+    fn outputs(&mut self, graph: &'a GraphProto, scope: &mut Scope<'a>) -> Result<()> {
+        if graph.output.is_empty() {
+            return Err(self.damaged("the graph has no outputs"));
+        }
+        let mut names = HashSet::new();
+        for output in &graph.output {
+            let name = output.name();
+            if !names.insert(name) {
+                return Err(self.damaged(format!("the output `{name}` is given twice")));
+            }
+            let Some(bound) = self.lookup(name, scope)? else {
+                return Err(self.damaged(format!("the output `{name}` is made by no node")));
+            };
+            let opset = scope.opset;
+            let value = self.builder.materialise(&bound).map_err(|f| self.fail(f, name, "output", opset))?;
+            let lookup = |n: &str| self.symbols.get(n).cloned();
+            // Inputs and initializers that are outputs come by no node that would have been checked.
+            if let Some(d) = self.declared.get(name)
+                && let Some(m) = contradiction(d, self.builder.graph.ty(value), &lookup)
+            {
+                return Err(self.damaged(format!("the output `{name}` {m}")));
+            }
+            self.builder.graph.output(name, value);
+        }
+        Ok(())
+    }
+}
+
+/// The op as shown in messages.
+fn shown_op(node: &NodeProto) -> String {
+    match domain(node.domain()) {
+        "" => node.op_type().to_string(),
+        d => format!("{d}.{}", node.op_type()),
+    }
+}
+
+/// A node's name: its own, or its first output's, or its number.
+fn node_name(node: &NodeProto, index: usize, prefix: &str) -> String {
+    let own = Some(node.name()).filter(|n| !n.is_empty());
+    match own.or(node.output.iter().map(String::as_str).find(|n| !n.is_empty())) {
+        Some(n) => format!("{prefix}{n}"),
+        None => format!("{prefix}#{index}"),
+    }
+}

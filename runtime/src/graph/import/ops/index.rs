@@ -1,0 +1,135 @@
+//! Ops that pick elements by index.
+
+use hypatia_dsl::builtin::{BuiltinOp, BuiltinScalar};
+use hypatia_dsl::dtype::DType;
+use hypatia_dsl::ir::AttrValue;
+use hypatia_dsl::shape::Dim;
+
+use super::super::context::{Ctx, Out, dims, int};
+use crate::graph::Value;
+
+/// Slices along an axis.
+pub(in super::super) fn gather(ctx: &mut Ctx) -> Out {
+    ctx.arity(2, 2, 1)?;
+    let axis = ctx.attrs.int_or("axis", 0)?;
+    let axis = ctx.axis(axis, ctx.ty(0)?.shape.len())?;
+    in_range(ctx, axis)?;
+    if axis == 0
+        && let (Some(x), Some(i)) = (ctx.sym(0), ctx.sym(1))
+        && let Some(s) = x.gather(&i)
+    {
+        return Ok(vec![s.into()]);
+    }
+    let (x, i) = (ctx.value(0)?, ctx.value(1)?);
+    Ok(vec![ctx.op(BuiltinOp::Gather, &[x, i], vec![int(axis as i64)])?.into()])
+}
+
+/// Checks constant indices, so that a wrong model is told of before it runs.
+fn in_range(ctx: &Ctx, axis: usize) -> Out<()> {
+    let size = ctx.ty(0)?.shape.get(axis).and_then(Dim::as_const);
+    let known = ctx.sym(1).map(|s| s.items.iter().filter_map(Dim::as_const).collect::<Vec<_>>());
+    if let (Some(size), Some(indices)) = (size, known)
+        && let Some(bad) = indices.iter().find(|i| **i >= size || **i < -size)
+    {
+        return ctx.wrong(format!("the index {bad} is outside of axis {axis}, which has size {size}"));
+    }
+    Ok(())
+}
+
+/// One element for each index.
+pub(in super::super) fn gather_elements(ctx: &mut Ctx) -> Out {
+    ctx.arity(2, 2, 1)?;
+    let axis = ctx.attrs.int_or("axis", 0)?;
+    let axis = ctx.axis(axis, ctx.ty(0)?.shape.len())?;
+    in_range(ctx, axis)?;
+    let (x, i) = (ctx.value(0)?, ctx.value(1)?);
+    Ok(vec![ctx.op(BuiltinOp::GatherElements, &[x, i], vec![int(axis as i64)])?.into()])
+}
+
+/// Slices by tuples of indices.
+pub(in super::super) fn gather_nd(ctx: &mut Ctx) -> Out {
+    ctx.arity(2, 2, 1)?;
+    let batch = ctx.attrs.int_or("batch_dims", 0)?;
+    let (x, i) = (ctx.value(0)?, ctx.value(1)?);
+    Ok(vec![ctx.op(BuiltinOp::GatherNd, &[x, i], vec![int(batch)])?.into()])
+}
+
+/// The index along `axis` of a shape, as i64.
+fn iota(ctx: &mut Ctx, shape: &[Dim], axis: usize) -> Out<Value> {
+    ctx.op(BuiltinOp::Iota, &[], vec![dims(shape), int(axis as i64), AttrValue::DType(DType::I64)])
+}
+
+/// `a` where `c`, else `b`, for truth values too.
+fn choose(ctx: &mut Ctx, c: Value, a: Value, b: Value) -> Out<Value> {
+    if ctx.dtype_of(a) != DType::Bool {
+        return ctx.builtin(BuiltinScalar::Select, &[c, a, b]);
+    }
+    let not = ctx.builtin(BuiltinScalar::Not, &[c])?;
+    let (yes, no) = (ctx.builtin(BuiltinScalar::And, &[c, a])?, ctx.builtin(BuiltinScalar::And, &[not, b])?);
+    ctx.builtin(BuiltinScalar::Or, &[yes, no])
+}
+
+/// A new axis that is on at each index, off elsewhere.
+pub(in super::super) fn one_hot(ctx: &mut Ctx) -> Out {
+    ctx.arity(3, 3, 1)?;
+    let indices = ctx.value(0)?;
+    let [depth] = &ctx.sizes(1, "the depth")?[..] else { return ctx.wrong("the depth should be one number") };
+    let depth = depth.clone();
+    if depth.as_const().is_some_and(|d| d < 0) {
+        return ctx.wrong(format!("the depth is {depth}"));
+    }
+    let mut shape = ctx.shape_of(indices);
+    let axis = ctx.attrs.int_or("axis", -1)?;
+    let axis = ctx.axis(axis, shape.len() + 1)?;
+    shape.insert(axis, Dim::from(1));
+    let mut ones = vec![Dim::from(1); shape.len()];
+    ones[axis] = depth;
+    let counted = iota(ctx, &ones, axis)?;
+    let indices = ctx.cast(indices, DType::I64)?;
+    let indices = ctx.reshape(indices, &shape)?;
+    // Negative indices count from the end.
+    let depth = ctx.sym(1).map(super::super::context::Bound::from);
+    let Some(depth) = depth else { return ctx.wrong("the depth should be one number") };
+    let depth = ctx.builder.materialise(&depth)?;
+    let depth = ctx.reshape(depth, &[])?;
+    let depth = ctx.cast(depth, DType::I64)?;
+    let zero = ctx.number(DType::I64, 0.0)?;
+    let below = ctx.builtin(BuiltinScalar::Lt, &[indices, zero])?;
+    let wrapped = ctx.builtin(BuiltinScalar::Add, &[indices, depth])?;
+    let indices = ctx.builtin(BuiltinScalar::Select, &[below, wrapped, indices])?;
+    let here = ctx.builtin(BuiltinScalar::Eq, &[indices, counted])?;
+    let values = ctx.value(2)?;
+    if ctx.shape_of(values) != [Dim::from(2)] {
+        return ctx.wrong("its values should be two: off and on");
+    }
+    let one_of = |ctx: &mut Ctx, i: i64| {
+        let part = ctx.op(BuiltinOp::Slice, &[values], vec![int(0), int(i), int(i + 1), int(1)])?;
+        ctx.reshape(part, &[])
+    };
+    let (off, on) = (one_of(ctx, 0)?, one_of(ctx, 1)?);
+    Ok(vec![choose(ctx, here, on, off)?.into()])
+}
+
+/// The upper or lower triangle of the last two axes, zero elsewhere.
+pub(in super::super) fn trilu(ctx: &mut Ctx) -> Out {
+    ctx.arity(1, 2, 1)?;
+    let x = ctx.value(0)?;
+    let shape = ctx.shape_of(x);
+    let upper = ctx.attrs.flag("upper", true)?;
+    let [.., m, n] = &shape[..] else { return ctx.wrong("it needs at least two axes") };
+    let rows = iota(ctx, &[m.clone(), Dim::from(1)], 0)?;
+    let columns = iota(ctx, &[Dim::from(1), n.clone()], 1)?;
+    let mut diagonal = rows;
+    if let Some(k) = ctx.maybe(1)? {
+        let k = ctx.reshape(k, &[])?;
+        diagonal = ctx.builtin(BuiltinScalar::Add, &[rows, k])?;
+    }
+    let sides = if upper { [diagonal, columns] } else { [columns, diagonal] };
+    let kept = ctx.builtin(BuiltinScalar::Le, &sides)?;
+    let dtype = ctx.dtype_of(x);
+    if dtype == DType::Bool {
+        return Ok(vec![ctx.builtin(BuiltinScalar::And, &[kept, x])?.into()]);
+    }
+    let zero = ctx.number(dtype, 0.0)?;
+    Ok(vec![choose(ctx, kept, x, zero)?.into()])
+}

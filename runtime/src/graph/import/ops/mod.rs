@@ -1,0 +1,9 @@
+//! Handlers of ONNX ops, by kind: each reads one node and adds graph nodes of the same meaning.
+
+pub(super) mod index;
+pub(super) mod linear;
+pub(super) mod make;
+pub(super) mod norm;
+pub(super) mod pointwise;
+pub(super) mod reduce;
+pub(super) mod views;

@@ -1,0 +1,239 @@
+//! The ONNX ops that are imported: which versions, by what, and under which names of the library.
+//!
+//! This is the one place, besides `hypatia_dsl::builtin`, where names of ops and scalars stand in
+//! Rust. Holds always: a row's versions are those of ONNX's own schema from the one that applies at
+//! opset 13 on (checked against a list that the `onnx` package wrote), and its target handles all
+//! of them.
+
+use super::context::{Ctx, Out};
+use super::ops::{index, linear, make, norm, pointwise, reduce, views};
+
+/// An ONNX op.
+pub(super) struct Row {
+    /// Its name in the default domain.
+    pub op: &'static str,
+    /// The opsets that defined or changed it, from the definition that applies at opset 13 on.
+    pub since: &'static [i64],
+    /// What it becomes.
+    pub target: Target,
+    /// Names of the library that the target uses.
+    pub names: &'static [&'static str],
+}
+
+/// What an ONNX op becomes.
+pub(super) enum Target {
+    /// The scalar `names[0]` of all operands.
+    Scalar,
+    /// The scalar `names[0]` of the operands in reverse.
+    Swapped,
+    /// The scalar `names[0]` of the operands and of these attributes with their defaults.
+    With(&'static [(&'static str, f32)]),
+    /// The scalar `names[0]` of two, over any number of operands.
+    Fold,
+    /// A function.
+    Run(fn(&mut Ctx) -> Out),
+}
+
+impl Target {
+    /// Imports a node.
+    pub fn apply(&self, ctx: &mut Ctx) -> Out {
+        match self {
+            Target::Scalar => pointwise::scalar(ctx, false),
+            Target::Swapped => pointwise::scalar(ctx, true),
+            Target::With(attrs) => pointwise::with(ctx, attrs),
+            Target::Fold => pointwise::fold(ctx),
+            Target::Run(f) => f(ctx),
+        }
+    }
+}
+
+const fn scalar(op: &'static str, since: &'static [i64], names: &'static [&'static str]) -> Row {
+    Row { op, since, target: Target::Scalar, names }
+}
+const fn swapped(op: &'static str, since: &'static [i64], names: &'static [&'static str]) -> Row {
+    Row { op, since, target: Target::Swapped, names }
+}
+const fn with(
+    op: &'static str,
+    since: &'static [i64],
+    names: &'static [&'static str],
+    attrs: &'static [(&'static str, f32)],
+) -> Row {
+    Row { op, since, target: Target::With(attrs), names }
+}
+const fn fold(op: &'static str, since: &'static [i64], names: &'static [&'static str]) -> Row {
+    Row { op, since, target: Target::Fold, names }
+}
+const fn run(op: &'static str, since: &'static [i64], f: fn(&mut Ctx) -> Out, names: &'static [&'static str]) -> Row {
+    Row { op, since, target: Target::Run(f), names }
+}
+
+/// All rows, by name.
+#[rustfmt::skip]
+pub(super) static ROWS: &[Row] = &[
+    scalar("Abs", &[13], &["abs"]),
+    scalar("Acos", &[7, 22], &["acos"]),
+    scalar("Acosh", &[9, 22], &["acosh"]),
+    scalar("Add", &[13, 14], &["add"]),
+    scalar("And", &[7], &["and"]),
+    run("ArgMax", &[13], reduce::arg_max, &[]),
+    run("ArgMin", &[13], reduce::arg_min, &[]),
+    scalar("Asin", &[7, 22], &["asin"]),
+    scalar("Asinh", &[9, 22], &["asinh"]),
+    scalar("Atan", &[7, 22], &["atan"]),
+    scalar("Atanh", &[9, 22], &["atanh"]),
+    run("BatchNormalization", &[9, 14, 15], norm::batch, &[]),
+    run("Cast", &[13, 19, 21, 23, 24, 25, 28], pointwise::cast, &["remainder"]),
+    run("CastLike", &[15, 19, 21, 23, 24, 25], pointwise::cast_like, &["remainder"]),
+    scalar("Ceil", &[13], &["ceil"]),
+    with("Celu", &[12, 28], &["celu"], &[("alpha", 1.0)]),
+    run("Clip", &[13], pointwise::clip, &[]),
+    run("Concat", &[13], views::concat, &[]),
+    run("Constant", &[13, 19, 21, 23, 24, 25], make::constant, &[]),
+    run("ConstantOfShape", &[9, 20, 21, 23, 24, 25], make::constant_of_shape, &[]),
+    scalar("Cos", &[7, 22], &["cos"]),
+    scalar("Cosh", &[9, 22], &["cosh"]),
+    run("DepthToSpace", &[13, 28], views::depth_to_space, &[]),
+    scalar("Div", &[13, 14], &["div"]),
+    run("Dropout", &[13, 22], make::dropout, &[]),
+    with("Elu", &[6, 22], &["elu"], &[("alpha", 1.0)]),
+    run("Equal", &[13, 19], pointwise::equal, &[]),
+    scalar("Erf", &[13], &["erf"]),
+    scalar("Exp", &[13], &["exp"]),
+    run("Expand", &[13], views::expand, &[]),
+    run("Flatten", &[13, 21, 23, 24, 25], views::flatten, &[]),
+    scalar("Floor", &[13], &["floor"]),
+    run("Gather", &[13], index::gather, &[]),
+    run("GatherElements", &[13], index::gather_elements, &[]),
+    run("GatherND", &[13], index::gather_nd, &[]),
+    run("Gelu", &[20], pointwise::gelu, &["gelu", "gelu_tanh"]),
+    run("Gemm", &[13], linear::gemm, &[]),
+    run("GlobalAveragePool", &[1, 22], reduce::global_average, &[]),
+    run("GlobalMaxPool", &[1, 22], reduce::global_max, &[]),
+    swapped("Greater", &[13], &["lt"]),
+    swapped("GreaterOrEqual", &[12, 16], &["le"]),
+    run("GroupNormalization", &[18, 21], norm::group, &[]),
+    with("HardSigmoid", &[6, 22], &["hard_sigmoid"], &[("alpha", 0.2), ("beta", 0.5)]),
+    scalar("HardSwish", &[14, 22], &["hardswish"]),
+    run("Identity", &[13, 14, 16, 19, 21, 23, 24, 25], make::identity, &[]),
+    run("InstanceNormalization", &[6, 22], norm::instance, &[]),
+    run("IsInf", &[10, 20], pointwise::is_inf, &[]),
+    scalar("IsNaN", &[13, 20], &["isnan"]),
+    run("LayerNormalization", &[17], norm::layer, &["layer_norm"]),
+    with("LeakyRelu", &[6, 16], &["leaky_relu"], &[("alpha", 0.01)]),
+    scalar("Less", &[13], &["lt"]),
+    scalar("LessOrEqual", &[12, 16], &["le"]),
+    scalar("Log", &[13], &["log"]),
+    run("LogSoftmax", &[13], norm::softmax, &["log_softmax"]),
+    run("MatMul", &[13], linear::matmul, &[]),
+    fold("Max", &[13], &["max"]),
+    run("Mean", &[13], pointwise::mean, &["add"]),
+    fold("Min", &[13], &["min"]),
+    scalar("Mish", &[18, 22], &["mish"]),
+    run("Mod", &[13, 28], pointwise::modulo, &["remainder"]),
+    scalar("Mul", &[13, 14], &["mul"]),
+    scalar("Neg", &[13], &["neg"]),
+    scalar("Not", &[1], &["not"]),
+    run("OneHot", &[11, 28], index::one_hot, &[]),
+    scalar("Or", &[7], &["or"]),
+    run("PRelu", &[9, 16], pointwise::prelu, &["leaky_relu"]),
+    run("Pad", &[13, 18, 19, 21, 23, 24, 25], views::pad, &[]),
+    run("Pow", &[13, 15], pointwise::pow, &[]),
+    run("RMSNormalization", &[23], norm::rms, &["rms_norm"]),
+    run("Range", &[11, 27], make::range, &[]),
+    scalar("Reciprocal", &[13], &["recip"]),
+    run("ReduceL1", &[13, 18], reduce::l1, &[]),
+    run("ReduceL2", &[13, 18], reduce::l2, &[]),
+    run("ReduceLogSum", &[13, 18, 28], reduce::log_sum, &[]),
+    run("ReduceLogSumExp", &[13, 18, 28], reduce::log_sum_exp, &["logsumexp"]),
+    run("ReduceMax", &[13, 18, 20], reduce::max, &[]),
+    run("ReduceMean", &[13, 18], reduce::mean, &[]),
+    run("ReduceMin", &[13, 18, 20], reduce::min, &[]),
+    run("ReduceProd", &[13, 18], reduce::prod, &[]),
+    run("ReduceSum", &[13], reduce::sum, &[]),
+    run("ReduceSumSquare", &[13, 18], reduce::sum_square, &[]),
+    scalar("Relu", &[13, 14], &["relu"]),
+    run("Reshape", &[13, 14, 19, 21, 23, 24, 25], views::reshape, &[]),
+    scalar("Round", &[11, 22], &["round"]),
+    with("Selu", &[6, 22], &["selu"], &[("alpha", 1.673_263_2), ("gamma", 1.050_701)]),
+    run("Shape", &[13, 15, 19, 21, 23, 24, 25], views::shape, &[]),
+    with("Shrink", &[9], &["shrink"], &[("lambd", 0.5), ("bias", 0.0)]),
+    scalar("Sigmoid", &[13], &["sigmoid"]),
+    scalar("Sign", &[13], &["sign"]),
+    scalar("Sin", &[7, 22], &["sin"]),
+    scalar("Sinh", &[9, 22], &["sinh"]),
+    run("Size", &[13, 19, 21, 23, 24, 25], views::size, &[]),
+    run("Slice", &[13], views::slice, &[]),
+    run("Softmax", &[13], norm::softmax, &["softmax"]),
+    scalar("Softplus", &[1, 22], &["softplus"]),
+    scalar("Softsign", &[1, 22], &["softsign"]),
+    run("SpaceToDepth", &[13, 28], views::space_to_depth, &[]),
+    run("Split", &[13, 18], views::split, &[]),
+    scalar("Sqrt", &[13], &["sqrt"]),
+    run("Squeeze", &[13, 21, 23, 24, 25], views::squeeze, &[]),
+    scalar("Sub", &[13, 14], &["sub"]),
+    fold("Sum", &[13], &["add"]),
+    run("SwiGLU", &[28], pointwise::swiglu, &["silu", "swish"]),
+    run("Swish", &[24], pointwise::swish, &["silu", "swish"]),
+    scalar("Tan", &[7, 22], &["tan"]),
+    scalar("Tanh", &[13], &["tanh"]),
+    with("ThresholdedRelu", &[10, 22], &["thresholded_relu"], &[("alpha", 1.0)]),
+    run("Tile", &[13], views::tile, &[]),
+    run("Transpose", &[13, 21, 23, 24, 25], views::transpose, &[]),
+    run("Trilu", &[14], index::trilu, &[]),
+    run("Unsqueeze", &[13, 21, 23, 24, 25], views::unsqueeze, &[]),
+    run("Where", &[9, 16], pointwise::select, &[]),
+    scalar("Xor", &[7], &["xor"]),
+];
+
+/// The row of an op, and the version of its definition that applies; or why there is none.
+pub(super) fn find(domain: &str, op: &str, opset: i64) -> Result<(&'static Row, i64), String> {
+    if !domain.is_empty() {
+        return Err(format!("the operator domain `{domain}` is not known; export the model with standard ops only"));
+    }
+    let Ok(i) = ROWS.binary_search_by(|r| r.op.cmp(op)) else {
+        return Err(match op {
+            "If" | "Loop" | "Scan" => "control flow is not supported; export the model with fixed control flow".into(),
+            "" => "the node has no op".into(),
+            _ => "there is no import for this op".into(),
+        });
+    };
+    let row = &ROWS[i];
+    match row.since.iter().rev().find(|v| **v <= opset) {
+        Some(v) => Ok((row, *v)),
+        None => Err(format!("this op exists from opset {} on", row.since[0])),
+    }
+}
+
+/// A supported ONNX op.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Supported {
+    /// Its domain; empty for the default one.
+    pub domain: &'static str,
+    /// Its name.
+    pub op: &'static str,
+    /// The opsets that defined or changed it, from the definition that applies at opset 13 on.
+    pub since: &'static [i64],
+}
+
+/// Every supported ONNX op, by name.
+pub fn supported() -> Vec<Supported> {
+    ROWS.iter().map(|r| Supported { domain: "", op: r.op, since: r.since }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn rows_are_sorted_and_found_by_version() {
+        assert!(ROWS.windows(2).all(|w| w[0].op < w[1].op));
+        assert!(ROWS.iter().all(|r| r.since.windows(2).all(|w| w[0] < w[1])));
+        assert_eq!(find("", "Split", 17).unwrap().1, 13);
+        assert_eq!(find("", "Split", 28).unwrap().1, 18);
+        assert!(find("", "Gelu", 19).is_err_and(|m| m.contains("from opset 20")));
+        assert!(find("com.microsoft", "Gelu", 20).is_err());
+        assert!(find("", "Loop", 20).is_err_and(|m| m.contains("control flow")));
+    }
+}
