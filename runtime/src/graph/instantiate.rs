@@ -530,7 +530,7 @@ impl<'g> Instantiator<'g> {
 }
 
 /// The index of a tensor among a term's operands.
-fn read_index(value: Value, into: &mut BoundTerm) -> u32 {
+pub(crate) fn read_index(value: Value, into: &mut BoundTerm) -> u32 {
     let at = into.reads.iter().position(|v| *v == value).unwrap_or_else(|| {
         into.reads.push(value);
         into.reads.len() - 1
@@ -539,7 +539,7 @@ fn read_index(value: Value, into: &mut BoundTerm) -> u32 {
 }
 
 /// Copies a term into another and returns its root there.
-fn splice(bound: &BoundTerm, into: &mut BoundTerm) -> Result<TermId> {
+pub(crate) fn splice(bound: &BoundTerm, into: &mut BoundTerm) -> Result<TermId> {
     let broken = || Error::Internal("a term is not in order".into());
     let mut map: Vec<TermId> = Vec::with_capacity(bound.term.nodes.len());
     for node in &bound.term.nodes {

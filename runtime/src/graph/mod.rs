@@ -14,7 +14,7 @@ mod term;
 mod unfold;
 mod validate;
 
-pub use facts::GraphFacts;
+pub use facts::{GraphFacts, splat};
 pub use instantiate::{Env, Instantiator};
 pub use print::show_attr;
 pub use specialize::Symbols;

@@ -1,0 +1,357 @@
+//! Attributes of random instances.
+//!
+//! In: an op, its operands' types and the patterns of its attributes. Out: attribute values that are
+//! legal for these operands and match the patterns; variables of the patterns are bound.
+
+use hypatia_dsl::builtin::BuiltinOp;
+use hypatia_dsl::dtype::DType;
+use hypatia_dsl::ir::{AttrPat, AttrType, AttrValue, NodePat, OpBody, OpId, ParamKind};
+use hypatia_dsl::shape::Dim;
+use hypatia_dsl::typing::{TensorType, eval, same_value};
+
+use super::generate::{DTYPES, Generator, Reject, Try, ints, reject, sizes};
+use crate::graph::GraphFacts;
+
+impl Generator<'_, '_> {
+    /// One value for each attribute of an op over operands of these types.
+    pub(super) fn attributes(&mut self, op: OpId, node: &NodePat, types: &[Option<TensorType>]) -> Try<Vec<AttrValue>> {
+        let program = self.program.clone();
+        let def = program.op(op);
+        let builtin = if let OpBody::Builtin(b) = def.body { Some(b) } else { None };
+        let rank = types.iter().flatten().next().map(|t| t.shape.len());
+        let mut out: Vec<AttrValue> = Vec::with_capacity(node.attrs.len());
+        for (i, (pat, (_, param))) in node.attrs.iter().zip(def.attrs()).enumerate() {
+            let ParamKind::Attr { ty, .. } = &param.kind else { continue };
+            let value = match pat {
+                AttrPat::Is(e) => self.eval(e).ok_or_else(|| Reject(format!("attribute `{}` has no value", param.name)))?,
+                AttrPat::Var(v) if self.env.attrs.values.contains_key(v) => self.env.attrs.values[v].clone(),
+                AttrPat::Var(v) => {
+                    let value = match self.hinted_var(*v) {
+                        Some(value) => value,
+                        None => self.random_attr(builtin, i, *ty, types, &out, node.output as usize, None)?,
+                    };
+                    let value = normalised(*ty, value, rank);
+                    self.env.attrs.values.insert(*v, value.clone());
+                    value
+                }
+                AttrPat::Any | AttrPat::Rest(_) => {
+                    self.random_attr(builtin, i, *ty, types, &out, node.output as usize, None)?
+                }
+                AttrPat::List(items) => {
+                    let fixed = items.iter().filter(|p| !matches!(p, AttrPat::Rest(_))).count();
+                    let open = items.len() > fixed;
+                    let length = if open { None } else { Some(fixed) };
+                    let base = self.random_attr(builtin, i, *ty, types, &out, node.output as usize, length)?;
+                    let AttrValue::List(base) = base else { return reject("a list is wanted for a single value") };
+                    let permutation = builtin == Some(BuiltinOp::Transpose);
+                    AttrValue::List(self.list(items, base, permutation, *ty, rank)?)
+                }
+            };
+            out.push(value);
+        }
+        Ok(out)
+    }
+
+    /// The number of elements that a pattern for a list fixes.
+    pub(super) fn list_length(&self, pat: Option<&AttrPat>) -> Option<usize> {
+        match pat? {
+            AttrPat::List(items) if !items.iter().any(|p| matches!(p, AttrPat::Rest(_))) => Some(items.len()),
+            AttrPat::Is(e) => match self.eval(e)? {
+                AttrValue::List(l) => Some(l.len()),
+                _ => None,
+            },
+            AttrPat::Var(v) => match self.env.attrs.values.get(v).cloned().or_else(|| self.hinted_var(*v))? {
+                AttrValue::List(l) => Some(l.len()),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+
+    /// The value of a pattern that must be known or may be this one.
+    pub(super) fn match_or_make(&mut self, pat: &AttrPat, made: AttrValue) -> Try<AttrValue> {
+        match pat {
+            AttrPat::Is(e) => self.eval(e).ok_or_else(|| Reject("an attribute has no value".into())),
+            AttrPat::Var(v) => Ok(self.env.attrs.values.entry(*v).or_insert(made).clone()),
+            _ => Ok(made),
+        }
+    }
+
+    fn eval(&self, e: &hypatia_dsl::ir::AExpr) -> Option<AttrValue> {
+        eval(e, &self.env.attrs, &GraphFacts { graph: &self.graph, env: &self.env })
+    }
+
+    /// The value that a guard `v == e` or `v in [..]` gives a variable.
+    fn hinted_var(&self, var: hypatia_dsl::ir::VarId) -> Option<AttrValue> {
+        let equal = self.hints.equal_var.iter().filter(|(v, _)| *v == var).find_map(|(_, e)| self.eval(e));
+        equal.or_else(|| {
+            self.hints.among.iter().filter(|(v, _)| *v == var).find_map(|(_, e)| match self.eval(e) {
+                Some(AttrValue::List(l)) => l.first().cloned(),
+                _ => None,
+            })
+        })
+    }
+
+    /// A list that matches element patterns; elements that they leave open come from `base`.
+    fn list(
+        &mut self,
+        items: &[AttrPat],
+        base: Vec<AttrValue>,
+        permutation: bool,
+        ty: AttrType,
+        rank: Option<usize>,
+    ) -> Try<Vec<AttrValue>> {
+        let fixed = items.iter().filter(|p| !matches!(p, AttrPat::Rest(_))).count();
+        let Some(spare) = base.len().checked_sub(fixed) else { return reject("a list is too short for its pattern") };
+        let element = if ty == AttrType::Axes { AttrType::Axis } else { AttrType::Int };
+        let one = |v: AttrValue| normalised(element, v, rank);
+        // First what is fixed, then what is open.
+        let mut slots: Vec<Option<AttrValue>> = vec![None; base.len()];
+        let mut at = 0;
+        let mut places = Vec::new();
+        for item in items {
+            places.push(at);
+            match item {
+                AttrPat::Is(e) => slots[at] = Some(one(self.eval(e).ok_or_else(|| Reject("a list has no value".into()))?)),
+                AttrPat::Var(v) => slots[at] = self.env.attrs.values.get(v).cloned(),
+                _ => {}
+            }
+            at += if matches!(item, AttrPat::Rest(_)) { spare } else { 1 };
+        }
+        if permutation {
+            let used: Vec<AttrValue> = slots.iter().flatten().cloned().collect();
+            let mut free = base.into_iter().filter(|b| !used.contains(b));
+            for slot in &mut slots {
+                if slot.is_none() {
+                    *slot = free.next();
+                }
+            }
+        } else {
+            for (slot, b) in slots.iter_mut().zip(base) {
+                slot.get_or_insert(b);
+            }
+        }
+        let Some(values) = slots.into_iter().collect::<Option<Vec<_>>>() else {
+            return reject("a list pattern cannot be a permutation");
+        };
+        for (item, at) in items.iter().zip(places) {
+            let (var, value) = match item {
+                AttrPat::Var(v) => (v, values[at].clone()),
+                AttrPat::Rest(Some(v)) => (v, AttrValue::List(values[at..at + spare].to_vec())),
+                _ => continue,
+            };
+            let bound = self.env.attrs.values.entry(*var).or_insert(value.clone());
+            if same_value(bound, &value) != Some(true) {
+                return reject("a variable of a list stands for two values");
+            }
+        }
+        Ok(values)
+    }
+
+    /// A legal value of attribute `index`. `before` holds the attributes in front of it, `length`
+    /// the number of elements that a list must have.
+    #[allow(clippy::too_many_arguments)]
+    fn random_attr(
+        &mut self,
+        builtin: Option<BuiltinOp>,
+        index: usize,
+        ty: AttrType,
+        types: &[Option<TensorType>],
+        before: &[AttrValue],
+        output: usize,
+        length: Option<usize>,
+    ) -> Try<AttrValue> {
+        let first = types.iter().flatten().next();
+        let shape = match first {
+            Some(t) => sizes(t)?,
+            None => Vec::new(),
+        };
+        let axis_size = || match before.first() {
+            Some(AttrValue::Dim(a)) => a.as_const().and_then(|a| {
+                let a = if a < 0 { a + shape.len() as i64 } else { a };
+                shape.get(a as usize).copied()
+            }),
+            _ => None,
+        };
+        let dims = |l: Vec<i64>| AttrValue::List(l.into_iter().map(|d| AttrValue::Dim(Dim::from(d))).collect());
+        let int = |v: i64| AttrValue::Dim(Dim::from(v));
+        Ok(match (builtin, index) {
+            (Some(BuiltinOp::Transpose), 0) => dims(self.permutation(shape.len())),
+            (Some(BuiltinOp::Reshape), 0) => dims(self.reshaping(&shape, length)?),
+            (Some(BuiltinOp::Expand), 0) => dims(self.expansion(&shape)),
+            (Some(BuiltinOp::Slice), 1) => int(self.upto(axis_size().unwrap_or(0))),
+            (Some(BuiltinOp::Slice), 2) => {
+                let start = before.get(1).and_then(as_int).unwrap_or(0);
+                let size = axis_size().unwrap_or(0);
+                int(size - self.upto(size - start.clamp(0, size)))
+            }
+            (Some(BuiltinOp::Slice), 3) => int([1, 2, 3][self.source.weighted(&[70, 20, 10])]),
+            (Some(BuiltinOp::Split), 1) => {
+                let parts = length.unwrap_or_else(|| output + 1 + self.source.pick(2));
+                dims(self.partition(axis_size().unwrap_or(0), parts))
+            }
+            (Some(BuiltinOp::Pad), _) => dims(shape.iter().map(|_| self.source.weighted(&[50, 30, 20]) as i64).collect()),
+            (Some(BuiltinOp::GatherNd), 0) => int(0),
+            (Some(BuiltinOp::Gemm), 0) => {
+                let own = first.map_or(self.main, |t| t.dtype);
+                let narrow = own.is_float() && self.source.weighted(&[4, 1]) == 1;
+                AttrValue::DType(if narrow { [DType::F32, DType::BF16][self.source.pick(2)] } else { own })
+            }
+            (Some(BuiltinOp::Cast), 0) => {
+                let float = [DType::F32, DType::F16, DType::BF16, DType::F64][self.source.pick(4)];
+                let any = DTYPES[self.source.pick(DTYPES.len())];
+                AttrValue::DType([self.main, float, any][self.source.weighted(&[30, 40, 30])])
+            }
+            _ => self.plain(ty, &shape, length)?,
+        })
+    }
+
+    /// A value for which only its type matters.
+    fn plain(&mut self, ty: AttrType, shape: &[i64], length: Option<usize>) -> Try<AttrValue> {
+        let rank = shape.len();
+        let int = |v: i64| AttrValue::Dim(Dim::from(v));
+        let few = |g: &mut Self| length.unwrap_or_else(|| 1 + g.source.pick(2));
+        Ok(match ty {
+            AttrType::Axis if rank == 0 => return reject("a tensor of rank 0 has no axis"),
+            AttrType::Axis => int(self.source.pick(rank) as i64),
+            AttrType::Axes => {
+                let mut axes: Vec<i64> =
+                    (0..rank as i64).filter(|_| self.source.weighted(&[50, 50]) == 0).collect();
+                if let Some(n) = length {
+                    axes = self.permutation(rank).into_iter().take(n).collect();
+                }
+                AttrValue::List(axes.into_iter().map(int).collect())
+            }
+            AttrType::Int => int([1, 0, 2, -1, 3][self.source.pick(5)]),
+            AttrType::Ints => {
+                let n = few(self);
+                AttrValue::List((0..n).map(|_| int([1, 0, 2, -1, 3][self.source.pick(5)])).collect())
+            }
+            AttrType::Dim => int(self.size()),
+            AttrType::Dims => {
+                let n = few(self);
+                AttrValue::List(self.sizes(n).into_iter().map(int).collect())
+            }
+            AttrType::Float => AttrValue::Float([0.5, 1e-5, 2.0, 1e-3, -1.5][self.source.pick(5)]),
+            AttrType::Floats => {
+                let n = few(self);
+                AttrValue::List((0..n).map(|_| AttrValue::Float([0.5, 2.0, -1.5][self.source.pick(3)])).collect())
+            }
+            AttrType::Bool => AttrValue::Bool(self.source.pick(2) == 0),
+            AttrType::DType => AttrValue::DType(self.main),
+            AttrType::Str => AttrValue::Str(String::new()),
+        })
+    }
+
+    fn upto(&mut self, n: i64) -> i64 {
+        self.source.pick(n.max(0) as usize + 1) as i64
+    }
+
+    fn permutation(&mut self, rank: usize) -> Vec<i64> {
+        let mut p: Vec<i64> = (0..rank as i64).collect();
+        for i in 0..rank {
+            let j = i + self.source.pick(rank - i);
+            p.swap(i, j);
+        }
+        p
+    }
+
+    /// Another shape of as many elements.
+    fn reshaping(&mut self, shape: &[i64], length: Option<usize>) -> Try<Vec<i64>> {
+        let mut dims = shape.to_vec();
+        for _ in 0..1 + self.source.pick(3) {
+            match self.source.pick(4) {
+                0 if dims.len() > 1 => {
+                    let at = self.source.pick(dims.len() - 1);
+                    let d = dims.remove(at + 1);
+                    dims[at] *= d;
+                }
+                1 if dims.len() < 5 => {
+                    let at = self.source.pick(dims.len() + 1);
+                    dims.insert(at, 1);
+                }
+                2 if !dims.is_empty() && dims.len() < 5 => {
+                    let at = self.source.pick(dims.len());
+                    let d = dims[at];
+                    let factors: Vec<i64> = (2..d).filter(|f| d % f == 0).collect();
+                    if !factors.is_empty() {
+                        let f = factors[self.source.pick(factors.len())];
+                        dims[at] = f;
+                        dims.insert(at + 1, d / f);
+                    }
+                }
+                _ => {
+                    if let Some(at) = dims.iter().position(|d| *d == 1) {
+                        dims.remove(at);
+                    }
+                }
+            }
+        }
+        if let Some(n) = length {
+            while dims.len() > n && dims.len() > 1 {
+                let d = dims.remove(1);
+                dims[0] *= d;
+            }
+            while dims.len() < n {
+                let at = self.source.pick(dims.len() + 1);
+                dims.insert(at, 1);
+            }
+            if dims.len() != n {
+                return reject("no reshape of that rank");
+            }
+        }
+        Ok(dims)
+    }
+
+    /// A shape that this one broadcasts to.
+    fn expansion(&mut self, shape: &[i64]) -> Vec<i64> {
+        let mut dims: Vec<i64> = shape.iter().map(|d| if *d == 1 { self.size() } else { *d }).collect();
+        for _ in 0..self.source.weighted(&[60, 30, 10]) {
+            let d = self.size();
+            dims.insert(0, d);
+        }
+        dims
+    }
+
+    /// Sizes that sum to that.
+    fn partition(&mut self, total: i64, parts: usize) -> Vec<i64> {
+        let mut left = total;
+        let mut out = Vec::with_capacity(parts);
+        for i in 0..parts {
+            let d = if i + 1 == parts { left } else { self.upto(left) };
+            out.push(d);
+            left -= d;
+        }
+        out
+    }
+}
+
+fn as_int(v: &AttrValue) -> Option<i64> {
+    match v {
+        AttrValue::Dim(d) => d.as_const(),
+        _ => None,
+    }
+}
+
+/// Axes counted from the front, in order where they are a set; other values as they are.
+fn normalised(ty: AttrType, value: AttrValue, rank: Option<usize>) -> AttrValue {
+    let Some(rank) = rank else { return value };
+    let front = |v: AttrValue| match as_int(&v) {
+        Some(a) if a < 0 => AttrValue::Dim(Dim::from(a + rank as i64)),
+        _ => v,
+    };
+    match (ty, value) {
+        (AttrType::Axis, v) => front(v),
+        (AttrType::Axes, AttrValue::List(l)) => {
+            let l: Vec<AttrValue> = l.into_iter().map(front).collect();
+            match ints(&l) {
+                Some(mut axes) => {
+                    axes.sort();
+                    AttrValue::List(axes.into_iter().map(|a| AttrValue::Dim(Dim::from(a))).collect())
+                }
+                None => AttrValue::List(l),
+            }
+        }
+        (_, v) => v,
+    }
+}

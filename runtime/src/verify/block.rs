@@ -1,0 +1,186 @@
+//! Counterexamples as `test` blocks.
+//!
+//! In: an instance and both sides in one graph. Out: text that can be pasted into a `.hyp` file and
+//! fails under `hypatia test`. Holds always: every tensor of the instance is written out.
+
+use std::collections::HashMap;
+use std::fmt::Write;
+
+use hypatia_dsl::builtin::BuiltinScalar;
+use hypatia_dsl::ir::ScalarBody;
+
+use super::check::{Difference, Failure, Sides};
+use super::generate::Instance;
+use crate::graph::{Graph, NodeId, NodeKind, Value, show_attr, show_number, show_term};
+use crate::tensor::Tensor;
+
+/// A test that fails because the sides differ as `failure` says at `difference`.
+pub fn test_block(
+    title: &str,
+    instance: &Instance,
+    sides: &Sides,
+    failure: Failure,
+    difference: Option<&Difference>,
+) -> String {
+    let root = difference.map_or(0, |d| d.root);
+    let (left, right) = (sides.left[root.min(sides.left.len() - 1)], sides.right[root.min(sides.right.len() - 1)]);
+    let mut w = Writer { graph: &sides.graph, names: HashMap::new(), extra: Vec::new() };
+    for (name, node) in &instance.constants {
+        w.names.insert(*node, name.clone());
+    }
+    let (l, r) = (w.value(left, 0), w.value(right, 0));
+    let (given, expect) = match failure {
+        Failure::Bits | Failure::FiniteBits | Failure::Ulp | Failure::Rounding => match difference {
+            Some(d) if d.left == d.right => (format!("1 / {l}"), format!("1 / {r}")),
+            Some(d) if d.left.is_finite() && d.right.is_finite() => {
+                let shape = &sides.graph.ty(left).shape;
+                let dims: Vec<String> = shape.iter().map(|d| d.to_string()).collect();
+                w.extra.push(format!("const same: bool[{}] = 1;", dims.join(", ")));
+                (format!("eq({l}, {r})"), "same".to_string())
+            }
+            _ => (l, r),
+        },
+        _ => (l, r),
+    };
+    let mut out = format!("test \"{}\" {{\n", title.replace('\\', "\\\\").replace('"', "\\\""));
+    let used = |name: &str| mentions(&given, name) || mentions(&expect, name);
+    for (name, tensor) in &instance.inputs {
+        if used(name) {
+            let _ = writeln!(out, "  input {name}: {}", declaration(tensor));
+        }
+    }
+    for (name, node) in &instance.constants {
+        if let NodeKind::Const(tensor) = &sides.graph.node(*node).kind
+            && used(name)
+        {
+            let _ = writeln!(out, "  const {name}: {}", declaration(tensor));
+        }
+    }
+    for line in &w.extra {
+        let _ = writeln!(out, "  {line}");
+    }
+    let _ = writeln!(out, "  given {given};\n  expect equal {expect};\n}}");
+    out
+}
+
+/// True if the name occurs as a whole word.
+fn mentions(text: &str, name: &str) -> bool {
+    text.split(|c: char| !c.is_alphanumeric() && c != '_').any(|w| w == name)
+}
+
+/// `f32[2, 3] = [[1, 2, 3], [4, 5, 6]];`
+pub fn declaration(tensor: &Tensor) -> String {
+    let dims: Vec<String> = tensor.shape().iter().map(|d| d.to_string()).collect();
+    let ty = format!("{}[{}]", tensor.dtype(), dims.join(", "));
+    if tensor.is_empty() {
+        return format!("{ty};");
+    }
+    if let Some(v) = crate::graph::splat(tensor) {
+        return format!("{ty} = {};", show_number(v));
+    }
+    format!("{ty} = {};", nested(&tensor.to_f64(), tensor.shape()))
+}
+
+fn nested(data: &[f64], shape: &[usize]) -> String {
+    match shape {
+        [] => data.first().map_or(String::new(), |v| show_number(*v)),
+        [_] => format!("[{}]", data.iter().map(|v| show_number(*v)).collect::<Vec<_>>().join(", ")),
+        [n, rest @ ..] => {
+            let size = data.len() / n.max(&1);
+            let rows: Vec<String> = data.chunks(size.max(1)).map(|c| nested(c, rest)).collect();
+            format!("[{}]", rows.join(", "))
+        }
+    }
+}
+
+struct Writer<'a> {
+    graph: &'a Graph,
+    names: HashMap<NodeId, String>,
+    /// Declarations of constants that no variable stands for.
+    extra: Vec<String>,
+}
+
+/// Texts of shared nodes are repeated: instances are small, but a cap keeps a pathological one short.
+const MAX_TEXT: usize = 20_000;
+
+impl Writer<'_> {
+    /// An expression. `level` is how tightly the place around it binds.
+    fn value(&mut self, value: Value, level: u8) -> String {
+        let node = self.graph.node(value.node);
+        if let Some(name) = self.names.get(&value.node) {
+            return name.clone();
+        }
+        let text = match &node.kind {
+            NodeKind::Input { name } => name.clone(),
+            NodeKind::Const(t) => self.constant(value.node, t),
+            NodeKind::Scalar(s) => {
+                let def = self.graph.program.scalar(*s);
+                let infix = match &def.body {
+                    ScalarBody::Builtin(BuiltinScalar::Add) => Some(("+", 1)),
+                    ScalarBody::Builtin(BuiltinScalar::Sub) => Some(("-", 1)),
+                    ScalarBody::Builtin(BuiltinScalar::Mul) => Some(("*", 2)),
+                    ScalarBody::Builtin(BuiltinScalar::Div) => Some(("/", 2)),
+                    _ => None,
+                };
+                let args: Vec<Value> = node.operands.iter().flatten().copied().collect();
+                match (infix, args.as_slice()) {
+                    (Some((sign, mine)), [a, b]) => {
+                        let (a, b) = (self.operand(*a, Some(*b), mine), self.operand(*b, Some(*a), mine + 1));
+                        let text = format!("{a} {sign} {b}");
+                        if level > mine { format!("({text})") } else { text }
+                    }
+                    _ => {
+                        let texts: Vec<String> = args.iter().map(|a| self.value(*a, 0)).collect();
+                        format!("{}({})", def.name, texts.join(", "))
+                    }
+                }
+            }
+            NodeKind::Op { op, attrs, term } => {
+                let def = self.graph.program.op(*op);
+                let split = self.graph.tensor_operands(node);
+                let mut args: Vec<String> = node.operands[..split]
+                    .iter()
+                    .map(|v| v.map_or("none".to_string(), |v| self.value(v, 0)))
+                    .collect();
+                if let Some(term) = term {
+                    let reads: Vec<String> =
+                        node.operands[split..].iter().map(|v| v.map_or("none".into(), |v| self.value(v, 0))).collect();
+                    let read = |i: u32| reads.get(i as usize).cloned().unwrap_or_default();
+                    args.push(show_term(&self.graph.program, term, &read));
+                }
+                for (value, (_, param)) in attrs.iter().zip(def.attrs()) {
+                    args.push(format!("{} = {}", param.name, show_attr(value)));
+                }
+                let call = format!("{}({})", def.name, args.join(", "));
+                if node.results.len() > 1 || def.variadic_result { format!("{call}.{}", value.output) } else { call }
+            }
+        };
+        if text.len() > MAX_TEXT { "…".into() } else { text }
+    }
+
+    /// An operand of an infix operator: a number may stand there as it is if the other operand has
+    /// its type.
+    fn operand(&mut self, value: Value, other: Option<Value>, level: u8) -> String {
+        let is_number = |v: Value| {
+            let node = self.graph.node(v.node);
+            !self.names.contains_key(&v.node)
+                && matches!(&node.kind, NodeKind::Const(t) if t.shape().is_empty() && t.dtype().is_float())
+        };
+        if is_number(value)
+            && other.is_some_and(|o| !is_number(o))
+            && let NodeKind::Const(t) = &self.graph.node(value.node).kind
+            && let Some(v) = t.to_f64().first()
+        {
+            let text = show_number(*v);
+            return if text.starts_with('-') { format!("({text})") } else { text };
+        }
+        self.value(value, level)
+    }
+
+    fn constant(&mut self, node: NodeId, tensor: &Tensor) -> String {
+        let name = format!("c{}", self.extra.len() + 1);
+        self.extra.push(format!("const {name}: {}", declaration(tensor)));
+        self.names.insert(node, name.clone());
+        name
+    }
+}

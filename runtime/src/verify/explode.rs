@@ -1,0 +1,210 @@
+//! A graph taken apart into single operations, each with a little noise behind it.
+//!
+//! In: a concrete graph, a size of the noise, a seed. Out: a graph over f64 in which gemm epilogues and
+//! defined scalars are separate nodes, and every result that a device would round is multiplied by
+//! 1 + u * r with r random in [-1, 1]. How far its outputs scatter tells how much of a difference
+//! rounding explains (stochastic arithmetic). Holds always: with u = 0 it computes what the graph
+//! computes in Exact mode.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use hypatia_dsl::builtin::{BuiltinOp, BuiltinScalar};
+use hypatia_dsl::dtype::{DType, Kind};
+use hypatia_dsl::ir::{AttrValue, InView, OpBody, ScalarBody, ScalarId};
+use hypatia_dsl::scalar::{Term, TermNode};
+use hypatia_dsl::shape::Dim;
+use hypatia_dsl::typing::TensorType;
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+use crate::error::{Error, Result};
+use crate::graph::{Graph, Node, NodeKind, Value};
+use crate::tensor::Tensor;
+
+/// A noisy graph, made of f64 nodes, with the same inputs (converted to f64) and outputs.
+pub fn explode(graph: &Graph, noise: f64, seed: u64) -> Result<Graph> {
+    let graph = graph.unfold()?;
+    let out = Graph::new(graph.program.clone());
+    let mut e = Exploder { from: &graph, out, noise, rng: ChaCha8Rng::seed_from_u64(seed), map: Vec::new() };
+    for node in &graph.nodes {
+        let results = e.node(node)?;
+        e.map.push(results);
+    }
+    let Exploder { mut out, map, .. } = e;
+    for (name, v) in &graph.outputs {
+        out.output(name.clone(), map[v.node.index()][v.output as usize]);
+    }
+    Ok(out)
+}
+
+/// The tensor in f64 if it holds floats.
+pub fn widened(t: &Tensor) -> Tensor {
+    if t.dtype().is_float() {
+        Tensor::from_f64(DType::F64, t.shape(), &t.to_f64()).unwrap_or_else(|| t.clone())
+    } else {
+        t.clone()
+    }
+}
+
+struct Exploder<'a> {
+    from: &'a Graph,
+    out: Graph,
+    noise: f64,
+    rng: ChaCha8Rng,
+    map: Vec<Vec<Value>>,
+}
+
+fn wide(d: DType) -> DType {
+    if d.is_float() { DType::F64 } else { d }
+}
+
+impl Exploder<'_> {
+    fn node(&mut self, node: &Node) -> Result<Vec<Value>> {
+        let operands: Vec<Option<Value>> =
+            node.operands.iter().map(|v| v.map(|v| self.map[v.node.index()][v.output as usize])).collect();
+        match &node.kind {
+            NodeKind::Input { name } => {
+                let ty = &node.results[0];
+                let ty = TensorType { dtype: wide(ty.dtype), shape: ty.shape.clone() };
+                Ok(vec![self.out.input(name.clone(), ty)])
+            }
+            NodeKind::Const(t) => Ok(vec![self.out.constant(widened(t))]),
+            NodeKind::Scalar(s) => {
+                let args: Vec<Value> = operands.into_iter().flatten().collect();
+                Ok(vec![self.call(*s, &args)?])
+            }
+            NodeKind::Op { op, attrs, term } => {
+                let builtin = match self.from.program.op(*op).body {
+                    OpBody::Builtin(b) => b,
+                    OpBody::Defined(_) => return Err(Error::Internal("a defined op was not unfolded".into())),
+                };
+                let attrs: Vec<AttrValue> = attrs
+                    .iter()
+                    .map(|a| match a {
+                        AttrValue::DType(d) => AttrValue::DType(wide(*d)),
+                        a => a.clone(),
+                    })
+                    .collect();
+                match term {
+                    Some(term) => Ok(vec![self.gemm(node, term, &operands)?]),
+                    None => {
+                        let results = self.out.op(*op, &operands, attrs, None)?;
+                        if rounds(builtin) {
+                            results.into_iter().map(|v| self.noisy(v)).collect()
+                        } else {
+                            Ok(results)
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    fn gemm(&mut self, node: &Node, term: &Term, operands: &[Option<Value>]) -> Result<Value> {
+        let split = self.from.tensor_operands(node);
+        let product: Vec<Value> = operands[..split].iter().flatten().copied().collect();
+        let acc = self.out.builtin(BuiltinOp::Matmul, &product, Vec::new())?[0];
+        let acc = self.noisy(acc)?;
+        let reads: Vec<Value> = operands[split..].iter().flatten().copied().collect();
+        let result = self.term(term, &[], Some(acc), &reads)?;
+        // A term that does not mention `acc` may be smaller than the result.
+        let wanted = &node.results[0];
+        let mut result = self.cast(result, wide(wanted.dtype))?;
+        if self.out.ty(result).shape != wanted.shape {
+            let shape = wanted.shape.iter().cloned().map(AttrValue::Dim).collect();
+            result = self.out.builtin(BuiltinOp::Expand, &[result], vec![AttrValue::List(shape)])?[0];
+        }
+        self.noisy(result)
+    }
+
+    fn call(&mut self, scalar: ScalarId, args: &[Value]) -> Result<Value> {
+        let program = self.from.program.clone();
+        match &program.scalar(scalar).body {
+            ScalarBody::Builtin(_) => {
+                let v = self.out.scalar(scalar, args)?;
+                self.noisy(v)
+            }
+            ScalarBody::Term(term) => self.term(term, args, None, &[]),
+        }
+    }
+
+    fn term(&mut self, term: &Term, params: &[Value], acc: Option<Value>, reads: &[Value]) -> Result<Value> {
+        let broken = || Error::Internal("a term is not in order".into());
+        let numbers = || params.iter().chain(&acc).chain(reads).map(|v| self.out.ty(*v).dtype);
+        let default = numbers().find(|d| d.kind() == Kind::Number).unwrap_or(DType::F64);
+        let mut values: Vec<Value> = Vec::with_capacity(term.nodes.len());
+        let mut numbers: HashMap<u64, Value> = HashMap::new();
+        for node in &term.nodes {
+            let at = |id: &hypatia_dsl::scalar::TermId| values.get(id.0 as usize).copied().ok_or_else(broken);
+            let value = match node {
+                TermNode::Param(i) => *params.get(*i as usize).ok_or_else(broken)?,
+                TermNode::Acc => acc.ok_or_else(broken)?,
+                TermNode::In { input, view } => {
+                    let v = *reads.get(*input as usize).ok_or_else(broken)?;
+                    let v = self.column(v, *view)?;
+                    if self.out.ty(v).dtype == DType::Bool { v } else { self.cast(v, default)? }
+                }
+                TermNode::Lit(l) => match numbers.get(&l.0.to_bits()) {
+                    Some(v) => *v,
+                    None => {
+                        let v = self.out.number(default, l.0)?;
+                        numbers.insert(l.0.to_bits(), v);
+                        v
+                    }
+                },
+                TermNode::Call { scalar, args } => {
+                    let args: Vec<Value> = args.iter().map(at).collect::<Result<_>>()?;
+                    self.call(*scalar, &args)?
+                }
+                TermNode::Cast { to, arg } => {
+                    let v = at(arg)?;
+                    let v = self.cast(v, wide(*to))?;
+                    self.noisy(v)?
+                }
+            };
+            values.push(value);
+        }
+        term.roots.first().and_then(|r| values.get(r.0 as usize)).copied().ok_or_else(broken)
+    }
+
+    /// `col(v)` as an ordinary broadcast: an axis of size 1 behind the others.
+    fn column(&mut self, v: Value, view: InView) -> Result<Value> {
+        if view != InView::Col {
+            return Ok(v);
+        }
+        let shape: Vec<AttrValue> =
+            self.out.ty(v).shape.iter().cloned().chain([Dim::from(1)]).map(AttrValue::Dim).collect();
+        Ok(self.out.builtin(BuiltinOp::Reshape, &[v], vec![AttrValue::List(shape)])?[0])
+    }
+
+    fn cast(&mut self, v: Value, to: DType) -> Result<Value> {
+        if self.out.ty(v).dtype == to {
+            return Ok(v);
+        }
+        Ok(self.out.builtin(BuiltinOp::Cast, &[v], vec![AttrValue::DType(to)])?[0])
+    }
+
+    fn noisy(&mut self, v: Value) -> Result<Value> {
+        let ty = self.out.ty(v).clone();
+        if self.noise == 0.0 || ty.dtype != DType::F64 {
+            return Ok(v);
+        }
+        let shape: Option<Vec<usize>> = ty.shape.iter().map(|d| d.as_const().map(|c| c as usize)).collect();
+        let shape = shape.ok_or_else(|| Error::Internal("noise on a symbolic size".into()))?;
+        let n = shape.iter().product();
+        let factors: Vec<f64> = (0..n).map(|_| 1.0 + self.noise * self.rng.random_range(-1.0..=1.0)).collect();
+        let factors = Tensor::from_f64(DType::F64, &shape, &factors)
+            .ok_or_else(|| Error::Limit("a tensor is too large".into()))?;
+        let factors = self.out.constant(Arc::new(factors));
+        self.out.builtin_scalar(BuiltinScalar::Mul, &[v, factors])
+    }
+}
+
+/// True if a device rounds the result of the op: it computes, rather than moves elements.
+fn rounds(op: BuiltinOp) -> bool {
+    matches!(
+        op,
+        BuiltinOp::Matmul | BuiltinOp::Gemm | BuiltinOp::Cast | BuiltinOp::Sum | BuiltinOp::Mean | BuiltinOp::Prod
+    )
+}

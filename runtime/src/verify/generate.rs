@@ -1,0 +1,893 @@
+//! Random legal instances of a rule's left side.
+//!
+//! In: a rule and a source of choices. Out: a graph that holds the left side over small concrete
+//! tensors, with what each variable stands for; or why these choices gave nothing. Holds always:
+//! an instance type-checks, and every guard of the rule is known to be true of it.
+//!
+//! Patterns are built from the leaves up. Variables that are still open when their operator is
+//! reached take a type that fits the operands beside them; all sizes of one instance come from a
+//! pool of a few, so that sizes that must agree often do. What still does not fit is thrown away.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use hypatia_dsl::builtin::{BuiltinOp, BuiltinScalar};
+use hypatia_dsl::dtype::{DType, Kind};
+use hypatia_dsl::ir::{
+    AttrValue, DTypePat, DimPat, Fact, Head, InView, NodePat, OpBody, ParamKind, Pat, Program, RestPat, Rule, Sort,
+    TypePat, VarId,
+};
+use hypatia_dsl::scalar::{Literal, Term, TermId, TermNode};
+use hypatia_dsl::shape::{Dim, broadcast};
+use hypatia_dsl::typing::{Bindings, NoFacts, TensorType, apply_op, eval, eval_guard, match_type};
+
+use super::hints::Hints;
+use super::source::Source;
+use super::values::{Demand, Flavour, tensor};
+use crate::graph::instantiate::{BoundTerm, read_index, splice};
+use crate::graph::{Env, Graph, GraphFacts, NodeId, NodeKind, Value};
+use crate::tensor::Tensor;
+
+/// Why choices gave no instance.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Reject(pub String);
+
+pub(super) type Try<T> = Result<T, Reject>;
+
+pub(super) fn reject<T>(why: impl Into<String>) -> Try<T> {
+    Err(Reject(why.into()))
+}
+
+/// A left side over concrete tensors.
+#[derive(Clone, Debug)]
+pub struct Instance {
+    /// Inputs, constants and the nodes of the left side.
+    pub graph: Graph,
+    /// What the rule's variables stand for.
+    pub env: Env,
+    /// The roots.
+    pub left: Vec<Value>,
+    /// Tensors of the inputs.
+    pub inputs: Vec<(String, Tensor)>,
+    /// Names of the constants that stand for variables.
+    pub constants: Vec<(String, NodeId)>,
+    /// The kind of values.
+    pub flavour: Flavour,
+    /// Which alternatives of the pattern were taken.
+    pub branches: Vec<(usize, usize)>,
+}
+
+/// Sizes that a pool is drawn from, simplest first.
+const SIZES: [i64; 8] = [2, 3, 1, 5, 0, 7, 8, 16];
+const SIZE_WEIGHTS: [u32; 8] = [20, 25, 15, 12, 8, 8, 8, 4];
+/// Main element types, simplest first.
+pub(super) const DTYPES: [DType; 9] = [
+    DType::F32,
+    DType::F64,
+    DType::F16,
+    DType::BF16,
+    DType::I64,
+    DType::I32,
+    DType::I8,
+    DType::U8,
+    DType::Bool,
+];
+const DTYPE_WEIGHTS: [u32; 9] = [24, 14, 14, 14, 10, 8, 5, 5, 6];
+const MAX_ELEMENTS: i64 = 2048;
+const MAX_RANK: usize = 5;
+
+/// What is wanted of an operand that is still open.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Want {
+    pub dtype: Option<DType>,
+    pub shape: ShapeWant,
+}
+
+#[derive(Clone, Debug, Default)]
+pub(super) enum ShapeWant {
+    /// Anything.
+    #[default]
+    Free,
+    /// Anything of that rank.
+    Rank(usize),
+    /// Exactly this.
+    Is(Vec<i64>),
+    /// Broadcasts with this, in either direction.
+    With(Vec<i64>),
+    /// Broadcasts to this without making it larger.
+    Into(Vec<i64>),
+}
+
+/// Builds one instance.
+pub(super) struct Generator<'a, 's> {
+    pub program: Arc<Program>,
+    pub rule: &'a Rule,
+    pub hints: &'a Hints<'a>,
+    pub source: &'s mut Source,
+    pub graph: Graph,
+    pub env: Env,
+    pub main: DType,
+    pool: Vec<i64>,
+    flavour: Flavour,
+    made: Vec<(Value, String, Option<VarId>)>,
+    branches: Vec<(usize, usize)>,
+    /// Which alternative to prefer, by address of the pattern.
+    wanted_branch: &'a dyn Fn(usize, usize) -> Option<usize>,
+}
+
+/// An instance of the rule's left side from these choices. `wanted_branch(pattern, n)` names an
+/// alternative that was seldom taken yet.
+pub fn instance(
+    program: &Arc<Program>,
+    rule: &Rule,
+    hints: &Hints<'_>,
+    source: &mut Source,
+    wanted_branch: &dyn Fn(usize, usize) -> Option<usize>,
+) -> Try<Instance> {
+    let main = DTYPES[source.weighted(&DTYPE_WEIGHTS)];
+    let flavour = Flavour::ALL[source.weighted(&[20, 35, 20, 25])];
+    let pool = (0..1 + source.weighted(&[30, 45, 25])).map(|_| SIZES[source.weighted(&SIZE_WEIGHTS)]).collect();
+    let mut g = Generator {
+        program: program.clone(),
+        rule,
+        hints,
+        source,
+        graph: Graph::new(program.clone()),
+        env: Env::default(),
+        main,
+        pool,
+        flavour,
+        made: Vec::new(),
+        branches: Vec::new(),
+        wanted_branch,
+    };
+    let mut left = Vec::new();
+    for pat in &rule.lhs {
+        match g.tensor(pat, &Want::default())? {
+            Some(v) => left.push(v),
+            None => return reject("a root is an absent operand"),
+        }
+    }
+    g.finish(left)
+}
+
+impl Generator<'_, '_> {
+    /// Gives the inputs their values, then asks the guards.
+    fn finish(mut self, left: Vec<Value>) -> Try<Instance> {
+        let (mut inputs, mut constants) = (Vec::new(), Vec::new());
+        for (value, name, var) in std::mem::take(&mut self.made) {
+            let demand = self.demand(value, var)?;
+            let ty = self.graph.ty(value).clone();
+            let shape: Vec<usize> = sizes(&ty)?.into_iter().map(|d| d as usize).collect();
+            let Some(data) = tensor(self.source, self.flavour, ty.dtype, &shape, &demand) else {
+                return reject("a tensor is too large");
+            };
+            let asks = |f| var.is_some_and(|v| self.hints.asks(v, f));
+            let must = [Fact::Const, Fact::Value, Fact::Positive, Fact::NonNegative, Fact::Finite].into_iter().any(asks);
+            let constant = if must { self.source.weighted(&[1, 15]) } else { self.source.weighted(&[4, 1]) };
+            if constant == 1 {
+                self.graph.nodes[value.node.index()].kind = NodeKind::Const(Arc::new(data));
+                self.graph.inputs.retain(|i| *i != value.node);
+                constants.push((name, value.node));
+            } else {
+                inputs.push((name, data));
+            }
+        }
+        for (var, e) in &self.rule.lets {
+            let facts = GraphFacts { graph: &self.graph, env: &self.env };
+            let Some(v) = eval(e, &self.env.attrs, &facts) else {
+                return reject("a `let` has no value");
+            };
+            self.env.attrs.values.insert(*var, v);
+        }
+        for (i, guard) in self.rule.requires.iter().enumerate() {
+            let facts = GraphFacts { graph: &self.graph, env: &self.env };
+            if eval_guard(guard, &self.env.attrs, &facts) != Some(true) {
+                return reject(format!("guard {} of the rule does not hold", i + 1));
+            }
+        }
+        let Generator { graph, env, flavour, branches, .. } = self;
+        Ok(Instance { graph, env, left, inputs, constants, flavour, branches })
+    }
+
+    /// What a variable's elements must be, from the guards and from its use as indices.
+    fn demand(&mut self, value: Value, var: Option<VarId>) -> Try<Demand> {
+        let mut demand = Demand::default();
+        if let Some(v) = var {
+            demand.positive = self.hints.asks(v, Fact::Positive);
+            demand.nonnegative = self.hints.asks(v, Fact::NonNegative);
+            demand.finite = self.hints.asks(v, Fact::Finite);
+            if self.hints.asks(v, Fact::Value) {
+                demand.splat = true;
+                demand.is = self.hinted_fact(Fact::Value, v).and_then(|v| match v {
+                    AttrValue::Float(f) => Some(f),
+                    AttrValue::Dim(d) => d.as_const().map(|c| c as f64),
+                    _ => None,
+                });
+            }
+        }
+        for node in &self.graph.nodes {
+            let NodeKind::Op { op, attrs, .. } = &node.kind else { continue };
+            let OpBody::Builtin(builtin) = self.program.op(*op).body else { continue };
+            if node.operands.get(1) != Some(&Some(value)) {
+                continue;
+            }
+            let Some(Some(data)) = node.operands.first() else { continue };
+            let data = sizes(self.graph.ty(*data))?;
+            let at = match (builtin, attrs.first()) {
+                (BuiltinOp::Gather | BuiltinOp::GatherElements, Some(AttrValue::Dim(axis))) => {
+                    axis.as_const().and_then(|a| data.get(a as usize).copied())
+                }
+                (BuiltinOp::GatherNd, _) => data.iter().copied().min(),
+                _ => continue,
+            };
+            let Some(size) = at else { continue };
+            if size == 0 && !sizes(self.graph.ty(value))?.contains(&0) {
+                return reject("an empty axis is indexed");
+            }
+            demand.index = Some(demand.index.map_or(size, |d: i64| d.min(size)));
+        }
+        Ok(demand)
+    }
+
+    /// The value that an equation among the guards gives a fact, if it can be worked out yet.
+    fn hinted_fact(&self, fact: Fact, var: VarId) -> Option<AttrValue> {
+        let facts = GraphFacts { graph: &self.graph, env: &self.env };
+        let mut found = self.hints.equal_fact.iter().filter(|(f, v, _)| *f == fact && *v == var);
+        found.find_map(|(_, _, e)| eval(e, &self.env.attrs, &facts))
+    }
+
+    /// True if the pattern is a leaf whose type is still free.
+    fn open(&self, pat: &Pat) -> bool {
+        match pat {
+            Pat::Any | Pat::Lit { .. } | Pat::Absent => true,
+            Pat::Var(v) | Pat::Optional(v) => !self.env.tensors.contains_key(v) && !self.env.absent.contains(v),
+            Pat::Bind(v, p) => !self.env.tensors.contains_key(v) && self.open(p),
+            Pat::Typed(p, _) => self.open(p),
+            Pat::Node(_) | Pat::OneOf(_) => false,
+        }
+    }
+
+    pub(super) fn tensor(&mut self, pat: &Pat, want: &Want) -> Try<Option<Value>> {
+        match pat {
+            Pat::Any => self.fresh("t", None, want).map(Some),
+            Pat::Absent => Ok(None),
+            Pat::Var(v) | Pat::Optional(v) => {
+                if let Some(value) = self.env.tensors.get(v) {
+                    return Ok(Some(*value));
+                }
+                if self.env.absent.contains(v) {
+                    return Ok(None);
+                }
+                if matches!(pat, Pat::Optional(_)) && self.source.pick(2) == 1 {
+                    self.env.absent.insert(*v);
+                    return Ok(None);
+                }
+                let var = self.rule.vars.get(v.index());
+                if var.is_none_or(|v| v.sort != Sort::Tensor) {
+                    return reject("a variable that is no tensor stands for a tensor");
+                }
+                let name = var.map_or("t", |v| v.name.as_str()).to_string();
+                let value = self.fresh(&name, Some(*v), want)?;
+                self.env.tensors.insert(*v, value);
+                Ok(Some(value))
+            }
+            Pat::Bind(v, p) => {
+                let value = self.tensor(p, want)?;
+                if let Some(value) = value
+                    && *self.env.tensors.entry(*v).or_insert(value) != value
+                {
+                    return reject("a variable stands for two values");
+                }
+                Ok(value)
+            }
+            Pat::Typed(p, ty) => {
+                let want = if self.open(p) {
+                    let mut scope = self.env.attrs.clone();
+                    let want = self.want_of(ty, &mut scope, &[], want)?;
+                    self.env.attrs = scope;
+                    want
+                } else {
+                    want.clone()
+                };
+                let value = self.tensor(p, &want)?;
+                if let Some(v) = value
+                    && match_type(ty, self.graph.ty(v), &mut self.env.attrs) != Some(true)
+                {
+                    return reject("a typed pattern does not match");
+                }
+                Ok(value)
+            }
+            Pat::Lit { value, near } => self.literal(*value, *near, want).map(Some),
+            Pat::OneOf(pats) => {
+                let pat = self.alternative(pats);
+                self.tensor(pat, want)
+            }
+            Pat::Node(node) => {
+                let results = match node.head {
+                    Head::Scalar(_) => vec![self.scalar_node(node, want)?],
+                    Head::Op(_) => self.op_node(node, want)?,
+                    _ => return reject("an epilogue term stands outside of an epilogue"),
+                };
+                match results.get(node.output as usize) {
+                    Some(v) => Ok(Some(*v)),
+                    None => reject("a result is asked for that is not there"),
+                }
+            }
+        }
+    }
+
+    fn alternative<'p>(&mut self, pats: &'p [Pat]) -> &'p Pat {
+        let id = pats.as_ptr() as usize;
+        let i = match (self.wanted_branch)(id, pats.len()) {
+            Some(b) => self.source.prefer(pats.len(), b),
+            None => self.source.pick(pats.len()),
+        };
+        self.branches.push((id, i));
+        &pats[i.min(pats.len().saturating_sub(1))]
+    }
+
+    fn literal(&mut self, value: f64, near: Option<f64>, want: &Want) -> Try<Value> {
+        let dtype = want.dtype.unwrap_or(self.main);
+        let value = match (near, self.source.pick(3)) {
+            (Some(tolerance), k @ (1 | 2)) => value * (1.0 + tolerance * (k as f64 * 2.0 - 3.0) * 0.9),
+            _ => value,
+        };
+        let shape = match &want.shape {
+            // A literal stands for constants that do not make the result larger.
+            ShapeWant::With(s) | ShapeWant::Into(s) => self.into_shape(s),
+            ShapeWant::Is(s) => s.clone(),
+            ShapeWant::Free | ShapeWant::Rank(_) => Vec::new(),
+        };
+        let shape: Vec<usize> = shape.into_iter().map(|d| d as usize).collect();
+        let n = shape.iter().product::<usize>();
+        if n == 0 {
+            return reject("a constant without elements has no value");
+        }
+        match Tensor::from_f64(dtype, &shape, &vec![dtype.round(value); n]) {
+            Some(t) => Ok(self.graph.constant(t)),
+            None => reject("a constant is too large"),
+        }
+    }
+
+    /// A shape that broadcasts to this one: mostly rank 0.
+    fn into_shape(&mut self, shape: &[i64]) -> Vec<i64> {
+        match self.source.weighted(&[70, 10, 10, 10]) {
+            0 => Vec::new(),
+            1 => vec![1; shape.len().min(1)],
+            2 => shape.to_vec(),
+            _ => shape.last().copied().into_iter().collect(),
+        }
+    }
+
+    fn fresh(&mut self, name: &str, var: Option<VarId>, want: &Want) -> Try<Value> {
+        let mut dtype = want.dtype.unwrap_or(self.main);
+        let mut shape = match &want.shape {
+            ShapeWant::Is(s) => s.clone(),
+            ShapeWant::Rank(r) => self.sizes(*r),
+            ShapeWant::Free => {
+                let rank = [2, 1, 3, 0, 4][self.source.weighted(&[38, 20, 24, 8, 10])];
+                self.sizes(rank)
+            }
+            ShapeWant::With(s) => self.with_shape(&s.clone()),
+            ShapeWant::Into(s) => self.wide_into(&s.clone()),
+        };
+        if let Some(v) = var {
+            if let Some(AttrValue::List(dims)) = self.hinted_fact(Fact::Shape, v)
+                && let Some(dims) = ints(&dims)
+            {
+                shape = dims;
+            }
+            if let Some(AttrValue::Dim(r)) = self.hinted_fact(Fact::Rank, v)
+                && let Some(r) = r.as_const()
+                && r as usize != shape.len()
+                && (0..=MAX_RANK as i64).contains(&r)
+                && !matches!(want.shape, ShapeWant::Is(_))
+            {
+                shape = self.sizes(r as usize);
+            }
+            if let Some(AttrValue::DType(d)) = self.hinted_fact(Fact::DType, v) {
+                dtype = d;
+            }
+        }
+        let count = shape.iter().try_fold(1i64, |a, d| a.checked_mul(*d).filter(|n| *n <= MAX_ELEMENTS));
+        if shape.len() > MAX_RANK || count.is_none() || shape.iter().any(|d| *d < 0) {
+            return reject("a tensor is too large");
+        }
+        let name = self.name_for(name);
+        let ty = TensorType { dtype, shape: shape.into_iter().map(Dim::from).collect() };
+        let value = self.graph.input(name.clone(), ty);
+        self.made.push((value, name, var));
+        Ok(value)
+    }
+
+    /// A name that no other input, and nothing of the program, has.
+    fn name_for(&self, name: &str) -> String {
+        let base = name.trim_start_matches('_');
+        let base = if base.is_empty() || base.starts_with(|c: char| c.is_ascii_digit()) { "t" } else { base };
+        let taken = |n: &str| {
+            self.made.iter().any(|m| m.1 == n)
+                || self.program.find_op(n).is_some()
+                || self.program.find_scalar(n).is_some()
+                || DType::from_name(n).is_some()
+                || RESERVED.contains(&n)
+        };
+        if !taken(base) {
+            return base.to_string();
+        }
+        (1..).map(|i| format!("{base}_{i}")).find(|n| !taken(n)).unwrap_or_default()
+    }
+
+    pub(super) fn size(&mut self) -> i64 {
+        self.pool[self.source.pick(self.pool.len())]
+    }
+
+    pub(super) fn sizes(&mut self, rank: usize) -> Vec<i64> {
+        (0..rank).map(|_| self.size()).collect()
+    }
+
+    /// A shape that broadcasts with this one.
+    fn with_shape(&mut self, shape: &[i64]) -> Vec<i64> {
+        match self.source.weighted(&[40, 15, 12, 18, 10, 5]) {
+            0 => shape.to_vec(),
+            1 => Vec::new(),
+            2 => shape[shape.len().saturating_sub(1)..].to_vec(),
+            3 => {
+                let at = self.source.pick(shape.len() + 1);
+                let ones = |(i, d): (usize, &i64)| if i == at { 1 } else { *d };
+                shape.iter().enumerate().map(ones).collect()
+            }
+            4 => {
+                // Where this one has an axis of size 1, the other may be larger.
+                let larger = self.size();
+                shape.iter().map(|d| if *d == 1 { larger } else { *d }).collect()
+            }
+            _ => {
+                let mut s = vec![self.size()];
+                s.extend(shape);
+                s
+            }
+        }
+    }
+
+    /// A shape that broadcasts to this one without making it larger.
+    fn wide_into(&mut self, shape: &[i64]) -> Vec<i64> {
+        let skip = self.source.pick(shape.len() + 1);
+        let mut s = shape[skip..].to_vec();
+        if !s.is_empty() && self.source.pick(3) == 2 {
+            let at = self.source.pick(s.len());
+            s[at] = 1;
+        }
+        s
+    }
+
+    fn scalar_node(&mut self, node: &NodePat, want: &Want) -> Try<Value> {
+        let Head::Scalar(scalar) = node.head else { return reject("not a scalar") };
+        let program = self.program.clone();
+        let def = program.scalar(scalar);
+        let kind = |i: usize| def.params.get(i).map_or(Kind::Number, |p| p.1);
+        let mut values: Vec<Option<Value>> = vec![None; node.args.len()];
+        let mut joint: Option<Vec<Dim>> = None;
+        let mut dtype = None;
+        // What has a type of its own, then variables, then literals.
+        for pass in 0..3 {
+            for (i, arg) in node.args.iter().enumerate() {
+                let turn = match (self.open(arg), arg) {
+                    (true, Pat::Lit { .. }) => 2,
+                    (true, _) => 1,
+                    (false, _) => 0,
+                };
+                if values[i].is_some() || turn > pass {
+                    continue;
+                }
+                let inner = match (kind(i), pass) {
+                    (Kind::Bool, _) => Some(DType::Bool),
+                    (_, 0) => dtype,
+                    _ => dtype.or(if def.result == Kind::Number { want.dtype } else { None }).or(Some(self.main)),
+                };
+                if kind(i) == Kind::Number && inner == Some(DType::Bool) {
+                    return reject("numbers are wanted, not truth values");
+                }
+                let shape = match &joint {
+                    Some(s) => ShapeWant::With(known(s)?),
+                    None => want.shape.clone(),
+                };
+                let Some(v) = self.tensor(arg, &Want { dtype: inner, shape })? else {
+                    return reject("an operand of a scalar is absent");
+                };
+                let ty = self.graph.ty(v).clone();
+                if kind(i) == Kind::Number {
+                    dtype = dtype.or(Some(ty.dtype));
+                }
+                joint = match &joint {
+                    None => Some(ty.shape),
+                    Some(s) => match broadcast(s, &ty.shape) {
+                        Some(s) => Some(s),
+                        None => return reject("operands of a scalar do not broadcast"),
+                    },
+                };
+                values[i] = Some(v);
+            }
+        }
+        let values: Vec<Value> = values.into_iter().flatten().collect();
+        self.graph.scalar(scalar, &values).map_err(|e| Reject(e.to_string()))
+    }
+
+    fn op_node(&mut self, node: &NodePat, want: &Want) -> Try<Vec<Value>> {
+        let Head::Op(op) = node.head else { return reject("not an op") };
+        let program = self.program.clone();
+        let def = program.op(op);
+        let params: Vec<&ParamKind> = def.operands().map(|(_, p)| &p.kind).collect();
+        let mut scope = Bindings::default();
+        let mut operands: Vec<Option<Option<Value>>> = vec![None; node.args.len()];
+        let param = |i: usize| params.get(i).or(params.last()).copied();
+        for pass in 0..2 {
+            for (i, arg) in node.args.iter().enumerate() {
+                let Some(ParamKind::Tensor { ty, optional, variadic }) = param(i) else { continue };
+                if operands[i].is_some() || (pass == 0 && self.open(arg)) {
+                    continue;
+                }
+                let inner = if pass == 0 {
+                    let dtype = if let DTypePat::Is(d) = ty.dtype { Some(d) } else { None };
+                    Want { dtype, shape: ShapeWant::Free }
+                } else {
+                    let beside: Vec<Value> = operands.iter().flatten().flatten().copied().collect();
+                    self.operand_want(node, ty, *variadic, &mut scope, &beside, def, want)?
+                };
+                let value = self.tensor(arg, &inner)?;
+                match value {
+                    None if !optional => return reject("an operand that is required is absent"),
+                    None => {}
+                    Some(v) if *variadic => drop(v),
+                    Some(v) => {
+                        if match_type(ty, self.graph.ty(v), &mut scope) == Some(false) {
+                            return reject(format!("an operand of `{}` has another type", def.name));
+                        }
+                    }
+                }
+                operands[i] = Some(value);
+            }
+        }
+        let mut operands: Vec<Option<Value>> = operands.into_iter().flatten().collect();
+        if let Some(rest) = node.rest {
+            let more = self.rest_operands(node, rest, &operands)?;
+            operands.extend(more.into_iter().map(Some));
+        }
+        let types: Vec<Option<TensorType>> = operands.iter().map(|v| v.map(|v| self.graph.ty(v).clone())).collect();
+        let attrs = self.attributes(op, node, &types)?;
+        let term_at = params.iter().position(|p| **p == ParamKind::Term);
+        let term = match term_at.and_then(|i| node.args.get(i)) {
+            None => None,
+            Some(pat) => {
+                let results = apply_op(&program, op, &attrs, &types).map_err(|e| Reject(e.to_string()))?;
+                let Some(result) = results.first() else { return reject("an op without a result") };
+                let mut bound = BoundTerm { term: Term::empty(), reads: Vec::new() };
+                let root = self.term(pat, result, &mut bound)?;
+                bound.term.roots = vec![root];
+                operands.extend(bound.reads.into_iter().map(Some));
+                Some(bound.term)
+            }
+        };
+        self.graph.op(op, &operands, attrs, term).map_err(|e| Reject(e.to_string()))
+    }
+
+    /// The operands that a variadic rest stands for.
+    fn rest_operands(&mut self, _: &NodePat, rest: VarId, before: &[Option<Value>]) -> Try<Vec<Value>> {
+        if let Some(values) = self.env.variadics.get(&rest) {
+            return Ok(values.clone());
+        }
+        let least = usize::from(before.is_empty());
+        let count = least + self.source.pick(3);
+        let name = self.rule.vars.get(rest.index()).map_or("t".to_string(), |v| v.name.clone());
+        let mut values: Vec<Value> = Vec::new();
+        for _ in 0..count {
+            let first = before.iter().flatten().chain(&values).next().copied();
+            let want = match first {
+                None => Want::default(),
+                Some(v) => self.beside(v)?,
+            };
+            values.push(self.fresh(&name, None, &want)?);
+        }
+        self.env.variadics.insert(rest, values.clone());
+        Ok(values)
+    }
+
+    /// An operand of the same type, or one that differs in one axis, as `concat` allows.
+    fn beside(&mut self, first: Value) -> Try<Want> {
+        let ty = self.graph.ty(first).clone();
+        let mut shape = sizes(&ty)?;
+        if !shape.is_empty() && self.source.pick(2) == 1 {
+            let at = self.source.pick(shape.len());
+            shape[at] = self.size();
+        }
+        Ok(Want { dtype: Some(ty.dtype), shape: ShapeWant::Is(shape) })
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn operand_want(
+        &mut self,
+        node: &NodePat,
+        ty: &TypePat,
+        variadic: bool,
+        scope: &mut Bindings,
+        beside: &[Value],
+        def: &hypatia_dsl::ir::OpDef,
+        want: &Want,
+    ) -> Try<Want> {
+        if variadic && let Some(first) = beside.first() {
+            return self.beside(*first);
+        }
+        let builtin = if let OpBody::Builtin(b) = def.body { Some(b) } else { None };
+        let outer = Want { dtype: want.dtype.filter(|_| builtin != Some(BuiltinOp::Cast)), shape: ShapeWant::Free };
+        let mut inner = self.want_of(ty, scope, &def.bounds, &outer)?;
+        if builtin == Some(BuiltinOp::Cast) && want.dtype.is_some() {
+            inner.dtype = Some(DTYPES[self.source.weighted(&DTYPE_WEIGHTS)]);
+        }
+        if builtin == Some(BuiltinOp::Transpose)
+            && let Some(rank) = self.list_length(node.attrs.first())
+        {
+            inner.shape = ShapeWant::Rank(rank);
+        }
+        if builtin == Some(BuiltinOp::GatherElements)
+            && let Some(first) = beside.first()
+        {
+            inner.shape = ShapeWant::Is(sizes(self.graph.ty(*first))?);
+        }
+        Ok(inner)
+    }
+
+    /// The want that a type pattern expresses; open variables of it are chosen and bound.
+    fn want_of(
+        &mut self,
+        ty: &TypePat,
+        scope: &mut Bindings,
+        bounds: &[(VarId, Vec<DType>)],
+        outer: &Want,
+    ) -> Try<Want> {
+        let dtype = match &ty.dtype {
+            DTypePat::Is(d) => Some(*d),
+            DTypePat::Any => outer.dtype.or(Some(self.main)),
+            DTypePat::Expr(e) => match eval(e, scope, &NoFacts) {
+                Some(AttrValue::DType(d)) => Some(d),
+                _ => outer.dtype,
+            },
+            DTypePat::Var(v) => match scope.values.get(v) {
+                Some(AttrValue::DType(d)) => Some(*d),
+                _ => {
+                    let main = outer.dtype.unwrap_or(self.main);
+                    let allowed = bounds.iter().find(|b| b.0 == *v).map(|b| &b.1[..]).unwrap_or(&DType::ALL);
+                    let chosen = if allowed.contains(&main) { main } else { allowed[self.source.pick(allowed.len())] };
+                    scope.values.insert(*v, AttrValue::DType(chosen));
+                    Some(chosen)
+                }
+            },
+        };
+        if ty.prefix.is_empty() && ty.suffix.is_empty() {
+            match &ty.rest {
+                Some(RestPat::Any) => return Ok(Want { dtype, shape: outer.shape.clone() }),
+                Some(RestPat::Var(v)) if scope.values.is_empty() || !has_list(scope) => {
+                    if !scope.values.contains_key(v) {
+                        return Ok(Want { dtype, shape: outer.shape.clone() });
+                    }
+                }
+                _ => {}
+            }
+        }
+        let mut shape = self.dims_of(&ty.prefix, scope)?;
+        let suffix = self.dims_of(&ty.suffix, scope)?;
+        let rest = match &ty.rest {
+            None => Vec::new(),
+            Some(RestPat::Any) => {
+                let n = self.source.weighted(&[50, 35, 15]);
+                self.sizes(n)
+            }
+            Some(RestPat::Expr(e)) => match eval(e, scope, &NoFacts) {
+                Some(AttrValue::List(l)) => ints(&l).unwrap_or_default(),
+                _ => return reject("a shape of a type has no value yet"),
+            },
+            Some(RestPat::Var(v)) => match scope.values.get(v) {
+                Some(AttrValue::List(l)) => ints(l).unwrap_or_default(),
+                _ => {
+                    let rest = self.rest_list(scope);
+                    let list = rest.iter().map(|d| AttrValue::Dim(Dim::from(*d))).collect();
+                    scope.values.insert(*v, AttrValue::List(list));
+                    rest
+                }
+            },
+        };
+        shape.extend(rest);
+        shape.extend(suffix);
+        Ok(Want { dtype, shape: ShapeWant::Is(shape) })
+    }
+
+    /// Leading sizes that nothing fixes yet; those of a type beside it are likely to broadcast.
+    fn rest_list(&mut self, scope: &Bindings) -> Vec<i64> {
+        let mut others: Vec<(VarId, Vec<i64>)> = scope
+            .values
+            .iter()
+            .filter_map(|(v, value)| match value {
+                AttrValue::List(l) => ints(l).map(|l| (*v, l)),
+                _ => None,
+            })
+            .collect();
+        others.sort();
+        match others.first() {
+            Some((_, other)) => {
+                let other = other.clone();
+                match self.source.weighted(&[40, 40, 20]) {
+                    0 => other,
+                    1 => Vec::new(),
+                    _ => self.with_shape(&other),
+                }
+            }
+            None => {
+                let n = self.source.weighted(&[50, 35, 15]);
+                self.sizes(n)
+            }
+        }
+    }
+
+    fn dims_of(&mut self, pats: &[DimPat], scope: &mut Bindings) -> Try<Vec<i64>> {
+        let mut out = Vec::with_capacity(pats.len());
+        for pat in pats {
+            out.push(match pat {
+                DimPat::Any => self.size(),
+                DimPat::Var(v) => match scope.values.get(v) {
+                    Some(AttrValue::Dim(d)) => d.as_const().ok_or_else(|| Reject("a symbolic size".into()))?,
+                    _ => {
+                        let d = self.size();
+                        scope.values.insert(*v, AttrValue::Dim(Dim::from(d)));
+                        d
+                    }
+                },
+                DimPat::Expr(e) => match eval(e, scope, &NoFacts) {
+                    Some(AttrValue::Dim(d)) => d.as_const().ok_or_else(|| Reject("a symbolic size".into()))?,
+                    _ => self.size(),
+                },
+            });
+        }
+        Ok(out)
+    }
+
+    /// An epilogue that matches the pattern, over a result of that type.
+    fn term(&mut self, pat: &Pat, result: &TensorType, into: &mut BoundTerm) -> Try<TermId> {
+        match pat {
+            Pat::Any => self.random_term(result, into, 0),
+            Pat::Var(v) => {
+                if let Some(bound) = self.env.terms.get(v).cloned() {
+                    return splice(&bound, into).map_err(|e| Reject(e.to_string()));
+                }
+                let mut bound = BoundTerm { term: Term::empty(), reads: Vec::new() };
+                let root = self.random_term(result, &mut bound, 0)?;
+                bound.term.roots = vec![root];
+                self.env.terms.insert(*v, bound.clone());
+                splice(&bound, into).map_err(|e| Reject(e.to_string()))
+            }
+            Pat::Bind(v, p) => {
+                let mut bound = BoundTerm { term: Term::empty(), reads: Vec::new() };
+                let root = self.term(p, result, &mut bound)?;
+                bound.term.roots = vec![root];
+                self.env.terms.insert(*v, bound.clone());
+                splice(&bound, into).map_err(|e| Reject(e.to_string()))
+            }
+            Pat::Lit { value, .. } => Ok(into.term.add(TermNode::Lit(Literal(*value)))),
+            Pat::OneOf(pats) => {
+                let pat = self.alternative(pats);
+                self.term(pat, result, into)
+            }
+            Pat::Node(node) => self.term_node(node, result, into),
+            Pat::Typed(..) | Pat::Absent | Pat::Optional(_) => reject("this pattern stands for no epilogue term"),
+        }
+    }
+
+    fn term_node(&mut self, node: &NodePat, result: &TensorType, into: &mut BoundTerm) -> Try<TermId> {
+        match node.head {
+            Head::Acc => Ok(into.term.add(TermNode::Acc)),
+            Head::In(view) => {
+                let shape = sizes(result)?;
+                let shape = match view {
+                    InView::Broadcast => ShapeWant::Into(shape),
+                    InView::Full => ShapeWant::Is(shape),
+                    InView::Row => ShapeWant::Is(shape.last().copied().into_iter().collect()),
+                    InView::Col => ShapeWant::Is(shape[..shape.len().saturating_sub(1)].to_vec()),
+                };
+                let want = Want { dtype: Some(result.dtype), shape };
+                let Some(arg) = node.args.first() else { return reject("a read without an operand") };
+                let Some(value) = self.tensor(arg, &want)? else { return reject("an epilogue reads nothing") };
+                let input = read_index(value, into);
+                Ok(into.term.add(TermNode::In { input, view }))
+            }
+            Head::Scalar(scalar) => {
+                let mut args = Vec::with_capacity(node.args.len());
+                for arg in &node.args {
+                    args.push(self.term(arg, result, into)?);
+                }
+                Ok(into.term.add(TermNode::Call { scalar, args }))
+            }
+            Head::TermCast => {
+                let (Some(arg), Some(attr)) = (node.args.first(), node.attrs.first()) else {
+                    return reject("a cast without an operand");
+                };
+                let arg = self.term(arg, result, into)?;
+                let AttrValue::DType(to) = self.match_or_make(attr, AttrValue::DType(result.dtype))? else {
+                    return reject("a cast to something that is no type");
+                };
+                Ok(into.term.add(TermNode::Cast { to, arg }))
+            }
+            Head::Op(_) => reject("an op stands in an epilogue"),
+        }
+    }
+
+    /// Some epilogue: `acc` in the simplest case.
+    fn random_term(&mut self, result: &TensorType, into: &mut BoundTerm, depth: usize) -> Try<TermId> {
+        let acc = into.term.add(TermNode::Acc);
+        if depth > 2 {
+            return Ok(acc);
+        }
+        let builtin = |s: BuiltinScalar| self.program.builtin_scalar(s);
+        let float = result.dtype.is_float();
+        match self.source.weighted(&[45, 15, 15, 15, 10]) {
+            1 => {
+                let Some(add) = builtin(BuiltinScalar::Add) else { return Ok(acc) };
+                let inner = self.random_term(result, into, depth + 1)?;
+                let want = Want { dtype: Some(result.dtype), shape: ShapeWant::Into(sizes(result)?) };
+                let t = self.fresh("t", None, &want)?;
+                let input = read_index(t, into);
+                let read = into.term.add(TermNode::In { input, view: InView::Broadcast });
+                Ok(into.term.add(TermNode::Call { scalar: add, args: vec![inner, read] }))
+            }
+            2 => {
+                let Some(mul) = builtin(BuiltinScalar::Mul) else { return Ok(acc) };
+                let inner = self.random_term(result, into, depth + 1)?;
+                let lit = into.term.add(TermNode::Lit(Literal(if float { 0.5 } else { 2.0 })));
+                Ok(into.term.add(TermNode::Call { scalar: mul, args: vec![inner, lit] }))
+            }
+            3 if float => {
+                let Some(tanh) = builtin(BuiltinScalar::Tanh) else { return Ok(acc) };
+                let inner = self.random_term(result, into, depth + 1)?;
+                Ok(into.term.add(TermNode::Call { scalar: tanh, args: vec![inner] }))
+            }
+            4 => {
+                let Some(max) = builtin(BuiltinScalar::Max) else { return Ok(acc) };
+                let inner = self.random_term(result, into, depth + 1)?;
+                let lit = into.term.add(TermNode::Lit(Literal(0.0)));
+                Ok(into.term.add(TermNode::Call { scalar: max, args: vec![inner, lit] }))
+            }
+            _ => Ok(acc),
+        }
+    }
+}
+
+/// Words of the language that no input may be called.
+const RESERVED: &[&str] = &[
+    "acc", "row", "col", "full", "in", "and", "or", "not", "if", "then", "else", "for", "none", "true", "false", "inf",
+    "nan", "input", "const", "given", "expect", "cast", "round", "build", "let", "requires", "prefer", "class",
+];
+
+fn has_list(scope: &Bindings) -> bool {
+    scope.values.values().any(|v| matches!(v, AttrValue::List(_)))
+}
+
+/// The sizes of a type as numbers.
+pub(super) fn sizes(ty: &TensorType) -> Try<Vec<i64>> {
+    known(&ty.shape)
+}
+
+fn known(shape: &[Dim]) -> Try<Vec<i64>> {
+    shape.iter().map(|d| d.as_const().ok_or_else(|| Reject("a symbolic size".into()))).collect()
+}
+
+/// A list of numbers.
+pub(super) fn ints(list: &[AttrValue]) -> Option<Vec<i64>> {
+    list.iter()
+        .map(|v| match v {
+            AttrValue::Dim(d) => d.as_const(),
+            _ => None,
+        })
+        .collect()
+}
+
+/// Inputs of a graph by name, for callers that hold an instance.
+pub fn input_map(inputs: &[(String, Tensor)]) -> HashMap<String, Tensor> {
+    inputs.iter().cloned().collect()
+}

@@ -1,0 +1,82 @@
+//! What a rule's guards say about its variables, so that the generator need not guess.
+//!
+//! In: the `requires` of a rule. Out: for each variable what makes the guards more likely to hold.
+//! These are hints only: the guards themselves are evaluated on each instance.
+
+use std::collections::HashMap;
+
+use hypatia_dsl::ast::BinaryOp;
+use hypatia_dsl::ir::{AExpr, Fact, Rule, VarId};
+
+/// Hints of one rule.
+#[derive(Default)]
+pub struct Hints<'a> {
+    /// Facts that are asked of a tensor.
+    pub facts: HashMap<VarId, Vec<Fact>>,
+    /// `fact(x) == e` and `e == fact(x)`.
+    pub equal_fact: Vec<(Fact, VarId, &'a AExpr)>,
+    /// `v == e`, `e == v` of attributes.
+    pub equal_var: Vec<(VarId, &'a AExpr)>,
+    /// `v in [..]`
+    pub among: Vec<(VarId, &'a AExpr)>,
+}
+
+impl<'a> Hints<'a> {
+    /// Those of a rule.
+    pub fn of(rule: &'a Rule) -> Hints<'a> {
+        let mut hints = Hints::default();
+        for guard in &rule.requires {
+            hints.read(guard, true, 0);
+        }
+        hints
+    }
+
+    /// True if some guard asks that fact of the variable.
+    pub fn asks(&self, var: VarId, fact: Fact) -> bool {
+        self.facts.get(&var).is_some_and(|f| f.contains(&fact))
+    }
+
+    fn read(&mut self, e: &'a AExpr, holds: bool, depth: usize) {
+        if depth > 64 {
+            return;
+        }
+        match e {
+            AExpr::Fact(f, v) => self.facts.entry(*v).or_default().push(*f),
+            AExpr::Binary(op, a, b) => {
+                if holds && *op == BinaryOp::Eq {
+                    self.equation(a, b);
+                    self.equation(b, a);
+                }
+                if let (true, BinaryOp::In, AExpr::Var(v)) = (holds, op, &**a) {
+                    self.among.push((*v, b));
+                }
+                let holds = holds && matches!(op, BinaryOp::And | BinaryOp::Or);
+                self.read(a, holds, depth + 1);
+                self.read(b, holds, depth + 1);
+            }
+            AExpr::Not(a) | AExpr::Neg(a) | AExpr::Spread(a) => self.read(a, false, depth + 1),
+            AExpr::Index(a, b) => {
+                self.read(a, false, depth + 1);
+                self.read(b, false, depth + 1);
+            }
+            AExpr::If(a, b, c) => [a, b, c].into_iter().for_each(|x| self.read(x, false, depth + 1)),
+            AExpr::List(l) | AExpr::Call(_, l) => l.iter().for_each(|x| self.read(x, false, depth + 1)),
+            AExpr::Comprehension { element, over, condition, .. } => {
+                self.read(element, false, depth + 1);
+                self.read(over, false, depth + 1);
+                if let Some(c) = condition {
+                    self.read(c, false, depth + 1);
+                }
+            }
+            AExpr::Value(_) | AExpr::Var(_) | AExpr::SameAccumulator(..) | AExpr::Device(_) => {}
+        }
+    }
+
+    fn equation(&mut self, a: &'a AExpr, b: &'a AExpr) {
+        match a {
+            AExpr::Fact(f, v) => self.equal_fact.push((*f, *v, b)),
+            AExpr::Var(v) => self.equal_var.push((*v, b)),
+            _ => {}
+        }
+    }
+}

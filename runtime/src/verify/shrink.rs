@@ -1,0 +1,112 @@
+//! Counterexamples made small.
+//!
+//! In: the tape of a failing instance, and a test that says whether a tape still fails the same way.
+//! Out: the simplest failing tape that was found. Holds always: the result fails; the number of
+//! tries is bounded.
+
+use super::source::Tape;
+
+/// Tries at most.
+const TRIES: usize = 1500;
+
+/// The simplest tape for which `fails` holds, starting from one for which it does. `fails` returns
+/// the tape as it was read (cut behind the last choice).
+pub fn shrink(start: Tape, fails: &mut dyn FnMut(&Tape) -> Option<Tape>) -> Tape {
+    let mut s = Shrinker { best: start, fails, left: TRIES };
+    loop {
+        let before = s.best.clone();
+        s.zero_blocks();
+        s.cut_structure();
+        s.lower(true);
+        s.lower(false);
+        if s.left == 0 || s.best == before {
+            return s.best;
+        }
+    }
+}
+
+struct Shrinker<'a> {
+    best: Tape,
+    fails: &'a mut dyn FnMut(&Tape) -> Option<Tape>,
+    left: usize,
+}
+
+impl Shrinker<'_> {
+    fn attempt(&mut self, tape: Tape) -> bool {
+        if self.left == 0 || tape == self.best {
+            return false;
+        }
+        self.left -= 1;
+        match (self.fails)(&tape) {
+            Some(read) if simpler(&read, &self.best) => {
+                self.best = read;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// All values, then halves, quarters, ... of them, set to the simplest.
+    fn zero_blocks(&mut self) {
+        let mut size = self.best.values.len();
+        while size > 0 {
+            let mut at = 0;
+            while at < self.best.values.len() {
+                let end = (at + size).min(self.best.values.len());
+                let mut tape = self.best.clone();
+                tape.values[at..end].fill(0);
+                self.attempt(tape);
+                at += size;
+            }
+            size /= 2;
+        }
+    }
+
+    /// Choices removed: what follows moves up.
+    fn cut_structure(&mut self) {
+        for size in [8, 3, 2, 1] {
+            let mut at = 0;
+            while at + size <= self.best.structure.len() {
+                let mut tape = self.best.clone();
+                tape.structure.drain(at..at + size);
+                if !self.attempt(tape) {
+                    at += 1;
+                }
+            }
+        }
+    }
+
+    /// Single choices lowered: to 0, to a half, by one.
+    fn lower(&mut self, structure: bool) {
+        let mut at = 0;
+        while at < part(&self.best, structure).len() {
+            let now = part(&self.best, structure)[at];
+            let lower = |this: &mut Self, v: u32| {
+                let mut tape = this.best.clone();
+                let part = if structure { &mut tape.structure } else { &mut tape.values };
+                part[at] = v;
+                this.attempt(tape)
+            };
+            if now > 0 && !lower(self, 0) {
+                let mut small = 1;
+                while small < now && small <= 4 && !lower(self, small) {
+                    small += 1;
+                }
+                if small > 4 && now / 2 > 4 {
+                    lower(self, now / 2);
+                }
+            }
+            at += 1;
+        }
+    }
+}
+
+fn part(tape: &Tape, structure: bool) -> &[u32] {
+    if structure { &tape.structure } else { &tape.values }
+}
+
+/// Fewer choices, then smaller ones.
+fn simpler(a: &Tape, b: &Tape) -> bool {
+    let key = |t: &Tape| (t.structure.len() + t.values.len(), t.structure.clone(), t.values.clone());
+    key(a) < key(b)
+}

@@ -1,0 +1,101 @@
+//! Random choices that can be replayed and made simpler.
+//!
+//! In: a seed, or two tapes of recorded choices. Out: choices. Holds always: a tape that is replayed
+//! gives the same instance; a tape that is cut or changed gives some instance, because missing
+//! choices read as 0 and large ones are clamped. The generators list the simplest alternative first,
+//! so smaller numbers on a tape mean a simpler instance: that is all the shrinker needs to know.
+
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+/// Recorded choices: shapes, attributes and types on one tape, elements of tensors on the other, so
+/// that a smaller shape does not shift the values.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Tape {
+    /// Choices that shape the instance.
+    pub structure: Vec<u32>,
+    /// Elements of its tensors.
+    pub values: Vec<u32>,
+}
+
+/// Where a generator gets its choices from.
+pub struct Source {
+    tape: Tape,
+    at: (usize, usize),
+    rng: Option<ChaCha8Rng>,
+}
+
+impl Source {
+    /// Fresh choices, recorded.
+    pub fn random(seed: u64) -> Source {
+        Source { tape: Tape::default(), at: (0, 0), rng: Some(ChaCha8Rng::seed_from_u64(seed)) }
+    }
+
+    /// The choices of a tape.
+    pub fn replay(tape: Tape) -> Source {
+        Source { tape, at: (0, 0), rng: None }
+    }
+
+    /// What was chosen.
+    pub fn into_tape(mut self) -> Tape {
+        if self.rng.is_none() {
+            self.tape.structure.truncate(self.at.0);
+            self.tape.values.truncate(self.at.1);
+        }
+        self.tape
+    }
+
+    /// One of `n` alternatives, all alike.
+    pub fn pick(&mut self, n: usize) -> usize {
+        self.choose(n, |rng| rng.random_range(0..n as u32))
+    }
+
+    /// One of the alternatives, each as likely as its weight says.
+    pub fn weighted(&mut self, weights: &[u32]) -> usize {
+        let total: u32 = weights.iter().sum();
+        self.choose(weights.len(), |rng| {
+            let mut left = rng.random_range(0..total.max(1));
+            let found = weights.iter().position(|w| {
+                let here = left < *w;
+                left = left.saturating_sub(*w);
+                here
+            });
+            found.unwrap_or(0) as u32
+        })
+    }
+
+    /// One of `n` alternatives: the preferred one, unless a tape says otherwise.
+    pub fn prefer(&mut self, n: usize, preferred: usize) -> usize {
+        self.choose(n, |_| preferred as u32)
+    }
+
+    fn choose(&mut self, n: usize, fresh: impl FnOnce(&mut ChaCha8Rng) -> u32) -> usize {
+        if n <= 1 {
+            return 0;
+        }
+        let choice = match &mut self.rng {
+            Some(rng) => {
+                let c = fresh(rng);
+                self.tape.structure.push(c);
+                c
+            }
+            None => self.tape.structure.get(self.at.0).copied().unwrap_or(0),
+        };
+        self.at.0 += 1;
+        (choice as usize).min(n - 1)
+    }
+
+    /// An element's code on the tape of values.
+    pub fn element(&mut self, n: u32, fresh: impl FnOnce(&mut ChaCha8Rng) -> u32) -> u32 {
+        let choice = match &mut self.rng {
+            Some(rng) => {
+                let c = fresh(rng);
+                self.tape.values.push(c);
+                c
+            }
+            None => self.tape.values.get(self.at.1).copied().unwrap_or(0),
+        };
+        self.at.1 += 1;
+        choice.min(n.saturating_sub(1))
+    }
+}
