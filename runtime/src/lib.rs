@@ -11,6 +11,7 @@ pub mod library;
 pub mod optimize;
 pub mod plan;
 pub mod tensor;
+pub mod verify;
 
 pub use error::Error;
 pub use graph::Graph;

@@ -23,7 +23,9 @@ impl Generator<'_, '_> {
         for (i, (pat, (_, param))) in node.attrs.iter().zip(def.attrs()).enumerate() {
             let ParamKind::Attr { ty, .. } = &param.kind else { continue };
             let value = match pat {
-                AttrPat::Is(e) => self.eval(e).ok_or_else(|| Reject(format!("attribute `{}` has no value", param.name)))?,
+                AttrPat::Is(e) => {
+                    self.eval(e).ok_or_else(|| Reject(format!("attribute `{}` has no value", param.name)))?
+                }
                 AttrPat::Var(v) if self.env.attrs.values.contains_key(v) => self.env.attrs.values[v].clone(),
                 AttrPat::Var(v) => {
                     let value = match self.hinted_var(*v) {
@@ -112,7 +114,9 @@ impl Generator<'_, '_> {
         for item in items {
             places.push(at);
             match item {
-                AttrPat::Is(e) => slots[at] = Some(one(self.eval(e).ok_or_else(|| Reject("a list has no value".into()))?)),
+                AttrPat::Is(e) => {
+                    slots[at] = Some(one(self.eval(e).ok_or_else(|| Reject("a list has no value".into()))?))
+                }
                 AttrPat::Var(v) => slots[at] = self.env.attrs.values.get(v).cloned(),
                 _ => {}
             }
@@ -190,7 +194,9 @@ impl Generator<'_, '_> {
                 let parts = length.unwrap_or_else(|| output + 1 + self.source.pick(2));
                 dims(self.partition(axis_size().unwrap_or(0), parts))
             }
-            (Some(BuiltinOp::Pad), _) => dims(shape.iter().map(|_| self.source.weighted(&[50, 30, 20]) as i64).collect()),
+            (Some(BuiltinOp::Pad), _) => {
+                dims(shape.iter().map(|_| self.source.weighted(&[50, 30, 20]) as i64).collect())
+            }
             (Some(BuiltinOp::GatherNd), 0) => int(0),
             (Some(BuiltinOp::Gemm), 0) => {
                 let own = first.map_or(self.main, |t| t.dtype);
@@ -215,8 +221,7 @@ impl Generator<'_, '_> {
             AttrType::Axis if rank == 0 => return reject("a tensor of rank 0 has no axis"),
             AttrType::Axis => int(self.source.pick(rank) as i64),
             AttrType::Axes => {
-                let mut axes: Vec<i64> =
-                    (0..rank as i64).filter(|_| self.source.weighted(&[50, 50]) == 0).collect();
+                let mut axes: Vec<i64> = (0..rank as i64).filter(|_| self.source.weighted(&[50, 50]) == 0).collect();
                 if let Some(n) = length {
                     axes = self.permutation(rank).into_iter().take(n).collect();
                 }

@@ -138,10 +138,8 @@ impl Writer<'_> {
             NodeKind::Op { op, attrs, term } => {
                 let def = self.graph.program.op(*op);
                 let split = self.graph.tensor_operands(node);
-                let mut args: Vec<String> = node.operands[..split]
-                    .iter()
-                    .map(|v| v.map_or("none".to_string(), |v| self.value(v, 0)))
-                    .collect();
+                let mut args: Vec<String> =
+                    node.operands[..split].iter().map(|v| v.map_or("none".to_string(), |v| self.value(v, 0))).collect();
                 if let Some(term) = term {
                     let reads: Vec<String> =
                         node.operands[split..].iter().map(|v| v.map_or("none".into(), |v| self.value(v, 0))).collect();
@@ -183,4 +181,28 @@ impl Writer<'_> {
         self.names.insert(node, name.clone());
         name
     }
+}
+
+/// The left side alone, with what is wrong as a comment: the right side has no value to compare with.
+pub fn left_block(title: &str, instance: &Instance, seen: &super::check::Observation) -> String {
+    let mut w = Writer { graph: &instance.graph, names: HashMap::new(), extra: Vec::new() };
+    for (name, node) in &instance.constants {
+        w.names.insert(*node, name.clone());
+    }
+    let given: Vec<String> = instance.left.iter().map(|v| w.value(*v, 0)).collect();
+    let mut out = format!("test \"{}\" {{\n", title.replace('\\', "\\\\").replace('"', "\\\""));
+    for (name, tensor) in &instance.inputs {
+        let _ = writeln!(out, "  input {name}: {}", declaration(tensor));
+    }
+    for (name, node) in &instance.constants {
+        if let NodeKind::Const(tensor) = &instance.graph.node(*node).kind {
+            let _ = writeln!(out, "  const {name}: {}", declaration(tensor));
+        }
+    }
+    for line in &w.extra {
+        let _ = writeln!(out, "  {line}");
+    }
+    let why = seen.broken.as_deref().unwrap_or_default().replace(['\n', '\r'], " ");
+    let _ = writeln!(out, "  given {};\n  // {why}\n}}", given.join(", "));
+    out
 }

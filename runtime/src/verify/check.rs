@@ -86,16 +86,10 @@ impl Observation {
         let meaning = self.value.as_ref().map(|d| (Failure::Value, Some(d)));
         let structure = self.structure.as_ref().map(|d| (Failure::Structure, Some(d)));
         match claim {
-            Class::Exact => self
-                .bits
-                .as_ref()
-                .map(|d| meaning.or(structure).unwrap_or((Failure::Bits, Some(d)))),
+            Class::Exact => self.bits.as_ref().map(|d| meaning.or(structure).unwrap_or((Failure::Bits, Some(d)))),
             Class::Finite => self.finite_bits.as_ref().map(|d| meaning.unwrap_or((Failure::FiniteBits, Some(d)))),
-            Class::Rounds => meaning
-                .or(structure)
-                .or(self.rounding.as_ref().map(|d| (Failure::Rounding, Some(d)))),
-            Class::Approx(u) => structure
-                .or_else(|| (self.ulp > u).then(|| (Failure::Ulp, self.ulp_at.as_ref()))),
+            Class::Rounds => meaning.or(structure).or(self.rounding.as_ref().map(|d| (Failure::Rounding, Some(d)))),
+            Class::Approx(u) => structure.or_else(|| (self.ulp > u).then(|| (Failure::Ulp, self.ulp_at.as_ref()))),
         }
     }
 }
@@ -138,7 +132,8 @@ pub fn sides(rule: &Rule, instance: &Instance) -> Result<Sides, String> {
 
 /// Compares both sides on an instance. An instance whose left side has no value is rejected.
 pub fn observe(rule: &Rule, instance: &Instance) -> Try<Observation> {
-    let mut seen = Observation { dtype: instance.left.first().map(|v| instance.graph.ty(*v).dtype), ..Default::default() };
+    let mut seen =
+        Observation { dtype: instance.left.first().map(|v| instance.graph.ty(*v).dtype), ..Default::default() };
     let sides = match sides(rule, instance) {
         Ok(s) => s,
         Err(why) => {
@@ -217,7 +212,9 @@ impl Job<'_> {
                     }
                 }
                 self.seen.value = Some(found);
-            } else if self.seen.structure.is_none() && !(l.is_nan() && r.is_nan()) && !(l.is_infinite() && r.is_infinite())
+            } else if self.seen.structure.is_none()
+                && !(l.is_nan() && r.is_nan())
+                && !(l.is_infinite() && r.is_infinite())
             {
                 if self.overflows()? {
                     continue;
@@ -397,6 +394,7 @@ pub fn ulp(dtype: DType, v: f64) -> f64 {
         _ => return 1.0,
     };
     let v = v.abs();
-    let exponent = if v == 0.0 || !v.is_finite() { least_exponent } else { (v.log2().floor() as i32).max(least_exponent) };
+    let exponent =
+        if v == 0.0 || !v.is_finite() { least_exponent } else { (v.log2().floor() as i32).max(least_exponent) };
     eps * 2f64.powi(exponent)
 }

@@ -90,11 +90,7 @@ impl Exploder<'_> {
                     Some(term) => Ok(vec![self.gemm(node, term, &operands)?]),
                     None => {
                         let results = self.out.op(*op, &operands, attrs, None)?;
-                        if rounds(builtin) {
-                            results.into_iter().map(|v| self.noisy(v)).collect()
-                        } else {
-                            Ok(results)
-                        }
+                        if rounds(builtin) { results.into_iter().map(|v| self.noisy(v)).collect() } else { Ok(results) }
                     }
                 }
             }

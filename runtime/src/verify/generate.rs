@@ -8,23 +8,22 @@
 //! reached take a type that fits the operands beside them; all sizes of one instance come from a
 //! pool of a few, so that sizes that must agree often do. What still does not fit is thrown away.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
-use hypatia_dsl::builtin::{BuiltinOp, BuiltinScalar};
+use hypatia_dsl::builtin::BuiltinOp;
 use hypatia_dsl::dtype::{DType, Kind};
 use hypatia_dsl::ir::{
-    AttrValue, DTypePat, DimPat, Fact, Head, InView, NodePat, OpBody, ParamKind, Pat, Program, RestPat, Rule, Sort,
-    TypePat, VarId,
+    AttrValue, DTypePat, Fact, Head, NodePat, OpBody, ParamKind, Pat, Program, Rule, Sort, TypePat, VarId,
 };
-use hypatia_dsl::scalar::{Literal, Term, TermId, TermNode};
+use hypatia_dsl::scalar::Term;
 use hypatia_dsl::shape::{Dim, broadcast};
-use hypatia_dsl::typing::{Bindings, NoFacts, TensorType, apply_op, eval, eval_guard, match_type};
+use hypatia_dsl::typing::{Bindings, TensorType, apply_op, eval, eval_guard, match_type};
 
 use super::hints::Hints;
 use super::source::Source;
 use super::values::{Demand, Flavour, tensor};
-use crate::graph::instantiate::{BoundTerm, read_index, splice};
+use super::wants::{ShapeWant, Want};
+use crate::graph::instantiate::BoundTerm;
 use crate::graph::{Env, Graph, GraphFacts, NodeId, NodeKind, Value};
 use crate::tensor::Tensor;
 
@@ -61,42 +60,11 @@ pub struct Instance {
 const SIZES: [i64; 8] = [2, 3, 1, 5, 0, 7, 8, 16];
 const SIZE_WEIGHTS: [u32; 8] = [20, 25, 15, 12, 8, 8, 8, 4];
 /// Main element types, simplest first.
-pub(super) const DTYPES: [DType; 9] = [
-    DType::F32,
-    DType::F64,
-    DType::F16,
-    DType::BF16,
-    DType::I64,
-    DType::I32,
-    DType::I8,
-    DType::U8,
-    DType::Bool,
-];
+pub(super) const DTYPES: [DType; 9] =
+    [DType::F32, DType::F64, DType::F16, DType::BF16, DType::I64, DType::I32, DType::I8, DType::U8, DType::Bool];
 const DTYPE_WEIGHTS: [u32; 9] = [24, 14, 14, 14, 10, 8, 5, 5, 6];
 const MAX_ELEMENTS: i64 = 2048;
 const MAX_RANK: usize = 5;
-
-/// What is wanted of an operand that is still open.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Want {
-    pub dtype: Option<DType>,
-    pub shape: ShapeWant,
-}
-
-#[derive(Clone, Debug, Default)]
-pub(super) enum ShapeWant {
-    /// Anything.
-    #[default]
-    Free,
-    /// Anything of that rank.
-    Rank(usize),
-    /// Exactly this.
-    Is(Vec<i64>),
-    /// Broadcasts with this, in either direction.
-    With(Vec<i64>),
-    /// Broadcasts to this without making it larger.
-    Into(Vec<i64>),
-}
 
 /// Builds one instance.
 pub(super) struct Generator<'a, 's> {
@@ -107,7 +75,7 @@ pub(super) struct Generator<'a, 's> {
     pub graph: Graph,
     pub env: Env,
     pub main: DType,
-    pool: Vec<i64>,
+    pub pool: Vec<i64>,
     flavour: Flavour,
     made: Vec<(Value, String, Option<VarId>)>,
     branches: Vec<(usize, usize)>,
@@ -163,7 +131,8 @@ impl Generator<'_, '_> {
                 return reject("a tensor is too large");
             };
             let asks = |f| var.is_some_and(|v| self.hints.asks(v, f));
-            let must = [Fact::Const, Fact::Value, Fact::Positive, Fact::NonNegative, Fact::Finite].into_iter().any(asks);
+            let must =
+                [Fact::Const, Fact::Value, Fact::Positive, Fact::NonNegative, Fact::Finite].into_iter().any(asks);
             let constant = if must { self.source.weighted(&[1, 15]) } else { self.source.weighted(&[4, 1]) };
             if constant == 1 {
                 self.graph.nodes[value.node.index()].kind = NodeKind::Const(Arc::new(data));
@@ -238,7 +207,7 @@ impl Generator<'_, '_> {
     }
 
     /// True if the pattern is a leaf whose type is still free.
-    fn open(&self, pat: &Pat) -> bool {
+    pub(super) fn open(&self, pat: &Pat) -> bool {
         match pat {
             Pat::Any | Pat::Lit { .. } | Pat::Absent => true,
             Pat::Var(v) | Pat::Optional(v) => !self.env.tensors.contains_key(v) && !self.env.absent.contains(v),
@@ -317,7 +286,7 @@ impl Generator<'_, '_> {
         }
     }
 
-    fn alternative<'p>(&mut self, pats: &'p [Pat]) -> &'p Pat {
+    pub(super) fn alternative<'p>(&mut self, pats: &'p [Pat]) -> &'p Pat {
         let id = pats.as_ptr() as usize;
         let i = match (self.wanted_branch)(id, pats.len()) {
             Some(b) => self.source.prefer(pats.len(), b),
@@ -360,7 +329,7 @@ impl Generator<'_, '_> {
         }
     }
 
-    fn fresh(&mut self, name: &str, var: Option<VarId>, want: &Want) -> Try<Value> {
+    pub(super) fn fresh(&mut self, name: &str, var: Option<VarId>, want: &Want) -> Try<Value> {
         let mut dtype = want.dtype.unwrap_or(self.main);
         let mut shape = match &want.shape {
             ShapeWant::Is(s) => s.clone(),
@@ -416,49 +385,6 @@ impl Generator<'_, '_> {
             return base.to_string();
         }
         (1..).map(|i| format!("{base}_{i}")).find(|n| !taken(n)).unwrap_or_default()
-    }
-
-    pub(super) fn size(&mut self) -> i64 {
-        self.pool[self.source.pick(self.pool.len())]
-    }
-
-    pub(super) fn sizes(&mut self, rank: usize) -> Vec<i64> {
-        (0..rank).map(|_| self.size()).collect()
-    }
-
-    /// A shape that broadcasts with this one.
-    fn with_shape(&mut self, shape: &[i64]) -> Vec<i64> {
-        match self.source.weighted(&[40, 15, 12, 18, 10, 5]) {
-            0 => shape.to_vec(),
-            1 => Vec::new(),
-            2 => shape[shape.len().saturating_sub(1)..].to_vec(),
-            3 => {
-                let at = self.source.pick(shape.len() + 1);
-                let ones = |(i, d): (usize, &i64)| if i == at { 1 } else { *d };
-                shape.iter().enumerate().map(ones).collect()
-            }
-            4 => {
-                // Where this one has an axis of size 1, the other may be larger.
-                let larger = self.size();
-                shape.iter().map(|d| if *d == 1 { larger } else { *d }).collect()
-            }
-            _ => {
-                let mut s = vec![self.size()];
-                s.extend(shape);
-                s
-            }
-        }
-    }
-
-    /// A shape that broadcasts to this one without making it larger.
-    fn wide_into(&mut self, shape: &[i64]) -> Vec<i64> {
-        let skip = self.source.pick(shape.len() + 1);
-        let mut s = shape[skip..].to_vec();
-        if !s.is_empty() && self.source.pick(3) == 2 {
-            let at = self.source.pick(s.len());
-            s[at] = 1;
-        }
-        s
     }
 
     fn scalar_node(&mut self, node: &NodePat, want: &Want) -> Try<Value> {
@@ -538,7 +464,7 @@ impl Generator<'_, '_> {
                 match value {
                     None if !optional => return reject("an operand that is required is absent"),
                     None => {}
-                    Some(v) if *variadic => drop(v),
+                    Some(_) if *variadic => {}
                     Some(v) => {
                         if match_type(ty, self.graph.ty(v), &mut scope) == Some(false) {
                             return reject(format!("an operand of `{}` has another type", def.name));
@@ -635,227 +561,6 @@ impl Generator<'_, '_> {
         }
         Ok(inner)
     }
-
-    /// The want that a type pattern expresses; open variables of it are chosen and bound.
-    fn want_of(
-        &mut self,
-        ty: &TypePat,
-        scope: &mut Bindings,
-        bounds: &[(VarId, Vec<DType>)],
-        outer: &Want,
-    ) -> Try<Want> {
-        let dtype = match &ty.dtype {
-            DTypePat::Is(d) => Some(*d),
-            DTypePat::Any => outer.dtype.or(Some(self.main)),
-            DTypePat::Expr(e) => match eval(e, scope, &NoFacts) {
-                Some(AttrValue::DType(d)) => Some(d),
-                _ => outer.dtype,
-            },
-            DTypePat::Var(v) => match scope.values.get(v) {
-                Some(AttrValue::DType(d)) => Some(*d),
-                _ => {
-                    let main = outer.dtype.unwrap_or(self.main);
-                    let allowed = bounds.iter().find(|b| b.0 == *v).map(|b| &b.1[..]).unwrap_or(&DType::ALL);
-                    let chosen = if allowed.contains(&main) { main } else { allowed[self.source.pick(allowed.len())] };
-                    scope.values.insert(*v, AttrValue::DType(chosen));
-                    Some(chosen)
-                }
-            },
-        };
-        if ty.prefix.is_empty() && ty.suffix.is_empty() {
-            match &ty.rest {
-                Some(RestPat::Any) => return Ok(Want { dtype, shape: outer.shape.clone() }),
-                Some(RestPat::Var(v)) if scope.values.is_empty() || !has_list(scope) => {
-                    if !scope.values.contains_key(v) {
-                        return Ok(Want { dtype, shape: outer.shape.clone() });
-                    }
-                }
-                _ => {}
-            }
-        }
-        let mut shape = self.dims_of(&ty.prefix, scope)?;
-        let suffix = self.dims_of(&ty.suffix, scope)?;
-        let rest = match &ty.rest {
-            None => Vec::new(),
-            Some(RestPat::Any) => {
-                let n = self.source.weighted(&[50, 35, 15]);
-                self.sizes(n)
-            }
-            Some(RestPat::Expr(e)) => match eval(e, scope, &NoFacts) {
-                Some(AttrValue::List(l)) => ints(&l).unwrap_or_default(),
-                _ => return reject("a shape of a type has no value yet"),
-            },
-            Some(RestPat::Var(v)) => match scope.values.get(v) {
-                Some(AttrValue::List(l)) => ints(l).unwrap_or_default(),
-                _ => {
-                    let rest = self.rest_list(scope);
-                    let list = rest.iter().map(|d| AttrValue::Dim(Dim::from(*d))).collect();
-                    scope.values.insert(*v, AttrValue::List(list));
-                    rest
-                }
-            },
-        };
-        shape.extend(rest);
-        shape.extend(suffix);
-        Ok(Want { dtype, shape: ShapeWant::Is(shape) })
-    }
-
-    /// Leading sizes that nothing fixes yet; those of a type beside it are likely to broadcast.
-    fn rest_list(&mut self, scope: &Bindings) -> Vec<i64> {
-        let mut others: Vec<(VarId, Vec<i64>)> = scope
-            .values
-            .iter()
-            .filter_map(|(v, value)| match value {
-                AttrValue::List(l) => ints(l).map(|l| (*v, l)),
-                _ => None,
-            })
-            .collect();
-        others.sort();
-        match others.first() {
-            Some((_, other)) => {
-                let other = other.clone();
-                match self.source.weighted(&[40, 40, 20]) {
-                    0 => other,
-                    1 => Vec::new(),
-                    _ => self.with_shape(&other),
-                }
-            }
-            None => {
-                let n = self.source.weighted(&[50, 35, 15]);
-                self.sizes(n)
-            }
-        }
-    }
-
-    fn dims_of(&mut self, pats: &[DimPat], scope: &mut Bindings) -> Try<Vec<i64>> {
-        let mut out = Vec::with_capacity(pats.len());
-        for pat in pats {
-            out.push(match pat {
-                DimPat::Any => self.size(),
-                DimPat::Var(v) => match scope.values.get(v) {
-                    Some(AttrValue::Dim(d)) => d.as_const().ok_or_else(|| Reject("a symbolic size".into()))?,
-                    _ => {
-                        let d = self.size();
-                        scope.values.insert(*v, AttrValue::Dim(Dim::from(d)));
-                        d
-                    }
-                },
-                DimPat::Expr(e) => match eval(e, scope, &NoFacts) {
-                    Some(AttrValue::Dim(d)) => d.as_const().ok_or_else(|| Reject("a symbolic size".into()))?,
-                    _ => self.size(),
-                },
-            });
-        }
-        Ok(out)
-    }
-
-    /// An epilogue that matches the pattern, over a result of that type.
-    fn term(&mut self, pat: &Pat, result: &TensorType, into: &mut BoundTerm) -> Try<TermId> {
-        match pat {
-            Pat::Any => self.random_term(result, into, 0),
-            Pat::Var(v) => {
-                if let Some(bound) = self.env.terms.get(v).cloned() {
-                    return splice(&bound, into).map_err(|e| Reject(e.to_string()));
-                }
-                let mut bound = BoundTerm { term: Term::empty(), reads: Vec::new() };
-                let root = self.random_term(result, &mut bound, 0)?;
-                bound.term.roots = vec![root];
-                self.env.terms.insert(*v, bound.clone());
-                splice(&bound, into).map_err(|e| Reject(e.to_string()))
-            }
-            Pat::Bind(v, p) => {
-                let mut bound = BoundTerm { term: Term::empty(), reads: Vec::new() };
-                let root = self.term(p, result, &mut bound)?;
-                bound.term.roots = vec![root];
-                self.env.terms.insert(*v, bound.clone());
-                splice(&bound, into).map_err(|e| Reject(e.to_string()))
-            }
-            Pat::Lit { value, .. } => Ok(into.term.add(TermNode::Lit(Literal(*value)))),
-            Pat::OneOf(pats) => {
-                let pat = self.alternative(pats);
-                self.term(pat, result, into)
-            }
-            Pat::Node(node) => self.term_node(node, result, into),
-            Pat::Typed(..) | Pat::Absent | Pat::Optional(_) => reject("this pattern stands for no epilogue term"),
-        }
-    }
-
-    fn term_node(&mut self, node: &NodePat, result: &TensorType, into: &mut BoundTerm) -> Try<TermId> {
-        match node.head {
-            Head::Acc => Ok(into.term.add(TermNode::Acc)),
-            Head::In(view) => {
-                let shape = sizes(result)?;
-                let shape = match view {
-                    InView::Broadcast => ShapeWant::Into(shape),
-                    InView::Full => ShapeWant::Is(shape),
-                    InView::Row => ShapeWant::Is(shape.last().copied().into_iter().collect()),
-                    InView::Col => ShapeWant::Is(shape[..shape.len().saturating_sub(1)].to_vec()),
-                };
-                let want = Want { dtype: Some(result.dtype), shape };
-                let Some(arg) = node.args.first() else { return reject("a read without an operand") };
-                let Some(value) = self.tensor(arg, &want)? else { return reject("an epilogue reads nothing") };
-                let input = read_index(value, into);
-                Ok(into.term.add(TermNode::In { input, view }))
-            }
-            Head::Scalar(scalar) => {
-                let mut args = Vec::with_capacity(node.args.len());
-                for arg in &node.args {
-                    args.push(self.term(arg, result, into)?);
-                }
-                Ok(into.term.add(TermNode::Call { scalar, args }))
-            }
-            Head::TermCast => {
-                let (Some(arg), Some(attr)) = (node.args.first(), node.attrs.first()) else {
-                    return reject("a cast without an operand");
-                };
-                let arg = self.term(arg, result, into)?;
-                let AttrValue::DType(to) = self.match_or_make(attr, AttrValue::DType(result.dtype))? else {
-                    return reject("a cast to something that is no type");
-                };
-                Ok(into.term.add(TermNode::Cast { to, arg }))
-            }
-            Head::Op(_) => reject("an op stands in an epilogue"),
-        }
-    }
-
-    /// Some epilogue: `acc` in the simplest case.
-    fn random_term(&mut self, result: &TensorType, into: &mut BoundTerm, depth: usize) -> Try<TermId> {
-        let acc = into.term.add(TermNode::Acc);
-        if depth > 2 {
-            return Ok(acc);
-        }
-        let builtin = |s: BuiltinScalar| self.program.builtin_scalar(s);
-        let float = result.dtype.is_float();
-        match self.source.weighted(&[45, 15, 15, 15, 10]) {
-            1 => {
-                let Some(add) = builtin(BuiltinScalar::Add) else { return Ok(acc) };
-                let inner = self.random_term(result, into, depth + 1)?;
-                let want = Want { dtype: Some(result.dtype), shape: ShapeWant::Into(sizes(result)?) };
-                let t = self.fresh("t", None, &want)?;
-                let input = read_index(t, into);
-                let read = into.term.add(TermNode::In { input, view: InView::Broadcast });
-                Ok(into.term.add(TermNode::Call { scalar: add, args: vec![inner, read] }))
-            }
-            2 => {
-                let Some(mul) = builtin(BuiltinScalar::Mul) else { return Ok(acc) };
-                let inner = self.random_term(result, into, depth + 1)?;
-                let lit = into.term.add(TermNode::Lit(Literal(if float { 0.5 } else { 2.0 })));
-                Ok(into.term.add(TermNode::Call { scalar: mul, args: vec![inner, lit] }))
-            }
-            3 if float => {
-                let Some(tanh) = builtin(BuiltinScalar::Tanh) else { return Ok(acc) };
-                let inner = self.random_term(result, into, depth + 1)?;
-                Ok(into.term.add(TermNode::Call { scalar: tanh, args: vec![inner] }))
-            }
-            4 => {
-                let Some(max) = builtin(BuiltinScalar::Max) else { return Ok(acc) };
-                let inner = self.random_term(result, into, depth + 1)?;
-                let lit = into.term.add(TermNode::Lit(Literal(0.0)));
-                Ok(into.term.add(TermNode::Call { scalar: max, args: vec![inner, lit] }))
-            }
-            _ => Ok(acc),
-        }
-    }
 }
 
 /// Words of the language that no input may be called.
@@ -863,10 +568,6 @@ const RESERVED: &[&str] = &[
     "acc", "row", "col", "full", "in", "and", "or", "not", "if", "then", "else", "for", "none", "true", "false", "inf",
     "nan", "input", "const", "given", "expect", "cast", "round", "build", "let", "requires", "prefer", "class",
 ];
-
-fn has_list(scope: &Bindings) -> bool {
-    scope.values.values().any(|v| matches!(v, AttrValue::List(_)))
-}
 
 /// The sizes of a type as numbers.
 pub(super) fn sizes(ty: &TensorType) -> Try<Vec<i64>> {
@@ -885,9 +586,4 @@ pub(super) fn ints(list: &[AttrValue]) -> Option<Vec<i64>> {
             _ => None,
         })
         .collect()
-}
-
-/// Inputs of a graph by name, for callers that hold an instance.
-pub fn input_map(inputs: &[(String, Tensor)]) -> HashMap<String, Tensor> {
-    inputs.iter().cloned().collect()
 }

@@ -1,0 +1,243 @@
+//! One rule: many instances, the classes that follow, and the first failure made small.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use hypatia_dsl::dtype::DType;
+use hypatia_dsl::ir::{Class, Pat, Program, Rule};
+use hypatia_dsl::typing::show_expr;
+
+use super::block::test_block;
+use super::check::{Difference, Failure, Observation, observe, sides};
+use super::generate::{Instance, Reject, instance};
+use super::hints::Hints;
+use super::report::{Counterexample, Entry, Status, Subject, show_class};
+use super::shrink::shrink;
+use super::source::{Source, Tape};
+use super::{Options, seed_of};
+use crate::graph::show_number;
+
+/// Choices that are tried for each case before a rule is given up.
+const TRIES_PER_CASE: usize = 300;
+
+/// Verifies one rule.
+pub fn verify_rule(program: &Arc<Program>, rule: &Rule, options: &Options) -> Vec<Entry> {
+    let hints = Hints::of(rule);
+    let mut run = Run { program, rule, hints: &hints, seen: BTreeMap::new(), branches: branches_of(rule), first: None };
+    let (cases, rejects) = run.cases(options);
+    let classes = run.seen.iter().map(|(dtype, s)| (*dtype, claim(rule, *dtype), s.derived())).collect();
+    let status = match run.first.take() {
+        Some((tape, failure)) => Status::False(Box::new(run.counterexample(tape, failure))),
+        None => run.exercised(cases, &rejects),
+    };
+    let (name, origin) = (rule.name.clone(), rule.origin.clone());
+    vec![Entry { subject: Subject::Rule, name, origin, cases, classes, status }]
+}
+
+/// What a rule claims for an element type: `rounds` where it says nothing.
+pub fn claim(rule: &Rule, dtype: DType) -> Class {
+    let named = rule.claims.iter().find(|c| c.dtypes.contains(&dtype));
+    let any = || rule.claims.iter().find(|c| c.dtypes.is_empty());
+    named.or_else(any).map_or(Class::Rounds, |c| c.class)
+}
+
+/// What was seen of one element type.
+#[derive(Default)]
+struct Seen {
+    bits: bool,
+    finite_bits: bool,
+    meaning: bool,
+    structure: bool,
+    rounding: bool,
+    broken: bool,
+    ulp: f64,
+}
+
+impl Seen {
+    fn add(&mut self, o: &Observation) {
+        self.bits |= o.bits.is_some();
+        self.finite_bits |= o.finite_bits.is_some();
+        self.meaning |= o.value.is_some();
+        self.structure |= o.structure.is_some();
+        self.rounding |= o.rounding.is_some();
+        self.broken |= o.broken.is_some();
+        self.ulp = self.ulp.max(o.ulp);
+    }
+
+    fn derived(&self) -> Option<Class> {
+        if self.broken {
+            None
+        } else if !self.bits {
+            Some(Class::Exact)
+        } else if !self.finite_bits {
+            Some(Class::Finite)
+        } else if !self.meaning && !self.structure && !self.rounding {
+            Some(Class::Rounds)
+        } else if !self.structure {
+            Some(Class::Approx(self.ulp.ceil()))
+        } else {
+            None
+        }
+    }
+}
+
+struct Run<'a> {
+    program: &'a Arc<Program>,
+    rule: &'a Rule,
+    hints: &'a Hints<'a>,
+    seen: BTreeMap<DType, Seen>,
+    /// How often each alternative of each `|` was taken.
+    branches: HashMap<usize, Vec<usize>>,
+    first: Option<(Tape, Failure)>,
+}
+
+impl Run<'_> {
+    /// Runs the cases; returns how many were legal, and why others were not.
+    fn cases(&mut self, options: &Options) -> (usize, HashMap<String, usize>) {
+        let mut rejects = HashMap::new();
+        let (mut cases, mut tries) = (0, 0u64);
+        let limit = (options.cases * TRIES_PER_CASE).max(3000) as u64;
+        let seed = seed_of(options, &self.rule.name);
+        while cases < options.cases && tries < limit {
+            tries += 1;
+            let mut source = Source::random(seed.wrapping_add(tries));
+            let made = self.instance(&mut source, true).and_then(|i| observe(self.rule, &i).map(|o| (i, o)));
+            let (instance, observation) = match made {
+                Ok(x) => x,
+                Err(Reject(why)) => {
+                    if rejects.len() < 200 || rejects.contains_key(&why) {
+                        *rejects.entry(why).or_insert(0) += 1;
+                    }
+                    continue;
+                }
+            };
+            cases += 1;
+            for (at, taken) in &instance.branches {
+                if let Some(n) = self.branches.get_mut(at).and_then(|b| b.get_mut(*taken)) {
+                    *n += 1;
+                }
+            }
+            let dtype = observation.dtype.unwrap_or(DType::F32);
+            self.seen.entry(dtype).or_default().add(&observation);
+            if let Some((failure, _)) = observation.against(claim(self.rule, dtype)) {
+                let grave = matches!(failure, Failure::Broken | Failure::Value | Failure::Structure);
+                let known = self.first.as_ref().map(|f| f.1);
+                if known.is_none()
+                    || (grave && !matches!(known, Some(Failure::Broken | Failure::Value | Failure::Structure)))
+                {
+                    self.first = Some((source.into_tape(), failure));
+                }
+                if grave {
+                    break;
+                }
+            }
+        }
+        (cases, rejects)
+    }
+
+    fn instance(&self, source: &mut Source, spread: bool) -> Result<Instance, Reject> {
+        // In most cases the alternative that was taken least, so that each is covered.
+        let turn = RefCell::new(0usize);
+        let wanted = |at: usize, n: usize| {
+            *turn.borrow_mut() += 1;
+            let counts = self.branches.get(&at)?;
+            let least = counts.iter().take(n).min()?;
+            let most = counts.iter().max()?;
+            if !spread || least == most { None } else { counts.iter().position(|c| c == least) }
+        };
+        instance(self.program, self.rule, self.hints, source, &wanted)
+    }
+
+    fn exercised(&self, cases: usize, rejects: &HashMap<String, usize>) -> Status {
+        if cases == 0 {
+            let mut reasons: Vec<(&String, &usize)> = rejects.iter().collect();
+            reasons.sort_by(|a, b| b.1.cmp(a.1).then(a.0.cmp(b.0)));
+            let shown: Vec<String> = reasons.iter().take(3).map(|(r, n)| format!("  {n} times: {r}")).collect();
+            let guards: Vec<String> =
+                self.rule.requires.iter().map(|g| format!("  guard: {}", show_expr(&self.rule.vars, g))).collect();
+            let lines: Vec<String> = shown.into_iter().chain(guards).collect();
+            let reason = format!(
+                "no instance of the left side was found that type-checks and satisfies the guards, so nothing is known \
+                 of this rule\n{}",
+                lines.join("\n")
+            );
+            return Status::NotExercised { reason };
+        }
+        let missed: Vec<usize> = self.branches.values().map(|b| b.iter().filter(|n| **n == 0).count()).collect();
+        match missed.iter().sum::<usize>() {
+            0 => Status::Verified,
+            n => Status::NotExercised {
+                reason: format!(
+                    "{n} of the pattern's alternatives never matched a legal instance, so nothing is known of them"
+                ),
+            },
+        }
+    }
+
+    fn counterexample(&self, tape: Tape, failure: Failure) -> Counterexample {
+        let look = |tape: &Tape| -> Option<(Tape, Instance, Observation, Option<Difference>)> {
+            let mut source = Source::replay(tape.clone());
+            let instance = self.instance(&mut source, false).ok()?;
+            let seen = observe(self.rule, &instance).ok()?;
+            let dtype = seen.dtype?;
+            let (kind, difference) = seen.against(claim(self.rule, dtype))?;
+            let difference = difference.cloned();
+            (kind == failure).then(|| (source.into_tape(), instance, seen, difference))
+        };
+        let small = shrink(tape, &mut |t| look(t).map(|l| l.0));
+        let Some((_, instance, seen, difference)) = look(&small) else {
+            return Counterexample {
+                message: "the failure could not be repeated".into(),
+                kind: "value",
+                test: String::new(),
+            };
+        };
+        let dtype = seen.dtype.unwrap_or(DType::F32);
+        let claimed = show_class(claim(self.rule, dtype));
+        let values = difference.as_ref().map_or(String::new(), |d| {
+            format!("element {} is {} on the left, {} on the right", d.index, show_number(d.left), show_number(d.right))
+        });
+        let units = |o: &Observation| format!("{} units in the last place apart", show_number(o.ulp));
+        let (kind, message) = match failure {
+            Failure::Broken => ("type", seen.broken.clone().unwrap_or_default()),
+            Failure::Value => ("value", format!("the sides differ in {dtype}: {values}")),
+            Failure::Structure => ("nan", format!("a NaN or an infinity is lost or made in {dtype}: {values}")),
+            Failure::Rounding => {
+                ("rounding", format!("the right side is less precise than rounding in {dtype} explains: {values}"))
+            }
+            Failure::Bits | Failure::FiniteBits => ("class", format!("claims `{claimed}` for {dtype}, but {values}")),
+            Failure::Ulp => {
+                ("class", format!("claims `{claimed}` for {dtype}, but the sides are {}: {values}", units(&seen)))
+            }
+        };
+        let test = match sides(self.rule, &instance) {
+            Ok(s) => test_block(&format!("{} is false", self.rule.name), &instance, &s, failure, difference.as_ref()),
+            Err(_) => left_only(&self.rule.name, &instance, &seen),
+        };
+        Counterexample { message, kind, test }
+    }
+}
+
+/// Where the right side has no value there is nothing to compare with: the left side as a comment.
+fn left_only(name: &str, instance: &Instance, seen: &Observation) -> String {
+    super::block::left_block(&format!("{name} applies here, but its right side does not fit"), instance, seen)
+}
+
+/// The alternatives of a rule's patterns: address of the list, and a count for each.
+fn branches_of(rule: &Rule) -> HashMap<usize, Vec<usize>> {
+    fn walk(pat: &Pat, out: &mut HashMap<usize, Vec<usize>>) {
+        match pat {
+            Pat::OneOf(pats) => {
+                out.insert(pats.as_ptr() as usize, vec![0; pats.len()]);
+                pats.iter().for_each(|p| walk(p, out));
+            }
+            Pat::Bind(_, p) | Pat::Typed(p, _) => walk(p, out),
+            Pat::Node(n) => n.args.iter().for_each(|p| walk(p, out)),
+            Pat::Any | Pat::Var(_) | Pat::Lit { .. } | Pat::Absent | Pat::Optional(_) => {}
+        }
+    }
+    let mut out = HashMap::new();
+    rule.lhs.iter().for_each(|p| walk(p, &mut out));
+    out
+}

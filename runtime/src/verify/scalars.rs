@@ -1,0 +1,115 @@
+//! Scalars: the written derivative against the derived one and against finite differences.
+//!
+//! In: a scalar with `grad`. Out: an entry. Holds always: a point where the function is not smooth
+//! (the differences from both sides disagree) proves nothing and is passed over; builtin scalars,
+//! which have nothing to derive from, are compared with finite differences alone.
+
+use std::sync::Arc;
+
+use hypatia_dsl::dtype::Kind;
+use hypatia_dsl::ir::{Program, ScalarBody, ScalarId};
+use hypatia_dsl::scalar::{Term, TermNode, derived_gradients, eval_f64};
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+use super::report::{Counterexample, Entry, Status, Subject};
+use super::{Options, seed_of};
+use crate::graph::show_number;
+
+/// Checks the derivative of scalar number `index`; nothing if it has none, or is a truth value.
+pub(super) fn verify_scalar(program: &Arc<Program>, index: usize, options: &Options) -> Vec<Entry> {
+    let id = ScalarId(index as u32);
+    let def = program.scalar(id);
+    if def.grads.is_empty() || def.result == Kind::Bool {
+        return Vec::new();
+    }
+    let body = call(id, def.params.len());
+    let derived = match &def.body {
+        ScalarBody::Term(t) => derived_gradients(program, t, def.params.len() as u32).ok(),
+        ScalarBody::Builtin(_) => None,
+    };
+    let mut rng = ChaCha8Rng::seed_from_u64(seed_of(options, &def.name));
+    let (mut cases, mut status) = (0, Status::Verified);
+    let tries = options.cases * 4;
+    'tries: for _ in 0..tries {
+        if cases >= options.cases {
+            break;
+        }
+        let point: Vec<f64> = def
+            .params
+            .iter()
+            .map(|(_, kind)| match kind {
+                Kind::Bool => rng.random_range(0..2) as f64,
+                Kind::Number => rng.random_range(-4.0..4.0),
+            })
+            .collect();
+        let mut useful = false;
+        for (i, (name, kind)) in def.params.iter().enumerate() {
+            if *kind == Kind::Bool {
+                continue;
+            }
+            let Some(slope) = slope(program, &body, &point, i) else { continue };
+            useful = true;
+            let at = |t: &Term| eval_f64(program, t, &point).ok();
+            let written = def.grads.get(i).and_then(at);
+            let other = derived.as_ref().and_then(|d| d.get(i)).and_then(at);
+            let wrong = |g: Option<f64>, exact: f64, tolerance: f64| {
+                g.is_none_or(|g| !((g - exact).abs() <= tolerance * (1.0 + exact.abs())))
+            };
+            let against_derived = other.is_some_and(|d| wrong(written, d, 1e-9) && d.is_finite());
+            if wrong(written, slope, 1e-4) || (against_derived && wrong(written, slope, 1e-6)) {
+                let show = |v: Option<f64>| v.map_or("nothing".to_string(), show_number);
+                let place: Vec<String> =
+                    def.params.iter().zip(&point).map(|((n, _), v)| format!("{n} = {}", show_number(*v))).collect();
+                let derived = other.map_or(String::new(), |d| format!(", the body's derivative is {}", show_number(d)));
+                let message = format!(
+                    "`grad` by `{name}` gives {} at {}, finite differences give {}{derived}",
+                    show(written),
+                    place.join(", "),
+                    show_number(slope)
+                );
+                let counterexample = Counterexample { message, kind: "gradient", test: String::new() };
+                status = Status::False(Box::new(counterexample));
+                cases += 1;
+                break 'tries;
+            }
+        }
+        cases += useful as usize;
+    }
+    if cases == 0 {
+        let reason = "no point was found where the function is finite and smooth".to_string();
+        status = Status::NotExercised { reason };
+    }
+    let (name, origin) = (def.name.clone(), def.origin.clone());
+    vec![Entry { subject: Subject::Scalar, name, origin, cases, classes: Vec::new(), status }]
+}
+
+fn call(scalar: ScalarId, params: usize) -> Term {
+    let mut t = Term::empty();
+    let args = (0..params as u32).map(|i| t.add(TermNode::Param(i))).collect();
+    let root = t.add(TermNode::Call { scalar, args });
+    t.roots.push(root);
+    t
+}
+
+/// The slope by parameter `i` from central differences of two widths, if they agree (the function is
+/// smooth there).
+fn slope(program: &Program, body: &Term, point: &[f64], i: usize) -> Option<f64> {
+    let at = |dx: f64| {
+        let mut p = point.to_vec();
+        p[i] += dx;
+        eval_f64(program, body, &p).ok().filter(|v| v.is_finite() && v.abs() < 1e8)
+    };
+    let h = 1e-4;
+    let (m2, m1, p1, p2) = (at(-2.0 * h)?, at(-h)?, at(h)?, at(2.0 * h)?);
+    let centre = at(0.0)?;
+    // One-sided slopes that disagree: a kink or a jump.
+    let (left, right) = ((centre - m1) / h, (p1 - centre) / h);
+    if (left - right).abs() > 1e-2 * (1.0 + left.abs().max(right.abs())) {
+        return None;
+    }
+    // Fourth order, so that the difference is exact to about 1e-10 for tame functions.
+    let fine = (8.0 * (p1 - m1) - (p2 - m2)) / (12.0 * h);
+    let coarse = (p1 - m1) / (2.0 * h);
+    ((fine - coarse).abs() <= 1e-3 * (1.0 + fine.abs())).then_some(fine)
+}

@@ -1,0 +1,195 @@
+//! Types of operands that are still open.
+//!
+//! In: what the operands beside one, or the declaration of its op, say of it. Out: element types and
+//! sizes that fit, from a pool of few sizes.
+
+use hypatia_dsl::dtype::DType;
+use hypatia_dsl::ir::{AttrValue, DTypePat, DimPat, RestPat, TypePat, VarId};
+use hypatia_dsl::shape::Dim;
+use hypatia_dsl::typing::{Bindings, NoFacts, eval};
+
+use super::generate::{Generator, Reject, Try, ints, reject};
+
+/// What is wanted of an operand that is still open.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Want {
+    pub dtype: Option<DType>,
+    pub shape: ShapeWant,
+}
+
+#[derive(Clone, Debug, Default)]
+pub(super) enum ShapeWant {
+    /// Anything.
+    #[default]
+    Free,
+    /// Anything of that rank.
+    Rank(usize),
+    /// Exactly this.
+    Is(Vec<i64>),
+    /// Broadcasts with this, in either direction.
+    With(Vec<i64>),
+    /// Broadcasts to this without making it larger.
+    Into(Vec<i64>),
+}
+
+impl Generator<'_, '_> {
+    pub(super) fn size(&mut self) -> i64 {
+        self.pool[self.source.pick(self.pool.len())]
+    }
+
+    pub(super) fn sizes(&mut self, rank: usize) -> Vec<i64> {
+        (0..rank).map(|_| self.size()).collect()
+    }
+
+    /// A shape that broadcasts with this one.
+    pub(super) fn with_shape(&mut self, shape: &[i64]) -> Vec<i64> {
+        match self.source.weighted(&[40, 15, 12, 18, 10, 5]) {
+            0 => shape.to_vec(),
+            1 => Vec::new(),
+            2 => shape[shape.len().saturating_sub(1)..].to_vec(),
+            3 => {
+                let at = self.source.pick(shape.len() + 1);
+                let ones = |(i, d): (usize, &i64)| if i == at { 1 } else { *d };
+                shape.iter().enumerate().map(ones).collect()
+            }
+            4 => {
+                // Where this one has an axis of size 1, the other may be larger.
+                let larger = self.size();
+                shape.iter().map(|d| if *d == 1 { larger } else { *d }).collect()
+            }
+            _ => {
+                let mut s = vec![self.size()];
+                s.extend(shape);
+                s
+            }
+        }
+    }
+
+    /// A shape that broadcasts to this one without making it larger.
+    pub(super) fn wide_into(&mut self, shape: &[i64]) -> Vec<i64> {
+        let skip = self.source.pick(shape.len() + 1);
+        let mut s = shape[skip..].to_vec();
+        if !s.is_empty() && self.source.pick(3) == 2 {
+            let at = self.source.pick(s.len());
+            s[at] = 1;
+        }
+        s
+    }
+
+    /// The want that a type pattern expresses; open variables of it are chosen and bound.
+    pub(super) fn want_of(
+        &mut self,
+        ty: &TypePat,
+        scope: &mut Bindings,
+        bounds: &[(VarId, Vec<DType>)],
+        outer: &Want,
+    ) -> Try<Want> {
+        let dtype = match &ty.dtype {
+            DTypePat::Is(d) => Some(*d),
+            DTypePat::Any => outer.dtype.or(Some(self.main)),
+            DTypePat::Expr(e) => match eval(e, scope, &NoFacts) {
+                Some(AttrValue::DType(d)) => Some(d),
+                _ => outer.dtype,
+            },
+            DTypePat::Var(v) => match scope.values.get(v) {
+                Some(AttrValue::DType(d)) => Some(*d),
+                _ => {
+                    let main = outer.dtype.unwrap_or(self.main);
+                    let allowed = bounds.iter().find(|b| b.0 == *v).map(|b| &b.1[..]).unwrap_or(&DType::ALL);
+                    let chosen = if allowed.contains(&main) { main } else { allowed[self.source.pick(allowed.len())] };
+                    scope.values.insert(*v, AttrValue::DType(chosen));
+                    Some(chosen)
+                }
+            },
+        };
+        if ty.prefix.is_empty() && ty.suffix.is_empty() {
+            match &ty.rest {
+                Some(RestPat::Any) => return Ok(Want { dtype, shape: outer.shape.clone() }),
+                Some(RestPat::Var(v)) if scope.values.is_empty() || !has_list(scope) => {
+                    if !scope.values.contains_key(v) {
+                        return Ok(Want { dtype, shape: outer.shape.clone() });
+                    }
+                }
+                _ => {}
+            }
+        }
+        let mut shape = self.dims_of(&ty.prefix, scope)?;
+        let suffix = self.dims_of(&ty.suffix, scope)?;
+        let rest = match &ty.rest {
+            None => Vec::new(),
+            Some(RestPat::Any) => {
+                let n = self.source.weighted(&[50, 35, 15]);
+                self.sizes(n)
+            }
+            Some(RestPat::Expr(e)) => match eval(e, scope, &NoFacts) {
+                Some(AttrValue::List(l)) => ints(&l).unwrap_or_default(),
+                _ => return reject("a shape of a type has no value yet"),
+            },
+            Some(RestPat::Var(v)) => match scope.values.get(v) {
+                Some(AttrValue::List(l)) => ints(l).unwrap_or_default(),
+                _ => {
+                    let rest = self.rest_list(scope);
+                    let list = rest.iter().map(|d| AttrValue::Dim(Dim::from(*d))).collect();
+                    scope.values.insert(*v, AttrValue::List(list));
+                    rest
+                }
+            },
+        };
+        shape.extend(rest);
+        shape.extend(suffix);
+        Ok(Want { dtype, shape: ShapeWant::Is(shape) })
+    }
+
+    /// Leading sizes that nothing fixes yet; those of a type beside it are likely to broadcast.
+    pub(super) fn rest_list(&mut self, scope: &Bindings) -> Vec<i64> {
+        let mut others: Vec<(VarId, Vec<i64>)> = scope
+            .values
+            .iter()
+            .filter_map(|(v, value)| match value {
+                AttrValue::List(l) => ints(l).map(|l| (*v, l)),
+                _ => None,
+            })
+            .collect();
+        others.sort();
+        match others.first() {
+            Some((_, other)) => {
+                let other = other.clone();
+                match self.source.weighted(&[40, 40, 20]) {
+                    0 => other,
+                    1 => Vec::new(),
+                    _ => self.with_shape(&other),
+                }
+            }
+            None => {
+                let n = self.source.weighted(&[50, 35, 15]);
+                self.sizes(n)
+            }
+        }
+    }
+
+    pub(super) fn dims_of(&mut self, pats: &[DimPat], scope: &mut Bindings) -> Try<Vec<i64>> {
+        let mut out = Vec::with_capacity(pats.len());
+        for pat in pats {
+            out.push(match pat {
+                DimPat::Any => self.size(),
+                DimPat::Var(v) => match scope.values.get(v) {
+                    Some(AttrValue::Dim(d)) => d.as_const().ok_or_else(|| Reject("a symbolic size".into()))?,
+                    _ => {
+                        let d = self.size();
+                        scope.values.insert(*v, AttrValue::Dim(Dim::from(d)));
+                        d
+                    }
+                },
+                DimPat::Expr(e) => match eval(e, scope, &NoFacts) {
+                    Some(AttrValue::Dim(d)) => d.as_const().ok_or_else(|| Reject("a symbolic size".into()))?,
+                    _ => self.size(),
+                },
+            });
+        }
+        Ok(out)
+    }
+}
+
+fn has_list(scope: &Bindings) -> bool {
+    scope.values.values().any(|v| matches!(v, AttrValue::List(_)))
+}
