@@ -5,6 +5,7 @@
 //! names here are those that `core.hyp` declares with `builtin`.
 
 use crate::dtype::{DType, Kind};
+use crate::ir::InView;
 
 macro_rules! builtins {
     ($(#[$doc:meta])* $ty:ident { $($(#[$vdoc:meta])* $variant:ident = $name:literal,)* }) => {
@@ -200,5 +201,35 @@ pub fn scalar_result_dtype(s: BuiltinScalar, operand: DType) -> DType {
     match s.result() {
         Kind::Bool => DType::Bool,
         Kind::Number => operand,
+    }
+}
+
+/// The ways in which an epilogue term reads a tensor, by name.
+pub const VIEWS: &[(&str, InView)] =
+    &[("in", InView::Broadcast), ("row", InView::Row), ("col", InView::Col), ("full", InView::Full)];
+
+/// The view of that name.
+pub fn view(name: &str) -> Option<InView> {
+    VIEWS.iter().find(|(n, _)| *n == name).map(|(_, v)| *v)
+}
+
+impl BuiltinOp {
+    /// Number of operands (a term and a variadic one count one each) and of attributes.
+    pub fn arity(self) -> (usize, usize) {
+        use BuiltinOp::*;
+        match self {
+            Matmul => (2, 0),
+            Gemm => (3, 1),
+            Cast | Reshape | Transpose | Expand => (1, 1),
+            Slice => (1, 4),
+            Concat => (1, 1),
+            Split => (1, 2),
+            Pad => (2, 2),
+            Gather | GatherElements | GatherNd => (2, 1),
+            Sum | Mean | Amax | Amin | Prod => (1, 2),
+            Argmax => (1, 3),
+            Iota | Full => (0, 3),
+            Size => (0, 1),
+        }
     }
 }

@@ -9,6 +9,9 @@ use std::path::Path;
 use crate::ast;
 use crate::diag::{Diagnostic, has_errors};
 use crate::ir::Program;
+use crate::lint::lint;
+use crate::resolve::resolve;
+use crate::sema::analyse;
 use crate::source::{SourceFile, SourceMap};
 
 /// Finds the file of a `use`.
@@ -57,6 +60,16 @@ pub struct Compilation {
 
 /// Compiles the given files and all that they use.
 pub fn compile(roots: Vec<SourceFile>, loader: &dyn Loader) -> Compilation {
-    let _ = (roots, loader, has_errors as fn(&[Diagnostic]) -> bool);
-    todo!("parse, resolve, sema, lint")
+    let mut sources = SourceMap::new();
+    let mut diagnostics = Vec::new();
+    let resolved = resolve(roots, loader, &mut sources, &mut diagnostics);
+    let (program, found) = analyse(&resolved, &sources);
+    diagnostics.extend(found);
+    if !has_errors(&diagnostics) {
+        diagnostics.extend(lint(&program, &resolved));
+    }
+    diagnostics.sort_by_key(|d| (d.primary.span, d.code));
+    diagnostics.dedup();
+    let program = (!has_errors(&diagnostics)).then_some(program);
+    Compilation { sources, files: resolved.files, program, diagnostics }
 }

@@ -1,0 +1,193 @@
+//! Rules, patterns and right sides as text, in the syntax of `.hyp`.
+//!
+//! In: parts of a [`Program`]. Out: text for `explain`, for messages and for tests. Holds always:
+//! what is printed reads as what the program means, families expanded and patterns inlined.
+
+use crate::ir::{
+    AExpr, AttrPat, AttrValue, Build, BuildArg, Class, Head, InView, Kernel, OpId, ParamKind, Pat, Program, Rule, Var,
+    VarId,
+};
+use crate::typing::{show_expr, show_type_pat, show_value};
+
+fn name(vars: &[Var], v: VarId) -> &str {
+    vars.get(v.index()).map_or("?", |v| v.name.as_str())
+}
+
+fn head(p: &Program, h: Head) -> &str {
+    match h {
+        Head::Op(id) => &p.op(id).name,
+        Head::Scalar(id) => &p.scalar(id).name,
+        Head::Acc => "acc",
+        Head::In(InView::Broadcast) => "in",
+        Head::In(InView::Row) => "row",
+        Head::In(InView::Col) => "col",
+        Head::In(InView::Full) => "full",
+        Head::TermCast => "cast",
+    }
+}
+
+fn attr_names(p: &Program, id: OpId) -> Vec<(&str, Option<&AttrValue>)> {
+    p.op(id)
+        .attrs()
+        .map(|(_, a)| {
+            let default = match &a.kind {
+                ParamKind::Attr { default, .. } => default.as_ref(),
+                _ => None,
+            };
+            (a.name.as_str(), default)
+        })
+        .collect()
+}
+
+fn number(v: f64) -> String {
+    show_value(&AttrValue::Float(v))
+}
+
+/// A whole rule on one line, without the clauses that are empty.
+pub fn show_rule(p: &Program, rule: &Rule) -> String {
+    let join = |parts: Vec<String>| if parts.len() == 1 { parts.concat() } else { format!("({})", parts.join(", ")) };
+    let lhs = join(rule.lhs.iter().map(|x| show_pat(p, &rule.vars, x)).collect());
+    let rhs = join(rule.rhs.iter().map(|x| show_build(p, &rule.vars, x)).collect());
+    let mut out = format!("rule {}: {lhs} => {rhs}", rule.name);
+    for (v, e) in &rule.lets {
+        out.push_str(&format!(" let {} = {}", name(&rule.vars, *v), show_expr(&rule.vars, e)));
+    }
+    for (word, guards) in [("requires", &rule.requires), ("prefer", &rule.prefer)] {
+        if !guards.is_empty() {
+            let g: Vec<String> = guards.iter().map(|g| show_expr(&rule.vars, g)).collect();
+            out.push_str(&format!(" {word} {}", g.join(", ")));
+        }
+    }
+    let claims: Vec<String> = rule
+        .claims
+        .iter()
+        .map(|c| {
+            let class = match c.class {
+                Class::Exact => "exact".to_string(),
+                Class::Finite => "finite".to_string(),
+                Class::Rounds => "rounds".to_string(),
+                Class::Approx(u) => format!("approx({u})"),
+            };
+            let dtypes: Vec<&str> = c.dtypes.iter().map(|d| d.name()).collect();
+            if dtypes.is_empty() { class } else { format!("{class} for {}", dtypes.join(", ")) }
+        })
+        .collect();
+    if !claims.is_empty() {
+        out.push_str(&format!(" class {}", claims.join(", ")));
+    }
+    out.push(';');
+    out
+}
+
+/// A kernel's first line.
+pub fn show_kernel(p: &Program, k: &Kernel) -> String {
+    format!("kernel {} for {}", k.name, show_pat(p, &k.vars, &k.pattern))
+}
+
+/// A pattern.
+pub fn show_pat(p: &Program, vars: &[Var], pat: &Pat) -> String {
+    match pat {
+        Pat::Any => "_".to_string(),
+        Pat::Var(v) => name(vars, *v).to_string(),
+        Pat::Bind(v, inner) => format!("{} @ {}", name(vars, *v), show_pat(p, vars, inner)),
+        Pat::Typed(inner, t) => format!("{}: {}", show_pat(p, vars, inner), show_type_pat(vars, t)),
+        Pat::Lit { value, near: None } => number(*value),
+        Pat::Lit { value, near: Some(t) } => format!("{} ~ {}", number(*value), number(*t)),
+        Pat::OneOf(l) => {
+            let l: Vec<String> = l.iter().map(|x| show_pat(p, vars, x)).collect();
+            format!("({})", l.join(" | "))
+        }
+        Pat::Absent => "none".to_string(),
+        Pat::Optional(v) => format!("{}?", name(vars, *v)),
+        Pat::Node(n) => {
+            let mut args: Vec<String> = n.args.iter().map(|a| show_pat(p, vars, a)).collect();
+            args.extend(n.rest.map(|v| format!("..{}", name(vars, v))));
+            match n.head {
+                Head::Acc => return "acc".to_string(),
+                Head::Op(id) => {
+                    for ((attr, default), a) in attr_names(p, id).into_iter().zip(&n.attrs) {
+                        let usual = matches!((a, default), (AttrPat::Is(AExpr::Value(v)), Some(d)) if v == d);
+                        if !usual {
+                            args.push(format!("{attr} = {}", show_attr(vars, a)));
+                        }
+                    }
+                }
+                _ => args.extend(n.attrs.iter().map(|a| format!("to = {}", show_attr(vars, a)))),
+            }
+            let call = format!("{}({})", head(p, n.head), args.join(", "));
+            with_output(p, n.head, n.output, call)
+        }
+    }
+}
+
+fn with_output(p: &Program, h: Head, output: u32, call: String) -> String {
+    match h {
+        Head::Op(id) if p.op(id).variadic_result || p.op(id).results.len() > 1 => format!("{call}.{output}"),
+        _ => call,
+    }
+}
+
+fn show_attr(vars: &[Var], a: &AttrPat) -> String {
+    match a {
+        AttrPat::Any => "_".to_string(),
+        AttrPat::Var(v) => name(vars, *v).to_string(),
+        AttrPat::Is(e) => show_expr(vars, e),
+        AttrPat::List(l) => {
+            let l: Vec<String> = l.iter().map(|a| show_attr(vars, a)).collect();
+            format!("[{}]", l.join(", "))
+        }
+        AttrPat::Rest(None) => "..".to_string(),
+        AttrPat::Rest(Some(v)) => format!("..{}", name(vars, *v)),
+    }
+}
+
+/// A right side.
+pub fn show_build(p: &Program, vars: &[Var], b: &Build) -> String {
+    match b {
+        Build::Var(v) => name(vars, *v).to_string(),
+        Build::Number(e) => show_expr(vars, e),
+        Build::Else(v, other) => format!("({} else {})", name(vars, *v), show_build(p, vars, other)),
+        Build::Frozen(b) => format!("build({})", show_build(p, vars, b)),
+        Build::Absent => "none".to_string(),
+        Build::If(c, a, b) => {
+            format!("if {} then {} else {}", show_expr(vars, c), show_build(p, vars, a), show_build(p, vars, b))
+        }
+        Build::Node(n) => {
+            let mut args: Vec<String> = n
+                .args
+                .iter()
+                .map(|a| match a {
+                    BuildArg::One(b) => show_build(p, vars, b),
+                    BuildArg::Spread(v) => format!("..{}", name(vars, *v)),
+                    BuildArg::Each { element, item, over } => {
+                        format!(
+                            "..[{} for {} in {}]",
+                            show_build(p, vars, element),
+                            name(vars, *item),
+                            name(vars, *over)
+                        )
+                    }
+                })
+                .collect();
+            match n.head {
+                Head::Acc => return "acc".to_string(),
+                Head::Op(id) => {
+                    for ((attr, default), a) in attr_names(p, id).into_iter().zip(&n.attrs) {
+                        let usual = matches!((a, default), (AExpr::Value(v), Some(d)) if v == d);
+                        if !usual {
+                            args.push(format!("{attr} = {}", show_expr(vars, a)));
+                        }
+                    }
+                }
+                _ => args.extend(n.attrs.iter().map(|a| format!("to = {}", show_expr(vars, a)))),
+            }
+            let call = format!("{}({})", head(p, n.head), args.join(", "));
+            with_output(p, n.head, n.output, call)
+        }
+    }
+}
+
+/// An attribute expression or guard.
+pub fn show_aexpr(vars: &[Var], e: &AExpr) -> String {
+    show_expr(vars, e)
+}

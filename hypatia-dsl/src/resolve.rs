@@ -1,0 +1,551 @@
+//! Files and names: what `use` brings in, and which declaration a name means.
+//!
+//! In: the files the user named, and a loader. Out: every file that they reach, parsed once each,
+//! and for each file a scope from names to declarations. Holds always: a file has one index however
+//! it was reached; a declaration of the file itself hides one that a `use ...::*` brings in; the
+//! `order` has every file behind those that it uses.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::path::PathBuf;
+
+use crate::ast::{self, ItemKind, Name};
+use crate::compile::Loader;
+use crate::diag::Diagnostic;
+use crate::sema::code;
+use crate::source::{SourceFile, SourceMap, Span};
+
+/// Files of one compilation at most; a guard against a generated maze.
+const MAX_FILES: usize = 1000;
+
+/// A declaration: item `item` of file `file`.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct ItemRef {
+    /// Index among the files.
+    pub file: usize,
+    /// Index among the file's items.
+    pub item: usize,
+}
+
+/// Names of different spaces do not collide.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub enum Space {
+    /// Scalars, ops, patterns and families.
+    Value,
+    /// Rulesets.
+    RuleSet,
+    /// Kernels.
+    Kernel,
+}
+
+impl Space {
+    fn word(self) -> &'static str {
+        match self {
+            Space::Value => "declaration",
+            Space::RuleSet => "ruleset",
+            Space::Kernel => "kernel",
+        }
+    }
+}
+
+/// How a name came into a scope.
+#[derive(Clone, Debug)]
+enum Via {
+    Own,
+    Single,
+    Glob,
+}
+
+#[derive(Clone, Debug)]
+struct Binding {
+    /// What it may mean: more than one only for names of several globs.
+    targets: Vec<ItemRef>,
+    via: Via,
+    span: Span,
+}
+
+/// What a file's names mean.
+#[derive(Clone, Debug, Default)]
+pub struct Scope {
+    names: BTreeMap<(Space, String), Binding>,
+    /// Modules in reach by the path that `use` gave them: `core`, `a::b`.
+    modules: BTreeMap<String, usize>,
+}
+
+/// All files and their scopes.
+#[derive(Debug, Default)]
+pub struct Resolved {
+    /// Trees, in the order in which the files were read.
+    pub files: Vec<ast::File>,
+    /// `core`, `nn`: the file's name without folders and `.hyp`.
+    pub names: Vec<String>,
+    /// One for each file.
+    pub scopes: Vec<Scope>,
+    /// File indices, those that are used first.
+    pub order: Vec<usize>,
+}
+
+struct Edge {
+    target: usize,
+    span: Span,
+    /// The one name, where it is no glob and no whole module.
+    name: Option<Name>,
+    glob: bool,
+    path: String,
+}
+
+/// Reads the roots and all that they use, and works out every scope.
+pub fn resolve(
+    roots: Vec<SourceFile>,
+    loader: &dyn Loader,
+    sources: &mut SourceMap,
+    diags: &mut Vec<Diagnostic>,
+) -> Resolved {
+    let mut files = Files { sources, loader, keys: HashMap::new(), parsed: Vec::new(), names: Vec::new(), diags };
+    for root in roots {
+        files.add(root);
+    }
+    // Operators mean builtin scalars, so the file that declares these is always part of a Program.
+    if let Ok(Some(core)) = loader.load("core", None) {
+        files.add(core);
+    }
+    let edges = files.load_all();
+    let Files { parsed, names, .. } = files;
+    let order = order(&parsed, &names, &edges, diags);
+    let mut resolved = Resolved { files: parsed, names, scopes: Vec::new(), order };
+    resolved.scopes = scopes(&resolved, &edges, diags);
+    resolved
+}
+
+struct Files<'a> {
+    sources: &'a mut SourceMap,
+    loader: &'a dyn Loader,
+    keys: HashMap<String, usize>,
+    parsed: Vec<ast::File>,
+    names: Vec<String>,
+    diags: &'a mut Vec<Diagnostic>,
+}
+
+impl Files<'_> {
+    /// The index of that file, parsing it if it is new.
+    fn add(&mut self, source: SourceFile) -> usize {
+        let key = match &source.path {
+            Some(path) => std::fs::canonicalize(path).unwrap_or_else(|_| path.clone()).display().to_string(),
+            None => source.name.clone(),
+        };
+        if let Some(&index) = self.keys.get(&key)
+            && (source.path.is_some() || self.sources.file(self.parsed[index].id).text == source.text)
+        {
+            return index;
+        }
+        let stem = PathBuf::from(source.path.clone().unwrap_or_else(|| PathBuf::from(&source.name)));
+        let stem = stem.file_stem().map_or_else(|| source.name.clone(), |s| s.to_string_lossy().into_owned());
+        let id = self.sources.add(source);
+        let (file, diags) = crate::parse::parse(self.sources, id);
+        self.diags.extend(diags);
+        self.parsed.push(file);
+        self.names.push(stem);
+        self.keys.insert(key, self.parsed.len() - 1);
+        self.parsed.len() - 1
+    }
+
+    /// Follows every `use` to its file. One entry for each file, in order.
+    fn load_all(&mut self) -> Vec<Vec<Edge>> {
+        let mut edges: Vec<Vec<Edge>> = Vec::new();
+        while edges.len() < self.parsed.len() {
+            let from = edges.len();
+            let uses: Vec<(ast::Use, Span)> = self.parsed[from]
+                .items
+                .iter()
+                .filter_map(|i| match &i.kind {
+                    ItemKind::Use(u) => Some((u.clone(), i.span)),
+                    _ => None,
+                })
+                .collect();
+            let mut out = Vec::new();
+            for (u, span) in uses {
+                out.extend(self.follow(from, &u, span));
+            }
+            edges.push(out);
+        }
+        edges
+    }
+
+    fn follow(&mut self, from: usize, u: &ast::Use, span: Span) -> Option<Edge> {
+        let parts: Vec<&str> = u.path.parts.iter().map(|p| p.node.as_str()).collect();
+        let whole = parts.len();
+        // `use a::b;` is the name b of module a, or else the module a/b.
+        let mut tries = vec![(whole, u.glob)];
+        if !u.glob && whole > 1 {
+            tries.insert(0, (whole - 1, false));
+        }
+        let path = self.sources.file(self.parsed[from].id).path.clone();
+        for (n, glob) in tries {
+            if self.parsed.len() >= MAX_FILES {
+                let d = Diagnostic::error(code::UNREADABLE, format!("more than {MAX_FILES} files"), span);
+                self.diags.push(d.hint("join some of them"));
+                return None;
+            }
+            match self.loader.load(&parts[..n].join("/"), path.as_deref()) {
+                Ok(Some(source)) => {
+                    let target = self.add(source);
+                    let name = (!glob && n < whole).then(|| u.path.parts[whole - 1].clone());
+                    return Some(Edge { target, span: u.path.span, name, glob, path: parts[..n].join("::") });
+                }
+                Ok(None) => {}
+                Err(why) => {
+                    self.diags.push(
+                        Diagnostic::error(
+                            code::UNREADABLE,
+                            format!("cannot read module `{}`", parts[..n].join("::")),
+                            span,
+                        )
+                        .note(why),
+                    );
+                    return None;
+                }
+            }
+        }
+        let module = if u.glob || whole == 1 { parts.join("/") } else { parts[..whole - 1].join("/") };
+        let beside = path.as_deref().and_then(|p| p.parent()).map(|d| d.join(format!("{module}.hyp")));
+        let mut d = Diagnostic::error(
+            code::NO_MODULE,
+            format!("there is no module `{}`", module.replace('/', "::")),
+            u.path.span,
+        )
+        .label("not found");
+        if let Some(p) = beside {
+            d = d.note(format!("looked for {} and in the embedded library", p.display()));
+        }
+        if let Some(s) = closest(&module, self.names.iter().map(String::as_str)) {
+            d = d.hint(format!("did you mean `{s}`?"));
+        }
+        self.diags.push(d);
+        None
+    }
+}
+
+/// Files behind those they use; circles are reported once each and cut.
+fn order(files: &[ast::File], names: &[String], edges: &[Vec<Edge>], diags: &mut Vec<Diagnostic>) -> Vec<usize> {
+    let mut out = Vec::new();
+    let mut state = vec![0u8; files.len()]; // 0 new, 1 open, 2 done
+    for root in 0..files.len() {
+        if state[root] != 0 {
+            continue;
+        }
+        // An explicit stack: (file, next edge).
+        let mut stack = vec![(root, 0usize)];
+        state[root] = 1;
+        while let Some(&(file, next)) = stack.last() {
+            let Some(edge) = edges[file].get(next) else {
+                state[file] = 2;
+                out.push(file);
+                stack.pop();
+                continue;
+            };
+            if let Some(top) = stack.last_mut() {
+                top.1 += 1;
+            }
+            match state[edge.target] {
+                0 => {
+                    state[edge.target] = 1;
+                    stack.push((edge.target, 0));
+                }
+                1 => report_cycle(&stack, edge.target, edges, names, diags),
+                _ => {}
+            }
+        }
+    }
+    out
+}
+
+fn report_cycle(
+    stack: &[(usize, usize)],
+    target: usize,
+    edges: &[Vec<Edge>],
+    names: &[String],
+    diags: &mut Vec<Diagnostic>,
+) {
+    let start = stack.iter().position(|(f, _)| *f == target).unwrap_or(0);
+    let circle: Vec<(usize, &Edge)> = stack[start..].iter().map(|(f, next)| (*f, &edges[*f][next - 1])).collect();
+    let mut path: Vec<&str> = circle.iter().map(|(f, _)| names[*f].as_str()).collect();
+    path.push(&names[target]);
+    let Some((_, first)) = circle.first() else { return };
+    let mut d = Diagnostic::error(
+        code::USE_CYCLE,
+        format!("files use each other in a circle: {}", path.join(" -> ")),
+        first.span,
+    )
+    .label(format!("`{}` uses `{}` here", names[target], names[first.target]));
+    for (f, e) in &circle[1..] {
+        d = d.also(e.span, format!("`{}` uses `{}` here", names[*f], names[e.target]));
+    }
+    diags.push(d.hint("move what both need into a third file"));
+}
+
+/// The name and space of what an item declares.
+pub fn declared(kind: &ItemKind) -> Option<(&Name, Space)> {
+    Some(match kind {
+        ItemKind::Scalar(s) => (&s.name, Space::Value),
+        ItemKind::Op(s) => (&s.name, Space::Value),
+        ItemKind::Pattern(s) => (&s.name, Space::Value),
+        ItemKind::Family(s) => (&s.name, Space::Value),
+        ItemKind::RuleSet(s) => (&s.name, Space::RuleSet),
+        ItemKind::Kernel(s) => (&s.name, Space::Kernel),
+        ItemKind::Use(_) | ItemKind::Rule(_) | ItemKind::Test(_) => return None,
+    })
+}
+
+/// Names that mean something of their own wherever an expression may stand.
+const RESERVED: &[&str] = &["acc", "build", "out"];
+
+fn own_scope(resolved: &Resolved, file: usize, diags: &mut Vec<Diagnostic>) -> Scope {
+    let mut scope = Scope::default();
+    for (item, node) in resolved.files[file].items.iter().enumerate() {
+        let Some((name, space)) = declared(&node.kind) else { continue };
+        let reserved = match space {
+            Space::Value => {
+                RESERVED.contains(&name.node.as_str()) || crate::dtype::DType::from_name(&name.node).is_some()
+            }
+            Space::RuleSet => name.node == "fold",
+            Space::Kernel => false,
+        };
+        if reserved {
+            diags.push(
+                Diagnostic::error(code::RESERVED, format!("`{}` has a meaning of its own", name.node), name.span)
+                    .label("choose another name"),
+            );
+        }
+        let binding = Binding { targets: vec![ItemRef { file, item }], via: Via::Own, span: name.span };
+        if let Some(first) = scope.names.get(&(space, name.node.clone())) {
+            diags.push(
+                Diagnostic::error(
+                    code::DUPLICATE,
+                    format!("{} `{}` is declared twice", space.word(), name.node),
+                    name.span,
+                )
+                .label("declared again here")
+                .also(first.span, "first declared here")
+                .hint("rename one of them"),
+            );
+        } else {
+            scope.names.insert((space, name.node.clone()), binding);
+        }
+    }
+    scope
+}
+
+fn scopes(resolved: &Resolved, edges: &[Vec<Edge>], diags: &mut Vec<Diagnostic>) -> Vec<Scope> {
+    let own: Vec<Scope> = (0..resolved.files.len()).map(|f| own_scope(resolved, f, diags)).collect();
+    let mut out = own.clone();
+    for (file, edges) in edges.iter().enumerate() {
+        for edge in edges {
+            let scope = &mut out[file];
+            scope.modules.insert(edge.path.clone(), edge.target);
+            let theirs = &own[edge.target];
+            if edge.target == file {
+                continue; // reported as a circle
+            }
+            if edge.glob {
+                glob(scope, theirs, edge, resolved, diags);
+            } else if let Some(name) = &edge.name {
+                single(scope, theirs, edge, name, diags);
+            }
+        }
+    }
+    out
+}
+
+fn glob(scope: &mut Scope, theirs: &Scope, edge: &Edge, resolved: &Resolved, diags: &mut Vec<Diagnostic>) {
+    for (key, binding) in &theirs.names {
+        match scope.names.get_mut(key) {
+            None => {
+                let b = Binding { targets: binding.targets.clone(), via: Via::Glob, span: edge.span };
+                scope.names.insert(key.clone(), b);
+            }
+            Some(have) if matches!(have.via, Via::Glob) => {
+                for t in &binding.targets {
+                    if !have.targets.contains(t) {
+                        have.targets.push(*t);
+                    }
+                }
+            }
+            Some(have) => {
+                if key.0 == Space::Value && matches!(have.via, Via::Own) && !have.targets.contains(&binding.targets[0])
+                {
+                    let module = &resolved.names[edge.target];
+                    diags.push(
+                        Diagnostic::warning(
+                            code::SHADOWS,
+                            format!("`{}` hides `{module}::{}`", key.1, key.1),
+                            have.span,
+                        )
+                        .label(format!("rules of other files keep using `{module}::{}`", key.1))
+                        .also(binding.span, "the hidden declaration")
+                        .hint("choose another name, or import single names instead of `*`"),
+                    );
+                }
+            }
+        }
+    }
+}
+
+fn single(scope: &mut Scope, theirs: &Scope, edge: &Edge, name: &Name, diags: &mut Vec<Diagnostic>) {
+    let mut found = false;
+    for space in [Space::Value, Space::RuleSet, Space::Kernel] {
+        let key = (space, name.node.clone());
+        let Some(b) = theirs.names.get(&key) else { continue };
+        found = true;
+        match scope.names.get(&key) {
+            Some(have) if matches!(have.via, Via::Own) => diags.push(
+                Diagnostic::error(code::DUPLICATE, format!("`{}` is declared here and imported", name.node), name.span)
+                    .label("imported here")
+                    .also(have.span, "declared here")
+                    .hint("rename the declaration, or drop the `use`"),
+            ),
+            Some(have) if matches!(have.via, Via::Single) && have.targets != b.targets => diags.push(
+                Diagnostic::error(code::DUPLICATE, format!("`{}` is imported twice", name.node), name.span)
+                    .label("imported again here")
+                    .also(have.span, "first imported here"),
+            ),
+            _ => {
+                scope.names.insert(key, Binding { targets: b.targets.clone(), via: Via::Single, span: name.span });
+            }
+        }
+    }
+    if !found {
+        let mut d = Diagnostic::error(
+            code::UNKNOWN_NAME,
+            format!("module `{}` declares no `{}`", edge.path, name.node),
+            name.span,
+        )
+        .label("not found in that module");
+        if let Some(s) = closest(&name.node, theirs.names.keys().map(|(_, n)| n.as_str())) {
+            d = d.hint(format!("did you mean `{s}`?"));
+        }
+        diags.push(d);
+    }
+}
+
+impl Resolved {
+    /// What a name means in a file. The error is ready to be reported.
+    pub fn lookup(&self, file: usize, space: Space, path: &ast::Path) -> Result<ItemRef, Box<Diagnostic>> {
+        let (last, prefix) = match path.parts.split_last() {
+            Some(x) => x,
+            None => return Err(Box::new(Diagnostic::error(code::UNKNOWN_NAME, "an empty name", path.span))),
+        };
+        let scope = &self.scopes[file];
+        if prefix.is_empty() {
+            let Some(b) = scope.names.get(&(space, last.node.clone())) else {
+                return Err(Box::new(self.unknown(file, space, path)));
+            };
+            return match b.targets.as_slice() {
+                [one] => Ok(*one),
+                several => Err(Box::new(self.ambiguous(several, path))),
+            };
+        }
+        let module = prefix.iter().map(|p| p.node.as_str()).collect::<Vec<_>>().join("::");
+        let own = self.names.get(file).is_some_and(|n| *n == module).then_some(file);
+        let Some(target) = scope.modules.get(&module).copied().or(own) else {
+            let mut d = Diagnostic::error(code::UNKNOWN_NAME, format!("there is no module `{module}` here"), path.span)
+                .label("not imported");
+            if self.names.contains(&module) {
+                d = d.hint(format!("add `use {module};` at the top of the file"));
+            }
+            return Err(Box::new(d));
+        };
+        match self.scopes[target].names.get(&(space, last.node.clone())) {
+            Some(b) if matches!(b.via, Via::Own) => Ok(b.targets[0]),
+            _ => Err(Box::new(self.unknown(target, space, path))),
+        }
+    }
+
+    /// True if the name means something in that file, without reporting.
+    pub fn is_declared(&self, file: usize, space: Space, path: &ast::Path) -> bool {
+        self.lookup(file, space, path).is_ok()
+    }
+
+    /// All names of a space that are in reach of a file.
+    pub fn visible(&self, file: usize, space: Space) -> impl Iterator<Item = &str> {
+        self.scopes[file].names.keys().filter(move |(s, _)| *s == space).map(|(_, n)| n.as_str())
+    }
+
+    fn unknown(&self, file: usize, space: Space, path: &ast::Path) -> Diagnostic {
+        let name = path.parts.last().map_or("", |p| p.node.as_str());
+        let what = match space {
+            Space::Value => "scalar, op or pattern",
+            other => other.word(),
+        };
+        let mut d = Diagnostic::error(code::UNKNOWN_NAME, format!("there is no {what} `{}`", path.text()), path.span)
+            .label("not found");
+        let elsewhere = self
+            .scopes
+            .iter()
+            .position(|s| s.names.get(&(space, name.to_string())).is_some_and(|b| matches!(b.via, Via::Own)));
+        if let (Some(m), 1) = (elsewhere, path.parts.len()) {
+            let module = &self.names[m];
+            d = d.hint(format!("module `{module}` declares it: add `use {module}::*;` at the top of the file"));
+        } else if let Some(s) = closest(name, self.visible(file, space)) {
+            d = d.hint(format!("did you mean `{s}`?"));
+        }
+        d
+    }
+
+    fn ambiguous(&self, several: &[ItemRef], path: &ast::Path) -> Diagnostic {
+        let mut d =
+            Diagnostic::error(code::AMBIGUOUS, format!("`{}` could mean several things", path.text()), path.span);
+        for t in several {
+            if let Some((name, _)) = declared(&self.files[t.file].items[t.item].kind) {
+                d = d.also(name.span, format!("`{}::{}`", self.names[t.file], name.node));
+            }
+        }
+        let first = &self.names[several[0].file];
+        d.hint(format!("say which one: `{first}::{}`", path.text()))
+    }
+}
+
+/// The name that was probably meant: at most a third of it mistyped.
+pub fn closest<'a>(name: &str, among: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    let limit = (name.chars().count() / 3).max(1);
+    let mut seen = HashSet::new();
+    among
+        .filter(|c| seen.insert(*c) && *c != name)
+        .map(|c| (distance(name, c), c))
+        .filter(|(d, c)| *d <= limit && *d < c.chars().count())
+        .min_by_key(|(d, _)| *d)
+        .map(|(_, c)| c)
+}
+
+/// Edits (insert, delete, replace, swap of neighbours) between two words.
+fn distance(a: &str, b: &str) -> usize {
+    let (a, b): (Vec<char>, Vec<char>) = (a.chars().take(64).collect(), b.chars().take(64).collect());
+    let mut rows = vec![vec![0usize; b.len() + 1]; a.len() + 1];
+    for (i, row) in rows.iter_mut().enumerate() {
+        row[0] = i;
+    }
+    for j in 0..=b.len() {
+        rows[0][j] = j;
+    }
+    for i in 1..=a.len() {
+        for j in 1..=b.len() {
+            let change = usize::from(a[i - 1] != b[j - 1]);
+            let mut best = (rows[i - 1][j] + 1).min(rows[i][j - 1] + 1).min(rows[i - 1][j - 1] + change);
+            if i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] {
+                best = best.min(rows[i - 2][j - 2] + 1);
+            }
+            rows[i][j] = best;
+        }
+    }
+    rows[a.len()][b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn suggestions_are_close() {
+        assert_eq!(closest("rleu", ["relu", "gelu", "exp"].into_iter()), Some("relu"));
+        assert_eq!(closest("transpse", ["transpose", "split"].into_iter()), Some("transpose"));
+        assert_eq!(closest("x", ["abcdef"].into_iter()), None);
+    }
+}

@@ -1,0 +1,208 @@
+//! Arguments of an application, brought into the order of the declaration.
+//!
+//! In: the arguments as written. Out: one [`Given`] for each parameter. Holds always: a parameter
+//! that has to be there is there; whether an attribute without default may be left out is for the
+//! caller to say.
+
+use crate::ast::{Arg, Expr, ExprKind, Name, Path};
+use crate::diag::Diagnostic;
+use crate::ir::{OpDef, OpId, Param, ParamKind};
+use crate::resolve::closest;
+use crate::source::Span;
+
+use super::code;
+use super::context::Cx;
+
+/// What was given for a parameter.
+#[derive(Clone, Debug)]
+pub(super) enum Given<'a> {
+    /// Nothing.
+    Missing,
+    /// One expression.
+    One(&'a Expr),
+    /// The operands of a variadic parameter.
+    Many(Vec<&'a Expr>),
+    /// `cast<f16>(x)`: the element type in angle brackets.
+    Type(&'a Name),
+}
+
+impl<'a> Cx<'a> {
+    /// Brings the arguments into the order of the parameters.
+    pub(super) fn given(
+        &mut self,
+        op: OpId,
+        callee: &'a Path,
+        types: &'a [Name],
+        args: &'a [Arg],
+        span: Span,
+    ) -> Option<Vec<Given<'a>>> {
+        let def = self.s.program.op(op);
+        let mut out: Vec<Given<'a>> = vec![Given::Missing; def.params.len()];
+        let mut next = 0;
+        let mut good = true;
+        for arg in args {
+            if let Some(name) = &arg.name {
+                good &= self.named(def, &mut out, name, &arg.value).is_some();
+                continue;
+            }
+            match def.params.get(next) {
+                Some(p) if is_variadic(p) => match &mut out[next] {
+                    Given::Many(list) => splice(&arg.value, list),
+                    slot => {
+                        let mut list = Vec::new();
+                        splice(&arg.value, &mut list);
+                        *slot = Given::Many(list);
+                    }
+                },
+                Some(_) => {
+                    if !matches!(out[next], Given::Missing) {
+                        self.twice(&def.params[next].name, arg.value.span)?;
+                    }
+                    out[next] = Given::One(&arg.value);
+                    next += 1;
+                }
+                None => return self.too_many(def, callee, args, span),
+            }
+        }
+        if let [t] = types {
+            let slot = def
+                .params
+                .iter()
+                .position(|p| matches!(p.kind, ParamKind::Attr { ty: crate::ir::AttrType::DType, .. }));
+            match slot {
+                Some(i) if matches!(out[i], Given::Missing) => out[i] = Given::Type(t),
+                _ => {
+                    return self.error(code::ARITY, format!("`{}` takes no element type in `<>`", def.name), t.span);
+                }
+            }
+        } else if let Some(t) = types.get(1) {
+            return self.error(code::ARITY, "one element type at most stands in `<>`", t.span);
+        }
+        for (p, g) in def.params.iter().zip(&mut out) {
+            match (&p.kind, &g) {
+                (ParamKind::Tensor { variadic: true, .. }, Given::Missing) => *g = Given::Many(Vec::new()),
+                (ParamKind::Tensor { optional: false, .. } | ParamKind::Term, Given::Missing) => {
+                    let d = Diagnostic::error(
+                        code::ARITY,
+                        format!("operand `{}` of `{}` is missing", p.name, def.name),
+                        span,
+                    )
+                    .label(format!("expected {}", signature(def)));
+                    good = false;
+                    self.with_declaration::<()>(d, def);
+                }
+                _ => {}
+            }
+        }
+        good.then_some(out)
+    }
+
+    fn named(&mut self, def: &OpDef, out: &mut [Given<'a>], name: &'a Name, value: &'a Expr) -> Option<()> {
+        let Some(i) = def.params.iter().position(|p| p.name == name.node) else {
+            let mut d = Diagnostic::error(
+                code::ARGUMENT_NAME,
+                format!("`{}` has no parameter `{}`", def.name, name.node),
+                name.span,
+            )
+            .label(format!("expected {}", signature(def)));
+            if let Some(s) = closest(&name.node, def.params.iter().map(|p| p.name.as_str())) {
+                d = d.hint(format!("did you mean `{s}`?"));
+            }
+            return self.with_declaration(d, def);
+        };
+        if !matches!(out[i], Given::Missing) {
+            return self.twice(&name.node, name.span);
+        }
+        out[i] = if is_variadic(&def.params[i]) {
+            let mut list = Vec::new();
+            splice(value, &mut list);
+            Given::Many(list)
+        } else {
+            Given::One(value)
+        };
+        Some(())
+    }
+
+    fn twice<T>(&mut self, name: &str, span: Span) -> Option<T> {
+        self.error(code::ARGUMENT_NAME, format!("`{name}` is given twice"), span)
+    }
+
+    fn too_many<T>(&mut self, def: &OpDef, callee: &Path, args: &[Arg], span: Span) -> Option<T> {
+        let positional = args.iter().filter(|a| a.name.is_none()).count();
+        let most = def.params.len();
+        let d = Diagnostic::error(
+            code::ARITY,
+            format!("`{}` takes {most} arguments at most, not {positional}", callee.text()),
+            span,
+        )
+        .label(format!("expected {}", signature(def)));
+        self.with_declaration(d, def)
+    }
+
+    pub(super) fn with_declaration<T>(&mut self, d: Diagnostic, def: &OpDef) -> Option<T> {
+        let d = match def.origin.span {
+            Some(span) => d.also(span, format!("`{}` is declared here", def.name)),
+            None => d,
+        };
+        self.report(d)
+    }
+
+    /// Checks the number of a scalar's arguments, none of them named.
+    pub(super) fn scalar_args(
+        &mut self,
+        id: crate::ir::ScalarId,
+        args: &'a [Arg],
+        span: Span,
+    ) -> Option<Vec<&'a Expr>> {
+        let def = self.s.program.scalar(id);
+        if let Some(name) = args.iter().find_map(|a| a.name.as_ref()) {
+            return self.error(
+                code::ARGUMENT_NAME,
+                format!("`{}` is a scalar and has no attributes", def.name),
+                name.span,
+            );
+        }
+        if args.len() != def.params.len() {
+            let names: Vec<&str> = def.params.iter().map(|p| p.0.as_str()).collect();
+            let n = def.params.len();
+            let mut d = Diagnostic::error(
+                code::ARITY,
+                format!("`{}` takes {n} argument{}, not {}", def.name, if n == 1 { "" } else { "s" }, args.len()),
+                span,
+            )
+            .label(format!("expected {}({})", def.name, names.join(", ")));
+            if let Some(s) = def.origin.span {
+                d = d.also(s, format!("`{}` is declared here", def.name));
+            }
+            return self.report(d);
+        }
+        Some(args.iter().map(|a| &a.value).collect())
+    }
+}
+
+/// `[a, b]` among the operands of a variadic parameter is `a, b`.
+fn splice<'a>(e: &'a Expr, out: &mut Vec<&'a Expr>) {
+    match &e.kind {
+        ExprKind::List(items) => out.extend(items),
+        _ => out.push(e),
+    }
+}
+
+fn is_variadic(p: &Param) -> bool {
+    matches!(p.kind, ParamKind::Tensor { variadic: true, .. })
+}
+
+/// `transpose(x, perm)`, for messages.
+pub(super) fn signature(def: &OpDef) -> String {
+    let params: Vec<String> = def
+        .params
+        .iter()
+        .map(|p| match &p.kind {
+            ParamKind::Tensor { variadic: true, .. } => format!("*{}", p.name),
+            ParamKind::Tensor { optional: true, .. } => format!("{}?", p.name),
+            ParamKind::Attr { default: Some(v), .. } => format!("{} = {}", p.name, crate::typing::show_value(v)),
+            _ => p.name.clone(),
+        })
+        .collect();
+    format!("{}({})", def.name, params.join(", "))
+}

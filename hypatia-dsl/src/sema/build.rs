@@ -1,0 +1,477 @@
+//! Right sides, op bodies and what tests give: expressions as recipes for graphs.
+//!
+//! In: an expression over bound variables. Out: a [`Build`]. Holds always: arithmetic of attributes
+//! and literals alone is one number, worked out when the node is built; everything else is a node.
+
+use crate::ast::{Arg, BinaryOp, Expr, ExprKind, Name, Path, UnaryOp};
+use crate::builtin::{BuiltinOp, BuiltinScalar, view};
+use crate::diag::Diagnostic;
+use crate::dtype::{DType, Kind};
+use crate::ir::{
+    AExpr, AFn, AttrType, AttrValue, Build, BuildArg, BuildNode, Fact, Head, OpId, ParamKind, ScalarId, Sort, VarId,
+};
+use crate::resolve::closest;
+use crate::source::Span;
+
+use super::args::Given;
+use super::code;
+use super::context::{Callee, Cx, Pos, Slot};
+use super::patterns::{literal, operator};
+use super::types::single;
+
+const FROZEN: &str = "build";
+
+impl<'a> Cx<'a> {
+    /// A right side.
+    pub(super) fn build(&mut self, e: &'a Expr, pos: Pos) -> Option<Build> {
+        self.enter(e.span)?;
+        let r = self.build_inner(e, pos);
+        self.leave();
+        r
+    }
+
+    fn build_inner(&mut self, e: &'a Expr, pos: Pos) -> Option<Build> {
+        if let Some(v) = literal(e) {
+            return Some(Build::Number(AExpr::Value(AttrValue::Float(v))));
+        }
+        if !matches!(e.kind, ExprKind::Path(_)) && self.is_attribute(e) {
+            return Some(Build::Number(self.aexpr(e)?));
+        }
+        match &e.kind {
+            ExprKind::Path(p) => self.build_path(p, pos),
+            ExprKind::Call { callee, optional: false, types, args } => {
+                self.build_call(e, callee, types, args, pos, None)
+            }
+            ExprKind::Result(inner, n) => match &inner.kind {
+                ExprKind::Call { callee, optional: false, types, args } => {
+                    self.build_call(inner, callee, types, args, pos, Some((*n, e.span)))
+                }
+                _ => self.misplaced(inner, "front of a result number"),
+            },
+            ExprKind::Unary(UnaryOp::Neg, a) => self.scalar_build(BuiltinScalar::Neg, &[a], pos, e.span),
+            ExprKind::Unary(UnaryOp::Not, a) => self.scalar_build(BuiltinScalar::Not, &[a], pos, e.span),
+            ExprKind::Binary(BinaryOp::Ne, a, b) => {
+                let eq = self.scalar_build(BuiltinScalar::Eq, &[a, b], pos, e.span)?;
+                let not = self.builtin(BuiltinScalar::Not, e.span)?;
+                Some(node(Head::Scalar(not), vec![eq]))
+            }
+            ExprKind::Binary(op, a, b) => match operator(*op) {
+                Some((s, false)) => self.scalar_build(s, &[a, b], pos, e.span),
+                Some((s, true)) => self.scalar_build(s, &[b, a], pos, e.span),
+                None => self.misplaced(e, "a right side"),
+            },
+            ExprKind::Else(a, b) => self.build_else(a, b, pos),
+            ExprKind::If(c, a, b) => {
+                let (c, a, b) = (self.guard(c), self.build(a, pos), self.build(b, pos));
+                Some(Build::If(Box::new(c?), Box::new(a?), Box::new(b?)))
+            }
+            _ => self.misplaced(e, "a right side"),
+        }
+    }
+
+    /// True if an expression is over attributes and numbers alone.
+    fn is_attribute(&self, e: &Expr) -> bool {
+        match &e.kind {
+            ExprKind::Number { .. } => true,
+            ExprKind::Path(_) => single(e).is_some_and(|n| match self.slot(&n.node) {
+                Some(Slot::Var(v)) => matches!(self.sort(*v), Sort::Attr | Sort::Shape),
+                _ => false,
+            }),
+            ExprKind::Unary(UnaryOp::Neg, a) => self.is_attribute(a),
+            ExprKind::Binary(op, a, b) => {
+                matches!(
+                    op,
+                    BinaryOp::Add | BinaryOp::Sub | BinaryOp::Mul | BinaryOp::Div | BinaryOp::Rem | BinaryOp::Pow
+                ) && self.is_attribute(a)
+                    && self.is_attribute(b)
+            }
+            ExprKind::Index(a, b) => self.is_attribute(a) && self.is_attribute(b),
+            ExprKind::Call { callee, optional: false, types, args } if types.is_empty() => {
+                let name = callee.text();
+                if self.binders.contains_key(&name) {
+                    return false;
+                }
+                let of_attributes =
+                    !args.is_empty() && args.iter().all(|a| a.name.is_none() && self.is_attribute(&a.value));
+                if AFn::from_name(&name).is_some() && of_attributes {
+                    return true;
+                }
+                let is_fact = matches!(
+                    Fact::from_name(&name),
+                    Some(Fact::Value | Fact::Rank | Fact::Numel | Fact::Count | Fact::Shape)
+                ) || name == "dim";
+                is_fact && callee.parts.first().is_some_and(|n| !self.is_function(n))
+            }
+            _ => false,
+        }
+    }
+
+    /// Result `n` of an application of an op.
+    pub(super) fn build_result(&mut self, e: &'a Expr, n: u32) -> Option<Build> {
+        match &e.kind {
+            ExprKind::Call { callee, types, args, .. } => {
+                self.build_call(e, callee, types, args, Pos::Tensor, Some((n, e.span)))
+            }
+            _ => self.build(e, Pos::Tensor),
+        }
+    }
+
+    fn build_path(&mut self, p: &'a Path, pos: Pos) -> Option<Build> {
+        let [one] = p.parts.as_slice() else {
+            self.callee(p)?;
+            return self.needs_arguments(p);
+        };
+        let name = one.node.as_str();
+        if pos == Pos::Term && name == "acc" {
+            return Some(node(Head::Acc, vec![]));
+        }
+        let Some(Slot::Var(v)) = self.slot(name).cloned() else {
+            return self.unbound(one, p);
+        };
+        match (self.sort(v), pos) {
+            (Sort::Tensor, Pos::Tensor) if self.info[v.index()].optional => {
+                let mut d = Diagnostic::error(code::OPTIONAL, format!("`{name}` may be absent"), p.span)
+                    .label("what should stand here then?")
+                    .hint(format!("write `({name} else 0)`"));
+                if let Some(s) = self.info[v.index()].span {
+                    d = d.also(s, format!("`{name}` is optional"));
+                }
+                self.report(d)
+            }
+            (Sort::Tensor, Pos::Tensor) | (Sort::Term, Pos::Term) => Some(Build::Var(v)),
+            (Sort::Attr, _) => Some(Build::Number(AExpr::Var(v))),
+            _ => self.wrong_sort(name, v, pos.sort(), p.span),
+        }
+    }
+
+    fn needs_arguments<T>(&mut self, p: &Path) -> Option<T> {
+        let d =
+            Diagnostic::error(code::WRONG_KIND, format!("`{}` is a function and needs arguments", p.text()), p.span)
+                .hint(format!("write `{}(...)`", p.text()));
+        self.report(d)
+    }
+
+    fn unbound(&mut self, one: &Name, p: &Path) -> Option<Build> {
+        if self.binders.contains_key(&one.node) || self.is_function(one) {
+            return self.needs_arguments(p);
+        }
+        if one.node == "acc" {
+            let d = Diagnostic::error(code::SORT, "`acc` is the accumulator inside an epilogue term", p.span)
+                .label("a tensor is needed here");
+            return self.report(d);
+        }
+        let near = closest(&one.node, self.frames[self.frame].names.keys().map(String::as_str)).map(str::to_string);
+        let mut d = Diagnostic::error(code::UNBOUND, format!("`{}` is not bound", one.node), p.span)
+            .label("nothing gives it a value");
+        d = match near {
+            Some(s) => d.hint(format!("did you mean `{s}`?")),
+            None => d.hint(format!("bind `{}` on the left side, or declare it", one.node)),
+        };
+        self.report(d)
+    }
+
+    fn build_else(&mut self, a: &'a Expr, b: &'a Expr, pos: Pos) -> Option<Build> {
+        if let Some(name) = single(a)
+            && let Some(Slot::Var(v)) = self.slot(&name.node).cloned()
+        {
+            if !self.info[v.index()].optional {
+                let mut d = Diagnostic::error(code::OPTIONAL, format!("`{}` is always there", name.node), a.span)
+                    .label("`else` has no use here");
+                if let Some(s) = self.info[v.index()].span {
+                    d = d.also(s, "declared without `?`");
+                }
+                return self.report(d.hint(format!("write `{}` alone, or make it optional with `?`", name.node)));
+            }
+            let other = self.build(b, pos)?;
+            return Some(Build::Else(v, Box::new(other)));
+        }
+        let d = Diagnostic::error(code::OPTIONAL, "in front of `else` stands an optional operand", a.span)
+            .label("not an optional variable");
+        self.report(d)
+    }
+
+    fn build_call(
+        &mut self,
+        e: &'a Expr,
+        callee: &'a Path,
+        types: &'a [Name],
+        args: &'a [Arg],
+        pos: Pos,
+        output: Option<(u32, Span)>,
+    ) -> Option<Build> {
+        if callee.text() == FROZEN {
+            let [arg] = args else {
+                return self.error(code::ARITY, "`build` takes one expression", e.span);
+            };
+            if pos == Pos::Term {
+                return self.misplaced(e, "an epilogue term");
+            }
+            return Some(Build::Frozen(Box::new(self.build(&arg.value, pos)?)));
+        }
+        if pos == Pos::Term
+            && let Some(b) = self.term_build(e, callee, types, args)
+        {
+            return b;
+        }
+        match self.callee(callee)? {
+            Callee::Pattern(_) => {
+                let d = Diagnostic::error(
+                    code::WRONG_KIND,
+                    format!("`{}` is a pattern, not something to build", callee.text()),
+                    callee.span,
+                )
+                .label("a right side needs scalars and ops");
+                self.report(d)
+            }
+            Callee::Head(Head::Scalar(id)) => {
+                if let Some(t) = types.first() {
+                    return self.error(
+                        code::ARITY,
+                        format!("`{}` takes no element type in `<>`", callee.text()),
+                        t.span,
+                    );
+                }
+                if let Some((_, span)) = output {
+                    return self.error(code::ARITY, format!("`{}` has one result", callee.text()), span);
+                }
+                let args = self.scalar_args(id, args, e.span)?;
+                self.scalar_build_id(id, &args, pos)
+            }
+            Callee::Head(Head::Op(id)) if pos == Pos::Term => self.op_in_term(id, callee),
+            Callee::Head(Head::Op(id)) => self.op_build(id, e, callee, types, args, output),
+            Callee::Head(_) => None,
+        }
+    }
+
+    /// `in(t)`, `row(v)`, `cast<T>(e)`; `None` if it is none of them.
+    fn term_build(
+        &mut self,
+        e: &'a Expr,
+        callee: &'a Path,
+        types: &'a [Name],
+        args: &'a [Arg],
+    ) -> Option<Option<Build>> {
+        let [name] = callee.parts.as_slice() else { return None };
+        if let Some(v) = view(&name.node) {
+            let [arg] = args else {
+                return Some(self.error(code::ARITY, format!("`{}` reads one tensor", name.node), e.span));
+            };
+            return Some(self.build(&arg.value, Pos::Tensor).map(|b| node(Head::In(v), vec![b])));
+        }
+        let (arg, ty) = self.term_cast(&name.node, types, args)?;
+        let attr = match ty {
+            Ok(t) => self.dtype_name_build(t),
+            Err(e) => self.aexpr(e).and_then(|x| self.attr_value(x, AttrType::DType, e.span)),
+        };
+        let inner = self.build(arg, Pos::Term);
+        Some(match (inner, attr) {
+            (Some(b), Some(a)) => Some(Build::Node(BuildNode {
+                head: Head::TermCast,
+                args: vec![BuildArg::One(b)],
+                attrs: vec![a],
+                output: 0,
+            })),
+            _ => None,
+        })
+    }
+
+    fn dtype_name_build(&mut self, t: &'a Name) -> Option<AExpr> {
+        if let Some(d) = DType::from_name(&t.node) {
+            return Some(AExpr::Value(AttrValue::DType(d)));
+        }
+        match self.slot(&t.node).cloned() {
+            Some(Slot::Var(v)) if self.sort(v) == Sort::DType => Some(AExpr::Var(v)),
+            Some(Slot::Var(v)) => self.wrong_sort(&t.node, v, Sort::DType, t.span),
+            _ => {
+                let mut d = Diagnostic::error(code::BAD_TYPE, format!("there is no element type `{}`", t.node), t.span);
+                if let Some(s) = closest(&t.node, DType::ALL.iter().map(|d| d.name())) {
+                    d = d.hint(format!("did you mean `{s}`?"));
+                }
+                self.report(d)
+            }
+        }
+    }
+
+    fn scalar_build(&mut self, s: BuiltinScalar, args: &[&'a Expr], pos: Pos, span: Span) -> Option<Build> {
+        let id = self.builtin(s, span)?;
+        self.scalar_build_id(id, args, pos)
+    }
+
+    fn scalar_build_id(&mut self, id: ScalarId, args: &[&'a Expr], pos: Pos) -> Option<Build> {
+        let mut out = Vec::new();
+        let mut good = true;
+        for (i, arg) in args.iter().enumerate() {
+            match self.build(arg, pos) {
+                Some(b) => {
+                    good &= self.check_kind(id, i, self.build_kind(&b), arg.span).is_some();
+                    out.push(b);
+                }
+                None => good = false,
+            }
+        }
+        good.then(|| node(Head::Scalar(id), out))
+    }
+
+    fn build_kind(&self, b: &Build) -> Option<Kind> {
+        match b {
+            Build::Number(_) => Some(Kind::Number),
+            Build::Node(n) => self.head_kind(n.head),
+            Build::Frozen(b) => self.build_kind(b),
+            Build::If(_, a, _) => self.build_kind(a),
+            _ => None,
+        }
+    }
+
+    fn op_build(
+        &mut self,
+        id: OpId,
+        e: &'a Expr,
+        callee: &'a Path,
+        types: &'a [Name],
+        args: &'a [Arg],
+        output: Option<(u32, Span)>,
+    ) -> Option<Build> {
+        let given = self.given(id, callee, types, args, e.span)?;
+        let def = self.s.program.op(id);
+        let (mut operands, mut attrs) = (Vec::new(), Vec::new());
+        let mut good = true;
+        for (p, g) in def.params.iter().zip(given) {
+            match (&p.kind, g) {
+                (ParamKind::Attr { ty, default }, g) => {
+                    let a = match g {
+                        Given::One(e) => self.aexpr(e).and_then(|x| self.attr_value(x, *ty, e.span)),
+                        Given::Type(t) => self.dtype_name_build(t),
+                        _ => match default {
+                            Some(v) => Some(AExpr::Value(v.clone())),
+                            None => self.missing_attribute(&p.name, id, e.span),
+                        },
+                    };
+                    good &= a.is_some();
+                    attrs.extend(a);
+                }
+                (ParamKind::Tensor { optional: true, .. }, g) => {
+                    let a = match g {
+                        Given::One(e) => self.optional_build(e),
+                        _ => Some(Build::Absent),
+                    };
+                    good &= a.is_some();
+                    operands.extend(a.map(BuildArg::One));
+                }
+                (ParamKind::Tensor { .. }, Given::Many(list)) => {
+                    for e in list {
+                        let a = self.variadic_build(e);
+                        good &= a.is_some();
+                        operands.extend(a);
+                    }
+                }
+                (kind, Given::One(e)) => {
+                    let pos = if matches!(kind, ParamKind::Term) { Pos::Term } else { Pos::Tensor };
+                    let a = self.build(e, pos);
+                    good &= a.is_some();
+                    operands.extend(a.map(BuildArg::One));
+                }
+                _ => good = false,
+            }
+        }
+        let output = self.output(id, callee, output, e.span);
+        if !good {
+            return None;
+        }
+        Some(Build::Node(BuildNode { head: Head::Op(id), args: operands, attrs, output: output? }))
+    }
+
+    fn missing_attribute<T>(&mut self, attr: &str, op: OpId, span: Span) -> Option<T> {
+        let def = self.s.program.op(op);
+        let d =
+            Diagnostic::error(code::MISSING_ATTRIBUTE, format!("`{}` needs its attribute `{attr}`", def.name), span)
+                .label(format!("expected {}", super::args::signature(def)))
+                .hint(format!("add `{attr} = ...`"));
+        self.with_declaration(d, def)
+    }
+
+    /// An operand that may be absent: an optional variable is handed on as it is.
+    fn optional_build(&mut self, e: &'a Expr) -> Option<Build> {
+        if let ExprKind::Absent = e.kind {
+            return Some(Build::Absent);
+        }
+        if let Some(v) = self.optional_var(e) {
+            return Some(Build::Var(v));
+        }
+        self.build(e, Pos::Tensor)
+    }
+
+    fn optional_var(&self, e: &Expr) -> Option<VarId> {
+        let name = match &e.kind {
+            ExprKind::Optional(name) => name,
+            _ => single(e)?,
+        };
+        match self.slot(&name.node) {
+            Some(Slot::Var(v)) if self.sort(*v) == Sort::Tensor && self.info[v.index()].optional => Some(*v),
+            _ => None,
+        }
+    }
+
+    /// `x`, `..xs`, `[f(x) for x in xs]` among the operands of a variadic op.
+    fn variadic_build(&mut self, e: &'a Expr) -> Option<BuildArg> {
+        match &e.kind {
+            ExprKind::Spread(Some(inner)) => match &inner.kind {
+                ExprKind::Comprehension { .. } => self.variadic_build(inner),
+                _ => Some(BuildArg::Spread(self.tensors(inner)?)),
+            },
+            ExprKind::Comprehension { element, name, over, condition } => {
+                if let Some(c) = condition {
+                    let d = Diagnostic::error(code::MISPLACED, "operands cannot be left out by a condition", c.span)
+                        .hint("use every operand, or match the ones you need one by one");
+                    return self.report(d);
+                }
+                let over = self.tensors(over)?;
+                let item = self.fresh(name.node.clone(), Sort::Tensor, Some(name.span));
+                let frame = self.frame;
+                let hidden = self.frames[frame].names.insert(name.node.clone(), Slot::Var(item));
+                let element = self.build(element, Pos::Tensor);
+                match hidden {
+                    Some(slot) => self.frames[frame].names.insert(name.node.clone(), slot),
+                    None => self.frames[frame].names.remove(&name.node),
+                };
+                Some(BuildArg::Each { element: element?, item, over })
+            }
+            ExprKind::Path(_) => {
+                // A list of tensors without `..` is what was meant where only one could be.
+                if let Some(name) = single(e)
+                    && let Some(Slot::Var(v)) = self.slot(&name.node).cloned()
+                    && self.sort(v) == Sort::Tensors
+                {
+                    return self.wrong_sort(&name.node, v, Sort::Tensor, e.span);
+                }
+                Some(BuildArg::One(self.build(e, Pos::Tensor)?))
+            }
+            _ => Some(BuildArg::One(self.build(e, Pos::Tensor)?)),
+        }
+    }
+
+    /// A variable that stands for several tensors.
+    fn tensors(&mut self, e: &'a Expr) -> Option<VarId> {
+        let Some(name) = single(e) else {
+            return self.error(code::SORT, "`..` splices a variadic operand", e.span);
+        };
+        match self.slot(&name.node).cloned() {
+            Some(Slot::Var(v)) if self.sort(v) == Sort::Tensors => Some(v),
+            Some(Slot::Var(v)) => self.wrong_sort(&name.node, v, Sort::Tensors, e.span),
+            _ => {
+                let d = Diagnostic::error(code::UNBOUND, format!("`{}` is not bound", name.node), e.span)
+                    .label("nothing gives it a value")
+                    .hint(format!("bind it on the left side: `..{}`", name.node));
+                self.report(d)
+            }
+        }
+    }
+
+    /// True if the head is the cast of tensors.
+    pub(super) fn is_cast(&self, head: Head) -> bool {
+        matches!(head, Head::Op(id) if self.is_builtin_op(id, BuiltinOp::Cast))
+    }
+}
+
+pub(super) fn node(head: Head, args: Vec<Build>) -> Build {
+    Build::Node(BuildNode { head, args: args.into_iter().map(BuildArg::One).collect(), attrs: vec![], output: 0 })
+}

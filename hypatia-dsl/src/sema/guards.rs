@@ -1,0 +1,482 @@
+//! Attribute expressions: guards, `let`s, attribute values, dimensions and cost formulas.
+//!
+//! In: an expression and the place where it stands. Out: an [`AExpr`] over the variables of the
+//! declaration. Holds always: facts that may change as the e-graph grows are let into `prefer`
+//! only, facts of the device into kernels only.
+
+use crate::ast::{BinaryOp, Expr, ExprKind, Path, UnaryOp};
+use crate::diag::Diagnostic;
+use crate::dtype::DType;
+use crate::ir::{AExpr, AFn, AttrType, AttrValue, DeviceFact, Fact, Sort, Var, VarId};
+use crate::resolve::closest;
+use crate::shape::Dim;
+use crate::source::Span;
+
+use super::code;
+use super::context::{Cx, Place, Slot};
+
+const SAME_ACCUMULATOR: &str = "same_accumulator";
+const DIM: &str = "dim";
+
+impl<'a> Cx<'a> {
+    /// An attribute expression.
+    pub(super) fn aexpr(&mut self, e: &'a Expr) -> Option<AExpr> {
+        self.enter(e.span)?;
+        let r = self.aexpr_inner(e);
+        self.leave();
+        r
+    }
+
+    fn aexpr_inner(&mut self, e: &'a Expr) -> Option<AExpr> {
+        match &e.kind {
+            ExprKind::Number { value, integer } => Some(AExpr::Value(number(*value, *integer))),
+            ExprKind::Str(s) => Some(AExpr::Value(AttrValue::Str(s.clone()))),
+            ExprKind::Bool(b) => Some(AExpr::Value(AttrValue::Bool(*b))),
+            ExprKind::Path(p) => self.aexpr_path(p),
+            ExprKind::Call { callee, optional: false, types, args } if types.is_empty() => {
+                let named = args.iter().find_map(|a| a.name.as_ref());
+                if let Some(name) = named {
+                    let span = name.span;
+                    return self.error(code::ARGUMENT_NAME, "functions of attributes take no named arguments", span);
+                }
+                let values: Vec<&'a Expr> = args.iter().map(|a| &a.value).collect();
+                self.aexpr_call(e.span, callee, &values)
+            }
+            ExprKind::List(items) | ExprKind::Set(items) => self.aexpr_list(items),
+            ExprKind::Spread(Some(inner)) => Some(AExpr::Spread(Box::new(self.aexpr(inner)?))),
+            ExprKind::Index(list, i) => {
+                let (list, i) = (self.aexpr(list), self.aexpr(i));
+                Some(AExpr::Index(Box::new(list?), Box::new(i?)))
+            }
+            ExprKind::Comprehension { element, name, over, condition } => {
+                let over = self.aexpr(over)?;
+                let v = self.fresh(name.node.clone(), Sort::Attr, Some(name.span));
+                let frame = self.frame;
+                let hidden = self.frames[frame].names.insert(name.node.clone(), Slot::Var(v));
+                let element = self.aexpr(element);
+                let condition = condition.as_deref().map(|c| self.guard(c));
+                match hidden {
+                    Some(slot) => self.frames[frame].names.insert(name.node.clone(), slot),
+                    None => self.frames[frame].names.remove(&name.node),
+                };
+                let condition = match condition {
+                    Some(c) => Some(Box::new(c?)),
+                    None => None,
+                };
+                Some(AExpr::Comprehension { element: Box::new(element?), var: v, over: Box::new(over), condition })
+            }
+            ExprKind::Unary(UnaryOp::Neg, a) => Some(match self.aexpr(a)? {
+                AExpr::Value(AttrValue::Float(v)) => AExpr::Value(AttrValue::Float(-v)),
+                AExpr::Value(AttrValue::Dim(d)) if d.as_const().is_some_and(|c| c != 0) => {
+                    AExpr::Value(AttrValue::Dim(Dim::from(-d.as_const()?)))
+                }
+                other => AExpr::Neg(Box::new(other)),
+            }),
+            ExprKind::Unary(UnaryOp::Not, a) => Some(AExpr::Not(Box::new(self.guard(a)?))),
+            ExprKind::Binary(op, a, b) => self.aexpr_binary(*op, a, b, e.span),
+            ExprKind::If(c, a, b) => {
+                let (c, a, b) = (self.guard(c), self.aexpr(a), self.aexpr(b));
+                Some(AExpr::If(Box::new(c?), Box::new(a?), Box::new(b?)))
+            }
+            _ => self.misplaced(e, "an expression over attributes"),
+        }
+    }
+
+    fn aexpr_list(&mut self, items: &'a [Expr]) -> Option<AExpr> {
+        let items: Vec<Option<AExpr>> = items.iter().map(|i| self.aexpr(i)).collect();
+        let items: Vec<AExpr> = items.into_iter().collect::<Option<_>>()?;
+        let values: Option<Vec<AttrValue>> =
+            items.iter().map(|i| if let AExpr::Value(v) = i { Some(v.clone()) } else { None }).collect();
+        Some(match values {
+            Some(v) => AExpr::Value(AttrValue::List(v)),
+            None => AExpr::List(items),
+        })
+    }
+
+    fn aexpr_binary(&mut self, op: BinaryOp, a: &'a Expr, b: &'a Expr, span: Span) -> Option<AExpr> {
+        use BinaryOp::*;
+        let (x, y) = match op {
+            And | Or => (self.guard(a), self.guard(b)),
+            _ => (self.aexpr(a), self.aexpr(b)),
+        };
+        let (x, y) = (x?, y?);
+        let (kx, ky) = (self.akind(&x), self.akind(&y));
+        match op {
+            Add | Sub | Mul | Div | Rem | Pow | Lt | Le | Gt | Ge => {
+                for (k, e) in [(kx, a), (ky, b)] {
+                    // `+` joins lists.
+                    if !matches!(k, AKind::Number | AKind::Unknown) && !(op == Add && k == AKind::List) {
+                        let d = Diagnostic::error(
+                            code::ATTRIBUTE_TYPE,
+                            format!("{} where a number is needed", k.words()),
+                            e.span,
+                        )
+                        .label("expected a number or a size");
+                        return self.report(d);
+                    }
+                }
+            }
+            Eq | Ne if !kx.fits(ky) => {
+                let d = Diagnostic::error(
+                    code::ATTRIBUTE_TYPE,
+                    format!("{} is never equal to {}", kx.words(), ky.words()),
+                    span,
+                )
+                .label("these two cannot be compared");
+                return self.report(d);
+            }
+            In | NotIn if !matches!(ky, AKind::List | AKind::Unknown) => {
+                let d = Diagnostic::error(
+                    code::ATTRIBUTE_TYPE,
+                    format!("`in` needs a set or a list, not {}", ky.words()),
+                    b.span,
+                )
+                .hint("write `a in {x, y}`");
+                return self.report(d);
+            }
+            _ => {}
+        }
+        Some(AExpr::Binary(op, Box::new(x), Box::new(y)))
+    }
+
+    /// A guard: an attribute expression that is a truth value.
+    pub(super) fn guard(&mut self, e: &'a Expr) -> Option<AExpr> {
+        let g = self.aexpr(e)?;
+        match self.akind(&g) {
+            AKind::Bool | AKind::Unknown => Some(g),
+            other => {
+                let d = Diagnostic::error(
+                    code::NOT_BOOLEAN,
+                    format!("a condition must be true or false, this is {}", other.words()),
+                    e.span,
+                )
+                .label("not a truth value")
+                .hint("compare it with something: `== 1`, `% 8 == 0`, `in {f16, bf16}`");
+                self.report(d)
+            }
+        }
+    }
+
+    fn aexpr_path(&mut self, p: &'a Path) -> Option<AExpr> {
+        let [one] = p.parts.as_slice() else {
+            return self.error(code::MISPLACED, format!("`{}` is no attribute or size", p.text()), p.span);
+        };
+        let name = one.node.as_str();
+        match self.slot(name).cloned() {
+            Some(Slot::Var(v)) => match self.sort(v) {
+                Sort::Attr | Sort::Shape | Sort::DType => Some(AExpr::Var(v)),
+                _ => self.wrong_sort(name, v, Sort::Attr, p.span),
+            },
+            Some(Slot::Param { expr, frame, .. }) => {
+                let here = std::mem::replace(&mut self.frame, frame);
+                let r = self.aexpr(expr);
+                self.frame = here;
+                r
+            }
+            None => self.aexpr_free_name(name, p),
+        }
+    }
+
+    fn aexpr_free_name(&mut self, name: &str, p: &Path) -> Option<AExpr> {
+        if let Some(d) = DType::from_name(name) {
+            return Some(AExpr::Value(AttrValue::DType(d)));
+        }
+        let device = match name {
+            "sm" => Some(DeviceFact::Sm),
+            "device" => Some(DeviceFact::Name),
+            _ => None,
+        };
+        if let Some(f) = device {
+            if self.place == Place::Kernel {
+                return Some(AExpr::Device(f));
+            }
+            let d = Diagnostic::error(
+                code::FACT_PLACE,
+                format!("`{name}` is a fact of the device, known to kernels only"),
+                p.span,
+            )
+            .label("not allowed here")
+            .hint("move it to the `requires` of the kernel: what a rule means must not depend on the device");
+            return self.report(d);
+        }
+        let frame = &self.frames[self.frame];
+        let near = closest(name, frame.names.keys().map(String::as_str)).map(str::to_string);
+        let mut d =
+            Diagnostic::error(code::UNBOUND, format!("`{name}` is not bound"), p.span).label("no such variable");
+        if let Some(s) = near {
+            d = d.hint(format!("did you mean `{s}`?"));
+        } else if matches!(self.place, Place::Requires | Place::Prefer | Place::Let | Place::Right) {
+            d = d.hint(format!("the left side binds sizes with a type: `x: T[..s, {name}]`"));
+        }
+        self.report(d)
+    }
+
+    fn aexpr_call(&mut self, span: Span, callee: &'a Path, args: &[&'a Expr]) -> Option<AExpr> {
+        let name = callee.text();
+        if name == SAME_ACCUMULATOR {
+            let [t, a, b] = args else { return self.wrong_count(&name, span, 3, 3, args.len()) };
+            if self.place != Place::Prefer {
+                return self.misplaced_fact(&name, span);
+            }
+            let (t, a, b) = (self.tensor_arg(&name, t), self.tensor_arg(&name, a), self.tensor_arg(&name, b));
+            return Some(AExpr::SameAccumulator(t?, a?, b?));
+        }
+        if name == DIM {
+            let [x, i] = args else { return self.wrong_count(&name, span, 2, 2, args.len()) };
+            let (x, i) = (self.tensor_arg(&name, x), self.aexpr(i));
+            return Some(AExpr::Index(Box::new(AExpr::Fact(Fact::Shape, x?)), Box::new(i?)));
+        }
+        if let Some(f) = Fact::from_name(&name) {
+            let [x] = args else { return self.wrong_count(&name, span, 1, 1, args.len()) };
+            if f == Fact::Uses && self.place != Place::Prefer {
+                return self.misplaced_fact(&name, span);
+            }
+            let v = self.tensor_arg(&name, x)?;
+            if (self.sort(v) == Sort::Tensors) != (f == Fact::Count) {
+                let wanted = if f == Fact::Count { Sort::Tensors } else { Sort::Tensor };
+                let shown = self.vars[v.index()].name.clone();
+                return self.wrong_sort(&shown, v, wanted, x.span);
+            }
+            return Some(AExpr::Fact(f, v));
+        }
+        let Some(f) = AFn::from_name(&name) else {
+            let functions = AFn::ALL.iter().map(|f| f.name());
+            let names = functions.chain(Fact::ALL.iter().map(|f| f.name())).chain([DIM, SAME_ACCUMULATOR]);
+            let mut d = Diagnostic::error(
+                code::UNKNOWN_NAME,
+                format!("there is no fact or attribute function `{name}`"),
+                callee.span,
+            )
+            .label("not found");
+            if let Some(s) = closest(&name, names) {
+                d = d.hint(format!("did you mean `{s}`?"));
+            }
+            return self.report(d);
+        };
+        let (lo, hi) = counts(f);
+        if args.len() < lo || args.len() > hi {
+            return self.wrong_count(&name, span, lo, hi, args.len());
+        }
+        let args: Vec<Option<AExpr>> = args.iter().map(|a| self.aexpr(a)).collect();
+        Some(AExpr::Call(f, args.into_iter().collect::<Option<_>>()?))
+    }
+
+    fn wrong_count<T>(&mut self, name: &str, span: Span, lo: usize, hi: usize, have: usize) -> Option<T> {
+        let wanted = if lo == hi { format!("{lo}") } else { format!("{lo} or {hi}") };
+        let s = if hi == 1 { "" } else { "s" };
+        let d = Diagnostic::error(code::ARITY, format!("`{name}` takes {wanted} argument{s}, not {have}"), span)
+            .label(format!("{have} given"));
+        self.report(d)
+    }
+
+    fn misplaced_fact<T>(&mut self, name: &str, span: Span) -> Option<T> {
+        let d = Diagnostic::error(code::FACT_PLACE, format!("`{name}` may stand in `prefer` only"), span)
+            .label("not a fact that stays true")
+            .note("uses come and go while rules are applied: what is sound must not depend on them, what is profitable may")
+            .hint("move this condition to `prefer`");
+        self.report(d)
+    }
+
+    /// The tensor variable that a fact is asked of.
+    fn tensor_arg(&mut self, what: &str, e: &'a Expr) -> Option<VarId> {
+        if let ExprKind::Path(p) = &e.kind
+            && let [one] = p.parts.as_slice()
+        {
+            return match self.slot(&one.node).cloned() {
+                Some(Slot::Var(v)) if matches!(self.sort(v), Sort::Tensor | Sort::Tensors) => Some(v),
+                Some(Slot::Var(v)) => self.wrong_sort(&one.node, v, Sort::Tensor, e.span),
+                Some(Slot::Param { expr, frame, var, .. }) => {
+                    if let Some(v) = var {
+                        return Some(v);
+                    }
+                    let here = std::mem::replace(&mut self.frame, frame);
+                    let r = self.tensor_arg(what, expr);
+                    self.frame = here;
+                    r
+                }
+                None => {
+                    let near = closest(&one.node, self.frames[self.frame].names.keys().map(String::as_str))
+                        .map(str::to_string);
+                    let mut d = Diagnostic::error(code::UNBOUND, format!("`{}` is not bound", one.node), e.span)
+                        .label("no such variable");
+                    if let Some(s) = near {
+                        d = d.hint(format!("did you mean `{s}`?"));
+                    }
+                    self.report(d)
+                }
+            };
+        }
+        let d = Diagnostic::error(code::SORT, format!("`{what}` asks about a variable"), e.span)
+            .label("not a variable")
+            .hint(format!("name it on the left side, `y @ ...`, and write `{what}(y)`"));
+        self.report(d)
+    }
+
+    /// What an attribute expression gives, as far as that is known without values.
+    pub(super) fn akind(&self, e: &AExpr) -> AKind {
+        akind(e, &self.vars)
+    }
+}
+
+/// The fewest and the most arguments of a function.
+fn counts(f: AFn) -> (usize, usize) {
+    match f {
+        AFn::Min | AFn::Max => (1, 2),
+        AFn::Broadcast | AFn::Permute | AFn::IndexOf => (2, 2),
+        AFn::Reduce | AFn::Slice => (3, 3),
+        _ => (1, 1),
+    }
+}
+
+/// `1` as a size, `1.0` as a number.
+pub(super) fn number(value: f64, integer: bool) -> AttrValue {
+    // 2^53: up to there every integer is a f64.
+    if integer && value.abs() <= 9_007_199_254_740_992.0 {
+        AttrValue::Dim(Dim::from(value as i64))
+    } else {
+        AttrValue::Float(value)
+    }
+}
+
+/// The coarse type of an attribute expression.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum AKind {
+    Number,
+    Bool,
+    DType,
+    Str,
+    List,
+    Unknown,
+}
+
+impl AKind {
+    pub(super) fn words(self) -> &'static str {
+        match self {
+            AKind::Number => "a number",
+            AKind::Bool => "a truth value",
+            AKind::DType => "an element type",
+            AKind::Str => "a text",
+            AKind::List => "a list",
+            AKind::Unknown => "something",
+        }
+    }
+
+    fn fits(self, other: AKind) -> bool {
+        self == other || self == AKind::Unknown || other == AKind::Unknown
+    }
+}
+
+pub(super) fn akind(e: &AExpr, vars: &[Var]) -> AKind {
+    match e {
+        AExpr::Value(v) => value_kind(v),
+        AExpr::Var(v) => match vars.get(v.index()).map(|v| v.sort) {
+            Some(Sort::Shape) => AKind::List,
+            Some(Sort::DType) => AKind::DType,
+            _ => AKind::Unknown,
+        },
+        AExpr::List(_) | AExpr::Comprehension { .. } => AKind::List,
+        AExpr::Spread(_) | AExpr::Index(..) => AKind::Unknown,
+        AExpr::Neg(_) => AKind::Number,
+        AExpr::Not(_) => AKind::Bool,
+        AExpr::Binary(op, a, b) => match op {
+            BinaryOp::Add if akind(a, vars) == AKind::List || akind(b, vars) == AKind::List => AKind::List,
+            BinaryOp::Add => {
+                if akind(a, vars) == AKind::Number || akind(b, vars) == AKind::Number {
+                    AKind::Number
+                } else {
+                    AKind::Unknown
+                }
+            }
+            BinaryOp::Sub | BinaryOp::Mul | BinaryOp::Div | BinaryOp::Rem | BinaryOp::Pow => AKind::Number,
+            _ => AKind::Bool,
+        },
+        AExpr::If(_, a, b) => match akind(a, vars) {
+            AKind::Unknown => akind(b, vars),
+            k => k,
+        },
+        AExpr::Call(f, args) => match f {
+            AFn::Range
+            | AFn::Broadcast
+            | AFn::Permute
+            | AFn::Reduce
+            | AFn::Inverse
+            | AFn::Sort
+            | AFn::Reverse
+            | AFn::Slice => AKind::List,
+            AFn::IsPermutation | AFn::IsFloat => AKind::Bool,
+            // Of a list they give an element, which is a number as far as min and max go.
+            AFn::Min | AFn::Max => args.first().map_or(AKind::Unknown, |_| AKind::Number),
+            _ => AKind::Number,
+        },
+        AExpr::Fact(f, _) => match f {
+            Fact::Shape => AKind::List,
+            Fact::DType => AKind::DType,
+            Fact::Rank | Fact::Value | Fact::Uses | Fact::Numel | Fact::Count => AKind::Number,
+            Fact::Const | Fact::NonNegative | Fact::Positive | Fact::Finite | Fact::Present => AKind::Bool,
+        },
+        AExpr::SameAccumulator(..) => AKind::Bool,
+        AExpr::Device(DeviceFact::Sm) => AKind::Number,
+        AExpr::Device(DeviceFact::Name) => AKind::Str,
+    }
+}
+
+fn value_kind(v: &AttrValue) -> AKind {
+    match v {
+        AttrValue::Dim(_) | AttrValue::Float(_) => AKind::Number,
+        AttrValue::Bool(_) => AKind::Bool,
+        AttrValue::DType(_) => AKind::DType,
+        AttrValue::Str(_) => AKind::Str,
+        AttrValue::List(_) => AKind::List,
+    }
+}
+
+/// "an integer", for messages.
+pub(super) fn attr_type_words(ty: AttrType) -> &'static str {
+    match ty {
+        AttrType::Int => "an integer",
+        AttrType::Axis => "an axis (an integer)",
+        AttrType::Axes => "a list of axes",
+        AttrType::Ints => "a list of integers",
+        AttrType::Float => "a number",
+        AttrType::Floats => "a list of numbers",
+        AttrType::Bool => "true or false",
+        AttrType::DType => "an element type",
+        AttrType::Dim => "a size",
+        AttrType::Dims => "a list of sizes",
+        AttrType::Str => "a text",
+    }
+}
+
+/// A value as the attribute's type has it (`1` as `1.0`), or `None` if it is of another type.
+pub(super) fn coerce(ty: AttrType, value: AttrValue) -> Option<AttrValue> {
+    let element = |ty, list: Vec<AttrValue>| {
+        list.into_iter().map(|v| coerce(ty, v)).collect::<Option<Vec<_>>>().map(AttrValue::List)
+    };
+    match (ty, value) {
+        (AttrType::Int | AttrType::Axis, v @ AttrValue::Dim(_)) => Some(v),
+        (AttrType::Dim, v @ AttrValue::Dim(_)) => Some(v),
+        (AttrType::Float, AttrValue::Dim(d)) => {
+            Some(d.as_const().map_or(AttrValue::Dim(d), |c| AttrValue::Float(c as f64)))
+        }
+        (AttrType::Float, v @ AttrValue::Float(_)) => Some(v),
+        (AttrType::Bool, v @ AttrValue::Bool(_)) => Some(v),
+        (AttrType::DType, v @ AttrValue::DType(_)) => Some(v),
+        (AttrType::Str, v @ AttrValue::Str(_)) => Some(v),
+        (AttrType::Ints | AttrType::Axes, AttrValue::List(l)) => element(AttrType::Int, l),
+        (AttrType::Dims, AttrValue::List(l)) => element(AttrType::Dim, l),
+        (AttrType::Floats, AttrValue::List(l)) => element(AttrType::Float, l),
+        _ => None,
+    }
+}
+
+/// True if an expression of that kind can be a value of the attribute's type.
+pub(super) fn kind_fits(ty: AttrType, kind: AKind) -> bool {
+    match kind {
+        AKind::Unknown => true,
+        AKind::Number => matches!(ty, AttrType::Int | AttrType::Axis | AttrType::Float | AttrType::Dim),
+        AKind::Bool => ty == AttrType::Bool,
+        AKind::DType => ty == AttrType::DType,
+        AKind::Str => ty == AttrType::Str,
+        AKind::List => matches!(ty, AttrType::Ints | AttrType::Axes | AttrType::Dims | AttrType::Floats),
+    }
+}

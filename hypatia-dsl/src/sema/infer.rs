@@ -1,0 +1,190 @@
+//! Types of right sides: what `typing` says of each application, bottom-up.
+//!
+//! In: a [`Build`], types of its variables, values of its attributes. Out: the type of its result,
+//! or why there is none. Holds always: `Ok(None)` means that the type depends on something unknown.
+
+use crate::ir::{AExpr, AttrValue, Build, BuildArg, BuildNode, Fact, Head, OpId, ParamKind, Program, VarId};
+use crate::shape::broadcast;
+use crate::typing::{
+    Bindings, Facts, TensorType, TypeError, apply_op, apply_scalar, eval, eval_guard, normalise_attrs, type_fact,
+};
+
+/// Types of right sides over variables of known types.
+pub(crate) struct Infer<'p> {
+    program: &'p Program,
+    lookup: &'p dyn Fn(VarId) -> Option<TensorType>,
+    /// Values of attributes and sizes.
+    pub bindings: Bindings,
+    /// Types of what is not there: `Some(true)` for absent optional operands.
+    pub absent: Vec<VarId>,
+}
+
+/// The types of tensor variables as facts.
+struct TypeFacts<'p>(&'p dyn Fn(VarId) -> Option<TensorType>, &'p [VarId]);
+
+impl Facts for TypeFacts<'_> {
+    fn fact(&self, fact: Fact, var: VarId) -> Option<AttrValue> {
+        if fact == Fact::Present {
+            return Some(AttrValue::Bool(!self.1.contains(&var)));
+        }
+        type_fact(fact, &(self.0)(var)?)
+    }
+}
+
+type Typed = Result<Option<TensorType>, TypeError>;
+
+impl<'p> Infer<'p> {
+    pub(crate) fn new(program: &'p Program, lookup: &'p dyn Fn(VarId) -> Option<TensorType>) -> Infer<'p> {
+        Infer { program, lookup, bindings: Bindings::default(), absent: Vec::new() }
+    }
+
+    /// The value of an attribute expression.
+    pub(crate) fn value(&self, e: &AExpr) -> Option<AttrValue> {
+        eval(e, &self.bindings, &TypeFacts(self.lookup, &self.absent))
+    }
+
+    /// Whether a guard holds.
+    pub(crate) fn holds(&self, e: &AExpr) -> Option<bool> {
+        eval_guard(e, &self.bindings, &TypeFacts(self.lookup, &self.absent))
+    }
+
+    /// The type of a right side.
+    pub(crate) fn build(&self, b: &Build) -> Typed {
+        match b {
+            Build::Var(v) => Ok((self.lookup)(*v)),
+            Build::Number(_) | Build::Absent => Ok(None),
+            Build::Else(v, other) => {
+                if self.absent.contains(v) {
+                    self.build(other)
+                } else {
+                    Ok((self.lookup)(*v))
+                }
+            }
+            Build::Frozen(b) => self.build(b),
+            Build::If(c, a, b) => match self.holds(c) {
+                Some(true) => self.build(a),
+                Some(false) => self.build(b),
+                None => Ok(None),
+            },
+            Build::Node(n) => match n.head {
+                Head::Scalar(_) => self.scalar(n),
+                Head::Op(id) => self.op(id, n),
+                Head::Acc | Head::In(_) | Head::TermCast => Ok(None),
+            },
+        }
+    }
+
+    fn scalar(&self, n: &BuildNode) -> Typed {
+        let Head::Scalar(id) = n.head else { return Ok(None) };
+        let mut types = Vec::new();
+        let mut numbers = 0;
+        for a in &n.args {
+            let BuildArg::One(b) = a else { return Ok(None) };
+            if self.is_number(b) {
+                numbers += 1;
+                types.push(None);
+            } else {
+                match self.build(b)? {
+                    Some(t) => types.push(Some(t)),
+                    None => return Ok(None),
+                }
+            }
+        }
+        // A number is a splat of rank 0 in the dtype of the first sibling that is a number.
+        let kinds = &self.program.scalar(id).params;
+        let first = types
+            .iter()
+            .zip(kinds)
+            .filter(|(_, k)| k.1 == crate::dtype::Kind::Number)
+            .find_map(|(t, _)| t.as_ref().map(|t| t.dtype));
+        if numbers > 0 && first.is_none() {
+            return Ok(None);
+        }
+        let types: Option<Vec<TensorType>> = types
+            .into_iter()
+            .map(|t| t.or_else(|| first.map(|dtype| TensorType { dtype, shape: Vec::new() })))
+            .collect();
+        match types {
+            Some(t) => apply_scalar(self.program, id, &t).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// True if it is a number, or the number that stands for an absent operand.
+    fn is_number(&self, b: &Build) -> bool {
+        match b {
+            Build::Number(_) => true,
+            Build::Else(v, other) => self.absent.contains(v) && self.is_number(other),
+            Build::Frozen(b) => self.is_number(b),
+            _ => false,
+        }
+    }
+
+    fn op(&self, id: OpId, n: &BuildNode) -> Typed {
+        let def = self.program.op(id);
+        let params: Vec<&ParamKind> = def.operands().map(|(_, p)| &p.kind).collect();
+        let mut types: Vec<Option<TensorType>> = Vec::new();
+        let mut numbers: Vec<usize> = Vec::new();
+        let mut terms: Vec<&Build> = Vec::new();
+        for (i, a) in n.args.iter().enumerate() {
+            let BuildArg::One(b) = a else { return Ok(None) };
+            match params.get(i.min(params.len().saturating_sub(1))) {
+                Some(ParamKind::Term) => terms.push(b),
+                _ if matches!(b, Build::Absent) => types.push(None),
+                _ if matches!(b, Build::Var(v) if self.absent.contains(v)) => types.push(None),
+                _ if self.is_number(b) => {
+                    numbers.push(types.len());
+                    types.push(None);
+                }
+                _ => match self.build(b)? {
+                    Some(t) => types.push(Some(t)),
+                    None => return Ok(None),
+                },
+            }
+        }
+        if !numbers.is_empty() {
+            let Some(dtype) = types.iter().flatten().map(|t| t.dtype).next() else { return Ok(None) };
+            for i in numbers {
+                types[i] = Some(TensorType { dtype, shape: Vec::new() });
+            }
+        }
+        let attrs: Vec<Option<AttrValue>> = n.attrs.iter().map(|a| self.value(a)).collect();
+        if attrs.iter().any(Option::is_none) {
+            return Ok(None);
+        }
+        let rank = types.first().and_then(Option::as_ref).map(|t| t.shape.len());
+        let attrs = normalise_attrs(def, &attrs, rank)?;
+        let results = apply_op(self.program, id, &attrs, &types)?;
+        let Some(out) = results.get(n.output as usize).cloned() else {
+            return Err(TypeError::new(
+                super::code::ARITY,
+                format!("`{}` has {} results here, not {}", def.name, results.len(), n.output + 1),
+            ));
+        };
+        for t in terms {
+            self.term(t, &out)?;
+        }
+        Ok(Some(out))
+    }
+
+    /// What an epilogue reads must broadcast to the output.
+    fn term(&self, b: &Build, out: &TensorType) -> Result<(), TypeError> {
+        let Build::Node(n) = b else { return Ok(()) };
+        for a in &n.args {
+            let BuildArg::One(a) = a else { continue };
+            if let Head::In(_) = n.head {
+                let Some(t) = self.build(a)? else { continue };
+                let symbolic = t.shape.iter().chain(&out.shape).any(|d| d.as_const().is_none());
+                if broadcast(&out.shape, &t.shape).as_ref() != Some(&out.shape) && !symbolic {
+                    return Err(TypeError::new(
+                        crate::diag::Code(304),
+                        format!("the epilogue reads {t}, which does not broadcast to the output {out}"),
+                    ));
+                }
+            } else {
+                self.term(a, out)?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,217 @@
+//! Kernels: what they implement, how they are made, where they apply.
+//!
+//! In: `kernel` items. Out: [`Kernel`]s. Holds always: exactly one backend; the pattern's root is an
+//! op.
+
+use crate::ast::{self, ExprKind};
+use crate::diag::Diagnostic;
+use crate::ir::{AExpr, AttrValue, Backend, Head, Kernel, NodePat, ParamKind, Pat, Sort};
+use crate::resolve::closest;
+
+use super::context::{Cx, Place, Pos};
+use super::walk::pat_vars;
+use super::{code, rules};
+
+/// Choices of one tuning parameter at most.
+const MAX_CHOICES: usize = 64;
+
+pub(super) fn kernel<'a>(cx: &mut Cx<'a>, k: &'a ast::Kernel, doc: &str) -> Option<Kernel> {
+    cx.place = Place::Pattern;
+    let pattern = cx.pattern(&k.pattern, Pos::Tensor);
+    let settled = cx.settle_deferred();
+    let backend = backend(cx, k);
+    let claims = rules::claims(cx, &k.classes);
+    let (pattern, ()) = (pattern?, settled?);
+    let pattern = cx.tidy(vec![pattern]).pop()?;
+    let op = root(cx, &pattern, k)?;
+    cx.place = Place::Kernel;
+    let mut good = true;
+    let mut requires = std::mem::take(&mut cx.implied);
+    let tune = tune(cx, k);
+    for g in &k.requires {
+        match cx.guard(g) {
+            Some(g) => requires.push(g),
+            None => good = false,
+        }
+    }
+    let mut launch = Vec::new();
+    for s in &k.settings {
+        const KNOWN: &[&str] = &["grid", "block", "cluster", "shared", "stages", "workspace"];
+        if !KNOWN.contains(&s.key.node.as_str()) {
+            let mut d = Diagnostic::error(
+                code::KERNEL_SETTING,
+                format!("a kernel has no setting `{}`", s.key.node),
+                s.key.span,
+            )
+            .note(format!("launch settings are {}", KNOWN.join(", ")));
+            if let Some(n) = closest(&s.key.node, KNOWN.iter().copied()) {
+                d = d.hint(format!("did you mean `{n}`?"));
+            }
+            good = false;
+            cx.report::<()>(d);
+            continue;
+        }
+        match cx.aexpr(&s.value) {
+            Some(e) => launch.push((s.key.node.clone(), e)),
+            None => good = false,
+        }
+    }
+    let (backend, claims, tune) = (backend?, claims?, tune?);
+    let closed = !has_free_term(cx, &pattern);
+    if !good {
+        return None;
+    }
+    // A row-wise kernel is generated from the op's body.
+    let def = cx.s.program.op(op);
+    if backend == Backend::Rowwise && matches!(def.body, crate::ir::OpBody::Builtin(_)) {
+        let d = Diagnostic::error(
+            code::BACKEND,
+            format!("`rowwise` is generated from an op's body, and `{}` has none", def.name),
+            k.pattern.span,
+        )
+        .hint("define an op with a body, and let the kernel be for it");
+        return cx.with_declaration(d, def);
+    }
+    Some(Kernel {
+        name: k.name.node.clone(),
+        doc: doc.to_string(),
+        origin: cx.s.origin(k.name.span),
+        vars: std::mem::take(&mut cx.vars),
+        pattern,
+        backend,
+        requires,
+        tune,
+        launch,
+        claims,
+        closed,
+    })
+}
+
+fn root(cx: &mut Cx<'_>, p: &Pat, k: &ast::Kernel) -> Option<crate::ir::OpId> {
+    match p {
+        Pat::Node(NodePat { head: Head::Op(id), .. }) => Some(*id),
+        Pat::Bind(_, p) | Pat::Typed(p, _) => root(cx, p, k),
+        _ => {
+            let d = Diagnostic::error(code::KERNEL_PATTERN, "a kernel implements one op", k.pattern.span)
+                .label("not an application of an op")
+                .hint("write `kernel name for gemm(a, b, e, to = d) { ... }`; pointwise scalars need no kernel of their own");
+            cx.report(d)
+        }
+    }
+}
+
+fn has_free_term(cx: &Cx<'_>, p: &Pat) -> bool {
+    let mut found = false;
+    pat_vars(p, &mut |v| found |= cx.sort(v) == Sort::Term);
+    if let Pat::Node(n) = p
+        && let Head::Op(id) = n.head
+    {
+        // `_` for the whole epilogue is open too.
+        let terms = cx.s.program.op(id).operands().map(|(_, p)| matches!(p.kind, ParamKind::Term));
+        found |= n.args.iter().zip(terms).any(|(a, t)| t && *a == Pat::Any);
+    }
+    found
+}
+
+fn backend(cx: &mut Cx<'_>, k: &ast::Kernel) -> Option<Backend> {
+    match &k.backend {
+        Some(ast::Backend::Cublaslt(name)) => {
+            if EPILOGUES.contains(&name.node.as_str()) {
+                return Some(Backend::Cublaslt(name.node.clone()));
+            }
+            let mut d =
+                Diagnostic::error(code::BACKEND, format!("cuBLASLt has no epilogue `{}`", name.node), name.span)
+                    .label("unknown epilogue")
+                    .note(format!("its epilogues are {}", EPILOGUES.join(", ")));
+            if let Some(s) = closest(&name.node, EPILOGUES.iter().copied()) {
+                d = d.hint(format!("did you mean `{s}`?"));
+            }
+            cx.report(d)
+        }
+        Some(ast::Backend::Template(file)) => {
+            let path = std::path::Path::new(&file.node);
+            let plain = path.components().all(|c| matches!(c, std::path::Component::Normal(_)));
+            if !plain || file.node.is_empty() {
+                let d = Diagnostic::error(code::BACKEND, "a template is named by its file alone", file.span)
+                    .hint("write `template \"gemm_sm90.cu.j2\";`");
+                return cx.report(d);
+            }
+            Some(Backend::Template(file.node.clone()))
+        }
+        Some(ast::Backend::Pointwise(_)) => Some(Backend::Pointwise),
+        Some(ast::Backend::Rowwise(_)) => Some(Backend::Rowwise),
+        None => {
+            let d = Diagnostic::error(
+                code::BACKEND,
+                format!("kernel `{}` does not say how it is made", k.name.node),
+                k.name.span,
+            )
+            .label("no backend")
+            .hint("add one of `cublaslt BIAS;`, `template \"file.cu.j2\";`, `pointwise;`, `rowwise;`");
+            cx.report(d)
+        }
+    }
+}
+
+/// The epilogues of cuBLASLt by its own names.
+const EPILOGUES: &[&str] = &[
+    "DEFAULT",
+    "BIAS",
+    "RELU",
+    "RELU_BIAS",
+    "RELU_AUX",
+    "RELU_AUX_BIAS",
+    "GELU",
+    "GELU_BIAS",
+    "GELU_AUX",
+    "GELU_AUX_BIAS",
+    "DRELU",
+    "DRELU_BGRAD",
+    "DGELU",
+    "DGELU_BGRAD",
+    "BGRADA",
+    "BGRADB",
+];
+
+fn tune<'a>(cx: &mut Cx<'a>, k: &'a ast::Kernel) -> Option<Vec<(String, Vec<i64>)>> {
+    let mut out: Vec<(String, Vec<i64>)> = Vec::new();
+    let mut good = true;
+    for (name, e) in &k.tune {
+        if out.iter().any(|(n, _)| *n == name.node) || cx.slot(&name.node).is_some() {
+            good = false;
+            cx.error::<()>(code::TUNE, format!("`{}` is declared twice", name.node), name.span);
+            continue;
+        }
+        match choices(cx, e) {
+            Some(list) => out.push((name.node.clone(), list)),
+            None => good = false,
+        }
+        cx.declare(&name.node, Sort::Attr, name.span);
+    }
+    good.then_some(out)
+}
+
+fn choices<'a>(cx: &mut Cx<'a>, e: &'a ast::Expr) -> Option<Vec<i64>> {
+    let bad = |cx: &mut Cx<'a>, span| {
+        let d = Diagnostic::error(code::TUNE, "a tuning parameter takes its values from a set of integers", span)
+            .hint("write `tune BM in {64, 128};`");
+        cx.report(d)
+    };
+    let ExprKind::Set(items) = &e.kind else { return bad(cx, e.span) };
+    if items.is_empty() || items.len() > MAX_CHOICES {
+        let d = Diagnostic::error(
+            code::TUNE,
+            format!("a tuning parameter has 1 to {MAX_CHOICES} choices, not {}", items.len()),
+            e.span,
+        );
+        return cx.report(d);
+    }
+    let mut out = Vec::new();
+    for i in items {
+        match cx.aexpr(i)? {
+            AExpr::Value(AttrValue::Dim(d)) if d.as_const().is_some() => out.extend(d.as_const()),
+            _ => return bad(cx, i.span),
+        }
+    }
+    Some(out)
+}

@@ -1,0 +1,375 @@
+//! From resolved files to a checked [`Program`].
+//!
+//! In: trees and scopes. Out: a Program, and every error of every item: an item with an error is
+//! left out and does not hide errors in others. The work goes in passes, each of which needs the
+//! one before: declarations get ids (`declare`), ops their signatures (`ops`), scalars their bodies
+//! (`scalars`), ops their bodies, then rules, kernels and tests (`rules`, `kernels`, `tests`), and
+//! last the rules that the compiler makes itself (`derive`). Expressions are read by position:
+//! `patterns` for left sides, `build` for right sides and bodies, `guards` for attributes.
+
+mod args;
+mod build;
+pub mod code;
+mod context;
+mod derive;
+mod guards;
+pub(crate) mod infer;
+mod kernels;
+#[cfg(test)]
+mod library_test;
+mod ops;
+mod patterns;
+mod recursion;
+mod rules;
+mod rulesets;
+mod scalars;
+mod tests;
+mod types;
+pub(crate) mod walk;
+
+use std::collections::{HashMap, HashSet};
+
+use crate::ast::{self, ItemKind};
+use crate::diag::Diagnostic;
+use crate::ir::{
+    CostFormulas, Head, OpBody, OpDef, OpId, Origin, Param, ParamKind, Program, RuleSetId, ScalarBody, ScalarId,
+};
+use crate::resolve::{ItemRef, Resolved, Space};
+use crate::source::{SourceMap, Span};
+
+use context::Cx;
+
+/// What a name in the space of values is.
+#[derive(Clone, Copy, Debug)]
+enum Decl {
+    Scalar(ScalarId),
+    Op(OpId),
+    Pattern,
+    Family,
+}
+
+/// The tables that every declaration reads while it is checked.
+struct Sema<'a> {
+    resolved: &'a Resolved,
+    sources: &'a SourceMap,
+    program: Program,
+    decls: HashMap<ItemRef, Decl>,
+    families: HashMap<ItemRef, Result<Vec<Head>, ()>>,
+    ruleset_ids: HashMap<ItemRef, RuleSetId>,
+    /// Ops whose signature has an error: using them is not another error.
+    poisoned_ops: HashSet<OpId>,
+    /// Scalars whose body has an error: no rule is derived from them.
+    poisoned_scalars: HashSet<ScalarId>,
+    /// Patterns that are defined by themselves.
+    poisoned_items: HashSet<ItemRef>,
+    diags: Vec<Diagnostic>,
+}
+
+/// Checks all files. The Program is complete only if no diagnostic is an error.
+pub fn analyse(resolved: &Resolved, sources: &SourceMap) -> (Program, Vec<Diagnostic>) {
+    let mut s = Sema {
+        resolved,
+        sources,
+        program: Program::default(),
+        decls: HashMap::new(),
+        families: HashMap::new(),
+        ruleset_ids: HashMap::new(),
+        poisoned_ops: HashSet::new(),
+        poisoned_scalars: HashSet::new(),
+        poisoned_items: HashSet::new(),
+        diags: Vec::new(),
+    };
+    s.declare();
+    s.signatures();
+    recursion::check(&mut s);
+    s.scalar_bodies();
+    s.family_members();
+    s.op_bodies();
+    rulesets::collect(&mut s);
+    s.rules_kernels_tests();
+    derive::derive(&mut s);
+    (s.program, s.diags)
+}
+
+impl<'a> Sema<'a> {
+    /// Items of all files, those of used files first.
+    fn items(&self) -> Vec<(ItemRef, &'a ast::Item)> {
+        let resolved = self.resolved;
+        let mut out = Vec::new();
+        for &file in &resolved.order {
+            for (item, node) in resolved.files[file].items.iter().enumerate() {
+                out.push((ItemRef { file, item }, node));
+            }
+        }
+        out
+    }
+
+    fn origin(&self, span: Span) -> Origin {
+        let (line, column) = self.sources.line_column(span);
+        Origin {
+            file: self.sources.file(span.file).name.clone(),
+            line: line as u32,
+            column: column as u32,
+            span: Some(span),
+        }
+    }
+
+    fn head_name(&self, head: Head) -> &str {
+        match head {
+            Head::Op(id) => &self.program.op(id).name,
+            Head::Scalar(id) => &self.program.scalar(id).name,
+            _ => "?",
+        }
+    }
+
+    /// True if an item of that name was left out because of a syntax error.
+    fn is_broken(&self, name: &str) -> bool {
+        let _ = name;
+        false
+    }
+
+    /// Gives ids to scalars and ops. A name that another file has taken is qualified by its module.
+    fn declare(&mut self) {
+        let mut taken: HashSet<String> = HashSet::new();
+        for (at, item) in self.items() {
+            let unique = |name: &str, taken: &mut HashSet<String>| {
+                let module = &self.resolved.names[at.file];
+                let mut n = name.to_string();
+                let mut i = 1;
+                while !taken.insert(n.clone()) {
+                    n = if i == 1 { format!("{module}::{name}") } else { format!("{module}::{name}'{i}") };
+                    i += 1;
+                }
+                n
+            };
+            match &item.kind {
+                ItemKind::Scalar(sc) => {
+                    let mut def = scalars::declare(sc, &mut self.diags);
+                    def.doc = item.doc.clone();
+                    def.origin = self.origin(sc.name.span);
+                    if let ScalarBody::Builtin(b) = def.body {
+                        self.once(
+                            self.program.builtin_scalar(b).map(|i| self.program.scalar(i).origin.clone()),
+                            sc.name.span,
+                        );
+                    }
+                    def.name = unique(&sc.name.node, &mut taken);
+                    self.decls.insert(at, Decl::Scalar(ScalarId(self.program.scalars.len() as u32)));
+                    self.program.scalars.push(def);
+                }
+                ItemKind::Op(op) => {
+                    let id = OpId(self.program.ops.len() as u32);
+                    self.decls.insert(at, Decl::Op(id));
+                    let name = unique(&op.name.node, &mut taken);
+                    // Until its signature is read it is unusable.
+                    self.poisoned_ops.insert(id);
+                    self.program.ops.push(OpDef {
+                        name,
+                        doc: item.doc.clone(),
+                        origin: self.origin(op.name.span),
+                        vars: Vec::new(),
+                        params: Vec::new(),
+                        bounds: Vec::new(),
+                        results: Vec::new(),
+                        variadic_result: false,
+                        requires: Vec::new(),
+                        body: OpBody::Defined(Vec::new()),
+                        cost: CostFormulas::default(),
+                    });
+                }
+                ItemKind::Pattern(_) => {
+                    self.decls.insert(at, Decl::Pattern);
+                }
+                ItemKind::Family(_) => {
+                    self.decls.insert(at, Decl::Family);
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// A builtin is declared once.
+    fn once(&mut self, first: Option<Origin>, span: Span) {
+        if let Some(first) = first {
+            let mut d = Diagnostic::error(code::DUPLICATE, "this builtin is declared already", span)
+                .hint("drop this declaration and `use core::*;`");
+            if let Some(s) = first.span {
+                d = d.also(s, "first declared here");
+            }
+            self.diags.push(d);
+        }
+    }
+
+    fn signatures(&mut self) {
+        for (at, item) in self.items() {
+            let (ItemKind::Op(op), Some(Decl::Op(id))) = (&item.kind, self.decls.get(&at).copied()) else { continue };
+            let (def, diags) = {
+                let mut cx = Cx::new(self, at.file);
+                let def = ops::signature(&mut cx, op);
+                (def, cx.diags)
+            };
+            self.diags.extend(diags);
+            let Some(mut def) = def else { continue };
+            if let OpBody::Builtin(b) = def.body {
+                let first = self.program.builtin_op(b).map(|i| self.program.op(i).origin.clone());
+                self.once(first, op.name.span);
+            }
+            let slot = &mut self.program.ops[id.index()];
+            def.name = slot.name.clone();
+            def.doc = slot.doc.clone();
+            def.origin = slot.origin.clone();
+            *slot = def;
+            self.poisoned_ops.remove(&id);
+        }
+    }
+
+    fn scalar_bodies(&mut self) {
+        for (at, item) in self.items() {
+            let (ItemKind::Scalar(sc), Some(Decl::Scalar(id))) = (&item.kind, self.decls.get(&at).copied()) else {
+                continue;
+            };
+            let (term, grads, diags) = {
+                let mut cx = Cx::new(self, at.file);
+                let (term, grads) = scalars::body(&mut cx, id, sc);
+                (term, grads, cx.diags)
+            };
+            if !diags.is_empty() {
+                self.poisoned_scalars.insert(id);
+            }
+            self.diags.extend(diags);
+            let def = &mut self.program.scalars[id.index()];
+            if let Some(t) = term {
+                def.body = ScalarBody::Term(t);
+            }
+            def.grads = grads.unwrap_or_default();
+        }
+    }
+
+    /// What a family's name stands for; `None` if it is no family, `Err` if that was reported.
+    fn family_of(&self, file: usize, path: &ast::Path) -> Option<Result<Vec<Head>, ()>> {
+        if let Ok(item) = self.resolved.lookup(file, Space::Value, path) {
+            return match self.decls.get(&item)? {
+                Decl::Family => Some(self.families.get(&item).cloned().unwrap_or(Err(()))),
+                _ => None,
+            };
+        }
+        // Families that are there without a declaration, and take in the user's own scalars.
+        match path.text().as_str() {
+            "unary" => Some(Ok(rules::of_arity(self, 1))),
+            "binary" => Some(Ok(rules::of_arity(self, 2))),
+            _ => None,
+        }
+    }
+
+    fn family_members(&mut self) {
+        // A family may name another one that stands further down: as many rounds as there are
+        // families settle them all.
+        let items: Vec<(ItemRef, &ast::Family)> = self
+            .items()
+            .into_iter()
+            .filter_map(|(at, i)| match &i.kind {
+                ItemKind::Family(f) => Some((at, f)),
+                _ => None,
+            })
+            .collect();
+        let order = recursion::family_order(self, &items);
+        for i in order {
+            let (at, f) = items[i];
+            let (heads, diags) = {
+                let mut cx = Cx::new(self, at.file);
+                let heads = rules::family(&mut cx, &f.members);
+                (heads, cx.diags)
+            };
+            self.diags.extend(diags);
+            if let Some(h) = &heads {
+                let scalars: Vec<ScalarId> =
+                    h.iter().filter_map(|h| if let Head::Scalar(s) = h { Some(*s) } else { None }).collect();
+                self.program.families.push((f.name.node.clone(), scalars));
+            }
+            self.families.insert(at, heads.ok_or(()));
+        }
+        for (name, n) in [("unary", 1), ("binary", 2)] {
+            if !self.program.families.iter().any(|(f, _)| f == name) {
+                let scalars = rules::of_arity(self, n)
+                    .into_iter()
+                    .filter_map(|h| if let Head::Scalar(s) = h { Some(s) } else { None })
+                    .collect();
+                self.program.families.push((name.to_string(), scalars));
+            }
+        }
+    }
+
+    fn op_bodies(&mut self) {
+        for (at, item) in self.items() {
+            let (ItemKind::Op(op), Some(Decl::Op(id))) = (&item.kind, self.decls.get(&at).copied()) else { continue };
+            if op.body.is_none() || self.poisoned_ops.contains(&id) {
+                continue;
+            }
+            let def = self.program.op(id).clone();
+            let (body, vars, diags) = {
+                let mut cx = Cx::new(self, at.file);
+                let body = ops::body(&mut cx, op, &def);
+                (body, cx.vars, cx.diags)
+            };
+            self.diags.extend(diags);
+            if let Some(b) = body {
+                let slot = &mut self.program.ops[id.index()];
+                slot.body = OpBody::Defined(b);
+                slot.vars = vars;
+            }
+        }
+    }
+
+    fn rules_kernels_tests(&mut self) {
+        let mut names: HashMap<String, Span> = HashMap::new();
+        for (at, item) in self.items() {
+            match &item.kind {
+                ItemKind::Rule(r) => {
+                    if let Some(first) = names.insert(r.path.text(), r.path.span) {
+                        self.diags.push(
+                            Diagnostic::error(
+                                code::DUPLICATE,
+                                format!("rule `{}` is declared twice", r.path.text()),
+                                r.path.span,
+                            )
+                            .label("declared again here")
+                            .also(first, "first declared here")
+                            .hint("rename one of them"),
+                        );
+                        continue;
+                    }
+                    let (made, diags) = rules::rules(self, at.file, r, &item.doc);
+                    self.diags.extend(diags);
+                    self.program.rules.extend(made.into_iter().map(|c| c.rule));
+                }
+                ItemKind::Kernel(k) => {
+                    let (kernel, diags) = {
+                        let mut cx = Cx::new(self, at.file);
+                        let kernel = kernels::kernel(&mut cx, k, &item.doc);
+                        (kernel, cx.diags)
+                    };
+                    self.diags.extend(diags);
+                    self.program.kernels.extend(kernel);
+                }
+                ItemKind::Test(t) => {
+                    let (test, diags) = {
+                        let mut cx = Cx::new(self, at.file);
+                        let test = tests::test(&mut cx, t);
+                        (test, cx.diags)
+                    };
+                    self.diags.extend(diags);
+                    self.program.tests.extend(test);
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+/// A tensor operand's type, if the parameter is one.
+fn tensor_param(p: &Param) -> Option<&crate::ir::TypePat> {
+    match &p.kind {
+        ParamKind::Tensor { ty, .. } => Some(ty),
+        _ => None,
+    }
+}

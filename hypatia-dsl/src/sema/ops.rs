@@ -1,0 +1,354 @@
+//! Ops: signatures and bodies.
+//!
+//! In: `op` items. Out: [`OpDef`]s. Holds always: operand and attribute `i` is `VarId(i)`; a result
+//! mentions bound variables only; no op is defined by itself.
+
+use std::collections::HashMap;
+
+use crate::ast::{self, Expr, ExprKind, ParamType};
+use crate::builtin::BuiltinOp;
+use crate::diag::Diagnostic;
+use crate::dtype::DType;
+use crate::ir::{
+    AExpr, AttrType, AttrValue, Build, CostFormulas, OpBody, OpDef, Param, ParamKind, RestPat, Sort, TypePat, VarId,
+};
+use crate::resolve::closest;
+
+use super::code;
+use super::context::{Cx, Place, Pos};
+use super::guards::{attr_type_words, coerce};
+use super::types::TypeMode;
+
+const TERM_WORD: &str = "scalar";
+const ATTR_TYPES: &[(&str, AttrType)] = &[
+    ("int", AttrType::Int),
+    ("axis", AttrType::Axis),
+    ("axes", AttrType::Axes),
+    ("ints", AttrType::Ints),
+    ("float", AttrType::Float),
+    ("floats", AttrType::Floats),
+    ("bool", AttrType::Bool),
+    ("dtype", AttrType::DType),
+    ("dim", AttrType::Dim),
+    ("dims", AttrType::Dims),
+    ("string", AttrType::Str),
+];
+
+/// The signature of an op. The body comes later, once every signature is known.
+pub(super) fn signature<'a>(cx: &mut Cx<'a>, op: &'a ast::Op) -> Option<OpDef> {
+    cx.place = Place::Type;
+    let mut good = true;
+    let mut seen = HashMap::new();
+    for p in &op.params {
+        if let Some(first) = seen.insert(p.name.node.as_str(), p.name.span) {
+            let d = Diagnostic::error(
+                code::DUPLICATE,
+                format!("parameter `{}` is declared twice", p.name.node),
+                p.name.span,
+            );
+            cx.report::<()>(d.also(first, "first declared here"));
+            good = false;
+        }
+        let v = cx.declare(&p.name.node, param_sort(p), p.name.span);
+        cx.info[v.index()].optional = p.optional;
+    }
+    cx.params = op.params.len();
+    let mut bounds = Vec::new();
+    for g in &op.generics {
+        let v = cx.declare(&g.name.node, Sort::DType, g.name.span);
+        if let Some(b) = &g.bound {
+            match bound(cx, b) {
+                Some(list) => bounds.push((v, list)),
+                None => good = false,
+            }
+        }
+    }
+    let mut params = Vec::new();
+    let last_tensor = op.params.iter().rposition(|p| matches!(p.ty, ParamType::Tensor(_)));
+    for (i, p) in op.params.iter().enumerate() {
+        if p.variadic && last_tensor != Some(i) {
+            let d = Diagnostic::error(
+                code::BAD_TYPE,
+                format!("variadic operand `{}` must be the last one", p.name.node),
+                p.name.span,
+            );
+            good &= cx.report::<()>(d.hint("move it behind the other operands")).is_some();
+        }
+        match param(cx, p) {
+            Some(kind) => params.push(Param { name: p.name.node.clone(), kind }),
+            None => good = false,
+        }
+    }
+    let variadic_result = op.results.iter().any(|r| r.variadic);
+    if variadic_result && op.results.len() > 1 {
+        good &= cx.error::<()>(code::BAD_TYPE, "a variadic result is the only one", op.results[0].ty.span).is_some();
+    }
+    let mut results = Vec::new();
+    for r in &op.results {
+        match cx.type_pat(&r.ty, TypeMode::Result) {
+            Some(t) => {
+                good &= named(cx, &t, r, op).is_some();
+                results.push(t);
+            }
+            None => good = false,
+        }
+    }
+    let requires: Vec<Option<AExpr>> = {
+        cx.place = Place::Requires;
+        op.requires.iter().map(|g| cx.guard(g)).collect()
+    };
+    let requires: Option<Vec<AExpr>> = requires.into_iter().collect();
+    let cost = costs(cx, op);
+    let body = match (&op.body, op.builtin) {
+        (None, true) => builtin(cx, op, &params),
+        (Some(_), false) => Some(OpBody::Defined(Vec::new())),
+        (Some(b), true) => {
+            let d =
+                Diagnostic::error(code::BUILTIN, format!("`{}` has a body and says `builtin`", op.name.node), b.span);
+            cx.report(d.hint("keep one of the two"))
+        }
+        (None, false) => {
+            let d = Diagnostic::error(code::BUILTIN, format!("`{}` has no meaning", op.name.node), op.name.span)
+                .label("neither a body nor `builtin`")
+                .hint("say what it computes: `= matmul(x, w);`");
+            cx.report(d)
+        }
+    };
+    let (requires, cost, body) = (requires?, cost?, body?);
+    good.then(|| OpDef {
+        name: op.name.node.clone(),
+        doc: String::new(),
+        origin: Default::default(),
+        vars: std::mem::take(&mut cx.vars),
+        params,
+        bounds,
+        results,
+        variadic_result,
+        requires,
+        body,
+        cost,
+    })
+}
+
+fn param_sort(p: &ast::OpParam) -> Sort {
+    match &p.ty {
+        ParamType::Tensor(_) if p.variadic => Sort::Tensors,
+        ParamType::Tensor(_) => Sort::Tensor,
+        ParamType::Named(n) if n.node == TERM_WORD => Sort::Term,
+        ParamType::Named(n) if n.node == "dtype" => Sort::DType,
+        ParamType::Named(_) => Sort::Attr,
+    }
+}
+
+fn param<'a>(cx: &mut Cx<'a>, p: &'a ast::OpParam) -> Option<ParamKind> {
+    match &p.ty {
+        ParamType::Tensor(t) => {
+            let ty = cx.type_pat(t, TypeMode::Bind);
+            if let Some(d) = &p.default {
+                let d = Diagnostic::error(
+                    code::MISPLACED,
+                    format!("operand `{}` cannot have a default", p.name.node),
+                    d.span,
+                )
+                .hint(format!("make it optional with `?`, and write `({} else ...)` in the body", p.name.node));
+                return cx.report(d);
+            }
+            if p.optional && p.variadic {
+                return cx.error(code::BAD_TYPE, "a variadic operand may be empty already", p.name.span);
+            }
+            Some(ParamKind::Tensor { ty: ty?, optional: p.optional, variadic: p.variadic })
+        }
+        ParamType::Named(n) => {
+            if p.optional || p.variadic {
+                let d = Diagnostic::error(
+                    code::BAD_TYPE,
+                    format!("`{}` is no tensor: only tensors are optional or variadic", p.name.node),
+                    p.name.span,
+                );
+                return cx.report(d.hint("give an attribute a default instead: `= 0`"));
+            }
+            if n.node == TERM_WORD {
+                return Some(ParamKind::Term);
+            }
+            let Some((_, ty)) = ATTR_TYPES.iter().find(|(w, _)| *w == n.node) else {
+                let mut d =
+                    Diagnostic::error(code::BAD_TYPE, format!("there is no attribute type `{}`", n.node), n.span)
+                        .label("unknown type")
+                        .note(format!(
+                            "attribute types are {}; tensors are written `T[..s]`",
+                            ATTR_TYPES.iter().map(|t| t.0).collect::<Vec<_>>().join(", ")
+                        ));
+                if let Some(s) = closest(&n.node, ATTR_TYPES.iter().map(|t| t.0)) {
+                    d = d.hint(format!("did you mean `{s}`?"));
+                }
+                return cx.report(d);
+            };
+            let default = match &p.default {
+                None => None,
+                Some(e) => Some(constant(cx, e, *ty)?),
+            };
+            Some(ParamKind::Attr { ty: *ty, default })
+        }
+    }
+}
+
+fn constant<'a>(cx: &mut Cx<'a>, e: &'a Expr, ty: AttrType) -> Option<AttrValue> {
+    match cx.aexpr(e)? {
+        AExpr::Value(v) => match coerce(ty, v) {
+            Some(v) => Some(v),
+            None => {
+                let d = Diagnostic::error(
+                    code::ATTRIBUTE_TYPE,
+                    "the default is of another type than the attribute",
+                    e.span,
+                )
+                .label(format!("expected {}", attr_type_words(ty)));
+                cx.report(d)
+            }
+        },
+        _ => cx.error(code::ATTRIBUTE_TYPE, "a default must be a constant", e.span),
+    }
+}
+
+/// The element types that a bound lets in.
+fn bound<'a>(cx: &mut Cx<'a>, e: &'a Expr) -> Option<Vec<DType>> {
+    let all = |f: fn(DType) -> bool| Some(DType::ALL.into_iter().filter(|d| f(*d)).collect());
+    match &e.kind {
+        ExprKind::Path(p) => match p.text().as_str() {
+            "float" => all(DType::is_float),
+            "int" => all(DType::is_int),
+            "number" => all(|d| d != DType::Bool),
+            "any" => all(|_| true),
+            other => match DType::from_name(other) {
+                Some(d) => Some(vec![d]),
+                None => {
+                    let mut d = Diagnostic::error(
+                        code::BAD_TYPE,
+                        format!("there is no class of element types `{other}`"),
+                        e.span,
+                    )
+                    .label("unknown bound")
+                    .note("bounds are float, int, number, any, or a set such as {f16, bf16}");
+                    if let Some(s) = closest(other, ["float", "int", "number", "any"].into_iter()) {
+                        d = d.hint(format!("did you mean `{s}`?"));
+                    }
+                    cx.report(d)
+                }
+            },
+        },
+        ExprKind::Set(items) => {
+            let lists: Vec<Option<Vec<DType>>> = items.iter().map(|i| bound(cx, i)).collect();
+            Some(lists.into_iter().collect::<Option<Vec<_>>>()?.concat())
+        }
+        _ => cx.misplaced(e, "a bound"),
+    }
+}
+
+/// A defined op's result must name all its sizes: nothing else says what they are.
+fn named(cx: &mut Cx<'_>, t: &TypePat, r: &ast::ResultType, op: &ast::Op) -> Option<()> {
+    let open = matches!(t.rest, Some(RestPat::Any))
+        || t.prefix.iter().chain(&t.suffix).any(|d| matches!(d, crate::ir::DimPat::Any))
+        || matches!(t.dtype, crate::ir::DTypePat::Any);
+    if op.body.is_some() && open {
+        let d = Diagnostic::error(code::BAD_TYPE, "a result with a body must name all its sizes", r.ty.span)
+            .label("`_` and a nameless `..` say nothing")
+            .hint("use the variables of the operands: `T[..s, n]`");
+        return cx.report(d);
+    }
+    Some(())
+}
+
+fn costs<'a>(cx: &mut Cx<'a>, op: &'a ast::Op) -> Option<CostFormulas> {
+    let mut cost = CostFormulas::default();
+    if op.settings.is_empty() {
+        return Some(cost);
+    }
+    cx.place = Place::Type;
+    let at = op.name.span;
+    cx.declare("out", Sort::Shape, at);
+    let mut good = true;
+    for s in &op.settings {
+        let slot = match s.key.node.as_str() {
+            "flops" => &mut cost.flops,
+            "read" => &mut cost.read,
+            "write" => &mut cost.write,
+            other => {
+                let mut d = Diagnostic::error(code::SETTING, format!("an op has no setting `{other}`"), s.key.span)
+                    .note("settings are flops, read, write; `builtin;` and `requires ...;` stand in the block too");
+                if let Some(n) = closest(other, ["flops", "read", "write", "builtin", "requires"].into_iter()) {
+                    d = d.hint(format!("did you mean `{n}`?"));
+                }
+                good = false;
+                cx.report::<()>(d);
+                continue;
+            }
+        };
+        match cx.aexpr(&s.value) {
+            Some(e) => *slot = Some(e),
+            None => good = false,
+        }
+    }
+    good.then_some(cost)
+}
+
+fn builtin(cx: &mut Cx<'_>, op: &ast::Op, params: &[Param]) -> Option<OpBody> {
+    let Some(b) = BuiltinOp::from_name(&op.name.node) else {
+        let mut d =
+            Diagnostic::error(code::BUILTIN, format!("there is no builtin op `{}`", op.name.node), op.name.span)
+                .label("not built in")
+                .hint("give it a body: `op f(x: T[..s]) -> T[..s] = ...;`");
+        if let Some(n) = closest(&op.name.node, BuiltinOp::ALL.iter().map(|b| b.name())) {
+            d = d.hint(format!("did you mean `{n}`?"));
+        }
+        return cx.report(d);
+    };
+    let (operands, attrs) = b.arity();
+    let have_attrs = params.iter().filter(|p| matches!(p.kind, ParamKind::Attr { .. })).count();
+    if params.len() - have_attrs != operands || have_attrs != attrs {
+        let d = Diagnostic::error(
+            code::BUILTIN,
+            format!("the builtin `{}` is declared unlike it is", b.name()),
+            op.name.span,
+        )
+        .label(format!("it has {operands} operands and {attrs} attributes"))
+        .hint("copy the declaration of the embedded `core`");
+        return cx.report(d);
+    }
+    Some(OpBody::Builtin(b))
+}
+
+/// The body of an op: one expression a result, and the variables with those it made.
+pub(super) fn body<'a>(cx: &mut Cx<'a>, op: &'a ast::Op, def: &OpDef) -> Option<Vec<Build>> {
+    // The same variables in the same order as the signature had them.
+    for (i, v) in def.vars.iter().enumerate() {
+        let span = op.params.get(i).map_or(op.name.span, |p| p.name.span);
+        cx.declare(&v.name, v.sort, span);
+    }
+    for (i, p) in op.params.iter().enumerate() {
+        cx.info[i].optional = p.optional;
+    }
+    cx.params = op.params.len();
+    cx.place = Place::Right;
+    let body = op.body.as_ref()?;
+    let parts: Vec<&'a Expr> = match &body.kind {
+        ExprKind::Tuple(items) => items.iter().collect(),
+        _ => vec![body],
+    };
+    if parts.len() != op.results.len() {
+        let d = Diagnostic::error(
+            code::BODY_TYPE,
+            format!("`{}` declares {} results, but its body has {}", op.name.node, op.results.len(), parts.len()),
+            body.span,
+        )
+        .label("one expression for each result, in parentheses")
+        .also(op.results[0].ty.span, "declared here");
+        return cx.report(d);
+    }
+    let built: Vec<Option<Build>> = parts.iter().map(|e| cx.build(e, Pos::Tensor)).collect();
+    built.into_iter().collect()
+}
+
+/// The variables of an op that hold its attributes.
+pub(super) fn attr_vars(def: &OpDef) -> Vec<VarId> {
+    def.attrs().map(|(i, _)| VarId(i as u32)).collect()
+}

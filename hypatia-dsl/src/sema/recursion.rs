@@ -1,0 +1,190 @@
+//! Nothing is defined by itself: scalars, ops, patterns, families.
+//!
+//! In: all declarations. Out: an error for each circle of definitions, naming all of it; the members
+//! are poisoned so that nothing walks round it. Holds always: no recursion here either, the walk has
+//! a stack of its own.
+
+use std::collections::HashMap;
+
+use crate::ast::{self, DimExpr, Expr, ExprKind, ItemKind};
+use crate::diag::Diagnostic;
+use crate::ir::{OpBody, ScalarBody};
+use crate::resolve::{ItemRef, Space, declared};
+
+use super::{Decl, Sema, code};
+
+/// Reports circles among scalars, ops and patterns.
+pub(super) fn check(s: &mut Sema<'_>) {
+    let mut nodes: Vec<ItemRef> = Vec::new();
+    let mut edges: Vec<Vec<ItemRef>> = Vec::new();
+    for (at, item) in s.items() {
+        let bodies: Vec<&Expr> = match &item.kind {
+            // A derivative may mention its own scalar: d tanh = 1 - tanh * tanh.
+            ItemKind::Scalar(x) => x.body.iter().collect(),
+            ItemKind::Op(x) => x.body.iter().collect(),
+            ItemKind::Pattern(x) => vec![&x.body],
+            _ => continue,
+        };
+        let mut out = Vec::new();
+        for b in bodies {
+            calls(s, at.file, b, &mut out);
+        }
+        nodes.push(at);
+        edges.push(out);
+    }
+    let circles = circles(&nodes, &edges);
+    for circle in circles {
+        report(s, &circle);
+        for at in circle {
+            s.poisoned_items.insert(at);
+            match s.decls.get(&at) {
+                Some(Decl::Op(id)) => {
+                    s.poisoned_ops.insert(*id);
+                    s.program.ops[id.index()].body = OpBody::Defined(Vec::new());
+                }
+                Some(Decl::Scalar(id)) => {
+                    s.poisoned_scalars.insert(*id);
+                    if let ScalarBody::Term(t) = &mut s.program.scalars[id.index()].body {
+                        *t = crate::scalar::Term::empty();
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+fn report(s: &mut Sema<'_>, circle: &[ItemRef]) {
+    let names: Vec<(&str, crate::source::Span)> = circle
+        .iter()
+        .filter_map(|at| declared(&s.resolved.files[at.file].items[at.item].kind))
+        .map(|(n, _)| (n.node.as_str(), n.span))
+        .collect();
+    let Some((first, rest)) = names.split_first() else { return };
+    let mut path: Vec<&str> = names.iter().map(|n| n.0).collect();
+    path.push(first.0);
+    let d = if rest.is_empty() {
+        Diagnostic::error(code::RECURSION, format!("`{}` is defined by itself", first.0), first.1)
+    } else {
+        let mut d = Diagnostic::error(
+            code::RECURSION,
+            format!("definitions go round in a circle: {}", path.join(" -> ")),
+            first.1,
+        );
+        for (n, span) in rest {
+            d = d.also(*span, format!("`{n}` is part of the circle"));
+        }
+        d
+    };
+    s.diags.push(d.label("a definition may use what is defined without it only"));
+}
+
+/// What an expression applies or mentions.
+fn calls(s: &Sema<'_>, file: usize, e: &Expr, out: &mut Vec<ItemRef>) {
+    let mut stack = vec![e];
+    while let Some(e) = stack.pop() {
+        match &e.kind {
+            ExprKind::Call { callee, args, .. } => {
+                if let Ok(at) = s.resolved.lookup(file, Space::Value, callee) {
+                    out.push(at);
+                }
+                stack.extend(args.iter().map(|a| &a.value));
+            }
+            ExprKind::Result(x, _) | ExprKind::Spread(Some(x)) | ExprKind::Unary(_, x) | ExprKind::Bind(_, x) => {
+                stack.push(x)
+            }
+            ExprKind::Typed(x, t) => {
+                stack.push(x);
+                stack.extend(t.dims.iter().filter_map(|d| match d {
+                    DimExpr::Dim(e) => Some(e),
+                    DimExpr::Rest(e, _) => e.as_ref(),
+                }));
+            }
+            ExprKind::Index(a, b) | ExprKind::Binary(_, a, b) | ExprKind::Else(a, b) | ExprKind::Near(a, b) => {
+                stack.extend([&**a, &**b]);
+            }
+            ExprKind::List(l) | ExprKind::Set(l) | ExprKind::Alternatives(l) | ExprKind::Tuple(l) => stack.extend(l),
+            ExprKind::Comprehension { element, over, condition, .. } => {
+                stack.extend([&**element, &**over]);
+                stack.extend(condition.as_deref());
+            }
+            ExprKind::If(a, b, c) => stack.extend([&**a, &**b, &**c]),
+            _ => {}
+        }
+    }
+}
+
+/// Circles in a graph, each once; members of one are not searched again.
+fn circles(nodes: &[ItemRef], edges: &[Vec<ItemRef>]) -> Vec<Vec<ItemRef>> {
+    let index: HashMap<ItemRef, usize> = nodes.iter().enumerate().map(|(i, n)| (*n, i)).collect();
+    let mut state = vec![0u8; nodes.len()];
+    let mut out = Vec::new();
+    for root in 0..nodes.len() {
+        if state[root] != 0 {
+            continue;
+        }
+        let mut stack = vec![(root, 0usize)];
+        state[root] = 1;
+        while let Some(&(node, next)) = stack.last() {
+            let Some(target) = edges[node].get(next) else {
+                state[node] = 2;
+                stack.pop();
+                continue;
+            };
+            if let Some(top) = stack.last_mut() {
+                top.1 += 1;
+            }
+            let Some(&t) = index.get(target) else { continue };
+            match state[t] {
+                0 => {
+                    state[t] = 1;
+                    stack.push((t, 0));
+                }
+                1 => {
+                    let start = stack.iter().position(|(n, _)| *n == t).unwrap_or(0);
+                    out.push(stack[start..].iter().map(|(n, _)| nodes[*n]).collect());
+                }
+                _ => {}
+            }
+        }
+    }
+    out
+}
+
+/// The order in which families can be worked out; circles are reported and left out.
+pub(super) fn family_order(s: &mut Sema<'_>, items: &[(ItemRef, &ast::Family)]) -> Vec<usize> {
+    let index: HashMap<ItemRef, usize> = items.iter().enumerate().map(|(i, (at, _))| (*at, i)).collect();
+    let mut edges: Vec<Vec<ItemRef>> = Vec::new();
+    for (at, f) in items {
+        let mut out = Vec::new();
+        let mut stack = vec![&f.members];
+        while let Some(e) = stack.pop() {
+            match &e.kind {
+                ExprKind::Set(l) => stack.extend(l),
+                ExprKind::Spread(Some(x)) => stack.push(x),
+                ExprKind::Path(p) => out.extend(s.resolved.lookup(at.file, Space::Value, p)),
+                _ => {}
+            }
+        }
+        out.retain(|o| index.contains_key(o));
+        edges.push(out);
+    }
+    let nodes: Vec<ItemRef> = items.iter().map(|(at, _)| *at).collect();
+    let circles = circles(&nodes, &edges);
+    let bad: Vec<ItemRef> = circles.iter().flatten().copied().collect();
+    for c in &circles {
+        report(s, c);
+    }
+    let mut order: Vec<usize> = Vec::new();
+    loop {
+        let ready = (0..items.len()).find(|i| {
+            !order.contains(i)
+                && !bad.contains(&nodes[*i])
+                && edges[*i].iter().all(|e| bad.contains(e) || index.get(e).is_some_and(|j| order.contains(j)))
+        });
+        match ready {
+            Some(i) => order.push(i),
+            None => return order,
+        }
+    }
+}

@@ -1,0 +1,518 @@
+//! Rules: both sides, guards, families written out.
+//!
+//! In: `rule` items. Out: [`Rule`]s, one for each choice of the families, each direction of `<=>`
+//! and each alternative of a left side's root. Holds always: the right side and the guards mention
+//! bound variables only; a rule all of whose heads are scalars is `pointwise`.
+
+use crate::ast::{self, Expr, ExprKind};
+use crate::diag::Diagnostic;
+use crate::dtype::DType;
+use crate::ir::{AExpr, Build, BuildNode, Claim, Class, Head, Origin, Pat, Rule, RuleSetId, ScalarId, Sort, VarId};
+use crate::resolve::{Space, closest};
+
+use super::context::{Callee, Cx, Place, Pos};
+use super::walk::pat_vars;
+use super::{Sema, code};
+
+/// Rules that one declaration may come to.
+const MAX_RULES: usize = 4096;
+
+/// A rule with what its checks need beside it.
+pub(super) struct Checked {
+    pub rule: Rule,
+    /// Where its variables were bound.
+    pub spans: Vec<Option<crate::source::Span>>,
+}
+
+/// All rules of a declaration, and what is wrong with it.
+pub(super) fn rules(s: &Sema<'_>, file: usize, r: &ast::Rule, doc: &str) -> (Vec<Checked>, Vec<Diagnostic>) {
+    let mut cx = Cx::new(s, file);
+    let Some(ruleset) = ruleset(&mut cx, r) else { return (Vec::new(), cx.diags) };
+    let Some(families) = families(&mut cx, r) else { return (Vec::new(), cx.diags) };
+    let count = families.iter().try_fold(1usize, |n, f| n.checked_mul(f.1.len())).unwrap_or(usize::MAX);
+    if count > MAX_RULES {
+        let d = Diagnostic::error(
+            code::TOO_LARGE,
+            format!("the families of `{}` come to more than {MAX_RULES} rules", r.path.text()),
+            r.path.span,
+        )
+        .hint("bind fewer families, or smaller ones");
+        return (Vec::new(), vec![d]);
+    }
+    let mut out = Vec::new();
+    for n in 0..count {
+        let mut choice = Vec::new();
+        let mut rest = n;
+        for (name, members) in families.iter().rev() {
+            choice.push((name.clone(), members[rest % members.len()]));
+            rest /= members.len();
+        }
+        choice.reverse();
+        let directions: &[bool] = if r.both_ways { &[false, true] } else { &[false] };
+        for back in directions {
+            let mut cx = Cx::new(s, file);
+            cx.binders = choice.iter().cloned().collect();
+            let made = one(&mut cx, r, *back);
+            if !cx.diags.is_empty() {
+                // The same mistake shows in every choice.
+                return (Vec::new(), cx.diags);
+            }
+            let Some(made) = made else { return (Vec::new(), cx.diags) };
+            let name = rule_name(s, r, &choice, *back);
+            out.extend(split_roots(cx, made, name, r, ruleset, doc, s));
+        }
+    }
+    (out, Vec::new())
+}
+
+fn rule_name(s: &Sema<'_>, r: &ast::Rule, choice: &[(String, Head)], back: bool) -> String {
+    let mut name = r.path.text();
+    if back {
+        name.push_str(".back");
+    }
+    if !choice.is_empty() {
+        let members: Vec<&str> = choice.iter().map(|(_, h)| s.head_name(*h)).collect();
+        name.push_str(&format!("[{}]", members.join(", ")));
+    }
+    name
+}
+
+fn ruleset(cx: &mut Cx<'_>, r: &ast::Rule) -> Option<RuleSetId> {
+    let [set, _] = r.path.parts.as_slice() else {
+        let d = Diagnostic::error(
+            code::UNKNOWN_NAME,
+            format!("a rule's name is `ruleset::name`, not `{}`", r.path.text()),
+            r.path.span,
+        )
+        .label("which ruleset?")
+        .hint(format!(
+            "write `rule canon::{}: ...`, with the ruleset in which it is to run",
+            r.path.parts.last()?.node
+        ));
+        return cx.report(d);
+    };
+    let path = ast::Path { parts: vec![set.clone()], span: set.span };
+    match cx.s.resolved.lookup(cx.file(), Space::RuleSet, &path) {
+        Ok(item) => cx.s.ruleset_ids.get(&item).copied(),
+        Err(d) => {
+            let mut d = *d;
+            if d.hints.is_empty() {
+                d = d.hint(format!("declare it: `ruleset {} {{ until = fixpoint; nodes = 50 * graph; }}`", set.node));
+            }
+            cx.report(d)
+        }
+    }
+}
+
+/// The members of each binder.
+fn families(cx: &mut Cx<'_>, r: &ast::Rule) -> Option<Vec<(String, Vec<Head>)>> {
+    let mut out: Vec<(String, Vec<Head>)> = Vec::new();
+    for b in &r.binders {
+        if out.iter().any(|(n, _)| *n == b.name.node) {
+            return cx.error(code::DUPLICATE, format!("`{}` is bound twice", b.name.node), b.name.span);
+        }
+        out.push((b.name.node.clone(), family(cx, &b.family)?));
+    }
+    Some(out)
+}
+
+/// The members of a family expression.
+pub(super) fn family(cx: &mut Cx<'_>, e: &Expr) -> Option<Vec<Head>> {
+    let mut out = Vec::new();
+    let mut good = true;
+    members(cx, e, &mut out, &mut good, 0);
+    if !good {
+        return None;
+    }
+    if out.is_empty() {
+        return cx.error(code::FAMILY, "this family is empty", e.span);
+    }
+    Some(out)
+}
+
+fn members(cx: &mut Cx<'_>, e: &Expr, out: &mut Vec<Head>, good: &mut bool, depth: usize) {
+    match &e.kind {
+        ExprKind::Set(items) => items.iter().for_each(|i| members(cx, i, out, good, depth + 1)),
+        ExprKind::Spread(Some(inner)) => members(cx, inner, out, good, depth + 1),
+        ExprKind::Path(p) => {
+            let found = match cx.s.family_of(cx.file(), p) {
+                Some(Ok(list)) => list,
+                Some(Err(())) => {
+                    *good = false; // reported where it is declared
+                    return;
+                }
+                None if p.text() == "pointwise" => {
+                    let d = Diagnostic::error(
+                        code::LATER,
+                        "a variable for a whole pointwise subgraph is not part of this edition",
+                        e.span,
+                    )
+                    .label("for a later edition")
+                    .hint("bind one function: `[g in unary]`");
+                    *good = false;
+                    return cx.report::<()>(d).unwrap_or(());
+                }
+                None => match cx.callee(p) {
+                    Some(Callee::Head(h)) => vec![h],
+                    Some(Callee::Pattern(_)) => {
+                        let d = Diagnostic::error(
+                            code::WRONG_KIND,
+                            format!("`{}` is a pattern; a family has scalars and ops", p.text()),
+                            e.span,
+                        );
+                        *good = false;
+                        return cx.report::<()>(d).unwrap_or(());
+                    }
+                    None => {
+                        *good = false;
+                        return;
+                    }
+                },
+            };
+            for h in found {
+                if !out.contains(&h) {
+                    out.push(h);
+                }
+            }
+        }
+        _ => {
+            *good = false;
+            let d = Diagnostic::error(code::FAMILY, "a family is a name or a set of names", e.span)
+                .hint("write `{relu, gelu}`");
+            cx.report::<()>(d);
+        }
+    }
+}
+
+/// The parts of a rule before its roots' alternatives are split.
+struct Made {
+    lhs: Vec<Pat>,
+    rhs: Vec<Build>,
+    lets: Vec<(VarId, AExpr)>,
+    requires: Vec<AExpr>,
+    prefer: Vec<AExpr>,
+    claims: Vec<Claim>,
+}
+
+fn roots(e: &Expr) -> Vec<&Expr> {
+    match &e.kind {
+        ExprKind::Tuple(items) => items.iter().collect(),
+        _ => vec![e],
+    }
+}
+
+fn one<'a>(cx: &mut Cx<'a>, r: &'a ast::Rule, back: bool) -> Option<Made> {
+    let (left, right) = if back { (&r.rhs, &r.lhs) } else { (&r.lhs, &r.rhs) };
+    cx.place = Place::Pattern;
+    let lhs_exprs = roots(left);
+    let lhs: Vec<Option<Pat>> = lhs_exprs.iter().map(|e| cx.pattern(e, Pos::Tensor)).collect();
+    let lhs: Option<Vec<Pat>> = lhs.into_iter().collect();
+    let settled = cx.settle_deferred();
+    // After a mistake on the left, the names on the right would all look unbound.
+    let (lhs, ()) = (lhs?, settled?);
+    let mut good = true;
+    for (p, e) in lhs.iter().zip(&lhs_exprs) {
+        good &= check_root(cx, p, e).is_some();
+    }
+    good &= check_related(cx, &lhs, left).is_some();
+    cx.place = Place::Let;
+    let mut lets = Vec::new();
+    for (name, e) in &r.lets {
+        if let Some(super::context::Slot::Var(v)) = cx.slot(&name.node).cloned() {
+            let mut d = Diagnostic::error(code::DUPLICATE, format!("`{}` is bound already", name.node), name.span);
+            if let Some(first) = cx.info[v.index()].span {
+                d = d.also(first, "first bound here");
+            }
+            good = false;
+            cx.report::<()>(d);
+            continue;
+        }
+        let x = cx.aexpr(e);
+        let sort = match &x {
+            Some(x) if cx.akind(x) == super::guards::AKind::DType => Sort::DType,
+            _ => Sort::Attr,
+        };
+        let v = cx.declare(&name.node, sort, name.span);
+        match x {
+            Some(x) => lets.push((v, x)),
+            None => good = false,
+        }
+    }
+    cx.place = Place::Right;
+    let rhs = right_side(cx, right, lhs.len(), left);
+    cx.place = Place::Requires;
+    let mut requires = std::mem::take(&mut cx.implied);
+    for g in &r.requires {
+        match cx.guard(g) {
+            Some(g) => requires.push(g),
+            None => good = false,
+        }
+    }
+    cx.place = Place::Prefer;
+    let mut prefer = Vec::new();
+    for g in &r.prefer {
+        match cx.guard(g) {
+            Some(g) => prefer.push(g),
+            None => good = false,
+        }
+    }
+    let claims = claims(cx, &r.classes);
+    let (rhs, claims) = (rhs?, claims?);
+    let lhs = cx.tidy(lhs);
+    good.then_some(Made { lhs, rhs, lets, requires, prefer, claims })
+}
+
+fn check_root(cx: &mut Cx<'_>, p: &Pat, e: &Expr) -> Option<()> {
+    match p {
+        Pat::Node(_) => Some(()),
+        Pat::Bind(_, p) | Pat::Typed(p, _) => check_root(cx, p, e),
+        Pat::OneOf(l) => l.iter().try_for_each(|p| check_root(cx, p, e)),
+        _ => {
+            let d = Diagnostic::error(code::BARE_ROOT, "a left side must be an application", e.span)
+                .label("this matches every tensor")
+                .hint("start with the op or scalar that the rule rewrites: `relu(x)`");
+            cx.report(d)
+        }
+    }
+}
+
+/// Several roots must be held together by variables.
+fn check_related(cx: &mut Cx<'_>, lhs: &[Pat], e: &Expr) -> Option<()> {
+    let sets: Vec<Vec<VarId>> = lhs
+        .iter()
+        .map(|p| {
+            let mut v = Vec::new();
+            pat_vars(p, &mut |x| {
+                if matches!(cx.sort(x), Sort::Tensor | Sort::Tensors | Sort::Term) {
+                    v.push(x);
+                }
+            });
+            v
+        })
+        .collect();
+    let mut reached: Vec<VarId> = sets.first().cloned().unwrap_or_default();
+    let mut open: Vec<usize> = (1..sets.len()).collect();
+    loop {
+        let before = open.len();
+        open.retain(|i| {
+            let joins = sets[*i].iter().any(|v| reached.contains(v));
+            if joins {
+                reached.extend(&sets[*i]);
+            }
+            !joins
+        });
+        if open.is_empty() {
+            return Some(());
+        }
+        if open.len() == before {
+            let at = roots(e)[open[0]].span;
+            let d = Diagnostic::error(code::UNRELATED_ROOTS, "this root shares no tensor with the others", at)
+                .label("would be matched with every other one in the graph")
+                .hint("let all roots share an operand, such as the input of several products");
+            return cx.report(d);
+        }
+    }
+}
+
+fn right_side<'a>(cx: &mut Cx<'a>, right: &'a Expr, count: usize, left: &'a Expr) -> Option<Vec<Build>> {
+    let exprs = roots(right);
+    if count > 1
+        && let [e] = exprs.as_slice()
+        && let ExprKind::Call { callee, optional: false, .. } = &e.kind
+        && let Some(Callee::Head(Head::Op(id))) = quiet_callee(cx, callee)
+    {
+        // One op with as many results as there are roots.
+        let def = cx.s.program.op(id);
+        if def.variadic_result || def.results.len() == count {
+            return every_result(cx, e, count);
+        }
+    }
+    if exprs.len() != count {
+        let d = Diagnostic::error(
+            code::ROOT_COUNT,
+            format!(
+                "the left side has {count} root{}, the right side {}",
+                if count == 1 { "" } else { "s" },
+                exprs.len()
+            ),
+            right.span,
+        )
+        .label("one for each root of the left side")
+        .also(left.span, "the left side");
+        return cx.report(d);
+    }
+    let built: Vec<Option<Build>> = exprs.iter().map(|e| cx.build(e, Pos::Tensor)).collect();
+    built.into_iter().collect()
+}
+
+fn quiet_callee(cx: &mut Cx<'_>, path: &ast::Path) -> Option<Callee> {
+    let n = cx.diags.len();
+    let r = cx.callee(path);
+    cx.diags.truncate(n);
+    r
+}
+
+fn every_result<'a>(cx: &mut Cx<'a>, e: &'a Expr, count: usize) -> Option<Vec<Build>> {
+    let first = cx.build_result(e, 0)?;
+    Some(
+        (0..count)
+            .map(|i| match &first {
+                Build::Node(n) => Build::Node(BuildNode { output: i as u32, ..n.clone() }),
+                other => other.clone(),
+            })
+            .collect(),
+    )
+}
+
+/// One rule for each alternative of its first root.
+fn split_roots(
+    cx: Cx<'_>,
+    made: Made,
+    name: String,
+    r: &ast::Rule,
+    ruleset: RuleSetId,
+    doc: &str,
+    s: &Sema<'_>,
+) -> Vec<Checked> {
+    let (first, others) = match made.lhs.split_first() {
+        Some((f, o)) => (f.clone(), o.to_vec()),
+        None => return Vec::new(),
+    };
+    let firsts = alternatives(first);
+    let several = firsts.len() > 1;
+    let origin: Origin = s.origin(r.path.span);
+    let spans: Vec<_> = cx.info.iter().map(|i| i.span).collect();
+    firsts
+        .into_iter()
+        .enumerate()
+        .map(|(i, f)| {
+            let mut lhs = vec![f];
+            lhs.extend(others.iter().cloned());
+            let pointwise = lhs.len() == 1 && pointwise(&lhs, &made.rhs);
+            let rule = Rule {
+                name: if several { format!("{name}.{}", i + 1) } else { name.clone() },
+                base_name: r.path.text(),
+                ruleset,
+                doc: doc.to_string(),
+                origin: origin.clone(),
+                vars: cx.vars.clone(),
+                lhs,
+                rhs: made.rhs.clone(),
+                lets: made.lets.clone(),
+                requires: made.requires.clone(),
+                prefer: made.prefer.clone(),
+                claims: made.claims.clone(),
+                pointwise,
+                derived: false,
+            };
+            Checked { rule, spans: spans.clone() }
+        })
+        .collect()
+}
+
+fn alternatives(p: Pat) -> Vec<Pat> {
+    match p {
+        Pat::OneOf(l) => l.into_iter().flat_map(alternatives).collect(),
+        Pat::Bind(v, p) => alternatives(*p).into_iter().map(|p| Pat::Bind(v, Box::new(p))).collect(),
+        Pat::Typed(p, t) => alternatives(*p).into_iter().map(|p| Pat::Typed(Box::new(p), t.clone())).collect(),
+        other => vec![other],
+    }
+}
+
+/// True if both sides hold scalars, variables and numbers only.
+pub(super) fn pointwise(lhs: &[Pat], rhs: &[Build]) -> bool {
+    fn pat(p: &Pat) -> bool {
+        match p {
+            Pat::Any | Pat::Var(_) | Pat::Lit { .. } => true,
+            Pat::Bind(_, p) => pat(p),
+            Pat::Node(n) => matches!(n.head, Head::Scalar(_)) && n.args.iter().all(pat),
+            Pat::OneOf(l) => l.iter().all(pat),
+            Pat::Typed(..) | Pat::Absent | Pat::Optional(_) => false,
+        }
+    }
+    fn build(b: &Build) -> bool {
+        match b {
+            Build::Var(_) | Build::Number(_) => true,
+            Build::Node(n) => {
+                matches!(n.head, Head::Scalar(_))
+                    && n.args.iter().all(|a| matches!(a, crate::ir::BuildArg::One(b) if build(b)))
+            }
+            _ => false,
+        }
+    }
+    lhs.iter().all(pat) && rhs.iter().all(build)
+}
+
+/// The claimed rounding classes.
+pub(super) fn claims(cx: &mut Cx<'_>, classes: &[ast::ClassExpr]) -> Option<Vec<Claim>> {
+    let mut out: Vec<Claim> = Vec::new();
+    let mut good = true;
+    for c in classes {
+        let class = match (c.class.node.as_str(), &c.ulp) {
+            ("exact", None) => Some(Class::Exact),
+            ("finite", None) => Some(Class::Finite),
+            ("rounds", None) => Some(Class::Rounds),
+            ("approx", Some(u)) if u.node >= 0.0 && u.node.is_finite() => Some(Class::Approx(u.node)),
+            ("approx", None) => {
+                let d = Diagnostic::error(
+                    code::CLASS,
+                    "`approx` says within how many units in the last place",
+                    c.class.span,
+                )
+                .hint("write `class approx(4)`");
+                cx.report(d)
+            }
+            ("exact" | "finite" | "rounds", Some(u)) => {
+                cx.error(code::CLASS, format!("`{}` takes no number", c.class.node), u.span)
+            }
+            (other, _) => {
+                let mut d =
+                    Diagnostic::error(code::CLASS, format!("there is no rounding class `{other}`"), c.class.span)
+                        .label("unknown class")
+                        .note("classes are exact, finite, rounds and approx(ulp)");
+                if let Some(s) = closest(other, ["exact", "finite", "rounds", "approx"].into_iter()) {
+                    d = d.hint(format!("did you mean `{s}`?"));
+                }
+                cx.report(d)
+            }
+        };
+        let mut dtypes = Vec::new();
+        for n in &c.dtypes {
+            match DType::from_name(&n.node) {
+                Some(d) if out.iter().any(|o| o.dtypes.contains(&d)) || dtypes.contains(&d) => {
+                    good = false;
+                    cx.error::<()>(code::CLASS, format!("`{}` has two classes", n.node), n.span);
+                }
+                Some(d) => dtypes.push(d),
+                None => {
+                    good = false;
+                    let mut d =
+                        Diagnostic::error(code::CLASS, format!("there is no element type `{}`", n.node), n.span);
+                    if let Some(s) = closest(&n.node, DType::ALL.iter().map(|d| d.name())) {
+                        d = d.hint(format!("did you mean `{s}`?"));
+                    }
+                    cx.report::<()>(d);
+                }
+            }
+        }
+        match class {
+            Some(class) => out.push(Claim { class, dtypes }),
+            None => good = false,
+        }
+    }
+    good.then_some(out)
+}
+
+/// All scalars with that many number parameters and a number as result.
+pub(super) fn of_arity(s: &Sema<'_>, n: usize) -> Vec<Head> {
+    use crate::dtype::Kind;
+    s.program
+        .scalars
+        .iter()
+        .enumerate()
+        .filter(|(_, d)| {
+            d.params.len() == n && d.result == Kind::Number && d.params.iter().all(|p| p.1 == Kind::Number)
+        })
+        .map(|(i, _)| Head::Scalar(ScalarId(i as u32)))
+        .collect()
+}

@@ -1,0 +1,149 @@
+//! Rulesets: their budgets, and the order in which they run.
+//!
+//! Holds always: `fold`, which holds the rules that the compiler makes, runs first; the others run in
+//! the order of their files and lines, unless `after` says otherwise.
+
+use std::collections::HashMap;
+
+use crate::ast::{self, ExprKind, ItemKind, Setting};
+use crate::diag::Diagnostic;
+use crate::ir::{Origin, RuleSetDef, RuleSetId};
+use crate::resolve::{ItemRef, Space, closest};
+
+use super::{Sema, code};
+
+/// The ruleset of derived rules.
+pub(super) const FOLD: RuleSetId = RuleSetId(0);
+
+const SETTINGS: &[&str] = &["until", "iterations", "nodes", "time", "after"];
+/// Milliseconds that a ruleset runs at most, where it does not say.
+const DEFAULT_TIME_MS: u64 = 10_000;
+/// Nodes that a ruleset may come to, where it does not say: so many for each node of the graph.
+const DEFAULT_NODES: (u64, u64) = (10_000, 50);
+
+pub(super) fn collect(s: &mut Sema<'_>) {
+    let fold = RuleSetDef {
+        name: "fold".to_string(),
+        doc: "Bodies become the names of what they compute: rules that the compiler makes.".to_string(),
+        origin: Origin::default(),
+        iterations: None,
+        nodes: DEFAULT_NODES,
+        time_ms: DEFAULT_TIME_MS,
+    };
+    let mut sets: Vec<(Option<ItemRef>, RuleSetDef, Option<ItemRef>)> = vec![(None, fold, None)];
+    for (at, item) in s.items() {
+        let ItemKind::RuleSet(r) = &item.kind else { continue };
+        let mut def = RuleSetDef {
+            name: r.name.node.clone(),
+            doc: item.doc.clone(),
+            origin: s.origin(r.name.span),
+            iterations: None,
+            nodes: DEFAULT_NODES,
+            time_ms: DEFAULT_TIME_MS,
+        };
+        let mut after = None;
+        let mut seen: HashMap<&str, ()> = HashMap::new();
+        for setting in &r.settings {
+            if seen.insert(&setting.key.node, ()).is_some() {
+                s.diags.push(Diagnostic::error(
+                    code::SETTING,
+                    format!("`{}` is set twice", setting.key.node),
+                    setting.key.span,
+                ));
+                continue;
+            }
+            if let Err(d) = apply(s, at.file, &mut def, &mut after, setting) {
+                s.diags.push(*d);
+            }
+        }
+        sets.push((Some(at), def, after));
+    }
+    // A stable order in which `after` holds; a circle of them keeps the file order.
+    let mut order: Vec<usize> = Vec::new();
+    while order.len() < sets.len() {
+        let next = (0..sets.len()).find(|i| {
+            !order.contains(i)
+                && sets[*i].2.is_none_or(|a| order.iter().any(|o| sets[*o].0 == Some(a)) || sets[*i].0 == Some(a))
+        });
+        match next.or_else(|| (0..sets.len()).find(|i| !order.contains(i))) {
+            Some(i) => order.push(i),
+            None => break,
+        }
+    }
+    for i in order {
+        let (at, def, _) = sets[i].clone();
+        if let Some(at) = at {
+            s.ruleset_ids.insert(at, RuleSetId(s.program.rulesets.len() as u32));
+        }
+        s.program.rulesets.push(def);
+    }
+}
+
+fn apply(
+    s: &Sema<'_>,
+    file: usize,
+    def: &mut RuleSetDef,
+    after: &mut Option<ItemRef>,
+    setting: &Setting,
+) -> Result<(), Box<Diagnostic>> {
+    let at = setting.value.span;
+    let bad =
+        |what: &str| Err(Box::new(Diagnostic::error(code::SETTING, format!("`{}` is {what}", setting.key.node), at)));
+    match setting.key.node.as_str() {
+        "until" => match &setting.value.kind {
+            ExprKind::Path(p) if p.text() == "fixpoint" => def.iterations = None,
+            _ => return bad("`fixpoint`; a number of rounds is set by `iterations`"),
+        },
+        "iterations" => match whole(&setting.value) {
+            Some(n) if n >= 1 => def.iterations = Some(u32::try_from(n).unwrap_or(u32::MAX)),
+            _ => return bad("a whole number of at least 1"),
+        },
+        "time" => match whole(&setting.value) {
+            Some(n) if n >= 1 => def.time_ms = n,
+            _ => return bad("a whole number of milliseconds, at least 1"),
+        },
+        "nodes" => match budget(&setting.value) {
+            Some(n) if n != (0, 0) => def.nodes = n,
+            _ => return bad("a number such as `50 * graph`, `20000` or `20000 + 50 * graph`"),
+        },
+        "after" => match &setting.value.kind {
+            ExprKind::Path(p) => *after = Some(s.resolved.lookup(file, Space::RuleSet, p)?),
+            _ => return bad("the name of a ruleset"),
+        },
+        other => {
+            let mut d =
+                Diagnostic::error(code::SETTING, format!("a ruleset has no setting `{other}`"), setting.key.span)
+                    .note(format!("settings are {}", SETTINGS.join(", ")));
+            if let Some(n) = closest(other, SETTINGS.iter().copied()) {
+                d = d.hint(format!("did you mean `{n}`?"));
+            }
+            return Err(Box::new(d));
+        }
+    }
+    Ok(())
+}
+
+fn whole(e: &ast::Expr) -> Option<u64> {
+    match e.kind {
+        ExprKind::Number { value, integer: true } if (0.0..=1e15).contains(&value) => Some(value as u64),
+        _ => None,
+    }
+}
+
+/// `fixed + per_node * graph`, in any order, as the two numbers.
+fn budget(e: &ast::Expr) -> Option<(u64, u64)> {
+    use ast::BinaryOp::{Add, Mul};
+    match &e.kind {
+        ExprKind::Path(p) if p.text() == "graph" => Some((0, 1)),
+        ExprKind::Binary(Add, a, b) => {
+            let (a, b) = (budget(a)?, budget(b)?);
+            Some((a.0.saturating_add(b.0), a.1.saturating_add(b.1)))
+        }
+        ExprKind::Binary(Mul, a, b) => match (whole(a), whole(b)) {
+            (Some(n), _) => budget(b).map(|b| (b.0.saturating_mul(n), b.1.saturating_mul(n))),
+            (_, Some(n)) => budget(a).map(|a| (a.0.saturating_mul(n), a.1.saturating_mul(n))),
+            _ => None,
+        },
+        _ => whole(e).map(|n| (n, 0)),
+    }
+}

@@ -1,0 +1,202 @@
+//! Types with variables: `T[..s, m, k]` in op declarations and on left sides.
+//!
+//! In: a type as written. Out: a [`TypePat`]. Holds always: a name that is seen first in a type that
+//! binds becomes a variable; in a result type every name must be bound already.
+
+use crate::ast::{DimExpr, Expr, ExprKind, Name, TypeExpr};
+use crate::diag::Diagnostic;
+use crate::dtype::DType;
+use crate::ir::{AExpr, DTypePat, DimPat, RestPat, Sort, TypePat};
+use crate::resolve::closest;
+
+use super::code;
+use super::context::{Cx, Slot};
+
+/// Whether a type binds its names.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum TypeMode {
+    /// Of an operand: new names become variables.
+    Bind,
+    /// Of a result: all names are bound.
+    Result,
+}
+
+impl<'a> Cx<'a> {
+    /// A type as written.
+    pub(super) fn type_pat(&mut self, t: &'a TypeExpr, mode: TypeMode) -> Option<TypePat> {
+        let dtype = self.dtype_pat(&t.dtype, mode);
+        let (mut prefix, mut suffix, mut rest) = (Vec::new(), Vec::new(), None);
+        let mut good = true;
+        for d in &t.dims {
+            match d {
+                DimExpr::Rest(e, span) => {
+                    if rest.is_some() {
+                        let d = Diagnostic::error(code::BAD_TYPE, "a shape has one rest at most", *span)
+                            .label("a second `..`")
+                            .hint(
+                                "split the pattern, or match the whole shape with one rest and index it in `requires`",
+                            );
+                        self.report::<()>(d);
+                        good = false;
+                        continue;
+                    }
+                    let r = match e {
+                        None => Some(RestPat::Any),
+                        Some(e) => self.rest_pat(e, mode),
+                    };
+                    good &= r.is_some();
+                    rest = Some(r.unwrap_or(RestPat::Any));
+                }
+                DimExpr::Dim(e) => match self.dim_pat(e, mode) {
+                    Some(p) if rest.is_some() => suffix.push(p),
+                    Some(p) => prefix.push(p),
+                    None => good = false,
+                },
+            }
+        }
+        let dtype = dtype?;
+        good.then_some(TypePat { dtype, prefix, rest, suffix })
+    }
+
+    fn dtype_pat(&mut self, name: &Name, mode: TypeMode) -> Option<DTypePat> {
+        if name.node == "_" {
+            return Some(DTypePat::Any);
+        }
+        if let Some(d) = DType::from_name(&name.node) {
+            return Some(DTypePat::Is(d));
+        }
+        match self.slot(&name.node).cloned() {
+            Some(Slot::Var(v)) if self.sort(v) == Sort::DType => {
+                let is_attribute = mode == TypeMode::Result && v.index() < self.params;
+                Some(if is_attribute { DTypePat::Expr(AExpr::Var(v)) } else { DTypePat::Var(v) })
+            }
+            Some(Slot::Var(v)) => self.wrong_sort(&name.node, v, Sort::DType, name.span),
+            Some(Slot::Param { .. }) => {
+                self.error(code::MISPLACED, "a parameter of a pattern cannot be an element type", name.span)
+            }
+            None => {
+                // `fp16` is a slip, `T` a variable.
+                let variable = name.node.starts_with(|c: char| c.is_ascii_uppercase());
+                if mode == TypeMode::Bind && variable {
+                    return Some(DTypePat::Var(self.declare(&name.node, Sort::DType, name.span)));
+                }
+                let mut d =
+                    Diagnostic::error(code::BAD_TYPE, format!("there is no element type `{}`", name.node), name.span)
+                        .label("unknown element type");
+                if variable {
+                    d.message = format!("no operand binds the element type `{}`", name.node);
+                    d = d
+                        .label("not bound")
+                        .hint("a result's element type is that of an operand, or an attribute of type `dtype`");
+                } else {
+                    let names: Vec<&str> = DType::ALL.iter().map(|d| d.name()).collect();
+                    d = d.note(format!("element types are {}", names.join(", ")));
+                    if let Some(s) = closest(&name.node, names.into_iter()) {
+                        d = d.hint(format!(
+                            "did you mean `{s}`? (variables for element types start with a capital: `T`)"
+                        ));
+                    }
+                }
+                self.report(d)
+            }
+        }
+    }
+
+    fn dim_pat(&mut self, e: &'a Expr, mode: TypeMode) -> Option<DimPat> {
+        if let ExprKind::Hole = e.kind {
+            return Some(DimPat::Any);
+        }
+        if let Some(name) = single(e) {
+            match self.slot(&name.node).cloned() {
+                None if mode == TypeMode::Bind && DType::from_name(&name.node).is_none() => {
+                    return Some(DimPat::Var(self.declare(&name.node, Sort::Attr, name.span)));
+                }
+                Some(Slot::Var(v)) if self.sort(v) == Sort::Attr => return Some(DimPat::Var(v)),
+                Some(Slot::Var(v)) if self.sort(v) == Sort::Shape => {
+                    let d = Diagnostic::error(
+                        code::BAD_TYPE,
+                        format!("`{}` is a rest of sizes, not one size", name.node),
+                        e.span,
+                    )
+                    .hint(format!("write `..{}`", name.node));
+                    return self.report(d);
+                }
+                _ => {}
+            }
+        }
+        if mode == TypeMode::Bind {
+            // `2 * n` with a new `n` is solved for it.
+            let free = self.free_names(e);
+            if let [one] = free.as_slice() {
+                self.declare(&one.node, Sort::Attr, one.span);
+            }
+        }
+        Some(DimPat::Expr(self.aexpr(e)?))
+    }
+
+    fn rest_pat(&mut self, e: &'a Expr, mode: TypeMode) -> Option<RestPat> {
+        if let Some(name) = single(e) {
+            match self.slot(&name.node).cloned() {
+                None if mode == TypeMode::Bind => {
+                    return Some(RestPat::Var(self.declare(&name.node, Sort::Shape, name.span)));
+                }
+                Some(Slot::Var(v)) if matches!(self.sort(v), Sort::Shape | Sort::Attr) => return Some(RestPat::Var(v)),
+                _ => {}
+            }
+        }
+        Some(RestPat::Expr(self.aexpr(e)?))
+    }
+
+    /// Names in an attribute expression that nothing has bound yet.
+    pub(super) fn free_names(&self, e: &'a Expr) -> Vec<&'a Name> {
+        let mut out = Vec::new();
+        self.collect_free(e, &mut Vec::new(), &mut out);
+        out
+    }
+
+    fn collect_free(&self, e: &'a Expr, bound: &mut Vec<&'a str>, out: &mut Vec<&'a Name>) {
+        match &e.kind {
+            ExprKind::Path(_) => {
+                if let Some(n) = single(e) {
+                    let known = self.slot(&n.node).is_some() || bound.contains(&n.node.as_str());
+                    if !known && DType::from_name(&n.node).is_none() && !out.iter().any(|o| o.node == n.node) {
+                        out.push(n);
+                    }
+                }
+            }
+            ExprKind::Call { args, .. } => args.iter().for_each(|a| self.collect_free(&a.value, bound, out)),
+            ExprKind::List(l) | ExprKind::Set(l) | ExprKind::Tuple(l) => {
+                l.iter().for_each(|x| self.collect_free(x, bound, out))
+            }
+            ExprKind::Spread(Some(x)) | ExprKind::Unary(_, x) | ExprKind::Result(x, _) => {
+                self.collect_free(x, bound, out)
+            }
+            ExprKind::Index(a, b) | ExprKind::Binary(_, a, b) => {
+                self.collect_free(a, bound, out);
+                self.collect_free(b, bound, out);
+            }
+            ExprKind::If(a, b, c) => [a, b, c].into_iter().for_each(|x| self.collect_free(x, bound, out)),
+            ExprKind::Comprehension { element, name, over, condition } => {
+                self.collect_free(over, bound, out);
+                bound.push(&name.node);
+                self.collect_free(element, bound, out);
+                if let Some(c) = condition {
+                    self.collect_free(c, bound, out);
+                }
+                bound.pop();
+            }
+            _ => {}
+        }
+    }
+}
+
+/// The name, if the expression is a bare one.
+pub(super) fn single(e: &Expr) -> Option<&Name> {
+    match &e.kind {
+        ExprKind::Path(p) => match p.parts.as_slice() {
+            [one] => Some(one),
+            _ => None,
+        },
+        _ => None,
+    }
+}
