@@ -142,12 +142,29 @@ pub fn type_fact(fact: Fact, ty: &TensorType) -> Option<AttrValue> {
     }
 }
 
+/// The values of an op's variables (attributes, sizes, element types) for these attribute values and
+/// operands, its bounds and requirements checked. What a body's formulas are evaluated with.
+pub fn bind_op(def: &OpDef, attrs: &[AttrValue], operands: &[Option<TensorType>]) -> Result<Bindings, TypeError> {
+    bind(def, attrs, operands, &assign(def, operands)?)
+}
+
 fn defined(
     def: &OpDef,
     attrs: &[AttrValue],
     operands: &[Option<TensorType>],
     slots: &Slots,
 ) -> Result<Vec<TensorType>, TypeError> {
+    let bindings = bind(def, attrs, operands, slots)?;
+    let facts = OperandFacts { operands, slots };
+    def.results.iter().map(|pat| result_type(def, pat, &bindings, &facts)).collect()
+}
+
+fn bind(
+    def: &OpDef,
+    attrs: &[AttrValue],
+    operands: &[Option<TensorType>],
+    slots: &Slots,
+) -> Result<Bindings, TypeError> {
     let mut bindings = Bindings::default();
     for ((i, _), value) in def.attrs().zip(attrs) {
         bindings.values.insert(VarId(i as u32), value.clone());
@@ -175,7 +192,7 @@ fn defined(
     check_bounds(def, &bindings)?;
     let facts = OperandFacts { operands, slots };
     check_requires(def, &bindings, &facts)?;
-    def.results.iter().map(|pat| result_type(def, pat, &bindings, &facts)).collect()
+    Ok(bindings)
 }
 
 fn match_operand(param: &Param, ty: &TensorType, bindings: &mut Bindings) -> Result<(), Mismatch> {

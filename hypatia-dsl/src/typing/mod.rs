@@ -20,7 +20,7 @@ use crate::shape::{Shape, show_shape};
 
 pub use attrs::normalise_attrs;
 pub use eval::{eval, eval_guard, same_value};
-pub use infer::{apply_op, apply_scalar, type_fact};
+pub use infer::{apply_op, apply_scalar, bind_op, type_fact};
 pub use matching::{Mismatch, match_dims, match_type, match_type_or_why};
 pub use show::{show_expr, show_type_pat, show_value};
 

@@ -4,8 +4,14 @@
 //! interprets them, `emit::cuda` prints them. Holds always: a term's `In { input }` indexes
 //! `inputs`, and for row-wise kernels, from `inputs.len()` on, the results of earlier `steps`.
 
+mod derive;
+mod interpret;
+
 use crate::dtype::DType;
 use crate::scalar::Term;
+
+pub use derive::derive_rowwise;
+pub use interpret::interpret_rowwise;
 
 /// How an operand of a pointwise kernel is indexed, the output being `[outer, n]` row-major.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
