@@ -1,1 +1,83 @@
-//! See the submodules.
+//! The optimiser: a graph, rewritten by the rules of its program.
+//!
+//! In: a [`Graph`] and [`Options`]. Out: an equal graph that costs less, and a [`Report`] of what was done. The way
+//! through: defined ops unfold, the graph enters an e-graph (`lower`), the rulesets run in order, each to a fixpoint
+//! (`saturate`), the cheapest graph is chosen (`extract`, by `cost`), uses are counted anew on it, and the
+//! rulesets run again until nothing changes. Holds always: the result passes `Graph::validate`, has the inputs and
+//! outputs of the given graph, and does not cost more.
+
+pub mod analysis;
+pub mod apply;
+pub mod cluster;
+pub mod cost;
+pub mod explain;
+pub mod extract;
+pub mod facts;
+pub mod language;
+pub mod lower;
+pub mod matcher;
+pub mod report;
+pub mod rewrites;
+pub mod saturate;
+mod session;
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashSet;
+use std::time::Duration;
+
+pub use report::{Firing, Report, Stage, Stop, Summary};
+pub use rewrites::rewrites;
+
+use crate::device::Device;
+use crate::error::Result;
+use crate::graph::Graph;
+
+/// Settings of the optimiser.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The device whose costs decide.
+    pub device: Device,
+    /// Allow rules that claim no more than an approximation.
+    pub approx: bool,
+    /// Fire no rule at all: defined ops are unfolded, no more.
+    pub no_rules: bool,
+    /// Rules, families of rules (`fuse::unary`) or rulesets that do not fire.
+    pub disabled: HashSet<String>,
+    /// Nodes of the e-graph at most, whatever the rulesets say.
+    pub max_nodes: usize,
+    /// Time at most.
+    pub max_time: Duration,
+    /// Bytes of the e-graph at most (an estimate).
+    pub max_memory: usize,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            device: Device::cpu(),
+            approx: false,
+            no_rules: false,
+            disabled: HashSet::new(),
+            max_nodes: 2_000_000,
+            max_time: Duration::from_secs(30),
+            max_memory: 1 << 30,
+        }
+    }
+}
+
+/// An optimised graph.
+#[derive(Clone, Debug)]
+pub struct Optimized {
+    /// The graph.
+    pub graph: Graph,
+    /// What was done.
+    pub report: Report,
+}
+
+/// Optimises a graph with the rules of its program.
+pub fn optimize(graph: &Graph, options: &Options) -> Result<Optimized> {
+    let mut session = session::Session::start(graph, options)?;
+    session.run();
+    session.finish()
+}

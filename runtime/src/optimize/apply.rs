@@ -1,0 +1,493 @@
+//! Putting the right side of a rule into the e-graph.
+//!
+//! In: a match. Out: new nodes, and the classes of the roots merged with them, or the reason why not. Holds
+//! always: nothing is merged unless the rule's claim covers the dtype at hand, every `requires` is known to be
+//! true, every node that is built type-checks, and both sides have the same type; the limits of the stage are
+//! looked at before every node.
+
+use egg::Id;
+use hypatia_dsl::dtype::DType;
+use hypatia_dsl::ir::{
+    AExpr, AttrValue, Build, BuildArg, BuildNode, Class, Head, OpBody, OpDef, OpId, ParamKind, Pat, Rule, ScalarId,
+    VarId,
+};
+use hypatia_dsl::typing::{self, Bindings, TensorType};
+
+use super::analysis::{Sort, class_type, conflict, has_several_results, is_term, node_types, term_kind};
+use super::language::{EGraph, Node, Payload};
+use super::matcher::{Match, MatchFacts, Slot};
+
+/// Why a match was not applied.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Reject {
+    /// The rule does not claim to hold for that dtype, or only approximately.
+    Claim(DType),
+    /// That `requires` is not known to be true.
+    Requires(usize),
+    /// That `prefer` is not true.
+    Prefer(usize),
+    /// That `let` has no value here.
+    Let(VarId),
+    /// The right side does not type-check, or is not of the left side's type.
+    Type(String),
+    /// `build(...)` over something that is not a constant.
+    NotConstant,
+    /// A limit of the stage.
+    Budget,
+}
+
+/// What came of applying a match.
+#[derive(Clone, Debug, Default)]
+pub struct Applied {
+    /// True if the e-graph says more than before.
+    pub changed: bool,
+    /// For each root that is not a mere variable, the node that was built for it, as it was then.
+    pub built: Vec<Node>,
+}
+
+/// Whether approximations are allowed, and other settings of applying.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Policy {
+    /// Rules that claim no more than `approx` may fire.
+    pub approx: bool,
+}
+
+/// Whether a rule may fire for values of that dtype.
+pub fn claimed(rule: &Rule, dtype: DType, policy: Policy) -> bool {
+    let strongest = |c: &Class| policy.approx || !matches!(c, Class::Approx(_));
+    if rule.claims.is_empty() {
+        return true;
+    }
+    rule.claims.iter().any(|c| (c.dtypes.is_empty() || c.dtypes.contains(&dtype)) && strongest(&c.class))
+}
+
+/// Works out the `let`s of a match and checks its claims and guards. With `profit` false, `prefer` is not asked.
+pub fn check(egraph: &EGraph, rule: &Rule, m: &mut Match, policy: Policy, profit: bool) -> Result<(), Reject> {
+    for root in &m.roots {
+        match egraph[*root].data.sort {
+            Sort::Tensor(t) => {
+                let dtype = egraph.analysis.ty(t).dtype;
+                if !claimed(rule, dtype, policy) {
+                    return Err(Reject::Claim(dtype));
+                }
+            }
+            // Terms are shared by products of all dtypes, and compute in f32 or f64.
+            Sort::Term(_) => {
+                for dtype in [DType::F32, DType::F64] {
+                    if !claimed(rule, dtype, policy) {
+                        return Err(Reject::Claim(dtype));
+                    }
+                }
+            }
+            _ => return Err(Reject::Type("the root is no tensor".to_string())),
+        }
+    }
+    for (var, expr) in &rule.lets {
+        let facts = MatchFacts { egraph, slots: &m.slots, device: None };
+        let value = typing::eval(expr, &m.values, &facts).ok_or(Reject::Let(*var))?;
+        m.values.values.insert(*var, value);
+    }
+    let facts = MatchFacts { egraph, slots: &m.slots, device: None };
+    let holds = |g: &AExpr| typing::eval(g, &m.values, &facts) == Some(AttrValue::Bool(true));
+    if let Some(i) = rule.requires.iter().position(|g| !holds(g)) {
+        return Err(Reject::Requires(i));
+    }
+    if profit && let Some(i) = rule.prefer.iter().position(|g| !holds(g)) {
+        return Err(Reject::Prefer(i));
+    }
+    Ok(())
+}
+
+/// Builds the right side of a checked match and merges it with the left.
+pub fn apply(egraph: &mut EGraph, rule: &Rule, terms: bool, m: &Match) -> Result<Applied, Reject> {
+    let mut ids = Vec::with_capacity(rule.rhs.len());
+    let mut built = Vec::new();
+    for (build, root) in rule.rhs.iter().zip(&m.roots) {
+        let mut builder = Builder { egraph, m, replaced: *root, items: Vec::new(), depth: 0, last: None };
+        let id = if terms { builder.term(build)? } else { builder.root(build)? };
+        built.extend(builder.last);
+        ids.push(id);
+    }
+    for (id, root) in ids.iter().zip(&m.roots) {
+        if let Some(why) = conflict(egraph, *id, *root) {
+            return Err(Reject::Type(format!("its two sides differ: {why}")));
+        }
+    }
+    let mut changed = false;
+    for (id, root) in ids.iter().zip(&m.roots) {
+        changed |= egraph.union(*root, *id);
+    }
+    Ok(Applied { changed, built })
+}
+
+struct Builder<'a> {
+    egraph: &'a mut EGraph,
+    m: &'a Match,
+    replaced: Id,
+    /// Variables of comprehensions over operands.
+    items: Vec<(VarId, Id)>,
+    /// Bodies of ops that are being unfolded.
+    depth: usize,
+    /// The node that was added last.
+    last: Option<Node>,
+}
+
+/// Ops within bodies of ops at most.
+const MAX_UNFOLD: usize = 16;
+
+/// True if the pattern is that op.
+pub fn implements(pattern: &Pat, op: OpId) -> bool {
+    match pattern {
+        Pat::Node(n) => n.head == Head::Op(op),
+        Pat::Bind(_, p) | Pat::Typed(p, _) => implements(p, op),
+        Pat::OneOf(ps) => ps.iter().any(|p| implements(p, op)),
+        _ => false,
+    }
+}
+
+type Built = Result<Id, Reject>;
+
+fn ill_typed(message: impl Into<String>) -> Reject {
+    Reject::Type(message.into())
+}
+
+impl Builder<'_> {
+    fn eval(&self, expr: &AExpr) -> Option<AttrValue> {
+        if self.items.is_empty() {
+            return typing::eval(
+                expr,
+                &self.m.values,
+                &MatchFacts { egraph: self.egraph, slots: &self.m.slots, device: None },
+            );
+        }
+        let mut slots = self.m.slots.clone();
+        for (v, id) in &self.items {
+            if let Some(slot) = slots.get_mut(v.index()) {
+                *slot = Slot::Class(*id);
+            }
+        }
+        typing::eval(expr, &self.m.values, &MatchFacts { egraph: self.egraph, slots: &slots, device: None })
+    }
+
+    fn truth(&self, guard: &AExpr) -> Result<bool, Reject> {
+        match self.eval(guard) {
+            Some(AttrValue::Bool(b)) => Ok(b),
+            _ => Err(ill_typed("the condition of an `if` is not known")),
+        }
+    }
+
+    fn number(&self, expr: &AExpr) -> Result<f64, Reject> {
+        match self.eval(expr) {
+            Some(AttrValue::Float(v)) => Ok(v),
+            Some(AttrValue::Bool(b)) => Ok(f64::from(u8::from(b))),
+            Some(AttrValue::Dim(d)) => {
+                d.as_const().map(|c| c as f64).ok_or_else(|| ill_typed(format!("the size `{d}` is not known")))
+            }
+            _ => Err(ill_typed("a number cannot be computed")),
+        }
+    }
+
+    fn absent(&mut self) -> Built {
+        self.add(Node::leaf(Payload::Absent))
+    }
+
+    fn variable(&mut self, v: VarId) -> Built {
+        if let Some((_, id)) = self.items.iter().rev().find(|(w, _)| *w == v) {
+            return Ok(*id);
+        }
+        match self.m.slots.get(v.index()) {
+            Some(Slot::Class(id)) => Ok(self.egraph.find(*id)),
+            Some(Slot::Absent) => self.absent(),
+            _ => Err(ill_typed("a variable stands for no tensor")),
+        }
+    }
+
+    fn is_absent(&self, v: VarId) -> bool {
+        matches!(self.m.slots.get(v.index()), Some(Slot::Absent) | None)
+    }
+
+    /// Adds a node whose type is known to be right, within the limits.
+    fn add(&mut self, node: Node) -> Built {
+        let limit = self.egraph.analysis.limits.nodes;
+        if self.egraph.total_size() >= limit && self.egraph.lookup(node.clone()).is_none() {
+            return Err(Reject::Budget);
+        }
+        let checked = match node.payload {
+            Payload::Absent | Payload::Acc => Ok(()),
+            p if is_term(p) => term_kind(self.egraph, &node).map(drop),
+            _ => node_types(self.egraph, &node).map(drop),
+        };
+        checked.map_err(Reject::Type)?;
+        self.last = Some(node.clone());
+        Ok(self.egraph.add(node))
+    }
+
+    /// A splat constant.
+    fn splat(&mut self, ty: TensorType, value: f64) -> Built {
+        let bits = ty.dtype.round(value).to_bits();
+        let ty = self.egraph.analysis.type_id(ty);
+        self.add(Node::leaf(Payload::Splat(ty, bits)))
+    }
+
+    /// The whole right side: a number there fills the type of what it replaces.
+    fn root(&mut self, build: &Build) -> Built {
+        if let Build::Number(expr) = build {
+            let value = self.number(expr)?;
+            let ty = class_type(self.egraph, self.replaced).cloned().ok_or_else(|| ill_typed("no tensor"))?;
+            return self.splat(ty, value);
+        }
+        let hint = class_type(self.egraph, self.replaced).map(|t| t.dtype);
+        self.tensor(build, hint)
+    }
+
+    /// A tensor; `hint` is the dtype of numbers that stand alone.
+    fn tensor(&mut self, build: &Build, hint: Option<DType>) -> Built {
+        match build {
+            Build::Var(v) => self.variable(*v),
+            Build::Absent => self.absent(),
+            Build::Number(expr) => {
+                let value = self.number(expr)?;
+                let dtype = hint.ok_or_else(|| ill_typed("a number has no tensor beside it"))?;
+                self.splat(TensorType { dtype, shape: Vec::new() }, value)
+            }
+            Build::Else(v, other) if self.is_absent(*v) => self.tensor(other, hint),
+            Build::Else(v, _) => self.variable(*v),
+            Build::Frozen(inner) => {
+                let id = self.tensor(inner, hint)?;
+                if self.egraph[id].data.constant { Ok(id) } else { Err(Reject::NotConstant) }
+            }
+            Build::If(guard, a, b) => {
+                let branch = if self.truth(guard)? { a } else { b };
+                self.tensor(branch, hint)
+            }
+            Build::Node(n) => match n.head {
+                Head::Op(op) => self.op(op, n, hint),
+                Head::Scalar(s) => self.scalar(s, n, hint),
+                Head::Acc | Head::In(_) | Head::TermCast => Err(ill_typed("a term stands outside of an epilogue")),
+            },
+        }
+    }
+
+    /// True if the expression has no tensor of its own, so that its dtype comes from beside it.
+    fn needs_hint(&self, build: &Build) -> bool {
+        match build {
+            Build::Number(_) => true,
+            Build::Var(_) | Build::Absent => false,
+            Build::Else(v, other) => self.is_absent(*v) && self.needs_hint(other),
+            Build::Frozen(inner) => self.needs_hint(inner),
+            Build::If(guard, a, b) => match self.truth(guard) {
+                Ok(true) => self.needs_hint(a),
+                Ok(false) => self.needs_hint(b),
+                Err(_) => false,
+            },
+            Build::Node(n) => {
+                !n.args.is_empty()
+                    && n.args.iter().all(|a| matches!(a, BuildArg::One(b) if self.needs_hint(b)))
+                    && matches!(n.head, Head::Scalar(_))
+            }
+        }
+    }
+
+    /// Operands in order: those with a type of their own first, then numbers in the dtype of the first of them
+    /// that holds numbers.
+    fn operands(
+        &mut self,
+        args: &[(&Build, Option<(VarId, Id)>, bool)],
+        hint: Option<DType>,
+    ) -> Result<Vec<Id>, Reject> {
+        let mut out: Vec<Option<Id>> = vec![None; args.len()];
+        let mut dtype = None;
+        for pass in [false, true] {
+            for (i, (build, item, is_term)) in args.iter().enumerate() {
+                if self.needs_hint(build) != pass || out[i].is_some() {
+                    continue;
+                }
+                if let Some(item) = item {
+                    self.items.push(*item);
+                }
+                let id = if *is_term { self.term(build) } else { self.tensor(build, dtype.or(hint)) };
+                if item.is_some() {
+                    self.items.pop();
+                }
+                let id = id?;
+                if let Some(t) = class_type(self.egraph, id)
+                    && (t.dtype != DType::Bool || args.len() == 1)
+                {
+                    dtype = dtype.or(Some(t.dtype));
+                }
+                out[i] = Some(id);
+            }
+        }
+        out.into_iter().collect::<Option<_>>().ok_or_else(|| ill_typed("an operand is missing"))
+    }
+
+    fn arguments<'b>(
+        &mut self,
+        n: &'b BuildNode,
+        is_term: &dyn Fn(usize) -> bool,
+        hint: Option<DType>,
+        spreads: &'b mut Vec<(Build, Id)>,
+    ) -> Result<Vec<Id>, Reject> {
+        for arg in &n.args {
+            if let BuildArg::Spread(v) = arg {
+                let Some(Slot::Classes(ids)) = self.m.slots.get(v.index()) else {
+                    return Err(ill_typed("a variable stands for no list of operands"));
+                };
+                spreads.extend(ids.iter().map(|id| (Build::Var(*v), *id)));
+            }
+        }
+        let spreads: &'b [(Build, Id)] = spreads;
+        let mut next_spread = spreads.iter();
+        let mut args: Vec<(&Build, Option<(VarId, Id)>, bool)> = Vec::new();
+        for (i, arg) in n.args.iter().enumerate() {
+            match arg {
+                BuildArg::One(b) => args.push((b, None, is_term(i))),
+                BuildArg::Spread(v) => {
+                    let count = match self.m.slots.get(v.index()) {
+                        Some(Slot::Classes(ids)) => ids.len(),
+                        _ => 0,
+                    };
+                    args.extend(next_spread.by_ref().take(count).map(|(b, id)| (b, Some((*v, *id)), false)));
+                }
+                BuildArg::Each { element, item, over } => {
+                    let Some(Slot::Classes(ids)) = self.m.slots.get(over.index()) else {
+                        return Err(ill_typed("a variable stands for no list of operands"));
+                    };
+                    args.extend(ids.iter().map(|id| (element, Some((*item, *id)), false)));
+                }
+            }
+        }
+        self.operands(&args, hint)
+    }
+
+    fn scalar(&mut self, s: ScalarId, n: &BuildNode, hint: Option<DType>) -> Built {
+        let children = self.arguments(n, &|_| false, hint, &mut Vec::new())?;
+        self.add(Node::new(Payload::Scalar(s), children))
+    }
+
+    fn op(&mut self, op: OpId, n: &BuildNode, hint: Option<DType>) -> Built {
+        let program = self.egraph.analysis.program.clone();
+        let def = program.op(op);
+        let terms: Vec<bool> = def.operands().map(|(_, p)| p.kind == ParamKind::Term).collect();
+        let children = self.arguments(n, &|i| terms.get(i).copied().unwrap_or(false), hint, &mut Vec::new())?;
+        let rank = children.first().and_then(|c| class_type(self.egraph, *c)).map(|t| t.shape.len());
+        let mut attrs = Vec::with_capacity(n.attrs.len());
+        for (expr, (_, param)) in n.attrs.iter().zip(def.attrs()) {
+            let value = self
+                .eval(expr)
+                .ok_or_else(|| ill_typed(format!("`{}` of `{}` cannot be computed", param.name, def.name)))?;
+            attrs.push(Some(value));
+        }
+        let attrs = typing::normalise_attrs(def, &attrs, rank).map_err(|e| Reject::Type(e.to_string()))?;
+        if let OpBody::Defined(bodies) = &def.body
+            && !program.kernels.iter().any(|k| implements(&k.pattern, op))
+        {
+            let body = bodies.get(n.output as usize).ok_or_else(|| ill_typed("there is no such result"))?;
+            return self.unfold(def, body, &children, attrs);
+        }
+        let attrs = self.egraph.analysis.attrs_id(attrs);
+        let id = self.add(Node::new(Payload::Op(op, attrs), children))?;
+        if has_several_results(def) { self.add(Node::new(Payload::Output(n.output), [id])) } else { Ok(id) }
+    }
+
+    /// The body of an op that no kernel computes whole.
+    fn unfold(&mut self, def: &OpDef, body: &Build, children: &[Id], attrs: Vec<AttrValue>) -> Built {
+        if self.depth >= MAX_UNFOLD {
+            return Err(ill_typed(format!("`{}` is defined by itself", def.name)));
+        }
+        let mut m = Match {
+            roots: Vec::new(),
+            slots: vec![Slot::Unbound; def.vars.len()],
+            values: Bindings::default(),
+            nodes: Vec::new(),
+        };
+        let mut attrs = attrs.into_iter();
+        let mut next = children.iter();
+        for (i, param) in def.params.iter().enumerate() {
+            match &param.kind {
+                ParamKind::Attr { .. } => {
+                    m.values.values.extend(attrs.next().map(|v| (VarId(i as u32), v)));
+                }
+                ParamKind::Tensor { variadic: true, .. } => {
+                    m.slots[i] = Slot::Classes(next.by_ref().copied().collect())
+                }
+                ParamKind::Term => m.slots[i] = next.next().map_or(Slot::Absent, |id| Slot::Class(*id)),
+                ParamKind::Tensor { ty, .. } => {
+                    let Some(ty_of) = next.next().map(|id| (*id, class_type(self.egraph, *id).cloned())) else {
+                        continue;
+                    };
+                    m.slots[i] = match ty_of {
+                        (id, Some(have)) => {
+                            let _ = typing::match_type(ty, &have, &mut m.values);
+                            Slot::Class(id)
+                        }
+                        (_, None) => Slot::Absent,
+                    };
+                }
+            }
+        }
+        let hint = children.iter().find_map(|c| class_type(self.egraph, *c)).map(|t| t.dtype);
+        let mut inner = Builder {
+            egraph: self.egraph,
+            m: &m,
+            replaced: self.replaced,
+            items: Vec::new(),
+            depth: self.depth + 1,
+            last: None,
+        };
+        let id = inner.tensor(body, hint)?;
+        self.last = inner.last;
+        Ok(id)
+    }
+
+    fn term(&mut self, build: &Build) -> Built {
+        match build {
+            Build::Var(v) => self.variable(*v),
+            Build::Number(expr) => {
+                let bits = self.number(expr)?.to_bits();
+                self.add(Node::leaf(Payload::Lit(bits)))
+            }
+            Build::Else(v, other) if self.is_absent(*v) => self.term(other),
+            Build::Else(v, _) => self.variable(*v),
+            Build::Frozen(inner) => self.term(inner),
+            Build::Absent => Err(ill_typed("an absent operand stands in an epilogue")),
+            Build::If(guard, a, b) => {
+                let branch = if self.truth(guard)? { a } else { b };
+                self.term(branch)
+            }
+            Build::Node(n) => self.term_node(n),
+        }
+    }
+
+    fn term_node(&mut self, n: &BuildNode) -> Built {
+        let one = |i: usize| match n.args.get(i) {
+            Some(BuildArg::One(b)) => Ok(b),
+            _ => Err(ill_typed("a function in an epilogue lacks its argument")),
+        };
+        match n.head {
+            Head::Acc => self.add(Node::leaf(Payload::Acc)),
+            Head::In(view) => {
+                let id = self.tensor(one(0)?, None)?;
+                let data = self.egraph[id].data;
+                // A constant number is part of the term, not something to be read.
+                match (data.splat, self.egraph.analysis.data_type(&data)) {
+                    (Some(bits), Some(t)) if t.dtype.is_float() => self.add(Node::leaf(Payload::Lit(bits))),
+                    _ => self.add(Node::new(Payload::In(view), [id])),
+                }
+            }
+            Head::TermCast => {
+                let to = n.attrs.first().and_then(|a| self.eval(a));
+                let Some(AttrValue::DType(to)) = to else {
+                    return Err(ill_typed("the type of a cast in an epilogue cannot be computed"));
+                };
+                let child = self.term(one(0)?)?;
+                self.add(Node::new(Payload::TermCast(to), [child]))
+            }
+            Head::Scalar(s) => {
+                let children: Vec<Id> = (0..n.args.len()).map(|i| self.term(one(i)?)).collect::<Result<_, _>>()?;
+                self.add(Node::new(Payload::Call(s), children))
+            }
+            Head::Op(_) => Err(ill_typed("an op stands in an epilogue, where only scalars may")),
+        }
+    }
+}

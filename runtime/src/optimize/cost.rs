@@ -1,0 +1,329 @@
+//! What work costs on a device.
+//!
+//! In: a node of the e-graph and a device. Out: picoseconds. Time is the larger of arithmetic and memory traffic, plus a
+//! launch; `flops`, `read` and `write` come from the op's declaration where it has them, else from its types. Holds
+//! always: views cost (next to) nothing, and what is constant is computed when the plan is made; sizes that are not known
+//! count as [`ASSUMED_SIZE`].
+
+use std::collections::HashMap;
+
+use egg::Id;
+use hypatia_dsl::builtin::BuiltinOp;
+use hypatia_dsl::dtype::DType;
+use hypatia_dsl::ir::{
+    AExpr, AttrValue, Backend, Head, Kernel, OpBody, OpDef, OpId, ParamKind, Pat, Program, Rule, RuleSetId, ScalarBody,
+    ScalarId, VarId,
+};
+use hypatia_dsl::shape::Dim;
+use hypatia_dsl::typing::{self, Bindings, NoFacts, TensorType};
+
+use super::analysis::{Sort, class_type};
+use super::language::{EGraph, Node, Payload};
+use super::matcher::{MatchFacts, Slot, match_term};
+use crate::device::Device;
+
+/// The value that a symbolic size is taken to have, where work is costed before the size is known.
+pub const ASSUMED_SIZE: i64 = 8;
+
+/// Picoseconds.
+pub type Cost = u64;
+
+/// A node that is next to free: fewer of them are better still.
+const TRIFLE: Cost = 1;
+/// A function inside an epilogue: hidden behind the product's memory traffic, but a shorter term is preferred.
+const EPILOGUE_STEP: Cost = 100;
+/// What cannot be run.
+const IMPOSSIBLE: Cost = u64::MAX / 2;
+/// Steps of matching a kernel's epilogue at most.
+const KERNEL_STEPS: usize = 20_000;
+
+/// Work of one node.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Work {
+    /// Floating-point operations.
+    pub flops: f64,
+    /// Bytes read.
+    pub read: f64,
+    /// Bytes written.
+    pub write: f64,
+}
+
+/// The cost of nodes on a device.
+pub struct CostModel<'a> {
+    program: &'a Program,
+    device: &'a Device,
+    /// Kernels that compute an op with a term, as rules whose left side is the kernel's pattern.
+    epilogues: Vec<(Rule, &'a Kernel)>,
+    /// Ops that some kernel computes.
+    has_kernel: Vec<bool>,
+    scalar_steps: Vec<f64>,
+}
+
+impl<'a> CostModel<'a> {
+    /// For the kernels of a program on a device.
+    pub fn new(program: &'a Program, device: &'a Device) -> CostModel<'a> {
+        let epilogues = program.kernels.iter().filter(|k| epilogue_pattern(program, k).is_some());
+        let epilogues = epilogues.map(|k| (as_rule(k), k)).collect();
+        let implemented = |op: OpId| program.kernels.iter().any(|k| super::apply::implements(&k.pattern, op));
+        CostModel {
+            program,
+            device,
+            epilogues,
+            has_kernel: (0..program.ops.len()).map(|i| implemented(OpId(i as u32))).collect(),
+            scalar_steps: program
+                .scalars
+                .iter()
+                .enumerate()
+                .map(|(i, _)| steps(program, ScalarId(i as u32), 0))
+                .collect(),
+        }
+    }
+
+    /// What a node costs apart from its children.
+    pub fn node(&self, egraph: &EGraph, class: Id, node: &Node) -> Cost {
+        let data = &egraph[class].data;
+        if data.sort == Sort::Invalid {
+            return IMPOSSIBLE;
+        }
+        match node.payload {
+            Payload::Leaf(_) | Payload::Splat(..) | Payload::Absent | Payload::Acc | Payload::Lit(_) => 0,
+            Payload::Output(_) => TRIFLE,
+            Payload::Call(_) | Payload::TermCast(_) => EPILOGUE_STEP,
+            Payload::In(_) => self.bytes(class_type(egraph, node.children[0])),
+            // Computed once, when the plan is made: what is there already is better.
+            _ if data.constant => TRIFLE,
+            Payload::Scalar(s) => {
+                let out = class_type(egraph, class);
+                let work = self.pointwise(egraph, node, out, self.scalar_steps[s.index()]);
+                self.time(work, self.device.vector)
+            }
+            Payload::Op(op, attrs) => self.op(egraph, class, node, op, egraph.analysis.attrs(attrs)),
+        }
+    }
+
+    fn op(&self, egraph: &EGraph, class: Id, node: &Node, op: OpId, attrs: &[AttrValue]) -> Cost {
+        let def = self.program.op(op);
+        let builtin = match &def.body {
+            OpBody::Builtin(b) => Some(*b),
+            OpBody::Defined(_) if !self.has_kernel[op.index()] => return IMPOSSIBLE,
+            OpBody::Defined(_) => None,
+        };
+        if builtin.is_some_and(is_view) {
+            return TRIFLE;
+        }
+        let operands: Vec<Option<TensorType>> = node
+            .children
+            .iter()
+            .filter(|c| !matches!(egraph[**c].data.sort, Sort::Term(_)))
+            .map(|c| class_type(egraph, *c).map(concrete))
+            .collect();
+        let outs: Vec<TensorType> = match egraph[class].data.sort {
+            Sort::Tensor(t) => vec![concrete(egraph.analysis.ty(t))],
+            Sort::Tuple { first, count } => {
+                egraph.analysis.tuple(first, count).iter().map(|t| concrete(egraph.analysis.ty(*t))).collect()
+            }
+            _ => Vec::new(),
+        };
+        let work = op_work(def, builtin, attrs, &operands, &outs);
+        let matrix = matches!(builtin, Some(BuiltinOp::Matmul | BuiltinOp::Gemm));
+        let dtype = operands.iter().flatten().next().map_or(DType::F32, |t| t.dtype);
+        let rate = if matrix { self.device.matrix_rate(dtype) } else { self.device.vector };
+        let mut cost = self.time(work, rate);
+        if let Some((term, out)) = term_child(egraph, def, node).zip(outs.first())
+            && !self.implements_term(egraph, class, node, op, term)
+        {
+            // The product stores its accumulator, and a second kernel reads it back.
+            let accumulator = elements(out) * dtype.compute().size() as f64;
+            cost = cost.saturating_add(self.time(Work { flops: 0.0, read: accumulator, write: accumulator }, rate));
+        }
+        cost
+    }
+
+    /// Whether a kernel of the target stores the result of this epilogue directly.
+    fn implements_term(&self, egraph: &EGraph, class: Id, node: &Node, op: OpId, term: Id) -> bool {
+        let plain = egraph[term].nodes.iter().any(|n| n.payload == Payload::Acc);
+        // The host's executor runs any term on the blocks of a product.
+        if plain || self.device.is_host() {
+            return true;
+        }
+        self.epilogues.iter().any(|(rule, kernel)| {
+            let Some(pattern) = epilogue_pattern(self.program, kernel) else { return false };
+            if pattern.head != Head::Op(op) {
+                return false;
+            }
+            let mut slots = vec![Slot::Unbound; kernel.vars.len()];
+            let mut term_pat = None;
+            for (pat, child) in pattern.args.iter().zip(&node.children) {
+                match (pat, *child == term) {
+                    (pat, true) => term_pat = Some(pat),
+                    (Pat::Var(v), false) => slots[v.index()] = Slot::Class(egraph.find(*child)),
+                    _ => {}
+                }
+            }
+            let Some(term_pat) = term_pat else { return false };
+            match_term(egraph, rule, term_pat, egraph.find(term), class, &slots, KERNEL_STEPS).iter().any(|m| {
+                let facts = MatchFacts { egraph, slots: &m.slots, device: Some(self.device) };
+                kernel.requires.iter().all(|g| typing::eval(g, &m.values, &facts) != Some(AttrValue::Bool(false)))
+            })
+        })
+    }
+
+    fn pointwise(&self, egraph: &EGraph, node: &Node, out: Option<&TensorType>, steps: f64) -> Work {
+        let Some(out) = out.map(concrete) else { return Work::default() };
+        let read = node.children.iter().filter_map(|c| class_type(egraph, *c)).map(|t| bytes(&concrete(t))).sum();
+        Work { flops: steps * elements(&out), read, write: bytes(&out) }
+    }
+
+    fn bytes(&self, ty: Option<&TensorType>) -> Cost {
+        let b = ty.map_or(0.0, |t| bytes(&concrete(t)));
+        picoseconds(b / self.device.bandwidth) + EPILOGUE_STEP
+    }
+
+    fn time(&self, work: Work, rate: f64) -> Cost {
+        let memory = (work.read + work.write) / self.device.bandwidth;
+        picoseconds((work.flops / rate).max(memory) + self.device.launch)
+    }
+}
+
+fn picoseconds(seconds: f64) -> Cost {
+    // `as` saturates; a cost stays below what means impossible.
+    ((seconds * 1e12).round() as Cost).min(IMPOSSIBLE / 1_000_000)
+}
+
+/// True if the op only says how its operand's elements are found.
+pub fn is_view(op: BuiltinOp) -> bool {
+    use BuiltinOp::*;
+    matches!(op, Reshape | Transpose | Expand | Slice | Split | Size)
+}
+
+/// The term operand of a node.
+fn term_child(egraph: &EGraph, def: &OpDef, node: &Node) -> Option<Id> {
+    def.params.iter().any(|p| p.kind == ParamKind::Term).then_some(())?;
+    node.children.iter().copied().find(|c| matches!(egraph[*c].data.sort, Sort::Term(_)))
+}
+
+/// The pattern of a kernel for an op with a term.
+fn epilogue_pattern<'k>(program: &Program, kernel: &'k Kernel) -> Option<&'k hypatia_dsl::ir::NodePat> {
+    let mut pat = &kernel.pattern;
+    while let Pat::Bind(_, inner) | Pat::Typed(inner, _) = pat {
+        pat = inner;
+    }
+    let Pat::Node(n) = pat else { return None };
+    let Head::Op(op) = n.head else { return None };
+    let generated = matches!(kernel.backend, Backend::Pointwise | Backend::Rowwise);
+    (!generated && program.op(op).params.iter().any(|p| p.kind == ParamKind::Term)).then_some(n)
+}
+
+/// A kernel's pattern as a rule that has no right side.
+fn as_rule(kernel: &Kernel) -> Rule {
+    Rule {
+        name: kernel.name.clone(),
+        base_name: kernel.name.clone(),
+        ruleset: RuleSetId(0),
+        doc: String::new(),
+        origin: kernel.origin.clone(),
+        vars: kernel.vars.clone(),
+        lhs: vec![kernel.pattern.clone()],
+        rhs: Vec::new(),
+        lets: Vec::new(),
+        requires: Vec::new(),
+        prefer: Vec::new(),
+        claims: Vec::new(),
+        pointwise: false,
+        derived: false,
+    }
+}
+
+/// The type with every symbol at its assumed size.
+fn concrete(ty: &TensorType) -> TensorType {
+    let shape = ty.shape.iter().map(|d| Dim::from(d.eval(&|_| Some(ASSUMED_SIZE)).unwrap_or(ASSUMED_SIZE).max(0)));
+    TensorType { dtype: ty.dtype, shape: shape.collect() }
+}
+
+fn elements(ty: &TensorType) -> f64 {
+    ty.shape.iter().map(|d| d.as_const().unwrap_or(ASSUMED_SIZE) as f64).product()
+}
+
+fn bytes(ty: &TensorType) -> f64 {
+    elements(ty) * ty.dtype.size() as f64
+}
+
+/// Operations of a scalar function, those of its body counted.
+fn steps(program: &Program, s: ScalarId, depth: usize) -> f64 {
+    match &program.scalar(s).body {
+        ScalarBody::Term(t) if depth < 32 => t
+            .nodes
+            .iter()
+            .map(|n| match n {
+                hypatia_dsl::scalar::TermNode::Call { scalar, .. } => steps(program, *scalar, depth + 1),
+                _ => 0.0,
+            })
+            .sum(),
+        _ => 1.0,
+    }
+}
+
+/// Work of an op by its formulas, and by its types where it has none.
+fn op_work(
+    def: &OpDef,
+    builtin: Option<BuiltinOp>,
+    attrs: &[AttrValue],
+    operands: &[Option<TensorType>],
+    outs: &[TensorType],
+) -> Work {
+    let read: f64 = operands.iter().flatten().map(bytes).sum();
+    let write: f64 = outs.iter().map(bytes).sum();
+    let out_elements = outs.first().map_or(0.0, elements);
+    let flops = match builtin {
+        Some(BuiltinOp::Matmul | BuiltinOp::Gemm) => {
+            let k = operands.first().and_then(Option::as_ref).and_then(|t| t.shape.last()).and_then(Dim::as_const);
+            2.0 * out_elements * k.unwrap_or(1) as f64
+        }
+        Some(_) => operands.iter().flatten().map(elements).sum(),
+        // A row-wise body: a few operations an element for each reduction in it.
+        None => 8.0 * out_elements,
+    };
+    // A lookup reads what it finds, not the whole table.
+    let looks_up = matches!(builtin, Some(BuiltinOp::Gather | BuiltinOp::GatherElements | BuiltinOp::GatherNd));
+    let derived = Work { flops, read: if looks_up { read.min(2.0 * write) } else { read }, write };
+    let formulas = &def.cost;
+    if formulas.flops.is_none() && formulas.read.is_none() && formulas.write.is_none() {
+        return derived;
+    }
+    let bindings = bind(def, attrs, operands, outs);
+    let value = |f: &Option<AExpr>, otherwise: f64| {
+        let v = f.as_ref().and_then(|e| typing::eval(e, &bindings, &NoFacts));
+        match v {
+            Some(AttrValue::Dim(d)) => d.as_const().map_or(otherwise, |c| c as f64),
+            Some(AttrValue::Float(v)) if v.is_finite() && v >= 0.0 => v,
+            _ => otherwise,
+        }
+    };
+    Work {
+        flops: value(&formulas.flops, derived.flops),
+        read: value(&formulas.read, derived.read),
+        write: value(&formulas.write, derived.write),
+    }
+}
+
+/// The variables of an op's types, its attributes, and `out`.
+fn bind(def: &OpDef, attrs: &[AttrValue], operands: &[Option<TensorType>], outs: &[TensorType]) -> Bindings {
+    let mut values: HashMap<VarId, AttrValue> = HashMap::new();
+    for ((i, _), v) in def.attrs().zip(attrs) {
+        values.insert(VarId(i as u32), v.clone());
+    }
+    let mut bindings = Bindings { values };
+    let mut next = operands.iter();
+    for param in &def.params {
+        if let ParamKind::Tensor { ty, variadic: false, .. } = &param.kind
+            && let Some(Some(have)) = next.next()
+        {
+            let _ = typing::match_type(ty, have, &mut bindings);
+        }
+    }
+    if let (Some(i), Some(out)) = (def.vars.iter().position(|v| v.name == "out"), outs.first()) {
+        let shape = out.shape.iter().cloned().map(AttrValue::Dim).collect();
+        bindings.values.entry(VarId(i as u32)).or_insert(AttrValue::List(shape));
+    }
+    bindings
+}

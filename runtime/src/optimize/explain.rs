@@ -1,0 +1,1 @@
+//! Why rules fired, or did not.

@@ -1,0 +1,571 @@
+//! Choosing one node a class: the cheapest graph, in which what is shared is paid once.
+//!
+//! In: a problem, classes with costed nodes and the roots that are wanted. Out: a choice. Apart from e-graphs, so that
+//! it is compared with brute force on small random problems. Holds always: the choice is acyclic, gives every
+//! root, and never costs more than a choice that it was given to start from.
+//!
+//! Finding the optimum is NP-hard. What is done here is what logic synthesis does for the same problem: a first
+//! choice by tree cost, passes by area flow (a shared node's cost is split among those who use it), then
+//! passes by exact area (what would a switch really save, counting references), then joint moves, which switch all
+//! users of a node that is worth it only if they all use it. A topological order of the whole choice is kept, so
+//! that a switch is known to be acyclic without a search of the graph.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeSet, BinaryHeap};
+
+/// A node of a class.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Candidate {
+    /// What it costs by itself.
+    pub cost: u64,
+    /// Classes that it needs, each once.
+    pub children: Vec<usize>,
+}
+
+/// Classes, their nodes, and what is wanted.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Problem {
+    /// Nodes by class.
+    pub classes: Vec<Vec<Candidate>>,
+    /// Classes that must be given.
+    pub roots: Vec<usize>,
+}
+
+/// A node for each class; classes that cannot be given have none.
+pub type Choice = Vec<Option<usize>>;
+
+/// Costs at or above this count as impossible.
+const IMPOSSIBLE: u64 = u64::MAX / 4;
+
+impl Problem {
+    /// What a choice costs: the nodes that the roots need, each once. `None` if a root is not given or the choice is cyclic.
+    pub fn cost(&self, choice: &Choice) -> Option<u64> {
+        let order = self.order(choice)?;
+        Some(order.iter().filter_map(|c| choice[*c].map(|n| self.classes[*c][n].cost)).fold(0, u64::saturating_add))
+    }
+
+    /// Classes that the roots need under a choice, children first. `None` if it is cyclic or not complete.
+    pub fn order(&self, choice: &Choice) -> Option<Vec<usize>> {
+        #[derive(Clone, Copy, PartialEq)]
+        enum Mark {
+            New,
+            Open,
+            Done,
+        }
+        let mut marks = vec![Mark::New; self.classes.len()];
+        let mut order = Vec::new();
+        let mut stack: Vec<(usize, usize)> = Vec::new();
+        for root in &self.roots {
+            if marks[*root] == Mark::New {
+                marks[*root] = Mark::Open;
+                stack.push((*root, 0));
+            }
+            while let Some((class, next)) = stack.last_mut() {
+                let children = &self.classes[*class][choice[*class]?].children;
+                match children.get(*next) {
+                    Some(child) => {
+                        *next += 1;
+                        match marks[*child] {
+                            Mark::Open => return None,
+                            Mark::Done => {}
+                            Mark::New => {
+                                marks[*child] = Mark::Open;
+                                stack.push((*child, 0));
+                            }
+                        }
+                    }
+                    None => {
+                        marks[*class] = Mark::Done;
+                        order.push(*class);
+                        stack.pop();
+                    }
+                }
+            }
+        }
+        Some(order)
+    }
+}
+
+/// The best choice found; `None` if a root cannot be given. `start` is a choice to be no worse than.
+pub fn extract(problem: &Problem, start: Option<&Choice>) -> Option<Choice> {
+    let mut best: Option<(u64, Choice)> = None;
+    let (first, order) = by_tree_cost(problem);
+    let mut consider = |choice: Choice| {
+        if let Some(cost) = problem.cost(&choice)
+            && best.as_ref().is_none_or(|(b, _)| cost < *b)
+        {
+            best = Some((cost, choice));
+        }
+    };
+    if problem.roots.iter().any(|r| first[*r].is_none()) {
+        return None;
+    }
+    let mut flow = Search::new(problem, first.clone(), order.clone());
+    flow.area_flow_passes();
+    flow.improve();
+    consider(flow.choice);
+    let mut plain = Search::new(problem, first, order);
+    plain.improve();
+    consider(plain.choice);
+    // From the given choice too: exact moves only ever improve it.
+    if let Some(start) = start
+        && problem.cost(start).is_some()
+        && let Some((choice, order)) = completed(problem, start)
+    {
+        consider(start.clone());
+        let mut given = Search::new(problem, choice, order);
+        given.improve();
+        consider(given.choice);
+    }
+    best.map(|(_, c)| c)
+}
+
+/// For every class the node of least tree cost, and the order in which the classes were settled.
+fn by_tree_cost(problem: &Problem) -> (Choice, Vec<usize>) {
+    settle(problem, vec![None; problem.classes.len()], Vec::new())
+}
+
+/// A choice for the needed classes, extended to all others by tree cost.
+fn completed(problem: &Problem, start: &Choice) -> Option<(Choice, Vec<usize>)> {
+    let order = problem.order(start)?;
+    let mut choice = vec![None; problem.classes.len()];
+    order.iter().for_each(|c| choice[*c] = start[*c]);
+    Some(settle(problem, choice, order))
+}
+
+/// Knuth's generalisation of Dijkstra's algorithm: classes are settled cheapest first, each by a node whose children
+/// are settled already. Those in `order` are settled from the start.
+fn settle(problem: &Problem, mut choice: Choice, mut order: Vec<usize>) -> (Choice, Vec<usize>) {
+    let n = problem.classes.len();
+    // Tree costs are exponential in depth: floats, whose bits order as they do while they are not negative.
+    let key = f64::to_bits;
+    let mut users: Vec<Vec<(usize, usize)>> = vec![Vec::new(); n];
+    let mut missing: Vec<Vec<usize>> = Vec::with_capacity(n);
+    let mut total: Vec<Vec<f64>> = Vec::with_capacity(n);
+    let mut heap = BinaryHeap::new();
+    for (c, nodes) in problem.classes.iter().enumerate() {
+        missing.push(nodes.iter().map(|k| k.children.len()).collect());
+        total.push(nodes.iter().map(|k| k.cost as f64).collect());
+        for (i, node) in nodes.iter().enumerate() {
+            node.children.iter().for_each(|ch| users[*ch].push((c, i)));
+            if node.children.is_empty() && choice[c].is_none() {
+                heap.push(Reverse((key(node.cost as f64), c, i)));
+            }
+        }
+    }
+    let mut settled: Vec<(usize, f64)> = order.iter().map(|c| (*c, 0.0)).collect();
+    loop {
+        while let Some((class, cost)) = settled.pop() {
+            for (user, i) in &users[class] {
+                missing[*user][*i] -= 1;
+                total[*user][*i] += cost;
+                if missing[*user][*i] == 0 && choice[*user].is_none() {
+                    heap.push(Reverse((key(total[*user][*i]), *user, *i)));
+                }
+            }
+        }
+        let Some(Reverse((_, class, i))) = heap.pop() else { break };
+        if choice[class].is_none() && problem.classes[class][i].cost < IMPOSSIBLE {
+            let cost = total[class][i];
+            choice[class] = Some(i);
+            order.push(class);
+            settled.push((class, cost));
+        }
+    }
+    (choice, order)
+}
+
+/// A choice that is being improved.
+struct Search<'p> {
+    problem: &'p Problem,
+    choice: Choice,
+    /// Position of each class in `order`; children stand before users, for all classes that have a choice.
+    position: Vec<usize>,
+    order: Vec<usize>,
+    /// How many chosen, needed nodes (and roots) use a class.
+    refs: Vec<u32>,
+    /// Classes that could use a class, with the node by which they would.
+    users: Vec<Vec<(usize, usize)>>,
+}
+
+/// Passes at most of each kind; each stops earlier when it changes nothing.
+const SWEEPS: usize = 12;
+/// Users of a class that a joint move considers at most.
+const MAX_JOINT: usize = 64;
+
+impl<'p> Search<'p> {
+    fn new(problem: &'p Problem, choice: Choice, order: Vec<usize>) -> Search<'p> {
+        let n = problem.classes.len();
+        let mut position = vec![usize::MAX; n];
+        order.iter().enumerate().for_each(|(i, c)| position[*c] = i);
+        let mut users = vec![Vec::new(); n];
+        for (c, nodes) in problem.classes.iter().enumerate() {
+            for (i, node) in nodes.iter().enumerate() {
+                node.children.iter().for_each(|ch| users[*ch].push((c, i)));
+            }
+        }
+        let mut search = Search { problem, choice, position, order, refs: vec![0; n], users };
+        search.count();
+        search
+    }
+
+    fn count(&mut self) {
+        self.refs.iter_mut().for_each(|r| *r = 0);
+        for root in &self.problem.roots {
+            self.reference(*root);
+        }
+    }
+
+    fn chosen(&self, class: usize) -> Option<&'p Candidate> {
+        self.choice[class].map(|i| &self.problem.classes[class][i])
+    }
+
+    /// One more use of a class; what its coming to be needed costs.
+    fn reference(&mut self, class: usize) -> u64 {
+        let mut added = 0u64;
+        let mut work = vec![class];
+        while let Some(c) = work.pop() {
+            self.refs[c] += 1;
+            if self.refs[c] == 1
+                && let Some(node) = self.chosen(c)
+            {
+                added = added.saturating_add(node.cost);
+                work.extend(&node.children);
+            }
+        }
+        added
+    }
+
+    /// One use less; what its no longer being needed saves.
+    fn dereference(&mut self, class: usize) -> u64 {
+        let mut saved = 0u64;
+        let mut work = vec![class];
+        while let Some(c) = work.pop() {
+            self.refs[c] -= 1;
+            if self.refs[c] == 0
+                && let Some(node) = self.chosen(c)
+            {
+                saved = saved.saturating_add(node.cost);
+                work.extend(&node.children);
+            }
+        }
+        saved
+    }
+
+    /// Puts another node into a class, the new one referenced before the old is dereferenced. Returns by how much the
+    /// whole becomes dearer. The node must have been made legal by `make_room`.
+    fn switch(&mut self, class: usize, to: usize) -> i128 {
+        let from = self.choice[class];
+        if self.refs[class] == 0 {
+            self.choice[class] = Some(to);
+            return 0;
+        }
+        let new = &self.problem.classes[class][to];
+        let mut delta = i128::from(new.cost);
+        for child in &new.children {
+            delta += i128::from(self.reference(*child));
+        }
+        if let Some(old) = from.map(|i| &self.problem.classes[class][i]) {
+            delta -= i128::from(old.cost);
+            for child in &old.children {
+                delta -= i128::from(self.dereference(*child));
+            }
+        }
+        self.choice[class] = Some(to);
+        delta
+    }
+
+    /// Moves whatever the node needs before the class in the order. False, and nothing changed, if the class is itself
+    /// needed for it.
+    fn make_room(&mut self, class: usize, node: usize) -> bool {
+        let at = self.position[class];
+        let children = &self.problem.classes[class][node].children;
+        if children.iter().any(|c| self.choice[*c].is_none() || *c == class) {
+            return false;
+        }
+        if at == usize::MAX {
+            return false;
+        }
+        let Some(last) = children.iter().map(|c| self.position[*c]).filter(|p| *p > at).max() else { return true };
+        // All that the late children need and that stands behind the class.
+        let mut needed = BTreeSet::new();
+        let mut work: Vec<usize> = children.iter().copied().filter(|c| self.position[*c] > at).collect();
+        while let Some(c) = work.pop() {
+            if c == class {
+                return false;
+            }
+            if self.position[c] > at && needed.insert(self.position[c]) {
+                work.extend(self.chosen(c).into_iter().flat_map(|n| n.children.iter().copied()));
+            } else if self.position[c] == at {
+                return false;
+            }
+        }
+        let moved: Vec<usize> = needed.iter().map(|p| self.order[*p]).collect();
+        let stay: Vec<usize> = (at..=last).filter(|p| !needed.contains(p)).map(|p| self.order[p]).collect();
+        for (i, c) in moved.into_iter().chain(stay).enumerate() {
+            self.order[at + i] = c;
+            self.position[c] = at + i;
+        }
+        true
+    }
+
+    /// Passes in which a child's cost is split among its estimated users.
+    fn area_flow_passes(&mut self) {
+        let n = self.problem.classes.len();
+        let mut estimate: Vec<f64> = self.refs.iter().map(|r| f64::from((*r).max(1))).collect();
+        for _ in 0..4 {
+            let mut flow = vec![f64::INFINITY; n];
+            let mut changed = false;
+            for class in self.order.clone() {
+                let nodes = &self.problem.classes[class];
+                let value = |s: &Search<'_>, i: usize| {
+                    nodes[i].children.iter().fold(nodes[i].cost as f64, |sum, c| {
+                        // A class behind this one has no flow yet: it is not used in this pass.
+                        let late = s.position[*c] >= s.position[class];
+                        if late { f64::INFINITY } else { sum + flow[*c] / estimate[*c] }
+                    })
+                };
+                let present = self.choice[class].map_or(f64::INFINITY, |i| value(self, i));
+                let mut best = (present, self.choice[class]);
+                for i in 0..nodes.len() {
+                    let v = value(self, i);
+                    if v < best.0 && nodes[i].cost < IMPOSSIBLE {
+                        best = (v, Some(i));
+                    }
+                }
+                changed |= best.1 != self.choice[class];
+                self.choice[class] = best.1;
+                flow[class] = best.0;
+            }
+            self.count();
+            for (e, r) in estimate.iter_mut().zip(&self.refs) {
+                *e = (*e + 2.0 * f64::from((*r).max(1))) / 3.0;
+            }
+            if !changed {
+                break;
+            }
+        }
+    }
+
+    /// Exact passes and joint moves until nothing gets better.
+    fn improve(&mut self) {
+        for _ in 0..SWEEPS {
+            let exact = self.exact_pass();
+            let joint = self.joint_moves();
+            if !exact && !joint {
+                break;
+            }
+        }
+    }
+
+    fn exact_pass(&mut self) -> bool {
+        let mut any = false;
+        for _ in 0..SWEEPS {
+            let mut changed = false;
+            for class in self.order.clone() {
+                if self.refs[class] > 0 && self.problem.classes[class].len() > 1 {
+                    changed |= self.improve_class(class);
+                }
+            }
+            any |= changed;
+            if !changed {
+                break;
+            }
+        }
+        any
+    }
+
+    fn improve_class(&mut self, class: usize) -> bool {
+        let mut improved = false;
+        for to in 0..self.problem.classes[class].len() {
+            if Some(to) == self.choice[class] || self.problem.classes[class][to].cost >= IMPOSSIBLE {
+                continue;
+            }
+            let before = self.choice[class];
+            if !self.make_room(class, to) {
+                continue;
+            }
+            if self.switch(class, to) < 0 {
+                improved = true;
+            } else if let Some(from) = before {
+                // The old node is legal still: its needs were not moved behind the class.
+                self.make_room(class, from);
+                self.switch(class, from);
+            }
+        }
+        improved
+    }
+
+    /// For each class that several could use: switch them all to it, keep what is cheaper.
+    fn joint_moves(&mut self) -> bool {
+        let mut any = false;
+        for shared in 0..self.problem.classes.len() {
+            if self.users[shared].len() < 2 || self.choice[shared].is_none() {
+                continue;
+            }
+            any |= self.joint_move(shared);
+        }
+        any
+    }
+
+    fn joint_move(&mut self, shared: usize) -> bool {
+        let mut undo: Vec<(usize, usize)> = Vec::new();
+        let mut delta = 0i128;
+        let mut seen = BTreeSet::new();
+        let users: Vec<(usize, usize)> = self.users[shared].iter().copied().take(MAX_JOINT).collect();
+        for (class, node) in users {
+            let Some(from) = self.choice[class] else { continue };
+            if self.refs[class] == 0 || from == node || !seen.insert(class) {
+                continue;
+            }
+            let uses_it = self.problem.classes[class][from].children.contains(&shared);
+            if uses_it || self.problem.classes[class][node].cost >= IMPOSSIBLE || !self.make_room(class, node) {
+                continue;
+            }
+            delta += self.switch(class, node);
+            undo.push((class, from));
+        }
+        // Users of the shared class may have made each other needless: drop what gained nothing, in reverse.
+        if undo.len() >= 2 && delta < 0 {
+            return true;
+        }
+        for (class, from) in undo.into_iter().rev() {
+            if self.make_room(class, from) {
+                self.switch(class, from);
+            }
+        }
+        false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use rand::{Rng, SeedableRng};
+
+    fn node(cost: u64, children: &[usize]) -> Candidate {
+        Candidate { cost, children: children.to_vec() }
+    }
+
+    /// The cheapest choice by trying all.
+    fn brute_force(p: &Problem) -> Option<u64> {
+        fn go(p: &Problem, todo: &mut Vec<usize>, choice: &mut Choice, cost: u64, best: &mut Option<u64>) {
+            if best.is_some_and(|b| cost >= b) {
+                return;
+            }
+            let Some(class) = todo.pop() else {
+                if p.order(choice).is_some() {
+                    *best = Some(cost);
+                }
+                return;
+            };
+            if choice[class].is_some() {
+                go(p, todo, choice, cost, best);
+            } else {
+                for (i, n) in p.classes[class].iter().enumerate() {
+                    choice[class] = Some(i);
+                    let len = todo.len();
+                    todo.extend(&n.children);
+                    let saved = todo.clone();
+                    go(p, todo, choice, cost + n.cost, best);
+                    *todo = saved;
+                    todo.truncate(len);
+                }
+                choice[class] = None;
+            }
+            todo.push(class);
+        }
+        let mut best = None;
+        go(p, &mut p.roots.clone(), &mut vec![None; p.classes.len()], 0, &mut best);
+        best
+    }
+
+    fn random(rng: &mut impl Rng) -> Problem {
+        let n = rng.random_range(4..11);
+        let classes = (0..n)
+            .map(|c| {
+                let mut nodes: Vec<Candidate> = (0..rng.random_range(1..4))
+                    .map(|_| {
+                        let mut children: Vec<usize> =
+                            (0..rng.random_range(0..4)).map(|_| rng.random_range(0..n)).filter(|x| *x != c).collect();
+                        children.sort();
+                        children.dedup();
+                        Candidate { cost: rng.random_range(1..30), children }
+                    })
+                    .collect();
+                if c < 2 {
+                    nodes.push(Candidate { cost: rng.random_range(1..60), children: vec![] });
+                }
+                nodes
+            })
+            .collect();
+        let roots = (0..rng.random_range(1..4)).map(|_| rng.random_range(0..n)).collect::<BTreeSet<_>>();
+        Problem { classes, roots: roots.into_iter().collect() }
+    }
+
+    #[test]
+    fn is_close_to_brute_force() {
+        let mut rng = rand_chacha::ChaCha8Rng::seed_from_u64(7);
+        let (mut solved, mut optimal, mut sum, mut worst) = (0, 0, 0.0, 0.0f64);
+        while solved < 200 {
+            let p = random(&mut rng);
+            let Some(best) = brute_force(&p) else {
+                assert!(extract(&p, None).is_none());
+                continue;
+            };
+            let found = p.cost(&extract(&p, None).unwrap()).unwrap();
+            assert!(found >= best);
+            let gap = found as f64 / best as f64 - 1.0;
+            solved += 1;
+            optimal += usize::from(found == best);
+            sum += gap;
+            worst = worst.max(gap);
+        }
+        let mean = 100.0 * sum / solved as f64;
+        println!(
+            "extraction against brute force: {optimal} of {solved} optimal, mean gap {mean:.2} %, worst {:.1} %",
+            100.0 * worst
+        );
+        assert!(optimal >= 190 && mean < 0.5 && worst < 0.25, "{optimal} optimal, mean gap {mean} %, worst {worst}");
+    }
+
+    #[test]
+    fn never_worse_than_its_start() {
+        let mut rng = rand_chacha::ChaCha8Rng::seed_from_u64(11);
+        for _ in 0..300 {
+            let p = random(&mut rng);
+            let choice: Choice = p.classes.iter().map(|c| Some(rng.random_range(0..c.len()))).collect();
+            let Some(cost) = p.cost(&choice) else { continue };
+            let found = p.cost(&extract(&p, Some(&choice)).unwrap()).unwrap();
+            assert!(found <= cost);
+        }
+    }
+
+    #[test]
+    fn pays_shared_work_once() {
+        // Two outputs of one dear product: class 1 is shared; each user has an alternative that is cheaper alone.
+        let p = Problem {
+            classes: vec![
+                vec![node(0, &[])],
+                vec![node(100, &[0])],
+                vec![node(1, &[1]), node(80, &[0])],
+                vec![node(1, &[1]), node(80, &[0])],
+                vec![node(1, &[1]), node(80, &[0])],
+            ],
+            roots: vec![2, 3, 4],
+        };
+        assert_eq!(p.cost(&extract(&p, None).unwrap()), Some(103));
+    }
+
+    #[test]
+    fn deep_sharing_does_not_drown() {
+        // A chain in which every step uses the last twice: tree cost doubles each time.
+        let mut classes = vec![vec![node(5, &[])]];
+        for i in 0..300 {
+            classes.push(vec![node(3, &[i]), node(2, &[i]), node(4, &[i])]);
+        }
+        let p = Problem { roots: vec![300], classes };
+        assert_eq!(p.cost(&extract(&p, None).unwrap()), Some(605));
+    }
+}

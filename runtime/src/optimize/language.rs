@@ -1,0 +1,160 @@
+//! The e-graph's nodes: tensors and scalar terms, as data rather than as one Rust type an op.
+//!
+//! In: graphs, and the right sides of rules. Out: what `egg` hashes, sorts and merges. Two sorts of classes live
+//! side by side: tensors (and tuples of them, for ops with several results), and terms, the epilogues of products.
+//! Holds always: a node's payload says everything but its children; attributes are part of the payload, so two
+//! different attribute values can never become equal; constants compare by their bits.
+
+use egg::{Id, Language};
+use hypatia_dsl::dtype::DType;
+use hypatia_dsl::ir::{InView, OpId, ScalarId};
+use smallvec::SmallVec;
+
+use super::analysis::Context;
+
+/// The e-graph of the optimiser.
+pub type EGraph = egg::EGraph<Node, Context>;
+
+macro_rules! table_id {
+    ($(#[$doc:meta])* $name:ident) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+        pub struct $name(pub u32);
+    };
+}
+table_id!(
+    /// A type in the tables of a [`Context`].
+    TypeId
+);
+table_id!(
+    /// A shape in the tables of a [`Context`].
+    ShapeId
+);
+impl ShapeId {
+    /// Rank 0.
+    pub const SCALAR: ShapeId = ShapeId(0);
+    /// No shape: the operands do not broadcast.
+    pub const NONE: ShapeId = ShapeId(u32::MAX);
+}
+table_id!(
+    /// A list of attribute values in the tables of a [`Context`].
+    AttrsId
+);
+table_id!(
+    /// An input or a constant that is no splat, in the tables of a [`Context`].
+    LeafId
+);
+
+/// What a node is, apart from its children.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub enum Payload {
+    /// An input, or a constant whose elements differ.
+    Leaf(LeafId),
+    /// A constant whose elements are all that f64, given by its bits.
+    Splat(TypeId, u64),
+    /// The operand that is not there.
+    Absent,
+    /// An op; children are its operands in declaration order, terms among them.
+    Op(OpId, AttrsId),
+    /// A scalar function over tensors.
+    Scalar(ScalarId),
+    /// A result of an op that has several; its child is the op's node.
+    Output(u32),
+    /// The accumulator.
+    Acc,
+    /// A tensor read inside a term; its child is the tensor.
+    In(InView),
+    /// A number inside a term, given by its bits.
+    Lit(u64),
+    /// A scalar function over terms.
+    Call(ScalarId),
+    /// A rounding or conversion inside a term.
+    TermCast(DType),
+}
+
+/// What classes are looked up by.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub enum Discriminant {
+    /// See [`Payload::Leaf`].
+    Leaf,
+    /// See [`Payload::Splat`].
+    Splat,
+    /// See [`Payload::Absent`].
+    Absent,
+    /// Any node of that op.
+    Op(OpId),
+    /// See [`Payload::Scalar`].
+    Scalar(ScalarId),
+    /// Any result of an op with several.
+    Output,
+    /// See [`Payload::Acc`].
+    Acc,
+    /// Any view.
+    In,
+    /// Any number inside a term.
+    Lit,
+    /// See [`Payload::Call`].
+    Call(ScalarId),
+    /// Any rounding.
+    TermCast,
+}
+
+impl Payload {
+    /// What the classes that hold such a node are looked up by.
+    pub fn discriminant(self) -> Discriminant {
+        match self {
+            Payload::Leaf(_) => Discriminant::Leaf,
+            Payload::Splat(..) => Discriminant::Splat,
+            Payload::Absent => Discriminant::Absent,
+            Payload::Op(op, _) => Discriminant::Op(op),
+            Payload::Scalar(s) => Discriminant::Scalar(s),
+            Payload::Output(_) => Discriminant::Output,
+            Payload::Acc => Discriminant::Acc,
+            Payload::In(_) => Discriminant::In,
+            Payload::Lit(_) => Discriminant::Lit,
+            Payload::Call(s) => Discriminant::Call(s),
+            Payload::TermCast(_) => Discriminant::TermCast,
+        }
+    }
+}
+
+/// A node of the e-graph.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct Node {
+    /// What it is.
+    pub payload: Payload,
+    /// Its operands.
+    pub children: SmallVec<[Id; 4]>,
+}
+
+impl Node {
+    /// A node.
+    pub fn new(payload: Payload, children: impl IntoIterator<Item = Id>) -> Node {
+        Node { payload, children: children.into_iter().collect() }
+    }
+
+    /// A node without children.
+    pub fn leaf(payload: Payload) -> Node {
+        Node { payload, children: SmallVec::new() }
+    }
+}
+
+impl Language for Node {
+    type Discriminant = Discriminant;
+
+    fn discriminant(&self) -> Discriminant {
+        self.payload.discriminant()
+    }
+
+    fn matches(&self, other: &Node) -> bool {
+        self.payload == other.payload && self.children.len() == other.children.len()
+    }
+
+    fn children(&self) -> &[Id] {
+        &self.children
+    }
+
+    fn children_mut(&mut self) -> &mut [Id] {
+        &mut self.children
+    }
+}

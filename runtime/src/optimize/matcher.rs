@@ -1,0 +1,989 @@
+//! Finding the left side of a rule in the e-graph.
+//!
+//! In: a rule's patterns and an e-graph. Out: matches, each with what every variable stands for. Written here
+//! because `egg`'s own patterns cannot say alternatives, typed positions, optional and variadic operands, constants
+//! by value, lists of attributes and several roots. Holds always: a match binds every variable that occurs in the
+//! pattern; commutative operands are tried in both orders; the second and later roots are looked for among the
+//! parents of what is bound already, never among all classes if they share a variable; a search that stops at a
+//! limit says so, and the next search goes on behind it.
+
+use std::hash::{Hash, Hasher};
+use std::ops::ControlFlow;
+use std::rc::Rc;
+
+use egg::Id;
+use hypatia_dsl::dtype::DType;
+use hypatia_dsl::ir::{
+    AExpr, AttrPat, AttrType, AttrValue, DeviceFact, Fact, Head, InView, NodePat, ParamKind, Pat, Program, Rule,
+    ScalarBody, VarId,
+};
+use hypatia_dsl::shape::{Dim, product};
+use hypatia_dsl::typing::{self, Bindings, Facts, TensorType, match_type};
+use rustc_hash::{FxHashSet, FxHasher};
+
+use super::analysis::{Sort, class_type, has_several_results};
+use super::language::{Discriminant, EGraph, Node, Payload};
+use crate::device::Device;
+
+/// What a variable stands for.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
+pub enum Slot {
+    /// Nothing yet; attribute variables stay so, their values are in [`Match::values`].
+    #[default]
+    Unbound,
+    /// A class.
+    Class(Id),
+    /// Variadic operands.
+    Classes(Vec<Id>),
+    /// An optional operand that is not there.
+    Absent,
+}
+
+/// A place where the left side holds.
+#[derive(Clone, Debug)]
+pub struct Match {
+    /// The class of each root.
+    pub roots: Vec<Id>,
+    /// By variable.
+    pub slots: Vec<Slot>,
+    /// Attributes, sizes, shapes and dtypes.
+    pub values: Bindings,
+    /// The nodes that the pattern's applications were.
+    pub nodes: Vec<Node>,
+}
+
+impl Match {
+    /// The class that a variable stands for.
+    pub fn class(&self, var: VarId) -> Option<Id> {
+        match self.slots.get(var.index())? {
+            Slot::Class(id) => Some(*id),
+            _ => None,
+        }
+    }
+
+    /// A number that is equal for equal matches.
+    pub fn fingerprint(&self, egraph: &EGraph) -> u64 {
+        let mut h = FxHasher::default();
+        for r in &self.roots {
+            egraph.find(*r).hash(&mut h);
+        }
+        for s in &self.slots {
+            match s {
+                Slot::Class(id) => egraph.find(*id).hash(&mut h),
+                Slot::Classes(ids) => ids.iter().for_each(|i| egraph.find(*i).hash(&mut h)),
+                other => other.hash(&mut h),
+            }
+        }
+        let mut values: Vec<_> = self.values.values.iter().collect();
+        values.sort_by_key(|(v, _)| **v);
+        for (var, value) in values {
+            (var, format!("{value:?}")).hash(&mut h);
+        }
+        h.finish()
+    }
+}
+
+/// Facts of what a match binds, for guards.
+pub struct MatchFacts<'a> {
+    /// The e-graph.
+    pub egraph: &'a EGraph,
+    /// What the variables stand for.
+    pub slots: &'a [Slot],
+    /// The device, where one is asked about.
+    pub device: Option<&'a Device>,
+}
+
+impl Facts for MatchFacts<'_> {
+    fn fact(&self, fact: Fact, var: VarId) -> Option<AttrValue> {
+        let id = match self.slots.get(var.index())? {
+            Slot::Class(id) => *id,
+            Slot::Classes(ids) if fact == Fact::Count => return Some(AttrValue::Dim(Dim::from(ids.len() as i64))),
+            Slot::Absent if fact == Fact::Present => return Some(AttrValue::Bool(false)),
+            _ => return None,
+        };
+        class_fact(self.egraph, fact, id)
+    }
+
+    fn same_accumulator(&self, t: VarId, a: VarId, b: VarId) -> Option<bool> {
+        let class = |v: VarId| match self.slots.get(v.index()) {
+            Some(Slot::Class(id)) => Some(self.egraph.find(*id)),
+            _ => None,
+        };
+        let (t, a, b) = (class(t)?, class(a)?, class(b)?);
+        let program = &self.egraph.analysis.program;
+        Some(self.egraph[t].nodes.iter().any(|n| match n.payload {
+            Payload::Op(op, _) if program.op(op).params.iter().any(|p| p.kind == ParamKind::Term) => {
+                n.children.len() >= 2 && self.egraph.find(n.children[0]) == a && self.egraph.find(n.children[1]) == b
+            }
+            _ => false,
+        }))
+    }
+
+    fn device(&self, fact: DeviceFact) -> Option<AttrValue> {
+        let device = self.device?;
+        Some(match fact {
+            DeviceFact::Sm => AttrValue::Dim(Dim::from(i64::from(device.sm))),
+            DeviceFact::Name => AttrValue::Str(device.name.to_string()),
+        })
+    }
+}
+
+/// A fact of a class; `None` where it is not known. What is not known to be true of every element is unknown
+/// rather than false: facts grow.
+pub fn class_fact(egraph: &EGraph, fact: Fact, id: Id) -> Option<AttrValue> {
+    let data = &egraph[id].data;
+    let truth = |known: bool| known.then_some(AttrValue::Bool(true));
+    match fact {
+        Fact::Const => return Some(AttrValue::Bool(data.constant)),
+        Fact::Value => return data.value().map(AttrValue::Float),
+        Fact::NonNegative => return truth(data.facts.nonneg),
+        Fact::Positive => return truth(data.facts.positive),
+        Fact::Finite => return truth(data.facts.finite),
+        Fact::Present => return Some(AttrValue::Bool(data.sort != Sort::Absent)),
+        Fact::Uses => {
+            let uses = egraph.analysis.uses.get(&egraph.find(id))?;
+            return Some(AttrValue::Dim(Dim::from(i64::from(*uses))));
+        }
+        _ => {}
+    }
+    let ty = class_type(egraph, id)?;
+    Some(match fact {
+        Fact::Shape => AttrValue::List(ty.shape.iter().cloned().map(AttrValue::Dim).collect()),
+        Fact::DType => AttrValue::DType(ty.dtype),
+        Fact::Rank => AttrValue::Dim(Dim::from(ty.shape.len() as i64)),
+        Fact::Numel => AttrValue::Dim(product(&ty.shape)?),
+        _ => return None,
+    })
+}
+
+/// The integer of an attribute, where it is known.
+fn as_int(v: &AttrValue) -> Option<i64> {
+    match v {
+        AttrValue::Dim(d) => d.as_const(),
+        _ => None,
+    }
+}
+
+/// An attribute value as graphs hold it: axes not negative, numbers where numbers are wanted.
+pub fn normal_attr(ty: AttrType, value: AttrValue, rank: Option<usize>) -> AttrValue {
+    match (ty, value) {
+        (AttrType::Axis, AttrValue::Dim(d)) => match (d.as_const(), rank) {
+            (Some(a), Some(r)) if a < 0 => AttrValue::Dim(Dim::from(a + r as i64)),
+            _ => AttrValue::Dim(d),
+        },
+        (AttrType::Axes, AttrValue::List(l)) => {
+            // A list of axes is a set: graphs keep it sorted.
+            let mut l: Vec<AttrValue> = l.into_iter().map(|v| normal_attr(AttrType::Axis, v, rank)).collect();
+            l.sort_by_key(|v| as_int(v).unwrap_or(i64::MAX));
+            AttrValue::List(l)
+        }
+        (AttrType::Float, AttrValue::Dim(d)) => match d.as_const() {
+            Some(c) => AttrValue::Float(c as f64),
+            None => AttrValue::Dim(d),
+        },
+        (AttrType::Floats, AttrValue::List(l)) => {
+            AttrValue::List(l.into_iter().map(|v| normal_attr(AttrType::Float, v, None)).collect())
+        }
+        (_, value) => value,
+    }
+}
+
+/// Whether an attribute of a graph is the value that a pattern asks for. Models keep numbers in f32, so a number
+/// is met by its nearest f32 too. `None` where sizes cannot be compared.
+pub fn attr_equal(have: &AttrValue, want: &AttrValue) -> Option<bool> {
+    match (have, want) {
+        (AttrValue::Dim(a), AttrValue::Dim(b)) => a.known_eq(b),
+        (AttrValue::Float(a), AttrValue::Float(b)) => {
+            let bits = |v: f64| v.to_bits();
+            Some(bits(*a) == bits(*b) || bits(*a) == bits(*b as f32 as f64))
+        }
+        (AttrValue::List(a), AttrValue::List(b)) if a.len() == b.len() => {
+            let mut all = Some(true);
+            for (x, y) in a.iter().zip(b) {
+                match attr_equal(x, y) {
+                    Some(false) => return Some(false),
+                    None => all = None,
+                    Some(true) => {}
+                }
+            }
+            all
+        }
+        (AttrValue::List(_), AttrValue::List(_)) => Some(false),
+        (a, b) => Some(a == b),
+    }
+}
+
+/// Whether a constant is the number that a pattern asks for.
+pub fn literal_matches(have: f64, dtype: Option<DType>, want: f64, near: Option<f64>) -> bool {
+    let bits = |v: f64| v.to_bits();
+    let equal = match dtype {
+        Some(t) => bits(have) == bits(t.round(want)),
+        // Inside a term a number was rounded to the dtype of the tensor that it came from, or not at all.
+        None => bits(have) == bits(want) || bits(have) == bits(DType::F32.round(want)),
+    };
+    equal || near.is_some_and(|tol| (have - want).abs() <= tol * want.abs())
+}
+
+/// How much one search may do.
+#[derive(Clone, Copy, Debug)]
+pub struct SearchLimits {
+    /// Matches at most.
+    pub matches: usize,
+    /// Steps at most.
+    pub steps: usize,
+}
+
+/// What a search found.
+#[derive(Debug, Default)]
+pub struct Found {
+    /// The matches, each once.
+    pub matches: Vec<Match>,
+    /// True if a limit ended the search.
+    pub capped: bool,
+    /// Where to start the next one.
+    pub resume: usize,
+}
+
+/// The point at which a match failed, and how far it had come.
+#[derive(Clone, Debug)]
+pub struct Miss {
+    /// Positions of the pattern that held before.
+    pub progress: usize,
+    /// The root under which it was tried.
+    pub root: Id,
+    /// The class at hand.
+    pub class: Id,
+    /// What the pattern wanted there.
+    pub reason: MissReason,
+}
+
+/// What a pattern wanted.
+#[derive(Clone, Debug)]
+pub enum MissReason {
+    /// An application that the class does not hold.
+    Head(NodePat),
+    /// A constant of that value.
+    Literal(f64),
+    /// Another type.
+    Type,
+    /// The same class as the variable stands for already.
+    Same(VarId, Id),
+    /// An attribute of another value: its position, and what the node has.
+    Attr(Head, usize, AttrValue),
+    /// Another number of operands.
+    Arity(Head, usize),
+    /// An operand that is there, or one that is not.
+    Presence(bool),
+    /// No further root was found.
+    Root(usize),
+}
+
+/// Collects the deepest miss of a search, under one root class or under all.
+#[derive(Debug, Default)]
+pub struct Probe {
+    /// Only this root.
+    pub only: Option<Id>,
+    /// The deepest miss.
+    pub best: Option<Miss>,
+}
+
+/// A rule made ready for searching.
+pub struct Searchable<'r> {
+    /// The rule.
+    pub rule: &'r Rule,
+    /// True if scalars in the pattern are those of terms.
+    pub terms: bool,
+    /// True if all roots are the same pattern up to their own variables: then one order of them is enough.
+    pub symmetric: bool,
+}
+
+enum Goal<'r> {
+    Class { pat: &'r Pat, class: Id, context: Position },
+    Attr { pat: &'r AttrPat, ty: AttrType, value: AttrValue, rank: Option<usize>, at: (Head, usize, Id) },
+}
+
+/// Where a pattern stands.
+#[derive(Clone, Copy)]
+enum Position {
+    Tensor,
+    /// In a term, of the op in that class if there is one.
+    Term(Option<Id>),
+}
+
+struct Cons<'r> {
+    goal: Goal<'r>,
+    next: Goals<'r>,
+}
+type Goals<'r> = Option<Rc<Cons<'r>>>;
+
+fn push<'r>(goal: Goal<'r>, next: Goals<'r>) -> Goals<'r> {
+    Some(Rc::new(Cons { goal, next }))
+}
+
+type Flow = ControlFlow<()>;
+const ON: Flow = ControlFlow::Continue(());
+
+struct Matcher<'r, 'e, 'f> {
+    egraph: &'e EGraph,
+    what: &'r Searchable<'r>,
+    slots: Vec<Slot>,
+    values: Bindings,
+    roots: Vec<Id>,
+    nodes: Vec<&'e Node>,
+    deferred: Vec<(&'r AExpr, AttrType, AttrValue, Option<usize>, (Head, usize, Id))>,
+    progress: usize,
+    steps: usize,
+    limit: usize,
+    capped: bool,
+    probe: Option<&'f mut Probe>,
+    emit: &'f mut dyn FnMut(&Bound<'_>) -> Flow,
+}
+
+/// All that a match binds, as the matcher holds it.
+struct Bound<'m> {
+    roots: &'m [Id],
+    slots: &'m [Slot],
+    values: &'m Bindings,
+    nodes: &'m [&'m Node],
+}
+
+impl Bound<'_> {
+    fn to_match(&self) -> Match {
+        Match {
+            roots: self.roots.to_vec(),
+            slots: self.slots.to_vec(),
+            values: self.values.clone(),
+            nodes: self.nodes.iter().map(|n| (*n).clone()).collect(),
+        }
+    }
+}
+
+/// Finds matches that are not in `done`. The search starts at class number `start` of the candidates, so that a
+/// capped search is followed by one of the rest.
+pub fn search(
+    egraph: &EGraph,
+    what: &Searchable<'_>,
+    done: &FxHashSet<u64>,
+    start: usize,
+    limits: SearchLimits,
+    mut probe: Option<&mut Probe>,
+) -> Found {
+    let mut candidates = root_candidates(egraph, what);
+    if let Some(only) = probe.as_ref().and_then(|p| p.only) {
+        candidates.retain(|c| egraph.find(*c) == egraph.find(only));
+        if candidates.is_empty() && what.rule.lhs.len() == 1 {
+            candidates.push(egraph.find(only));
+        }
+    }
+    let mut found = Found::default();
+    let n = candidates.len();
+    let mut seen = FxHashSet::default();
+    let mut steps = 0;
+    for i in 0..n {
+        let at = (start + i) % n;
+        let mut emit = |m: &Bound<'_>| {
+            let hit = m.to_match();
+            let print = hit.fingerprint(egraph);
+            if !done.contains(&print) && seen.insert(print) {
+                found.matches.push(hit);
+            }
+            if found.matches.len() >= limits.matches { ControlFlow::Break(()) } else { ON }
+        };
+        let mut matcher = Matcher {
+            egraph,
+            what,
+            slots: vec![Slot::Unbound; what.rule.vars.len()],
+            values: Bindings::default(),
+            roots: Vec::new(),
+            nodes: Vec::new(),
+            deferred: Vec::new(),
+            progress: 0,
+            steps,
+            limit: limits.steps,
+            capped: false,
+            probe: probe.as_deref_mut(),
+            emit: &mut emit,
+        };
+        let flow = matcher.root(candidates[at]);
+        steps = matcher.steps;
+        if flow.is_break() {
+            // Not everything was seen: begin here the next time.
+            found.capped = true;
+            found.resume = at;
+            break;
+        }
+    }
+    found
+}
+
+/// All ways in which one pattern holds at a class, standing in the term of the op in class `of`: what its variables
+/// stand for, given what they stand for already.
+pub fn match_term(
+    egraph: &EGraph,
+    rule: &Rule,
+    pat: &Pat,
+    class: Id,
+    of: Id,
+    slots: &[Slot],
+    steps: usize,
+) -> Vec<Match> {
+    let what = Searchable { rule, terms: false, symmetric: false };
+    let mut found = Vec::new();
+    let mut emit = |m: &Bound<'_>| {
+        found.push(m.to_match());
+        ON
+    };
+    let mut matcher = Matcher {
+        egraph,
+        what: &what,
+        slots: slots.to_vec(),
+        values: Bindings::default(),
+        roots: vec![of; rule.lhs.len()],
+        nodes: Vec::new(),
+        deferred: Vec::new(),
+        progress: 0,
+        steps: 0,
+        limit: steps,
+        capped: false,
+        probe: None,
+        emit: &mut emit,
+    };
+    let _ = matcher.solve(push(Goal::Class { pat, class, context: Position::Term(Some(of)) }, None));
+    found
+}
+
+/// Classes that may hold the first root.
+fn root_candidates(egraph: &EGraph, what: &Searchable<'_>) -> Vec<Id> {
+    let mut wanted = Some(Vec::new());
+    if let Some(first) = what.rule.lhs.first() {
+        heads(&egraph.analysis.program, first, what.terms, &mut wanted);
+    }
+    let mut ids: Vec<Id> = match wanted {
+        Some(heads) => {
+            heads.iter().filter_map(|h| egraph.classes_for_op(h).map(|ids| ids.collect::<Vec<_>>())).flatten().collect()
+        }
+        None => egraph
+            .classes()
+            .filter(|c| matches!((c.data.sort, what.terms), (Sort::Tensor(_), false) | (Sort::Term(_), true)))
+            .map(|c| c.id)
+            .collect(),
+    };
+    ids.sort();
+    ids.dedup();
+    ids
+}
+
+/// Discriminants of the nodes that a pattern's top may be; `None` for any.
+pub fn heads(program: &Program, pat: &Pat, terms: bool, out: &mut Option<Vec<Discriminant>>) {
+    match pat {
+        Pat::Node(n) => {
+            if let Some(list) = out {
+                list.push(head_discriminant(program, n.head, terms));
+            }
+        }
+        Pat::Bind(_, p) | Pat::Typed(p, _) => heads(program, p, terms, out),
+        Pat::OneOf(ps) => ps.iter().for_each(|p| heads(program, p, terms, out)),
+        Pat::Any | Pat::Var(_) | Pat::Lit { .. } | Pat::Absent | Pat::Optional(_) => *out = None,
+    }
+}
+
+/// What the classes that hold such a node are looked up by.
+fn head_discriminant(program: &Program, head: Head, terms: bool) -> Discriminant {
+    match head {
+        Head::Op(op) if has_several_results(program.op(op)) => Discriminant::Output,
+        Head::Op(op) => Discriminant::Op(op),
+        Head::Scalar(s) if terms => Discriminant::Call(s),
+        Head::Scalar(s) => Discriminant::Scalar(s),
+        Head::Acc => Discriminant::Acc,
+        Head::In(_) => Discriminant::In,
+        Head::TermCast => Discriminant::TermCast,
+    }
+}
+
+impl<'r, 'e> Matcher<'r, 'e, '_> {
+    /// Tries the next root at a class.
+    fn root(&mut self, class: Id) -> Flow {
+        let Some(pat) = self.what.rule.lhs.get(self.roots.len()) else { return ON };
+        let class = self.egraph.find(class);
+        // Distinct roots are distinct values, and of equal patterns one order is enough.
+        let clash = if self.what.symmetric {
+            self.roots.last().is_some_and(|r| class <= *r)
+        } else {
+            self.roots.contains(&class)
+        };
+        if clash {
+            return ON;
+        }
+        let context = if self.what.terms { Position::Term(None) } else { Position::Tensor };
+        self.roots.push(class);
+        let flow = self.solve(push(Goal::Class { pat, class, context }, None));
+        self.roots.pop();
+        flow
+    }
+
+    fn miss(&mut self, class: Id, reason: impl FnOnce() -> MissReason) -> Flow {
+        let (progress, root) = (self.progress, self.roots.first().copied().unwrap_or(class));
+        if let Some(probe) = &mut self.probe
+            && probe.best.as_ref().is_none_or(|b| b.progress < progress)
+        {
+            probe.best = Some(Miss { progress, root, class, reason: reason() });
+        }
+        ON
+    }
+
+    fn solve(&mut self, goals: Goals<'r>) -> Flow {
+        self.steps += 1;
+        if self.steps > self.limit {
+            self.capped = true;
+            return ControlFlow::Break(());
+        }
+        let Some(cons) = goals else { return self.next_root() };
+        let next = cons.next.clone();
+        match &cons.goal {
+            Goal::Class { pat, class, context } => self.class(pat, self.egraph.find(*class), *context, next),
+            Goal::Attr { pat, ty, value, rank, at } => self.attr(pat, *ty, value, *rank, *at, next),
+        }
+    }
+
+    fn advance(&mut self, goals: Goals<'r>) -> Flow {
+        self.progress += 1;
+        let flow = self.solve(goals);
+        self.progress -= 1;
+        flow
+    }
+
+    /// All patterns so far hold: the next root, or the attributes that had to wait, or a match.
+    fn next_root(&mut self) -> Flow {
+        if self.roots.len() < self.what.rule.lhs.len() {
+            for class in self.next_candidates() {
+                self.root(class)?;
+            }
+            let (n, last) = (self.roots.len(), self.roots[0]);
+            return self.miss(last, || MissReason::Root(n));
+        }
+        for (want, ty, have, rank, (head, i, class)) in self.deferred.clone() {
+            let facts = MatchFacts { egraph: self.egraph, slots: &self.slots, device: None };
+            let want = typing::eval(want, &self.values, &facts).map(|w| normal_attr(ty, w, rank));
+            if want.and_then(|w| attr_equal(&have, &w)) != Some(true) {
+                return self.miss(class, || MissReason::Attr(head, i, have));
+            }
+        }
+        (self.emit)(&Bound { roots: &self.roots, slots: &self.slots, values: &self.values, nodes: &self.nodes })
+    }
+
+    /// Classes where the next root may be: ancestors of what its variables are bound to.
+    fn next_candidates(&self) -> Vec<Id> {
+        let pat = &self.what.rule.lhs[self.roots.len()];
+        let program = &self.egraph.analysis.program;
+        let mut wanted = Some(Vec::new());
+        heads(program, pat, self.what.terms, &mut wanted);
+        let anchor = self.anchor(pat, 0);
+        let mut ids: Vec<Id> = match (anchor, &wanted) {
+            (Some((class, depth)), _) => {
+                let mut level = vec![class];
+                for _ in 0..depth {
+                    let mut above: Vec<Id> = level
+                        .iter()
+                        .flat_map(|c| self.egraph[*c].parents().map(|p| self.egraph.find(p)).collect::<Vec<_>>())
+                        .collect();
+                    above.sort();
+                    above.dedup();
+                    level = above;
+                }
+                level
+            }
+            (None, Some(heads)) => heads
+                .iter()
+                .filter_map(|h| self.egraph.classes_for_op(h).map(|c| c.collect::<Vec<_>>()))
+                .flatten()
+                .collect(),
+            (None, None) => self.egraph.classes().map(|c| c.id).collect(),
+        };
+        if let Some(heads) = wanted {
+            ids.retain(|c| self.egraph[*c].nodes.iter().any(|n| heads.contains(&n.payload.discriminant())));
+        }
+        ids.sort();
+        ids.dedup();
+        ids
+    }
+
+    /// The bound variable that stands highest in a pattern: its class and how deep it stands. Of equally high ones
+    /// that with the fewest parents.
+    fn anchor(&self, pat: &Pat, depth: usize) -> Option<(Id, usize)> {
+        match pat {
+            Pat::Var(v) => match self.slots.get(v.index()) {
+                Some(Slot::Class(id)) => Some((self.egraph.find(*id), depth)),
+                _ => None,
+            },
+            Pat::Bind(_, p) | Pat::Typed(p, _) => self.anchor(p, depth),
+            Pat::Node(n) => {
+                // A result of an op with several stands two nodes above the op's operands.
+                let program = &self.egraph.analysis.program;
+                let step = match n.head {
+                    Head::Op(op) if has_several_results(program.op(op)) => 2,
+                    _ => 1,
+                };
+                n.args
+                    .iter()
+                    .filter_map(|a| self.anchor(a, depth + step))
+                    .min_by_key(|(id, d)| (*d, self.egraph[*id].parents().len()))
+            }
+            // Alternatives may hold the variable at different depths.
+            Pat::OneOf(_) | Pat::Any | Pat::Lit { .. } | Pat::Absent | Pat::Optional(_) => None,
+        }
+    }
+
+    fn class(&mut self, pat: &'r Pat, class: Id, context: Position, next: Goals<'r>) -> Flow {
+        let absent = self.egraph[class].data.sort == Sort::Absent;
+        match pat {
+            Pat::Any if absent => self.miss(class, || MissReason::Presence(true)),
+            Pat::Any => self.advance(next),
+            Pat::Var(_) if absent => self.miss(class, || MissReason::Presence(true)),
+            Pat::Var(v) => self.bind(*v, Slot::Class(class), class, next),
+            Pat::Optional(v) => {
+                let slot = if absent { Slot::Absent } else { Slot::Class(class) };
+                self.bind(*v, slot, class, next)
+            }
+            Pat::Absent if absent => self.advance(next),
+            Pat::Absent => self.miss(class, || MissReason::Presence(false)),
+            Pat::Bind(v, p) => {
+                let goals = push(Goal::Class { pat: p, class, context }, next);
+                self.bind(*v, Slot::Class(class), class, goals)
+            }
+            Pat::Typed(p, ty) => {
+                let Some(have) = class_type(self.egraph, class) else {
+                    return self.miss(class, || MissReason::Type);
+                };
+                let before = self.values.clone();
+                if match_type(ty, have, &mut self.values) != Some(true) {
+                    self.values = before;
+                    return self.miss(class, || MissReason::Type);
+                }
+                let flow = self.advance(push(Goal::Class { pat: p, class, context }, next));
+                self.values = before;
+                flow
+            }
+            Pat::Lit { value, near } => {
+                let data = &self.egraph[class].data;
+                let dtype = self.egraph.analysis.data_type(data).map(|t| t.dtype);
+                match data.value() {
+                    Some(v) if literal_matches(v, dtype, *value, *near) => self.advance(next),
+                    _ => self.miss(class, || MissReason::Literal(*value)),
+                }
+            }
+            Pat::OneOf(choices) => {
+                for p in choices {
+                    self.class(p, class, context, next.clone())?;
+                }
+                ON
+            }
+            Pat::Node(n) => self.node(n, class, context, next),
+        }
+    }
+
+    fn bind(&mut self, var: VarId, slot: Slot, class: Id, next: Goals<'r>) -> Flow {
+        let i = var.index();
+        if i >= self.slots.len() {
+            return ON;
+        }
+        match self.slots[i].clone() {
+            Slot::Unbound => {
+                self.slots[i] = slot;
+                let flow = self.advance(next);
+                self.slots[i] = Slot::Unbound;
+                flow
+            }
+            bound if bound == slot => self.advance(next),
+            bound => {
+                let to = match bound {
+                    Slot::Class(id) => id,
+                    _ => class,
+                };
+                self.miss(class, || MissReason::Same(var, to))
+            }
+        }
+    }
+
+    fn node(&mut self, n: &'r NodePat, class: Id, context: Position, next: Goals<'r>) -> Flow {
+        let egraph = self.egraph;
+        let mut met = false;
+        for node in &egraph[class].nodes {
+            let (node, op_class) = match (node.payload, n.head) {
+                // A result of an op with several: the op's own nodes are in the child's class.
+                (Payload::Output(i), Head::Op(_)) if i == n.output => {
+                    for inner in &egraph[node.children[0]].nodes {
+                        if self.head_matches(n.head, inner.payload, context) {
+                            met = true;
+                            self.operands(n, inner, node.children[0], context, next.clone())?;
+                        }
+                    }
+                    continue;
+                }
+                (Payload::Op(op, _), _) if has_several_results(egraph.analysis.program.op(op)) => continue,
+                _ => (node, class),
+            };
+            if self.head_matches(n.head, node.payload, context) && self.view_matches(n.head, node, context) {
+                met = true;
+                self.operands(n, node, op_class, context, next.clone())?;
+            }
+        }
+        if met { ON } else { self.miss(class, || MissReason::Head(n.clone())) }
+    }
+
+    fn head_matches(&self, head: Head, payload: Payload, context: Position) -> bool {
+        match (head, payload, context) {
+            (Head::Op(a), Payload::Op(b, _), _) => a == b,
+            (Head::Scalar(a), Payload::Scalar(b), Position::Tensor) => a == b,
+            (Head::Scalar(a), Payload::Call(b), Position::Term(_)) => a == b,
+            (Head::Acc, Payload::Acc, _) | (Head::TermCast, Payload::TermCast(_), _) => true,
+            (Head::In(_), Payload::In(_), _) => true,
+            _ => false,
+        }
+    }
+
+    /// `row`, `col` and `full` are ways of reading a tensor that its type shows: a plain `in(t)` of a vector along
+    /// the last axis is a `row`.
+    fn view_matches(&self, head: Head, node: &Node, context: Position) -> bool {
+        let (Head::In(want), Payload::In(have)) = (head, node.payload) else { return true };
+        if want == have || want == InView::Broadcast {
+            return true;
+        }
+        let Position::Term(Some(op)) = context else { return false };
+        let (Some(out), Some(t)) = (class_type(self.egraph, op), class_type(self.egraph, node.children[0])) else {
+            return false;
+        };
+        view_fits(want, have, t, &out.shape)
+    }
+
+    /// Attributes first, as they decide at once, then the operands in the orders that are equal.
+    fn operands(&mut self, n: &'r NodePat, node: &'e Node, class: Id, context: Position, next: Goals<'r>) -> Flow {
+        let children = &node.children;
+        let enough = match n.rest {
+            Some(_) => children.len() >= n.args.len(),
+            None => children.len() == n.args.len(),
+        };
+        if !enough {
+            return self.miss(class, || MissReason::Arity(n.head, children.len()));
+        }
+        let swap = match n.head {
+            Head::Scalar(s) if children.len() == 2 && children[0] != children[1] => {
+                matches!(&self.egraph.analysis.program.scalar(s).body, ScalarBody::Builtin(b) if b.commutes())
+            }
+            _ => false,
+        };
+        for swapped in if swap { &[false, true][..] } else { &[false][..] } {
+            let mut goals = next.clone();
+            for (i, pat) in n.args.iter().enumerate().rev() {
+                let child = children[if *swapped { 1 - i } else { i }];
+                goals = push(Goal::Class { pat, class: child, context: self.inside(n.head, i, class, context) }, goals);
+            }
+            goals = self.attribute_goals(n, node, class, goals);
+            self.nodes.push(node);
+            let flow = match n.rest {
+                Some(v) => {
+                    let rest = children[n.args.len()..].iter().map(|c| self.egraph.find(*c)).collect();
+                    self.bind(v, Slot::Classes(rest), class, goals)
+                }
+                None => self.advance(goals),
+            };
+            self.nodes.pop();
+            flow?;
+        }
+        ON
+    }
+
+    /// Where the operands of a head stand.
+    fn inside(&self, head: Head, operand: usize, class: Id, context: Position) -> Position {
+        match head {
+            Head::Op(op) => {
+                let def = self.egraph.analysis.program.op(op);
+                match def.operands().nth(operand) {
+                    Some((_, p)) if p.kind == ParamKind::Term => Position::Term(Some(class)),
+                    _ => Position::Tensor,
+                }
+            }
+            Head::In(_) => Position::Tensor,
+            Head::Scalar(_) | Head::Acc | Head::TermCast => context,
+        }
+    }
+
+    fn attribute_goals(&self, n: &'r NodePat, node: &Node, class: Id, mut goals: Goals<'r>) -> Goals<'r> {
+        let rank = node.children.first().and_then(|c| class_type(self.egraph, *c)).map(|t| t.shape.len());
+        let values: Vec<(AttrType, AttrValue)> = match node.payload {
+            Payload::Op(op, attrs) => {
+                let types = self.egraph.analysis.program.op(op).attrs().filter_map(|(_, p)| match &p.kind {
+                    ParamKind::Attr { ty, .. } => Some(*ty),
+                    _ => None,
+                });
+                types.zip(self.egraph.analysis.attrs(attrs).iter().cloned()).collect()
+            }
+            Payload::TermCast(to) => vec![(AttrType::DType, AttrValue::DType(to))],
+            _ => Vec::new(),
+        };
+        for (i, (pat, (ty, value))) in n.attrs.iter().zip(values).enumerate().rev() {
+            if *pat != AttrPat::Any {
+                goals = push(Goal::Attr { pat, ty, value, rank, at: (n.head, i, class) }, goals);
+            }
+        }
+        goals
+    }
+
+    fn attr(
+        &mut self,
+        pat: &'r AttrPat,
+        ty: AttrType,
+        value: &AttrValue,
+        rank: Option<usize>,
+        at: (Head, usize, Id),
+        next: Goals<'r>,
+    ) -> Flow {
+        let fail = || MissReason::Attr(at.0, at.1, value.clone());
+        match pat {
+            AttrPat::Any | AttrPat::Rest(None) => self.advance(next),
+            AttrPat::Var(v) | AttrPat::Rest(Some(v)) => match self.values.values.get(v) {
+                Some(bound) if attr_equal(value, &normal_attr(ty, bound.clone(), rank)) == Some(true) => {
+                    self.advance(next)
+                }
+                Some(_) => self.miss(at.2, fail),
+                None => {
+                    self.values.values.insert(*v, value.clone());
+                    let flow = self.advance(next);
+                    self.values.values.remove(v);
+                    flow
+                }
+            },
+            AttrPat::Is(want) => {
+                let facts = MatchFacts { egraph: self.egraph, slots: &self.slots, device: None };
+                match typing::eval(want, &self.values, &facts).map(|w| normal_attr(ty, w, rank)) {
+                    Some(w) if attr_equal(value, &w) == Some(true) => self.advance(next),
+                    Some(_) => self.miss(at.2, fail),
+                    // It may use what is bound further on.
+                    None => {
+                        self.deferred.push((want, ty, value.clone(), rank, at));
+                        let flow = self.advance(next);
+                        self.deferred.pop();
+                        flow
+                    }
+                }
+            }
+            AttrPat::List(pats) => self.attr_list(pats, ty, value, rank, at, next),
+        }
+    }
+
+    fn attr_list(
+        &mut self,
+        pats: &'r [AttrPat],
+        ty: AttrType,
+        value: &AttrValue,
+        rank: Option<usize>,
+        at: (Head, usize, Id),
+        mut next: Goals<'r>,
+    ) -> Flow {
+        let AttrValue::List(items) = value else {
+            return self.miss(at.2, || MissReason::Attr(at.0, at.1, value.clone()));
+        };
+        let element = match ty {
+            AttrType::Axes => AttrType::Axis,
+            AttrType::Ints => AttrType::Int,
+            AttrType::Floats => AttrType::Float,
+            AttrType::Dims => AttrType::Dim,
+            other => other,
+        };
+        let rest = pats.iter().position(|p| matches!(p, AttrPat::Rest(_)));
+        let fixed = pats.len() - usize::from(rest.is_some());
+        if items.len() < fixed || (rest.is_none() && items.len() != fixed) {
+            return self.miss(at.2, || MissReason::Attr(at.0, at.1, value.clone()));
+        }
+        let spread = items.len() - fixed;
+        let mut from = items.len();
+        for pat in pats.iter().rev() {
+            let (ty, value) = if matches!(pat, AttrPat::Rest(_)) {
+                from -= spread;
+                (ty, AttrValue::List(items[from..from + spread].to_vec()))
+            } else {
+                from -= 1;
+                (element, items[from].clone())
+            };
+            next = push(Goal::Attr { pat, ty, value, rank, at }, next);
+        }
+        self.solve(next)
+    }
+}
+
+/// Whether a tensor that is read as `have` may be said to be read as `want` by a result of that shape.
+fn view_fits(want: InView, have: InView, t: &TensorType, out: &[Dim]) -> bool {
+    if !matches!(have, InView::Broadcast | InView::Full) {
+        return false;
+    }
+    let one = Dim::from(1);
+    let Some((last, before)) = t.shape.split_last() else { return false };
+    match want {
+        InView::Full => t.shape == out,
+        InView::Row => out.last() == Some(last) && before.iter().all(|d| *d == one),
+        InView::Col => *last == one && out.split_last().is_some_and(|(_, rows)| rows == before),
+        InView::Broadcast => true,
+    }
+}
+
+/// True if every root is the same pattern, up to variables that occur in it alone.
+pub fn is_symmetric(rule: &Rule) -> bool {
+    fn vars(p: &Pat, out: &mut Vec<VarId>) {
+        match p {
+            Pat::Var(v) | Pat::Optional(v) => out.push(*v),
+            Pat::Bind(v, p) => {
+                out.push(*v);
+                vars(p, out);
+            }
+            Pat::Typed(p, _) => vars(p, out),
+            Pat::OneOf(ps) => ps.iter().for_each(|p| vars(p, out)),
+            Pat::Node(n) => {
+                n.args.iter().for_each(|a| vars(a, out));
+                out.extend(n.rest);
+            }
+            Pat::Any | Pat::Lit { .. } | Pat::Absent => {}
+        }
+    }
+    // Alpha-equivalence: erase the variables and compare shapes, then compare which positions are shared.
+    fn erased(p: &Pat) -> Pat {
+        match p {
+            Pat::Var(_) => Pat::Var(VarId(0)),
+            Pat::Optional(_) => Pat::Optional(VarId(0)),
+            Pat::Bind(_, p) => erased(p),
+            Pat::Typed(p, t) => Pat::Typed(Box::new(erased(p)), t.clone()),
+            Pat::OneOf(ps) => Pat::OneOf(ps.iter().map(erased).collect()),
+            Pat::Node(n) => Pat::Node(NodePat {
+                head: n.head,
+                args: n.args.iter().map(erased).collect(),
+                rest: n.rest.map(|_| VarId(0)),
+                attrs: n.attrs.clone(),
+                output: n.output,
+            }),
+            other => other.clone(),
+        }
+    }
+    fn unbound(p: &Pat) -> &Pat {
+        match p {
+            Pat::Bind(_, p) => unbound(p),
+            p => p,
+        }
+    }
+    let [first, others @ ..] = rule.lhs.as_slice() else { return false };
+    if others.is_empty() {
+        return false;
+    }
+    let shape = erased(first);
+    let lists: Vec<Vec<VarId>> = rule
+        .lhs
+        .iter()
+        .map(|p| {
+            let mut v = Vec::new();
+            vars(unbound(p), &mut v);
+            v
+        })
+        .collect();
+    let same_positions = lists.iter().skip(1).all(|l| {
+        l.len() == lists[0].len()
+            && l.iter().zip(&lists[0]).all(|(a, b)| a == b || (!lists[0].contains(a) && !l.contains(b)))
+    });
+    others.iter().all(|p| erased(p) == shape) && same_positions
+}

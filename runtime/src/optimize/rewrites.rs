@@ -1,0 +1,235 @@
+//! Rules of a Program as rewrites of the e-graph.
+//!
+//! In: a Program. Out: its rules, ready to be searched and applied, for the optimiser's own loop and, through
+//! `egg`'s traits, for any other. Holds always: a rule whose head occurs nowhere in the graph is left out; a
+//! pointwise rule stands here twice, for tensors and for terms.
+
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use egg::{Applier, Id, PatternAst, Rewrite, SearchMatches, Searcher, Subst, Symbol, Var};
+use hypatia_dsl::ir::{Build, BuildArg, Head, Program, Rule, RuleId};
+use rustc_hash::FxHashSet;
+
+use super::analysis::Context;
+use super::apply::{Applied, Policy, Reject, apply, check};
+use super::language::{Discriminant, EGraph, Node};
+use super::matcher::{Found, Match, SearchLimits, Searchable, heads, is_symmetric, search};
+
+/// A rule, lowered to one of the two sorts.
+pub struct CompiledRule {
+    program: Arc<Program>,
+    /// Which rule.
+    pub id: RuleId,
+    /// True if it rewrites terms.
+    pub terms: bool,
+    symmetric: bool,
+    policy: Policy,
+    state: Mutex<State>,
+}
+
+/// What a rule remembers from one iteration to the next.
+#[derive(Default)]
+struct State {
+    /// Fingerprints of matches that need not be looked at again.
+    done: FxHashSet<u64>,
+    /// Where a capped search goes on.
+    resume: usize,
+    /// What the last search through `egg`'s trait found.
+    found: Vec<Match>,
+}
+
+/// Limits of one search.
+pub const SEARCH_LIMITS: SearchLimits = SearchLimits { matches: 10_000, steps: 2_000_000 };
+
+impl CompiledRule {
+    /// The rule.
+    pub fn rule(&self) -> &Rule {
+        &self.program.rules[self.id.index()]
+    }
+
+    /// The rule as what is searched for.
+    pub fn searchable(&self) -> Searchable<'_> {
+        Searchable { rule: self.rule(), terms: self.terms, symmetric: self.symmetric }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // A poisoned lock means that a search panicked elsewhere; its memory is only of what was done.
+        self.state.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// Matches that were not applied yet.
+    pub fn find(&self, egraph: &EGraph, limits: SearchLimits) -> Found {
+        let mut state = self.state();
+        let found = search(egraph, &self.searchable(), &state.done, state.resume, limits, None);
+        state.resume = found.resume;
+        found
+    }
+
+    /// Applies a match. What can never be applied, or was, is not found again.
+    pub fn apply(&self, egraph: &mut EGraph, m: &Match) -> Result<Applied, Reject> {
+        let print = m.fingerprint(egraph);
+        let mut m = m.clone();
+        let result = check(egraph, self.rule(), &mut m, self.policy, true)
+            .and_then(|()| apply(egraph, self.rule(), self.terms, &m));
+        // Facts grow and uses are counted anew, so a guard may hold later; types and claims do not change.
+        if matches!(result, Ok(_) | Err(Reject::Claim(_) | Reject::Type(_))) {
+            self.state().done.insert(print);
+        }
+        result
+    }
+
+    /// Forgets where it was.
+    pub fn reset(&self) {
+        *self.state() = State::default();
+    }
+}
+
+/// Which rules are taken.
+#[derive(Clone, Debug, Default)]
+pub struct Selection {
+    /// Rules, families (`fuse::unary`) or rulesets that are left out.
+    pub disabled: HashSet<String>,
+    /// Settings of applying.
+    pub approx: bool,
+}
+
+/// The rules of a program that could fire on a graph with these heads (all rules where `None`).
+pub fn compile(
+    program: &Arc<Program>,
+    present: Option<&HashSet<Discriminant>>,
+    selection: &Selection,
+) -> Vec<CompiledRule> {
+    let mut out = Vec::new();
+    let reachable = present.map(|p| reachable_heads(program, p));
+    for (i, rule) in program.rules.iter().enumerate() {
+        let ruleset = program.rulesets.get(rule.ruleset.index()).map_or("", |r| r.name.as_str());
+        let off =
+            [rule.name.as_str(), rule.base_name.as_str(), ruleset].iter().any(|n| selection.disabled.contains(*n));
+        if off || rule.lhs.is_empty() || rule.lhs.len() != rule.rhs.len() {
+            continue;
+        }
+        for terms in if rule.pointwise { &[false, true][..] } else { &[false][..] } {
+            let mut wanted = Some(Vec::new());
+            rule.lhs.iter().for_each(|p| heads(program, p, *terms, &mut wanted));
+            let could = match (&reachable, wanted) {
+                (Some(have), Some(wanted)) => rule.lhs.len() != 1 || wanted.iter().any(|h| have.contains(h)),
+                _ => true,
+            };
+            if could {
+                out.push(CompiledRule {
+                    program: program.clone(),
+                    id: RuleId(i as u32),
+                    terms: *terms,
+                    symmetric: is_symmetric(rule),
+                    policy: Policy { approx: selection.approx },
+                    state: Mutex::new(State::default()),
+                });
+            }
+        }
+    }
+    out
+}
+
+/// Heads that are present, or that rules may build.
+fn reachable_heads(program: &Program, present: &HashSet<Discriminant>) -> HashSet<Discriminant> {
+    let mut have = present.clone();
+    let scalars: Vec<_> =
+        have.iter().filter_map(|h| if let Discriminant::Scalar(s) = h { Some(*s) } else { None }).collect();
+    // Any scalar may come to stand in an epilogue.
+    have.extend(scalars.into_iter().map(Discriminant::Call));
+    for rule in &program.rules {
+        rule.rhs.iter().for_each(|b| built_heads(program, b, &mut have));
+    }
+    have
+}
+
+fn built_heads(program: &Program, build: &Build, out: &mut HashSet<Discriminant>) {
+    match build {
+        Build::Node(n) => {
+            match n.head {
+                Head::Scalar(s) => out.extend([Discriminant::Scalar(s), Discriminant::Call(s)]),
+                Head::Op(op) => {
+                    out.insert(Discriminant::Output);
+                    // It may be unfolded; bodies are not recursive, and each op adds its own.
+                    if out.insert(Discriminant::Op(op))
+                        && let hypatia_dsl::ir::OpBody::Defined(bodies) = &program.op(op).body
+                    {
+                        bodies.iter().for_each(|b| built_heads(program, b, out));
+                    }
+                }
+                Head::Acc => out.extend([Discriminant::Acc]),
+                Head::In(_) => out.extend([Discriminant::In]),
+                Head::TermCast => out.extend([Discriminant::TermCast]),
+            }
+            for arg in &n.args {
+                match arg {
+                    BuildArg::One(b) | BuildArg::Each { element: b, .. } => built_heads(program, b, out),
+                    BuildArg::Spread(_) => {}
+                }
+            }
+        }
+        Build::Else(_, b) | Build::Frozen(b) => built_heads(program, b, out),
+        Build::If(_, a, b) => {
+            built_heads(program, a, out);
+            built_heads(program, b, out);
+        }
+        Build::Var(_) | Build::Number(_) | Build::Absent => {}
+    }
+}
+
+/// The rules of a program as `egg` rewrites: what `hypatia_rules!` gives out too.
+pub fn rewrites(program: &Arc<Program>) -> Vec<Rewrite<Node, Context>> {
+    let rules = compile(program, None, &Selection::default());
+    rules
+        .into_iter()
+        .filter_map(|r| {
+            let name = if r.terms { format!("{} (in epilogues)", r.rule().name) } else { r.rule().name.clone() };
+            let shared = Arc::new(r);
+            Rewrite::new(name, Shared(shared.clone()), Shared(shared)).ok()
+        })
+        .collect()
+}
+
+/// One rule as both halves of an `egg` rewrite.
+struct Shared(Arc<CompiledRule>);
+
+/// The variable under which a match's number travels through `egg`.
+fn number_var() -> Var {
+    Var::from_u32(0)
+}
+
+impl Searcher<Node, Context> for Shared {
+    fn search_eclass_with_limit(&self, egraph: &EGraph, eclass: Id, limit: usize) -> Option<SearchMatches<'_, Node>> {
+        self.search_with_limit(egraph, limit).into_iter().find(|m| egraph.find(m.eclass) == egraph.find(eclass))
+    }
+
+    fn search_with_limit(&self, egraph: &EGraph, limit: usize) -> Vec<SearchMatches<'_, Node>> {
+        let limits = SearchLimits { matches: limit.min(SEARCH_LIMITS.matches).max(1), ..SEARCH_LIMITS };
+        let found = self.0.find(egraph, limits);
+        let mut out = Vec::with_capacity(found.matches.len());
+        for (i, m) in found.matches.iter().enumerate() {
+            let mut subst = Subst::with_capacity(1);
+            subst.insert(number_var(), Id::from(i));
+            out.push(SearchMatches { eclass: m.roots[0], substs: vec![subst], ast: None });
+        }
+        self.0.state().found = found.matches;
+        out
+    }
+
+    fn vars(&self) -> Vec<Var> {
+        vec![number_var()]
+    }
+}
+
+impl Applier<Node, Context> for Shared {
+    fn apply_one(&self, egraph: &mut EGraph, _: Id, subst: &Subst, _: Option<&PatternAst<Node>>, _: Symbol) -> Vec<Id> {
+        let at = subst.get(number_var()).map(|id| usize::from(*id));
+        let found = at.and_then(|i| self.0.state().found.get(i).cloned());
+        let Some(m) = found else { return Vec::new() };
+        match self.0.apply(egraph, &m) {
+            Ok(applied) if applied.changed => m.roots.clone(),
+            _ => Vec::new(),
+        }
+    }
+}

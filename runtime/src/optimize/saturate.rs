@@ -1,0 +1,213 @@
+//! Running rules to a fixpoint, stage by stage, within budgets.
+//!
+//! In: an e-graph, compiled rules, limits. Out: a bigger e-graph, why each stage ended, and a trace of what fired.
+//! Holds always: the limits are looked at before every node that is added, so that one application cannot pass
+//! them; a stage that was cut short never says that it is saturated.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use egg::Id;
+use hypatia_dsl::ir::{RuleId, RuleSetDef};
+
+use super::apply::Reject;
+use super::language::{EGraph, Node};
+use super::matcher::{Match, SearchLimits};
+use super::report::Stop;
+use super::rewrites::{CompiledRule, SEARCH_LIMITS};
+
+/// Bytes that a node of the e-graph takes, with its class, its entries in the tables, and the memory of matches.
+const BYTES_PER_NODE: usize = 600;
+
+/// Budgets of one stage.
+#[derive(Clone, Debug)]
+pub struct Budget {
+    /// Iterations at most.
+    pub iterations: Option<u32>,
+    /// Nodes at most.
+    pub nodes: usize,
+    /// Bytes at most.
+    pub memory: usize,
+    /// When to stop.
+    pub deadline: Instant,
+}
+
+impl Budget {
+    /// A ruleset's own budget for a graph of `nodes` nodes, within the limits of the whole run.
+    pub fn of(ruleset: &RuleSetDef, nodes: usize, all: &Budget) -> Budget {
+        let (fixed, per_node) = ruleset.nodes;
+        let own = fixed.saturating_add(per_node.saturating_mul(nodes as u64));
+        // A ruleset without a budget of its own gets one that no sound ruleset needs.
+        let own = if own == 0 { 1000 + 200 * nodes as u64 } else { own };
+        let time = if ruleset.time_ms == 0 { 10_000 } else { ruleset.time_ms };
+        Budget {
+            iterations: ruleset.iterations,
+            nodes: all.nodes.min(usize::try_from(own).unwrap_or(usize::MAX)),
+            memory: all.memory,
+            deadline: all.deadline.min(Instant::now() + Duration::from_millis(time)),
+        }
+    }
+
+    fn node_limit(&self) -> usize {
+        self.nodes.min(self.memory / BYTES_PER_NODE)
+    }
+}
+
+/// A firing, before names are put to it.
+#[derive(Clone, Debug)]
+pub struct Trace {
+    /// The rule.
+    pub rule: RuleId,
+    /// Whether its terms.
+    pub terms: bool,
+    /// The classes of its roots then.
+    pub roots: Vec<Id>,
+    /// The nodes that it matched.
+    pub matched: Vec<Node>,
+    /// The nodes that it built for the roots.
+    pub built: Vec<Node>,
+}
+
+/// Traces that are kept.
+const MAX_TRACES: usize = 200_000;
+
+/// What a stage did.
+#[derive(Debug)]
+pub struct Ran {
+    /// Iterations.
+    pub iterations: usize,
+    /// Times a rule changed something.
+    pub fired: usize,
+    /// Why it ended.
+    pub stop: Stop,
+}
+
+/// Rejected applications by rule, with the first reason.
+#[derive(Debug, Default)]
+pub struct Rejections {
+    by_rule: HashMap<RuleId, (usize, String)>,
+}
+
+impl Rejections {
+    fn note(&mut self, rule: RuleId, reject: &Reject) {
+        let reason = match reject {
+            Reject::Type(m) => m.clone(),
+            Reject::NotConstant => "`build(...)` over something that is not a constant".to_string(),
+            _ => return,
+        };
+        self.by_rule.entry(rule).or_insert((0, reason)).0 += 1;
+    }
+
+    /// One line a rule, in the rules' order.
+    pub fn lines(&self, name: impl Fn(RuleId) -> String) -> Vec<String> {
+        let mut all: Vec<_> = self.by_rule.iter().collect();
+        all.sort_by_key(|(id, _)| **id);
+        all.iter()
+            .map(|(id, (n, reason))| {
+                let times = if *n == 1 { "once".to_string() } else { format!("{n} times") };
+                format!("{} matched but was not applied, {times}: {reason}", name(**id))
+            })
+            .collect()
+    }
+}
+
+/// Searches that are cut short without finding anything new, one after the other, before a stage gives up.
+const MAX_IDLE_SEARCHES: usize = 20;
+
+/// Runs the rules until nothing changes or a budget is used up.
+pub fn run(
+    egraph: &mut EGraph,
+    rules: &[&CompiledRule],
+    budget: &Budget,
+    traces: &mut Vec<Trace>,
+    rejections: &mut Rejections,
+) -> Ran {
+    egraph.analysis.limits.nodes = budget.node_limit();
+    egraph.analysis.limits.deadline = budget.deadline;
+    let mut ran = Ran { iterations: 0, fired: 0, stop: Stop::Saturated };
+    let mut idle = 0;
+    loop {
+        if let Some(stop) = over(egraph, budget, ran.iterations) {
+            ran.stop = stop;
+            break;
+        }
+        ran.iterations += 1;
+        let (found, capped, timed_out) = search_all(egraph, rules, budget);
+        let mut changed = 0;
+        let mut stop = timed_out.then_some(Stop::Time);
+        for (i, (rule, m)) in found.iter().enumerate() {
+            if stop.is_some() || (i % 64 == 0 && Instant::now() >= budget.deadline) {
+                stop = stop.or(Some(Stop::Time));
+                break;
+            }
+            match rule.apply(egraph, m) {
+                Ok(applied) if applied.changed => {
+                    changed += 1;
+                    if traces.len() < MAX_TRACES {
+                        traces.push(Trace {
+                            rule: rule.id,
+                            terms: rule.terms,
+                            roots: m.roots.clone(),
+                            matched: m.nodes.clone(),
+                            built: applied.built,
+                        });
+                    }
+                }
+                Ok(_) => {}
+                Err(Reject::Budget) => {
+                    let by_memory = budget.memory / BYTES_PER_NODE < budget.nodes;
+                    stop = Some(if by_memory { Stop::Memory } else { Stop::Nodes });
+                }
+                Err(reject) => rejections.note(rule.id, &reject),
+            }
+        }
+        egraph.rebuild();
+        ran.fired += changed;
+        if let Some(stop) = stop {
+            ran.stop = stop;
+            break;
+        }
+        idle = if changed == 0 && capped { idle + 1 } else { 0 };
+        if changed == 0 && !capped {
+            break;
+        }
+        if idle > MAX_IDLE_SEARCHES {
+            ran.stop = Stop::Search;
+            break;
+        }
+    }
+    ran
+}
+
+fn over(egraph: &EGraph, budget: &Budget, iterations: usize) -> Option<Stop> {
+    if budget.iterations.is_some_and(|n| iterations >= n as usize) {
+        return Some(Stop::Iterations);
+    }
+    if Instant::now() >= budget.deadline {
+        return Some(Stop::Time);
+    }
+    if egraph.total_size() >= budget.node_limit() {
+        let by_memory = budget.memory / BYTES_PER_NODE < budget.nodes;
+        return Some(if by_memory { Stop::Memory } else { Stop::Nodes });
+    }
+    None
+}
+
+type FoundByRule<'r> = Vec<(&'r CompiledRule, Match)>;
+
+/// Searches every rule on the e-graph as it is: all matches, whether a search was cut short, whether time ran out.
+fn search_all<'r>(egraph: &EGraph, rules: &[&'r CompiledRule], budget: &Budget) -> (FoundByRule<'r>, bool, bool) {
+    let mut all = Vec::new();
+    let mut capped = false;
+    // Each match is held in memory until it is applied.
+    let limits = SearchLimits { matches: SEARCH_LIMITS.matches.min(budget.node_limit().max(1)), ..SEARCH_LIMITS };
+    for rule in rules {
+        if Instant::now() >= budget.deadline {
+            return (all, capped, true);
+        }
+        let found = rule.find(egraph, limits);
+        capped |= found.capped;
+        all.extend(found.matches.into_iter().map(|m| (*rule, m)));
+    }
+    (all, capped, false)
+}

@@ -1,0 +1,385 @@
+//! One optimisation from start to end: the e-graph, the rules, the present candidate.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Instant;
+
+use egg::{Id, Language};
+use hypatia_dsl::ir::{Program, RuleSetId};
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use super::analysis::Sort;
+use super::cluster::summarise;
+use super::cost::{Cost, CostModel};
+use super::extract::{Candidate, Choice, Problem, extract};
+use super::language::{Discriminant, EGraph, Node};
+use super::lower::{Entered, Leaver, enter};
+use super::report::{Firing, Report, Stage, Summary};
+use super::rewrites::{CompiledRule, Selection, compile};
+use super::saturate::{Budget, Rejections, Trace, run};
+use super::{Optimized, Options};
+use crate::error::{Error, Result};
+use crate::graph::{Graph, Value};
+
+/// A chosen graph inside the e-graph.
+#[derive(Clone, Debug, Default)]
+pub struct Candidates {
+    /// The node of each needed class, children canonical.
+    pub chosen: FxHashMap<Id, Node>,
+    /// Needed classes, children first.
+    pub order: Vec<Id>,
+    /// What it costs.
+    pub cost: Cost,
+}
+
+/// Rounds of all stages at most; each recounts uses on the present candidate.
+const MAX_ROUNDS: usize = 6;
+
+/// An optimisation under way.
+pub struct Session<'a> {
+    options: &'a Options,
+    /// The given graph, unfolded.
+    pub graph: Graph,
+    /// Its e-graph.
+    pub entered: Entered,
+    program: Arc<Program>,
+    /// The rules that may fire.
+    pub rules: Vec<CompiledRule>,
+    /// The present candidate.
+    pub best: Candidates,
+    /// The chosen node of each class of the graph as given.
+    given: Vec<(Id, Node)>,
+    before: Summary,
+    stages: Vec<Stage>,
+    /// What fired.
+    pub traces: Vec<Trace>,
+    rejections: Rejections,
+    started: Instant,
+    extraction_millis: f64,
+    warnings: Vec<String>,
+}
+
+impl<'a> Session<'a> {
+    /// Unfolds the graph and puts it into an e-graph.
+    pub fn start(graph: &Graph, options: &'a Options) -> Result<Session<'a>> {
+        let started = Instant::now();
+        let graph = graph.unfold()?.pruned();
+        let entered = enter(&graph)?;
+        let program = graph.program.clone();
+        let given = entered.egraph.classes().filter_map(|c| c.nodes.first().map(|n| (c.id, n.clone()))).collect();
+        let rules = if options.no_rules {
+            Vec::new()
+        } else {
+            let present: HashSet<Discriminant> =
+                entered.egraph.classes().flat_map(|c| c.nodes.iter().map(Language::discriminant)).collect();
+            let selection = Selection { disabled: options.disabled.clone(), approx: options.approx };
+            compile(&program, Some(&present), &selection)
+        };
+        let mut session = Session {
+            options,
+            graph,
+            entered,
+            program,
+            rules,
+            best: Candidates::default(),
+            given,
+            before: Summary::default(),
+            stages: Vec::new(),
+            traces: Vec::new(),
+            rejections: Rejections::default(),
+            started,
+            extraction_millis: 0.0,
+            warnings: Vec::new(),
+        };
+        session.choose()?;
+        session.before = summarise(&session.graph, micros(session.best.cost));
+        Ok(session)
+    }
+
+    /// The e-graph.
+    pub fn egraph(&self) -> &EGraph {
+        &self.entered.egraph
+    }
+
+    /// Runs all stages until a round changes nothing.
+    pub fn run(&mut self) {
+        let all = Budget {
+            iterations: None,
+            nodes: self.options.max_nodes,
+            memory: self.options.max_memory,
+            deadline: self.started + self.options.max_time,
+        };
+        for round in 1..=MAX_ROUNDS {
+            let mut fired = 0;
+            for index in 0..self.program.rulesets.len() {
+                fired += self.stage(RuleSetId(index as u32), round, &all);
+            }
+            if fired == 0 || Instant::now() >= all.deadline {
+                break;
+            }
+        }
+    }
+
+    /// One stage, and a new candidate if it fired. Returns how often it fired.
+    fn stage(&mut self, id: RuleSetId, round: usize, all: &Budget) -> usize {
+        let rules: Vec<&CompiledRule> =
+            self.rules.iter().filter(|r| self.program.rules[r.id.index()].ruleset == id).collect();
+        if rules.is_empty() {
+            return 0;
+        }
+        let begun = Instant::now();
+        let ruleset = &self.program.rulesets[id.index()];
+        let budget = Budget::of(ruleset, self.graph.nodes.len(), all);
+        let ran = run(&mut self.entered.egraph, &rules, &budget, &mut self.traces, &mut self.rejections);
+        self.stages.push(Stage {
+            ruleset: ruleset.name.clone(),
+            round,
+            iterations: ran.iterations,
+            fired: ran.fired,
+            nodes: self.entered.egraph.total_number_of_nodes(),
+            classes: self.entered.egraph.number_of_classes(),
+            millis: begun.elapsed().as_secs_f64() * 1e3,
+            stop: ran.stop,
+        });
+        if ran.fired > 0
+            && let Err(e) = self.choose()
+        {
+            self.warnings.push(e.to_string());
+        }
+        ran.fired
+    }
+
+    /// Chooses the cheapest graph and counts uses on it.
+    fn choose(&mut self) -> Result<()> {
+        let begun = Instant::now();
+        let egraph = &self.entered.egraph;
+        let model = CostModel::new(&self.program, &self.options.device);
+        let built = BuiltProblem::new(egraph, &self.entered.outputs, &model);
+        let mut starts: Vec<Choice> = vec![built.choice_of(egraph, self.best.chosen.iter())];
+        if self.best.chosen.is_empty() {
+            starts = vec![built.choice_of(egraph, self.given.iter().map(|(c, n)| (c, n)))];
+        }
+        let start = starts.first().filter(|c| built.problem.cost(c).is_some());
+        let choice = extract(&built.problem, start)
+            .ok_or_else(|| Error::Internal("an output of the graph cannot be extracted".into()))?;
+        let order =
+            built.problem.order(&choice).ok_or_else(|| Error::Internal("the extracted graph is cyclic".into()))?;
+        let cost = built.problem.cost(&choice).unwrap_or(Cost::MAX);
+        let mut chosen = FxHashMap::default();
+        for class in &order {
+            if let Some(i) = choice[*class] {
+                chosen.insert(built.ids[*class], built.nodes[*class][i].clone());
+            }
+        }
+        let order = order.iter().map(|c| built.ids[*c]).collect();
+        self.best = Candidates { chosen, order, cost };
+        self.count_uses();
+        self.extraction_millis += begun.elapsed().as_secs_f64() * 1e3;
+        Ok(())
+    }
+
+    /// How many distinct consumers each class of the candidate has. What a term reads, its op consumes.
+    fn count_uses(&mut self) {
+        let egraph = &self.entered.egraph;
+        let mut uses: FxHashMap<Id, u32> = FxHashMap::default();
+        for class in &self.best.order {
+            let Some(node) = self.best.chosen.get(class) else { continue };
+            if super::analysis::is_term(node.payload) {
+                continue;
+            }
+            for used in consumed(egraph, &self.best.chosen, node) {
+                *uses.entry(used).or_insert(0) += 1;
+            }
+        }
+        for class in &self.entered.outputs {
+            *uses.entry(egraph.find(*class)).or_insert(0) += 1;
+        }
+        self.entered.egraph.analysis.uses = uses;
+    }
+
+    /// The chosen graph and the report.
+    pub fn finish(mut self) -> Result<Optimized> {
+        let leaver = Leaver {
+            original: &self.graph,
+            entered: &self.entered,
+            chosen: &self.best.chosen,
+            order: &self.best.order,
+        };
+        // What the e-graph gives must be a legal graph; if it is not, that is a bug, and the given graph stands.
+        let left = leaver.leave().and_then(|l| l.graph.validate().map(|()| l));
+        let (graph, cost) = match left {
+            Ok(left) => (left.graph, self.best.cost),
+            Err(e) => {
+                self.warnings.push(format!("the optimised graph is not legal, so the given one is used: {e}"));
+                (self.graph.clone(), 0)
+            }
+        };
+        let cost = if cost == 0 { self.before.micros } else { micros(cost) };
+        let mut warnings = std::mem::take(&mut self.warnings);
+        warnings.extend(self.rejections.lines(|id| self.program.rules[id.index()].name.clone()));
+        warnings.extend(
+            self.stages
+                .iter()
+                .filter(|s| is_cut_short(s))
+                .map(|s| format!("ruleset {} was {}, so that better graphs may exist", s.ruleset, s.stop)),
+        );
+        let report = Report {
+            device: self.options.device.name.to_string(),
+            before: self.before.clone(),
+            after: summarise(&graph, cost),
+            firings: self.firings(),
+            stages: std::mem::take(&mut self.stages),
+            warnings,
+            extraction_millis: self.extraction_millis,
+            millis: self.started.elapsed().as_secs_f64() * 1e3,
+        };
+        Ok(Optimized { graph, report })
+    }
+
+    /// The trace with names, those that the result owes something to first.
+    fn firings(&self) -> Vec<Firing> {
+        let egraph = &self.entered.egraph;
+        let canonical = |n: &Node| n.clone().map_children(|c| egraph.find(c));
+        let mut kept = vec![false; self.traces.len()];
+        let mut by_built: FxHashMap<Node, usize> = FxHashMap::default();
+        for (i, t) in self.traces.iter().enumerate() {
+            for n in &t.built {
+                by_built.entry(canonical(n)).or_insert(i);
+            }
+        }
+        let given: FxHashSet<Node> = self.given.iter().map(|(_, n)| canonical(n)).collect();
+        let mut work: Vec<Node> = self.best.chosen.values().cloned().collect();
+        let mut seen: FxHashSet<Node> = work.iter().cloned().collect();
+        while let Some(node) = work.pop() {
+            if given.contains(&node) {
+                continue;
+            }
+            if let Some(i) = by_built.get(&node)
+                && !kept[*i]
+            {
+                kept[*i] = true;
+                work.extend(self.traces[*i].matched.iter().map(canonical).filter(|n| seen.insert(n.clone())));
+            }
+        }
+        let names = self.names();
+        let mut out: Vec<Firing> = self
+            .traces
+            .iter()
+            .zip(kept)
+            .map(|(t, kept)| {
+                let rule = &self.program.rules[t.rule.index()];
+                let nodes = t.roots.iter().filter_map(|r| names.get(&egraph.find(*r)).cloned()).collect();
+                Firing { rule: rule.name.clone(), base: rule.base_name.clone(), nodes, kept }
+            })
+            .collect();
+        out.sort_by_key(|f| !f.kept);
+        out
+    }
+
+    /// A name for each class that stands for values of the given graph.
+    pub fn names(&self) -> FxHashMap<Id, String> {
+        let mut names: FxHashMap<Id, String> = FxHashMap::default();
+        for (i, outs) in self.entered.values.iter().enumerate() {
+            let node = &self.graph.nodes[i];
+            for (k, id) in outs.iter().enumerate() {
+                let v = Value { node: crate::graph::NodeId(i as u32), output: k as u32 };
+                let name = if node.name.is_empty() { self.graph.value_name(v) } else { node.name.clone() };
+                names.entry(self.entered.egraph.find(*id)).or_insert(name);
+            }
+        }
+        names
+    }
+}
+
+fn is_cut_short(s: &Stage) -> bool {
+    !matches!(s.stop, super::Stop::Saturated | super::Stop::Iterations)
+}
+
+fn micros(cost: Cost) -> f64 {
+    cost as f64 / 1e6
+}
+
+/// Tensors that a node consumes, each once, those of its term among them.
+pub fn consumed(egraph: &EGraph, chosen: &FxHashMap<Id, Node>, node: &Node) -> FxHashSet<Id> {
+    let mut out = FxHashSet::default();
+    let mut seen = FxHashSet::default();
+    let mut work: Vec<Id> = node.children.iter().map(|c| egraph.find(*c)).collect();
+    while let Some(c) = work.pop() {
+        if !seen.insert(c) {
+            continue;
+        }
+        match egraph[c].data.sort {
+            Sort::Term(_) => {
+                work.extend(chosen.get(&c).into_iter().flat_map(|n| n.children.iter().map(|x| egraph.find(*x))))
+            }
+            _ => {
+                out.insert(c);
+            }
+        }
+    }
+    out
+}
+
+/// The extraction problem of an e-graph.
+pub struct BuiltProblem {
+    /// As numbers.
+    pub problem: Problem,
+    /// The class of each number.
+    pub ids: Vec<Id>,
+    /// The nodes of each class, children canonical, in the problem's order.
+    pub nodes: Vec<Vec<Node>>,
+    index: FxHashMap<Id, usize>,
+}
+
+impl BuiltProblem {
+    /// All that the outputs could need.
+    pub fn new(egraph: &EGraph, outputs: &[Id], model: &CostModel<'_>) -> BuiltProblem {
+        let mut index: FxHashMap<Id, usize> = FxHashMap::default();
+        let mut ids = Vec::new();
+        let mut number = |id: Id, ids: &mut Vec<Id>| {
+            *index.entry(id).or_insert_with(|| {
+                ids.push(id);
+                ids.len() - 1
+            })
+        };
+        let mut roots: Vec<usize> = outputs.iter().map(|o| number(egraph.find(*o), &mut ids)).collect();
+        roots.sort();
+        roots.dedup();
+        let mut classes = Vec::new();
+        let mut nodes = Vec::new();
+        let mut at = 0;
+        while at < ids.len() {
+            let class = ids[at];
+            let mut candidates = Vec::new();
+            let mut kept = Vec::new();
+            for node in &egraph[class].nodes {
+                let node = node.clone().map_children(|c| egraph.find(c));
+                let cost = model.node(egraph, class, &node);
+                let mut children: Vec<usize> = node.children.iter().map(|c| number(*c, &mut ids)).collect();
+                children.sort();
+                children.dedup();
+                if !children.contains(&at) {
+                    candidates.push(Candidate { cost, children });
+                    kept.push(node);
+                }
+            }
+            classes.push(candidates);
+            nodes.push(kept);
+            at += 1;
+        }
+        BuiltProblem { problem: Problem { classes, roots }, ids, nodes, index }
+    }
+
+    /// The choice that takes these nodes, where they are still there.
+    fn choice_of<'n>(&self, egraph: &EGraph, chosen: impl Iterator<Item = (&'n Id, &'n Node)>) -> Choice {
+        let mut choice: Choice = vec![None; self.ids.len()];
+        for (class, node) in chosen {
+            let Some(i) = self.index.get(&egraph.find(*class)) else { continue };
+            let node = node.clone().map_children(|c| egraph.find(c));
+            if let Some(k) = self.nodes[*i].iter().position(|n| *n == node) {
+                choice[*i] = Some(k);
+            }
+        }
+        choice
+    }
+}

@@ -1,0 +1,5 @@
+//! Laws of the optimiser, on graphs built in code.
+#![allow(clippy::unwrap_used)]
+
+mod handmade;
+mod laws;
