@@ -9,6 +9,7 @@ pub mod compile;
 pub mod diag;
 pub mod dtype;
 pub mod emit;
+pub mod fmt;
 pub mod ir;
 pub mod kernel;
 pub mod lint;

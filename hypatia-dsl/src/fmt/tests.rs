@@ -1,0 +1,153 @@
+#![allow(clippy::unwrap_used)]
+
+use super::*;
+use crate::source::{SourceFile, SourceMap};
+
+/// The tree without its places.
+fn tree(text: &str) -> String {
+    let mut sources = SourceMap::new();
+    let id = sources.add(SourceFile { name: "t.hyp".into(), path: None, text: text.into(), embedded: false });
+    let (file, diagnostics) = crate::parse::parse(&sources, id);
+    assert_eq!(diagnostics, [], "{text}");
+    let comments: Vec<&String> = file.comments.iter().map(|c| &c.node).collect();
+    let mut shown = format!("{:?} {:?} {comments:?} {:?}", file.edition.map(|e| e.node), file.doc, file.items);
+    while let Some(at) = shown.find("Span {") {
+        let end = shown[at..].find('}').unwrap() + at;
+        shown.replace_range(at..=end, "@");
+    }
+    shown
+}
+
+fn check(text: &str) -> String {
+    let once = format(text);
+    assert_eq!(tree(&once), tree(text), "{once}");
+    assert_eq!(format(&once), once, "not stable");
+    once
+}
+
+const LIBRARY: [&str; 3] = ["core", "nn", "fuse"];
+
+fn library(name: &str) -> String {
+    std::fs::read_to_string(format!("{}/../rules/{name}.hyp", env!("CARGO_MANIFEST_DIR"))).unwrap()
+}
+
+/// Every construct of the language.
+const ALL: &str = r#"edition 1;
+//! Everything.
+use a::b::*;
+use a::c;
+ruleset r { until = fixpoint; nodes = 50 * graph; }
+scalar f(x, c: bool) -> bool = if x < 0 then -x else x ** 2 grad 1, 2;
+scalar and(a: bool, b: bool) -> bool builtin;
+family g = {a, b} | h;
+op o<T: {f16, bf16}, U>(x: T[..s, 2 * n], *ys: U[..], b: T[n]?, e: scalar, axis: axis = -1)
+  -> (T[..broadcast(s, t)], *U[..]) = (x, y) { flops = 2 * n; requires n % 8 == 0, n > 0; }
+op p(x: _[..]) -> i64[] { builtin; }
+pattern q(x, y) = mul(x, x) | pow(x, 2.0 ~ 1e-3) | cast?(x);
+rule r::one[g in unary, h: pointwise, k in {a, b}]: (q @ m(x, w: T[..s, k]).0, n(_, none, b?, ..rest, axis = -1))
+  <=> (z[i][0], split([..a, b, ..], [e for x in l if x not in m])) let a = dim(x, 0), b = 2 let c = 3
+  requires not a == b, c or d and e prefer uses(x) == 1 class exact for f64, f32, approx(4) for bf16;
+rule r::two: round<f16>(x) - -y => (b else 0) * (x + y) * true - inf / nan;
+kernel k for o(x, b?) { template "a \"b\".j2"; requires sm == 90; tune BM in {64, 128}; launch grid = a, block = [1, 2]; class rounds; x = 1; }
+kernel l for gemm(a, b, gelu(acc + in(t))) { cublaslt GELU; }
+kernel m for n(x) { pointwise; }
+test "a" on h200 {
+  input x: f32[2, n] = [[1.0, -2.0], [3, 4]]; const y: f32[] = 1;
+  given x + y, z; expect launches == 1; expect error H0304; expect fires r::one; expect not fires r::two;
+  expect equal x; expect becomes (x) + y;
+}
+"#;
+
+#[test]
+fn the_library_is_formatted() {
+    for name in LIBRARY {
+        let text = library(name);
+        assert!(check(&text) == text, "rules/{name}.hyp is not formatted");
+    }
+}
+
+#[test]
+fn every_construct() {
+    insta::assert_snapshot!(check(ALL));
+}
+
+#[test]
+fn comments_and_empty_lines_stay_where_they_belong() {
+    let text = "// top\nedition 1; // first\n\n\n\nuse a::*;\n;;// spare\n/// doc\nscalar f(x) = // why\n  x // x\n  // own line\n  + 1; // end\nkernel k for f(x) { // open\n\n// before\npointwise; // way\n\n\nclass exact;\n// last\n}\n// bottom";
+    insta::assert_snapshot!(check(text));
+}
+
+/// A small generator of pseudo-random numbers.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, n: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        ((self.0 >> 33) as usize) % n
+    }
+}
+
+/// The same tokens with other white space, and comments in between.
+fn shaken(text: &str, random: &mut Random) -> String {
+    let mut out = String::new();
+    let mut before = 0;
+    for token in crate::parse::scan::tokens(text) {
+        let gap = &text[before as usize..token.start as usize];
+        before = token.end;
+        let comment_before = out.ends_with("\u{0}");
+        out.push_str(&gap.replace(|c: char| !c.is_whitespace(), ""));
+        if !gap.is_empty() && !comment_before {
+            match random.below(12) {
+                0 => out.push_str("\n"),
+                1 => out.push_str("\n\n  \n"),
+                2 => out.push_str("  // trailing\n"),
+                3 => out.push_str("\n // own line\n"),
+                4 => out.push_str("\t "),
+                _ => {}
+            }
+        }
+        out.push_str(token.text(text));
+    }
+    out
+}
+
+#[test]
+fn formatting_is_stable_whatever_the_white_space() {
+    for seed in 0..200 {
+        let mut random = Random(seed);
+        check(&shaken(ALL, &mut random));
+        check(&shaken(&library(LIBRARY[random.below(2) + 1]), &mut random));
+    }
+}
+
+fn expression(random: &mut Random, depth: usize) -> String {
+    let sub = |r: &mut Random| expression(r, depth - 1);
+    if depth == 0 {
+        return ["x", "longer_name", "2.5", "1e-5", "_", "none", "a::b", "\"s\""][random.below(8)].into();
+    }
+    match random.below(12) {
+        0..4 => {
+            let op = ["+", "-", "*", "/", "%", "**", "and", "or", "in", "not in"][random.below(10)];
+            format!("({}) {op} {}", sub(random), sub(random))
+        }
+        4 => format!("-({})", sub(random)),
+        5 => format!("f({}, axis = {})", sub(random), sub(random)),
+        6 => format!("[{}, ..{}]", sub(random), sub(random)),
+        7 => format!("[{} for i in ({})]", sub(random), sub(random)),
+        8 => format!("(if {} then {} else {})", sub(random), sub(random), sub(random)),
+        9 => format!("v @ g({}, {})[{}]", sub(random), sub(random), sub(random)),
+        10 if depth > 1 => format!("({} else {})", sub(random), sub(random)),
+        10 => format!("(not ({}))", sub(random)),
+        _ => format!("{{{}, {}}}", sub(random), sub(random)),
+    }
+}
+
+#[test]
+fn formatting_is_stable_for_made_up_expressions() {
+    for seed in 0..300 {
+        let mut r = Random(seed);
+        let depth = 1 + r.below(5);
+        let (a, b) = (expression(&mut r, depth), expression(&mut r, depth));
+        check(&format!("edition 1;\nrule a::b: {a} => {b} requires {a}, {b};\nop f(x: T[n]) -> T[n] = {a};\n"));
+    }
+}
