@@ -32,6 +32,11 @@ pub fn compile_files(paths: &[PathBuf]) -> Result<Compilation> {
     Ok(compile(roots, &loader()))
 }
 
+/// Checks these files and what they use, without the rest of the embedded library.
+pub fn check(files: Vec<SourceFile>) -> Compilation {
+    compile(files, &loader())
+}
+
 /// The embedded library and these files as a Program, or the rendered errors.
 pub fn load(paths: &[PathBuf]) -> Result<Arc<Program>> {
     let c = compile_files(paths)?;

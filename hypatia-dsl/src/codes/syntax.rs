@@ -135,4 +135,13 @@ it as UTF-16 or in an old code page: choose UTF-8 when you save it.",
         "scalar f(x) = x; // \u{fffd}",
         "scalar f(x) = x; // ok",
     ),
+    Row::new(
+        115,
+        "unreadable file",
+        "A file that was named on the command line could not be read. The message gives the system's reason:
+it does not exist, it may not be read by you, it is a folder without any `.hyp` file, or a device.
+The other files of the same command are still looked at.",
+        "",
+        "scalar f(x) = x;",
+    ),
 ];

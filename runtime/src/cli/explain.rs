@@ -17,7 +17,11 @@ pub struct Explain {
 impl Explain {
     /// Runs the command.
     pub fn run(&self, _: &Global) -> Result<Exit> {
-        let _ = &self.files;
+        if let [only] = self.files.as_slice()
+            && let Some(done) = only.to_str().and_then(super::explain_code::run)
+        {
+            return done;
+        }
         Err(Error::Internal("this command is not there yet".into()))
     }
 }

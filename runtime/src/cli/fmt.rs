@@ -1,23 +1,97 @@
-//! `hypatia fmt`.
+//! `hypatia fmt`: files in the one form of the formatter.
 
-use std::path::PathBuf;
+use std::io::Write;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 use hypatia::error::{Error, Result};
+use hypatia_dsl::diag::{Diagnostic, has_errors};
+use hypatia_dsl::fmt::format;
+use hypatia_dsl::parse::parse;
+use hypatia_dsl::source::{SourceFile, SourceMap};
 
+use super::check::{OutputFormat, report};
+use super::files::Files;
+use super::output::write_stdout;
 use super::{Exit, Global};
 
 /// Format .hyp files.
+///
+/// A file with syntax errors is left as it is, and its errors are shown.
 #[derive(Args)]
 pub struct Fmt {
-    /// Files.
+    /// Files, folders, or `-` to read stdin and write stdout.
+    #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
+    /// Write nothing; print what would change, and exit with 1 if anything would.
+    #[arg(long)]
+    check: bool,
 }
 
 impl Fmt {
     /// Runs the command.
-    pub fn run(&self, _: &Global) -> Result<Exit> {
-        let _ = &self.files;
-        Err(Error::Internal("this command is not there yet".into()))
+    pub fn run(&self, global: &Global) -> Result<Exit> {
+        let files = Files::read(&self.files);
+        let mut sources = SourceMap::new();
+        let mut diagnostics: Vec<Diagnostic> = files.report(&mut sources);
+        let mut different = false;
+        for file in &files.read {
+            let id = sources.add(file.clone());
+            let (_, errors) = parse(&sources, id);
+            if has_errors(&errors) {
+                diagnostics.extend(errors);
+                continue;
+            }
+            let formatted = format(&file.text);
+            let changed = *formatted != *file.text;
+            different |= changed;
+            if self.check {
+                write_stdout(&difference(&file.name, &file.text, &formatted));
+            } else if let Some(path) = &file.path {
+                if changed {
+                    replace(path, &formatted)?;
+                    note(global, file);
+                }
+            } else {
+                write_stdout(&formatted);
+            }
+        }
+        report(&sources, &diagnostics, OutputFormat::Full, global);
+        Ok(if has_errors(&diagnostics) || (self.check && different) { Exit::Failed } else { Exit::Ok })
     }
+}
+
+fn note(global: &Global, file: &SourceFile) {
+    if !global.quiet {
+        anstream::eprintln!("formatted {}", file.name);
+    }
+}
+
+/// The changes as a unified diff; empty if there are none.
+fn difference(name: &str, before: &str, after: &str) -> String {
+    let diff = similar::TextDiff::configure().timeout(std::time::Duration::from_secs(2)).diff_lines(before, after);
+    diff.unified_diff().header(name, &format!("{name} (formatted)")).to_string()
+}
+
+/// Replaces a file's text at once: whoever reads it sees the old text or the new one, and a crash
+/// loses neither.
+fn replace(path: &Path, text: &str) -> Result<()> {
+    let error = |source| Error::Io { path: path.to_path_buf(), source };
+    // The file itself, not a link to it.
+    let target = path.canonicalize().map_err(error)?;
+    let folder = target.parent().unwrap_or(Path::new("."));
+    let name = target.file_name().unwrap_or_default().to_string_lossy();
+    let temporary = folder.join(format!(".{name}.{}.tmp", std::process::id()));
+    let written = (|| {
+        let mut file = std::fs::OpenOptions::new().write(true).create_new(true).open(&temporary)?;
+        file.write_all(text.as_bytes())?;
+        file.set_permissions(std::fs::metadata(&target)?.permissions())?;
+        file.sync_all()?;
+        std::fs::rename(&temporary, &target)
+    })();
+    written.map_err(|e| {
+        // The old file is untouched; the half-written one must not stay.
+        let _ = std::fs::remove_file(&temporary);
+        error(e)
+    })
 }

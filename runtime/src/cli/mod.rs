@@ -11,6 +11,8 @@ mod check;
 mod completions;
 mod doctor;
 mod explain;
+mod explain_code;
+mod files;
 mod fmt;
 mod generate;
 mod opt;

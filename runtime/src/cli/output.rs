@@ -19,7 +19,6 @@ pub fn set_color(choice: ColorChoice) {
 }
 
 /// True if stderr shows colours.
-#[allow(dead_code)]
 pub fn stderr_has_color() -> bool {
     AutoStream::choice(&std::io::stderr()) != anstream::ColorChoice::Never
 }
@@ -40,4 +39,11 @@ pub fn exit_of(error: &Error) -> Exit {
         Error::Internal(_) => Exit::Internal,
         _ => Exit::Failed,
     }
+}
+
+/// Writes data to stdout. A reader that went away (`| head`) is no error.
+pub fn write_stdout(text: &str) {
+    use std::io::Write;
+    let mut out = std::io::stdout().lock();
+    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
 }
