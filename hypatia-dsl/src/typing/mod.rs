@@ -10,6 +10,10 @@ mod eval;
 mod infer;
 mod matching;
 mod show;
+#[cfg(test)]
+mod testing;
+#[cfg(test)]
+mod tests;
 
 use std::collections::HashMap;
 
