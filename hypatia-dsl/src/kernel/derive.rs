@@ -37,7 +37,7 @@ pub fn derive_rowwise(
     let def = program.op(op);
     let OpBody::Defined(_) = def.body else { return Err(format!("`{}` has no body", def.name)) };
     let mut full: Vec<Dim> = Vec::new();
-    for ty in operands.iter().flatten().chain(results) {
+    for ty in operands.iter().flatten() {
         full = broadcast(&full, &ty.shape)
             .ok_or_else(|| format!("{} does not broadcast with the other operands", show_shape(&ty.shape)))?;
     }

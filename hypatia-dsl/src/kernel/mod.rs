@@ -6,6 +6,8 @@
 
 mod derive;
 mod interpret;
+#[cfg(test)]
+mod tests;
 
 use crate::dtype::DType;
 use crate::scalar::Term;

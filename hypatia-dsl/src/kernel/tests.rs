@@ -1,0 +1,214 @@
+//! Row-wise kernels of the library's ops and of a user's, against formulas written by hand.
+#![allow(clippy::unwrap_used)]
+
+use super::*;
+use crate::compile::{FileLoader, compile};
+use crate::ir::{AttrValue, OpId, Program};
+use crate::shape::Dim;
+use crate::source::SourceFile;
+use crate::typing::{TensorType, apply_op, normalise_attrs};
+
+const LIBRARY: &[(&str, &str)] =
+    &[("core", include_str!("../../../rules/core.hyp")), ("nn", include_str!("../../../rules/nn.hyp"))];
+
+const USER: &str = "edition 1;
+use core::*;
+use nn::*;
+
+/// Two results, one of them one value a row; the reduced axis is gone and comes back.
+op moments<T: float>(x: T[m, n]) -> (T[m, n], T[m])
+  = (x - reshape(mean(x, axes = [1], keepdims = false), shape = [m, 1]), mean(x * x, axes = [1], keepdims = false));
+
+/// A mask, a number for each row, and attention's scale.
+op masked<T: float>(x: T[..s, q, k], mask: bool[q, k], scale: float = 0.5) -> T[..s, q, k]
+  = softmax(select(mask, x * scale, -inf));
+
+/// Rows of two axes.
+op group_norm<T: float>(x: T[g, c, n]) -> T[g, c, n]
+  = x * rsqrt(mean(x * x, axes = [1, 2]) + 1e-6);
+
+/// One op in another, a condition, a cast, and a value a row.
+op mixed<T: float>(x: T[..s, n], r: T[..s, 1], eps: float = 0.0) -> T[..s, n]
+  = if eps > 0 then x else cast(softmax(cast(x, to = f32) * 2), to = dtype(x)) * r;
+
+/// Not row-wise.
+op product<T: float>(x: T[m, m]) -> T[m, m] = matmul(x, x) / sum(x, axes = [1]);
+/// Not row-wise either: rows and columns.
+op both<T: float>(x: T[m, m]) -> T[m, m] = x / sum(x, axes = [1]) / sum(x, axes = [0]);
+/// A vector that lies across the rows.
+op across<T: float>(x: T[m, m]) -> T[m, m] = x - expand(sum(x, axes = [1], keepdims = false), shape = [m, m]);
+/// Nothing is reduced.
+op plain<T: float>(x: T[m]) -> T[m] = gelu(x) + 1;
+";
+
+fn program() -> Program {
+    let root = SourceFile { name: "user.hyp".into(), path: None, text: USER.into(), embedded: false };
+    let c = compile(vec![root], &FileLoader { embedded: LIBRARY });
+    c.program.unwrap_or_else(|| panic!("{:#?}", c.diagnostics))
+}
+
+fn ty(dtype: DType, shape: &[i64]) -> TensorType {
+    TensorType { dtype, shape: shape.iter().map(|d| Dim::from(*d)).collect() }
+}
+
+fn derive(p: &Program, name: &str, operands: &[Option<TensorType>]) -> Result<RowwiseKernel, String> {
+    let id: OpId = p.find_op(name).unwrap();
+    let rank = operands[0].as_ref().map(|t| t.shape.len());
+    let attrs = normalise_attrs(p.op(id), &[], rank).unwrap();
+    let results = apply_op(p, id, &attrs, operands).unwrap();
+    derive_rowwise(p, id, &attrs, operands, &results)
+}
+
+/// Values that are neither sorted nor regular.
+fn data(len: usize, seed: u64) -> Vec<f64> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    (0..len)
+        .map(|_| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 11) as f64 / (1u64 << 53) as f64 * 4.0 - 2.0
+        })
+        .collect()
+}
+
+#[track_caller]
+fn close(got: &[f64], wanted: &[f64]) {
+    assert_eq!(got.len(), wanted.len());
+    for (g, w) in got.iter().zip(wanted) {
+        assert!((g - w).abs() <= 1e-12 * (1.0 + w.abs()) || (g.is_nan() && w.is_nan()), "{g} against {w}");
+    }
+}
+
+fn softmax(x: &[f64]) -> Vec<f64> {
+    let top = x.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let sum: f64 = x.iter().map(|v| (v - top).exp()).sum();
+    x.iter().map(|v| (v - top).exp() / sum).collect()
+}
+
+const SIZES: [(usize, usize); 6] = [(3, 7), (1, 5), (4, 1), (5, 33), (2, 0), (0, 4)];
+
+#[test]
+fn softmax_is_two_reductions() {
+    let p = program();
+    for (rows, n) in SIZES {
+        let x = Some(ty(DType::F32, &[rows as i64, n as i64]));
+        let kernel = derive(&p, "softmax", &[x]).unwrap();
+        let reductions: Vec<Reduction> = kernel.steps.iter().map(|s| s.0).collect();
+        assert_eq!(reductions, [Reduction::Max, Reduction::Sum]);
+        let x = data(rows * n, 1);
+        let got = interpret_rowwise(&p, &kernel, &[&x], rows, n).unwrap();
+        let wanted: Vec<f64> = (0..rows).flat_map(|r| softmax(&x[r * n..(r + 1) * n])).collect();
+        close(&got[0], &wanted);
+    }
+}
+
+#[test]
+fn norms() {
+    let p = program();
+    for (rows, n) in SIZES {
+        let x = ty(DType::BF16, &[rows as i64, n as i64]);
+        let v = ty(DType::BF16, &[n as i64]);
+        let (xs, scale, bias) = (data(rows * n, 2), data(n, 3), data(n, 4));
+        let row = |r: usize| &xs[r * n..(r + 1) * n];
+        for with_bias in [true, false] {
+            let kernel = derive(&p, "layer_norm", &[Some(x.clone()), Some(v.clone()), with_bias.then(|| v.clone())]);
+            let kernel = kernel.unwrap();
+            // The mean occurs three times and is one step.
+            assert_eq!(kernel.steps.len(), 2, "{kernel:?}");
+            let inputs: Vec<&[f64]> = if with_bias { vec![&xs, &scale, &bias] } else { vec![&xs, &scale] };
+            assert_eq!(kernel.inputs.len(), inputs.len());
+            let got = interpret_rowwise(&p, &kernel, &inputs, rows, n).unwrap();
+            let mut wanted = Vec::new();
+            for r in 0..rows {
+                let mean = row(r).iter().sum::<f64>() / n as f64;
+                let var = row(r).iter().map(|v| (v - mean) * (v - mean)).sum::<f64>() / n as f64;
+                for (j, v) in row(r).iter().enumerate() {
+                    wanted.push((v - mean) / (var + 1e-5).sqrt() * scale[j] + if with_bias { bias[j] } else { 0.0 });
+                }
+            }
+            close(&got[0], &wanted);
+        }
+        let kernel = derive(&p, "rms_norm", &[Some(x), Some(v)]).unwrap();
+        let got = interpret_rowwise(&p, &kernel, &[&xs, &scale], rows, n).unwrap();
+        let mut wanted = Vec::new();
+        for r in 0..rows {
+            let square = row(r).iter().map(|v| v * v).sum::<f64>() / n as f64;
+            wanted.extend(row(r).iter().zip(&scale).map(|(v, s)| v / (square + 1e-6).sqrt() * s));
+        }
+        close(&got[0], &wanted);
+    }
+}
+
+#[test]
+fn operands_and_outputs_of_all_kinds() {
+    let p = program();
+    let (m, n) = (3usize, 5usize);
+    let x = data(m * n, 5);
+    let mean = |r: usize| x[r * n..(r + 1) * n].iter().sum::<f64>() / n as f64;
+    let kernel = derive(&p, "moments", &[Some(ty(DType::F32, &[3, 5]))]).unwrap();
+    let access: Vec<RowAccess> = kernel.outputs.iter().map(|o| o.1).collect();
+    assert_eq!(access, [RowAccess::Full, RowAccess::PerRow]);
+    let got = interpret_rowwise(&p, &kernel, &[&x], m, n).unwrap();
+    close(&got[0], &x.iter().enumerate().map(|(i, v)| v - mean(i / n)).collect::<Vec<_>>());
+    let squares = |r: usize| x[r * n..(r + 1) * n].iter().map(|v| v * v).sum::<f64>() / n as f64;
+    close(&got[1], &(0..m).map(squares).collect::<Vec<_>>());
+
+    let kernel = derive(&p, "mixed", &[Some(ty(DType::BF16, &[3, 5])), Some(ty(DType::BF16, &[3, 1]))]).unwrap();
+    let r = data(m, 6);
+    assert_eq!(kernel.inputs[1].1, RowAccess::PerRow);
+    let got = interpret_rowwise(&p, &kernel, &[&x, &r], m, n).unwrap();
+    let row = |i: usize| softmax(&x[i * n..(i + 1) * n].iter().map(|v| v * 2.0).collect::<Vec<_>>());
+    close(&got[0], &(0..m).flat_map(|i| row(i).into_iter().map(|v| v * r[i]).collect::<Vec<_>>()).collect::<Vec<_>>());
+
+    let kernel = derive(&p, "group_norm", &[Some(ty(DType::F32, &[2, 3, 5]))]).unwrap();
+    let x = data(30, 7);
+    let got = interpret_rowwise(&p, &kernel, &[&x], 2, 15).unwrap();
+    let norm = |g: usize| (x[g * 15..(g + 1) * 15].iter().map(|v| v * v).sum::<f64>() / 15.0 + 1e-6).sqrt();
+    close(&got[0], &x.iter().enumerate().map(|(i, v)| v / norm(i / 15)).collect::<Vec<_>>());
+}
+
+#[test]
+fn masks_are_inputs() {
+    let p = program();
+    // With one row a head the mask is a row vector; with more it is neither row nor column.
+    let kernel = derive(&p, "masked", &[Some(ty(DType::F32, &[1, 4])), Some(ty(DType::Bool, &[1, 4]))]).unwrap();
+    let x = data(4, 8);
+    let got = interpret_rowwise(&p, &kernel, &[&x, &[1.0, 0.0, 1.0, 1.0]], 1, 4).unwrap();
+    let wanted = softmax(&[x[0] * 0.5, f64::NEG_INFINITY, x[2] * 0.5, x[3] * 0.5]);
+    close(&got[0], &wanted);
+    let kernel = derive(&p, "masked", &[Some(ty(DType::F32, &[2, 4])), Some(ty(DType::Bool, &[2, 4]))]).unwrap();
+    assert_eq!(kernel.inputs[1], (DType::Bool, RowAccess::Full));
+    let why = derive(&p, "masked", &[Some(ty(DType::F32, &[3, 2, 4])), Some(ty(DType::Bool, &[2, 4]))]).unwrap_err();
+    assert!(why.contains("an operand of shape [2, 4]"), "{why}");
+}
+
+#[test]
+fn symbolic_sizes() {
+    let p = program();
+    let (b, n) = (Dim::symbol("b"), Dim::symbol("n"));
+    let x = TensorType { dtype: DType::F16, shape: vec![b, n.clone()] };
+    let v = TensorType { dtype: DType::F16, shape: vec![n] };
+    let kernel = derive(&p, "layer_norm", &[Some(x), Some(v.clone()), Some(v)]).unwrap();
+    let access: Vec<RowAccess> = kernel.inputs.iter().map(|i| i.1).collect();
+    assert_eq!(access, [RowAccess::Full, RowAccess::PerColumn, RowAccess::PerColumn]);
+}
+
+#[test]
+fn what_is_not_row_wise_says_why() {
+    let p = program();
+    let square = || [Some(ty(DType::F32, &[4, 4]))];
+    for (name, words) in [
+        ("product", "it uses `matmul`"),
+        ("both", "it reduces axes [0] of [4, 4], which are not its last ones"),
+        ("across", "a value of shape [4, 4]"),
+    ] {
+        let why = derive(&p, name, &square()).unwrap_err();
+        assert!(why.contains(words), "{name}: {why}");
+    }
+    let why = derive(&p, "plain", &[Some(ty(DType::F32, &[4]))]).unwrap_err();
+    assert!(why.contains("reduces nothing"), "{why}");
+    let softmax = p.find_op("softmax").unwrap();
+    let x = ty(DType::F32, &[3, 4]);
+    let first = [AttrValue::Dim(Dim::from(0))];
+    let why = derive_rowwise(&p, softmax, &first, &[Some(x.clone())], &[x]).unwrap_err();
+    assert!(why.contains("which are not its last ones"), "{why}");
+}
