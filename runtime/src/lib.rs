@@ -9,6 +9,7 @@ pub mod device;
 pub mod error;
 pub mod graph;
 pub mod library;
+pub mod npz;
 pub mod optimize;
 pub mod plan;
 pub mod tensor;

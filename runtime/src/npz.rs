@@ -1,0 +1,405 @@
+//! `.npz` files: named tensors as numpy keeps them.
+//!
+//! In and out: names with [`Tensor`]s, in the file's order. Arrays may be stored or deflated, in C or
+//! Fortran order, of either byte order. numpy has no bfloat16: as its `ml_dtypes` extension does, it
+//! is written as two opaque bytes (`<V2`), and such arrays are read as bfloat16. Holds always: what
+//! an entry claims to hold is compared with what it can hold before anything is allocated; an error
+//! names the file and the entry.
+
+use std::io::{Read, Seek, Write};
+use std::path::Path;
+
+use hypatia_dsl::dtype::DType;
+use zip::result::ZipError;
+
+use crate::error::{Error, Result};
+use crate::tensor::Tensor;
+
+/// The header of an array: more is no honest one.
+const LONGEST_HEADER: usize = 64 << 10;
+
+/// Deflated arrays larger than this may not be more than [`RATIO`] times their compressed size.
+const SUSPICIOUS: u64 = 256 << 20;
+const RATIO: u64 = 100;
+
+/// Reads all arrays of a file.
+pub fn read(path: &Path) -> Result<Vec<(String, Tensor)>> {
+    let io = |source| Error::Io { path: path.to_path_buf(), source };
+    let file = std::fs::File::open(path).map_err(io)?;
+    if !file.metadata().map_err(io)?.is_file() {
+        return Err(Error::Input(format!("{}: this is not a file; give an .npz file", path.display())));
+    }
+    read_from(std::io::BufReader::new(file)).map_err(|m| Error::Input(format!("{}: {m}", path.display())))
+}
+
+/// Reads all arrays of an archive; the error is in words.
+pub fn read_from<R: Read + Seek>(reader: R) -> Result<Vec<(String, Tensor)>, String> {
+    let mut archive = zip::ZipArchive::new(reader).map_err(|e| match e {
+        ZipError::Io(e) => format!("it could not be read ({e})"),
+        e => format!("this is not an .npz file, or it is damaged ({e})"),
+    })?;
+    let mut out: Vec<(String, Tensor)> = Vec::new();
+    for i in 0..archive.len() {
+        let mut entry = archive.by_index(i).map_err(|e| format!("entry {i}: {e}"))?;
+        let file = String::from_utf8_lossy(entry.name_raw()).into_owned();
+        if entry.is_dir() {
+            continue;
+        }
+        let name = file.strip_suffix(".npy").unwrap_or(&file).to_string();
+        if out.iter().any(|(n, _)| *n == name) {
+            return Err(format!("`{name}` comes twice"));
+        }
+        let (size, packed) = (entry.size(), entry.compressed_size());
+        if size > SUSPICIOUS && size / RATIO > packed {
+            return Err(format!(
+                "`{name}`: {packed} bytes that unpack to {size} are refused; save without compression"
+            ));
+        }
+        let tensor = array(&mut entry, size).map_err(|m| format!("`{name}`: {m}"))?;
+        out.push((name, tensor));
+    }
+    Ok(out)
+}
+
+/// Writes arrays, not compressed. The file appears whole or not at all.
+pub fn write(path: &Path, tensors: &[(String, Tensor)]) -> Result<()> {
+    let io = |source| Error::Io { path: path.to_path_buf(), source };
+    let mut name = path.file_name().unwrap_or_default().to_os_string();
+    name.push(format!(".{}.part", std::process::id()));
+    let part = path.with_file_name(name);
+    let done = std::fs::File::create(&part)
+        .and_then(|file| {
+            let mut out = std::io::BufWriter::new(file);
+            write_to(&mut out, tensors)?;
+            out.flush()
+        })
+        .and_then(|()| std::fs::rename(&part, path));
+    done.map_err(|e| {
+        // What is left of it helps nobody; the first error is the one to tell.
+        let _ = std::fs::remove_file(&part);
+        io(e)
+    })
+}
+
+/// Writes arrays as an archive.
+pub fn write_to<W: Write + Seek>(out: W, tensors: &[(String, Tensor)]) -> std::io::Result<()> {
+    let mut archive = zip::ZipWriter::new(out);
+    for (name, tensor) in tensors {
+        let options = zip::write::SimpleFileOptions::default()
+            .compression_method(zip::CompressionMethod::Stored)
+            .large_file(tensor.bytes().len() >= u32::MAX as usize - LONGEST_HEADER);
+        archive.start_file(format!("{name}.npy"), options).map_err(std::io::Error::from)?;
+        archive.write_all(&header(tensor))?;
+        archive.write_all(tensor.bytes())?;
+    }
+    archive.finish().map_err(std::io::Error::from)?;
+    Ok(())
+}
+
+/// numpy's code of an element type, little-endian.
+fn code(dtype: DType) -> &'static str {
+    match dtype {
+        DType::F64 => "<f8",
+        DType::F32 => "<f4",
+        DType::F16 => "<f2",
+        DType::BF16 => "<V2",
+        DType::I64 => "<i8",
+        DType::I32 => "<i4",
+        DType::I8 => "|i1",
+        DType::U8 => "|u1",
+        DType::Bool => "|b1",
+    }
+}
+
+/// Magic, version 1.0, and the dictionary, padded so that the data are aligned to 64 bytes.
+fn header(tensor: &Tensor) -> Vec<u8> {
+    let dims: Vec<String> = tensor.shape().iter().map(usize::to_string).collect();
+    let comma = if dims.len() == 1 { "," } else { "" };
+    let mut text = format!(
+        "{{'descr': '{}', 'fortran_order': False, 'shape': ({}{comma}), }}",
+        code(tensor.dtype()),
+        dims.join(", ")
+    );
+    while (10 + text.len() + 1) % 64 != 0 {
+        text.push(' ');
+    }
+    text.push('\n');
+    let mut out = b"\x93NUMPY\x01\x00".to_vec();
+    out.extend((text.len() as u16).to_le_bytes());
+    out.extend(text.as_bytes());
+    out
+}
+
+/// What the dictionary of an array says.
+#[derive(Debug, PartialEq)]
+struct Header {
+    descr: String,
+    fortran: bool,
+    shape: Vec<usize>,
+}
+
+/// One `.npy` stream of `size` bytes.
+fn array(reader: &mut impl Read, size: u64) -> Result<Tensor, String> {
+    let cut = |e: std::io::Error| format!("the array is damaged or cut short ({e})");
+    let mut fixed = [0u8; 8];
+    reader.read_exact(&mut fixed).map_err(cut)?;
+    if &fixed[..6] != b"\x93NUMPY" {
+        return Err("this is not a numpy array".into());
+    }
+    let (prefix, length) = match fixed[6] {
+        1 => {
+            let mut b = [0u8; 2];
+            reader.read_exact(&mut b).map_err(cut)?;
+            (10, usize::from(u16::from_le_bytes(b)))
+        }
+        2 | 3 => {
+            let mut b = [0u8; 4];
+            reader.read_exact(&mut b).map_err(cut)?;
+            (12, u32::from_le_bytes(b) as usize)
+        }
+        v => return Err(format!("version {v} of numpy's format is not known")),
+    };
+    if length > LONGEST_HEADER {
+        return Err(format!("its header of {length} bytes is too long"));
+    }
+    let mut text = vec![0u8; length];
+    reader.read_exact(&mut text).map_err(cut)?;
+    let text = String::from_utf8(text).map_err(|_| "its header is not text")?;
+    let header = parse(&text)?;
+    let (dtype, swap) = element(&header.descr)?;
+    let bytes = header
+        .shape
+        .iter()
+        .try_fold(dtype.size(), |a, d| a.checked_mul(*d))
+        .ok_or_else(|| format!("the shape {:?} is too large", header.shape))?;
+    let there = size.saturating_sub((prefix + length) as u64);
+    if bytes as u64 != there {
+        return Err(format!("{dtype} of shape {:?} needs {bytes} bytes, but there are {there}", header.shape));
+    }
+    let mut data = Vec::new();
+    // The vector grows with the data that come, not with the claim.
+    let read = reader.take(bytes as u64).read_to_end(&mut data).map_err(cut)?;
+    if read != bytes {
+        return Err(format!("{bytes} bytes expected, but only {read} are there"));
+    }
+    if swap {
+        data.chunks_exact_mut(dtype.size()).for_each(<[u8]>::reverse);
+    }
+    if header.fortran {
+        data = from_fortran(&data, &header.shape, dtype.size());
+    }
+    Tensor::from_bytes(dtype, &header.shape, &data).ok_or_else(|| "a bool is neither 0 nor 1".into())
+}
+
+/// Our element type for numpy's code, and whether the bytes are in the other order.
+fn element(descr: &str) -> Result<(DType, bool), String> {
+    let (order, rest) = match descr.as_bytes().first() {
+        Some(b'<' | b'>' | b'=' | b'|') => descr.split_at(1),
+        _ => ("|", descr),
+    };
+    let dtype = match rest {
+        "f8" => DType::F64,
+        "f4" => DType::F32,
+        "f2" => DType::F16,
+        "V2" => DType::BF16,
+        "i8" => DType::I64,
+        "i4" => DType::I32,
+        "i1" => DType::I8,
+        "u1" => DType::U8,
+        "b1" => DType::Bool,
+        _ => {
+            return Err(format!(
+                "element type `{descr}` is not supported (float64, float32, float16, bfloat16 as two raw bytes, \
+                 int64, int32, int8, uint8 and bool are); convert it with `astype`"
+            ));
+        }
+    };
+    Ok((dtype, order == ">" && dtype.size() > 1))
+}
+
+/// Reorders column-major elements to row-major.
+fn from_fortran(data: &[u8], shape: &[usize], size: usize) -> Vec<u8> {
+    let mut out = Vec::with_capacity(data.len());
+    let mut index = vec![0usize; shape.len()];
+    for _ in 0..data.len() / size {
+        let at = index.iter().zip(shape).rev().fold(0, |acc, (i, d)| acc * d + i);
+        out.extend_from_slice(&data[at * size..(at + 1) * size]);
+        for axis in (0..shape.len()).rev() {
+            index[axis] += 1;
+            if index[axis] < shape[axis] {
+                break;
+            }
+            index[axis] = 0;
+        }
+    }
+    out
+}
+
+/// Reads `{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }`.
+fn parse(text: &str) -> Result<Header, String> {
+    let bad = |what: &str| format!("its header {what}: {}", text.trim().chars().take(100).collect::<String>());
+    let body =
+        text.trim().strip_prefix('{').and_then(|t| t.strip_suffix('}')).ok_or_else(|| bad("is no dictionary"))?;
+    let (mut descr, mut fortran, mut shape) = (None, None, None);
+    let mut rest = body.trim();
+    while !rest.is_empty() {
+        let (key, after) = quoted(rest).ok_or_else(|| bad("has a key that is no text"))?;
+        rest = after.trim_start().strip_prefix(':').ok_or_else(|| bad("lacks a colon"))?.trim_start();
+        match key {
+            "descr" => {
+                let (value, after) = quoted(rest).ok_or_else(|| bad("has a type that is not a plain one"))?;
+                descr = Some(value.to_string());
+                rest = after;
+            }
+            "fortran_order" => {
+                let (value, after) = rest.split_at(rest.find([',', '}']).unwrap_or(rest.len()));
+                fortran = match value.trim() {
+                    "True" => Some(true),
+                    "False" => Some(false),
+                    _ => return Err(bad("has an order that is neither True nor False")),
+                };
+                rest = after;
+            }
+            "shape" => {
+                let inner = rest.strip_prefix('(').ok_or_else(|| bad("has a shape that is no tuple"))?;
+                let (inner, after) = inner.split_once(')').ok_or_else(|| bad("has a shape without an end"))?;
+                let sizes = inner.split(',').map(str::trim).filter(|s| !s.is_empty());
+                let sizes = sizes.map(|s| s.trim_end_matches('L').parse::<usize>());
+                shape = Some(sizes.collect::<Result<Vec<_>, _>>().map_err(|_| bad("has a size that is no number"))?);
+                rest = after;
+            }
+            _ => return Err(bad("has an unknown key")),
+        }
+        rest = rest.trim_start();
+        rest = rest.strip_prefix(',').unwrap_or(rest).trim_start();
+    }
+    match (descr, fortran, shape) {
+        (Some(descr), Some(fortran), Some(shape)) => Ok(Header { descr, fortran, shape }),
+        _ => Err(bad("lacks descr, fortran_order or shape")),
+    }
+}
+
+/// A text in quotes, and what follows it.
+fn quoted(text: &str) -> Option<(&str, &str)> {
+    let quote = text.chars().next().filter(|c| ['\'', '"'].contains(c))?;
+    text[1..].split_once(quote)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use std::io::Cursor;
+
+    fn pack(tensors: &[(String, Tensor)]) -> Vec<u8> {
+        let mut out = Cursor::new(Vec::new());
+        write_to(&mut out, tensors).unwrap();
+        out.into_inner()
+    }
+
+    /// An archive with one entry of these bytes.
+    fn raw(bytes: &[u8], deflate: bool) -> Vec<u8> {
+        let mut archive = zip::ZipWriter::new(Cursor::new(Vec::new()));
+        let method = if deflate { zip::CompressionMethod::Deflated } else { zip::CompressionMethod::Stored };
+        let options = zip::write::SimpleFileOptions::default().compression_method(method);
+        archive.start_file("x.npy", options).unwrap();
+        archive.write_all(bytes).unwrap();
+        archive.finish().unwrap().into_inner()
+    }
+
+    fn npy(dict: &str, data: &[u8]) -> Vec<u8> {
+        let mut out = b"\x93NUMPY\x01\x00".to_vec();
+        out.extend((dict.len() as u16).to_le_bytes());
+        out.extend(dict.as_bytes());
+        out.extend(data);
+        out
+    }
+
+    fn one(bytes: &[u8]) -> Result<Tensor, String> {
+        read_from(Cursor::new(bytes)).map(|mut v| v.remove(0).1)
+    }
+
+    #[test]
+    fn every_dtype_and_shape_round_trips() {
+        let mut tensors = Vec::new();
+        for dtype in DType::ALL {
+            for shape in [&[][..], &[0], &[3], &[2, 3], &[1, 0, 2]] {
+                let len: usize = shape.iter().product();
+                let values: Vec<f64> = (0..len).map(|i| (i % 2) as f64).collect();
+                let name = format!("{dtype}/{shape:?}");
+                tensors.push((name, Tensor::from_f64(dtype, shape, &values).unwrap()));
+            }
+        }
+        let back = read_from(Cursor::new(pack(&tensors))).unwrap();
+        assert_eq!(back.len(), tensors.len());
+        for ((n, t), (m, u)) in tensors.iter().zip(&back) {
+            assert_eq!((n, t.dtype(), t.shape(), t.bytes()), (m, u.dtype(), u.shape(), u.bytes()));
+        }
+    }
+
+    #[test]
+    fn reads_what_numpy_may_write() {
+        let c = "{'descr': '<f4', 'fortran_order': False, 'shape': (2,), }\n";
+        let data: Vec<u8> = [1.5f32, -2.0].iter().flat_map(|v| v.to_le_bytes()).collect();
+        for deflate in [false, true] {
+            assert_eq!(one(&raw(&npy(c, &data), deflate)).unwrap().to_f64(), [1.5, -2.0]);
+        }
+        let big: Vec<u8> = [1.5f32, -2.0].iter().flat_map(|v| v.to_be_bytes()).collect();
+        let dict = c.replace('<', ">");
+        assert_eq!(one(&raw(&npy(&dict, &big), false)).unwrap().to_f64(), [1.5, -2.0]);
+        // [[0, 1, 2], [3, 4, 5]] in Fortran order is 0 3 1 4 2 5.
+        let dict = "{'descr': '|i1', 'fortran_order': True, 'shape': (2, 3)}";
+        assert_eq!(one(&raw(&npy(dict, &[0, 3, 1, 4, 2, 5]), true)).unwrap().to_f64(), [0., 1., 2., 3., 4., 5.]);
+        let dict = "{\"shape\": (), \"descr\": \"<i8\", \"fortran_order\": False}";
+        assert_eq!(one(&raw(&npy(dict, &7i64.to_le_bytes()), false)).unwrap().to_f64(), [7.0]);
+    }
+
+    #[test]
+    fn bad_files_are_told_of_with_the_entry() {
+        let dict = |d: &str, s: &str| format!("{{'descr': '{d}', 'fortran_order': False, 'shape': {s}}}");
+        for (bytes, says) in [
+            (npy(&dict("<f4", "(3,)"), &[0; 8]), "needs 12 bytes, but there are 8"),
+            (npy(&dict("<f4", "(999999999999,)"), &[0; 8]), "needs 3999999999996 bytes"),
+            (npy(&dict("<f4", "(4294967296, 4294967296)"), &[0; 8]), "too large"),
+            (npy(&dict("<f4", "(-1,)"), &[0; 8]), "no number"),
+            (npy(&dict("<u2", "(4,)"), &[0; 8]), "convert it with `astype`"),
+            (npy(&dict("|O", "(1,)"), &[0; 8]), "not supported"),
+            (npy(&dict("|b1", "(2,)"), &[0, 2]), "neither 0 nor 1"),
+            (npy("{'descr': [('a', '<f4')], 'fortran_order': False, 'shape': (1,)}", &[0; 4]), "not a plain one"),
+            (b"\x93NUMPY\x09\x00".to_vec(), "version 9"),
+            (b"\x93NUMPY\x02\x00\xff\xff\xff\xff".to_vec(), "too long"),
+            (b"hello".to_vec(), "cut short"),
+        ] {
+            let error = one(&raw(&bytes, false)).unwrap_err();
+            assert!(error.starts_with("`x`: ") && error.contains(says), "{error}");
+        }
+        assert!(one(b"no zip at all").is_err());
+    }
+
+    #[test]
+    fn a_bomb_is_refused() {
+        let size = SUSPICIOUS as usize + 1;
+        let mut bytes = npy(&format!("{{'descr': '|u1', 'fortran_order': False, 'shape': ({size},)}}"), &[]);
+        bytes.resize(bytes.len() + size, 0);
+        assert!(one(&raw(&bytes, true)).unwrap_err().contains("save without compression"));
+    }
+
+    #[test]
+    fn cut_and_flipped_files_never_panic() {
+        use rand::{Rng, SeedableRng};
+        let t = Tensor::from_f64(DType::F32, &[5, 4], &[1.0; 20]).unwrap();
+        let good = pack(&[("a".into(), t.clone()), ("b".into(), t)]);
+        let mut rng = rand_chacha::ChaCha8Rng::seed_from_u64(7);
+        for cut in 0..good.len() {
+            let _ = read_from(Cursor::new(&good[..cut]));
+        }
+        for _ in 0..3000 {
+            let mut bad = good.clone();
+            for _ in 0..rng.random_range(1..4) {
+                let at = rng.random_range(0..bad.len());
+                bad[at] ^= 1 << rng.random_range(0..8);
+            }
+            let _ = read_from(Cursor::new(&bad));
+        }
+    }
+}
