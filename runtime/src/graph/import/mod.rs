@@ -19,6 +19,8 @@ mod ops;
 mod symbolic;
 mod tables;
 mod tensor;
+#[cfg(test)]
+mod tests;
 mod types;
 
 use std::collections::BTreeMap;

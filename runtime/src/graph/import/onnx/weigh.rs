@@ -22,6 +22,11 @@ enum Kind {
     Function,
     ValueInfo,
     Type,
+    /// A sequence or an optional: a type in field 1.
+    Wrapped,
+    Map,
+    TensorType,
+    Shape,
     Other,
 }
 
@@ -50,8 +55,13 @@ fn child(kind: Kind, field: u64) -> Option<Kind> {
         (Kind::Tensor, 3 | 13 | 16) => Kind::Other,
         (Kind::ValueInfo, 2) => Kind::Type,
         (Kind::ValueInfo, 4) => Kind::Other,
-        // TypeProto.Tensor, TensorShapeProto and its dimensions nest alike.
-        (Kind::Type, 1 | 2 | 4 | 5 | 7 | 8 | 9) => Kind::Type,
+        (Kind::Type, 1 | 8) => Kind::TensorType,
+        (Kind::Type, 4 | 9) => Kind::Wrapped,
+        (Kind::Type, 5) => Kind::Map,
+        (Kind::Type, 7) => Kind::Other,
+        (Kind::Wrapped, 1) | (Kind::Map, 2) => Kind::Type,
+        (Kind::TensorType, 2) => Kind::Shape,
+        (Kind::Shape, 1) => Kind::Other,
         _ => return None,
     })
 }
@@ -62,7 +72,7 @@ fn size(kind: Kind) -> u64 {
         Kind::Attribute => 1200,
         Kind::Graph | Kind::Tensor | Kind::Function | Kind::Model => 700,
         Kind::Node => 500,
-        Kind::ValueInfo | Kind::Type | Kind::Other => 250,
+        _ => 250,
     }
 }
 
