@@ -22,12 +22,6 @@ fn models_import() {
     for name in ["digits", "ffn", "bert"] {
         let import = load_with(&models().join(name).join("model.onnx"), program(), &Options::default())
             .unwrap_or_else(|e| panic!("{name}: {e}"));
-        println!("{name}: {} nodes {:?}", import.graph.nodes.len(), import.types.len());
-    }
-    for name in ["gpt2", "llama", "vit", "mobilenet"] {
-        match load_with(&Path::new("/work/shared/models").join(name).join("model.onnx"), program(), &Options::default()) {
-            Ok(i) => println!("{name}: {} nodes {:?}", i.graph.nodes.len(), i.types.len()),
-            Err(e) => println!("{name}: {e}"),
-        }
+        assert!(!import.graph.nodes.is_empty(), "{name}");
     }
 }
