@@ -14,7 +14,7 @@ use crate::ir::{
     AExpr, AttrValue, Build, BuildArg, BuildNode, Fact, Head, InView, OpBody, OpDef, OpId, ParamKind, Program, VarId,
 };
 use crate::scalar::{Term, TermBuilder, TermId, TermNode, prune};
-use crate::shape::{Dim, broadcast, show_shape};
+use crate::shape::{Dim, Shape, broadcast, show_shape};
 use crate::typing::{Bindings, Facts, TensorType, apply_op, apply_scalar, bind_op, eval, normalise_attrs, type_fact};
 
 use super::{Reduction, RowAccess, RowwiseKernel};
@@ -34,6 +34,17 @@ pub fn derive_rowwise(
     operands: &[Option<TensorType>],
     results: &[TensorType],
 ) -> Result<RowwiseKernel, String> {
+    derive_rowwise_over(program, op, attrs, operands, results).map(|(kernel, _, _)| kernel)
+}
+
+/// As [`derive_rowwise`], with the shape that rows are cut from, and how many of its trailing axes make a row.
+pub fn derive_rowwise_over(
+    program: &Program,
+    op: OpId,
+    attrs: &[AttrValue],
+    operands: &[Option<TensorType>],
+    results: &[TensorType],
+) -> Result<(RowwiseKernel, Shape, usize), String> {
     let def = program.op(op);
     let OpBody::Defined(_) = def.body else { return Err(format!("`{}` has no body", def.name)) };
     let mut full: Vec<Dim> = Vec::new();
@@ -45,7 +56,7 @@ pub fn derive_rowwise(
     let mut reason = "it has no axis".to_string();
     for k in 1..=full.len() {
         match Derivation::new(program, &full, k).run(op, attrs, operands, results) {
-            Ok(kernel) => return Ok(kernel),
+            Ok(kernel) => return Ok((kernel, full.clone(), k)),
             Err(why) if k == 1 => reason = why,
             Err(_) => {}
         }
