@@ -6,7 +6,8 @@
 //!
 //! [`Mode::Exact`] treats floats as real numbers, as well as f64 can: nothing is rounded, not even by a
 //! cast from one float type to another, so two graphs that are equal as real functions give equal
-//! results up to f64's own error. A cast to an integer type truncates in either mode. [`Mode::Rounded`]
+//! results up to f64's own error. A cast to an integer type truncates in any mode. [`Mode::Casts`] is the
+//! same with casts that round. [`Mode::Rounded`]
 //! is how a careful device computes: each scalar function in the compute type of its operands (f32 for
 //! f32, f16 and bf16), sums in f64, the accumulator of a gemm rounded to its compute type, and one
 //! rounding to the result's type at the end of each node.
@@ -37,6 +38,8 @@ pub use value::{Data, RefTensor, Val, convert, wrap};
 pub enum Mode {
     /// Not at all: real numbers in f64.
     Exact,
+    /// Only where the graph says `cast`: how constants are computed when a plan is made.
+    Casts,
     /// As the element types say.
     Rounded,
 }
