@@ -12,7 +12,10 @@ pub mod library;
 pub mod npz;
 pub mod optimize;
 pub mod plan;
+pub mod session;
 pub mod tensor;
+#[cfg(test)]
+mod testing;
 pub mod verify;
 
 pub use error::Error;

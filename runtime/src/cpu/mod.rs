@@ -1,4 +1,23 @@
 //! The CPU: the reference evaluator that defines meaning, and the executor that runs plans.
+//!
+//! [`reference`] is slow and obvious, and reads graphs; everything else here is the [`Executor`], which
+//! reads plans: [`exec`] walks the steps, [`gemm`], [`pointwise`], [`rowwise`], [`reduce`] and [`moves`]
+//! compute them, [`interp`] runs scalar terms on blocks with the functions of [`math`], [`memory`] cuts
+//! the arena. [`flat`] is how both see a scalar term.
 
+mod exec;
 pub mod flat;
+mod gemm;
+mod gemm_step;
+mod interp;
+mod math;
+mod memory;
+mod moves;
+mod pointwise;
+mod reduce;
 pub mod reference;
+mod rowwise;
+#[cfg(test)]
+mod tests;
+
+pub use exec::Executor;

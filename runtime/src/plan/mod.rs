@@ -1,1 +1,219 @@
-//! See the submodules.
+//! Plans: which kernel computes what, in which order, and where the results lie.
+//!
+//! In: a graph on concrete sizes and a device. Out: a [`Plan`], that an executor runs as it stands:
+//! [`prepare`] decides what is computed now (constants) and what stays an op, [`regions`] clusters
+//! pointwise work, [`lower`] turns nodes into steps and views, [`kernels`] chooses kernels for gemms on
+//! devices that have several, [`buffers`] places results in one arena. Holds always: a step reads only
+//! inputs, constants and results of earlier steps; a view costs nothing; results that are alive at the
+//! same time do not overlap, except where a step says that it works in place.
+
+mod buffers;
+mod kernels;
+mod lower;
+mod prepare;
+mod print;
+mod regions;
+mod view;
+
+use std::sync::Arc;
+
+use hypatia_dsl::dtype::DType;
+use hypatia_dsl::ir::{KernelId, Program};
+use hypatia_dsl::kernel::{PointwiseKernel, Reduction, RowwiseKernel};
+use hypatia_dsl::scalar::Term;
+
+use crate::device::Device;
+use crate::error::Result;
+use crate::graph::Graph;
+use crate::tensor::Tensor;
+pub use view::{View, collapse, row_major};
+
+/// A buffer of a [`Plan`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct BufferId(pub u32);
+
+impl BufferId {
+    /// As an index into `Plan::buffers`.
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// Where a buffer lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// The input of that index.
+    Input(usize),
+    /// The constant of that index.
+    Constant(usize),
+    /// So many bytes into the arena, a multiple of [`ALIGNMENT`].
+    Arena(usize),
+}
+
+/// Alignment of buffers in the arena, in bytes.
+pub const ALIGNMENT: usize = 64;
+
+/// Memory for one value.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Buffer {
+    /// Element type.
+    pub dtype: DType,
+    /// Number of elements.
+    pub len: usize,
+    /// Where.
+    pub place: Place,
+}
+
+/// An input, as the caller must give it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PlanInput {
+    /// Its name.
+    pub name: String,
+    /// Element type.
+    pub dtype: DType,
+    /// Sizes.
+    pub shape: Vec<usize>,
+}
+
+/// A matrix product with an epilogue. `reads[0]` is `batch + [m, k]`, `reads[1]` is `batch + [k, n]`, the
+/// term's operands follow, broadcast to `batch + [m, n]`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GemmStep {
+    /// The leading axes.
+    pub batch: Vec<usize>,
+    /// Rows.
+    pub m: usize,
+    /// Columns.
+    pub n: usize,
+    /// Length of the sums.
+    pub k: usize,
+    /// Element type of the accumulator: f32 (f64 for f64; integers accumulate in their own type).
+    pub acc: DType,
+    /// The epilogue; `acc` alone for a plain product.
+    pub term: Term,
+}
+
+impl GemmStep {
+    /// True if the accumulator is stored as it is.
+    pub fn is_plain(&self) -> bool {
+        matches!(self.term.nodes.get(self.term.root().0 as usize), Some(hypatia_dsl::scalar::TermNode::Acc))
+    }
+}
+
+/// Pointwise work on a collapsed index space.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PointwiseStep {
+    /// What is computed.
+    pub kernel: PointwiseKernel,
+    /// The collapsed sizes; `kernel.rank` of them.
+    pub shape: Vec<usize>,
+    /// For each read, its strides along these axes.
+    pub strides: Vec<Vec<isize>>,
+}
+
+/// Row-wise work.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RowwiseStep {
+    /// What is computed.
+    pub kernel: RowwiseKernel,
+    /// Number of rows.
+    pub rows: usize,
+    /// Length of a row.
+    pub n: usize,
+}
+
+/// What a step does with its reads.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Action {
+    /// A matrix product.
+    Gemm(GemmStep),
+    /// Pointwise.
+    Pointwise(PointwiseStep),
+    /// Row by row.
+    Rowwise(RowwiseStep),
+    /// Row-major copy of the one read.
+    Copy,
+    /// The reads side by side along an axis.
+    Concat(usize),
+    /// `reads[1]` everywhere, then `reads[0]` that many elements from the start of each axis.
+    Pad(Vec<i64>),
+    /// Slices of `reads[0]` along an axis, named by `reads[1]`.
+    Gather(usize),
+    /// Elements of `reads[0]` along an axis, named by `reads[1]`.
+    GatherElements(usize),
+    /// Slices of `reads[0]` named by index tuples, after batch axes.
+    GatherNd(usize),
+    /// A reduction over these axes, ascending.
+    Reduce(Reduction, Vec<usize>),
+    /// Position of the largest along the axis; the last of equal ones if true.
+    Argmax(usize, bool),
+}
+
+/// One launch.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Step {
+    /// What it is for: the names of the model's nodes that it computes.
+    pub name: String,
+    /// What it does.
+    pub action: Action,
+    /// What it reads.
+    pub reads: Vec<View>,
+    /// What it writes, each a whole buffer.
+    pub writes: Vec<View>,
+    /// For each write, the read whose memory it takes over.
+    pub in_place: Vec<Option<usize>>,
+    /// The kernel of the Program that implements it; the executor's own where `None`.
+    pub kernel: Option<KernelId>,
+}
+
+/// How a plan is made.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The device it is for.
+    pub device: Device,
+    /// Cluster pointwise work; without it every scalar node is a launch of its own.
+    pub cluster: bool,
+}
+
+impl Options {
+    /// Clustered, for that device.
+    pub fn new(device: Device) -> Options {
+        Options { device, cluster: true }
+    }
+}
+
+/// What an executor runs.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// The Program whose scalars the terms call.
+    pub program: Arc<Program>,
+    /// The device it was made for.
+    pub device: Device,
+    /// Inputs in the model's order.
+    pub inputs: Vec<PlanInput>,
+    /// Weights, and what was computed from them.
+    pub constants: Vec<Arc<Tensor>>,
+    /// Buffers.
+    pub buffers: Vec<Buffer>,
+    /// Steps in order.
+    pub steps: Vec<Step>,
+    /// Name and place of each output; contiguous.
+    pub outputs: Vec<(String, View)>,
+    /// Bytes of the arena.
+    pub arena: usize,
+}
+
+impl Plan {
+    /// Plans a graph whose sizes are all numbers.
+    pub fn build(graph: &Graph, options: &Options) -> Result<Plan> {
+        let prepared = prepare::prepare(graph, &options.device)?;
+        let mut plan = lower::lower(&prepared, options)?;
+        buffers::place(&mut plan)?;
+        Ok(plan)
+    }
+
+    /// Number of launches.
+    pub fn launches(&self) -> usize {
+        self.steps.len()
+    }
+}

@@ -1,0 +1,518 @@
+//! Scalar terms on blocks of elements: a register machine whose registers are short vectors.
+//!
+//! In: a lowered term. Out: [`Code`], run on [`BLOCK`] elements at a time, so that every function is one
+//! tight loop and all registers stay in the first-level cache. Holds always: a destination register is
+//! none of the arguments; literals keep their registers for the whole of a step.
+
+use half::{bf16, f16};
+use hypatia_dsl::builtin::BuiltinScalar;
+use hypatia_dsl::dtype::DType;
+use hypatia_dsl::ir::Program;
+use hypatia_dsl::scalar::Term;
+
+use super::flat::{self, Flat, FlatOp, FlatStep, Source, lane};
+use super::math;
+use super::reference::{Val, convert, scalars, wrap};
+use crate::error::Result;
+
+/// Elements of a register.
+pub const BLOCK: usize = 512;
+
+/// An instruction; its registers are indices into the bank of their lane.
+#[derive(Clone, Copy, Debug)]
+struct Instr {
+    op: FlatOp,
+    lane: DType,
+    /// Lane of the first number argument.
+    from: DType,
+    dst: usize,
+    args: [usize; 3],
+}
+
+/// A term that is ready to run.
+#[derive(Clone, Debug)]
+pub struct Code {
+    instrs: Vec<Instr>,
+    literals: Vec<(DType, usize, f64)>,
+    /// Lane and register of each result, and the type it is stored as.
+    pub roots: Vec<(DType, usize, DType)>,
+    /// Registers of each bank: f32, f64, integers, bool.
+    counts: [usize; 4],
+}
+
+fn bank(lane: DType) -> usize {
+    match lane {
+        DType::F64 => 1,
+        d if d.is_float() => 0,
+        DType::Bool => 3,
+        _ => 2,
+    }
+}
+
+/// Registers. One for each thread, shared by all steps.
+#[derive(Default)]
+pub struct Banks {
+    f32s: Vec<Vec<f32>>,
+    f64s: Vec<Vec<f64>>,
+    ints: Vec<Vec<i64>>,
+    bools: Vec<Vec<u8>>,
+}
+
+/// A register to be filled.
+pub enum Dst<'a> {
+    /// f32, f16, bf16.
+    F32(&'a mut [f32]),
+    /// f64.
+    F64(&'a mut [f64]),
+    /// Integers.
+    Int(&'a mut [i64]),
+    /// Truth values.
+    Bool(&'a mut [u8]),
+}
+
+/// Where a term's operands come from.
+pub trait Feed {
+    /// Fills `dst` with the elements from `start` on of the index space.
+    fn load(&self, source: Source, start: usize, dst: Dst<'_>);
+}
+
+impl Code {
+    /// Compiles a term; `outs` are the types its results are stored as.
+    pub fn new(program: &Program, term: &Term, acc: Option<DType>, inputs: &[DType], outs: &[DType]) -> Result<Code> {
+        let mut flat = flat::lower(program, term, acc, inputs)?;
+        let fits = flat.roots.clone().into_iter().zip(outs).map(|(root, out)| store_as(&mut flat, root, *out));
+        flat.roots = fits.collect();
+        Ok(allocate(&simplified(flat), outs))
+    }
+
+    /// Makes room, and fills the registers of literals.
+    pub fn start(&self, banks: &mut Banks) {
+        fn grow<T: Clone>(bank: &mut Vec<Vec<T>>, count: usize, zero: T) {
+            while bank.len() < count {
+                bank.push(vec![zero.clone(); BLOCK]);
+            }
+        }
+        grow(&mut banks.f32s, self.counts[0], 0.0);
+        grow(&mut banks.f64s, self.counts[1], 0.0);
+        grow(&mut banks.ints, self.counts[2], 0);
+        grow(&mut banks.bools, self.counts[3], 0);
+        for (lane, reg, value) in &self.literals {
+            match bank(*lane) {
+                0 => banks.f32s[*reg].fill(*value as f32),
+                1 => banks.f64s[*reg].fill(*value),
+                2 => banks.ints[*reg].fill(lane.round(*value) as i64),
+                _ => banks.bools[*reg].fill((*value != 0.0) as u8),
+            }
+        }
+    }
+
+    /// Runs on `len` elements from `start` on.
+    pub fn run(&self, banks: &mut Banks, feed: &dyn Feed, start: usize, len: usize) {
+        for i in &self.instrs {
+            match bank(i.lane) {
+                0 => {
+                    let mut out = std::mem::take(&mut banks.f32s[i.dst]);
+                    i.run_f32(banks, feed, start, &mut out[..len]);
+                    banks.f32s[i.dst] = out;
+                }
+                1 => {
+                    let mut out = std::mem::take(&mut banks.f64s[i.dst]);
+                    i.run_f64(banks, feed, start, &mut out[..len]);
+                    banks.f64s[i.dst] = out;
+                }
+                2 => {
+                    let mut out = std::mem::take(&mut banks.ints[i.dst]);
+                    i.run_int(banks, feed, start, &mut out[..len]);
+                    banks.ints[i.dst] = out;
+                }
+                _ => {
+                    let mut out = std::mem::take(&mut banks.bools[i.dst]);
+                    i.run_bool(banks, feed, start, &mut out[..len]);
+                    banks.bools[i.dst] = out;
+                }
+            }
+        }
+    }
+
+    /// Result `index` of the last run as f64, first `len` elements, through `f`.
+    pub fn root_f64(&self, banks: &Banks, index: usize, len: usize, mut f: impl FnMut(f64)) {
+        let (lane, reg, _) = self.roots[index];
+        match bank(lane) {
+            0 => banks.f32s[reg][..len].iter().for_each(|v| f(*v as f64)),
+            1 => banks.f64s[reg][..len].iter().for_each(|v| f(*v)),
+            2 => banks.ints[reg][..len].iter().for_each(|v| f(*v as f64)),
+            _ => banks.bools[reg][..len].iter().for_each(|v| f(*v as f64)),
+        }
+    }
+
+    /// Result `index` of the last run, if it is in an f32 lane.
+    pub fn root_f32<'a>(&self, banks: &'a Banks, index: usize, len: usize) -> Option<&'a [f32]> {
+        let (lane, reg, _) = self.roots[index];
+        (bank(lane) == 0).then(|| &banks.f32s[reg][..len])
+    }
+
+    /// Stores result `index` of the last run into elements `start..start + len` of an output.
+    pub fn store(&self, banks: &Banks, index: usize, out: &mut [u8], start: usize, len: usize) {
+        let (_, reg, dtype) = self.roots[index];
+        let size = dtype.size();
+        let out = &mut out[start * size..(start + len) * size];
+        macro_rules! put {
+            ($bank:ident, $t:ty, $f:expr) => {{
+                let out: &mut [$t] = bytemuck::cast_slice_mut(out);
+                out.iter_mut().zip(&banks.$bank[reg][..len]).for_each(|(o, v)| *o = $f(*v));
+            }};
+        }
+        match dtype {
+            DType::F32 => put!(f32s, f32, |v| v),
+            DType::F16 => put!(f32s, f16, f16::from_f32),
+            DType::BF16 => put!(f32s, bf16, bf16::from_f32),
+            DType::F64 => put!(f64s, f64, |v| v),
+            DType::I64 => put!(ints, i64, |v| v),
+            DType::I32 => put!(ints, i32, |v: i64| v as i32),
+            DType::I8 => put!(ints, i8, |v: i64| v as i8),
+            DType::U8 => put!(ints, u8, |v: i64| v as u8),
+            DType::Bool => put!(bools, u8, |v| v),
+        }
+    }
+}
+
+/// Adds what brings a result into the lane of the type it is stored as; an f64 is rounded to f16 and bf16
+/// at once, not by way of f32.
+fn store_as(flat: &mut Flat, root: u32, out: DType) -> u32 {
+    let (from, to) = (flat.steps[root as usize].lane, lane(out));
+    let mut root = root;
+    let mut push = |lane, op| {
+        flat.steps.push(FlatStep { lane, op });
+        flat.steps.len() as u32 - 1
+    };
+    if from == DType::F64 && matches!(out, DType::F16 | DType::BF16) {
+        root = push(from, FlatOp::Round(out, root));
+    }
+    if from != to {
+        root = push(to, FlatOp::Convert(root));
+    }
+    root
+}
+
+/// Squares instead of powers of 2: bit for bit the same, and no call.
+fn simplified(mut flat: Flat) -> Flat {
+    for i in 0..flat.steps.len() {
+        if let FlatOp::Apply(BuiltinScalar::Pow, [a, b, c]) = flat.steps[i].op
+            && flat.steps[b as usize].op == FlatOp::Lit(2.0)
+        {
+            flat.steps[i].op = FlatOp::Apply(BuiltinScalar::Mul, [a, a, c]);
+        }
+    }
+    flat
+}
+
+fn args_of(op: &FlatOp) -> ([u32; 3], usize) {
+    match op {
+        FlatOp::Apply(f, args) => (*args, f.params().len()),
+        FlatOp::Convert(a) | FlatOp::Round(_, a) => ([*a, 0, 0], 1),
+        FlatOp::Load(_) | FlatOp::Lit(_) => ([0; 3], 0),
+    }
+}
+
+/// Registers for steps, by a scan: a register is free again behind the last use of what it holds.
+fn allocate(flat: &Flat, outs: &[DType]) -> Code {
+    let mut last = vec![0usize; flat.steps.len()];
+    for (i, step) in flat.steps.iter().enumerate() {
+        let (args, n) = args_of(&step.op);
+        args[..n].iter().for_each(|a| last[*a as usize] = i);
+    }
+    flat.roots.iter().for_each(|r| last[*r as usize] = usize::MAX);
+    let mut code = Code { instrs: Vec::new(), literals: Vec::new(), roots: Vec::new(), counts: [0; 4] };
+    let mut free: [Vec<usize>; 4] = Default::default();
+    let mut regs: Vec<usize> = Vec::with_capacity(flat.steps.len());
+    for (i, step) in flat.steps.iter().enumerate() {
+        let b = bank(step.lane);
+        let mut new = |free: &mut Vec<usize>| {
+            free.pop().unwrap_or_else(|| {
+                code.counts[b] += 1;
+                code.counts[b] - 1
+            })
+        };
+        if let FlatOp::Lit(v) = step.op {
+            // A register of its own: it is filled once, before the first block.
+            let reg = new(&mut Vec::new());
+            code.literals.push((step.lane, reg, v));
+            regs.push(reg);
+            continue;
+        }
+        let dst = new(&mut free[b]);
+        regs.push(dst);
+        let (args, n) = args_of(&step.op);
+        let mut registers = [0; 3];
+        for (slot, a) in registers.iter_mut().zip(&args[..n]) {
+            *slot = regs[*a as usize];
+        }
+        let from = if n > 0 { flat.steps[args[0] as usize].lane } else { step.lane };
+        code.instrs.push(Instr { op: step.op, lane: step.lane, from, dst, args: registers });
+        for (k, a) in args[..n].iter().enumerate() {
+            let again = args[..k].contains(a);
+            let a = *a as usize;
+            if last[a] == i && !again && !matches!(flat.steps[a].op, FlatOp::Lit(_)) {
+                free[bank(flat.steps[a].lane)].push(regs[a]);
+            }
+        }
+        // A result that nothing reads gives its register back at once.
+        if last[i] == 0 {
+            free[b].push(dst);
+        }
+    }
+    code.roots =
+        flat.roots.iter().zip(outs).map(|(r, out)| (flat.steps[*r as usize].lane, regs[*r as usize], *out)).collect();
+    code
+}
+
+/// One loop over one, two or three registers.
+macro_rules! map {
+    ($out:expr, $f:expr, $a:expr) => {
+        $out.iter_mut().zip(&$a[..]).for_each(|(o, a)| *o = $f(*a))
+    };
+    ($out:expr, $f:expr, $a:expr, $b:expr) => {
+        $out.iter_mut().zip(&$a[..]).zip(&$b[..]).for_each(|((o, a), b)| *o = $f(*a, *b))
+    };
+    ($out:expr, $f:expr, $a:expr, $b:expr, $c:expr) => {
+        $out.iter_mut().zip(&$a[..]).zip(&$b[..]).zip(&$c[..]).for_each(|(((o, a), b), c)| *o = $f(*a, *b, *c))
+    };
+}
+
+impl Instr {
+    fn run_f32(&self, banks: &Banks, feed: &dyn Feed, start: usize, out: &mut [f32]) {
+        use BuiltinScalar::*;
+        let [a, b, c] = self.args;
+        match self.op {
+            FlatOp::Load(source) => feed.load(source, start, Dst::F32(out)),
+            FlatOp::Lit(v) => out.fill(v as f32),
+            FlatOp::Convert(_) => match bank(self.from) {
+                0 => out.copy_from_slice(&banks.f32s[a][..out.len()]),
+                1 => map!(out, |x: f64| x as f32, banks.f64s[a]),
+                2 => map!(out, |x: i64| x as f32, banks.ints[a]),
+                _ => map!(out, |x: u8| x as f32, banks.bools[a]),
+            },
+            FlatOp::Round(DType::F16, _) => map!(out, |x: f32| f16::from_f32(x).to_f32(), banks.f32s[a]),
+            FlatOp::Round(DType::BF16, _) => map!(out, |x: f32| bf16::from_f32(x).to_f32(), banks.f32s[a]),
+            FlatOp::Round(..) => out.copy_from_slice(&banks.f32s[a][..out.len()]),
+            FlatOp::Apply(Select, _) => {
+                map!(
+                    out,
+                    |c: u8, x: f32, y: f32| if c != 0 { x } else { y },
+                    banks.bools[a],
+                    banks.f32s[b],
+                    banks.f32s[c]
+                );
+            }
+            FlatOp::Apply(f, _) => {
+                let x = &banks.f32s[a];
+                match f {
+                    Add => map!(out, |x: f32, y: f32| x + y, x, banks.f32s[b]),
+                    Sub => map!(out, |x: f32, y: f32| x - y, x, banks.f32s[b]),
+                    Mul => map!(out, |x: f32, y: f32| x * y, x, banks.f32s[b]),
+                    Div => map!(out, |x: f32, y: f32| x / y, x, banks.f32s[b]),
+                    Max => map!(out, math::max, x, banks.f32s[b]),
+                    Min => map!(out, math::min, x, banks.f32s[b]),
+                    Pow => map!(out, |x: f32, y: f32| x.powf(y), x, banks.f32s[b]),
+                    Fmod => map!(out, |x: f32, y: f32| x % y, x, banks.f32s[b]),
+                    Neg => map!(out, |x: f32| -x, x),
+                    Abs => map!(out, |x: f32| x.abs(), x),
+                    Sign => map!(out, math::sign, x),
+                    Exp => map!(out, math::exp, x),
+                    Tanh => map!(out, math::tanh, x),
+                    Erf => map!(out, math::erf, x),
+                    Log => map!(out, |x: f32| x.ln(), x),
+                    Sqrt => map!(out, |x: f32| x.sqrt(), x),
+                    Rsqrt => map!(out, |x: f32| 1.0 / x.sqrt(), x),
+                    Floor => map!(out, |x: f32| x.floor(), x),
+                    Ceil => map!(out, |x: f32| x.ceil(), x),
+                    Round => map!(out, |x: f32| x.round_ties_even(), x),
+                    Trunc => map!(out, |x: f32| x.trunc(), x),
+                    // The rest is rare: one at a time in f64.
+                    f => map!(out, |x: f32| scalars::float(f, x as f64, f64::NAN) as f32, x),
+                }
+            }
+        }
+    }
+
+    fn run_f64(&self, banks: &Banks, feed: &dyn Feed, start: usize, out: &mut [f64]) {
+        use BuiltinScalar::*;
+        let [a, b, c] = self.args;
+        match self.op {
+            FlatOp::Load(source) => feed.load(source, start, Dst::F64(out)),
+            FlatOp::Lit(v) => out.fill(v),
+            FlatOp::Convert(_) => match bank(self.from) {
+                0 => map!(out, |x: f32| x as f64, banks.f32s[a]),
+                1 => out.copy_from_slice(&banks.f64s[a][..out.len()]),
+                2 => map!(out, |x: i64| x as f64, banks.ints[a]),
+                _ => map!(out, |x: u8| x as f64, banks.bools[a]),
+            },
+            FlatOp::Round(to, _) => map!(out, |x: f64| to.round(x), banks.f64s[a]),
+            FlatOp::Apply(Select, _) => {
+                map!(
+                    out,
+                    |c: u8, x: f64, y: f64| if c != 0 { x } else { y },
+                    banks.bools[a],
+                    banks.f64s[b],
+                    banks.f64s[c]
+                );
+            }
+            FlatOp::Apply(f, _) => {
+                let x = &banks.f64s[a];
+                match f {
+                    Add => map!(out, |x: f64, y: f64| x + y, x, banks.f64s[b]),
+                    Sub => map!(out, |x: f64, y: f64| x - y, x, banks.f64s[b]),
+                    Mul => map!(out, |x: f64, y: f64| x * y, x, banks.f64s[b]),
+                    Div => map!(out, |x: f64, y: f64| x / y, x, banks.f64s[b]),
+                    f if f.params().len() == 2 => map!(out, |x: f64, y: f64| scalars::float(f, x, y), x, banks.f64s[b]),
+                    f => map!(out, |x: f64| scalars::float(f, x, 0.0), x),
+                }
+            }
+        }
+    }
+
+    fn run_int(&self, banks: &Banks, feed: &dyn Feed, start: usize, out: &mut [i64]) {
+        use BuiltinScalar::*;
+        let [a, b, c] = self.args;
+        let dtype = self.lane;
+        match self.op {
+            FlatOp::Load(source) => feed.load(source, start, Dst::Int(out)),
+            FlatOp::Lit(v) => out.fill(dtype.round(v) as i64),
+            FlatOp::Convert(_) => match bank(self.from) {
+                0 => map!(out, |x: f32| convert(Val::F(x as f64), dtype, true).i(), banks.f32s[a]),
+                1 => map!(out, |x: f64| convert(Val::F(x), dtype, true).i(), banks.f64s[a]),
+                2 => map!(out, |x: i64| wrap(dtype, x), banks.ints[a]),
+                _ => map!(out, |x: u8| x as i64, banks.bools[a]),
+            },
+            FlatOp::Round(..) => out.copy_from_slice(&banks.ints[a][..out.len()]),
+            FlatOp::Apply(Select, _) => {
+                map!(
+                    out,
+                    |c: u8, x: i64, y: i64| if c != 0 { x } else { y },
+                    banks.bools[a],
+                    banks.ints[b],
+                    banks.ints[c]
+                );
+            }
+            FlatOp::Apply(f, _) => {
+                let x = &banks.ints[a];
+                match f {
+                    Add => map!(out, |x: i64, y: i64| wrap(dtype, x.wrapping_add(y)), x, banks.ints[b]),
+                    Sub => map!(out, |x: i64, y: i64| wrap(dtype, x.wrapping_sub(y)), x, banks.ints[b]),
+                    Mul => map!(out, |x: i64, y: i64| wrap(dtype, x.wrapping_mul(y)), x, banks.ints[b]),
+                    f if f.params().len() == 2 => {
+                        map!(out, |x: i64, y: i64| scalars::int(f, dtype, x, y), x, banks.ints[b])
+                    }
+                    f => map!(out, |x: i64| scalars::int(f, dtype, x, 0), x),
+                }
+            }
+        }
+    }
+
+    fn run_bool(&self, banks: &Banks, feed: &dyn Feed, start: usize, out: &mut [u8]) {
+        use BuiltinScalar::*;
+        let [a, b, c] = self.args;
+        macro_rules! compare {
+            ($f:expr) => {
+                match bank(self.from) {
+                    0 => map!(out, |x: f32, y: f32| $f(&x, &y) as u8, banks.f32s[a], banks.f32s[b]),
+                    1 => map!(out, |x: f64, y: f64| $f(&x, &y) as u8, banks.f64s[a], banks.f64s[b]),
+                    2 => map!(out, |x: i64, y: i64| $f(&x, &y) as u8, banks.ints[a], banks.ints[b]),
+                    _ => map!(out, |x: u8, y: u8| $f(&x, &y) as u8, banks.bools[a], banks.bools[b]),
+                }
+            };
+        }
+        match self.op {
+            FlatOp::Load(source) => feed.load(source, start, Dst::Bool(out)),
+            FlatOp::Lit(v) => out.fill((v != 0.0) as u8),
+            FlatOp::Convert(_) => match bank(self.from) {
+                0 => map!(out, |x: f32| (x != 0.0) as u8, banks.f32s[a]),
+                1 => map!(out, |x: f64| (x != 0.0) as u8, banks.f64s[a]),
+                2 => map!(out, |x: i64| (x != 0) as u8, banks.ints[a]),
+                _ => out.copy_from_slice(&banks.bools[a][..out.len()]),
+            },
+            FlatOp::Round(..) => out.copy_from_slice(&banks.bools[a][..out.len()]),
+            FlatOp::Apply(f, _) => match f {
+                Eq => compare!(PartialEq::eq),
+                Lt => compare!(PartialOrd::lt),
+                Le => compare!(PartialOrd::le),
+                Not => map!(out, |x: u8| (x == 0) as u8, banks.bools[a]),
+                And => map!(out, |x: u8, y: u8| x & y, banks.bools[a], banks.bools[b]),
+                Or => map!(out, |x: u8, y: u8| x | y, banks.bools[a], banks.bools[b]),
+                Xor => map!(out, |x: u8, y: u8| x ^ y, banks.bools[a], banks.bools[b]),
+                IsNan | IsInf => match bank(self.from) {
+                    0 if f == IsNan => map!(out, |x: f32| x.is_nan() as u8, banks.f32s[a]),
+                    1 if f == IsNan => map!(out, |x: f64| x.is_nan() as u8, banks.f64s[a]),
+                    0 => map!(out, |x: f32| x.is_infinite() as u8, banks.f32s[a]),
+                    1 => map!(out, |x: f64| x.is_infinite() as u8, banks.f64s[a]),
+                    _ => out.fill(0),
+                },
+                Select => {
+                    map!(
+                        out,
+                        |c: u8, x: u8, y: u8| if c != 0 { x } else { y },
+                        banks.bools[a],
+                        banks.bools[b],
+                        banks.bools[c]
+                    );
+                }
+                _ => out.fill(0),
+            },
+        }
+    }
+}
+
+/// Fills a register from elements `at`, `at + stride`, ... of typed memory.
+pub fn read(bytes: &[u8], dtype: DType, at: isize, stride: isize, dst: Dst<'_>) {
+    fn fill<T: bytemuck::Pod, U: Copy>(bytes: &[u8], at: isize, stride: isize, dst: &mut [U], f: impl Fn(T) -> U) {
+        let from: &[T] = bytemuck::cast_slice(bytes);
+        match stride {
+            _ if dst.is_empty() => {}
+            0 => dst.fill(f(from[at as usize])),
+            1 => dst.iter_mut().zip(&from[at as usize..]).for_each(|(o, v)| *o = f(*v)),
+            _ => {
+                for (i, o) in dst.iter_mut().enumerate() {
+                    *o = f(from[(at + i as isize * stride) as usize]);
+                }
+            }
+        }
+    }
+    match (dtype, dst) {
+        (DType::F32, Dst::F32(d)) => fill::<f32, _>(bytes, at, stride, d, |v| v),
+        (DType::F16, Dst::F32(d)) => fill::<f16, _>(bytes, at, stride, d, f16::to_f32),
+        (DType::BF16, Dst::F32(d)) => fill::<bf16, _>(bytes, at, stride, d, bf16::to_f32),
+        (DType::F64, Dst::F64(d)) => fill::<f64, _>(bytes, at, stride, d, |v| v),
+        (DType::I64, Dst::Int(d)) => fill::<i64, _>(bytes, at, stride, d, |v| v),
+        (DType::I32, Dst::Int(d)) => fill::<i32, _>(bytes, at, stride, d, |v| v as i64),
+        (DType::I8, Dst::Int(d)) => fill::<i8, _>(bytes, at, stride, d, |v| v as i64),
+        (DType::U8, Dst::Int(d)) => fill::<u8, _>(bytes, at, stride, d, |v| v as i64),
+        (DType::Bool, Dst::Bool(d)) => fill::<u8, _>(bytes, at, stride, d, |v| v),
+        // Lanes follow from dtypes: no other pair is compiled.
+        (_, Dst::F32(d)) => d.fill(f32::NAN),
+        (_, Dst::F64(d)) => d.fill(f64::NAN),
+        (_, Dst::Int(d)) => d.fill(0),
+        (_, Dst::Bool(d)) => d.fill(0),
+    }
+}
+
+/// A part of a register.
+pub fn part<'a>(dst: &'a mut Dst<'_>, from: usize, to: usize) -> Dst<'a> {
+    match dst {
+        Dst::F32(d) => Dst::F32(&mut d[from..to]),
+        Dst::F64(d) => Dst::F64(&mut d[from..to]),
+        Dst::Int(d) => Dst::Int(&mut d[from..to]),
+        Dst::Bool(d) => Dst::Bool(&mut d[from..to]),
+    }
+}
+
+impl Dst<'_> {
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        match self {
+            Dst::F32(d) => d.len(),
+            Dst::F64(d) => d.len(),
+            Dst::Int(d) => d.len(),
+            Dst::Bool(d) => d.len(),
+        }
+    }
+}

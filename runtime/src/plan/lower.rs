@@ -1,0 +1,514 @@
+//! Nodes become steps, views and constants.
+//!
+//! In: a prepared graph. Out: a plan whose buffers have no places yet. Holds always: reshape, transpose,
+//! expand, slice and split are views of their operand; a copy is made only where a step needs its
+//! operand contiguous, or a reshape cannot be said with strides.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use hypatia_dsl::builtin::BuiltinOp;
+use hypatia_dsl::dtype::{DType, Kind};
+use hypatia_dsl::ir::InView;
+use hypatia_dsl::kernel::{Access, Operand, PointwiseKernel, RowAccess};
+use hypatia_dsl::scalar::{Literal, Term, TermId, TermNode};
+
+use super::prepare::{Prepared, builtin};
+use super::regions::cluster;
+use super::view::{View, collapse, row_major};
+use super::{
+    Action, Buffer, BufferId, GemmStep, Options, Place, Plan, PlanInput, PointwiseStep, RowwiseStep, Step, kernels,
+};
+use crate::error::{Error, Result};
+use crate::graph::prim::{Prim, elements, sizes};
+use crate::graph::{Graph, Node, NodeId, NodeKind, Value};
+use crate::tensor::Tensor;
+
+struct Lower<'a> {
+    graph: &'a Graph,
+    rowwise: &'a HashMap<NodeId, RowwiseStep>,
+    plan: Plan,
+    values: HashMap<Value, View>,
+    /// Buffers of constants by the address of their tensor: initializers are shared.
+    constants: HashMap<usize, BufferId>,
+    /// Contiguous copies that were made.
+    copies: Vec<(View, View)>,
+    /// True for nodes with a user outside of their group.
+    leaves_group: Vec<bool>,
+}
+
+pub(super) fn lower(prepared: &Prepared, options: &Options) -> Result<Plan> {
+    let graph = &prepared.graph;
+    let pointwise: Vec<bool> = graph.nodes.iter().map(|n| is_pointwise(graph, n)).collect();
+    let none = vec![false; pointwise.len()];
+    let groups = cluster(graph, if options.cluster { &pointwise } else { &none })?;
+    let plan = Plan {
+        program: graph.program.clone(),
+        device: options.device.clone(),
+        inputs: Vec::new(),
+        constants: Vec::new(),
+        buffers: Vec::new(),
+        steps: Vec::new(),
+        outputs: Vec::new(),
+        arena: 0,
+    };
+    let mut l = Lower {
+        graph,
+        rowwise: &prepared.rowwise,
+        plan,
+        values: HashMap::new(),
+        constants: HashMap::new(),
+        copies: Vec::new(),
+        leaves_group: leaves_group(graph, &groups),
+    };
+    l.inputs()?;
+    for group in &groups {
+        match group.as_slice() {
+            [node] if !pointwise[*node] => l.node(*node),
+            nodes => l.region(nodes),
+        }
+        .map_err(|e| at_node(e, graph, group))?;
+    }
+    for (name, v) in &graph.outputs {
+        let view = l.value(*v)?;
+        let view = l.contiguous(&view, name)?;
+        l.plan.outputs.push((name.clone(), view));
+    }
+    Ok(l.plan)
+}
+
+fn at_node(e: Error, graph: &Graph, group: &[usize]) -> Error {
+    let name = group.first().map_or("", |n| graph.nodes[*n].name.as_str());
+    match e {
+        Error::Limit(m) => Error::Limit(format!("node `{name}`: {m}")),
+        Error::Type(m) => Error::Type(format!("node `{name}`: {m}")),
+        Error::Internal(m) => Error::Internal(format!("node `{name}`: {m}")),
+        e => e,
+    }
+}
+
+fn is_pointwise(graph: &Graph, node: &Node) -> bool {
+    matches!(node.kind, NodeKind::Scalar(_)) || builtin(graph, node) == Some(BuiltinOp::Cast)
+}
+
+fn leaves_group(graph: &Graph, groups: &[Vec<usize>]) -> Vec<bool> {
+    let mut group_of = vec![0; graph.nodes.len()];
+    for (g, nodes) in groups.iter().enumerate() {
+        nodes.iter().for_each(|n| group_of[*n] = g);
+    }
+    let mut leaves = vec![false; graph.nodes.len()];
+    for (i, node) in graph.nodes.iter().enumerate() {
+        for v in node.operands.iter().flatten().filter(|v| group_of[v.node.index()] != group_of[i]) {
+            leaves[v.node.index()] = true;
+        }
+    }
+    graph.outputs.iter().for_each(|(_, v)| leaves[v.node.index()] = true);
+    leaves
+}
+
+/// The one element of a float constant.
+fn float_splat(node: &Node) -> Option<f64> {
+    match &node.kind {
+        NodeKind::Const(t) if t.len() == 1 && t.dtype().is_float() => t.to_f64().first().copied(),
+        _ => None,
+    }
+}
+
+impl Lower<'_> {
+    fn inputs(&mut self) -> Result<()> {
+        for (i, id) in self.graph.inputs.iter().enumerate() {
+            let node = &self.graph.nodes[id.index()];
+            let (dtype, shape) = self.ty(Value { node: *id, output: 0 })?;
+            let NodeKind::Input { name } = &node.kind else {
+                return Err(Error::Internal("an input that is none".into()));
+            };
+            let buffer = self.buffer(dtype, elements(&shape)?, Place::Input(i));
+            self.values.insert(Value { node: *id, output: 0 }, View::whole(buffer, dtype, &shape));
+            self.plan.inputs.push(PlanInput { name: name.clone(), dtype, shape });
+        }
+        Ok(())
+    }
+
+    fn ty(&self, v: Value) -> Result<(DType, Vec<usize>)> {
+        let ty = self.graph.ty(v);
+        Ok((ty.dtype, sizes(&ty.shape, &|_| None)?))
+    }
+
+    fn buffer(&mut self, dtype: DType, len: usize, place: Place) -> BufferId {
+        self.plan.buffers.push(Buffer { dtype, len, place });
+        BufferId(self.plan.buffers.len() as u32 - 1)
+    }
+
+    fn fresh(&mut self, dtype: DType, shape: &[usize]) -> Result<View> {
+        let len = elements(shape)?;
+        // The place is decided at the end.
+        let buffer = self.buffer(dtype, len, Place::Arena(0));
+        Ok(View::whole(buffer, dtype, shape))
+    }
+
+    fn constant(&mut self, tensor: &Arc<Tensor>) -> View {
+        let key = Arc::as_ptr(tensor) as usize;
+        let buffer = match self.constants.get(&key) {
+            Some(b) => *b,
+            None => {
+                self.plan.constants.push(tensor.clone());
+                let place = Place::Constant(self.plan.constants.len() - 1);
+                let b = self.buffer(tensor.dtype(), tensor.len(), place);
+                self.constants.insert(key, b);
+                b
+            }
+        };
+        View::whole(buffer, tensor.dtype(), tensor.shape())
+    }
+
+    /// Where a value is.
+    fn value(&mut self, v: Value) -> Result<View> {
+        if let Some(view) = self.values.get(&v) {
+            return Ok(view.clone());
+        }
+        let graph = self.graph;
+        match graph.nodes.get(v.node.index()).map(|n| &n.kind) {
+            Some(NodeKind::Const(t)) => Ok(self.constant(t)),
+            _ => Err(Error::Internal(format!("value {}.{} is used before it is made", v.node.0, v.output))),
+        }
+    }
+
+    fn step(&mut self, name: &str, action: Action, reads: Vec<View>, writes: Vec<View>) {
+        let in_place = vec![None; writes.len()];
+        self.plan.steps.push(Step { name: name.to_string(), action, reads, writes, in_place, kernel: None });
+    }
+
+    fn contiguous(&mut self, view: &View, name: &str) -> Result<View> {
+        if view.is_contiguous() {
+            return Ok(View { strides: row_major(&view.shape), ..view.clone() });
+        }
+        if let Some((_, copy)) = self.copies.iter().find(|(v, _)| v == view) {
+            return Ok(copy.clone());
+        }
+        let copy = self.fresh(view.dtype, &view.shape)?;
+        self.step(name, Action::Copy, vec![view.clone()], vec![copy.clone()]);
+        self.copies.push((view.clone(), copy.clone()));
+        Ok(copy)
+    }
+
+    fn broadcast(&mut self, v: Value, shape: &[usize]) -> Result<View> {
+        let view = self.value(v)?;
+        view.broadcast(shape)
+            .ok_or_else(|| Error::Internal(format!("{:?} does not broadcast to {shape:?}", view.shape)))
+    }
+
+    fn node(&mut self, index: usize) -> Result<()> {
+        let graph = self.graph;
+        let (id, node) = (NodeId(index as u32), &graph.nodes[index]);
+        let NodeKind::Op { attrs, term, .. } = &node.kind else { return Ok(()) };
+        if let Some(kernel) = self.rowwise.get(&id) {
+            return self.rowwise_node(id, node, kernel);
+        }
+        let op = builtin(graph, node).ok_or_else(|| Error::Internal("an op without a kernel".into()))?;
+        let (dtype, shape) = self.ty(Value { node: id, output: 0 })?;
+        let operands: Vec<Value> = node.operands.iter().flatten().copied().collect();
+        let first = operands.first().map(|v| self.ty(*v)).transpose()?.map(|(_, s)| s);
+        let prim = Prim::read(op, attrs, &|_| None, first.as_deref(), &shape)?;
+        if matches!(prim, Prim::Matmul | Prim::Gemm) {
+            let view = self.gemm(node, &operands, term.as_ref(), dtype, &shape)?;
+            self.values.insert(Value { node: id, output: 0 }, view);
+            return Ok(());
+        }
+        let views = operands.iter().map(|v| self.value(*v)).collect::<Result<Vec<_>>>()?;
+        let results = self.views(node, &prim, &views, dtype, &shape)?;
+        let results = match results {
+            Some(results) => results,
+            None => vec![self.moving(node, prim, &views, dtype, &shape)?],
+        };
+        for (output, view) in results.into_iter().enumerate() {
+            self.values.insert(Value { node: id, output: output as u32 }, view);
+        }
+        Ok(())
+    }
+
+    /// Ops whose results are windows onto their operand; `None` for others.
+    fn views(
+        &mut self,
+        node: &Node,
+        prim: &Prim,
+        x: &[View],
+        dtype: DType,
+        shape: &[usize],
+    ) -> Result<Option<Vec<View>>> {
+        if let Prim::Full(value) = prim {
+            let one = Tensor::from_f64(dtype, &[], &[*value]).ok_or_else(|| Error::Internal("a number".into()))?;
+            return Ok(self.constant(&Arc::new(one)).broadcast(shape).map(|v| vec![v]));
+        }
+        let Some(x) = x.first() else { return Ok(None) };
+        Ok(Some(match prim {
+            Prim::Reshape => {
+                let view = match x.reshaped(shape) {
+                    Some(view) => Some(view),
+                    None => self.contiguous(x, &node.name)?.reshaped(shape),
+                };
+                vec![view.ok_or_else(|| Error::Internal(format!("reshape of {:?} to {shape:?}", x.shape)))?]
+            }
+            Prim::Transpose(perm) => vec![x.transposed(perm)],
+            Prim::Expand => {
+                let view = x.broadcast(shape);
+                vec![view.ok_or_else(|| Error::Internal(format!("expand of {:?} to {shape:?}", x.shape)))?]
+            }
+            Prim::Slice { axis, start, step } => {
+                let start = usize::try_from(*start).map_err(|_| Error::Internal("a slice from before 0".into()))?;
+                vec![x.sliced(*axis, start, *step as isize, shape[*axis])]
+            }
+            Prim::Split { axis, sizes } => {
+                let starts = sizes.iter().scan(0, |at, size| Some(std::mem::replace(at, *at + size)));
+                starts.zip(sizes).map(|(start, size)| x.sliced(*axis, start, 1, *size)).collect()
+            }
+            // A reduction over no axes.
+            Prim::Reduce(_, axes) if axes.is_empty() => vec![x.clone()],
+            _ => return Ok(None),
+        }))
+    }
+
+    /// Ops that move or reduce elements.
+    fn moving(&mut self, node: &Node, prim: Prim, x: &[View], dtype: DType, shape: &[usize]) -> Result<View> {
+        let mut reads = x.to_vec();
+        let action = match prim {
+            Prim::Concat(axis) => Action::Concat(axis),
+            Prim::Pad(before) => Action::Pad(before),
+            Prim::Gather(axis) => Action::Gather(axis),
+            Prim::GatherElements(axis) => Action::GatherElements(axis),
+            Prim::GatherNd(batch) => Action::GatherNd(batch),
+            Prim::Reduce(kind, axes) => Action::Reduce(kind, axes),
+            Prim::Argmax { axis, last } => Action::Argmax(axis, last),
+            other => return Err(Error::Internal(format!("{other:?} cannot be planned"))),
+        };
+        if matches!(action, Action::Gather(_) | Action::GatherElements(_) | Action::GatherNd(_)) {
+            for r in &mut reads {
+                *r = self.contiguous(r, &node.name)?;
+            }
+        }
+        let out = self.fresh(dtype, shape)?;
+        self.step(&node.name, action, reads, vec![out.clone()]);
+        Ok(out)
+    }
+
+    fn gemm(
+        &mut self,
+        node: &Node,
+        operands: &[Value],
+        term: Option<&Term>,
+        dtype: DType,
+        shape: &[usize],
+    ) -> Result<View> {
+        let [a, b, reads @ ..] = operands else { return Err(Error::Internal("a product of one operand".into())) };
+        let (a, b) = (self.value(*a)?, self.value(*b)?);
+        let (Some(ka), Some((batch, [m, n]))) = (a.shape.last().copied(), shape.split_last_chunk::<2>()) else {
+            return Err(Error::Internal("a product of rank below 2".into()));
+        };
+        let wide = |v: &View, rows: usize, columns: usize| {
+            let view = v.broadcast(&[batch, &[rows, columns]].concat());
+            view.ok_or_else(|| Error::Internal(format!("a product of {:?} into {shape:?}", v.shape)))
+        };
+        let mut views = vec![wide(&a, *m, ka)?, wide(&b, ka, *n)?];
+        let mut known = vec![kernels::known(&self.plan, &a), kernels::known(&self.plan, &b)];
+        for r in reads {
+            let view = self.value(*r)?;
+            known.push(kernels::known(&self.plan, &view));
+            views.push(self.broadcast(*r, shape)?);
+        }
+        let acc = if a.dtype.is_float() { a.dtype.compute() } else { a.dtype };
+        let term = term.cloned().unwrap_or_else(plain);
+        let step = GemmStep { batch: batch.to_vec(), m: *m, n: *n, k: ka, acc, term };
+        let out = self.fresh(dtype, shape)?;
+        let reads = &views[2..];
+        let choice = kernels::gemm(&kernels::Gemm { plan: &self.plan, step: &step, known, reads, out: dtype });
+        match choice {
+            kernels::Choice::Whole(kernel) => {
+                self.step(&node.name, Action::Gemm(step), views, vec![out.clone()]);
+                self.set_kernel(kernel);
+            }
+            kernels::Choice::Split { kernel, head, rest } => {
+                let mid = self.fresh(step.acc, shape)?;
+                let (head, head_reads) = narrow(&head, &views[2..]);
+                let head_views = [&views[..2], &head_reads].concat();
+                self.step(&node.name, Action::Gemm(GemmStep { term: head, ..step }), head_views, vec![mid.clone()]);
+                self.set_kernel(kernel);
+                let (rest, rest_reads) = narrow(&rest, &views[2..]);
+                self.pass(&node.name, rest, mid, rest_reads, out.clone());
+            }
+        }
+        Ok(out)
+    }
+
+    fn set_kernel(&mut self, kernel: Option<hypatia_dsl::ir::KernelId>) {
+        if let Some(step) = self.plan.steps.last_mut() {
+            step.kernel = kernel;
+        }
+    }
+
+    /// A pointwise pass over the accumulator of a gemm.
+    fn pass(&mut self, name: &str, term: Term, acc: View, reads: Vec<View>, out: View) {
+        let dtype = acc.dtype;
+        let reads = [reads, vec![acc]].concat();
+        self.pointwise(name, term, reads, vec![out], Some(dtype));
+    }
+
+    /// A pointwise step over the index space of `writes[0]`; reads are broadcast to it. With `acc`, the last
+    /// read is the accumulator, which the term calls `acc`.
+    fn pointwise(&mut self, name: &str, term: Term, reads: Vec<View>, writes: Vec<View>, acc: Option<DType>) {
+        let strides: Vec<Vec<isize>> = reads.iter().chain(&writes[..1]).map(|v| v.strides.clone()).collect();
+        let (shape, mut strides) = collapse(&writes[0].shape, &strides);
+        let full = strides.pop().unwrap_or_default();
+        let access = |s: &Vec<isize>| match s.as_slice() {
+            _ if shape == [1] || *s == full => Access::Full,
+            s if s.iter().all(|x| *x == 0) => Access::Splat,
+            [0, 1] => Access::Row,
+            [1, 0] => Access::Col,
+            _ => Access::Strided,
+        };
+        let inputs = reads.iter().zip(&strides).map(|(v, s)| Operand { dtype: v.dtype, access: access(s) });
+        let mut inputs: Vec<Operand> = inputs.collect();
+        if acc.is_some() {
+            inputs.pop();
+        }
+        let kernel = PointwiseKernel {
+            name: format!("pointwise_{}", self.plan.steps.len()),
+            doc: name.to_string(),
+            inputs,
+            outputs: writes.iter().map(|v| v.dtype).collect(),
+            rank: shape.len(),
+            term,
+            acc,
+        };
+        self.step(name, Action::Pointwise(PointwiseStep { kernel, shape, strides }), reads, writes);
+    }
+
+    fn region(&mut self, nodes: &[usize]) -> Result<()> {
+        let graph = self.graph;
+        let last = nodes.last().copied().ok_or_else(|| Error::Internal("an empty region".into()))?;
+        let (_, shape) = self.ty(Value { node: NodeId(last as u32), output: 0 })?;
+        let mut term = Term::empty();
+        let mut inside: HashMap<Value, TermId> = HashMap::new();
+        let mut reads: Vec<(Value, View)> = Vec::new();
+        for index in nodes {
+            let node = &graph.nodes[*index];
+            let mut args = Vec::new();
+            for v in node.operands.iter().flatten() {
+                let arg = match inside.get(v) {
+                    Some(id) => *id,
+                    None => match self.literal(node, *v) {
+                        Some(number) => term.add(TermNode::Lit(Literal(number))),
+                        None => {
+                            let input = match reads.iter().position(|(w, _)| w == v) {
+                                Some(i) => i,
+                                None => {
+                                    reads.push((*v, self.broadcast(*v, &shape)?));
+                                    reads.len() - 1
+                                }
+                            };
+                            term.add(TermNode::In { input: input as u32, view: InView::Broadcast })
+                        }
+                    },
+                };
+                args.push(arg);
+            }
+            let id = match (&node.kind, args.first()) {
+                (NodeKind::Scalar(scalar), _) => term.add(TermNode::Call { scalar: *scalar, args }),
+                (_, Some(arg)) => term.add(TermNode::Cast { to: node.results[0].dtype, arg: *arg }),
+                _ => return Err(Error::Internal("a cast of nothing".into())),
+            };
+            inside.insert(Value { node: NodeId(*index as u32), output: 0 }, id);
+        }
+        let mut writes = Vec::new();
+        for index in nodes {
+            if !self.leaves_group[*index] {
+                continue;
+            }
+            let value = Value { node: NodeId(*index as u32), output: 0 };
+            let out = self.fresh(graph.nodes[*index].results[0].dtype, &shape)?;
+            term.roots.push(inside[&value]);
+            self.values.insert(value, out.clone());
+            writes.push(out);
+        }
+        if writes.is_empty() {
+            return Ok(());
+        }
+        let mut names: Vec<&str> =
+            nodes.iter().map(|n| graph.nodes[*n].name.as_str()).filter(|n| !n.is_empty()).collect();
+        names.dedup();
+        let reads = reads.into_iter().map(|(_, v)| v).collect();
+        self.pointwise(&names.join(" + "), term, reads, writes, None);
+        Ok(())
+    }
+
+    /// The number that stands for an operand: a float constant of one element, beside an operand that gives
+    /// the literal its type.
+    fn literal(&self, node: &Node, v: Value) -> Option<f64> {
+        let NodeKind::Scalar(scalar) = node.kind else { return None };
+        let number = float_splat(&self.graph.nodes[v.node.index()])?;
+        let dtype = self.graph.ty(v).dtype;
+        let params = &self.graph.program.scalar(scalar).params;
+        let typed = node.operands.iter().zip(params).any(|(o, (_, kind))| {
+            o.is_some_and(|o| {
+                *kind == Kind::Number
+                    && self.graph.ty(o).dtype == dtype
+                    && float_splat(&self.graph.nodes[o.node.index()]).is_none()
+            })
+        });
+        typed.then_some(number)
+    }
+
+    fn rowwise_node(&mut self, id: NodeId, node: &Node, step: &RowwiseStep) -> Result<()> {
+        let operands: Vec<Value> = node.operands.iter().flatten().copied().collect();
+        let mut reads = Vec::new();
+        for v in &operands {
+            let view = self.value(*v)?;
+            reads.push(self.contiguous(&view, &node.name)?);
+        }
+        let elements = |access: &RowAccess| match access {
+            RowAccess::Full => step.rows * step.n,
+            RowAccess::PerColumn => step.n,
+            RowAccess::PerRow => step.rows,
+            RowAccess::Splat => 1,
+        };
+        let fits = |((_, access), v): (&(DType, RowAccess), &View)| v.len() == elements(access);
+        if reads.len() != step.kernel.inputs.len() || !step.kernel.inputs.iter().zip(&reads).all(fits) {
+            return Err(Error::Internal(format!("kernel {} does not fit its operands", step.kernel.name)));
+        }
+        let mut writes = Vec::new();
+        for output in 0..node.results.len() {
+            let value = Value { node: id, output: output as u32 };
+            let (dtype, shape) = self.ty(value)?;
+            let out = self.fresh(dtype, &shape)?;
+            self.values.insert(value, out.clone());
+            writes.push(out);
+        }
+        let mut step = step.clone();
+        step.kernel.name = format!("{}_{}", step.kernel.name, self.plan.steps.len());
+        self.step(&node.name, Action::Rowwise(step), reads, writes);
+        Ok(())
+    }
+}
+
+/// The term of a plain product.
+pub(super) fn plain() -> Term {
+    let mut t = Term::empty();
+    let root = t.add(TermNode::Acc);
+    t.roots.push(root);
+    t
+}
+
+/// The term with its unused inputs dropped, and the reads of those that are left.
+fn narrow(term: &Term, reads: &[View]) -> (Term, Vec<View>) {
+    let mut kept: Vec<u32> = Vec::new();
+    let mut term = term.clone();
+    for node in &mut term.nodes {
+        if let TermNode::In { input, .. } = node {
+            let at = kept.iter().position(|k| k == input).unwrap_or_else(|| {
+                kept.push(*input);
+                kept.len() - 1
+            });
+            *input = at as u32;
+        }
+    }
+    let views = kept.iter().filter_map(|k| reads.get(*k as usize).cloned()).collect();
+    (term, views)
+}

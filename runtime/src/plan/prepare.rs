@@ -1,0 +1,165 @@
+//! What is known before any input: constants computed once, ops without a kernel replaced by their bodies.
+//!
+//! In: a graph on concrete sizes. Out: a graph of builtin ops, scalars, and those defined ops that have
+//! a row-wise kernel. Holds always: no node but a view, a constant or an op without operands depends on
+//! constants alone. What does is computed in f64, rounded by explicit casts and at the end.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use hypatia_dsl::builtin::BuiltinOp;
+use hypatia_dsl::ir::OpBody;
+
+use super::RowwiseStep;
+use crate::cpu::reference::{Mode, evaluate};
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::graph::{Graph, Instantiator, Node, NodeId, NodeKind, Value};
+
+/// A graph that is ready to be lowered.
+pub(super) struct Prepared {
+    /// The graph.
+    pub graph: Graph,
+    /// The kernel of each defined op that is left.
+    pub rowwise: HashMap<NodeId, RowwiseStep>,
+}
+
+/// The builtin that a node applies.
+pub(super) fn builtin(graph: &Graph, node: &Node) -> Option<BuiltinOp> {
+    match &node.kind {
+        NodeKind::Op { op, .. } => match graph.program.op(*op).body {
+            OpBody::Builtin(b) => Some(b),
+            OpBody::Defined(_) => None,
+        },
+        _ => None,
+    }
+}
+
+/// True for ops whose result is a window onto their first operand, and for constant fills, which are a
+/// window onto one element.
+fn is_view(graph: &Graph, node: &Node) -> bool {
+    use BuiltinOp::*;
+    matches!(builtin(graph, node), Some(Reshape | Transpose | Expand | Slice | Split | Full))
+}
+
+pub(super) fn prepare(graph: &Graph, device: &Device) -> Result<Prepared> {
+    let (graph, _) = unfold_kernelless(&graph.pruned(), device)?;
+    let (graph, rowwise) = unfold_kernelless(&fold(graph)?.pruned(), device)?;
+    Ok(Prepared { graph, rowwise })
+}
+
+/// Replaces defined ops that no row-wise kernel computes by their bodies.
+fn unfold_kernelless(graph: &Graph, device: &Device) -> Result<(Graph, HashMap<NodeId, RowwiseStep>)> {
+    let mut out = Graph::new(graph.program.clone());
+    let mut rowwise = HashMap::new();
+    let mut map: Vec<Vec<Value>> = Vec::with_capacity(graph.nodes.len());
+    let constant = constants(graph);
+    for (i, node) in graph.nodes.iter().enumerate() {
+        let operands: Vec<Option<Value>> =
+            node.operands.iter().map(|v| v.map(|v| map[v.node.index()][v.output as usize])).collect();
+        let start = out.nodes.len();
+        let results = match &node.kind {
+            NodeKind::Input { name } => vec![out.input(name.clone(), node.results[0].clone())],
+            NodeKind::Const(t) => vec![out.constant(t.clone())],
+            NodeKind::Scalar(s) => {
+                let operands: Vec<Value> = operands.iter().flatten().copied().collect();
+                vec![out.scalar(*s, &operands)?]
+            }
+            NodeKind::Op { op, attrs, term } => {
+                let kernel = match graph.program.op(*op).body {
+                    OpBody::Builtin(_) => None,
+                    OpBody::Defined(_) if constant[i] => Some(None),
+                    OpBody::Defined(_) => Some(super::kernels::rowwise(graph, node, device)),
+                };
+                match kernel {
+                    None => out.op(*op, &operands, attrs.clone(), term.clone())?,
+                    Some(Some(kernel)) => {
+                        let values = out.op(*op, &operands, attrs.clone(), term.clone())?;
+                        if let Some(v) = values.first() {
+                            rowwise.insert(v.node, kernel);
+                        }
+                        values
+                    }
+                    Some(None) => Instantiator::unfolding(&mut out).op(*op, &operands, attrs, term.clone())?,
+                }
+            }
+        };
+        for new in &mut out.nodes[start..] {
+            if new.name.is_empty() {
+                new.name.clone_from(&node.name);
+            }
+        }
+        map.push(results);
+    }
+    let moved = |v: &Value| map[v.node.index()][v.output as usize];
+    out.outputs = graph.outputs.iter().map(|(n, v)| (n.clone(), moved(v))).collect();
+    out.inputs = graph.inputs.iter().map(|id| map[id.index()][0].node).collect();
+    Ok((out, rowwise))
+}
+
+/// Which nodes depend on constants alone.
+fn constants(graph: &Graph) -> Vec<bool> {
+    let mut constant = vec![false; graph.nodes.len()];
+    for (i, node) in graph.nodes.iter().enumerate() {
+        constant[i] = match &node.kind {
+            NodeKind::Input { .. } => false,
+            NodeKind::Const(_) => true,
+            _ => node.operands.iter().flatten().all(|v| constant[v.node.index()]),
+        };
+    }
+    constant
+}
+
+/// Computes what depends on constants alone and is needed by something that does not. Views stay views,
+/// so a transposed weight is not copied.
+fn fold(mut graph: Graph) -> Result<Graph> {
+    let constant = constants(&graph);
+    // Values that must be there at run time: read by nodes that are not constant, or by constant views
+    // that are themselves read so.
+    let mut wanted = vec![Vec::new(); graph.nodes.len()];
+    let outputs: Vec<Value> = graph.outputs.iter().map(|(_, v)| *v).collect();
+    for v in outputs {
+        want(&mut wanted, v);
+    }
+    for i in (0..graph.nodes.len()).rev() {
+        let node = &graph.nodes[i];
+        if !constant[i] || (is_view(&graph, node) && !wanted[i].is_empty()) {
+            for v in node.operands.iter().flatten().copied().collect::<Vec<_>>() {
+                want(&mut wanted, v);
+            }
+        }
+    }
+    let frontier: Vec<Value> = (0..graph.nodes.len())
+        .filter(|i| {
+            constant[*i] && !matches!(graph.nodes[*i].kind, NodeKind::Const(_)) && !is_view(&graph, &graph.nodes[*i])
+        })
+        .flat_map(|i| wanted[i].iter().map(move |output| Value { node: NodeId(i as u32), output: *output }))
+        .collect();
+    if frontier.is_empty() {
+        return Ok(graph);
+    }
+    let mut part = graph.clone();
+    part.outputs = frontier.iter().enumerate().map(|(i, v)| (i.to_string(), *v)).collect();
+    part.inputs.clear();
+    let part = part.pruned();
+    let values = evaluate(&part, &[], Mode::Casts)?;
+    if values.len() != frontier.len() {
+        return Err(Error::Internal("constants were lost".into()));
+    }
+    for (v, value) in frontier.iter().zip(values) {
+        let node = &mut graph.nodes[v.node.index()];
+        if node.results.len() != 1 {
+            return Err(Error::Internal("a constant node with several results".into()));
+        }
+        node.kind = NodeKind::Const(Arc::new(value.to_tensor()?));
+        node.operands.clear();
+    }
+    Ok(graph)
+}
+
+fn want(wanted: &mut [Vec<u32>], v: Value) {
+    let list = &mut wanted[v.node.index()];
+    if !list.contains(&v.output) {
+        list.push(v.output);
+    }
+}

@@ -1,0 +1,69 @@
+//! Plans as text, one step a line.
+
+use std::fmt;
+
+use hypatia_dsl::scalar::{Term, TermNode};
+
+use super::{Action, Place, Plan, View};
+use crate::graph::show_term;
+
+impl Plan {
+    fn place(&self, view: &View) -> String {
+        let name = match self.buffers[view.buffer.index()].place {
+            Place::Input(i) => self.inputs[i].name.clone(),
+            Place::Constant(i) => format!("const{i}"),
+            Place::Arena(offset) => format!("b{}@{offset}", view.buffer.0),
+        };
+        let window = if view.is_contiguous() { "" } else { "~" };
+        format!("{name}{window}: {}{:?}", view.dtype, view.shape)
+    }
+
+    fn term(&self, term: &Term, reads: &[View]) -> String {
+        let name = |i: u32| reads.get(i as usize).map_or("?".to_string(), |v| format!("b{}", v.buffer.0));
+        let mut parts: Vec<String> = Vec::new();
+        for root in &term.roots {
+            let one = Term { nodes: term.nodes.clone(), roots: vec![*root] };
+            parts.push(show_term(&self.program, &one, &name));
+        }
+        parts.join(", ")
+    }
+
+    fn action(&self, action: &Action, reads: &[View]) -> String {
+        match action {
+            Action::Gemm(g) if g.is_plain() => "gemm".to_string(),
+            Action::Gemm(g) => format!("gemm, {}", self.term(&g.term, reads.get(2..).unwrap_or_default())),
+            Action::Pointwise(p) => {
+                let calls = p.kernel.term.nodes.iter().filter(|n| matches!(n, TermNode::Call { .. })).count();
+                let text = self.term(&p.kernel.term, reads);
+                let text = if text.len() > 200 { format!("{calls} operations") } else { text };
+                format!("pointwise {text}")
+            }
+            Action::Rowwise(r) => format!("row-wise {} ({} rows of {})", r.kernel.name, r.rows, r.n),
+            Action::Copy => "copy".to_string(),
+            Action::Concat(axis) => format!("concat along {axis}"),
+            Action::Pad(before) => format!("pad from {before:?}"),
+            Action::Gather(axis) => format!("gather along {axis}"),
+            Action::GatherElements(axis) => format!("gather elements along {axis}"),
+            Action::GatherNd(batch) => format!("gather n-d, {batch} batch axes"),
+            Action::Reduce(kind, axes) => format!("{kind:?} over {axes:?}").to_lowercase(),
+            Action::Argmax(axis, _) => format!("argmax along {axis}"),
+        }
+    }
+}
+
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let device = &self.device.name;
+        writeln!(f, "plan for {device}: {} launches, {} bytes of arena", self.launches(), self.arena)?;
+        for (i, step) in self.steps.iter().enumerate() {
+            let list = |views: &[View]| views.iter().map(|v| self.place(v)).collect::<Vec<_>>().join(", ");
+            let kernel = step.kernel.map_or(String::new(), |k| format!(" by {}", self.program.kernels[k.index()].name));
+            writeln!(f, "{i:4} {}{kernel}  # {}", self.action(&step.action, &step.reads), step.name)?;
+            writeln!(f, "       {} -> {}", list(&step.reads), list(&step.writes))?;
+        }
+        for (name, view) in &self.outputs {
+            writeln!(f, "     output {name} = {}", self.place(view))?;
+        }
+        Ok(())
+    }
+}
