@@ -45,6 +45,9 @@ pub struct File {
     pub doc: String,
     /// The items in file order; those with syntax errors were reported and left out.
     pub items: Vec<Item>,
+    /// Names that the left-out items would have declared, so that using them is not another error;
+    /// `*` for a `use` that was left out.
+    pub broken: Vec<String>,
     /// All ordinary comments with their places, for the formatter.
     pub comments: Vec<Spanned<String>>,
 }

@@ -66,7 +66,7 @@ pub fn compile(roots: Vec<SourceFile>, loader: &dyn Loader) -> Compilation {
     let (program, found) = analyse(&resolved, &sources);
     diagnostics.extend(found);
     if !has_errors(&diagnostics) {
-        diagnostics.extend(lint(&program, &resolved));
+        diagnostics.extend(lint(&program, &resolved, &sources));
     }
     diagnostics.sort_by_key(|d| (d.primary.span, d.code));
     diagnostics.dedup();

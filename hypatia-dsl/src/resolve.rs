@@ -82,6 +82,8 @@ pub struct Resolved {
     pub scopes: Vec<Scope>,
     /// File indices, those that are used first.
     pub order: Vec<usize>,
+    /// Files with a `use` that failed: what they do not know may come from there.
+    pub incomplete: Vec<bool>,
 }
 
 struct Edge {
@@ -100,7 +102,15 @@ pub fn resolve(
     sources: &mut SourceMap,
     diags: &mut Vec<Diagnostic>,
 ) -> Resolved {
-    let mut files = Files { sources, loader, keys: HashMap::new(), parsed: Vec::new(), names: Vec::new(), diags };
+    let mut files = Files {
+        sources,
+        loader,
+        keys: HashMap::new(),
+        parsed: Vec::new(),
+        names: Vec::new(),
+        failed: HashSet::new(),
+        diags,
+    };
     for root in roots {
         files.add(root);
     }
@@ -109,9 +119,11 @@ pub fn resolve(
         files.add(core);
     }
     let edges = files.load_all();
-    let Files { parsed, names, .. } = files;
+    let Files { parsed, names, failed, .. } = files;
+    let incomplete =
+        (0..parsed.len()).map(|f| failed.contains(&f) || parsed[f].broken.iter().any(|n| n == "*")).collect();
     let order = order(&parsed, &names, &edges, diags);
-    let mut resolved = Resolved { files: parsed, names, scopes: Vec::new(), order };
+    let mut resolved = Resolved { files: parsed, names, scopes: Vec::new(), order, incomplete };
     resolved.scopes = scopes(&resolved, &edges, diags);
     resolved
 }
@@ -122,6 +134,8 @@ struct Files<'a> {
     keys: HashMap<String, usize>,
     parsed: Vec<ast::File>,
     names: Vec<String>,
+    /// Files with a `use` that found nothing.
+    failed: HashSet<usize>,
     diags: &'a mut Vec<Diagnostic>,
 }
 
@@ -163,7 +177,12 @@ impl Files<'_> {
                 .collect();
             let mut out = Vec::new();
             for (u, span) in uses {
-                out.extend(self.follow(from, &u, span));
+                match self.follow(from, &u, span) {
+                    Some(edge) => out.push(edge),
+                    None => {
+                        self.failed.insert(from);
+                    }
+                }
             }
             edges.push(out);
         }
@@ -348,7 +367,7 @@ fn scopes(resolved: &Resolved, edges: &[Vec<Edge>], diags: &mut Vec<Diagnostic>)
             if edge.glob {
                 glob(scope, theirs, edge, resolved, diags);
             } else if let Some(name) = &edge.name {
-                single(scope, theirs, edge, name, diags);
+                single(scope, theirs, edge, name, &resolved.files[edge.target].broken, diags);
             }
         }
     }
@@ -389,7 +408,7 @@ fn glob(scope: &mut Scope, theirs: &Scope, edge: &Edge, resolved: &Resolved, dia
     }
 }
 
-fn single(scope: &mut Scope, theirs: &Scope, edge: &Edge, name: &Name, diags: &mut Vec<Diagnostic>) {
+fn single(scope: &mut Scope, theirs: &Scope, edge: &Edge, name: &Name, broken: &[String], diags: &mut Vec<Diagnostic>) {
     let mut found = false;
     for space in [Space::Value, Space::RuleSet, Space::Kernel] {
         let key = (space, name.node.clone());
@@ -412,7 +431,7 @@ fn single(scope: &mut Scope, theirs: &Scope, edge: &Edge, name: &Name, diags: &m
             }
         }
     }
-    if !found {
+    if !found && !broken.contains(&name.node) {
         let mut d = Diagnostic::error(
             code::UNKNOWN_NAME,
             format!("module `{}` declares no `{}`", edge.path, name.node),
@@ -457,6 +476,12 @@ impl Resolved {
             Some(b) if matches!(b.via, Via::Own) => Ok(b.targets[0]),
             _ => Err(Box::new(self.unknown(target, space, path))),
         }
+    }
+
+    /// True if an unknown name has its reason in an error that was reported: the item that declares it
+    /// has a syntax error, or a `use` of this file failed.
+    pub fn excused(&self, file: usize, name: &str) -> bool {
+        self.incomplete[file] || self.files.iter().any(|f| f.broken.iter().any(|b| b == name))
     }
 
     /// True if the name means something in that file, without reporting.

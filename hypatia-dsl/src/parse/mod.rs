@@ -44,7 +44,14 @@ type Built<T> = Result<T, Bug>;
 /// Parses a file. The tree holds the items without errors.
 pub fn parse(sources: &SourceMap, file: FileId) -> (File, Vec<Diagnostic>) {
     let text: &str = &sources.file(file).text;
-    let mut out = File { id: file, edition: None, doc: String::new(), items: Vec::new(), comments: Vec::new() };
+    let mut out = File {
+        id: file,
+        edition: None,
+        doc: String::new(),
+        items: Vec::new(),
+        broken: Vec::new(),
+        comments: Vec::new(),
+    };
     if let Some(d) = unreadable(text, file) {
         return (out, vec![d]);
     }
@@ -123,7 +130,10 @@ impl FileParser<'_> {
         let source = &text[first.start as usize..last.end as usize];
         let following = self.tokens.get(range.end);
         match Grammar::parse(Rule::item, source) {
-            Err(error) => self.builder.report(explain::syntax_error(&error, tokens, following, &self.builder)),
+            Err(error) => {
+                self.broken(tokens);
+                self.builder.report(explain::syntax_error(&error, tokens, following, &self.builder));
+            }
             Ok(pairs) => {
                 if let Err(bug) = self.built(pairs, span, doc) {
                     let message = format!("internal error: the parser lost its way in a {:?}", bug.0);
@@ -131,6 +141,19 @@ impl FileParser<'_> {
                         .report(Diagnostic::error(Code(101), message, span).note("please report this with the file"));
                 }
             }
+        }
+    }
+
+    /// Remembers what an item with an error would have declared.
+    fn broken(&mut self, tokens: &[Token]) {
+        let text = self.builder.text;
+        let mut words = tokens.iter().map(|t| t.text(text));
+        match (words.next(), words.next()) {
+            (Some("use"), _) => self.out.broken.push("*".to_string()),
+            (Some("scalar" | "op" | "pattern" | "family" | "ruleset" | "kernel"), Some(name)) => {
+                self.out.broken.push(name.to_string());
+            }
+            _ => {}
         }
     }
 

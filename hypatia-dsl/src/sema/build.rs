@@ -4,7 +4,7 @@
 //! and literals alone is one number, worked out when the node is built; everything else is a node.
 
 use crate::ast::{Arg, BinaryOp, Expr, ExprKind, Name, Path, UnaryOp};
-use crate::builtin::{BuiltinOp, BuiltinScalar, view};
+use crate::builtin::{BuiltinScalar, view};
 use crate::diag::Diagnostic;
 use crate::dtype::{DType, Kind};
 use crate::ir::{
@@ -27,6 +27,9 @@ impl<'a> Cx<'a> {
         self.enter(e.span)?;
         let r = self.build_inner(e, pos);
         self.leave();
+        if let (Some(b @ Build::Node(_)), Pos::Tensor) = (&r, pos) {
+            self.nodes.push((b.clone(), e.span));
+        }
         r
     }
 
@@ -464,11 +467,6 @@ impl<'a> Cx<'a> {
                 self.report(d)
             }
         }
-    }
-
-    /// True if the head is the cast of tensors.
-    pub(super) fn is_cast(&self, head: Head) -> bool {
-        matches!(head, Head::Op(id) if self.is_builtin_op(id, BuiltinOp::Cast))
     }
 }
 

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use crate::ast::{Expr, ExprKind, Path};
 use crate::builtin::BuiltinScalar;
 use crate::diag::{Code, Diagnostic};
-use crate::ir::{AExpr, Head, ScalarId, Sort, Var, VarId};
+use crate::ir::{AExpr, Build, Head, ScalarId, Sort, Var, VarId};
 use crate::resolve::{ItemRef, Space, closest};
 use crate::source::Span;
 
@@ -119,6 +119,8 @@ pub(super) struct Cx<'a> {
     pub place: Place,
     /// How many of the variables are parameters of an op.
     pub params: usize,
+    /// Applications that were built, operands first, with their places.
+    pub nodes: Vec<(Build, Span)>,
     depth: usize,
     size: usize,
     /// True once the size limit was reported.
@@ -139,6 +141,7 @@ impl<'a> Cx<'a> {
             implied: Vec::new(),
             place: Place::Pattern,
             params: 0,
+            nodes: Vec::new(),
             depth: 0,
             size: 0,
             too_large: false,
@@ -264,7 +267,7 @@ impl<'a> Cx<'a> {
             Err(d) => {
                 let mut d = *d;
                 let name = path.parts.last().map_or("", |p| p.node.as_str());
-                if self.s.is_broken(name) {
+                if self.s.resolved.excused(self.file(), name) {
                     return None; // its declaration was reported
                 }
                 if matches!(self.slot(name), Some(Slot::Var(_))) {

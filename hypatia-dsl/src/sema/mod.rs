@@ -9,14 +9,17 @@
 
 mod args;
 mod build;
+mod check;
 pub mod code;
 mod context;
 mod derive;
 mod guards;
+pub(crate) mod hygiene;
 pub(crate) mod infer;
 mod kernels;
 #[cfg(test)]
 mod library_test;
+pub(crate) mod mentions;
 mod ops;
 mod patterns;
 mod recursion;
@@ -120,12 +123,6 @@ impl<'a> Sema<'a> {
             Head::Scalar(id) => &self.program.scalar(id).name,
             _ => "?",
         }
-    }
-
-    /// True if an item of that name was left out because of a syntax error.
-    fn is_broken(&self, name: &str) -> bool {
-        let _ = name;
-        false
     }
 
     /// Gives ids to scalars and ops. A name that another file has taken is qualified by its module.
@@ -300,22 +297,32 @@ impl<'a> Sema<'a> {
     }
 
     fn op_bodies(&mut self) {
+        let mut bodies = Vec::new();
         for (at, item) in self.items() {
             let (ItemKind::Op(op), Some(Decl::Op(id))) = (&item.kind, self.decls.get(&at).copied()) else { continue };
             if op.body.is_none() || self.poisoned_ops.contains(&id) {
                 continue;
             }
             let def = self.program.op(id).clone();
-            let (body, vars, diags) = {
+            let (body, vars, nodes, diags) = {
                 let mut cx = Cx::new(self, at.file);
                 let body = ops::body(&mut cx, op, &def);
-                (body, cx.vars, cx.diags)
+                (body, cx.vars, cx.nodes, cx.diags)
             };
+            bodies.push((id, op, nodes));
             self.diags.extend(diags);
             if let Some(b) = body {
                 let slot = &mut self.program.ops[id.index()];
                 slot.body = OpBody::Defined(b);
                 slot.vars = vars;
+            }
+        }
+        for (id, op, nodes) in bodies {
+            let def = self.program.op(id);
+            if let OpBody::Defined(b) = &def.body
+                && !self.poisoned_ops.contains(&id)
+            {
+                self.diags.extend(check::body(&self.program, def, op, b, &nodes));
             }
         }
     }
@@ -340,7 +347,7 @@ impl<'a> Sema<'a> {
                     }
                     let (made, diags) = rules::rules(self, at.file, r, &item.doc);
                     self.diags.extend(diags);
-                    self.program.rules.extend(made.into_iter().map(|c| c.rule));
+                    self.program.rules.extend(made);
                 }
                 ItemKind::Kernel(k) => {
                     let (kernel, diags) = {

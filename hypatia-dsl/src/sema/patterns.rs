@@ -10,9 +10,7 @@ use crate::ast::{Arg, BinaryOp, Expr, ExprKind, ItemKind, Name, Path, UnaryOp};
 use crate::builtin::{BuiltinOp, BuiltinScalar, view};
 use crate::diag::Diagnostic;
 use crate::dtype::{DType, Kind};
-use crate::ir::{
-    AExpr, AttrPat, AttrType, AttrValue, Head, NodePat, OpBody, OpId, ParamKind, Pat, ScalarBody, ScalarId, Sort, VarId,
-};
+use crate::ir::{AExpr, AttrPat, AttrType, AttrValue, Head, NodePat, OpId, ParamKind, Pat, ScalarId, Sort, VarId};
 use crate::resolve::{ItemRef, Space};
 use crate::source::Span;
 
@@ -803,16 +801,6 @@ impl<'a> Cx<'a> {
     pub(super) fn is_function(&self, name: &Name) -> bool {
         let path = Path { parts: vec![name.clone()], span: name.span };
         self.s.resolved.is_declared(self.file(), Space::Value, &path)
-    }
-
-    /// True if the op is that builtin.
-    pub(super) fn is_builtin_op(&self, id: OpId, b: BuiltinOp) -> bool {
-        self.s.program.op(id).body == OpBody::Builtin(b)
-    }
-
-    /// True if the scalar is that builtin.
-    pub(super) fn is_builtin_scalar(&self, id: ScalarId, b: BuiltinScalar) -> bool {
-        self.s.program.scalar(id).body == ScalarBody::Builtin(b)
     }
 }
 

@@ -6,11 +6,12 @@
 
 use std::collections::HashMap;
 
-use crate::ast::{self, DimExpr, Expr, ExprKind, ItemKind};
+use crate::ast::{self, Expr, ExprKind, ItemKind};
 use crate::diag::Diagnostic;
 use crate::ir::{OpBody, ScalarBody};
 use crate::resolve::{ItemRef, Space, declared};
 
+use super::mentions::mentions;
 use super::{Decl, Sema, code};
 
 /// Reports circles among scalars, ops and patterns.
@@ -27,7 +28,11 @@ pub(super) fn check(s: &mut Sema<'_>) {
         };
         let mut out = Vec::new();
         for b in bodies {
-            calls(s, at.file, b, &mut out);
+            mentions(b, &mut |p, applied| {
+                if applied {
+                    out.extend(s.resolved.lookup(at.file, Space::Value, p).ok());
+                }
+            });
         }
         nodes.push(at);
         edges.push(out);
@@ -77,41 +82,6 @@ fn report(s: &mut Sema<'_>, circle: &[ItemRef]) {
         d
     };
     s.diags.push(d.label("a definition may use what is defined without it only"));
-}
-
-/// What an expression applies or mentions.
-fn calls(s: &Sema<'_>, file: usize, e: &Expr, out: &mut Vec<ItemRef>) {
-    let mut stack = vec![e];
-    while let Some(e) = stack.pop() {
-        match &e.kind {
-            ExprKind::Call { callee, args, .. } => {
-                if let Ok(at) = s.resolved.lookup(file, Space::Value, callee) {
-                    out.push(at);
-                }
-                stack.extend(args.iter().map(|a| &a.value));
-            }
-            ExprKind::Result(x, _) | ExprKind::Spread(Some(x)) | ExprKind::Unary(_, x) | ExprKind::Bind(_, x) => {
-                stack.push(x)
-            }
-            ExprKind::Typed(x, t) => {
-                stack.push(x);
-                stack.extend(t.dims.iter().filter_map(|d| match d {
-                    DimExpr::Dim(e) => Some(e),
-                    DimExpr::Rest(e, _) => e.as_ref(),
-                }));
-            }
-            ExprKind::Index(a, b) | ExprKind::Binary(_, a, b) | ExprKind::Else(a, b) | ExprKind::Near(a, b) => {
-                stack.extend([&**a, &**b]);
-            }
-            ExprKind::List(l) | ExprKind::Set(l) | ExprKind::Alternatives(l) | ExprKind::Tuple(l) => stack.extend(l),
-            ExprKind::Comprehension { element, over, condition, .. } => {
-                stack.extend([&**element, &**over]);
-                stack.extend(condition.as_deref());
-            }
-            ExprKind::If(a, b, c) => stack.extend([&**a, &**b, &**c]),
-            _ => {}
-        }
-    }
 }
 
 /// Circles in a graph, each once; members of one are not searched again.

@@ -12,20 +12,14 @@ use crate::resolve::{Space, closest};
 
 use super::context::{Callee, Cx, Place, Pos};
 use super::walk::pat_vars;
-use super::{Sema, code};
+use super::{Sema, check, code, hygiene};
+use crate::source::Span;
 
 /// Rules that one declaration may come to.
 const MAX_RULES: usize = 4096;
 
-/// A rule with what its checks need beside it.
-pub(super) struct Checked {
-    pub rule: Rule,
-    /// Where its variables were bound.
-    pub spans: Vec<Option<crate::source::Span>>,
-}
-
 /// All rules of a declaration, and what is wrong with it.
-pub(super) fn rules(s: &Sema<'_>, file: usize, r: &ast::Rule, doc: &str) -> (Vec<Checked>, Vec<Diagnostic>) {
+pub(super) fn rules(s: &Sema<'_>, file: usize, r: &ast::Rule, doc: &str) -> (Vec<Rule>, Vec<Diagnostic>) {
     let mut cx = Cx::new(s, file);
     let Some(ruleset) = ruleset(&mut cx, r) else { return (Vec::new(), cx.diags) };
     let Some(families) = families(&mut cx, r) else { return (Vec::new(), cx.diags) };
@@ -59,10 +53,34 @@ pub(super) fn rules(s: &Sema<'_>, file: usize, r: &ast::Rule, doc: &str) -> (Vec
             }
             let Some(made) = made else { return (Vec::new(), cx.diags) };
             let name = rule_name(s, r, &choice, *back);
-            out.extend(split_roots(cx, made, name, r, ruleset, doc, s));
+            let made = split_roots(cx, made, name, r, ruleset, doc, s);
+            if n == 0 {
+                // What holds for one choice of the families holds for all.
+                let (left, right) = if *back { (r.rhs.span, r.lhs.span) } else { (r.lhs.span, r.rhs.span) };
+                let found: Vec<Diagnostic> =
+                    made.iter().filter_map(|rule| check_whole(s, rule, left, right)).take(1).collect();
+                if !found.is_empty() {
+                    return (Vec::new(), found);
+                }
+            }
+            out.extend(made);
         }
     }
     (out, Vec::new())
+}
+
+/// Checks that need both sides.
+fn check_whole(s: &Sema<'_>, r: &Rule, left: Span, right: Span) -> Option<Diagnostic> {
+    if hygiene::self_containing(r) {
+        return Some(
+            Diagnostic::error(code::SELF_CONTAINING, format!("`{}` makes a tensor contain itself", r.base_name), right)
+                .label("this is a part of the left side")
+                .also(left, "below these functions")
+                .note("the rule is about tensors only: an epilogue could take the outer function in again and again")
+                .hint("state it on scalars, without types: it then holds inside epilogues too, and ends there"),
+        );
+    }
+    check::rule(&s.program, r, right, left)
 }
 
 fn rule_name(s: &Sema<'_>, r: &ast::Rule, choice: &[(String, Head)], back: bool) -> String {
@@ -96,6 +114,9 @@ fn ruleset(cx: &mut Cx<'_>, r: &ast::Rule) -> Option<RuleSetId> {
         Ok(item) => cx.s.ruleset_ids.get(&item).copied(),
         Err(d) => {
             let mut d = *d;
+            if cx.s.resolved.excused(cx.file(), &set.node) {
+                return None;
+            }
             if d.hints.is_empty() {
                 d = d.hint(format!("declare it: `ruleset {} {{ until = fixpoint; nodes = 50 * graph; }}`", set.node));
             }
@@ -373,7 +394,7 @@ fn split_roots(
     ruleset: RuleSetId,
     doc: &str,
     s: &Sema<'_>,
-) -> Vec<Checked> {
+) -> Vec<Rule> {
     let (first, others) = match made.lhs.split_first() {
         Some((f, o)) => (f.clone(), o.to_vec()),
         None => return Vec::new(),
@@ -381,7 +402,6 @@ fn split_roots(
     let firsts = alternatives(first);
     let several = firsts.len() > 1;
     let origin: Origin = s.origin(r.path.span);
-    let spans: Vec<_> = cx.info.iter().map(|i| i.span).collect();
     firsts
         .into_iter()
         .enumerate()
@@ -389,7 +409,7 @@ fn split_roots(
             let mut lhs = vec![f];
             lhs.extend(others.iter().cloned());
             let pointwise = lhs.len() == 1 && pointwise(&lhs, &made.rhs);
-            let rule = Rule {
+            Rule {
                 name: if several { format!("{name}.{}", i + 1) } else { name.clone() },
                 base_name: r.path.text(),
                 ruleset,
@@ -404,8 +424,7 @@ fn split_roots(
                 claims: made.claims.clone(),
                 pointwise,
                 derived: false,
-            };
-            Checked { rule, spans: spans.clone() }
+            }
         })
         .collect()
 }

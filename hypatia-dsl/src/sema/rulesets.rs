@@ -107,7 +107,11 @@ fn apply(
             _ => return bad("a number such as `50 * graph`, `20000` or `20000 + 50 * graph`"),
         },
         "after" => match &setting.value.kind {
-            ExprKind::Path(p) => *after = Some(s.resolved.lookup(file, Space::RuleSet, p)?),
+            ExprKind::Path(p) => match s.resolved.lookup(file, Space::RuleSet, p) {
+                Ok(set) => *after = Some(set),
+                Err(_) if s.resolved.excused(file, &p.text()) => {}
+                Err(d) => return Err(d),
+            },
             _ => return bad("the name of a ruleset"),
         },
         other => {

@@ -92,6 +92,7 @@ fn given<'a>(cx: &mut Cx<'a>, t: &'a ast::Test, inputs: &[TestInput], expects_er
     for st in &t.statements {
         let TestStatement::Given(list) = st else { continue };
         for e in list {
+            cx.nodes.clear();
             let built = cx.build(e, Pos::Tensor);
             if let Some(b) = &built {
                 typed(cx, b, e, inputs);
@@ -114,8 +115,11 @@ fn given<'a>(cx: &mut Cx<'a>, t: &'a ast::Test, inputs: &[TestInput], expects_er
 fn typed(cx: &mut Cx<'_>, b: &Build, e: &Expr, inputs: &[TestInput]) {
     let types: Vec<TensorType> = inputs.iter().map(|i| TensorType { dtype: i.dtype, shape: i.shape.clone() }).collect();
     let lookup = |v: crate::ir::VarId| types.get(v.index()).cloned();
-    if let Err(err) = super::infer::Infer::new(&cx.s.program, &lookup).build(b) {
-        let mut d = Diagnostic::error(err.code, err.message, e.span);
+    let infer = super::infer::Infer::new(&cx.s.program, &lookup);
+    if let Err(err) = infer.build(b) {
+        // The innermost application that fails is the place to look at.
+        let (err, span) = super::check::locate(&infer, &cx.nodes).unwrap_or((err, e.span));
+        let mut d = Diagnostic::error(err.code, err.message, span);
         if let Some(h) = err.hint {
             d = d.hint(h);
         }
@@ -252,6 +256,7 @@ fn expectation<'a>(cx: &mut Cx<'a>, e: &'a ast::Expect, inputs: &[TestInput]) ->
         };
         let mut out = Vec::new();
         for p in parts {
+            cx.nodes.clear();
             let b = cx.build(p, Pos::Tensor)?;
             typed(cx, &b, p, inputs);
             out.push(b);

@@ -1,0 +1,135 @@
+//! Guards that can never hold: constantly false, or contradicting each other.
+
+use crate::ast::BinaryOp;
+use crate::diag::Diagnostic;
+use crate::ir::{AExpr, AttrValue, Program, Var};
+use crate::sema::code;
+use crate::source::Span;
+use crate::typing::{Bindings, NoFacts, eval, eval_guard, same_value, show_expr};
+
+pub(super) fn lint(p: &Program, out: &mut Vec<Diagnostic>) {
+    for r in p.rules.iter().filter(|r| !r.derived) {
+        check(&format!("rule `{}`", r.base_name), &r.vars, &r.requires, r.origin.span, out);
+        check(&format!("rule `{}`", r.base_name), &r.vars, &r.prefer, r.origin.span, out);
+    }
+    for k in &p.kernels {
+        check(&format!("kernel `{}`", k.name), &k.vars, &k.requires, k.origin.span, out);
+    }
+}
+
+fn check(what: &str, vars: &[Var], guards: &[AExpr], span: Option<Span>, out: &mut Vec<Diagnostic>) {
+    let Some(span) = span else { return };
+    let mut flat: Vec<&AExpr> = Vec::new();
+    guards.iter().for_each(|g| conjuncts(g, &mut flat));
+    for g in &flat {
+        if eval_guard(g, &Bindings::default(), &NoFacts) == Some(false) {
+            out.push(
+                Diagnostic::warning(code::UNREACHABLE_GUARD, format!("{what} can never apply"), span)
+                    .note(format!("`{}` is always false", show_expr(vars, g)))
+                    .hint("mend the condition, or remove it"),
+            );
+            return;
+        }
+    }
+    for (i, a) in flat.iter().enumerate() {
+        for b in &flat[i + 1..] {
+            if contradict(a, b) {
+                out.push(
+                    Diagnostic::warning(code::UNREACHABLE_GUARD, format!("{what} can never apply"), span)
+                        .note(format!("`{}` and `{}` never hold together", show_expr(vars, a), show_expr(vars, b)))
+                        .hint("mend one of the conditions, or remove it"),
+                );
+                return;
+            }
+        }
+    }
+}
+
+fn conjuncts<'g>(g: &'g AExpr, out: &mut Vec<&'g AExpr>) {
+    match g {
+        AExpr::Binary(BinaryOp::And, a, b) => {
+            conjuncts(a, out);
+            conjuncts(b, out);
+        }
+        g => out.push(g),
+    }
+}
+
+/// The values that a comparison with constants lets through.
+enum Allowed {
+    /// One of these.
+    OneOf(Vec<AttrValue>),
+    /// Integers or numbers from one bound to another, both included or not.
+    Range(f64, bool, f64, bool),
+}
+
+/// `e op constant`, from either side.
+fn allowed(g: &AExpr) -> Option<(&AExpr, Allowed)> {
+    use BinaryOp::{Eq, Ge, Gt, In, Le, Lt};
+    let AExpr::Binary(op, a, b) = g else { return None };
+    let constant = |e: &AExpr| eval(e, &Bindings::default(), &NoFacts);
+    let (e, v, op) = match (constant(a), constant(b)) {
+        (None, Some(v)) => (&**a, v, *op),
+        (Some(v), None) => {
+            let turned = match op {
+                Lt => Gt,
+                Le => Ge,
+                Gt => Lt,
+                Ge => Le,
+                Eq => Eq,
+                _ => return None,
+            };
+            (&**b, v, turned)
+        }
+        _ => return None,
+    };
+    let number = |v: &AttrValue| match v {
+        AttrValue::Dim(d) => d.as_const().map(|c| c as f64),
+        AttrValue::Float(f) => Some(*f),
+        _ => None,
+    };
+    let inf = f64::INFINITY;
+    Some((
+        e,
+        match (op, &v) {
+            (Eq, _) => Allowed::OneOf(vec![v]),
+            (In, AttrValue::List(l)) => Allowed::OneOf(l.clone()),
+            (Lt, _) => Allowed::Range(-inf, true, number(&v)?, false),
+            (Le, _) => Allowed::Range(-inf, true, number(&v)?, true),
+            (Gt, _) => Allowed::Range(number(&v)?, false, inf, true),
+            (Ge, _) => Allowed::Range(number(&v)?, true, inf, true),
+            _ => return None,
+        },
+    ))
+}
+
+fn contradict(a: &AExpr, b: &AExpr) -> bool {
+    let negation = |x: &AExpr, y: &AExpr| matches!(x, AExpr::Not(inner) if **inner == *y);
+    if negation(a, b) || negation(b, a) {
+        return true;
+    }
+    let (Some((x, ax)), Some((y, ay))) = (allowed(a), allowed(b)) else { return false };
+    if x != y {
+        return false;
+    }
+    let inside = |v: &AttrValue, lo: f64, lc: bool, hi: f64, hc: bool| {
+        let n = match v {
+            AttrValue::Dim(d) => d.as_const().map(|c| c as f64),
+            AttrValue::Float(f) => Some(*f),
+            _ => None,
+        };
+        // What is not a number is left alone.
+        n.is_none_or(|n| (n > lo || (lc && n == lo)) && (n < hi || (hc && n == hi)))
+    };
+    match (ax, ay) {
+        (Allowed::OneOf(l), Allowed::OneOf(m)) => l.iter().all(|v| m.iter().all(|w| same_value(v, w) == Some(false))),
+        (Allowed::OneOf(l), Allowed::Range(lo, lc, hi, hc)) | (Allowed::Range(lo, lc, hi, hc), Allowed::OneOf(l)) => {
+            l.iter().all(|v| !inside(v, lo, lc, hi, hc))
+        }
+        (Allowed::Range(a, ac, b, bc), Allowed::Range(c, cc, d, dc)) => {
+            let (lo, lc) = if a > c || (a == c && !ac) { (a, ac) } else { (c, cc) };
+            let (hi, hc) = if b < d || (b == d && !bc) { (b, bc) } else { (d, dc) };
+            lo > hi || (lo == hi && !(lc && hc))
+        }
+    }
+}

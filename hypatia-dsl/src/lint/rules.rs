@@ -1,0 +1,234 @@
+//! Rules that are said twice, that grow, that use nothing of what they bind, or that never match.
+
+use std::collections::{HashMap, HashSet};
+
+use crate::diag::Diagnostic;
+use crate::ir::{Build, Head, NodePat, OpBody, OpId, Pat, Program, Rule, Sort, VarId};
+use crate::sema::code;
+use crate::sema::hygiene::{Instance, grows, instance_of, parts, same_result};
+use crate::sema::walk::{build_vars, expr_vars, pat_vars};
+
+/// Pairs of rules with one head that are compared at most, so that a huge library lints in time.
+const MAX_PAIRS: usize = 200_000;
+
+pub(super) fn lint(p: &Program, out: &mut Vec<Diagnostic>) {
+    let written: Vec<&Rule> = p.rules.iter().filter(|r| !r.derived).collect();
+    let reachable = reachable_ops(p);
+    for r in &written {
+        unused_variables(r, out);
+        if grows(r)
+            && let Some(span) = r.origin.span
+        {
+            out.push(
+                Diagnostic::warning(code::GROWS, format!("`{}` matches inside its own right side", r.base_name), span)
+                    .label("would be applied again and again")
+                    .hint("turn it round, or add a `requires` that its own result does not meet"),
+            );
+        }
+        for l in &r.lhs {
+            unmatchable(p, r, l, &reachable, out);
+        }
+    }
+    said_twice(&written, out);
+}
+
+/// Variables that occur once and are used nowhere.
+fn unused_variables(r: &Rule, out: &mut Vec<Diagnostic>) {
+    let mut count: HashMap<VarId, usize> = HashMap::new();
+    let mut add = |v: VarId| *count.entry(v).or_default() += 1;
+    r.lhs.iter().for_each(|p| pat_vars(p, &mut add));
+    r.rhs.iter().for_each(|b| build_vars(b, &mut add));
+    for (v, e) in &r.lets {
+        add(*v);
+        expr_vars(e, &mut add);
+    }
+    r.requires.iter().chain(&r.prefer).for_each(|g| expr_vars(g, &mut add));
+    let mut in_types = HashSet::new();
+    r.lhs.iter().for_each(|p| type_only(p, &mut in_types));
+    let Some(span) = r.origin.span else { return };
+    let mut names: Vec<&str> = Vec::new();
+    for (i, var) in r.vars.iter().enumerate() {
+        let v = VarId(i as u32);
+        // Types name their sizes for the reader's sake.
+        let speaks = !var.name.starts_with('_') && !in_types.contains(&v);
+        if speaks && count.get(&v) == Some(&1) && !names.contains(&var.name.as_str()) {
+            names.push(&var.name);
+        }
+    }
+    if names.is_empty() {
+        return;
+    }
+    let list: Vec<String> = names.iter().map(|n| format!("`{n}`")).collect();
+    let (s, it) = if names.len() == 1 { ("", "is") } else { ("s", "are") };
+    let bound_by_let = r.lets.iter().any(|(v, _)| names.contains(&r.vars[v.index()].name.as_str()));
+    let mut d = Diagnostic::warning(
+        code::UNUSED_VARIABLE,
+        format!("variable{s} {} of `{}` {it} bound and never used", list.join(", "), r.base_name),
+        span,
+    );
+    d = if bound_by_let {
+        d.hint("drop the `let`")
+    } else {
+        d.hint("write `_` where any tensor or attribute will do, or start the name with `_`")
+    };
+    out.push(d);
+}
+
+/// Variables that types bind.
+fn type_only(p: &Pat, out: &mut HashSet<VarId>) {
+    match p {
+        Pat::Typed(p, t) => {
+            crate::sema::walk::type_vars(t, &mut |v| {
+                out.insert(v);
+            });
+            type_only(p, out);
+        }
+        Pat::Bind(_, p) => type_only(p, out),
+        Pat::OneOf(l) => l.iter().for_each(|p| type_only(p, out)),
+        Pat::Node(n) => n.args.iter().for_each(|p| type_only(p, out)),
+        _ => {}
+    }
+}
+
+/// Ops that can stand in an e-graph: builtin ones, those that own a kernel, and what rules build.
+fn reachable_ops(p: &Program) -> HashSet<OpId> {
+    let mut out: HashSet<OpId> = HashSet::new();
+    for (i, op) in p.ops.iter().enumerate() {
+        if matches!(op.body, OpBody::Builtin(_)) {
+            out.insert(OpId(i as u32));
+        }
+    }
+    for k in &p.kernels {
+        if let Pat::Node(NodePat { head: Head::Op(id), .. }) = &k.pattern {
+            out.insert(*id);
+        }
+    }
+    for r in &p.rules {
+        for b in &r.rhs {
+            parts(
+                b,
+                &mut |b, _| {
+                    if let Build::Node(n) = b
+                        && let Head::Op(id) = n.head
+                    {
+                        out.insert(id);
+                    }
+                },
+                true,
+            );
+        }
+    }
+    out
+}
+
+/// A defined op is unfolded where it enters; without a kernel nothing gives it back its name.
+fn unmatchable(p: &Program, r: &Rule, pat: &Pat, reachable: &HashSet<OpId>, out: &mut Vec<Diagnostic>) {
+    match pat {
+        Pat::Node(n) => {
+            if let Head::Op(id) = n.head
+                && !reachable.contains(&id)
+                && let Some(span) = r.origin.span
+            {
+                let op = p.op(id);
+                let mut d = Diagnostic::warning(
+                    code::UNMATCHABLE,
+                    format!("`{}` can never match: no graph holds `{}`", r.base_name, op.name),
+                    span,
+                )
+                .note(format!(
+                    "`{}` has a body and no kernel: a model's `{}` is replaced by its body before rules run",
+                    op.name, op.name
+                ))
+                .hint(format!(
+                    "match what the body says, or give `{}` a kernel: `kernel k for {}(...) {{ rowwise; }}`",
+                    op.name, op.name
+                ));
+                if let Some(s) = op.origin.span {
+                    d = d.also(s, format!("`{}` is declared here", op.name));
+                }
+                out.push(d);
+            }
+            n.args.iter().for_each(|a| unmatchable(p, r, a, reachable, out));
+        }
+        Pat::Bind(_, inner) | Pat::Typed(inner, _) => unmatchable(p, r, inner, reachable, out),
+        // One alternative that never matches does no harm if another one can.
+        _ => {}
+    }
+}
+
+fn root(r: &Rule) -> Option<Head> {
+    fn head(p: &Pat) -> Option<Head> {
+        match p {
+            Pat::Node(n) => Some(n.head),
+            Pat::Bind(_, p) | Pat::Typed(p, _) => head(p),
+            _ => None,
+        }
+    }
+    r.lhs.first().and_then(head)
+}
+
+/// Rules that another rule makes superfluous.
+fn said_twice(rules: &[&Rule], out: &mut Vec<Diagnostic>) {
+    let mut by_head: HashMap<Option<Head>, Vec<&Rule>> = HashMap::new();
+    for r in rules {
+        by_head.entry(root(r)).or_default().push(r);
+    }
+    let mut pairs = 0;
+    for r in rules {
+        for other in by_head.get(&root(r)).into_iter().flatten() {
+            pairs += 1;
+            if pairs > MAX_PAIRS {
+                return;
+            }
+            if r.base_name == other.base_name || !covers(other, r) {
+                continue;
+            }
+            let (Some(here), Some(there)) = (r.origin.span, other.origin.span) else { continue };
+            let both = covers(r, other);
+            // Of two equal rules the later one is superfluous.
+            if both && here < there {
+                continue;
+            }
+            let (code, message, label) = if both {
+                (
+                    code::DUPLICATE_RULE,
+                    format!("`{}` says what `{}` says", r.base_name, other.base_name),
+                    "the same rule",
+                )
+            } else {
+                (
+                    code::SUBSUMED_RULE,
+                    format!("`{}` does nothing that `{}` does not do", r.base_name, other.base_name),
+                    "the more general rule",
+                )
+            };
+            out.push(Diagnostic::warning(code, message, here).also(there, label).hint("remove it"));
+        }
+    }
+}
+
+/// Whether every rewrite of `special` is one of `general`.
+fn covers(general: &Rule, special: &Rule) -> bool {
+    if general.lhs.len() != special.lhs.len() || !general.lets.is_empty() || !special.lets.is_empty() {
+        return false;
+    }
+    if general.ruleset != special.ruleset {
+        return false;
+    }
+    let mut i = Instance::default();
+    if !general.lhs.iter().zip(&special.lhs).all(|(g, s)| instance_of(g, s, &mut i)) {
+        return false;
+    }
+    if !general.rhs.iter().zip(&special.rhs).all(|(g, s)| same_result(g, s, &i)) {
+        return false;
+    }
+    // Guards are compared as they are written, with the same variables only.
+    let plain = |r: &Rule| r.requires.is_empty() && r.prefer.is_empty();
+    plain(general)
+        || (general.requires == special.requires && general.prefer == special.prefer && same_vars(general, special))
+}
+
+fn same_vars(a: &Rule, b: &Rule) -> bool {
+    let sorts = |r: &Rule| r.vars.iter().map(|v| v.sort).collect::<Vec<Sort>>();
+    a.lhs == b.lhs && sorts(a) == sorts(b)
+}

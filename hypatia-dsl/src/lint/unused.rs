@@ -1,0 +1,65 @@
+//! Declarations that nothing uses.
+
+use std::collections::HashSet;
+
+use crate::ast::ItemKind;
+use crate::diag::Diagnostic;
+use crate::ir::{OpBody, Program};
+use crate::resolve::{ItemRef, Resolved, Space};
+use crate::sema::code;
+use crate::sema::mentions::item_mentions;
+use crate::source::SourceMap;
+
+pub(super) fn lint(p: &Program, resolved: &Resolved, sources: &SourceMap, out: &mut Vec<Diagnostic>) {
+    let mut used: HashSet<ItemRef> = HashSet::new();
+    for (file, tree) in resolved.files.iter().enumerate() {
+        for item in &tree.items {
+            let mut add =
+                |path: &crate::ast::Path, _applied: bool| used.extend(resolved.lookup(file, Space::Value, path).ok());
+            item_mentions(&item.kind, &mut add);
+        }
+    }
+    for (file, tree) in resolved.files.iter().enumerate() {
+        // A library declares for others.
+        if sources.file(tree.id).embedded {
+            continue;
+        }
+        for (item, node) in tree.items.iter().enumerate() {
+            if used.contains(&ItemRef { file, item }) {
+                continue;
+            }
+            match &node.kind {
+                ItemKind::Pattern(x) => out.push(
+                    Diagnostic::warning(
+                        code::UNUSED_PATTERN,
+                        format!("no rule uses the pattern `{}`", x.name.node),
+                        x.name.span,
+                    )
+                    .label("never used")
+                    .hint("use it on a left side, or remove it"),
+                ),
+                ItemKind::Op(x) if x.body.is_some() => {
+                    let defined = p
+                        .ops
+                        .iter()
+                        .any(|o| o.origin.span == Some(x.name.span) && matches!(o.body, OpBody::Defined(_)));
+                    if defined {
+                        out.push(
+                            Diagnostic::warning(
+                                code::NO_KERNEL,
+                                format!("nothing implements or uses the op `{}`", x.name.node),
+                                x.name.span,
+                            )
+                            .label("no kernel, rule, test or body mentions it")
+                            .hint(format!(
+                                "add `kernel {}_k for {}(...) {{ rowwise; }}`, a test, or remove it",
+                                x.name.node, x.name.node
+                            )),
+                        );
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+}

@@ -1,0 +1,479 @@
+//! Types of bodies and of rules, tried on small instances with symbolic and small sizes.
+//!
+//! In: checked ops and rules. Out: errors where a body's type is not the declared one, or where both
+//! sides of a rule cannot have one type. Holds always: only what is certainly wrong is reported;
+//! whatever depends on values that are not known here passes.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+
+use crate::ast;
+use crate::diag::Diagnostic;
+use crate::dtype::{DType, Kind};
+use crate::ir::{
+    AExpr, AttrPat, AttrType, AttrValue, Build, BuildArg, BuildNode, DTypePat, DimPat, Head, NodePat, OpDef, ParamKind,
+    Pat, Program, RestPat, Rule, Sort, TypePat, VarId,
+};
+use crate::shape::Dim;
+use crate::source::Span;
+use crate::typing::{Bindings, NoFacts, TensorType, TypeError, eval, match_type};
+
+use super::code;
+use super::infer::Infer;
+
+/// Choices of ranks that are tried at most.
+const MAX_TRIES: usize = 160;
+
+/// One way to fill an op's operands and attributes.
+struct Instance {
+    bindings: Bindings,
+    types: HashMap<VarId, TensorType>,
+    absent: Vec<VarId>,
+}
+
+/// The type that a pattern stands for, once its variables have values.
+fn concrete(t: &TypePat, b: &Bindings) -> Option<TensorType> {
+    let dtype = match &t.dtype {
+        DTypePat::Any => DType::F32,
+        DTypePat::Is(d) => *d,
+        DTypePat::Var(v) => as_dtype(b.values.get(v)?)?,
+        DTypePat::Expr(e) => as_dtype(&eval(e, b, &NoFacts)?)?,
+    };
+    let mut shape = Vec::new();
+    let push = |d: &DimPat, shape: &mut Vec<Dim>| {
+        shape.push(match d {
+            DimPat::Any => Dim::from(2),
+            DimPat::Var(v) => as_dim(b.values.get(v)?)?,
+            DimPat::Expr(e) => as_dim(&eval(e, b, &NoFacts)?)?,
+        });
+        Some(())
+    };
+    t.prefix.iter().try_for_each(|d| push(d, &mut shape))?;
+    let rest = match &t.rest {
+        None | Some(RestPat::Any) => None,
+        Some(RestPat::Var(v)) => Some(b.values.get(v)?.clone()),
+        Some(RestPat::Expr(e)) => Some(eval(e, b, &NoFacts)?),
+    };
+    match rest {
+        None => {}
+        Some(AttrValue::List(l)) => {
+            for d in &l {
+                shape.push(as_dim(d)?);
+            }
+        }
+        Some(_) => return None,
+    }
+    t.suffix.iter().try_for_each(|d| push(d, &mut shape))?;
+    Some(TensorType { dtype, shape })
+}
+
+fn as_dtype(v: &AttrValue) -> Option<DType> {
+    if let AttrValue::DType(d) = v { Some(*d) } else { None }
+}
+
+fn as_dim(v: &AttrValue) -> Option<Dim> {
+    if let AttrValue::Dim(d) = v { Some(d.clone()) } else { None }
+}
+
+/// Instances of an op: rests of 0, 1 and 2 sizes, optional operands all there and all absent.
+fn instances(def: &OpDef) -> Vec<Instance> {
+    let rests: Vec<VarId> = vars_of(def, Sort::Shape).filter(|v| def.vars[v.index()].name != "out").collect();
+    let free = rests.len().min(3);
+    let mut out = Vec::new();
+    let optional: Vec<VarId> = def
+        .operands()
+        .filter(|(_, p)| matches!(p.kind, ParamKind::Tensor { optional: true, .. }))
+        .map(|(i, _)| VarId(i as u32))
+        .collect();
+    for absent in if optional.is_empty() { vec![vec![]] } else { vec![vec![], optional] } {
+        for n in 0..3usize.pow(free as u32) {
+            let mut bindings = Bindings::default();
+            let mut n = n;
+            for (i, v) in rests.iter().enumerate() {
+                let len = if i < free { n % 3 } else { 1 };
+                n /= 3;
+                let name = &def.vars[v.index()].name;
+                let list = (0..len).map(|k| AttrValue::Dim(Dim::symbol(format!("{name}{k}")))).collect();
+                bindings.values.insert(*v, AttrValue::List(list));
+            }
+            out.extend(instance(def, bindings, absent.clone()));
+        }
+    }
+    out
+}
+
+fn vars_of(def: &OpDef, sort: Sort) -> impl Iterator<Item = VarId> + '_ {
+    def.vars.iter().enumerate().filter(move |(_, v)| v.sort == sort).map(|(i, _)| VarId(i as u32))
+}
+
+fn instance(def: &OpDef, mut bindings: Bindings, absent: Vec<VarId>) -> Option<Instance> {
+    for (i, p) in def.attrs() {
+        let ParamKind::Attr { ty, default } = &p.kind else { continue };
+        let value = default.clone().or(match ty {
+            AttrType::Axis => Some(AttrValue::Dim(Dim::from(-1))),
+            AttrType::Axes => Some(AttrValue::List(vec![AttrValue::Dim(Dim::from(-1))])),
+            AttrType::Dim => Some(AttrValue::Dim(Dim::symbol(p.name.as_str()))),
+            AttrType::DType => Some(AttrValue::DType(DType::F32)),
+            AttrType::Float => Some(AttrValue::Float(1.0)),
+            _ => None,
+        });
+        bindings.values.extend(value.map(|v| (VarId(i as u32), v)));
+    }
+    for v in vars_of(def, Sort::DType).filter(|v| v.index() >= def.params.len()) {
+        let bound = def.bounds.iter().find(|(b, _)| *b == v).map(|(_, l)| l.clone());
+        let list = bound.unwrap_or_else(|| vec![DType::F32]);
+        let dtype = if list.contains(&DType::F32) { DType::F32 } else { *list.first()? };
+        bindings.values.insert(v, AttrValue::DType(dtype));
+    }
+    for v in vars_of(def, Sort::Attr).filter(|v| v.index() >= def.params.len()) {
+        bindings.values.insert(v, AttrValue::Dim(Dim::symbol(def.vars[v.index()].name.as_str())));
+    }
+    let mut types = HashMap::new();
+    for (i, p) in def.operands() {
+        if let ParamKind::Tensor { ty, .. } = &p.kind {
+            types.insert(VarId(i as u32), concrete(ty, &bindings)?);
+        }
+    }
+    Some(Instance { bindings, types, absent })
+}
+
+/// `x: f32[s0, k]`, for notes.
+fn describe(def_vars: &[crate::ir::Var], types: &HashMap<VarId, TensorType>, absent: &[VarId]) -> String {
+    let mut vars: Vec<&VarId> = types.keys().collect();
+    vars.sort();
+    let shown: Vec<String> = vars
+        .into_iter()
+        .filter(|v| !def_vars[v.index()].name.starts_with('_'))
+        .map(|v| {
+            let name = &def_vars[v.index()].name;
+            if absent.contains(v) { format!("{name} absent") } else { format!("{name}: {}", types[v]) }
+        })
+        .collect();
+    shown.join(", ")
+}
+
+/// Whether two sizes are certainly not the same for all values of their symbols.
+fn differ(a: &Dim, b: &Dim) -> bool {
+    match a.known_eq(b) {
+        Some(equal) => !equal,
+        None => [3i64, 5, 7].iter().all(|seed| {
+            let lookup = |s: &str| Some(s.bytes().fold(*seed, |h, c| (h * 31 + i64::from(c)) % 97) + 2);
+            matches!((a.eval(&lookup), b.eval(&lookup)), (Some(x), Some(y)) if x != y)
+        }),
+    }
+}
+
+fn types_differ(a: &TensorType, b: &TensorType) -> bool {
+    a.dtype != b.dtype || a.shape.len() != b.shape.len() || a.shape.iter().zip(&b.shape).any(|(x, y)| differ(x, y))
+}
+
+/// Checks the body of an op. `nodes` are its applications with their places, operands first.
+pub(super) fn body(
+    program: &Program,
+    def: &OpDef,
+    op: &ast::Op,
+    bodies: &[Build],
+    nodes: &[(Build, Span)],
+) -> Option<Diagnostic> {
+    let mut failure: Option<(TypeError, Instance)> = None;
+    let mut passed = false;
+    for inst in instances(def) {
+        let lookup = |v: VarId| inst.types.get(&v).cloned();
+        let mut infer = Infer::new(program, &lookup);
+        infer.bindings = inst.bindings.clone();
+        infer.absent = inst.absent.clone();
+        if def.requires.iter().any(|g| infer.holds(g) != Some(true)) {
+            return None; // what the guard says about sizes is not used here
+        }
+        for (i, b) in bodies.iter().enumerate() {
+            match infer.build(b) {
+                Ok(None) => passed = true,
+                Ok(Some(have)) => {
+                    passed = true;
+                    let Some(wanted) = def.results.get(i).and_then(|t| concrete(t, &inst.bindings)) else { continue };
+                    if types_differ(&have, &wanted) {
+                        let at = op.results.get(i).map_or(op.name.span, |r| r.ty.span);
+                        let body = op.body.as_ref().map_or(op.name.span, |b| b.span);
+                        return Some(
+                            Diagnostic::error(
+                                code::BODY_TYPE,
+                                format!("the body of `{}` is not of the declared type", def.name),
+                                body,
+                            )
+                            .label(format!("this gives {have}"))
+                            .also(at, format!("declared as {wanted}"))
+                            .note(format!("with {}", describe(&def.vars, &inst.types, &inst.absent))),
+                        );
+                    }
+                }
+                Err(e) => {
+                    failure = Some((
+                        e,
+                        Instance {
+                            bindings: inst.bindings.clone(),
+                            types: inst.types.clone(),
+                            absent: inst.absent.clone(),
+                        },
+                    ));
+                    break;
+                }
+            }
+        }
+    }
+    let (error, inst) = failure?;
+    if passed {
+        return None; // it depends on the ranks; the op's users are told
+    }
+    let lookup = |v: VarId| inst.types.get(&v).cloned();
+    let mut infer = Infer::new(program, &lookup);
+    infer.bindings = inst.bindings.clone();
+    infer.absent = inst.absent.clone();
+    let (error, span) = locate(&infer, nodes).unwrap_or((error, op.body.as_ref().map_or(op.name.span, |b| b.span)));
+    let mut d = Diagnostic::error(error.code, error.message, span)
+        .label("in this body")
+        .note(format!("with {}", describe(&def.vars, &inst.types, &inst.absent)));
+    if let Some(h) = error.hint {
+        d = d.hint(h);
+    }
+    Some(d)
+}
+
+/// The innermost application without a type.
+pub(super) fn locate(infer: &Infer<'_>, nodes: &[(Build, Span)]) -> Option<(TypeError, Span)> {
+    nodes.iter().find_map(|(b, span)| infer.build(b).err().map(|e| (e, *span)))
+}
+
+/// What one choice of ranks tells about a rule.
+enum Verdict {
+    /// The left side has no type so, or something is not known.
+    Nothing,
+    /// Both sides agree as far as can be seen.
+    Agree,
+    /// They do not.
+    Differ(String, String),
+}
+
+/// Checks that both sides of a rule can have one type.
+pub(super) fn rule(program: &Program, r: &Rule, right: Span, left: Span) -> Option<Diagnostic> {
+    let mut leaves: Vec<VarId> = Vec::new();
+    for p in &r.lhs {
+        super::walk::pat_vars(p, &mut |v| {
+            if r.vars[v.index()].sort == Sort::Tensor && !leaves.contains(&v) {
+                leaves.push(v);
+            }
+        });
+    }
+    let n = leaves.len();
+    let tries: Vec<Vec<usize>> = if n <= 3 {
+        (0..5usize.pow(n as u32)).map(|k| (0..n).map(|i| k / 5usize.pow(i as u32) % 5).collect()).collect()
+    } else {
+        (0..5).map(|k| vec![k; n]).collect()
+    };
+    let mut found: Option<(String, String)> = None;
+    for ranks in tries.into_iter().take(MAX_TRIES) {
+        match attempt(program, r, &leaves, &ranks) {
+            Verdict::Nothing => {}
+            Verdict::Agree => return None,
+            Verdict::Differ(a, b) => found = found.or(Some((a, b))),
+        }
+    }
+    let (what, with) = found?;
+    Some(
+        Diagnostic::error(code::SIDES_TYPE, "both sides of a rule must have one type", right)
+            .label(what)
+            .also(left, "the left side")
+            .note(format!("with {with}; no other ranks up to 4 fit either"))
+            .hint("a rule replaces a tensor by another one of the same element type and shape: add a `cast`, `reshape` or `keepdims`"),
+    )
+}
+
+/// Bool where a truth value is needed, and the element type that a type demands.
+fn leaf_dtypes(program: &Program, p: &Pat, out: &mut HashMap<VarId, DType>) {
+    match p {
+        Pat::Bind(_, p) => leaf_dtypes(program, p, out),
+        Pat::Typed(inner, t) => {
+            if let (Pat::Var(v), DTypePat::Is(d)) = (&**inner, &t.dtype) {
+                out.insert(*v, *d);
+            }
+            leaf_dtypes(program, inner, out);
+        }
+        Pat::OneOf(l) => l.iter().for_each(|p| leaf_dtypes(program, p, out)),
+        Pat::Node(n) => {
+            if let Head::Scalar(id) = n.head {
+                for (a, (_, k)) in n.args.iter().zip(&program.scalar(id).params) {
+                    if let (Pat::Var(v), Kind::Bool) = (a, k) {
+                        out.insert(*v, DType::Bool);
+                    }
+                }
+            }
+            n.args.iter().for_each(|p| leaf_dtypes(program, p, out));
+        }
+        _ => {}
+    }
+}
+
+struct Attempt<'p> {
+    program: &'p Program,
+    types: RefCell<HashMap<VarId, TensorType>>,
+    bindings: Bindings,
+    rank: usize,
+}
+
+fn attempt(program: &Program, r: &Rule, leaves: &[VarId], ranks: &[usize]) -> Verdict {
+    let mut dtypes = HashMap::new();
+    r.lhs.iter().for_each(|p| leaf_dtypes(program, p, &mut dtypes));
+    let types: HashMap<VarId, TensorType> = leaves
+        .iter()
+        .zip(ranks)
+        .map(|(v, n)| {
+            let dtype = dtypes.get(v).copied().unwrap_or(DType::F32);
+            (*v, TensorType { dtype, shape: vec![Dim::from(2); *n] })
+        })
+        .collect();
+    let rank = ranks.first().copied().unwrap_or(0);
+    let mut a = Attempt { program, types: RefCell::new(types), bindings: Bindings::default(), rank };
+    // Variables that name inner nodes have the type of the node.
+    let mut left = Vec::new();
+    for p in &r.lhs {
+        match a.pat(p) {
+            Some(t) => left.push(t),
+            None => return Verdict::Nothing,
+        }
+    }
+    let lookup = |v: VarId| a.types.borrow().get(&v).cloned();
+    let mut infer = Infer::new(program, &lookup);
+    infer.bindings = a.bindings.clone();
+    for (v, e) in &r.lets {
+        match infer.value(e) {
+            Some(x) => infer.bindings.values.insert(*v, x),
+            None => return Verdict::Nothing,
+        };
+    }
+    if r.requires.iter().any(|g| infer.holds(g) == Some(false)) {
+        return Verdict::Nothing;
+    }
+    let shown = || describe(&r.vars, &leaves.iter().filter_map(|v| Some((*v, lookup(*v)?))).collect(), &[]);
+    for (b, t) in r.rhs.iter().zip(&left) {
+        match infer.build(b) {
+            Ok(None) => return Verdict::Agree,
+            Ok(Some(have)) if have != *t => {
+                return Verdict::Differ(format!("this is {have}, the left side {t}"), shown());
+            }
+            Ok(Some(_)) => {}
+            Err(e) => return Verdict::Differ(format!("this has no type: {}", e.message), shown()),
+        }
+    }
+    Verdict::Agree
+}
+
+impl Attempt<'_> {
+    /// The type of a pattern; `None` if it has none with these ranks, or it is not known.
+    fn pat(&mut self, p: &Pat) -> Option<TensorType> {
+        match p {
+            Pat::Var(v) => self.types.borrow().get(v).cloned(),
+            Pat::Bind(v, p) => {
+                let t = self.pat(p)?;
+                self.types.borrow_mut().insert(*v, t.clone());
+                Some(t)
+            }
+            Pat::Typed(p, ty) => {
+                let t = self.pat(p)?;
+                (match_type(ty, &t, &mut self.bindings) == Some(true)).then_some(t)
+            }
+            Pat::Node(n) => self.node(n),
+            Pat::OneOf(l) => self.pat(l.first()?),
+            Pat::Any | Pat::Lit { .. } | Pat::Absent | Pat::Optional(_) => None,
+        }
+    }
+
+    fn node(&mut self, n: &NodePat) -> Option<TensorType> {
+        if n.rest.is_some() {
+            return None;
+        }
+        let mut args = Vec::new();
+        for (i, p) in n.args.iter().enumerate() {
+            args.push(BuildArg::One(match p {
+                Pat::Lit { value, .. } => Build::Number(AExpr::Value(AttrValue::Float(*value))),
+                Pat::Absent => Build::Absent,
+                _ if self.is_term(n.head, i) => Build::Absent,
+                _ => {
+                    let t = self.pat(p)?;
+                    // A stand-in variable far behind the rule's own.
+                    let v = VarId(u32::MAX - self.types.borrow().len() as u32);
+                    self.types.borrow_mut().insert(v, t);
+                    Build::Var(v)
+                }
+            }));
+        }
+        if let Head::Op(id) = n.head {
+            // Terms have no type of their own.
+            let terms: Vec<bool> = self.program.op(id).operands().map(|(_, p)| p.kind == ParamKind::Term).collect();
+            let mut i = 0;
+            args.retain(|_| {
+                i += 1;
+                !terms.get(i - 1).copied().unwrap_or(false)
+            });
+        }
+        let attrs = self.attrs(n)?;
+        let node = Build::Node(BuildNode { head: n.head, args, attrs, output: n.output });
+        let lookup = |v: VarId| self.types.borrow().get(&v).cloned();
+        let mut infer = Infer::new(self.program, &lookup);
+        infer.bindings = self.bindings.clone();
+        infer.build(&node).ok().flatten()
+    }
+
+    fn is_term(&self, head: Head, i: usize) -> bool {
+        match head {
+            Head::Op(id) => self.program.op(id).operands().nth(i).is_some_and(|(_, p)| p.kind == ParamKind::Term),
+            _ => false,
+        }
+    }
+
+    /// Values for the attributes of a pattern; variables get a likely one.
+    fn attrs(&mut self, n: &NodePat) -> Option<Vec<AExpr>> {
+        let Head::Op(id) = n.head else { return Some(Vec::new()) };
+        let types: Vec<AttrType> = self
+            .program
+            .op(id)
+            .attrs()
+            .filter_map(|(_, p)| if let ParamKind::Attr { ty, .. } = p.kind { Some(ty) } else { None })
+            .collect();
+        n.attrs.iter().zip(types).map(|(a, ty)| self.attr(a, ty)).collect()
+    }
+
+    fn attr(&mut self, a: &AttrPat, ty: AttrType) -> Option<AExpr> {
+        match a {
+            AttrPat::Is(e) => Some(e.clone()),
+            AttrPat::Any => Some(AExpr::Value(self.likely(ty)?)),
+            AttrPat::Var(v) => {
+                if let Some(x) = self.bindings.values.get(v) {
+                    return Some(AExpr::Value(x.clone()));
+                }
+                let x = self.likely(ty)?;
+                self.bindings.values.insert(*v, x.clone());
+                Some(AExpr::Value(x))
+            }
+            AttrPat::List(l) => {
+                let element = if ty == AttrType::Axes { AttrType::Axis } else { AttrType::Dim };
+                Some(AExpr::List(l.iter().map(|a| self.attr(a, element)).collect::<Option<_>>()?))
+            }
+            AttrPat::Rest(_) => None,
+        }
+    }
+
+    fn likely(&self, ty: AttrType) -> Option<AttrValue> {
+        let dims = |l: Vec<i64>| AttrValue::List(l.into_iter().map(|d| AttrValue::Dim(Dim::from(d))).collect());
+        Some(match ty {
+            AttrType::Axis => AttrValue::Dim(Dim::from(-1)),
+            AttrType::Axes => dims(vec![-1]),
+            AttrType::Ints => dims((0..self.rank as i64).rev().collect()),
+            AttrType::Dims => dims(vec![2; self.rank]),
+            AttrType::Bool => AttrValue::Bool(true),
+            AttrType::DType => AttrValue::DType(DType::F32),
+            AttrType::Dim => AttrValue::Dim(Dim::from(2)),
+            AttrType::Int => AttrValue::Dim(Dim::from(1)),
+            AttrType::Float => AttrValue::Float(1.0),
+            AttrType::Floats | AttrType::Str => return None,
+        })
+    }
+}

@@ -1,0 +1,266 @@
+//! Patterns against right sides and against each other: does one match the other?
+//!
+//! In: parts of rules. Out: yes or no, with what the variables stand for. Holds always: a yes is
+//! certain as far as structure goes; guards are for the caller.
+
+use std::collections::HashMap;
+
+use crate::ir::{AExpr, AttrPat, AttrValue, Build, BuildArg, Head, NodePat, Pat, Rule, VarId};
+
+/// What the variables of the pattern stand for.
+#[derive(Default, Debug)]
+pub(crate) struct Match {
+    /// Tensors and terms.
+    pub builds: HashMap<VarId, Build>,
+    /// Attributes.
+    pub attrs: HashMap<VarId, AExpr>,
+}
+
+/// Whether a pattern matches a right side taken as it is written.
+pub(crate) fn matches(p: &Pat, b: &Build, m: &mut Match) -> bool {
+    match (p, b) {
+        (Pat::Any, _) => true,
+        (Pat::Var(v), _) => match m.builds.get(v) {
+            Some(have) => have == b,
+            None => {
+                m.builds.insert(*v, b.clone());
+                true
+            }
+        },
+        (Pat::Bind(v, p), _) => matches(&Pat::Var(*v), b, m) && matches(p, b, m),
+        (Pat::Lit { value, near: None }, Build::Number(AExpr::Value(AttrValue::Float(x)))) => {
+            value.to_bits() == x.to_bits()
+        }
+        (Pat::Absent, Build::Absent) => true,
+        (Pat::OneOf(l), _) => l.iter().any(|p| {
+            let mut own = Match { builds: m.builds.clone(), attrs: m.attrs.clone() };
+            let yes = matches(p, b, &mut own);
+            if yes {
+                *m = own;
+            }
+            yes
+        }),
+        (Pat::Node(n), Build::Node(bn)) => {
+            n.head == bn.head
+                && n.rest.is_none()
+                && n.output == bn.output
+                && n.args.len() == bn.args.len()
+                && n.args.iter().zip(&bn.args).all(|(p, a)| matches!(a, BuildArg::One(b) if matches(p, b, m)))
+                && n.attrs.len() == bn.attrs.len()
+                && n.attrs.iter().zip(&bn.attrs).all(|(p, e)| attr_matches(p, e, m))
+        }
+        _ => false,
+    }
+}
+
+fn attr_matches(p: &AttrPat, e: &AExpr, m: &mut Match) -> bool {
+    match p {
+        AttrPat::Any => true,
+        AttrPat::Var(v) => match m.attrs.get(v) {
+            Some(have) => have == e,
+            None => {
+                m.attrs.insert(*v, e.clone());
+                true
+            }
+        },
+        AttrPat::Is(x) => x == e,
+        AttrPat::List(_) | AttrPat::Rest(_) => false,
+    }
+}
+
+/// Every part of a right side, the whole first.
+pub(crate) fn parts<'b>(b: &'b Build, f: &mut dyn FnMut(&'b Build, bool), root: bool) {
+    f(b, root);
+    match b {
+        Build::Node(n) => {
+            for a in &n.args {
+                match a {
+                    BuildArg::One(b) | BuildArg::Each { element: b, .. } => parts(b, f, false),
+                    BuildArg::Spread(_) => {}
+                }
+            }
+        }
+        Build::Else(_, b) | Build::Frozen(b) => parts(b, f, false),
+        Build::If(_, a, b) => {
+            parts(a, f, false);
+            parts(b, f, false);
+        }
+        Build::Var(_) | Build::Number(_) | Build::Absent => {}
+    }
+}
+
+/// True if the right side holds a match of the left side that makes the next one larger.
+pub(crate) fn grows(r: &Rule) -> bool {
+    let ([lhs], [rhs]) = (r.lhs.as_slice(), r.rhs.as_slice()) else { return false };
+    if !r.requires.is_empty() || has_type(lhs) {
+        return false;
+    }
+    let mut found = false;
+    parts(
+        rhs,
+        &mut |b, root| {
+            let mut m = Match::default();
+            if matches(lhs, b, &mut m) {
+                found |= !root || m.builds.values().any(|b| !matches!(b, Build::Var(_) | Build::Number(_)));
+            }
+        },
+        true,
+    );
+    found
+}
+
+fn has_type(p: &Pat) -> bool {
+    match p {
+        Pat::Typed(..) => true,
+        Pat::Bind(_, p) => has_type(p),
+        Pat::OneOf(l) => l.iter().any(has_type),
+        Pat::Node(n) => n.args.iter().any(has_type),
+        _ => false,
+    }
+}
+
+/// True if the right side is a part of the left side below scalar functions only, in a rule that is
+/// not lifted to terms: the class then contains itself, and an epilogue could take the function in
+/// again and again.
+pub(crate) fn self_containing(r: &Rule) -> bool {
+    let ([lhs], [rhs]) = (r.lhs.as_slice(), r.rhs.as_slice()) else { return false };
+    !r.pointwise && scalars_only(rhs) && below(lhs, rhs)
+}
+
+fn scalars_only(b: &Build) -> bool {
+    match b {
+        Build::Var(_) | Build::Number(_) => true,
+        Build::Node(n) => {
+            matches!(n.head, Head::Scalar(_)) && n.args.iter().all(|a| matches!(a, BuildArg::One(b) if scalars_only(b)))
+        }
+        _ => false,
+    }
+}
+
+fn below(p: &Pat, rhs: &Build) -> bool {
+    match p {
+        Pat::Bind(_, p) | Pat::Typed(p, _) => below(p, rhs),
+        Pat::Node(NodePat { head: Head::Scalar(_), args, .. }) => args.iter().any(|a| same(a, rhs) || below(a, rhs)),
+        _ => false,
+    }
+}
+
+/// Whether a part of the left side is the right side, as they are written.
+fn same(p: &Pat, b: &Build) -> bool {
+    match (p, b) {
+        (Pat::Var(v), Build::Var(w)) => v == w,
+        (Pat::Bind(v, p), _) => matches!(b, Build::Var(w) if v == w) || same(p, b),
+        (Pat::Typed(p, _), _) => same(p, b),
+        (Pat::Lit { value, near: None }, Build::Number(AExpr::Value(AttrValue::Float(x)))) => {
+            value.to_bits() == x.to_bits()
+        }
+        (Pat::Node(n), Build::Node(bn)) => {
+            n.head == bn.head
+                && n.args.len() == bn.args.len()
+                && n.args.iter().zip(&bn.args).all(|(p, a)| matches!(a, BuildArg::One(b) if same(p, b)))
+        }
+        _ => false,
+    }
+}
+
+/// A substitution from one pattern's variables to another's parts.
+#[derive(Default, Debug, Clone)]
+pub(crate) struct Instance {
+    pats: HashMap<VarId, Pat>,
+    attrs: HashMap<VarId, AttrPat>,
+}
+
+/// Whether every match of `special` is one of `general`.
+pub(crate) fn instance_of(general: &Pat, special: &Pat, i: &mut Instance) -> bool {
+    match (general, special) {
+        (Pat::Any, _) => true,
+        (Pat::Var(v), _) => match i.pats.get(v) {
+            Some(have) => have == special || matches!((have, special), (Pat::Bind(a, _), Pat::Var(b)) if a == b),
+            None => {
+                i.pats.insert(*v, special.clone());
+                true
+            }
+        },
+        (Pat::Bind(v, g), _) => instance_of(&Pat::Var(*v), special, i) && instance_of(g, special, i),
+        (_, Pat::Bind(_, s)) => instance_of(general, s, i),
+        (_, Pat::Typed(s, _)) if !matches!(general, Pat::Typed(..)) => instance_of(general, s, i),
+        (_, Pat::OneOf(l)) => l.iter().all(|s| instance_of(general, s, i)),
+        (Pat::OneOf(l), _) => l.iter().any(|g| {
+            let mut own = i.clone();
+            let yes = instance_of(g, special, &mut own);
+            if yes {
+                *i = own;
+            }
+            yes
+        }),
+        (Pat::Lit { value: a, near }, Pat::Lit { value: b, near: n }) => near == n && a.to_bits() == b.to_bits(),
+        (Pat::Absent, Pat::Absent) => true,
+        (Pat::Optional(v), Pat::Optional(_) | Pat::Absent) => instance_of(&Pat::Var(*v), special, i),
+        (Pat::Node(g), Pat::Node(s)) => {
+            g.head == s.head
+                && g.rest.is_none()
+                && s.rest.is_none()
+                && g.output == s.output
+                && g.args.len() == s.args.len()
+                && g.args.iter().zip(&s.args).all(|(g, s)| instance_of(g, s, i))
+                && g.attrs.len() == s.attrs.len()
+                && g.attrs.iter().zip(&s.attrs).all(|(g, s)| attr_instance(g, s, i))
+        }
+        _ => false,
+    }
+}
+
+fn attr_instance(g: &AttrPat, s: &AttrPat, i: &mut Instance) -> bool {
+    match (g, s) {
+        (AttrPat::Any, _) => true,
+        (AttrPat::Var(v), _) => match i.attrs.get(v) {
+            Some(have) => have == s,
+            None => {
+                i.attrs.insert(*v, s.clone());
+                true
+            }
+        },
+        (AttrPat::Is(a), AttrPat::Is(b)) => a == b,
+        _ => false,
+    }
+}
+
+/// Whether the general rule's right side, with the substitution, is the special one's.
+pub(crate) fn same_result(general: &Build, special: &Build, i: &Instance) -> bool {
+    match (general, special) {
+        (Build::Var(v), _) => i.pats.get(v).is_some_and(|p| same(p, special)),
+        (Build::Number(AExpr::Var(v)), Build::Number(e)) => attr_is(i, *v, e),
+        (Build::Number(a), Build::Number(b)) => closed(a) && a == b,
+        (Build::Frozen(a), Build::Frozen(b)) => same_result(a, b, i),
+        (Build::Absent, Build::Absent) => true,
+        (Build::Node(g), Build::Node(s)) => {
+            g.head == s.head
+                && g.output == s.output
+                && g.args.len() == s.args.len()
+                && g.args
+                    .iter()
+                    .zip(&s.args)
+                    .all(|(a, b)| matches!((a, b), (BuildArg::One(a), BuildArg::One(b)) if same_result(a, b, i)))
+                && g.attrs.len() == s.attrs.len()
+                && g.attrs.iter().zip(&s.attrs).all(|(a, b)| match a {
+                    AExpr::Var(v) => attr_is(i, *v, b),
+                    a => closed(a) && a == b,
+                })
+        }
+        _ => false,
+    }
+}
+
+fn attr_is(i: &Instance, v: VarId, e: &AExpr) -> bool {
+    match (i.attrs.get(&v), e) {
+        (Some(AttrPat::Var(w)), AExpr::Var(x)) => w == x,
+        (Some(AttrPat::Is(a)), e) => a == e,
+        _ => false,
+    }
+}
+
+fn closed(e: &AExpr) -> bool {
+    let mut any = false;
+    super::walk::expr_vars(e, &mut |_| any = true);
+    !any
+}
