@@ -84,4 +84,114 @@ all of them, or give the symbolic sizes numbers.",
         "",
         "",
     ),
+    Row::new(
+        320,
+        "wrong number of arguments",
+        "An op, scalar, pattern or function of attributes is given more or fewer arguments than it is
+declared with, or a result is asked for that it does not have. The message shows the declaration.
+Optional operands, marked `?`, and attributes with a default may be left out; of an op with several
+results `.0` names the first.",
+        "scalar f(x) = max(x);",
+        "scalar f(x) = max(x, 0);",
+    ),
+    Row::new(
+        321,
+        "argument names",
+        "An argument is given by a name that the declaration does not have, or is given twice, once by its
+place and once by its name. Operands and attributes may both be named; scalars take their arguments
+by place only.",
+        "ruleset r { until = fixpoint; }\nrule r::a: transpose(x, perms = p) => transpose(x, perm = p) class exact;",
+        "ruleset r { until = fixpoint; }\nrule r::a: transpose(transpose(x, perm = p), perm = q) => transpose(x, perm = [p[i] for i in q]);",
+    ),
+    Row::new(
+        322,
+        "an attribute has no value",
+        "On a right side, in a body and in a test every attribute needs a value, unless its declaration gives
+a default. There is nothing from which the compiler could guess it.",
+        "test \"turned\" {\n  input x: f32[2, 3];\n  given transpose(x);\n  expect launches == 1;\n}",
+        "test \"turned\" {\n  input x: f32[2, 3];\n  given transpose(x, perm = [1, 0]);\n  expect launches == 1;\n}",
+    ),
+    Row::new(
+        323,
+        "wrong sort",
+        "The language keeps tensors, lists of tensors, epilogue terms, attributes with sizes, and element
+types apart. Something of one sort stands where another is needed. A tensor becomes a term by
+`in(t)`, its one value a number by `value(t)`, and its sizes are `shape(t)` and `dim(t, i)`; a
+variadic operand is spliced by `..xs`.",
+        "ruleset r { until = fixpoint; }\nrule r::a: add(gemm(a, b, e, to = d), t) => gemm(a, b, add(e, t), to = d);",
+        "ruleset r { until = fixpoint; }\nrule r::a: add(y @ gemm(a, b, e, to = d), t) => gemm(a, b, add(e, in(t)), to = d)\n  requires broadcast(shape(y), shape(t)) == shape(y);",
+    ),
+    Row::new(
+        324,
+        "wrong type of an attribute",
+        "The value of an attribute, or an operand of an operator on attributes, is of another type than is
+needed: a list where one number must stand, a truth value in arithmetic, a comparison of things that
+are never equal. The declaration of the op says what each of its attributes is.",
+        "test \"turned\" {\n  input x: f32[2, 3];\n  given transpose(x, perm = 1);\n  expect launches == 1;\n}",
+        "test \"turned\" {\n  input x: f32[2, 3];\n  given transpose(x, perm = [1, 0]);\n  expect launches == 1;\n}",
+    ),
+    Row::new(
+        325,
+        "malformed type",
+        "A tensor's type is an element type and sizes, `T[..s, m, k]`: at most one rest of sizes with `..`,
+element types by their names or a variable that starts with a capital, and in a result only names
+that an operand binds. Attributes have types of their own: int, ints, axis, axes, float, floats,
+bool, dtype, dim, dims, string.",
+        "op twice(x: fp32[..s]) -> f32[..s] = x + x;\ntest \"t\" { input x: f32[2]; given twice(x); expect launches == 1; }",
+        "op twice(x: f32[..s]) -> f32[..s] = x + x;\ntest \"t\" { input x: f32[2]; given twice(x); expect launches == 1; }",
+    ),
+    Row::new(
+        326,
+        "the body is not of the declared type",
+        "An op declares the type of its result, and its body computes another one. Users of the op rely on
+the declaration, so that both must agree for all sizes. The note shows operands for which they do
+not; the sizes in it are the declaration's own names.",
+        "op total(x: T[..s, n]) -> T[..s, n] = sum(x, axes = [-1]);\ntest \"t\" { input x: f32[2, 3]; given total(x); expect launches == 1; }",
+        "op total(x: T[..s, n]) -> T[..s, 1] = sum(x, axes = [-1]);\ntest \"t\" { input x: f32[2, 3]; given total(x); expect launches == 1; }",
+    ),
+    Row::new(
+        327,
+        "not built in",
+        "`builtin` says that Hypatia itself knows the meaning. That holds for a short list only, which `core`
+declares; a declaration of one must be as it is there. Everything else needs a body, and a body
+alone is enough: shapes, reference, gradient and cost follow from it.",
+        "scalar softsign(x) builtin;",
+        "scalar softsign(x) = x / (1 + abs(x));",
+    ),
+    Row::new(
+        328,
+        "a number where a truth value is needed",
+        "Scalars compute with numbers and with truth values, and neither becomes the other silently.
+Comparisons, `not`, `and`, `or`, `isnan` give truth values; arithmetic needs numbers. `select(c, 1,
+0)` makes a number of a truth value, `x != 0` the reverse.",
+        "scalar step(x) = (x > 0) * x;",
+        "scalar step(x) = select(x > 0, x, 0);",
+    ),
+    Row::new(
+        329,
+        "an operand that may be absent",
+        "An operand marked `?` may be missing, and the body or right side uses it as if it were always there;
+or `else` stands behind something that always is. Say what takes its place: `(b else 0)`. Handing an
+optional operand on to an optional operand of another op needs no `else`.",
+        "op shift(x: T[..s, n], b: T[n]?) -> T[..s, n] = x + b;\ntest \"t\" { input x: f32[2, 3]; given shift(x); expect launches == 1; }",
+        "op shift(x: T[..s, n], b: T[n]?) -> T[..s, n] = x + (b else 0);\ntest \"t\" { input x: f32[2, 3]; given shift(x); expect launches == 1; }",
+    ),
+    Row::new(
+        330,
+        "no meaning here",
+        "The expression is well-formed, but has no meaning where it stands: alternatives or `_` on a right
+side, a tuple inside an operand, a set outside `in`. Left sides describe, right sides build, guards
+compute with attributes; each takes its own part of the language.",
+        "ruleset r { until = fixpoint; }\nrule r::a: exp(log(x)) => x | neg(neg(x));",
+        "ruleset r { until = fixpoint; }\nrule r::a: exp(log(x)) => x;",
+    ),
+    Row::new(
+        331,
+        "wrong number of derivatives",
+        "`grad` gives the derivative of a scalar by each of its parameters, in their order, so that there
+must be as many as parameters. It may be left out altogether: derivatives are worked out from the
+body, and a written one is checked against that.",
+        "scalar scaled(x, s) = x * s grad s;",
+        "scalar scaled(x, s) = x * s grad s, x;",
+    ),
 ];

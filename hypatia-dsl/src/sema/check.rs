@@ -274,7 +274,12 @@ pub(super) fn rule(program: &Program, r: &Rule, right: Span, left: Span) -> Opti
         match attempt(program, r, &leaves, &ranks) {
             Verdict::Nothing => {}
             Verdict::Agree => return None,
-            Verdict::Differ(a, b) => found = found.or(Some((a, b))),
+            // A difference of types says more than a type that is missing.
+            Verdict::Differ(a, b) => {
+                if found.is_none() || a.starts_with("this is") {
+                    found = Some((a, b));
+                }
+            }
         }
     }
     let (what, with) = found?;

@@ -55,8 +55,6 @@ codes! {
     MISPLACED = 330;
     /// `grad` with a wrong number of derivatives.
     GRAD = 331;
-    /// Operands whose types do not fit the op, in a body or on a right side.
-    OPERAND_TYPE = 332;
     /// A variable on the right side that the left side does not bind.
     UNBOUND = 401;
     /// A left side that is no application.
@@ -117,6 +115,4 @@ codes! {
     TEST_INPUT = 702;
     /// An expectation that is ill-formed.
     EXPECTATION = 703;
-    /// A test that expects an error which does not occur.
-    NO_ERROR = 704;
 }

@@ -5,7 +5,7 @@ use crate::compile::{FileLoader, compile};
 use crate::program_print::{show_kernel, show_rule};
 use crate::source::SourceFile;
 
-const FILES: &[(&str, &str)] = &[
+pub(super) const FILES: &[(&str, &str)] = &[
     ("core", include_str!("../../../rules/core.hyp")),
     ("nn", include_str!("../../../rules/nn.hyp")),
     ("fuse", include_str!("../../../rules/fuse.hyp")),

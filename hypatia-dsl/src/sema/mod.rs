@@ -11,6 +11,8 @@ mod args;
 mod build;
 mod check;
 pub mod code;
+#[cfg(test)]
+mod codes_test;
 mod context;
 mod derive;
 mod guards;
