@@ -7,6 +7,7 @@ pub mod cpu;
 pub mod cuda;
 pub mod device;
 pub mod error;
+pub mod generate;
 pub mod graph;
 pub mod library;
 pub mod npz;

@@ -5,3 +5,4 @@
 
 pub mod find;
 pub mod nvrtc;
+pub mod probe;

@@ -6,7 +6,7 @@
 
 use minijinja::{Value, context};
 
-use super::term::{Functions, Lowered, compute_name, widen};
+use super::term::{Functions, Lowered, compute_name, inlining, widen};
 use super::{
     Arg, ArgKind, CudaSource, EmitError, Entry, Geometry, Header, POINTWISE_BLOCK, common, identifier, render, storage,
     vector_width,
@@ -154,7 +154,8 @@ fn value_function(
         lines.push(format!("{name} = {};", functions.store(root, *d)?));
     }
     let list: Vec<String> = params.chain(results).collect();
-    let inline = if size > 400 { "__noinline__" } else { "__forceinline__" };
+    // Once for each element of a pack, and once for single elements.
+    let inline = inlining(size, 9);
     let mut text = String::from("// The value of one element.\n");
     text.push_str(&format!("static __device__ {inline} void value({}) {{\n", list.join(", ")));
     for l in lines {

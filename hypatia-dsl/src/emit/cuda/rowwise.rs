@@ -7,7 +7,7 @@
 use minijinja::{Value, context};
 
 use super::pointwise::{declarations, default_type, reachable};
-use super::term::{Functions, compute_name, formula, identity_literal, widen};
+use super::term::{Functions, compute_name, formula, identity_literal, inlining, widen};
 use super::{
     Arg, ArgKind, CudaSource, EmitError, Entry, Geometry, Header, common, identifier, render, storage, vector_width,
 };
@@ -19,8 +19,13 @@ use crate::scalar::{Term, TermNode};
 /// Bytes of a row's operands that one thread keeps in registers.
 const KEPT_BYTES: usize = 128;
 
-/// Suffix, threads of a block, threads that share a row, and chunks that they keep at most.
-const SHAPES: [(&str, u32, u32, usize); 3] = [("_warp", 128, 32, 4), ("_block", 256, 256, 4), ("_wide", 1024, 1024, 8)];
+/// Suffix, threads of a block, threads that share a row, and elements that each of them keeps at most
+/// (the passes are unrolled over them, so that more of them make larger code).
+const SHAPES: [(&str, u32, u32, usize); 3] =
+    [("_warp", 128, 32, 32), ("_block", 256, 256, 16), ("_wide", 1024, 1024, 16)];
+
+/// How often a value function is written out in the three entry points, roughly.
+const COPIES: u64 = 90;
 
 /// A printed function: what it needs and how it is called.
 struct Piece {
@@ -204,7 +209,7 @@ fn value_function(
         .collect();
     let result = store.map_or(compute_name(ty), storage);
     let what = if store.is_some() { "One element of an output." } else { "What is reduced, of one element." };
-    let inline = if lowered.size > 400 { "__noinline__" } else { "__forceinline__" };
+    let inline = inlining(lowered.size, COPIES);
     let mut text = format!("// {what}\nstatic __device__ {inline} {result} {name}({}) {{\n", params.join(", "));
     for i in &inputs {
         let d = kernel.inputs[*i].0;
@@ -321,7 +326,7 @@ fn loads(kernel: &RowwiseKernel, inputs: &[usize]) -> Value {
     inputs
         .iter()
         .filter_map(|i| match kernel.inputs[*i].1 {
-            RowAccess::Full => Some(format!("const auto in{i}_v = KEEP ? in{i}_kept[c] : load<V>(in{i} + col);")),
+            RowAccess::Full => Some(format!("const auto in{i}_v = in{i}_at(c, col);")),
             RowAccess::PerColumn => Some(format!("const auto in{i}_v = load<V>(in{i} + col);")),
             _ => None,
         })
@@ -399,7 +404,7 @@ fn entry_points(kernel: &RowwiseKernel, used: &[usize], vector: usize) -> (Vec<E
     let mut entries = Vec::new();
     let mut values = Vec::new();
     for (i, (suffix, block, threads, most)) in SHAPES.iter().enumerate() {
-        let chunks = (KEPT_BYTES / pack.max(1)).clamp(1, *most);
+        let chunks = (KEPT_BYTES / pack.max(1)).min(most / vector).max(1);
         let capacity = *threads as u64 * chunks as u64 * vector as u64;
         let last = i + 1 == SHAPES.len();
         let name = format!("{}{suffix}", identifier("hypatia_", &kernel.name));

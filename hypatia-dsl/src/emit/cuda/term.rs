@@ -14,7 +14,7 @@ use super::{EmitError, MAX_TERM_NODES};
 use crate::builtin::BuiltinScalar;
 use crate::dtype::{DType, Kind};
 use crate::ir::{InView, Program, ScalarBody, ScalarId};
-use crate::scalar::{Term, TermId, TermNode};
+use crate::scalar::{Term, TermId, TermNode, show_term_with};
 
 /// Stands for a `#line` directive back into the generated file; its number is known at the end.
 pub(super) const LINE_BACK: &str = "#line BACK";
@@ -22,8 +22,25 @@ pub(super) const LINE_BACK: &str = "#line BACK";
 /// Longest expression that is written in one piece; beyond it a name is given to a part.
 const MAX_EXPRESSION: usize = 72;
 
-/// A function whose calls, written out, have more operations than this is not inlined.
-const MAX_INLINE: u64 = 400;
+/// Instructions, roughly, that a function may cost in all its copies: more is not inlined, so that
+/// a kernel compiles in seconds.
+const MAX_INLINE: u64 = 6_000;
+
+/// The specifier of a function of that size that is written out so often.
+pub(super) fn inlining(size: u64, copies: u64) -> &'static str {
+    if size.saturating_mul(copies) > MAX_INLINE { "__noinline__" } else { "__forceinline__" }
+}
+
+/// Instructions of a builtin, roughly.
+fn weight(b: BuiltinScalar) -> u64 {
+    use BuiltinScalar::*;
+    match b {
+        Pow | Fmod | Sin | Cos => 60,
+        Exp | Log | Log1p | Expm1 | Erf | Tanh | Atan => 15,
+        Div | Sqrt | Rsqrt => 8,
+        _ => 1,
+    }
+}
 
 /// The C++ name of a compute type.
 pub fn compute_name(ty: DType) -> &'static str {
@@ -82,7 +99,7 @@ pub struct Lowered {
     pub statements: Vec<String>,
     /// Each root.
     pub roots: Vec<Expr>,
-    /// Operations, those of called functions included.
+    /// Instructions, roughly, those of called functions included.
     pub size: u64,
 }
 
@@ -224,7 +241,7 @@ impl<'p> Functions<'p> {
             name = format!("{name}_{}", tag(ty));
         }
         let list: Vec<String> = params.iter().map(|(n, t)| format!("const {} {n}", compute_name(*t))).collect();
-        let inline = if lowered.size > MAX_INLINE { "__noinline__" } else { "__forceinline__" };
+        let inline = inlining(lowered.size, 30);
         let mut text = String::new();
         for line in comment_lines(&def.doc, 100) {
             text.push_str(&format!("// {line}\n"));
@@ -394,7 +411,7 @@ impl<'p> Functions<'p> {
             operands.push(self.operand(term, exprs, *a, Some(want))?);
         }
         match &def.body {
-            ScalarBody::Builtin(b) => Ok((self.builtin(*b, ty, &operands)?, 1)),
+            ScalarBody::Builtin(b) => Ok((self.builtin(*b, ty, &operands)?, weight(*b))),
             ScalarBody::Term(_) => {
                 let f = self.done.get(&(id, ty)).ok_or(Stop::Missing((id, ty)))?;
                 let list: Vec<&str> = operands.iter().map(|e| e.text.as_str()).collect();
@@ -636,59 +653,21 @@ pub fn identity_literal(v: f64, ty: DType) -> Result<String, EmitError> {
 /// that should not be called `acc` and `in0`.
 pub fn formula(program: &Program, term: &Term, root: TermId, leaf: &dyn Fn(&TermNode) -> Option<String>) -> String {
     const LONGEST: usize = 160;
-    // Text, and whether it is an operation that needs parentheses inside another one.
-    let mut texts: Vec<(String, bool)> = Vec::with_capacity(root.0 as usize + 1);
-    for node in term.nodes.iter().take(root.0 as usize + 1) {
-        let bare = |id: &TermId| texts.get(id.0 as usize).map_or(String::new(), |t| t.0.clone());
-        let tight = |id: &TermId| match texts.get(id.0 as usize) {
-            Some((t, true)) => format!("({t})"),
-            _ => bare(id),
-        };
-        let (text, open) = match node {
-            _ if leaf(node).is_some() => (leaf(node).unwrap_or_default(), false),
-            TermNode::Param(i) => (format!("p{i}"), false),
-            TermNode::Acc => ("acc".into(), false),
-            TermNode::In { input, view } => match view {
-                InView::Broadcast => (format!("in{input}"), false),
-                InView::Row => (format!("row(in{input})"), false),
-                InView::Col => (format!("col(in{input})"), false),
-                InView::Full => (format!("full(in{input})"), false),
-            },
-            TermNode::Lit(v) => (format!("{}", v.0), false),
-            TermNode::Cast { to, arg } => (format!("cast<{to}>({})", bare(arg)), false),
-            TermNode::Call { scalar, args } => {
-                let def = program.scalars.get(scalar.index());
-                let infix = match def.map(|d| &d.body) {
-                    Some(ScalarBody::Builtin(b)) => operator(*b),
-                    _ => None,
-                };
-                match (infix, &args[..]) {
-                    (Some(op), [a, b]) => (format!("{} {op} {}", tight(a), tight(b)), true),
-                    _ => {
-                        let name = def.map_or(String::new(), |d| comment_lines(&d.name, 60).join(" "));
-                        (format!("{name}({})", args.iter().map(bare).collect::<Vec<_>>().join(", ")), false)
-                    }
-                }
-            }
-        };
-        texts.push(if text.len() > LONGEST { ("...".into(), false) } else { (text, open) });
+    let term = Term { nodes: term.nodes.clone(), roots: vec![root] };
+    let text = show_term_with(program, &term, &|node| {
+        leaf(node).unwrap_or_else(|| match node {
+            TermNode::Param(i) => format!("p{i}"),
+            TermNode::In { input, view: InView::Row } => format!("row(in{input})"),
+            TermNode::In { input, view: InView::Col } => format!("col(in{input})"),
+            TermNode::In { input, view: InView::Full } => format!("full(in{input})"),
+            TermNode::In { input, .. } => format!("in{input}"),
+            _ => "acc".into(),
+        })
+    });
+    let mut line = comment_lines(&text, usize::MAX).into_iter().next().unwrap_or_default();
+    if let Some((end, _)) = line.char_indices().nth(LONGEST) {
+        line.truncate(end);
+        line.push_str("...");
     }
-    texts.pop().unwrap_or_default().0
-}
-
-/// The operator that a `.hyp` file writes for a builtin.
-fn operator(b: BuiltinScalar) -> Option<&'static str> {
-    use BuiltinScalar::*;
-    Some(match b {
-        Add => "+",
-        Sub => "-",
-        Mul => "*",
-        Div => "/",
-        Fmod => "%",
-        Pow => "**",
-        Eq => "==",
-        Lt => "<",
-        Le => "<=",
-        _ => return None,
-    })
+    line
 }

@@ -1,0 +1,230 @@
+//! Which kernels a Program or a plan asks for.
+//!
+//! In: a Program with a scope, or a plan. Out: [`Instance`]s, and what has none with the reason. Holds
+//! always: each instance has a name of its own.
+
+use std::collections::HashSet;
+
+use hypatia_dsl::builtin::BuiltinOp;
+use hypatia_dsl::dtype::{DType, Kind};
+use hypatia_dsl::emit::cuda::identifier;
+use hypatia_dsl::ir::{
+    AExpr, AttrPat, AttrValue, Backend, Head, InView, Kernel, NodePat, OpBody, Origin, Pat, Program, ScalarBody,
+    ScalarDef, ScalarId, Sort,
+};
+use hypatia_dsl::kernel::{Access, Operand, PointwiseKernel};
+use hypatia_dsl::scalar::{Literal, Term, TermId, TermNode};
+
+use super::{Body, Instance, Scope};
+
+/// Nesting of a pattern that is followed.
+const MAX_DEPTH: usize = 500;
+
+/// A declaration of which no kernel is generated.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Skipped {
+    /// Its name.
+    pub kernel: String,
+    /// The element type, if it is about one.
+    pub dtype: Option<DType>,
+    /// Why.
+    pub reason: String,
+}
+
+/// The kernels that are declared in the scope or follow from it, for each element type.
+pub fn of_program(program: &Program, scope: &Scope, dtypes: &[DType]) -> (Vec<Instance>, Vec<Skipped>) {
+    let mut out = (Vec::new(), Vec::new());
+    let mut names = HashSet::new();
+    for kernel in program.kernels.iter().filter(|k| scope.holds(&k.origin)) {
+        let name = unique(&mut names, &kernel.name);
+        declared(program, kernel, &name, dtypes, &mut out);
+    }
+    for (i, def) in program.scalars.iter().enumerate() {
+        if matches!(def.body, ScalarBody::Term(_)) && scope.holds(&def.origin) {
+            let name = unique(&mut names, &def.name);
+            for dtype in dtypes {
+                out.0.push(of_scalar(def, ScalarId(i as u32), &name, *dtype));
+            }
+        }
+    }
+    out
+}
+
+/// A name that is a file name and an identifier, and not taken.
+fn unique(names: &mut HashSet<String>, name: &str) -> String {
+    let base = identifier("", name);
+    let mut out = base.clone();
+    let mut i = 2;
+    while !names.insert(out.to_ascii_lowercase()) {
+        out = format!("{base}_{i}");
+        i += 1;
+    }
+    out
+}
+
+/// `file:line`
+fn place(origin: &Origin) -> String {
+    if origin.line == 0 { String::new() } else { format!("{}:{}", origin.file, origin.line) }
+}
+
+fn doc(what: &str, doc: &str, origin: &Origin) -> String {
+    let place = place(origin);
+    let from = if place.is_empty() { format!("From {what}.") } else { format!("From {what}, {place}.") };
+    if doc.is_empty() { from } else { format!("{doc}\n{from}") }
+}
+
+/// The kernel that applies a scalar function to whole tensors.
+fn of_scalar(def: &ScalarDef, id: ScalarId, name: &str, dtype: DType) -> Instance {
+    let of_kind = |k: Kind| if k == Kind::Bool { DType::Bool } else { dtype };
+    let inputs = def.params.iter().map(|(_, k)| Operand { dtype: of_kind(*k), access: Access::Full }).collect();
+    let mut term = Term::empty();
+    let args: Vec<TermId> =
+        (0..def.params.len() as u32).map(|input| term.add(TermNode::In { input, view: InView::Broadcast })).collect();
+    let root = term.add(TermNode::Call { scalar: id, args });
+    term.roots.push(root);
+    let kernel = PointwiseKernel {
+        name: format!("{name}_{dtype}"),
+        doc: doc(&format!("scalar `{}`", def.name), &def.doc, &def.origin),
+        inputs,
+        outputs: vec![of_kind(def.result)],
+        rank: 2,
+        term,
+        acc: None,
+    };
+    Instance {
+        kernel: name.into(),
+        kind: "pointwise",
+        origin: place(&def.origin),
+        dtype,
+        body: Body::Pointwise(kernel),
+    }
+}
+
+fn declared(program: &Program, kernel: &Kernel, name: &str, dtypes: &[DType], out: &mut (Vec<Instance>, Vec<Skipped>)) {
+    let from = doc(&format!("kernel `{}`", kernel.name), &kernel.doc, &kernel.origin);
+    let instance = |dtype: DType, kind: &'static str, body: Body| Instance {
+        kernel: name.into(),
+        kind,
+        origin: place(&kernel.origin),
+        dtype,
+        body,
+    };
+    let mut skip = |dtype: Option<DType>, reason: String| {
+        out.1.push(Skipped { kernel: name.into(), dtype, reason });
+    };
+    if let Some(e) = gemm_epilogue(program, kernel) {
+        match epilogue_term(kernel, e) {
+            Ok(Some((term, inputs))) => {
+                for &dtype in dtypes {
+                    let description = PointwiseKernel {
+                        name: format!("{name}_{dtype}"),
+                        doc: from.clone(),
+                        inputs: inputs.iter().map(|a| Operand { dtype, access: a.clone() }).collect(),
+                        outputs: vec![dtype],
+                        rank: 2,
+                        term: term.clone(),
+                        acc: Some(if dtype.is_float() { dtype.compute() } else { dtype }),
+                    };
+                    out.0.push(instance(dtype, "epilogue", Body::Pointwise(description)));
+                }
+            }
+            Ok(None) => skip(None, "the accumulator is stored as it is: no pass is needed".into()),
+            Err(reason) => skip(None, reason),
+        }
+        return;
+    }
+    let _ = (&instance, OpBody::Defined(Vec::new()));
+    match &kernel.backend {
+        Backend::Rowwise | Backend::Pointwise => skip(None, "not derived yet".into()),
+        Backend::Cublaslt(_) => skip(None, "a library call".into()),
+        Backend::Template(file) => skip(None, format!("template {file:?} is instantiated for a shape, by a plan")),
+    }
+}
+
+/// The pattern of the epilogue, if the kernel implements a gemm.
+fn gemm_epilogue<'k>(program: &Program, kernel: &'k Kernel) -> Option<&'k Pat> {
+    let Pat::Node(NodePat { head: Head::Op(op), args, .. }) = strip(&kernel.pattern) else { return None };
+    (program.ops.get(op.index())?.body == OpBody::Builtin(BuiltinOp::Gemm)).then(|| args.get(2)).flatten()
+}
+
+/// The pattern under binders and type annotations.
+fn strip(mut pat: &Pat) -> &Pat {
+    loop {
+        pat = match pat {
+            Pat::Bind(_, p) | Pat::Typed(p, _) => p,
+            _ => return pat,
+        }
+    }
+}
+
+/// The epilogue as a term, with the access of each operand; `None` if it is the accumulator alone.
+#[allow(clippy::type_complexity)]
+fn epilogue_term(kernel: &Kernel, pat: &Pat) -> Result<Option<(Term, Vec<Access>)>, String> {
+    let mut build = Epilogue { kernel, term: Term::empty(), inputs: Vec::new() };
+    let root = build.add(pat, 0)?;
+    build.term.roots.push(root);
+    if *build.term.node(root) == TermNode::Acc {
+        return Ok(None);
+    }
+    Ok(Some((build.term, build.inputs.into_iter().map(|(_, a)| a).collect())))
+}
+
+struct Epilogue<'k> {
+    kernel: &'k Kernel,
+    term: Term,
+    /// The pattern's variable (or none) and the access of each operand.
+    inputs: Vec<(Pat, Access)>,
+}
+
+impl Epilogue<'_> {
+    fn add(&mut self, pat: &Pat, depth: usize) -> Result<TermId, String> {
+        if depth > MAX_DEPTH {
+            return Err("the epilogue is nested too deep".into());
+        }
+        let node = match strip(pat) {
+            Pat::Lit { value, .. } => TermNode::Lit(Literal(*value)),
+            Pat::Var(v) if self.kernel.vars.get(v.index()).is_some_and(|v| v.sort == Sort::Term) => {
+                return Err("its epilogue is open: a plan instantiates it for each epilogue that it meets".into());
+            }
+            Pat::Node(n) => match n.head {
+                Head::Acc => TermNode::Acc,
+                Head::Scalar(scalar) => {
+                    let args = n.args.iter().map(|a| self.add(a, depth + 1)).collect::<Result<_, _>>()?;
+                    TermNode::Call { scalar, args }
+                }
+                Head::In(view) => {
+                    let operand = n.args.first().cloned().unwrap_or(Pat::Any);
+                    TermNode::In { input: self.operand(operand, view), view }
+                }
+                Head::TermCast => {
+                    let Some(AttrPat::Is(AExpr::Value(AttrValue::DType(to)))) = n.attrs.first() else {
+                        return Err("it casts to an element type that is known only in a plan".into());
+                    };
+                    let arg = n.args.first().ok_or("a cast of nothing")?;
+                    TermNode::Cast { to: *to, arg: self.add(arg, depth + 1)? }
+                }
+                Head::Op(_) => return Err("its epilogue holds an op on tensors".into()),
+            },
+            _ => return Err("its epilogue has alternatives: a plan instantiates the one that it meets".into()),
+        };
+        Ok(self.term.add(node))
+    }
+
+    fn operand(&mut self, pat: Pat, view: InView) -> u32 {
+        let access = match view {
+            InView::Row => Access::Row,
+            InView::Col => Access::Col,
+            InView::Full => Access::Full,
+            InView::Broadcast => Access::Strided,
+        };
+        let known = matches!(strip(&pat), Pat::Var(_));
+        let at = self.inputs.iter().position(|(p, a)| known && *p == pat && *a == access);
+        at.unwrap_or_else(|| {
+            self.inputs.push((pat, access));
+            self.inputs.len() - 1
+        }) as u32
+    }
+}
+
+/// The kernels of a plan, each once.
+pub fn of_plan() {}

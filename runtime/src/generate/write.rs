@@ -1,0 +1,325 @@
+//! The files of `hypatia gen`, and their manifest.
+//!
+//! In: kernel instances and a folder. Out: the files. Holds always: nothing is written before every
+//! kernel is printed and compiled; each file is renamed into place; the manifest comes last.
+
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use hypatia_dsl::dtype::DType;
+use hypatia_dsl::emit::cuda::{ArgKind, CudaSource, Geometry, NVRTC_OPTIONS, identifier};
+use hypatia_dsl::ir::Program;
+use serde::Serialize;
+use sha2::{Digest, Sha256};
+
+use super::{Instance, Skipped};
+use crate::cuda::nvrtc::{Nvrtc, NvrtcError};
+use crate::error::{Error, Result};
+
+/// What `manifest.json` says. docs/manifest.md describes each field.
+#[derive(Clone, Debug, Serialize)]
+pub struct Manifest {
+    /// Version of this schema.
+    pub schema: u32,
+    /// Name and version of the generator.
+    pub generator: String,
+    /// Options that every source must be compiled with, the architecture apart.
+    pub compile_options: Vec<String>,
+    /// Version of the NVRTC that made the cubins, if there are any.
+    pub nvrtc: Option<String>,
+    /// One entry a kernel and element type.
+    pub kernels: Vec<KernelEntry>,
+    /// Declarations of which nothing was generated.
+    pub skipped: Vec<SkippedEntry>,
+}
+
+/// A generated kernel.
+#[derive(Clone, Debug, Serialize)]
+pub struct KernelEntry {
+    /// The declaration's name, as an identifier.
+    pub kernel: String,
+    /// `pointwise`, `epilogue` or `rowwise`.
+    pub kind: String,
+    /// `file:line` of the declaration; empty for a model's kernels.
+    pub origin: String,
+    /// The element type.
+    pub dtype: String,
+    /// What is computed.
+    pub formula: String,
+    /// The CUDA C++ file.
+    pub file: Option<String>,
+    /// SHA-256 of the CUDA C++ text, in hex.
+    pub sha256: String,
+    /// The arguments of every entry point, in order.
+    pub args: Vec<ArgEntry>,
+    /// The entry points.
+    pub entries: Vec<EntryEntry>,
+    /// Machine code, one entry an architecture.
+    pub cubins: Vec<CubinEntry>,
+}
+
+/// An argument.
+#[derive(Clone, Debug, Serialize)]
+pub struct ArgEntry {
+    /// Its name.
+    pub name: String,
+    /// `input`, `output` (device pointers), `size` (i64) or `sizes` (i64s by value).
+    pub role: String,
+    /// Element type of pointers, `i64` else.
+    pub dtype: String,
+    /// How many integers; 1 for pointers and sizes.
+    pub count: usize,
+    /// Its shape or meaning, in words.
+    pub about: String,
+}
+
+/// An entry point.
+#[derive(Clone, Debug, Serialize)]
+pub struct EntryEntry {
+    /// The symbol.
+    pub symbol: String,
+    /// `flat`, `grid` or `rows`.
+    pub geometry: String,
+    /// Threads of a block.
+    pub block: u32,
+    /// Elements of one access (flat and grid).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub vector: Option<u32>,
+    /// Threads that share a row (rows).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub threads_per_row: Option<u32>,
+    /// The longest row for which this entry point is the best (rows); no limit where absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub up_to: Option<u64>,
+    /// The launch as formulas over the arguments.
+    pub launch: String,
+}
+
+/// Machine code.
+#[derive(Clone, Debug, Serialize)]
+pub struct CubinEntry {
+    /// The architecture.
+    pub arch: String,
+    /// The file.
+    pub file: String,
+    /// SHA-256 of its bytes, in hex.
+    pub sha256: String,
+}
+
+/// What was not generated.
+#[derive(Clone, Debug, Serialize)]
+pub struct SkippedEntry {
+    /// The declaration's name.
+    pub kernel: String,
+    /// The element type, if it is about one.
+    pub dtype: Option<String>,
+    /// Why.
+    pub reason: String,
+}
+
+/// What is wanted.
+pub struct Request<'a> {
+    /// The Program that the kernels call scalars of.
+    pub program: &'a Program,
+    /// The kernels.
+    pub instances: &'a [Instance],
+    /// Declarations without kernels.
+    pub skipped: Vec<Skipped>,
+    /// Write CUDA C++.
+    pub cuda: bool,
+    /// Compile with this, for these architectures.
+    pub cubins: Option<(&'a Nvrtc, &'a [String])>,
+    /// Further files: name and text.
+    pub more: Vec<(String, String)>,
+    /// Told how many cubins of how many are compiled.
+    pub progress: &'a (dyn Fn(usize, usize) + Sync),
+}
+
+/// What was written.
+#[derive(Clone, Debug)]
+pub struct Written {
+    /// The files in the order in which they were written.
+    pub files: Vec<PathBuf>,
+    /// What the manifest says.
+    pub manifest: Manifest,
+}
+
+/// Prints, compiles and writes everything.
+pub fn write(request: Request<'_>, folder: &Path) -> Result<Written> {
+    let io = |path: &Path| {
+        let path = path.to_path_buf();
+        move |source| Error::Io { path, source }
+    };
+    if folder.exists() && !folder.is_dir() {
+        return Err(Error::Input(format!(
+            "{}: is a file; -o names a folder for the generated files",
+            folder.display()
+        )));
+    }
+    let mut skipped = request.skipped;
+    let mut sources = Vec::new();
+    for instance in request.instances {
+        match instance.emit(request.program) {
+            Ok(source) => sources.push((instance, source)),
+            Err(e) => skipped.push(Skipped {
+                kernel: instance.kernel.clone(),
+                dtype: Some(instance.dtype),
+                reason: e.to_string(),
+            }),
+        }
+    }
+    let cubins = match request.cubins {
+        Some((nvrtc, archs)) => compile(nvrtc, &sources, archs, request.progress)?,
+        None => Vec::new(),
+    };
+
+    std::fs::create_dir_all(folder).map_err(io(folder))?;
+    let mut files = Vec::new();
+    let mut put = |name: &str, bytes: &[u8]| -> Result<()> {
+        let path = folder.join(name);
+        let temporary = folder.join(format!(".{name}.{}.part", std::process::id()));
+        std::fs::write(&temporary, bytes).map_err(io(&temporary))?;
+        if let Err(source) = std::fs::rename(&temporary, &path) {
+            let _ = std::fs::remove_file(&temporary);
+            return Err(Error::Io { path, source });
+        }
+        files.push(path);
+        Ok(())
+    };
+    let mut kernels = Vec::new();
+    for (i, (instance, source)) in sources.iter().enumerate() {
+        let stem = stem(instance);
+        let file = format!("{stem}.cu");
+        if request.cuda {
+            put(&file, source.text.as_bytes())?;
+        }
+        let mut of_kernel = Vec::new();
+        for (_, arch, bytes) in cubins.iter().filter(|(k, ..)| *k == i) {
+            let file = format!("{stem}.{arch}.cubin");
+            put(&file, bytes)?;
+            of_kernel.push(CubinEntry { arch: arch.clone(), file, sha256: hex(bytes) });
+        }
+        kernels.push(entry(instance, source, request.cuda.then_some(file), of_kernel));
+    }
+    for (name, text) in &request.more {
+        put(name, text.as_bytes())?;
+    }
+    let manifest = Manifest {
+        schema: 1,
+        generator: format!("hypatia {}", env!("CARGO_PKG_VERSION")),
+        compile_options: NVRTC_OPTIONS.iter().map(|o| o.to_string()).collect(),
+        nvrtc: request.cubins.map(|(n, _)| format!("{}.{}", n.version().0, n.version().1)),
+        kernels,
+        skipped: skipped
+            .into_iter()
+            .map(|s| SkippedEntry { kernel: s.kernel, dtype: s.dtype.map(|d| d.to_string()), reason: s.reason })
+            .collect(),
+    };
+    let mut json = serde_json::to_string_pretty(&manifest).map_err(|e| Error::Internal(e.to_string()))?;
+    json.push('\n');
+    put("manifest.json", json.as_bytes())?;
+    Ok(Written { files, manifest })
+}
+
+/// `gelu.f32`
+fn stem(instance: &Instance) -> String {
+    format!("{}.{}", identifier("", &instance.kernel), instance.dtype)
+}
+
+/// The index of the source, the architecture, the machine code.
+type Compiled = (usize, String, Vec<u8>);
+
+/// Every source for every architecture, on all cores, in order.
+fn compile(
+    nvrtc: &Nvrtc,
+    sources: &[(&Instance, CudaSource)],
+    archs: &[String],
+    progress: &(dyn Fn(usize, usize) + Sync),
+) -> Result<Vec<Compiled>> {
+    let jobs: Vec<(usize, &str)> =
+        (0..sources.len()).flat_map(|i| archs.iter().map(move |a| (i, a.as_str()))).collect();
+    let results: Vec<Mutex<Option<Result<Vec<u8>, NvrtcError>>>> = jobs.iter().map(|_| Mutex::new(None)).collect();
+    let (next, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let work = || {
+        loop {
+            let at = next.fetch_add(1, Ordering::Relaxed);
+            let Some(&(source, arch)) = jobs.get(at) else { return };
+            let (instance, text) = &sources[source];
+            let result = nvrtc.compile(&text.text, &format!("{}.cu", stem(instance)), arch).map(|c| c.bytes);
+            if let Ok(mut slot) = results[at].lock() {
+                *slot = Some(result);
+            }
+            progress(done.fetch_add(1, Ordering::Relaxed) + 1, jobs.len());
+        }
+    };
+    let threads = std::thread::available_parallelism().map_or(1, |n| n.get()).min(jobs.len().max(1));
+    std::thread::scope(|scope| (0..threads).for_each(|_| drop(scope.spawn(work))));
+    let mut out = Vec::with_capacity(jobs.len());
+    for ((source, arch), result) in jobs.iter().zip(results) {
+        match result.into_inner().ok().flatten() {
+            Some(Ok(bytes)) => out.push((*source, arch.to_string(), bytes)),
+            Some(Err(e)) => return Err(e.into()),
+            None => return Err(Error::Internal("a compilation was lost".into())),
+        }
+    }
+    Ok(out)
+}
+
+fn entry(instance: &Instance, source: &CudaSource, file: Option<String>, cubins: Vec<CubinEntry>) -> KernelEntry {
+    let args = source
+        .args
+        .iter()
+        .map(|a| {
+            let (role, dtype, count) = match a.kind {
+                ArgKind::Input(d) => ("input", d, 1),
+                ArgKind::Output(d) => ("output", d, 1),
+                ArgKind::Size => ("size", DType::I64, 1),
+                ArgKind::Sizes(n) => ("sizes", DType::I64, n),
+            };
+            ArgEntry {
+                name: a.name.clone(),
+                role: role.into(),
+                dtype: dtype.to_string(),
+                count,
+                about: a.about.clone(),
+            }
+        })
+        .collect();
+    let entries = source
+        .entries
+        .iter()
+        .map(|e| {
+            let (geometry, block, vector, threads_per_row, up_to) = match e.geometry {
+                Geometry::Flat { block, vector } => ("flat", block, Some(vector), None, None),
+                Geometry::Grid { block, vector } => ("grid", block, Some(vector), None, None),
+                Geometry::Rows { block, threads, up_to } => ("rows", block, None, Some(threads), up_to),
+            };
+            EntryEntry {
+                symbol: e.name.clone(),
+                geometry: geometry.into(),
+                block,
+                vector,
+                threads_per_row,
+                up_to,
+                launch: e.geometry.to_string(),
+            }
+        })
+        .collect();
+    KernelEntry {
+        kernel: instance.kernel.clone(),
+        kind: instance.kind.into(),
+        origin: instance.origin.clone(),
+        dtype: instance.dtype.to_string(),
+        formula: source.formula.clone(),
+        file,
+        sha256: hex(source.text.as_bytes()),
+        args,
+        entries,
+        cubins,
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    Sha256::digest(bytes).iter().map(|b| format!("{b:02x}")).collect()
+}

@@ -1,0 +1,212 @@
+//! Every kernel x element type x architecture compiles with NVRTC. Needs no GPU; where NVRTC is
+//! absent the instances are counted as skipped, with the reason.
+#![allow(clippy::unwrap_used, missing_docs)]
+
+use std::path::Path;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use hypatia::cuda::nvrtc::Nvrtc;
+use hypatia::generate::{Body, Instance};
+use hypatia_dsl::builtin::BuiltinScalar;
+use hypatia_dsl::dtype::{DType, Kind};
+use hypatia_dsl::ir::{InView, Origin, Program, ScalarBody, ScalarDef};
+use hypatia_dsl::kernel::{Access, Operand, PointwiseKernel, Reduction, RowAccess, RowwiseKernel};
+use hypatia_dsl::scalar::{Literal, Term, TermId, TermNode};
+
+const ARCHS: [&str; 2] = ["sm_90a", "sm_80"];
+
+/// Every builtin scalar.
+fn builtins() -> Program {
+    let scalars = BuiltinScalar::ALL
+        .iter()
+        .map(|b| ScalarDef {
+            name: b.name().into(),
+            doc: String::new(),
+            origin: Origin::default(),
+            params: b.params().iter().enumerate().map(|(i, k)| (format!("p{i}"), *k)).collect(),
+            result: b.result(),
+            body: ScalarBody::Builtin(*b),
+            grads: Vec::new(),
+        })
+        .collect();
+    Program { scalars, ..Program::default() }
+}
+
+fn input(t: &mut Term, input: u32) -> TermId {
+    t.add(TermNode::In { input, view: InView::Broadcast })
+}
+
+fn call(p: &Program, t: &mut Term, b: BuiltinScalar, args: Vec<TermId>) -> TermId {
+    let scalar = p.builtin_scalar(b).unwrap();
+    t.add(TermNode::Call { scalar, args })
+}
+
+/// One kernel with a result for every builtin that the element type has, and every cast.
+fn all_functions(p: &Program, dtype: DType) -> Instance {
+    let mut t = Term::empty();
+    let mut outputs = Vec::new();
+    let numbers = [input(&mut t, 0), input(&mut t, 1)];
+    let bools = [input(&mut t, 2), input(&mut t, 3)];
+    let (mut n, mut roots) = (0, Vec::new());
+    for b in BuiltinScalar::ALL.iter().filter(|b| dtype.is_float() || !b.float_only()) {
+        let (mut number, mut truth) = (numbers.iter().cycle(), bools.iter().cycle());
+        let args = b
+            .params()
+            .iter()
+            .map(|k| if *k == Kind::Bool { *truth.next().unwrap() } else { *number.next().unwrap() })
+            .collect();
+        roots.push(call(p, &mut t, *b, args));
+        outputs.push(if b.result() == Kind::Bool { DType::Bool } else { dtype });
+        n += 1;
+    }
+    for to in DType::ALL {
+        roots.push(t.add(TermNode::Cast { to, arg: numbers[0] }));
+        outputs.push(to);
+        roots.push(t.add(TermNode::Cast { to, arg: bools[0] }));
+        outputs.push(to);
+    }
+    for v in [0.0, -0.0, 1.0, f64::INFINITY, f64::NEG_INFINITY, f64::NAN, 1e-320, f64::MAX, f64::MIN_POSITIVE] {
+        if dtype.is_float() || v == 1.0 {
+            let l = t.add(TermNode::Lit(Literal(v)));
+            roots.push(call(p, &mut t, BuiltinScalar::Add, vec![numbers[0], l]));
+            outputs.push(dtype);
+        }
+    }
+    t.roots = roots;
+    let of = |dtype| Operand { dtype, access: Access::Full };
+    let kernel = PointwiseKernel {
+        name: format!("functions_{dtype}_{n}"),
+        doc: String::new(),
+        inputs: vec![of(dtype), of(dtype), of(DType::Bool), of(DType::Bool)],
+        outputs,
+        rank: 2,
+        term: t,
+        acc: None,
+    };
+    Instance { kernel: "functions".into(), kind: "pointwise", origin: String::new(), dtype, body: Body::Pointwise(kernel) }
+}
+
+/// Every way in which an operand can be read, with and without a product before it.
+fn accesses(p: &Program, dtype: DType, rank: usize, acc: bool) -> Instance {
+    let mut t = Term::empty();
+    let mut list = vec![Access::Full, Access::Splat, Access::Row, Access::Col];
+    if rank > 2 {
+        list.push(Access::Strided);
+        list.push(Access::Strided);
+    }
+    let mut sum = if acc { t.add(TermNode::Acc) } else { input(&mut t, 0) };
+    for i in 0..list.len() {
+        let x = input(&mut t, i as u32);
+        sum = call(p, &mut t, BuiltinScalar::Max, vec![sum, x]);
+    }
+    t.roots = vec![sum];
+    let kernel = PointwiseKernel {
+        name: format!("accesses_{dtype}"),
+        doc: String::new(),
+        inputs: list.into_iter().map(|access| Operand { dtype, access }).collect(),
+        outputs: vec![dtype],
+        rank,
+        term: t,
+        acc: acc.then(|| dtype.compute()),
+    };
+    Instance { kernel: format!("accesses{rank}"), kind: "pointwise", origin: String::new(), dtype, body: Body::Pointwise(kernel) }
+}
+
+/// Every reduction over every kind of operand.
+fn reductions(p: &Program, dtype: DType) -> Instance {
+    let full = || {
+        let mut t = Term::empty();
+        let (a, b, c, d) = (input(&mut t, 0), input(&mut t, 1), input(&mut t, 2), input(&mut t, 3));
+        let ab = call(p, &mut t, BuiltinScalar::Add, vec![a, b]);
+        let cd = call(p, &mut t, BuiltinScalar::Add, vec![c, d]);
+        let all = call(p, &mut t, BuiltinScalar::Mul, vec![ab, cd]);
+        (t, all)
+    };
+    let mut kinds = vec![Reduction::Sum, Reduction::Max, Reduction::Min, Reduction::Prod];
+    if dtype.is_float() {
+        kinds.push(Reduction::Mean);
+    }
+    let mut steps = Vec::new();
+    for (i, kind) in kinds.into_iter().enumerate() {
+        let (mut t, mut root) = full();
+        if i % 2 == 1 {
+            let earlier = input(&mut t, 4 + i as u32 - 1);
+            root = call(p, &mut t, BuiltinScalar::Sub, vec![root, earlier]);
+        }
+        t.roots = vec![root];
+        steps.push((kind, t));
+    }
+    let (mut t, root) = full();
+    let last = input(&mut t, 4 + steps.len() as u32 - 1);
+    let out = call(p, &mut t, BuiltinScalar::Max, vec![root, last]);
+    t.roots = vec![out];
+    let mut row = Term::empty();
+    let (r, c) = (input(&mut row, 4), input(&mut row, 2));
+    let s = call(p, &mut row, BuiltinScalar::Add, vec![r, c]);
+    row.roots = vec![s];
+    let kernel = RowwiseKernel {
+        name: format!("reductions_{dtype}"),
+        doc: String::new(),
+        inputs: vec![
+            (dtype, RowAccess::Full),
+            (dtype, RowAccess::PerColumn),
+            (dtype, RowAccess::PerRow),
+            (dtype, RowAccess::Splat),
+        ],
+        steps,
+        outputs: vec![(dtype, RowAccess::Full, t), (dtype, RowAccess::PerRow, row)],
+    };
+    Instance { kernel: "reductions".into(), kind: "rowwise", origin: String::new(), dtype, body: Body::Rowwise(kernel) }
+}
+
+/// Compiles all and says how many; one failure fails.
+fn compile_all(what: &str, program: &Program, instances: &[Instance]) {
+    let sources: Vec<(String, String)> = instances
+        .iter()
+        .map(|i| (format!("{} for {}", i.kernel, i.dtype), i.emit(program).unwrap().text))
+        .collect();
+    let count = sources.len() * ARCHS.len();
+    let local = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/nvrtc");
+    let nvrtc = match Nvrtc::find(&[local]) {
+        Ok(n) => n,
+        Err(e) => {
+            println!("CUDA {what}: {count} instances SKIPPED: {}", e.to_string().lines().next().unwrap());
+            return;
+        }
+    };
+    let (next, failures) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    std::thread::scope(|scope| {
+        for _ in 0..std::thread::available_parallelism().map_or(1, |n| n.get()) {
+            scope.spawn(|| {
+                loop {
+                    let i = next.fetch_add(1, Ordering::Relaxed);
+                    let Some((name, text)) = sources.get(i / ARCHS.len()) else { return };
+                    let arch = ARCHS[i % ARCHS.len()];
+                    match nvrtc.compile(text, name, arch) {
+                        Ok(c) if c.log.is_empty() => {}
+                        Ok(c) => failures.lock().unwrap().push(format!("{name} for {arch} warns:\n{}", c.log)),
+                        Err(e) => failures.lock().unwrap().push(e.to_string()),
+                    }
+                }
+            });
+        }
+    });
+    let failures = failures.into_inner().unwrap();
+    println!("CUDA {what}: {count} instances compiled with {nvrtc:?}, {} failed", failures.len());
+    assert!(failures.is_empty(), "{}", failures.join("\n\n"));
+}
+
+#[test]
+fn every_builtin_access_and_reduction_compiles() {
+    let p = builtins();
+    let mut instances = Vec::new();
+    for dtype in DType::ALL.into_iter().filter(|d| *d != DType::Bool) {
+        instances.push(all_functions(&p, dtype));
+        instances.push(accesses(&p, dtype, 2, false));
+        instances.push(accesses(&p, dtype, 4, false));
+        instances.push(accesses(&p, dtype, 2, true));
+        instances.push(reductions(&p, dtype));
+    }
+    compile_all("templates", &p, &instances);
+}
