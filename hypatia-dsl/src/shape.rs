@@ -42,6 +42,17 @@ impl Factor {
     }
 }
 
+/// A factor of a term of a [`Dim`].
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum DimFactor {
+    /// A named size.
+    Symbol(Symbol),
+    /// `floor(a / b)`
+    Quotient(Dim, Dim),
+    /// `a mod b`
+    Remainder(Dim, Dim),
+}
+
 /// The size of an axis, or a difference of sizes: a polynomial with integer coefficients.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Dim(Repr);
@@ -66,6 +77,37 @@ impl Dim {
             Repr::Const(c) => Some(c),
             Repr::Poly(_) => None,
         }
+    }
+
+    /// Its terms, each a coefficient and the factors that it multiplies: `2*b*b + 1` is
+    /// `[(1, []), (2, [b, b])]`.
+    pub fn polynomial(&self) -> Vec<(i64, Vec<DimFactor>)> {
+        let factor = |f: &Factor| match f {
+            Factor::Symbol(s) => DimFactor::Symbol(s.clone()),
+            Factor::Quotient(a, b) => DimFactor::Quotient(a.clone(), b.clone()),
+            Factor::Remainder(a, b) => DimFactor::Remainder(a.clone(), b.clone()),
+        };
+        let factors = |m: &Monomial| m.iter().flat_map(|(f, e)| std::iter::repeat_n(factor(f), *e as usize)).collect();
+        self.terms().iter().map(|(m, c)| (*c, factors(m))).collect()
+    }
+
+    /// The size with these terms: the inverse of [`Dim::polynomial`].
+    pub fn from_polynomial(terms: Vec<(i64, Vec<DimFactor>)>) -> Dim {
+        let mut out: BTreeMap<Monomial, i64> = BTreeMap::new();
+        for (coefficient, factors) in terms {
+            let mut monomial = Monomial::new();
+            for f in factors {
+                let factor = match f {
+                    DimFactor::Symbol(s) => Factor::Symbol(s),
+                    DimFactor::Quotient(a, b) => Factor::Quotient(a, b),
+                    DimFactor::Remainder(a, b) => Factor::Remainder(a, b),
+                };
+                *monomial.entry(factor).or_insert(0) += 1;
+            }
+            let slot = out.entry(monomial).or_insert(0);
+            *slot = slot.saturating_add(coefficient);
+        }
+        Dim::from_terms(out)
     }
 
     fn terms(&self) -> BTreeMap<Monomial, i64> {
@@ -462,6 +504,15 @@ mod tests {
         let half = |d: &Dim| d.checked_add(&Dim::from(1)).and_then(|e| e.floor_div(d));
         let steps = (0..10_000).take_while(|_| half(&d).map(|x| d = x).is_some()).count();
         assert!(steps < 1000);
+    }
+
+    #[test]
+    fn polynomials_are_taken_apart_and_put_together() {
+        let (b, n) = (Dim::symbol("b"), Dim::symbol("n"));
+        let q = b.floor_div(&n).unwrap();
+        let d = b.checked_mul(&b).unwrap().checked_mul(&q).unwrap().checked_sub(&Dim::from(7)).unwrap();
+        assert_eq!(Dim::from_polynomial(d.polynomial()), d);
+        assert_eq!(Dim::from_polynomial(Dim::from(0).polynomial()), Dim::from(0));
     }
 
     #[test]

@@ -1,1 +1,107 @@
-//! placeholder
+//! `hypatia_rules!`: rules compiled with the Rust program that uses them.
+//!
+//! In: a path to a `.hyp` file, or its text. Out: the module that `emit::rust` prints. Holds always:
+//! everything is decided in `hypatia-dsl`; an error becomes a `compile_error!` that shows the place in
+//! the user's text.
+
+use std::path::{Path, PathBuf};
+
+use hypatia_dsl::compile::{FileLoader, compile};
+use hypatia_dsl::dtype::DType;
+use hypatia_dsl::emit::instances::Scope;
+use hypatia_dsl::emit::rust::{Options, tokens};
+use hypatia_dsl::render::{Format, render, summary};
+use hypatia_dsl::source::SourceFile;
+use proc_macro::TokenStream;
+use syn::parse::{Parse, ParseStream};
+use syn::{Ident, LitStr, Token, Visibility};
+
+/// Compiles rules into a module.
+///
+/// ```ignore
+/// hypatia_rules!("rules/fusions.hyp");                  // private module `fusions`
+/// hypatia_rules!(pub mod mine = "rules/fusions.hyp");   // a path, relative to Cargo.toml
+/// hypatia_rules!(mod mine = r#"
+///     edition 1;
+///     use core::*;
+///     scalar cube(x) = x * x * x;
+/// "#);
+/// ```
+///
+/// The module has `program()`, `rewrites()`, the trait `Ops` with a builder method for each op and
+/// scalar, `scalars::f64` and `scalars::f32` with native functions, and `kernels` with CUDA sources.
+#[proc_macro]
+pub fn hypatia_rules(input: TokenStream) -> TokenStream {
+    let input = syn::parse_macro_input!(input as Input);
+    match expand(&input) {
+        Ok(tokens) => tokens.into(),
+        Err(message) => syn::Error::new(input.source.span(), message).to_compile_error().into(),
+    }
+}
+
+/// `[[pub] mod name =] "path or text"`
+struct Input {
+    public: bool,
+    module: Option<Ident>,
+    source: LitStr,
+}
+
+impl Parse for Input {
+    fn parse(input: ParseStream<'_>) -> syn::Result<Input> {
+        let mut module = None;
+        let mut public = false;
+        if !input.peek(LitStr) {
+            public = !matches!(input.parse::<Visibility>()?, Visibility::Inherited);
+            input.parse::<Token![mod]>()?;
+            module = Some(input.parse::<Ident>()?);
+            input.parse::<Token![=]>()?;
+        }
+        let source = input.parse()?;
+        input.parse::<Option<Token![;]>>()?;
+        Ok(Input { public, module, source })
+    }
+}
+
+fn expand(input: &Input) -> Result<proc_macro2::TokenStream, String> {
+    let text = input.source.value();
+    let file = if text.ends_with(".hyp") && !text.contains('\n') { read(&text)? } else { inline(text) };
+    let stem = file.path.as_deref().and_then(Path::file_stem).map(|s| s.to_string_lossy().into_owned());
+    let module = input.module.as_ref().map(Ident::to_string).or(stem).unwrap_or_else(|| "rules".into());
+    let doc = format!(" The rules of `{}`.", file.name);
+    let scope = Scope::Files(vec![file.name.clone()]);
+
+    let loader = FileLoader { embedded: hypatia_rules::FILES };
+    let mut roots: Vec<SourceFile> = hypatia_rules::FILES.iter().map(|(name, text)| library(name, text)).collect();
+    roots.push(file);
+    let compiled = compile(roots, &loader);
+    let Some(program) = compiled.program else {
+        let report = render(&compiled.sources, &compiled.diagnostics, Format::Full { color: false });
+        return Err(format!("{report}{}", summary(&compiled.diagnostics)));
+    };
+    let watch = compiled.sources.files().filter_map(|(_, f)| f.path.as_ref()).map(|p| p.display().to_string());
+    let options = Options {
+        module,
+        public: input.public,
+        doc,
+        scope,
+        dtypes: vec![DType::F32, DType::F16, DType::BF16],
+        watch: watch.collect(),
+    };
+    Ok(tokens(&program, &options))
+}
+
+fn library(name: &str, text: &str) -> SourceFile {
+    SourceFile { name: format!("<library>/{name}.hyp"), path: None, text: text.into(), embedded: true }
+}
+
+fn inline(text: String) -> SourceFile {
+    SourceFile { name: "<inline>".into(), path: None, text: text.into(), embedded: false }
+}
+
+/// Paths are relative to the folder of the user's Cargo.toml.
+fn read(name: &str) -> Result<SourceFile, String> {
+    let base = std::env::var_os("CARGO_MANIFEST_DIR").map(PathBuf::from).unwrap_or_default();
+    let path = base.join(name);
+    let text = std::fs::read_to_string(&path).map_err(|e| format!("{}: {e}", path.display()))?;
+    Ok(SourceFile { name: name.into(), path: Some(path), text: text.into(), embedded: false })
+}

@@ -6,6 +6,7 @@
 //! is not there.
 
 mod describe;
+mod op;
 mod write;
 
 use hypatia_dsl::dtype::DType;
@@ -13,7 +14,7 @@ use hypatia_dsl::emit::cuda::{self, CudaSource, EmitError};
 use hypatia_dsl::ir::{Origin, Program};
 use hypatia_dsl::kernel::{PointwiseKernel, RowwiseKernel};
 
-pub use describe::{Skipped, of_plan, of_program};
+pub use describe::{Skipped, of_program};
 pub use write::{Manifest, Request, Written, write};
 
 /// Which declarations are generated.
@@ -56,6 +57,16 @@ pub enum Body {
     Pointwise(PointwiseKernel),
     /// Row by row.
     Rowwise(RowwiseKernel),
+}
+
+impl Body {
+    /// Name and comment of the description.
+    fn labels(&mut self) -> (&mut String, &mut String) {
+        match self {
+            Body::Pointwise(k) => (&mut k.name, &mut k.doc),
+            Body::Rowwise(k) => (&mut k.name, &mut k.doc),
+        }
+    }
 }
 
 impl Instance {

@@ -84,7 +84,13 @@ fn all_functions(p: &Program, dtype: DType) -> Instance {
         term: t,
         acc: None,
     };
-    Instance { kernel: "functions".into(), kind: "pointwise", origin: String::new(), dtype, body: Body::Pointwise(kernel) }
+    Instance {
+        kernel: "functions".into(),
+        kind: "pointwise",
+        origin: String::new(),
+        dtype,
+        body: Body::Pointwise(kernel),
+    }
 }
 
 /// Every way in which an operand can be read, with and without a product before it.
@@ -110,7 +116,13 @@ fn accesses(p: &Program, dtype: DType, rank: usize, acc: bool) -> Instance {
         term: t,
         acc: acc.then(|| dtype.compute()),
     };
-    Instance { kernel: format!("accesses{rank}"), kind: "pointwise", origin: String::new(), dtype, body: Body::Pointwise(kernel) }
+    Instance {
+        kernel: format!("accesses{rank}"),
+        kind: "pointwise",
+        origin: String::new(),
+        dtype,
+        body: Body::Pointwise(kernel),
+    }
 }
 
 /// Every reduction over every kind of operand.
@@ -162,10 +174,8 @@ fn reductions(p: &Program, dtype: DType) -> Instance {
 
 /// Compiles all and says how many; one failure fails.
 fn compile_all(what: &str, program: &Program, instances: &[Instance]) {
-    let sources: Vec<(String, String)> = instances
-        .iter()
-        .map(|i| (format!("{} for {}", i.kernel, i.dtype), i.emit(program).unwrap().text))
-        .collect();
+    let sources: Vec<(String, String)> =
+        instances.iter().map(|i| (format!("{} for {}", i.kernel, i.dtype), i.emit(program).unwrap().text)).collect();
     let count = sources.len() * ARCHS.len();
     let local = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/nvrtc");
     let nvrtc = match Nvrtc::find(&[local]) {
@@ -209,4 +219,18 @@ fn every_builtin_access_and_reduction_compiles() {
         instances.push(reductions(&p, dtype));
     }
     compile_all("templates", &p, &instances);
+}
+
+#[test]
+fn every_kernel_and_scalar_of_the_library_compiles() {
+    let program = hypatia::library::load(&[]).unwrap();
+    let dtypes = [DType::F32, DType::F16, DType::BF16];
+    let (instances, skipped) = hypatia::generate::of_program(&program, &hypatia::generate::Scope::All, &dtypes);
+    for s in &skipped {
+        println!("CUDA library: no kernel of {}: {}", s.kernel, s.reason);
+    }
+    for kind in ["pointwise", "epilogue", "rowwise"] {
+        assert!(instances.iter().any(|i| i.kind == kind), "no {kind} kernel");
+    }
+    compile_all("library", &program, &instances);
 }

@@ -17,7 +17,7 @@ use crate::scalar::{Term, TermBuilder, TermId, TermNode, prune};
 use crate::shape::{Dim, Shape, broadcast, show_shape};
 use crate::typing::{Bindings, Facts, TensorType, apply_op, apply_scalar, bind_op, eval, normalise_attrs, type_fact};
 
-use super::{Reduction, RowAccess, RowwiseKernel};
+use super::{Access, Operand, PointwiseKernel, Reduction, RowAccess, RowwiseKernel};
 
 /// Ops inside ops at most.
 const MAX_DEPTH: u32 = 32;
@@ -64,6 +64,48 @@ pub fn derive_rowwise_over(
     Err(reason)
 }
 
+/// The pointwise kernel of a defined op whose body reduces nothing; arguments and error as for
+/// [`derive_rowwise`].
+pub fn derive_pointwise(
+    program: &Program,
+    op: OpId,
+    attrs: &[AttrValue],
+    operands: &[Option<TensorType>],
+    results: &[TensorType],
+) -> Result<PointwiseKernel, String> {
+    let full = results.iter().map(|r| &r.shape).max_by_key(|s| s.len()).ok_or("it has no result")?;
+    if results.iter().any(|r| r.shape != *full) {
+        return Err("its results differ in shape".into());
+    }
+    let mut derivation = Derivation::new(program, full, full.len().min(1));
+    derivation.pointwise = true;
+    let kernel = derivation.run(op, attrs, operands, results)?;
+    let mut terms = TermBuilder::new();
+    let nodes = |term: &Term, terms: &mut TermBuilder| {
+        let mut map: Vec<TermId> = Vec::with_capacity(term.nodes.len());
+        for node in &term.nodes {
+            map.push(terms.add(node.map_args(|a| map[a.0 as usize])));
+        }
+        map[term.root().0 as usize]
+    };
+    let roots = kernel.outputs.iter().map(|(_, _, t)| nodes(t, &mut terms)).collect();
+    let access = |a: &RowAccess| match a {
+        RowAccess::Full => Access::Full,
+        RowAccess::PerColumn => Access::Row,
+        RowAccess::PerRow => Access::Col,
+        RowAccess::Splat => Access::Splat,
+    };
+    Ok(PointwiseKernel {
+        name: kernel.name,
+        doc: kernel.doc,
+        inputs: kernel.inputs.iter().map(|(dtype, a)| Operand { dtype: *dtype, access: access(a) }).collect(),
+        outputs: kernel.outputs.iter().map(|o| o.0).collect(),
+        rank: 2,
+        term: terms.finish(roots),
+        acc: None,
+    })
+}
+
 /// How a value varies over `[rows, n]`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Layout {
@@ -95,6 +137,8 @@ struct Derivation<'a> {
     steps: Vec<(Reduction, TermId)>,
     known: HashMap<(Reduction, TermId), u32>,
     left: u32,
+    /// Whether the body must reduce nothing, or something.
+    pointwise: bool,
 }
 
 /// The variables of one op whose body is walked.
@@ -126,6 +170,7 @@ impl<'a> Derivation<'a> {
             steps: Vec::new(),
             known: HashMap::new(),
             left: MAX_STEPS,
+            pointwise: false,
         }
     }
 
@@ -145,8 +190,10 @@ impl<'a> Derivation<'a> {
         }
         let def = self.program.op(op);
         let outputs = self.op_body(def, attrs, &values, 0)?;
-        if self.steps.is_empty() {
-            return Err("it reduces nothing, so it is pointwise".into());
+        match (self.steps.is_empty(), self.pointwise) {
+            (true, false) => return Err("it reduces nothing, so it is pointwise".into()),
+            (false, true) => return Err("it reduces over an axis".into()),
+            _ => {}
         }
         if outputs.len() != results.len() {
             return Err(format!("its body gives {} results, not {}", outputs.len(), results.len()));

@@ -12,7 +12,7 @@ mod tests;
 use crate::dtype::DType;
 use crate::scalar::Term;
 
-pub use derive::{derive_rowwise, derive_rowwise_over};
+pub use derive::{derive_pointwise, derive_rowwise, derive_rowwise_over};
 pub use interpret::interpret_rowwise;
 
 /// How an operand of a pointwise kernel is indexed, the output being `[outer, n]` row-major.

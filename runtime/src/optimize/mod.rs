@@ -33,6 +33,9 @@ use crate::device::Device;
 use crate::error::Result;
 use crate::graph::Graph;
 
+/// A rule as an `egg` rewrite.
+pub type Rewrite = egg::Rewrite<language::Node, analysis::Context>;
+
 /// Settings of the optimiser.
 #[derive(Clone, Debug)]
 pub struct Options {

@@ -15,7 +15,7 @@ use hypatia_dsl::ir::{
 use hypatia_dsl::kernel::{Access, Operand, PointwiseKernel};
 use hypatia_dsl::scalar::{Literal, Term, TermId, TermNode};
 
-use super::{Body, Instance, Scope};
+use super::{Body, Instance, Scope, op};
 
 /// Nesting of a pattern that is followed.
 const MAX_DEPTH: usize = 500;
@@ -109,9 +109,7 @@ fn declared(program: &Program, kernel: &Kernel, name: &str, dtypes: &[DType], ou
         dtype,
         body,
     };
-    let mut skip = |dtype: Option<DType>, reason: String| {
-        out.1.push(Skipped { kernel: name.into(), dtype, reason });
-    };
+    let skipped = |dtype: Option<DType>, reason: String| Skipped { kernel: name.into(), dtype, reason };
     if let Some(e) = gemm_epilogue(program, kernel) {
         match epilogue_term(kernel, e) {
             Ok(Some((term, inputs))) => {
@@ -128,16 +126,34 @@ fn declared(program: &Program, kernel: &Kernel, name: &str, dtypes: &[DType], ou
                     out.0.push(instance(dtype, "epilogue", Body::Pointwise(description)));
                 }
             }
-            Ok(None) => skip(None, "the accumulator is stored as it is: no pass is needed".into()),
-            Err(reason) => skip(None, reason),
+            Ok(None) => out.1.push(skipped(None, "the accumulator is stored as it is: no pass is needed".into())),
+            Err(reason) => out.1.push(skipped(None, reason)),
         }
         return;
     }
-    let _ = (&instance, OpBody::Defined(Vec::new()));
     match &kernel.backend {
-        Backend::Rowwise | Backend::Pointwise => skip(None, "not derived yet".into()),
-        Backend::Cublaslt(_) => skip(None, "a library call".into()),
-        Backend::Template(file) => skip(None, format!("template {file:?} is instantiated for a shape, by a plan")),
+        Backend::Rowwise | Backend::Pointwise => {
+            let rowwise = kernel.backend == Backend::Rowwise;
+            for variant in op::variants(program, kernel) {
+                for &dtype in dtypes {
+                    let label = format!("{name}{}", variant.suffix);
+                    match variant.derive(program, dtype, rowwise) {
+                        Ok(mut body) => {
+                            let (of_body, about) = body.labels();
+                            *of_body = format!("{label}_{dtype}");
+                            *about = format!("{from}{}", variant.note);
+                            let kind = if rowwise { "rowwise" } else { "pointwise" };
+                            out.0.push(Instance { kernel: label, ..instance(dtype, kind, body) });
+                        }
+                        Err(reason) => out.1.push(Skipped { kernel: label, dtype: Some(dtype), reason }),
+                    }
+                }
+            }
+        }
+        Backend::Cublaslt(_) => out.1.push(skipped(None, "a library call".into())),
+        Backend::Template(file) => {
+            out.1.push(skipped(None, format!("template {file:?} is instantiated for a shape, by a plan")));
+        }
     }
 }
 
@@ -225,6 +241,3 @@ impl Epilogue<'_> {
         }) as u32
     }
 }
-
-/// The kernels of a plan, each once.
-pub fn of_plan() {}
