@@ -8,6 +8,8 @@ pub mod cuda;
 pub mod device;
 pub mod error;
 pub mod generate;
+#[doc(hidden)]
+pub mod generated;
 pub mod graph;
 pub mod library;
 pub mod npz;
@@ -21,4 +23,7 @@ pub mod verify;
 
 pub use error::Error;
 pub use graph::Graph;
+#[doc(no_inline)]
+pub use hypatia_dsl as dsl;
+pub use hypatia_macros::hypatia_rules;
 pub use tensor::Tensor;

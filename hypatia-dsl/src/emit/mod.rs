@@ -5,3 +5,5 @@
 //! except through the expression grammar, as a mangled name, or inside a comment made harmless.
 
 pub mod cuda;
+pub mod instances;
+pub mod rust;

@@ -1,19 +1,19 @@
-//! Which kernels a Program or a plan asks for.
+//! Which kernels a Program asks for.
 //!
-//! In: a Program with a scope, or a plan. Out: [`Instance`]s, and what has none with the reason. Holds
+//! In: a Program with a scope. Out: [`Instance`]s, and what has none with the reason. Holds
 //! always: each instance has a name of its own.
 
 use std::collections::HashSet;
 
-use hypatia_dsl::builtin::BuiltinOp;
-use hypatia_dsl::dtype::{DType, Kind};
-use hypatia_dsl::emit::cuda::identifier;
-use hypatia_dsl::ir::{
+use crate::builtin::BuiltinOp;
+use crate::dtype::{DType, Kind};
+use crate::emit::cuda::identifier;
+use crate::ir::{
     AExpr, AttrPat, AttrValue, Backend, Head, InView, Kernel, NodePat, OpBody, Origin, Pat, Program, ScalarBody,
     ScalarDef, ScalarId, Sort,
 };
-use hypatia_dsl::kernel::{Access, Operand, PointwiseKernel};
-use hypatia_dsl::scalar::{Literal, Term, TermId, TermNode};
+use crate::kernel::{Access, Operand, PointwiseKernel};
+use crate::scalar::{Literal, Term, TermId, TermNode};
 
 use super::{Body, Instance, Scope, op};
 
@@ -67,7 +67,7 @@ fn place(origin: &Origin) -> String {
     if origin.line == 0 { String::new() } else { format!("{}:{}", origin.file, origin.line) }
 }
 
-fn doc(what: &str, doc: &str, origin: &Origin) -> String {
+pub(super) fn doc(what: &str, doc: &str, origin: &Origin) -> String {
     let place = place(origin);
     let from = if place.is_empty() { format!("From {what}.") } else { format!("From {what}, {place}.") };
     if doc.is_empty() { from } else { format!("{doc}\n{from}") }

@@ -6,14 +6,14 @@
 
 use std::collections::HashMap;
 
-use hypatia_dsl::dtype::DType;
-use hypatia_dsl::ir::{
+use crate::dtype::DType;
+use crate::ir::{
     AttrPat, AttrType, AttrValue, DTypePat, DimPat, Head, Kernel, OpDef, OpId, ParamKind, Pat, Program, RestPat,
     TypePat, VarId,
 };
-use hypatia_dsl::kernel::{derive_pointwise, derive_rowwise};
-use hypatia_dsl::shape::{Dim, Shape};
-use hypatia_dsl::typing::{Bindings, NoFacts, TensorType, apply_op, eval, normalise_attrs};
+use crate::kernel::{derive_pointwise, derive_rowwise};
+use crate::shape::{Dim, Shape};
+use crate::typing::{Bindings, NoFacts, TensorType, apply_op, eval, normalise_attrs};
 
 use super::Body;
 
@@ -21,7 +21,7 @@ use super::Body;
 const MAX_OPTIONAL: usize = 3;
 
 /// One form of an op that a kernel implements.
-pub struct Variant {
+pub(super) struct Variant {
     op: OpId,
     attrs: Vec<Option<AttrValue>>,
     present: Vec<bool>,
@@ -32,7 +32,7 @@ pub struct Variant {
 }
 
 /// Every form; none if the pattern is not an op with plain operands.
-pub fn variants(program: &Program, kernel: &Kernel) -> Vec<Variant> {
+pub(super) fn variants(program: &Program, kernel: &Kernel) -> Vec<Variant> {
     let mut pat = &kernel.pattern;
     while let Pat::Bind(_, p) | Pat::Typed(p, _) = pat {
         pat = p;
@@ -79,7 +79,7 @@ pub fn variants(program: &Program, kernel: &Kernel) -> Vec<Variant> {
         for (bit, (slot, name)) in optional.iter().enumerate() {
             if mask >> bit & 1 == 1 {
                 present[*slot] = false;
-                suffix.push_str(&format!("_without_{}", hypatia_dsl::emit::cuda::identifier("", name)));
+                suffix.push_str(&format!("_without_{}", crate::emit::cuda::identifier("", name)));
             }
         }
         out.push(Variant { op, attrs: attrs.clone(), present, suffix, note: note.clone() });
@@ -100,7 +100,7 @@ fn show(v: &AttrValue) -> String {
 
 impl Variant {
     /// The kernel in that element type, or why there is none.
-    pub fn derive(&self, program: &Program, dtype: DType, rowwise: bool) -> Result<Body, String> {
+    pub(super) fn derive(&self, program: &Program, dtype: DType, rowwise: bool) -> Result<Body, String> {
         let def = program.op(self.op);
         for (_, allowed) in &def.bounds {
             if !allowed.contains(&dtype) {

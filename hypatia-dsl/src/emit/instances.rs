@@ -1,0 +1,121 @@
+//! Kernels with their element types chosen: what a Program asks to be generated.
+//!
+//! In: a Program and a scope. Out: [`Instance`]s for `emit::cuda`, and what has none with the reason.
+//! Holds always: each instance has a name of its own, and the order is that of the declarations.
+
+mod describe;
+mod op;
+
+use super::cuda::{self, CudaSource, EmitError};
+use crate::dtype::DType;
+use crate::ir::{Backend, Kernel, Origin, Program};
+use crate::kernel::{Operand, PointwiseKernel, RowwiseKernel};
+use crate::scalar::Term;
+
+pub use describe::{Skipped, of_program};
+
+/// Which declarations are generated.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Scope {
+    /// All, the standard library included.
+    All,
+    /// Those of the files of these names.
+    Files(Vec<String>),
+}
+
+impl Scope {
+    fn holds(&self, origin: &Origin) -> bool {
+        match self {
+            Scope::All => true,
+            Scope::Files(names) => names.contains(&origin.file),
+        }
+    }
+}
+
+/// A kernel with its element types chosen.
+#[derive(Clone, Debug)]
+pub struct Instance {
+    /// The name of the declaration, or of the plan's step.
+    pub kernel: String,
+    /// `pointwise`, `epilogue` or `rowwise`.
+    pub kind: &'static str,
+    /// Where it is declared: `file:line`; empty for a plan's kernels.
+    pub origin: String,
+    /// The element type that it was made for.
+    pub dtype: DType,
+    /// What it computes.
+    pub body: Body,
+}
+
+/// What an [`Instance`] computes.
+#[derive(Clone, Debug)]
+pub enum Body {
+    /// Element by element.
+    Pointwise(PointwiseKernel),
+    /// Row by row.
+    Rowwise(RowwiseKernel),
+}
+
+impl Body {
+    /// Name and comment of the description.
+    fn labels(&mut self) -> (&mut String, &mut String) {
+        match self {
+            Body::Pointwise(k) => (&mut k.name, &mut k.doc),
+            Body::Rowwise(k) => (&mut k.name, &mut k.doc),
+        }
+    }
+}
+
+impl Instance {
+    /// Its CUDA C++.
+    pub fn emit(&self, program: &Program) -> Result<CudaSource, EmitError> {
+        match &self.body {
+            Body::Pointwise(k) => cuda::pointwise(program, k),
+            Body::Rowwise(k) => cuda::rowwise(program, k),
+        }
+    }
+}
+
+/// The CUDA C++ of an open kernel for one epilogue: the pass behind the matrix product. `acc` is the
+/// element type of the product's result, `operands` are what the term's `In` leaves read, `output` is
+/// the element type that is stored, and `tune` chooses a value for each tuning parameter.
+pub fn instantiate(
+    program: &Program,
+    kernel: &str,
+    term: &Term,
+    acc: DType,
+    operands: &[Operand],
+    output: DType,
+    tune: &[(&str, i64)],
+) -> Result<CudaSource, EmitError> {
+    let found = program.kernels.iter().find(|k| k.name == kernel);
+    let def = found.ok_or_else(|| EmitError::Malformed(format!("there is no kernel `{kernel}`")))?;
+    check_tuning(def, tune)?;
+    if let Backend::Template(file) = &def.backend {
+        return Err(EmitError::Template(format!(
+            "`{kernel}` needs the template {file:?}, which this version does not have"
+        )));
+    }
+    let name = format!("{}_{output}", cuda::identifier("", kernel));
+    let description = PointwiseKernel {
+        name,
+        doc: describe::doc(&format!("kernel `{kernel}`"), &def.doc, &def.origin),
+        inputs: operands.to_vec(),
+        outputs: vec![output],
+        rank: 2,
+        term: term.clone(),
+        acc: Some(acc),
+    };
+    cuda::pointwise(program, &description)
+}
+
+/// Every choice must be one that the kernel declares.
+fn check_tuning(kernel: &Kernel, tune: &[(&str, i64)]) -> Result<(), EmitError> {
+    for (name, value) in tune {
+        let choices = kernel.tune.iter().find(|(n, _)| n == name).map(|(_, c)| c);
+        if !choices.is_some_and(|c| c.contains(value)) {
+            return Err(EmitError::Malformed(format!("`{}` does not declare `tune {name}` with {value}", kernel.name)));
+        }
+    }
+    Ok(())
+}
