@@ -75,8 +75,8 @@ struct Printer<'a> {
     out: String,
 }
 
-impl Printer<'_> {
-    fn builtin(&self, id: TermId) -> Option<(BuiltinScalar, &[TermId])> {
+impl<'a> Printer<'a> {
+    fn builtin(&self, id: TermId) -> Option<(BuiltinScalar, &'a [TermId])> {
         let TermNode::Call { scalar, args } = self.term.node(id) else { return None };
         match self.program.scalars.get(scalar.index())?.body {
             ScalarBody::Builtin(f) if f.params().len() == args.len() => Some((f, args)),
@@ -91,7 +91,7 @@ impl Printer<'_> {
         }
         let depth = depth + 1;
         if let Some((f, args)) = self.builtin(id)
-            && self.operator(f, &args.to_vec(), outer, depth)
+            && self.operator(f, args, outer, depth)
         {
             return;
         }

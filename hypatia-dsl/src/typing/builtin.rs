@@ -449,8 +449,7 @@ fn gather_nd(call: &Call) -> Types {
         let why = format!("must be at least 0 and below the number of axes of both operands ({x} and {indices})");
         return Err(call.bad_attr(0, &why));
     };
-    for k in 0..batch {
-        let (a, b) = (&x.shape[k], &indices.shape[k]);
+    for (a, b) in x.shape.iter().zip(&indices.shape).take(batch) {
         let known = a.known_eq(b);
         if known != Some(true) {
             let text = format!("the first {batch} axes {} `{xn}` is {x} and `{inn}` is {indices}", agree(known));
