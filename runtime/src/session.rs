@@ -225,3 +225,58 @@ impl Comparison {
         Ok(c)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::path::PathBuf;
+
+    use super::*;
+    use crate::{library, npz};
+
+    fn model(name: &str) -> PathBuf {
+        PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/models").join(name)
+    }
+
+    /// The largest error relative to the largest reference value, over all outputs.
+    fn error(name: &str, rules: bool) -> (f64, usize, usize) {
+        let program = library::load(&[]).unwrap();
+        let mut options = Options { threads: 2, ..Options::default() };
+        options.optimize.no_rules = !rules;
+        let m = Model::load(&model(name).join("model.onnx"), program, options).unwrap();
+        let inputs = npz::read(&model(name).join("inputs.npz")).unwrap();
+        let want = npz::read(&model(name).join("outputs.npz")).unwrap();
+        let compiled = m.compile(&inputs).unwrap();
+        assert_eq!(compiled.warnings, [] as [String; 0]);
+        let got = m.run(&inputs).unwrap();
+        let mut worst = 0.0f64;
+        for (name, got) in m.outputs().iter().zip(&got) {
+            let (_, want) = want.iter().find(|(n, _)| n == name).unwrap();
+            let c = Comparison::of(got, want).unwrap();
+            worst = worst.max(c.max_error / c.max_reference);
+        }
+        (worst, compiled.unfused.plan().launches(), compiled.executor.plan().launches())
+    }
+
+    #[test]
+    fn models_give_their_expected_outputs_with_and_without_rules() {
+        for name in ["digits", "ffn", "bert"] {
+            let (plain, before, _) = error(name, false);
+            let (fused, _, after) = error(name, true);
+            assert!(plain < 1e-5, "{name} without rules is off by {plain}");
+            assert!(fused < 1e-5, "{name} with rules is off by {fused}");
+            assert!(after < before, "{name}: {before} launches became {after}");
+        }
+    }
+
+    #[test]
+    fn a_missing_input_is_named() {
+        let program = library::load(&[]).unwrap();
+        let m = Model::load(&model("digits").join("model.onnx"), program, Options::default()).unwrap();
+        let e = m.run(&[]).unwrap_err().to_string();
+        assert!(e.contains("missing"), "{e}");
+        let wrong = vec![("nonsense".to_string(), Tensor::zeros(hypatia_dsl::dtype::DType::F32, &[1]).unwrap())];
+        let e = m.run(&wrong).unwrap_err().to_string();
+        assert!(e.contains("nonsense"), "{e}");
+    }
+}

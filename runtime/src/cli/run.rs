@@ -1,23 +1,339 @@
-//! `hypatia run`.
+//! `hypatia run`: a model, optimised by rules, on given or random inputs; its results compared with
+//! expected ones; what the rules saved.
 
+use std::collections::BTreeMap;
+use std::fmt::Write;
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
-use clap::Args;
+use anstream::eprintln;
+use clap::{Args, ValueEnum};
 use hypatia::error::{Error, Result};
+use hypatia::graph::{Graph, NodeKind, Symbols};
+use hypatia::session::{CheckMode, Comparison, Compiled, Model, Options};
+use hypatia::{Tensor, library, npz};
+use hypatia_dsl::dtype::DType;
+use hypatia_dsl::shape::{Dim, Symbol};
+use rand::prelude::*;
+use rand_chacha::ChaCha8Rng;
+use serde_json::{Value, json};
 
+use super::output::write_stdout;
 use super::{Exit, Global};
 
-/// Run a model.
+/// Runs at most, for the time, and how long they may take together.
+const TIMED_RUNS: usize = 20;
+const TIMED_FOR: Duration = Duration::from_millis(700);
+
+/// Run an ONNX model with the standard library's rules and your own.
+///
+/// Prints what fused, launches and time before and after, and each output. With --check, outputs are
+/// compared with expected ones: a float output agrees if no element is off by more than 1e-4 of the
+/// largest expected magnitude (f16 and bf16: 8 units of their precision); others must be equal. The exit
+/// code is 1 if one does not agree.
 #[derive(Args)]
 pub struct Run {
-    /// Files.
-    files: Vec<PathBuf>,
+    /// The model.
+    #[arg(value_name = "MODEL.onnx")]
+    model: PathBuf,
+    /// Inputs by name; random ones where not given.
+    #[arg(long, value_name = "FILE.npz")]
+    inputs: Option<PathBuf>,
+    /// Write the outputs to this file.
+    #[arg(long, value_name = "FILE.npz")]
+    outputs: Option<PathBuf>,
+    /// Compare the outputs with those of this file.
+    #[arg(long, value_name = "FILE.npz")]
+    check: Option<PathBuf>,
+    /// Rules beside the standard library.
+    #[arg(long, value_name = "FILE.hyp")]
+    rules: Vec<PathBuf>,
+    /// Use no rule at all.
+    #[arg(long, conflicts_with = "rules")]
+    no_rules: bool,
+    /// Where to run.
+    #[arg(long, value_enum, default_value_t = DeviceChoice::Auto)]
+    device: DeviceChoice,
+    /// Threads; all cores if not given.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: Option<u16>,
+    /// A dynamic size of random inputs, such as batch=8; 1 where not given.
+    #[arg(long = "dim", value_name = "NAME=SIZE", value_parser = parse_dim)]
+    dims: Vec<(String, usize)>,
+    /// Seed of random inputs.
+    #[arg(long, value_name = "SEED", default_value_t = 0)]
+    seed: u64,
+    /// Print the plan too.
+    #[arg(long)]
+    plan: bool,
+    /// Print one JSON object instead of text.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Where to run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum DeviceChoice {
+    /// A GPU if one can be used, else the CPU.
+    Auto,
+    /// The CPU.
+    Cpu,
+    /// An NVIDIA GPU.
+    Cuda,
+}
+
+fn parse_dim(text: &str) -> Result<(String, usize), String> {
+    let (name, size) = text.split_once('=').ok_or("expected NAME=SIZE, such as batch=8")?;
+    let size = size.parse().map_err(|_| format!("`{size}` is not a size"))?;
+    Ok((name.to_string(), size))
+}
+
+/// What was measured and compared.
+struct Outcome {
+    compiled: std::sync::Arc<Compiled>,
+    inputs: Vec<(String, Tensor)>,
+    source: String,
+    outputs: Vec<(String, Tensor)>,
+    /// By output: its comparison, where there is an expected one.
+    checks: Vec<Option<Comparison>>,
+    before: Duration,
+    after: Duration,
+    runs: usize,
 }
 
 impl Run {
     /// Runs the command.
-    pub fn run(&self, _: &Global) -> Result<Exit> {
-        let _ = &self.files;
-        Err(Error::Internal("this command is not there yet".into()))
+    pub fn run(&self, global: &Global) -> Result<Exit> {
+        self.choose_device(global)?;
+        let program = library::load(&self.rules)?;
+        let mut options = Options { threads: self.threads.unwrap_or(0).into(), ..Options::default() };
+        options.optimize.no_rules = self.no_rules;
+        if self.no_rules {
+            options.check = CheckMode::Off;
+        }
+        let (model, inputs, source) = match &self.inputs {
+            Some(path) => {
+                let inputs = npz::read(path)?;
+                let model = Model::load_for(&self.model, program, options, &inputs)?;
+                (model, inputs, format!("from {}", path.display()))
+            }
+            None => {
+                let model = Model::load(&self.model, program, options)?;
+                let (inputs, dims) = self.random_inputs(model.graph())?;
+                (model, inputs, format!("random, seed {}{dims}", self.seed))
+            }
+        };
+        let expected = self.check.as_ref().map(|path| npz::read(path)).transpose()?;
+        let outcome = self.execute(&model, inputs, source, expected.as_deref())?;
+        if !global.quiet {
+            outcome.compiled.warnings.iter().for_each(|w| eprintln!("warning: {w}"));
+        }
+        if let Some(path) = &self.outputs {
+            npz::write(path, &outcome.outputs)?;
+        }
+        let text = if self.json { format!("{:#}\n", self.to_json(&outcome)) } else { self.to_text(&outcome) };
+        write_stdout(&text);
+        let failed = outcome.checks.iter().flatten().any(|c| !c.ok);
+        Ok(if failed { Exit::Failed } else { Exit::Ok })
     }
+
+    fn choose_device(&self, global: &Global) -> Result<()> {
+        let missing =
+            "kernels are generated and compiled for CUDA (`hypatia gen`), but this version has no CUDA executor";
+        match self.device {
+            DeviceChoice::Cuda => Err(Error::Device(format!("--device cuda: {missing}; use --device cpu, or auto"))),
+            DeviceChoice::Auto => {
+                if !global.quiet {
+                    eprintln!("running on the CPU: {missing}");
+                }
+                Ok(())
+            }
+            DeviceChoice::Cpu => Ok(()),
+        }
+    }
+
+    /// Random values for every input; also says which dynamic sizes were chosen.
+    fn random_inputs(&self, graph: &Graph) -> Result<(Vec<(String, Tensor)>, String)> {
+        let symbols = graph.symbols();
+        for (name, _) in &self.dims {
+            if !symbols.iter().any(|s| **s == **name) {
+                let known: Vec<&str> = symbols.iter().map(|s| &**s).collect();
+                let known = if known.is_empty() { "none".to_string() } else { known.join(", ") };
+                return Err(Error::Input(format!("--dim {name}: the model's dynamic sizes are: {known}")));
+            }
+        }
+        let given: BTreeMap<&str, usize> = self.dims.iter().map(|(n, s)| (n.as_str(), *s)).collect();
+        let size = |s: &Symbol| given.get(&**s).copied().unwrap_or(1) as i64;
+        let sizes: Symbols = symbols.iter().map(|s| (s.clone(), size(s))).collect();
+        let graph = graph.specialize(&sizes)?;
+        let mut rng = ChaCha8Rng::seed_from_u64(self.seed);
+        let mut inputs = Vec::new();
+        for id in &graph.inputs {
+            let node = graph.node(*id);
+            let NodeKind::Input { name } = &node.kind else { continue };
+            let ty = &node.results[0];
+            let shape: Option<Vec<usize>> =
+                ty.shape.iter().map(|d| Dim::as_const(d).and_then(|v| usize::try_from(v).ok())).collect();
+            let shape = shape.ok_or_else(|| Error::Input(format!("input `{name}`: {ty} has no known sizes")))?;
+            inputs.push((name.clone(), random(ty.dtype, &shape, &mut rng)?));
+        }
+        let chosen: String = sizes.iter().fold(String::new(), |mut text, (s, v)| {
+            let _ = write!(text, ", {s} = {v}");
+            text
+        });
+        Ok((inputs, chosen))
+    }
+
+    fn execute(
+        &self,
+        model: &Model,
+        inputs: Vec<(String, Tensor)>,
+        source: String,
+        expected: Option<&[(String, Tensor)]>,
+    ) -> Result<Outcome> {
+        let names = model.outputs();
+        for (name, _) in expected.unwrap_or_default() {
+            if !names.contains(&name.as_str()) {
+                let names = names.join(", ");
+                return Err(Error::Input(format!("--check: `{name}` is not an output; the outputs are {names}")));
+            }
+        }
+        let compiled = model.compile(&inputs)?;
+        let ordered = model.order(&inputs)?;
+        let results = compiled.executor.run(&ordered)?;
+        let mut checks = Vec::new();
+        for (name, got) in names.iter().zip(&results) {
+            let want = expected.and_then(|e| e.iter().find(|(n, _)| n == name));
+            let check = want.map(|(_, want)| Comparison::of(got, want)).transpose();
+            checks.push(check.map_err(|e| Error::Input(format!("--check: output `{name}`: {e}")))?);
+        }
+        let (after, runs) = median(|| compiled.executor.run(&ordered))?;
+        let (before, _) = if self.no_rules { (after, runs) } else { median(|| compiled.unfused.run(&ordered))? };
+        let outputs = names.iter().map(|n| n.to_string()).zip(results).collect();
+        Ok(Outcome { compiled, inputs, source, outputs, checks, before, after, runs })
+    }
+
+    fn to_text(&self, o: &Outcome) -> String {
+        let mut text = String::new();
+        let mut line = |label: &str, value: String| {
+            let _ = writeln!(text, "{label:<10} {value}");
+        };
+        line("model", self.model.display().to_string());
+        line("inputs", format!("{} ({})", list(&o.inputs), o.source));
+        if self.no_rules {
+            line("rules", "none (--no-rules)".to_string());
+        } else {
+            let fired = fired(o);
+            let fired: Vec<String> =
+                fired.iter().map(|(r, n)| if *n > 1 { format!("{r} x{n}") } else { r.clone() }).collect();
+            line("fused by", if fired.is_empty() { "no rule".to_string() } else { fired.join(", ") });
+        }
+        let (unfused, fused) = (o.compiled.unfused.plan(), o.compiled.executor.plan());
+        line("launches", arrow(unfused.launches(), fused.launches(), self.no_rules));
+        let (threads, runs) = (o.compiled.executor.threads(), o.runs);
+        let ms = |d: Duration| format!("{:.3} ms", d.as_secs_f64() * 1e3);
+        let time = if self.no_rules { ms(o.after) } else { format!("{} -> {}", ms(o.before), ms(o.after)) };
+        line("time", format!("{time} (median of {runs} runs, CPU, {threads} threads)"));
+        line("memory", format!("{} KiB of arena", fused.arena.div_ceil(1024)));
+        for ((name, t), check) in o.outputs.iter().zip(&o.checks) {
+            let what = match (check, &self.check) {
+                (Some(c), _) => c.to_string(),
+                (None, Some(_)) => "not in the file of --check".to_string(),
+                (None, None) => summary(t),
+            };
+            line("output", format!("{name}: {}{:?}  {what}", t.dtype(), t.shape()));
+        }
+        if self.plan {
+            let _ = write!(text, "{fused}");
+        }
+        text
+    }
+
+    fn to_json(&self, o: &Outcome) -> Value {
+        let tensor =
+            |(name, t): &(String, Tensor)| json!({"name": name, "dtype": t.dtype().name(), "shape": t.shape()});
+        let outputs: Vec<Value> = o
+            .outputs
+            .iter()
+            .zip(&o.checks)
+            .map(|(output, check)| {
+                let mut v = tensor(output);
+                if let Some(c) = check {
+                    v["check"] = json!(c);
+                }
+                v
+            })
+            .collect();
+        let ms = |d: Duration| d.as_secs_f64() * 1e3;
+        let (unfused, fused) = (o.compiled.unfused.plan(), o.compiled.executor.plan());
+        json!({
+            "model": self.model.display().to_string(),
+            "device": "cpu",
+            "threads": o.compiled.executor.threads(),
+            "inputs": o.inputs.iter().map(tensor).collect::<Vec<_>>(),
+            "inputs_source": o.source,
+            "outputs": outputs,
+            "rules_fired": fired(o),
+            "launches": {"before": unfused.launches(), "after": fused.launches()},
+            "time_ms": {"before": ms(o.before), "after": ms(o.after), "runs": o.runs},
+            "arena_bytes": fused.arena,
+            "warnings": o.compiled.warnings,
+            "ok": o.checks.iter().flatten().all(|c| c.ok),
+        })
+    }
+}
+
+fn arrow(before: usize, after: usize, same: bool) -> String {
+    if same { after.to_string() } else { format!("{before} -> {after}") }
+}
+
+/// Rules that the result owes something to, with how often.
+fn fired(o: &Outcome) -> BTreeMap<String, usize> {
+    let mut counts = BTreeMap::new();
+    for f in o.compiled.report.firings.iter().filter(|f| f.kept) {
+        *counts.entry(f.rule.clone()).or_insert(0) += 1;
+    }
+    counts
+}
+
+fn list(tensors: &[(String, Tensor)]) -> String {
+    let show = |(n, t): &(String, Tensor)| format!("{n}: {}{:?}", t.dtype(), t.shape());
+    tensors.iter().map(show).collect::<Vec<_>>().join(", ")
+}
+
+/// Smallest, mean and largest element.
+fn summary(t: &Tensor) -> String {
+    let values = t.to_f64();
+    if values.is_empty() {
+        return "no elements".to_string();
+    }
+    let low = values.iter().copied().fold(f64::INFINITY, f64::min);
+    let high = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let nan = values.iter().filter(|v| v.is_nan()).count();
+    let mean = values.iter().sum::<f64>() / values.len() as f64;
+    let nan = if nan > 0 { format!(", {nan} NaN") } else { String::new() };
+    format!("min {low:.6}, mean {mean:.6}, max {high:.6}{nan}")
+}
+
+/// Floats between -1 and 1, truth values, integers 0 and 1 (valid as indices of nearly all tables).
+fn random(dtype: DType, shape: &[usize], rng: &mut ChaCha8Rng) -> Result<Tensor> {
+    let too_large = || Error::Limit(format!("a random input of shape {shape:?} is too large"));
+    let n = shape.iter().try_fold(1usize, |a, d| a.checked_mul(*d)).filter(|n| *n <= 1 << 26).ok_or_else(too_large)?;
+    let values: Vec<f64> = (0..n)
+        .map(|_| if dtype.is_float() { rng.random_range(-1.0..1.0) } else { rng.random_range(0..2) as f64 })
+        .collect();
+    Tensor::from_f64(dtype, shape, &values).ok_or_else(too_large)
+}
+
+/// The median time of some runs, and how many there were.
+fn median(mut run: impl FnMut() -> Result<Vec<Tensor>>) -> Result<(Duration, usize)> {
+    let started = Instant::now();
+    let mut times = Vec::new();
+    while times.len() < TIMED_RUNS && (times.is_empty() || started.elapsed() < TIMED_FOR) {
+        let start = Instant::now();
+        run()?;
+        times.push(start.elapsed());
+    }
+    times.sort_unstable();
+    Ok((times[times.len() / 2], times.len()))
 }

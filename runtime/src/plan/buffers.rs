@@ -10,7 +10,7 @@ use super::{ALIGNMENT, Action, Place, Plan, Step};
 use crate::error::{Error, Result};
 
 /// Bytes of an arena at most.
-const LIMIT: usize = 4 << 30;
+const LIMIT: usize = 2 << 30;
 
 /// Free ranges of the arena.
 #[derive(Default)]

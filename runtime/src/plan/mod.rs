@@ -13,6 +13,8 @@ mod lower;
 mod prepare;
 mod print;
 mod regions;
+#[cfg(test)]
+mod tests;
 mod view;
 
 use std::sync::Arc;
