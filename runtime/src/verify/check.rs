@@ -74,6 +74,8 @@ pub enum Failure {
     FiniteBits,
     /// The claim `approx(u)` is false.
     Ulp,
+    /// No legal instance was found, or not of every alternative.
+    NotExercised,
 }
 
 impl Observation {

@@ -32,7 +32,7 @@ use std::sync::Arc;
 use hypatia_dsl::ir::{Origin, Program};
 
 pub use report::{Counterexample, Entry, Report, Status, Subject};
-pub use rules::verify_rule;
+pub use rules::{first_failure, verify_rule};
 
 /// How hard to look.
 #[derive(Clone, Debug)]

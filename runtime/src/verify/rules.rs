@@ -35,6 +35,17 @@ pub fn verify_rule(program: &Arc<Program>, rule: &Rule, options: &Options) -> Ve
     vec![Entry { subject: Subject::Rule, name, origin, cases, classes, status }]
 }
 
+/// How a rule fails, without a counterexample; `None` if it was verified. For many rules in a row.
+pub fn first_failure(program: &Arc<Program>, rule: &Rule, options: &Options) -> Option<Failure> {
+    let hints = Hints::of(rule);
+    let mut run = Run { program, rule, hints: &hints, seen: BTreeMap::new(), branches: branches_of(rule), first: None };
+    let (cases, rejects) = run.cases(options);
+    match run.first {
+        Some((_, failure)) => Some(failure),
+        None => (run.exercised(cases, &rejects) != Status::Verified).then_some(Failure::NotExercised),
+    }
+}
+
 /// What a rule claims for an element type: `rounds` where it says nothing.
 pub fn claim(rule: &Rule, dtype: DType) -> Class {
     let named = rule.claims.iter().find(|c| c.dtypes.contains(&dtype));
