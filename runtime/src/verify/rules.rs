@@ -218,6 +218,7 @@ impl Run<'_> {
                 ("rounding", format!("the right side is less precise than rounding in {dtype} explains: {values}"))
             }
             Failure::Bits | Failure::FiniteBits => ("class", format!("claims `{claimed}` for {dtype}, but {values}")),
+            Failure::NotExercised => ("value", "it could not be exercised".to_string()),
             Failure::Ulp => {
                 ("class", format!("claims `{claimed}` for {dtype}, but the sides are {}: {values}", units(&seen)))
             }
