@@ -17,6 +17,7 @@ pub mod optimize;
 pub mod plan;
 pub mod session;
 pub mod tensor;
+pub mod test_runner;
 #[cfg(test)]
 mod testing;
 pub mod verify;

@@ -1,23 +1,97 @@
 //! `hypatia test`.
 
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Instant;
 
+use anstream::println;
+use anstyle::{AnsiColor, Style};
 use clap::Args;
 use hypatia::error::{Error, Result};
+use hypatia::library;
+use hypatia::test_runner::run_test;
 
+use super::files::Files;
 use super::{Exit, Global};
 
+const GOOD: Style = AnsiColor::Green.on_default();
+const BAD: Style = AnsiColor::Red.on_default().bold();
+
 /// Run the `test` blocks of .hyp files.
+///
+/// Each test is optimised with the rules of its file (and of what it uses) for the device that it
+/// names, or for the CPU. No GPU is needed. Exit code 1 if a test fails.
 #[derive(Args)]
 pub struct Test {
-    /// Files.
+    /// Files, folders, or `-` for stdin.
+    #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
+    /// Run only the tests whose name holds this text.
+    #[arg(long, value_name = "TEXT")]
+    filter: Option<String>,
+    /// Print the results as JSON.
+    #[arg(long)]
+    json: bool,
 }
 
 impl Test {
     /// Runs the command.
-    pub fn run(&self, _: &Global) -> Result<Exit> {
-        let _ = &self.files;
-        Err(Error::Internal("this command is not there yet".into()))
+    pub fn run(&self, global: &Global) -> Result<Exit> {
+        let mut files = Files::read(&self.files);
+        let names: Vec<String> = files.read.iter().map(|f| f.name.clone()).collect();
+        if let Some((name, reason)) = files.unreadable.first() {
+            return Err(Error::Input(format!("cannot read {name}: {reason}")));
+        }
+        let mut compilation = library::check(std::mem::take(&mut files.read));
+        let Some(program) = compilation.program.take().map(Arc::new) else {
+            return Err(library::rejected(&compilation));
+        };
+        let wanted = |name: &str| self.filter.as_ref().is_none_or(|f| name.contains(f.as_str()));
+        let own: Vec<_> = program.tests.iter().filter(|t| names.contains(&t.origin.file)).collect();
+        let tests: Vec<_> = own.iter().filter(|t| wanted(&t.name)).collect();
+        let (mut passed, mut results, mut failures) = (0, Vec::new(), Vec::new());
+        for test in &tests {
+            let start = Instant::now();
+            let outcome = run_test(&program, test);
+            let place = format!("{}:{}:{}", test.origin.file, test.origin.line, test.origin.column);
+            let ok = outcome.failures.is_empty();
+            passed += usize::from(ok);
+            if self.json {
+                results.push(serde_json::json!({
+                    "name": test.name,
+                    "file": test.origin.file,
+                    "line": test.origin.line,
+                    "target": test.target,
+                    "passed": ok,
+                    "failures": outcome.failures,
+                    "millis": start.elapsed().as_secs_f64() * 1e3,
+                }));
+            } else if ok {
+                if !global.quiet {
+                    println!("test {} ... {GOOD}ok{GOOD:#}", test.name);
+                }
+            } else {
+                println!("test {} ... {BAD}FAILED{BAD:#}", test.name);
+                failures.push((test.name.clone(), place, outcome.failures));
+            }
+        }
+        let failed = tests.len() - passed;
+        let filtered = own.len() - tests.len();
+        if self.json {
+            let report = serde_json::json!({
+                "schema": 1, "passed": passed, "failed": failed, "filtered_out": filtered, "tests": results,
+            });
+            println!("{report:#}");
+        } else {
+            for (name, place, reasons) in &failures {
+                println!("\n{BAD}{name}{BAD:#}\n  --> {place}");
+                for reason in reasons {
+                    println!("  {}", reason.trim_end().replace('\n', "\n  "));
+                }
+            }
+            let note = if filtered > 0 { format!(", {filtered} filtered out") } else { String::new() };
+            println!("\n{passed} passed, {failed} failed{note}");
+        }
+        Ok(if failed == 0 { Exit::Ok } else { Exit::Failed })
     }
 }

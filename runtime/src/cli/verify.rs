@@ -1,6 +1,7 @@
 //! `hypatia verify`.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use anstream::println;
 use clap::Args;
@@ -9,6 +10,7 @@ use hypatia::library;
 use hypatia::verify::{Options, verify};
 use indicatif::{ProgressBar, ProgressStyle};
 
+use super::files::Files;
 use super::{Exit, Global};
 
 /// Verify rules against random inputs.
@@ -18,10 +20,10 @@ use super::{Exit, Global};
 /// differences, ops' bodies with their declared types. Exit code 1 if anything is false or could not be exercised.
 #[derive(Args)]
 pub struct Verify {
-    /// The .hyp files whose declarations are verified. Files that they `use` are not.
+    /// Files, folders, or `-` for stdin. What they `use` is not verified.
     #[arg(value_name = "FILE", required_unless_present = "library")]
     files: Vec<PathBuf>,
-    /// Verify the library that comes with Hypatia too.
+    /// Verify what the files use too; without files, the whole library that comes with Hypatia.
     #[arg(long)]
     library: bool,
     /// Instances of each rule.
@@ -38,10 +40,21 @@ pub struct Verify {
 impl Verify {
     /// Runs the command.
     pub fn run(&self, global: &Global) -> Result<Exit> {
-        let program = library::load(&self.files)?;
-        let names: Vec<String> = self.files.iter().map(|p| p.display().to_string()).collect();
-        let wanted =
-            |o: &hypatia_dsl::ir::Origin| names.contains(&o.file) || (self.library && o.file.starts_with("<library>/"));
+        let mut files = Files::read(&self.files);
+        if let Some((name, reason)) = files.unreadable.first() {
+            return Err(Error::Input(format!("cannot read {name}: {reason}")));
+        }
+        let names: Vec<String> = files.read.iter().map(|f| f.name.clone()).collect();
+        let program = if self.files.is_empty() {
+            library::load(&[])?
+        } else {
+            let mut compilation = library::check(std::mem::take(&mut files.read));
+            match compilation.program.take() {
+                Some(program) => Arc::new(program),
+                None => return Err(library::rejected(&compilation)),
+            }
+        };
+        let wanted = |o: &hypatia_dsl::ir::Origin| names.contains(&o.file) || self.library;
         let options = Options { cases: self.cases as usize, seed: self.seed };
         let bar = if global.quiet || global.no_progress { ProgressBar::hidden() } else { ProgressBar::new(0) };
         let style =

@@ -61,7 +61,13 @@ pub struct Instantiator<'g> {
     unfold: bool,
     depth: usize,
     limit: usize,
+    /// The numbers behind the constants that were made of numbers.
+    pub numbers: Numbers,
 }
+
+/// For constants that stand for a number of a rule or body: the number before it was rounded to the
+/// constant's element type, by the address of the constant's tensor.
+pub type Numbers = HashMap<usize, f64>;
 
 /// What makes two nodes equal.
 #[derive(PartialEq, Eq, Hash)]
@@ -83,7 +89,7 @@ impl<'g> Instantiator<'g> {
     /// Builds nodes as they are written.
     pub fn new(graph: &'g mut Graph) -> Instantiator<'g> {
         let limit = graph.nodes.len() + MAX_NODES;
-        Instantiator { graph, shared: HashMap::new(), unfold: false, depth: 0, limit }
+        Instantiator { graph, shared: HashMap::new(), unfold: false, depth: 0, limit, numbers: Numbers::new() }
     }
 
     /// Builds nodes with every defined op replaced by its body.
@@ -126,7 +132,14 @@ impl<'g> Instantiator<'g> {
     /// A constant of rank 0; the same bits are one node.
     pub fn number(&mut self, dtype: DType, value: f64) -> Result<Value> {
         let key = Key::Number(dtype, value.to_bits());
-        self.share(key, |this| Ok(vec![this.graph.number(dtype, value)?])).map(|v| v[0])
+        self.share(key, |this| {
+            let made = this.graph.number(dtype, value)?;
+            if let NodeKind::Const(t) = &this.graph.node(made.node).kind {
+                this.numbers.insert(Arc::as_ptr(t) as usize, value);
+            }
+            Ok(vec![made])
+        })
+        .map(|v| v[0])
     }
 
     /// A scalar function of tensors.

@@ -11,6 +11,8 @@ pub mod instantiate;
 mod print;
 mod specialize;
 mod term;
+#[cfg(test)]
+mod tests;
 mod unfold;
 mod validate;
 

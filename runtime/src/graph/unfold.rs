@@ -4,6 +4,7 @@
 //! scalars only, equal nodes shared, as it enters the e-graph. Holds always: same inputs, same
 //! outputs, same types; the mean that a body mentions twice is one node.
 
+use super::instantiate::Numbers;
 use super::{Graph, Instantiator, NodeKind, Value};
 use crate::error::{Error, Result};
 
@@ -13,6 +14,11 @@ const GROWTH: usize = 200;
 impl Graph {
     /// The graph with every defined op replaced by its body, equal nodes shared.
     pub fn unfold(&self) -> Result<Graph> {
+        Ok(self.unfold_with_numbers()?.0)
+    }
+
+    /// [`Graph::unfold`], with the numbers of the bodies as they were before rounding.
+    pub(crate) fn unfold_with_numbers(&self) -> Result<(Graph, Numbers)> {
         let mut out = Graph::new(self.program.clone());
         let mut map: Vec<Vec<Value>> = Vec::with_capacity(self.nodes.len());
         let mut into = Instantiator::unfolding(&mut out);
@@ -40,10 +46,11 @@ impl Graph {
             }
             map.push(results);
         }
+        let numbers = std::mem::take(&mut into.numbers);
         let outputs = self.outputs.iter().map(|(n, v)| (n.clone(), map[v.node.index()][v.output as usize]));
         out.outputs = outputs.collect();
         // The order of the inputs is the model's, whatever the order of the nodes.
         out.inputs = self.inputs.iter().map(|id| map[id.index()][0].node).collect();
-        Ok(out)
+        Ok((out, numbers))
     }
 }

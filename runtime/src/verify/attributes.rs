@@ -200,7 +200,8 @@ impl Generator<'_, '_> {
             (Some(BuiltinOp::GatherNd), 0) => int(0),
             (Some(BuiltinOp::Gemm), 0) => {
                 let own = first.map_or(self.main, |t| t.dtype);
-                let narrow = own.is_float() && self.source.weighted(&[4, 1]) == 1;
+                // No device narrows an f64 product at the store.
+                let narrow = own.is_float() && own != DType::F64 && self.source.weighted(&[4, 1]) == 1;
                 AttrValue::DType(if narrow { [DType::F32, DType::BF16][self.source.pick(2)] } else { own })
             }
             (Some(BuiltinOp::Cast), 0) => {

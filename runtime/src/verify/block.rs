@@ -176,7 +176,7 @@ impl Writer<'_> {
     }
 
     fn constant(&mut self, node: NodeId, tensor: &Tensor) -> String {
-        let name = format!("c{}", self.extra.len() + 1);
+        let name = format!("number_{}", self.extra.len() + 1);
         self.extra.push(format!("const {name}: {}", declaration(tensor)));
         self.names.insert(node, name.clone());
         name

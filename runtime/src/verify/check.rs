@@ -18,6 +18,7 @@ use super::generate::{Instance, Reject, Try, reject};
 use super::values::Flavour;
 use crate::cpu::reference::{Data, Mode, RefTensor, evaluate};
 use crate::error::{Error, Result};
+use crate::graph::instantiate::Numbers;
 use crate::graph::{Graph, Instantiator, NodeKind, Value};
 use crate::tensor::Tensor;
 
@@ -104,6 +105,8 @@ pub struct Sides {
     pub left: Vec<Value>,
     /// The right roots.
     pub right: Vec<Value>,
+    /// The numbers behind constants that stand for literals.
+    pub numbers: Numbers,
 }
 
 /// Builds the right side beside the left one. The inner error says why it has no value or another
@@ -111,12 +114,13 @@ pub struct Sides {
 pub fn sides(rule: &Rule, instance: &Instance) -> Result<Sides, String> {
     let mut graph = instance.graph.clone();
     let mut right = Vec::new();
+    let mut numbers = instance.numbers.clone();
     for (build, left) in rule.rhs.iter().zip(&instance.left) {
         let mut env = instance.env.clone();
         env.number = Some(graph.ty(*left).dtype);
-        let value = Instantiator::new(&mut graph)
-            .build(build, &env)
-            .map_err(|e| format!("the right side has no value here: {e}"))?;
+        let mut into = Instantiator::new(&mut graph);
+        let value = into.build(build, &env).map_err(|e| format!("the right side has no value here: {e}"))?;
+        numbers.extend(std::mem::take(&mut into.numbers));
         let (l, r) = (graph.ty(*left), graph.ty(value));
         if l != r {
             return Err(format!("the left side is {l}, the right side is {r}"));
@@ -129,7 +133,7 @@ pub fn sides(rule: &Rule, instance: &Instance) -> Result<Sides, String> {
     for (i, v) in right.iter().enumerate() {
         graph.output(format!("right{i}"), *v);
     }
-    Ok(Sides { graph, left: instance.left.clone(), right })
+    Ok(Sides { graph, left: instance.left.clone(), right, numbers })
 }
 
 /// Compares both sides on an instance. An instance whose left side has no value is rejected.
@@ -145,7 +149,7 @@ pub fn observe(rule: &Rule, instance: &Instance) -> Try<Observation> {
         }
     };
     let roots = sides.left.len();
-    let exact = match evaluate(&sides.graph, &instance.inputs, Mode::Exact) {
+    let exact = match evaluate_exactly(&sides.graph, &sides.numbers, &instance.inputs) {
         Ok(r) => r,
         Err(e) => {
             left_alone(instance)?;
@@ -156,10 +160,19 @@ pub fn observe(rule: &Rule, instance: &Instance) -> Try<Observation> {
     let rounded = evaluate(&sides.graph, &instance.inputs, Mode::Rounded).map_err(|e| Reject(e.to_string()))?;
     let (exact_left, exact_right) = exact.split_at(roots);
     let (left, right) = rounded.split_at(roots);
-    let mut job = Job { instance, sides: &sides, seen: &mut seen };
+    let mut job = Job {
+        graph: &sides.graph,
+        numbers: &sides.numbers,
+        inputs: &instance.inputs,
+        roots,
+        flavour: instance.flavour,
+        epsilon: coarsest(&instance.graph),
+        seen: &mut seen,
+    };
     for root in 0..roots {
         if instance.flavour != Flavour::Extreme {
-            job.meaning(root, &exact_left[root], &exact_right[root]).map_err(|e| Reject(e.to_string()))?;
+            job.meaning(root, left[root].dtype, &exact_left[root], &exact_right[root])
+                .map_err(|e| Reject(e.to_string()))?;
             job.rounding(root, &exact_left[root], &left[root], &right[root]).map_err(|e| Reject(e.to_string()))?;
         }
         job.bits(root, &left[root], &right[root]);
@@ -179,9 +192,50 @@ fn left_alone(instance: &Instance) -> Try<()> {
     }
 }
 
+/// Whether two graphs of one test mean the same: outputs `0..roots` against the rest. The first
+/// difference that rounding does not explain.
+pub fn same_meaning(
+    graph: &Graph,
+    numbers: &Numbers,
+    inputs: &[(String, Tensor)],
+    roots: usize,
+) -> Result<Option<Difference>> {
+    let exact = evaluate_exactly(graph, numbers, inputs)?;
+    let whole = |t: &Tensor| t.to_f64().iter().all(|v| v.fract() == 0.0 && v.abs() <= 64.0);
+    let constants = graph.nodes.iter().filter_map(|n| match &n.kind {
+        NodeKind::Const(t) => Some(&**t),
+        _ => None,
+    });
+    let nice = inputs.iter().map(|i| &i.1).chain(constants).all(whole);
+    let flavour = if nice { Flavour::Nice } else { Flavour::Ordinary };
+    let mut seen = Observation::default();
+    let mut job = Job { graph, numbers, inputs, roots, flavour, epsilon: coarsest(graph), seen: &mut seen };
+    let (left, right) = exact.split_at(roots);
+    for root in 0..roots {
+        let dtype = graph.ty(graph.outputs[root].1).dtype;
+        job.meaning(root, dtype, &left[root], &right[root])?;
+    }
+    Ok(seen.value.or(seen.structure))
+}
+
+/// Outputs of a graph as real numbers: floats in f64, literals as they are written.
+fn evaluate_exactly(graph: &Graph, numbers: &Numbers, inputs: &[(String, Tensor)]) -> Result<Vec<RefTensor>> {
+    evaluate(&explode(graph, numbers, 0.0, 0)?, &wide_inputs(inputs), Mode::Exact)
+}
+
+/// The coarsest rounding that a graph has.
+fn coarsest(graph: &Graph) -> f64 {
+    graph.nodes.iter().flat_map(|n| &n.results).map(|t| t.dtype.epsilon()).fold(0.0, f64::max)
+}
+
 struct Job<'a> {
-    instance: &'a Instance,
-    sides: &'a Sides,
+    graph: &'a Graph,
+    numbers: &'a Numbers,
+    inputs: &'a [(String, Tensor)],
+    roots: usize,
+    flavour: Flavour,
+    /// The coarsest rounding of the left side.
+    epsilon: f64,
     seen: &'a mut Observation,
 }
 
@@ -189,14 +243,18 @@ struct Job<'a> {
 const TIGHT: f64 = 1e-9;
 /// Noise that stands for f64's rounding: a hundred times as large, to have some margin.
 const F64_NOISE: f64 = 1e-14;
+/// Noise that stands for f32's rounding, where no f64 occurs: constants are often written with the
+/// digits of f32.
+const F32_NOISE: f64 = 6e-8;
 /// Noisy runs.
 const RUNS: u64 = 6;
 /// How many times the scatter of the noisy runs counts as explained.
 const FACTOR: f64 = 4.0;
 
 impl Job<'_> {
-    fn meaning(&mut self, root: usize, left: &RefTensor, right: &RefTensor) -> Result<()> {
-        let discrete = !left.dtype.is_float();
+    fn meaning(&mut self, root: usize, dtype: DType, left: &RefTensor, right: &RefTensor) -> Result<()> {
+        let discrete = !dtype.is_float();
+        let noise = if self.has(DType::F64) { F64_NOISE } else { F32_NOISE };
         let mut scatter: Option<Scatter> = None;
         for (index, (l, r)) in left.to_f64().into_iter().zip(right.to_f64()).enumerate() {
             let found = Difference { root, index, left: l, right: r };
@@ -206,10 +264,10 @@ impl Job<'_> {
                     continue;
                 }
                 // Small integers make exact arithmetic: there a comparison has no excuse.
-                let strict = discrete && (self.instance.flavour == Flavour::Nice || !self.has_floats());
+                let strict = discrete && (self.flavour == Flavour::Nice || !self.has_floats());
                 if !strict {
-                    let s = self.scatter(&mut scatter, F64_NOISE)?;
-                    if diff <= FACTOR * (s.spread(root, index) + s.spread(root + self.sides.left.len(), index)) {
+                    let s = self.scatter(&mut scatter, noise)?;
+                    if diff <= FACTOR * (s.spread(root, index) + s.spread(root + self.roots, index)) {
                         continue;
                     }
                 }
@@ -221,9 +279,9 @@ impl Job<'_> {
                 if self.overflows()? {
                     continue;
                 }
-                if self.instance.flavour != Flavour::Nice {
-                    let s = self.scatter(&mut scatter, F64_NOISE)?;
-                    if s.unsteady(root, index) || s.unsteady(root + self.sides.left.len(), index) {
+                if self.flavour != Flavour::Nice {
+                    let s = self.scatter(&mut scatter, noise)?;
+                    if s.unsteady(root, index) || s.unsteady(root + self.roots, index) {
                         continue;
                     }
                 }
@@ -249,9 +307,9 @@ impl Job<'_> {
             if error <= 2.0 * (l - x).abs() + 4.0 * ulp(dtype, x) {
                 continue;
             }
-            let noise = self.left_epsilon();
+            let noise = self.epsilon;
             let s = self.scatter(&mut scatter, noise)?;
-            if error <= FACTOR * s.spread(root + self.sides.left.len(), index) + 8.0 * ulp(dtype, x) {
+            if error <= FACTOR * s.spread(root + self.roots, index) + 8.0 * ulp(dtype, x) {
                 continue;
             }
             self.seen.rounding = Some(Difference { root, index, left: l, right: r });
@@ -261,8 +319,8 @@ impl Job<'_> {
     }
 
     fn bits(&mut self, root: usize, left: &RefTensor, right: &RefTensor) {
-        let special_input = self.instance.inputs.iter().map(|i| &i.1).any(special)
-            || self.instance.graph.nodes.iter().any(|n| matches!(&n.kind, NodeKind::Const(t) if special(t)));
+        let special_input = self.inputs.iter().map(|i| &i.1).any(special)
+            || self.graph.nodes.iter().any(|n| matches!(&n.kind, NodeKind::Const(t) if special(t)));
         for index in 0..left.len().min(right.len()) {
             let same = match (&left.data, &right.data) {
                 (Data::F(a), Data::F(b)) => {
@@ -279,7 +337,7 @@ impl Job<'_> {
             let finite = l.is_finite() && r.is_finite() && !special_input;
             if finite && l != r {
                 self.seen.finite_bits.get_or_insert_with(|| found.clone());
-                if self.instance.flavour != Flavour::Extreme {
+                if self.flavour != Flavour::Extreme {
                     let units = (l - r).abs() / ulp(left.dtype, l.abs().max(r.abs()));
                     if units > self.seen.ulp {
                         self.seen.ulp = units;
@@ -292,31 +350,29 @@ impl Job<'_> {
 
     fn scatter<'c>(&self, cache: &'c mut Option<Scatter>, noise: f64) -> Result<&'c Scatter> {
         if cache.is_none() {
-            *cache = Some(Scatter::run(&self.sides.graph, &self.instance.inputs, noise)?);
+            *cache = Some(Scatter::run(self.graph, self.numbers, self.inputs, noise)?);
         }
         cache.as_ref().ok_or_else(|| Error::Internal("no scatter".into()))
     }
 
     fn has_floats(&self) -> bool {
-        self.sides.graph.nodes.iter().flat_map(|n| &n.results).any(|t| t.dtype.is_float())
+        self.graph.nodes.iter().flat_map(|n| &n.results).any(|t| t.dtype.is_float())
     }
 
-    /// The coarsest rounding that the left side itself has.
-    fn left_epsilon(&self) -> f64 {
-        let nodes = self.instance.graph.nodes.iter().flat_map(|n| &n.results);
-        nodes.map(|t| t.dtype.epsilon()).fold(0.0, f64::max)
+    fn has(&self, dtype: DType) -> bool {
+        self.graph.nodes.iter().flat_map(|n| &n.results).any(|t| t.dtype == dtype)
     }
 
     /// True if a finite operand gives an infinite result anywhere, other than at a pole.
     fn overflows(&self) -> Result<bool> {
-        let mut graph = explode(&self.sides.graph, 0.0, 0)?;
+        let mut graph = explode(self.graph, self.numbers, 0.0, 0)?;
         let names: Vec<(String, Value)> = (0..graph.nodes.len())
             .flat_map(|i| graph.results(crate::graph::NodeId(i as u32)))
             .enumerate()
             .map(|(i, v)| (format!("v{i}"), v))
             .collect();
         graph.outputs = names;
-        let values = evaluate(&graph, &wide_inputs(&self.instance.inputs), Mode::Exact)?;
+        let values = evaluate(&graph, &wide_inputs(self.inputs), Mode::Exact)?;
         let infinite = |v: &Value| {
             let at = graph.outputs.iter().position(|o| o.1 == *v);
             at.and_then(|i| values.get(i)).is_some_and(|t| t.to_f64().iter().any(|x| !x.is_finite()))
@@ -359,10 +415,10 @@ struct Scatter {
 }
 
 impl Scatter {
-    fn run(graph: &Graph, inputs: &[(String, Tensor)], noise: f64) -> Result<Scatter> {
+    fn run(graph: &Graph, numbers: &Numbers, inputs: &[(String, Tensor)], noise: f64) -> Result<Scatter> {
         let inputs = wide_inputs(inputs);
         let run = |noise, seed| -> Result<Vec<Vec<f64>>> {
-            let g = explode(graph, noise, seed)?;
+            let g = explode(graph, numbers, noise, seed)?;
             Ok(evaluate(&g, &inputs, Mode::Exact)?.iter().map(RefTensor::to_f64).collect())
         };
         let quiet = run(0.0, 0)?;

@@ -19,14 +19,18 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use crate::error::{Error, Result};
+use crate::graph::instantiate::Numbers;
 use crate::graph::{Graph, Node, NodeKind, Value};
 use crate::tensor::Tensor;
 
 /// A noisy graph, made of f64 nodes, with the same inputs (converted to f64) and outputs.
-pub fn explode(graph: &Graph, noise: f64, seed: u64) -> Result<Graph> {
-    let graph = graph.unfold()?;
+/// Constants that stand for a number hold the number itself, not what the element type made of it.
+pub fn explode(graph: &Graph, numbers: &Numbers, noise: f64, seed: u64) -> Result<Graph> {
+    let (graph, mut more) = graph.unfold_with_numbers()?;
+    more.extend(numbers);
     let out = Graph::new(graph.program.clone());
-    let mut e = Exploder { from: &graph, out, noise, rng: ChaCha8Rng::seed_from_u64(seed), map: Vec::new() };
+    let mut e =
+        Exploder { from: &graph, out, noise, rng: ChaCha8Rng::seed_from_u64(seed), map: Vec::new(), numbers: more };
     for node in &graph.nodes {
         let results = e.node(node)?;
         e.map.push(results);
@@ -53,6 +57,7 @@ struct Exploder<'a> {
     noise: f64,
     rng: ChaCha8Rng,
     map: Vec<Vec<Value>>,
+    numbers: Numbers,
 }
 
 fn wide(d: DType) -> DType {
@@ -69,7 +74,11 @@ impl Exploder<'_> {
                 let ty = TensorType { dtype: wide(ty.dtype), shape: ty.shape.clone() };
                 Ok(vec![self.out.input(name.clone(), ty)])
             }
-            NodeKind::Const(t) => Ok(vec![self.out.constant(widened(t))]),
+            NodeKind::Const(t) => {
+                let number = self.numbers.get(&(Arc::as_ptr(t) as usize)).filter(|_| t.dtype().is_float());
+                let exact = number.and_then(|v| Tensor::from_f64(DType::F64, t.shape(), &vec![*v; t.len()]));
+                Ok(vec![self.out.constant(exact.unwrap_or_else(|| widened(t)))])
+            }
             NodeKind::Scalar(s) => {
                 let args: Vec<Value> = operands.into_iter().flatten().collect();
                 Ok(vec![self.call(*s, &args)?])

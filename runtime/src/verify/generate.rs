@@ -23,7 +23,7 @@ use super::hints::Hints;
 use super::source::Source;
 use super::values::{Demand, Flavour, tensor};
 use super::wants::{ShapeWant, Want};
-use crate::graph::instantiate::BoundTerm;
+use crate::graph::instantiate::{BoundTerm, Numbers};
 use crate::graph::{Env, Graph, GraphFacts, NodeId, NodeKind, Value};
 use crate::tensor::Tensor;
 
@@ -54,6 +54,8 @@ pub struct Instance {
     pub flavour: Flavour,
     /// Which alternatives of the pattern were taken.
     pub branches: Vec<(usize, usize)>,
+    /// The numbers behind the constants that stand for literals.
+    pub numbers: Numbers,
 }
 
 /// Sizes that a pool is drawn from, simplest first.
@@ -79,6 +81,7 @@ pub(super) struct Generator<'a, 's> {
     flavour: Flavour,
     made: Vec<(Value, String, Option<VarId>)>,
     branches: Vec<(usize, usize)>,
+    numbers: Numbers,
     /// Which alternative to prefer, by address of the pattern.
     wanted_branch: &'a dyn Fn(usize, usize) -> Option<usize>,
 }
@@ -107,6 +110,7 @@ pub fn instance(
         flavour,
         made: Vec::new(),
         branches: Vec::new(),
+        numbers: Numbers::new(),
         wanted_branch,
     };
     let mut left = Vec::new();
@@ -155,8 +159,8 @@ impl Generator<'_, '_> {
                 return reject(format!("guard {} of the rule does not hold", i + 1));
             }
         }
-        let Generator { graph, env, flavour, branches, .. } = self;
-        Ok(Instance { graph, env, left, inputs, constants, flavour, branches })
+        let Generator { graph, env, flavour, branches, numbers, .. } = self;
+        Ok(Instance { graph, env, left, inputs, constants, flavour, branches, numbers })
     }
 
     /// What a variable's elements must be, from the guards and from its use as indices.
@@ -298,10 +302,14 @@ impl Generator<'_, '_> {
 
     fn literal(&mut self, value: f64, near: Option<f64>, want: &Want) -> Try<Value> {
         let dtype = want.dtype.unwrap_or(self.main);
-        let value = match (near, self.source.pick(3)) {
-            (Some(tolerance), k @ (1 | 2)) => value * (1.0 + tolerance * (k as f64 * 2.0 - 3.0) * 0.9),
-            _ => value,
-        };
+        // Within its tolerance a constant may have gone through a shorter type.
+        let through = [None, Some(DType::F32), Some(DType::F16), Some(DType::BF16)][match near {
+            Some(_) => self.source.pick(4),
+            None => 0,
+        }];
+        let rounded = through.map_or(value, |d| d.round(value));
+        let tolerance = near.unwrap_or(0.0);
+        let actual = if (rounded - value).abs() <= tolerance * value.abs() { rounded } else { value };
         let shape = match &want.shape {
             // A literal stands for constants that do not make the result larger.
             ShapeWant::With(s) | ShapeWant::Into(s) => self.into_shape(s),
@@ -313,8 +321,12 @@ impl Generator<'_, '_> {
         if n == 0 {
             return reject("a constant without elements has no value");
         }
-        match Tensor::from_f64(dtype, &shape, &vec![dtype.round(value); n]) {
-            Some(t) => Ok(self.graph.constant(t)),
+        match Tensor::from_f64(dtype, &shape, &vec![dtype.round(actual); n]) {
+            Some(t) => {
+                let tensor = Arc::new(t);
+                self.numbers.insert(Arc::as_ptr(&tensor) as usize, value);
+                Ok(self.graph.constant(tensor))
+            }
             None => reject("a constant is too large"),
         }
     }

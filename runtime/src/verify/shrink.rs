@@ -4,20 +4,25 @@
 //! Out: the simplest failing tape that was found. Holds always: the result fails; the number of
 //! tries is bounded.
 
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
 use super::source::Tape;
 
 /// Tries at most.
-const TRIES: usize = 1500;
+const TRIES: usize = 3000;
+/// Fresh sets of values that are tried with each simpler structure.
+const FILLS: usize = 3;
 
 /// The simplest tape for which `fails` holds, starting from one for which it does. `fails` returns
 /// the tape as it was read (cut behind the last choice).
 pub fn shrink(start: Tape, fails: &mut dyn FnMut(&Tape) -> Option<Tape>) -> Tape {
-    let mut s = Shrinker { best: start, fails, left: TRIES };
+    let mut s = Shrinker { best: start, fails, left: TRIES, rng: ChaCha8Rng::seed_from_u64(1) };
     loop {
         let before = s.best.clone();
-        s.zero_blocks();
         s.cut_structure();
         s.lower(true);
+        s.zero_blocks();
         s.lower(false);
         if s.left == 0 || s.best == before {
             return s.best;
@@ -29,9 +34,30 @@ struct Shrinker<'a> {
     best: Tape,
     fails: &'a mut dyn FnMut(&Tape) -> Option<Tape>,
     left: usize,
+    rng: ChaCha8Rng,
 }
 
 impl Shrinker<'_> {
+    /// Tries a tape with a simpler structure, with the values as they are, then with fresh ones: the
+    /// element that differs may lie elsewhere in a smaller tensor.
+    fn attempt_structure(&mut self, tape: Tape) -> bool {
+        if self.attempt(tape.clone()) {
+            return true;
+        }
+        (0..FILLS).any(|_| {
+            let mut other = tape.clone();
+            for v in &mut other.values {
+                // Any code of `values`: simple ones and others alike.
+                *v = if self.rng.random_range(0..3) == 0 {
+                    self.rng.random_range(0..10)
+                } else {
+                    self.rng.random_range(0..4200)
+                };
+            }
+            self.attempt(other)
+        })
+    }
+
     fn attempt(&mut self, tape: Tape) -> bool {
         if self.left == 0 || tape == self.best {
             return false;
@@ -69,7 +95,7 @@ impl Shrinker<'_> {
             while at + size <= self.best.structure.len() {
                 let mut tape = self.best.clone();
                 tape.structure.drain(at..at + size);
-                if !self.attempt(tape) {
+                if !self.attempt_structure(tape) {
                     at += 1;
                 }
             }
@@ -85,7 +111,7 @@ impl Shrinker<'_> {
                 let mut tape = this.best.clone();
                 let part = if structure { &mut tape.structure } else { &mut tape.values };
                 part[at] = v;
-                this.attempt(tape)
+                if structure { this.attempt_structure(tape) } else { this.attempt(tape) }
             };
             if now > 0 && !lower(self, 0) {
                 let mut small = 1;

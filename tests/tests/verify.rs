@@ -1,0 +1,150 @@
+//! Verification catches planted wrong rules, lets right ones pass, and notices almost every small change
+//! to the library's rules.
+
+#![allow(clippy::unwrap_used)]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use hypatia::test_runner::run_test;
+use hypatia::verify::mutate::mutants;
+use hypatia::verify::{Options, Status, first_failure, verify};
+use hypatia_dsl::ir::Program;
+use hypatia_dsl::source::SourceFile;
+
+fn folder(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("verify").join(name)
+}
+
+fn hyp_files(dir: &Path) -> Vec<PathBuf> {
+    let mut files: Vec<PathBuf> = std::fs::read_dir(dir).unwrap().map(|e| e.unwrap().path()).collect();
+    files.retain(|p| p.extension().is_some_and(|e| e == "hyp"));
+    files.sort();
+    files
+}
+
+fn compile(name: &str, text: &str) -> Arc<Program> {
+    let file = SourceFile { name: name.into(), path: None, text: text.into(), embedded: false };
+    let compilation = hypatia::library::check(vec![file]);
+    match compilation.program {
+        Some(p) => Arc::new(p),
+        None => panic!("{}\n{text}", hypatia::library::rejected(&compilation)),
+    }
+}
+
+/// Each wrong rule is caught, and its counterexample, pasted into the file, is a test that fails.
+#[test]
+fn wrong_rules_are_caught() {
+    let files = hyp_files(&folder("wrong"));
+    assert!(files.len() >= 25, "only {} wrong rules are planted", files.len());
+    let mut escaped = Vec::new();
+    for path in files {
+        let name = path.file_name().unwrap().to_string_lossy().into_owned();
+        let text = std::fs::read_to_string(&path).unwrap();
+        let program = compile(&name, &text);
+        let report = verify(&program, &|o| o.file == name, &Options::default(), &mut |_, _, _| {});
+        println!("=== {name}\n{}", report.to_text());
+        let caught = report.entries.iter().find_map(|e| match &e.status {
+            Status::False(c) => Some(c.clone()),
+            _ => None,
+        });
+        let Some(caught) = caught else {
+            escaped.push(format!("{name}: not caught"));
+            continue;
+        };
+        // A derivative, and a right side that has no value, are not told by comparing values.
+        if caught.kind == "gradient" || caught.kind == "type" {
+            continue;
+        }
+        let pasted = compile(&name, &format!("{text}\n{}", caught.test));
+        let test = pasted.tests.last().unwrap();
+        if run_test(&pasted, test).failures.is_empty() {
+            escaped.push(format!("{name}: its counterexample passes as a test:\n{}", caught.test));
+        }
+    }
+    assert!(escaped.is_empty(), "{}", escaped.join("\n"));
+}
+
+/// Right rules pass, and what is derived is no weaker than what is claimed.
+#[test]
+fn right_rules_pass() {
+    for path in hyp_files(&folder("right")) {
+        let name = path.file_name().unwrap().to_string_lossy().into_owned();
+        let program = compile(&name, &std::fs::read_to_string(&path).unwrap());
+        let report = verify(&program, &|o| o.file == name, &Options::default(), &mut |_, _, _| {});
+        assert!(report.passed(), "{name}:\n{}", report.to_text());
+    }
+}
+
+/// The whole embedded library.
+#[test]
+fn the_library_is_verified() {
+    let program = hypatia::library::load(&[]).unwrap();
+    let report = verify(&program, &|_| true, &Options::default(), &mut |_, _, _| {});
+    assert!(report.passed(), "{}", report.to_text());
+}
+
+/// The same seed gives the same report, another one other cases.
+#[test]
+fn reports_are_reproducible() {
+    let text = std::fs::read_to_string(folder("wrong").join("wrong_constant.hyp")).unwrap();
+    let program = compile("wrong.hyp", &text);
+    let run = |seed| {
+        let options = Options { seed, ..Options::default() };
+        verify(&program, &|o| o.file == "wrong.hyp", &options, &mut |_, _, _| {}).to_json().to_string()
+    };
+    assert_eq!(run(1), run(1));
+}
+
+/// A rule whose guard nothing satisfies is not reported as verified.
+#[test]
+fn what_is_not_exercised_does_not_pass() {
+    let text = "edition 1;\nuse core::*;\nruleset r { until = fixpoint; }\n\
+                rule r::never: neg(neg(x)) => x requires rank(x) == 2, rank(x) == 3;\n";
+    let program = compile("never.hyp", text);
+    let report = verify(&program, &|o| o.file == "never.hyp", &Options::default(), &mut |_, _, _| {});
+    assert!(!report.passed());
+    assert!(matches!(report.entries[0].status, Status::NotExercised { .. }), "{}", report.to_text());
+}
+
+/// At most so many members of a family are mutated: the others differ in a name only.
+const MEMBERS: usize = 2;
+
+/// Every small change to a rule of the library is noticed, or stands in the list of equivalent
+/// mutants with the reason why it changes nothing.
+#[test]
+fn mutants_of_the_library_are_noticed() {
+    let program = hypatia::library::load(&[]).unwrap();
+    let list = std::fs::read_to_string(folder("equivalent_mutants.txt")).unwrap();
+    let mut equivalent: BTreeMap<String, String> = BTreeMap::new();
+    for line in list.lines().filter(|l| !l.trim().is_empty() && !l.starts_with('#')) {
+        let (id, reason) = line.split_once(" # ").unwrap_or_else(|| panic!("no reason: {line}"));
+        assert!(equivalent.insert(id.trim().into(), reason.into()).is_none(), "twice: {id}");
+    }
+    let mut members: BTreeMap<&str, usize> = BTreeMap::new();
+    let (mut killed, mut survivors, mut listed) = (0, Vec::new(), BTreeSet::new());
+    let options = Options { cases: 60, seed: 7 };
+    for rule in &program.rules {
+        let count = members.entry(&rule.base_name).or_default();
+        *count += 1;
+        if *count > MEMBERS {
+            continue;
+        }
+        for mutant in mutants(&program, rule) {
+            let id = format!("{}: {}", rule.name, mutant.change);
+            let noticed = first_failure(&program, &mutant.rule, &options).is_some();
+            match (noticed, equivalent.contains_key(&id)) {
+                (true, false) => killed += 1,
+                (true, true) => panic!("{id} is noticed: take it off the list"),
+                (false, true) => drop(listed.insert(id)),
+                (false, false) => survivors.push(id),
+            }
+        }
+    }
+    println!("{killed} mutants noticed, {} equivalent", listed.len());
+    assert!(survivors.is_empty(), "{} mutants survive:\n{}", survivors.len(), survivors.join("\n"));
+    let stale: Vec<&String> = equivalent.keys().filter(|id| !listed.contains(*id)).collect();
+    assert!(stale.is_empty(), "no such mutants: {stale:?}");
+    assert!(killed >= 20, "only {killed} mutants");
+}
