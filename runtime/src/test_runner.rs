@@ -17,12 +17,14 @@ use hypatia_dsl::typing::TensorType;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
+use crate::cpu::Executor;
 use crate::cpu::reference::{Mode, RefTensor, evaluate};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::graph::instantiate::Numbers;
 use crate::graph::{Env, Graph, Instantiator, NodeKind, Symbols, Value, show_number};
 use crate::optimize::{Optimized, Options, optimize};
+use crate::plan::{self, Plan};
 use crate::tensor::Tensor;
 use crate::verify::check::{Difference, same_meaning};
 
@@ -73,7 +75,6 @@ struct Case<'a> {
     /// Inputs only: each expression is built upon this.
     inputs: Graph,
     env: Env,
-    given: Graph,
     optimized: Optimized,
 }
 
@@ -102,7 +103,7 @@ impl<'a> Case<'a> {
         let given = given.pruned();
         let options = Options { device: device.clone(), ..Options::default() };
         let optimized = optimize(&given, &options)?;
-        Ok(Case { program, test, device, inputs, env, given, optimized })
+        Ok(Case { program, test, device, inputs, env, optimized })
     }
 
     /// Why the expectation is not met.
@@ -152,7 +153,7 @@ impl<'a> Case<'a> {
     }
 
     fn launches(&self) -> Result<i64> {
-        Ok(self.optimized.report.after.launches as i64)
+        Ok(Plan::build(&self.concrete()?, &plan::Options::new(self.device.clone()))?.launches() as i64)
     }
 
     fn count(&self, head: Head) -> i64 {
@@ -205,19 +206,24 @@ impl<'a> Case<'a> {
         self.executed(given, &tensors)
     }
 
-    /// The optimised graph's results against those of the given expression.
-    fn executed(&self, given: &[RefTensor], tensors: &[(String, Tensor)]) -> Result<Option<String>> {
+    /// The optimised graph, symbolic sizes replaced by [`SYMBOL`].
+    fn concrete(&self) -> Result<Graph> {
         let graph = &self.optimized.graph;
         let symbols: Symbols = graph.symbols().into_iter().map(|s| (s, SYMBOL)).collect();
-        let graph = graph.specialize(&symbols)?;
-        let used: Vec<(String, Tensor)> = tensors
+        graph.specialize(&symbols)
+    }
+
+    /// The optimised graph's results, as it is executed, against those of the given expression.
+    fn executed(&self, given: &[RefTensor], tensors: &[(String, Tensor)]) -> Result<Option<String>> {
+        let plan = Plan::build(&self.concrete()?, &plan::Options::new(Device::cpu()))?;
+        let inputs: Vec<Tensor> = plan
+            .inputs
             .iter()
-            .filter(|(n, _)| {
-                graph.inputs.iter().any(|i| matches!(&graph.node(*i).kind, NodeKind::Input { name } if name == n))
-            })
-            .cloned()
-            .collect();
-        let results = evaluate(&graph, &used, Mode::Rounded)?;
+            .map(|i| tensors.iter().find(|(n, _)| *n == i.name).map(|t| t.1.clone()))
+            .collect::<Option<_>>()
+            .ok_or_else(|| Error::Internal("the plan has an input that the test has not".into()))?;
+        let results = Executor::new(Arc::new(plan), 1)?.run(&inputs)?;
+        let results: Vec<RefTensor> = results.iter().map(RefTensor::from_tensor).collect();
         for (root, (a, b)) in results.iter().zip(given).enumerate() {
             if let Some(d) = far_apart(root, a, b) {
                 return Ok(Some(format!(
@@ -299,7 +305,7 @@ fn random(input: &TestInput, n: usize) -> Vec<f64> {
 
 /// The first element that is further off than the element type's rounding allows: some units in the
 /// last place of the largest element.
-fn far_apart(root: usize, got: &RefTensor, wanted: &RefTensor) -> Option<Difference> {
+pub(crate) fn far_apart(root: usize, got: &RefTensor, wanted: &RefTensor) -> Option<Difference> {
     let (a, b) = (got.to_f64(), wanted.to_f64());
     let largest = b.iter().filter(|v| v.is_finite()).fold(0.0f64, |m, v| m.max(v.abs()));
     let units = match wanted.dtype {

@@ -5,12 +5,15 @@
 
 use std::collections::HashMap;
 use std::fmt::Write;
+use std::sync::Arc;
 
 use hypatia_dsl::builtin::BuiltinScalar;
+use hypatia_dsl::dtype::{DType, Kind};
 use hypatia_dsl::ir::ScalarBody;
 
 use super::check::{Difference, Failure, Sides};
 use super::generate::Instance;
+use crate::graph::instantiate::Numbers;
 use crate::graph::{Graph, NodeId, NodeKind, Value, show_attr, show_number, show_term};
 use crate::tensor::Tensor;
 
@@ -24,14 +27,15 @@ pub fn test_block(
 ) -> String {
     let root = difference.map_or(0, |d| d.root);
     let (left, right) = (sides.left[root.min(sides.left.len() - 1)], sides.right[root.min(sides.right.len() - 1)]);
-    let mut w = Writer { graph: &sides.graph, names: HashMap::new(), extra: Vec::new() };
+    let mut w = Writer { graph: &sides.graph, names: HashMap::new(), extra: Vec::new(), numbers: &sides.numbers };
     for (name, node) in &instance.constants {
         w.names.insert(*node, name.clone());
     }
     let (l, r) = (w.value(left, 0), w.value(right, 0));
+    let (tight_l, tight_r) = (w.value(left, 3), w.value(right, 3));
     let (given, expect) = match failure {
         Failure::Bits | Failure::FiniteBits | Failure::Ulp | Failure::Rounding => match difference {
-            Some(d) if d.left == d.right => (format!("1 / {l}"), format!("1 / {r}")),
+            Some(d) if d.left == d.right => (format!("1 / {tight_l}"), format!("1 / {tight_r}")),
             Some(d) if d.left.is_finite() && d.right.is_finite() => {
                 let shape = &sides.graph.ty(left).shape;
                 let dims: Vec<String> = shape.iter().map(|d| d.to_string()).collect();
@@ -98,6 +102,8 @@ struct Writer<'a> {
     names: HashMap<NodeId, String>,
     /// Declarations of constants that no variable stands for.
     extra: Vec<String>,
+    /// Numbers as they were written, before their constants rounded them.
+    numbers: &'a Numbers,
 }
 
 /// Texts of shared nodes are repeated: instances are small, but a cap keeps a pathological one short.
@@ -130,7 +136,13 @@ impl Writer<'_> {
                         if level > mine { format!("({text})") } else { text }
                     }
                     _ => {
-                        let texts: Vec<String> = args.iter().map(|a| self.value(*a, 0)).collect();
+                        let beside = |i: usize| {
+                            let mut numbers = (0..args.len())
+                                .filter(|j| *j != i && def.params.get(*j).is_some_and(|p| p.1 == Kind::Number));
+                            numbers.find(|j| !self.is_number(args[*j])).map(|j| args[j])
+                        };
+                        let others: Vec<Option<Value>> = (0..args.len()).map(beside).collect();
+                        let texts: Vec<String> = args.iter().zip(others).map(|(a, o)| self.operand(*a, o, 0)).collect();
                         format!("{}({})", def.name, texts.join(", "))
                     }
                 }
@@ -159,20 +171,23 @@ impl Writer<'_> {
     /// An operand of an infix operator: a number may stand there as it is if the other operand has
     /// its type.
     fn operand(&mut self, value: Value, other: Option<Value>, level: u8) -> String {
-        let is_number = |v: Value| {
-            let node = self.graph.node(v.node);
-            !self.names.contains_key(&v.node)
-                && matches!(&node.kind, NodeKind::Const(t) if t.shape().is_empty() && t.dtype().is_float())
-        };
-        if is_number(value)
-            && other.is_some_and(|o| !is_number(o))
+        if self.is_number(value)
+            && other.is_some_and(|o| !self.is_number(o))
             && let NodeKind::Const(t) = &self.graph.node(value.node).kind
-            && let Some(v) = t.to_f64().first()
         {
-            let text = show_number(*v);
-            return if text.starts_with('-') { format!("({text})") } else { text };
+            let written = self.numbers.get(&(Arc::as_ptr(t) as usize)).copied();
+            if let Some(v) = written.or(t.to_f64().first().copied()) {
+                let text = show_number(v);
+                return if text.starts_with('-') && level > 0 { format!("({text})") } else { text };
+            }
         }
         self.value(value, level)
+    }
+
+    /// True for a constant of rank 0 that no variable of the rule stands for.
+    fn is_number(&self, v: Value) -> bool {
+        !self.names.contains_key(&v.node)
+            && matches!(&self.graph.node(v.node).kind, NodeKind::Const(t) if t.shape().is_empty() && t.dtype() != DType::Bool)
     }
 
     fn constant(&mut self, node: NodeId, tensor: &Tensor) -> String {
@@ -183,9 +198,10 @@ impl Writer<'_> {
     }
 }
 
-/// The left side alone, with what is wrong as a comment: the right side has no value to compare with.
-pub fn left_block(title: &str, instance: &Instance, seen: &super::check::Observation) -> String {
-    let mut w = Writer { graph: &instance.graph, names: HashMap::new(), extra: Vec::new() };
+/// The left side alone, with what is wrong as a comment: the right side has no value to compare with,
+/// so the optimiser cannot apply the rule here, and the test that it fires fails.
+pub fn left_block(title: &str, rule: &str, instance: &Instance, seen: &super::check::Observation) -> String {
+    let mut w = Writer { graph: &instance.graph, names: HashMap::new(), extra: Vec::new(), numbers: &instance.numbers };
     for (name, node) in &instance.constants {
         w.names.insert(*node, name.clone());
     }
@@ -203,6 +219,6 @@ pub fn left_block(title: &str, instance: &Instance, seen: &super::check::Observa
         let _ = writeln!(out, "  {line}");
     }
     let why = seen.broken.as_deref().unwrap_or_default().replace(['\n', '\r'], " ");
-    let _ = writeln!(out, "  given {};\n  // {why}\n}}", given.join(", "));
+    let _ = writeln!(out, "  given {};\n  // {why}\n  expect fires {rule};\n}}", given.join(", "));
     out
 }

@@ -1,13 +1,148 @@
-//! Defined ops: the body has the declared type, whatever the operands.
+//! Defined ops: the body has the declared type, and a row-wise kernel computes what the body means.
+//!
+//! In: a defined op. Out: an entry. Operands and attributes are made up as for a rule whose left side is
+//! the op alone; the kernel is run as the CPU executor runs it.
 
 use std::sync::Arc;
 
-use hypatia_dsl::ir::Program;
+use hypatia_dsl::ir::{
+    AttrPat, Backend, Head, NodePat, OpBody, OpId, ParamKind, Pat, Program, Rule, RuleSetId, Sort, Var, VarId,
+};
 
-use super::Options;
-use super::report::Entry;
+use super::generate::{Instance, Reject, instance};
+use super::hints::Hints;
+use super::report::{Counterexample, Entry, Status, Subject};
+use super::source::Source;
+use super::values::Flavour;
+use super::{Options, seed_of};
+use crate::cpu::Executor;
+use crate::cpu::reference::{Mode, RefTensor, evaluate};
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::graph::{Graph, show_number};
+use crate::plan::{self, Plan};
+use crate::tensor::Tensor;
+use crate::test_runner::far_apart;
 
-/// Checks op number `index`; nothing for builtin ones.
-pub(super) fn verify_op(_: &Arc<Program>, _: usize, _: &Options) -> Vec<Entry> {
-    Vec::new()
+/// Choices that are tried for each case.
+const TRIES_PER_CASE: usize = 100;
+
+/// Checks op number `index`; nothing for builtin ones, and for those that take a term.
+pub(super) fn verify_op(program: &Arc<Program>, index: usize, options: &Options) -> Vec<Entry> {
+    let id = OpId(index as u32);
+    let def = program.op(id);
+    let has_term = def.params.iter().any(|p| p.kind == ParamKind::Term);
+    if matches!(def.body, OpBody::Builtin(_)) || has_term {
+        return Vec::new();
+    }
+    let rule = alone(program, id);
+    let hints = Hints::of(&rule);
+    let has_kernel = program
+        .kernels
+        .iter()
+        .any(|k| k.backend == Backend::Rowwise && matches!(&k.pattern, Pat::Node(n) if n.head == Head::Op(id)));
+    let seed = seed_of(options, &def.name);
+    let (mut cases, mut tries, mut status, mut last) = (0, 0, Status::Verified, String::new());
+    while cases < options.cases && tries < options.cases * TRIES_PER_CASE {
+        tries += 1;
+        let mut source = Source::random(seed.wrapping_add(tries as u64));
+        let made = match instance(program, &rule, &hints, &mut source, &|_, _| None) {
+            Ok(i) => i,
+            Err(Reject(why)) => {
+                last = why;
+                continue;
+            }
+        };
+        cases += 1;
+        if let Some((kind, message)) = check(&made, has_kernel) {
+            let types: Vec<String> =
+                made.inputs.iter().map(|(n, t)| format!("{n}: {}{:?}", t.dtype(), t.shape())).collect();
+            let message = format!("{message} (for {})", types.join(", "));
+            status = Status::False(Box::new(Counterexample { message, kind, test: String::new() }));
+            break;
+        }
+    }
+    if cases == 0 {
+        status = Status::NotExercised { reason: format!("no operands were found that it accepts: {last}") };
+    }
+    let (name, origin) = (def.name.clone(), def.origin.clone());
+    vec![Entry { subject: Subject::Op, name, origin, cases, classes: Vec::new(), status }]
+}
+
+/// A rule whose left side is the op over variables.
+fn alone(program: &Program, op: OpId) -> Rule {
+    let def = program.op(op);
+    let mut vars = Vec::new();
+    let mut var = |name: &str, sort: Sort| {
+        vars.push(Var { name: name.to_string(), sort });
+        VarId(vars.len() as u32 - 1)
+    };
+    let (mut args, mut rest) = (Vec::new(), None);
+    for (_, param) in def.operands() {
+        match &param.kind {
+            ParamKind::Tensor { variadic: true, .. } => rest = Some(var(&param.name, Sort::Tensors)),
+            ParamKind::Tensor { optional: true, .. } => args.push(Pat::Optional(var(&param.name, Sort::Tensor))),
+            _ => args.push(Pat::Var(var(&param.name, Sort::Tensor))),
+        }
+    }
+    let attrs = def.attrs().map(|_| AttrPat::Any).collect();
+    Rule {
+        name: def.name.clone(),
+        base_name: def.name.clone(),
+        ruleset: RuleSetId(0),
+        doc: String::new(),
+        origin: def.origin.clone(),
+        lhs: vec![Pat::Node(NodePat { head: Head::Op(op), args, rest, attrs, output: 0 })],
+        rhs: Vec::new(),
+        lets: Vec::new(),
+        requires: Vec::new(),
+        prefer: Vec::new(),
+        claims: Vec::new(),
+        pointwise: false,
+        derived: true,
+        vars,
+    }
+}
+
+/// What is wrong with the op on an instance.
+fn check(made: &Instance, has_kernel: bool) -> Option<(&'static str, String)> {
+    let mut graph = made.graph.clone();
+    for (i, v) in made.left.iter().flat_map(|v| graph.results(v.node)).enumerate().collect::<Vec<_>>() {
+        graph.output(format!("result{i}"), v);
+    }
+    if let Err(e) = graph.unfold() {
+        return Some(("body", e.to_string()));
+    }
+    if !has_kernel || made.flavour == Flavour::Extreme {
+        return None;
+    }
+    match kernel(&graph, &made.inputs) {
+        Ok(None) => None,
+        Ok(Some(message)) => Some(("kernel", message)),
+        Err(e) => Some(("kernel", format!("its kernel cannot be run: {e}"))),
+    }
+}
+
+/// The executor's results against the reference's.
+fn kernel(graph: &Graph, inputs: &[(String, Tensor)]) -> Result<Option<String>> {
+    let wanted = evaluate(graph, inputs, Mode::Rounded)?;
+    let plan = Plan::build(graph, &plan::Options::new(Device::cpu()))?;
+    let ordered: Vec<Tensor> = plan
+        .inputs
+        .iter()
+        .map(|i| inputs.iter().find(|(n, _)| *n == i.name).map(|t| t.1.clone()))
+        .collect::<Option<_>>()
+        .ok_or_else(|| Error::Internal("the plan has an input that the graph has not".into()))?;
+    let got = Executor::new(Arc::new(plan), 1)?.run(&ordered)?;
+    for (root, (g, w)) in got.iter().zip(&wanted).enumerate() {
+        if let Some(d) = far_apart(root, &RefTensor::from_tensor(g), w) {
+            return Ok(Some(format!(
+                "element {} of result {root} is {} from the kernel, {} from the body",
+                d.index,
+                show_number(d.left),
+                show_number(d.right)
+            )));
+        }
+    }
+    Ok(None)
 }

@@ -8,7 +8,7 @@ use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::{Class, Pat, Program, Rule};
 use hypatia_dsl::typing::show_expr;
 
-use super::block::test_block;
+use super::block::{left_block, test_block};
 use super::check::{Difference, Failure, Observation, observe, sides};
 use super::generate::{Instance, Reject, instance};
 use super::hints::Hints;
@@ -225,15 +225,13 @@ impl Run<'_> {
         };
         let test = match sides(self.rule, &instance) {
             Ok(s) => test_block(&format!("{} is false", self.rule.name), &instance, &s, failure, difference.as_ref()),
-            Err(_) => left_only(&self.rule.name, &instance, &seen),
+            Err(_) => {
+                let title = format!("{} applies here, but its right side does not fit", self.rule.name);
+                left_block(&title, &self.rule.base_name, &instance, &seen)
+            }
         };
         Counterexample { message, kind, test }
     }
-}
-
-/// Where the right side has no value there is nothing to compare with: the left side as a comment.
-fn left_only(name: &str, instance: &Instance, seen: &Observation) -> String {
-    super::block::left_block(&format!("{name} applies here, but its right side does not fit"), instance, seen)
 }
 
 /// The alternatives of a rule's patterns: address of the list, and a count for each.
