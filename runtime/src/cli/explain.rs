@@ -1,27 +1,146 @@
-//! `hypatia explain`.
+//! `hypatia explain`: a diagnostic's code, what is built in, what was fused in a model, or why a rule did not fire.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use clap::Args;
 use hypatia::error::{Error, Result};
+use hypatia::library;
+use hypatia::optimize::explain::why_not;
+use hypatia::optimize::{Report, optimize};
+use hypatia_dsl::dtype::Kind;
+use hypatia_dsl::ir::{AttrType, OpBody, OpDef, ParamKind, ScalarBody, ScalarDef};
+use hypatia_dsl::typing::{show_type_pat, show_value};
 
+use super::model::ModelOptions;
+use super::output::write_stdout;
 use super::{Exit, Global};
 
 /// Explain an error code, a model's fusions, or why a rule did not fire.
+///
+/// `hypatia explain H0304` tells a code at length, `hypatia explain codes` lists them all, `hypatia explain builtins`
+/// lists the ops and scalars that are built in. With a model it tells which rules fired where, what the
+/// graph was before and after, and what both cost; with --why-not it tells how near a rule came to firing.
 #[derive(Args)]
 pub struct Explain {
-    /// Files.
-    files: Vec<PathBuf>,
+    /// A code such as H0304, `codes`, `builtins`, or a model.
+    #[arg(value_name = "CODE|MODEL.onnx")]
+    what: PathBuf,
+    #[command(flatten)]
+    options: ModelOptions,
+    /// A rule (fuse::unary[relu]) or a family of rules (fuse::unary): why did it not fire?
+    #[arg(long, value_name = "RULE")]
+    why_not: Option<String>,
+    /// Only at this node, by its name in the model or by its number in the unfolded graph (%12).
+    #[arg(long, value_name = "NODE", requires = "why_not")]
+    node: Option<String>,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
 }
 
 impl Explain {
     /// Runs the command.
     pub fn run(&self, _: &Global) -> Result<Exit> {
-        if let [only] = self.files.as_slice()
-            && let Some(done) = only.to_str().and_then(super::explain_code::run)
-        {
+        if let Some(done) = self.what.to_str().and_then(super::explain_code::run) {
             return done;
         }
-        Err(Error::Internal("this command is not there yet".into()))
+        if self.what.as_os_str() == "builtins" {
+            write_stdout(&builtins()?);
+            return Ok(Exit::Ok);
+        }
+        let graph = self.options.load(&self.what)?;
+        let options = self.options.options(&graph)?;
+        let text = match &self.why_not {
+            Some(rule) => {
+                let answer = why_not(&graph, &options, rule, self.node.as_deref())?;
+                if self.json { json(&answer)? } else { answer.to_string() }
+            }
+            None => {
+                let report = optimize(&graph, &options)?.report;
+                if self.json { json(&report)? } else { format!("{report}\n{}", counts(&report)) }
+            }
+        };
+        write_stdout(&text);
+        Ok(Exit::Ok)
+    }
+}
+
+fn json(value: &impl serde::Serialize) -> Result<String> {
+    let text = serde_json::to_string_pretty(value).map_err(|e| Error::Internal(e.to_string()))?;
+    Ok(text + "\n")
+}
+
+/// How often each op occurs before and after.
+fn counts(report: &Report) -> String {
+    let names: BTreeSet<&String> = report.before.counts.keys().chain(report.after.counts.keys()).collect();
+    let width = names.iter().map(|n| n.len()).max().unwrap_or(0).max(4);
+    let mut out = format!("{:<width$}  before  after\n", "op");
+    for name in names {
+        let n = |c: &std::collections::BTreeMap<String, usize>| c.get(name).copied().unwrap_or(0);
+        out.push_str(&format!("{name:<width$}  {:>6}  {:>5}\n", n(&report.before.counts), n(&report.after.counts)));
+    }
+    out
+}
+
+/// The ops and scalars that are built in, with their types and what they mean.
+fn builtins() -> Result<String> {
+    let program = library::load(&[])?;
+    let mut out = String::new();
+    for s in program.scalars.iter().filter(|s| matches!(s.body, ScalarBody::Builtin(_))) {
+        out.push_str(&format!("{:<32} {}\n", scalar_signature(s), first_line(&s.doc)));
+    }
+    out.push('\n');
+    for op in program.ops.iter().filter(|o| matches!(o.body, OpBody::Builtin(_))) {
+        out.push_str(&format!("{}\n    {}\n", op_signature(op), first_line(&op.doc)));
+    }
+    Ok(out)
+}
+
+fn first_line(doc: &str) -> &str {
+    doc.trim().lines().next().unwrap_or_default()
+}
+
+fn scalar_signature(s: &ScalarDef) -> String {
+    let kind = |k: Kind| if k == Kind::Bool { ": bool" } else { "" };
+    let params: Vec<String> = s.params.iter().map(|(n, k)| format!("{n}{}", kind(*k))).collect();
+    let result = if s.result == Kind::Bool { " -> bool" } else { "" };
+    format!("scalar {}({}){result}", s.name, params.join(", "))
+}
+
+fn op_signature(op: &OpDef) -> String {
+    let params: Vec<String> = op
+        .params
+        .iter()
+        .map(|p| match &p.kind {
+            ParamKind::Tensor { ty, optional, variadic } => {
+                let (star, mark) = (if *variadic { "*" } else { "" }, if *optional { "?" } else { "" });
+                format!("{star}{}: {}{mark}", p.name, show_type_pat(&op.vars, ty))
+            }
+            ParamKind::Term => format!("{}: scalar", p.name),
+            ParamKind::Attr { ty, default } => {
+                let default = default.as_ref().map_or(String::new(), |d| format!(" = {}", show_value(d)));
+                format!("{}: {}{default}", p.name, attr_type(*ty))
+            }
+        })
+        .collect();
+    let results: Vec<String> = op.results.iter().map(|t| show_type_pat(&op.vars, t)).collect();
+    let star = if op.variadic_result { "*" } else { "" };
+    format!("op {}({}) -> {star}{}", op.name, params.join(", "), results.join(", "))
+}
+
+fn attr_type(ty: AttrType) -> &'static str {
+    match ty {
+        AttrType::Int => "int",
+        AttrType::Axis => "axis",
+        AttrType::Axes => "axes",
+        AttrType::Ints => "ints",
+        AttrType::Float => "float",
+        AttrType::Floats => "floats",
+        AttrType::Bool => "bool",
+        AttrType::DType => "dtype",
+        AttrType::Dim => "dim",
+        AttrType::Dims => "dims",
+        AttrType::Str => "str",
     }
 }

@@ -15,6 +15,7 @@ mod explain_code;
 mod files;
 mod fmt;
 mod generate;
+mod model;
 mod opt;
 mod output;
 mod run;

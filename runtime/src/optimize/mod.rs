@@ -63,7 +63,7 @@ impl Default for Options {
             no_rules: false,
             disabled: HashSet::new(),
             max_nodes: 2_000_000,
-            max_time: Duration::from_secs(30),
+            max_time: Duration::from_secs(8),
             max_memory: 1 << 30,
         }
     }

@@ -8,7 +8,7 @@ use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use egg::{Applier, Id, PatternAst, Rewrite, SearchMatches, Searcher, Subst, Symbol, Var};
-use hypatia_dsl::ir::{Build, BuildArg, Head, Program, Rule, RuleId};
+use hypatia_dsl::ir::{Build, BuildArg, Head, Pat, Program, Rule, RuleId};
 use rustc_hash::FxHashSet;
 
 use super::analysis::Context;
@@ -94,6 +94,26 @@ pub struct Selection {
     pub approx: bool,
 }
 
+/// Applications in the left side of a rule at most: the matcher recurses once for each.
+const MAX_PATTERN: usize = 300;
+
+/// Rules that are left out because their pattern is too large to be matched.
+pub fn oversized(program: &Program) -> Vec<&Rule> {
+    program.rules.iter().filter(|r| is_oversized(r)).collect()
+}
+
+fn is_oversized(rule: &Rule) -> bool {
+    fn size(p: &Pat) -> usize {
+        match p {
+            Pat::Bind(_, p) | Pat::Typed(p, _) => 1 + size(p),
+            Pat::OneOf(ps) => 1 + ps.iter().map(size).max().unwrap_or(0),
+            Pat::Node(n) => 1 + n.attrs.len() + n.args.iter().map(size).sum::<usize>(),
+            Pat::Any | Pat::Var(_) | Pat::Lit { .. } | Pat::Absent | Pat::Optional(_) => 1,
+        }
+    }
+    rule.lhs.iter().map(size).sum::<usize>() > MAX_PATTERN
+}
+
 /// The rules of a program that could fire on a graph with these heads (all rules where `None`).
 pub fn compile(
     program: &Arc<Program>,
@@ -106,7 +126,7 @@ pub fn compile(
         let ruleset = program.rulesets.get(rule.ruleset.index()).map_or("", |r| r.name.as_str());
         let off =
             [rule.name.as_str(), rule.base_name.as_str(), ruleset].iter().any(|n| selection.disabled.contains(*n));
-        if off || rule.lhs.is_empty() || rule.lhs.len() != rule.rhs.len() {
+        if off || rule.lhs.is_empty() || rule.lhs.len() != rule.rhs.len() || is_oversized(rule) {
             continue;
         }
         for terms in if rule.pointwise { &[false, true][..] } else { &[false][..] } {

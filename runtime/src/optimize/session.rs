@@ -15,7 +15,7 @@ use super::extract::{Candidate, Choice, Problem, extract};
 use super::language::{Discriminant, EGraph, Node};
 use super::lower::{Entered, Leaver, enter};
 use super::report::{Firing, Report, Stage, Summary};
-use super::rewrites::{CompiledRule, Selection, compile};
+use super::rewrites::{CompiledRule, Selection, compile, oversized};
 use super::saturate::{Budget, Rejections, Trace, run};
 use super::{Optimized, Options};
 use crate::error::{Error, Result};
@@ -75,6 +75,8 @@ impl<'a> Session<'a> {
             let selection = Selection { disabled: options.disabled.clone(), approx: options.approx };
             compile(&program, Some(&present), &selection)
         };
+        let large = if options.no_rules { Vec::new() } else { oversized(&program) };
+        let warnings = large.iter().map(|r| format!("{} is not used: its pattern is too large", r.name)).collect();
         let mut session = Session {
             options,
             graph,
@@ -89,7 +91,7 @@ impl<'a> Session<'a> {
             rejections: Rejections::default(),
             started,
             extraction_millis: 0.0,
-            warnings: Vec::new(),
+            warnings,
         };
         session.choose()?;
         session.before = summarise(&session.graph, micros(session.best.cost));
@@ -155,12 +157,11 @@ impl<'a> Session<'a> {
         let egraph = &self.entered.egraph;
         let model = CostModel::new(&self.program, &self.options.device);
         let built = BuiltProblem::new(egraph, &self.entered.outputs, &model);
-        let mut starts: Vec<Choice> = vec![built.choice_of(egraph, self.best.chosen.iter())];
-        if self.best.chosen.is_empty() {
-            starts = vec![built.choice_of(egraph, self.given.iter().map(|(c, n)| (c, n)))];
-        }
-        let start = starts.first().filter(|c| built.problem.cost(c).is_some());
-        let choice = extract(&built.problem, start)
+        let start = match self.best.chosen.is_empty() {
+            true => built.choice_of(egraph, self.given.iter().map(|(c, n)| (c, n))),
+            false => built.choice_of(egraph, self.best.chosen.iter()),
+        };
+        let choice = extract(&built.problem, Some(&start))
             .ok_or_else(|| Error::Internal("an output of the graph cannot be extracted".into()))?;
         let order =
             built.problem.order(&choice).ok_or_else(|| Error::Internal("the extracted graph is cyclic".into()))?;
@@ -236,8 +237,8 @@ impl<'a> Session<'a> {
         Ok(Optimized { graph, report })
     }
 
-    /// The trace with names, those that the result owes something to first.
-    fn firings(&self) -> Vec<Firing> {
+    /// For each trace, whether the result owes something to it.
+    pub fn kept(&self) -> Vec<bool> {
         let egraph = &self.entered.egraph;
         let canonical = |n: &Node| n.clone().map_children(|c| egraph.find(c));
         let mut kept = vec![false; self.traces.len()];
@@ -261,19 +262,42 @@ impl<'a> Session<'a> {
                 work.extend(self.traces[*i].matched.iter().map(canonical).filter(|n| seen.insert(n.clone())));
             }
         }
+        kept
+    }
+
+    /// The trace with names, those that the result owes something to first.
+    fn firings(&self) -> Vec<Firing> {
         let names = self.names();
         let mut out: Vec<Firing> = self
             .traces
             .iter()
-            .zip(kept)
+            .zip(self.kept())
             .map(|(t, kept)| {
                 let rule = &self.program.rules[t.rule.index()];
-                let nodes = t.roots.iter().filter_map(|r| names.get(&egraph.find(*r)).cloned()).collect();
+                let nodes = t.roots.iter().filter_map(|r| names.get(&self.entered.egraph.find(*r)).cloned()).collect();
                 Firing { rule: rule.name.clone(), base: rule.base_name.clone(), nodes, kept }
             })
             .collect();
         out.sort_by_key(|f| !f.kept);
         out
+    }
+
+    /// What the best graph costs, in microseconds, in which that class is computed, by that node if one is given.
+    /// `None` if there is no such graph.
+    pub fn cost_with(&self, class: Id, node: Option<&Node>) -> Option<f64> {
+        let egraph = &self.entered.egraph;
+        let model = CostModel::new(&self.program, &self.options.device);
+        let mut outputs = self.entered.outputs.clone();
+        outputs.push(class);
+        let mut built = BuiltProblem::new(egraph, &outputs, &model);
+        if let Some(node) = node {
+            let at = *built.index.get(&egraph.find(class))?;
+            let node = node.clone().map_children(|c| egraph.find(c));
+            let keep = built.nodes[at].iter().position(|n| *n == node)?;
+            built.problem.classes[at] = vec![built.problem.classes[at][keep].clone()];
+        }
+        let choice = extract(&built.problem, None)?;
+        built.problem.cost(&choice).map(micros)
     }
 
     /// A name for each class that stands for values of the given graph.
