@@ -384,7 +384,8 @@ fn describe(found: &str) -> String {
     }
 }
 
-fn shorten(text: &str) -> String {
+/// At most 40 characters of a token.
+pub(super) fn shorten(text: &str) -> String {
     if text.chars().count() > 40 { text.chars().take(37).chain("...".chars()).collect() } else { text.to_string() }
 }
 

@@ -143,20 +143,22 @@ impl Builder<'_> {
             .map_infix(|a, op, b| {
                 let (a, b) = (a?, b?);
                 let which = binary(op.as_rule()).ok_or(Bug(op.as_rule()))?;
-                // `(a < b) == c` is fine; only the written chain is an error, so look behind `a`.
-                if let ExprKind::Binary(left, ..) = a.kind
-                    && is_comparison(which)
-                    && is_comparison(left)
-                    && !self.text[..(self.span(&op).start as usize)].trim_end().ends_with(')')
-                {
-                    let d = Diagnostic::error(Code(110), "comparisons cannot be chained", self.span(&op));
-                    self.report(
-                        d.label("second comparison")
-                            .also(a.span, "the first one")
-                            .hint("write `a < b and b < c`, or use brackets"),
-                    );
-                }
                 let span = a.span.to(b.span);
+                // `(a < b) == c` is fine; only the written chain is an error, so look behind `a`.
+                let bracketed = self.text[..(self.span(&op).start as usize)].trim_end().ends_with(')');
+                let a = match a.kind {
+                    ExprKind::Binary(left, x, y) if is_comparison(which) && is_comparison(left) && !bracketed => {
+                        let d = Diagnostic::error(Code(110), "comparisons cannot be chained", self.span(&op));
+                        let d = d.label("second comparison").also(a.span, "the first one");
+                        self.report(d.hint("write `a < b and b < c`, or use brackets"));
+                        // Go on with what is most likely meant, so that no error follows from this.
+                        let second = Expr { kind: ExprKind::Binary(which, y.clone(), Box::new(b)), span };
+                        let first = Expr { kind: ExprKind::Binary(left, x, y), span: a.span };
+                        let kind = ExprKind::Binary(BinaryOp::And, Box::new(first), Box::new(second));
+                        return Ok(Expr { kind, span });
+                    }
+                    kind => Expr { kind, span: a.span },
+                };
                 Ok(Expr { kind: ExprKind::Binary(which, Box::new(a), Box::new(b)), span })
             })
             .parse(Kids::of(pair))

@@ -164,7 +164,11 @@ impl FileParser<'_> {
             let at = self.builder.span(&number);
             let edition = Spanned { node: number.as_str().parse().unwrap_or(u32::MAX), span: at };
             if edition.node != EDITION {
-                let d = Diagnostic::error(Code(103), format!("edition {} does not exist", number.as_str()), at);
+                let d = Diagnostic::error(
+                    Code(103),
+                    format!("edition {} does not exist", explain::shorten(number.as_str())),
+                    at,
+                );
                 self.builder.report(d.label("not an edition").hint(format!("write `edition {EDITION};`")));
             }
             if self.out.edition.is_some() || !self.out.items.is_empty() {

@@ -1,0 +1,285 @@
+//! The language as its users meet it: files that must compile, files that must be refused with
+//! exactly the message that is kept beside them, and files that nobody would write.
+//!
+//! `tests/pass/*.hyp` compile without any diagnostic. Each `tests/fail/NAME.hyp` gives the report
+//! in `NAME.expected`; the first part of NAME (up to `-`) is the code that it must hold. To add a
+//! case add the `.hyp` file, run `UPDATE=1 cargo test -p hypatia-dsl --test language`, and read
+//! what was written. With `UPDATE=1`, a code of the table without a case gets one from its example.
+#![allow(clippy::unwrap_used)]
+
+use std::path::{Path, PathBuf};
+
+use hypatia_dsl::codes::{self, Row};
+use hypatia_dsl::compile::{Compilation, FileLoader, compile};
+use hypatia_dsl::diag::{Code, has_errors};
+use hypatia_dsl::render::{Format, render, summary};
+use hypatia_dsl::source::SourceFile;
+
+/// Codes that no `.hyp` file alone can give, with the test that holds them.
+const ELSEWHERE: [(u16, &str); 4] = [
+    (108, "a file of that size does not belong in a repository: `absurd_files_are_refused`"),
+    (307, "about nodes of models (`sema` says H0320 of calls): the tests of `typing`"),
+    (308, "about sizes that are known when a model runs: the tests of `typing`"),
+    (115, "about files that are not there: the command line's tests"),
+];
+
+fn here() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests")
+}
+
+fn loader() -> FileLoader {
+    FileLoader { embedded: hypatia_rules::FILES }
+}
+
+fn compile_text(text: &str) -> Compilation {
+    let file = SourceFile { name: "example.hyp".into(), path: None, text: text.into(), embedded: false };
+    compile(vec![file], &loader())
+}
+
+/// Compiles a file of this folder under its bare name, so that reports are the same everywhere.
+fn compile_file(path: &Path) -> Compilation {
+    let mut file = SourceFile::read(path).unwrap();
+    file.name = path.file_name().unwrap().to_string_lossy().into_owned();
+    compile(vec![file], &loader())
+}
+
+fn report(c: &Compilation) -> String {
+    let text = render(&c.sources, &c.diagnostics, Format::Full { color: false });
+    let folder = format!("{}/", here().join("fail").display());
+    format!("{text}{}\n", summary(&c.diagnostics)).replace(&folder, "")
+}
+
+fn codes_of(c: &Compilation) -> Vec<Code> {
+    c.diagnostics.iter().map(|d| d.code).collect()
+}
+
+fn files(folder: &str) -> Vec<PathBuf> {
+    let mut all: Vec<PathBuf> = std::fs::read_dir(here().join(folder)).unwrap().map(|e| e.unwrap().path()).collect();
+    all.retain(|p| p.extension().is_some_and(|e| e == "hyp"));
+    all.sort();
+    all
+}
+
+fn updating() -> bool {
+    std::env::var_os("UPDATE").is_some()
+}
+
+#[test]
+fn pass() {
+    let all = files("pass");
+    assert!(!all.is_empty());
+    for path in all {
+        let c = compile_file(&path);
+        assert!(c.diagnostics.is_empty() && c.program.is_some(), "{}:\n{}", path.display(), report(&c));
+    }
+}
+
+#[test]
+fn fail() {
+    if updating() {
+        for row in codes::all().filter(|r| !r.wrong.is_empty()) {
+            let path = here().join(format!("fail/{}.hyp", row.code));
+            if !path.exists() {
+                std::fs::write(path, codes::example_file(row.wrong) + "\n").unwrap();
+            }
+        }
+    }
+    let mut wrong = Vec::new();
+    for path in files("fail") {
+        let name = path.file_stem().unwrap().to_string_lossy().into_owned();
+        let code = Code::parse(name.split('-').next().unwrap()).unwrap_or_else(|| panic!("{name} names no code"));
+        let c = compile_file(&path);
+        let found = report(&c);
+        let golden = path.with_extension("expected");
+        if updating() {
+            std::fs::write(&golden, &found).unwrap();
+        }
+        let expected = std::fs::read_to_string(&golden).unwrap_or_default();
+        if expected != found {
+            wrong.push(format!("{name}: expected\n{expected}\nfound\n{found}"));
+        }
+        if !codes_of(&c).contains(&code) {
+            wrong.push(format!("{name}: does not give {code}:\n{found}"));
+        }
+    }
+    assert!(wrong.is_empty(), "{}\n{} differ; run with UPDATE=1 and read the changes", wrong.join("\n"), wrong.len());
+}
+
+#[test]
+fn every_code_has_a_case_and_every_case_a_code() {
+    let cases: Vec<String> = files("fail")
+        .iter()
+        .map(|p| p.file_stem().unwrap().to_string_lossy().split('-').next().unwrap().to_string())
+        .collect();
+    let elsewhere = |code: Code| ELSEWHERE.iter().any(|(c, _)| *c == code.0);
+    let missing: Vec<Code> =
+        codes::all().map(|r| r.code).filter(|c| !elsewhere(*c) && !cases.contains(&c.to_string())).collect();
+    assert!(missing.is_empty(), "no case in tests/fail for {missing:?}");
+    for case in cases {
+        let code = Code::parse(&case).unwrap();
+        assert!(codes::find(code).is_some(), "{case} is not in the table of codes");
+    }
+    // What the stages emit and the table do not drift apart: codes are written `Code(304)`.
+    let known: Vec<u16> = codes::all().map(|r| r.code.0).collect();
+    for (path, number) in emitted() {
+        assert!(known.contains(&number), "{} emits H{number:04}, which is not in the table", path.display());
+    }
+}
+
+/// All `Code(n)` of the sources, the table itself left out.
+fn emitted() -> Vec<(PathBuf, u16)> {
+    let mut folders = vec![here().join("../hypatia-dsl/src"), here().join("../runtime/src")];
+    let mut out = Vec::new();
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|e| e == "rs") {
+                let text = std::fs::read_to_string(&path).unwrap();
+                for part in text.split("Code(").skip(1) {
+                    if let Some((number, _)) = part.split_once(')')
+                        && let Ok(number) = number.parse()
+                    {
+                        out.push((path.clone(), number));
+                    }
+                }
+            }
+        }
+    }
+    assert!(out.len() > 20, "the scan finds nothing");
+    out
+}
+
+#[test]
+fn the_examples_of_the_table_do_what_they_say() {
+    let problem = |row: &Row| {
+        let wrong = codes_of(&compile_text(&codes::example_file(row.wrong)));
+        let right = compile_text(&codes::example_file(row.right));
+        let several_files = row.wrong.contains(".hyp");
+        if !row.wrong.is_empty() && !several_files && !wrong.contains(&row.code) {
+            return Some(format!("{}: the wrong example gives {wrong:?}", row.code));
+        }
+        // A short example may hold what nothing uses: only its own code and errors count.
+        let bad = has_errors(&right.diagnostics) || codes_of(&right).contains(&row.code);
+        bad.then(|| format!("{}: the right example is not:\n{}", row.code, report(&right)))
+    };
+    let problems: Vec<String> = codes::all().filter_map(problem).collect();
+    assert!(problems.is_empty(), "{}", problems.join("\n"));
+}
+
+#[test]
+fn the_documentation_compiles() {
+    let text = std::fs::read_to_string(here().join("../docs/language.md")).unwrap();
+    let mut blocks = 0;
+    for part in text.split("```hyp\n").skip(1) {
+        let block = part.split("```").next().unwrap();
+        let c = compile_text(block);
+        assert!(!has_errors(&c.diagnostics), "{block}\n{}", report(&c));
+        blocks += 1;
+    }
+    assert!(blocks > 5);
+}
+
+#[test]
+fn the_library_compiles() {
+    let as_file = |(name, text): &(&str, &str)| SourceFile {
+        name: format!("<library>/{name}.hyp"),
+        path: None,
+        text: (*text).into(),
+        embedded: true,
+    };
+    let c = compile(hypatia_rules::FILES.iter().map(as_file).collect(), &loader());
+    assert!(c.diagnostics.is_empty() && c.program.is_some(), "{}", report(&c));
+}
+
+#[test]
+fn two_mistakes_in_one_file_are_both_told() {
+    let c = compile_text("edition 1;\nuse core::*;\nscalar f(x) = x + ;\nscalar g(x) = (x;\nscalar h(x) = x;\n");
+    assert_eq!(codes_of(&c), [Code(101), Code(104)], "{}", report(&c));
+}
+
+#[test]
+fn absurd_files_are_refused() {
+    let n = 100_000;
+    let deep = |open: &str, close: &str| format!("edition 1;\nscalar f(x) = {}x{};", open.repeat(n), close.repeat(n));
+    let cases = [
+        ("\u{0}\u{0}".to_string(), 102),
+        ("edition 1;\n\u{0}\n".to_string(), 106),
+        ("// ".to_string() + &"x".repeat(2 << 20), 108),
+        (deep("(", ")"), 107),
+        (deep("-", ""), 107),
+        (deep("not ", ""), 107),
+        (deep("", " + x"), 107),
+        (deep("f(", ")"), 107),
+        (format!("edition 1;\nscalar f(x) = {};", "9".repeat(n)), 109),
+        (format!("edition 1;\nscalar f(x) = {}", "(".repeat(n)), 104),
+        (format!("edition {};", "9".repeat(n)), 103),
+    ];
+    for (text, code) in cases {
+        let c = compile_text(&text);
+        let found = report(&c);
+        assert!(codes_of(&c).contains(&Code(code)), "H{code:04}: {}", &found[..found.len().min(2000)]);
+        assert!(found.len() < 10_000, "H{code:04}: a report of {} bytes", found.len());
+        assert!(c.program.is_none());
+    }
+    // Long, but nothing is wrong with it.
+    let names: Vec<String> = (0..1_000).map(|i| format!("scalar plus_{i}(x) = x + {i};")).collect();
+    let c = compile_text(&format!("edition 1;\nuse core::*;\n{}\n", names.join("\n")));
+    assert!(c.program.is_some(), "{}", report(&c));
+}
+
+/// What compiles, ends, and gives a report that can be shown: that is all that is asked.
+fn survives(text: &str) {
+    let c = compile_text(text);
+    let _ = report(&c);
+    assert!(c.program.is_some() || !c.diagnostics.is_empty(), "refused without a reason");
+}
+
+#[test]
+fn cut_files_are_no_danger() {
+    for (_, text) in hypatia_rules::FILES {
+        let step = if text.len() > 3000 { 61 } else { 7 };
+        for end in (0..text.len()).step_by(step).filter(|i| text.is_char_boundary(*i)) {
+            survives(&text[..end]);
+            if end % 5 == 0 {
+                survives(&format!("edition 1;\n{}", &text[end..]));
+            }
+        }
+    }
+}
+
+#[test]
+fn flipped_files_are_no_danger() {
+    let mut state = 42u64;
+    let mut below = |n: usize| {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        ((state >> 33) as usize) % n
+    };
+    for (_, text) in hypatia_rules::FILES {
+        for round in 0..60 {
+            let mut bytes = text.as_bytes().to_vec();
+            for _ in 0..1 + round % 4 {
+                let at = below(bytes.len());
+                match below(4) {
+                    0 => bytes[at] = below(256) as u8,
+                    1 => bytes[at] = b"(){}[]<>=-+*/;:,.@|~?\"_09az \n\0"[below(30)],
+                    2 => drop(bytes.remove(at)),
+                    _ => {
+                        // Two places exchanged: a word where another belongs.
+                        let other = below(bytes.len());
+                        bytes.swap(at, other);
+                    }
+                }
+            }
+            survives(&String::from_utf8_lossy(&bytes));
+        }
+    }
+}
+
+#[test]
+fn a_byte_order_mark_and_crlf_are_fine() {
+    let text = "\u{feff}edition 1;\nuse core::*;\n/// doc\nscalar f(x) = x + 1;\n".replace('\n', "\r\n");
+    let c = compile_text(&text);
+    assert!(c.program.is_some(), "{}", report(&c));
+}
