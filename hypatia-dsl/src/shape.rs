@@ -528,4 +528,49 @@ mod tests {
         assert_eq!(broadcast(&[b], &[four]), None);
         assert_eq!(broadcast(&[Dim::from(0)], &[Dim::from(1)]), Some(vec![Dim::from(0)]));
     }
+
+    /// A size from a list of choices over the symbols `b` and `n`.
+    fn build(choices: &[(u8, u8, u8)]) -> Vec<Dim> {
+        let mut dims =
+            vec![Dim::symbol("b"), Dim::symbol("n"), Dim::from(0), Dim::from(1), Dim::from(-3), Dim::from(4)];
+        for (op, a, b) in choices {
+            let (x, y) = (&dims[*a as usize % dims.len()], &dims[*b as usize % dims.len()]);
+            let made = match op % 5 {
+                0 => x.checked_add(y),
+                1 => x.checked_sub(y),
+                2 => x.checked_mul(y),
+                3 => x.floor_div(y),
+                _ => x.rem(y),
+            };
+            dims.extend(made);
+        }
+        dims
+    }
+
+    proptest::proptest! {
+        /// What is said to be known holds for every value of the symbols, and symbolic arithmetic
+        /// is that of the numbers.
+        #[test]
+        fn facts_hold_for_numbers(
+            choices in proptest::collection::vec((0..5u8, 0..12u8, 0..12u8), 1..7),
+            b in 0..9i64, n in 0..9i64,
+        ) {
+            let dims = build(&choices);
+            let at = |s: &str| Some(if s == "b" { b } else { n });
+            let dim = |s: &str| Some(Dim::from(if s == "b" { b } else { n }));
+            for x in &dims {
+                let Some(value) = x.eval(&at) else { continue };
+                proptest::prop_assert_eq!(x.substitute(&dim), Some(Dim::from(value)));
+                proptest::prop_assert!(x.lower_bound().is_none_or(|l| l <= value), "{} >= {:?}", x, x.lower_bound());
+                for y in &dims {
+                    let Some(other) = y.eval(&at) else { continue };
+                    proptest::prop_assert!(x.known_eq(y).is_none_or(|k| k == (value == other)), "{x} == {y}");
+                    proptest::prop_assert!(x.known_le(y).is_none_or(|k| k == (value <= other)), "{x} <= {y}");
+                    if let Some(q) = x.floor_div(y).and_then(|q| q.eval(&at)).filter(|_| other != 0) {
+                        proptest::prop_assert_eq!(q, (value as f64 / other as f64).floor() as i64, "{} / {}", x, y);
+                    }
+                }
+            }
+        }
+    }
 }

@@ -8,12 +8,16 @@ use crate::shape::Dim;
 use crate::source::SourceFile;
 use crate::typing::{TensorType, apply_op, normalise_attrs};
 
-const LIBRARY: &[(&str, &str)] =
-    &[("core", include_str!("../../../rules/core.hyp")), ("nn", include_str!("../../../rules/nn.hyp"))];
+const LIBRARY: &[(&str, &str)] = &[
+    ("core", include_str!("../../../rules/core.hyp")),
+    ("nn", include_str!("../../../rules/nn.hyp")),
+    ("onnx", include_str!("../../../rules/onnx.hyp")),
+];
 
 const USER: &str = "edition 1;
 use core::*;
 use nn::*;
+use onnx::*;
 
 /// Two results, one of them one value a row; the reduced axis is gone and comes back.
 op moments<T: float>(x: T[m, n]) -> (T[m, n], T[m])
@@ -52,9 +56,18 @@ fn ty(dtype: DType, shape: &[i64]) -> TensorType {
 }
 
 fn derive(p: &Program, name: &str, operands: &[Option<TensorType>]) -> Result<RowwiseKernel, String> {
+    derive_with(p, name, &[], operands)
+}
+
+fn derive_with(
+    p: &Program,
+    name: &str,
+    attrs: &[Option<AttrValue>],
+    operands: &[Option<TensorType>],
+) -> Result<RowwiseKernel, String> {
     let id: OpId = p.find_op(name).unwrap();
     let rank = operands[0].as_ref().map(|t| t.shape.len());
-    let attrs = normalise_attrs(p.op(id), &[], rank).unwrap();
+    let attrs = normalise_attrs(p.op(id), attrs, rank).unwrap();
     let results = apply_op(p, id, &attrs, operands).unwrap();
     derive_rowwise(p, id, &attrs, operands, &results)
 }
@@ -99,6 +112,24 @@ fn softmax_is_two_reductions() {
         let wanted: Vec<f64> = (0..rows).flat_map(|r| softmax(&x[r * n..(r + 1) * n])).collect();
         close(&got[0], &wanted);
     }
+}
+
+#[test]
+fn logarithms() {
+    let p = program();
+    let (rows, n) = (3usize, 7usize);
+    let x = data(rows * n, 9);
+    let ty = Some(ty(DType::F32, &[3, 7]));
+    let sum = |r: usize| x[r * n..(r + 1) * n].iter().map(|v| v.exp()).sum::<f64>().ln();
+    let kernel = derive(&p, "log_softmax", std::slice::from_ref(&ty)).unwrap();
+    let got = interpret_rowwise(&p, &kernel, &[&x], rows, n).unwrap();
+    close(&got[0], &x.iter().enumerate().map(|(i, v)| v - sum(i / n)).collect::<Vec<_>>());
+    let axes = Some(AttrValue::List(vec![AttrValue::Dim(Dim::from(-1))]));
+    let kernel = derive_with(&p, "logsumexp", &[axes], &[ty]).unwrap();
+    assert_eq!(kernel.outputs[0].1, RowAccess::PerRow);
+    assert_eq!(kernel.steps.len(), 2);
+    let got = interpret_rowwise(&p, &kernel, &[&x], rows, n).unwrap();
+    close(&got[0], &(0..rows).map(sum).collect::<Vec<_>>());
 }
 
 #[test]

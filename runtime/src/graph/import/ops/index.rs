@@ -6,6 +6,7 @@ use hypatia_dsl::ir::AttrValue;
 use hypatia_dsl::shape::Dim;
 
 use super::super::context::{Ctx, Out, dims, int};
+use super::super::symbolic::Sym;
 use crate::graph::Value;
 
 /// Slices along an axis.
@@ -69,30 +70,40 @@ fn choose(ctx: &mut Ctx, c: Value, a: Value, b: Value) -> Out<Value> {
     ctx.builtin(BuiltinScalar::Or, &[yes, no])
 }
 
+/// The size of the new axis: a number of any type, or a size.
+fn depth(ctx: &Ctx) -> Out<Dim> {
+    let ty = ctx.ty(1)?;
+    let number = match ty.dtype.is_float() {
+        true => ctx
+            .builder
+            .constant(&ctx.bound(1)?)
+            .map(|t| t.to_f64().iter().map(|v| Dim::from(*v as i64)).collect::<Vec<_>>()),
+        false => ctx.sym(1).map(|s| s.items),
+    };
+    match number.as_deref() {
+        Some([d]) if d.as_const().is_none_or(|c| c >= 0) => Ok(d.clone()),
+        Some(_) => ctx.wrong("the depth should be one number of at least 0"),
+        None => ctx.unsupported("the depth must be known when the model is imported"),
+    }
+}
+
 /// A new axis that is on at each index, off elsewhere.
 pub(in super::super) fn one_hot(ctx: &mut Ctx) -> Out {
     ctx.arity(3, 3, 1)?;
     let indices = ctx.value(0)?;
-    let [depth] = &ctx.sizes(1, "the depth")?[..] else { return ctx.wrong("the depth should be one number") };
-    let depth = depth.clone();
-    if depth.as_const().is_some_and(|d| d < 0) {
-        return ctx.wrong(format!("the depth is {depth}"));
-    }
+    let depth = depth(ctx)?;
     let mut shape = ctx.shape_of(indices);
     let axis = ctx.attrs.int_or("axis", -1)?;
     let axis = ctx.axis(axis, shape.len() + 1)?;
     shape.insert(axis, Dim::from(1));
     let mut ones = vec![Dim::from(1); shape.len()];
-    ones[axis] = depth;
+    ones[axis] = depth.clone();
     let counted = iota(ctx, &ones, axis)?;
     let indices = ctx.cast(indices, DType::I64)?;
     let indices = ctx.reshape(indices, &shape)?;
     // Negative indices count from the end.
-    let depth = ctx.sym(1).map(super::super::context::Bound::from);
-    let Some(depth) = depth else { return ctx.wrong("the depth should be one number") };
-    let depth = ctx.builder.materialise(&depth)?;
-    let depth = ctx.reshape(depth, &[])?;
-    let depth = ctx.cast(depth, DType::I64)?;
+    let Some(depth) = Sym::new(DType::I64, vec![], vec![depth]) else { return ctx.wrong("the depth is too large") };
+    let depth = ctx.builder.materialise(&depth.into())?;
     let zero = ctx.number(DType::I64, 0.0)?;
     let below = ctx.builtin(BuiltinScalar::Lt, &[indices, zero])?;
     let wrapped = ctx.builtin(BuiltinScalar::Add, &[indices, depth])?;

@@ -163,10 +163,10 @@ fn channels(ctx: &mut Ctx, i: usize, shape: &[Dim], what: &str) -> Out<Value> {
 
 /// Batch normalisation with the running statistics.
 pub(in super::super) fn batch(ctx: &mut Ctx) -> Out {
-    ctx.arity(5, 5, 1)?;
     if ctx.attrs.flag("training_mode", false)? {
         return ctx.unsupported("training_mode = 1; export the model for inference");
     }
+    ctx.arity(5, 5, 1)?;
     ctx.attrs.ignore("momentum");
     let eps = f64::from(ctx.attrs.float_or("epsilon", 1e-5)?);
     let x = ctx.value(0)?;

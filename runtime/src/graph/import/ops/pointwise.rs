@@ -287,22 +287,5 @@ fn convert(ctx: &mut Ctx, to: DType) -> Out {
         return Ok(vec![sym.into()]);
     }
     let x = ctx.value(0)?;
-    let from = ctx.dtype_of(x);
-    if from.is_int() && to.is_int() && to != DType::I64 && from != to && !(from.size() < to.size()) {
-        return Ok(vec![wrapped(ctx, x, to)?.into()]);
-    }
     Ok(vec![ctx.cast(x, to)?.into()])
-}
-
-/// Conversion to a narrower integer: higher bits are dropped.
-fn wrapped(ctx: &mut Ctx, x: Value, to: DType) -> Out<Value> {
-    let x = ctx.cast(x, DType::I64)?;
-    let range = (1u64 << (8 * to.size())) as f64;
-    let shift = if to == DType::U8 { 0.0 } else { range / 2.0 };
-    let (range, shift) = (ctx.number(DType::I64, range)?, ctx.number(DType::I64, shift)?);
-    let up = ctx.builtin(BuiltinScalar::Add, &[x, shift])?;
-    let name = ctx.name(0)?;
-    let low = ctx.scalar(name, &[up, range])?;
-    let low = ctx.builtin(BuiltinScalar::Sub, &[low, shift])?;
-    ctx.cast(low, to)
 }

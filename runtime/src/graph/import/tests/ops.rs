@@ -1,0 +1,106 @@
+//! Tiny models of single ops, at each version of their definitions, against onnxruntime.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use hypatia_dsl::dtype::DType;
+
+use super::{models, program};
+use crate::cpu::reference::{Mode, evaluate};
+use crate::error::Error;
+use crate::graph::import::{Options, load_bytes};
+use crate::npz;
+use crate::tensor::Tensor;
+
+/// One model with its inputs and expected outputs.
+#[derive(Default)]
+struct Case {
+    model: Vec<u8>,
+    inputs: Vec<(String, Tensor)>,
+    outputs: Vec<(String, Tensor)>,
+}
+
+/// The cases of an archive: `CASE/model`, `CASE/in:NAME`, `CASE/out:NAME`.
+fn cases(path: &Path) -> BTreeMap<String, Case> {
+    let mut cases: BTreeMap<String, Case> = BTreeMap::new();
+    for (name, tensor) in npz::read(path).unwrap() {
+        let (case, part) = name.split_once('/').unwrap();
+        let case = cases.entry(case.to_string()).or_default();
+        match part.split_once(':') {
+            None => case.model = tensor.bytes().to_vec(),
+            Some(("in", name)) => case.inputs.push((name.to_string(), tensor)),
+            Some((_, name)) => case.outputs.push((name.to_string(), tensor)),
+        }
+    }
+    cases
+}
+
+/// Relative to the largest element, with room for libraries' own approximations.
+fn tolerance(dtype: DType) -> f64 {
+    match dtype {
+        DType::F64 => 1e-9,
+        DType::F32 => 2e-6,
+        DType::F16 => 2e-3,
+        DType::BF16 => 2e-2,
+        _ => 0.0,
+    }
+}
+
+fn differs(have: &[f64], want: &Tensor) -> Option<String> {
+    let want64 = want.to_f64();
+    let scale = want64.iter().filter(|v| v.is_finite()).fold(1.0f64, |a, v| a.max(v.abs()));
+    let near =
+        |a: f64, b: f64| a == b || (a.is_nan() && b.is_nan()) || (a - b).abs() <= tolerance(want.dtype()) * scale;
+    if have.len() != want64.len() {
+        return Some(format!("{} elements, {} expected", have.len(), want64.len()));
+    }
+    let at = (0..have.len()).find(|i| !near(have[*i], want64[*i]))?;
+    Some(format!("element {at} is {}, {} expected", have[at], want64[at]))
+}
+
+/// Imports and evaluates; what is wrong, if anything is.
+fn check(name: &str, case: &Case) -> Result<(), Error> {
+    let import = load_bytes(&case.model, name, program(), &Options::default())?;
+    import.graph.validate()?;
+    let results = evaluate(&import.graph, &case.inputs, Mode::Rounded)?;
+    let wrong = |m: String| Err(Error::Internal(format!("{name}: {m}")));
+    if results.len() != case.outputs.len() {
+        return wrong(format!("{} outputs", results.len()));
+    }
+    for (((output, _), have), (_, want)) in import.graph.outputs.iter().zip(&results).zip(&case.outputs) {
+        if (have.dtype, &have.shape[..]) != (want.dtype(), want.shape()) {
+            let (d, s) = (want.dtype(), want.shape());
+            return wrong(format!("`{output}` is {}{:?}, {d}{s:?} expected", have.dtype, have.shape));
+        }
+        if let Some(m) = differs(&have.to_tensor()?.to_f64(), want) {
+            return wrong(format!("`{output}`: {m}"));
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn ops_agree_with_onnxruntime() {
+    let all = cases(&models().join("ops.npz"));
+    assert!(all.len() > 400);
+    let failed: Vec<String> = all.iter().filter_map(|(n, c)| check(n, c).err().map(|e| format!("{n}: {e}"))).collect();
+    assert!(failed.is_empty(), "{} of {} fail:\n{}", failed.len(), all.len(), failed.join("\n"));
+}
+
+/// More cases of the same layout, such as those of the `onnx` package's own backend test: whatever
+/// imports must agree; what is not supported is listed.
+#[test]
+fn further_cases_agree_where_they_import() {
+    let Some(path) = std::env::var_os("HYPATIA_ONNX_CASES") else { return };
+    let all = cases(Path::new(&path));
+    let (mut good, mut refused, mut wrong) = (0, Vec::new(), Vec::new());
+    for (name, case) in &all {
+        match check(name, case) {
+            Ok(()) => good += 1,
+            Err(e @ Error::Unsupported { .. }) => refused.push(format!("{e}")),
+            Err(e) => wrong.push(format!("{name}: {e}")),
+        }
+    }
+    println!("{good} agree, {} are not supported, {} are wrong", refused.len(), wrong.len());
+    println!("NOT SUPPORTED\n{}\nWRONG\n{}", refused.join("\n"), wrong.join("\n"));
+}
