@@ -5,7 +5,9 @@
 //! not at all (it is written beside and renamed); `manifest.json` is written last, so that it never
 //! names a file that is not there.
 
+mod plan;
 mod write;
 
 pub use hypatia_dsl::emit::instances::{Body, Instance, Scope, Skipped, of_program};
+pub use plan::of_plan;
 pub use write::{Manifest, Request, Written, write};

@@ -58,7 +58,7 @@ pub enum Body {
 
 impl Body {
     /// Name and comment of the description.
-    fn labels(&mut self) -> (&mut String, &mut String) {
+    pub fn labels(&mut self) -> (&mut String, &mut String) {
         match self {
             Body::Pointwise(k) => (&mut k.name, &mut k.doc),
             Body::Rowwise(k) => (&mut k.name, &mut k.doc),

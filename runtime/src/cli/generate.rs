@@ -1,35 +1,53 @@
 //! `hypatia gen`: CUDA kernels, machine code and Rust from `.hyp` files or a model.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use anstream::{eprintln, println};
+use anstream::eprintln;
 use clap::{Args, ValueEnum};
 use hypatia::cuda::nvrtc::Nvrtc;
+use hypatia::device::Device;
 use hypatia::error::{Error, Result};
-use hypatia::generate::{Request, Scope, of_program, write};
-use hypatia::library;
+use hypatia::generate::{Request, Scope, of_plan, of_program, write};
+use hypatia::graph::Symbols;
+use hypatia::graph::import::load;
+use hypatia::plan::{self, Plan};
+use hypatia::{library, optimize};
 use hypatia_dsl::dtype::DType;
+use hypatia_dsl::emit::rust;
+use hypatia_dsl::ir::Program;
 
+use super::output::write_stdout;
 use super::{Exit, Global};
 
 /// Generate CUDA kernels, machine code or Rust.
 ///
 /// Writes one CUDA C++ file for each kernel and element type, machine code for each architecture where
 /// NVRTC is installed (no GPU is needed), and manifest.json, which tells how each is called. Of a .hyp
-/// file this is every `kernel` it declares and a pointwise kernel for every `scalar` it defines.
+/// file this is every `kernel` it declares and a pointwise kernel for every `scalar` it defines; of a
+/// model, the kernels that its plan launches apart from library calls.
 #[derive(Args)]
 pub struct Gen {
-    /// The .hyp files; the standard library where none is given.
+    /// The .hyp files; the standard library where none is given. With --model, further rules.
+    #[arg(value_name = "FILE.hyp")]
     files: Vec<PathBuf>,
     /// The folder to write to; it is made if it is not there.
     #[arg(short, long, value_name = "DIR")]
     output: PathBuf,
-    /// Element types.
-    #[arg(long, value_delimiter = ',', default_value = "f32,f16,bf16", value_parser = dtype)]
+    /// Generate the kernels of this model's plan instead, in the model's own element types.
+    #[arg(long, value_name = "MODEL.onnx")]
+    model: Option<PathBuf>,
+    /// A dynamic size of the model, such as batch=8; 8 where not given.
+    #[arg(long, value_name = "NAME=N", value_parser = size, requires = "model")]
+    size: Vec<(String, i64)>,
+    /// The device profile that the model is planned for.
+    #[arg(long, value_name = "NAME", default_value = "h200", requires = "model")]
+    target: String,
+    /// Element types of the kernels of .hyp files.
+    #[arg(long, value_name = "TYPES", value_delimiter = ',', default_value = "f32,f16,bf16", value_parser = dtype)]
     dtype: Vec<DType>,
     /// GPU architectures to compile for.
-    #[arg(long, value_delimiter = ',', default_value = "sm_90a,sm_80", value_parser = arch)]
+    #[arg(long, value_name = "ARCHS", value_delimiter = ',', default_value = "sm_90a,sm_80", value_parser = arch)]
     arch: Vec<String>,
     /// What to write; without this, CUDA, and machine code where NVRTC is installed.
     #[arg(long, value_delimiter = ',', value_enum)]
@@ -43,6 +61,8 @@ enum Emit {
     Cuda,
     /// Machine code; an error if NVRTC is not installed.
     Cubin,
+    /// The module that `hypatia_rules!` makes of the files, as rules.rs.
+    Rust,
 }
 
 fn dtype(text: &str) -> Result<DType, String> {
@@ -58,19 +78,46 @@ fn arch(text: &str) -> Result<String, String> {
     }
 }
 
+fn size(text: &str) -> Result<(String, i64), String> {
+    let wrong = || "expected a name and a size, such as batch=8".to_string();
+    let (name, size) = text.split_once('=').ok_or_else(wrong)?;
+    let size: i64 = size.trim().parse().map_err(|_| wrong())?;
+    if size < 0 { Err("a size is at least 0".into()) } else { Ok((name.trim().into(), size)) }
+}
+
+/// Without repetitions, in the order of the first ones.
+fn distinct<T: Clone + PartialEq>(list: &[T]) -> Vec<T> {
+    let mut out: Vec<T> = Vec::new();
+    list.iter().for_each(|x| {
+        if !out.contains(x) {
+            out.push(x.clone());
+        }
+    });
+    out
+}
+
 impl Gen {
     /// Runs the command.
     pub fn run(&self, global: &Global) -> Result<Exit> {
+        let say = !global.quiet;
         let program = library::load(&self.files)?;
         let scope = match self.files.is_empty() {
             true => Scope::All,
             false => Scope::Files(self.files.iter().map(|f| f.display().to_string()).collect()),
         };
-        let mut dtypes = self.dtype.clone();
-        dtypes.dedup();
-        let (instances, skipped) = of_program(&program, &scope, &dtypes);
-        let nvrtc = self.compiler(global)?;
-        let say = !global.quiet;
+        let dtypes = distinct(&self.dtype);
+        let more = match self.emit.contains(&Emit::Rust) {
+            true => vec![("rules.rs".to_string(), self.module(&program, &scope, &dtypes)?)],
+            false => Vec::new(),
+        };
+        let kernels = self.emit.is_empty() || self.emit.iter().any(|e| *e != Emit::Rust);
+        let (instances, skipped) = match &self.model {
+            _ if !kernels => (Vec::new(), Vec::new()),
+            Some(model) => of_plan(&self.plan(model, &program)?),
+            None => of_program(&program, &scope, &dtypes),
+        };
+        let nvrtc = if kernels { self.compiler(global)? } else { None };
+        let archs = distinct(&self.arch);
         let progress = move |done: usize, all: usize| {
             if say && (done.is_multiple_of(25) || done == all) {
                 eprintln!("compiled {done} of {all}");
@@ -81,24 +128,66 @@ impl Gen {
             instances: &instances,
             skipped,
             cuda: self.emit.is_empty() || self.emit.contains(&Emit::Cuda),
-            cubins: nvrtc.as_ref().map(|n| (&**n, &self.arch[..])),
-            more: Vec::new(),
+            cubins: nvrtc.as_ref().map(|n| (&**n, &archs[..])),
+            more,
             progress: &progress,
         };
         let written = write(request, &self.output)?;
-        for file in &written.files {
-            println!("{}", file.display());
-        }
+        let mut lines = String::new();
+        written.files.iter().for_each(|f| lines.push_str(&format!("{}\n", f.display())));
+        write_stdout(&lines);
         if say {
             for s in &written.manifest.skipped {
                 let dtype = s.dtype.as_deref().map_or(String::new(), |d| format!(" for {d}"));
                 eprintln!("note: no kernel of `{}`{dtype}: {}", s.kernel, s.reason);
             }
-            if written.manifest.kernels.is_empty() {
-                eprintln!("note: nothing in these files asks for a kernel: declare a `kernel` or a `scalar`");
+            if kernels && written.manifest.kernels.is_empty() {
+                eprintln!("note: nothing here asks for a kernel: declare a `kernel` or a `scalar`");
             }
         }
         Ok(Exit::Ok)
+    }
+
+    /// The Rust module of the files.
+    fn module(&self, program: &Program, scope: &Scope, dtypes: &[DType]) -> Result<String> {
+        let stem = self.files.first().and_then(|f| f.file_stem()).map(|s| s.to_string_lossy().into_owned());
+        let names: Vec<String> = self.files.iter().map(|f| f.display().to_string()).collect();
+        let options = rust::Options {
+            module: stem.unwrap_or_else(|| "rules".into()),
+            public: true,
+            doc: match names.is_empty() {
+                true => " The standard library.".into(),
+                false => format!(" The rules of `{}`.", names.join("`, `")),
+            },
+            scope: scope.clone(),
+            dtypes: dtypes.to_vec(),
+            watch: Vec::new(),
+        };
+        rust::text(program, &options).map_err(Error::Internal)
+    }
+
+    /// The plan of a model, its dynamic sizes bound.
+    fn plan(&self, model: &Path, program: &Arc<Program>) -> Result<Plan> {
+        let device = Device::named(&self.target).ok_or_else(|| {
+            let known: Vec<&str> = Device::names().collect();
+            Error::Input(format!("no device profile `{}`; there are {}", self.target, known.join(", ")))
+        })?;
+        let graph = load(model, program.clone())?;
+        let known = graph.symbols();
+        if let Some((name, _)) = self.size.iter().find(|(n, _)| known.iter().all(|s| **s != **n)) {
+            let known: Vec<&str> = known.iter().map(|s| &**s).collect();
+            let list = if known.is_empty() { "none".into() } else { known.join(", ") };
+            return Err(Error::Input(format!("--size {name}: the model has no such dynamic size; it has {list}")));
+        }
+        let mut sizes = Symbols::default();
+        for symbol in known {
+            let given = self.size.iter().find(|(n, _)| **n == *symbol).map(|(_, v)| *v);
+            sizes.insert(symbol, given.unwrap_or(8));
+        }
+        let graph = graph.specialize(&sizes)?;
+        let options = optimize::Options { device: device.clone(), ..optimize::Options::default() };
+        let optimized = optimize::optimize(&graph, &options)?;
+        Plan::build(&optimized.graph, &plan::Options::new(device))
     }
 
     /// NVRTC, if machine code is wanted; an error only if it was asked for by name.
