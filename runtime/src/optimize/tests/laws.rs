@@ -16,7 +16,7 @@ use crate::graph::{Graph, Value};
 use crate::optimize::{Optimized, Options, Stop, optimize};
 use crate::tensor::Tensor;
 
-fn ty(dtype: DType, shape: &[i64]) -> TensorType {
+pub(super) fn ty(dtype: DType, shape: &[i64]) -> TensorType {
     TensorType { dtype, shape: shape.iter().map(|d| Dim::from(*d)).collect() }
 }
 
@@ -28,20 +28,20 @@ fn random(shape: &[i64], seed: u64) -> Tensor {
     Tensor::from_f64(DType::F32, &shape, &data).unwrap()
 }
 
-fn weight(g: &mut Graph, shape: &[i64], seed: u64) -> Value {
+pub(super) fn weight(g: &mut Graph, shape: &[i64], seed: u64) -> Value {
     g.constant(random(shape, seed))
 }
 
-fn matmul(g: &mut Graph, a: Value, b: Value) -> Value {
+pub(super) fn matmul(g: &mut Graph, a: Value, b: Value) -> Value {
     g.builtin(BuiltinOp::Matmul, &[a, b], vec![]).unwrap()[0]
 }
 
-fn apply(g: &mut Graph, f: &str, args: &[Value]) -> Value {
+pub(super) fn apply(g: &mut Graph, f: &str, args: &[Value]) -> Value {
     g.call(f, args, &[]).unwrap()[0]
 }
 
 /// Optimises, and holds the result to the laws.
-fn check(g: &Graph, options: &Options) -> Optimized {
+pub(super) fn check(g: &Graph, options: &Options) -> Optimized {
     let out = optimize(g, options).unwrap();
     out.graph.validate().unwrap();
     assert!(out.report.after.micros <= out.report.before.micros + 1e-9, "{}", out.report);
@@ -60,13 +60,14 @@ fn check(g: &Graph, options: &Options) -> Optimized {
     let have = evaluate(&out.graph, &inputs, Mode::Exact).unwrap();
     for (w, h) in want.iter().zip(&have) {
         for (a, b) in w.to_f64().iter().zip(h.to_f64()) {
-            assert!((a - b).abs() <= 1e-9 * a.abs().max(1.0), "{a} and {b}\n{}\n{}", g, out.graph);
+            // A body that gets its name back has its numbers as written, not as rounded to the dtype of the graph.
+            assert!((a - b).abs() <= 1e-6 * a.abs().max(1.0), "{a} and {b}\n{}\n{}", g, out.graph);
         }
     }
     out
 }
 
-fn count(o: &Optimized, name: &str) -> usize {
+pub(super) fn count(o: &Optimized, name: &str) -> usize {
     o.report.after.counts.get(name).copied().unwrap_or(0)
 }
 

@@ -3,3 +3,5 @@
 
 mod handmade;
 mod laws;
+mod library;
+mod near;

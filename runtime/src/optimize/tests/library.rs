@@ -1,0 +1,137 @@
+//! The embedded library's rules on graphs as exporters write them.
+
+use std::sync::Arc;
+
+use hypatia_dsl::builtin::BuiltinOp;
+use hypatia_dsl::dtype::DType;
+use hypatia_dsl::ir::{AttrValue, Program};
+use hypatia_dsl::shape::Dim;
+use hypatia_dsl::source::SourceFile;
+use hypatia_dsl::typing::TensorType;
+
+use super::laws::{apply, check, count, matmul, ty, weight};
+use crate::device::Device;
+use crate::graph::{Graph, Value};
+use crate::library;
+use crate::optimize::analysis::Context;
+use crate::optimize::{Options, optimize, rewrites};
+
+fn library() -> Arc<Program> {
+    library::load(&[]).unwrap()
+}
+
+fn with_rules(text: &str) -> Arc<Program> {
+    let text = format!("edition 1;\nuse core::*;\nuse nn::*;\nuse fuse::*;\n{text}");
+    let file = SourceFile { name: "test.hyp".into(), path: None, text: text.into(), embedded: false };
+    let compilation = library::check(vec![file]);
+    let errors = library::rejected(&compilation).to_string();
+    Arc::new(compilation.program.unwrap_or_else(|| panic!("{errors}")))
+}
+
+fn axes(a: i64) -> Vec<AttrValue> {
+    vec![AttrValue::List(vec![AttrValue::Dim(Dim::from(a))]), AttrValue::Bool(true)]
+}
+
+fn softmax_by_parts(g: &mut Graph, x: Value) -> Value {
+    let largest = g.builtin(BuiltinOp::Amax, &[x], axes(-1)).unwrap()[0];
+    let shifted = apply(g, "sub", &[x, largest]);
+    let e = apply(g, "exp", &[shifted]);
+    let sum = g.builtin(BuiltinOp::Sum, &[e], axes(-1)).unwrap()[0];
+    apply(g, "div", &[e, sum])
+}
+
+#[test]
+fn bodies_get_their_names_back() {
+    let mut g = Graph::new(library());
+    let x = g.input("x", ty(DType::F32, &[4, 8]));
+    let p = softmax_by_parts(&mut g, x);
+    let (scale, bias) = (weight(&mut g, &[8], 1), weight(&mut g, &[8], 2));
+    let n = g.call("layer_norm", &[p, scale, bias], &[]).unwrap()[0];
+    g.output("n", n);
+    let out = check(&g, &Options::default());
+    assert_eq!((count(&out, "softmax"), count(&out, "layer_norm"), out.report.after.ops), (1, 1, 2), "{}", out.graph);
+}
+
+#[test]
+fn an_anonymous_gelu_behind_a_product_is_gelu() {
+    let mut g = Graph::new(library());
+    let x = g.input("x", ty(DType::F32, &[4, 8]));
+    let (w, c) = (weight(&mut g, &[16, 8], 1), weight(&mut g, &[16], 2));
+    let y = g.call("linear", &[x, w, c], &[]).unwrap()[0];
+    let mut number = |v: f64| g.number(DType::F32, v).unwrap();
+    let (half, one, root) = (number(0.5), number(1.0), number(std::f64::consts::FRAC_1_SQRT_2));
+    let scaled = apply(&mut g, "mul", &[y, root]);
+    let e = apply(&mut g, "erf", &[scaled]);
+    let e = apply(&mut g, "add", &[e, one]);
+    let h = apply(&mut g, "mul", &[y, half]);
+    let out = apply(&mut g, "mul", &[h, e]);
+    g.output("y", out);
+    let out = check(&g, &Options::default());
+    assert_eq!(out.report.after.ops, 1, "{}", out.graph);
+    assert!(out.graph.to_text().contains("gelu("), "{}", out.graph);
+}
+
+#[test]
+fn an_epilogue_without_a_kernel_costs_a_pass() {
+    let mut g = Graph::new(library());
+    let ty = |s: &[i64]| TensorType { dtype: DType::BF16, shape: s.iter().map(|d| Dim::from(*d)).collect() };
+    let (x, w) = (g.input("x", ty(&[128, 256])), g.input("w", ty(&[256, 512])));
+    let m = matmul(&mut g, x, w);
+    let y = apply(&mut g, "tanh", &[m]);
+    g.output("y", y);
+    let costs: Vec<f64> = ["cpu", "h200"]
+        .iter()
+        .map(|d| {
+            let options = Options { device: Device::named(d).unwrap(), ..Options::default() };
+            let out = optimize(&g, &options).unwrap();
+            out.graph.validate().unwrap();
+            out.report.after.micros / out.report.before.micros
+        })
+        .collect();
+    assert!(costs.iter().all(|c| *c <= 1.0), "{costs:?}");
+}
+
+#[test]
+fn products_that_share_an_input_become_one() {
+    let program = with_rules(
+        "ruleset merge { until = fixpoint; }
+         rule merge::qkv: (q @ matmul(x, w1), k @ matmul(x, w2), v @ matmul(x, w3))
+           => (split(matmul(x, build(concat(w1, w2, w3, axis = 1))), axis = -1, sizes = [dim(w1, 1), dim(w2, 1), dim(w3, 1)]).0,
+               split(matmul(x, build(concat(w1, w2, w3, axis = 1))), axis = -1, sizes = [dim(w1, 1), dim(w2, 1), dim(w3, 1)]).1,
+               split(matmul(x, build(concat(w1, w2, w3, axis = 1))), axis = -1, sizes = [dim(w1, 1), dim(w2, 1), dim(w3, 1)]).2)
+           requires const(w1), const(w2), const(w3), rank(w1) == 2, rank(w2) == 2, rank(w3) == 2;",
+    );
+    let mut g = Graph::new(program);
+    let x = g.input("x", ty(DType::F32, &[4, 8]));
+    // Unequal widths, as with grouped queries.
+    for (i, n) in [16, 4, 4].into_iter().enumerate() {
+        let w = weight(&mut g, &[8, n], i as u64);
+        let y = matmul(&mut g, x, w);
+        g.output(format!("y{i}"), y);
+    }
+    let out = check(&g, &Options::default());
+    assert_eq!(count(&out, "matmul") + count(&out, "gemm"), 1, "{}\n{}", out.graph, out.report);
+}
+
+#[test]
+fn egg_can_run_the_rewrites_itself() {
+    let program = library();
+    let mut g = Graph::new(program.clone());
+    let x = g.input("x", ty(DType::F32, &[4, 8]));
+    let w = weight(&mut g, &[8, 16], 1);
+    let m = matmul(&mut g, x, w);
+    let y = apply(&mut g, "relu", &[m]);
+    g.output("y", y);
+    let entered = crate::optimize::lower::enter(&g.unfold().unwrap()).unwrap();
+    let classes = entered.egraph.number_of_classes();
+    let runner = egg::Runner::<crate::optimize::language::Node, Context>::new(Context::new(program.clone()))
+        .with_egraph(entered.egraph)
+        .with_iter_limit(10)
+        .run(&rewrites(&program));
+    assert!(matches!(runner.stop_reason, Some(egg::StopReason::Saturated)), "{:?}", runner.stop_reason);
+    assert!(runner.egraph.number_of_classes() > classes);
+    let y = runner.egraph.find(entered.outputs[0]);
+    let gemm = program.builtin_op(BuiltinOp::Gemm).unwrap();
+    let is_gemm = |n: &crate::optimize::language::Node| matches!(n.payload, crate::optimize::language::Payload::Op(op, _) if op == gemm);
+    assert!(runner.egraph[y].nodes.iter().any(is_gemm));
+}
