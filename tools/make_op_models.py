@@ -202,6 +202,15 @@ def linear():
     case("beta_zero", "Gemm", {"a": a, "b": b, "c": f(1, 2)}, {"beta": 0.0})
 
 
+    for name, equation, shapes in [
+        ("matmul", "ij,jk->ik", [(2, 3), (3, 4)]), ("heads", "bqhd,bkhd->bhqk", [(2, 3, 2, 4), (2, 5, 2, 4)]),
+        ("implicit", "bij,bjk", [(2, 3, 4), (2, 4, 3)]), ("outer", "i,j->ij", [(2,), (3,)]), ("transpose", "ijk->kij", [(2, 3, 4)]),
+        ("total", "ij->", [(2, 3)]), ("lonely", "ij,jk->k", [(2, 3), (3, 4)]), ("dot", "i, i -> ", [(3,), (3,)]),
+        ("three", "ij,jk,kl->li", [(2, 3), (3, 4), (4, 2)]), ("product", "ij,ij->ij", [(2, 3), (2, 3)]),
+    ]:
+        case(name, "Einsum", {f"x{k}": f(*s) for k, s in enumerate(shapes)}, {"equation": equation})
+
+
 def reductions():
     x = f(2, 3, 4)
     positive = f(2, 3, 4, low=0.1)
@@ -232,6 +241,11 @@ def reductions():
     case("bools", "ReduceMin", {"x": np.array([[True, False], [True, True]]), "axes": i(1)}, opsets=[20], consts=["axes"])
     case("infinite", "ReduceLogSumExp", {"x": np.array([[-np.inf, -np.inf], [1, 200.0]], np.float32), "axes": i(1)},
          opsets=[18], consts=["axes"])
+    for name, attrs in [("plain", {}), ("exclusive", {"exclusive": 1}), ("reverse", {"reverse": 1}),
+                        ("both", {"exclusive": 1, "reverse": 1})]:
+        case(name, "CumSum", {"x": f(2, 4, 3), "a": np.array(-2)}, attrs, consts=["a"])
+    case("infinite", "CumSum", {"x": np.array([1, np.inf, 2], np.float32), "a": np.array(0)}, consts=["a"])
+    case("ints", "CumSum", {"x": i(3, 4, -5), "a": np.array(0)}, consts=["a"])
     ties = np.array([[1, 5, 5, 2], [7, 7, 0, 0]], np.float32)
     for op in ["ArgMax", "ArgMin"]:
         case("default", op, {"x": ties})
@@ -321,7 +335,7 @@ def indices():
     case("batch", "GatherND", {"x": f(2, 3, 2), "i": np.array([[1], [2]])}, {"batch_dims": 1})
     values = np.array([0.5, 9.0], np.float32)
     case("default", "OneHot", {"i": i(0, 2, -1, 7), "d": np.array(3), "v": values}, consts=["d"])
-    case("float_depth", "OneHot", {"i": f(2, low=0), "d": np.array(3, np.float32), "v": values}, consts=["d"])
+    case("float_depth", "OneHot", {"i": np.array([0, 2], np.float32), "d": np.array(3, np.float32), "v": values}, consts=["d"])
     case("axis", "OneHot", {"i": np.array([[0, 1]]), "d": np.array(3), "v": values}, {"axis": 1}, consts=["d"])
     for upper in [0, 1]:
         case(f"upper{upper}", "Trilu", {"x": f(2, 4, 3)}, {"upper": upper})

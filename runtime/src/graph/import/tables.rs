@@ -6,7 +6,7 @@
 //! of them.
 
 use super::context::{Ctx, Out};
-use super::ops::{index, linear, make, norm, pointwise, reduce, views};
+use super::ops::{einsum, index, linear, make, norm, pointwise, reduce, views};
 
 /// An ONNX op.
 pub(super) struct Row {
@@ -93,9 +93,11 @@ pub(super) static ROWS: &[Row] = &[
     run("ConstantOfShape", &[9, 20, 21, 23, 24, 25], make::constant_of_shape, &[]),
     scalar("Cos", &[7, 22], &["cos"]),
     scalar("Cosh", &[9, 22], &["cosh"]),
+    run("CumSum", &[11, 14], index::cumulative_sum, &[]),
     run("DepthToSpace", &[13, 28], views::depth_to_space, &[]),
     scalar("Div", &[13, 14], &["div"]),
     run("Dropout", &[13, 22], make::dropout, &[]),
+    run("Einsum", &[12, 28], einsum::einsum, &[]),
     with("Elu", &[6, 22], &["elu"], &[("alpha", 1.0)]),
     run("Equal", &[13, 19], pointwise::equal, &[]),
     scalar("Erf", &[13], &["erf"]),

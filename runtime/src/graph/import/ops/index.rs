@@ -144,3 +144,30 @@ pub(in super::super) fn trilu(ctx: &mut Ctx) -> Out {
     let zero = ctx.number(dtype, 0.0)?;
     Ok(vec![choose(ctx, kept, x, zero)?.into()])
 }
+
+/// Sums of all elements up to each along an axis: of a triangle of copies, so that no infinity meets a
+/// zero.
+pub(in super::super) fn cumulative_sum(ctx: &mut Ctx) -> Out {
+    ctx.arity(2, 2, 1)?;
+    let x = ctx.value(0)?;
+    let mut shape = ctx.shape_of(x);
+    let axis = match ctx.numbers(1, "the axis")?[..] {
+        [a] => ctx.axis(a, shape.len())?,
+        _ => return ctx.wrong("the axis should be one number"),
+    };
+    let (exclusive, reverse) = (ctx.attrs.flag("exclusive", false)?, ctx.attrs.flag("reverse", false)?);
+    let size = shape[axis].clone();
+    // Axis `axis` is where a sum ends, the one behind it what it adds up.
+    let mut ends = vec![Dim::from(1); shape.len() + 1];
+    let mut items = ends.clone();
+    ends[axis] = size.clone();
+    items[axis + 1] = size;
+    let (ends, items) = (iota(ctx, &ends, axis)?, iota(ctx, &items, axis + 1)?);
+    let sides = if reverse { [ends, items] } else { [items, ends] };
+    let taken = ctx.builtin(if exclusive { BuiltinScalar::Lt } else { BuiltinScalar::Le }, &sides)?;
+    shape.insert(axis, Dim::from(1));
+    let copies = ctx.reshape(x, &shape)?;
+    let zero = ctx.number(ctx.dtype_of(x), 0.0)?;
+    let triangle = ctx.builtin(BuiltinScalar::Select, &[taken, copies, zero])?;
+    Ok(vec![ctx.reduce(BuiltinOp::Sum, triangle, &[axis as i64 + 1], false)?.into()])
+}

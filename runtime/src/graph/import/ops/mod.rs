@@ -1,5 +1,6 @@
 //! Handlers of ONNX ops, by kind: each reads one node and adds graph nodes of the same meaning.
 
+pub(super) mod einsum;
 pub(super) mod index;
 pub(super) mod linear;
 pub(super) mod make;
