@@ -87,6 +87,27 @@ fn ops_agree_with_onnxruntime() {
     assert!(failed.is_empty(), "{} of {} fail:\n{}", failed.len(), all.len(), failed.join("\n"));
 }
 
+/// Whole models, or all folders of another path.
+#[test]
+fn models_agree_with_their_exporter() {
+    let folders = match std::env::var_os("HYPATIA_MODELS") {
+        Some(path) => std::fs::read_dir(path).unwrap().map(|e| e.unwrap().path()).collect(),
+        None => ["digits", "ffn", "bert"].map(|m| models().join(m)).to_vec(),
+    };
+    for dir in folders.into_iter().filter(|d| d.join("model.onnx").is_file()) {
+        let name = dir.display().to_string();
+        let case = Case {
+            model: std::fs::read(dir.join("model.onnx")).unwrap(),
+            inputs: npz::read(&dir.join("inputs.npz")).unwrap(),
+            outputs: npz::read(&dir.join("outputs.npz")).unwrap(),
+        };
+        match check(&name, &case) {
+            Err(e @ Error::Unsupported { .. }) => println!("{e}"),
+            result => result.unwrap_or_else(|e| panic!("{e}")),
+        }
+    }
+}
+
 /// More cases of the same layout, such as those of the `onnx` package's own backend test: whatever
 /// imports must agree; what is not supported is listed.
 #[test]
