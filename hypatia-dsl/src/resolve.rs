@@ -109,6 +109,7 @@ pub fn resolve(
         parsed: Vec::new(),
         names: Vec::new(),
         failed: HashSet::new(),
+        wrecked: HashSet::new(),
         diags,
     };
     for root in roots {
@@ -136,6 +137,8 @@ struct Files<'a> {
     names: Vec<String>,
     /// Files with a `use` that found nothing.
     failed: HashSet<usize>,
+    /// Files of which nothing could be read.
+    wrecked: HashSet<usize>,
     diags: &'a mut Vec<Diagnostic>,
 }
 
@@ -155,6 +158,9 @@ impl Files<'_> {
         let stem = stem.file_stem().map_or_else(|| source.name.clone(), |s| s.to_string_lossy().into_owned());
         let id = self.sources.add(source);
         let (file, diags) = crate::parse::parse(self.sources, id);
+        if file.items.is_empty() && !diags.is_empty() {
+            self.wrecked.insert(self.parsed.len());
+        }
         self.diags.extend(diags);
         self.parsed.push(file);
         self.names.push(stem);
@@ -178,7 +184,12 @@ impl Files<'_> {
             let mut out = Vec::new();
             for (u, span) in uses {
                 match self.follow(from, &u, span) {
-                    Some(edge) => out.push(edge),
+                    Some(edge) => {
+                        if self.wrecked.contains(&edge.target) {
+                            self.failed.insert(from);
+                        }
+                        out.push(edge);
+                    }
                     None => {
                         self.failed.insert(from);
                     }

@@ -68,7 +68,8 @@ kernel.",
     Row::new(
         508,
         "a pattern that nothing uses",
-        "The named pattern is mentioned by no rule, kernel or other pattern, so that it changes nothing.",
+        "The named pattern is mentioned by no rule, kernel or other pattern, so that it changes nothing. Use it
+on a left side, or remove it; uses in other files count too.",
         "pattern sq(x) = mul(x, x) | pow(x, 2.0);",
         "ruleset r { until = fixpoint; }\npattern sq(x) = mul(x, x) | pow(x, 2.0);\nrule r::a: sqrt(sq(x)) => abs(x);",
     ),

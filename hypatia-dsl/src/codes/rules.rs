@@ -82,7 +82,7 @@ alone, without types, it is lifted to epilogues too, where it ends.",
         "The families of a rule multiply, and named patterns are written out at every use; together they come
 to more rules, or to a larger pattern, than can be searched for. Bind fewer or smaller families, or
 split the rule.",
-        "",
+        "ruleset r { until = fixpoint; }\nrule r::a[f in unary, g in unary, h in unary]: f(g(h(h(x)))) => f(g(h(x)));",
         "ruleset r { until = fixpoint; }\nrule r::a: exp(log(x)) => x;",
     ),
     Row::new(

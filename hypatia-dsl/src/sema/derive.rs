@@ -156,6 +156,8 @@ fn op_rules(s: &Sema<'_>, id: OpId) -> Vec<Rule> {
     let def = s.program.op(id);
     let OpBody::Defined(body) = &def.body else { return Vec::new() };
     let [body] = body.as_slice() else { return Vec::new() };
+    // Ops inside the body are unfolded too: the graph holds no other form of them for certain.
+    let Some(body) = super::unfold::unfold(&s.program, body) else { return Vec::new() };
     let variadic =
         def.params.iter().any(|p| matches!(p.kind, ParamKind::Tensor { variadic: true, .. } | ParamKind::Term));
     let optional: Vec<usize> = (0..def.params.len())
@@ -171,7 +173,7 @@ fn op_rules(s: &Sema<'_>, id: OpId) -> Vec<Rule> {
         // With an operand absent, `y + 0` is also written `y`.
         for plain in if absent.is_empty() { vec![false] } else { vec![false, true] } {
             let mut f = FromBuild::new(s, def, &absent, plain);
-            let Some(lhs) = f.pat(body) else { continue };
+            let Some(lhs) = f.pat(&body) else { continue };
             if !matches!(lhs, Pat::Node(_)) || !f.complete(&lhs) {
                 continue;
             }

@@ -30,6 +30,7 @@ mod rulesets;
 mod scalars;
 mod tests;
 mod types;
+mod unfold;
 pub(crate) mod walk;
 
 use std::collections::{HashMap, HashSet};

@@ -1,0 +1,134 @@
+//! Bodies without defined ops: every op in them replaced by its own body.
+//!
+//! In: the body of an op. Out: the same over builtin ops and scalars, or `None` where that would need
+//! the sizes of something that is no variable. Holds always: the result is no larger than `MAX_NODES`.
+
+use std::collections::HashMap;
+
+use crate::ir::{AExpr, Build, BuildArg, BuildNode, Head, OpBody, ParamKind, Program, VarId};
+
+use super::walk::expr_vars;
+
+/// Nodes of an unfolded body at most.
+const MAX_NODES: usize = 2_000;
+
+/// The body with all defined ops unfolded.
+pub(super) fn unfold(program: &Program, body: &Build) -> Option<Build> {
+    Unfold { program, size: 0 }.build(body, 0)
+}
+
+/// What the parameters of an unfolded op stand for.
+#[derive(Default)]
+struct Values {
+    operands: HashMap<VarId, Build>,
+    attrs: HashMap<VarId, AExpr>,
+}
+
+struct Unfold<'p> {
+    program: &'p Program,
+    size: usize,
+}
+
+impl Unfold<'_> {
+    fn build(&mut self, b: &Build, depth: usize) -> Option<Build> {
+        self.size += 1;
+        if self.size > MAX_NODES || depth > 150 {
+            return None;
+        }
+        Some(match b {
+            Build::Var(_) | Build::Number(_) | Build::Absent => b.clone(),
+            Build::Else(v, other) => Build::Else(*v, Box::new(self.build(other, depth + 1)?)),
+            Build::Frozen(b) => Build::Frozen(Box::new(self.build(b, depth + 1)?)),
+            Build::If(c, x, y) => {
+                Build::If(c.clone(), Box::new(self.build(x, depth + 1)?), Box::new(self.build(y, depth + 1)?))
+            }
+            Build::Node(n) => {
+                let args = n
+                    .args
+                    .iter()
+                    .map(|a| match a {
+                        BuildArg::One(b) => self.build(b, depth + 1).map(BuildArg::One),
+                        BuildArg::Spread(_) | BuildArg::Each { .. } => Some(a.clone()),
+                    })
+                    .collect::<Option<Vec<_>>>()?;
+                let node = BuildNode { args, ..n.clone() };
+                match n.head {
+                    Head::Op(id) if matches!(self.program.op(id).body, OpBody::Defined(_)) => {
+                        let inner = self.inline(&node)?;
+                        self.build(&inner, depth + 1)?
+                    }
+                    _ => Build::Node(node),
+                }
+            }
+        })
+    }
+
+    /// The body of the op that a node applies, over the node's operands and attributes.
+    fn inline(&self, n: &BuildNode) -> Option<Build> {
+        let Head::Op(id) = n.head else { return None };
+        let def = self.program.op(id);
+        let OpBody::Defined(bodies) = &def.body else { return None };
+        let body = bodies.get(n.output as usize)?;
+        let mut values = Values::default();
+        if def.params.iter().any(|p| matches!(p.kind, ParamKind::Tensor { variadic: true, .. } | ParamKind::Term)) {
+            return None;
+        }
+        for ((i, _), a) in def.operands().zip(&n.args) {
+            let BuildArg::One(b) = a else { return None };
+            values.operands.insert(VarId(i as u32), b.clone());
+        }
+        for ((i, _), a) in def.attrs().zip(&n.attrs) {
+            values.attrs.insert(VarId(i as u32), a.clone());
+        }
+        substitute(body, &values)
+    }
+}
+
+fn substitute(b: &Build, values: &Values) -> Option<Build> {
+    Some(match b {
+        Build::Var(v) => values.operands.get(v)?.clone(),
+        Build::Number(e) => Build::Number(attr(e, values)?),
+        Build::Absent => Build::Absent,
+        Build::Else(v, other) => match values.operands.get(v)? {
+            Build::Absent => substitute(other, values)?,
+            // The caller's own optional operand: absent there, absent here.
+            Build::Var(w) => Build::Else(*w, Box::new(substitute(other, values)?)),
+            there => there.clone(),
+        },
+        Build::Frozen(b) => Build::Frozen(Box::new(substitute(b, values)?)),
+        Build::If(..) => return None,
+        Build::Node(n) => {
+            let args = n
+                .args
+                .iter()
+                .map(|a| match a {
+                    BuildArg::One(b) => substitute(b, values).map(BuildArg::One),
+                    BuildArg::Spread(_) | BuildArg::Each { .. } => None,
+                })
+                .collect::<Option<Vec<_>>>()?;
+            let attrs = n.attrs.iter().map(|e| attr(e, values)).collect::<Option<Vec<_>>>()?;
+            Build::Node(BuildNode { args, attrs, ..n.clone() })
+        }
+    })
+}
+
+/// An attribute over the caller's variables. Sizes of the unfolded op have none.
+fn attr(e: &AExpr, values: &Values) -> Option<AExpr> {
+    Some(match e {
+        AExpr::Var(v) => values.attrs.get(v)?.clone(),
+        AExpr::Value(_) | AExpr::Device(_) => e.clone(),
+        AExpr::List(l) => AExpr::List(l.iter().map(|e| attr(e, values)).collect::<Option<_>>()?),
+        AExpr::Call(f, l) => AExpr::Call(*f, l.iter().map(|e| attr(e, values)).collect::<Option<_>>()?),
+        AExpr::Neg(a) => AExpr::Neg(Box::new(attr(a, values)?)),
+        AExpr::Index(a, b) => AExpr::Index(Box::new(attr(a, values)?), Box::new(attr(b, values)?)),
+        AExpr::Binary(op, a, b) => AExpr::Binary(*op, Box::new(attr(a, values)?), Box::new(attr(b, values)?)),
+        other => {
+            let mut any = false;
+            expr_vars(other, &mut |_| any = true);
+            if any {
+                return None;
+            }
+            other.clone()
+        }
+    })
+}
