@@ -17,7 +17,7 @@ use crate::error::{Error, Result};
 use crate::graph::import;
 use crate::graph::{Graph, NodeKind};
 use crate::optimize::{self, Report, optimize};
-use crate::plan::{self, Plan};
+use crate::plan::{self, Constants, Plan};
 use crate::tensor::Tensor;
 
 /// How much a new plan is trusted.
@@ -39,11 +39,13 @@ pub struct Options {
     pub check: CheckMode,
     /// Threads; 0 means one for each core.
     pub threads: usize,
+    /// Bytes that intermediate results and outputs may take.
+    pub memory: usize,
 }
 
 impl Default for Options {
     fn default() -> Options {
-        Options { optimize: optimize::Options::default(), check: CheckMode::Check, threads: 0 }
+        Options { optimize: optimize::Options::default(), check: CheckMode::Check, threads: 0, memory: plan::MEMORY }
     }
 }
 
@@ -52,6 +54,7 @@ pub struct Model {
     graph: Graph,
     options: Options,
     plans: Mutex<HashMap<Vec<Vec<usize>>, Arc<Compiled>>>,
+    constants: Mutex<Constants>,
 }
 
 /// A plan for some input shapes, ready to run.
@@ -86,7 +89,7 @@ impl Model {
 
     /// A model from a graph.
     pub fn new(graph: Graph, options: Options) -> Model {
-        Model { graph, options, plans: Mutex::new(HashMap::new()) }
+        Model { graph, options, plans: Mutex::default(), constants: Mutex::default() }
     }
 
     /// The graph as imported.
@@ -134,8 +137,10 @@ impl Model {
         let optimized = optimize(&graph, &self.options.optimize)?;
         let device = Device::cpu();
         let planned = |graph: &Graph, cluster: bool| -> Result<Executor> {
-            let options = plan::Options { cluster, ..plan::Options::new(device.clone()) };
-            Executor::new(Arc::new(Plan::build(graph, &options)?), self.options.threads)
+            let options = plan::Options { cluster, memory: self.options.memory, ..plan::Options::new(device.clone()) };
+            let mut constants = self.constants.lock().unwrap_or_else(PoisonError::into_inner);
+            let plan = Plan::build_with(graph, &options, &mut constants)?;
+            Executor::new(Arc::new(plan), self.options.threads)
         };
         let unfused = planned(&graph, false)?;
         if self.options.optimize.no_rules {

@@ -63,6 +63,9 @@ pub struct Run {
     /// Seed of random inputs.
     #[arg(long, value_name = "SEED", default_value_t = 0)]
     seed: u64,
+    /// Memory for intermediate results and outputs, in MiB; a model that needs more is refused.
+    #[arg(long, value_name = "MIB", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..))]
+    memory: u32,
     /// Print the plan too.
     #[arg(long)]
     plan: bool,
@@ -106,7 +109,8 @@ impl Run {
     pub fn run(&self, global: &Global) -> Result<Exit> {
         self.choose_device(global)?;
         let program = library::load(&self.rules)?;
-        let mut options = Options { threads: self.threads.unwrap_or(0).into(), ..Options::default() };
+        let memory = (self.memory as usize).saturating_mul(1 << 20);
+        let mut options = Options { threads: self.threads.unwrap_or(0).into(), memory, ..Options::default() };
         options.optimize.no_rules = self.no_rules;
         if self.no_rules {
             options.check = CheckMode::Off;
@@ -144,7 +148,7 @@ impl Run {
             DeviceChoice::Cuda => Err(Error::Device(format!("--device cuda: {missing}; use --device cpu, or auto"))),
             DeviceChoice::Auto => {
                 if !global.quiet {
-                    eprintln!("running on the CPU: {missing}");
+                    eprintln!("running on the CPU: this version has no CUDA executor");
                 }
                 Ok(())
             }
@@ -312,7 +316,11 @@ fn summary(t: &Tensor) -> String {
     let nan = values.iter().filter(|v| v.is_nan()).count();
     let mean = values.iter().sum::<f64>() / values.len() as f64;
     let nan = if nan > 0 { format!(", {nan} NaN") } else { String::new() };
-    format!("min {low:.6}, mean {mean:.6}, max {high:.6}{nan}")
+    format!("min {}, mean {}, max {}{nan}", number(low), number(mean), number(high))
+}
+
+fn number(v: f64) -> String {
+    if v != 0.0 && !(1e-3..1e6).contains(&v.abs()) { format!("{v:.4e}") } else { format!("{v:.6}") }
 }
 
 /// Floats between -1 and 1, truth values, integers 0 and 1 (valid as indices of nearly all tables).

@@ -9,9 +9,6 @@ use std::collections::BTreeMap;
 use super::{ALIGNMENT, Action, Place, Plan, Step};
 use crate::error::{Error, Result};
 
-/// Bytes of an arena at most.
-const LIMIT: usize = 2 << 30;
-
 /// Free ranges of the arena.
 #[derive(Default)]
 struct Arena {
@@ -81,10 +78,11 @@ fn replaceable(plan: &Plan, step: &Step, at: usize, j: usize, last: &[usize]) ->
     })
 }
 
-pub(super) fn place(plan: &mut Plan) -> Result<()> {
+/// Places all buffers. `limit` is how many bytes the arena and the outputs may take.
+pub(super) fn place(plan: &mut Plan, limit: usize) -> Result<()> {
     let last = last_uses(plan);
     let bytes = |len: usize, size: usize| {
-        len.checked_mul(size).and_then(|b| b.max(1).checked_next_multiple_of(ALIGNMENT)).filter(|b| *b <= LIMIT)
+        len.checked_mul(size).and_then(|b| b.max(1).checked_next_multiple_of(ALIGNMENT)).filter(|b| *b <= limit)
     };
     let mut arena = Arena::default();
     // What each arena buffer holds at present: buffers that were taken over hold nothing.
@@ -96,7 +94,7 @@ pub(super) fn place(plan: &mut Plan) -> Result<()> {
             let buffer = &plan.buffers[write.buffer.index()];
             let Some(size) = bytes(buffer.len, buffer.dtype.size()) else {
                 let what = format!("{}{:?}", buffer.dtype, write.shape);
-                return Err(Error::Limit(format!("step `{}` needs {what}, which is too large", step.name)));
+                return Err(too_much(limit, &format!("step `{}` needs {what}", step.name)));
             };
             let taken: Option<usize> = replaceable(plan, &step, i, j, &last).filter(|r| !in_place.contains(&Some(*r)));
             let from = taken.and_then(|r| held[step.reads[r].buffer.index()].take());
@@ -109,12 +107,8 @@ pub(super) fn place(plan: &mut Plan) -> Result<()> {
             };
             held[write.buffer.index()] = Some(slot);
             plan.buffers[write.buffer.index()].place = Place::Arena(slot.0);
-            if arena.size > LIMIT {
-                let mib = LIMIT >> 20;
-                return Err(Error::Limit(format!(
-                    "step `{}`: intermediate results need more than {mib} MiB",
-                    step.name
-                )));
+            if arena.size > limit {
+                return Err(too_much(limit, &format!("results up to step `{}` do not fit", step.name)));
             }
         }
         for v in step.reads.iter().chain(&step.writes) {
@@ -127,5 +121,16 @@ pub(super) fn place(plan: &mut Plan) -> Result<()> {
         plan.steps[i].in_place = in_place;
     }
     plan.arena = arena.size;
+    let mut total = arena.size;
+    for (name, v) in &plan.outputs {
+        total = bytes(v.len(), v.dtype.size()).and_then(|b| total.checked_add(b)).unwrap_or(usize::MAX);
+        if total > limit {
+            return Err(too_much(limit, &format!("output `{name}` is {}{:?}", v.dtype, v.shape)));
+        }
+    }
     Ok(())
+}
+
+fn too_much(limit: usize, what: &str) -> Error {
+    Error::Limit(format!("{what}: more than the {} MiB that intermediate results and outputs may take", limit >> 20))
 }

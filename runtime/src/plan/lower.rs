@@ -372,9 +372,9 @@ impl Lower<'_> {
         let kernel = PointwiseKernel {
             name: format!("pointwise_{}", self.plan.steps.len()),
             doc: name.to_string(),
-            inputs,
             outputs: writes.iter().map(|v| v.dtype).collect(),
-            rank: shape.len(),
+            rank: if inputs.iter().any(|i| i.access == Access::Strided) { shape.len() } else { 2 },
+            inputs,
             term,
             acc,
         };

@@ -1,13 +1,14 @@
 //! Plans: which kernel computes what, in which order, and where the results lie.
 //!
 //! In: a graph on concrete sizes and a device. Out: a [`Plan`], that an executor runs as it stands:
-//! [`prepare`] decides what is computed now (constants) and what stays an op, [`regions`] clusters
+//! [`constants`] computes what no input changes, [`prepare`] decides what stays an op, [`regions`] clusters
 //! pointwise work, [`lower`] turns nodes into steps and views, [`kernels`] chooses kernels for gemms on
 //! devices that have several, [`buffers`] places results in one arena. Holds always: a step reads only
 //! inputs, constants and results of earlier steps; a view costs nothing; results that are alive at the
 //! same time do not overlap, except where a step says that it works in place.
 
 mod buffers;
+mod constants;
 mod kernels;
 mod lower;
 mod prepare;
@@ -28,6 +29,7 @@ use crate::device::Device;
 use crate::error::Result;
 use crate::graph::Graph;
 use crate::tensor::Tensor;
+pub use constants::Constants;
 pub use view::{View, collapse, row_major};
 
 /// A buffer of a [`Plan`].
@@ -107,7 +109,7 @@ impl GemmStep {
 pub struct PointwiseStep {
     /// What is computed.
     pub kernel: PointwiseKernel,
-    /// The collapsed sizes; `kernel.rank` of them.
+    /// The collapsed sizes, at least one; `kernel.rank` of them if an operand is strided.
     pub shape: Vec<usize>,
     /// For each read, its strides along these axes.
     pub strides: Vec<Vec<isize>>,
@@ -168,6 +170,9 @@ pub struct Step {
     pub kernel: Option<KernelId>,
 }
 
+/// Bytes that a plan may take where nothing else is said.
+pub const MEMORY: usize = 1 << 30;
+
 /// How a plan is made.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -175,12 +180,14 @@ pub struct Options {
     pub device: Device,
     /// Cluster pointwise work; without it every scalar node is a launch of its own.
     pub cluster: bool,
+    /// Bytes that the arena and the outputs may take; a plan that needs more is an error.
+    pub memory: usize,
 }
 
 impl Options {
-    /// Clustered, for that device.
+    /// Clustered, for that device, within [`MEMORY`].
     pub fn new(device: Device) -> Options {
-        Options { device, cluster: true }
+        Options { device, cluster: true, memory: MEMORY }
     }
 }
 
@@ -208,9 +215,14 @@ pub struct Plan {
 impl Plan {
     /// Plans a graph whose sizes are all numbers.
     pub fn build(graph: &Graph, options: &Options) -> Result<Plan> {
-        let prepared = prepare::prepare(graph, &options.device)?;
+        Plan::build_with(graph, options, &mut Constants::default())
+    }
+
+    /// As [`Plan::build`], with constants that earlier plans of the model have computed.
+    pub fn build_with(graph: &Graph, options: &Options, constants: &mut Constants) -> Result<Plan> {
+        let prepared = prepare::prepare(graph, &options.device, constants)?;
         let mut plan = lower::lower(&prepared, options)?;
-        buffers::place(&mut plan)?;
+        buffers::place(&mut plan, options.memory)?;
         Ok(plan)
     }
 

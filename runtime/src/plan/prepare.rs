@@ -5,15 +5,14 @@
 //! constants alone. What does is computed in f64, rounded by explicit casts and at the end.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 
 use hypatia_dsl::builtin::BuiltinOp;
 use hypatia_dsl::ir::OpBody;
 
 use super::RowwiseStep;
-use crate::cpu::reference::{Mode, evaluate};
+use super::constants::Constants;
 use crate::device::Device;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::graph::{Graph, Instantiator, Node, NodeId, NodeKind, Value};
 
 /// A graph that is ready to be lowered.
@@ -37,14 +36,14 @@ pub(super) fn builtin(graph: &Graph, node: &Node) -> Option<BuiltinOp> {
 
 /// True for ops whose result is a window onto their first operand, and for constant fills, which are a
 /// window onto one element.
-fn is_view(graph: &Graph, node: &Node) -> bool {
+pub(super) fn is_view(graph: &Graph, node: &Node) -> bool {
     use BuiltinOp::*;
     matches!(builtin(graph, node), Some(Reshape | Transpose | Expand | Slice | Split | Full))
 }
 
-pub(super) fn prepare(graph: &Graph, device: &Device) -> Result<Prepared> {
+pub(super) fn prepare(graph: &Graph, device: &Device, known: &mut Constants) -> Result<Prepared> {
     let (graph, _) = unfold_kernelless(&graph.pruned(), device)?;
-    let (graph, rowwise) = unfold_kernelless(&fold(graph)?.pruned(), device)?;
+    let (graph, rowwise) = unfold_kernelless(&known.fold(graph)?.pruned(), device)?;
     Ok(Prepared { graph, rowwise })
 }
 
@@ -98,7 +97,7 @@ fn unfold_kernelless(graph: &Graph, device: &Device) -> Result<(Graph, HashMap<N
 }
 
 /// Which nodes depend on constants alone.
-fn constants(graph: &Graph) -> Vec<bool> {
+pub(super) fn constants(graph: &Graph) -> Vec<bool> {
     let mut constant = vec![false; graph.nodes.len()];
     for (i, node) in graph.nodes.iter().enumerate() {
         constant[i] = match &node.kind {
@@ -108,58 +107,4 @@ fn constants(graph: &Graph) -> Vec<bool> {
         };
     }
     constant
-}
-
-/// Computes what depends on constants alone and is needed by something that does not. Views stay views,
-/// so a transposed weight is not copied.
-fn fold(mut graph: Graph) -> Result<Graph> {
-    let constant = constants(&graph);
-    // Values that must be there at run time: read by nodes that are not constant, or by constant views
-    // that are themselves read so.
-    let mut wanted = vec![Vec::new(); graph.nodes.len()];
-    let outputs: Vec<Value> = graph.outputs.iter().map(|(_, v)| *v).collect();
-    for v in outputs {
-        want(&mut wanted, v);
-    }
-    for i in (0..graph.nodes.len()).rev() {
-        let node = &graph.nodes[i];
-        if !constant[i] || (is_view(&graph, node) && !wanted[i].is_empty()) {
-            for v in node.operands.iter().flatten().copied().collect::<Vec<_>>() {
-                want(&mut wanted, v);
-            }
-        }
-    }
-    let frontier: Vec<Value> = (0..graph.nodes.len())
-        .filter(|i| {
-            constant[*i] && !matches!(graph.nodes[*i].kind, NodeKind::Const(_)) && !is_view(&graph, &graph.nodes[*i])
-        })
-        .flat_map(|i| wanted[i].iter().map(move |output| Value { node: NodeId(i as u32), output: *output }))
-        .collect();
-    if frontier.is_empty() {
-        return Ok(graph);
-    }
-    let mut part = graph.clone();
-    part.outputs = frontier.iter().enumerate().map(|(i, v)| (i.to_string(), *v)).collect();
-    part.inputs.clear();
-    let part = part.pruned();
-    let values = evaluate(&part, &[], Mode::Casts)?;
-    if values.len() != frontier.len() {
-        return Err(Error::Internal("constants were lost".into()));
-    }
-    for (v, value) in frontier.iter().zip(values) {
-        let node = &mut graph.nodes[v.node.index()];
-        if node.results.len() != 1 {
-            return Err(Error::Internal("a constant node with several results".into()));
-        }
-        node.kind = NodeKind::Const(Arc::new(value.to_tensor()?));
-        node.operands.clear();
-    }
-    Ok(graph)
-}
-
-fn want(wanted: &mut [Vec<u32>], v: Value) {
-    let list = &mut wanted[v.node.index()];
-    if !list.contains(&v.output) {
-        list.push(v.output);
-    }
 }

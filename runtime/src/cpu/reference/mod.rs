@@ -119,7 +119,7 @@ impl Evaluator<'_> {
             let bytes = elements(shape)?.saturating_mul(8);
             if self.live.saturating_add(bytes) > MEMORY_LIMIT {
                 return Err(Error::Limit(format!(
-                    "the reference evaluator would need more than {} MiB for {dtype}{shape:?}; use smaller inputs",
+                    "{dtype}{shape:?} takes more than the {} MiB that evaluation in f64 may use",
                     MEMORY_LIMIT >> 20
                 )));
             }
