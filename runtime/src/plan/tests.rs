@@ -6,7 +6,7 @@ use std::sync::Arc;
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::Program;
 
-use super::{Action, Options, Place, Plan};
+use super::{Action, Constants, Options, Place, Plan};
 use crate::device::Device;
 use crate::graph::{Graph, Value};
 use crate::library;
@@ -111,10 +111,16 @@ fn constants_are_computed_once_and_views_of_them_are_not_copied() {
     let x = g.input("x", ty(DType::F32, &[4, 256]));
     let (w, s) = (constant(&mut g, DType::F32, &[512, 256]), constant(&mut g, DType::F32, &[512, 1]));
     let scaled = g.call("mul", &[w, s], &[]).unwrap()[0];
-    let y = g.call("linear", &[x, scaled], &[]).unwrap()[0];
+    let turned = g.call("transpose", &[scaled], &[("perm", crate::testing::list(&[1, 0]))]).unwrap()[0];
+    let y = g.call("matmul", &[x, turned], &[]).unwrap()[0];
     g.output("y", y);
-    let plan = Plan::build(&g, &Options::new(Device::cpu())).unwrap();
+    let mut known = Constants::default();
+    let options = Options::new(Device::cpu());
+    let plan = Plan::build_with(&g, &options, &mut known).unwrap();
     assert_eq!((plan.launches(), plan.constants.len()), (1, 1), "{plan}");
+    // Another plan over the same weights shares what was computed.
+    let again = Plan::build_with(&g, &options, &mut known).unwrap();
+    assert!(Arc::ptr_eq(&plan.constants[0], &again.constants[0]));
 }
 
 /// Every pair of buffers that are alive during one step, against their bytes.
