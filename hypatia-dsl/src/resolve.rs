@@ -154,7 +154,7 @@ impl Files<'_> {
         {
             return index;
         }
-        let stem = PathBuf::from(source.path.clone().unwrap_or_else(|| PathBuf::from(&source.name)));
+        let stem = source.path.clone().unwrap_or_else(|| PathBuf::from(&source.name));
         let stem = stem.file_stem().map_or_else(|| source.name.clone(), |s| s.to_string_lossy().into_owned());
         let id = self.sources.add(source);
         let (file, diags) = crate::parse::parse(self.sources, id);
@@ -558,9 +558,7 @@ fn distance(a: &str, b: &str) -> usize {
     for (i, row) in rows.iter_mut().enumerate() {
         row[0] = i;
     }
-    for j in 0..=b.len() {
-        rows[0][j] = j;
-    }
+    rows[0] = (0..=b.len()).collect();
     for i in 1..=a.len() {
         for j in 1..=b.len() {
             let change = usize::from(a[i - 1] != b[j - 1]);

@@ -105,7 +105,8 @@ impl<'a> Cx<'a> {
             Add | Sub | Mul | Div | Rem | Pow | Lt | Le | Gt | Ge => {
                 for (k, e) in [(kx, a), (ky, b)] {
                     // `+` joins lists.
-                    if !matches!(k, AKind::Number | AKind::Unknown) && !(op == Add && k == AKind::List) {
+                    let fits = matches!(k, AKind::Number | AKind::Unknown) || (op == Add && k == AKind::List);
+                    if !fits {
                         let d = Diagnostic::error(
                             code::ATTRIBUTE_TYPE,
                             format!("{} where a number is needed", k.words()),

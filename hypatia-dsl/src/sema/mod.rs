@@ -8,6 +8,7 @@
 //! `patterns` for left sides, `build` for right sides and bodies, `guards` for attributes.
 
 mod args;
+mod attrs;
 mod build;
 mod check;
 pub mod code;

@@ -17,7 +17,6 @@ use crate::source::Span;
 use super::args::Given;
 use super::code;
 use super::context::{Callee, Cx, Frame, Pos, Slot};
-use super::guards::{attr_type_words, coerce, kind_fits};
 use super::types::{TypeMode, single};
 use super::walk::{pat_vars, visit_pat};
 
@@ -615,107 +614,6 @@ impl<'a> Cx<'a> {
             }
         }
         good.then_some((fixed, rest))
-    }
-
-    /// The pattern of an attribute.
-    pub(super) fn attr_pat(&mut self, e: &'a Expr, ty: AttrType) -> Option<AttrPat> {
-        self.enter(e.span)?;
-        let r = self.attr_pat_inner(e, ty);
-        self.leave();
-        r
-    }
-
-    fn attr_pat_inner(&mut self, e: &'a Expr, ty: AttrType) -> Option<AttrPat> {
-        if let ExprKind::Hole = e.kind {
-            return Some(AttrPat::Any);
-        }
-        if let Some(name) = single(e)
-            && DType::from_name(&name.node).is_none()
-        {
-            match self.slot(&name.node).cloned() {
-                Some(Slot::Param { expr, frame, .. }) => {
-                    let here = std::mem::replace(&mut self.frame, frame);
-                    let r = self.attr_pat(expr, ty);
-                    self.frame = here;
-                    return r;
-                }
-                Some(Slot::Var(v)) if matches!(self.sort(v), Sort::Attr | Sort::Shape) == (ty != AttrType::DType) => {
-                    if matches!(self.sort(v), Sort::Attr | Sort::Shape | Sort::DType) {
-                        return Some(AttrPat::Var(v));
-                    }
-                }
-                _ => {}
-            }
-            let sort = if ty == AttrType::DType { Sort::DType } else { Sort::Attr };
-            return Some(AttrPat::Var(self.bind(&name.node, sort, name.span)?));
-        }
-        if let ExprKind::List(items) = &e.kind
-            && !self.free_names(e).is_empty()
-        {
-            return self.attr_list(items, ty, e.span);
-        }
-        if !self.free_names(e).is_empty() {
-            // Bound further right: compared once everything is matched.
-            let v = self.fresh("_later", Sort::Attr, Some(e.span));
-            let frame = self.frame;
-            self.deferred.push((v, e, frame));
-            return Some(AttrPat::Var(v));
-        }
-        let x = self.aexpr(e)?;
-        Some(AttrPat::Is(self.attr_value(x, ty, e.span)?))
-    }
-
-    fn attr_list(&mut self, items: &'a [Expr], ty: AttrType, span: Span) -> Option<AttrPat> {
-        let element = match ty {
-            AttrType::Ints | AttrType::Axes => AttrType::Int,
-            AttrType::Dims => AttrType::Dim,
-            AttrType::Floats => AttrType::Float,
-            _ => {
-                let d = Diagnostic::error(code::ATTRIBUTE_TYPE, "a list where one value is needed", span)
-                    .label(format!("expected {}", attr_type_words(ty)));
-                return self.report(d);
-            }
-        };
-        let mut out = Vec::new();
-        let mut good = true;
-        for item in items {
-            let p = match &item.kind {
-                ExprKind::Spread(None) => Some(AttrPat::Rest(None)),
-                ExprKind::Spread(Some(x)) => match single(x) {
-                    Some(n) => self.bind(&n.node, Sort::Attr, n.span).map(|v| AttrPat::Rest(Some(v))),
-                    None => self.misplaced(x, "`..` of a left side"),
-                },
-                _ => self.attr_pat(item, element),
-            };
-            good &= p.is_some();
-            out.extend(p);
-        }
-        if out.iter().filter(|p| matches!(p, AttrPat::Rest(_))).count() > 1 {
-            return self.error(code::MISPLACED, "a list has one `..` at most", span);
-        }
-        good.then_some(AttrPat::List(out))
-    }
-
-    /// Checks an attribute's value against its type, as far as it is known.
-    pub(super) fn attr_value(&mut self, x: AExpr, ty: AttrType, span: Span) -> Option<AExpr> {
-        let kind = self.akind(&x);
-        let fit = match x {
-            AExpr::Value(v) => coerce(ty, v).map(AExpr::Value),
-            other => kind_fits(ty, kind).then_some(other),
-        };
-        if fit.is_some() {
-            return fit;
-        }
-        let mut d = Diagnostic::error(
-            code::ATTRIBUTE_TYPE,
-            format!("this attribute is {}, but {} was given", attr_type_words(ty), kind.words()),
-            span,
-        )
-        .label(format!("expected {}", attr_type_words(ty)));
-        if kind == super::guards::AKind::Number && matches!(ty, AttrType::Ints | AttrType::Axes | AttrType::Dims) {
-            d = d.hint("put it in a list: `[...]`");
-        }
-        self.report(d)
     }
 
     /// Writes out a named pattern.

@@ -141,7 +141,7 @@ fn families(cx: &mut Cx<'_>, r: &ast::Rule) -> Option<Vec<(String, Vec<Head>)>> 
 pub(super) fn family(cx: &mut Cx<'_>, e: &Expr) -> Option<Vec<Head>> {
     let mut out = Vec::new();
     let mut good = true;
-    members(cx, e, &mut out, &mut good, 0);
+    members(cx, e, &mut out, &mut good);
     if !good {
         return None;
     }
@@ -151,10 +151,10 @@ pub(super) fn family(cx: &mut Cx<'_>, e: &Expr) -> Option<Vec<Head>> {
     Some(out)
 }
 
-fn members(cx: &mut Cx<'_>, e: &Expr, out: &mut Vec<Head>, good: &mut bool, depth: usize) {
+fn members(cx: &mut Cx<'_>, e: &Expr, out: &mut Vec<Head>, good: &mut bool) {
     match &e.kind {
-        ExprKind::Set(items) => items.iter().for_each(|i| members(cx, i, out, good, depth + 1)),
-        ExprKind::Spread(Some(inner)) => members(cx, inner, out, good, depth + 1),
+        ExprKind::Set(items) => items.iter().for_each(|i| members(cx, i, out, good)),
+        ExprKind::Spread(Some(inner)) => members(cx, inner, out, good),
         ExprKind::Path(p) => {
             let found = match cx.s.family_of(cx.file(), p) {
                 Some(Ok(list)) => list,
