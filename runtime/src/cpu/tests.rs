@@ -130,7 +130,7 @@ impl Random {
             }
             1 => {
                 let n: usize = shape.iter().product();
-                let d = (1..=n.max(1)).filter(|d| n % d == 0).choose(&mut self.rng).unwrap();
+                let d = (1..=n.max(1)).filter(|d| n.is_multiple_of(*d)).choose(&mut self.rng).unwrap();
                 self.builtin(BuiltinOp::Reshape, &[x], vec![list(&[d, n / d])]);
             }
             2 if !shape.is_empty() => {

@@ -264,7 +264,7 @@ impl Gemm<'_> {
         }
         if !matches!(epilogue, Pat::Var(v) if kernel.vars[v.index()].sort == Sort::Term) {
             let mut reads = Vec::new();
-            let Some(pattern) = term_of(kernel, epilogue, &mut reads) else { return false };
+            let Some(pattern) = term_of(epilogue, &mut reads) else { return false };
             let fits = |p: u32, t: u32| match (reads.get(p as usize), self.reads.get(t as usize)) {
                 (Some((_, view)), Some(read)) => reads_as(*view, read),
                 _ => false,
@@ -296,9 +296,8 @@ fn reads_as(view: InView, read: &View) -> bool {
 }
 
 /// The pattern of an epilogue as a term; its inputs in the order in which they are found.
-fn term_of(kernel: &Kernel, pat: &Pat, reads: &mut Vec<(VarId, InView)>) -> Option<Term> {
+fn term_of(pat: &Pat, reads: &mut Vec<(VarId, InView)>) -> Option<Term> {
     fn walk(
-        kernel: &Kernel,
         pat: &Pat,
         reads: &mut Vec<(VarId, InView)>,
         term: &mut Term,
@@ -309,7 +308,7 @@ fn term_of(kernel: &Kernel, pat: &Pat, reads: &mut Vec<(VarId, InView)>) -> Opti
         }
         let node = match pat {
             Pat::Lit { value, .. } => TermNode::Lit(Literal(*value)),
-            Pat::Typed(inner, _) | Pat::Bind(_, inner) => return walk(kernel, inner, reads, term, depth + 1),
+            Pat::Typed(inner, _) | Pat::Bind(_, inner) => return walk(inner, reads, term, depth + 1),
             Pat::Node(n) => match n.head {
                 Head::Acc => TermNode::Acc,
                 Head::In(view) => {
@@ -325,11 +324,11 @@ fn term_of(kernel: &Kernel, pat: &Pat, reads: &mut Vec<(VarId, InView)>) -> Opti
                     TermNode::In { input: at as u32, view }
                 }
                 Head::Scalar(scalar) => {
-                    let args = n.args.iter().map(|p| walk(kernel, p, reads, term, depth + 1));
+                    let args = n.args.iter().map(|p| walk(p, reads, term, depth + 1));
                     TermNode::Call { scalar, args: args.collect::<Option<_>>()? }
                 }
                 Head::TermCast => {
-                    let arg = walk(kernel, n.args.first()?, reads, term, depth + 1)?;
+                    let arg = walk(n.args.first()?, reads, term, depth + 1)?;
                     match n.attrs.first()? {
                         AttrPat::Is(hypatia_dsl::ir::AExpr::Value(AttrValue::DType(to))) => {
                             TermNode::Cast { to: *to, arg }
@@ -344,7 +343,7 @@ fn term_of(kernel: &Kernel, pat: &Pat, reads: &mut Vec<(VarId, InView)>) -> Opti
         Some(term.add(node))
     }
     let mut term = Term::empty();
-    let root = walk(kernel, pat, reads, &mut term, 0)?;
+    let root = walk(pat, reads, &mut term, 0)?;
     term.roots.push(root);
     Some(term)
 }
