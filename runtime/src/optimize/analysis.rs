@@ -529,10 +529,10 @@ pub fn conflict(egraph: &EGraph, a: Id, b: Id) -> Option<String> {
             return Some(format!("{} and {}", egraph.analysis.ty(x), egraph.analysis.ty(y)));
         }
         (Sort::Term(x), Sort::Term(y)) if x != y => return Some("a truth value and a number".to_string()),
-        (Sort::Tuple { first: f, count: n }, Sort::Tuple { first: g, count: m }) => {
-            if egraph.analysis.tuple(f, n) != egraph.analysis.tuple(g, m) {
-                return Some("results of different types".to_string());
-            }
+        (Sort::Tuple { first: f, count: n }, Sort::Tuple { first: g, count: m })
+            if egraph.analysis.tuple(f, n) != egraph.analysis.tuple(g, m) =>
+        {
+            return Some("results of different types".to_string());
         }
         (x, y) if std::mem::discriminant(&x) != std::mem::discriminant(&y) => {
             return Some("a tensor and something that is none".to_string());

@@ -147,6 +147,9 @@ pub fn implements(pattern: &Pat, op: OpId) -> bool {
 
 type Built = Result<Id, Reject>;
 
+/// An operand to build, what the variable of its comprehension stands for, and whether it is a term.
+type Argument<'b> = (&'b Build, Option<(VarId, Id)>, bool);
+
 fn ill_typed(message: impl Into<String>) -> Reject {
     Reject::Type(message.into())
 }
@@ -290,11 +293,7 @@ impl Builder<'_> {
 
     /// Operands in order: those with a type of their own first, then numbers in the dtype of the first of them
     /// that holds numbers.
-    fn operands(
-        &mut self,
-        args: &[(&Build, Option<(VarId, Id)>, bool)],
-        hint: Option<DType>,
-    ) -> Result<Vec<Id>, Reject> {
+    fn operands(&mut self, args: &[Argument<'_>], hint: Option<DType>) -> Result<Vec<Id>, Reject> {
         let mut out: Vec<Option<Id>> = vec![None; args.len()];
         let mut dtype = None;
         for pass in [false, true] {
@@ -338,7 +337,7 @@ impl Builder<'_> {
         }
         let spreads: &'b [(Build, Id)] = spreads;
         let mut next_spread = spreads.iter();
-        let mut args: Vec<(&Build, Option<(VarId, Id)>, bool)> = Vec::new();
+        let mut args: Vec<Argument<'_>> = Vec::new();
         for (i, arg) in n.args.iter().enumerate() {
             match arg {
                 BuildArg::One(b) => args.push((b, None, is_term(i))),

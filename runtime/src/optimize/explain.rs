@@ -86,6 +86,9 @@ impl fmt::Display for WhyNot {
         let rule = &self.rule;
         match &self.verdict {
             Verdict::Fired { places } => writeln!(f, "{rule} did fire, at {}", places.join(", "))?,
+            Verdict::CostLost { with, without } if (with - without).abs() < 0.005 => {
+                writeln!(f, "{rule} matched{at}, but gains nothing: {with:.2} us with it and without it")?;
+            }
             Verdict::CostLost { with, without } => {
                 writeln!(f, "{rule} matched{at}, but the cost lost: {with:.2} us with it, {without:.2} us without")?;
             }

@@ -327,9 +327,9 @@ impl<'p> Search<'p> {
                 };
                 let present = self.choice[class].map_or(f64::INFINITY, |i| value(self, i));
                 let mut best = (present, self.choice[class]);
-                for i in 0..nodes.len() {
+                for (i, node) in nodes.iter().enumerate() {
                     let v = value(self, i);
-                    if v < best.0 && nodes[i].cost < IMPOSSIBLE {
+                    if v < best.0 && node.cost < IMPOSSIBLE {
                         best = (v, Some(i));
                     }
                 }

@@ -225,7 +225,7 @@ impl Searcher<Node, Context> for Shared {
     }
 
     fn search_with_limit(&self, egraph: &EGraph, limit: usize) -> Vec<SearchMatches<'_, Node>> {
-        let limits = SearchLimits { matches: limit.min(SEARCH_LIMITS.matches).max(1), ..SEARCH_LIMITS };
+        let limits = SearchLimits { matches: limit.clamp(1, SEARCH_LIMITS.matches), ..SEARCH_LIMITS };
         let found = self.0.find(egraph, limits);
         let mut out = Vec::with_capacity(found.matches.len());
         for (i, m) in found.matches.iter().enumerate() {
