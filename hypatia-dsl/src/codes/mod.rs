@@ -87,7 +87,7 @@ mod check {
             assert!(pair[0].code < pair[1].code, "{} must come before {}", pair[1].code, pair[0].code);
         }
         for row in rows {
-            assert!(row.text.len() > 120, "{}: say more", row.code);
+            assert!(row.text.len() > 100, "{}: say more", row.code);
             assert!(row.text.lines().all(|l| l.chars().count() <= 110), "{}: wrap at 110 columns", row.code);
             assert!(!row.title.ends_with('.') && !row.title.is_empty(), "{}", row.code);
             assert!(explain(row.code).unwrap().starts_with(&format!("{}: ", row.code)));

@@ -72,10 +72,10 @@ in a rule. Lists, arguments and alternatives do not count, however long they are
     ),
     Row::new(
         108,
-        "file too large",
-        "A `.hyp` file may be one mebibyte at most. Files that are larger are not written by people; the
-limit keeps a wrong file name (a model's weights, say) from costing time and memory. If you
-generate rules, write them into several files and join these with `use`.",
+        "file or item too large",
+        "A `.hyp` file may be one mebibyte at most, and one item 50,000 words and signs. What is larger is not
+written by people; the limits keep a wrong file name (a model's weights, say) from costing time and
+memory. If you generate rules, write them into several files and join these with `use`.",
         "",
         "scalar f(x) = x;",
     ),

@@ -8,6 +8,8 @@ use super::scan::{Kind, Token};
 use crate::diag::{Code, Diagnostic};
 use crate::source::{FileId, Span};
 
+/// Largest number of tokens of an item: one has some hundred, a wrong file may have a million.
+pub const MAX_TOKENS: usize = 50_000;
 /// Largest depth of an expression: brackets and operators that stand in each other.
 pub const MAX_DEPTH: u32 = 128;
 /// Largest depth of brackets alone: the grammar recurses over these, with big stack frames.
@@ -15,11 +17,22 @@ pub const MAX_BRACKETS: usize = 48;
 
 /// The first lexical error of an item, if any.
 pub(super) fn check(tokens: &[Token], text: &str, file: FileId) -> Option<Diagnostic> {
-    strange(tokens, text, file).or_else(|| brackets(tokens, text, file)).or_else(|| depth(tokens, text, file))
+    too_long(tokens, file)
+        .or_else(|| strange(tokens, text, file))
+        .or_else(|| brackets(tokens, text, file))
+        .or_else(|| depth(tokens, text, file))
 }
 
 fn span(token: &Token, file: FileId) -> Span {
     Span { file, start: token.start, end: token.end }
+}
+
+/// An item that no person wrote.
+fn too_long(tokens: &[Token], file: FileId) -> Option<Diagnostic> {
+    let first = tokens.first().filter(|_| tokens.len() > MAX_TOKENS)?;
+    let message = format!("this item is too large: the limit is {MAX_TOKENS} words and signs");
+    let d = Diagnostic::error(Code(108), message, span(first, file)).label("begins here");
+    Some(d.hint("split it into several items; is the `;` behind it missing?"))
 }
 
 /// Strings without an end, block comments, unknown characters.

@@ -41,9 +41,26 @@ pub(crate) use grammar::{Grammar, Rule};
 pub(crate) struct Bug(Rule);
 type Built<T> = Result<T, Bug>;
 
+/// Room for the grammar's recursion: some 60 KiB for each level of brackets in a build without
+/// optimisation, times [`MAX_BRACKETS`], with a wide margin. Untouched pages cost nothing.
+const STACK: usize = 32 << 20;
+
 /// Parses a file. The tree holds the items without errors.
+///
+/// The work is done on a thread of its own, because the caller's stack may be small.
 pub fn parse(sources: &SourceMap, file: FileId) -> (File, Vec<Diagnostic>) {
     let text: &str = &sources.file(file).text;
+    std::thread::scope(|scope| {
+        let builder = std::thread::Builder::new().name("parse".into()).stack_size(STACK);
+        match builder.spawn_scoped(scope, || parse_text(text, file)) {
+            Ok(thread) => thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+            // The system gives no thread: try here.
+            Err(_) => parse_text(text, file),
+        }
+    })
+}
+
+fn parse_text(text: &str, file: FileId) -> (File, Vec<Diagnostic>) {
     let mut out = File {
         id: file,
         edition: None,
