@@ -1,6 +1,6 @@
 //! Loading rules at run time: the embedded standard library plus the user's files, as one Program.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use hypatia_dsl::compile::{Compilation, FileLoader, compile};
@@ -15,8 +15,17 @@ pub fn loader() -> FileLoader {
     FileLoader { embedded: hypatia_rules::FILES }
 }
 
-/// Compiles the whole embedded library together with these files; diagnostics are in the result.
+/// Compiles the whole embedded library together with these files; diagnostics are in the result. If one
+/// of the files is the library's own (its `core.hyp`), these files are compiled alone: they `use`
+/// each other from their own folder.
 pub fn compile_files(paths: &[PathBuf]) -> Result<Compilation> {
+    let mut users = Vec::new();
+    for path in paths {
+        users.push(SourceFile::read(path).map_err(|source| Error::Io { path: path.clone(), source })?);
+    }
+    if paths.iter().any(|p| is_library_folder(p.parent().unwrap_or(Path::new("")))) {
+        return Ok(compile(users, &loader()));
+    }
     let mut roots: Vec<SourceFile> = hypatia_rules::FILES
         .iter()
         .map(|(name, text)| SourceFile {
@@ -26,10 +35,13 @@ pub fn compile_files(paths: &[PathBuf]) -> Result<Compilation> {
             embedded: true,
         })
         .collect();
-    for path in paths {
-        roots.push(SourceFile::read(path).map_err(|source| Error::Io { path: path.clone(), source })?);
-    }
+    roots.extend(users);
     Ok(compile(roots, &loader()))
+}
+
+/// True for a folder that holds a `core.hyp` of its own: a copy of the library, embedded or edited.
+fn is_library_folder(folder: &Path) -> bool {
+    folder.join("core.hyp").is_file()
 }
 
 /// Checks these files and what they use, without the rest of the embedded library.

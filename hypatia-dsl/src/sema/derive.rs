@@ -8,8 +8,8 @@ use crate::ast::BinaryOp;
 use crate::builtin::BuiltinScalar;
 use crate::dtype::DType;
 use crate::ir::{
-    AExpr, AttrPat, AttrValue, Build, BuildArg, BuildNode, Claim, Class, Fact, Head, NodePat, OpBody, OpDef, OpId,
-    ParamKind, Pat, Rule, ScalarBody, ScalarId, Sort, Var, VarId,
+    AExpr, AttrPat, AttrValue, Build, BuildArg, BuildNode, Claim, Class, DimPat, Fact, Head, NodePat, OpBody, OpDef,
+    OpId, ParamKind, Pat, RestPat, Rule, ScalarBody, ScalarId, Sort, TypePat, Var, VarId,
 };
 use crate::scalar::{Term, TermId, TermNode};
 
@@ -101,6 +101,25 @@ fn scalar_rule(s: &Sema<'_>, id: ScalarId) -> Option<Rule> {
         pointwise: true,
         derived: true,
     })
+}
+
+/// The shape that a result type says, as a list; `None` if it leaves a part open.
+fn shape_expr(t: &TypePat) -> Option<AExpr> {
+    let dim = |d: &DimPat| match d {
+        DimPat::Any => None,
+        DimPat::Var(v) => Some(AExpr::Var(*v)),
+        DimPat::Expr(e) => Some(e.clone()),
+    };
+    let rest = match &t.rest {
+        None => Vec::new(),
+        Some(RestPat::Any) => return None,
+        Some(RestPat::Var(v)) => vec![AExpr::Spread(Box::new(AExpr::Var(*v)))],
+        Some(RestPat::Expr(e)) => vec![AExpr::Spread(Box::new(e.clone()))],
+    };
+    let mut items: Vec<AExpr> = t.prefix.iter().map(dim).collect::<Option<_>>()?;
+    items.extend(rest);
+    items.extend(t.suffix.iter().map(dim).collect::<Option<Vec<_>>>()?);
+    Some(AExpr::List(items))
 }
 
 fn uses(t: &Term) -> Vec<usize> {
@@ -336,8 +355,16 @@ impl<'s> FromBuild<'s> {
         }
     }
 
-    fn rule(self, id: OpId, lhs: Pat, n: usize) -> Rule {
+    fn rule(mut self, id: OpId, lhs: Pat, n: usize) -> Rule {
         let def = self.def;
+        // A constant inside may be of a shape that makes the whole larger than the op's result.
+        self.vars.push(Var { name: "_out".into(), sort: Sort::Tensor });
+        let out = VarId(self.vars.len() as u32 - 1);
+        if let Some(shape) = def.results.first().and_then(shape_expr) {
+            let have = AExpr::Fact(Fact::Shape, out);
+            self.requires.push(AExpr::Binary(BinaryOp::Eq, Box::new(have), Box::new(shape)));
+        }
+        let lhs = Pat::Bind(out, Box::new(lhs));
         let args = def
             .operands()
             .map(|(i, _)| {
