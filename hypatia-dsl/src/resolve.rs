@@ -112,11 +112,13 @@ pub fn resolve(
         wrecked: HashSet::new(),
         diags,
     };
+    let first = roots.first().and_then(|r| r.path.clone());
     for root in roots {
         files.add(root);
     }
-    // Operators mean builtin scalars, so the file that declares these is always part of a Program.
-    if let Ok(Some(core)) = loader.load("core", None) {
+    // Operators mean builtin scalars, so the file that declares these is always part of a Program: the
+    // one that the first file would `use`, so that a copy of the library stands alone.
+    if let Ok(Some(core)) = loader.load("core", first.as_deref()) {
         files.add(core);
     }
     let edges = files.load_all();
