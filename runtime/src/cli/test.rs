@@ -24,8 +24,11 @@ const BAD: Style = AnsiColor::Red.on_default().bold();
 #[derive(Args)]
 pub struct Test {
     /// Files, folders, or `-` for stdin.
-    #[arg(required = true, value_name = "FILE")]
+    #[arg(required_unless_present = "library", value_name = "FILE")]
     files: Vec<PathBuf>,
+    /// Run the tests of what the files use too; without files, those of the library that comes with Hypatia.
+    #[arg(long)]
+    library: bool,
     /// Run only the tests whose name holds this text.
     #[arg(long, value_name = "TEXT")]
     filter: Option<String>,
@@ -42,12 +45,17 @@ impl Test {
         if let Some((name, reason)) = files.unreadable.first() {
             return Err(Error::Input(format!("cannot read {name}: {reason}")));
         }
-        let mut compilation = library::check(std::mem::take(&mut files.read));
-        let Some(program) = compilation.program.take().map(Arc::new) else {
-            return Err(library::rejected(&compilation));
+        let program = if self.files.is_empty() {
+            library::load(&[])?
+        } else {
+            let mut compilation = library::check(std::mem::take(&mut files.read));
+            match compilation.program.take() {
+                Some(program) => Arc::new(program),
+                None => return Err(library::rejected(&compilation)),
+            }
         };
         let wanted = |name: &str| self.filter.as_ref().is_none_or(|f| name.contains(f.as_str()));
-        let own: Vec<_> = program.tests.iter().filter(|t| names.contains(&t.origin.file)).collect();
+        let own: Vec<_> = program.tests.iter().filter(|t| self.library || names.contains(&t.origin.file)).collect();
         let tests: Vec<_> = own.iter().filter(|t| wanted(&t.name)).collect();
         let (mut passed, mut results, mut failures) = (0, Vec::new(), Vec::new());
         for test in &tests {

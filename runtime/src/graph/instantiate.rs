@@ -129,8 +129,11 @@ impl<'g> Instantiator<'g> {
         self.share(key, |this| Ok(vec![this.graph.constant(tensor.clone())])).map(|v| v[0])
     }
 
-    /// A constant of rank 0; the same bits are one node.
+    /// A constant of rank 0; the same bits are one node. An integer type must hold the number as it is.
     pub fn number(&mut self, dtype: DType, value: f64) -> Result<Value> {
+        if dtype.is_int() && dtype.round(value) != value {
+            return Err(Error::Type(format!("the number {value} stands beside {dtype}, which does not hold it")));
+        }
         let key = Key::Number(dtype, value.to_bits());
         self.share(key, |this| {
             let made = this.graph.number(dtype, value)?;

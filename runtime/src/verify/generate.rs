@@ -302,6 +302,9 @@ impl Generator<'_, '_> {
 
     fn literal(&mut self, value: f64, near: Option<f64>, want: &Want) -> Try<Value> {
         let dtype = want.dtype.unwrap_or(self.main);
+        if dtype.is_int() && dtype.round(value) != value {
+            return reject("a literal is no integer");
+        }
         // Within its tolerance a constant may have gone through a shorter type.
         let through = [None, Some(DType::F32), Some(DType::F16), Some(DType::BF16)][match near {
             Some(_) => self.source.pick(4),
