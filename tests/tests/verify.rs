@@ -53,8 +53,8 @@ fn wrong_rules_are_caught() {
             escaped.push(format!("{name}: not caught"));
             continue;
         };
-        // There is no test for a derivative.
-        if caught.kind == "gradient" {
+        // A derivative, and a right side that has no value, are not told by comparing values.
+        if caught.kind == "gradient" || caught.kind == "type" {
             continue;
         }
         let pasted = compile(&name, &format!("{text}\n{}", caught.test));

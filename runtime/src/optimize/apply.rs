@@ -227,6 +227,10 @@ impl Builder<'_> {
 
     /// A splat constant.
     fn splat(&mut self, ty: TensorType, value: f64) -> Built {
+        // An integer type must hold the number as it is: 0.5 beside integers is an error, not 0.
+        if ty.dtype.is_int() && ty.dtype.round(value) != value {
+            return Err(ill_typed(format!("the number {value} stands beside {}, which does not hold it", ty.dtype)));
+        }
         let bits = ty.dtype.round(value).to_bits();
         let ty = self.egraph.analysis.type_id(ty);
         self.add(Node::leaf(Payload::Splat(ty, bits)))

@@ -198,9 +198,8 @@ impl Writer<'_> {
     }
 }
 
-/// The left side alone, with what is wrong as a comment: the right side has no value to compare with,
-/// so the optimiser cannot apply the rule here, and the test that it fires fails.
-pub fn left_block(title: &str, rule: &str, instance: &Instance, seen: &super::check::Observation) -> String {
+/// The left side alone, with what is wrong as a comment: the right side has no value to compare with.
+pub fn left_block(title: &str, instance: &Instance, seen: &super::check::Observation) -> String {
     let mut w = Writer { graph: &instance.graph, names: HashMap::new(), extra: Vec::new(), numbers: &instance.numbers };
     for (name, node) in &instance.constants {
         w.names.insert(*node, name.clone());
@@ -219,6 +218,6 @@ pub fn left_block(title: &str, rule: &str, instance: &Instance, seen: &super::ch
         let _ = writeln!(out, "  {line}");
     }
     let why = seen.broken.as_deref().unwrap_or_default().replace(['\n', '\r'], " ");
-    let _ = writeln!(out, "  given {};\n  // {why}\n  expect fires {rule};\n}}", given.join(", "));
+    let _ = writeln!(out, "  given {};\n  // {why}\n}}", given.join(", "));
     out
 }

@@ -9,9 +9,9 @@
 //! larger, both sides are taken apart ([`explode`]) and run again with noise of the size of a
 //! rounding behind every operation: what the noise scatters, rounding explains.
 
-use hypatia_dsl::builtin::BuiltinScalar;
+use hypatia_dsl::builtin::{BuiltinOp, BuiltinScalar};
 use hypatia_dsl::dtype::DType;
-use hypatia_dsl::ir::{Class, Rule, ScalarBody};
+use hypatia_dsl::ir::{AttrValue, Build, Class, Rule, ScalarBody};
 
 use super::explode::{explode, widened};
 use super::generate::{Instance, Reject, Try, reject};
@@ -121,6 +121,15 @@ pub fn sides(rule: &Rule, instance: &Instance) -> Result<Sides, String> {
         let mut into = Instantiator::new(&mut graph);
         let value = into.build(build, &env).map_err(|e| format!("the right side has no value here: {e}"))?;
         numbers.extend(std::mem::take(&mut into.numbers));
+        // A number alone fills the type of what it replaces.
+        let value = match build {
+            Build::Number(_) => {
+                let shape = graph.ty(*left).shape.iter().cloned().map(AttrValue::Dim).collect();
+                let filled = graph.builtin(BuiltinOp::Expand, &[value], vec![AttrValue::List(shape)]);
+                filled.map_err(|e| e.to_string())?[0]
+            }
+            _ => value,
+        };
         let (l, r) = (graph.ty(*left), graph.ty(value));
         if l != r {
             return Err(format!("the left side is {l}, the right side is {r}"));

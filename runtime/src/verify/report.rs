@@ -115,11 +115,11 @@ impl Report {
                 Status::False(c) => {
                     let _ = writeln!(out, "\n{} {} is false: {}\n  --> {place}", e.subject.name(), e.name, c.message);
                     if !c.test.is_empty() {
-                        let _ = writeln!(
-                            out,
-                            "counterexample (paste it into the file; it fails under `hypatia test`):\n\n{}",
-                            c.test
-                        );
+                        let heading = match c.kind {
+                            "type" => "a place where it applies",
+                            _ => "counterexample (paste it into the file; it fails under `hypatia test`)",
+                        };
+                        let _ = writeln!(out, "{heading}:\n\n{}", c.test);
                     }
                 }
             }

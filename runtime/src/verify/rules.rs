@@ -227,7 +227,7 @@ impl Run<'_> {
             Ok(s) => test_block(&format!("{} is false", self.rule.name), &instance, &s, failure, difference.as_ref()),
             Err(_) => {
                 let title = format!("{} applies here, but its right side does not fit", self.rule.name);
-                left_block(&title, &self.rule.base_name, &instance, &seen)
+                left_block(&title, &instance, &seen)
             }
         };
         Counterexample { message, kind, test }

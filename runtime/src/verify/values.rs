@@ -57,6 +57,8 @@ pub struct Demand {
 
 const NICE: [f64; 10] = [1.0, 2.0, 0.0, -1.0, 3.0, -2.0, 4.0, -3.0, 5.0, -0.0];
 const CONTINUOUS: u32 = 4096;
+/// How many of the continuous codes stand for larger numbers.
+const LARGE: u32 = 224;
 
 /// Extreme elements of a float type.
 fn extremes(dtype: DType) -> [f64; 14] {
@@ -131,8 +133,14 @@ fn float(source: &mut Source, flavour: Flavour, dtype: DType) -> f64 {
     if code < nice {
         NICE[code as usize]
     } else if code < nice + CONTINUOUS {
-        // Spread over (-3, 3), never a short binary fraction.
+        // Spread over (-3, 3), never a short binary fraction; the last codes are larger, up to 1e12 where the
+        // type holds it, so that branches for large arguments are taken.
         let k = (code - nice) as u64;
+        if let Some(large) = k.checked_sub((CONTINUOUS - LARGE) as u64) {
+            let v = [7.5, 19.25, 130.5, 3.3e3, 2.5e5, 1.7e9, 6.1e12][large as usize % 7];
+            let v = if dtype.round(v).is_finite() { v } else { 19.25 };
+            return if large % 2 == 0 { v } else { -v };
+        }
         let mixed = (k.wrapping_mul(2_654_435_761) % 1_000_003) as f64;
         mixed / 1_000_003.0 * 6.0 - 3.0
     } else {
