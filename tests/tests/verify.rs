@@ -136,14 +136,19 @@ fn mutants_of_the_library_are_noticed() {
             let noticed = first_failure(&program, &mutant.rule, &options).is_some();
             match (noticed, equivalent.contains_key(&id)) {
                 (true, false) => killed += 1,
-                (true, true) => panic!("{id} is noticed: take it off the list"),
+                (true, true) => survivors.push(format!("{id}: on the list, but it is noticed")),
                 (false, true) => drop(listed.insert(id)),
                 (false, false) => survivors.push(id),
             }
         }
     }
     println!("{killed} mutants noticed, {} equivalent", listed.len());
-    assert!(survivors.is_empty(), "{} mutants survive:\n{}", survivors.len(), survivors.join("\n"));
+    assert!(
+        survivors.is_empty(),
+        "{} mutants survive, or should not stand in the list:\n{}",
+        survivors.len(),
+        survivors.join("\n")
+    );
     let stale: Vec<&String> = equivalent.keys().filter(|id| !listed.contains(*id)).collect();
     assert!(stale.is_empty(), "no such mutants: {stale:?}");
     assert!(killed >= 20, "only {killed} mutants");

@@ -182,6 +182,8 @@ pub fn observe(rule: &Rule, instance: &Instance) -> Try<Observation> {
         if instance.flavour != Flavour::Extreme {
             job.meaning(root, left[root].dtype, &exact_left[root], &exact_right[root])
                 .map_err(|e| Reject(e.to_string()))?;
+        }
+        if !matches!(instance.flavour, Flavour::Extreme | Flavour::Large) {
             job.rounding(root, &exact_left[root], &left[root], &right[root]).map_err(|e| Reject(e.to_string()))?;
         }
         job.bits(root, &left[root], &right[root]);
@@ -281,7 +283,9 @@ impl Job<'_> {
                     }
                 }
                 self.seen.value = Some(found);
-            } else if self.seen.structure.is_none()
+            } else if self.flavour != Flavour::Large
+                // Large values overflow and vanish, which is no matter of meaning.
+                && self.seen.structure.is_none()
                 && !(l.is_nan() && r.is_nan())
                 && !(l.is_infinite() && r.is_infinite())
             {
@@ -346,7 +350,7 @@ impl Job<'_> {
             let finite = l.is_finite() && r.is_finite() && !special_input;
             if finite && l != r {
                 self.seen.finite_bits.get_or_insert_with(|| found.clone());
-                if self.flavour != Flavour::Extreme {
+                if !matches!(self.flavour, Flavour::Extreme | Flavour::Large) {
                     let units = (l - r).abs() / ulp(left.dtype, l.abs().max(r.abs()));
                     if units > self.seen.ulp {
                         self.seen.ulp = units;

@@ -96,7 +96,7 @@ pub fn instance(
     wanted_branch: &dyn Fn(usize, usize) -> Option<usize>,
 ) -> Try<Instance> {
     let main = DTYPES[source.weighted(&DTYPE_WEIGHTS)];
-    let flavour = Flavour::ALL[source.weighted(&[20, 35, 20, 25])];
+    let flavour = Flavour::ALL[source.weighted(&[18, 30, 12, 18, 22])];
     let pool = (0..1 + source.weighted(&[30, 45, 25])).map(|_| SIZES[source.weighted(&SIZE_WEIGHTS)]).collect();
     let mut g = Generator {
         program: program.clone(),

@@ -113,7 +113,7 @@ fn check(made: &Instance, has_kernel: bool) -> Option<(&'static str, String)> {
     if let Err(e) = graph.unfold() {
         return Some(("body", e.to_string()));
     }
-    if !has_kernel || made.flavour == Flavour::Extreme {
+    if !has_kernel || matches!(made.flavour, Flavour::Extreme | Flavour::Large) {
         return None;
     }
     match kernel(&graph, &made.inputs) {

@@ -17,6 +17,9 @@ pub enum Flavour {
     Nice,
     /// Moderate numbers, zeros among them.
     Ordinary,
+    /// Moderate numbers and some large ones: meaning is compared, precision is not (cancellation would
+    /// drown it).
+    Large,
     /// Moderate numbers and some NaN.
     Nan,
     /// Infinities, denormals, the largest and the smallest numbers too.
@@ -25,13 +28,14 @@ pub enum Flavour {
 
 impl Flavour {
     /// From the simplest on.
-    pub const ALL: [Flavour; 4] = [Flavour::Nice, Flavour::Ordinary, Flavour::Nan, Flavour::Extreme];
+    pub const ALL: [Flavour; 5] = [Flavour::Nice, Flavour::Ordinary, Flavour::Large, Flavour::Nan, Flavour::Extreme];
 
     /// The word in reports.
     pub fn name(self) -> &'static str {
         match self {
             Flavour::Nice => "small integers",
             Flavour::Ordinary => "ordinary values",
+            Flavour::Large => "large values",
             Flavour::Nan => "values with NaN",
             Flavour::Extreme => "extreme values",
         }
@@ -57,8 +61,9 @@ pub struct Demand {
 
 const NICE: [f64; 10] = [1.0, 2.0, 0.0, -1.0, 3.0, -2.0, 4.0, -3.0, 5.0, -0.0];
 const CONTINUOUS: u32 = 4096;
-/// How many of the continuous codes stand for larger numbers.
-const LARGE: u32 = 224;
+/// Larger numbers, so that branches for large arguments are taken.
+const LARGE: [f64; 14] =
+    [7.5, -7.5, 19.25, -19.25, 130.5, -130.5, 3.3e3, -3.3e3, 2.5e5, -2.5e5, 1.7e9, -1.7e9, 6.1e12, -6.1e12];
 
 /// Extreme elements of a float type.
 fn extremes(dtype: DType) -> [f64; 14] {
@@ -117,6 +122,7 @@ fn float(source: &mut Source, flavour: Flavour, dtype: DType) -> f64 {
         let (p_nice, p_special) = match flavour {
             Flavour::Nice => (1.0, 0.0),
             Flavour::Ordinary => (0.2, 0.0),
+            Flavour::Large => (0.15, 0.3),
             Flavour::Nan => (0.2, 0.12),
             Flavour::Extreme => (0.15, 0.35),
         };
@@ -133,14 +139,8 @@ fn float(source: &mut Source, flavour: Flavour, dtype: DType) -> f64 {
     if code < nice {
         NICE[code as usize]
     } else if code < nice + CONTINUOUS {
-        // Spread over (-3, 3), never a short binary fraction; the last codes are larger, up to 1e12 where the
-        // type holds it, so that branches for large arguments are taken.
+        // Spread over (-3, 3), never a short binary fraction.
         let k = (code - nice) as u64;
-        if let Some(large) = k.checked_sub((CONTINUOUS - LARGE) as u64) {
-            let v = [7.5, 19.25, 130.5, 3.3e3, 2.5e5, 1.7e9, 6.1e12][large as usize % 7];
-            let v = if dtype.round(v).is_finite() { v } else { 19.25 };
-            return if large % 2 == 0 { v } else { -v };
-        }
         let mixed = (k.wrapping_mul(2_654_435_761) % 1_000_003) as f64;
         mixed / 1_000_003.0 * 6.0 - 3.0
     } else {
@@ -148,6 +148,10 @@ fn float(source: &mut Source, flavour: Flavour, dtype: DType) -> f64 {
         match flavour {
             Flavour::Extreme => extremes(dtype)[(code - nice - CONTINUOUS) as usize % 14],
             Flavour::Nan => f64::NAN,
+            Flavour::Large => {
+                let v = LARGE[(code - nice - CONTINUOUS) as usize % 14];
+                if dtype.round(v).is_finite() { v } else { 19.25 }
+            }
             _ => 1.0,
         }
     }
