@@ -68,7 +68,7 @@ pub(super) fn print(doc: &Doc) -> String {
         match doc {
             Doc::Text(text) => out.text(text),
             Doc::Line if !broken => out.text(" "),
-            Doc::Fill(next) if !broken || next + 1 <= out.room() => out.text(" "),
+            Doc::Fill(next) if !broken || *next < out.room() => out.text(" "),
             Doc::Soft if !broken => {}
             Doc::Line | Doc::Soft | Doc::Hard | Doc::Fill(_) => out.newline(indent),
             Doc::Blank => out.blank(indent),

@@ -304,7 +304,7 @@ impl Layout<'_> {
         let elements: Vec<&[Node]> = inner.split_inclusive(|n| self.is_comma(n)).collect();
         // Lists of names and numbers are filled like a paragraph, the rest has a line each.
         let short = |e: &&[Node]| e.len() <= 2 && e.iter().all(|n| matches!(n, Node::Token(_)));
-        let fill = self.text(open) != "(" && elements.len() > 4 && elements.iter().all(|e| short(e));
+        let fill = self.text(open) != "(" && elements.len() > 4 && elements.iter().all(short);
         for (k, element) in elements.iter().enumerate() {
             if k > 0 {
                 parts.push(if fill { Doc::Fill(self.width(element)) } else { Doc::Line });

@@ -100,7 +100,7 @@ fn shaken(text: &str, random: &mut Random) -> String {
         out.push_str(&gap.replace(|c: char| !c.is_whitespace(), ""));
         if !gap.is_empty() && !comment_before {
             match random.below(12) {
-                0 => out.push_str("\n"),
+                0 => out.push('\n'),
                 1 => out.push_str("\n\n  \n"),
                 2 => out.push_str("  // trailing\n"),
                 3 => out.push_str("\n // own line\n"),

@@ -205,7 +205,7 @@ impl Builder<'_> {
         let mut rule = ast::Rule { path, binders, lhs, both_ways, rhs, lets, requires, prefer, classes };
         for p in kids {
             let which = p.as_rule();
-            let mut inner = Kids::of(p);
+            let inner = Kids::of(p);
             match which {
                 Rule::let_clause => {
                     for binding in inner {
@@ -216,7 +216,9 @@ impl Builder<'_> {
                 Rule::requires => rule.requires.extend(self.exprs(inner)?),
                 Rule::prefer => rule.prefer.extend(self.exprs(inner)?),
                 Rule::class_clause => {
-                    inner.try_for_each(|c| Ok(rule.classes.push(self.class(c)?)))?;
+                    for c in inner {
+                        rule.classes.push(self.class(c)?);
+                    }
                 }
                 other => return Err(Bug(other)),
             }

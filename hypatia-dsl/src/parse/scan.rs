@@ -89,8 +89,8 @@ pub(crate) fn tokens(text: &str) -> Vec<Token> {
 fn token(rest: &str, c: char) -> (Kind, usize) {
     let line = || rest.find('\n').map_or(rest, |n| &rest[..n]).trim_end().len();
     let while_ = |f: fn(char) -> bool| rest.find(|c| !f(c)).unwrap_or(rest.len());
-    if rest.starts_with("//") {
-        let kind = match rest[2..].chars().next() {
+    if let Some(comment) = rest.strip_prefix("//") {
+        let kind = match comment.chars().next() {
             Some('!') => Kind::ModuleDoc,
             Some('/') if !rest.starts_with("////") => Kind::Doc,
             _ => Kind::Comment,

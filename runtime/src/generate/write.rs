@@ -230,6 +230,9 @@ fn stem(instance: &Instance) -> String {
 /// The index of the source, the architecture, the machine code.
 type Compiled = (usize, String, Vec<u8>);
 
+/// What NVRTC made of one source for one architecture.
+type Outcome = Result<Vec<u8>, NvrtcError>;
+
 /// Every source for every architecture, on all cores, in order.
 fn compile(
     nvrtc: &Nvrtc,
@@ -239,7 +242,7 @@ fn compile(
 ) -> Result<Vec<Compiled>> {
     let jobs: Vec<(usize, &str)> =
         (0..sources.len()).flat_map(|i| archs.iter().map(move |a| (i, a.as_str()))).collect();
-    let results: Vec<Mutex<Option<Result<Vec<u8>, NvrtcError>>>> = jobs.iter().map(|_| Mutex::new(None)).collect();
+    let results: Vec<Mutex<Option<Outcome>>> = jobs.iter().map(|_| Mutex::new(None)).collect();
     let (next, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let work = || {
         loop {

@@ -92,7 +92,7 @@ impl Observation {
             Class::Exact => self.bits.as_ref().map(|d| meaning.or(structure).unwrap_or((Failure::Bits, Some(d)))),
             Class::Finite => self.finite_bits.as_ref().map(|d| meaning.unwrap_or((Failure::FiniteBits, Some(d)))),
             Class::Rounds => meaning.or(structure).or(self.rounding.as_ref().map(|d| (Failure::Rounding, Some(d)))),
-            Class::Approx(u) => structure.or_else(|| (self.ulp > u).then(|| (Failure::Ulp, self.ulp_at.as_ref()))),
+            Class::Approx(u) => structure.or_else(|| (self.ulp > u).then_some((Failure::Ulp, self.ulp_at.as_ref()))),
         }
     }
 }

@@ -315,7 +315,7 @@ impl Generator<'_, '_> {
         let actual = if (rounded - value).abs() <= tolerance * value.abs() { rounded } else { value };
         let shape = match &want.shape {
             // A literal stands for constants that do not make the result larger.
-            ShapeWant::With(s) | ShapeWant::Into(s) => self.into_shape(s),
+            ShapeWant::With(s) | ShapeWant::Into(s) => self.shape_that_broadcasts_into(s),
             ShapeWant::Is(s) => s.clone(),
             ShapeWant::Free | ShapeWant::Rank(_) => Vec::new(),
         };
@@ -335,7 +335,7 @@ impl Generator<'_, '_> {
     }
 
     /// A shape that broadcasts to this one: mostly rank 0.
-    fn into_shape(&mut self, shape: &[i64]) -> Vec<i64> {
+    fn shape_that_broadcasts_into(&mut self, shape: &[i64]) -> Vec<i64> {
         match self.source.weighted(&[70, 10, 10, 10]) {
             0 => Vec::new(),
             1 => vec![1; shape.len().min(1)],

@@ -54,7 +54,7 @@ pub(super) fn verify_scalar(program: &Arc<Program>, index: usize, options: &Opti
             let written = def.grads.get(i).and_then(at);
             let other = derived.as_ref().and_then(|d| d.get(i)).and_then(at);
             let wrong = |g: Option<f64>, exact: f64, tolerance: f64| {
-                g.is_none_or(|g| !((g - exact).abs() <= tolerance * (1.0 + exact.abs())))
+                !g.is_some_and(|g| (g - exact).abs() <= tolerance * (1.0 + exact.abs()))
             };
             let against_derived = other.is_some_and(|d| wrong(written, d, 1e-9) && d.is_finite());
             if wrong(written, slope, 1e-4) || (against_derived && wrong(written, slope, 1e-6)) {
