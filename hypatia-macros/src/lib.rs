@@ -20,7 +20,7 @@ use syn::{Ident, LitStr, Token, Visibility};
 ///
 /// ```ignore
 /// hypatia_rules!("rules/fusions.hyp");                  // private module `fusions`
-/// hypatia_rules!(pub mod mine = "rules/fusions.hyp");   // a path, relative to Cargo.toml
+/// hypatia_rules!(pub mod mine = "rules/fusions.hyp");   // relative to Cargo.toml, or to this file
 /// hypatia_rules!(mod mine = r#"
 ///     edition 1;
 ///     use core::*;
@@ -64,7 +64,8 @@ impl Parse for Input {
 
 fn expand(input: &Input) -> Result<proc_macro2::TokenStream, String> {
     let text = input.source.value();
-    let file = if text.ends_with(".hyp") && !text.contains('\n') { read(&text)? } else { inline(text) };
+    let file =
+        if text.ends_with(".hyp") && !text.contains('\n') { read(&text, input.source.span())? } else { inline(text) };
     let stem = file.path.as_deref().and_then(Path::file_stem).map(|s| s.to_string_lossy().into_owned());
     let module = input.module.as_ref().map(Ident::to_string).or(stem).unwrap_or_else(|| "rules".into());
     let doc = format!(" The rules of `{}`.", file.name);
@@ -98,10 +99,20 @@ fn inline(text: String) -> SourceFile {
     SourceFile { name: "<inline>".into(), path: None, text: text.into(), embedded: false }
 }
 
-/// Paths are relative to the folder of the user's Cargo.toml.
-fn read(name: &str) -> Result<SourceFile, String> {
-    let base = std::env::var_os("CARGO_MANIFEST_DIR").map(PathBuf::from).unwrap_or_default();
-    let path = base.join(name);
-    let text = std::fs::read_to_string(&path).map_err(|e| format!("{}: {e}", path.display()))?;
-    Ok(SourceFile { name: name.into(), path: Some(path), text: text.into(), embedded: false })
+/// A path is relative to the folder of the user's Cargo.toml, else to the file that calls the macro.
+fn read(name: &str, call: proc_macro2::Span) -> Result<SourceFile, String> {
+    let manifest = std::env::var_os("CARGO_MANIFEST_DIR").map(PathBuf::from);
+    let beside = call.local_file().and_then(|f| f.parent().map(Path::to_path_buf));
+    for path in [manifest, beside].into_iter().flatten().map(|folder| folder.join(name)) {
+        match std::fs::read_to_string(&path) {
+            // The compiler takes a relative path in `include_bytes!` for one beside the calling file.
+            Ok(text) => {
+                let path = path.canonicalize().unwrap_or(path);
+                return Ok(SourceFile { name: name.into(), path: Some(path), text: text.into(), embedded: false });
+            }
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
+            Err(e) => return Err(format!("{name}: {e}")),
+        }
+    }
+    Err(format!("{name}: there is no such file, neither relative to Cargo.toml nor beside this file"))
 }

@@ -1,0 +1,9 @@
+//! `hypatia_rules!` from outside: what compiles runs, what does not points into the user's text.
+#![allow(missing_docs)]
+
+#[test]
+fn macro_compiles_or_explains() {
+    let t = trybuild::TestCases::new();
+    t.pass("ui/pass/*.rs");
+    t.compile_fail("ui/fail/*.rs");
+}

@@ -1,0 +1,3 @@
+hypatia::hypatia_rules!(rules, "a.hyp");
+
+fn main() {}
