@@ -1,6 +1,6 @@
 //! The CPU: the reference evaluator that defines meaning, and the executor that runs plans.
 //!
-//! [`reference`] is slow and obvious, and reads graphs; everything else here is the [`Executor`], which
+//! [`mod@reference`] is slow and obvious, and reads graphs; everything else here is the [`Executor`], which
 //! reads plans: [`exec`] walks the steps, [`gemm`], [`pointwise`], [`rowwise`], [`reduce`] and [`moves`]
 //! compute them, [`interp`] runs scalar terms on blocks with the functions of [`math`], [`memory`] cuts
 //! the arena. [`flat`] is how both see a scalar term.
