@@ -86,7 +86,8 @@ fn names_of_the_library_stand_in_hyp_files_only() {
     let mut found = Vec::new();
     for file in files.iter().filter(|f| !f.starts_with(root().join(IMPORT_TABLES))) {
         // Modules that hold nothing but tests.
-        if file.components().any(|c| c.as_os_str() == "tests") || file.file_stem().is_some_and(|s| s == "tests") {
+        let stem = file.file_stem().and_then(|s| s.to_str()).unwrap_or_default();
+        if file.components().any(|c| c.as_os_str() == "tests") || ["tests", "testing"].contains(&stem) {
             continue;
         }
         let mut strings = Vec::new();
