@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use hypatia::error::{Error, Result};
+use hypatia::graph::import::{Supported, supported};
 use hypatia::library;
 use hypatia::optimize::explain::why_not;
 use hypatia::optimize::{Report, optimize};
@@ -19,11 +20,11 @@ use super::{Exit, Global};
 /// Explain an error code, a model's fusions, or why a rule did not fire.
 ///
 /// `hypatia explain H0304` tells a code at length, `hypatia explain codes` lists them all, `hypatia explain builtins`
-/// lists the ops and scalars that are built in. With a model it tells which rules fired where, what the
+/// lists the ops and scalars that are built in, `hypatia explain onnx` the ONNX ops that are imported. With a model it tells which rules fired where, what the
 /// graph was before and after, and what both cost; with --why-not it tells how near a rule came to firing.
 #[derive(Args)]
 pub struct Explain {
-    /// A code such as H0304, `codes`, `builtins`, or a model.
+    /// A code such as H0304, `codes`, `builtins`, `onnx`, or a model.
     #[arg(value_name = "CODE|MODEL.onnx")]
     what: PathBuf,
     #[command(flatten)]
@@ -47,6 +48,10 @@ impl Explain {
         }
         if self.what.as_os_str() == "builtins" {
             write_stdout(&builtins()?);
+            return Ok(Exit::Ok);
+        }
+        if self.what.as_os_str() == "onnx" {
+            write_stdout(&onnx_ops());
             return Ok(Exit::Ok);
         }
         let graph = self.options.load(&self.what)?;
@@ -95,6 +100,15 @@ fn builtins() -> Result<String> {
         out.push_str(&format!("{}\n    {}\n", op_signature(op), first_line(&op.doc)));
     }
     Ok(out)
+}
+
+/// The ONNX ops that are imported, with the opsets whose definitions are known.
+fn onnx_ops() -> String {
+    let line = |s: Supported| {
+        let since: Vec<String> = s.since.iter().map(i64::to_string).collect();
+        format!("{:<24} since opset {}\n", s.op, since.join(", "))
+    };
+    supported().into_iter().map(line).collect()
 }
 
 fn first_line(doc: &str) -> &str {
