@@ -18,7 +18,7 @@ use syn::{Ident, LitStr, Token, Visibility};
 
 /// Compiles rules into a module.
 ///
-/// ```ignore
+/// ```text
 /// hypatia_rules!("rules/fusions.hyp");                  // private module `fusions`
 /// hypatia_rules!(pub mod mine = "rules/fusions.hyp");   // relative to Cargo.toml, or to this file
 /// hypatia_rules!(mod mine = r#"
