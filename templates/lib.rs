@@ -1,6 +1,6 @@
 //! The kernel templates of Hypatia, embedded: every `.cu.j2` file of this folder.
 //!
-//! `pointwise`, `epilogue` and `rowwise` are whole files; the others are parts that they include.
+//! `pointwise`, `epilogue`, `rowwise`, `moves` and `argmax` are whole files; the others are parts that they include.
 //! Syntax: minijinja with `${ }` for values, `//%` for statements and `//#` for comments on a line of
 //! their own, so that the braces of CUDA C++ need no escapes.
 
@@ -12,4 +12,6 @@ pub const TEMPLATES: &[(&str, &str)] = &[
     ("pointwise.cu.j2", include_str!("pointwise.cu.j2")),
     ("epilogue.cu.j2", include_str!("epilogue.cu.j2")),
     ("rowwise.cu.j2", include_str!("rowwise.cu.j2")),
+    ("moves.cu.j2", include_str!("moves.cu.j2")),
+    ("argmax.cu.j2", include_str!("argmax.cu.j2")),
 ];

@@ -283,7 +283,7 @@ pub struct Kernel {
     pub name: Name,
     /// What it implements: a pattern.
     pub pattern: Expr,
-    /// `cublaslt GELU_BIAS;`, `template "file";`, `pointwise;`, `rowwise;`.
+    /// `cublaslt GELU_BIAS;`, `template "file";`, `pointwise;`, `rowwise;`, `composed;`.
     pub backend: Option<Backend>,
     /// `requires ...;`
     pub requires: Vec<Expr>,
@@ -306,6 +306,8 @@ pub enum Backend {
     Pointwise(Span),
     /// `rowwise;`
     Rowwise(Span),
+    /// `composed;`
+    Composed(Span),
 }
 
 /// `family NAME = {a, b};`

@@ -35,6 +35,12 @@ builtins! {
         /// `gemm(a: T[..s, m, k], b: T[..t, k, n], e: scalar, out: dtype = dtype of a)`: a matmul
         /// whose elements `acc` pass through the term `e`, rounded once to `out` at the store.
         Gemm = "gemm",
+        /// `conv(x: T[n, c, ..d], w: T[o, i, ..k], strides: ints, before: ints, after: ints, dilations:
+        /// ints, groups: int = 1)`: convolution, one entry of the lists for each axis behind the channels.
+        Conv = "conv",
+        /// `conv_gemm(x, w, e: scalar, strides: ints, before: ints, after: ints, dilations: ints,
+        /// groups: int = 1, to: dtype)`: a conv whose elements `acc` pass through the term `e`.
+        ConvGemm = "conv_gemm",
         /// `cast(x, to: dtype)`
         Cast = "cast",
         /// `reshape(x, shape: dims)`
@@ -46,6 +52,9 @@ builtins! {
         /// `slice(x, axis: axis, start: dim, stop: dim, step: int = 1)`; `start` and `stop` are
         /// normalised to 0..=size (for a negative step from size-1 down to -1).
         Slice = "slice",
+        /// `windows(x, sizes: ints, strides: ints, dilations: ints)`: windows onto the last axes, one
+        /// entry of the lists for each; new axes of these sizes stand behind all others.
+        Windows = "windows",
         /// `concat(*xs, axis: axis)`
         Concat = "concat",
         /// `split(x, axis: axis, sizes: dims) -> *`
@@ -58,6 +67,9 @@ builtins! {
         GatherElements = "gather_elements",
         /// `gather_nd(x, indices: I[..], batch: int = 0)`
         GatherNd = "gather_nd",
+        /// `scatter(x, indices: I[m], updates, how: string = "set")`: rows of `x` overwritten by those of
+        /// `updates`, or joined with them by `add`, `mul`, `min` or `max`; in order, negative from the end.
+        Scatter = "scatter",
         /// `sum(x, axes: axes, keepdims: bool)`
         Sum = "sum",
         /// `mean(x, axes: axes, keepdims: bool)`
@@ -70,6 +82,9 @@ builtins! {
         Prod = "prod",
         /// `argmax(x, axis: axis, keepdims: bool, last: bool = false) -> i64`; NaN is largest.
         Argmax = "argmax",
+        /// `argsort(x, axis: axis, descending: bool = false) -> i64`: equal elements keep their order, NaN is
+        /// largest.
+        Argsort = "argsort",
         /// `iota(shape: dims, axis: int, to: dtype)`: the index along `axis`.
         Iota = "iota",
         /// `full(shape: dims, value: float, to: dtype)`
@@ -188,11 +203,41 @@ impl BuiltinScalar {
         matches!(self, Add | Mul | Max | Min | Eq | And | Or | Xor)
     }
 
+    /// True if several operands may be grouped in any way: the result is the same real number. It has the same bits too,
+    /// except for sums and products of floats.
+    pub fn associates(self) -> bool {
+        use BuiltinScalar::*;
+        matches!(self, Add | Mul | Max | Min | And | Or | Xor)
+    }
+
     /// True if the function has no meaning on integers.
     pub fn float_only(self) -> bool {
         use BuiltinScalar::*;
         matches!(self, Exp | Log | Log1p | Expm1 | Sqrt | Rsqrt | Erf | Tanh | Sin | Cos | Atan)
     }
+}
+
+/// How `scatter` joins an element with one that is there.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Joining {
+    /// It takes its place.
+    Set,
+    /// By this function.
+    By(BuiltinScalar),
+}
+
+/// The ways of joining, by name.
+pub const JOININGS: &[(&str, Joining)] = &[
+    ("set", Joining::Set),
+    ("add", Joining::By(BuiltinScalar::Add)),
+    ("mul", Joining::By(BuiltinScalar::Mul)),
+    ("min", Joining::By(BuiltinScalar::Min)),
+    ("max", Joining::By(BuiltinScalar::Max)),
+];
+
+/// The way of joining of that name.
+pub fn joining(name: &str) -> Option<Joining> {
+    JOININGS.iter().find(|(n, _)| *n == name).map(|(_, j)| *j)
 }
 
 /// The result of `select` and the arithmetic ops takes the dtype of its numeric operands; this
@@ -214,20 +259,40 @@ pub fn view(name: &str) -> Option<InView> {
 }
 
 impl BuiltinOp {
+    /// Of an op that carries an epilogue term, the op that computes what the term calls `acc`. The two
+    /// have the same attributes, but for the last one of the carrier: the element type of its result.
+    pub fn accumulator(self) -> Option<BuiltinOp> {
+        match self {
+            BuiltinOp::Gemm => Some(BuiltinOp::Matmul),
+            BuiltinOp::ConvGemm => Some(BuiltinOp::Conv),
+            _ => None,
+        }
+    }
+
+    /// True for sums of products of two operands, which the matrix units of a device compute.
+    pub fn multiplies(self) -> bool {
+        matches!(self.accumulator().unwrap_or(self), BuiltinOp::Matmul | BuiltinOp::Conv)
+    }
+
     /// Number of operands (a term and a variadic one count one each) and of attributes.
     pub fn arity(self) -> (usize, usize) {
         use BuiltinOp::*;
         match self {
             Matmul => (2, 0),
             Gemm => (3, 1),
+            Conv => (2, 5),
+            ConvGemm => (3, 6),
             Cast | Reshape | Transpose | Expand => (1, 1),
             Slice => (1, 4),
+            Windows => (1, 3),
             Concat => (1, 1),
             Split => (1, 2),
             Pad => (2, 2),
             Gather | GatherElements | GatherNd => (2, 1),
             Sum | Mean | Amax | Amin | Prod => (1, 2),
+            Scatter => (3, 1),
             Argmax => (1, 3),
+            Argsort => (1, 2),
             Iota | Full => (0, 3),
             Size => (0, 1),
         }

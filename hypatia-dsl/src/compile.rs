@@ -13,6 +13,7 @@ use crate::lint::lint;
 use crate::resolve::resolve;
 use crate::sema::analyse;
 use crate::source::{SourceFile, SourceMap};
+use crate::templates;
 
 /// Finds the file of a `use`.
 pub trait Loader {
@@ -63,8 +64,9 @@ pub fn compile(roots: Vec<SourceFile>, loader: &dyn Loader) -> Compilation {
     let mut sources = SourceMap::new();
     let mut diagnostics = Vec::new();
     let resolved = resolve(roots, loader, &mut sources, &mut diagnostics);
-    let (program, found) = analyse(&resolved, &sources);
+    let (mut program, found) = analyse(&resolved, &sources);
     diagnostics.extend(found);
+    templates::attach(&mut program, &mut sources, &mut diagnostics);
     if !has_errors(&diagnostics) {
         diagnostics.extend(lint(&program, &resolved, &sources));
     }

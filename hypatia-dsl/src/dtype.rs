@@ -59,6 +59,22 @@ impl DType {
         DType::ALL.into_iter().find(|d| d.name() == name)
     }
 
+    /// The element type that other languages call so: `float32`, `half`, `double`.
+    pub fn known_elsewhere_as(name: &str) -> Option<DType> {
+        Some(match name.to_ascii_lowercase().as_str() {
+            "float" | "float32" | "fp32" | "single" => DType::F32,
+            "double" | "float64" | "fp64" => DType::F64,
+            "half" | "float16" | "fp16" => DType::F16,
+            "bfloat16" | "bfloat" => DType::BF16,
+            "long" | "int64" => DType::I64,
+            "int" | "int32" => DType::I32,
+            "int8" => DType::I8,
+            "byte" | "uint8" => DType::U8,
+            "boolean" => DType::Bool,
+            _ => return None,
+        })
+    }
+
     /// Size of one element in bytes.
     pub fn size(self) -> usize {
         match self {

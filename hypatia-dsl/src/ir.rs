@@ -174,6 +174,8 @@ pub enum Sort {
     Shape,
     /// An element type.
     DType,
+    /// Pointwise work: `[f: pointwise]`. It stands as a head, never as an operand.
+    Region,
 }
 
 /// An op.
@@ -360,6 +362,33 @@ pub enum AttrValue {
     List(Vec<AttrValue>),
 }
 
+macro_rules! attr_values {
+    ($($t:ty: $v:ident => $e:expr),* $(,)?) => { $(
+        impl From<$t> for AttrValue {
+            fn from($v: $t) -> AttrValue {
+                $e
+            }
+        }
+    )* };
+}
+attr_values! {
+    i64: v => AttrValue::Dim(Dim::from(v)),
+    i32: v => AttrValue::Dim(Dim::from(i64::from(v))),
+    f64: v => AttrValue::Float(v),
+    bool: v => AttrValue::Bool(v),
+    DType: v => AttrValue::DType(v),
+    &str: v => AttrValue::Str(v.to_string()),
+    Dim: v => AttrValue::Dim(v),
+    Vec<Dim>: v => AttrValue::List(v.into_iter().map(AttrValue::Dim).collect()),
+    &[i64]: v => AttrValue::List(v.iter().map(|i| AttrValue::from(*i)).collect()),
+}
+
+impl<const N: usize> From<[i64; N]> for AttrValue {
+    fn from(v: [i64; N]) -> AttrValue {
+        v.as_slice().into()
+    }
+}
+
 /// An expression over attributes, sizes, element types and facts of tensors: guards, `let`s,
 /// attribute values, cost formulas. Evaluation is three-valued: a fact that is not known makes the
 /// result unknown, unless the other side decides (`false and ?` is false).
@@ -486,6 +515,10 @@ pub enum Fact {
     Numel,
     /// `count(xs)`: number of variadic operands.
     Count,
+    /// `shapes(xs)`: the list of the shapes of variadic operands.
+    Shapes,
+    /// `uniform(x)`: whether all elements of a known constant are equal.
+    Uniform,
 }
 
 /// Facts of the device.
@@ -553,6 +586,9 @@ pub enum Head {
     In(InView),
     /// `cast<T>(e)` or `round<T>(e)` inside a term: rounds to the dtype of the one attribute.
     TermCast,
+    /// A variable of sort `Region`: on a left side any pointwise work over its operands and other tensors, on a right
+    /// side the same work over other operands, tensors or terms.
+    Region(VarId),
 }
 
 /// How a tensor is read inside an epilogue.
@@ -707,17 +743,50 @@ pub struct Rule {
     pub derived: bool,
 }
 
+impl Rule {
+    /// A pattern as a rule that builds nothing and asks for nothing: to be matched, or to be filled in.
+    pub fn of_pattern(name: &str, origin: &Origin, vars: Vec<Var>, pattern: Pat) -> Rule {
+        Rule {
+            name: name.into(),
+            base_name: name.into(),
+            ruleset: RuleSetId(0),
+            doc: String::new(),
+            origin: origin.clone(),
+            vars,
+            lhs: vec![pattern],
+            rhs: Vec::new(),
+            lets: Vec::new(),
+            requires: Vec::new(),
+            prefer: Vec::new(),
+            claims: Vec::new(),
+            pointwise: false,
+            derived: true,
+        }
+    }
+}
+
 /// How a kernel is made.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Backend {
     /// A cuBLASLt call with that epilogue.
     Cublaslt(String),
-    /// A template of that name.
-    Template(String),
+    /// A template of the user's.
+    Template(TemplateFile),
     /// Generated: a pointwise region.
     Pointwise,
     /// Generated: a row-wise kernel from the op's body.
     Rowwise,
+    /// The op's body, optimised by itself: several launches behind one name.
+    Composed,
+}
+
+/// A template of the user's, beside the file that names it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TemplateFile {
+    /// Its name, as it is written.
+    pub file: String,
+    /// Its text; empty where the file that names it is not on disk.
+    pub text: String,
 }
 
 /// A kernel.

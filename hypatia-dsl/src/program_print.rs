@@ -4,8 +4,8 @@
 //! what is printed reads as what the program means, families expanded and patterns inlined.
 
 use crate::ir::{
-    AExpr, AttrPat, AttrValue, Build, BuildArg, Class, Head, InView, Kernel, OpId, ParamKind, Pat, Program, Rule, Var,
-    VarId,
+    AExpr, AttrPat, AttrValue, Build, BuildArg, Class, Head, InView, Kernel, OpId, ParamKind, Pat, Program, Rule, Sort,
+    Var, VarId,
 };
 use crate::typing::{show_expr, show_type_pat, show_value};
 
@@ -13,8 +13,9 @@ fn name(vars: &[Var], v: VarId) -> &str {
     vars.get(v.index()).map_or("?", |v| v.name.as_str())
 }
 
-fn head(p: &Program, h: Head) -> &str {
+fn head<'a>(p: &'a Program, vars: &'a [Var], h: Head) -> &'a str {
     match h {
+        Head::Region(v) => name(vars, v),
         Head::Op(id) => &p.op(id).name,
         Head::Scalar(id) => &p.scalar(id).name,
         Head::Acc => "acc",
@@ -45,17 +46,30 @@ fn number(v: f64) -> String {
 
 /// A whole rule on one line, without the clauses that are empty.
 pub fn show_rule(p: &Program, rule: &Rule) -> String {
+    rule_clauses(p, rule).join(" ")
+}
+
+/// A whole rule, each clause on a line of its own.
+pub fn show_rule_lines(p: &Program, rule: &Rule) -> String {
+    rule_clauses(p, rule).join("\n  ")
+}
+
+/// `rule a::b: left`, `=> right`, `requires ...`, `class ...;`.
+fn rule_clauses(p: &Program, rule: &Rule) -> Vec<String> {
     let join = |parts: Vec<String>| if parts.len() == 1 { parts.concat() } else { format!("({})", parts.join(", ")) };
     let lhs = join(rule.lhs.iter().map(|x| show_pat(p, &rule.vars, x)).collect());
     let rhs = join(rule.rhs.iter().map(|x| show_build(p, &rule.vars, x)).collect());
-    let mut out = format!("rule {}: {lhs} => {rhs}", rule.name);
+    let regions = rule.vars.iter().filter(|v| v.sort == Sort::Region).map(|v| format!("{}: pointwise", v.name));
+    let regions: Vec<String> = regions.collect();
+    let binders = if regions.is_empty() { String::new() } else { format!("[{}]", regions.join(", ")) };
+    let mut out = vec![format!("rule {}{binders}: {lhs}", rule.name), format!("=> {rhs}")];
     for (v, e) in &rule.lets {
-        out.push_str(&format!(" let {} = {}", name(&rule.vars, *v), show_expr(&rule.vars, e)));
+        out.push(format!("let {} = {}", name(&rule.vars, *v), show_expr(&rule.vars, e)));
     }
     for (word, guards) in [("requires", &rule.requires), ("prefer", &rule.prefer)] {
         if !guards.is_empty() {
             let g: Vec<String> = guards.iter().map(|g| show_expr(&rule.vars, g)).collect();
-            out.push_str(&format!(" {word} {}", g.join(", ")));
+            out.push(format!("{word} {}", g.join(", ")));
         }
     }
     let claims: Vec<String> = rule
@@ -73,9 +87,11 @@ pub fn show_rule(p: &Program, rule: &Rule) -> String {
         })
         .collect();
     if !claims.is_empty() {
-        out.push_str(&format!(" class {}", claims.join(", ")));
+        out.push(format!("class {}", claims.join(", ")));
     }
-    out.push(';');
+    if let Some(last) = out.last_mut() {
+        last.push(';');
+    }
     out
 }
 
@@ -114,7 +130,7 @@ pub fn show_pat(p: &Program, vars: &[Var], pat: &Pat) -> String {
                 }
                 _ => args.extend(n.attrs.iter().map(|a| format!("to = {}", show_attr(vars, a)))),
             }
-            let call = format!("{}({})", head(p, n.head), args.join(", "));
+            let call = format!("{}({})", head(p, vars, n.head), args.join(", "));
             with_output(p, n.head, n.output, call)
         }
     }
@@ -181,7 +197,7 @@ pub fn show_build(p: &Program, vars: &[Var], b: &Build) -> String {
                 }
                 _ => args.extend(n.attrs.iter().map(|a| format!("to = {}", show_expr(vars, a)))),
             }
-            let call = format!("{}({})", head(p, n.head), args.join(", "));
+            let call = format!("{}({})", head(p, vars, n.head), args.join(", "));
             with_output(p, n.head, n.output, call)
         }
     }

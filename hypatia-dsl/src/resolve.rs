@@ -13,6 +13,7 @@ use crate::compile::Loader;
 use crate::diag::Diagnostic;
 use crate::sema::code;
 use crate::source::{SourceFile, SourceMap, Span};
+use crate::spell::closest;
 
 /// Files of one compilation at most; a guard against a generated maze.
 const MAX_FILES: usize = 1000;
@@ -459,25 +460,44 @@ fn single(scope: &mut Scope, theirs: &Scope, edge: &Edge, name: &Name, broken: &
 }
 
 impl Resolved {
+    /// What a name means in a file, if it means one thing; without the work of saying why not.
+    pub fn find(&self, file: usize, space: Space, path: &ast::Path) -> Option<ItemRef> {
+        let (last, prefix) = path.parts.split_last()?;
+        let key = (space, last.node.clone());
+        if prefix.is_empty() {
+            return match self.scopes[file].names.get(&key)?.targets.as_slice() {
+                [one] => Some(*one),
+                _ => None,
+            };
+        }
+        let binding = self.scopes[self.module(file, prefix)?].names.get(&key)?;
+        matches!(binding.via, Via::Own).then_some(binding.targets[0])
+    }
+
+    /// The file of a module that a path names.
+    fn module(&self, file: usize, prefix: &[Name]) -> Option<usize> {
+        let module = prefix.iter().map(|p| p.node.as_str()).collect::<Vec<_>>().join("::");
+        let own = self.names.get(file).is_some_and(|n| *n == module).then_some(file);
+        self.scopes[file].modules.get(&module).copied().or(own)
+    }
+
     /// What a name means in a file. The error is ready to be reported.
     pub fn lookup(&self, file: usize, space: Space, path: &ast::Path) -> Result<ItemRef, Box<Diagnostic>> {
+        if let Some(found) = self.find(file, space, path) {
+            return Ok(found);
+        }
         let (last, prefix) = match path.parts.split_last() {
             Some(x) => x,
             None => return Err(Box::new(Diagnostic::error(code::UNKNOWN_NAME, "an empty name", path.span))),
         };
-        let scope = &self.scopes[file];
         if prefix.is_empty() {
-            let Some(b) = scope.names.get(&(space, last.node.clone())) else {
-                return Err(Box::new(self.unknown(file, space, path)));
-            };
-            return match b.targets.as_slice() {
-                [one] => Ok(*one),
-                several => Err(Box::new(self.ambiguous(several, path))),
-            };
+            return Err(Box::new(match self.scopes[file].names.get(&(space, last.node.clone())) {
+                Some(several) => self.ambiguous(&several.targets, path),
+                None => self.unknown(file, space, path),
+            }));
         }
-        let module = prefix.iter().map(|p| p.node.as_str()).collect::<Vec<_>>().join("::");
-        let own = self.names.get(file).is_some_and(|n| *n == module).then_some(file);
-        let Some(target) = scope.modules.get(&module).copied().or(own) else {
+        let Some(target) = self.module(file, prefix) else {
+            let module = prefix.iter().map(|p| p.node.as_str()).collect::<Vec<_>>().join("::");
             let mut d = Diagnostic::error(code::UNKNOWN_NAME, format!("there is no module `{module}` here"), path.span)
                 .label("not imported");
             if self.names.contains(&module) {
@@ -485,10 +505,7 @@ impl Resolved {
             }
             return Err(Box::new(d));
         };
-        match self.scopes[target].names.get(&(space, last.node.clone())) {
-            Some(b) if matches!(b.via, Via::Own) => Ok(b.targets[0]),
-            _ => Err(Box::new(self.unknown(target, space, path))),
-        }
+        Err(Box::new(self.unknown(target, space, path)))
     }
 
     /// True if an unknown name has its reason in an error that was reported: the item that declares it
@@ -499,7 +516,7 @@ impl Resolved {
 
     /// True if the name means something in that file, without reporting.
     pub fn is_declared(&self, file: usize, space: Space, path: &ast::Path) -> bool {
-        self.lookup(file, space, path).is_ok()
+        self.find(file, space, path).is_some()
     }
 
     /// All names of a space that are in reach of a file.
@@ -538,50 +555,5 @@ impl Resolved {
         }
         let first = &self.names[several[0].file];
         d.hint(format!("say which one: `{first}::{}`", path.text()))
-    }
-}
-
-/// The name that was probably meant: at most a third of it mistyped.
-pub fn closest<'a>(name: &str, among: impl Iterator<Item = &'a str>) -> Option<&'a str> {
-    let limit = (name.chars().count() / 3).max(1);
-    let mut seen = HashSet::new();
-    among
-        .filter(|c| seen.insert(*c) && *c != name)
-        .map(|c| (distance(name, c), c))
-        .filter(|(d, c)| *d <= limit && *d < c.chars().count())
-        .min_by_key(|(d, _)| *d)
-        .map(|(_, c)| c)
-}
-
-/// Edits (insert, delete, replace, swap of neighbours) between two words.
-fn distance(a: &str, b: &str) -> usize {
-    let (a, b): (Vec<char>, Vec<char>) = (a.chars().take(64).collect(), b.chars().take(64).collect());
-    let mut rows = vec![vec![0usize; b.len() + 1]; a.len() + 1];
-    for (i, row) in rows.iter_mut().enumerate() {
-        row[0] = i;
-    }
-    rows[0] = (0..=b.len()).collect();
-    for i in 1..=a.len() {
-        for j in 1..=b.len() {
-            let change = usize::from(a[i - 1] != b[j - 1]);
-            let mut best = (rows[i - 1][j] + 1).min(rows[i][j - 1] + 1).min(rows[i - 1][j - 1] + change);
-            if i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] {
-                best = best.min(rows[i - 2][j - 2] + 1);
-            }
-            rows[i][j] = best;
-        }
-    }
-    rows[a.len()][b.len()]
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn suggestions_are_close() {
-        assert_eq!(closest("rleu", ["relu", "gelu", "exp"].into_iter()), Some("relu"));
-        assert_eq!(closest("transpse", ["transpose", "split"].into_iter()), Some("transpose"));
-        assert_eq!(closest("x", ["abcdef"].into_iter()), None);
     }
 }

@@ -5,7 +5,7 @@
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// A file in a [`SourceMap`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
@@ -51,8 +51,15 @@ pub const MAX_FILE: usize = 1 << 20;
 impl SourceFile {
     /// Reads a file from disk. No more than a little over [`MAX_FILE`] bytes are read, and bytes
     /// that are not UTF-8 become U+FFFD: the parser reports both.
+    ///
+    /// A folder, a device or a named pipe is an error: reading those may never end. What the shell makes of `<(...)`
+    /// is a pipe too, and is read.
     pub fn read(path: &Path) -> std::io::Result<SourceFile> {
         let name = path.display().to_string();
+        let streams = ["/dev/stdin", "/dev/fd/", "/proc/self/fd/"];
+        if !std::fs::metadata(path)?.is_file() && !streams.iter().any(|s| name.starts_with(s)) {
+            return Err(std::io::Error::new(std::io::ErrorKind::InvalidInput, "this is not a file"));
+        }
         SourceFile::read_from(std::fs::File::open(path)?, name, Some(path.to_path_buf()))
     }
 
@@ -68,6 +75,8 @@ impl SourceFile {
 #[derive(Clone, Debug, Default)]
 pub struct SourceMap {
     files: Vec<SourceFile>,
+    /// Where the lines of each file start, once that was asked for.
+    lines: Vec<OnceLock<Vec<u32>>>,
 }
 
 impl SourceMap {
@@ -79,6 +88,7 @@ impl SourceMap {
     /// Adds a file and returns its id.
     pub fn add(&mut self, file: SourceFile) -> FileId {
         self.files.push(file);
+        self.lines.push(OnceLock::new());
         FileId(self.files.len() as u32 - 1)
     }
 
@@ -104,9 +114,14 @@ impl SourceMap {
 
     /// Line and column of a span's start, both from 1, the column in characters.
     pub fn line_column(&self, span: Span) -> (usize, usize) {
-        let before = &self.file(span.file).text[..span.start as usize];
-        let line = before.matches('\n').count() + 1;
-        let column = before.rsplit('\n').next().map_or(0, |l| l.chars().count()) + 1;
+        let text = &self.file(span.file).text;
+        let starts = self.lines[span.file.0 as usize].get_or_init(|| {
+            let ends = text.bytes().enumerate().filter(|(_, b)| *b == b'\n');
+            std::iter::once(0).chain(ends.map(|(i, _)| i as u32 + 1)).collect()
+        });
+        let line = starts.partition_point(|s| *s <= span.start);
+        let start = starts.get(line.wrapping_sub(1)).copied().unwrap_or(0);
+        let column = text[start as usize..span.start as usize].chars().count() + 1;
         (line, column)
     }
 }

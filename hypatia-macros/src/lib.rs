@@ -9,14 +9,14 @@ use std::path::{Path, PathBuf};
 use hypatia_dsl::compile::{FileLoader, compile};
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::emit::instances::Scope;
-use hypatia_dsl::emit::rust::{Options, tokens};
+use hypatia_dsl::emit::rust::{Options, source};
 use hypatia_dsl::render::{Format, render, summary};
 use hypatia_dsl::source::SourceFile;
 use proc_macro::TokenStream;
 use syn::parse::{Parse, ParseStream};
 use syn::{Ident, LitStr, Token, Visibility};
 
-/// Compiles rules into a module.
+/// Compiles rules into a module, when the Rust program is compiled.
 ///
 /// ```text
 /// hypatia_rules!("rules/fusions.hyp");                  // private module `fusions`
@@ -28,13 +28,55 @@ use syn::{Ident, LitStr, Token, Visibility};
 /// "#);
 /// ```
 ///
-/// The module has `program()`, `rewrites()`, the trait `Ops` with a builder method for each op and
-/// scalar, `scalars::f64` and `scalars::f32` with native functions, and `kernels` with CUDA sources.
+/// The file is checked as `hypatia check` does; an error is a compile error that shows the place in the file. Cargo
+/// builds anew when the file, or one that it uses, has changed.
+///
+/// # What the module has
+///
+/// | item | what |
+/// |---|---|
+/// | `program()` | the checked Program: the standard library and this file |
+/// | `rewrites()` | its rules as `egg` rewrites |
+/// | `trait Formulas` | a method of `hypatia::graph::GraphBuilder` for each op and scalar of the file |
+/// | `trait Ops` | the same for `hypatia::Graph`: values, and a `Result` from each method |
+/// | `scalars::f64`, `scalars::f32` | the scalars as native Rust functions |
+/// | `kernels` | CUDA sources of the kernels |
+///
+/// # A whole program
+///
+/// ```text
+/// use hypatia::dsl::dtype::DType;
+/// use hypatia::graph::GraphBuilder;
+/// use hypatia::session::{Model, Options};
+/// use hypatia::{Tensor, hypatia_rules, shape};
+///
+/// hypatia_rules!(mod mine = r#"
+///     edition 1;
+///     use core::*;
+///     /// x where x > 0, else a tenth of it.
+///     scalar tenth_relu(x) = max(x, 0.1 * x);
+/// "#);
+/// use mine::Formulas;
+///
+/// let g = GraphBuilder::new(mine::program());
+/// let x = g.input("x", DType::F32, shape!["n", 2]);
+/// g.output("y", g.tenth_relu(x));
+/// let model = Model::new(g.finish()?, Options::default());
+/// let x = Tensor::from_slice(&[1, 2], &[1.0f32, -1.0]).unwrap();
+/// let y = model.run(&[("x".to_string(), x)])?;
+/// assert_eq!(mine::scalars::f64::tenth_relu(-1.0), -0.1);
+/// ```
+///
+/// `examples/src/bin/custom_rule.rs` is this with a rule of its own.
 #[proc_macro]
 pub fn hypatia_rules(input: TokenStream) -> TokenStream {
     let input = syn::parse_macro_input!(input as Input);
     match expand(&input) {
-        Ok(tokens) => tokens.into(),
+        // The compiler's own lexer reads text much faster than tokens can be handed over one by one.
+        Ok(text) => text.parse().unwrap_or_else(|e: proc_macro::LexError| {
+            let message = format!("internal error: the emitted code cannot be read: {e}");
+            syn::Error::new(input.source.span(), message).to_compile_error().into()
+        }),
         Err(message) => syn::Error::new(input.source.span(), message).to_compile_error().into(),
     }
 }
@@ -62,7 +104,7 @@ impl Parse for Input {
     }
 }
 
-fn expand(input: &Input) -> Result<proc_macro2::TokenStream, String> {
+fn expand(input: &Input) -> Result<String, String> {
     let text = input.source.value();
     let file =
         if text.ends_with(".hyp") && !text.contains('\n') { read(&text, input.source.span())? } else { inline(text) };
@@ -88,7 +130,7 @@ fn expand(input: &Input) -> Result<proc_macro2::TokenStream, String> {
         dtypes: vec![DType::F32, DType::F16, DType::BF16],
         watch: watch.collect(),
     };
-    Ok(tokens(&program, &options))
+    Ok(source(&program, &options))
 }
 
 fn library(name: &str, text: &str) -> SourceFile {

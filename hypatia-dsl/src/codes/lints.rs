@@ -63,7 +63,7 @@ makes things smaller, or add a condition that its own result does not meet.",
 enters, and only ops with a kernel get their name back. Match what the body says, or give the op a
 kernel.",
         "ruleset r { until = fixpoint; }\nop twice(x: T[..s]) -> T[..s] = x + x;\nrule r::a: neg(twice(x)) => twice2(neg(x));\nop twice2(x: T[..s]) -> T[..s] = x * 2;",
-        "ruleset r { until = fixpoint; }\nop twice(x: T[..s]) -> T[..s] = x + x;\nkernel k for twice(x) { rowwise; }\nrule r::a: neg(twice(x)) => twice(neg(x));",
+        "ruleset r { until = fixpoint; }\nop twice(x: T[..s]) -> T[..s] = x + x;\nkernel k for twice(x) { pointwise; }\nrule r::a: neg(twice(x)) => twice(neg(x));",
     ),
     Row::new(
         508,

@@ -81,7 +81,8 @@ alone, without types, it is lifted to epilogues too, where it ends.",
         "too much from one declaration",
         "The families of a rule multiply, and named patterns are written out at every use; together they come
 to more rules, or to a larger pattern, than can be searched for. Bind fewer or smaller families, or
-split the rule.",
+split the rule. A scalar is written out too: one that calls another twice, which calls another twice, and so
+on, doubles with every step. Compute such a thing as an `op`.",
         "ruleset r { until = fixpoint; }\nrule r::a[f in unary, g in unary, h in unary]: f(g(h(h(x)))) => f(g(h(x)));",
         "ruleset r { until = fixpoint; }\nrule r::a: exp(log(x)) => x;",
     ),
@@ -114,11 +115,13 @@ place), each for all element types or `for` some. Each element type has one clas
     ),
     Row::new(
         413,
-        "for a later edition",
-        "The construct is part of the language's plan and not of this edition. The hint says what to write
-instead.",
+        "pointwise variable out of place",
+        "A variable bound with `[f: pointwise]` stands for any pointwise work over its operands: it is applied
+once on the left side, to one to four tensors, and any number of times on the right side, to as many
+tensors or epilogue terms. It does not stand inside an epilogue term of the left side, and is no member
+of a family.",
         "ruleset r { until = fixpoint; }\nrule r::a[f: pointwise]: f(f(x)) => f(x);",
-        "ruleset r { until = fixpoint; }\nrule r::a[f in {abs, floor, ceil}]: f(f(x)) => f(x);",
+        "ruleset r { until = fixpoint; }\nrule r::a[f: pointwise]: f(gemm(a, b, e, to = d)) => gemm(a, b, f(e), to = d);",
     ),
     Row::new(
         414,

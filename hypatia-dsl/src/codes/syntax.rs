@@ -72,8 +72,9 @@ in a rule. Lists, arguments and alternatives do not count, however long they are
     ),
     Row::new(
         108,
-        "file or item too large",
-        "A `.hyp` file may be one mebibyte at most, and one item 50,000 words and signs. What is larger is not
+        "file, item or name too large",
+        "A `.hyp` file may be one mebibyte at most, one item 50,000 words and signs, and one name or string 256
+bytes. What is larger is not
 written by people; the limits keep a wrong file name (a model's weights, say) from costing time and
 memory. If you generate rules, write them into several files and join these with `use`.",
         "",

@@ -71,8 +71,8 @@ requirement as it is declared.",
         "More or fewer tensors are given than the op or scalar takes. Operands marked `?` in the declaration
 may be left out, `*xs` stands for any number of them, all others must be there. A node of a model can
 be wrong in this way too: the message then names the node.",
-        "",
-        "",
+        "test \"no operand\" { input x: f32[4]; given concat(axis = 0); expect launches == 0; }",
+        "test \"two operands\" { input x: f32[4]; given concat(x, x, axis = 0); expect launches == 1; }",
     ),
     Row::new(
         308,
@@ -81,8 +81,10 @@ be wrong in this way too: the message then names the node.",
 zero, overflows, asks for something that is unknown while sizes are symbolic, or gives a negative
 size. Write the size in the result's type as a formula of the operands' sizes that is defined for
 all of them, or give the symbolic sizes numbers.",
-        "",
-        "",
+        "op joined(*xs: T[..s]) -> T[..s] = concat(..xs, axis = 0);\n\
+         test \"of what?\" { input x: f32[4]; given joined(); expect launches == 0; }",
+        "op joined(*xs: T[m, k]) -> T[2 * m, k] = concat(..xs, axis = 0);\n\
+         test \"of x\" { input x: f32[4, 2]; given joined(x, x); expect launches == 1; }",
     ),
     Row::new(
         320,

@@ -9,9 +9,11 @@
 //! The skeletons are the templates of `hypatia-templates`; what varies (scalar functions, the value
 //! of one element) is printed by [`term`].
 
+mod moves;
 mod names;
 mod pointwise;
 mod rowwise;
+pub mod template;
 pub mod term;
 #[cfg(test)]
 mod tests;
@@ -23,7 +25,7 @@ use minijinja::{Environment, UndefinedBehavior, Value, context};
 
 use crate::dtype::DType;
 use crate::ir::Program;
-use crate::kernel::{PointwiseKernel, RowwiseKernel};
+use crate::kernel::{ArgmaxKernel, MoveKernel, PointwiseKernel, RowwiseKernel};
 use term::Functions;
 
 pub use names::{comment_lines, identifier};
@@ -91,6 +93,8 @@ pub struct CudaSource {
     pub entries: Vec<Entry>,
     /// The arguments, the same for each entry point.
     pub args: Vec<Arg>,
+    /// How it is launched, where the kernel declares that itself.
+    pub launch: Option<String>,
 }
 
 /// A kernel of a [`CudaSource`].
@@ -133,7 +137,7 @@ impl ArgKind {
             ArgKind::Input(t) => format!("const {}*", storage(t)),
             ArgKind::Output(t) => format!("{}*", storage(t)),
             ArgKind::Size => "long long".into(),
-            ArgKind::Sizes(_) => "Axes".into(),
+            ArgKind::Sizes(count) => format!("Axes<{count}>"),
         }
     }
 }
@@ -164,6 +168,13 @@ pub enum Geometry {
         /// The row length up to which this entry point is the best one; the widest has no limit.
         up_to: Option<u64>,
     },
+    /// As the kernel's declaration says: `CudaSource::launch`.
+    Declared,
+    /// A thread a row: for rows that lie side by side, their elements apart.
+    Columns {
+        /// Threads of a block.
+        block: u32,
+    },
 }
 
 impl Geometry {
@@ -181,6 +192,8 @@ impl Geometry {
                 let y = block / x;
                 ([cap(lanes.div_ceil(x as u64), i32::MAX as u64), cap(rows.div_ceil(y as u64), 65_535), 1], [x, y, 1])
             }
+            Geometry::Declared => ([1, 1, 1], [1, 1, 1]),
+            Geometry::Columns { block } => ([cap(rows.div_ceil(block as u64), i32::MAX as u64), 1, 1], [block, 1, 1]),
             Geometry::Rows { block, threads, .. } => {
                 ([cap(rows.div_ceil((block / threads) as u64), i32::MAX as u64), 1, 1], [block, 1, 1])
             }
@@ -197,6 +210,10 @@ impl fmt::Display for Geometry {
                 "lanes = n % {vector} == 0 ? n / {vector} : n; x = min({block}, next power of two of lanes); y = {block} / x; \
                  block (x, y), grid (ceil(lanes / x), min(65535, ceil(rows / y)))"
             ),
+            Geometry::Declared => write!(f, "as the kernel declares"),
+            Geometry::Columns { block } => {
+                write!(f, "block ({block}), grid (ceil(rows / {block})); for columns of a matrix")
+            }
             Geometry::Rows { block, threads, up_to } => {
                 let per_block = block / threads;
                 write!(f, "block ({block}), grid (")?;
@@ -216,12 +233,33 @@ impl fmt::Display for Geometry {
 
 /// Prints a pointwise kernel, or the pass behind a matrix product.
 pub fn pointwise(program: &Program, kernel: &PointwiseKernel) -> Result<CudaSource, EmitError> {
-    pointwise::emit(program, kernel)
+    pointwise::emit(program, kernel, &[])
+}
+
+/// As [`pointwise`](fn@pointwise), where outputs may lie in the memory of some inputs: those of the indices
+/// `shared`, the accumulator counting as the input behind the last. Such an input must be full, and an output
+/// begin where it begins.
+pub fn pointwise_in_place(
+    program: &Program,
+    kernel: &PointwiseKernel,
+    shared: &[usize],
+) -> Result<CudaSource, EmitError> {
+    pointwise::emit(program, kernel, shared)
 }
 
 /// Prints a row-wise kernel.
 pub fn rowwise(program: &Program, kernel: &RowwiseKernel) -> Result<CudaSource, EmitError> {
     rowwise::emit(program, kernel)
+}
+
+/// Prints a kernel that moves elements.
+pub fn moves(program: &Program, kernel: &MoveKernel) -> Result<CudaSource, EmitError> {
+    moves::emit(program, kernel)
+}
+
+/// Prints the search for the largest element of each row.
+pub fn argmax(program: &Program, kernel: &ArgmaxKernel) -> Result<CudaSource, EmitError> {
+    moves::argmax(program, kernel)
 }
 
 /// The C++ type of an element in memory.
@@ -286,9 +324,18 @@ struct Header<'a> {
     formula: &'a [String],
     args: &'a [Arg],
     entries: &'a [Entry],
+    in_place: bool,
 }
 
 impl Header<'_> {
+    fn overlap(&self) -> &'static str {
+        if self.in_place {
+            "outputs may lie where inputs do that are read at the same index"
+        } else {
+            "outputs do not overlap inputs"
+        }
+    }
+
     fn lines(&self) -> Vec<String> {
         let mut out = vec![format!("{}: {}", names::comment_lines(self.name, 60).join(" "), self.kind)];
         out.extend(names::comment_lines(self.doc, 100));
@@ -296,14 +343,16 @@ impl Header<'_> {
         out.push("Computes:".into());
         out.extend(self.formula.iter().map(|l| format!("  {l}")));
         out.push(String::new());
-        out.push("Arguments, in order (outputs do not overlap inputs; pointers may have any alignment):".into());
+        out.push(format!("Arguments, in order ({}; pointers may have any alignment):", self.overlap()));
         let width = self.args.iter().map(|a| a.kind.c_type().len()).max().unwrap_or(0);
         for a in self.args {
             out.push(format!("  {:width$} {:8} {}", a.kind.c_type(), a.name, a.about).trim_end().to_string());
         }
         out.push(String::new());
-        out.push("Launch (any grid is correct, this one is fast):".into());
-        out.extend(self.entries.iter().map(|e| format!("  {}: {}", e.name, e.geometry)));
+        if self.entries.iter().all(|e| e.geometry != Geometry::Declared) {
+            out.push("Launch (any grid is correct, this one is fast):".into());
+            out.extend(self.entries.iter().map(|e| format!("  {}: {}", e.name, e.geometry)));
+        }
         out.push(String::new());
         out.push(format!("Compile with: --gpu-architecture=sm_80 or newer {}", NVRTC_OPTIONS.join(" ")));
         out.push(format!("Generated by Hypatia {}; do not edit.", env!("CARGO_PKG_VERSION")));
@@ -315,6 +364,11 @@ impl Header<'_> {
 fn render(template: &str, file: &str, ctx: Value) -> Result<String, EmitError> {
     let fail = |e: minijinja::Error| EmitError::Template(format!("{e:#}"));
     let text = environment()?.get_template(template).map_err(fail)?.render(ctx).map_err(fail)?;
+    Ok(tidy(&text, file))
+}
+
+/// Lines without blanks at their ends or in a row, and `#line` directives with their numbers.
+fn tidy(text: &str, file: &str) -> String {
     let mut out = String::with_capacity(text.len() + 64);
     let mut blank = false;
     let mut number = 0usize;
@@ -332,7 +386,7 @@ fn render(template: &str, file: &str, ctx: Value) -> Result<String, EmitError> {
         }
         out.push('\n');
     }
-    Ok(out)
+    out
 }
 
 fn environment() -> Result<&'static Environment<'static>, EmitError> {
@@ -344,13 +398,19 @@ fn environment() -> Result<&'static Environment<'static>, EmitError> {
 
 fn build_environment() -> Result<Environment<'static>, minijinja::Error> {
     let mut env = Environment::new();
+    configure(&mut env)?;
+    for (name, text) in hypatia_templates::TEMPLATES {
+        env.add_template(name, text)?;
+    }
+    Ok(env)
+}
+
+/// The syntax of templates: the braces of CUDA C++ need no escapes, and what is not defined is an error.
+fn configure(env: &mut Environment<'_>) -> Result<(), minijinja::Error> {
     let mut syntax = minijinja::syntax::SyntaxConfig::builder();
     syntax.variable_delimiters("${", "}").block_delimiters("/*%", "%*/").comment_delimiters("/*#", "#*/");
     syntax.line_statement_prefix("//%").line_comment_prefix("//#").trim_blocks(true).lstrip_blocks(true);
     env.set_syntax(syntax.build()?);
     env.set_undefined_behavior(UndefinedBehavior::Strict);
-    for (name, text) in hypatia_templates::TEMPLATES {
-        env.add_template(name, text)?;
-    }
-    Ok(env)
+    Ok(())
 }

@@ -5,11 +5,14 @@
 
 mod describe;
 mod op;
+pub mod template;
+
+pub(crate) use op::not_generated;
 
 use super::cuda::{self, CudaSource, EmitError};
 use crate::dtype::DType;
 use crate::ir::{Backend, Kernel, Origin, Program};
-use crate::kernel::{Operand, PointwiseKernel, RowwiseKernel};
+use crate::kernel::{ArgmaxKernel, MoveKernel, Operand, PointwiseKernel, RowwiseKernel};
 use crate::scalar::Term;
 
 pub use describe::{Skipped, of_program};
@@ -37,7 +40,7 @@ impl Scope {
 pub struct Instance {
     /// The name of the declaration, or of the plan's step.
     pub kernel: String,
-    /// `pointwise`, `epilogue` or `rowwise`.
+    /// `pointwise`, `epilogue`, `rowwise`, `move`, `search` or `template`.
     pub kind: &'static str,
     /// Where it is declared: `file:line`; empty for a plan's kernels.
     pub origin: String,
@@ -48,20 +51,43 @@ pub struct Instance {
 }
 
 /// What an [`Instance`] computes.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Body {
     /// Element by element.
     Pointwise(PointwiseKernel),
+    /// Element by element, where outputs may lie in the memory of these inputs.
+    InPlace(PointwiseKernel, Vec<usize>),
     /// Row by row.
     Rowwise(RowwiseKernel),
+    /// Elements moved.
+    Move(MoveKernel),
+    /// Positions of largest elements.
+    Argmax(ArgmaxKernel),
+    /// A template of the user's.
+    Template(Box<template::Filled>),
 }
 
 impl Body {
+    /// Its CUDA C++.
+    pub fn emit(&self, program: &Program) -> Result<CudaSource, EmitError> {
+        match self {
+            Body::Pointwise(k) => cuda::pointwise(program, k),
+            Body::InPlace(k, shared) => cuda::pointwise_in_place(program, k, shared),
+            Body::Rowwise(k) => cuda::rowwise(program, k),
+            Body::Move(k) => cuda::moves(program, k),
+            Body::Argmax(k) => cuda::argmax(program, k),
+            Body::Template(k) => k.emit(program),
+        }
+    }
+
     /// Name and comment of the description.
     pub fn labels(&mut self) -> (&mut String, &mut String) {
         match self {
-            Body::Pointwise(k) => (&mut k.name, &mut k.doc),
+            Body::Pointwise(k) | Body::InPlace(k, _) => (&mut k.name, &mut k.doc),
             Body::Rowwise(k) => (&mut k.name, &mut k.doc),
+            Body::Move(k) => (&mut k.name, &mut k.doc),
+            Body::Argmax(k) => (&mut k.name, &mut k.doc),
+            Body::Template(k) => (&mut k.name, &mut k.doc),
         }
     }
 }
@@ -69,16 +95,15 @@ impl Body {
 impl Instance {
     /// Its CUDA C++.
     pub fn emit(&self, program: &Program) -> Result<CudaSource, EmitError> {
-        match &self.body {
-            Body::Pointwise(k) => cuda::pointwise(program, k),
-            Body::Rowwise(k) => cuda::rowwise(program, k),
-        }
+        self.body.emit(program)
     }
 }
 
 /// The CUDA C++ of an open kernel for one epilogue: the pass behind the matrix product. `acc` is the
 /// element type of the product's result, `operands` are what the term's `In` leaves read, `output` is
-/// the element type that is stored, and `tune` chooses a value for each tuning parameter.
+/// the element type that is stored, and `tune` chooses values for tuning parameters, the first choice for the others.
+/// A kernel from a template takes its operands a and b in the result's element type; [`template::of_gemm`] says
+/// otherwise.
 pub fn instantiate(
     program: &Program,
     kernel: &str,
@@ -91,10 +116,10 @@ pub fn instantiate(
     let found = program.kernels.iter().find(|k| k.name == kernel);
     let def = found.ok_or_else(|| EmitError::Malformed(format!("there is no kernel `{kernel}`")))?;
     check_tuning(def, tune)?;
-    if let Backend::Template(file) = &def.backend {
-        return Err(EmitError::Template(format!(
-            "`{kernel}` needs the template {file:?}, which this version does not have"
-        )));
+    if let Backend::Template(_) = &def.backend {
+        let types = [output, output, acc, output];
+        return template::of_gemm(program, def, cuda::identifier("", kernel), term, operands, types, tune)?
+            .emit(program);
     }
     let name = format!("{}_{output}", cuda::identifier("", kernel));
     let description = PointwiseKernel {

@@ -36,44 +36,48 @@ pub struct Options {
     pub watch: Vec<String>,
 }
 
-/// The module.
+/// The module as tokens.
 pub fn tokens(program: &Program, options: &Options) -> TokenStream {
+    quote::tokens(&source(program, options))
+}
+
+/// The module as source text, as a compiler reads it.
+pub fn source(program: &Program, options: &Options) -> String {
     let name = ident(&options.module);
     let doc = &options.doc;
-    let public = options.public.then(|| quote!(pub));
+    let public = if options.public { "pub" } else { "" };
     let watched = options.watch.iter().map(|f| {
         quote!(
             const _: &[u8] = include_bytes!(#f);
         )
     });
-    let declared = declared(program);
     let ops = api::ops(program, options);
     let kernels = api::kernels(program, options);
     let scalars = scalars::modules(program);
-    quote! {
-        #[doc = #doc]
-        #[allow(clippy::all, unused_parens, dead_code, unused_imports, missing_docs)]
-        #public mod #name {
-            #(#watched)*
+    let called = quote! {
+        #(#watched)*
 
-            /// The checked program: the standard library and these files.
-            pub fn program() -> ::std::sync::Arc<::hypatia::dsl::ir::Program> {
-                static PROGRAM: ::std::sync::OnceLock<::std::sync::Arc<::hypatia::dsl::ir::Program>> =
-                    ::std::sync::OnceLock::new();
-                PROGRAM.get_or_init(|| ::std::sync::Arc::new(declared::program())).clone()
-            }
-
-            /// The rules as `egg` rewrites.
-            pub fn rewrites() -> ::std::vec::Vec<::hypatia::optimize::Rewrite> {
-                ::hypatia::optimize::rewrites(&program())
-            }
-
-            #ops
-            #scalars
-            #kernels
-            #declared
+        /// The checked program: the standard library and these files.
+        pub fn program() -> ::std::sync::Arc<::hypatia::dsl::ir::Program> {
+            static PROGRAM: ::std::sync::OnceLock<::std::sync::Arc<::hypatia::dsl::ir::Program>> =
+                ::std::sync::OnceLock::new();
+            PROGRAM.get_or_init(|| ::std::sync::Arc::new(declared::program())).clone()
         }
-    }
+
+        /// The rules as `egg` rewrites.
+        pub fn rewrites() -> ::std::vec::Vec<::hypatia::optimize::Rewrite> {
+            ::hypatia::optimize::rewrites(&program())
+        }
+
+        #ops
+        #scalars
+        #kernels
+    };
+    let declared = declared(program);
+    format!(
+        "#[doc = {doc:?}] #[allow(clippy::all, unused_parens, dead_code, unused_imports, missing_docs)] \
+         {public} mod {name} {{ {called} {declared} }}"
+    )
 }
 
 /// The module as formatted source text.
@@ -84,66 +88,56 @@ pub fn text(program: &Program, options: &Options) -> Result<String, String> {
     Ok(out)
 }
 
-/// A function for each declaration, and the Program that they make.
-fn declared(program: &Program) -> TokenStream {
-    let Program { scalars, ops, rulesets, rules, kernels, tests, families } = program;
-    let mut functions = Vec::new();
-    let scalars = list(&mut functions, "scalar", "ScalarDef", scalars, |s| &s.name);
-    let ops = list(&mut functions, "op", "OpDef", ops, |o| &o.name);
-    let rulesets = list(&mut functions, "ruleset", "RuleSetDef", rulesets, |r| &r.name);
-    let rules = list(&mut functions, "rule", "Rule", rules, |r| &r.name);
-    let kernels = list(&mut functions, "kernel", "Kernel", kernels, |k| &k.name);
-    let tests = list(&mut functions, "test", "Test", tests, |t| &t.name);
-    let families = families.quote();
-    quote! {
-        /// Every declaration as the value that the compiler made of it.
-        mod declared {
-            use ::hypatia::dsl::ast::BinaryOp;
-            use ::hypatia::dsl::builtin::{BuiltinOp, BuiltinScalar};
-            use ::hypatia::dsl::diag::Code;
-            use ::hypatia::dsl::dtype::{DType, Kind};
-            use ::hypatia::dsl::ir::*;
-            use ::hypatia::dsl::scalar::{Literal, Term, TermId, TermNode};
-            use ::hypatia::dsl::shape::{Dim, DimFactor};
-            use ::hypatia::dsl::source::{FileId, Span};
-            use ::std::boxed::Box;
-            use ::std::option::Option::{self, None, Some};
-            use ::std::string::{String, ToString};
-            use ::std::vec;
+/// What the values of a Program are made of.
+const IN_SCOPE: &str = "
+    use ::hypatia::dsl::ast::BinaryOp;
+    use ::hypatia::dsl::builtin::{BuiltinOp, BuiltinScalar};
+    use ::hypatia::dsl::diag::Code;
+    use ::hypatia::dsl::dtype::{DType, Kind};
+    use ::hypatia::dsl::ir::*;
+    use ::hypatia::dsl::scalar::{Literal, Term, TermId, TermNode};
+    use ::hypatia::dsl::shape::{Dim, DimFactor};
+    use ::hypatia::dsl::source::{FileId, Span};
+    use ::std::boxed::Box;
+    use ::std::option::Option::{self, None, Some};
+    use ::std::string::{String, ToString};
+    use ::std::vec;
+";
 
-            pub(super) fn program() -> Program {
-                Program {
-                    scalars: #scalars,
-                    ops: #ops,
-                    rulesets: #rulesets,
-                    rules: #rules,
-                    kernels: #kernels,
-                    tests: #tests,
-                    families: #families,
-                }
-            }
-            #(#functions)*
-        }
+/// A function for each declaration, and the Program that they make.
+fn declared(program: &Program) -> String {
+    let Program { scalars, ops, rulesets, rules, kernels, tests, families } = program;
+    let mut text = String::from("/// Every declaration as the value that the compiler made of it.\nmod declared {");
+    text.push_str(IN_SCOPE);
+    let tables = [
+        list(&mut text, "scalar", "ScalarDef", scalars, |s| &s.name),
+        list(&mut text, "op", "OpDef", ops, |o| &o.name),
+        list(&mut text, "ruleset", "RuleSetDef", rulesets, |r| &r.name),
+        list(&mut text, "rule", "Rule", rules, |r| &r.name),
+        list(&mut text, "kernel", "Kernel", kernels, |k| &k.name),
+        list(&mut text, "test", "Test", tests, |t| &t.name),
+    ];
+    text.push_str("pub(super) fn program() -> Program { Program {");
+    for (name, calls) in ["scalars", "ops", "rulesets", "rules", "kernels", "tests"].iter().zip(tables) {
+        text.push_str(&format!("{name}: vec![{calls}],"));
     }
+    text.push_str("families: ");
+    families.write(&mut text);
+    text.push_str("} } }");
+    text
 }
 
-/// A function for each entry of a table, and the expression that calls them.
-fn list<T: Quote>(
-    functions: &mut Vec<TokenStream>,
-    word: &str,
-    ty: &str,
-    table: &[T],
-    name: impl Fn(&T) -> &String,
-) -> TokenStream {
-    let ty = format_ident!("{ty}");
-    let mut calls = Vec::new();
+/// A function for each entry of a table; returns the calls of them.
+fn list<T: Quote>(out: &mut String, word: &str, ty: &str, table: &[T], name: impl Fn(&T) -> &String) -> String {
+    let mut calls = String::new();
     for (i, entry) in table.iter().enumerate() {
-        let function = ident(&crate::emit::cuda::identifier(&format!("{word}_{i}_"), &name(entry).replace("::", "_")));
-        let value = entry.quote();
-        functions.push(quote!(fn #function() -> #ty { #value }));
-        calls.push(quote!(#function()));
+        let function = crate::emit::cuda::identifier(&format!("{word}_{i}_"), &name(entry).replace("::", "_"));
+        out.push_str(&format!("fn {function}() -> {ty} {{"));
+        entry.write(out);
+        out.push_str("}\n");
+        calls.push_str(&format!("{function}(),"));
     }
-    quote!(vec![#(#calls),*])
+    calls
 }
 
 /// A Rust identifier for a name of the language; keywords become raw or get an underscore.

@@ -1,51 +1,44 @@
 //! Kernel descriptions evaluated in f64: the oracle of whatever runs or prints them.
 //!
-//! In: a description and its inputs as f64. Out: its outputs as f64, one value for each element or
-//! row. Slow and plain.
+//! In: a description, where its operands lie, and its inputs as f64. Out: its outputs as f64. Slow and plain.
 
 use crate::dtype::DType;
 use crate::ir::Program;
 use crate::scalar::{Leaves, Precision, Term, Value, eval};
 
-use super::{Reduction, RowAccess, RowwiseKernel};
+use super::{Reduction, RowAccess, RowLayout, RowwiseKernel};
 
-/// The outputs of a row-wise kernel on `rows` rows of `n` elements: `rows * n` values for a full
-/// output, `rows` for one value a row. An empty row sums to 0, multiplies to 1, has the largest
-/// element -inf, the smallest inf, and mean NaN. An error if an input has another length than its
-/// access says.
+/// The outputs of a row-wise kernel on rows that lie so: as many elements as the output has, where the
+/// layout puts them. An empty row sums to 0, multiplies to 1, has the largest element -inf, the smallest
+/// inf, and mean NaN. An error if there are fewer inputs, or a shorter one, than the layout needs.
 pub fn interpret_rowwise(
     program: &Program,
     kernel: &RowwiseKernel,
     inputs: &[&[f64]],
-    rows: usize,
-    n: usize,
+    layout: &RowLayout,
 ) -> Result<Vec<Vec<f64>>, String> {
-    if inputs.len() != kernel.inputs.len() {
+    if inputs.len() != kernel.inputs.len() || layout.strides.len() != inputs.len() + kernel.outputs.len() {
         return Err(format!("{} takes {} inputs, not {}", kernel.name, kernel.inputs.len(), inputs.len()));
     }
-    for (i, ((_, access), data)) in kernel.inputs.iter().zip(inputs).enumerate() {
-        let wanted = match access {
-            RowAccess::Full => rows * n,
-            RowAccess::PerColumn => n,
-            RowAccess::PerRow => rows,
-            RowAccess::Splat => 1,
-        };
-        if data.len() != wanted {
-            return Err(format!("input {i} of {} has {} elements, not {wanted}", kernel.name, data.len()));
-        }
+    let (rows, n) = (layout.rows(), layout.n());
+    let mut outputs: Vec<Vec<f64>> = Vec::new();
+    for (i, (_, access, _)) in kernel.outputs.iter().enumerate() {
+        let per_row = if *access == RowAccess::PerRow { 1 } else { n };
+        outputs.push(vec![f64::NAN; layout.extent(inputs.len() + i).max(if rows == 0 { 0 } else { per_row })]);
     }
-    let mut outputs: Vec<Vec<f64>> = vec![Vec::new(); kernel.outputs.len()];
     for row in 0..rows {
         let mut steps: Vec<Value> = Vec::with_capacity(kernel.steps.len());
         for (reduction, term) in &kernel.steps {
-            let values = (0..n).map(|column| element(program, kernel, inputs, &steps, term, (row, column, n)));
+            let values = (0..n).map(|column| element(program, kernel, inputs, &steps, term, layout, (row, column)));
             let reduced = fold(*reduction, values.collect::<Result<Vec<f64>, String>>()?);
             steps.push(Value::F(reduced));
         }
-        for (out, (_, access, term)) in outputs.iter_mut().zip(&kernel.outputs) {
-            let columns = if *access == RowAccess::Full { n } else { 1 };
+        for (i, (out, (_, access, term))) in outputs.iter_mut().zip(&kernel.outputs).enumerate() {
+            let columns = if *access == RowAccess::PerRow { 1 } else { n };
             for column in 0..columns {
-                out.push(element(program, kernel, inputs, &steps, term, (row, column, n))?);
+                let value = element(program, kernel, inputs, &steps, term, layout, (row, column))?;
+                let at = layout.index(inputs.len() + i, row, column);
+                *out.get_mut(at).ok_or("an output lies outside of its memory")? = value;
             }
         }
     }
@@ -58,18 +51,13 @@ fn element(
     inputs: &[&[f64]],
     steps: &[Value],
     term: &Term,
-    (row, column, n): (usize, usize, usize),
+    layout: &RowLayout,
+    (row, column): (usize, usize),
 ) -> Result<f64, String> {
     let mut leaves: Vec<Value> = Vec::with_capacity(inputs.len() + steps.len());
-    for ((dtype, access), data) in kernel.inputs.iter().zip(inputs) {
-        let index = match access {
-            RowAccess::Full => row * n + column,
-            RowAccess::PerColumn => column,
-            RowAccess::PerRow => row,
-            RowAccess::Splat => 0,
-        };
-        // A value a row of an empty row reads no column.
-        let x = data.get(index).copied().unwrap_or(f64::NAN);
+    for (i, ((dtype, _), data)) in kernel.inputs.iter().zip(inputs).enumerate() {
+        // An operand that is not used may have no elements.
+        let x = data.get(layout.index(i, row, column)).copied().unwrap_or(f64::NAN);
         leaves.push(match dtype {
             DType::Bool => Value::B(x != 0.0),
             d if d.is_int() => Value::I(x as i64),

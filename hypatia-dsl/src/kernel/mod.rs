@@ -4,8 +4,12 @@
 //! interprets them, `emit::cuda` prints them. Holds always: a term's `In { input }` indexes
 //! `inputs`, and for row-wise kernels, from `inputs.len()` on, the results of earlier `steps`.
 
+mod body;
 mod derive;
 mod interpret;
+mod layout;
+mod moves;
+mod space;
 #[cfg(test)]
 mod tests;
 
@@ -14,6 +18,8 @@ use crate::scalar::Term;
 
 pub use derive::{derive_pointwise, derive_rowwise, derive_rowwise_over};
 pub use interpret::interpret_rowwise;
+pub use layout::{RowLayout, RowSpace};
+pub use moves::{ArgmaxKernel, Move, MoveKernel};
 
 /// How an operand of a pointwise kernel is indexed, the output being `[outer, n]` row-major.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -86,6 +92,9 @@ pub enum RowAccess {
     PerRow,
     /// One element.
     Splat,
+    /// Anything else that is an affine function of the axes that number the rows and those that make a row:
+    /// a stride for each of `RowwiseKernel::axes`. The strides are run-time arguments of the kernel.
+    Strided,
 }
 
 /// Reductions over rows of `[rows, n]`, then outputs that may use their results: softmax,
@@ -101,6 +110,17 @@ pub struct RowwiseKernel {
     /// Reductions in order. Step `i`'s result is `In { input: inputs.len() + i }` for later steps
     /// and outputs, in the compute type.
     pub steps: Vec<(Reduction, Term)>,
-    /// Outputs: element type, whether one a row (`PerRow`) or `Full`, and the value.
+    /// Outputs: element type, whether one a row (`PerRow`), or one for each element (`Full`, or
+    /// `Strided` where the rows do not lie along its last axis), and the value.
     pub outputs: Vec<(DType, RowAccess, Term)>,
+    /// How many axes number the rows, and how many make a row; 1 and 1 if nothing is `Strided`.
+    pub axes: [usize; 2],
+}
+
+impl RowwiseKernel {
+    /// True if an operand or a result is read or written with strides.
+    pub fn strided(&self) -> bool {
+        let mut all = self.inputs.iter().map(|i| i.1).chain(self.outputs.iter().map(|o| o.1));
+        all.any(|a| a == RowAccess::Strided)
+    }
 }

@@ -4,6 +4,7 @@
 //! many rules its families came to. Holds always: nothing here decides whether a Program is accepted.
 
 mod guards;
+mod kernels;
 mod rules;
 mod unused;
 
@@ -17,6 +18,7 @@ pub fn lint(program: &Program, resolved: &Resolved, sources: &SourceMap) -> Vec<
     let mut out = Vec::new();
     rules::lint(program, &mut out);
     guards::lint(program, &mut out);
+    kernels::lint(program, &mut out);
     unused::lint(program, resolved, sources, &mut out);
     // A rule that its families write out many times is warned about once.
     let mut seen = std::collections::HashSet::new();

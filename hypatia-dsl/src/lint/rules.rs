@@ -167,18 +167,40 @@ fn root(r: &Rule) -> Option<Head> {
     r.lhs.first().and_then(head)
 }
 
+/// The numbers that every match of a rule holds or, with `some`, that any match may hold.
+fn literals(r: &Rule, some: bool) -> HashSet<u64> {
+    fn collect(p: &Pat, some: bool, out: &mut HashSet<u64>) {
+        match p {
+            Pat::Lit { value, near: None } => _ = out.insert(value.to_bits()),
+            Pat::Bind(_, p) | Pat::Typed(p, _) => collect(p, some, out),
+            Pat::Node(n) => n.args.iter().for_each(|a| collect(a, some, out)),
+            Pat::OneOf(l) if some => l.iter().for_each(|p| collect(p, some, out)),
+            _ => {}
+        }
+    }
+    let mut out = HashSet::new();
+    r.lhs.iter().for_each(|p| collect(p, some, &mut out));
+    out
+}
+
 /// Rules that another rule makes superfluous.
 fn said_twice(rules: &[&Rule], out: &mut Vec<Diagnostic>) {
-    let mut by_head: HashMap<Option<Head>, Vec<&Rule>> = HashMap::new();
-    for r in rules {
-        by_head.entry(root(r)).or_default().push(r);
+    let numbers: Vec<_> = rules.iter().map(|r| (literals(r, false), literals(r, true))).collect();
+    let mut by_head: HashMap<Option<Head>, Vec<usize>> = HashMap::new();
+    for (i, r) in rules.iter().enumerate() {
+        by_head.entry(root(r)).or_default().push(i);
     }
     let mut pairs = 0;
-    for r in rules {
-        for other in by_head.get(&root(r)).into_iter().flatten() {
+    for (i, r) in rules.iter().enumerate() {
+        for &j in by_head.get(&root(r)).into_iter().flatten() {
+            let other = rules[j];
             pairs += 1;
             if pairs > MAX_PAIRS {
                 return;
+            }
+            // A rule that asks for a number covers none without it: most pairs of a long table end here.
+            if !numbers[j].0.is_subset(&numbers[i].1) {
+                continue;
             }
             if r.base_name == other.base_name || !covers(other, r) {
                 continue;
@@ -215,17 +237,15 @@ fn covers(general: &Rule, special: &Rule) -> bool {
     if general.ruleset != special.ruleset {
         return false;
     }
+    // Guards are compared as they are written, with the same variables only. That is quick: it comes first.
+    let plain = general.requires.is_empty() && general.prefer.is_empty();
+    let alike = general.requires == special.requires && general.prefer == special.prefer;
+    if !(plain || alike && same_vars(general, special)) {
+        return false;
+    }
     let mut i = Instance::default();
-    if !general.lhs.iter().zip(&special.lhs).all(|(g, s)| instance_of(g, s, &mut i)) {
-        return false;
-    }
-    if !general.rhs.iter().zip(&special.rhs).all(|(g, s)| same_result(g, s, &i)) {
-        return false;
-    }
-    // Guards are compared as they are written, with the same variables only.
-    let plain = |r: &Rule| r.requires.is_empty() && r.prefer.is_empty();
-    plain(general)
-        || (general.requires == special.requires && general.prefer == special.prefer && same_vars(general, special))
+    general.lhs.iter().zip(&special.lhs).all(|(g, s)| instance_of(g, s, &mut i))
+        && general.rhs.iter().zip(&special.rhs).all(|(g, s)| same_result(g, s, &i))
 }
 
 fn same_vars(a: &Rule, b: &Rule) -> bool {

@@ -15,7 +15,7 @@ pub(super) fn lint(p: &Program, resolved: &Resolved, sources: &SourceMap, out: &
     for (file, tree) in resolved.files.iter().enumerate() {
         for item in &tree.items {
             let mut add =
-                |path: &crate::ast::Path, _applied: bool| used.extend(resolved.lookup(file, Space::Value, path).ok());
+                |path: &crate::ast::Path, _applied: bool| used.extend(resolved.find(file, Space::Value, path));
             item_mentions(&item.kind, &mut add);
         }
     }

@@ -8,6 +8,7 @@ use super::scan::{ITEM_WORDS, Kind, Token, opens_item};
 use super::{Builder, Rule};
 use crate::diag::{Code, Diagnostic};
 use crate::source::Span;
+use crate::spell::closest;
 
 /// Signs and words of fixed text, which carry nothing into the tree.
 const FIXED: &[(Rule, &str)] = &[
@@ -55,6 +56,7 @@ const FIXED: &[(Rule, &str)] = &[
     (Rule::kw_template, "template"),
     (Rule::kw_pointwise, "pointwise"),
     (Rule::kw_rowwise, "rowwise"),
+    (Rule::kw_composed, "composed"),
     (Rule::kw_tune, "tune"),
     (Rule::kw_launch, "launch"),
     (Rule::kw_input, "input"),
@@ -136,6 +138,7 @@ fn words(rule: Rule) -> Option<Vec<String>> {
         Rule::template => quoted(&["template"]),
         Rule::pointwise => quoted(&["pointwise"]),
         Rule::rowwise => quoted(&["rowwise"]),
+        Rule::composed => quoted(&["composed"]),
         Rule::tune => quoted(&["tune"]),
         Rule::launch => quoted(&["launch"]),
         Rule::input => quoted(&["input", "const"]),
@@ -225,7 +228,7 @@ impl Site<'_> {
         let word = self.text(0);
         let d = Diagnostic::error(Code(111), format!("`{}` does not begin an item", shorten(word)), self.span(0))
             .label("not an item");
-        let d = match closest(word, &ITEM_WORDS) {
+        let d = match closest(word, ITEM_WORDS.into_iter()) {
             Some(w) => d.hint(format!("did you mean `{w}`?")),
             None => match word {
                 "fn" | "def" | "func" | "function" => {
@@ -292,9 +295,16 @@ impl Site<'_> {
         let bare: Vec<&str> = keywords
             .iter()
             .map(|k| k.trim_matches('`'))
-            .filter(|k| k.chars().all(|c| c.is_ascii_lowercase()))
+            .filter(|k| k.len() > 2 && k.chars().all(|c| c.is_ascii_lowercase()))
             .collect();
-        closest(self.text(self.i), &bare).map(str::to_string)
+        closest(self.text(self.i), bare.into_iter()).map(str::to_string)
+    }
+
+    /// `expect equals x`: the word behind `expect` is nearly that of an expectation.
+    fn expectation_word(&self) -> Option<&'static str> {
+        let before = self.i.checked_sub(2)?;
+        let word = (self.text(before) == "expect").then(|| self.text(self.i - 1))?;
+        closest(word, ["equal", "becomes", "fires", "error", "launches", "count"].into_iter())
     }
 
     fn general(&self) -> Diagnostic {
@@ -314,16 +324,40 @@ impl Site<'_> {
         if let Some(hint) = self.wrong_sign() {
             return d.hint(hint);
         }
+        if let Some(word) = self.expectation_word() {
+            return d.hint(format!("did you mean `expect {word}`?"));
+        }
         if let Some(word) = self.misspelled() {
             return d.hint(format!("did you mean `{word}`?"));
         }
         if self.tokens.get(self.i).is_some_and(|t| t.kind == Kind::Word) && is_reserved(self.text(self.i)) {
             return d.note(format!("`{}` is a word of the language and cannot be a name", self.text(self.i)));
         }
+        if let Some(hint) = self.shape_of_item() {
+            return d.hint(hint);
+        }
         if opens_item(self.tokens, self.i, self.builder.text) && self.i > 0 {
             return d.hint("is a `;` missing before it?");
         }
         d
+    }
+
+    /// What the item around it looks like, where another language's habit shows.
+    fn shape_of_item(&self) -> Option<String> {
+        let token = self.tokens.get(self.i)?;
+        let found = self.text(self.i);
+        Some(match found {
+            "{" if self.expects(Rule::assign) => "the body stands behind `=`, without braces: `f(x) = x + 1;`".into(),
+            "," | ")" if self.expects(Rule::colon) => "an operand has a type: `x: T[..s]`".into(),
+            _ if token.kind == Kind::Str && self.text(0) == "use" => {
+                let module = found.trim_matches('"').trim_end_matches(".hyp").replace('/', "::");
+                format!("a module is named without quotes: `use {}::*;`", shorten(&module))
+            }
+            _ if token.kind != Kind::Sign && self.expects(Rule::comma) => {
+                format!("is a `,` missing before {}?", describe(found))
+            }
+            _ => return None,
+        })
     }
 
     /// A sign that other languages use for what was expected here.
@@ -345,7 +379,9 @@ impl Site<'_> {
             "*" if self.previous() == "*" => "write `**` for a power".to_string(),
             "=>" if operator => "write `>=` to compare; `=>` separates the two sides of a rule".to_string(),
             ";" if self.expects(Rule::comma) && !self.expects(Rule::semi) => "separate them with `,`".to_string(),
-            "?" if operator => "only a name can be optional: `bias?`, `cast?(x)`".to_string(),
+            "?" if operator => {
+                "a choice is written `if c then a else b`; optional is a name only: `bias?`, `cast?(x)`".to_string()
+            }
             _ => return None,
         })
     }
@@ -404,35 +440,4 @@ fn list(all: &[String]) -> String {
         [only] => only.clone(),
         [first @ .., last] => format!("{} or {last}", first.join(", ")),
     }
-}
-
-/// The candidate that `word` most likely misspells: at most one edit for each three letters.
-pub(crate) fn closest<'a>(word: &str, candidates: &[&'a str]) -> Option<&'a str> {
-    let limit = (word.chars().count() / 3).max(1);
-    candidates
-        .iter()
-        .filter(|c| c.len().abs_diff(word.len()) <= limit)
-        .map(|c| (edits(word, c), *c))
-        .filter(|(n, c)| *n > 0 && *n <= limit && c.len() > 2)
-        .min_by_key(|(n, _)| *n)
-        .map(|(_, c)| c)
-}
-
-/// Insertions, deletions, replacements and swaps of neighbours between two words.
-fn edits(a: &str, b: &str) -> usize {
-    let (a, b): (Vec<char>, Vec<char>) = (a.chars().collect(), b.chars().collect());
-    let mut rows = vec![(0..=b.len()).collect::<Vec<usize>>()];
-    for i in 1..=a.len() {
-        let mut row = vec![i];
-        for j in 1..=b.len() {
-            let mut best =
-                (rows[i - 1][j] + 1).min(row[j - 1] + 1).min(rows[i - 1][j - 1] + usize::from(a[i - 1] != b[j - 1]));
-            if i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] {
-                best = best.min(rows[i - 2][j - 2] + 1);
-            }
-            row.push(best);
-        }
-        rows.push(row);
-    }
-    rows[a.len()][b.len()]
 }

@@ -10,6 +10,8 @@ use crate::source::{FileId, Span};
 
 /// Largest number of tokens of an item: one has some hundred, a wrong file may have a million.
 pub const MAX_TOKENS: usize = 50_000;
+/// Largest number of bytes of a name or a string: messages repeat them.
+pub const MAX_WORD: usize = 256;
 /// Largest depth of an expression: brackets and operators that stand in each other.
 pub const MAX_DEPTH: u32 = 128;
 /// Largest depth of brackets alone: the grammar recurses over these, with big stack frames.
@@ -18,6 +20,7 @@ pub const MAX_BRACKETS: usize = 48;
 /// The first lexical error of an item, if any.
 pub(super) fn check(tokens: &[Token], text: &str, file: FileId) -> Option<Diagnostic> {
     too_long(tokens, file)
+        .or_else(|| long_word(tokens, file))
         .or_else(|| strange(tokens, text, file))
         .or_else(|| brackets(tokens, text, file))
         .or_else(|| depth(tokens, text, file))
@@ -35,6 +38,15 @@ fn too_long(tokens: &[Token], file: FileId) -> Option<Diagnostic> {
     Some(d.hint("split it into several items; is the `;` behind it missing?"))
 }
 
+/// A name that no person wrote.
+fn long_word(tokens: &[Token], file: FileId) -> Option<Diagnostic> {
+    let long = |t: &&Token| matches!(t.kind, Kind::Word | Kind::Str) && t.end - t.start > MAX_WORD as u32;
+    let token = tokens.iter().find(long)?;
+    let what = if token.kind == Kind::Word { "name" } else { "string" };
+    let message = format!("this {what} is too long: the limit is {MAX_WORD} bytes");
+    Some(Diagnostic::error(Code(108), message, span(token, file)).label(format!("{} bytes", token.end - token.start)))
+}
+
 /// Strings without an end, block comments, unknown characters.
 fn strange(tokens: &[Token], text: &str, file: FileId) -> Option<Diagnostic> {
     let token = tokens.iter().find(|t| matches!(t.kind, Kind::OpenString | Kind::BlockComment | Kind::Unknown))?;
@@ -48,7 +60,9 @@ fn strange(tokens: &[Token], text: &str, file: FileId) -> Option<Diagnostic> {
             .label("`/*` means nothing here")
             .hint("start each line of the comment with `//`"),
         _ => {
-            let shown: String = found.chars().take(20).flat_map(char::escape_debug).collect();
+            // Quotes are shown as they are, only what cannot be seen is escaped.
+            let visible = |c: char| if "'\"\\".contains(c) { vec![c] } else { c.escape_debug().collect() };
+            let shown: String = found.chars().take(20).flat_map(visible).collect();
             let d =
                 Diagnostic::error(Code(106), format!("unknown text `{shown}`"), at).label("not part of the language");
             match found.chars().next() {

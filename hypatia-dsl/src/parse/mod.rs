@@ -13,13 +13,14 @@ mod limits;
 pub(crate) mod scan;
 
 use std::cell::RefCell;
+use std::ops::Range;
 
 use pest::Parser as _;
 use pest::iterators::{Pair, Pairs};
 
 pub use limits::{MAX_BRACKETS, MAX_DEPTH};
 
-use crate::ast::{File, Item, Name, Spanned};
+use crate::ast::{File, Item, ItemKind, Name, Spanned};
 use crate::diag::{Code, Diagnostic};
 use crate::source::{FileId, MAX_FILE, SourceMap, Span};
 use scan::{Kind, Token};
@@ -85,12 +86,71 @@ fn parse_text(text: &str, file: FileId) -> (File, Vec<Diagnostic>) {
         misplaced: None,
         out: &mut out,
     };
-    for range in scan::items(&significant, text) {
-        parser.item(range);
+    let ranges: Vec<Range<usize>> = scan::items(&significant, text);
+    let ready = ahead(text, file, &significant, &ranges);
+    for (range, ready) in ranges.into_iter().zip(ready) {
+        parser.item(range, ready);
     }
     parser.finish();
     let diagnostics = parser.builder.diagnostics.into_inner();
     (out, diagnostics)
+}
+
+/// An item without a syntax error, and what else is wrong with it.
+struct Ready {
+    kind: ItemKind,
+    diagnostics: Vec<Diagnostic>,
+}
+
+/// Files of fewer tokens are parsed by one thread: they take less time than starting another.
+const SEVERAL_THREADS: usize = 4000;
+/// Threads at most.
+const MAX_THREADS: usize = 8;
+
+/// Parses the items of a large file, which do not depend on each other, on all cores. `None` for items that have an error
+/// or need to know what came before: these are parsed in order.
+fn ahead(text: &str, file: FileId, tokens: &[Token], ranges: &[Range<usize>]) -> Vec<Option<Ready>> {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from).min(MAX_THREADS);
+    if tokens.len() < SEVERAL_THREADS || cores < 2 || ranges.len() < cores {
+        return ranges.iter().map(|_| None).collect();
+    }
+    let one = |range: &Range<usize>| item_ahead(text, file, &tokens[range.clone()]);
+    let mut parts = ranges.chunks(ranges.len().div_ceil(cores));
+    let first = parts.next().unwrap_or_default();
+    std::thread::scope(|scope| {
+        let started: Vec<_> = parts
+            .map(|part| {
+                let builder = std::thread::Builder::new().name("parse".into()).stack_size(STACK);
+                (part.len(), builder.spawn_scoped(scope, || part.iter().map(one).collect::<Vec<_>>()))
+            })
+            .collect();
+        let mut out: Vec<Option<Ready>> = first.iter().map(one).collect();
+        for (len, thread) in started {
+            match thread {
+                Ok(thread) => {
+                    out.extend(thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+                }
+                // The system gives no thread: these are parsed in order.
+                Err(_) => out.extend((0..len).map(|_| None)),
+            }
+        }
+        out
+    })
+}
+
+fn item_ahead(text: &str, file: FileId, tokens: &[Token]) -> Option<Ready> {
+    let (first, last) = (tokens.first()?, tokens.last()?);
+    if limits::check(tokens, text, file).is_some() {
+        return None;
+    }
+    let builder = Builder { file, text, base: first.start, diagnostics: RefCell::default() };
+    let mut pairs = Grammar::parse(Rule::item, &text[first.start as usize..last.end as usize]).ok()?;
+    let pair = Kids(pairs.next()?.into_inner()).next()?;
+    if pair.as_rule() == Rule::edition {
+        return None;
+    }
+    let kind = builder.item(pair).ok()?;
+    Some(Ready { kind, diagnostics: builder.diagnostics.into_inner() })
 }
 
 /// Why a file is not looked at, if it is too large or no text.
@@ -121,7 +181,7 @@ struct FileParser<'a> {
 }
 
 impl FileParser<'_> {
-    fn item(&mut self, range: std::ops::Range<usize>) {
+    fn item(&mut self, range: Range<usize>, ready: Option<Ready>) {
         let (file, text) = (self.builder.file, self.builder.text);
         let tokens = &self.tokens[range.clone()];
         let (Some(first), Some(last)) = (tokens.first(), tokens.last()) else { return };
@@ -134,11 +194,15 @@ impl FileParser<'_> {
         // What is left of an item whose brackets or quotes went wrong is no second error.
         let leftover = self.lexical_error
             && !scan::opens_item(tokens, 0, text)
-            && explain::closest(first.text(text), &scan::ITEM_WORDS).is_none();
+            && crate::spell::closest(first.text(text), scan::ITEM_WORDS.into_iter()).is_none();
         if leftover {
             return;
         }
         self.lexical_error = false;
+        if let Some(Ready { kind, diagnostics }) = ready {
+            diagnostics.into_iter().for_each(|d| self.builder.report(d));
+            return self.out.items.push(Item { doc, kind, span });
+        }
         if let Some(d) = limits::check(tokens, text, file) {
             self.lexical_error = true;
             return self.builder.report(d);

@@ -6,9 +6,10 @@
 
 use crate::ast::{Arg, Expr, ExprKind, Name, Path};
 use crate::diag::Diagnostic;
-use crate::ir::{OpDef, OpId, Param, ParamKind};
-use crate::resolve::closest;
+use crate::dtype::Kind;
+use crate::ir::{OpDef, OpId, Param, ParamKind, ScalarId};
 use crate::source::Span;
+use crate::spell::closest;
 
 use super::code;
 use super::context::Cx;
@@ -177,6 +178,42 @@ impl<'a> Cx<'a> {
             return self.report(d);
         }
         Some(args.iter().map(|a| &a.value).collect())
+    }
+}
+
+impl<'a> Cx<'a> {
+    /// A scalar takes no element type in `<>`, and has one result.
+    pub(super) fn plain_call(&mut self, callee: &Path, types: &[Name], output: Option<(u32, Span)>) -> Option<()> {
+        if let Some(t) = types.first() {
+            let message = format!("`{}` takes no element type in `<>`", callee.text());
+            return self.error(code::ARITY, message, t.span);
+        }
+        match output {
+            Some((_, span)) => self.error(code::ARITY, format!("`{}` has one result", callee.text()), span),
+            None => Some(()),
+        }
+    }
+
+    /// The arguments of a scalar, each read in its place, with what it gives if that is known. Every argument is read,
+    /// so that all of their mistakes are told.
+    pub(super) fn read_scalar_args<T>(
+        &mut self,
+        id: ScalarId,
+        args: &[&'a Expr],
+        mut read: impl FnMut(&mut Self, &'a Expr) -> Option<(T, Option<Kind>)>,
+    ) -> Option<Vec<T>> {
+        let mut out = Vec::new();
+        let mut good = true;
+        for (i, arg) in args.iter().enumerate() {
+            match read(self, arg) {
+                Some((value, kind)) => {
+                    good &= self.check_kind(id, i, kind, arg.span).is_some();
+                    out.push(value);
+                }
+                None => good = false,
+            }
+        }
+        good.then_some(out)
     }
 }
 

@@ -5,14 +5,14 @@
 
 use crate::ast::{Expr, ExprKind};
 use crate::diag::Diagnostic;
-use crate::dtype::DType;
 use crate::ir::{AExpr, AttrPat, AttrType, Sort};
 use crate::source::Span;
 
 use super::code;
 use super::context::{Cx, Slot};
-use super::guards::{AKind, attr_type_words, coerce, kind_fits};
+use super::guards::{AKind, coerce, kind_fits};
 use super::types::single;
+use crate::typing::attr_type_words;
 
 impl<'a> Cx<'a> {
     /// The pattern of an attribute.
@@ -28,7 +28,7 @@ impl<'a> Cx<'a> {
             return Some(AttrPat::Any);
         }
         if let Some(name) = single(e)
-            && DType::from_name(&name.node).is_none()
+            && self.dtype_named(&name.node).is_none()
         {
             match self.slot(&name.node).cloned() {
                 Some(Slot::Param { expr, frame, .. }) => {

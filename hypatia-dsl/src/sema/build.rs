@@ -4,20 +4,21 @@
 //! and literals alone is one number, worked out when the node is built; everything else is a node.
 
 use crate::ast::{Arg, BinaryOp, Expr, ExprKind, Name, Path, UnaryOp};
-use crate::builtin::{BuiltinScalar, view};
+use crate::builtin::{BuiltinOp, BuiltinScalar, view};
 use crate::diag::Diagnostic;
 use crate::dtype::{DType, Kind};
 use crate::ir::{
-    AExpr, AFn, AttrType, AttrValue, Build, BuildArg, BuildNode, Fact, Head, OpId, ParamKind, ScalarId, Sort, VarId,
+    AExpr, AFn, AttrType, AttrValue, Build, BuildArg, BuildNode, DTypePat, Fact, Head, OpId, ParamKind, ScalarId, Sort,
+    TypePat, VarId,
 };
-use crate::resolve::closest;
 use crate::source::Span;
+use crate::spell::closest;
 
 use super::args::Given;
 use super::code;
 use super::context::{Callee, Cx, Pos, Slot};
 use super::patterns::{literal, operator};
-use super::types::single;
+use super::types::{element_type_hint, single};
 
 const FROZEN: &str = "build";
 
@@ -45,7 +46,7 @@ impl<'a> Cx<'a> {
             ExprKind::Call { callee, optional: false, types, args } => {
                 self.build_call(e, callee, types, args, pos, None)
             }
-            ExprKind::Result(inner, n) => match &inner.kind {
+            ExprKind::Result(inner, n) => match &self.written_out(inner).kind {
                 ExprKind::Call { callee, optional: false, types, args } => {
                     self.build_call(inner, callee, types, args, pos, Some((*n, e.span)))
                 }
@@ -109,6 +110,48 @@ impl<'a> Cx<'a> {
         }
     }
 
+    /// The expression that a `let` gave this name, or the expression itself.
+    fn written_out(&self, e: &'a Expr) -> &'a Expr {
+        match single(e).and_then(|n| self.slot(&n.node)) {
+            Some(Slot::Param { expr, .. }) => expr,
+            _ => e,
+        }
+    }
+
+    /// True if an expression of a `let` is a tensor rather than an attribute: it applies an op or a scalar, or a tensor
+    /// stands in it by itself.
+    pub(super) fn is_tensor(&self, e: &Expr) -> bool {
+        match &e.kind {
+            ExprKind::Path(_) => single(e).is_some_and(|n| match self.slot(&n.node) {
+                Some(Slot::Var(v)) => self.sort(*v) == Sort::Tensor,
+                Some(Slot::Param { .. }) => true,
+                None => false,
+            }),
+            ExprKind::Unary(_, a) | ExprKind::Result(a, _) => self.is_tensor(a),
+            ExprKind::Binary(_, a, b) => self.is_tensor(a) || self.is_tensor(b),
+            ExprKind::Else(..) => true,
+            ExprKind::Call { callee, args, .. } => {
+                let name = callee.text();
+                if Fact::from_name(&name).is_some() || name == "dim" || name == "same_accumulator" {
+                    return false;
+                }
+                let tensors = args.iter().any(|a| self.is_tensor(&a.value));
+                let several = |e: &Expr| matches!(e.kind, ExprKind::Spread(_) | ExprKind::Comprehension { .. });
+                match AFn::from_name(&name) {
+                    Some(_) => tensors,
+                    None => {
+                        name == FROZEN
+                            || tensors
+                            || args.iter().any(|a| several(&a.value))
+                            || self.binders.contains_key(&name)
+                            || callee.parts.first().is_some_and(|n| self.is_function(n))
+                    }
+                }
+            }
+            _ => false,
+        }
+    }
+
     /// Result `n` of an application of an op.
     pub(super) fn build_result(&mut self, e: &'a Expr, n: u32) -> Option<Build> {
         match &e.kind {
@@ -128,8 +171,15 @@ impl<'a> Cx<'a> {
         if pos == Pos::Term && name == "acc" {
             return Some(node(Head::Acc, vec![]));
         }
-        let Some(Slot::Var(v)) = self.slot(name).cloned() else {
-            return self.unbound(one, p);
+        let v = match self.slot(name).cloned() {
+            Some(Slot::Var(v)) => v,
+            Some(Slot::Param { expr, frame, .. }) => {
+                let here = std::mem::replace(&mut self.frame, frame);
+                let r = self.build(expr, pos);
+                self.frame = here;
+                return r;
+            }
+            None => return self.unbound(one, p),
         };
         match (self.sort(v), pos) {
             (Sort::Tensor, Pos::Tensor) if self.info[v.index()].optional => {
@@ -168,7 +218,7 @@ impl<'a> Cx<'a> {
             .label("nothing gives it a value");
         d = match near {
             Some(s) => d.hint(format!("did you mean `{s}`?")),
-            None => d.hint(format!("bind `{}` on the left side, or declare it", one.node)),
+            None => d.hint(self.bind_hint.replace("{}", &one.node)),
         };
         self.report(d)
     }
@@ -227,18 +277,14 @@ impl<'a> Cx<'a> {
                 self.report(d)
             }
             Callee::Head(Head::Scalar(id)) => {
-                if let Some(t) = types.first() {
-                    return self.error(
-                        code::ARITY,
-                        format!("`{}` takes no element type in `<>`", callee.text()),
-                        t.span,
-                    );
-                }
-                if let Some((_, span)) = output {
-                    return self.error(code::ARITY, format!("`{}` has one result", callee.text()), span);
-                }
+                self.plain_call(callee, types, output)?;
                 let args = self.scalar_args(id, args, e.span)?;
                 self.scalar_build_id(id, &args, pos)
+            }
+            Callee::Head(Head::Region(v)) => {
+                self.region_args(v, e, callee, (types, args))?;
+                let built: Vec<Option<Build>> = args.iter().map(|a| self.build(&a.value, pos)).collect();
+                Some(node(Head::Region(v), built.into_iter().collect::<Option<_>>()?))
             }
             Callee::Head(Head::Op(id)) if pos == Pos::Term => self.op_in_term(id, callee),
             Callee::Head(Head::Op(id)) => self.op_build(id, e, callee, types, args, output),
@@ -279,18 +325,15 @@ impl<'a> Cx<'a> {
     }
 
     fn dtype_name_build(&mut self, t: &'a Name) -> Option<AExpr> {
-        if let Some(d) = DType::from_name(&t.node) {
+        if let Some(d) = self.dtype_named(&t.node) {
             return Some(AExpr::Value(AttrValue::DType(d)));
         }
         match self.slot(&t.node).cloned() {
             Some(Slot::Var(v)) if self.sort(v) == Sort::DType => Some(AExpr::Var(v)),
             Some(Slot::Var(v)) => self.wrong_sort(&t.node, v, Sort::DType, t.span),
             _ => {
-                let mut d = Diagnostic::error(code::BAD_TYPE, format!("there is no element type `{}`", t.node), t.span);
-                if let Some(s) = closest(&t.node, DType::ALL.iter().map(|d| d.name())) {
-                    d = d.hint(format!("did you mean `{s}`?"));
-                }
-                self.report(d)
+                let d = Diagnostic::error(code::BAD_TYPE, format!("there is no element type `{}`", t.node), t.span);
+                self.report(element_type_hint(d, &t.node))
             }
         }
     }
@@ -301,18 +344,12 @@ impl<'a> Cx<'a> {
     }
 
     fn scalar_build_id(&mut self, id: ScalarId, args: &[&'a Expr], pos: Pos) -> Option<Build> {
-        let mut out = Vec::new();
-        let mut good = true;
-        for (i, arg) in args.iter().enumerate() {
-            match self.build(arg, pos) {
-                Some(b) => {
-                    good &= self.check_kind(id, i, self.build_kind(&b), arg.span).is_some();
-                    out.push(b);
-                }
-                None => good = false,
-            }
-        }
-        good.then(|| node(Head::Scalar(id), out))
+        let out = self.read_scalar_args(id, args, |cx, arg| {
+            let b = cx.build(arg, pos)?;
+            let kind = cx.build_kind(&b);
+            Some((b, kind))
+        })?;
+        Some(node(Head::Scalar(id), out))
     }
 
     fn build_kind(&self, b: &Build) -> Option<Kind> {
@@ -367,6 +404,9 @@ impl<'a> Cx<'a> {
                         operands.extend(a);
                     }
                 }
+                (ParamKind::Tensor { ty, .. }, Given::One(e)) if self.integer_literal(id, ty, e).is_some() => {
+                    operands.extend(self.integer_literal(id, ty, e).map(BuildArg::One));
+                }
                 (kind, Given::One(e)) => {
                     let pos = if matches!(kind, ParamKind::Term) { Pos::Term } else { Pos::Tensor };
                     let a = self.build(e, pos);
@@ -381,6 +421,26 @@ impl<'a> Cx<'a> {
             return None;
         }
         Some(Build::Node(BuildNode { head: Head::Op(id), args: operands, attrs, output: output? }))
+    }
+
+    /// A whole number where an integer tensor stands is a constant of that type, i64 where any integer type will do:
+    /// there is no other operand to take the type from.
+    fn integer_literal(&self, op: OpId, ty: &TypePat, e: &Expr) -> Option<Build> {
+        let value = literal(e).filter(|v| v.fract() == 0.0)?;
+        let dtype = match &ty.dtype {
+            DTypePat::Is(d) => Some(*d),
+            DTypePat::Var(v) => {
+                let bounds = &self.s.program.op(op).bounds;
+                let allowed = bounds.iter().find(|(b, _)| b == v).map(|(_, l)| l)?;
+                (allowed.iter().all(|d| d.is_int()) && allowed.contains(&DType::I64)).then_some(DType::I64)
+            }
+            _ => None,
+        };
+        let dtype = dtype.filter(|d| d.is_int())?;
+        let full = self.s.program.builtin_op(BuiltinOp::Full)?;
+        let attrs = [AttrValue::List(Vec::new()), AttrValue::Float(value), AttrValue::DType(dtype)];
+        let attrs = attrs.into_iter().map(AExpr::Value).collect();
+        Some(Build::Node(BuildNode { head: Head::Op(full), args: Vec::new(), attrs, output: 0 }))
     }
 
     fn missing_attribute<T>(&mut self, attr: &str, op: OpId, span: Span) -> Option<T> {

@@ -79,8 +79,8 @@ codes! {
     SIDES_TYPE = 411;
     /// A rounding class that is ill-formed.
     CLASS = 412;
-    /// A construct that a later edition will have.
-    LATER = 413;
+    /// A variable for pointwise work that stands where it cannot.
+    REGION = 413;
     /// A family that is ill-formed.
     FAMILY = 414;
     /// A variable that is bound and never used.
@@ -109,6 +109,12 @@ codes! {
     TUNE = 603;
     /// A setting of a kernel that is unknown.
     KERNEL_SETTING = 604;
+    /// A template that cannot be read.
+    TEMPLATE_FILE = 605;
+    /// A template that is wrong.
+    TEMPLATE = 606;
+    /// A kernel that cannot be generated from its op's body.
+    KERNEL_BODY = 607;
     /// A device that has no profile.
     TARGET = 701;
     /// An input of a test that is ill-formed.

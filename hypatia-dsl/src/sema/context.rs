@@ -8,9 +8,11 @@ use std::collections::HashMap;
 use crate::ast::{Expr, ExprKind, Path};
 use crate::builtin::BuiltinScalar;
 use crate::diag::{Code, Diagnostic};
+use crate::dtype::DType;
 use crate::ir::{AExpr, Build, Head, ScalarId, Sort, Var, VarId};
-use crate::resolve::{ItemRef, Space, closest};
+use crate::resolve::{ItemRef, Space};
 use crate::source::Span;
+use crate::spell::closest;
 
 use super::{Decl, Sema, code};
 
@@ -63,6 +65,10 @@ pub(super) struct VarInfo {
     pub span: Option<Span>,
     /// May be absent.
     pub optional: bool,
+    /// Of pointwise work: how many operands the left side gives it.
+    pub operands: Option<usize>,
+    /// One of several operands, inside `[.. for x in xs]`: only its sizes are known.
+    pub item: bool,
 }
 
 /// What a name means inside a declaration.
@@ -117,8 +123,14 @@ pub(super) struct Cx<'a> {
     /// Guards that patterns imply.
     pub implied: Vec<AExpr>,
     pub place: Place,
+    /// The pattern that a kernel implements, with all its results.
+    pub kernel_root: Option<Span>,
     /// How many of the variables are parameters of an op.
     pub params: usize,
+    /// How a name gets a value here, with the name for `{}`.
+    pub bind_hint: &'static str,
+    /// `[d in {f16, bf16}]`: what `d` stands for.
+    pub dtypes: HashMap<String, DType>,
     /// Applications that were built, operands first, with their places.
     pub nodes: Vec<(Build, Span)>,
     depth: usize,
@@ -140,7 +152,10 @@ impl<'a> Cx<'a> {
             deferred: Vec::new(),
             implied: Vec::new(),
             place: Place::Pattern,
+            kernel_root: None,
             params: 0,
+            bind_hint: "bind `{}` on the left side, or declare it",
+            dtypes: HashMap::new(),
             nodes: Vec::new(),
             depth: 0,
             size: 0,
@@ -193,7 +208,7 @@ impl<'a> Cx<'a> {
 
     pub(super) fn fresh(&mut self, name: impl Into<String>, sort: Sort, span: Option<Span>) -> VarId {
         self.vars.push(Var { name: name.into(), sort });
-        self.info.push(VarInfo { span, optional: false });
+        self.info.push(VarInfo { span, ..VarInfo::default() });
         VarId(self.vars.len() as u32 - 1)
     }
 
@@ -209,6 +224,11 @@ impl<'a> Cx<'a> {
 
     pub(super) fn slot(&self, name: &str) -> Option<&Slot<'a>> {
         self.frames[self.frame].names.get(name)
+    }
+
+    /// The element type of that name, or that a binder of that name stands for.
+    pub(super) fn dtype_named(&self, name: &str) -> Option<DType> {
+        self.dtypes.get(name).copied().or_else(|| DType::from_name(name))
     }
 
     pub(super) fn sort(&self, v: VarId) -> Sort {
@@ -329,6 +349,7 @@ pub(super) fn sort_words(sort: Sort) -> &'static str {
         Sort::Attr => "an attribute or size",
         Sort::Shape => "a list of sizes",
         Sort::DType => "an element type",
+        Sort::Region => "pointwise work",
     }
 }
 

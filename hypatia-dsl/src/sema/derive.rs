@@ -5,12 +5,12 @@
 //! that nothing is given a name that it does not deserve.
 
 use crate::ast::BinaryOp;
-use crate::builtin::BuiltinScalar;
 use crate::dtype::DType;
 use crate::ir::{
     AExpr, AttrPat, AttrValue, Build, BuildArg, BuildNode, Claim, Class, DimPat, Fact, Head, NodePat, OpBody, OpDef,
     OpId, ParamKind, Pat, RestPat, Rule, ScalarBody, ScalarId, Sort, TypePat, Var, VarId,
 };
+use crate::neutral::without_absent;
 use crate::scalar::{Term, TermId, TermNode};
 
 use super::walk::pat_vars;
@@ -37,9 +37,9 @@ pub(super) fn derive(s: &mut Sema<'_>) {
             with_kernel.push(id);
         }
     }
-    for id in with_kernel {
+    for &id in &with_kernel {
         if !s.poisoned_ops.contains(&id) {
-            out.extend(op_rules(s, id));
+            out.extend(op_rules(s, id, &with_kernel));
         }
     }
     s.program.rules.splice(0..0, out);
@@ -171,12 +171,12 @@ impl FromTerm<'_> {
 }
 
 /// `body => op`, for each choice of which optional operands are there.
-fn op_rules(s: &Sema<'_>, id: OpId) -> Vec<Rule> {
+fn op_rules(s: &Sema<'_>, id: OpId, with_kernel: &[OpId]) -> Vec<Rule> {
     let def = s.program.op(id);
-    let OpBody::Defined(body) = &def.body else { return Vec::new() };
-    let [body] = body.as_slice() else { return Vec::new() };
-    // Ops inside the body are unfolded too: the graph holds no other form of them for certain.
-    let Some(body) = super::unfold::unfold(&s.program, body) else { return Vec::new() };
+    let OpBody::Defined(bodies) = &def.body else { return Vec::new() };
+    // Ops inside the body are unfolded too, as they are on entry; those with a kernel have been found again.
+    let unfolded = bodies.iter().map(|b| super::unfold::unfold(&s.program, b, with_kernel));
+    let Some(bodies) = unfolded.collect::<Option<Vec<Build>>>() else { return Vec::new() };
     let variadic =
         def.params.iter().any(|p| matches!(p.kind, ParamKind::Tensor { variadic: true, .. } | ParamKind::Term));
     let optional: Vec<usize> = (0..def.params.len())
@@ -189,11 +189,13 @@ fn op_rules(s: &Sema<'_>, id: OpId) -> Vec<Rule> {
     for mask in 0..1usize << optional.len() {
         let absent: Vec<VarId> =
             optional.iter().enumerate().filter(|(b, _)| mask >> b & 1 == 1).map(|(_, i)| VarId(*i as u32)).collect();
-        // With an operand absent, `y + 0` is also written `y`.
+        // With an operand absent the addition is absent too; models may write `y + 0` all the same.
         for plain in if absent.is_empty() { vec![false] } else { vec![false, true] } {
             let mut f = FromBuild::new(s, def, &absent, plain);
-            let Some(lhs) = f.pat(&body) else { continue };
-            if !matches!(lhs, Pat::Node(_)) || !f.complete(&lhs) {
+            let Some(lhs) = bodies.iter().map(|b| f.pat(b)).collect::<Option<Vec<Pat>>>() else { continue };
+            // A result that is an operand, or another result, cannot be told from it.
+            let told = |p: &Pat| matches!(p, Pat::Node(_)) && lhs.iter().filter(|q| *q == p).count() == 1;
+            if !lhs.iter().all(told) || !f.complete(&lhs) {
                 continue;
             }
             let rule = f.rule(id, lhs, out.len());
@@ -203,6 +205,15 @@ fn op_rules(s: &Sema<'_>, id: OpId) -> Vec<Rule> {
         }
     }
     out
+}
+
+/// Nodes of a pattern.
+fn pat_size(p: &Pat) -> usize {
+    match p {
+        Pat::Bind(_, p) | Pat::Typed(p, _) => pat_size(p),
+        Pat::Node(n) => 1 + n.args.iter().map(pat_size).sum::<usize>(),
+        _ => 1,
+    }
 }
 
 struct FromBuild<'s> {
@@ -234,9 +245,9 @@ impl<'s> FromBuild<'s> {
     }
 
     /// True if the pattern found every operand and attribute.
-    fn complete(&self, lhs: &Pat) -> bool {
+    fn complete(&self, lhs: &[Pat]) -> bool {
         let mut have = self.bound.clone();
-        pat_vars(lhs, &mut |v| have.push(v));
+        lhs.iter().for_each(|p| pat_vars(p, &mut |v| have.push(v)));
         have.extend(self.lets.iter().map(|l| l.0));
         let operands = self.def.operands().map(|(i, _)| VarId(i as u32)).filter(|v| !self.absent.contains(v));
         operands.chain(ops::attr_vars(self.def)).all(|v| have.contains(&v))
@@ -257,12 +268,11 @@ impl<'s> FromBuild<'s> {
             Build::Frozen(b) => self.pat(b),
             Build::If(..) => None,
             Build::Node(n) => {
-                if self.plain
-                    && let Some(p) = self.neutral(n)
-                {
-                    return Some(p);
+                let absent = |v: VarId| self.absent.contains(&v);
+                match without_absent(&self.s.program, n, &absent).filter(|_| self.plain) {
+                    Some(rest) => self.pat(rest),
+                    None => self.node(n),
                 }
-                self.node(n)
             }
         }
     }
@@ -299,37 +309,6 @@ impl<'s> FromBuild<'s> {
         Some(Pat::Var(t))
     }
 
-    /// `p + 0` as `p`, where the 0 stands for an absent operand.
-    fn neutral(&mut self, n: &BuildNode) -> Option<Pat> {
-        let Head::Scalar(id) = n.head else { return None };
-        let (unit, both) = match self.s.program.scalar(id).body {
-            ScalarBody::Builtin(BuiltinScalar::Add) => (0.0, true),
-            ScalarBody::Builtin(BuiltinScalar::Mul) => (1.0, true),
-            ScalarBody::Builtin(BuiltinScalar::Sub) => (0.0, false),
-            ScalarBody::Builtin(BuiltinScalar::Div) => (1.0, false),
-            _ => return None,
-        };
-        let [BuildArg::One(a), BuildArg::One(b)] = n.args.as_slice() else { return None };
-        if self.stands_for(b, unit) {
-            return self.pat(a);
-        }
-        if both && self.stands_for(a, unit) {
-            return self.pat(b);
-        }
-        None
-    }
-
-    fn stands_for(&self, b: &Build, unit: f64) -> bool {
-        match b {
-            Build::Else(v, other) if self.absent.contains(v) => match &**other {
-                Build::Number(AExpr::Value(AttrValue::Float(x))) => *x == unit,
-                Build::Number(AExpr::Value(AttrValue::Dim(d))) => d.as_const() == Some(unit as i64),
-                _ => false,
-            },
-            _ => false,
-        }
-    }
-
     fn node(&mut self, n: &BuildNode) -> Option<Pat> {
         let mut args = Vec::new();
         for a in &n.args {
@@ -355,25 +334,35 @@ impl<'s> FromBuild<'s> {
         }
     }
 
-    fn rule(mut self, id: OpId, lhs: Pat, n: usize) -> Rule {
+    /// One root for each result, the largest first: the others are then searched for near its variables.
+    fn rule(mut self, id: OpId, lhs: Vec<Pat>, n: usize) -> Rule {
         let def = self.def;
-        // A constant inside may be of a shape that makes the whole larger than the op's result.
-        self.vars.push(Var { name: "_out".into(), sort: Sort::Tensor });
-        let out = VarId(self.vars.len() as u32 - 1);
-        if let Some(shape) = def.results.first().and_then(shape_expr) {
-            let have = AExpr::Fact(Fact::Shape, out);
-            self.requires.push(AExpr::Binary(BinaryOp::Eq, Box::new(have), Box::new(shape)));
-        }
-        let lhs = Pat::Bind(out, Box::new(lhs));
-        let args = def
+        let mut roots: Vec<(usize, Pat)> = lhs.into_iter().enumerate().collect();
+        roots.sort_by_key(|(_, p)| std::cmp::Reverse(pat_size(p)));
+        let args: Vec<BuildArg> = def
             .operands()
             .map(|(i, _)| {
                 let v = VarId(i as u32);
                 BuildArg::One(if self.absent.contains(&v) { Build::Absent } else { Build::Var(v) })
             })
             .collect();
-        let attrs = ops::attr_vars(def).into_iter().map(AExpr::Var).collect();
-        let rhs = Build::Node(BuildNode { head: Head::Op(id), args, attrs, output: 0 });
+        let attrs: Vec<AExpr> = ops::attr_vars(def).into_iter().map(AExpr::Var).collect();
+        let (mut lhs, mut rhs) = (Vec::new(), Vec::new());
+        for (output, pat) in roots {
+            // A constant inside may be of a shape that makes the whole larger than the op's result.
+            self.vars.push(Var {
+                name: if output == 0 { "_out".into() } else { format!("_out{output}") },
+                sort: Sort::Tensor,
+            });
+            let out = VarId(self.vars.len() as u32 - 1);
+            if let Some(shape) = def.results.get(output).and_then(shape_expr) {
+                let have = AExpr::Fact(Fact::Shape, out);
+                self.requires.push(AExpr::Binary(BinaryOp::Eq, Box::new(have), Box::new(shape)));
+            }
+            lhs.push(Pat::Bind(out, Box::new(pat)));
+            let (args, attrs) = (args.clone(), attrs.clone());
+            rhs.push(Build::Node(BuildNode { head: Head::Op(id), args, attrs, output: output as u32 }));
+        }
         let mut requires = self.requires;
         for (v, dtypes) in &def.bounds {
             let list = dtypes.iter().map(|d| AttrValue::DType(*d)).collect();
@@ -392,8 +381,8 @@ impl<'s> FromBuild<'s> {
             doc: format!("The body of `{}` is `{}`.", def.name, def.name),
             origin: def.origin.clone(),
             vars: self.vars,
-            lhs: vec![lhs],
-            rhs: vec![rhs],
+            lhs,
+            rhs,
             lets: self.lets,
             requires,
             prefer: Vec::new(),

@@ -6,14 +6,14 @@
 
 use crate::ast::{BinaryOp, Expr, ExprKind, Path, UnaryOp};
 use crate::diag::Diagnostic;
-use crate::dtype::DType;
 use crate::ir::{AExpr, AFn, AttrType, AttrValue, DeviceFact, Fact, Sort, Var, VarId};
-use crate::resolve::closest;
 use crate::shape::Dim;
 use crate::source::Span;
+use crate::spell::closest;
 
 use super::code;
 use super::context::{Cx, Place, Slot};
+use super::types::single;
 
 const SAME_ACCUMULATOR: &str = "same_accumulator";
 const DIM: &str = "dim";
@@ -49,8 +49,17 @@ impl<'a> Cx<'a> {
                 Some(AExpr::Index(Box::new(list?), Box::new(i?)))
             }
             ExprKind::Comprehension { element, name, over, condition } => {
-                let over = self.aexpr(over)?;
-                let v = self.fresh(name.node.clone(), Sort::Attr, Some(name.span));
+                let several = single(over).and_then(|n| match self.slot(&n.node) {
+                    Some(Slot::Var(v)) if self.sort(*v) == Sort::Tensors => Some(*v),
+                    _ => None,
+                });
+                let over = match several {
+                    Some(v) => AExpr::Fact(Fact::Shapes, v),
+                    None => self.aexpr(over)?,
+                };
+                let sort = if several.is_some() { Sort::Shape } else { Sort::Attr };
+                let v = self.fresh(name.node.clone(), sort, Some(name.span));
+                self.info[v.index()].item = several.is_some();
                 let frame = self.frame;
                 let hidden = self.frames[frame].names.insert(name.node.clone(), Slot::Var(v));
                 let element = self.aexpr(element);
@@ -179,7 +188,7 @@ impl<'a> Cx<'a> {
     }
 
     fn aexpr_free_name(&mut self, name: &str, p: &Path) -> Option<AExpr> {
-        if let Some(d) = DType::from_name(name) {
+        if let Some(d) = self.dtype_named(name) {
             return Some(AExpr::Value(AttrValue::DType(d)));
         }
         let device = match name {
@@ -222,6 +231,9 @@ impl<'a> Cx<'a> {
             let (t, a, b) = (self.tensor_arg(&name, t), self.tensor_arg(&name, a), self.tensor_arg(&name, b));
             return Some(AExpr::SameAccumulator(t?, a?, b?));
         }
+        if let Some(item) = args.first().and_then(|a| self.item(a)) {
+            return self.item_fact(&name, item, args, span);
+        }
         if name == DIM {
             let [x, i] = args else { return self.wrong_count(&name, span, 2, 2, args.len()) };
             let (x, i) = (self.tensor_arg(&name, x), self.aexpr(i));
@@ -232,9 +244,13 @@ impl<'a> Cx<'a> {
             if f == Fact::Uses && self.place != Place::Prefer {
                 return self.misplaced_fact(&name, span);
             }
-            let v = self.tensor_arg(&name, x)?;
-            if (self.sort(v) == Sort::Tensors) != (f == Fact::Count) {
-                let wanted = if f == Fact::Count { Sort::Tensors } else { Sort::Tensor };
+            let v = match self.term_arg(x) {
+                Some(v) if matches!(f, Fact::Shape | Fact::Rank | Fact::Numel) => v,
+                _ => self.tensor_arg(&name, x)?,
+            };
+            let of_several = matches!(f, Fact::Count | Fact::Shapes);
+            if (self.sort(v) == Sort::Tensors) != of_several {
+                let wanted = if of_several { Sort::Tensors } else { Sort::Tensor };
                 let shown = self.vars[v.index()].name.clone();
                 return self.wrong_sort(&shown, v, wanted, x.span);
             }
@@ -262,6 +278,31 @@ impl<'a> Cx<'a> {
         Some(AExpr::Call(f, args.into_iter().collect::<Option<_>>()?))
     }
 
+    /// The variable of `[.. for x in xs]` over several operands: it holds the sizes of one of them.
+    fn item(&self, e: &Expr) -> Option<VarId> {
+        match self.slot(&single(e)?.node) {
+            Some(Slot::Var(v)) if self.info[v.index()].item => Some(*v),
+            _ => None,
+        }
+    }
+
+    fn item_fact(&mut self, name: &str, item: VarId, args: &[&'a Expr], span: Span) -> Option<AExpr> {
+        let sizes = AExpr::Var(item);
+        match (name, args) {
+            (DIM, [_, i]) => Some(AExpr::Index(Box::new(sizes), Box::new(self.aexpr(i)?))),
+            ("shape", [_]) => Some(sizes),
+            ("rank", [_]) => Some(AExpr::Call(AFn::Len, vec![sizes])),
+            ("numel", [_]) => Some(AExpr::Call(AFn::Prod, vec![sizes])),
+            _ => {
+                let shown = self.vars[item.index()].name.clone();
+                let d = Diagnostic::error(code::SORT, format!("`{name}` cannot be asked of `{shown}`"), span)
+                    .label("one of several operands")
+                    .hint("of one of several operands `shape`, `dim`, `rank` and `numel` are known");
+                self.report(d)
+            }
+        }
+    }
+
     fn wrong_count<T>(&mut self, name: &str, span: Span, lo: usize, hi: usize, have: usize) -> Option<T> {
         let wanted = if lo == hi { format!("{lo}") } else { format!("{lo} or {hi}") };
         let s = if hi == 1 { "" } else { "s" };
@@ -276,6 +317,16 @@ impl<'a> Cx<'a> {
             .note("uses come and go while rules are applied: what is sound must not depend on them, what is profitable may")
             .hint("move this condition to `prefer`");
         self.report(d)
+    }
+
+    /// The variable of sort Term that is named.
+    fn term_arg(&self, e: &Expr) -> Option<VarId> {
+        let ExprKind::Path(p) = &e.kind else { return None };
+        let [one] = p.parts.as_slice() else { return None };
+        match self.slot(&one.node) {
+            Some(Slot::Var(v)) if self.sort(*v) == Sort::Term => Some(*v),
+            _ => None,
+        }
     }
 
     /// The tensor variable that a fact is asked of.
@@ -410,10 +461,12 @@ pub(super) fn akind(e: &AExpr, vars: &[Var]) -> AKind {
             _ => AKind::Number,
         },
         AExpr::Fact(f, _) => match f {
-            Fact::Shape => AKind::List,
+            Fact::Shape | Fact::Shapes => AKind::List,
             Fact::DType => AKind::DType,
             Fact::Rank | Fact::Value | Fact::Uses | Fact::Numel | Fact::Count => AKind::Number,
-            Fact::Const | Fact::NonNegative | Fact::Positive | Fact::Finite | Fact::Present => AKind::Bool,
+            Fact::Const | Fact::Uniform | Fact::NonNegative | Fact::Positive | Fact::Finite | Fact::Present => {
+                AKind::Bool
+            }
         },
         AExpr::SameAccumulator(..) => AKind::Bool,
         AExpr::Device(DeviceFact::Sm) => AKind::Number,
@@ -428,23 +481,6 @@ fn value_kind(v: &AttrValue) -> AKind {
         AttrValue::DType(_) => AKind::DType,
         AttrValue::Str(_) => AKind::Str,
         AttrValue::List(_) => AKind::List,
-    }
-}
-
-/// "an integer", for messages.
-pub(super) fn attr_type_words(ty: AttrType) -> &'static str {
-    match ty {
-        AttrType::Int => "an integer",
-        AttrType::Axis => "an axis (an integer)",
-        AttrType::Axes => "a list of axes",
-        AttrType::Ints => "a list of integers",
-        AttrType::Float => "a number",
-        AttrType::Floats => "a list of numbers",
-        AttrType::Bool => "true or false",
-        AttrType::DType => "an element type",
-        AttrType::Dim => "a size",
-        AttrType::Dims => "a list of sizes",
-        AttrType::Str => "a text",
     }
 }
 

@@ -5,7 +5,9 @@
 
 use std::collections::HashMap;
 
-use crate::ir::{AExpr, AttrPat, AttrValue, Build, BuildArg, Head, NodePat, Pat, Rule, VarId};
+use crate::ir::{
+    AExpr, AttrPat, AttrValue, Build, BuildArg, BuildNode, Head, NodePat, OpBody, Pat, Program, Rule, VarId,
+};
 
 /// What the variables of the pattern stand for.
 #[derive(Default, Debug)]
@@ -122,9 +124,52 @@ fn has_type(p: &Pat) -> bool {
 /// True if the right side is a part of the left side below scalar functions only, in a rule that is
 /// not lifted to terms: the class then contains itself, and an epilogue could take the function in
 /// again and again.
-pub(crate) fn self_containing(r: &Rule) -> bool {
+/// A part that is known to be an op's result, such as `p @ softmax(x)`, is no such function's operand for an epilogue: only
+/// products have epilogues, so these and ops whose bodies end in one are told from the others.
+pub(crate) fn self_containing(p: &Program, r: &Rule) -> bool {
     let ([lhs], [rhs]) = (r.lhs.as_slice(), r.rhs.as_slice()) else { return false };
-    !r.pointwise && scalars_only(rhs) && below(lhs, rhs)
+    let by_op = matches!(rhs, Build::Var(v) if is_op(p, lhs, *v));
+    !r.pointwise && !by_op && scalars_only(rhs) && below(lhs, rhs)
+}
+
+/// True if the pattern binds the variable to an application of an op that is no product and has none inside.
+fn is_op(program: &Program, p: &Pat, v: VarId) -> bool {
+    match p {
+        Pat::Bind(w, inner) => (*w == v && no_product(program, inner)) || is_op(program, inner, v),
+        Pat::Typed(p, _) => is_op(program, p, v),
+        Pat::Node(n) => n.args.iter().any(|a| is_op(program, a, v)),
+        _ => false,
+    }
+}
+
+fn no_product(program: &Program, p: &Pat) -> bool {
+    let Pat::Node(NodePat { head: Head::Op(id), .. }) = p else { return false };
+    let mut work = vec![*id];
+    let mut seen = Vec::new();
+    while let Some(id) = work.pop() {
+        if seen.contains(&id) {
+            continue;
+        }
+        seen.push(id);
+        match &program.op(id).body {
+            OpBody::Builtin(b) if b.multiplies() => return false,
+            OpBody::Builtin(_) => {}
+            OpBody::Defined(bodies) => {
+                for b in bodies {
+                    parts(
+                        b,
+                        &mut |b, _| {
+                            if let Build::Node(BuildNode { head: Head::Op(id), .. }) = b {
+                                work.push(*id);
+                            }
+                        },
+                        true,
+                    );
+                }
+            }
+        }
+    }
+    true
 }
 
 fn scalars_only(b: &Build) -> bool {

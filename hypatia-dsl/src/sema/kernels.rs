@@ -5,8 +5,8 @@
 
 use crate::ast::{self, ExprKind};
 use crate::diag::Diagnostic;
-use crate::ir::{AExpr, AttrValue, Backend, Head, Kernel, NodePat, ParamKind, Pat, Sort};
-use crate::resolve::closest;
+use crate::ir::{AExpr, AttrValue, Backend, Head, Kernel, NodePat, ParamKind, Pat, Sort, TemplateFile};
+use crate::spell::closest;
 
 use super::context::{Cx, Place, Pos};
 use super::walk::pat_vars;
@@ -17,6 +17,7 @@ const MAX_CHOICES: usize = 64;
 
 pub(super) fn kernel<'a>(cx: &mut Cx<'a>, k: &'a ast::Kernel, doc: &str) -> Option<Kernel> {
     cx.place = Place::Pattern;
+    cx.kernel_root = Some(k.pattern.span);
     let pattern = cx.pattern(&k.pattern, Pos::Tensor);
     let settled = cx.settle_deferred();
     let backend = backend(cx, k);
@@ -61,12 +62,15 @@ pub(super) fn kernel<'a>(cx: &mut Cx<'a>, k: &'a ast::Kernel, doc: &str) -> Opti
     if !good {
         return None;
     }
-    // A row-wise kernel is generated from the op's body.
+    // These kernels are made from the op's body.
     let def = cx.s.program.op(op);
-    if backend == Backend::Rowwise && matches!(def.body, crate::ir::OpBody::Builtin(_)) {
+    if let Backend::Rowwise | Backend::Composed = backend
+        && matches!(def.body, crate::ir::OpBody::Builtin(_))
+    {
+        let word = if backend == Backend::Rowwise { "rowwise" } else { "composed" };
         let d = Diagnostic::error(
             code::BACKEND,
-            format!("`rowwise` is generated from an op's body, and `{}` has none", def.name),
+            format!("`{word}` is generated from an op's body, and `{}` has none", def.name),
             k.pattern.span,
         )
         .hint("define an op with a body, and let the kernel be for it");
@@ -136,10 +140,11 @@ fn backend(cx: &mut Cx<'_>, k: &ast::Kernel) -> Option<Backend> {
                     .hint("write `template \"gemm_sm90.cu.j2\";`");
                 return cx.report(d);
             }
-            Some(Backend::Template(file.node.clone()))
+            Some(Backend::Template(TemplateFile { file: file.node.clone(), text: String::new() }))
         }
         Some(ast::Backend::Pointwise(_)) => Some(Backend::Pointwise),
         Some(ast::Backend::Rowwise(_)) => Some(Backend::Rowwise),
+        Some(ast::Backend::Composed(_)) => Some(Backend::Composed),
         None => {
             let d = Diagnostic::error(
                 code::BACKEND,
@@ -147,7 +152,7 @@ fn backend(cx: &mut Cx<'_>, k: &ast::Kernel) -> Option<Backend> {
                 k.name.span,
             )
             .label("no backend")
-            .hint("add one of `cublaslt BIAS;`, `template \"file.cu.j2\";`, `pointwise;`, `rowwise;`");
+            .hint("add one of `cublaslt BIAS;`, `template \"file.cu.j2\";`, `pointwise;`, `rowwise;`, `composed;`");
             cx.report(d)
         }
     }

@@ -29,6 +29,7 @@ mod recursion;
 mod rules;
 mod rulesets;
 mod scalars;
+mod sizes;
 mod tests;
 mod types;
 mod unfold;
@@ -90,11 +91,13 @@ pub fn analyse(resolved: &Resolved, sources: &SourceMap) -> (Program, Vec<Diagno
     s.signatures();
     recursion::check(&mut s);
     s.scalar_bodies();
+    sizes::check(&mut s);
     s.family_members();
     s.op_bodies();
     rulesets::collect(&mut s);
     s.rules_kernels_tests();
     derive::derive(&mut s);
+    s.expected_rules();
     (s.program, s.diags)
 }
 
@@ -248,7 +251,7 @@ impl<'a> Sema<'a> {
 
     /// What a family's name stands for; `None` if it is no family, `Err` if that was reported.
     fn family_of(&self, file: usize, path: &ast::Path) -> Option<Result<Vec<Head>, ()>> {
-        if let Ok(item) = self.resolved.lookup(file, Space::Value, path) {
+        if let Some(item) = self.resolved.find(file, Space::Value, path) {
             return match self.decls.get(&item)? {
                 Decl::Family => Some(self.families.get(&item).cloned().unwrap_or(Err(()))),
                 _ => None,
@@ -260,6 +263,36 @@ impl<'a> Sema<'a> {
             "binary" => Some(Ok(rules::of_arity(self, 2))),
             _ => None,
         }
+    }
+
+    /// A test that expects a rule which does not exist would pass or fail for no reason. Rules with errors are left out
+    /// of the program, so that this is looked at only where there are none.
+    fn expected_rules(&mut self) {
+        if crate::diag::has_errors(&self.diags) {
+            return;
+        }
+        let known: HashSet<&str> =
+            self.program.rules.iter().flat_map(|r| [r.name.as_str(), r.base_name.as_str()]).collect();
+        let mut found = Vec::new();
+        for (_, item) in self.items() {
+            let ItemKind::Test(t) = &item.kind else { continue };
+            for st in &t.statements {
+                let ast::TestStatement::Expect(ast::Expect::Fires(path, _)) = st else { continue };
+                let name = path.text();
+                if known.contains(name.as_str()) {
+                    continue;
+                }
+                let mut names: Vec<&str> = known.iter().copied().collect();
+                names.sort_unstable();
+                let d = Diagnostic::error(code::EXPECTATION, format!("there is no rule `{name}`"), path.span)
+                    .label("can never fire");
+                found.push(match crate::spell::closest(&name, names.into_iter()) {
+                    Some(s) => d.hint(format!("did you mean `{s}`?")),
+                    None => d.hint("only rules of this file and of what it uses take part: is a `use` missing?"),
+                });
+            }
+        }
+        self.diags.extend(found);
     }
 
     fn family_members(&mut self) {

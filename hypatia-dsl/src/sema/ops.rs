@@ -12,12 +12,13 @@ use crate::dtype::DType;
 use crate::ir::{
     AExpr, AttrType, AttrValue, Build, CostFormulas, OpBody, OpDef, Param, ParamKind, RestPat, Sort, TypePat, VarId,
 };
-use crate::resolve::closest;
+use crate::spell::closest;
 
 use super::code;
 use super::context::{Cx, Place, Pos};
-use super::guards::{attr_type_words, coerce};
+use super::guards::coerce;
 use super::types::TypeMode;
+use crate::typing::attr_type_words;
 
 const TERM_WORD: &str = "scalar";
 const ATTR_TYPES: &[(&str, AttrType)] = &[
@@ -329,6 +330,7 @@ pub(super) fn body<'a>(cx: &mut Cx<'a>, op: &'a ast::Op, def: &OpDef) -> Option<
     }
     cx.params = op.params.len();
     cx.place = Place::Right;
+    cx.bind_hint = "declare it among the operands, `{}: T[..]`, or as an attribute, `{}: float = 1.0`";
     let body = op.body.as_ref()?;
     let parts: Vec<&'a Expr> = match &body.kind {
         ExprKind::Tuple(items) => items.iter().collect(),

@@ -20,6 +20,9 @@ use super::context::{Callee, Cx, Frame, Pos, Slot};
 use super::types::{TypeMode, single};
 use super::walk::{pat_vars, visit_pat};
 
+/// Operands of pointwise work at most.
+const MAX_REGION_OPERANDS: usize = 4;
+
 impl<'a> Cx<'a> {
     /// A pattern.
     pub(super) fn pattern(&mut self, e: &'a Expr, pos: Pos) -> Option<Pat> {
@@ -52,6 +55,7 @@ impl<'a> Cx<'a> {
                 Some(Pat::Typed(Box::new(inner?), ty?))
             }
             ExprKind::Alternatives(list) => self.one_of(list, pos, e.span),
+            ExprKind::Optional(name) => self.maybe_bound(name, pos),
             ExprKind::Call { callee, optional, types, args } => {
                 self.pattern_call(e, callee, *optional, types, args, pos)
             }
@@ -73,6 +77,23 @@ impl<'a> Cx<'a> {
             },
             _ => self.misplaced(e, "a pattern"),
         }
+    }
+
+    /// `name?`: bound where this alternative holds, absent elsewhere.
+    fn maybe_bound(&mut self, name: &'a Name, pos: Pos) -> Option<Pat> {
+        if let Some(Slot::Param { expr, frame, .. }) = self.slot(&name.node).cloned() {
+            // A parameter of a named pattern: the name that it stands for.
+            let Some(given) = single(expr) else {
+                return self.error(code::MISPLACED, "what may be absent is given by a name", expr.span);
+            };
+            let here = std::mem::replace(&mut self.frame, frame);
+            let made = self.maybe_bound(given, pos);
+            self.frame = here;
+            return made;
+        }
+        let v = self.bind(&name.node, pos.sort(), name.span)?;
+        self.info[v.index()].optional = true;
+        Some(Pat::Optional(v))
     }
 
     fn near(&mut self, value: &'a Expr, tolerance: &'a Expr) -> Option<Pat> {
@@ -170,12 +191,14 @@ impl<'a> Cx<'a> {
         let sets: Vec<BTreeSet<VarId>> = out.iter().map(|(p, _)| self.named_vars(p)).collect();
         let all: BTreeSet<VarId> = sets.iter().flatten().copied().collect();
         for (set, (_, at)) in sets.iter().zip(&out) {
-            if let Some(missing) = all.difference(set).next() {
+            // What may be absent is absent where another alternative holds.
+            if let Some(missing) = all.difference(set).find(|v| !self.info[v.index()].optional) {
                 let name = self.vars[missing.index()].name.clone();
                 let mut d =
                     Diagnostic::error(code::ALTERNATIVES, format!("this alternative does not bind `{name}`"), *at)
                         .label(format!("no `{name}` in here"))
-                        .hint("bind the same variables in every alternative, or write `_` where the value is not used");
+                        .hint("bind the same variables in every alternative, write `_` where the value is not used, or `name?` for what \
+                         may be absent");
                 if let Some(first) = self.info[missing.index()].span {
                     d = d.also(first, "bound here");
                 }
@@ -328,16 +351,7 @@ impl<'a> Cx<'a> {
         match self.callee(callee)? {
             Callee::Pattern(item) => self.inline(item, callee, args, pos, e.span),
             Callee::Head(Head::Scalar(id)) => {
-                if let Some(t) = types.first() {
-                    return self.error(
-                        code::ARITY,
-                        format!("`{}` takes no element type in `<>`", callee.text()),
-                        t.span,
-                    );
-                }
-                if let Some((_, span)) = output {
-                    return self.error(code::ARITY, format!("`{}` has one result", callee.text()), span);
-                }
+                self.plain_call(callee, types, output)?;
                 let args = self.scalar_args(id, args, e.span)?;
                 self.scalar_pattern_id(id, &args, pos)
             }
@@ -347,8 +361,52 @@ impl<'a> Cx<'a> {
                 }
                 self.op_pattern(id, e, callee, types, args, output, loose)
             }
+            Callee::Head(Head::Region(v)) => {
+                if pos == Pos::Term {
+                    let d = Diagnostic::error(
+                        code::REGION,
+                        format!("on a left side `{}` is work on whole tensors, not inside an epilogue", callee.text()),
+                        e.span,
+                    )
+                    .hint("bind the epilogue as a whole: `gemm(a, b, e, to = d)`");
+                    return self.report(d);
+                }
+                self.region_args(v, e, callee, (types, args))?;
+                let pats: Vec<Option<Pat>> = args.iter().map(|a| self.pattern(&a.value, Pos::Tensor)).collect();
+                let args = pats.into_iter().collect::<Option<Vec<_>>>()?;
+                self.info[v.index()].operands = Some(args.len());
+                Some(Pat::Node(NodePat { head: Head::Region(v), args, rest: None, attrs: vec![], output: 0 }))
+            }
             Callee::Head(_) => None,
         }
+    }
+
+    /// Checks the operands of pointwise work: plain ones, and as many as on the left side.
+    pub(super) fn region_args(
+        &mut self,
+        v: VarId,
+        e: &Expr,
+        callee: &Path,
+        (types, args): (&[Name], &[Arg]),
+    ) -> Option<()> {
+        let name = callee.text();
+        let plain = types.is_empty() && args.iter().all(|a| a.name.is_none());
+        let wanted = self.info[v.index()].operands;
+        let fits = match wanted {
+            Some(n) => args.len() == n,
+            None => (1..=MAX_REGION_OPERANDS).contains(&args.len()),
+        };
+        if plain && fits {
+            return Some(());
+        }
+        let wanted = match wanted {
+            Some(n) => format!("{n}, as on the left side"),
+            None => format!("one to {MAX_REGION_OPERANDS}"),
+        };
+        let d =
+            Diagnostic::error(code::REGION, format!("`{name}` stands for pointwise work over operands alone"), e.span)
+                .label(format!("expected operands: {wanted}"));
+        self.report(d)
     }
 
     pub(super) fn op_in_term<T>(&mut self, id: OpId, callee: &Path) -> Option<T> {
@@ -409,7 +467,7 @@ impl<'a> Cx<'a> {
         if t.node == "_" {
             return Some(AttrPat::Any);
         }
-        if let Some(d) = DType::from_name(&t.node) {
+        if let Some(d) = self.dtype_named(&t.node) {
             return Some(AttrPat::Is(AExpr::Value(AttrValue::DType(d))));
         }
         Some(AttrPat::Var(self.bind(&t.node, Sort::DType, t.span)?))
@@ -421,18 +479,12 @@ impl<'a> Cx<'a> {
     }
 
     fn scalar_pattern_id(&mut self, id: ScalarId, args: &[&'a Expr], pos: Pos) -> Option<Pat> {
-        let mut out = Vec::new();
-        let mut good = true;
-        for (i, arg) in args.iter().enumerate() {
-            match self.pattern(arg, pos) {
-                Some(p) => {
-                    good &= self.check_kind(id, i, self.pat_kind(&p), arg.span).is_some();
-                    out.push(p);
-                }
-                None => good = false,
-            }
-        }
-        good.then(|| scalar_node(id, out))
+        let out = self.read_scalar_args(id, args, |cx, arg| {
+            let p = cx.pattern(arg, pos)?;
+            let kind = cx.pat_kind(&p);
+            Some((p, kind))
+        })?;
+        Some(scalar_node(id, out))
     }
 
     /// Whether a pattern gives a number or a truth value, where that is known.
@@ -561,6 +613,8 @@ impl<'a> Cx<'a> {
                     .label(format!("it has {have} result{}, counted from 0", if have == 1 { "" } else { "s" }));
                 self.with_declaration(d, def)
             }
+            // A kernel computes all results.
+            None if several && self.kernel_root == Some(span) => Some(0),
             None if several => {
                 let d = Diagnostic::error(code::ARITY, format!("`{}` has several results", callee.text()), span)
                     .label("which one?")

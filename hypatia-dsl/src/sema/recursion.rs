@@ -4,7 +4,7 @@
 //! are poisoned so that nothing walks round it. Holds always: no recursion here either, the walk has
 //! a stack of its own.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use crate::ast::{self, Expr, ExprKind, ItemKind};
 use crate::diag::Diagnostic;
@@ -30,7 +30,7 @@ pub(super) fn check(s: &mut Sema<'_>) {
         for b in bodies {
             mentions(b, &mut |p, applied| {
                 if applied {
-                    out.extend(s.resolved.lookup(at.file, Space::Value, p).ok());
+                    out.extend(s.resolved.find(at.file, Space::Value, p));
                 }
             });
         }
@@ -132,7 +132,7 @@ pub(super) fn family_order(s: &mut Sema<'_>, items: &[(ItemRef, &ast::Family)]) 
             match &e.kind {
                 ExprKind::Set(l) => stack.extend(l),
                 ExprKind::Spread(Some(x)) => stack.push(x),
-                ExprKind::Path(p) => out.extend(s.resolved.lookup(at.file, Space::Value, p)),
+                ExprKind::Path(p) => out.extend(s.resolved.find(at.file, Space::Value, p)),
                 _ => {}
             }
         }
@@ -141,20 +141,27 @@ pub(super) fn family_order(s: &mut Sema<'_>, items: &[(ItemRef, &ast::Family)]) 
     }
     let nodes: Vec<ItemRef> = items.iter().map(|(at, _)| *at).collect();
     let circles = circles(&nodes, &edges);
-    let bad: Vec<ItemRef> = circles.iter().flatten().copied().collect();
+    let bad: HashSet<ItemRef> = circles.iter().flatten().copied().collect();
     for c in &circles {
         report(s, c);
     }
+    // Members first: a walk with a stack of its own, (family, next member).
     let mut order: Vec<usize> = Vec::new();
-    loop {
-        let ready = (0..items.len()).find(|i| {
-            !order.contains(i)
-                && !bad.contains(&nodes[*i])
-                && edges[*i].iter().all(|e| bad.contains(e) || index.get(e).is_some_and(|j| order.contains(j)))
-        });
-        match ready {
-            Some(i) => order.push(i),
-            None => return order,
+    let mut seen: Vec<bool> = nodes.iter().map(|n| bad.contains(n)).collect();
+    for root in 0..items.len() {
+        let mut stack = if seen[root] { Vec::new() } else { vec![(root, 0)] };
+        seen[root] = true;
+        while let Some((family, next)) = stack.pop() {
+            let Some(member) = edges[family].get(next) else {
+                order.push(family);
+                continue;
+            };
+            stack.push((family, next + 1));
+            if let Some(m) = index.get(member).copied().filter(|m| !seen[*m]) {
+                seen[m] = true;
+                stack.push((m, 0));
+            }
         }
     }
+    order
 }

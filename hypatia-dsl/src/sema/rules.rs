@@ -8,7 +8,8 @@ use crate::ast::{self, Expr, ExprKind};
 use crate::diag::Diagnostic;
 use crate::dtype::DType;
 use crate::ir::{AExpr, Build, BuildNode, Claim, Class, Head, Origin, Pat, Rule, RuleSetId, ScalarId, Sort, VarId};
-use crate::resolve::{Space, closest};
+use crate::resolve::Space;
+use crate::spell::closest;
 
 use super::context::{Callee, Cx, Place, Pos};
 use super::walk::pat_vars;
@@ -45,7 +46,19 @@ pub(super) fn rules(s: &Sema<'_>, file: usize, r: &ast::Rule, doc: &str) -> (Vec
         let directions: &[bool] = if r.both_ways { &[false, true] } else { &[false] };
         for back in directions {
             let mut cx = Cx::new(s, file);
-            cx.binders = choice.iter().cloned().collect();
+            for (binder, (name, member)) in r.binders.iter().zip(&choice) {
+                let head = match member {
+                    Member::Head(Head::Region(_)) => {
+                        Head::Region(cx.fresh(name.clone(), Sort::Region, Some(binder.name.span)))
+                    }
+                    Member::Head(head) => *head,
+                    Member::DType(d) => {
+                        cx.dtypes.insert(name.clone(), *d);
+                        continue;
+                    }
+                };
+                cx.binders.insert(name.clone(), head);
+            }
             let made = one(&mut cx, r, *back);
             if !cx.diags.is_empty() {
                 // The same mistake shows in every choice.
@@ -71,25 +84,34 @@ pub(super) fn rules(s: &Sema<'_>, file: usize, r: &ast::Rule, doc: &str) -> (Vec
 
 /// Checks that need both sides.
 fn check_whole(s: &Sema<'_>, r: &Rule, left: Span, right: Span) -> Option<Diagnostic> {
-    if hygiene::self_containing(r) {
+    if hygiene::self_containing(&s.program, r) {
         return Some(
             Diagnostic::error(code::SELF_CONTAINING, format!("`{}` makes a tensor contain itself", r.base_name), right)
                 .label("this is a part of the left side")
                 .also(left, "below these functions")
                 .note("the rule is about tensors only: an epilogue could take the outer function in again and again")
-                .hint("state it on scalars, without types: it then holds inside epilogues too, and ends there"),
+                .hint("state it on scalars, without types: it then holds inside epilogues too, and ends there")
+                .hint("or say which op makes the inner tensor, if it is no matrix product: `p @ softmax(x, axis = a)`"),
         );
     }
     check::rule(&s.program, r, right, left)
 }
 
-fn rule_name(s: &Sema<'_>, r: &ast::Rule, choice: &[(String, Head)], back: bool) -> String {
+fn rule_name(s: &Sema<'_>, r: &ast::Rule, choice: &[(String, Member)], back: bool) -> String {
     let mut name = r.path.text();
     if back {
         name.push_str(".back");
     }
-    if !choice.is_empty() {
-        let members: Vec<&str> = choice.iter().map(|(_, h)| s.head_name(*h)).collect();
+    // Pointwise work is found by the matcher: there is one rule for all of it.
+    let members: Vec<&str> = choice
+        .iter()
+        .filter_map(|(_, m)| match m {
+            Member::Head(Head::Region(_)) => None,
+            Member::Head(h) => Some(s.head_name(*h)),
+            Member::DType(d) => Some(d.name()),
+        })
+        .collect();
+    if !members.is_empty() {
         name.push_str(&format!("[{}]", members.join(", ")));
     }
     name
@@ -126,15 +148,58 @@ fn ruleset(cx: &mut Cx<'_>, r: &ast::Rule) -> Option<RuleSetId> {
 }
 
 /// The members of each binder.
-fn families(cx: &mut Cx<'_>, r: &ast::Rule) -> Option<Vec<(String, Vec<Head>)>> {
-    let mut out: Vec<(String, Vec<Head>)> = Vec::new();
+fn families(cx: &mut Cx<'_>, r: &ast::Rule) -> Option<Vec<(String, Vec<Member>)>> {
+    let mut out: Vec<(String, Vec<Member>)> = Vec::new();
     for b in &r.binders {
         if out.iter().any(|(n, _)| *n == b.name.node) {
             return cx.error(code::DUPLICATE, format!("`{}` is bound twice", b.name.node), b.name.span);
         }
-        out.push((b.name.node.clone(), family(cx, &b.family)?));
+        let members = match (&b.family.kind, dtype_set(&b.family)) {
+            (_, Some(dtypes)) => dtypes.into_iter().map(Member::DType).collect(),
+            (ExprKind::Path(p), _) if is_pointwise(cx, p) => vec![Member::Head(Head::Region(VarId(u32::MAX)))],
+            _ => family(cx, &b.family)?.into_iter().map(Member::Head).collect(),
+        };
+        out.push((b.name.node.clone(), members));
     }
     Some(out)
+}
+
+/// True for the word that binds a variable for any pointwise work, unless a family has that name.
+fn is_pointwise(cx: &Cx<'_>, p: &ast::Path) -> bool {
+    p.text() == "pointwise" && cx.s.family_of(cx.file(), p).is_none()
+}
+
+/// Reports variables for pointwise work that the left side does not apply exactly once.
+fn check_regions(cx: &mut Cx<'_>, lhs: &[Pat], left: &Expr) -> Option<()> {
+    fn uses(p: &Pat, v: VarId) -> usize {
+        match p {
+            Pat::Bind(_, p) | Pat::Typed(p, _) => uses(p, v),
+            Pat::OneOf(l) => l.iter().map(|p| uses(p, v)).max().unwrap_or(0),
+            Pat::Node(n) => usize::from(n.head == Head::Region(v)) + n.args.iter().map(|a| uses(a, v)).sum::<usize>(),
+            _ => 0,
+        }
+    }
+    let mut good = true;
+    for i in 0..cx.vars.len() {
+        let v = VarId(i as u32);
+        if cx.sort(v) != Sort::Region {
+            continue;
+        }
+        let n: usize = lhs.iter().map(|p| uses(p, v)).sum();
+        if n != 1 {
+            good = false;
+            let name = cx.vars[i].name.clone();
+            let d = Diagnostic::error(
+                code::REGION,
+                format!("the left side applies `{name}` {n} times, and must apply it once"),
+                left.span,
+            )
+            .label(format!("`{name}` stands for pointwise work that is found here"))
+            .hint("the right side may apply it any number of times");
+            cx.report::<()>(d);
+        }
+    }
+    good.then_some(())
 }
 
 /// The members of a family expression.
@@ -148,7 +213,50 @@ pub(super) fn family(cx: &mut Cx<'_>, e: &Expr) -> Option<Vec<Head>> {
     if out.is_empty() {
         return cx.error(code::FAMILY, "this family is empty", e.span);
     }
+    alike(cx, &out, e)?;
     Some(out)
+}
+
+/// A rule is written once for all members: they are called alike.
+fn alike(cx: &mut Cx<'_>, members: &[Head], e: &Expr) -> Option<()> {
+    let program = &cx.s.program;
+    let form = |h: &Head| match h {
+        Head::Scalar(id) => (false, program.scalar(*id).params.len()),
+        Head::Op(id) => (true, program.op(*id).operands().count()),
+        _ => (false, 0),
+    };
+    let show = |h: &Head| {
+        let (op, n) = form(h);
+        let s = if n == 1 { "" } else { "s" };
+        format!("`{}` is {} of {n} operand{s}", cx.s.head_name(*h), if op { "an op" } else { "a scalar" })
+    };
+    let first = members.first()?;
+    let Some(other) = members.iter().find(|h| form(h) != form(first)) else { return Some(()) };
+    let d = Diagnostic::error(code::FAMILY, "the members of a family must be called alike", e.span)
+        .label(format!("{}, {}", show(first), show(other)))
+        .note("a rule over a family is written once: `g(x)` or `g(x, y)` for every member")
+        .hint("make a family of each kind");
+    cx.report(d)
+}
+
+/// What a binder stands for.
+#[derive(Clone, Copy)]
+enum Member {
+    Head(Head),
+    DType(DType),
+}
+
+/// The element types of `{f16, bf16}`; `None` if something else stands there.
+fn dtype_set(e: &Expr) -> Option<Vec<DType>> {
+    let ExprKind::Set(items) = &e.kind else { return None };
+    let mut out = Vec::new();
+    for item in items {
+        let d = DType::from_name(&super::types::single(item)?.node)?;
+        if !out.contains(&d) {
+            out.push(d);
+        }
+    }
+    (!out.is_empty()).then_some(out)
 }
 
 fn members(cx: &mut Cx<'_>, e: &Expr, out: &mut Vec<Head>, good: &mut bool) {
@@ -162,15 +270,23 @@ fn members(cx: &mut Cx<'_>, e: &Expr, out: &mut Vec<Head>, good: &mut bool) {
                     *good = false; // reported where it is declared
                     return;
                 }
-                None if p.text() == "pointwise" => {
+                None if is_pointwise(cx, p) => {
                     let d = Diagnostic::error(
-                        code::LATER,
-                        "a variable for a whole pointwise subgraph is not part of this edition",
+                        code::REGION,
+                        "`pointwise` is no set of functions, and cannot be part of one",
                         e.span,
                     )
-                    .label("for a later edition")
-                    .hint("bind one function: `[g in unary]`");
+                    .label("stands for any pointwise work")
+                    .hint("bind a variable of its own: `[f: pointwise, g in {relu, gelu}]`");
                     *good = false;
+                    return cx.report::<()>(d).unwrap_or(());
+                }
+                None if !cx.s.resolved.is_declared(cx.file(), Space::Value, p) && near_family(cx, p).is_some() => {
+                    *good = false;
+                    let near = near_family(cx, p).unwrap_or_default();
+                    let d = Diagnostic::error(code::UNKNOWN_NAME, format!("there is no family `{}`", p.text()), e.span)
+                        .label("not found")
+                        .hint(format!("did you mean `{near}`?"));
                     return cx.report::<()>(d).unwrap_or(());
                 }
                 None => match cx.callee(p) {
@@ -205,6 +321,13 @@ fn members(cx: &mut Cx<'_>, e: &Expr, out: &mut Vec<Head>, good: &mut bool) {
     }
 }
 
+/// The family that is always there and has nearly that name.
+fn near_family(cx: &Cx<'_>, path: &ast::Path) -> Option<String> {
+    let name = path.text();
+    let declared = closest(&name, cx.s.resolved.visible(cx.file(), Space::Value));
+    closest(&name, ["unary", "binary"].into_iter()).filter(|_| declared.is_none()).map(str::to_string)
+}
+
 /// The parts of a rule before its roots' alternatives are split.
 struct Made {
     lhs: Vec<Pat>,
@@ -236,9 +359,15 @@ fn one<'a>(cx: &mut Cx<'a>, r: &'a ast::Rule, back: bool) -> Option<Made> {
         good &= check_root(cx, p, e).is_some();
     }
     good &= check_related(cx, &lhs, left).is_some();
+    good &= check_regions(cx, &lhs, left).is_some();
     cx.place = Place::Let;
     let mut lets = Vec::new();
     for (name, e) in &r.lets {
+        if let Some(super::context::Slot::Param { .. }) = cx.slot(&name.node) {
+            good = false;
+            cx.error::<()>(code::DUPLICATE, format!("`{}` is bound already", name.node), name.span);
+            continue;
+        }
         if let Some(super::context::Slot::Var(v)) = cx.slot(&name.node).cloned() {
             let mut d = Diagnostic::error(code::DUPLICATE, format!("`{}` is bound already", name.node), name.span);
             if let Some(first) = cx.info[v.index()].span {
@@ -246,6 +375,17 @@ fn one<'a>(cx: &mut Cx<'a>, r: &'a ast::Rule, back: bool) -> Option<Made> {
             }
             good = false;
             cx.report::<()>(d);
+            continue;
+        }
+        if cx.is_tensor(e) {
+            // Written out wherever its name stands; equal nodes are one node of the graph.
+            let before = cx.nodes.len();
+            let built = if has_results(cx, e) { cx.build_result(e, 0) } else { cx.build(e, Pos::Tensor) };
+            good &= built.is_some();
+            cx.nodes.truncate(before);
+            let (frame, slot) =
+                (cx.frame, super::context::Slot::Param { expr: e, frame: cx.frame, var: None, bound: true });
+            cx.frames[frame].names.insert(name.node.clone(), slot);
             continue;
         }
         let x = cx.aexpr(e);
@@ -373,6 +513,14 @@ fn quiet_callee(cx: &mut Cx<'_>, path: &ast::Path) -> Option<Callee> {
     r
 }
 
+/// True for an application of an op of several results: one of them stands behind `.0` where the name is used.
+fn has_results(cx: &mut Cx<'_>, e: &Expr) -> bool {
+    let ExprKind::Call { callee, optional: false, .. } = &e.kind else { return false };
+    let Some(Callee::Head(Head::Op(id))) = quiet_callee(cx, callee) else { return false };
+    let def = cx.s.program.op(id);
+    def.variadic_result || def.results.len() > 1
+}
+
 fn every_result<'a>(cx: &mut Cx<'a>, e: &'a Expr, count: usize) -> Option<Vec<Build>> {
     let first = cx.build_result(e, 0)?;
     Some(
@@ -497,7 +645,7 @@ pub(super) fn claims(cx: &mut Cx<'_>, classes: &[ast::ClassExpr]) -> Option<Vec<
         };
         let mut dtypes = Vec::new();
         for n in &c.dtypes {
-            match DType::from_name(&n.node) {
+            match cx.dtype_named(&n.node) {
                 Some(d) if out.iter().any(|o| o.dtypes.contains(&d)) || dtypes.contains(&d) => {
                     good = false;
                     cx.error::<()>(code::CLASS, format!("`{}` has two classes", n.node), n.span);

@@ -8,7 +8,8 @@ use std::collections::HashMap;
 use crate::ast::{self, ExprKind, ItemKind, Setting};
 use crate::diag::Diagnostic;
 use crate::ir::{Origin, RuleSetDef, RuleSetId};
-use crate::resolve::{ItemRef, Space, closest};
+use crate::resolve::{ItemRef, Space};
+use crate::spell::closest;
 
 use super::{Sema, code};
 

@@ -10,9 +10,9 @@ use crate::builtin::{BuiltinOp, BuiltinScalar};
 use crate::diag::Diagnostic;
 use crate::dtype::{DType, Kind};
 use crate::ir::{Head, ScalarBody, ScalarDef, ScalarId};
-use crate::resolve::closest;
 use crate::scalar::{Literal, Term, TermId, TermNode};
 use crate::source::Span;
+use crate::spell::closest;
 
 use super::code;
 use super::context::{Callee, Cx};

@@ -7,12 +7,13 @@ use crate::ast::{self, BinaryOp, DimExpr, Expr, ExprKind, TestStatement};
 use crate::diag::{Code, Diagnostic, Severity};
 use crate::dtype::DType;
 use crate::ir::{AExpr, AttrValue, Build, Expect, Head, Sort, Test, TestInput};
-use crate::resolve::closest;
 use crate::shape::Dim;
+use crate::spell::closest;
 use crate::typing::TensorType;
 
 use super::code;
 use super::context::{Callee, Cx, Place, Pos};
+use super::types::element_type_hint;
 
 /// The device profiles that a test may name.
 pub(super) const TARGETS: &[&str] = &["cpu", "h200", "a100"];
@@ -21,6 +22,7 @@ const MAX_VALUES: usize = 65_536;
 
 pub(super) fn test<'a>(cx: &mut Cx<'a>, t: &'a ast::Test) -> Option<Test> {
     let mut good = true;
+    cx.bind_hint = "declare it in the test: `input {}: f32[2, 3];`";
     if let Some(target) = &t.target
         && !TARGETS.contains(&target.node.as_str())
     {
@@ -135,13 +137,10 @@ fn input<'a>(
     value: Option<&'a Expr>,
 ) -> Option<TestInput> {
     let Some(dtype) = DType::from_name(&ty.dtype.node) else {
-        let mut d =
+        let d =
             Diagnostic::error(code::TEST_INPUT, format!("there is no element type `{}`", ty.dtype.node), ty.dtype.span)
                 .label("an input has a definite type");
-        if let Some(s) = closest(&ty.dtype.node, DType::ALL.iter().map(|d| d.name())) {
-            d = d.hint(format!("did you mean `{s}`?"));
-        }
-        return cx.report(d);
+        return cx.report(element_type_hint(d, &ty.dtype.node));
     };
     let mut shape = Vec::new();
     for d in &ty.dims {
@@ -243,7 +242,17 @@ fn fill(cx: &mut Cx<'_>, e: &Expr, sizes: &[usize], out: &mut Vec<f64>) -> Optio
             .label("does not fit the declared shape");
             cx.report(d)
         }
-        _ => cx.error(code::TEST_INPUT, format!("a list of {n} is needed here"), e.span),
+        _ => {
+            let shape: Vec<String> = sizes.iter().map(usize::to_string).collect();
+            let d = Diagnostic::error(
+                code::TEST_INPUT,
+                format!("a list of {n} numbers is needed here, not one number"),
+                e.span,
+            )
+            .label(format!("this stands for a part of shape [{}]", shape.join(", ")))
+            .hint("values are nested as the shape is: an input of shape [2, 2] is `[[1, 2], [3, 4]]`; one number alone fills all of it");
+            cx.report(d)
+        }
     }
 }
 

@@ -7,7 +7,7 @@ use crate::ast::{DimExpr, Expr, ExprKind, Name, TypeExpr};
 use crate::diag::Diagnostic;
 use crate::dtype::DType;
 use crate::ir::{AExpr, DTypePat, DimPat, RestPat, Sort, TypePat};
-use crate::resolve::closest;
+use crate::spell::closest;
 
 use super::code;
 use super::context::{Cx, Slot};
@@ -62,7 +62,7 @@ impl<'a> Cx<'a> {
         if name.node == "_" {
             return Some(DTypePat::Any);
         }
-        if let Some(d) = DType::from_name(&name.node) {
+        if let Some(d) = self.dtype_named(&name.node) {
             return Some(DTypePat::Is(d));
         }
         match self.slot(&name.node).cloned() {
@@ -89,11 +89,11 @@ impl<'a> Cx<'a> {
                         .label("not bound")
                         .hint("a result's element type is that of an operand, or an attribute of type `dtype`");
                 } else {
-                    let names: Vec<&str> = DType::ALL.iter().map(|d| d.name()).collect();
-                    d = d.note(format!("element types are {}", names.join(", ")));
-                    if let Some(s) = closest(&name.node, names.into_iter()) {
+                    d = element_type_hint(d, &name.node);
+                    if name.node.len() <= 2 {
                         d = d.hint(format!(
-                            "did you mean `{s}`? (variables for element types start with a capital: `T`)"
+                            "variables for element types start with a capital: `{}`",
+                            name.node.to_uppercase()
                         ));
                     }
                 }
@@ -108,7 +108,7 @@ impl<'a> Cx<'a> {
         }
         if let Some(name) = single(e) {
             match self.slot(&name.node).cloned() {
-                None if mode == TypeMode::Bind && DType::from_name(&name.node).is_none() => {
+                None if mode == TypeMode::Bind && self.dtype_named(&name.node).is_none() => {
                     return Some(DimPat::Var(self.declare(&name.node, Sort::Attr, name.span)));
                 }
                 Some(Slot::Var(v)) if self.sort(v) == Sort::Attr => return Some(DimPat::Var(v)),
@@ -159,7 +159,7 @@ impl<'a> Cx<'a> {
             ExprKind::Path(_) => {
                 if let Some(n) = single(e) {
                     let known = self.slot(&n.node).is_some() || bound.contains(&n.node.as_str());
-                    if !known && DType::from_name(&n.node).is_none() && !out.iter().any(|o| o.node == n.node) {
+                    if !known && self.dtype_named(&n.node).is_none() && !out.iter().any(|o| o.node == n.node) {
                         out.push(n);
                     }
                 }
@@ -198,5 +198,16 @@ pub(super) fn single(e: &Expr) -> Option<&Name> {
             _ => None,
         },
         _ => None,
+    }
+}
+
+/// Says which element types there are, and which one was probably meant.
+pub(super) fn element_type_hint(d: Diagnostic, name: &str) -> Diagnostic {
+    let names = || DType::ALL.iter().map(|d| d.name());
+    let d = d.note(format!("element types are {}", names().collect::<Vec<_>>().join(", ")));
+    let meant = DType::known_elsewhere_as(name).map(DType::name).or_else(|| closest(name, names()));
+    match meant {
+        Some(s) => d.hint(format!("did you mean `{s}`?")),
+        None => d,
     }
 }

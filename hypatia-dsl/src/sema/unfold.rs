@@ -1,20 +1,22 @@
-//! Bodies without defined ops: every op in them replaced by its own body.
+//! Bodies without defined ops: every op in them replaced by its own body, but for those that own a kernel.
 //!
-//! In: the body of an op. Out: the same over builtin ops and scalars, or `None` where that would need
-//! the sizes of something that is no variable. Holds always: the result is no larger than `MAX_NODES`.
+//! In: the body of an op. Out: the same over builtin ops, scalars and ops with a kernel, which the optimiser finds by
+//! rules of their own; or `None` where that would need the sizes of something that is no variable. Holds always: the result is no larger than `MAX_NODES`.
 
 use std::collections::HashMap;
 
-use crate::ir::{AExpr, Build, BuildArg, BuildNode, Head, OpBody, ParamKind, Program, VarId};
+use crate::ir::{AExpr, Build, BuildArg, BuildNode, Head, OpBody, OpId, ParamKind, Program, VarId};
+
+use crate::neutral::without_absent;
 
 use super::walk::expr_vars;
 
 /// Nodes of an unfolded body at most.
 const MAX_NODES: usize = 2_000;
 
-/// The body with all defined ops unfolded.
-pub(super) fn unfold(program: &Program, body: &Build) -> Option<Build> {
-    Unfold { program, size: 0 }.build(body, 0)
+/// The body with all defined ops unfolded that are not among `kept`.
+pub(super) fn unfold(program: &Program, body: &Build, kept: &[OpId]) -> Option<Build> {
+    Unfold { program, kept, size: 0 }.build(body, 0)
 }
 
 /// What the parameters of an unfolded op stand for.
@@ -26,6 +28,7 @@ struct Values {
 
 struct Unfold<'p> {
     program: &'p Program,
+    kept: &'p [OpId],
     size: usize,
 }
 
@@ -53,7 +56,7 @@ impl Unfold<'_> {
                     .collect::<Option<Vec<_>>>()?;
                 let node = BuildNode { args, ..n.clone() };
                 match n.head {
-                    Head::Op(id) if matches!(self.program.op(id).body, OpBody::Defined(_)) => {
+                    Head::Op(id) if self.unfolds(id) => {
                         let inner = self.inline(&node)?;
                         self.build(&inner, depth + 1)?
                     }
@@ -61,6 +64,10 @@ impl Unfold<'_> {
                 }
             }
         })
+    }
+
+    fn unfolds(&self, id: OpId) -> bool {
+        matches!(self.program.op(id).body, OpBody::Defined(_)) && !self.kept.contains(&id)
     }
 
     /// The body of the op that a node applies, over the node's operands and attributes.
@@ -80,29 +87,33 @@ impl Unfold<'_> {
         for ((i, _), a) in def.attrs().zip(&n.attrs) {
             values.attrs.insert(VarId(i as u32), a.clone());
         }
-        substitute(body, &values)
+        substitute(self.program, body, &values)
     }
 }
 
-fn substitute(b: &Build, values: &Values) -> Option<Build> {
+fn substitute(program: &Program, b: &Build, values: &Values) -> Option<Build> {
     Some(match b {
         Build::Var(v) => values.operands.get(v)?.clone(),
         Build::Number(e) => Build::Number(attr(e, values)?),
         Build::Absent => Build::Absent,
         Build::Else(v, other) => match values.operands.get(v)? {
-            Build::Absent => substitute(other, values)?,
+            Build::Absent => substitute(program, other, values)?,
             // The caller's own optional operand: absent there, absent here.
-            Build::Var(w) => Build::Else(*w, Box::new(substitute(other, values)?)),
+            Build::Var(w) => Build::Else(*w, Box::new(substitute(program, other, values)?)),
             there => there.clone(),
         },
-        Build::Frozen(b) => Build::Frozen(Box::new(substitute(b, values)?)),
+        Build::Frozen(b) => Build::Frozen(Box::new(substitute(program, b, values)?)),
         Build::If(..) => return None,
         Build::Node(n) => {
+            let absent = |v: VarId| values.operands.get(&v) == Some(&Build::Absent);
+            if let Some(rest) = without_absent(program, n, &absent) {
+                return substitute(program, rest, values);
+            }
             let args = n
                 .args
                 .iter()
                 .map(|a| match a {
-                    BuildArg::One(b) => substitute(b, values).map(BuildArg::One),
+                    BuildArg::One(b) => substitute(program, b, values).map(BuildArg::One),
                     BuildArg::Spread(_) | BuildArg::Each { .. } => None,
                 })
                 .collect::<Option<Vec<_>>>()?;

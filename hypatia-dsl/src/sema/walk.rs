@@ -2,7 +2,7 @@
 //!
 //! Holds always: variables are visited in the order in which a matcher meets them.
 
-use crate::ir::{AExpr, AttrPat, Build, BuildArg, DTypePat, DimPat, Pat, RestPat, TypePat, VarId};
+use crate::ir::{AExpr, AttrPat, Build, BuildArg, DTypePat, DimPat, Head, Pat, RestPat, TypePat, VarId};
 
 /// Calls `f` for every variable that a pattern mentions, once for each mention.
 pub(crate) fn pat_vars(p: &Pat, f: &mut dyn FnMut(VarId)) {
@@ -18,6 +18,9 @@ pub(crate) fn pat_vars(p: &Pat, f: &mut dyn FnMut(VarId)) {
             type_vars(t, f);
         }
         Pat::Node(n) => {
+            if let Head::Region(v) = n.head {
+                f(v);
+            }
             n.args.iter().for_each(|p| pat_vars(p, f));
             n.rest.iter().for_each(|v| f(*v));
             n.attrs.iter().for_each(|a| attr_vars(a, f));
@@ -96,6 +99,9 @@ pub(crate) fn build_vars(b: &Build, f: &mut dyn FnMut(VarId)) {
             build_vars(b, f);
         }
         Build::Node(n) => {
+            if let Head::Region(v) = n.head {
+                f(v);
+            }
             for a in &n.args {
                 match a {
                     BuildArg::One(b) => build_vars(b, f),

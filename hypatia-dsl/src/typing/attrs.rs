@@ -8,7 +8,7 @@ use crate::ir::{AttrType, AttrValue, OpDef, ParamKind};
 use crate::shape::Dim;
 
 use super::eval::{as_dim, as_number, position};
-use super::{TypeError, codes, show_value};
+use super::{TypeError, attr_type_words, codes, show_value};
 
 /// One value for each attribute of `op`, in declaration order. `rank` is that of the first tensor
 /// operand; where it is `None`, negative axes cannot be normalised and are an error. The list of an
@@ -39,26 +39,9 @@ pub fn normalise_attrs(
     Ok(out)
 }
 
-/// How an attribute's type reads in a message.
-fn describe(ty: AttrType) -> &'static str {
-    match ty {
-        AttrType::Int => "an integer",
-        AttrType::Axis => "an axis (an integer)",
-        AttrType::Axes => "a list of axes",
-        AttrType::Ints => "a list of integers",
-        AttrType::Float => "a number",
-        AttrType::Floats => "a list of numbers",
-        AttrType::Bool => "`true` or `false`",
-        AttrType::DType => "an element type such as f32",
-        AttrType::Dim => "a size",
-        AttrType::Dims => "a list of sizes",
-        AttrType::Str => "a text in quotes",
-    }
-}
-
 /// The value in the declared type, or the end of a sentence that says why not.
 fn coerce(ty: AttrType, value: &AttrValue, rank: Option<usize>) -> Result<AttrValue, String> {
-    let wrong = || format!("must be {}", describe(ty));
+    let wrong = || format!("must be {}", attr_type_words(ty));
     let each = |element: AttrType| match value {
         AttrValue::List(items) => items.iter().map(|v| coerce(element, v, rank)).collect(),
         _ => Err(wrong()),
@@ -110,6 +93,6 @@ fn axis(index: i64, rank: Option<usize>) -> Result<AttrValue, String> {
     match position(index, rank) {
         Some(i) => Ok(AttrValue::Dim(Dim::from(i as i64))),
         None if rank == 0 => Err("names an axis, but the operand has none".into()),
-        None => Err(format!("is out of range: the operand has {rank} axes, so it must be in -{rank}..={}", rank - 1)),
+        None => Err(format!("is out of range: the operand has rank {rank}, so it must be in -{rank}..={}", rank - 1)),
     }
 }

@@ -2,16 +2,17 @@
 //!
 //! In: attribute values (normalised) and operand types, their number already checked. Out: result
 //! types, or an error that names the op and operand, what was expected and what came. Holds always:
-//! a result is given only where it holds for every value of the symbols.
+//! a result is given only where it holds for every value of the symbols that the op can be applied to:
+//! whether a slice or a window lies inside its operand is asked again when the symbols have values.
 
-use crate::builtin::BuiltinOp;
+use crate::builtin::{BuiltinOp, JOININGS, Joining, joining};
 use crate::dtype::DType;
 use crate::ir::{AttrValue, Param};
 use crate::shape::{self, Dim, Shape, show_shape};
 
 use super::eval::{as_dims, permutation, position, reduce};
 use super::infer::{BROADCAST_HINT, one_of};
-use super::{TensorType, TypeError, codes, show_value};
+use super::{TensorType, TypeError, codes, show_value, window};
 
 /// One application of a builtin.
 pub(super) struct Call<'a> {
@@ -25,7 +26,7 @@ pub(super) struct Call<'a> {
     pub operands: &'a [TensorType],
 }
 
-type Types = Result<Vec<TensorType>, TypeError>;
+pub(super) type Types = Result<Vec<TensorType>, TypeError>;
 const CAST_HINT: &str = "convert one operand with `cast`: there is no implicit promotion";
 
 /// The result types of a builtin op.
@@ -34,6 +35,9 @@ pub(super) fn apply(call: &Call, op: BuiltinOp) -> Types {
     match op {
         Matmul => matmul(call, None),
         Gemm => matmul(call, Some(call.dtype(0)?)),
+        Conv => window::conv(call, None),
+        ConvGemm => window::conv(call, Some(call.dtype(5)?)),
+        Windows => window::windows(call),
         Cast => one(call.dtype(0)?, call.operand(0)?.shape.clone()),
         Reshape => reshape(call),
         Transpose => transpose(call),
@@ -46,26 +50,28 @@ pub(super) fn apply(call: &Call, op: BuiltinOp) -> Types {
         GatherElements => gather_elements(call),
         GatherNd => gather_nd(call),
         Sum | Mean | Amax | Amin | Prod => reduction(call, op == Mean),
+        Scatter => scatter(call),
         Argmax => argmax(call),
+        Argsort => argsort(call),
         Iota => iota(call),
         Full => one(call.dtype(2)?, call.sizes(0)?),
         Size => one(DType::I64, Vec::new()),
     }
 }
 
-fn one(dtype: DType, shape: Shape) -> Types {
+pub(super) fn one(dtype: DType, shape: Shape) -> Types {
     Ok(vec![TensorType { dtype, shape }])
 }
 
 impl Call<'_> {
-    fn operand(&self, i: usize) -> Result<&TensorType, TypeError> {
+    pub(super) fn operand(&self, i: usize) -> Result<&TensorType, TypeError> {
         self.operands.get(i).ok_or_else(|| {
             TypeError::new(codes::OPERANDS, format!("{}: {} operands are too few", self.name, self.operands.len()))
         })
     }
 
     /// The name of tensor operand `i`; further ones of a variadic parameter are numbered.
-    fn operand_name(&self, i: usize) -> String {
+    pub(super) fn operand_name(&self, i: usize) -> String {
         use crate::ir::ParamKind::Tensor;
         let mut tensors = self.params.iter().filter_map(|p| match p.kind {
             Tensor { variadic, .. } => Some((p.name.as_str(), variadic)),
@@ -77,21 +83,21 @@ impl Call<'_> {
         }
     }
 
-    fn attr(&self, i: usize) -> Result<&AttrValue, TypeError> {
+    pub(super) fn attr(&self, i: usize) -> Result<&AttrValue, TypeError> {
         self.attrs.get(i).ok_or_else(|| self.error(codes::ATTRIBUTE, format!("attribute {i} is missing")))
     }
 
-    fn attr_name(&self, i: usize) -> &str {
+    pub(super) fn attr_name(&self, i: usize) -> &str {
         let attrs = self.params.iter().filter(|p| matches!(p.kind, crate::ir::ParamKind::Attr { .. }));
         attrs.map(|p| p.name.as_str()).nth(i).unwrap_or("?")
     }
 
-    fn error(&self, code: crate::diag::Code, text: String) -> TypeError {
+    pub(super) fn error(&self, code: crate::diag::Code, text: String) -> TypeError {
         TypeError::new(code, format!("{}: {text}", self.name))
     }
 
     /// An error about attribute `i`: `` `axis = 3` <why> ``.
-    fn bad_attr(&self, i: usize, why: &str) -> TypeError {
+    pub(super) fn bad_attr(&self, i: usize, why: &str) -> TypeError {
         let value = self.attrs.get(i).map_or_else(|| "?".into(), show_value);
         self.error(codes::ATTRIBUTE, format!("attribute `{} = {value}` {why}", self.attr_name(i)))
     }
@@ -103,25 +109,25 @@ impl Call<'_> {
         }
     }
 
-    fn flag(&self, i: usize) -> Result<bool, TypeError> {
+    pub(super) fn flag(&self, i: usize) -> Result<bool, TypeError> {
         match self.attr(i)? {
             AttrValue::Bool(b) => Ok(*b),
             _ => Err(self.bad_attr(i, "must be `true` or `false`")),
         }
     }
 
-    fn size(&self, i: usize) -> Result<Dim, TypeError> {
+    pub(super) fn size(&self, i: usize) -> Result<Dim, TypeError> {
         match self.attr(i)? {
             AttrValue::Dim(d) => Ok(d.clone()),
             _ => Err(self.bad_attr(i, "must be a size")),
         }
     }
 
-    fn int(&self, i: usize) -> Result<i64, TypeError> {
+    pub(super) fn int(&self, i: usize) -> Result<i64, TypeError> {
         self.size(i)?.as_const().ok_or_else(|| self.bad_attr(i, "must be an integer"))
     }
 
-    fn list(&self, i: usize) -> Result<Vec<Dim>, TypeError> {
+    pub(super) fn list(&self, i: usize) -> Result<Vec<Dim>, TypeError> {
         match self.attr(i)? {
             AttrValue::List(items) => as_dims(items).ok_or_else(|| self.bad_attr(i, "must be a list of sizes")),
             _ => Err(self.bad_attr(i, "must be a list of sizes")),
@@ -140,12 +146,12 @@ impl Call<'_> {
     }
 
     /// An axis of a tensor of that rank.
-    fn axis(&self, i: usize, rank: usize) -> Result<usize, TypeError> {
+    pub(super) fn axis(&self, i: usize, rank: usize) -> Result<usize, TypeError> {
         let axis = self.int(i)?;
         position(axis, rank).ok_or_else(|| self.bad_attr(i, &format!("is out of range: the operand has {rank} axes")))
     }
 
-    fn needs_numbers(&self, i: usize) -> Result<(), TypeError> {
+    pub(super) fn needs_numbers(&self, i: usize) -> Result<(), TypeError> {
         let ty = self.operand(i)?;
         if ty.dtype == DType::Bool {
             let text = format!("`{}` must hold numbers, but is {ty}", self.operand_name(i));
@@ -154,7 +160,17 @@ impl Call<'_> {
         Ok(())
     }
 
-    fn needs_indices(&self, i: usize) -> Result<(), TypeError> {
+    pub(super) fn needs_floats(&self, i: usize) -> Result<(), TypeError> {
+        let ty = self.operand(i)?;
+        if !ty.dtype.is_float() {
+            let floats: Vec<DType> = DType::ALL.into_iter().filter(|d| d.is_float()).collect();
+            let text = format!("`{}` must be {}, but is {ty}", self.operand_name(i), one_of(&floats));
+            return Err(self.error(codes::DTYPE, text).about(i).hint("convert it with `cast`"));
+        }
+        Ok(())
+    }
+
+    pub(super) fn needs_indices(&self, i: usize) -> Result<(), TypeError> {
         let ty = self.operand(i)?;
         if !ty.dtype.is_int() {
             let text = format!("`{}` must hold integers, but is {ty}", self.operand_name(i));
@@ -164,7 +180,7 @@ impl Call<'_> {
     }
 
     /// Operands 0 and `i` have one element type.
-    fn same_dtype(&self, i: usize) -> Result<(), TypeError> {
+    pub(super) fn same_dtype(&self, i: usize) -> Result<(), TypeError> {
         let (a, b) = (self.operand(0)?, self.operand(i)?);
         if a.dtype != b.dtype {
             let text = format!(
@@ -177,7 +193,7 @@ impl Call<'_> {
         Ok(())
     }
 
-    fn at_least(&self, i: usize, rank: usize) -> Result<&TensorType, TypeError> {
+    pub(super) fn at_least(&self, i: usize, rank: usize) -> Result<&TensorType, TypeError> {
         let ty = self.operand(i)?;
         if ty.shape.len() < rank {
             let axes = if rank == 1 { "1 axis".to_string() } else { format!("{rank} axes") };
@@ -187,13 +203,13 @@ impl Call<'_> {
         Ok(ty)
     }
 
-    fn overflow(&self) -> TypeError {
+    pub(super) fn overflow(&self) -> TypeError {
         self.error(codes::RESULT, "a size of the result is too large".into())
     }
 }
 
 /// "must agree, but" or "cannot be shown to agree:", by what is known.
-fn agree(known: Option<bool>) -> &'static str {
+pub(super) fn agree(known: Option<bool>) -> &'static str {
     if known == Some(false) { "must agree, but" } else { "cannot be shown to agree:" }
 }
 
@@ -296,10 +312,9 @@ fn slice(call: &Call) -> Types {
     let shift = Dim::from(if step > 0 { 0 } else { -1 });
     let top = size.checked_add(&shift).ok_or_else(|| call.overflow())?;
     for (i, bound) in [(1, &start), (2, &stop)] {
-        let inside = [shift.known_le(bound), bound.known_le(&top)];
-        if inside != [Some(true); 2] {
-            let how = if inside.contains(&Some(false)) { "must lie" } else { "cannot be shown to lie" };
-            let why = format!("{how} in {shift}..={top}: axis {axis} of {x} has size {size}");
+        // What depends on a symbol is taken to lie inside; it is asked again when the symbol has a value.
+        if shift.known_le(bound) == Some(false) || bound.known_le(&top) == Some(false) {
+            let why = format!("must lie in {shift}..={top}: axis {axis} of {x} has size {size}");
             return Err(call
                 .bad_attr(i, &why)
                 .hint("count from the front: negative positions are not understood here"));
@@ -309,14 +324,15 @@ fn slice(call: &Call) -> Types {
     let span = span.ok_or_else(|| call.overflow())?;
     let count = match (Dim::from(0).known_le(&span), span.known_le(&Dim::from(0))) {
         (_, Some(true)) => Dim::from(0),
-        (Some(true), _) => {
+        // A range that may be empty, with more than one element between those that are taken.
+        (None, None) if step.unsigned_abs() > 1 => {
+            let text = format!("it cannot be shown that `stop` ({stop}) is not before `start` ({start})");
+            return Err(call.error(codes::SIZE, text));
+        }
+        _ => {
             let step = step.checked_abs().ok_or_else(|| call.overflow())?;
             let rounded = span.checked_add(&Dim::from(step - 1)).ok_or_else(|| call.overflow())?;
             rounded.floor_div(&Dim::from(step)).ok_or_else(|| call.overflow())?
-        }
-        _ => {
-            let text = format!("it cannot be shown that `stop` ({stop}) is not before `start` ({start})");
-            return Err(call.error(codes::SIZE, text));
         }
     };
     let mut out = x.shape.clone();
@@ -474,10 +490,8 @@ fn gather_nd(call: &Call) -> Types {
 
 fn reduction(call: &Call, floats_only: bool) -> Types {
     let x = call.operand(0)?;
-    if floats_only && !x.dtype.is_float() {
-        let floats: Vec<DType> = DType::ALL.into_iter().filter(|d| d.is_float()).collect();
-        let text = format!("`{}` must be {}, but is {x}", call.operand_name(0), one_of(&floats));
-        return Err(call.error(codes::DTYPE, text).about(0).hint("convert it with `cast`"));
+    if floats_only {
+        call.needs_floats(0)?;
     }
     call.needs_numbers(0)?;
     let keep = call.flag(1)?;
@@ -499,6 +513,49 @@ fn argmax(call: &Call) -> Types {
         return Err(call.error(codes::SIZE, text).about(0));
     }
     one(DType::I64, reduce(&x.shape, &[axis], call.flag(1)?))
+}
+
+fn argsort(call: &Call) -> Types {
+    let x = call.at_least(0, 1)?;
+    call.needs_numbers(0)?;
+    call.axis(0, x.shape.len())?;
+    call.flag(1)?;
+    one(DType::I64, x.shape.clone())
+}
+
+fn scatter(call: &Call) -> Types {
+    let x = call.at_least(0, 1)?;
+    call.needs_indices(1)?;
+    let (indices, updates) = (call.operand(1)?, call.operand(2)?);
+    let (xn, inn, un) = (call.operand_name(0), call.operand_name(1), call.operand_name(2));
+    call.same_dtype(2)?;
+    if indices.shape.len() != 1 {
+        return Err(call.error(codes::RANK, format!("`{inn}` must have 1 axis, but is {indices}")).about(1));
+    }
+    let wanted = [&indices.shape[..], &x.shape[1..]].concat();
+    let same = wanted.len() == updates.shape.len() && wanted.iter().zip(&updates.shape).all(|(a, b)| a == b);
+    if !same {
+        let text = format!(
+            "`{un}` must hold a row of `{xn}` for each index, {}, but is {updates}: `{xn}` is {x} and `{inn}` is {indices}",
+            show_shape(&wanted)
+        );
+        return Err(call.error(codes::SIZE, text).about(2));
+    }
+    let how = match call.attr(0)? {
+        AttrValue::Str(name) => joining(name),
+        _ => None,
+    };
+    match how {
+        None => {
+            let names: Vec<String> = JOININGS.iter().map(|(n, _)| format!("\"{n}\"")).collect();
+            Err(call.bad_attr(0, &format!("must be one of {}", names.join(", "))))
+        }
+        Some(Joining::By(_)) => {
+            call.needs_numbers(0)?;
+            one(x.dtype, x.shape.clone())
+        }
+        Some(Joining::Set) => one(x.dtype, x.shape.clone()),
+    }
 }
 
 fn iota(call: &Call) -> Types {

@@ -6,7 +6,7 @@
 
 use crate::ast::BinaryOp;
 use crate::dtype::DType;
-use crate::ir::{AExpr, AFn, AttrValue, VarId};
+use crate::ir::{AExpr, AFn, AttrValue, Fact, VarId};
 use crate::shape::{self, Dim};
 
 use super::{Bindings, Facts};
@@ -232,6 +232,7 @@ impl Evaluator<'_> {
                 let (a, b) = (self.expr(a)?, self.expr(b)?);
                 return arithmetic(op, &a, &b);
             }
+            Eq | Ne if self.differs_from_every_number(a, b) || self.differs_from_every_number(b, a) => Some(op == Ne),
             Eq | Ne | Lt | Le | Gt | Ge => {
                 let (a, b) = (self.expr(a)?, self.expr(b)?);
                 compare(op, &a, &b)
@@ -245,6 +246,14 @@ impl Evaluator<'_> {
             }
         };
         truth.map(AttrValue::Bool)
+    }
+
+    /// True for `value(x)` of a constant whose elements are known to differ, against a number: no number is its value. Zero
+    /// is left open, since elements may differ as -0 and 0 do.
+    fn differs_from_every_number(&mut self, a: &AExpr, b: &AExpr) -> bool {
+        let AExpr::Fact(Fact::Value, x) = a else { return false };
+        self.facts.fact(Fact::Uniform, *x) == Some(AttrValue::Bool(false))
+            && self.expr(b).as_ref().and_then(as_number).is_some_and(|n| n != 0.0)
     }
 
     fn call(&mut self, f: AFn, args: &[AExpr]) -> Option<AttrValue> {

@@ -121,6 +121,11 @@ impl Facts for OperandFacts<'_> {
         if fact == Fact::Count {
             return Some(AttrValue::Dim(Dim::from(range.len() as i64)));
         }
+        if fact == Fact::Shapes {
+            let types = self.operands.get(range.clone())?.iter();
+            let shapes = types.map(|t| type_fact(Fact::Shape, t.as_ref()?)).collect::<Option<Vec<_>>>()?;
+            return Some(AttrValue::List(shapes));
+        }
         let operand = self.operands.get(range.start).and_then(Option::as_ref);
         if fact == Fact::Present {
             return Some(AttrValue::Bool(operand.is_some() && !range.is_empty()));
@@ -138,6 +143,7 @@ pub fn type_fact(fact: Fact, ty: &TensorType) -> Option<AttrValue> {
         Fact::Numel => shape::product(&ty.shape).map(AttrValue::Dim),
         Fact::Present => Some(AttrValue::Bool(true)),
         Fact::Count => Some(AttrValue::Dim(Dim::from(1))),
+        Fact::Shapes | Fact::Uniform => None,
         Fact::Const | Fact::Value | Fact::NonNegative | Fact::Positive | Fact::Finite | Fact::Uses => None,
     }
 }
@@ -322,9 +328,10 @@ fn check_requires(def: &OpDef, bindings: &Bindings, facts: &dyn Facts) -> Result
 /// True if an expression asks for a fact that types do not carry.
 fn asks_for_values(expr: &AExpr) -> bool {
     match expr {
-        AExpr::Fact(f, _) => {
-            !matches!(f, Fact::Shape | Fact::DType | Fact::Rank | Fact::Present | Fact::Numel | Fact::Count)
-        }
+        AExpr::Fact(f, _) => !matches!(
+            f,
+            Fact::Shape | Fact::Shapes | Fact::DType | Fact::Rank | Fact::Present | Fact::Numel | Fact::Count
+        ),
         AExpr::SameAccumulator(..) | AExpr::Device(_) => true,
         AExpr::Value(_) | AExpr::Var(_) => false,
         AExpr::List(items) | AExpr::Call(_, items) => items.iter().any(asks_for_values),

@@ -14,6 +14,7 @@ mod show;
 mod testing;
 #[cfg(test)]
 mod tests;
+mod window;
 
 use std::collections::HashMap;
 
@@ -26,7 +27,7 @@ pub use attrs::normalise_attrs;
 pub use eval::{eval, eval_guard, same_value};
 pub use infer::{apply_op, apply_scalar, bind_op, type_fact};
 pub use matching::{Mismatch, match_dims, match_type, match_type_or_why};
-pub use show::{show_expr, show_type_pat, show_value};
+pub use show::{attr_type_words, show_expr, show_type_pat, show_value};
 
 /// The codes that typing reports under.
 pub mod codes {

@@ -3,7 +3,7 @@
 //! In: IR and the names of its variables. Out: the text as it would stand in a `.hyp` file.
 
 use crate::ast::BinaryOp;
-use crate::ir::{AExpr, AFn, AttrValue, DTypePat, DeviceFact, DimPat, Fact, RestPat, TypePat, Var, VarId};
+use crate::ir::{AExpr, AFn, AttrType, AttrValue, DTypePat, DeviceFact, DimPat, Fact, RestPat, TypePat, Var, VarId};
 
 /// Deepest expression that is printed whole.
 const MAX_DEPTH: u32 = 64;
@@ -181,6 +181,23 @@ pub fn show_type_pat(vars: &[Var], pat: &TypePat) -> String {
     format!("{dtype}[{}]", dims.join(", "))
 }
 
+/// How an attribute's type reads in a message: "an integer".
+pub fn attr_type_words(ty: AttrType) -> &'static str {
+    match ty {
+        AttrType::Int => "an integer",
+        AttrType::Axis => "an axis (an integer)",
+        AttrType::Axes => "a list of axes",
+        AttrType::Ints => "a list of integers",
+        AttrType::Float => "a number",
+        AttrType::Floats => "a list of numbers",
+        AttrType::Bool => "`true` or `false`",
+        AttrType::DType => "an element type such as f32",
+        AttrType::Dim => "a size",
+        AttrType::Dims => "a list of sizes",
+        AttrType::Str => "a text in quotes",
+    }
+}
+
 macro_rules! names {
     ($ty:ident { $($variant:ident = $name:literal,)* }) => {
         impl $ty {
@@ -236,5 +253,7 @@ names!(Fact {
     Uses = "uses",
     Present = "present",
     Numel = "numel",
+    Shapes = "shapes",
+    Uniform = "uniform",
     Count = "count",
 });

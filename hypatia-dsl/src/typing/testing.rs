@@ -70,11 +70,13 @@ fn builtin(op: &crate::ast::Op) -> OpDef {
                     "dtype" => AttrType::DType,
                     "dim" => AttrType::Dim,
                     "dims" => AttrType::Dims,
+                    "string" => AttrType::Str,
                     other => panic!("attribute type {other}"),
                 };
                 let default = p.default.as_ref().map(|e| match &e.kind {
                     ExprKind::Number { value, .. } => AttrValue::Dim(Dim::from(*value as i64)),
                     ExprKind::Bool(b) => AttrValue::Bool(*b),
+                    ExprKind::Str(s) => AttrValue::Str(s.clone()),
                     ExprKind::Unary(UnaryOp::Neg, _) => AttrValue::Dim(Dim::from(-1)),
                     other => panic!("default {other:?}"),
                 });

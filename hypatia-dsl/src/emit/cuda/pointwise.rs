@@ -23,7 +23,9 @@ struct Pointer {
     access: &'static str,
 }
 
-pub(super) fn emit(program: &Program, kernel: &PointwiseKernel) -> Result<CudaSource, EmitError> {
+/// `shared` are the inputs whose memory an output may take over, the accumulator counting as the one behind
+/// the last: such pointers must not promise that they are the only ones to their memory.
+pub(super) fn emit(program: &Program, kernel: &PointwiseKernel, shared: &[usize]) -> Result<CudaSource, EmitError> {
     check(kernel)?;
     let mut operands: Vec<Pointer> =
         kernel.acc.iter().map(|&dtype| Pointer { name: "acc".into(), dtype, access: "full" }).collect();
@@ -44,6 +46,9 @@ pub(super) fn emit(program: &Program, kernel: &PointwiseKernel) -> Result<CudaSo
 
     let mut functions = Functions::new(program);
     let (body, used) = value_function(&mut functions, kernel, &operands, &outputs)?;
+    if strided {
+        functions.need("axes");
+    }
     if strided && kernel.rank > 1 {
         functions.need("quotient");
     }
@@ -67,22 +72,32 @@ pub(super) fn emit(program: &Program, kernel: &PointwiseKernel) -> Result<CudaSo
         .collect();
     let entries = vec![entry];
     let kind = if kernel.acc.is_some() { "the pass behind a matrix product" } else { "a pointwise region" };
-    let header =
-        Header { name: &kernel.name, kind, doc: &kernel.doc, formula: &formula, args: &args, entries: &entries };
+    let header = Header {
+        name: &kernel.name,
+        kind,
+        doc: &kernel.doc,
+        formula: &formula,
+        args: &args,
+        entries: &entries,
+        in_place: !shared.is_empty(),
+    };
     let all = operands.iter().map(|o| o.dtype).chain(outputs.iter().map(|o| o.1));
     let base = common(header, &functions, all.collect::<Vec<_>>().into_iter(), &[body]);
 
+    let plain = unrestricted(kernel, &outputs, shared);
     let live: Vec<&Pointer> = operands.iter().filter(|o| used.contains(&o.name)).collect();
     let ctx = context! {
         entry => entries[0].name.clone(),
         block => POINTWISE_BLOCK,
         vector => vector,
         loop_template => if flat { "flat.cu.j2" } else { "grid.cu.j2" },
-        args => declarations(&args),
+        args => declarations(&args, &plain),
         operands => live.iter().map(|o| context! {
-            name => o.name.clone(), type => storage(o.dtype), access => o.access,
+            name => o.name.clone(), type => storage(o.dtype), access => o.access, restrict => restrict(&o.name, &plain),
         }).collect::<Value>(),
-        outputs => outputs.iter().map(|(name, d)| context! { name => name.clone(), type => storage(*d) }).collect::<Value>(),
+        outputs => outputs.iter().map(|(name, d)| context! {
+            name => name.clone(), type => storage(*d), restrict => restrict(name, &plain),
+        }).collect::<Value>(),
         alignment => alignment(&live, &outputs),
         axes => if strided { kernel.rank } else { 0 },
         strided => strided,
@@ -92,7 +107,7 @@ pub(super) fn emit(program: &Program, kernel: &PointwiseKernel) -> Result<CudaSo
     };
     let template = if kernel.acc.is_some() { "epilogue.cu.j2" } else { "pointwise.cu.j2" };
     let text = render(template, &format!("{}.cu", identifier("", &kernel.name)), ctx)?;
-    Ok(CudaSource { name: kernel.name.clone(), formula: formula.join("; "), text, entries, args })
+    Ok(CudaSource { name: kernel.name.clone(), formula: formula.join("; "), text, entries, args, launch: None })
 }
 
 fn check(kernel: &PointwiseKernel) -> Result<(), EmitError> {
@@ -242,12 +257,30 @@ fn arguments(operands: &[Pointer], outputs: &[(String, DType)], flat: bool, stri
     out
 }
 
-/// Each argument as a C++ parameter.
-pub(super) fn declarations(args: &[Arg]) -> Value {
+/// The pointers that others may point into.
+fn unrestricted(kernel: &PointwiseKernel, outputs: &[(String, DType)], shared: &[usize]) -> Vec<String> {
+    let count = kernel.inputs.len();
+    let mut out: Vec<String> =
+        shared.iter().map(|i| if *i == count { "acc".into() } else { format!("in{i}") }).collect();
+    if !shared.is_empty() {
+        out.extend(outputs.iter().map(|o| o.0.clone()));
+    }
+    out
+}
+
+/// What stands behind the `*` of a pointer.
+fn restrict(name: &str, plain: &[String]) -> &'static str {
+    if plain.iter().any(|p| p == name) { "" } else { " __restrict__" }
+}
+
+/// Each argument as a C++ parameter; those of the names in `plain` may point into each other's memory.
+pub(super) fn declarations(args: &[Arg], plain: &[String]) -> Value {
     args.iter()
         .map(|a| {
             let declaration = match a.kind {
-                ArgKind::Input(_) | ArgKind::Output(_) => format!("{} __restrict__ {}", a.kind.c_type(), a.name),
+                ArgKind::Input(_) | ArgKind::Output(_) => {
+                    format!("{}{} {}", a.kind.c_type(), restrict(&a.name, plain), a.name)
+                }
                 _ => format!("const {} {}", a.kind.c_type(), a.name),
             };
             context! { declaration => declaration, name => a.name.clone() }

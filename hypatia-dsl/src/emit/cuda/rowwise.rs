@@ -24,7 +24,10 @@ const KEPT_BYTES: usize = 128;
 const SHAPES: [(&str, u32, u32, usize); 3] =
     [("_warp", 128, 32, 32), ("_block", 256, 256, 16), ("_wide", 1024, 1024, 16)];
 
-/// How often a value function is written out in the three entry points, roughly.
+/// Threads of a block of the entry point with one thread a row.
+const COLUMN_BLOCK: u32 = 256;
+
+/// How often a value function is written out in the entry points, roughly.
 const COPIES: u64 = 90;
 
 /// A printed function: what it needs and how it is called.
@@ -59,15 +62,19 @@ pub(super) fn emit(program: &Program, kernel: &RowwiseKernel) -> Result<CudaSour
 
     let used: Vec<usize> =
         (0..kernel.inputs.len()).filter(|i| steps.iter().chain(&outputs).any(|p| p.inputs.contains(i))).collect();
-    let wide = |a: RowAccess| a == RowAccess::Full || a == RowAccess::PerColumn;
+    let wide = |a: RowAccess| matches!(a, RowAccess::Full | RowAccess::PerColumn | RowAccess::Strided);
     let moved: Vec<DType> = used
         .iter()
         .filter(|i| wide(kernel.inputs[**i].1))
         .map(|i| kernel.inputs[*i].0)
-        .chain(kernel.outputs.iter().filter(|o| o.1 == RowAccess::Full).map(|o| o.0))
+        .chain(kernel.outputs.iter().filter(|o| o.1 != RowAccess::PerRow).map(|o| o.0))
         .collect();
     let vector = vector_width(moved.iter().copied());
     let args = arguments(kernel);
+    if kernel.strided() {
+        functions.need("quotient");
+        functions.need("axes");
+    }
     let (entries, entry_points) = entry_points(kernel, &used, vector);
     let formula = describe(program, kernel);
     let header = Header {
@@ -77,33 +84,38 @@ pub(super) fn emit(program: &Program, kernel: &RowwiseKernel) -> Result<CudaSour
         formula: &formula,
         args: &args,
         entries: &entries,
+        in_place: false,
     };
     let dtypes: Vec<DType> = kernel.inputs.iter().map(|i| i.0).chain(kernel.outputs.iter().map(|o| o.0)).collect();
     let passes = passes(&mut functions, kernel, &steps, &step_types)?;
     let base = common(header, &functions, dtypes.into_iter(), &bodies);
     let out_inputs: Vec<usize> =
-        union(outputs.iter().zip(&kernel.outputs).filter(|(_, o)| o.1 == RowAccess::Full).map(|(p, _)| p));
+        union(outputs.iter().zip(&kernel.outputs).filter(|(_, o)| o.1 != RowAccess::PerRow).map(|(p, _)| p));
     let result = |full: bool| -> Value {
         kernel
             .outputs
             .iter()
             .zip(&outputs)
             .enumerate()
-            .filter(|(_, (o, _))| (o.1 == RowAccess::Full) == full)
+            .filter(|(_, (o, _))| (o.1 != RowAccess::PerRow) == full)
             .map(|(i, (o, p))| {
                 context! {
                     name => format!("out{i}"), type => storage(o.0), value => call(kernel, p),
+                    strided => o.1 == RowAccess::Strided,
                 }
             })
             .collect()
     };
     let ctx = context! {
         vector => vector,
-        args => declarations(&args),
+        args => declarations(&args, &[]),
         arg_names => args.iter().map(|a| a.name.as_str()).collect::<Vec<_>>().join(", "),
         row_params => row_params(kernel, &used),
         row_args => row_args(kernel, &used),
-        kept => of_access(kernel, &used, RowAccess::Full),
+        kept => kept(kernel, &used),
+        outer => kernel.axes[0],
+        inner => kernel.axes[1],
+        strided => strided(kernel, &used),
         splats => of_access(kernel, &used, RowAccess::Splat),
         passes => passes,
         out_loads => loads(kernel, &out_inputs),
@@ -114,7 +126,7 @@ pub(super) fn emit(program: &Program, kernel: &RowwiseKernel) -> Result<CudaSour
         ..base
     };
     let text = render("rowwise.cu.j2", &format!("{}.cu", identifier("", &kernel.name)), ctx)?;
-    Ok(CudaSource { name: kernel.name.clone(), formula: formula.join("; "), text, entries, args })
+    Ok(CudaSource { name: kernel.name.clone(), formula: formula.join("; "), text, entries, args, launch: None })
 }
 
 fn check(kernel: &RowwiseKernel) -> Result<(), EmitError> {
@@ -128,6 +140,7 @@ fn check(kernel: &RowwiseKernel) -> Result<(), EmitError> {
         }
         match access {
             RowAccess::Full => {}
+            RowAccess::Strided => {}
             RowAccess::PerRow => {
                 let varies = term.nodes.iter().zip(reachable(term)).any(|(n, r)| match n {
                     TermNode::In { input, .. } => {
@@ -144,6 +157,9 @@ fn check(kernel: &RowwiseKernel) -> Result<(), EmitError> {
             }
             _ => return bad("an output is neither full nor one element a row"),
         }
+    }
+    if kernel.strided() && (kernel.axes[0] + kernel.axes[1] > 16 || kernel.axes[1] == 0) {
+        return bad("more than 16 axes, or a row of none");
     }
     if kernel.steps.iter().any(|(_, t)| t.roots.len() != 1) {
         return bad("a step with several values");
@@ -238,6 +254,9 @@ fn passes(
             _ => groups.push(vec![i]),
         }
     }
+    // Integers are counted in 64 bits; what they are limited by is the type of the elements.
+    let mut integers = kernel.inputs.iter().map(|i| i.0).filter(|d| d.is_int());
+    let narrow = integers.next().filter(|d| integers.all(|e| e == *d)).unwrap_or(DType::I64);
     let mut out = Vec::new();
     for group in groups {
         let mut values = Vec::new();
@@ -256,7 +275,7 @@ fn passes(
             values.push(context! {
                 name => name.clone(),
                 type => compute_name(ty),
-                identity => identity_literal(start, ty)?,
+                identity => identity_literal(start, if ty == DType::I64 { narrow } else { ty })?,
                 accumulate => combine(functions, &name, &term),
                 combine => combine(functions, "a", "b"),
                 finish => finish,
@@ -314,7 +333,7 @@ fn union<'a>(pieces: impl Iterator<Item = &'a Piece>) -> Vec<usize> {
 /// The call of a step or output function on element `k` of the loaded packs.
 fn call(kernel: &RowwiseKernel, piece: &Piece) -> String {
     let inputs = piece.inputs.iter().map(|i| match kernel.inputs[*i].1 {
-        RowAccess::Full | RowAccess::PerColumn => format!("in{i}_v.v[k]"),
+        RowAccess::Full | RowAccess::PerColumn | RowAccess::Strided => format!("in{i}_v.v[k]"),
         RowAccess::PerRow | RowAccess::Splat => format!("in{i}"),
     });
     let all: Vec<String> = inputs.chain(piece.steps.iter().map(|s| format!("r{s}"))).collect();
@@ -326,7 +345,7 @@ fn loads(kernel: &RowwiseKernel, inputs: &[usize]) -> Value {
     inputs
         .iter()
         .filter_map(|i| match kernel.inputs[*i].1 {
-            RowAccess::Full => Some(format!("const auto in{i}_v = in{i}_at(c, col);")),
+            RowAccess::Full | RowAccess::Strided => Some(format!("const auto in{i}_v = in{i}_at(c, col);")),
             RowAccess::PerColumn => Some(format!("const auto in{i}_v = load<V>(in{i} + col);")),
             _ => None,
         })
@@ -340,17 +359,44 @@ fn of_access(kernel: &RowwiseKernel, used: &[usize], access: RowAccess) -> Value
         .collect()
 }
 
+/// Operands of a value for each element, which a thread may keep.
+fn kept(kernel: &RowwiseKernel, used: &[usize]) -> Value {
+    let own = used.iter().filter(|i| matches!(kernel.inputs[**i].1, RowAccess::Full | RowAccess::Strided));
+    own.map(|i| {
+        let (dtype, access) = kernel.inputs[*i];
+        context! {
+            name => format!("in{i}"), type => storage(dtype), strided => access == RowAccess::Strided,
+        }
+    })
+    .collect()
+}
+
+/// What is read or written with strides.
+fn strided(kernel: &RowwiseKernel, used: &[usize]) -> Value {
+    let inputs = used.iter().filter(|i| kernel.inputs[**i].1 == RowAccess::Strided).map(|i| {
+        context! { name => format!("in{i}"), type => format!("const {}", storage(kernel.inputs[*i].0)) }
+    });
+    let outputs = kernel.outputs.iter().enumerate().filter(|(_, o)| o.1 == RowAccess::Strided);
+    let outputs = outputs.map(|(i, o)| context! { name => format!("out{i}"), type => storage(o.0) });
+    inputs.chain(outputs).collect()
+}
+
 fn row_params(kernel: &RowwiseKernel, used: &[usize]) -> Value {
+    let axes = ArgKind::Sizes(kernel.axes[0] + kernel.axes[1]).c_type();
     let inputs = used.iter().map(|i| {
         let ty = storage(kernel.inputs[*i].0);
         match kernel.inputs[*i].1 {
             RowAccess::Full | RowAccess::PerColumn => format!("const {ty}* __restrict__ const in{i}"),
+            RowAccess::Strided => format!("const {ty}* __restrict__ const in{i}, const {axes}& in{i}_strides"),
             RowAccess::PerRow | RowAccess::Splat => format!("const {ty} in{i}"),
         }
     });
-    let outputs =
-        kernel.outputs.iter().enumerate().map(|(i, o)| format!("{}* __restrict__ const out{i}", storage(o.0)));
-    inputs.chain(outputs).collect()
+    let outputs = kernel.outputs.iter().enumerate().map(|(i, o)| {
+        let strides = if o.1 == RowAccess::Strided { format!(", const {axes}& out{i}_strides") } else { String::new() };
+        format!("{}* __restrict__ const out{i}{strides}", storage(o.0))
+    });
+    let sizes = kernel.strided().then(|| format!("const {axes}& sizes"));
+    inputs.chain(outputs).chain(sizes).collect()
 }
 
 fn row_args(kernel: &RowwiseKernel, used: &[usize]) -> String {
@@ -359,12 +405,15 @@ fn row_args(kernel: &RowwiseKernel, used: &[usize]) -> String {
         RowAccess::PerColumn => format!("in{i}"),
         RowAccess::PerRow => format!("in{i}[row]"),
         RowAccess::Splat => format!("in{i}_all"),
+        RowAccess::Strided => format!("in{i}_row, in{i}_strides"),
     });
     let outputs = kernel.outputs.iter().enumerate().map(|(i, o)| match o.1 {
         RowAccess::Full => format!("out{i} + row * n"),
+        RowAccess::Strided => format!("out{i}_row, out{i}_strides"),
         _ => format!("out{i} + row"),
     });
-    inputs.chain(outputs).collect::<Vec<_>>().join(", ")
+    let sizes = kernel.strided().then(|| "sizes".to_string());
+    inputs.chain(outputs).chain(sizes).collect::<Vec<_>>().join(", ")
 }
 
 fn alignment(kernel: &RowwiseKernel, used: &[usize]) -> Value {
@@ -382,6 +431,7 @@ fn arguments(kernel: &RowwiseKernel) -> Vec<Arg> {
         RowAccess::PerColumn => "n elements, one a column",
         RowAccess::PerRow => "one element a row",
         RowAccess::Splat => "one element",
+        RowAccess::Strided => "one element each, with the strides of that name",
     };
     let mut out = Vec::new();
     for (i, (d, a)) in kernel.inputs.iter().enumerate() {
@@ -390,15 +440,28 @@ fn arguments(kernel: &RowwiseKernel) -> Vec<Arg> {
     for (i, (d, a, _)) in kernel.outputs.iter().enumerate() {
         out.push(Arg { name: format!("out{i}"), kind: ArgKind::Output(*d), about: about(*a).into() });
     }
-    out.push(Arg { name: "rows".into(), kind: ArgKind::Size, about: "number of rows".into() });
-    out.push(Arg { name: "n".into(), kind: ArgKind::Size, about: "length of a row".into() });
+    let arg = |name: String, kind: ArgKind, about: String| Arg { name, kind, about };
+    if !kernel.strided() {
+        out.push(arg("rows".into(), ArgKind::Size, "number of rows".into()));
+        out.push(arg("n".into(), ArgKind::Size, "length of a row".into()));
+        return out;
+    }
+    let [outer, inner] = kernel.axes;
+    let about = format!("sizes: of the axes that number the rows ({outer}), then of those that make a row ({inner})");
+    out.push(arg("sizes".into(), ArgKind::Sizes(outer + inner), about));
+    let inputs = kernel.inputs.iter().enumerate().map(|(i, (_, a))| (format!("in{i}"), *a));
+    let outputs = kernel.outputs.iter().enumerate().map(|(i, o)| (format!("out{i}"), o.1));
+    for (name, _) in inputs.chain(outputs).filter(|(_, a)| *a == RowAccess::Strided) {
+        let about = format!("elements between neighbours along each of these axes of {name}, 0 where it is repeated");
+        out.push(arg(format!("{name}_strides"), ArgKind::Sizes(outer + inner), about));
+    }
     out
 }
 
 fn entry_points(kernel: &RowwiseKernel, used: &[usize], vector: usize) -> (Vec<Entry>, Value) {
     let pack: usize = used
         .iter()
-        .filter(|i| kernel.inputs[**i].1 == RowAccess::Full)
+        .filter(|i| matches!(kernel.inputs[**i].1, RowAccess::Full | RowAccess::Strided))
         .map(|i| kernel.inputs[*i].0.size() * vector)
         .sum();
     let mut entries = Vec::new();
@@ -418,6 +481,17 @@ fn entry_points(kernel: &RowwiseKernel, used: &[usize], vector: usize) -> (Vec<E
         });
         let geometry = Geometry::Rows { block: *block, threads: *threads, up_to: (!last).then_some(capacity) };
         entries.push(Entry { name, geometry });
+    }
+    if kernel.strided() {
+        let name = format!("{}_column", identifier("hypatia_", &kernel.name));
+        values.push(context! {
+            name => name.clone(),
+            about => "One thread a row, for many rows whose elements lie apart while the rows lie side by side.",
+            block => COLUMN_BLOCK,
+            threads => 1,
+            chunks => 1,
+        });
+        entries.push(Entry { name, geometry: Geometry::Columns { block: COLUMN_BLOCK } });
     }
     (entries, values.into_iter().collect())
 }

@@ -640,8 +640,16 @@ fn literal(v: f64, ty: DType) -> Result<Expr, EmitError> {
     Ok(Expr { text, prec: if negative { Prec::Unary } else { Prec::Primary }, ty: ty.compute() })
 }
 
-/// The value with which a reduction begins.
+/// The value with which a reduction over elements of that type begins: of a narrow integer type its own limits, as
+/// they are the result where there are no elements.
 pub fn identity_literal(v: f64, ty: DType) -> Result<String, EmitError> {
+    let limits = match ty {
+        DType::I32 => Some((i32::MIN as f64, i32::MAX as f64)),
+        DType::I8 => Some((i8::MIN as f64, i8::MAX as f64)),
+        DType::U8 => Some((u8::MIN as f64, u8::MAX as f64)),
+        _ => None,
+    };
+    let v = limits.map_or(v, |(least, most)| v.clamp(least, most));
     Ok(match (ty.compute(), v) {
         (DType::I64, f64::NEG_INFINITY) => "-0x7fffffffffffffffLL - 1".into(),
         (DType::I64, f64::INFINITY) => "0x7fffffffffffffffLL".into(),

@@ -118,6 +118,7 @@ fn softmax_reads_as_one_would_write_it() {
         inputs: vec![(DType::F16, RowAccess::Full)],
         steps: vec![(Reduction::Max, max), (Reduction::Sum, sum)],
         outputs: vec![(DType::F16, RowAccess::Full, b.done(&[q]))],
+        axes: [1, 1],
     };
     insta::assert_snapshot!(rowwise(&p, &k).unwrap().text);
 }

@@ -15,7 +15,7 @@ use crate::ir::{
 use crate::kernel::{Access, Operand, PointwiseKernel};
 use crate::scalar::{Literal, Term, TermId, TermNode};
 
-use super::{Body, Instance, Scope, op};
+use super::{Body, Instance, Scope, op, template};
 
 /// Nesting of a pattern that is followed.
 const MAX_DEPTH: usize = 500;
@@ -110,10 +110,41 @@ fn declared(program: &Program, kernel: &Kernel, name: &str, dtypes: &[DType], ou
         body,
     };
     let skipped = |dtype: Option<DType>, reason: String| Skipped { kernel: name.into(), dtype, reason };
+    let dtypes: Vec<DType> = dtypes
+        .iter()
+        .copied()
+        .filter(|dtype| {
+            let refused = template::refused(kernel, *dtype);
+            if let Some(reason) = refused {
+                out.1.push(skipped(Some(*dtype), reason));
+                return false;
+            }
+            true
+        })
+        .collect();
+    if let Backend::Template(file) = &kernel.backend {
+        if file.text.is_empty() {
+            out.1.push(skipped(None, format!("the template {:?} is not on disk", file.file)));
+            return;
+        }
+        for dtype in dtypes {
+            for tune in template::choices(kernel) {
+                let label = template::label(name, &tune);
+                match template::sample(program, kernel, &label, dtype, &tune) {
+                    Ok(filled) => {
+                        let body = Body::Template(Box::new(filled));
+                        out.0.push(Instance { kernel: label, ..instance(dtype, "template", body) });
+                    }
+                    Err(reason) => out.1.push(Skipped { kernel: label, dtype: Some(dtype), reason }),
+                }
+            }
+        }
+        return;
+    }
     if let Some(e) = gemm_epilogue(program, kernel) {
         match epilogue_term(kernel, e) {
             Ok(Some((term, inputs))) => {
-                for &dtype in dtypes {
+                for dtype in dtypes {
                     let description = PointwiseKernel {
                         name: format!("{name}_{dtype}"),
                         doc: from.clone(),
@@ -135,7 +166,7 @@ fn declared(program: &Program, kernel: &Kernel, name: &str, dtypes: &[DType], ou
         Backend::Rowwise | Backend::Pointwise => {
             let rowwise = kernel.backend == Backend::Rowwise;
             for variant in op::variants(program, kernel) {
-                for &dtype in dtypes {
+                for &dtype in &dtypes {
                     let label = format!("{name}{}", variant.suffix);
                     match variant.derive(program, dtype, rowwise) {
                         Ok(mut body) => {
@@ -150,15 +181,17 @@ fn declared(program: &Program, kernel: &Kernel, name: &str, dtypes: &[DType], ou
                 }
             }
         }
-        Backend::Cublaslt(_) => out.1.push(skipped(None, "a library call".into())),
-        Backend::Template(file) => {
-            out.1.push(skipped(None, format!("template {file:?} is instantiated for a shape, by a plan")));
+        Backend::Composed => {
+            out.1.push(skipped(None, "its body is several launches, with kernels of their own".into()))
         }
+        Backend::Cublaslt(_) => out.1.push(skipped(None, "a library call".into())),
+        // Filled in above.
+        Backend::Template(_) => {}
     }
 }
 
 /// The pattern of the epilogue, if the kernel implements a gemm.
-fn gemm_epilogue<'k>(program: &Program, kernel: &'k Kernel) -> Option<&'k Pat> {
+pub(super) fn gemm_epilogue<'k>(program: &Program, kernel: &'k Kernel) -> Option<&'k Pat> {
     let Pat::Node(NodePat { head: Head::Op(op), args, .. }) = strip(&kernel.pattern) else { return None };
     (program.ops.get(op.index())?.body == OpBody::Builtin(BuiltinOp::Gemm)).then(|| args.get(2)).flatten()
 }
@@ -175,7 +208,7 @@ fn strip(mut pat: &Pat) -> &Pat {
 
 /// The epilogue as a term, with the access of each operand; `None` if it is the accumulator alone.
 #[allow(clippy::type_complexity)]
-fn epilogue_term(kernel: &Kernel, pat: &Pat) -> Result<Option<(Term, Vec<Access>)>, String> {
+pub(super) fn epilogue_term(kernel: &Kernel, pat: &Pat) -> Result<Option<(Term, Vec<Access>)>, String> {
     let mut build = Epilogue { kernel, term: Term::empty(), inputs: Vec::new() };
     let root = build.add(pat, 0)?;
     build.term.roots.push(root);
@@ -220,6 +253,7 @@ impl Epilogue<'_> {
                     TermNode::Cast { to: *to, arg: self.add(arg, depth + 1)? }
                 }
                 Head::Op(_) => return Err("its epilogue holds an op on tensors".into()),
+                Head::Region(_) => return Err("its epilogue holds a variable for pointwise work".into()),
             },
             _ => return Err("its epilogue has alternatives: a plan instantiates the one that it meets".into()),
         };

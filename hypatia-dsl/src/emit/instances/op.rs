@@ -8,8 +8,8 @@ use std::collections::HashMap;
 
 use crate::dtype::DType;
 use crate::ir::{
-    AttrPat, AttrType, AttrValue, DTypePat, DimPat, Head, Kernel, OpDef, OpId, ParamKind, Pat, Program, RestPat,
-    TypePat, VarId,
+    AttrPat, AttrType, AttrValue, Backend, DTypePat, DimPat, Head, Kernel, OpBody, OpDef, OpId, ParamKind, Pat,
+    Program, RestPat, TypePat, VarId,
 };
 use crate::kernel::{derive_pointwise, derive_rowwise};
 use crate::shape::{Dim, Shape};
@@ -99,24 +99,79 @@ fn show(v: &AttrValue) -> String {
 }
 
 impl Variant {
-    /// The kernel in that element type, or why there is none.
-    pub(super) fn derive(&self, program: &Program, dtype: DType, rowwise: bool) -> Result<Body, String> {
+    /// The types of operands and results, and the attributes, in that element type.
+    #[allow(clippy::type_complexity)]
+    pub(super) fn types(
+        &self,
+        program: &Program,
+        dtype: DType,
+    ) -> Result<(Vec<Option<TensorType>>, Vec<TensorType>, Vec<(String, AttrValue)>), String> {
         let def = program.op(self.op);
-        for (_, allowed) in &def.bounds {
-            if !allowed.contains(&dtype) {
-                return Err(format!("`{}` is not declared for {dtype}", def.name));
-            }
+        let main = main_type(def);
+        if def.bounds.iter().any(|(v, allowed)| Some(*v) == main && !allowed.contains(&dtype)) {
+            return Err(format!("`{}` is not declared for {dtype}", def.name));
         }
         let operands = operands(def, &self.present, dtype)?;
         let rank = operands.iter().flatten().next().map(|t| t.shape.len());
         let attrs = normalise_attrs(def, &self.attrs, rank).map_err(|e| e.message)?;
         let results = apply_op(program, self.op, &attrs, &operands).map_err(|e| e.message)?;
+        let named = def.attrs().map(|(_, p)| p.name.clone()).zip(attrs).collect();
+        Ok((operands, results, named))
+    }
+
+    /// The kernel in that element type, or why there is none.
+    pub(super) fn derive(&self, program: &Program, dtype: DType, rowwise: bool) -> Result<Body, String> {
+        let (operands, results, attrs) = self.types(program, dtype)?;
+        let attrs: Vec<AttrValue> = attrs.into_iter().map(|(_, v)| v).collect();
         if rowwise {
             derive_rowwise(program, self.op, &attrs, &operands, &results).map(Body::Rowwise)
         } else {
             derive_pointwise(program, self.op, &attrs, &operands, &results).map(Body::Pointwise)
         }
     }
+}
+
+/// The element type that a kernel is made for: that of the first result, else of the first operand.
+fn main_type(def: &OpDef) -> Option<VarId> {
+    let of = |ty: &TypePat| match ty.dtype {
+        DTypePat::Var(v) => Some(v),
+        _ => None,
+    };
+    def.results.first().and_then(of).or_else(|| {
+        def.operands().find_map(|(_, p)| match &p.kind {
+            ParamKind::Tensor { ty, .. } => of(ty),
+            _ => None,
+        })
+    })
+}
+
+/// Why no kernel can be generated from the body of the op that a `rowwise` or `pointwise` kernel is for, in any element type
+/// and form; `None` if one can, or if it is no such kernel.
+pub(crate) fn not_generated(program: &Program, kernel: &Kernel) -> Option<String> {
+    let rowwise = match kernel.backend {
+        Backend::Rowwise => true,
+        Backend::Pointwise => false,
+        _ => return None,
+    };
+    let mut why = None;
+    for variant in variants(program, kernel) {
+        let def = program.op(variant.op);
+        if matches!(def.body, OpBody::Builtin(_)) {
+            return None;
+        }
+        for dtype in [DType::F32, DType::F16, DType::I32, DType::Bool] {
+            // What has no type with sizes and attributes made up here may well have one in a model.
+            if variant.types(program, dtype).is_err() {
+                continue;
+            }
+            match variant.derive(program, dtype, rowwise) {
+                Ok(_) => return None,
+                Err(reason) if why.is_none() => why = Some(reason),
+                Err(_) => {}
+            }
+        }
+    }
+    why
 }
 
 /// A type for each operand: sizes are symbols, a rest of dimensions is `rows`, or `rows` and `n` where
@@ -168,6 +223,11 @@ fn operands(def: &OpDef, present: &[bool], dtype: DType) -> Result<Vec<Option<Te
             }
             let dtype = match &ty.dtype {
                 DTypePat::Is(d) => *d,
+                // Indices beside floats have a type of their own.
+                DTypePat::Var(v) => {
+                    let allowed = def.bounds.iter().find(|(b, _)| b == v).map(|(_, l)| l);
+                    allowed.filter(|l| !l.contains(&dtype)).and_then(|l| l.first().copied()).unwrap_or(dtype)
+                }
                 _ => dtype,
             };
             Ok(Some(TensorType { dtype, shape }))

@@ -1,7 +1,7 @@
 //! The parts of the module that a user calls: builder methods and kernels.
 //!
-//! In: a Program and the user's scope. Out: `trait Ops` on graphs, and `mod kernels`. Holds always: a
-//! method's parameters are the op's operands and attributes in the order of their declaration.
+//! In: a Program and the user's scope. Out: `trait Ops` on graphs, `trait Formulas` on graph builders, and `mod kernels`.
+//! Holds always: a method's parameters are the op's operands and attributes in the order of their declaration.
 
 use std::collections::HashSet;
 
@@ -21,37 +21,86 @@ fn own(options: &Options, file: &str) -> bool {
     }
 }
 
-/// `trait Ops`, implemented for graphs.
-pub(super) fn ops(program: &Program, options: &Options) -> TokenStream {
-    let mut taken = HashSet::new();
-    let mut methods: Vec<(TokenStream, TokenStream)> = Vec::new();
-    for op in program.ops.iter().filter(|o| own(options, &o.origin.file)) {
-        if taken.insert(op.name.clone()) {
-            methods.push(op_method(op));
+/// What the methods are for.
+#[derive(Clone, Copy, PartialEq)]
+enum Host {
+    /// `Graph`: values, and a `Result` from each method.
+    Graph,
+    /// `GraphBuilder`: formulas; mistakes are told at the end.
+    Builder,
+}
+
+impl Host {
+    fn receiver(self) -> TokenStream {
+        match self {
+            Host::Graph => quote!(&mut self),
+            Host::Builder => quote!(&'g self),
         }
     }
-    for s in program.scalars.iter().filter(|s| own(options, &s.origin.file)) {
-        if matches!(s.body, ScalarBody::Term(_)) && taken.insert(s.name.clone()) {
-            methods.push(scalar_method(s));
+
+    fn lifetime(self) -> TokenStream {
+        match self {
+            Host::Graph => quote!(),
+            Host::Builder => quote!(<'g>),
         }
     }
-    let declared = methods.iter().map(|(head, _)| quote!(#head;));
-    let defined = methods.iter().map(|(head, body)| quote!(#head { #body }));
-    quote! {
-        /// Builder methods of the ops and of the scalar functions on tensors.
-        pub trait Ops {
-            #(#declared)*
+
+    fn value(self) -> TokenStream {
+        match self {
+            Host::Graph => quote!(::hypatia::graph::Value),
+            Host::Builder => quote!(::hypatia::graph::Var<'g>),
         }
-        impl Ops for ::hypatia::Graph {
-            #(#defined)*
+    }
+
+    fn result(self, single: bool) -> TokenStream {
+        let value = self.value();
+        let value = if single { value } else { quote!(::std::vec::Vec<#value>) };
+        match self {
+            Host::Graph => quote!(::std::result::Result<#value, ::hypatia::Error>),
+            Host::Builder => value,
         }
     }
 }
 
-fn op_method(op: &OpDef) -> (TokenStream, TokenStream) {
+/// `trait Ops`, implemented for graphs, and `trait Formulas`, implemented for graph builders.
+pub(super) fn ops(program: &Program, options: &Options) -> TokenStream {
+    let traits = [(Host::Graph, "Ops", quote!(Graph)), (Host::Builder, "Formulas", quote!(graph::GraphBuilder))];
+    let traits = traits.map(|(host, name, on)| {
+        let mut taken = HashSet::new();
+        let mut methods: Vec<(TokenStream, TokenStream)> = Vec::new();
+        for op in program.ops.iter().filter(|o| own(options, &o.origin.file)) {
+            // A term is no formula.
+            let possible = host == Host::Graph || op.params.iter().all(|p| p.kind != ParamKind::Term);
+            if possible && taken.insert(op.name.clone()) {
+                methods.push(op_method(op, host));
+            }
+        }
+        for s in program.scalars.iter().filter(|s| own(options, &s.origin.file)) {
+            if matches!(s.body, ScalarBody::Term(_)) && taken.insert(s.name.clone()) {
+                methods.push(scalar_method(s, host));
+            }
+        }
+        let declared = methods.iter().map(|(head, _)| quote!(#head;));
+        let defined = methods.iter().map(|(head, body)| quote!(#head { #body }));
+        let name = ident(name);
+        quote! {
+            /// Builder methods of the ops and of the scalar functions on tensors.
+            pub trait #name {
+                #(#declared)*
+            }
+            impl #name for ::hypatia::#on {
+                #(#defined)*
+            }
+        }
+    });
+    quote!(#(#traits)*)
+}
+
+fn op_method(op: &OpDef, host: Host) -> (TokenStream, TokenStream) {
     let name = ident(&op.name);
     let text = op.name.as_str();
     let doc = docs(&op.doc);
+    let value = host.value();
     let mut params = Vec::new();
     let mut operands = Vec::new();
     let mut attrs = Vec::new();
@@ -61,20 +110,20 @@ fn op_method(op: &OpDef) -> (TokenStream, TokenStream) {
         let id = ident(&p.name);
         match &p.kind {
             ParamKind::Tensor { variadic: true, .. } => {
-                params.push(quote!(#id: &[::hypatia::graph::Value]));
+                params.push(quote!(#id: &[#value]));
                 operands.push(quote!(operands.extend(#id.iter().copied().map(::std::option::Option::Some));));
             }
             ParamKind::Tensor { optional: true, .. } => {
-                params.push(quote!(#id: ::std::option::Option<::hypatia::graph::Value>));
+                params.push(quote!(#id: ::std::option::Option<#value>));
                 operands.push(quote!(operands.push(#id);));
             }
             ParamKind::Tensor { .. } => {
-                params.push(quote!(#id: ::hypatia::graph::Value));
+                params.push(quote!(#id: #value));
                 operands.push(quote!(operands.push(::std::option::Option::Some(#id));));
             }
             ParamKind::Term => {
                 params.push(quote!(#id: ::hypatia::dsl::scalar::Term));
-                params.push(quote!(operands_of_term: &[::hypatia::graph::Value]));
+                params.push(quote!(operands_of_term: &[#value]));
                 term = quote!(::std::option::Option::Some(#id));
                 behind = Some(quote! {
                     operands.extend(operands_of_term.iter().copied().map(::std::option::Option::Some));
@@ -94,23 +143,29 @@ fn op_method(op: &OpDef) -> (TokenStream, TokenStream) {
         }
     }
     let single = op.results.len() == 1 && !op.variadic_result;
-    let (result, finish) = if single {
-        (quote!(::hypatia::graph::Value), quote!(::hypatia::generated::single(results)))
-    } else {
-        (quote!(::std::vec::Vec<::hypatia::graph::Value>), quote!(::std::result::Result::Ok(results)))
+    let finish = match (host, single) {
+        (Host::Graph, true) => quote! {
+            let results = ::hypatia::generated::op(self, #text, &operands, &attrs, #term)?;
+            ::hypatia::generated::single(results)
+        },
+        (Host::Graph, false) => quote!(::hypatia::generated::op(self, #text, &operands, &attrs, #term)),
+        (Host::Builder, true) => quote!(self.first(self.apply(#text, &operands, &attrs))),
+        (Host::Builder, false) => quote!(self.apply(#text, &operands, &attrs)),
     };
+    let (receiver, lifetime, result) = (host.receiver(), host.lifetime(), host.result(single));
+    let track = (host == Host::Builder).then(|| quote!(#[track_caller]));
     let head = quote! {
         #(#doc)*
-        fn #name(&mut self #(, #params)*) -> ::std::result::Result<#result, ::hypatia::Error>
+        #track
+        fn #name #lifetime (#receiver #(, #params)*) -> #result
     };
     let body = quote! {
         use ::hypatia::dsl::ir::AttrValue;
-        let mut operands: ::std::vec::Vec<::std::option::Option<::hypatia::graph::Value>> = ::std::vec::Vec::new();
+        let mut operands: ::std::vec::Vec<::std::option::Option<#value>> = ::std::vec::Vec::new();
         let mut attrs: ::std::vec::Vec<(&str, AttrValue)> = ::std::vec::Vec::new();
         #(#operands)*
         #behind
         #(#attrs)*
-        let results = ::hypatia::generated::op(self, #text, &operands, &attrs, #term)?;
         #finish
     };
     (head, body)
@@ -136,17 +191,22 @@ fn attr(ty: AttrType, id: &proc_macro2::Ident) -> (TokenStream, TokenStream) {
     }
 }
 
-fn scalar_method(s: &ScalarDef) -> (TokenStream, TokenStream) {
+fn scalar_method(s: &ScalarDef, host: Host) -> (TokenStream, TokenStream) {
     let name = ident(&s.name);
     let text = s.name.as_str();
     let doc = docs(&s.doc);
     let ids: Vec<_> = s.params.iter().map(|(n, _)| ident(n)).collect();
+    let (receiver, lifetime, value, result) = (host.receiver(), host.lifetime(), host.value(), host.result(true));
+    let (track, body) = match host {
+        Host::Graph => (None, quote!(::hypatia::generated::scalar(self, #text, &[#(#ids),*]))),
+        Host::Builder => (Some(quote!(#[track_caller])), quote!(self.call(#text, &[#(#ids),*], &[]))),
+    };
     let head = quote! {
         #(#doc)*
-        fn #name(&mut self #(, #ids: ::hypatia::graph::Value)*)
-            -> ::std::result::Result<::hypatia::graph::Value, ::hypatia::Error>
+        #track
+        fn #name #lifetime (#receiver #(, #ids: #value)*) -> #result
     };
-    (head, quote!(::hypatia::generated::scalar(self, #text, &[#(#ids),*])))
+    (head, body)
 }
 
 /// `mod kernels`: sources of closed kernels, `instantiate` for open ones.

@@ -2,10 +2,12 @@
 //!
 //! In: any part of a Program. Out: an expression that is `==` to it when it is run. Holds always: the
 //! generated module has the types of `ir`, `scalar`, `shape`, `dtype` and `builtin` in scope; numbers
-//! keep their bits.
+//! keep their bits. A library comes to a million tokens: they are written as text, which the compiler's own
+//! lexer reads much faster than tokens are built one by one.
 
-use proc_macro2::{Literal as Token, TokenStream};
-use quote::quote;
+use std::fmt::Write;
+
+use proc_macro2::TokenStream;
 
 use crate::ast::BinaryOp;
 use crate::builtin::{BuiltinOp, BuiltinScalar};
@@ -18,17 +20,37 @@ use crate::source::{FileId, Span};
 
 /// Prints itself as an expression.
 pub(super) trait Quote {
-    /// The expression.
-    fn quote(&self) -> TokenStream;
+    /// Writes the expression.
+    fn write(&self, out: &mut String);
+
+    /// The expression's tokens.
+    fn quote(&self) -> TokenStream {
+        let mut text = String::new();
+        self.write(&mut text);
+        tokens(&text)
+    }
+}
+
+/// The tokens of text that this module wrote.
+pub(super) fn tokens(text: &str) -> TokenStream {
+    text.parse().unwrap_or_else(|e| {
+        let message = format!("internal error: the emitted code cannot be read: {e}");
+        quote::quote!(compile_error!(#message))
+    })
 }
 
 macro_rules! record {
     ($($ty:ident { $($f:ident),* $(,)? })*) => { $(
         impl Quote for $ty {
-            fn quote(&self) -> TokenStream {
+            fn write(&self, out: &mut String) {
                 let $ty { $($f),* } = self;
-                $(let $f = $f.quote();)*
-                quote!($ty { $($f: #$f),* })
+                out.push_str(concat!(stringify!($ty), "{"));
+                $(
+                    out.push_str(concat!(stringify!($f), ":"));
+                    $f.write(out);
+                    out.push(',');
+                )*
+                out.push('}');
             }
         }
     )* };
@@ -37,16 +59,22 @@ macro_rules! record {
 macro_rules! choice {
     ($($ty:ident { $($unit:ident),* ; $($tuple:ident($($a:ident),+)),* ; $($rec:ident { $($f:ident),+ }),* })*) => { $(
         impl Quote for $ty {
-            fn quote(&self) -> TokenStream {
+            fn write(&self, out: &mut String) {
                 match self {
-                    $($ty::$unit => quote!($ty::$unit),)*
+                    $($ty::$unit => out.push_str(concat!(stringify!($ty), "::", stringify!($unit))),)*
                     $($ty::$tuple($($a),+) => {
-                        $(let $a = $a.quote();)+
-                        quote!($ty::$tuple($(#$a),+))
+                        out.push_str(concat!(stringify!($ty), "::", stringify!($tuple), "("));
+                        $($a.write(out); out.push(',');)+
+                        out.push(')');
                     })*
                     $($ty::$rec { $($f),+ } => {
-                        $(let $f = $f.quote();)+
-                        quote!($ty::$rec { $($f: #$f),+ })
+                        out.push_str(concat!(stringify!($ty), "::", stringify!($rec), "{"));
+                        $(
+                            out.push_str(concat!(stringify!($f), ":"));
+                            $f.write(out);
+                            out.push(',');
+                        )+
+                        out.push('}');
                     })*
                 }
             }
@@ -57,9 +85,10 @@ macro_rules! choice {
 macro_rules! newtype {
     ($($ty:ident),*) => { $(
         impl Quote for $ty {
-            fn quote(&self) -> TokenStream {
-                let inner = self.0.quote();
-                quote!($ty(#inner))
+            fn write(&self, out: &mut String) {
+                out.push_str(concat!(stringify!($ty), "("));
+                self.0.write(out);
+                out.push(')');
             }
         }
     )* };
@@ -69,9 +98,20 @@ macro_rules! newtype {
 macro_rules! plain {
     ($($ty:ident),*) => { $(
         impl Quote for $ty {
-            fn quote(&self) -> TokenStream {
-                let variant = quote::format_ident!("{self:?}");
-                quote!($ty::#variant)
+            fn write(&self, out: &mut String) {
+                // Writing into a string cannot fail.
+                let _ = write!(out, concat!(stringify!($ty), "::{:?}"), self);
+            }
+        }
+    )* };
+}
+
+/// Numbers that `Debug` prints as Rust reads them.
+macro_rules! numbers {
+    ($($ty:ty),*) => { $(
+        impl Quote for $ty {
+            fn write(&self, out: &mut String) {
+                let _ = write!(out, "{self:?}");
             }
         }
     )* };
@@ -92,6 +132,7 @@ record! {
     NodePat { head, args, rest, attrs, output }
     BuildNode { head, args, attrs, output }
     Claim { class, dtypes }
+    TemplateFile { file, text }
     RuleSetDef { name, doc, origin, iterations, nodes, time_ms }
     Rule {
         name, base_name, ruleset, doc, origin, vars, lhs, rhs, lets, requires, prefer, claims, pointwise, derived,
@@ -118,128 +159,126 @@ choice! {
         Comprehension { element, var, over, condition }
     }
     Pat { Any, Absent ; Var(v), Bind(v, p), Typed(p, t), Node(n), OneOf(p), Optional(v) ; Lit { value, near } }
-    Head { Acc, TermCast ; Op(o), Scalar(s), In(v) ; }
+    Head { Acc, TermCast ; Op(o), Scalar(s), In(v), Region(v) ; }
     AttrPat { Any ; Var(v), Is(e), List(l), Rest(v) ; }
     Build { Absent ; Var(v), Number(n), Node(n), Else(v, b), Frozen(b), If(c, a, b) ; }
     BuildArg { ; One(b), Spread(v) ; Each { element, item, over } }
     Class { Exact, Finite, Rounds ; Approx(u) ; }
-    Backend { Pointwise, Rowwise ; Cublaslt(s), Template(s) ; }
+    Backend { Pointwise, Rowwise, Composed ; Cublaslt(s), Template(s) ; }
     Expect { ; Launches(op, n), Count(h, op, n), Error(c), Fires(r, b), Equal(b), Becomes(b) ; }
     TermNode { Acc ; Param(i), Lit(l) ; In { input, view }, Call { scalar, args }, Cast { to, arg } }
 }
 
+numbers!(bool, u16, u32, u64);
+
 impl<T: Quote> Quote for Vec<T> {
-    fn quote(&self) -> TokenStream {
-        let items = self.iter().map(Quote::quote);
-        quote!(vec![#(#items),*])
+    fn write(&self, out: &mut String) {
+        list(out, self, |item, out| item.write(out));
     }
 }
 
+/// `vec![a, b]`
+fn list<T>(out: &mut String, items: &[T], mut one: impl FnMut(&T, &mut String)) {
+    out.push_str("vec![");
+    for (i, item) in items.iter().enumerate() {
+        if i > 0 {
+            out.push(',');
+        }
+        one(item, out);
+    }
+    out.push(']');
+}
+
 impl<T: Quote> Quote for Option<T> {
-    fn quote(&self) -> TokenStream {
+    fn write(&self, out: &mut String) {
         match self {
-            None => quote!(None),
+            None => out.push_str("None"),
             Some(v) => {
-                let v = v.quote();
-                quote!(Some(#v))
+                out.push_str("Some(");
+                v.write(out);
+                out.push(')');
             }
         }
     }
 }
 
 impl<T: Quote> Quote for Box<T> {
-    fn quote(&self) -> TokenStream {
-        let v = (**self).quote();
-        quote!(Box::new(#v))
+    fn write(&self, out: &mut String) {
+        out.push_str("Box::new(");
+        (**self).write(out);
+        out.push(')');
     }
 }
 
 impl<A: Quote, B: Quote> Quote for (A, B) {
-    fn quote(&self) -> TokenStream {
-        let (a, b) = (self.0.quote(), self.1.quote());
-        quote!((#a, #b))
+    fn write(&self, out: &mut String) {
+        out.push('(');
+        self.0.write(out);
+        out.push(',');
+        self.1.write(out);
+        out.push(')');
     }
 }
 
 impl Quote for String {
-    fn quote(&self) -> TokenStream {
-        if self.is_empty() { quote!(String::new()) } else { quote!(#self.to_string()) }
-    }
-}
-
-impl Quote for bool {
-    fn quote(&self) -> TokenStream {
-        quote!(#self)
-    }
-}
-
-impl Quote for u16 {
-    fn quote(&self) -> TokenStream {
-        let v = Token::u16_unsuffixed(*self);
-        quote!(#v)
-    }
-}
-
-impl Quote for u32 {
-    fn quote(&self) -> TokenStream {
-        let v = Token::u32_unsuffixed(*self);
-        quote!(#v)
-    }
-}
-
-impl Quote for u64 {
-    fn quote(&self) -> TokenStream {
-        let v = Token::u64_unsuffixed(*self);
-        quote!(#v)
+    fn write(&self, out: &mut String) {
+        if self.is_empty() {
+            return out.push_str("String::new()");
+        }
+        let _ = write!(out, "{self:?}.to_string()");
     }
 }
 
 impl Quote for i64 {
-    fn quote(&self) -> TokenStream {
-        let v = Token::u64_unsuffixed(self.unsigned_abs());
-        match *self {
-            i64::MIN => quote!(i64::MIN),
-            n if n < 0 => quote!(-#v),
-            _ => quote!(#v),
+    fn write(&self, out: &mut String) {
+        if *self == i64::MIN {
+            return out.push_str("i64::MIN");
         }
+        let _ = write!(out, "{self}");
     }
 }
 
 impl Quote for f64 {
-    fn quote(&self) -> TokenStream {
-        if !self.is_finite() {
-            let bits = Token::u64_unsuffixed(self.to_bits());
-            return quote!(f64::from_bits(#bits));
-        }
-        let v = Token::f64_unsuffixed(self.abs());
-        if self.is_sign_negative() { quote!(-#v) } else { quote!(#v) }
+    fn write(&self, out: &mut String) {
+        let _ = match self.is_finite() {
+            true => write!(out, "{self:?}"),
+            false => write!(out, "f64::from_bits({})", self.to_bits()),
+        };
     }
 }
 
 impl Quote for Dim {
-    fn quote(&self) -> TokenStream {
+    fn write(&self, out: &mut String) {
         if let Some(c) = self.as_const() {
-            let c = c.quote();
-            return quote!(Dim::from(#c));
+            out.push_str("Dim::from(");
+            c.write(out);
+            return out.push(')');
         }
-        let terms = self.polynomial().into_iter().map(|(c, factors)| {
-            let c = c.quote();
-            let factors = factors.iter().map(|f| match f {
-                DimFactor::Symbol(s) => {
-                    let s: &str = s;
-                    quote!(DimFactor::Symbol(#s.into()))
-                }
-                DimFactor::Quotient(a, b) => {
-                    let (a, b) = (a.quote(), b.quote());
-                    quote!(DimFactor::Quotient(#a, #b))
-                }
-                DimFactor::Remainder(a, b) => {
-                    let (a, b) = (a.quote(), b.quote());
-                    quote!(DimFactor::Remainder(#a, #b))
-                }
-            });
-            quote!((#c, vec![#(#factors),*]))
+        out.push_str("Dim::from_polynomial(");
+        list(out, &self.polynomial(), |(c, factors), out| {
+            out.push('(');
+            c.write(out);
+            out.push(',');
+            list(out, factors, factor);
+            out.push(')');
         });
-        quote!(Dim::from_polynomial(vec![#(#terms),*]))
+        out.push(')');
     }
+}
+
+fn factor(f: &DimFactor, out: &mut String) {
+    let (variant, a, b) = match f {
+        DimFactor::Symbol(s) => {
+            let s: &str = s;
+            let _ = write!(out, "DimFactor::Symbol({s:?}.into())");
+            return;
+        }
+        DimFactor::Quotient(a, b) => ("Quotient", a, b),
+        DimFactor::Remainder(a, b) => ("Remainder", a, b),
+    };
+    let _ = write!(out, "DimFactor::{variant}(");
+    a.write(out);
+    out.push(',');
+    b.write(out);
+    out.push(')');
 }

@@ -17,5 +17,5 @@ fn numbers_keep_their_bits() {
     assert_eq!(f64::NAN.quote().to_string(), "f64 :: from_bits (9221120237041090560)");
     assert_eq!(i64::MIN.quote().to_string(), "i64 :: MIN");
     let d = AttrValue::List(vec![AttrValue::Dim(Dim::from(-3))]);
-    assert_eq!(d.quote().to_string(), "AttrValue :: List (vec ! [AttrValue :: Dim (Dim :: from (- 3))])");
+    assert_eq!(d.quote().to_string(), "AttrValue :: List (vec ! [AttrValue :: Dim (Dim :: from (- 3) ,)] ,)");
 }

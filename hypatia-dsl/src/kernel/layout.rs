@@ -1,0 +1,138 @@
+//! Where the elements of a row-wise kernel's operands lie.
+//!
+//! In: how the axes of operands make up rows, then sizes and strides. Out: a stride for each operand along
+//! each axis of the kernel. Holds always: a layout has one list of strides for each input and each output,
+//! in this order, and each list has one stride for each size.
+
+use crate::shape::Dim;
+
+use super::{RowAccess, RowwiseKernel};
+
+/// The axes of a row-wise kernel, while sizes may still be symbols.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RowSpace {
+    /// Sizes: of the axes that number the rows, then of those that make a row.
+    pub sizes: Vec<Dim>,
+    /// How many axes number the rows.
+    pub outer: usize,
+    /// For each input, then each output: the axes of the kernel that each axis of its shape is made of,
+    /// outermost first; none for an axis of size 1.
+    pub tensors: Vec<Vec<Vec<usize>>>,
+}
+
+/// The same with numbers: how a kernel is run.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RowLayout {
+    /// Sizes: of the axes that number the rows, then of those that make a row.
+    pub sizes: Vec<usize>,
+    /// How many axes number the rows.
+    pub outer: usize,
+    /// For each input, then each output, the distance of neighbours along each axis, in elements.
+    pub strides: Vec<Vec<isize>>,
+}
+
+impl RowSpace {
+    /// The layout for these sizes. `strides` has, for each input, then each output, one stride for each
+    /// axis of its shape.
+    pub fn layout(&self, sizes: &[usize], strides: &[Vec<isize>]) -> RowLayout {
+        let mut out = Vec::with_capacity(self.tensors.len());
+        for (axes, of_tensor) in self.tensors.iter().zip(strides) {
+            let mut own = vec![0isize; sizes.len()];
+            for (parts, stride) in axes.iter().zip(of_tensor) {
+                let mut step = *stride;
+                for part in parts.iter().rev() {
+                    own[*part] = step;
+                    step *= sizes[*part] as isize;
+                }
+            }
+            out.push(own);
+        }
+        RowLayout { sizes: sizes.to_vec(), outer: self.outer, strides: out }
+    }
+}
+
+/// Strides of a row-major tensor of that shape.
+fn row_major(sizes: &[usize]) -> Vec<isize> {
+    let mut strides = vec![1; sizes.len()];
+    for i in (1..sizes.len()).rev() {
+        strides[i - 1] = strides[i] * sizes[i].max(1) as isize;
+    }
+    strides
+}
+
+impl RowLayout {
+    /// `rows` rows of `n` elements, operands as the kernel says they lie. Right for kernels that have no
+    /// strided operand.
+    pub fn flat(kernel: &RowwiseKernel, rows: usize, n: usize) -> RowLayout {
+        let of = |access: RowAccess| match access {
+            RowAccess::Full | RowAccess::Strided => vec![n as isize, 1],
+            RowAccess::PerColumn => vec![0, 1],
+            RowAccess::PerRow => vec![1, 0],
+            RowAccess::Splat => vec![0, 0],
+        };
+        let all = kernel.inputs.iter().map(|i| i.1).chain(kernel.outputs.iter().map(|o| o.1));
+        RowLayout { sizes: vec![rows, n], outer: 1, strides: all.map(of).collect() }
+    }
+
+    /// Number of rows.
+    pub fn rows(&self) -> usize {
+        self.sizes[..self.outer].iter().product()
+    }
+
+    /// Length of a row.
+    pub fn n(&self) -> usize {
+        self.sizes[self.outer..].iter().product()
+    }
+
+    /// How far an element lies from the first one: `index` counts along some of the axes.
+    fn along(&self, tensor: usize, axes: std::ops::Range<usize>, index: usize) -> isize {
+        let (mut rest, mut at) = (index, 0);
+        for axis in axes.rev() {
+            let size = self.sizes[axis].max(1);
+            at += (rest % size) as isize * self.strides[tensor][axis];
+            rest /= size;
+        }
+        at
+    }
+
+    /// Where a row of an operand begins.
+    pub fn row(&self, tensor: usize, row: usize) -> isize {
+        self.along(tensor, 0..self.outer, row)
+    }
+
+    /// Where an element lies. Strides must not be negative.
+    pub fn index(&self, tensor: usize, row: usize, column: usize) -> usize {
+        (self.row(tensor, row) + self.along(tensor, self.outer..self.sizes.len(), column)) as usize
+    }
+
+    /// The number of elements of memory that an operand spans.
+    pub fn extent(&self, tensor: usize) -> usize {
+        if self.sizes.contains(&0) {
+            return 0;
+        }
+        let last =
+            self.sizes.iter().zip(&self.strides[tensor]).map(|(size, s)| (*size as isize - 1) * s).sum::<isize>();
+        usize::try_from(last).map_or(0, |l| l + 1)
+    }
+
+    /// How an operand is best read, or a result written.
+    pub fn access(&self, tensor: usize) -> RowAccess {
+        let strides = &self.strides[tensor];
+        let like = |range: std::ops::Range<usize>, wanted: &[isize]| {
+            range.zip(wanted).all(|(i, w)| self.sizes[i] == 1 || strides[i] == *w)
+        };
+        let zero = |range: std::ops::Range<usize>| range.into_iter().all(|i| self.sizes[i] == 1 || strides[i] == 0);
+        let (outer, all) = (self.outer, self.sizes.len());
+        if like(0..all, &row_major(&self.sizes)) {
+            RowAccess::Full
+        } else if zero(0..all) {
+            RowAccess::Splat
+        } else if zero(0..outer) && like(outer..all, &row_major(&self.sizes[outer..])) {
+            RowAccess::PerColumn
+        } else if zero(outer..all) && like(0..outer, &row_major(&self.sizes[..outer])) {
+            RowAccess::PerRow
+        } else {
+            RowAccess::Strided
+        }
+    }
+}

@@ -1,0 +1,23 @@
+//! Kernels that cannot be generated from the body of their op.
+
+use crate::diag::Diagnostic;
+use crate::emit::instances::not_generated;
+use crate::ir::{Backend, Program};
+use crate::sema::code;
+
+pub(super) fn lint(p: &Program, out: &mut Vec<Diagnostic>) {
+    for kernel in &p.kernels {
+        let (Some(span), Some(why)) = (kernel.origin.span, not_generated(p, kernel)) else { continue };
+        let backend = if kernel.backend == Backend::Rowwise { "rowwise" } else { "pointwise" };
+        out.push(
+            Diagnostic::warning(
+                code::KERNEL_BODY,
+                format!("no `{backend}` kernel can be generated for `{}`", kernel.name),
+                span,
+            )
+            .label(why)
+            .note("the op runs as the parts of its body then, and nothing is saved by it")
+            .hint("keep what does not fit out of the body, or use another backend"),
+        );
+    }
+}

@@ -1,0 +1,143 @@
+//! Examples of the pointwise work that a rule's variables stand for.
+//!
+//! In: a rule with variables of sort `Region`. Out: rules without, in which each stands for one function of its
+//! operands and of a number beside them. Holds always: what is true of the rule is true of its examples, so that
+//! verifying these can refute the rule.
+
+use crate::builtin::BuiltinScalar;
+use crate::ir::{
+    Build, BuildArg, BuildNode, DTypePat, Head, InView, NodePat, ParamKind, Pat, Program, Rule, ScalarId, Sort,
+    TypePat, Var, VarId,
+};
+
+/// A function of operands: what an example puts for a region.
+enum Sample {
+    /// Operand `i`.
+    Operand(usize),
+    /// The number beside them.
+    Other,
+    Call(ScalarId, Vec<Sample>),
+}
+
+/// The rule's examples; none if it has no such variable.
+pub fn examples(program: &Program, rule: &Rule) -> Vec<Rule> {
+    let regions: Vec<VarId> =
+        (0..rule.vars.len()).filter(|i| rule.vars[*i].sort == Sort::Region).map(|i| VarId(i as u32)).collect();
+    if regions.is_empty() {
+        return Vec::new();
+    }
+    (0..SAMPLES.len()).filter_map(|n| example(program, rule, &regions, n)).collect()
+}
+
+/// Names of the examples.
+const SAMPLES: [&str; 3] = ["one function", "with another operand", "used twice"];
+
+fn example(program: &Program, rule: &Rule, regions: &[VarId], n: usize) -> Option<Rule> {
+    let mut out = rule.clone();
+    out.name = format!("{} ({})", rule.name, SAMPLES[n]);
+    for v in regions {
+        let operands = rule.lhs.iter().find_map(|p| operands(p, *v))?;
+        let other = VarId(out.vars.len() as u32);
+        out.vars.push(Var { name: format!("{}_operand", rule.vars[v.index()].name), sort: Sort::Tensor });
+        let sample = sample(program, n, operands)?;
+        out.lhs = out.lhs.into_iter().map(|p| in_pattern(p, *v, &sample, other)).collect();
+        out.rhs = out.rhs.into_iter().map(|b| in_build(program, b, *v, &sample, other, false)).collect();
+    }
+    Some(out)
+}
+
+/// How many operands the region has where it stands on the left.
+fn operands(p: &Pat, v: VarId) -> Option<usize> {
+    match p {
+        Pat::Bind(_, p) | Pat::Typed(p, _) => operands(p, v),
+        Pat::OneOf(l) => l.iter().find_map(|p| operands(p, v)),
+        Pat::Node(n) if n.head == Head::Region(v) => Some(n.args.len()),
+        Pat::Node(n) => n.args.iter().find_map(|p| operands(p, v)),
+        _ => None,
+    }
+}
+
+/// `tanh(x + y)`, `(x + y) * other`, `x * tanh(x)`, over all operands.
+fn sample(program: &Program, n: usize, operands: usize) -> Option<Sample> {
+    let id = |b| program.builtin_scalar(b);
+    let (add, mul, tanh) = (id(BuiltinScalar::Add)?, id(BuiltinScalar::Mul)?, id(BuiltinScalar::Tanh)?);
+    let sum =
+        |add: ScalarId| (1..operands).fold(Sample::Operand(0), |a, i| Sample::Call(add, vec![a, Sample::Operand(i)]));
+    Some(match n {
+        0 => Sample::Call(tanh, vec![sum(add)]),
+        1 => Sample::Call(mul, vec![sum(add), Sample::Other]),
+        _ => Sample::Call(mul, vec![Sample::Operand(0), Sample::Call(tanh, vec![sum(add)])]),
+    })
+}
+
+fn in_pattern(p: Pat, v: VarId, sample: &Sample, other: VarId) -> Pat {
+    match p {
+        Pat::Bind(w, p) => Pat::Bind(w, Box::new(in_pattern(*p, v, sample, other))),
+        Pat::Typed(p, t) => Pat::Typed(Box::new(in_pattern(*p, v, sample, other)), t),
+        Pat::OneOf(l) => Pat::OneOf(l.into_iter().map(|p| in_pattern(p, v, sample, other)).collect()),
+        Pat::Node(n) if n.head == Head::Region(v) => pattern(sample, &n.args, other),
+        Pat::Node(n) => {
+            let args = n.args.into_iter().map(|p| in_pattern(p, v, sample, other)).collect();
+            Pat::Node(NodePat { args, ..n })
+        }
+        other => other,
+    }
+}
+
+/// The sample over patterns; an operand that it uses again is written again, which means the same classes.
+fn pattern(sample: &Sample, args: &[Pat], other: VarId) -> Pat {
+    match sample {
+        Sample::Operand(i) => args.get(*i).cloned().unwrap_or(Pat::Any),
+        Sample::Other => {
+            // Of rank 0, so that it never makes the whole larger.
+            let ty = TypePat { dtype: DTypePat::Any, prefix: vec![], rest: None, suffix: vec![] };
+            Pat::Typed(Box::new(Pat::Var(other)), ty)
+        }
+        Sample::Call(s, parts) => {
+            let args = parts.iter().map(|p| pattern(p, args, other)).collect();
+            Pat::Node(NodePat { head: Head::Scalar(*s), args, rest: None, attrs: vec![], output: 0 })
+        }
+    }
+}
+
+/// Puts the sample into a right side; `term` where an epilogue is built.
+fn in_build(program: &Program, b: Build, v: VarId, sample: &Sample, other: VarId, term: bool) -> Build {
+    let go = |b: Build, term: bool| in_build(program, b, v, sample, other, term);
+    match b {
+        Build::Else(w, b) => Build::Else(w, Box::new(go(*b, term))),
+        Build::Frozen(b) => Build::Frozen(Box::new(go(*b, term))),
+        Build::If(c, x, y) => Build::If(c, Box::new(go(*x, term)), Box::new(go(*y, term))),
+        Build::Node(n) => {
+            let in_term = |i: usize| match n.head {
+                Head::Op(op) => program.op(op).operands().nth(i).is_some_and(|(_, p)| p.kind == ParamKind::Term),
+                Head::In(_) => false,
+                _ => term,
+            };
+            let operand = |(i, a): (usize, &BuildArg)| match a {
+                BuildArg::One(b) => BuildArg::One(go(b.clone(), in_term(i))),
+                other => other.clone(),
+            };
+            let args: Vec<BuildArg> = n.args.iter().enumerate().map(operand).collect();
+            match n.head {
+                Head::Region(w) if w == v => build(sample, &args, other, term),
+                _ => Build::Node(BuildNode { args, ..n }),
+            }
+        }
+        other => other,
+    }
+}
+
+fn build(sample: &Sample, args: &[BuildArg], other: VarId, term: bool) -> Build {
+    let node = |head, args| Build::Node(BuildNode { head, args, attrs: vec![], output: 0 });
+    match sample {
+        Sample::Operand(i) => match args.get(*i) {
+            Some(BuildArg::One(b)) => b.clone(),
+            _ => Build::Absent,
+        },
+        Sample::Other if term => node(Head::In(InView::Broadcast), vec![BuildArg::One(Build::Var(other))]),
+        Sample::Other => Build::Var(other),
+        Sample::Call(s, parts) => {
+            node(Head::Scalar(*s), parts.iter().map(|p| BuildArg::One(build(p, args, other, term))).collect())
+        }
+    }
+}

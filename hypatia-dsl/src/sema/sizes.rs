@@ -1,0 +1,73 @@
+//! Scalars that become too large once the scalars they call are written out.
+//!
+//! In: scalars with their bodies. Out: an error for each that would take too many operations an element, or whose calls
+//! stand too deep in each other. Holds always: no recursion here, the walk has a stack of its own; a scalar that is
+//! refused counts as one operation for its callers, so that the mistake is told once.
+
+use crate::diag::Diagnostic;
+use crate::ir::{ScalarBody, ScalarId};
+use crate::scalar::TermNode;
+
+use super::{Sema, code};
+
+/// Operations of one scalar at most, its callees written out: sixty scalars that call the one before twice are 2^60.
+const MAX_OPERATIONS: u64 = 20_000;
+/// Scalars that call each other in a row at most.
+const MAX_CALLS: u32 = 200;
+
+/// Reports scalars that are too large.
+pub(super) fn check(s: &mut Sema<'_>) {
+    let callees: Vec<Vec<usize>> = s
+        .program
+        .scalars
+        .iter()
+        .map(|def| match &def.body {
+            ScalarBody::Builtin(_) => Vec::new(),
+            ScalarBody::Term(t) => {
+                let called = |n: &TermNode| match n {
+                    TermNode::Call { scalar, .. } => Some(scalar.index()),
+                    _ => None,
+                };
+                t.nodes.iter().filter_map(called).collect()
+            }
+        })
+        .collect();
+    // Operations and depth of each, once known.
+    let mut known: Vec<Option<(u64, u32)>> = vec![None; callees.len()];
+    for root in 0..callees.len() {
+        let mut stack = vec![(root, 0)];
+        while let Some((scalar, next)) = stack.pop() {
+            if known[scalar].is_some() {
+                continue;
+            }
+            if let Some(callee) = callees[scalar].get(next) {
+                stack.push((scalar, next + 1));
+                // Circles were cut before; should one be left, it ends here.
+                if known[*callee].is_none() && !stack.iter().any(|(open, _)| open == callee) {
+                    stack.push((*callee, 0));
+                }
+                continue;
+            }
+            let of = |c: &usize| known[*c].unwrap_or((1, 0));
+            let operations = callees[scalar].iter().fold(1u64, |sum, c| sum.saturating_add(of(c).0));
+            let depth = callees[scalar].iter().map(|c| of(c).1 + 1).max().unwrap_or(0);
+            let good = operations <= MAX_OPERATIONS && depth <= MAX_CALLS;
+            known[scalar] = Some(if good { (operations, depth) } else { (1, 0) });
+            if !good {
+                report(s, ScalarId(scalar as u32), operations);
+            }
+        }
+    }
+}
+
+fn report(s: &mut Sema<'_>, scalar: ScalarId, operations: u64) {
+    s.poisoned_scalars.insert(scalar);
+    let def = s.program.scalar(scalar);
+    let Some(span) = def.origin.span else { return };
+    let why = match operations > MAX_OPERATIONS {
+        true => format!("it takes more than {MAX_OPERATIONS} operations an element"),
+        false => format!("more than {MAX_CALLS} scalars call each other in a row"),
+    };
+    let message = format!("`{}` grows too large once the scalars that it calls are written out", def.name);
+    s.diags.push(Diagnostic::error(code::TOO_LARGE, message, span).label(why).hint("compute it as an `op`, in steps"));
+}

@@ -1,0 +1,116 @@
+//! Files of users' own kernel templates: found, contained, read and checked.
+//!
+//! In: a Program whose kernels name templates, and the files it came from. Out: the same with the templates'
+//! texts, and what is wrong with them. Holds always: a template lies in the folder of the file that names it, or
+//! below, links followed; it is at most [`MAX_FILE`] bytes of UTF-8; what is read is a source file like any other,
+//! so that diagnostics point into it and cargo watches it.
+
+use std::path::Path;
+
+use crate::diag::Diagnostic;
+use crate::emit::cuda::template;
+use crate::ir::{Backend, Kernel, Program};
+use crate::sema::code;
+use crate::source::{FileId, MAX_FILE, SourceFile, SourceMap, Span};
+
+/// Reads the template of each kernel that has one. Files that are not on disk name templates that nobody can
+/// find: their kernels stay without text.
+pub(crate) fn attach(program: &mut Program, sources: &mut SourceMap, diagnostics: &mut Vec<Diagnostic>) {
+    for i in 0..program.kernels.len() {
+        let Backend::Template(wanted) = &program.kernels[i].backend else { continue };
+        let Some(at) = program.kernels[i].origin.span else { continue };
+        let Some(folder) = sources.file(at.file).path.as_deref().and_then(Path::parent) else { continue };
+        let name = wanted.file.clone();
+        let file = match read(folder, &name) {
+            Ok(file) => file,
+            Err(why) => {
+                let d = Diagnostic::error(code::TEMPLATE_FILE, format!("the template {name:?} {why}"), at);
+                diagnostics.push(d.hint("a template lies beside the file that names it, or in a folder there"));
+                continue;
+            }
+        };
+        let text = file.text.to_string();
+        let known = file.path.as_deref().and_then(|p| sources.find(p));
+        let id = known.unwrap_or_else(|| sources.add(file));
+        diagnostics.extend(check(program, &program.kernels[i], id, &name, &text, at));
+        if let Backend::Template(slot) = &mut program.kernels[i].backend {
+            slot.text = text;
+        }
+    }
+}
+
+/// The file, if it lies in the folder; the error is the end of a sentence.
+fn read(folder: &Path, name: &str) -> Result<SourceFile, String> {
+    let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
+    let path = folder.join(name);
+    let real = |p: &Path| std::fs::canonicalize(p);
+    let (base, target) = match (real(folder), real(&path)) {
+        (Ok(base), Ok(target)) => (base, target),
+        (_, Err(e)) | (Err(e), _) if e.kind() == std::io::ErrorKind::NotFound => {
+            return Err(format!("is not there: {} does not exist", path.display()));
+        }
+        (_, Err(e)) | (Err(e), _) => return Err(format!("cannot be read: {e}")),
+    };
+    if !target.starts_with(&base) {
+        return Err(format!("leads out of {}", folder.display()));
+    }
+    let opened = std::fs::File::open(&target).and_then(|f| Ok((f.metadata()?.is_file(), f)));
+    let (regular, file) = opened.map_err(|e| format!("cannot be read: {e}"))?;
+    if !regular {
+        return Err("is no file".into());
+    }
+    let file = SourceFile::read_from(file, path.display().to_string(), Some(path.clone()))
+        .map_err(|e| format!("cannot be read: {e}"))?;
+    if file.text.len() > MAX_FILE {
+        return Err(format!("is larger than {} KiB", MAX_FILE >> 10));
+    }
+    if file.text.contains('\u{fffd}') {
+        return Err("is not UTF-8".into());
+    }
+    Ok(file)
+}
+
+/// What can be said of a template without filling it in: its syntax, and the names it uses.
+fn check(program: &Program, kernel: &Kernel, file: FileId, name: &str, text: &str, at: Span) -> Vec<Diagnostic> {
+    let wrong = |line: Option<usize>, message: String| {
+        let span = line.and_then(|l| line_span(file, text, l)).unwrap_or(at);
+        Diagnostic::error(code::TEMPLATE, message, span).also(at, format!("the template of `{}`", kernel.name))
+    };
+    if let Err(why) = template::safe_includes(text) {
+        return vec![wrong(Some(why.0), why.1)];
+    }
+    let used = match template::variables(name, text) {
+        Ok(used) => used,
+        Err(e) => return vec![wrong(e.line, e.message)],
+    };
+    let known = template::known_variables(program, kernel);
+    let unknown = used.into_iter().filter(|u| !known.contains(u));
+    unknown
+        .map(|u| {
+            let line = text.lines().position(|l| mentions(l, &u)).map(|l| l + 1);
+            let mut d = wrong(line, format!("the template uses `{u}`, which nothing defines"));
+            d = d.note(format!("it may use {}", known.join(", ")));
+            match crate::spell::closest(&u, known.iter().map(String::as_str)) {
+                Some(near) => d.hint(format!("did you mean `{near}`?")),
+                None => d.hint(format!("declare a tuning parameter with `tune {u} in {{...}};`")),
+            }
+        })
+        .collect()
+}
+
+/// True if a line has the name as a word of its own.
+fn mentions(line: &str, name: &str) -> bool {
+    let word = |c: char| c.is_alphanumeric() || c == '_';
+    line.match_indices(name).any(|(i, _)| {
+        !line[..i].chars().next_back().is_some_and(word) && !line[i + name.len()..].chars().next().is_some_and(word)
+    })
+}
+
+/// A line, counted from 1, without the blanks around it.
+fn line_span(file: FileId, text: &str, line: usize) -> Option<Span> {
+    let content = text.split('\n').nth(line.checked_sub(1)?)?;
+    let start = content.as_ptr() as usize - text.as_ptr() as usize;
+    let lead = content.len() - content.trim_start().len();
+    let end = start + content.trim_end().len().max(lead);
+    Some(Span { file, start: (start + lead) as u32, end: end as u32 })
+}
