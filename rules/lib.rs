@@ -6,4 +6,11 @@ pub const FILES: &[(&str, &str)] = &[
     ("nn", include_str!("nn.hyp")),
     ("onnx", include_str!("onnx.hyp")),
     ("fuse", include_str!("fuse.hyp")),
+    ("views", include_str!("views.hyp")),
+    ("simplify", include_str!("simplify.hyp")),
+    ("norm", include_str!("norm.hyp")),
+    ("merge", include_str!("merge.hyp")),
+    ("rotary", include_str!("rotary.hyp")),
+    ("attention", include_str!("attention.hyp")),
+    ("conv", include_str!("conv.hyp")),
 ];
