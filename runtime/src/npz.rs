@@ -25,15 +25,21 @@ const RATIO: u64 = 100;
 /// Reads all arrays of a file.
 pub fn read(path: &Path) -> Result<Vec<(String, Tensor)>> {
     let io = |source| Error::Io { path: path.to_path_buf(), source };
-    let file = std::fs::File::open(path).map_err(io)?;
-    if !file.metadata().map_err(io)?.is_file() {
+    // Before it is opened: opening a named pipe waits for a writer.
+    if !std::fs::metadata(path).map_err(io)?.is_file() {
         return Err(Error::Input(format!("{}: this is not a file; give an .npz file", path.display())));
     }
+    let file = std::fs::File::open(path).map_err(io)?;
     read_from(std::io::BufReader::new(file)).map_err(|m| Error::Input(format!("{}: {m}", path.display())))
 }
 
 /// Reads all arrays of an archive; the error is in words.
-pub fn read_from<R: Read + Seek>(reader: R) -> Result<Vec<(String, Tensor)>, String> {
+pub fn read_from<R: Read + Seek>(mut reader: R) -> Result<Vec<(String, Tensor)>, String> {
+    let mut start = [0u8; 6];
+    if reader.read_exact(&mut start).is_ok() && &start == b"\x93NUMPY" {
+        return Err("this is one array (.npy); save it under its name: np.savez(\"FILE.npz\", NAME=array)".into());
+    }
+    reader.rewind().map_err(|e| format!("it could not be read ({e})"))?;
     let mut archive = zip::ZipArchive::new(reader).map_err(|e| match e {
         ZipError::Io(e) => format!("it could not be read ({e})"),
         e => format!("this is not an .npz file, or it is damaged ({e})"),
@@ -313,6 +319,12 @@ mod tests {
         out.extend(dict.as_bytes());
         out.extend(data);
         out
+    }
+
+    #[test]
+    fn one_array_alone_is_told_from_damage() {
+        let e = read_from(Cursor::new(npy("{}", &[]))).unwrap_err();
+        assert!(e.contains("np.savez"), "{e}");
     }
 
     fn one(bytes: &[u8]) -> Result<Tensor, String> {

@@ -4,7 +4,7 @@
 //! the like. Holds always: an answer is true of every run; what is not known is `None`.
 
 use hypatia_dsl::ir::{AttrValue, Fact, VarId};
-use hypatia_dsl::shape::{Dim, product};
+use hypatia_dsl::shape::{Dim, broadcast, product};
 use hypatia_dsl::typing::Facts;
 
 use super::{Env, Graph, NodeKind, Value};
@@ -23,11 +23,26 @@ impl Facts for GraphFacts<'_> {
         if fact == Fact::Count {
             return self.env.variadics.get(&var).map(|v| AttrValue::Dim(Dim::from(v.len() as i64)));
         }
+        if fact == Fact::Shapes {
+            let shape = |v: &Value| self.graph.fact(Fact::Shape, *v);
+            return self.env.variadics.get(&var)?.iter().map(shape).collect::<Option<_>>().map(AttrValue::List);
+        }
         let value = self.env.tensors.get(&var).copied();
         if fact == Fact::Present {
             return match value {
                 Some(_) => Some(AttrValue::Bool(true)),
                 None => self.env.absent.contains(&var).then_some(AttrValue::Bool(false)),
+            };
+        }
+        if let Some(term) = self.env.terms.get(&var) {
+            // A term is as large as what it reads.
+            let shapes = term.reads.iter().map(|v| self.graph.ty(*v).shape.clone());
+            let shape = shapes.reduce(|a, b| broadcast(&a, &b).unwrap_or(a)).unwrap_or_default();
+            return match fact {
+                Fact::Shape => Some(AttrValue::List(shape.iter().cloned().map(AttrValue::Dim).collect())),
+                Fact::Rank => Some(AttrValue::Dim(Dim::from(shape.len() as i64))),
+                Fact::Numel => product(&shape).map(AttrValue::Dim),
+                _ => None,
             };
         }
         self.graph.fact(fact, value?)
@@ -53,7 +68,11 @@ impl Graph {
                 AttrValue::Dim(Dim::from(users as i64))
             }
             Fact::Present => AttrValue::Bool(true),
-            Fact::Count => return None,
+            Fact::Uniform => {
+                let tensor = self.const_tensor(value).filter(|t| !t.shape().contains(&0))?;
+                AttrValue::Bool(splat(tensor).is_some())
+            }
+            Fact::Count | Fact::Shapes => return None,
         })
     }
 

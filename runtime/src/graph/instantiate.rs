@@ -13,6 +13,7 @@ use hypatia_dsl::dtype::{DType, Kind};
 use hypatia_dsl::ir::{
     AExpr, AttrType, AttrValue, Build, BuildArg, BuildNode, Head, OpBody, OpId, ParamKind, ScalarId, TypePat, VarId,
 };
+use hypatia_dsl::neutral::without_absent;
 use hypatia_dsl::scalar::{Literal, Term, TermId, TermNode};
 use hypatia_dsl::typing::{Bindings, TensorType, eval, match_type};
 
@@ -296,10 +297,15 @@ impl<'g> Instantiator<'g> {
                 self.slot(branch, env, hint)
             }
             Build::Node(node) => {
+                let absent = |v: VarId| !env.tensors.contains_key(&v);
+                let program = self.graph.program.clone();
+                if let Some(rest) = without_absent(&program, node, &absent) {
+                    return self.slot(rest, env, hint);
+                }
                 let results = match node.head {
                     Head::Op(op) => self.op_node(op, node, env, hint)?,
                     Head::Scalar(scalar) => vec![self.scalar_node(scalar, node, env, hint)?],
-                    Head::Acc | Head::In(_) | Head::TermCast => {
+                    Head::Acc | Head::In(_) | Head::TermCast | Head::Region(_) => {
                         return Err(Error::Type("an epilogue term stands outside of an epilogue".into()));
                     }
                 };
@@ -352,7 +358,7 @@ impl<'g> Instantiator<'g> {
                 let is_number = match node.head {
                     Head::Scalar(s) => self.graph.program.scalar(s).result == Kind::Number,
                     Head::Op(_) => true,
-                    Head::Acc | Head::In(_) | Head::TermCast => false,
+                    Head::Acc | Head::In(_) | Head::TermCast | Head::Region(_) => false,
                 };
                 let mut args = node.args.iter().enumerate().filter(|(i, _)| operand(*i)).peekable();
                 is_number && args.peek().is_some() && args.all(|(_, a)| matches!(a, BuildArg::One(b) if more(b)))
@@ -522,6 +528,7 @@ impl<'g> Instantiator<'g> {
                 let input = read_index(value, into);
                 Ok(into.term.add(TermNode::In { input, view }))
             }
+            Head::Region(_) => Err(Error::Type("pointwise work stands for nothing here".into())),
             Head::TermCast => {
                 let to = node.attrs.first().and_then(|a| self.attr(a, env));
                 let Some(AttrValue::DType(to)) = to else {

@@ -5,6 +5,8 @@
 //! operands stand before their users; every result type is what `typing::apply_op` gives.
 
 mod build;
+mod builder;
+pub mod export;
 mod facts;
 pub mod import;
 pub mod instantiate;
@@ -16,6 +18,7 @@ mod tests;
 mod unfold;
 mod validate;
 
+pub use builder::{GraphBuilder, Size, Var};
 pub use facts::{GraphFacts, splat};
 pub use instantiate::{Env, Instantiator};
 pub use print::show_attr;

@@ -5,13 +5,27 @@
 //! `core.hyp` declares them is known in one place. Holds always: axes are in range and sizes are not
 //! negative.
 
-use hypatia_dsl::builtin::BuiltinOp;
+use hypatia_dsl::builtin::{BuiltinOp, Joining, joining};
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::AttrValue;
 use hypatia_dsl::kernel::Reduction;
 use hypatia_dsl::shape::{Dim, show_shape};
 
 use crate::error::{Error, Result};
+
+/// Windows along one axis: window `i` holds the elements `i * stride + j * dilation - before`, for `j` below
+/// `size`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Window {
+    /// Elements of a window.
+    pub size: usize,
+    /// Distance of windows.
+    pub stride: usize,
+    /// Distance of the elements of a window.
+    pub dilation: usize,
+    /// Zeros before the first element of the axis.
+    pub before: usize,
+}
 
 /// The values of symbols.
 pub type Lookup<'a> = &'a dyn Fn(&str) -> Option<i64>;
@@ -23,6 +37,15 @@ pub enum Prim {
     Matmul,
     /// Matrix product with an epilogue.
     Gemm,
+    /// Convolution, with an epilogue if the node has one.
+    Conv {
+        /// How the windows lie, for each axis behind the channels; `size` is that of the filter.
+        axes: Vec<Window>,
+        /// Groups of channels.
+        groups: usize,
+    },
+    /// Windows onto the last axes, one entry for each.
+    Windows(Vec<Window>),
     /// Conversion to this type.
     Cast(DType),
     /// Row-major reinterpretation.
@@ -66,6 +89,10 @@ pub enum Prim {
         /// The last of equal ones instead of the first.
         last: bool,
     },
+    /// Rows joined with others, one after the other.
+    Scatter(Joining),
+    /// Positions in ascending order along this axis, in descending order if true.
+    Argsort(usize, bool),
     /// The index along this axis.
     Iota(usize),
     /// This value everywhere.
@@ -126,6 +153,23 @@ impl Attrs<'_> {
         .ok_or_else(|| self.bad(i))
     }
 
+    fn counts(&self, i: usize) -> Result<Vec<usize>> {
+        let list = self.ints(i)?;
+        list.into_iter().map(|v| usize::try_from(v).ok()).collect::<Option<_>>().ok_or_else(|| self.bad(i))
+    }
+
+    /// Windows of these sizes; `before` is an attribute where there are zeros around.
+    fn windows(&self, sizes: &[usize], strides: usize, dilations: usize, before: Option<usize>) -> Result<Vec<Window>> {
+        let (strides, dilations) = (self.counts(strides)?, self.counts(dilations)?);
+        let before = before.map_or(Ok(vec![0; sizes.len()]), |i| self.counts(i))?;
+        if [strides.len(), dilations.len(), before.len()] != [sizes.len(); 3] {
+            return Err(self.bad(0));
+        }
+        let window =
+            |i: usize| Window { size: sizes[i], stride: strides[i], dilation: dilations[i], before: before[i] };
+        Ok((0..sizes.len()).map(window).collect())
+    }
+
     fn float(&self, i: usize) -> Result<f64> {
         match self.values.get(i) {
             Some(AttrValue::Float(f)) => Ok(*f),
@@ -158,21 +202,28 @@ impl Attrs<'_> {
 }
 
 impl Prim {
-    /// The op with those attributes. `first` is the shape of the first tensor operand, `result` that of
-    /// the first result.
+    /// The op with those attributes. `shapes` are those of the tensor operands, `result` that of the first
+    /// result.
     pub fn read(
         op: BuiltinOp,
         values: &[AttrValue],
         lookup: Lookup,
-        first: Option<&[usize]>,
+        shapes: &[&[usize]],
         result: &[usize],
     ) -> Result<Prim> {
         let a = Attrs { op, values, lookup };
+        let first = shapes.first().copied();
         let rank = first.map_or(0, <[usize]>::len);
         let reduce = |kind| Ok(Prim::Reduce(kind, a.axes(0, rank)?));
         match op {
             BuiltinOp::Matmul => Ok(Prim::Matmul),
             BuiltinOp::Gemm => Ok(Prim::Gemm),
+            BuiltinOp::Conv | BuiltinOp::ConvGemm => {
+                let filter = shapes.get(1).and_then(|w| w.get(2..)).ok_or_else(|| a.bad(0))?;
+                let groups = usize::try_from(a.int(4)?).ok().filter(|g| *g > 0).ok_or_else(|| a.bad(4))?;
+                Ok(Prim::Conv { axes: a.windows(filter, 0, 3, Some(1))?, groups })
+            }
+            BuiltinOp::Windows => Ok(Prim::Windows(a.windows(&a.counts(0)?, 1, 2, None)?)),
             BuiltinOp::Cast => Ok(Prim::Cast(a.dtype(0)?)),
             BuiltinOp::Reshape => Ok(Prim::Reshape),
             BuiltinOp::Transpose => {
@@ -212,6 +263,11 @@ impl Prim {
             BuiltinOp::Amin => reduce(Reduction::Min),
             BuiltinOp::Prod => reduce(Reduction::Prod),
             BuiltinOp::Argmax => Ok(Prim::Argmax { axis: a.axis(0, rank)?, last: a.int(2)? != 0 }),
+            BuiltinOp::Argsort => Ok(Prim::Argsort(a.axis(0, rank)?, a.int(1)? != 0)),
+            BuiltinOp::Scatter => match values.first() {
+                Some(AttrValue::Str(name)) => joining(name).map(Prim::Scatter).ok_or_else(|| a.bad(0)),
+                _ => Err(a.bad(0)),
+            },
             BuiltinOp::Iota => Ok(Prim::Iota(a.axis(1, result.len())?)),
             BuiltinOp::Full => Ok(Prim::Full(a.float(1)?)),
             BuiltinOp::Size => Ok(Prim::Size(a.int(0)?)),

@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::AttrValue;
 use hypatia_dsl::shape::{Dim, Shape, Symbol, show_shape};
 use hypatia_dsl::typing::TensorType;
@@ -56,7 +57,8 @@ impl Graph {
                 shape: tensor.shape().iter().map(|&d| Dim::from(d as i64)).collect(),
             };
             if got.dtype != ty.dtype || got.shape.len() != ty.shape.len() {
-                return Err(Error::Input(format!("input `{name}` must be {ty}, but is {got}")));
+                let hint = convert_hint(name, got.dtype, ty.dtype);
+                return Err(Error::Input(format!("input `{name}` must be {ty}, but is {got}{hint}")));
             }
             for (axis, (dim, &size)) in ty.shape.iter().zip(tensor.shape()).enumerate() {
                 let plain = dim.symbols().first().filter(|s| Dim::symbol((*s).clone()) == *dim).cloned();
@@ -115,6 +117,23 @@ impl Graph {
         }
         Ok(out)
     }
+}
+
+/// What to do in numpy about an input of another element type.
+fn convert_hint(name: &str, got: DType, wanted: DType) -> String {
+    let numpy = match wanted {
+        _ if got == wanted => return String::new(),
+        DType::F64 => "np.float64",
+        DType::F32 => "np.float32",
+        DType::F16 => "np.float16",
+        DType::BF16 => "ml_dtypes.bfloat16",
+        DType::I64 => "np.int64",
+        DType::I32 => "np.int32",
+        DType::I8 => "np.int8",
+        DType::U8 => "np.uint8",
+        DType::Bool => "np.bool_",
+    };
+    format!("; save it as {name}.astype({numpy})")
 }
 
 fn substitute_dim(dim: &Dim, lookup: &dyn Fn(&str) -> Option<Dim>) -> Result<Dim> {

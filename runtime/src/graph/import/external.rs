@@ -29,11 +29,12 @@ pub(super) fn read(entries: &[StringStringEntryProto], dir: Option<&Path>, expec
     let dir = dir.ok_or("external data: the model was not loaded from a file, so there is no folder to look in")?;
     let path = resolve(dir, location)?;
     let shown = path.display();
-    let mut file = File::open(&path).map_err(|e| format!("external data: {shown}: {e}"))?;
-    let meta = file.metadata().map_err(|e| format!("external data: {shown}: {e}"))?;
+    // Before it is opened: opening a named pipe waits for a writer.
+    let meta = std::fs::metadata(&path).map_err(|e| format!("external data: {shown}: {e}"))?;
     if !meta.is_file() {
         return Err(format!("external data: {shown} is not a regular file"));
     }
+    let mut file = File::open(&path).map_err(|e| format!("external data: {shown}: {e}"))?;
     let end = offset.checked_add(expected as u64).filter(|end| *end <= meta.len());
     if end.is_none() {
         return Err(format!(

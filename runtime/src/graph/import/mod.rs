@@ -1,6 +1,6 @@
 //! Models from other systems: ONNX files as typed graphs.
 //!
-//! In: an `.onnx` file (opsets 13 to 28) and a Program, whose ops and scalars the graph uses. Out: a
+//! In: an `.onnx` file (opsets 13 to 28, and of earlier ones the ops that have not changed since) and a Program, whose ops and scalars the graph uses. Out: a
 //! [`Graph`] in which each ONNX node has become one or a few nodes of the same meaning. Holds
 //! always: what is not handled exactly is refused, with an error that names the node, its op, the
 //! opset and the file; declared types are checked against inferred ones; no file makes this panic
@@ -32,6 +32,7 @@ use hypatia_dsl::typing::TensorType;
 
 use crate::error::Result;
 use crate::graph::Graph;
+use crate::tensor::Tensor;
 
 pub use tables::{Supported, supported};
 
@@ -42,6 +43,10 @@ pub struct Options {
     /// be imported with the shapes of the actual inputs; inputs not named here keep their symbols,
     /// save those that a named input binds.
     pub shapes: BTreeMap<String, Vec<usize>>,
+    /// Numbers for dynamic sizes, by the names that the model gives them.
+    pub dims: BTreeMap<String, i64>,
+    /// Inputs that are constants of the graph instead, by name: for operands that decide shapes.
+    pub constants: BTreeMap<String, Tensor>,
 }
 
 /// An imported model.

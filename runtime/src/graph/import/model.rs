@@ -23,9 +23,10 @@ use super::types::{Declared, Size, contradiction, declared};
 use super::{Import, Options, tensor};
 use crate::error::{Error, Result};
 use crate::graph::Graph;
+use crate::tensor::Tensor;
 
 /// Opset versions of the default domain that are understood.
-const OPSETS: std::ops::RangeInclusive<i64> = 13..=28;
+const OPSETS: std::ops::RangeInclusive<i64> = 7..=28;
 /// Nodes at most, functions expanded.
 const NODES: usize = 400_000;
 /// Depth of functions that call functions.
@@ -76,6 +77,17 @@ pub(super) fn import(
     let damaged = |message: String| Error::Model { file: file.into(), message };
     let graph = model.graph.as_ref().ok_or_else(|| damaged("it holds no graph".into()))?;
     let opset = opset(&model.opset_import).map_err(damaged)?;
+    if !OPSETS.contains(&opset) {
+        let message =
+            format!("opsets {} to {} are; convert the model with onnx.version_converter", OPSETS.start(), OPSETS.end());
+        return Err(Error::Unsupported {
+            file: file.into(),
+            node: "all".into(),
+            op: "the model".into(),
+            opset,
+            message,
+        });
+    }
     let mut functions = HashMap::new();
     for f in &model.functions {
         if functions.insert((domain(f.domain()), f.name(), f.overload()), f).is_some() {
@@ -96,6 +108,11 @@ pub(super) fn import(
     Ok(Import { graph: importer.builder.graph.pruned(), types: importer.types })
 }
 
+/// The size behind a name: the number that the caller gives it, else a symbol.
+fn named(name: &str, options: &Options) -> Dim {
+    options.dims.get(name).map_or_else(|| Dim::symbol(name), |v| Dim::from(*v))
+}
+
 /// The default domain has two names.
 fn domain(name: &str) -> &str {
     if name == "ai.onnx" { "" } else { name }
@@ -110,13 +127,27 @@ fn opset(imports: &[OperatorSetIdProto]) -> Result<i64, String> {
         }
     }
     match default {
-        None => Err("no opset of the default domain is imported".into()),
-        Some(v) if OPSETS.contains(&v) => Ok(v),
-        Some(v) => Err(format!(
-            "opset {v} is not supported (opsets {} to {} are); convert the model with onnx.version_converter",
-            OPSETS.start(),
-            OPSETS.end()
-        )),
+        None if imports.is_empty() => Err("no opset is imported".into()),
+        // Ops of other domains only.
+        None => Ok(*OPSETS.end()),
+        Some(v) => Ok(v),
+    }
+}
+
+/// A failure at operands of dynamic sizes: what to do about them.
+fn undecided(fail: Fail, dynamic: &[String]) -> Fail {
+    let Some(first) = dynamic.first() else { return fail };
+    let hint = |m: String| {
+        let all = dynamic.join(", ");
+        format!(
+            "{m}; its operands have the dynamic sizes {all}: give them numbers (--dim {first}=1), or the actual inputs"
+        )
+    };
+    match fail {
+        Fail::Unsupported(m) => Fail::Unsupported(hint(m)),
+        // What does not type-check for any size may do so for the actual ones.
+        Fail::Other(Error::Type(m)) => Fail::Unsupported(hint(m)),
+        other => other,
     }
 }
 
@@ -178,6 +209,10 @@ impl<'a> Importer<'a> {
             }
             let ty =
                 declared(input.r#type.as_ref()).map_err(|b| self.fail(b.into(), input.name(), "input", scope.opset))?;
+            if let Some(t) = options.constants.get(input.name()) {
+                self.constant_input(input.name(), &ty, t, scope)?;
+                continue;
+            }
             types.push((input.name(), ty));
         }
         if let Some(name) = options.shapes.keys().find(|n| !types.iter().any(|(t, _)| t == n)) {
@@ -185,13 +220,31 @@ impl<'a> Importer<'a> {
             return Err(Error::Input(format!("the model has no input `{name}`; its inputs are: {}", have.join(", "))));
         }
         self.bind_symbols(&types, options)?;
-        for (name, ty) in types {
-            let shape = self.input_shape(name, &ty, options, scope.opset)?;
+        let mut shapes = Vec::with_capacity(types.len());
+        for (name, ty) in &types {
+            shapes.push(self.input_shape(name, ty, options, scope.opset)?);
+        }
+        self.check_dims(&types, &shapes, options)?;
+        for ((name, ty), shape) in types.into_iter().zip(shapes) {
             let ty = TensorType { dtype: ty.dtype, shape };
             self.types.push((name.into(), ty.clone()));
             let value = self.builder.graph.input(name, ty);
             scope.values.insert(name, Slot::Bound(value.into()));
         }
+        Ok(())
+    }
+
+    /// An input that the caller gives a value.
+    fn constant_input(&mut self, name: &'a str, ty: &Declared, t: &Tensor, scope: &mut Scope<'a>) -> Result<()> {
+        let shape = t.shape().iter().map(|d| Dim::from(*d as i64)).collect();
+        let given = TensorType { dtype: t.dtype(), shape };
+        if let Some(why) = contradiction(ty, &given, &|_| None) {
+            return Err(Error::Input(format!("the constant for input `{name}` {why}")));
+        }
+        let value = self.builder.graph.constant(t.clone());
+        let bound = Bound { value: Some(value), sym: Sym::from_tensor(t) };
+        self.types.push((name.into(), given));
+        scope.values.insert(name, Slot::Bound(bound));
         Ok(())
     }
 
@@ -220,7 +273,7 @@ impl<'a> Importer<'a> {
                                 )));
                             }
                             (_, Some(a)) => drop(self.symbols.insert(n.clone(), a)),
-                            (None, None) => drop(self.symbols.insert(n.clone(), Dim::symbol(n.as_str()))),
+                            (None, None) => drop(self.symbols.insert(n.clone(), named(n, options))),
                             (Some(_), None) => {}
                         }
                     }
@@ -252,10 +305,29 @@ impl<'a> Importer<'a> {
                 while self.symbols.contains_key(&fresh) {
                     fresh.push('_');
                 }
-                Dim::symbol(fresh)
+                named(&fresh, options)
             }
         };
         Ok(sizes.iter().enumerate().map(dim).collect())
+    }
+
+    /// Every number that the caller gives must be for a dynamic size that there is.
+    fn check_dims(&self, types: &[(&str, Declared)], shapes: &[Vec<Dim>], options: &Options) -> Result<()> {
+        let mut names: Vec<String> = self.symbols.keys().cloned().collect();
+        for ((input, ty), shape) in types.iter().zip(shapes) {
+            let sizes = ty.shape.iter().flatten().enumerate();
+            names.extend(sizes.filter(|(_, s)| **s == Size::Unknown).map(|(axis, _)| format!("{input}_{axis}")));
+            names.extend(shape.iter().flat_map(Dim::symbols).map(|s| s.to_string()));
+        }
+        names.sort();
+        names.dedup();
+        match options.dims.keys().find(|n| !names.contains(n)) {
+            Some(n) => {
+                let have = if names.is_empty() { "none".to_string() } else { names.join(", ") };
+                Err(Error::Input(format!("the model has no dynamic size `{n}`; it has {have}")))
+            }
+            None => Ok(()),
+        }
     }
 
     /// Types of inner values and outputs, to be checked when the values are there.
@@ -322,9 +394,13 @@ impl<'a> Importer<'a> {
             let opset = scope.opset;
             let inputs = self.operands(node, &name, nodes, i, scope)?;
             let before = self.builder.graph.nodes.len();
+            let dynamic = self.dynamic_sizes(&inputs);
             let results = match self.function(node) {
                 Some(f) => self.call(f, inputs, &attrs(node), &name, scope),
-                None => self.apply(node, inputs, &attrs(node), scope).map_err(|f| self.fail(f, &name, &op, opset)),
+                None => {
+                    let results = self.apply(node, inputs, &attrs(node), scope);
+                    results.map_err(|f| self.fail(undecided(f, &dynamic), &name, &op, opset))
+                }
             }?;
             for n in self.builder.graph.nodes[before..].iter_mut().filter(|n| n.name.is_empty()) {
                 n.name.clone_from(&name);
@@ -334,6 +410,16 @@ impl<'a> Importer<'a> {
             }
         }
         Ok(())
+    }
+
+    /// The names of dynamic sizes in the types of operands.
+    fn dynamic_sizes(&self, operands: &[Option<Bound>]) -> Vec<String> {
+        let types = operands.iter().flatten().map(|b| self.builder.ty(b));
+        let mut names: Vec<String> =
+            types.flat_map(|t| t.shape.into_iter().flat_map(|d| d.symbols())).map(|s| s.to_string()).collect();
+        names.sort();
+        names.dedup();
+        names
     }
 
     /// The values of a node's inputs; an empty name is an absent one.

@@ -6,7 +6,9 @@
 //! of them.
 
 use super::context::{Ctx, Out};
-use super::ops::{einsum, index, linear, make, norm, pointwise, reduce, views};
+use super::ops::{
+    attention, einsum, index, linear, make, norm, order, pointwise, quantize, reduce, resize, sample, views, window,
+};
 
 /// An ONNX op.
 pub(super) struct Row {
@@ -82,27 +84,38 @@ pub(super) static ROWS: &[Row] = &[
     scalar("Asinh", &[9, 22], &["asinh"]),
     scalar("Atan", &[7, 22], &["atan"]),
     scalar("Atanh", &[9, 22], &["atanh"]),
+    run("Attention", &[23, 24, 25], attention::attention, &["softmax"]),
+    run("AveragePool", &[11, 19, 22], window::average, &[]),
     run("BatchNormalization", &[9, 14, 15], norm::batch, &[]),
+    run("BitShift", &[11, 28], pointwise::bit_shift, &[]),
     run("Cast", &[13, 19, 21, 23, 24, 25, 28], pointwise::cast, &[]),
     run("CastLike", &[15, 19, 21, 23, 24, 25], pointwise::cast_like, &[]),
     scalar("Ceil", &[13], &["ceil"]),
     with("Celu", &[12, 28], &["celu"], &[("alpha", 1.0)]),
+    run("CenterCropPad", &[18], order::center_crop_pad, &[]),
     run("Clip", &[13], pointwise::clip, &[]),
+    run("Compress", &[11, 28], order::compress, &[]),
     run("Concat", &[13], views::concat, &[]),
     run("Constant", &[13, 19, 21, 23, 24, 25], make::constant, &[]),
     run("ConstantOfShape", &[9, 20, 21, 23, 24, 25], make::constant_of_shape, &[]),
+    run("Conv", &[11, 22], window::conv, &[]),
+    run("ConvTranspose", &[11, 22], window::conv_transpose, &[]),
     scalar("Cos", &[7, 22], &["cos"]),
     scalar("Cosh", &[9, 22], &["cosh"]),
+    run("CumProd", &[26], index::cumulative_product, &[]),
     run("CumSum", &[11, 14], index::cumulative_sum, &[]),
     run("DepthToSpace", &[13, 28], views::depth_to_space, &[]),
+    run("DequantizeLinear", &[13, 19, 21, 23, 24, 25, 28], quantize::dequantize, &[]),
     scalar("Div", &[13, 14], &["div"]),
     run("Dropout", &[13, 22], make::dropout, &[]),
+    run("DynamicQuantizeLinear", &[11], quantize::dynamic, &[]),
     run("Einsum", &[12, 28], einsum::einsum, &[]),
     with("Elu", &[6, 22], &["elu"], &[("alpha", 1.0)]),
     run("Equal", &[13, 19], pointwise::equal, &[]),
     scalar("Erf", &[13], &["erf"]),
     scalar("Exp", &[13], &["exp"]),
     run("Expand", &[13], views::expand, &[]),
+    run("EyeLike", &[9, 22], order::eye_like, &[]),
     run("Flatten", &[13, 21, 23, 24, 25], views::flatten, &[]),
     scalar("Floor", &[13], &["floor"]),
     run("Gather", &[13], index::gather, &[]),
@@ -111,36 +124,47 @@ pub(super) static ROWS: &[Row] = &[
     run("Gelu", &[20], pointwise::gelu, &["gelu", "gelu_tanh"]),
     run("Gemm", &[13], linear::gemm, &[]),
     run("GlobalAveragePool", &[1, 22], reduce::global_average, &[]),
+    run("GlobalLpPool", &[2, 22], window::global_lp, &[]),
     run("GlobalMaxPool", &[1, 22], reduce::global_max, &[]),
     swapped("Greater", &[13], &["lt"]),
     swapped("GreaterOrEqual", &[12, 16], &["le"]),
+    run("GridSample", &[16, 20, 22], sample::grid_sample, &[]),
     run("GroupNormalization", &[18, 21], norm::group, &[]),
     with("HardSigmoid", &[6, 22], &["hard_sigmoid"], &[("alpha", 0.2), ("beta", 0.5)]),
     scalar("HardSwish", &[14, 22], &["hardswish"]),
+    run("Hardmax", &[13], norm::hardmax, &[]),
     run("Identity", &[13, 14, 16, 19, 21, 23, 24, 25], make::identity, &[]),
     run("InstanceNormalization", &[6, 22], norm::instance, &[]),
     run("IsInf", &[10, 20], pointwise::is_inf, &[]),
     scalar("IsNaN", &[13, 20], &["isnan"]),
+    run("LRN", &[13], norm::local_response, &[]),
     run("LayerNormalization", &[17], norm::layer, &["layer_norm"]),
     with("LeakyRelu", &[6, 16], &["leaky_relu"], &[("alpha", 0.01)]),
     scalar("Less", &[13], &["lt"]),
     scalar("LessOrEqual", &[12, 16], &["le"]),
     scalar("Log", &[13], &["log"]),
     run("LogSoftmax", &[13], norm::softmax, &["log_softmax"]),
+    run("LpNormalization", &[1, 22], norm::lp_norm, &[]),
+    run("LpPool", &[11, 18, 22], window::lp, &[]),
     run("MatMul", &[13], linear::matmul, &[]),
+    run("MatMulInteger", &[10], quantize::matmul, &[]),
     fold("Max", &[13], &["max"]),
+    run("MaxPool", &[12, 22], window::max, &[]),
     run("Mean", &[13], pointwise::mean, &["add"]),
+    run("MeanVarianceNormalization", &[13], norm::mean_variance, &[]),
     fold("Min", &[13], &["min"]),
     scalar("Mish", &[18, 22], &["mish"]),
     run("Mod", &[13, 28], pointwise::modulo, &["remainder"]),
     scalar("Mul", &[13, 14], &["mul"]),
     scalar("Neg", &[13], &["neg"]),
+    run("NonZero", &[13], order::non_zero, &[]),
     scalar("Not", &[1], &["not"]),
     run("OneHot", &[11, 28], index::one_hot, &[]),
     scalar("Or", &[7], &["or"]),
     run("PRelu", &[9, 16], pointwise::prelu, &["leaky_relu"]),
     run("Pad", &[13, 18, 19, 21, 23, 24, 25], views::pad, &[]),
     run("Pow", &[13, 15], pointwise::pow, &[]),
+    run("QuantizeLinear", &[13, 19, 21, 23, 24, 25, 28], quantize::quantize, &[]),
     run("RMSNormalization", &[23], norm::rms, &["rms_norm"]),
     run("Range", &[11, 27], make::range, &[]),
     scalar("Reciprocal", &[13], &["recip"]),
@@ -156,7 +180,12 @@ pub(super) static ROWS: &[Row] = &[
     run("ReduceSumSquare", &[13, 18], reduce::sum_square, &[]),
     scalar("Relu", &[13, 14], &["relu"]),
     run("Reshape", &[13, 14, 19, 21, 23, 24, 25], views::reshape, &[]),
+    run("Resize", &[13, 18, 19], resize::resize, &[]),
+    run("ReverseSequence", &[10, 28], order::reverse_sequence, &[]),
+    run("RotaryEmbedding", &[23], attention::rotary, &[]),
     scalar("Round", &[11, 22], &["round"]),
+    run("ScatterElements", &[13, 16, 18], order::scatter_elements, &[]),
+    run("ScatterND", &[13, 16, 18], order::scatter_nd, &[]),
     with("Selu", &[6, 22], &["selu"], &[("alpha", 1.673_263_2), ("gamma", 1.050_701)]),
     run("Shape", &[13, 15, 19, 21, 23, 24, 25], views::shape, &[]),
     with("Shrink", &[9], &["shrink"], &[("lambd", 0.5), ("bias", 0.0)]),
@@ -181,6 +210,7 @@ pub(super) static ROWS: &[Row] = &[
     scalar("Tanh", &[13], &["tanh"]),
     with("ThresholdedRelu", &[10, 22], &["thresholded_relu"], &[("alpha", 1.0)]),
     run("Tile", &[13], views::tile, &[]),
+    run("TopK", &[11, 24], order::top_k, &[]),
     run("Transpose", &[13, 21, 23, 24, 25], views::transpose, &[]),
     run("Trilu", &[14], index::trilu, &[]),
     run("Unsqueeze", &[13, 21, 23, 24, 25], views::unsqueeze, &[]),
@@ -203,7 +233,11 @@ pub(super) fn find(domain: &str, op: &str, opset: i64) -> Result<(&'static Row, 
     let row = &ROWS[i];
     match row.since.iter().rev().find(|v| **v <= opset) {
         Some(v) => Ok((row, *v)),
-        None => Err(format!("this op exists from opset {} on", row.since[0])),
+        None if row.since[0] > 13 => Err(format!("this op exists from opset {} on", row.since[0])),
+        None => Err(format!(
+            "its definition before opset {} is not; convert the model with onnx.version_converter",
+            row.since[0]
+        )),
     }
 }
 
@@ -234,6 +268,7 @@ mod tests {
         assert!(ROWS.iter().all(|r| r.since.windows(2).all(|w| w[0] < w[1])));
         assert_eq!(find("", "Split", 17).unwrap().1, 13);
         assert_eq!(find("", "Split", 28).unwrap().1, 18);
+        assert!(find("", "Relu", 12).is_err_and(|m| m.contains("before opset 13")));
         assert!(find("", "Gelu", 19).is_err_and(|m| m.contains("from opset 20")));
         assert!(find("com.microsoft", "Gelu", 20).is_err());
         assert!(find("", "Loop", 20).is_err_and(|m| m.contains("control flow")));

@@ -148,6 +148,16 @@ pub(in super::super) fn trilu(ctx: &mut Ctx) -> Out {
 /// Sums of all elements up to each along an axis: of a triangle of copies, so that no infinity meets a
 /// zero.
 pub(in super::super) fn cumulative_sum(ctx: &mut Ctx) -> Out {
+    cumulative(ctx, BuiltinOp::Sum, 0.0)
+}
+
+/// Products of all elements up to each along an axis.
+pub(in super::super) fn cumulative_product(ctx: &mut Ctx) -> Out {
+    cumulative(ctx, BuiltinOp::Prod, 1.0)
+}
+
+/// A reduction of all elements up to each; `none` is that of no element.
+fn cumulative(ctx: &mut Ctx, op: BuiltinOp, none: f64) -> Out {
     ctx.arity(2, 2, 1)?;
     let x = ctx.value(0)?;
     let mut shape = ctx.shape_of(x);
@@ -167,7 +177,7 @@ pub(in super::super) fn cumulative_sum(ctx: &mut Ctx) -> Out {
     let taken = ctx.builtin(if exclusive { BuiltinScalar::Lt } else { BuiltinScalar::Le }, &sides)?;
     shape.insert(axis, Dim::from(1));
     let copies = ctx.reshape(x, &shape)?;
-    let zero = ctx.number(ctx.dtype_of(x), 0.0)?;
-    let triangle = ctx.builtin(BuiltinScalar::Select, &[taken, copies, zero])?;
-    Ok(vec![ctx.reduce(BuiltinOp::Sum, triangle, &[axis as i64 + 1], false)?.into()])
+    let none = ctx.number(ctx.dtype_of(x), none)?;
+    let triangle = ctx.builtin(BuiltinScalar::Select, &[taken, copies, none])?;
+    Ok(vec![ctx.reduce(op, triangle, &[axis as i64 + 1], false)?.into()])
 }

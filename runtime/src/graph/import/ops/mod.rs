@@ -1,10 +1,16 @@
 //! Handlers of ONNX ops, by kind: each reads one node and adds graph nodes of the same meaning.
 
+pub(super) mod attention;
 pub(super) mod einsum;
 pub(super) mod index;
 pub(super) mod linear;
 pub(super) mod make;
 pub(super) mod norm;
+pub(super) mod order;
 pub(super) mod pointwise;
+pub(super) mod quantize;
 pub(super) mod reduce;
+pub(super) mod resize;
+pub(super) mod sample;
 pub(super) mod views;
+pub(super) mod window;

@@ -5,7 +5,7 @@ use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::AttrValue;
 use hypatia_dsl::shape::{Dim, product};
 
-use super::super::context::{Bound, Ctx, Out, int};
+use super::super::context::{Bound, Ctx, Out, dims, int};
 use super::super::tensor;
 use crate::graph::Value;
 
@@ -247,4 +247,122 @@ pub(in super::super) fn group(ctx: &mut Ctx) -> Out {
         return ctx.wrong(format!("{groups} groups do not divide the channels, or the stash_type is not a float"));
     }
     grouped(ctx, Dim::from(groups), stash)
+}
+
+/// The p-th root of the sum of the p-th powers of absolute values.
+pub(super) fn p_norm(ctx: &mut Ctx, x: Value, p: i64, axes: &[i64], keepdims: bool) -> Out<Value> {
+    let dtype = ctx.dtype_of(x);
+    match p {
+        1 => {
+            let x = ctx.builtin(BuiltinScalar::Abs, &[x])?;
+            ctx.reduce(BuiltinOp::Sum, x, axes, keepdims)
+        }
+        2 => {
+            let x = ctx.builtin(BuiltinScalar::Mul, &[x, x])?;
+            let sum = ctx.reduce(BuiltinOp::Sum, x, axes, keepdims)?;
+            ctx.builtin(BuiltinScalar::Sqrt, &[sum])
+        }
+        3.. => {
+            let x = ctx.builtin(BuiltinScalar::Abs, &[x])?;
+            let (up, down) = (ctx.number(dtype, p as f64)?, ctx.number(dtype, 1.0 / p as f64)?);
+            let x = ctx.builtin(BuiltinScalar::Pow, &[x, up])?;
+            let sum = ctx.reduce(BuiltinOp::Sum, x, axes, keepdims)?;
+            ctx.builtin(BuiltinScalar::Pow, &[sum, down])
+        }
+        _ => ctx.wrong(format!("p should be at least 1, but is {p}")),
+    }
+}
+
+/// Division by the norm along an axis; rows of zeros stay.
+pub(in super::super) fn lp_norm(ctx: &mut Ctx) -> Out {
+    ctx.arity(1, 1, 1)?;
+    let x = ctx.value(0)?;
+    let axis = ctx.attrs.int_or("axis", -1)?;
+    let axis = ctx.axis(axis, ctx.shape_of(x).len())?;
+    let p = ctx.attrs.int_or("p", 2)?;
+    if ![1, 2].contains(&p) {
+        return ctx.wrong(format!("p should be 1 or 2, but is {p}"));
+    }
+    let norm = p_norm(ctx, x, p, &[axis as i64], true)?;
+    let zero = ctx.number(ctx.dtype_of(x), 0.0)?;
+    let empty = ctx.builtin(BuiltinScalar::Eq, &[norm, zero])?;
+    let y = ctx.builtin(BuiltinScalar::Div, &[x, norm])?;
+    Ok(vec![ctx.builtin(BuiltinScalar::Select, &[empty, zero, y])?.into()])
+}
+
+/// Mean 0 and deviation 1 over axes.
+pub(in super::super) fn mean_variance(ctx: &mut Ctx) -> Out {
+    ctx.arity(1, 1, 1)?;
+    let x = ctx.value(0)?;
+    let rank = ctx.shape_of(x).len();
+    let axes = ctx.axes(ctx.attrs.ints("axes")?.unwrap_or(&[0, 2, 3]), rank)?;
+    let axes: Vec<i64> = axes.into_iter().map(|a| a as i64).collect();
+    let mean = ctx.reduce(BuiltinOp::Mean, x, &axes, true)?;
+    let off = ctx.builtin(BuiltinScalar::Sub, &[x, mean])?;
+    let square = ctx.builtin(BuiltinScalar::Mul, &[off, off])?;
+    let variance = ctx.reduce(BuiltinOp::Mean, square, &axes, true)?;
+    let deviation = ctx.builtin(BuiltinScalar::Sqrt, &[variance])?;
+    // The body of ONNX's function adds this.
+    let eps = ctx.number(ctx.dtype_of(x), 1e-9)?;
+    let deviation = ctx.builtin(BuiltinScalar::Add, &[deviation, eps])?;
+    Ok(vec![ctx.builtin(BuiltinScalar::Div, &[off, deviation])?.into()])
+}
+
+/// Division by a power of the mean square of neighbouring channels.
+pub(in super::super) fn local_response(ctx: &mut Ctx) -> Out {
+    ctx.arity(1, 1, 1)?;
+    let x = ctx.value(0)?;
+    let (dtype, rank) = (ctx.dtype_of(x), ctx.shape_of(x).len());
+    let Some(size) = ctx.attrs.int("size")?.filter(|s| (1..1 << 20).contains(s)) else {
+        return ctx.wrong("it needs a size of at least 1");
+    };
+    if rank < 2 {
+        return ctx.wrong("it needs batch and channels");
+    }
+    let number = |ctx: &mut Ctx, name: &str, default: f32, by: f64| {
+        let v = f64::from(ctx.attrs.float_or(name, default)?);
+        ctx.number(dtype, v * by)
+    };
+    let alpha = number(ctx, "alpha", 1e-4, 1.0 / size as f64)?;
+    let (beta, bias) = (number(ctx, "beta", 0.75, 1.0)?, number(ctx, "bias", 1.0, 1.0)?);
+    let square = ctx.builtin(BuiltinScalar::Mul, &[x, x])?;
+    let around = |amount: i64| {
+        let mut list = vec![Dim::from(0); rank];
+        list[1] = Dim::from(amount);
+        dims(&list)
+    };
+    let zero = ctx.number(dtype, 0.0)?;
+    let before = (size - 1) / 2;
+    let padded = ctx.op(BuiltinOp::Pad, &[square, zero], vec![around(before), around(size - 1 - before)])?;
+    // Windows move along the last axis.
+    let mut turn: Vec<i64> = (0..rank as i64).filter(|a| *a != 1).collect();
+    turn.push(1);
+    let last = ctx.transpose(padded, &turn)?;
+    let one = AttrValue::List(vec![int(1)]);
+    let windows = ctx.op(BuiltinOp::Windows, &[last], vec![AttrValue::List(vec![int(size)]), one.clone(), one])?;
+    let sum = ctx.reduce(BuiltinOp::Sum, windows, &[rank as i64], false)?;
+    let mut back: Vec<i64> = (0..rank as i64 - 1).collect();
+    back.insert(1, rank as i64 - 1);
+    let sum = ctx.transpose(sum, &back)?;
+    let sum = ctx.builtin(BuiltinScalar::Mul, &[sum, alpha])?;
+    let sum = ctx.builtin(BuiltinScalar::Add, &[sum, bias])?;
+    let power = ctx.builtin(BuiltinScalar::Pow, &[sum, beta])?;
+    Ok(vec![ctx.builtin(BuiltinScalar::Div, &[x, power])?.into()])
+}
+
+/// 1 at the first of the largest elements along an axis, else 0.
+pub(in super::super) fn hardmax(ctx: &mut Ctx) -> Out {
+    ctx.arity(1, 1, 1)?;
+    let x = ctx.value(0)?;
+    let ty = ctx.type_of(x);
+    let axis = ctx.attrs.int_or("axis", -1)?;
+    let axis = ctx.axis(axis, ty.shape.len())?;
+    let attrs = vec![int(axis as i64), AttrValue::Bool(true), AttrValue::Bool(false)];
+    let largest = ctx.op(BuiltinOp::Argmax, &[x], attrs)?;
+    let mut line = vec![Dim::from(1); ty.shape.len()];
+    line[axis] = ty.shape[axis].clone();
+    let attrs = vec![dims(&line), int(axis as i64), AttrValue::DType(DType::I64)];
+    let counted = ctx.op(BuiltinOp::Iota, &[], attrs)?;
+    let here = ctx.builtin(BuiltinScalar::Eq, &[largest, counted])?;
+    Ok(vec![ctx.cast(here, ty.dtype)?.into()])
 }

@@ -289,3 +289,50 @@ fn convert(ctx: &mut Ctx, to: DType) -> Out {
     let x = ctx.value(0)?;
     Ok(vec![ctx.cast(x, to)?.into()])
 }
+
+/// Bits moved left or right; shifts as wide as the type, or negative ones, leave the sign alone.
+pub(in super::super) fn bit_shift(ctx: &mut Ctx) -> Out {
+    ctx.arity(2, 2, 1)?;
+    let (x, y) = (ctx.value(0)?, ctx.value(1)?);
+    let dtype = ctx.dtype_of(x);
+    if !dtype.is_int() {
+        return ctx.wrong(format!("a shift of {dtype}"));
+    }
+    let bits = 8.0 * dtype.size() as f64;
+    let left = match ctx.attrs.text_or("direction", "")?.as_str() {
+        "LEFT" => true,
+        "RIGHT" => false,
+        other => return ctx.wrong(format!("the direction should be LEFT or RIGHT, but is `{other}`")),
+    };
+    let number = |ctx: &mut Ctx, v: f64| ctx.number(DType::I64, v);
+    let (x, y) = (ctx.cast(x, DType::I64)?, ctx.cast(y, DType::I64)?);
+    let (zero, one, two) = (number(ctx, 0.0)?, number(ctx, 1.0)?, number(ctx, 2.0)?);
+    // Right by all bits but the sign is what lies beyond already.
+    let width = number(ctx, if left || dtype == DType::U8 { bits } else { bits - 1.0 })?;
+    let below = ctx.builtin(BuiltinScalar::Lt, &[y, width])?;
+    let natural = ctx.builtin(BuiltinScalar::Le, &[zero, y])?;
+    let inside = ctx.builtin(BuiltinScalar::And, &[below, natural])?;
+    let amount = ctx.builtin(BuiltinScalar::Select, &[inside, y, zero])?;
+    let (shifted, beyond) = if left {
+        // In two steps, as no power of 2 in i64 moves by 63 bits.
+        let half = ctx.builtin(BuiltinScalar::Div, &[amount, two])?;
+        let rest = ctx.builtin(BuiltinScalar::Sub, &[amount, half])?;
+        let (half, rest) =
+            (ctx.builtin(BuiltinScalar::Pow, &[two, half])?, ctx.builtin(BuiltinScalar::Pow, &[two, rest])?);
+        let z = ctx.builtin(BuiltinScalar::Mul, &[x, half])?;
+        (ctx.builtin(BuiltinScalar::Mul, &[z, rest])?, zero)
+    } else {
+        let power = ctx.builtin(BuiltinScalar::Pow, &[two, amount])?;
+        let minus = ctx.builtin(BuiltinScalar::Neg, &[one])?;
+        let negative = ctx.builtin(BuiltinScalar::Lt, &[x, zero])?;
+        // Rounded down: of a negative number, -1 - (-1 - x) / 2^y.
+        let mirrored = ctx.builtin(BuiltinScalar::Sub, &[minus, x])?;
+        let from = ctx.builtin(BuiltinScalar::Select, &[negative, mirrored, x])?;
+        let quotient = ctx.builtin(BuiltinScalar::Div, &[from, power])?;
+        let back = ctx.builtin(BuiltinScalar::Sub, &[minus, quotient])?;
+        let fill = ctx.builtin(BuiltinScalar::Select, &[negative, minus, zero])?;
+        (ctx.builtin(BuiltinScalar::Select, &[negative, back, quotient])?, fill)
+    };
+    let z = ctx.builtin(BuiltinScalar::Select, &[inside, shifted, beyond])?;
+    Ok(vec![ctx.cast(z, dtype)?.into()])
+}

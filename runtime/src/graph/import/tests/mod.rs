@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod bad;
+mod nodes;
 mod ops;
 
 use std::collections::{BTreeMap, HashMap};
@@ -14,9 +15,23 @@ use std::sync::{Arc, LazyLock};
 use hypatia_dsl::ir::Program;
 
 use super::{Options, load_with, supported};
+use crate::cpu::Executor;
+use crate::device::Device;
+use crate::error::Result;
+use crate::graph::Graph;
+use crate::plan::{self, Plan};
+use crate::tensor::Tensor;
 
 pub(super) fn models() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/models")
+}
+
+/// Results of the CPU executor.
+pub(super) fn execute(graph: &Graph, inputs: &[(String, Tensor)]) -> Result<Vec<Tensor>> {
+    let plan = Arc::new(Plan::build(graph, &plan::Options::new(Device::named("cpu").unwrap()))?);
+    let given = |n: &str| inputs.iter().find(|(i, _)| i == n).map(|(_, t)| t.clone()).unwrap();
+    let ordered: Vec<Tensor> = plan.inputs.iter().map(|i| given(&i.name)).collect();
+    Executor::new(plan, 1)?.poisoned().run(&ordered)
 }
 
 pub(super) fn program() -> Arc<Program> {
@@ -44,13 +59,19 @@ fn every_value_has_the_type_that_onnx_infers() {
 #[test]
 fn given_shapes_bind_symbols() {
     let path = models().join("digits/model.onnx");
-    let shapes = |shape: &[usize]| Options { shapes: BTreeMap::from([("input".to_string(), shape.to_vec())]) };
+    let shapes = |shape: &[usize]| Options {
+        shapes: BTreeMap::from([("input".to_string(), shape.to_vec())]),
+        ..Options::default()
+    };
     let import = load_with(&path, program(), &shapes(&[7, 64])).unwrap();
     assert_eq!(import.graph.ty(import.graph.outputs[0].1).to_string(), "f32[7, 10]");
     for (options, says) in [
         (shapes(&[7, 63]), "axis 1 has size 64, not 63"),
         (shapes(&[7]), "rank 2 expected"),
-        (Options { shapes: BTreeMap::from([("x".to_string(), vec![])]) }, "no input `x`; its inputs are: input"),
+        (
+            Options { shapes: BTreeMap::from([("x".to_string(), vec![])]), ..Options::default() },
+            "no input `x`; its inputs are: input",
+        ),
     ] {
         let error = load_with(&path, program(), &options).err().unwrap().to_string();
         assert!(error.contains(says), "{error}");
@@ -77,4 +98,12 @@ fn every_name_of_the_table_is_in_the_library() {
             assert!(found, "{}: {name}", row.op);
         }
     }
+}
+
+#[test]
+fn claimed_ops_are_imported() {
+    let text = std::fs::read_to_string(models().join("claimed_ops.txt")).unwrap();
+    let have: Vec<&str> = supported().iter().map(|r| r.op).collect();
+    let missing: Vec<&str> = text.lines().filter(|l| !l.starts_with('#') && !have.contains(l)).collect();
+    assert!(missing.is_empty(), "{missing:?}");
 }
