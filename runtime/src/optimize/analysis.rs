@@ -11,7 +11,8 @@ use std::time::Instant;
 use egg::{DidMerge, Id};
 use hypatia_dsl::builtin::BuiltinOp;
 use hypatia_dsl::dtype::{DType, Kind};
-use hypatia_dsl::ir::{AttrValue, InView, OpBody, OpDef, OpId, ParamKind, Program, ScalarId};
+use hypatia_dsl::ir::{AttrValue, InView, OpBody, OpDef, OpId, ParamKind, Program, ScalarBody, ScalarId};
+use hypatia_dsl::scalar;
 use hypatia_dsl::shape::{Dim, Shape, broadcast, product};
 use hypatia_dsl::typing::{self, TensorType};
 use indexmap::IndexSet;
@@ -105,8 +106,13 @@ pub struct Context {
     pub leaves: Vec<Leaf>,
     /// How many distinct consumers a class has in the extracted candidate.
     pub uses: FxHashMap<Id, u32>,
+    /// The scalar functions of tensors of the extracted candidate, by class.
+    pub pointwise: FxHashMap<Id, Node>,
     /// The limits of the present stage.
     pub limits: Limits,
+    /// Every class that was made, merged or came to be known better, in order: what a search need not look at again is what
+    /// stands before the end of the last one.
+    pub touched: Vec<Id>,
     types: IndexSet<TensorType>,
     shapes: IndexSet<Shape>,
     tuples: Vec<TypeId>,
@@ -143,6 +149,8 @@ impl Context {
             program,
             leaves: Vec::new(),
             uses: FxHashMap::default(),
+            pointwise: FxHashMap::default(),
+            touched: Vec::new(),
             limits: Limits { nodes: usize::MAX, deadline: Instant::now() + std::time::Duration::from_secs(3600) },
             types: IndexSet::new(),
             shapes: IndexSet::from([Shape::new()]),
@@ -175,7 +183,8 @@ impl Context {
         ShapeId(self.shapes.insert_full(shape).0 as u32)
     }
 
-    fn shape(&self, id: ShapeId) -> Option<&Shape> {
+    /// The shape of that id.
+    pub fn shape(&self, id: ShapeId) -> Option<&Shape> {
         self.shapes.get_index(id.0 as usize)
     }
 
@@ -211,6 +220,23 @@ impl Context {
             Sort::Tensor(t) => Some(self.ty(t)),
             _ => None,
         }
+    }
+}
+
+/// Puts what is known of classes of the candidate under the ids that they have now, after merges.
+pub fn refresh_candidate(egraph: &mut EGraph) {
+    let moved = |egraph: &EGraph, id: &Id| egraph.find(*id) != *id;
+    if egraph.analysis.uses.keys().any(|id| moved(egraph, id)) {
+        let mut uses = FxHashMap::default();
+        for (id, n) in std::mem::take(&mut egraph.analysis.uses) {
+            let known = uses.entry(egraph.find(id)).or_insert(n);
+            *known = n.max(*known);
+        }
+        egraph.analysis.uses = uses;
+    }
+    if egraph.analysis.pointwise.keys().any(|id| moved(egraph, id)) {
+        let nodes = std::mem::take(&mut egraph.analysis.pointwise);
+        egraph.analysis.pointwise = nodes.into_iter().map(|(id, n)| (egraph.find(id), n)).collect();
     }
 }
 
@@ -392,6 +418,18 @@ fn scalar_facts(egraph: &EGraph, s: ScalarId, node: &Node, dtype: DType) -> Nume
     facts::apply_scalar(&egraph.analysis.program, s, &args, &same)
 }
 
+/// The value of a builtin of numbers that are known, rounded as the element type is.
+fn scalar_splat(egraph: &EGraph, s: ScalarId, node: &Node, from: DType, to: DType) -> Option<u64> {
+    let ScalarBody::Builtin(f) = egraph.analysis.program.scalar(s).body else { return None };
+    if !from.is_float() || from != to {
+        return None;
+    }
+    let args: Option<Vec<scalar::Value>> =
+        node.children.iter().map(|c| egraph[*c].data.value().map(scalar::Value::F)).collect();
+    let value = scalar::apply(f, &args?, scalar::Precision::F64);
+    Some(to.round(value.to_f64()).to_bits())
+}
+
 fn tensor_data(egraph: &mut EGraph, node: &Node, ty: TensorType) -> Data {
     let concrete = ty.shape.iter().all(|d| d.as_const().is_some());
     let id = egraph.analysis.type_id(ty.clone());
@@ -414,7 +452,7 @@ fn tensor_data(egraph: &mut EGraph, node: &Node, ty: TensorType) -> Data {
         Payload::Scalar(s) => {
             let of = class_type(egraph, node.children[0]).map_or(ty.dtype, |t| t.dtype);
             data.facts = data.facts.or(scalar_facts(egraph, s, node, if ty.dtype.is_float() { of } else { ty.dtype }));
-            data
+            data.with_splat(scalar_splat(egraph, s, node, of, ty.dtype))
         }
         Payload::Op(op, attrs) => {
             let (facts, splat) = op_facts(egraph, op, attrs, node, &ty);
@@ -441,6 +479,7 @@ fn op_facts(egraph: &EGraph, op: OpId, attrs: AttrsId, node: &Node, ty: &TensorT
         | BuiltinOp::Transpose
         | BuiltinOp::Expand
         | BuiltinOp::Slice
+        | BuiltinOp::Windows
         | BuiltinOp::Gather
         | BuiltinOp::GatherElements
         | BuiltinOp::GatherNd => of(first),
@@ -495,7 +534,15 @@ fn op_facts(egraph: &EGraph, op: OpId, attrs: AttrsId, node: &Node, ty: &TensorT
             }
             _ => unknown,
         },
-        BuiltinOp::Matmul | BuiltinOp::Gemm | BuiltinOp::Split | BuiltinOp::Prod | BuiltinOp::Argmax => unknown,
+        BuiltinOp::Matmul
+        | BuiltinOp::Gemm
+        | BuiltinOp::Conv
+        | BuiltinOp::ConvGemm
+        | BuiltinOp::Scatter
+        | BuiltinOp::Argsort
+        | BuiltinOp::Split
+        | BuiltinOp::Prod
+        | BuiltinOp::Argmax => unknown,
     }
 }
 
@@ -504,6 +551,10 @@ impl egg::Analysis<Node> for Context {
 
     fn make(egraph: &mut EGraph, node: &Node, _id: Id) -> Data {
         make_data(egraph, node)
+    }
+
+    fn modify(egraph: &mut EGraph, id: Id) {
+        egraph.analysis.touched.push(id);
     }
 
     fn merge(&mut self, a: &mut Data, b: Data) -> DidMerge {
@@ -517,6 +568,17 @@ impl egg::Analysis<Node> for Context {
         let did = DidMerge(*a != joined, b != joined);
         *a = joined;
         did
+    }
+}
+
+/// True for two constants that differ by rounding alone: each is computed when the plan is made, and neither is
+/// better.
+pub fn rounded_apart(egraph: &EGraph, a: Id, b: Id) -> bool {
+    let (da, db) = (egraph[a].data, egraph[b].data);
+    let eps = egraph.analysis.data_type(&da).map_or(0.0, |t| t.dtype.epsilon());
+    match (da.value(), db.value()) {
+        (Some(x), Some(y)) => x != y && (x - y).abs() <= 4.0 * eps * x.abs().max(y.abs()),
+        _ => false,
     }
 }
 

@@ -8,14 +8,15 @@
 use egg::Id;
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::{
-    AExpr, AttrValue, Build, BuildArg, BuildNode, Class, Head, OpBody, OpDef, OpId, ParamKind, Pat, Rule, ScalarId,
-    VarId,
+    AExpr, AttrValue, Build, BuildArg, BuildNode, Class, Head, InView, OpBody, OpDef, OpId, ParamKind, Pat, Rule,
+    ScalarId, VarId,
 };
+use hypatia_dsl::neutral::without_absent;
 use hypatia_dsl::typing::{self, Bindings, TensorType};
 
-use super::analysis::{Sort, class_type, conflict, has_several_results, is_term, node_types, term_kind};
+use super::analysis::{Sort, class_type, conflict, has_several_results, is_term, node_types, rounded_apart, term_kind};
 use super::language::{EGraph, Node, Payload};
-use super::matcher::{Match, MatchFacts, Slot};
+use super::matcher::{Match, MatchFacts, Slot, Step, Target};
 
 /// Why a match was not applied.
 #[derive(Clone, Debug, PartialEq)]
@@ -98,6 +99,70 @@ pub fn check(egraph: &EGraph, rule: &Rule, m: &mut Match, policy: Policy, profit
     Ok(())
 }
 
+/// Makes the sums that a match needs, and puts them where its variables and its root are: after this the match is one of
+/// a left side as it is written. A part of a longer sum gets a value of its own, and the longer sum is also the sum of
+/// that value and the rest.
+pub fn settle(egraph: &mut EGraph, m: &mut Match) -> Result<(), Reject> {
+    for pending in std::mem::take(&mut m.pending) {
+        let sum = chain(egraph, pending.head, &pending.parts, None)?;
+        match pending.target {
+            Target::Variable(v) => {
+                if let Some(slot) = m.slots.get_mut(v.index()) {
+                    *slot = Slot::Class(sum);
+                }
+            }
+            Target::Root { rest, named } => {
+                let whole = chain(egraph, pending.head, &rest, Some(sum))?;
+                let Some(root) = m.roots.first_mut() else { continue };
+                if let Some(why) = conflict(egraph, whole, *root) {
+                    return Err(ill_typed(format!("a sum in another association is of another type: {why}")));
+                }
+                egraph.union(*root, whole);
+                *root = sum;
+                for v in named {
+                    if let Some(slot) = m.slots.get_mut(v.index()) {
+                        *slot = Slot::Class(sum);
+                    }
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The sum of these classes, from the left.
+fn chain(egraph: &mut EGraph, head: ScalarId, parts: &[Id], first: Option<Id>) -> Result<Id, Reject> {
+    let mut sum = first;
+    for part in parts {
+        let part = egraph.find(*part);
+        sum = Some(match sum {
+            None => part,
+            Some(sum) => {
+                let sum = egraph.find(sum);
+                add_checked(egraph, Node::new(Payload::Scalar(head), [sum, part]))?
+            }
+        });
+    }
+    sum.ok_or_else(|| ill_typed("a sum has no terms"))
+}
+
+/// Adds a node that type-checks, within the limits.
+fn add_checked(egraph: &mut EGraph, node: Node) -> Result<Id, Reject> {
+    if let Some(id) = egraph.lookup(node.clone()) {
+        return Ok(id);
+    }
+    if egraph.total_size() >= egraph.analysis.limits.nodes {
+        return Err(Reject::Budget);
+    }
+    let checked = match node.payload {
+        Payload::Absent | Payload::Acc => Ok(()),
+        p if is_term(p) => term_kind(egraph, &node).map(drop),
+        _ => node_types(egraph, &node).map(drop),
+    };
+    checked.map_err(Reject::Type)?;
+    Ok(egraph.add(node))
+}
+
 /// Builds the right side of a checked match and merges it with the left.
 pub fn apply(egraph: &mut EGraph, rule: &Rule, terms: bool, m: &Match) -> Result<Applied, Reject> {
     let mut ids = Vec::with_capacity(rule.rhs.len());
@@ -109,6 +174,9 @@ pub fn apply(egraph: &mut EGraph, rule: &Rule, terms: bool, m: &Match) -> Result
         ids.push(id);
     }
     for (id, root) in ids.iter().zip(&m.roots) {
+        if rounded_apart(egraph, *id, *root) {
+            return Ok(Applied::default());
+        }
         if let Some(why) = conflict(egraph, *id, *root) {
             return Err(Reject::Type(format!("its two sides differ: {why}")));
         }
@@ -211,18 +279,8 @@ impl Builder<'_> {
 
     /// Adds a node whose type is known to be right, within the limits.
     fn add(&mut self, node: Node) -> Built {
-        let limit = self.egraph.analysis.limits.nodes;
-        if self.egraph.total_size() >= limit && self.egraph.lookup(node.clone()).is_none() {
-            return Err(Reject::Budget);
-        }
-        let checked = match node.payload {
-            Payload::Absent | Payload::Acc => Ok(()),
-            p if is_term(p) => term_kind(self.egraph, &node).map(drop),
-            _ => node_types(self.egraph, &node).map(drop),
-        };
-        checked.map_err(Reject::Type)?;
         self.last = Some(node.clone());
-        Ok(self.egraph.add(node))
+        add_checked(self.egraph, node)
     }
 
     /// A splat constant.
@@ -269,7 +327,14 @@ impl Builder<'_> {
             }
             Build::Node(n) => match n.head {
                 Head::Op(op) => self.op(op, n, hint),
-                Head::Scalar(s) => self.scalar(s, n, hint),
+                Head::Scalar(s) => {
+                    let program = self.egraph.analysis.program.clone();
+                    match without_absent(&program, n, &|v| self.is_absent(v)) {
+                        Some(rest) => self.tensor(rest, hint),
+                        None => self.scalar(s, n, hint),
+                    }
+                }
+                Head::Region(v) => self.region(v, n, hint, false),
                 Head::Acc | Head::In(_) | Head::TermCast => Err(ill_typed("a term stands outside of an epilogue")),
             },
         }
@@ -403,6 +468,7 @@ impl Builder<'_> {
             slots: vec![Slot::Unbound; def.vars.len()],
             values: Bindings::default(),
             nodes: Vec::new(),
+            pending: Vec::new(),
         };
         let mut attrs = attrs.into_iter();
         let mut next = children.iter();
@@ -462,6 +528,45 @@ impl Builder<'_> {
         }
     }
 
+    /// A tensor inside a term. A constant number is part of the term, not something to be read.
+    fn read(&mut self, view: InView, id: Id) -> Built {
+        let data = self.egraph[id].data;
+        match (data.splat, self.egraph.analysis.data_type(&data)) {
+            (Some(bits), Some(t)) if t.dtype.is_float() => self.add(Node::leaf(Payload::Lit(bits))),
+            _ => self.add(Node::new(Payload::In(view), [id])),
+        }
+    }
+
+    /// The pointwise work that a variable stands for, over these operands.
+    fn region(&mut self, v: VarId, n: &BuildNode, hint: Option<DType>, term: bool) -> Built {
+        let Some(Slot::Region(region)) = self.m.slots.get(v.index()) else {
+            return Err(ill_typed("a variable stands for no pointwise work"));
+        };
+        let mut args = Vec::with_capacity(n.args.len());
+        for arg in &n.args {
+            let BuildArg::One(build) = arg else { return Err(ill_typed("pointwise work lacks an operand")) };
+            args.push(if term { self.term(build)? } else { self.tensor(build, hint)? });
+        }
+        let mut made: Vec<Id> = Vec::with_capacity(region.steps.len());
+        for step in &region.steps {
+            let id = match step {
+                Step::Argument(i) => *args.get(*i).ok_or_else(|| ill_typed("pointwise work lacks an operand"))?,
+                Step::Operand(id) if term => {
+                    let id = self.egraph.find(*id);
+                    self.read(InView::Broadcast, id)?
+                }
+                Step::Operand(id) => self.egraph.find(*id),
+                Step::Call(s, of) => {
+                    let children: Vec<Id> = of.iter().map(|i| made[*i]).collect();
+                    let payload = if term { Payload::Call(*s) } else { Payload::Scalar(*s) };
+                    self.add(Node::new(payload, children))?
+                }
+            };
+            made.push(id);
+        }
+        made.last().copied().ok_or_else(|| ill_typed("pointwise work without a step"))
+    }
+
     fn term_node(&mut self, n: &BuildNode) -> Built {
         let one = |i: usize| match n.args.get(i) {
             Some(BuildArg::One(b)) => Ok(b),
@@ -471,13 +576,9 @@ impl Builder<'_> {
             Head::Acc => self.add(Node::leaf(Payload::Acc)),
             Head::In(view) => {
                 let id = self.tensor(one(0)?, None)?;
-                let data = self.egraph[id].data;
-                // A constant number is part of the term, not something to be read.
-                match (data.splat, self.egraph.analysis.data_type(&data)) {
-                    (Some(bits), Some(t)) if t.dtype.is_float() => self.add(Node::leaf(Payload::Lit(bits))),
-                    _ => self.add(Node::new(Payload::In(view), [id])),
-                }
+                self.read(view, id)
             }
+            Head::Region(v) => self.region(v, n, None, true),
             Head::TermCast => {
                 let to = n.attrs.first().and_then(|a| self.eval(a));
                 let Some(AttrValue::DType(to)) = to else {

@@ -14,6 +14,7 @@ use rustc_hash::FxHasher;
 
 use super::analysis::{Sort, class_type};
 use super::language::{EGraph, Node, Payload};
+use super::matcher::{Pending, Region, Target};
 use crate::device::Device;
 
 /// What a variable stands for.
@@ -28,6 +29,8 @@ pub enum Slot {
     Classes(Vec<Id>),
     /// An optional operand that is not there.
     Absent,
+    /// Pointwise work.
+    Region(Box<Region>),
 }
 
 /// A place where the left side holds.
@@ -41,6 +44,8 @@ pub struct Match {
     pub values: Bindings,
     /// The nodes that the pattern's applications were.
     pub nodes: Vec<Node>,
+    /// Sums that the match needs and that are made when it is applied.
+    pub pending: Vec<Pending>,
 }
 
 impl Match {
@@ -68,9 +73,33 @@ impl Match {
         let mut values: Vec<_> = self.values.values.iter().collect();
         values.sort_by_key(|(v, _)| **v);
         for (var, value) in values {
-            (var, format!("{value:?}")).hash(&mut h);
+            var.hash(&mut h);
+            hash_attr(value, &mut h);
+        }
+        for p in &self.pending {
+            p.head.hash(&mut h);
+            p.parts.iter().for_each(|id| egraph.find(*id).hash(&mut h));
+            if let Target::Root { rest, .. } = &p.target {
+                rest.iter().for_each(|id| egraph.find(*id).hash(&mut h));
+            }
         }
         h.finish()
+    }
+}
+
+/// Numbers by their bits.
+fn hash_attr(value: &AttrValue, h: &mut FxHasher) {
+    std::mem::discriminant(value).hash(h);
+    match value {
+        AttrValue::Dim(d) => d.hash(h),
+        AttrValue::Float(f) => f.to_bits().hash(h),
+        AttrValue::Bool(b) => b.hash(h),
+        AttrValue::DType(d) => d.hash(h),
+        AttrValue::Str(s) => s.hash(h),
+        AttrValue::List(l) => {
+            l.len().hash(h);
+            l.iter().for_each(|v| hash_attr(v, h));
+        }
     }
 }
 
@@ -89,6 +118,10 @@ impl Facts for MatchFacts<'_> {
         let id = match self.slots.get(var.index())? {
             Slot::Class(id) => *id,
             Slot::Classes(ids) if fact == Fact::Count => return Some(AttrValue::Dim(Dim::from(ids.len() as i64))),
+            Slot::Classes(ids) if fact == Fact::Shapes => {
+                let shapes = ids.iter().map(|id| class_fact(self.egraph, Fact::Shape, *id));
+                return shapes.collect::<Option<_>>().map(AttrValue::List);
+            }
             Slot::Absent if fact == Fact::Present => return Some(AttrValue::Bool(false)),
             _ => return None,
         };
@@ -127,6 +160,7 @@ pub fn class_fact(egraph: &EGraph, fact: Fact, id: Id) -> Option<AttrValue> {
     match fact {
         Fact::Const => return Some(AttrValue::Bool(data.constant)),
         Fact::Value => return data.value().map(AttrValue::Float),
+        Fact::Uniform => return uniform(egraph, id).map(AttrValue::Bool),
         Fact::NonNegative => return truth(data.facts.nonneg),
         Fact::Positive => return truth(data.facts.positive),
         Fact::Finite => return truth(data.facts.finite),
@@ -137,14 +171,37 @@ pub fn class_fact(egraph: &EGraph, fact: Fact, id: Id) -> Option<AttrValue> {
         }
         _ => {}
     }
+    match data.sort {
+        // A term is as large as what it reads.
+        Sort::Term(_) => shape_fact(fact, egraph.analysis.shape(data.reads)?),
+        _ => {
+            let ty = class_type(egraph, id)?;
+            if fact == Fact::DType { Some(AttrValue::DType(ty.dtype)) } else { shape_fact(fact, &ty.shape) }
+        }
+    }
+}
+
+/// A fact that follows from the shape alone.
+fn shape_fact(fact: Fact, shape: &[Dim]) -> Option<AttrValue> {
+    match fact {
+        Fact::Shape => Some(AttrValue::List(shape.iter().cloned().map(AttrValue::Dim).collect())),
+        Fact::Rank => Some(AttrValue::Dim(Dim::from(shape.len() as i64))),
+        Fact::Numel => product(shape).map(AttrValue::Dim),
+        _ => None,
+    }
+}
+
+/// Whether all elements of a constant are equal, where they are known: a weight is a leaf only if they differ.
+fn uniform(egraph: &EGraph, id: Id) -> Option<bool> {
+    if egraph[id].data.value().is_some() {
+        return Some(true);
+    }
     let ty = class_type(egraph, id)?;
-    Some(match fact {
-        Fact::Shape => AttrValue::List(ty.shape.iter().cloned().map(AttrValue::Dim).collect()),
-        Fact::DType => AttrValue::DType(ty.dtype),
-        Fact::Rank => AttrValue::Dim(Dim::from(ty.shape.len() as i64)),
-        Fact::Numel => AttrValue::Dim(product(&ty.shape)?),
-        _ => return None,
-    })
+    if !ty.dtype.is_float() || ty.shape.iter().any(|d| d.as_const().is_none_or(|c| c == 0)) {
+        return None;
+    }
+    let leaf = |n: &Node| matches!(n.payload, Payload::Leaf(l) if egraph.analysis.leaf(l).constant);
+    egraph[id].nodes.iter().any(leaf).then_some(false)
 }
 
 /// The integer of an attribute, where it is known.
@@ -204,10 +261,17 @@ pub fn attr_equal(have: &AttrValue, want: &AttrValue) -> Option<bool> {
     }
 }
 
-/// Whether a constant is the number that a pattern asks for.
+/// Whether a constant is the number that a pattern asks for. A type without fractions must hold the number as it is: 0.5
+/// is no integer, and is not rounded into one.
 pub fn literal_matches(have: f64, dtype: Option<DType>, want: f64, near: Option<f64>) -> bool {
     let bits = |v: f64| v.to_bits();
     let equal = match dtype {
+        Some(t) if !t.is_float() => {
+            if t.round(want) != want {
+                return false;
+            }
+            have == want
+        }
         Some(t) => bits(have) == bits(t.round(want)),
         // Inside a term a number was rounded to the dtype of the tensor that it came from, or not at all.
         None => bits(have) == bits(want) || bits(have) == bits(DType::F32.round(want)),

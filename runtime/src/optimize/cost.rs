@@ -5,20 +5,25 @@
 //! always: views cost (next to) nothing, and what is constant is computed when the plan is made; sizes that are not known
 //! count as [`ASSUMED_SIZE`].
 
+use std::cell::RefCell;
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use egg::Id;
-use hypatia_dsl::builtin::BuiltinOp;
+use hypatia_dsl::builtin::{BuiltinOp, BuiltinScalar};
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::{
-    AExpr, AttrValue, Backend, Head, Kernel, OpBody, OpDef, OpId, ParamKind, Pat, Program, Rule, RuleSetId, ScalarBody,
+    AExpr, AttrValue, Backend, Head, Kernel, KernelId, OpBody, OpDef, OpId, ParamKind, Pat, Program, Rule, ScalarBody,
     ScalarId, VarId,
 };
 use hypatia_dsl::shape::Dim;
 use hypatia_dsl::typing::{self, Bindings, NoFacts, TensorType};
+use rustc_hash::FxHashMap;
 
+use super::Options;
 use super::analysis::{Sort, class_type};
 use super::language::{EGraph, Node, Payload};
+use super::matcher::prepare::Prepared;
 use super::matcher::{MatchFacts, Slot, match_term};
 use crate::device::Device;
 
@@ -49,26 +54,43 @@ pub struct Work {
 }
 
 /// The cost of nodes on a device.
-pub struct CostModel<'a> {
-    program: &'a Program,
-    device: &'a Device,
+pub struct CostModel {
+    program: Arc<Program>,
+    device: Device,
     /// Kernels that compute an op with a term, as rules whose left side is the kernel's pattern.
-    epilogues: Vec<(Rule, &'a Kernel)>,
+    epilogues: Vec<(Rule, Prepared, KernelId)>,
     /// Ops that some kernel computes.
     has_kernel: Vec<bool>,
+    /// Ops whose body is run as several launches.
+    composed: Vec<bool>,
     scalar_steps: Vec<f64>,
+    /// Costs of nodes, by whether they are constant. What depends on more than the node's own types is not kept.
+    known: RefCell<FxHashMap<(Node, bool), Cost>>,
 }
 
-impl<'a> CostModel<'a> {
+impl CostModel {
     /// For the kernels of a program on a device.
-    pub fn new(program: &'a Program, device: &'a Device) -> CostModel<'a> {
-        let epilogues = program.kernels.iter().filter(|k| epilogue_pattern(program, k).is_some());
-        let epilogues = epilogues.map(|k| (as_rule(k), k)).collect();
-        let implemented = |op: OpId| program.kernels.iter().any(|k| super::apply::implements(&k.pattern, op));
+    pub fn new(program: &Arc<Program>, options: &Options) -> CostModel {
+        let device = &options.device;
+        let kernels = program.kernels.iter().enumerate();
+        let epilogues = kernels.filter(|(_, k)| epilogue_pattern(program, k).is_some());
+        let prepared = |k: &Kernel| Prepared::of(program, &as_rule(k), false);
+        let epilogues = epilogues.map(|(i, k)| (as_rule(k), prepared(k), KernelId(i as u32))).collect();
+        let implemented = |op: OpId| {
+            let mut kernels = program.kernels.iter().filter(|k| options.composed || k.backend != Backend::Composed);
+            kernels.any(|k| super::apply::implements(&k.pattern, op))
+        };
         CostModel {
-            program,
-            device,
+            program: program.clone(),
+            device: device.clone(),
+            known: RefCell::default(),
             epilogues,
+            composed: (0..program.ops.len())
+                .map(|i| {
+                    let mut kernels = program.kernels.iter().filter(|k| k.backend == Backend::Composed);
+                    kernels.any(|k| super::apply::implements(&k.pattern, OpId(i as u32)))
+                })
+                .collect(),
             has_kernel: (0..program.ops.len()).map(|i| implemented(OpId(i as u32))).collect(),
             scalar_steps: program
                 .scalars
@@ -81,6 +103,21 @@ impl<'a> CostModel<'a> {
 
     /// What a node costs apart from its children.
     pub fn node(&self, egraph: &EGraph, class: Id, node: &Node) -> Cost {
+        let term = node.children.iter().any(|c| matches!(egraph[*c].data.sort, Sort::Term(_)));
+        let cheap = matches!(node.payload, Payload::Leaf(_) | Payload::Splat(..) | Payload::Call(_) | Payload::Acc);
+        if cheap || (term && !self.device.is_host()) || egraph[class].data.sort == Sort::Invalid {
+            return self.fresh(egraph, class, node);
+        }
+        let key = (node.clone(), egraph[class].data.constant);
+        if let Some(cost) = self.known.borrow().get(&key) {
+            return *cost;
+        }
+        let cost = self.fresh(egraph, class, node);
+        self.known.borrow_mut().insert(key, cost);
+        cost
+    }
+
+    fn fresh(&self, egraph: &EGraph, class: Id, node: &Node) -> Cost {
         let data = &egraph[class].data;
         if data.sort == Sort::Invalid {
             return IMPOSSIBLE;
@@ -94,8 +131,10 @@ impl<'a> CostModel<'a> {
             _ if data.constant => TRIFLE,
             Payload::Scalar(s) => {
                 let out = class_type(egraph, class);
-                let work = self.pointwise(egraph, node, out, self.scalar_steps[s.index()]);
-                self.time(work, self.device.vector)
+                let steps = self.scalar_steps[s.index()];
+                let work = self.pointwise(egraph, node, out, steps);
+                // Memory decides; of two functions with the same traffic the simpler one is better.
+                self.time(work, self.device.vector).saturating_add(steps as Cost)
             }
             Payload::Op(op, attrs) => self.op(egraph, class, node, op, egraph.analysis.attrs(attrs)),
         }
@@ -125,7 +164,8 @@ impl<'a> CostModel<'a> {
             _ => Vec::new(),
         };
         let work = op_work(def, builtin, attrs, &operands, &outs);
-        let matrix = matches!(builtin, Some(BuiltinOp::Matmul | BuiltinOp::Gemm));
+        // What is composed multiplies matrices for most of its time.
+        let matrix = builtin.is_some_and(BuiltinOp::multiplies) || self.composed[op.index()];
         let dtype = operands.iter().flatten().next().map_or(DType::F32, |t| t.dtype);
         let rate = if matrix { self.device.matrix_rate(dtype) } else { self.device.vector };
         let mut cost = self.time(work, rate);
@@ -146,8 +186,9 @@ impl<'a> CostModel<'a> {
         if plain || self.device.is_host() {
             return true;
         }
-        self.epilogues.iter().any(|(rule, kernel)| {
-            let Some(pattern) = epilogue_pattern(self.program, kernel) else { return false };
+        self.epilogues.iter().any(|(rule, prepared, kernel)| {
+            let kernel = &self.program.kernels[kernel.index()];
+            let Some(pattern) = epilogue_pattern(&self.program, kernel) else { return false };
             if pattern.head != Head::Op(op) {
                 return false;
             }
@@ -161,10 +202,12 @@ impl<'a> CostModel<'a> {
                 }
             }
             let Some(term_pat) = term_pat else { return false };
-            match_term(egraph, rule, term_pat, egraph.find(term), class, &slots, KERNEL_STEPS).iter().any(|m| {
-                let facts = MatchFacts { egraph, slots: &m.slots, device: Some(self.device) };
-                kernel.requires.iter().all(|g| typing::eval(g, &m.values, &facts) != Some(AttrValue::Bool(false)))
-            })
+            match_term(egraph, (rule, prepared), term_pat, egraph.find(term), class, &slots, KERNEL_STEPS).iter().any(
+                |m| {
+                    let facts = MatchFacts { egraph, slots: &m.slots, device: Some(&self.device) };
+                    kernel.requires.iter().all(|g| typing::eval(g, &m.values, &facts) != Some(AttrValue::Bool(false)))
+                },
+            )
         })
     }
 
@@ -193,7 +236,7 @@ fn picoseconds(seconds: f64) -> Cost {
 /// True if the op only says how its operand's elements are found.
 pub fn is_view(op: BuiltinOp) -> bool {
     use BuiltinOp::*;
-    matches!(op, Reshape | Transpose | Expand | Slice | Split | Size)
+    matches!(op, Reshape | Transpose | Expand | Slice | Windows | Split | Size)
 }
 
 /// The term operand of a node.
@@ -210,28 +253,14 @@ fn epilogue_pattern<'k>(program: &Program, kernel: &'k Kernel) -> Option<&'k hyp
     }
     let Pat::Node(n) = pat else { return None };
     let Head::Op(op) = n.head else { return None };
-    let generated = matches!(kernel.backend, Backend::Pointwise | Backend::Rowwise);
+    let generated =
+        matches!(kernel.backend, Backend::Pointwise | Backend::Rowwise | Backend::Composed | Backend::Template(_));
     (!generated && program.op(op).params.iter().any(|p| p.kind == ParamKind::Term)).then_some(n)
 }
 
 /// A kernel's pattern as a rule that has no right side.
 fn as_rule(kernel: &Kernel) -> Rule {
-    Rule {
-        name: kernel.name.clone(),
-        base_name: kernel.name.clone(),
-        ruleset: RuleSetId(0),
-        doc: String::new(),
-        origin: kernel.origin.clone(),
-        vars: kernel.vars.clone(),
-        lhs: vec![kernel.pattern.clone()],
-        rhs: Vec::new(),
-        lets: Vec::new(),
-        requires: Vec::new(),
-        prefer: Vec::new(),
-        claims: Vec::new(),
-        pointwise: false,
-        derived: false,
-    }
+    Rule::of_pattern(&kernel.name, &kernel.origin, kernel.vars.clone(), kernel.pattern.clone())
 }
 
 /// The type with every symbol at its assumed size.
@@ -259,6 +288,18 @@ fn steps(program: &Program, s: ScalarId, depth: usize) -> f64 {
                 _ => 0.0,
             })
             .sum(),
+        ScalarBody::Term(_) => 1.0,
+        ScalarBody::Builtin(b) => builtin_steps(*b),
+    }
+}
+
+/// Instructions of a builtin, very roughly.
+fn builtin_steps(b: BuiltinScalar) -> f64 {
+    use BuiltinScalar::*;
+    match b {
+        Pow | Fmod => 32.0,
+        Exp | Log | Log1p | Expm1 | Erf | Tanh | Sin | Cos | Atan => 8.0,
+        Div | Sqrt | Rsqrt => 2.0,
         _ => 1.0,
     }
 }
@@ -274,8 +315,8 @@ fn op_work(
     let read: f64 = operands.iter().flatten().map(bytes).sum();
     let write: f64 = outs.iter().map(bytes).sum();
     let out_elements = outs.first().map_or(0.0, elements);
-    let flops = match builtin {
-        Some(BuiltinOp::Matmul | BuiltinOp::Gemm) => {
+    let flops = match builtin.map(|b| b.accumulator().unwrap_or(b)) {
+        Some(BuiltinOp::Matmul) => {
             let k = operands.first().and_then(Option::as_ref).and_then(|t| t.shape.last()).and_then(Dim::as_const);
             2.0 * out_elements * k.unwrap_or(1) as f64
         }

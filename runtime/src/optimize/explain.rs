@@ -8,17 +8,18 @@ use std::fmt;
 
 use egg::Id;
 use hypatia_dsl::ast::BinaryOp;
-use hypatia_dsl::ir::{AExpr, AttrValue, Head, OpDef, Rule, VarId};
-use hypatia_dsl::program_print::{show_pat, show_rule};
+use hypatia_dsl::ir::{AExpr, AttrValue, Head, OpDef, Pat, Program, Rule, VarId};
+use hypatia_dsl::program_print::{show_pat, show_rule_lines};
+use hypatia_dsl::spell::closest;
 use hypatia_dsl::typing::{self, show_expr, show_value};
 use rustc_hash::{FxHashMap, FxHashSet};
 use serde::Serialize;
 
 use super::Options;
 use super::analysis::{Sort, class_type};
-use super::apply::{Policy, Reject, apply, check};
+use super::apply::{Policy, Reject, apply, check, settle};
 use super::language::{EGraph, Payload};
-use super::matcher::{Match, MatchFacts, Miss, MissReason, Probe, Searchable, search};
+use super::matcher::{Match, MatchFacts, Miss, MissReason, Probe, search};
 use super::rewrites::{CompiledRule, SEARCH_LIMITS, Selection, compile};
 use super::session::Session;
 use crate::error::{Error, Result};
@@ -101,12 +102,15 @@ impl fmt::Display for WhyNot {
             }
             Verdict::Rejected { reason } => writeln!(f, "{rule} matched{at}, but was not applied: {reason}")?,
             Verdict::NoMatch { reason } => {
-                writeln!(f, "{rule} does not match; nearest{}:", if at.is_empty() { " miss" } else { &at })?;
+                match at.is_empty() {
+                    true => writeln!(f, "{rule} does not match anywhere:")?,
+                    false => writeln!(f, "{rule} does not match; it comes nearest{at}:")?,
+                }
                 writeln!(f, "  {reason}")?;
             }
             Verdict::NotTried { reason } => writeln!(f, "{rule} was not tried: {reason}")?,
         }
-        writeln!(f, "\n  {}", self.text)
+        writeln!(f, "\n  {}", self.text.replace('\n', "\n  "))
     }
 }
 
@@ -114,8 +118,9 @@ impl fmt::Display for WhyNot {
 pub fn why_not(graph: &Graph, options: &Options, rule: &str, node: Option<&str>) -> Result<WhyNot> {
     let program = graph.program.clone();
     let named: Vec<&Rule> = program.rules.iter().filter(|r| r.name == rule || r.base_name == rule).collect();
-    let Some(first) = named.first() else { return Err(Error::Input(no_such_rule(graph, rule))) };
-    let answer = |r: &Rule, at, verdict| WhyNot { rule: r.name.clone(), text: show_rule(&program, r), at, verdict };
+    let Some(first) = named.first() else { return Err(Error::Input(no_such_rule(&program, rule))) };
+    let answer =
+        |r: &Rule, at, verdict| WhyNot { rule: r.name.clone(), text: show_rule_lines(&program, r), at, verdict };
     let ruleset = program.rulesets.get(first.ruleset.index()).map_or("", |s| s.name.as_str());
     let off = |n: &str| options.disabled.contains(n);
     if options.no_rules || off(&first.base_name) || off(ruleset) || named.iter().all(|r| off(&r.name)) {
@@ -139,31 +144,91 @@ pub fn why_not(graph: &Graph, options: &Options, rule: &str, node: Option<&str>)
     match best {
         Some((_, w)) => Ok(w),
         None => {
-            let reason = format!("no value of the graph is of the form {}", show_lhs(first, &program));
+            let absent = absent_heads(asker.session.egraph(), first);
+            let reason = match absent.as_slice() {
+                [] => format!("no value of the graph is of the form {}", show_lhs(first, &program)),
+                heads => {
+                    format!("there is no {} in the graph, even after other rules have fired", heads.join(" and no "))
+                }
+            };
             Ok(answer(first, None, Verdict::NoMatch { reason }))
         }
     }
 }
 
-fn show_lhs(rule: &Rule, program: &hypatia_dsl::ir::Program) -> String {
+fn show_lhs(rule: &Rule, program: &Program) -> String {
     rule.lhs.iter().map(|p| format!("`{}`", show_pat(program, &rule.vars, p))).collect::<Vec<_>>().join(" and ")
 }
 
-/// The error for a rule that is not there, with those of a similar name.
-fn no_such_rule(graph: &Graph, rule: &str) -> String {
-    let last = rule.rsplit("::").next().unwrap_or(rule);
-    let mut similar: Vec<&str> = graph
-        .program
-        .rules
-        .iter()
-        .map(|r| r.base_name.as_str())
-        .filter(|n| n.contains(last) || n.split("::").next() == rule.split("::").next())
-        .collect();
-    similar.sort();
-    similar.dedup();
-    similar.truncate(10);
-    let hint = if similar.is_empty() { String::new() } else { format!("; there are {}", similar.join(", ")) };
-    format!("there is no rule `{rule}`{hint}")
+/// At most so many names are listed in an error.
+const MAX_NAMES: usize = 10;
+
+/// The error for a rule that is not there, with what may have been meant.
+pub fn no_such_rule(program: &Program, rule: &str) -> String {
+    let names = |wanted: &dyn Fn(&Rule) -> bool| {
+        let mut names: Vec<&str> = program.rules.iter().filter(|r| wanted(r)).map(|r| r.base_name.as_str()).collect();
+        names.sort_unstable();
+        names.dedup();
+        let more = names.len().saturating_sub(MAX_NAMES);
+        names.truncate(MAX_NAMES);
+        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+        (!names.is_empty()).then(|| names.join(", ") + &more)
+    };
+    let set = program.rulesets.iter().position(|s| s.name == rule);
+    if let Some(rules) = set.and_then(|at| names(&|r| r.ruleset.index() == at)) {
+        return format!("`{rule}` is a ruleset; name one of its rules: {rules}");
+    }
+    let all = || program.rules.iter().flat_map(|r| [r.name.as_str(), r.base_name.as_str()]);
+    if let Some(near) = closest(rule, all()) {
+        return format!("there is no rule `{rule}`; did you mean `{near}`?");
+    }
+    // A member that the family does not have, a name without its ruleset, another rule of the set.
+    let base = rule.split('[').next().unwrap_or(rule);
+    let last = base.rsplit("::").next().unwrap_or(base);
+    let family = program.rules.iter().any(|r| r.base_name == base);
+    if family {
+        let members: Vec<&str> =
+            program.rules.iter().filter(|r| r.base_name == base).map(|r| r.name.as_str()).take(MAX_NAMES).collect();
+        return format!("there is no rule `{rule}`; the family `{base}` has {}, ...", members.join(", "));
+    }
+    let similar = names(&|r| r.base_name.contains(last))
+        .or_else(|| names(&|r| r.base_name.split("::").next() == rule.split("::").next()));
+    match similar {
+        Some(names) => format!("there is no rule `{rule}`; there are {names}"),
+        None => {
+            let sets: Vec<&str> = program.rulesets.iter().map(|s| s.name.as_str()).collect();
+            format!("there is no rule `{rule}`; the rulesets are {} (is --rules FILE.hyp missing?)", sets.join(", "))
+        }
+    }
+}
+
+/// Heads of a pattern that stand nowhere in the graph: what makes it match nothing.
+fn absent_heads(egraph: &EGraph, rule: &Rule) -> Vec<String> {
+    fn walk(pat: &Pat, out: &mut Vec<Head>) {
+        match pat {
+            Pat::Node(n) => {
+                if !out.contains(&n.head) && matches!(n.head, Head::Op(_) | Head::Scalar(_)) {
+                    out.push(n.head);
+                }
+                // What stands inside an epilogue is no node of the graph.
+                n.args.iter().for_each(|p| walk(p, out));
+            }
+            Pat::Bind(_, p) | Pat::Typed(p, _) => walk(p, out),
+            // Of alternatives one is enough.
+            Pat::OneOf(_) | Pat::Any | Pat::Var(_) | Pat::Lit { .. } | Pat::Absent | Pat::Optional(_) => {}
+        }
+    }
+    let mut heads = Vec::new();
+    rule.lhs.iter().for_each(|p| walk(p, &mut heads));
+    let there = |head: &Head| {
+        egraph.classes().flat_map(|c| &c.nodes).any(|n| match (n.payload, head) {
+            (Payload::Op(op, _), Head::Op(wanted)) => op == *wanted,
+            (Payload::Scalar(s) | Payload::Call(s), Head::Scalar(wanted)) => s == *wanted,
+            _ => false,
+        })
+    };
+    let program = &egraph.analysis.program;
+    heads.iter().filter(|h| !there(h)).map(|h| format!("`{}`", head_name(program, *h))).collect()
 }
 
 /// The class of the node of that name, or of `%12`.
@@ -191,6 +256,8 @@ fn find_node(session: &Session<'_>, node: &str) -> Result<Id> {
 /// How near an answer is: smaller is nearer.
 type Rank = (u8, i64);
 const COST_LOST: Rank = (0, 0);
+/// Operands of a sum that are told.
+const MAX_SHOWN: usize = 6;
 /// Matches of one rule whose cost is worked out.
 const MAX_COSTED: usize = 8;
 
@@ -223,15 +290,16 @@ impl Asker<'_, '_> {
         }
         let r = which?;
         let verdict = Verdict::Fired { places };
-        Some(WhyNot { rule: r.name.clone(), text: show_rule(program, r), at: None, verdict })
+        Some(WhyNot { rule: r.name.clone(), text: show_rule_lines(program, r), at: None, verdict })
     }
 
     /// The nearest miss of one rule.
     fn ask(&mut self, compiled: &CompiledRule, only: Option<Id>) -> Option<(Rank, WhyNot)> {
         let rule = compiled.rule();
-        let what = Searchable { rule, terms: compiled.terms, symmetric: false };
+        let what = compiled.searchable();
         let mut probe = Probe { only, best: None };
-        let found = search(self.session.egraph(), &what, &FxHashSet::default(), 0, SEARCH_LIMITS, Some(&mut probe));
+        let found =
+            search(self.session.egraph(), &what, &FxHashSet::default(), 0, SEARCH_LIMITS, None, Some(&mut probe));
         let mut best: Option<(Rank, WhyNot)> = None;
         let mut costed = 0;
         for m in found.matches {
@@ -243,7 +311,7 @@ impl Asker<'_, '_> {
             let (rank, verdict) = self.judge(compiled, m);
             costed += usize::from(rank == COST_LOST);
             if best.as_ref().is_none_or(|(r, _)| rank < *r) {
-                let text = show_rule(&self.session.graph.program, rule);
+                let text = show_rule_lines(&self.session.graph.program, rule);
                 best = Some((rank, WhyNot { rule: rule.name.clone(), text, at, verdict }));
             }
         }
@@ -252,7 +320,7 @@ impl Asker<'_, '_> {
             let egraph = self.session.egraph();
             let at = self.names.get(&egraph.find(miss.root)).cloned();
             let verdict = Verdict::NoMatch { reason: self.miss(rule, &miss) };
-            let text = show_rule(&self.session.graph.program, rule);
+            let text = show_rule_lines(&self.session.graph.program, rule);
             Some(((9, -(miss.progress as i64)), WhyNot { rule: rule.name.clone(), text, at, verdict }))
         })
     }
@@ -260,6 +328,15 @@ impl Asker<'_, '_> {
     /// What became of a match.
     fn judge(&mut self, compiled: &CompiledRule, mut m: Match) -> (Rank, Verdict) {
         let rule = compiled.rule();
+        if !m.pending.is_empty() {
+            let egraph = &mut self.session.entered.egraph;
+            egraph.analysis.limits.nodes = usize::MAX;
+            let settled = settle(egraph, &mut m);
+            egraph.rebuild();
+            if let Err(reject) = settled {
+                return self.rejected(rule, &m, &reject);
+            }
+        }
         if let Err(reject) = check(self.session.egraph(), rule, &mut m, self.policy, true) {
             return self.rejected(rule, &m, &reject);
         }
@@ -369,8 +446,12 @@ impl Asker<'_, '_> {
         };
         match &miss.reason {
             MissReason::Head(n) => {
-                let wanted = show_pat(program, &rule.vars, &hypatia_dsl::ir::Pat::Node(n.clone()));
-                format!("`{wanted}` is wanted, but {there} is {}", heads(egraph, miss.class))
+                let wanted = show_pat(program, &rule.vars, &Pat::Node(n.clone()));
+                let leaf = |n: &super::language::Node| matches!(n.payload, Payload::Leaf(_) | Payload::Splat(..));
+                match egraph[egraph.find(miss.class)].nodes.iter().all(leaf) {
+                    true => format!("`{wanted}` is wanted, but there is {there}"),
+                    false => format!("`{wanted}` is wanted, but {there} is {}", heads(egraph, miss.class)),
+                }
             }
             MissReason::Literal(v) => format!("the number {} is wanted, but there is {there}", show_number(*v)),
             MissReason::Type => format!("{there} is not of the type that is wanted"),
@@ -385,6 +466,25 @@ impl Asker<'_, '_> {
                     attr_name(*head, *i),
                     show_value(have)
                 )
+            }
+            MissReason::Term(pat, head, parts) => {
+                let wanted = show_pat(program, &rule.vars, pat);
+                let parts: Vec<String> = parts.iter().take(MAX_SHOWN).map(|p| self.describe(*p)).collect();
+                let name = head_name(program, *head);
+                format!(
+                    "`{wanted}` is wanted as an operand of `{name}`, in any order; {there} has {}",
+                    parts.join(" and ")
+                )
+            }
+            MissReason::Region(v, pat, over) => {
+                let name = rule.vars.get(v.index()).map_or("?", |v| v.name.as_str());
+                let wanted = show_pat(program, &rule.vars, pat);
+                let over: Vec<String> = over.iter().take(MAX_SHOWN).map(|c| self.describe(*c)).collect();
+                let found = match over.is_empty() {
+                    true => "is no pointwise work".to_string(),
+                    false => format!("is pointwise work over {}", over.join(" and ")),
+                };
+                format!("`{name}` stands for pointwise work over `{wanted}`, but {there} {found}")
             }
             MissReason::Arity(head, n) => format!("`{}` has {n} operands there", head_name(program, *head)),
             MissReason::Presence(true) => "an operand is wanted that is absent".to_string(),
@@ -431,13 +531,14 @@ fn collect<'g>(e: &'g AExpr, out: &mut Vec<&'g AExpr>) {
     }
 }
 
-fn head_name(program: &hypatia_dsl::ir::Program, head: Head) -> String {
+fn head_name(program: &Program, head: Head) -> String {
     match head {
         Head::Op(op) => program.op(op).name.clone(),
         Head::Scalar(s) => program.scalar(s).name.clone(),
         Head::Acc => "acc".into(),
         Head::In(_) => "in".into(),
         Head::TermCast => "cast".into(),
+        Head::Region(_) => "pointwise work".into(),
     }
 }
 

@@ -89,7 +89,8 @@ impl Problem {
 /// The best choice found; `None` if a root cannot be given. `start` is a choice to be no worse than.
 pub fn extract(problem: &Problem, start: Option<&Choice>) -> Option<Choice> {
     let mut best: Option<(u64, Choice)> = None;
-    let (first, order) = by_tree_cost(problem);
+    let users = Users::of_problem(problem);
+    let (first, order) = by_tree_cost(problem, &users);
     let mut consider = |choice: Choice| {
         if let Some(cost) = problem.cost(&choice)
             && best.as_ref().is_none_or(|(b, _)| cost < *b)
@@ -100,46 +101,55 @@ pub fn extract(problem: &Problem, start: Option<&Choice>) -> Option<Choice> {
     if problem.roots.iter().any(|r| first[*r].is_none()) {
         return None;
     }
-    let mut flow = Search::new(problem, first.clone(), order.clone());
+    let mut flow = Search::new(problem, &users, first.clone(), order.clone());
     flow.area_flow_passes();
     flow.improve();
     consider(flow.choice);
-    let mut plain = Search::new(problem, first, order);
+    let mut plain = Search::new(problem, &users, first, order);
     plain.improve();
     consider(plain.choice);
     // From the given choice too: exact moves only ever improve it.
     if let Some(start) = start
         && problem.cost(start).is_some()
-        && let Some((choice, order)) = completed(problem, start)
+        && let Some((choice, order)) = completed(problem, &users, start)
     {
         consider(start.clone());
-        let mut given = Search::new(problem, choice, order);
+        let mut given = Search::new(problem, &users, choice, order);
         given.improve();
         consider(given.choice);
     }
     best.map(|(_, c)| c)
 }
 
+/// A choice by exact moves from a good one alone: what a run needs between its stages. `None` if the given one is no
+/// choice.
+pub fn refine(problem: &Problem, start: &Choice) -> Option<Choice> {
+    let users = Users::of_problem(problem);
+    let (choice, order) = completed(problem, &users, start)?;
+    let mut given = Search::new(problem, &users, choice, order);
+    given.improve();
+    Some(given.choice)
+}
+
 /// For every class the node of least tree cost, and the order in which the classes were settled.
-fn by_tree_cost(problem: &Problem) -> (Choice, Vec<usize>) {
-    settle(problem, vec![None; problem.classes.len()], Vec::new())
+fn by_tree_cost(problem: &Problem, users: &Users) -> (Choice, Vec<usize>) {
+    settle(problem, users, vec![None; problem.classes.len()], Vec::new())
 }
 
 /// A choice for the needed classes, extended to all others by tree cost.
-fn completed(problem: &Problem, start: &Choice) -> Option<(Choice, Vec<usize>)> {
+fn completed(problem: &Problem, users: &Users, start: &Choice) -> Option<(Choice, Vec<usize>)> {
     let order = problem.order(start)?;
     let mut choice = vec![None; problem.classes.len()];
     order.iter().for_each(|c| choice[*c] = start[*c]);
-    Some(settle(problem, choice, order))
+    Some(settle(problem, users, choice, order))
 }
 
 /// Knuth's generalisation of Dijkstra's algorithm: classes are settled cheapest first, each by a node whose children
 /// are settled already. Those in `order` are settled from the start.
-fn settle(problem: &Problem, mut choice: Choice, mut order: Vec<usize>) -> (Choice, Vec<usize>) {
+fn settle(problem: &Problem, users: &Users, mut choice: Choice, mut order: Vec<usize>) -> (Choice, Vec<usize>) {
     let n = problem.classes.len();
     // Tree costs are exponential in depth: floats, whose bits order as they do while they are not negative.
     let key = f64::to_bits;
-    let mut users: Vec<Vec<(usize, usize)>> = vec![Vec::new(); n];
     let mut missing: Vec<Vec<usize>> = Vec::with_capacity(n);
     let mut total: Vec<Vec<f64>> = Vec::with_capacity(n);
     let mut heap = BinaryHeap::new();
@@ -147,7 +157,6 @@ fn settle(problem: &Problem, mut choice: Choice, mut order: Vec<usize>) -> (Choi
         missing.push(nodes.iter().map(|k| k.children.len()).collect());
         total.push(nodes.iter().map(|k| k.cost as f64).collect());
         for (i, node) in nodes.iter().enumerate() {
-            node.children.iter().for_each(|ch| users[*ch].push((c, i)));
             if node.children.is_empty() && choice[c].is_none() {
                 heap.push(Reverse((key(node.cost as f64), c, i)));
             }
@@ -156,11 +165,12 @@ fn settle(problem: &Problem, mut choice: Choice, mut order: Vec<usize>) -> (Choi
     let mut settled: Vec<(usize, f64)> = order.iter().map(|c| (*c, 0.0)).collect();
     loop {
         while let Some((class, cost)) = settled.pop() {
-            for (user, i) in &users[class] {
-                missing[*user][*i] -= 1;
-                total[*user][*i] += cost;
-                if missing[*user][*i] == 0 && choice[*user].is_none() {
-                    heap.push(Reverse((key(total[*user][*i]), *user, *i)));
+            for (user, i) in users.of(class) {
+                let (user, i) = (*user as usize, *i as usize);
+                missing[user][i] -= 1;
+                total[user][i] += cost;
+                if missing[user][i] == 0 && choice[user].is_none() {
+                    heap.push(Reverse((key(total[user][i]), user, i)));
                 }
             }
         }
@@ -184,8 +194,45 @@ struct Search<'p> {
     order: Vec<usize>,
     /// How many chosen, needed nodes (and roots) use a class.
     refs: Vec<u32>,
-    /// Classes that could use a class, with the node by which they would.
-    users: Vec<Vec<(usize, usize)>>,
+    users: &'p Users,
+    /// The last walk that came by a class.
+    marks: Vec<u32>,
+    epoch: u32,
+}
+
+/// For each class the classes that could use it, with the node by which they would.
+struct Users {
+    first: Vec<u32>,
+    list: Vec<(u32, u32)>,
+}
+
+impl Users {
+    fn of_problem(problem: &Problem) -> Users {
+        let mut first = vec![0u32; problem.classes.len() + 1];
+        let edges = || {
+            let nodes = problem.classes.iter().enumerate();
+            nodes.flat_map(|(c, nodes)| nodes.iter().enumerate().map(move |(i, n)| (c, i, n)))
+        };
+        for (_, _, node) in edges() {
+            node.children.iter().for_each(|ch| first[ch + 1] += 1);
+        }
+        for i in 1..first.len() {
+            first[i] += first[i - 1];
+        }
+        let mut next = first.clone();
+        let mut list = vec![(0, 0); first.last().copied().unwrap_or(0) as usize];
+        for (c, i, node) in edges() {
+            for child in &node.children {
+                list[next[*child] as usize] = (c as u32, i as u32);
+                next[*child] += 1;
+            }
+        }
+        Users { first, list }
+    }
+
+    fn of(&self, class: usize) -> &[(u32, u32)] {
+        &self.list[self.first[class] as usize..self.first[class + 1] as usize]
+    }
 }
 
 /// Passes at most of each kind; each stops earlier when it changes nothing.
@@ -194,17 +241,12 @@ const SWEEPS: usize = 12;
 const MAX_JOINT: usize = 64;
 
 impl<'p> Search<'p> {
-    fn new(problem: &'p Problem, choice: Choice, order: Vec<usize>) -> Search<'p> {
+    fn new(problem: &'p Problem, users: &'p Users, choice: Choice, order: Vec<usize>) -> Search<'p> {
         let n = problem.classes.len();
         let mut position = vec![usize::MAX; n];
         order.iter().enumerate().for_each(|(i, c)| position[*c] = i);
-        let mut users = vec![Vec::new(); n];
-        for (c, nodes) in problem.classes.iter().enumerate() {
-            for (i, node) in nodes.iter().enumerate() {
-                node.children.iter().for_each(|ch| users[*ch].push((c, i)));
-            }
-        }
-        let mut search = Search { problem, choice, position, order, refs: vec![0; n], users };
+        let mut search =
+            Search { problem, choice, position, order, refs: vec![0; n], users, marks: vec![0; n], epoch: 0 };
         search.count();
         search
     }
@@ -275,38 +317,61 @@ impl<'p> Search<'p> {
         delta
     }
 
-    /// Moves whatever the node needs before the class in the order. False, and nothing changed, if the class is itself
-    /// needed for it.
+    /// Moves whatever the node needs before the class in the order (Pearce and Kelly): only the late needs and the users of
+    /// the class among them change places. False, and nothing changed, if the class is itself needed for it.
     fn make_room(&mut self, class: usize, node: usize) -> bool {
         let at = self.position[class];
         let children = &self.problem.classes[class][node].children;
-        if children.iter().any(|c| self.choice[*c].is_none() || *c == class) {
-            return false;
-        }
-        if at == usize::MAX {
+        if at == usize::MAX || children.iter().any(|c| self.choice[*c].is_none() || *c == class) {
             return false;
         }
         let Some(last) = children.iter().map(|c| self.position[*c]).filter(|p| *p > at).max() else { return true };
+        self.epoch += 1;
         // All that the late children need and that stands behind the class.
-        let mut needed = BTreeSet::new();
+        let mut needed: Vec<usize> = Vec::new();
         let mut work: Vec<usize> = children.iter().copied().filter(|c| self.position[*c] > at).collect();
         while let Some(c) = work.pop() {
             if c == class {
                 return false;
             }
-            if self.position[c] > at && needed.insert(self.position[c]) {
+            if self.position[c] > at && self.mark(c) {
+                needed.push(self.position[c]);
                 work.extend(self.chosen(c).into_iter().flat_map(|n| n.children.iter().copied()));
-            } else if self.position[c] == at {
-                return false;
             }
         }
-        let moved: Vec<usize> = needed.iter().map(|p| self.order[*p]).collect();
-        let stay: Vec<usize> = (at..=last).filter(|p| !needed.contains(p)).map(|p| self.order[p]).collect();
-        for (i, c) in moved.into_iter().chain(stay).enumerate() {
-            self.order[at + i] = c;
-            self.position[c] = at + i;
+        // The class, and all that needs it and stands before the last of them.
+        let mut users: Vec<usize> = Vec::new();
+        work.push(class);
+        while let Some(c) = work.pop() {
+            if !self.mark(c) {
+                continue;
+            }
+            users.push(self.position[c]);
+            for (user, node) in self.users.of(c) {
+                let (user, node) = (*user as usize, *node as usize);
+                if self.choice[user] == Some(node) && self.position[user] <= last {
+                    work.push(user);
+                }
+            }
+        }
+        needed.sort_unstable();
+        users.sort_unstable();
+        let moved: Vec<usize> = needed.iter().chain(&users).map(|p| self.order[*p]).collect();
+        let mut places = needed;
+        places.append(&mut users);
+        places.sort_unstable();
+        for (place, c) in places.into_iter().zip(moved) {
+            self.order[place] = c;
+            self.position[c] = place;
         }
         true
+    }
+
+    /// Marks a class in the present walk; false if it was.
+    fn mark(&mut self, class: usize) -> bool {
+        let new = self.marks[class] != self.epoch;
+        self.marks[class] = self.epoch;
+        new
     }
 
     /// Passes in which a child's cost is split among its estimated users.
@@ -375,10 +440,23 @@ impl<'p> Search<'p> {
         any
     }
 
+    /// What the present node of a needed class costs, with all that nothing else needs.
+    fn worth(&mut self, class: usize) -> u64 {
+        let Some(node) = self.chosen(class) else { return u64::MAX };
+        let below = node.children.iter().fold(0u64, |sum, c| sum.saturating_add(self.dereference(*c)));
+        node.children.iter().for_each(|c| {
+            self.reference(*c);
+        });
+        node.cost.saturating_add(below)
+    }
+
     fn improve_class(&mut self, class: usize) -> bool {
         let mut improved = false;
+        let mut present = self.worth(class);
         for to in 0..self.problem.classes[class].len() {
-            if Some(to) == self.choice[class] || self.problem.classes[class][to].cost >= IMPOSSIBLE {
+            // A node that costs more by itself than all that the present one needs alone cannot be better.
+            let cost = self.problem.classes[class][to].cost;
+            if Some(to) == self.choice[class] || cost >= IMPOSSIBLE || cost >= present {
                 continue;
             }
             let before = self.choice[class];
@@ -387,6 +465,7 @@ impl<'p> Search<'p> {
             }
             if self.switch(class, to) < 0 {
                 improved = true;
+                present = self.worth(class);
             } else if let Some(from) = before {
                 // The old node is legal still: its needs were not moved behind the class.
                 self.make_room(class, from);
@@ -400,10 +479,14 @@ impl<'p> Search<'p> {
     fn joint_moves(&mut self) -> bool {
         let mut any = false;
         for shared in 0..self.problem.classes.len() {
-            if self.users[shared].len() < 2 || self.choice[shared].is_none() {
-                continue;
+            let users = self.users.of(shared);
+            // Switching is worth a thought only if two that are needed do not use it yet.
+            let idle = |(class, node): &&(u32, u32)| {
+                self.refs[*class as usize] > 0 && self.choice[*class as usize] != Some(*node as usize)
+            };
+            if self.choice[shared].is_some() && users.iter().filter(idle).nth(1).is_some() {
+                any |= self.joint_move(shared);
             }
-            any |= self.joint_move(shared);
         }
         any
     }
@@ -412,8 +495,8 @@ impl<'p> Search<'p> {
         let mut undo: Vec<(usize, usize)> = Vec::new();
         let mut delta = 0i128;
         let mut seen = BTreeSet::new();
-        let users: Vec<(usize, usize)> = self.users[shared].iter().copied().take(MAX_JOINT).collect();
-        for (class, node) in users {
+        for (class, node) in self.users.of(shared).iter().take(MAX_JOINT) {
+            let (class, node) = (*class as usize, *node as usize);
             let Some(from) = self.choice[class] else { continue };
             if self.refs[class] == 0 || from == node || !seen.insert(class) {
                 continue;

@@ -7,6 +7,10 @@
 //! parents of what is bound already, never among all classes if they share a variable; a search that stops at a
 //! limit says so, and the next search goes on behind it.
 
+pub mod prepare;
+pub mod regions;
+pub mod sums;
+
 use std::ops::ControlFlow;
 use std::rc::Rc;
 
@@ -15,8 +19,13 @@ use hypatia_dsl::ir::{
     AExpr, AttrPat, AttrType, AttrValue, Head, InView, NodePat, ParamKind, Pat, Program, Rule, ScalarBody, VarId,
 };
 use hypatia_dsl::typing::{self, Bindings, match_type};
-use rustc_hash::FxHashSet;
+use rustc_hash::{FxHashMap, FxHashSet};
 
+use self::prepare::Prepared;
+use self::regions::Cut;
+pub use self::regions::{Region, Step};
+use self::sums::{Dealt, Job, Set};
+pub use self::sums::{Pending, Target};
 use super::analysis::{Sort, class_type, has_several_results};
 pub use super::bindings::{Match, MatchFacts, Slot, attr_equal, normal_attr};
 use super::bindings::{literal_matches, view_fits};
@@ -74,6 +83,10 @@ pub enum MissReason {
     Presence(bool),
     /// No further root was found.
     Root(usize),
+    /// A term that a sum or product of these classes does not have.
+    Term(Pat, Head, Vec<Id>),
+    /// Pointwise work over that, where what is there is pointwise work over these classes, or none at all.
+    Region(VarId, Pat, Vec<Id>),
 }
 
 /// Collects the deepest miss of a search, under one root class or under all.
@@ -91,13 +104,38 @@ pub struct Searchable<'r> {
     pub rule: &'r Rule,
     /// True if scalars in the pattern are those of terms.
     pub terms: bool,
-    /// True if all roots are the same pattern up to their own variables: then one order of them is enough.
-    pub symmetric: bool,
+    /// What was worked out before.
+    pub prepared: &'r Prepared,
 }
 
 enum Goal<'r> {
-    Class { pat: &'r Pat, class: Id, context: Position },
-    Attr { pat: &'r AttrPat, ty: AttrType, value: AttrValue, rank: Option<usize>, at: (Head, usize, Id) },
+    Class {
+        pat: &'r Pat,
+        class: Id,
+        context: Position,
+    },
+    Attr {
+        pat: &'r AttrPat,
+        ty: AttrType,
+        value: AttrValue,
+        rank: Option<usize>,
+        at: (Head, usize, Id),
+    },
+    /// These terms of a sum stand for that class, or in its operands.
+    Deal {
+        job: Rc<Job<'r>>,
+        set: Set,
+        class: Id,
+        depth: usize,
+    },
+    /// All terms of that sum are dealt out.
+    Dealt {
+        job: Rc<Job<'r>>,
+    },
+    /// The operands of pointwise work are matched.
+    Cut {
+        cut: Rc<Cut>,
+    },
 }
 
 /// Where a pattern stands.
@@ -131,6 +169,10 @@ struct Matcher<'r, 'e, 'f> {
     values: Bindings,
     roots: Vec<Id>,
     nodes: Vec<&'e Node>,
+    /// The sums that are being matched, innermost last.
+    dealt: Vec<Dealt>,
+    /// Sums to be made when the match is applied.
+    pending: Vec<Pending>,
     /// Attributes that may use what is bound further on.
     deferred: Vec<Deferred<'r>>,
     progress: usize,
@@ -147,15 +189,18 @@ struct Bound<'m> {
     slots: &'m [Slot],
     values: &'m Bindings,
     nodes: &'m [&'m Node],
+    pending: &'m [Pending],
 }
 
 impl Bound<'_> {
     fn to_match(&self) -> Match {
         Match {
             roots: self.roots.to_vec(),
-            slots: self.slots.to_vec(),
+            // What only other alternatives bind is absent.
+            slots: self.slots.iter().map(|s| if *s == Slot::Unbound { Slot::Absent } else { s.clone() }).collect(),
             values: self.values.clone(),
             nodes: self.nodes.iter().map(|n| (*n).clone()).collect(),
+            pending: self.pending.to_vec(),
         }
     }
 }
@@ -168,68 +213,120 @@ pub fn search(
     done: &FxHashSet<u64>,
     start: usize,
     limits: SearchLimits,
-    mut probe: Option<&mut Probe>,
+    changes: Option<&Changes>,
+    probe: Option<&mut Probe>,
 ) -> Found {
-    let mut candidates = root_candidates(egraph, what);
+    let mut candidates = root_candidates(egraph, what, changes);
     if let Some(only) = probe.as_ref().and_then(|p| p.only) {
         candidates.retain(|c| egraph.find(*c) == egraph.find(only));
         if candidates.is_empty() && what.rule.lhs.len() == 1 {
             candidates.push(egraph.find(only));
         }
     }
-    let mut found = Found::default();
     let n = candidates.len();
     let mut seen = FxHashSet::default();
-    let mut steps = 0;
+    let mut matches = Vec::new();
+    let mut emit = |m: &Bound<'_>| {
+        let hit = m.to_match();
+        let print = hit.fingerprint(egraph);
+        if !done.contains(&print) && seen.insert(print) {
+            matches.push(hit);
+        }
+        if matches.len() >= limits.matches { ControlFlow::Break(()) } else { ON }
+    };
+    let mut matcher = Matcher {
+        egraph,
+        what,
+        slots: vec![Slot::Unbound; what.rule.vars.len()],
+        values: Bindings::default(),
+        roots: Vec::new(),
+        nodes: Vec::new(),
+        dealt: Vec::new(),
+        pending: Vec::new(),
+        deferred: Vec::new(),
+        progress: 0,
+        steps: 0,
+        limit: limits.steps,
+        capped: false,
+        probe,
+        emit: &mut emit,
+    };
+    let mut found = Found::default();
     for i in 0..n {
         let at = (start + i) % n;
-        let mut emit = |m: &Bound<'_>| {
-            let hit = m.to_match();
-            let print = hit.fingerprint(egraph);
-            if !done.contains(&print) && seen.insert(print) {
-                found.matches.push(hit);
-            }
-            if found.matches.len() >= limits.matches { ControlFlow::Break(()) } else { ON }
-        };
-        let mut matcher = Matcher {
-            egraph,
-            what,
-            slots: vec![Slot::Unbound; what.rule.vars.len()],
-            values: Bindings::default(),
-            roots: Vec::new(),
-            nodes: Vec::new(),
-            deferred: Vec::new(),
-            progress: 0,
-            steps,
-            limit: limits.steps,
-            capped: false,
-            probe: probe.as_deref_mut(),
-            emit: &mut emit,
-        };
-        let flow = matcher.root(candidates[at]);
-        steps = matcher.steps;
-        if flow.is_break() {
+        if matcher.root(candidates[at]).is_break() {
             // Not everything was seen: begin here the next time.
             found.capped = true;
             found.resume = at;
             break;
         }
     }
+    found.matches = matches;
     found
+}
+
+/// What changed since a search: where else it can find anything new.
+pub struct Changes {
+    /// Classes by what they hold, with the distance of the nearest change below them.
+    by_head: FxHashMap<Discriminant, Vec<(Id, usize)>>,
+    /// Nothing changed.
+    pub none: bool,
+}
+
+impl Changes {
+    /// Of the log of touched classes what stands behind `from`, seen from `depth` classes above at most.
+    pub fn since(egraph: &EGraph, from: usize, depth: usize) -> Changes {
+        let mut level: FxHashMap<Id, usize> = FxHashMap::default();
+        let mut ring: Vec<Id> = Vec::new();
+        for id in egraph.analysis.touched.get(from..).unwrap_or_default() {
+            let id = egraph.find(*id);
+            if level.insert(id, 0).is_none() {
+                ring.push(id);
+            }
+        }
+        let mut all = ring.clone();
+        for distance in 1..=depth {
+            let mut above = Vec::new();
+            for class in &ring {
+                for parent in egraph[*class].parents() {
+                    let parent = egraph.find(parent);
+                    level.entry(parent).or_insert_with(|| {
+                        above.push(parent);
+                        distance
+                    });
+                }
+            }
+            all.extend(&above);
+            ring = above;
+        }
+        let mut by_head: FxHashMap<Discriminant, Vec<(Id, usize)>> = FxHashMap::default();
+        for class in &all {
+            let mut last = None;
+            for node in &egraph[*class].nodes {
+                // Nodes of a class are sorted, so that equal heads stand together.
+                let head = node.payload.discriminant();
+                if last != Some(head) {
+                    by_head.entry(head).or_default().push((*class, level[class]));
+                    last = Some(head);
+                }
+            }
+        }
+        Changes { by_head, none: all.is_empty() }
+    }
 }
 
 /// All ways in which one pattern holds at a class, standing in the term of the op in class `of`: what its variables
 /// stand for, given what they stand for already.
 pub fn match_term(
     egraph: &EGraph,
-    rule: &Rule,
+    (rule, prepared): (&Rule, &Prepared),
     pat: &Pat,
     class: Id,
     of: Id,
     slots: &[Slot],
     steps: usize,
 ) -> Vec<Match> {
-    let what = Searchable { rule, terms: false, symmetric: false };
+    let what = Searchable { rule, terms: false, prepared };
     let mut found = Vec::new();
     let mut emit = |m: &Bound<'_>| {
         found.push(m.to_match());
@@ -242,6 +339,8 @@ pub fn match_term(
         values: Bindings::default(),
         roots: vec![of; rule.lhs.len()],
         nodes: Vec::new(),
+        dealt: Vec::new(),
+        pending: Vec::new(),
         deferred: Vec::new(),
         progress: 0,
         steps: 0,
@@ -255,16 +354,23 @@ pub fn match_term(
 }
 
 /// Classes that may hold the first root.
-fn root_candidates(egraph: &EGraph, what: &Searchable<'_>) -> Vec<Id> {
+fn root_candidates(egraph: &EGraph, what: &Searchable<'_>, changes: Option<&Changes>) -> Vec<Id> {
     let mut wanted = Some(Vec::new());
     if let Some(first) = what.rule.lhs.first() {
         heads(&egraph.analysis.program, first, what.terms, &mut wanted);
     }
-    let mut ids: Vec<Id> = match wanted {
-        Some(heads) => {
+    // What further roots share with the first may have changed far from it.
+    let changes = changes.filter(|c| what.rule.lhs.len() == 1 || c.none);
+    let mut ids: Vec<Id> = match (wanted, changes) {
+        (Some(heads), Some(changes)) => {
+            let near = |(id, distance): &(Id, usize)| (*distance <= what.prepared.depth).then_some(*id);
+            heads.iter().filter_map(|h| changes.by_head.get(h)).flatten().filter_map(near).collect()
+        }
+        (None, Some(changes)) if changes.none => Vec::new(),
+        (Some(heads), None) => {
             heads.iter().filter_map(|h| egraph.classes_for_op(h).map(|ids| ids.collect::<Vec<_>>())).flatten().collect()
         }
-        None => egraph
+        (None, _) => egraph
             .classes()
             .filter(|c| matches!((c.data.sort, what.terms), (Sort::Tensor(_), false) | (Sort::Term(_), true)))
             .map(|c| c.id)
@@ -278,20 +384,20 @@ fn root_candidates(egraph: &EGraph, what: &Searchable<'_>) -> Vec<Id> {
 /// Discriminants of the nodes that a pattern's top may be; `None` for any.
 pub fn heads(program: &Program, pat: &Pat, terms: bool, out: &mut Option<Vec<Discriminant>>) {
     match pat {
-        Pat::Node(n) => {
-            if let Some(list) = out {
-                list.push(head_discriminant(program, n.head, terms));
-            }
-        }
+        Pat::Node(n) => match (head_discriminant(program, n.head, terms), out.as_mut()) {
+            (Some(head), Some(list)) => list.push(head),
+            _ => *out = None,
+        },
         Pat::Bind(_, p) | Pat::Typed(p, _) => heads(program, p, terms, out),
         Pat::OneOf(ps) => ps.iter().for_each(|p| heads(program, p, terms, out)),
         Pat::Any | Pat::Var(_) | Pat::Lit { .. } | Pat::Absent | Pat::Optional(_) => *out = None,
     }
 }
 
-/// What the classes that hold such a node are looked up by.
-fn head_discriminant(program: &Program, head: Head, terms: bool) -> Discriminant {
-    match head {
+/// What the classes that hold such a node are looked up by; `None` if they may hold any.
+fn head_discriminant(program: &Program, head: Head, terms: bool) -> Option<Discriminant> {
+    Some(match head {
+        Head::Region(_) => return None,
         Head::Op(op) if has_several_results(program.op(op)) => Discriminant::Output,
         Head::Op(op) => Discriminant::Op(op),
         Head::Scalar(s) if terms => Discriminant::Call(s),
@@ -299,7 +405,7 @@ fn head_discriminant(program: &Program, head: Head, terms: bool) -> Discriminant
         Head::Acc => Discriminant::Acc,
         Head::In(_) => Discriminant::In,
         Head::TermCast => Discriminant::TermCast,
-    }
+    })
 }
 
 impl<'r, 'e> Matcher<'r, 'e, '_> {
@@ -308,7 +414,7 @@ impl<'r, 'e> Matcher<'r, 'e, '_> {
         let Some(pat) = self.what.rule.lhs.get(self.roots.len()) else { return ON };
         let class = self.egraph.find(class);
         // Distinct roots are distinct values, and of equal patterns one order is enough.
-        let clash = if self.what.symmetric {
+        let clash = if self.what.prepared.symmetric {
             self.roots.last().is_some_and(|r| class <= *r)
         } else {
             self.roots.contains(&class)
@@ -344,6 +450,9 @@ impl<'r, 'e> Matcher<'r, 'e, '_> {
         match &cons.goal {
             Goal::Class { pat, class, context } => self.class(pat, self.egraph.find(*class), *context, next),
             Goal::Attr { pat, ty, value, rank, at } => self.attr(pat, *ty, value, *rank, *at, next),
+            Goal::Deal { job, set, class, depth } => self.deal(job, *set, self.egraph.find(*class), *depth, next),
+            Goal::Dealt { job } => self.dealt(job, next),
+            Goal::Cut { cut } => self.cut(cut, next),
         }
     }
 
@@ -370,7 +479,13 @@ impl<'r, 'e> Matcher<'r, 'e, '_> {
                 return self.miss(class, || MissReason::Attr(head, i, have));
             }
         }
-        (self.emit)(&Bound { roots: &self.roots, slots: &self.slots, values: &self.values, nodes: &self.nodes })
+        (self.emit)(&Bound {
+            roots: &self.roots,
+            slots: &self.slots,
+            values: &self.values,
+            nodes: &self.nodes,
+            pending: &self.pending,
+        })
     }
 
     /// Classes where the next root may be: ancestors of what its variables are bound to.
@@ -379,11 +494,15 @@ impl<'r, 'e> Matcher<'r, 'e, '_> {
         let program = &self.egraph.analysis.program;
         let mut wanted = Some(Vec::new());
         heads(program, pat, self.what.terms, &mut wanted);
-        let anchor = self.anchor(pat, 0);
+        let anchor = self.anchor(pat, 0, 0);
         let mut ids: Vec<Id> = match (anchor, &wanted) {
-            (Some((class, depth)), _) => {
+            (Some((class, least, most)), _) => {
                 let mut level = vec![class];
-                for _ in 0..depth {
+                let mut out = Vec::new();
+                for depth in 0..=most {
+                    if depth >= least {
+                        out.extend(&level);
+                    }
                     let mut above: Vec<Id> = level
                         .iter()
                         .flat_map(|c| self.egraph[*c].parents().map(|p| self.egraph.find(p)).collect::<Vec<_>>())
@@ -392,7 +511,7 @@ impl<'r, 'e> Matcher<'r, 'e, '_> {
                     above.dedup();
                     level = above;
                 }
-                level
+                out
             }
             (None, Some(heads)) => heads
                 .iter()
@@ -409,15 +528,17 @@ impl<'r, 'e> Matcher<'r, 'e, '_> {
         ids
     }
 
-    /// The bound variable that stands highest in a pattern: its class and how deep it stands. Of equally high ones
-    /// that with the fewest parents.
-    fn anchor(&self, pat: &Pat, depth: usize) -> Option<(Id, usize)> {
+    /// The bound variable that stands highest in a pattern: its class, and how deep it stands, at least and at most (the
+    /// terms of a sum stand at several depths). Of equally high ones that with the fewest parents.
+    fn anchor(&self, pat: &Pat, least: usize, most: usize) -> Option<(Id, usize, usize)> {
         match pat {
             Pat::Var(v) => match self.slots.get(v.index()) {
-                Some(Slot::Class(id)) => Some((self.egraph.find(*id), depth)),
+                Some(Slot::Class(id)) => Some((self.egraph.find(*id), least, most)),
                 _ => None,
             },
-            Pat::Bind(_, p) | Pat::Typed(p, _) => self.anchor(p, depth),
+            Pat::Bind(_, p) | Pat::Typed(p, _) => self.anchor(p, least, most),
+            // What it is over may stand anywhere below it.
+            Pat::Node(n) if matches!(n.head, Head::Region(_)) => None,
             Pat::Node(n) => {
                 // A result of an op with several stands two nodes above the op's operands.
                 let program = &self.egraph.analysis.program;
@@ -425,10 +546,11 @@ impl<'r, 'e> Matcher<'r, 'e, '_> {
                     Head::Op(op) if has_several_results(program.op(op)) => 2,
                     _ => 1,
                 };
+                let spread = step.max(sums::width(program, n) - 1);
                 n.args
                     .iter()
-                    .filter_map(|a| self.anchor(a, depth + step))
-                    .min_by_key(|(id, d)| (*d, self.egraph[*id].parents().len()))
+                    .filter_map(|a| self.anchor(a, least + step, most + spread))
+                    .min_by_key(|(id, _, d)| (*d, self.egraph[*id].parents().len()))
             }
             // Alternatives may hold the variable at different depths.
             Pat::OneOf(_) | Pat::Any | Pat::Lit { .. } | Pat::Absent | Pat::Optional(_) => None,
@@ -491,7 +613,7 @@ impl<'r, 'e> Matcher<'r, 'e, '_> {
         match self.slots[i].clone() {
             Slot::Unbound => {
                 self.slots[i] = slot;
-                let flow = self.advance(next);
+                let flow = if self.may_be(var) { self.advance(next) } else { ON };
                 self.slots[i] = Slot::Unbound;
                 flow
             }
@@ -507,6 +629,31 @@ impl<'r, 'e> Matcher<'r, 'e, '_> {
     }
 
     fn node(&mut self, n: &'r NodePat, class: Id, context: Position, next: Goals<'r>) -> Flow {
+        if let Head::Region(v) = n.head {
+            return self.region(v, n, class, context, &next);
+        }
+        match self.sum(n, class, context, &next) {
+            Some(flow) => flow,
+            None => self.written(n, class, context, &next),
+        }
+    }
+
+    /// False if a guard that asks about this variable alone does not hold. Who asks why a rule does not fire wants to see
+    /// the guard fail, so then all matches are found.
+    fn may_be(&self, var: VarId) -> bool {
+        let early = match self.what.prepared.early.get(var.index()) {
+            Some(early) if !early.is_empty() && self.probe.is_none() => early,
+            _ => return true,
+        };
+        let facts = MatchFacts { egraph: self.egraph, slots: &self.slots, device: None };
+        let holds = |g: &usize| {
+            typing::eval(&self.what.rule.requires[*g], &Bindings::default(), &facts) == Some(AttrValue::Bool(true))
+        };
+        early.iter().all(holds)
+    }
+
+    /// Matches an application in the association in which it is written.
+    fn written(&mut self, n: &'r NodePat, class: Id, context: Position, next: &Goals<'r>) -> Flow {
         let egraph = self.egraph;
         let mut met = false;
         for node in &egraph[class].nodes {
@@ -605,7 +752,7 @@ impl<'r, 'e> Matcher<'r, 'e, '_> {
                 }
             }
             Head::In(_) => Position::Tensor,
-            Head::Scalar(_) | Head::Acc | Head::TermCast => context,
+            Head::Scalar(_) | Head::Acc | Head::TermCast | Head::Region(_) => context,
         }
     }
 
@@ -710,67 +857,4 @@ impl<'r, 'e> Matcher<'r, 'e, '_> {
         }
         self.solve(next)
     }
-}
-
-/// True if every root is the same pattern, up to variables that occur in it alone.
-pub fn is_symmetric(rule: &Rule) -> bool {
-    fn vars(p: &Pat, out: &mut Vec<VarId>) {
-        match p {
-            Pat::Var(v) | Pat::Optional(v) => out.push(*v),
-            Pat::Bind(v, p) => {
-                out.push(*v);
-                vars(p, out);
-            }
-            Pat::Typed(p, _) => vars(p, out),
-            Pat::OneOf(ps) => ps.iter().for_each(|p| vars(p, out)),
-            Pat::Node(n) => {
-                n.args.iter().for_each(|a| vars(a, out));
-                out.extend(n.rest);
-            }
-            Pat::Any | Pat::Lit { .. } | Pat::Absent => {}
-        }
-    }
-    // Alpha-equivalence: erase the variables and compare shapes, then compare which positions are shared.
-    fn erased(p: &Pat) -> Pat {
-        match p {
-            Pat::Var(_) => Pat::Var(VarId(0)),
-            Pat::Optional(_) => Pat::Optional(VarId(0)),
-            Pat::Bind(_, p) => erased(p),
-            Pat::Typed(p, t) => Pat::Typed(Box::new(erased(p)), t.clone()),
-            Pat::OneOf(ps) => Pat::OneOf(ps.iter().map(erased).collect()),
-            Pat::Node(n) => Pat::Node(NodePat {
-                head: n.head,
-                args: n.args.iter().map(erased).collect(),
-                rest: n.rest.map(|_| VarId(0)),
-                attrs: n.attrs.clone(),
-                output: n.output,
-            }),
-            other => other.clone(),
-        }
-    }
-    fn unbound(p: &Pat) -> &Pat {
-        match p {
-            Pat::Bind(_, p) => unbound(p),
-            p => p,
-        }
-    }
-    let [first, others @ ..] = rule.lhs.as_slice() else { return false };
-    if others.is_empty() {
-        return false;
-    }
-    let shape = erased(first);
-    let lists: Vec<Vec<VarId>> = rule
-        .lhs
-        .iter()
-        .map(|p| {
-            let mut v = Vec::new();
-            vars(unbound(p), &mut v);
-            v
-        })
-        .collect();
-    let same_positions = lists.iter().skip(1).all(|l| {
-        l.len() == lists[0].len()
-            && l.iter().zip(&lists[0]).all(|(a, b)| a == b || (!lists[0].contains(a) && !l.contains(b)))
-    });
-    others.iter().all(|p| erased(p) == shape) && same_positions
 }

@@ -9,7 +9,6 @@
 pub mod analysis;
 pub mod apply;
 pub mod bindings;
-pub mod cluster;
 pub mod cost;
 pub mod explain;
 pub mod extract;
@@ -32,7 +31,8 @@ pub use rewrites::rewrites;
 
 use crate::device::Device;
 use crate::error::Result;
-use crate::graph::Graph;
+use crate::graph::{Graph, export};
+use crate::plan::Launches;
 
 /// A rule as an `egg` rewrite.
 pub type Rewrite = egg::Rewrite<language::Node, analysis::Context>;
@@ -46,6 +46,8 @@ pub struct Options {
     pub approx: bool,
     /// Fire no rule at all: defined ops are unfolded, no more.
     pub no_rules: bool,
+    /// Ops that a `composed` kernel computes may stand in the result. Without it they are taken apart.
+    pub composed: bool,
     /// Rules, families of rules (`fuse::unary`) or rulesets that do not fire.
     pub disabled: HashSet<String>,
     /// Nodes of the e-graph at most, whatever the rulesets say.
@@ -62,6 +64,7 @@ impl Default for Options {
             device: Device::cpu(),
             approx: false,
             no_rules: false,
+            composed: true,
             disabled: HashSet::new(),
             max_nodes: 2_000_000,
             max_time: Duration::from_secs(8),
@@ -77,6 +80,21 @@ pub struct Optimized {
     pub graph: Graph,
     /// What was done.
     pub report: Report,
+}
+
+impl Optimized {
+    /// Counts the launches of `given` and of what was made of it, and the fusions, and puts them into the report. Planning takes time
+    /// (constants are computed), so it is done for those who ask. What cannot be planned gives a warning.
+    pub fn count_launches(&mut self, given: &Graph, options: &Options) {
+        match Launches::count(given, &self.graph, &options.device, options.no_rules) {
+            Ok(launches) => self.report.launches = Some(launches),
+            Err(e) => self.report.warnings.push(format!("launches are not counted: {e}")),
+        }
+        match export::fusions(&self.graph) {
+            Ok(fusions) => self.report.fusions = Some(fusions),
+            Err(e) => self.report.warnings.push(format!("fusions are not counted: {e}")),
+        }
+    }
 }
 
 /// Optimises a graph with the rules of its program.

@@ -1,9 +1,19 @@
 //! What optimising did, as data and as text.
+//!
+//! In: what a session recorded. Out: a [`Report`]. Holds always: launches are those of the plans; they stand in a report
+//! only if they were counted.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
+use hypatia_dsl::builtin::BuiltinOp;
+use hypatia_dsl::ir::OpBody;
 use serde::Serialize;
+
+use super::cost::is_view;
+use crate::graph::export::Fusion;
+use crate::graph::{Graph, NodeId, NodeKind};
+use crate::plan::Launches;
 
 /// Why a stage ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -75,12 +85,33 @@ pub struct Firing {
 pub struct Summary {
     /// Nodes that compute something: neither inputs, constants nor views.
     pub ops: usize,
-    /// Kernels that would be launched, connected pointwise nodes as one.
-    pub launches: usize,
     /// Estimated time in microseconds, each node a kernel of its own.
     pub micros: f64,
     /// How often each op and scalar occurs.
     pub counts: BTreeMap<String, usize>,
+}
+
+impl Summary {
+    /// Counts of a graph; `micros` is the cost that the caller worked out.
+    pub(super) fn of(graph: &Graph, micros: f64) -> Summary {
+        let mut constant = vec![false; graph.nodes.len()];
+        let mut counts = BTreeMap::new();
+        for (i, node) in graph.nodes.iter().enumerate() {
+            let free = match &node.kind {
+                NodeKind::Input { .. } | NodeKind::Const(_) => true,
+                NodeKind::Scalar(_) => false,
+                NodeKind::Op { op, .. } => {
+                    matches!(graph.program.op(*op).body, OpBody::Builtin(b) if is_view(b) || b == BuiltinOp::Full)
+                }
+            };
+            let input = matches!(node.kind, NodeKind::Input { .. });
+            constant[i] = !input && node.operands.iter().flatten().all(|v| constant[v.node.index()]);
+            if !free && !constant[i] {
+                *counts.entry(graph.head_name(NodeId(i as u32)).to_string()).or_insert(0) += 1;
+            }
+        }
+        Summary { ops: counts.values().sum(), micros, counts }
+    }
 }
 
 /// The report of one optimisation.
@@ -92,6 +123,11 @@ pub struct Report {
     pub before: Summary,
     /// The graph that was chosen.
     pub after: Summary,
+    /// Launches of the plans of both, if they were counted: `Optimized::count_launches`.
+    pub launches: Option<Launches>,
+    /// The fused kernels of the graph that was chosen, equal ones once, if they were counted likewise: what an exported
+    /// model has as functions.
+    pub fusions: Option<Vec<Fusion>>,
     /// Every stage.
     pub stages: Vec<Stage>,
     /// Every firing, those that the result owes something to first.
@@ -118,49 +154,113 @@ impl Report {
 
 /// At most this many places are printed for one rule.
 const MAX_PLACES: usize = 12;
+/// Places are wrapped at this column.
+const WIDTH: usize = 110;
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.show_totals(f)?;
+        self.show_fusions(f)?;
+        self.show_rules(f)?;
+        self.show_counts(f)?;
+        self.show_stages(f)?;
+        for w in &self.warnings {
+            writeln!(f, "\nwarning: {w}")?;
+        }
+        Ok(())
+    }
+}
+
+impl Report {
+    fn show_totals(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (b, a) = (&self.before, &self.after);
-        writeln!(f, "on {}:", self.device)?;
-        writeln!(f, "  ops       {:>8} -> {}", b.ops, a.ops)?;
-        writeln!(f, "  launches  {:>8} -> {}  (estimated: connected pointwise ops are one)", b.launches, a.launches)?;
+        writeln!(f, "{:<12} {:>9}  {:>9}", format!("on {}", self.device), "before", "after")?;
+        if let Some(l) = self.launches {
+            writeln!(f, "  {:<10} {:>9}  {:>9}  the steps of the plan", "launches", l.before, l.after)?;
+        }
+        writeln!(f, "  {:<10} {:>9}  {:>9}  inputs, constants and views are not counted", "ops", b.ops, a.ops)?;
         writeln!(
             f,
-            "  cost      {:>8.1} -> {:.1} us (estimated: max of arithmetic and memory, plus launches)",
-            b.micros, a.micros
-        )?;
-        writeln!(f, "\nstages:")?;
-        for s in &self.stages {
-            writeln!(
-                f,
-                "  {:<12} round {}: {} iterations, {} firings, {} nodes in {} classes, {:.1} ms, {}",
-                s.ruleset, s.round, s.iterations, s.fired, s.nodes, s.classes, s.millis, s.stop
-            )?;
+            "  {:<10} {:>9.1}  {:>9.1}  us, estimated: arithmetic or memory traffic, and a launch for each op",
+            "cost", b.micros, a.micros
+        )
+    }
+
+    /// The fused kernels, and how often each is called.
+    fn show_fusions(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Some(fusions) = &self.fusions else { return Ok(()) };
+        writeln!(f, "  {:<10} {:>9}  {:>9}  different kernels of more than one op", "fusions", 0, fusions.len())?;
+        let width = fusions.iter().map(|f| f.name.len()).max().unwrap_or(0).max(6);
+        if !fusions.is_empty() {
+            writeln!(f, "\n{:<width$}  calls  computes", "fusion")?;
         }
-        let mut by_rule: Vec<(&str, Vec<&Firing>)> = Vec::new();
-        for firing in self.firings.iter().filter(|f| f.kept) {
-            match by_rule.iter_mut().find(|(r, _)| *r == firing.rule) {
-                Some((_, list)) => list.push(firing),
-                None => by_rule.push((&firing.rule, vec![firing])),
+        for fusion in fusions {
+            for (i, line) in wrapped(&fusion.formula, WIDTH.saturating_sub(width + 9).max(30)).iter().enumerate() {
+                match i {
+                    0 => writeln!(f, "{:<width$}  {:>5}  {line}", fusion.name, fusion.calls)?,
+                    _ => writeln!(f, "{:<width$}  {:>5}  {line}", "", "")?,
+                }
             }
         }
-        writeln!(f, "\nfired, and kept:")?;
-        if by_rule.is_empty() {
-            writeln!(f, "  nothing")?;
+        Ok(())
+    }
+
+    /// What fired and has a part in the result, and where.
+    fn show_rules(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut by_rule: Vec<(&str, Vec<String>)> = Vec::new();
+        for firing in self.firings.iter().filter(|f| f.kept) {
+            match by_rule.iter_mut().find(|(r, _)| *r == firing.rule) {
+                Some((_, list)) => list.push(place(firing)),
+                None => by_rule.push((&firing.rule, vec![place(firing)])),
+            }
         }
-        for (rule, list) in by_rule {
-            let places: Vec<String> = list.iter().map(|p| place(p)).collect();
+        if by_rule.is_empty() {
+            return writeln!(f, "\nno rule has a part in the result");
+        }
+        let width = by_rule.iter().map(|(r, _)| r.len()).max().unwrap_or(0);
+        writeln!(f, "\n{:<width$}  times  at the model's nodes", "rule")?;
+        for (rule, places) in by_rule {
             let shown = places.len().min(MAX_PLACES);
-            let more = if places.len() > shown { format!(" and {} more", places.len() - shown) } else { String::new() };
-            writeln!(f, "  {rule}  ({} times)\n      at {}{more}", list.len(), places[..shown].join(", "))?;
+            let mut text = places[..shown].join(", ");
+            if places.len() > shown {
+                text.push_str(&format!(", and {} more", places.len() - shown));
+            }
+            for (i, line) in wrapped(&text, WIDTH.saturating_sub(width + 9).max(30)).iter().enumerate() {
+                match i {
+                    0 => writeln!(f, "{rule:<width$}  {:>5}  {line}", places.len())?,
+                    _ => writeln!(f, "{:<width$}  {:>5}  {line}", "", "")?,
+                }
+            }
         }
         let others = self.firings.iter().filter(|f| !f.kept).count();
         if others > 0 {
-            writeln!(f, "  ({others} more firings gave nothing cheaper)")?;
+            writeln!(f, "{others} more firings made nothing cheaper; `--why-not RULE` tells of one rule")?;
         }
-        for w in &self.warnings {
-            writeln!(f, "warning: {w}")?;
+        Ok(())
+    }
+
+    /// How often each op occurs before and after.
+    fn show_counts(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (b, a) = (&self.before.counts, &self.after.counts);
+        let names: BTreeSet<&String> = b.keys().chain(a.keys()).collect();
+        let width = names.iter().map(|n| n.len()).max().unwrap_or(0).max(4);
+        writeln!(f, "\n{:<width$}  before  after", "op")?;
+        for name in names {
+            let n = |c: &BTreeMap<String, usize>| c.get(name).copied().unwrap_or(0);
+            writeln!(f, "{name:<width$}  {:>6}  {:>5}", n(b), n(a))?;
+        }
+        Ok(())
+    }
+
+    fn show_stages(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let width = self.stages.iter().map(|s| s.ruleset.len()).max().unwrap_or(0).max(7);
+        writeln!(f, "\n{:<width$}  round  iterations  firings    nodes  classes        ms  ended", "stage")?;
+        for s in &self.stages {
+            writeln!(
+                f,
+                "{:<width$}  {:>5}  {:>10}  {:>7}  {:>7}  {:>7}  {:>8.1}  {}",
+                s.ruleset, s.round, s.iterations, s.fired, s.nodes, s.classes, s.millis, s.stop
+            )?;
         }
         Ok(())
     }
@@ -168,4 +268,30 @@ impl fmt::Display for Report {
 
 fn place(f: &Firing) -> String {
     if f.nodes.is_empty() { "an epilogue".to_string() } else { f.nodes.join(" and ") }
+}
+
+/// Words of a list in lines of at most so many characters, unless one word is longer.
+fn wrapped(text: &str, width: usize) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    for word in text.split(' ') {
+        match lines.last_mut() {
+            Some(line) if line.chars().count() + 1 + word.chars().count() <= width => {
+                line.push(' ');
+                line.push_str(word);
+            }
+            _ => lines.push(word.to_string()),
+        }
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_are_wrapped_between_words() {
+        assert_eq!(wrapped("a, bb, ccc, and 2 more", 10), ["a, bb,", "ccc, and 2", "more"]);
+        assert_eq!(wrapped("longer_than_the_line b", 5), ["longer_than_the_line", "b"]);
+    }
 }

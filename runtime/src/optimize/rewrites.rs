@@ -12,9 +12,10 @@ use hypatia_dsl::ir::{Build, BuildArg, Head, Pat, Program, Rule, RuleId};
 use rustc_hash::FxHashSet;
 
 use super::analysis::Context;
-use super::apply::{Applied, Policy, Reject, apply, check};
+use super::apply::{Applied, Policy, Reject, apply, check, settle};
 use super::language::{Discriminant, EGraph, Node};
-use super::matcher::{Found, Match, SearchLimits, Searchable, heads, is_symmetric, search};
+use super::matcher::prepare::Prepared;
+use super::matcher::{Changes, Found, Match, SearchLimits, Searchable, search};
 
 /// A rule, lowered to one of the two sorts.
 pub struct CompiledRule {
@@ -23,7 +24,7 @@ pub struct CompiledRule {
     pub id: RuleId,
     /// True if it rewrites terms.
     pub terms: bool,
-    symmetric: bool,
+    prepared: Prepared,
     policy: Policy,
     state: Mutex<State>,
 }
@@ -48,9 +49,14 @@ impl CompiledRule {
         &self.program.rules[self.id.index()]
     }
 
+    /// What was worked out for searching it.
+    pub fn prepared(&self) -> &Prepared {
+        &self.prepared
+    }
+
     /// The rule as what is searched for.
     pub fn searchable(&self) -> Searchable<'_> {
-        Searchable { rule: self.rule(), terms: self.terms, symmetric: self.symmetric }
+        Searchable { rule: self.rule(), terms: self.terms, prepared: &self.prepared }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -58,10 +64,14 @@ impl CompiledRule {
         self.state.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// Matches that were not applied yet.
-    pub fn find(&self, egraph: &EGraph, limits: SearchLimits) -> Found {
+    /// Matches that were not applied yet; with `changes`, those near what changed.
+    pub fn find(&self, egraph: &EGraph, limits: SearchLimits, changes: Option<&Changes>) -> Found {
         let mut state = self.state();
-        let found = search(egraph, &self.searchable(), &state.done, state.resume, limits, None);
+        let absent = |h: &Discriminant| egraph.classes_for_op(h).is_none_or(|mut c| c.next().is_none());
+        if self.prepared.needed.iter().any(absent) {
+            return Found::default();
+        }
+        let found = search(egraph, &self.searchable(), &state.done, state.resume, limits, changes, None);
         state.resume = found.resume;
         found
     }
@@ -70,7 +80,8 @@ impl CompiledRule {
     pub fn apply(&self, egraph: &mut EGraph, m: &Match) -> Result<Applied, Reject> {
         let print = m.fingerprint(egraph);
         let mut m = m.clone();
-        let result = check(egraph, self.rule(), &mut m, self.policy, true)
+        let result = settle(egraph, &mut m)
+            .and_then(|()| check(egraph, self.rule(), &mut m, self.policy, true))
             .and_then(|()| apply(egraph, self.rule(), self.terms, &m));
         // Facts grow and uses are counted anew, so a guard may hold later; types and claims do not change.
         if matches!(result, Ok(_) | Err(Reject::Claim(_) | Reject::Type(_))) {
@@ -130,18 +141,14 @@ pub fn compile(
             continue;
         }
         for terms in if rule.pointwise { &[false, true][..] } else { &[false][..] } {
-            let mut wanted = Some(Vec::new());
-            rule.lhs.iter().for_each(|p| heads(program, p, *terms, &mut wanted));
-            let could = match (&reachable, wanted) {
-                (Some(have), Some(wanted)) => rule.lhs.len() != 1 || wanted.iter().any(|h| have.contains(h)),
-                _ => true,
-            };
+            let prepared = Prepared::of(program, rule, *terms);
+            let could = reachable.as_ref().is_none_or(|have| prepared.needed.iter().all(|h| have.contains(h)));
             if could {
                 out.push(CompiledRule {
                     program: program.clone(),
                     id: RuleId(i as u32),
                     terms: *terms,
-                    symmetric: is_symmetric(rule),
+                    prepared,
                     policy: Policy { approx: selection.approx },
                     state: Mutex::new(State::default()),
                 });
@@ -151,17 +158,29 @@ pub fn compile(
     out
 }
 
-/// Heads that are present, or that rules may build.
+/// Heads that are present, or that rules may build whose own heads are.
 fn reachable_heads(program: &Program, present: &HashSet<Discriminant>) -> HashSet<Discriminant> {
     let mut have = present.clone();
-    let scalars: Vec<_> =
-        have.iter().filter_map(|h| if let Discriminant::Scalar(s) = h { Some(*s) } else { None }).collect();
-    // Any scalar may come to stand in an epilogue.
-    have.extend(scalars.into_iter().map(Discriminant::Call));
-    for rule in &program.rules {
-        rule.rhs.iter().for_each(|b| built_heads(program, b, &mut have));
+    // Any scalar may come to stand in an epilogue, and any result of an op with several may be asked for.
+    let as_call = |h: &Discriminant| if let Discriminant::Scalar(s) = h { Some(Discriminant::Call(*s)) } else { None };
+    let calls: Vec<Discriminant> = have.iter().filter_map(as_call).collect();
+    have.extend(calls);
+    let needs: Vec<Vec<Discriminant>> = program.rules.iter().map(|r| Prepared::of(program, r, false).needed).collect();
+    let mut open: Vec<usize> = (0..program.rules.len()).collect();
+    loop {
+        let before = (have.len(), open.len());
+        open.retain(|i| {
+            // On terms a pointwise rule needs the calls of the same scalars: they are there if these are.
+            let fires = needs[*i].iter().all(|h| have.contains(h) || as_call(h).is_some_and(|c| have.contains(&c)));
+            if fires {
+                program.rules[*i].rhs.iter().for_each(|b| built_heads(program, b, &mut have));
+            }
+            !fires
+        });
+        if (have.len(), open.len()) == before {
+            return have;
+        }
     }
-    have
 }
 
 fn built_heads(program: &Program, build: &Build, out: &mut HashSet<Discriminant>) {
@@ -181,6 +200,8 @@ fn built_heads(program: &Program, build: &Build, out: &mut HashSet<Discriminant>
                 Head::Acc => out.extend([Discriminant::Acc]),
                 Head::In(_) => out.extend([Discriminant::In]),
                 Head::TermCast => out.extend([Discriminant::TermCast]),
+                // The same functions as on the left side, which are there.
+                Head::Region(_) => out.extend([Discriminant::In]),
             }
             for arg in &n.args {
                 match arg {
@@ -226,7 +247,7 @@ impl Searcher<Node, Context> for Shared {
 
     fn search_with_limit(&self, egraph: &EGraph, limit: usize) -> Vec<SearchMatches<'_, Node>> {
         let limits = SearchLimits { matches: limit.clamp(1, SEARCH_LIMITS.matches), ..SEARCH_LIMITS };
-        let found = self.0.find(egraph, limits);
+        let found = self.0.find(egraph, limits, None);
         let mut out = Vec::with_capacity(found.matches.len());
         for (i, m) in found.matches.iter().enumerate() {
             let mut subst = Subst::with_capacity(1);

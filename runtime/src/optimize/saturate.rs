@@ -10,9 +10,10 @@ use std::time::{Duration, Instant};
 use egg::Id;
 use hypatia_dsl::ir::{RuleId, RuleSetDef};
 
+use super::analysis::refresh_candidate;
 use super::apply::Reject;
 use super::language::{EGraph, Node};
-use super::matcher::{Match, SearchLimits};
+use super::matcher::{Changes, Match, SearchLimits};
 use super::report::Stop;
 use super::rewrites::{CompiledRule, SEARCH_LIMITS};
 
@@ -119,6 +120,7 @@ pub fn run(
     egraph: &mut EGraph,
     rules: &[&CompiledRule],
     budget: &Budget,
+    seen: &mut Seen,
     traces: &mut Vec<Trace>,
     rejections: &mut Rejections,
 ) -> Ran {
@@ -132,7 +134,10 @@ pub fn run(
             break;
         }
         ran.iterations += 1;
-        let (found, capped, timed_out) = search_all(egraph, rules, budget);
+        let log = egraph.analysis.touched.len();
+        let (found, capped, timed_out) = search_all(egraph, rules, budget, seen);
+        // What was searched whole need not be searched again.
+        *seen = Seen { log: (!capped && !timed_out).then_some(log), candidate_changed: false };
         let mut changed = 0;
         let mut stop = timed_out.then_some(Stop::Time);
         for (i, (rule, m)) in found.iter().enumerate() {
@@ -161,10 +166,16 @@ pub fn run(
                 Err(reject) => rejections.note(rule.id, &reject),
             }
         }
-        egraph.rebuild();
+        if !egraph.clean {
+            egraph.rebuild();
+        }
+        if changed > 0 {
+            refresh_candidate(egraph);
+        }
         ran.fired += changed;
         if let Some(stop) = stop {
             ran.stop = stop;
+            seen.log = None;
             break;
         }
         idle = if changed == 0 && capped { idle + 1 } else { 0 };
@@ -195,17 +206,34 @@ fn over(egraph: &EGraph, budget: &Budget, iterations: usize) -> Option<Stop> {
 
 type FoundByRule<'r> = Vec<(&'r CompiledRule, Match)>;
 
-/// Searches every rule on the e-graph as it is: all matches, whether a search was cut short, whether time ran out.
-fn search_all<'r>(egraph: &EGraph, rules: &[&'r CompiledRule], budget: &Budget) -> (FoundByRule<'r>, bool, bool) {
+/// How far a set of rules has looked.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Seen {
+    /// The length of the log of touched classes at the last search of all rules; `None` where not all was searched.
+    pub log: Option<usize>,
+    /// The candidate is another one since then: rules that ask about it are searched anew.
+    pub candidate_changed: bool,
+}
+
+/// Searches every rule on the e-graph as it is: all new matches, whether a search was cut short, whether time ran out.
+fn search_all<'r>(
+    egraph: &EGraph,
+    rules: &[&'r CompiledRule],
+    budget: &Budget,
+    seen: &Seen,
+) -> (FoundByRule<'r>, bool, bool) {
     let mut all = Vec::new();
     let mut capped = false;
     // Each match is held in memory until it is applied.
     let limits = SearchLimits { matches: SEARCH_LIMITS.matches.min(budget.node_limit().max(1)), ..SEARCH_LIMITS };
+    let depth = rules.iter().map(|r| r.prepared().depth).max().unwrap_or(0);
+    let changes = seen.log.map(|from| Changes::since(egraph, from, depth));
     for rule in rules {
         if Instant::now() >= budget.deadline {
             return (all, capped, true);
         }
-        let found = rule.find(egraph, limits);
+        let anew = seen.candidate_changed && rule.prepared().by_candidate;
+        let found = rule.find(egraph, limits, changes.as_ref().filter(|_| !anew));
         capped |= found.capped;
         all.extend(found.matches.into_iter().map(|m| (*rule, m)));
     }

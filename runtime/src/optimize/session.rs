@@ -5,18 +5,17 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use egg::{Id, Language};
-use hypatia_dsl::ir::{Program, RuleSetId};
+use hypatia_dsl::ir::{Build, BuildNode, Head, ParamKind, Program, RuleSetId};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::analysis::Sort;
-use super::cluster::summarise;
 use super::cost::{Cost, CostModel};
-use super::extract::{Candidate, Choice, Problem, extract};
-use super::language::{Discriminant, EGraph, Node};
+use super::extract::{Candidate, Choice, Problem, extract, refine};
+use super::language::{Discriminant, EGraph, Node, Payload};
 use super::lower::{Entered, Leaver, enter};
 use super::report::{Firing, Report, Stage, Summary};
 use super::rewrites::{CompiledRule, Selection, compile, oversized};
-use super::saturate::{Budget, Rejections, Trace, run};
+use super::saturate::{Budget, Rejections, Seen, Trace, run};
 use super::{Optimized, Options};
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Value};
@@ -43,6 +42,8 @@ pub struct Session<'a> {
     /// Its e-graph.
     pub entered: Entered,
     program: Arc<Program>,
+    /// What nodes cost, those that were costed before remembered.
+    model: CostModel,
     /// The rules that may fire.
     pub rules: Vec<CompiledRule>,
     /// The present candidate.
@@ -51,6 +52,8 @@ pub struct Session<'a> {
     given: Vec<(Id, Node)>,
     before: Summary,
     stages: Vec<Stage>,
+    /// How far the rules of each ruleset have looked.
+    seen: Vec<Seen>,
     /// What fired.
     pub traces: Vec<Trace>,
     rejections: Rejections,
@@ -77,24 +80,28 @@ impl<'a> Session<'a> {
         };
         let large = if options.no_rules { Vec::new() } else { oversized(&program) };
         let warnings = large.iter().map(|r| format!("{} is not used: its pattern is too large", r.name)).collect();
+        let model = CostModel::new(&program, options);
         let mut session = Session {
             options,
             graph,
             entered,
             program,
+            model,
             rules,
             best: Candidates::default(),
             given,
             before: Summary::default(),
             stages: Vec::new(),
+            seen: Vec::new(),
             traces: Vec::new(),
             rejections: Rejections::default(),
             started,
             extraction_millis: 0.0,
             warnings,
         };
-        session.choose()?;
-        session.before = summarise(&session.graph, micros(session.best.cost));
+        session.seen = vec![Seen::default(); session.program.rulesets.len()];
+        session.choose(false)?;
+        session.before = Summary::of(&session.graph, micros(session.best.cost));
         Ok(session)
     }
 
@@ -120,19 +127,46 @@ impl<'a> Session<'a> {
                 break;
             }
         }
+        self.choose_finally();
+    }
+
+    /// The cheapest graph that can be found, once nothing fires any more.
+    fn choose_finally(&mut self) {
+        if let Err(e) = self.choose(true) {
+            self.warnings.push(e.to_string());
+        }
+    }
+
+    /// True for a rule of that stage whose right side holds an op with an epilogue.
+    fn builds_terms(&self, rule: &CompiledRule, id: RuleSetId) -> bool {
+        let rule = &self.program.rules[rule.id.index()];
+        let has_term = |b: &Build| match b {
+            Build::Node(BuildNode { head: Head::Op(op), .. }) => {
+                self.program.op(*op).params.iter().any(|p| p.kind == ParamKind::Term)
+            }
+            _ => false,
+        };
+        rule.ruleset == id && rule.rhs.iter().any(has_term)
     }
 
     /// One stage, and a new candidate if it fired. Returns how often it fired.
     fn stage(&mut self, id: RuleSetId, round: usize, all: &Budget) -> usize {
-        let rules: Vec<&CompiledRule> =
-            self.rules.iter().filter(|r| self.program.rules[r.id.index()].ruleset == id).collect();
+        // Where epilogues grow, identities on their terms hold too, whatever stage they were declared for: else
+        // `x = x * 1` among tensors would grow an epilogue without end.
+        let grows = self.rules.iter().any(|r| self.builds_terms(r, id));
+        let rules: Vec<&CompiledRule> = self
+            .rules
+            .iter()
+            .filter(|r| self.program.rules[r.id.index()].ruleset == id || (grows && r.terms))
+            .collect();
         if rules.is_empty() {
             return 0;
         }
         let begun = Instant::now();
         let ruleset = &self.program.rulesets[id.index()];
         let budget = Budget::of(ruleset, self.graph.nodes.len(), all);
-        let ran = run(&mut self.entered.egraph, &rules, &budget, &mut self.traces, &mut self.rejections);
+        let seen = &mut self.seen[id.index()];
+        let ran = run(&mut self.entered.egraph, &rules, &budget, seen, &mut self.traces, &mut self.rejections);
         self.stages.push(Stage {
             ruleset: ruleset.name.clone(),
             round,
@@ -144,24 +178,25 @@ impl<'a> Session<'a> {
             stop: ran.stop,
         });
         if ran.fired > 0
-            && let Err(e) = self.choose()
+            && let Err(e) = self.choose(false)
         {
             self.warnings.push(e.to_string());
         }
         ran.fired
     }
 
-    /// Chooses the cheapest graph and counts uses on it.
-    fn choose(&mut self) -> Result<()> {
+    /// Chooses the cheapest graph and counts uses on it: by every means, or by improving the present one.
+    fn choose(&mut self, every_means: bool) -> Result<()> {
         let begun = Instant::now();
         let egraph = &self.entered.egraph;
-        let model = CostModel::new(&self.program, &self.options.device);
-        let built = BuiltProblem::new(egraph, &self.entered.outputs, &model);
+        let built = BuiltProblem::new(egraph, &self.entered.outputs, &self.model);
         let start = match self.best.chosen.is_empty() {
             true => built.choice_of(egraph, self.given.iter().map(|(c, n)| (c, n))),
             false => built.choice_of(egraph, self.best.chosen.iter()),
         };
-        let choice = extract(&built.problem, Some(&start))
+        let refined = if every_means { None } else { refine(&built.problem, &start) };
+        let choice = refined
+            .or_else(|| extract(&built.problem, Some(&start)))
             .ok_or_else(|| Error::Internal("an output of the graph cannot be extracted".into()))?;
         let order =
             built.problem.order(&choice).ok_or_else(|| Error::Internal("the extracted graph is cyclic".into()))?;
@@ -175,6 +210,7 @@ impl<'a> Session<'a> {
         let order = order.iter().map(|c| built.ids[*c]).collect();
         self.best = Candidates { chosen, order, cost };
         self.count_uses();
+        self.seen.iter_mut().for_each(|s| s.candidate_changed = true);
         self.extraction_millis += begun.elapsed().as_secs_f64() * 1e3;
         Ok(())
     }
@@ -195,7 +231,10 @@ impl<'a> Session<'a> {
         for class in &self.entered.outputs {
             *uses.entry(egraph.find(*class)).or_insert(0) += 1;
         }
+        let scalars = self.best.chosen.iter().filter(|(_, n)| matches!(n.payload, Payload::Scalar(_)));
+        let pointwise = scalars.map(|(c, n)| (*c, n.clone())).collect();
         self.entered.egraph.analysis.uses = uses;
+        self.entered.egraph.analysis.pointwise = pointwise;
     }
 
     /// The chosen graph and the report.
@@ -227,7 +266,9 @@ impl<'a> Session<'a> {
         let report = Report {
             device: self.options.device.name.to_string(),
             before: self.before.clone(),
-            after: summarise(&graph, cost),
+            after: Summary::of(&graph, cost),
+            launches: None,
+            fusions: None,
             firings: self.firings(),
             stages: std::mem::take(&mut self.stages),
             warnings,
@@ -286,10 +327,9 @@ impl<'a> Session<'a> {
     /// `None` if there is no such graph.
     pub fn cost_with(&self, class: Id, node: Option<&Node>) -> Option<f64> {
         let egraph = &self.entered.egraph;
-        let model = CostModel::new(&self.program, &self.options.device);
         let mut outputs = self.entered.outputs.clone();
         outputs.push(class);
-        let mut built = BuiltProblem::new(egraph, &outputs, &model);
+        let mut built = BuiltProblem::new(egraph, &outputs, &self.model);
         if let Some(node) = node {
             let at = *built.index.get(&egraph.find(class))?;
             let node = node.clone().map_children(|c| egraph.find(c));
@@ -357,7 +397,7 @@ pub struct BuiltProblem {
 
 impl BuiltProblem {
     /// All that the outputs could need.
-    pub fn new(egraph: &EGraph, outputs: &[Id], model: &CostModel<'_>) -> BuiltProblem {
+    pub fn new(egraph: &EGraph, outputs: &[Id], model: &CostModel) -> BuiltProblem {
         let mut index: FxHashMap<Id, usize> = FxHashMap::default();
         let mut ids = Vec::new();
         let mut number = |id: Id, ids: &mut Vec<Id>| {

@@ -16,11 +16,11 @@ use crate::library;
 use crate::optimize::analysis::Context;
 use crate::optimize::{Options, optimize, rewrites};
 
-fn library() -> Arc<Program> {
+pub(super) fn library() -> Arc<Program> {
     library::load(&[]).unwrap()
 }
 
-fn with_rules(text: &str) -> Arc<Program> {
+pub(super) fn with_rules(text: &str) -> Arc<Program> {
     let text = format!("edition 1;\nuse core::*;\nuse nn::*;\nuse fuse::*;\n{text}");
     let file = SourceFile { name: "test.hyp".into(), path: None, text: text.into(), embedded: false };
     let compilation = library::check(vec![file]);
@@ -28,7 +28,7 @@ fn with_rules(text: &str) -> Arc<Program> {
     Arc::new(compilation.program.unwrap_or_else(|| panic!("{errors}")))
 }
 
-fn axes(a: i64) -> Vec<AttrValue> {
+pub(super) fn axes(a: i64) -> Vec<AttrValue> {
     vec![AttrValue::List(vec![AttrValue::Dim(Dim::from(a))]), AttrValue::Bool(true)]
 }
 

@@ -5,3 +5,5 @@ mod handmade;
 mod laws;
 mod library;
 mod near;
+mod regions;
+mod sums;

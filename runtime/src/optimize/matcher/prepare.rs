@@ -1,0 +1,271 @@
+//! What is worked out once for a rule, before it is searched for.
+//!
+//! In: a rule. Out: facts of its left side that every search needs. Holds always: nothing here depends on an e-graph,
+//! and a rule that is prepared twice is prepared alike.
+
+use hypatia_dsl::builtin::BuiltinScalar;
+use hypatia_dsl::dtype::DType;
+use hypatia_dsl::ir::{
+    AExpr, Class, Fact, Head, NodePat, ParamKind, Pat, Program, Rule, ScalarBody, ScalarId, Sort, VarId,
+};
+
+use super::Discriminant;
+
+/// Facts of a rule's left side.
+#[derive(Debug, Default)]
+pub struct Prepared {
+    /// True if all roots are the same pattern up to their own variables: then one order of them is enough.
+    pub symmetric: bool,
+    /// By variable: the guards that ask about it alone, so that they can be asked as soon as it is bound.
+    pub(super) early: Vec<Vec<usize>>,
+    /// By variable: it stands once on the left side and may be any tensor, so that it can take what is left of a sum.
+    pub(super) free: Vec<bool>,
+    /// Element types for which sums and products of floats match in any association; `None` for all.
+    regroups: Option<Vec<DType>>,
+    /// How many classes below its root a match can reach at most.
+    pub depth: usize,
+    /// What it matches depends on the present candidate: its use counts and its sums.
+    pub by_candidate: bool,
+    /// Nodes that the e-graph must hold for there to be a match.
+    pub needed: Vec<Discriminant>,
+}
+
+impl Prepared {
+    /// The facts of a rule.
+    pub fn of(program: &Program, rule: &Rule, terms: bool) -> Prepared {
+        let n = rule.vars.len();
+        let mut count = vec![0usize; n];
+        rule.lhs.iter().for_each(|p| mentions(p, &mut count));
+        let mut early = vec![Vec::new(); n];
+        let mut telling = vec![false; n];
+        for (i, guard) in rule.requires.iter().enumerate() {
+            let mut asked = Asked::default();
+            asks(guard, &mut asked);
+            if let [v] = asked.vars.as_slice()
+                && !asked.other
+                && rule.vars.get(v.index()).is_some_and(|v| v.sort == Sort::Tensor)
+            {
+                early[v.index()].push(i);
+                telling[v.index()] |= asked.telling;
+            }
+        }
+        let free = (0..n).map(|i| count[i] == 1 && !telling[i]).collect();
+        let mut needed = Vec::new();
+        rule.lhs.iter().for_each(|p| needs(program, p, terms, &mut needed));
+        let mut asked = Asked::default();
+        rule.prefer.iter().for_each(|g| asks(g, &mut asked));
+        Prepared {
+            symmetric: is_symmetric(rule),
+            early,
+            free,
+            regroups: regroups(rule),
+            depth: rule.lhs.iter().map(|p| depth(program, p, true)).max().unwrap_or(0),
+            by_candidate: asked.other || rule.lhs.iter().any(|p| cuts(program, p)),
+            needed,
+        }
+    }
+
+    /// Whether sums and products of floats of that type match in any association.
+    pub fn regroups(&self, dtype: DType) -> bool {
+        self.regroups.as_ref().is_none_or(|l| l.contains(&dtype))
+    }
+}
+
+/// Applications that every match has.
+fn needs(program: &Program, p: &Pat, terms: bool, out: &mut Vec<Discriminant>) {
+    match p {
+        Pat::Bind(_, p) | Pat::Typed(p, _) => needs(program, p, terms, out),
+        Pat::Node(n) => {
+            if let Some(head) = super::head_discriminant(program, n.head, terms)
+                && !out.contains(&head)
+            {
+                out.push(head);
+            }
+            for (i, arg) in n.args.iter().enumerate() {
+                let term = match n.head {
+                    Head::Op(op) => program.op(op).operands().nth(i).is_some_and(|(_, p)| p.kind == ParamKind::Term),
+                    Head::In(_) => false,
+                    Head::Scalar(_) | Head::Acc | Head::TermCast | Head::Region(_) => terms,
+                };
+                needs(program, arg, term, out);
+            }
+        }
+        // One alternative is enough.
+        Pat::OneOf(_) | Pat::Any | Pat::Var(_) | Pat::Lit { .. } | Pat::Absent | Pat::Optional(_) => {}
+    }
+}
+
+/// Classes from a pattern's root to its deepest part.
+fn depth(program: &Program, p: &Pat, root: bool) -> usize {
+    match p {
+        Pat::Bind(_, p) | Pat::Typed(p, _) => depth(program, p, root),
+        Pat::OneOf(ps) => ps.iter().map(|p| depth(program, p, root)).max().unwrap_or(0),
+        Pat::Node(n) => {
+            let below =
+                |args: &mut dyn Iterator<Item = &Pat>| args.map(|a| depth(program, a, false)).max().unwrap_or(0);
+            if associative(program, n.head).is_some() {
+                let terms = super::sums::terms(n);
+                // A sum with a rest is looked into further than it is written.
+                let rest = root || terms.iter().any(|t| matches!(t, Pat::Var(_)));
+                let nested = terms.len().max(2) - 1 + if rest { super::sums::MAX_DEPTH } else { 0 };
+                return nested + below(&mut terms.into_iter());
+            }
+            // A result of an op with several stands two nodes above the op's operands.
+            let several = matches!(n.head, Head::Op(op) if super::has_several_results(program.op(op)));
+            let between = if matches!(n.head, Head::Region(_)) { super::regions::MAX_DEPTH } else { 0 };
+            1 + between + usize::from(several) + below(&mut n.args.iter())
+        }
+        Pat::Any | Pat::Var(_) | Pat::Lit { .. } | Pat::Absent | Pat::Optional(_) => 0,
+    }
+}
+
+/// True if the pattern holds what is cut out of the candidate: a sum that may have a rest, pointwise work.
+fn cuts(program: &Program, p: &Pat) -> bool {
+    match p {
+        Pat::Bind(_, p) | Pat::Typed(p, _) => cuts(program, p),
+        Pat::OneOf(ps) => ps.iter().any(|p| cuts(program, p)),
+        Pat::Node(n) if matches!(n.head, Head::Region(_)) => true,
+        Pat::Node(n) => associative(program, n.head).is_some() || n.args.iter().any(|a| cuts(program, a)),
+        Pat::Any | Pat::Var(_) | Pat::Lit { .. } | Pat::Absent | Pat::Optional(_) => false,
+    }
+}
+
+/// Element types for which the rule claims no more than `rounds`. What the compiler derived claims `exact` for the body as
+/// written, and is meant for every form of it.
+fn regroups(rule: &Rule) -> Option<Vec<DType>> {
+    if rule.derived || rule.claims.is_empty() {
+        return None;
+    }
+    let bitwise = |d: DType| {
+        rule.claims
+            .iter()
+            .any(|c| (c.dtypes.is_empty() || c.dtypes.contains(&d)) && matches!(c.class, Class::Exact | Class::Finite))
+    };
+    Some(DType::ALL.iter().copied().filter(|d| !bitwise(*d)).collect())
+}
+
+/// The operator whose applications a pattern may take in any association, if it is one.
+pub(super) fn associative(program: &Program, head: Head) -> Option<(ScalarId, BuiltinScalar)> {
+    let Head::Scalar(s) = head else { return None };
+    match &program.scalar(s).body {
+        ScalarBody::Builtin(b) if b.associates() => Some((s, *b)),
+        _ => None,
+    }
+}
+
+/// How often each variable stands in a pattern, its types and attributes left out.
+fn mentions(p: &Pat, count: &mut [usize]) {
+    fn add(v: VarId, count: &mut [usize]) {
+        if let Some(n) = count.get_mut(v.index()) {
+            *n += 1;
+        }
+    }
+    match p {
+        Pat::Var(v) | Pat::Optional(v) => add(*v, count),
+        Pat::Bind(v, p) => {
+            add(*v, count);
+            mentions(p, count);
+        }
+        Pat::Typed(p, _) => mentions(p, count),
+        // What stands in alternatives is bound by each of them.
+        Pat::OneOf(ps) => ps.iter().for_each(|p| mentions(p, count)),
+        Pat::Node(n) => {
+            n.args.iter().for_each(|a| mentions(a, count));
+            n.rest.iter().for_each(|v| add(*v, count));
+        }
+        Pat::Any | Pat::Lit { .. } | Pat::Absent => {}
+    }
+}
+
+#[derive(Default)]
+struct Asked {
+    vars: Vec<VarId>,
+    /// It asks for something that few tensors have.
+    telling: bool,
+    /// It asks for attributes, or of the device, or for what matching cannot know.
+    other: bool,
+}
+
+fn asks(e: &AExpr, out: &mut Asked) {
+    match e {
+        AExpr::Fact(fact, v) => {
+            if !out.vars.contains(v) {
+                out.vars.push(*v);
+            }
+            out.telling |= matches!(fact, Fact::Const | Fact::Value);
+            out.other |= matches!(fact, Fact::Uses);
+        }
+        AExpr::Value(_) => {}
+        AExpr::List(l) | AExpr::Call(_, l) => l.iter().for_each(|e| asks(e, out)),
+        AExpr::Spread(a) | AExpr::Neg(a) | AExpr::Not(a) => asks(a, out),
+        AExpr::Index(a, b) | AExpr::Binary(_, a, b) => {
+            asks(a, out);
+            asks(b, out);
+        }
+        AExpr::If(a, b, c) => [a, b, c].into_iter().for_each(|e| asks(e, out)),
+        AExpr::Var(_) | AExpr::Comprehension { .. } | AExpr::SameAccumulator(..) | AExpr::Device(_) => out.other = true,
+    }
+}
+
+/// True if every root is the same pattern, up to variables that occur in it alone.
+fn is_symmetric(rule: &Rule) -> bool {
+    fn vars(p: &Pat, out: &mut Vec<VarId>) {
+        match p {
+            Pat::Var(v) | Pat::Optional(v) => out.push(*v),
+            Pat::Bind(v, p) => {
+                out.push(*v);
+                vars(p, out);
+            }
+            Pat::Typed(p, _) => vars(p, out),
+            Pat::OneOf(ps) => ps.iter().for_each(|p| vars(p, out)),
+            Pat::Node(n) => {
+                n.args.iter().for_each(|a| vars(a, out));
+                out.extend(n.rest);
+            }
+            Pat::Any | Pat::Lit { .. } | Pat::Absent => {}
+        }
+    }
+    // Alpha-equivalence: erase the variables and compare shapes, then compare which positions are shared.
+    fn erased(p: &Pat) -> Pat {
+        match p {
+            Pat::Var(_) => Pat::Var(VarId(0)),
+            Pat::Optional(_) => Pat::Optional(VarId(0)),
+            Pat::Bind(_, p) => erased(p),
+            Pat::Typed(p, t) => Pat::Typed(Box::new(erased(p)), t.clone()),
+            Pat::OneOf(ps) => Pat::OneOf(ps.iter().map(erased).collect()),
+            Pat::Node(n) => Pat::Node(NodePat {
+                head: n.head,
+                args: n.args.iter().map(erased).collect(),
+                rest: n.rest.map(|_| VarId(0)),
+                attrs: n.attrs.clone(),
+                output: n.output,
+            }),
+            other => other.clone(),
+        }
+    }
+    fn unbound(p: &Pat) -> &Pat {
+        match p {
+            Pat::Bind(_, p) => unbound(p),
+            p => p,
+        }
+    }
+    let [first, others @ ..] = rule.lhs.as_slice() else { return false };
+    if others.is_empty() {
+        return false;
+    }
+    let shape = erased(first);
+    let lists: Vec<Vec<VarId>> = rule
+        .lhs
+        .iter()
+        .map(|p| {
+            let mut v = Vec::new();
+            vars(unbound(p), &mut v);
+            v
+        })
+        .collect();
+    let same_positions = lists.iter().skip(1).all(|l| {
+        l.len() == lists[0].len()
+            && l.iter().zip(&lists[0]).all(|(a, b)| a == b || (!lists[0].contains(a) && !l.contains(b)))
+    });
+    others.iter().all(|p| erased(p) == shape) && same_positions
+}

@@ -1,0 +1,210 @@
+//! Pointwise work as a variable: `f(gemm(a, b, e))`, where `f` is whatever stands between.
+//!
+//! In: a pattern whose head is a variable for pointwise work, and a class. Out: every way in which the class is such
+//! work over the operands of the pattern: the work as data, to be built again over others. The work is cut out of the
+//! present candidate, one node a class, from the class downwards to the operands; whatever else it reads is an operand
+//! of its own. Holds always: it has one step at least and [`MAX_STEPS`] at most, goes [`MAX_DEPTH`] deep at most, casts
+//! nothing, and no value inside it is needed outside.
+
+use hypatia_dsl::ir::ScalarId;
+
+use super::*;
+
+/// Scalar functions above each other at most.
+pub const MAX_DEPTH: usize = 16;
+/// Steps at most.
+pub const MAX_STEPS: usize = 48;
+
+/// Pointwise work.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Region {
+    /// Its steps, each over earlier ones; the last one is the result.
+    pub steps: Vec<Step>,
+}
+
+/// A step of pointwise work.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Step {
+    /// An operand of the pattern.
+    Argument(usize),
+    /// Another tensor.
+    Operand(Id),
+    /// A function of earlier steps.
+    Call(ScalarId, Vec<usize>),
+}
+
+/// Where work is cut out.
+pub(super) struct Cut {
+    var: VarId,
+    top: Id,
+    arguments: Vec<Id>,
+}
+
+impl<'r, 'e> Matcher<'r, 'e, '_> {
+    /// Matches pointwise work: the operands of the pattern are looked for among the classes below, nearest first.
+    pub(super) fn region(
+        &mut self,
+        var: VarId,
+        n: &'r NodePat,
+        class: Id,
+        context: Position,
+        next: &Goals<'r>,
+    ) -> Flow {
+        if !matches!(context, Position::Tensor) {
+            return ON;
+        }
+        let below = self.below(class);
+        if let Some(p) = n.args.iter().find(|p| !below.iter().any(|c| self.argument(p, *c))) {
+            let leaves: Vec<Id> = below.iter().copied().filter(|c| self.step(*c).is_none()).collect();
+            return self.miss(class, || MissReason::Region(var, p.clone(), leaves));
+        }
+        self.arguments(Cut { var, top: class, arguments: Vec::new() }, n, &below, next)
+    }
+
+    /// Chooses a class for each operand in turn.
+    fn arguments(&mut self, cut: Cut, n: &'r NodePat, below: &[Id], next: &Goals<'r>) -> Flow {
+        let Some(pat) = n.args.get(cut.arguments.len()) else {
+            let chosen = cut.arguments.clone();
+            let mut goals = push(Goal::Cut { cut: Rc::new(cut) }, next.clone());
+            for (pat, class) in n.args.iter().zip(chosen).rev() {
+                goals = push(Goal::Class { pat, class, context: Position::Tensor }, goals);
+            }
+            return self.solve(goals);
+        };
+        for class in below {
+            if !cut.arguments.contains(class) && self.argument(pat, *class) {
+                let mut arguments = cut.arguments.clone();
+                arguments.push(*class);
+                self.arguments(Cut { arguments, ..cut }, n, below, next)?;
+            }
+        }
+        ON
+    }
+
+    /// Whether a class may be an operand. What any tensor may be stands for a value that is no pointwise work itself.
+    fn argument(&self, pat: &Pat, class: Id) -> bool {
+        let inner = if let Pat::Typed(p, _) = pat { p } else { pat };
+        let open = match inner {
+            Pat::Var(v) => matches!(self.slots.get(v.index()), Some(Slot::Unbound)),
+            Pat::Any => true,
+            _ => false,
+        };
+        let computed = self.step(class).is_some() || self.egraph[class].data.constant;
+        !(open && computed) && self.could_be(pat, class, Position::Tensor)
+    }
+
+    /// How the candidate computes a class, if by a scalar function.
+    fn step(&self, class: Id) -> Option<(ScalarId, &'e Node)> {
+        let analysis = &self.egraph.analysis;
+        let node = match analysis.uses.is_empty() {
+            true => self.egraph[class].nodes.iter().find(|n| matches!(n.payload, Payload::Scalar(_))),
+            false => analysis.pointwise.get(&class),
+        }?;
+        match node.payload {
+            Payload::Scalar(s) if !self.egraph[class].data.constant => Some((s, node)),
+            _ => None,
+        }
+    }
+
+    /// Operands of the step that computes a class.
+    fn inputs(&self, class: Id) -> impl Iterator<Item = Id> + use<'e> {
+        let egraph = self.egraph;
+        self.step(class).into_iter().flat_map(|(_, n)| &n.children).map(move |c| egraph.find(*c))
+    }
+
+    /// Classes below one through scalar functions, nearest first.
+    fn below(&self, top: Id) -> Vec<Id> {
+        let mut out: Vec<Id> = Vec::new();
+        let mut ring = vec![top];
+        for _ in 0..MAX_DEPTH {
+            let mut further = Vec::new();
+            for child in ring.iter().flat_map(|class| self.inputs(*class)) {
+                if child != top && !out.contains(&child) && out.len() < 2 * MAX_STEPS {
+                    out.push(child);
+                    further.push(child);
+                }
+            }
+            ring = further;
+        }
+        out
+    }
+
+    /// All operands match: the work between them and the top is what the variable stands for.
+    pub(super) fn cut(&mut self, cut: &Cut, next: Goals<'r>) -> Flow {
+        let mut work = Work { steps: Vec::new(), at: FxHashMap::default(), inside: Vec::new() };
+        for (i, class) in cut.arguments.iter().enumerate() {
+            work.at.insert(self.egraph.find(*class), i);
+            work.steps.push(Step::Argument(i));
+        }
+        let arguments = cut.arguments.len();
+        if self.add_step(cut.top, 0, arguments, &mut work).is_none() {
+            return ON;
+        }
+        let uses = |i: usize| work.steps.iter().any(|s| matches!(s, Step::Call(_, of) if of.contains(&i)));
+        let closed = work.inside.iter().all(|c| *c == cut.top || self.needed_inside(*c, &work.inside));
+        if closed && (0..arguments).all(uses) {
+            let region = Region { steps: work.steps };
+            return self.bind(cut.var, Slot::Region(Box::new(region)), cut.top, next);
+        }
+        ON
+    }
+
+    /// The number of a class's step, made if an argument stands below it; `None` past the limits.
+    fn add_step(&self, class: Id, depth: usize, arguments: usize, work: &mut Work) -> Option<usize> {
+        if let Some(i) = work.at.get(&class) {
+            return Some(*i);
+        }
+        let step = match self.step(class) {
+            Some((s, _)) if depth < MAX_DEPTH && self.reaches(class, depth, arguments, work) => {
+                let inputs: Vec<Id> = self.inputs(class).collect();
+                let of = inputs.into_iter().map(|c| self.add_step(c, depth + 1, arguments, work));
+                let of = of.collect::<Option<Vec<usize>>>()?;
+                work.inside.push(class);
+                Step::Call(s, of)
+            }
+            _ if depth == 0 => return None,
+            _ => Step::Operand(class),
+        };
+        if work.steps.len() >= MAX_STEPS {
+            return None;
+        }
+        work.steps.push(step);
+        work.at.insert(class, work.steps.len() - 1);
+        Some(work.steps.len() - 1)
+    }
+
+    /// Whether an argument of the work stands below a class.
+    fn reaches(&self, class: Id, depth: usize, arguments: usize, work: &Work) -> bool {
+        let mut seen = vec![class];
+        let mut ring = vec![class];
+        for _ in depth..MAX_DEPTH {
+            let mut further = Vec::new();
+            for child in ring.iter().flat_map(|c| self.inputs(*c)) {
+                if work.at.get(&child).is_some_and(|i| *i < arguments) {
+                    return true;
+                }
+                if !seen.contains(&child) {
+                    seen.push(child);
+                    further.push(child);
+                }
+            }
+            ring = further;
+        }
+        false
+    }
+
+    /// Whether all users of a value inside the work are inside too, as far as the candidate goes.
+    fn needed_inside(&self, class: Id, inside: &[Id]) -> bool {
+        let Some(uses) = self.egraph.analysis.uses.get(&class) else { return true };
+        inside.iter().filter(|c| self.inputs(**c).any(|child| child == class)).count() >= *uses as usize
+    }
+}
+
+/// Work that is being cut out.
+struct Work {
+    steps: Vec<Step>,
+    /// The step of each class.
+    at: FxHashMap<Id, usize>,
+    /// The classes that it computes.
+    inside: Vec<Id>,
+}

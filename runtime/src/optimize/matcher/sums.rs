@@ -1,0 +1,397 @@
+//! Sums and products as what they are: many operands, in any order and any association.
+//!
+//! In: a pattern whose top is an operator that associates (`add`, `mul`, `max`, ...) and a class. Out: every way in
+//! which the pattern's terms are the terms of that class. Nothing is rewritten for it: the terms of the pattern are
+//! dealt out over the nodes of the operator, from the class downwards, so that each association that the e-graph
+//! holds is met, and no other one is made.
+//!
+//! A class may hold more terms than the pattern. Then, at the root of a rule, the pattern stands for some of them and
+//! the others are the *rest*; and a variable that can be any tensor takes all that the other terms leave. Either needs a
+//! value that the e-graph may not hold yet: it is a [`Pending`] of the match, made when the rule is applied.
+//!
+//! Holds always: for a rest, a sum is looked at as the present candidate computes it, only where no other value needs its
+//! partial sums, and [`MAX_DEPTH`] deep at most, so that long chains cost next to nothing and a rule cannot feed itself; a rule that claims bitwise equality is left to the written
+//! association wherever floats would round differently.
+
+use std::rc::Rc;
+
+use hypatia_dsl::builtin::BuiltinScalar;
+use hypatia_dsl::dtype::DType;
+use hypatia_dsl::ir::ScalarId;
+
+use smallvec::SmallVec;
+
+use super::prepare::associative;
+use super::*;
+
+/// Partial sums within partial sums that are looked into.
+pub const MAX_DEPTH: usize = 6;
+/// Classes of one sum that are looked at.
+const MAX_PARTS: usize = 48;
+/// Terms of a pattern that are matched in any association; more are matched as they are written.
+const MAX_TERMS: usize = 8;
+
+/// A sum or product that a match needs and that the e-graph may not hold.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Pending {
+    /// The operator.
+    pub head: ScalarId,
+    /// Its operands, two or more, sorted.
+    pub parts: Vec<Id>,
+    /// What it is for.
+    pub target: Target,
+}
+
+/// What a [`Pending`] is for.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Target {
+    /// The variable stands for it.
+    Variable(VarId),
+    /// The rule's left side is this part of a longer sum, which has these operands besides; the variables stand for it.
+    Root {
+        /// The other operands of the longer sum.
+        rest: Vec<Id>,
+        /// Variables that name the left side as a whole.
+        named: Vec<VarId>,
+    },
+}
+
+/// A sum that is being matched.
+pub(super) struct Job<'r> {
+    head: ScalarId,
+    terms: SmallVec<[&'r Pat; 8]>,
+    context: Position,
+    /// The variable that takes what is left.
+    free: Option<VarId>,
+    /// There may be a rest.
+    rest: bool,
+    /// It is the root of a rule.
+    root: bool,
+}
+
+/// What a sum's terms were found to be so far.
+#[derive(Default)]
+pub(super) struct Dealt {
+    taken: Vec<Id>,
+    rest: Vec<Id>,
+}
+
+/// A set of a pattern's terms.
+pub(super) type Set = u32;
+
+impl<'r, 'e> Matcher<'r, 'e, '_> {
+    /// Matches a pattern as a sum, if it is one and may be taken apart here; `None` if the two orders of its operands are
+    /// all there is to it.
+    pub(super) fn sum(&mut self, n: &'r NodePat, class: Id, context: Position, next: &Goals<'r>) -> Option<Flow> {
+        let (head, operator) = associative(&self.egraph.analysis.program, n.head)?;
+        if n.args.len() != 2 || !self.may_regroup(operator, class) {
+            return None;
+        }
+        let terms = terms(n);
+        if terms.len() > MAX_TERMS {
+            return None;
+        }
+        let partial = self.partial(head, &terms, context);
+        if terms.len() == 2 && partial.is_none() {
+            return None;
+        }
+        let missing = self.lacking(&terms, head, class, context);
+        let exact = Job { head, terms, context, free: None, rest: false, root: false };
+        let flow = match (exact.terms.len(), missing) {
+            (2, missing) => {
+                let flow = self.written(n, class, context, next);
+                if flow.is_break() || missing.is_some() {
+                    return Some(flow);
+                }
+                flow
+            }
+            (_, Some(missing)) => return Some(self.miss(class, || missing)),
+            (_, None) => self.start(exact, class, next),
+        };
+        match partial {
+            Some(job) if flow.is_continue() => Some(self.start(job, class, next)),
+            _ => Some(flow),
+        }
+    }
+
+    /// The same sum with a rest, where there may be one: beside the result of a rule, or in the one variable that any
+    /// tensor may be.
+    fn partial(&self, head: ScalarId, terms: &SmallVec<[&'r Pat; 8]>, context: Position) -> Option<Job<'r>> {
+        if self.what.terms || matches!(context, Position::Term(_)) {
+            return None; // terms of epilogues are not made anew
+        }
+        let root = self.nodes.is_empty() && self.what.rule.lhs.len() == 1;
+        let free = |p: &&'r Pat| match p {
+            Pat::Var(v) if self.what.prepared.free.get(v.index()) == Some(&true) => Some(*v),
+            _ => None,
+        };
+        let mut frees = terms.iter().filter_map(free);
+        let (first, several) = (frees.next(), frees.next().is_some());
+        let typed = matches!(self.what.rule.lhs.first(), Some(Pat::Typed(..)));
+        let fixed: SmallVec<[&'r Pat; 8]> = terms.iter().copied().filter(|t| free(t).is_none()).collect();
+        // One fixed term stands beside all the others somewhere further in.
+        let possible = if root { fixed.len() > 1 && (first.is_some() || !typed) } else { first.is_some() };
+        (possible && !several).then_some(Job { head, terms: fixed, context, free: first, rest: true, root })
+    }
+
+    /// Deals the terms of a sum out over the nodes of a class.
+    fn start(&mut self, job: Job<'r>, class: Id, next: &Goals<'r>) -> Flow {
+        let job = Rc::new(job);
+        let all: Set = (1 << job.terms.len()) - 1;
+        self.dealt.push(Dealt::default());
+        let goals = push(Goal::Dealt { job: job.clone() }, next.clone());
+        let flow = self.split(&job, all, class, 0, goals);
+        self.dealt.pop();
+        flow
+    }
+
+    /// Whether the operands of that operator may be grouped anew without a claim being broken.
+    fn may_regroup(&self, operator: BuiltinScalar, class: Id) -> bool {
+        if !matches!(operator, BuiltinScalar::Add | BuiltinScalar::Mul) {
+            return true;
+        }
+        let floats = match class_type(self.egraph, class) {
+            Some(t) => t.dtype.is_float(),
+            None => true,
+        };
+        // A claim is about the element type of the root; terms compute in f32 or f64.
+        let root = self.roots.first().and_then(|r| class_type(self.egraph, *r)).map(|t| t.dtype);
+        !floats
+            || match root {
+                Some(t) => self.what.prepared.regroups(t),
+                None => [DType::F32, DType::F64].iter().all(|t| self.what.prepared.regroups(*t)),
+            }
+    }
+
+    /// The first term of the pattern that no part of the sum can be.
+    fn lacking(&self, terms: &[&'r Pat], head: ScalarId, class: Id, context: Position) -> Option<MissReason> {
+        let mut parts: SmallVec<[Id; 16]> = SmallVec::new();
+        let mut work: SmallVec<[(Id, usize); 16]> = SmallVec::new();
+        work.push((class, 0));
+        while let Some((at, depth)) = work.pop() {
+            for node in self.operations(head, at, context) {
+                for child in &node.children {
+                    let child = self.egraph.find(*child);
+                    if !parts.contains(&child) {
+                        parts.push(child);
+                        if depth < MAX_DEPTH {
+                            work.push((child, depth + 1));
+                        }
+                    }
+                }
+            }
+            if parts.len() > MAX_PARTS {
+                return None;
+            }
+        }
+        if parts.is_empty() {
+            let args = terms.iter().map(|_| Pat::Any).collect();
+            let node = NodePat { head: Head::Scalar(head), args, rest: None, attrs: vec![], output: 0 };
+            return Some(MissReason::Head(node));
+        }
+        let missing = terms.iter().find(|t| !parts.iter().any(|p| self.could_be(t, *p, context)))?;
+        Some(MissReason::Term((*missing).clone(), Head::Scalar(head), self.leaves(head, &parts, context)))
+    }
+
+    /// The parts that are no sums themselves.
+    fn leaves(&self, head: ScalarId, parts: &[Id], context: Position) -> Vec<Id> {
+        parts.iter().copied().filter(|p| self.operations(head, *p, context).next().is_none()).collect()
+    }
+
+    /// Nodes of that operator in a class.
+    fn operations(&self, head: ScalarId, class: Id, context: Position) -> impl Iterator<Item = &'e Node> + use<'e> {
+        let wanted = match context {
+            Position::Tensor => Payload::Scalar(head),
+            Position::Term(_) => Payload::Call(head),
+        };
+        self.egraph[class].nodes.iter().filter(move |n| n.payload == wanted && n.children.len() == 2)
+    }
+
+    /// False if a pattern certainly does not match a class: looks at its top only.
+    pub(super) fn could_be(&self, pat: &Pat, class: Id, context: Position) -> bool {
+        match pat {
+            Pat::Lit { value, near } => {
+                let data = &self.egraph[class].data;
+                let dtype = self.egraph.analysis.data_type(data).map(|t| t.dtype);
+                data.value().is_some_and(|v| literal_matches(v, dtype, *value, *near))
+            }
+            Pat::Node(n) => {
+                let terms = matches!(context, Position::Term(_));
+                let Some(wanted) = head_discriminant(&self.egraph.analysis.program, n.head, terms) else { return true };
+                self.egraph[class].nodes.iter().any(|n| n.payload.discriminant() == wanted)
+            }
+            Pat::Bind(_, p) | Pat::Typed(p, _) => self.could_be(p, class, context),
+            Pat::OneOf(ps) => ps.iter().any(|p| self.could_be(p, class, context)),
+            Pat::Var(v) => match self.slots.get(v.index()) {
+                Some(Slot::Class(id)) => self.egraph.find(*id) == class,
+                _ => true,
+            },
+            Pat::Any | Pat::Absent | Pat::Optional(_) => true,
+        }
+    }
+
+    /// Deals a set of terms out over a class: the class as a whole is one of them, or its operands hold them.
+    pub(super) fn deal(&mut self, job: &Rc<Job<'r>>, set: Set, class: Id, depth: usize, next: Goals<'r>) -> Flow {
+        if set == 0 {
+            return self.left(class, next);
+        }
+        if set.count_ones() == 1 {
+            self.take(job, set.trailing_zeros() as usize, class, next.clone())?;
+        }
+        let may = if job.rest { self.used_once(class) } else { set.count_ones() > 1 };
+        let deeper = may && depth < MAX_DEPTH;
+        if deeper { self.split(job, set, class, depth, next) } else { ON }
+    }
+
+    /// Deals a set of terms out over the two operands of each node of the operator.
+    fn split(&mut self, job: &Rc<Job<'r>>, set: Set, class: Id, depth: usize, next: Goals<'r>) -> Flow {
+        for node in self.operations(job.head, class, job.context) {
+            if job.rest && !self.is_present(class, node) {
+                continue;
+            }
+            let (a, b) = (self.egraph.find(node.children[0]), self.egraph.find(node.children[1]));
+            self.nodes.push(node);
+            let flow = self.split_node(job, set, (a, b), depth, &next);
+            self.nodes.pop();
+            flow?;
+        }
+        ON
+    }
+
+    fn split_node(&mut self, job: &Rc<Job<'r>>, set: Set, (a, b): (Id, Id), depth: usize, next: &Goals<'r>) -> Flow {
+        let mut one = set;
+        loop {
+            let other = set & !one;
+            let whole = one == 0 || other == 0;
+            // At the root, terms that all stand within one operand are matched there, with less of a rest.
+            let elsewhere = whole && (!job.rest || (job.root && depth == 0));
+            let mirrored = a == b && one < other;
+            if !(elsewhere || mirrored) {
+                // `y * y` needs `y` twice.
+                let depth = if a == b && job.rest { MAX_DEPTH } else { depth + 1 };
+                let goal = |set: Set, class: Id| Goal::Deal { job: job.clone(), set, class, depth };
+                let goals = push(goal(one, a), push(goal(other, b), next.clone()));
+                self.solve(goals)?;
+            }
+            if one == 0 {
+                return ON;
+            }
+            one = (one - 1) & set;
+        }
+    }
+
+    /// A class is one of the terms.
+    pub(super) fn take(&mut self, job: &Rc<Job<'r>>, term: usize, class: Id, next: Goals<'r>) -> Flow {
+        self.with_dealt(|d| d.taken.push(class));
+        let flow = self.class(job.terms[term], class, job.context, next);
+        self.with_dealt(|d| {
+            d.taken.pop();
+        });
+        flow
+    }
+
+    /// A class belongs to the rest.
+    fn left(&mut self, class: Id, next: Goals<'r>) -> Flow {
+        self.with_dealt(|d| d.rest.push(class));
+        let flow = self.solve(next);
+        self.with_dealt(|d| {
+            d.rest.pop();
+        });
+        flow
+    }
+
+    fn with_dealt(&mut self, f: impl FnOnce(&mut Dealt)) {
+        if let Some(d) = self.dealt.last_mut() {
+            f(d);
+        }
+    }
+
+    /// Whether looking into a class doubles no work: the present candidate needs it for one value only.
+    fn used_once(&self, class: Id) -> bool {
+        let uses = &self.egraph.analysis.uses;
+        if uses.is_empty() { self.egraph[class].parents().len() <= 1 } else { uses.get(&class) == Some(&1) }
+    }
+
+    /// Whether the present candidate computes the class so. Where there is none yet, any node will do.
+    fn is_present(&self, class: Id, node: &Node) -> bool {
+        if self.egraph.analysis.uses.is_empty() {
+            return true;
+        }
+        self.egraph.analysis.pointwise.get(&class).is_some_and(|n| {
+            n.payload == node.payload
+                && n.children.len() == node.children.len()
+                && n.children.iter().zip(&node.children).all(|(a, b)| self.egraph.find(*a) == self.egraph.find(*b))
+        })
+    }
+
+    /// All terms are dealt: the rest goes to the variable that takes it, or stays beside the rule's result.
+    pub(super) fn dealt(&mut self, job: &Rc<Job<'r>>, next: Goals<'r>) -> Flow {
+        let Some(mine) = self.dealt.pop() else { return ON };
+        let flow = match (job.free, mine.rest.as_slice()) {
+            (None, []) if !job.rest => self.advance(next),
+            (Some(v), [_, _, ..]) => {
+                let pending = Pending { head: job.head, parts: sorted(&mine.rest), target: Target::Variable(v) };
+                self.with_pending(pending, next)
+            }
+            (None, rest @ [_, ..]) if job.rest => {
+                let target = Target::Root { rest: sorted(rest), named: named(&self.what.rule.lhs[0]) };
+                self.with_pending(Pending { head: job.head, parts: sorted(&mine.taken), target }, next)
+            }
+            // With nothing left, or one class for the variable, it is the sum without a rest.
+            _ => ON,
+        };
+        self.dealt.push(mine);
+        flow
+    }
+
+    fn with_pending(&mut self, pending: Pending, next: Goals<'r>) -> Flow {
+        self.pending.push(pending);
+        let flow = self.advance(next);
+        self.pending.pop();
+        flow
+    }
+}
+
+fn sorted(ids: &[Id]) -> Vec<Id> {
+    let mut ids = ids.to_vec();
+    ids.sort();
+    ids
+}
+
+/// The terms of a sum as it is written.
+fn flatten<'r>(n: &'r NodePat, out: &mut SmallVec<[&'r Pat; 8]>) {
+    for arg in &n.args {
+        match arg {
+            Pat::Node(inner) if inner.head == n.head && inner.args.len() == 2 && out.len() <= MAX_TERMS => {
+                flatten(inner, out);
+            }
+            other => out.push(other),
+        }
+    }
+}
+
+/// The terms of a sum as it is written.
+pub(super) fn terms(n: &NodePat) -> SmallVec<[&Pat; 8]> {
+    let mut out = SmallVec::new();
+    flatten(n, &mut out);
+    out
+}
+
+/// How many terms a pattern's sum has; 1 if it is none.
+pub(super) fn width(program: &Program, n: &NodePat) -> usize {
+    if associative(program, n.head).is_none() || n.args.len() != 2 {
+        return 1;
+    }
+    terms(n).len().min(MAX_TERMS)
+}
+
+/// Variables that name the whole pattern.
+fn named(p: &Pat) -> Vec<VarId> {
+    let mut out = Vec::new();
+    let mut p = p;
+    while let Pat::Bind(v, inner) = p {
+        out.push(*v);
+        p = inner;
+    }
+    out
+}
