@@ -3,7 +3,7 @@
 //! In: an op, its operands' types and the patterns of its attributes. Out: attribute values that are
 //! legal for these operands and match the patterns; variables of the patterns are bound.
 
-use hypatia_dsl::builtin::BuiltinOp;
+use hypatia_dsl::builtin::{BuiltinOp, JOININGS};
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::{AttrPat, AttrType, AttrValue, NodePat, OpBody, OpId, ParamKind};
 use hypatia_dsl::shape::Dim;
@@ -84,7 +84,7 @@ impl Generator<'_, '_> {
     }
 
     /// The value that a guard `v == e` or `v in [..]` gives a variable.
-    fn hinted_var(&self, var: hypatia_dsl::ir::VarId) -> Option<AttrValue> {
+    pub(super) fn hinted_var(&self, var: hypatia_dsl::ir::VarId) -> Option<AttrValue> {
         let equal = self.hints.equal_var.iter().filter(|(v, _)| *v == var).find_map(|(_, e)| self.eval(e));
         equal.or_else(|| {
             self.hints.among.iter().filter(|(v, _)| *v == var).find_map(|(_, e)| match self.eval(e) {
@@ -198,7 +198,18 @@ impl Generator<'_, '_> {
                 dims(shape.iter().map(|_| self.source.weighted(&[50, 30, 20]) as i64).collect())
             }
             (Some(BuiltinOp::GatherNd), 0) => int(0),
-            (Some(BuiltinOp::Gemm), 0) => {
+            (Some(BuiltinOp::Scatter), 0) => AttrValue::Str(JOININGS[self.source.pick(JOININGS.len())].0.to_string()),
+            (Some(BuiltinOp::Conv | BuiltinOp::ConvGemm), 0..=4) => {
+                let filter = types.get(1).and_then(|t| t.as_ref()).map(sizes).transpose()?.unwrap_or_default();
+                self.convolution(index, &shape, &filter, before)?
+            }
+            (Some(BuiltinOp::Windows), _) => {
+                let axes = length.unwrap_or(1 + usize::from(shape.len() > 1)).min(shape.len());
+                let room = shape[shape.len() - axes..].iter().copied();
+                // Windows of 1 or 2 elements, at distances that leave room for one.
+                dims(room.map(|d| if d > 1 { 1 + self.source.pick(2) as i64 } else { 1 }).collect())
+            }
+            (Some(carrier), _) if carrier.accumulator().is_some() => {
                 let own = first.map_or(self.main, |t| t.dtype);
                 // No device narrows an f64 product at the store.
                 let narrow = own.is_float() && own != DType::F64 && self.source.weighted(&[4, 1]) == 1;
@@ -211,6 +222,34 @@ impl Generator<'_, '_> {
             }
             _ => self.plain(ty, &shape, length)?,
         })
+    }
+
+    /// Attributes of a convolution, in their order: strides, padding that leaves room for the filter,
+    /// dilations that it has room for, and as many groups as the channels make.
+    fn convolution(&mut self, index: usize, x: &[i64], w: &[i64], before: &[AttrValue]) -> Try<AttrValue> {
+        let (Some(d), Some(k)) = (x.get(2..), w.get(2..)) else { return reject("a convolution of low rank") };
+        if d.len() != k.len() {
+            return reject("a filter of another rank");
+        }
+        let int = |v: i64| AttrValue::Dim(Dim::from(v));
+        let padding = |list: usize, i: usize| match before.get(list) {
+            Some(AttrValue::List(l)) => l.get(i).and_then(as_int).unwrap_or(0),
+            _ => 0,
+        };
+        if index == 4 {
+            let groups = if w[1] > 0 && x[1] % w[1] == 0 { (x[1] / w[1]).max(1) } else { 1 };
+            return Ok(int(groups));
+        }
+        let list = (0..d.len()).map(|i| match index {
+            0 => 1 + self.source.weighted(&[70, 30]) as i64,
+            1 => self.source.weighted(&[50, 30, 20]) as i64,
+            2 => (k[i] - d[i] - padding(1, i)).max(self.source.weighted(&[50, 30, 20]) as i64),
+            _ => {
+                let room = d[i] + padding(1, i) + padding(2, i);
+                if 2 * (k[i] - 1) < room && self.source.pick(4) == 3 { 2 } else { 1 }
+            }
+        });
+        Ok(AttrValue::List(list.map(int).collect()))
     }
 
     /// A value for which only its type matters.

@@ -46,7 +46,7 @@ pub fn test_block(
         },
         _ => (l, r),
     };
-    let mut out = format!("test \"{}\" {{\n", title.replace('\\', "\\\\").replace('"', "\\\""));
+    let mut out = format!("test \"{}\" {{\n", escaped(title));
     let used = |name: &str| mentions(&given, name) || mentions(&expect, name);
     for (name, tensor) in &instance.inputs {
         if used(name) {
@@ -198,14 +198,15 @@ impl Writer<'_> {
     }
 }
 
-/// The left side alone, with what is wrong as a comment: the right side has no value to compare with.
-pub fn left_block(title: &str, instance: &Instance, seen: &super::check::Observation) -> String {
+/// The left side alone, with an expectation that fails, and why as a comment: where there is no right side to compare
+/// with. An expectation of `equal` compares the left side's kernels with its meaning.
+pub fn left_block(title: &str, instance: &Instance, expect: &str, why: &str) -> String {
     let mut w = Writer { graph: &instance.graph, names: HashMap::new(), extra: Vec::new(), numbers: &instance.numbers };
     for (name, node) in &instance.constants {
         w.names.insert(*node, name.clone());
     }
     let given: Vec<String> = instance.left.iter().map(|v| w.value(*v, 0)).collect();
-    let mut out = format!("test \"{}\" {{\n", title.replace('\\', "\\\\").replace('"', "\\\""));
+    let mut out = format!("test \"{}\" {{\n", escaped(title));
     for (name, tensor) in &instance.inputs {
         let _ = writeln!(out, "  input {name}: {}", declaration(tensor));
     }
@@ -217,7 +218,17 @@ pub fn left_block(title: &str, instance: &Instance, seen: &super::check::Observa
     for line in &w.extra {
         let _ = writeln!(out, "  {line}");
     }
-    let why = seen.broken.as_deref().unwrap_or_default().replace(['\n', '\r'], " ");
-    let _ = writeln!(out, "  given {};\n  // {why}\n}}", given.join(", "));
+    let expect = match (expect, given.as_slice()) {
+        ("equal", [one]) => format!("equal {one}"),
+        ("equal", several) => format!("equal ({})", several.join(", ")),
+        (other, _) => other.to_string(),
+    };
+    let why = why.replace(['\n', '\r'], " ");
+    let _ = writeln!(out, "  given {};\n  // {why}\n  expect {expect};\n}}", given.join(", "));
     out
+}
+
+/// Text between double quotes.
+pub fn escaped(text: &str) -> String {
+    text.replace('\\', "\\\\").replace('"', "\\\"")
 }

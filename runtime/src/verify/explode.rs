@@ -88,16 +88,19 @@ impl Exploder<'_> {
                     OpBody::Builtin(b) => b,
                     OpBody::Defined(_) => return Err(Error::Internal("a defined op was not unfolded".into())),
                 };
-                let attrs: Vec<AttrValue> = attrs
+                let mut attrs: Vec<AttrValue> = attrs
                     .iter()
                     .map(|a| match a {
                         AttrValue::DType(d) => AttrValue::DType(wide(*d)),
                         a => a.clone(),
                     })
                     .collect();
-                match term {
-                    Some(term) => Ok(vec![self.gemm(node, term, &operands)?]),
-                    None => {
+                match (term, builtin.accumulator()) {
+                    (Some(term), Some(accumulator)) => {
+                        attrs.pop();
+                        Ok(vec![self.carrier(node, (accumulator, attrs), term, &operands)?])
+                    }
+                    _ => {
                         let results = self.out.op(*op, &operands, attrs, None)?;
                         if rounds(builtin) { results.into_iter().map(|v| self.noisy(v)).collect() } else { Ok(results) }
                     }
@@ -106,10 +109,17 @@ impl Exploder<'_> {
         }
     }
 
-    fn gemm(&mut self, node: &Node, term: &Term, operands: &[Option<Value>]) -> Result<Value> {
+    /// The accumulator by itself, then its epilogue.
+    fn carrier(
+        &mut self,
+        node: &Node,
+        (accumulator, attrs): (BuiltinOp, Vec<AttrValue>),
+        term: &Term,
+        operands: &[Option<Value>],
+    ) -> Result<Value> {
         let split = self.from.tensor_operands(node);
         let product: Vec<Value> = operands[..split].iter().flatten().copied().collect();
-        let acc = self.out.builtin(BuiltinOp::Matmul, &product, Vec::new())?[0];
+        let acc = self.out.builtin(accumulator, &product, attrs)?[0];
         let acc = self.noisy(acc)?;
         let reads: Vec<Value> = operands[split..].iter().flatten().copied().collect();
         let result = self.term(term, &[], Some(acc), &reads)?;
@@ -208,8 +218,5 @@ impl Exploder<'_> {
 
 /// True if a device rounds the result of the op: it computes, rather than moves elements.
 fn rounds(op: BuiltinOp) -> bool {
-    matches!(
-        op,
-        BuiltinOp::Matmul | BuiltinOp::Gemm | BuiltinOp::Cast | BuiltinOp::Sum | BuiltinOp::Mean | BuiltinOp::Prod
-    )
+    op.multiplies() || matches!(op, BuiltinOp::Cast | BuiltinOp::Sum | BuiltinOp::Mean | BuiltinOp::Prod)
 }

@@ -96,7 +96,7 @@ pub fn instance(
     wanted_branch: &dyn Fn(usize, usize) -> Option<usize>,
 ) -> Try<Instance> {
     let main = DTYPES[source.weighted(&DTYPE_WEIGHTS)];
-    let flavour = Flavour::ALL[source.weighted(&[18, 30, 12, 18, 22])];
+    let flavour = Flavour::ALL[source.weighted(&[18, 30, 12, 18, 22, 10])];
     let pool = (0..1 + source.weighted(&[30, 45, 25])).map(|_| SIZES[source.weighted(&SIZE_WEIGHTS)]).collect();
     let mut g = Generator {
         program: program.clone(),
@@ -146,6 +146,13 @@ impl Generator<'_, '_> {
                 inputs.push((name, data));
             }
         }
+        // What only other alternatives bind is absent.
+        for (i, var) in self.rule.vars.iter().enumerate() {
+            let id = VarId(i as u32);
+            if var.sort == Sort::Tensor && !self.env.tensors.contains_key(&id) {
+                self.env.absent.insert(id);
+            }
+        }
         for (var, e) in &self.rule.lets {
             let facts = GraphFacts { graph: &self.graph, env: &self.env };
             let Some(v) = eval(e, &self.env.attrs, &facts) else {
@@ -191,6 +198,7 @@ impl Generator<'_, '_> {
                 (BuiltinOp::Gather | BuiltinOp::GatherElements, Some(AttrValue::Dim(axis))) => {
                     axis.as_const().and_then(|a| data.get(a as usize).copied())
                 }
+                (BuiltinOp::Scatter, _) => data.first().copied(),
                 (BuiltinOp::GatherNd, _) => data.iter().copied().min(),
                 _ => continue,
             };
@@ -569,12 +577,36 @@ impl Generator<'_, '_> {
         {
             inner.shape = ShapeWant::Rank(rank);
         }
+        if builtin.is_some_and(|b| matches!(b.accumulator().unwrap_or(b), BuiltinOp::Conv)) {
+            inner = self.convolved(inner, beside)?;
+        }
         if builtin == Some(BuiltinOp::GatherElements)
             && let Some(first) = beside.first()
         {
             inner.shape = ShapeWant::Is(sizes(self.graph.ty(*first))?);
         }
         Ok(inner)
+    }
+
+    /// An operand of a convolution: small, and the filter's channels a part of the other's.
+    fn convolved(&mut self, want: Want, beside: &[Value]) -> Try<Want> {
+        let dtype = want.dtype.filter(|d| d.is_float()).or(Some(DType::F32));
+        let shape = match beside.first() {
+            None => {
+                let axes = 1 + self.source.pick(2);
+                let (n, c) = (self.size().min(3), self.size().min(4));
+                [n, c].into_iter().chain((0..axes).map(|_| self.size().clamp(1, 5))).collect()
+            }
+            Some(x) => {
+                let x = sizes(self.graph.ty(*x))?;
+                let [_, c, d @ ..] = &x[..] else { return reject("a convolution of low rank") };
+                let groups = if *c > 0 && self.source.pick(3) == 2 { *c } else { 1 };
+                let o = groups * self.size().min(3);
+                let filter = d.iter().map(|d| 1 + self.source.pick((*d).clamp(1, 3) as usize) as i64);
+                [o, c / groups].into_iter().chain(filter).collect()
+            }
+        };
+        Ok(Want { dtype, shape: ShapeWant::Is(shape) })
     }
 }
 

@@ -7,15 +7,17 @@
 //!
 //! `generate` makes instances of a rule's left side, `check` compares both sides on them (with
 //! `explode` to tell rounding from error), `shrink` and `block` turn a failure into a test that
-//! can be pasted, `scalars` and `ops` check derivatives, op bodies and kernels, `mutate` breaks rules
-//! to see that this notices.
+//! can be pasted, `epilogue` moves lifted rules into epilogues, `scalars`, `ops` and `kernels` check derivatives,
+//! op bodies with their kernels, and kernels of libraries, `mutate` breaks rules to see that this notices.
 
 mod attributes;
 pub mod block;
 pub mod check;
+mod epilogue;
 mod explode;
 mod generate;
 mod hints;
+mod kernels;
 pub mod mutate;
 mod ops;
 pub mod report;
@@ -60,7 +62,8 @@ pub fn verify(
     let rules: Vec<_> = program.rules.iter().filter(|r| wanted(&r.origin)).collect();
     let scalars: Vec<_> = program.scalars.iter().enumerate().filter(|(_, s)| wanted(&s.origin)).collect();
     let ops: Vec<_> = program.ops.iter().enumerate().filter(|(_, o)| wanted(&o.origin)).collect();
-    let total = rules.len() + scalars.len() + ops.len();
+    let kernels: Vec<_> = program.kernels.iter().filter(|k| wanted(&k.origin)).collect();
+    let total = rules.len() + scalars.len() + ops.len() + kernels.len();
     let mut entries = Vec::new();
     for (i, scalar) in scalars {
         progress(&scalar.name, entries.len(), total);
@@ -69,6 +72,10 @@ pub fn verify(
     for (i, op) in ops {
         progress(&op.name, entries.len(), total);
         entries.push(ops::verify_op(program, i, options));
+    }
+    for kernel in kernels {
+        progress(&kernel.name, entries.len(), total);
+        entries.push(kernels::verify_kernel(program, kernel, options));
     }
     for rule in rules {
         progress(&rule.name, entries.len(), total);

@@ -279,7 +279,7 @@ impl Walker<'_> {
             }
             Head::In(InView::Row) => Some(Head::In(InView::Col)),
             Head::In(InView::Col) => Some(Head::In(InView::Row)),
-            Head::In(_) | Head::Acc | Head::TermCast => None,
+            Head::In(_) | Head::Acc | Head::TermCast | Head::Region(_) => None,
         }
     }
 }
@@ -298,6 +298,7 @@ fn self_name(program: &Program, head: Head) -> String {
         Head::In(InView::Col) => "col".into(),
         Head::In(InView::Full) => "full".into(),
         Head::TermCast => "round".into(),
+        Head::Region(_) => "pointwise work".into(),
     }
 }
 

@@ -28,6 +28,8 @@ pub enum Subject {
     Scalar,
     /// An op: its body and its kernels.
     Op,
+    /// A kernel of a library: that the library computes what the pattern means.
+    Kernel,
 }
 
 /// How it went.
@@ -70,6 +72,8 @@ pub struct Entry {
     pub classes: Vec<(DType, Class, Option<Class>)>,
     /// How it went.
     pub status: Status,
+    /// What is no failure but worth knowing: that infinities are lost.
+    pub note: Option<String>,
 }
 
 impl Report {
@@ -99,6 +103,9 @@ impl Report {
             };
             let classes = if e.classes.is_empty() { String::new() } else { format!("  {}", show_classes(&e.classes)) };
             let _ = writeln!(out, "{} {} ... {word} ({} cases){classes}", e.subject.name(), e.name, e.cases);
+            if let Some(note) = &e.note {
+                let _ = writeln!(out, "  note: {note}");
+            }
         }
         for e in &self.entries {
             let place = format!("{}:{}:{}", e.origin.file, e.origin.line, e.origin.column);
@@ -115,10 +122,7 @@ impl Report {
                 Status::False(c) => {
                     let _ = writeln!(out, "\n{} {} is false: {}\n  --> {place}", e.subject.name(), e.name, c.message);
                     if !c.test.is_empty() {
-                        let heading = match c.kind {
-                            "type" => "a place where it applies",
-                            _ => "counterexample (paste it into the file; it fails under `hypatia test`)",
-                        };
+                        let heading = "counterexample (paste it into the file; it fails under `hypatia test`)";
                         let _ = writeln!(out, "{heading}:\n\n{}", c.test);
                     }
                 }
@@ -153,6 +157,7 @@ impl Subject {
             Subject::Rule => "rule",
             Subject::Scalar => "scalar",
             Subject::Op => "op",
+            Subject::Kernel => "kernel",
         }
     }
 }
@@ -185,6 +190,7 @@ impl Entry {
             "status": status,
             "classes": classes,
             "detail": detail,
+            "note": self.note,
         })
     }
 }

@@ -6,25 +6,59 @@ use std::sync::Arc;
 
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::{Class, Pat, Program, Rule};
+use hypatia_dsl::regions::examples;
 use hypatia_dsl::typing::show_expr;
 
 use super::block::{left_block, test_block};
-use super::check::{Difference, Failure, Observation, observe, sides};
-use super::generate::{Instance, Reject, instance};
+use super::check::{Difference, Failure, Observation, observe, untyped_sides};
+use super::epilogue::inside_epilogue;
+use super::generate::{Instance, Reject, instance, reject};
 use super::hints::Hints;
 use super::report::{Counterexample, Entry, Status, Subject, show_class};
 use super::shrink::shrink;
 use super::source::{Source, Tape};
 use super::{Options, seed_of};
 use crate::graph::show_number;
+use crate::optimize::apply::{Policy, claimed};
 
 /// Choices that are tried for each case before a rule is given up.
 const TRIES_PER_CASE: usize = 300;
 
-/// Verifies one rule.
+/// Verifies one rule: on tensors, and if it is lifted, inside epilogues too.
 pub fn verify_rule(program: &Arc<Program>, rule: &Rule, options: &Options) -> Vec<Entry> {
+    let examples = examples(program, rule);
+    if !examples.is_empty() {
+        return examples.iter().flat_map(|rule| verify_rule(program, rule, options)).collect();
+    }
+    let mut entry = verify_as(program, rule, Subject::Rule, options);
+    if entry.status == Status::Verified
+        && let Some(inside) = inside_epilogue(program, rule)
+    {
+        let half = Options { cases: options.cases.div_ceil(2), ..options.clone() };
+        let mut within = verify_as(program, &inside, Subject::Rule, &half);
+        entry.cases += within.cases;
+        entry.note = entry.note.or(within.note.take());
+        // A rule whose guards ask for what a term does not have never fires there: nothing is left to check.
+        if let Status::False(c) = &mut within.status {
+            c.message = format!("inside an epilogue, {}", c.message);
+            entry.status = within.status;
+        }
+    }
+    vec![entry]
+}
+
+/// Verifies what can be said as a rule.
+pub(super) fn verify_as(program: &Arc<Program>, rule: &Rule, subject: Subject, options: &Options) -> Entry {
     let hints = Hints::of(rule);
-    let mut run = Run { program, rule, hints: &hints, seen: BTreeMap::new(), branches: branches_of(rule), first: None };
+    let mut run = Run {
+        program,
+        rule,
+        hints: &hints,
+        seen: BTreeMap::new(),
+        branches: branches_of(rule),
+        first: None,
+        note: None,
+    };
     let (cases, rejects) = run.cases(options);
     let classes = run.seen.iter().map(|(dtype, s)| (*dtype, claim(rule, *dtype), s.derived())).collect();
     let status = match run.first.take() {
@@ -32,13 +66,25 @@ pub fn verify_rule(program: &Arc<Program>, rule: &Rule, options: &Options) -> Ve
         None => run.exercised(cases, &rejects),
     };
     let (name, origin) = (rule.name.clone(), rule.origin.clone());
-    vec![Entry { subject: Subject::Rule, name, origin, cases, classes, status }]
+    Entry { subject, name, origin, cases, classes, status, note: run.note }
 }
 
 /// How a rule fails, without a counterexample; `None` if it was verified. For many rules in a row.
 pub fn first_failure(program: &Arc<Program>, rule: &Rule, options: &Options) -> Option<Failure> {
+    let examples = examples(program, rule);
+    if !examples.is_empty() {
+        return examples.iter().find_map(|rule| first_failure(program, rule, options));
+    }
     let hints = Hints::of(rule);
-    let mut run = Run { program, rule, hints: &hints, seen: BTreeMap::new(), branches: branches_of(rule), first: None };
+    let mut run = Run {
+        program,
+        rule,
+        hints: &hints,
+        seen: BTreeMap::new(),
+        branches: branches_of(rule),
+        first: None,
+        note: None,
+    };
     let (cases, rejects) = run.cases(options);
     match run.first {
         Some((_, failure)) => Some(failure),
@@ -101,6 +147,8 @@ struct Run<'a> {
     /// How often each alternative of each `|` was taken.
     branches: HashMap<usize, Vec<usize>>,
     first: Option<(Tape, Failure)>,
+    /// How the sides differ at infinities, which no class forbids.
+    note: Option<String>,
 }
 
 impl Run<'_> {
@@ -131,6 +179,12 @@ impl Run<'_> {
             }
             let dtype = observation.dtype.unwrap_or(DType::F32);
             self.seen.entry(dtype).or_default().add(&observation);
+            if self.note.is_none()
+                && let Some(d) = &observation.infinity
+            {
+                let (left, right) = (show_number(d.left), show_number(d.right));
+                self.note = Some(format!("at infinities the sides differ: {left} on the left, {right} on the right"));
+            }
             if let Some((failure, _)) = observation.against(claim(self.rule, dtype)) {
                 let grave = matches!(failure, Failure::Broken | Failure::Value | Failure::Structure);
                 let known = self.first.as_ref().map(|f| f.1);
@@ -157,7 +211,13 @@ impl Run<'_> {
             let most = counts.iter().max()?;
             if !spread || least == most { None } else { counts.iter().position(|c| c == least) }
         };
-        instance(self.program, self.rule, self.hints, source, &wanted)
+        let made = instance(self.program, self.rule, self.hints, source, &wanted)?;
+        // Where a rule claims nothing it is never applied.
+        let dtypes = made.left.iter().map(|v| made.graph.ty(*v).dtype);
+        match dtypes.into_iter().find(|d| !claimed(self.rule, *d, Policy { approx: true })) {
+            Some(d) => reject(format!("the rule claims nothing for {d}")),
+            None => Ok(made),
+        }
     }
 
     fn exercised(&self, cases: usize, rejects: &HashMap<String, usize>) -> Status {
@@ -223,11 +283,13 @@ impl Run<'_> {
                 ("class", format!("claims `{claimed}` for {dtype}, but the sides are {}: {values}", units(&seen)))
             }
         };
-        let test = match sides(self.rule, &instance) {
-            Ok(s) => test_block(&format!("{} is false", self.rule.name), &instance, &s, failure, difference.as_ref()),
-            Err(_) => {
-                let title = format!("{} applies here, but its right side does not fit", self.rule.name);
-                left_block(&title, &instance, &seen)
+        let title = format!("{} is false", self.rule.name);
+        // A right side of another type can be written down and compared; one that has no value cannot.
+        let test = match untyped_sides(self.rule, &instance) {
+            Ok(s) => test_block(&title, &instance, &s, failure, difference.as_ref()),
+            Err(why) => {
+                let title = format!("{} applies here, but its right side has no value", self.rule.name);
+                left_block(&title, &instance, &format!("fires {}", self.rule.base_name), &why)
             }
         };
         Counterexample { message, kind, test }

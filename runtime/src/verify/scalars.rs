@@ -7,8 +7,8 @@
 use std::sync::Arc;
 
 use hypatia_dsl::dtype::Kind;
-use hypatia_dsl::ir::{Program, ScalarBody, ScalarId};
-use hypatia_dsl::scalar::{Term, TermNode, derived_gradients, eval_f64};
+use hypatia_dsl::ir::{Program, ScalarBody, ScalarDef, ScalarId};
+use hypatia_dsl::scalar::{Term, TermNode, derived_gradients, eval_f64, show_term};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -61,14 +61,18 @@ pub(super) fn verify_scalar(program: &Arc<Program>, index: usize, options: &Opti
                 let show = |v: Option<f64>| v.map_or("nothing".to_string(), show_number);
                 let place: Vec<String> =
                     def.params.iter().zip(&point).map(|((n, _), v)| format!("{n} = {}", show_number(*v))).collect();
-                let derived = other.map_or(String::new(), |d| format!(", the body's derivative is {}", show_number(d)));
+                let by_body = other.map_or(String::new(), |d| format!(", the body's derivative is {}", show_number(d)));
                 let message = format!(
-                    "`grad` by `{name}` gives {} at {}, finite differences give {}{derived}",
+                    "`grad` by `{name}` gives {} at {}, finite differences give {}{by_body}",
                     show(written),
                     place.join(", "),
                     show_number(slope)
                 );
-                let counterexample = Counterexample { message, kind: "gradient", test: String::new() };
+                let test = match (def.grads.get(i), derived.as_ref().and_then(|d| d.get(i))) {
+                    (Some(written), Some(derived)) => block(program, def, name, &point, written, derived),
+                    _ => String::new(),
+                };
+                let counterexample = Counterexample { message, kind: "gradient", test };
                 status = Status::False(Box::new(counterexample));
                 cases += 1;
                 break 'tries;
@@ -81,7 +85,20 @@ pub(super) fn verify_scalar(program: &Arc<Program>, index: usize, options: &Opti
         status = Status::NotExercised { reason };
     }
     let (name, origin) = (def.name.clone(), def.origin.clone());
-    vec![Entry { subject: Subject::Scalar, name, origin, cases, classes: Vec::new(), status }]
+    vec![Entry { subject: Subject::Scalar, name, origin, cases, classes: Vec::new(), status, note: None }]
+}
+
+/// A test that fails because the written derivative is not the body's.
+fn block(program: &Program, def: &ScalarDef, by: &str, point: &[f64], written: &Term, derived: &Term) -> String {
+    let names: Vec<String> = def.params.iter().map(|p| p.0.clone()).collect();
+    let (written, derived) = (show_term(program, written, &names), show_term(program, derived, &names));
+    let mut out = format!("test \"the derivative of {} by {by}\" {{\n", def.name);
+    for ((name, kind), v) in def.params.iter().zip(point) {
+        let ty = if *kind == Kind::Bool { "bool" } else { "f64" };
+        out.push_str(&format!("  input {name}: {ty}[] = {};\n", show_number(*v)));
+    }
+    out.push_str(&format!("  given {written};\n  // as it follows from the body\n  expect equal {derived};\n}}\n"));
+    out
 }
 
 fn call(scalar: ScalarId, params: usize) -> Term {

@@ -10,22 +10,27 @@ use rand_chacha::ChaCha8Rng;
 use super::source::Tape;
 
 /// Tries at most.
-const TRIES: usize = 3000;
-/// Fresh sets of values that are tried with each simpler structure.
+const TRIES: usize = 6000;
+/// Fresh sets of values that are tried with each simpler structure; many once nothing else helps, because rounding
+/// shows in few elements, and a smaller tensor has fewer.
 const FILLS: usize = 3;
+const MANY_FILLS: usize = 60;
 
 /// The simplest tape for which `fails` holds, starting from one for which it does. `fails` returns
 /// the tape as it was read (cut behind the last choice).
 pub fn shrink(start: Tape, fails: &mut dyn FnMut(&Tape) -> Option<Tape>) -> Tape {
-    let mut s = Shrinker { best: start, fails, left: TRIES, rng: ChaCha8Rng::seed_from_u64(1) };
+    let mut s = Shrinker { best: start, fails, left: TRIES, fills: FILLS, rng: ChaCha8Rng::seed_from_u64(1) };
     loop {
         let before = s.best.clone();
         s.cut_structure();
         s.lower(true);
         s.zero_blocks();
         s.lower(false);
-        if s.left == 0 || s.best == before {
-            return s.best;
+        match (s.best == before, s.fills) {
+            _ if s.left == 0 => return s.best,
+            (true, MANY_FILLS) => return s.best,
+            (true, _) => s.fills = MANY_FILLS,
+            (false, _) => s.fills = FILLS,
         }
     }
 }
@@ -34,6 +39,7 @@ struct Shrinker<'a> {
     best: Tape,
     fails: &'a mut dyn FnMut(&Tape) -> Option<Tape>,
     left: usize,
+    fills: usize,
     rng: ChaCha8Rng,
 }
 
@@ -44,14 +50,14 @@ impl Shrinker<'_> {
         if self.attempt(tape.clone()) {
             return true;
         }
-        (0..FILLS).any(|_| {
+        (0..self.fills).any(|fill| {
             let mut other = tape.clone();
             for v in &mut other.values {
-                // Any code of `values`: simple ones and others alike.
-                *v = if self.rng.random_range(0..3) == 0 {
-                    self.rng.random_range(0..10)
-                } else {
-                    self.rng.random_range(0..4200)
+                // Any code of `values`, simple ones and others alike; in turn with codes that are known to fail together.
+                *v = match self.rng.random_range(0..3) {
+                    0 => self.rng.random_range(0..10),
+                    _ if fill % 2 == 1 => self.best.values[self.rng.random_range(0..self.best.values.len())],
+                    _ => self.rng.random_range(0..4200),
                 };
             }
             self.attempt(other)

@@ -79,6 +79,7 @@ impl Generator<'_, '_> {
                 Ok(into.term.add(TermNode::Cast { to, arg }))
             }
             Head::Op(_) => reject("an op stands in an epilogue"),
+            Head::Region(_) => reject("pointwise work stands for nothing here"),
         }
     }
 

@@ -24,11 +24,14 @@ pub enum Flavour {
     Nan,
     /// Infinities, denormals, the largest and the smallest numbers too.
     Extreme,
+    /// Moderate numbers and some infinities: nothing overflows, so that an infinity is lost or made by the rule alone.
+    Infinite,
 }
 
 impl Flavour {
     /// From the simplest on.
-    pub const ALL: [Flavour; 5] = [Flavour::Nice, Flavour::Ordinary, Flavour::Large, Flavour::Nan, Flavour::Extreme];
+    pub const ALL: [Flavour; 6] =
+        [Flavour::Nice, Flavour::Ordinary, Flavour::Large, Flavour::Nan, Flavour::Extreme, Flavour::Infinite];
 
     /// The word in reports.
     pub fn name(self) -> &'static str {
@@ -38,6 +41,7 @@ impl Flavour {
             Flavour::Large => "large values",
             Flavour::Nan => "values with NaN",
             Flavour::Extreme => "extreme values",
+            Flavour::Infinite => "values with infinities",
         }
     }
 }
@@ -125,6 +129,7 @@ fn float(source: &mut Source, flavour: Flavour, dtype: DType) -> f64 {
             Flavour::Large => (0.15, 0.3),
             Flavour::Nan => (0.2, 0.12),
             Flavour::Extreme => (0.15, 0.35),
+            Flavour::Infinite => (0.2, 0.12),
         };
         let p: f64 = r.random();
         if p < p_nice {
@@ -148,6 +153,8 @@ fn float(source: &mut Source, flavour: Flavour, dtype: DType) -> f64 {
         match flavour {
             Flavour::Extreme => extremes(dtype)[(code - nice - CONTINUOUS) as usize % 14],
             Flavour::Nan => f64::NAN,
+            Flavour::Infinite if (code - nice - CONTINUOUS).is_multiple_of(2) => f64::INFINITY,
+            Flavour::Infinite => f64::NEG_INFINITY,
             Flavour::Large => {
                 let v = LARGE[(code - nice - CONTINUOUS) as usize % 14];
                 if dtype.round(v).is_finite() { v } else { 19.25 }

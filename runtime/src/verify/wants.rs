@@ -128,7 +128,11 @@ impl Generator<'_, '_> {
             Some(RestPat::Var(v)) => match scope.values.get(v) {
                 Some(AttrValue::List(l)) => ints(l).unwrap_or_default(),
                 _ => {
-                    let rest = self.rest_list(scope);
+                    let hinted = match self.hinted_var(*v) {
+                        Some(AttrValue::List(l)) => ints(&l),
+                        _ => None,
+                    };
+                    let rest = hinted.unwrap_or_else(|| self.rest_list(scope));
                     let list = rest.iter().map(|d| AttrValue::Dim(Dim::from(*d))).collect();
                     scope.values.insert(*v, AttrValue::List(list));
                     rest
