@@ -2,21 +2,23 @@
 //!
 //! In: a plan for the CPU, then tensors for its inputs. Out: tensors for its outputs. Holds always: a run
 //! allocates its outputs and nothing else (memory of finished runs is used again); runs may overlap, each
-//! with an arena of its own, all with the same weights.
+//! with an arena of its own, all with the same weights and the same threads.
 
-use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use hypatia_dsl::dtype::DType;
 use smallvec::SmallVec;
 
-use super::gemm_step::GemmCode;
-use super::interp::{Banks, Code, Dst, read};
+use super::conv::{DirectCode, Geometry};
+use super::gemm::GemmCode;
+use super::interp::Code;
 use super::memory::{Bytes, Carved, carve};
-use super::moves::{self, Source};
-use super::pointwise::{Acc, Input, Memory, Work, Workers};
-use super::reduce;
+use super::moves::{self, Source, Window};
+use super::pointwise::{Input, Work};
+use super::reduce::{self, Reduce};
 use super::rowwise::RowCode;
+use super::threads::{Local, Pool, Team};
 use crate::error::{Error, Result};
 use crate::plan::{Action, Buffer, Place, Plan, PointwiseStep, Step, View};
 use crate::tensor::Tensor;
@@ -24,27 +26,30 @@ use crate::tensor::Tensor;
 /// What a step needs beside the plan.
 enum Ready {
     Gemm(Box<GemmCode>),
+    /// A convolution of few filters a group.
+    Direct(Box<DirectCode>),
     Pointwise(Code),
-    Rowwise(RowCode),
+    Rowwise(Box<RowCode>),
+    /// One for each read, in the order in which they are written.
+    Windows(Vec<Window>),
+    Reduce(Reduce),
     Nothing,
 }
 
 /// Memory of one run.
 struct Instance {
     arena: Bytes,
-    scratch: Bytes,
-    workers: Workers,
+    locals: Vec<Mutex<Local>>,
 }
 
 /// Runs a plan on the CPU.
 pub struct Executor {
     plan: Arc<Plan>,
     ready: Vec<Ready>,
-    /// Constants of narrow floats that are multiplied, widened to f32, by their index in the plan.
-    wide: HashMap<usize, Vec<f32>>,
-    scratch: usize,
     threads: usize,
-    pool: Option<rayon::ThreadPool>,
+    pool: Option<Arc<Pool>>,
+    /// True if a step has enough work for several threads.
+    shared: bool,
     idle: Mutex<Vec<Instance>>,
     poison: bool,
 }
@@ -54,28 +59,10 @@ impl Executor {
     pub fn new(plan: Arc<Plan>, threads: usize) -> Result<Executor> {
         let cores = || std::thread::available_parallelism().map_or(1, |n| n.get());
         let threads = if threads == 0 { cores() } else { threads.min(1024) };
-        let pool = match threads {
-            1 => None,
-            n => {
-                let pool = rayon::ThreadPoolBuilder::new().num_threads(n).build();
-                Some(pool.map_err(|e| Error::Limit(format!("cannot start {n} threads: {e}")))?)
-            }
-        };
-        let ready = plan.steps.iter().map(|s| prepare(&plan, s)).collect::<Result<Vec<_>>>()?;
-        let mut e = Executor {
-            plan,
-            ready,
-            wide: HashMap::new(),
-            scratch: 0,
-            threads,
-            pool,
-            idle: Mutex::new(Vec::new()),
-            poison: false,
-        };
-        e.widen_constants();
-        let needs = e.plan.steps.iter().zip(&e.ready).map(|(s, r)| e.scratch_parts(s, r).iter().sum::<usize>());
-        e.scratch = needs.max().unwrap_or(0);
-        Ok(e)
+        let pool = if threads == 1 { None } else { Some(Pool::of(threads)?) };
+        let ready = plan.steps.iter().map(|s| prepare(&plan, s, threads)).collect::<Result<Vec<_>>>()?;
+        let shared = pool.is_some() && plan.steps.iter().zip(&ready).any(|(s, r)| is_shared(s, r));
+        Ok(Executor { plan, ready, threads, pool, shared, idle: Mutex::new(Vec::new()), poison: false })
     }
 
     /// Fills the arena with NaN before each run, so that reading what was not written shows.
@@ -96,56 +83,59 @@ impl Executor {
 
     /// Runs once. The inputs stand in the plan's order.
     pub fn run(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
-        self.check(inputs)?;
+        self.run_with(inputs, None)
+    }
+
+    /// Runs once, and adds to `times` how long each step took.
+    pub fn run_timed(&self, inputs: &[Tensor], times: &mut [Duration]) -> Result<Vec<Tensor>> {
+        self.run_with(inputs, Some(times))
+    }
+
+    fn run_with(&self, inputs: &[Tensor], times: Option<&mut [Duration]>) -> Result<Vec<Tensor>> {
+        self.plan.check_inputs(inputs)?;
         let mut instance = match self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop() {
             Some(instance) => instance,
             None => self.instance()?,
         };
         if self.poison {
             instance.arena.poison(0xff);
-            instance.scratch.poison(0xff);
         }
-        let result = match &self.pool {
-            Some(pool) => pool.install(|| self.steps(&mut instance, inputs)),
-            None => self.steps(&mut instance, inputs),
-        };
+        let awake = self.pool.as_deref().filter(|_| self.shared).map(Pool::awake);
+        let result = self.steps(&mut instance, inputs, times);
+        drop(awake);
         self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(instance);
         result
     }
 
     fn instance(&self) -> Result<Instance> {
-        let banks = (0..self.threads).map(|_| Mutex::new(Banks::default())).collect();
-        let (arena, scratch) = (Bytes::new(self.plan.arena)?, Bytes::new(self.scratch)?);
-        Ok(Instance { arena, scratch, workers: Workers { banks } })
+        let locals = (0..self.threads).map(|_| Mutex::default()).collect();
+        Ok(Instance { arena: Bytes::new(self.plan.arena)?, locals })
     }
 
-    fn check(&self, inputs: &[Tensor]) -> Result<()> {
-        if inputs.len() != self.plan.inputs.len() {
-            let (got, wanted) = (inputs.len(), self.plan.inputs.len());
-            return Err(Error::Input(format!("{got} inputs were given, the plan has {wanted}")));
-        }
-        for (t, i) in inputs.iter().zip(&self.plan.inputs) {
-            if t.dtype() != i.dtype || t.shape() != i.shape {
-                let got = format!("{}{:?}", t.dtype(), t.shape());
-                return Err(Error::Input(format!("input `{}` must be {}{:?}, but is {got}", i.name, i.dtype, i.shape)));
-            }
-        }
-        Ok(())
-    }
-
-    fn steps(&self, instance: &mut Instance, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
-        for (step, ready) in self.plan.steps.iter().zip(&self.ready) {
+    fn steps(
+        &self,
+        instance: &mut Instance,
+        inputs: &[Tensor],
+        mut times: Option<&mut [Duration]>,
+    ) -> Result<Vec<Tensor>> {
+        for (i, (step, ready)) in self.plan.steps.iter().zip(&self.ready).enumerate() {
+            let start = times.is_some().then(Instant::now);
             self.step(step, ready, instance, inputs).map_err(|e| match e {
                 Error::Input(m) => Error::Input(format!("node `{}`: {m}", step.name)),
                 Error::Internal(m) => Error::Internal(format!("step `{}`: {m}", step.name)),
                 e => e,
             })?;
+            if let (Some(start), Some(time)) = (start, times.as_deref_mut().and_then(|t| t.get_mut(i))) {
+                *time += start.elapsed();
+            }
         }
         let rest = carve(instance.arena.as_mut(), &[])?;
         let output = |view: &View| {
             let bytes = self.bytes(view, &rest, inputs)?;
             let size = view.dtype.size();
-            let bytes = bytes.get(view.offset * size..(view.offset + view.len()) * size);
+            // A view without elements may begin behind the end.
+            let first = if view.is_empty() { 0 } else { view.offset };
+            let bytes = bytes.get(first * size..(first + view.len()) * size);
             let tensor = bytes.and_then(|b| Tensor::from_bytes(view.dtype, &view.shape, b));
             tensor.ok_or_else(|| Error::Internal(format!("an output of shape {:?} was not written", view.shape)))
         };
@@ -167,6 +157,9 @@ impl Executor {
     }
 
     fn step(&self, step: &Step, ready: &Ready, instance: &mut Instance, inputs: &[Tensor]) -> Result<()> {
+        if step.writes.iter().all(View::is_empty) {
+            return Ok(());
+        }
         let range = |v: &View| match self.buffer(v).place {
             Place::Arena(offset) => Ok((offset, self.buffer(v).len * v.dtype.size())),
             _ => Err(Error::Internal("a write outside of the arena".into())),
@@ -180,132 +173,117 @@ impl Executor {
             reads.push(if in_place { &[] } else { self.bytes(v, &carved, inputs)? });
         }
         let source = |i: usize| Source { bytes: reads[i], view: &step.reads[i] };
-        let shape = step.writes.first().map_or(&[] as &[usize], |v| &v.shape);
+        let pool = self.pool.as_deref().filter(|_| self.shared);
+        let team = Team { pool, locals: &instance.locals };
         match (&step.action, ready) {
             (Action::Gemm(_), Ready::Gemm(g)) => {
-                let parts = self.scratch_parts(step, ready);
-                let (a, rest) = instance.scratch.as_mut().split_at_mut(parts[0]);
-                let (b, panel) = rest.split_at_mut(parts[1]);
-                let a = self.operand(g, step, 0, reads[0], a);
-                let b = self.operand(g, step, 1, reads[1], b);
-                g.run(&instance.workers, [a, b], &step.reads[2..], &reads[2..], outs[0], panel)?;
+                g.run(&team, [reads[0], reads[1]], &step.reads[2..], &reads[2..], outs[0])?;
             }
-            (Action::Pointwise(p), Ready::Pointwise(code)) => {
-                pointwise(p, code, step, &reads, &instance.workers, &mut outs);
+            // The filters are the left operand.
+            (Action::Conv(_), Ready::Gemm(g)) => {
+                g.run(&team, [reads[1], reads[0]], &step.reads[2..], &reads[2..], outs[0])?;
             }
+            (_, Ready::Direct(c)) => c.run(&team, [reads[0], reads[1]], &step.reads[2..], &reads[2..], outs[0])?,
+            (Action::Pointwise(p), Ready::Pointwise(code)) => pointwise(p, code, step, &reads, &team, &mut outs),
             (Action::Rowwise(r), Ready::Rowwise(code)) => {
                 let mut own: SmallVec<[&[u8]; 8]> = SmallVec::new();
                 for (bytes, v) in reads.iter().zip(&step.reads) {
-                    own.push(&bytes[v.offset * v.dtype.size()..]);
+                    own.push(if v.is_empty() { bytes } else { &bytes[v.offset * v.dtype.size()..] });
                 }
-                code.run(&instance.workers, &own, &mut outs, 0, r.rows);
+                code.run(&team, &own, &mut outs, r.rows);
             }
-            (Action::Copy, _) => moves::copy(source(0), outs[0]),
-            (Action::Concat(axis), _) => {
-                let xs: SmallVec<[Source<'_>; 8]> = (0..reads.len()).map(source).collect();
-                moves::concat(&xs, *axis, shape, outs[0]);
+            (Action::Scatter(how), Ready::Windows(windows)) => {
+                windows.iter().for_each(|w| w.run(&team, reads[0], outs[0]));
+                let shape = step.writes.first().map_or(&[] as &[usize], |v| &v.shape);
+                moves::scatter(source(1), source(2), *how, shape, outs[0])?;
             }
-            (Action::Pad(before), _) => moves::pad(source(0), source(1), before, shape, outs[0]),
-            (Action::Gather(axis), _) => moves::gather(source(0), source(1), *axis, outs[0])?,
-            (Action::GatherElements(axis), _) => moves::gather_elements(source(0), source(1), *axis, outs[0])?,
-            (Action::GatherNd(batch), _) => moves::gather_nd(source(0), source(1), *batch, outs[0])?,
-            (Action::Reduce(kind, axes), _) => reduce::reduce(source(0), *kind, axes, outs[0]),
-            (Action::Argmax(axis, last), _) => reduce::argmax(source(0), *axis, *last, outs[0]),
+            (Action::Argsort(axis, descending), _) => reduce::argsort(source(0), *axis, *descending, outs[0]),
+            (_, Ready::Windows(windows)) => {
+                for (window, i) in windows.iter().zip(window_reads(&step.action, reads.len())) {
+                    window.run(&team, reads[i], outs[0]);
+                }
+            }
+            (_, Ready::Reduce(r)) => r.run(&team, source(0), outs[0]),
+            (Action::Gather(axis), _) => moves::gather(&team, source(0), source(1), *axis, outs[0])?,
+            (Action::GatherElements(axis), _) => {
+                moves::gather_elements(&team, source(0), source(1), *axis, outs[0])?;
+            }
+            (Action::GatherNd(batch), _) => moves::gather_nd(&team, source(0), source(1), *batch, outs[0])?,
+            (Action::Argmax(axis, last), _) => reduce::argmax(&team, source(0), *axis, *last, outs[0]),
             _ => return Err(Error::Internal("a step that was not prepared".into())),
         }
         Ok(())
     }
-
-    /// An operand of a product in the type that is multiplied: as it lies, widened before, or widened now.
-    fn operand<'a>(
-        &'a self,
-        g: &GemmCode,
-        step: &Step,
-        side: usize,
-        bytes: &'a [u8],
-        scratch: &'a mut [u8],
-    ) -> &'a [u8] {
-        let buffer = self.buffer(&step.reads[side]);
-        if !g.widens(side) {
-            return bytes;
-        }
-        if let Place::Constant(i) = buffer.place
-            && let Some(wide) = self.wide.get(&i)
-        {
-            return bytemuck::cast_slice(wide);
-        }
-        let wide: &mut [f32] = bytemuck::cast_slice_mut(&mut scratch[..buffer.len * 4]);
-        read(bytes, buffer.dtype, 0, 1, Dst::F32(wide));
-        bytemuck::cast_slice(wide)
-    }
-
-    fn widen_constants(&mut self) {
-        let mut wide = HashMap::new();
-        for (step, ready) in self.plan.steps.iter().zip(&self.ready) {
-            let Ready::Gemm(g) = ready else { continue };
-            for side in 0..2 {
-                let buffer = self.buffer(&step.reads[side]);
-                let Place::Constant(i) = buffer.place else { continue };
-                if g.widens(side) && !wide.contains_key(&i) {
-                    let mut values = vec![0f32; buffer.len];
-                    read(self.plan.constants[i].bytes(), buffer.dtype, 0, 1, Dst::F32(&mut values));
-                    wide.insert(i, values);
-                }
-            }
-        }
-        self.wide = wide;
-    }
-
-    /// Bytes of scratch memory for the two operands of a product and its accumulators.
-    fn scratch_parts(&self, step: &Step, ready: &Ready) -> [usize; 3] {
-        let Ready::Gemm(g) = ready else { return [0; 3] };
-        let side = |i: usize| {
-            let buffer = self.buffer(&step.reads[i]);
-            let constant = matches!(buffer.place, Place::Constant(_));
-            if g.widens(i) && !constant { (buffer.len * 4).next_multiple_of(64) } else { 0 }
-        };
-        [side(0), side(1), g.panel_bytes().next_multiple_of(64)]
-    }
 }
 
-fn prepare(plan: &Plan, step: &Step) -> Result<Ready> {
+/// Which read each window of a step is for: a pad writes its fill first.
+fn window_reads(action: &Action, reads: usize) -> impl Iterator<Item = usize> {
+    let pad = matches!(action, Action::Pad(_));
+    (0..reads).map(move |i| if pad { 1 - i.min(1) } else { i })
+}
+
+fn prepare(plan: &Plan, step: &Step, threads: usize) -> Result<Ready> {
     let program = &plan.program;
+    let shape = step.writes.first().map_or(&[] as &[usize], |v| &v.shape);
     Ok(match &step.action {
-        Action::Gemm(g) => Ready::Gemm(Box::new(GemmCode::new(program, g, &step.reads, &step.writes[0])?)),
+        Action::Gemm(g) => {
+            let constant = step.reads.get(1).and_then(|v| match plan.buffers[v.buffer.index()].place {
+                Place::Constant(i) => plan.constants.get(i),
+                _ => None,
+            });
+            Ready::Gemm(Box::new(GemmCode::new(program, g, &step.reads, &step.writes[0], constant, threads)?))
+        }
+        Action::Conv(c) => {
+            let (reads, out) = (&step.reads, &step.writes[0]);
+            let geometry = Geometry::new(c, reads, out)?;
+            if geometry.is_direct() {
+                Ready::Direct(Box::new(DirectCode::new(program, c, geometry, reads, out)?))
+            } else {
+                Ready::Gemm(Box::new(GemmCode::conv(program, c, geometry, reads, out, threads)?))
+            }
+        }
         Action::Pointwise(p) => {
             let inputs: Vec<DType> = p.kernel.inputs.iter().map(|o| o.dtype).collect();
             Ready::Pointwise(Code::new(program, &p.kernel.term, p.kernel.acc, &inputs, &p.kernel.outputs)?)
         }
-        Action::Rowwise(r) => Ready::Rowwise(RowCode::new(program, &r.kernel, r.n)?),
+        Action::Rowwise(r) => Ready::Rowwise(Box::new(RowCode::new(program, r)?)),
+        Action::Copy | Action::Scatter(_) => Ready::Windows(vec![Window::copy(&step.reads[0])]),
+        Action::Concat(axis) => Ready::Windows(Window::concat(&step.reads, *axis, shape)),
+        Action::Pad(before) => Ready::Windows(Window::pad(&step.reads[0], &step.reads[1], before, shape).into()),
+        Action::Reduce(kind, axes) => Ready::Reduce(Reduce::new(&step.reads[0], *kind, axes)),
         _ => Ready::Nothing,
     })
 }
 
-fn pointwise(p: &PointwiseStep, code: &Code, step: &Step, reads: &[&[u8]], workers: &Workers, outs: &mut [&mut [u8]]) {
+/// True if a step has enough work for several threads.
+fn is_shared(step: &Step, ready: &Ready) -> bool {
+    let len = step.writes.first().map_or(0, View::len);
+    match (&step.action, ready) {
+        (_, Ready::Gemm(g)) => g.is_shared(),
+        (_, Ready::Direct(c)) => c.is_shared(),
+        (_, Ready::Pointwise(code)) => len > 2 * code.grain(),
+        (Action::Rowwise(r), Ready::Rowwise(code)) => code.is_shared(r.rows),
+        (_, Ready::Windows(windows)) => windows.iter().any(Window::is_shared),
+        (_, Ready::Reduce(r)) => r.is_shared(),
+        _ => len > 1 << 15,
+    }
+}
+
+fn pointwise(p: &PointwiseStep, code: &Code, step: &Step, reads: &[&[u8]], team: &Team<'_>, outs: &mut [&mut [u8]]) {
     let len = step.writes.first().map_or(0, View::len);
     // The accumulator of a pass behind a gemm is the last read.
-    let count = p.kernel.inputs.len();
-    let inputs = step.reads[..count].iter().enumerate().map(|(i, v)| Input {
-        memory: match step.in_place.iter().position(|r| *r == Some(i)) {
-            Some(out) => Memory::Out(out),
-            None => Memory::Bytes(reads[i]),
-        },
+    let inputs = step.reads.iter().zip(reads).zip(&p.strides).map(|((v, bytes), strides)| Input {
+        bytes,
         dtype: v.dtype,
         offset: v.offset,
-        strides: &p.strides[i],
+        strides,
     });
-    let acc_in_place = step.in_place.iter().position(|r| *r == Some(count));
-    let acc = match (p.kernel.acc, acc_in_place) {
-        (None, _) => Acc::None,
-        (Some(_), Some(_)) => Acc::InPlace,
-        (Some(_), None) => Acc::Bytes(reads[count], 0),
-    };
     let work = Work {
         code,
         shape: &p.shape,
         inputs: inputs.collect(),
-        acc: p.kernel.acc.unwrap_or(DType::F32),
+        in_place: (0..reads.len()).map(|i| step.in_place.iter().position(|r| *r == Some(i))).collect(),
         sizes: p.kernel.outputs.iter().map(|d| d.size()).collect(),
     };
-    work.run(workers, acc, outs, 0, len);
+    work.run(team, outs, len);
 }

@@ -53,6 +53,24 @@ pub struct FlatStep {
     pub op: FlatOp,
 }
 
+/// What tells steps apart.
+pub type StepKey = (DType, u8, u64, [u32; 3]);
+
+impl FlatStep {
+    /// Equal for steps that compute the same.
+    pub fn key(&self) -> StepKey {
+        let lane = self.lane;
+        match self.op {
+            FlatOp::Load(Source::Acc) => (lane, 0, 0, [0; 3]),
+            FlatOp::Load(Source::In(i)) => (lane, 1, i as u64, [0; 3]),
+            FlatOp::Lit(v) => (lane, 2, v.to_bits(), [0; 3]),
+            FlatOp::Apply(f, args) => (lane, 3, f as u64, args),
+            FlatOp::Convert(a) => (lane, 4, 0, [a, 0, 0]),
+            FlatOp::Round(to, a) => (lane, 5, to as u64, [a, 0, 0]),
+        }
+    }
+}
+
 /// A term without calls.
 #[derive(Clone, Debug, PartialEq, Default)]
 pub struct Flat {
@@ -83,7 +101,7 @@ struct Lower<'a> {
     inputs: &'a [DType],
     default: DType,
     out: Flat,
-    known: HashMap<(DType, u8, u64, [u32; 3]), u32>,
+    known: HashMap<StepKey, u32>,
 }
 
 /// Lowers a term. `acc` and `inputs` are the element types in memory.
@@ -99,6 +117,37 @@ pub fn lower(program: &Program, term: &Term, acc: Option<DType>, inputs: &[DType
         l.out.roots.push(step);
     }
     Ok(l.out)
+}
+
+/// One after the other, what is computed twice once; also how many steps there are behind each.
+pub fn merged(flats: &[Flat]) -> (Flat, Vec<usize>) {
+    let (mut out, mut ends) = (Flat::default(), Vec::new());
+    let mut known: HashMap<StepKey, u32> = HashMap::new();
+    for flat in flats {
+        let mut map: Vec<u32> = Vec::with_capacity(flat.steps.len());
+        for step in &flat.steps {
+            let at = |i: &u32| map.get(*i as usize).copied().unwrap_or(0);
+            let op = match step.op {
+                // Arguments that a function does not have are 0, and stay so.
+                FlatOp::Apply(f, args) => {
+                    let mut ids = [0; 3];
+                    ids.iter_mut().zip(&args).take(f.params().len()).for_each(|(id, arg)| *id = at(arg));
+                    FlatOp::Apply(f, ids)
+                }
+                FlatOp::Convert(a) => FlatOp::Convert(at(&a)),
+                FlatOp::Round(to, a) => FlatOp::Round(to, at(&a)),
+                op => op,
+            };
+            let step = FlatStep { lane: step.lane, op };
+            map.push(*known.entry(step.key()).or_insert_with(|| {
+                out.steps.push(step);
+                out.steps.len() as u32 - 1
+            }));
+        }
+        out.roots.extend(flat.roots.iter().map(|r| map.get(*r as usize).copied().unwrap_or(0)));
+        ends.extend(flat.roots.iter().map(|_| out.steps.len()));
+    }
+    (out, ends)
 }
 
 /// The term of one scalar applied to inputs 0, 1, ...
@@ -123,14 +172,7 @@ pub fn cast_term(to: DType) -> Term {
 
 impl Lower<'_> {
     fn push(&mut self, lane: DType, op: FlatOp) -> Result<u32> {
-        let key = match op {
-            FlatOp::Load(Source::Acc) => (lane, 0, 0, [0; 3]),
-            FlatOp::Load(Source::In(i)) => (lane, 1, i as u64, [0; 3]),
-            FlatOp::Lit(v) => (lane, 2, v.to_bits(), [0; 3]),
-            FlatOp::Apply(f, args) => (lane, 3, f as u64, args),
-            FlatOp::Convert(a) => (lane, 4, 0, [a, 0, 0]),
-            FlatOp::Round(to, a) => (lane, 5, to as u64, [a, 0, 0]),
-        };
+        let key = FlatStep { lane, op }.key();
         if let Some(i) = self.known.get(&key) {
             return Ok(*i);
         }

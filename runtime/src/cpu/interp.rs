@@ -1,9 +1,11 @@
 //! Scalar terms on blocks of elements: a register machine whose registers are short vectors.
 //!
-//! In: a lowered term. Out: [`Code`], run on [`BLOCK`] elements at a time, so that every function is one
-//! tight loop and all registers stay in the first-level cache. Holds always: a destination register is
-//! none of the arguments; literals keep their registers for the whole of a step.
+//! In: lowered terms. Out: [`Code`], run on [`BLOCK`] elements at a time, so that every function is one
+//! tight loop, compiled for the vectors of this machine, and all registers stay in the first-level cache.
+//! Holds always: a destination register is none of the arguments; literals keep their registers for the
+//! whole of a step; the bits of a result do not depend on the vectors.
 
+use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use hypatia_dsl::builtin::BuiltinScalar;
 use hypatia_dsl::dtype::DType;
@@ -13,6 +15,7 @@ use hypatia_dsl::scalar::Term;
 use super::flat::{self, Flat, FlatOp, FlatStep, Source, lane};
 use super::math;
 use super::reference::{Val, convert, scalars, wrap};
+use super::simd::dispatch;
 use crate::error::Result;
 
 /// Elements of a register.
@@ -36,6 +39,8 @@ pub struct Code {
     literals: Vec<(DType, usize, f64)>,
     /// Lane and register of each result, and the type it is stored as.
     pub roots: Vec<(DType, usize, DType)>,
+    /// For each result, how many instructions it and those before it need.
+    ends: Vec<usize>,
     /// Registers of each bank: f32, f64, integers, bool.
     counts: [usize; 4],
 }
@@ -79,59 +84,72 @@ pub trait Feed {
 impl Code {
     /// Compiles a term; `outs` are the types its results are stored as.
     pub fn new(program: &Program, term: &Term, acc: Option<DType>, inputs: &[DType], outs: &[DType]) -> Result<Code> {
-        let mut flat = flat::lower(program, term, acc, inputs)?;
-        let fits = flat.roots.clone().into_iter().zip(outs).map(|(root, out)| store_as(&mut flat, root, *out));
-        flat.roots = fits.collect();
-        Ok(allocate(&simplified(flat), outs))
+        Ok(Code::merged(&[lowered(program, term, acc, inputs, outs)?], outs))
     }
 
-    /// Makes room, and fills the registers of literals.
+    /// Compiles terms that run one after the other on the same block, each with one result; what several
+    /// of them need is computed once. `outs` are the types of all results.
+    pub fn staged(program: &Program, terms: &[&Term], inputs: &[DType], outs: &[DType]) -> Result<Code> {
+        let flats = terms.iter().zip(outs).map(|(term, out)| lowered(program, term, None, inputs, &[*out]));
+        Ok(Code::merged(&flats.collect::<Result<Vec<_>>>()?, outs))
+    }
+
+    fn merged(flats: &[Flat], outs: &[DType]) -> Code {
+        let (flat, ends) = flat::merged(flats);
+        allocate(&flat, &ends, outs)
+    }
+
+    /// Makes room for blocks of [`BLOCK`] elements, and fills the registers of literals.
     pub fn start(&self, banks: &mut Banks) {
-        fn grow<T: Clone>(bank: &mut Vec<Vec<T>>, count: usize, zero: T) {
-            while bank.len() < count {
-                bank.push(vec![zero.clone(); BLOCK]);
+        self.start_wide(banks, BLOCK);
+    }
+
+    /// As [`Code::start`], for blocks of `width` elements.
+    pub fn start_wide(&self, banks: &mut Banks, width: usize) {
+        fn grow<T: Copy>(bank: &mut Vec<Vec<T>>, count: usize, width: usize, zero: T) {
+            if bank.len() < count {
+                bank.resize_with(count, Vec::new);
+            }
+            for register in bank[..count].iter_mut().filter(|r| r.len() < width) {
+                register.resize(width, zero);
             }
         }
-        grow(&mut banks.f32s, self.counts[0], 0.0);
-        grow(&mut banks.f64s, self.counts[1], 0.0);
-        grow(&mut banks.ints, self.counts[2], 0);
-        grow(&mut banks.bools, self.counts[3], 0);
+        grow(&mut banks.f32s, self.counts[0], width, 0.0);
+        grow(&mut banks.f64s, self.counts[1], width, 0.0);
+        grow(&mut banks.ints, self.counts[2], width, 0);
+        grow(&mut banks.bools, self.counts[3], width, 0);
         for (lane, reg, value) in &self.literals {
             match bank(*lane) {
-                0 => banks.f32s[*reg].fill(*value as f32),
-                1 => banks.f64s[*reg].fill(*value),
-                2 => banks.ints[*reg].fill(lane.round(*value) as i64),
-                _ => banks.bools[*reg].fill((*value != 0.0) as u8),
+                0 => banks.f32s[*reg][..width].fill(*value as f32),
+                1 => banks.f64s[*reg][..width].fill(*value),
+                2 => banks.ints[*reg][..width].fill(lane.round(*value) as i64),
+                _ => banks.bools[*reg][..width].fill((*value != 0.0) as u8),
             }
         }
+    }
+
+    /// Elements that are worth a part of their own: some microseconds of work.
+    pub fn grain(&self) -> usize {
+        use BuiltinScalar::*;
+        let cost = |i: &Instr| match i.op {
+            FlatOp::Apply(Exp | Tanh, _) => 8,
+            FlatOp::Apply(Erf, _) => 16,
+            FlatOp::Apply(Pow | Fmod | Sin | Cos | Log, _) => 100,
+            _ => 1,
+        };
+        // Reading and writing memory costs as much as some functions.
+        (1usize << 16) / (4 + self.instrs.iter().map(cost).sum::<usize>())
     }
 
     /// Runs on `len` elements from `start` on.
     pub fn run(&self, banks: &mut Banks, feed: &dyn Feed, start: usize, len: usize) {
-        for i in &self.instrs {
-            match bank(i.lane) {
-                0 => {
-                    let mut out = std::mem::take(&mut banks.f32s[i.dst]);
-                    i.run_f32(banks, feed, start, &mut out[..len]);
-                    banks.f32s[i.dst] = out;
-                }
-                1 => {
-                    let mut out = std::mem::take(&mut banks.f64s[i.dst]);
-                    i.run_f64(banks, feed, start, &mut out[..len]);
-                    banks.f64s[i.dst] = out;
-                }
-                2 => {
-                    let mut out = std::mem::take(&mut banks.ints[i.dst]);
-                    i.run_int(banks, feed, start, &mut out[..len]);
-                    banks.ints[i.dst] = out;
-                }
-                _ => {
-                    let mut out = std::mem::take(&mut banks.bools[i.dst]);
-                    i.run_bool(banks, feed, start, &mut out[..len]);
-                    banks.bools[i.dst] = out;
-                }
-            }
-        }
+        run(&self.instrs, banks, feed, start, len);
+    }
+
+    /// Runs what computes result `index` and was not run for the results before it.
+    pub fn run_root(&self, banks: &mut Banks, feed: &dyn Feed, index: usize, start: usize, len: usize) {
+        let from = if index == 0 { 0 } else { self.ends[index - 1] };
+        run(&self.instrs[from..self.ends[index]], banks, feed, start, len);
     }
 
     /// Result `index` of the last run as f64, first `len` elements, through `f`.
@@ -153,13 +171,54 @@ impl Code {
 
     /// Stores result `index` of the last run into elements `start..start + len` of an output.
     pub fn store(&self, banks: &Banks, index: usize, out: &mut [u8], start: usize, len: usize) {
+        let size = self.roots[index].2.size();
+        self.store_at(banks, index, 0, &mut out[start * size..(start + len) * size]);
+    }
+
+    /// Stores result `index` of the last run, from element `from` of the block on, as many as `out` holds.
+    pub fn store_at(&self, banks: &Banks, index: usize, from: usize, out: &mut [u8]) {
         let (_, reg, dtype) = self.roots[index];
-        let size = dtype.size();
-        let out = &mut out[start * size..(start + len) * size];
+        macro_rules! put {
+            ($bank:ident, $t:ty, $f:expr) => {{
+                let to: &mut [$t] = bytemuck::cast_slice_mut(out);
+                to.iter_mut().zip(&banks.$bank[reg][from..]).for_each(|(o, v)| *o = $f(*v));
+            }};
+        }
+        match dtype {
+            DType::F32 => copy(&banks.f32s[reg][from..], out),
+            DType::F16 => {
+                let to: &mut [f16] = bytemuck::cast_slice_mut(out);
+                to.convert_from_f32_slice(&banks.f32s[reg][from..from + to.len()]);
+            }
+            DType::BF16 => put!(f32s, bf16, bf16::from_f32),
+            DType::F64 => copy(&banks.f64s[reg][from..], out),
+            DType::I64 => copy(&banks.ints[reg][from..], out),
+            DType::I32 => put!(ints, i32, |v: i64| v as i32),
+            DType::I8 => put!(ints, i8, |v: i64| v as i8),
+            DType::U8 => put!(ints, u8, |v: i64| v as u8),
+            DType::Bool => copy(&banks.bools[reg][from..], out),
+        }
+    }
+}
+
+impl Code {
+    /// Stores elements `which` of the last run into an output, the first at `at`, the next ones `stride`
+    /// elements apart.
+    pub fn store_strided(
+        &self,
+        banks: &Banks,
+        index: usize,
+        out: &mut [u8],
+        which: std::ops::Range<usize>,
+        at: usize,
+        stride: usize,
+    ) {
+        let (_, reg, dtype) = self.roots[index];
         macro_rules! put {
             ($bank:ident, $t:ty, $f:expr) => {{
                 let out: &mut [$t] = bytemuck::cast_slice_mut(out);
-                out.iter_mut().zip(&banks.$bank[reg][..len]).for_each(|(o, v)| *o = $f(*v));
+                let values = &banks.$bank[reg][which];
+                out[at..].iter_mut().step_by(stride.max(1)).zip(values).for_each(|(o, v)| *o = $f(*v));
             }};
         }
         match dtype {
@@ -174,6 +233,19 @@ impl Code {
             DType::Bool => put!(bools, u8, |v| v),
         }
     }
+}
+
+fn lowered(program: &Program, term: &Term, acc: Option<DType>, inputs: &[DType], outs: &[DType]) -> Result<Flat> {
+    let mut flat = flat::lower(program, term, acc, inputs)?;
+    let fits = flat.roots.clone().into_iter().zip(outs).map(|(root, out)| store_as(&mut flat, root, *out));
+    flat.roots = fits.collect();
+    Ok(simplified(flat))
+}
+
+/// The first elements of a register, as they are.
+fn copy<T: bytemuck::NoUninit>(register: &[T], out: &mut [u8]) {
+    let bytes: &[u8] = bytemuck::cast_slice(register);
+    out.copy_from_slice(&bytes[..out.len()]);
 }
 
 /// Adds what brings a result into the lane of the type it is stored as; an f64 is rounded to f16 and bf16
@@ -214,18 +286,23 @@ fn args_of(op: &FlatOp) -> ([u32; 3], usize) {
     }
 }
 
-/// Registers for steps, by a scan: a register is free again behind the last use of what it holds.
-fn allocate(flat: &Flat, outs: &[DType]) -> Code {
+/// Registers for steps, by a scan: a register is free again behind the last use of what it holds. `ends`
+/// counts for each result the steps that it and those before it need.
+fn allocate(flat: &Flat, ends: &[usize], outs: &[DType]) -> Code {
     let mut last = vec![0usize; flat.steps.len()];
     for (i, step) in flat.steps.iter().enumerate() {
         let (args, n) = args_of(&step.op);
         args[..n].iter().for_each(|a| last[*a as usize] = i);
     }
     flat.roots.iter().for_each(|r| last[*r as usize] = usize::MAX);
-    let mut code = Code { instrs: Vec::new(), literals: Vec::new(), roots: Vec::new(), counts: [0; 4] };
+    let mut code =
+        Code { instrs: Vec::new(), literals: Vec::new(), roots: Vec::new(), ends: Vec::new(), counts: [0; 4] };
     let mut free: [Vec<usize>; 4] = Default::default();
     let mut regs: Vec<usize> = Vec::with_capacity(flat.steps.len());
+    // Instructions in front of each step.
+    let mut before: Vec<usize> = Vec::with_capacity(flat.steps.len() + 1);
     for (i, step) in flat.steps.iter().enumerate() {
+        before.push(code.instrs.len());
         let b = bank(step.lane);
         let mut new = |free: &mut Vec<usize>| {
             free.pop().unwrap_or_else(|| {
@@ -261,25 +338,63 @@ fn allocate(flat: &Flat, outs: &[DType]) -> Code {
             free[b].push(dst);
         }
     }
+    before.push(code.instrs.len());
+    code.ends = ends.iter().map(|e| before[*e]).collect();
     code.roots =
         flat.roots.iter().zip(outs).map(|(r, out)| (flat.steps[*r as usize].lane, regs[*r as usize], *out)).collect();
     code
 }
 
+dispatch! {
+    /// Runs instructions on `len` elements from `start` on.
+    fn run(instrs: &[Instr], banks: &mut Banks, feed: &dyn Feed, start: usize, len: usize) {
+        for i in instrs {
+            match bank(i.lane) {
+                0 => {
+                    let mut out = std::mem::take(&mut banks.f32s[i.dst]);
+                    i.run_f32(banks, feed, start, &mut out[..len]);
+                    banks.f32s[i.dst] = out;
+                }
+                1 => {
+                    let mut out = std::mem::take(&mut banks.f64s[i.dst]);
+                    i.run_f64(banks, feed, start, &mut out[..len]);
+                    banks.f64s[i.dst] = out;
+                }
+                2 => {
+                    let mut out = std::mem::take(&mut banks.ints[i.dst]);
+                    i.run_int(banks, feed, start, &mut out[..len]);
+                    banks.ints[i.dst] = out;
+                }
+                _ => {
+                    let mut out = std::mem::take(&mut banks.bools[i.dst]);
+                    i.run_bool(banks, feed, start, &mut out[..len]);
+                    banks.bools[i.dst] = out;
+                }
+            }
+        }
+    }
+}
+
 /// One loop over one, two or three registers.
 macro_rules! map {
-    ($out:expr, $f:expr, $a:expr) => {
-        $out.iter_mut().zip(&$a[..]).for_each(|(o, a)| *o = $f(*a))
+    ($out:expr, $f:expr, $($x:expr),+) => { map!(@ $out, $f, [a b c], [], $($x),+) };
+    (@ $out:expr, $f:expr, [$name:ident $($names:ident)*], [$($done:tt)*], $x:expr $(, $rest:expr)*) => {
+        map!(@ $out, $f, [$($names)*], [$($done)* ($name $x)] $(, $rest)*)
     };
-    ($out:expr, $f:expr, $a:expr, $b:expr) => {
-        $out.iter_mut().zip(&$a[..]).zip(&$b[..]).for_each(|((o, a), b)| *o = $f(*a, *b))
-    };
-    ($out:expr, $f:expr, $a:expr, $b:expr, $c:expr) => {
-        $out.iter_mut().zip(&$a[..]).zip(&$b[..]).zip(&$c[..]).for_each(|(((o, a), b), c)| *o = $f(*a, *b, *c))
-    };
+    (@ $out:expr, $f:expr, [$($names:ident)*], [$(($name:ident $x:expr))+]) => {{
+        // By index over slices of one length: a loop without calls, so that it is compiled where it stands.
+        let out = $out;
+        let n = out.len();
+        $(let $name = &$x[..n];)+
+        let f = $f;
+        for i in 0..n {
+            out[i] = f($($name[i]),+);
+        }
+    }};
 }
 
 impl Instr {
+    #[inline(always)]
     fn run_f32(&self, banks: &Banks, feed: &dyn Feed, start: usize, out: &mut [f32]) {
         use BuiltinScalar::*;
         let [a, b, c] = self.args;
@@ -313,7 +428,10 @@ impl Instr {
                     Div => map!(out, |x: f32, y: f32| x / y, x, banks.f32s[b]),
                     Max => map!(out, math::max, x, banks.f32s[b]),
                     Min => map!(out, math::min, x, banks.f32s[b]),
-                    Pow => map!(out, |x: f32, y: f32| x.powf(y), x, banks.f32s[b]),
+                    Pow => {
+                        let n = out.len();
+                        math::powers(&x[..n], &banks.f32s[b][..n], out);
+                    }
                     Fmod => map!(out, |x: f32, y: f32| x % y, x, banks.f32s[b]),
                     Neg => map!(out, |x: f32| -x, x),
                     Abs => map!(out, |x: f32| x.abs(), x),
@@ -335,6 +453,7 @@ impl Instr {
         }
     }
 
+    #[inline(always)]
     fn run_f64(&self, banks: &Banks, feed: &dyn Feed, start: usize, out: &mut [f64]) {
         use BuiltinScalar::*;
         let [a, b, c] = self.args;
@@ -371,6 +490,7 @@ impl Instr {
         }
     }
 
+    #[inline(always)]
     fn run_int(&self, banks: &Banks, feed: &dyn Feed, start: usize, out: &mut [i64]) {
         use BuiltinScalar::*;
         let [a, b, c] = self.args;
@@ -409,6 +529,7 @@ impl Instr {
         }
     }
 
+    #[inline(always)]
     fn run_bool(&self, banks: &Banks, feed: &dyn Feed, start: usize, out: &mut [u8]) {
         use BuiltinScalar::*;
         let [a, b, c] = self.args;
@@ -479,6 +600,10 @@ pub fn read(bytes: &[u8], dtype: DType, at: isize, stride: isize, dst: Dst<'_>) 
     }
     match (dtype, dst) {
         (DType::F32, Dst::F32(d)) => fill::<f32, _>(bytes, at, stride, d, |v| v),
+        (DType::F16, Dst::F32(d)) if stride == 1 => {
+            let from: &[f16] = bytemuck::cast_slice(bytes);
+            from[at as usize..at as usize + d.len()].convert_to_f32_slice(d);
+        }
         (DType::F16, Dst::F32(d)) => fill::<f16, _>(bytes, at, stride, d, f16::to_f32),
         (DType::BF16, Dst::F32(d)) => fill::<bf16, _>(bytes, at, stride, d, bf16::to_f32),
         (DType::F64, Dst::F64(d)) => fill::<f64, _>(bytes, at, stride, d, |v| v),

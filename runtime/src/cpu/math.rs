@@ -80,32 +80,54 @@ pub fn erf(x: f32) -> f32 {
     magnitude.copysign(x)
 }
 
-/// Larger; NaN if either is NaN; +0 is larger than -0.
+/// Larger; NaN if either is NaN; +0 is larger than -0. Selections of whole values only: vectors do both sides.
 #[inline(always)]
 pub fn max(a: f32, b: f32) -> f32 {
-    #[allow(clippy::eq_op)]
-    let first = a > b || a != a || (a == b && a.is_sign_positive());
-    if first { a } else { b }
+    // Of equal values the bits that both have: +0 of two zeros.
+    let equal = f32::from_bits(a.to_bits() & b.to_bits());
+    let larger = if a > b { a } else { b };
+    let larger = if a == b { equal } else { larger };
+    if a.is_nan() { a } else { larger }
 }
 
 /// Smaller; NaN if either is NaN; -0 is smaller than +0.
 #[inline(always)]
 pub fn min(a: f32, b: f32) -> f32 {
-    #[allow(clippy::eq_op)]
-    let first = a < b || a != a || (a == b && a.is_sign_negative());
-    if first { a } else { b }
+    let equal = f32::from_bits(a.to_bits() | b.to_bits());
+    let smaller = if a < b { a } else { b };
+    let smaller = if a == b { equal } else { smaller };
+    if a.is_nan() { a } else { smaller }
+}
+
+/// x to the power of y. Small whole exponents, the same for all of a block, are products: within one unit in
+/// the last place of the power.
+#[inline(always)]
+pub fn powers(x: &[f32], y: &[f32], out: &mut [f32]) {
+    let exponent = y.first().copied().unwrap_or(1.0);
+    let same = y.iter().all(|v| *v == exponent);
+    macro_rules! each {
+        ($f:expr) => {
+            for i in 0..out.len().min(x.len()) {
+                out[i] = $f(x[i]);
+            }
+        };
+    }
+    if same && exponent == 2.0 {
+        each!(|x: f32| x * x)
+    } else if same && exponent == 3.0 {
+        each!(|x: f32| x * x * x)
+    } else {
+        for i in 0..out.len().min(x.len()).min(y.len()) {
+            out[i] = x[i].powf(y[i]);
+        }
+    }
 }
 
 /// -1, 0 or 1; keeps NaN and the sign of zero.
 #[inline(always)]
 pub fn sign(x: f32) -> f32 {
-    if x > 0.0 {
-        1.0
-    } else if x < 0.0 {
-        -1.0
-    } else {
-        x
-    }
+    let one = 1f32.copysign(x);
+    if x == 0.0 || x.is_nan() { x } else { one }
 }
 
 #[cfg(test)]
@@ -159,5 +181,45 @@ mod tests {
         assert!(tanh(-0.0).is_sign_negative() && erf(-0.0).is_sign_negative());
         assert!(max(f32::NAN, 1.0).is_nan() && max(1.0, f32::NAN).is_nan());
         assert!(max(-0.0, 0.0).is_sign_positive() && min(0.0, -0.0).is_sign_negative());
+    }
+
+    #[test]
+    fn larger_and_smaller_of_all_pairs_of_special_values() {
+        let values = [0.0, -0.0, 1.0, -1.0, 1e-45, -1e-45, f32::MAX, f32::INFINITY, f32::NEG_INFINITY, f32::NAN];
+        for a in values {
+            for b in values {
+                // Ordered as integers, signed zeros are apart.
+                let order =
+                    |v: f32| if v.is_sign_negative() { -(v.abs().to_bits() as i64) - 1 } else { v.to_bits() as i64 };
+                let (low, high) = if order(a) < order(b) { (a, b) } else { (b, a) };
+                if a.is_nan() || b.is_nan() {
+                    assert!(max(a, b).is_nan() && min(a, b).is_nan(), "{a} {b}");
+                } else {
+                    assert_eq!(max(a, b).to_bits(), high.to_bits(), "max {a} {b}");
+                    assert_eq!(min(a, b).to_bits(), low.to_bits(), "min {a} {b}");
+                }
+            }
+            let want = if a.is_nan() || a == 0.0 { a } else { a.signum() };
+            assert_eq!(sign(a).to_bits(), want.to_bits(), "sign {a}");
+        }
+    }
+
+    #[test]
+    fn powers_by_products_are_powers() {
+        let x: Vec<f32> = (0..u32::MAX - 40_009).step_by(40_009).map(f32::from_bits).collect();
+        for exponent in [2.0f32, 3.0, -1.5, 0.5, 0.0] {
+            let (y, mut out) = (vec![exponent; x.len()], vec![0.0; x.len()]);
+            powers(&x, &y, &mut out);
+            for (x, got) in x.iter().zip(&out).filter(|(x, _)| !x.is_nan()) {
+                let want = (*x as f64).powf(exponent as f64);
+                let rounded = want as f32;
+                let bound = (rounded.abs() as f64 * 2.4e-7).max(3e-45);
+                let same = *got == rounded || (got.is_nan() && rounded.is_nan());
+                assert!(same || (*got as f64 - want).abs() <= bound, "{x} ** {exponent} = {got}, not {want}");
+            }
+        }
+        let mut out = [0.0; 2];
+        powers(&[2.0, 3.0], &[3.0, 2.0], &mut out);
+        assert_eq!(out, [8.0, 9.0]);
     }
 }

@@ -30,6 +30,19 @@ impl Bytes {
         Ok(Bytes { lines })
     }
 
+    /// At least so many bytes, of any content; memory is taken only if there is less so far.
+    pub fn at_least(&mut self, len: usize) -> Result<&mut [u8]> {
+        if self.lines.len() * 64 < len {
+            *self = Bytes::new(len)?;
+        }
+        Ok(&mut self.as_mut()[..len])
+    }
+
+    /// The bytes, to be read.
+    pub fn as_ref(&self) -> &[u8] {
+        bytemuck::cast_slice(&self.lines)
+    }
+
     /// The bytes.
     pub fn as_mut(&mut self) -> &mut [u8] {
         bytemuck::cast_slice_mut(&mut self.lines)
@@ -78,7 +91,8 @@ impl<'a> Carved<'a> {
     /// Bytes that the step does not write.
     pub fn read(&self, offset: usize, len: usize) -> Result<&'a [u8]> {
         if len == 0 {
-            return Ok(&[]);
+            // Aligned for any element type, which `&[]` is not.
+            return Ok(bytemuck::cast_slice::<u64, u8>(&[]));
         }
         let found = self.rest.iter().find_map(|(at, bytes)| bytes.get(offset.checked_sub(*at)?..)?.get(..len));
         found.ok_or_else(|| Error::Internal("a step reads what it writes".into()))

@@ -1,14 +1,16 @@
 //! The CPU: the reference evaluator that defines meaning, and the executor that runs plans.
 //!
 //! [`mod@reference`] is slow and obvious, and reads graphs; everything else here is the [`Executor`], which
-//! reads plans: [`exec`] walks the steps, [`gemm`], [`pointwise`], [`rowwise`], [`reduce`] and [`moves`]
+//! reads plans: [`exec`] walks the steps, [`gemm`], [`conv`], [`pointwise`], [`rowwise`], [`reduce`] and [`moves`]
 //! compute them, [`interp`] runs scalar terms on blocks with the functions of [`math`], [`memory`] cuts
 //! the arena. [`flat`] is how both see a scalar term.
 
+mod conv;
+#[cfg(test)]
+mod conv_tests;
 mod exec;
 pub mod flat;
 mod gemm;
-mod gemm_step;
 mod interp;
 mod math;
 mod memory;
@@ -18,6 +20,10 @@ mod reduce;
 pub mod reference;
 mod rowwise;
 #[cfg(test)]
-mod tests;
+mod rowwise_tests;
+mod simd;
+#[cfg(test)]
+pub(crate) mod tests;
+mod threads;
 
 pub use exec::Executor;

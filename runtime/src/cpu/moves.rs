@@ -1,10 +1,23 @@
 //! Steps that move elements: copies, concatenation, padding, gathers. Elements are words of 1 to 8 bytes.
+//!
+//! Holds always: what a step needs to know of its views is worked out once, when the plan is made ready.
+
+use std::sync::Mutex;
 
 use bytemuck::Pod;
+use hypatia_dsl::builtin::Joining;
 use hypatia_dsl::dtype::DType;
+use smallvec::SmallVec;
 
+use super::reduce::element;
+use super::reference::Val;
+use super::reference::scalars::join;
+use super::threads::Team;
 use crate::error::{Error, Result};
 use crate::plan::{View, collapse, row_major};
+
+/// Bytes below which work is not shared among threads.
+const GRAIN: usize = 1 << 15;
 
 /// Memory and the view on it.
 #[derive(Clone, Copy)]
@@ -15,10 +28,10 @@ pub struct Source<'a> {
     pub view: &'a View,
 }
 
-/// Calls with the word type of a dtype's size.
+/// Calls with the word type of an element's size.
 macro_rules! by_size {
-    ($dtype:expr, $f:ident, $($arg:expr),*) => {
-        match $dtype.size() {
+    ($size:expr, $f:ident, $($arg:expr),*) => {
+        match $size {
             1 => $f::<u8>($($arg),*),
             2 => $f::<u16>($($arg),*),
             4 => $f::<u32>($($arg),*),
@@ -27,68 +40,138 @@ macro_rules! by_size {
     };
 }
 
-/// Copies a window of one buffer to a window of another; `strides` and `offset` are those of `out`.
-fn copy_window<T: Pod>(from: Source<'_>, out: &mut [u8], offset: isize, strides: &[isize]) {
-    let view = from.view;
-    if view.is_empty() {
+/// A window of one buffer that goes to a window of another.
+#[derive(Clone, Debug)]
+pub struct Window {
+    /// Collapsed sizes.
+    shape: SmallVec<[usize; 6]>,
+    /// Strides of the source and of the result.
+    strides: [SmallVec<[isize; 6]>; 2],
+    /// Element 0 of the source and of the result.
+    offsets: [isize; 2],
+    /// Bytes of an element.
+    size: usize,
+    /// True if the window is the whole result, in its order.
+    whole: bool,
+}
+
+impl Window {
+    /// From a view to the window that begins at `offset` and has these strides.
+    fn new(view: &View, offset: isize, strides: &[isize]) -> Window {
+        let (shape, both) = if view.is_empty() {
+            (vec![0], vec![vec![0]; 2])
+        } else {
+            collapse(&view.shape, &[view.strides.clone(), strides.to_vec()])
+        };
+        let strides = std::array::from_fn(|i| SmallVec::from_slice(&both[i]));
+        let offsets = [view.offset as isize, offset];
+        let whole = offset == 0 && strides[1][..] == row_major(&shape)[..];
+        Window { shape: shape.into(), strides, offsets, size: view.dtype.size(), whole }
+    }
+
+    /// The elements of a view in row-major order.
+    pub fn copy(view: &View) -> Window {
+        Window::new(view, 0, &row_major(&view.shape))
+    }
+
+    /// Operands side by side along `axis` of a result of `shape`.
+    pub fn concat(views: &[View], axis: usize, shape: &[usize]) -> Vec<Window> {
+        let strides = row_major(shape);
+        let mut at = 0;
+        let window = |v: &View| {
+            let w = Window::new(v, at as isize * strides[axis], &strides);
+            at += v.shape[axis];
+            w
+        };
+        views.iter().map(window).collect()
+    }
+
+    /// The fill everywhere, then `x` placed `before[i]` elements from the start of axis i.
+    pub fn pad(x: &View, fill: &View, before: &[i64], shape: &[usize]) -> [Window; 2] {
+        // The fill is one element: a view of it with strides of 0 covers the result.
+        let everywhere = View { shape: shape.to_vec(), strides: vec![0; shape.len()], ..fill.clone() };
+        let strides = row_major(shape);
+        let mut view = x.clone();
+        let mut at = 0;
+        for axis in 0..shape.len() {
+            // Element i of x goes to i + before; what falls outside is cut.
+            let skip = (-before[axis]).clamp(0, view.shape[axis] as i64) as usize;
+            let to = before[axis].max(0);
+            let room = (shape[axis] as i64 - to).max(0) as usize;
+            let count = (view.shape[axis] - skip).min(room);
+            view = view.sliced(axis, skip, 1, count);
+            at += to as isize * strides[axis];
+        }
+        [Window::copy(&everywhere), Window::new(&view, at, &strides)]
+    }
+
+    fn rows(&self) -> usize {
+        self.shape[..self.shape.len() - 1].iter().product()
+    }
+
+    /// True if there is enough work for several threads.
+    pub fn is_shared(&self) -> bool {
+        self.whole && self.shape.iter().product::<usize>() * self.size > 2 * GRAIN
+    }
+
+    /// Moves the elements.
+    pub fn run(&self, team: &Team<'_>, from: &[u8], out: &mut [u8]) {
+        if !self.is_shared() {
+            return by_size!(self.size, walk, self, from, out, self.offsets[1], 0..self.rows());
+        }
+        let row = self.shape.last().copied().unwrap_or(0) * self.size;
+        if self.rows() == 1 {
+            // One long row: shared by elements.
+            return team.chunks(
+                &mut [out],
+                &[self.size],
+                row / self.size,
+                GRAIN / self.size,
+                |first, count, outs, _| {
+                    let mut part = self.clone();
+                    part.offsets[0] += first as isize * self.strides[0][0];
+                    part.shape[0] = count;
+                    by_size!(self.size, walk, &part, from, outs[0], 0, 0..1);
+                },
+            );
+        }
+        team.chunks(&mut [out], &[row], self.rows(), GRAIN.div_ceil(row), |first, count, outs, _| {
+            let skip = -(first as isize) * (row / self.size) as isize;
+            by_size!(self.size, walk, self, from, outs[0], skip, first..first + count);
+        });
+    }
+}
+
+/// Rows of a window; `offset` is where the result of the whole window begins in `out`.
+fn walk<T: Pod>(w: &Window, from: &[u8], out: &mut [u8], offset: isize, rows: std::ops::Range<usize>) {
+    let (src, dst): (&[T], &mut [T]) = (bytemuck::cast_slice(from), bytemuck::cast_slice_mut(out));
+    let Some((inner, outer)) = w.shape.split_last() else { return };
+    if *inner == 0 {
         return;
     }
-    let (src, dst): (&[T], &mut [T]) = (bytemuck::cast_slice(from.bytes), bytemuck::cast_slice_mut(out));
-    let (shape, both) = collapse(&view.shape, &[view.strides.clone(), strides.to_vec()]);
-    let (Some((inner, outer)), [sa, sb]) = (shape.split_last(), both.as_slice()) else { return };
-    let rows: usize = outer.iter().product();
-    let (ia, ib) = (sa[outer.len()], sb[outer.len()]);
-    for row in 0..rows {
-        let (mut a, mut b, mut rest) = (view.offset as isize, offset, row);
+    let (ia, ib) = (w.strides[0][outer.len()], w.strides[1][outer.len()]);
+    for row in rows {
+        let (mut a, mut b, mut rest) = (w.offsets[0], offset, row);
         for (axis, size) in outer.iter().enumerate().rev() {
             let i = (rest % size) as isize;
-            (a, b, rest) = (a + i * sa[axis], b + i * sb[axis], rest / size);
+            (a, b, rest) = (a + i * w.strides[0][axis], b + i * w.strides[1][axis], rest / size);
         }
         if ia == 1 && ib == 1 {
             let (a, b) = (a as usize, b as usize);
             dst[b..b + inner].copy_from_slice(&src[a..a + inner]);
+        } else if ib == 1 {
+            let to = &mut dst[b as usize..b as usize + inner];
+            if ia == 0 {
+                to.fill(src[a as usize]);
+            } else {
+                to.iter_mut().enumerate().for_each(|(i, o)| *o = src[(a + i as isize * ia) as usize]);
+            }
         } else {
             for i in 0..*inner as isize {
                 dst[(b + i * ib) as usize] = src[(a + i * ia) as usize];
             }
         }
     }
-}
-
-/// The elements of a view in row-major order.
-pub fn copy(from: Source<'_>, out: &mut [u8]) {
-    let strides = row_major(&from.view.shape);
-    by_size!(from.view.dtype, copy_window, from, out, 0, &strides);
-}
-
-/// Operands side by side along `axis` of a result of `shape`.
-pub fn concat(xs: &[Source<'_>], axis: usize, shape: &[usize], out: &mut [u8]) {
-    let strides = row_major(shape);
-    let mut at = 0;
-    for x in xs {
-        by_size!(x.view.dtype, copy_window, *x, out, at as isize * strides[axis], &strides);
-        at += x.view.shape[axis];
-    }
-}
-
-/// `x` placed `before[i]` elements from the start of axis i, `fill` around it.
-pub fn pad(x: Source<'_>, fill: Source<'_>, before: &[i64], shape: &[usize], out: &mut [u8]) {
-    // The fill is one element: a view of it with strides of 0 covers the result.
-    let everywhere = View { shape: shape.to_vec(), strides: vec![0; shape.len()], ..fill.view.clone() };
-    copy(Source { bytes: fill.bytes, view: &everywhere }, out);
-    let strides = row_major(shape);
-    let mut view = x.view.clone();
-    let mut at = 0;
-    for axis in 0..shape.len() {
-        // Element i of x goes to i + before; what falls outside is cut.
-        let skip = (-before[axis]).clamp(0, view.shape[axis] as i64) as usize;
-        let to = before[axis].max(0);
-        let room = (shape[axis] as i64 - to).max(0) as usize;
-        let count = (view.shape[axis] - skip).min(room);
-        view = view.sliced(axis, skip, 1, count);
-        at += to as isize * strides[axis];
-    }
-    by_size!(view.dtype, copy_window, Source { bytes: x.bytes, view: &view }, out, at, &strides);
 }
 
 /// Index `i` of a contiguous view of integers.
@@ -109,26 +192,49 @@ fn resolve(value: i64, size: usize) -> Result<usize> {
     })
 }
 
-fn rows<T: Pod>(x: Source<'_>, out: &mut [u8], inner: usize, ats: impl Iterator<Item = Result<usize>>) -> Result<()> {
-    let (src, dst): (&[T], &mut [T]) = (bytemuck::cast_slice(x.bytes), bytemuck::cast_slice_mut(out));
-    for (to, at) in dst.chunks_exact_mut(inner.max(1)).zip(ats) {
-        let at = x.view.offset + at?;
-        to.copy_from_slice(&src[at..at + inner]);
-    }
-    Ok(())
+/// Rows of `inner` elements of `x`, row i from element `at(i)`; of several errors the first.
+fn rows(
+    team: &Team<'_>,
+    x: Source<'_>,
+    out: &mut [u8],
+    (count, inner): (usize, usize),
+    at: impl Fn(usize) -> Result<usize> + Sync,
+) -> Result<()> {
+    let size = x.view.dtype.size();
+    let failed: Mutex<Option<(usize, Error)>> = Mutex::new(None);
+    let grain = GRAIN.div_ceil((inner * size).max(32));
+    team.chunks(&mut [out], &[inner * size], count, grain, |first, count, outs, _| {
+        for i in 0..count {
+            match at(first + i) {
+                Ok(at) => {
+                    let at = (x.view.offset + at) * size;
+                    outs[0][i * inner * size..(i + 1) * inner * size].copy_from_slice(&x.bytes[at..at + inner * size]);
+                }
+                Err(e) => {
+                    let mut failed = failed.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+                    if failed.as_ref().is_none_or(|(known, _)| first + i < *known) {
+                        *failed = Some((first + i, e));
+                    }
+                    return;
+                }
+            }
+        }
+    });
+    let failed = failed.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+    failed.map_or(Ok(()), |(_, e)| Err(e))
 }
 
 /// Slices of `x` along `axis`, one for each index. Both views are contiguous.
-pub fn gather(x: Source<'_>, ids: Source<'_>, axis: usize, out: &mut [u8]) -> Result<()> {
+pub fn gather(team: &Team<'_>, x: Source<'_>, ids: Source<'_>, axis: usize, out: &mut [u8]) -> Result<()> {
     let shape = &x.view.shape;
     let (size, inner) = (shape[axis], shape[axis + 1..].iter().product::<usize>());
     let (outer, count) = (shape[..axis].iter().product::<usize>(), ids.view.len());
     let at = |i: usize| Ok(((i / count) * size + resolve(index_at(ids, i % count), size)?) * inner);
-    by_size!(x.view.dtype, rows, x, out, inner, (0..outer * count).map(at))
+    rows(team, x, out, (outer * count, inner), at)
 }
 
 /// One element of `x` for each index.
-pub fn gather_elements(x: Source<'_>, ids: Source<'_>, axis: usize, out: &mut [u8]) -> Result<()> {
+pub fn gather_elements(team: &Team<'_>, x: Source<'_>, ids: Source<'_>, axis: usize, out: &mut [u8]) -> Result<()> {
     let strides = row_major(&x.view.shape);
     let (size, shape) = (x.view.shape[axis], &ids.view.shape);
     let at = |i: usize| {
@@ -141,11 +247,11 @@ pub fn gather_elements(x: Source<'_>, ids: Source<'_>, axis: usize, out: &mut [u
         }
         Ok(sum)
     };
-    by_size!(x.view.dtype, rows, x, out, 1, (0..ids.view.len()).map(at))
+    rows(team, x, out, (ids.view.len(), 1), at)
 }
 
 /// Slices of `x` named by index tuples, after `batch` shared axes.
-pub fn gather_nd(x: Source<'_>, ids: Source<'_>, batch: usize, out: &mut [u8]) -> Result<()> {
+pub fn gather_nd(team: &Team<'_>, x: Source<'_>, ids: Source<'_>, batch: usize, out: &mut [u8]) -> Result<()> {
     let (shape, strides) = (&x.view.shape, row_major(&x.view.shape));
     let Some((width, lead)) = ids.view.shape.split_last() else {
         return Err(Error::Internal("indices of rank 0".into()));
@@ -160,5 +266,40 @@ pub fn gather_nd(x: Source<'_>, ids: Source<'_>, batch: usize, out: &mut [u8]) -
         }
         Ok(sum)
     };
-    by_size!(x.view.dtype, rows, x, out, inner, (0..lead.iter().product()).map(at))
+    rows(team, x, out, (lead.iter().product(), inner), at)
+}
+
+/// Rows of `out`, which is of that shape, joined with those of `updates`. Both operands are contiguous.
+pub fn scatter(ids: Source<'_>, updates: Source<'_>, how: Joining, shape: &[usize], out: &mut [u8]) -> Result<()> {
+    let (rows, dtype) = (shape[0], updates.view.dtype);
+    let (width, size) = (shape[1..].iter().product::<usize>(), dtype.size());
+    for i in 0..ids.view.len() {
+        let row = resolve(index_at(ids, i), rows)?;
+        let from = updates.view.offset + i * width;
+        let old = &mut out[row * width * size..(row + 1) * width * size];
+        match how {
+            Joining::Set => old.copy_from_slice(&updates.bytes[from * size..(from + width) * size]),
+            Joining::By(f) => {
+                for (column, old) in old.chunks_exact_mut(size).enumerate() {
+                    let view = View { offset: 0, shape: Vec::new(), strides: Vec::new(), ..updates.view.clone() };
+                    let a = element(Source { bytes: old, view: &view }, 0);
+                    let b = element(updates, (from + column) as isize);
+                    put(join(f, dtype, a, b), dtype, old);
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Stores one element, rounded once.
+fn put(v: Val, dtype: DType, out: &mut [u8]) {
+    match dtype {
+        DType::F64 => out.copy_from_slice(&v.f().to_le_bytes()),
+        DType::F32 => out.copy_from_slice(&(v.f() as f32).to_le_bytes()),
+        DType::F16 => out.copy_from_slice(&half::f16::from_f64(v.f()).to_le_bytes()),
+        DType::BF16 => out.copy_from_slice(&half::bf16::from_f64(v.f()).to_le_bytes()),
+        // The low bytes of an integer are the narrower integer.
+        d => out.copy_from_slice(&v.i().to_le_bytes()[..d.size()]),
+    }
 }

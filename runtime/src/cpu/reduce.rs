@@ -1,16 +1,23 @@
 //! Reductions over any axes, and argmax.
 //!
-//! Holds always: floats accumulate in f64 and are rounded once; integers wrap in their own type.
+//! Holds always: floats accumulate in f64 and are rounded once; integers wrap in their own type; what a
+//! step needs to know of its views is worked out once; bits do not depend on the number of threads.
 
 use half::{bf16, f16};
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::kernel::Reduction;
+use smallvec::SmallVec;
 
 use super::interp::{BLOCK, Dst, read};
 use super::moves::Source;
 use super::reference::{Val, scalars, wrap};
-use super::rowwise::{accumulate, identity, join};
+use super::rowwise::{STRANDS, accumulate, identity, join, total};
+use super::simd::dispatch;
+use super::threads::Team;
 use crate::plan::{View, collapse};
+
+/// Elements below which work is not shared among threads.
+const GRAIN: usize = 1 << 13;
 
 /// Writes element `i` of a float output, rounded once.
 fn put_float(out: &mut [u8], dtype: DType, i: usize, v: f64) {
@@ -31,17 +38,29 @@ fn put_int(out: &mut [u8], dtype: DType, i: usize, v: i64) {
     }
 }
 
-/// The offsets of all indices of a shape, in row-major order.
+/// The offsets of indices of a shape, in row-major order.
 struct Offsets<'a> {
     shape: &'a [usize],
     strides: &'a [isize],
-    index: Vec<usize>,
+    index: SmallVec<[usize; 6]>,
     at: isize,
 }
 
 impl<'a> Offsets<'a> {
     fn new(shape: &'a [usize], strides: &'a [isize], at: isize) -> Offsets<'a> {
-        Offsets { shape, strides, index: vec![0; shape.len()], at }
+        Offsets { shape, strides, index: SmallVec::from_elem(0, shape.len()), at }
+    }
+
+    /// From the index on that stands at this place in the order.
+    fn from(shape: &'a [usize], strides: &'a [isize], at: isize, first: usize) -> Offsets<'a> {
+        let mut o = Offsets::new(shape, strides, at);
+        let mut rest = first;
+        for (axis, size) in shape.iter().enumerate().rev() {
+            o.index[axis] = rest % size;
+            o.at += (rest % size) as isize * strides[axis];
+            rest /= size;
+        }
+        o
     }
 
     fn step(&mut self) {
@@ -72,21 +91,35 @@ fn runs(shape: &[usize], strides: &[isize], at: isize, mut each: impl FnMut(isiz
     }
 }
 
-fn reduce_floats(x: Source<'_>, kind: Reduction, shape: &[usize], strides: &[isize], at: isize) -> f64 {
-    let mut strands = [identity(kind); 8];
-    let (mut narrow, mut wide) = ([0f32; BLOCK], [0f64; BLOCK]);
+/// Memory for elements on their way.
+struct Lines {
+    narrow: [f32; BLOCK],
+    wide: [f64; BLOCK],
+}
+
+fn reduce_floats(
+    x: Source<'_>,
+    kind: Reduction,
+    shape: &[usize],
+    strides: &[isize],
+    at: isize,
+    lines: &mut Lines,
+) -> f64 {
+    let mut strands = [identity(kind); STRANDS];
     runs(shape, strides, at, |at, step, count| {
         if x.view.dtype == DType::F64 {
-            read(x.bytes, DType::F64, at, step, Dst::F64(&mut wide[..count]));
-            for (i, v) in wide[..count].iter().enumerate() {
-                strands[i % 8] = join(kind, strands[i % 8], *v);
+            let wide = &mut lines.wide[..count];
+            read(x.bytes, DType::F64, at, step, Dst::F64(wide));
+            for (i, v) in wide.iter().enumerate() {
+                strands[i % STRANDS] = join(kind, strands[i % STRANDS], *v);
             }
         } else {
-            read(x.bytes, x.view.dtype, at, step, Dst::F32(&mut narrow[..count]));
-            accumulate(kind, &mut strands, &narrow[..count]);
+            let narrow = &mut lines.narrow[..count];
+            read(x.bytes, x.view.dtype, at, step, Dst::F32(narrow));
+            accumulate(kind, &mut strands, narrow);
         }
     });
-    strands.into_iter().fold(identity(kind), |a, b| join(kind, a, b))
+    total(kind, &strands)
 }
 
 fn reduce_ints(x: Source<'_>, kind: Reduction, shape: &[usize], strides: &[isize], at: isize) -> i64 {
@@ -124,60 +157,181 @@ fn reduce_bools(x: Source<'_>, kind: Reduction, shape: &[usize], strides: &[isiz
     total
 }
 
-/// Axes of a view that stay, and those that do not, with their strides; the latter collapsed.
-fn parts(view: &View, axes: &[usize]) -> [(Vec<usize>, Vec<isize>); 2] {
-    let pick = |wanted: bool| {
-        let kept = (0..view.shape.len()).filter(|a| axes.contains(a) == wanted);
-        kept.map(|a| (view.shape[a], view.strides[a])).unzip::<_, _, Vec<usize>, Vec<isize>>()
-    };
-    let (shape, strides) = pick(true);
-    let (shape, mut strides) = collapse(&shape, &[strides]);
-    [pick(false), (shape, strides.pop().unwrap_or_default())]
+/// A reduction that is ready to run: axes that stay and axes that do not, both collapsed.
+#[derive(Clone, Debug)]
+pub struct Reduce {
+    kind: Reduction,
+    kept: (Vec<usize>, Vec<isize>),
+    gone: (Vec<usize>, Vec<isize>),
+    /// Elements that are reduced to one.
+    count: usize,
+    offset: isize,
+    dtype: DType,
 }
 
-/// Reduces over `axes`; the result is row-major over the axes that stay.
-pub fn reduce(x: Source<'_>, kind: Reduction, axes: &[usize], out: &mut [u8]) {
-    let [(kept, kept_strides), (shape, strides)] = parts(x.view, axes);
-    let count: usize = axes.iter().map(|a| x.view.shape[*a]).product();
-    let mut offsets = Offsets::new(&kept, &kept_strides, x.view.offset as isize);
-    for i in 0..kept.iter().product() {
-        let at = offsets.at;
-        match x.view.dtype {
-            DType::Bool => out[i] = reduce_bools(x, kind, &shape, &strides, at) as u8,
-            d if d.is_int() => put_int(out, d, i, reduce_ints(x, kind, &shape, &strides, at)),
-            d => {
-                let total = reduce_floats(x, kind, &shape, &strides, at);
-                put_float(out, d, i, if kind == Reduction::Mean { total / count as f64 } else { total });
-            }
+/// Axes of a view, in order, collapsed.
+fn collapsed(view: &View, axes: impl Iterator<Item = usize>) -> (Vec<usize>, Vec<isize>) {
+    let (shape, strides): (Vec<usize>, Vec<isize>) = axes.map(|a| (view.shape[a], view.strides[a])).unzip();
+    if shape.contains(&0) {
+        return (vec![0], vec![0]);
+    }
+    let (shape, mut strides) = collapse(&shape, &[strides]);
+    (shape, strides.pop().unwrap_or_default())
+}
+
+impl Reduce {
+    /// Reduces a view over `axes`; the result is row-major over the axes that stay.
+    pub fn new(view: &View, kind: Reduction, axes: &[usize]) -> Reduce {
+        Reduce {
+            kind,
+            kept: collapsed(view, (0..view.shape.len()).filter(|a| !axes.contains(a))),
+            gone: collapsed(view, axes.iter().copied()),
+            count: axes.iter().map(|a| view.shape[*a]).product(),
+            offset: view.offset as isize,
+            dtype: view.dtype,
         }
-        offsets.step();
+    }
+
+    /// True if there is enough work for several threads.
+    pub fn is_shared(&self) -> bool {
+        self.kept.0.iter().product::<usize>() * self.count > 2 * GRAIN
+    }
+
+    /// Reduces.
+    pub fn run(&self, team: &Team<'_>, x: Source<'_>, out: &mut [u8]) {
+        let units: usize = self.kept.0.iter().product();
+        let size = self.dtype.size();
+        // Columns: neighbours in memory belong to different results, which are added up side by side.
+        let columns = self.kept.1.last() == Some(&1)
+            && self.kept.0.last().is_some_and(|n| *n >= 8)
+            && !matches!(self.gone.1.last(), Some(1))
+            && matches!(self.dtype, DType::F32 | DType::F16 | DType::BF16);
+        team.chunks(&mut [out], &[size], units, GRAIN.div_ceil(self.count.max(1)), |first, count, outs, _| {
+            if columns {
+                self.columns(x, outs[0], first, count);
+            } else {
+                self.one_by_one(x, outs[0], first, count);
+            }
+        });
+    }
+
+    fn one_by_one(&self, x: Source<'_>, out: &mut [u8], first: usize, count: usize) {
+        let (shape, strides) = (self.gone.0.as_slice(), self.gone.1.as_slice());
+        let mut lines = Lines { narrow: [0.0; BLOCK], wide: [0.0; BLOCK] };
+        let mut offsets = Offsets::from(&self.kept.0, &self.kept.1, self.offset, first);
+        for i in 0..count {
+            let at = offsets.at;
+            match self.dtype {
+                DType::Bool => out[i] = reduce_bools(x, self.kind, shape, strides, at) as u8,
+                d if d.is_int() => put_int(out, d, i, reduce_ints(x, self.kind, shape, strides, at)),
+                d => put_float(out, d, i, self.finished(reduce_floats(x, self.kind, shape, strides, at, &mut lines))),
+            }
+            offsets.step();
+        }
+    }
+
+    fn finished(&self, total: f64) -> f64 {
+        if self.kind == Reduction::Mean { total / self.count as f64 } else { total }
+    }
+
+    /// Results from `first` on, a block of neighbours at once; each is one strand.
+    fn columns(&self, x: Source<'_>, out: &mut [u8], first: usize, count: usize) {
+        let inner = self.kept.0.last().copied().unwrap_or(1);
+        let mut sums = [0f64; BLOCK];
+        let mut values = [0f32; BLOCK];
+        let mut done = 0;
+        while done < count {
+            let width = (inner - (first + done) % inner).min(count - done).min(BLOCK);
+            let at = Offsets::from(&self.kept.0, &self.kept.1, self.offset, first + done).at;
+            sums[..width].fill(identity(self.kind));
+            let mut offsets = Offsets::new(&self.gone.0, &self.gone.1, at);
+            for _ in 0..self.count {
+                read(x.bytes, self.dtype, offsets.at, 1, Dst::F32(&mut values[..width]));
+                join_all(self.kind, &mut sums[..width], &values[..width]);
+                offsets.step();
+            }
+            for (i, sum) in sums[..width].iter().enumerate() {
+                put_float(out, self.dtype, done + i, self.finished(*sum));
+            }
+            done += width;
+        }
+    }
+}
+
+dispatch! {
+    /// Joins each value to the sum of its column.
+    fn join_all(kind: Reduction, sums: &mut [f64], values: &[f32]) {
+        macro_rules! each {
+            ($kind:expr) => {
+                for i in 0..sums.len().min(values.len()) {
+                    sums[i] = join($kind, sums[i], values[i] as f64);
+                }
+            };
+        }
+        match kind {
+            Reduction::Sum | Reduction::Mean => each!(Reduction::Sum),
+            Reduction::Prod => each!(Reduction::Prod),
+            Reduction::Max => each!(Reduction::Max),
+            Reduction::Min => each!(Reduction::Min),
+        }
     }
 }
 
 /// Position of the largest element along an axis; NaN is largest.
-pub fn argmax(x: Source<'_>, axis: usize, last: bool, out: &mut [u8]) {
-    let [(kept, kept_strides), _] = parts(x.view, &[axis]);
+pub fn argmax(team: &Team<'_>, x: Source<'_>, axis: usize, last: bool, out: &mut [u8]) {
+    let (kept, kept_strides) = collapsed(x.view, (0..x.view.shape.len()).filter(|a| *a != axis));
+    let (size, stride) = (x.view.shape[axis], x.view.strides[axis]);
+    if size == 0 {
+        return out.fill(0);
+    }
+    let units = out.len() / size_of::<i64>();
+    team.chunks(&mut [out], &[size_of::<i64>()], units, GRAIN.div_ceil(size.max(1)), |first, _, outs, _| {
+        let out: &mut [i64] = bytemuck::cast_slice_mut(outs[0]);
+        let mut offsets = Offsets::from(&kept, &kept_strides, x.view.offset as isize, first);
+        for o in out.iter_mut() {
+            let at = |i: usize| element(x, offsets.at + i as isize * stride);
+            let (mut best, mut value) = (0, at(0));
+            for i in 1..size {
+                let next = at(i);
+                let (greater, equal) = match (value, next) {
+                    (Val::F(a), Val::F(b)) => {
+                        (b > a || (b.is_nan() && !a.is_nan()), a == b || (a.is_nan() && b.is_nan()))
+                    }
+                    (a, b) => (b.i() > a.i(), a.i() == b.i()),
+                };
+                if greater || (last && equal) {
+                    (best, value) = (i, next);
+                }
+            }
+            *o = best as i64;
+            offsets.step();
+        }
+    });
+}
+
+/// Positions in order along an axis.
+pub fn argsort(x: Source<'_>, axis: usize, descending: bool, out: &mut [u8]) {
+    let (kept, kept_strides) = collapsed(x.view, (0..x.view.shape.len()).filter(|a| *a != axis));
     let out: &mut [i64] = bytemuck::cast_slice_mut(out);
     let (size, stride) = (x.view.shape[axis], x.view.strides[axis]);
+    let inner: usize = x.view.shape[axis + 1..].iter().product();
     let mut offsets = Offsets::new(&kept, &kept_strides, x.view.offset as isize);
-    for o in out.iter_mut() {
-        let at = |i: usize| element(x, offsets.at + i as isize * stride);
-        let mut best = 0;
-        for i in 1..size {
-            let (greater, equal) = match (at(best), at(i)) {
-                (Val::F(a), Val::F(b)) => (b > a || (b.is_nan() && !a.is_nan()), a == b || (a.is_nan() && b.is_nan())),
-                (a, b) => (b.i() > a.i(), a.i() == b.i()),
-            };
-            if greater || (last && equal) {
-                best = i;
-            }
+    let mut order: Vec<(Val, i64)> = Vec::with_capacity(size);
+    for line in 0..kept.iter().product() {
+        order.clear();
+        order.extend((0..size).map(|i| (element(x, offsets.at + i as isize * stride), i as i64)));
+        order
+            .sort_by(|(a, _), (b, _)| if descending { scalars::ascending(*b, *a) } else { scalars::ascending(*a, *b) });
+        let first = line / inner.max(1) * inner * size + line % inner.max(1);
+        for (i, (_, from)) in order.iter().enumerate() {
+            out[first + i * inner] = *from;
         }
-        *o = best as i64;
         offsets.step();
     }
 }
 
-fn element(x: Source<'_>, at: isize) -> Val {
+/// One element, whatever its type.
+pub fn element(x: Source<'_>, at: isize) -> Val {
     let (mut f, mut d, mut i, mut b) = ([0f32], [0f64], [0i64], [0u8]);
     match x.view.dtype {
         DType::F64 => {

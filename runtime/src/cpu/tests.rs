@@ -13,29 +13,33 @@ use rand_chacha::ChaCha8Rng;
 
 use super::Executor;
 use super::reference::{Mode, evaluate};
+use super::simd::{Isa, limit};
 use crate::device::Device;
 use crate::graph::{Graph, Value};
 use crate::plan::{Options, Plan};
 use crate::tensor::Tensor;
 use crate::testing::{int, list, program, ty};
 
-struct Random {
+/// A random graph with its inputs.
+pub(crate) struct Random {
     rng: ChaCha8Rng,
-    graph: Graph,
-    inputs: Vec<(String, Tensor)>,
+    pub(crate) graph: Graph,
+    pub(crate) inputs: Vec<(String, Tensor)>,
     values: Vec<Value>,
 }
 
 const FLOATS: [DType; 4] = [DType::F32, DType::F64, DType::F16, DType::BF16];
 
 impl Random {
-    fn new(seed: u64) -> Random {
+    pub(crate) fn new(seed: u64) -> Random {
         let graph = Graph::new(program());
         Random { rng: ChaCha8Rng::seed_from_u64(seed), graph, inputs: Vec::new(), values: Vec::new() }
     }
 
     fn shape(&mut self, rank: usize) -> Vec<usize> {
-        (0..rank).map(|_| *[1, 1, 2, 3, 5, 7, 16, 33].choose(&mut self.rng).unwrap()).collect()
+        (0..rank)
+            .map(|_| *[0, 1, 1, 1, 2, 2, 3, 3, 5, 5, 7, 7, 16, 16, 33, 33].choose(&mut self.rng).unwrap())
+            .collect()
     }
 
     fn tensor(&mut self, dtype: DType, shape: &[usize], wild: bool) -> Tensor {
@@ -255,7 +259,7 @@ impl Random {
         self.values.extend(v);
     }
 
-    fn build(&mut self, wild: bool) {
+    pub(crate) fn build(&mut self, wild: bool) {
         for _ in 0..4 {
             let dtype = *[
                 DType::F32,
@@ -302,7 +306,7 @@ impl Random {
 }
 
 /// Compares with a tolerance that is relative to the largest finite value; NaN and infinities must agree.
-fn compare(got: &Tensor, want: &Tensor, dtype: DType, epsilon: f64, what: &str) {
+pub(crate) fn compare(got: &Tensor, want: &Tensor, dtype: DType, epsilon: f64, what: &str) {
     assert_eq!((got.dtype(), got.shape()), (want.dtype(), want.shape()), "{what}");
     if !dtype.is_float() {
         assert_eq!(got.bytes(), want.bytes(), "{what}");
@@ -320,14 +324,19 @@ fn compare(got: &Tensor, want: &Tensor, dtype: DType, epsilon: f64, what: &str) 
     }
 }
 
+/// Fusion keeps f32 where the graph says bf16: the coarsest type decides how close results can be.
+pub(crate) fn coarsest(graph: &Graph) -> f64 {
+    graph.nodes.iter().flat_map(|n| &n.results).fold(0.0f64, |a, t| a.max(t.dtype.epsilon()))
+}
+
 fn check(seed: u64, wild: bool) {
     let mut r = Random::new(seed);
     r.build(wild);
     let want = evaluate(&r.graph, &r.inputs, Mode::Rounded).unwrap();
     let inputs: Vec<Tensor> = r.inputs.iter().map(|(_, t)| t.clone()).collect();
-    // Fusion keeps f32 where the graph says bf16: the coarsest type decides how close results can be.
-    let types = r.graph.nodes.iter().flat_map(|n| &n.results);
-    let epsilon = types.fold(0.0f64, |a, t| a.max(t.dtype.epsilon()));
+    let epsilon = coarsest(&r.graph);
+    // Each seed on another instruction set.
+    limit([Isa::Avx512, Isa::Avx2, Isa::Portable][seed as usize % 3]);
     for (cluster, threads) in [(true, 1), (true, 3), (false, 1)] {
         let options = Options { cluster, ..Options::new(Device::named("cpu").unwrap()) };
         let plan = Arc::new(Plan::build(&r.graph, &options).unwrap());
@@ -356,5 +365,98 @@ fn random_graphs_agree_with_the_reference() {
 fn special_values_agree_with_the_reference() {
     for seed in 1000..1200 {
         check(seed, true);
+    }
+}
+
+/// A graph of one op on f32, run on so many threads.
+fn run_one(shape: &[usize], threads: usize, build: impl Fn(&mut Graph, Value) -> Value) -> Vec<f32> {
+    let mut g = Graph::new(crate::library::load(&[]).unwrap());
+    let x = g.input("x", ty(DType::F32, shape));
+    let y = build(&mut g, x);
+    g.output("y", y);
+    let plan = Arc::new(Plan::build(&g, &Options::new(Device::cpu())).unwrap());
+    let n: usize = shape.iter().product();
+    let values: Vec<f64> = (0..n).map(|i| ((i * 7919) % 1000) as f64 / 250.0 - 2.0).collect();
+    let x = Tensor::from_f64(DType::F32, shape, &values).unwrap();
+    let out = Executor::new(plan, threads).unwrap().run(&[x]).unwrap();
+    bytemuck::cast_slice(out[0].bytes()).to_vec()
+}
+
+#[test]
+fn bits_do_not_depend_on_the_number_of_threads() {
+    for (name, shape) in [("softmax", &[257, 129][..]), ("gelu", &[511, 301]), ("softmax", &[3, 9000])] {
+        let one = run_one(shape, 1, |g, x| g.call(name, &[x], &[]).unwrap()[0]);
+        let four = run_one(shape, 4, |g, x| g.call(name, &[x], &[]).unwrap()[0]);
+        assert!(one.iter().zip(&four).all(|(a, b)| a.to_bits() == b.to_bits()), "{name} {shape:?}");
+    }
+    let product = |g: &mut Graph, x: Value| {
+        let w: Vec<f64> = (0..300 * 210).map(|i| (i % 31) as f64 / 16.0 - 1.0).collect();
+        let w = g.constant(Tensor::from_f64(DType::F32, &[300, 210], &w).unwrap());
+        g.builtin(BuiltinOp::Matmul, &[x, w], vec![]).unwrap()[0]
+    };
+    let reduce = |axes: &'static [usize]| {
+        move |g: &mut Graph, x: Value| {
+            g.builtin(BuiltinOp::Sum, &[x], vec![list(axes), AttrValue::Bool(false)]).unwrap()[0]
+        }
+    };
+    assert_eq!(run_one(&[333, 300], 1, product), run_one(&[333, 300], 4, product));
+    for axes in [&[0][..], &[1], &[0, 2], &[1, 2]] {
+        assert_eq!(run_one(&[40, 50, 60], 1, reduce(axes)), run_one(&[40, 50, 60], 4, reduce(axes)), "{axes:?}");
+    }
+}
+
+#[test]
+fn bits_of_pointwise_and_row_wise_work_do_not_depend_on_the_instructions() {
+    for name in ["gelu", "gelu_tanh", "silu", "softmax", "softplus"] {
+        let results = [Isa::Avx512, Isa::Avx2, Isa::Portable].map(|isa| {
+            limit(isa);
+            run_one(&[7, 613], 1, |g, x| g.call(name, &[x], &[]).unwrap()[0])
+        });
+        limit(Isa::Avx512);
+        let same = |a: &[f32], b: &[f32]| a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits());
+        assert!(same(&results[0], &results[1]) && same(&results[0], &results[2]), "{name}");
+    }
+}
+
+#[test]
+fn rows_of_any_length_agree_with_the_reference() {
+    // Many rows in a block, rows of exactly a block, rows beyond the registers, and no columns at all.
+    let library = crate::library::load(&[]).unwrap();
+    for (rows, n) in [(5, 1), (700, 3), (33, 24), (2, 512), (3, 513), (2, 8192), (2, 8193), (1, 20000), (3, 0), (0, 5)]
+    {
+        for dtype in FLOATS {
+            let mut g = Graph::new(library.clone());
+            let x = g.input("x", ty(dtype, &[rows, n]));
+            let y = g.call("softmax", &[x], &[]).unwrap()[0];
+            g.output("y", y);
+            let values: Vec<f64> = (0..rows * n).map(|i| ((i * 31) % 97) as f64 / 20.0 - 2.0).collect();
+            let x = Tensor::from_f64(dtype, &[rows, n], &values).unwrap();
+            let want = evaluate(&g, &[("x".to_string(), x.clone())], Mode::Rounded).unwrap();
+            let plan = Arc::new(Plan::build(&g, &Options::new(Device::cpu())).unwrap());
+            let got = Executor::new(plan, 2).unwrap().poisoned().run(&[x]).unwrap();
+            compare(&got[0], &want[0].to_tensor().unwrap(), dtype, dtype.epsilon(), &format!("{dtype} {rows}x{n}"));
+        }
+    }
+}
+
+#[test]
+fn an_index_outside_is_an_error_that_names_the_first() {
+    for (op, shape) in [(BuiltinOp::Gather, vec![40_000]), (BuiltinOp::GatherElements, vec![40_000, 2])] {
+        let mut g = Graph::new(program());
+        let x = g.input("x", ty(DType::F32, &[40_000, 2]));
+        let ids = g.input("ids", ty(DType::I64, &shape));
+        let y = g.builtin(op, &[x, ids], vec![int(0)]).unwrap()[0];
+        g.output("y", y);
+        let plan = Arc::new(Plan::build(&g, &Options::new(Device::cpu())).unwrap());
+        let executor = Executor::new(plan, 3).unwrap();
+        let x = Tensor::zeros(DType::F32, &[40_000, 2]).unwrap();
+        let mut ids = vec![3i64; shape.iter().product()];
+        (ids[20_000], ids[39_999]) = (40_000, -50_000);
+        let ids = Tensor::from_slice(&shape, &ids).unwrap();
+        let message = executor.run(&[x.clone(), ids]).unwrap_err().to_string();
+        assert!(message.contains("index 40000 is outside an axis of size 40000"), "{message}");
+        // The executor goes on.
+        let ids = Tensor::from_slice(&shape, &vec![-40_000i64; shape.iter().product()]).unwrap();
+        assert!(executor.run(&[x, ids]).is_ok());
     }
 }

@@ -32,7 +32,7 @@ struct Key {
 
 impl Constants {
     /// Computes what depends on constants alone and is needed by something that does not.
-    pub(super) fn fold(&mut self, mut graph: Graph) -> Result<Graph> {
+    pub(crate) fn fold(&mut self, mut graph: Graph) -> Result<Graph> {
         let constant = constants(&graph);
         let frontier = frontier(&graph, &constant);
         if frontier.is_empty() {

@@ -18,8 +18,9 @@ use hypatia_dsl::kernel::derive_rowwise_over;
 use hypatia_dsl::scalar::{Literal, Term, TermNode, match_modulo_ac, prune};
 use hypatia_dsl::typing::{Bindings, Facts, TensorType, eval, eval_guard, match_type, type_fact};
 
+use super::rows::Rows;
 use super::view::View;
-use super::{GemmStep, Place, Plan, RowwiseStep};
+use super::{GemmStep, Place, Plan};
 use crate::device::Device;
 use crate::graph::prim::sizes;
 use crate::graph::{Graph, Node, NodeKind};
@@ -134,34 +135,37 @@ impl Bound<'_> {
     }
 }
 
-/// The row-wise kernel that computes a node of a defined op, if the Program declares one for it.
-pub(super) fn rowwise(graph: &Graph, node: &Node, device: &Device) -> Option<RowwiseStep> {
-    let NodeKind::Op { op, attrs, .. } = &node.kind else { return None };
+/// Whether the Program declares a kernel of that kind for a node of a defined op.
+pub(super) fn declares(graph: &Graph, node: &Node, backend: &Backend, device: &Device) -> bool {
+    let NodeKind::Op { op, attrs, .. } = &node.kind else { return false };
     let def = graph.program.op(*op);
-    let operands: Vec<Option<TensorType>> = node.operands.iter().map(|v| v.map(|v| graph.ty(v).clone())).collect();
     let known = |v: &Option<crate::graph::Value>| {
         v.map(|v| Known { ty: graph.ty(v).clone(), constant: matches!(graph.node(v.node).kind, NodeKind::Const(_)) })
     };
-    let declared = graph.program.kernels.iter().any(|kernel| {
+    graph.program.kernels.iter().any(|kernel| {
         let Pat::Node(NodePat { head: Head::Op(head), args, attrs: pats, .. }) = &kernel.pattern else { return false };
-        if head != op || kernel.backend != Backend::Rowwise {
+        if head != op || kernel.backend != *backend {
             return false;
         }
         let mut bound = Bound::new(device);
-        let rank = operands.first().and_then(|o| o.as_ref()).map(|t| t.shape.len());
+        let rank = node.operands.first().and_then(|v| *v).map(|v| graph.ty(v).shape.len());
         let mut have = node.operands.iter().map(known).chain(std::iter::repeat(None));
         args.iter().all(|p| bound.operand(p, have.next().flatten().as_ref()))
             && bound.attrs(def, pats, attrs, rank)
             && bound.allowed(kernel, node.results[0].dtype)
-    });
-    if !declared {
+    })
+}
+
+/// The row-wise kernel that computes a node of a defined op, if the Program declares one for it.
+pub(super) fn rowwise(graph: &Graph, node: &Node, device: &Device) -> Option<Rows> {
+    let NodeKind::Op { op, attrs, .. } = &node.kind else { return None };
+    if !declares(graph, node, &Backend::Rowwise, device) {
         return None;
     }
-    let derived = derive_rowwise_over(&graph.program, *op, attrs, &operands, &node.results);
-    let (kernel, full, axes) = derived.ok()?;
-    let full = sizes(&full, &|_| None).ok()?;
-    let (rows, row) = full.split_at(full.len().checked_sub(axes)?);
-    Some(RowwiseStep { kernel, rows: rows.iter().product(), n: row.iter().product() })
+    let operands: Vec<Option<TensorType>> = node.operands.iter().map(|v| v.map(|v| graph.ty(v).clone())).collect();
+    let (kernel, space) = derive_rowwise_over(&graph.program, *op, attrs, &operands, &node.results).ok()?;
+    let sizes = sizes(&space.sizes, &|_| None).ok()?;
+    Some(Rows { kernel, space, sizes })
 }
 
 /// A gemm that looks for a kernel.
@@ -184,11 +188,15 @@ pub(super) fn gemm(gemm: &Gemm<'_>) -> Choice {
         return Choice::Whole(None);
     }
     let term = &gemm.step.term;
-    if let Some(kernel) = gemm.find(term, gemm.out) {
-        return Choice::Whole(Some(kernel));
-    }
-    if gemm.step.is_plain() {
-        return Choice::Whole(None);
+    // The library writes the type of its operands or of the accumulator; a pass rounds to any other.
+    let direct = gemm.out == gemm.step.acc || gemm.known.first().is_some_and(|a| a.ty.dtype == gemm.out);
+    if direct {
+        if let Some(kernel) = gemm.find(term, gemm.out) {
+            return Choice::Whole(Some(kernel));
+        }
+        if gemm.step.is_plain() {
+            return Choice::Whole(None);
+        }
     }
     // The largest part of the epilogue that some kernel computes; at least the accumulator itself.
     let acc = term.nodes.iter().position(|n| *n == TermNode::Acc);
@@ -249,6 +257,10 @@ impl Gemm<'_> {
 
     fn matches(&self, kernel: &Kernel, term: &Term, out: DType) -> bool {
         let program = &self.plan.program;
+        // What a template makes was not measured, and is not chosen on its word alone.
+        if matches!(kernel.backend, Backend::Template(_)) {
+            return false;
+        }
         let Pat::Node(NodePat { head: Head::Op(op), args, attrs, .. }) = &kernel.pattern else { return false };
         let def = program.op(*op);
         if def.body != OpBody::Builtin(BuiltinOp::Gemm) {
@@ -310,6 +322,7 @@ fn term_of(pat: &Pat, reads: &mut Vec<(VarId, InView)>) -> Option<Term> {
             Pat::Lit { value, .. } => TermNode::Lit(Literal(*value)),
             Pat::Typed(inner, _) | Pat::Bind(_, inner) => return walk(inner, reads, term, depth + 1),
             Pat::Node(n) => match n.head {
+                Head::Region(_) => return None,
                 Head::Acc => TermNode::Acc,
                 Head::In(view) => {
                     let mut operand = n.args.first()?;

@@ -10,23 +10,24 @@ use std::sync::Arc;
 use hypatia_dsl::builtin::BuiltinOp;
 use hypatia_dsl::dtype::{DType, Kind};
 use hypatia_dsl::ir::InView;
-use hypatia_dsl::kernel::{Access, Operand, PointwiseKernel, RowAccess};
+use hypatia_dsl::kernel::{Access, Operand, PointwiseKernel};
 use hypatia_dsl::scalar::{Literal, Term, TermId, TermNode};
 
 use super::prepare::{Prepared, builtin};
 use super::regions::cluster;
+use super::rows::Rows;
 use super::view::{View, collapse, row_major};
 use super::{
-    Action, Buffer, BufferId, GemmStep, Options, Place, Plan, PlanInput, PointwiseStep, RowwiseStep, Step, kernels,
+    Action, Buffer, BufferId, ConvStep, GemmStep, Options, Place, Plan, PlanInput, PointwiseStep, Step, kernels,
 };
 use crate::error::{Error, Result};
-use crate::graph::prim::{Prim, elements, sizes};
+use crate::graph::prim::{Prim, Window, elements, sizes};
 use crate::graph::{Graph, Node, NodeId, NodeKind, Value};
 use crate::tensor::Tensor;
 
 struct Lower<'a> {
     graph: &'a Graph,
-    rowwise: &'a HashMap<NodeId, RowwiseStep>,
+    rowwise: &'a HashMap<NodeId, Rows>,
     plan: Plan,
     values: HashMap<Value, View>,
     /// Buffers of constants by the address of their tensor: initializers are shared.
@@ -207,10 +208,16 @@ impl Lower<'_> {
         let op = builtin(graph, node).ok_or_else(|| Error::Internal("an op without a kernel".into()))?;
         let (dtype, shape) = self.ty(Value { node: id, output: 0 })?;
         let operands: Vec<Value> = node.operands.iter().flatten().copied().collect();
-        let first = operands.first().map(|v| self.ty(*v)).transpose()?.map(|(_, s)| s);
-        let prim = Prim::read(op, attrs, &|_| None, first.as_deref(), &shape)?;
-        if matches!(prim, Prim::Matmul | Prim::Gemm) {
-            let view = self.gemm(node, &operands, term.as_ref(), dtype, &shape)?;
+        let shapes = operands.iter().map(|v| Ok(self.ty(*v)?.1)).collect::<Result<Vec<_>>>()?;
+        let shapes: Vec<&[usize]> = shapes.iter().map(Vec::as_slice).collect();
+        let prim = Prim::read(op, attrs, &|_| None, &shapes, &shape)?;
+        if op.multiplies() {
+            let view = match prim {
+                Prim::Conv { axes, groups } => {
+                    self.conv(node, &operands, term.as_ref(), (axes, groups), dtype, &shape)?
+                }
+                _ => self.gemm(node, &operands, term.as_ref(), dtype, &shape)?,
+            };
             self.values.insert(Value { node: id, output: 0 }, view);
             return Ok(());
         }
@@ -257,6 +264,10 @@ impl Lower<'_> {
                 let start = usize::try_from(*start).map_err(|_| Error::Internal("a slice from before 0".into()))?;
                 vec![x.sliced(*axis, start, *step as isize, shape[*axis])]
             }
+            Prim::Windows(axes) => {
+                let lead = x.shape.len() - axes.len();
+                vec![x.windowed(axes, &shape[lead..lead + axes.len()])]
+            }
             Prim::Split { axis, sizes } => {
                 let starts = sizes.iter().scan(0, |at, size| Some(std::mem::replace(at, *at + size)));
                 starts.zip(sizes).map(|(start, size)| x.sliced(*axis, start, 1, *size)).collect()
@@ -276,11 +287,15 @@ impl Lower<'_> {
             Prim::Gather(axis) => Action::Gather(axis),
             Prim::GatherElements(axis) => Action::GatherElements(axis),
             Prim::GatherNd(batch) => Action::GatherNd(batch),
+            Prim::Scatter(how) => Action::Scatter(how),
+            Prim::Argsort(axis, descending) => Action::Argsort(axis, descending),
             Prim::Reduce(kind, axes) => Action::Reduce(kind, axes),
             Prim::Argmax { axis, last } => Action::Argmax(axis, last),
             other => return Err(Error::Internal(format!("{other:?} cannot be planned"))),
         };
-        if matches!(action, Action::Gather(_) | Action::GatherElements(_) | Action::GatherNd(_)) {
+        let indexed =
+            matches!(action, Action::Gather(_) | Action::GatherElements(_) | Action::GatherNd(_) | Action::Scatter(_));
+        if indexed {
             for r in &mut reads {
                 *r = self.contiguous(r, &node.name)?;
             }
@@ -308,6 +323,12 @@ impl Lower<'_> {
             view.ok_or_else(|| Error::Internal(format!("a product of {:?} into {shape:?}", v.shape)))
         };
         let mut views = vec![wide(&a, *m, ka)?, wide(&b, ka, *n)?];
+        if !self.plan.device.is_host() {
+            // The library takes matrices with one dense axis.
+            for view in views.iter_mut().filter(|v| !v.is_empty() && !v.is_matrix()) {
+                *view = self.contiguous(view, &node.name)?;
+            }
+        }
         let mut known = vec![kernels::known(&self.plan, &a), kernels::known(&self.plan, &b)];
         for r in reads {
             let view = self.value(*r)?;
@@ -335,6 +356,40 @@ impl Lower<'_> {
                 self.pass(&node.name, rest, mid, rest_reads, out.clone());
             }
         }
+        Ok(out)
+    }
+
+    /// A convolution. The host runs any epilogue on its results; elsewhere it is a pass behind it.
+    fn conv(
+        &mut self,
+        node: &Node,
+        operands: &[Value],
+        term: Option<&Term>,
+        (windows, groups): (Vec<Window>, usize),
+        dtype: DType,
+        shape: &[usize],
+    ) -> Result<View> {
+        let [x, w, reads @ ..] = operands else { return Err(Error::Internal("a convolution of one operand".into())) };
+        let mut views = Vec::with_capacity(operands.len());
+        for v in [x, w] {
+            let view = self.value(*v)?;
+            views.push(self.contiguous(&view, &node.name)?);
+        }
+        for v in reads {
+            views.push(self.broadcast(*v, shape)?);
+        }
+        let step =
+            ConvStep { windows, groups, acc: views[0].dtype.compute(), term: term.cloned().unwrap_or_else(plain) };
+        let out = self.fresh(dtype, shape)?;
+        if self.plan.device.is_host() || (step.is_plain() && step.acc == dtype) {
+            self.step(&node.name, Action::Conv(step), views, vec![out.clone()]);
+            return Ok(out);
+        }
+        let reads = views.split_off(2);
+        let mid = self.fresh(step.acc, shape)?;
+        let plain = ConvStep { term: plain(), ..step.clone() };
+        self.step(&node.name, Action::Conv(plain), views, vec![mid.clone()]);
+        self.pass(&node.name, step.term, mid, reads, out.clone());
         Ok(out)
     }
 
@@ -415,6 +470,10 @@ impl Lower<'_> {
                 (_, Some(arg)) => term.add(TermNode::Cast { to: node.results[0].dtype, arg: *arg }),
                 _ => return Err(Error::Internal("a cast of nothing".into())),
             };
+            let dtype = node.results[0].dtype;
+            // Generated code counts integers in 64 bits: each result wraps to its own width, as if it were stored.
+            let wraps = !self.plan.device.is_host() && dtype.is_int() && dtype != DType::I64;
+            let id = if wraps { term.add(TermNode::Cast { to: dtype, arg: id }) } else { id };
             inside.insert(Value { node: NodeId(*index as u32), output: 0 }, id);
         }
         let mut writes = Vec::new();
@@ -456,32 +515,27 @@ impl Lower<'_> {
         typed.then_some(number)
     }
 
-    fn rowwise_node(&mut self, id: NodeId, node: &Node, step: &RowwiseStep) -> Result<()> {
+    fn rowwise_node(&mut self, id: NodeId, node: &Node, rows: &Rows) -> Result<()> {
         let operands: Vec<Value> = node.operands.iter().flatten().copied().collect();
         let mut reads = Vec::new();
         for v in &operands {
             let view = self.value(*v)?;
-            reads.push(self.contiguous(&view, &node.name)?);
+            // A kernel counts on from the first element of its operand, never back.
+            let back = view.strides.iter().zip(&view.shape).any(|(stride, size)| *stride < 0 && *size > 1);
+            reads.push(if back { self.contiguous(&view, &node.name)? } else { view });
         }
-        let elements = |access: &RowAccess| match access {
-            RowAccess::Full => step.rows * step.n,
-            RowAccess::PerColumn => step.n,
-            RowAccess::PerRow => step.rows,
-            RowAccess::Splat => 1,
-        };
-        let fits = |((_, access), v): (&(DType, RowAccess), &View)| v.len() == elements(access);
-        if reads.len() != step.kernel.inputs.len() || !step.kernel.inputs.iter().zip(&reads).all(fits) {
-            return Err(Error::Internal(format!("kernel {} does not fit its operands", step.kernel.name)));
-        }
+        let types = (0..node.results.len()).map(|output| self.ty(Value { node: id, output: output as u32 }));
+        let types = types.collect::<Result<Vec<(DType, Vec<usize>)>>>()?;
+        let shapes: Vec<Vec<usize>> = types.iter().map(|(_, shape)| shape.clone()).collect();
+        let step = rows.step(&reads, &shapes);
+        let mut step =
+            step.ok_or_else(|| Error::Internal(format!("kernel {} does not fit its operands", rows.kernel.name)))?;
         let mut writes = Vec::new();
-        for output in 0..node.results.len() {
-            let value = Value { node: id, output: output as u32 };
-            let (dtype, shape) = self.ty(value)?;
+        for (output, (dtype, shape)) in types.into_iter().enumerate() {
             let out = self.fresh(dtype, &shape)?;
-            self.values.insert(value, out.clone());
+            self.values.insert(Value { node: id, output: output as u32 }, out.clone());
             writes.push(out);
         }
-        let mut step = step.clone();
         step.kernel.name = format!("{}_{}", step.kernel.name, self.plan.steps.len());
         self.step(&node.name, Action::Rowwise(step), reads, writes);
         Ok(())

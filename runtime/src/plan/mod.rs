@@ -8,29 +8,39 @@
 //! same time do not overlap, except where a step says that it works in place.
 
 mod buffers;
+mod composed;
 mod constants;
 mod kernels;
 mod lower;
 mod prepare;
 mod print;
 mod regions;
+mod rows;
 #[cfg(test)]
 mod tests;
 mod view;
+mod work;
 
 use std::sync::Arc;
 
+use hypatia_dsl::builtin::Joining;
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::{KernelId, Program};
-use hypatia_dsl::kernel::{PointwiseKernel, Reduction, RowwiseKernel};
+use hypatia_dsl::kernel::{PointwiseKernel, Reduction, RowLayout, RowwiseKernel};
 use hypatia_dsl::scalar::Term;
 
 use crate::device::Device;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::graph::Graph;
+use crate::graph::prim::Window;
+use crate::memory;
+use crate::optimize::cost::ASSUMED_SIZE;
 use crate::tensor::Tensor;
 pub use constants::Constants;
-pub use view::{View, collapse, row_major};
+pub(crate) use prepare::constants as constant_nodes;
+pub(crate) use regions::cluster;
+pub use view::{View, collapse, matrix_layout, row_major};
+pub use work::StepWork;
 
 /// A buffer of a [`Plan`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -100,8 +110,34 @@ pub struct GemmStep {
 impl GemmStep {
     /// True if the accumulator is stored as it is.
     pub fn is_plain(&self) -> bool {
-        matches!(self.term.nodes.get(self.term.root().0 as usize), Some(hypatia_dsl::scalar::TermNode::Acc))
+        is_plain(&self.term)
     }
+}
+
+/// A convolution with an epilogue. `reads[0]` is `[n, c, ..]`, `reads[1]` is `[o, c / groups, ..]`, both
+/// contiguous; the term's operands follow, broadcast to the result.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ConvStep {
+    /// How the windows lie, for each axis behind the channels.
+    pub windows: Vec<Window>,
+    /// Groups of channels.
+    pub groups: usize,
+    /// Element type of the accumulator: f32, or f64 for f64.
+    pub acc: DType,
+    /// The epilogue; `acc` alone for a plain convolution.
+    pub term: Term,
+}
+
+impl ConvStep {
+    /// True if the accumulator is stored as it is.
+    pub fn is_plain(&self) -> bool {
+        is_plain(&self.term)
+    }
+}
+
+/// True if the term is the accumulator alone.
+fn is_plain(term: &Term) -> bool {
+    matches!(term.nodes.get(term.root().0 as usize), Some(hypatia_dsl::scalar::TermNode::Acc))
 }
 
 /// Pointwise work on a collapsed index space.
@@ -124,6 +160,9 @@ pub struct RowwiseStep {
     pub rows: usize,
     /// Length of a row.
     pub n: usize,
+    /// Where the elements of each read, then of each write, lie; at least one axis numbers the rows, and at
+    /// least one makes a row.
+    pub layout: RowLayout,
 }
 
 /// What a step does with its reads.
@@ -131,6 +170,8 @@ pub struct RowwiseStep {
 pub enum Action {
     /// A matrix product.
     Gemm(GemmStep),
+    /// A convolution.
+    Conv(ConvStep),
     /// Pointwise.
     Pointwise(PointwiseStep),
     /// Row by row.
@@ -147,6 +188,10 @@ pub enum Action {
     GatherElements(usize),
     /// Slices of `reads[0]` named by index tuples, after batch axes.
     GatherNd(usize),
+    /// A copy of `reads[0]` whose rows that `reads[1]` names are joined with those of `reads[2]`.
+    Scatter(Joining),
+    /// Positions in ascending order along an axis, in descending order if true.
+    Argsort(usize, bool),
     /// A reduction over these axes, ascending.
     Reduce(Reduction, Vec<usize>),
     /// Position of the largest along the axis; the last of equal ones if true.
@@ -170,8 +215,42 @@ pub struct Step {
     pub kernel: Option<KernelId>,
 }
 
-/// Bytes that a plan may take where nothing else is said.
-pub const MEMORY: usize = 1 << 30;
+impl Step {
+    /// The reads whose memory results take over.
+    pub fn shared(&self) -> Vec<usize> {
+        let mut out: Vec<usize> = self.in_place.iter().flatten().copied().collect();
+        out.sort_unstable();
+        out.dedup();
+        out
+    }
+}
+
+/// Launches of a model before and after optimising, as the plans have them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct Launches {
+    /// Of the graph as given, each pointwise node by itself.
+    pub before: usize,
+    /// Of what is run instead.
+    pub after: usize,
+}
+
+impl Launches {
+    /// Plans a model both ways for a device. With no rules at all, the given graph is what is run.
+    pub fn count(given: &Graph, optimized: &Graph, device: &Device, no_rules: bool) -> Result<Launches> {
+        let before = launches(given, device, false)?;
+        let after = if no_rules { before } else { launches(optimized, device, true)? };
+        Ok(Launches { before, after })
+    }
+}
+
+/// Launches of a graph on a device: the steps of its plan. A size that is still symbolic is taken to be what the cost
+/// model assumes.
+pub fn launches(graph: &Graph, device: &Device, cluster: bool) -> Result<usize> {
+    let symbols = graph.symbols().into_iter().map(|s| (s, ASSUMED_SIZE)).collect();
+    // Nothing is run: memory is no limit.
+    let options = Options { cluster, memory: usize::MAX, ..Options::new(device.clone()) };
+    Ok(Plan::build(&graph.specialize(&symbols)?, &options)?.launches())
+}
 
 /// How a plan is made.
 #[derive(Clone, Debug)]
@@ -185,9 +264,9 @@ pub struct Options {
 }
 
 impl Options {
-    /// Clustered, for that device, within [`MEMORY`].
+    /// Clustered, for that device, within [`memory::budget`].
     pub fn new(device: Device) -> Options {
-        Options { device, cluster: true, memory: MEMORY }
+        Options { device, cluster: true, memory: memory::budget() }
     }
 }
 
@@ -224,6 +303,21 @@ impl Plan {
         let mut plan = lower::lower(&prepared, options)?;
         buffers::place(&mut plan, options.memory)?;
         Ok(plan)
+    }
+
+    /// Fails unless these are the inputs that the plan was made for, in its order.
+    pub fn check_inputs(&self, inputs: &[Tensor]) -> Result<()> {
+        if inputs.len() != self.inputs.len() {
+            let (got, wanted) = (inputs.len(), self.inputs.len());
+            return Err(Error::Input(format!("{got} inputs were given, the plan has {wanted}")));
+        }
+        for (t, i) in inputs.iter().zip(&self.inputs) {
+            if t.dtype() != i.dtype || t.shape() != i.shape {
+                let got = format!("{}{:?}", t.dtype(), t.shape());
+                return Err(Error::Input(format!("input `{}` must be {}{:?}, but is {got}", i.name, i.dtype, i.shape)));
+            }
+        }
+        Ok(())
     }
 
     /// Number of launches.

@@ -7,10 +7,11 @@
 use std::collections::HashMap;
 
 use hypatia_dsl::builtin::BuiltinOp;
-use hypatia_dsl::ir::OpBody;
+use hypatia_dsl::ir::{AttrValue, OpBody};
 
-use super::RowwiseStep;
+use super::composed;
 use super::constants::Constants;
+use super::rows::Rows;
 use crate::device::Device;
 use crate::error::Result;
 use crate::graph::{Graph, Instantiator, Node, NodeId, NodeKind, Value};
@@ -20,7 +21,7 @@ pub(super) struct Prepared {
     /// The graph.
     pub graph: Graph,
     /// The kernel of each defined op that is left.
-    pub rowwise: HashMap<NodeId, RowwiseStep>,
+    pub rowwise: HashMap<NodeId, Rows>,
 }
 
 /// The builtin that a node applies.
@@ -38,17 +39,17 @@ pub(super) fn builtin(graph: &Graph, node: &Node) -> Option<BuiltinOp> {
 /// window onto one element.
 pub(super) fn is_view(graph: &Graph, node: &Node) -> bool {
     use BuiltinOp::*;
-    matches!(builtin(graph, node), Some(Reshape | Transpose | Expand | Slice | Split | Full))
+    matches!(builtin(graph, node), Some(Reshape | Transpose | Expand | Slice | Windows | Split | Full))
 }
 
 pub(super) fn prepare(graph: &Graph, device: &Device, known: &mut Constants) -> Result<Prepared> {
-    let (graph, _) = unfold_kernelless(&graph.pruned(), device)?;
+    let (graph, _) = unfold_kernelless(&composed::expand(&graph.pruned(), device)?, device)?;
     let (graph, rowwise) = unfold_kernelless(&known.fold(graph)?.pruned(), device)?;
     Ok(Prepared { graph, rowwise })
 }
 
 /// Replaces defined ops that no row-wise kernel computes by their bodies.
-fn unfold_kernelless(graph: &Graph, device: &Device) -> Result<(Graph, HashMap<NodeId, RowwiseStep>)> {
+fn unfold_kernelless(graph: &Graph, device: &Device) -> Result<(Graph, HashMap<NodeId, Rows>)> {
     let mut out = Graph::new(graph.program.clone());
     let mut rowwise = HashMap::new();
     let mut map: Vec<Vec<Value>> = Vec::with_capacity(graph.nodes.len());
@@ -96,15 +97,29 @@ fn unfold_kernelless(graph: &Graph, device: &Device) -> Result<(Graph, HashMap<N
     Ok((out, rowwise))
 }
 
-/// Which nodes depend on constants alone.
-pub(super) fn constants(graph: &Graph) -> Vec<bool> {
+/// Which nodes depend on constants alone. What depends on a size that is not known yet does not.
+pub(crate) fn constants(graph: &Graph) -> Vec<bool> {
     let mut constant = vec![false; graph.nodes.len()];
     for (i, node) in graph.nodes.iter().enumerate() {
         constant[i] = match &node.kind {
             NodeKind::Input { .. } => false,
             NodeKind::Const(_) => true,
-            _ => node.operands.iter().flatten().all(|v| constant[v.node.index()]),
+            NodeKind::Scalar(_) => node.operands.iter().flatten().all(|v| constant[v.node.index()]),
+            NodeKind::Op { attrs, .. } => {
+                node.operands.iter().flatten().all(|v| constant[v.node.index()])
+                    && node.results.iter().flat_map(|t| &t.shape).all(|d| d.as_const().is_some())
+                    && attrs.iter().all(is_known)
+            }
         };
     }
     constant
+}
+
+/// True for an attribute without symbols.
+fn is_known(attr: &AttrValue) -> bool {
+    match attr {
+        AttrValue::Dim(d) => d.as_const().is_some(),
+        AttrValue::List(l) => l.iter().all(is_known),
+        _ => true,
+    }
 }

@@ -32,6 +32,8 @@ impl Plan {
         match action {
             Action::Gemm(g) if g.is_plain() => "gemm".to_string(),
             Action::Gemm(g) => format!("gemm, {}", self.term(&g.term, reads.get(2..).unwrap_or_default())),
+            Action::Conv(c) if c.is_plain() => "conv".to_string(),
+            Action::Conv(c) => format!("conv, {}", self.term(&c.term, reads.get(2..).unwrap_or_default())),
             Action::Pointwise(p) => {
                 let calls = p.kernel.term.nodes.iter().filter(|n| matches!(n, TermNode::Call { .. })).count();
                 let text = self.term(&p.kernel.term, reads);
@@ -45,6 +47,8 @@ impl Plan {
             Action::Gather(axis) => format!("gather along {axis}"),
             Action::GatherElements(axis) => format!("gather elements along {axis}"),
             Action::GatherNd(batch) => format!("gather n-d, {batch} batch axes"),
+            Action::Scatter(how) => format!("scatter, {how:?}").to_lowercase(),
+            Action::Argsort(axis, _) => format!("argsort along {axis}"),
             Action::Reduce(kind, axes) => format!("{kind:?} over {axes:?}").to_lowercase(),
             Action::Argmax(axis, _) => format!("argmax along {axis}"),
         }

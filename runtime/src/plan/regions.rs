@@ -35,7 +35,7 @@ struct Cluster<'a> {
 }
 
 /// Groups of nodes in an order in which they can run; nodes of a group ascend.
-pub(super) fn cluster(graph: &Graph, pointwise: &[bool]) -> Result<Vec<Vec<usize>>> {
+pub(crate) fn cluster(graph: &Graph, pointwise: &[bool]) -> Result<Vec<Vec<usize>>> {
     let groups = graph.nodes.iter().enumerate().map(|(i, node)| {
         let mut operands: Vec<usize> = node.operands.iter().flatten().map(|v| v.node.index()).collect();
         operands.sort_unstable();

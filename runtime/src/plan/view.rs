@@ -6,6 +6,7 @@
 use hypatia_dsl::dtype::DType;
 
 use super::BufferId;
+use crate::graph::prim::Window;
 
 /// Elements of a buffer, addressed by `offset + sum(index[i] * strides[i])`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,6 +60,13 @@ impl View {
         true
     }
 
+    /// True if the last two axes are a matrix with one dense axis, as BLAS libraries read it.
+    pub fn is_matrix(&self) -> bool {
+        let Some((_, [rows, columns])) = self.shape.split_last_chunk::<2>() else { return false };
+        let Some((_, [row, column])) = self.strides.split_last_chunk::<2>() else { return false };
+        matrix_layout(*rows, *columns, *row, *column).is_some()
+    }
+
     /// Axes in another order.
     pub fn transposed(&self, perm: &[usize]) -> View {
         View {
@@ -76,6 +84,21 @@ impl View {
         }
         v.shape[axis] = count;
         v.strides[axis] = self.strides[axis] * step;
+        v
+    }
+
+    /// Windows onto the last axes: how many there are instead of these axes, then the axes of one window.
+    /// Needs room for them.
+    pub fn windowed(&self, windows: &[Window], counts: &[usize]) -> View {
+        let mut v = self.clone();
+        let lead = self.shape.len() - windows.len();
+        for (i, (w, count)) in windows.iter().zip(counts).enumerate() {
+            let stride = self.strides[lead + i];
+            v.shape[lead + i] = *count;
+            v.strides[lead + i] = stride * w.stride as isize;
+            v.shape.push(w.size);
+            v.strides.push(stride * w.dilation as isize);
+        }
         v
     }
 
@@ -128,6 +151,20 @@ impl View {
         }
         Some(View { shape: shape.to_vec(), strides, ..self.clone() })
     }
+}
+
+/// Whether the columns of a matrix lie together (else the rows do), and the elements from one row (or column) to the
+/// next; `None` if neither does, or neighbours overlap.
+pub fn matrix_layout(rows: usize, columns: usize, row: isize, column: isize) -> Option<(bool, usize)> {
+    let dense = |count: usize, stride: isize| count <= 1 || stride == 1;
+    let apart = |count: usize, stride: isize, least: usize| match usize::try_from(stride) {
+        _ if count <= 1 => Some(least.max(1)),
+        Ok(stride) => (stride >= least).then_some(stride),
+        Err(_) => None,
+    };
+    let by_rows = || if dense(columns, column) { apart(rows, row, columns) } else { None };
+    let by_columns = || if dense(rows, row) { apart(columns, column, rows) } else { None };
+    by_rows().map(|ld| (false, ld)).or_else(|| by_columns().map(|ld| (true, ld)))
 }
 
 /// Axes that every operand walks as one, joined: a shape of lower rank, and strides for each operand.
@@ -196,6 +233,29 @@ mod tests {
         assert!(v.sliced(0, 4, 1, 0).is_contiguous());
         assert!(v.sliced(0, 1, 1, 2).is_contiguous());
         assert!(!v.sliced(1, 0, 1, 2).is_contiguous());
+    }
+
+    #[test]
+    fn what_has_no_dense_axis_is_no_matrix() {
+        let whole = |shape: &[usize]| View::whole(BufferId(0), DType::F32, shape);
+        assert!(whole(&[4, 6]).is_matrix());
+        assert!(whole(&[4, 6]).transposed(&[1, 0]).is_matrix());
+        assert!(whole(&[4, 6]).sliced(1, 1, 1, 3).is_matrix());
+        assert!(!whole(&[4, 6]).sliced(1, 0, 2, 3).is_matrix());
+        assert!(!whole(&[1, 1]).broadcast(&[4, 6]).unwrap().is_matrix());
+        assert!(whole(&[4, 1]).is_matrix());
+        assert!(!View { strides: vec![1, 1], ..whole(&[4, 6]) }.is_matrix());
+        assert!(!View { strides: vec![-6, 1], ..whole(&[4, 6]) }.is_matrix());
+        assert_eq!(matrix_layout(4, 6, 6, 1), Some((false, 6)));
+        assert_eq!(matrix_layout(4, 6, 1, 4), Some((true, 4)));
+    }
+
+    #[test]
+    fn windows_overlap_in_memory() {
+        let v = View::whole(BufferId(0), DType::F32, &[2, 5]);
+        let w = v.windowed(&[Window { size: 2, stride: 1, dilation: 2, before: 0 }], &[3]);
+        assert_eq!(elements(&w), [0, 2, 1, 3, 2, 4, 5, 7, 6, 8, 7, 9]);
+        assert!(!w.is_contiguous());
     }
 
     #[test]

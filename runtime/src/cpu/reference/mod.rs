@@ -18,6 +18,7 @@ mod reduce;
 pub mod scalars;
 mod value;
 mod views;
+mod window;
 
 use std::collections::HashMap;
 
@@ -30,6 +31,7 @@ use crate::cpu::flat;
 use crate::error::{Error, Result};
 use crate::graph::prim::{Prim, elements, sizes};
 use crate::graph::{Graph, Node, NodeKind, Symbols, Value};
+use crate::memory;
 use crate::tensor::Tensor;
 pub use value::{Data, RefTensor, Val, convert, wrap};
 
@@ -43,9 +45,6 @@ pub enum Mode {
     /// As the element types say.
     Rounded,
 }
-
-/// Bytes of intermediate results that [`evaluate`] may hold at a time.
-pub const MEMORY_LIMIT: usize = 1 << 30;
 
 /// Evaluates a graph on these inputs, which may stand in any order.
 pub fn evaluate(graph: &Graph, inputs: &[(String, Tensor)], mode: Mode) -> Result<Vec<RefTensor>> {
@@ -117,10 +116,11 @@ impl Evaluator<'_> {
         let types = self.types(node)?;
         for (dtype, shape) in &types {
             let bytes = elements(shape)?.saturating_mul(8);
-            if self.live.saturating_add(bytes) > MEMORY_LIMIT {
+            let limit = memory::budget();
+            if self.live.saturating_add(bytes) > limit {
                 return Err(Error::Limit(format!(
                     "{dtype}{shape:?} takes more than the {} MiB that evaluation in f64 may use",
-                    MEMORY_LIMIT >> 20
+                    limit >> 20
                 )));
             }
         }
@@ -141,9 +141,9 @@ impl Evaluator<'_> {
             NodeKind::Op { op, attrs, term } => match &self.graph.program.op(*op).body {
                 OpBody::Builtin(builtin) => {
                     let lookup = |s: &str| self.symbols.get(s).copied();
-                    let shape = args.iter().flatten().next().map(|t| t.shape.as_slice());
+                    let shapes: Vec<&[usize]> = args.iter().flatten().map(|t| t.shape.as_slice()).collect();
                     let (_, result) = types.first().cloned().unwrap_or((DType::F32, Vec::new()));
-                    let prim = Prim::read(*builtin, attrs, &lookup, shape, &result)?;
+                    let prim = Prim::read(*builtin, attrs, &lookup, &shapes, &result)?;
                     self.prim(&prim, term.as_ref(), &args, &types)?
                 }
                 OpBody::Defined(_) => return Err(Error::Internal("a defined op that was not unfolded".into())),
@@ -179,15 +179,19 @@ impl Evaluator<'_> {
                 out
             }
             Prim::Gemm => {
-                let compute = arg(0)?.dtype.compute();
-                let acc_dtype = if compute.is_float() { compute } else { arg(0)?.dtype };
-                let acc = matmul::matmul(arg(0)?, arg(1)?, acc_dtype, shape)?;
-                let acc = rounded(acc, acc_dtype, mode)?;
-                let plain = plain_term();
-                let reads = present(&args[2..])?;
-                let term = term.unwrap_or(&plain);
-                ops::pointwise(&self.graph.program, term, Some(&acc), &reads, *dtype, shape, mode)?
+                let acc = accumulator_dtype(arg(0)?.dtype);
+                let acc = matmul::matmul(arg(0)?, arg(1)?, acc, shape)?;
+                self.epilogue(acc, term, &args[2..], *dtype)?
             }
+            Prim::Conv { axes, groups } if term.is_some() => {
+                let acc = accumulator_dtype(arg(0)?.dtype);
+                let acc = window::conv(arg(0)?, arg(1)?, axes, *groups, acc, shape)?;
+                self.epilogue(acc, term, &args[2..], *dtype)?
+            }
+            Prim::Conv { axes, groups } => {
+                rounded(window::conv(arg(0)?, arg(1)?, axes, *groups, *dtype, shape)?, *dtype, mode)?
+            }
+            Prim::Windows(axes) => window::windows(arg(0)?, axes, shape)?,
             Prim::Cast(to) => ops::cast(arg(0)?, *to, mode)?,
             Prim::Reshape => views::reshape(arg(0)?, shape)?,
             Prim::Transpose(perm) => views::transpose(arg(0)?, perm)?,
@@ -205,6 +209,8 @@ impl Evaluator<'_> {
             Prim::GatherNd(batch) => views::gather_nd(arg(0)?, arg(1)?, *batch, shape)?,
             Prim::Reduce(kind, axes) => reduce::reduce(arg(0)?, *kind, axes, shape, mode)?,
             Prim::Argmax { axis, last } => reduce::argmax(arg(0)?, *axis, *last, shape)?,
+            Prim::Argsort(axis, descending) => reduce::argsort(arg(0)?, *axis, *descending)?,
+            Prim::Scatter(how) => views::scatter(arg(0)?, arg(1)?, arg(2)?, *how, mode)?,
             Prim::Iota(axis) => ops::iota(*dtype, shape, *axis, mode)?,
             Prim::Full(value) => ops::full(*dtype, shape, *value)?,
             Prim::Size(value) => {
@@ -215,6 +221,26 @@ impl Evaluator<'_> {
         };
         Ok(vec![one])
     }
+
+    /// An accumulator, rounded to its type, through the term of its node.
+    fn epilogue(
+        &self,
+        acc: RefTensor,
+        term: Option<&Term>,
+        reads: &[Option<&RefTensor>],
+        dtype: DType,
+    ) -> Result<RefTensor> {
+        let (acc_dtype, shape) = (acc.dtype, acc.shape.clone());
+        let acc = rounded(acc, acc_dtype, self.mode)?;
+        let plain = plain_term();
+        let term = term.unwrap_or(&plain);
+        ops::pointwise(&self.graph.program, term, Some(&acc), &present(reads)?, dtype, &shape, self.mode)
+    }
+}
+
+/// The type that products of elements of this type are summed in.
+fn accumulator_dtype(dtype: DType) -> DType {
+    if dtype.is_float() { dtype.compute() } else { dtype }
 }
 
 /// Every element rounded once to the type, in Rounded mode.

@@ -108,3 +108,23 @@ pub(super) fn argmax(x: &RefTensor, axis: usize, last: bool, shape: &[usize]) ->
     }
     Ok(out)
 }
+
+/// Where the elements along an axis stand in order; equal ones as they stand.
+pub(super) fn argsort(x: &RefTensor, axis: usize, descending: bool) -> Result<RefTensor> {
+    let mut out = RefTensor::zeros(DType::I64, &x.shape)?;
+    let (outer, size, inner) = around(&x.shape, axis);
+    for o in 0..outer {
+        for r in 0..inner {
+            let at = |i: usize| (o * size + i) * inner + r;
+            let mut order: Vec<usize> = (0..size).collect();
+            order.sort_by(|a, b| {
+                let order = scalars::ascending(x.at(at(*a)), x.at(at(*b)));
+                if descending { order.reverse() } else { order }
+            });
+            for (i, from) in order.into_iter().enumerate() {
+                out.set(at(i), Val::I(from as i64));
+            }
+        }
+    }
+    Ok(out)
+}

@@ -72,3 +72,19 @@ pub fn eval(flat: &Flat, mode: Mode, values: &mut Vec<Val>, load: impl Fn(Source
         values.push(v);
     }
 }
+
+/// What `scatter` makes of an element and one that comes to it.
+pub fn join(f: BuiltinScalar, dtype: DType, a: Val, b: Val) -> Val {
+    match (a, b) {
+        (Val::F(x), Val::F(y)) => Val::F(float(f, x, y)),
+        _ => Val::I(int(f, dtype, a.i(), b.i())),
+    }
+}
+
+/// The order of elements in which NaN is largest.
+pub fn ascending(a: Val, b: Val) -> std::cmp::Ordering {
+    match (a, b) {
+        (Val::F(x), Val::F(y)) => x.partial_cmp(&y).unwrap_or_else(|| x.is_nan().cmp(&y.is_nan())),
+        _ => a.i().cmp(&b.i()),
+    }
+}

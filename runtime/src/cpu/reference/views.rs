@@ -1,7 +1,10 @@
 //! Ops that move elements and compute nothing.
 
+use hypatia_dsl::builtin::Joining;
+
 use super::ops::Walk;
-use super::value::{Data, RefTensor, Val};
+use super::value::{Data, RefTensor, Val, convert};
+use super::{Mode, scalars};
 use crate::error::{Error, Result};
 
 fn row_major(shape: &[usize]) -> Vec<usize> {
@@ -174,4 +177,28 @@ pub(super) fn gather_nd(x: &RefTensor, at: &RefTensor, batch: usize, shape: &[us
         }
         Ok(Some(at))
     })
+}
+
+pub(super) fn scatter(
+    x: &RefTensor,
+    at: &RefTensor,
+    updates: &RefTensor,
+    how: Joining,
+    mode: Mode,
+) -> Result<RefTensor> {
+    let mut out = x.clone();
+    let rows = x.shape.first().copied().unwrap_or(0);
+    let width: usize = x.shape[1..].iter().product();
+    for (i, row) in indices(at)?.iter().enumerate() {
+        let row = index(*row, rows)?;
+        for column in 0..width {
+            let (to, new) = (row * width + column, updates.at(i * width + column));
+            let joined = match how {
+                Joining::Set => new,
+                Joining::By(f) => convert(scalars::join(f, x.dtype, out.at(to), new), x.dtype, mode == Mode::Rounded),
+            };
+            out.set(to, joined);
+        }
+    }
+    Ok(out)
 }

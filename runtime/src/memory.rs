@@ -1,0 +1,47 @@
+//! How much memory large tensors may take where the user says nothing.
+//!
+//! In: the limits of the process (address space, container). Out: bytes. Holds always: running out of memory ends a
+//! process without a word, so that what is large is refused before it is allocated, with an error that names it.
+
+use std::sync::OnceLock;
+
+/// Bytes for one stage's tensors: a gibibyte, less where the process itself may not have so much.
+pub fn budget() -> usize {
+    static BUDGET: OnceLock<usize> = OnceLock::new();
+    *BUDGET.get_or_init(|| {
+        let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+        let limits = [address_space(&read("/proc/self/limits")), container(&read("/sys/fs/cgroup/memory.max"))];
+        of(limits.into_iter().flatten().min())
+    })
+}
+
+/// Inputs, weights, copies on the way out and the program itself need room beside a stage's tensors.
+fn of(limit: Option<usize>) -> usize {
+    limit.map_or(1 << 30, |l| (l / 4).min(1 << 30))
+}
+
+/// The soft limit of `ulimit -v`, in the words of Linux.
+fn address_space(limits: &str) -> Option<usize> {
+    let line = limits.lines().find_map(|l| l.strip_prefix("Max address space"))?;
+    line.split_whitespace().next()?.parse().ok()
+}
+
+fn container(max: &str) -> Option<usize> {
+    max.trim().parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_of_the_process_count() {
+        let text = "Limit                     Soft Limit           Hard Limit           Units     \n\
+                    Max cpu time              unlimited            unlimited            seconds   \n\
+                    Max address space         1073741824           unlimited            bytes     \n";
+        assert_eq!(address_space(text), Some(1 << 30));
+        assert_eq!(address_space(&text.replace("1073741824", "unlimited")), None);
+        assert_eq!(container("max\n"), None);
+        assert_eq!((of(None), of(Some(1 << 30)), of(Some(1 << 40))), (1 << 30, 1 << 28, 1 << 30));
+    }
+}

@@ -1,0 +1,72 @@
+//! Row-wise kernels on operands as they lie.
+//!
+//! In: a row-wise kernel, how the axes of its operands make up rows, and views of the operands. Out: a
+//! step. Holds always: axes that every operand walks as one are joined, so that whatever can be read as
+//! `[rows, n]`, as one row or as one column is, and strides are left for the rest.
+
+use hypatia_dsl::kernel::{RowAccess, RowLayout, RowSpace, RowwiseKernel};
+
+use super::RowwiseStep;
+use super::view::{View, collapse, row_major};
+
+/// A row-wise kernel on concrete sizes whose operands have no places yet.
+#[derive(Clone, Debug)]
+pub(super) struct Rows {
+    /// What is computed.
+    pub kernel: RowwiseKernel,
+    /// The axes of the operands.
+    pub space: RowSpace,
+    /// The sizes of the axes.
+    pub sizes: Vec<usize>,
+}
+
+impl Rows {
+    /// The step for operands that lie so; `outputs` are the shapes of its results, which are row-major.
+    /// `None` if an operand does not have the shape that the kernel was made for.
+    pub(super) fn step(&self, reads: &[View], outputs: &[Vec<usize>]) -> Option<RowwiseStep> {
+        let shapes = reads.iter().map(|v| &v.shape).chain(outputs);
+        for (shape, axes) in shapes.zip(&self.space.tensors) {
+            let made: Vec<usize> = axes.iter().map(|a| a.iter().map(|i| self.sizes[*i]).product()).collect();
+            // An operand that the kernel does not read has no axes.
+            if *shape != made && axes.iter().any(|a| !a.is_empty()) {
+                return None;
+            }
+        }
+        if reads.len() + outputs.len() != self.space.tensors.len() {
+            return None;
+        }
+        let strides: Vec<Vec<isize>> =
+            reads.iter().map(|v| v.strides.clone()).chain(outputs.iter().map(|s| row_major(s))).collect();
+        let layout = joined(&self.space.layout(&self.sizes, &strides));
+        let mut kernel = self.kernel.clone();
+        for (i, (_, access)) in kernel.inputs.iter_mut().enumerate() {
+            *access = layout.access(i);
+        }
+        for (i, (_, access, _)) in kernel.outputs.iter_mut().enumerate() {
+            // One element a row stays so.
+            if *access != RowAccess::PerRow {
+                let full = layout.access(reads.len() + i) == RowAccess::Full;
+                *access = if full { RowAccess::Full } else { RowAccess::Strided };
+            }
+        }
+        let strided = kernel.strided();
+        kernel.axes = if strided { [layout.outer, layout.sizes.len() - layout.outer] } else { [1, 1] };
+        Some(RowwiseStep { kernel, rows: layout.rows(), n: layout.n(), layout })
+    }
+}
+
+/// Axes that all operands walk as one, joined; those of rows and those of a row apart.
+fn joined(layout: &RowLayout) -> RowLayout {
+    let half = |range: std::ops::Range<usize>| {
+        let strides: Vec<Vec<isize>> = layout.strides.iter().map(|s| s[range.clone()].to_vec()).collect();
+        collapse(&layout.sizes[range], &strides)
+    };
+    let (mut sizes, mut strides) = half(0..layout.outer);
+    let outer = sizes.len();
+    let (row, of_row) = half(layout.outer..layout.sizes.len());
+    sizes.extend(row);
+    for (all, own) in strides.iter_mut().zip(of_row) {
+        all.extend(own);
+    }
+    RowLayout { sizes, outer, strides }
+}

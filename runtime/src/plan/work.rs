@@ -1,0 +1,85 @@
+//! How much a step computes and moves: what its time is measured against.
+
+use hypatia_dsl::scalar::{Term, TermNode};
+
+use super::{Action, Plan, Step, View};
+
+/// Arithmetic and memory traffic of a step.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct StepWork {
+    /// Operations: two for each multiply-add, one for each call of a scalar function.
+    pub flops: f64,
+    /// Bytes read and written, each element that is touched once.
+    pub bytes: f64,
+}
+
+/// Calls in a term.
+fn calls(term: &Term) -> f64 {
+    term.nodes.iter().filter(|n| matches!(n, TermNode::Call { .. })).count() as f64
+}
+
+/// Bytes of the different elements that a view shows.
+fn bytes(view: &View) -> f64 {
+    let sizes = view.shape.iter().zip(&view.strides).filter(|(size, stride)| **size == 0 || **stride != 0);
+    sizes.map(|(size, _)| *size as f64).product::<f64>() * view.dtype.size() as f64
+}
+
+impl Step {
+    /// What the step does.
+    pub fn work(&self) -> StepWork {
+        let len = self.writes.first().map_or(0, View::len) as f64;
+        let flops = match &self.action {
+            Action::Gemm(g) => len * (2.0 * g.k as f64 + calls(&g.term)),
+            Action::Conv(c) => {
+                let terms: usize = self.reads.get(1).map_or(0, |w| w.shape[1..].iter().product());
+                len * (2.0 * terms as f64 + calls(&c.term))
+            }
+            Action::Pointwise(p) => len * calls(&p.kernel.term),
+            Action::Rowwise(r) => {
+                let elements = (r.rows * r.n) as f64;
+                let steps: f64 = r.kernel.steps.iter().map(|(_, t)| calls(t) + 1.0).sum();
+                let outputs: f64 = r.kernel.outputs.iter().map(|(_, _, t)| calls(t)).sum();
+                elements * (steps + outputs)
+            }
+            Action::Reduce(..) | Action::Argmax(..) => self.reads.first().map_or(0, View::len) as f64,
+            _ => 0.0,
+        };
+        // Gathers touch as much of their source as they write.
+        let touched = |(i, v): (usize, &View)| match self.action {
+            Action::Gather(_) | Action::GatherElements(_) | Action::GatherNd(_) if i == 0 => {
+                len * v.dtype.size() as f64
+            }
+            _ => bytes(v),
+        };
+        let read: f64 = self.reads.iter().enumerate().map(touched).sum();
+        StepWork { flops, bytes: read + self.writes.iter().map(bytes).sum::<f64>() }
+    }
+
+    /// What kind of work it is, in a word.
+    pub fn kind(&self) -> &'static str {
+        match &self.action {
+            Action::Gemm(_) => "gemm",
+            Action::Conv(_) => "conv",
+            Action::Pointwise(_) => "pointwise",
+            Action::Rowwise(_) => "row-wise",
+            Action::Copy => "copy",
+            Action::Concat(_) => "concat",
+            Action::Pad(_) => "pad",
+            Action::Gather(_) | Action::GatherElements(_) | Action::GatherNd(_) => "gather",
+            Action::Reduce(..) => "reduce",
+            Action::Argmax(..) => "argmax",
+            Action::Scatter(_) => "scatter",
+            Action::Argsort(..) => "argsort",
+        }
+    }
+}
+
+impl Plan {
+    /// The work of all steps.
+    pub fn work(&self) -> StepWork {
+        self.steps
+            .iter()
+            .map(Step::work)
+            .fold(StepWork::default(), |a, b| StepWork { flops: a.flops + b.flops, bytes: a.bytes + b.bytes })
+    }
+}
