@@ -6,8 +6,10 @@
 //! names a file that is not there.
 
 mod plan;
+mod steps;
 mod write;
 
 pub use hypatia_dsl::emit::instances::{Body, Instance, Scope, Skipped, of_program};
 pub use plan::of_plan;
+pub use steps::{Work, step_kernel};
 pub use write::{Manifest, Request, Written, write};

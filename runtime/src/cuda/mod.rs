@@ -1,8 +1,23 @@
-//! The CUDA side: libraries found at run time, kernels compiled with NVRTC.
+//! The CUDA side: libraries found at run time, kernels compiled with NVRTC, plans run as CUDA graphs.
 //!
 //! Holds always: nothing here is linked; on a machine without CUDA every entry says what is missing.
-//! All `unsafe` of the crate is in this folder.
+//! Almost all `unsafe` of the crate is in this folder.
 
+pub mod cubin;
+mod device;
+mod exec;
 pub mod find;
+pub mod gemm;
+mod launch;
+pub mod lt;
+mod memory;
 pub mod nvrtc;
 pub mod probe;
+mod steps;
+#[cfg(test)]
+mod tests;
+pub mod tune;
+
+pub use cubin::Origins;
+pub use device::{Gpu, MINIMUM_DRIVER};
+pub use exec::Executor;

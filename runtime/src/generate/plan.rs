@@ -7,6 +7,7 @@ use hypatia_dsl::dtype::DType;
 use hypatia_dsl::emit::cuda::identifier;
 use hypatia_dsl::kernel::{Access, Operand, PointwiseKernel};
 
+use super::steps::step_kernel;
 use super::{Body, Instance, Skipped};
 use crate::plan::{Action, GemmStep, Plan, Step, View, row_major};
 
@@ -15,21 +16,15 @@ pub fn of_plan(plan: &Plan) -> (Vec<Instance>, Vec<Skipped>) {
     let (mut instances, mut skipped): (Vec<Instance>, Vec<Skipped>) = (Vec::new(), Vec::new());
     for step in &plan.steps {
         let (kind, body) = match &step.action {
-            Action::Pointwise(p) => ("pointwise", Body::Pointwise(p.kernel.clone())),
-            Action::Rowwise(r) => ("rowwise", Body::Rowwise(r.kernel.clone())),
-            Action::Gemm(g) if !g.is_plain() => ("epilogue", Body::Pointwise(epilogue(g, step))),
-            Action::Gemm(_) => continue,
-            Action::Copy => ("pointwise", Body::Pointwise(copy(step))),
-            other => {
-                let word = format!("{other:?}");
-                let word = word.split(|c: char| !c.is_ascii_alphabetic()).next().unwrap_or_default().to_lowercase();
-                skipped.push(Skipped {
-                    kernel: step.name.clone(),
-                    dtype: None,
-                    reason: format!("{word} has no generated kernel yet"),
-                });
-                continue;
-            }
+            Action::Gemm(g) if g.is_plain() || step.kernel.is_some() => continue,
+            Action::Gemm(g) => ("epilogue", Body::Pointwise(epilogue(g, step))),
+            _ => match step_kernel(step) {
+                Some((body, _)) => (kind(&body), body),
+                None => {
+                    skipped.push(Skipped { kernel: step.name.clone(), dtype: None, reason: reason(&step.action) });
+                    continue;
+                }
+            },
         };
         if instances.iter().any(|known| same(&known.body, &body)) {
             continue;
@@ -45,15 +40,32 @@ pub fn of_plan(plan: &Plan) -> (Vec<Instance>, Vec<Skipped>) {
     (instances, skipped)
 }
 
+fn kind(body: &Body) -> &'static str {
+    match body {
+        Body::Pointwise(_) | Body::InPlace(..) => "pointwise",
+        Body::Rowwise(_) => "rowwise",
+        Body::Move(_) => "move",
+        Body::Argmax(_) => "search",
+        Body::Template(_) => "template",
+    }
+}
+
+fn reason(action: &Action) -> String {
+    let word = format!("{action:?}");
+    let word = word.split(|c: char| !c.is_ascii_alphabetic()).next().unwrap_or_default().to_lowercase();
+    format!("{word} has no generated kernel yet")
+}
+
 /// The same function, whatever it is called.
 fn same(a: &Body, b: &Body) -> bool {
-    match (a, b) {
-        (Body::Pointwise(a), Body::Pointwise(b)) => {
-            (&a.inputs, &a.outputs, a.rank, &a.term, a.acc) == (&b.inputs, &b.outputs, b.rank, &b.term, b.acc)
-        }
-        (Body::Rowwise(a), Body::Rowwise(b)) => (&a.inputs, &a.steps, &a.outputs) == (&b.inputs, &b.steps, &b.outputs),
-        _ => false,
-    }
+    let bare = |body: &Body| {
+        let mut body = body.clone();
+        let (name, doc) = body.labels();
+        name.clear();
+        doc.clear();
+        body
+    };
+    bare(a) == bare(b)
 }
 
 /// The pass behind a matrix product.
@@ -71,25 +83,6 @@ fn epilogue(gemm: &GemmStep, step: &Step) -> PointwiseKernel {
         rank: if strided { shape.len() } else { 2 },
         term: gemm.term.clone(),
         acc: Some(gemm.acc),
-    }
-}
-
-/// A row-major copy of a view.
-fn copy(step: &Step) -> PointwiseKernel {
-    use hypatia_dsl::ir::InView;
-    use hypatia_dsl::scalar::{Term, TermNode};
-    let mut term = Term::empty();
-    let root = term.add(TermNode::In { input: 0, view: InView::Broadcast });
-    term.roots.push(root);
-    let view = step.reads.first();
-    PointwiseKernel {
-        name: String::new(),
-        doc: String::new(),
-        inputs: view.map(|v| Operand { dtype: v.dtype, access: Access::Strided }).into_iter().collect(),
-        outputs: step.writes.iter().map(|w| w.dtype).collect(),
-        rank: view.map_or(1, |v| v.shape.len().max(1)),
-        term,
-        acc: None,
     }
 }
 

@@ -8,7 +8,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use hypatia_dsl::dtype::DType;
-use hypatia_dsl::emit::cuda::{ArgKind, CudaSource, Geometry, NVRTC_OPTIONS, identifier};
+use hypatia_dsl::emit::cuda::{ArgKind, CudaSource, EmitError, Geometry, NVRTC_OPTIONS, identifier};
 use hypatia_dsl::ir::Program;
 use serde::Serialize;
 use sha2::{Digest, Sha256};
@@ -162,6 +162,10 @@ pub fn write(request: Request<'_>, folder: &Path) -> Result<Written> {
     for instance in request.instances {
         match instance.emit(request.program) {
             Ok(source) => sources.push((instance, source)),
+            // The user's own file is wrong.
+            Err(EmitError::Template(why)) if instance.kind == "template" => {
+                return Err(Error::Input(format!("kernel `{}`, {why}", instance.kernel)));
+            }
             Err(e) => skipped.push(Skipped {
                 kernel: instance.kernel.clone(),
                 dtype: Some(instance.dtype),
@@ -297,6 +301,8 @@ fn entry(instance: &Instance, source: &CudaSource, file: Option<String>, cubins:
                 Geometry::Flat { block, vector } => ("flat", block, Some(vector), None, None),
                 Geometry::Grid { block, vector } => ("grid", block, Some(vector), None, None),
                 Geometry::Rows { block, threads, up_to } => ("rows", block, None, Some(threads), up_to),
+                Geometry::Columns { block } => ("columns", block, None, None, None),
+                Geometry::Declared => ("declared", 0, None, None, None),
             };
             EntryEntry {
                 symbol: e.name.clone(),
@@ -305,7 +311,7 @@ fn entry(instance: &Instance, source: &CudaSource, file: Option<String>, cubins:
                 vector,
                 threads_per_row,
                 up_to,
-                launch: e.geometry.to_string(),
+                launch: source.launch.clone().unwrap_or_else(|| e.geometry.to_string()),
             }
         })
         .collect();

@@ -1,0 +1,204 @@
+//! One GPU: its context, its library handle, the memory and modules that all plans on it share.
+//!
+//! In: an ordinal. Out: an open [`Gpu`], one for each device of the process. Holds always: no function of the
+//! driver or of cuBLASLt is called before both libraries were found and the driver is new enough, so that a
+//! machine without them gets an error and not a panic; a failing call is named in the error.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use cudarc::driver::{CudaContext, CudaModule, CudaStream, DriverError, sys};
+
+use super::find::{Tried, open_first};
+use super::lt::Lt;
+use super::memory::DeviceMemory;
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::tensor::Tensor;
+
+/// The oldest driver that runs what NVRTC 12 and 13 compile: CUDA 12.0, that is driver 525.60.
+pub const MINIMUM_DRIVER: i32 = 12_000;
+
+/// An open GPU.
+pub struct Gpu {
+    context: Arc<CudaContext>,
+    /// Uploads go here.
+    stream: Arc<CudaStream>,
+    name: String,
+    sm: u32,
+    driver: i32,
+    lt: Lt,
+    modules: Mutex<HashMap<[u8; 32], Arc<CudaModule>>>,
+    weights: Mutex<HashMap<usize, Weak<Weight>>>,
+}
+
+/// A constant on the device. The host's copy stays alive as long, since its address names it.
+pub struct Weight {
+    /// Its elements, in the tensor's order.
+    pub memory: DeviceMemory,
+    _tensor: Arc<Tensor>,
+}
+
+/// What a failing call of the driver says.
+pub(super) fn failed(call: &str, e: DriverError) -> Error {
+    let name = e.error_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_else(|_| format!("{:?}", e.0));
+    let text = e.error_string().map(|s| s.to_string_lossy().into_owned()).unwrap_or_default();
+    use sys::cudaError_enum::*;
+    let advice = match e.0 {
+        CUDA_ERROR_OUT_OF_MEMORY => "; free memory on the device, use a smaller batch, or --device cpu",
+        CUDA_ERROR_ILLEGAL_ADDRESS
+        | CUDA_ERROR_LAUNCH_FAILED
+        | CUDA_ERROR_MISALIGNED_ADDRESS
+        | CUDA_ERROR_ILLEGAL_INSTRUCTION
+        | CUDA_ERROR_ECC_UNCORRECTABLE => "; the device's context is lost: this process can no longer use the GPU",
+        CUDA_ERROR_NO_DEVICE => "; no NVIDIA GPU is visible (CUDA_VISIBLE_DEVICES may hide it)",
+        _ => "",
+    };
+    Error::Device(format!("{call}: {name}: {text}{advice}"))
+}
+
+fn missing(what: &str, tried: &[Tried]) -> Error {
+    let mut text = format!("{what} was not found. Tried:");
+    for t in tried {
+        text.push_str(&format!("\n  {}: {}", t.place, t.reason));
+    }
+    text.push_str("\nName its folder in HYPATIA_CUDA_PATH, or use --device cpu");
+    Error::Device(text)
+}
+
+impl Gpu {
+    /// The GPU of that ordinal, opened once for all of the process.
+    pub fn open(ordinal: usize) -> Result<Arc<Gpu>> {
+        static OPEN: Mutex<Vec<(usize, Weak<Gpu>)>> = Mutex::new(Vec::new());
+        let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(gpu) = open.iter().find(|(o, _)| *o == ordinal).and_then(|(_, g)| g.upgrade()) {
+            return Ok(gpu);
+        }
+        let gpu = Arc::new(Gpu::new(ordinal)?);
+        open.retain(|(o, _)| *o != ordinal);
+        open.push((ordinal, Arc::downgrade(&gpu)));
+        Ok(gpu)
+    }
+
+    fn new(ordinal: usize) -> Result<Gpu> {
+        // Both stay open for ever and are visible to what is opened later: cudarc finds them by their sonames.
+        open_first(&["libcuda.so.1"], &[], &[]).map_err(|t| missing("NVIDIA's driver (libcuda.so.1)", &t))?;
+        open_first(&["libcublasLt.so.13", "libcublasLt.so.12"], &["libcublas.so."], &[])
+            .map_err(|t| missing("cuBLASLt (libcublasLt.so.13 or .12)", &t))?;
+        // SAFETY: both only try to open libraries.
+        let present = unsafe { sys::is_culib_present() && cudarc::cublaslt::sys::is_culib_present() };
+        if !present {
+            return Err(Error::Device("the driver or cuBLASLt was found but cannot be loaded by name".into()));
+        }
+        let mut version = 0;
+        // SAFETY: the pointer is valid; the call needs no context.
+        unsafe { sys::cuDriverGetVersion(&mut version) }.result().map_err(|e| failed("cuDriverGetVersion", e))?;
+        if version < MINIMUM_DRIVER {
+            let say = |v: i32| format!("{}.{}", v / 1000, v % 1000 / 10);
+            return Err(Error::Device(format!(
+                "the driver supports CUDA {}, Hypatia needs {} or newer (driver 525.60): update it, or use --device cpu",
+                say(version),
+                say(MINIMUM_DRIVER)
+            )));
+        }
+        let context = CudaContext::new(ordinal).map_err(|e| failed(&format!("opening GPU {ordinal}"), e))?;
+        // SAFETY: this module orders all work itself: every buffer is used on one stream, or after a
+        // synchronisation.
+        unsafe { context.disable_event_tracking() };
+        let name = context.name().map_err(|e| failed("cuDeviceGetName", e))?;
+        let (major, minor) = context.compute_capability().map_err(|e| failed("cuDeviceGetAttribute", e))?;
+        let stream = context.new_stream().map_err(|e| failed("cuStreamCreate", e))?;
+        let lt = Lt::new()?;
+        Ok(Gpu {
+            context,
+            stream,
+            name,
+            sm: (major * 10 + minor) as u32,
+            driver: version,
+            lt,
+            modules: Mutex::default(),
+            weights: Mutex::default(),
+        })
+    }
+
+    /// Its name, as the driver tells it.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Compute capability: 90 for 9.0.
+    pub fn sm(&self) -> u32 {
+        self.sm
+    }
+
+    /// The CUDA version that the driver supports, as it counts: 13000 is 13.0.
+    pub fn driver(&self) -> i32 {
+        self.driver
+    }
+
+    /// What NVRTC calls the architecture; the variant with Hopper's and Blackwell's own instructions.
+    pub fn arch(&self) -> String {
+        format!("sm_{}{}", self.sm, if self.sm >= 90 { "a" } else { "" })
+    }
+
+    /// The profile by which work is costed: the one of the same name, else of the nearest older generation.
+    pub fn profile(&self) -> Device {
+        let known = ["h200", "a100"].into_iter().find(|p| self.name.to_lowercase().contains(p));
+        let name = known.unwrap_or(if self.sm >= 90 { "h200" } else { "a100" });
+        let mut device = Device::named(name).unwrap_or_else(Device::cpu);
+        device.sm = self.sm;
+        device
+    }
+
+    /// Driver, compute capability and name in words.
+    pub fn describe(&self) -> String {
+        format!("{} (sm_{})", self.name, self.sm)
+    }
+
+    pub(super) fn context(&self) -> &Arc<CudaContext> {
+        &self.context
+    }
+
+    pub(super) fn lt(&self) -> &Lt {
+        &self.lt
+    }
+
+    /// A module that was loaded before, or is loaded now from what `cubin` gives.
+    pub(super) fn module(&self, key: [u8; 32], cubin: impl FnOnce() -> Result<Vec<u8>>) -> Result<Arc<CudaModule>> {
+        if let Some(m) = self.modules.lock().unwrap_or_else(PoisonError::into_inner).get(&key) {
+            return Ok(m.clone());
+        }
+        let image = cudarc::nvrtc::Ptx::from_binary(cubin()?);
+        let module = self.context.load_module(image).map_err(|e| failed("cuModuleLoadData", e))?;
+        self.modules.lock().unwrap_or_else(PoisonError::into_inner).insert(key, module.clone());
+        Ok(module)
+    }
+
+    /// True if that module is loaded.
+    pub(super) fn has_module(&self, key: &[u8; 32]) -> bool {
+        self.modules.lock().unwrap_or_else(PoisonError::into_inner).contains_key(key)
+    }
+
+    /// A constant on the device: uploaded once, shared by all plans that use the same tensor.
+    pub(super) fn weight(&self, tensor: &Arc<Tensor>) -> Result<Arc<Weight>> {
+        let key = Arc::as_ptr(tensor) as usize;
+        let mut weights = self.weights.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(w) = weights.get(&key).and_then(Weak::upgrade) {
+            return Ok(w);
+        }
+        let memory = DeviceMemory::new(&self.stream, tensor.bytes().len())?;
+        memory.upload(tensor.bytes())?;
+        self.stream.synchronize().map_err(|e| failed("uploading a weight", e))?;
+        let weight = Arc::new(Weight { memory, _tensor: tensor.clone() });
+        weights.retain(|_, w| w.strong_count() > 0);
+        weights.insert(key, Arc::downgrade(&weight));
+        Ok(weight)
+    }
+}
+
+impl fmt::Debug for Gpu {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Gpu({})", self.describe())
+    }
+}

@@ -1,0 +1,255 @@
+//! The executor: a whole plan as one CUDA graph.
+//!
+//! In: a plan for a GPU, then tensors for its inputs. Out: tensors for its outputs. Holds always: weights are uploaded
+//! once for all plans; runs may overlap, each on an instance of its own (stream, arena, inputs, graph); after the first
+//! run of an instance a run allocates nothing on the device.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use cudarc::driver::{CudaGraph, CudaStream, result, sys};
+
+use super::cubin::Origins;
+use super::device::{Gpu, Weight, failed};
+use super::launch::Bases;
+use super::lt::{Pointers, WORKSPACE};
+use super::memory::{DeviceMemory, Pinned, bind};
+use super::steps::{Launch, Product, prepare};
+use super::tune::Tuner;
+use crate::error::{Error, Result};
+use crate::plan::{Place, Plan};
+use crate::tensor::Tensor;
+
+/// Runs a plan on a GPU.
+pub struct Executor {
+    plan: Arc<Plan>,
+    gpu: Arc<Gpu>,
+    /// Launches with the index of their step. Locked while a graph is captured.
+    launches: Mutex<Vec<(usize, Launch)>>,
+    weights: Vec<Arc<Weight>>,
+    origins: Origins,
+    idle: Mutex<Vec<Instance>>,
+    poison: bool,
+}
+
+/// Memory and graph of one run in flight.
+struct Instance {
+    // The graph goes first: it names the memory.
+    graph: Graph,
+    stream: Arc<CudaStream>,
+    inputs: Vec<DeviceMemory>,
+    arena: DeviceMemory,
+    _workspace: DeviceMemory,
+    staging: Pinned,
+}
+
+/// A captured graph. `None` if the plan launches nothing.
+struct Graph(Option<CudaGraph>);
+
+// SAFETY: an instance is used by one run at a time, behind `&mut`; the graph has no ties to a thread.
+unsafe impl Send for Graph {}
+
+impl Executor {
+    /// Prepares a plan: compiles what is not cached, chooses algorithms, uploads the weights.
+    pub fn new(plan: Arc<Plan>, gpu: Arc<Gpu>, tuner: &mut Tuner) -> Result<Executor> {
+        if let Some(b) = plan.buffers.iter().find(|b| matches!(b.place, Place::Arena(o) if o % 64 != 0)) {
+            return Err(Error::Internal(format!("a buffer at {:?}", b.place)));
+        }
+        let (launches, origins) = prepare(&gpu, &plan, tuner)?;
+        let weights = plan.constants.iter().map(|t| gpu.weight(t)).collect::<Result<Vec<_>>>()?;
+        Ok(Executor {
+            plan,
+            gpu,
+            launches: Mutex::new(launches),
+            weights,
+            origins,
+            idle: Mutex::default(),
+            poison: false,
+        })
+    }
+
+    /// Fills the arena with NaN before each run, so that reading what was not written shows.
+    pub fn poisoned(mut self) -> Executor {
+        self.poison = true;
+        self
+    }
+
+    /// The plan.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// The device.
+    pub fn gpu(&self) -> &Arc<Gpu> {
+        &self.gpu
+    }
+
+    /// Where the kernels' machine code came from.
+    pub fn origins(&self) -> Origins {
+        self.origins
+    }
+
+    /// Runs once. The inputs stand in the plan's order.
+    pub fn run(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
+        self.plan.check_inputs(inputs)?;
+        let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let mut instance = match idle {
+            Some(instance) => instance,
+            None => self.instance()?,
+        };
+        let outputs = self.run_on(&mut instance, inputs);
+        // An instance whose run failed may belong to a lost context.
+        if outputs.is_ok() {
+            self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(instance);
+        }
+        outputs
+    }
+
+    fn run_on(&self, instance: &mut Instance, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
+        if self.poison {
+            instance.arena.fill(0xff)?;
+        }
+        let mut at = 0;
+        for (memory, tensor) in instance.inputs.iter().zip(inputs) {
+            let bytes = tensor.bytes();
+            let staged = &mut instance.staging.bytes_mut()[at..at + bytes.len()];
+            staged.copy_from_slice(bytes);
+            memory.upload(staged)?;
+            at += bytes.len().next_multiple_of(64);
+        }
+        instance.launch()?;
+        instance.stream.synchronize().map_err(|e| failed("running the plan", e))?;
+        self.plan.outputs.iter().map(|(name, view)| self.output(instance, inputs, name, view)).collect()
+    }
+
+    fn output(&self, instance: &Instance, inputs: &[Tensor], name: &str, view: &crate::plan::View) -> Result<Tensor> {
+        let size = view.dtype.size();
+        let range = view.offset * size..(view.offset + view.len()) * size;
+        let tensor = match self.plan.buffers[view.buffer.index()].place {
+            Place::Input(i) => {
+                inputs[i].bytes().get(range).and_then(|b| Tensor::from_bytes(view.dtype, &view.shape, b))
+            }
+            Place::Constant(i) => {
+                let all = self.plan.constants[i].bytes();
+                all.get(range).and_then(|b| Tensor::from_bytes(view.dtype, &view.shape, b))
+            }
+            Place::Arena(offset) => {
+                let mut bytes = vec![0; range.len()];
+                instance.arena.download(offset + range.start, &mut bytes)?;
+                Tensor::from_bytes(view.dtype, &view.shape, &bytes)
+            }
+        };
+        tensor.ok_or_else(|| Error::Internal(format!("output `{name}` of shape {:?} was not written", view.shape)))
+    }
+
+    fn instance(&self) -> Result<Instance> {
+        let stream = self.gpu.context().new_stream().map_err(|e| failed("cuStreamCreate", e))?;
+        let bytes: Vec<usize> =
+            self.plan.inputs.iter().map(|i| i.shape.iter().product::<usize>() * i.dtype.size()).collect();
+        let inputs = bytes.iter().map(|b| DeviceMemory::new(&stream, *b)).collect::<Result<Vec<_>>>()?;
+        let arena = DeviceMemory::new(&stream, self.plan.arena)?;
+        let workspace = DeviceMemory::new(&stream, WORKSPACE)?;
+        let staging = Pinned::new(&stream, bytes.iter().map(|b| b.next_multiple_of(64)).sum())?;
+        let bases = Bases {
+            inputs: inputs.iter().map(DeviceMemory::address).collect(),
+            constants: self.weights.iter().map(|w| w.memory.address()).collect(),
+            arena: arena.address(),
+            workspace: workspace.address(),
+        };
+        let graph = self.capture(&stream, &bases)?;
+        Ok(Instance { graph, stream, inputs, arena, _workspace: workspace, staging })
+    }
+
+    /// The whole plan as one graph.
+    fn capture(&self, stream: &Arc<CudaStream>, bases: &Bases) -> Result<Graph> {
+        let mut launches = self.launches.lock().unwrap_or_else(PoisonError::into_inner);
+        if launches.is_empty() {
+            return Ok(Graph(None));
+        }
+        let mode = sys::CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        stream.begin_capture(mode).map_err(|e| failed("cuStreamBeginCapture", e))?;
+        let mut done = Ok(());
+        for (step, launch) in launches.iter_mut() {
+            // SAFETY: the bases are those of the instance whose graph this is: its memory is as large as the plan
+            // says and lives as long as the graph.
+            done = unsafe { start(&self.gpu, stream, launch, bases) }.map_err(|e| match e {
+                Error::Device(m) => Error::Device(format!("step `{}`: {m}", self.plan.steps[*step].name)),
+                e => e,
+            });
+            if done.is_err() {
+                break;
+            }
+        }
+        // A capture that was begun must end, also after a failure.
+        let flags = sys::CUgraphInstantiate_flags_enum::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
+        let graph = stream.end_capture(flags);
+        done?;
+        let graph = graph.map_err(|e| failed("cuStreamEndCapture", e))?;
+        let graph = graph.ok_or_else(|| Error::Internal("an empty graph".into()))?;
+        graph.upload().map_err(|e| failed("cuGraphUpload", e))?;
+        Ok(Graph(Some(graph)))
+    }
+
+    /// Microseconds of each of `runs` replays of the graph, by events on the device, after `warmup` replays.
+    pub fn time(&self, inputs: &[Tensor], warmup: usize, runs: usize) -> Result<Vec<f64>> {
+        self.plan.check_inputs(inputs)?;
+        let mut instance = self.instance()?;
+        self.run_on(&mut instance, inputs)?;
+        let flags = Some(sys::CUevent_flags::CU_EVENT_DEFAULT);
+        let event = || self.gpu.context().new_event(flags).map_err(|e| failed("cuEventCreate", e));
+        let events: Vec<_> = (0..=runs).map(|_| event()).collect::<Result<_>>()?;
+        for _ in 0..warmup {
+            instance.launch()?;
+        }
+        let record = |i: usize| events[i].record(&instance.stream).map_err(|e| failed("cuEventRecord", e));
+        record(0)?;
+        for i in 1..=runs {
+            instance.launch()?;
+            record(i)?;
+        }
+        instance.stream.synchronize().map_err(|e| failed("cuStreamSynchronize", e))?;
+        let elapsed = |w: &[cudarc::driver::CudaEvent]| w[0].elapsed_ms(&w[1]).map(|ms| ms as f64 * 1e3);
+        events.windows(2).map(|w| elapsed(w).map_err(|e| failed("cuEventElapsedTime", e))).collect()
+    }
+}
+
+impl Instance {
+    fn launch(&self) -> Result<()> {
+        match &self.graph.0 {
+            Some(graph) => graph.launch().map_err(|e| failed("cuGraphLaunch", e)),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Puts a launch on a stream.
+///
+/// # Safety
+/// As [`super::launch::KernelLaunch::launch`].
+unsafe fn start(gpu: &Gpu, stream: &Arc<CudaStream>, launch: &mut Launch, bases: &Bases) -> Result<()> {
+    match launch {
+        // SAFETY: the caller answers for the bases.
+        Launch::Kernel(kernel) => unsafe { kernel.launch(stream, bases) },
+        Launch::Product(product) => {
+            let Product { matmul, algorithms, calls, bias } = product.as_mut();
+            let algorithm = algorithms.first().ok_or_else(|| Error::Internal("no algorithm".into()))?;
+            for [a, b, d] in calls.iter() {
+                let at = Pointers {
+                    a: bases.address(a),
+                    b: bases.address(b),
+                    d: bases.address(d),
+                    bias: bias.as_ref().map_or(0, |b| bases.address(b)),
+                    workspace: bases.workspace,
+                };
+                // SAFETY: as above; the places are those of the step's operands.
+                unsafe { matmul.launch(gpu.lt(), stream, algorithm, &at)? };
+            }
+            Ok(())
+        }
+        Launch::Zeros(at, bytes) => {
+            bind(stream)?;
+            // SAFETY: the place is that of a result of so many bytes.
+            unsafe { result::memset_d8_async(bases.address(at), 0, *bytes, stream.cu_stream()) }
+                .map_err(|e| failed("cuMemsetD8Async", e))
+        }
+    }
+}

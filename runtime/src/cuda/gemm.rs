@@ -1,0 +1,148 @@
+//! A gemm step as calls of cuBLASLt.
+//!
+//! In: a [`GemmStep`] and the views of its operands. Out: a [`Product`] and where its operands lie, once for each call.
+//! Holds always: no operand is copied: leading axes become rows where one right operand serves all, one strided batch
+//! where strides can say it, and else one call for each of the outer matrices.
+
+use hypatia_dsl::dtype::DType;
+
+use super::lt::{Epilogue, Layout, Product};
+use crate::error::{Error, Result};
+use crate::plan::{GemmStep, View, collapse, matrix_layout, row_major};
+
+/// Calls of one step.
+pub struct Calls {
+    /// What each computes.
+    pub product: Product,
+    /// Elements from the operand's first one to that of the call: A, B, D.
+    pub offsets: Vec<[isize; 3]>,
+}
+
+/// Bytes that divide all addresses of a matrix operand: base, offset, and steps of the batch.
+fn alignment(view: &View, batch: &[isize]) -> u32 {
+    let size = view.dtype.size();
+    let steps = std::iter::once(view.offset).chain(batch.iter().map(|s| s.unsigned_abs()));
+    // Bases are aligned to 256 on the device and to 64 in the arena.
+    let bits = steps.fold(64usize, |all, elements| all | (elements * size));
+    1 << bits.trailing_zeros().min(6)
+}
+
+/// The calls of a step whose operands are `reads`, and whose dense result has type `out`.
+pub fn calls(step: &GemmStep, reads: &[View], out: DType, epilogue: Epilogue, tf32: bool) -> Result<Calls> {
+    let [a, b, rest @ ..] = reads else { return Err(Error::Internal("a product of one operand".into())) };
+    let lead = step.batch.len();
+    let (mut batch, mut m) = (step.batch.clone(), step.m);
+    let (mut a_batch, mut b_batch) = (a.strides[..lead].to_vec(), b.strides[..lead].to_vec());
+    let mut a_row = a.strides[lead];
+    // One right operand for all: if the rows of the left one lie evenly, the leading axes are rows.
+    if b_batch.iter().zip(&batch).all(|(s, n)| *s == 0 || *n == 1) {
+        let (rows, strides) = collapse(&a.shape[..lead + 1], &[a.strides[..lead + 1].to_vec()]);
+        if let ([rows], [strides]) = (rows.as_slice(), strides.as_slice()) {
+            (batch, m, a_row) = (Vec::new(), *rows, strides[0]);
+            (a_batch, b_batch) = (Vec::new(), Vec::new());
+        }
+    }
+    let d_batch: Vec<isize> = row_major(&batch).iter().map(|s| s * (m * step.n) as isize).collect();
+    let (axes, strides) = collapse(&batch, &[a_batch.clone(), b_batch.clone(), d_batch]);
+    // The innermost of the leading axes is the library's batch, the others are calls of their own. A batch needs
+    // the results in order, which they are.
+    let (count, inner) = match axes.last() {
+        Some(count) if !batch.is_empty() => (*count, [0, 1, 2].map(|i| strides[i].last().copied().unwrap_or(0))),
+        _ => (1, [0; 3]),
+    };
+    let outer = if batch.is_empty() { &[] as &[usize] } else { &axes[..axes.len() - 1] };
+    let mut offsets = vec![[0isize; 3]];
+    for (axis, size) in outer.iter().enumerate() {
+        offsets = offsets
+            .iter()
+            .flat_map(|at| {
+                let strides = &strides;
+                (0..*size as isize).map(move |i| std::array::from_fn(|side| at[side] + i * strides[side][axis]))
+            })
+            .collect();
+    }
+    let no = |what: &str, v: &View| {
+        Error::Internal(format!("{what} of a product has shape {:?} and strides {:?}", v.shape, v.strides))
+    };
+    let (a_transposed, a_ld) =
+        matrix_layout(m, step.k, a_row, a.strides[lead + 1]).ok_or_else(|| no("the left operand", a))?;
+    let (b_transposed, b_ld) = matrix_layout(step.k, step.n, b.strides[lead], b.strides[lead + 1])
+        .ok_or_else(|| no("the right operand", b))?;
+    let d_bits = (m * step.n * out.size()) | 64;
+    let product = Product {
+        m,
+        n: step.n,
+        k: step.k,
+        batch: count,
+        dtype: a.dtype,
+        out,
+        tf32,
+        a: Layout {
+            transposed: a_transposed,
+            ld: a_ld as i64,
+            batch_stride: inner[0] as i64,
+            alignment: alignment(a, &a_batch),
+        },
+        b: Layout {
+            transposed: b_transposed,
+            ld: b_ld as i64,
+            batch_stride: inner[1] as i64,
+            alignment: alignment(b, &b_batch),
+        },
+        d_alignment: if count > 1 || offsets.len() > 1 { 1 << d_bits.trailing_zeros().min(6) } else { 64 },
+        epilogue,
+        bias: rest.first().map_or(out, |v| v.dtype),
+    };
+    Ok(Calls { product, offsets })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use hypatia_dsl::scalar::{Term, TermNode};
+
+    use super::*;
+    use crate::plan::BufferId;
+
+    fn step(batch: &[usize], m: usize, n: usize, k: usize) -> GemmStep {
+        let mut term = Term::empty();
+        let acc = term.add(TermNode::Acc);
+        term.roots.push(acc);
+        GemmStep { batch: batch.to_vec(), m, n, k, acc: DType::F32, term }
+    }
+
+    fn whole(shape: &[usize]) -> View {
+        View::whole(BufferId(0), DType::F32, shape)
+    }
+
+    #[test]
+    fn a_weight_that_all_rows_share_makes_one_product() {
+        let w = whole(&[16, 8]).transposed(&[1, 0]).broadcast(&[2, 3, 8, 16]).unwrap();
+        let c =
+            calls(&step(&[2, 3], 4, 16, 8), &[whole(&[2, 3, 4, 8]), w], DType::F32, Epilogue::Default, false).unwrap();
+        let p = c.product;
+        assert_eq!((p.m, p.n, p.k, p.batch, c.offsets.len()), (24, 16, 8, 1, 1));
+        assert_eq!((p.a.transposed, p.a.ld, p.b.transposed, p.b.ld), (false, 8, true, 8));
+    }
+
+    #[test]
+    fn heads_that_lie_side_by_side_are_a_strided_batch_for_each_sequence() {
+        // [b, s, h, d] seen as [b, h, s, d], times its transpose.
+        let q = whole(&[2, 5, 3, 8]).transposed(&[0, 2, 1, 3]);
+        let k = q.transposed(&[0, 1, 3, 2]);
+        let c = calls(&step(&[2, 3], 5, 5, 8), &[q, k], DType::F32, Epilogue::Default, false).unwrap();
+        let p = c.product;
+        assert_eq!((p.m, p.n, p.k, p.batch), (5, 5, 8, 3));
+        assert_eq!((p.a.ld, p.a.batch_stride, p.b.ld, p.b.batch_stride), (24, 8, 24, 8));
+        assert!(!p.a.transposed && p.b.transposed);
+        assert_eq!(c.offsets, [[0, 0, 0], [120, 120, 75]]);
+    }
+
+    #[test]
+    fn alignment_follows_offsets_and_batches() {
+        let x = whole(&[4, 5, 6]);
+        assert_eq!(alignment(&x, &[30]), 8);
+        assert_eq!(alignment(&x.sliced(2, 1, 1, 4), &[30]), 4);
+        assert_eq!(alignment(&whole(&[4, 8, 8]), &[64]), 64);
+    }
+}

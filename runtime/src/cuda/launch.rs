@@ -1,0 +1,147 @@
+//! Launches of generated kernels: which entry point, which grid, which arguments.
+//!
+//! In: a source of `emit::cuda` and the views that a step reads and writes. Out: a [`KernelLaunch`] whose addresses are
+//! named by place, so that it serves every instance of a plan. Holds always: an argument is found by its name in the
+//! source's own list, never by a position that is agreed on elsewhere.
+
+use cudarc::driver::{CudaFunction, CudaStream, sys};
+use hypatia_dsl::emit::cuda::{ArgKind, CudaSource, Geometry};
+
+use super::device::failed;
+use super::memory::bind;
+use crate::error::{Error, Result};
+use crate::generate::Work;
+use crate::plan::{Place, Plan, View};
+
+/// Where an operand lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Location {
+    /// The buffer's place.
+    pub place: Place,
+    /// Bytes from its start.
+    pub bytes: usize,
+}
+
+impl Location {
+    /// Of a view's first element.
+    pub fn of(plan: &Plan, view: &View) -> Location {
+        Location { place: plan.buffers[view.buffer.index()].place, bytes: view.offset * view.dtype.size() }
+    }
+}
+
+/// Addresses of the memory of one instance.
+pub struct Bases {
+    /// The inputs'.
+    pub inputs: Vec<u64>,
+    /// The constants'.
+    pub constants: Vec<u64>,
+    /// The arena's.
+    pub arena: u64,
+    /// The workspace's.
+    pub workspace: u64,
+}
+
+impl Bases {
+    /// The address of a place.
+    pub fn address(&self, at: &Location) -> u64 {
+        at.bytes as u64
+            + match at.place {
+                Place::Input(i) => self.inputs[i],
+                Place::Constant(i) => self.constants[i],
+                Place::Arena(offset) => self.arena + offset as u64,
+            }
+    }
+}
+
+/// An argument.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Argument {
+    /// A pointer.
+    Address(Location),
+    /// A 64-bit integer.
+    Size(i64),
+    /// Several of them, by value.
+    Sizes(Vec<i64>),
+}
+
+/// A launch that is ready but for the addresses.
+pub struct KernelLaunch {
+    function: CudaFunction,
+    grid: [u32; 3],
+    block: [u32; 3],
+    arguments: Vec<Argument>,
+}
+
+/// The entry point for rows of that length, as its index, with grid and block.
+pub fn entry(source: &CudaSource, work: &Work) -> Result<(usize, [u32; 3], [u32; 3])> {
+    let n = work.n as u64;
+    let fits = |g: &Geometry| !matches!(g, Geometry::Rows { up_to: Some(most), .. } if n > *most);
+    let at = source.entries.iter().position(|e| fits(&e.geometry));
+    let at = at.ok_or_else(|| Error::Internal(format!("kernel {} has no entry point", source.name)))?;
+    let (grid, block) = source.entries[at].geometry.launch(work.rows as u64, n);
+    Ok((at, grid, block))
+}
+
+/// The arguments of a source, in its order.
+pub fn arguments(
+    source: &CudaSource,
+    work: &Work,
+    pointer: &dyn Fn(&str) -> Option<Location>,
+) -> Result<Vec<Argument>> {
+    let unknown = |name: &str| Error::Internal(format!("kernel {} has an unknown argument `{name}`", source.name));
+    let sizes = |name: &str| work.sizes.iter().find(|(n, _)| n == name).map(|(_, v)| v);
+    let argument = |a: &hypatia_dsl::emit::cuda::Arg| match a.kind {
+        ArgKind::Input(_) | ArgKind::Output(_) => pointer(&a.name).map(Argument::Address),
+        ArgKind::Size if a.name == "n" => Some(Argument::Size(work.n as i64)),
+        ArgKind::Size if a.name == "rows" => Some(Argument::Size(work.rows as i64)),
+        ArgKind::Size => sizes(&a.name).and_then(|v| v.first().copied()).map(Argument::Size),
+        ArgKind::Sizes(count) => sizes(&a.name).filter(|v| v.len() == count).cloned().map(Argument::Sizes),
+    };
+    source.args.iter().map(|a| argument(a).ok_or_else(|| unknown(&a.name))).collect()
+}
+
+impl KernelLaunch {
+    /// From its parts.
+    pub fn new(function: CudaFunction, grid: [u32; 3], block: [u32; 3], arguments: Vec<Argument>) -> KernelLaunch {
+        KernelLaunch { function, grid, block, arguments }
+    }
+
+    /// Launches on a stream.
+    ///
+    /// # Safety
+    /// The bases must be those of memory that is as large as the plan says, valid until the stream is done.
+    pub unsafe fn launch(&self, stream: &CudaStream, bases: &Bases) -> Result<()> {
+        bind(stream)?;
+        // All values side by side; the driver reads each where its pointer says.
+        let mut values: Vec<u64> = Vec::new();
+        let mut starts = Vec::with_capacity(self.arguments.len());
+        for a in &self.arguments {
+            starts.push(values.len());
+            match a {
+                Argument::Address(at) => values.push(bases.address(at)),
+                Argument::Size(v) => values.push(*v as u64),
+                Argument::Sizes(v) => values.extend(v.iter().map(|v| *v as u64)),
+            }
+        }
+        let mut pointers: Vec<*mut std::ffi::c_void> = starts.iter().map(|at| (&raw mut values[*at]).cast()).collect();
+        let ([gx, gy, gz], [bx, by, bz]) = (self.grid, self.block);
+        // SAFETY: the function takes these arguments, as its source lists them; the driver copies them before it
+        // returns. The caller answers for the addresses.
+        let status = unsafe {
+            sys::cuLaunchKernel(
+                self.function.cu_function(),
+                gx,
+                gy,
+                gz,
+                bx,
+                by,
+                bz,
+                0,
+                stream.cu_stream(),
+                pointers.as_mut_ptr(),
+                std::ptr::null_mut(),
+            )
+        };
+        status.result().map_err(|e| failed("cuLaunchKernel", e))
+    }
+}

@@ -1,0 +1,420 @@
+//! cuBLASLt: matrix products with the library's epilogues.
+//!
+//! In: a [`Product`] in row-major terms. Out: [`Matmul`]s that can be launched, the library's best guess first. Holds
+//! always: descriptors live as long as the [`Matmul`] that uses them; f32 means f32, never TF32, unless it is asked
+//! for; what is supported is asked of the library's heuristics, never looked up in a table.
+//!
+//! cuBLASLt is column-major: a row-major `C = A B` is its `C^T = B^T A^T`, so our B is its A, and a bias of one element a
+//! column of ours runs along its rows, as its epilogue wants it. Source: cuBLAS documentation, cublasLtMatmul.
+
+use std::ffi::c_void;
+use std::mem::size_of;
+
+use cudarc::cublaslt::{result, sys};
+use cudarc::driver::CudaStream;
+use hypatia_dsl::dtype::DType;
+
+use super::memory::bind;
+use crate::error::{Error, Result};
+
+/// Bytes of workspace that an algorithm may use: what NVIDIA recommends for Hopper.
+pub const WORKSPACE: usize = 32 << 20;
+
+/// The library's handle.
+pub struct Lt {
+    handle: sys::cublasLtHandle_t,
+}
+
+// SAFETY: a cuBLASLt handle may be used by several threads at once (cuBLAS documentation, "Thread Safety").
+unsafe impl Send for Lt {}
+// SAFETY: as above.
+unsafe impl Sync for Lt {}
+
+/// A matrix operand in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Layout {
+    /// True if columns lie together, not rows.
+    pub transposed: bool,
+    /// Elements from one row (or column) to the next.
+    pub ld: i64,
+    /// Elements from one matrix of the batch to the next; 0 if all are the same.
+    pub batch_stride: i64,
+    /// Bytes that divide the address.
+    pub alignment: u32,
+}
+
+/// `D = epilogue(A B)`: A is `m x k`, B `k x n`, D `m x n`, row-major and dense.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Product {
+    /// Rows of A and D.
+    pub m: usize,
+    /// Columns of B and D.
+    pub n: usize,
+    /// Length of the sums.
+    pub k: usize,
+    /// Number of products.
+    pub batch: usize,
+    /// Element type of A and B.
+    pub dtype: DType,
+    /// Element type of D.
+    pub out: DType,
+    /// True to let f32 operands be rounded to TF32.
+    pub tf32: bool,
+    /// A.
+    pub a: Layout,
+    /// B.
+    pub b: Layout,
+    /// Bytes that divide the address of D.
+    pub d_alignment: u32,
+    /// What happens to the accumulator.
+    pub epilogue: Epilogue,
+    /// Element type of the bias.
+    pub bias: DType,
+}
+
+/// Epilogues of cuBLASLt that need no second result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Epilogue {
+    /// The accumulator.
+    Default,
+    /// `max(acc, 0)`, 0 for NaN.
+    Relu,
+    /// `acc + bias`
+    Bias,
+    /// `max(acc + bias, 0)`, 0 for NaN.
+    ReluBias,
+    /// GELU in its tanh form.
+    Gelu,
+    /// GELU in its tanh form of `acc + bias`.
+    GeluBias,
+}
+
+impl Epilogue {
+    /// The epilogue of the name that a `kernel` in a `.hyp` file gives.
+    pub fn named(name: &str) -> Option<Epilogue> {
+        Some(match name {
+            "DEFAULT" => Epilogue::Default,
+            "RELU" => Epilogue::Relu,
+            "BIAS" => Epilogue::Bias,
+            "RELU_BIAS" => Epilogue::ReluBias,
+            "GELU" => Epilogue::Gelu,
+            "GELU_BIAS" => Epilogue::GeluBias,
+            _ => return None,
+        })
+    }
+
+    /// True if it reads a bias.
+    pub fn has_bias(self) -> bool {
+        matches!(self, Epilogue::Bias | Epilogue::ReluBias | Epilogue::GeluBias)
+    }
+
+    fn raw(self) -> sys::cublasLtEpilogue_t {
+        use sys::cublasLtEpilogue_t::*;
+        match self {
+            Epilogue::Default => CUBLASLT_EPILOGUE_DEFAULT,
+            Epilogue::Relu => CUBLASLT_EPILOGUE_RELU,
+            Epilogue::Bias => CUBLASLT_EPILOGUE_BIAS,
+            Epilogue::ReluBias => CUBLASLT_EPILOGUE_RELU_BIAS,
+            Epilogue::Gelu => CUBLASLT_EPILOGUE_GELU,
+            Epilogue::GeluBias => CUBLASLT_EPILOGUE_GELU_BIAS,
+        }
+    }
+}
+
+fn failed(call: &str, e: result::CublasError) -> Error {
+    Error::Device(format!("{call}: {:?}", e.0))
+}
+
+fn data_type(dtype: DType) -> Result<sys::cudaDataType> {
+    use sys::cudaDataType_t::*;
+    Ok(match dtype {
+        DType::F64 => CUDA_R_64F,
+        DType::F32 => CUDA_R_32F,
+        DType::F16 => CUDA_R_16F,
+        DType::BF16 => CUDA_R_16BF,
+        d => return Err(Error::Device(format!("a product of {d} has no CUDA kernel yet; use --device cpu"))),
+    })
+}
+
+/// A `cublasLtMatrixLayout_t`.
+struct Matrix(sys::cublasLtMatrixLayout_t);
+
+impl Matrix {
+    fn new(dtype: DType, rows: usize, columns: usize, ld: i64, batch: usize, stride: i64) -> Result<Matrix> {
+        let raw = result::create_matrix_layout(data_type(dtype)?, rows as u64, columns as u64, ld)
+            .map_err(|e| failed("cublasLtMatrixLayoutCreate", e))?;
+        let matrix = Matrix(raw);
+        if batch > 1 {
+            use sys::cublasLtMatrixLayoutAttribute_t::*;
+            matrix.set(CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, batch as i32)?;
+            matrix.set(CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, stride)?;
+        }
+        Ok(matrix)
+    }
+
+    fn set<T>(&self, attribute: sys::cublasLtMatrixLayoutAttribute_t, value: T) -> Result<()> {
+        // SAFETY: the layout is alive, and the value has the type that cublasLt.h gives the attribute.
+        unsafe { result::set_matrix_layout_attribute(self.0, attribute, (&raw const value).cast(), size_of::<T>()) }
+            .map_err(|e| failed("cublasLtMatrixLayoutSetAttribute", e))
+    }
+}
+
+impl Drop for Matrix {
+    fn drop(&mut self) {
+        // SAFETY: created in `new`, destroyed once.
+        let _ = unsafe { result::destroy_matrix_layout(self.0) };
+    }
+}
+
+/// A `cublasLtMatmulDesc_t`.
+struct Description(sys::cublasLtMatmulDesc_t);
+
+impl Description {
+    fn new(p: &Product) -> Result<Description> {
+        use sys::cublasComputeType_t::*;
+        use sys::cublasLtMatmulDescAttributes_t::*;
+        let (compute, scale) = match (p.dtype, p.tf32) {
+            (DType::F64, _) => (CUBLAS_COMPUTE_64F, DType::F64),
+            (DType::F32, true) => (CUBLAS_COMPUTE_32F_FAST_TF32, DType::F32),
+            _ => (CUBLAS_COMPUTE_32F, DType::F32),
+        };
+        let raw = result::create_matmul_desc(compute, data_type(scale)?)
+            .map_err(|e| failed("cublasLtMatmulDescCreate", e))?;
+        let d = Description(raw);
+        let op = |transposed: bool| i32::from(transposed); // CUBLAS_OP_N, CUBLAS_OP_T
+        d.set(CUBLASLT_MATMUL_DESC_TRANSA, op(p.b.transposed))?;
+        d.set(CUBLASLT_MATMUL_DESC_TRANSB, op(p.a.transposed))?;
+        d.set(CUBLASLT_MATMUL_DESC_EPILOGUE, p.epilogue.raw() as u32)?;
+        if p.epilogue.has_bias() {
+            d.set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, data_type(p.bias)? as i32)?;
+            // The heuristics look at it: any aligned address will do for now.
+            d.set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, 256u64)?;
+        }
+        Ok(d)
+    }
+
+    fn set<T>(&self, attribute: sys::cublasLtMatmulDescAttributes_t, value: T) -> Result<()> {
+        // SAFETY: the description is alive, and the value has the type that cublasLt.h gives the attribute.
+        unsafe { result::set_matmul_desc_attribute(self.0, attribute, (&raw const value).cast(), size_of::<T>()) }
+            .map_err(|e| failed("cublasLtMatmulDescSetAttribute", e))
+    }
+}
+
+impl Drop for Description {
+    fn drop(&mut self) {
+        // SAFETY: created in `new`, destroyed once.
+        let _ = unsafe { result::destroy_matmul_desc(self.0) };
+    }
+}
+
+/// A `cublasLtMatmulPreference_t`.
+struct Preference(sys::cublasLtMatmulPreference_t);
+
+impl Preference {
+    fn new(p: &Product) -> Result<Preference> {
+        use sys::cublasLtMatmulPreferenceAttributes_t::*;
+        let raw = result::create_matmul_pref().map_err(|e| failed("cublasLtMatmulPreferenceCreate", e))?;
+        let preference = Preference(raw);
+        preference.set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, WORKSPACE as u64)?;
+        preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, p.b.alignment)?;
+        preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, p.a.alignment)?;
+        preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, p.d_alignment)?;
+        preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, p.d_alignment)?;
+        Ok(preference)
+    }
+
+    fn set<T>(&self, attribute: sys::cublasLtMatmulPreferenceAttributes_t, value: T) -> Result<()> {
+        // SAFETY: the preference is alive, and the value has the type that cublasLt.h gives the attribute.
+        unsafe { result::set_matmul_pref_attribute(self.0, attribute, (&raw const value).cast(), size_of::<T>()) }
+            .map_err(|e| failed("cublasLtMatmulPreferenceSetAttribute", e))
+    }
+}
+
+impl Drop for Preference {
+    fn drop(&mut self) {
+        // SAFETY: created in `new`, destroyed once.
+        let _ = unsafe { result::destroy_matmul_pref(self.0) };
+    }
+}
+
+/// An algorithm for a product.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Algorithm {
+    raw: sys::cublasLtMatmulAlgo_t,
+    /// Bytes of workspace that it needs.
+    pub workspace: usize,
+}
+
+impl Algorithm {
+    /// As numbers that can be kept in a file. They mean something to the same version of the library alone.
+    pub fn to_words(self) -> [u64; 8] {
+        self.raw.data
+    }
+
+    /// What [`Algorithm::to_words`] gave; [`Matmul::accepts`] tells if the library still knows it.
+    pub fn from_words(data: [u64; 8], workspace: usize) -> Algorithm {
+        Algorithm { raw: sys::cublasLtMatmulAlgo_t { data }, workspace }
+    }
+}
+
+/// A product that is ready to be launched with any of its algorithms.
+pub struct Matmul {
+    product: Product,
+    description: Description,
+    a: Matrix,
+    b: Matrix,
+    d: Matrix,
+}
+
+// SAFETY: descriptors are plain memory of the library; they are only changed by `launch`, which takes `&mut self`.
+unsafe impl Send for Matmul {}
+
+/// Addresses on the device.
+#[derive(Clone, Copy, Debug)]
+pub struct Pointers {
+    /// A.
+    pub a: u64,
+    /// B.
+    pub b: u64,
+    /// D.
+    pub d: u64,
+    /// The bias, if the epilogue reads one.
+    pub bias: u64,
+    /// The workspace of [`WORKSPACE`] bytes.
+    pub workspace: u64,
+}
+
+impl Matmul {
+    /// Describes a product.
+    pub fn new(p: Product) -> Result<Matmul> {
+        // Our B is the library's A: n x k, its columns (our rows) `ld` apart; stored transposed, k x n.
+        let side = |rows: usize, columns: usize, l: &Layout| {
+            let (r, c) = if l.transposed { (columns, rows) } else { (rows, columns) };
+            Matrix::new(p.dtype, r, c, l.ld, p.batch, l.batch_stride)
+        };
+        Ok(Matmul {
+            a: side(p.n, p.k, &p.b)?,
+            b: side(p.k, p.m, &p.a)?,
+            d: Matrix::new(p.out, p.n, p.m, p.n as i64, p.batch, (p.m * p.n) as i64)?,
+            description: Description::new(&p)?,
+            product: p,
+        })
+    }
+
+    /// What it computes.
+    pub fn product(&self) -> &Product {
+        &self.product
+    }
+
+    /// The library's algorithms for it, its best guess first; none if it has none.
+    pub fn algorithms(&self, lt: &Lt, at_most: usize) -> Result<Vec<Algorithm>> {
+        let preference = Preference::new(&self.product)?;
+        // SAFETY: all-zero bytes are a valid result: a plain structure of numbers.
+        let empty: sys::cublasLtMatmulHeuristicResult_t = unsafe { std::mem::zeroed() };
+        let mut found = vec![empty; at_most.max(1)];
+        let mut count = 0;
+        // SAFETY: all handles are alive; the array has as many places as is said.
+        let status = unsafe {
+            sys::cublasLtMatmulAlgoGetHeuristic(
+                lt.handle,
+                self.description.0,
+                self.a.0,
+                self.b.0,
+                self.d.0,
+                self.d.0,
+                preference.0,
+                found.len() as i32,
+                found.as_mut_ptr(),
+                &mut count,
+            )
+        };
+        if status == sys::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED {
+            return Ok(Vec::new());
+        }
+        status.result().map_err(|e| failed("cublasLtMatmulAlgoGetHeuristic", e))?;
+        found.truncate(usize::try_from(count).unwrap_or(0));
+        let usable = found.iter().filter(|f| f.state == sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS);
+        Ok(usable.map(|f| Algorithm { raw: f.algo, workspace: f.workspaceSize }).collect())
+    }
+
+    /// True if the library can run the product with that algorithm, within the workspace.
+    pub fn accepts(&self, lt: &Lt, algorithm: &Algorithm) -> bool {
+        // SAFETY: all-zero bytes are a valid result.
+        let mut found: sys::cublasLtMatmulHeuristicResult_t = unsafe { std::mem::zeroed() };
+        // SAFETY: all handles are alive, both pointers valid.
+        let status = unsafe {
+            sys::cublasLtMatmulAlgoCheck(
+                lt.handle,
+                self.description.0,
+                self.a.0,
+                self.b.0,
+                self.d.0,
+                self.d.0,
+                &algorithm.raw,
+                &mut found,
+            )
+        };
+        status == sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS && found.workspaceSize <= WORKSPACE
+    }
+
+    /// Launches on a stream.
+    ///
+    /// # Safety
+    /// The addresses must be those of operands as the product describes them, valid until the stream is done.
+    pub unsafe fn launch(&mut self, lt: &Lt, stream: &CudaStream, algorithm: &Algorithm, at: &Pointers) -> Result<()> {
+        bind(stream)?;
+        if self.product.epilogue.has_bias() {
+            use sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER;
+            self.description.set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, at.bias)?;
+        }
+        // The scale has the type of the computation.
+        let (one32, zero32, one64, zero64) = (1f32, 0f32, 1f64, 0f64);
+        let (one, zero): (*const c_void, *const c_void) = match self.product.dtype {
+            DType::F64 => ((&raw const one64).cast(), (&raw const zero64).cast()),
+            _ => ((&raw const one32).cast(), (&raw const zero32).cast()),
+        };
+        // SAFETY: handles and scales are alive; the caller answers for the addresses.
+        unsafe {
+            result::matmul(
+                lt.handle,
+                self.description.0,
+                one,
+                zero,
+                at.b as *const c_void,
+                self.a.0,
+                at.a as *const c_void,
+                self.b.0,
+                at.d as *const c_void,
+                self.d.0,
+                at.d as *mut c_void,
+                self.d.0,
+                &algorithm.raw,
+                at.workspace as *mut c_void,
+                WORKSPACE,
+                stream.cu_stream().cast(),
+            )
+        }
+        .map_err(|e| failed(&format!("cublasLtMatmul of {:?}", self.product), e))
+    }
+}
+
+impl Lt {
+    /// The library of the current context. It must have been found.
+    pub(super) fn new() -> Result<Lt> {
+        let handle = result::create_handle().map_err(|e| failed("cublasLtCreate", e))?;
+        Ok(Lt { handle })
+    }
+
+    /// The library's version as it counts: 130100 is 13.1.0.
+    pub fn version(&self) -> usize {
+        // SAFETY: the call takes nothing.
+        unsafe { sys::cublasLtGetVersion() }
+    }
+}
+
+impl Drop for Lt {
+    fn drop(&mut self) {
+        // SAFETY: created in `new`, destroyed once.
+        let _ = unsafe { result::destroy_handle(self.handle) };
+    }
+}

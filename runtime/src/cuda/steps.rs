@@ -1,0 +1,163 @@
+//! Steps of a plan as work for the GPU: generated kernels and calls of cuBLASLt.
+//!
+//! In: a plan for a GPU. Out: for each step what it launches, in order. Holds always: a step whose results are empty
+//! launches nothing; what has no kernel is an error that names the step, never a trip to the host.
+
+use std::sync::Arc;
+
+use hypatia_dsl::emit::cuda::{self, CudaSource};
+use hypatia_dsl::ir::Backend;
+
+use super::cubin::{self, Origins};
+use super::device::{Gpu, failed};
+use super::gemm;
+use super::launch::{KernelLaunch, Location, arguments, entry};
+use super::lt::{Algorithm, Epilogue, Matmul};
+use super::tune::Tuner;
+use crate::error::{Error, Result};
+use crate::generate::{Work, step_kernel};
+use crate::plan::{Action, GemmStep, Plan, Step, View};
+
+/// How many algorithms the library is asked for.
+const CANDIDATES: usize = 16;
+
+/// A product and the places of its operands, once for each call.
+pub struct Product {
+    /// What is called.
+    pub matmul: Matmul,
+    /// The algorithms that can run it; the first one does.
+    pub algorithms: Vec<Algorithm>,
+    /// A, B, D of each call.
+    pub calls: Vec<[Location; 3]>,
+    /// The bias.
+    pub bias: Option<Location>,
+}
+
+/// What a step launches.
+pub enum Launch {
+    /// A generated kernel.
+    Kernel(KernelLaunch),
+    /// cuBLASLt.
+    Product(Box<Product>),
+    /// Zeros in so many bytes: a product over no terms.
+    Zeros(Location, usize),
+}
+
+/// A step on its way: its source must still be compiled.
+enum Draft {
+    Kernel { source: CudaSource, work: Work, step: usize },
+    Ready { launch: Launch, step: usize },
+}
+
+/// The launches of a plan, each with the index of its step, and where their machine code came from.
+pub fn prepare(gpu: &Arc<Gpu>, plan: &Plan, tuner: &mut Tuner) -> Result<(Vec<(usize, Launch)>, Origins)> {
+    let mut drafts = Vec::new();
+    for (index, step) in plan.steps.iter().enumerate() {
+        if step.writes.iter().all(View::is_empty) {
+            continue;
+        }
+        let draft = draft(gpu, plan, step, index, tuner).map_err(|e| in_step(e, step))?;
+        drafts.push(draft);
+    }
+    let sources: Vec<String> = drafts
+        .iter()
+        .filter_map(|d| match d {
+            Draft::Kernel { source, .. } => Some(source.text.clone()),
+            Draft::Ready { .. } => None,
+        })
+        .collect();
+    let (modules, origins) = cubin::modules(gpu, &sources)?;
+    let mut modules = modules.into_iter();
+    let mut launches = Vec::with_capacity(drafts.len());
+    for draft in drafts {
+        match draft {
+            Draft::Ready { launch, step } => launches.push((step, launch)),
+            Draft::Kernel { source, work, step } => {
+                let module = modules.next().ok_or_else(|| Error::Internal("a module was lost".into()))?;
+                let (at, grid, block) = entry(&source, &work)?;
+                let name = &source.entries[at].name;
+                let function =
+                    module.load_function(name).map_err(|e| failed(&format!("cuModuleGetFunction of {name}"), e))?;
+                let pointer = |name: &str| pointer(plan, &plan.steps[step], name);
+                let arguments = arguments(&source, &work, &pointer)?;
+                launches.push((step, Launch::Kernel(KernelLaunch::new(function, grid, block, arguments))));
+            }
+        }
+    }
+    Ok((launches, origins))
+}
+
+fn in_step(e: Error, step: &Step) -> Error {
+    match e {
+        Error::Device(m) => Error::Device(format!("step `{}`: {m}", step.name)),
+        Error::Internal(m) => Error::Internal(format!("step `{}`: {m}", step.name)),
+        Error::Type(m) => Error::Type(format!("step `{}`: {m}", step.name)),
+        e => e,
+    }
+}
+
+/// The operand that a kernel's argument names: `in0`, `out0`, `acc`.
+fn pointer(plan: &Plan, step: &Step, name: &str) -> Option<Location> {
+    let view = if name == "acc" {
+        step.reads.last()
+    } else if let Some(i) = name.strip_prefix("in") {
+        step.reads.get(i.parse::<usize>().ok()?)
+    } else {
+        step.writes.get(name.strip_prefix("out")?.parse::<usize>().ok()?)
+    };
+    view.map(|v| Location::of(plan, v))
+}
+
+fn draft(gpu: &Arc<Gpu>, plan: &Plan, step: &Step, index: usize, tuner: &mut Tuner) -> Result<Draft> {
+    match &step.action {
+        Action::Gemm(g) => Ok(Draft::Ready { launch: product(gpu, plan, step, g, tuner)?, step: index }),
+        other => {
+            let Some((body, work)) = step_kernel(step) else {
+                let what = format!("{other:?}");
+                let what = what.split(|c: char| !c.is_ascii_alphanumeric()).next().unwrap_or_default().to_lowercase();
+                return Err(Error::Device(format!("{what} has no CUDA kernel yet; use --device cpu")));
+            };
+            // Kernels are named by what they do alone, so that equal work is compiled once.
+            let source = body.emit(&plan.program).map_err(emitted)?;
+            Ok(Draft::Kernel { source, work, step: index })
+        }
+    }
+}
+
+fn emitted(e: cuda::EmitError) -> Error {
+    Error::Device(format!("no CUDA kernel: {e}"))
+}
+
+fn product(gpu: &Arc<Gpu>, plan: &Plan, step: &Step, g: &GemmStep, tuner: &mut Tuner) -> Result<Launch> {
+    let ([a, b, ..], [d]) = (step.reads.as_slice(), step.writes.as_slice()) else {
+        return Err(Error::Internal("a product of one operand".into()));
+    };
+    let epilogue = match step.kernel.map(|k| &plan.program.kernels[k.index()].backend) {
+        None if g.is_plain() => Epilogue::Default,
+        Some(Backend::Cublaslt(name)) => {
+            let known = Epilogue::named(name);
+            known.ok_or_else(|| {
+                Error::Device(format!("cuBLASLt has no epilogue {name} that one result is enough for"))
+            })?
+        }
+        _ => return Err(Error::Device("this epilogue has no kernel".into())),
+    };
+    if g.k == 0 && !epilogue.has_bias() {
+        return Ok(Launch::Zeros(Location::of(plan, d), d.len() * d.dtype.size()));
+    }
+    let calls = gemm::calls(g, &step.reads, d.dtype, epilogue, false)?;
+    let mut matmul = Matmul::new(calls.product)?;
+    let algorithms = matmul.algorithms(gpu.lt(), CANDIDATES)?;
+    if algorithms.is_empty() {
+        return Err(Error::Device(format!("cuBLASLt has no algorithm for {:?}", calls.product)));
+    }
+    let algorithms = tuner.order(gpu, &mut matmul, algorithms)?;
+    let place = |v: &View, elements: isize| {
+        let mut at = Location::of(plan, v);
+        at.bytes = (at.bytes as isize + elements * v.dtype.size() as isize) as usize;
+        at
+    };
+    let places = calls.offsets.iter().map(|[i, j, o]| [place(a, *i), place(b, *j), place(d, *o)]).collect();
+    let bias = step.reads.get(2).map(|v| Location::of(plan, v));
+    Ok(Launch::Product(Box::new(Product { matmul, algorithms, calls: places, bias })))
+}

@@ -1,0 +1,210 @@
+//! Plans on a GPU against the reference: random graphs with ragged sizes, 0, 1, NaN, infinities, every element type,
+//! views in between, poisoned memory; products with every layout and epilogue.
+//!
+//! Without a GPU each test says so and counts what it left out. `HYPATIA_NEED_GPU=1` makes that a failure, for machines
+//! that have one.
+#![allow(clippy::unwrap_used)]
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hypatia_dsl::builtin::{BuiltinOp, BuiltinScalar};
+use hypatia_dsl::dtype::DType;
+use hypatia_dsl::ir::{AttrValue, InView};
+use hypatia_dsl::scalar::{Term, TermNode};
+use rand::prelude::*;
+use rand_chacha::ChaCha8Rng;
+
+use super::tune::Tuner;
+use super::{Executor, Gpu};
+use crate::cpu::reference::{Mode, evaluate};
+use crate::cpu::tests::{Random, coarsest, compare};
+use crate::error::Error;
+use crate::graph::Graph;
+use crate::plan::{Options, Plan};
+use crate::tensor::Tensor;
+use crate::testing::{list, program, ty};
+
+/// The GPU; without one says how many cases are left out.
+fn gpu(cases: usize) -> Option<Arc<Gpu>> {
+    match Gpu::open(0) {
+        Ok(gpu) => Some(gpu),
+        Err(e) if std::env::var_os("HYPATIA_NEED_GPU").is_some() => panic!("{e}"),
+        Err(e) => {
+            let why = e.to_string();
+            eprintln!("SKIPPED {cases} cases on a GPU: {}", why.lines().next().unwrap_or_default());
+            None
+        }
+    }
+}
+
+fn executor(gpu: &Arc<Gpu>, graph: &Graph, cluster: bool) -> Result<(Arc<Plan>, Executor), Error> {
+    let options = Options { cluster, ..Options::new(gpu.profile()) };
+    let plan = Arc::new(Plan::build(graph, &options)?);
+    let mut tuner = Tuner::forgetful(Duration::ZERO);
+    Ok((plan.clone(), Executor::new(plan, gpu.clone(), &mut tuner)?.poisoned()))
+}
+
+/// Runs a graph; the reason if the GPU has no kernel for one of its steps.
+fn agrees(gpu: &Arc<Gpu>, graph: &Graph, inputs: &[(String, Tensor)], what: &str) -> Result<(), String> {
+    let want = evaluate(graph, inputs, Mode::Rounded).unwrap();
+    let tensors: Vec<Tensor> = inputs.iter().map(|(_, t)| t.clone()).collect();
+    let epsilon = coarsest(graph);
+    for cluster in [true, false] {
+        let (plan, executor) = match executor(gpu, graph, cluster) {
+            Ok(made) => made,
+            Err(Error::Device(why)) if why.contains("CUDA kernel") => {
+                return Err(why.split(": ").last().unwrap_or_default().to_string());
+            }
+            Err(e) => panic!("{what}: {e}"),
+        };
+        for run in 0..2 {
+            let got = executor.run(&tensors).unwrap_or_else(|e| panic!("{what}: {e}\n{plan}"));
+            for (i, (g, w)) in got.iter().zip(&want).enumerate() {
+                let what = format!("{what}, cluster {cluster}, run {run}, output {i}\n{plan}\n{}", graph.to_text());
+                compare(g, &w.to_tensor().unwrap(), w.dtype, epsilon, &what);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// `HYPATIA_CASES` makes it fewer: a sanitizer is slow.
+fn cases(all: u64) -> u64 {
+    std::env::var("HYPATIA_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(all).min(all)
+}
+
+fn random_graphs(first: u64, count: u64, wild: bool) {
+    let seeds = first..first + cases(count);
+    let Some(gpu) = gpu(seeds.clone().count()) else { return };
+    let mut left_out: BTreeMap<String, usize> = BTreeMap::new();
+    let mut ran = 0;
+    for seed in seeds {
+        let mut r = Random::new(seed);
+        r.build(wild);
+        match agrees(&gpu, &r.graph, &r.inputs, &format!("seed {seed}")) {
+            Ok(()) => ran += 1,
+            Err(why) => *left_out.entry(why).or_insert(0) += 1,
+        }
+    }
+    println!("{ran} random graphs agree; left out: {left_out:?}");
+    assert!(ran > 0);
+}
+
+#[test]
+fn random_graphs_agree_with_the_reference_on_a_gpu() {
+    random_graphs(0, 1000, false);
+}
+
+#[test]
+fn special_values_agree_with_the_reference_on_a_gpu() {
+    random_graphs(5000, 300, true);
+}
+
+/// Every layout of a product that is a view, with the epilogues that the library's menu has and others.
+#[test]
+fn products_of_every_layout_agree_with_the_reference_on_a_gpu() {
+    let floats = [DType::F32, DType::F64, DType::F16, DType::BF16];
+    let shapes = [(1, 1, 1), (1, 8, 16), (5, 7, 3), (16, 1, 8), (64, 32, 96), (33, 17, 129)];
+    let cases = floats.len() * shapes.len() * 8;
+    let Some(gpu) = gpu(cases) else { return };
+    let mut rng = ChaCha8Rng::seed_from_u64(3);
+    let mut random = |dtype: DType, shape: &[usize]| {
+        let values: Vec<f64> = (0..shape.iter().product()).map(|_| rng.random_range(-1.0..1.0)).collect();
+        Tensor::from_f64(dtype, shape, &values).unwrap()
+    };
+    for dtype in floats {
+        for (m, n, k) in shapes {
+            for form in 0..8 {
+                let (turn_a, turn_b, epilogue) = (form & 1 > 0, form & 2 > 0, form & 4 > 0);
+                let mut g = Graph::new(program());
+                let a = if turn_a { [2, k, m] } else { [2, m, k] };
+                let b = if turn_b { vec![n, k] } else { vec![k, n] };
+                let inputs = [("a", a.to_vec()), ("b", b), ("bias", vec![n])]
+                    .map(|(name, shape)| (name.to_string(), random(dtype, &shape)));
+                let [mut x, mut y, bias] =
+                    [0, 1, 2].map(|i: usize| g.input(inputs[i].0.clone(), ty(dtype, inputs[i].1.shape())));
+                if turn_a {
+                    x = g.builtin(BuiltinOp::Transpose, &[x], vec![list(&[0, 2, 1])]).unwrap()[0];
+                }
+                if turn_b {
+                    y = g.builtin(BuiltinOp::Transpose, &[y], vec![list(&[1, 0])]).unwrap()[0];
+                }
+                let out = if epilogue { biased(&mut g, [x, y, bias], dtype) } else { plain(&mut g, [x, y]) };
+                g.output("y".to_string(), out);
+                let what = format!("{dtype} {m}x{n}x{k}, form {form}");
+                agrees(&gpu, &g, &inputs, &what).unwrap_or_else(|why| panic!("{what}: {why}"));
+            }
+        }
+    }
+}
+
+fn plain(g: &mut Graph, [x, y]: [crate::graph::Value; 2]) -> crate::graph::Value {
+    g.builtin(BuiltinOp::Matmul, &[x, y], vec![]).unwrap()[0]
+}
+
+/// `gelu(acc + row(bias))`
+fn biased(g: &mut Graph, [x, y, bias]: [crate::graph::Value; 3], dtype: DType) -> crate::graph::Value {
+    let p = g.program.clone();
+    let mut t = Term::empty();
+    let acc = t.add(TermNode::Acc);
+    let read = t.add(TermNode::In { input: 0, view: InView::Broadcast });
+    let sum = t.add(TermNode::Call { scalar: p.builtin_scalar(BuiltinScalar::Add).unwrap(), args: vec![acc, read] });
+    let root = t.add(TermNode::Call { scalar: p.find_scalar("gelu").unwrap(), args: vec![sum] });
+    t.roots.push(root);
+    let gemm = p.builtin_op(BuiltinOp::Gemm).unwrap();
+    g.op(gemm, &[Some(x), Some(y), Some(bias)], vec![AttrValue::DType(dtype)], Some(t)).unwrap()[0]
+}
+
+/// Faults on purpose, for a sanitizer to find: if it does not find these, its silence about the others means nothing. They
+/// run only where `HYPATIA_PLANT` asks for them.
+mod planted {
+    use super::*;
+    use crate::cuda::launch::{Argument, Bases, KernelLaunch, Location};
+    use crate::cuda::memory::DeviceMemory;
+    use crate::plan::Place;
+
+    const SOURCE: &str = r#"
+extern "C" __global__ void past_the_end(int* p) { p[blockDim.x + threadIdx.x] = 1; }
+extern "C" __global__ void race(int* p) {
+  __shared__ int x[1];
+  if (threadIdx.x % 32 == 0) x[0] = threadIdx.x;
+  p[threadIdx.x] = x[0];
+}
+extern "C" __global__ void unwritten(int* p) { p[0] = p[1] + 1; }
+"#;
+
+    fn plant(kernel: &str) {
+        if std::env::var_os("HYPATIA_PLANT").is_none() {
+            println!("SKIPPED: a fault on purpose, for sanitizers");
+            return;
+        }
+        let gpu = gpu(1).unwrap();
+        let (modules, _) = crate::cuda::cubin::modules(&gpu, &[SOURCE.to_string()]).unwrap();
+        let stream = gpu.context().new_stream().unwrap();
+        let memory = DeviceMemory::new(&stream, 64 * 4).unwrap();
+        let at = Argument::Address(Location { place: Place::Arena(0), bytes: 0 });
+        let function = modules[0].load_function(kernel).unwrap();
+        let launch = KernelLaunch::new(function, [1, 1, 1], [64, 1, 1], vec![at]);
+        let bases = Bases { inputs: vec![], constants: vec![], arena: memory.address(), workspace: 0 };
+        // SAFETY: none: this is the fault that is to be found. It stays in the allocation's page.
+        unsafe { launch.launch(&stream, &bases) }.unwrap();
+        stream.synchronize().unwrap();
+    }
+
+    #[test]
+    fn past_the_end() {
+        plant("past_the_end");
+    }
+
+    #[test]
+    fn race() {
+        plant("race");
+    }
+
+    #[test]
+    fn unwritten() {
+        plant("unwritten");
+    }
+}

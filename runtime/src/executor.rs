@@ -1,0 +1,93 @@
+//! The executor of a plan, wherever it runs.
+//!
+//! In: a plan, and the device it was made for. Out: results of runs. Holds always: the CPU and the GPU take the same
+//! [`Plan`] type and give tensors of the host.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::cuda::Gpu;
+use crate::cuda::tune::Tuner;
+use crate::error::Result;
+use crate::plan::Plan;
+use crate::tensor::Tensor;
+use crate::{cpu, cuda};
+
+/// A GPU, and how algorithms are chosen on it.
+#[derive(Clone, Debug)]
+pub struct OnGpu {
+    /// The GPU.
+    pub gpu: Arc<Gpu>,
+    /// Chooses the algorithms of products.
+    pub tuner: Arc<Mutex<Tuner>>,
+}
+
+/// Runs a plan.
+pub enum Executor {
+    /// On the host.
+    Cpu(Box<cpu::Executor>),
+    /// On a GPU.
+    Cuda(Box<cuda::Executor>),
+}
+
+impl Executor {
+    /// An executor on that GPU, or on the host with so many threads (0 means one for each core).
+    pub fn new(plan: Arc<Plan>, gpu: Option<&OnGpu>, threads: usize) -> Result<Executor> {
+        Ok(match gpu {
+            Some(on) => {
+                let mut tuner = on.tuner.lock().unwrap_or_else(PoisonError::into_inner);
+                Executor::Cuda(Box::new(cuda::Executor::new(plan, on.gpu.clone(), &mut tuner)?))
+            }
+            None => Executor::Cpu(Box::new(cpu::Executor::new(plan, threads)?)),
+        })
+    }
+
+    /// The plan.
+    pub fn plan(&self) -> &Plan {
+        match self {
+            Executor::Cpu(e) => e.plan(),
+            Executor::Cuda(e) => e.plan(),
+        }
+    }
+
+    /// Runs once. The inputs stand in the plan's order.
+    pub fn run(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
+        match self {
+            Executor::Cpu(e) => e.run(inputs),
+            Executor::Cuda(e) => e.run(inputs),
+        }
+    }
+
+    /// Runs once, and adds to `times` how long each step took. A GPU runs all steps as one: there it is the first
+    /// that takes all the time.
+    pub fn run_timed(&self, inputs: &[Tensor], times: &mut [Duration]) -> Result<Vec<Tensor>> {
+        match self {
+            Executor::Cpu(e) => e.run_timed(inputs, times),
+            Executor::Cuda(e) => {
+                let start = Instant::now();
+                let results = e.run(inputs)?;
+                times.iter_mut().take(1).for_each(|t| *t += start.elapsed());
+                Ok(results)
+            }
+        }
+    }
+
+    /// Threads of the host that share the work.
+    pub fn threads(&self) -> usize {
+        match self {
+            Executor::Cpu(e) => e.threads(),
+            Executor::Cuda(_) => 1,
+        }
+    }
+
+    /// The place in words: `CPU, 2 threads`, or the GPU's name.
+    pub fn place(&self) -> String {
+        match self {
+            Executor::Cpu(e) => match e.threads() {
+                1 => "CPU, 1 thread".to_string(),
+                n => format!("CPU, {n} threads"),
+            },
+            Executor::Cuda(e) => e.gpu().describe(),
+        }
+    }
+}
