@@ -3,15 +3,18 @@
 //! One way through the house: rules (`.hyp`) become a [`Program`](hypatia_dsl::ir::Program); a model
 //! becomes a [`graph::Graph`], an e-graph, a better [`graph::Graph`], a plan, and results.
 
+pub mod compare;
 pub mod cpu;
 pub mod cuda;
 pub mod device;
 pub mod error;
+pub mod executor;
 pub mod generate;
 #[doc(hidden)]
 pub mod generated;
 pub mod graph;
 pub mod library;
+pub mod memory;
 pub mod npz;
 pub mod optimize;
 pub mod plan;
@@ -21,6 +24,7 @@ pub mod test_runner;
 #[cfg(test)]
 mod testing;
 pub mod verify;
+pub mod weights;
 
 pub use error::Error;
 pub use graph::Graph;

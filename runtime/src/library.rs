@@ -21,6 +21,10 @@ pub fn loader() -> FileLoader {
 pub fn compile_files(paths: &[PathBuf]) -> Result<Compilation> {
     let mut users = Vec::new();
     for path in paths {
+        if path.is_dir() {
+            let message = "this is a folder; name the .hyp files in it, each with --rules";
+            return Err(Error::Input(format!("{}: {message}", path.display())));
+        }
         users.push(SourceFile::read(path).map_err(|source| Error::Io { path: path.clone(), source })?);
     }
     if paths.iter().any(|p| is_library_folder(p.parent().unwrap_or(Path::new("")))) {

@@ -5,20 +5,25 @@
 //! compared once with the unfused plan on the inputs at hand, and if they differ, the unfused plan is
 //! used and the report names the rules that fired.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use hypatia_dsl::ir::Program;
 
-use crate::cpu::Executor;
+use crate::cuda::Gpu;
+use crate::cuda::tune::Tuner;
 use crate::device::Device;
 use crate::error::{Error, Result};
+use crate::executor::{Executor, OnGpu};
 use crate::graph::import;
 use crate::graph::{Graph, NodeKind};
+use crate::memory;
 use crate::optimize::{self, Report, optimize};
 use crate::plan::{self, Constants, Plan};
 use crate::tensor::Tensor;
+
+pub use crate::compare::{Comparison, Tolerance};
 
 /// How much a new plan is trusted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -37,7 +42,9 @@ pub struct Options {
     pub optimize: optimize::Options,
     /// How much a new plan is trusted.
     pub check: CheckMode,
-    /// Threads; 0 means one for each core.
+    /// The GPU to run on; the host if there is none. See [`Options::on`].
+    pub gpu: Option<OnGpu>,
+    /// Threads of the host; 0 means one for each core.
     pub threads: usize,
     /// Bytes that intermediate results and outputs may take.
     pub memory: usize,
@@ -45,7 +52,22 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Options {
-        Options { optimize: optimize::Options::default(), check: CheckMode::Check, threads: 0, memory: plan::MEMORY }
+        Options {
+            optimize: optimize::Options::default(),
+            check: CheckMode::Check,
+            gpu: None,
+            threads: 0,
+            memory: memory::budget(),
+        }
+    }
+}
+
+impl Options {
+    /// The same, on that GPU, with that choice of algorithms: costs are those of the GPU's profile.
+    pub fn on(mut self, gpu: Arc<Gpu>, tuner: Tuner) -> Options {
+        self.optimize.device = gpu.profile();
+        self.gpu = Some(OnGpu { gpu, tuner: Arc::new(Mutex::new(tuner)) });
+        self
     }
 }
 
@@ -84,7 +106,10 @@ impl Model {
         inputs: &[(String, Tensor)],
     ) -> Result<Model> {
         let shapes = inputs.iter().map(|(n, t)| (n.clone(), t.shape().to_vec())).collect();
-        Ok(Model::new(import::load_with(path, program, &import::Options { shapes })?.graph, options))
+        Ok(Model::new(
+            import::load_with(path, program, &import::Options { shapes, ..Default::default() })?.graph,
+            options,
+        ))
     }
 
     /// A model from a graph.
@@ -102,6 +127,11 @@ impl Model {
         self.graph.outputs.iter().map(|(n, _)| n.as_str()).collect()
     }
 
+    /// What may differ between an output and a reference for it, for each output: see [`crate::compare`].
+    pub fn tolerances(&self) -> Vec<Tolerance> {
+        Tolerance::of_outputs(&self.graph)
+    }
+
     /// The plan for these inputs, made now if there is none.
     pub fn compile(&self, inputs: &[(String, Tensor)]) -> Result<Arc<Compiled>> {
         let ordered = self.order(inputs)?;
@@ -110,6 +140,10 @@ impl Model {
             return Ok(found.clone());
         }
         let compiled = Arc::new(self.compile_new(inputs, &ordered)?);
+        if let Some(on) = &self.options.gpu {
+            // Tunings that cannot be kept cost time at the next start and nothing else.
+            let _ = on.tuner.lock().unwrap_or_else(PoisonError::into_inner).save();
+        }
         self.plans.lock().unwrap_or_else(PoisonError::into_inner).insert(key, compiled.clone());
         Ok(compiled)
     }
@@ -135,12 +169,13 @@ impl Model {
         let named: HashMap<String, Tensor> = inputs.iter().cloned().collect();
         let graph = self.graph.specialize(&self.graph.bind_symbols(&named)?)?;
         let optimized = optimize(&graph, &self.options.optimize)?;
-        let device = Device::cpu();
+        let gpu = self.options.gpu.as_ref();
+        let device = gpu.map_or_else(Device::cpu, |on| on.gpu.profile());
         let planned = |graph: &Graph, cluster: bool| -> Result<Executor> {
             let options = plan::Options { cluster, memory: self.options.memory, ..plan::Options::new(device.clone()) };
             let mut constants = self.constants.lock().unwrap_or_else(PoisonError::into_inner);
             let plan = Plan::build_with(graph, &options, &mut constants)?;
-            Executor::new(Arc::new(plan), self.options.threads)
+            Executor::new(Arc::new(plan), gpu, self.options.threads)
         };
         let unfused = planned(&graph, false)?;
         if self.options.optimize.no_rules {
@@ -152,14 +187,7 @@ impl Model {
         if self.options.check == CheckMode::Check
             && let Some(why) = self.difference(&compiled, ordered)?
         {
-            let mut rules: Vec<&str> =
-                compiled.report.firings.iter().filter(|f| f.kept).map(|f| f.base.as_str()).collect();
-            rules.sort_unstable();
-            rules.dedup();
-            let rules = rules.join(", ");
-            compiled.warnings.push(format!(
-                "the fused plan is not used: {why}. One of these rules is wrong: {rules}. `hypatia verify` finds out which"
-            ));
+            compiled.warnings.push(not_used(&why, &compiled.report));
             compiled.executor = planned(&graph, false)?;
         }
         Ok(compiled)
@@ -169,8 +197,9 @@ impl Model {
     fn difference(&self, compiled: &Compiled, inputs: &[Tensor]) -> Result<Option<String>> {
         let got = compiled.executor.run(inputs)?;
         let want = compiled.unfused.run(inputs)?;
-        for ((name, _), (g, w)) in self.graph.outputs.iter().zip(got.iter().zip(&want)) {
-            let c = Comparison::of(g, w)?;
+        let outputs = self.graph.outputs.iter().zip(self.tolerances());
+        for (((name, _), tolerance), (g, w)) in outputs.zip(got.iter().zip(&want)) {
+            let c = Comparison::of(g, w, tolerance)?;
             if !c.ok {
                 return Ok(Some(format!("output `{name}` {c}")));
             }
@@ -179,56 +208,16 @@ impl Model {
     }
 }
 
-/// Two tensors side by side.
-#[derive(Clone, Debug, PartialEq, serde::Serialize)]
-pub struct Comparison {
-    /// The largest absolute difference; infinite if NaN or infinities do not agree.
-    pub max_error: f64,
-    /// The largest finite absolute value of the reference.
-    pub max_reference: f64,
-    /// What the difference may be.
-    pub bound: f64,
-    /// Index of the largest difference, in row-major order.
-    pub worst: usize,
-    /// True if the difference is within the bound.
-    pub ok: bool,
-}
-
-impl std::fmt::Display for Comparison {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let what = if self.ok { "agrees" } else { "differs" };
-        write!(f, "{what}: max |error| {:.3e}, max |reference| {:.3e}", self.max_error, self.max_reference)?;
-        write!(f, ", allowed {:.3e} (element {})", self.bound, self.worst)
-    }
-}
-
-impl Comparison {
-    /// Compares a result with its reference. Floats may differ by 1e-4 of the largest reference value (f16
-    /// and bf16 by some units in the last place of theirs); all else must be equal.
-    pub fn of(got: &Tensor, want: &Tensor) -> Result<Comparison> {
-        if got.dtype().is_float() != want.dtype().is_float() || got.shape() != want.shape() {
-            let show = |t: &Tensor| format!("{}{:?}", t.dtype(), t.shape());
-            return Err(Error::Input(format!("the result is {}, the reference {}", show(got), show(want))));
-        }
-        let (g, w) = (got.to_f64(), want.to_f64());
-        let mut c = Comparison { max_error: 0.0, max_reference: 0.0, bound: 0.0, worst: 0, ok: false };
-        for (i, (g, w)) in g.iter().zip(&w).enumerate() {
-            if w.is_finite() {
-                c.max_reference = c.max_reference.max(w.abs());
-            }
-            let error = if g == w || (g.is_nan() && w.is_nan()) { 0.0 } else { (g - w).abs() };
-            let error = if error.is_nan() { f64::INFINITY } else { error };
-            if error > c.max_error {
-                (c.max_error, c.worst) = (error, i);
-            }
-        }
-        let epsilon = got.dtype().epsilon().max(want.dtype().epsilon());
-        if got.dtype().is_float() {
-            c.bound = c.max_reference * (8.0 * epsilon).max(1e-4);
-        }
-        c.ok = c.max_error <= c.bound;
-        Ok(c)
-    }
+/// What to tell of a fused plan that was wrong. A rule whose right side is a part of its left one leaves nothing
+/// of its own behind, so rules that fired and are not seen in the result are named too.
+fn not_used(why: &str, report: &Report) -> String {
+    let named = |kept: bool| {
+        let rules: BTreeSet<&str> = report.firings.iter().filter(|f| f.kept == kept).map(|f| f.base.as_str()).collect();
+        rules.into_iter().collect::<Vec<_>>().join(", ")
+    };
+    let (seen, unseen) = (named(true), named(false));
+    let all = if unseen.is_empty() { seen } else { format!("{seen}; or, of those that left no trace: {unseen}") };
+    format!("the fused plan is not used: {why}. One of these rules is wrong: {all}. `hypatia verify` finds out which")
 }
 
 #[cfg(test)]
@@ -257,7 +246,8 @@ mod tests {
         let mut worst = 0.0f64;
         for (name, got) in m.outputs().iter().zip(&got) {
             let (_, want) = want.iter().find(|(n, _)| n == name).unwrap();
-            let c = Comparison::of(got, want).unwrap();
+            let c = Comparison::of(got, want, Tolerance::of(want.dtype(), 1)).unwrap();
+            assert!(c.ok, "{c}");
             worst = worst.max(c.max_error / c.max_reference);
         }
         (worst, compiled.unfused.plan().launches(), compiled.executor.plan().launches())
@@ -275,6 +265,39 @@ mod tests {
     }
 
     #[test]
+    fn a_wrong_rule_is_caught_and_named_and_the_unfused_plan_is_used() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("wrong.hyp");
+        let rule = "rule wrong::dropped: relu(x) => x;";
+        std::fs::write(
+            &path,
+            format!("edition 1;\nuse core::*;\nuse nn::*;\nruleset wrong {{ until = fixpoint; }}\n{rule}\n"),
+        )
+        .unwrap();
+        let inputs = npz::read(&model("digits").join("inputs.npz")).unwrap();
+        let want = npz::read(&model("digits").join("outputs.npz")).unwrap();
+        let load = |check: CheckMode| {
+            let program = library::load(std::slice::from_ref(&path)).unwrap();
+            let options = Options { threads: 1, check, ..Options::default() };
+            Model::load(&model("digits").join("model.onnx"), program, options).unwrap()
+        };
+        let m = load(CheckMode::Check);
+        let compiled = m.compile(&inputs).unwrap();
+        assert_eq!(compiled.warnings.len(), 1);
+        let warning = &compiled.warnings[0];
+        assert!(warning.contains("wrong::dropped") && warning.contains("not used"), "{warning}");
+        assert_eq!(compiled.executor.plan().launches(), compiled.unfused.plan().launches());
+        let agrees = |m: &Model| {
+            let got = &m.run(&inputs).unwrap()[0];
+            Comparison::of(got, &want[0].1, Tolerance::of(want[0].1.dtype(), 1)).unwrap().ok
+        };
+        assert!(agrees(&m));
+        // Unchecked, the rule does what it says.
+        let m = load(CheckMode::Off);
+        assert!(m.compile(&inputs).unwrap().warnings.is_empty() && !agrees(&m));
+    }
+
+    #[test]
     fn a_missing_input_is_named() {
         let program = library::load(&[]).unwrap();
         let m = Model::load(&model("digits").join("model.onnx"), program, Options::default()).unwrap();
@@ -283,5 +306,40 @@ mod tests {
         let wrong = vec![("nonsense".to_string(), Tensor::zeros(hypatia_dsl::dtype::DType::F32, &[1]).unwrap())];
         let e = m.run(&wrong).unwrap_err().to_string();
         assert!(e.contains("nonsense"), "{e}");
+    }
+
+    /// A test's `given` as a model, with random inputs, and the program of its file.
+    fn given(text: &str) -> (Model, Vec<(String, Tensor)>) {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("t.hyp");
+        std::fs::write(&file, format!("edition 1;\nuse core::*;\nuse nn::*;\n{text}")).unwrap();
+        let program = library::load(&[file]).unwrap();
+        let (graph, inputs) = crate::test_runner::given(&program, program.tests.last().unwrap()).unwrap();
+        (Model::new(graph, Options { threads: 2, ..Options::default() }), inputs)
+    }
+
+    #[test]
+    fn a_model_that_computes_in_f16_keeps_its_fusions_whatever_it_returns() {
+        let (model, inputs) = given(
+            "test \"t\" { input x: f16[32, 64]; const w: f16[64, 48]; const b: f16[48];
+               given cast(silu(matmul(x, w) + b), to = f32); expect launches == 1; }",
+        );
+        let compiled = model.compile(&inputs).unwrap();
+        assert_eq!(compiled.warnings, [] as [String; 0]);
+        assert!(compiled.executor.plan().launches() < compiled.unfused.plan().launches());
+    }
+
+    #[test]
+    fn a_wrong_rule_is_found_beside_large_numbers() {
+        for given_text in ["concat(gelu(x), x * 1e5, axis = 1)", "select(lt(x, 0.5), gelu(x), -3.4e38)"] {
+            let (model, inputs) = given(&format!(
+                "ruleset t {{ until = fixpoint; }}
+                 rule t::bad: gelu(x) => relu(x) class exact;
+                 test \"t\" {{ input x: f32[16, 64]; given {given_text}; expect launches >= 1; }}"
+            ));
+            let compiled = model.compile(&inputs).unwrap();
+            assert_eq!(compiled.warnings.len(), 1, "{given_text}");
+            assert!(compiled.warnings[0].contains("t::bad"), "{}", compiled.warnings[0]);
+        }
     }
 }

@@ -9,8 +9,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use hypatia_dsl::ast::BinaryOp;
+use hypatia_dsl::builtin::BuiltinOp;
 use hypatia_dsl::dtype::DType;
-use hypatia_dsl::ir::{Build, Expect, Head, Program, Test, TestInput, VarId};
+use hypatia_dsl::ir::{Build, Expect, Head, OpBody, Program, Test, TestInput, VarId};
 use hypatia_dsl::scalar::canonical_key;
 use hypatia_dsl::shape::Dim;
 use hypatia_dsl::typing::TensorType;
@@ -22,14 +23,23 @@ use crate::cpu::reference::{Mode, RefTensor, evaluate};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::graph::instantiate::Numbers;
-use crate::graph::{Env, Graph, Instantiator, NodeKind, Symbols, Value, show_number};
+use crate::graph::{Env, Graph, Instantiator, NodeId, NodeKind, Symbols, Value, show_number};
+use crate::memory;
+use crate::optimize::cost::ASSUMED_SIZE;
+use crate::optimize::explain::no_such_rule;
 use crate::optimize::{Optimized, Options, optimize};
 use crate::plan::{self, Plan};
 use crate::tensor::Tensor;
 use crate::verify::check::{Difference, same_meaning};
 
-/// The size that a symbol has where a test is executed.
-const SYMBOL: i64 = 6;
+/// Lines of a graph that a failing test shows.
+const MAX_LINES: usize = 60;
+/// Elements that one input of a test may have.
+const MAX_INPUT: usize = 1 << 26;
+/// What `expect equal` may cost, which evaluates both sides several times, one element at a time: elements of all
+/// values together, and multiplications of all products.
+const MAX_ELEMENTS: f64 = (1 << 22) as f64;
+const MAX_PRODUCTS: f64 = (1 << 26) as f64;
 
 /// How a test went: the reasons why it failed, none if it passed.
 #[derive(Clone, Debug, PartialEq)]
@@ -40,6 +50,11 @@ pub struct Outcome {
 
 /// Runs one test.
 pub fn run_test(program: &Arc<Program>, test: &Test) -> Outcome {
+    run_test_with(program, test, &Options::default())
+}
+
+/// Runs one test, optimised with these options; the device is the test's own.
+pub fn run_test_with(program: &Arc<Program>, test: &Test, options: &Options) -> Outcome {
     let mut failures = Vec::new();
     let wanted_error = test.expect.iter().find_map(|e| if let Expect::Error(c) = e { Some(*c) } else { None });
     if let Some((code, message)) = &test.error {
@@ -50,7 +65,7 @@ pub fn run_test(program: &Arc<Program>, test: &Test) -> Outcome {
         }
         return Outcome { failures };
     }
-    match (Case::new(program, test), wanted_error) {
+    match (Case::new(program, test, options), wanted_error) {
         (Err(e), Some(c)) if e.to_string().contains(&c.to_string()) => {}
         (Err(e), _) => failures.push(format!("the given expression has no graph: {e}")),
         (Ok(_), Some(c)) => failures.push(format!("expected the error {c}, but the given expression is accepted")),
@@ -67,6 +82,15 @@ pub fn run_test(program: &Arc<Program>, test: &Test) -> Outcome {
     Outcome { failures }
 }
 
+/// What a test is given, as a graph, and its inputs.
+#[cfg(test)]
+pub(crate) fn given(program: &Arc<Program>, test: &Test) -> Result<(Graph, Vec<(String, Tensor)>)> {
+    let case = Case::new(program, test, &Options { no_rules: true, ..Options::default() })?;
+    let mut graph = case.inputs.clone();
+    build_into(&mut graph, &test.given, &case.env)?;
+    Ok((graph.pruned(), case.tensors()?))
+}
+
 /// A test with its graphs.
 struct Case<'a> {
     program: &'a Arc<Program>,
@@ -79,7 +103,7 @@ struct Case<'a> {
 }
 
 impl<'a> Case<'a> {
-    fn new(program: &'a Arc<Program>, test: &'a Test) -> Result<Case<'a>> {
+    fn new(program: &'a Arc<Program>, test: &'a Test, options: &Options) -> Result<Case<'a>> {
         let device = match &test.target {
             None => Device::cpu(),
             Some(name) => Device::named(name).ok_or_else(|| {
@@ -101,7 +125,7 @@ impl<'a> Case<'a> {
         let mut given = inputs.clone();
         build_into(&mut given, &test.given, &env)?;
         let given = given.pruned();
-        let options = Options { device: device.clone(), ..Options::default() };
+        let options = Options { device: device.clone(), ..options.clone() };
         let optimized = optimize(&given, &options)?;
         Ok(Case { program, test, device, inputs, env, optimized })
     }
@@ -132,6 +156,9 @@ impl<'a> Case<'a> {
                     format!("expected count({name}) {} {n}, but there are {count}:\n{}", sign(*op), self.graph_text())
                 })
             }
+            Expect::Fires(rule, _) if !self.program.rules.iter().any(|r| r.name == *rule || r.base_name == *rule) => {
+                Some(no_such_rule(self.program, rule))
+            }
             Expect::Fires(rule, wanted) => {
                 let fired = self.optimized.report.fired(rule);
                 (fired != *wanted).then(|| {
@@ -149,11 +176,18 @@ impl<'a> Case<'a> {
     }
 
     fn graph_text(&self) -> String {
-        indent(&self.optimized.graph.to_text())
+        let text = self.optimized.graph.to_text();
+        let mut shown: Vec<&str> = text.lines().take(MAX_LINES).collect();
+        let more = text.lines().count().saturating_sub(MAX_LINES);
+        let rest = format!("... and {more} more lines");
+        if more > 0 {
+            shown.push(&rest);
+        }
+        indent(&shown.join("\n"))
     }
 
     fn launches(&self) -> Result<i64> {
-        Ok(Plan::build(&self.concrete()?, &plan::Options::new(self.device.clone()))?.launches() as i64)
+        Ok(plan::launches(&self.optimized.graph, &self.device, true)? as i64)
     }
 
     fn count(&self, head: Head) -> i64 {
@@ -165,7 +199,7 @@ impl<'a> Case<'a> {
         self.optimized.graph.pruned().nodes.iter().filter(|n| matches(&n.kind)).count() as i64
     }
 
-    /// Tensors of the inputs; symbolic sizes are [`SYMBOL`].
+    /// Tensors of the inputs; symbolic sizes are [`ASSUMED_SIZE`].
     fn tensors(&self) -> Result<Vec<(String, Tensor)>> {
         let inputs = self.test.inputs.iter().filter(|i| !i.constant);
         inputs.map(|i| Ok((i.name.clone(), data(i)?))).collect()
@@ -176,7 +210,7 @@ impl<'a> Case<'a> {
         let mut graph = self.inputs.clone();
         let mut numbers = build_into(&mut graph, &self.test.given, &self.env)?;
         numbers.extend(build_into(&mut graph, builds, &self.env)?);
-        let symbols: Symbols = graph.symbols().into_iter().map(|s| (s, SYMBOL)).collect();
+        let symbols: Symbols = graph.symbols().into_iter().map(|s| (s, ASSUMED_SIZE)).collect();
         Ok((graph.specialize(&symbols)?, numbers))
     }
 
@@ -192,6 +226,7 @@ impl<'a> Case<'a> {
                 return Ok(Some(format!("the given expression is {a}, the expected one {b}")));
             }
         }
+        affordable(&graph)?;
         let tensors = self.tensors()?;
         if let Some(d) = same_meaning(&graph, &numbers, &tensors, roots)? {
             return Ok(Some(format!("not equal: {}", self.show(&graph, &d))));
@@ -199,17 +234,17 @@ impl<'a> Case<'a> {
         let rounded = evaluate(&graph, &tensors, Mode::Rounded)?;
         let (given, expected) = rounded.split_at(roots);
         for root in 0..roots {
-            if let Some(d) = far_apart(root, &given[root], &expected[root]) {
+            if let Some(d) = far_apart(root, &given[root], &expected[root], &|_| false) {
                 return Ok(Some(format!("not equal in {}: {}", given[root].dtype, self.show(&graph, &d))));
             }
         }
         self.executed(given, &tensors)
     }
 
-    /// The optimised graph, symbolic sizes replaced by [`SYMBOL`].
+    /// The optimised graph, symbolic sizes replaced by [`ASSUMED_SIZE`].
     fn concrete(&self) -> Result<Graph> {
         let graph = &self.optimized.graph;
-        let symbols: Symbols = graph.symbols().into_iter().map(|s| (s, SYMBOL)).collect();
+        let symbols: Symbols = graph.symbols().into_iter().map(|s| (s, ASSUMED_SIZE)).collect();
         graph.specialize(&symbols)
     }
 
@@ -225,7 +260,7 @@ impl<'a> Case<'a> {
         let results = Executor::new(Arc::new(plan), 1)?.run(&inputs)?;
         let results: Vec<RefTensor> = results.iter().map(RefTensor::from_tensor).collect();
         for (root, (a, b)) in results.iter().zip(given).enumerate() {
-            if let Some(d) = far_apart(root, a, b) {
+            if let Some(d) = far_apart(root, a, b, &|_| false) {
                 return Ok(Some(format!(
                     "the optimised graph gives {} where the given expression gives {} (element {} of output {root}):\n{}",
                     show_number(d.left),
@@ -275,37 +310,76 @@ fn build_into(graph: &mut Graph, builds: &[Build], env: &Env) -> Result<Numbers>
     Ok(numbers)
 }
 
-/// The tensor of an input: its values, or random ones that depend on its name alone.
-fn data(input: &TestInput) -> Result<Tensor> {
-    let shape: Vec<usize> = input.shape.iter().map(|d| d.as_const().unwrap_or(SYMBOL).max(0) as usize).collect();
-    let n = shape.iter().try_fold(1usize, |a, d| a.checked_mul(*d)).filter(|n| *n <= 1 << 26);
-    let n = n.ok_or_else(|| Error::Limit(format!("input `{}` is too large for a test", input.name)))?;
-    let values = match &input.value {
-        Some(v) if v.len() == 1 => vec![v[0]; n],
-        Some(v) => v.clone(),
-        None => random(input, n),
-    };
-    Tensor::from_f64(input.dtype, &shape, &values).ok_or_else(|| {
-        Error::Input(format!("input `{}` has {} values, but its shape holds {n}", input.name, values.len()))
-    })
+/// An error if evaluating the graph one element at a time would take too long.
+fn affordable(graph: &Graph) -> Result<()> {
+    let size = |v: Value| graph.ty(v).shape.iter().map(|d| d.as_const().unwrap_or(1) as f64).product::<f64>();
+    let (mut elements, mut products) = (0.0, 0.0);
+    for (i, node) in graph.nodes.iter().enumerate() {
+        let results: f64 = graph.results(NodeId(i as u32)).into_iter().map(size).sum();
+        elements += results;
+        if let NodeKind::Op { op, .. } = &node.kind
+            && matches!(graph.program.op(*op).body, OpBody::Builtin(BuiltinOp::Matmul | BuiltinOp::Gemm))
+        {
+            let k = node.operands.first().and_then(|v| *v).and_then(|v| graph.ty(v).shape.last().cloned());
+            products += results * k.and_then(|d| d.as_const()).unwrap_or(1) as f64;
+        }
+    }
+    if elements <= MAX_ELEMENTS && products <= MAX_PRODUCTS {
+        return Ok(());
+    }
+    Err(Error::Limit(format!(
+        "`equal` evaluates both sides in f64, one element at a time: {elements:.0} elements and {products:.0} \
+         multiplications of products are too many (limits: {MAX_ELEMENTS:.0}, {MAX_PRODUCTS:.0}); give the inputs smaller \
+         shapes"
+    )))
 }
 
-fn random(input: &TestInput, n: usize) -> Vec<f64> {
+/// The tensor of an input: its values, or random ones that depend on its name alone.
+fn data(input: &TestInput) -> Result<Tensor> {
+    let shape: Vec<usize> =
+        input.shape.iter().map(|d| d.eval(&|_| Some(ASSUMED_SIZE)).unwrap_or(0).max(0) as usize).collect();
+    let n = shape.iter().try_fold(1usize, |a, d| a.checked_mul(*d));
+    let fits = |n: &usize| *n <= MAX_INPUT && n.saturating_mul(input.dtype.size()) <= memory::budget();
+    let n = n.filter(fits).ok_or_else(|| {
+        Error::Limit(format!("input `{}` is too large for a test: it may have {MAX_INPUT} elements", input.name))
+    })?;
+    let wrong =
+        |have: usize| Error::Input(format!("input `{}` has {have} values, but its shape holds {n}", input.name));
+    let Some(values) = &input.value else {
+        return random(input, &shape).ok_or_else(|| Error::Internal("a random tensor".into()));
+    };
+    let splat = if let [one] = values.as_slice() { Some(vec![*one; n]) } else { None };
+    Tensor::from_f64(input.dtype, &shape, splat.as_ref().unwrap_or(values)).ok_or_else(|| wrong(values.len()))
+}
+
+/// Elements that are made at a time: in f64 they take more room than the tensor.
+const CHUNK: usize = 1 << 16;
+
+fn random(input: &TestInput, shape: &[usize]) -> Option<Tensor> {
     let seed =
         input.name.bytes().fold(0xcbf2_9ce4_8422_2325u64, |h, b| (h ^ b as u64).wrapping_mul(0x0000_0100_0000_01b3));
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
-    (0..n)
-        .map(|_| match input.dtype {
-            DType::Bool => rng.random_range(0..2) as f64,
-            d if d.is_float() => rng.random_range(-1.0..1.0),
-            _ => rng.random_range(0..4) as f64,
-        })
-        .collect()
+    let mut element = || match input.dtype {
+        DType::Bool => rng.random_range(0..2) as f64,
+        d if d.is_float() => rng.random_range(-1.0..1.0),
+        _ => rng.random_range(0..4) as f64,
+    };
+    let mut tensor = Tensor::zeros(input.dtype, shape)?;
+    for chunk in tensor.bytes_mut().chunks_mut(CHUNK * input.dtype.size()) {
+        let values: Vec<f64> = (0..chunk.len() / input.dtype.size()).map(|_| element()).collect();
+        chunk.copy_from_slice(Tensor::from_f64(input.dtype, &[values.len()], &values)?.bytes());
+    }
+    Some(tensor)
 }
 
 /// The first element that is further off than the element type's rounding allows: some units in the
-/// last place of the largest element.
-pub(crate) fn far_apart(root: usize, got: &RefTensor, wanted: &RefTensor) -> Option<Difference> {
+/// last place of the largest element. Elements that `excused` names are not looked at.
+pub(crate) fn far_apart(
+    root: usize,
+    got: &RefTensor,
+    wanted: &RefTensor,
+    excused: &dyn Fn(usize) -> bool,
+) -> Option<Difference> {
     let (a, b) = (got.to_f64(), wanted.to_f64());
     let largest = b.iter().filter(|v| v.is_finite()).fold(0.0f64, |m, v| m.max(v.abs()));
     let units = match wanted.dtype {
@@ -315,7 +389,7 @@ pub(crate) fn far_apart(root: usize, got: &RefTensor, wanted: &RefTensor) -> Opt
     };
     let tolerance = units * wanted.dtype.epsilon() * largest;
     let same = |l: f64, r: f64| l == r || (l.is_nan() && r.is_nan()) || (l - r).abs() <= tolerance;
-    let index = a.iter().zip(&b).position(|(l, r)| !same(*l, *r))?;
+    let index = (0..a.len().min(b.len())).find(|i| !same(a[*i], b[*i]) && !excused(*i))?;
     Some(Difference { root, index, left: a[index], right: b[index] })
 }
 

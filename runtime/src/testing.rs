@@ -33,6 +33,9 @@ fn attrs(op: BuiltinOp) -> &'static [AttrType] {
     match op {
         BuiltinOp::Matmul => &[],
         BuiltinOp::Gemm | BuiltinOp::Cast => &[DType],
+        BuiltinOp::Conv => &[Ints, Ints, Ints, Ints, Int],
+        BuiltinOp::ConvGemm => &[Ints, Ints, Ints, Ints, Int, DType],
+        BuiltinOp::Windows => &[Ints, Ints, Ints],
         BuiltinOp::Reshape | BuiltinOp::Expand => &[Dims],
         BuiltinOp::Transpose => &[Ints],
         BuiltinOp::Slice => &[Axis, Dim, Dim, Int],
@@ -40,6 +43,8 @@ fn attrs(op: BuiltinOp) -> &'static [AttrType] {
         BuiltinOp::Split => &[Axis, Dims],
         BuiltinOp::Pad => &[Dims, Dims],
         BuiltinOp::GatherNd => &[Int],
+        BuiltinOp::Scatter => &[Str],
+        BuiltinOp::Argsort => &[Axis, Bool],
         BuiltinOp::Sum | BuiltinOp::Mean | BuiltinOp::Amax | BuiltinOp::Amin | BuiltinOp::Prod => &[Axes, Bool],
         BuiltinOp::Argmax => &[Axis, Bool, Bool],
         BuiltinOp::Iota => &[Dims, Int, DType],
@@ -52,7 +57,8 @@ fn op(builtin: BuiltinOp) -> OpDef {
     use BuiltinOp::*;
     let operands = match builtin {
         Iota | Full | Size => 0,
-        Matmul | Gemm | Pad | Gather | GatherElements | GatherNd => 2,
+        Scatter => 3,
+        Matmul | Gemm | Conv | ConvGemm | Pad | Gather | GatherElements | GatherNd => 2,
         _ => 1,
     };
     let any = TypePat { dtype: DTypePat::Any, prefix: vec![], rest: Some(RestPat::Any), suffix: vec![] };
@@ -62,7 +68,7 @@ fn op(builtin: BuiltinOp) -> OpDef {
             kind: ParamKind::Tensor { ty: any.clone(), optional: false, variadic: builtin == Concat },
         })
         .collect();
-    if builtin == Gemm {
+    if builtin.accumulator().is_some() {
         params.push(Param { name: "e".into(), kind: ParamKind::Term });
     }
     for (i, ty) in attrs(builtin).iter().enumerate() {

@@ -1,6 +1,5 @@
 //! `hypatia explain`: a diagnostic's code, what is built in, what was fused in a model, or why a rule did not fire.
 
-use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use clap::Args;
@@ -8,7 +7,7 @@ use hypatia::error::{Error, Result};
 use hypatia::graph::import::{Supported, supported};
 use hypatia::library;
 use hypatia::optimize::explain::why_not;
-use hypatia::optimize::{Report, optimize};
+use hypatia::optimize::optimize;
 use hypatia_dsl::dtype::Kind;
 use hypatia_dsl::ir::{AttrType, OpBody, OpDef, ParamKind, ScalarBody, ScalarDef};
 use hypatia_dsl::typing::{show_type_pat, show_value};
@@ -54,6 +53,12 @@ impl Explain {
             write_stdout(&onnx_ops());
             return Ok(Exit::Ok);
         }
+        if !self.what.exists() && self.what.extension().is_none_or(|e| e != "hyp") {
+            return Err(Error::Input(format!(
+                "`{}` is neither a code (H0304), nor `codes`, `builtins` or `onnx`, nor the file of a model",
+                self.what.display()
+            )));
+        }
         let graph = self.options.load(&self.what)?;
         let options = self.options.options(&graph)?;
         let text = match &self.why_not {
@@ -62,8 +67,9 @@ impl Explain {
                 if self.json { json(&answer)? } else { answer.to_string() }
             }
             None => {
-                let report = optimize(&graph, &options)?.report;
-                if self.json { json(&report)? } else { format!("{report}\n{}", counts(&report)) }
+                let mut optimized = optimize(&graph, &options)?;
+                optimized.count_launches(&graph, &options);
+                if self.json { json(&optimized.report)? } else { optimized.report.to_string() }
             }
         };
         write_stdout(&text);
@@ -74,18 +80,6 @@ impl Explain {
 fn json(value: &impl serde::Serialize) -> Result<String> {
     let text = serde_json::to_string_pretty(value).map_err(|e| Error::Internal(e.to_string()))?;
     Ok(text + "\n")
-}
-
-/// How often each op occurs before and after.
-fn counts(report: &Report) -> String {
-    let names: BTreeSet<&String> = report.before.counts.keys().chain(report.after.counts.keys()).collect();
-    let width = names.iter().map(|n| n.len()).max().unwrap_or(0).max(4);
-    let mut out = format!("{:<width$}  before  after\n", "op");
-    for name in names {
-        let n = |c: &std::collections::BTreeMap<String, usize>| c.get(name).copied().unwrap_or(0);
-        out.push_str(&format!("{name:<width$}  {:>6}  {:>5}\n", n(&report.before.counts), n(&report.after.counts)));
-    }
-    out
 }
 
 /// The ops and scalars that are built in, with their types and what they mean.

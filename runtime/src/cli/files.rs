@@ -4,9 +4,31 @@
 //! that could not, so that one bad name does not hide what the other files have to say.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
+use hypatia::error::{Error, Result};
+use hypatia::library;
 use hypatia_dsl::diag::{Code, Diagnostic};
+use hypatia_dsl::ir::Program;
 use hypatia_dsl::source::{SourceFile, SourceMap, Span};
+
+/// The Program of files that a command was given, with their names; that of the library if there are none. A file that
+/// cannot be read is an error.
+pub fn program(paths: &[PathBuf]) -> Result<(Arc<Program>, Vec<String>)> {
+    let files = Files::read(paths);
+    if let Some((name, reason)) = files.unreadable.first() {
+        return Err(Error::Input(format!("cannot read {name}: {reason}")));
+    }
+    let names = files.read.iter().map(|f| f.name.clone()).collect();
+    if paths.is_empty() {
+        return Ok((library::load(&[])?, names));
+    }
+    let mut compilation = library::check(files.read);
+    match compilation.program.take() {
+        Some(program) => Ok((Arc::new(program), names)),
+        None => Err(library::rejected(&compilation)),
+    }
+}
 
 /// What the paths led to.
 #[derive(Default)]

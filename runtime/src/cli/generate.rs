@@ -6,17 +6,16 @@ use std::sync::Arc;
 use anstream::eprintln;
 use clap::{Args, ValueEnum};
 use hypatia::cuda::nvrtc::Nvrtc;
-use hypatia::device::Device;
 use hypatia::error::{Error, Result};
 use hypatia::generate::{Request, Scope, of_plan, of_program, write};
 use hypatia::graph::Symbols;
-use hypatia::graph::import::load;
 use hypatia::plan::{self, Plan};
 use hypatia::{library, optimize};
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::emit::rust;
 use hypatia_dsl::ir::Program;
 
+use super::model::{Firing, Sizes, device, must_be_model};
 use super::output::write_stdout;
 use super::{Exit, Global};
 
@@ -37,9 +36,10 @@ pub struct Gen {
     /// Generate the kernels of this model's plan instead, in the model's own element types.
     #[arg(long, value_name = "MODEL.onnx")]
     model: Option<PathBuf>,
-    /// A dynamic size of the model, such as batch=8; 8 where not given.
-    #[arg(long, value_name = "NAME=N", value_parser = size, requires = "model")]
-    size: Vec<(String, i64)>,
+    #[command(flatten)]
+    sizes: Sizes,
+    #[command(flatten)]
+    firing: Firing,
     /// The device profile that the model is planned for.
     #[arg(long, value_name = "NAME", default_value = "h200", requires = "model")]
     target: String,
@@ -78,13 +78,6 @@ fn arch(text: &str) -> Result<String, String> {
     }
 }
 
-fn size(text: &str) -> Result<(String, i64), String> {
-    let wrong = || "expected a name and a size, such as batch=8".to_string();
-    let (name, size) = text.split_once('=').ok_or_else(wrong)?;
-    let size: i64 = size.trim().parse().map_err(|_| wrong())?;
-    if size < 0 { Err("a size is at least 0".into()) } else { Ok((name.trim().into(), size)) }
-}
-
 /// Without repetitions, in the order of the first ones.
 fn distinct<T: Clone + PartialEq>(list: &[T]) -> Vec<T> {
     let mut out: Vec<T> = Vec::new();
@@ -100,6 +93,12 @@ impl Gen {
     /// Runs the command.
     pub fn run(&self, global: &Global) -> Result<Exit> {
         let say = !global.quiet;
+        if self.model.is_none() && (!self.sizes.dim.is_empty() || self.firing.approx || !self.firing.disable.is_empty())
+        {
+            return Err(Error::Input(
+                "--dim, --approx and --disable are about a model's plan: give --model too".into(),
+            ));
+        }
         let program = library::load(&self.files)?;
         let scope = match self.files.is_empty() {
             true => Scope::All,
@@ -168,24 +167,13 @@ impl Gen {
 
     /// The plan of a model, its dynamic sizes bound.
     fn plan(&self, model: &Path, program: &Arc<Program>) -> Result<Plan> {
-        let device = Device::named(&self.target).ok_or_else(|| {
-            let known: Vec<&str> = Device::names().collect();
-            Error::Input(format!("no device profile `{}`; there are {}", self.target, known.join(", ")))
-        })?;
-        let graph = load(model, program.clone())?;
-        let known = graph.symbols();
-        if let Some((name, _)) = self.size.iter().find(|(n, _)| known.iter().all(|s| **s != **n)) {
-            let known: Vec<&str> = known.iter().map(|s| &**s).collect();
-            let list = if known.is_empty() { "none".into() } else { known.join(", ") };
-            return Err(Error::Input(format!("--size {name}: the model has no such dynamic size; it has {list}")));
-        }
-        let mut sizes = Symbols::default();
-        for symbol in known {
-            let given = self.size.iter().find(|(n, _)| **n == *symbol).map(|(_, v)| *v);
-            sizes.insert(symbol, given.unwrap_or(8));
-        }
+        must_be_model(model)?;
+        let device = device(&self.target)?;
+        let graph = self.sizes.load(model, program.clone())?;
+        let sizes: Symbols = graph.symbols().into_iter().map(|s| (s, 8)).collect();
         let graph = graph.specialize(&sizes)?;
-        let options = optimize::Options { device: device.clone(), ..optimize::Options::default() };
+        let mut options = optimize::Options { device: device.clone(), ..optimize::Options::default() };
+        self.firing.apply(program, &mut options)?;
         let optimized = optimize::optimize(&graph, &options)?;
         Plan::build(&optimized.graph, &plan::Options::new(device))
     }

@@ -7,6 +7,8 @@ use std::process::ExitCode;
 
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 
+mod bench;
+mod cache;
 mod check;
 mod completions;
 mod doctor;
@@ -15,6 +17,7 @@ mod explain_code;
 mod files;
 mod fmt;
 mod generate;
+mod inputs;
 mod model;
 mod opt;
 mod output;
@@ -101,10 +104,14 @@ enum Command {
     Opt(opt::Opt),
     /// Run a model.
     Run(run::Run),
+    /// Time a model, with and without rules, as a whole and kernel by kernel.
+    Bench(bench::Bench),
     /// Explain an error code (H0304), a model's fusions, or why a rule did not fire.
     Explain(explain::Explain),
     /// Tell what this machine offers, and what Hypatia falls back to.
     Doctor(doctor::Doctor),
+    /// Look into the cache of machine code and tunings.
+    Cache(cache::Cache),
     /// Print shell completions.
     Completions(completions::Completions),
 }
@@ -112,9 +119,23 @@ enum Command {
 /// Parses the arguments, runs the command, maps what came of it to an exit code.
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
+    output::set_color(cli.global.color);
+    // A panic is a bug of ours: it is told as one, with the documented exit code.
+    std::panic::set_hook(Box::new(|info| output::bug(&info.to_string())));
+    let exit = match std::panic::catch_unwind(|| run(&cli)) {
+        Ok(Ok(exit)) => exit,
+        Ok(Err(error)) => {
+            output::error(&error);
+            output::exit_of(&error)
+        }
+        Err(_) => Exit::Internal,
+    };
+    ExitCode::from(exit as u8)
+}
+
+fn run(cli: &Cli) -> hypatia::error::Result<Exit> {
     let global = &cli.global;
-    output::set_color(global.color);
-    let result = match &cli.command {
+    match &cli.command {
         Command::Check(c) => c.run(global),
         Command::Fmt(c) => c.run(global),
         Command::Test(c) => c.run(global),
@@ -122,16 +143,10 @@ pub fn main() -> ExitCode {
         Command::Gen(c) => c.run(global),
         Command::Opt(c) => c.run(global),
         Command::Run(c) => c.run(global),
+        Command::Bench(c) => c.run(global),
         Command::Explain(c) => c.run(global),
         Command::Doctor(c) => c.run(global),
+        Command::Cache(c) => c.run(global),
         Command::Completions(c) => c.run(global, &mut Cli::command()),
-    };
-    let exit = match result {
-        Ok(exit) => exit,
-        Err(error) => {
-            output::error(&error);
-            output::exit_of(&error)
-        }
-    };
-    ExitCode::from(exit as u8)
+    }
 }

@@ -1,16 +1,94 @@
 //! What the commands that take a model share: options, loading, sizes.
 //!
-//! In: arguments. Out: a graph, and the optimiser's options. Holds always: an unknown target, rule or size is an
-//! error that lists what there is.
+//! In: arguments. Out: a graph, and the optimiser's options. Holds always: one thing has one name in every command;
+//! an unknown target, rule or size is an error that lists what there is.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use clap::Args;
 use hypatia::device::Device;
 use hypatia::error::{Error, Result};
-use hypatia::graph::{Graph, Symbols, import};
-use hypatia::library;
+use hypatia::graph::{Graph, import};
 use hypatia::optimize::Options;
+use hypatia::{Tensor, library};
+use hypatia_dsl::ir::Program;
+
+/// Which rules may fire.
+#[derive(Args, Clone, Debug, Default)]
+pub struct Firing {
+    /// Leave out a rule, a family of rules (fuse::unary) or a ruleset; may be given several times.
+    #[arg(long, value_name = "RULE")]
+    pub disable: Vec<String>,
+    /// Allow rules that only claim to be approximately right (`class approx`).
+    #[arg(long)]
+    pub approx: bool,
+}
+
+impl Firing {
+    /// Puts this into the optimiser's options. `--disable` must name something of the program.
+    pub fn apply(&self, program: &Program, options: &mut Options) -> Result<()> {
+        for name in &self.disable {
+            let known = program.rules.iter().any(|r| r.name == *name || r.base_name == *name)
+                || program.rulesets.iter().any(|r| r.name == *name);
+            if !known {
+                return Err(Error::Input(format!("--disable: there is no rule and no ruleset `{name}`")));
+            }
+        }
+        options.approx = self.approx;
+        options.disabled = self.disable.iter().cloned().collect();
+        Ok(())
+    }
+}
+
+/// Numbers for the dynamic sizes of a model.
+#[derive(Args, Clone, Debug, Default)]
+pub struct Sizes {
+    /// The number for a dynamic size of the model, such as batch=8; may be given several times. Where not
+    /// given it stays open, but for `run` (1, if there are no inputs) and `gen` (8).
+    #[arg(long, alias = "size", value_name = "NAME=N", value_parser = size)]
+    pub dim: Vec<(String, i64)>,
+}
+
+fn size(text: &str) -> Result<(String, i64), String> {
+    let wrong = || "expected a name and a size, such as batch=8".to_string();
+    let (name, size) = text.split_once('=').ok_or_else(wrong)?;
+    let size: i64 = size.trim().parse().map_err(|_| wrong())?;
+    if size < 0 { Err("a size is at least 0".into()) } else { Ok((name.trim().into(), size)) }
+}
+
+impl Sizes {
+    /// The model as a graph, these sizes filled in.
+    pub fn load(&self, model: &Path, program: Arc<Program>) -> Result<Graph> {
+        let mut dims = BTreeMap::new();
+        for (name, value) in &self.dim {
+            if let Some(before) = dims.insert(name.clone(), *value).filter(|b| b != value) {
+                return Err(Error::Input(format!("--dim {name}: both {before} and {value} are given")));
+            }
+        }
+        let options = import::Options { dims, ..import::Options::default() };
+        Ok(import::load_with(model, program, &options)?.graph)
+    }
+
+    /// Inputs fix the sizes: what is given beside them must be the same.
+    pub fn agree(&self, model: &Path, program: &Arc<Program>, inputs: &[(String, Tensor)]) -> Result<()> {
+        if self.dim.is_empty() {
+            return Ok(());
+        }
+        let named = inputs.iter().cloned().collect();
+        let bound = self.load(model, program.clone())?.bind_symbols(&named);
+        bound.map(|_| ()).map_err(|e| Error::Input(format!("--dim contradicts --inputs: {e}")))
+    }
+}
+
+/// The profile of that name.
+pub fn device(name: &str) -> Result<Device> {
+    Device::named(name).ok_or_else(|| {
+        let names: Vec<&str> = Device::names().collect();
+        Error::Input(format!("there is no target `{name}`; there are {}", names.join(", ")))
+    })
+}
 
 /// Options of the commands that optimise a model without running it.
 #[derive(Args, Clone, Debug)]
@@ -21,15 +99,10 @@ pub struct ModelOptions {
     /// The device whose costs decide: h200, a100 or cpu.
     #[arg(long, default_value = "cpu", value_name = "DEVICE")]
     pub target: String,
-    /// The number for a dynamic size of the model, such as batch=8; may be given several times.
-    #[arg(long, value_name = "NAME=N")]
-    pub dim: Vec<String>,
-    /// Leave out a rule, a family of rules (fuse::unary) or a ruleset; may be given several times.
-    #[arg(long, value_name = "RULE")]
-    pub disable: Vec<String>,
-    /// Allow rules that only claim to be approximately right.
-    #[arg(long)]
-    pub approx: bool,
+    #[command(flatten)]
+    pub sizes: Sizes,
+    #[command(flatten)]
+    pub firing: Firing,
     /// Fire no rule.
     #[arg(long)]
     pub no_rules: bool,
@@ -38,48 +111,28 @@ pub struct ModelOptions {
 impl ModelOptions {
     /// The model as a graph, its sizes filled in as far as they were given.
     pub fn load(&self, model: &Path) -> Result<Graph> {
-        let program = library::load(&self.rules)?;
-        let graph = import::load(model, program)?;
-        if self.dim.is_empty() {
-            return Ok(graph);
-        }
-        let known = graph.symbols();
-        let mut symbols = Symbols::new();
-        for given in &self.dim {
-            let parsed = given.split_once('=').and_then(|(n, v)| Some((n.trim(), v.trim().parse::<i64>().ok()?)));
-            let Some((name, value)) = parsed.filter(|(_, v)| *v >= 0) else {
-                return Err(Error::Input(format!("--dim takes NAME=NUMBER, such as batch=8, not `{given}`")));
-            };
-            let Some(symbol) = known.iter().find(|s| s.as_ref() == name) else {
-                let names: Vec<&str> = known.iter().map(AsRef::as_ref).collect();
-                let have = if names.is_empty() { "none".to_string() } else { names.join(", ") };
-                return Err(Error::Input(format!("the model has no dynamic size `{name}`; it has {have}")));
-            };
-            symbols.insert(symbol.clone(), value);
-        }
-        graph.specialize(&symbols)
+        must_be_model(model)?;
+        self.sizes.load(model, library::load(&self.rules)?)
     }
 
-    /// The optimiser's options. `--disable` must name something of the graph's program.
+    /// The optimiser's options.
     pub fn options(&self, graph: &Graph) -> Result<Options> {
-        let Some(device) = Device::named(&self.target) else {
-            let names: Vec<&str> = Device::names().collect();
-            return Err(Error::Input(format!("there is no target `{}`; there are {}", self.target, names.join(", "))));
-        };
-        let program = &graph.program;
-        for name in &self.disable {
-            let known = program.rules.iter().any(|r| r.name == *name || r.base_name == *name)
-                || program.rulesets.iter().any(|r| r.name == *name);
-            if !known {
-                return Err(Error::Input(format!("there is no rule and no ruleset `{name}`")));
-            }
-        }
-        Ok(Options {
-            device,
-            approx: self.approx,
-            no_rules: self.no_rules,
-            disabled: self.disable.iter().cloned().collect(),
-            ..Options::default()
-        })
+        let mut options = Options { device: device(&self.target)?, no_rules: self.no_rules, ..Options::default() };
+        self.firing.apply(&graph.program, &mut options)?;
+        Ok(options)
+    }
+}
+
+/// An error for a file that cannot be a model, by its name, before time is spent on anything else.
+pub fn must_be_model(path: &Path) -> Result<()> {
+    if path.extension().is_some_and(|e| e == "hyp") {
+        let p = path.display();
+        return Err(Error::Input(format!(
+            "{p} is a .hyp file, not a model: `hypatia check {p}` checks it; rules are given by `--rules {p}` beside a model"
+        )));
+    }
+    match std::fs::metadata(path) {
+        Ok(_) => Ok(()),
+        Err(source) => Err(Error::Io { path: path.to_path_buf(), source }),
     }
 }

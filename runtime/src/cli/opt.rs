@@ -1,10 +1,10 @@
 //! `hypatia opt`: a model as the optimiser leaves it, or as it was at an earlier stage.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use hypatia::error::Result;
-use hypatia::graph::Graph;
+use hypatia::graph::{Graph, export};
 use hypatia::optimize::{Report, optimize};
 use serde_json::json;
 
@@ -12,10 +12,11 @@ use super::model::ModelOptions;
 use super::output::write_stdout;
 use super::{Exit, Global};
 
-/// Optimise a model and print the result of each stage.
+/// Optimise a model and print the result of each stage, or write it as an ONNX model.
 ///
-/// The graph goes to stdout, one line a node; a summary goes to stderr. `hypatia explain MODEL` tells which rules
-/// fired where.
+/// The graph goes to stdout, one line a node; a summary goes to stderr. With `-o` the graph goes to that file as an ONNX
+/// model that any runtime runs: fused kernels are model-local functions with their bodies in standard ops. `hypatia
+/// explain MODEL` tells which rules fired where.
 #[derive(Args)]
 pub struct Opt {
     /// The model.
@@ -23,6 +24,9 @@ pub struct Opt {
     model: PathBuf,
     #[command(flatten)]
     options: ModelOptions,
+    /// Write the graph to this file as an ONNX model instead of printing it.
+    #[arg(short, long, value_name = "FILE.onnx", conflicts_with_all = ["format", "json"])]
+    output: Option<PathBuf>,
     /// The graph to print: as imported, with defined ops replaced by their bodies, or optimised.
     #[arg(long, value_enum, default_value_t = Stage::Optimized)]
     stage: Stage,
@@ -62,15 +66,35 @@ impl Opt {
             Stage::Imported => (graph, None),
             Stage::Unfolded => (graph.unfold()?, None),
             Stage::Optimized => {
-                let out = optimize(&graph, &options)?;
+                let mut out = optimize(&graph, &options)?;
+                out.count_launches(&graph, &options);
                 (out.graph, Some(out.report))
             }
         };
         if let Some(report) = report.as_ref().filter(|_| !global.quiet) {
             summarise(report);
         }
-        write_stdout(&self.show(&graph, report.as_ref()));
+        match &self.output {
+            Some(path) => self.export(&graph, path, global)?,
+            None => write_stdout(&self.show(&graph, report.as_ref())),
+        }
         Ok(Exit::Ok)
+    }
+
+    /// Writes the graph as a model, and says what is in it.
+    fn export(&self, graph: &Graph, path: &Path, global: &Global) -> Result<()> {
+        let export = export::export(graph)?;
+        let calls: usize = export.fusions.iter().map(|f| f.calls).sum();
+        let functions = export.fusions.len();
+        let files = export::write(export.model, path)?;
+        if !global.quiet {
+            let files: Vec<String> = files.iter().map(|f| f.display().to_string()).collect();
+            anstream::eprintln!(
+                "wrote {}: {functions} fusions as functions, called {calls} times",
+                files.join(" and ")
+            );
+        }
+        Ok(())
     }
 
     fn show(&self, graph: &Graph, report: Option<&Report>) -> String {
@@ -86,12 +110,11 @@ impl Opt {
 
 fn summarise(report: &Report) {
     let (b, a) = (&report.before, &report.after);
+    let launches = report.launches.map_or(String::new(), |l| format!("launches {} -> {}, ", l.before, l.after));
     anstream::eprintln!(
-        "ops {} -> {}, launches {} -> {}, cost {:.1} -> {:.1} us on {} (estimated), in {:.0} ms",
+        "{launches}ops {} -> {}, cost {:.1} -> {:.1} us on {} (estimated), in {:.0} ms",
         b.ops,
         a.ops,
-        b.launches,
-        a.launches,
         b.micros,
         a.micros,
         report.device,

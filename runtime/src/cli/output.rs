@@ -32,6 +32,12 @@ pub fn error(error: &Error) {
     }
 }
 
+/// Prints that Hypatia itself failed; `what` says where.
+pub fn bug(what: &str) {
+    eprintln!("{ERROR}internal error{ERROR:#}: {what}");
+    eprintln!("This is a bug of Hypatia: please report it with the command, the model and the rules.");
+}
+
 /// The exit code of an error.
 pub fn exit_of(error: &Error) -> Exit {
     match error {

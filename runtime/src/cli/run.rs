@@ -4,33 +4,36 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anstream::eprintln;
 use clap::{Args, ValueEnum};
+use hypatia::cuda::Gpu;
+use hypatia::cuda::tune::Tuner;
 use hypatia::error::{Error, Result};
-use hypatia::graph::{Graph, NodeKind, Symbols};
 use hypatia::session::{CheckMode, Comparison, Compiled, Model, Options};
 use hypatia::{Tensor, library, npz};
-use hypatia_dsl::dtype::DType;
-use hypatia_dsl::shape::{Dim, Symbol};
-use rand::prelude::*;
-use rand_chacha::ChaCha8Rng;
 use serde_json::{Value, json};
 
+use super::inputs::load_random;
+use super::model::{Firing, Sizes, must_be_model};
 use super::output::write_stdout;
 use super::{Exit, Global};
 
 /// Runs at most, for the time, and how long they may take together.
 const TIMED_RUNS: usize = 20;
 const TIMED_FOR: Duration = Duration::from_millis(700);
+/// Time for measuring algorithms before the first result; `hypatia tune` takes what it needs.
+const TUNING: Duration = Duration::from_millis(1500);
 
 /// Run an ONNX model with the standard library's rules and your own.
 ///
-/// Prints what fused, launches and time before and after, and each output. With --check, outputs are
-/// compared with expected ones: a float output agrees if no element is off by more than 1e-4 of the
-/// largest expected magnitude (f16 and bf16: 8 units of their precision); others must be equal. The exit
-/// code is 1 if one does not agree.
+/// Prints what fused, launches and time before and after, and each output. With --check, outputs are compared with
+/// expected ones: a float output agrees if every element is within atol + rtol * |expected|, others must be equal.
+/// The exit code is 1 if one does not agree. `rtol` is 1e-4, or what the least precise float type that the model
+/// computes the output in can hold, and `atol` is rtol times the ordinary magnitude of the output, which outliers do not
+/// raise: docs/language.md, "When results agree".
 #[derive(Args)]
 pub struct Run {
     /// The model.
@@ -45,11 +48,19 @@ pub struct Run {
     /// Compare the outputs with those of this file.
     #[arg(long, value_name = "FILE.npz")]
     check: Option<PathBuf>,
-    /// Rules beside the standard library.
+    /// With --check: by how much of its own magnitude an element may differ.
+    #[arg(long, value_name = "R", requires = "check", value_parser = tolerance)]
+    rtol: Option<f64>,
+    /// With --check: by how much any element may differ.
+    #[arg(long, value_name = "A", requires = "check", value_parser = tolerance)]
+    atol: Option<f64>,
+    /// Rules of your own, beside the library's; may be given several times.
     #[arg(long, value_name = "FILE.hyp")]
     rules: Vec<PathBuf>,
-    /// Use no rule at all.
-    #[arg(long, conflicts_with = "rules")]
+    #[command(flatten)]
+    firing: Firing,
+    /// Fire no rule.
+    #[arg(long, conflicts_with_all = ["rules", "disable", "approx"])]
     no_rules: bool,
     /// Where to run.
     #[arg(long, value_enum, default_value_t = DeviceChoice::Auto)]
@@ -57,15 +68,15 @@ pub struct Run {
     /// Threads; all cores if not given.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
-    /// A dynamic size of random inputs, such as batch=8; 1 where not given.
-    #[arg(long = "dim", value_name = "NAME=SIZE", value_parser = parse_dim)]
-    dims: Vec<(String, usize)>,
+    #[command(flatten)]
+    sizes: Sizes,
     /// Seed of random inputs.
     #[arg(long, value_name = "SEED", default_value_t = 0)]
     seed: u64,
-    /// Memory for intermediate results and outputs, in MiB; a model that needs more is refused.
-    #[arg(long, value_name = "MIB", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..))]
-    memory: u32,
+    /// Memory for intermediate results and outputs, in MiB; a model that needs more is refused. 1024, or
+    /// what the limits of the process leave, where not given.
+    #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u32).range(1..))]
+    memory: Option<u32>,
     /// Print the plan too.
     #[arg(long)]
     plan: bool,
@@ -85,10 +96,9 @@ pub enum DeviceChoice {
     Cuda,
 }
 
-fn parse_dim(text: &str) -> Result<(String, usize), String> {
-    let (name, size) = text.split_once('=').ok_or("expected NAME=SIZE, such as batch=8")?;
-    let size = size.parse().map_err(|_| format!("`{size}` is not a size"))?;
-    Ok((name.to_string(), size))
+fn tolerance(text: &str) -> Result<f64, String> {
+    let value: Option<f64> = text.trim().parse().ok();
+    value.filter(|v| v.is_finite() && *v >= 0.0).ok_or_else(|| "expected a number such as 1e-3".into())
 }
 
 /// What was measured and compared.
@@ -107,26 +117,36 @@ struct Outcome {
 impl Run {
     /// Runs the command.
     pub fn run(&self, global: &Global) -> Result<Exit> {
-        self.choose_device(global)?;
+        must_be_model(&self.model)?;
         let program = library::load(&self.rules)?;
-        let memory = (self.memory as usize).saturating_mul(1 << 20);
-        let mut options = Options { threads: self.threads.unwrap_or(0).into(), memory, ..Options::default() };
+        let (gpu, note) = self.choose_device()?;
+        let mut options = Options { threads: self.threads.unwrap_or(0).into(), ..Options::default() };
+        if let Some(mib) = self.memory {
+            options.memory = (mib as usize).saturating_mul(1 << 20);
+        }
         options.optimize.no_rules = self.no_rules;
+        self.firing.apply(&program, &mut options.optimize)?;
         if self.no_rules {
             options.check = CheckMode::Off;
+        }
+        if let Some(gpu) = gpu {
+            options = options.on(gpu, Tuner::of_user(TUNING));
         }
         let (model, inputs, source) = match &self.inputs {
             Some(path) => {
                 let inputs = npz::read(path)?;
+                self.sizes.agree(&self.model, &program, &inputs)?;
                 let model = Model::load_for(&self.model, program, options, &inputs)?;
                 (model, inputs, format!("from {}", path.display()))
             }
             None => {
-                let model = Model::load(&self.model, program, options)?;
-                let (inputs, dims) = self.random_inputs(model.graph())?;
+                let (model, inputs, dims) = load_random(&self.model, program, options, &self.sizes, self.seed)?;
                 (model, inputs, format!("random, seed {}{dims}", self.seed))
             }
         };
+        if let Some(note) = note.filter(|_| !global.quiet) {
+            eprintln!("{note}");
+        }
         let expected = self.check.as_ref().map(|path| npz::read(path)).transpose()?;
         let outcome = self.execute(&model, inputs, source, expected.as_deref())?;
         if !global.quiet {
@@ -141,51 +161,20 @@ impl Run {
         Ok(if failed { Exit::Failed } else { Exit::Ok })
     }
 
-    fn choose_device(&self, global: &Global) -> Result<()> {
-        let missing =
-            "kernels are generated and compiled for CUDA (`hypatia gen`), but this version has no CUDA executor";
+    /// The GPU to run on, `None` for the host, and what is worth telling about that choice.
+    fn choose_device(&self) -> Result<(Option<Arc<Gpu>>, Option<String>)> {
         match self.device {
-            DeviceChoice::Cuda => Err(Error::Device(format!("--device cuda: {missing}; use --device cpu, or auto"))),
-            DeviceChoice::Auto => {
-                if !global.quiet {
-                    eprintln!("running on the CPU: this version has no CUDA executor");
+            DeviceChoice::Cpu => Ok((None, None)),
+            DeviceChoice::Cuda => Ok((Some(Gpu::open(0)?), None)),
+            DeviceChoice::Auto => match Gpu::open(0) {
+                Ok(gpu) => Ok((Some(gpu), None)),
+                Err(e) => {
+                    let e = e.to_string();
+                    let why = e.lines().next().unwrap_or_default();
+                    Ok((None, Some(format!("running on the CPU: {why} (`hypatia doctor` tells more)"))))
                 }
-                Ok(())
-            }
-            DeviceChoice::Cpu => Ok(()),
+            },
         }
-    }
-
-    /// Random values for every input; also says which dynamic sizes were chosen.
-    fn random_inputs(&self, graph: &Graph) -> Result<(Vec<(String, Tensor)>, String)> {
-        let symbols = graph.symbols();
-        for (name, _) in &self.dims {
-            if !symbols.iter().any(|s| **s == **name) {
-                let known: Vec<&str> = symbols.iter().map(|s| &**s).collect();
-                let known = if known.is_empty() { "none".to_string() } else { known.join(", ") };
-                return Err(Error::Input(format!("--dim {name}: the model's dynamic sizes are: {known}")));
-            }
-        }
-        let given: BTreeMap<&str, usize> = self.dims.iter().map(|(n, s)| (n.as_str(), *s)).collect();
-        let size = |s: &Symbol| given.get(&**s).copied().unwrap_or(1) as i64;
-        let sizes: Symbols = symbols.iter().map(|s| (s.clone(), size(s))).collect();
-        let graph = graph.specialize(&sizes)?;
-        let mut rng = ChaCha8Rng::seed_from_u64(self.seed);
-        let mut inputs = Vec::new();
-        for id in &graph.inputs {
-            let node = graph.node(*id);
-            let NodeKind::Input { name } = &node.kind else { continue };
-            let ty = &node.results[0];
-            let shape: Option<Vec<usize>> =
-                ty.shape.iter().map(|d| Dim::as_const(d).and_then(|v| usize::try_from(v).ok())).collect();
-            let shape = shape.ok_or_else(|| Error::Input(format!("input `{name}`: {ty} has no known sizes")))?;
-            inputs.push((name.clone(), random(ty.dtype, &shape, &mut rng)?));
-        }
-        let chosen: String = sizes.iter().fold(String::new(), |mut text, (s, v)| {
-            let _ = write!(text, ", {s} = {v}");
-            text
-        });
-        Ok((inputs, chosen))
     }
 
     fn execute(
@@ -206,9 +195,11 @@ impl Run {
         let ordered = model.order(&inputs)?;
         let results = compiled.executor.run(&ordered)?;
         let mut checks = Vec::new();
-        for (name, got) in names.iter().zip(&results) {
+        for ((name, got), mut tolerance) in names.iter().zip(&results).zip(model.tolerances()) {
+            tolerance.rtol = self.rtol.unwrap_or(tolerance.rtol);
+            tolerance.atol = self.atol;
             let want = expected.and_then(|e| e.iter().find(|(n, _)| n == name));
-            let check = want.map(|(_, want)| Comparison::of(got, want)).transpose();
+            let check = want.map(|(_, want)| Comparison::of(got, want, tolerance)).transpose();
             checks.push(check.map_err(|e| Error::Input(format!("--check: output `{name}`: {e}")))?);
         }
         let (after, runs) = median(|| compiled.executor.run(&ordered))?;
@@ -234,10 +225,10 @@ impl Run {
         }
         let (unfused, fused) = (o.compiled.unfused.plan(), o.compiled.executor.plan());
         line("launches", arrow(unfused.launches(), fused.launches(), self.no_rules));
-        let (threads, runs) = (o.compiled.executor.threads(), o.runs);
+        let (place, runs) = (o.compiled.executor.place(), o.runs);
         let ms = |d: Duration| format!("{:.3} ms", d.as_secs_f64() * 1e3);
         let time = if self.no_rules { ms(o.after) } else { format!("{} -> {}", ms(o.before), ms(o.after)) };
-        line("time", format!("{time} (median of {runs} runs, CPU, {threads} threads)"));
+        line("time", format!("{time} (median of {runs} runs, {place})"));
         line("memory", format!("{} KiB of arena", fused.arena.div_ceil(1024)));
         for ((name, t), check) in o.outputs.iter().zip(&o.checks) {
             let what = match (check, &self.check) {
@@ -272,8 +263,7 @@ impl Run {
         let (unfused, fused) = (o.compiled.unfused.plan(), o.compiled.executor.plan());
         json!({
             "model": self.model.display().to_string(),
-            "device": "cpu",
-            "threads": o.compiled.executor.threads(),
+            "device": o.compiled.executor.place(),
             "inputs": o.inputs.iter().map(tensor).collect::<Vec<_>>(),
             "inputs_source": o.source,
             "outputs": outputs,
@@ -321,16 +311,6 @@ fn summary(t: &Tensor) -> String {
 
 fn number(v: f64) -> String {
     if v != 0.0 && !(1e-3..1e6).contains(&v.abs()) { format!("{v:.4e}") } else { format!("{v:.6}") }
-}
-
-/// Floats between -1 and 1, truth values, integers 0 and 1 (valid as indices of nearly all tables).
-fn random(dtype: DType, shape: &[usize], rng: &mut ChaCha8Rng) -> Result<Tensor> {
-    let too_large = || Error::Limit(format!("a random input of shape {shape:?} is too large"));
-    let n = shape.iter().try_fold(1usize, |a, d| a.checked_mul(*d)).filter(|n| *n <= 1 << 26).ok_or_else(too_large)?;
-    let values: Vec<f64> = (0..n)
-        .map(|_| if dtype.is_float() { rng.random_range(-1.0..1.0) } else { rng.random_range(0..2) as f64 })
-        .collect();
-    Tensor::from_f64(dtype, shape, &values).ok_or_else(too_large)
 }
 
 /// The median time of some runs, and how many there were.

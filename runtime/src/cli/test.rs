@@ -1,18 +1,17 @@
 //! `hypatia test`.
 
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Instant;
 
 use anstream::println;
 use anstyle::{AnsiColor, Style};
 use clap::Args;
 use hypatia::error::{Error, Result};
-use hypatia::library;
-use hypatia::test_runner::run_test;
+use hypatia::optimize::Options;
+use hypatia::test_runner::run_test_with;
 
-use super::files::Files;
-use super::{Exit, Global};
+use super::model::Firing;
+use super::{Exit, Global, files};
 
 const GOOD: Style = AnsiColor::Green.on_default();
 const BAD: Style = AnsiColor::Red.on_default().bold();
@@ -32,6 +31,8 @@ pub struct Test {
     /// Run only the tests whose name holds this text.
     #[arg(long, value_name = "TEXT")]
     filter: Option<String>,
+    #[command(flatten)]
+    firing: Firing,
     /// Print the results as JSON.
     #[arg(long)]
     json: bool,
@@ -40,27 +41,22 @@ pub struct Test {
 impl Test {
     /// Runs the command.
     pub fn run(&self, global: &Global) -> Result<Exit> {
-        let mut files = Files::read(&self.files);
-        let names: Vec<String> = files.read.iter().map(|f| f.name.clone()).collect();
-        if let Some((name, reason)) = files.unreadable.first() {
-            return Err(Error::Input(format!("cannot read {name}: {reason}")));
-        }
-        let program = if self.files.is_empty() {
-            library::load(&[])?
-        } else {
-            let mut compilation = library::check(std::mem::take(&mut files.read));
-            match compilation.program.take() {
-                Some(program) => Arc::new(program),
-                None => return Err(library::rejected(&compilation)),
-            }
-        };
+        let (program, names) = files::program(&self.files)?;
         let wanted = |name: &str| self.filter.as_ref().is_none_or(|f| name.contains(f.as_str()));
         let own: Vec<_> = program.tests.iter().filter(|t| self.library || names.contains(&t.origin.file)).collect();
         let tests: Vec<_> = own.iter().filter(|t| wanted(&t.name)).collect();
+        if let Some(filter) = self.filter.as_ref().filter(|_| tests.is_empty()) {
+            let names: Vec<String> = own.iter().take(8).map(|t| format!("\n  {}", t.name)).collect();
+            let have =
+                if names.is_empty() { "; there are none".into() } else { format!("; there are{}", names.concat()) };
+            return Err(Error::Input(format!("--filter: no test has `{filter}` in its name{have}")));
+        }
+        let mut options = Options::default();
+        self.firing.apply(&program, &mut options)?;
         let (mut passed, mut results, mut failures) = (0, Vec::new(), Vec::new());
         for test in &tests {
             let start = Instant::now();
-            let outcome = run_test(&program, test);
+            let outcome = run_test_with(&program, test, &options);
             let place = format!("{}:{}:{}", test.origin.file, test.origin.line, test.origin.column);
             let ok = outcome.failures.is_empty();
             passed += usize::from(ok);

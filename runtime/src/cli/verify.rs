@@ -1,17 +1,14 @@
 //! `hypatia verify`.
 
 use std::path::PathBuf;
-use std::sync::Arc;
 
 use anstream::println;
 use clap::Args;
 use hypatia::error::{Error, Result};
-use hypatia::library;
 use hypatia::verify::{Options, verify};
 use indicatif::{ProgressBar, ProgressStyle};
 
-use super::files::Files;
-use super::{Exit, Global};
+use super::{Exit, Global, files};
 
 /// Verify rules against random inputs.
 ///
@@ -40,20 +37,7 @@ pub struct Verify {
 impl Verify {
     /// Runs the command.
     pub fn run(&self, global: &Global) -> Result<Exit> {
-        let mut files = Files::read(&self.files);
-        if let Some((name, reason)) = files.unreadable.first() {
-            return Err(Error::Input(format!("cannot read {name}: {reason}")));
-        }
-        let names: Vec<String> = files.read.iter().map(|f| f.name.clone()).collect();
-        let program = if self.files.is_empty() {
-            library::load(&[])?
-        } else {
-            let mut compilation = library::check(std::mem::take(&mut files.read));
-            match compilation.program.take() {
-                Some(program) => Arc::new(program),
-                None => return Err(library::rejected(&compilation)),
-            }
-        };
+        let (program, names) = files::program(&self.files)?;
         let wanted = |o: &hypatia_dsl::ir::Origin| names.contains(&o.file) || self.library;
         let options = Options { cases: self.cases as usize, seed: self.seed };
         let bar = if global.quiet || global.no_progress { ProgressBar::hidden() } else { ProgressBar::new(0) };

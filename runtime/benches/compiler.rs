@@ -1,0 +1,56 @@
+//! How long the compiler takes: saturation and extraction of deep models with the whole library loaded, and the
+//! loading of the library, which every command pays for.
+//!
+//! `cargo bench -p hypatia --bench compiler`, or `./x bench`. `docs/benchmarks.md` has the figures and the limits.
+#![allow(clippy::unwrap_used)]
+
+#[path = "support/models.rs"]
+mod models;
+
+use std::hint::black_box;
+use std::time::Duration;
+
+use criterion::{Criterion, criterion_group, criterion_main};
+use hypatia::optimize::{Options, optimize};
+use hypatia::{Graph, library};
+
+/// Milliseconds of saturation and of extraction, and what came out, for the reader of the log.
+fn describe(name: &str, graph: &Graph, options: &Options) {
+    let report = optimize(graph, options).unwrap().report;
+    let saturation: f64 = report.stages.iter().map(|s| s.millis).sum();
+    eprintln!(
+        "{name}: {} nodes, {} ops become {}; {:.1} ms: saturation {saturation:.1}, extraction {:.1}, {} e-nodes{}",
+        graph.nodes.len(),
+        report.before.ops,
+        report.after.ops,
+        report.millis,
+        report.extraction_millis,
+        report.stages.iter().map(|s| s.nodes).max().unwrap_or(0),
+        if report.complete() { "" } else { " (cut short)" },
+    );
+}
+
+fn optimiser(c: &mut Criterion) {
+    let program = library::load(&[]).unwrap();
+    let options = Options { max_time: Duration::from_secs(120), ..Options::default() };
+    let models = [
+        ("bert-12", models::Bert::base(12).graph(&program)),
+        ("bert-48", models::Bert::base(48).graph(&program)),
+        ("bert-96", models::Bert::base(96).graph(&program)),
+        ("llama-80", models::Llama::shaped(80).graph(&program)),
+    ];
+    let mut group = c.benchmark_group("optimize");
+    group.sample_size(10);
+    for (name, graph) in &models {
+        describe(name, graph, &options);
+        group.bench_function(*name, |b| b.iter(|| optimize(black_box(graph), &options).unwrap()));
+    }
+    group.finish();
+}
+
+fn loading(c: &mut Criterion) {
+    c.bench_function("library/load", |b| b.iter(|| library::load(black_box(&[])).unwrap()));
+}
+
+criterion_group!(benches, optimiser, loading);
+criterion_main!(benches);

@@ -1,0 +1,366 @@
+//! `hypatia bench`: how long a model takes, with and without rules side by side; kernel by kernel against
+//! what the machine can do; as a trace.
+
+use std::fmt::Write;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anstream::eprintln;
+use clap::Args;
+use hypatia::error::{Error, Result};
+use hypatia::executor::Executor;
+use hypatia::plan::Plan;
+use hypatia::session::{CheckMode, Compiled, Model, Options};
+use hypatia::{Tensor, library, npz};
+use serde_json::{Value, json};
+
+use super::inputs::load_random;
+use super::model::{Firing, Sizes};
+use super::output::write_stdout;
+use super::{Exit, Global};
+use roof::Roof;
+
+mod roof;
+
+/// Runs at least, where a duration says when to stop.
+const AT_LEAST: usize = 10;
+/// Runs of a profile, and of a trace.
+const PROFILED: usize = 30;
+const TRACED: usize = 10;
+
+/// Time an ONNX model on the CPU, with and without rules side by side.
+///
+/// Runs of both kinds take turns, so that what else the machine does touches both alike; the ratio is the
+/// median of the ratios of neighbours. With --profile, each kernel's time, GFLOP/s and GB/s, and its share
+/// of what this machine reached in the same run: a large matrix product, and a copy of memory.
+#[derive(Args)]
+pub struct Bench {
+    /// The model.
+    #[arg(value_name = "MODEL.onnx")]
+    model: PathBuf,
+    /// Inputs by name; random ones where not given.
+    #[arg(long, value_name = "FILE.npz")]
+    inputs: Option<PathBuf>,
+    #[command(flatten)]
+    sizes: Sizes,
+    /// Seed of random inputs.
+    #[arg(long, value_name = "SEED", default_value_t = 0)]
+    seed: u64,
+    /// So many runs of each kind; by default as many as fit into the duration.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    runs: Option<u32>,
+    /// Runs of each kind that are not counted.
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    warmup: u32,
+    /// Seconds that the counted runs may take.
+    #[arg(long, value_name = "SECONDS", default_value_t = 1.0, value_parser = seconds)]
+    duration: f64,
+    /// Threads; all cores if not given.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: Option<u16>,
+    /// Rules beside the standard library.
+    #[arg(long, value_name = "FILE.hyp")]
+    rules: Vec<PathBuf>,
+    #[command(flatten)]
+    firing: Firing,
+    /// Only without rules.
+    #[arg(long, conflicts_with = "rules")]
+    no_rules: bool,
+    /// Only with rules: do not run without them.
+    #[arg(long, conflicts_with = "no_rules")]
+    no_compare: bool,
+    /// Time each kernel.
+    #[arg(long)]
+    profile: bool,
+    /// Write a trace of some runs, for Perfetto or chrome://tracing.
+    #[arg(long, value_name = "FILE.json")]
+    trace: Option<PathBuf>,
+    /// Print one JSON object instead of text.
+    #[arg(long)]
+    json: bool,
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    let value: f64 = text.parse().map_err(|_| format!("`{text}` is not a number of seconds"))?;
+    if value > 0.0 && value <= 86_400.0 { Ok(value) } else { Err("expected more than 0, at most 86400".to_string()) }
+}
+
+/// One way to run the model, and its times.
+struct Side<'a> {
+    name: &'static str,
+    executor: &'a Executor,
+    times: Vec<Duration>,
+}
+
+impl Side<'_> {
+    fn sorted(&self) -> Vec<Duration> {
+        let mut times = self.times.clone();
+        times.sort_unstable();
+        times
+    }
+
+    /// The time that so much of the runs are below.
+    fn quantile(&self, share: f64) -> Duration {
+        let times = self.sorted();
+        let at = ((times.len() as f64 * share) as usize).min(times.len().saturating_sub(1));
+        times.get(at).copied().unwrap_or_default()
+    }
+
+    fn to_json(&self) -> Value {
+        json!({
+            "launches": self.executor.plan().launches(),
+            "runs": self.times.len(),
+            "median_ms": ms(self.quantile(0.5)),
+            "min_ms": ms(self.quantile(0.0)),
+            "p90_ms": ms(self.quantile(0.9)),
+            "times_ms": self.times.iter().map(|t| ms(*t)).collect::<Vec<f64>>(),
+        })
+    }
+}
+
+/// Time of each kernel over some runs.
+struct Profile {
+    runs: usize,
+    total: Duration,
+    steps: Vec<Duration>,
+    roof: Roof,
+}
+
+fn ms(d: Duration) -> f64 {
+    d.as_secs_f64() * 1e3
+}
+
+impl Bench {
+    /// Runs the command.
+    pub fn run(&self, global: &Global) -> Result<Exit> {
+        let program = library::load(&self.rules)?;
+        let mut options = Options { threads: self.threads.unwrap_or(0).into(), ..Options::default() };
+        options.optimize.no_rules = self.no_rules;
+        self.firing.apply(&program, &mut options.optimize)?;
+        if self.no_rules {
+            options.check = CheckMode::Off;
+        }
+        let (model, inputs, source) = match &self.inputs {
+            Some(path) => {
+                let inputs = npz::read(path)?;
+                self.sizes.agree(&self.model, &program, &inputs)?;
+                let model = Model::load_for(&self.model, program, options, &inputs)?;
+                (model, inputs, format!("from {}", path.display()))
+            }
+            None => {
+                let (model, inputs, dims) = load_random(&self.model, program, options, &self.sizes, self.seed)?;
+                (model, inputs, format!("random, seed {}{dims}", self.seed))
+            }
+        };
+        let compiled = model.compile(&inputs)?;
+        if !global.quiet {
+            compiled.warnings.iter().for_each(|w| eprintln!("warning: {w}"));
+        }
+        let ordered = model.order(&inputs)?;
+        let sides = self.time(&compiled, &ordered)?;
+        let measured = sides.first().map(|s| s.executor).ok_or_else(|| Error::Internal("nothing to time".into()))?;
+        let profile = if self.profile { Some(profile(measured, &ordered)?) } else { None };
+        if let Some(path) = &self.trace {
+            let text =
+                serde_json::to_string(&trace(measured, &ordered)?).map_err(|e| Error::Internal(e.to_string()))?;
+            std::fs::write(path, text).map_err(|e| Error::Input(format!("{}: {e}", path.display())))?;
+        }
+        let text = if self.json {
+            format!("{:#}\n", self.to_json(&compiled, &inputs, &source, &sides, profile.as_ref()))
+        } else {
+            self.to_text(&source, &sides, profile.as_ref())
+        };
+        write_stdout(&text);
+        Ok(Exit::Ok)
+    }
+
+    /// Runs of all kinds, taking turns.
+    fn time<'a>(&self, compiled: &'a Compiled, inputs: &[Tensor]) -> Result<Vec<Side<'a>>> {
+        let side = |name, executor| Side { name, executor, times: Vec::new() };
+        let mut sides = match (self.no_rules, self.no_compare) {
+            (true, _) => vec![side("without rules", &compiled.executor)],
+            (_, true) => vec![side("with rules", &compiled.executor)],
+            _ => vec![side("with rules", &compiled.executor), side("without rules", &compiled.unfused)],
+        };
+        for side in &sides {
+            for _ in 0..self.warmup {
+                side.executor.run(inputs)?;
+            }
+        }
+        let started = Instant::now();
+        let mut done = 0;
+        loop {
+            let enough = match self.runs {
+                Some(runs) => done >= runs as usize,
+                None => done >= AT_LEAST && started.elapsed().as_secs_f64() >= self.duration,
+            };
+            if enough {
+                return Ok(sides);
+            }
+            for side in &mut sides {
+                let start = Instant::now();
+                side.executor.run(inputs)?;
+                side.times.push(start.elapsed());
+            }
+            done += 1;
+        }
+    }
+
+    fn to_text(&self, source: &str, sides: &[Side<'_>], profile: Option<&Profile>) -> String {
+        let mut text = String::new();
+        let _ = writeln!(text, "model      {}", self.model.display());
+        let _ = writeln!(text, "inputs     {source}");
+        if let Some(side) = sides.first() {
+            let _ = writeln!(text, "device     {}", side.executor.place());
+        }
+        let _ = writeln!(
+            text,
+            "{:<14} {:>8} {:>6} {:>11} {:>11} {:>11}",
+            "", "launches", "runs", "median ms", "min", "p90"
+        );
+        for s in sides {
+            let (launches, runs) = (s.executor.plan().launches(), s.times.len());
+            let [median, min, p90] = [0.5, 0.0, 0.9].map(|q| ms(s.quantile(q)));
+            let _ = writeln!(text, "{:<14} {launches:>8} {runs:>6} {median:>11.4} {min:>11.4} {p90:>11.4}", s.name);
+        }
+        if let Some(ratio) = paired_ratio(sides) {
+            let _ = writeln!(text, "ratio      {ratio:.3} (with / without, median of pairs)");
+        }
+        if let (Some(p), Some(side)) = (profile, sides.first()) {
+            profile_text(&mut text, p, side.executor.plan());
+        }
+        text
+    }
+
+    fn to_json(
+        &self,
+        compiled: &Compiled,
+        inputs: &[(String, Tensor)],
+        source: &str,
+        sides: &[Side<'_>],
+        profile: Option<&Profile>,
+    ) -> Value {
+        let tensor =
+            |(name, t): &(String, Tensor)| json!({"name": name, "dtype": t.dtype().name(), "shape": t.shape()});
+        let side = |name: &str| sides.iter().find(|s| s.name == name).map(Side::to_json);
+        json!({
+            "model": self.model.display().to_string(),
+            "device": sides.first().map(|s| s.executor.place()),
+            "inputs": inputs.iter().map(tensor).collect::<Vec<_>>(),
+            "inputs_source": source,
+            "warmup": self.warmup,
+            "with_rules": side("with rules"),
+            "without_rules": side("without rules"),
+            "ratio": paired_ratio(sides),
+            "profile": profile.zip(sides.first()).map(|(p, s)| profile_json(p, s.executor.plan())),
+            "warnings": compiled.warnings,
+        })
+    }
+}
+
+/// The median of the ratios of neighbouring runs.
+fn paired_ratio(sides: &[Side<'_>]) -> Option<f64> {
+    let [a, b] = sides else { return None };
+    let mut ratios: Vec<f64> =
+        a.times.iter().zip(&b.times).map(|(a, b)| a.as_secs_f64() / b.as_secs_f64().max(1e-9)).collect();
+    ratios.sort_by(f64::total_cmp);
+    ratios.get(ratios.len() / 2).copied()
+}
+
+fn profile(executor: &Executor, inputs: &[Tensor]) -> Result<Profile> {
+    let mut steps = vec![Duration::ZERO; executor.plan().steps.len()];
+    executor.run_timed(inputs, &mut steps)?;
+    steps.fill(Duration::ZERO);
+    let started = Instant::now();
+    for _ in 0..PROFILED {
+        executor.run_timed(inputs, &mut steps)?;
+    }
+    let total = started.elapsed();
+    Ok(Profile { runs: PROFILED, total, steps, roof: Roof::measure(executor.threads())? })
+}
+
+/// Kernels by time, and of each its rates and its share of the nearer roof.
+fn kernels(p: &Profile, plan: &Plan) -> Vec<Value> {
+    let mut rows: Vec<(Duration, Value)> = Vec::new();
+    for (step, time) in plan.steps.iter().zip(&p.steps) {
+        let (work, seconds) = (step.work(), (time.as_secs_f64() / p.runs as f64).max(1e-12));
+        let (flops, bytes) = (work.flops / seconds, work.bytes / seconds);
+        let (compute, memory) = (flops / p.roof.flops, bytes / p.roof.bytes);
+        rows.push((
+            *time,
+            json!({
+                "name": step.name,
+                "kind": step.kind(),
+                "calls": p.runs,
+                "time_us": seconds * 1e6,
+                "share": time.as_secs_f64() / p.total.as_secs_f64().max(1e-12),
+                "gflops": flops / 1e9,
+                "gbs": bytes / 1e9,
+                "roof": compute.max(memory),
+                "bound": if compute >= memory { "compute" } else { "memory" },
+            }),
+        ));
+    }
+    rows.sort_by_key(|(at, _)| std::cmp::Reverse(*at));
+    rows.into_iter().map(|(_, row)| row).collect()
+}
+
+fn profile_json(p: &Profile, plan: &Plan) -> Value {
+    json!({
+        "runs": p.runs,
+        "total_ms": ms(p.total) / p.runs as f64,
+        "kernels_ms": ms(p.steps.iter().sum()) / p.runs as f64,
+        "roof": {"gflops": p.roof.flops / 1e9, "gbs": p.roof.bytes / 1e9},
+        "kernels": kernels(p, plan),
+    })
+}
+
+fn profile_text(text: &mut String, p: &Profile, plan: &Plan) {
+    let (flops, bytes) = (p.roof.flops / 1e9, p.roof.bytes / 1e9);
+    let _ = writeln!(text, "\nroof       {flops:.0} GFLOP/s (f32 product), {bytes:.1} GB/s (copy), measured now");
+    let header = ["time us", "share", "GFLOP/s", "GB/s", "roof", "kind"];
+    let [time, share, gflops, gbs, roof, kind] = header;
+    let _ = writeln!(text, "{time:>9} {share:>6} {gflops:>8} {gbs:>7} {roof:>6}  {kind:<9}  for");
+    for k in kernels(p, plan) {
+        let number = |key: &str| k[key].as_f64().unwrap_or(0.0);
+        let word = |key: &str| k[key].as_str().unwrap_or("").to_string();
+        let _ = writeln!(
+            text,
+            "{:>9.2} {:>5.1}% {:>8.1} {:>7.1} {:>5.0}%  {:<9}  {}",
+            number("time_us"),
+            100.0 * number("share"),
+            number("gflops"),
+            number("gbs"),
+            100.0 * number("roof"),
+            word("kind"),
+            word("name"),
+        );
+    }
+    let (total, inside) = (ms(p.total), ms(p.steps.iter().sum()));
+    let outside = 100.0 * (total - inside).max(0.0) / total.max(1e-9);
+    let _ = writeln!(text, "{:>9.2} us a run, {outside:.1}% of it outside of kernels", 1e3 * total / p.runs as f64);
+}
+
+/// Events in Chrome's format: one for each kernel of some runs.
+fn trace(executor: &Executor, inputs: &[Tensor]) -> Result<Value> {
+    let plan = executor.plan();
+    let mut events = vec![json!({"ph": "M", "pid": 1, "tid": 1, "name": "process_name", "args": {"name": "hypatia"}})];
+    let started = Instant::now();
+    for run in 0..TRACED {
+        let mut steps = vec![Duration::ZERO; plan.steps.len()];
+        let begin = started.elapsed();
+        executor.run_timed(inputs, &mut steps)?;
+        let whole = started.elapsed() - begin;
+        let micros = |d: Duration| d.as_secs_f64() * 1e6;
+        let event = |name: &str, ts: Duration, dur: Duration, args: Value| json!({"ph": "X", "pid": 1, "tid": 1, "name": name, "ts": micros(ts), "dur": micros(dur), "args": args});
+        events.push(event("run", begin, whole, json!({"run": run})));
+        let mut at = begin;
+        for (step, time) in plan.steps.iter().zip(&steps) {
+            let work = step.work();
+            let args = json!({"for": step.name, "flops": work.flops, "bytes": work.bytes});
+            events.push(event(step.kind(), at, *time, args));
+            at += *time;
+        }
+    }
+    Ok(json!({"traceEvents": events, "displayTimeUnit": "ns"}))
+}

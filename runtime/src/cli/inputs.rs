@@ -1,0 +1,67 @@
+//! A model and random inputs for it, where its user gives none.
+
+use std::fmt::Write;
+use std::path::Path;
+use std::sync::Arc;
+
+use hypatia::Tensor;
+use hypatia::error::{Error, Result};
+use hypatia::graph::{Graph, NodeKind, Symbols};
+use hypatia::session::{Model, Options};
+use hypatia_dsl::dtype::DType;
+use hypatia_dsl::ir::Program;
+use hypatia_dsl::shape::Dim;
+use rand::prelude::*;
+use rand_chacha::ChaCha8Rng;
+
+use super::model::Sizes;
+
+/// Tensors by name.
+pub type Named = Vec<(String, Tensor)>;
+
+/// The model with these dynamic sizes, 1 where not given, and random values for every input; also which sizes
+/// were chosen, in words.
+pub fn load_random(
+    path: &Path,
+    program: Arc<Program>,
+    options: Options,
+    given: &Sizes,
+    seed: u64,
+) -> Result<(Model, Named, String)> {
+    let model = Model::new(given.load(path, program)?, options);
+    let symbols = model.graph().symbols();
+    let sizes: Symbols = symbols.iter().map(|s| (s.clone(), 1)).collect();
+    let inputs = random_inputs(&model.graph().specialize(&sizes)?, seed)?;
+    let given = given.dim.iter().map(|(n, s)| (n.as_str(), *s));
+    let chosen: String = given.chain(sizes.iter().map(|(s, v)| (&**s, *v))).fold(String::new(), |mut text, (s, v)| {
+        let _ = write!(text, ", {s} = {v}");
+        text
+    });
+    Ok((model, inputs, chosen))
+}
+
+/// Random values for every input of a graph on known sizes.
+fn random_inputs(graph: &Graph, seed: u64) -> Result<Vec<(String, Tensor)>> {
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    let mut inputs = Vec::new();
+    for id in &graph.inputs {
+        let node = graph.node(*id);
+        let NodeKind::Input { name } = &node.kind else { continue };
+        let ty = &node.results[0];
+        let shape: Option<Vec<usize>> =
+            ty.shape.iter().map(|d| Dim::as_const(d).and_then(|v| usize::try_from(v).ok())).collect();
+        let shape = shape.ok_or_else(|| Error::Input(format!("input `{name}`: {ty} has no known sizes")))?;
+        inputs.push((name.clone(), random(ty.dtype, &shape, &mut rng)?));
+    }
+    Ok(inputs)
+}
+
+/// Floats between -1 and 1, truth values, integers 0 and 1 (valid as indices of nearly all tables).
+fn random(dtype: DType, shape: &[usize], rng: &mut ChaCha8Rng) -> Result<Tensor> {
+    let too_large = || Error::Limit(format!("a random input of shape {shape:?} is too large"));
+    let n = shape.iter().try_fold(1usize, |a, d| a.checked_mul(*d)).filter(|n| *n <= 1 << 26).ok_or_else(too_large)?;
+    let values: Vec<f64> = (0..n)
+        .map(|_| if dtype.is_float() { rng.random_range(-1.0..1.0) } else { rng.random_range(0..2) as f64 })
+        .collect();
+    Tensor::from_f64(dtype, shape, &values).ok_or_else(too_large)
+}

@@ -1,0 +1,264 @@
+//! How near two tensors must be to count as the same result.
+//!
+//! In: a result, its reference, and what the graph says about the way to it. Out: a [`Comparison`] that
+//! names the worst element. Both the self-check of a new plan and `hypatia run --check` use it. An element
+//! agrees if
+//!
+//! ```text
+//! |result - reference| <= rtol * (|reference| + scale)
+//! ```
+//!
+//! * `rtol` is 1e-4, or 16 units in the last place of the least precise float type in which anything on the way to the
+//!   output was computed, if that is more: a model that computes in f16 and casts its result to f32 is as precise as
+//!   f16. Long chains of such nodes add up: up to four times as much, by the root of their length.
+//! * `scale` is what rounding in sums is measured by: elements that cancelled to nearly nothing are as far off as their
+//!   neighbours. It is worked out from the smallest quarter of the distinct magnitudes of the reference, as the root
+//!   mean square of a normal distribution with such a quarter. So neither a mask of -3.4e38 nor a few rows of
+//!   another magnitude, up to three quarters of the elements, can hide an error in the others.
+//!
+//! Holds always: NaN and infinities agree only with themselves; integers and truth values must be equal.
+
+use hypatia_dsl::dtype::DType;
+
+use crate::error::{Error, Result};
+use crate::graph::{Graph, Node, NodeKind};
+use crate::tensor::Tensor;
+
+/// The relative difference that is allowed whatever the element type: order of summation, other libraries' functions.
+const LEAST: f64 = 1e-4;
+/// Units in the last place that one stretch of nodes may differ by, and how many nodes that is.
+const UNITS: f64 = 16.0;
+const STRETCH: f64 = 32.0;
+/// The root mean square of a normal distribution, over that of the smallest quarter of its magnitudes.
+const QUARTER: f64 = 5.43;
+/// Elements that are looked at for the scale.
+const SAMPLE: usize = 1 << 16;
+/// With fewer elements a quarter says little.
+const FEW: usize = 16;
+
+/// What may differ between a result and its reference.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Tolerance {
+    /// By how much of its own magnitude an element may differ.
+    pub rtol: f64,
+    /// By how much any element may differ; `None`: by `rtol` times the scale of the reference.
+    pub atol: Option<f64>,
+}
+
+impl Tolerance {
+    /// For a result that was computed in this element type, by so many nodes in a row.
+    pub fn of(dtype: DType, nodes: usize) -> Tolerance {
+        let longer = (nodes as f64 / STRETCH).sqrt().clamp(1.0, 4.0);
+        Tolerance { rtol: (UNITS * longer * dtype.epsilon()).max(LEAST), atol: None }
+    }
+
+    /// For each output of a graph, from the least precise float type in which anything on the way to it was computed.
+    pub fn of_outputs(graph: &Graph) -> Vec<Tolerance> {
+        let mut ways: Vec<Way> = Vec::with_capacity(graph.nodes.len());
+        for node in &graph.nodes {
+            let before = node.operands.iter().flatten().map(|v| ways[v.node.index()]);
+            let way = before.fold(Way::default(), Way::join);
+            ways.push(way.join(Way::of(node, way)));
+        }
+        let outputs = graph.outputs.iter();
+        outputs
+            .map(|(_, v)| {
+                let way = ways[v.node.index()];
+                Tolerance::of(way.dtype.unwrap_or(graph.ty(*v).dtype), way.nodes)
+            })
+            .collect()
+    }
+}
+
+/// The least precise float type on the way to a node, and the longest chain of nodes that compute in it.
+#[derive(Clone, Copy, Default)]
+struct Way {
+    dtype: Option<DType>,
+    nodes: usize,
+}
+
+impl Way {
+    /// What a node adds. Inputs and constants are given, not computed: reading them rounds nothing.
+    fn of(node: &Node, before: Way) -> Way {
+        let computed = matches!(node.kind, NodeKind::Op { .. } | NodeKind::Scalar(_));
+        let dtype = node.results.iter().map(|t| t.dtype).find(|d| computed && d.is_float());
+        let nodes = if dtype.is_some() && before.dtype == dtype { before.nodes + 1 } else { 1 };
+        Way { dtype, nodes }
+    }
+
+    fn join(self, other: Way) -> Way {
+        let epsilon = |w: &Way| w.dtype.map_or(-1.0, DType::epsilon);
+        match epsilon(&self).total_cmp(&epsilon(&other)) {
+            std::cmp::Ordering::Less => other,
+            std::cmp::Ordering::Greater => self,
+            std::cmp::Ordering::Equal => Way { dtype: self.dtype, nodes: self.nodes.max(other.nodes) },
+        }
+    }
+}
+
+/// Two tensors side by side.
+#[derive(Clone, Debug, PartialEq, serde::Serialize)]
+pub struct Comparison {
+    /// The largest absolute difference; infinite if NaN or infinities do not agree.
+    pub max_error: f64,
+    /// The largest finite absolute value of the reference.
+    pub max_reference: f64,
+    /// Index of the worst element, in row-major order: the difference that is the most of what is allowed.
+    pub worst: usize,
+    /// The difference there.
+    pub error: f64,
+    /// What the difference may be there.
+    pub bound: f64,
+    /// True if all differences are within their bounds.
+    pub ok: bool,
+}
+
+impl std::fmt::Display for Comparison {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let what = if self.ok { "agrees" } else { "differs" };
+        write!(f, "{what}: max |error| {:.3e}, max |reference| {:.3e}", self.max_error, self.max_reference)?;
+        write!(f, "; worst at element {}: {:.3e}, allowed {:.3e}", self.worst, self.error, self.bound)
+    }
+}
+
+impl Comparison {
+    /// Compares a result with its reference.
+    pub fn of(got: &Tensor, want: &Tensor, tolerance: Tolerance) -> Result<Comparison> {
+        if got.dtype().is_float() != want.dtype().is_float() || got.shape() != want.shape() {
+            let show = |t: &Tensor| format!("{}{:?}", t.dtype(), t.shape());
+            return Err(Error::Input(format!("the result is {}, the reference {}", show(got), show(want))));
+        }
+        let floats = got.dtype().is_float();
+        let (g, w) = (got.to_f64(), want.to_f64());
+        // A reference may itself be less precise than what it judges.
+        let rtol = tolerance.rtol.max(if floats { want.dtype().epsilon() } else { 0.0 });
+        let atol = if floats { tolerance.atol.unwrap_or_else(|| tolerance.rtol * scale(&w)) } else { 0.0 };
+        let mut c = Comparison { max_error: 0.0, max_reference: 0.0, worst: 0, error: 0.0, bound: 0.0, ok: true };
+        let mut most = -1.0;
+        for (i, (g, w)) in g.iter().zip(&w).enumerate() {
+            if w.is_finite() {
+                c.max_reference = c.max_reference.max(w.abs());
+            }
+            let error = if g == w || (g.is_nan() && w.is_nan()) { 0.0 } else { (g - w).abs() };
+            let error = if error.is_nan() { f64::INFINITY } else { error };
+            c.max_error = c.max_error.max(error);
+            let bound = if floats && w.is_finite() { atol + rtol * w.abs() } else { 0.0 };
+            let share =
+                if error > bound && bound == 0.0 { f64::INFINITY } else { error / bound.max(f64::MIN_POSITIVE) };
+            if share > most {
+                (most, c.worst, c.error, c.bound) = (share, i, error, bound);
+            }
+            c.ok &= error <= bound;
+        }
+        Ok(c)
+    }
+}
+
+/// The magnitude by which rounding is measured: see the top of this file.
+fn scale(values: &[f64]) -> f64 {
+    let step = values.len().div_ceil(SAMPLE).max(1) | 1;
+    let magnitudes = values.iter().step_by(step).map(|v| v.abs());
+    let mut sorted: Vec<f64> = magnitudes.filter(|v| v.is_finite() && *v > 0.0).collect();
+    sorted.sort_unstable_by(f64::total_cmp);
+    sorted.dedup();
+    let Some(largest) = sorted.last().copied() else { return 0.0 };
+    let quarter = &sorted[..sorted.len().div_ceil(4)];
+    // Scaled by the largest of them, so that squares stay finite.
+    let top = quarter[quarter.len() - 1];
+    let square = quarter.iter().map(|v| (v / top) * (v / top)).sum::<f64>() / quarter.len() as f64;
+    let normal = (top * square.sqrt() * QUARTER).min(largest);
+    if sorted.len() < FEW { normal.max((largest / 256.0).min(1e6 * normal)) } else { normal }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::library;
+    use hypatia_dsl::shape::Dim;
+    use hypatia_dsl::typing::TensorType;
+    use rand::prelude::*;
+    use rand_chacha::ChaCha8Rng;
+
+    fn f32s(values: &[f64]) -> Tensor {
+        Tensor::from_f64(DType::F32, &[values.len()], values).unwrap()
+    }
+
+    /// Whether values that are off by `error` in their first element agree with these.
+    fn passes(values: &[f64], error: f64) -> bool {
+        let mut off = values.to_vec();
+        off[0] += error;
+        Comparison::of(&f32s(&off), &f32s(values), Tolerance::of(DType::F32, 1)).unwrap().ok
+    }
+
+    /// Numbers of about that magnitude, small ones among them.
+    fn normal(n: usize, magnitude: f64) -> Vec<f64> {
+        let mut rng = ChaCha8Rng::seed_from_u64(7);
+        (0..n).map(|_| (0..12).map(|_| rng.random_range(-0.5..0.5)).sum::<f64>() * magnitude).collect()
+    }
+
+    #[test]
+    fn the_scale_is_that_of_the_ordinary_elements() {
+        for magnitude in [1e-20, 1.0, 1e20] {
+            let s = scale(&normal(20_000, magnitude)) / magnitude;
+            assert!((0.7..1.4).contains(&s), "{s}");
+        }
+        assert_eq!(scale(&[]), 0.0);
+        assert_eq!(scale(&[0.0, f64::NAN, f64::INFINITY]), 0.0);
+        assert!(scale(&[3e-4, 2.1]) > 1e-3, "two numbers, one of which cancelled");
+    }
+
+    #[test]
+    fn outliers_hide_nothing() {
+        for outlier in [1e5, -3.4e38] {
+            for share in [1, 32, 60] {
+                let mut values = normal(128, 1.0);
+                values[128 - share..].iter_mut().enumerate().for_each(|(i, v)| *v = outlier * (1.0 - i as f64 / 1e3));
+                assert!(!passes(&values, 0.01), "{share} elements of {outlier}");
+                assert!(passes(&values, 2e-5), "{share} elements of {outlier}");
+            }
+            // A mask is one value, however often it stands there.
+            let mut masked = normal(32, 1.0);
+            masked.extend([outlier; 1000]);
+            assert!(!passes(&masked, 0.01) && passes(&masked, 2e-5));
+        }
+    }
+
+    #[test]
+    fn what_cancelled_is_measured_by_its_neighbours() {
+        let mut values = normal(64, 1.0);
+        values[0] = 1e-9;
+        assert!(passes(&values, 1e-5) && !passes(&values, 1e-2));
+        values[0] = 0.0;
+        assert!(passes(&values, 1e-5) && !passes(&values, 1e-2));
+    }
+
+    #[test]
+    fn nan_and_infinities_agree_with_themselves_only() {
+        let special = f32s(&[f64::NAN, f64::INFINITY, 1.0]);
+        let t = Tolerance::of(DType::F32, 1);
+        assert!(Comparison::of(&special, &special, t).unwrap().ok);
+        for other in [[1.0, f64::INFINITY, 1.0], [f64::NAN, f64::NEG_INFINITY, 1.0], [f64::NAN, 3e38, 1.0]] {
+            assert!(!Comparison::of(&f32s(&other), &special, t).unwrap().ok);
+            assert!(!Comparison::of(&special, &f32s(&other), t).unwrap().ok);
+        }
+        let ints = |v: &[f64]| Tensor::from_f64(DType::I64, &[2], v).unwrap();
+        assert!(!Comparison::of(&ints(&[1e6, 2.0]), &ints(&[1e6 + 1.0, 2.0]), t).unwrap().ok);
+        assert!(Comparison::of(&ints(&[1.0, 2.0]), &f32s(&[1.0, 2.0]), t).is_err());
+    }
+
+    #[test]
+    fn the_least_precise_type_on_the_way_counts() {
+        let mut g = Graph::new(library::load(&[]).unwrap());
+        let ty = |dtype| TensorType { dtype, shape: vec![Dim::from(4)] };
+        let (half, single) = (g.input("h", ty(DType::F16)), g.input("s", ty(DType::F32)));
+        let to =
+            |g: &mut Graph, v, d| g.call("cast", &[v], &[("to", hypatia_dsl::ir::AttrValue::DType(d))]).unwrap()[0];
+        let sum = g.scalar(g.program.find_scalar("add").unwrap(), &[half, half]).unwrap();
+        let outs = [to(&mut g, sum, DType::F32), to(&mut g, half, DType::F32), single];
+        outs.iter().enumerate().for_each(|(i, v)| g.output(format!("y{i}"), *v));
+        let rtol: Vec<f64> = Tolerance::of_outputs(&g).iter().map(|t| t.rtol).collect();
+        // An f16 input that is widened was not computed in f16.
+        assert_eq!(rtol, [UNITS * DType::F16.epsilon(), LEAST, LEAST]);
+    }
+}

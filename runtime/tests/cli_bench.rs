@@ -1,0 +1,109 @@
+//! `hypatia bench`: what it prints, and what it refuses.
+
+#![allow(clippy::unwrap_used)]
+
+use std::path::PathBuf;
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+fn model(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/models").join(name)
+}
+
+fn bench(args: &[&str]) -> Output {
+    let path = model("digits").join("model.onnx");
+    Command::new(env!("CARGO_BIN_EXE_hypatia")).arg("bench").arg(path).args(args).output().unwrap()
+}
+
+fn json(args: &[&str]) -> Value {
+    let out = bench(&[&["--json", "--runs", "12"], args].concat());
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    serde_json::from_slice(&out.stdout).unwrap()
+}
+
+#[test]
+fn both_kinds_of_runs_are_timed_side_by_side() {
+    let v = json(&["--dim", "batch=32", "--threads", "2"]);
+    for side in ["with_rules", "without_rules"] {
+        let s = &v[side];
+        assert_eq!(s["runs"], 12, "{v:#}");
+        assert_eq!(s["times_ms"].as_array().unwrap().len(), 12);
+        let [low, middle, high] = ["min_ms", "median_ms", "p90_ms"].map(|k| s[k].as_f64().unwrap());
+        assert!(0.0 < low && low <= middle && middle <= high, "{v:#}");
+    }
+    assert!(v["with_rules"]["launches"].as_u64() < v["without_rules"]["launches"].as_u64());
+    assert!(v["ratio"].as_f64().unwrap() > 0.0);
+    assert_eq!(v["inputs"][0]["shape"], serde_json::json!([32, 64]));
+}
+
+#[test]
+fn one_kind_alone_has_no_ratio() {
+    for (flag, there, absent) in
+        [("--no-rules", "without_rules", "with_rules"), ("--no-compare", "with_rules", "without_rules")]
+    {
+        let v = json(&[flag]);
+        assert!(v[there].is_object() && v[absent].is_null() && v["ratio"].is_null(), "{v:#}");
+    }
+}
+
+#[test]
+fn a_profile_adds_up() {
+    let v = json(&["--profile", "--threads", "1", "--dim", "batch=256"]);
+    let p = &v["profile"];
+    let kernels = p["kernels"].as_array().unwrap();
+    assert_eq!(kernels.len() as u64, v["with_rules"]["launches"].as_u64().unwrap());
+    let sum: f64 = kernels.iter().map(|k| k["time_us"].as_f64().unwrap()).sum();
+    let (inside, total) = (p["kernels_ms"].as_f64().unwrap() * 1e3, p["total_ms"].as_f64().unwrap() * 1e3);
+    assert!((sum - inside).abs() < 1.0, "{p:#}");
+    assert!(inside <= total && inside > 0.5 * total, "{inside} of {total}");
+    assert!(p["roof"]["gflops"].as_f64().unwrap() > 0.1 && p["roof"]["gbs"].as_f64().unwrap() > 0.1);
+    for k in kernels {
+        for key in ["time_us", "share", "gflops", "gbs", "roof"] {
+            assert!(k[key].as_f64().is_some_and(|x| x.is_finite() && x >= 0.0), "{key} {k:#}");
+        }
+        assert!(["compute", "memory"].contains(&k["bound"].as_str().unwrap()));
+    }
+    let text = bench(&["--profile", "--runs", "3"]);
+    let text = String::from_utf8(text.stdout).unwrap();
+    assert!(text.contains("GFLOP/s") && text.contains("outside of kernels"), "{text}");
+}
+
+#[test]
+fn a_trace_has_an_event_for_each_kernel() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("trace.json");
+    let v = json(&["--trace", path.to_str().unwrap()]);
+    let trace: Value = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
+    let events: Vec<&Value> = trace["traceEvents"].as_array().unwrap().iter().filter(|e| e["ph"] == "X").collect();
+    let runs = events.iter().filter(|e| e["name"] == "run").count();
+    let launches = v["with_rules"]["launches"].as_u64().unwrap() as usize;
+    assert!(runs > 0 && events.len() == runs * (launches + 1), "{} events", events.len());
+    // Kernels lie inside of their run, one behind the other.
+    let span = |e: &Value| (e["ts"].as_f64().unwrap(), e["ts"].as_f64().unwrap() + e["dur"].as_f64().unwrap());
+    for part in events.chunks(launches + 1) {
+        let (mut at, end) = (span(part[0]).0, span(part[0]).1);
+        for e in &part[1..] {
+            assert!(span(e).0 + 1e-6 >= at && span(e).1 <= end + 1e-6);
+            at = span(e).1;
+        }
+    }
+}
+
+#[test]
+fn wrong_use_is_told() {
+    for (args, code, words) in [
+        (&["--runs", "0"][..], 2, "0 is not in"),
+        (&["--duration=-1"], 2, "more than 0"),
+        (&["--duration", "x"], 2, "not a number of seconds"),
+        (&["--no-rules", "--no-compare"], 2, "cannot be used with"),
+        (&["--dim", "nonsense=3"], 1, "nonsense"),
+        (&["--inputs", "absent.npz"], 1, "absent.npz"),
+        (&["--trace", "/nonexistent/folder/t.json", "--runs", "1"], 1, "/nonexistent/folder/t.json"),
+    ] {
+        let out = bench(args);
+        let message = String::from_utf8_lossy(&out.stderr);
+        assert_eq!(out.status.code(), Some(code), "{args:?}: {message}");
+        assert!(message.contains(words), "{args:?}: {message}");
+    }
+}

@@ -1,0 +1,99 @@
+//! `hypatia run`, `opt`, `explain`, `gen --model` and `test` as a user runs them.
+#![allow(clippy::unwrap_used)]
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use hypatia::npz;
+
+fn hypatia(args: &[&str], folder: &Path) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_hypatia")).args(args).current_dir(folder).output().unwrap()
+}
+
+fn out(o: &Output) -> String {
+    String::from_utf8(o.stdout.clone()).unwrap()
+}
+
+fn err(o: &Output) -> String {
+    String::from_utf8(o.stderr.clone()).unwrap()
+}
+
+/// Exit code 1, with this in the message, and nothing that is no error before it.
+fn fails(args: &[&str], folder: &Path, message: &str) {
+    let o = hypatia(args, folder);
+    assert_eq!(o.status.code(), Some(1), "{args:?}: {}", err(&o));
+    assert!(err(&o).starts_with("error") && err(&o).contains(message), "{args:?}: {}", err(&o));
+}
+
+fn digits() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/models/digits").canonicalize().unwrap()
+}
+
+#[test]
+fn what_was_meant_is_told_before_anything_runs() {
+    let at = digits();
+    let at = at.as_path();
+    fails(&["run", "missing.onnx"], at, "missing.onnx");
+    fails(&["run", "my.hyp"], at, "hypatia check my.hyp");
+    fails(&["opt", "my.hyp"], at, "hypatia check my.hyp");
+    fails(&["explain", "frob"], at, "codes");
+    fails(&["run", "model.onnx", "--disable", "no::rule"], at, "no::rule");
+    for command in ["run", "opt", "explain"] {
+        fails(&[command, "model.onnx", "--dim", "zzz=3"], at, "it has batch");
+    }
+    let size = npz::read(&at.join("inputs.npz")).unwrap()[0].1.shape()[0];
+    fails(
+        &["run", "model.onnx", "--inputs", "inputs.npz", "--dim", &format!("batch={}", size + 1)],
+        at,
+        "--dim contradicts",
+    );
+    let same = ["run", "model.onnx", "--inputs", "inputs.npz", "--dim", &format!("batch={size}"), "--device", "cpu"];
+    assert_eq!(hypatia(&same, at).status.code(), Some(0));
+}
+
+#[test]
+fn the_user_may_set_the_tolerance() {
+    let at = digits();
+    let with = |more: &[&str]| {
+        let check = ["run", "model.onnx", "--inputs", "inputs.npz", "--check", "outputs.npz", "--device", "cpu"];
+        hypatia(&[&check[..], more].concat(), &at)
+    };
+    assert_eq!(with(&[]).status.code(), Some(0));
+    let o = with(&["--rtol", "0", "--atol", "0"]);
+    assert_eq!(o.status.code(), Some(1));
+    assert!(out(&o).contains("differs"), "{}", out(&o));
+    assert_eq!(with(&["--rtol", "1e-3", "--atol", "1e-3"]).status.code(), Some(0));
+    assert_eq!(with(&["--rtol", "-1"]).status.code(), Some(2));
+    assert_eq!(hypatia(&["run", "model.onnx", "--rtol", "1e-3"], &at).status.code(), Some(2), "--rtol is for --check");
+}
+
+const APPROX: &str = "edition 1;
+use core::*;
+ruleset t { until = fixpoint; }
+rule t::rough: tanh(x) => neg(x) class approx(1e6);
+test \"rough\" { input x: f32[4]; given tanh(x); expect count(tanh) == 0; }
+";
+
+#[test]
+fn approximate_rules_can_be_tried_where_they_are_used() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    std::fs::write(at.join("rough.hyp"), APPROX).unwrap();
+    assert_eq!(hypatia(&["test", "rough.hyp"], at).status.code(), Some(1));
+    let o = hypatia(&["test", "rough.hyp", "--approx"], at);
+    assert_eq!(o.status.code(), Some(0), "{}", out(&o));
+    assert_eq!(hypatia(&["test", "rough.hyp", "--approx", "--disable", "t::rough"], at).status.code(), Some(1));
+    fails(&["test", "rough.hyp", "--filter", "zzz"], at, "rough");
+    let model = digits().join("model.onnx").display().to_string();
+    for command in [&["run", &model, "--device", "cpu"][..], &["opt", &model], &["explain", &model]] {
+        let all = [command, &["--approx", "--disable", "fuse", "--rules", "rough.hyp", "--dim", "batch=2"]].concat();
+        let o = hypatia(&all, at);
+        assert_eq!(o.status.code(), Some(0), "{all:?}: {}", err(&o));
+    }
+    for dim in ["--dim", "--size"] {
+        let o = hypatia(&["gen", "--model", &model, "--approx", "-o", "k", "--emit", "cuda", dim, "batch=2"], at);
+        assert_eq!(o.status.code(), Some(0), "{}", err(&o));
+    }
+    fails(&["gen", "rough.hyp", "--approx", "-o", "k"], at, "--model");
+    fails(&["explain", "rough.hyp"], at, "hypatia check rough.hyp");
+}
