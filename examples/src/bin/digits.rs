@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use hypatia::cpu::Executor;
 use hypatia::error::{Error, Result};
+use hypatia::executor::Executor;
 use hypatia::session::{Comparison, Model, Options};
 use hypatia::{Tensor, library, npz};
 
@@ -43,7 +43,7 @@ fn digits(folder: &Path) -> Result<bool> {
     for (name, want) in npz::read(&folder.join("outputs.npz"))? {
         let at = model.outputs().iter().position(|o| **o == *name);
         let at = at.ok_or_else(|| Error::Input(format!("the model has no output `{name}`")))?;
-        let c = Comparison::of(&results[at], &want)?;
+        let c = Comparison::of(&results[at], &want, model.tolerances()[at])?;
         println!("output    `{name}` {c}");
         ok &= c.ok;
     }
@@ -60,7 +60,7 @@ fn digits(folder: &Path) -> Result<bool> {
     println!("\n              rules off   rules on");
     println!("  launches    {:>9}   {:>8}", unfused.plan().launches(), executor.plan().launches());
     println!("  time        {:>6.0} us   {:>5.0} us", before.as_secs_f64() * 1e6, after.as_secs_f64() * 1e6);
-    println!("  (medians of alternating runs on this machine's CPU, {} threads)", executor.threads());
+    println!("  (medians of alternating runs, {})", executor.place());
     Ok(ok)
 }
 
