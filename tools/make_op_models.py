@@ -20,6 +20,8 @@ import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
+from exporter_models import FAMILIES
+
 warnings.filterwarnings("ignore")
 HERE = os.path.dirname(os.path.abspath(__file__))
 OUT = sys.argv[1] if len(sys.argv) > 1 else os.path.join(HERE, "..", "tests", "models", "ops.npz")
@@ -439,8 +441,49 @@ def encodings():
             store(f"encoding_{name}_{'raw' if raw else 'typed'}_13", model, {}, {"y": np.array(values, np.float64)})
 
 
+def families():
+    """Small networks of the families that people export."""
+    for family in FAMILIES:
+        net, outputs = family()
+        inputs = {**net.inputs, **net.weights}
+        save(f"family_{family.__name__}", net.nodes, inputs, outputs, 18, consts=list(net.weights))
+
+
+def windows():
+    """Convolutions and pools beyond what onnx's own node tests hold, and what else has no case there."""
+    x = f(2, 4, 9, 8)
+    for name, w, attrs in [
+        ("strided", f(6, 4, 3, 2), {"strides": [2, 3], "pads": [1, 0, 2, 1]}),
+        ("dilated", f(3, 4, 3, 3), {"dilations": [2, 3], "pads": [2, 3, 2, 3]}),
+        ("grouped", f(6, 2, 3, 3), {"group": 2, "pads": [1, 1, 1, 1]}),
+        ("depthwise", f(8, 1, 3, 3), {"group": 4, "strides": [1, 2], "pads": [1, 1, 1, 1]}),
+        ("point", f(5, 4, 1, 1), {}),
+        ("lower", f(5, 4, 4, 3), {"auto_pad": "SAME_LOWER", "strides": [2, 1]}),
+    ]:
+        case(name, "Conv", {"x": x, "w": w, "b": f(w.shape[0])}, attrs, consts=["w", "b"])
+    case("line", "Conv", {"x": f(1, 2, 11), "w": f(3, 2, 4)}, {"strides": [2]}, consts=["w"])
+    case("space", "Conv", {"x": f(1, 2, 4, 5, 3), "w": f(3, 2, 2, 3, 2)}, {"pads": [1, 1, 0, 0, 1, 1]}, consts=["w"])
+    case("dynamic", "Conv", {"x": x, "w": f(3, 4, 3, 3)}, {"strides": [2, 2], "pads": [1, 1, 1, 1]}, consts=["w"],
+         dims={"x": ["batch", 4, "height", "width"]})
+    for name, w, attrs in [
+        ("grouped", f(4, 3, 3, 2), {"group": 2, "strides": [2, 3], "pads": [1, 0, 1, 1], "output_padding": [1, 1]}),
+        ("dilated", f(4, 2, 2, 3), {"dilations": [3, 2], "strides": [2, 1]}),
+        ("cut", f(4, 2, 2, 2), {"pads": [1, 1, 1, 1], "strides": [1, 2]}),
+    ]:
+        case(name, "ConvTranspose", {"x": x, "w": w, "b": f(w.shape[1] * attrs.get("group", 1))}, attrs, consts=["w", "b"])
+    for name, attrs in [
+        ("ceil", {"kernel_shape": [3, 3], "strides": [2, 2], "ceil_mode": 1}),
+        ("padded", {"kernel_shape": [3, 2], "pads": [1, 0, 2, 1], "strides": [2, 1]}),
+    ]:
+        case(name, "MaxPool", {"x": x}, attrs)
+        case(name, "AveragePool", {"x": x}, attrs)
+        case(f"{name}_all", "AveragePool", {"x": x}, {**attrs, "count_include_pad": 1})
+    case("p3", "LpPool", {"x": x}, {"kernel_shape": [2, 2], "p": 3})
+    case("all", "GlobalLpPool", {"x": x}, {"p": 2}, opsets=[13])
+
+
 def main():
-    for group in [pointwise, casts, linear, reductions, norms, views, indices, makers, graphs, encodings]:
+    for group in [pointwise, casts, linear, reductions, norms, views, indices, makers, graphs, encodings, windows, families]:
         group()
     np.savez_compressed(OUT, **ARCHIVE)
     print(f"{sum(n.endswith('/model') for n in ARCHIVE)} models, {os.path.getsize(OUT)} bytes")

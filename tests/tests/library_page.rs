@@ -1,0 +1,91 @@
+//! docs/library.md tells what the library holds, in the library's own words: it is made from the doc comments, and
+//! must not be stale. `UPDATE_LIBRARY_PAGE=1 cargo test -p hypatia-tests --test library_page` writes it anew.
+
+#![allow(clippy::unwrap_used)]
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::path::Path;
+
+use hypatia_dsl::ir::{OpBody, Origin, Program, ScalarBody};
+
+/// A line for each declaration of a file: its kind, its name, the first sentence about it.
+type Lines = BTreeMap<String, Vec<(&'static str, String, String)>>;
+
+fn file(origin: &Origin) -> String {
+    Path::new(&origin.file).file_stem().unwrap().to_string_lossy().into_owned()
+}
+
+/// The first paragraph of a doc comment on one line.
+fn first(doc: &str) -> String {
+    let lines = doc.lines().map(str::trim).take_while(|l| !l.is_empty());
+    lines.collect::<Vec<_>>().join(" ").replace('|', "\\|")
+}
+
+fn lines(program: &Program) -> Lines {
+    let mut out = Lines::new();
+    for s in program.scalars.iter().filter(|s| matches!(s.body, ScalarBody::Term(_))) {
+        out.entry(file(&s.origin)).or_default().push(("scalar", s.name.clone(), first(&s.doc)));
+    }
+    for o in program.ops.iter().filter(|o| matches!(o.body, OpBody::Defined(_))) {
+        out.entry(file(&o.origin)).or_default().push(("op", o.name.clone(), first(&o.doc)));
+    }
+    let mut rules: Vec<&str> = Vec::new();
+    for r in program.rules.iter().filter(|r| !r.derived) {
+        if !rules.contains(&r.base_name.as_str()) {
+            rules.push(&r.base_name);
+            out.entry(file(&r.origin)).or_default().push(("rule", r.base_name.clone(), first(&r.doc)));
+        }
+    }
+    out
+}
+
+/// The `//!` lines of a file as one paragraph.
+fn about(text: &str) -> String {
+    let lines = text.lines().filter_map(|l| l.strip_prefix("//!")).map(str::trim);
+    lines.collect::<Vec<_>>().join(" ")
+}
+
+fn page(program: &Program) -> String {
+    let mut out = String::from(
+        "# The standard library\n\n\
+         What `rules/*.hyp` declare, in the order in which the files build on each other. The whole library is loaded \
+         with every model; a file of your own names what it needs with `use nn::*;`. Builtins are listed by \
+         `hypatia explain builtins`, and `hypatia explain MODEL.onnx` tells which rules fired. This page is made from the doc comments \
+         (tests/tests/library_page.rs).\n",
+    );
+    let lines = lines(program);
+    for (name, text) in hypatia_rules::FILES {
+        let Some(lines) = lines.get(*name) else { continue };
+        write!(out, "\n## {name}\n\n{}\n\n| | |\n|---|---|\n", about(text)).unwrap();
+        for (kind, name, doc) in lines {
+            writeln!(out, "| {kind} `{name}` | {doc} |").unwrap();
+        }
+    }
+    out
+}
+
+#[test]
+fn the_page_is_not_stale() {
+    let program = hypatia::library::load(&[]).unwrap();
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/library.md");
+    let wanted = page(&program);
+    if std::env::var_os("UPDATE_LIBRARY_PAGE").is_some() {
+        std::fs::write(&path, &wanted).unwrap();
+    }
+    let have = std::fs::read_to_string(&path).unwrap_or_default();
+    assert!(have == wanted, "docs/library.md is stale: run this test with UPDATE_LIBRARY_PAGE=1");
+}
+
+/// Rules and ops without a word about them leave a reader alone.
+#[test]
+fn every_declaration_has_a_doc_comment() {
+    let program = hypatia::library::load(&[]).unwrap();
+    let silent: Vec<String> = lines(&program)
+        .into_values()
+        .flatten()
+        .filter(|(_, _, doc)| doc.is_empty())
+        .map(|(kind, name, _)| format!("{kind} {name}"))
+        .collect();
+    assert!(silent.is_empty(), "no doc comment: {silent:?}");
+}

@@ -1,0 +1,22 @@
+#!/usr/bin/env bash
+# Packs what the GPU tests need into target/gpu-bundle: the test binary, the command, models and a run script. Copy the
+# folder to a machine with an NVIDIA GPU and run `gpu-bundle/run.sh [RESULTS]` there; it needs neither Rust nor network.
+# The folder stays below 60 MiB.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+out=target/gpu-bundle
+rm -rf "$out"
+mkdir -p "$out/models"
+cargo build --quiet --release -p hypatia
+tests=$(cargo test --quiet --release -p hypatia --lib --no-run --message-format=json |
+  sed -n 's/.*"executable":"\([^"]*\)".*/\1/p' | tail -n 1)
+strip -o "$out/hypatia" target/release/hypatia
+strip -o "$out/tests" "$tests"
+cp -r tests/models/digits tests/models/ffn tests/models/bert "$out/models/"
+# Further models, for example exported ones that are too large for the repository.
+for folder in "$@"; do cp -r "$folder" "$out/models/"; done
+git rev-parse HEAD >"$out/commit" 2>/dev/null || echo unknown >"$out/commit"
+cp tools/gpu_run.sh "$out/run.sh"
+size=$(du -sm "$out" | cut -f1)
+echo "$out: $size MiB"
+[ "$size" -le 60 ] || { echo "more than 60 MiB" >&2; exit 1; }

@@ -1,0 +1,67 @@
+#!/usr/bin/env bash
+# The GPU tests, on a machine with an NVIDIA GPU: run by hand from the folder that tools/gpu_bundle.sh packs.
+#
+#   run.sh [RESULTS]     writes RESULTS/summary.txt and one log a part; exit code 1 if a part failed
+#
+# Parts: the test binary (random graphs, layouts of products, caches), each model with rules on and off against its
+# expected outputs, and compute-sanitizer, if it is there. The sanitizer must first find faults that are planted; if it
+# does not, its verdict on the rest does not count.
+set -uo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+out=${1:-$here/results}
+mkdir -p "$out"
+summary="$out/summary.txt"
+: >"$summary"
+export HYPATIA_NEED_GPU=1 HYPATIA_CACHE="$out/cache"
+failed=0
+
+say() { echo "$*" | tee -a "$summary"; }
+part() { # part NAME COMMAND...: runs, logs, tells
+  local name=$1 log start
+  shift
+  log="$out/$name.log"
+  start=$(date +%s)
+  if "$@" >"$log" 2>&1; then say "ok      $name ($(($(date +%s) - start)) s)"; else
+    say "FAILED  $name (exit $?; see $name.log)"
+    failed=1
+  fi
+}
+
+say "commit  $(cat "$here/commit")"
+say "device  $(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader | head -n 1)"
+say "date    $(date -u +%Y-%m-%dT%H:%MZ)"
+"$here/hypatia" doctor >"$out/doctor.log" 2>&1
+
+part tests "$here/tests" cuda:: --nocapture --test-threads 4
+grep -h 'random graphs agree' "$out/tests.log" | while read -r line; do say "        $line"; done
+
+for model in "$here"/models/*/; do
+  name=$(basename "$model")
+  for rules in on off; do
+    flags=(--inputs "$model/inputs.npz" --check "$model/outputs.npz" --device cuda)
+    [ $rules = off ] && flags+=(--no-rules)
+    part "model-$name-rules-$rules" "$here/hypatia" run "$model/model.onnx" "${flags[@]}"
+  done
+done
+
+sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null)
+if [ -z "$sanitizer" ]; then
+  say "SKIPPED compute-sanitizer is not installed"
+else
+  for pair in memcheck:past_the_end racecheck:race initcheck:unwritten; do
+    tool=${pair%%:*} fault=${pair##*:}
+    if HYPATIA_PLANT=1 "$sanitizer" --tool "$tool" --error-exitcode 9 "$here/tests" "planted::$fault" --nocapture \
+      >"$out/planted-$fault.log" 2>&1; then
+      say "FAILED  $tool did not find the planted fault $fault: its verdicts do not count"
+      failed=1
+    else
+      say "ok      $tool finds the planted fault $fault"
+    fi
+  done
+  export HYPATIA_CASES=40
+  for tool in memcheck racecheck initcheck synccheck; do
+    part "sanitizer-$tool" "$sanitizer" --tool "$tool" --error-exitcode 9 "$here/tests" agree_with_the_reference_on_a_gpu \
+      --nocapture --test-threads 1
+  done
+fi
+exit $failed
