@@ -4,7 +4,7 @@
 //! [`Plan`] type and give tensors of the host.
 
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::cuda::Gpu;
 use crate::cuda::tune::Tuner;
@@ -58,17 +58,20 @@ impl Executor {
         }
     }
 
-    /// Runs once, and adds to `times` how long each step took. A GPU runs all steps as one: there it is the first
-    /// that takes all the time.
+    /// Runs once on the host, and adds to `times` how long each step took. A GPU runs all steps as one: there its
+    /// [`Timer`](cuda::Timer) times each step by itself.
     pub fn run_timed(&self, inputs: &[Tensor], times: &mut [Duration]) -> Result<Vec<Tensor>> {
         match self {
             Executor::Cpu(e) => e.run_timed(inputs, times),
-            Executor::Cuda(e) => {
-                let start = Instant::now();
-                let results = e.run(inputs)?;
-                times.iter_mut().take(1).for_each(|t| *t += start.elapsed());
-                Ok(results)
-            }
+            Executor::Cuda(e) => e.run(inputs),
+        }
+    }
+
+    /// A stopwatch for replays on the device; `None` on the host.
+    pub fn timer(&self, inputs: &[Tensor]) -> Result<Option<cuda::Timer<'_>>> {
+        match self {
+            Executor::Cpu(_) => Ok(None),
+            Executor::Cuda(e) => e.timer(inputs).map(Some),
         }
     }
 

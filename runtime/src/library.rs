@@ -30,6 +30,11 @@ pub fn compile_files(paths: &[PathBuf]) -> Result<Compilation> {
     if paths.iter().any(|p| is_library_folder(p.parent().unwrap_or(Path::new("")))) {
         return Ok(compile(users, &loader()));
     }
+    Ok(compile_sources(users))
+}
+
+/// Compiles the whole embedded library together with these texts.
+pub fn compile_sources(users: Vec<SourceFile>) -> Compilation {
     let mut roots: Vec<SourceFile> = hypatia_rules::FILES
         .iter()
         .map(|(name, text)| SourceFile {
@@ -40,7 +45,7 @@ pub fn compile_files(paths: &[PathBuf]) -> Result<Compilation> {
         })
         .collect();
     roots.extend(users);
-    Ok(compile(roots, &loader()))
+    compile(roots, &loader())
 }
 
 /// True for a folder that holds a `core.hyp` of its own: a copy of the library, embedded or edited.

@@ -9,6 +9,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::Program;
 
 use crate::cuda::Gpu;
@@ -48,6 +49,8 @@ pub struct Options {
     pub threads: usize,
     /// Bytes that intermediate results and outputs may take.
     pub memory: usize,
+    /// Let a GPU round the operands of f32 products to TF32. Results agree to about 1e-3 then.
+    pub tf32: bool,
 }
 
 impl Default for Options {
@@ -58,6 +61,7 @@ impl Default for Options {
             gpu: None,
             threads: 0,
             memory: memory::budget(),
+            tf32: false,
         }
     }
 }
@@ -129,7 +133,13 @@ impl Model {
 
     /// What may differ between an output and a reference for it, for each output: see [`crate::compare`].
     pub fn tolerances(&self) -> Vec<Tolerance> {
-        Tolerance::of_outputs(&self.graph)
+        let mut tolerances = Tolerance::of_outputs(&self.graph);
+        if self.options.tf32 && self.options.gpu.is_some() {
+            // TF32 keeps as many bits as f16 does.
+            let coarse = Tolerance::of(DType::F16, 1).rtol;
+            tolerances.iter_mut().for_each(|t| t.rtol = t.rtol.max(coarse));
+        }
+        tolerances
     }
 
     /// The plan for these inputs, made now if there is none.
@@ -172,7 +182,12 @@ impl Model {
         let gpu = self.options.gpu.as_ref();
         let device = gpu.map_or_else(Device::cpu, |on| on.gpu.profile());
         let planned = |graph: &Graph, cluster: bool| -> Result<Executor> {
-            let options = plan::Options { cluster, memory: self.options.memory, ..plan::Options::new(device.clone()) };
+            let options = plan::Options {
+                cluster,
+                memory: self.options.memory,
+                tf32: self.options.tf32,
+                ..plan::Options::new(device.clone())
+            };
             let mut constants = self.constants.lock().unwrap_or_else(PoisonError::into_inner);
             let plan = Plan::build_with(graph, &options, &mut constants)?;
             Executor::new(Arc::new(plan), gpu, self.options.threads)

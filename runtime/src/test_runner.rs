@@ -82,13 +82,36 @@ pub fn run_test_with(program: &Arc<Program>, test: &Test, options: &Options) -> 
     Outcome { failures }
 }
 
-/// What a test is given, as a graph, and its inputs.
+/// What a test is given, as a graph, and its inputs; `data` makes the tensors, of the shapes that it is told.
+pub fn given_with(
+    program: &Arc<Program>,
+    test: &Test,
+    mut data: impl FnMut(&TestInput) -> Result<Tensor>,
+) -> Result<(Graph, Vec<(String, Tensor)>)> {
+    if let Some((code, text)) = &test.error {
+        return Err(Error::Input(format!("test \"{}\": {code}: {text}", test.name)));
+    }
+    let mut graph = Graph::new(program.clone());
+    let mut env = Env::default();
+    let mut tensors = Vec::new();
+    for (i, input) in test.inputs.iter().enumerate() {
+        let tensor = data(input)?;
+        let value = if input.constant {
+            graph.constant(tensor)
+        } else {
+            tensors.push((input.name.clone(), tensor));
+            graph.input(input.name.clone(), TensorType { dtype: input.dtype, shape: input.shape.clone() })
+        };
+        env.tensors.insert(VarId(i as u32), value);
+    }
+    build_into(&mut graph, &test.given, &env)?;
+    Ok((graph.pruned(), tensors))
+}
+
+/// What a test is given, with the values that its file says, or random ones.
 #[cfg(test)]
 pub(crate) fn given(program: &Arc<Program>, test: &Test) -> Result<(Graph, Vec<(String, Tensor)>)> {
-    let case = Case::new(program, test, &Options { no_rules: true, ..Options::default() })?;
-    let mut graph = case.inputs.clone();
-    build_into(&mut graph, &test.given, &case.env)?;
-    Ok((graph.pruned(), case.tensors()?))
+    given_with(program, test, data)
 }
 
 /// A test with its graphs.

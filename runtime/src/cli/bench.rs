@@ -2,42 +2,58 @@
 //! what the machine can do; as a trace.
 
 use std::fmt::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anstream::eprintln;
 use clap::Args;
+use hypatia::cuda::Timer;
 use hypatia::error::{Error, Result};
-use hypatia::executor::Executor;
+use hypatia::executor::{Executor, OnGpu};
 use hypatia::plan::Plan;
 use hypatia::session::{CheckMode, Compiled, Model, Options};
 use hypatia::{Tensor, library, npz};
+use hypatia_dsl::ir::Program;
 use serde_json::{Value, json};
 
+use super::device::On;
 use super::inputs::load_random;
-use super::model::{Firing, Sizes};
+use super::model::{Firing, Sizes, must_be_model};
 use super::output::write_stdout;
 use super::{Exit, Global};
 use roof::Roof;
+use suite::Suite;
 
 mod roof;
+mod suite;
 
+/// Time for measuring algorithms of products, before anything is timed.
+const TUNING: Duration = Duration::from_secs(60);
 /// Runs at least, where a duration says when to stop.
 const AT_LEAST: usize = 10;
 /// Runs of a profile, and of a trace.
 const PROFILED: usize = 30;
 const TRACED: usize = 10;
 
-/// Time an ONNX model on the CPU, with and without rules side by side.
+/// Time an ONNX model, or the tests of a `.hyp` file, with and without rules side by side.
 ///
 /// Runs of both kinds take turns, so that what else the machine does touches both alike; the ratio is the
-/// median of the ratios of neighbours. With --profile, each kernel's time, GFLOP/s and GB/s, and its share
-/// of what this machine reached in the same run: a large matrix product, and a copy of memory.
+/// median of the ratios of neighbours. On a GPU a time is that of replaying the plan's graph, by events on the device,
+/// inputs in place. With --profile, each kernel's time, GFLOP/s and GB/s, and its share of what this machine reached in
+/// the same run: a large matrix product, and a copy of memory.
 #[derive(Args)]
 pub struct Bench {
-    /// The model.
-    #[arg(value_name = "MODEL.onnx")]
-    model: PathBuf,
+    /// The model, or a file with tests: what each is given is timed.
+    #[arg(value_name = "MODEL.onnx", required_unless_present = "suite", conflicts_with = "suite")]
+    model: Option<PathBuf>,
+    /// A built-in set of cases.
+    #[arg(long, value_enum)]
+    suite: Option<Suite>,
+    /// Of a set of cases or a file's tests, those whose names hold this text; may be given several times.
+    #[arg(long, value_name = "TEXT")]
+    rows: Vec<String>,
+    #[command(flatten)]
+    on: On,
     /// Inputs by name; random ones where not given.
     #[arg(long, value_name = "FILE.npz")]
     inputs: Option<PathBuf>,
@@ -89,10 +105,30 @@ fn seconds(text: &str) -> Result<f64, String> {
 struct Side<'a> {
     name: &'static str,
     executor: &'a Executor,
+    timer: Option<Timer<'a>>,
     times: Vec<Duration>,
 }
 
-impl Side<'_> {
+/// Seconds that one burst of replays on a device takes, at least.
+const BURST: f64 = 2e-3;
+
+impl<'a> Side<'a> {
+    fn new(name: &'static str, executor: &'a Executor, inputs: &[Tensor]) -> Result<Side<'a>> {
+        Ok(Side { name, executor, timer: executor.timer(inputs)?, times: Vec::new() })
+    }
+
+    /// Times one run; on a device the mean of a burst of replays, of so many if that is known.
+    fn once(&mut self, inputs: &[Tensor], replays: usize) -> Result<Duration> {
+        match &mut self.timer {
+            Some(timer) => Ok(Duration::from_secs_f64(timer.replays(replays)? * 1e-6)),
+            None => {
+                let start = Instant::now();
+                self.executor.run(inputs)?;
+                Ok(start.elapsed())
+            }
+        }
+    }
+
     fn sorted(&self) -> Vec<Duration> {
         let mut times = self.times.clone();
         times.sort_unstable();
@@ -133,42 +169,64 @@ fn ms(d: Duration) -> f64 {
 impl Bench {
     /// Runs the command.
     pub fn run(&self, global: &Global) -> Result<Exit> {
-        let program = library::load(&self.rules)?;
+        match &self.model {
+            Some(path) if path.extension().is_none_or(|e| e != "hyp") => self.run_model(path, global),
+            path => suite::run(self, path.as_deref(), global),
+        }
+    }
+
+    /// Settings of the session, and what is worth telling about them.
+    fn options(&self, program: &Program) -> Result<(Options, Option<String>)> {
         let mut options = Options { threads: self.threads.unwrap_or(0).into(), ..Options::default() };
         options.optimize.no_rules = self.no_rules;
-        self.firing.apply(&program, &mut options.optimize)?;
+        self.firing.apply(program, &mut options.optimize)?;
         if self.no_rules {
             options.check = CheckMode::Off;
         }
+        self.on.apply(options, TUNING)
+    }
+
+    fn run_model(&self, path: &Path, global: &Global) -> Result<Exit> {
+        must_be_model(path)?;
+        let program = library::load(&self.rules)?;
+        let (options, note) = self.options(&program)?;
+        if let Some(note) = note.filter(|_| !global.quiet) {
+            eprintln!("{note}");
+        }
+        let gpu = options.gpu.clone();
         let (model, inputs, source) = match &self.inputs {
-            Some(path) => {
-                let inputs = npz::read(path)?;
-                self.sizes.agree(&self.model, &program, &inputs)?;
-                let model = Model::load_for(&self.model, program, options, &inputs)?;
-                (model, inputs, format!("from {}", path.display()))
+            Some(given) => {
+                let inputs = npz::read(given)?;
+                self.sizes.agree(path, &program, &inputs)?;
+                let model = Model::load_for(path, program, options, &inputs)?;
+                (model, inputs, format!("from {}", given.display()))
             }
             None => {
-                let (model, inputs, dims) = load_random(&self.model, program, options, &self.sizes, self.seed)?;
+                let (model, inputs, dims) = load_random(path, program, options, &self.sizes, self.seed)?;
                 (model, inputs, format!("random, seed {}{dims}", self.seed))
             }
         };
+        let started = Instant::now();
         let compiled = model.compile(&inputs)?;
+        let ordered = model.order(&inputs)?;
+        compiled.executor.run(&ordered)?;
+        let first = started.elapsed();
         if !global.quiet {
             compiled.warnings.iter().for_each(|w| eprintln!("warning: {w}"));
         }
-        let ordered = model.order(&inputs)?;
         let sides = self.time(&compiled, &ordered)?;
         let measured = sides.first().map(|s| s.executor).ok_or_else(|| Error::Internal("nothing to time".into()))?;
-        let profile = if self.profile { Some(profile(measured, &ordered)?) } else { None };
+        let profile = if self.profile { Some(profile(measured, gpu.as_ref(), &ordered)?) } else { None };
         if let Some(path) = &self.trace {
             let text =
                 serde_json::to_string(&trace(measured, &ordered)?).map_err(|e| Error::Internal(e.to_string()))?;
             std::fs::write(path, text).map_err(|e| Error::Input(format!("{}: {e}", path.display())))?;
         }
+        let case = Timed { compiled: &compiled, inputs: &inputs, source: &source, first, sides: &sides };
         let text = if self.json {
-            format!("{:#}\n", self.to_json(&compiled, &inputs, &source, &sides, profile.as_ref()))
+            format!("{:#}\n", case.to_json(&path.display().to_string(), self.warmup, profile.as_ref()))
         } else {
-            self.to_text(&source, &sides, profile.as_ref())
+            case.to_text(&path.display().to_string(), profile.as_ref())
         };
         write_stdout(&text);
         Ok(Exit::Ok)
@@ -176,15 +234,22 @@ impl Bench {
 
     /// Runs of all kinds, taking turns.
     fn time<'a>(&self, compiled: &'a Compiled, inputs: &[Tensor]) -> Result<Vec<Side<'a>>> {
-        let side = |name, executor| Side { name, executor, times: Vec::new() };
+        self.time_for(compiled, inputs, self.duration)
+    }
+
+    /// The same for so many seconds.
+    fn time_for<'a>(&self, compiled: &'a Compiled, inputs: &[Tensor], seconds: f64) -> Result<Vec<Side<'a>>> {
+        let side = |name, executor| Side::new(name, executor, inputs);
         let mut sides = match (self.no_rules, self.no_compare) {
-            (true, _) => vec![side("without rules", &compiled.executor)],
-            (_, true) => vec![side("with rules", &compiled.executor)],
-            _ => vec![side("with rules", &compiled.executor), side("without rules", &compiled.unfused)],
+            (true, _) => vec![side("without rules", &compiled.executor)?],
+            (_, true) => vec![side("with rules", &compiled.executor)?],
+            _ => vec![side("with rules", &compiled.executor)?, side("without rules", &compiled.unfused)?],
         };
-        for side in &sides {
+        let mut replays = vec![1; sides.len()];
+        for (side, replays) in sides.iter_mut().zip(&mut replays) {
             for _ in 0..self.warmup {
-                side.executor.run(inputs)?;
+                let once = side.once(inputs, 1)?;
+                *replays = ((BURST / once.as_secs_f64().max(1e-9)).ceil() as usize).clamp(1, 10_000);
             }
         }
         let started = Instant::now();
@@ -192,24 +257,35 @@ impl Bench {
         loop {
             let enough = match self.runs {
                 Some(runs) => done >= runs as usize,
-                None => done >= AT_LEAST && started.elapsed().as_secs_f64() >= self.duration,
+                None => done >= AT_LEAST && started.elapsed().as_secs_f64() >= seconds,
             };
             if enough {
                 return Ok(sides);
             }
-            for side in &mut sides {
-                let start = Instant::now();
-                side.executor.run(inputs)?;
-                side.times.push(start.elapsed());
+            for (side, replays) in sides.iter_mut().zip(&replays) {
+                let once = side.once(inputs, *replays)?;
+                side.times.push(once);
             }
             done += 1;
         }
     }
+}
 
-    fn to_text(&self, source: &str, sides: &[Side<'_>], profile: Option<&Profile>) -> String {
-        let mut text = String::new();
-        let _ = writeln!(text, "model      {}", self.model.display());
-        let _ = writeln!(text, "inputs     {source}");
+/// A model that was timed.
+struct Timed<'a> {
+    compiled: &'a Compiled,
+    inputs: &'a [(String, Tensor)],
+    source: &'a str,
+    /// From the loaded model to its first result: rules, plan, kernels, weights.
+    first: Duration,
+    sides: &'a [Side<'a>],
+}
+
+impl Timed<'_> {
+    fn to_text(&self, model: &str, profile: Option<&Profile>) -> String {
+        let (sides, mut text) = (self.sides, String::new());
+        let _ = writeln!(text, "model      {model}");
+        let _ = writeln!(text, "inputs     {}", self.source);
         if let Some(side) = sides.first() {
             let _ = writeln!(text, "device     {}", side.executor.place());
         }
@@ -223,6 +299,8 @@ impl Bench {
             let [median, min, p90] = [0.5, 0.0, 0.9].map(|q| ms(s.quantile(q)));
             let _ = writeln!(text, "{:<14} {launches:>8} {runs:>6} {median:>11.4} {min:>11.4} {p90:>11.4}", s.name);
         }
+        let _ =
+            writeln!(text, "first      {:.3} s from the loaded model to its first result", self.first.as_secs_f64());
         if let Some(ratio) = paired_ratio(sides) {
             let _ = writeln!(text, "ratio      {ratio:.3} (with / without, median of pairs)");
         }
@@ -232,28 +310,23 @@ impl Bench {
         text
     }
 
-    fn to_json(
-        &self,
-        compiled: &Compiled,
-        inputs: &[(String, Tensor)],
-        source: &str,
-        sides: &[Side<'_>],
-        profile: Option<&Profile>,
-    ) -> Value {
+    fn to_json(&self, model: &str, warmup: u32, profile: Option<&Profile>) -> Value {
+        let sides = self.sides;
         let tensor =
             |(name, t): &(String, Tensor)| json!({"name": name, "dtype": t.dtype().name(), "shape": t.shape()});
         let side = |name: &str| sides.iter().find(|s| s.name == name).map(Side::to_json);
         json!({
-            "model": self.model.display().to_string(),
+            "model": model,
             "device": sides.first().map(|s| s.executor.place()),
-            "inputs": inputs.iter().map(tensor).collect::<Vec<_>>(),
-            "inputs_source": source,
-            "warmup": self.warmup,
+            "inputs": self.inputs.iter().map(tensor).collect::<Vec<_>>(),
+            "inputs_source": self.source,
+            "warmup": warmup,
+            "first_s": self.first.as_secs_f64(),
             "with_rules": side("with rules"),
             "without_rules": side("without rules"),
             "ratio": paired_ratio(sides),
             "profile": profile.zip(sides.first()).map(|(p, s)| profile_json(p, s.executor.plan())),
-            "warnings": compiled.warnings,
+            "warnings": self.compiled.warnings,
         })
     }
 }
@@ -267,7 +340,13 @@ fn paired_ratio(sides: &[Side<'_>]) -> Option<f64> {
     ratios.get(ratios.len() / 2).copied()
 }
 
-fn profile(executor: &Executor, inputs: &[Tensor]) -> Result<Profile> {
+fn profile(executor: &Executor, gpu: Option<&OnGpu>, inputs: &[Tensor]) -> Result<Profile> {
+    let micros = |us: &f64| Duration::from_secs_f64(us * 1e-6);
+    if let (Some(mut timer), Some(on)) = (executor.timer(inputs)?, gpu) {
+        let total = micros(&timer.replays(PROFILED)?);
+        let steps = timer.steps(5)?.iter().map(micros).collect();
+        return Ok(Profile { runs: 1, total, steps, roof: Roof::on_gpu(on, executor.plan())? });
+    }
     let mut steps = vec![Duration::ZERO; executor.plan().steps.len()];
     executor.run_timed(inputs, &mut steps)?;
     steps.fill(Duration::ZERO);
@@ -317,7 +396,11 @@ fn profile_json(p: &Profile, plan: &Plan) -> Value {
 
 fn profile_text(text: &mut String, p: &Profile, plan: &Plan) {
     let (flops, bytes) = (p.roof.flops / 1e9, p.roof.bytes / 1e9);
-    let _ = writeln!(text, "\nroof       {flops:.0} GFLOP/s (f32 product), {bytes:.1} GB/s (copy), measured now");
+    let _ = writeln!(
+        text,
+        "\nroof       {flops:.0} GFLOP/s ({} product), {bytes:.1} GB/s (copy), measured now",
+        p.roof.dtype
+    );
     let header = ["time us", "share", "GFLOP/s", "GB/s", "roof", "kind"];
     let [time, share, gflops, gbs, roof, kind] = header;
     let _ = writeln!(text, "{time:>9} {share:>6} {gflops:>8} {gbs:>7} {roof:>6}  {kind:<9}  for");

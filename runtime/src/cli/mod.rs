@@ -11,6 +11,7 @@ mod bench;
 mod cache;
 mod check;
 mod completions;
+mod device;
 mod doctor;
 mod explain;
 mod explain_code;

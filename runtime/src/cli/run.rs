@@ -4,18 +4,16 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anstream::eprintln;
-use clap::{Args, ValueEnum};
-use hypatia::cuda::Gpu;
-use hypatia::cuda::tune::Tuner;
+use clap::Args;
 use hypatia::error::{Error, Result};
 use hypatia::session::{CheckMode, Comparison, Compiled, Model, Options};
 use hypatia::{Tensor, library, npz};
 use serde_json::{Value, json};
 
+use super::device::On;
 use super::inputs::load_random;
 use super::model::{Firing, Sizes, must_be_model};
 use super::output::write_stdout;
@@ -62,9 +60,8 @@ pub struct Run {
     /// Fire no rule.
     #[arg(long, conflicts_with_all = ["rules", "disable", "approx"])]
     no_rules: bool,
-    /// Where to run.
-    #[arg(long, value_enum, default_value_t = DeviceChoice::Auto)]
-    device: DeviceChoice,
+    #[command(flatten)]
+    on: On,
     /// Threads; all cores if not given.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
@@ -83,17 +80,6 @@ pub struct Run {
     /// Print one JSON object instead of text.
     #[arg(long)]
     json: bool,
-}
-
-/// Where to run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum DeviceChoice {
-    /// A GPU if one can be used, else the CPU.
-    Auto,
-    /// The CPU.
-    Cpu,
-    /// An NVIDIA GPU.
-    Cuda,
 }
 
 fn tolerance(text: &str) -> Result<f64, String> {
@@ -119,7 +105,6 @@ impl Run {
     pub fn run(&self, global: &Global) -> Result<Exit> {
         must_be_model(&self.model)?;
         let program = library::load(&self.rules)?;
-        let (gpu, note) = self.choose_device()?;
         let mut options = Options { threads: self.threads.unwrap_or(0).into(), ..Options::default() };
         if let Some(mib) = self.memory {
             options.memory = (mib as usize).saturating_mul(1 << 20);
@@ -129,9 +114,7 @@ impl Run {
         if self.no_rules {
             options.check = CheckMode::Off;
         }
-        if let Some(gpu) = gpu {
-            options = options.on(gpu, Tuner::of_user(TUNING));
-        }
+        let (options, note) = self.on.apply(options, TUNING)?;
         let (model, inputs, source) = match &self.inputs {
             Some(path) => {
                 let inputs = npz::read(path)?;
@@ -159,22 +142,6 @@ impl Run {
         write_stdout(&text);
         let failed = outcome.checks.iter().flatten().any(|c| !c.ok);
         Ok(if failed { Exit::Failed } else { Exit::Ok })
-    }
-
-    /// The GPU to run on, `None` for the host, and what is worth telling about that choice.
-    fn choose_device(&self) -> Result<(Option<Arc<Gpu>>, Option<String>)> {
-        match self.device {
-            DeviceChoice::Cpu => Ok((None, None)),
-            DeviceChoice::Cuda => Ok((Some(Gpu::open(0)?), None)),
-            DeviceChoice::Auto => match Gpu::open(0) {
-                Ok(gpu) => Ok((Some(gpu), None)),
-                Err(e) => {
-                    let e = e.to_string();
-                    let why = e.lines().next().unwrap_or_default();
-                    Ok((None, Some(format!("running on the CPU: {why} (`hypatia doctor` tells more)"))))
-                }
-            },
-        }
     }
 
     fn execute(

@@ -6,7 +6,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use cudarc::driver::{CudaGraph, CudaStream, result, sys};
+use cudarc::driver::{CudaEvent, CudaGraph, CudaStream, result, sys};
 
 use super::cubin::Origins;
 use super::device::{Gpu, Weight, failed};
@@ -38,7 +38,7 @@ struct Instance {
     stream: Arc<CudaStream>,
     inputs: Vec<DeviceMemory>,
     arena: DeviceMemory,
-    _workspace: DeviceMemory,
+    workspace: DeviceMemory,
     staging: Pinned,
 }
 
@@ -149,36 +149,44 @@ impl Executor {
         let arena = DeviceMemory::new(&stream, self.plan.arena)?;
         let workspace = DeviceMemory::new(&stream, WORKSPACE)?;
         let staging = Pinned::new(&stream, bytes.iter().map(|b| b.next_multiple_of(64)).sum())?;
-        let bases = Bases {
-            inputs: inputs.iter().map(DeviceMemory::address).collect(),
+        let mut instance = Instance { graph: Graph(None), stream, inputs, arena, workspace, staging };
+        instance.graph = self.capture(&instance)?;
+        Ok(instance)
+    }
+
+    fn bases(&self, instance: &Instance) -> Bases {
+        Bases {
+            inputs: instance.inputs.iter().map(DeviceMemory::address).collect(),
             constants: self.weights.iter().map(|w| w.memory.address()).collect(),
-            arena: arena.address(),
-            workspace: workspace.address(),
-        };
-        let graph = self.capture(&stream, &bases)?;
-        Ok(Instance { graph, stream, inputs, arena, _workspace: workspace, staging })
+            arena: instance.arena.address(),
+            workspace: instance.workspace.address(),
+        }
     }
 
     /// The whole plan as one graph.
-    fn capture(&self, stream: &Arc<CudaStream>, bases: &Bases) -> Result<Graph> {
+    fn capture(&self, instance: &Instance) -> Result<Graph> {
+        let bases = self.bases(instance);
         let mut launches = self.launches.lock().unwrap_or_else(PoisonError::into_inner);
         if launches.is_empty() {
             return Ok(Graph(None));
         }
+        self.captured(&instance.stream, |gpu| {
+            launches.iter_mut().try_for_each(|(step, launch)| {
+                // SAFETY: the bases are those of the instance whose graph this is: its memory is as large as the plan
+                // says and lives as long as the graph.
+                unsafe { start(gpu, &instance.stream, launch, &bases) }.map_err(|e| match e {
+                    Error::Device(m) => Error::Device(format!("step `{}`: {m}", self.plan.steps[*step].name)),
+                    e => e,
+                })
+            })
+        })
+    }
+
+    /// What `work` puts on the stream, as a graph.
+    fn captured(&self, stream: &Arc<CudaStream>, work: impl FnOnce(&Gpu) -> Result<()>) -> Result<Graph> {
         let mode = sys::CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         stream.begin_capture(mode).map_err(|e| failed("cuStreamBeginCapture", e))?;
-        let mut done = Ok(());
-        for (step, launch) in launches.iter_mut() {
-            // SAFETY: the bases are those of the instance whose graph this is: its memory is as large as the plan
-            // says and lives as long as the graph.
-            done = unsafe { start(&self.gpu, stream, launch, bases) }.map_err(|e| match e {
-                Error::Device(m) => Error::Device(format!("step `{}`: {m}", self.plan.steps[*step].name)),
-                e => e,
-            });
-            if done.is_err() {
-                break;
-            }
-        }
+        let done = work(&self.gpu);
         // A capture that was begun must end, also after a failure.
         let flags = sys::CUgraphInstantiate_flags_enum::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
         let graph = stream.end_capture(flags);
@@ -189,35 +197,85 @@ impl Executor {
         Ok(Graph(Some(graph)))
     }
 
-    /// Microseconds of each of `runs` replays of the graph, by events on the device, after `warmup` replays.
-    pub fn time(&self, inputs: &[Tensor], warmup: usize, runs: usize) -> Result<Vec<f64>> {
+    /// A stopwatch for this plan: an instance of its own whose inputs lie on the device.
+    pub fn timer(&self, inputs: &[Tensor]) -> Result<Timer<'_>> {
         self.plan.check_inputs(inputs)?;
         let mut instance = self.instance()?;
         self.run_on(&mut instance, inputs)?;
         let flags = Some(sys::CUevent_flags::CU_EVENT_DEFAULT);
         let event = || self.gpu.context().new_event(flags).map_err(|e| failed("cuEventCreate", e));
-        let events: Vec<_> = (0..=runs).map(|_| event()).collect::<Result<_>>()?;
-        for _ in 0..warmup {
-            instance.launch()?;
+        Ok(Timer { executor: self, instance, start: event()?, stop: event()? })
+    }
+}
+
+/// Times replays by events on the device: no copies from or to the host.
+pub struct Timer<'a> {
+    executor: &'a Executor,
+    instance: Instance,
+    start: CudaEvent,
+    stop: CudaEvent,
+}
+
+/// Launches of a step that its profile times in one go: enough to hide the few microseconds of starting a graph.
+const REPEATS: usize = 32;
+
+impl Timer<'_> {
+    /// Microseconds of one replay of the plan, as the mean of so many in a row.
+    pub fn replays(&mut self, count: usize) -> Result<f64> {
+        self.elapsed(count, |timer| timer.instance.launch())
+    }
+
+    fn elapsed(&mut self, count: usize, launch: impl Fn(&Self) -> Result<()>) -> Result<f64> {
+        let stream = self.instance.stream.clone();
+        self.start.record(&stream).map_err(|e| failed("cuEventRecord", e))?;
+        for _ in 0..count.max(1) {
+            launch(self)?;
         }
-        let record = |i: usize| events[i].record(&instance.stream).map_err(|e| failed("cuEventRecord", e));
-        record(0)?;
-        for i in 1..=runs {
-            instance.launch()?;
-            record(i)?;
+        self.stop.record(&stream).map_err(|e| failed("cuEventRecord", e))?;
+        stream.synchronize().map_err(|e| failed("cuStreamSynchronize", e))?;
+        let ms = self.start.elapsed_ms(&self.stop).map_err(|e| failed("cuEventElapsedTime", e))?;
+        Ok(f64::from(ms) * 1e3 / count.max(1) as f64)
+    }
+
+    /// Microseconds of each step of the plan by itself: many launches of it in one graph, the median of some rounds. Its
+    /// operands are warm, and steps that work in place go over their own results.
+    pub fn steps(&mut self, rounds: usize) -> Result<Vec<f64>> {
+        let executor = self.executor;
+        let mut micros = vec![0.0; executor.plan.steps.len()];
+        let bases = executor.bases(&self.instance);
+        let stream = self.instance.stream.clone();
+        let count = executor.launches.lock().unwrap_or_else(PoisonError::into_inner).len();
+        for at in 0..count {
+            let mut launches = executor.launches.lock().unwrap_or_else(PoisonError::into_inner);
+            let (step, launch) = &mut launches[at];
+            let step = *step;
+            let graph = executor.captured(&stream, |gpu| {
+                // SAFETY: the bases are those of this timer's instance, which outlives the graph.
+                (0..REPEATS).try_for_each(|_| unsafe { start(gpu, &stream, launch, &bases) })
+            })?;
+            drop(launches);
+            graph.launch()?;
+            let times = (0..rounds.max(1)).map(|_| self.elapsed(2, |_| graph.launch())).collect::<Result<Vec<_>>>();
+            let mut times = times?;
+            times.sort_by(f64::total_cmp);
+            micros[step] += times[times.len() / 2] / REPEATS as f64;
         }
-        instance.stream.synchronize().map_err(|e| failed("cuStreamSynchronize", e))?;
-        let elapsed = |w: &[cudarc::driver::CudaEvent]| w[0].elapsed_ms(&w[1]).map(|ms| ms as f64 * 1e3);
-        events.windows(2).map(|w| elapsed(w).map_err(|e| failed("cuEventElapsedTime", e))).collect()
+        Ok(micros)
+    }
+}
+
+impl Graph {
+    fn launch(&self) -> Result<()> {
+        match &self.0 {
+            Some(graph) => graph.launch().map_err(|e| failed("cuGraphLaunch", e)),
+            None => Ok(()),
+        }
     }
 }
 
 impl Instance {
     fn launch(&self) -> Result<()> {
-        match &self.graph.0 {
-            Some(graph) => graph.launch().map_err(|e| failed("cuGraphLaunch", e)),
-            None => Ok(()),
-        }
+        self.graph.launch()
     }
 }
 

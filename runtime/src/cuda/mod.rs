@@ -20,4 +20,4 @@ pub mod tune;
 
 pub use cubin::Origins;
 pub use device::{Gpu, MINIMUM_DRIVER};
-pub use exec::Executor;
+pub use exec::{Executor, Timer};

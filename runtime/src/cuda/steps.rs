@@ -145,7 +145,7 @@ fn product(gpu: &Arc<Gpu>, plan: &Plan, step: &Step, g: &GemmStep, tuner: &mut T
     if g.k == 0 && !epilogue.has_bias() {
         return Ok(Launch::Zeros(Location::of(plan, d), d.len() * d.dtype.size()));
     }
-    let calls = gemm::calls(g, &step.reads, d.dtype, epilogue, false)?;
+    let calls = gemm::calls(g, &step.reads, d.dtype, epilogue, plan.tf32)?;
     let mut matmul = Matmul::new(calls.product)?;
     let algorithms = matmul.algorithms(gpu.lt(), CANDIDATES)?;
     if algorithms.is_empty() {

@@ -38,6 +38,8 @@ pub(super) enum Choice {
         head: Term,
         /// What the pass does with the result, which it calls `acc`.
         rest: Term,
+        /// Element type of the result between the two.
+        between: DType,
     },
 }
 
@@ -198,6 +200,7 @@ pub(super) fn gemm(gemm: &Gemm<'_>) -> Choice {
             return Choice::Whole(None);
         }
     }
+    let between = gemm.between();
     // The largest part of the epilogue that some kernel computes; at least the accumulator itself.
     let acc = term.nodes.iter().position(|n| *n == TermNode::Acc);
     for at in (0..term.nodes.len()).rev() {
@@ -208,12 +211,11 @@ pub(super) fn gemm(gemm: &Gemm<'_>) -> Choice {
         let mut head = term.clone();
         head.roots = vec![hypatia_dsl::scalar::TermId(at as u32)];
         let head = prune(&head);
-        // The result between the two launches is kept in the accumulator's type.
-        if let Some(kernel) = gemm.find(&head, gemm.step.acc) {
-            return Choice::Split { kernel: Some(kernel), head, rest };
+        if let Some(kernel) = gemm.find(&head, between) {
+            return Choice::Split { kernel: Some(kernel), head, rest, between };
         }
     }
-    Choice::Split { kernel: None, head: super::lower::plain(), rest: term.clone() }
+    Choice::Split { kernel: None, head: super::lower::plain(), rest: term.clone(), between }
 }
 
 /// True if the accumulator has a part in that node.
@@ -249,6 +251,15 @@ fn behind(term: &Term, at: usize) -> Option<Term> {
 }
 
 impl Gemm<'_> {
+    /// The element type of the accumulator between a product and the pass behind it. A result that is narrower than the
+    /// accumulator was rounded there before anything fused, so it may be rounded there again: half the traffic. Where a
+    /// term converts, it says itself where it rounds, and the accumulator stays whole.
+    fn between(&self) -> DType {
+        let converts = self.step.term.nodes.iter().any(|n| matches!(n, TermNode::Cast { .. }));
+        let narrow = self.known.first().is_some_and(|a| a.ty.dtype == self.out);
+        if narrow && !converts { self.out } else { self.step.acc }
+    }
+
     fn find(&self, term: &Term, out: DType) -> Option<KernelId> {
         let kernels = self.plan.program.kernels.iter().enumerate();
         let fitting = kernels.filter(|(_, k)| self.matches(k, term, out));

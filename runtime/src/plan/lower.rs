@@ -25,10 +25,11 @@ use crate::graph::prim::{Prim, Window, elements, sizes};
 use crate::graph::{Graph, Node, NodeId, NodeKind, Value};
 use crate::tensor::Tensor;
 
-struct Lower<'a> {
+/// A plan in the making.
+pub(super) struct Lower<'a> {
     graph: &'a Graph,
     rowwise: &'a HashMap<NodeId, Rows>,
-    plan: Plan,
+    pub(super) plan: Plan,
     values: HashMap<Value, View>,
     /// Buffers of constants by the address of their tensor: initializers are shared.
     constants: HashMap<usize, BufferId>,
@@ -52,6 +53,7 @@ pub(super) fn lower(prepared: &Prepared, options: &Options) -> Result<Plan> {
         steps: Vec::new(),
         outputs: Vec::new(),
         arena: 0,
+        tf32: options.tf32,
     };
     let mut l = Lower {
         graph,
@@ -140,14 +142,14 @@ impl Lower<'_> {
         BufferId(self.plan.buffers.len() as u32 - 1)
     }
 
-    fn fresh(&mut self, dtype: DType, shape: &[usize]) -> Result<View> {
+    pub(super) fn fresh(&mut self, dtype: DType, shape: &[usize]) -> Result<View> {
         let len = elements(shape)?;
         // The place is decided at the end.
         let buffer = self.buffer(dtype, len, Place::Arena(0));
         Ok(View::whole(buffer, dtype, shape))
     }
 
-    fn constant(&mut self, tensor: &Arc<Tensor>) -> View {
+    pub(super) fn constant(&mut self, tensor: &Arc<Tensor>) -> View {
         let key = Arc::as_ptr(tensor) as usize;
         let buffer = match self.constants.get(&key) {
             Some(b) => *b,
@@ -174,12 +176,12 @@ impl Lower<'_> {
         }
     }
 
-    fn step(&mut self, name: &str, action: Action, reads: Vec<View>, writes: Vec<View>) {
+    pub(super) fn step(&mut self, name: &str, action: Action, reads: Vec<View>, writes: Vec<View>) {
         let in_place = vec![None; writes.len()];
         self.plan.steps.push(Step { name: name.to_string(), action, reads, writes, in_place, kernel: None });
     }
 
-    fn contiguous(&mut self, view: &View, name: &str) -> Result<View> {
+    pub(super) fn contiguous(&mut self, view: &View, name: &str) -> Result<View> {
         if view.is_contiguous() {
             return Ok(View { strides: row_major(&view.shape), ..view.clone() });
         }
@@ -339,27 +341,41 @@ impl Lower<'_> {
         let term = term.cloned().unwrap_or_else(plain);
         let step = GemmStep { batch: batch.to_vec(), m: *m, n: *n, k: ka, acc, term };
         let out = self.fresh(dtype, shape)?;
-        let reads = &views[2..];
-        let choice = kernels::gemm(&kernels::Gemm { plan: &self.plan, step: &step, known, reads, out: dtype });
-        match choice {
-            kernels::Choice::Whole(kernel) => {
-                self.step(&node.name, Action::Gemm(step), views, vec![out.clone()]);
-                self.set_kernel(kernel);
-            }
-            kernels::Choice::Split { kernel, head, rest } => {
-                let mid = self.fresh(step.acc, shape)?;
-                let (head, head_reads) = narrow(&head, &views[2..]);
-                let head_views = [&views[..2], &head_reads].concat();
-                self.step(&node.name, Action::Gemm(GemmStep { term: head, ..step }), head_views, vec![mid.clone()]);
-                self.set_kernel(kernel);
-                let (rest, rest_reads) = narrow(&rest, &views[2..]);
-                self.pass(&node.name, rest, mid, rest_reads, out.clone());
-            }
-        }
+        self.product(&node.name, step, views, known, out.clone())?;
         Ok(out)
     }
 
-    /// A convolution. The host runs any epilogue on its results; elsewhere it is a pass behind it.
+    /// A product in one launch, or in two where no kernel computes its epilogue. `views` are a, b and the term's
+    /// operands, all broadcast; `known` tells of each what it was before.
+    pub(super) fn product(
+        &mut self,
+        name: &str,
+        step: GemmStep,
+        views: Vec<View>,
+        known: Vec<kernels::Known>,
+        out: View,
+    ) -> Result<()> {
+        let choice =
+            kernels::gemm(&kernels::Gemm { plan: &self.plan, step: &step, known, reads: &views[2..], out: out.dtype });
+        match choice {
+            kernels::Choice::Whole(kernel) => {
+                self.step(name, Action::Gemm(step), views, vec![out]);
+                self.set_kernel(kernel);
+            }
+            kernels::Choice::Split { kernel, head, rest, between } => {
+                let mid = self.fresh(between, &out.shape)?;
+                let (head, head_reads) = narrow(&head, &views[2..]);
+                let head_views = [&views[..2], &head_reads].concat();
+                self.step(name, Action::Gemm(GemmStep { term: head, ..step }), head_views, vec![mid.clone()]);
+                self.set_kernel(kernel);
+                let (rest, rest_reads) = narrow(&rest, &views[2..]);
+                self.pass(name, rest, mid, rest_reads, out);
+            }
+        }
+        Ok(())
+    }
+
+    /// A convolution. The host runs it as it is, with any epilogue; elsewhere it becomes what [`super::conv`] makes of it.
     fn conv(
         &mut self,
         node: &Node,
@@ -370,26 +386,17 @@ impl Lower<'_> {
         shape: &[usize],
     ) -> Result<View> {
         let [x, w, reads @ ..] = operands else { return Err(Error::Internal("a convolution of one operand".into())) };
-        let mut views = Vec::with_capacity(operands.len());
-        for v in [x, w] {
-            let view = self.value(*v)?;
-            views.push(self.contiguous(&view, &node.name)?);
-        }
-        for v in reads {
-            views.push(self.broadcast(*v, shape)?);
-        }
-        let step =
-            ConvStep { windows, groups, acc: views[0].dtype.compute(), term: term.cloned().unwrap_or_else(plain) };
+        let (x, w) = (self.value(*x)?, self.value(*w)?);
+        let reads = reads.iter().map(|v| self.broadcast(*v, shape)).collect::<Result<Vec<_>>>()?;
+        let step = ConvStep { windows, groups, acc: x.dtype.compute(), term: term.cloned().unwrap_or_else(plain) };
         let out = self.fresh(dtype, shape)?;
-        if self.plan.device.is_host() || (step.is_plain() && step.acc == dtype) {
-            self.step(&node.name, Action::Conv(step), views, vec![out.clone()]);
+        if !self.plan.device.is_host() {
+            self.convolution(&node.name, step, [x, w], reads, out.clone())?;
             return Ok(out);
         }
-        let reads = views.split_off(2);
-        let mid = self.fresh(step.acc, shape)?;
-        let plain = ConvStep { term: plain(), ..step.clone() };
-        self.step(&node.name, Action::Conv(plain), views, vec![mid.clone()]);
-        self.pass(&node.name, step.term, mid, reads, out.clone());
+        let mut views = vec![self.contiguous(&x, &node.name)?, self.contiguous(&w, &node.name)?];
+        views.extend(reads);
+        self.step(&node.name, Action::Conv(step), views, vec![out.clone()]);
         Ok(out)
     }
 

@@ -2,7 +2,8 @@
 //!
 //! In: a graph on concrete sizes and a device. Out: a [`Plan`], that an executor runs as it stands:
 //! [`constants`] computes what no input changes, [`prepare`] decides what stays an op, [`regions`] clusters
-//! pointwise work, [`lower`] turns nodes into steps and views, [`kernels`] chooses kernels for gemms on
+//! pointwise work, [`lower`] turns nodes into steps and views, [`conv`] convolutions
+//! into products where there is no kernel for them, [`kernels`] chooses kernels for gemms on
 //! devices that have several, [`buffers`] places results in one arena. Holds always: a step reads only
 //! inputs, constants and results of earlier steps; a view costs nothing; results that are alive at the
 //! same time do not overlap, except where a step says that it works in place.
@@ -10,6 +11,7 @@
 mod buffers;
 mod composed;
 mod constants;
+mod conv;
 mod kernels;
 mod lower;
 mod prepare;
@@ -261,12 +263,14 @@ pub struct Options {
     pub cluster: bool,
     /// Bytes that the arena and the outputs may take; a plan that needs more is an error.
     pub memory: usize,
+    /// Let a GPU round the operands of f32 products to TF32: 10 bits of mantissa, up to seven times the speed.
+    pub tf32: bool,
 }
 
 impl Options {
-    /// Clustered, for that device, within [`memory::budget`].
+    /// Clustered, for that device, within [`memory::budget`], f32 as f32.
     pub fn new(device: Device) -> Options {
-        Options { device, cluster: true, memory: memory::budget() }
+        Options { device, cluster: true, memory: memory::budget(), tf32: false }
     }
 }
 
@@ -289,6 +293,8 @@ pub struct Plan {
     pub outputs: Vec<(String, View)>,
     /// Bytes of the arena.
     pub arena: usize,
+    /// Products of f32 may round their operands to TF32.
+    pub tf32: bool,
 }
 
 impl Plan {

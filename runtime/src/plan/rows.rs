@@ -37,22 +37,27 @@ impl Rows {
         }
         let strides: Vec<Vec<isize>> =
             reads.iter().map(|v| v.strides.clone()).chain(outputs.iter().map(|s| row_major(s))).collect();
-        let layout = joined(&self.space.layout(&self.sizes, &strides));
-        let mut kernel = self.kernel.clone();
-        for (i, (_, access)) in kernel.inputs.iter_mut().enumerate() {
-            *access = layout.access(i);
-        }
-        for (i, (_, access, _)) in kernel.outputs.iter_mut().enumerate() {
-            // One element a row stays so.
-            if *access != RowAccess::PerRow {
-                let full = layout.access(reads.len() + i) == RowAccess::Full;
-                *access = if full { RowAccess::Full } else { RowAccess::Strided };
-            }
-        }
-        let strided = kernel.strided();
-        kernel.axes = if strided { [layout.outer, layout.sizes.len() - layout.outer] } else { [1, 1] };
-        Some(RowwiseStep { kernel, rows: layout.rows(), n: layout.n(), layout })
+        Some(fitted(self.kernel.clone(), &self.space.layout(&self.sizes, &strides)))
     }
+}
+
+/// The step of a kernel on operands that lie so: each is read in the plainest way that is right.
+pub(super) fn fitted(mut kernel: RowwiseKernel, layout: &RowLayout) -> RowwiseStep {
+    let layout = joined(layout);
+    let inputs = kernel.inputs.len();
+    for (i, (_, access)) in kernel.inputs.iter_mut().enumerate() {
+        *access = layout.access(i);
+    }
+    for (i, (_, access, _)) in kernel.outputs.iter_mut().enumerate() {
+        // One element a row stays so.
+        if *access != RowAccess::PerRow {
+            let full = layout.access(inputs + i) == RowAccess::Full;
+            *access = if full { RowAccess::Full } else { RowAccess::Strided };
+        }
+    }
+    let strided = kernel.strided();
+    kernel.axes = if strided { [layout.outer, layout.sizes.len() - layout.outer] } else { [1, 1] };
+    RowwiseStep { kernel, rows: layout.rows(), n: layout.n(), layout }
 }
 
 /// Axes that all operands walk as one, joined; those of rows and those of a row apart.

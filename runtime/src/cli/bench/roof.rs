@@ -5,25 +5,32 @@ use std::time::Instant;
 
 use hypatia::device::Device;
 use hypatia::error::{Error, Result};
-use hypatia::executor::Executor;
+use hypatia::executor::{Executor, OnGpu};
 use hypatia::graph::Graph;
-use hypatia::plan::{Options, Plan};
+use hypatia::plan::{Action, Options, Plan};
 use hypatia::{Tensor, library};
-use hypatia_dsl::builtin::BuiltinOp;
+use hypatia_dsl::builtin::{BuiltinOp, BuiltinScalar};
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::typing::TensorType;
+
+use super::suite::noise;
 
 /// Sizes of the product.
 const SIDE: usize = 768;
 /// Bytes of the copy: beyond all caches.
 const COPY: usize = 1 << 27;
-/// The best of so many.
+/// The same for a GPU.
+const GPU_SIDE: usize = 8192;
+const GPU_COPY: usize = 1 << 28;
+/// The best of so many; on a GPU their median.
 const TRIES: usize = 5;
 
 /// Rates that were reached.
 pub struct Roof {
-    /// Operations a second of an f32 product, by the executor's own kernel.
+    /// Operations a second of a product, by the executor's own kernel.
     pub flops: f64,
+    /// The element type of that product.
+    pub dtype: DType,
     /// Bytes a second, read and written, of a copy.
     pub bytes: f64,
 }
@@ -31,8 +38,45 @@ pub struct Roof {
 impl Roof {
     /// Measures on so many threads.
     pub fn measure(threads: usize) -> Result<Roof> {
-        Ok(Roof { flops: product(threads)?, bytes: copy(threads) })
+        Ok(Roof { flops: product(threads)?, dtype: DType::F32, bytes: copy(threads) })
     }
+
+    /// Measures on a GPU, a product as most of this plan's.
+    pub fn on_gpu(on: &OnGpu, plan: &Plan) -> Result<Roof> {
+        let products = plan.steps.iter().filter(|s| matches!(s.action, Action::Gemm(_)));
+        let dtype = products.filter_map(|s| s.reads.first()).map(|v| v.dtype).next().unwrap_or(DType::F32);
+        let mut graph = Graph::new(plan.program.clone());
+        let square = [GPU_SIDE, GPU_SIDE];
+        let (a, b) = (noise(dtype, &square)?, noise(dtype, &square)?);
+        let (x, y) = (graph.input("a", ty(dtype, &square)), graph.input("b", ty(dtype, &square)));
+        let z = graph.builtin(BuiltinOp::Matmul, &[x, y], vec![])?;
+        graph.output("y", *z.first().ok_or_else(|| Error::Internal("a product".into()))?);
+        let us = replayed(on, &graph, &[a, b], plan.tf32)?;
+        let flops = 2.0 * (GPU_SIDE as f64).powi(3) / us * 1e6;
+        let line = [GPU_COPY / 4];
+        let mut graph = Graph::new(plan.program.clone());
+        let x = graph.input("x", ty(DType::F32, &line));
+        let abs = plan.program.builtin_scalar(BuiltinScalar::Abs);
+        let y = graph.scalar(abs.ok_or_else(|| Error::Internal("no magnitude".into()))?, &[x])?;
+        graph.output("y", y);
+        let us = replayed(on, &graph, &[noise(DType::F32, &line)?], false)?;
+        Ok(Roof { flops, dtype, bytes: 2.0 * GPU_COPY as f64 / us * 1e6 })
+    }
+}
+
+fn ty(dtype: DType, shape: &[usize]) -> TensorType {
+    TensorType { dtype, shape: shape.iter().map(|d| (*d as i64).into()).collect() }
+}
+
+/// Microseconds of a graph on a GPU.
+fn replayed(on: &OnGpu, graph: &Graph, inputs: &[Tensor], tf32: bool) -> Result<f64> {
+    let options = Options { memory: usize::MAX, tf32, ..Options::new(on.gpu.profile()) };
+    let executor = Executor::new(Arc::new(Plan::build(graph, &options)?), Some(on), 1)?;
+    let mut timer = executor.timer(inputs)?.ok_or_else(|| Error::Internal("a GPU has timers".into()))?;
+    timer.replays(TRIES)?;
+    let mut times = (0..TRIES).map(|_| timer.replays(TRIES)).collect::<Result<Vec<f64>>>()?;
+    times.sort_by(f64::total_cmp);
+    Ok(times[TRIES / 2])
 }
 
 fn product(threads: usize) -> Result<f64> {

@@ -1,0 +1,165 @@
+//! Many small cases in one go: the tests of a `.hyp` file, or a built-in set of them.
+//!
+//! In: a file whose tests say what is given. Out: for each, microseconds with and without rules, as a table or JSON.
+//! Holds always: values are random, N(0, 1), constants of several axes scaled so that what is computed from them stays
+//! moderate; both sides of a case take turns in one process; a case that fails is told and the others go on.
+
+use std::fmt::Write;
+use std::path::Path;
+
+use anstream::eprintln;
+use clap::ValueEnum;
+use hypatia::error::{Error, Result};
+use hypatia::session::{Model, Options};
+use hypatia::test_runner::given_with;
+use hypatia::{Tensor, library};
+use hypatia_dsl::dtype::DType;
+use hypatia_dsl::ir::{Program, Test, TestInput};
+use hypatia_dsl::source::SourceFile;
+use rand::prelude::*;
+use rand_chacha::ChaCha8Rng;
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+use super::super::output::write_stdout;
+use super::super::{Exit, Global};
+use super::{Bench, ms, paired_ratio};
+
+/// Built-in sets of cases.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Suite {
+    /// Linear layers with epilogues at four sizes, nine multi-layer perceptrons, softmax and norms over long rows.
+    Classic,
+}
+
+const CLASSIC: &str = include_str!("classic.hyp");
+
+/// Random numbers that are made; a larger tensor repeats them.
+const BLOCK: usize = 1 << 16;
+/// Seconds that each case is timed for.
+const SECONDS: f64 = 0.15;
+
+/// N(0, 1), the same in every run.
+pub(super) fn noise(dtype: DType, shape: &[usize]) -> Result<Tensor> {
+    scaled(dtype, shape, 1.0)
+}
+
+fn scaled(dtype: DType, shape: &[usize], scale: f64) -> Result<Tensor> {
+    let wrong = || Error::Internal(format!("a tensor {dtype}{shape:?}"));
+    let len: usize = shape.iter().product();
+    let mut rng = ChaCha8Rng::seed_from_u64(len as u64);
+    // Twelve uniform numbers make a bell.
+    let mut next = || ((0..12).map(|_| rng.random::<f64>()).sum::<f64>() - 6.0) * scale;
+    let values: Vec<f64> = (0..len.min(BLOCK)).map(|_| next()).collect();
+    let block = Tensor::from_f64(dtype, &[values.len()], &values).ok_or_else(wrong)?;
+    let mut tensor = Tensor::zeros(dtype, shape).ok_or_else(wrong)?;
+    for chunk in tensor.bytes_mut().chunks_mut(block.bytes().len().max(1)) {
+        chunk.copy_from_slice(&block.bytes()[..chunk.len()]);
+    }
+    Ok(tensor)
+}
+
+fn data(input: &TestInput) -> Result<Tensor> {
+    let sizes = input.shape.iter().map(|d| d.as_const().and_then(|v| usize::try_from(v).ok()));
+    let shape: Vec<usize> = sizes.collect::<Option<_>>().ok_or_else(|| {
+        Error::Input(format!("input `{}` has sizes that are no numbers: what is timed needs numbers", input.name))
+    })?;
+    let fan_in = if input.constant && shape.len() > 1 { shape.last().copied().unwrap_or(1).max(1) } else { 1 };
+    scaled(input.dtype, &shape, 1.0 / (fan_in as f64).sqrt())
+}
+
+fn load(bench: &Bench, path: Option<&Path>) -> Result<(Arc<Program>, Vec<Test>)> {
+    let file = match path {
+        Some(path) => SourceFile::read(path).map_err(|source| Error::Io { path: path.to_path_buf(), source })?,
+        None => SourceFile { name: "classic.hyp".into(), path: None, text: CLASSIC.into(), embedded: true },
+    };
+    let name = file.name.clone();
+    let mut files = vec![file];
+    for path in &bench.rules {
+        files.push(SourceFile::read(path).map_err(|source| Error::Io { path: path.clone(), source })?);
+    }
+    let compiled = library::compile_sources(files);
+    let Some(program) = compiled.program else { return Err(library::rejected(&compiled)) };
+    let wanted = |t: &&Test| {
+        t.origin.file == name && (bench.rows.is_empty() || bench.rows.iter().any(|r| t.name.contains(r.as_str())))
+    };
+    let tests: Vec<Test> = program.tests.iter().filter(wanted).cloned().collect();
+    if tests.is_empty() {
+        return Err(Error::Input(format!(
+            "{name} has no test {}",
+            if bench.rows.is_empty() { "" } else { "of that name" }
+        )));
+    }
+    Ok((Arc::new(program), tests))
+}
+
+/// Times all cases.
+pub(super) fn run(bench: &Bench, path: Option<&Path>, global: &Global) -> Result<Exit> {
+    let (program, tests) = load(bench, path)?;
+    let (mut options, note) = bench.options(&program)?;
+    options.memory = usize::MAX;
+    if let Some(note) = note.filter(|_| !global.quiet) {
+        eprintln!("{note}");
+    }
+    let mut rows = Vec::new();
+    for test in &tests {
+        let row = case(bench, &program, test, &options)
+            .unwrap_or_else(|e| json!({"case": test.name, "error": e.to_string()}));
+        if !global.quiet {
+            eprintln!("{}", line(&row));
+        }
+        rows.push(row);
+    }
+    let failed = rows.iter().any(|r| r.get("error").is_some());
+    let text = if bench.json {
+        let device = rows.iter().find_map(|r| r.get("device")).cloned();
+        format!("{:#}\n", json!({"version": env!("CARGO_PKG_VERSION"), "device": device, "cases": rows}))
+    } else {
+        rows.iter().fold(format!("{}\n", header()), |mut text, row| {
+            let _ = writeln!(text, "{}", line(row));
+            text
+        })
+    };
+    write_stdout(&text);
+    Ok(if failed { Exit::Failed } else { Exit::Ok })
+}
+
+fn case(bench: &Bench, program: &Arc<Program>, test: &Test, options: &Options) -> Result<Value> {
+    let (graph, inputs) = given_with(program, test, data)?;
+    let model = Model::new(graph, options.clone());
+    let compiled = model.compile(&inputs)?;
+    let ordered = model.order(&inputs)?;
+    let sides = bench.time_for(&compiled, &ordered, SECONDS)?;
+    let mut row = json!({
+        "case": test.name,
+        "device": compiled.executor.place(),
+        "ratio": paired_ratio(&sides),
+        "warnings": compiled.warnings,
+    });
+    for side in &sides {
+        let key = side.name.replace(' ', "_");
+        row[key] = json!({
+            "launches": side.executor.plan().launches(),
+            "us": ms(side.quantile(0.5)) * 1e3,
+            "min_us": ms(side.quantile(0.0)) * 1e3,
+        });
+    }
+    Ok(row)
+}
+
+fn header() -> String {
+    format!("{:<40} {:>8} {:>11} {:>8} {:>11} {:>7}", "", "launches", "rules us", "launches", "without us", "ratio")
+}
+
+fn line(row: &Value) -> String {
+    let name = row["case"].as_str().unwrap_or_default();
+    if let Some(e) = row.get("error").and_then(Value::as_str) {
+        return format!("{name:<40} FAILED: {e}");
+    }
+    let side = |key: &str| match row.get(key) {
+        Some(s) => format!("{:>8} {:>11.2}", s["launches"], s["us"].as_f64().unwrap_or(0.0)),
+        None => format!("{:>8} {:>11}", "", ""),
+    };
+    let ratio = row["ratio"].as_f64().map_or(String::new(), |r| format!("{r:.3}"));
+    format!("{name:<40} {} {} {ratio:>7}", side("with_rules"), side("without_rules"))
+}
