@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The GPU tests, on a machine with an NVIDIA GPU: run by hand from the folder that tools/gpu_bundle.sh packs.
 #
-#   run.sh [RESULTS]     writes RESULTS/summary.txt and one log a part; exit code 1 if a part failed
+#   run.sh [RESULTS]     HYPATIA_SANITIZE=0 leaves out compute-sanitizer; writes RESULTS/summary.txt and one log a part; exit code 1 if a part failed
 #
 # Parts: the test binary (random graphs, layouts of products, caches), each model with rules on and off against its
 # expected outputs, and compute-sanitizer, if it is there. The sanitizer must first find faults that are planted; if it
@@ -45,7 +45,9 @@ for model in "$here"/models/*/; do
 done
 
 sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null)
-if [ -z "$sanitizer" ]; then
+if [ "${HYPATIA_SANITIZE:-1}" = 0 ]; then
+  say "SKIPPED compute-sanitizer: HYPATIA_SANITIZE=0"
+elif [ -z "$sanitizer" ]; then
   say "SKIPPED compute-sanitizer is not installed"
 else
   for pair in memcheck:past_the_end racecheck:race initcheck:unwritten; do
