@@ -154,6 +154,29 @@ impl Comparison {
     }
 }
 
+/// True if `got` is about as close to `truth` as `other` is: by its mean square and by its worst element. Where `other`
+/// has what no rounding makes (NaN, an infinity), `got` must have the same.
+pub fn no_less_precise(got: &Tensor, other: &Tensor, truth: &Tensor) -> bool {
+    if got.shape() != truth.shape() || other.shape() != truth.shape() || !got.dtype().is_float() {
+        return false;
+    }
+    let (mut square, mut worst) = ([0.0f64; 2], [0.0f64; 2]);
+    for ((g, o), t) in got.to_f64().into_iter().zip(other.to_f64()).zip(truth.to_f64()) {
+        if !(g.is_finite() && o.is_finite() && t.is_finite()) {
+            if g.to_bits() != o.to_bits() && !(g.is_nan() && o.is_nan()) {
+                return false;
+            }
+            continue;
+        }
+        for (i, error) in [(g - t).abs(), (o - t).abs()].into_iter().enumerate() {
+            square[i] += error * error;
+            worst[i] = worst[i].max(error);
+        }
+    }
+    // Twice the error of the unfused plan: the rounding of one step more, not another function.
+    square[0] <= 4.0 * square[1] && worst[0] <= 4.0 * worst[1]
+}
+
 /// The magnitude by which rounding is measured: see the top of this file.
 fn scale(values: &[f64]) -> f64 {
     let step = values.len().div_ceil(SAMPLE).max(1) | 1;
@@ -231,6 +254,25 @@ mod tests {
         assert!(passes(&values, 1e-5) && !passes(&values, 1e-2));
         values[0] = 0.0;
         assert!(passes(&values, 1e-5) && !passes(&values, 1e-2));
+    }
+
+    #[test]
+    fn a_result_may_be_off_by_as_much_as_the_plain_one_is() {
+        let truth = normal(1000, 1.0);
+        let off = |by: f64, sign: f64| -> Tensor {
+            let values = truth.iter().enumerate().map(|(i, v)| v + sign * by * ((i * 7919 % 13) as f64 / 6.0 - 1.0));
+            f32s(&values.collect::<Vec<_>>())
+        };
+        let exact = f32s(&truth);
+        assert!(no_less_precise(&off(0.05, -1.0), &off(0.05, 1.0), &exact));
+        assert!(no_less_precise(&exact, &off(0.05, 1.0), &exact));
+        assert!(!no_less_precise(&off(0.15, -1.0), &off(0.05, 1.0), &exact));
+        let mut one = truth.clone();
+        one[3] += 1.0;
+        assert!(!no_less_precise(&f32s(&one), &off(0.05, 1.0), &exact), "one wrong element");
+        one[3] = f64::NAN;
+        assert!(!no_less_precise(&f32s(&one), &off(0.05, 1.0), &exact));
+        assert!(no_less_precise(&f32s(&one), &f32s(&one), &exact));
     }
 
     #[test]

@@ -6,8 +6,9 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use cudarc::driver::{CudaEvent, CudaGraph, CudaStream, result, sys};
+use cudarc::driver::{CudaEvent, CudaStream, result, sys};
 
+use super::capture::Graph;
 use super::cubin::Origins;
 use super::device::{Gpu, Weight, failed};
 use super::launch::Bases;
@@ -40,13 +41,49 @@ struct Instance {
     arena: DeviceMemory,
     workspace: DeviceMemory,
     staging: Pinned,
+    sides: Sides,
 }
 
-/// A captured graph. `None` if the plan launches nothing.
-struct Graph(Option<CudaGraph>);
+/// Streams beside the main one, for calls of one step that do not wait for each other.
+struct Sides {
+    streams: Vec<Arc<CudaStream>>,
+    fork: CudaEvent,
+    joins: Vec<CudaEvent>,
+}
 
-// SAFETY: an instance is used by one run at a time, behind `&mut`; the graph has no ties to a thread.
-unsafe impl Send for Graph {}
+/// Calls of a step that run at the same time, at most.
+const AT_ONCE: usize = 8;
+
+impl Sides {
+    fn new(gpu: &Gpu, calls: usize) -> Result<Sides> {
+        let count = calls.min(AT_ONCE).saturating_sub(1);
+        let stream = |_| gpu.context().new_stream().map_err(|e| failed("cuStreamCreate", e));
+        let event = |_| gpu.context().new_event(None).map_err(|e| failed("cuEventCreate", e));
+        Ok(Sides {
+            streams: (0..count).map(stream).collect::<Result<_>>()?,
+            fork: event(0)?,
+            joins: (0..count).map(event).collect::<Result<_>>()?,
+        })
+    }
+
+    /// Makes so many of the side streams wait for what the main one has been given.
+    fn fork(&self, stream: &Arc<CudaStream>, count: usize) -> Result<()> {
+        if count == 0 {
+            return Ok(());
+        }
+        self.fork.record(stream).map_err(|e| failed("cuEventRecord", e))?;
+        let mut sides = self.streams.iter().take(count);
+        sides.try_for_each(|side| side.wait(&self.fork).map_err(|e| failed("cuStreamWaitEvent", e)))
+    }
+
+    /// Makes the main stream wait for so many of the side streams.
+    fn join(&self, stream: &Arc<CudaStream>, count: usize) -> Result<()> {
+        self.streams.iter().zip(&self.joins).take(count).try_for_each(|(side, event)| {
+            event.record(side).map_err(|e| failed("cuEventRecord", e))?;
+            stream.wait(event).map_err(|e| failed("cuStreamWaitEvent", e))
+        })
+    }
+}
 
 impl Executor {
     /// Prepares a plan: compiles what is not cached, chooses algorithms, uploads the weights.
@@ -149,7 +186,9 @@ impl Executor {
         let arena = DeviceMemory::new(&stream, self.plan.arena)?;
         let workspace = DeviceMemory::new(&stream, WORKSPACE)?;
         let staging = Pinned::new(&stream, bytes.iter().map(|b| b.next_multiple_of(64)).sum())?;
-        let mut instance = Instance { graph: Graph(None), stream, inputs, arena, workspace, staging };
+        let calls = self.launches.lock().unwrap_or_else(PoisonError::into_inner).iter().map(|(_, l)| l.calls()).max();
+        let sides = Sides::new(&self.gpu, calls.unwrap_or(1))?;
+        let mut instance = Instance { graph: Graph::empty(), stream, inputs, arena, workspace, staging, sides };
         instance.graph = self.capture(&instance)?;
         Ok(instance)
     }
@@ -168,33 +207,18 @@ impl Executor {
         let bases = self.bases(instance);
         let mut launches = self.launches.lock().unwrap_or_else(PoisonError::into_inner);
         if launches.is_empty() {
-            return Ok(Graph(None));
+            return Ok(Graph::empty());
         }
-        self.captured(&instance.stream, |gpu| {
+        Graph::capture(&instance.stream, || {
             launches.iter_mut().try_for_each(|(step, launch)| {
                 // SAFETY: the bases are those of the instance whose graph this is: its memory is as large as the plan
                 // says and lives as long as the graph.
-                unsafe { start(gpu, &instance.stream, launch, &bases) }.map_err(|e| match e {
+                unsafe { start(&self.gpu, &instance.stream, &instance.sides, launch, &bases) }.map_err(|e| match e {
                     Error::Device(m) => Error::Device(format!("step `{}`: {m}", self.plan.steps[*step].name)),
                     e => e,
                 })
             })
         })
-    }
-
-    /// What `work` puts on the stream, as a graph.
-    fn captured(&self, stream: &Arc<CudaStream>, work: impl FnOnce(&Gpu) -> Result<()>) -> Result<Graph> {
-        let mode = sys::CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-        stream.begin_capture(mode).map_err(|e| failed("cuStreamBeginCapture", e))?;
-        let done = work(&self.gpu);
-        // A capture that was begun must end, also after a failure.
-        let flags = sys::CUgraphInstantiate_flags_enum::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
-        let graph = stream.end_capture(flags);
-        done?;
-        let graph = graph.map_err(|e| failed("cuStreamEndCapture", e))?;
-        let graph = graph.ok_or_else(|| Error::Internal("an empty graph".into()))?;
-        graph.upload().map_err(|e| failed("cuGraphUpload", e))?;
-        Ok(Graph(Some(graph)))
     }
 
     /// A stopwatch for this plan: an instance of its own whose inputs lie on the device.
@@ -225,7 +249,7 @@ impl Timer<'_> {
         self.elapsed(count, |timer| timer.instance.launch())
     }
 
-    fn elapsed(&mut self, count: usize, launch: impl Fn(&Self) -> Result<()>) -> Result<f64> {
+    fn elapsed(&self, count: usize, launch: impl Fn(&Self) -> Result<()>) -> Result<f64> {
         let stream = self.instance.stream.clone();
         self.start.record(&stream).map_err(|e| failed("cuEventRecord", e))?;
         for _ in 0..count.max(1) {
@@ -244,14 +268,15 @@ impl Timer<'_> {
         let mut micros = vec![0.0; executor.plan.steps.len()];
         let bases = executor.bases(&self.instance);
         let stream = self.instance.stream.clone();
+        let sides = &self.instance.sides;
         let count = executor.launches.lock().unwrap_or_else(PoisonError::into_inner).len();
         for at in 0..count {
             let mut launches = executor.launches.lock().unwrap_or_else(PoisonError::into_inner);
             let (step, launch) = &mut launches[at];
             let step = *step;
-            let graph = executor.captured(&stream, |gpu| {
+            let graph = Graph::capture(&stream, || {
                 // SAFETY: the bases are those of this timer's instance, which outlives the graph.
-                (0..REPEATS).try_for_each(|_| unsafe { start(gpu, &stream, launch, &bases) })
+                (0..REPEATS).try_for_each(|_| unsafe { start(&executor.gpu, &stream, sides, launch, &bases) })
             })?;
             drop(launches);
             graph.launch()?;
@@ -261,15 +286,6 @@ impl Timer<'_> {
             micros[step] += times[times.len() / 2] / REPEATS as f64;
         }
         Ok(micros)
-    }
-}
-
-impl Graph {
-    fn launch(&self) -> Result<()> {
-        match &self.0 {
-            Some(graph) => graph.launch().map_err(|e| failed("cuGraphLaunch", e)),
-            None => Ok(()),
-        }
     }
 }
 
@@ -283,14 +299,20 @@ impl Instance {
 ///
 /// # Safety
 /// As [`super::launch::KernelLaunch::launch`].
-unsafe fn start(gpu: &Gpu, stream: &Arc<CudaStream>, launch: &mut Launch, bases: &Bases) -> Result<()> {
+unsafe fn start(gpu: &Gpu, stream: &Arc<CudaStream>, sides: &Sides, launch: &mut Launch, bases: &Bases) -> Result<()> {
     match launch {
         // SAFETY: the caller answers for the bases.
         Launch::Kernel(kernel) => unsafe { kernel.launch(stream, bases) },
         Launch::Product(product) => {
             let Product { matmul, algorithms, calls, bias } = product.as_mut();
             let algorithm = algorithms.first().ok_or_else(|| Error::Internal("no algorithm".into()))?;
-            for [a, b, d] in calls.iter() {
+            let beside = (calls.len() - 1).min(sides.streams.len());
+            sides.fork(stream, beside)?;
+            for (i, [a, b, d]) in calls.iter().enumerate() {
+                let on = match i % (beside + 1) {
+                    0 => stream,
+                    side => &sides.streams[side - 1],
+                };
                 let at = Pointers {
                     a: bases.address(a),
                     b: bases.address(b),
@@ -299,9 +321,9 @@ unsafe fn start(gpu: &Gpu, stream: &Arc<CudaStream>, launch: &mut Launch, bases:
                     workspace: bases.workspace,
                 };
                 // SAFETY: as above; the places are those of the step's operands.
-                unsafe { matmul.launch(gpu.lt(), stream, algorithm, &at)? };
+                unsafe { matmul.launch(gpu.lt(), on, algorithm, &at)? };
             }
-            Ok(())
+            sides.join(stream, beside)
         }
         Launch::Zeros(at, bytes) => {
             bind(stream)?;

@@ -6,7 +6,7 @@
 
 use hypatia_dsl::dtype::DType;
 
-use super::lt::{Epilogue, Layout, Product};
+use super::lt::{Epilogue, Layout, Product, WORKSPACE};
 use crate::error::{Error, Result};
 use crate::plan::{GemmStep, View, collapse, matrix_layout, row_major};
 
@@ -92,6 +92,8 @@ pub fn calls(step: &GemmStep, reads: &[View], out: DType, epilogue: Epilogue, tf
         d_alignment: if count > 1 || offsets.len() > 1 { 1 << d_bits.trailing_zeros().min(6) } else { 64 },
         epilogue,
         bias: rest.first().map_or(out, |v| v.dtype),
+        // Calls of one step run beside each other, and cannot share a workspace.
+        workspace: if offsets.len() > 1 { 0 } else { WORKSPACE },
     };
     Ok(Calls { product, offsets })
 }

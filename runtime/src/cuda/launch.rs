@@ -72,14 +72,26 @@ pub struct KernelLaunch {
     arguments: Vec<Argument>,
 }
 
-/// The entry point for rows of that length, as its index, with grid and block.
+/// Rows from which on one thread each fills a GPU.
+const MANY_ROWS: usize = 1 << 12;
+/// Elements of a row that are too few for a warp.
+const FEW: usize = 24;
+
+/// The entry point for that work, as its index, with grid and block.
 pub fn entry(source: &CudaSource, work: &Work) -> Result<(usize, [u32; 3], [u32; 3])> {
     let n = work.n as u64;
     let fits = |g: &Geometry| !matches!(g, Geometry::Rows { up_to: Some(most), .. } if n > *most);
-    let at = source.entries.iter().position(|e| fits(&e.geometry));
+    let columns = source.entries.iter().position(|e| matches!(e.geometry, Geometry::Columns { .. }));
+    let columns = columns.filter(|_| work.rows >= MANY_ROWS && (work.n < FEW || apart(work)));
+    let at = columns.or_else(|| source.entries.iter().position(|e| fits(&e.geometry)));
     let at = at.ok_or_else(|| Error::Internal(format!("kernel {} has no entry point", source.name)))?;
     let (grid, block) = source.entries[at].geometry.launch(work.rows as u64, n);
     Ok((at, grid, block))
+}
+
+/// True if the elements of a row do not lie side by side in any strided operand.
+fn apart(work: &Work) -> bool {
+    work.sizes.iter().filter(|(name, _)| name.ends_with("_strides")).all(|(_, strides)| strides.last() != Some(&1))
 }
 
 /// The arguments of a source, in its order.

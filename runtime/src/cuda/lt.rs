@@ -70,6 +70,8 @@ pub struct Product {
     pub epilogue: Epilogue,
     /// Element type of the bias.
     pub bias: DType,
+    /// Bytes of workspace that an algorithm may use; 0 for products that run beside each other.
+    pub workspace: usize,
 }
 
 /// Epilogues of cuBLASLt that need no second result.
@@ -215,7 +217,7 @@ impl Preference {
         use sys::cublasLtMatmulPreferenceAttributes_t::*;
         let raw = result::create_matmul_pref().map_err(|e| failed("cublasLtMatmulPreferenceCreate", e))?;
         let preference = Preference(raw);
-        preference.set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, WORKSPACE as u64)?;
+        preference.set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, p.workspace as u64)?;
         preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, p.b.alignment)?;
         preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, p.a.alignment)?;
         preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, p.d_alignment)?;
@@ -280,7 +282,7 @@ pub struct Pointers {
     pub d: u64,
     /// The bias, if the epilogue reads one.
     pub bias: u64,
-    /// The workspace of [`WORKSPACE`] bytes.
+    /// The workspace, as large as the product says.
     pub workspace: u64,
 }
 
@@ -354,7 +356,7 @@ impl Matmul {
                 &mut found,
             )
         };
-        status == sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS && found.workspaceSize <= WORKSPACE
+        status == sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS && found.workspaceSize <= self.product.workspace
     }
 
     /// Launches on a stream.
@@ -390,7 +392,7 @@ impl Matmul {
                 self.d.0,
                 &algorithm.raw,
                 at.workspace as *mut c_void,
-                WORKSPACE,
+                self.product.workspace,
                 stream.cu_stream().cast(),
             )
         }

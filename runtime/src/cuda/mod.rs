@@ -3,6 +3,7 @@
 //! Holds always: nothing here is linked; on a machine without CUDA every entry says what is missing.
 //! Almost all `unsafe` of the crate is in this folder.
 
+mod capture;
 pub mod cubin;
 mod device;
 mod exec;

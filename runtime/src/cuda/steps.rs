@@ -43,6 +43,16 @@ pub enum Launch {
     Zeros(Location, usize),
 }
 
+impl Launch {
+    /// How many calls it makes that do not wait for each other.
+    pub fn calls(&self) -> usize {
+        match self {
+            Launch::Product(p) => p.calls.len(),
+            Launch::Kernel(_) | Launch::Zeros(..) => 1,
+        }
+    }
+}
+
 /// A step on its way: its source must still be compiled.
 enum Draft {
     Kernel { source: CudaSource, work: Work, step: usize },
@@ -128,6 +138,11 @@ fn emitted(e: cuda::EmitError) -> Error {
     Error::Device(format!("no CUDA kernel: {e}"))
 }
 
+/// Bytes that a plan touches.
+fn footprint(plan: &Plan) -> usize {
+    plan.arena + plan.constants.iter().map(|t| t.bytes().len()).sum::<usize>()
+}
+
 fn product(gpu: &Arc<Gpu>, plan: &Plan, step: &Step, g: &GemmStep, tuner: &mut Tuner) -> Result<Launch> {
     let ([a, b, ..], [d]) = (step.reads.as_slice(), step.writes.as_slice()) else {
         return Err(Error::Internal("a product of one operand".into()));
@@ -151,7 +166,7 @@ fn product(gpu: &Arc<Gpu>, plan: &Plan, step: &Step, g: &GemmStep, tuner: &mut T
     if algorithms.is_empty() {
         return Err(Error::Device(format!("cuBLASLt has no algorithm for {:?}", calls.product)));
     }
-    let algorithms = tuner.order(gpu, &mut matmul, algorithms)?;
+    let algorithms = tuner.order(gpu, &mut matmul, algorithms, footprint(plan))?;
     let place = |v: &View, elements: isize| {
         let mut at = Location::of(plan, v);
         at.bytes = (at.bytes as isize + elements * v.dtype.size() as isize) as usize;

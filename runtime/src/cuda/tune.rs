@@ -5,8 +5,9 @@
 //! it was measured with; a file that is damaged or of another version is empty, never trusted; the library is asked
 //! again whether it accepts a remembered algorithm before it runs.
 //!
-//! Method: random data (power depends on it), operands rotated through several copies so that they do not all stay in
-//! the L2 cache, one warm-up round, the median of rounds timed by events.
+//! Method: random data (power depends on it), launches in a CUDA graph, timed by events, as they will run. Operands are
+//! rotated through several copies where the plan they stand in does not fit into the L2 cache either. All candidates are
+//! timed in a few rounds, the best of them in more; the median counts.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -19,6 +20,7 @@ use rand::prelude::*;
 use rand_chacha::ChaCha8Rng;
 use serde::{Deserialize, Serialize};
 
+use super::capture::Graph;
 use super::device::{Gpu, failed};
 use super::lt::{Algorithm, Matmul, Pointers, Product, WORKSPACE};
 use super::memory::DeviceMemory;
@@ -26,15 +28,22 @@ use super::nvrtc::cache_folder;
 use crate::error::{Error, Result};
 
 /// Version of the file's form.
-const SCHEMA: u32 = 1;
+const SCHEMA: u32 = 2;
 /// Bytes that the rotated operands take together: more than the L2 caches of today's devices.
 const ROTATED: usize = 128 << 20;
 /// Copies of the operands at most.
 const MAX_COPIES: usize = 16;
 /// Bytes of operands of one copy at most; a larger product is timed on the library's first candidates alone.
 const MAX_OPERANDS: usize = 4 << 30;
-/// Rounds whose median counts.
-const ROUNDS: usize = 5;
+/// A plan that touches less than this finds its operands in the L2 cache again.
+const WARM: usize = 24 << 20;
+/// Rounds in which all candidates are timed, then those in which the best ones are, and how many of these there are.
+const ROUNDS: usize = 3;
+const FINAL_ROUNDS: usize = 9;
+const FINALISTS: usize = 4;
+/// Microseconds that the launches of one graph should take, and how many they are at most.
+const GRAPH_US: f64 = 150.0;
+const MAX_LAUNCHES: usize = 32;
 
 /// What was measured, in a file that can be committed.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
@@ -50,7 +59,7 @@ pub struct Entry {
     /// cuBLASLt's own words for it.
     algorithm: [u64; 8],
     workspace: usize,
-    /// Microseconds, cold operands.
+    /// Microseconds.
     pub us: f64,
     /// Microseconds of the library's first candidate.
     pub first_us: f64,
@@ -96,13 +105,13 @@ impl Tunings {
     }
 
     /// What is known of a product on this device.
-    pub fn find(&self, gpu: &Gpu, product: &Product) -> Option<&Entry> {
-        self.entries.get(&key(gpu, product))
+    pub fn find(&self, gpu: &Gpu, product: &Product, cold: bool) -> Option<&Entry> {
+        self.entries.get(&key(gpu, product, cold))
     }
 
     /// Keeps what was measured.
-    pub fn insert(&mut self, gpu: &Gpu, product: &Product, entry: Entry) {
-        self.entries.insert(key(gpu, product), entry);
+    pub fn insert(&mut self, gpu: &Gpu, product: &Product, cold: bool, entry: Entry) {
+        self.entries.insert(key(gpu, product, cold), entry);
     }
 }
 
@@ -152,25 +161,27 @@ impl Tuner {
         &self.tunings
     }
 
-    /// The candidates, the best one first.
+    /// The candidates, the best one first. `footprint` is how many bytes the plan touches.
     pub(super) fn order(
         &mut self,
         gpu: &Arc<Gpu>,
         matmul: &mut Matmul,
         mut candidates: Vec<Algorithm>,
+        footprint: usize,
     ) -> Result<Vec<Algorithm>> {
         let product = *matmul.product();
-        let known = self.tunings.find(gpu, &product).and_then(|e| e.algorithm(gpu, matmul));
+        let cold = footprint > WARM;
+        let known = self.tunings.find(gpu, &product, cold).and_then(|e| e.algorithm(gpu, matmul));
         let best = match known {
             Some(algorithm) => Some(algorithm),
             None if self.budget.is_zero() => None,
             None => {
                 let start = Instant::now();
-                let entry = tune(gpu, matmul, &candidates)?;
+                let entry = tune(gpu, matmul, &candidates, cold)?;
                 self.budget = self.budget.saturating_sub(start.elapsed());
                 entry.and_then(|entry| {
                     let algorithm = entry.algorithm(gpu, matmul);
-                    self.tunings.insert(gpu, &product, entry);
+                    self.tunings.insert(gpu, &product, cold, entry);
                     self.changed = true;
                     algorithm
                 })
@@ -196,13 +207,13 @@ impl Tuner {
     }
 }
 
-/// What an entry is for: device, driver, library, version, product.
-fn key(gpu: &Gpu, p: &Product) -> String {
+/// What an entry is for: device, driver, library, version, product, whether its operands are cold.
+fn key(gpu: &Gpu, p: &Product, cold: bool) -> String {
     let side = |l: &super::lt::Layout| {
         format!("{}{}+{}@{}", if l.transposed { "t" } else { "n" }, l.ld, l.batch_stride, l.alignment)
     };
     format!(
-        "{}; driver {}; cuBLASLt {}; Hypatia {}; {}x{}x{} batch {} {}{}->{} {:?}({}) a {} b {} d @{}",
+        "{}; driver {}; cuBLASLt {}; Hypatia {}; {}x{}x{} batch {} {}{}->{} {:?}({}) a {} b {} d @{}{}{}",
         gpu.describe(),
         gpu.driver(),
         gpu.lt().version(),
@@ -219,6 +230,8 @@ fn key(gpu: &Gpu, p: &Product) -> String {
         side(&p.a),
         side(&p.b),
         p.d_alignment,
+        if p.workspace == 0 { ", no workspace" } else { "" },
+        if cold { ", cold" } else { ", warm" },
     )
 }
 
@@ -257,62 +270,111 @@ fn random(stream: &Arc<CudaStream>, dtype: DType, elements: usize) -> Result<Dev
     Ok(memory)
 }
 
+/// Operands of a product, several copies of each.
+struct Operands {
+    stream: Arc<CudaStream>,
+    a: Vec<DeviceMemory>,
+    b: Vec<DeviceMemory>,
+    d: Vec<DeviceMemory>,
+    bias: DeviceMemory,
+    workspace: DeviceMemory,
+}
+
+impl Operands {
+    fn new(stream: Arc<CudaStream>, p: &Product, copies: usize) -> Result<Operands> {
+        let take = |dtype: DType, elements: usize| {
+            (0..copies).map(|_| random(&stream, dtype, elements)).collect::<Result<Vec<_>>>()
+        };
+        Ok(Operands {
+            a: take(p.dtype, span(p.m, p.k, &p.a, p.batch))?,
+            b: take(p.dtype, span(p.k, p.n, &p.b, p.batch))?,
+            d: take(p.out, p.batch * p.m * p.n)?,
+            bias: random(&stream, p.bias, p.n)?,
+            workspace: DeviceMemory::new(&stream, WORKSPACE)?,
+            stream,
+        })
+    }
+
+    fn at(&self, i: usize) -> Pointers {
+        let address = |all: &[DeviceMemory]| all.get(i % all.len().max(1)).map_or(0, DeviceMemory::address);
+        Pointers {
+            a: address(&self.a),
+            b: address(&self.b),
+            d: address(&self.d),
+            bias: self.bias.address(),
+            workspace: self.workspace.address(),
+        }
+    }
+}
+
+/// A candidate whose launches were captured.
+struct Racer {
+    algorithm: Algorithm,
+    graph: Graph,
+    times: Vec<f64>,
+}
+
+impl Racer {
+    fn median(&self) -> f64 {
+        let mut times = self.times.clone();
+        times.sort_by(f64::total_cmp);
+        times.get(times.len() / 2).copied().unwrap_or(f64::INFINITY)
+    }
+}
+
 /// Times the candidates of a product; `None` if there is nothing to choose.
-pub fn tune(gpu: &Arc<Gpu>, matmul: &mut Matmul, candidates: &[Algorithm]) -> Result<Option<Entry>> {
+pub fn tune(gpu: &Arc<Gpu>, matmul: &mut Matmul, candidates: &[Algorithm], cold: bool) -> Result<Option<Entry>> {
     let p = *matmul.product();
-    let (a, b) = (span(p.m, p.k, &p.a, p.batch), span(p.k, p.n, &p.b, p.batch));
-    let d = p.batch * p.m * p.n;
-    let bytes = (a + b) * p.dtype.size() + d * p.out.size();
+    let elements = span(p.m, p.k, &p.a, p.batch) + span(p.k, p.n, &p.b, p.batch);
+    let bytes = elements * p.dtype.size() + p.batch * p.m * p.n * p.out.size();
     if candidates.len() < 2 || bytes > MAX_OPERANDS {
         return Ok(None);
     }
-    let copies = (ROTATED / bytes.max(1)).clamp(1, MAX_COPIES);
+    let copies = if cold { (ROTATED / bytes.max(1)).clamp(1, MAX_COPIES) } else { 1 };
     let stream = gpu.context().new_stream().map_err(|e| failed("cuStreamCreate", e))?;
-    let take = |dtype: DType, elements: usize| {
-        (0..copies).map(|_| random(&stream, dtype, elements)).collect::<Result<Vec<_>>>()
-    };
-    let (a, b, d) = (take(p.dtype, a)?, take(p.dtype, b)?, take(p.out, d)?);
-    let bias = random(&stream, p.bias, p.n)?;
-    let workspace = DeviceMemory::new(&stream, WORKSPACE)?;
-    let at = |i: usize| Pointers {
-        a: a[i % copies].address(),
-        b: b[i % copies].address(),
-        d: d[i % copies].address(),
-        bias: bias.address(),
-        workspace: workspace.address(),
-    };
+    let operands = Operands::new(stream.clone(), &p, copies)?;
     let flags = Some(sys::CUevent_flags::CU_EVENT_DEFAULT);
     let event = || gpu.context().new_event(flags).map_err(|e| failed("cuEventCreate", e));
     let (start, stop) = (event()?, event()?);
-    let mut best: Option<(f64, Algorithm)> = None;
-    let mut first = f64::INFINITY;
-    for candidate in candidates {
-        let mut rounds = Vec::new();
-        for round in 0..=ROUNDS {
-            start.record(&stream).map_err(|e| failed("cuEventRecord", e))?;
-            for i in 0..copies.max(4) {
-                // SAFETY: the operands are as large as the product says, and live until the stream is done.
-                unsafe { matmul.launch(gpu.lt(), &stream, candidate, &at(i))? };
-            }
-            stop.record(&stream).map_err(|e| failed("cuEventRecord", e))?;
-            stream.synchronize().map_err(|e| failed("timing a product", e))?;
-            let ms = start.elapsed_ms(&stop).map_err(|e| failed("cuEventElapsedTime", e))?;
-            if round > 0 {
-                rounds.push(ms as f64 * 1e3 / copies.max(4) as f64);
-            }
-        }
-        rounds.sort_by(f64::total_cmp);
-        let us = rounds[rounds.len() / 2];
-        first = if first.is_finite() { first } else { us };
-        if best.is_none_or(|(b, _)| us < b) {
-            best = Some((us, *candidate));
-        }
+    let timed = |work: &mut dyn FnMut() -> Result<()>| -> Result<f64> {
+        start.record(&stream).map_err(|e| failed("cuEventRecord", e))?;
+        work()?;
+        stop.record(&stream).map_err(|e| failed("cuEventRecord", e))?;
+        stream.synchronize().map_err(|e| failed("timing a product", e))?;
+        Ok(f64::from(start.elapsed_ms(&stop).map_err(|e| failed("cuEventElapsedTime", e))?) * 1e3)
+    };
+    let mut launch = |algorithm: &Algorithm, i: usize| {
+        // SAFETY: the operands are as large as the product says, and live until the stream is done.
+        unsafe { matmul.launch(gpu.lt(), &stream, algorithm, &operands.at(i)) }
+    };
+    timed(&mut || launch(&candidates[0], 0))?;
+    let once = timed(&mut || launch(&candidates[0], 1))?.max(1.0);
+    let launches = ((GRAPH_US / once) as usize).clamp(2, MAX_LAUNCHES);
+    let mut racers = Vec::with_capacity(candidates.len());
+    for algorithm in candidates {
+        let graph = Graph::capture(&stream, || (0..launches).try_for_each(|i| launch(algorithm, i)))?;
+        graph.launch()?;
+        racers.push(Racer { algorithm: *algorithm, graph, times: Vec::new() });
     }
-    Ok(best.map(|(us, algorithm)| Entry {
-        algorithm: algorithm.to_words(),
-        workspace: algorithm.workspace,
-        us,
-        first_us: first,
+    let race = |racers: &mut [Racer], rounds: usize| -> Result<()> {
+        for _ in 0..rounds {
+            for racer in racers.iter_mut() {
+                racer.times.push(timed(&mut || racer.graph.launch())? / launches as f64);
+            }
+        }
+        Ok(())
+    };
+    race(&mut racers, ROUNDS)?;
+    let first_us = racers.first().map_or(f64::INFINITY, Racer::median);
+    racers.sort_by(|a, b| a.median().total_cmp(&b.median()));
+    racers.truncate(FINALISTS);
+    race(&mut racers, FINAL_ROUNDS)?;
+    racers.sort_by(|a, b| a.median().total_cmp(&b.median()));
+    Ok(racers.first().map(|best| Entry {
+        algorithm: best.algorithm.to_words(),
+        workspace: best.algorithm.workspace,
+        us: best.median(),
+        first_us,
         candidates: candidates.len(),
     }))
 }
@@ -333,7 +395,7 @@ mod tests {
         t.write(&path).unwrap();
         assert_eq!(Tunings::read(&path).0.entries, t.entries);
         let text = std::fs::read_to_string(&path).unwrap();
-        for bad in [&text[..text.len() / 2], "", "[]", &text.replace("\"schema\": 1", "\"schema\": 2")] {
+        for bad in [&text[..text.len() / 2], "", "[]", &text.replace("\"schema\": 2", "\"schema\": 1")] {
             std::fs::write(&path, bad).unwrap();
             let (t, why) = Tunings::read(&path);
             assert!(t.entries.is_empty() && why.is_some(), "{bad}");

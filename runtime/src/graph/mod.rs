@@ -17,6 +17,7 @@ mod term;
 mod tests;
 mod unfold;
 mod validate;
+mod widen;
 
 pub use builder::{GraphBuilder, Size, Var};
 pub use facts::{GraphFacts, splat};

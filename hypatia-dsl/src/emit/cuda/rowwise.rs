@@ -22,7 +22,7 @@ const KEPT_BYTES: usize = 128;
 /// Suffix, threads of a block, threads that share a row, and elements that each of them keeps at most
 /// (the passes are unrolled over them, so that more of them make larger code).
 const SHAPES: [(&str, u32, u32, usize); 3] =
-    [("_warp", 128, 32, 32), ("_block", 256, 256, 16), ("_wide", 1024, 1024, 16)];
+    [("_warp", 128, 32, 32), ("_block", 256, 256, 64), ("_wide", 1024, 1024, 32)];
 
 /// Threads of a block of the entry point with one thread a row.
 const COLUMN_BLOCK: u32 = 256;
@@ -91,6 +91,8 @@ pub(super) fn emit(program: &Program, kernel: &RowwiseKernel) -> Result<CudaSour
     let base = common(header, &functions, dtypes.into_iter(), &bodies);
     let out_inputs: Vec<usize> =
         union(outputs.iter().zip(&kernel.outputs).filter(|(_, o)| o.1 != RowAccess::PerRow).map(|(p, _)| p));
+    let in_rows = union(steps.iter()).into_iter().chain(out_inputs.iter().copied());
+    let in_rows: Vec<usize> = used.iter().copied().filter(|i| in_rows.clone().any(|r| r == *i)).collect();
     let result = |full: bool| -> Value {
         kernel
             .outputs
@@ -100,7 +102,7 @@ pub(super) fn emit(program: &Program, kernel: &RowwiseKernel) -> Result<CudaSour
             .filter(|(_, (o, _))| (o.1 != RowAccess::PerRow) == full)
             .map(|(i, (o, p))| {
                 context! {
-                    name => format!("out{i}"), type => storage(o.0), value => call(kernel, p),
+                    name => format!("out{i}"), type => storage(o.0), value => call_on(kernel, p, !full),
                     strided => o.1 == RowAccess::Strided,
                 }
             })
@@ -112,7 +114,7 @@ pub(super) fn emit(program: &Program, kernel: &RowwiseKernel) -> Result<CudaSour
         arg_names => args.iter().map(|a| a.name.as_str()).collect::<Vec<_>>().join(", "),
         row_params => row_params(kernel, &used),
         row_args => row_args(kernel, &used),
-        kept => kept(kernel, &used),
+        kept => kept(kernel, &in_rows),
         outer => kernel.axes[0],
         inner => kernel.axes[1],
         strided => strided(kernel, &used),
@@ -332,7 +334,13 @@ fn union<'a>(pieces: impl Iterator<Item = &'a Piece>) -> Vec<usize> {
 
 /// The call of a step or output function on element `k` of the loaded packs.
 fn call(kernel: &RowwiseKernel, piece: &Piece) -> String {
+    call_on(kernel, piece, false)
+}
+
+/// The same; with `row` for a result of one element a row, whose strided operands have one element a row too.
+fn call_on(kernel: &RowwiseKernel, piece: &Piece, row: bool) -> String {
     let inputs = piece.inputs.iter().map(|i| match kernel.inputs[*i].1 {
+        RowAccess::Strided if row => format!("in{i}[0]"),
         RowAccess::Full | RowAccess::PerColumn | RowAccess::Strided => format!("in{i}_v.v[k]"),
         RowAccess::PerRow | RowAccess::Splat => format!("in{i}"),
     });

@@ -1,0 +1,46 @@
+//! CUDA graphs from what is put on a stream.
+//!
+//! In: a stream and work for it. Out: a [`Graph`] that replays that work in one launch. Holds always: a capture that was
+//! begun is ended, also after a failure; the graph names memory and does not own it.
+
+use std::sync::Arc;
+
+use cudarc::driver::{CudaGraph, CudaStream, sys};
+
+use super::device::failed;
+use crate::error::{Error, Result};
+
+/// A captured graph; replays nothing if it is empty.
+pub(super) struct Graph(Option<CudaGraph>);
+
+// SAFETY: a graph is used by one run at a time, behind its owner; it has no ties to a thread.
+unsafe impl Send for Graph {}
+
+impl Graph {
+    /// One that replays nothing.
+    pub fn empty() -> Graph {
+        Graph(None)
+    }
+
+    /// What `work` puts on the stream.
+    pub fn capture(stream: &Arc<CudaStream>, work: impl FnOnce() -> Result<()>) -> Result<Graph> {
+        let mode = sys::CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        stream.begin_capture(mode).map_err(|e| failed("cuStreamBeginCapture", e))?;
+        let done = work();
+        let flags = sys::CUgraphInstantiate_flags_enum::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
+        let graph = stream.end_capture(flags);
+        done?;
+        let graph = graph.map_err(|e| failed("cuStreamEndCapture", e))?;
+        let graph = graph.ok_or_else(|| Error::Internal("an empty graph".into()))?;
+        graph.upload().map_err(|e| failed("cuGraphUpload", e))?;
+        Ok(Graph(Some(graph)))
+    }
+
+    /// Replays it on the stream that it was captured on.
+    pub fn launch(&self) -> Result<()> {
+        match &self.0 {
+            Some(graph) => graph.launch().map_err(|e| failed("cuGraphLaunch", e)),
+            None => Ok(()),
+        }
+    }
+}
