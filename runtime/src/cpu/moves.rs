@@ -149,28 +149,59 @@ fn walk<T: Pod>(w: &Window, from: &[u8], out: &mut [u8], offset: isize, rows: st
     if *inner == 0 {
         return;
     }
-    let (ia, ib) = (w.strides[0][outer.len()], w.strides[1][outer.len()]);
-    for row in rows {
-        let (mut a, mut b, mut rest) = (w.offsets[0], offset, row);
-        for (axis, size) in outer.iter().enumerate().rev() {
+    let steps = |axis: usize| [w.strides[0][axis], w.strides[1][axis]];
+    // Rows along the next axis at once; there is one if there is no such axis.
+    let (lines, step, lead) = match outer.split_last() {
+        Some((lines, lead)) => ((*lines).max(1), steps(lead.len()), lead),
+        None => (1, [0, 0], outer),
+    };
+    let mut row = rows.start;
+    while row < rows.end {
+        let first = row % lines;
+        let count = (lines - first).min(rows.end - row);
+        let (mut a, mut b, mut rest) = (w.offsets[0], offset, row / lines);
+        for (axis, size) in lead.iter().enumerate().rev() {
             let i = (rest % size) as isize;
             (a, b, rest) = (a + i * w.strides[0][axis], b + i * w.strides[1][axis], rest / size);
         }
+        let at = [a + first as isize * step[0], b + first as isize * step[1]];
+        plane(src, dst, at, (count, step), (*inner, steps(outer.len())));
+        row += count;
+    }
+}
+
+/// Elements along two axes, the longer one inside if neither side is contiguous along the other.
+fn plane<T: Pod>(
+    src: &[T],
+    dst: &mut [T],
+    [mut a, mut b]: [isize; 2],
+    (mut lines, mut line): (usize, [isize; 2]),
+    (mut count, mut step): (usize, [isize; 2]),
+) {
+    if step != [1, 1] && count < 16 && lines > count {
+        (lines, line, count, step) = (count, step, lines, line);
+    }
+    let [ia, ib] = step;
+    for _ in 0..lines {
         if ia == 1 && ib == 1 {
             let (a, b) = (a as usize, b as usize);
-            dst[b..b + inner].copy_from_slice(&src[a..a + inner]);
+            dst[b..b + count].copy_from_slice(&src[a..a + count]);
         } else if ib == 1 {
-            let to = &mut dst[b as usize..b as usize + inner];
+            let to = &mut dst[b as usize..b as usize + count];
             if ia == 0 {
                 to.fill(src[a as usize]);
             } else {
                 to.iter_mut().enumerate().for_each(|(i, o)| *o = src[(a + i as isize * ia) as usize]);
             }
+        } else if ia == 1 && ib > 0 {
+            let from = &src[a as usize..a as usize + count];
+            dst[b as usize..].iter_mut().step_by(ib as usize).zip(from).for_each(|(o, v)| *o = *v);
         } else {
-            for i in 0..*inner as isize {
+            for i in 0..count as isize {
                 dst[(b + i * ib) as usize] = src[(a + i * ia) as usize];
             }
         }
+        (a, b) = (a + line[0], b + line[1]);
     }
 }
 

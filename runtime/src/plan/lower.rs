@@ -4,7 +4,7 @@
 //! expand, slice and split are views of their operand; a copy is made only where a step needs its
 //! operand contiguous, or a reshape cannot be said with strides.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use hypatia_dsl::builtin::BuiltinOp;
@@ -17,18 +17,16 @@ use super::prepare::{Prepared, builtin};
 use super::regions::cluster;
 use super::rows::Rows;
 use super::view::{View, collapse, row_major};
-use super::{
-    Action, Buffer, BufferId, ConvStep, GemmStep, Options, Place, Plan, PlanInput, PointwiseStep, Step, kernels,
-};
+use super::{Action, Buffer, BufferId, GemmStep, Options, Place, Plan, PlanInput, PointwiseStep, Step, kernels};
 use crate::error::{Error, Result};
-use crate::graph::prim::{Prim, Window, elements, sizes};
+use crate::graph::prim::{Prim, elements, sizes};
 use crate::graph::{Graph, Node, NodeId, NodeKind, Value};
 use crate::tensor::Tensor;
 
-struct Lower<'a> {
+pub(super) struct Lower<'a> {
     graph: &'a Graph,
     rowwise: &'a HashMap<NodeId, Rows>,
-    plan: Plan,
+    pub(super) plan: Plan,
     values: HashMap<Value, View>,
     /// Buffers of constants by the address of their tensor: initializers are shared.
     constants: HashMap<usize, BufferId>,
@@ -36,6 +34,8 @@ struct Lower<'a> {
     copies: Vec<(View, View)>,
     /// True for nodes with a user outside of their group.
     leaves_group: Vec<bool>,
+    /// Buffers of results whose channels, axis 1 of the graph's value, are the last axis in memory.
+    pub(super) channels_last: HashSet<BufferId>,
 }
 
 pub(super) fn lower(prepared: &Prepared, options: &Options) -> Result<Plan> {
@@ -61,6 +61,7 @@ pub(super) fn lower(prepared: &Prepared, options: &Options) -> Result<Plan> {
         constants: HashMap::new(),
         copies: Vec::new(),
         leaves_group: leaves_group(graph, &groups),
+        channels_last: HashSet::new(),
     };
     l.inputs()?;
     for group in &groups {
@@ -140,7 +141,7 @@ impl Lower<'_> {
         BufferId(self.plan.buffers.len() as u32 - 1)
     }
 
-    fn fresh(&mut self, dtype: DType, shape: &[usize]) -> Result<View> {
+    pub(super) fn fresh(&mut self, dtype: DType, shape: &[usize]) -> Result<View> {
         let len = elements(shape)?;
         // The place is decided at the end.
         let buffer = self.buffer(dtype, len, Place::Arena(0));
@@ -163,7 +164,7 @@ impl Lower<'_> {
     }
 
     /// Where a value is.
-    fn value(&mut self, v: Value) -> Result<View> {
+    pub(super) fn value(&mut self, v: Value) -> Result<View> {
         if let Some(view) = self.values.get(&v) {
             return Ok(view.clone());
         }
@@ -174,12 +175,12 @@ impl Lower<'_> {
         }
     }
 
-    fn step(&mut self, name: &str, action: Action, reads: Vec<View>, writes: Vec<View>) {
+    pub(super) fn step(&mut self, name: &str, action: Action, reads: Vec<View>, writes: Vec<View>) {
         let in_place = vec![None; writes.len()];
         self.plan.steps.push(Step { name: name.to_string(), action, reads, writes, in_place, kernel: None });
     }
 
-    fn contiguous(&mut self, view: &View, name: &str) -> Result<View> {
+    pub(super) fn contiguous(&mut self, view: &View, name: &str) -> Result<View> {
         if view.is_contiguous() {
             return Ok(View { strides: row_major(&view.shape), ..view.clone() });
         }
@@ -192,7 +193,7 @@ impl Lower<'_> {
         Ok(copy)
     }
 
-    fn broadcast(&mut self, v: Value, shape: &[usize]) -> Result<View> {
+    pub(super) fn broadcast(&mut self, v: Value, shape: &[usize]) -> Result<View> {
         let view = self.value(v)?;
         view.broadcast(shape)
             .ok_or_else(|| Error::Internal(format!("{:?} does not broadcast to {shape:?}", view.shape)))
@@ -359,40 +360,6 @@ impl Lower<'_> {
         Ok(out)
     }
 
-    /// A convolution. The host runs any epilogue on its results; elsewhere it is a pass behind it.
-    fn conv(
-        &mut self,
-        node: &Node,
-        operands: &[Value],
-        term: Option<&Term>,
-        (windows, groups): (Vec<Window>, usize),
-        dtype: DType,
-        shape: &[usize],
-    ) -> Result<View> {
-        let [x, w, reads @ ..] = operands else { return Err(Error::Internal("a convolution of one operand".into())) };
-        let mut views = Vec::with_capacity(operands.len());
-        for v in [x, w] {
-            let view = self.value(*v)?;
-            views.push(self.contiguous(&view, &node.name)?);
-        }
-        for v in reads {
-            views.push(self.broadcast(*v, shape)?);
-        }
-        let step =
-            ConvStep { windows, groups, acc: views[0].dtype.compute(), term: term.cloned().unwrap_or_else(plain) };
-        let out = self.fresh(dtype, shape)?;
-        if self.plan.device.is_host() || (step.is_plain() && step.acc == dtype) {
-            self.step(&node.name, Action::Conv(step), views, vec![out.clone()]);
-            return Ok(out);
-        }
-        let reads = views.split_off(2);
-        let mid = self.fresh(step.acc, shape)?;
-        let plain = ConvStep { term: plain(), ..step.clone() };
-        self.step(&node.name, Action::Conv(plain), views, vec![mid.clone()]);
-        self.pass(&node.name, step.term, mid, reads, out.clone());
-        Ok(out)
-    }
-
     fn set_kernel(&mut self, kernel: Option<hypatia_dsl::ir::KernelId>) {
         if let Some(step) = self.plan.steps.last_mut() {
             step.kernel = kernel;
@@ -400,7 +367,7 @@ impl Lower<'_> {
     }
 
     /// A pointwise pass over the accumulator of a gemm.
-    fn pass(&mut self, name: &str, term: Term, acc: View, reads: Vec<View>, out: View) {
+    pub(super) fn pass(&mut self, name: &str, term: Term, acc: View, reads: Vec<View>, out: View) {
         let dtype = acc.dtype;
         let reads = [reads, vec![acc]].concat();
         self.pointwise(name, term, reads, vec![out], Some(dtype));
@@ -476,15 +443,20 @@ impl Lower<'_> {
             let id = if wraps { term.add(TermNode::Cast { to: dtype, arg: id }) } else { id };
             inside.insert(Value { node: NodeId(*index as u32), output: 0 }, id);
         }
+        let mut reads: Vec<View> = reads.into_iter().map(|(_, v)| v).collect();
+        let order = self.pointwise_order(&reads, &shape);
+        if let Some(order) = &order {
+            reads.iter_mut().for_each(|v| *v = v.transposed(order));
+        }
         let mut writes = Vec::new();
         for index in nodes {
             if !self.leaves_group[*index] {
                 continue;
             }
             let value = Value { node: NodeId(*index as u32), output: 0 };
-            let out = self.fresh(graph.nodes[*index].results[0].dtype, &shape)?;
+            let [out, seen] = self.fresh_in(graph.nodes[*index].results[0].dtype, &shape, order.as_deref())?;
             term.roots.push(inside[&value]);
-            self.values.insert(value, out.clone());
+            self.values.insert(value, seen);
             writes.push(out);
         }
         if writes.is_empty() {
@@ -493,7 +465,6 @@ impl Lower<'_> {
         let mut names: Vec<&str> =
             nodes.iter().map(|n| graph.nodes[*n].name.as_str()).filter(|n| !n.is_empty()).collect();
         names.dedup();
-        let reads = reads.into_iter().map(|(_, v)| v).collect();
         self.pointwise(&names.join(" + "), term, reads, writes, None);
         Ok(())
     }

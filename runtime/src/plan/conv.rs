@@ -1,0 +1,118 @@
+//! Convolutions, and which axis the channels of what they compute are.
+//!
+//! In: a convolution and its operands. Out: a step, and a view of its result with the channels where the
+//! graph has them. Holds always: the host computes with the channels as the last axis where the filters are
+//! constant and there are enough channels to fill vectors; what comes behind reads that through strides,
+//! and pointwise work keeps it, so that it is turned back at the end only, if at all.
+
+use hypatia_dsl::dtype::DType;
+use hypatia_dsl::scalar::Term;
+
+use super::lower::{Lower, plain};
+use super::view::{View, row_major};
+use super::{Action, ConvStep, Place};
+use crate::error::{Error, Result};
+use crate::graph::prim::Window;
+use crate::graph::{Node, Value};
+
+/// Filters from which on they are worth being neighbours in memory.
+const FEW: usize = 8;
+
+/// The order of axes that puts the channels, which are axis 1, last.
+fn channels_last(rank: usize) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..rank).filter(|a| *a != 1).collect();
+    order.push(1);
+    order
+}
+
+/// The order that undoes another one.
+fn inverse(order: &[usize]) -> Vec<usize> {
+    (0..order.len()).map(|axis| order.iter().position(|a| *a == axis).unwrap_or(axis)).collect()
+}
+
+impl Lower<'_> {
+    /// A convolution. The host runs any epilogue on its results; elsewhere it is a pass behind it.
+    pub(super) fn conv(
+        &mut self,
+        node: &Node,
+        operands: &[Value],
+        term: Option<&Term>,
+        (windows, groups): (Vec<Window>, usize),
+        dtype: DType,
+        shape: &[usize],
+    ) -> Result<View> {
+        let [x, w, reads @ ..] = operands else { return Err(Error::Internal("a convolution of one operand".into())) };
+        let (x, w) = (self.value(*x)?, self.value(*w)?);
+        let acc = x.dtype.compute();
+        let last = self.puts_channels_last(&x, &w, &windows, groups);
+        let step = ConvStep { windows, groups, last, acc, term: term.cloned().unwrap_or_else(plain) };
+        if last {
+            let order = channels_last(shape.len());
+            let mut views = vec![self.contiguous(&x.transposed(&order), &node.name)?, w];
+            for v in reads {
+                views.push(self.broadcast(*v, shape)?.transposed(&order));
+            }
+            let sizes: Vec<usize> = order.iter().map(|a| shape[*a]).collect();
+            let out = self.fresh(dtype, &sizes)?;
+            self.channels_last.insert(out.buffer);
+            self.step(&node.name, Action::Conv(step), views, vec![out.clone()]);
+            return Ok(out.transposed(&inverse(&order)));
+        }
+        let mut views = vec![self.contiguous(&x, &node.name)?, self.contiguous(&w, &node.name)?];
+        for v in reads {
+            views.push(self.broadcast(*v, shape)?);
+        }
+        let out = self.fresh(dtype, shape)?;
+        if self.plan.device.is_host() || (step.is_plain() && step.acc == dtype) {
+            self.step(&node.name, Action::Conv(step), views, vec![out.clone()]);
+            return Ok(out);
+        }
+        let reads = views.split_off(2);
+        let mid = self.fresh(step.acc, shape)?;
+        let plain = ConvStep { term: plain(), ..step.clone() };
+        self.step(&node.name, Action::Conv(plain), views, vec![mid.clone()]);
+        self.pass(&node.name, step.term, mid, reads, out.clone());
+        Ok(out)
+    }
+
+    /// True if a convolution is computed with its channels as the last axis.
+    fn puts_channels_last(&self, x: &View, w: &View, windows: &[Window], groups: usize) -> bool {
+        let [filters, depth, ..] = w.shape[..] else { return false };
+        let constant = matches!(self.plan.buffers[w.buffer.index()].place, Place::Constant(_)) && w.is_contiguous();
+        // Filters that see all channels, or one channel each.
+        let all = groups == 1 && filters >= FEW;
+        let each = depth == 1 && filters == groups && filters >= FEW && x.dtype == x.dtype.compute();
+        self.plan.device.is_host() && constant && (1..=2).contains(&windows.len()) && !x.is_empty() && (all || each)
+    }
+
+    /// The order of axes in which pointwise work is done on the host: that of an operand with its channels last,
+    /// if none of full size lies otherwise. `None` if they stay as they are.
+    pub(super) fn pointwise_order(&self, reads: &[View], shape: &[usize]) -> Option<Vec<usize>> {
+        if !self.plan.device.is_host() || shape.len() < 3 {
+            return None;
+        }
+        let order = channels_last(shape.len());
+        let full = |v: &&View| v.strides.iter().zip(shape).all(|(stride, size)| *stride != 0 || *size == 1);
+        let mut any = false;
+        for v in reads.iter().filter(full) {
+            if v.is_contiguous() || !v.transposed(&order).is_contiguous() {
+                return None;
+            }
+            any |= self.channels_last.contains(&v.buffer);
+        }
+        any.then_some(order)
+    }
+
+    /// A new buffer with its axes in that order in memory, as it is written and as the graph sees it.
+    pub(super) fn fresh_in(&mut self, dtype: DType, shape: &[usize], order: Option<&[usize]>) -> Result<[View; 2]> {
+        let Some(order) = order else {
+            let out = self.fresh(dtype, shape)?;
+            return Ok([out.clone(), out]);
+        };
+        let sizes: Vec<usize> = order.iter().map(|a| shape[*a]).collect();
+        let out = self.fresh(dtype, &sizes)?;
+        self.channels_last.insert(out.buffer);
+        debug_assert_eq!(out.strides, row_major(&sizes));
+        Ok([out.clone(), out.transposed(&inverse(order))])
+    }
+}
