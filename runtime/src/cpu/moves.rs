@@ -9,6 +9,7 @@ use hypatia_dsl::builtin::Joining;
 use hypatia_dsl::dtype::DType;
 use smallvec::SmallVec;
 
+use super::gemm::Widen;
 use super::reduce::element;
 use super::reference::Val;
 use super::reference::scalars::join;
@@ -18,6 +19,8 @@ use crate::plan::{View, collapse, row_major};
 
 /// Bytes below which work is not shared among threads.
 const GRAIN: usize = 1 << 15;
+/// Columns that are transposed at once.
+const TURNED: usize = 256;
 
 /// Memory and the view on it.
 #[derive(Clone, Copy)]
@@ -170,7 +173,8 @@ fn walk<T: Pod>(w: &Window, from: &[u8], out: &mut [u8], offset: isize, rows: st
     }
 }
 
-/// Elements along two axes, the longer one inside if neither side is contiguous along the other.
+/// Elements along two axes: by squares where each side is contiguous along another one, else the longer axis inside
+/// if neither is contiguous along the other.
 fn plane<T: Pod>(
     src: &[T],
     dst: &mut [T],
@@ -178,6 +182,11 @@ fn plane<T: Pod>(
     (mut lines, mut line): (usize, [isize; 2]),
     (mut count, mut step): (usize, [isize; 2]),
 ) {
+    let turns = step[1] == 1 && line[0] == 1 && step[0] > 0 && line[1] > 0 && lines.min(count) >= 8;
+    if turns {
+        let (src, dst) = (&src[a as usize..], &mut dst[b as usize..]);
+        return turn(src, dst, [lines, count], [step[0] as usize, line[1] as usize]);
+    }
     if step != [1, 1] && count < 16 && lines > count {
         (lines, line, count, step) = (count, step, lines, line);
     }
@@ -202,6 +211,32 @@ fn plane<T: Pod>(
             }
         }
         (a, b) = (a + line[0], b + line[1]);
+    }
+}
+
+/// A transpose: element i of line j goes from `i * from + j` to `j * to + i`.
+fn turn<T: Pod>(src: &[T], dst: &mut [T], [lines, count]: [usize; 2], [from, to]: [usize; 2]) {
+    // Columns whose lines of memory stay in the first-level cache until all lines are done.
+    for first in (0..count).step_by(TURNED) {
+        let columns = first..count.min(first + TURNED);
+        for j in (0..lines).step_by(8) {
+            let height = 8.min(lines - j);
+            for i in columns.clone().step_by(8) {
+                let width = 8.min(columns.end - i);
+                let (source, target) = (&src[i * from + j..], &mut dst[j * to + i..]);
+                if height == 8 && width == 8 && size_of::<T>() == size_of::<f32>() {
+                    let (source, target) = (bytemuck::cast_slice(source), bytemuck::cast_slice_mut(target));
+                    if f32::transpose8(source, from, target, to) {
+                        continue;
+                    }
+                }
+                for y in 0..height {
+                    for x in 0..width {
+                        target[y * to + x] = source[x * from + y];
+                    }
+                }
+            }
+        }
     }
 }
 

@@ -2,21 +2,37 @@
 //!
 //! In: a convolution and its operands. Out: a step, and a view of its result with the channels where the
 //! graph has them. Holds always: the host computes with the channels as the last axis where the filters are
-//! constant and there are enough channels to fill vectors; what comes behind reads that through strides,
-//! and pointwise work keeps it, so that it is turned back at the end only, if at all.
+//! constant, there are enough channels to fill vectors, and the result need not be turned back at once;
+//! what comes behind reads that through strides, and pointwise work keeps it.
 
+use hypatia_dsl::builtin::BuiltinOp;
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::scalar::Term;
 
 use super::lower::{Lower, plain};
+use super::prepare::builtin;
 use super::view::{View, row_major};
 use super::{Action, ConvStep, Place};
 use crate::error::{Error, Result};
 use crate::graph::prim::Window;
-use crate::graph::{Node, Value};
+use crate::graph::{Graph, Node, Value};
 
 /// Filters from which on they are worth being neighbours in memory.
 const FEW: usize = 8;
+/// Places of an image up to which turning it costs less than a product with so few columns.
+const SMALL: usize = 1 << 10;
+
+/// The nodes whose results a convolution reads, or pointwise work that a convolution reads.
+pub(super) fn leads_to_convolution(graph: &Graph, pointwise: &[bool]) -> Vec<bool> {
+    let mut leads = vec![false; graph.nodes.len()];
+    for (i, node) in graph.nodes.iter().enumerate().rev() {
+        let convolves = matches!(builtin(graph, node), Some(BuiltinOp::Conv | BuiltinOp::ConvGemm));
+        if convolves || (pointwise[i] && leads[i]) {
+            node.operands.iter().flatten().for_each(|v| leads[v.node.index()] = true);
+        }
+    }
+    leads
+}
 
 /// The order of axes that puts the channels, which are axis 1, last.
 fn channels_last(rank: usize) -> Vec<usize> {
@@ -31,20 +47,23 @@ fn inverse(order: &[usize]) -> Vec<usize> {
 }
 
 impl Lower<'_> {
-    /// A convolution. The host runs any epilogue on its results; elsewhere it is a pass behind it.
+    /// A convolution, which another one follows or not. The host runs any epilogue on its results; elsewhere it is
+    /// a pass behind it.
     pub(super) fn conv(
         &mut self,
         node: &Node,
         operands: &[Value],
         term: Option<&Term>,
         (windows, groups): (Vec<Window>, usize),
-        dtype: DType,
-        shape: &[usize],
+        (dtype, shape): (DType, &[usize]),
+        follows: bool,
     ) -> Result<View> {
         let [x, w, reads @ ..] = operands else { return Err(Error::Internal("a convolution of one operand".into())) };
         let (x, w) = (self.value(*x)?, self.value(*w)?);
         let acc = x.dtype.compute();
-        let last = self.puts_channels_last(&x, &w, &windows, groups);
+        let small = shape[2..].iter().product::<usize>() <= SMALL;
+        let stays = small || follows || self.channels_last.contains(&x.buffer);
+        let last = stays && self.puts_channels_last(&x, &w, &windows, groups);
         let step = ConvStep { windows, groups, last, acc, term: term.cloned().unwrap_or_else(plain) };
         if last {
             let order = channels_last(shape.len());

@@ -13,6 +13,7 @@ use hypatia_dsl::ir::InView;
 use hypatia_dsl::kernel::{Access, Operand, PointwiseKernel};
 use hypatia_dsl::scalar::{Literal, Term, TermId, TermNode};
 
+use super::conv::leads_to_convolution;
 use super::prepare::{Prepared, builtin};
 use super::regions::cluster;
 use super::rows::Rows;
@@ -36,6 +37,8 @@ pub(super) struct Lower<'a> {
     leaves_group: Vec<bool>,
     /// Buffers of results whose channels, axis 1 of the graph's value, are the last axis in memory.
     pub(super) channels_last: HashSet<BufferId>,
+    /// True for nodes whose result reaches a convolution with its layout.
+    leads_to_convolution: Vec<bool>,
 }
 
 pub(super) fn lower(prepared: &Prepared, options: &Options) -> Result<Plan> {
@@ -62,6 +65,7 @@ pub(super) fn lower(prepared: &Prepared, options: &Options) -> Result<Plan> {
         copies: Vec::new(),
         leaves_group: leaves_group(graph, &groups),
         channels_last: HashSet::new(),
+        leads_to_convolution: leads_to_convolution(graph, &pointwise),
     };
     l.inputs()?;
     for group in &groups {
@@ -215,7 +219,8 @@ impl Lower<'_> {
         if op.multiplies() {
             let view = match prim {
                 Prim::Conv { axes, groups } => {
-                    self.conv(node, &operands, term.as_ref(), (axes, groups), dtype, &shape)?
+                    let follows = self.leads_to_convolution[index];
+                    self.conv(node, &operands, term.as_ref(), (axes, groups), (dtype, &shape), follows)?
                 }
                 _ => self.gemm(node, &operands, term.as_ref(), dtype, &shape)?,
             };
