@@ -12,9 +12,10 @@ use rand_chacha::ChaCha8Rng;
 
 use super::Executor;
 use super::reference::{Mode, evaluate};
+use super::simd::{Isa, limit};
 use crate::device::Device;
 use crate::graph::{Graph, Value};
-use crate::plan::{Options, Plan};
+use crate::plan::{Action, Options, Plan};
 use crate::tensor::Tensor;
 use crate::testing::{int, list, program, ty};
 
@@ -44,18 +45,35 @@ impl Net {
         self.values(dtype, shape, |rng| rng.random_range(-2.0..2.0))
     }
 
+    /// Filters that are known when the plan is made: the host puts channels last.
+    fn constant(&mut self, dtype: DType, shape: &[usize]) -> Value {
+        let values: Vec<f64> = (0..shape.iter().product()).map(|_| self.rng.random_range(-2.0..2.0)).collect();
+        self.graph.constant(Arc::new(Tensor::from_f64(dtype, shape, &values).unwrap()))
+    }
+
     /// Results of the executor, and that of the reference. The plan for a GPU, where convolutions become other steps,
     /// must give the same.
-    fn run(mut self, y: Value, threads: usize) -> ([Tensor; 2], Tensor) {
+    fn run(self, y: Value, threads: usize) -> ([Tensor; 2], Tensor) {
+        let (have, want, _) = self.run_planned(y, threads);
+        (have, want)
+    }
+
+    /// As [`Net::run`], and for each convolution whether its channels are last.
+    fn run_planned(mut self, y: Value, threads: usize) -> ([Tensor; 2], Tensor, Vec<bool>) {
         self.graph.output("y", y);
         let want = evaluate(&self.graph, &self.inputs, Mode::Rounded).unwrap()[0].to_tensor().unwrap();
+        let mut last = Vec::new();
         let have = ["cpu", "h200"].map(|device| {
             let plan = Arc::new(Plan::build(&self.graph, &Options::new(Device::named(device).unwrap())).unwrap());
+            last.extend(plan.steps.iter().filter_map(|s| match &s.action {
+                Action::Conv(c) => Some(c.last),
+                _ => None,
+            }));
             let given = |n: &str| self.inputs.iter().find(|(i, _)| i == n).unwrap().1.clone();
             let inputs: Vec<Tensor> = plan.inputs.iter().map(|i| given(&i.name)).collect();
             Executor::new(plan, threads).unwrap().poisoned().run(&inputs).unwrap().remove(0)
         });
-        (have, want)
+        (have, want, last)
     }
 }
 
@@ -80,9 +98,10 @@ fn close(have: &Tensor, want: &Tensor, seed: u64) {
         _ => 3e-2,
     };
     let want = want.to_f64();
-    let scale = want.iter().fold(1.0f64, |a, v| a.max(v.abs()));
+    let scale = want.iter().filter(|v| v.is_finite()).fold(1.0f64, |a, v| a.max(v.abs()));
     for (i, (a, b)) in have.to_f64().into_iter().zip(want).enumerate() {
-        assert!((a - b).abs() <= tolerance * scale, "seed {seed}: element {i} is {a}, not {b}");
+        let same = a == b || (a.is_nan() && b.is_nan());
+        assert!(same || (a - b).abs() <= tolerance * scale, "seed {seed}: element {i} is {a}, not {b}");
     }
 }
 
@@ -125,6 +144,103 @@ fn convolution(seed: u64) {
 #[test]
 fn convolutions_agree_with_the_reference() {
     (0..300).for_each(convolution);
+}
+
+/// Constant filters, enough of them to put the channels last: dense ones, and one for each channel.
+fn convolution_channels_last(seed: u64) -> bool {
+    let mut n = Net::new(seed);
+    let dtype = [DType::F32, DType::F32, DType::F64, DType::F16, DType::BF16][n.pick(0, 4)];
+    let axes = n.pick(1, 2);
+    let (groups, depth, filters) = match n.pick(0, 1) {
+        0 => (1, [1, 2, 5, 40][n.pick(0, 3)], [8, 9, 33, 70][n.pick(0, 3)]),
+        _ => ([8, 9, 32, 45][n.pick(0, 3)], 1, 1),
+    };
+    let (batch, largest) = (n.pick(0, 2), [30, 9][axes - 1]);
+    let mut lists = [const { Vec::new() }; 6];
+    let one = n.rng.random_bool(0.3);
+    for _ in 0..axes {
+        let size = n.pick(1, largest);
+        let (kernel, stride, dilation) = if one { (1, 1, 1) } else { (n.pick(1, 4), n.pick(1, 3), n.pick(1, 2)) };
+        let before = if one { 0 } else { n.pick(0, 4) };
+        let reach = (kernel - 1) * dilation + 1;
+        let after = if one { 0 } else { n.pick(0, 4) }.max(reach.saturating_sub(size + before));
+        for (list, v) in lists.iter_mut().zip([size, kernel, stride, before, after, dilation]) {
+            list.push(v);
+        }
+    }
+    let [size, kernel, strides, before, after, dilations] = lists;
+    let shape = [&[batch, groups * depth], &size[..]].concat();
+    let special = n.rng.random_bool(0.2);
+    let x = n.values(dtype, &shape, |rng| match rng.random_range(0..40) {
+        0 if special => f64::NAN,
+        1 if special => f64::INFINITY,
+        2 if special => f64::NEG_INFINITY,
+        _ => rng.random_range(-2.0..2.0),
+    });
+    let w = n.constant(dtype, &[&[groups * filters, depth], &kernel[..]].concat());
+    let mut attrs = vec![list(&strides), list(&before), list(&after), list(&dilations), int(groups as i64)];
+    let y = if special || n.rng.random_bool(0.3) {
+        n.graph.builtin(BuiltinOp::Conv, &[x, w], attrs).unwrap()
+    } else {
+        let bias = n.input(dtype, &[&[groups * filters], &vec![1; axes][..]].concat());
+        attrs.push(AttrValue::DType([dtype, dtype, DType::F32, DType::BF16][n.pick(0, 3)]));
+        let op = n.graph.program.builtin_op(BuiltinOp::ConvGemm).unwrap();
+        let term = epilogue(&n.graph);
+        n.graph.op(op, &[Some(x), Some(w), Some(bias)], attrs, Some(term)).unwrap()
+    };
+    let threads = n.pick(1, 3);
+    let (have, want, last) = n.run_planned(y[0], threads);
+    have.iter().for_each(|have| close(have, &want, seed));
+    last.contains(&true)
+}
+
+#[test]
+fn convolutions_with_channels_last_agree_with_the_reference() {
+    let last = (0..300).filter(|seed| convolution_channels_last(*seed)).count();
+    assert!(last > 100, "only {last} of them had their channels last");
+    for (isa, seeds) in [(Isa::Avx2, 300..350), (Isa::Portable, 350..400)] {
+        limit(isa);
+        seeds.for_each(|seed| {
+            convolution_channels_last(seed);
+        });
+    }
+}
+
+/// What stands between convolutions keeps the channels last: a mean for each channel, its product with the
+/// result, a residual, and what needs them in the graph's order.
+#[test]
+fn work_between_convolutions_agrees_with_the_reference() {
+    for seed in 0..40 {
+        let mut n = Net::new(seed);
+        let (channels, inner) = ([8, 12, 16, 33][n.pick(0, 3)], [8, 19, 40][n.pick(0, 2)]);
+        let (batch, size) = (n.pick(1, 3), [n.pick(1, 9), n.pick(1, 9)]);
+        let x = n.input(DType::F32, &[&[batch, channels], &size[..]].concat());
+        let wide = n.constant(DType::F32, &[inner, channels, 1, 1]);
+        let each = n.constant(DType::F32, &[inner, 1, 3, 3]);
+        let squeeze = n.constant(DType::F32, &[8, inner, 1, 1]);
+        let excite = n.constant(DType::F32, &[inner, 8, 1, 1]);
+        let narrow = n.constant(DType::F32, &[channels, inner, 1, 1]);
+        let conv = |n: &mut Net, x: Value, w: Value, pad: usize, groups: usize| {
+            let attrs = vec![list(&[1, 1]), list(&[pad, pad]), list(&[pad, pad]), list(&[1, 1]), int(groups as i64)];
+            n.graph.builtin(BuiltinOp::Conv, &[x, w], attrs).unwrap()[0]
+        };
+        let scalar = |n: &mut Net, f: BuiltinScalar, operands: &[Value]| n.graph.builtin_scalar(f, operands).unwrap();
+        let y = conv(&mut n, x, wide, 0, 1);
+        let y = scalar(&mut n, BuiltinScalar::Tanh, &[y]);
+        let y = conv(&mut n, y, each, 1, inner);
+        let mean = n.graph.builtin(BuiltinOp::Mean, &[y], vec![list(&[2, 3]), AttrValue::Bool(true)]).unwrap()[0];
+        let scale = conv(&mut n, mean, squeeze, 0, 1);
+        let scale = conv(&mut n, scale, excite, 0, 1);
+        let scale = scalar(&mut n, BuiltinScalar::Tanh, &[scale]);
+        let y = scalar(&mut n, BuiltinScalar::Mul, &[y, scale]);
+        let y = conv(&mut n, y, narrow, 0, 1);
+        // A residual that lies in the graph's order.
+        let y = scalar(&mut n, BuiltinScalar::Add, &[y, x]);
+        let threads = n.pick(1, 2);
+        let (have, want, last) = n.run_planned(y, threads);
+        have.iter().for_each(|have| close(have, &want, seed));
+        assert!(last.iter().filter(|l| **l).count() >= 4, "seed {seed}: {last:?}");
+    }
 }
 
 /// Tiles of results, several threads, and sums in a panel of their own.

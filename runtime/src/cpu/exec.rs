@@ -13,6 +13,7 @@ use smallvec::SmallVec;
 use super::conv::{DirectCode, Geometry};
 use super::gemm::GemmCode;
 use super::interp::Code;
+use super::last::EachCode;
 use super::memory::{Bytes, Carved, carve};
 use super::moves::{self, Source, Window};
 use super::pointwise::{Input, Work};
@@ -28,6 +29,8 @@ enum Ready {
     Gemm(Box<GemmCode>),
     /// A convolution of few filters a group.
     Direct(Box<DirectCode>),
+    /// A convolution with one filter for each channel, channels last.
+    Each(Box<EachCode>),
     Pointwise(Code),
     Rowwise(Box<RowCode>),
     /// One for each read, in the order in which they are written.
@@ -179,10 +182,14 @@ impl Executor {
             (Action::Gemm(_), Ready::Gemm(g)) => {
                 g.run(&team, [reads[0], reads[1]], &step.reads[2..], &reads[2..], outs[0])?;
             }
+            (Action::Conv(c), Ready::Gemm(g)) if c.last => {
+                g.run(&team, [reads[0], reads[1]], &step.reads[2..], &reads[2..], outs[0])?;
+            }
             // The filters are the left operand.
             (Action::Conv(_), Ready::Gemm(g)) => {
                 g.run(&team, [reads[1], reads[0]], &step.reads[2..], &reads[2..], outs[0])?;
             }
+            (_, Ready::Each(c)) => c.run(&team, reads[0], &step.reads[2..], &reads[2..], outs[0])?,
             (_, Ready::Direct(c)) => c.run(&team, [reads[0], reads[1]], &step.reads[2..], &reads[2..], outs[0])?,
             (Action::Pointwise(p), Ready::Pointwise(code)) => pointwise(p, code, step, &reads, &team, &mut outs),
             (Action::Rowwise(r), Ready::Rowwise(code)) => {
@@ -225,16 +232,23 @@ fn window_reads(action: &Action, reads: usize) -> impl Iterator<Item = usize> {
 fn prepare(plan: &Plan, step: &Step, threads: usize) -> Result<Ready> {
     let program = &plan.program;
     let shape = step.writes.first().map_or(&[] as &[usize], |v| &v.shape);
+    // The right operand of a product, the filters of a convolution.
+    let constant = step.reads.get(1).and_then(|v| match plan.buffers[v.buffer.index()].place {
+        Place::Constant(i) => plan.constants.get(i),
+        _ => None,
+    });
     Ok(match &step.action {
         Action::Gemm(g) => {
-            let constant = step.reads.get(1).and_then(|v| match plan.buffers[v.buffer.index()].place {
-                Place::Constant(i) => plan.constants.get(i),
-                _ => None,
-            });
             Ready::Gemm(Box::new(GemmCode::new(program, g, &step.reads, &step.writes[0], constant, threads)?))
         }
         Action::Conv(c) => {
             let (reads, out) = (&step.reads, &step.writes[0]);
+            if c.last && c.groups > 1 {
+                return Ok(Ready::Each(Box::new(EachCode::new(program, c, reads, out, constant)?)));
+            }
+            if c.last {
+                return Ok(Ready::Gemm(Box::new(GemmCode::conv_last(program, c, reads, out, constant, threads)?)));
+            }
             let geometry = Geometry::new(c, reads, out)?;
             if geometry.is_direct() {
                 Ready::Direct(Box::new(DirectCode::new(program, c, geometry, reads, out)?))
@@ -261,6 +275,7 @@ fn is_shared(step: &Step, ready: &Ready) -> bool {
     match (&step.action, ready) {
         (_, Ready::Gemm(g)) => g.is_shared(),
         (_, Ready::Direct(c)) => c.is_shared(),
+        (_, Ready::Each(c)) => c.is_shared(),
         (_, Ready::Pointwise(code)) => len > 2 * code.grain(),
         (Action::Rowwise(r), Ready::Rowwise(code)) => code.is_shared(r.rows),
         (_, Ready::Windows(windows)) => windows.iter().any(Window::is_shared),

@@ -620,6 +620,24 @@ pub fn read(bytes: &[u8], dtype: DType, at: isize, stride: isize, dst: Dst<'_>) 
     }
 }
 
+/// Fills a register with its first `period` elements, over and over.
+pub fn repeat(dst: Dst<'_>, period: usize) {
+    fn fill<T: Copy>(all: &mut [T], period: usize) {
+        let mut done = period.max(1);
+        while done < all.len() {
+            let count = done.min(all.len() - done);
+            all.copy_within(..count, done);
+            done += count;
+        }
+    }
+    match dst {
+        Dst::F32(d) => fill(d, period),
+        Dst::F64(d) => fill(d, period),
+        Dst::Int(d) => fill(d, period),
+        Dst::Bool(d) => fill(d, period),
+    }
+}
+
 /// A part of a register.
 pub fn part<'a>(dst: &'a mut Dst<'_>, from: usize, to: usize) -> Dst<'a> {
     match dst {

@@ -1,7 +1,7 @@
 //! The CPU: the reference evaluator that defines meaning, and the executor that runs plans.
 //!
 //! [`mod@reference`] is slow and obvious, and reads graphs; everything else here is the [`Executor`], which
-//! reads plans: [`exec`] walks the steps, [`gemm`], [`conv`], [`pointwise`], [`rowwise`], [`reduce`] and [`moves`]
+//! reads plans: [`exec`] walks the steps, [`gemm`], [`conv`], [`last`], [`pointwise`], [`rowwise`], [`reduce`] and [`moves`]
 //! compute them, [`interp`] runs scalar terms on blocks with the functions of [`math`], [`memory`] cuts
 //! the arena. [`flat`] is how both see a scalar term.
 
@@ -12,6 +12,7 @@ mod exec;
 pub mod flat;
 mod gemm;
 mod interp;
+mod last;
 mod math;
 mod memory;
 mod moves;

@@ -9,6 +9,7 @@ use hypatia_dsl::builtin::Joining;
 use hypatia_dsl::dtype::DType;
 use smallvec::SmallVec;
 
+use super::gemm::Widen;
 use super::reduce::element;
 use super::reference::Val;
 use super::reference::scalars::join;
@@ -18,6 +19,8 @@ use crate::plan::{View, collapse, row_major};
 
 /// Bytes below which work is not shared among threads.
 const GRAIN: usize = 1 << 15;
+/// Columns that are transposed at once.
+const TURNED: usize = 256;
 
 /// Memory and the view on it.
 #[derive(Clone, Copy)]
@@ -149,26 +152,89 @@ fn walk<T: Pod>(w: &Window, from: &[u8], out: &mut [u8], offset: isize, rows: st
     if *inner == 0 {
         return;
     }
-    let (ia, ib) = (w.strides[0][outer.len()], w.strides[1][outer.len()]);
-    for row in rows {
-        let (mut a, mut b, mut rest) = (w.offsets[0], offset, row);
-        for (axis, size) in outer.iter().enumerate().rev() {
+    let steps = |axis: usize| [w.strides[0][axis], w.strides[1][axis]];
+    // Rows along the next axis at once; there is one if there is no such axis.
+    let (lines, step, lead) = match outer.split_last() {
+        Some((lines, lead)) => ((*lines).max(1), steps(lead.len()), lead),
+        None => (1, [0, 0], outer),
+    };
+    let mut row = rows.start;
+    while row < rows.end {
+        let first = row % lines;
+        let count = (lines - first).min(rows.end - row);
+        let (mut a, mut b, mut rest) = (w.offsets[0], offset, row / lines);
+        for (axis, size) in lead.iter().enumerate().rev() {
             let i = (rest % size) as isize;
             (a, b, rest) = (a + i * w.strides[0][axis], b + i * w.strides[1][axis], rest / size);
         }
+        let at = [a + first as isize * step[0], b + first as isize * step[1]];
+        plane(src, dst, at, (count, step), (*inner, steps(outer.len())));
+        row += count;
+    }
+}
+
+/// Elements along two axes: by squares where each side is contiguous along another one, else the longer axis inside
+/// if neither is contiguous along the other.
+fn plane<T: Pod>(
+    src: &[T],
+    dst: &mut [T],
+    [mut a, mut b]: [isize; 2],
+    (mut lines, mut line): (usize, [isize; 2]),
+    (mut count, mut step): (usize, [isize; 2]),
+) {
+    let turns = step[1] == 1 && line[0] == 1 && step[0] > 0 && line[1] > 0 && lines.min(count) >= 8;
+    if turns {
+        let (src, dst) = (&src[a as usize..], &mut dst[b as usize..]);
+        return turn(src, dst, [lines, count], [step[0] as usize, line[1] as usize]);
+    }
+    if step != [1, 1] && count < 16 && lines > count {
+        (lines, line, count, step) = (count, step, lines, line);
+    }
+    let [ia, ib] = step;
+    for _ in 0..lines {
         if ia == 1 && ib == 1 {
             let (a, b) = (a as usize, b as usize);
-            dst[b..b + inner].copy_from_slice(&src[a..a + inner]);
+            dst[b..b + count].copy_from_slice(&src[a..a + count]);
         } else if ib == 1 {
-            let to = &mut dst[b as usize..b as usize + inner];
+            let to = &mut dst[b as usize..b as usize + count];
             if ia == 0 {
                 to.fill(src[a as usize]);
             } else {
                 to.iter_mut().enumerate().for_each(|(i, o)| *o = src[(a + i as isize * ia) as usize]);
             }
+        } else if ia == 1 && ib > 0 {
+            let from = &src[a as usize..a as usize + count];
+            dst[b as usize..].iter_mut().step_by(ib as usize).zip(from).for_each(|(o, v)| *o = *v);
         } else {
-            for i in 0..*inner as isize {
+            for i in 0..count as isize {
                 dst[(b + i * ib) as usize] = src[(a + i * ia) as usize];
+            }
+        }
+        (a, b) = (a + line[0], b + line[1]);
+    }
+}
+
+/// A transpose: element i of line j goes from `i * from + j` to `j * to + i`.
+fn turn<T: Pod>(src: &[T], dst: &mut [T], [lines, count]: [usize; 2], [from, to]: [usize; 2]) {
+    // Columns whose lines of memory stay in the first-level cache until all lines are done.
+    for first in (0..count).step_by(TURNED) {
+        let columns = first..count.min(first + TURNED);
+        for j in (0..lines).step_by(8) {
+            let height = 8.min(lines - j);
+            for i in columns.clone().step_by(8) {
+                let width = 8.min(columns.end - i);
+                let (source, target) = (&src[i * from + j..], &mut dst[j * to + i..]);
+                if height == 8 && width == 8 && size_of::<T>() == size_of::<f32>() {
+                    let (source, target) = (bytemuck::cast_slice(source), bytemuck::cast_slice_mut(target));
+                    if f32::transpose8(source, from, target, to) {
+                        continue;
+                    }
+                }
+                for y in 0..height {
+                    for x in 0..width {
+                        target[y * to + x] = source[x * from + y];
+                    }
+                }
             }
         }
     }

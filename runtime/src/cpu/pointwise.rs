@@ -7,7 +7,7 @@ use hypatia_dsl::dtype::DType;
 use smallvec::SmallVec;
 
 use super::flat::Source;
-use super::interp::{BLOCK, Code, Dst, Feed, part, read};
+use super::interp::{BLOCK, Code, Dst, Feed, part, read, repeat};
 use super::threads::Team;
 
 /// An operand that walks an index space.
@@ -84,8 +84,25 @@ pub fn gather(input: &Input<'_>, shape: &[usize], start: usize, mut dst: Dst<'_>
     }
     let (mut row, mut column) = (start / inner, start % inner);
     let mut done = 0;
+    // Rows that are all the same row.
+    let same = if steps.last() == Some(&0) { outer.last().copied().unwrap_or(1) } else { 1 };
     while done < len {
         let count = (inner - column).min(len - done);
+        let again = ((same - row % same) * inner - column).min(len - done);
+        if same > 1 && again > *inner {
+            let mut at = input.offset as isize;
+            let mut rest = row;
+            for (size, stride) in outer.iter().zip(steps).rev() {
+                at += (rest % size) as isize * stride;
+                rest /= size;
+            }
+            read(input.bytes, input.dtype, at + column as isize * step, *step, part(&mut dst, done, done + count));
+            read(input.bytes, input.dtype, at, *step, part(&mut dst, done + count, done + inner));
+            repeat(part(&mut dst, done, done + again), *inner);
+            done += again;
+            (row, column) = ((column + again + row * inner) / inner, (column + again) % inner);
+            continue;
+        }
         let mut at = input.offset as isize + column as isize * step;
         let mut rest = row;
         for (size, stride) in outer.iter().zip(steps).rev() {

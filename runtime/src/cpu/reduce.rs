@@ -18,6 +18,8 @@ use crate::plan::{View, collapse};
 
 /// Elements below which work is not shared among threads.
 const GRAIN: usize = 1 << 13;
+/// Elements of a result below which it is not worth a loop of its own.
+const FEW: usize = 64;
 
 /// Writes element `i` of a float output, rounded once.
 fn put_float(out: &mut [u8], dtype: DType, i: usize, v: f64) {
@@ -201,10 +203,12 @@ impl Reduce {
     pub fn run(&self, team: &Team<'_>, x: Source<'_>, out: &mut [u8]) {
         let units: usize = self.kept.0.iter().product();
         let size = self.dtype.size();
-        // Columns: neighbours in memory belong to different results, which are added up side by side.
-        let columns = self.kept.1.last() == Some(&1)
+        // Columns: neighbours in memory belong to different results, which are added up side by side; so do
+        // results of a few elements each, such as small windows.
+        let apart = self.kept.1.last() == Some(&1) && !matches!(self.gone.1.last(), Some(1));
+        let few = self.count <= FEW && self.kept.1.last().is_some_and(|step| *step > 0);
+        let columns = (apart || few)
             && self.kept.0.last().is_some_and(|n| *n >= 8)
-            && !matches!(self.gone.1.last(), Some(1))
             && matches!(self.dtype, DType::F32 | DType::F16 | DType::BF16);
         team.chunks(&mut [out], &[size], units, GRAIN.div_ceil(self.count.max(1)), |first, count, outs, _| {
             if columns {
@@ -236,7 +240,7 @@ impl Reduce {
 
     /// Results from `first` on, a block of neighbours at once; each is one strand.
     fn columns(&self, x: Source<'_>, out: &mut [u8], first: usize, count: usize) {
-        let inner = self.kept.0.last().copied().unwrap_or(1);
+        let (inner, step) = (self.kept.0.last().copied().unwrap_or(1), self.kept.1.last().copied().unwrap_or(1));
         let mut sums = [0f64; BLOCK];
         let mut values = [0f32; BLOCK];
         let mut done = 0;
@@ -246,7 +250,7 @@ impl Reduce {
             sums[..width].fill(identity(self.kind));
             let mut offsets = Offsets::new(&self.gone.0, &self.gone.1, at);
             for _ in 0..self.count {
-                read(x.bytes, self.dtype, offsets.at, 1, Dst::F32(&mut values[..width]));
+                read(x.bytes, self.dtype, offsets.at, step, Dst::F32(&mut values[..width]));
                 join_all(self.kind, &mut sums[..width], &values[..width]);
                 offsets.step();
             }

@@ -1,207 +1,132 @@
-//! Convolutions on devices that have no kernel for them: products over their windows, and sums where a group has few
-//! filters.
+//! Convolutions, and which axis the channels of what they compute are.
 //!
-//! In: a [`ConvStep`] and the views of its operands. Out: steps that other actions already have. Holds always: zeros
-//! around the operand are a `Pad` of their own, and only where a window reaches them; where windows do not overlap nor
-//! leave gaps they are a view; the matrix of the windows (im2col) is copied only where strides cannot say it.
+//! In: a convolution and its operands. Out: a step, and a view of its result with the channels where the
+//! graph has them. Holds always: the host computes with the channels as the last axis where the filters are
+//! constant, there are enough channels to fill vectors, and the result need not be turned back at once;
+//! what comes behind reads that through strides, and pointwise work keeps it.
 
-use std::sync::Arc;
+use hypatia_dsl::builtin::BuiltinOp;
+use hypatia_dsl::dtype::DType;
+use hypatia_dsl::scalar::Term;
 
-use hypatia_dsl::builtin::BuiltinScalar;
-use hypatia_dsl::ir::InView;
-use hypatia_dsl::kernel::{Reduction, RowAccess, RowLayout, RowwiseKernel};
-use hypatia_dsl::scalar::{Term, TermNode};
-
-use super::kernels::{Known, known};
-use super::lower::Lower;
-use super::rows::fitted;
-use super::view::View;
-use super::{Action, ConvStep, GemmStep};
+use super::lower::{Lower, plain};
+use super::prepare::builtin;
+use super::view::{View, row_major};
+use super::{Action, ConvStep, Place};
 use crate::error::{Error, Result};
-use crate::tensor::Tensor;
+use crate::graph::prim::Window;
+use crate::graph::{Graph, Node, Value};
 
-/// Filters of a group below which each result is a sum of its own: a product of so few rows leaves matrix units idle.
-const FEW_FILTERS: usize = 4;
+/// Filters from which on they are worth being neighbours in memory.
+const FEW: usize = 8;
+/// Places of an image up to which turning it costs less than a product with so few columns.
+const SMALL: usize = 1 << 10;
 
-/// Sizes of a convolution.
-struct Sizes {
-    batch: usize,
-    groups: usize,
-    /// Filters and channels of a group.
-    filters: usize,
-    channels: usize,
-    /// Windows along each axis.
-    out: Vec<usize>,
-    /// Elements of a window along each axis.
-    taps: Vec<usize>,
+/// The nodes whose results a convolution reads, or pointwise work that a convolution reads.
+pub(super) fn leads_to_convolution(graph: &Graph, pointwise: &[bool]) -> Vec<bool> {
+    let mut leads = vec![false; graph.nodes.len()];
+    for (i, node) in graph.nodes.iter().enumerate().rev() {
+        let convolves = matches!(builtin(graph, node), Some(BuiltinOp::Conv | BuiltinOp::ConvGemm));
+        if convolves || (pointwise[i] && leads[i]) {
+            node.operands.iter().flatten().for_each(|v| leads[v.node.index()] = true);
+        }
+    }
+    leads
 }
 
-impl Sizes {
-    fn new(step: &ConvStep, w: &View, out: &View) -> Option<Sizes> {
-        let ([batch, all, counts @ ..], [_, channels, taps @ ..]) = (out.shape.as_slice(), w.shape.as_slice()) else {
-            return None;
-        };
-        let groups = step.groups.max(1);
-        Some(Sizes {
-            batch: *batch,
-            groups,
-            filters: all / groups,
-            channels: *channels,
-            out: counts.to_vec(),
-            taps: taps.to_vec(),
-        })
-    }
+/// The order of axes that puts the channels, which are axis 1, last.
+fn channels_last(rank: usize) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..rank).filter(|a| *a != 1).collect();
+    order.push(1);
+    order
+}
 
-    /// `[batch, groups]` and these axes.
-    fn behind_groups(&self, rest: &[&[usize]]) -> Vec<usize> {
-        let mut shape = vec![self.batch, self.groups];
-        rest.iter().for_each(|r| shape.extend_from_slice(r));
-        shape
-    }
+/// The order that undoes another one.
+fn inverse(order: &[usize]) -> Vec<usize> {
+    (0..order.len()).map(|axis| order.iter().position(|a| *a == axis).unwrap_or(axis)).collect()
 }
 
 impl Lower<'_> {
-    /// The steps of a convolution. `reads` are the operands of its term, broadcast to `out`.
-    pub(super) fn convolution(
+    /// A convolution, which another one follows or not. The host runs it as it is, with any epilogue; elsewhere it
+    /// becomes what [`super::unrolled`] makes of it.
+    pub(super) fn conv(
         &mut self,
-        name: &str,
-        step: ConvStep,
-        [x, w]: [View; 2],
-        reads: Vec<View>,
-        out: View,
-    ) -> Result<()> {
-        let odd = || Error::Internal(format!("a convolution of {:?} with {:?}", x.shape, w.shape));
-        let sizes = Sizes::new(&step, &w, &out).ok_or_else(odd)?;
-        let x = self.padded(name, &step, x.clone(), &sizes)?;
-        // [batch, channels, out.., taps..], the channels by groups.
-        let windows = x.windowed(&step.windows, &sizes.out);
-        let by_groups = sizes.behind_groups(&[&[sizes.channels], &sizes.out, &sizes.taps]);
-        let windows = match windows.reshaped(&by_groups) {
-            Some(view) => view,
-            None => self.contiguous(&windows, name)?.reshaped(&by_groups).ok_or_else(odd)?,
-        };
-        if sizes.filters < FEW_FILTERS {
-            return self.sums(name, &step, &sizes, [windows, w], reads, out);
+        node: &Node,
+        operands: &[Value],
+        term: Option<&Term>,
+        (windows, groups): (Vec<Window>, usize),
+        (dtype, shape): (DType, &[usize]),
+        follows: bool,
+    ) -> Result<View> {
+        let [x, w, reads @ ..] = operands else { return Err(Error::Internal("a convolution of one operand".into())) };
+        let (x, w) = (self.value(*x)?, self.value(*w)?);
+        let acc = x.dtype.compute();
+        let small = shape[2..].iter().product::<usize>() <= SMALL;
+        let stays = small || follows || self.channels_last.contains(&x.buffer);
+        let last = stays && self.puts_channels_last(&x, &w, &windows, groups);
+        let step = ConvStep { windows, groups, last, acc, term: term.cloned().unwrap_or_else(plain) };
+        if last {
+            let order = channels_last(shape.len());
+            let mut views = vec![self.contiguous(&x.transposed(&order), &node.name)?, w];
+            for v in reads {
+                views.push(self.broadcast(*v, shape)?.transposed(&order));
+            }
+            let sizes: Vec<usize> = order.iter().map(|a| shape[*a]).collect();
+            let out = self.fresh(dtype, &sizes)?;
+            self.channels_last.insert(out.buffer);
+            self.step(&node.name, Action::Conv(step), views, vec![out.clone()]);
+            return Ok(out.transposed(&inverse(&order)));
         }
-        // [batch, groups, channels, taps.., out..] is the right operand: a row for each channel and tap.
-        let axes = sizes.out.len();
-        let mut order: Vec<usize> = vec![0, 1, 2];
-        order.extend(3 + axes..3 + 2 * axes);
-        order.extend(3..3 + axes);
-        let k = sizes.channels * sizes.taps.iter().product::<usize>();
-        let n = sizes.out.iter().product();
-        let columns = windows.transposed(&order);
-        let matrix = sizes.behind_groups(&[&[k, n]]);
-        let columns = match columns.reshaped(&matrix).filter(|v| v.is_empty() || v.is_matrix()) {
-            Some(view) => view,
-            None => self.contiguous(&columns, name)?.reshaped(&matrix).ok_or_else(odd)?,
-        };
-        let filters = self.contiguous(&w, name)?.reshaped(&[sizes.groups, sizes.filters, k]).ok_or_else(odd)?;
-        let filters = filters.broadcast(&sizes.behind_groups(&[&[sizes.filters, k]])).ok_or_else(odd)?;
-        let result = sizes.behind_groups(&[&[sizes.filters, n]]);
-        let mut facts: Vec<Known> = vec![known(&self.plan, &filters), known(&self.plan, &columns)];
-        let mut views = vec![filters, columns];
-        for read in &reads {
-            facts.push(known(&self.plan, read));
-            views.push(self.as_shape(name, read, &result)?);
+        let reads = reads.iter().map(|v| self.broadcast(*v, shape)).collect::<Result<Vec<_>>>()?;
+        let out = self.fresh(dtype, shape)?;
+        if !self.plan.device.is_host() {
+            self.unrolled(&node.name, step, [x, w], reads, out.clone())?;
+            return Ok(out);
         }
-        let batch = vec![sizes.batch, sizes.groups];
-        let product = GemmStep { batch, m: sizes.filters, n, k, acc: step.acc, term: step.term };
-        let out = out.reshaped(&result).ok_or_else(odd)?;
-        self.product(name, product, views, facts, out)
-    }
-
-    /// The operand with the zeros that windows reach.
-    fn padded(&mut self, name: &str, step: &ConvStep, x: View, sizes: &Sizes) -> Result<View> {
-        let lead = x.shape.len() - step.windows.len();
-        let mut shape = x.shape.clone();
-        let mut before = vec![0i64; x.shape.len()];
-        for (i, (w, count)) in step.windows.iter().zip(&sizes.out).enumerate() {
-            let end = count.saturating_sub(1) * w.stride + w.size.saturating_sub(1) * w.dilation + 1;
-            shape[lead + i] = end.max(w.before + x.shape[lead + i]);
-            before[lead + i] = w.before as i64;
-        }
-        if shape == x.shape || sizes.out.contains(&0) {
-            return Ok(x);
-        }
-        let zero = Tensor::from_f64(x.dtype, &[], &[0.0]).ok_or_else(|| Error::Internal("a zero".into()))?;
-        let zero = self.constant(&Arc::new(zero));
-        let out = self.fresh(x.dtype, &shape)?;
-        self.step(name, Action::Pad(before), vec![x, zero], vec![out.clone()]);
+        let mut views = vec![self.contiguous(&x, &node.name)?, self.contiguous(&w, &node.name)?];
+        views.extend(reads);
+        self.step(&node.name, Action::Conv(step), views, vec![out.clone()]);
         Ok(out)
     }
 
-    fn as_shape(&mut self, name: &str, view: &View, shape: &[usize]) -> Result<View> {
-        let reshaped = match view.reshaped(shape) {
-            Some(v) => Some(v),
-            None => self.contiguous(view, name)?.reshaped(shape),
-        };
-        reshaped.ok_or_else(|| Error::Internal(format!("{:?} as {shape:?}", view.shape)))
+    /// True if a convolution is computed with its channels as the last axis.
+    fn puts_channels_last(&self, x: &View, w: &View, windows: &[Window], groups: usize) -> bool {
+        let [filters, depth, ..] = w.shape[..] else { return false };
+        let constant = matches!(self.plan.buffers[w.buffer.index()].place, Place::Constant(_)) && w.is_contiguous();
+        // Filters that see all channels, or one channel each.
+        let all = groups == 1 && filters >= FEW;
+        let each = depth == 1 && filters == groups && filters >= FEW && x.dtype == x.dtype.compute();
+        self.plan.device.is_host() && constant && (1..=2).contains(&windows.len()) && !x.is_empty() && (all || each)
     }
 
-    /// Each result as the sum over its window: depthwise convolutions.
-    fn sums(
-        &mut self,
-        name: &str,
-        step: &ConvStep,
-        sizes: &Sizes,
-        [windows, w]: [View; 2],
-        reads: Vec<View>,
-        out: View,
-    ) -> Result<()> {
-        let odd = || Error::Internal("a convolution of few filters".into());
-        // Rows: batch, group, filter, out.. Elements of a row: channel, taps..
-        let outer = sizes.behind_groups(&[&[sizes.filters], &sizes.out]);
-        let row = [&[sizes.channels], sizes.taps.as_slice()].concat();
-        let mut of_x = windows.strides[..2].to_vec();
-        let axes = sizes.out.len();
-        of_x.push(0);
-        of_x.extend(&windows.strides[3..3 + axes]);
-        of_x.push(windows.strides[2]);
-        of_x.extend(&windows.strides[3 + axes..]);
-        let w = self.contiguous(&w, name)?;
-        let w_row = w.reshaped(&[&[sizes.groups, sizes.filters], row.as_slice()].concat()).ok_or_else(odd)?;
-        let mut of_w = vec![0, w_row.strides[0], w_row.strides[1]];
-        of_w.resize(outer.len(), 0);
-        of_w.extend(&w_row.strides[2..]);
-        let mut strides = vec![of_x, of_w];
-        let mut views = vec![windows, w];
-        for read in &reads {
-            let view = self.as_shape(name, read, &outer)?;
-            strides.push([view.strides.as_slice(), &vec![0; row.len()]].concat());
-            views.push(view);
+    /// The order of axes in which pointwise work is done on the host: that of an operand with its channels last,
+    /// if none of full size lies otherwise. `None` if they stay as they are.
+    pub(super) fn pointwise_order(&self, reads: &[View], shape: &[usize]) -> Option<Vec<usize>> {
+        if !self.plan.device.is_host() || shape.len() < 3 {
+            return None;
         }
-        let result = out.reshaped(&outer).ok_or_else(odd)?;
-        strides.push([result.strides.as_slice(), &vec![0; row.len()]].concat());
-        let layout = RowLayout { sizes: [outer.as_slice(), &row].concat(), outer: outer.len(), strides };
-        let mul = self.plan.program.builtin_scalar(BuiltinScalar::Mul).ok_or_else(odd)?;
-        let mut product = Term::empty();
-        let args = [0, 1].map(|input| product.add(TermNode::In { input, view: InView::Broadcast }));
-        let root = product.add(TermNode::Call { scalar: mul, args: args.to_vec() });
-        product.roots.push(root);
-        let kernel = RowwiseKernel {
-            name: "conv".into(),
-            doc: name.to_string(),
-            inputs: views.iter().map(|v| (v.dtype, RowAccess::Strided)).collect(),
-            steps: vec![(Reduction::Sum, product)],
-            outputs: vec![(out.dtype, RowAccess::PerRow, epilogue(&step.term, views.len() as u32))],
-            axes: [1, 1],
-        };
-        let step = fitted(kernel, &layout);
-        self.step(name, Action::Rowwise(step), views, vec![out]);
-        Ok(())
+        let order = channels_last(shape.len());
+        let full = |v: &&View| v.strides.iter().zip(shape).all(|(stride, size)| *stride != 0 || *size == 1);
+        let mut any = false;
+        for v in reads.iter().filter(full) {
+            if v.is_contiguous() || !v.transposed(&order).is_contiguous() {
+                return None;
+            }
+            any |= self.channels_last.contains(&v.buffer);
+        }
+        any.then_some(order)
     }
-}
 
-/// The term over the operands of a row-wise kernel: its own come behind those of the sum, whose result is input `sum`.
-fn epilogue(term: &Term, sum: u32) -> Term {
-    let mut term = term.clone();
-    for node in &mut term.nodes {
-        match node {
-            TermNode::In { input, .. } => *input += 2,
-            TermNode::Acc => *node = TermNode::In { input: sum, view: InView::Broadcast },
-            _ => {}
-        }
+    /// A new buffer with its axes in that order in memory, as it is written and as the graph sees it.
+    pub(super) fn fresh_in(&mut self, dtype: DType, shape: &[usize], order: Option<&[usize]>) -> Result<[View; 2]> {
+        let Some(order) = order else {
+            let out = self.fresh(dtype, shape)?;
+            return Ok([out.clone(), out]);
+        };
+        let sizes: Vec<usize> = order.iter().map(|a| shape[*a]).collect();
+        let out = self.fresh(dtype, &sizes)?;
+        self.channels_last.insert(out.buffer);
+        debug_assert_eq!(out.strides, row_major(&sizes));
+        Ok([out.clone(), out.transposed(&inverse(order))])
     }
-    term
 }

@@ -4,7 +4,7 @@
 //! expand, slice and split are views of their operand; a copy is made only where a step needs its
 //! operand contiguous, or a reshape cannot be said with strides.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use hypatia_dsl::builtin::BuiltinOp;
@@ -13,15 +13,14 @@ use hypatia_dsl::ir::InView;
 use hypatia_dsl::kernel::{Access, Operand, PointwiseKernel};
 use hypatia_dsl::scalar::{Literal, Term, TermId, TermNode};
 
+use super::conv::leads_to_convolution;
 use super::prepare::{Prepared, builtin};
 use super::regions::cluster;
 use super::rows::Rows;
 use super::view::{View, collapse, row_major};
-use super::{
-    Action, Buffer, BufferId, ConvStep, GemmStep, Options, Place, Plan, PlanInput, PointwiseStep, Step, kernels,
-};
+use super::{Action, Buffer, BufferId, GemmStep, Options, Place, Plan, PlanInput, PointwiseStep, Step, kernels};
 use crate::error::{Error, Result};
-use crate::graph::prim::{Prim, Window, elements, sizes};
+use crate::graph::prim::{Prim, elements, sizes};
 use crate::graph::{Graph, Node, NodeId, NodeKind, Value};
 use crate::tensor::Tensor;
 
@@ -37,6 +36,10 @@ pub(super) struct Lower<'a> {
     copies: Vec<(View, View)>,
     /// True for nodes with a user outside of their group.
     leaves_group: Vec<bool>,
+    /// Buffers of results whose channels, axis 1 of the graph's value, are the last axis in memory.
+    pub(super) channels_last: HashSet<BufferId>,
+    /// True for nodes whose result reaches a convolution with its layout.
+    leads_to_convolution: Vec<bool>,
 }
 
 pub(super) fn lower(prepared: &Prepared, options: &Options) -> Result<Plan> {
@@ -63,6 +66,8 @@ pub(super) fn lower(prepared: &Prepared, options: &Options) -> Result<Plan> {
         constants: HashMap::new(),
         copies: Vec::new(),
         leaves_group: leaves_group(graph, &groups),
+        channels_last: HashSet::new(),
+        leads_to_convolution: leads_to_convolution(graph, &pointwise),
     };
     l.inputs()?;
     for group in &groups {
@@ -165,7 +170,7 @@ impl Lower<'_> {
     }
 
     /// Where a value is.
-    fn value(&mut self, v: Value) -> Result<View> {
+    pub(super) fn value(&mut self, v: Value) -> Result<View> {
         if let Some(view) = self.values.get(&v) {
             return Ok(view.clone());
         }
@@ -194,7 +199,7 @@ impl Lower<'_> {
         Ok(copy)
     }
 
-    fn broadcast(&mut self, v: Value, shape: &[usize]) -> Result<View> {
+    pub(super) fn broadcast(&mut self, v: Value, shape: &[usize]) -> Result<View> {
         let view = self.value(v)?;
         view.broadcast(shape)
             .ok_or_else(|| Error::Internal(format!("{:?} does not broadcast to {shape:?}", view.shape)))
@@ -216,7 +221,8 @@ impl Lower<'_> {
         if op.multiplies() {
             let view = match prim {
                 Prim::Conv { axes, groups } => {
-                    self.conv(node, &operands, term.as_ref(), (axes, groups), dtype, &shape)?
+                    let follows = self.leads_to_convolution[index];
+                    self.conv(node, &operands, term.as_ref(), (axes, groups), (dtype, &shape), follows)?
                 }
                 _ => self.gemm(node, &operands, term.as_ref(), dtype, &shape)?,
             };
@@ -375,31 +381,6 @@ impl Lower<'_> {
         Ok(())
     }
 
-    /// A convolution. The host runs it as it is, with any epilogue; elsewhere it becomes what [`super::conv`] makes of it.
-    fn conv(
-        &mut self,
-        node: &Node,
-        operands: &[Value],
-        term: Option<&Term>,
-        (windows, groups): (Vec<Window>, usize),
-        dtype: DType,
-        shape: &[usize],
-    ) -> Result<View> {
-        let [x, w, reads @ ..] = operands else { return Err(Error::Internal("a convolution of one operand".into())) };
-        let (x, w) = (self.value(*x)?, self.value(*w)?);
-        let reads = reads.iter().map(|v| self.broadcast(*v, shape)).collect::<Result<Vec<_>>>()?;
-        let step = ConvStep { windows, groups, acc: x.dtype.compute(), term: term.cloned().unwrap_or_else(plain) };
-        let out = self.fresh(dtype, shape)?;
-        if !self.plan.device.is_host() {
-            self.convolution(&node.name, step, [x, w], reads, out.clone())?;
-            return Ok(out);
-        }
-        let mut views = vec![self.contiguous(&x, &node.name)?, self.contiguous(&w, &node.name)?];
-        views.extend(reads);
-        self.step(&node.name, Action::Conv(step), views, vec![out.clone()]);
-        Ok(out)
-    }
-
     fn set_kernel(&mut self, kernel: Option<hypatia_dsl::ir::KernelId>) {
         if let Some(step) = self.plan.steps.last_mut() {
             step.kernel = kernel;
@@ -407,7 +388,7 @@ impl Lower<'_> {
     }
 
     /// A pointwise pass over the accumulator of a gemm.
-    fn pass(&mut self, name: &str, term: Term, acc: View, reads: Vec<View>, out: View) {
+    pub(super) fn pass(&mut self, name: &str, term: Term, acc: View, reads: Vec<View>, out: View) {
         let dtype = acc.dtype;
         let reads = [reads, vec![acc]].concat();
         self.pointwise(name, term, reads, vec![out], Some(dtype));
@@ -483,15 +464,20 @@ impl Lower<'_> {
             let id = if wraps { term.add(TermNode::Cast { to: dtype, arg: id }) } else { id };
             inside.insert(Value { node: NodeId(*index as u32), output: 0 }, id);
         }
+        let mut reads: Vec<View> = reads.into_iter().map(|(_, v)| v).collect();
+        let order = self.pointwise_order(&reads, &shape);
+        if let Some(order) = &order {
+            reads.iter_mut().for_each(|v| *v = v.transposed(order));
+        }
         let mut writes = Vec::new();
         for index in nodes {
             if !self.leaves_group[*index] {
                 continue;
             }
             let value = Value { node: NodeId(*index as u32), output: 0 };
-            let out = self.fresh(graph.nodes[*index].results[0].dtype, &shape)?;
+            let [out, seen] = self.fresh_in(graph.nodes[*index].results[0].dtype, &shape, order.as_deref())?;
             term.roots.push(inside[&value]);
-            self.values.insert(value, out.clone());
+            self.values.insert(value, seen);
             writes.push(out);
         }
         if writes.is_empty() {
@@ -500,7 +486,6 @@ impl Lower<'_> {
         let mut names: Vec<&str> =
             nodes.iter().map(|n| graph.nodes[*n].name.as_str()).filter(|n| !n.is_empty()).collect();
         names.dedup();
-        let reads = reads.into_iter().map(|(_, v)| v).collect();
         self.pointwise(&names.join(" + "), term, reads, writes, None);
         Ok(())
     }

@@ -2,8 +2,8 @@
 //!
 //! In: a graph on concrete sizes and a device. Out: a [`Plan`], that an executor runs as it stands:
 //! [`constants`] computes what no input changes, [`prepare`] decides what stays an op, [`regions`] clusters
-//! pointwise work, [`lower`] turns nodes into steps and views, [`conv`] convolutions
-//! into products where there is no kernel for them, [`kernels`] chooses kernels for gemms on
+//! pointwise work, [`lower`] turns nodes into steps and views ([`conv`] convolutions, [`unrolled`] those of devices
+//! that have no kernel for them), [`kernels`] chooses kernels for gemms on
 //! devices that have several, [`buffers`] places results in one arena. Holds always: a step reads only
 //! inputs, constants and results of earlier steps; a view costs nothing; results that are alive at the
 //! same time do not overlap, except where a step says that it works in place.
@@ -20,6 +20,7 @@ mod regions;
 mod rows;
 #[cfg(test)]
 mod tests;
+mod unrolled;
 mod view;
 mod work;
 
@@ -116,14 +117,17 @@ impl GemmStep {
     }
 }
 
-/// A convolution with an epilogue. `reads[0]` is `[n, c, ..]`, `reads[1]` is `[o, c / groups, ..]`, both
-/// contiguous; the term's operands follow, broadcast to the result.
+/// A convolution with an epilogue. `reads[0]` is `[n, c, ..]`, or `[n, .., c]` if the channels are last;
+/// `reads[1]` is `[o, c / groups, ..]`, both contiguous; the term's operands follow, broadcast to the result.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ConvStep {
     /// How the windows lie, for each axis behind the channels.
     pub windows: Vec<Window>,
     /// Groups of channels.
     pub groups: usize,
+    /// True if the channels are the last axis of operand and result, which is so for constant filters only,
+    /// one or two axes, and one group or as many as there are channels and filters.
+    pub last: bool,
     /// Element type of the accumulator: f32, or f64 for f64.
     pub acc: DType,
     /// The epilogue; `acc` alone for a plain convolution.

@@ -32,8 +32,11 @@ impl Plan {
         match action {
             Action::Gemm(g) if g.is_plain() => "gemm".to_string(),
             Action::Gemm(g) => format!("gemm, {}", self.term(&g.term, reads.get(2..).unwrap_or_default())),
-            Action::Conv(c) if c.is_plain() => "conv".to_string(),
-            Action::Conv(c) => format!("conv, {}", self.term(&c.term, reads.get(2..).unwrap_or_default())),
+            Action::Conv(c) => {
+                let what = if c.last { "conv, channels last" } else { "conv" };
+                let term = self.term(&c.term, reads.get(2..).unwrap_or_default());
+                if c.is_plain() { what.to_string() } else { format!("{what}, {term}") }
+            }
             Action::Pointwise(p) => {
                 let calls = p.kernel.term.nodes.iter().filter(|n| matches!(n, TermNode::Call { .. })).count();
                 let text = self.term(&p.kernel.term, reads);

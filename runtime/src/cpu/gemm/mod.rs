@@ -17,11 +17,12 @@ use std::ops::Range;
 use hypatia_dsl::dtype::DType;
 
 use super::conv::Windows;
+use super::last::Patches;
 use super::memory::Bytes;
 use super::threads::Address;
 use crate::error::{Error, Result};
 use kernel::{Block, Float, Kernel};
-pub use pack::Widen;
+pub use pack::{Filters, Packed, Widen, packed_filters};
 use pack::{Matrix, copy_rows, pack, packed_len};
 pub use step::GemmCode;
 
@@ -29,6 +30,15 @@ pub use step::GemmCode;
 const K_BLOCK: usize = 256;
 /// Rows of the left operand further apart than this share cache sets, or pages: they are copied together.
 const FAR: usize = 2048;
+
+/// The left operand of a tile.
+#[derive(Clone, Copy)]
+enum Left<'a> {
+    /// As it lies.
+    Plain(Matrix<'a>),
+    /// Gathered from images that begin at this element of a buffer.
+    Patches(&'a Patches, (&'a [u8], DType, usize)),
+}
 
 /// The right operand of a tile.
 #[derive(Clone, Copy)]
@@ -51,7 +61,7 @@ struct Target {
 /// The product of a tile.
 struct Tile<'a, T> {
     kernel: Kernel<T>,
-    a: Matrix<'a>,
+    a: Left<'a>,
     b: Right<'a, T>,
     rows: Range<usize>,
     columns: Range<usize>,
@@ -135,7 +145,15 @@ impl<T: Widen> Tile<'_, T> {
                     && offset + w.image() <= bytes.len() / dtype.size()
             }
         };
-        if self.a.fits(self.rows.end, self.k) && right {
+        let left = match self.a {
+            Left::Plain(a) => a.fits(self.rows.end, self.k),
+            Left::Patches(p, (bytes, dtype, offset)) => {
+                self.k == p.columns()
+                    && self.rows.end <= p.rows()
+                    && offset + p.elements() <= bytes.len() / dtype.size()
+            }
+        };
+        if left && right {
             return Ok(());
         }
         let (m, k, n) = (self.rows.end, self.k, self.columns.end);
@@ -144,18 +162,22 @@ impl<T: Widen> Tile<'_, T> {
 
     /// The left operand, rows of unit distance: as it lies, or copied.
     fn left(&self, ks: Range<usize>, memory: &mut Bytes) -> Result<(*const T, usize)> {
-        let a = &self.a;
-        let near = a.row.unsigned_abs() * size_of::<T>() < FAR || self.columns.len() < 128;
-        if a.column == 1 && a.dtype == T::DTYPE && a.row >= 0 && (near || self.rows.len() <= 2) {
-            let values: &[T] = bytemuck::cast_slice(a.bytes);
-            let first = a.offset + self.rows.start as isize * a.row + ks.start as isize;
-            return Ok((values[first as usize..].as_ptr(), a.row as usize));
+        if let Left::Plain(a) = self.a {
+            let near = a.row.unsigned_abs() * size_of::<T>() < FAR || self.columns.len() < 128;
+            if a.column == 1 && a.dtype == T::DTYPE && a.row >= 0 && (near || self.rows.len() <= 2) {
+                let values: &[T] = bytemuck::cast_slice(a.bytes);
+                let first = a.offset + self.rows.start as isize * a.row + ks.start as isize;
+                return Ok((values[first as usize..].as_ptr(), a.row as usize));
+            }
         }
         // An odd number of cache lines: neighbouring rows do not share sets.
         let stride = ks.len().next_multiple_of(32) + 16;
         let memory = memory.at_least(self.rows.len() * stride * size_of::<T>())?;
         let memory: &mut [T] = bytemuck::cast_slice_mut(memory);
-        copy_rows(*a, self.rows.clone(), ks, stride, memory);
+        match self.a {
+            Left::Plain(a) => copy_rows(a, self.rows.clone(), ks, stride, memory),
+            Left::Patches(patches, image) => patches.copy(image, self.rows.clone(), ks, stride, memory),
+        }
         Ok((memory.as_ptr(), stride))
     }
 

@@ -197,10 +197,23 @@ impl Packed {
     }
 }
 
-/// What tells packed constants apart: tensor, offset, strides, sizes, columns of a panel.
-type Key = (usize, usize, [isize; 2], [usize; 2], usize);
+/// What tells packed constants apart: tensor, offset, strides, sizes, columns of a panel, taps.
+type Key = (usize, usize, [isize; 2], [usize; 2], usize, usize);
 
 static PACKED: Mutex<Option<HashMap<Key, Weak<Packed>>>> = Mutex::new(None);
+
+/// What is kept under a key, or made now if no executor has it.
+fn kept(key: Key, make: impl FnOnce() -> Result<Packed>) -> Result<Arc<Packed>> {
+    let mut known = PACKED.lock().unwrap_or_else(PoisonError::into_inner);
+    let known = known.get_or_insert_default();
+    if let Some(found) = known.get(&key).and_then(Weak::upgrade) {
+        return Ok(found);
+    }
+    let new = Arc::new(make()?);
+    known.retain(|_, p| p.strong_count() > 0);
+    known.insert(key, Arc::downgrade(&new));
+    Ok(new)
+}
 
 /// A constant `[k, n]` in panels, packed now if no executor has it.
 pub fn packed<T: Widen>(
@@ -209,20 +222,48 @@ pub fn packed<T: Widen>(
     (k, n): (usize, usize),
     panel: usize,
 ) -> Result<Arc<Packed>> {
-    let key = (Arc::as_ptr(tensor) as usize, offset, [row, column], [k, n], panel);
-    let mut known = PACKED.lock().unwrap_or_else(PoisonError::into_inner);
-    let known = known.get_or_insert_default();
-    if let Some(found) = known.get(&key).and_then(Weak::upgrade) {
-        return Ok(found);
-    }
-    let b = Matrix { bytes: tensor.bytes(), dtype: tensor.dtype(), offset: offset as isize, row, column };
-    if !b.fits(k, n) {
-        return Err(Error::Internal(format!("a product reaches beyond its constant of {:?}", tensor.shape())));
-    }
-    let mut data = Bytes::new(packed_len(k, n, panel) * size_of::<T>())?;
-    pack(b, 0..k, 0..n, panel, bytemuck::cast_slice_mut::<u8, T>(data.as_mut()));
-    let new = Arc::new(Packed { data, _source: tensor.clone() });
-    known.retain(|_, p| p.strong_count() > 0);
-    known.insert(key, Arc::downgrade(&new));
-    Ok(new)
+    kept((Arc::as_ptr(tensor) as usize, offset, [row, column], [k, n], panel, 0), || {
+        let b = Matrix { bytes: tensor.bytes(), dtype: tensor.dtype(), offset: offset as isize, row, column };
+        if !b.fits(k, n) {
+            return Err(Error::Internal(format!("a product reaches beyond its constant of {:?}", tensor.shape())));
+        }
+        let mut data = Bytes::new(packed_len(k, n, panel) * size_of::<T>())?;
+        pack(b, 0..k, 0..n, panel, bytemuck::cast_slice_mut::<u8, T>(data.as_mut()));
+        Ok(Packed { data, _source: tensor.clone() })
+    })
+}
+
+/// Filters of a convolution as they lie: `[count, depth, taps]`.
+#[derive(Clone, Copy, Debug)]
+pub struct Filters {
+    /// The first element.
+    pub offset: usize,
+    /// Number of filters.
+    pub count: usize,
+    /// Channels that a filter reads.
+    pub depth: usize,
+    /// Places that it reads of each.
+    pub taps: usize,
+}
+
+/// Constant filters as a matrix `[taps * depth, count]` in panels, packed now if no executor has it.
+pub fn packed_filters<T: Widen>(tensor: &Arc<Tensor>, f: Filters, panel: usize) -> Result<Arc<Packed>> {
+    let (k, n) = (f.taps * f.depth, f.count);
+    kept((Arc::as_ptr(tensor) as usize, f.offset, [0, 0], [k, n], panel, f.taps), || {
+        if f.offset + k * n > tensor.len() {
+            return Err(Error::Internal(format!("filters reach beyond their constant of {:?}", tensor.shape())));
+        }
+        let mut data = Bytes::new(packed_len(k, n, panel) * size_of::<T>())?;
+        let to: &mut [T] = bytemuck::cast_slice_mut(data.as_mut());
+        for (to, first) in to.chunks_exact_mut((k * panel).max(1)).zip((0..n).step_by(panel.max(1))) {
+            let count = panel.min(n - first);
+            for (row, to) in to.chunks_exact_mut(panel).enumerate() {
+                let at = f.offset + first * k + row % f.depth * f.taps + row / f.depth;
+                let (values, fill) = to.split_at_mut(count);
+                read(tensor.bytes(), tensor.dtype(), at as isize, k as isize, T::dst(values));
+                fill.fill(T::ZERO);
+            }
+        }
+        Ok(Packed { data, _source: tensor.clone() })
+    })
 }

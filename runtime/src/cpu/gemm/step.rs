@@ -10,11 +10,12 @@ use smallvec::SmallVec;
 
 use super::int::{self, Integer};
 use super::kernel::{Float, Kernels};
-use super::pack::{Matrix, Packed, Widen, packed};
-use super::{Right, Target, Tile};
+use super::pack::{Filters, Matrix, Packed, Widen, packed, packed_filters};
+use super::{Left, Right, Target, Tile};
 use crate::cpu::conv::{Geometry, Windows};
 use crate::cpu::flat::Source;
-use crate::cpu::interp::{BLOCK, Code, Dst, Feed, part, read};
+use crate::cpu::interp::{BLOCK, Code, Dst, Feed, part, read, repeat};
+use crate::cpu::last::Patches;
 use crate::cpu::pointwise::{Input, gather};
 use crate::cpu::threads::{Address, Local, Team};
 use crate::error::{Error, Result};
@@ -52,6 +53,8 @@ pub struct GemmCode {
     packed: Option<Arc<Packed>>,
     /// The right operand, if it is made of the windows of an image.
     windows: Option<Windows>,
+    /// The left operand, if it is made of the windows of images.
+    patches: Option<Patches>,
     /// The epilogue; `None` if the accumulator is the result.
     code: Option<Code>,
     shape: Vec<usize>,
@@ -126,6 +129,7 @@ impl GemmCode {
             sides,
             packed,
             windows: None,
+            patches: None,
             code,
             shape,
             strides,
@@ -180,12 +184,64 @@ impl GemmCode {
             sides: [filter, plain],
             packed: None,
             windows: (!windows.is_plain()).then_some(windows),
+            patches: None,
             code,
             shape,
             strides,
             out: out.dtype,
             tile: TILE,
             kernels: Kernels::best(),
+        };
+        g.tile = g.cut(threads);
+        Ok(g)
+    }
+
+    /// Prepares a convolution whose channels are the last axis: the windows of all images times constant filters.
+    pub fn conv_last(
+        program: &Program,
+        step: &ConvStep,
+        reads: &[View],
+        out: &View,
+        filters: Option<&Arc<Tensor>>,
+        threads: usize,
+    ) -> Result<GemmCode> {
+        let ([x, w, inputs @ ..], Some(tensor)) = (reads, filters) else {
+            return Err(Error::Internal("a convolution without constant filters".into()));
+        };
+        let patches = Patches::new(step, x, out)?;
+        let (m, n, k) = (patches.rows(), w.shape[0], patches.columns());
+        let left = Side { dtype: x.dtype, offset: x.offset, row: k as isize, column: 1, batch: Vec::new() };
+        let dtypes: Vec<DType> = inputs.iter().map(|v| v.dtype).collect();
+        let code = if step.is_plain() && step.acc == out.dtype {
+            None
+        } else {
+            Some(Code::new(program, &step.term, Some(step.acc), &dtypes, &[out.dtype])?)
+        };
+        let all: Vec<Vec<isize>> = inputs.iter().chain([out]).map(|v| v.strides.clone()).collect();
+        let (shape, strides) = collapse(&out.shape, &all);
+        let kernels = Kernels::best();
+        let f = Filters { offset: w.offset, count: n, depth: patches.channels(), taps: patches.taps() };
+        let packed = match step.acc {
+            DType::F64 => packed_filters::<f64>(tensor, f, f64::of(&kernels).panel)?,
+            _ => packed_filters::<f32>(tensor, f, f32::of(&kernels).panel)?,
+        };
+        let mut g = GemmCode {
+            batch: Vec::new(),
+            m,
+            n,
+            k,
+            acc: step.acc,
+            // The right operand is the packed one.
+            sides: [left.clone(), left],
+            packed: Some(packed),
+            windows: None,
+            patches: (!patches.is_plain()).then_some(patches),
+            code,
+            shape,
+            strides,
+            out: out.dtype,
+            tile: TILE,
+            kernels,
         };
         g.tile = g.cut(threads);
         Ok(g)
@@ -225,7 +281,7 @@ impl GemmCode {
         let count = |tile: [usize; 2]| self.batches() * self.m.div_ceil(tile[0]) * self.n.div_ceil(tile[1]);
         let wanted = (TILES_A_THREAD * threads).min(self.work() / PART);
         while count(tile) < wanted {
-            let by_rows = self.windows.is_none() && tile[0] >= tile[1] / 4;
+            let by_rows = self.patches.is_some() || (self.windows.is_none() && tile[0] >= tile[1] / 4);
             if tile[0] > rows && (by_rows || tile[1] == panel) {
                 tile[0] = (tile[0] / 2).next_multiple_of(rows);
             } else if tile[1] > panel {
@@ -353,12 +409,23 @@ impl Run<'_> {
                     acc: Target { base, ..target },
                 };
                 code.run(banks, &feed, 0, count * width);
+                if width == g.n {
+                    let len = count * width * g.out.size();
+                    // SAFETY: whole rows of the tile, which the caller promises.
+                    let to = unsafe { std::slice::from_raw_parts_mut(self.at(first + row, column).0, len) };
+                    code.store_at(banks, 0, 0, to);
+                    continue;
+                }
+                let narrow = if g.out == DType::F32 { code.root_f32(banks, 0, count * width) } else { None };
                 for i in 0..count {
                     // SAFETY: a part of a row of the tile, which the caller promises.
                     let to = unsafe {
                         std::slice::from_raw_parts_mut(self.at(first + row + i, column).0, width * g.out.size())
                     };
-                    code.store_at(banks, 0, i * width, to);
+                    match narrow {
+                        Some(values) => to.copy_from_slice(bytemuck::cast_slice(&values[i * width..][..width])),
+                        None => code.store_at(banks, 0, i * width, to),
+                    }
                 }
             }
         }
@@ -384,6 +451,10 @@ impl Run<'_> {
             to: Target,
             [x, y]: [&mut super::Bytes; 2],
         ) -> Result<()> {
+            let a = match &g.patches {
+                Some(patches) => Left::Patches(patches, (a.bytes, a.dtype, a.offset as usize)),
+                None => Left::Plain(a),
+            };
             let b = match (&g.packed, &g.windows) {
                 (Some(packed), _) => Right::Packed(packed.values::<T>()),
                 (_, Some(windows)) => Right::Windows(windows, (b.bytes, b.dtype, b.offset as usize)),
@@ -431,16 +502,35 @@ impl Feed for Rows<'_, '_> {
         let width = self.columns.len();
         let (g, len) = (self.run.code, dst.len());
         debug_assert!(start == 0 && len.is_multiple_of(width));
+        // One row of the operand for all rows.
+        if let Source::In(input) = source
+            && let Some((&1, outer)) = self.run.inputs[input as usize].strides.split_last()
+            && outer.iter().all(|s| *s == 0)
+            && g.shape.last() == Some(&g.n)
+        {
+            let first = self.row * g.n + self.columns.start;
+            gather(&self.run.inputs[input as usize], &g.shape, first, part(&mut dst, 0, width));
+            return repeat(dst, width);
+        }
+        // Rows that follow each other are read as one.
+        let together = match source {
+            Source::Acc => self.acc.row == width,
+            Source::In(_) => width == g.n,
+        };
+        let width = if together { len.max(1) } else { width };
         for i in 0..len / width {
             let dst = part(&mut dst, i * width, (i + 1) * width);
             match source {
                 Source::Acc => {
                     let size = g.acc.size();
                     let at = self.acc.base.0.wrapping_add(i * self.acc.row * size);
-                    // SAFETY: a part of a row of the tile's accumulators: all of them have been written, and
+                    // SAFETY: a part of a row, or whole rows, of the tile's accumulators: all of them have been written, and
                     // nothing is written while this slice lives.
                     let bytes = unsafe { std::slice::from_raw_parts(at, width * size) };
-                    read(bytes, g.acc, 0, 1, dst);
+                    match dst {
+                        Dst::F32(d) if g.acc == DType::F32 => d.copy_from_slice(bytemuck::cast_slice(bytes)),
+                        dst => read(bytes, g.acc, 0, 1, dst),
+                    }
                 }
                 Source::In(input) => {
                     let first = (self.row + i) * g.n + self.columns.start;

@@ -41,7 +41,7 @@ fn product(case: &Case, a: &[f32], b: &[f32], packs: bool, rows: usize, columns:
             let right = if packs { Right::Packed(panels.as_slice()) } else { Right::Plain(b) };
             let tile = Tile {
                 kernel: f32::kernel(),
-                a,
+                a: super::Left::Plain(a),
                 b: right,
                 rows: row..case.m.min(row + rows),
                 columns: column..case.n.min(column + columns),
@@ -141,7 +141,14 @@ fn narrow_floats_are_widened_while_they_are_packed() {
 fn a_product_beyond_its_operands_is_refused() {
     let bytes = vec![0u8; 4 * 6];
     let a = Matrix { bytes: &bytes, dtype: DType::F32, offset: 0, row: 3, column: 1 };
-    let tile = Tile::<f32> { kernel: f32::kernel(), a, b: Right::Plain(a), rows: 0..2, columns: 0..3, k: 3 };
+    let tile = Tile::<f32> {
+        kernel: f32::kernel(),
+        a: super::Left::Plain(a),
+        b: Right::Plain(a),
+        rows: 0..2,
+        columns: 0..3,
+        k: 3,
+    };
     let mut out = vec![0f32; 6];
     let base = Address(out.as_mut_ptr().cast());
     let (mut x, mut y) = (Bytes::default(), Bytes::default());
