@@ -227,7 +227,7 @@ impl Builder<'_> {
     /// `(e)` is `e` itself; `(a, b)` is a tuple.
     fn group(&self, pair: Pair<'_, Rule>) -> Built<Expr> {
         let span = self.span(&pair);
-        let trailing = pair.as_str().trim_end_matches(')').trim_end().ends_with(',');
+        let trailing = pair.as_str().trim_end().strip_suffix(')').is_some_and(|t| t.trim_end().ends_with(','));
         let mut all = self.exprs(Kids::of(pair))?;
         match all.pop() {
             Some(only) if all.is_empty() && !trailing => Ok(only),

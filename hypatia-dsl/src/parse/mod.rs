@@ -2,10 +2,12 @@
 //!
 //! In: a file of the source map. Out: its tree and the syntax errors. A file goes through the
 //! scanner (`scan`), which cuts it into items; each item is checked for lexical errors and depth
-//! (`limits`), parsed by the grammar (`hyp.pest`), and built into a tree (`items`, `expr`). An
-//! item with an error is reported (`explain`) and left out; the others are kept. Holds always: no
-//! input makes this panic, overflow the stack or take more than linear time.
+//! (`limits`) and read into a tree (`direct`). What is not plainly right goes through the grammar
+//! (`hyp.pest`), and is built into a tree (`items`, `expr`) or explained (`explain`) and left out; the
+//! other items are kept. Holds always: no input makes this panic, overflow the stack or take more than
+//! linear time.
 
+mod direct;
 mod explain;
 mod expr;
 mod items;
@@ -20,7 +22,7 @@ use pest::iterators::{Pair, Pairs};
 
 pub use limits::{MAX_BRACKETS, MAX_DEPTH};
 
-use crate::ast::{File, Item, ItemKind, Name, Spanned};
+use crate::ast::{File, Item, Name, Spanned};
 use crate::diag::{Code, Diagnostic};
 use crate::source::{FileId, MAX_FILE, SourceMap, Span};
 use scan::{Kind, Token};
@@ -76,7 +78,7 @@ fn parse_text(text: &str, file: FileId) -> (File, Vec<Diagnostic>) {
     let all = scan::tokens(text);
     let significant: Vec<Token> = all.iter().filter(|t| !t.is_comment()).copied().collect();
     let comments: Vec<Token> = all.iter().filter(|t| t.is_comment()).copied().collect();
-    let builder = Builder { file, text, base: 0, diagnostics: RefCell::default() };
+    let builder = Builder { file, text, tokens: &significant, base: 0, diagnostics: RefCell::default() };
     let mut parser = FileParser {
         builder,
         tokens: &significant,
@@ -86,71 +88,12 @@ fn parse_text(text: &str, file: FileId) -> (File, Vec<Diagnostic>) {
         misplaced: None,
         out: &mut out,
     };
-    let ranges: Vec<Range<usize>> = scan::items(&significant, text);
-    let ready = ahead(text, file, &significant, &ranges);
-    for (range, ready) in ranges.into_iter().zip(ready) {
-        parser.item(range, ready);
+    for range in scan::items(&significant, text) {
+        parser.item(range);
     }
     parser.finish();
     let diagnostics = parser.builder.diagnostics.into_inner();
     (out, diagnostics)
-}
-
-/// An item without a syntax error, and what else is wrong with it.
-struct Ready {
-    kind: ItemKind,
-    diagnostics: Vec<Diagnostic>,
-}
-
-/// Files of fewer tokens are parsed by one thread: they take less time than starting another.
-const SEVERAL_THREADS: usize = 4000;
-/// Threads at most.
-const MAX_THREADS: usize = 8;
-
-/// Parses the items of a large file, which do not depend on each other, on all cores. `None` for items that have an error
-/// or need to know what came before: these are parsed in order.
-fn ahead(text: &str, file: FileId, tokens: &[Token], ranges: &[Range<usize>]) -> Vec<Option<Ready>> {
-    let cores = std::thread::available_parallelism().map_or(1, usize::from).min(MAX_THREADS);
-    if tokens.len() < SEVERAL_THREADS || cores < 2 || ranges.len() < cores {
-        return ranges.iter().map(|_| None).collect();
-    }
-    let one = |range: &Range<usize>| item_ahead(text, file, &tokens[range.clone()]);
-    let mut parts = ranges.chunks(ranges.len().div_ceil(cores));
-    let first = parts.next().unwrap_or_default();
-    std::thread::scope(|scope| {
-        let started: Vec<_> = parts
-            .map(|part| {
-                let builder = std::thread::Builder::new().name("parse".into()).stack_size(STACK);
-                (part.len(), builder.spawn_scoped(scope, || part.iter().map(one).collect::<Vec<_>>()))
-            })
-            .collect();
-        let mut out: Vec<Option<Ready>> = first.iter().map(one).collect();
-        for (len, thread) in started {
-            match thread {
-                Ok(thread) => {
-                    out.extend(thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
-                }
-                // The system gives no thread: these are parsed in order.
-                Err(_) => out.extend((0..len).map(|_| None)),
-            }
-        }
-        out
-    })
-}
-
-fn item_ahead(text: &str, file: FileId, tokens: &[Token]) -> Option<Ready> {
-    let (first, last) = (tokens.first()?, tokens.last()?);
-    if limits::check(tokens, text, file).is_some() {
-        return None;
-    }
-    let builder = Builder { file, text, base: first.start, diagnostics: RefCell::default() };
-    let mut pairs = Grammar::parse(Rule::item, &text[first.start as usize..last.end as usize]).ok()?;
-    let pair = Kids(pairs.next()?.into_inner()).next()?;
-    if pair.as_rule() == Rule::edition {
-        return None;
-    }
-    let kind = builder.item(pair).ok()?;
-    Some(Ready { kind, diagnostics: builder.diagnostics.into_inner() })
 }
 
 /// Why a file is not looked at, if it is too large or no text.
@@ -181,7 +124,7 @@ struct FileParser<'a> {
 }
 
 impl FileParser<'_> {
-    fn item(&mut self, range: Range<usize>, ready: Option<Ready>) {
+    fn item(&mut self, range: Range<usize>) {
         let (file, text) = (self.builder.file, self.builder.text);
         let tokens = &self.tokens[range.clone()];
         let (Some(first), Some(last)) = (tokens.first(), tokens.last()) else { return };
@@ -199,13 +142,12 @@ impl FileParser<'_> {
             return;
         }
         self.lexical_error = false;
-        if let Some(Ready { kind, diagnostics }) = ready {
-            diagnostics.into_iter().for_each(|d| self.builder.report(d));
-            return self.out.items.push(Item { doc, kind, span });
-        }
         if let Some(d) = limits::check(tokens, text, file) {
             self.lexical_error = true;
             return self.builder.report(d);
+        }
+        if let Some(kind) = direct::item(text, file, tokens) {
+            return self.out.items.push(Item { doc, kind, span });
         }
         self.builder.base = first.start;
         let source = &text[first.start as usize..last.end as usize];
@@ -337,6 +279,8 @@ pub(crate) struct Builder<'a> {
     file: FileId,
     /// The whole file.
     text: &'a str,
+    /// Its tokens, comments left out.
+    tokens: &'a [Token],
     /// Where the item starts; pairs count from there.
     base: u32,
     diagnostics: RefCell<Vec<Diagnostic>>,
@@ -349,8 +293,11 @@ impl Builder<'_> {
 
     fn span(&self, pair: &Pair<'_, Rule>) -> Span {
         let s = pair.as_span();
-        let end = s.start() + s.as_str().trim_end().len();
-        Span { file: self.file, start: self.base + s.start() as u32, end: self.base + end as u32 }
+        let (start, end) = (self.base + s.start() as u32, self.base + s.end() as u32);
+        // The grammar takes white space and comments behind a rule's last token for a part of it.
+        let last = self.tokens.partition_point(|t| t.end <= end);
+        let end = last.checked_sub(1).map_or(end, |i| self.tokens[i].end).max(start);
+        Span { file: self.file, start, end }
     }
 
     fn name(&self, pair: Pair<'_, Rule>) -> Name {

@@ -137,3 +137,127 @@ fn show(e: &Expr) -> String {
         other => format!("{other:?}"),
     }
 }
+
+/// Every `.hyp` file of the repository, and the blocks of the language's page.
+fn everything_written() -> Vec<String> {
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let mut out = Vec::new();
+    let mut folders: Vec<_> = ["rules", "tests", "examples", "runtime", "docs"].map(|f| root.join(f)).into();
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+            let path = entry.path();
+            match path.extension().and_then(|e| e.to_str()) {
+                _ if path.is_dir() => folders.push(path),
+                Some("hyp") => out.push(String::from_utf8_lossy(&std::fs::read(path).unwrap()).into_owned()),
+                Some("md") => {
+                    let text = std::fs::read_to_string(path).unwrap();
+                    out.extend(text.split("```hyp\n").skip(1).map(|b| b.split("```").next().unwrap().to_string()));
+                }
+                _ => {}
+            }
+        }
+    }
+    assert!(out.len() > 100);
+    out
+}
+
+/// An item as it is read directly, and as the grammar reads it if it finds nothing wrong with it.
+fn both_ways(text: &str, tokens: &[Token]) -> Option<(Option<String>, Option<String>)> {
+    let (file, first, last) = (FileId(0), tokens.first()?, tokens.last()?);
+    if limits::check(tokens, text, file).is_some() {
+        return None;
+    }
+    let direct = direct::item(text, file, tokens).map(|k| format!("{k:?}"));
+    let builder = Builder { file, text, tokens, base: first.start, diagnostics: RefCell::default() };
+    let pairs = Grammar::parse(Rule::item, &text[first.start as usize..last.end as usize]);
+    let grammar = pairs.ok().and_then(|mut p| {
+        let pair = Kids(p.next().unwrap().into_inner()).next().unwrap();
+        let kind = builder.item(pair).ok()?;
+        builder.diagnostics.borrow().is_empty().then(|| format!("{kind:?}"))
+    });
+    Some((direct, grammar))
+}
+
+/// The items of a text as tokens.
+fn cut(text: &str) -> (Vec<Token>, Vec<Range<usize>>) {
+    let tokens: Vec<Token> = scan::tokens(text).into_iter().filter(|t| !t.is_comment()).collect();
+    let items = scan::items(&tokens, text);
+    (tokens, items)
+}
+
+fn on_a_large_stack(f: impl FnOnce() + Send) {
+    std::thread::scope(|s| {
+        std::thread::Builder::new().stack_size(STACK).spawn_scoped(s, f).unwrap().join().unwrap();
+    });
+}
+
+#[test]
+fn what_is_right_is_read_without_the_grammar() {
+    on_a_large_stack(|| {
+        let mut items = 0;
+        for text in everything_written() {
+            let (tokens, ranges) = cut(&text);
+            for range in ranges {
+                let tokens = &tokens[range];
+                let escapes = tokens.iter().any(|t| t.kind == Kind::Str && t.text(&text).contains('\\'));
+                let Some((direct, grammar)) = both_ways(&text, tokens) else { continue };
+                if direct.is_some() || !escapes {
+                    let at = &text[tokens[0].start as usize..];
+                    assert_eq!(direct, grammar, "{}", &at[..at.len().min(300)]);
+                }
+                items += usize::from(direct.is_some());
+            }
+        }
+        assert!(items > 1000, "{items}");
+    });
+}
+
+#[test]
+fn what_is_broken_is_left_to_the_grammar() {
+    on_a_large_stack(|| {
+        let mut state = 7u64;
+        let mut below = |n: usize| {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            ((state >> 33) as usize) % n
+        };
+        let texts = everything_written();
+        let words: Vec<String> = texts
+            .iter()
+            .flat_map(|t| cut(t).0.into_iter().map(|w| w.text(t).to_string()).collect::<Vec<_>>())
+            .collect();
+        let mut read = 0;
+        for _ in 0..2000 {
+            let text = &texts[below(texts.len())];
+            let (tokens, ranges) = cut(text);
+            if ranges.is_empty() {
+                continue;
+            }
+            let range = ranges[below(ranges.len())].clone();
+            if range.len() > 150 {
+                continue;
+            }
+            let mut item: Vec<&str> = tokens[range].iter().map(|t| t.text(text)).collect();
+            for _ in 0..1 + below(3) {
+                let at = below(item.len());
+                match below(4) {
+                    0 => item.insert(at, &words[below(words.len())]),
+                    1 => item[at] = &words[below(words.len())],
+                    2 if item.len() > 1 => drop(item.remove(at)),
+                    _ => {
+                        let other = below(item.len());
+                        item.swap(at, other);
+                    }
+                }
+            }
+            let mutant = item.join(" ");
+            let (tokens, ranges) = cut(&mutant);
+            for range in ranges {
+                if let Some((Some(direct), grammar)) = both_ways(&mutant, &tokens[range]) {
+                    assert_eq!(Some(direct), grammar, "{mutant}");
+                    read += 1;
+                }
+            }
+        }
+        assert!(read > 50, "{read}");
+    });
+}

@@ -7,6 +7,7 @@
 //! last the rules that the compiler makes itself (`derive`). Expressions are read by position:
 //! `patterns` for left sides, `build` for right sides and bodies, `guards` for attributes.
 
+mod applications;
 mod args;
 mod attrs;
 mod build;

@@ -1,0 +1,268 @@
+//! Attributes, sizes and types: values, the expressions that compute them, and types with variables.
+//!
+//! In: made by `sema`. Out: `typing` evaluates the expressions and matches the types. Holds always: variables are those
+//! of the declaration that the expression stands in.
+
+use super::VarId;
+use crate::dtype::DType;
+use crate::shape::Dim;
+
+/// Types of attributes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum AttrType {
+    /// An integer.
+    Int,
+    /// An axis of the first tensor operand; negative ones count from the end and are normalised.
+    Axis,
+    /// A list of axes of the first tensor operand, normalised likewise.
+    Axes,
+    /// A list of integers.
+    Ints,
+    /// A number.
+    Float,
+    /// A list of numbers.
+    Floats,
+    /// A truth value.
+    Bool,
+    /// An element type.
+    DType,
+    /// A size, possibly symbolic.
+    Dim,
+    /// A list of sizes.
+    Dims,
+    /// A text.
+    Str,
+}
+
+/// A tensor type with variables.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TypePat {
+    /// The element type.
+    pub dtype: DTypePat,
+    /// Dimensions before the rest.
+    pub prefix: Vec<DimPat>,
+    /// The rest, at most one: a variable it binds, an expression that gives a list, or nameless.
+    pub rest: Option<RestPat>,
+    /// Dimensions behind the rest.
+    pub suffix: Vec<DimPat>,
+}
+
+/// An element type in a type pattern.
+#[derive(Clone, Debug, PartialEq)]
+pub enum DTypePat {
+    /// `_`
+    Any,
+    /// `f32`
+    Is(DType),
+    /// `T`: binds, or must equal.
+    Var(VarId),
+    /// A dtype attribute or expression (result types only).
+    Expr(AExpr),
+}
+
+/// A dimension in a type pattern.
+#[derive(Clone, Debug, PartialEq)]
+pub enum DimPat {
+    /// `_`
+    Any,
+    /// Binds, or must equal.
+    Var(VarId),
+    /// A number or a formula; compared, and solved for one unbound variable where it is linear.
+    Expr(AExpr),
+}
+
+/// The rest in a type pattern.
+#[derive(Clone, Debug, PartialEq)]
+pub enum RestPat {
+    /// `..`
+    Any,
+    /// `..s`: binds a list, or must equal.
+    Var(VarId),
+    /// `..broadcast(s, t)`: a list.
+    Expr(AExpr),
+}
+
+/// A value of an attribute, a guard or a `let`.
+#[derive(Clone, Debug, PartialEq)]
+pub enum AttrValue {
+    /// An integer or a size.
+    Dim(Dim),
+    /// A number.
+    Float(f64),
+    /// A truth value.
+    Bool(bool),
+    /// An element type.
+    DType(DType),
+    /// A text.
+    Str(String),
+    /// A list.
+    List(Vec<AttrValue>),
+}
+
+macro_rules! attr_values {
+    ($($t:ty: $v:ident => $e:expr),* $(,)?) => { $(
+        impl From<$t> for AttrValue {
+            fn from($v: $t) -> AttrValue {
+                $e
+            }
+        }
+    )* };
+}
+attr_values! {
+    i64: v => AttrValue::Dim(Dim::from(v)),
+    i32: v => AttrValue::Dim(Dim::from(i64::from(v))),
+    f64: v => AttrValue::Float(v),
+    bool: v => AttrValue::Bool(v),
+    DType: v => AttrValue::DType(v),
+    &str: v => AttrValue::Str(v.to_string()),
+    Dim: v => AttrValue::Dim(v),
+    Vec<Dim>: v => AttrValue::List(v.into_iter().map(AttrValue::Dim).collect()),
+    &[i64]: v => AttrValue::List(v.iter().map(|i| AttrValue::from(*i)).collect()),
+}
+
+impl<const N: usize> From<[i64; N]> for AttrValue {
+    fn from(v: [i64; N]) -> AttrValue {
+        v.as_slice().into()
+    }
+}
+
+/// An expression over attributes, sizes, element types and facts of tensors: guards, `let`s,
+/// attribute values, cost formulas. Evaluation is three-valued: a fact that is not known makes the
+/// result unknown, unless the other side decides (`false and ?` is false).
+#[derive(Clone, Debug, PartialEq)]
+pub enum AExpr {
+    /// A value.
+    Value(AttrValue),
+    /// A variable of sort `Attr`, `Shape` or `DType`. A bound variable of a comprehension too.
+    Var(VarId),
+    /// A list; `Spread` entries are spliced.
+    List(Vec<AExpr>),
+    /// Splices a list into the surrounding list.
+    Spread(Box<AExpr>),
+    /// `list[i]`, negative from the end.
+    Index(Box<AExpr>, Box<AExpr>),
+    /// `[element for var in over if condition]`; `var` is bound inside.
+    Comprehension {
+        /// The element.
+        element: Box<AExpr>,
+        /// The variable.
+        var: VarId,
+        /// The list.
+        over: Box<AExpr>,
+        /// Keeps the elements for which it is true.
+        condition: Option<Box<AExpr>>,
+    },
+    /// `-a`
+    Neg(Box<AExpr>),
+    /// `not a`
+    Not(Box<AExpr>),
+    /// `a op b`; `Pow` and arithmetic on numbers, comparisons, `and`, `or`, `in`, `not in`.
+    Binary(crate::ast::BinaryOp, Box<AExpr>, Box<AExpr>),
+    /// `if c then a else b`
+    If(Box<AExpr>, Box<AExpr>, Box<AExpr>),
+    /// A function of lists and numbers.
+    Call(AFn, Vec<AExpr>),
+    /// A fact of a tensor variable.
+    Fact(Fact, VarId),
+    /// `same_accumulator(t, a, b)`: the class of `t` holds a gemm over the same operands
+    /// (`prefer` only).
+    SameAccumulator(VarId, VarId, VarId),
+    /// A property of the device: `sm`, `device` (kernels only).
+    Device(DeviceFact),
+}
+
+/// A truth value over the variables of its rule.
+pub type Guard = AExpr;
+
+/// Functions of attribute expressions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum AFn {
+    /// `len(list)`
+    Len,
+    /// `prod(list)`
+    Prod,
+    /// `sum(list)`
+    Sum,
+    /// `min(a, b)` or `min(list)`
+    Min,
+    /// `max(a, b)` or `max(list)`
+    Max,
+    /// `abs(a)`
+    Abs,
+    /// `range(n)`
+    Range,
+    /// `broadcast(s, t)`: unknown where it does not exist.
+    Broadcast,
+    /// `permute(list, perm)`
+    Permute,
+    /// `reduce(shape, axes, keepdims)`: the shape after a reduction.
+    Reduce,
+    /// `is_permutation(list)`
+    IsPermutation,
+    /// `inverse(perm)`
+    Inverse,
+    /// `sort(list)`
+    Sort,
+    /// `reverse(list)`
+    Reverse,
+    /// `slice(list, from, to)`
+    Slice,
+    /// `float(a)`: a size as a number; unknown while symbolic.
+    Float,
+    /// `sqrt(a)`
+    Sqrt,
+    /// `size(dtype)`: bytes of an element.
+    SizeOf,
+    /// `is_float(dtype)`
+    IsFloat,
+    /// `floor(a)`: on sizes, of a quotient `a / b`, the floor division.
+    Floor,
+    /// `index(list, value)`: position of the first equal element.
+    IndexOf,
+    /// `finfo_min(dtype)`
+    FloatMin,
+    /// `finfo_max(dtype)`
+    FloatMax,
+}
+
+/// Facts of a tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Fact {
+    /// `shape(x)`: a list.
+    Shape,
+    /// `dtype(x)`
+    DType,
+    /// `rank(x)`
+    Rank,
+    /// `const(x)`: computable at plan time (weights and what is built from them).
+    Const,
+    /// `value(x)`: the number, if all elements are that constant.
+    Value,
+    /// `nonneg(x)`: every element is known to be at least 0 and not NaN.
+    NonNegative,
+    /// `positive(x)`: every element is known to be above 0 and not NaN.
+    Positive,
+    /// `finite(x)`: no NaN, no infinity.
+    Finite,
+    /// `uses(x)`: how many distinct consumers (`prefer` only).
+    Uses,
+    /// `present(x)`: an optional operand is there.
+    Present,
+    /// `numel(x)`
+    Numel,
+    /// `count(xs)`: number of variadic operands.
+    Count,
+    /// `shapes(xs)`: the list of the shapes of variadic operands.
+    Shapes,
+    /// `uniform(x)`: whether all elements of a known constant are equal.
+    Uniform,
+}
+
+/// Facts of the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum DeviceFact {
+    /// Compute capability as a number: 90 for sm_90.
+    Sm,
+    /// The profile's name.
+    Name,
+}

@@ -1,0 +1,418 @@
+//! Applications on left sides: ops, scalars, pointwise work, and the forms of epilogue terms.
+//!
+//! In: a call of an expression. Out: a [`Pat`] with operands and attributes in the declaration's order.
+//! Holds always: `None` means that the reason was reported.
+
+use crate::ast::{Arg, Expr, ExprKind, Name, Path};
+use crate::builtin::{BuiltinOp, BuiltinScalar, view};
+use crate::diag::Diagnostic;
+use crate::dtype::Kind;
+use crate::ir::{AExpr, AttrPat, AttrType, AttrValue, Head, NodePat, OpId, ParamKind, Pat, ScalarId, Sort, VarId};
+use crate::source::Span;
+
+use super::args::Given;
+use super::code;
+use super::context::{Callee, Cx, Pos};
+use super::patterns::scalar_node;
+use super::types::single;
+
+/// Operands of pointwise work at most.
+const MAX_REGION_OPERANDS: usize = 4;
+
+impl<'a> Cx<'a> {
+    pub(super) fn pattern_call(
+        &mut self,
+        e: &'a Expr,
+        callee: &'a Path,
+        optional: bool,
+        types: &'a [Name],
+        args: &'a [Arg],
+        pos: Pos,
+    ) -> Option<Pat> {
+        if !optional {
+            return self.pattern_node(e, callee, types, args, pos, None, false);
+        }
+        // `cast?(x)`: the node, or its first operand.
+        let before = self.bound_params();
+        let with = self.pattern_node(e, callee, types, args, pos, None, true);
+        self.restore_params(&before);
+        let Some(first) = args.first().filter(|a| a.name.is_none()) else {
+            return self.error(code::ARITY, format!("`{}?` needs an operand", callee.text()), e.span);
+        };
+        let without = self.pattern(&first.value, pos);
+        let (with, without) = (with?, without?);
+        let out = vec![(with, e.span), (without, first.value.span)];
+        self.mark_params_bound(&out);
+        let (a, b) = (self.named_vars(&out[0].0), self.named_vars(&out[1].0));
+        if let Some(v) = a.difference(&b).next() {
+            let name = self.vars[v.index()].name.clone();
+            let d = Diagnostic::error(
+                code::ALTERNATIVES,
+                format!("`{name}` is not bound where `{}` is missing", callee.text()),
+                e.span,
+            )
+            .label("this node may be missing")
+            .hint("a node that may be missing binds variables in its first operand only; write `_` for the others");
+            return self.report(d);
+        }
+        let mut pats: Vec<Pat> = Vec::new();
+        for (p, _) in out {
+            match p {
+                Pat::OneOf(inner) => pats.extend(inner),
+                p => pats.push(p),
+            }
+        }
+        Some(Pat::OneOf(pats))
+    }
+
+    pub(super) fn pattern_output(&mut self, e: &'a Expr, pos: Pos, output: Option<(u32, Span)>) -> Option<Pat> {
+        match &e.kind {
+            ExprKind::Call { callee, optional: false, types, args } => {
+                self.enter(e.span)?;
+                let r = self.pattern_node(e, callee, types, args, pos, output, false);
+                self.leave();
+                r
+            }
+            _ => self.misplaced(e, "front of a result number"),
+        }
+    }
+
+    /// An application. `output` is the written `.n`; `loose` lets unmentioned attributes be anything.
+    #[allow(clippy::too_many_arguments)]
+    fn pattern_node(
+        &mut self,
+        e: &'a Expr,
+        callee: &'a Path,
+        types: &'a [Name],
+        args: &'a [Arg],
+        pos: Pos,
+        output: Option<(u32, Span)>,
+        loose: bool,
+    ) -> Option<Pat> {
+        if pos == Pos::Term
+            && let Some(p) = self.term_form(e, callee, types, args)
+        {
+            return p;
+        }
+        match self.callee(callee)? {
+            Callee::Pattern(item) => self.inline(item, callee, args, pos, e.span),
+            Callee::Head(Head::Scalar(id)) => {
+                self.plain_call(callee, types, output)?;
+                let args = self.scalar_args(id, args, e.span)?;
+                self.scalar_pattern_id(id, &args, pos)
+            }
+            Callee::Head(Head::Op(id)) => {
+                if pos == Pos::Term {
+                    return self.op_in_term(id, callee);
+                }
+                self.op_pattern(id, e, callee, types, args, output, loose)
+            }
+            Callee::Head(Head::Region(v)) => {
+                if pos == Pos::Term {
+                    let d = Diagnostic::error(
+                        code::REGION,
+                        format!("on a left side `{}` is work on whole tensors, not inside an epilogue", callee.text()),
+                        e.span,
+                    )
+                    .hint("bind the epilogue as a whole: `gemm(a, b, e, to = d)`");
+                    return self.report(d);
+                }
+                self.region_args(v, e, callee, (types, args))?;
+                let pats: Vec<Option<Pat>> = args.iter().map(|a| self.pattern(&a.value, Pos::Tensor)).collect();
+                let args = pats.into_iter().collect::<Option<Vec<_>>>()?;
+                self.info[v.index()].operands = Some(args.len());
+                Some(Pat::Node(NodePat { head: Head::Region(v), args, rest: None, attrs: vec![], output: 0 }))
+            }
+            Callee::Head(_) => None,
+        }
+    }
+
+    /// Checks the operands of pointwise work: plain ones, and as many as on the left side.
+    pub(super) fn region_args(
+        &mut self,
+        v: VarId,
+        e: &Expr,
+        callee: &Path,
+        (types, args): (&[Name], &[Arg]),
+    ) -> Option<()> {
+        let name = callee.text();
+        let plain = types.is_empty() && args.iter().all(|a| a.name.is_none());
+        let wanted = self.info[v.index()].operands;
+        let fits = match wanted {
+            Some(n) => args.len() == n,
+            None => (1..=MAX_REGION_OPERANDS).contains(&args.len()),
+        };
+        if plain && fits {
+            return Some(());
+        }
+        let wanted = match wanted {
+            Some(n) => format!("{n}, as on the left side"),
+            None => format!("one to {MAX_REGION_OPERANDS}"),
+        };
+        let d =
+            Diagnostic::error(code::REGION, format!("`{name}` stands for pointwise work over operands alone"), e.span)
+                .label(format!("expected operands: {wanted}"));
+        self.report(d)
+    }
+
+    pub(super) fn op_in_term<T>(&mut self, id: OpId, callee: &Path) -> Option<T> {
+        let d = Diagnostic::error(
+            code::SORT,
+            format!("`{}` works on whole tensors, not inside an epilogue", callee.text()),
+            callee.span,
+        )
+        .label("an epilogue term holds scalars, `acc`, `in(t)`, `row(v)`, `col(v)` and `full(t)`");
+        let def = self.s.program.op(id);
+        self.with_declaration(d, def)
+    }
+
+    /// `in(t)`, `row(v)`, `cast<T>(e)`, `round<T>(e)`; `None` if it is none of them.
+    fn term_form(&mut self, e: &'a Expr, callee: &'a Path, types: &'a [Name], args: &'a [Arg]) -> Option<Option<Pat>> {
+        let [name] = callee.parts.as_slice() else { return None };
+        if let Some(v) = view(&name.node) {
+            let [arg] = args else {
+                return Some(self.error(code::ARITY, format!("`{}` reads one tensor", name.node), e.span));
+            };
+            let inner = self.pattern(&arg.value, Pos::Tensor);
+            return Some(inner.map(|p| {
+                Pat::Node(NodePat { head: Head::In(v), args: vec![p], rest: None, attrs: vec![], output: 0 })
+            }));
+        }
+        let (arg, ty) = self.term_cast(&name.node, types, args)?;
+        let attr = match ty {
+            Ok(t) => self.dtype_name_pat(t),
+            Err(e) => self.attr_pat(e, AttrType::DType),
+        };
+        let inner = self.pattern(arg, Pos::Term);
+        Some(match (inner, attr) {
+            (Some(p), Some(a)) => {
+                Some(Pat::Node(NodePat { head: Head::TermCast, args: vec![p], rest: None, attrs: vec![a], output: 0 }))
+            }
+            _ => None,
+        })
+    }
+
+    /// The operand and the type of `cast<T>(e)`, `cast(e, to = T)` or `round<T>(e)` in a term.
+    #[allow(clippy::type_complexity)]
+    pub(super) fn term_cast(
+        &self,
+        name: &str,
+        types: &'a [Name],
+        args: &'a [Arg],
+    ) -> Option<(&'a Expr, Result<&'a Name, &'a Expr>)> {
+        match (types, args) {
+            ([t], [a]) if name == BuiltinOp::Cast.name() || name == BuiltinScalar::Round.name() => {
+                Some((&a.value, Ok(t)))
+            }
+            ([], [a, t]) if name == BuiltinOp::Cast.name() => Some((&a.value, Err(&t.value))),
+            _ => None,
+        }
+    }
+
+    fn dtype_name_pat(&mut self, t: &'a Name) -> Option<AttrPat> {
+        if t.node == "_" {
+            return Some(AttrPat::Any);
+        }
+        if let Some(d) = self.dtype_named(&t.node) {
+            return Some(AttrPat::Is(AExpr::Value(AttrValue::DType(d))));
+        }
+        Some(AttrPat::Var(self.bind(&t.node, Sort::DType, t.span)?))
+    }
+
+    pub(super) fn scalar_pattern(&mut self, s: BuiltinScalar, args: &[&'a Expr], pos: Pos, span: Span) -> Option<Pat> {
+        let id = self.builtin(s, span)?;
+        self.scalar_pattern_id(id, args, pos)
+    }
+
+    fn scalar_pattern_id(&mut self, id: ScalarId, args: &[&'a Expr], pos: Pos) -> Option<Pat> {
+        let out = self.read_scalar_args(id, args, |cx, arg| {
+            let p = cx.pattern(arg, pos)?;
+            let kind = cx.pat_kind(&p);
+            Some((p, kind))
+        })?;
+        Some(scalar_node(id, out))
+    }
+
+    /// Whether a pattern gives a number or a truth value, where that is known.
+    fn pat_kind(&self, p: &Pat) -> Option<Kind> {
+        match p {
+            Pat::Lit { .. } => Some(Kind::Number),
+            Pat::Bind(_, p) | Pat::Typed(p, _) => self.pat_kind(p),
+            Pat::Node(n) => self.head_kind(n.head),
+            Pat::OneOf(l) => l.first().and_then(|p| self.pat_kind(p)),
+            _ => None,
+        }
+    }
+
+    /// Whether an application gives a number or a truth value, where that is known.
+    pub(super) fn head_kind(&self, head: Head) -> Option<Kind> {
+        match head {
+            Head::Scalar(id) => Some(self.s.program.scalar(id).result),
+            Head::Acc => Some(Kind::Number),
+            _ => None,
+        }
+    }
+
+    /// Reports if argument `i` of a scalar is of the wrong kind.
+    pub(super) fn check_kind(&mut self, id: ScalarId, i: usize, have: Option<Kind>, span: Span) -> Option<()> {
+        let def = self.s.program.scalar(id);
+        let (name, wanted) = def.params.get(i)?;
+        let Some(have) = have else { return Some(()) };
+        if have == *wanted {
+            return Some(());
+        }
+        let word = |k: Kind| if k == Kind::Bool { "a truth value" } else { "a number" };
+        let mut d = Diagnostic::error(
+            code::KIND,
+            format!("`{name}` of `{}` is {}, but this is {}", def.name, word(*wanted), word(have)),
+            span,
+        )
+        .label(format!("expected {}", word(*wanted)));
+        if let Some(s) = def.origin.span {
+            d = d.also(s, format!("`{}` is declared here", def.name));
+        }
+        self.report(d)
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn op_pattern(
+        &mut self,
+        id: OpId,
+        e: &'a Expr,
+        callee: &'a Path,
+        types: &'a [Name],
+        args: &'a [Arg],
+        output: Option<(u32, Span)>,
+        loose: bool,
+    ) -> Option<Pat> {
+        let given = self.given(id, callee, types, args, e.span)?;
+        let def = self.s.program.op(id);
+        let (mut operands, mut attrs, mut rest) = (Vec::new(), Vec::new(), None);
+        let mut good = true;
+        for (p, g) in def.params.iter().zip(given) {
+            match (&p.kind, g) {
+                (ParamKind::Attr { ty, default }, g) => {
+                    let a = match g {
+                        Given::One(e) => self.attr_pat(e, *ty),
+                        Given::Type(t) => self.dtype_name_pat(t),
+                        _ if loose => Some(AttrPat::Any),
+                        _ => match default {
+                            Some(v) => Some(AttrPat::Is(AExpr::Value(v.clone()))),
+                            None => self.unmentioned(&p.name, &def.name, e.span),
+                        },
+                    };
+                    good &= a.is_some();
+                    attrs.extend(a);
+                }
+                (ParamKind::Tensor { optional: true, .. }, g) => {
+                    let a = match g {
+                        Given::One(e) => self.optional_pattern(e),
+                        _ => Some(Pat::Absent),
+                    };
+                    good &= a.is_some();
+                    operands.extend(a);
+                }
+                (ParamKind::Tensor { .. }, Given::Many(list)) => match self.variadic_pattern(&list) {
+                    Some((fixed, r)) => {
+                        operands.extend(fixed);
+                        rest = r;
+                    }
+                    None => good = false,
+                },
+                (kind, Given::One(e)) => {
+                    let pos = if matches!(kind, ParamKind::Term) { Pos::Term } else { Pos::Tensor };
+                    let a = self.pattern(e, pos);
+                    good &= a.is_some();
+                    operands.extend(a);
+                }
+                _ => good = false,
+            }
+        }
+        let output = self.output(id, callee, output, e.span);
+        if !good {
+            return None;
+        }
+        Some(Pat::Node(NodePat { head: Head::Op(id), args: operands, rest, attrs, output: output? }))
+    }
+
+    fn unmentioned<T>(&mut self, attr: &str, op: &str, span: Span) -> Option<T> {
+        let d = Diagnostic::error(
+            code::UNMENTIONED_ATTRIBUTE,
+            format!("the pattern says nothing about `{attr}` of `{op}`"),
+            span,
+        )
+        .label(format!("`{attr}` has no default"))
+        .hint(format!("write `{attr} = _` to match any, or `{attr} = p` to use it on the right side"));
+        self.report(d)
+    }
+
+    /// Which result is meant: `.n`, or the only one.
+    pub(super) fn output(&mut self, id: OpId, callee: &Path, output: Option<(u32, Span)>, span: Span) -> Option<u32> {
+        let def = self.s.program.op(id);
+        let several = def.variadic_result || def.results.len() > 1;
+        match output {
+            Some((n, _)) if several && (def.variadic_result || (n as usize) < def.results.len()) => Some(n),
+            Some((0, _)) if !several => Some(0),
+            Some((n, at)) => {
+                let have = def.results.len();
+                let d = Diagnostic::error(code::ARITY, format!("`{}` has no result {n}", callee.text()), at)
+                    .label(format!("it has {have} result{}, counted from 0", if have == 1 { "" } else { "s" }));
+                self.with_declaration(d, def)
+            }
+            // A kernel computes all results.
+            None if several && self.kernel_root == Some(span) => Some(0),
+            None if several => {
+                let d = Diagnostic::error(code::ARITY, format!("`{}` has several results", callee.text()), span)
+                    .label("which one?")
+                    .hint(format!("write `{}(...).0` for the first", callee.text()));
+                self.with_declaration(d, def)
+            }
+            None => Some(0),
+        }
+    }
+
+    fn optional_pattern(&mut self, e: &'a Expr) -> Option<Pat> {
+        match &e.kind {
+            ExprKind::Absent => Some(Pat::Absent),
+            ExprKind::Optional(name) => {
+                let v = self.bind(&name.node, Sort::Tensor, name.span)?;
+                self.info[v.index()].optional = true;
+                Some(Pat::Optional(v))
+            }
+            _ => self.pattern(e, Pos::Tensor),
+        }
+    }
+
+    fn variadic_pattern(&mut self, list: &[&'a Expr]) -> Option<(Vec<Pat>, Option<VarId>)> {
+        let (mut fixed, mut rest) = (Vec::new(), None);
+        let mut good = true;
+        for (i, e) in list.iter().enumerate() {
+            match &e.kind {
+                ExprKind::Spread(inner) => {
+                    if i + 1 != list.len() {
+                        let d = Diagnostic::error(code::MISPLACED, "`..` matches the last operands", e.span)
+                            .label("more operands follow")
+                            .hint("put it last");
+                        good = false;
+                        self.report::<()>(d);
+                        continue;
+                    }
+                    let v = match inner.as_deref() {
+                        None => Some(self.fresh("_rest", Sort::Tensors, Some(e.span))),
+                        Some(x) => match single(x) {
+                            Some(n) => self.bind(&n.node, Sort::Tensors, n.span),
+                            None => self.misplaced(x, "`..` of a left side"),
+                        },
+                    };
+                    good &= v.is_some();
+                    rest = v;
+                }
+                _ => match self.pattern(e, Pos::Tensor) {
+                    Some(p) => fixed.push(p),
+                    None => good = false,
+                },
+            }
+        }
+        good.then_some((fixed, rest))
+    }
+}
