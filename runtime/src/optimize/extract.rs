@@ -141,7 +141,19 @@ fn completed(problem: &Problem, users: &Users, start: &Choice) -> Option<(Choice
     let order = problem.order(start)?;
     let mut choice = vec![None; problem.classes.len()];
     order.iter().for_each(|c| choice[*c] = start[*c]);
-    Some(settle(problem, users, choice, order))
+    let needed = order.len();
+    let (choice, mut order) = settle(problem, users, choice, order);
+    // What is not needed stands right behind the last that it needs: near to those that may come to use it.
+    let mut place: Vec<(usize, usize)> = vec![(0, 0); problem.classes.len()];
+    for (i, class) in order.iter().enumerate() {
+        let below = || choice[*class].map(|n| &problem.classes[*class][n].children);
+        place[*class] = match i < needed {
+            true => (i, 0),
+            false => (below().into_iter().flatten().map(|c| place[*c].0).max().unwrap_or(0), i),
+        };
+    }
+    order.sort_unstable_by_key(|c| place[*c]);
+    Some((choice, order))
 }
 
 /// Knuth's generalisation of Dijkstra's algorithm: classes are settled cheapest first, each by a node whose children
@@ -440,23 +452,38 @@ impl<'p> Search<'p> {
         any
     }
 
-    /// What the present node of a needed class costs, with all that nothing else needs.
-    fn worth(&mut self, class: usize) -> u64 {
-        let Some(node) = self.chosen(class) else { return u64::MAX };
-        let below = node.children.iter().fold(0u64, |sum, c| sum.saturating_add(self.dereference(*c)));
-        node.children.iter().for_each(|c| {
-            self.reference(*c);
-        });
-        node.cost.saturating_add(below)
+    /// What the present node of a needed class costs, with all that nothing else needs; `limit` if it is that or more.
+    fn worth(&mut self, class: usize, limit: u64) -> u64 {
+        let Some(node) = self.chosen(class) else { return limit };
+        let mut saved = node.cost;
+        let mut dropped = Vec::new();
+        let mut work: Vec<usize> = node.children.clone();
+        while let Some(c) = work.pop() {
+            if saved >= limit {
+                break;
+            }
+            self.refs[c] -= 1;
+            dropped.push(c);
+            if self.refs[c] == 0
+                && let Some(node) = self.chosen(c)
+            {
+                saved = saved.saturating_add(node.cost);
+                work.extend(&node.children);
+            }
+        }
+        dropped.into_iter().for_each(|c| self.refs[c] += 1);
+        saved.min(limit)
     }
 
     fn improve_class(&mut self, class: usize) -> bool {
+        let nodes = &self.problem.classes[class];
+        let possible = nodes.iter().map(|n| n.cost).filter(|c| *c < IMPOSSIBLE);
+        let limit = possible.max().map_or(0, |c| c + 1);
         let mut improved = false;
-        let mut present = self.worth(class);
-        for to in 0..self.problem.classes[class].len() {
+        let mut present = self.worth(class, limit);
+        for (to, node) in nodes.iter().enumerate() {
             // A node that costs more by itself than all that the present one needs alone cannot be better.
-            let cost = self.problem.classes[class][to].cost;
-            if Some(to) == self.choice[class] || cost >= IMPOSSIBLE || cost >= present {
+            if Some(to) == self.choice[class] || node.cost >= IMPOSSIBLE || node.cost >= present {
                 continue;
             }
             let before = self.choice[class];
@@ -465,7 +492,7 @@ impl<'p> Search<'p> {
             }
             if self.switch(class, to) < 0 {
                 improved = true;
-                present = self.worth(class);
+                present = self.worth(class, limit);
             } else if let Some(from) = before {
                 // The old node is legal still: its needs were not moved behind the class.
                 self.make_room(class, from);

@@ -4,8 +4,11 @@
 //! claimed is true of the value as rounded to its dtype, whatever the inputs; "unknown" is the safe answer.
 
 use hypatia_dsl::builtin::BuiltinScalar;
-use hypatia_dsl::ir::{Program, ScalarBody, ScalarId};
+use hypatia_dsl::dtype::DType;
+use hypatia_dsl::ir::{AExpr, AttrPat, Build, BuildArg, Fact, OpBody, Pat, Program, Rule, ScalarBody, ScalarId};
 use hypatia_dsl::scalar::{Term, TermNode};
+
+use crate::tensor::Tensor;
 
 /// A set of facts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -54,6 +57,91 @@ impl NumericFacts {
     /// What is left after rounding to a narrower float: large values overflow, small ones vanish.
     pub fn narrowed(self) -> NumericFacts {
         NumericFacts { finite: false, positive: false, ..self }
+    }
+}
+
+/// Whether anything in a program asks for facts of numbers: if not, no weight need be read for them.
+pub fn are_asked(program: &Program) -> bool {
+    let guards = |r: &Rule| r.requires.iter().chain(&r.prefer).chain(r.lets.iter().map(|(_, e)| e)).any(asks);
+    program.rules.iter().any(|r| guards(r) || r.lhs.iter().any(pattern_asks) || r.rhs.iter().any(build_asks))
+        || program.kernels.iter().any(|k| k.requires.iter().any(asks) || pattern_asks(&k.pattern))
+        || program.ops.iter().any(|op| matches!(&op.body, OpBody::Defined(bodies) if bodies.iter().any(build_asks)))
+}
+
+fn asks(e: &AExpr) -> bool {
+    match e {
+        AExpr::Fact(fact, _) => matches!(fact, Fact::NonNegative | Fact::Positive | Fact::Finite),
+        AExpr::Value(_) | AExpr::Var(_) | AExpr::SameAccumulator(..) | AExpr::Device(_) => false,
+        AExpr::List(l) | AExpr::Call(_, l) => l.iter().any(asks),
+        AExpr::Spread(a) | AExpr::Neg(a) | AExpr::Not(a) => asks(a),
+        AExpr::Index(a, b) | AExpr::Binary(_, a, b) => asks(a) || asks(b),
+        AExpr::If(a, b, c) => asks(a) || asks(b) || asks(c),
+        AExpr::Comprehension { element, over, condition, .. } => {
+            asks(element) || asks(over) || condition.as_deref().is_some_and(asks)
+        }
+    }
+}
+
+fn pattern_asks(p: &Pat) -> bool {
+    fn attr_asks(a: &AttrPat) -> bool {
+        match a {
+            AttrPat::Is(e) => asks(e),
+            AttrPat::List(l) => l.iter().any(attr_asks),
+            AttrPat::Any | AttrPat::Var(_) | AttrPat::Rest(_) => false,
+        }
+    }
+    match p {
+        Pat::Bind(_, p) | Pat::Typed(p, _) => pattern_asks(p),
+        Pat::OneOf(ps) => ps.iter().any(pattern_asks),
+        Pat::Node(n) => n.args.iter().any(pattern_asks) || n.attrs.iter().any(attr_asks),
+        Pat::Any | Pat::Var(_) | Pat::Lit { .. } | Pat::Absent | Pat::Optional(_) => false,
+    }
+}
+
+fn build_asks(b: &Build) -> bool {
+    match b {
+        Build::Number(e) => asks(e),
+        Build::Node(n) => {
+            let arg = |a: &BuildArg| match a {
+                BuildArg::One(b) | BuildArg::Each { element: b, .. } => build_asks(b),
+                BuildArg::Spread(_) => false,
+            };
+            n.args.iter().any(arg) || n.attrs.iter().any(asks)
+        }
+        Build::Else(_, b) | Build::Frozen(b) => build_asks(b),
+        Build::If(guard, a, b) => asks(guard) || build_asks(a) || build_asks(b),
+        Build::Var(_) | Build::Absent => false,
+    }
+}
+
+/// Facts of a tensor's elements, in one pass over their bits.
+pub fn of_tensor(tensor: &Tensor) -> NumericFacts {
+    // Of all floats: whether one is NaN or an infinity (its exponent is all ones), below 0, or 0.
+    macro_rules! scan {
+        ($bits:ty, $exponent:expr) => {{
+            let sign: $bits = 1 << (<$bits>::BITS - 1);
+            let (mut nan, mut special, mut negative, mut zero) = (false, false, false, false);
+            for e in tensor.bytes().chunks_exact(size_of::<$bits>()) {
+                let bits = e.try_into().map_or(0, <$bits>::from_le_bytes);
+                let magnitude = bits & !sign;
+                nan |= magnitude > $exponent;
+                special |= magnitude >= $exponent;
+                negative |= bits > sign;
+                zero |= magnitude == 0;
+            }
+            let nonneg = !nan && !negative;
+            NumericFacts { not_nan: !nan, finite: !special, nonneg, positive: nonneg && !zero }
+        }};
+    }
+    if tensor.bytes().is_empty() {
+        return NumericFacts::UNKNOWN;
+    }
+    match tensor.dtype() {
+        DType::F32 => scan!(u32, 0xff << 23),
+        DType::F64 => scan!(u64, 0x7ff << 52),
+        DType::F16 => scan!(u16, 0x1f << 10),
+        DType::BF16 => scan!(u16, 0xff << 7),
+        _ => tensor.to_f64().into_iter().map(NumericFacts::of).reduce(NumericFacts::and).unwrap_or_default(),
     }
 }
 
@@ -181,6 +269,17 @@ mod tests {
                     let truth = NumericFacts::of(r);
                     assert_eq!(claim.and(truth), claim, "{s:?}({a}, {b}) = {r}: claimed {claim:?}");
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn a_pass_over_bits_tells_what_the_numbers_do() {
+        for dtype in DType::ALL {
+            for pair in VALUES.iter().flat_map(|a| VALUES.iter().map(move |b| [*a, *b])) {
+                let Some(t) = Tensor::from_f64(dtype, &[2], &pair) else { continue };
+                let told = t.to_f64().into_iter().map(NumericFacts::of).reduce(NumericFacts::and);
+                assert_eq!(Some(of_tensor(&t)), told, "{dtype} {pair:?}");
             }
         }
     }

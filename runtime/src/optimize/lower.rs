@@ -15,7 +15,7 @@ use hypatia_dsl::typing::TensorType;
 use rustc_hash::{FxHashMap, FxHasher};
 
 use super::analysis::{Context, Leaf, Sort, has_several_results};
-use super::facts::NumericFacts;
+use super::facts::{self, NumericFacts};
 use super::language::{EGraph, LeafId, Node, Payload};
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Node as GraphNode, NodeId, NodeKind, Value};
@@ -33,8 +33,7 @@ pub struct Entered {
     splats: FxHashMap<Payload, NodeId>,
 }
 
-/// Constants up to this many bytes are compared by content; larger ones by identity, and by content when their hashes
-/// are equal.
+/// Larger constants are not read for facts of their elements.
 const MAX_FACT_BYTES: usize = 1 << 22;
 
 fn internal(message: impl Into<String>) -> Error {
@@ -45,8 +44,7 @@ fn internal(message: impl Into<String>) -> Error {
 pub fn enter(graph: &Graph) -> Result<Entered> {
     let mut egraph = EGraph::new(Context::new(graph.program.clone()));
     let mut values: Vec<Vec<Id>> = Vec::with_capacity(graph.nodes.len());
-    let mut splats = FxHashMap::default();
-    let mut constants: HashMap<u64, Vec<(LeafId, Arc<Tensor>)>> = HashMap::new();
+    let mut constants = Constants { facts: facts::are_asked(&graph.program), ..Constants::default() };
     for (i, node) in graph.nodes.iter().enumerate() {
         let id = NodeId(i as u32);
         let class = match &node.kind {
@@ -54,7 +52,7 @@ pub fn enter(graph: &Graph) -> Result<Entered> {
                 let ty = egraph.analysis.type_id(first_type(node)?);
                 leaf(&mut egraph, Leaf { ty, node: id, constant: false, facts: NumericFacts::UNKNOWN })
             }
-            NodeKind::Const(t) => constant(&mut egraph, node, id, t, &mut splats, &mut constants)?,
+            NodeKind::Const(t) => constant(&mut egraph, node, id, t, &mut constants)?,
             NodeKind::Scalar(s) => {
                 let children = operands(&mut egraph, &values, &node.operands)?;
                 egraph.add(Node::new(Payload::Scalar(*s), children))
@@ -82,7 +80,7 @@ pub fn enter(graph: &Graph) -> Result<Entered> {
     egraph.rebuild();
     let outputs =
         graph.outputs.iter().map(|(_, v)| value(&values, *v).map(|id| egraph.find(id))).collect::<Result<_>>()?;
-    Ok(Entered { egraph, values, outputs, splats })
+    Ok(Entered { egraph, values, outputs, splats: constants.splats })
 }
 
 fn first_type(node: &GraphNode) -> Result<TensorType> {
@@ -170,19 +168,29 @@ fn enter_term(egraph: &mut EGraph, term: &Term, reads: &[Id]) -> Result<Id> {
     term.roots.first().and_then(|r| ids.get(r.0 as usize)).copied().ok_or_else(broken)
 }
 
+/// The constants of a graph that entered so far.
+#[derive(Default)]
+struct Constants {
+    /// The node of each one whose elements are equal.
+    splats: FxHashMap<Payload, NodeId>,
+    /// The others, by a hash of their type and their ends.
+    by_hash: HashMap<u64, Vec<(LeafId, Arc<Tensor>)>>,
+    /// Whether facts of their elements are wanted.
+    facts: bool,
+}
+
 /// A constant: a splat by its value, another one by its content.
 fn constant(
     egraph: &mut EGraph,
     node: &GraphNode,
     id: NodeId,
     tensor: &Arc<Tensor>,
-    splats: &mut FxHashMap<Payload, NodeId>,
-    constants: &mut HashMap<u64, Vec<(LeafId, Arc<Tensor>)>>,
+    constants: &mut Constants,
 ) -> Result<Id> {
     let ty = egraph.analysis.type_id(first_type(node)?);
     if let Some(bits) = splat_bits(tensor) {
         let payload = Payload::Splat(ty, bits);
-        splats.entry(payload).or_insert(id);
+        constants.splats.entry(payload).or_insert(id);
         return Ok(egraph.add(Node::leaf(payload)));
     }
     let mut h = FxHasher::default();
@@ -191,7 +199,7 @@ fn constant(
     // The ends are enough to tell most weights apart; equality below is exact.
     bytes[..bytes.len().min(256)].hash(&mut h);
     bytes[bytes.len() - bytes.len().min(256)..].hash(&mut h);
-    let same = constants.entry(h.finish()).or_default();
+    let same = constants.by_hash.entry(h.finish()).or_default();
     for (leaf, other) in same.iter() {
         let equal = Arc::ptr_eq(other, tensor)
             || (other.dtype() == tensor.dtype() && other.shape() == tensor.shape() && other.bytes() == bytes);
@@ -200,7 +208,7 @@ fn constant(
         }
     }
     same.push((LeafId(egraph.analysis.leaves.len() as u32), tensor.clone()));
-    Ok(leaf(egraph, Leaf { ty, node: id, constant: true, facts: tensor_facts(tensor) }))
+    Ok(leaf(egraph, Leaf { ty, node: id, constant: true, facts: tensor_facts(tensor, constants.facts) }))
 }
 
 /// The bits of the f64 that all elements are; `None` if they differ, or if f64 does not hold them exactly.
@@ -217,11 +225,12 @@ fn splat_bits(tensor: &Tensor) -> Option<u64> {
     (back.bytes() == one.bytes()).then_some(value.to_bits())
 }
 
-fn tensor_facts(tensor: &Tensor) -> NumericFacts {
-    if tensor.bytes().len() > MAX_FACT_BYTES {
-        return NumericFacts::UNKNOWN;
+/// Facts of a constant's elements, where something asks for them.
+fn tensor_facts(tensor: &Tensor, asked: bool) -> NumericFacts {
+    match asked && tensor.bytes().len() <= MAX_FACT_BYTES {
+        true => facts::of_tensor(tensor),
+        false => NumericFacts::UNKNOWN,
     }
-    tensor.to_f64().into_iter().map(NumericFacts::of).reduce(NumericFacts::and).unwrap_or_default()
 }
 
 /// The graph of chosen nodes.

@@ -479,6 +479,9 @@ impl<'r, 'e> Matcher<'r, 'e, '_> {
                 return self.miss(class, || MissReason::Attr(head, i, have));
             }
         }
+        if !self.may_match() {
+            return ON;
+        }
         (self.emit)(&Bound {
             roots: &self.roots,
             slots: &self.slots,
@@ -646,10 +649,20 @@ impl<'r, 'e> Matcher<'r, 'e, '_> {
             _ => return true,
         };
         let facts = MatchFacts { egraph: self.egraph, slots: &self.slots, device: None };
-        let holds = |g: &usize| {
-            typing::eval(&self.what.rule.requires[*g], &Bindings::default(), &facts) == Some(AttrValue::Bool(true))
-        };
-        early.iter().all(holds)
+        let nothing = Bindings::default();
+        early.iter().all(|g| typing::eval(g, &nothing, &facts) == Some(AttrValue::Bool(true)))
+    }
+
+    /// False if a guard that asks about bound tensors does not hold. What is bound to sums that are yet to be made is asked
+    /// when they are.
+    fn may_match(&self) -> bool {
+        let late = &self.what.prepared.late;
+        if late.is_empty() || !self.pending.is_empty() || self.probe.is_some() {
+            return true;
+        }
+        let facts = MatchFacts { egraph: self.egraph, slots: &self.slots, device: None };
+        let nothing = Bindings::default();
+        late.iter().all(|g| typing::eval(g, &nothing, &facts) == Some(AttrValue::Bool(true)))
     }
 
     /// Matches an application in the association in which it is written.

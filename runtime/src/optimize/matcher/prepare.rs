@@ -3,6 +3,7 @@
 //! In: a rule. Out: facts of its left side that every search needs. Holds always: nothing here depends on an e-graph,
 //! and a rule that is prepared twice is prepared alike.
 
+use hypatia_dsl::ast::BinaryOp;
 use hypatia_dsl::builtin::BuiltinScalar;
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::{
@@ -16,8 +17,10 @@ use super::Discriminant;
 pub struct Prepared {
     /// True if all roots are the same pattern up to their own variables: then one order of them is enough.
     pub symmetric: bool,
-    /// By variable: the guards that ask about it alone, so that they can be asked as soon as it is bound.
-    pub(super) early: Vec<Vec<usize>>,
+    /// By variable: the parts of guards that ask about it alone, so that they can be asked as soon as it is bound.
+    pub(super) early: Vec<Vec<AExpr>>,
+    /// Parts of guards that ask about several bound tensors, and nothing else: they are asked before a match is made.
+    pub(super) late: Vec<AExpr>,
     /// By variable: it stands once on the left side and may be any tensor, so that it can take what is left of a sum.
     pub(super) free: Vec<bool>,
     /// Element types for which sums and products of floats match in any association; `None` for all.
@@ -36,19 +39,19 @@ impl Prepared {
         let n = rule.vars.len();
         let mut count = vec![0usize; n];
         rule.lhs.iter().for_each(|p| mentions(p, &mut count));
-        let mut early = vec![Vec::new(); n];
         let mut telling = vec![false; n];
-        for (i, guard) in rule.requires.iter().enumerate() {
+        for guard in &rule.requires {
             let mut asked = Asked::default();
             asks(guard, &mut asked);
             if let [v] = asked.vars.as_slice()
                 && !asked.other
-                && rule.vars.get(v.index()).is_some_and(|v| v.sort == Sort::Tensor)
+                && !asked.uses
+                && is_tensor(rule, *v)
             {
-                early[v.index()].push(i);
                 telling[v.index()] |= asked.telling;
             }
         }
+        let (early, late) = soon_asked(rule);
         let free = (0..n).map(|i| count[i] == 1 && !telling[i]).collect();
         let mut needed = Vec::new();
         rule.lhs.iter().for_each(|p| needs(program, p, terms, &mut needed));
@@ -57,10 +60,11 @@ impl Prepared {
         Prepared {
             symmetric: is_symmetric(rule),
             early,
+            late,
             free,
             regroups: regroups(rule),
             depth: rule.lhs.iter().map(|p| depth(program, p, true)).max().unwrap_or(0),
-            by_candidate: asked.other || rule.lhs.iter().any(|p| cuts(program, p)),
+            by_candidate: asked.other || asked.uses || rule.lhs.iter().any(|p| cuts(program, p)),
             needed,
         }
     }
@@ -177,11 +181,38 @@ fn mentions(p: &Pat, count: &mut [usize]) {
     }
 }
 
+fn is_tensor(rule: &Rule, v: VarId) -> bool {
+    rule.vars.get(v.index()).is_some_and(|v| v.sort == Sort::Tensor)
+}
+
+/// The parts of a rule's guards that bound tensors decide: by variable those about one, and those about several.
+fn soon_asked(rule: &Rule) -> (Vec<Vec<AExpr>>, Vec<AExpr>) {
+    let (mut early, mut late) = (vec![Vec::new(); rule.vars.len()], Vec::new());
+    let mut parts: Vec<&AExpr> = rule.requires.iter().chain(&rule.prefer).collect();
+    while let Some(part) = parts.pop() {
+        if let AExpr::Binary(BinaryOp::And, a, b) = part {
+            parts.extend([&**a, &**b]);
+            continue;
+        }
+        let mut asked = Asked::default();
+        asks(part, &mut asked);
+        match asked.vars.as_slice() {
+            _ if asked.other => {}
+            [v] if is_tensor(rule, *v) => early[v.index()].push(part.clone()),
+            vars if !vars.is_empty() && vars.iter().all(|v| is_tensor(rule, *v)) => late.push(part.clone()),
+            _ => {}
+        }
+    }
+    (early, late)
+}
+
 #[derive(Default)]
 struct Asked {
     vars: Vec<VarId>,
     /// It asks for something that few tensors have.
     telling: bool,
+    /// It asks how often something is used.
+    uses: bool,
     /// It asks for attributes, or of the device, or for what matching cannot know.
     other: bool,
 }
@@ -193,7 +224,7 @@ fn asks(e: &AExpr, out: &mut Asked) {
                 out.vars.push(*v);
             }
             out.telling |= matches!(fact, Fact::Const | Fact::Value);
-            out.other |= matches!(fact, Fact::Uses);
+            out.uses |= matches!(fact, Fact::Uses);
         }
         AExpr::Value(_) => {}
         AExpr::List(l) | AExpr::Call(_, l) => l.iter().for_each(|e| asks(e, out)),
