@@ -49,12 +49,19 @@ impl Tensor {
     /// A tensor of little-endian bytes. `None` if their number is not the shape's, or a bool is
     /// neither 0 nor 1.
     pub fn from_bytes(dtype: DType, shape: &[usize], bytes: &[u8]) -> Option<Tensor> {
-        let mut t = Tensor::zeros(dtype, shape)?;
-        if t.len * dtype.size() != bytes.len() || (dtype == DType::Bool && bytes.iter().any(|b| *b > 1)) {
+        let len = shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d))?;
+        if len.checked_mul(dtype.size())? != bytes.len() || (dtype == DType::Bool && bytes.iter().any(|b| *b > 1)) {
             return None;
         }
-        t.bytes_mut().copy_from_slice(bytes);
-        Some(t)
+        let (whole, rest) = bytes.as_chunks::<8>();
+        let mut words = Vec::with_capacity(bytes.len().div_ceil(8));
+        words.extend(whole.iter().map(|word| u64::from_ne_bytes(*word)));
+        if !rest.is_empty() {
+            let mut last = [0; 8];
+            last[..rest.len()].copy_from_slice(rest);
+            words.push(u64::from_ne_bytes(last));
+        }
+        Some(Tensor { dtype, shape: shape.to_vec(), words: Arc::new(words), len })
     }
 
     /// A tensor of `dtype` from f64 values, each rounded once.

@@ -343,6 +343,11 @@ struct PlaneFeed<'a, 'b> {
 }
 
 impl Feed for PlaneFeed<'_, '_> {
+    fn direct(&self, source: super::flat::Source, start: usize, len: usize) -> Option<&[f32]> {
+        let sums = source == super::flat::Source::Acc && self.code.acc == DType::F32;
+        if sums { bytemuck::cast_slice(self.sums).get(start..start + len) } else { None }
+    }
+
     fn load(&self, source: super::flat::Source, start: usize, dst: Dst<'_>) {
         match source {
             super::flat::Source::Acc => read(self.sums, self.code.acc, start as isize, 1, dst),

@@ -30,7 +30,15 @@ struct Instr {
     from: DType,
     dst: usize,
     args: [usize; 3],
+    /// A load whose users can read memory instead of the register.
+    direct: bool,
 }
+
+/// Registers that may be read from memory at most.
+const DIRECT: usize = 16;
+
+/// Memory that stands for an f32 register.
+type Directs<'a> = [Option<&'a [f32]>; DIRECT];
 
 /// A term that is ready to run.
 #[derive(Clone, Debug)]
@@ -79,6 +87,11 @@ pub enum Dst<'a> {
 pub trait Feed {
     /// Fills `dst` with the elements from `start` on of the index space.
     fn load(&self, source: Source, start: usize, dst: Dst<'_>);
+
+    /// The elements that [`Feed::load`] would give, if they lie in memory as they are.
+    fn direct(&self, _source: Source, _start: usize, _len: usize) -> Option<&[f32]> {
+        None
+    }
 }
 
 impl Code {
@@ -325,7 +338,8 @@ fn allocate(flat: &Flat, ends: &[usize], outs: &[DType]) -> Code {
             *slot = regs[*a as usize];
         }
         let from = if n > 0 { flat.steps[args[0] as usize].lane } else { step.lane };
-        code.instrs.push(Instr { op: step.op, lane: step.lane, from, dst, args: registers });
+        let direct = dst < DIRECT && reads_memory(flat, i, last[i], ends);
+        code.instrs.push(Instr { op: step.op, lane: step.lane, from, dst, args: registers, direct });
         for (k, a) in args[..n].iter().enumerate() {
             let again = args[..k].contains(a);
             let a = *a as usize;
@@ -345,15 +359,45 @@ fn allocate(flat: &Flat, ends: &[usize], outs: &[DType]) -> Code {
     code
 }
 
+/// True for a load that only f32 functions of the same result read; `last` is the last of them.
+fn reads_memory(flat: &Flat, load: usize, last: usize, ends: &[usize]) -> bool {
+    let step = &flat.steps[load];
+    let end = ends.iter().copied().find(|end| *end > load).unwrap_or(0);
+    let fits = |user: &FlatStep| {
+        let (args, n) = args_of(&user.op);
+        !args[..n].contains(&(load as u32)) || (bank(user.lane) == 0 && matches!(user.op, FlatOp::Apply(..)))
+    };
+    matches!(step.op, FlatOp::Load(_)) && bank(step.lane) == 0 && last < end && flat.steps.iter().all(fits)
+}
+
+/// What an f32 register holds.
+#[inline(always)]
+fn held<'a>(banks: &'a Banks, directs: &Directs<'a>, register: usize) -> &'a [f32] {
+    match directs.get(register) {
+        Some(Some(memory)) => memory,
+        _ => &banks.f32s[register],
+    }
+}
+
 dispatch! {
     /// Runs instructions on `len` elements from `start` on.
     fn run(instrs: &[Instr], banks: &mut Banks, feed: &dyn Feed, start: usize, len: usize) {
+        let mut directs: Directs<'_> = [None; DIRECT];
         for i in instrs {
             match bank(i.lane) {
                 0 => {
+                    if let (FlatOp::Load(source), true) = (i.op, i.direct)
+                        && let Some(memory) = feed.direct(source, start, len)
+                    {
+                        directs[i.dst] = Some(memory);
+                        continue;
+                    }
                     let mut out = std::mem::take(&mut banks.f32s[i.dst]);
-                    i.run_f32(banks, feed, start, &mut out[..len]);
+                    i.run_f32(banks, &directs, feed, start, &mut out[..len]);
                     banks.f32s[i.dst] = out;
+                    if let Some(direct) = directs.get_mut(i.dst) {
+                        *direct = None;
+                    }
                 }
                 1 => {
                     let mut out = std::mem::take(&mut banks.f64s[i.dst]);
@@ -395,7 +439,7 @@ macro_rules! map {
 
 impl Instr {
     #[inline(always)]
-    fn run_f32(&self, banks: &Banks, feed: &dyn Feed, start: usize, out: &mut [f32]) {
+    fn run_f32(&self, banks: &Banks, directs: &Directs<'_>, feed: &dyn Feed, start: usize, out: &mut [f32]) {
         use BuiltinScalar::*;
         let [a, b, c] = self.args;
         match self.op {
@@ -415,24 +459,24 @@ impl Instr {
                     out,
                     |c: u8, x: f32, y: f32| if c != 0 { x } else { y },
                     banks.bools[a],
-                    banks.f32s[b],
-                    banks.f32s[c]
+                    held(banks, directs, b),
+                    held(banks, directs, c)
                 );
             }
             FlatOp::Apply(f, _) => {
-                let x = &banks.f32s[a];
+                let x = held(banks, directs, a);
                 match f {
-                    Add => map!(out, |x: f32, y: f32| x + y, x, banks.f32s[b]),
-                    Sub => map!(out, |x: f32, y: f32| x - y, x, banks.f32s[b]),
-                    Mul => map!(out, |x: f32, y: f32| x * y, x, banks.f32s[b]),
-                    Div => map!(out, |x: f32, y: f32| x / y, x, banks.f32s[b]),
-                    Max => map!(out, math::max, x, banks.f32s[b]),
-                    Min => map!(out, math::min, x, banks.f32s[b]),
+                    Add => map!(out, |x: f32, y: f32| x + y, x, held(banks, directs, b)),
+                    Sub => map!(out, |x: f32, y: f32| x - y, x, held(banks, directs, b)),
+                    Mul => map!(out, |x: f32, y: f32| x * y, x, held(banks, directs, b)),
+                    Div => map!(out, |x: f32, y: f32| x / y, x, held(banks, directs, b)),
+                    Max => map!(out, math::max, x, held(banks, directs, b)),
+                    Min => map!(out, math::min, x, held(banks, directs, b)),
                     Pow => {
                         let n = out.len();
-                        math::powers(&x[..n], &banks.f32s[b][..n], out);
+                        math::powers(&x[..n], &held(banks, directs, b)[..n], out);
                     }
-                    Fmod => map!(out, |x: f32, y: f32| x % y, x, banks.f32s[b]),
+                    Fmod => map!(out, |x: f32, y: f32| x % y, x, held(banks, directs, b)),
                     Neg => map!(out, |x: f32| -x, x),
                     Abs => map!(out, |x: f32| x.abs(), x),
                     Sign => map!(out, math::sign, x),

@@ -62,6 +62,22 @@ struct BlockFeed<'a, 'b, 'c> {
 }
 
 impl Feed for BlockFeed<'_, '_, '_> {
+    /// Operands that are contiguous.
+    fn direct(&self, source: Source, start: usize, len: usize) -> Option<&[f32]> {
+        let i = match source {
+            Source::In(i) => i as usize,
+            Source::Acc => self.work.inputs.len() - 1,
+        };
+        let input = &self.work.inputs[i];
+        if input.dtype != DType::F32 || input.strides != [1] {
+            return None;
+        }
+        match self.work.in_place[i] {
+            Some(out) => bytemuck::cast_slice(self.outs[out]).get(start - self.first..start - self.first + len),
+            None => bytemuck::cast_slice(input.bytes).get(input.offset + start..input.offset + start + len),
+        }
+    }
+
     fn load(&self, source: Source, start: usize, dst: Dst<'_>) {
         let i = match source {
             Source::In(i) => i as usize,

@@ -389,6 +389,14 @@ struct RowFeed<'a> {
 }
 
 impl Feed for RowFeed<'_> {
+    /// Operands whose rows follow each other in memory.
+    fn direct(&self, source: Source, _start: usize, len: usize) -> Option<&[f32]> {
+        let Source::In(i) = source else { return None };
+        let (DType::F32, RowAccess::Full) = self.code.inputs.get(i as usize)? else { return None };
+        let at = self.first * self.code.n + self.column;
+        bytemuck::cast_slice(self.inputs[i as usize]).get(at..at + len)
+    }
+
     fn load(&self, source: Source, _start: usize, mut dst: Dst<'_>) {
         let Source::In(i) = source else { return };
         let (i, len) = (i as usize, dst.len());

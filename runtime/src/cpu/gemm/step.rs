@@ -497,6 +497,17 @@ impl Run<'_> {
 }
 
 impl Feed for Rows<'_, '_> {
+    /// Accumulators of rows that follow each other, or of one row.
+    fn direct(&self, source: Source, _start: usize, len: usize) -> Option<&[f32]> {
+        let width = self.columns.len();
+        if source != Source::Acc || self.run.code.acc != DType::F32 || (len != width && self.acc.row != width) {
+            return None;
+        }
+        // SAFETY: whole rows, or a part of one, of the tile's accumulators: all of them have been written, and
+        // nothing is written before the term has run.
+        Some(unsafe { std::slice::from_raw_parts(self.acc.base.0.cast::<f32>(), len) })
+    }
+
     /// Element `i * width + j` is column j of row i.
     fn load(&self, source: Source, start: usize, mut dst: Dst<'_>) {
         let width = self.columns.len();
