@@ -313,6 +313,72 @@ fn a_byte_order_mark_and_crlf_are_fine() {
     assert!(c.program.is_some(), "{}", report(&c));
 }
 
+/// Works through the cases on all cores.
+fn each_survives(cases: &[Vec<u8>]) {
+    let next = std::sync::atomic::AtomicUsize::new(0);
+    let work = || {
+        while let Some(bytes) = cases.get(next.fetch_add(1, std::sync::atomic::Ordering::Relaxed)) {
+            survives(&String::from_utf8_lossy(bytes));
+        }
+    };
+    std::thread::scope(|s| {
+        (0..std::thread::available_parallelism().map_or(1, usize::from)).for_each(|_| drop(s.spawn(work)));
+    });
+}
+
+/// A file that is cut behind every byte, begun at every byte, without each byte, and with each byte another.
+#[test]
+fn every_byte_may_be_missing_or_wrong() {
+    let text = SMALL.as_bytes();
+    let c = compile_text(SMALL);
+    assert!(c.program.is_some() && c.diagnostics.is_empty(), "{}", report(&c));
+    let wrong = b"(){}[]<>=-+*/;:,.@|~?\"_09az \n\0\xff";
+    let mut cases = Vec::new();
+    for at in 0..text.len() {
+        cases.push(text[..at].to_vec());
+        cases.push([b"edition 1;\nuse core::*;\n", &text[at..]].concat());
+        cases.push([&text[..at], &text[at + 1..]].concat());
+        let mut flipped = text.to_vec();
+        flipped[at] = if at % 3 == 0 { text[at] ^ (1 << (at % 8)) } else { wrong[at % wrong.len()] };
+        cases.push(flipped);
+    }
+    each_survives(&cases);
+}
+
+/// A file of which every byte is tried: it uses `core` alone, so that each try is quick.
+const SMALL: &str = "edition 1;
+use core::*;
+ruleset r { until = fixpoint; }
+scalar g(x) = if x > 0 then x else -x / 2.5e1; // kept
+op norm<T: float>(x: T[..s, n], w: T[n]?, eps: float = 1e-5) -> T[..s, n]
+  = x * rsqrt(mean(x * x, axes = [-1]) + eps) * (w else 1);
+kernel norm_k for norm(x, w?, eps = eps) { rowwise; requires dim(x, -1) <= 8192; }
+pattern sq(x) = mul(x, x) | pow(x, 2.0 ~ 1e-3);
+rule r::twice: transpose(transpose(x, perm = p), perm = q) => transpose(x, perm = [p[i] for i in q])
+  requires len(p) == len(q) class exact;
+rule r::squares[f in {abs, neg}]: sq(f(x: T[..s])) => x * x let n = rank(x) requires n > 0 class rounds for f32;
+test \"t\" { input x: f32[2, 3] = 1; given norm(x, none); expect launches == 1; expect equal x * 1.0; }
+";
+
+/// A megabyte on one line, whatever it holds, is read or refused in no time.
+#[test]
+fn a_line_of_a_megabyte_is_no_danger() {
+    // What takes time that is not linear takes minutes; a busy machine is not to fail.
+    let limit = 60;
+    let letters = [
+        " ", ";", "(", ")", "[", "{", "}", "\"", "\\", "x", "9", "9.", "-", "not ", "::", "..", "@", "\0", "\u{fffd}",
+        "\u{e9}", "\r",
+    ];
+    // Whole items cost more each than a test should have to wait for.
+    let items = ["use core::*; ", "edition 1; ", "scalar f(x) = x; "];
+    let letters = letters.iter().map(|part| (part, 1 << 20));
+    for (part, size) in letters.chain(items.iter().map(|part| (part, 1 << 17))) {
+        let start = std::time::Instant::now();
+        survives(&format!("edition 1; use core::*; {}", part.repeat(size / part.len() - 100)));
+        assert!(start.elapsed().as_secs() < limit, "{part:?} takes {:?}", start.elapsed());
+    }
+}
+
 /// Every byte of every item may be the last one of its file, and each of its words may be missing or twice.
 #[test]
 fn an_item_cut_anywhere_is_no_danger() {

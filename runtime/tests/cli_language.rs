@@ -103,3 +103,13 @@ fn explain_tells_codes() {
     assert!(out(&hypatia(&["explain", "codes"], "", here)).lines().count() > 50);
     assert_eq!(hypatia(&["explain", "H9999"], "", here).status.code(), Some(1));
 }
+
+/// Fusions that the library does not have, in the language alone: their own tests say what they come to.
+#[test]
+fn fusions_of_other_compilers_can_be_said() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/pass");
+    for (file, tests) in [("gated.hyp", 2), ("group_norm.hyp", 3), ("residual_norm.hyp", 4), ("softcap.hyp", 2)] {
+        let o = hypatia(&["test", file], "", &folder);
+        assert!(o.status.success() && out(&o).contains(&format!("{tests} passed, 0 failed")), "{file}: {}", out(&o));
+    }
+}

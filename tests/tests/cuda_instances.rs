@@ -284,7 +284,6 @@ fn every_kernel_and_scalar_of_the_library_compiles() {
 
 /// The worked example of docs/language.md: every choice of its parameters, an epilogue of its own, and any other.
 #[test]
-#[ignore = "the library form of the example template is not given its prelude yet"]
 fn templates_of_users_compile() {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("templates/tiled_gemm.hyp");
     let program = hypatia::library::load(std::slice::from_ref(&file)).unwrap();

@@ -168,17 +168,17 @@ fn root(r: &Rule) -> Option<Head> {
 }
 
 /// The numbers that every match of a rule holds or, with `some`, that any match may hold.
-fn literals(r: &Rule, some: bool) -> HashSet<u64> {
-    fn collect(p: &Pat, some: bool, out: &mut HashSet<u64>) {
+fn literals(r: &Rule, some: bool) -> Vec<u64> {
+    fn collect(p: &Pat, some: bool, out: &mut Vec<u64>) {
         match p {
-            Pat::Lit { value, near: None } => _ = out.insert(value.to_bits()),
+            Pat::Lit { value, near: None } => out.push(value.to_bits()),
             Pat::Bind(_, p) | Pat::Typed(p, _) => collect(p, some, out),
             Pat::Node(n) => n.args.iter().for_each(|a| collect(a, some, out)),
             Pat::OneOf(l) if some => l.iter().for_each(|p| collect(p, some, out)),
             _ => {}
         }
     }
-    let mut out = HashSet::new();
+    let mut out = Vec::new();
     r.lhs.iter().for_each(|p| collect(p, some, &mut out));
     out
 }
@@ -199,7 +199,7 @@ fn said_twice(rules: &[&Rule], out: &mut Vec<Diagnostic>) {
                 return;
             }
             // A rule that asks for a number covers none without it: most pairs of a long table end here.
-            if !numbers[j].0.is_subset(&numbers[i].1) {
+            if !numbers[j].0.iter().all(|n| numbers[i].1.contains(n)) {
                 continue;
             }
             if r.base_name == other.base_name || !covers(other, r) {

@@ -11,11 +11,26 @@ use crate::sema::mentions::item_mentions;
 use crate::source::SourceMap;
 
 pub(super) fn lint(p: &Program, resolved: &Resolved, sources: &SourceMap, out: &mut Vec<Diagnostic>) {
+    // Most names in use are not the user's own: they need not be resolved.
+    let own = resolved.files.iter().filter(|tree| !sources.file(tree.id).embedded).flat_map(|tree| &tree.items);
+    let candidates: HashSet<&str> = own
+        .filter_map(|item| match &item.kind {
+            ItemKind::Pattern(x) => Some(x.name.node.as_str()),
+            ItemKind::Op(x) => Some(x.name.node.as_str()),
+            _ => None,
+        })
+        .collect();
+    if candidates.is_empty() {
+        return;
+    }
     let mut used: HashSet<ItemRef> = HashSet::new();
     for (file, tree) in resolved.files.iter().enumerate() {
         for item in &tree.items {
-            let mut add =
-                |path: &crate::ast::Path, _applied: bool| used.extend(resolved.find(file, Space::Value, path));
+            let mut add = |path: &crate::ast::Path, _applied: bool| {
+                if path.parts.last().is_some_and(|name| candidates.contains(name.node.as_str())) {
+                    used.extend(resolved.find(file, Space::Value, path));
+                }
+            };
             item_mentions(&item.kind, &mut add);
         }
     }

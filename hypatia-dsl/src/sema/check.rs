@@ -269,6 +269,10 @@ pub(super) fn rule(program: &Program, r: &Rule, right: Span, left: Span) -> Opti
     } else {
         (0..5).map(|k| vec![k; n]).collect()
     };
+    // Most rules agree on matrices: no other ranks need be tried then.
+    if let Verdict::Agree = attempt(program, r, &leaves, &vec![2; n]) {
+        return None;
+    }
     let mut found: Option<(String, String)> = None;
     for ranks in tries.into_iter().take(MAX_TRIES) {
         match attempt(program, r, &leaves, &ranks) {

@@ -330,8 +330,29 @@ impl<'s> FromBuild<'s> {
             AExpr::List(items) if items.iter().all(|i| matches!(i, AExpr::Var(_) | AExpr::Value(_))) => {
                 AttrPat::List(items.iter().map(|i| self.attr(i)).collect())
             }
+            // An attribute among formulas, such as the groups of `[n, groups, c / groups]`, is read off the list; the
+            // formulas are compared when all is bound.
+            AExpr::List(items) if self.reads_attribute(items) => {
+                AttrPat::List(items.iter().map(|i| self.list_item(i)).collect())
+            }
             other => AttrPat::Is(other.clone()),
         }
+    }
+
+    /// True for a list without `..` in which an attribute of the op stands by itself.
+    fn reads_attribute(&self, items: &[AExpr]) -> bool {
+        let attribute = |e: &AExpr| matches!(e, AExpr::Var(v) if v.index() < self.def.params.len());
+        items.iter().any(attribute) && !items.iter().any(|e| matches!(e, AExpr::Spread(_)))
+    }
+
+    fn list_item(&mut self, e: &AExpr) -> AttrPat {
+        if let AExpr::Var(_) | AExpr::Value(_) = e {
+            return self.attr(e);
+        }
+        self.vars.push(Var { name: format!("_a{}", self.vars.len()), sort: Sort::Attr });
+        let v = VarId(self.vars.len() as u32 - 1);
+        self.requires.push(AExpr::Binary(BinaryOp::Eq, Box::new(AExpr::Var(v)), Box::new(e.clone())));
+        AttrPat::Var(v)
     }
 
     /// One root for each result, the largest first: the others are then searched for near its variables.

@@ -102,6 +102,31 @@ pub fn analyse(resolved: &Resolved, sources: &SourceMap) -> (Program, Vec<Diagno
     (s.program, s.diags)
 }
 
+/// Names of scalars and ops that are taken.
+#[derive(Default)]
+struct Names {
+    taken: HashSet<String>,
+    /// How often a name of a module was asked for again: the next try starts there.
+    again: HashMap<(String, String), usize>,
+}
+
+impl Names {
+    /// The name, qualified by its module and a number where it is taken.
+    fn unique(&mut self, module: &str, name: &str) -> String {
+        if self.taken.insert(name.to_string()) {
+            return name.to_string();
+        }
+        let i = self.again.entry((module.to_string(), name.to_string())).or_insert(0);
+        loop {
+            *i += 1;
+            let n = if *i == 1 { format!("{module}::{name}") } else { format!("{module}::{name}'{i}") };
+            if self.taken.insert(n.clone()) {
+                return n;
+            }
+        }
+    }
+}
+
 impl<'a> Sema<'a> {
     /// Items of all files, those of used files first.
     fn items(&self) -> Vec<(ItemRef, &'a ast::Item)> {
@@ -135,18 +160,9 @@ impl<'a> Sema<'a> {
 
     /// Gives ids to scalars and ops. A name that another file has taken is qualified by its module.
     fn declare(&mut self) {
-        let mut taken: HashSet<String> = HashSet::new();
+        let mut names = Names::default();
         for (at, item) in self.items() {
-            let unique = |name: &str, taken: &mut HashSet<String>| {
-                let module = &self.resolved.names[at.file];
-                let mut n = name.to_string();
-                let mut i = 1;
-                while !taken.insert(n.clone()) {
-                    n = if i == 1 { format!("{module}::{name}") } else { format!("{module}::{name}'{i}") };
-                    i += 1;
-                }
-                n
-            };
+            let module = &self.resolved.names[at.file];
             match &item.kind {
                 ItemKind::Scalar(sc) => {
                     let mut def = scalars::declare(sc, &mut self.diags);
@@ -158,14 +174,14 @@ impl<'a> Sema<'a> {
                             sc.name.span,
                         );
                     }
-                    def.name = unique(&sc.name.node, &mut taken);
+                    def.name = names.unique(module, &sc.name.node);
                     self.decls.insert(at, Decl::Scalar(ScalarId(self.program.scalars.len() as u32)));
                     self.program.scalars.push(def);
                 }
                 ItemKind::Op(op) => {
                     let id = OpId(self.program.ops.len() as u32);
                     self.decls.insert(at, Decl::Op(id));
-                    let name = unique(&op.name.node, &mut taken);
+                    let name = names.unique(module, &op.name.node);
                     // Until its signature is read it is unusable.
                     self.poisoned_ops.insert(id);
                     self.program.ops.push(OpDef {

@@ -220,7 +220,13 @@ fn misfit(def: &OpDef, param: &Param, operand: usize, ty: &TensorType, why: &Mis
     let expected = format!("{}{}", show_type_pat(&def.vars, pat), legend(&def.vars, pat, known));
     let maybe = |surely: bool| if surely { "is" } else { "may be" };
     let (code, why) = match why {
-        Mismatch::Rank => (codes::RANK, format!("it has {} axes", ty.shape.len())),
+        Mismatch::Rank => (
+            codes::RANK,
+            match ty.shape.len() {
+                1 => "it has 1 axis".to_string(),
+                n => format!("it has {n} axes"),
+            },
+        ),
         Mismatch::DType(Some(d)) => (codes::DTYPE, format!("its elements are {}, not {d}", ty.dtype)),
         Mismatch::DType(None) => (codes::DTYPE, format!("its elements are {}", ty.dtype)),
         Mismatch::Size { axis, wanted: Some(w), surely } => {
@@ -308,16 +314,19 @@ pub(super) fn one_of(dtypes: &[DType]) -> String {
 
 fn check_requires(def: &OpDef, bindings: &Bindings, facts: &dyn Facts) -> Result<(), TypeError> {
     for guard in &def.requires {
-        let shown = show_expr(&def.vars, guard);
+        let shown = || show_expr(&def.vars, guard);
         match eval_guard(guard, bindings, facts) {
             Some(true) => {}
             Some(false) => {
-                return Err(TypeError::new(codes::REQUIRES, format!("{}: requires {shown}, which is false", def.name)));
+                return Err(TypeError::new(
+                    codes::REQUIRES,
+                    format!("{}: requires {}, which is false", def.name, shown()),
+                ));
             }
             // What types cannot tell (constness, values) is decided where it is known.
             None if asks_for_values(guard) => {}
             None => {
-                let message = format!("{}: requires {shown}, which cannot be shown for these sizes", def.name);
+                let message = format!("{}: requires {}, which cannot be shown for these sizes", def.name, shown());
                 return Err(TypeError::new(codes::REQUIRES, message));
             }
         }

@@ -24,7 +24,8 @@ use super::{Exit, Global};
 /// Writes one CUDA C++ file for each kernel and element type, machine code for each architecture where
 /// NVRTC is installed (no GPU is needed), and manifest.json, which tells how each is called. Of a .hyp
 /// file this is every `kernel` it declares and a pointwise kernel for every `scalar` it defines; of a
-/// model, the kernels that its plan launches apart from library calls.
+/// model, the kernels that its plan launches apart from library calls. Kernels that an earlier run left
+/// in the folder, by its manifest.json, are removed.
 #[derive(Args)]
 pub struct Gen {
     /// The .hyp files; the standard library where none is given. With --model, further rules.
@@ -66,8 +67,10 @@ enum Emit {
 }
 
 fn dtype(text: &str) -> Result<DType, String> {
-    let known: Vec<&str> = DType::ALL.iter().map(|d| d.name()).collect();
-    DType::from_name(text).ok_or_else(|| format!("expected one of {}", known.join(", ")))
+    let known: Vec<DType> = DType::ALL.into_iter().filter(|d| *d != DType::Bool).collect();
+    let names: Vec<&str> = known.iter().map(|d| d.name()).collect();
+    let found = DType::from_name(text).filter(|d| known.contains(d));
+    found.ok_or_else(|| format!("expected one of {}", names.join(", ")))
 }
 
 fn arch(text: &str) -> Result<String, String> {
@@ -140,7 +143,10 @@ impl Gen {
                 let dtype = s.dtype.as_deref().map_or(String::new(), |d| format!(" for {d}"));
                 eprintln!("note: no kernel of `{}`{dtype}: {}", s.kernel, s.reason);
             }
-            if kernels && written.manifest.kernels.is_empty() {
+            for f in &written.removed {
+                eprintln!("note: removed {}: nothing that was asked for now makes it", f.display());
+            }
+            if kernels && written.manifest.kernels.is_empty() && written.manifest.skipped.is_empty() {
                 eprintln!("note: nothing here asks for a kernel: declare a `kernel` or a `scalar`");
             }
         }

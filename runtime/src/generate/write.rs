@@ -143,9 +143,32 @@ pub struct Written {
     pub files: Vec<PathBuf>,
     /// What the manifest says.
     pub manifest: Manifest,
+    /// Files of an earlier run that were removed.
+    pub removed: Vec<PathBuf>,
 }
 
-/// Prints, compiles and writes everything.
+/// The kernels' files that an earlier run wrote, by its manifest. Whatever else lies in the folder is not ours.
+fn earlier(folder: &Path) -> Vec<String> {
+    let text = std::fs::read_to_string(folder.join(MANIFEST)).unwrap_or_default();
+    let Ok(json) = serde_json::from_str::<serde_json::Value>(&text) else { return Vec::new() };
+    let ours = json["generator"].as_str().is_some_and(|g| g.starts_with("hypatia "));
+    let mut out = Vec::new();
+    for kernel in json["kernels"].as_array().into_iter().flatten().filter(|_| ours) {
+        let cubins = kernel["cubins"].as_array().into_iter().flatten();
+        out.extend(std::iter::once(kernel).chain(cubins).filter_map(|f| f["file"].as_str()).map(str::to_string));
+    }
+    let plain = |f: &String| {
+        Path::new(f).file_name().is_some_and(|n| n.to_str() == Some(f)) && (f.ends_with(".cu") || f.ends_with(".cubin"))
+    };
+    out.retain(plain);
+    out
+}
+
+/// The manifest's name.
+const MANIFEST: &str = "manifest.json";
+
+/// Prints, compiles and writes everything. Kernels that an earlier run wrote into the folder and that are not made again
+/// are removed.
 pub fn write(request: Request<'_>, folder: &Path) -> Result<Written> {
     let io = |path: &Path| {
         let path = path.to_path_buf();
@@ -179,6 +202,7 @@ pub fn write(request: Request<'_>, folder: &Path) -> Result<Written> {
     };
 
     std::fs::create_dir_all(folder).map_err(io(folder))?;
+    let earlier = earlier(folder);
     let mut files = Vec::new();
     let mut put = |name: &str, bytes: &[u8]| -> Result<()> {
         let path = folder.join(name);
@@ -222,8 +246,10 @@ pub fn write(request: Request<'_>, folder: &Path) -> Result<Written> {
     };
     let mut json = serde_json::to_string_pretty(&manifest).map_err(|e| Error::Internal(e.to_string()))?;
     json.push('\n');
-    put("manifest.json", json.as_bytes())?;
-    Ok(Written { files, manifest })
+    put(MANIFEST, json.as_bytes())?;
+    let stale = earlier.into_iter().map(|f| folder.join(f)).filter(|f| !files.contains(f));
+    let removed = stale.filter(|f| std::fs::remove_file(f).is_ok()).collect();
+    Ok(Written { files, manifest, removed })
 }
 
 /// `gelu.f32`

@@ -253,7 +253,7 @@ fn fill(filling: &Filling<'_>, entry: &str, args: &[Arg], prelude: String) -> Re
     env.set_recursion_limit(50);
     let mut out = Bounded(Vec::new());
     env.template_from_named_str(filling.file, filling.text)?
-        .render_captured_to(values.into_iter().collect::<Value>(), &mut out)
+        .render_captured_to(Value::from_pairs(values), &mut out)
         .map_err(|e| {
             let large = std::error::Error::source(&e).map(|s| s.to_string());
             let mut wrong = Wrong::from(e);

@@ -1,0 +1,139 @@
+//! `hypatia gen` on files at the edge of what is reasonable: what it writes, what it says, how it ends.
+#![allow(clippy::unwrap_used)]
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::Command;
+
+/// How a run ended: exit code, stdout, stderr.
+fn hypatia(args: &[&str], folder: &Path) -> (i32, String, String) {
+    let o = Command::new(env!("CARGO_BIN_EXE_hypatia")).args(args).current_dir(folder).output().unwrap();
+    let text = |b: &[u8]| String::from_utf8(b.to_vec()).unwrap();
+    (o.status.code().unwrap(), text(&o.stdout), text(&o.stderr))
+}
+
+fn contents(folder: &Path) -> BTreeMap<String, Vec<u8>> {
+    let entries = std::fs::read_dir(folder).unwrap().map(|e| e.unwrap());
+    entries.map(|e| (e.file_name().into_string().unwrap(), std::fs::read(e.path()).unwrap())).collect()
+}
+
+fn names(folder: &Path) -> Vec<String> {
+    contents(folder).into_keys().collect()
+}
+
+const HEAD: &str = "edition 1;\nuse core::*;\n";
+
+/// A folder with files of these names and texts.
+fn with(files: &[(&str, &str)]) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, text) in files {
+        std::fs::write(folder.path().join(name), format!("{HEAD}{text}")).unwrap();
+    }
+    folder
+}
+
+#[test]
+fn files_without_kernels_are_no_error() {
+    let turned = "op turned<T: float>(x: T[n, m]) -> T[m, n] = transpose(x, perm = [1, 0]);\n\
+                  kernel turned_k for turned(x) { rowwise; }\n";
+    let folder = with(&[("nothing.hyp", ""), ("turned.hyp", turned)]);
+    let at = folder.path();
+    std::fs::write(at.join("empty.hyp"), "").unwrap();
+
+    let (code, out, err) = hypatia(&["gen", "empty.hyp", "-o", "k"], at);
+    assert!(code == 1 && out.is_empty() && err.contains("H0102"), "{code} {err}");
+    assert!(!at.join("k").exists());
+
+    let (code, out, err) = hypatia(&["gen", "nothing.hyp", "-o", "k", "--emit", "cuda"], at);
+    assert_eq!((code, names(&at.join("k"))), (0, vec!["manifest.json".to_string()]), "{out}");
+    assert!(err.contains("nothing here asks for a kernel"), "{err}");
+
+    // What cannot be generated is told with its reason, there and in the manifest.
+    let (code, _, err) = hypatia(&["gen", "turned.hyp", "-o", "k", "--emit", "cuda", "--dtype", "f32"], at);
+    assert!(code == 0 && err.contains("no kernel of `turned_k` for f32: "), "{code} {err}");
+    assert!(!err.contains("nothing here asks"), "{err}");
+    let manifest: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(at.join("k/manifest.json")).unwrap()).unwrap();
+    assert_eq!(manifest["kernels"].as_array().unwrap().len(), 0);
+    assert_eq!(manifest["skipped"][0]["kernel"], "turned_k");
+}
+
+#[test]
+fn names_that_differ_in_case_are_files_of_their_own() {
+    let folder = with(&[("s.hyp", "scalar Cube(x) = x * x * x;\nscalar cube(x) = x * x + x;\n")]);
+    let at = folder.path();
+    let (code, _, err) = hypatia(&["gen", "s.hyp", "-o", "k", "--emit", "cuda", "--dtype", "f32"], at);
+    assert_eq!(code, 0, "{err}");
+    let lower: std::collections::BTreeSet<String> = names(&at.join("k")).iter().map(|n| n.to_lowercase()).collect();
+    assert_eq!(lower.len(), 3, "two kernels and the manifest: {lower:?}");
+
+    // One file under several names is one file, and a type given twice is one type.
+    let twice = ["gen", "s.hyp", "./s.hyp", "s.hyp", "-o", "l", "--emit", "cuda", "--dtype", "f32,f32"];
+    assert_eq!(hypatia(&twice, at).0, 0);
+    assert_eq!(contents(&at.join("k")), contents(&at.join("l")));
+}
+
+#[test]
+fn wrong_options_and_folders_are_told_apart() {
+    let folder = with(&[("s.hyp", "scalar cube(x) = x * x * x;\n")]);
+    let at = folder.path();
+    for (args, said) in [
+        (vec!["--dtype", "f32,float"], "expected one of f64, f32, f16"),
+        (vec!["--dtype", ""], "expected one of"),
+        (vec!["--dtype", "bool"], "expected one of"),
+        (vec!["--arch", "sm_9"], "such as sm_80"),
+        (vec!["--arch", "90a"], "such as sm_80"),
+        (vec!["--emit", "ptx"], "cubin"),
+    ] {
+        let (code, out, err) = hypatia(&[&["gen", "s.hyp", "-o", "k"], &args[..]].concat(), at);
+        assert!(code == 2 && out.is_empty() && err.contains(said), "{args:?}: {code} {err}");
+    }
+    let (code, _, err) = hypatia(&["gen", "s.hyp"], at);
+    assert!(code == 2 && err.contains("--output"), "{err}");
+    for (args, said) in [
+        (["missing.hyp", "-o", "k"], "missing.hyp"),
+        (["s.hyp", "-o", "s.hyp"], "is a file"),
+        (["s.hyp", "-o", "s.hyp/k"], "s.hyp/k"),
+        (["s.hyp", "-o", "/proc/no"], "/proc/no"),
+    ] {
+        let (code, out, err) = hypatia(&[&["gen", "--emit", "cuda"], &args[..]].concat(), at);
+        assert!(code == 1 && out.is_empty() && err.contains(said), "{args:?}: {code} {err}");
+    }
+    assert!(!at.join("k").exists());
+    // Machine code that was asked for by name and cannot be made is an error: there is no NVRTC, or no such architecture.
+    let (code, _, err) = hypatia(&["gen", "s.hyp", "-o", "k", "--emit", "cubin", "--arch", "sm_999"], at);
+    assert!(code == 1 && err.contains("NVRTC") && !at.join("k").exists(), "{code} {err}");
+}
+
+#[test]
+fn a_second_run_gives_the_same_bytes_and_leaves_no_old_kernels() {
+    let folder = with(&[("a.hyp", "scalar cube(x) = x * x * x;\n"), ("b.hyp", "scalar soft(x) = exp(x) + 1;\n")]);
+    let at = folder.path();
+    let run = |file: &str| {
+        let (code, out, err) = hypatia(&["gen", file, "-o", "k", "--emit", "cuda", "--dtype", "f32,i8"], at);
+        assert_eq!(code, 0, "{err}");
+        (out, err)
+    };
+    let (first, _) = run("a.hyp");
+    let before = contents(&at.join("k"));
+    assert_eq!(before.len(), 3);
+    let (second, err) = run("a.hyp");
+    assert_eq!((first, &before), (second, &contents(&at.join("k"))));
+    assert!(!err.contains("removed"), "{err}");
+
+    // Kernels of the run before go, by its manifest; what somebody else put there stays.
+    for (name, text) in [("mine.cu", "// mine"), ("notes.txt", "x")] {
+        std::fs::write(at.join("k").join(name), text).unwrap();
+    }
+    let (_, err) = run("b.hyp");
+    assert_eq!(names(&at.join("k")), ["manifest.json", "mine.cu", "notes.txt", "soft.f32.cu"]);
+    assert!(err.contains("removed") && err.contains("`exp` has no meaning on integers"), "{err}");
+
+    // A manifest that names other places is not followed.
+    let manifest = r#"{"generator": "hypatia 0", "kernels": [{"file": "../a.cu", "cubins": [{"file": "/tmp/x.cubin"}]},
+        {"file": "mine.cu.bak"}, {"file": 3}, 4]}"#;
+    std::fs::write(at.join("k/manifest.json"), manifest).unwrap();
+    std::fs::write(at.join("a.cu"), "// not ours").unwrap();
+    run("b.hyp");
+    assert!(at.join("a.cu").exists() && at.join("k/mine.cu").exists());
+}
