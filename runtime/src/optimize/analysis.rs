@@ -113,6 +113,8 @@ pub struct Context {
     /// Every class that was made, merged or came to be known better, in order: what a search need not look at again is what
     /// stands before the end of the last one.
     pub touched: Vec<Id>,
+    /// Every class that the candidate came to compute or to use otherwise, in order, likewise.
+    pub reconsidered: Vec<Id>,
     types: IndexSet<TensorType>,
     shapes: IndexSet<Shape>,
     tuples: Vec<TypeId>,
@@ -151,6 +153,7 @@ impl Context {
             uses: FxHashMap::default(),
             pointwise: FxHashMap::default(),
             touched: Vec::new(),
+            reconsidered: Vec::new(),
             limits: Limits { nodes: usize::MAX, deadline: Instant::now() + std::time::Duration::from_secs(3600) },
             types: IndexSet::new(),
             shapes: IndexSet::from([Shape::new()]),
@@ -238,6 +241,21 @@ pub fn refresh_candidate(egraph: &mut EGraph) {
         let nodes = std::mem::take(&mut egraph.analysis.pointwise);
         egraph.analysis.pointwise = nodes.into_iter().map(|(id, n)| (egraph.find(id), n)).collect();
     }
+}
+
+/// Puts a new candidate in the place of the last one: how often classes are used in it, and its scalar functions.
+pub fn set_candidate(context: &mut Context, uses: FxHashMap<Id, u32>, pointwise: FxHashMap<Id, Node>) {
+    let (old_uses, old_pointwise) = (&context.uses, &context.pointwise);
+    let used = uses.iter().filter(|(id, n)| old_uses.get(id) != Some(n)).map(|(id, _)| *id);
+    let unused = old_uses.keys().filter(|id| !uses.contains_key(id)).copied();
+    let computed = pointwise.iter().filter(|(id, n)| old_pointwise.get(id) != Some(n)).map(|(id, _)| *id);
+    let dropped = old_pointwise.keys().filter(|id| !pointwise.contains_key(id)).copied();
+    let mut changed: Vec<Id> = used.chain(unused).chain(computed).chain(dropped).collect();
+    changed.sort_unstable();
+    changed.dedup();
+    context.reconsidered.extend(changed);
+    context.uses = uses;
+    context.pointwise = pointwise;
 }
 
 /// True if the op gives a tuple, whose parts are `Output` nodes.

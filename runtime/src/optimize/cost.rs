@@ -9,7 +9,7 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use egg::Id;
+use egg::{EClass, Id};
 use hypatia_dsl::builtin::{BuiltinOp, BuiltinScalar};
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::{
@@ -21,7 +21,7 @@ use hypatia_dsl::typing::{self, Bindings, NoFacts, TensorType};
 use rustc_hash::FxHashMap;
 
 use super::Options;
-use super::analysis::{Sort, class_type};
+use super::analysis::{Data, Sort, class_type};
 use super::language::{EGraph, Node, Payload};
 use super::matcher::prepare::Prepared;
 use super::matcher::{MatchFacts, Slot, match_term};
@@ -63,9 +63,11 @@ pub struct CostModel {
     has_kernel: Vec<bool>,
     /// Ops whose body is run as several launches.
     composed: Vec<bool>,
+    /// Ops with an epilogue.
+    takes_term: Vec<bool>,
     scalar_steps: Vec<f64>,
-    /// Costs of nodes, by whether they are constant. What depends on more than the node's own types is not kept.
-    known: RefCell<FxHashMap<(Node, bool), Cost>>,
+    /// Costs of nodes that are not constant. What depends on more than the node's own types is not kept.
+    known: RefCell<FxHashMap<Node, Cost>>,
 }
 
 impl CostModel {
@@ -91,6 +93,7 @@ impl CostModel {
                     kernels.any(|k| super::apply::implements(&k.pattern, OpId(i as u32)))
                 })
                 .collect(),
+            takes_term: program.ops.iter().map(|op| op.params.iter().any(|p| p.kind == ParamKind::Term)).collect(),
             has_kernel: (0..program.ops.len()).map(|i| implemented(OpId(i as u32))).collect(),
             scalar_steps: program
                 .scalars
@@ -101,19 +104,24 @@ impl CostModel {
         }
     }
 
-    /// What a node costs apart from its children.
-    pub fn node(&self, egraph: &EGraph, class: Id, node: &Node) -> Cost {
-        let term = node.children.iter().any(|c| matches!(egraph[*c].data.sort, Sort::Term(_)));
-        let cheap = matches!(node.payload, Payload::Leaf(_) | Payload::Splat(..) | Payload::Call(_) | Payload::Acc);
-        if cheap || (term && !self.device.is_host()) || egraph[class].data.sort == Sort::Invalid {
-            return self.fresh(egraph, class, node);
+    /// What a node of a class costs apart from its children.
+    pub fn node(&self, egraph: &EGraph, class: &EClass<Node, Data>, node: &Node) -> Cost {
+        let cheap = match node.payload {
+            Payload::Leaf(_) | Payload::Splat(..) | Payload::Absent | Payload::Output(_) => true,
+            Payload::Call(_) | Payload::TermCast(_) | Payload::Acc | Payload::Lit(_) => true,
+            _ if class.data.constant => true,
+            // What a kernel makes of a term depends on all that the term's class holds.
+            Payload::Op(op, _) if !self.device.is_host() => self.takes_term[op.index()],
+            _ => false,
+        };
+        if cheap || class.data.sort == Sort::Invalid {
+            return self.fresh(egraph, class.id, node);
         }
-        let key = (node.clone(), egraph[class].data.constant);
-        if let Some(cost) = self.known.borrow().get(&key) {
+        if let Some(cost) = self.known.borrow().get(node) {
             return *cost;
         }
-        let cost = self.fresh(egraph, class, node);
-        self.known.borrow_mut().insert(key, cost);
+        let cost = self.fresh(egraph, class.id, node);
+        self.known.borrow_mut().insert(node.clone(), cost);
         cost
     }
 

@@ -19,7 +19,7 @@ use super::Options;
 use super::analysis::{Sort, class_type};
 use super::apply::{Policy, Reject, apply, check, settle};
 use super::language::{EGraph, Payload};
-use super::matcher::{Match, MatchFacts, Miss, MissReason, Probe, search};
+use super::matcher::{Match, MatchFacts, Miss, MissReason, Probe, View, search};
 use super::rewrites::{CompiledRule, SEARCH_LIMITS, Selection, compile};
 use super::session::Session;
 use crate::error::{Error, Result};
@@ -298,8 +298,15 @@ impl Asker<'_, '_> {
         let rule = compiled.rule();
         let what = compiled.searchable();
         let mut probe = Probe { only, best: None };
-        let found =
-            search(self.session.egraph(), &what, &FxHashSet::default(), 0, SEARCH_LIMITS, None, Some(&mut probe));
+        let found = search(
+            &View::of(self.session.egraph()),
+            &what,
+            &FxHashSet::default(),
+            0,
+            SEARCH_LIMITS,
+            None,
+            Some(&mut probe),
+        );
         let mut best: Option<(Rank, WhyNot)> = None;
         let mut costed = 0;
         for m in found.matches {

@@ -162,12 +162,15 @@ fn settle(problem: &Problem, users: &Users, mut choice: Choice, mut order: Vec<u
     let n = problem.classes.len();
     // Tree costs are exponential in depth: floats, whose bits order as they do while they are not negative.
     let key = f64::to_bits;
-    let mut missing: Vec<Vec<usize>> = Vec::with_capacity(n);
-    let mut total: Vec<Vec<f64>> = Vec::with_capacity(n);
+    // Of all nodes, those of a class together.
+    let mut first: Vec<usize> = Vec::with_capacity(n);
+    let mut missing: Vec<u32> = Vec::with_capacity(2 * n);
+    let mut total: Vec<f64> = Vec::with_capacity(2 * n);
     let mut heap = BinaryHeap::new();
     for (c, nodes) in problem.classes.iter().enumerate() {
-        missing.push(nodes.iter().map(|k| k.children.len()).collect());
-        total.push(nodes.iter().map(|k| k.cost as f64).collect());
+        first.push(missing.len());
+        missing.extend(nodes.iter().map(|k| k.children.len() as u32));
+        total.extend(nodes.iter().map(|k| k.cost as f64));
         for (i, node) in nodes.iter().enumerate() {
             if node.children.is_empty() && choice[c].is_none() {
                 heap.push(Reverse((key(node.cost as f64), c, i)));
@@ -179,16 +182,17 @@ fn settle(problem: &Problem, users: &Users, mut choice: Choice, mut order: Vec<u
         while let Some((class, cost)) = settled.pop() {
             for (user, i) in users.of(class) {
                 let (user, i) = (*user as usize, *i as usize);
-                missing[user][i] -= 1;
-                total[user][i] += cost;
-                if missing[user][i] == 0 && choice[user].is_none() {
-                    heap.push(Reverse((key(total[user][i]), user, i)));
+                let at = first[user] + i;
+                missing[at] -= 1;
+                total[at] += cost;
+                if missing[at] == 0 && choice[user].is_none() {
+                    heap.push(Reverse((key(total[at]), user, i)));
                 }
             }
         }
         let Some(Reverse((_, class, i))) = heap.pop() else { break };
         if choice[class].is_none() && problem.classes[class][i].cost < IMPOSSIBLE {
-            let cost = total[class][i];
+            let cost = total[first[class] + i];
             choice[class] = Some(i);
             order.push(class);
             settled.push((class, cost));
@@ -210,6 +214,8 @@ struct Search<'p> {
     /// The last walk that came by a class.
     marks: Vec<u32>,
     epoch: u32,
+    /// Classes that walks may still come by: what bounds the time, whatever the problem.
+    effort: usize,
 }
 
 /// For each class the classes that could use it, with the node by which they would.
@@ -249,6 +255,10 @@ impl Users {
 
 /// Passes at most of each kind; each stops earlier when it changes nothing.
 const SWEEPS: usize = 12;
+/// Classes that the walks of one search come by at most, and so many more for each class of the problem: some ten times
+/// what deep models take.
+const EFFORT: usize = 10_000_000;
+const EFFORT_OF_CLASS: usize = 100;
 /// Users of a class that a joint move considers at most.
 const MAX_JOINT: usize = 64;
 
@@ -257,9 +267,19 @@ impl<'p> Search<'p> {
         let n = problem.classes.len();
         let mut position = vec![usize::MAX; n];
         order.iter().enumerate().for_each(|(i, c)| position[*c] = i);
-        let mut search =
-            Search { problem, choice, position, order, refs: vec![0; n], users, marks: vec![0; n], epoch: 0 };
+        let mut search = Search {
+            problem,
+            choice,
+            position,
+            order,
+            refs: vec![0; n],
+            users,
+            marks: vec![0; n],
+            epoch: 0,
+            effort: 0,
+        };
         search.count();
+        search.effort = EFFORT + EFFORT_OF_CLASS * n;
         search
     }
 
@@ -274,11 +294,17 @@ impl<'p> Search<'p> {
         self.choice[class].map(|i| &self.problem.classes[class][i])
     }
 
+    /// Counts a step of a walk.
+    fn spend(&mut self) {
+        self.effort = self.effort.saturating_sub(1);
+    }
+
     /// One more use of a class; what its coming to be needed costs.
     fn reference(&mut self, class: usize) -> u64 {
         let mut added = 0u64;
         let mut work = vec![class];
         while let Some(c) = work.pop() {
+            self.spend();
             self.refs[c] += 1;
             if self.refs[c] == 1
                 && let Some(node) = self.chosen(c)
@@ -295,6 +321,7 @@ impl<'p> Search<'p> {
         let mut saved = 0u64;
         let mut work = vec![class];
         while let Some(c) = work.pop() {
+            self.spend();
             self.refs[c] -= 1;
             if self.refs[c] == 0
                 && let Some(node) = self.chosen(c)
@@ -381,6 +408,7 @@ impl<'p> Search<'p> {
 
     /// Marks a class in the present walk; false if it was.
     fn mark(&mut self, class: usize) -> bool {
+        self.spend();
         let new = self.marks[class] != self.epoch;
         self.marks[class] = self.epoch;
         new
@@ -440,7 +468,7 @@ impl<'p> Search<'p> {
         for _ in 0..SWEEPS {
             let mut changed = false;
             for class in self.order.clone() {
-                if self.refs[class] > 0 && self.problem.classes[class].len() > 1 {
+                if self.effort > 0 && self.refs[class] > 0 && self.problem.classes[class].len() > 1 {
                     changed |= self.improve_class(class);
                 }
             }
@@ -462,6 +490,7 @@ impl<'p> Search<'p> {
             if saved >= limit {
                 break;
             }
+            self.spend();
             self.refs[c] -= 1;
             dropped.push(c);
             if self.refs[c] == 0
@@ -511,7 +540,8 @@ impl<'p> Search<'p> {
             let idle = |(class, node): &&(u32, u32)| {
                 self.refs[*class as usize] > 0 && self.choice[*class as usize] != Some(*node as usize)
             };
-            if self.choice[shared].is_some() && users.iter().filter(idle).nth(1).is_some() {
+            let possible = self.effort > 0 && self.choice[shared].is_some();
+            if possible && users.iter().filter(idle).nth(1).is_some() {
                 any |= self.joint_move(shared);
             }
         }

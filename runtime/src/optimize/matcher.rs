@@ -7,6 +7,8 @@
 //! parents of what is bound already, never among all classes if they share a variable; a search that stops at a
 //! limit says so, and the next search goes on behind it.
 
+mod attributes;
+mod near;
 pub mod prepare;
 pub mod regions;
 pub mod sums;
@@ -16,17 +18,20 @@ use std::rc::Rc;
 
 use egg::Id;
 use hypatia_dsl::ir::{
-    AExpr, AttrPat, AttrType, AttrValue, Head, InView, NodePat, ParamKind, Pat, Program, Rule, ScalarBody, VarId,
+    AExpr, AttrPat, AttrType, AttrValue, Head, InView, NodePat, OpDef, ParamKind, Pat, Program, Rule, ScalarBody, VarId,
 };
-use hypatia_dsl::typing::{self, Bindings, match_type};
+use hypatia_dsl::typing::{self, Bindings, TensorType, match_type};
 use rustc_hash::{FxHashMap, FxHashSet};
+use smallvec::SmallVec;
 
+use self::near::root_candidates;
+pub use self::near::{Changes, View};
 use self::prepare::Prepared;
 use self::regions::Cut;
 pub use self::regions::{Region, Step};
 use self::sums::{Dealt, Job, Set};
 pub use self::sums::{Pending, Target};
-use super::analysis::{Sort, class_type, has_several_results};
+use super::analysis::{Sort, has_several_results};
 pub use super::bindings::{Match, MatchFacts, Slot, attr_equal, normal_attr};
 use super::bindings::{literal_matches, view_fits};
 use super::language::{Discriminant, EGraph, Node, Payload};
@@ -49,6 +54,8 @@ pub struct Found {
     pub capped: bool,
     /// Where to start the next one.
     pub resume: usize,
+    /// Steps that it took.
+    pub steps: usize,
 }
 
 /// The point at which a match failed, and how far it had come.
@@ -163,7 +170,7 @@ const ON: Flow = ControlFlow::Continue(());
 type Deferred<'r> = (&'r AExpr, AttrType, AttrValue, Option<usize>, (Head, usize, Id));
 
 struct Matcher<'r, 'e, 'f> {
-    egraph: &'e EGraph,
+    egraph: &'e View<'e>,
     what: &'r Searchable<'r>,
     slots: Vec<Slot>,
     values: Bindings,
@@ -208,7 +215,7 @@ impl Bound<'_> {
 /// Finds matches that are not in `done`. The search starts at class number `start` of the candidates, so that a
 /// capped search is followed by one of the rest.
 pub fn search(
-    egraph: &EGraph,
+    egraph: &View<'_>,
     what: &Searchable<'_>,
     done: &FxHashSet<u64>,
     start: usize,
@@ -261,58 +268,9 @@ pub fn search(
             break;
         }
     }
+    found.steps = matcher.steps;
     found.matches = matches;
     found
-}
-
-/// What changed since a search: where else it can find anything new.
-pub struct Changes {
-    /// Classes by what they hold, with the distance of the nearest change below them.
-    by_head: FxHashMap<Discriminant, Vec<(Id, usize)>>,
-    /// Nothing changed.
-    pub none: bool,
-}
-
-impl Changes {
-    /// Of the log of touched classes what stands behind `from`, seen from `depth` classes above at most.
-    pub fn since(egraph: &EGraph, from: usize, depth: usize) -> Changes {
-        let mut level: FxHashMap<Id, usize> = FxHashMap::default();
-        let mut ring: Vec<Id> = Vec::new();
-        for id in egraph.analysis.touched.get(from..).unwrap_or_default() {
-            let id = egraph.find(*id);
-            if level.insert(id, 0).is_none() {
-                ring.push(id);
-            }
-        }
-        let mut all = ring.clone();
-        for distance in 1..=depth {
-            let mut above = Vec::new();
-            for class in &ring {
-                for parent in egraph[*class].parents() {
-                    let parent = egraph.find(parent);
-                    level.entry(parent).or_insert_with(|| {
-                        above.push(parent);
-                        distance
-                    });
-                }
-            }
-            all.extend(&above);
-            ring = above;
-        }
-        let mut by_head: FxHashMap<Discriminant, Vec<(Id, usize)>> = FxHashMap::default();
-        for class in &all {
-            let mut last = None;
-            for node in &egraph[*class].nodes {
-                // Nodes of a class are sorted, so that equal heads stand together.
-                let head = node.payload.discriminant();
-                if last != Some(head) {
-                    by_head.entry(head).or_default().push((*class, level[class]));
-                    last = Some(head);
-                }
-            }
-        }
-        Changes { by_head, none: all.is_empty() }
-    }
 }
 
 /// All ways in which one pattern holds at a class, standing in the term of the op in class `of`: what its variables
@@ -327,13 +285,14 @@ pub fn match_term(
     steps: usize,
 ) -> Vec<Match> {
     let what = Searchable { rule, terms: false, prepared };
+    let view = View::plain(egraph);
     let mut found = Vec::new();
     let mut emit = |m: &Bound<'_>| {
         found.push(m.to_match());
         ON
     };
     let mut matcher = Matcher {
-        egraph,
+        egraph: &view,
         what: &what,
         slots: slots.to_vec(),
         values: Bindings::default(),
@@ -351,34 +310,6 @@ pub fn match_term(
     };
     let _ = matcher.solve(push(Goal::Class { pat, class, context: Position::Term(Some(of)) }, None));
     found
-}
-
-/// Classes that may hold the first root.
-fn root_candidates(egraph: &EGraph, what: &Searchable<'_>, changes: Option<&Changes>) -> Vec<Id> {
-    let mut wanted = Some(Vec::new());
-    if let Some(first) = what.rule.lhs.first() {
-        heads(&egraph.analysis.program, first, what.terms, &mut wanted);
-    }
-    // What further roots share with the first may have changed far from it.
-    let changes = changes.filter(|c| what.rule.lhs.len() == 1 || c.none);
-    let mut ids: Vec<Id> = match (wanted, changes) {
-        (Some(heads), Some(changes)) => {
-            let near = |(id, distance): &(Id, usize)| (*distance <= what.prepared.depth).then_some(*id);
-            heads.iter().filter_map(|h| changes.by_head.get(h)).flatten().filter_map(near).collect()
-        }
-        (None, Some(changes)) if changes.none => Vec::new(),
-        (Some(heads), None) => {
-            heads.iter().filter_map(|h| egraph.classes_for_op(h).map(|ids| ids.collect::<Vec<_>>())).flatten().collect()
-        }
-        (None, _) => egraph
-            .classes()
-            .filter(|c| matches!((c.data.sort, what.terms), (Sort::Tensor(_), false) | (Sort::Term(_), true)))
-            .map(|c| c.id)
-            .collect(),
-    };
-    ids.sort();
-    ids.dedup();
-    ids
 }
 
 /// Discriminants of the nodes that a pattern's top may be; `None` for any.
@@ -427,6 +358,11 @@ impl<'r, 'e> Matcher<'r, 'e, '_> {
         let flow = self.solve(push(Goal::Class { pat, class, context }, None));
         self.roots.pop();
         flow
+    }
+
+    /// The type of a tensor class.
+    fn type_of(&self, class: Id) -> Option<&'e TensorType> {
+        self.egraph.analysis.data_type(&self.egraph[class].data)
     }
 
     fn miss(&mut self, class: Id, reason: impl FnOnce() -> MissReason) -> Flow {
@@ -561,24 +497,24 @@ impl<'r, 'e> Matcher<'r, 'e, '_> {
     }
 
     fn class(&mut self, pat: &'r Pat, class: Id, context: Position, next: Goals<'r>) -> Flow {
-        let absent = self.egraph[class].data.sort == Sort::Absent;
+        let absent = || self.egraph[class].data.sort == Sort::Absent;
         match pat {
-            Pat::Any if absent => self.miss(class, || MissReason::Presence(true)),
+            Pat::Any if absent() => self.miss(class, || MissReason::Presence(true)),
             Pat::Any => self.advance(next),
-            Pat::Var(_) if absent => self.miss(class, || MissReason::Presence(true)),
+            Pat::Var(_) if absent() => self.miss(class, || MissReason::Presence(true)),
             Pat::Var(v) => self.bind(*v, Slot::Class(class), class, next),
             Pat::Optional(v) => {
-                let slot = if absent { Slot::Absent } else { Slot::Class(class) };
+                let slot = if absent() { Slot::Absent } else { Slot::Class(class) };
                 self.bind(*v, slot, class, next)
             }
-            Pat::Absent if absent => self.advance(next),
+            Pat::Absent if absent() => self.advance(next),
             Pat::Absent => self.miss(class, || MissReason::Presence(false)),
             Pat::Bind(v, p) => {
                 let goals = push(Goal::Class { pat: p, class, context }, next);
                 self.bind(*v, Slot::Class(class), class, goals)
             }
             Pat::Typed(p, ty) => {
-                let Some(have) = class_type(self.egraph, class) else {
+                let Some(have) = self.type_of(class) else {
                     return self.miss(class, || MissReason::Type);
                 };
                 let before = self.values.clone();
@@ -635,9 +571,22 @@ impl<'r, 'e> Matcher<'r, 'e, '_> {
         if let Head::Region(v) = n.head {
             return self.region(v, n, class, context, &next);
         }
+        // Most classes are something else.
+        if self.probe.is_none() && !self.holds(n.head, class, context) {
+            return ON;
+        }
         match self.sum(n, class, context, &next) {
             Some(flow) => flow,
             None => self.written(n, class, context, &next),
+        }
+    }
+
+    /// Whether a class holds a node of that head.
+    fn holds(&self, head: Head, class: Id, context: Position) -> bool {
+        let terms = matches!(context, Position::Term(_));
+        match head_discriminant(&self.egraph.analysis.program, head, terms) {
+            Some(wanted) => self.egraph[class].nodes.iter().any(|n| n.payload.discriminant() == wanted),
+            None => true,
         }
     }
 
@@ -711,7 +660,7 @@ impl<'r, 'e> Matcher<'r, 'e, '_> {
             return true;
         }
         let Position::Term(Some(op)) = context else { return false };
-        let (Some(out), Some(t)) = (class_type(self.egraph, op), class_type(self.egraph, node.children[0])) else {
+        let (Some(out), Some(t)) = (self.type_of(op), self.type_of(node.children[0])) else {
             return false;
         };
         view_fits(want, have, t, &out.shape)
@@ -734,10 +683,17 @@ impl<'r, 'e> Matcher<'r, 'e, '_> {
             _ => false,
         };
         for swapped in if swap { &[false, true][..] } else { &[false][..] } {
+            let child = |i: usize| children[if *swapped { 1 - i } else { i }];
+            let could = |(i, pat): (usize, &Pat)| {
+                self.could_be(pat, self.egraph.find(child(i)), self.inside(n.head, i, class, context))
+            };
+            if self.probe.is_none() && !n.args.iter().enumerate().all(could) {
+                continue;
+            }
             let mut goals = next.clone();
             for (i, pat) in n.args.iter().enumerate().rev() {
-                let child = children[if *swapped { 1 - i } else { i }];
-                goals = push(Goal::Class { pat, class: child, context: self.inside(n.head, i, class, context) }, goals);
+                let context = self.inside(n.head, i, class, context);
+                goals = push(Goal::Class { pat, class: child(i), context }, goals);
             }
             goals = self.attribute_goals(n, node, class, goals);
             self.nodes.push(node);
@@ -767,107 +723,5 @@ impl<'r, 'e> Matcher<'r, 'e, '_> {
             Head::In(_) => Position::Tensor,
             Head::Scalar(_) | Head::Acc | Head::TermCast | Head::Region(_) => context,
         }
-    }
-
-    fn attribute_goals(&self, n: &'r NodePat, node: &Node, class: Id, mut goals: Goals<'r>) -> Goals<'r> {
-        let rank = node.children.first().and_then(|c| class_type(self.egraph, *c)).map(|t| t.shape.len());
-        let values: Vec<(AttrType, AttrValue)> = match node.payload {
-            Payload::Op(op, attrs) => {
-                let types = self.egraph.analysis.program.op(op).attrs().filter_map(|(_, p)| match &p.kind {
-                    ParamKind::Attr { ty, .. } => Some(*ty),
-                    _ => None,
-                });
-                types.zip(self.egraph.analysis.attrs(attrs).iter().cloned()).collect()
-            }
-            Payload::TermCast(to) => vec![(AttrType::DType, AttrValue::DType(to))],
-            _ => Vec::new(),
-        };
-        for (i, (pat, (ty, value))) in n.attrs.iter().zip(values).enumerate().rev() {
-            if *pat != AttrPat::Any {
-                goals = push(Goal::Attr { pat, ty, value, rank, at: (n.head, i, class) }, goals);
-            }
-        }
-        goals
-    }
-
-    fn attr(
-        &mut self,
-        pat: &'r AttrPat,
-        ty: AttrType,
-        value: &AttrValue,
-        rank: Option<usize>,
-        at: (Head, usize, Id),
-        next: Goals<'r>,
-    ) -> Flow {
-        let fail = || MissReason::Attr(at.0, at.1, value.clone());
-        match pat {
-            AttrPat::Any | AttrPat::Rest(None) => self.advance(next),
-            AttrPat::Var(v) | AttrPat::Rest(Some(v)) => match self.values.values.get(v) {
-                Some(bound) if attr_equal(value, &normal_attr(ty, bound.clone(), rank)) == Some(true) => {
-                    self.advance(next)
-                }
-                Some(_) => self.miss(at.2, fail),
-                None => {
-                    self.values.values.insert(*v, value.clone());
-                    let flow = self.advance(next);
-                    self.values.values.remove(v);
-                    flow
-                }
-            },
-            AttrPat::Is(want) => {
-                let facts = MatchFacts { egraph: self.egraph, slots: &self.slots, device: None };
-                match typing::eval(want, &self.values, &facts).map(|w| normal_attr(ty, w, rank)) {
-                    Some(w) if attr_equal(value, &w) == Some(true) => self.advance(next),
-                    Some(_) => self.miss(at.2, fail),
-                    // It may use what is bound further on.
-                    None => {
-                        self.deferred.push((want, ty, value.clone(), rank, at));
-                        let flow = self.advance(next);
-                        self.deferred.pop();
-                        flow
-                    }
-                }
-            }
-            AttrPat::List(pats) => self.attr_list(pats, ty, value, rank, at, next),
-        }
-    }
-
-    fn attr_list(
-        &mut self,
-        pats: &'r [AttrPat],
-        ty: AttrType,
-        value: &AttrValue,
-        rank: Option<usize>,
-        at: (Head, usize, Id),
-        mut next: Goals<'r>,
-    ) -> Flow {
-        let AttrValue::List(items) = value else {
-            return self.miss(at.2, || MissReason::Attr(at.0, at.1, value.clone()));
-        };
-        let element = match ty {
-            AttrType::Axes => AttrType::Axis,
-            AttrType::Ints => AttrType::Int,
-            AttrType::Floats => AttrType::Float,
-            AttrType::Dims => AttrType::Dim,
-            other => other,
-        };
-        let rest = pats.iter().position(|p| matches!(p, AttrPat::Rest(_)));
-        let fixed = pats.len() - usize::from(rest.is_some());
-        if items.len() < fixed || (rest.is_none() && items.len() != fixed) {
-            return self.miss(at.2, || MissReason::Attr(at.0, at.1, value.clone()));
-        }
-        let spread = items.len() - fixed;
-        let mut from = items.len();
-        for pat in pats.iter().rev() {
-            let (ty, value) = if matches!(pat, AttrPat::Rest(_)) {
-                from -= spread;
-                (ty, AttrValue::List(items[from..from + spread].to_vec()))
-            } else {
-                from -= 1;
-                (element, items[from].clone())
-            };
-            next = push(Goal::Attr { pat, ty, value, rank, at }, next);
-        }
-        self.solve(next)
     }
 }

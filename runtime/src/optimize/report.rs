@@ -25,6 +25,8 @@ pub enum Stop {
     Iterations,
     /// The budget of nodes.
     Nodes,
+    /// The budget of work: nodes looked through, and steps of matching.
+    Work,
     /// The budget of time.
     Time,
     /// The budget of memory.
@@ -39,6 +41,7 @@ impl fmt::Display for Stop {
             Stop::Saturated => "saturated",
             Stop::Iterations => "its number of iterations",
             Stop::Nodes => "cut short: budget of nodes",
+            Stop::Work => "cut short: budget of work",
             Stop::Time => "cut short: budget of time",
             Stop::Memory => "cut short: budget of memory",
             Stop::Search => "cut short: budget of a search",

@@ -15,7 +15,7 @@ use super::analysis::Context;
 use super::apply::{Applied, Policy, Reject, apply, check, settle};
 use super::language::{Discriminant, EGraph, Node};
 use super::matcher::prepare::Prepared;
-use super::matcher::{Changes, Found, Match, SearchLimits, Searchable, search};
+use super::matcher::{Changes, Found, Match, SearchLimits, Searchable, View, search};
 
 /// A rule, lowered to one of the two sorts.
 pub struct CompiledRule {
@@ -65,7 +65,7 @@ impl CompiledRule {
     }
 
     /// Matches that were not applied yet; with `changes`, those near what changed.
-    pub fn find(&self, egraph: &EGraph, limits: SearchLimits, changes: Option<&Changes>) -> Found {
+    pub fn find(&self, egraph: &View<'_>, limits: SearchLimits, changes: Option<&Changes>) -> Found {
         let mut state = self.state();
         let absent = |h: &Discriminant| egraph.classes_for_op(h).is_none_or(|mut c| c.next().is_none());
         if self.prepared.needed.iter().any(absent) {
@@ -247,7 +247,7 @@ impl Searcher<Node, Context> for Shared {
 
     fn search_with_limit(&self, egraph: &EGraph, limit: usize) -> Vec<SearchMatches<'_, Node>> {
         let limits = SearchLimits { matches: limit.clamp(1, SEARCH_LIMITS.matches), ..SEARCH_LIMITS };
-        let found = self.0.find(egraph, limits, None);
+        let found = self.0.find(&View::of(egraph), limits, None);
         let mut out = Vec::with_capacity(found.matches.len());
         for (i, m) in found.matches.iter().enumerate() {
             let mut subst = Subst::with_capacity(1);

@@ -13,7 +13,7 @@ use hypatia_dsl::ir::{RuleId, RuleSetDef};
 use super::analysis::refresh_candidate;
 use super::apply::Reject;
 use super::language::{EGraph, Node};
-use super::matcher::{Changes, Match, SearchLimits};
+use super::matcher::{Changes, Match, SearchLimits, View};
 use super::report::Stop;
 use super::rewrites::{CompiledRule, SEARCH_LIMITS};
 
@@ -29,11 +29,27 @@ pub struct Budget {
     pub nodes: usize,
     /// Bytes at most.
     pub memory: usize,
-    /// When to stop.
+    /// Nodes at most that are looked through, all iterations of a stage together.
+    pub rebuilt: usize,
+    /// Steps of matching at most, of the whole run.
+    pub steps: usize,
+    /// When to stop: the last resort, as it makes results depend on how busy the machine is.
     pub deadline: Instant,
 }
 
 impl Budget {
+    /// The limits of a run over a graph of that many nodes, far above what sound rules need.
+    pub fn of_run(nodes: usize, max_nodes: usize, memory: usize, deadline: Instant) -> Budget {
+        Budget {
+            iterations: None,
+            nodes: max_nodes,
+            memory,
+            rebuilt: 500_000 + 150 * nodes,
+            steps: 20_000_000 + 5_000 * nodes,
+            deadline,
+        }
+    }
+
     /// A ruleset's own budget for a graph of `nodes` nodes, within the limits of the whole run.
     pub fn of(ruleset: &RuleSetDef, nodes: usize, all: &Budget) -> Budget {
         let (fixed, per_node) = ruleset.nodes;
@@ -45,6 +61,8 @@ impl Budget {
             iterations: ruleset.iterations,
             nodes: all.nodes.min(usize::try_from(own).unwrap_or(usize::MAX)),
             memory: all.memory,
+            rebuilt: all.rebuilt,
+            steps: all.steps,
             deadline: all.deadline.min(Instant::now() + Duration::from_millis(time)),
         }
     }
@@ -81,6 +99,8 @@ pub struct Ran {
     pub fired: usize,
     /// Why it ended.
     pub stop: Stop,
+    /// Steps of matching.
+    pub steps: usize,
 }
 
 /// Rejected applications by rule, with the first reason.
@@ -126,20 +146,21 @@ pub fn run(
 ) -> Ran {
     egraph.analysis.limits.nodes = budget.node_limit();
     egraph.analysis.limits.deadline = budget.deadline;
-    let mut ran = Ran { iterations: 0, fired: 0, stop: Stop::Saturated };
-    let mut idle = 0;
+    let mut ran = Ran { iterations: 0, fired: 0, stop: Stop::Saturated, steps: 0 };
+    let (mut idle, mut rebuilt) = (0, 0);
     loop {
-        if let Some(stop) = over(egraph, budget, ran.iterations) {
+        if let Some(stop) = over(egraph, budget, &ran, rebuilt) {
             ran.stop = stop;
             break;
         }
         ran.iterations += 1;
-        let log = egraph.analysis.touched.len();
-        let (found, capped, timed_out) = search_all(egraph, rules, budget, seen);
+        rebuilt += egraph.total_size();
+        let log = (egraph.analysis.touched.len(), egraph.analysis.reconsidered.len());
+        let Searched { found, capped, mut stop, steps } = search_all(egraph, rules, budget, seen, ran.steps);
+        ran.steps += steps;
         // What was searched whole need not be searched again.
-        *seen = Seen { log: (!capped && !timed_out).then_some(log), candidate_changed: false };
+        seen.log = (!capped && stop.is_none()).then_some(log);
         let mut changed = 0;
-        let mut stop = timed_out.then_some(Stop::Time);
         for (i, (rule, m)) in found.iter().enumerate() {
             if stop.is_some() || (i % 64 == 0 && Instant::now() >= budget.deadline) {
                 stop = stop.or(Some(Stop::Time));
@@ -190,9 +211,12 @@ pub fn run(
     ran
 }
 
-fn over(egraph: &EGraph, budget: &Budget, iterations: usize) -> Option<Stop> {
-    if budget.iterations.is_some_and(|n| iterations >= n as usize) {
+fn over(egraph: &EGraph, budget: &Budget, ran: &Ran, rebuilt: usize) -> Option<Stop> {
+    if budget.iterations.is_some_and(|n| ran.iterations >= n as usize) {
         return Some(Stop::Iterations);
+    }
+    if rebuilt > budget.rebuilt || ran.steps > budget.steps {
+        return Some(Stop::Work);
     }
     if Instant::now() >= budget.deadline {
         return Some(Stop::Time);
@@ -204,38 +228,52 @@ fn over(egraph: &EGraph, budget: &Budget, iterations: usize) -> Option<Stop> {
     None
 }
 
-type FoundByRule<'r> = Vec<(&'r CompiledRule, Match)>;
-
 /// How far a set of rules has looked.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Seen {
-    /// The length of the log of touched classes at the last search of all rules; `None` where not all was searched.
-    pub log: Option<usize>,
-    /// The candidate is another one since then: rules that ask about it are searched anew.
-    pub candidate_changed: bool,
+    /// The lengths of the logs of touched and of reconsidered classes at the last search of all rules; `None` where not all
+    /// was searched.
+    pub log: Option<(usize, usize)>,
 }
 
-/// Searches every rule on the e-graph as it is: all new matches, whether a search was cut short, whether time ran out.
+/// What a search of all rules found.
+struct Searched<'r> {
+    /// All new matches.
+    found: Vec<(&'r CompiledRule, Match)>,
+    /// The search of a rule was cut short.
+    capped: bool,
+    /// The time or the work that the run may take is used up.
+    stop: Option<Stop>,
+    steps: usize,
+}
+
+/// Searches every rule on the e-graph as it is, after so many steps of matching.
 fn search_all<'r>(
     egraph: &EGraph,
     rules: &[&'r CompiledRule],
     budget: &Budget,
     seen: &Seen,
-) -> (FoundByRule<'r>, bool, bool) {
-    let mut all = Vec::new();
-    let mut capped = false;
+    steps: usize,
+) -> Searched<'r> {
+    let mut out = Searched { found: Vec::new(), capped: false, stop: None, steps: 0 };
     // Each match is held in memory until it is applied.
     let limits = SearchLimits { matches: SEARCH_LIMITS.matches.min(budget.node_limit().max(1)), ..SEARCH_LIMITS };
     let depth = rules.iter().map(|r| r.prepared().depth).max().unwrap_or(0);
-    let changes = seen.log.map(|from| Changes::since(egraph, from, depth));
+    let view = View::of(egraph);
+    let changes = seen.log.map(|from| Changes::since(&view, from, depth));
     for rule in rules {
-        if Instant::now() >= budget.deadline {
-            return (all, capped, true);
+        if steps + out.steps > budget.steps {
+            out.stop = Some(Stop::Work);
+        } else if Instant::now() >= budget.deadline {
+            out.stop = Some(Stop::Time);
         }
-        let anew = seen.candidate_changed && rule.prepared().by_candidate;
-        let found = rule.find(egraph, limits, changes.as_ref().filter(|_| !anew));
-        capped |= found.capped;
-        all.extend(found.matches.into_iter().map(|m| (*rule, m)));
+        if out.stop.is_some() {
+            break;
+        }
+        let found = rule.find(&view, limits, changes.as_ref());
+        out.capped |= found.capped;
+        out.steps += found.steps;
+        out.found.extend(found.matches.into_iter().map(|m| (*rule, m)));
     }
-    (all, capped, false)
+    out
 }

@@ -8,7 +8,7 @@ use egg::{Id, Language};
 use hypatia_dsl::ir::{Build, BuildNode, Head, ParamKind, Program, RuleSetId};
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::analysis::Sort;
+use super::analysis::{Sort, set_candidate};
 use super::cost::{Cost, CostModel};
 use super::extract::{Candidate, Choice, Problem, extract, refine};
 use super::language::{Discriminant, EGraph, Node, Payload};
@@ -112,16 +112,12 @@ impl<'a> Session<'a> {
 
     /// Runs all stages until a round changes nothing.
     pub fn run(&mut self) {
-        let all = Budget {
-            iterations: None,
-            nodes: self.options.max_nodes,
-            memory: self.options.max_memory,
-            deadline: self.started + self.options.max_time,
-        };
+        let Options { max_nodes, max_memory, max_time, .. } = *self.options;
+        let mut all = Budget::of_run(self.graph.nodes.len(), max_nodes, max_memory, self.started + max_time);
         for round in 1..=MAX_ROUNDS {
             let mut fired = 0;
             for index in 0..self.program.rulesets.len() {
-                fired += self.stage(RuleSetId(index as u32), round, &all);
+                fired += self.stage(RuleSetId(index as u32), round, &mut all);
             }
             if fired == 0 || Instant::now() >= all.deadline {
                 break;
@@ -150,7 +146,7 @@ impl<'a> Session<'a> {
     }
 
     /// One stage, and a new candidate if it fired. Returns how often it fired.
-    fn stage(&mut self, id: RuleSetId, round: usize, all: &Budget) -> usize {
+    fn stage(&mut self, id: RuleSetId, round: usize, all: &mut Budget) -> usize {
         // Where epilogues grow, identities on their terms hold too, whatever stage they were declared for: else
         // `x = x * 1` among tensors would grow an epilogue without end.
         let grows = self.rules.iter().any(|r| self.builds_terms(r, id));
@@ -167,6 +163,7 @@ impl<'a> Session<'a> {
         let budget = Budget::of(ruleset, self.graph.nodes.len(), all);
         let seen = &mut self.seen[id.index()];
         let ran = run(&mut self.entered.egraph, &rules, &budget, seen, &mut self.traces, &mut self.rejections);
+        all.steps = all.steps.saturating_sub(ran.steps);
         self.stages.push(Stage {
             ruleset: ruleset.name.clone(),
             round,
@@ -210,7 +207,6 @@ impl<'a> Session<'a> {
         let order = order.iter().map(|c| built.ids[*c]).collect();
         self.best = Candidates { chosen, order, cost };
         self.count_uses();
-        self.seen.iter_mut().for_each(|s| s.candidate_changed = true);
         self.extraction_millis += begun.elapsed().as_secs_f64() * 1e3;
         Ok(())
     }
@@ -233,8 +229,7 @@ impl<'a> Session<'a> {
         }
         let scalars = self.best.chosen.iter().filter(|(_, n)| matches!(n.payload, Payload::Scalar(_)));
         let pointwise = scalars.map(|(c, n)| (*c, n.clone())).collect();
-        self.entered.egraph.analysis.uses = uses;
-        self.entered.egraph.analysis.pointwise = pointwise;
+        set_candidate(&mut self.entered.egraph.analysis, uses, pointwise);
     }
 
     /// The chosen graph and the report.
@@ -331,9 +326,9 @@ impl<'a> Session<'a> {
         outputs.push(class);
         let mut built = BuiltProblem::new(egraph, &outputs, &self.model);
         if let Some(node) = node {
-            let at = *built.index.get(&egraph.find(class))?;
+            let at = built.at(egraph, class)?;
             let node = node.clone().map_children(|c| egraph.find(c));
-            let keep = built.nodes[at].iter().position(|n| *n == node)?;
+            let keep = built.nodes[at].iter().position(|n| **n == node)?;
             built.problem.classes[at] = vec![built.problem.classes[at][keep].clone()];
         }
         let choice = extract(&built.problem, None)?;
@@ -364,47 +359,57 @@ fn micros(cost: Cost) -> f64 {
 }
 
 /// Tensors that a node consumes, each once, those of its term among them.
-pub fn consumed(egraph: &EGraph, chosen: &FxHashMap<Id, Node>, node: &Node) -> FxHashSet<Id> {
-    let mut out = FxHashSet::default();
-    let mut seen = FxHashSet::default();
-    let mut work: Vec<Id> = node.children.iter().map(|c| egraph.find(*c)).collect();
-    while let Some(c) = work.pop() {
-        if !seen.insert(c) {
-            continue;
-        }
-        match egraph[c].data.sort {
-            Sort::Term(_) => {
-                work.extend(chosen.get(&c).into_iter().flat_map(|n| n.children.iter().map(|x| egraph.find(*x))))
-            }
-            _ => {
-                out.insert(c);
+pub fn consumed(egraph: &EGraph, chosen: &FxHashMap<Id, Node>, node: &Node) -> Vec<Id> {
+    let is_term = |c: Id| matches!(egraph[c].data.sort, Sort::Term(_));
+    let mut out = Vec::with_capacity(node.children.len());
+    let mut terms = Vec::new();
+    for c in &node.children {
+        let c = egraph.find(*c);
+        if is_term(c) { terms.push(c) } else { out.push(c) }
+    }
+    let mut seen: FxHashSet<Id> = terms.iter().copied().collect();
+    while let Some(term) = terms.pop() {
+        for c in chosen.get(&term).into_iter().flat_map(|n| &n.children) {
+            let c = egraph.find(*c);
+            if !is_term(c) {
+                out.push(c);
+            } else if seen.insert(c) {
+                terms.push(c);
             }
         }
     }
+    out.sort_unstable();
+    out.dedup();
     out
 }
 
-/// The extraction problem of an e-graph.
-pub struct BuiltProblem {
+/// The extraction problem of an e-graph that is rebuilt, so that the children of its nodes are canonical.
+pub struct BuiltProblem<'e> {
     /// As numbers.
     pub problem: Problem,
     /// The class of each number.
     pub ids: Vec<Id>,
-    /// The nodes of each class, children canonical, in the problem's order.
-    pub nodes: Vec<Vec<Node>>,
-    index: FxHashMap<Id, usize>,
+    /// The nodes of each class, in the problem's order.
+    pub nodes: Vec<Vec<&'e Node>>,
+    /// The number of each class.
+    index: Vec<u32>,
 }
 
-impl BuiltProblem {
+/// The number of a class that no output needs.
+const NO_NUMBER: u32 = u32::MAX;
+
+impl<'e> BuiltProblem<'e> {
     /// All that the outputs could need.
-    pub fn new(egraph: &EGraph, outputs: &[Id], model: &CostModel) -> BuiltProblem {
-        let mut index: FxHashMap<Id, usize> = FxHashMap::default();
+    pub fn new(egraph: &'e EGraph, outputs: &[Id], model: &CostModel) -> BuiltProblem<'e> {
+        let mut index = vec![NO_NUMBER; egraph.nodes().len()];
         let mut ids = Vec::new();
         let mut number = |id: Id, ids: &mut Vec<Id>| {
-            *index.entry(id).or_insert_with(|| {
+            let number = &mut index[usize::from(id)];
+            if *number == NO_NUMBER {
+                *number = ids.len() as u32;
                 ids.push(id);
-                ids.len() - 1
-            })
+            }
+            *number as usize
         };
         let mut roots: Vec<usize> = outputs.iter().map(|o| number(egraph.find(*o), &mut ids)).collect();
         roots.sort();
@@ -413,14 +418,13 @@ impl BuiltProblem {
         let mut nodes = Vec::new();
         let mut at = 0;
         while at < ids.len() {
-            let class = ids[at];
-            let mut candidates = Vec::new();
-            let mut kept = Vec::new();
-            for node in &egraph[class].nodes {
-                let node = node.clone().map_children(|c| egraph.find(c));
-                let cost = model.node(egraph, class, &node);
+            let class = &egraph[ids[at]];
+            let mut candidates = Vec::with_capacity(class.nodes.len());
+            let mut kept = Vec::with_capacity(class.nodes.len());
+            for node in &class.nodes {
+                let cost = model.node(egraph, class, node);
                 let mut children: Vec<usize> = node.children.iter().map(|c| number(*c, &mut ids)).collect();
-                children.sort();
+                children.sort_unstable();
                 children.dedup();
                 if !children.contains(&at) {
                     candidates.push(Candidate { cost, children });
@@ -434,14 +438,20 @@ impl BuiltProblem {
         BuiltProblem { problem: Problem { classes, roots }, ids, nodes, index }
     }
 
+    /// The number of a class, if an output could need it.
+    fn at(&self, egraph: &EGraph, class: Id) -> Option<usize> {
+        let number = *self.index.get(usize::from(egraph.find(class)))?;
+        (number != NO_NUMBER).then_some(number as usize)
+    }
+
     /// The choice that takes these nodes, where they are still there.
     fn choice_of<'n>(&self, egraph: &EGraph, chosen: impl Iterator<Item = (&'n Id, &'n Node)>) -> Choice {
         let mut choice: Choice = vec![None; self.ids.len()];
         for (class, node) in chosen {
-            let Some(i) = self.index.get(&egraph.find(*class)) else { continue };
+            let Some(i) = self.at(egraph, *class) else { continue };
             let node = node.clone().map_children(|c| egraph.find(c));
-            if let Some(k) = self.nodes[*i].iter().position(|n| *n == node) {
-                choice[*i] = Some(k);
+            if let Some(k) = self.nodes[i].iter().position(|n| **n == node) {
+                choice[i] = Some(k);
             }
         }
         choice

@@ -188,22 +188,45 @@ fn is_tensor(rule: &Rule, v: VarId) -> bool {
 /// The parts of a rule's guards that bound tensors decide: by variable those about one, and those about several.
 fn soon_asked(rule: &Rule) -> (Vec<Vec<AExpr>>, Vec<AExpr>) {
     let (mut early, mut late) = (vec![Vec::new(); rule.vars.len()], Vec::new());
-    let mut parts: Vec<&AExpr> = rule.requires.iter().chain(&rule.prefer).collect();
+    let mut parts: Vec<AExpr> = rule.requires.iter().chain(&rule.prefer).map(|g| without_lets(g, rule)).collect();
     while let Some(part) = parts.pop() {
         if let AExpr::Binary(BinaryOp::And, a, b) = part {
-            parts.extend([&**a, &**b]);
+            parts.extend([*a, *b]);
             continue;
         }
         let mut asked = Asked::default();
-        asks(part, &mut asked);
+        asks(&part, &mut asked);
         match asked.vars.as_slice() {
             _ if asked.other => {}
-            [v] if is_tensor(rule, *v) => early[v.index()].push(part.clone()),
-            vars if !vars.is_empty() && vars.iter().all(|v| is_tensor(rule, *v)) => late.push(part.clone()),
+            [v] if is_tensor(rule, *v) => early[v.index()].push(part),
+            vars if !vars.is_empty() && vars.iter().all(|v| is_tensor(rule, *v)) => late.push(part),
             _ => {}
         }
     }
     (early, late)
+}
+
+/// True if tensors alone decide an expression.
+fn is_of_tensors(e: &AExpr) -> bool {
+    let mut asked = Asked::default();
+    asks(e, &mut asked);
+    !asked.other
+}
+
+/// A guard in which each `let` that tensors alone decide is written out.
+fn without_lets(e: &AExpr, rule: &Rule) -> AExpr {
+    let inner = |e: &AExpr| Box::new(without_lets(e, rule));
+    match e {
+        AExpr::Var(v) => match rule.lets.iter().find(|(name, _)| name == v) {
+            Some((_, value)) if is_of_tensors(value) => value.clone(),
+            _ => e.clone(),
+        },
+        AExpr::Binary(op, a, b) => AExpr::Binary(*op, inner(a), inner(b)),
+        AExpr::Neg(a) => AExpr::Neg(inner(a)),
+        AExpr::Not(a) => AExpr::Not(inner(a)),
+        AExpr::Call(f, args) => AExpr::Call(*f, args.iter().map(|a| without_lets(a, rule)).collect()),
+        _ => e.clone(),
+    }
 }
 
 #[derive(Default)]
@@ -211,7 +234,7 @@ struct Asked {
     vars: Vec<VarId>,
     /// It asks for something that few tensors have.
     telling: bool,
-    /// It asks how often something is used.
+    /// It asks for what is true of the present candidate, or of the e-graph, as it is.
     uses: bool,
     /// It asks for attributes, or of the device, or for what matching cannot know.
     other: bool,
@@ -234,7 +257,11 @@ fn asks(e: &AExpr, out: &mut Asked) {
             asks(b, out);
         }
         AExpr::If(a, b, c) => [a, b, c].into_iter().for_each(|e| asks(e, out)),
-        AExpr::Var(_) | AExpr::Comprehension { .. } | AExpr::SameAccumulator(..) | AExpr::Device(_) => out.other = true,
+        AExpr::SameAccumulator(t, a, b) => {
+            out.uses = true;
+            out.vars.extend([*t, *a, *b]);
+        }
+        AExpr::Var(_) | AExpr::Comprehension { .. } | AExpr::Device(_) => out.other = true,
     }
 }
 

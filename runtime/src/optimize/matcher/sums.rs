@@ -19,8 +19,6 @@ use hypatia_dsl::builtin::BuiltinScalar;
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::ScalarId;
 
-use smallvec::SmallVec;
-
 use super::prepare::associative;
 use super::*;
 
@@ -105,7 +103,12 @@ impl<'r, 'e> Matcher<'r, 'e, '_> {
                 }
                 flow
             }
-            (_, Some(missing)) => return Some(self.miss(class, || missing)),
+            (_, Some(missing)) => {
+                return Some(match missing {
+                    Some(why) => self.miss(class, || why),
+                    None => ON,
+                });
+            }
             (_, None) => self.start(exact, class, next),
         };
         match partial {
@@ -150,12 +153,12 @@ impl<'r, 'e> Matcher<'r, 'e, '_> {
         if !matches!(operator, BuiltinScalar::Add | BuiltinScalar::Mul) {
             return true;
         }
-        let floats = match class_type(self.egraph, class) {
+        let floats = match self.type_of(class) {
             Some(t) => t.dtype.is_float(),
             None => true,
         };
         // A claim is about the element type of the root; terms compute in f32 or f64.
-        let root = self.roots.first().and_then(|r| class_type(self.egraph, *r)).map(|t| t.dtype);
+        let root = self.roots.first().and_then(|r| self.type_of(*r)).map(|t| t.dtype);
         !floats
             || match root {
                 Some(t) => self.what.prepared.regroups(t),
@@ -163,8 +166,10 @@ impl<'r, 'e> Matcher<'r, 'e, '_> {
             }
     }
 
-    /// The first term of the pattern that no part of the sum can be.
-    fn lacking(&self, terms: &[&'r Pat], head: ScalarId, class: Id, context: Position) -> Option<MissReason> {
+    /// The first term of the pattern that no part of the sum can be: `None` if there is none, and what to say of it if
+    /// somebody asks.
+    fn lacking(&self, terms: &[&'r Pat], head: ScalarId, class: Id, context: Position) -> Option<Option<MissReason>> {
+        let asked = self.probe.is_some();
         let mut parts: SmallVec<[Id; 16]> = SmallVec::new();
         let mut work: SmallVec<[(Id, usize); 16]> = SmallVec::new();
         work.push((class, 0));
@@ -185,12 +190,16 @@ impl<'r, 'e> Matcher<'r, 'e, '_> {
             }
         }
         if parts.is_empty() {
+            if !asked {
+                return Some(None);
+            }
             let args = terms.iter().map(|_| Pat::Any).collect();
             let node = NodePat { head: Head::Scalar(head), args, rest: None, attrs: vec![], output: 0 };
-            return Some(MissReason::Head(node));
+            return Some(Some(MissReason::Head(node)));
         }
         let missing = terms.iter().find(|t| !parts.iter().any(|p| self.could_be(t, *p, context)))?;
-        Some(MissReason::Term((*missing).clone(), Head::Scalar(head), self.leaves(head, &parts, context)))
+        let why = || MissReason::Term((*missing).clone(), Head::Scalar(head), self.leaves(head, &parts, context));
+        Some(asked.then(why))
     }
 
     /// The parts that are no sums themselves.

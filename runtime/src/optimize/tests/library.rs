@@ -1,6 +1,7 @@
 //! The embedded library's rules on graphs as exporters write them.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use hypatia_dsl::builtin::BuiltinOp;
 use hypatia_dsl::dtype::DType;
@@ -14,7 +15,7 @@ use crate::device::Device;
 use crate::graph::{Graph, Value};
 use crate::library;
 use crate::optimize::analysis::Context;
-use crate::optimize::{Options, optimize, rewrites};
+use crate::optimize::{Options, Stop, optimize, rewrites};
 
 pub(super) fn library() -> Arc<Program> {
     library::load(&[]).unwrap()
@@ -111,6 +112,24 @@ fn products_that_share_an_input_become_one() {
     }
     let out = check(&g, &Options::default());
     assert_eq!(count(&out, "matmul") + count(&out, "gemm"), 1, "{}\n{}", out.graph, out.report);
+}
+
+#[test]
+fn a_long_sum_of_products_ends_by_counted_work() {
+    // Every product takes in every partial sum behind it: more nodes each time, until the work that is allowed is done.
+    let mut g = Graph::new(library());
+    let mut sum = None;
+    for i in 0..150 {
+        let a = g.input(format!("a{i}"), ty(DType::F32, &[4, 8]));
+        let b = g.input(format!("b{i}"), ty(DType::F32, &[8, 4]));
+        let product = matmul(&mut g, a, b);
+        sum = Some(sum.map_or(product, |s| apply(&mut g, "add", &[s, product])));
+    }
+    g.output("y", sum.unwrap());
+    let out = optimize(&g, &Options { max_time: Duration::from_secs(600), ..Options::default() }).unwrap();
+    out.graph.validate().unwrap();
+    assert!(out.report.stages.iter().any(|s| s.stop == Stop::Work), "{}", out.report);
+    assert_eq!(out.report.after.ops, 150, "{}", out.report);
 }
 
 #[test]
