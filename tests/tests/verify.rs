@@ -159,14 +159,12 @@ fn mutants_of_the_library_are_noticed() {
         let (id, reason) = line.split_once(" # ").unwrap_or_else(|| panic!("no reason: {line}"));
         assert!(equivalent.insert(id.trim().into(), reason.into()).is_none(), "twice: {id}");
     }
-    // Survivors that nobody has judged yet: a debt, counted at the end, never a licence for new ones.
-    let unjudged = std::fs::read_to_string(folder("unjudged_mutants.txt")).unwrap();
-    let unjudged: BTreeSet<&str> = unjudged.lines().filter(|l| !l.is_empty() && !l.starts_with('#')).collect();
-    let mut debt = 0;
     let mut members: BTreeMap<&str, usize> = BTreeMap::new();
     let (mut killed, mut survivors, mut listed) = (0, Vec::new(), BTreeSet::new());
-    let options = Options { cases: 60, seed: 7 };
-    for rule in &program.rules {
+    let (options, longer) = (Options { cases: 60, seed: 7 }, Options { cases: 600, seed: 8 });
+    // One rule's mutants alone: HYPATIA_MUTANTS=canon::relu cargo test -p hypatia-tests mutants
+    let only = std::env::var("HYPATIA_MUTANTS").ok();
+    for rule in program.rules.iter().filter(|r| only.as_ref().is_none_or(|o| r.name.starts_with(o.as_str()))) {
         let count = members.entry(&rule.base_name).or_default();
         *count += 1;
         if *count > MEMBERS {
@@ -174,17 +172,17 @@ fn mutants_of_the_library_are_noticed() {
         }
         for mutant in mutants(&program, rule) {
             let id = format!("{}: {}", rule.name, mutant.change);
-            let noticed = first_failure(&program, &mutant.rule, &options).is_some();
+            // What survives the first look gets a longer one: some mutants are wrong on few instances only.
+            let noticed = [&options, &longer].into_iter().any(|o| first_failure(&program, &mutant.rule, o).is_some());
             match (noticed, equivalent.contains_key(&id)) {
                 (true, false) => killed += 1,
                 (true, true) => survivors.push(format!("{id}: on the list, but it is noticed")),
                 (false, true) => drop(listed.insert(id)),
-                (false, false) if unjudged.contains(id.as_str()) => debt += 1,
                 (false, false) => survivors.push(id),
             }
         }
     }
-    println!("{killed} mutants noticed, {} equivalent, {debt} survive and are not judged yet", listed.len());
+    println!("{killed} mutants noticed, {} equivalent", listed.len());
     assert!(
         survivors.is_empty(),
         "{} mutants survive, or should not stand in the list:\n{}",
@@ -195,5 +193,5 @@ fn mutants_of_the_library_are_noticed() {
     if !stale.is_empty() {
         println!("no longer mutants, remove them from the list: {stale:?}");
     }
-    assert!(killed >= 20, "only {killed} mutants");
+    assert!(killed >= 20 || only.is_some(), "only {killed} mutants");
 }

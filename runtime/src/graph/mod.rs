@@ -24,6 +24,7 @@ pub use facts::{GraphFacts, splat};
 pub use instantiate::{Env, Instantiator};
 pub use print::show_attr;
 pub use specialize::Symbols;
+pub(crate) use term::check_view;
 pub use term::{check_term, show_number, show_term};
 
 pub mod prim;

@@ -55,7 +55,7 @@ pub fn check_term(program: &Program, term: &Term, shape: &[Dim], reads: &[Tensor
 }
 
 /// Whether an operand of that type may be read so for a result of that shape.
-fn check_view(view: InView, ty: &TensorType, shape: &[Dim]) -> Result<(), String> {
+pub(crate) fn check_view(view: InView, ty: &TensorType, shape: &[Dim]) -> Result<(), String> {
     let fits = |s: &[Dim]| broadcast(s, shape).is_some_and(|b| b == shape);
     let ok = match view {
         InView::Broadcast => fits(&ty.shape),

@@ -17,6 +17,7 @@ use hypatia_dsl::typing::{self, Bindings, TensorType};
 use super::analysis::{Sort, class_type, conflict, has_several_results, is_term, node_types, rounded_apart, term_kind};
 use super::language::{EGraph, Node, Payload};
 use super::matcher::{Match, MatchFacts, Slot, Step, Target};
+use crate::graph::check_view;
 
 /// Why a match was not applied.
 #[derive(Clone, Debug, PartialEq)]
@@ -168,7 +169,8 @@ pub fn apply(egraph: &mut EGraph, rule: &Rule, terms: bool, m: &Match) -> Result
     let mut ids = Vec::with_capacity(rule.rhs.len());
     let mut built = Vec::new();
     for (build, root) in rule.rhs.iter().zip(&m.roots) {
-        let mut builder = Builder { egraph, m, replaced: *root, items: Vec::new(), depth: 0, last: None };
+        let (items, views) = (Vec::new(), Vec::new());
+        let mut builder = Builder { egraph, m, replaced: *root, items, depth: 0, last: None, views };
         let id = if terms { builder.term(build)? } else { builder.root(build)? };
         built.extend(builder.last);
         ids.push(id);
@@ -198,6 +200,8 @@ struct Builder<'a> {
     depth: usize,
     /// The node that was added last.
     last: Option<Node>,
+    /// What the terms of the op that is being built read other than by broadcasting.
+    views: Vec<(InView, Id)>,
 }
 
 /// Ops within bodies of ops at most.
@@ -437,7 +441,9 @@ impl Builder<'_> {
         let program = self.egraph.analysis.program.clone();
         let def = program.op(op);
         let terms: Vec<bool> = def.operands().map(|(_, p)| p.kind == ParamKind::Term).collect();
+        let outer = std::mem::take(&mut self.views);
         let children = self.arguments(n, &|i| terms.get(i).copied().unwrap_or(false), hint, &mut Vec::new())?;
+        let views = std::mem::replace(&mut self.views, outer);
         let rank = children.first().and_then(|c| class_type(self.egraph, *c)).map(|t| t.shape.len());
         let mut attrs = Vec::with_capacity(n.attrs.len());
         for (expr, (_, param)) in n.attrs.iter().zip(def.attrs()) {
@@ -454,8 +460,25 @@ impl Builder<'_> {
             return self.unfold(def, body, &children, attrs);
         }
         let attrs = self.egraph.analysis.attrs_id(attrs);
-        let id = self.add(Node::new(Payload::Op(op, attrs), children))?;
+        let node = Node::new(Payload::Op(op, attrs), children);
+        self.check_views(&node, views)?;
+        let id = self.add(node)?;
         if has_several_results(def) { self.add(Node::new(Payload::Output(n.output), [id])) } else { Ok(id) }
+    }
+
+    /// An error if the op's terms say of an operand that it is a row, a column or whole, and it is none of the result.
+    fn check_views(&mut self, node: &Node, views: Vec<(InView, Id)>) -> Result<(), Reject> {
+        if views.is_empty() {
+            return Ok(());
+        }
+        let types = node_types(self.egraph, node).map_err(Reject::Type)?;
+        let Some(result) = types.first() else { return Ok(()) };
+        for (view, id) in views {
+            if let Some(ty) = class_type(self.egraph, id) {
+                check_view(view, ty, &result.shape).map_err(Reject::Type)?;
+            }
+        }
+        Ok(())
     }
 
     /// The body of an op that no kernel computes whole.
@@ -503,6 +526,7 @@ impl Builder<'_> {
             items: Vec::new(),
             depth: self.depth + 1,
             last: None,
+            views: Vec::new(),
         };
         let id = inner.tensor(body, hint)?;
         self.last = inner.last;
@@ -533,7 +557,12 @@ impl Builder<'_> {
         let data = self.egraph[id].data;
         match (data.splat, self.egraph.analysis.data_type(&data)) {
             (Some(bits), Some(t)) if t.dtype.is_float() => self.add(Node::leaf(Payload::Lit(bits))),
-            _ => self.add(Node::new(Payload::In(view), [id])),
+            _ => {
+                if view != InView::Broadcast {
+                    self.views.push((view, id));
+                }
+                self.add(Node::new(Payload::In(view), [id]))
+            }
         }
     }
 

@@ -79,8 +79,20 @@ impl Generator<'_, '_> {
         }
     }
 
+    /// The value of an expression; where it needs one, of a `let` too.
     fn eval(&self, e: &hypatia_dsl::ir::AExpr) -> Option<AttrValue> {
-        eval(e, &self.env.attrs, &GraphFacts { graph: &self.graph, env: &self.env })
+        let facts = GraphFacts { graph: &self.graph, env: &self.env };
+        let found = eval(e, &self.env.attrs, &facts);
+        if found.is_some() || self.rule.lets.is_empty() {
+            return found;
+        }
+        let mut known = self.env.attrs.clone();
+        for (var, e) in &self.rule.lets {
+            if let Some(v) = eval(e, &known, &facts) {
+                known.values.entry(*var).or_insert(v);
+            }
+        }
+        eval(e, &known, &facts)
     }
 
     /// The value that a guard `v == e` or `v in [..]` gives a variable.
@@ -187,7 +199,9 @@ impl Generator<'_, '_> {
             (Some(BuiltinOp::Slice), 2) => {
                 let start = before.get(1).and_then(as_int).unwrap_or(0);
                 let size = axis_size().unwrap_or(0);
-                int(size - self.upto(size - start.clamp(0, size)))
+                // Where it stops before it starts it is empty.
+                let least = [start.clamp(0, size), 0][self.source.weighted(&[85, 15])];
+                int(size - self.upto(size - least))
             }
             (Some(BuiltinOp::Slice), 3) => int([1, 2, 3][self.source.weighted(&[70, 20, 10])]),
             (Some(BuiltinOp::Split), 1) => {
@@ -195,7 +209,7 @@ impl Generator<'_, '_> {
                 dims(self.partition(axis_size().unwrap_or(0), parts))
             }
             (Some(BuiltinOp::Pad), _) => {
-                dims(shape.iter().map(|_| self.source.weighted(&[50, 30, 20]) as i64).collect())
+                dims(shape.iter().map(|_| [0, 1, 2, -1][self.source.weighted(&[50, 25, 15, 10])]).collect())
             }
             (Some(BuiltinOp::GatherNd), 0) => int(0),
             (Some(BuiltinOp::Scatter), 0) => AttrValue::Str(JOININGS[self.source.pick(JOININGS.len())].0.to_string()),
@@ -304,7 +318,7 @@ impl Generator<'_, '_> {
     /// Another shape of as many elements.
     fn reshaping(&mut self, shape: &[i64], length: Option<usize>) -> Try<Vec<i64>> {
         let mut dims = shape.to_vec();
-        for _ in 0..1 + self.source.pick(3) {
+        for _ in 0..self.source.pick(4) {
             match self.source.pick(4) {
                 0 if dims.len() > 1 => {
                     let at = self.source.pick(dims.len() - 1);

@@ -11,7 +11,7 @@
 
 use hypatia_dsl::builtin::{BuiltinOp, BuiltinScalar};
 use hypatia_dsl::dtype::DType;
-use hypatia_dsl::ir::{AttrValue, Build, Class, Rule, ScalarBody};
+use hypatia_dsl::ir::{AttrValue, Build, BuildArg, Class, Rule, ScalarBody};
 
 use super::explode::{explode, widened};
 use super::generate::{Instance, Reject, Try, reject};
@@ -130,6 +130,7 @@ pub fn untyped_sides(rule: &Rule, instance: &Instance) -> Result<Sides, String> 
     let mut right = Vec::new();
     let mut numbers = instance.numbers.clone();
     for (build, left) in rule.rhs.iter().zip(&instance.left) {
+        frozen(rule, build, instance, false)?;
         let mut env = instance.env.clone();
         env.number = Some(graph.ty(*left).dtype);
         let mut into = Instantiator::new(&mut graph);
@@ -153,6 +154,32 @@ pub fn untyped_sides(rule: &Rule, instance: &Instance) -> Result<Sides, String> 
         graph.output(format!("right{i}"), *v);
     }
     Ok(Sides { graph, left: instance.left.clone(), right, numbers })
+}
+
+/// An error if `build(..)` takes what comes at run time: there the rule is matched, and cannot be applied.
+fn frozen(rule: &Rule, build: &Build, instance: &Instance, inside: bool) -> Result<(), String> {
+    match build {
+        Build::Var(v) => match instance.env.tensors.get(v) {
+            Some(value) if inside && !instance.graph.is_const(*value) => {
+                let name = rule.vars.get(v.index()).map_or("an operand", |v| v.name.as_str());
+                Err(format!(
+                    "`build(..)` is computed when the plan is made, but `{name}` comes at run time: ask for `const({name})`"
+                ))
+            }
+            _ => Ok(()),
+        },
+        Build::Number(_) | Build::Absent => Ok(()),
+        Build::Else(v, other) => match instance.env.tensors.contains_key(v) {
+            true => frozen(rule, &Build::Var(*v), instance, inside),
+            false => frozen(rule, other, instance, inside),
+        },
+        Build::Frozen(inner) => frozen(rule, inner, instance, true),
+        Build::If(_, a, b) => frozen(rule, a, instance, inside).and(frozen(rule, b, instance, inside)),
+        Build::Node(node) => node.args.iter().try_for_each(|arg| match arg {
+            BuildArg::One(b) => frozen(rule, b, instance, inside),
+            BuildArg::Each { .. } | BuildArg::Spread(_) => Ok(()),
+        }),
+    }
 }
 
 /// Compares both sides on an instance. An instance whose left side has no value is rejected.
@@ -275,7 +302,7 @@ const F64_NOISE: f64 = 1e-14;
 /// digits of f32.
 const F32_NOISE: f64 = 6e-8;
 /// Noisy runs.
-const RUNS: u64 = 6;
+const RUNS: u64 = 12;
 /// How many times the scatter of the noisy runs counts as explained.
 const FACTOR: f64 = 4.0;
 

@@ -1,8 +1,8 @@
 //! A graph taken apart into single operations, each with a little noise behind it.
 //!
 //! In: a concrete graph, a size of the noise, a seed. Out: a graph over f64 in which gemm epilogues and
-//! defined scalars are separate nodes, and every result that a device would round is multiplied by
-//! 1 + u * r with r random in [-1, 1]. How far its outputs scatter tells how much of a difference
+//! defined scalars are separate nodes, and every result and number that a device would round is multiplied by
+//! 1 + u * r with r random in [-1, -1/3] or [1/3, 1]. How far its outputs scatter tells how much of a difference
 //! rounding explains (stochastic arithmetic). Holds always: with u = 0 it computes what the graph
 //! computes in Exact mode.
 
@@ -77,7 +77,10 @@ impl Exploder<'_> {
             NodeKind::Const(t) => {
                 let number = self.numbers.get(&(Arc::as_ptr(t) as usize)).filter(|_| t.dtype().is_float());
                 let exact = number.and_then(|v| Tensor::from_f64(DType::F64, t.shape(), &vec![*v; t.len()]));
-                Ok(vec![self.out.constant(exact.unwrap_or_else(|| widened(t)))])
+                let rounded = number.is_some_and(|v| t.dtype().round(*v) != *v);
+                let value = self.out.constant(exact.unwrap_or_else(|| widened(t)));
+                // A number that its type does not hold is rounded by every device.
+                Ok(vec![if rounded { self.noisy(value)? } else { value }])
             }
             NodeKind::Scalar(s) => {
                 let args: Vec<Value> = operands.into_iter().flatten().collect();
@@ -208,7 +211,12 @@ impl Exploder<'_> {
         let shape: Option<Vec<usize>> = ty.shape.iter().map(|d| d.as_const().map(|c| c as usize)).collect();
         let shape = shape.ok_or_else(|| Error::Internal("noise on a symbolic size".into()))?;
         let n = shape.iter().product();
-        let factors: Vec<f64> = (0..n).map(|_| 1.0 + self.noise * self.rng.random_range(-1.0..=1.0)).collect();
+        // Of either sign, and never next to nothing: a limit may hide one sign, and the runs are few.
+        let mut factor = || {
+            let r: f64 = self.rng.random_range(-1.0..=1.0);
+            1.0 + self.noise * (r + 0.5f64.copysign(r)) / 1.5
+        };
+        let factors: Vec<f64> = (0..n).map(|_| factor()).collect();
         let factors = Tensor::from_f64(DType::F64, &shape, &factors)
             .ok_or_else(|| Error::Limit("a tensor is too large".into()))?;
         let factors = self.out.constant(Arc::new(factors));

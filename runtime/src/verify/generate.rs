@@ -263,14 +263,7 @@ impl Generator<'_, '_> {
                 Ok(value)
             }
             Pat::Typed(p, ty) => {
-                let want = if self.open(p) {
-                    let mut scope = self.env.attrs.clone();
-                    let want = self.want_of(ty, &mut scope, &[], want)?;
-                    self.env.attrs = scope;
-                    want
-                } else {
-                    want.clone()
-                };
+                let want = if self.open(p) { self.typed_want(ty, want)? } else { want.clone() };
                 let value = self.tensor(p, &want)?;
                 if let Some(v) = value
                     && match_type(ty, self.graph.ty(v), &mut self.env.attrs) != Some(true)

@@ -1,6 +1,6 @@
 //! What a rule's guards say about its variables, so that the generator need not guess.
 //!
-//! In: the `requires` of a rule. Out: for each variable what makes the guards more likely to hold.
+//! In: the `requires` and `let` of a rule. Out: for each variable what makes the guards more likely to hold.
 //! These are hints only: the guards themselves are evaluated on each instance.
 
 use std::collections::HashMap;
@@ -27,6 +27,10 @@ impl<'a> Hints<'a> {
         let mut hints = Hints::default();
         for guard in &rule.requires {
             hints.read(guard, true, 0);
+        }
+        // A `let` without a value is no instance either: `let f = value(c)` asks for a constant.
+        for (_, e) in &rule.lets {
+            hints.read(e, false, 0);
         }
         hints
     }

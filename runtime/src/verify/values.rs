@@ -89,7 +89,7 @@ pub fn tensor(source: &mut Source, flavour: Flavour, dtype: DType, shape: &[usiz
     for _ in 0..distinct {
         let v = match demand.is {
             Some(v) => v,
-            None => element(source, flavour, dtype, demand),
+            None => element(source, flavour, dtype, demand, distinct),
         };
         data.push(dtype.round(v));
     }
@@ -98,7 +98,7 @@ pub fn tensor(source: &mut Source, flavour: Flavour, dtype: DType, shape: &[usiz
     Tensor::from_f64(dtype, shape, &data)
 }
 
-fn element(source: &mut Source, flavour: Flavour, dtype: DType, demand: &Demand) -> f64 {
+fn element(source: &mut Source, flavour: Flavour, dtype: DType, demand: &Demand, elements: usize) -> f64 {
     if let Some(size) = demand.index {
         // 0, 1, ... size-1, -1, ... -size
         let code = source.element((2 * size).clamp(1, 1 << 20) as u32, |r| r.random_range(0..(2 * size).max(1) as u32));
@@ -108,7 +108,7 @@ fn element(source: &mut Source, flavour: Flavour, dtype: DType, demand: &Demand)
     let v = if dtype == DType::Bool {
         source.element(2, |r| r.random_range(0..2)) as f64
     } else if dtype.is_float() {
-        float(source, flavour, dtype)
+        float(source, flavour, dtype, elements)
     } else {
         NICE[source.element(9, |r| r.random_range(0..9)) as usize]
     };
@@ -119,17 +119,19 @@ fn element(source: &mut Source, flavour: Flavour, dtype: DType, demand: &Demand)
     if demand.positive && v == 0.0 { 1.0 } else { v }
 }
 
-fn float(source: &mut Source, flavour: Flavour, dtype: DType) -> f64 {
+/// An element of a tensor of so many distinct ones: where there are few, each is special more often.
+fn float(source: &mut Source, flavour: Flavour, dtype: DType, elements: usize) -> f64 {
     let nice = NICE.len() as u32;
     let all = nice + CONTINUOUS + 14;
+    let seldom = f64::max(0.12, 0.35 / elements.max(1) as f64);
     let code = source.element(all, |r| {
         let (p_nice, p_special) = match flavour {
             Flavour::Nice => (1.0, 0.0),
             Flavour::Ordinary => (0.2, 0.0),
             Flavour::Large => (0.15, 0.3),
-            Flavour::Nan => (0.2, 0.12),
+            Flavour::Nan => (0.2, seldom),
             Flavour::Extreme => (0.15, 0.35),
-            Flavour::Infinite => (0.2, 0.12),
+            Flavour::Infinite => (0.2, seldom),
         };
         let p: f64 = r.random();
         if p < p_nice {

@@ -6,7 +6,7 @@
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::{AttrValue, DTypePat, DimPat, RestPat, TypePat, VarId};
 use hypatia_dsl::shape::Dim;
-use hypatia_dsl::typing::{Bindings, NoFacts, eval};
+use hypatia_dsl::typing::{Bindings, NoFacts, TensorType, eval, match_type};
 
 use super::generate::{Generator, Reject, Try, ints, reject};
 
@@ -74,6 +74,22 @@ impl Generator<'_, '_> {
             s[at] = 1;
         }
         s
+    }
+
+    /// The want of an open operand with a type pattern: what the op around it needs if that is a type of the pattern,
+    /// else any type of the pattern.
+    pub(super) fn typed_want(&mut self, ty: &TypePat, outer: &Want) -> Try<Want> {
+        if let ShapeWant::Is(shape) = &outer.shape {
+            let dtype = outer.dtype.unwrap_or(self.main);
+            let needed = TensorType { dtype, shape: shape.iter().copied().map(Dim::from).collect() };
+            if match_type(ty, &needed, &mut self.env.attrs.clone()) == Some(true) {
+                return Ok(Want { dtype: Some(dtype), shape: outer.shape.clone() });
+            }
+        }
+        let mut scope = self.env.attrs.clone();
+        let want = self.want_of(ty, &mut scope, &[], outer)?;
+        self.env.attrs = scope;
+        Ok(want)
     }
 
     /// The want that a type pattern expresses; open variables of it are chosen and bound.

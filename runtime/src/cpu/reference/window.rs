@@ -54,9 +54,9 @@ pub(super) fn conv(
                 for c in 0..*depth {
                     let channel = (n * channels + group * depth + c) * plane;
                     for (t, tap) in taps.iter().enumerate() {
-                        if let Some(at) = position(d, axes, place, tap) {
-                            sum += xs[channel + at] * ws[(o * depth + c) * taps.len() + t];
-                        }
+                        // The zeros around are factors like all others: times a NaN they are NaN.
+                        let x = position(d, axes, place, tap).map_or(0.0, |at| xs[channel + at]);
+                        sum += x * ws[(o * depth + c) * taps.len() + t];
                     }
                 }
                 if let Some(result) = results.next() {
