@@ -160,6 +160,10 @@ impl Executor {
 
     fn output(&self, instance: &Instance, inputs: &[Tensor], name: &str, view: &crate::plan::View) -> Result<Tensor> {
         let size = view.dtype.size();
+        if view.is_empty() {
+            let none = Tensor::zeros(view.dtype, &view.shape);
+            return none.ok_or_else(|| Error::Internal(format!("output `{name}` of shape {:?}", view.shape)));
+        }
         let range = view.offset * size..(view.offset + view.len()) * size;
         let tensor = match self.plan.buffers[view.buffer.index()].place {
             Place::Input(i) => {

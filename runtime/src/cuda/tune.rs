@@ -272,7 +272,6 @@ fn random(stream: &Arc<CudaStream>, dtype: DType, elements: usize) -> Result<Dev
 
 /// Operands of a product, several copies of each.
 struct Operands {
-    stream: Arc<CudaStream>,
     a: Vec<DeviceMemory>,
     b: Vec<DeviceMemory>,
     d: Vec<DeviceMemory>,
@@ -281,17 +280,16 @@ struct Operands {
 }
 
 impl Operands {
-    fn new(stream: Arc<CudaStream>, p: &Product, copies: usize) -> Result<Operands> {
+    fn new(stream: &Arc<CudaStream>, p: &Product, copies: usize) -> Result<Operands> {
         let take = |dtype: DType, elements: usize| {
-            (0..copies).map(|_| random(&stream, dtype, elements)).collect::<Result<Vec<_>>>()
+            (0..copies).map(|_| random(stream, dtype, elements)).collect::<Result<Vec<_>>>()
         };
         Ok(Operands {
             a: take(p.dtype, span(p.m, p.k, &p.a, p.batch))?,
             b: take(p.dtype, span(p.k, p.n, &p.b, p.batch))?,
             d: take(p.out, p.batch * p.m * p.n)?,
-            bias: random(&stream, p.bias, p.n)?,
-            workspace: DeviceMemory::new(&stream, WORKSPACE)?,
-            stream,
+            bias: random(stream, p.bias, p.n)?,
+            workspace: DeviceMemory::new(stream, WORKSPACE)?,
         })
     }
 
@@ -332,7 +330,7 @@ pub fn tune(gpu: &Arc<Gpu>, matmul: &mut Matmul, candidates: &[Algorithm], cold:
     }
     let copies = if cold { (ROTATED / bytes.max(1)).clamp(1, MAX_COPIES) } else { 1 };
     let stream = gpu.context().new_stream().map_err(|e| failed("cuStreamCreate", e))?;
-    let operands = Operands::new(stream.clone(), &p, copies)?;
+    let operands = Operands::new(&stream, &p, copies)?;
     let flags = Some(sys::CUevent_flags::CU_EVENT_DEFAULT);
     let event = || gpu.context().new_event(flags).map_err(|e| failed("cuEventCreate", e));
     let (start, stop) = (event()?, event()?);

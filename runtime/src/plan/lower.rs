@@ -13,6 +13,7 @@ use hypatia_dsl::ir::InView;
 use hypatia_dsl::kernel::{Access, Operand, PointwiseKernel};
 use hypatia_dsl::scalar::{Literal, Term, TermId, TermNode};
 
+use super::batch;
 use super::conv::leads_to_convolution;
 use super::prepare::{Prepared, builtin};
 use super::regions::cluster;
@@ -335,6 +336,12 @@ impl Lower<'_> {
             // The library takes matrices with one dense axis.
             for view in views.iter_mut().filter(|v| !v.is_empty() && !v.is_matrix()) {
                 *view = self.contiguous(view, &node.name)?;
+            }
+            let copied = batch::worth_copying(&self.plan.device, batch, &views[0], &views[1]);
+            for (view, copied) in views.iter_mut().zip(copied) {
+                if copied {
+                    *view = self.contiguous(view, &node.name)?;
+                }
             }
         }
         let mut known = vec![kernels::known(&self.plan, &a), kernels::known(&self.plan, &b)];

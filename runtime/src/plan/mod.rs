@@ -8,6 +8,7 @@
 //! inputs, constants and results of earlier steps; a view costs nothing; results that are alive at the
 //! same time do not overlap, except where a step says that it works in place.
 
+mod batch;
 mod buffers;
 mod composed;
 mod constants;

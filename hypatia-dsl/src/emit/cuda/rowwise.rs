@@ -21,8 +21,8 @@ const KEPT_BYTES: usize = 128;
 
 /// Suffix, threads of a block, threads that share a row, and elements that each of them keeps at most
 /// (the passes are unrolled over them, so that more of them make larger code).
-const SHAPES: [(&str, u32, u32, usize); 3] =
-    [("_warp", 128, 32, 32), ("_block", 256, 256, 64), ("_wide", 1024, 1024, 32)];
+const SHAPES: [(&str, u32, u32, usize); 4] =
+    [("_lanes", 128, 8, 16), ("_warp", 128, 32, 32), ("_block", 256, 256, 64), ("_wide", 1024, 1024, 64)];
 
 /// Threads of a block of the entry point with one thread a row.
 const COLUMN_BLOCK: u32 = 256;
@@ -479,7 +479,11 @@ fn entry_points(kernel: &RowwiseKernel, used: &[usize], vector: usize) -> (Vec<E
         let capacity = *threads as u64 * chunks as u64 * vector as u64;
         let last = i + 1 == SHAPES.len();
         let name = format!("{}{suffix}", identifier("hypatia_", &kernel.name));
-        let who = if *threads == 32 { "One warp" } else { "One block" };
+        let who = match threads {
+            8 => "Eight lanes",
+            32 => "One warp",
+            _ => "One block",
+        };
         values.push(context! {
             name => name.clone(),
             about => format!("{who} a row; rows of up to {capacity} elements stay in registers."),

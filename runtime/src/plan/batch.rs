@@ -1,0 +1,96 @@
+//! Batches of matrix products, as a library takes them: one stride from each matrix to the next.
+//!
+//! In: the leading axes of a product and views of its operands. Out: how many library calls they make, and whether
+//! copies of the operands, which make one of them, cost less. Holds always: an operand that all matrices share is not
+//! copied.
+
+use super::view::{View, collapse, row_major};
+use crate::device::Device;
+
+/// Library calls of a product: one for each matrix of the axes that no stride joins with the innermost one.
+pub(super) fn calls(batch: &[usize], a: &View, b: &View) -> usize {
+    let lead = batch.len();
+    let shared = b.strides[..lead].iter().zip(batch).all(|(stride, size)| *stride == 0 || *size == 1);
+    // One right operand for all: the leading axes are rows of the left one, if these lie evenly.
+    if shared && collapse(&a.shape[..=lead], &[a.strides[..=lead].to_vec()]).0.len() == 1 {
+        return 1;
+    }
+    let strides = [a.strides[..lead].to_vec(), b.strides[..lead].to_vec(), row_major(batch)];
+    let (axes, _) = collapse(batch, &strides);
+    axes[..axes.len() - 1].iter().product()
+}
+
+/// Whether each of the operands is better copied.
+pub(super) fn worth_copying(device: &Device, batch: &[usize], a: &View, b: &View) -> [bool; 2] {
+    let dense = |v: &View| View { strides: row_major(&v.shape), offset: 0, ..v.clone() };
+    let repeated =
+        |v: &View| v.strides[..batch.len()].iter().zip(batch).any(|(stride, size)| *stride == 0 && *size > 1);
+    let seconds = |copied: [bool; 2]| {
+        let mut all = 0.0;
+        for (view, copied) in [a, b].into_iter().zip(copied) {
+            if copied {
+                all += device.launch + 2.0 * (view.len() * view.dtype.size()) as f64 / device.bandwidth;
+            }
+        }
+        let side = |v: &View, copied: bool| if copied { dense(v) } else { v.clone() };
+        all + calls(batch, &side(a, copied[0]), &side(b, copied[1])) as f64 * device.launch
+    };
+    let mut best = [false, false];
+    for choice in [[true, false], [false, true], [true, true]] {
+        let copies_shared = choice[0] && repeated(a) || choice[1] && repeated(b);
+        let needless = choice[0] && a.is_contiguous() || choice[1] && b.is_contiguous();
+        if !copies_shared && !needless && seconds(choice) < seconds(best) {
+            best = choice;
+        }
+    }
+    best
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use hypatia_dsl::dtype::DType;
+
+    use super::*;
+    use crate::plan::BufferId;
+
+    /// Heads side by side, `[batch, sequence, 3, heads, width]`, seen as `[batch, heads, sequence, width]`.
+    fn heads(batch: usize, sequence: usize, heads: usize, width: usize) -> View {
+        let all = View::whole(BufferId(0), DType::BF16, &[batch, sequence, 3, heads, width]);
+        let one = all.sliced(2, 0, 1, 1).transposed(&[0, 2, 3, 1, 4]);
+        View {
+            shape: vec![batch, heads, sequence, width],
+            strides: [0, 2, 3, 4].map(|a| one.strides[a]).to_vec(),
+            ..one
+        }
+    }
+
+    #[test]
+    fn many_small_calls_are_worth_copies_and_few_large_ones_are_not() {
+        let device = Device::named("h200").unwrap();
+        let q = heads(8, 128, 12, 64);
+        let k = q.transposed(&[0, 1, 3, 2]);
+        assert_eq!(calls(&[8, 12], &q, &k), 8);
+        assert_eq!(worth_copying(&device, &[8, 12], &q, &k), [true, true]);
+        let q = heads(2, 16384, 12, 64);
+        let k = q.transposed(&[0, 1, 3, 2]);
+        assert_eq!(calls(&[2, 12], &q, &k), 2);
+        assert_eq!(worth_copying(&device, &[2, 12], &q, &k), [false, false]);
+        // One sequence is one batch as it lies.
+        let q = heads(1, 128, 12, 64);
+        assert_eq!(calls(&[1, 12], &q, &q.transposed(&[0, 1, 3, 2])), 1);
+    }
+
+    #[test]
+    fn what_is_dense_or_shared_makes_one_call() {
+        let x = View::whole(BufferId(0), DType::F32, &[4, 3, 5, 6]);
+        let w = View::whole(BufferId(1), DType::F32, &[6, 7]).broadcast(&[4, 3, 6, 7]).unwrap();
+        assert_eq!(calls(&[4, 3], &x, &w), 1);
+        let device = Device::named("h200").unwrap();
+        assert_eq!(worth_copying(&device, &[4, 3], &x, &w), [false, false]);
+        assert_eq!(
+            calls(&[], &View::whole(BufferId(0), DType::F32, &[5, 6]), &View::whole(BufferId(1), DType::F32, &[6, 7])),
+            1
+        );
+    }
+}
