@@ -22,6 +22,13 @@ pub struct OnGpu {
     pub tuner: Arc<Mutex<Tuner>>,
 }
 
+impl OnGpu {
+    /// The same GPU, algorithms as the library guesses: for plans that run once.
+    pub fn untuned(&self) -> OnGpu {
+        OnGpu { gpu: self.gpu.clone(), tuner: Arc::new(Mutex::new(Tuner::forgetful(Duration::ZERO))) }
+    }
+}
+
 /// Runs a plan.
 pub enum Executor {
     /// On the host.

@@ -182,7 +182,7 @@ impl Model {
         let optimized = optimize(&graph, &self.options.optimize)?;
         let gpu = self.options.gpu.as_ref();
         let device = gpu.map_or_else(Device::cpu, |on| on.gpu.profile());
-        let planned = |graph: &Graph, cluster: bool| -> Result<Executor> {
+        let planned = |graph: &Graph, cluster: bool, gpu: Option<&OnGpu>| -> Result<Executor> {
             let options = plan::Options {
                 cluster,
                 memory: self.options.memory,
@@ -193,21 +193,23 @@ impl Model {
             let plan = Plan::build_with(graph, &options, &mut constants)?;
             Executor::new(Arc::new(plan), gpu, self.options.threads)
         };
-        let unfused = planned(&graph, false)?;
         if self.options.optimize.no_rules {
-            let executor = planned(&graph, false)?;
+            let (executor, unfused) = (planned(&graph, false, gpu)?, planned(&graph, false, gpu)?);
             return Ok(Compiled { executor, unfused, report: optimized.report, warnings: Vec::new() });
         }
-        let executor = planned(&optimized.graph, true)?;
+        // What will run is planned first: it has the time that there is for measuring.
+        let executor = planned(&optimized.graph, true, gpu)?;
+        let unfused = planned(&graph, false, gpu)?;
         let mut compiled = Compiled { executor, unfused, report: optimized.report, warnings: Vec::new() };
         if self.options.check == CheckMode::Check
             && let Some(why) = self.difference(&compiled, ordered, || {
                 let widened = if graph.computes_narrow() { Some(graph.widened()?) } else { None };
-                widened.map(|g| planned(&g, false)?.run(ordered)).transpose()
+                let once = gpu.map(OnGpu::untuned);
+                widened.map(|g| planned(&g, false, once.as_ref())?.run(ordered)).transpose()
             })?
         {
             compiled.warnings.push(not_used(&why, &compiled.report));
-            compiled.executor = planned(&graph, false)?;
+            compiled.executor = planned(&graph, false, gpu)?;
         }
         Ok(compiled)
     }

@@ -262,6 +262,8 @@ impl Algorithm {
 /// A product that is ready to be launched with any of its algorithms.
 pub struct Matmul {
     product: Product,
+    /// What the accumulator is multiplied by before its epilogue.
+    scale: f64,
     description: Description,
     a: Matrix,
     b: Matrix,
@@ -300,10 +302,16 @@ impl Matmul {
             d: Matrix::new(p.out, p.n, p.m, p.n as i64, p.batch, (p.m * p.n) as i64)?,
             description: Description::new(&p)?,
             product: p,
+            scale: 1.0,
         })
     }
 
-    /// What it computes.
+    /// The same with the accumulator multiplied by a number, not 0, before its epilogue.
+    pub fn scaled(self, scale: f64) -> Matmul {
+        Matmul { scale, ..self }
+    }
+
+    /// What it computes, apart from its scale.
     pub fn product(&self) -> &Product {
         &self.product
     }
@@ -370,7 +378,7 @@ impl Matmul {
             self.description.set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, at.bias)?;
         }
         // The scale has the type of the computation.
-        let (one32, zero32, one64, zero64) = (1f32, 0f32, 1f64, 0f64);
+        let (one32, zero32, one64, zero64) = (self.scale as f32, 0f32, self.scale, 0f64);
         let (one, zero): (*const c_void, *const c_void) = match self.product.dtype {
             DType::F64 => ((&raw const one64).cast(), (&raw const zero64).cast()),
             _ => ((&raw const one32).cast(), (&raw const zero32).cast()),

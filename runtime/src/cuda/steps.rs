@@ -19,7 +19,7 @@ use crate::generate::{Work, step_kernel};
 use crate::plan::{Action, GemmStep, Plan, Step, View};
 
 /// How many algorithms the library is asked for.
-const CANDIDATES: usize = 16;
+const CANDIDATES: usize = 32;
 
 /// A product and the places of its operands, once for each call.
 pub struct Product {
@@ -148,7 +148,7 @@ fn product(gpu: &Arc<Gpu>, plan: &Plan, step: &Step, g: &GemmStep, tuner: &mut T
         return Err(Error::Internal("a product of one operand".into()));
     };
     let epilogue = match step.kernel.map(|k| &plan.program.kernels[k.index()].backend) {
-        None if g.is_plain() => Epilogue::Default,
+        None if g.scale(&plan.program).is_some() => Epilogue::Default,
         Some(Backend::Cublaslt(name)) => {
             let known = Epilogue::named(name);
             known.ok_or_else(|| {
@@ -161,7 +161,8 @@ fn product(gpu: &Arc<Gpu>, plan: &Plan, step: &Step, g: &GemmStep, tuner: &mut T
         return Ok(Launch::Zeros(Location::of(plan, d), d.len() * d.dtype.size()));
     }
     let calls = gemm::calls(g, &step.reads, d.dtype, epilogue, plan.tf32)?;
-    let mut matmul = Matmul::new(calls.product)?;
+    let scale = if step.kernel.is_none() { g.scale(&plan.program) } else { None };
+    let mut matmul = Matmul::new(calls.product)?.scaled(scale.unwrap_or(1.0));
     let algorithms = matmul.algorithms(gpu.lt(), CANDIDATES)?;
     if algorithms.is_empty() {
         return Err(Error::Device(format!("cuBLASLt has no algorithm for {:?}", calls.product)));

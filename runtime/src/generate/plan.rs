@@ -16,7 +16,7 @@ pub fn of_plan(plan: &Plan) -> (Vec<Instance>, Vec<Skipped>) {
     let (mut instances, mut skipped): (Vec<Instance>, Vec<Skipped>) = (Vec::new(), Vec::new());
     for step in &plan.steps {
         let (kind, body) = match &step.action {
-            Action::Gemm(g) if g.is_plain() || step.kernel.is_some() => continue,
+            Action::Gemm(g) if g.scale(&plan.program).is_some() || step.kernel.is_some() => continue,
             Action::Gemm(g) => ("epilogue", Body::Pointwise(epilogue(g, step))),
             _ => match step_kernel(step) {
                 Some((body, _)) => (kind(&body), body),

@@ -189,7 +189,17 @@ impl CostModel {
 
     /// Whether a kernel of the target stores the result of this epilogue directly.
     fn implements_term(&self, egraph: &EGraph, class: Id, node: &Node, op: OpId, term: Id) -> bool {
-        let plain = egraph[term].nodes.iter().any(|n| n.payload == Payload::Acc);
+        let is = |id: &Id, what: &dyn Fn(&Payload) -> bool| egraph[*id].nodes.iter().any(|n| what(&n.payload));
+        let acc = |p: &Payload| *p == Payload::Acc;
+        let number = |p: &Payload| matches!(p, Payload::Lit(bits) if f64::from_bits(*bits) != 0.0);
+        let mul = self.program.builtin_scalar(BuiltinScalar::Mul);
+        // Libraries scale the accumulator in the product.
+        let scaled = |n: &Node| {
+            let Payload::Call(scalar) = n.payload else { return false };
+            let [a, b] = n.children.as_slice() else { return false };
+            Some(scalar) == mul && (is(a, &acc) && is(b, &number) || is(a, &number) && is(b, &acc))
+        };
+        let plain = egraph[term].nodes.iter().any(|n| n.payload == Payload::Acc || scaled(n));
         // The host's executor runs any term on the blocks of a product.
         if plain || self.device.is_host() {
             return true;

@@ -196,7 +196,7 @@ pub(super) fn gemm(gemm: &Gemm<'_>) -> Choice {
         if let Some(kernel) = gemm.find(term, gemm.out) {
             return Choice::Whole(Some(kernel));
         }
-        if gemm.step.is_plain() {
+        if gemm.step.scale(&gemm.plan.program).is_some() {
             return Choice::Whole(None);
         }
     }

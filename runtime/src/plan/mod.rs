@@ -27,11 +27,11 @@ mod work;
 
 use std::sync::Arc;
 
-use hypatia_dsl::builtin::Joining;
+use hypatia_dsl::builtin::{BuiltinScalar, Joining};
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::{KernelId, Program};
 use hypatia_dsl::kernel::{PointwiseKernel, Reduction, RowLayout, RowwiseKernel};
-use hypatia_dsl::scalar::Term;
+use hypatia_dsl::scalar::{Term, TermId, TermNode};
 
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -116,6 +116,25 @@ impl GemmStep {
     pub fn is_plain(&self) -> bool {
         is_plain(&self.term)
     }
+
+    /// What the accumulator is multiplied by before it is stored, if no more is done with it: libraries do that in the
+    /// product. Not 0, which would hide NaN and infinities.
+    pub fn scale(&self, program: &Program) -> Option<f64> {
+        if self.is_plain() {
+            return Some(1.0);
+        }
+        let node = |id: TermId| self.term.nodes.get(id.0 as usize);
+        let Some(TermNode::Call { scalar, args }) = node(self.term.root()) else { return None };
+        let number = match (args.first().copied().and_then(node), args.get(1).copied().and_then(node)) {
+            (Some(TermNode::Acc), Some(TermNode::Lit(number))) | (Some(TermNode::Lit(number)), Some(TermNode::Acc)) => {
+                number.0
+            }
+            _ => return None,
+        };
+        let multiplies = program.builtin_scalar(BuiltinScalar::Mul) == Some(*scalar);
+        let fits = self.acc.is_float() && number.is_finite() && (number as f32) != 0.0;
+        (multiplies && args.len() == 2 && fits).then_some(number)
+    }
 }
 
 /// A convolution with an epilogue. `reads[0]` is `[n, c, ..]`, or `[n, .., c]` if the channels are last;
@@ -144,7 +163,7 @@ impl ConvStep {
 
 /// True if the term is the accumulator alone.
 fn is_plain(term: &Term) -> bool {
-    matches!(term.nodes.get(term.root().0 as usize), Some(hypatia_dsl::scalar::TermNode::Acc))
+    matches!(term.nodes.get(term.root().0 as usize), Some(TermNode::Acc))
 }
 
 /// Pointwise work on a collapsed index space.
