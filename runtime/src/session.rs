@@ -246,13 +246,22 @@ impl Model {
 /// What to tell of a fused plan that was wrong. A rule whose right side is a part of its left one leaves nothing
 /// of its own behind, so rules that fired and are not seen in the result are named too.
 fn not_used(why: &str, report: &Report) -> String {
-    let named = |kept: bool| {
-        let rules: BTreeSet<&str> = report.firings.iter().filter(|f| f.kept == kept).map(|f| f.base.as_str()).collect();
-        rules.into_iter().collect::<Vec<_>>().join(", ")
+    let named = |kept: bool| -> BTreeSet<&str> {
+        report.firings.iter().filter(|f| f.kept == kept).map(|f| f.base.as_str()).collect()
     };
-    let (seen, unseen) = (named(true), named(false));
-    let all = if unseen.is_empty() { seen } else { format!("{seen}; or, of those that left no trace: {unseen}") };
-    format!("the fused plan is not used: {why}. One of these rules is wrong: {all}. `hypatia verify` finds out which")
+    let seen = named(true);
+    let unseen: Vec<&str> = named(false).difference(&seen).copied().collect();
+    let list = |rules: &[&str]| rules.join(", ");
+    let seen: Vec<&str> = seen.into_iter().collect();
+    let all = match (seen.is_empty(), unseen.is_empty()) {
+        (_, true) => list(&seen),
+        (true, _) => list(&unseen),
+        _ => format!("{}; or, of those that left no trace: {}", list(&seen), list(&unseen)),
+    };
+    format!(
+        "the fused plan is not used: {why}. One of these rules is wrong (your own first of all): {all}. \
+         `hypatia verify` finds out which"
+    )
 }
 
 #[cfg(test)]

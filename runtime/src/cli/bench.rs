@@ -211,9 +211,8 @@ impl Bench {
         let ordered = model.order(&inputs)?;
         compiled.executor.run(&ordered)?;
         let first = started.elapsed();
-        if !global.quiet {
-            compiled.warnings.iter().for_each(|w| eprintln!("warning: {w}"));
-        }
+        // A plan that is not used is no matter of taste: also with -q.
+        compiled.warnings.iter().for_each(|w| eprintln!("warning: {w}"));
         let sides = self.time(&compiled, &ordered)?;
         let measured = sides.first().map(|s| s.executor).ok_or_else(|| Error::Internal("nothing to time".into()))?;
         let profile = if self.profile { Some(profile(measured, gpu.as_ref(), &ordered)?) } else { None };

@@ -52,7 +52,7 @@ impl On {
             DeviceChoice::Cuda => Ok(Gpu::open(0)?),
             DeviceChoice::Auto => Gpu::open(0).map_err(|e| {
                 let e = e.to_string();
-                let why = e.lines().next().unwrap_or_default();
+                let why = e.lines().next().unwrap_or_default().trim_end_matches(" Tried:").trim_end_matches('.');
                 Some(format!("running on the CPU: {why} (`hypatia doctor` tells more)"))
             }),
         };

@@ -132,9 +132,8 @@ impl Run {
         }
         let expected = self.check.as_ref().map(|path| npz::read(path)).transpose()?;
         let outcome = self.execute(&model, inputs, source, expected.as_deref())?;
-        if !global.quiet {
-            outcome.compiled.warnings.iter().for_each(|w| eprintln!("warning: {w}"));
-        }
+        // A plan that is not used is no matter of taste: also with -q.
+        outcome.compiled.warnings.iter().for_each(|w| eprintln!("warning: {w}"));
         if let Some(path) = &self.outputs {
             npz::write(path, &outcome.outputs)?;
         }

@@ -40,6 +40,9 @@ pub(super) struct Body {
     constants: HashMap<(i32, Vec<i64>, Vec<u8>), String>,
     dims: HashMap<Dim, String>,
     next: usize,
+    /// Names of nodes that were given, and how many nodes asked for one.
+    named: HashSet<String>,
+    asked: HashMap<String, usize>,
     /// The name of the graph's node that is being written, for the nodes that it becomes.
     pub label: String,
 }
@@ -54,6 +57,8 @@ impl Body {
             constants: HashMap::new(),
             dims: HashMap::new(),
             next: 0,
+            named: HashSet::new(),
+            asked: HashMap::new(),
             label: String::new(),
         }
     }
@@ -84,12 +89,28 @@ impl Body {
         out
     }
 
+    /// A name for the next node, that no other has: runtimes refuse a model in which two nodes are called alike.
+    fn node_name(&mut self) -> Option<String> {
+        if self.label.is_empty() {
+            return None;
+        }
+        let asked = self.asked.entry(self.label.clone()).or_insert(0);
+        loop {
+            let name = if *asked == 0 { self.label.clone() } else { format!("{}.{asked}", self.label) };
+            *asked += 1;
+            if self.named.insert(name.clone()) {
+                return Some(name);
+            }
+        }
+    }
+
     /// Adds a node.
     pub fn node(&mut self, op: &str, domain: &str, inputs: &[&str], outputs: Vec<String>, attrs: &[(&str, Attr)]) {
+        let name = self.node_name();
         self.nodes.push(NodeProto {
             input: inputs.iter().map(|s| s.to_string()).collect(),
             output: outputs,
-            name: (!self.label.is_empty()).then(|| self.label.clone()),
+            name,
             op_type: Some(op.to_string()),
             domain: (!domain.is_empty()).then(|| domain.to_string()),
             attribute: attrs.iter().map(|(name, value)| attribute(name, value)).collect(),

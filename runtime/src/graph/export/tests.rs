@@ -18,6 +18,11 @@ use crate::{Graph, Tensor, library, npz, shape};
 /// The graph as a model, read back.
 fn back(graph: &Graph) -> (Export, Graph) {
     let export = export(graph).unwrap();
+    if let Some(main) = &export.model.graph {
+        let named: Vec<&String> = main.node.iter().filter_map(|n| n.name.as_ref()).collect();
+        let different: std::collections::HashSet<&&String> = named.iter().collect();
+        assert_eq!(named.len(), different.len(), "two nodes are called alike: {named:?}");
+    }
     let bytes = export.model.encode_to_vec();
     let read = load_bytes(&bytes, "exported", graph.program.clone(), &import::Options::default()).unwrap();
     (export, read.graph)
