@@ -42,8 +42,8 @@ const ROUNDS: usize = 3;
 const FINAL_ROUNDS: usize = 9;
 const FINALISTS: usize = 4;
 /// Microseconds that the launches of one graph should take, and how many they are at most.
-const GRAPH_US: f64 = 150.0;
-const MAX_LAUNCHES: usize = 32;
+const GRAPH_US: f64 = 600.0;
+const MAX_LAUNCHES: usize = 64;
 
 /// What was measured, in a file that can be committed.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]

@@ -3,9 +3,11 @@
 
 use std::path::PathBuf;
 
+use hypatia_dsl::builtin::BuiltinOp;
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::AttrValue;
 use hypatia_dsl::shape::Dim;
+use hypatia_dsl::typing::TensorType;
 use prost::Message;
 
 use super::*;
@@ -221,4 +223,21 @@ fn a_size_that_no_input_tells_is_an_error_that_names_it() {
     g.output("y", g.tensor(&[1], &[1.0f32]).expand(x.shape()));
     let e = export(&g.finish().unwrap()).err().unwrap().to_string();
     assert!(e.contains("`n`") && e.contains("--inputs"), "{e}");
+}
+
+/// A reshape to sizes that are worked out becomes several nodes; `back` holds that none are called alike.
+#[test]
+fn nodes_of_one_name_are_told_apart() {
+    let mut g = Graph::new(library::load(&[]).unwrap());
+    let shape = vec![Dim::symbol("batch"), Dim::symbol("seq"), 8.into()];
+    let x = g.input("x", TensorType { dtype: DType::F32, shape: shape.clone() });
+    let split = vec![shape[0].clone(), shape[1].clone(), 2.into(), 4.into()];
+    let to = AttrValue::List(split.into_iter().map(AttrValue::Dim).collect());
+    let y = g.builtin(BuiltinOp::Reshape, &[x], vec![to]).unwrap()[0];
+    g.name_node(y, "split_heads");
+    g.output("y", y);
+    let (export, read) = back(&g);
+    let nodes = export.model.graph.unwrap().node;
+    assert!(nodes.iter().filter(|n| n.name().starts_with("split_heads")).count() > 1);
+    equal(&g, &read, &[("x".to_string(), numbers(&[2, 3, 8], 0.0, 1.0))], 0.0);
 }
