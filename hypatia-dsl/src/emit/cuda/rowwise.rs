@@ -22,7 +22,7 @@ const KEPT_BYTES: usize = 128;
 /// Suffix, threads of a block, threads that share a row, and elements that each of them keeps at most
 /// (the passes are unrolled over them, so that more of them make larger code).
 const SHAPES: [(&str, u32, u32, usize); 4] =
-    [("_lanes", 128, 8, 16), ("_warp", 128, 32, 32), ("_block", 256, 256, 64), ("_wide", 1024, 1024, 32)];
+    [("_lanes", 128, 8, 16), ("_warp", 128, 32, 32), ("_block", 256, 256, 32), ("_wide", 1024, 1024, 32)];
 
 /// Threads of a block of the entry point with one thread a row.
 const COLUMN_BLOCK: u32 = 256;
