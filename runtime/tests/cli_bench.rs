@@ -107,3 +107,27 @@ fn wrong_use_is_told() {
         assert!(message.contains(words), "{args:?}: {message}");
     }
 }
+
+/// Constants of one shape have values of their own: equal ones would be one, and one product too few.
+#[test]
+fn tests_of_a_file_are_timed_on_different_values() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("t.hyp");
+    let run = |tests: &str, more: &[&str]| {
+        std::fs::write(&file, format!("edition 1;\nuse core::*;\nuse nn::*;\n{tests}")).unwrap();
+        let args = ["--device", "cpu", "--runs", "2", "--json"];
+        Command::new(env!("CARGO_BIN_EXE_hypatia")).arg("bench").arg(&file).args(args).args(more).output().unwrap()
+    };
+    let two = "test \"two\" { input x: f32[8, 16]; const w: f32[16, 32]; const v: f32[16, 32];
+        given relu(matmul(x, w)) * matmul(x, v); expect launches == 2; }";
+    let out = run(two, &[]);
+    let report: Value = serde_json::from_slice(&out.stdout).unwrap();
+    let case = &report["cases"][0];
+    assert_eq!((case["case"].as_str(), case["with_rules"]["launches"].as_u64()), (Some("two"), Some(2)), "{report}");
+    assert!(case["with_rules"]["us"].as_f64().unwrap() > 0.0 && case["ratio"].as_f64().unwrap() > 0.0);
+    for (tests, more, wanted) in [("", &[][..], "has no tests"), (two, &["--rows", "three"][..], "--rows")] {
+        let out = run(tests, more);
+        let text = String::from_utf8_lossy(&out.stderr);
+        assert!(!out.status.success() && text.contains(wanted), "{text}");
+    }
+}

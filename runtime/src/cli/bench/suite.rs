@@ -94,10 +94,8 @@ fn load(bench: &Bench, path: Option<&Path>) -> Result<(Arc<Program>, Vec<Test>)>
     };
     let tests: Vec<Test> = program.tests.iter().filter(wanted).cloned().collect();
     if tests.is_empty() {
-        return Err(Error::Input(format!(
-            "{name} has no test {}",
-            if bench.rows.is_empty() { "" } else { "of that name" }
-        )));
+        let which = if bench.rows.is_empty() { "no tests" } else { "no test whose name holds what --rows says" };
+        return Err(Error::Input(format!("{name} has {which}: what its `test` blocks are given is timed")));
     }
     Ok((Arc::new(program), tests))
 }
