@@ -279,7 +279,7 @@ impl Asker<'_, '_> {
             let here = only.is_none_or(|o| t.roots.iter().any(|c| egraph.find(*c) == o));
             if kept && here && (r.name == rule || r.base_name == rule) {
                 let names: Vec<String> =
-                    t.roots.iter().filter_map(|c| self.names.get(&egraph.find(*c)).cloned()).collect();
+                    t.roots.iter().filter_map(|c| self.session.name_of(&self.names, *c).cloned()).collect();
                 let place =
                     if names.is_empty() { "an epilogue".to_string() } else { format!("`{}`", names.join("`, `")) };
                 if !places.contains(&place) {
