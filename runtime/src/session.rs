@@ -243,6 +243,9 @@ impl Model {
     }
 }
 
+/// How a warning begins that tells of a fused plan that was wrong.
+pub const NOT_USED: &str = "the fused plan is not used: ";
+
 /// What to tell of a fused plan that was wrong. A rule whose right side is a part of its left one leaves nothing
 /// of its own behind, so rules that fired and are not seen in the result are named too.
 fn not_used(why: &str, report: &Report) -> String {
@@ -259,7 +262,7 @@ fn not_used(why: &str, report: &Report) -> String {
         _ => format!("{}; or, of those that left no trace: {}", list(&seen), list(&unseen)),
     };
     format!(
-        "the fused plan is not used: {why}. One of these rules is wrong (your own first of all): {all}. \
+        "{NOT_USED}{why}. One of these rules is wrong (your own first of all): {all}. \
          `hypatia verify` finds out which"
     )
 }
