@@ -339,7 +339,7 @@ impl<'a> Session<'a> {
             .zip(self.kept())
             .map(|(t, kept)| {
                 let rule = &self.program.rules[t.rule.index()];
-                let nodes = t.roots.iter().filter_map(|r| self.name_of(&names, *r).cloned()).collect();
+                let nodes = self.places(&names, t);
                 Firing { rule: rule.name.clone(), base: rule.base_name.clone(), nodes, kept }
             })
             .collect();
@@ -362,6 +362,19 @@ impl<'a> Session<'a> {
         }
         let choice = extract(&built.problem, None)?;
         built.problem.cost(&choice).map(micros)
+    }
+
+    /// Where a rule fired: at the values of the given graph that its roots are or, if they are none, that it matched. Empty
+    /// inside an epilogue.
+    pub fn places(&self, names: &FxHashMap<Id, String>, trace: &Trace) -> Vec<String> {
+        let egraph = &self.entered.egraph;
+        let roots: Vec<String> = trace.roots.iter().filter_map(|r| self.name_of(names, *r).cloned()).collect();
+        if trace.terms || !roots.is_empty() {
+            return roots;
+        }
+        let canonical = |n: &Node| n.clone().map_children(|c| egraph.find(c));
+        let classes = trace.matched.iter().filter_map(|n| egraph.lookup(canonical(n)));
+        classes.filter_map(|c| names.get(&c).cloned()).take(1).collect()
     }
 
     /// The name of a class by its number at some time: as it was then, if it stood for a value of the given graph, since it
