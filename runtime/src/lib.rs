@@ -3,6 +3,7 @@
 //! One way through the house: rules (`.hyp`) become a [`Program`](hypatia_dsl::ir::Program); a model
 //! becomes a [`graph::Graph`], an e-graph, a better [`graph::Graph`], a plan, and results.
 
+pub mod cache;
 pub mod compare;
 pub mod cpu;
 pub mod cuda;

@@ -2,8 +2,7 @@
 
 use anstream::println;
 use clap::{Args, Subcommand};
-use hypatia::cuda::cubin;
-use hypatia::cuda::nvrtc::cache_folder;
+use hypatia::cache::{Cache as Kept, State};
 use hypatia::cuda::tune::Tunings;
 use hypatia::error::{Error, Result};
 
@@ -32,9 +31,10 @@ enum Action {
 impl Cache {
     /// Runs the command.
     pub fn run(&self, _: &Global) -> Result<Exit> {
-        let folder = cache_folder().map_err(Error::Device)?;
+        let kept = Kept::of_user().map_err(Error::Input)?;
+        let folder = &kept.folder;
         let tunings = folder.join("tunings.json");
-        let files = cubin::list()?;
+        let files = kept.cubins.list().map_err(Error::Input)?;
         let (known, damaged) = Tunings::read(&tunings);
         match self.action {
             Action::Ls => {
@@ -50,9 +50,12 @@ impl Cache {
                 }
             }
             Action::Verify => {
-                let bad: Vec<_> = files.iter().filter(|f| !f.good).collect();
-                for f in &bad {
-                    println!("{}: damaged, or not a file that only you can write; it is not used", f.path.display());
+                let mut bad = Vec::new();
+                for f in &files {
+                    if let State::Bad(why) = &f.state {
+                        println!("{}: not used: {why}", f.path.display());
+                        bad.push(f);
+                    }
                 }
                 if let Some(why) = &damaged {
                     println!("{why}");
@@ -63,9 +66,7 @@ impl Cache {
                 }
             }
             Action::Clear => {
-                for f in &files {
-                    std::fs::remove_file(&f.path).map_err(|source| Error::Io { path: f.path.clone(), source })?;
-                }
+                let files = kept.cubins.clear().map_err(Error::Input)?;
                 if tunings.exists() {
                     std::fs::remove_file(&tunings).map_err(|source| Error::Io { path: tunings.clone(), source })?;
                 }

@@ -13,6 +13,7 @@ use std::sync::{Arc, OnceLock};
 use hypatia_dsl::emit::cuda::NVRTC_OPTIONS;
 
 use super::find::{Library, Tried, open_first};
+use crate::cache::{cache_folder, private_folder};
 
 /// Why there is no cubin.
 #[derive(Clone, Debug)]
@@ -222,7 +223,8 @@ impl Nvrtc {
         let cache = cache_folder()?;
         let folder = cache.join(format!("cuda-headers-{}.{}", self.version.0, self.version.1));
         if folder.join("cuda_bf16.h").is_file() {
-            return Ok(folder);
+            // What lies in it is compiled: the user's alone, like the cache itself.
+            return private_folder(&folder).map(|()| folder);
         }
         let temporary = cache.join(format!(".cuda-headers-{}-{}", std::process::id(), thread_tag()));
         private_folder(&temporary)?;
@@ -347,44 +349,6 @@ fn toolkit_headers(library: &Path) -> Option<PathBuf> {
     folders.into_iter().find(|f| f.join("cuda_fp16.h").is_file() && f.join("cuda_bf16.h").is_file())
 }
 
-/// The user's own cache folder for Hypatia: `HYPATIA_CACHE`, `XDG_CACHE_HOME` or `~/.cache`.
-pub fn cache_folder() -> Result<PathBuf, String> {
-    let own = std::env::var_os("HYPATIA_CACHE").filter(|v| !v.is_empty()).map(PathBuf::from);
-    let of = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
-    let folder = own
-        .or_else(|| of("XDG_CACHE_HOME").map(|p| p.join("hypatia")))
-        .or_else(|| of("HOME").map(|p| p.join(".cache/hypatia")))
-        .ok_or("no cache folder: set HYPATIA_CACHE, XDG_CACHE_HOME or HOME")?;
-    private_folder(&folder)?;
-    Ok(folder)
-}
-
-/// Makes a folder that only the user can enter. One that others may write into is refused: what is
-/// in it would be compiled and run.
-fn private_folder(folder: &Path) -> Result<(), String> {
-    let fail = |e: std::io::Error| format!("{}: {e}", folder.display());
-    if !folder.is_dir() {
-        let mut builder = std::fs::DirBuilder::new();
-        builder.recursive(true);
-        #[cfg(unix)]
-        std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
-        builder.create(folder).map_err(fail)?;
-    }
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::PermissionsExt;
-        let mode = std::fs::metadata(folder).map_err(fail)?.permissions().mode();
-        if mode & 0o022 != 0 {
-            return Err(format!(
-                "{}: others may write into it (mode {:o}); run chmod 700",
-                folder.display(),
-                mode & 0o777
-            ));
-        }
-    }
-    Ok(())
-}
-
 fn thread_tag() -> String {
     format!("{:?}", std::thread::current().id()).chars().filter(char::is_ascii_digit).collect()
 }
@@ -426,15 +390,5 @@ mod tests {
         assert!(e.contains("my.hyp(7)"), "{e}");
         let e = n.compile("", "k.cu", "sm_12345").unwrap_err().to_string();
         assert!(e.contains("sm_80"), "{e}");
-    }
-
-    #[cfg(unix)]
-    #[test]
-    fn folders_that_others_may_write_are_refused() {
-        use std::os::unix::fs::PermissionsExt;
-        let folder = tempfile::tempdir().unwrap();
-        assert!(private_folder(&folder.path().join("a/b")).is_ok());
-        std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
-        assert!(private_folder(folder.path()).unwrap_err().contains("chmod 700"));
     }
 }

@@ -24,7 +24,7 @@ use super::capture::Graph;
 use super::device::{Gpu, failed};
 use super::lt::{Algorithm, Matmul, Pointers, Product, WORKSPACE};
 use super::memory::DeviceMemory;
-use super::nvrtc::cache_folder;
+use crate::cache::cache_folder;
 use crate::error::{Error, Result};
 
 /// Version of the file's form.
