@@ -24,6 +24,9 @@ pub mod tensor;
 pub mod test_runner;
 #[cfg(test)]
 mod testing;
+pub mod tuner;
+pub mod tuning;
+pub mod verdict;
 pub mod verify;
 pub mod weights;
 

@@ -15,6 +15,9 @@ pub use store::{Key, KeyMaker, Kind, Seen, State, Store};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
+/// What the names of folders of CUDA's headers begin with.
+pub const HEADERS: &str = "cuda-headers-";
+
 /// The stores of a cache folder.
 #[derive(Clone, Debug)]
 pub struct Cache {
@@ -58,6 +61,20 @@ impl Cache {
     /// Its stores.
     pub fn stores(&self) -> [&Arc<Store>; 3] {
         [&self.cubins, &self.choices, &self.verdicts]
+    }
+
+    /// Folders of CUDA's headers that NVRTC wrote, and what is left of such.
+    pub fn headers(&self) -> Vec<PathBuf> {
+        let named = |prefix| crate::cuda::find::children(&self.folder, prefix);
+        let all = named(HEADERS).into_iter().chain(named(&format!(".{HEADERS}")));
+        all.filter(|p| std::fs::symlink_metadata(p).is_ok_and(|m| m.is_dir())).collect()
+    }
+
+    /// Removes these folders and returns them.
+    pub fn clear_headers(&self) -> Result<Vec<PathBuf>, String> {
+        let headers = self.headers();
+        let remove = |p: &PathBuf| std::fs::remove_dir_all(p).map_err(|e| format!("{}: {e}", p.display()));
+        headers.iter().try_for_each(remove).map(|()| headers)
     }
 
     /// Why something could not be kept, if that happened.

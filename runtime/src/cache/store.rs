@@ -23,7 +23,7 @@ const HEADER: usize = 16 + 32 + 32;
 /// Larger files are none of ours.
 const LARGEST: u64 = 256 << 20;
 /// Files of one kind at most; the oldest ones go.
-const MOST: usize = 16 << 10;
+const MOST: usize = 8 << 10;
 /// How often it is looked whether there are too many: for one key in so many.
 const LOOK: u8 = 32;
 
@@ -178,14 +178,6 @@ impl Store {
         self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Forgets what was kept under that key.
-    pub fn forget(&self, key: &Key) {
-        if self.trusted().is_ok() {
-            // Nothing there, or nothing that can be removed: it will be overwritten, or found bad.
-            let _ = std::fs::remove_file(self.file(key));
-        }
-    }
-
     /// All files in the folder, by name.
     pub fn list(&self) -> Result<Vec<Seen>, String> {
         match self.trusted() {
@@ -205,10 +197,9 @@ impl Store {
         Ok(out)
     }
 
-    /// The contents of all good entries, by name.
-    pub fn contents(&self) -> Vec<(PathBuf, Vec<u8>)> {
-        let good = self.list().unwrap_or_default().into_iter().filter(|s| s.state == State::Good);
-        good.filter_map(|s| self.key_of(&s.path).and_then(|k| self.get(&k)).map(|c| (s.path, c))).collect()
+    /// The content of an entry, by its file.
+    pub fn content(&self, path: &Path) -> Option<Vec<u8>> {
+        self.get(&self.key_of(path)?)
     }
 
     /// Removes files that have the names of ours, and nothing else. Returns what was removed; what could not be is an
@@ -269,7 +260,7 @@ impl Store {
         let gone = |e: &std::io::Error| e.kind() == std::io::ErrorKind::NotFound;
         let once = || self.write_beside(&path, &bytes);
         once().or_else(|e| if gone(&e) { once() } else { Err(e) }).map_err(fail)?;
-        if key[0] % LOOK == 0 {
+        if key[0].is_multiple_of(LOOK) {
             self.trim(MOST);
         }
         Ok(())

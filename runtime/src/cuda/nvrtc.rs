@@ -13,7 +13,7 @@ use std::sync::{Arc, OnceLock};
 use hypatia_dsl::emit::cuda::NVRTC_OPTIONS;
 
 use super::find::{Library, Tried, open_first};
-use crate::cache::{cache_folder, private_folder};
+use crate::cache::{HEADERS, cache_folder, private_folder};
 
 /// Why there is no cubin.
 #[derive(Clone, Debug)]
@@ -221,12 +221,12 @@ impl Nvrtc {
             return Err("no toolkit is installed, and this NVRTC carries no headers (13.3 and later do)".into());
         };
         let cache = cache_folder()?;
-        let folder = cache.join(format!("cuda-headers-{}.{}", self.version.0, self.version.1));
+        let folder = cache.join(format!("{HEADERS}{}.{}", self.version.0, self.version.1));
         if folder.join("cuda_bf16.h").is_file() {
             // What lies in it is compiled: the user's alone, like the cache itself.
             return private_folder(&folder).map(|()| folder);
         }
-        let temporary = cache.join(format!(".cuda-headers-{}-{}", std::process::id(), thread_tag()));
+        let temporary = cache.join(format!(".{HEADERS}{}-{}", std::process::id(), thread_tag()));
         private_folder(&temporary)?;
         let path = CString::new(temporary.display().to_string()).map_err(|e| e.to_string())?;
         let mut log: *const c_char = std::ptr::null();
