@@ -133,6 +133,12 @@ impl Choice {
     }
 }
 
+/// The file beside one that is being written.
+fn part(path: &Path) -> PathBuf {
+    let name = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
+    path.with_file_name(format!(".{name}.{}.part", std::process::id()))
+}
+
 /// Eight digits that change with the text.
 fn sum(text: &str) -> String {
     Sha256::digest(text.as_bytes()).iter().take(4).map(|b| format!("{b:02x}")).collect()
@@ -229,10 +235,16 @@ impl TuningFile {
         lines.fold(format!("{TITLE}\n{ABOUT}"), |text, line| text + &line + "\n")
     }
 
+    /// Fails if a file of that name could not be written, so that nobody measures for hours in vain.
+    pub fn writable(path: &Path) -> Result<()> {
+        let beside = part(path);
+        let done = std::fs::write(&beside, "").and_then(|()| std::fs::remove_file(&beside));
+        done.map_err(|source| Error::Io { path: path.to_path_buf(), source })
+    }
+
     /// Writes the file: beside, then renamed.
     pub fn write(&self, path: &Path) -> Result<()> {
-        let name = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
-        let beside = path.with_file_name(format!(".{name}.{}.part", std::process::id()));
+        let beside = part(path);
         let done = std::fs::write(&beside, self.to_text()).and_then(|()| std::fs::rename(&beside, path));
         if done.is_err() {
             // Half a file is of no use.
@@ -330,6 +342,8 @@ mod tests {
         assert_eq!(more.lines().filter(|l| !text.lines().any(|t| t == *l)).count(), 1);
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join(BESIDE);
+        TuningFile::writable(&path).unwrap();
+        assert!(TuningFile::writable(&folder.path().join("nowhere/hypatia.tune")).is_err());
         file.write(&path).unwrap();
         assert_eq!(TuningFile::read(&path).unwrap().to_text(), text);
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);

@@ -172,7 +172,11 @@ fn verify_names_bad_entries_and_clear_leaves_what_is_not_the_caches() {
 #[test]
 fn tune_says_that_it_needs_a_gpu_and_writes_nothing() {
     let (folder, cache, model, _) = place();
-    fails(&cache, &["tune", &model], &["`hypatia tune` measures on an NVIDIA GPU"]);
+    fails(
+        &cache,
+        &["tune", &model],
+        &["`hypatia tune` measures on an NVIDIA GPU, and needs it, its driver and cuBLASLt"],
+    );
     assert!(!folder.path().join("hypatia.tune").exists());
     fails(&cache, &["tune", "missing.onnx"], &["missing.onnx"]);
     // A file that is no tuning file is not overwritten.

@@ -64,7 +64,13 @@ impl Tune {
         let output = self.output.clone().unwrap_or_else(|| self.model.with_file_name(BESIDE));
         // What stands there is read before hours are spent: it may be damaged, or something else.
         let mut file = if output.exists() { TuningFile::read(&output)? } else { TuningFile::empty(&output) };
-        let gpu = Gpu::open(0).map_err(|e| Error::Device(format!("`hypatia tune` measures on an NVIDIA GPU: {e}")))?;
+        let gpu = Gpu::open(0).map_err(|e| {
+            let why = e.to_string().replace(", or use --device cpu", "");
+            Error::Device(format!(
+                "`hypatia tune` measures on an NVIDIA GPU, and needs it, its driver and cuBLASLt: {why}"
+            ))
+        })?;
+        TuningFile::writable(&output)?;
         let here = machine(&gpu);
         let mut options = Options { tf32: self.precision == Precision::Tf32, ..Options::default() };
         self.firing.apply(&program, &mut options.optimize)?;
