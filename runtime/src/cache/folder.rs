@@ -9,7 +9,8 @@ use std::path::{Path, PathBuf};
 /// The user's own cache folder for Hypatia: `HYPATIA_CACHE`, `XDG_CACHE_HOME` or `~/.cache`; made if it is not there.
 pub fn cache_folder() -> Result<PathBuf, String> {
     let own = std::env::var_os("HYPATIA_CACHE").filter(|v| !v.is_empty()).map(PathBuf::from);
-    let of = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
+    // A folder beside whatever the process happens to stand in is nobody's own.
+    let of = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|p| p.is_absolute());
     let folder = own
         .or_else(|| of("XDG_CACHE_HOME").map(|p| p.join("hypatia")))
         .or_else(|| of("HOME").map(|p| p.join(".cache/hypatia")))

@@ -4,12 +4,15 @@
 //! here knows of a device; bytes come back as they were put there, by their SHA-256, or not at all; a cache that cannot
 //! be read or written costs time and nothing else, and [`Store::trouble`] tells why.
 //!
-//! [`folder`] says where and whom to trust, [`store`] how a file is written and read.
+//! [`folder`] says where and whom to trust, [`store`] how a file is written and read, [`sealed`] when a whole folder is as
+//! it was made.
 
 mod folder;
+mod sealed;
 mod store;
 
 pub use folder::{cache_folder, private_folder};
+pub use sealed::{is_sealed, seal};
 pub use store::{Key, KeyMaker, Kind, Seen, State, Store};
 
 use std::path::{Path, PathBuf};
