@@ -152,12 +152,12 @@ fn verify_names_bad_entries_and_clear_leaves_what_is_not_the_caches() {
     let o = hypatia(&folder, &["cache", "verify"]);
     assert_eq!(o.status.code(), Some(1));
     let text = out(&o);
-    assert!(text.contains("3 of 5 entries are good"), "{text}");
-    for name in [cache.cubins.file(&b), cache.choices.file(&b)] {
+    assert!(text.contains("3 of 6 entries are good"), "{text}");
+    for name in [cache.cubins.file(&b), cache.choices.file(&b), folder.join("cuda-headers-13.3")] {
         assert!(text.contains(&name.display().to_string()), "{text}");
     }
     let bad = json(&folder, &["cache", "verify"], 1);
-    assert_eq!(bad["bad"].as_array().unwrap().len(), 2, "{bad}");
+    assert_eq!(bad["bad"].as_array().unwrap().len(), 3, "{bad}");
     assert!(bad["bad"][0]["why"].as_str().unwrap().contains("not those that were written"), "{bad}");
 
     let gone = json(&folder, &["cache", "clear"], 0);

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use clap::{Args, Subcommand};
-use hypatia::cache::{Cache as Kept, Kind, Seen, State, Store};
+use hypatia::cache::{Cache as Kept, Kind, Seen, State, Store, is_sealed};
 use hypatia::error::{Error, Result};
 use hypatia::tuning::Choice;
 use hypatia::verdict::Verdict;
@@ -171,18 +171,26 @@ impl Cache {
         let entries = entries(kept)?;
         let ours: Vec<&Entry> = entries.iter().filter(|e| e.seen.state != State::Foreign).collect();
         let bad: Vec<&Entry> = ours.iter().copied().filter(|e| e.bad().is_some()).collect();
+        let headers = kept.headers();
+        let broken: Vec<&PathBuf> = headers.iter().filter(|p| !is_sealed(p)).collect();
+        let (all, failed) = (ours.len() + headers.len(), bad.len() + broken.len());
+        const BROKEN: &str = "its files are not those that were written";
         if self.json {
-            let list: Vec<Value> = bad.iter().map(|e| e.to_json()).collect();
-            print_json(&json!({"folder": kept.folder.display().to_string(), "entries": ours.len(), "bad": list}));
+            let folders = broken
+                .iter()
+                .map(|p| json!({"kind": "headers", "file": p.display().to_string(), "state": "bad", "why": BROKEN}));
+            let list: Vec<Value> = bad.iter().map(|e| e.to_json()).chain(folders).collect();
+            print_json(&json!({"folder": kept.folder.display().to_string(), "entries": all, "bad": list}));
         } else {
             let mut text = String::new();
             for e in &bad {
                 let _ = writeln!(text, "{}: not used: {}", e.seen.path.display(), e.bad().unwrap_or_default());
             }
-            let _ = writeln!(text, "{} of {} entries are good", ours.len() - bad.len(), ours.len());
+            broken.iter().for_each(|p| text.push_str(&format!("{}: not used: {BROKEN}\n", p.display())));
+            let _ = writeln!(text, "{} of {all} entries are good", all - failed);
             write_stdout(&text);
         }
-        Ok(if bad.is_empty() { Exit::Ok } else { Exit::Failed })
+        Ok(if failed == 0 { Exit::Ok } else { Exit::Failed })
     }
 
     fn clear(&self, kept: &Kept) -> Result<Exit> {
