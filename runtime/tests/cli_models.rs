@@ -7,7 +7,10 @@ use std::process::{Command, Output};
 use hypatia::npz;
 
 fn hypatia(args: &[&str], folder: &Path) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_hypatia")).args(args).current_dir(folder).output().unwrap()
+    let mut command = Command::new(env!("CARGO_BIN_EXE_hypatia"));
+    // Not the user's.
+    command.env("HYPATIA_CACHE", concat!(env!("CARGO_TARGET_TMPDIR"), "/cache"));
+    command.args(args).current_dir(folder).output().unwrap()
 }
 
 fn out(o: &Output) -> String {

@@ -13,13 +13,10 @@ use super::device::{Gpu, failed};
 use super::gemm;
 use super::launch::{KernelLaunch, Location, arguments, entry};
 use super::lt::{Algorithm, Epilogue, Matmul};
-use super::tune::Tuner;
+use super::tune::{self, Tuner};
 use crate::error::{Error, Result};
 use crate::generate::{Work, step_kernel};
 use crate::plan::{Action, GemmStep, Plan, Step, View};
-
-/// How many algorithms the library is asked for.
-const CANDIDATES: usize = 32;
 
 /// A product and the places of its operands, once for each call.
 pub struct Product {
@@ -163,11 +160,10 @@ fn product(gpu: &Arc<Gpu>, plan: &Plan, step: &Step, g: &GemmStep, tuner: &mut T
     let calls = gemm::calls(g, &step.reads, d.dtype, epilogue, plan.tf32)?;
     let scale = if step.kernel.is_none() { g.scale(&plan.program) } else { None };
     let mut matmul = Matmul::new(calls.product)?.scaled(scale.unwrap_or(1.0));
-    let algorithms = matmul.algorithms(gpu.lt(), CANDIDATES)?;
+    let algorithms = tune::order(tuner, gpu, &mut matmul, footprint(plan))?;
     if algorithms.is_empty() {
         return Err(Error::Device(format!("cuBLASLt has no algorithm for {:?}", calls.product)));
     }
-    let algorithms = tuner.order(gpu, &mut matmul, algorithms, footprint(plan))?;
     let place = |v: &View, elements: isize| {
         let mut at = Location::of(plan, v);
         at.bytes = (at.bytes as isize + elements * v.dtype.size() as isize) as usize;
