@@ -5,17 +5,17 @@
 
 use std::sync::Arc;
 
-use hypatia_dsl::emit::cuda::{self, CudaSource};
+use hypatia_dsl::emit::cuda::{self, CudaSource, RowTarget};
 use hypatia_dsl::ir::Backend;
 
 use super::cubin::{self, Origins};
 use super::device::{Gpu, failed};
 use super::gemm;
-use super::launch::{KernelLaunch, Location, arguments, entry};
+use super::launch::{KernelLaunch, Location, arguments, by_columns, entry};
 use super::lt::{Algorithm, Epilogue, Matmul};
 use super::tune::{self, Tuner};
 use crate::error::{Error, Result};
-use crate::generate::{Work, step_kernel};
+use crate::generate::{Body, Work, step_kernel};
 use crate::plan::{Action, GemmStep, Plan, Step, View};
 
 /// A product and the places of its operands, once for each call.
@@ -125,10 +125,20 @@ fn draft(gpu: &Arc<Gpu>, plan: &Plan, step: &Step, index: usize, tuner: &mut Tun
                 return Err(Error::Device(format!("{what} has no CUDA kernel yet; use --device cpu")));
             };
             // Kernels are named by what they do alone, so that equal work is compiled once.
-            let source = body.emit(&plan.program).map_err(emitted)?;
+            let source = source(gpu, plan, &body, &work).map_err(emitted)?;
             Ok(Draft::Kernel { source, work, step: index })
         }
     }
+}
+
+/// The source of a kernel; rows have the length that they have here.
+fn source(gpu: &Gpu, plan: &Plan, body: &Body, work: &Work) -> Result<CudaSource, cuda::EmitError> {
+    let Body::Rowwise(kernel) = body else { return body.emit(&plan.program) };
+    let target = match kernel.strided() && by_columns(work) {
+        true => RowTarget::Columns,
+        false => RowTarget::Length { rows: work.rows as u64, n: work.n as u64, clusters: gpu.runs_clusters() },
+    };
+    cuda::rowwise_for(&plan.program, kernel, target)
 }
 
 fn emitted(e: cuda::EmitError) -> Error {
