@@ -5,7 +5,7 @@
 //! compared once with the unfused plan on the inputs at hand, and if they differ, the unfused plan is
 //! used and the report names the rules that fired. A verdict that was kept spares a later start the unfused plan.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
@@ -101,6 +101,8 @@ pub struct Model {
     options: Options,
     plans: Mutex<HashMap<Vec<Vec<usize>>, Arc<Compiled>>>,
     constants: Arc<Mutex<Constants>>,
+    /// What a narrowed model computes in f32 still.
+    wide: Option<BTreeMap<String, usize>>,
 }
 
 /// A plan for some input shapes, ready to run.
@@ -204,7 +206,25 @@ impl Model {
 
     /// A model from a graph.
     pub fn new(graph: Graph, options: Options) -> Model {
-        Model { graph, options, plans: Mutex::default(), constants: Arc::default() }
+        Model { graph, options, plans: Mutex::default(), constants: Arc::default(), wide: None }
+    }
+
+    /// The model computed in f16 or bf16 where it is in f32: products, ops with kernels of their own and pointwise work
+    /// between them. Inputs and outputs keep their types; [`Model::wide`] tells what stays f32.
+    ///
+    /// # Errors
+    /// If the type is not one of the two, or the graph cannot be written in it.
+    pub fn narrowed(self, to: DType) -> Result<Model> {
+        // A norm or a softmax that is written out would lose its sums: they get their names back first.
+        let naming = self.options.optimize.naming(&self.graph.program);
+        let narrowed = optimize(&self.graph, &naming)?.graph.narrowed(to)?;
+        Ok(Model { wide: Some(narrowed.wide), ..Model::new(narrowed.graph, self.options) })
+    }
+
+    /// What a narrowed model computes in f32 still: each op or scalar with the number of its places. `None` if the model
+    /// was not narrowed.
+    pub fn wide(&self) -> Option<&BTreeMap<String, usize>> {
+        self.wide.as_ref()
     }
 
     /// The graph as imported.

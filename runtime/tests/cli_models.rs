@@ -121,3 +121,26 @@ fn what_a_wrong_rule_makes_of_a_model_is_not_written() {
     }
     assert!(folder.path().join("fused.onnx").exists() && folder.path().join("kernels").exists());
 }
+
+#[test]
+fn a_model_runs_in_a_narrow_precision() {
+    let at = digits();
+    let run = |precision: &str, more: &[&str]| {
+        let args = ["run", "model.onnx", "--inputs", "inputs.npz", "--check", "outputs.npz", "--device", "cpu"];
+        hypatia(&[&args[..], &["--precision", precision], more].concat(), &at)
+    };
+    let error = |precision: &str| {
+        let o = run(precision, &["--json"]);
+        assert_eq!(o.status.code(), Some(0), "{precision}: {}{}", out(&o), err(&o));
+        let json: serde_json::Value = serde_json::from_str(&out(&o)).unwrap();
+        assert_eq!(json["warnings"], serde_json::json!([]));
+        (json["outputs"][0]["check"]["max_error"].as_f64().unwrap(), json["outputs"][0]["dtype"].clone())
+    };
+    let (f32, f16, bf16) = (error("f32"), error("f16"), error("bf16"));
+    // Each type leaves the trace of its mantissa, and the outputs keep theirs.
+    assert!(f32.0 * 50.0 < f16.0 && f16.0 * 4.0 < bf16.0, "{f32:?} {f16:?} {bf16:?}");
+    assert!([f32.1, f16.1, bf16.1].iter().all(|d| d == "f32"));
+    assert!(out(&run("bf16", &[])).contains("in f32 stay inputs and outputs"));
+    let o = run("tf32", &[]);
+    assert!(o.status.code() == Some(1) && err(&o).contains("needs a GPU"), "{}", err(&o));
+}

@@ -207,6 +207,8 @@ impl Bench {
                 (model, inputs, format!("random, seed {}{dims}", self.seed))
             }
         };
+        let (model, precision) = self.on.precision.narrowed(model)?;
+        tell(&precision.into_iter().collect::<Vec<_>>());
         let started = Instant::now();
         let compiled = model.compile(&inputs)?;
         let ordered = model.order(&inputs)?;

@@ -14,9 +14,10 @@ use hypatia::cuda::Gpu;
 use hypatia::cuda::tune::machine;
 use hypatia::error::{Error, Result};
 use hypatia::executor::OnGpu;
-use hypatia::session::Options;
+use hypatia::session::{Model, Options};
 use hypatia::tuner::{Effort, Tuner};
 use hypatia::tuning::TuningFile;
+use hypatia_dsl::dtype::DType;
 
 /// Where to run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -36,6 +37,11 @@ pub enum Precision {
     F32,
     /// On a GPU, operands of f32 products rounded to TF32 (10 bits of mantissa); everything else stays f32.
     Tf32,
+    /// Products, normalisations and pointwise work of f32 models in bf16 (8 bits of mantissa), accumulated in f32; sums,
+    /// exponentials and positions that stand alone stay f32.
+    Bf16,
+    /// The same in f16 (11 bits of mantissa, numbers up to 65504).
+    F16,
 }
 
 /// Device and precision, and what earlier starts found.
@@ -53,6 +59,21 @@ pub struct On {
     /// Compare the fused plan with the unfused one anew, whatever an earlier start found.
     #[arg(long)]
     pub recheck: bool,
+}
+
+impl Precision {
+    /// The model in this precision, and in words what stays f32.
+    pub fn narrowed(self, model: Model) -> Result<(Model, Option<String>)> {
+        let to = match self {
+            Precision::F32 | Precision::Tf32 => return Ok((model, None)),
+            Precision::Bf16 => DType::BF16,
+            Precision::F16 => DType::F16,
+        };
+        let model = model.narrowed(to)?;
+        let wide: Vec<String> = model.wide().into_iter().flatten().map(|(name, n)| format!("{name} x{n}")).collect();
+        let rest = if wide.is_empty() { "nothing else".to_string() } else { wide.join(", ") };
+        Ok((model, Some(format!("{to}, accumulated in f32; in f32 stay inputs and outputs, and {rest}"))))
+    }
 }
 
 /// How algorithms are chosen on a GPU.

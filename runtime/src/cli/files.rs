@@ -28,8 +28,7 @@ pub fn program_with(paths: &[PathBuf], tests: bool) -> Result<(Arc<Program>, Vec
     if paths.is_empty() {
         return Ok((library::load(&[])?, names));
     }
-    let mut compilation =
-        if tests { library::check_with_tests(files.read) } else { library::check(files.read) };
+    let mut compilation = if tests { library::check_with_tests(files.read) } else { library::check(files.read) };
     match compilation.program.take() {
         Some(program) => Ok((Arc::new(program), names)),
         None => Err(library::rejected(&compilation)),

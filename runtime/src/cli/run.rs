@@ -93,6 +93,8 @@ struct Outcome {
     compiled: std::sync::Arc<Compiled>,
     inputs: Vec<(String, Tensor)>,
     source: String,
+    /// The precision and what stays f32, where one was asked for.
+    precision: Option<String>,
     outputs: Vec<(String, Tensor)>,
     /// By output: its comparison, where there is an expected one.
     checks: Vec<Option<Comparison>>,
@@ -131,10 +133,11 @@ impl Run {
                 (model, inputs, format!("random, seed {}{dims}", self.seed))
             }
         };
+        let (model, precision) = self.on.precision.narrowed(model)?;
         let tell = |notes: &[String]| notes.iter().filter(|_| !global.quiet).for_each(|note| eprintln!("{note}"));
         tell(&notes);
         let expected = self.check.as_ref().map(|path| npz::read(path)).transpose()?;
-        let outcome = self.execute(&model, inputs, source, expected.as_deref())?;
+        let outcome = Outcome { precision, ..self.execute(&model, inputs, source, expected.as_deref())? };
         notes = afterthoughts(gpu.as_ref());
         tell(&notes);
         // A plan that is not used is no matter of taste: also with -q.
@@ -181,7 +184,18 @@ impl Run {
             (median(|| unfused.run(&ordered))?.0, unfused.plan().launches())
         };
         let outputs = names.iter().map(|n| n.to_string()).zip(results).collect();
-        Ok(Outcome { compiled, inputs, source, outputs, checks, unfused_launches, before, after, runs })
+        Ok(Outcome {
+            compiled,
+            inputs,
+            source,
+            precision: None,
+            outputs,
+            checks,
+            unfused_launches,
+            before,
+            after,
+            runs,
+        })
     }
 
     fn to_text(&self, o: &Outcome) -> String {
@@ -191,6 +205,9 @@ impl Run {
         };
         line("model", self.model.display().to_string());
         line("inputs", format!("{} ({})", list(&o.inputs), o.source));
+        if let Some(precision) = &o.precision {
+            line("precision", precision.clone());
+        }
         if self.no_rules {
             line("rules", "none (--no-rules)".to_string());
         } else {
@@ -242,6 +259,7 @@ impl Run {
             "device": o.compiled.executor.place(),
             "inputs": o.inputs.iter().map(tensor).collect::<Vec<_>>(),
             "inputs_source": o.source,
+            "precision": o.precision,
             "outputs": outputs,
             "rules_fired": fired(o),
             "launches": {"before": o.unfused_launches, "after": fused.launches()},

@@ -87,6 +87,7 @@ impl Tune {
                 (model, inputs, format!("random{dims}"))
             }
         };
+        let (model, _) = self.precision.narrowed(model)?;
         let started = Instant::now();
         let compiled = model.compile(&inputs)?;
         // A verdict that was kept spares the unfused plan, but not its products.

@@ -10,6 +10,7 @@ pub mod export;
 mod facts;
 pub mod import;
 pub mod instantiate;
+mod narrow;
 mod print;
 mod specialize;
 mod term;

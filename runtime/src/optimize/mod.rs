@@ -29,6 +29,8 @@ use std::time::Duration;
 pub use report::{Firing, Report, Stage, Stop, Summary};
 pub use rewrites::rewrites;
 
+use hypatia_dsl::ir::{Program, Rule};
+
 use crate::device::Device;
 use crate::error::Result;
 use crate::graph::{Graph, export};
@@ -56,6 +58,17 @@ pub struct Options {
     pub max_time: Duration,
     /// Bytes of the e-graph at most (an estimate).
     pub max_memory: usize,
+}
+
+impl Options {
+    /// The same, for a graph whose bodies get their names back and no more: rules that grow epilogues, or that make one
+    /// op of several, do not fire.
+    pub fn naming(&self, program: &Program) -> Options {
+        let mut options = Options { no_rules: false, ..self.clone() };
+        let grows = |r: &&Rule| !r.derived && (r.lhs.len() > 1 || session::builds_terms(program, r));
+        options.disabled.extend(program.rules.iter().filter(grows).map(|r| r.name.clone()));
+        options
+    }
 }
 
 impl Default for Options {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use egg::{Id, Language};
-use hypatia_dsl::ir::{Build, BuildNode, Head, ParamKind, Program, RuleSetId};
+use hypatia_dsl::ir::{Build, BuildNode, Head, ParamKind, Program, Rule, RuleSetId};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::analysis::{Sort, set_candidate};
@@ -133,23 +133,13 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// True for a rule of that stage whose right side holds an op with an epilogue.
-    fn builds_terms(&self, rule: &CompiledRule, id: RuleSetId) -> bool {
-        let rule = &self.program.rules[rule.id.index()];
-        let has_term = |b: &Build| match b {
-            Build::Node(BuildNode { head: Head::Op(op), .. }) => {
-                self.program.op(*op).params.iter().any(|p| p.kind == ParamKind::Term)
-            }
-            _ => false,
-        };
-        rule.ruleset == id && rule.rhs.iter().any(has_term)
-    }
-
     /// One stage, and a new candidate if it fired. Returns how often it fired.
     fn stage(&mut self, id: RuleSetId, round: usize, all: &mut Budget) -> usize {
         // Where epilogues grow, identities on their terms hold too, whatever stage they were declared for: else
         // `x = x * 1` among tensors would grow an epilogue without end.
-        let grows = self.rules.iter().any(|r| self.builds_terms(r, id));
+        let of_stage = |r: &&CompiledRule| self.program.rules[r.id.index()].ruleset == id;
+        let mut own = self.rules.iter().filter(of_stage);
+        let grows = own.any(|r| builds_terms(&self.program, &self.program.rules[r.id.index()]));
         let rules: Vec<&CompiledRule> = self
             .rules
             .iter()
@@ -403,6 +393,17 @@ impl<'a> Session<'a> {
         }
         names
     }
+}
+
+/// True for a rule whose right side is an op with an epilogue.
+pub(super) fn builds_terms(program: &Program, rule: &Rule) -> bool {
+    let has_term = |b: &Build| match b {
+        Build::Node(BuildNode { head: Head::Op(op), .. }) => {
+            program.op(*op).params.iter().any(|p| p.kind == ParamKind::Term)
+        }
+        _ => false,
+    };
+    rule.rhs.iter().any(has_term)
 }
 
 fn is_cut_short(s: &Stage) -> bool {

@@ -132,7 +132,7 @@ pub(super) fn run(bench: &Bench, path: Option<&Path>, global: &Global) -> Result
 
 fn case(bench: &Bench, program: &Arc<Program>, test: &Test, options: &Options) -> Result<Value> {
     let (graph, inputs) = given_with(program, test, data)?;
-    let model = Model::new(graph, options.clone());
+    let (model, _) = bench.on.precision.narrowed(Model::new(graph, options.clone()))?;
     let compiled = model.compile(&inputs)?;
     let ordered = model.order(&inputs)?;
     let sides = bench.time_for(&compiled, &ordered, SECONDS)?;
