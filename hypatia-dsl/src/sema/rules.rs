@@ -325,7 +325,11 @@ fn members(cx: &mut Cx<'_>, e: &Expr, out: &mut Vec<Head>, good: &mut bool) {
 fn near_family(cx: &Cx<'_>, path: &ast::Path) -> Option<String> {
     let name = path.text();
     let declared = closest(&name, cx.s.resolved.visible(cx.file(), Space::Value));
-    closest(&name, ["unary", "binary"].into_iter()).filter(|_| declared.is_none()).map(str::to_string)
+    let known = ["unary", "binary"];
+    let near = closest(&name, known.into_iter()).filter(|_| declared.is_none());
+    // `unaries`: a family is named in the singular.
+    let singular = name.strip_suffix("ies").map(|stem| format!("{stem}y"));
+    near.or_else(|| known.into_iter().find(|k| Some(*k) == singular.as_deref())).map(str::to_string)
 }
 
 /// The parts of a rule before its roots' alternatives are split.
