@@ -44,8 +44,8 @@ rule or kernel never applies.",
         "The op has a body, and neither a kernel implements it nor does a rule, a test or another body
 mention it. If models contain it under another form, a kernel makes the compiler look for its body;
 if it is meant for the builder methods of the macro only, a test keeps it honest.",
-        "op twice(x: T[..s]) -> T[..s] = x + x;",
-        "op twice(x: T[..s]) -> T[..s] = x + x;\ntest \"twice\" { input x: f32[2]; given twice(x); expect launches == 1; }",
+        "op twice<T: number>(x: T[..s]) -> T[..s] = x + x;",
+        "op twice<T: number>(x: T[..s]) -> T[..s] = x + x;\ntest \"twice\" { input x: f32[2]; given twice(x); expect launches == 1; }",
     ),
     Row::new(
         506,
@@ -62,8 +62,8 @@ makes things smaller, or add a condition that its own result does not meet.",
         "The left side mentions an op that no graph holds. A defined op is replaced by its body when a model
 enters, and only ops with a kernel get their name back. Match what the body says, or give the op a
 kernel.",
-        "ruleset r { until = fixpoint; }\nop twice(x: T[..s]) -> T[..s] = x + x;\nrule r::a: neg(twice(x)) => twice2(neg(x));\nop twice2(x: T[..s]) -> T[..s] = x * 2;",
-        "ruleset r { until = fixpoint; }\nop twice(x: T[..s]) -> T[..s] = x + x;\nkernel k for twice(x) { pointwise; }\nrule r::a: neg(twice(x)) => twice(neg(x));",
+        "ruleset r { until = fixpoint; }\nop twice<T: number>(x: T[..s]) -> T[..s] = x + x;\nrule r::a: neg(twice(x)) => twice2(neg(x));\nop twice2<T: number>(x: T[..s]) -> T[..s] = x * 2;",
+        "ruleset r { until = fixpoint; }\nop twice<T: number>(x: T[..s]) -> T[..s] = x + x;\nkernel k for twice(x) { pointwise; }\nrule r::a: neg(twice(x)) => twice(neg(x));",
     ),
     Row::new(
         508,
