@@ -81,6 +81,29 @@ fn counterexamples_are_small() {
     }
 }
 
+/// A claim that is too strong is told with the one that holds, and with the side that is less precise; what is false has no
+/// class.
+#[test]
+fn broken_claims_say_what_holds() {
+    let line_and_message = |name: &str| {
+        let text = std::fs::read_to_string(folder("wrong").join(name)).unwrap();
+        let program = compile(name, &text);
+        let report = verify(&program, &|o| o.file == name, &Options::default(), &mut |_, _, _| {}).to_text();
+        let line = |what: &str| report.lines().find(|l| l.contains(what)).unwrap().to_string();
+        (line("FALSE"), line(" is false: "))
+    };
+    let (line, message) = line_and_message("fused_claims_exact.hyp");
+    assert!(line.contains("claims exact for") && line.ends_with("holds") && !line.contains("f32"), "{line}");
+    assert!(message.ends_with(": the left side is the less precise one"), "{message}");
+    let (line, message) = line_and_message("approximation_too_tight.hyp");
+    assert!(line.contains("claims approx(4) for f32, where approx("), "{line}");
+    assert!(message.ends_with(": the right side is the less precise one"), "{message}");
+    // Neither side is: only the sign of a zero differs. And NaN is no matter of precision.
+    assert!(!line_and_message("sign_of_zero.hyp").1.contains("precise"));
+    let (line, message) = line_and_message("lost_nan.hyp");
+    assert!(line.ends_with(" cases)") && !message.contains("precise"), "{line}\n{message}");
+}
+
 /// What differs at infinities alone is no failure, and is not passed over in silence.
 #[test]
 fn lost_infinities_are_noted() {

@@ -15,11 +15,12 @@ use hypatia_dsl::ir::{AttrValue, Build, BuildArg, Class, Rule, ScalarBody};
 
 use super::explode::{explode, widened};
 use super::generate::{Instance, Reject, Try, reject};
+use super::range::leaves_range;
 use super::values::Flavour;
 use crate::cpu::reference::{Data, Mode, RefTensor, evaluate};
 use crate::error::{Error, Result};
 use crate::graph::instantiate::Numbers;
-use crate::graph::{Graph, Instantiator, NodeKind, Value};
+use crate::graph::{Graph, Instantiator, NodeKind, Value, show_number};
 use crate::tensor::Tensor;
 
 /// A difference between the two sides.
@@ -33,6 +34,8 @@ pub struct Difference {
     pub left: f64,
     /// The right side's element.
     pub right: f64,
+    /// The element as a real number, where it was worked out.
+    pub exact: Option<f64>,
 }
 
 /// What was seen of a rule on one instance.
@@ -80,6 +83,20 @@ pub enum Failure {
     Ulp,
     /// No legal instance was found, or not of every alternative.
     NotExercised,
+}
+
+impl Difference {
+    /// Which side is further from the real number, in words, where that is known.
+    pub fn less_precise(&self) -> Option<String> {
+        let x = self.exact.filter(|_| self.left != self.right && self.left.is_finite() && self.right.is_finite())?;
+        let (l, r) = ((self.left - x).abs(), (self.right - x).abs());
+        let which = match l.total_cmp(&r) {
+            std::cmp::Ordering::Less => "the right side is the less precise one",
+            std::cmp::Ordering::Greater => "the left side is the less precise one",
+            std::cmp::Ordering::Equal => "both sides are as far from it",
+        };
+        Some(format!("exactly it is {}: {which}", show_number(x)))
+    }
 }
 
 impl Observation {
@@ -223,7 +240,7 @@ pub fn observe(rule: &Rule, instance: &Instance) -> Try<Observation> {
         if !matches!(instance.flavour, Flavour::Extreme | Flavour::Large) {
             job.rounding(root, &exact_left[root], &left[root], &right[root]).map_err(|e| Reject(e.to_string()))?;
         }
-        job.bits(root, &left[root], &right[root]);
+        job.bits(root, &exact_left[root], &left[root], &right[root]);
     }
     Ok(seen)
 }
@@ -304,7 +321,7 @@ const F32_NOISE: f64 = 6e-8;
 /// Noisy runs.
 const RUNS: u64 = 12;
 /// How many times the scatter of the noisy runs counts as explained.
-const FACTOR: f64 = 4.0;
+pub(super) const FACTOR: f64 = 4.0;
 
 impl Job<'_> {
     fn meaning(&mut self, root: usize, dtype: DType, left: &RefTensor, right: &RefTensor) -> Result<()> {
@@ -312,7 +329,7 @@ impl Job<'_> {
         let noise = if self.has(DType::F64) { F64_NOISE } else { F32_NOISE };
         let mut scatter: Option<Scatter> = None;
         for (index, (l, r)) in left.to_f64().into_iter().zip(right.to_f64()).enumerate() {
-            let found = Difference { root, index, left: l, right: r };
+            let found = Difference { root, index, left: l, right: r, exact: None };
             if l.is_finite() && r.is_finite() {
                 let diff = (l - r).abs();
                 if self.seen.value.is_some() || diff <= TIGHT * l.abs().max(r.abs()) || l.abs().max(r.abs()) < 1e-290 {
@@ -359,7 +376,7 @@ impl Job<'_> {
     fn opposite_infinities(&mut self, root: usize, left: &RefTensor, right: &RefTensor) {
         for (index, (left, right)) in left.to_f64().into_iter().zip(right.to_f64()).enumerate() {
             if left.is_infinite() && right.is_infinite() && left != right {
-                self.seen.infinity.get_or_insert(Difference { root, index, left, right });
+                self.seen.infinity.get_or_insert(Difference { root, index, left, right, exact: None });
             }
         }
     }
@@ -385,13 +402,16 @@ impl Job<'_> {
             if error <= FACTOR * s.spread(root + self.roots, index) + 8.0 * ulp(dtype, x) {
                 continue;
             }
-            self.seen.rounding = Some(Difference { root, index, left: l, right: r });
+            // What comes of overflow on the way is none either.
+            if !leaves_range(self.graph, self.inputs)? {
+                self.seen.rounding = Some(Difference { root, index, left: l, right: r, exact: Some(x) });
+            }
             return Ok(());
         }
         Ok(())
     }
 
-    fn bits(&mut self, root: usize, left: &RefTensor, right: &RefTensor) {
+    fn bits(&mut self, root: usize, exact: &RefTensor, left: &RefTensor, right: &RefTensor) {
         let special_input = self.inputs.iter().map(|i| &i.1).any(special)
             || self.graph.nodes.iter().any(|n| matches!(&n.kind, NodeKind::Const(t) if special(t)));
         for index in 0..left.len().min(right.len()) {
@@ -405,7 +425,8 @@ impl Job<'_> {
                 continue;
             }
             let (l, r) = (left.at(index).f(), right.at(index).f());
-            let found = Difference { root, index, left: l, right: r };
+            let x = exact.at(index).f();
+            let found = Difference { root, index, left: l, right: r, exact: x.is_finite().then_some(x) };
             self.seen.bits.get_or_insert_with(|| found.clone());
             let finite = l.is_finite() && r.is_finite() && !special_input;
             if finite && l != r {
@@ -482,13 +503,14 @@ fn special(t: &Tensor) -> bool {
 }
 
 /// Outputs of noisy runs beside the quiet one.
-struct Scatter {
+pub(super) struct Scatter {
     quiet: Vec<Vec<f64>>,
     noisy: Vec<Vec<Vec<f64>>>,
 }
 
 impl Scatter {
-    fn run(graph: &Graph, numbers: &Numbers, inputs: &[(String, Tensor)], noise: f64) -> Result<Scatter> {
+    /// Runs the graph with noise of that size behind every operation.
+    pub(super) fn run(graph: &Graph, numbers: &Numbers, inputs: &[(String, Tensor)], noise: f64) -> Result<Scatter> {
         let inputs = wide_inputs(inputs);
         let run = |noise, seed| -> Result<Vec<Vec<f64>>> {
             let g = explode(graph, numbers, noise, seed)?;
@@ -500,7 +522,7 @@ impl Scatter {
     }
 
     /// The largest distance of a noisy run from the quiet one.
-    fn spread(&self, output: usize, index: usize) -> f64 {
+    pub(super) fn spread(&self, output: usize, index: usize) -> f64 {
         let at = |run: &[Vec<f64>]| run.get(output).and_then(|o| o.get(index)).copied().unwrap_or(0.0);
         let base = at(&self.quiet);
         let far = self.noisy.iter().map(|run| (at(run) - base).abs());

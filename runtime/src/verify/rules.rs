@@ -42,6 +42,7 @@ pub fn verify_rule(program: &Arc<Program>, rule: &Rule, options: &Options) -> Ve
         if let Status::False(c) = &mut within.status {
             c.message = format!("inside an epilogue, {}", c.message);
             entry.status = within.status;
+            entry.classes = within.classes;
         }
     }
     vec![entry]
@@ -267,7 +268,14 @@ impl Run<'_> {
         let dtype = seen.dtype.unwrap_or(DType::F32);
         let claimed = show_class(claim(self.rule, dtype));
         let values = difference.as_ref().map_or(String::new(), |d| {
-            format!("element {} is {} on the left, {} on the right", d.index, show_number(d.left), show_number(d.right))
+            let sides = format!(
+                "element {} is {} on the left, {} on the right",
+                d.index,
+                show_number(d.left),
+                show_number(d.right)
+            );
+            // Only for finite values and differences of precision something is known.
+            d.less_precise().map_or(sides.clone(), |which| format!("{sides}; {which}"))
         });
         let units = |o: &Observation| format!("{} units in the last place apart", show_number(o.ulp));
         let (kind, message) = match failure {
