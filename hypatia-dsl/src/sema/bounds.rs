@@ -8,7 +8,7 @@ use crate::diag::Diagnostic;
 use crate::dtype::DType;
 use crate::ir::{AttrType, AttrValue, Build, OpDef, ParamKind, Program, Sort, VarId};
 use crate::source::Span;
-use crate::typing::{TypeError, codes, one_of};
+use crate::typing::{TypeError, codes, one_of, show_bound};
 
 use super::check::{describe, instances, locate};
 use super::infer::Infer;
@@ -48,7 +48,7 @@ pub(super) fn check(
                 .label(error.message)
                 .also(op.name.span, "declared here")
                 .note(format!("with {with}"))
-                .hint(format!("bound it: `op {name}<{t}: {}>(...)`", bound_word(&right))),
+                .hint(format!("bound it: `op {name}<{t}: {}>(...)`", show_bound(&right))),
         )
     })
 }
@@ -63,45 +63,40 @@ fn failure(
     wanted: (VarId, DType),
 ) -> Option<Failure> {
     let mut first = None;
-    for mut inst in instances(def, Some(wanted)) {
+    // A number that is an attribute's may be no integer.
+    let floats: Vec<VarId> = def
+        .attrs()
+        .filter(|(_, p)| matches!(p.kind, ParamKind::Attr { ty: AttrType::Float, .. }))
+        .map(|(i, _)| VarId(i as u32))
+        .collect();
+    for inst in instances(def, Some(wanted)) {
         let lookup = |v: VarId| inst.types.get(&v).cloned();
         let mut infer = Infer::new(program, &lookup);
         infer.absent.clone_from(&inst.absent);
-        let usual = inst.bindings.clone();
-        for (i, p) in def.attrs() {
-            if matches!(p.kind, ParamKind::Attr { ty: AttrType::Float, .. }) {
-                inst.bindings.values.insert(VarId(i as u32), AttrValue::Float(NO_INTEGER));
-            }
-        }
-        // A number that the op refuses says nothing; nor does an element type that it refuses.
-        let refuses = |infer: &Infer<'_>| def.requires.iter().any(|g| infer.holds(g) == Some(false));
         infer.bindings.clone_from(&inst.bindings);
+        // What the op refuses says nothing.
+        let refuses = |infer: &Infer<'_>| def.requires.iter().any(|g| infer.holds(g) == Some(false));
         if refuses(&infer) {
-            infer.bindings = usual;
-            if refuses(&infer) {
-                return None;
-            }
+            return None;
         }
-        match bodies.iter().find_map(|b| infer.build(b).err()) {
+        let mut with = describe(&def.vars, &inst.types, &inst.absent);
+        let mut error = bodies.iter().find_map(|b| infer.build(b).err());
+        if error.is_none() {
+            for v in &floats {
+                infer.bindings.values.insert(*v, AttrValue::Float(NO_INTEGER));
+                with = format!("{with}, {} = {NO_INTEGER}", def.vars[v.index()].name);
+            }
+            error = bodies.iter().find_map(|b| infer.build(b).err()).filter(|_| !refuses(&infer));
+        }
+        match error {
             Some(e) if e.code == codes::DTYPE => {
                 let (e, span) =
                     locate(&infer, nodes).unwrap_or_else(|| (e, op.body.as_ref().map_or(op.name.span, |b| b.span)));
-                first.get_or_insert_with(|| (e, span, describe(&def.vars, &inst.types, &inst.absent)));
+                first.get_or_insert((e, span, with));
             }
             Some(_) => {}
             None => return None,
         }
     }
     first
-}
-
-/// `float`, or `{f32, f16}` where no word says it.
-fn bound_word(dtypes: &[DType]) -> String {
-    let words: [(&str, fn(DType) -> bool); 3] =
-        [("float", DType::is_float), ("int", DType::is_int), ("number", |d| d != DType::Bool)];
-    let all = |f: fn(DType) -> bool| DType::ALL.into_iter().filter(|d| f(*d)).collect::<Vec<_>>();
-    match words.into_iter().find(|(_, f)| all(*f) == dtypes) {
-        Some((word, _)) => word.to_string(),
-        None => format!("{{{}}}", dtypes.iter().map(|d| d.name()).collect::<Vec<_>>().join(", ")),
-    }
 }
