@@ -410,6 +410,9 @@ impl Site<'_> {
         let found = self.text(self.i);
         Some(match found {
             "{" if self.expects(Rule::assign) => "the body stands behind `=`, without braces: `f(x) = x + 1;`".into(),
+            "," if self.text(0) == "rule" && self.expects(Rule::becomes) => {
+                "several roots stand in parentheses: `(p, q) => (r, s)`".into()
+            }
             "," | ")" if self.expects(Rule::colon) => "an operand has a type: `x: T[..s]`".into(),
             _ if token.kind == Kind::Str && self.text(0) == "use" => {
                 let module = found.trim_matches('"').trim_end_matches(".hyp").replace('/', "::");
