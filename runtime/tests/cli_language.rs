@@ -104,12 +104,25 @@ fn explain_tells_codes() {
     assert_eq!(hypatia(&["explain", "H9999"], "", here).status.code(), Some(1));
 }
 
-/// Fusions that the library does not have, in the language alone: their own tests say what they come to.
+/// Fusions that the library does not have, in the language alone, and every construct of it: their own tests say what
+/// they come to.
 #[test]
-fn fusions_of_other_compilers_can_be_said() {
+fn the_tests_of_files_that_compile_pass() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/pass");
-    for (file, tests) in [("gated.hyp", 2), ("group_norm.hyp", 3), ("residual_norm.hyp", 4), ("softcap.hyp", 2)] {
+    let files = [
+        ("constructs.hyp", 3),
+        ("gated.hyp", 2),
+        ("group_norm.hyp", 3),
+        ("overflow.hyp", 2),
+        ("residual_norm.hyp", 4),
+        ("rules.hyp", 9),
+        ("sketch.hyp", 2),
+        ("softcap.hyp", 2),
+    ];
+    for (file, tests) in files {
         let o = hypatia(&["test", file], "", &folder);
         assert!(o.status.success() && out(&o).contains(&format!("{tests} passed, 0 failed")), "{file}: {}", out(&o));
     }
+    let there = std::fs::read_dir(&folder).unwrap().filter_map(|e| e.unwrap().file_name().into_string().ok());
+    assert_eq!(there.filter(|n| n.ends_with(".hyp")).count(), files.len(), "a file that is not listed here");
 }
