@@ -184,11 +184,15 @@ pub fn show_type_pat(vars: &[Var], pat: &TypePat) -> String {
 
 /// A bound on element types as it is written: `float`, or `{f32, f16}` where no word says it.
 pub fn show_bound(dtypes: &[DType]) -> String {
-    let words: [(&str, fn(DType) -> bool); 4] =
-        [("float", DType::is_float), ("int", DType::is_int), ("number", |d| d != DType::Bool), ("any", |_| true)];
-    let same = |f: fn(DType) -> bool| DType::ALL.into_iter().all(|d| dtypes.contains(&d) == f(d));
-    match words.into_iter().find(|(_, f)| same(*f)) {
-        Some((word, _)) => word.to_string(),
+    let classes = ["float", "int", "number", "any"];
+    let holds = |class: &str, d: DType| match class {
+        "float" => d.is_float(),
+        "int" => d.is_int(),
+        "number" => d != DType::Bool,
+        _ => true,
+    };
+    match classes.into_iter().find(|c| DType::ALL.into_iter().all(|d| dtypes.contains(&d) == holds(c, d))) {
+        Some(word) => word.to_string(),
         None => format!("{{{}}}", dtypes.iter().map(|d| d.name()).collect::<Vec<_>>().join(", ")),
     }
 }
