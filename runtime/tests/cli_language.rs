@@ -69,6 +69,28 @@ fn check_tells_every_error_of_every_file() {
     assert!(err(&colored).contains("\u{1b}["));
 }
 
+/// An op that has a meaning for some element types only is warned about, and right for these.
+#[test]
+fn a_missing_bound_is_a_warning() {
+    let text = "edition 1;\nuse core::*;\nruleset r { until = fixpoint; }\n\
+        op half(x: T[..s]) -> T[..s] = x * 0.5;\n\
+        rule r::half: div(x, 2) => mul(x, 0.5);\n\
+        test \"floats\" { input x: f32[4]; given half(x / 2); expect fires r::half; }\n\
+        test \"integers\" { input x: i32[4]; given x / 2; expect not fires r::half; }\n\
+        test \"not for integers\" { input x: i32[4]; given half(x); expect error H0302; }\n";
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("half.hyp"), text).unwrap();
+    let o = hypatia(&["check", "half.hyp"], "", folder.path());
+    assert!(o.status.success() && err(&o).matches("warning[H0510]").count() == 2, "{}", err(&o));
+    let o = hypatia(&["test", "half.hyp"], "", folder.path());
+    assert!(o.status.success() && out(&o).contains("3 passed"), "{}{}", out(&o), err(&o));
+    let o = hypatia(&["verify", "half.hyp"], "", folder.path());
+    assert!(o.status.success() && out(&o).contains("2 verified, 0 false"), "{}{}", out(&o), err(&o));
+    // What is an error is not buried under warnings.
+    let o = hypatia(&["check", "-"], &format!("{text}scalar f(x) = y;\n"), folder.path());
+    assert!(o.status.code() == Some(1) && !err(&o).contains("warning"), "{}", err(&o));
+}
+
 #[test]
 fn fmt_writes_only_what_it_understands() {
     let folder = tempfile::tempdir().unwrap();

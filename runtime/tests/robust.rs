@@ -147,8 +147,8 @@ fn absurd_files() -> Vec<(&'static str, String)> {
         (
             "doubling_ops",
             doubling(
-                "op d_0<T: number>(x: T[n]) -> T[n] = x * x;",
-                |i| format!("op d_{i}<T: number>(x: T[n]) -> T[n] = d_{}(x) * d_{}(x + 1);\n", i - 1, i - 1),
+                "op d_0(x: T[n]) -> T[n] = x * x;",
+                |i| format!("op d_{i}(x: T[n]) -> T[n] = d_{}(x) * d_{}(x + 1);\n", i - 1, i - 1),
                 60,
             ) + "test \"t\" { input x: f32[4]; given d_59(x); expect launches == 1; }",
         ),

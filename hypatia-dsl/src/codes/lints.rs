@@ -44,8 +44,8 @@ rule or kernel never applies.",
         "The op has a body, and neither a kernel implements it nor does a rule, a test or another body
 mention it. If models contain it under another form, a kernel makes the compiler look for its body;
 if it is meant for the builder methods of the macro only, a test keeps it honest.",
-        "op twice<T: number>(x: T[..s]) -> T[..s] = x + x;",
-        "op twice<T: number>(x: T[..s]) -> T[..s] = x + x;\ntest \"twice\" { input x: f32[2]; given twice(x); expect launches == 1; }",
+        "op twice(x: T[..s]) -> T[..s] = x + x;",
+        "op twice(x: T[..s]) -> T[..s] = x + x;\ntest \"twice\" { input x: f32[2]; given twice(x); expect launches == 1; }",
     ),
     Row::new(
         506,
@@ -62,8 +62,8 @@ makes things smaller, or add a condition that its own result does not meet.",
         "The left side mentions an op that no graph holds. A defined op is replaced by its body when a model
 enters, and only ops with a kernel get their name back. Match what the body says, or give the op a
 kernel.",
-        "ruleset r { until = fixpoint; }\nop twice<T: number>(x: T[..s]) -> T[..s] = x + x;\nrule r::a: neg(twice(x)) => twice2(neg(x));\nop twice2<T: number>(x: T[..s]) -> T[..s] = x * 2;",
-        "ruleset r { until = fixpoint; }\nop twice<T: number>(x: T[..s]) -> T[..s] = x + x;\nkernel k for twice(x) { pointwise; }\nrule r::a: neg(twice(x)) => twice(neg(x));",
+        "ruleset r { until = fixpoint; }\nop twice(x: T[..s]) -> T[..s] = x + x;\nrule r::a: neg(twice(x)) => twice2(neg(x));\nop twice2(x: T[..s]) -> T[..s] = x * 2;",
+        "ruleset r { until = fixpoint; }\nop twice(x: T[..s]) -> T[..s] = x + x;\nkernel k for twice(x) { pointwise; }\nrule r::a: neg(twice(x)) => twice(neg(x));",
     ),
     Row::new(
         508,
@@ -81,5 +81,16 @@ wins; rules of other files, and the importer of models, keep meaning the other o
 intended.",
         "scalar exp(x) = x + 1;",
         "scalar next(x) = x + 1;",
+    ),
+    Row::new(
+        510,
+        "an element type without a meaning",
+        "The declaration of an op lets in element types for which its body has no meaning, `exp(x)` for integers
+say; or the left side of a rule matches integers, and the right side has no meaning for them. Whoever
+applies the op to one is told by its body instead of its signature, the rule is not applied, and
+`verify` skips what has no meaning. Bound the type, `op f<T: float>(x: T[..s])`, or guard the rule with
+`requires is_float(dtype(x))`. That there is no meaning for `bool` alone is not told.",
+        "op scaled(x: T[..s]) -> T[..s] = x * 0.5;\ntest \"t\" { input x: f32[2]; given scaled(x); expect launches == 1; }",
+        "op scaled<T: float>(x: T[..s]) -> T[..s] = x * 0.5;\ntest \"t\" { input x: f32[2]; given scaled(x); expect launches == 1; }",
     ),
 ];

@@ -1,7 +1,9 @@
 //! Bounds of element types: the body of an op has a meaning for every element type that its declaration lets in.
 //!
-//! In: an op whose body has the declared type for one element type. Out: an error that names the bound that is missing.
-//! Holds always: an element type is called wrong only if the body has no type for it whatever the ranks are.
+//! In: an op whose body has the declared type for one element type. Out: a warning that names the bound that is missing.
+//! Holds always: an element type is called wrong only if the body has no type for it whatever the ranks are. Whoever
+//! gave no bound thought of numbers: that there is no meaning for `bool`, or that a number does not fit into the
+//! narrow integers, is worth no warning then.
 
 use crate::ast;
 use crate::diag::Diagnostic;
@@ -11,6 +13,7 @@ use crate::source::Span;
 use crate::typing::{TypeError, codes, one_of, show_bound};
 
 use super::check::{describe, instances, locate};
+use super::code;
 use super::infer::Infer;
 
 /// A number for attributes that stand in the body: no integer type holds it.
@@ -30,6 +33,8 @@ pub(super) fn check(
     let vars = def.vars.iter().enumerate().skip(def.params.len()).filter(|(_, v)| v.sort == Sort::DType);
     vars.map(|(i, _)| VarId(i as u32)).find_map(|var| {
         let bound = def.bounds.iter().find(|(v, _)| *v == var).map(|(_, list)| list.clone());
+        // `any` says no more than nothing does.
+        let bound = bound.filter(|list| DType::ALL.iter().any(|d| !list.contains(d)));
         let let_in = bound.clone().unwrap_or_else(|| DType::ALL.to_vec());
         let mut fails: Vec<(DType, Failure)> = Vec::new();
         for dtype in &let_in {
@@ -37,6 +42,9 @@ pub(super) fn check(
         }
         let right: Vec<DType> = let_in.into_iter().filter(|d| !fails.iter().any(|(f, _)| f == d)).collect();
         let wrong: Vec<DType> = fails.iter().map(|f| f.0).collect();
+        if bound.is_none() && !wrong.contains(&DType::I64) {
+            return None;
+        }
         let (_, (error, span, with)) = fails.into_iter().next()?;
         let (name, t) = (&op.name.node, &def.vars[var.index()].name);
         let message = match bound {
@@ -44,7 +52,7 @@ pub(super) fn check(
             Some(_) => format!("the bound of `{t}` lets in {}, for which the body has no meaning", one_of(&wrong)),
         };
         Some(
-            Diagnostic::error(codes::DTYPE, message, span)
+            Diagnostic::warning(code::BOUND, message, span)
                 .label(error.message)
                 .also(op.name.span, "declared here")
                 .note(format!("with {with}"))

@@ -1,7 +1,7 @@
 //! Types of bodies and of rules, tried on small instances with symbolic and small sizes.
 //!
 //! In: checked ops and rules. Out: errors where a body's type is not the declared one, or where both
-//! sides of a rule cannot have one type. Holds always: only what is certainly wrong is reported;
+//! sides of a rule cannot have one type; a warning where they have one for some of the element types only. Holds always: only what is certainly wrong is reported;
 //! whatever depends on values that are not known here passes.
 
 use std::cell::RefCell;
@@ -337,7 +337,7 @@ struct Attempt<'p> {
     rank: usize,
 }
 
-/// A rule whose left side is met by integers or truth values where its right side has no meaning for them.
+/// A rule whose left side is met by integers where its right side has no meaning for them: it is not applied there.
 fn without_floats(
     program: &Program,
     r: &Rule,
@@ -345,30 +345,24 @@ fn without_floats(
     ranks: &[usize],
     (right, left): (Span, Span),
 ) -> Option<Diagnostic> {
-    [DType::I64, DType::Bool].into_iter().find_map(|dtype| {
-        let claimed = r.claims.is_empty() || r.claims.iter().any(|c| c.dtypes.is_empty() || c.dtypes.contains(&dtype));
-        let Verdict::NoType(e, with) = attempt(program, r, leaves, ranks, dtype) else { return None };
-        if !claimed || e.code != codes::DTYPE {
-            return None;
-        }
-        let x = leaves.iter().map(|v| &r.vars[v.index()].name).find(|n| !n.starts_with('_'));
-        let guard = match (dtype, x) {
-            (_, None) => "say for which element types it is: `class rounds for f64, f32, f16, bf16`".to_string(),
-            (DType::Bool, Some(x)) => format!("add `requires dtype({x}) != bool`"),
-            (_, Some(x)) => format!("add `requires is_float(dtype({x}))`"),
-        };
-        Some(
-            Diagnostic::error(
-                codes::DTYPE,
-                format!("the right side has no meaning where the left side is of {dtype}"),
-                right,
-            )
+    let dtype = DType::I64;
+    let claimed = r.claims.is_empty() || r.claims.iter().any(|c| c.dtypes.is_empty() || c.dtypes.contains(&dtype));
+    let Verdict::NoType(e, with) = attempt(program, r, leaves, ranks, dtype) else { return None };
+    if !claimed || e.code != codes::DTYPE {
+        return None;
+    }
+    let guard = match leaves.iter().map(|v| &r.vars[v.index()].name).find(|n| !n.starts_with('_')) {
+        None => "say for which element types it is: `class rounds for f64, f32, f16, bf16`".to_string(),
+        Some(x) => format!("add `requires is_float(dtype({x}))`"),
+    };
+    let message = format!("the right side has no meaning where the left side is of {dtype}");
+    Some(
+        Diagnostic::warning(code::BOUND, message, right)
             .label(e.message)
             .also(left, "which this matches")
             .note(format!("with {with}"))
             .hint(guard),
-        )
-    })
+    )
 }
 
 fn attempt(program: &Program, r: &Rule, leaves: &[VarId], ranks: &[usize], usual: DType) -> Verdict {

@@ -5,7 +5,7 @@
 //! bound variables only; a rule all of whose heads are scalars is `pointwise`.
 
 use crate::ast::{self, Expr, ExprKind};
-use crate::diag::Diagnostic;
+use crate::diag::{Diagnostic, has_errors};
 use crate::dtype::DType;
 use crate::ir::{AExpr, Build, BuildNode, Claim, Class, Head, Origin, Pat, Rule, RuleSetId, ScalarId, Sort, VarId};
 use crate::resolve::Space;
@@ -34,7 +34,7 @@ pub(super) fn rules(s: &Sema<'_>, file: usize, r: &ast::Rule, doc: &str) -> (Vec
         .hint("bind fewer families, or smaller ones");
         return (Vec::new(), vec![d]);
     }
-    let mut out = Vec::new();
+    let (mut out, mut warnings) = (Vec::new(), Vec::new());
     for n in 0..count {
         let mut choice = Vec::new();
         let mut rest = n;
@@ -72,14 +72,15 @@ pub(super) fn rules(s: &Sema<'_>, file: usize, r: &ast::Rule, doc: &str) -> (Vec
                 let (left, right) = if *back { (r.rhs.span, r.lhs.span) } else { (r.lhs.span, r.rhs.span) };
                 let found: Vec<Diagnostic> =
                     made.iter().filter_map(|rule| check_whole(s, rule, left, right)).take(1).collect();
-                if !found.is_empty() {
+                if has_errors(&found) {
                     return (Vec::new(), found);
                 }
+                warnings.extend(found);
             }
             out.extend(made);
         }
     }
-    (out, Vec::new())
+    (out, warnings)
 }
 
 /// Checks that need both sides.

@@ -182,7 +182,7 @@ pub fn show_type_pat(vars: &[Var], pat: &TypePat) -> String {
     format!("{dtype}[{}]", dims.join(", "))
 }
 
-/// A bound on element types as it is written: `float`, or `{f32, f16}` where no word says it.
+/// A bound on element types as it is written: `float`, `f32`, or `{f32, f16}` where no word says it.
 pub fn show_bound(dtypes: &[DType]) -> String {
     let classes = ["float", "int", "number", "any"];
     let holds = |class: &str, d: DType| match class {
@@ -193,6 +193,7 @@ pub fn show_bound(dtypes: &[DType]) -> String {
     };
     match classes.into_iter().find(|c| DType::ALL.into_iter().all(|d| dtypes.contains(&d) == holds(c, d))) {
         Some(word) => word.to_string(),
+        None if dtypes.len() == 1 => dtypes[0].to_string(),
         None => format!("{{{}}}", dtypes.iter().map(|d| d.name()).collect::<Vec<_>>().join(", ")),
     }
 }

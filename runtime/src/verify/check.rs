@@ -12,6 +12,7 @@
 use hypatia_dsl::builtin::{BuiltinOp, BuiltinScalar};
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::{AttrValue, Build, BuildArg, Class, Rule, ScalarBody};
+use hypatia_dsl::typing::codes;
 
 use super::explode::{explode, widened};
 use super::generate::{Instance, Reject, Try, reject};
@@ -43,7 +44,9 @@ pub struct Difference {
 pub struct Observation {
     /// The element type of the first root.
     pub dtype: Option<DType>,
-    /// The right side cannot be built, or not evaluated, or has another type.
+    /// The right side has no meaning for an element type of the instance: the rule is not applied there.
+    pub no_meaning: Option<String>,
+    /// The right side cannot be built for another reason, or not evaluated, or has another type.
     pub broken: Option<String>,
     /// Another value, beyond what rounding explains.
     pub value: Option<Difference>,
@@ -67,6 +70,8 @@ pub struct Observation {
 /// How a rule fails; each is shrunk on its own.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Failure {
+    /// See [`Observation::no_meaning`]: a failure only if there is a meaning for no element type.
+    NoMeaning,
     /// See [`Observation::broken`].
     Broken,
     /// See [`Observation::value`].
@@ -83,6 +88,13 @@ pub enum Failure {
     Ulp,
     /// No legal instance was found, or not of every alternative.
     NotExercised,
+}
+
+impl Failure {
+    /// A wrong meaning, whatever is claimed; the search ends there.
+    pub(super) fn is_grave(self) -> bool {
+        matches!(self, Failure::NoMeaning | Failure::Broken | Failure::Value | Failure::Structure)
+    }
 }
 
 impl Difference {
@@ -102,6 +114,9 @@ impl Difference {
 impl Observation {
     /// How the observation contradicts a claim.
     pub fn against(&self, claim: Class) -> Option<(Failure, Option<&Difference>)> {
+        if self.no_meaning.is_some() {
+            return Some((Failure::NoMeaning, None));
+        }
         if self.broken.is_some() {
             return Some((Failure::Broken, None));
         }
@@ -129,36 +144,60 @@ pub struct Sides {
     pub numbers: Numbers,
 }
 
-/// Builds the right side beside the left one. The error says why it has no value or another type than the left side.
-pub fn sides(rule: &Rule, instance: &Instance) -> Result<Sides, String> {
+/// Why a right side does not stand beside the left one.
+pub enum Unfit {
+    /// It has no meaning for an element type of the instance.
+    NoMeaning(String),
+    /// It has no value for another reason, or another type than the left side.
+    Broken(String),
+}
+
+impl From<Error> for Unfit {
+    fn from(e: Error) -> Unfit {
+        let message = format!("the right side has no value here: {e}");
+        if e.has_code(codes::DTYPE) { Unfit::NoMeaning(message) } else { Unfit::Broken(message) }
+    }
+}
+
+impl Unfit {
+    /// The reason.
+    pub fn message(self) -> String {
+        match self {
+            Unfit::NoMeaning(m) | Unfit::Broken(m) => m,
+        }
+    }
+}
+
+/// Builds the right side beside the left one.
+pub fn sides(rule: &Rule, instance: &Instance) -> Result<Sides, Unfit> {
     let sides = untyped_sides(rule, instance)?;
     for (l, r) in sides.left.iter().zip(&sides.right) {
         let (l, r) = (sides.graph.ty(*l), sides.graph.ty(*r));
         if l != r {
-            return Err(format!("the left side is {l}, the right side is {r}"));
+            return Err(Unfit::Broken(format!("the left side is {l}, the right side is {r}")));
         }
     }
     Ok(sides)
 }
 
 /// The same, whatever the type of the right side.
-pub fn untyped_sides(rule: &Rule, instance: &Instance) -> Result<Sides, String> {
+pub fn untyped_sides(rule: &Rule, instance: &Instance) -> Result<Sides, Unfit> {
     let mut graph = instance.graph.clone();
     let mut right = Vec::new();
     let mut numbers = instance.numbers.clone();
     for (build, left) in rule.rhs.iter().zip(&instance.left) {
-        frozen(rule, build, instance, false)?;
+        frozen(rule, build, instance, false).map_err(Unfit::Broken)?;
         let mut env = instance.env.clone();
         env.number = Some(graph.ty(*left).dtype);
         let mut into = Instantiator::new(&mut graph);
-        let value = into.build(build, &env).map_err(|e| format!("the right side has no value here: {e}"))?;
+        let value = into.build(build, &env)?;
         numbers.extend(std::mem::take(&mut into.numbers));
         // A number alone fills the type of what it replaces.
         let value = match build {
             Build::Number(_) => {
                 let shape = graph.ty(*left).shape.iter().cloned().map(AttrValue::Dim).collect();
                 let filled = graph.builtin(BuiltinOp::Expand, &[value], vec![AttrValue::List(shape)]);
-                filled.map_err(|e| e.to_string())?[0]
+                filled.map_err(|e| Unfit::Broken(e.to_string()))?[0]
             }
             _ => value,
         };
@@ -207,7 +246,10 @@ pub fn observe(rule: &Rule, instance: &Instance) -> Try<Observation> {
         Ok(s) => s,
         Err(why) => {
             left_alone(instance)?;
-            seen.broken = Some(why);
+            match why {
+                Unfit::NoMeaning(why) => seen.no_meaning = Some(why),
+                Unfit::Broken(why) => seen.broken = Some(why),
+            }
             return Ok(seen);
         }
     };

@@ -25,6 +25,7 @@ pub mod report;
 mod rules;
 mod scalars;
 mod shrink;
+mod skips;
 mod source;
 mod terms;
 mod values;

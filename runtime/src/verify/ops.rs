@@ -6,12 +6,14 @@
 use std::sync::Arc;
 
 use hypatia_dsl::ir::{AttrPat, Backend, Head, NodePat, OpBody, OpId, ParamKind, Pat, Program, Rule, Sort, Var, VarId};
+use hypatia_dsl::typing::codes;
 
 use super::block::left_block;
 use super::generate::{Instance, Reject, instance};
 use super::hints::Hints;
 use super::range::Meaning;
 use super::report::{Counterexample, Entry, Status, Subject};
+use super::skips::Skips;
 use super::source::Source;
 use super::values::Flavour;
 use super::{Options, seed_of};
@@ -43,7 +45,8 @@ pub(super) fn verify_op(program: &Arc<Program>, index: usize, options: &Options)
         .any(|k| k.backend == Backend::Rowwise && matches!(&k.pattern, Pat::Node(n) if n.head == Head::Op(id)));
     let seed = seed_of(options, &def.name);
     let (mut cases, mut tries, mut status, mut last) = (0, 0, Status::Verified, String::new());
-    while cases < options.cases && tries < options.cases * TRIES_PER_CASE {
+    let (mut skips, mut meaningless) = (Skips::default(), None);
+    while cases < options.cases && tries < options.cases * TRIES_PER_CASE && !skips.hopeless() {
         tries += 1;
         let mut source = Source::random(seed.wrapping_add(tries as u64));
         let made = match instance(program, &rule, &hints, &mut source, &|_, _| None) {
@@ -53,22 +56,41 @@ pub(super) fn verify_op(program: &Arc<Program>, index: usize, options: &Options)
                 continue;
             }
         };
-        cases += 1;
-        if let Some((kind, message)) = check(&made, has_kernel) {
-            let types: Vec<String> =
-                made.inputs.iter().map(|(n, t)| format!("{n}: {}{:?}", t.dtype(), t.shape())).collect();
-            let message = format!("{message} (for {})", types.join(", "));
-            let title = format!("{} is not what its declaration says", def.name);
-            let test = left_block(&title, &made, "equal", &message);
-            status = Status::False(Box::new(Counterexample { message, kind, test }));
-            break;
+        let dtype = made.left.first().map(|v| made.graph.ty(*v).dtype);
+        match check(&made, has_kernel) {
+            Verdict::Right => {}
+            Verdict::NoMeaning(message) => {
+                skips.skip(dtype, &message);
+                last.clone_from(&message);
+                meaningless.get_or_insert((made, message));
+                continue;
+            }
+            Verdict::Wrong(kind, message) => {
+                cases += 1;
+                status = wrong(&def.name, &made, kind, &message);
+                break;
+            }
         }
+        cases += 1;
+        skips.compare(dtype);
     }
     if cases == 0 {
-        status = Status::NotExercised { reason: format!("no operands were found that it accepts: {last}") };
+        status = match meaningless {
+            // Nothing that the declaration lets in has a meaning.
+            Some((made, message)) if skips.hopeless() => wrong(&def.name, &made, "body", &message),
+            _ => Status::NotExercised { reason: format!("no operands were found that it accepts: {last}") },
+        };
     }
     let (name, origin) = (def.name.clone(), def.origin.clone());
-    vec![Entry { subject: Subject::Op, name, origin, cases, classes: Vec::new(), status, note: None }]
+    let note = skips.note("its body").filter(|_| !matches!(status, Status::False(_)));
+    vec![Entry { subject: Subject::Op, name, origin, cases, classes: Vec::new(), status, note }]
+}
+
+fn wrong(name: &str, made: &Instance, kind: &'static str, message: &str) -> Status {
+    let types: Vec<String> = made.inputs.iter().map(|(n, t)| format!("{n}: {}{:?}", t.dtype(), t.shape())).collect();
+    let message = format!("{message} (for {})", types.join(", "));
+    let test = left_block(&format!("{name} is not what its declaration says"), made, "equal", &message);
+    Status::False(Box::new(Counterexample { message, kind, test }))
 }
 
 /// A rule whose left side is the op over variables.
@@ -92,22 +114,32 @@ fn alone(program: &Program, op: OpId) -> Rule {
     Rule::of_pattern(&def.name, &def.origin, vars, pattern)
 }
 
-/// What is wrong with the op on an instance.
-fn check(made: &Instance, has_kernel: bool) -> Option<(&'static str, String)> {
+/// What an instance tells about an op.
+enum Verdict {
+    Right,
+    /// Its body has no meaning for an element type.
+    NoMeaning(String),
+    /// What is wrong: a stable word, and a sentence.
+    Wrong(&'static str, String),
+}
+
+fn check(made: &Instance, has_kernel: bool) -> Verdict {
     let mut graph = made.graph.clone();
     for (i, v) in made.left.iter().flat_map(|v| graph.results(v.node)).enumerate().collect::<Vec<_>>() {
         graph.output(format!("result{i}"), v);
     }
-    if let Err(e) = graph.unfold() {
-        return Some(("body", e.to_string()));
+    match graph.unfold() {
+        Ok(_) => {}
+        Err(e) if e.has_code(codes::DTYPE) => return Verdict::NoMeaning(e.to_string()),
+        Err(e) => return Verdict::Wrong("body", e.to_string()),
     }
     if !has_kernel || matches!(made.flavour, Flavour::Extreme | Flavour::Large) {
-        return None;
+        return Verdict::Right;
     }
     match kernel(&graph, &made.inputs) {
-        Ok(None) => None,
-        Ok(Some(message)) => Some(("kernel", message)),
-        Err(e) => Some(("kernel", format!("its kernel cannot be run: {e}"))),
+        Ok(None) => Verdict::Right,
+        Ok(Some(message)) => Verdict::Wrong("kernel", message),
+        Err(e) => Verdict::Wrong("kernel", format!("its kernel cannot be run: {e}")),
     }
 }
 
