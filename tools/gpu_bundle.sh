@@ -7,10 +7,10 @@ cd "$(dirname "$0")/.."
 out=target/gpu-bundle
 rm -rf "$out"
 mkdir -p "$out/models"
-cargo build --quiet --release -p hypatia
-tests=$(cargo test --quiet --release -p hypatia --lib --no-run --message-format=json |
+cargo build --quiet --profile bundle -p hypatia
+tests=$(cargo test --quiet --profile bundle -p hypatia --lib --no-run --message-format=json |
   sed -n 's/.*"executable":"\([^"]*\)".*/\1/p' | tail -n 1)
-strip -o "$out/hypatia" target/release/hypatia
+strip -o "$out/hypatia" target/bundle/hypatia
 strip -o "$out/tests" "$tests"
 cp -r tests/models/digits tests/models/ffn tests/models/bert "$out/models/"
 # Further models, for example exported ones that are too large for the repository.

@@ -14,6 +14,10 @@ use hypatia_dsl::emit::rust::{Options, source};
 use hypatia_dsl::parse::parse;
 use hypatia_dsl::source::{SourceFile, SourceMap};
 
+/// As in the command.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 const LOADER: FileLoader = FileLoader { embedded: hypatia_rules::FILES };
 
 fn file(name: &str, text: &str, embedded: bool) -> SourceFile {

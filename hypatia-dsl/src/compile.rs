@@ -20,6 +20,12 @@ pub trait Loader {
     /// The file that `module` (`core`, `nn/act`) names, seen from the file at `from`. `Ok(None)` if
     /// there is none; `Err` says why it could not be read.
     fn load(&self, module: &str, from: Option<&Path>) -> Result<Option<SourceFile>, String>;
+
+    /// Whether the tests of embedded files stay in the program where other files use these. Checking them takes a quarter
+    /// of the time of checking a small file.
+    fn wants_tests(&self) -> bool {
+        false
+    }
 }
 
 /// Looks beside the using file, then among embedded files.

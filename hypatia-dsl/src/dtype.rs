@@ -127,6 +127,17 @@ impl DType {
         }
     }
 
+    /// The largest finite value of a float, 0 for types that are not floats.
+    pub fn largest(self) -> f64 {
+        match self {
+            DType::F64 => f64::MAX,
+            DType::F32 => f32::MAX as f64,
+            DType::F16 => 65_504.0,
+            DType::BF16 => 2f64.powi(127) * (2.0 - 2f64.powi(-7)),
+            _ => 0.0,
+        }
+    }
+
     /// Distance from 1.0 to the next larger value, 0 for types that are not floats. Tolerances
     /// are derived from this.
     pub fn epsilon(self) -> f64 {

@@ -117,12 +117,19 @@ pub fn resolve(
     for root in roots {
         files.add(root);
     }
+    let own = files.parsed.len();
     // Operators mean builtin scalars, so the file that declares these is always part of a Program: the
     // one that the first file would `use`, so that a copy of the library stands alone.
     if let Ok(Some(core)) = loader.load("core", first.as_deref()) {
         files.add(core);
     }
     let edges = files.load_all();
+    // The library's tests are its own business, unless it is what was asked for.
+    for file in files.parsed.iter_mut().skip(own) {
+        if files.sources.file(file.id).embedded && !loader.wants_tests() {
+            file.items.retain(|i| !matches!(i.kind, ItemKind::Test(_)));
+        }
+    }
     let Files { parsed, names, failed, .. } = files;
     let incomplete =
         (0..parsed.len()).map(|f| failed.contains(&f) || parsed[f].broken.iter().any(|n| n == "*")).collect();

@@ -7,10 +7,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use crate::cuda::Gpu;
-use crate::cuda::tune::Tuner;
 use crate::error::Result;
 use crate::plan::Plan;
 use crate::tensor::Tensor;
+use crate::tuner::Tuner;
 use crate::{cpu, cuda};
 
 /// A GPU, and how algorithms are chosen on it.

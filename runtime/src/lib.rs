@@ -3,6 +3,7 @@
 //! One way through the house: rules (`.hyp`) become a [`Program`](hypatia_dsl::ir::Program); a model
 //! becomes a [`graph::Graph`], an e-graph, a better [`graph::Graph`], a plan, and results.
 
+pub mod cache;
 pub mod compare;
 pub mod cpu;
 pub mod cuda;
@@ -23,6 +24,9 @@ pub mod tensor;
 pub mod test_runner;
 #[cfg(test)]
 mod testing;
+pub mod tuner;
+pub mod tuning;
+pub mod verdict;
 pub mod verify;
 pub mod weights;
 

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use hypatia_dsl::compile::{Compilation, FileLoader, compile};
+use hypatia_dsl::compile::{Compilation, FileLoader, Loader, compile};
 use hypatia_dsl::ir::Program;
 use hypatia_dsl::render::{Format, render, summary};
 use hypatia_dsl::source::SourceFile;
@@ -46,6 +46,24 @@ pub fn compile_sources(users: Vec<SourceFile>) -> Compilation {
         .collect();
     roots.extend(users);
     compile(roots, &loader())
+}
+
+/// A loader that keeps the tests of the library's files where others use these.
+struct WithTests(FileLoader);
+
+impl Loader for WithTests {
+    fn load(&self, module: &str, from: Option<&Path>) -> Result<Option<SourceFile>, String> {
+        self.0.load(module, from)
+    }
+
+    fn wants_tests(&self) -> bool {
+        true
+    }
+}
+
+/// As [`check`]; the tests of the library's files that these use are in the program too.
+pub fn check_with_tests(files: Vec<SourceFile>) -> Compilation {
+    compile(files, &WithTests(loader()))
 }
 
 /// True for a folder that holds a `core.hyp` of its own: a copy of the library, embedded or edited.

@@ -3,17 +3,19 @@
 //! In: a model file and a Program. Out: results of runs, and reports of what was done. Holds always: one
 //! plan for each combination of input shapes, made when it is first needed; in CHECK mode a new plan is
 //! compared once with the unfused plan on the inputs at hand, and if they differ, the unfused plan is
-//! used and the report names the rules that fired.
+//! used and the report names the rules that fired. A verdict that was kept spares a later start the unfused plan.
 
 use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::Program;
 
+use crate::cache::{Cache, Store};
 use crate::cuda::Gpu;
-use crate::cuda::tune::Tuner;
+use crate::cuda::nvrtc::Nvrtc;
+use crate::cuda::tune::machine;
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::executor::{Executor, OnGpu};
@@ -23,6 +25,8 @@ use crate::memory;
 use crate::optimize::{self, Report, optimize};
 use crate::plan::{self, Constants, Plan};
 use crate::tensor::Tensor;
+use crate::tuner::Tuner;
+use crate::verdict::{self, Memory, Subject, Verdict};
 
 use crate::compare::no_less_precise;
 pub use crate::compare::{Comparison, Tolerance};
@@ -52,6 +56,11 @@ pub struct Options {
     pub memory: usize,
     /// Let a GPU round the operands of f32 products to TF32. Results agree to about 1e-3 then.
     pub tf32: bool,
+    /// Where verdicts on plans are kept; `None`: every start comes to its own. On a GPU the user's cache, see
+    /// [`Options::on`].
+    pub verdicts: Option<Arc<Store>>,
+    /// Come to a verdict anew, whatever was kept.
+    pub recheck: bool,
 }
 
 impl Default for Options {
@@ -63,15 +72,25 @@ impl Default for Options {
             threads: 0,
             memory: memory::budget(),
             tf32: false,
+            verdicts: None,
+            recheck: false,
         }
     }
 }
 
 impl Options {
-    /// The same, on that GPU, with that choice of algorithms: costs are those of the GPU's profile.
+    /// The same, on that GPU, with that choice of algorithms: costs are those of the GPU's profile, verdicts are kept in
+    /// the user's cache.
     pub fn on(mut self, gpu: Arc<Gpu>, tuner: Tuner) -> Options {
+        self = self.remembering();
         self.optimize.device = gpu.profile();
         self.gpu = Some(OnGpu { gpu, tuner: Arc::new(Mutex::new(tuner)) });
+        self
+    }
+
+    /// The same, with verdicts kept in the user's cache, if there is one.
+    pub fn remembering(mut self) -> Options {
+        self.verdicts = Cache::shared().as_ref().ok().map(|cache| cache.verdicts.clone());
         self
     }
 }
@@ -81,19 +100,85 @@ pub struct Model {
     graph: Graph,
     options: Options,
     plans: Mutex<HashMap<Vec<Vec<usize>>, Arc<Compiled>>>,
-    constants: Mutex<Constants>,
+    constants: Arc<Mutex<Constants>>,
 }
 
 /// A plan for some input shapes, ready to run.
 pub struct Compiled {
     /// What runs.
     pub executor: Executor,
-    /// The plan without any rule: what the rules are measured against.
-    pub unfused: Executor,
+    unfused: Unfused,
     /// What the optimiser did.
     pub report: Report,
     /// What is worth telling: in CHECK mode that a fused plan was wrong and is not used.
     pub warnings: Vec<String>,
+    /// How the plan came to be trusted.
+    pub judged: Judged,
+}
+
+impl Compiled {
+    /// The plan without any rule: what the rules are measured against. It is made when it is first asked for.
+    pub fn unfused(&self) -> Result<&Executor> {
+        self.unfused.get()
+    }
+}
+
+/// How a plan came to be trusted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Judged {
+    /// Its results were compared now.
+    Now,
+    /// They were compared at an earlier start.
+    Before,
+    /// They were not.
+    Never,
+}
+
+impl Judged {
+    /// In one word.
+    pub fn name(self) -> &'static str {
+        match self {
+            Judged::Now => "now",
+            Judged::Before => "before",
+            Judged::Never => "never",
+        }
+    }
+}
+
+/// The unfused plan of a graph, made when it is needed.
+struct Unfused {
+    graph: Graph,
+    planner: Planner,
+    made: OnceLock<Executor>,
+}
+
+impl Unfused {
+    fn get(&self) -> Result<&Executor> {
+        if let Some(made) = self.made.get() {
+            return Ok(made);
+        }
+        let executor = self.planner.plan(&self.graph, false, self.planner.gpu.as_ref())?;
+        Ok(self.made.get_or_init(|| executor))
+    }
+}
+
+/// Makes executors for the graphs of a model.
+#[derive(Clone)]
+struct Planner {
+    options: plan::Options,
+    gpu: Option<OnGpu>,
+    threads: usize,
+    constants: Arc<Mutex<Constants>>,
+}
+
+impl Planner {
+    fn plan(&self, graph: &Graph, cluster: bool, gpu: Option<&OnGpu>) -> Result<Executor> {
+        let options = plan::Options { cluster, ..self.options.clone() };
+        let mut constants = self.constants.lock().unwrap_or_else(PoisonError::into_inner);
+        let plan = Plan::build_with(graph, &options, &mut constants)?;
+        drop(constants);
+        Executor::new(Arc::new(plan), gpu, self.threads)
+    }
 }
 
 impl Model {
@@ -119,7 +204,7 @@ impl Model {
 
     /// A model from a graph.
     pub fn new(graph: Graph, options: Options) -> Model {
-        Model { graph, options, plans: Mutex::default(), constants: Mutex::default() }
+        Model { graph, options, plans: Mutex::default(), constants: Arc::default() }
     }
 
     /// The graph as imported.
@@ -151,10 +236,6 @@ impl Model {
             return Ok(found.clone());
         }
         let compiled = Arc::new(self.compile_new(inputs, &ordered)?);
-        if let Some(on) = &self.options.gpu {
-            // Tunings that cannot be kept cost time at the next start and nothing else.
-            let _ = on.tuner.lock().unwrap_or_else(PoisonError::into_inner).save();
-        }
         self.plans.lock().unwrap_or_else(PoisonError::into_inner).insert(key, compiled.clone());
         Ok(compiled)
     }
@@ -181,37 +262,61 @@ impl Model {
         let graph = self.graph.specialize(&self.graph.bind_symbols(&named)?)?;
         let optimized = optimize(&graph, &self.options.optimize)?;
         let gpu = self.options.gpu.as_ref();
-        let device = gpu.map_or_else(Device::cpu, |on| on.gpu.profile());
-        let planned = |graph: &Graph, cluster: bool, gpu: Option<&OnGpu>| -> Result<Executor> {
-            let options = plan::Options {
-                cluster,
+        let planner = Planner {
+            options: plan::Options {
                 memory: self.options.memory,
                 tf32: self.options.tf32,
-                ..plan::Options::new(device.clone())
-            };
-            let mut constants = self.constants.lock().unwrap_or_else(PoisonError::into_inner);
-            let plan = Plan::build_with(graph, &options, &mut constants)?;
-            Executor::new(Arc::new(plan), gpu, self.options.threads)
+                ..plan::Options::new(gpu.map_or_else(Device::cpu, |on| on.gpu.profile()))
+            },
+            gpu: gpu.cloned(),
+            threads: self.options.threads,
+            constants: self.constants.clone(),
         };
-        if self.options.optimize.no_rules {
-            let (executor, unfused) = (planned(&graph, false, gpu)?, planned(&graph, false, gpu)?);
-            return Ok(Compiled { executor, unfused, report: optimized.report, warnings: Vec::new() });
-        }
+        let (rules, check) = (!self.options.optimize.no_rules, self.options.check == CheckMode::Check);
+        let memory = if rules && check { self.memory(&graph, &optimized.graph) } else { None };
+        let kept = memory.as_ref().filter(|_| !self.options.recheck).and_then(Memory::recall);
         // What will run is planned first: it has the time that there is for measuring.
-        let executor = planned(&optimized.graph, true, gpu)?;
-        let unfused = planned(&graph, false, gpu)?;
-        let mut compiled = Compiled { executor, unfused, report: optimized.report, warnings: Vec::new() };
-        if self.options.check == CheckMode::Check
-            && let Some(why) = self.difference(&compiled, ordered, || {
-                let widened = if graph.computes_narrow() { Some(graph.widened()?) } else { None };
-                let once = gpu.map(OnGpu::untuned);
-                widened.map(|g| planned(&g, false, once.as_ref())?.run(ordered)).transpose()
-            })?
-        {
-            compiled.warnings.push(not_used(&why, &compiled.report));
-            compiled.executor = planned(&graph, false, gpu)?;
+        let (executor, judged, warnings) = match kept {
+            Some(Verdict::Differ(why)) => (planner.plan(&graph, false, gpu)?, Judged::Before, vec![why]),
+            Some(Verdict::Agree) => (planner.plan(&optimized.graph, true, gpu)?, Judged::Before, Vec::new()),
+            None if rules => (planner.plan(&optimized.graph, true, gpu)?, Judged::Never, Vec::new()),
+            None => (planner.plan(&graph, false, gpu)?, Judged::Never, Vec::new()),
+        };
+        let unfused = Unfused { graph, planner: planner.clone(), made: OnceLock::new() };
+        let mut compiled = Compiled { executor, unfused, report: optimized.report, warnings, judged };
+        if !rules || !check || judged == Judged::Before {
+            return Ok(compiled);
+        }
+        let graph = &compiled.unfused.graph;
+        let why = self.difference(&compiled, ordered, || {
+            let widened = if graph.computes_narrow() { Some(graph.widened()?) } else { None };
+            let once = gpu.map(OnGpu::untuned);
+            widened.map(|g| planner.plan(&g, false, once.as_ref())?.run(ordered)).transpose()
+        })?;
+        let verdict = why.map_or(Verdict::Agree, |why| Verdict::Differ(not_used(&why, &compiled.report)));
+        if let Some(memory) = memory {
+            memory.keep(&verdict);
+        }
+        compiled.judged = Judged::Now;
+        if let Verdict::Differ(why) = verdict {
+            compiled.warnings.push(why);
+            compiled.executor = planner.plan(&compiled.unfused.graph, false, gpu)?;
         }
         Ok(compiled)
+    }
+
+    /// Where the verdict on these graphs is kept, if verdicts are.
+    fn memory(&self, given: &Graph, fused: &Graph) -> Option<Memory> {
+        let place = match &self.options.gpu {
+            None => verdict::host(self.options.threads),
+            Some(on) => {
+                let compiler = Nvrtc::get().map_or_else(|_| "none".to_string(), |n| format!("{:?}", n.version()));
+                format!("{}; NVRTC {compiler}", machine(&on.gpu))
+            }
+        };
+        // What a graph computes is in the graphs; how its products round is not.
+        let settings = format!("tf32 {}", self.options.tf32);
+        Memory::of(self.options.verdicts.as_ref()?, &Subject { given, fused, place, settings })
     }
 
     /// What differs between the fused and the unfused plan, if anything does. `precise` runs the unfused graph in f32
@@ -223,7 +328,7 @@ impl Model {
         precise: impl Fn() -> Result<Option<Vec<Tensor>>>,
     ) -> Result<Option<String>> {
         let got = compiled.executor.run(inputs)?;
-        let want = compiled.unfused.run(inputs)?;
+        let want = compiled.unfused()?.run(inputs)?;
         let mut reference = None;
         let outputs = self.graph.outputs.iter().zip(self.tolerances());
         for (i, (((name, _), tolerance), (g, w))) in outputs.zip(got.iter().zip(&want)).enumerate() {
@@ -243,6 +348,9 @@ impl Model {
     }
 }
 
+/// How a warning begins that tells of a fused plan that was wrong.
+pub const NOT_USED: &str = "the fused plan is not used: ";
+
 /// What to tell of a fused plan that was wrong. A rule whose right side is a part of its left one leaves nothing
 /// of its own behind, so rules that fired and are not seen in the result are named too.
 fn not_used(why: &str, report: &Report) -> String {
@@ -259,7 +367,7 @@ fn not_used(why: &str, report: &Report) -> String {
         _ => format!("{}; or, of those that left no trace: {}", list(&seen), list(&unseen)),
     };
     format!(
-        "the fused plan is not used: {why}. One of these rules is wrong (your own first of all): {all}. \
+        "{NOT_USED}{why}. One of these rules is wrong (your own first of all): {all}. \
          `hypatia verify` finds out which"
     )
 }
@@ -294,7 +402,7 @@ mod tests {
             assert!(c.ok, "{c}");
             worst = worst.max(c.max_error / c.max_reference);
         }
-        (worst, compiled.unfused.plan().launches(), compiled.executor.plan().launches())
+        (worst, compiled.unfused().unwrap().plan().launches(), compiled.executor.plan().launches())
     }
 
     #[test]
@@ -330,7 +438,7 @@ mod tests {
         assert_eq!(compiled.warnings.len(), 1);
         let warning = &compiled.warnings[0];
         assert!(warning.contains("wrong::dropped") && warning.contains("not used"), "{warning}");
-        assert_eq!(compiled.executor.plan().launches(), compiled.unfused.plan().launches());
+        assert_eq!(compiled.executor.plan().launches(), compiled.unfused().unwrap().plan().launches());
         let agrees = |m: &Model| {
             let got = &m.run(&inputs).unwrap()[0];
             Comparison::of(got, &want[0].1, Tolerance::of(want[0].1.dtype(), 1)).unwrap().ok
@@ -339,6 +447,77 @@ mod tests {
         // Unchecked, the rule does what it says.
         let m = load(CheckMode::Off);
         assert!(m.compile(&inputs).unwrap().warnings.is_empty() && !agrees(&m));
+    }
+
+    /// The digits model with a rule of one's own, as a process that starts now would load it.
+    fn start(rule: &str, store: &Arc<Store>, change: impl FnOnce(&mut Options, &mut Graph)) -> Arc<Compiled> {
+        let path = store.folder().with_file_name("own.hyp");
+        let head = "edition 1;\nuse core::*;\nuse nn::*;\nruleset own { until = fixpoint; }";
+        std::fs::write(&path, format!("{head}\n{rule}\n")).unwrap();
+        let program = library::load(&[path]).unwrap();
+        let mut options = Options { threads: 1, verdicts: Some(store.clone()), ..Options::default() };
+        let mut graph = import::load(&model("digits").join("model.onnx"), program).unwrap();
+        change(&mut options, &mut graph);
+        let inputs = npz::read(&model("digits").join("inputs.npz")).unwrap();
+        Model::new(graph, options).compile(&inputs).unwrap()
+    }
+
+    fn store() -> (tempfile::TempDir, Arc<Store>) {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Arc::new(Store::open(folder.path(), crate::cache::Kind::Verdict));
+        (folder, store)
+    }
+
+    #[test]
+    fn a_second_start_makes_no_second_plan_until_something_changes() {
+        let (_folder, store) = store();
+        let same = |_: &mut Options, _: &mut Graph| {};
+        let first = start("", &store, same);
+        assert_eq!((first.judged, first.unfused.made.get().is_some()), (Judged::Now, true));
+        let second = start("", &store, same);
+        assert_eq!((second.judged, second.unfused.made.get().is_some()), (Judged::Before, false));
+        assert_eq!(second.executor.plan().launches(), first.executor.plan().launches());
+        assert!(second.unfused().unwrap().plan().launches() > second.executor.plan().launches());
+
+        assert_eq!(start("", &store, |o, _| o.recheck = true).judged, Judged::Now);
+        assert_eq!(start("", &store, |o, _| o.check = CheckMode::Off).judged, Judged::Never);
+        assert_eq!(start("", &store, |o, _| o.threads = 2).judged, Judged::Now);
+        assert_eq!(start("", &store, |o, _| o.tf32 = true).judged, Judged::Now);
+        assert_eq!(start("rule own::add: x + 0 => x;", &store, same).judged, Judged::Now);
+        let one_bit = |_: &mut Options, g: &mut Graph| {
+            let weight = g.nodes.iter_mut().find_map(|n| match &mut n.kind {
+                NodeKind::Const(t) if t.bytes().len() > 64 => Some(t),
+                _ => None,
+            });
+            let weight = weight.unwrap();
+            let mut bytes = weight.bytes().to_vec();
+            bytes[8] ^= 1;
+            *weight = Arc::new(Tensor::from_bytes(weight.dtype(), weight.shape(), &bytes).unwrap());
+        };
+        assert_eq!(start("", &store, one_bit).judged, Judged::Now);
+        assert_eq!(start("", &store, one_bit).judged, Judged::Before);
+
+        assert_eq!(start("", &store, same).judged, Judged::Before);
+        for seen in store.list().unwrap() {
+            std::fs::write(&seen.path, "damaged").unwrap();
+        }
+        assert_eq!(start("", &store, same).judged, Judged::Now);
+        store.clear().unwrap();
+        assert_eq!(start("", &store, same).judged, Judged::Now);
+        assert_eq!(start("", &store, same).judged, Judged::Before);
+    }
+
+    #[test]
+    fn a_plan_that_was_refused_stays_refused_with_its_reason() {
+        let (_folder, store) = store();
+        let rule = "rule own::dropped: relu(x) => x;";
+        let first = start(rule, &store, |_, _| {});
+        assert_eq!((first.judged, first.warnings.len()), (Judged::Now, 1));
+        let second = start(rule, &store, |_, _| {});
+        assert_eq!((second.judged, &second.warnings), (Judged::Before, &first.warnings));
+        assert!(second.warnings[0].contains("own::dropped"));
+        assert_eq!(second.executor.plan().launches(), first.unfused().unwrap().plan().launches());
+        assert!(second.unfused.made.get().is_none());
     }
 
     #[test]
@@ -370,7 +549,7 @@ mod tests {
         );
         let compiled = model.compile(&inputs).unwrap();
         assert_eq!(compiled.warnings, [] as [String; 0]);
-        assert!(compiled.executor.plan().launches() < compiled.unfused.plan().launches());
+        assert!(compiled.executor.plan().launches() < compiled.unfused().unwrap().plan().launches());
     }
 
     #[test]

@@ -111,8 +111,7 @@ pub fn given_with(
 }
 
 /// What a test is given, with the values that its file says, or random ones.
-#[cfg(test)]
-pub(crate) fn given(program: &Arc<Program>, test: &Test) -> Result<(Graph, Vec<(String, Tensor)>)> {
+pub fn given(program: &Arc<Program>, test: &Test) -> Result<(Graph, Vec<(String, Tensor)>)> {
     given_with(program, test, data)
 }
 

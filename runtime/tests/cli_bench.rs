@@ -11,9 +11,16 @@ fn model(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/models").join(name)
 }
 
+fn command() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_hypatia"));
+    // Not the user's cache.
+    command.env("HYPATIA_CACHE", concat!(env!("CARGO_TARGET_TMPDIR"), "/cache")).arg("bench");
+    command
+}
+
 fn bench(args: &[&str]) -> Output {
     let path = model("digits").join("model.onnx");
-    Command::new(env!("CARGO_BIN_EXE_hypatia")).arg("bench").arg(path).args(args).output().unwrap()
+    command().arg(path).args(args).output().unwrap()
 }
 
 fn json(args: &[&str]) -> Value {
@@ -117,7 +124,7 @@ fn tests_of_a_file_are_timed_on_different_values() {
     let run = |tests: &str, more: &[&str]| {
         std::fs::write(&file, format!("edition 1;\nuse core::*;\nuse nn::*;\n{tests}")).unwrap();
         let args = ["--device", "cpu", "--runs", "2", "--json"];
-        Command::new(env!("CARGO_BIN_EXE_hypatia")).arg("bench").arg(&file).args(args).args(more).output().unwrap()
+        command().arg(&file).args(args).args(more).output().unwrap()
     };
     let two = "test \"two\" { input x: f32[8, 16]; const w: f32[16, 32]; const v: f32[16, 32];
         given relu(matmul(x, w)) * matmul(x, v); expect launches == 2; }";

@@ -7,7 +7,10 @@ use std::process::{Command, Output};
 use hypatia::npz;
 
 fn hypatia(args: &[&str], folder: &Path) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_hypatia")).args(args).current_dir(folder).output().unwrap()
+    let mut command = Command::new(env!("CARGO_BIN_EXE_hypatia"));
+    // Not the user's.
+    command.env("HYPATIA_CACHE", concat!(env!("CARGO_TARGET_TMPDIR"), "/cache"));
+    command.args(args).current_dir(folder).output().unwrap()
 }
 
 fn out(o: &Output) -> String {
@@ -116,4 +119,25 @@ fn approximate_rules_can_be_tried_where_they_are_used() {
     }
     fails(&["gen", "rough.hyp", "--approx", "-o", "k"], at, "--model");
     fails(&["explain", "rough.hyp"], at, "hypatia check rough.hyp");
+}
+
+#[test]
+fn what_a_wrong_rule_makes_of_a_model_is_not_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let rules = "edition 1;\nuse core::*;\nuse nn::*;\nruleset wrong { until = fixpoint; }\n";
+    std::fs::write(folder.path().join("wrong.hyp"), format!("{rules}rule wrong::dropped: relu(x) => x;\n")).unwrap();
+    std::fs::write(folder.path().join("right.hyp"), format!("{rules}rule wrong::twice: relu(relu(x)) => relu(x);\n"))
+        .unwrap();
+    let model = digits().join("model.onnx");
+    let model = model.to_str().unwrap();
+    let opt = |rules| ["opt", model, "--rules", rules, "-o", "fused.onnx"];
+    fails(&opt("wrong.hyp"), folder.path(), "wrong::dropped");
+    let generate = |rules| ["gen", rules, "--model", model, "-o", "kernels", "--emit", "cuda"];
+    fails(&generate("wrong.hyp"), folder.path(), "nothing was written");
+    assert!(!folder.path().join("fused.onnx").exists() && !folder.path().join("kernels").exists());
+    for args in [&opt("right.hyp")[..], &generate("right.hyp")] {
+        let o = hypatia(args, folder.path());
+        assert_eq!(o.status.code(), Some(0), "{}", err(&o));
+    }
+    assert!(folder.path().join("fused.onnx").exists() && folder.path().join("kernels").exists());
 }

@@ -29,6 +29,7 @@ fn hypatia(folder: &Path, args: &[&str]) -> Result<Ended, String> {
     let mut child = Command::new("sh")
         .args(["-c", &limited, env!("CARGO_BIN_EXE_hypatia")])
         .args(args)
+        .env("HYPATIA_CACHE", concat!(env!("CARGO_TARGET_TMPDIR"), "/cache"))
         .current_dir(folder)
         .stdin(Stdio::null())
         .stdout(write())

@@ -10,6 +10,7 @@ use hypatia::cuda::nvrtc::Nvrtc;
 use hypatia::generate::{Body, Instance};
 use hypatia_dsl::builtin::BuiltinScalar;
 use hypatia_dsl::dtype::{DType, Kind};
+use hypatia_dsl::emit::cuda::{RowTarget, rowwise_for};
 use hypatia_dsl::ir::{InView, Origin, Program, ScalarBody, ScalarDef};
 use hypatia_dsl::kernel::{
     Access, ArgmaxKernel, Move, MoveKernel, Operand, PointwiseKernel, Reduction, RowAccess, RowwiseKernel,
@@ -214,9 +215,16 @@ fn moves(dtype: DType) -> Vec<Instance> {
 
 /// Compiles all and says how many; one failure fails.
 fn compile_all(what: &str, program: &Program, instances: &[Instance]) {
-    let sources: Vec<(String, String)> =
-        instances.iter().map(|i| (format!("{} for {}", i.kernel, i.dtype), i.emit(program).unwrap().text)).collect();
-    let count = sources.len() * ARCHS.len();
+    let sources = instances.iter().flat_map(|i| {
+        let text = i.emit(program).unwrap().text;
+        ARCHS.map(|arch| (format!("{} for {}", i.kernel, i.dtype), text.clone(), arch))
+    });
+    compile_sources(what, &sources.collect::<Vec<_>>());
+}
+
+/// Compiles sources, each for an architecture, and says how many; one failure fails.
+fn compile_sources(what: &str, sources: &[(String, String, &str)]) {
+    let count = sources.len();
     let local = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/nvrtc");
     let nvrtc = match Nvrtc::find(&[local]) {
         Ok(n) => n,
@@ -231,8 +239,7 @@ fn compile_all(what: &str, program: &Program, instances: &[Instance]) {
             scope.spawn(|| {
                 loop {
                     let i = next.fetch_add(1, Ordering::Relaxed);
-                    let Some((name, text)) = sources.get(i / ARCHS.len()) else { return };
-                    let arch = ARCHS[i % ARCHS.len()];
+                    let Some((name, text, arch)) = sources.get(i) else { return };
                     match nvrtc.compile(text, name, arch) {
                         Ok(c) if c.log.is_empty() => {}
                         // A loop over the lanes of one thread has none: NVRTC says so, and drops it.
@@ -280,6 +287,43 @@ fn every_kernel_and_scalar_of_the_library_compiles() {
         assert!(instances.iter().any(|i| i.kind == kind), "no {kind} kernel");
     }
     compile_all("library", &program, &instances);
+}
+
+/// Row-wise kernels as a plan has them, for rows of one length: a lane, a warp, blocks and clusters a row, what divides
+/// into packs and what does not, rows too long to be kept.
+#[test]
+fn rows_of_known_length_compile() {
+    let program = hypatia::library::load(&[]).unwrap();
+    let (instances, _) =
+        hypatia::generate::of_program(&program, &hypatia::generate::Scope::All, &[DType::F32, DType::BF16]);
+    let mut kernels: Vec<(DType, RowwiseKernel)> = Vec::new();
+    for i in instances {
+        if let (Body::Rowwise(k), true) = (i.body, ["softmax_row", "add_layer_norm_row"].contains(&i.kernel.as_str())) {
+            kernels.push((i.dtype, k));
+        }
+    }
+    assert!(kernels.len() >= 4, "{} kernels", kernels.len());
+    for strided in [false, true] {
+        let Body::Rowwise(k) = reductions(&program, DType::F16, strided).body else { unreachable!() };
+        kernels.push((DType::F16, k));
+    }
+    let mut sources = Vec::new();
+    for (dtype, kernel) in &kernels {
+        for (rows, n) in
+            [(1, 0), (9, 1), (1 << 20, 96), (4096, 197), (1024, 768), (1, 8192), (64, 65_536), (3, 1 << 20)]
+        {
+            for (arch, clusters) in [("sm_90a", true), ("sm_80", false)] {
+                let source = rowwise_for(&program, kernel, RowTarget::Length { rows, n, clusters }).unwrap();
+                assert_eq!(source.entries.len(), 1);
+                sources.push((format!("{} for {dtype}, rows of {n}", kernel.name), source.text, arch));
+            }
+        }
+        if kernel.strided() {
+            let source = rowwise_for(&program, kernel, RowTarget::Columns).unwrap();
+            sources.push((format!("{} for {dtype}, columns", kernel.name), source.text, "sm_90a"));
+        }
+    }
+    compile_sources("rows of known length", &sources);
 }
 
 /// The worked example of docs/language.md: every choice of its parameters, an epilogue of its own, and any other.

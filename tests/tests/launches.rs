@@ -37,7 +37,7 @@ fn run(graph: Graph, inputs: &[(String, Tensor)], no_rules: bool) -> Launches {
     options.optimize.no_rules = no_rules;
     let compiled = Model::new(graph, options).compile(inputs).unwrap();
     assert_eq!(compiled.warnings, [] as [String; 0]);
-    Launches { before: compiled.unfused.plan().launches(), after: compiled.executor.plan().launches() }
+    Launches { before: compiled.unfused().unwrap().plan().launches(), after: compiled.executor.plan().launches() }
 }
 
 #[test]

@@ -55,7 +55,7 @@ fn digits(folder: &Path) -> Result<bool> {
     fused.iter().for_each(|(rule, times)| println!("  {times} x {rule}"));
 
     let ordered = model.order(&inputs)?;
-    let (unfused, executor) = (&compiled.unfused, &compiled.executor);
+    let (unfused, executor) = (compiled.unfused()?, &compiled.executor);
     let (before, after) = paired(unfused, executor, &ordered)?;
     println!("\n              rules off   rules on");
     println!("  launches    {:>9}   {:>8}", unfused.plan().launches(), executor.plan().launches());

@@ -29,6 +29,7 @@ use crate::kernel::{ArgmaxKernel, MoveKernel, PointwiseKernel, RowwiseKernel};
 use term::Functions;
 
 pub use names::{comment_lines, identifier};
+pub use rowwise::RowTarget;
 
 /// Options that every source must be compiled with. Contraction of `a * b + c` is off: a fused
 /// kernel rounds after each operation, exactly as the kernels that it replaces.
@@ -168,6 +169,13 @@ pub enum Geometry {
         /// The row length up to which this entry point is the best one; the widest has no limit.
         up_to: Option<u64>,
     },
+    /// `blocks` blocks, a cluster, share a row.
+    Clusters {
+        /// Threads of a block.
+        block: u32,
+        /// Blocks that share a row.
+        blocks: u32,
+    },
     /// As the kernel's declaration says: `CudaSource::launch`.
     Declared,
     /// A thread a row: for rows that lie side by side, their elements apart.
@@ -193,6 +201,9 @@ impl Geometry {
                 ([cap(lanes.div_ceil(x as u64), i32::MAX as u64), cap(rows.div_ceil(y as u64), 65_535), 1], [x, y, 1])
             }
             Geometry::Declared => ([1, 1, 1], [1, 1, 1]),
+            Geometry::Clusters { block, blocks } => {
+                ([cap(rows, (i32::MAX as u32 / blocks) as u64) * blocks, 1, 1], [block, 1, 1])
+            }
             Geometry::Columns { block } => ([cap(rows.div_ceil(block as u64), i32::MAX as u64), 1, 1], [block, 1, 1]),
             Geometry::Rows { block, threads, .. } => {
                 ([cap(rows.div_ceil((block / threads) as u64), i32::MAX as u64), 1, 1], [block, 1, 1])
@@ -211,6 +222,9 @@ impl fmt::Display for Geometry {
                  block (x, y), grid (ceil(lanes / x), min(65535, ceil(rows / y)))"
             ),
             Geometry::Declared => write!(f, "as the kernel declares"),
+            Geometry::Clusters { block, blocks } => {
+                write!(f, "block ({block}), grid ({blocks} * rows), clusters of {blocks} blocks")
+            }
             Geometry::Columns { block } => {
                 write!(f, "block ({block}), grid (ceil(rows / {block})); for columns of a matrix")
             }
@@ -249,7 +263,12 @@ pub fn pointwise_in_place(
 
 /// Prints a row-wise kernel.
 pub fn rowwise(program: &Program, kernel: &RowwiseKernel) -> Result<CudaSource, EmitError> {
-    rowwise::emit(program, kernel)
+    rowwise::emit(program, kernel, None)
+}
+
+/// Prints a row-wise kernel for these rows alone: quicker to compile, and quicker.
+pub fn rowwise_for(program: &Program, kernel: &RowwiseKernel, target: RowTarget) -> Result<CudaSource, EmitError> {
+    rowwise::emit(program, kernel, Some(target))
 }
 
 /// Prints a kernel that moves elements.

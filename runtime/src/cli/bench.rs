@@ -12,11 +12,12 @@ use hypatia::error::{Error, Result};
 use hypatia::executor::{Executor, OnGpu};
 use hypatia::plan::Plan;
 use hypatia::session::{CheckMode, Compiled, Model, Options};
+use hypatia::tuner::Effort;
 use hypatia::{Tensor, library, npz};
 use hypatia_dsl::ir::Program;
 use serde_json::{Value, json};
 
-use super::device::On;
+use super::device::{Measuring, On, afterthoughts};
 use super::inputs::load_random;
 use super::model::{Firing, Sizes, must_be_model};
 use super::output::write_stdout;
@@ -201,23 +202,23 @@ impl Bench {
     }
 
     /// Settings of the session, and what is worth telling about them.
-    fn options(&self, program: &Program) -> Result<(Options, Option<String>)> {
+    fn options(&self, program: &Program) -> Result<(Options, Vec<String>)> {
         let mut options = Options { threads: self.threads.unwrap_or(0).into(), ..Options::default() };
         options.optimize.no_rules = self.no_rules;
         self.firing.apply(program, &mut options.optimize)?;
         if self.no_rules {
             options.check = CheckMode::Off;
         }
-        self.on.apply(options, TUNING)
+        let model = self.model.as_deref().filter(|p| p.extension().is_none_or(|e| e != "hyp"));
+        self.on.apply(options, &Measuring { time: TUNING, effort: Effort::Guessed, model })
     }
 
     fn run_model(&self, path: &Path, global: &Global) -> Result<Exit> {
         must_be_model(path)?;
         let program = library::load(&self.rules)?;
-        let (options, note) = self.options(&program)?;
-        if let Some(note) = note.filter(|_| !global.quiet) {
-            eprintln!("{note}");
-        }
+        let (options, notes) = self.options(&program)?;
+        let tell = |notes: &[String]| notes.iter().filter(|_| !global.quiet).for_each(|note| eprintln!("{note}"));
+        tell(&notes);
         let gpu = options.gpu.clone();
         let (model, inputs, source) = match &self.inputs {
             Some(given) => {
@@ -237,6 +238,7 @@ impl Bench {
         let ordered = model.order(&inputs)?;
         compiled.executor.run(&ordered)?;
         let first = started.elapsed();
+        tell(&afterthoughts(gpu.as_ref()));
         // A plan that is not used is no matter of taste: also with -q.
         compiled.warnings.iter().for_each(|w| eprintln!("warning: {w}"));
         let sides = self.time(&compiled, &ordered)?;
@@ -269,7 +271,7 @@ impl Bench {
         let mut sides = match (self.no_rules, self.no_compare) {
             (true, _) => vec![side("without rules", &compiled.executor)?],
             (_, true) => vec![side("with rules", &compiled.executor)?],
-            _ => vec![side("with rules", &compiled.executor)?, side("without rules", &compiled.unfused)?],
+            _ => vec![side("with rules", &compiled.executor)?, side("without rules", compiled.unfused()?)?],
         };
         let mut replays = vec![1; sides.len()];
         for (side, replays) in sides.iter_mut().zip(&mut replays) {
@@ -352,6 +354,7 @@ impl Timed<'_> {
             "without_rules": side("without rules"),
             "ratio": paired_ratio(sides),
             "profile": profile.zip(sides.first()).map(|(p, s)| profile_json(p, s.executor.plan())),
+            "judged": self.compiled.judged.name(),
             "warnings": self.compiled.warnings,
         })
     }

@@ -1,77 +1,261 @@
-//! `hypatia cache`: machine code and tunings that were kept for the next start.
+//! `hypatia cache`: what was kept for the next start: machine code, measured choices, verdicts on plans.
 
-use anstream::println;
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
 use clap::{Args, Subcommand};
-use hypatia::cuda::cubin;
-use hypatia::cuda::nvrtc::cache_folder;
-use hypatia::cuda::tune::Tunings;
+use hypatia::cache::{Cache as Kept, Kind, Seen, State, Store, is_sealed};
 use hypatia::error::{Error, Result};
+use hypatia::tuning::Choice;
+use hypatia::verdict::Verdict;
+use serde_json::{Value, json};
 
-use super::{Exit, Global};
+use super::output::write_stdout;
+use super::{Exit, Global, tune};
 
-/// Look into the cache of machine code and tunings.
+/// Look into the cache of machine code, measured choices and verdicts on plans.
 ///
 /// It lies in HYPATIA_CACHE, else in hypatia/ under XDG_CACHE_HOME or ~/.cache, and can be removed at any time: what is
-/// missing or damaged is made again.
+/// missing or damaged is made again. A folder that is a link, another user's, or writable by others is refused.
+///
+/// Exit codes: 0 success; 1 `verify` found an entry that would not be used, or the folder is refused.
 #[derive(Args)]
 pub struct Cache {
     #[command(subcommand)]
     action: Action,
+    /// Print JSON.
+    #[arg(long, global = true)]
+    json: bool,
 }
 
 #[derive(Subcommand)]
 enum Action {
     /// List what is kept.
     Ls,
-    /// Check every file; exit code 1 if one is damaged or not ours.
+    /// Check every entry; exit code 1 if one is damaged or not ours.
     Verify,
-    /// Remove all of it.
+    /// Remove what is the cache's, and nothing else.
     Clear,
+}
+
+/// A file, and what its content means.
+struct Entry {
+    kind: Kind,
+    seen: Seen,
+    meaning: Meaning,
+}
+
+enum Meaning {
+    /// Nothing that this command reads.
+    None,
+    Choice(Box<Choice>),
+    Verdict(Verdict),
+}
+
+impl Entry {
+    fn of(store: &Store, mut seen: Seen) -> Entry {
+        let mut meaning = Meaning::None;
+        if seen.state == State::Good && store.kind() != Kind::Cubin {
+            let content = store.content(&seen.path);
+            let content = content.as_deref();
+            let found = match store.kind() {
+                Kind::Verdict => content.and_then(Verdict::from_bytes).map(Meaning::Verdict),
+                _ => content.and_then(choice).map(|c| Meaning::Choice(Box::new(c))),
+            };
+            match found {
+                Some(found) => meaning = found,
+                None => seen.state = State::Bad(format!("it holds no {}", store.kind().name())),
+            }
+        }
+        Entry { kind: store.kind(), seen, meaning }
+    }
+
+    fn bad(&self) -> Option<&str> {
+        match &self.seen.state {
+            State::Bad(why) => Some(why),
+            _ => None,
+        }
+    }
+
+    fn to_json(&self) -> Value {
+        let state = match &self.seen.state {
+            State::Good => "good",
+            State::Bad(_) => "bad",
+            State::Part => "part",
+            State::Foreign => "foreign",
+        };
+        let written = self.seen.written.and_then(|t| t.duration_since(SystemTime::UNIX_EPOCH).ok());
+        let mut value = json!({
+            "kind": self.kind.name(),
+            "file": self.seen.path.display().to_string(),
+            "bytes": self.seen.bytes,
+            "written": written.map(|d| d.as_secs()),
+            "state": state,
+        });
+        if let Some(why) = self.bad() {
+            value["why"] = why.into();
+        }
+        match &self.meaning {
+            Meaning::None => {}
+            Meaning::Choice(c) => value["choice"] = tune::to_json(c),
+            Meaning::Verdict(Verdict::Agree) => value["verdict"] = json!({"agree": true}),
+            Meaning::Verdict(Verdict::Differ(why)) => value["verdict"] = json!({"agree": false, "why": why}),
+        }
+        value
+    }
+}
+
+fn choice(content: &[u8]) -> Option<Choice> {
+    Choice::from_line(std::str::from_utf8(content).ok()?).ok()
 }
 
 impl Cache {
     /// Runs the command.
     pub fn run(&self, _: &Global) -> Result<Exit> {
-        let folder = cache_folder().map_err(Error::Device)?;
-        let tunings = folder.join("tunings.json");
-        let files = cubin::list()?;
-        let (known, damaged) = Tunings::read(&tunings);
+        let kept = Kept::of_user().map_err(Error::Input)?;
         match self.action {
-            Action::Ls => {
-                let bytes: u64 = files.iter().map(|f| f.bytes).sum();
-                println!("{}", folder.display());
-                println!("machine code  {} files, {} KiB", files.len(), bytes.div_ceil(1024));
-                println!("tunings       {} products", known.entries().count());
-                for (what, entry) in known.entries() {
-                    println!(
-                        "  {:9.2} us (first guess {:.2} us, best of {})  {what}",
-                        entry.us, entry.first_us, entry.candidates
-                    );
-                }
+            Action::Ls => self.ls(&kept),
+            Action::Verify => self.verify(&kept),
+            Action::Clear => self.clear(&kept),
+        }
+    }
+
+    fn ls(&self, kept: &Kept) -> Result<Exit> {
+        let entries = entries(kept)?;
+        let headers = kept.headers();
+        if self.json {
+            let headers: Vec<String> = headers.iter().map(|p| p.display().to_string()).collect();
+            let list: Vec<Value> = entries.iter().map(Entry::to_json).collect();
+            print_json(&json!({"folder": kept.folder.display().to_string(), "entries": list, "headers": headers}));
+            return Ok(Exit::Ok);
+        }
+        let mut text =
+            format!("{}\n{:<14} {:>7} {:>7} {:>9}  newest\n", kept.folder.display(), "", "entries", "bad", "KiB");
+        for store in kept.stores() {
+            let of_kind = || entries.iter().filter(|e| e.kind == store.kind() && e.seen.state != State::Foreign);
+            let bytes: u64 = of_kind().map(|e| e.seen.bytes).sum();
+            let (count, bad) = (of_kind().count(), of_kind().filter(|e| e.bad().is_some()).count());
+            let newest = of_kind().filter_map(|e| e.seen.written).max().map_or("-".to_string(), age);
+            let kib = bytes.div_ceil(1024);
+            let _ = writeln!(text, "{:<14} {count:>7} {bad:>7} {kib:>9}  {newest}", title(store.kind()));
+        }
+        headers.iter().for_each(|p| text.push_str(&format!("headers of CUDA  {}\n", p.display())));
+        let mut machine = String::new();
+        let mut choices: Vec<&Choice> = entries
+            .iter()
+            .filter_map(|e| match &e.meaning {
+                Meaning::Choice(c) => Some(&**c),
+                _ => None,
+            })
+            .collect();
+        choices.sort_by(|a, b| (&a.machine, &a.problem).cmp(&(&b.machine, &b.problem)));
+        for c in choices {
+            let here = c.machine.to_string();
+            if here != machine {
+                let _ = writeln!(text, "choices on {here}");
+                machine = here;
             }
-            Action::Verify => {
-                let bad: Vec<_> = files.iter().filter(|f| !f.good).collect();
-                for f in &bad {
-                    println!("{}: damaged, or not a file that only you can write; it is not used", f.path.display());
-                }
-                if let Some(why) = &damaged {
-                    println!("{why}");
-                }
-                println!("{} of {} files are good", files.len() - bad.len(), files.len());
-                if !bad.is_empty() || damaged.is_some() {
-                    return Ok(Exit::Failed);
-                }
-            }
-            Action::Clear => {
-                for f in &files {
-                    std::fs::remove_file(&f.path).map_err(|source| Error::Io { path: f.path.clone(), source })?;
-                }
-                if tunings.exists() {
-                    std::fs::remove_file(&tunings).map_err(|source| Error::Io { path: tunings.clone(), source })?;
-                }
-                println!("removed {} files of machine code and {} tunings", files.len(), known.entries().count());
+            text.push_str(&tune::line(c));
+        }
+        for e in &entries {
+            if let Meaning::Verdict(Verdict::Differ(why)) = &e.meaning {
+                let _ = writeln!(text, "refused plan   {why}");
             }
         }
+        write_stdout(&text);
         Ok(Exit::Ok)
+    }
+
+    fn verify(&self, kept: &Kept) -> Result<Exit> {
+        let entries = entries(kept)?;
+        let ours: Vec<&Entry> = entries.iter().filter(|e| e.seen.state != State::Foreign).collect();
+        let bad: Vec<&Entry> = ours.iter().copied().filter(|e| e.bad().is_some()).collect();
+        let headers = kept.headers();
+        let broken: Vec<&PathBuf> = headers.iter().filter(|p| !is_sealed(p)).collect();
+        let (all, failed) = (ours.len() + headers.len(), bad.len() + broken.len());
+        const BROKEN: &str = "its files are not those that were written";
+        if self.json {
+            let folders = broken
+                .iter()
+                .map(|p| json!({"kind": "headers", "file": p.display().to_string(), "state": "bad", "why": BROKEN}));
+            let list: Vec<Value> = bad.iter().map(|e| e.to_json()).chain(folders).collect();
+            print_json(&json!({"folder": kept.folder.display().to_string(), "entries": all, "bad": list}));
+        } else {
+            let mut text = String::new();
+            for e in &bad {
+                let _ = writeln!(text, "{}: not used: {}", e.seen.path.display(), e.bad().unwrap_or_default());
+            }
+            broken.iter().for_each(|p| text.push_str(&format!("{}: not used: {BROKEN}\n", p.display())));
+            let _ = writeln!(text, "{} of {all} entries are good", all - failed);
+            write_stdout(&text);
+        }
+        Ok(if failed == 0 { Exit::Ok } else { Exit::Failed })
+    }
+
+    fn clear(&self, kept: &Kept) -> Result<Exit> {
+        let mut text = String::new();
+        let mut removed = serde_json::Map::new();
+        for store in kept.stores() {
+            let gone = store.clear().map_err(Error::Input)?;
+            let bytes: u64 = gone.iter().map(|s| s.bytes).sum();
+            let _ =
+                writeln!(text, "removed {:>6} {:<14} {:>9} KiB", gone.len(), title(store.kind()), bytes.div_ceil(1024));
+            removed.insert(store.kind().name().into(), json!({"files": gone.len(), "bytes": bytes}));
+        }
+        let headers = kept.clear_headers().map_err(Error::Input)?;
+        headers.iter().for_each(|p| text.push_str(&format!("removed {}\n", p.display())));
+        let left = left(&kept.folder);
+        left.iter().for_each(|p| text.push_str(&format!("left    {}: not the cache's\n", p.display())));
+        if self.json {
+            let paths = |list: &[PathBuf]| list.iter().map(|p| p.display().to_string()).collect::<Vec<_>>();
+            let folder = kept.folder.display().to_string();
+            print_json(&json!({
+                "folder": folder, "removed": removed, "headers": paths(&headers), "left": paths(&left),
+            }));
+        } else {
+            write_stdout(&text);
+        }
+        Ok(Exit::Ok)
+    }
+}
+
+fn print_json(value: &Value) {
+    write_stdout(&format!("{value:#}\n"));
+}
+
+fn title(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Cubin => "machine code",
+        Kind::Choice => "choices",
+        Kind::Verdict => "verdicts",
+    }
+}
+
+fn entries(kept: &Kept) -> Result<Vec<Entry>> {
+    let mut out = Vec::new();
+    for store in kept.stores() {
+        let seen = store.list().map_err(Error::Input)?;
+        out.extend(seen.into_iter().map(|s| Entry::of(store, s)));
+    }
+    Ok(out)
+}
+
+/// Files that still stand in the folder; of a folder of entries, what is in it.
+fn left(folder: &Path) -> Vec<PathBuf> {
+    let children = |folder: &Path| hypatia::cuda::find::children(folder, "");
+    let store = |p: &PathBuf| [Kind::Cubin, Kind::Choice, Kind::Verdict].iter().any(|k| p.ends_with(k.name()));
+    let inside = |p: PathBuf| if store(&p) { children(&p) } else { vec![p] };
+    children(folder).into_iter().flat_map(inside).collect()
+}
+
+/// How long ago, roughly.
+fn age(at: SystemTime) -> String {
+    let seconds = SystemTime::now().duration_since(at).map_or(0, |d| d.as_secs());
+    match seconds {
+        0..60 => "now".to_string(),
+        60..3600 => format!("{} min ago", seconds / 60),
+        3600..86_400 => format!("{} h ago", seconds / 3600),
+        _ => format!("{} days ago", seconds / 86_400),
     }
 }

@@ -1,15 +1,22 @@
-//! Where a model runs, and in which precision: options that `run`, `bench` and `tune` share.
+//! Where a model runs, in which precision, and what is remembered of earlier starts: options that `run`, `bench` and
+//! `tune` share.
 //!
 //! In: arguments. Out: the session's options, with a GPU opened where one is wanted. Holds always: `auto` falls back to
-//! the CPU and says why; `cuda` fails where there is no GPU.
+//! the CPU and says why; `cuda` fails where there is no GPU; what is not used (a tuning file, the cache) is told.
 
+use std::path::{Path, PathBuf};
+use std::sync::PoisonError;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
+use hypatia::cache::Cache;
 use hypatia::cuda::Gpu;
-use hypatia::cuda::tune::Tuner;
+use hypatia::cuda::tune::machine;
 use hypatia::error::{Error, Result};
+use hypatia::executor::OnGpu;
 use hypatia::session::Options;
+use hypatia::tuner::{Effort, Tuner};
+use hypatia::tuning::TuningFile;
 
 /// Where to run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -31,7 +38,7 @@ pub enum Precision {
     Tf32,
 }
 
-/// Device and precision.
+/// Device and precision, and what earlier starts found.
 #[derive(Args, Clone, Debug)]
 pub struct On {
     /// Where to run.
@@ -40,13 +47,30 @@ pub struct On {
     /// What products of f32 are computed in.
     #[arg(long, value_enum, default_value_t = Precision::F32)]
     pub precision: Precision,
+    /// Choices of algorithms that `hypatia tune` wrote; hypatia.tune beside the model, where not given and there.
+    #[arg(long, value_name = "FILE")]
+    pub tuning: Option<PathBuf>,
+    /// Compare the fused plan with the unfused one anew, whatever an earlier start found.
+    #[arg(long)]
+    pub recheck: bool,
+}
+
+/// How algorithms are chosen on a GPU.
+pub struct Measuring<'a> {
+    /// Time for it before the first result.
+    pub time: Duration,
+    /// What is measured.
+    pub effort: Effort,
+    /// The model, beside which a tuning file may lie.
+    pub model: Option<&'a Path>,
 }
 
 impl On {
-    /// Puts the choice into the options of a session. `tuning` is the time for measuring algorithms before the first
-    /// result. Returns what is worth telling about the choice.
-    pub fn apply(&self, options: Options, tuning: Duration) -> Result<(Options, Option<String>)> {
-        let options = Options { tf32: self.precision == Precision::Tf32, ..options };
+    /// Puts the choice into the options of a session. Returns what is worth telling about it.
+    pub fn apply(&self, options: Options, measuring: &Measuring<'_>) -> Result<(Options, Vec<String>)> {
+        let tf32 = self.precision == Precision::Tf32;
+        let options = Options { tf32, recheck: self.recheck, ..options.remembering() };
+        let given = self.tuning.as_deref().map(TuningFile::read).transpose()?;
         let gpu = match self.device {
             DeviceChoice::Cpu => Err(None),
             DeviceChoice::Cuda => Ok(Gpu::open(0)?),
@@ -56,10 +80,46 @@ impl On {
                 Some(format!("running on the CPU: {why} (`hypatia doctor` tells more)"))
             }),
         };
+        let mut notes: Vec<String> = Cache::shared().as_ref().err().cloned().into_iter().collect();
         match gpu {
-            Ok(gpu) => Ok((options.on(gpu, Tuner::of_user(tuning)), None)),
-            Err(_) if options.tf32 => Err(Error::Input("--precision tf32 needs a GPU: the CPU computes in f32".into())),
-            Err(note) => Ok((options, note)),
+            Ok(gpu) => {
+                let beside = measuring.model.and_then(TuningFile::beside);
+                let file = match (given, beside) {
+                    (None, Some(path)) => Some(TuningFile::read(&path)?),
+                    (given, _) => given,
+                };
+                let mut tuner = Tuner::of_user(measuring.time, measuring.effort);
+                if let Some(file) = file {
+                    let machine = machine(&gpu);
+                    let fits = format!("{}: {} choices for this GPU", file.path.display(), file.fitting(&machine));
+                    notes.push(file.misfit(&machine).unwrap_or(fits));
+                    tuner = tuner.with_file(file);
+                }
+                Ok((options.on(gpu, tuner), notes))
+            }
+            Err(_) if tf32 => Err(Error::Input("--precision tf32 needs a GPU: the CPU computes in f32".into())),
+            Err(note) => {
+                notes.extend(note);
+                notes.extend(given.map(|f| format!("{}: not used: its choices are for GPUs", f.path.display())));
+                Ok((options, notes))
+            }
         }
     }
+}
+
+/// What is worth telling after the first result: what could not be kept, chosen or measured.
+pub fn afterthoughts(gpu: Option<&OnGpu>) -> Vec<String> {
+    let mut notes = Vec::new();
+    if let Some(on) = gpu {
+        let tuner = on.tuner.lock().unwrap_or_else(PoisonError::into_inner);
+        let rejected = tuner.rejected().iter();
+        notes.extend(rejected.map(|what| format!("cuBLASLt no longer takes the algorithm of {what}: chosen anew")));
+        let guessed = tuner.counts().guessed;
+        if guessed > 0 {
+            notes.push(format!("{guessed} products run as cuBLASLt guesses: `hypatia tune` measures them"));
+        }
+    }
+    let trouble = Cache::shared().as_ref().ok().and_then(Cache::trouble);
+    notes.extend(trouble.map(|why| format!("not kept for the next start: {why}")));
+    notes
 }

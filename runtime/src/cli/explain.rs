@@ -8,12 +8,13 @@ use hypatia::graph::import::{Supported, supported};
 use hypatia::library;
 use hypatia::optimize::explain::why_not;
 use hypatia::optimize::optimize;
+use hypatia::tuning::TuningFile;
 use hypatia_dsl::ir::{OpBody, ScalarBody};
 use hypatia_dsl::program_print::{show_op_signature, show_scalar_signature};
 
 use super::model::ModelOptions;
 use super::output::write_stdout;
-use super::{Exit, Global};
+use super::{Exit, Global, tune};
 
 /// Explain an error code, a model's fusions, or why a rule did not fire.
 ///
@@ -33,6 +34,10 @@ pub struct Explain {
     /// Only at this node, by its name in the model or by its number in the unfolded graph (%12).
     #[arg(long, value_name = "NODE", requires = "why_not")]
     node: Option<String>,
+    /// Also list the choices of algorithms of this file that `hypatia tune` wrote; of hypatia.tune beside the model, where
+    /// not given and there.
+    #[arg(long, value_name = "FILE")]
+    tuning: Option<PathBuf>,
     /// Print JSON.
     #[arg(long)]
     json: bool,
@@ -60,7 +65,9 @@ impl Explain {
         }
         let graph = self.options.load(&self.what)?;
         let options = self.options.options(&graph)?;
-        let text = match &self.why_not {
+        let tuning = self.tuning.clone().or_else(|| TuningFile::beside(&self.what));
+        let tuning = tuning.filter(|_| self.why_not.is_none()).map(|path| TuningFile::read(&path)).transpose()?;
+        let mut text = match &self.why_not {
             Some(rule) => {
                 let answer = why_not(&graph, &options, rule, self.node.as_deref())?;
                 if self.json { json(&answer)? } else { answer.to_string() }
@@ -68,12 +75,38 @@ impl Explain {
             None => {
                 let mut optimized = optimize(&graph, &options)?;
                 optimized.count_launches(&graph, &options);
-                if self.json { json(&optimized.report)? } else { optimized.report.to_string() }
+                match (self.json, &tuning) {
+                    (false, _) => optimized.report.to_string(),
+                    (true, None) => json(&optimized.report)?,
+                    (true, Some(file)) => {
+                        let mut value =
+                            serde_json::to_value(&optimized.report).map_err(|e| Error::Internal(e.to_string()))?;
+                        value["tuning"] = file.choices().map(tune::to_json).collect();
+                        json(&value)?
+                    }
+                }
             }
         };
+        if let Some(file) = tuning.filter(|_| !self.json) {
+            text.push_str(&choices(&file));
+        }
         write_stdout(&text);
         Ok(Exit::Ok)
     }
+}
+
+/// What a tuning file says, by device.
+fn choices(file: &TuningFile) -> String {
+    let mut text = String::new();
+    let mut machine = None;
+    for c in file.choices() {
+        if machine != Some(&c.machine) {
+            text.push_str(&format!("choices of {} on {}\n", file.path.display(), c.machine));
+            machine = Some(&c.machine);
+        }
+        text.push_str(&tune::line(c));
+    }
+    text
 }
 
 fn json(value: &impl serde::Serialize) -> Result<String> {

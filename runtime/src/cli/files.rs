@@ -15,6 +15,11 @@ use hypatia_dsl::source::{SourceFile, SourceMap, Span};
 /// The Program of files that a command was given, with their names; that of the library if there are none. A file that
 /// cannot be read is an error.
 pub fn program(paths: &[PathBuf]) -> Result<(Arc<Program>, Vec<String>)> {
+    program_with(paths, false)
+}
+
+/// As [`program`]; with `tests`, those of the library's files that these use are in it too.
+pub fn program_with(paths: &[PathBuf], tests: bool) -> Result<(Arc<Program>, Vec<String>)> {
     let files = Files::read(paths);
     if let Some((name, reason)) = files.unreadable.first() {
         return Err(Error::Input(format!("cannot read {name}: {reason}")));
@@ -23,7 +28,7 @@ pub fn program(paths: &[PathBuf]) -> Result<(Arc<Program>, Vec<String>)> {
     if paths.is_empty() {
         return Ok((library::load(&[])?, names));
     }
-    let mut compilation = library::check(files.read);
+    let mut compilation = if tests { library::check_with_tests(files.read) } else { library::check(files.read) };
     match compilation.program.take() {
         Some(program) => Ok((Arc::new(program), names)),
         None => Err(library::rejected(&compilation)),

@@ -15,6 +15,7 @@ use hypatia_dsl::dtype::DType;
 use hypatia_dsl::emit::rust;
 use hypatia_dsl::ir::Program;
 
+use super::inputs::must_be_right;
 use super::model::{Firing, Sizes, device, must_be_model};
 use super::output::write_stdout;
 use super::{Exit, Global};
@@ -128,7 +129,7 @@ impl Gen {
         let kernels = self.emit.is_empty() || self.emit.iter().any(|e| *e != Emit::Rust);
         let (instances, skipped) = match &self.model {
             _ if !kernels => (Vec::new(), Vec::new()),
-            Some(model) => of_plan(&self.plan(model, &program)?),
+            Some(model) => of_plan(&self.plan(model, &program, global.quiet)?),
             None => of_program(&program, &scope, &dtypes),
         };
         let nvrtc = if kernels { self.compiler(global)? } else { None };
@@ -185,7 +186,7 @@ impl Gen {
     }
 
     /// The plan of a model, its dynamic sizes bound.
-    fn plan(&self, model: &Path, program: &Arc<Program>) -> Result<Plan> {
+    fn plan(&self, model: &Path, program: &Arc<Program>, quiet: bool) -> Result<Plan> {
         must_be_model(model)?;
         let device = device(&self.target)?;
         let graph = self.sizes.load(model, program.clone())?;
@@ -193,6 +194,9 @@ impl Gen {
         let graph = graph.specialize(&sizes)?;
         let mut options = optimize::Options { device: device.clone(), ..optimize::Options::default() };
         self.firing.apply(program, &mut options)?;
+        if !self.files.is_empty() {
+            must_be_right(&graph, &options, quiet)?;
+        }
         let optimized = optimize::optimize(&graph, &options)?;
         Plan::build(&optimized.graph, &plan::Options::new(device))
     }

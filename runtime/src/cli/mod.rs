@@ -24,6 +24,7 @@ mod opt;
 mod output;
 mod run;
 mod test;
+mod tune;
 mod verify;
 
 /// What a command ends with.
@@ -107,11 +108,13 @@ enum Command {
     Run(run::Run),
     /// Time a model, with and without rules, as a whole and kernel by kernel.
     Bench(bench::Bench),
+    /// Measure a model's choices on this GPU and write them to a file that can be committed.
+    Tune(tune::Tune),
     /// Explain an error code (H0304), a model's fusions, or why a rule did not fire.
     Explain(explain::Explain),
     /// Tell what this machine offers, and what Hypatia falls back to.
     Doctor(doctor::Doctor),
-    /// Look into the cache of machine code and tunings.
+    /// Look into the cache of machine code, measured choices and verdicts.
     Cache(cache::Cache),
     /// Print shell completions.
     Completions(completions::Completions),
@@ -145,6 +148,7 @@ fn run(cli: &Cli) -> hypatia::error::Result<Exit> {
         Command::Opt(c) => c.run(global),
         Command::Run(c) => c.run(global),
         Command::Bench(c) => c.run(global),
+        Command::Tune(c) => c.run(global),
         Command::Explain(c) => c.run(global),
         Command::Doctor(c) => c.run(global),
         Command::Cache(c) => c.run(global),

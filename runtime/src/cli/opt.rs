@@ -8,6 +8,7 @@ use hypatia::graph::{Graph, export};
 use hypatia::optimize::{Report, optimize};
 use serde_json::json;
 
+use super::inputs::must_be_right;
 use super::model::ModelOptions;
 use super::output::write_stdout;
 use super::{Exit, Global};
@@ -16,7 +17,8 @@ use super::{Exit, Global};
 ///
 /// The graph goes to stdout, one line a node; a summary goes to stderr. With `-o` the graph goes to that file as an ONNX
 /// model that any runtime runs: fused kernels are model-local functions with their bodies in standard ops. `hypatia
-/// explain MODEL` tells which rules fired where.
+/// explain MODEL` tells which rules fired where. With rules of your own, both graphs are run once on random inputs, and
+/// if they differ, nothing is written.
 #[derive(Args)]
 pub struct Opt {
     /// The model.
@@ -66,6 +68,9 @@ impl Opt {
             Stage::Imported => (graph, None),
             Stage::Unfolded => (graph.unfold()?, None),
             Stage::Optimized => {
+                if self.output.is_some() && !self.options.rules.is_empty() {
+                    must_be_right(&graph, &options, global.quiet)?;
+                }
                 let mut out = optimize(&graph, &options)?;
                 out.count_launches(&graph, &options);
                 (out.graph, Some(out.report))

@@ -11,10 +11,11 @@ use clap::Args;
 use hypatia::error::{Error, Result};
 use hypatia::graph::NodeKind;
 use hypatia::session::{CheckMode, Comparison, Compiled, Model, Options};
+use hypatia::tuner::Effort;
 use hypatia::{Tensor, library, npz};
 use serde_json::{Value, json};
 
-use super::device::On;
+use super::device::{Measuring, On, afterthoughts};
 use super::inputs::load_random;
 use super::model::{Firing, Sizes, must_be_model};
 use super::output::write_stdout;
@@ -96,6 +97,7 @@ struct Outcome {
     outputs: Vec<(String, Tensor)>,
     /// By output: its comparison, where there is an expected one.
     checks: Vec<Option<Comparison>>,
+    unfused_launches: usize,
     before: Duration,
     after: Duration,
     runs: usize,
@@ -115,7 +117,9 @@ impl Run {
         if self.no_rules {
             options.check = CheckMode::Off;
         }
-        let (options, note) = self.on.apply(options, TUNING)?;
+        let measuring = Measuring { time: TUNING, effort: Effort::Unknown, model: Some(&self.model) };
+        let (options, mut notes) = self.on.apply(options, &measuring)?;
+        let gpu = options.gpu.clone();
         let (model, inputs, source) = match &self.inputs {
             Some(path) => {
                 let inputs = npz::read(path)?;
@@ -128,15 +132,16 @@ impl Run {
                 (model, inputs, format!("random, seed {}{dims}", self.seed))
             }
         };
-        if let Some(note) = note.filter(|_| !global.quiet) {
-            eprintln!("{note}");
-        }
+        let tell = |notes: &[String]| notes.iter().filter(|_| !global.quiet).for_each(|note| eprintln!("{note}"));
+        tell(&notes);
         let expected = self.check.as_ref().map(|path| npz::read(path)).transpose()?;
         let hint = self.no_inputs(&model);
         let outcome = self.execute(&model, inputs, source, expected.as_deref()).map_err(|e| match (&hint, e) {
             (Some(hint), Error::Input(what)) => Error::Input(format!("{what}\n{hint}")),
             (_, e) => e,
         })?;
+        notes = afterthoughts(gpu.as_ref());
+        tell(&notes);
         // A plan that is not used is no matter of taste: also with -q.
         outcome.compiled.warnings.iter().for_each(|w| eprintln!("warning: {w}"));
         if let Some(path) = &self.outputs {
@@ -200,9 +205,14 @@ impl Run {
             checks.push(check.map_err(|e| Error::Input(format!("--check: output `{name}`: {e}")))?);
         }
         let (after, runs) = median(|| compiled.executor.run(&ordered))?;
-        let (before, _) = if self.no_rules { (after, runs) } else { median(|| compiled.unfused.run(&ordered))? };
+        let (before, unfused_launches) = if self.no_rules {
+            (after, compiled.executor.plan().launches())
+        } else {
+            let unfused = compiled.unfused()?;
+            (median(|| unfused.run(&ordered))?.0, unfused.plan().launches())
+        };
         let outputs = names.iter().map(|n| n.to_string()).zip(results).collect();
-        Ok(Outcome { compiled, inputs, source, outputs, checks, before, after, runs })
+        Ok(Outcome { compiled, inputs, source, outputs, checks, unfused_launches, before, after, runs })
     }
 
     fn to_text(&self, o: &Outcome) -> String {
@@ -220,8 +230,8 @@ impl Run {
                 fired.iter().map(|(r, n)| if *n > 1 { format!("{r} x{n}") } else { r.clone() }).collect();
             line("fused by", if fired.is_empty() { "no rule".to_string() } else { fired.join(", ") });
         }
-        let (unfused, fused) = (o.compiled.unfused.plan(), o.compiled.executor.plan());
-        line("launches", arrow(unfused.launches(), fused.launches(), self.no_rules));
+        let fused = o.compiled.executor.plan();
+        line("launches", arrow(o.unfused_launches, fused.launches(), self.no_rules));
         let (place, runs) = (o.compiled.executor.place(), o.runs);
         let ms = |d: Duration| format!("{:.3} ms", d.as_secs_f64() * 1e3);
         let time = if self.no_rules { ms(o.after) } else { format!("{} -> {}", ms(o.before), ms(o.after)) };
@@ -257,7 +267,7 @@ impl Run {
             })
             .collect();
         let ms = |d: Duration| d.as_secs_f64() * 1e3;
-        let (unfused, fused) = (o.compiled.unfused.plan(), o.compiled.executor.plan());
+        let fused = o.compiled.executor.plan();
         json!({
             "model": self.model.display().to_string(),
             "device": o.compiled.executor.place(),
@@ -265,9 +275,10 @@ impl Run {
             "inputs_source": o.source,
             "outputs": outputs,
             "rules_fired": fired(o),
-            "launches": {"before": unfused.launches(), "after": fused.launches()},
+            "launches": {"before": o.unfused_launches, "after": fused.launches()},
             "time_ms": {"before": ms(o.before), "after": ms(o.after), "runs": o.runs},
             "arena_bytes": fused.arena,
+            "judged": o.compiled.judged.name(),
             "warnings": o.compiled.warnings,
             "ok": o.checks.iter().flatten().all(|c| c.ok),
         })

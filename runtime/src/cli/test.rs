@@ -41,7 +41,7 @@ pub struct Test {
 impl Test {
     /// Runs the command.
     pub fn run(&self, global: &Global) -> Result<Exit> {
-        let (program, names) = files::program(&self.files)?;
+        let (program, names) = files::program_with(&self.files, self.library)?;
         let wanted = |name: &str| self.filter.as_ref().is_none_or(|f| name.contains(f.as_str()));
         let own: Vec<_> = program.tests.iter().filter(|t| self.library || names.contains(&t.origin.file)).collect();
         let tests: Vec<_> = own.iter().filter(|t| wanted(&t.name)).collect();

@@ -142,6 +142,11 @@ impl Gpu {
         format!("sm_{}{}", self.sm, if self.sm >= 90 { "a" } else { "" })
     }
 
+    /// Whether blocks may form clusters that read each other's shared memory.
+    pub fn runs_clusters(&self) -> bool {
+        self.sm >= 90
+    }
+
     /// The profile by which work is costed: the one of the same name, else of the nearest older generation.
     pub fn profile(&self) -> Device {
         let known = ["h200", "a100"].into_iter().find(|p| self.name.to_lowercase().contains(p));

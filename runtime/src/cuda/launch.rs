@@ -82,11 +82,16 @@ pub fn entry(source: &CudaSource, work: &Work) -> Result<(usize, [u32; 3], [u32;
     let n = work.n as u64;
     let fits = |g: &Geometry| !matches!(g, Geometry::Rows { up_to: Some(most), .. } if n > *most);
     let columns = source.entries.iter().position(|e| matches!(e.geometry, Geometry::Columns { .. }));
-    let columns = columns.filter(|_| work.rows >= MANY_ROWS && (work.n < FEW || apart(work)));
+    let columns = columns.filter(|_| by_columns(work));
     let at = columns.or_else(|| source.entries.iter().position(|e| fits(&e.geometry)));
     let at = at.ok_or_else(|| Error::Internal(format!("kernel {} has no entry point", source.name)))?;
     let (grid, block) = source.entries[at].geometry.launch(work.rows as u64, n);
     Ok((at, grid, block))
+}
+
+/// True if a kernel over strided operands gives each row a thread.
+pub fn by_columns(work: &Work) -> bool {
+    work.rows >= MANY_ROWS && (work.n < FEW || apart(work))
 }
 
 /// True if the elements of a row do not lie side by side in any strided operand.

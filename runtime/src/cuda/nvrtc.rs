@@ -13,6 +13,7 @@ use std::sync::{Arc, OnceLock};
 use hypatia_dsl::emit::cuda::NVRTC_OPTIONS;
 
 use super::find::{Library, Tried, open_first};
+use crate::cache::{HEADERS, cache_folder, is_sealed, private_folder, seal};
 
 /// Why there is no cubin.
 #[derive(Clone, Debug)]
@@ -216,15 +217,24 @@ impl Nvrtc {
     /// Writes the headers that the library carries, once per version. The folder belongs to the user
     /// alone; it appears complete or not at all.
     fn bundled_headers(&self) -> Result<PathBuf, String> {
+        self.headers_in(&cache_folder()?)
+    }
+
+    fn headers_in(&self, cache: &Path) -> Result<PathBuf, String> {
         let Some(install) = self.api.install_headers else {
             return Err("no toolkit is installed, and this NVRTC carries no headers (13.3 and later do)".into());
         };
-        let cache = cache_folder()?;
-        let folder = cache.join(format!("cuda-headers-{}.{}", self.version.0, self.version.1));
-        if folder.join("cuda_bf16.h").is_file() {
-            return Ok(folder);
+        let folder = cache.join(format!("{HEADERS}{}.{}", self.version.0, self.version.1));
+        if std::fs::symlink_metadata(&folder).is_ok() {
+            // What lies in it is compiled: the user's alone, like the cache itself, and as it was written.
+            private_folder(&folder)?;
+            if is_sealed(&folder) {
+                return Ok(folder);
+            }
+            let _ = std::fs::remove_dir_all(&folder);
         }
-        let temporary = cache.join(format!(".cuda-headers-{}-{}", std::process::id(), thread_tag()));
+        remove_leftovers(cache);
+        let temporary = cache.join(format!(".{HEADERS}{}-{}", std::process::id(), thread_tag()));
         private_folder(&temporary)?;
         let path = CString::new(temporary.display().to_string()).map_err(|e| e.to_string())?;
         let mut log: *const c_char = std::ptr::null();
@@ -236,7 +246,9 @@ impl Nvrtc {
         };
         let done = if status != 0 {
             Err(format!("NVRTC could not write its headers to {}: {log}", temporary.display()))
-        } else if std::fs::rename(&temporary, &folder).is_ok() || folder.join("cuda_bf16.h").is_file() {
+        } else if let Err(e) = seal(&temporary) {
+            Err(format!("{}: {e}", temporary.display()))
+        } else if std::fs::rename(&temporary, &folder).is_ok() || is_sealed(&folder) {
             Ok(folder)
         } else {
             Err(format!("cannot rename {} to {}", temporary.display(), folder.display()))
@@ -347,42 +359,15 @@ fn toolkit_headers(library: &Path) -> Option<PathBuf> {
     folders.into_iter().find(|f| f.join("cuda_fp16.h").is_file() && f.join("cuda_bf16.h").is_file())
 }
 
-/// The user's own cache folder for Hypatia: `HYPATIA_CACHE`, `XDG_CACHE_HOME` or `~/.cache`.
-pub fn cache_folder() -> Result<PathBuf, String> {
-    let own = std::env::var_os("HYPATIA_CACHE").filter(|v| !v.is_empty()).map(PathBuf::from);
-    let of = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
-    let folder = own
-        .or_else(|| of("XDG_CACHE_HOME").map(|p| p.join("hypatia")))
-        .or_else(|| of("HOME").map(|p| p.join(".cache/hypatia")))
-        .ok_or("no cache folder: set HYPATIA_CACHE, XDG_CACHE_HOME or HOME")?;
-    private_folder(&folder)?;
-    Ok(folder)
-}
-
-/// Makes a folder that only the user can enter. One that others may write into is refused: what is
-/// in it would be compiled and run.
-fn private_folder(folder: &Path) -> Result<(), String> {
-    let fail = |e: std::io::Error| format!("{}: {e}", folder.display());
-    if !folder.is_dir() {
-        let mut builder = std::fs::DirBuilder::new();
-        builder.recursive(true);
-        #[cfg(unix)]
-        std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
-        builder.create(folder).map_err(fail)?;
-    }
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::PermissionsExt;
-        let mode = std::fs::metadata(folder).map_err(fail)?.permissions().mode();
-        if mode & 0o022 != 0 {
-            return Err(format!(
-                "{}: others may write into it (mode {:o}); run chmod 700",
-                folder.display(),
-                mode & 0o777
-            ));
+/// Removes what processes left that were killed while they wrote headers: what is older than any such writing.
+fn remove_leftovers(cache: &Path) {
+    for path in super::find::children(cache, &format!(".{HEADERS}")) {
+        let age = std::fs::symlink_metadata(&path).and_then(|m| m.modified()).ok().and_then(|t| t.elapsed().ok());
+        if age.is_some_and(|age| age.as_secs() > 3600) {
+            // Another process may have been faster.
+            let _ = std::fs::remove_dir_all(&path);
         }
     }
-    Ok(())
 }
 
 fn thread_tag() -> String {
@@ -419,6 +404,29 @@ mod tests {
         }
     }
 
+    /// Headers that were changed in the cache are written again before anything is compiled with them.
+    #[test]
+    fn changed_headers_are_written_again() {
+        let Some(n) = compiler() else { return };
+        if n.api.install_headers.is_none() {
+            return eprintln!("SKIPPED: this NVRTC carries no headers");
+        }
+        let cache = tempfile::tempdir().unwrap();
+        let folder = n.headers_in(cache.path()).unwrap();
+        let header = folder.join("cuda_bf16.h");
+        let good = std::fs::read(&header).unwrap();
+        let left = cache.path().join(format!(".{HEADERS}1-1"));
+        std::fs::create_dir(&left).unwrap();
+        std::fs::write(&header, [&good[..], b"\n"].concat()).unwrap();
+        assert_eq!(n.headers_in(cache.path()).unwrap(), folder);
+        assert_eq!(std::fs::read(&header).unwrap(), good);
+        assert!(left.exists(), "a young one may be another process's");
+        let old = std::time::SystemTime::now() - std::time::Duration::from_secs(7200);
+        std::fs::File::open(&left).unwrap().set_modified(old).unwrap();
+        std::fs::remove_file(&header).unwrap();
+        assert!(n.headers_in(cache.path()).is_ok() && header.is_file() && !left.exists());
+    }
+
     #[test]
     fn errors_name_the_users_line_and_the_known_architectures() {
         let Some(n) = compiler() else { return };
@@ -426,15 +434,5 @@ mod tests {
         assert!(e.contains("my.hyp(7)"), "{e}");
         let e = n.compile("", "k.cu", "sm_12345").unwrap_err().to_string();
         assert!(e.contains("sm_80"), "{e}");
-    }
-
-    #[cfg(unix)]
-    #[test]
-    fn folders_that_others_may_write_are_refused() {
-        use std::os::unix::fs::PermissionsExt;
-        let folder = tempfile::tempdir().unwrap();
-        assert!(private_folder(&folder.path().join("a/b")).is_ok());
-        std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
-        assert!(private_folder(folder.path()).unwrap_err().contains("chmod 700"));
     }
 }

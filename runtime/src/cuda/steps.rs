@@ -5,21 +5,18 @@
 
 use std::sync::Arc;
 
-use hypatia_dsl::emit::cuda::{self, CudaSource};
+use hypatia_dsl::emit::cuda::{self, CudaSource, RowTarget};
 use hypatia_dsl::ir::Backend;
 
 use super::cubin::{self, Origins};
 use super::device::{Gpu, failed};
 use super::gemm;
-use super::launch::{KernelLaunch, Location, arguments, entry};
+use super::launch::{KernelLaunch, Location, arguments, by_columns, entry};
 use super::lt::{Algorithm, Epilogue, Matmul};
-use super::tune::Tuner;
+use super::tune::{self, Tuner};
 use crate::error::{Error, Result};
-use crate::generate::{Work, step_kernel};
+use crate::generate::{Body, Work, step_kernel};
 use crate::plan::{Action, GemmStep, Plan, Step, View};
-
-/// How many algorithms the library is asked for.
-const CANDIDATES: usize = 32;
 
 /// A product and the places of its operands, once for each call.
 pub struct Product {
@@ -128,10 +125,20 @@ fn draft(gpu: &Arc<Gpu>, plan: &Plan, step: &Step, index: usize, tuner: &mut Tun
                 return Err(Error::Device(format!("{what} has no CUDA kernel yet; use --device cpu")));
             };
             // Kernels are named by what they do alone, so that equal work is compiled once.
-            let source = body.emit(&plan.program).map_err(emitted)?;
+            let source = source(gpu, plan, &body, &work).map_err(emitted)?;
             Ok(Draft::Kernel { source, work, step: index })
         }
     }
+}
+
+/// The source of a kernel; rows have the length that they have here.
+fn source(gpu: &Gpu, plan: &Plan, body: &Body, work: &Work) -> Result<CudaSource, cuda::EmitError> {
+    let Body::Rowwise(kernel) = body else { return body.emit(&plan.program) };
+    let target = match kernel.strided() && by_columns(work) {
+        true => RowTarget::Columns,
+        false => RowTarget::Length { rows: work.rows as u64, n: work.n as u64, clusters: gpu.runs_clusters() },
+    };
+    cuda::rowwise_for(&plan.program, kernel, target)
 }
 
 fn emitted(e: cuda::EmitError) -> Error {
@@ -163,11 +170,10 @@ fn product(gpu: &Arc<Gpu>, plan: &Plan, step: &Step, g: &GemmStep, tuner: &mut T
     let calls = gemm::calls(g, &step.reads, d.dtype, epilogue, plan.tf32)?;
     let scale = if step.kernel.is_none() { g.scale(&plan.program) } else { None };
     let mut matmul = Matmul::new(calls.product)?.scaled(scale.unwrap_or(1.0));
-    let algorithms = matmul.algorithms(gpu.lt(), CANDIDATES)?;
+    let algorithms = tune::order(tuner, gpu, &mut matmul, footprint(plan))?;
     if algorithms.is_empty() {
         return Err(Error::Device(format!("cuBLASLt has no algorithm for {:?}", calls.product)));
     }
-    let algorithms = tuner.order(gpu, &mut matmul, algorithms, footprint(plan))?;
     let place = |v: &View, elements: isize| {
         let mut at = Location::of(plan, v);
         at.bytes = (at.bytes as isize + elements * v.dtype.size() as isize) as usize;

@@ -16,8 +16,8 @@ use hypatia_dsl::scalar::{Term, TermNode};
 use rand::prelude::*;
 use rand_chacha::ChaCha8Rng;
 
-use super::tune::Tuner;
 use super::{Executor, Gpu};
+use crate::cache::{Kind, Store};
 use crate::cpu::reference::{Mode, evaluate};
 use crate::cpu::tests::{Random, coarsest, compare};
 use crate::error::Error;
@@ -25,6 +25,8 @@ use crate::graph::Graph;
 use crate::plan::{Options, Plan};
 use crate::tensor::Tensor;
 use crate::testing::{list, program, ty};
+use crate::tuner::{Counts, Effort, Tuner};
+use crate::tuning::{Choice, TuningFile};
 
 /// The GPU; without one says how many cases are left out.
 fn gpu(cases: usize) -> Option<Arc<Gpu>> {
@@ -138,6 +140,39 @@ fn products_of_every_layout_agree_with_the_reference_on_a_gpu() {
             }
         }
     }
+}
+
+/// A product whose algorithm is measured, then taken from the cache, from a file, and measured again where the library
+/// does not take what the file says.
+#[test]
+fn choices_are_kept_and_checked_on_a_gpu() {
+    let Some(gpu) = gpu(4) else { return };
+    let mut g = Graph::new(program());
+    let [x, y] = ["x", "y"].map(|name| g.input(name, ty(DType::F32, &[128, 128])));
+    let out = plain(&mut g, [x, y]);
+    g.output("z", out);
+    let plan = Arc::new(Plan::build(&g, &Options::new(gpu.profile())).unwrap());
+    let folder = tempfile::tempdir().unwrap();
+    let store = |name: &str| Arc::new(Store::open(&folder.path().join(name), Kind::Choice));
+    let start = |name: &str, file: &TuningFile| {
+        let tuner = Tuner::with_store(store(name), Duration::from_secs(60), Effort::Unknown);
+        let mut tuner = tuner.with_file(file.clone());
+        let executor = Executor::new(plan.clone(), gpu.clone(), &mut tuner).unwrap();
+        (tuner.counts(), tuner.choices().cloned().collect::<Vec<_>>(), tuner.rejected().len(), executor.origins())
+    };
+    let none = TuningFile::default();
+    let (counts, choices, ..) = start("one", &none);
+    assert_eq!(counts, Counts { measured: 1, ..Counts::default() });
+    let (counts, again, _, origins) = start("one", &none);
+    assert_eq!((counts, origins.compiled), (Counts { cached: 1, ..Counts::default() }, 0));
+    assert_eq!(again, choices);
+    let mut file = TuningFile::default();
+    file.insert(choices[0].clone());
+    let (counts, ..) = start("two", &file);
+    assert_eq!(counts, Counts { file: 1, ..Counts::default() });
+    file.insert(Choice { algorithm: [u64::MAX; 8], ..choices[0].clone() });
+    let (counts, _, rejected, _) = start("three", &file);
+    assert_eq!((counts, rejected), (Counts { measured: 1, ..Counts::default() }, 1));
 }
 
 fn plain(g: &mut Graph, [x, y]: [crate::graph::Value; 2]) -> crate::graph::Value {

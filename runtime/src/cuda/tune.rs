@@ -1,34 +1,29 @@
 //! Measured choice: which of cuBLASLt's algorithms is the fastest for a product on this device.
 //!
-//! In: products and the library's candidates. Out: the candidates with the fastest first, and a [`Tunings`] file that
-//! keeps what was found. Holds always: an entry counts only for the device, driver, library and version of Hypatia that
-//! it was measured with; a file that is damaged or of another version is empty, never trusted; the library is asked
-//! again whether it accepts a remembered algorithm before it runs.
+//! In: products and the library's candidates. Out: the candidates with the fastest first. What was found is kept by a
+//! [`Tuner`]. Holds always: a choice counts only for the device, driver, library and version of Hypatia that it was
+//! measured with; the library is asked again whether it accepts a remembered algorithm before it runs.
 //!
 //! Method: random data (power depends on it), launches in a CUDA graph, timed by events, as they will run. Operands are
 //! rotated through several copies where the plan they stand in does not fit into the L2 cache either. All candidates are
 //! timed in a few rounds, the best of them in more; the median counts.
 
-use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use cudarc::driver::{CudaStream, result, sys};
 use hypatia_dsl::dtype::DType;
 use rand::prelude::*;
 use rand_chacha::ChaCha8Rng;
-use serde::{Deserialize, Serialize};
 
 use super::capture::Graph;
 use super::device::{Gpu, failed};
 use super::lt::{Algorithm, Matmul, Pointers, Product, WORKSPACE};
 use super::memory::DeviceMemory;
-use super::nvrtc::cache_folder;
-use crate::error::{Error, Result};
+use crate::error::Result;
+pub use crate::tuner::Tuner;
+use crate::tuner::{Effort, Measured, Source};
+use crate::tuning::{Choice, Machine};
 
-/// Version of the file's form.
-const SCHEMA: u32 = 2;
 /// Bytes that the rotated operands take together: more than the L2 caches of today's devices.
 const ROTATED: usize = 128 << 20;
 /// Copies of the operands at most.
@@ -37,187 +32,84 @@ const MAX_COPIES: usize = 16;
 const MAX_OPERANDS: usize = 4 << 30;
 /// A plan that touches less than this finds its operands in the L2 cache again.
 const WARM: usize = 24 << 20;
-/// Rounds in which all candidates are timed, then those in which the best ones are, and how many of these there are.
-const ROUNDS: usize = 3;
-const FINAL_ROUNDS: usize = 9;
-const FINALISTS: usize = 4;
+/// How many algorithms the library is asked for, the rounds in which all of them are timed, then those in which the best
+/// ones are, and how many of these there are.
+struct Race {
+    candidates: usize,
+    rounds: usize,
+    final_rounds: usize,
+    finalists: usize,
+}
+
+/// Before a first result.
+const QUICK: Race = Race { candidates: 32, rounds: 3, final_rounds: 9, finalists: 4 };
+/// For a file that is kept.
+const THOROUGH: Race = Race { candidates: 128, rounds: 7, final_rounds: 31, finalists: 8 };
+
+fn race_of(effort: Effort) -> &'static Race {
+    if effort >= Effort::Everything { &THOROUGH } else { &QUICK }
+}
 /// Microseconds that the launches of one graph should take, and how many they are at most.
 const GRAPH_US: f64 = 600.0;
 const MAX_LAUNCHES: usize = 64;
 
-/// What was measured, in a file that can be committed.
-#[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
-pub struct Tunings {
-    schema: u32,
-    /// By device and product.
-    entries: BTreeMap<String, Entry>,
+/// The device and the versions that a choice counts for.
+pub fn machine(gpu: &Gpu) -> Machine {
+    Machine {
+        device: gpu.describe(),
+        driver: gpu.driver(),
+        library: gpu.lt().version(),
+        hypatia: env!("CARGO_PKG_VERSION").into(),
+    }
 }
 
-/// The fastest algorithm of a product.
-#[derive(Clone, Debug, Serialize, Deserialize, PartialEq)]
-pub struct Entry {
-    /// cuBLASLt's own words for it.
-    algorithm: [u64; 8],
-    workspace: usize,
-    /// Microseconds.
-    pub us: f64,
-    /// Microseconds of the library's first candidate.
-    pub first_us: f64,
-    /// How many were timed.
-    pub candidates: usize,
-}
-
-impl Tunings {
-    /// Reads a file. One that is not there is empty; one that cannot be used is empty with a reason.
-    pub fn read(path: &Path) -> (Tunings, Option<String>) {
-        let text = match std::fs::read_to_string(path) {
-            Ok(text) => text,
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return (Tunings::default(), None),
-            Err(e) => return (Tunings::default(), Some(format!("{}: {e}", path.display()))),
+/// The algorithms that can run a product, the best one first. `footprint` is how many bytes the plan touches.
+pub(super) fn order(
+    tuner: &mut Tuner,
+    gpu: &Arc<Gpu>,
+    matmul: &mut Matmul,
+    footprint: usize,
+) -> Result<Vec<Algorithm>> {
+    let effort = tuner.effort();
+    let mut candidates = matmul.algorithms(gpu.lt(), race_of(effort).candidates)?;
+    let Some(first) = candidates.first() else { return Ok(candidates) };
+    let guess = Measured {
+        algorithm: first.to_words(),
+        workspace: first.workspace,
+        us: None,
+        first_us: None,
+        candidates: candidates.len(),
+    };
+    let cold = footprint > WARM;
+    let problem = problem(matmul.product(), cold);
+    let algorithm = |choice: &Choice| Algorithm::from_words(choice.algorithm, choice.workspace);
+    // The library checks against a product that is only read, and times one that is changed: one after the other.
+    let matmul = std::cell::RefCell::new(matmul);
+    let accepts = |choice: &Choice, source: Source| {
+        let (matmul, algorithm) = (matmul.borrow(), algorithm(choice));
+        let offered = || {
+            let all = matmul.algorithms(gpu.lt(), THOROUGH.candidates);
+            candidates.contains(&algorithm) || all.is_ok_and(|all| all.contains(&algorithm))
         };
-        match serde_json::from_str::<Tunings>(&text) {
-            Ok(t) if t.schema == SCHEMA => (t, None),
-            Ok(t) => {
-                let why = format!("{}: tunings of schema {}, not {SCHEMA}: not used", path.display(), t.schema);
-                (Tunings::default(), Some(why))
-            }
-            Err(e) => (Tunings::default(), Some(format!("{}: no tunings: {e}: not used", path.display()))),
-        }
+        // A file may be anybody's: only what the library itself offers is given back to it.
+        (source == Source::Cache || offered()) && matmul.accepts(gpu.lt(), &algorithm)
+    };
+    let measure = || tune(gpu, &mut matmul.borrow_mut(), &candidates, cold, effort);
+    if let Some(choice) = tuner.choose(&machine(gpu), &problem, guess, accepts, measure)? {
+        let best = algorithm(&choice);
+        candidates.retain(|c| *c != best);
+        candidates.insert(0, best);
     }
-
-    /// Writes a file: beside, then renamed.
-    pub fn write(&self, path: &Path) -> Result<()> {
-        let io = |source| Error::Io { path: path.into(), source };
-        let text = serde_json::to_string_pretty(&Tunings { schema: SCHEMA, entries: self.entries.clone() });
-        let text = text.map_err(|e| Error::Internal(e.to_string()))? + "\n";
-        let beside = path.with_extension(format!("{}.part", std::process::id()));
-        let done = std::fs::write(&beside, text).and_then(|()| std::fs::rename(&beside, path));
-        if done.is_err() {
-            // Half a file beside it is of no use.
-            let _ = std::fs::remove_file(&beside);
-        }
-        done.map_err(io)
-    }
-
-    /// Entries, by what they are for.
-    pub fn entries(&self) -> impl Iterator<Item = (&str, &Entry)> {
-        self.entries.iter().map(|(k, v)| (k.as_str(), v))
-    }
-
-    /// What is known of a product on this device.
-    pub fn find(&self, gpu: &Gpu, product: &Product, cold: bool) -> Option<&Entry> {
-        self.entries.get(&key(gpu, product, cold))
-    }
-
-    /// Keeps what was measured.
-    pub fn insert(&mut self, gpu: &Gpu, product: &Product, cold: bool, entry: Entry) {
-        self.entries.insert(key(gpu, product, cold), entry);
-    }
+    Ok(candidates)
 }
 
-impl Entry {
-    /// The algorithm, if the library takes it for that product.
-    pub fn algorithm(&self, gpu: &Gpu, matmul: &Matmul) -> Option<Algorithm> {
-        let algorithm = Algorithm::from_words(self.algorithm, self.workspace);
-        matmul.accepts(gpu.lt(), &algorithm).then_some(algorithm)
-    }
-}
-
-/// Chooses algorithms: from what is known, by measuring while there is time for it, else as the library guesses.
-#[derive(Debug)]
-pub struct Tuner {
-    tunings: Tunings,
-    /// Where to keep what is found.
-    path: Option<PathBuf>,
-    /// Time left for measuring.
-    budget: Duration,
-    /// What is worth telling: a file that could not be used.
-    pub warning: Option<String>,
-    changed: bool,
-}
-
-impl Tuner {
-    /// With the tunings of that file, which also gets what is found.
-    pub fn with_file(path: &Path, budget: Duration) -> Tuner {
-        let (tunings, warning) = Tunings::read(path);
-        Tuner { tunings, path: Some(path.into()), budget, warning, changed: false }
-    }
-
-    /// With the tunings of the user's cache folder.
-    pub fn of_user(budget: Duration) -> Tuner {
-        match cache_folder() {
-            Ok(folder) => Tuner::with_file(&folder.join("tunings.json"), budget),
-            Err(warning) => Tuner { warning: Some(warning), ..Tuner::forgetful(budget) },
-        }
-    }
-
-    /// Without any file.
-    pub fn forgetful(budget: Duration) -> Tuner {
-        Tuner { tunings: Tunings::default(), path: None, budget, warning: None, changed: false }
-    }
-
-    /// What is known.
-    pub fn tunings(&self) -> &Tunings {
-        &self.tunings
-    }
-
-    /// The candidates, the best one first. `footprint` is how many bytes the plan touches.
-    pub(super) fn order(
-        &mut self,
-        gpu: &Arc<Gpu>,
-        matmul: &mut Matmul,
-        mut candidates: Vec<Algorithm>,
-        footprint: usize,
-    ) -> Result<Vec<Algorithm>> {
-        let product = *matmul.product();
-        let cold = footprint > WARM;
-        let known = self.tunings.find(gpu, &product, cold).and_then(|e| e.algorithm(gpu, matmul));
-        let best = match known {
-            Some(algorithm) => Some(algorithm),
-            None if self.budget.is_zero() => None,
-            None => {
-                let start = Instant::now();
-                let entry = tune(gpu, matmul, &candidates, cold)?;
-                self.budget = self.budget.saturating_sub(start.elapsed());
-                entry.and_then(|entry| {
-                    let algorithm = entry.algorithm(gpu, matmul);
-                    self.tunings.insert(gpu, &product, cold, entry);
-                    self.changed = true;
-                    algorithm
-                })
-            }
-        };
-        if let Some(best) = best {
-            candidates.retain(|c| *c != best);
-            candidates.insert(0, best);
-        }
-        Ok(candidates)
-    }
-
-    /// Writes what was found, together with what other processes have written since.
-    pub fn save(&mut self) -> Result<()> {
-        let (Some(path), true) = (&self.path, self.changed) else { return Ok(()) };
-        let (theirs, _) = Tunings::read(path);
-        for (key, entry) in theirs.entries {
-            self.tunings.entries.entry(key).or_insert(entry);
-        }
-        self.tunings.write(path)?;
-        self.changed = false;
-        Ok(())
-    }
-}
-
-/// What an entry is for: device, driver, library, version, product, whether its operands are cold.
-fn key(gpu: &Gpu, p: &Product, cold: bool) -> String {
+/// What a choice is for: the product, and whether its operands are cold.
+fn problem(p: &Product, cold: bool) -> String {
     let side = |l: &super::lt::Layout| {
         format!("{}{}+{}@{}", if l.transposed { "t" } else { "n" }, l.ld, l.batch_stride, l.alignment)
     };
     format!(
-        "{}; driver {}; cuBLASLt {}; Hypatia {}; {}x{}x{} batch {} {}{}->{} {:?}({}) a {} b {} d @{}{}{}",
-        gpu.describe(),
-        gpu.driver(),
-        gpu.lt().version(),
-        env!("CARGO_PKG_VERSION"),
+        "{}x{}x{} batch {} {}{}->{} {:?}({}) a {} b {} d @{}{}{}",
         p.m,
         p.n,
         p.k,
@@ -321,7 +213,14 @@ impl Racer {
 }
 
 /// Times the candidates of a product; `None` if there is nothing to choose.
-pub fn tune(gpu: &Arc<Gpu>, matmul: &mut Matmul, candidates: &[Algorithm], cold: bool) -> Result<Option<Entry>> {
+fn tune(
+    gpu: &Arc<Gpu>,
+    matmul: &mut Matmul,
+    candidates: &[Algorithm],
+    cold: bool,
+    effort: Effort,
+) -> Result<Option<Measured>> {
+    let settings = race_of(effort);
     let p = *matmul.product();
     let elements = span(p.m, p.k, &p.a, p.batch) + span(p.k, p.n, &p.b, p.batch);
     let bytes = elements * p.dtype.size() + p.batch * p.m * p.n * p.out.size();
@@ -362,43 +261,24 @@ pub fn tune(gpu: &Arc<Gpu>, matmul: &mut Matmul, candidates: &[Algorithm], cold:
         }
         Ok(())
     };
-    race(&mut racers, ROUNDS)?;
+    race(&mut racers, settings.rounds)?;
     let first_us = racers.first().map_or(f64::INFINITY, Racer::median);
     racers.sort_by(|a, b| a.median().total_cmp(&b.median()));
-    racers.truncate(FINALISTS);
-    race(&mut racers, FINAL_ROUNDS)?;
+    racers.truncate(settings.finalists);
+    race(&mut racers, settings.final_rounds)?;
     racers.sort_by(|a, b| a.median().total_cmp(&b.median()));
-    Ok(racers.first().map(|best| Entry {
+    Ok(racers.first().map(|best| Measured {
         algorithm: best.algorithm.to_words(),
         workspace: best.algorithm.workspace,
-        us: best.median(),
-        first_us,
+        us: Some(best.median()),
+        first_us: Some(first_us),
         candidates: candidates.len(),
     }))
 }
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
     use super::*;
-
-    #[test]
-    fn files_come_back_and_damaged_ones_are_empty() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("tunings.json");
-        assert_eq!(Tunings::read(&path), (Tunings::default(), None));
-        let entry = Entry { algorithm: [7; 8], workspace: 1, us: 2.5, first_us: 3.0, candidates: 4 };
-        let mut t = Tunings::default();
-        t.entries.insert("k".into(), entry);
-        t.write(&path).unwrap();
-        assert_eq!(Tunings::read(&path).0.entries, t.entries);
-        let text = std::fs::read_to_string(&path).unwrap();
-        for bad in [&text[..text.len() / 2], "", "[]", &text.replace("\"schema\": 2", "\"schema\": 1")] {
-            std::fs::write(&path, bad).unwrap();
-            let (t, why) = Tunings::read(&path);
-            assert!(t.entries.is_empty() && why.is_some(), "{bad}");
-        }
-    }
 
     #[test]
     fn spans_reach_the_last_element() {

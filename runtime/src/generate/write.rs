@@ -328,6 +328,7 @@ fn entry(instance: &Instance, source: &CudaSource, file: Option<String>, cubins:
                 Geometry::Grid { block, vector } => ("grid", block, Some(vector), None, None),
                 Geometry::Rows { block, threads, up_to } => ("rows", block, None, Some(threads), up_to),
                 Geometry::Columns { block } => ("columns", block, None, None, None),
+                Geometry::Clusters { block, blocks } => ("clusters", block, None, Some(block * blocks), None),
                 Geometry::Declared => ("declared", 0, None, None, None),
             };
             EntryEntry {

@@ -20,6 +20,7 @@ use super::analysis::{Sort, class_type};
 use super::apply::{Policy, Reject, apply, check, settle};
 use super::language::{EGraph, Payload};
 use super::matcher::{Match, MatchFacts, Miss, MissReason, Probe, View, search};
+use super::report::WRITTEN;
 use super::rewrites::{CompiledRule, SEARCH_LIMITS, Selection, compile};
 use super::session::Session;
 use crate::error::{Error, Result};
@@ -278,10 +279,8 @@ impl Asker<'_, '_> {
             let r = &program.rules[t.rule.index()];
             let here = only.is_none_or(|o| t.roots.iter().any(|c| egraph.find(*c) == o));
             if kept && here && (r.name == rule || r.base_name == rule) {
-                let names: Vec<String> =
-                    t.roots.iter().filter_map(|c| self.names.get(&egraph.find(*c)).cloned()).collect();
-                let place =
-                    if names.is_empty() { "an epilogue".to_string() } else { format!("`{}`", names.join("`, `")) };
+                let names = self.session.places(&self.names, t);
+                let place = if names.is_empty() { WRITTEN.to_string() } else { format!("`{}`", names.join("`, `")) };
                 if !places.contains(&place) {
                     places.push(place);
                 }

@@ -622,12 +622,15 @@ impl<'r, 'e> Matcher<'r, 'e, '_> {
             let (node, op_class) = match (node.payload, n.head) {
                 // A result of an op with several: the op's own nodes are in the child's class.
                 (Payload::Output(i), Head::Op(_)) if i == n.output => {
+                    // The result is matched too: a rule that gives back what the op was made of leaves nothing else.
+                    self.nodes.push(node);
                     for inner in &egraph[node.children[0]].nodes {
                         if self.head_matches(n.head, inner.payload, context) {
                             met = true;
                             self.operands(n, inner, node.children[0], context, next.clone())?;
                         }
                     }
+                    self.nodes.pop();
                     continue;
                 }
                 (Payload::Op(op, _), _) if has_several_results(egraph.analysis.program.op(op)) => continue,

@@ -77,7 +77,8 @@ pub struct Firing {
     pub rule: String,
     /// The name as written, without the family's choice.
     pub base: String,
-    /// Names of the nodes whose values the roots are; empty inside an epilogue.
+    /// Names of the nodes whose values the roots are or, if they are none, of one that it matched; empty inside an
+    /// epilogue.
     pub nodes: Vec<String>,
     /// True if the optimised graph owes something to it.
     pub kept: bool,
@@ -157,6 +158,8 @@ impl Report {
 
 /// At most this many places are printed for one rule.
 const MAX_PLACES: usize = 12;
+/// The place of what matched no value of the model: an epilogue, or a node that is in no model.
+pub(super) const WRITTEN: &str = "what rules wrote";
 /// Places are wrapped at this column.
 const WIDTH: usize = 110;
 
@@ -223,11 +226,18 @@ impl Report {
         let width = by_rule.iter().map(|(r, _)| r.len()).max().unwrap_or(0);
         writeln!(f, "\n{:<width$}  times  at the model's nodes", "rule")?;
         for (rule, places) in by_rule {
-            let shown = places.len().min(MAX_PLACES);
-            let mut text = places[..shown].join(", ");
-            if places.len() > shown {
-                text.push_str(&format!(", and {} more", places.len() - shown));
+            let (named, unnamed): (Vec<_>, Vec<_>) = places.iter().partition(|p| *p != WRITTEN);
+            let shown = named.len().min(MAX_PLACES);
+            let mut list: Vec<String> = named[..shown].iter().map(|p| p.to_string()).collect();
+            if named.len() > shown {
+                list.push(format!("and {} more", named.len() - shown));
             }
+            match unnamed.len() {
+                0 => {}
+                1 => list.push(WRITTEN.to_string()),
+                n => list.push(format!("{n} times {WRITTEN}")),
+            }
+            let text = list.join(", ");
             for (i, line) in wrapped(&text, WIDTH.saturating_sub(width + 9).max(30)).iter().enumerate() {
                 match i {
                     0 => writeln!(f, "{rule:<width$}  {:>5}  {line}", places.len())?,
@@ -270,7 +280,7 @@ impl Report {
 }
 
 fn place(f: &Firing) -> String {
-    if f.nodes.is_empty() { "an epilogue".to_string() } else { f.nodes.join(" and ") }
+    if f.nodes.is_empty() { WRITTEN.to_string() } else { f.nodes.join(" and ") }
 }
 
 /// Words of a list in lines of at most so many characters, unless one word is longer.

@@ -287,18 +287,47 @@ impl<'a> Session<'a> {
         let given: FxHashSet<Node> = self.given.iter().map(|(_, n)| canonical(n)).collect();
         let mut work: Vec<Node> = self.best.chosen.values().cloned().collect();
         let mut seen: FxHashSet<Node> = work.iter().cloned().collect();
-        while let Some(node) = work.pop() {
-            if given.contains(&node) {
-                continue;
+        loop {
+            while let Some(node) = work.pop() {
+                if given.contains(&node) {
+                    continue;
+                }
+                if let Some(i) = by_built.get(&node)
+                    && !kept[*i]
+                {
+                    kept[*i] = true;
+                    work.extend(self.traces[*i].matched.iter().map(canonical).filter(|n| seen.insert(n.clone())));
+                }
             }
-            if let Some(i) = by_built.get(&node)
-                && !kept[*i]
-            {
-                kept[*i] = true;
-                work.extend(self.traces[*i].matched.iter().map(canonical).filter(|n| seen.insert(n.clone())));
+            let spared = self.spared(&kept, |n| given.contains(n) || seen.contains(n));
+            if spared.is_empty() {
+                return kept;
+            }
+            for i in spared {
+                kept[i] = true;
+                work.extend(self.traces[i].matched.iter().map(canonical).filter(|n| seen.insert(n.clone())));
             }
         }
-        kept
+    }
+
+    /// Traces, not kept so far, of rules that build nothing, as `x * 1 => x`, without which the result would compute more:
+    /// a node that they matched was asked for, and its class is needed and chosen to be another node.
+    fn spared(&self, kept: &[bool], asked_for: impl Fn(&Node) -> bool) -> Vec<usize> {
+        let egraph = &self.entered.egraph;
+        let spares = |t: &Trace| {
+            t.matched.iter().any(|n| {
+                let n = n.clone().map_children(|c| egraph.find(c));
+                let class = egraph.lookup(n.clone()).filter(|c| t.roots.iter().any(|r| egraph.find(*r) == *c));
+                let chosen = class.and_then(|c| self.best.chosen.get(&c));
+                chosen.is_some_and(|chosen| *chosen != n) && asked_for(&n)
+            })
+        };
+        // What a rule said twice of one value, as after a sum was written in another order, counts once.
+        let place = |t: &Trace| (t.rule, t.roots.iter().map(|r| egraph.find(*r)).collect::<Vec<Id>>());
+        let mut places: HashSet<_> = self.traces.iter().zip(kept).filter(|(_, k)| **k).map(|(t, _)| place(t)).collect();
+        let open = |i: &usize| !kept[*i] && self.traces[*i].built.is_empty();
+        let spared = (0..kept.len()).filter(open).filter(|i| spares(&self.traces[*i]));
+        spared.filter(|i| places.insert(place(&self.traces[*i]))).collect()
     }
 
     /// The trace with names, those that the result owes something to first.
@@ -310,7 +339,7 @@ impl<'a> Session<'a> {
             .zip(self.kept())
             .map(|(t, kept)| {
                 let rule = &self.program.rules[t.rule.index()];
-                let nodes = t.roots.iter().filter_map(|r| names.get(&self.entered.egraph.find(*r)).cloned()).collect();
+                let nodes = self.places(&names, t);
                 Firing { rule: rule.name.clone(), base: rule.base_name.clone(), nodes, kept }
             })
             .collect();
@@ -335,16 +364,42 @@ impl<'a> Session<'a> {
         built.problem.cost(&choice).map(micros)
     }
 
-    /// A name for each class that stands for values of the given graph.
+    /// Where a rule fired: at the values of the given graph that its roots are or, if they are none, that it matched. Empty
+    /// inside an epilogue.
+    pub fn places(&self, names: &FxHashMap<Id, String>, trace: &Trace) -> Vec<String> {
+        let egraph = &self.entered.egraph;
+        let roots: Vec<String> = trace.roots.iter().filter_map(|r| self.name_of(names, *r).cloned()).collect();
+        if trace.terms || !roots.is_empty() {
+            return roots;
+        }
+        let canonical = |n: &Node| n.clone().map_children(|c| egraph.find(c));
+        let classes = trace.matched.iter().filter_map(|n| egraph.lookup(canonical(n)));
+        classes.filter_map(|c| names.get(&c).cloned()).take(1).collect()
+    }
+
+    /// The name of a class by its number at some time: as it was then, if it stood for a value of the given graph, since it
+    /// may be one with another value by now.
+    pub fn name_of<'n>(&self, names: &'n FxHashMap<Id, String>, class: Id) -> Option<&'n String> {
+        names.get(&class).or_else(|| names.get(&self.entered.egraph.find(class)))
+    }
+
+    /// A name for each class that stands for values of the given graph, by its number now and when the graph was entered.
     pub fn names(&self) -> FxHashMap<Id, String> {
-        let mut names: FxHashMap<Id, String> = FxHashMap::default();
+        let mut given: Vec<(Id, String)> = Vec::new();
         for (i, outs) in self.entered.values.iter().enumerate() {
             let node = &self.graph.nodes[i];
             for (k, id) in outs.iter().enumerate() {
                 let v = Value { node: crate::graph::NodeId(i as u32), output: k as u32 };
                 let name = if node.name.is_empty() { self.graph.value_name(v) } else { node.name.clone() };
-                names.entry(self.entered.egraph.find(*id)).or_insert(name);
+                given.push((*id, name));
             }
+        }
+        let mut names: FxHashMap<Id, String> = FxHashMap::default();
+        for (id, name) in &given {
+            names.entry(*id).or_insert_with(|| name.clone());
+        }
+        for (id, name) in given {
+            names.entry(self.entered.egraph.find(id)).or_insert(name);
         }
         names
     }

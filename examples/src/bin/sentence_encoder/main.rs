@@ -77,7 +77,7 @@ fn example(folder: &Path, file: &Path) -> Result<bool, Error> {
     for warning in &compiled.warnings {
         println!("warning   {warning}");
     }
-    let launches = (compiled.unfused.plan().launches(), compiled.executor.plan().launches());
+    let launches = (compiled.unfused()?.plan().launches(), compiled.executor.plan().launches());
     println!("fused     {} launches became {}", launches.0, launches.1);
     let started = Instant::now();
     let embeddings = model.run(&inputs)?.remove(0);

@@ -1,8 +1,9 @@
 //! Row-wise kernels: reductions over rows, then values that may use their results.
 //!
 //! In: a [`RowwiseKernel`]. Out: its source with an entry point for short rows (one warp a row) and
-//! ones for longer rows (one block a row). Holds always: each entry point is right for rows of any
-//! length; `Geometry::Rows::up_to` says only for which it is the fastest.
+//! ones for longer rows (one block a row); or, where the length of the rows is known, one entry point for them
+//! alone. Holds always: an entry point of the first kind is right for rows of any length, and
+//! `Geometry::Rows::up_to` says only for which it is the fastest; one of the second kind is right for its length.
 
 use minijinja::{Value, context};
 
@@ -30,6 +31,71 @@ const COLUMN_BLOCK: u32 = 256;
 /// How often a value function is written out in the entry points, roughly.
 const COPIES: u64 = 90;
 
+/// Elements of a row that one thread keeps at most where the length of the rows is known.
+const KEPT: u64 = 32;
+/// Elements of a row that one of eight lanes keeps at most: more of them and a warp is quicker.
+const KEPT_BY_LANES: u64 = 16;
+/// Threads that may share a row of known length, with the threads of a block.
+const TEAMS: [(u64, u32); 5] = [(8, 128), (32, 128), (128, 128), (256, 256), (512, 512)];
+/// Where a row is longer and there are no clusters.
+const WIDE_TEAM: (u64, u32) = (1024, 1024);
+/// Blocks of 512 threads that may share a row; every device with clusters runs the largest.
+const CLUSTERS: [u64; 3] = [2, 4, 8];
+/// Threads that fill a device.
+const FULL: u64 = 1 << 16;
+
+/// The rows that a kernel is printed for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RowTarget {
+    /// Many rows of few elements, or of elements that lie apart while the rows lie side by side: a thread a row.
+    Columns,
+    /// Rows of that length.
+    Length {
+        /// Rows, to judge how many threads share one; any number of them is right.
+        rows: u64,
+        /// Elements of a row.
+        n: u64,
+        /// Whether the device runs clusters of blocks (compute capability 9.0), so that several may share a row.
+        clusters: bool,
+    },
+}
+
+/// How the threads share rows.
+struct Team {
+    block: u32,
+    /// Threads that share a row, in all blocks of a cluster together.
+    threads: u64,
+    /// Blocks that share a row.
+    cluster: u64,
+    /// Packs of a row that one thread keeps; `None` if the row is too long to be kept.
+    chunks: Option<u64>,
+}
+
+impl Team {
+    /// For `rows` rows of `n` elements that are moved `vector` at a time, each thread keeping `most` elements at most: the
+    /// smallest that can keep a row, or a larger one if there are too few rows to fill a device.
+    fn of([rows, n]: [u64; 2], vector: u64, most: u64, clusters: bool) -> Team {
+        let one = |(threads, block): &(u64, u32)| Team { block: *block, threads: *threads, cluster: 1, chunks: None };
+        let several = |c: &u64| Team { block: 512, threads: 512 * c, cluster: *c, chunks: None };
+        let mut teams: Vec<Team> = TEAMS.iter().map(one).collect();
+        match clusters {
+            true => teams.extend(CLUSTERS.iter().map(several)),
+            false => teams.push(one(&WIDE_TEAM)),
+        }
+        let kept = |t: &Team| n.div_ceil(t.threads * vector) * vector;
+        let fits = |t: &Team| kept(t) <= if t.threads == 8 { most.min(KEPT_BY_LANES) } else { most }.max(vector);
+        let small = |t: &Team| rows.saturating_mul(t.threads) < FULL && kept(t) > vector && t.threads < 256;
+        let Some(first) = teams.iter().position(fits) else { return one(&WIDE_TEAM) };
+        let mut at = first;
+        while small(&teams[at]) && at + 1 < TEAMS.len() {
+            at += 1;
+        }
+        let team = teams.swap_remove(at);
+        let chunks = n.div_ceil(team.threads * vector).max(1);
+        Team { chunks: Some(chunks), ..team }
+    }
+}
+
 /// A printed function: what it needs and how it is called.
 struct Piece {
     inputs: Vec<usize>,
@@ -38,9 +104,18 @@ struct Piece {
     function: String,
 }
 
-pub(super) fn emit(program: &Program, kernel: &RowwiseKernel) -> Result<CudaSource, EmitError> {
+pub(super) fn emit(
+    program: &Program,
+    kernel: &RowwiseKernel,
+    target: Option<RowTarget>,
+) -> Result<CudaSource, EmitError> {
     check(kernel)?;
-    let mut functions = Functions::new(program);
+    let floats = kernel.inputs.iter().map(|i| i.0).chain(kernel.outputs.iter().map(|o| o.0)).filter(|d| d.is_float());
+    let narrow = floats.clone().next().is_some() && floats.clone().all(|d| d.size() == 2);
+    let mut functions = match narrow {
+        true => Functions::of_narrow_rows(program, kernel.inputs.len()),
+        false => Functions::new(program),
+    };
     let number = default_type(kernel.inputs.iter().map(|i| i.0).chain(kernel.outputs.iter().map(|o| o.0)));
     let mut bodies = Vec::new();
     let mut step_types: Vec<DType> = Vec::new();
@@ -69,13 +144,33 @@ pub(super) fn emit(program: &Program, kernel: &RowwiseKernel) -> Result<CudaSour
         .map(|i| kernel.inputs[*i].0)
         .chain(kernel.outputs.iter().filter(|o| o.1 != RowAccess::PerRow).map(|o| o.0))
         .collect();
-    let vector = vector_width(moved.iter().copied());
-    let args = arguments(kernel);
+    let mut vector = vector_width(moved.iter().copied());
+    let fixed = match target {
+        Some(RowTarget::Length { rows, n, clusters }) => Some(([rows, n], clusters)),
+        _ => None,
+    };
+    if let Some(([_, n], _)) = fixed {
+        // As many as divide a row, so that every row begins where a pack may begin.
+        while !n.is_multiple_of(vector as u64) {
+            vector /= 2;
+        }
+    }
+    let mut args = arguments(kernel);
+    args.retain(|a| fixed.is_none() || a.name != "n");
     if kernel.strided() {
         functions.need("quotient");
         functions.need("axes");
     }
-    let (entries, entry_points) = entry_points(kernel, &used, vector);
+    let pack = pack_bytes(kernel, &used, vector);
+    let team = fixed.map(|(sizes, clusters)| {
+        let most = KEPT.min((KEPT_BYTES / (pack / vector).max(1)) as u64);
+        Team::of(sizes, vector as u64, most, clusters)
+    });
+    let (entries, entry_points) = match (target, &team) {
+        (Some(RowTarget::Length { n, .. }), Some(team)) => fixed_entry(kernel, n, team),
+        (Some(_), _) => columns_entry(kernel),
+        (None, _) => entry_points(kernel, pack, vector),
+    };
     let formula = describe(program, kernel);
     let header = Header {
         name: &kernel.name,
@@ -110,6 +205,12 @@ pub(super) fn emit(program: &Program, kernel: &RowwiseKernel) -> Result<CudaSour
     };
     let ctx = context! {
         vector => vector,
+        known => fixed.is_some(),
+        fixed => fixed.map(|([_, n], _)| n),
+        // As many blocks at a time as threads with 64 registers make: one computes while another waits for memory.
+        minblocks => team.as_ref().filter(|t| t.block >= 256).map(|t| 1024 / t.block),
+        keep => team.as_ref().is_some_and(|t| t.chunks.is_some()),
+        cluster => team.as_ref().map_or(1, |t| t.cluster),
         args => declarations(&args, &[]),
         arg_names => args.iter().map(|a| a.name.as_str()).collect::<Vec<_>>().join(", "),
         row_params => row_params(kernel, &used),
@@ -466,14 +567,54 @@ fn arguments(kernel: &RowwiseKernel) -> Vec<Arg> {
     out
 }
 
-fn entry_points(kernel: &RowwiseKernel, used: &[usize], vector: usize) -> (Vec<Entry>, Value) {
-    let pack: usize = used
-        .iter()
+/// Bytes of the packs of all operands that a thread keeps.
+fn pack_bytes(kernel: &RowwiseKernel, used: &[usize], vector: usize) -> usize {
+    used.iter()
         .filter(|i| matches!(kernel.inputs[**i].1, RowAccess::Full | RowAccess::Strided))
         .map(|i| kernel.inputs[*i].0.size() * vector)
-        .sum();
+        .sum()
+}
+
+/// The entry point for rows of `n` elements.
+fn fixed_entry(kernel: &RowwiseKernel, n: u64, team: &Team) -> (Vec<Entry>, Value) {
+    let name = identifier("hypatia_", &kernel.name);
+    let who = match (team.threads, team.cluster) {
+        (_, 2..) => format!("{} blocks", team.cluster),
+        (threads, _) if threads <= 32 => format!("{threads} lanes"),
+        _ => "One block".to_string(),
+    };
+    let kept = if team.chunks.is_some() { "which stay in registers" } else { "which each pass reads again" };
+    let value = context! {
+        name => name.clone(),
+        about => format!("{who} a row of {n} elements, {kept}."),
+        block => team.block,
+        threads => team.threads,
+        chunks => team.chunks.unwrap_or(1),
+    };
+    let geometry = match team.cluster {
+        1 => Geometry::Rows { block: team.block, threads: team.threads as u32, up_to: None },
+        cluster => Geometry::Clusters { block: team.block, blocks: cluster as u32 },
+    };
+    (vec![Entry { name, geometry }], std::iter::once(value).collect())
+}
+
+/// The entry point with a thread a row.
+fn columns_entry(kernel: &RowwiseKernel) -> (Vec<Entry>, Value) {
+    let name = format!("{}_column", identifier("hypatia_", &kernel.name));
+    let value = context! {
+        name => name.clone(),
+        about => "One thread a row, for many rows whose elements lie apart while the rows lie side by side.",
+        block => COLUMN_BLOCK,
+        threads => 1,
+        chunks => 1,
+    };
+    (vec![Entry { name, geometry: Geometry::Columns { block: COLUMN_BLOCK } }], std::iter::once(value).collect())
+}
+
+/// Entry points for rows of any length.
+fn entry_points(kernel: &RowwiseKernel, pack: usize, vector: usize) -> (Vec<Entry>, Value) {
     let mut entries = Vec::new();
-    let mut values = Vec::new();
+    let mut values: Vec<Value> = Vec::new();
     for (i, (suffix, block, threads, most)) in SHAPES.iter().enumerate() {
         let chunks = (KEPT_BYTES / pack.max(1)).min(most / vector).max(1);
         let capacity = *threads as u64 * chunks as u64 * vector as u64;
@@ -495,15 +636,9 @@ fn entry_points(kernel: &RowwiseKernel, used: &[usize], vector: usize) -> (Vec<E
         entries.push(Entry { name, geometry });
     }
     if kernel.strided() {
-        let name = format!("{}_column", identifier("hypatia_", &kernel.name));
-        values.push(context! {
-            name => name.clone(),
-            about => "One thread a row, for many rows whose elements lie apart while the rows lie side by side.",
-            block => COLUMN_BLOCK,
-            threads => 1,
-            chunks => 1,
-        });
-        entries.push(Entry { name, geometry: Geometry::Columns { block: COLUMN_BLOCK } });
+        let (entry, value) = columns_entry(kernel);
+        entries.extend(entry);
+        values.extend(value.try_iter().into_iter().flatten());
     }
     (entries, values.into_iter().collect())
 }

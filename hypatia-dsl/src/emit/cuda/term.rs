@@ -123,6 +123,8 @@ pub struct Functions<'p> {
     names: HashMap<String, ScalarId>,
     helpers: BTreeSet<String>,
     rounded: BTreeSet<DType>,
+    /// Everything that is read or written is f16 or bf16, and inputs from this one on have one value a row.
+    narrow_rows: Option<u32>,
 }
 
 /// Why a term could not be printed yet.
@@ -146,7 +148,32 @@ impl<'p> Functions<'p> {
             names: HashMap::new(),
             helpers: BTreeSet::new(),
             rounded: BTreeSet::new(),
+            narrow_rows: None,
         }
+    }
+
+    /// None yet, for a row-wise kernel that reads and writes f16 or bf16 alone, with so many inputs of its own. What
+    /// such a kernel computes is rounded to 11 bits at most in the end: exponentials need not be right to 24, and what
+    /// is divided by a number of the whole row is multiplied by its inverse (see `over_row` in templates/prelude.cu.j2).
+    /// Either is off by less than 2^-16 of the value.
+    pub fn of_narrow_rows(program: &'p Program, inputs: usize) -> Functions<'p> {
+        Functions { narrow_rows: Some(inputs as u32), ..Functions::new(program) }
+    }
+
+    /// The nodes of a term that have one value a row, where that is known.
+    fn of_row(&self, term: &Term) -> Vec<bool> {
+        let mut of_row: Vec<bool> = Vec::with_capacity(term.nodes.len());
+        for node in &term.nodes {
+            let known = match node {
+                TermNode::Lit(_) => true,
+                TermNode::In { input, .. } => self.narrow_rows.is_some_and(|first| *input >= first),
+                TermNode::Param(_) | TermNode::Acc => false,
+                TermNode::Cast { arg, .. } => of_row[arg.0 as usize],
+                TermNode::Call { args, .. } => args.iter().all(|a| of_row[a.0 as usize]),
+            };
+            of_row.push(known && self.narrow_rows.is_some());
+        }
+        of_row
     }
 
     /// The text of each function.
@@ -275,6 +302,7 @@ impl<'p> Functions<'p> {
         }
         let uses = count_uses(term)?;
         let types = self.types(term, &uses, number, leaf)?;
+        let of_row = self.of_row(term);
         let mut out = Lowered::default();
         let mut exprs: Vec<Option<Expr>> = vec![None; term.nodes.len()];
         for (i, node) in term.nodes.iter().enumerate() {
@@ -296,7 +324,8 @@ impl<'p> Functions<'p> {
                 }
                 TermNode::Call { scalar, args } => {
                     let args: Vec<u32> = args.iter().map(|a| a.0).collect();
-                    self.call(term, &exprs, &types, *scalar, &args, types[i])?
+                    let by_row = args.len() == 2 && of_row[args[1] as usize] && !of_row[args[0] as usize];
+                    self.call(term, &exprs, &types, (*scalar, by_row), &args, types[i])?
                 }
             };
             out.size = out.size.saturating_add(cost);
@@ -394,7 +423,7 @@ impl<'p> Functions<'p> {
         term: &Term,
         exprs: &[Option<Expr>],
         types: &[Option<DType>],
-        id: ScalarId,
+        (id, by_row): (ScalarId, bool),
         args: &[u32],
         result: Option<DType>,
     ) -> Result<(Expr, u64), Stop> {
@@ -411,6 +440,9 @@ impl<'p> Functions<'p> {
             operands.push(self.operand(term, exprs, *a, Some(want))?);
         }
         match &def.body {
+            ScalarBody::Builtin(BuiltinScalar::Div) if by_row && ty == DType::F32 => {
+                Ok((self.helper("over_row".into(), ty, &operands), weight(BuiltinScalar::Mul)))
+            }
             ScalarBody::Builtin(b) => Ok((self.builtin(*b, ty, &operands)?, weight(*b))),
             ScalarBody::Term(_) => {
                 let f = self.done.get(&(id, ty)).ok_or(Stop::Missing((id, ty)))?;
@@ -433,6 +465,7 @@ impl<'p> Functions<'p> {
             ty,
         };
         Ok(match b {
+            Exp if ty == DType::F32 && self.narrow_rows.is_some() => function("__expf", ty, args),
             Add if !int => infix("+", Prec::Sum, Prec::Product, ty),
             Sub if !int => infix("-", Prec::Sum, Prec::Product, ty),
             Mul if !int => infix("*", Prec::Product, Prec::Unary, ty),

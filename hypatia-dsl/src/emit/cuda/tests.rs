@@ -93,15 +93,13 @@ fn a_bias_and_gelu_read_as_one_would_write_them() {
     insta::assert_snapshot!(pointwise(&p, &k).unwrap().text);
 }
 
-#[test]
-fn softmax_reads_as_one_would_write_it() {
+fn softmax(p: &Program) -> RowwiseKernel {
     use BuiltinScalar::*;
-    let p = builtins();
-    let mut b = build(&p);
+    let mut b = build(p);
     let x = b.input(0);
     let max = b.done(&[x]);
     let exps = || {
-        let mut b = build(&p);
+        let mut b = build(p);
         let (x, m) = (b.input(0), b.input(1));
         let d = b.call(Sub, &[x, m]);
         let e = b.call(Exp, &[d]);
@@ -112,15 +110,45 @@ fn softmax_reads_as_one_would_write_it() {
     let (mut b, e) = exps();
     let s = b.input(2);
     let q = b.call(Div, &[e, s]);
-    let k = RowwiseKernel {
+    RowwiseKernel {
         name: "softmax".into(),
         doc: "Exponentials that sum to 1.".into(),
         inputs: vec![(DType::F16, RowAccess::Full)],
         steps: vec![(Reduction::Max, max), (Reduction::Sum, sum)],
         outputs: vec![(DType::F16, RowAccess::Full, b.done(&[q]))],
         axes: [1, 1],
+    }
+}
+
+#[test]
+fn softmax_reads_as_one_would_write_it() {
+    let p = builtins();
+    insta::assert_snapshot!(rowwise(&p, &softmax(&p)).unwrap().text);
+}
+
+#[test]
+fn rows_of_known_length_get_the_threads_that_they_need() {
+    let p = builtins();
+    let k = softmax(&p);
+    let geometry = |rows: u64, n: u64, clusters: bool| {
+        let source = rowwise_for(&p, &k, RowTarget::Length { rows, n, clusters }).unwrap();
+        assert_eq!(source.entries.len(), 1);
+        assert!(source.args.iter().all(|a| a.name != "n"), "the length is no argument");
+        source.entries[0].geometry
     };
-    insta::assert_snapshot!(rowwise(&p, &k).unwrap().text);
+    let rows = |block, threads| Geometry::Rows { block, threads, up_to: None };
+    assert_eq!(geometry(1 << 20, 100, true), rows(128, 8));
+    assert_eq!(geometry(1 << 20, 1024, true), rows(128, 32));
+    // Few rows do not fill a device unless more threads share one.
+    assert_eq!(geometry(16, 1024, true), rows(128, 128));
+    assert_eq!(geometry(8192, 8192, true), rows(256, 256));
+    assert_eq!(geometry(4096, 16_384, true), rows(512, 512));
+    assert_eq!(geometry(1024, 65_536, true), Geometry::Clusters { block: 512, blocks: 4 });
+    assert_eq!(geometry(1024, 32_768, false), rows(1024, 1024));
+    // Too long to be kept: every pass reads it again.
+    assert_eq!(geometry(1, 1 << 20, true), rows(1024, 1024));
+    let long = rowwise_for(&p, &k, RowTarget::Length { rows: 1024, n: 65_536, clusters: true }).unwrap();
+    assert!(long.text.contains("__cluster_dims__(4, 1, 1)") && long.text.contains("constexpr long long n = 65536;"));
 }
 
 #[test]

@@ -103,11 +103,9 @@ fn load(bench: &Bench, path: Option<&Path>) -> Result<(Arc<Program>, Vec<Test>)>
 /// Times all cases.
 pub(super) fn run(bench: &Bench, path: Option<&Path>, global: &Global) -> Result<Exit> {
     let (program, tests) = load(bench, path)?;
-    let (mut options, note) = bench.options(&program)?;
+    let (mut options, notes) = bench.options(&program)?;
     options.memory = usize::MAX;
-    if let Some(note) = note.filter(|_| !global.quiet) {
-        eprintln!("{note}");
-    }
+    notes.iter().filter(|_| !global.quiet).for_each(|note| eprintln!("{note}"));
     let mut rows = Vec::new();
     for test in &tests {
         let row = case(bench, &program, test, &options)

@@ -15,6 +15,7 @@ use crate::device::Device;
 use crate::graph::{Graph, Value};
 use crate::library;
 use crate::optimize::analysis::Context;
+use crate::optimize::explain::why_not;
 use crate::optimize::{Options, Stop, optimize, rewrites};
 
 pub(super) fn library() -> Arc<Program> {
@@ -153,4 +154,32 @@ fn egg_can_run_the_rewrites_itself() {
     let gemm = program.builtin_op(BuiltinOp::Gemm).unwrap();
     let is_gemm = |n: &crate::optimize::language::Node| matches!(n.payload, crate::optimize::language::Payload::Op(op, _) if op == gemm);
     assert!(runner.egraph[y].nodes.iter().any(is_gemm));
+}
+
+#[test]
+fn a_rule_that_builds_nothing_is_seen_where_it_spared_something() {
+    let rules = "ruleset own { until = fixpoint; }
+        rule own::twice: abs(y @ abs(x)) => y;
+        rule own::whole: floor(ceil(x)) => ceil(x);
+        rule own::undone: neg(neg(x)) => x;
+        rule own::nothing: mul(x, 1.0) => x;";
+    let mut g = Graph::new(with_rules(rules));
+    let x = g.input("x", ty(DType::F32, &[4, 8]));
+    let inner = apply(&mut g, "abs", &[x]);
+    let twice = apply(&mut g, "abs", &[inner]);
+    g.name_node(twice, "second");
+    let neg = apply(&mut g, "neg", &[twice]);
+    let back = apply(&mut g, "neg", &[neg]);
+    g.name_node(back, "back");
+    let y = apply(&mut g, "sin", &[back]);
+    g.output("y", y);
+    let out = check(&g, &Options::default());
+    for (rule, node) in [("own::twice", "second"), ("own::undone", "back")] {
+        let firing = out.report.firings.iter().find(|f| f.rule == rule).unwrap();
+        assert!(firing.kept && firing.nodes.iter().any(|n| n == node), "{firing:?}\n{}", out.report);
+    }
+    // What matches nowhere, or only what another rule wrote and nobody wants, has no part in the result.
+    assert!(!out.report.fired("own::whole") && !out.report.fired("own::nothing"), "{}", out.report);
+    let told = why_not(&g, &Options::default(), "own::undone", None).unwrap().to_string();
+    assert!(told.contains("did fire, at `back`"), "{told}");
 }

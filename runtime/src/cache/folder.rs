@@ -1,0 +1,68 @@
+//! The user's own folder for what is kept between starts, and whom it is trusted to.
+//!
+//! In: the environment. Out: a folder that the user alone can write into, or why there is none. Holds always: a folder
+//! that is a link, another user's, or open to other writers is refused and left as it is: what lies in it would be run.
+
+use std::fs::Metadata;
+use std::path::{Path, PathBuf};
+
+/// The user's own cache folder for Hypatia: `HYPATIA_CACHE`, `XDG_CACHE_HOME` or `~/.cache`; made if it is not there.
+pub fn cache_folder() -> Result<PathBuf, String> {
+    let own = std::env::var_os("HYPATIA_CACHE").filter(|v| !v.is_empty()).map(PathBuf::from);
+    // A folder beside whatever the process happens to stand in is nobody's own.
+    let of = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|p| p.is_absolute());
+    let folder = own
+        .or_else(|| of("XDG_CACHE_HOME").map(|p| p.join("hypatia")))
+        .or_else(|| of("HOME").map(|p| p.join(".cache/hypatia")))
+        .ok_or("no cache folder: set HYPATIA_CACHE, XDG_CACHE_HOME or HOME")?;
+    private_folder(&folder)?;
+    Ok(folder)
+}
+
+/// Makes a folder that only the user can enter, or checks that nobody else can write into the one that is there.
+pub fn private_folder(folder: &Path) -> Result<(), String> {
+    let fail = |e: std::io::Error| format!("{}: {e}", folder.display());
+    match std::fs::symlink_metadata(folder) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+            let mut builder = std::fs::DirBuilder::new();
+            builder.recursive(true);
+            #[cfg(unix)]
+            std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
+            builder.create(folder).map_err(fail)?;
+        }
+        Err(e) => return Err(fail(e)),
+        Ok(_) => {}
+    }
+    let meta = std::fs::symlink_metadata(folder).map_err(fail)?;
+    let refuse = |why: String| Err(format!("the cache folder {} is not used: {why}", folder.display()));
+    if meta.is_symlink() {
+        return refuse("it is a symbolic link; name the folder that it leads to in HYPATIA_CACHE".into());
+    }
+    if !meta.is_dir() {
+        return refuse("it is not a folder".into());
+    }
+    match stranger(&meta) {
+        Some(why) => refuse(format!("{why}; make it yours and run chmod 700, or name another one in HYPATIA_CACHE")),
+        None => Ok(()),
+    }
+}
+
+/// Who else than the user could have written this, if anyone.
+#[cfg(unix)]
+pub(super) fn stranger(meta: &Metadata) -> Option<String> {
+    use std::os::unix::fs::MetadataExt;
+    // The user's id, without a call that needs `unsafe`.
+    let me = match std::fs::metadata("/proc/self") {
+        Ok(m) => m.uid(),
+        Err(e) => return Some(format!("this process's user is not known (/proc/self: {e})")),
+    };
+    if meta.uid() != me {
+        return Some(format!("it belongs to user {}, not to {me}", meta.uid()));
+    }
+    (meta.mode() & 0o022 != 0).then(|| format!("others may write to it (mode {:o})", meta.mode() & 0o777))
+}
+
+#[cfg(not(unix))]
+pub(super) fn stranger(_: &Metadata) -> Option<String> {
+    None
+}

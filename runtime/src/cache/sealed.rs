@@ -1,0 +1,93 @@
+//! Folders that are used as a whole: sealed when they are made, looked through before they are used.
+//!
+//! In: a folder of files. Out: whether each byte in it is what it was when the folder was sealed. Holds always: a link,
+//! and anything that is neither file nor folder, breaks the seal, as does a file more or less.
+
+use std::path::{Path, PathBuf};
+
+use super::store::{Key, KeyMaker};
+
+/// The file that holds the sum of all others.
+const SEAL: &str = "hypatia.seal";
+/// Files at most: no folder of ours has more.
+const MOST: usize = 10_000;
+
+/// Writes down what a folder holds.
+pub fn seal(folder: &Path) -> std::io::Result<()> {
+    std::fs::write(folder.join(SEAL), sum(folder)?)
+}
+
+/// True if a folder holds what it held when it was sealed.
+pub fn is_sealed(folder: &Path) -> bool {
+    let written = std::fs::read(folder.join(SEAL));
+    written.is_ok_and(|written| sum(folder).is_ok_and(|sum| sum[..] == written[..]))
+}
+
+/// The hash of names and contents of all files but the seal.
+fn sum(folder: &Path) -> std::io::Result<Key> {
+    let mut files = Vec::new();
+    walk(folder, &mut files)?;
+    files.sort();
+    let mut key = KeyMaker::default();
+    for path in files.iter().filter(|p| **p != folder.join(SEAL)) {
+        let name = path.strip_prefix(folder).unwrap_or(path);
+        key = key.part(name.as_os_str().as_encoded_bytes()).part(std::fs::read(path)?);
+    }
+    Ok(key.key())
+}
+
+fn walk(folder: &Path, files: &mut Vec<PathBuf>) -> std::io::Result<()> {
+    let no = |what: &str| Err(std::io::Error::other(what.to_string()));
+    for entry in std::fs::read_dir(folder)? {
+        let (entry, path) = entry.map(|e| (e.file_type(), e.path()))?;
+        let kind = entry?;
+        match (kind.is_dir(), kind.is_file()) {
+            (true, _) => walk(&path, files)?,
+            (_, true) => files.push(path),
+            _ => return no("neither a file nor a folder"),
+        }
+        if files.len() > MOST {
+            return no("too many files");
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn whatever_changes_breaks_the_seal() {
+        let keep = tempfile::tempdir().unwrap();
+        let at = keep.path().join("headers");
+        let fresh = || {
+            let _ = std::fs::remove_dir_all(&at);
+            std::fs::create_dir_all(at.join("sub")).unwrap();
+            std::fs::write(at.join("a.h"), "int a;").unwrap();
+            std::fs::write(at.join("sub/b.h"), "int b;").unwrap();
+            seal(&at).unwrap();
+            assert!(is_sealed(&at));
+        };
+        let changes: [&dyn Fn(); 7] = [
+            &|| std::fs::write(at.join("a.h"), "int c;").unwrap(),
+            &|| std::fs::write(at.join("sub/c.h"), "").unwrap(),
+            &|| std::fs::remove_file(at.join("sub/b.h")).unwrap(),
+            &|| std::fs::rename(at.join("a.h"), at.join("sub/a.h")).unwrap(),
+            &|| std::fs::write(at.join(SEAL), "").unwrap(),
+            &|| std::fs::remove_file(at.join(SEAL)).unwrap(),
+            &|| {
+                std::fs::rename(at.join("a.h"), keep.path().join("a.h")).unwrap();
+                #[cfg(unix)]
+                std::os::unix::fs::symlink(keep.path().join("a.h"), at.join("a.h")).unwrap();
+            },
+        ];
+        for (i, change) in changes.iter().enumerate() {
+            fresh();
+            change();
+            assert!(!is_sealed(&at), "change {i}");
+        }
+        assert!(!is_sealed(&keep.path().join("nowhere")));
+    }
+}

@@ -1,0 +1,140 @@
+//! `hypatia tune`: choices of algorithms for a model on this GPU, measured thoroughly, as a file that can be committed.
+
+use std::fmt::Write;
+use std::path::PathBuf;
+use std::sync::PoisonError;
+use std::time::{Duration, Instant};
+
+use anstream::eprintln;
+use clap::Args;
+use hypatia::cuda::Gpu;
+use hypatia::cuda::tune::machine;
+use hypatia::error::{Error, Result};
+use hypatia::session::{Model, Options};
+use hypatia::tuner::{Effort, Tuner};
+use hypatia::tuning::{BESIDE, Choice, TuningFile};
+use hypatia::{library, npz};
+
+use super::device::{Precision, afterthoughts};
+use super::inputs::load_random;
+use super::model::{Firing, Sizes, must_be_model};
+use super::output::write_stdout;
+use super::{Exit, Global};
+
+/// Time for all of it: nobody waits for more.
+const TIME: Duration = Duration::from_secs(24 * 3600);
+
+/// Measure which algorithms are the fastest for a model on this GPU, and write them to a file.
+///
+/// Every product of the plan, with rules and without, is timed with all algorithms that cuBLASLt offers. The file has one
+/// line a choice and can be committed: `run`, `bench` and `explain` take it (`--tuning FILE`, or hypatia.tune beside the
+/// model) where device, driver, library and Hypatia are the same; choices of other devices that it holds stay. The
+/// choices go to the user's cache as well. Exit code 1 if there is no GPU.
+#[derive(Args)]
+pub struct Tune {
+    /// The model.
+    #[arg(value_name = "MODEL.onnx")]
+    model: PathBuf,
+    /// The file to write, or to bring up to date; hypatia.tune beside the model, where not given.
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
+    /// Rules of your own, beside the library's; may be given several times.
+    #[arg(long, value_name = "FILE.hyp")]
+    rules: Vec<PathBuf>,
+    #[command(flatten)]
+    firing: Firing,
+    /// What products of f32 are computed in.
+    #[arg(long, value_enum, default_value_t = Precision::F32)]
+    precision: Precision,
+    /// Inputs by name, whose sizes count; random ones where not given.
+    #[arg(long, value_name = "FILE.npz")]
+    inputs: Option<PathBuf>,
+    #[command(flatten)]
+    sizes: Sizes,
+    /// Print one JSON object instead of text.
+    #[arg(long)]
+    json: bool,
+}
+
+impl Tune {
+    /// Runs the command.
+    pub fn run(&self, global: &Global) -> Result<Exit> {
+        must_be_model(&self.model)?;
+        let program = library::load(&self.rules)?;
+        let output = self.output.clone().unwrap_or_else(|| self.model.with_file_name(BESIDE));
+        // What stands there is read before hours are spent: it may be damaged, or something else.
+        let mut file = if output.exists() { TuningFile::read(&output)? } else { TuningFile::empty(&output) };
+        let gpu = Gpu::open(0).map_err(|e| {
+            let why = e.to_string().replace(", or use --device cpu", "");
+            Error::Device(format!(
+                "`hypatia tune` measures on an NVIDIA GPU, and needs it, its driver and cuBLASLt: {why}"
+            ))
+        })?;
+        TuningFile::writable(&output)?;
+        let here = machine(&gpu);
+        let mut options = Options { tf32: self.precision == Precision::Tf32, ..Options::default() };
+        self.firing.apply(&program, &mut options.optimize)?;
+        let options = options.on(gpu, Tuner::of_user(TIME, Effort::Everything));
+        let on = options.gpu.clone().ok_or_else(|| Error::Internal("the GPU was lost".into()))?;
+        let (model, inputs, source) = match &self.inputs {
+            Some(path) => {
+                let inputs = npz::read(path)?;
+                self.sizes.agree(&self.model, &program, &inputs)?;
+                (Model::load_for(&self.model, program, options, &inputs)?, inputs, path.display().to_string())
+            }
+            None => {
+                let (model, inputs, dims) = load_random(&self.model, program, options, &self.sizes, 0)?;
+                (model, inputs, format!("random{dims}"))
+            }
+        };
+        let started = Instant::now();
+        let compiled = model.compile(&inputs)?;
+        // A verdict that was kept spares the unfused plan, but not its products.
+        compiled.unfused()?;
+        compiled.warnings.iter().for_each(|w| eprintln!("warning: {w}"));
+        let choices: Vec<Choice> = {
+            let tuner = on.tuner.lock().unwrap_or_else(PoisonError::into_inner);
+            tuner.choices().filter(|c| c.us.is_some()).cloned().collect()
+        };
+        choices.iter().for_each(|c| file.insert(c.clone()));
+        file.write(&output)?;
+        if !global.quiet {
+            afterthoughts(None).iter().for_each(|note| eprintln!("{note}"));
+        }
+        let seconds = started.elapsed().as_secs_f64();
+        let text = if self.json {
+            let choices: Vec<_> = choices.iter().map(to_json).collect();
+            let file = output.display().to_string();
+            let value = serde_json::json!({
+                "file": file, "machine": here.to_string(), "inputs": source, "seconds": seconds, "choices": choices,
+            });
+            format!("{value:#}\n")
+        } else {
+            let mut text = format!("device     {here}\ninputs     {source}\n");
+            choices.iter().for_each(|c| text.push_str(&line(c)));
+            let (n, file) = (choices.len(), output.display());
+            let _ = writeln!(text, "{n} choices measured in {seconds:.1} s, written to {file}");
+            text
+        };
+        write_stdout(&text);
+        Ok(Exit::Ok)
+    }
+}
+
+/// A choice for people.
+pub fn line(c: &Choice) -> String {
+    let time = |us: Option<f64>| us.map_or("guess".to_string(), |us| format!("{us:.2}"));
+    let (us, first) = (time(c.us), time(c.first_us));
+    format!("  {us:>9} us (first guess {first}, best of {})  {}\n", c.candidates, c.problem)
+}
+
+/// A choice for programs.
+pub fn to_json(c: &Choice) -> serde_json::Value {
+    serde_json::json!({
+        "machine": c.machine.to_string(),
+        "product": c.problem,
+        "us": c.us,
+        "first_us": c.first_us,
+        "candidates": c.candidates,
+    })
+}
