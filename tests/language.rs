@@ -183,17 +183,22 @@ fn the_examples_of_the_table_do_what_they_say() {
     assert!(problems.is_empty(), "{}", problems.join("\n"));
 }
 
+/// The blocks of a page that are marked `hyp`.
+fn blocks(page: &str) -> Vec<String> {
+    let text = std::fs::read_to_string(here().join("..").join(page)).unwrap();
+    text.split("```hyp\n").skip(1).map(|part| part.split("```").next().unwrap().to_string()).collect()
+}
+
 #[test]
 fn the_documentation_compiles() {
-    let text = std::fs::read_to_string(here().join("../docs/language.md")).unwrap();
-    let mut blocks = 0;
-    for part in text.split("```hyp\n").skip(1) {
-        let block = part.split("```").next().unwrap();
+    let (language, readme) = (blocks("docs/language.md"), blocks("README.md"));
+    assert!(language.len() > 5 && !readme.is_empty());
+    for block in language.iter().chain(&readme) {
         let c = compile_text(block);
         assert!(!has_errors(&c.diagnostics), "{block}\n{}", report(&c));
-        blocks += 1;
     }
-    assert!(blocks > 5);
+    // What a reader pastes first is told nothing at all.
+    readme.iter().for_each(|block| assert!(compile_text(block).diagnostics.is_empty(), "{block}"));
 }
 
 #[test]

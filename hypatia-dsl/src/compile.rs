@@ -7,7 +7,7 @@
 use std::path::Path;
 
 use crate::ast;
-use crate::diag::{Diagnostic, has_errors};
+use crate::diag::{Diagnostic, Severity, has_errors};
 use crate::ir::Program;
 use crate::lint::lint;
 use crate::resolve::resolve;
@@ -71,9 +71,12 @@ pub fn compile(roots: Vec<SourceFile>, loader: &dyn Loader) -> Compilation {
     let mut diagnostics = Vec::new();
     let resolved = resolve(roots, loader, &mut sources, &mut diagnostics);
     let (mut program, found) = analyse(&resolved, &sources);
+    // What is only probably not meant is told when nothing is wrong.
+    let (found, warnings): (Vec<_>, Vec<_>) = found.into_iter().partition(|d| d.severity == Severity::Error);
     diagnostics.extend(found);
     templates::attach(&mut program, &mut sources, &mut diagnostics);
     if !has_errors(&diagnostics) {
+        diagnostics.extend(warnings);
         diagnostics.extend(lint(&program, &resolved, &sources));
     }
     diagnostics.sort_by_key(|d| (d.primary.span, d.code));

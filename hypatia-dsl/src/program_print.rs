@@ -3,11 +3,12 @@
 //! In: parts of a [`Program`]. Out: text for `explain`, for messages and for tests. Holds always:
 //! what is printed reads as what the program means, families expanded and patterns inlined.
 
+use crate::dtype::Kind;
 use crate::ir::{
-    AExpr, AttrPat, AttrValue, Build, BuildArg, Class, Head, InView, Kernel, OpId, ParamKind, Pat, Program, Rule, Sort,
-    Var, VarId,
+    AExpr, AttrPat, AttrValue, Build, BuildArg, Class, Head, InView, Kernel, OpDef, OpId, ParamKind, Pat, Program,
+    Rule, ScalarDef, Sort, Var, VarId,
 };
-use crate::typing::{show_expr, show_type_pat, show_value};
+use crate::typing::{attr_type_name, show_bound, show_expr, show_type_pat, show_value};
 
 fn name(vars: &[Var], v: VarId) -> &str {
     vars.get(v.index()).map_or("?", |v| v.name.as_str())
@@ -93,6 +94,43 @@ fn rule_clauses(p: &Program, rule: &Rule) -> Vec<String> {
         last.push(';');
     }
     out
+}
+
+/// An op's declaration up to its body: `softmax<T: float>(x: T[..s], axis: axis = -1) -> T[..s]`.
+pub fn show_op_signature(op: &OpDef) -> String {
+    let bounds = op.bounds.iter().map(|(v, dtypes)| format!("{}: {}", name(&op.vars, *v), show_bound(dtypes)));
+    let bounds: Vec<String> = bounds.collect();
+    let generics = if bounds.is_empty() { String::new() } else { format!("<{}>", bounds.join(", ")) };
+    let params: Vec<String> = op
+        .params
+        .iter()
+        .map(|p| match &p.kind {
+            ParamKind::Tensor { ty, optional, variadic } => {
+                let (star, mark) = (if *variadic { "*" } else { "" }, if *optional { "?" } else { "" });
+                format!("{star}{}: {}{mark}", p.name, show_type_pat(&op.vars, ty))
+            }
+            ParamKind::Term => format!("{}: scalar", p.name),
+            ParamKind::Attr { ty, default } => {
+                let default = default.as_ref().map_or(String::new(), |d| format!(" = {}", show_value(d)));
+                format!("{}: {}{default}", p.name, attr_type_name(*ty))
+            }
+        })
+        .collect();
+    let results: Vec<String> = op.results.iter().map(|t| show_type_pat(&op.vars, t)).collect();
+    let result = match (results.as_slice(), op.variadic_result) {
+        ([one], true) => format!("*{one}"),
+        ([one], false) => one.clone(),
+        (several, _) => format!("({})", several.join(", ")),
+    };
+    format!("{}{generics}({}) -> {result}", op.name, params.join(", "))
+}
+
+/// A scalar's declaration up to its body: `within(x, low, high) -> bool`.
+pub fn show_scalar_signature(s: &ScalarDef) -> String {
+    let kind = |k: Kind| if k == Kind::Bool { ": bool" } else { "" };
+    let params: Vec<String> = s.params.iter().map(|(n, k)| format!("{n}{}", kind(*k))).collect();
+    let result = if s.result == Kind::Bool { " -> bool" } else { "" };
+    format!("{}({}){result}", s.name, params.join(", "))
 }
 
 /// A kernel's first line.

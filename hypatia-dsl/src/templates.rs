@@ -7,8 +7,9 @@
 
 use std::path::Path;
 
-use crate::diag::Diagnostic;
+use crate::diag::{Diagnostic, has_errors};
 use crate::emit::cuda::template;
+use crate::emit::instances::template::problem;
 use crate::ir::{Backend, Kernel, Program};
 use crate::sema::code;
 use crate::source::{FileId, MAX_FILE, SourceFile, SourceMap, Span};
@@ -16,6 +17,8 @@ use crate::source::{FileId, MAX_FILE, SourceFile, SourceMap, Span};
 /// Reads the template of each kernel that has one. Files that are not on disk name templates that nobody can
 /// find: their kernels stay without text.
 pub(crate) fn attach(program: &mut Program, sources: &mut SourceMap, diagnostics: &mut Vec<Diagnostic>) {
+    // Where something else is wrong, a kernel's types may be unknown.
+    let sound = !has_errors(diagnostics);
     for i in 0..program.kernels.len() {
         let Backend::Template(wanted) = &program.kernels[i].backend else { continue };
         let Some(at) = program.kernels[i].origin.span else { continue };
@@ -32,9 +35,14 @@ pub(crate) fn attach(program: &mut Program, sources: &mut SourceMap, diagnostics
         let text = file.text.to_string();
         let known = file.path.as_deref().and_then(|p| sources.find(p));
         let id = known.unwrap_or_else(|| sources.add(file));
-        diagnostics.extend(check(program, &program.kernels[i], id, &name, &text, at));
         if let Backend::Template(slot) = &mut program.kernels[i].backend {
-            slot.text = text;
+            slot.text.clone_from(&text);
+        }
+        let here = Place { kernel: &program.kernels[i], file: id, text: &text, at };
+        let found = here.names(program, &name);
+        match found.is_empty() && sound {
+            true => diagnostics.extend(problem(program, here.kernel).map(|w| here.wrong(w.line, w.message))),
+            false => diagnostics.extend(found),
         }
     }
 }
@@ -70,32 +78,73 @@ fn read(folder: &Path, name: &str) -> Result<SourceFile, String> {
     Ok(file)
 }
 
-/// What can be said of a template without filling it in: its syntax, and the names it uses.
-fn check(program: &Program, kernel: &Kernel, file: FileId, name: &str, text: &str, at: Span) -> Vec<Diagnostic> {
-    let wrong = |line: Option<usize>, message: String| {
-        let span = line.and_then(|l| line_span(file, text, l)).unwrap_or(at);
-        Diagnostic::error(code::TEMPLATE, message, span).also(at, format!("the template of `{}`", kernel.name))
-    };
-    if let Err(why) = template::safe_includes(text) {
-        return vec![wrong(Some(why.0), why.1)];
-    }
-    let used = match template::variables(name, text) {
-        Ok(used) => used,
-        Err(e) => return vec![wrong(e.line, e.message)],
-    };
-    let known = template::known_variables(program, kernel);
-    let unknown = used.into_iter().filter(|u| !known.contains(u));
-    unknown
-        .map(|u| {
-            let line = text.lines().position(|l| mentions(l, &u)).map(|l| l + 1);
-            let mut d = wrong(line, format!("the template uses `{u}`, which nothing defines"));
-            d = d.note(format!("it may use {}", known.join(", ")));
-            match crate::spell::closest(&u, known.iter().map(String::as_str)) {
-                Some(near) => d.hint(format!("did you mean `{near}`?")),
-                None => d.hint(format!("declare a tuning parameter with `tune {u} in {{...}};`")),
+/// A template, and the kernel that names it.
+struct Place<'a> {
+    kernel: &'a Kernel,
+    file: FileId,
+    text: &'a str,
+    /// Where the kernel stands.
+    at: Span,
+}
+
+impl Place<'_> {
+    /// A diagnostic that points at a line of the template.
+    fn wrong(&self, line: Option<usize>, message: String) -> Diagnostic {
+        let span = line.and_then(|l| line_span(self.file, self.text, l)).unwrap_or(self.at);
+        let d = Diagnostic::error(code::TEMPLATE, message, span)
+            .also(self.at, format!("the template of `{}`", self.kernel.name));
+        let said = line.and_then(|l| self.text.lines().nth(l - 1)).and_then(misspelt_part);
+        match said {
+            Some((of, part, known)) => {
+                let d = d.note(format!("`{of}` has {}, no `{part}`", known.join(", ")));
+                match crate::spell::closest(part, known.iter().copied()) {
+                    Some(near) => d.hint(format!("did you mean `{of}.{near}`?")),
+                    None => d,
+                }
             }
+            None => d,
+        }
+    }
+
+    /// What can be said of a template without filling it in: its syntax, and the names it uses.
+    fn names(&self, program: &Program, name: &str) -> Vec<Diagnostic> {
+        if let Err(why) = template::safe_includes(self.text) {
+            return vec![self.wrong(Some(why.0), why.1)];
+        }
+        let used = match template::variables(name, self.text) {
+            Ok(used) => used,
+            Err(e) => return vec![self.wrong(e.line, e.message)],
+        };
+        let known = template::known_variables(program, self.kernel);
+        let unknown = used.into_iter().filter(|u| !known.contains(u));
+        unknown
+            .map(|u| {
+                let line = self.text.lines().position(|l| mentions(l, &u)).map(|l| l + 1);
+                let mut d = self.wrong(line, format!("the template uses `{u}`, which nothing defines"));
+                d = d.note(format!("it may use {}", known.join(", ")));
+                match crate::spell::closest(&u, known.iter().map(String::as_str)) {
+                    Some(near) => d.hint(format!("did you mean `{near}`?")),
+                    None => d.hint(format!("declare a tuning parameter with `tune {u} in {{...}};`")),
+                }
+            })
+            .collect()
+    }
+}
+
+/// `acc.typ` in a line: the variable, what is asked of it, and what it has.
+fn misspelt_part(line: &str) -> Option<(&'static str, &str, &'static [&'static str])> {
+    let word = |c: char| c.is_alphanumeric() || c == '_';
+    let inside = line.match_indices("${").filter_map(|(i, _)| line[i + 2..].split('}').next());
+    inside.into_iter().find_map(|expression| {
+        template::PARTS.iter().find_map(|(of, known)| {
+            let mut found = expression.match_indices(of).filter_map(|(i, _)| {
+                let alone = !expression[..i].chars().next_back().is_some_and(|c| word(c) || c == '.' || c == '"');
+                let rest = expression[i + of.len()..].strip_prefix('.').filter(|_| alone)?;
+                Some(&rest[..rest.find(|c| !word(c)).unwrap_or(rest.len())])
+            });
+            found.find(|part| !known.contains(part)).map(|part| (*of, part, *known))
         })
-        .collect()
+    })
 }
 
 /// True if a line has the name as a word of its own.

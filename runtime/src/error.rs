@@ -5,6 +5,8 @@
 
 use std::path::PathBuf;
 
+use hypatia_dsl::diag::Code;
+
 /// Anything that can go wrong between a user's file and a result.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -60,6 +62,13 @@ pub enum Error {
     /// A broken invariant of Hypatia itself: a bug worth reporting.
     #[error("internal error: {0}; please report this with the model and the rules")]
     Internal(String),
+}
+
+impl Error {
+    /// True if a type error has this code: its message ends with it, `[H0302]`, whatever is said before it of the place.
+    pub(crate) fn has_code(&self, code: Code) -> bool {
+        matches!(self, Error::Type(m) if m.ends_with(&format!("[{code}]")))
+    }
 }
 
 /// Results of the library.

@@ -106,6 +106,7 @@ fn wrong_use_is_told() {
         (&["--no-rules", "--no-compare"], 2, "cannot be used with"),
         (&["--dim", "nonsense=3"], 1, "nonsense"),
         (&["--inputs", "absent.npz"], 1, "absent.npz"),
+        (&["--rows", "x"], 1, "--rows chooses among cases"),
         (&["--trace", "/nonexistent/folder/t.json", "--runs", "1"], 1, "/nonexistent/folder/t.json"),
     ] {
         let out = bench(args);
@@ -132,7 +133,16 @@ fn tests_of_a_file_are_timed_on_different_values() {
     let case = &report["cases"][0];
     assert_eq!((case["case"].as_str(), case["with_rules"]["launches"].as_u64()), (Some("two"), Some(2)), "{report}");
     assert!(case["with_rules"]["us"].as_f64().unwrap() > 0.0 && case["ratio"].as_f64().unwrap() > 0.0);
-    for (tests, more, wanted) in [("", &[][..], "has no tests"), (two, &["--rows", "three"][..], "--rows")] {
+    let only_models = "is for a model";
+    for (tests, more, wanted) in [
+        ("", &[][..], "has no tests"),
+        (two, &["--rows", "three"][..], "--rows"),
+        (two, &["--profile"], only_models),
+        (two, &["--trace", "t.json"], only_models),
+        (two, &["--inputs", "i.npz"], only_models),
+        (two, &["--dim", "batch=2"], only_models),
+        (two, &["--seed", "1"], only_models),
+    ] {
         let out = run(tests, more);
         let text = String::from_utf8_lossy(&out.stderr);
         assert!(!out.status.success() && text.contains(wanted), "{text}");

@@ -81,8 +81,11 @@ fn wrong_options_and_folders_are_told_apart() {
         (vec!["--dtype", "f32,float"], "expected one of f64, f32, f16"),
         (vec!["--dtype", ""], "expected one of"),
         (vec!["--dtype", "bool"], "expected one of"),
-        (vec!["--arch", "sm_9"], "such as sm_80"),
-        (vec!["--arch", "90a"], "such as sm_80"),
+        (vec!["--arch", "sm_9"], "known are sm_50, "),
+        (vec!["--arch", "90a"], "sm_80, "),
+        (vec!["--arch", "sm_999"], "sm_120, "),
+        (vec!["--arch", "sm_90a,sm_80a"], "'sm_80a'"),
+        (vec!["--arch", "sm_90f"], "from sm_100 on with `f`"),
         (vec!["--emit", "ptx"], "cubin"),
     ] {
         let (code, out, err) = hypatia(&[&["gen", "s.hyp", "-o", "k"], &args[..]].concat(), at);
@@ -100,8 +103,9 @@ fn wrong_options_and_folders_are_told_apart() {
         assert!(code == 1 && out.is_empty() && err.contains(said), "{args:?}: {code} {err}");
     }
     assert!(!at.join("k").exists());
-    // Machine code that was asked for by name and cannot be made is an error: there is no NVRTC, or no such architecture.
-    let (code, _, err) = hypatia(&["gen", "s.hyp", "-o", "k", "--emit", "cubin", "--arch", "sm_999"], at);
+    // Machine code that was asked for by name and cannot be made is an error: there is no NVRTC, or it does not know that
+    // architecture any more.
+    let (code, _, err) = hypatia(&["gen", "s.hyp", "-o", "k", "--emit", "cubin", "--arch", "sm_50"], at);
     assert!(code == 1 && err.contains("NVRTC") && !at.join("k").exists(), "{code} {err}");
 }
 

@@ -69,6 +69,28 @@ fn check_tells_every_error_of_every_file() {
     assert!(err(&colored).contains("\u{1b}["));
 }
 
+/// An op that has a meaning for some element types only is warned about, and right for these.
+#[test]
+fn a_missing_bound_is_a_warning() {
+    let text = "edition 1;\nuse core::*;\nruleset r { until = fixpoint; }\n\
+        op half(x: T[..s]) -> T[..s] = x * 0.5;\n\
+        rule r::half: div(x, 2) => mul(x, 0.5);\n\
+        test \"floats\" { input x: f32[4]; given half(x / 2); expect fires r::half; }\n\
+        test \"integers\" { input x: i32[4]; given x / 2; expect not fires r::half; }\n\
+        test \"not for integers\" { input x: i32[4]; given half(x); expect error H0302; }\n";
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("half.hyp"), text).unwrap();
+    let o = hypatia(&["check", "half.hyp"], "", folder.path());
+    assert!(o.status.success() && err(&o).matches("warning[H0510]").count() == 2, "{}", err(&o));
+    let o = hypatia(&["test", "half.hyp"], "", folder.path());
+    assert!(o.status.success() && out(&o).contains("3 passed"), "{}{}", out(&o), err(&o));
+    let o = hypatia(&["verify", "half.hyp"], "", folder.path());
+    assert!(o.status.success() && out(&o).contains("2 verified, 0 false"), "{}{}", out(&o), err(&o));
+    // What is an error is not buried under warnings.
+    let o = hypatia(&["check", "-"], &format!("{text}scalar f(x) = y;\n"), folder.path());
+    assert!(o.status.code() == Some(1) && !err(&o).contains("warning"), "{}", err(&o));
+}
+
 #[test]
 fn fmt_writes_only_what_it_understands() {
     let folder = tempfile::tempdir().unwrap();
@@ -104,12 +126,25 @@ fn explain_tells_codes() {
     assert_eq!(hypatia(&["explain", "H9999"], "", here).status.code(), Some(1));
 }
 
-/// Fusions that the library does not have, in the language alone: their own tests say what they come to.
+/// Fusions that the library does not have, in the language alone, and every construct of it: their own tests say what
+/// they come to.
 #[test]
-fn fusions_of_other_compilers_can_be_said() {
+fn the_tests_of_files_that_compile_pass() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/pass");
-    for (file, tests) in [("gated.hyp", 2), ("group_norm.hyp", 3), ("residual_norm.hyp", 4), ("softcap.hyp", 2)] {
+    let files = [
+        ("constructs.hyp", 3),
+        ("gated.hyp", 2),
+        ("group_norm.hyp", 3),
+        ("overflow.hyp", 2),
+        ("residual_norm.hyp", 4),
+        ("rules.hyp", 9),
+        ("sketch.hyp", 2),
+        ("softcap.hyp", 2),
+    ];
+    for (file, tests) in files {
         let o = hypatia(&["test", file], "", &folder);
         assert!(o.status.success() && out(&o).contains(&format!("{tests} passed, 0 failed")), "{file}: {}", out(&o));
     }
+    let there = std::fs::read_dir(&folder).unwrap().filter_map(|e| e.unwrap().file_name().into_string().ok());
+    assert_eq!(there.filter(|n| n.ends_with(".hyp")).count(), files.len(), "a file that is not listed here");
 }

@@ -70,6 +70,26 @@ fn the_user_may_set_the_tolerance() {
     assert_eq!(hypatia(&["run", "model.onnx", "--rtol", "1e-3"], &at).status.code(), Some(2), "--rtol is for --check");
 }
 
+#[test]
+fn outputs_of_random_inputs_that_do_not_agree_are_told_to_be_such() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = digits();
+    let kept = folder.path().join("kept.npz").display().to_string();
+    let run = |more: &[&str]| hypatia(&[&["run", "model.onnx", "--device", "cpu"], more].concat(), &at);
+    let hint = "`--inputs FILE.npz` with input: f32[batch, 64]";
+    // Another shape than that of the file; another seed; the same one.
+    let o = run(&["--check", "outputs.npz"]);
+    assert!(o.status.code() == Some(1) && err(&o).contains(hint), "{}", err(&o));
+    assert_eq!(run(&["--outputs", &kept]).status.code(), Some(0));
+    let o = run(&["--check", &kept, "--seed", "1"]);
+    assert!(o.status.code() == Some(1) && err(&o).contains(hint), "{}", err(&o));
+    let o = run(&["--check", &kept]);
+    assert!(o.status.code() == Some(0) && !err(&o).contains("--inputs"), "{}", err(&o));
+    // Given inputs are not at fault.
+    let o = run(&["--inputs", "inputs.npz", "--check", "outputs.npz", "--rtol", "0", "--atol", "0"]);
+    assert!(o.status.code() == Some(1) && !err(&o).contains("--inputs"), "{}", err(&o));
+}
+
 const APPROX: &str = "edition 1;
 use core::*;
 ruleset t { until = fixpoint; }

@@ -1,4 +1,4 @@
-//! docs/library.md tells what the library holds, in the library's own words: it is made from the doc comments, and
+//! docs/library.md tells what the library holds, in the library's own words: it is made from declarations and doc comments, and
 //! must not be stale. `UPDATE_LIBRARY_PAGE=1 cargo test -p hypatia-tests --test library_page` writes it anew.
 
 #![allow(clippy::unwrap_used)]
@@ -7,9 +7,12 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::Path;
 
+use hypatia_dsl::ast::ItemKind;
 use hypatia_dsl::ir::{OpBody, Origin, Program, ScalarBody};
+use hypatia_dsl::program_print::{show_op_signature, show_scalar_signature};
+use hypatia_dsl::source::SourceFile;
 
-/// A line for each declaration of a file: its kind, its name, the first sentence about it.
+/// A line for each declaration of a file: its kind, its name with operands and attributes, the first sentence about it.
 type Lines = BTreeMap<String, Vec<(&'static str, String, String)>>;
 
 fn file(origin: &Origin) -> String {
@@ -25,11 +28,12 @@ fn first(doc: &str) -> String {
 fn lines(program: &Program) -> Lines {
     let mut out = Lines::new();
     for s in program.scalars.iter().filter(|s| matches!(s.body, ScalarBody::Term(_))) {
-        out.entry(file(&s.origin)).or_default().push(("scalar", s.name.clone(), first(&s.doc)));
+        out.entry(file(&s.origin)).or_default().push(("scalar", show_scalar_signature(s), first(&s.doc)));
     }
     for o in program.ops.iter().filter(|o| matches!(o.body, OpBody::Defined(_))) {
-        out.entry(file(&o.origin)).or_default().push(("op", o.name.clone(), first(&o.doc)));
+        out.entry(file(&o.origin)).or_default().push(("op", show_op_signature(o), first(&o.doc)));
     }
+    patterns(&mut out);
     let mut rules: Vec<&str> = Vec::new();
     for r in program.rules.iter().filter(|r| !r.derived) {
         if !rules.contains(&r.base_name.as_str()) {
@@ -38,6 +42,25 @@ fn lines(program: &Program) -> Lines {
         }
     }
     out
+}
+
+/// Named patterns and families, which a program does not keep: they are read from the files.
+fn patterns(out: &mut Lines) {
+    for (name, text) in hypatia_rules::FILES {
+        let file = SourceFile { name: format!("{name}.hyp"), path: None, text: (*text).into(), embedded: true };
+        let compiled = hypatia::library::check(vec![file]);
+        let lines = out.entry((*name).to_string()).or_default();
+        for item in &compiled.files[0].items {
+            match &item.kind {
+                ItemKind::Pattern(p) => {
+                    let params: Vec<&str> = p.params.iter().map(|n| n.node.as_str()).collect();
+                    lines.push(("pattern", format!("{}({})", p.name.node, params.join(", ")), first(&item.doc)));
+                }
+                ItemKind::Family(f) => lines.push(("family", f.name.node.clone(), first(&item.doc))),
+                _ => {}
+            }
+        }
+    }
 }
 
 /// The `//!` lines of a file as one paragraph.
@@ -52,14 +75,16 @@ fn page(program: &Program) -> String {
          What `rules/*.hyp` declare, in the order in which the files build on each other. The whole library is loaded \
          with every model; a file of your own names what it needs with `use nn::*;`. Builtins are listed by \
          `hypatia explain builtins`, and `hypatia explain MODEL.onnx` tells which rules fired. This page is made from the doc comments \
-         (tests/tests/library_page.rs).\n",
+         (tests/tests/library_page.rs).\n\n\
+         Ops and scalars stand as they are declared: `T[..s, n]` is a tensor, `b: T[n]?` may be left out, `*xs` is any number of \
+         tensors, `eps: float = 1e-5` is an attribute with its default. Parameters of a scalar are numbers, and broadcast.\n",
     );
     let lines = lines(program);
     for (name, text) in hypatia_rules::FILES {
         let Some(lines) = lines.get(*name) else { continue };
         write!(out, "\n## {name}\n\n{}\n\n| | |\n|---|---|\n", about(text)).unwrap();
         for (kind, name, doc) in lines {
-            writeln!(out, "| {kind} `{name}` | {doc} |").unwrap();
+            writeln!(out, "| {kind} `{}` | {doc} |", name.replace('|', "\\|")).unwrap();
         }
     }
     out

@@ -81,6 +81,29 @@ fn counterexamples_are_small() {
     }
 }
 
+/// A claim that is too strong is told with the one that holds, and with the side that is less precise; what is false has no
+/// class.
+#[test]
+fn broken_claims_say_what_holds() {
+    let line_and_message = |name: &str| {
+        let text = std::fs::read_to_string(folder("wrong").join(name)).unwrap();
+        let program = compile(name, &text);
+        let report = verify(&program, &|o| o.file == name, &Options::default(), &mut |_, _, _| {}).to_text();
+        let line = |what: &str| report.lines().find(|l| l.contains(what)).unwrap().to_string();
+        (line("FALSE"), line(" is false: "))
+    };
+    let (line, message) = line_and_message("fused_claims_exact.hyp");
+    assert!(line.contains("claims exact for") && line.ends_with("holds") && !line.contains("f32"), "{line}");
+    assert!(message.ends_with(": the left side is the less precise one"), "{message}");
+    let (line, message) = line_and_message("approximation_too_tight.hyp");
+    assert!(line.contains("claims approx(4) for f32, where approx("), "{line}");
+    assert!(message.ends_with(": the right side is the less precise one"), "{message}");
+    // Neither side is: only the sign of a zero differs. And NaN is no matter of precision.
+    assert!(!line_and_message("sign_of_zero.hyp").1.contains("precise"));
+    let (line, message) = line_and_message("lost_nan.hyp");
+    assert!(line.ends_with(" cases)") && !message.contains("precise"), "{line}\n{message}");
+}
+
 /// What differs at infinities alone is no failure, and is not passed over in silence.
 #[test]
 fn lost_infinities_are_noted() {
@@ -91,6 +114,41 @@ fn lost_infinities_are_noted() {
         let noted = report.entries[0].note.as_deref().is_some_and(|n| n.contains("at infinities"));
         assert!(report.passed() && noted && report.to_text().contains("note: "), "{name}:\n{}", report.to_text());
     }
+}
+
+/// An element type for which there is no meaning is skipped and told; a wrong meaning for another one, or a meaning for none
+/// at all, is still found.
+#[test]
+fn element_types_without_a_meaning_are_skipped() {
+    let text = std::fs::read_to_string(folder("skipped").join("element_types.hyp")).unwrap();
+    let check = |text: &str| {
+        let program = compile("skipped.hyp", text);
+        verify(&program, &|o| o.file == "skipped.hyp", &Options::default(), &mut |_, _, _| {})
+    };
+    let report = check(&text);
+    assert!(report.passed() && report.entries.len() >= 4, "{}", report.to_text());
+    for e in report.entries.iter().filter(|e| !e.name.starts_with("fold::")) {
+        let note = e.note.as_deref().unwrap_or_default();
+        assert!(note.contains("has no meaning for i64, i32, i8, u8") && e.cases > 50, "{}", report.to_text());
+        assert!(e.classes.iter().all(|c| c.0.is_float()), "{}", report.to_text());
+    }
+    // `x + x` alone is no meaning for truth values, and no word is lost about it.
+    let report = check("edition 1;\nuse core::*;\nop twice(x: T[..s]) -> T[..s] = x + x;\n");
+    assert!(report.passed() && report.entries[0].note.is_none(), "{}", report.to_text());
+    for (wrong, kind) in [
+        ("div(x, 2) => mul(x, 0.25)", "value"),
+        ("exp(x) => exp(x + cast(x, to = i32)) requires dtype(x) != f32", "type"),
+        ("div(x, y) => mul(x, div(1, y))", "value"),
+    ] {
+        let report =
+            check(&format!("edition 1;\nuse core::*;\nruleset r {{ until = fixpoint; }}\nrule r::a: {wrong};\n"));
+        let Status::False(c) = &report.entries[0].status else { panic!("{wrong}:\n{}", report.to_text()) };
+        assert!(c.kind == kind && report.entries[0].note.is_none(), "{}", report.to_text());
+    }
+    // The library says for which types its rules are: what it leaves open counts there.
+    let program = compile("skipped.hyp", &text);
+    let half = program.rules.iter().find(|r| r.name == "some::half").unwrap();
+    assert!(first_failure(&program, half, &Options::default()).is_some());
 }
 
 /// A lifted rule is verified where only an epilogue tells it from a right one.

@@ -82,4 +82,15 @@ intended.",
         "scalar exp(x) = x + 1;",
         "scalar next(x) = x + 1;",
     ),
+    Row::new(
+        510,
+        "an element type without a meaning",
+        "The declaration of an op lets in element types for which its body has no meaning, `exp(x)` for integers
+say; or the left side of a rule matches integers, and the right side has no meaning for them. Whoever
+applies the op to one is told by its body instead of its signature, the rule is not applied, and
+`verify` skips what has no meaning. Bound the type, `op f<T: float>(x: T[..s])`, or guard the rule with
+`requires is_float(dtype(x))`. That there is no meaning for `bool` alone is not told.",
+        "op scaled(x: T[..s]) -> T[..s] = x * 0.5;\ntest \"t\" { input x: f32[2]; given scaled(x); expect launches == 1; }",
+        "op scaled<T: float>(x: T[..s]) -> T[..s] = x * 0.5;\ntest \"t\" { input x: f32[2]; given scaled(x); expect launches == 1; }",
+    ),
 ];

@@ -62,8 +62,8 @@ would be wrong. A vector that runs along the first axis needs an axis of size 1 
 depends on the value of a symbol. A requirement must be known to hold: what is unknown is refused,
 because a rule or kernel that relies on it could give wrong numbers. The message prints the
 requirement as it is declared.",
-        "op halves(x: T[n]) -> T[n] = exp(x) { requires n % 2 == 0; }\ntest \"odd\" {\n  input x: f32[3];\n  given halves(x);\n  expect launches == 1;\n}",
-        "op halves(x: T[n]) -> T[n] = exp(x) { requires n % 2 == 0; }\ntest \"even\" {\n  input x: f32[4];\n  given halves(x);\n  expect launches == 1;\n}",
+        "op halves<T: float>(x: T[n]) -> T[n] = exp(x) { requires n % 2 == 0; }\ntest \"odd\" {\n  input x: f32[3];\n  given halves(x);\n  expect launches == 1;\n}",
+        "op halves<T: float>(x: T[n]) -> T[n] = exp(x) { requires n % 2 == 0; }\ntest \"even\" {\n  input x: f32[4];\n  given halves(x);\n  expect launches == 1;\n}",
     ),
     Row::new(
         307,

@@ -10,6 +10,10 @@ use crate::diag::{Code, Diagnostic};
 use crate::source::Span;
 use crate::spell::closest;
 
+/// Words that begin a statement of a kernel.
+const KERNEL_WORDS: [&str; 9] =
+    ["cublaslt", "template", "pointwise", "rowwise", "composed", "requires", "tune", "launch", "class"];
+
 /// Signs and words of fixed text, which carry nothing into the tree.
 const FIXED: &[(Rule, &str)] = &[
     (Rule::semi, ";"),
@@ -188,7 +192,11 @@ pub(super) fn syntax_error(
         ErrorVariant::CustomError { .. } => &[],
     };
     let site = Site { builder, tokens, i, following, expected };
-    site.first_word().or_else(|| site.number()).or_else(|| site.semicolon()).unwrap_or_else(|| site.general())
+    site.first_word()
+        .or_else(|| site.number())
+        .or_else(|| site.statement_word())
+        .or_else(|| site.semicolon())
+        .unwrap_or_else(|| site.general())
 }
 
 /// Where the grammar gave up.
@@ -263,6 +271,54 @@ impl Site<'_> {
         })
     }
 
+    /// `rowise;` in a kernel, `require n > 0;` in an op: what begins the statement is none of the words that may.
+    fn statement_word(&self) -> Option<Diagnostic> {
+        let at = self.i.checked_sub(1)?;
+        let opens = at.checked_sub(1).is_some_and(|before| matches!(self.text(before), "{" | ";"));
+        let (item, words): (_, &[&str]) = match self.text(0) {
+            "kernel" => ("a kernel", &KERNEL_WORDS),
+            "op" => ("the block of an op", &["requires", "flops", "read", "write", "builtin"]),
+            _ => return None,
+        };
+        let word = self.text(at);
+        if !opens || !self.expects(Rule::assign) || words.contains(&word) {
+            return None;
+        }
+        let d = Diagnostic::error(Code(101), format!("{item} has no statement `{}`", shorten(word)), self.span(at))
+            .label("not expected here");
+        Some(match closest(word, words.iter().copied()) {
+            Some(near) => d.hint(format!("did you mean `{near}`?")),
+            None => {
+                let quoted: Vec<String> = words.iter().map(|w| format!("`{w}`")).collect();
+                d.note(format!("its statements begin with {}", list(&quoted)))
+            }
+        })
+    }
+
+    /// Words by which other languages begin a condition, where a rule has `requires`.
+    fn condition(&self) -> Option<String> {
+        let word = self.text(self.i);
+        let foreign = ["if", "iff", "where", "when", "whenever", "provided", "assuming", "guard", "unless"];
+        let clause = self.expected.iter().filter_map(|r| words(*r)).flatten().any(|w| w == "`requires`");
+        if self.i == 0 || !clause || !foreign.contains(&word) {
+            return None;
+        }
+        let not = if word == "unless" { "not " } else { "" };
+        Some(format!("a condition is written `requires {not}...`"))
+    }
+
+    /// A choice in the order of other languages: `b if c else a`, `if c: a else b`.
+    fn choice(&self) -> Option<String> {
+        let before = self.tokens.get(..self.i)?;
+        let last = |word: &str| before.iter().rposition(|t| t.text(self.builder.text) == word);
+        let python = self.text(self.i) == "if" && self.i > 0;
+        let no_then = last("if").is_some_and(|at| last("then").is_none_or(|then| then < at))
+            && (self.text(self.i) == "else" || self.expects(Rule::kw_then));
+        (python || no_then).then(|| {
+            "a choice is written `if c then a else b`; what stands for an absent operand, `(b else 0)`".to_string()
+        })
+    }
+
     /// The item ends without `;`, or the next statement begins without one.
     fn semicolon(&self) -> Option<Diagnostic> {
         let new_line = self.tokens.get(self.i).is_none_or(|t| t.first || t.text(self.builder.text) == "}");
@@ -270,7 +326,7 @@ impl Site<'_> {
             return None;
         }
         // A clause word that is nearly right is the likelier mistake.
-        if self.i < self.tokens.len() && self.misspelled().is_some() {
+        if self.i < self.tokens.len() && (self.misspelled().is_some() || self.condition().is_some()) {
             return None;
         }
         let previous = self.span(self.i - 1);
@@ -327,8 +383,14 @@ impl Site<'_> {
         if let Some(word) = self.expectation_word() {
             return d.hint(format!("did you mean `expect {word}`?"));
         }
+        if let Some(hint) = self.condition() {
+            return d.hint(hint);
+        }
         if let Some(word) = self.misspelled() {
             return d.hint(format!("did you mean `{word}`?"));
+        }
+        if let Some(hint) = self.choice() {
+            return d.hint(hint);
         }
         if self.tokens.get(self.i).is_some_and(|t| t.kind == Kind::Word) && is_reserved(self.text(self.i)) {
             return d.note(format!("`{}` is a word of the language and cannot be a name", self.text(self.i)));
@@ -348,6 +410,9 @@ impl Site<'_> {
         let found = self.text(self.i);
         Some(match found {
             "{" if self.expects(Rule::assign) => "the body stands behind `=`, without braces: `f(x) = x + 1;`".into(),
+            "," if self.text(0) == "rule" && self.expects(Rule::becomes) => {
+                "several roots stand in parentheses: `(p, q) => (r, s)`".into()
+            }
             "," | ")" if self.expects(Rule::colon) => "an operand has a type: `x: T[..s]`".into(),
             _ if token.kind == Kind::Str && self.text(0) == "use" => {
                 let module = found.trim_matches('"').trim_end_matches(".hyp").replace('/', "::");

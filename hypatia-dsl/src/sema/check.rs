@@ -1,7 +1,7 @@
 //! Types of bodies and of rules, tried on small instances with symbolic and small sizes.
 //!
 //! In: checked ops and rules. Out: errors where a body's type is not the declared one, or where both
-//! sides of a rule cannot have one type. Holds always: only what is certainly wrong is reported;
+//! sides of a rule cannot have one type; a warning where they have one for some of the element types only. Holds always: only what is certainly wrong is reported;
 //! whatever depends on values that are not known here passes.
 
 use std::cell::RefCell;
@@ -16,7 +16,7 @@ use crate::ir::{
 };
 use crate::shape::Dim;
 use crate::source::Span;
-use crate::typing::{Bindings, NoFacts, TensorType, TypeError, eval, match_type};
+use crate::typing::{Bindings, NoFacts, TensorType, TypeError, codes, eval, match_type};
 
 use super::code;
 use super::infer::Infer;
@@ -25,10 +25,10 @@ use super::infer::Infer;
 const MAX_TRIES: usize = 160;
 
 /// One way to fill an op's operands and attributes.
-struct Instance {
-    bindings: Bindings,
-    types: HashMap<VarId, TensorType>,
-    absent: Vec<VarId>,
+pub(super) struct Instance {
+    pub bindings: Bindings,
+    pub types: HashMap<VarId, TensorType>,
+    pub absent: Vec<VarId>,
 }
 
 /// The type that a pattern stands for, once its variables have values.
@@ -75,8 +75,9 @@ fn as_dim(v: &AttrValue) -> Option<Dim> {
     if let AttrValue::Dim(d) = v { Some(d.clone()) } else { None }
 }
 
-/// Instances of an op: rests of 0, 1 and 2 sizes, optional operands all there and all absent.
-fn instances(def: &OpDef) -> Vec<Instance> {
+/// Instances of an op: rests of 0, 1 and 2 sizes, optional operands all there and all absent. An element type that
+/// `wanted` names is that one.
+pub(super) fn instances(def: &OpDef, wanted: Option<(VarId, DType)>) -> Vec<Instance> {
     let rests: Vec<VarId> = vars_of(def, Sort::Shape).filter(|v| def.vars[v.index()].name != "out").collect();
     let free = rests.len().min(3);
     let mut out = Vec::new();
@@ -96,7 +97,7 @@ fn instances(def: &OpDef) -> Vec<Instance> {
                 let list = (0..len).map(|k| AttrValue::Dim(Dim::symbol(format!("{name}{k}")))).collect();
                 bindings.values.insert(*v, AttrValue::List(list));
             }
-            out.extend(instance(def, bindings, absent.clone()));
+            out.extend(instance(def, bindings, absent.clone(), wanted));
         }
     }
     out
@@ -106,7 +107,12 @@ fn vars_of(def: &OpDef, sort: Sort) -> impl Iterator<Item = VarId> + '_ {
     def.vars.iter().enumerate().filter(move |(_, v)| v.sort == sort).map(|(i, _)| VarId(i as u32))
 }
 
-fn instance(def: &OpDef, mut bindings: Bindings, absent: Vec<VarId>) -> Option<Instance> {
+fn instance(
+    def: &OpDef,
+    mut bindings: Bindings,
+    absent: Vec<VarId>,
+    wanted: Option<(VarId, DType)>,
+) -> Option<Instance> {
     for (i, p) in def.attrs() {
         let ParamKind::Attr { ty, default } = &p.kind else { continue };
         let value = default.clone().or(match ty {
@@ -122,7 +128,8 @@ fn instance(def: &OpDef, mut bindings: Bindings, absent: Vec<VarId>) -> Option<I
     for v in vars_of(def, Sort::DType).filter(|v| v.index() >= def.params.len()) {
         let bound = def.bounds.iter().find(|(b, _)| *b == v).map(|(_, l)| l.clone());
         let list = bound.unwrap_or_else(|| vec![DType::F32]);
-        let dtype = if list.contains(&DType::F32) { DType::F32 } else { *list.first()? };
+        let usual = if list.contains(&DType::F32) { DType::F32 } else { *list.first()? };
+        let dtype = wanted.filter(|w| w.0 == v).map_or(usual, |w| w.1);
         bindings.values.insert(v, AttrValue::DType(dtype));
     }
     for v in vars_of(def, Sort::Attr).filter(|v| v.index() >= def.params.len()) {
@@ -138,7 +145,7 @@ fn instance(def: &OpDef, mut bindings: Bindings, absent: Vec<VarId>) -> Option<I
 }
 
 /// `x: f32[s0, k]`, for notes.
-fn describe(def_vars: &[crate::ir::Var], types: &HashMap<VarId, TensorType>, absent: &[VarId]) -> String {
+pub(super) fn describe(def_vars: &[crate::ir::Var], types: &HashMap<VarId, TensorType>, absent: &[VarId]) -> String {
     let mut vars: Vec<&VarId> = types.keys().collect();
     vars.sort();
     let shown: Vec<String> = vars
@@ -177,7 +184,7 @@ pub(super) fn body(
 ) -> Option<Diagnostic> {
     let mut failure: Option<(TypeError, Instance)> = None;
     let mut passed = false;
-    for inst in instances(def) {
+    for inst in instances(def, None) {
         let lookup = |v: VarId| inst.types.get(&v).cloned();
         let mut infer = Infer::new(program, &lookup);
         infer.bindings = inst.bindings.clone();
@@ -220,10 +227,10 @@ pub(super) fn body(
             }
         }
     }
-    let (error, inst) = failure?;
-    if passed {
-        return None; // it depends on the ranks; the op's users are told
-    }
+    let Some((error, inst)) = failure.filter(|_| !passed) else {
+        // What depends on the ranks the op's users are told.
+        return super::bounds::check(program, def, op, bodies, nodes);
+    };
     let lookup = |v: VarId| inst.types.get(&v).cloned();
     let mut infer = Infer::new(program, &lookup);
     infer.bindings = inst.bindings.clone();
@@ -249,8 +256,10 @@ enum Verdict {
     Nothing,
     /// Both sides agree as far as can be seen.
     Agree,
-    /// They do not.
+    /// They do not: in which way, and with which operands.
     Differ(String, String),
+    /// The right side has no type, with these operands.
+    NoType(TypeError, String),
 }
 
 /// Checks that both sides of a rule can have one type.
@@ -270,20 +279,20 @@ pub(super) fn rule(program: &Program, r: &Rule, right: Span, left: Span) -> Opti
         (0..5).map(|k| vec![k; n]).collect()
     };
     // Most rules agree on matrices: no other ranks need be tried then.
-    if let Verdict::Agree = attempt(program, r, &leaves, &vec![2; n]) {
-        return None;
+    if let Verdict::Agree = attempt(program, r, &leaves, &vec![2; n], DType::F32) {
+        return without_floats(program, r, &leaves, &vec![2; n], (right, left));
     }
     let mut found: Option<(String, String)> = None;
     for ranks in tries.into_iter().take(MAX_TRIES) {
-        match attempt(program, r, &leaves, &ranks) {
-            Verdict::Nothing => {}
-            Verdict::Agree => return None,
-            // A difference of types says more than a type that is missing.
-            Verdict::Differ(a, b) => {
-                if found.is_none() || a.starts_with("this is") {
-                    found = Some((a, b));
-                }
-            }
+        let (what, with) = match attempt(program, r, &leaves, &ranks, DType::F32) {
+            Verdict::Nothing => continue,
+            Verdict::Agree => return without_floats(program, r, &leaves, &ranks, (right, left)),
+            Verdict::Differ(what, with) => (what, with),
+            Verdict::NoType(e, with) => (format!("this has no type: {}", e.message), with),
+        };
+        // A difference of types says more than a type that is missing.
+        if found.is_none() || what.starts_with("this is") {
+            found = Some((what, with));
         }
     }
     let (what, with) = found?;
@@ -328,14 +337,42 @@ struct Attempt<'p> {
     rank: usize,
 }
 
-fn attempt(program: &Program, r: &Rule, leaves: &[VarId], ranks: &[usize]) -> Verdict {
+/// A rule whose left side is met by integers where its right side has no meaning for them: it is not applied there.
+fn without_floats(
+    program: &Program,
+    r: &Rule,
+    leaves: &[VarId],
+    ranks: &[usize],
+    (right, left): (Span, Span),
+) -> Option<Diagnostic> {
+    let dtype = DType::I64;
+    let claimed = r.claims.is_empty() || r.claims.iter().any(|c| c.dtypes.is_empty() || c.dtypes.contains(&dtype));
+    let Verdict::NoType(e, with) = attempt(program, r, leaves, ranks, dtype) else { return None };
+    if !claimed || e.code != codes::DTYPE {
+        return None;
+    }
+    let guard = match leaves.iter().map(|v| &r.vars[v.index()].name).find(|n| !n.starts_with('_')) {
+        None => "say for which element types it is: `class rounds for f64, f32, f16, bf16`".to_string(),
+        Some(x) => format!("add `requires is_float(dtype({x}))`"),
+    };
+    let message = format!("the right side has no meaning where the left side is of {dtype}");
+    Some(
+        Diagnostic::warning(code::BOUND, message, right)
+            .label(e.message)
+            .also(left, "which this matches")
+            .note(format!("with {with}"))
+            .hint(guard),
+    )
+}
+
+fn attempt(program: &Program, r: &Rule, leaves: &[VarId], ranks: &[usize], usual: DType) -> Verdict {
     let mut dtypes = HashMap::new();
     r.lhs.iter().for_each(|p| leaf_dtypes(program, p, &mut dtypes));
     let types: HashMap<VarId, TensorType> = leaves
         .iter()
         .zip(ranks)
         .map(|(v, n)| {
-            let dtype = dtypes.get(v).copied().unwrap_or(DType::F32);
+            let dtype = dtypes.get(v).copied().unwrap_or(usual);
             (*v, TensorType { dtype, shape: vec![Dim::from(2); *n] })
         })
         .collect();
@@ -369,7 +406,7 @@ fn attempt(program: &Program, r: &Rule, leaves: &[VarId], ranks: &[usize]) -> Ve
                 return Verdict::Differ(format!("this is {have}, the left side {t}"), shown());
             }
             Ok(Some(_)) => {}
-            Err(e) => return Verdict::Differ(format!("this has no type: {}", e.message), shown()),
+            Err(e) => return Verdict::NoType(e, shown()),
         }
     }
     Verdict::Agree

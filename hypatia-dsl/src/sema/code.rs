@@ -101,6 +101,8 @@ codes! {
     UNUSED_PATTERN = 508;
     /// A declaration that hides one that `use ...::*` brings in.
     SHADOWS = 509;
+    /// An element type that a declaration lets in, for which the body or the right side has no meaning.
+    BOUND = 510;
     /// A kernel without exactly one way to make it.
     BACKEND = 601;
     /// A kernel for something that is no op.

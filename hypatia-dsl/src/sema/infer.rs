@@ -3,6 +3,7 @@
 //! In: a [`Build`], types of its variables, values of its attributes. Out: the type of its result,
 //! or why there is none. Holds always: `Ok(None)` means that the type depends on something unknown.
 
+use crate::dtype::DType;
 use crate::ir::{AExpr, AttrValue, Build, BuildArg, BuildNode, Fact, Head, OpId, ParamKind, Program, VarId};
 use crate::shape::broadcast;
 use crate::typing::{
@@ -97,8 +98,9 @@ impl<'p> Infer<'p> {
             .zip(kinds)
             .filter(|(_, k)| k.1 == crate::dtype::Kind::Number)
             .find_map(|(t, _)| t.as_ref().map(|t| t.dtype));
-        if numbers > 0 && first.is_none() {
-            return Ok(None);
+        if numbers > 0 {
+            let Some(dtype) = first else { return Ok(None) };
+            n.args.iter().try_for_each(|a| if let BuildArg::One(b) = a { self.held(b, dtype) } else { Ok(()) })?;
         }
         let types: Option<Vec<TensorType>> = types
             .into_iter()
@@ -118,6 +120,29 @@ impl<'p> Infer<'p> {
             Build::Frozen(b) => self.is_number(b),
             _ => false,
         }
+    }
+
+    /// An integer type must hold the numbers that stand beside it as they are.
+    fn held(&self, b: &Build, dtype: DType) -> Result<(), TypeError> {
+        let value = match b {
+            Build::Number(e) => self.value(e),
+            Build::Else(v, other) if self.absent.contains(v) => return self.held(other, dtype),
+            Build::Frozen(b) => return self.held(b, dtype),
+            _ => None,
+        };
+        let number = match value {
+            Some(AttrValue::Float(v)) => v,
+            Some(AttrValue::Dim(d)) => match d.as_const() {
+                Some(v) => v as f64,
+                None => return Ok(()),
+            },
+            _ => return Ok(()),
+        };
+        if dtype.is_int() && dtype.round(number) != number {
+            let message = format!("the number {number} stands beside {dtype}, which does not hold it");
+            return Err(TypeError::new(crate::diag::Code(302), message));
+        }
+        Ok(())
     }
 
     fn op(&self, id: OpId, n: &BuildNode) -> Typed {
@@ -144,6 +169,7 @@ impl<'p> Infer<'p> {
         }
         if !numbers.is_empty() {
             let Some(dtype) = types.iter().flatten().map(|t| t.dtype).next() else { return Ok(None) };
+            n.args.iter().try_for_each(|a| if let BuildArg::One(b) = a { self.held(b, dtype) } else { Ok(()) })?;
             for i in numbers {
                 types[i] = Some(TensorType { dtype, shape: Vec::new() });
             }

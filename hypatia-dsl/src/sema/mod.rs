@@ -10,6 +10,7 @@
 mod applications;
 mod args;
 mod attrs;
+mod bounds;
 mod build;
 mod check;
 pub mod code;

@@ -5,7 +5,7 @@
 //! bound variables only; a rule all of whose heads are scalars is `pointwise`.
 
 use crate::ast::{self, Expr, ExprKind};
-use crate::diag::Diagnostic;
+use crate::diag::{Diagnostic, has_errors};
 use crate::dtype::DType;
 use crate::ir::{AExpr, Build, BuildNode, Claim, Class, Head, Origin, Pat, Rule, RuleSetId, ScalarId, Sort, VarId};
 use crate::resolve::Space;
@@ -34,7 +34,7 @@ pub(super) fn rules(s: &Sema<'_>, file: usize, r: &ast::Rule, doc: &str) -> (Vec
         .hint("bind fewer families, or smaller ones");
         return (Vec::new(), vec![d]);
     }
-    let mut out = Vec::new();
+    let (mut out, mut warnings) = (Vec::new(), Vec::new());
     for n in 0..count {
         let mut choice = Vec::new();
         let mut rest = n;
@@ -72,14 +72,15 @@ pub(super) fn rules(s: &Sema<'_>, file: usize, r: &ast::Rule, doc: &str) -> (Vec
                 let (left, right) = if *back { (r.rhs.span, r.lhs.span) } else { (r.lhs.span, r.rhs.span) };
                 let found: Vec<Diagnostic> =
                     made.iter().filter_map(|rule| check_whole(s, rule, left, right)).take(1).collect();
-                if !found.is_empty() {
+                if has_errors(&found) {
                     return (Vec::new(), found);
                 }
+                warnings.extend(found);
             }
             out.extend(made);
         }
     }
-    (out, Vec::new())
+    (out, warnings)
 }
 
 /// Checks that need both sides.
@@ -325,7 +326,11 @@ fn members(cx: &mut Cx<'_>, e: &Expr, out: &mut Vec<Head>, good: &mut bool) {
 fn near_family(cx: &Cx<'_>, path: &ast::Path) -> Option<String> {
     let name = path.text();
     let declared = closest(&name, cx.s.resolved.visible(cx.file(), Space::Value));
-    closest(&name, ["unary", "binary"].into_iter()).filter(|_| declared.is_none()).map(str::to_string)
+    let known = ["unary", "binary"];
+    let near = closest(&name, known.into_iter()).filter(|_| declared.is_none());
+    // `unaries`: a family is named in the singular.
+    let singular = name.strip_suffix("ies").map(|stem| format!("{stem}y"));
+    near.or_else(|| known.into_iter().find(|k| Some(*k) == singular.as_deref())).map(str::to_string)
 }
 
 /// The parts of a rule before its roots' alternatives are split.

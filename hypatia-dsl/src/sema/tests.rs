@@ -265,6 +265,12 @@ fn expectation<'a>(cx: &mut Cx<'a>, e: &'a ast::Expect, inputs: &[TestInput]) ->
         };
         let mut out = Vec::new();
         for p in parts {
+            if let ExprKind::List(_) = p.kind {
+                let d = Diagnostic::error(code::EXPECTATION, "values stand behind the name of an input", p.span)
+                    .label("no expression over the inputs")
+                    .hint("declare them, `const y: f32[3] = [1, 2, 3];`, and write `expect equal y;`");
+                return cx.report(d);
+            }
             cx.nodes.clear();
             let b = cx.build(p, Pos::Tensor)?;
             typed(cx, &b, p, inputs);
@@ -291,7 +297,13 @@ fn expectation<'a>(cx: &mut Cx<'a>, e: &'a ast::Expect, inputs: &[TestInput]) ->
 /// `launches == 1`, `count(gemm) <= 2`.
 fn compare<'a>(cx: &mut Cx<'a>, e: &'a Expr) -> Option<Expect> {
     use BinaryOp::{Eq, Ge, Gt, Le, Lt, Ne};
+    let counts = |e: &Expr| match &e.kind {
+        ExprKind::Path(p) => p.text() == "launches",
+        ExprKind::Call { callee, .. } => callee.text() == "count",
+        _ => false,
+    };
     if let ExprKind::Binary(op @ (Eq | Ne | Lt | Le | Gt | Ge), a, b) = &e.kind
+        && counts(a)
         && let Some(AExpr::Value(AttrValue::Dim(n))) = cx.aexpr(b)
         && let Some(n) = n.as_const()
     {
@@ -312,5 +324,8 @@ fn compare<'a>(cx: &mut Cx<'a>, e: &'a Expr) -> Option<Expect> {
     }
     let d = Diagnostic::error(code::EXPECTATION, "this expectation has no meaning", e.span)
         .note("expect `launches == 1`, `count(gemm) <= 2`, `error H0304`, `fires fuse::unary`, `not fires r`, `equal e` or `becomes e`");
-    cx.report(d)
+    cx.report(match &e.kind {
+        ExprKind::Binary(Eq, ..) => d.hint("`given a; expect equal b;` says that a and b have the same values"),
+        _ => d,
+    })
 }

@@ -304,7 +304,7 @@ fn check_bounds(def: &OpDef, bindings: &Bindings) -> Result<(), TypeError> {
 }
 
 /// `f64, f32, f16 or bf16`
-pub(super) fn one_of(dtypes: &[DType]) -> String {
+pub(crate) fn one_of(dtypes: &[DType]) -> String {
     let names: Vec<&str> = dtypes.iter().map(|d| d.name()).collect();
     match names.split_last() {
         Some((last, rest)) if !rest.is_empty() => format!("{} or {last}", rest.join(", ")),

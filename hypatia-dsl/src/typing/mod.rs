@@ -25,9 +25,10 @@ use crate::shape::{Shape, show_shape};
 
 pub use attrs::normalise_attrs;
 pub use eval::{eval, eval_guard, same_value};
+pub(crate) use infer::one_of;
 pub use infer::{apply_op, apply_scalar, bind_op, type_fact};
 pub use matching::{Mismatch, match_dims, match_type, match_type_or_why};
-pub use show::{attr_type_words, show_expr, show_type_pat, show_value};
+pub use show::{attr_type_name, attr_type_words, show_bound, show_expr, show_type_pat, show_value};
 
 /// The codes that typing reports under.
 pub mod codes {

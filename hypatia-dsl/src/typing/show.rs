@@ -3,6 +3,7 @@
 //! In: IR and the names of its variables. Out: the text as it would stand in a `.hyp` file.
 
 use crate::ast::BinaryOp;
+use crate::dtype::DType;
 use crate::ir::{AExpr, AFn, AttrType, AttrValue, DTypePat, DeviceFact, DimPat, Fact, RestPat, TypePat, Var, VarId};
 
 /// Deepest expression that is printed whole.
@@ -179,6 +180,39 @@ pub fn show_type_pat(vars: &[Var], pat: &TypePat) -> String {
     });
     let dims: Vec<String> = pat.prefix.iter().map(dim).chain(rest).chain(pat.suffix.iter().map(dim)).collect();
     format!("{dtype}[{}]", dims.join(", "))
+}
+
+/// A bound on element types as it is written: `float`, `f32`, or `{f32, f16}` where no word says it.
+pub fn show_bound(dtypes: &[DType]) -> String {
+    let classes = ["float", "int", "number", "any"];
+    let holds = |class: &str, d: DType| match class {
+        "float" => d.is_float(),
+        "int" => d.is_int(),
+        "number" => d != DType::Bool,
+        _ => true,
+    };
+    match classes.into_iter().find(|c| DType::ALL.into_iter().all(|d| dtypes.contains(&d) == holds(c, d))) {
+        Some(word) => word.to_string(),
+        None if dtypes.len() == 1 => dtypes[0].to_string(),
+        None => format!("{{{}}}", dtypes.iter().map(|d| d.name()).collect::<Vec<_>>().join(", ")),
+    }
+}
+
+/// The name of an attribute's type as it is written.
+pub fn attr_type_name(ty: AttrType) -> &'static str {
+    match ty {
+        AttrType::Int => "int",
+        AttrType::Axis => "axis",
+        AttrType::Axes => "axes",
+        AttrType::Ints => "ints",
+        AttrType::Float => "float",
+        AttrType::Floats => "floats",
+        AttrType::Bool => "bool",
+        AttrType::DType => "dtype",
+        AttrType::Dim => "dim",
+        AttrType::Dims => "dims",
+        AttrType::Str => "string",
+    }
 }
 
 /// How an attribute's type reads in a message: "an integer".

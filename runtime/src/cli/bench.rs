@@ -60,18 +60,18 @@ pub struct Bench {
     inputs: Option<PathBuf>,
     #[command(flatten)]
     sizes: Sizes,
-    /// Seed of random inputs.
-    #[arg(long, value_name = "SEED", default_value_t = 0)]
-    seed: u64,
+    /// Seed of a model's random inputs; 0 if not given.
+    #[arg(long, value_name = "SEED")]
+    seed: Option<u64>,
     /// So many runs of each kind; by default as many as fit into the duration.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     runs: Option<u32>,
     /// Runs of each kind that are not counted.
     #[arg(long, value_name = "N", default_value_t = 5)]
     warmup: u32,
-    /// Seconds that the counted runs may take.
-    #[arg(long, value_name = "SECONDS", default_value_t = 1.0, value_parser = seconds)]
-    duration: f64,
+    /// Seconds that the counted runs may take; 1 if not given, of a set of cases 0.15 each.
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    duration: Option<f64>,
     /// Threads; all cores if not given.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
@@ -86,10 +86,10 @@ pub struct Bench {
     /// Only with rules: do not run without them.
     #[arg(long, conflicts_with = "no_rules")]
     no_compare: bool,
-    /// Time each kernel.
+    /// Time each kernel of a model.
     #[arg(long)]
     profile: bool,
-    /// Write a trace of some runs, for Perfetto or chrome://tracing.
+    /// Write a trace of some runs of a model, for Perfetto or chrome://tracing.
     #[arg(long, value_name = "FILE.json")]
     trace: Option<PathBuf>,
     /// Print one JSON object instead of text.
@@ -167,12 +167,37 @@ fn ms(d: Duration) -> f64 {
     d.as_secs_f64() * 1e3
 }
 
+/// An error for an option that means nothing here: what is ignored in silence is thought to have worked.
+fn refuse(options: &[(&str, bool)], why: &str) -> Result<()> {
+    match options.iter().find(|o| o.1) {
+        Some((name, _)) => Err(Error::Input(format!("{name} {why}"))),
+        None => Ok(()),
+    }
+}
+
 impl Bench {
     /// Runs the command.
     pub fn run(&self, global: &Global) -> Result<Exit> {
-        match &self.model {
-            Some(path) if path.extension().is_none_or(|e| e != "hyp") => self.run_model(path, global),
-            path => suite::run(self, path.as_deref(), global),
+        let is_model = |path: &&PathBuf| path.extension().is_none_or(|e| e != "hyp");
+        match self.model.as_ref().filter(is_model) {
+            Some(path) => {
+                refuse(&[("--rows", !self.rows.is_empty())], "chooses among cases: a model is one case")?;
+                self.run_model(path, global)
+            }
+            None => {
+                let of_a_model = [
+                    ("--profile", self.profile),
+                    ("--trace", self.trace.is_some()),
+                    ("--inputs", self.inputs.is_some()),
+                    ("--dim", !self.sizes.dim.is_empty()),
+                    ("--seed", self.seed.is_some()),
+                ];
+                refuse(
+                    &of_a_model,
+                    "is for a model, MODEL.onnx: a set of cases has its own inputs, and is a table of times",
+                )?;
+                suite::run(self, self.model.as_deref(), global)
+            }
         }
     }
 
@@ -203,8 +228,9 @@ impl Bench {
                 (model, inputs, format!("from {}", given.display()))
             }
             None => {
-                let (model, inputs, dims) = load_random(path, program, options, &self.sizes, self.seed)?;
-                (model, inputs, format!("random, seed {}{dims}", self.seed))
+                let seed = self.seed.unwrap_or(0);
+                let (model, inputs, dims) = load_random(path, program, options, &self.sizes, seed)?;
+                (model, inputs, format!("random, seed {seed}{dims}"))
             }
         };
         let (model, precision) = self.on.precision.narrowed(model)?;
@@ -237,11 +263,12 @@ impl Bench {
 
     /// Runs of all kinds, taking turns.
     fn time<'a>(&self, compiled: &'a Compiled, inputs: &[Tensor]) -> Result<Vec<Side<'a>>> {
-        self.time_for(compiled, inputs, self.duration)
+        self.time_for(compiled, inputs, 1.0)
     }
 
-    /// The same for so many seconds.
-    fn time_for<'a>(&self, compiled: &'a Compiled, inputs: &[Tensor], seconds: f64) -> Result<Vec<Side<'a>>> {
+    /// The same for so many seconds where the user says nothing.
+    fn time_for<'a>(&self, compiled: &'a Compiled, inputs: &[Tensor], default: f64) -> Result<Vec<Side<'a>>> {
+        let seconds = self.duration.unwrap_or(default);
         let side = |name, executor| Side::new(name, executor, inputs);
         let mut sides = match (self.no_rules, self.no_compare) {
             (true, _) => vec![side("without rules", &compiled.executor)?],

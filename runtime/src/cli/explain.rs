@@ -9,9 +9,8 @@ use hypatia::library;
 use hypatia::optimize::explain::why_not;
 use hypatia::optimize::optimize;
 use hypatia::tuning::TuningFile;
-use hypatia_dsl::dtype::Kind;
-use hypatia_dsl::ir::{AttrType, OpBody, OpDef, ParamKind, ScalarBody, ScalarDef};
-use hypatia_dsl::typing::{show_type_pat, show_value};
+use hypatia_dsl::ir::{OpBody, ScalarBody};
+use hypatia_dsl::program_print::{show_op_signature, show_scalar_signature};
 
 use super::model::ModelOptions;
 use super::output::write_stdout;
@@ -120,11 +119,11 @@ fn builtins() -> Result<String> {
     let program = library::load(&[])?;
     let mut out = String::new();
     for s in program.scalars.iter().filter(|s| matches!(s.body, ScalarBody::Builtin(_))) {
-        out.push_str(&format!("{:<32} {}\n", scalar_signature(s), first_line(&s.doc)));
+        out.push_str(&format!("{:<32} {}\n", format!("scalar {}", show_scalar_signature(s)), first_line(&s.doc)));
     }
     out.push('\n');
     for op in program.ops.iter().filter(|o| matches!(o.body, OpBody::Builtin(_))) {
-        out.push_str(&format!("{}\n    {}\n", op_signature(op), first_line(&op.doc)));
+        out.push_str(&format!("op {}\n    {}\n", show_op_signature(op), first_line(&op.doc)));
     }
     Ok(out)
 }
@@ -140,48 +139,4 @@ fn onnx_ops() -> String {
 
 fn first_line(doc: &str) -> &str {
     doc.trim().lines().next().unwrap_or_default()
-}
-
-fn scalar_signature(s: &ScalarDef) -> String {
-    let kind = |k: Kind| if k == Kind::Bool { ": bool" } else { "" };
-    let params: Vec<String> = s.params.iter().map(|(n, k)| format!("{n}{}", kind(*k))).collect();
-    let result = if s.result == Kind::Bool { " -> bool" } else { "" };
-    format!("scalar {}({}){result}", s.name, params.join(", "))
-}
-
-fn op_signature(op: &OpDef) -> String {
-    let params: Vec<String> = op
-        .params
-        .iter()
-        .map(|p| match &p.kind {
-            ParamKind::Tensor { ty, optional, variadic } => {
-                let (star, mark) = (if *variadic { "*" } else { "" }, if *optional { "?" } else { "" });
-                format!("{star}{}: {}{mark}", p.name, show_type_pat(&op.vars, ty))
-            }
-            ParamKind::Term => format!("{}: scalar", p.name),
-            ParamKind::Attr { ty, default } => {
-                let default = default.as_ref().map_or(String::new(), |d| format!(" = {}", show_value(d)));
-                format!("{}: {}{default}", p.name, attr_type(*ty))
-            }
-        })
-        .collect();
-    let results: Vec<String> = op.results.iter().map(|t| show_type_pat(&op.vars, t)).collect();
-    let star = if op.variadic_result { "*" } else { "" };
-    format!("op {}({}) -> {star}{}", op.name, params.join(", "), results.join(", "))
-}
-
-fn attr_type(ty: AttrType) -> &'static str {
-    match ty {
-        AttrType::Int => "int",
-        AttrType::Axis => "axis",
-        AttrType::Axes => "axes",
-        AttrType::Ints => "ints",
-        AttrType::Float => "float",
-        AttrType::Floats => "floats",
-        AttrType::Bool => "bool",
-        AttrType::DType => "dtype",
-        AttrType::Dim => "dim",
-        AttrType::Dims => "dims",
-        AttrType::Str => "str",
-    }
 }

@@ -74,12 +74,25 @@ fn dtype(text: &str) -> Result<DType, String> {
     found.ok_or_else(|| format!("expected one of {}", names.join(", ")))
 }
 
+/// Architectures that some release of CUDA 12 or 13 compiles for; those of 9.0 and later have forms with `a` and, from
+/// 10.0 on, with `f`.
+const ARCHS: [u32; 17] = [50, 52, 53, 60, 61, 62, 70, 72, 75, 80, 86, 87, 88, 89, 90, 100, 101];
+const LATER: [u32; 4] = [103, 110, 120, 121];
+
 fn arch(text: &str) -> Result<String, String> {
-    let digits = text.strip_prefix("sm_").map(|t| t.trim_end_matches(['a', 'f']));
-    match digits {
-        Some(d) if (2..=3).contains(&d.len()) && d.bytes().all(|b| b.is_ascii_digit()) => Ok(text.into()),
-        _ => Err("expected an architecture such as sm_80 or sm_90a".into()),
+    let known = || ARCHS.into_iter().chain(LATER);
+    let is = |n: u32| {
+        let rest = text.strip_prefix("sm_").and_then(|t| t.strip_prefix(&n.to_string()));
+        rest.is_some_and(|r| r.is_empty() || n >= 90 && r == "a" || n >= 100 && r == "f")
+    };
+    if known().any(is) {
+        return Ok(text.into());
     }
+    let names: Vec<String> = known().map(|n| format!("sm_{n}")).collect();
+    Err(format!(
+        "there is no such architecture; known are {}, and from sm_90 on the same with `a`, from sm_100 on with `f`",
+        names.join(", ")
+    ))
 }
 
 /// Without repetitions, in the order of the first ones.

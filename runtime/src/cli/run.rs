@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use anstream::eprintln;
 use clap::Args;
 use hypatia::error::{Error, Result};
+use hypatia::graph::NodeKind;
 use hypatia::session::{CheckMode, Comparison, Compiled, Model, Options};
 use hypatia::tuner::Effort;
 use hypatia::{Tensor, library, npz};
@@ -137,7 +138,12 @@ impl Run {
         let tell = |notes: &[String]| notes.iter().filter(|_| !global.quiet).for_each(|note| eprintln!("{note}"));
         tell(&notes);
         let expected = self.check.as_ref().map(|path| npz::read(path)).transpose()?;
-        let outcome = Outcome { precision, ..self.execute(&model, inputs, source, expected.as_deref())? };
+        let hint = self.no_inputs(&model);
+        let outcome = self.execute(&model, inputs, source, expected.as_deref()).map_err(|e| match (&hint, e) {
+            (Some(hint), Error::Input(what)) => Error::Input(format!("{what}\n{hint}")),
+            (_, e) => e,
+        })?;
+        let outcome = Outcome { precision, ..outcome };
         notes = afterthoughts(gpu.as_ref());
         tell(&notes);
         // A plan that is not used is no matter of taste: also with -q.
@@ -148,7 +154,33 @@ impl Run {
         let text = if self.json { format!("{:#}\n", self.to_json(&outcome)) } else { self.to_text(&outcome) };
         write_stdout(&text);
         let failed = outcome.checks.iter().flatten().any(|c| !c.ok);
+        if let Some(hint) = hint.filter(|_| failed) {
+            eprintln!("{hint}");
+        }
         Ok(if failed { Exit::Failed } else { Exit::Ok })
+    }
+
+    /// What is worth knowing where outputs do not agree: that they are those of random inputs.
+    fn no_inputs(&self, model: &Model) -> Option<String> {
+        let expected = self.check.as_ref().filter(|_| self.inputs.is_none())?;
+        let graph = model.graph();
+        let inputs: Vec<String> = graph
+            .inputs
+            .iter()
+            .filter_map(|id| match &graph.node(*id).kind {
+                NodeKind::Input { name } => Some(format!("{name}: {}", graph.node(*id).results.first()?)),
+                _ => None,
+            })
+            .collect();
+        let file = expected.display();
+        let list = inputs.join(", ");
+        (!inputs.is_empty()).then(|| {
+            format!(
+                "hint: without --inputs the model runs on random ones (seed {}); if {file} has the outputs of others, give \
+                 those: `--inputs FILE.npz` with {list}",
+                self.seed
+            )
+        })
     }
 
     fn execute(

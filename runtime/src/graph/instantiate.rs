@@ -15,7 +15,7 @@ use hypatia_dsl::ir::{
 };
 use hypatia_dsl::neutral::without_absent;
 use hypatia_dsl::scalar::{Literal, Term, TermId, TermNode};
-use hypatia_dsl::typing::{Bindings, TensorType, eval, match_type};
+use hypatia_dsl::typing::{Bindings, TensorType, TypeError, codes, eval, match_type};
 
 use super::build::tensor_params;
 use super::{Graph, GraphFacts, NodeKind, Value};
@@ -133,7 +133,8 @@ impl<'g> Instantiator<'g> {
     /// A constant of rank 0; the same bits are one node. An integer type must hold the number as it is.
     pub fn number(&mut self, dtype: DType, value: f64) -> Result<Value> {
         if dtype.is_int() && dtype.round(value) != value {
-            return Err(Error::Type(format!("the number {value} stands beside {dtype}, which does not hold it")));
+            let message = format!("the number {value} stands beside {dtype}, which does not hold it");
+            return Err(Error::Type(TypeError::new(codes::DTYPE, message).to_string()));
         }
         let key = Key::Number(dtype, value.to_bits());
         self.share(key, |this| {

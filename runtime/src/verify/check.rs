@@ -12,14 +12,16 @@
 use hypatia_dsl::builtin::{BuiltinOp, BuiltinScalar};
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::{AttrValue, Build, BuildArg, Class, Rule, ScalarBody};
+use hypatia_dsl::typing::codes;
 
 use super::explode::{explode, widened};
 use super::generate::{Instance, Reject, Try, reject};
+use super::range::leaves_range;
 use super::values::Flavour;
 use crate::cpu::reference::{Data, Mode, RefTensor, evaluate};
 use crate::error::{Error, Result};
 use crate::graph::instantiate::Numbers;
-use crate::graph::{Graph, Instantiator, NodeKind, Value};
+use crate::graph::{Graph, Instantiator, NodeKind, Value, show_number};
 use crate::tensor::Tensor;
 
 /// A difference between the two sides.
@@ -33,6 +35,8 @@ pub struct Difference {
     pub left: f64,
     /// The right side's element.
     pub right: f64,
+    /// The element as a real number, where it was worked out.
+    pub exact: Option<f64>,
 }
 
 /// What was seen of a rule on one instance.
@@ -40,7 +44,9 @@ pub struct Difference {
 pub struct Observation {
     /// The element type of the first root.
     pub dtype: Option<DType>,
-    /// The right side cannot be built, or not evaluated, or has another type.
+    /// The right side has no meaning for an element type of the instance: the rule is not applied there.
+    pub no_meaning: Option<String>,
+    /// The right side cannot be built for another reason, or not evaluated, or has another type.
     pub broken: Option<String>,
     /// Another value, beyond what rounding explains.
     pub value: Option<Difference>,
@@ -64,6 +70,8 @@ pub struct Observation {
 /// How a rule fails; each is shrunk on its own.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Failure {
+    /// See [`Observation::no_meaning`]: a failure only if there is a meaning for no element type.
+    NoMeaning,
     /// See [`Observation::broken`].
     Broken,
     /// See [`Observation::value`].
@@ -82,9 +90,33 @@ pub enum Failure {
     NotExercised,
 }
 
+impl Failure {
+    /// A wrong meaning, whatever is claimed; the search ends there.
+    pub(super) fn is_grave(self) -> bool {
+        matches!(self, Failure::NoMeaning | Failure::Broken | Failure::Value | Failure::Structure)
+    }
+}
+
+impl Difference {
+    /// Which side is further from the real number, in words, where that is known.
+    pub fn less_precise(&self) -> Option<String> {
+        let x = self.exact.filter(|_| self.left != self.right && self.left.is_finite() && self.right.is_finite())?;
+        let (l, r) = ((self.left - x).abs(), (self.right - x).abs());
+        let which = match l.total_cmp(&r) {
+            std::cmp::Ordering::Less => "the right side is the less precise one",
+            std::cmp::Ordering::Greater => "the left side is the less precise one",
+            std::cmp::Ordering::Equal => "both sides are as far from it",
+        };
+        Some(format!("exactly it is {}: {which}", show_number(x)))
+    }
+}
+
 impl Observation {
     /// How the observation contradicts a claim.
     pub fn against(&self, claim: Class) -> Option<(Failure, Option<&Difference>)> {
+        if self.no_meaning.is_some() {
+            return Some((Failure::NoMeaning, None));
+        }
         if self.broken.is_some() {
             return Some((Failure::Broken, None));
         }
@@ -112,36 +144,60 @@ pub struct Sides {
     pub numbers: Numbers,
 }
 
-/// Builds the right side beside the left one. The error says why it has no value or another type than the left side.
-pub fn sides(rule: &Rule, instance: &Instance) -> Result<Sides, String> {
+/// Why a right side does not stand beside the left one.
+pub enum Unfit {
+    /// It has no meaning for an element type of the instance.
+    NoMeaning(String),
+    /// It has no value for another reason, or another type than the left side.
+    Broken(String),
+}
+
+impl From<Error> for Unfit {
+    fn from(e: Error) -> Unfit {
+        let message = format!("the right side has no value here: {e}");
+        if e.has_code(codes::DTYPE) { Unfit::NoMeaning(message) } else { Unfit::Broken(message) }
+    }
+}
+
+impl Unfit {
+    /// The reason.
+    pub fn message(self) -> String {
+        match self {
+            Unfit::NoMeaning(m) | Unfit::Broken(m) => m,
+        }
+    }
+}
+
+/// Builds the right side beside the left one.
+pub fn sides(rule: &Rule, instance: &Instance) -> Result<Sides, Unfit> {
     let sides = untyped_sides(rule, instance)?;
     for (l, r) in sides.left.iter().zip(&sides.right) {
         let (l, r) = (sides.graph.ty(*l), sides.graph.ty(*r));
         if l != r {
-            return Err(format!("the left side is {l}, the right side is {r}"));
+            return Err(Unfit::Broken(format!("the left side is {l}, the right side is {r}")));
         }
     }
     Ok(sides)
 }
 
 /// The same, whatever the type of the right side.
-pub fn untyped_sides(rule: &Rule, instance: &Instance) -> Result<Sides, String> {
+pub fn untyped_sides(rule: &Rule, instance: &Instance) -> Result<Sides, Unfit> {
     let mut graph = instance.graph.clone();
     let mut right = Vec::new();
     let mut numbers = instance.numbers.clone();
     for (build, left) in rule.rhs.iter().zip(&instance.left) {
-        frozen(rule, build, instance, false)?;
+        frozen(rule, build, instance, false).map_err(Unfit::Broken)?;
         let mut env = instance.env.clone();
         env.number = Some(graph.ty(*left).dtype);
         let mut into = Instantiator::new(&mut graph);
-        let value = into.build(build, &env).map_err(|e| format!("the right side has no value here: {e}"))?;
+        let value = into.build(build, &env)?;
         numbers.extend(std::mem::take(&mut into.numbers));
         // A number alone fills the type of what it replaces.
         let value = match build {
             Build::Number(_) => {
                 let shape = graph.ty(*left).shape.iter().cloned().map(AttrValue::Dim).collect();
                 let filled = graph.builtin(BuiltinOp::Expand, &[value], vec![AttrValue::List(shape)]);
-                filled.map_err(|e| e.to_string())?[0]
+                filled.map_err(|e| Unfit::Broken(e.to_string()))?[0]
             }
             _ => value,
         };
@@ -190,7 +246,10 @@ pub fn observe(rule: &Rule, instance: &Instance) -> Try<Observation> {
         Ok(s) => s,
         Err(why) => {
             left_alone(instance)?;
-            seen.broken = Some(why);
+            match why {
+                Unfit::NoMeaning(why) => seen.no_meaning = Some(why),
+                Unfit::Broken(why) => seen.broken = Some(why),
+            }
             return Ok(seen);
         }
     };
@@ -223,7 +282,7 @@ pub fn observe(rule: &Rule, instance: &Instance) -> Try<Observation> {
         if !matches!(instance.flavour, Flavour::Extreme | Flavour::Large) {
             job.rounding(root, &exact_left[root], &left[root], &right[root]).map_err(|e| Reject(e.to_string()))?;
         }
-        job.bits(root, &left[root], &right[root]);
+        job.bits(root, &exact_left[root], &left[root], &right[root]);
     }
     Ok(seen)
 }
@@ -304,7 +363,7 @@ const F32_NOISE: f64 = 6e-8;
 /// Noisy runs.
 const RUNS: u64 = 12;
 /// How many times the scatter of the noisy runs counts as explained.
-const FACTOR: f64 = 4.0;
+pub(super) const FACTOR: f64 = 4.0;
 
 impl Job<'_> {
     fn meaning(&mut self, root: usize, dtype: DType, left: &RefTensor, right: &RefTensor) -> Result<()> {
@@ -312,7 +371,7 @@ impl Job<'_> {
         let noise = if self.has(DType::F64) { F64_NOISE } else { F32_NOISE };
         let mut scatter: Option<Scatter> = None;
         for (index, (l, r)) in left.to_f64().into_iter().zip(right.to_f64()).enumerate() {
-            let found = Difference { root, index, left: l, right: r };
+            let found = Difference { root, index, left: l, right: r, exact: None };
             if l.is_finite() && r.is_finite() {
                 let diff = (l - r).abs();
                 if self.seen.value.is_some() || diff <= TIGHT * l.abs().max(r.abs()) || l.abs().max(r.abs()) < 1e-290 {
@@ -359,7 +418,7 @@ impl Job<'_> {
     fn opposite_infinities(&mut self, root: usize, left: &RefTensor, right: &RefTensor) {
         for (index, (left, right)) in left.to_f64().into_iter().zip(right.to_f64()).enumerate() {
             if left.is_infinite() && right.is_infinite() && left != right {
-                self.seen.infinity.get_or_insert(Difference { root, index, left, right });
+                self.seen.infinity.get_or_insert(Difference { root, index, left, right, exact: None });
             }
         }
     }
@@ -385,13 +444,16 @@ impl Job<'_> {
             if error <= FACTOR * s.spread(root + self.roots, index) + 8.0 * ulp(dtype, x) {
                 continue;
             }
-            self.seen.rounding = Some(Difference { root, index, left: l, right: r });
+            // What comes of overflow on the way is none either.
+            if !leaves_range(self.graph, self.inputs)? {
+                self.seen.rounding = Some(Difference { root, index, left: l, right: r, exact: Some(x) });
+            }
             return Ok(());
         }
         Ok(())
     }
 
-    fn bits(&mut self, root: usize, left: &RefTensor, right: &RefTensor) {
+    fn bits(&mut self, root: usize, exact: &RefTensor, left: &RefTensor, right: &RefTensor) {
         let special_input = self.inputs.iter().map(|i| &i.1).any(special)
             || self.graph.nodes.iter().any(|n| matches!(&n.kind, NodeKind::Const(t) if special(t)));
         for index in 0..left.len().min(right.len()) {
@@ -405,7 +467,8 @@ impl Job<'_> {
                 continue;
             }
             let (l, r) = (left.at(index).f(), right.at(index).f());
-            let found = Difference { root, index, left: l, right: r };
+            let x = exact.at(index).f();
+            let found = Difference { root, index, left: l, right: r, exact: x.is_finite().then_some(x) };
             self.seen.bits.get_or_insert_with(|| found.clone());
             let finite = l.is_finite() && r.is_finite() && !special_input;
             if finite && l != r {
@@ -482,13 +545,14 @@ fn special(t: &Tensor) -> bool {
 }
 
 /// Outputs of noisy runs beside the quiet one.
-struct Scatter {
+pub(super) struct Scatter {
     quiet: Vec<Vec<f64>>,
     noisy: Vec<Vec<Vec<f64>>>,
 }
 
 impl Scatter {
-    fn run(graph: &Graph, numbers: &Numbers, inputs: &[(String, Tensor)], noise: f64) -> Result<Scatter> {
+    /// Runs the graph with noise of that size behind every operation.
+    pub(super) fn run(graph: &Graph, numbers: &Numbers, inputs: &[(String, Tensor)], noise: f64) -> Result<Scatter> {
         let inputs = wide_inputs(inputs);
         let run = |noise, seed| -> Result<Vec<Vec<f64>>> {
             let g = explode(graph, numbers, noise, seed)?;
@@ -500,7 +564,7 @@ impl Scatter {
     }
 
     /// The largest distance of a noisy run from the quiet one.
-    fn spread(&self, output: usize, index: usize) -> f64 {
+    pub(super) fn spread(&self, output: usize, index: usize) -> f64 {
         let at = |run: &[Vec<f64>]| run.get(output).and_then(|o| o.get(index)).copied().unwrap_or(0.0);
         let base = at(&self.quiet);
         let far = self.noisy.iter().map(|run| (at(run) - base).abs());

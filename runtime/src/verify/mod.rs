@@ -6,7 +6,7 @@
 //! such, never as verified.
 //!
 //! `generate` makes instances of a rule's left side, `check` compares both sides on them (with
-//! `explode` to tell rounding from error), `shrink` and `block` turn a failure into a test that
+//! `explode` to tell rounding from error, and `range` overflow), `shrink` and `block` turn a failure into a test that
 //! can be pasted, `epilogue` moves lifted rules into epilogues, `scalars`, `ops` and `kernels` check derivatives,
 //! op bodies with their kernels, and kernels of libraries, `mutate` breaks rules to see that this notices.
 
@@ -20,10 +20,12 @@ mod hints;
 mod kernels;
 pub mod mutate;
 mod ops;
+pub(crate) mod range;
 pub mod report;
 mod rules;
 mod scalars;
 mod shrink;
+mod skips;
 mod source;
 mod terms;
 mod values;

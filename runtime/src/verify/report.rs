@@ -101,7 +101,13 @@ impl Report {
                 Status::False(_) => "FALSE",
                 Status::NotExercised { .. } => "NOT EXERCISED",
             };
-            let classes = if e.classes.is_empty() { String::new() } else { format!("  {}", show_classes(&e.classes)) };
+            let classes = match &e.status {
+                _ if e.classes.is_empty() => String::new(),
+                // What is false has no class; a claim that is too strong has one that holds.
+                Status::False(c) if c.kind == "class" => format!("  {}", show_broken_claims(&e.classes)),
+                Status::False(_) => String::new(),
+                _ => format!("  {}", show_classes(&e.classes)),
+            };
             let _ = writeln!(out, "{} {} ... {word} ({} cases){classes}", e.subject.name(), e.name, e.cases);
             if let Some(note) = &e.note {
                 let _ = writeln!(out, "  note: {note}");
@@ -203,6 +209,25 @@ pub fn show_class(class: Class) -> String {
         Class::Rounds => "rounds".into(),
         Class::Approx(u) => format!("approx({})", crate::graph::show_number(u)),
     }
+}
+
+/// `claims exact for f16, bf16, where rounds holds`: the claims that are too strong.
+fn show_broken_claims(classes: &[(DType, Class, Option<Class>)]) -> String {
+    let mut groups: Vec<((String, String), Vec<&str>)> = Vec::new();
+    for (dtype, claimed, derived) in classes {
+        if derived.is_some_and(|d| d <= *claimed) {
+            continue;
+        }
+        let words = (show_class(*claimed), derived.map_or("nothing".to_string(), show_class));
+        match groups.iter_mut().find(|g| g.0 == words) {
+            Some(g) => g.1.push(dtype.name()),
+            None => groups.push((words, vec![dtype.name()])),
+        }
+    }
+    let said = |((claimed, holds), dtypes): ((String, String), Vec<&str>)| {
+        format!("claims {claimed} for {}, where {holds} holds", dtypes.join(", "))
+    };
+    groups.into_iter().map(said).collect::<Vec<_>>().join("; ")
 }
 
 /// `exact for f64, f32; rounds for f16`: derived classes, types of one class together.

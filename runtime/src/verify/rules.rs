@@ -16,6 +16,7 @@ use super::generate::{Instance, Reject, instance, reject};
 use super::hints::Hints;
 use super::report::{Counterexample, Entry, Status, Subject, show_class};
 use super::shrink::shrink;
+use super::skips::Skips;
 use super::source::{Source, Tape};
 use super::{Options, seed_of};
 use crate::graph::show_number;
@@ -42,6 +43,7 @@ pub fn verify_rule(program: &Arc<Program>, rule: &Rule, options: &Options) -> Ve
         if let Status::False(c) = &mut within.status {
             c.message = format!("inside an epilogue, {}", c.message);
             entry.status = within.status;
+            entry.classes = within.classes;
         }
     }
     vec![entry]
@@ -50,15 +52,7 @@ pub fn verify_rule(program: &Arc<Program>, rule: &Rule, options: &Options) -> Ve
 /// Verifies what can be said as a rule.
 pub(super) fn verify_as(program: &Arc<Program>, rule: &Rule, subject: Subject, options: &Options) -> Entry {
     let hints = Hints::of(rule);
-    let mut run = Run {
-        program,
-        rule,
-        hints: &hints,
-        seen: BTreeMap::new(),
-        branches: branches_of(rule),
-        first: None,
-        note: None,
-    };
+    let mut run = Run::new(program, rule, &hints);
     let (cases, rejects) = run.cases(options);
     let classes = run.seen.iter().map(|(dtype, s)| (*dtype, claim(rule, *dtype), s.derived())).collect();
     let status = match run.first.take() {
@@ -66,25 +60,21 @@ pub(super) fn verify_as(program: &Arc<Program>, rule: &Rule, subject: Subject, o
         None => run.exercised(cases, &rejects),
     };
     let (name, origin) = (rule.name.clone(), rule.origin.clone());
-    Entry { subject, name, origin, cases, classes, status, note: run.note }
+    let skipped = run.skips.note("the right side").filter(|_| !matches!(status, Status::False(_)));
+    let notes: Vec<String> = run.note.into_iter().chain(skipped).collect();
+    let note = (!notes.is_empty()).then(|| notes.join("; "));
+    Entry { subject, name, origin, cases, classes, status, note }
 }
 
-/// How a rule fails, without a counterexample; `None` if it was verified. For many rules in a row.
+/// How a rule fails, without a counterexample; `None` if it was verified. For many rules in a row. An element type that the
+/// guards let in, and for which the right side has no meaning, is a failure here.
 pub fn first_failure(program: &Arc<Program>, rule: &Rule, options: &Options) -> Option<Failure> {
     let examples = examples(program, rule);
     if !examples.is_empty() {
         return examples.iter().find_map(|rule| first_failure(program, rule, options));
     }
     let hints = Hints::of(rule);
-    let mut run = Run {
-        program,
-        rule,
-        hints: &hints,
-        seen: BTreeMap::new(),
-        branches: branches_of(rule),
-        first: None,
-        note: None,
-    };
+    let mut run = Run { strict: true, ..Run::new(program, rule, &hints) };
     let (cases, rejects) = run.cases(options);
     match run.first {
         Some((_, failure)) => Some(failure),
@@ -149,28 +139,57 @@ struct Run<'a> {
     first: Option<(Tape, Failure)>,
     /// How the sides differ at infinities, which no class forbids.
     note: Option<String>,
+    /// Instances for which the right side has no meaning.
+    skips: Skips,
+    /// Such instances are failures.
+    strict: bool,
 }
 
-impl Run<'_> {
+impl<'a> Run<'a> {
+    fn new(program: &'a Arc<Program>, rule: &'a Rule, hints: &'a Hints<'a>) -> Run<'a> {
+        Run {
+            program,
+            rule,
+            hints,
+            seen: BTreeMap::new(),
+            branches: branches_of(rule),
+            first: None,
+            note: None,
+            skips: Skips::default(),
+            strict: false,
+        }
+    }
+
     /// Runs the cases; returns how many were legal, and why others were not.
     fn cases(&mut self, options: &Options) -> (usize, HashMap<String, usize>) {
-        let mut rejects = HashMap::new();
+        let mut rejects: HashMap<String, usize> = HashMap::new();
+        let mut count = |why: String| {
+            if rejects.len() < 200 || rejects.contains_key(&why) {
+                *rejects.entry(why).or_insert(0) += 1;
+            }
+        };
         let (mut cases, mut tries) = (0, 0u64);
+        let mut meaningless = None;
         let limit = (options.cases * TRIES_PER_CASE).max(3000) as u64;
         let seed = seed_of(options, &self.rule.name);
-        while cases < options.cases && tries < limit {
+        while cases < options.cases && tries < limit && !self.skips.hopeless() {
             tries += 1;
             let mut source = Source::random(seed.wrapping_add(tries));
             let made = self.instance(&mut source, true).and_then(|i| observe(self.rule, &i).map(|o| (i, o)));
             let (instance, observation) = match made {
                 Ok(x) => x,
                 Err(Reject(why)) => {
-                    if rejects.len() < 200 || rejects.contains_key(&why) {
-                        *rejects.entry(why).or_insert(0) += 1;
-                    }
+                    count(why);
                     continue;
                 }
             };
+            if let Some(why) = observation.no_meaning.as_ref().filter(|_| !self.strict) {
+                self.skips.skip(observation.dtype, why);
+                count(why.clone());
+                meaningless.get_or_insert_with(|| source.into_tape());
+                continue;
+            }
+            self.skips.compare(observation.dtype);
             cases += 1;
             for (at, taken) in &instance.branches {
                 if let Some(n) = self.branches.get_mut(at).and_then(|b| b.get_mut(*taken)) {
@@ -186,17 +205,17 @@ impl Run<'_> {
                 self.note = Some(format!("at infinities the sides differ: {left} on the left, {right} on the right"));
             }
             if let Some((failure, _)) = observation.against(claim(self.rule, dtype)) {
-                let grave = matches!(failure, Failure::Broken | Failure::Value | Failure::Structure);
-                let known = self.first.as_ref().map(|f| f.1);
-                if known.is_none()
-                    || (grave && !matches!(known, Some(Failure::Broken | Failure::Value | Failure::Structure)))
-                {
+                if self.first.is_none() || failure.is_grave() {
                     self.first = Some((source.into_tape(), failure));
                 }
-                if grave {
+                if failure.is_grave() {
                     break;
                 }
             }
+        }
+        // Where there is a meaning for nothing that the left side matches, the rule is wrong.
+        if self.skips.hopeless() {
+            self.first = meaningless.map(|tape| (tape, Failure::NoMeaning));
         }
         (cases, rejects)
     }
@@ -267,10 +286,18 @@ impl Run<'_> {
         let dtype = seen.dtype.unwrap_or(DType::F32);
         let claimed = show_class(claim(self.rule, dtype));
         let values = difference.as_ref().map_or(String::new(), |d| {
-            format!("element {} is {} on the left, {} on the right", d.index, show_number(d.left), show_number(d.right))
+            let sides = format!(
+                "element {} is {} on the left, {} on the right",
+                d.index,
+                show_number(d.left),
+                show_number(d.right)
+            );
+            // Only for finite values and differences of precision something is known.
+            d.less_precise().map_or(sides.clone(), |which| format!("{sides}; {which}"))
         });
         let units = |o: &Observation| format!("{} units in the last place apart", show_number(o.ulp));
         let (kind, message) = match failure {
+            Failure::NoMeaning => ("type", seen.no_meaning.clone().unwrap_or_default()),
             Failure::Broken => ("type", seen.broken.clone().unwrap_or_default()),
             Failure::Value => ("value", format!("the sides differ in {dtype}: {values}")),
             Failure::Structure => ("nan", format!("a NaN or an infinity is lost or made in {dtype}: {values}")),
@@ -289,7 +316,7 @@ impl Run<'_> {
             Ok(s) => test_block(&title, &instance, &s, failure, difference.as_ref()),
             Err(why) => {
                 let title = format!("{} applies here, but its right side has no value", self.rule.name);
-                left_block(&title, &instance, &format!("fires {}", self.rule.base_name), &why)
+                left_block(&title, &instance, &format!("fires {}", self.rule.base_name), &why.message())
             }
         };
         Counterexample { message, kind, test }

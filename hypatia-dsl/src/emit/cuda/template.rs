@@ -8,6 +8,7 @@
 
 use std::io::Write;
 
+use minijinja::value::Rest;
 use minijinja::{Environment, ErrorKind, Value, context};
 
 use super::pointwise::{declarations, default_type};
@@ -28,6 +29,11 @@ const MAX_SOURCE: usize = 4 << 20;
 /// What every template may use, beside its tuning parameters and the attributes of its op.
 const VARIABLES: &[&str] =
     &["entry", "params", "prelude", "inputs", "outputs", "a", "b", "out", "acc", "epilogue", "block", "dtype"];
+/// What a tensor has.
+const OF_TENSOR: &[&str] = &["name", "type", "compute", "dtype", "rank"];
+/// What some variables have, for a misspelt one: `acc.typ`.
+pub(crate) const PARTS: &[(&str, &[&str])] =
+    &[("a", OF_TENSOR), ("b", OF_TENSOR), ("out", OF_TENSOR), ("acc", &["type", "dtype"])];
 /// Functions of the template language.
 const LANGUAGE: &[&str] = &["range", "dict", "namespace", "loop", "debug", "caller", "self"];
 
@@ -180,11 +186,17 @@ impl Write for Bounded {
 
 /// Fills in a template.
 pub fn emit(program: &Program, filling: &Filling<'_>) -> Result<CudaSource, EmitError> {
-    let fail = |w: Wrong| {
+    try_emit(program, filling)?.map_err(|w| {
         let line = w.line.map_or(String::new(), |l| format!(":{l}"));
         EmitError::Template(format!("{}{line}: {}", filling.file, w.message))
-    };
-    safe_includes(filling.text).map_err(|(line, message)| fail(Wrong { line: Some(line), message }))?;
+    })
+}
+
+/// Fills in a template; the inner error is the template's own.
+pub(crate) fn try_emit(program: &Program, filling: &Filling<'_>) -> Result<Result<CudaSource, Wrong>, EmitError> {
+    if let Err((line, message)) = safe_includes(filling.text) {
+        return Ok(Err(Wrong { line: Some(line), message }));
+    }
     let mut functions = Functions::new(program);
     functions.need("axes");
     let args = arguments(filling);
@@ -205,17 +217,22 @@ pub fn emit(program: &Program, filling: &Filling<'_>) -> Result<CudaSource, Emit
     let dtypes: Vec<DType> = tensors.chain(operands.iter().map(|o| o.dtype)).collect();
     let base = common(header, &functions, dtypes.into_iter(), &body);
     let prelude = render("prelude.cu.j2", "prelude.cu", base)?;
-    let text = fill(filling, &entries[0].name, &args, prelude).map_err(fail)?;
+    let text = match fill(filling, &entries[0].name, &args, prelude) {
+        Ok(text) => text,
+        Err(wrong) => return Ok(Err(wrong)),
+    };
     // What a template prints is held against the same rule as what it says.
-    safe_includes(&text).map_err(|(_, message)| fail(Wrong { line: None, message }))?;
-    Ok(CudaSource {
+    if let Err((_, message)) = safe_includes(&text) {
+        return Ok(Err(Wrong { line: None, message }));
+    }
+    Ok(Ok(CudaSource {
         name: filling.name.clone(),
         formula: formula.join("; "),
         text,
         entries,
         args,
         launch: Some(filling.launch.clone()),
-    })
+    }))
 }
 
 fn fill(filling: &Filling<'_>, entry: &str, args: &[Arg], prelude: String) -> Result<String, Wrong> {
@@ -244,7 +261,13 @@ fn fill(filling: &Filling<'_>, entry: &str, args: &[Arg], prelude: String) -> Re
         }
         put("acc", context! { type => compute_name(acc), dtype => acc.name() });
         let calls: Vec<(usize, Access)> = operands.iter().map(|o| o.access.clone()).enumerate().collect();
-        let call = move |value: String, row: String, col: String| epilogue_call(&calls, &value, &row, &col);
+        let call = move |given: Rest<String>| match given.as_slice() {
+            [value, row, col] => Ok(epilogue_call(&calls, value, row, col)),
+            _ => Err(minijinja::Error::new(
+                ErrorKind::InvalidOperation,
+                "`epilogue` takes three texts, the value, its row and its column: `epilogue(\"sum\", \"row\", \"col\")`",
+            )),
+        };
         put("epilogue", Value::from_function(call));
     }
     let mut env = Environment::new();

@@ -7,7 +7,7 @@
 use minijinja::Value;
 
 use crate::dtype::DType;
-use crate::emit::cuda::template::{Filling, TemplateTensor, emit};
+use crate::emit::cuda::template::{Filling, TemplateTensor, Wrong, emit, try_emit};
 use crate::emit::cuda::{CudaSource, EmitError};
 use crate::ir::{AttrValue, Backend, Fact, Kernel, Pat, Program, Sort, TemplateFile, VarId};
 use crate::kernel::Operand;
@@ -40,6 +40,10 @@ pub struct Filled {
 impl Filled {
     /// Its CUDA C++.
     pub fn emit(&self, program: &Program) -> Result<CudaSource, EmitError> {
+        self.filling(|filling| emit(program, filling))
+    }
+
+    fn filling<R>(&self, then: impl FnOnce(&Filling<'_>) -> R) -> R {
         let epilogue = self.epilogue.as_ref().map(|(t, o, acc)| (t, o.as_slice(), *acc));
         let numbers = self.numbers.iter().filter_map(|(n, v)| Some((n.clone(), number(v)?))).collect();
         let filling = Filling {
@@ -54,8 +58,24 @@ impl Filled {
             launch: self.launch.clone(),
             block: self.block,
         };
-        emit(program, &filling)
+        then(&filling)
     }
+}
+
+/// What is wrong with a kernel's template where it is filled in as `gen` does it: for each element type that its
+/// `requires` allows, and for each choice of tuning parameters. What has no instance is no fault of the template.
+pub(crate) fn problem(program: &Program, kernel: &Kernel) -> Option<Wrong> {
+    let mut dtypes: Vec<DType> = vec![DType::F32];
+    dtypes.extend(DType::ALL.into_iter().filter(|d| !matches!(d, DType::F32 | DType::Bool)));
+    let fails = |dtype: DType, tune: &[(&str, i64)]| {
+        let filled = sample(program, kernel, &kernel.name, dtype, tune).ok()?;
+        filled.filling(|filling| try_emit(program, filling)).ok()?.err()
+    };
+    let mut allowed = dtypes.into_iter().filter(|d| refused(kernel, *d).is_none());
+    let first = allowed.next()?;
+    let choices = choices(kernel);
+    let plain = choices.first().map_or(&[] as &[(&str, i64)], Vec::as_slice);
+    choices.iter().find_map(|tune| fails(first, tune)).or_else(|| allowed.find_map(|dtype| fails(dtype, plain)))
 }
 
 fn number(v: &AttrValue) -> Option<Value> {

@@ -1,0 +1,110 @@
+//! Bounds of element types: the body of an op has a meaning for every element type that its declaration lets in.
+//!
+//! In: an op whose body has the declared type for one element type. Out: a warning that names the bound that is missing.
+//! Holds always: an element type is called wrong only if the body has no type for it whatever the ranks are. Whoever
+//! gave no bound thought of numbers: that there is no meaning for `bool`, or that a number does not fit into the
+//! narrow integers, is worth no warning then.
+
+use crate::ast;
+use crate::diag::Diagnostic;
+use crate::dtype::DType;
+use crate::ir::{AttrType, AttrValue, Build, OpDef, ParamKind, Program, Sort, VarId};
+use crate::source::Span;
+use crate::typing::{TypeError, codes, one_of, show_bound};
+
+use super::check::{describe, instances, locate};
+use super::code;
+use super::infer::Infer;
+
+/// A number for attributes that stand in the body: no integer type holds it.
+const NO_INTEGER: f64 = 1.5;
+
+/// Why a body has no type, where, and with which operands.
+type Failure = (TypeError, Span, String);
+
+/// Checks every element type of every variable for one.
+pub(super) fn check(
+    program: &Program,
+    def: &OpDef,
+    op: &ast::Op,
+    bodies: &[Build],
+    nodes: &[(Build, Span)],
+) -> Option<Diagnostic> {
+    let vars = def.vars.iter().enumerate().skip(def.params.len()).filter(|(_, v)| v.sort == Sort::DType);
+    vars.map(|(i, _)| VarId(i as u32)).find_map(|var| {
+        let bound = def.bounds.iter().find(|(v, _)| *v == var).map(|(_, list)| list.clone());
+        // `any` says no more than nothing does.
+        let bound = bound.filter(|list| DType::ALL.iter().any(|d| !list.contains(d)));
+        let let_in = bound.clone().unwrap_or_else(|| DType::ALL.to_vec());
+        let mut fails: Vec<(DType, Failure)> = Vec::new();
+        for dtype in &let_in {
+            fails.extend(failure(program, def, op, bodies, nodes, (var, *dtype)).map(|f| (*dtype, f)));
+        }
+        let right: Vec<DType> = let_in.into_iter().filter(|d| !fails.iter().any(|(f, _)| f == d)).collect();
+        let wrong: Vec<DType> = fails.iter().map(|f| f.0).collect();
+        if bound.is_none() && !wrong.contains(&DType::I64) {
+            return None;
+        }
+        let (_, (error, span, with)) = fails.into_iter().next()?;
+        let (name, t) = (&op.name.node, &def.vars[var.index()].name);
+        let message = match bound {
+            None => format!("`{name}` takes any element type, but its body has no meaning for {}", one_of(&wrong)),
+            Some(_) => format!("the bound of `{t}` lets in {}, for which the body has no meaning", one_of(&wrong)),
+        };
+        Some(
+            Diagnostic::warning(code::BOUND, message, span)
+                .label(error.message)
+                .also(op.name.span, "declared here")
+                .note(format!("with {with}"))
+                .hint(format!("bound it: `op {name}<{t}: {}>(...)`", show_bound(&right))),
+        )
+    })
+}
+
+/// Why the body has no type for an element type, if it has none for any ranks.
+fn failure(
+    program: &Program,
+    def: &OpDef,
+    op: &ast::Op,
+    bodies: &[Build],
+    nodes: &[(Build, Span)],
+    wanted: (VarId, DType),
+) -> Option<Failure> {
+    let mut first = None;
+    // A number that is an attribute's may be no integer.
+    let floats: Vec<VarId> = def
+        .attrs()
+        .filter(|(_, p)| matches!(p.kind, ParamKind::Attr { ty: AttrType::Float, .. }))
+        .map(|(i, _)| VarId(i as u32))
+        .collect();
+    for inst in instances(def, Some(wanted)) {
+        let lookup = |v: VarId| inst.types.get(&v).cloned();
+        let mut infer = Infer::new(program, &lookup);
+        infer.absent.clone_from(&inst.absent);
+        infer.bindings.clone_from(&inst.bindings);
+        // What the op refuses says nothing.
+        let refuses = |infer: &Infer<'_>| def.requires.iter().any(|g| infer.holds(g) == Some(false));
+        if refuses(&infer) {
+            return None;
+        }
+        let mut with = describe(&def.vars, &inst.types, &inst.absent);
+        let mut error = bodies.iter().find_map(|b| infer.build(b).err());
+        if error.is_none() {
+            for v in &floats {
+                infer.bindings.values.insert(*v, AttrValue::Float(NO_INTEGER));
+                with = format!("{with}, {} = {NO_INTEGER}", def.vars[v.index()].name);
+            }
+            error = bodies.iter().find_map(|b| infer.build(b).err()).filter(|_| !refuses(&infer));
+        }
+        match error {
+            Some(e) if e.code == codes::DTYPE => {
+                let (e, span) =
+                    locate(&infer, nodes).unwrap_or_else(|| (e, op.body.as_ref().map_or(op.name.span, |b| b.span)));
+                first.get_or_insert((e, span, with));
+            }
+            Some(_) => {}
+            None => return None,
+        }
+    }
+    first
+}

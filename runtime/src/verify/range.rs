@@ -1,0 +1,72 @@
+//! Values that leave the range of their element type on the way to a result.
+//!
+//! In: a graph with its inputs. Out: whether that happens, and what the results are to be held against then. Holds
+//! always: only a result whose meaning is finite is excused, and only for a value that is that meaning as a kernel
+//! computes it, in f32 at least and rounded once.
+//!
+//! `rounds` speaks of values that do not overflow on the way. A body in f16 whose every step is rounded does so at 65504,
+//! where its kernel, which keeps everything between load and store in f32, does not: the kernel is right then.
+
+use std::cell::OnceCell;
+
+use super::check::{FACTOR, Scatter, evaluate_exactly};
+use crate::cpu::reference::{Mode, RefTensor, evaluate};
+use crate::error::Result;
+use crate::graph::instantiate::Numbers;
+use crate::graph::{Graph, NodeId};
+use crate::tensor::Tensor;
+use crate::test_runner::tolerance;
+
+/// The rounding of f32, in which kernels compute.
+const NOISE: f64 = f32::EPSILON as f64;
+
+/// True if a value on the way is finite as a real number and not as its element type rounds it.
+pub(crate) fn leaves_range(graph: &Graph, inputs: &[(String, Tensor)]) -> Result<bool> {
+    let mut graph = graph.unfold()?;
+    let values = (0..graph.nodes.len()).flat_map(|i| graph.results(NodeId(i as u32)));
+    graph.outputs = values.enumerate().map(|(i, v)| (format!("v{i}"), v)).collect();
+    let exact = evaluate(&graph, inputs, Mode::Exact)?;
+    let rounded = evaluate(&graph, inputs, Mode::Rounded)?;
+    let lost = |e: &RefTensor, r: &RefTensor| {
+        e.dtype.is_float() && e.to_f64().iter().zip(r.to_f64()).any(|(e, r)| e.is_finite() && !r.is_finite())
+    };
+    Ok(exact.iter().zip(&rounded).any(|(e, r)| lost(e, r)))
+}
+
+/// What a graph means, for results of kernels that compute it where its element types are too small.
+pub(crate) struct Meaning<'a> {
+    graph: &'a Graph,
+    inputs: &'a [(String, Tensor)],
+    exact: Vec<RefTensor>,
+    overflow: OnceCell<bool>,
+    scatter: OnceCell<Option<Scatter>>,
+}
+
+impl<'a> Meaning<'a> {
+    /// Evaluates the graph.
+    pub(crate) fn of(graph: &'a Graph, inputs: &'a [(String, Tensor)]) -> Result<Meaning<'a>> {
+        let exact = evaluate_exactly(graph, &Numbers::new(), inputs)?;
+        Ok(Meaning { graph, inputs, exact, overflow: OnceCell::new(), scatter: OnceCell::new() })
+    }
+
+    /// An element as a real number.
+    pub(crate) fn at(&self, root: usize, index: usize) -> f64 {
+        self.exact[root].at(index).f()
+    }
+
+    /// Whether `got` is right where the element types are too small: it is the meaning, computed in f32.
+    pub(crate) fn excuses(&self, root: usize, index: usize, got: &RefTensor) -> bool {
+        let (g, x) = (got.at(index).f(), self.at(root, index));
+        if !x.is_finite() || !*self.overflow.get_or_init(|| leaves_range(self.graph, self.inputs).unwrap_or(false)) {
+            return false;
+        }
+        let rounded = got.dtype.round(x);
+        let scattered = || {
+            let scatter =
+                self.scatter.get_or_init(|| Scatter::run(self.graph, &Numbers::new(), self.inputs, NOISE).ok());
+            scatter.as_ref().map_or(0.0, |s| FACTOR * s.spread(root, index))
+        };
+        let near = tolerance(got.dtype, &self.exact[root].to_f64());
+        g == rounded || (g - rounded).abs() <= near || (g - rounded).abs() <= near + scattered()
+    }
+}
