@@ -3,8 +3,8 @@
 #
 #   run.sh [RESULTS]     HYPATIA_SANITIZE=0 leaves out compute-sanitizer; writes RESULTS/summary.txt and one log a part; exit code 1 if a part failed
 #
-# Parts: the test binary (random graphs, layouts of products, caches), each model with rules on and off against its
-# expected outputs, and compute-sanitizer, if it is there. The sanitizer must first find faults that are planted; if it
+# Parts: the test binary (random graphs, layouts of products, rows of all lengths, caches), each model with rules on and off
+# and in two narrow types against its expected outputs, and compute-sanitizer, if it is there. The sanitizer must first find faults that are planted; if it
 # does not, its verdict on the rest does not count.
 set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
@@ -41,6 +41,10 @@ for model in "$here"/models/*/; do
     flags=(--inputs "$model/inputs.npz" --check "$model/outputs.npz" --device cuda)
     [ $rules = off ] && flags+=(--no-rules)
     part "model-$name-rules-$rules" "$here/hypatia" run "$model/model.onnx" "${flags[@]}"
+  done
+  for precision in bf16 f16; do
+    part "model-$name-$precision" "$here/hypatia" run "$model/model.onnx" --inputs "$model/inputs.npz" \
+      --check "$model/outputs.npz" --device cuda --precision $precision
   done
 done
 

@@ -24,7 +24,7 @@ use crate::error::Error;
 use crate::graph::Graph;
 use crate::plan::{Options, Plan};
 use crate::tensor::Tensor;
-use crate::testing::{list, program, ty};
+use crate::testing::{int, list, program, ty};
 use crate::tuner::{Counts, Effort, Tuner};
 use crate::tuning::{Choice, TuningFile};
 
@@ -102,6 +102,64 @@ fn random_graphs_agree_with_the_reference_on_a_gpu() {
 #[test]
 fn special_values_agree_with_the_reference_on_a_gpu() {
     random_graphs(5000, 300, true);
+}
+
+/// Row-wise kernels as they are compiled for one length: a few lanes, a warp, blocks and clusters a row, lengths that packs
+/// divide and others, rows too long to be kept; also of a slice, whose rows begin anywhere. NaN and infinities in some rows.
+#[test]
+fn rows_of_every_length_agree_with_the_exact_values_on_a_gpu() {
+    let lengths =
+        [1, 2, 7, 31, 96, 128, 197, 256, 768, 1000, 1024, 4096, 5003, 8192, 16_384, 20_000, 65_536, 65_537, 140_000];
+    let floats = [DType::F32, DType::F16, DType::BF16, DType::F64];
+    let Some(gpu) = gpu(lengths.len() * floats.len()) else { return };
+    let program = crate::library::load(&[]).unwrap();
+    let mut rng = ChaCha8Rng::seed_from_u64(11);
+    for n in lengths.into_iter().take(cases(100) as usize) {
+        for dtype in floats {
+            let rows = if n > 10_000 { 3 } else { 37 };
+            let mut g = Graph::new(program.clone());
+            let x = g.input("x", ty(dtype, &[rows, n + 1]));
+            let mut slice = |from: usize| {
+                let attrs = [1, from, from + n, 1].map(|v| int(v as i64)).to_vec();
+                g.builtin(BuiltinOp::Slice, &[x], attrs).unwrap()[0]
+            };
+            let (head, tail) = (slice(0), slice(1));
+            let whole = g.input("whole", ty(dtype, &[rows, n]));
+            let scale: Vec<f64> = (0..n).map(|_| rng.random_range(0.5..1.5)).collect();
+            let w = g.constant(Tensor::from_f64(dtype, &[n], &scale).unwrap());
+            for (i, x) in [head, tail, whole].into_iter().enumerate() {
+                for (op, args) in [("softmax", vec![x]), ("log_softmax", vec![x]), ("layer_norm", vec![x, w, w])] {
+                    let y = g.call(op, &args, &[]).unwrap()[0];
+                    g.output(format!("{op} {i}"), y);
+                }
+            }
+            let data = |rng: &mut ChaCha8Rng, n: usize| {
+                let mut values: Vec<f64> = (0..rows * n).map(|_| rng.random_range(-4.0..4.0)).collect();
+                for (row, odd) in [(0, f64::NEG_INFINITY), (1, f64::NAN), (2, f64::INFINITY)] {
+                    values[row * n + rng.random_range(0..n)] = odd;
+                }
+                Tensor::from_f64(dtype, &[rows, n], &values).unwrap()
+            };
+            let inputs = [("x".to_string(), data(&mut rng, n + 1)), ("whole".to_string(), data(&mut rng, n))];
+            let want = evaluate(&g, &inputs, Mode::Exact).unwrap();
+            let (plan, executor) = executor(&gpu, &g, true).unwrap();
+            let got = executor.run(&inputs.map(|(_, t)| t)).unwrap();
+            // What is reduced is computed in f32; the least f16 stands far above what an f32 can say.
+            let computed = if dtype == DType::F64 { 1e-11 } else { 4e-6 };
+            let epsilon = dtype.epsilon().max(computed);
+            let least = if dtype == DType::F16 { 2f64.powi(-24) } else { 0.0 };
+            for ((got, want), (name, _)) in got.iter().zip(&want).zip(&g.outputs) {
+                let (got, want) = (got.to_f64(), want.to_f64());
+                let most = want.iter().filter(|v| v.is_finite()).fold(0.0f64, |m, v| m.max(v.abs()));
+                let off = got.iter().zip(&want).position(|(g, w)| match w.is_finite() {
+                    true => !((g - w).abs() <= epsilon * w.abs() + computed * most + least),
+                    false => !(g == w || (g.is_nan() && w.is_nan())),
+                });
+                let at = off.map(|i| (i, got[i], want[i]));
+                assert!(at.is_none(), "{name} of {rows} rows of {n} {dtype}: {at:?}\n{plan}");
+            }
+        }
+    }
 }
 
 /// Every layout of a product that is a view, with the epilogues that the library's menu has and others.
