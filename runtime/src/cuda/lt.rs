@@ -248,14 +248,40 @@ pub struct Algorithm {
 }
 
 impl Algorithm {
-    /// As numbers that can be kept in a file. They mean something to the same version of the library alone.
+    /// Its configuration, as numbers that can be kept in a file: the kernel's number, tile, split of k, reduction of the
+    /// parts, order of the tiles, variant, stages, and shapes of instruction and cluster. They mean something to the same
+    /// version of the library alone. (What the library hands out holds other bits too, which differ from call to call.)
     pub fn to_words(self) -> [u64; 8] {
-        self.raw.data
+        use sys::cublasLtMatmulAlgoConfigAttributes_t::*;
+        let [inner, cluster] =
+            [CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID, CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID].map(|a| self.config(a, 2));
+        let [id, tile, split, reduction, order, variant, stages] = [
+            CUBLASLT_ALGO_CONFIG_ID,
+            CUBLASLT_ALGO_CONFIG_TILE_ID,
+            CUBLASLT_ALGO_CONFIG_SPLITK_NUM,
+            CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME,
+            CUBLASLT_ALGO_CONFIG_CTA_SWIZZLING,
+            CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION,
+            CUBLASLT_ALGO_CONFIG_STAGES_ID,
+        ]
+        .map(|a| self.config(a, 4));
+        [id, tile, split, reduction, order, variant, stages, inner << 16 | cluster]
     }
 
-    /// What [`Algorithm::to_words`] gave; [`Matmul::accepts`] tells if the library still knows it.
-    pub fn from_words(data: [u64; 8], workspace: usize) -> Algorithm {
-        Algorithm { raw: sys::cublasLtMatmulAlgo_t { data }, workspace }
+    /// A number of its configuration, `bytes` long; 0 where the library has no such number.
+    fn config(&self, attribute: sys::cublasLtMatmulAlgoConfigAttributes_t, bytes: usize) -> u64 {
+        let (mut value, mut written) = (0u32, 0usize);
+        // SAFETY: the algorithm came from the library, and the value has room for `bytes`, at most four.
+        let status = unsafe {
+            sys::cublasLtMatmulAlgoConfigGetAttribute(
+                &self.raw,
+                attribute,
+                (&raw mut value).cast(),
+                bytes.min(size_of::<u32>()),
+                &mut written,
+            )
+        };
+        if status == sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS { value.into() } else { 0 }
     }
 }
 
@@ -345,26 +371,6 @@ impl Matmul {
         found.truncate(usize::try_from(count).unwrap_or(0));
         let usable = found.iter().filter(|f| f.state == sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS);
         Ok(usable.map(|f| Algorithm { raw: f.algo, workspace: f.workspaceSize }).collect())
-    }
-
-    /// True if the library can run the product with that algorithm, within the workspace.
-    pub fn accepts(&self, lt: &Lt, algorithm: &Algorithm) -> bool {
-        // SAFETY: all-zero bytes are a valid result.
-        let mut found: sys::cublasLtMatmulHeuristicResult_t = unsafe { std::mem::zeroed() };
-        // SAFETY: all handles are alive, both pointers valid.
-        let status = unsafe {
-            sys::cublasLtMatmulAlgoCheck(
-                lt.handle,
-                self.description.0,
-                self.a.0,
-                self.b.0,
-                self.d.0,
-                self.d.0,
-                &algorithm.raw,
-                &mut found,
-            )
-        };
-        status == sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS && found.workspaceSize <= self.product.workspace
     }
 
     /// Launches on a stream.

@@ -82,22 +82,21 @@ pub(super) fn order(
     };
     let cold = footprint > WARM;
     let problem = problem(matmul.product(), cold);
-    let algorithm = |choice: &Choice| Algorithm::from_words(choice.algorithm, choice.workspace);
-    // The library checks against a product that is only read, and times one that is changed: one after the other.
+    // The library is asked about a product that is only read, and times one that is changed: one after the other.
     let matmul = std::cell::RefCell::new(matmul);
-    let accepts = |choice: &Choice, source: Source| {
-        let (matmul, algorithm) = (matmul.borrow(), algorithm(choice));
-        let offered = || {
-            let all = matmul.algorithms(gpu.lt(), THOROUGH.candidates);
-            candidates.contains(&algorithm) || all.is_ok_and(|all| all.contains(&algorithm))
-        };
-        // A file may be anybody's: only what the library itself offers is given back to it.
-        (source == Source::Cache || offered()) && matmul.accepts(gpu.lt(), &algorithm)
+    // A file may be anybody's: only what the library itself offers is given back to it.
+    let offered = |choice: &Choice| {
+        let wanted = |a: &&Algorithm| a.to_words() == choice.algorithm && a.workspace == choice.workspace;
+        candidates.iter().find(wanted).copied().or_else(|| {
+            let all = matmul.borrow().algorithms(gpu.lt(), THOROUGH.candidates).ok()?;
+            all.iter().find(wanted).copied()
+        })
     };
+    let accepts = |choice: &Choice, _: Source| offered(choice).is_some();
     let measure = || tune(gpu, &mut matmul.borrow_mut(), &candidates, cold, effort);
-    if let Some(choice) = tuner.choose(&machine(gpu), &problem, guess, accepts, measure)? {
-        let best = algorithm(&choice);
-        candidates.retain(|c| *c != best);
+    let choice = tuner.choose(&machine(gpu), &problem, guess, accepts, measure)?;
+    if let Some(best) = choice.and_then(|choice| offered(&choice)) {
+        candidates.retain(|c| c.to_words() != best.to_words());
         candidates.insert(0, best);
     }
     Ok(candidates)
