@@ -154,10 +154,11 @@ fn rows_of_every_length_agree_with_the_exact_values_on_a_gpu() {
             for ((got, want), (name, _)) in got.iter().zip(&want).zip(&g.outputs) {
                 let (got, want) = (got.to_f64(), want.to_f64());
                 let most = want.iter().filter(|v| v.is_finite()).fold(0.0f64, |m, v| m.max(v.abs()));
-                let off = got.iter().zip(&want).position(|(g, w)| match w.is_finite() {
-                    true => !((g - w).abs() <= epsilon * w.abs() + computed * most + least),
-                    false => !(g == w || (g.is_nan() && w.is_nan())),
-                });
+                let near = |(g, w): (&f64, &f64)| match w.is_finite() {
+                    true => (g - w).abs() <= epsilon * w.abs() + computed * most + least,
+                    false => g == w || (g.is_nan() && w.is_nan()),
+                };
+                let off = got.iter().zip(&want).position(|pair| !near(pair));
                 let at = off.map(|i| (i, got[i], want[i]));
                 assert!(at.is_none(), "{name} of {rows} rows of {n} {dtype}: {at:?}\n{plan}");
             }
