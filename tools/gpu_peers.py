@@ -163,9 +163,13 @@ def main():
         if moved and row["hypatia"]:
             row["hypatia_tbps"] = moved / row["hypatia"] / 1e6
             row["eager_tbps"] = moved / row["eager"] / 1e6
+            source = torch.randn(moved // 8, device="cuda")
+            target = torch.empty_like(source)
+            row["copy_tbps"] = moved / timed(graphed(lambda: target.copy_(source))) / 1e6
+            row["share_of_copy"] = row["hypatia_tbps"] / row["copy_tbps"]
         out.append(row)
         show = lambda k: f"{row[k]:9.2f}" if row.get(k) else " " * 9
-        bw = f" {row['hypatia_tbps']:5.2f} TB/s, eager {row['eager_tbps']:5.2f}" if "hypatia_tbps" in row else ""
+        bw = f" {row['hypatia_tbps']:5.2f} TB/s, eager {row['eager_tbps']:5.2f}, copy {row['copy_tbps']:5.2f}" if "hypatia_tbps" in row else ""
         ratio = f"{row['ratio']:6.3f}" if row["ratio"] else "FAILED " + str(row["error"])[:200]
         print(f"{row['case']:<42} {show('hypatia')} {show('hypatia_unfused')} {show('eager')} {show('addmm_activation')} {show('bare_gemms')} {show('compiled')} {ratio}{bw}", flush=True)
         torch.cuda.empty_cache()

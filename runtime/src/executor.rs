@@ -65,6 +65,31 @@ impl Executor {
         }
     }
 
+    /// Runs once, into tensors of the plan's types that nobody else holds. On a GPU nothing is allocated from the second run
+    /// on; the host allocates what [`run`](Executor::run) does.
+    ///
+    /// # Errors
+    /// If inputs or outputs are not of the plan's types, in its order.
+    pub fn run_into(&self, inputs: &[Tensor], outputs: &mut [Tensor]) -> Result<()> {
+        match self {
+            Executor::Cpu(e) => {
+                e.plan().check_outputs(outputs)?;
+                let results = e.run(inputs)?;
+                results.iter().zip(outputs).for_each(|(from, to)| to.bytes_mut().copy_from_slice(from.bytes()));
+                Ok(())
+            }
+            Executor::Cuda(e) => e.run_into(inputs, outputs),
+        }
+    }
+
+    /// Memory on the device for runs whose operands stay there; `None` on the host.
+    pub fn resident(&self) -> Result<Option<cuda::Resident<'_>>> {
+        match self {
+            Executor::Cpu(_) => Ok(None),
+            Executor::Cuda(e) => e.resident().map(Some),
+        }
+    }
+
     /// Runs once on the host, and adds to `times` how long each step took. A GPU runs all steps as one: there its
     /// [`Timer`](cuda::Timer) times each step by itself.
     pub fn run_timed(&self, inputs: &[Tensor], times: &mut [Duration]) -> Result<Vec<Tensor>> {

@@ -4,9 +4,12 @@
 //! once for all plans; runs may overlap, each on an instance of its own (stream, arena, inputs, graph); after the first
 //! run of an instance a run allocates nothing on the device.
 
+mod resident;
+
 use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::{CudaEvent, CudaStream, result, sys};
+use hypatia_dsl::dtype::DType;
 
 use super::capture::Graph;
 use super::cubin::Origins;
@@ -17,8 +20,10 @@ use super::memory::{DeviceMemory, Pinned, bind};
 use super::steps::{Launch, Product, prepare};
 use super::tune::Tuner;
 use crate::error::{Error, Result};
-use crate::plan::{Place, Plan};
+use crate::plan::{Place, Plan, View};
 use crate::tensor::Tensor;
+
+pub use resident::{OnDevice, Resident};
 
 /// Runs a plan on a GPU.
 pub struct Executor {
@@ -128,23 +133,40 @@ impl Executor {
     /// Runs once. The inputs stand in the plan's order.
     pub fn run(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
         self.plan.check_inputs(inputs)?;
+        let mut instance = self.take()?;
+        let outputs = self.run_on(&mut instance, inputs)?;
+        self.give(instance);
+        Ok(outputs)
+    }
+
+    /// An instance that no run uses.
+    fn take(&self) -> Result<Instance> {
         let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        let mut instance = match idle {
-            Some(instance) => instance,
-            None => self.instance()?,
-        };
-        let outputs = self.run_on(&mut instance, inputs);
-        // An instance whose run failed may belong to a lost context.
-        if outputs.is_ok() {
-            self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(instance);
-        }
-        outputs
+        idle.map_or_else(|| self.instance(), Ok)
+    }
+
+    /// Gives an instance back. One whose run failed may belong to a lost context, and is not.
+    fn give(&self, instance: Instance) {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(instance);
     }
 
     fn run_on(&self, instance: &mut Instance, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
+        self.start(instance, inputs)?;
+        self.plan.outputs.iter().map(|(name, view)| self.output(instance, inputs, name, view)).collect()
+    }
+
+    /// Runs to the end.
+    fn start(&self, instance: &mut Instance, inputs: &[Tensor]) -> Result<()> {
         if self.poison {
             instance.arena.fill(0xff)?;
         }
+        self.upload(instance, inputs)?;
+        instance.launch()?;
+        instance.stream.synchronize().map_err(|e| failed("running the plan", e))
+    }
+
+    /// Copies the inputs to the device, ordered on the stream.
+    fn upload(&self, instance: &mut Instance, inputs: &[Tensor]) -> Result<()> {
         let mut at = 0;
         for (memory, tensor) in instance.inputs.iter().zip(inputs) {
             let bytes = tensor.bytes();
@@ -153,33 +175,35 @@ impl Executor {
             memory.upload(staged)?;
             at += bytes.len().next_multiple_of(64);
         }
-        instance.launch()?;
-        instance.stream.synchronize().map_err(|e| failed("running the plan", e))?;
-        self.plan.outputs.iter().map(|(name, view)| self.output(instance, inputs, name, view)).collect()
+        Ok(())
     }
 
-    fn output(&self, instance: &Instance, inputs: &[Tensor], name: &str, view: &crate::plan::View) -> Result<Tensor> {
-        let size = view.dtype.size();
-        if view.is_empty() {
-            let none = Tensor::zeros(view.dtype, &view.shape);
-            return none.ok_or_else(|| Error::Internal(format!("output `{name}` of shape {:?}", view.shape)));
+    fn output(&self, instance: &Instance, inputs: &[Tensor], name: &str, view: &View) -> Result<Tensor> {
+        let wrong = || Error::Internal(format!("output `{name}` of shape {:?}", view.shape));
+        let mut tensor = Tensor::zeros(view.dtype, &view.shape).ok_or_else(wrong)?;
+        self.read(instance, inputs, view, tensor.bytes_mut())?;
+        // A bool that is neither 0 nor 1 was not written.
+        match view.dtype {
+            DType::Bool => Tensor::from_bytes(view.dtype, &view.shape, tensor.bytes()).ok_or_else(wrong),
+            _ => Ok(tensor),
         }
+    }
+
+    /// Copies what a view holds after a run to the host.
+    fn read(&self, instance: &Instance, inputs: &[Tensor], view: &View, to: &mut [u8]) -> Result<()> {
+        if view.is_empty() {
+            return Ok(());
+        }
+        let size = view.dtype.size();
         let range = view.offset * size..(view.offset + view.len()) * size;
-        let tensor = match self.plan.buffers[view.buffer.index()].place {
-            Place::Input(i) => {
-                inputs[i].bytes().get(range).and_then(|b| Tensor::from_bytes(view.dtype, &view.shape, b))
-            }
-            Place::Constant(i) => {
-                let all = self.plan.constants[i].bytes();
-                all.get(range).and_then(|b| Tensor::from_bytes(view.dtype, &view.shape, b))
-            }
-            Place::Arena(offset) => {
-                let mut bytes = vec![0; range.len()];
-                instance.arena.download(offset + range.start, &mut bytes)?;
-                Tensor::from_bytes(view.dtype, &view.shape, &bytes)
-            }
+        let given = match self.plan.buffers[view.buffer.index()].place {
+            Place::Input(i) => inputs[i].bytes(),
+            Place::Constant(i) => self.plan.constants[i].bytes(),
+            Place::Arena(offset) => return instance.arena.download(offset + range.start, to),
         };
-        tensor.ok_or_else(|| Error::Internal(format!("output `{name}` of shape {:?} was not written", view.shape)))
+        let given = given.get(range).filter(|g| g.len() == to.len());
+        to.copy_from_slice(given.ok_or_else(|| Error::Internal("a result lies outside of its buffer".into()))?);
+        Ok(())
     }
 
     fn instance(&self) -> Result<Instance> {
@@ -217,7 +241,7 @@ impl Executor {
             launches.iter_mut().try_for_each(|(step, launch)| {
                 // SAFETY: the bases are those of the instance whose graph this is: its memory is as large as the plan
                 // says and lives as long as the graph.
-                unsafe { start(&self.gpu, &instance.stream, &instance.sides, launch, &bases) }.map_err(|e| match e {
+                unsafe { put(&self.gpu, &instance.stream, &instance.sides, launch, &bases) }.map_err(|e| match e {
                     Error::Device(m) => Error::Device(format!("step `{}`: {m}", self.plan.steps[*step].name)),
                     e => e,
                 })
@@ -280,7 +304,7 @@ impl Timer<'_> {
             let step = *step;
             let graph = Graph::capture(&stream, || {
                 // SAFETY: the bases are those of this timer's instance, which outlives the graph.
-                (0..REPEATS).try_for_each(|_| unsafe { start(&executor.gpu, &stream, sides, launch, &bases) })
+                (0..REPEATS).try_for_each(|_| unsafe { put(&executor.gpu, &stream, sides, launch, &bases) })
             })?;
             drop(launches);
             graph.launch()?;
@@ -303,7 +327,7 @@ impl Instance {
 ///
 /// # Safety
 /// As [`super::launch::KernelLaunch::launch`].
-unsafe fn start(gpu: &Gpu, stream: &Arc<CudaStream>, sides: &Sides, launch: &mut Launch, bases: &Bases) -> Result<()> {
+unsafe fn put(gpu: &Gpu, stream: &Arc<CudaStream>, sides: &Sides, launch: &mut Launch, bases: &Bases) -> Result<()> {
     match launch {
         // SAFETY: the caller answers for the bases.
         Launch::Kernel(kernel) => unsafe { kernel.launch(stream, bases) },

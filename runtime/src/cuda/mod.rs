@@ -21,4 +21,4 @@ pub mod tune;
 
 pub use cubin::Origins;
 pub use device::{Gpu, MINIMUM_DRIVER};
-pub use exec::{Executor, Timer};
+pub use exec::{Executor, OnDevice, Resident, Timer};

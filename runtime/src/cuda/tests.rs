@@ -166,6 +166,55 @@ fn rows_of_every_length_agree_with_the_exact_values_on_a_gpu() {
     }
 }
 
+/// Runs whose operands stay on the device, and runs into given tensors, give what a run gives and take no more memory.
+#[test]
+fn resident_runs_give_the_same_and_allocate_nothing_on_a_gpu() {
+    let Some(gpu) = gpu(1) else { return };
+    let mut g = Graph::new(crate::library::load(&[]).unwrap());
+    let x = g.input("x", ty(DType::F32, &[64, 96]));
+    let mut y = x;
+    let mut rng = ChaCha8Rng::seed_from_u64(3);
+    for _ in 0..12 {
+        let weights: Vec<f64> = (0..96 * 96).map(|_| rng.random_range(-0.2..0.2)).collect();
+        let w = g.constant(Tensor::from_f64(DType::F32, &[96, 96], &weights).unwrap());
+        y = g.builtin(BuiltinOp::Matmul, &[y, w], vec![]).unwrap()[0];
+        y = g.call("softmax", &[y], &[]).unwrap()[0];
+    }
+    g.output("y", y);
+    g.output("x", x);
+    let (_, executor) = executor(&gpu, &g, true).unwrap();
+    let random = |rng: &mut ChaCha8Rng| {
+        let values: Vec<f64> = (0..64 * 96).map(|_| rng.random_range(-1.0..1.0)).collect();
+        vec![Tensor::from_f64(DType::F32, &[64, 96], &values).unwrap()]
+    };
+    let mut resident = executor.resident().unwrap();
+    let mut into: Vec<Tensor> = (0..2).map(|_| Tensor::zeros(DType::F32, &[64, 96]).unwrap()).collect();
+    let free = || cudarc::driver::result::mem_get_info().unwrap().0;
+    let mut before = None;
+    for _ in 0..20 {
+        let inputs = random(&mut rng);
+        let want = executor.run(&inputs).unwrap();
+        executor.run_into(&inputs, &mut into).unwrap();
+        assert!(into.iter().zip(&want).all(|(a, b)| a.bytes() == b.bytes()));
+        resident.upload(&inputs).unwrap();
+        resident.run_on_device().unwrap();
+        for (i, want) in want.iter().enumerate() {
+            assert_eq!(resident.download(i).unwrap().bytes(), want.bytes(), "output {i}");
+        }
+        let now = free();
+        assert_eq!(*before.get_or_insert(now), now, "device memory was taken");
+    }
+    assert_eq!(resident.input(0).unwrap().address, resident.output(1).unwrap().address, "an input that is an output");
+    assert!(resident.input(1).is_none() && resident.output(2).is_none() && !resident.stream().is_null());
+    assert!(resident.download(2).is_err() && executor.run_into(&random(&mut rng), &mut into[..1]).is_err());
+    let count = 64;
+    let started = std::time::Instant::now();
+    (0..count).for_each(|_| resident.run_on_device().unwrap());
+    let host = started.elapsed().as_secs_f64() * 1e6 / f64::from(count);
+    resident.synchronize().unwrap();
+    println!("a run on the device of {} steps takes the host {host:.2} us", executor.plan().launches());
+}
+
 /// Every layout of a product that is a view, with the epilogues that the library's menu has and others.
 #[test]
 fn products_of_every_layout_agree_with_the_reference_on_a_gpu() {

@@ -350,6 +350,22 @@ impl Plan {
         Ok(())
     }
 
+    /// Fails unless results of the plan fit into these tensors, in its order.
+    pub fn check_outputs(&self, outputs: &[Tensor]) -> Result<()> {
+        if outputs.len() != self.outputs.len() {
+            let (got, wanted) = (outputs.len(), self.outputs.len());
+            return Err(Error::Input(format!("{got} tensors were given for the outputs, the plan has {wanted}")));
+        }
+        for (t, (name, view)) in outputs.iter().zip(&self.outputs) {
+            if t.dtype() != view.dtype || t.shape() != view.shape {
+                let (got, wanted) =
+                    (format!("{}{:?}", t.dtype(), t.shape()), format!("{}{:?}", view.dtype, view.shape));
+                return Err(Error::Input(format!("output `{name}` is {wanted}, but the tensor for it is {got}")));
+            }
+        }
+        Ok(())
+    }
+
     /// Number of launches.
     pub fn launches(&self) -> usize {
         self.steps.len()
