@@ -44,19 +44,10 @@ pub fn load_random(
 /// The number for each dynamic size where rules are tried: no size at which broadcasting hides an error.
 const TRIED_SIZE: i64 = 3;
 
-/// What came of trying rules on a model.
-pub enum Tried {
-    /// Nothing speaks against them.
-    Right,
-    /// What they make of the model is not equal to it.
-    Wrong(String),
-    /// They could not be tried.
-    Unknown(Error),
-}
-
 /// Runs what the rules make of a graph beside the graph as given, on random inputs and the CPU, as `run` does before its
-/// first result.
-pub fn try_rules(graph: &Graph, options: &optimize::Options) -> Tried {
+/// first result. For a command that writes what the rules made: wrong rules are an error, and if they could not be tried,
+/// that is told.
+pub fn must_be_right(graph: &Graph, options: &optimize::Options, quiet: bool) -> Result<()> {
     let tried = || -> Result<Vec<String>> {
         let sizes: Symbols = graph.symbols().into_iter().map(|s| (s, TRIED_SIZE)).collect();
         let inputs = random_inputs(&graph.specialize(&sizes)?, 0)?;
@@ -64,26 +55,19 @@ pub fn try_rules(graph: &Graph, options: &optimize::Options) -> Tried {
         Ok(model.compile(&inputs)?.warnings.clone())
     };
     match tried() {
-        Ok(warnings) => {
-            let wrong = warnings.iter().find_map(|w| w.strip_prefix(NOT_USED));
-            wrong.map_or(Tried::Right, |w| Tried::Wrong(w.to_string()))
+        Ok(warnings) => match warnings.iter().find_map(|w| w.strip_prefix(NOT_USED)) {
+            Some(why) => {
+                Err(Error::Input(format!("nothing was written: the rules change what the model computes: {why}")))
+            }
+            None => Ok(()),
+        },
+        Err(e) => {
+            if !quiet {
+                anstream::eprintln!("note: your rules were not tried on the model: {e}");
+            }
+            Ok(())
         }
-        Err(e) => Tried::Unknown(e),
     }
-}
-
-/// As [`try_rules`], for a command that writes what the rules made of the model: wrong rules are an error, and what could
-/// not be tried is told.
-pub fn must_be_right(graph: &Graph, options: &optimize::Options, quiet: bool) -> Result<()> {
-    match try_rules(graph, options) {
-        Tried::Right => {}
-        Tried::Wrong(why) => {
-            return Err(Error::Input(format!("nothing was written: the rules change what the model computes: {why}")));
-        }
-        Tried::Unknown(e) if !quiet => anstream::eprintln!("note: your rules were not tried on the model: {e}"),
-        Tried::Unknown(_) => {}
-    }
-    Ok(())
 }
 
 /// Random values for every input of a graph on known sizes.

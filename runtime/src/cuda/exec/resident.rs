@@ -96,9 +96,10 @@ impl Resident<'_> {
             plan.outputs.get(index).ok_or_else(|| Error::Input(format!("output {index} of {}", plan.outputs.len())))?;
         let mut tensor = Tensor::zeros(view.dtype, &view.shape)
             .ok_or_else(|| Error::Internal(format!("output `{name}` of shape {:?}", view.shape)))?;
-        match self.output(index) {
-            Some(at) if at.bytes > 0 => self.copy(view, tensor.bytes_mut())?,
-            _ => {}
+        if view.is_empty() {
+            self.synchronize()?;
+        } else {
+            self.copy(view, tensor.bytes_mut())?;
         }
         Ok(tensor)
     }
