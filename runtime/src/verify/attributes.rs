@@ -28,7 +28,7 @@ impl Generator<'_, '_> {
                 }
                 AttrPat::Var(v) if self.env.attrs.values.contains_key(v) => self.env.attrs.values[v].clone(),
                 AttrPat::Var(v) => {
-                    let value = match self.hinted_var(*v) {
+                    let value = match self.chosen_var(*v) {
                         Some(value) => value,
                         None => self.random_attr(builtin, i, *ty, types, &out, node.output as usize, None)?,
                     };
@@ -106,6 +106,19 @@ impl Generator<'_, '_> {
         })
     }
 
+    /// The same; of several values that `v in [..]` leaves, any.
+    pub(super) fn chosen_var(&mut self, var: hypatia_dsl::ir::VarId) -> Option<AttrValue> {
+        let hints = self.hints;
+        let list = hints.among.iter().filter(|(v, _)| *v == var).find_map(|(_, e)| match self.eval(e) {
+            Some(AttrValue::List(l)) if !l.is_empty() => Some(l),
+            _ => None,
+        });
+        match list {
+            Some(l) if !hints.equal_var.iter().any(|(v, _)| *v == var) => l.get(self.source.pick(l.len())).cloned(),
+            _ => self.hinted_var(var),
+        }
+    }
+
     /// A list that matches element patterns; elements that they leave open come from `base`.
     fn list(
         &mut self,
@@ -117,6 +130,9 @@ impl Generator<'_, '_> {
     ) -> Try<Vec<AttrValue>> {
         let fixed = items.iter().filter(|p| !matches!(p, AttrPat::Rest(_))).count();
         let Some(spare) = base.len().checked_sub(fixed) else { return reject("a list is too short for its pattern") };
+        if spare > 0 && fixed == items.len() {
+            return reject("a list is too long for its pattern");
+        }
         let element = if ty == AttrType::Axes { AttrType::Axis } else { AttrType::Int };
         let one = |v: AttrValue| normalised(element, v, rank);
         // First what is fixed, then what is open.
@@ -194,7 +210,7 @@ impl Generator<'_, '_> {
         Ok(match (builtin, index) {
             (Some(BuiltinOp::Transpose), 0) => dims(self.permutation(shape.len())),
             (Some(BuiltinOp::Reshape), 0) => dims(self.reshaping(&shape, length)?),
-            (Some(BuiltinOp::Expand), 0) => dims(self.expansion(&shape)),
+            (Some(BuiltinOp::Expand), 0) => dims(self.expansion(&shape, length)),
             (Some(BuiltinOp::Slice), 1) => int(self.upto(axis_size().unwrap_or(0))),
             (Some(BuiltinOp::Slice), 2) => {
                 let start = before.get(1).and_then(as_int).unwrap_or(0);
@@ -362,10 +378,14 @@ impl Generator<'_, '_> {
         Ok(dims)
     }
 
-    /// A shape that this one broadcasts to.
-    fn expansion(&mut self, shape: &[i64]) -> Vec<i64> {
+    /// A shape that this one broadcasts to, of that rank where it is known.
+    fn expansion(&mut self, shape: &[i64], rank: Option<usize>) -> Vec<i64> {
         let mut dims: Vec<i64> = shape.iter().map(|d| if *d == 1 { self.size() } else { *d }).collect();
-        for _ in 0..self.source.weighted(&[60, 30, 10]) {
+        let more = match rank {
+            Some(r) => r.saturating_sub(shape.len()),
+            None => self.source.weighted(&[60, 30, 10]),
+        };
+        for _ in 0..more {
             let d = self.size();
             dims.insert(0, d);
         }

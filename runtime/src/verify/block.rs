@@ -27,44 +27,66 @@ pub fn test_block(
 ) -> String {
     let root = difference.map_or(0, |d| d.root);
     let (left, right) = (sides.left[root.min(sides.left.len() - 1)], sides.right[root.min(sides.right.len() - 1)]);
-    let mut w = Writer { graph: &sides.graph, names: HashMap::new(), extra: Vec::new(), numbers: &sides.numbers };
-    for (name, node) in &instance.constants {
-        w.names.insert(*node, name.clone());
-    }
+    let mut w = Writer::of(&sides.graph, &sides.numbers, instance);
     let (l, r) = (w.value(left, 0), w.value(right, 0));
     let (tight_l, tight_r) = (w.value(left, 3), w.value(right, 3));
+    let integers = difference.is_some_and(|d| d.whole.is_some());
     let (given, expect) = match failure {
-        Failure::Bits | Failure::FiniteBits | Failure::Ulp | Failure::Rounding => match difference {
-            Some(d) if d.left == d.right => (format!("1 / {tight_l}"), format!("1 / {tight_r}")),
-            Some(d) if d.left.is_finite() && d.right.is_finite() => {
-                let shape = &sides.graph.ty(left).shape;
-                let dims: Vec<String> = shape.iter().map(|d| d.to_string()).collect();
-                w.extra.push(format!("const same: bool[{}] = 1;", dims.join(", ")));
-                (format!("eq({l}, {r})"), "same".to_string())
+        Failure::Bits | Failure::FiniteBits | Failure::Ulp | Failure::Rounding | Failure::Integer | Failure::Value
+            if integers || failure != Failure::Value =>
+        {
+            match difference {
+                Some(d) if d.left == d.right && !integers => (format!("1 / {tight_l}"), format!("1 / {tight_r}")),
+                Some(d) if d.left.is_finite() && d.right.is_finite() => {
+                    let shape = &sides.graph.ty(left).shape;
+                    let dims: Vec<String> = shape.iter().map(|d| d.to_string()).collect();
+                    w.extra.push(format!("const same: bool[{}] = 1;", dims.join(", ")));
+                    (format!("eq({l}, {r})"), "same".to_string())
+                }
+                _ => (l, r),
             }
-            _ => (l, r),
-        },
+        }
         _ => (l, r),
     };
     let mut out = format!("test \"{}\" {{\n", escaped(title));
     let used = |name: &str| mentions(&given, name) || mentions(&expect, name);
-    for (name, tensor) in &instance.inputs {
-        if used(name) {
-            let _ = writeln!(out, "  input {name}: {}", declaration(tensor));
-        }
-    }
-    for (name, node) in &instance.constants {
-        if let NodeKind::Const(tensor) = &sides.graph.node(*node).kind
-            && used(name)
-        {
-            let _ = writeln!(out, "  const {name}: {}", declaration(tensor));
-        }
-    }
+    out.push_str(&declarations(instance, &used));
     for line in &w.extra {
         let _ = writeln!(out, "  {line}");
     }
     let _ = writeln!(out, "  given {given};\n  expect equal {expect};\n}}");
     out
+}
+
+/// The tensors of an instance that are used, each a line; what f64 does not hold of an integer is a tensor of its own.
+fn declarations(instance: &Instance, used: &dyn Fn(&str) -> bool) -> String {
+    let mut out = String::new();
+    let mut line = |word: &str, name: &str, tensor: &Tensor| {
+        if used(name) {
+            let _ = writeln!(out, "  {word} {name}: {}", declaration(tensor));
+            if let Some(rest) = remainders(tensor) {
+                let _ = writeln!(out, "  {word} {name}{REST}: {}", declaration(&rest));
+            }
+        }
+    };
+    for (name, tensor) in &instance.inputs {
+        line("input", name, tensor);
+    }
+    for (name, node) in &instance.constants {
+        if let NodeKind::Const(tensor) = &instance.graph.node(*node).kind {
+            line("const", name, tensor);
+        }
+    }
+    out
+}
+
+/// Behind the name of a tensor of integers: what is to be added to it.
+const REST: &str = "_and";
+
+/// What integers differ from the numbers that a file can hold, if any does.
+fn remainders(tensor: &Tensor) -> Option<Tensor> {
+    let rest: Vec<i64> = tensor.as_slice::<i64>()?.iter().map(|v| v.wrapping_sub(*v as f64 as i64)).collect();
+    if rest.iter().all(|v| *v == 0) { None } else { Tensor::from_slice(tensor.shape(), &rest) }
 }
 
 /// True if the name occurs as a whole word.
@@ -109,7 +131,30 @@ struct Writer<'a> {
 /// Texts of shared nodes are repeated: instances are small, but a cap keeps a pathological one short.
 const MAX_TEXT: usize = 20_000;
 
-impl Writer<'_> {
+impl<'a> Writer<'a> {
+    /// For a graph over the tensors of an instance.
+    fn of(graph: &'a Graph, numbers: &'a Numbers, instance: &Instance) -> Writer<'a> {
+        let whole = |name: &str, tensor: &Tensor| match remainders(tensor) {
+            Some(_) => format!("({name} + {name}{REST})"),
+            None => name.to_string(),
+        };
+        let mut names = HashMap::new();
+        for (name, node) in &instance.constants {
+            if let NodeKind::Const(tensor) = &graph.node(*node).kind {
+                names.insert(*node, whole(name, tensor));
+            }
+        }
+        let tensor = |name: &str| instance.inputs.iter().find(|i| i.0 == name).map(|i| &i.1);
+        for id in &graph.inputs {
+            if let NodeKind::Input { name } = &graph.node(*id).kind
+                && let Some(tensor) = tensor(name)
+            {
+                names.insert(*id, whole(name, tensor));
+            }
+        }
+        Writer { graph, names, extra: Vec::new(), numbers }
+    }
+
     /// An expression. `level` is how tightly the place around it binds.
     fn value(&mut self, value: Value, level: u8) -> String {
         let node = self.graph.node(value.node);
@@ -201,20 +246,10 @@ impl Writer<'_> {
 /// The left side alone, with an expectation that fails, and why as a comment: where there is no right side to compare
 /// with. An expectation of `equal` compares the left side's kernels with its meaning.
 pub fn left_block(title: &str, instance: &Instance, expect: &str, why: &str) -> String {
-    let mut w = Writer { graph: &instance.graph, names: HashMap::new(), extra: Vec::new(), numbers: &instance.numbers };
-    for (name, node) in &instance.constants {
-        w.names.insert(*node, name.clone());
-    }
+    let mut w = Writer::of(&instance.graph, &instance.numbers, instance);
     let given: Vec<String> = instance.left.iter().map(|v| w.value(*v, 0)).collect();
     let mut out = format!("test \"{}\" {{\n", escaped(title));
-    for (name, tensor) in &instance.inputs {
-        let _ = writeln!(out, "  input {name}: {}", declaration(tensor));
-    }
-    for (name, node) in &instance.constants {
-        if let NodeKind::Const(tensor) = &instance.graph.node(*node).kind {
-            let _ = writeln!(out, "  const {name}: {}", declaration(tensor));
-        }
-    }
+    out.push_str(&declarations(instance, &|_| true));
     for line in &w.extra {
         let _ = writeln!(out, "  {line}");
     }

@@ -14,11 +14,11 @@ use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::{AttrValue, Build, BuildArg, Class, Rule, ScalarBody};
 use hypatia_dsl::typing::codes;
 
-use super::explode::{explode, widened};
+use super::explode::{explode, is_short, widened};
 use super::generate::{Instance, Reject, Try, reject};
 use super::range::leaves_range;
 use super::values::Flavour;
-use crate::cpu::reference::{Data, Mode, RefTensor, evaluate};
+use crate::cpu::reference::{Data, Mode, RefTensor, Val, evaluate};
 use crate::error::{Error, Result};
 use crate::graph::instantiate::Numbers;
 use crate::graph::{Graph, Instantiator, NodeKind, Value, show_number};
@@ -37,6 +37,8 @@ pub struct Difference {
     pub right: f64,
     /// The element as a real number, where it was worked out.
     pub exact: Option<f64>,
+    /// Both elements where they are integers, which f64 may not hold.
+    pub whole: Option<(i64, i64)>,
 }
 
 /// What was seen of a rule on one instance.
@@ -57,6 +59,8 @@ pub struct Observation {
     pub infinity: Option<Difference>,
     /// Less precise than rounding of the element type explains.
     pub rounding: Option<Difference>,
+    /// Another integer, where every step is rounded as its element type says. Rounding explains no integer.
+    pub integer: Option<Difference>,
     /// Other bits.
     pub bits: Option<Difference>,
     /// Other bits though no NaN, no infinity and no sign of a zero is involved.
@@ -80,6 +84,8 @@ pub enum Failure {
     Structure,
     /// See [`Observation::rounding`].
     Rounding,
+    /// See [`Observation::integer`].
+    Integer,
     /// The claim `exact` is false.
     Bits,
     /// The claim `finite` is false.
@@ -98,6 +104,14 @@ impl Failure {
 }
 
 impl Difference {
+    /// Both elements as they are written.
+    pub fn shown(&self) -> (String, String) {
+        match self.whole {
+            Some((l, r)) => (l.to_string(), r.to_string()),
+            None => (show_number(self.left), show_number(self.right)),
+        }
+    }
+
     /// Which side is further from the real number, in words, where that is known.
     pub fn less_precise(&self) -> Option<String> {
         let x = self.exact.filter(|_| self.left != self.right && self.left.is_finite() && self.right.is_finite())?;
@@ -126,7 +140,10 @@ impl Observation {
         match claim {
             Class::Exact => self.bits.as_ref().map(|d| meaning.or(structure).unwrap_or((Failure::Bits, Some(d)))),
             Class::Finite => self.finite_bits.as_ref().map(|d| meaning.unwrap_or((Failure::FiniteBits, Some(d)))),
-            Class::Rounds => meaning.or(structure).or(self.rounding.as_ref().map(|d| (Failure::Rounding, Some(d)))),
+            Class::Rounds => {
+                let integer = self.integer.as_ref().map(|d| (Failure::Integer, Some(d)));
+                meaning.or(structure).or(integer).or(self.rounding.as_ref().map(|d| (Failure::Rounding, Some(d))))
+            }
             Class::Approx(u) => structure.or_else(|| (self.ulp > u).then_some((Failure::Ulp, self.ulp_at.as_ref()))),
         }
     }
@@ -282,6 +299,7 @@ pub fn observe(rule: &Rule, instance: &Instance) -> Try<Observation> {
         if !matches!(instance.flavour, Flavour::Extreme | Flavour::Large) {
             job.rounding(root, &exact_left[root], &left[root], &right[root]).map_err(|e| Reject(e.to_string()))?;
         }
+        job.integer(root, &left[root], &right[root]).map_err(|e| Reject(e.to_string()))?;
         job.bits(root, &exact_left[root], &left[root], &right[root]);
     }
     Ok(seen)
@@ -308,7 +326,7 @@ pub fn same_meaning(
     roots: usize,
 ) -> Result<Option<Difference>> {
     let exact = evaluate_exactly(graph, numbers, inputs)?;
-    let whole = |t: &Tensor| t.to_f64().iter().all(|v| v.fract() == 0.0 && v.abs() <= 64.0);
+    let whole = |t: &Tensor| t.to_f64().iter().all(|v| (v * 2.0).fract() == 0.0 && v.abs() <= 64.0);
     let constants = graph.nodes.iter().filter_map(|n| match &n.kind {
         NodeKind::Const(t) => Some(&**t),
         _ => None,
@@ -371,14 +389,18 @@ impl Job<'_> {
         let noise = if self.has(DType::F64) { F64_NOISE } else { F32_NOISE };
         let mut scatter: Option<Scatter> = None;
         for (index, (l, r)) in left.to_f64().into_iter().zip(right.to_f64()).enumerate() {
-            let found = Difference { root, index, left: l, right: r, exact: None };
+            let found = difference(root, index, left, right, None);
             if l.is_finite() && r.is_finite() {
-                let diff = (l - r).abs();
-                if self.seen.value.is_some() || diff <= TIGHT * l.abs().max(r.abs()) || l.abs().max(r.abs()) < 1e-290 {
+                let same = match discrete {
+                    true => left.at(index) == right.at(index),
+                    false => (l - r).abs() <= TIGHT * l.abs().max(r.abs()) || l.abs().max(r.abs()) < 1e-290,
+                };
+                if self.seen.value.is_some() || same {
                     continue;
                 }
-                // Small integers make exact arithmetic: there a comparison has no excuse.
-                let strict = discrete && (self.flavour == Flavour::Nice || !self.has_floats());
+                let diff = (l - r).abs();
+                // What was not rounded on the way has no excuse.
+                let strict = (discrete && !self.has_floats()) || (self.flavour == Flavour::Nice && self.unrounded()?);
                 if !strict {
                     let s = self.scatter(&mut scatter, noise)?;
                     if diff <= FACTOR * (s.spread(root, index) + s.spread(root + self.roots, index)) {
@@ -418,7 +440,7 @@ impl Job<'_> {
     fn opposite_infinities(&mut self, root: usize, left: &RefTensor, right: &RefTensor) {
         for (index, (left, right)) in left.to_f64().into_iter().zip(right.to_f64()).enumerate() {
             if left.is_infinite() && right.is_infinite() && left != right {
-                self.seen.infinity.get_or_insert(Difference { root, index, left, right, exact: None });
+                self.seen.infinity.get_or_insert(Difference { root, index, left, right, exact: None, whole: None });
             }
         }
     }
@@ -428,7 +450,7 @@ impl Job<'_> {
             return Ok(());
         }
         let dtype = left.dtype;
-        let mut scatter: Option<Scatter> = None;
+        let (mut scatter, mut wide): (Option<Scatter>, Option<Scatter>) = (None, None);
         for (index, x) in exact.to_f64().into_iter().enumerate() {
             let (l, r) = (left.at(index).f(), right.at(index).f());
             // Overflow on either side is no matter of precision.
@@ -444,18 +466,55 @@ impl Job<'_> {
             if error <= FACTOR * s.spread(root + self.roots, index) + 8.0 * ulp(dtype, x) {
                 continue;
             }
+            // The left side was worked out in f64: where it cancels, that is no more precise than this.
+            let own = self.scatter(&mut wide, f64::EPSILON)?;
+            if error <= FACTOR * (s.spread(root + self.roots, index) + own.spread(root, index)) + 8.0 * ulp(dtype, x) {
+                continue;
+            }
             // What comes of overflow on the way is none either.
             if !leaves_range(self.graph, self.inputs)? {
-                self.seen.rounding = Some(Difference { root, index, left: l, right: r, exact: Some(x) });
+                self.seen.rounding = Some(difference(root, index, left, right, Some(x)));
             }
             return Ok(());
         }
         Ok(())
     }
 
+    /// Integers that differ where every step is rounded. An infinity among the inputs is outside of what `rounds` promises, and
+    /// so is what overflows on the way.
+    fn integer(&mut self, root: usize, left: &RefTensor, right: &RefTensor) -> Result<()> {
+        if !left.dtype.is_int() || self.seen.integer.is_some() {
+            return Ok(());
+        }
+        let differs = (0..left.len().min(right.len())).find(|i| left.at(*i) != right.at(*i));
+        let infinite = |t: &Tensor| t.dtype().is_float() && t.to_f64().iter().any(|v| v.is_infinite());
+        if let Some(index) = differs
+            && !self.tensors().any(infinite)
+            && !leaves_range(self.graph, self.inputs)?
+        {
+            self.seen.integer = Some(difference(root, index, left, right, None));
+        }
+        Ok(())
+    }
+
+    /// Inputs and constants.
+    fn tensors(&self) -> impl Iterator<Item = &Tensor> {
+        let constants = self.graph.nodes.iter().filter_map(|n| match &n.kind {
+            NodeKind::Const(t) => Some(&**t),
+            _ => None,
+        });
+        self.inputs.iter().map(|i| &i.1).chain(constants)
+    }
+
+    /// True if every value of both sides is a short binary fraction: then none was rounded, in whatever type.
+    fn unrounded(&self) -> Result<bool> {
+        let graph = all_values(explode(self.graph, self.numbers, 0.0, 0)?);
+        let values = evaluate(&graph, &wide_inputs(self.inputs), Mode::Exact)?;
+        Ok(values.iter().all(|t| t.to_f64().into_iter().all(|v| v.is_finite() && is_short(v))))
+    }
+
     fn bits(&mut self, root: usize, exact: &RefTensor, left: &RefTensor, right: &RefTensor) {
-        let special_input = self.inputs.iter().map(|i| &i.1).any(special)
-            || self.graph.nodes.iter().any(|n| matches!(&n.kind, NodeKind::Const(t) if special(t)));
+        let special_input = self.tensors().any(special);
         for index in 0..left.len().min(right.len()) {
             let same = match (&left.data, &right.data) {
                 (Data::F(a), Data::F(b)) => {
@@ -467,8 +526,9 @@ impl Job<'_> {
                 continue;
             }
             let (l, r) = (left.at(index).f(), right.at(index).f());
-            let x = exact.at(index).f();
-            let found = Difference { root, index, left: l, right: r, exact: x.is_finite().then_some(x) };
+            // In f64 the real number is not known any better than the left side.
+            let x = Some(exact.at(index).f()).filter(|x| x.is_finite() && left.dtype != DType::F64);
+            let found = difference(root, index, left, right, x);
             self.seen.bits.get_or_insert_with(|| found.clone());
             let finite = l.is_finite() && r.is_finite() && !special_input;
             if finite && l != r {
@@ -501,18 +561,13 @@ impl Job<'_> {
 
     /// True if a finite operand gives an infinite result anywhere, other than at a pole.
     fn overflows(&self) -> Result<bool> {
-        let mut graph = explode(self.graph, self.numbers, 0.0, 0)?;
-        let names: Vec<(String, Value)> = (0..graph.nodes.len())
-            .flat_map(|i| graph.results(crate::graph::NodeId(i as u32)))
-            .enumerate()
-            .map(|(i, v)| (format!("v{i}"), v))
-            .collect();
-        graph.outputs = names;
+        let graph = all_values(explode(self.graph, self.numbers, 0.0, 0)?);
         let values = evaluate(&graph, &wide_inputs(self.inputs), Mode::Exact)?;
         let infinite = |v: &Value| {
             let at = graph.outputs.iter().position(|o| o.1 == *v);
             at.and_then(|i| values.get(i)).is_some_and(|t| t.to_f64().iter().any(|x| !x.is_finite()))
         };
+        let empty = |v: &Value| graph.ty(*v).shape.iter().any(|d| d.as_const() == Some(0));
         Ok(graph.nodes.iter().enumerate().any(|(i, node)| {
             let pole = match &node.kind {
                 NodeKind::Scalar(s) => matches!(
@@ -528,12 +583,29 @@ impl Job<'_> {
                     )
                 ),
                 NodeKind::Input { .. } | NodeKind::Const(_) => true,
-                NodeKind::Op { .. } => false,
+                // What comes of nothing comes of no overflow: a mean over an empty axis.
+                NodeKind::Op { .. } => node.operands.iter().flatten().any(empty),
             };
             let result = Value { node: crate::graph::NodeId(i as u32), output: 0 };
             !pole && infinite(&result) && !node.operands.iter().flatten().any(infinite)
         }))
     }
+}
+
+/// A graph that gives every value that it computes.
+fn all_values(mut graph: Graph) -> Graph {
+    let values = (0..graph.nodes.len()).flat_map(|i| graph.results(crate::graph::NodeId(i as u32)));
+    graph.outputs = values.enumerate().map(|(i, v)| (format!("v{i}"), v)).collect();
+    graph
+}
+
+fn difference(root: usize, index: usize, left: &RefTensor, right: &RefTensor, exact: Option<f64>) -> Difference {
+    let (l, r) = (left.at(index), right.at(index));
+    let whole = match (l, r) {
+        (Val::I(l), Val::I(r)) => Some((l, r)),
+        _ => None,
+    };
+    Difference { root, index, left: l.f(), right: r.f(), exact, whole }
 }
 
 fn wide_inputs(inputs: &[(String, Tensor)]) -> Vec<(String, Tensor)> {

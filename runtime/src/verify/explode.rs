@@ -77,9 +77,10 @@ impl Exploder<'_> {
             NodeKind::Const(t) => {
                 let number = self.numbers.get(&(Arc::as_ptr(t) as usize)).filter(|_| t.dtype().is_float());
                 let exact = number.and_then(|v| Tensor::from_f64(DType::F64, t.shape(), &vec![*v; t.len()]));
-                let rounded = number.is_some_and(|v| t.dtype().round(*v) != *v);
+                let rounded = number.is_some_and(|v| t.dtype().round(*v) != *v || !is_short(*v));
                 let value = self.out.constant(exact.unwrap_or_else(|| widened(t)));
-                // A number that its type does not hold is rounded by every device.
+                // A number that its type does not hold is rounded by every device; one with many digits was rounded when
+                // it was written.
                 Ok(vec![if rounded { self.noisy(value)? } else { value }])
             }
             NodeKind::Scalar(s) => {
@@ -139,9 +140,9 @@ impl Exploder<'_> {
     fn call(&mut self, scalar: ScalarId, args: &[Value]) -> Result<Value> {
         let program = self.from.program.clone();
         match &program.scalar(scalar).body {
-            ScalarBody::Builtin(_) => {
+            ScalarBody::Builtin(f) => {
                 let v = self.out.scalar(scalar, args)?;
-                self.noisy(v)
+                if exact(*f) { Ok(v) } else { self.noisy(v) }
             }
             ScalarBody::Term(term) => self.term(term, args, None, &[]),
         }
@@ -167,6 +168,7 @@ impl Exploder<'_> {
                     Some(v) => *v,
                     None => {
                         let v = self.out.number(default, l.0)?;
+                        let v = if is_short(l.0) { v } else { self.noisy(v)? };
                         numbers.insert(l.0.to_bits(), v);
                         v
                     }
@@ -224,7 +226,19 @@ impl Exploder<'_> {
     }
 }
 
+/// True for numbers that are what they say: short binary fractions.
+pub(super) fn is_short(v: f64) -> bool {
+    v.is_infinite() || (v.abs() < 1048576.0 && (v * 1048576.0).fract() == 0.0)
+}
+
+/// True if a type that holds the operands holds the result: nothing is rounded.
+fn exact(f: BuiltinScalar) -> bool {
+    use BuiltinScalar::*;
+    matches!(f, Neg | Abs | Sign | Max | Min | Floor | Ceil | Round | Trunc | Select | Fmod)
+}
+
 /// True if a device rounds the result of the op: it computes, rather than moves elements.
 fn rounds(op: BuiltinOp) -> bool {
-    op.multiplies() || matches!(op, BuiltinOp::Cast | BuiltinOp::Sum | BuiltinOp::Mean | BuiltinOp::Prod)
+    op.multiplies()
+        || matches!(op, BuiltinOp::Cast | BuiltinOp::Sum | BuiltinOp::Mean | BuiltinOp::Prod | BuiltinOp::Cumsum)
 }

@@ -8,6 +8,7 @@
 //! reached take a type that fits the operands beside them; all sizes of one instance come from a
 //! pool of a few, so that sizes that must agree often do. What still does not fit is thrown away.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use hypatia_dsl::builtin::BuiltinOp;
@@ -19,9 +20,10 @@ use hypatia_dsl::scalar::Term;
 use hypatia_dsl::shape::{Dim, broadcast};
 use hypatia_dsl::typing::{Bindings, TensorType, apply_op, eval, eval_guard, match_type};
 
+use super::constants::Constants;
 use super::hints::Hints;
 use super::source::Source;
-use super::values::{Demand, Flavour, tensor};
+use super::values::{Demand, Flavour, Special, tensor};
 use super::wants::{ShapeWant, Want};
 use crate::graph::instantiate::{BoundTerm, Numbers};
 use crate::graph::{Env, Graph, GraphFacts, NodeId, NodeKind, Value};
@@ -65,8 +67,24 @@ const SIZE_WEIGHTS: [u32; 8] = [20, 25, 15, 12, 8, 8, 8, 4];
 pub(super) const DTYPES: [DType; 9] =
     [DType::F32, DType::F64, DType::F16, DType::BF16, DType::I64, DType::I32, DType::I8, DType::U8, DType::Bool];
 const DTYPE_WEIGHTS: [u32; 9] = [24, 14, 14, 14, 10, 8, 5, 5, 6];
+/// Elements of one tensor, where the rule names no larger sizes.
 const MAX_ELEMENTS: i64 = 2048;
 const MAX_RANK: usize = 5;
+
+/// Sizes with their weights: the usual ones, then those that the rule is written with. These come up about as often if a
+/// guard or a type names some that are not usual.
+fn candidates(constants: &Constants) -> (Vec<i64>, Vec<u32>) {
+    let (mut sizes, mut weights) = (SIZES.to_vec(), SIZE_WEIGHTS.to_vec());
+    let own: Vec<i64> = constants.sizes.iter().copied().filter(|n| !SIZES.contains(n)).collect();
+    let total = if constants.largest > SIZES[3] { 90 } else { 12 };
+    for (i, n) in own.iter().enumerate() {
+        // Those that are written come first, and count more.
+        let share = total * 2 * (own.len() - i) as u32 / (own.len() * (own.len() + 1)) as u32;
+        sizes.push(*n);
+        weights.push(share.max(1));
+    }
+    (sizes, weights)
+}
 
 /// Builds one instance.
 pub(super) struct Generator<'a, 's> {
@@ -97,7 +115,8 @@ pub fn instance(
 ) -> Try<Instance> {
     let main = DTYPES[source.weighted(&DTYPE_WEIGHTS)];
     let flavour = Flavour::ALL[source.weighted(&[18, 30, 12, 18, 22, 10])];
-    let pool = (0..1 + source.weighted(&[30, 45, 25])).map(|_| SIZES[source.weighted(&SIZE_WEIGHTS)]).collect();
+    let (sizes, weights) = candidates(&hints.constants);
+    let pool = (0..1 + source.weighted(&[30, 45, 25])).map(|_| sizes[source.weighted(&weights)]).collect();
     let mut g = Generator {
         program: program.clone(),
         rule,
@@ -127,11 +146,14 @@ impl Generator<'_, '_> {
     /// Gives the inputs their values, then asks the guards.
     fn finish(mut self, left: Vec<Value>) -> Try<Instance> {
         let (mut inputs, mut constants) = (Vec::new(), Vec::new());
+        let indexing = self.indexing();
         for (value, name, var) in std::mem::take(&mut self.made) {
-            let demand = self.demand(value, var)?;
+            let mut demand = self.demand(value, var)?;
+            demand.small = indexing.contains(&name);
             let ty = self.graph.ty(value).clone();
             let shape: Vec<usize> = sizes(&ty)?.into_iter().map(|d| d as usize).collect();
-            let Some(data) = tensor(self.source, self.flavour, ty.dtype, &shape, &demand) else {
+            let special = Special::of(self.flavour, ty.dtype, self.hints.constants.elements(ty.dtype), &self.graph);
+            let Some(data) = tensor(self.source, self.flavour, ty.dtype, &shape, &demand, &special) else {
                 return reject("a tensor is too large");
             };
             let asks = |f| var.is_some_and(|v| self.hints.asks(v, f));
@@ -168,6 +190,38 @@ impl Generator<'_, '_> {
         }
         let Generator { graph, env, flavour, branches, numbers, .. } = self;
         Ok(Instance { graph, env, left, inputs, constants, flavour, branches, numbers })
+    }
+
+    /// Integers that something is indexed with, by way of other operations or inside an op: large ones would seldom be legal.
+    fn indexing(&self) -> HashSet<String> {
+        if !self.made.iter().any(|m| self.graph.ty(m.0).dtype.is_int()) {
+            return HashSet::new();
+        }
+        let Ok(graph) = self.graph.unfold() else { return HashSet::new() };
+        let mut used = vec![false; graph.nodes.len()];
+        let mut names = HashSet::new();
+        for (i, node) in graph.nodes.iter().enumerate().rev() {
+            let indexed = match &node.kind {
+                NodeKind::Op { op, .. } => matches!(
+                    graph.program.op(*op).body,
+                    OpBody::Builtin(
+                        BuiltinOp::Gather | BuiltinOp::GatherElements | BuiltinOp::GatherNd | BuiltinOp::Scatter
+                    )
+                ),
+                _ => false,
+            };
+            if let NodeKind::Input { name } = &node.kind
+                && used[i]
+            {
+                names.insert(name.clone());
+            }
+            let all = used[i];
+            let through = node.operands.iter().enumerate().filter(|(at, _)| all || (indexed && *at == 1));
+            for operand in through.filter_map(|(_, o)| *o) {
+                used[operand.node.index()] = true;
+            }
+        }
+        names
     }
 
     /// What a variable's elements must be, from the guards and from its use as indices.
@@ -375,7 +429,8 @@ impl Generator<'_, '_> {
                 dtype = d;
             }
         }
-        let count = shape.iter().try_fold(1i64, |a, d| a.checked_mul(*d).filter(|n| *n <= MAX_ELEMENTS));
+        let room = self.hints.constants.room(MAX_ELEMENTS);
+        let count = shape.iter().try_fold(1i64, |a, d| a.checked_mul(*d).filter(|n| *n <= room));
         if shape.len() > MAX_RANK || count.is_none() || shape.iter().any(|d| *d < 0) {
             return reject("a tensor is too large");
         }

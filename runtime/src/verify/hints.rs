@@ -6,7 +6,9 @@
 use std::collections::HashMap;
 
 use hypatia_dsl::ast::BinaryOp;
-use hypatia_dsl::ir::{AExpr, Fact, Rule, VarId};
+use hypatia_dsl::ir::{AExpr, Fact, Program, Rule, VarId};
+
+use super::constants::Constants;
 
 /// Hints of one rule.
 #[derive(Default)]
@@ -19,12 +21,14 @@ pub struct Hints<'a> {
     pub equal_var: Vec<(VarId, &'a AExpr)>,
     /// `v in [..]`
     pub among: Vec<(VarId, &'a AExpr)>,
+    /// Numbers that it is written with.
+    pub constants: Constants,
 }
 
 impl<'a> Hints<'a> {
     /// Those of a rule.
-    pub fn of(rule: &'a Rule) -> Hints<'a> {
-        let mut hints = Hints::default();
+    pub fn of(program: &Program, rule: &'a Rule) -> Hints<'a> {
+        let mut hints = Hints { constants: Constants::of(program, rule), ..Hints::default() };
         for guard in &rule.requires {
             hints.read(guard, true, 0);
         }

@@ -5,7 +5,7 @@
 //! gives the same report; a rule of which no legal instance could be made is reported as
 //! such, never as verified.
 //!
-//! `generate` makes instances of a rule's left side, `check` compares both sides on them (with
+//! `constants` reads what numbers a rule turns on, `generate` makes instances of its left side, `check` compares both sides on them (with
 //! `explode` to tell rounding from error, and `range` overflow), `shrink` and `block` turn a failure into a test that
 //! can be pasted, `epilogue` moves lifted rules into epilogues, `scalars`, `ops` and `kernels` check derivatives,
 //! op bodies with their kernels, and kernels of libraries, `mutate` breaks rules to see that this notices.
@@ -13,6 +13,7 @@
 mod attributes;
 pub mod block;
 pub mod check;
+mod constants;
 mod epilogue;
 mod explode;
 mod generate;

@@ -13,6 +13,7 @@ use super::generate::{Instance, Reject, instance};
 use super::hints::Hints;
 use super::range::Meaning;
 use super::report::{Counterexample, Entry, Status, Subject};
+use super::rules::elements;
 use super::skips::Skips;
 use super::source::Source;
 use super::values::Flavour;
@@ -38,7 +39,7 @@ pub(super) fn verify_op(program: &Arc<Program>, index: usize, options: &Options)
         return Vec::new();
     }
     let rule = alone(program, id);
-    let hints = Hints::of(&rule);
+    let hints = Hints::of(program, &rule);
     let has_kernel = program
         .kernels
         .iter()
@@ -46,7 +47,12 @@ pub(super) fn verify_op(program: &Arc<Program>, index: usize, options: &Options)
     let seed = seed_of(options, &def.name);
     let (mut cases, mut tries, mut status, mut last) = (0, 0, Status::Verified, String::new());
     let (mut skips, mut meaningless) = (Skips::default(), None);
-    while cases < options.cases && tries < options.cases * TRIES_PER_CASE && !skips.hopeless() {
+    let mut full = 0;
+    while full < options.cases
+        && cases < 2 * options.cases
+        && tries < options.cases * TRIES_PER_CASE
+        && !skips.hopeless()
+    {
         tries += 1;
         let mut source = Source::random(seed.wrapping_add(tries as u64));
         let made = match instance(program, &rule, &hints, &mut source, &|_, _| None) {
@@ -72,6 +78,7 @@ pub(super) fn verify_op(program: &Arc<Program>, index: usize, options: &Options)
             }
         }
         cases += 1;
+        full += usize::from(made.left.iter().any(|v| elements(made.graph.ty(*v)) > 0));
         skips.compare(dtype);
     }
     if cases == 0 {
@@ -80,6 +87,10 @@ pub(super) fn verify_op(program: &Arc<Program>, index: usize, options: &Options)
             Some((made, message)) if skips.hopeless() => wrong(&def.name, &made, "body", &message),
             _ => Status::NotExercised { reason: format!("no operands were found that it accepts: {last}") },
         };
+    }
+    if cases > 0 && full == 0 && status == Status::Verified {
+        let reason = "only operands without elements were found that it accepts".to_string();
+        status = Status::NotExercised { reason };
     }
     let (name, origin) = (def.name.clone(), def.origin.clone());
     let note = skips.note("its body").filter(|_| !matches!(status, Status::False(_)));

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::{Class, Pat, Program, Rule};
 use hypatia_dsl::regions::examples;
-use hypatia_dsl::typing::show_expr;
+use hypatia_dsl::typing::{TensorType, show_expr};
 
 use super::block::{left_block, test_block};
 use super::check::{Difference, Failure, Observation, observe, untyped_sides};
@@ -19,9 +19,15 @@ use super::shrink::shrink;
 use super::skips::Skips;
 use super::source::{Source, Tape};
 use super::{Options, seed_of};
-use crate::graph::show_number;
+use crate::graph::{NodeKind, Value, show_number};
 use crate::optimize::apply::{Policy, claimed};
 
+/// What is said of a rule that nothing but empty tensors met.
+const EMPTY: &str = "only tensors without elements were found that satisfy the guards";
+/// Elements of all values of all instances together, after which a rule has been looked at enough, and instances that are
+/// looked at whatever they cost.
+const WORK: usize = 1 << 20;
+const FEWEST: usize = 16;
 /// Choices that are tried for each case before a rule is given up.
 const TRIES_PER_CASE: usize = 300;
 
@@ -29,7 +35,16 @@ const TRIES_PER_CASE: usize = 300;
 pub fn verify_rule(program: &Arc<Program>, rule: &Rule, options: &Options) -> Vec<Entry> {
     let examples = examples(program, rule);
     if !examples.is_empty() {
-        return examples.iter().flat_map(|rule| verify_rule(program, rule, options)).collect();
+        let mut entries: Vec<Entry> = Vec::new();
+        for e in &examples {
+            // Where no such work fits the rule never fires.
+            let fits = |entry: &Entry| !e.may_misfit || !matches!(entry.status, Status::NotExercised { .. });
+            entries.push(verify_example(program, &e.rule, e.may_misfit, options));
+            if !entries.last().is_some_and(fits) {
+                entries.pop();
+            }
+        }
+        return entries;
     }
     let mut entry = verify_as(program, rule, Subject::Rule, options);
     if entry.status == Status::Verified
@@ -49,10 +64,20 @@ pub fn verify_rule(program: &Arc<Program>, rule: &Rule, options: &Options) -> Ve
     vec![entry]
 }
 
+/// One example of a rule over pointwise work.
+fn verify_example(program: &Arc<Program>, rule: &Rule, may_misfit: bool, options: &Options) -> Entry {
+    let hints = Hints::of(program, rule);
+    entry_of(Run { may_misfit, ..Run::new(program, rule, &hints) }, Subject::Rule, options)
+}
+
 /// Verifies what can be said as a rule.
 pub(super) fn verify_as(program: &Arc<Program>, rule: &Rule, subject: Subject, options: &Options) -> Entry {
-    let hints = Hints::of(rule);
-    let mut run = Run::new(program, rule, &hints);
+    let hints = Hints::of(program, rule);
+    entry_of(Run::new(program, rule, &hints), subject, options)
+}
+
+fn entry_of(mut run: Run<'_>, subject: Subject, options: &Options) -> Entry {
+    let rule = run.rule;
     let (cases, rejects) = run.cases(options);
     let classes = run.seen.iter().map(|(dtype, s)| (*dtype, claim(rule, *dtype), s.derived())).collect();
     let status = match run.first.take() {
@@ -71,9 +96,12 @@ pub(super) fn verify_as(program: &Arc<Program>, rule: &Rule, subject: Subject, o
 pub fn first_failure(program: &Arc<Program>, rule: &Rule, options: &Options) -> Option<Failure> {
     let examples = examples(program, rule);
     if !examples.is_empty() {
-        return examples.iter().find_map(|rule| first_failure(program, rule, options));
+        return examples.iter().find_map(|e| match first_failure(program, &e.rule, options) {
+            Some(Failure::NotExercised | Failure::Broken) if e.may_misfit => None,
+            found => found,
+        });
     }
-    let hints = Hints::of(rule);
+    let hints = Hints::of(program, rule);
     let mut run = Run { strict: true, ..Run::new(program, rule, &hints) };
     let (cases, rejects) = run.cases(options);
     match run.first {
@@ -97,6 +125,7 @@ struct Seen {
     meaning: bool,
     structure: bool,
     rounding: bool,
+    integer: bool,
     broken: bool,
     ulp: f64,
 }
@@ -108,6 +137,7 @@ impl Seen {
         self.meaning |= o.value.is_some();
         self.structure |= o.structure.is_some();
         self.rounding |= o.rounding.is_some();
+        self.integer |= o.integer.is_some();
         self.broken |= o.broken.is_some();
         self.ulp = self.ulp.max(o.ulp);
     }
@@ -119,7 +149,7 @@ impl Seen {
             Some(Class::Exact)
         } else if !self.finite_bits {
             Some(Class::Finite)
-        } else if !self.meaning && !self.structure && !self.rounding {
+        } else if !self.meaning && !self.structure && !self.rounding && !self.integer {
             Some(Class::Rounds)
         } else if !self.structure {
             Some(Class::Approx(self.ulp.ceil()))
@@ -143,6 +173,10 @@ struct Run<'a> {
     skips: Skips,
     /// Such instances are failures.
     strict: bool,
+    /// Instances whose right side cannot be built, or has another type, say nothing: the optimiser passes over them.
+    may_misfit: bool,
+    /// Instances in which nothing is empty: only these show what a rule does.
+    full: usize,
 }
 
 impl<'a> Run<'a> {
@@ -157,6 +191,8 @@ impl<'a> Run<'a> {
             note: None,
             skips: Skips::default(),
             strict: false,
+            may_misfit: false,
+            full: 0,
         }
     }
 
@@ -168,21 +204,29 @@ impl<'a> Run<'a> {
                 *rejects.entry(why).or_insert(0) += 1;
             }
         };
-        let (mut cases, mut tries) = (0, 0u64);
+        let (mut cases, mut tries, mut work) = (0, 0u64, 0usize);
         let mut meaningless = None;
         let limit = (options.cases * TRIES_PER_CASE).max(3000) as u64;
         let seed = seed_of(options, &self.rule.name);
-        while cases < options.cases && tries < limit && !self.skips.hopeless() {
+        while self.full < options.cases && tries < limit && !self.skips.hopeless() {
+            if work > WORK && self.full >= FEWEST.min(options.cases) {
+                break;
+            }
             tries += 1;
             let mut source = Source::random(seed.wrapping_add(tries));
-            let made = self.instance(&mut source, true).and_then(|i| observe(self.rule, &i).map(|o| (i, o)));
-            let (instance, observation) = match made {
+            let room_for_empty = (cases - self.full) * 4 <= options.cases;
+            let (instance, observation) = match self.attempt(&mut source, room_for_empty) {
                 Ok(x) => x,
                 Err(Reject(why)) => {
                     count(why);
                     continue;
                 }
             };
+            work += instance.graph.nodes.iter().flat_map(|n| &n.results).map(elements).sum::<usize>();
+            if let Some(why) = observation.broken.as_ref().filter(|_| self.may_misfit) {
+                count(why.clone());
+                continue;
+            }
             if let Some(why) = observation.no_meaning.as_ref().filter(|_| !self.strict) {
                 self.skips.skip(observation.dtype, why);
                 count(why.clone());
@@ -191,19 +235,7 @@ impl<'a> Run<'a> {
             }
             self.skips.compare(observation.dtype);
             cases += 1;
-            for (at, taken) in &instance.branches {
-                if let Some(n) = self.branches.get_mut(at).and_then(|b| b.get_mut(*taken)) {
-                    *n += 1;
-                }
-            }
-            let dtype = observation.dtype.unwrap_or(DType::F32);
-            self.seen.entry(dtype).or_default().add(&observation);
-            if self.note.is_none()
-                && let Some(d) = &observation.infinity
-            {
-                let (left, right) = (show_number(d.left), show_number(d.right));
-                self.note = Some(format!("at infinities the sides differ: {left} on the left, {right} on the right"));
-            }
+            let dtype = self.add(&instance, &observation);
             if let Some((failure, _)) = observation.against(claim(self.rule, dtype)) {
                 if self.first.is_none() || failure.is_grave() {
                     self.first = Some((source.into_tape(), failure));
@@ -218,6 +250,37 @@ impl<'a> Run<'a> {
             self.first = meaningless.map(|tape| (tape, Failure::NoMeaning));
         }
         (cases, rejects)
+    }
+
+    /// An instance with what is seen of it.
+    fn attempt(&self, source: &mut Source, room_for_empty: bool) -> Result<(Instance, Observation), Reject> {
+        let instance = self.instance(source, true)?;
+        if !room_for_empty && !self.is_full(&instance) {
+            return reject(EMPTY);
+        }
+        let seen = observe(self.rule, &instance)?;
+        Ok((instance, seen))
+    }
+
+    /// Counts what was seen of an instance that was compared; the element type of its first root.
+    fn add(&mut self, instance: &Instance, seen: &Observation) -> DType {
+        if self.is_full(instance) {
+            self.full += 1;
+            for (at, taken) in &instance.branches {
+                if let Some(n) = self.branches.get_mut(at).and_then(|b| b.get_mut(*taken)) {
+                    *n += 1;
+                }
+            }
+        }
+        let dtype = seen.dtype.unwrap_or(DType::F32);
+        self.seen.entry(dtype).or_default().add(seen);
+        if self.note.is_none()
+            && let Some(d) = &seen.infinity
+        {
+            let (left, right) = d.shown();
+            self.note = Some(format!("at infinities the sides differ: {left} on the left, {right} on the right"));
+        }
+        dtype
     }
 
     fn instance(&self, source: &mut Source, spread: bool) -> Result<Instance, Reject> {
@@ -239,19 +302,29 @@ impl<'a> Run<'a> {
         }
     }
 
+    /// True if the instance shows what the rule does: its results have elements, and so have its operands unless a guard wants
+    /// them empty.
+    fn is_full(&self, instance: &Instance) -> bool {
+        let some = |v: &Value| elements(instance.graph.ty(*v)) > 0;
+        let operands =
+            instance.graph.nodes.iter().filter(|n| matches!(n.kind, NodeKind::Input { .. } | NodeKind::Const(_)));
+        let mut types = operands.flat_map(|n| &n.results);
+        instance.left.iter().any(some) && (self.hints.constants.empty || types.all(|t| elements(t) > 0))
+    }
+
     fn exercised(&self, cases: usize, rejects: &HashMap<String, usize>) -> Status {
-        if cases == 0 {
+        if self.full == 0 {
             let mut reasons: Vec<(&String, &usize)> = rejects.iter().collect();
             reasons.sort_by(|a, b| b.1.cmp(a.1).then(a.0.cmp(b.0)));
             let shown: Vec<String> = reasons.iter().take(3).map(|(r, n)| format!("  {n} times: {r}")).collect();
             let guards: Vec<String> =
                 self.rule.requires.iter().map(|g| format!("  guard: {}", show_expr(&self.rule.vars, g))).collect();
             let lines: Vec<String> = shown.into_iter().chain(guards).collect();
-            let reason = format!(
-                "no instance of the left side was found that type-checks and satisfies the guards, so nothing is known \
-                 of this rule\n{}",
-                lines.join("\n")
-            );
+            let none = match cases {
+                0 => "no instance of the left side was found that type-checks and satisfies the guards",
+                _ => EMPTY,
+            };
+            let reason = format!("{none}, so nothing is known of this rule\n{}", lines.join("\n"));
             return Status::NotExercised { reason };
         }
         let missed: Vec<usize> = self.branches.values().map(|b| b.iter().filter(|n| **n == 0).count()).collect();
@@ -286,12 +359,8 @@ impl<'a> Run<'a> {
         let dtype = seen.dtype.unwrap_or(DType::F32);
         let claimed = show_class(claim(self.rule, dtype));
         let values = difference.as_ref().map_or(String::new(), |d| {
-            let sides = format!(
-                "element {} is {} on the left, {} on the right",
-                d.index,
-                show_number(d.left),
-                show_number(d.right)
-            );
+            let (left, right) = d.shown();
+            let sides = format!("element {} is {left} on the left, {right} on the right", d.index);
             // Only for finite values and differences of precision something is known.
             d.less_precise().map_or(sides.clone(), |which| format!("{sides}; {which}"))
         });
@@ -299,7 +368,7 @@ impl<'a> Run<'a> {
         let (kind, message) = match failure {
             Failure::NoMeaning => ("type", seen.no_meaning.clone().unwrap_or_default()),
             Failure::Broken => ("type", seen.broken.clone().unwrap_or_default()),
-            Failure::Value => ("value", format!("the sides differ in {dtype}: {values}")),
+            Failure::Value | Failure::Integer => ("value", format!("the sides differ in {dtype}: {values}")),
             Failure::Structure => ("nan", format!("a NaN or an infinity is lost or made in {dtype}: {values}")),
             Failure::Rounding => {
                 ("rounding", format!("the right side is less precise than rounding in {dtype} explains: {values}"))
@@ -321,6 +390,11 @@ impl<'a> Run<'a> {
         };
         Counterexample { message, kind, test }
     }
+}
+
+/// The number of elements of a type.
+pub(super) fn elements(ty: &TensorType) -> usize {
+    ty.shape.iter().map(|d| d.as_const().map_or(1, |n| n.max(0) as usize)).product()
 }
 
 /// The alternatives of a rule's patterns: address of the list, and a count for each.

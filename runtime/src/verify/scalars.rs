@@ -12,6 +12,7 @@ use hypatia_dsl::scalar::{Term, TermNode, derived_gradients, eval_f64, show_term
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
+use super::constants::literals_of;
 use super::report::{Counterexample, Entry, Status, Subject};
 use super::{Options, seed_of};
 use crate::graph::show_number;
@@ -29,6 +30,7 @@ pub(super) fn verify_scalar(program: &Arc<Program>, index: usize, options: &Opti
         ScalarBody::Builtin(_) => None,
     };
     let mut rng = ChaCha8Rng::seed_from_u64(seed_of(options, &def.name));
+    let literals = literals_of(program, id);
     let (mut cases, mut status) = (0, Status::Verified);
     let tries = options.cases * 4;
     'tries: for _ in 0..tries {
@@ -40,7 +42,7 @@ pub(super) fn verify_scalar(program: &Arc<Program>, index: usize, options: &Opti
             .iter()
             .map(|(_, kind)| match kind {
                 Kind::Bool => rng.random_range(0..2) as f64,
-                Kind::Number => rng.random_range(-4.0..4.0),
+                Kind::Number => coordinate(&mut rng, &literals),
             })
             .collect();
         let mut useful = false;
@@ -86,6 +88,20 @@ pub(super) fn verify_scalar(program: &Arc<Program>, index: usize, options: &Opti
     }
     let (name, origin) = (def.name.clone(), def.origin.clone());
     vec![Entry { subject: Subject::Scalar, name, origin, cases, classes: Vec::new(), status, note: None }]
+}
+
+/// A coordinate of a point: mostly moderate; of any magnitude; on either side of a number that the scalar is written with.
+fn coordinate(rng: &mut ChaCha8Rng, literals: &[f64]) -> f64 {
+    let near: f64 = rng.random_range(-4.0..4.0);
+    match rng.random_range(0..10) {
+        0 => near.signum() * 10f64.powf(rng.random_range(-2.0..4.0)),
+        1..4 if !literals.is_empty() => {
+            let at = literals[rng.random_range(0..literals.len())];
+            // Beyond this the differences tell nothing.
+            if at.abs() > 1e6 { near } else { at + near * f64::max(1.0, at.abs() / 8.0) }
+        }
+        _ => near,
+    }
 }
 
 /// A test that fails because the written derivative is not the body's.

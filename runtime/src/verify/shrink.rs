@@ -68,7 +68,8 @@ impl Shrinker<'_> {
         if self.left == 0 || tape == self.best {
             return false;
         }
-        self.left -= 1;
+        // Large instances take longer.
+        self.left = self.left.saturating_sub(1 + tape.values.len() / 1024);
         match (self.fails)(&tape) {
             Some(read) if simpler(&read, &self.best) => {
                 self.best = read;

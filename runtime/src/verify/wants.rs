@@ -87,6 +87,17 @@ impl Generator<'_, '_> {
             }
         }
         let mut scope = self.env.attrs.clone();
+        // What guards say of its variables.
+        let dims =
+            ty.prefix.iter().chain(&ty.suffix).filter_map(|d| if let DimPat::Var(v) = d { Some(*v) } else { None });
+        let rest = ty.rest.iter().filter_map(|r| if let RestPat::Var(v) = r { Some(*v) } else { None });
+        for v in dims.chain(rest).collect::<Vec<_>>() {
+            if !scope.values.contains_key(&v)
+                && let Some(value) = self.chosen_var(v)
+            {
+                scope.values.insert(v, value);
+            }
+        }
         let want = self.want_of(ty, &mut scope, &[], outer)?;
         self.env.attrs = scope;
         Ok(want)
@@ -144,11 +155,7 @@ impl Generator<'_, '_> {
             Some(RestPat::Var(v)) => match scope.values.get(v) {
                 Some(AttrValue::List(l)) => ints(l).unwrap_or_default(),
                 _ => {
-                    let hinted = match self.hinted_var(*v) {
-                        Some(AttrValue::List(l)) => ints(&l),
-                        _ => None,
-                    };
-                    let rest = hinted.unwrap_or_else(|| self.rest_list(scope));
+                    let rest = self.rest_list(scope);
                     let list = rest.iter().map(|d| AttrValue::Dim(Dim::from(*d))).collect();
                     scope.values.insert(*v, AttrValue::List(list));
                     rest

@@ -1,0 +1,354 @@
+//! The numbers that a rule is written with, so that instances meet them.
+//!
+//! In: a rule and its Program. Out: sizes of axes and elements of tensors at which the rule may behave otherwise than
+//! elsewhere: the constants of guards, types and attributes, and the literals of both sides, those inside the scalars
+//! and the ops that they call among them. Holds always: the order is that of the text, so that one seed gives one report.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use hypatia_dsl::ast::BinaryOp;
+use hypatia_dsl::dtype::DType;
+use hypatia_dsl::ir::{
+    AExpr, AttrPat, AttrType, AttrValue, Build, BuildArg, DTypePat, DimPat, Fact, Head, OpBody, OpId, ParamKind, Pat,
+    Program, RestPat, Rule, ScalarBody, ScalarId, TypePat,
+};
+use hypatia_dsl::scalar::{Term, TermNode};
+
+/// A size beyond this is not tried.
+const MAX_SIZE: i64 = 4096;
+/// A size that stands on the right side or in an op's body alone: those are seldom what a rule turns on.
+const MAX_FAR_SIZE: i64 = 64;
+/// Elements of one tensor, however large the sizes are that a rule names.
+const MAX_ELEMENTS: i64 = 1 << 16;
+/// How many sizes and literals are kept.
+const MAX_SIZES: usize = 24;
+const MAX_LITERALS: usize = 24;
+
+/// Those of one rule.
+#[derive(Clone, Debug, Default)]
+pub struct Constants {
+    /// Sizes to try, beside the usual ones: constants, and what lies next to them.
+    pub sizes: Vec<i64>,
+    /// The largest size that a guard or a type names.
+    pub largest: i64,
+    /// Numbers that elements are compared or combined with, and what lies next to them, by element type.
+    elements: BTreeMap<DType, Vec<f64>>,
+    /// A guard asks for tensors without elements.
+    pub empty: bool,
+}
+
+impl Constants {
+    /// Those of a rule.
+    pub fn of(program: &Program, rule: &Rule) -> Constants {
+        let mut reader = Reader::new(program);
+        rule.requires.iter().for_each(|g| reader.guard(g));
+        rule.lets.iter().for_each(|(_, e)| reader.expr(e));
+        rule.lhs.iter().for_each(|p| reader.pat(p));
+        reader.far = true;
+        rule.rhs.iter().for_each(|b| reader.build(b));
+        let Reader { near, far_sizes, moduli, literals, empty, .. } = reader;
+        let mut sizes: Vec<i64> = Vec::new();
+        let mut add = |n: i64| {
+            if n > 0 && n <= MAX_SIZE && !sizes.contains(&n) && sizes.len() < MAX_SIZES {
+                sizes.push(n);
+            }
+        };
+        // All constants before what lies next to them.
+        near.iter().for_each(|n| add(*n));
+        // What two guards ask of one size: `n % 6 == 0, n % 4 == 0`.
+        moduli.iter().flat_map(|a| moduli.iter().map(|b| lcm(*a, *b))).for_each(&mut add);
+        far_sizes.iter().for_each(|n| add(n.saturating_add(1)));
+        near.iter().flat_map(|n| [n.saturating_mul(2), n + 1, n - 1]).for_each(&mut add);
+        // `4 * n == 256`
+        let quotients =
+            near.iter().flat_map(|a| near.iter().filter(move |b| **b > 1 && a % **b == 0).map(move |b| a / b));
+        quotients.for_each(&mut add);
+        far_sizes.iter().for_each(|n| add(*n));
+        let largest = near.into_iter().filter(|n| *n <= MAX_SIZE).max().unwrap_or(0);
+        let elements = DType::ALL.into_iter().map(|d| (d, around(&literals, d))).collect();
+        Constants { largest, sizes, elements, empty }
+    }
+
+    /// The literals and what lies next to them, as elements of that type.
+    pub fn elements(&self, dtype: DType) -> &[f64] {
+        self.elements.get(&dtype).map_or(&[], Vec::as_slice)
+    }
+
+    /// Elements that a tensor may have, so that two axes may have the largest size; `usual` where no size is named.
+    pub fn room(&self, usual: i64) -> i64 {
+        (self.largest * self.largest * 2).clamp(usual, MAX_ELEMENTS.max(usual))
+    }
+}
+
+fn around(literals: &[f64], dtype: DType) -> Vec<f64> {
+    let mut out: Vec<f64> = Vec::new();
+    for x in literals {
+        let at = dtype.round(*x);
+        let step = if dtype.is_float() { super::check::ulp(dtype, at) } else { 1.0 };
+        for v in [at, at + step, at - step, at + 1.0, at - 1.0, -at] {
+            let v = dtype.round(v);
+            if v.is_finite() && !out.contains(&v) {
+                out.push(v);
+            }
+        }
+    }
+    out
+}
+
+fn lcm(a: i64, b: i64) -> i64 {
+    let (mut x, mut y) = (a, b);
+    while y != 0 {
+        (x, y) = (y, x % y);
+    }
+    (a / x.max(1)).saturating_mul(b)
+}
+
+struct Reader<'a> {
+    program: &'a Program,
+    /// Sizes of guards, types and the left side's attributes.
+    near: Vec<i64>,
+    /// Sizes of the right side and of bodies.
+    far_sizes: Vec<i64>,
+    moduli: Vec<i64>,
+    literals: Vec<f64>,
+    empty: bool,
+    far: bool,
+    seen_ops: BTreeSet<OpId>,
+    seen_scalars: BTreeSet<ScalarId>,
+}
+
+impl<'a> Reader<'a> {
+    fn new(program: &'a Program) -> Reader<'a> {
+        Reader {
+            program,
+            near: Vec::new(),
+            far_sizes: Vec::new(),
+            moduli: Vec::new(),
+            literals: Vec::new(),
+            empty: false,
+            far: false,
+            seen_ops: BTreeSet::new(),
+            seen_scalars: BTreeSet::new(),
+        }
+    }
+
+    fn size(&mut self, n: i64) {
+        if self.far {
+            if (2..=MAX_FAR_SIZE).contains(&n) && !self.far_sizes.contains(&n) {
+                self.far_sizes.push(n);
+            }
+        } else if n > 1 && !self.near.contains(&n) {
+            self.near.push(n);
+        }
+    }
+
+    fn literal(&mut self, v: f64) {
+        // What every tensor holds anyway is no news.
+        let usual = v.fract() == 0.0 && v.abs() <= 2.0;
+        if v.is_finite() && !usual && !self.literals.contains(&v) && self.literals.len() < MAX_LITERALS {
+            self.literals.push(v);
+        }
+    }
+
+    /// A guard that must hold.
+    fn guard(&mut self, e: &AExpr) {
+        match e {
+            AExpr::Binary(BinaryOp::And | BinaryOp::Or, a, b) => {
+                self.guard(a);
+                self.guard(b);
+            }
+            AExpr::Binary(op, a, b) => {
+                let is = |e: &AExpr, n: i64| matches!(e, AExpr::Value(AttrValue::Dim(d)) if d.as_const() == Some(n));
+                // `dim(x, 0) == 0`, not `dim(x, 0) % 8 == 0`.
+                self.empty |= match op {
+                    BinaryOp::Eq | BinaryOp::Le => is(b, 0) && is_size(a),
+                    BinaryOp::Lt => is(b, 1) && is_size(a),
+                    _ => false,
+                } || (*op == BinaryOp::Eq && is(a, 0) && is_size(b));
+                self.expr(e);
+            }
+            _ => self.expr(e),
+        }
+    }
+
+    fn expr(&mut self, e: &AExpr) {
+        match e {
+            AExpr::Value(v) => self.value(v),
+            AExpr::Binary(op, a, b) => {
+                if let (BinaryOp::Rem, AExpr::Value(AttrValue::Dim(d))) = (op, &**b)
+                    && let Some(n) = d.as_const().filter(|n| *n > 1)
+                {
+                    self.moduli.push(n);
+                }
+                self.expr(a);
+                self.expr(b);
+            }
+            AExpr::Neg(a) | AExpr::Not(a) | AExpr::Spread(a) => self.expr(a),
+            AExpr::Index(list, at) => {
+                self.expr(list);
+                if !matches!(**at, AExpr::Value(_)) {
+                    self.expr(at);
+                }
+            }
+            AExpr::If(a, b, c) => [a, b, c].into_iter().for_each(|x| self.expr(x)),
+            AExpr::List(l) | AExpr::Call(_, l) => l.iter().for_each(|x| self.expr(x)),
+            AExpr::Comprehension { element, over, condition, .. } => {
+                self.expr(element);
+                self.expr(over);
+                condition.iter().for_each(|c| self.expr(c));
+            }
+            AExpr::Var(_) | AExpr::Fact(..) | AExpr::SameAccumulator(..) | AExpr::Device(_) => {}
+        }
+    }
+
+    fn value(&mut self, v: &AttrValue) {
+        match v {
+            AttrValue::Dim(d) => d.as_const().into_iter().for_each(|n| self.size(n)),
+            AttrValue::Float(f) => self.literal(*f),
+            AttrValue::List(l) => l.iter().for_each(|v| self.value(v)),
+            AttrValue::Bool(_) | AttrValue::DType(_) | AttrValue::Str(_) => {}
+        }
+    }
+
+    fn ty(&mut self, ty: &TypePat) {
+        if let DTypePat::Expr(e) = &ty.dtype {
+            self.expr(e);
+        }
+        for dim in ty.prefix.iter().chain(&ty.suffix) {
+            if let DimPat::Expr(e) = dim {
+                self.expr(e);
+            }
+        }
+        if let Some(RestPat::Expr(e)) = &ty.rest {
+            self.expr(e);
+        }
+    }
+
+    fn pat(&mut self, pat: &Pat) {
+        match pat {
+            Pat::Bind(_, p) => self.pat(p),
+            Pat::Typed(p, ty) => {
+                self.ty(ty);
+                self.pat(p);
+            }
+            Pat::Lit { value, .. } => self.literal(*value),
+            Pat::OneOf(pats) => pats.iter().for_each(|p| self.pat(p)),
+            Pat::Node(n) => {
+                for (i, a) in n.attrs.iter().enumerate() {
+                    if !self.is_axis(n.head, i) {
+                        self.attr(a);
+                    }
+                }
+                n.args.iter().for_each(|p| self.pat(p));
+                self.head(n.head);
+            }
+            Pat::Any | Pat::Var(_) | Pat::Absent | Pat::Optional(_) => {}
+        }
+    }
+
+    fn attr(&mut self, attr: &AttrPat) {
+        match attr {
+            AttrPat::Is(e) => self.expr(e),
+            AttrPat::List(l) => l.iter().for_each(|a| self.attr(a)),
+            AttrPat::Any | AttrPat::Var(_) | AttrPat::Rest(_) => {}
+        }
+    }
+
+    fn build(&mut self, build: &Build) {
+        match build {
+            Build::Number(AExpr::Value(AttrValue::Dim(d))) => {
+                d.as_const().into_iter().for_each(|n| self.literal(n as f64))
+            }
+            Build::Number(e) => self.expr(e),
+            Build::Node(n) => {
+                for (i, e) in n.attrs.iter().enumerate() {
+                    if !self.is_axis(n.head, i) {
+                        self.expr(e);
+                    }
+                }
+                for arg in &n.args {
+                    match arg {
+                        BuildArg::One(b) | BuildArg::Each { element: b, .. } => self.build(b),
+                        BuildArg::Spread(_) => {}
+                    }
+                }
+                self.head(n.head);
+            }
+            Build::Else(_, b) | Build::Frozen(b) => self.build(b),
+            Build::If(c, a, b) => {
+                self.expr(c);
+                self.build(a);
+                self.build(b);
+            }
+            Build::Var(_) | Build::Absent => {}
+        }
+    }
+
+    /// True if attribute `i` names axes: no size.
+    fn is_axis(&self, head: Head, i: usize) -> bool {
+        let Head::Op(op) = head else { return false };
+        let kind = self.program.op(op).attrs().nth(i).map(|(_, p)| &p.kind);
+        matches!(kind, Some(ParamKind::Attr { ty: AttrType::Axis | AttrType::Axes, .. }))
+    }
+
+    /// What a scalar or an op is made of.
+    fn head(&mut self, head: Head) {
+        match head {
+            Head::Scalar(s) => self.scalar(s),
+            Head::Op(op) if self.seen_ops.insert(op) => {
+                let def = self.program.op(op);
+                if matches!(def.body, OpBody::Builtin(_)) {
+                    return;
+                }
+                // What the op asks of its operands is asked of an instance.
+                def.requires.iter().for_each(|g| self.guard(g));
+                for param in &def.params {
+                    if let ParamKind::Tensor { ty, .. } = &param.kind {
+                        self.ty(ty);
+                    }
+                }
+                let far = std::mem::replace(&mut self.far, true);
+                if let OpBody::Defined(bodies) = &def.body {
+                    bodies.iter().for_each(|b| self.build(b));
+                }
+                self.far = far;
+            }
+            _ => {}
+        }
+    }
+
+    fn scalar(&mut self, id: ScalarId) {
+        if self.seen_scalars.insert(id)
+            && let ScalarBody::Term(term) = &self.program.scalar(id).body
+        {
+            self.term(term);
+        }
+    }
+
+    fn term(&mut self, term: &Term) {
+        for node in &term.nodes {
+            match node {
+                TermNode::Lit(l) => self.literal(l.0),
+                TermNode::Call { scalar, .. } => self.scalar(*scalar),
+                _ => {}
+            }
+        }
+    }
+}
+
+/// The literals of a scalar, those of the scalars that it calls among them.
+pub(super) fn literals_of(program: &Program, id: ScalarId) -> Vec<f64> {
+    let mut reader = Reader::new(program);
+    reader.scalar(id);
+    reader.literals
+}
+
+/// A size or a number of elements, as it stands.
+fn is_size(e: &AExpr) -> bool {
+    match e {
+        AExpr::Index(list, _) => is_size(list),
+        AExpr::Fact(f, _) => matches!(f, Fact::Shape | Fact::Numel),
+        AExpr::Var(_) => true,
+        _ => false,
+    }
+}
