@@ -11,7 +11,7 @@ use hypatia_dsl::dtype::DType;
 use hypatia_dsl::emit::instances::Scope;
 use hypatia_dsl::emit::rust::{Options, source};
 use hypatia_dsl::render::{Format, render, summary};
-use hypatia_dsl::source::SourceFile;
+use hypatia_dsl::source::{SourceFile, open_regular};
 use proc_macro::TokenStream;
 use syn::parse::{Parse, ParseStream};
 use syn::{Ident, LitStr, Token, Visibility};
@@ -146,7 +146,7 @@ fn read(name: &str, call: proc_macro2::Span) -> Result<SourceFile, String> {
     let manifest = std::env::var_os("CARGO_MANIFEST_DIR").map(PathBuf::from);
     let beside = call.local_file().and_then(|f| f.parent().map(Path::to_path_buf));
     for path in [manifest, beside].into_iter().flatten().map(|folder| folder.join(name)) {
-        match std::fs::read_to_string(&path) {
+        match open_regular(&path).and_then(std::io::read_to_string) {
             // The compiler takes a relative path in `include_bytes!` for one beside the calling file.
             Ok(text) => {
                 let path = path.canonicalize().unwrap_or(path);

@@ -3,12 +3,14 @@
 //! In: made by `sema`. Out: `typing` evaluates the expressions and matches the types. Holds always: variables are those
 //! of the declaration that the expression stands in.
 
+use serde::{Deserialize, Serialize};
+
 use super::VarId;
 use crate::dtype::DType;
 use crate::shape::Dim;
 
 /// Types of attributes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum AttrType {
     /// An integer.
     Int,
@@ -35,7 +37,7 @@ pub enum AttrType {
 }
 
 /// A tensor type with variables.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TypePat {
     /// The element type.
     pub dtype: DTypePat,
@@ -48,7 +50,7 @@ pub struct TypePat {
 }
 
 /// An element type in a type pattern.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum DTypePat {
     /// `_`
     Any,
@@ -61,7 +63,7 @@ pub enum DTypePat {
 }
 
 /// A dimension in a type pattern.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum DimPat {
     /// `_`
     Any,
@@ -72,7 +74,7 @@ pub enum DimPat {
 }
 
 /// The rest in a type pattern.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum RestPat {
     /// `..`
     Any,
@@ -83,7 +85,7 @@ pub enum RestPat {
 }
 
 /// A value of an attribute, a guard or a `let`.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum AttrValue {
     /// An integer or a size.
     Dim(Dim),
@@ -129,7 +131,7 @@ impl<const N: usize> From<[i64; N]> for AttrValue {
 /// An expression over attributes, sizes, element types and facts of tensors: guards, `let`s,
 /// attribute values, cost formulas. Evaluation is three-valued: a fact that is not known makes the
 /// result unknown, unless the other side decides (`false and ?` is false).
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum AExpr {
     /// A value.
     Value(AttrValue),
@@ -175,7 +177,7 @@ pub enum AExpr {
 pub type Guard = AExpr;
 
 /// Functions of attribute expressions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum AFn {
     /// `len(list)`
     Len,
@@ -226,7 +228,7 @@ pub enum AFn {
 }
 
 /// Facts of a tensor.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Fact {
     /// `shape(x)`: a list.
     Shape,
@@ -259,7 +261,7 @@ pub enum Fact {
 }
 
 /// Facts of the device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum DeviceFact {
     /// Compute capability as a number: 90 for sm_90.
     Sm,

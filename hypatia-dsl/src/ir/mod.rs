@@ -1,18 +1,22 @@
 //! The checked Program: what a set of `.hyp` files means, with every name resolved.
 //!
-//! In: made by `sema` from resolved files, and by the code that `hypatia_rules!` emits. Out: the
+//! In: made by `sema` from resolved files, and read from the bytes that `hypatia_rules!` emits. Out: the
 //! optimiser lowers its rules to e-graph rewrites, `emit` prints it as Rust and CUDA. Holds
 //! always: ids index the tables of the same Program; families are expanded, patterns are inlined,
 //! attributes stand in the order of the op's declaration, one entry for each.
 
 mod attrs;
+mod bytes;
 mod sides;
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 pub use attrs::{AExpr, AFn, AttrType, AttrValue, DTypePat, DeviceFact, DimPat, Fact, Guard, RestPat, TypePat};
+pub use bytes::{VERSION, is_of_version};
 pub use sides::{AttrPat, Build, BuildArg, BuildNode, Head, InView, NodePat, Pat};
+
+use serde::{Deserialize, Serialize};
 
 use crate::builtin::{BuiltinOp, BuiltinScalar};
 use crate::diag::Code;
@@ -24,7 +28,7 @@ use crate::source::Span;
 macro_rules! id {
     ($(#[$doc:meta])* $name:ident) => {
         $(#[$doc])*
-        #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+        #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
         pub struct $name(pub u32);
         impl $name {
             /// As an index into the Program's table.
@@ -60,7 +64,7 @@ id!(
 );
 
 /// Everything that a set of files declares.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Program {
     /// Scalar functions, builtin ones included.
     pub scalars: Vec<ScalarDef>,
@@ -116,7 +120,7 @@ impl Program {
 }
 
 /// Where a declaration stands, for messages at run time: `file:line:column`.
-#[derive(Clone, Debug, PartialEq, Default)]
+#[derive(Clone, Debug, PartialEq, Default, Serialize, Deserialize)]
 pub struct Origin {
     /// The file's name as shown to users.
     pub file: String,
@@ -129,7 +133,7 @@ pub struct Origin {
 }
 
 /// A scalar function.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ScalarDef {
     /// Its name.
     pub name: String,
@@ -148,7 +152,7 @@ pub struct ScalarDef {
 }
 
 /// The meaning of a scalar function.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum ScalarBody {
     /// Built in.
     Builtin(BuiltinScalar),
@@ -157,7 +161,7 @@ pub enum ScalarBody {
 }
 
 /// A variable of a rule, op body, kernel pattern or test.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Var {
     /// As written; made-up ones start with `_`.
     pub name: String,
@@ -166,7 +170,7 @@ pub struct Var {
 }
 
 /// What a variable stands for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Sort {
     /// A tensor class. In a pointwise rule, lowered to the scalar sort too, a scalar class.
     Tensor,
@@ -185,7 +189,7 @@ pub enum Sort {
 }
 
 /// An op.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct OpDef {
     /// Its name.
     pub name: String,
@@ -225,7 +229,7 @@ impl OpDef {
 }
 
 /// `flops`, `read`, `write` of an op, derived from types where `None`.
-#[derive(Clone, Debug, PartialEq, Default)]
+#[derive(Clone, Debug, PartialEq, Default, Serialize, Deserialize)]
 pub struct CostFormulas {
     /// Floating-point operations.
     pub flops: Option<AExpr>,
@@ -236,7 +240,7 @@ pub struct CostFormulas {
 }
 
 /// A parameter of an op.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Param {
     /// Its name.
     pub name: String,
@@ -245,7 +249,7 @@ pub struct Param {
 }
 
 /// Kinds of parameters.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum ParamKind {
     /// A tensor operand.
     Tensor {
@@ -268,7 +272,7 @@ pub enum ParamKind {
 }
 
 /// The meaning of an op.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum OpBody {
     /// Shape function and reference are built in.
     Builtin(BuiltinOp),
@@ -277,7 +281,7 @@ pub enum OpBody {
 }
 
 /// A rounding class, from strongest to weakest.
-#[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
+#[derive(Clone, Copy, Debug, PartialEq, PartialOrd, Serialize, Deserialize)]
 pub enum Class {
     /// Bitwise equal.
     Exact,
@@ -290,7 +294,7 @@ pub enum Class {
 }
 
 /// A claimed class.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Claim {
     /// The class.
     pub class: Class,
@@ -299,7 +303,7 @@ pub struct Claim {
 }
 
 /// A ruleset.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RuleSetDef {
     /// Its name.
     pub name: String,
@@ -316,7 +320,7 @@ pub struct RuleSetDef {
 }
 
 /// A rule.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Rule {
     /// `fuse::unary[relu]`: the written name, with the family's choice.
     pub name: String,
@@ -371,7 +375,7 @@ impl Rule {
 }
 
 /// How a kernel is made.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Backend {
     /// A cuBLASLt call with that epilogue.
     Cublaslt(String),
@@ -386,7 +390,7 @@ pub enum Backend {
 }
 
 /// A template of the user's, beside the file that names it.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TemplateFile {
     /// Its name, as it is written.
     pub file: String,
@@ -395,7 +399,7 @@ pub struct TemplateFile {
 }
 
 /// A kernel.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Kernel {
     /// Its name.
     pub name: String,
@@ -422,7 +426,7 @@ pub struct Kernel {
 }
 
 /// A test.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Test {
     /// Its name.
     pub name: String,
@@ -442,7 +446,7 @@ pub struct Test {
 }
 
 /// An input of a test.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TestInput {
     /// Its name.
     pub name: String,
@@ -457,7 +461,7 @@ pub struct TestInput {
 }
 
 /// What a test expects.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Expect {
     /// Number of launches compares so.
     Launches(crate::ast::BinaryOp, i64),

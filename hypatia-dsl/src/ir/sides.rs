@@ -3,10 +3,12 @@
 //! In: made by `sema`; bodies of ops and tests' `given` are right sides too. Out: the optimiser matches and builds them.
 //! Holds always: operands and attributes stand in the order of the declaration.
 
+use serde::{Deserialize, Serialize};
+
 use super::{AExpr, OpId, ScalarId, TypePat, VarId};
 
 /// A pattern over the e-graph.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Pat {
     /// `_`
     Any,
@@ -34,7 +36,7 @@ pub enum Pat {
 }
 
 /// An application in a pattern.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct NodePat {
     /// What is applied.
     pub head: Head,
@@ -49,7 +51,7 @@ pub struct NodePat {
 }
 
 /// What a node applies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Head {
     /// An op.
     Op(OpId),
@@ -67,7 +69,7 @@ pub enum Head {
 }
 
 /// How a tensor is read inside an epilogue.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum InView {
     /// Broadcast as numpy does.
     Broadcast,
@@ -80,7 +82,7 @@ pub enum InView {
 }
 
 /// A pattern for an attribute.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum AttrPat {
     /// `_`, or the attribute was not mentioned and has no default.
     Any,
@@ -96,7 +98,7 @@ pub enum AttrPat {
 }
 
 /// The right side of a rule, an op's body, a test's `given`.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Build {
     /// A variable of sort `Tensor` or `Term`.
     Var(VarId),
@@ -107,7 +109,7 @@ pub enum Build {
     Node(BuildNode),
     /// The variable, or the other if it is absent.
     Else(VarId, Box<Build>),
-    /// `build(e)`: computed once at plan time, in f64, and kept as a constant.
+    /// `build(e)`: computed once when the plan is made, as a run would, and kept as a constant.
     Frozen(Box<Build>),
     /// An absent optional operand.
     Absent,
@@ -116,7 +118,7 @@ pub enum Build {
 }
 
 /// An application on a right side.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct BuildNode {
     /// What is applied.
     pub head: Head,
@@ -129,7 +131,7 @@ pub struct BuildNode {
 }
 
 /// An operand on a right side.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum BuildArg {
     /// One operand.
     One(Build),
