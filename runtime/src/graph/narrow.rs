@@ -173,7 +173,7 @@ impl Narrower<'_> {
                 Some(BuiltinOp::Matmul | BuiltinOp::Gemm | BuiltinOp::Conv | BuiltinOp::ConvGemm) => {
                     Some(Width::Narrow)
                 }
-                Some(BuiltinOp::Sum | BuiltinOp::Mean | BuiltinOp::Prod) => Some(Width::Wide),
+                Some(BuiltinOp::Sum | BuiltinOp::Mean | BuiltinOp::Prod | BuiltinOp::Cumsum) => Some(Width::Wide),
                 Some(_) => None,
                 // Its kernel keeps everything between load and store in f32.
                 None => Some(Width::Narrow),

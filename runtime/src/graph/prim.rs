@@ -82,6 +82,8 @@ pub enum Prim {
     GatherNd(usize),
     /// A reduction over these axes, ascending.
     Reduce(Reduction, Vec<usize>),
+    /// Sums of all elements up to each.
+    Cumsum(Cumsum),
     /// Position of the largest element.
     Argmax {
         /// The axis.
@@ -99,6 +101,17 @@ pub enum Prim {
     Full(f64),
     /// A number.
     Size(i64),
+}
+
+/// Which elements are summed for each along an axis.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cumsum {
+    /// The axis.
+    pub axis: usize,
+    /// Not the element itself.
+    pub exclusive: bool,
+    /// Those behind it instead of those before it.
+    pub reverse: bool,
 }
 
 /// The sizes of a shape as numbers.
@@ -262,6 +275,9 @@ impl Prim {
             BuiltinOp::Amax => reduce(Reduction::Max),
             BuiltinOp::Amin => reduce(Reduction::Min),
             BuiltinOp::Prod => reduce(Reduction::Prod),
+            BuiltinOp::Cumsum => {
+                Ok(Prim::Cumsum(Cumsum { axis: a.axis(0, rank)?, exclusive: a.int(1)? != 0, reverse: a.int(2)? != 0 }))
+            }
             BuiltinOp::Argmax => Ok(Prim::Argmax { axis: a.axis(0, rank)?, last: a.int(2)? != 0 }),
             BuiltinOp::Argsort => Ok(Prim::Argsort(a.axis(0, rank)?, a.int(1)? != 0)),
             BuiltinOp::Scatter => match values.first() {

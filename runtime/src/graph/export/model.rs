@@ -39,7 +39,7 @@ pub struct Export {
 
 /// Writes a graph as an ONNX model.
 pub fn export(graph: &Graph) -> Result<Export> {
-    let graph = Constants::default().fold(graph.pruned())?.pruned();
+    let graph = Constants::default().fold(graph.pruned(), false)?.pruned();
     let mut writer = Writer::new(&graph);
     for group in groups(&graph)? {
         writer.group(&group).map_err(|e| named(e, &graph, &group))?;

@@ -60,6 +60,15 @@ impl Body {
             Amax => one(self.reduction(call, "ReduceMax", &a)?),
             Amin => one(self.reduction(call, "ReduceMin", &a)?),
             Prod => one(self.reduction(call, "ReduceProd", &a)?),
+            Cumsum => {
+                let (x, dtype) = call.read(0)?;
+                let (wide, axis) = (computed_in(dtype), crate::Tensor::from_slice(&[], &[a.int(0)?]));
+                let axis = self.constant(&axis.ok_or_else(|| Error::Internal("an axis".into()))?);
+                let x = self.cast(&x, dtype, wide);
+                let attrs = [("exclusive", Attr::Int(a.int(1)?)), ("reverse", Attr::Int(a.int(2)?))];
+                let sums = self.op("CumSum", &[&x, &axis], &attrs);
+                one(self.cast(&sums, wide, dtype))
+            }
             Argmax => {
                 let (x, dtype) = call.read(0)?;
                 let x = self.cast(&x, dtype, reducible(dtype));

@@ -105,6 +105,11 @@ fn every_op_on_dynamic_sizes() {
                 [x.sum(&[1, 2], false), x.mean(&[-1], true), x.amax(&[0], true), x.amin(&[1], false), x.sum(&[], true)];
             all.into_iter().chain([g.call("prod", &[x], &[("axes", [2].into())])]).collect()
         }),
+        ("cumsum", |g, x| {
+            let back =
+                g.call("cumsum", &[x], &[("axis", 2.into()), ("exclusive", true.into()), ("reverse", true.into())]);
+            vec![g.call("cumsum", &[x], &[("axis", 1.into())]), back]
+        }),
         ("argmax", |g, x| vec![g.call("argmax", &[x], &[("axis", 1.into()), ("last", true.into())])]),
         ("generated", |g, x| {
             let iota = [("shape", x.shape().into()), ("axis", 1.into()), ("to", DType::I32.into())];

@@ -4,7 +4,7 @@
 //! outputs. Holds always: shape arithmetic stays symbolic until a graph node really needs it as a
 //! tensor; every failure is a [`Fail`], to which `model` adds the node, the op and the file.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use hypatia_dsl::builtin::{BuiltinOp, BuiltinScalar};
 use hypatia_dsl::dtype::DType;
@@ -13,11 +13,15 @@ use hypatia_dsl::shape::{Dim, Shape, broadcast, show_shape};
 use hypatia_dsl::typing::TensorType;
 
 use super::attrs::Attrs;
-use super::symbolic::Sym;
+use super::symbolic::{LARGEST, Sym};
 use super::tensor::Bad;
 use crate::error::Error;
-use crate::graph::{Graph, NodeKind, Value};
+use crate::graph::{Graph, Node, NodeId, NodeKind, Value};
+use crate::plan::constant_value;
 use crate::tensor::Tensor;
+
+/// Nodes of an expression over constants at most.
+const FOLLOWED: usize = 256;
 
 /// Why a node could not be imported.
 pub(super) enum Fail {
@@ -144,15 +148,49 @@ impl Builder {
         }
     }
 
-    /// The tensor behind a value, if it is a constant.
+    /// The tensor behind a value, if it is a constant, or a few elements that are computed from constants.
     pub fn constant(&self, bound: &Bound) -> Option<std::sync::Arc<Tensor>> {
         match bound.value {
             Some(v) => match &self.graph.node(v.node).kind {
                 NodeKind::Const(t) => Some(t.clone()),
-                _ => None,
+                NodeKind::Input { .. } => None,
+                _ => self.computed(v).map(std::sync::Arc::new),
             },
             None => bound.sym.as_ref()?.to_tensor().map(std::sync::Arc::new),
         }
+    }
+}
+
+impl Builder {
+    /// The value of an expression over constants, none of them larger than sizes are: what exporters compute in floats,
+    /// or with ops that are not followed on sizes.
+    fn computed(&self, v: Value) -> Option<Tensor> {
+        let few = |n: &Node| {
+            let sizes = |t: &TensorType| t.shape.iter().map(Dim::as_const).try_fold(1i64, |n, d| n.checked_mul(d?));
+            !matches!(n.kind, NodeKind::Input { .. })
+                && n.results.iter().all(|t| sizes(t).is_some_and(|n| n <= LARGEST as i64))
+        };
+        let mut part = Graph::new(self.graph.program.clone());
+        let mut found = BTreeSet::from([v.node]);
+        let mut open = vec![v.node];
+        while let Some(id) = open.pop() {
+            let node = self.graph.node(id);
+            if !few(node) || found.len() > FOLLOWED {
+                return None;
+            }
+            open.extend(node.operands.iter().flatten().map(|o| o.node).filter(|n| found.insert(*n)));
+        }
+        // Operands stand before their users.
+        let moved = |o: &Value| {
+            let at = found.iter().position(|n| *n == o.node)?;
+            Some(Value { node: NodeId(at as u32), output: o.output })
+        };
+        for id in &found {
+            let node = self.graph.node(*id);
+            let operands = node.operands.iter().map(|o| o.as_ref().and_then(&moved)).collect();
+            part.nodes.push(Node { operands, ..node.clone() });
+        }
+        constant_value(&part, moved(&v)?)
     }
 }
 
@@ -289,9 +327,12 @@ impl Ctx<'_> {
                 self.wrong(format!("{what} should be a vector of i64, but is {ty}"))
             }
             Some(s) => Ok(s.items),
-            None => self.unsupported(format!(
+            None => match self.builder.constant(&self.bound(i)?).and_then(|t| Sym::from_tensor(&t)) {
+                Some(s) => Ok(s.items),
+                None => self.unsupported(format!(
                 "{what} must be known when the model is imported: constants, or computed from shapes; here it is computed from data"
-            )),
+                )),
+            },
         }
     }
 

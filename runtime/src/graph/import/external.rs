@@ -2,13 +2,15 @@
 //!
 //! In: a tensor's `external_data` entries and the model's folder. Out: its bytes. Holds always:
 //! only regular files inside the model's folder are opened, `..` and symbolic links resolved, and
-//! nothing is allocated before the file is known to be long enough.
+//! nothing is allocated before the file is known to be long enough, and memory to be free for it.
 
-use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Component, Path, PathBuf};
 
+use hypatia_dsl::source::open_regular;
+
 use super::onnx::proto::StringStringEntryProto;
+use crate::memory;
 
 /// The `expected` bytes of a tensor. `dir` is the model's folder, `None` for a model from memory.
 pub(super) fn read(entries: &[StringStringEntryProto], dir: Option<&Path>, expected: usize) -> Result<Vec<u8>, String> {
@@ -29,22 +31,20 @@ pub(super) fn read(entries: &[StringStringEntryProto], dir: Option<&Path>, expec
     let dir = dir.ok_or("external data: the model was not loaded from a file, so there is no folder to look in")?;
     let path = resolve(dir, location)?;
     let shown = path.display();
-    // Before it is opened: opening a named pipe waits for a writer.
-    let meta = std::fs::metadata(&path).map_err(|e| format!("external data: {shown}: {e}"))?;
-    if !meta.is_file() {
-        return Err(format!("external data: {shown} is not a regular file"));
-    }
-    let mut file = File::open(&path).map_err(|e| format!("external data: {shown}: {e}"))?;
-    let end = offset.checked_add(expected as u64).filter(|end| *end <= meta.len());
+    let failed = |e: std::io::Error| format!("external data: {shown}: {e}");
+    let mut file = open_regular(&path).map_err(failed)?;
+    let length = file.metadata().map_err(failed)?.len();
+    let end = offset.checked_add(expected as u64).filter(|end| *end <= length);
     if end.is_none() {
         return Err(format!(
-            "external data: {shown} has {} bytes, but {expected} bytes from {offset} on are needed",
-            meta.len()
+            "external data: {shown} has {length} bytes, but {expected} bytes from {offset} on are needed"
         ));
     }
+    // A sparse file is as long as it likes.
+    memory::must_fit(expected)?;
     let mut bytes = vec![0; expected];
-    file.seek(SeekFrom::Start(offset)).map_err(|e| format!("external data: {shown}: {e}"))?;
-    file.read_exact(&mut bytes).map_err(|e| format!("external data: {shown}: {e}"))?;
+    file.seek(SeekFrom::Start(offset)).map_err(failed)?;
+    file.read_exact(&mut bytes).map_err(failed)?;
     Ok(bytes)
 }
 
@@ -74,6 +74,20 @@ mod tests {
             .iter()
             .map(|(k, v)| StringStringEntryProto { key: Some(k.to_string()), value: Some(v.to_string()) })
             .collect()
+    }
+
+    #[test]
+    fn a_sparse_file_is_no_reason_to_ask_for_memory() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = std::fs::File::create(dir.path().join("w.bin")).unwrap();
+        let length = 1u64 << 41;
+        // Some file systems have no such files.
+        if file.set_len(length).is_ok() {
+            let started = std::time::Instant::now();
+            let why = read(&entries(&[("location", "w.bin")]), Some(dir.path()), length as usize).unwrap_err();
+            assert!(why.contains("2199023255552 bytes are needed"), "{why}");
+            assert!(started.elapsed().as_secs() < 5);
+        }
     }
 
     #[test]

@@ -140,7 +140,7 @@ fn undecided(fail: Fail, dynamic: &[String]) -> Fail {
     let hint = |m: String| {
         let all = dynamic.join(", ");
         format!(
-            "{m}; its operands have the dynamic sizes {all}: give them numbers (--dim {first}=1), or the actual inputs"
+            "{m}; its operands have the dynamic sizes {all}: give them numbers (--dim {first}=1), or the actual inputs (--inputs FILE.npz)"
         )
     };
     match fail {

@@ -7,7 +7,7 @@
 //! constants within its dtype.
 
 use hypatia_dsl::builtin::BuiltinScalar;
-use hypatia_dsl::dtype::DType;
+use hypatia_dsl::dtype::{DType, Kind};
 use hypatia_dsl::shape::Dim;
 
 use crate::tensor::Tensor;
@@ -98,40 +98,83 @@ impl Sym {
         Sym::new(to, self.shape.clone(), items)
     }
 
-    /// Rows `indices` of axis 0; negative indices count from the end.
-    pub fn gather(&self, indices: &Sym) -> Option<Sym> {
-        let (rows, inner) = self.shape.split_first()?;
-        let width: usize = inner.iter().product();
-        let mut items = Vec::new();
-        for i in indices.consts()? {
-            let row = usize::try_from(if i < 0 { i + *rows as i64 } else { i }).ok().filter(|r| r < rows)?;
-            items.extend_from_slice(self.items.get(row * width..(row + 1) * width)?);
+    /// The elements that `from` names: it turns an index of the result into one of this tensor. `None` for an index
+    /// outside.
+    fn picked(&self, shape: Vec<usize>, from: impl Fn(&mut [usize])) -> Option<Sym> {
+        let len = shape.iter().try_fold(1usize, |a, d| a.checked_mul(*d)).filter(|len| *len <= LARGEST)?;
+        let mut items = Vec::with_capacity(len);
+        for flat in 0..len {
+            let (mut rest, mut index) = (flat, vec![0; shape.len()]);
+            for (at, size) in index.iter_mut().zip(&shape).rev() {
+                (*at, rest) = (rest % size, rest / size);
+            }
+            from(&mut index);
+            let inside = index.iter().zip(&self.shape).all(|(at, size)| at < size);
+            let flat = index.iter().zip(&self.shape).fold(0, |flat, (at, size)| flat * size + at);
+            items.push(self.items.get(flat).filter(|_| inside && index.len() == self.shape.len())?.clone());
         }
-        Sym::new(self.dtype, [&indices.shape, inner].concat(), items)
+        Sym::new(self.dtype, shape, items)
     }
 
-    /// Side by side along axis 0.
-    pub fn concat(parts: &[&Sym]) -> Option<Sym> {
+    /// Slices `indices` of an axis; negative indices count from the end.
+    pub fn gather(&self, indices: &Sym, axis: usize) -> Option<Sym> {
+        let (before, size, inner) = around(&self.shape, axis)?;
+        let rows = indices.consts()?.into_iter().map(|i| usize::try_from(if i < 0 { i + size as i64 } else { i }).ok());
+        let rows: Vec<usize> = rows.collect::<Option<_>>()?;
+        // The axis alone, and the axes of the indices as one.
+        let flat = self.reshaped(vec![before, size, inner])?;
+        let picked = flat.picked(vec![before, rows.len(), inner], |index| index[1] = rows[index[1]])?;
+        picked.reshaped([&self.shape[..axis], &indices.shape, &self.shape[axis + 1..]].concat())
+    }
+
+    /// Axes in another order.
+    pub fn transposed(&self, perm: &[usize]) -> Option<Sym> {
+        let shape = perm.iter().map(|p| self.shape.get(*p).copied()).collect::<Option<Vec<_>>>()?;
+        self.picked(shape, |index| {
+            let old = index.to_vec();
+            perm.iter().zip(old).for_each(|(p, at)| index[*p] = at);
+        })
+    }
+
+    /// Copies side by side, so many along each axis.
+    pub fn tiled(&self, repeats: &[usize]) -> Option<Sym> {
+        let shape = self.shape.iter().zip(repeats).map(|(d, r)| d.checked_mul(*r)).collect::<Option<Vec<_>>>()?;
+        self.picked(shape, |index| index.iter_mut().zip(&self.shape).for_each(|(at, size)| *at %= size))
+    }
+
+    /// Side by side along an axis.
+    pub fn concat(parts: &[&Sym], axis: usize) -> Option<Sym> {
         let first = parts.first()?;
-        let inner = first.shape.get(1..)?;
-        if !parts.iter().all(|p| p.dtype == first.dtype && p.shape.get(1..) == Some(inner)) {
+        let (before, _, inner) = around(&first.shape, axis)?;
+        let apart =
+            |s: &Sym| (s.shape.get(..axis).map(<[usize]>::to_vec), s.shape.get(axis + 1..).map(<[usize]>::to_vec));
+        if !parts.iter().all(|p| p.dtype == first.dtype && apart(p) == apart(first)) {
             return None;
         }
-        let rows = parts.iter().map(|p| p.shape[0]).sum();
-        let shape = [&[rows], inner].concat();
-        Sym::new(first.dtype, shape, parts.iter().flat_map(|p| p.items.iter().cloned()).collect())
+        let mut shape = first.shape.clone();
+        shape[axis] = parts.iter().map(|p| p.shape[axis]).sum();
+        let mut items = Vec::new();
+        for outer in 0..before {
+            for p in parts {
+                let run = p.shape[axis] * inner;
+                items.extend_from_slice(p.items.get(outer * run..(outer + 1) * run)?);
+            }
+        }
+        Sym::new(first.dtype, shape, items)
     }
 
-    /// Elements `start`, `start + step`, ... of a vector; `start` and `stop` are normalised.
-    pub fn slice(&self, start: i64, stop: i64, step: i64) -> Option<Sym> {
-        let [len] = self.shape[..] else { return None };
-        let mut items = Vec::new();
+    /// Slices `start`, `start + step`, ... of an axis; `start` and `stop` are normalised.
+    pub fn slice(&self, axis: usize, start: i64, stop: i64, step: i64) -> Option<Sym> {
+        let size = *self.shape.get(axis)? as i64;
+        let mut places: Vec<usize> = Vec::new();
         let mut at = start;
         while (step > 0 && at < stop) || (step < 0 && at > stop) {
-            items.push(self.items.get(usize::try_from(at).ok().filter(|a| *a < len)?)?.clone());
+            places.push(usize::try_from(at).ok().filter(|_| at < size)?);
             at = at.checked_add(step)?;
         }
-        Sym::new(self.dtype, vec![items.len()], items)
+        let mut shape = self.shape.clone();
+        shape[axis] = places.len();
+        self.picked(shape, |index| index[axis] = places[index[axis]])
     }
 
     /// Broadcast as numpy does.
@@ -143,23 +186,17 @@ impl Sym {
         if self.shape.iter().zip(&shape[lead..]).any(|(a, b)| a != b && *a != 1) {
             return None;
         }
-        let len: usize = shape.iter().product();
-        let mut items = Vec::with_capacity(len);
-        for flat in 0..len {
-            let (mut rest, mut index, mut stride) = (flat, 0, 1);
-            for (axis, size) in shape.iter().enumerate().rev() {
-                let at = rest % size;
-                rest /= size;
-                if axis >= lead {
-                    let own = self.shape[axis - lead];
-                    index += if own == 1 { 0 } else { at * stride };
-                    stride *= own;
-                }
-            }
-            items.push(self.items.get(index)?.clone());
-        }
-        Sym::new(self.dtype, shape.to_vec(), items)
+        let wide = self.reshaped([&vec![1; lead], self.shape.as_slice()].concat())?;
+        wide.picked(shape.to_vec(), |index| {
+            index.iter_mut().zip(&wide.shape).filter(|(_, size)| **size == 1).for_each(|(at, _)| *at = 0);
+        })
     }
+}
+
+/// Elements before an axis, its size, elements behind it.
+fn around(shape: &[usize], axis: usize) -> Option<(usize, usize, usize)> {
+    let size = *shape.get(axis)?;
+    Some((shape[..axis].iter().product(), size, shape[axis + 1..].iter().product()))
 }
 
 fn bool_dim(b: bool) -> Dim {
@@ -222,7 +259,46 @@ fn element(f: BuiltinScalar, args: &[&Dim]) -> Option<Dim> {
 
 /// A builtin scalar function, element by element with broadcasting.
 pub(super) fn pointwise(f: BuiltinScalar, operands: &[&Sym]) -> Option<Sym> {
-    use hypatia_dsl::dtype::Kind;
+    if operands.len() != f.params().len() {
+        return None;
+    }
+    let wide = broadcast(operands)?;
+    let numbers: Vec<DType> =
+        wide.iter().zip(f.params()).filter(|(_, k)| **k == Kind::Number).map(|(s, _)| s.dtype).collect();
+    if numbers.windows(2).any(|w| w[0] != w[1]) {
+        return None;
+    }
+    let dtype = match f.result() {
+        Kind::Bool => DType::Bool,
+        Kind::Number => *numbers.first()?,
+    };
+    elementwise(dtype, &wide, |args| element(f, args))
+}
+
+/// Remainders of the sign of the divisor.
+pub(super) fn modulo(a: &Sym, b: &Sym) -> Option<Sym> {
+    let wide = broadcast(&[a, b])?;
+    let certain = |d: &Dim| d.as_const().is_some_and(|c| c != 0) || d.lower_bound() >= Some(1);
+    if a.dtype != b.dtype || a.dtype == DType::Bool || !b.items.iter().all(certain) {
+        return None;
+    }
+    elementwise(a.dtype, &wide, |args| args[0].rem(args[1]))
+}
+
+/// The largest, or the smallest, element of a vector, where that is certain.
+pub(super) fn extreme(f: BuiltinScalar, of: &[Dim]) -> Option<Dim> {
+    let (first, rest) = of.split_first()?;
+    rest.iter().try_fold(first.clone(), |best, d| element(f, &[&best, d]))
+}
+
+fn elementwise(dtype: DType, operands: &[Sym], f: impl Fn(&[&Dim]) -> Option<Dim>) -> Option<Sym> {
+    let first = operands.first()?;
+    let items = (0..first.items.len()).map(|i| f(&operands.iter().map(|s| &s.items[i]).collect::<Vec<_>>()));
+    Sym::new(dtype, first.shape.clone(), items.collect::<Option<_>>()?)
+}
+
+/// All of one shape.
+fn broadcast(operands: &[&Sym]) -> Option<Vec<Sym>> {
     let rank = operands.iter().map(|s| s.shape.len()).max()?;
     let mut shape = vec![1usize; rank];
     for s in operands {
@@ -235,20 +311,7 @@ pub(super) fn pointwise(f: BuiltinScalar, operands: &[&Sym]) -> Option<Sym> {
             }
         }
     }
-    let wide: Vec<Sym> = operands.iter().map(|s| s.expand(&shape)).collect::<Option<_>>()?;
-    let numbers: Vec<DType> =
-        wide.iter().zip(f.params()).filter(|(_, k)| **k == Kind::Number).map(|(s, _)| s.dtype).collect();
-    if wide.len() != f.params().len() || numbers.windows(2).any(|w| w[0] != w[1]) {
-        return None;
-    }
-    let dtype = match f.result() {
-        Kind::Bool => DType::Bool,
-        Kind::Number => *numbers.first()?,
-    };
-    let items = (0..wide.first()?.items.len())
-        .map(|i| element(f, &wide.iter().map(|s| &s.items[i]).collect::<Vec<_>>()))
-        .collect::<Option<_>>()?;
-    Sym::new(dtype, shape, items)
+    operands.iter().map(|s| s.expand(&shape)).collect()
 }
 
 #[cfg(test)]
@@ -277,9 +340,47 @@ mod tests {
         let diff = pointwise(BuiltinScalar::Sub, &[&shape, &sym(&[n])]).unwrap();
         assert!(pointwise(BuiltinScalar::Div, &[&diff, &sym(&[Dim::from(2)])]).is_none());
         assert!(pointwise(BuiltinScalar::Eq, &[&shape, &sym(&[Dim::from(3)])]).is_none());
-        assert_eq!(shape.gather(&Sym::new(DType::I64, vec![], vec![Dim::from(-2)]).unwrap()).unwrap().items, [b]);
-        assert_eq!(shape.slice(1, -1, -1).unwrap().items.len(), 2);
-        assert!(shape.slice(0, 3, 1).is_none());
+        assert_eq!(shape.gather(&Sym::new(DType::I64, vec![], vec![Dim::from(-2)]).unwrap(), 0).unwrap().items, [b]);
+        assert_eq!(shape.slice(0, 1, -1, -1).unwrap().items.len(), 2);
+        assert!(shape.slice(0, 0, 3, 1).is_none());
+    }
+
+    #[test]
+    fn elements_are_arranged() {
+        let of = |shape: &[usize], v: std::ops::Range<i64>| {
+            Sym::new(DType::I64, shape.to_vec(), v.map(Dim::from).collect()).unwrap()
+        };
+        let consts = |s: Option<Sym>| s.map(|s| (s.shape.clone(), s.consts().unwrap()));
+        let x = of(&[2, 3], 0..6);
+        assert_eq!(consts(x.transposed(&[1, 0])).unwrap(), (vec![3, 2], vec![0, 3, 1, 4, 2, 5]));
+        let cube = of(&[2, 3, 2], 0..12);
+        assert_eq!(consts(cube.transposed(&[2, 0, 1])).unwrap().1, [0, 2, 4, 6, 8, 10, 1, 3, 5, 7, 9, 11]);
+        assert_eq!(consts(x.slice(0, 1, -1, -1)).unwrap(), (vec![2, 3], vec![3, 4, 5, 0, 1, 2]));
+        assert_eq!(consts(x.slice(1, 2, -1, -2)).unwrap(), (vec![2, 2], vec![2, 0, 5, 3]));
+        assert_eq!(consts(x.slice(1, 1, 1, 1)).unwrap(), (vec![2, 0], vec![]));
+        assert!(x.slice(1, 0, 4, 1).is_none());
+        assert_eq!(consts(x.tiled(&[1, 2])).unwrap(), (vec![2, 6], vec![0, 1, 2, 0, 1, 2, 3, 4, 5, 3, 4, 5]));
+        let at = sym(&[Dim::from(-1), Dim::from(0)]);
+        assert_eq!(consts(x.gather(&at, 1)).unwrap(), (vec![2, 2], vec![2, 0, 5, 3]));
+        assert!(x.gather(&sym(&[Dim::from(3)]), 1).is_none());
+        let y = of(&[2, 1], 7..9);
+        assert_eq!(consts(Sym::concat(&[&x, &y], 1)).unwrap(), (vec![2, 4], vec![0, 1, 2, 7, 3, 4, 5, 8]));
+        assert!(Sym::concat(&[&x, &y], 0).is_none());
+    }
+
+    #[test]
+    fn remainders_have_the_sign_of_the_divisor() {
+        let w = Dim::symbol("w");
+        let four = sym(&[Dim::from(4)]);
+        // What fills a size up to the next multiple of 4.
+        let over = modulo(&sym(&[w]), &four).unwrap();
+        let missing = modulo(&pointwise(BuiltinScalar::Sub, &[&four, &over]).unwrap(), &four).unwrap();
+        for (w, pad) in [(0, 0), (3, 1), (4, 0), (30, 2)] {
+            assert_eq!(missing.items[0].eval(&|_| Some(w)), Some(pad));
+        }
+        assert_eq!(modulo(&sym(&[Dim::from(-3)]), &four).unwrap().consts().unwrap(), [1]);
+        assert!(modulo(&four, &sym(&[Dim::from(0)])).is_none());
+        assert!(modulo(&four, &sym(&[Dim::symbol("w")])).is_none());
     }
 
     #[test]

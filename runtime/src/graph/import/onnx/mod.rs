@@ -8,8 +8,10 @@
 pub mod proto;
 mod weigh;
 
+use std::io::Read;
 use std::path::Path;
 
+use hypatia_dsl::source::open_regular;
 use prost::Message;
 use prost::bytes::Bytes;
 
@@ -24,20 +26,22 @@ const LARGEST: u64 = i32::MAX as u64;
 /// Reads and decodes a model file.
 pub fn read(path: &Path) -> Result<proto::ModelProto> {
     let io = |source| Error::Io { path: path.to_path_buf(), source };
-    let meta = std::fs::metadata(path).map_err(io)?;
     let damaged = |message: &str| Error::Model { file: path.display().to_string(), message: message.into() };
-    if !meta.is_file() {
-        return Err(damaged("this is not a file; give the path of an .onnx file"));
-    }
-    if meta.len() > LARGEST {
+    let mut file = open_regular(path).map_err(|e| match e.kind() {
+        std::io::ErrorKind::InvalidInput => damaged("this is not a file; give the path of an .onnx file"),
+        _ => io(e),
+    })?;
+    let length = file.metadata().map_err(io)?.len();
+    if length > LARGEST {
         return Err(damaged(
             "the file is larger than 2 GiB, which ONNX does not allow; save the weights as external data",
         ));
     }
-    let bytes = if meta.len() < MAP_FROM {
-        Bytes::from(std::fs::read(path).map_err(io)?)
+    let bytes = if length < MAP_FROM {
+        let mut bytes = Vec::with_capacity(length as usize);
+        file.by_ref().take(MAP_FROM).read_to_end(&mut bytes).map_err(io)?;
+        Bytes::from(bytes)
     } else {
-        let file = std::fs::File::open(path).map_err(io)?;
         // SAFETY: the map is private to this process and only read. What remains is that another
         // process may change the file meanwhile: then the import reads other bytes (each use checks
         // what it reads) or is stopped by the system, as for every mapped file.

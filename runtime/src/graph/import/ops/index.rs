@@ -2,12 +2,12 @@
 
 use hypatia_dsl::builtin::{BuiltinOp, BuiltinScalar};
 use hypatia_dsl::dtype::DType;
-use hypatia_dsl::ir::AttrValue;
+use hypatia_dsl::ir::{AttrValue, OpBody};
 use hypatia_dsl::shape::Dim;
 
 use super::super::context::{Ctx, Out, dims, int};
 use super::super::symbolic::Sym;
-use crate::graph::Value;
+use crate::graph::{Graph, Node, NodeKind, Value};
 
 /// Slices along an axis.
 pub(in super::super) fn gather(ctx: &mut Ctx) -> Out {
@@ -15,9 +15,8 @@ pub(in super::super) fn gather(ctx: &mut Ctx) -> Out {
     let axis = ctx.attrs.int_or("axis", 0)?;
     let axis = ctx.axis(axis, ctx.ty(0)?.shape.len())?;
     in_range(ctx, axis)?;
-    if axis == 0
-        && let (Some(x), Some(i)) = (ctx.sym(0), ctx.sym(1))
-        && let Some(s) = x.gather(&i)
+    if let (Some(x), Some(i)) = (ctx.sym(0), ctx.sym(1))
+        && let Some(s) = x.gather(&i, axis)
     {
         return Ok(vec![s.into()]);
     }
@@ -52,7 +51,133 @@ pub(in super::super) fn gather_nd(ctx: &mut Ctx) -> Out {
     ctx.arity(2, 2, 1)?;
     let batch = ctx.attrs.int_or("batch_dims", 0)?;
     let (x, i) = (ctx.value(0)?, ctx.value(1)?);
+    if batch == 0 {
+        if let Some(y) = at_one_place(ctx, x, i)? {
+            return Ok(vec![y.into()]);
+        }
+        if let Some(y) = counted(ctx, x, i)? {
+            return Ok(vec![y.into()]);
+        }
+    }
     Ok(vec![ctx.op(BuiltinOp::GatherNd, &[x, i], vec![int(batch)])?.into()])
+}
+
+/// A gather at one known tuple: slices, which cost nothing.
+fn at_one_place(ctx: &mut Ctx, mut x: Value, indices: Value) -> Out<Option<Value>> {
+    let NodeKind::Const(tuple) = &ctx.builder.graph.node(indices.node).kind else { return Ok(None) };
+    let (tuple, shape, places) = (tuple.to_f64(), ctx.shape_of(x), ctx.shape_of(indices));
+    let Some((depth, outer)) = places.split_last() else { return Ok(None) };
+    if depth.as_const() != Some(tuple.len() as i64) || tuple.len() > shape.len() {
+        return Ok(None);
+    }
+    let place = |(v, size): (&f64, &Dim)| {
+        let (v, size) = (*v as i64, size.as_const()?);
+        Some(if v < 0 { v.checked_add(size)? } else { v }).filter(|v| (0..size).contains(v))
+    };
+    let Some(start) = tuple.iter().zip(&shape).map(place).collect::<Option<Vec<i64>>>() else { return Ok(None) };
+    for (axis, at) in start.into_iter().enumerate() {
+        x = ctx.op(BuiltinOp::Slice, &[x], vec![int(axis as i64), int(at), int(at + 1), int(1)])?;
+    }
+    Ok(Some(ctx.reshape(x, &[outer, &shape[tuple.len()..]].concat())?))
+}
+
+/// A gather whose tuples count along axes of their own: `x[i, j]` at `[i, .., j]`. It is the operand, broadcast; so
+/// exporters write masks.
+fn counted(ctx: &mut Ctx, x: Value, indices: Value) -> Out<Option<Value>> {
+    let (shape, places) = (ctx.shape_of(x), ctx.shape_of(indices));
+    let Some(entries) = counting(&ctx.builder.graph, indices).filter(|e| e.len() <= shape.len()) else {
+        return Ok(None);
+    };
+    let (outer, rest) = (&places[..places.len() - 1], &shape[entries.len()..]);
+    // There is but one place along an axis of size 1.
+    let wide = entries.iter().zip(&shape).filter(|(_, size)| size.as_const() != Some(1));
+    let Some(axes) = wide.map(|(axis, size)| axis.map(|axis| (axis, size))).collect::<Option<Vec<_>>>() else {
+        return Ok(None);
+    };
+    let ascend = axes.windows(2).all(|w| w[0].0 < w[1].0);
+    if !ascend || axes.iter().any(|(axis, size)| outer.get(*axis) != Some(*size)) {
+        return Ok(None);
+    }
+    let mut line = vec![Dim::from(1); outer.len()];
+    axes.iter().for_each(|(axis, size)| line[*axis] = (*size).clone());
+    let y = ctx.reshape(x, &[&line[..], rest].concat())?;
+    Ok(Some(ctx.expand(y, &[outer, rest].concat())?))
+}
+
+/// For each entry of the tuples along the last axis, the axis along which it counts: 0, 1, 2, and the same along all
+/// others, if there is one. `None` for what is not made of entries.
+fn counting(graph: &Graph, tuples: Value) -> Option<Vec<Option<usize>>> {
+    let node = graph.node(tuples.node);
+    let last = graph.ty(tuples).shape.len().checked_sub(1)?;
+    if let NodeKind::Const(t) = &node.kind {
+        let entries = *t.shape().last()?;
+        let values = t.to_f64();
+        let entry = |e| counts(&t.shape()[..last], |i| values.get(i * entries + e).copied());
+        return Some((0..entries).map(entry).collect());
+    }
+    let whole = Dim::from(1);
+    match builtin(graph, node) {
+        Some((BuiltinOp::Concat, [AttrValue::Dim(axis)])) if axis.as_const() == Some(last as i64) => {
+            let parts: Vec<Value> = node.operands.iter().flatten().copied().collect();
+            let single = parts.iter().all(|v| graph.ty(*v).shape.last() == Some(&whole));
+            single.then(|| parts.iter().map(|v| counts_along(graph, *v)).collect())
+        }
+        _ if graph.ty(tuples).shape.last() == Some(&whole) => Some(vec![counts_along(graph, tuples)]),
+        _ => None,
+    }
+}
+
+/// The axis along which a tensor counts.
+fn counts_along(graph: &Graph, v: Value) -> Option<usize> {
+    let node = graph.node(v.node);
+    let shape = &graph.ty(v).shape;
+    if let NodeKind::Const(t) = &node.kind {
+        let values = t.to_f64();
+        return counts(t.shape(), |i| values.get(i).copied());
+    }
+    let (op, attrs) = builtin(graph, node)?;
+    let before = || {
+        let v = node.operands.first().copied().flatten()?;
+        Some((counts_along(graph, v)?, &graph.ty(v).shape))
+    };
+    match (op, attrs) {
+        (BuiltinOp::Iota, [_, AttrValue::Dim(axis), _]) => usize::try_from(axis.as_const()?).ok(),
+        (BuiltinOp::Cast, _) if graph.ty(v).dtype.is_int() => before().map(|(axis, _)| axis),
+        (BuiltinOp::Expand, _) => {
+            let (axis, from) = before()?;
+            let to = axis + shape.len().checked_sub(from.len())?;
+            (shape.get(to) == from.get(axis)).then_some(to)
+        }
+        // Axes of size 1 come and go.
+        (BuiltinOp::Reshape, _) => {
+            let (axis, from) = before()?;
+            let wide = |shape: &[Dim]| (0..shape.len()).filter(|i| shape[*i].as_const() != Some(1)).collect::<Vec<_>>();
+            let (old, new) = (wide(from), wide(shape));
+            let same = old.len() == new.len() && old.iter().zip(&new).all(|(a, b)| from[*a] == shape[*b]);
+            let at = old.iter().position(|a| *a == axis).filter(|_| same)?;
+            new.get(at).copied()
+        }
+        _ => None,
+    }
+}
+
+/// The axis along which elements of this shape count.
+fn counts(shape: &[usize], element: impl Fn(usize) -> Option<f64>) -> Option<usize> {
+    let len: usize = shape.iter().product();
+    (0..shape.len()).find(|axis| {
+        let inner: usize = shape[axis + 1..].iter().product();
+        shape[*axis] > 1 && (0..len).all(|i| element(i) == Some((i / inner % shape[*axis]) as f64))
+    })
+}
+
+fn builtin<'g>(graph: &Graph, node: &'g Node) -> Option<(BuiltinOp, &'g [AttrValue])> {
+    match &node.kind {
+        NodeKind::Op { op, attrs, .. } => match graph.program.op(*op).body {
+            OpBody::Builtin(b) => Some((b, attrs)),
+            OpBody::Defined(_) => None,
+        },
+        _ => None,
+    }
 }
 
 /// The index along `axis` of a shape, as i64.
@@ -145,27 +270,29 @@ pub(in super::super) fn trilu(ctx: &mut Ctx) -> Out {
     Ok(vec![choose(ctx, kept, x, zero)?.into()])
 }
 
-/// Sums of all elements up to each along an axis: of a triangle of copies, so that no infinity meets a
-/// zero.
-pub(in super::super) fn cumulative_sum(ctx: &mut Ctx) -> Out {
-    cumulative(ctx, BuiltinOp::Sum, 0.0)
-}
-
-/// Products of all elements up to each along an axis.
-pub(in super::super) fn cumulative_product(ctx: &mut Ctx) -> Out {
-    cumulative(ctx, BuiltinOp::Prod, 1.0)
-}
-
-/// A reduction of all elements up to each; `none` is that of no element.
-fn cumulative(ctx: &mut Ctx, op: BuiltinOp, none: f64) -> Out {
+/// The operand of a cumulative op, its axis, and whether it is exclusive or in reverse.
+fn cumulative(ctx: &mut Ctx) -> Out<(Value, usize, [bool; 2])> {
     ctx.arity(2, 2, 1)?;
     let x = ctx.value(0)?;
-    let mut shape = ctx.shape_of(x);
+    let rank = ctx.shape_of(x).len();
     let axis = match ctx.numbers(1, "the axis")?[..] {
-        [a] => ctx.axis(a, shape.len())?,
+        [a] => ctx.axis(a, rank)?,
         _ => return ctx.wrong("the axis should be one number"),
     };
-    let (exclusive, reverse) = (ctx.attrs.flag("exclusive", false)?, ctx.attrs.flag("reverse", false)?);
+    Ok((x, axis, [ctx.attrs.flag("exclusive", false)?, ctx.attrs.flag("reverse", false)?]))
+}
+
+/// Sums of all elements up to each along an axis.
+pub(in super::super) fn cumulative_sum(ctx: &mut Ctx) -> Out {
+    let (x, axis, how) = cumulative(ctx)?;
+    let attrs = [vec![int(axis as i64)], how.map(AttrValue::Bool).to_vec()].concat();
+    Ok(vec![ctx.op(BuiltinOp::Cumsum, &[x], attrs)?.into()])
+}
+
+/// Products of all elements up to each along an axis: of a triangle of copies, so that no infinity meets a zero.
+pub(in super::super) fn cumulative_product(ctx: &mut Ctx) -> Out {
+    let (x, axis, [exclusive, reverse]) = cumulative(ctx)?;
+    let mut shape = ctx.shape_of(x);
     let size = shape[axis].clone();
     // Axis `axis` is where a sum ends, the one behind it what it adds up.
     let mut ends = vec![Dim::from(1); shape.len() + 1];
@@ -177,7 +304,7 @@ fn cumulative(ctx: &mut Ctx, op: BuiltinOp, none: f64) -> Out {
     let taken = ctx.builtin(if exclusive { BuiltinScalar::Lt } else { BuiltinScalar::Le }, &sides)?;
     shape.insert(axis, Dim::from(1));
     let copies = ctx.reshape(x, &shape)?;
-    let none = ctx.number(ctx.dtype_of(x), none)?;
-    let triangle = ctx.builtin(BuiltinScalar::Select, &[taken, copies, none])?;
-    Ok(vec![ctx.reduce(op, triangle, &[axis as i64 + 1], false)?.into()])
+    let one = ctx.number(ctx.dtype_of(x), 1.0)?;
+    let triangle = ctx.builtin(BuiltinScalar::Select, &[taken, copies, one])?;
+    Ok(vec![ctx.reduce(BuiltinOp::Prod, triangle, &[axis as i64 + 1], false)?.into()])
 }

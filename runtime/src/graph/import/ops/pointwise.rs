@@ -46,10 +46,11 @@ pub(in super::super) fn fold(ctx: &mut Ctx) -> Out {
     let count = ctx.inputs.len();
     ctx.arity(1, count.max(1), 1)?;
     let name = ctx.name(0)?;
-    if count == 2
-        && let Some(sym) = symbolically(ctx, name)
+    if let (Some(f), Some(syms)) = (BuiltinScalar::from_name(name), ctx.syms())
+        && let Some((first, rest)) = syms.split_first()
+        && let Some(sym) = rest.iter().try_fold(first.clone(), |all, next| symbolic::pointwise(f, &[&all, next]))
     {
-        return Ok(vec![sym]);
+        return Ok(vec![sym.into()]);
     }
     let operands = values(ctx, count)?;
     let mut all = operands[0];
@@ -119,6 +120,20 @@ pub(in super::super) fn select(ctx: &mut Ctx) -> Out {
 /// Limits from below and above, either of which may be absent.
 pub(in super::super) fn clip(ctx: &mut Ctx) -> Out {
     ctx.arity(1, 3, 1)?;
+    let single = |i: usize| !ctx.has(i) || ctx.sym(i).is_some_and(|s| s.items.len() == 1 && s.shape.len() < 2);
+    if let Some(mut sym) = ctx.sym(0).filter(|s| single(1) && single(2) && s.dtype != DType::Bool) {
+        let mut known = true;
+        for (i, f) in [(1, BuiltinScalar::Max), (2, BuiltinScalar::Min)] {
+            if let Some(limit) = ctx.sym(i) {
+                let next = limit.reshaped(vec![]).and_then(|limit| symbolic::pointwise(f, &[&sym, &limit]));
+                known &= next.is_some();
+                sym = next.unwrap_or(sym);
+            }
+        }
+        if known {
+            return Ok(vec![sym.into()]);
+        }
+    }
     let mut x = ctx.value(0)?;
     for (i, f) in [(1, BuiltinScalar::Max), (2, BuiltinScalar::Min)] {
         if let Some(limit) = ctx.maybe(i)? {
@@ -244,11 +259,12 @@ pub(in super::super) fn modulo(ctx: &mut Ctx) -> Out {
     if !truncated && ctx.since < 28 && ctx.ty(0)?.dtype.is_float() {
         return ctx.wrong("fmod must be 1 for floats");
     }
-    let natural = |i| ctx.sym(i).is_some_and(|s| s.items.iter().all(|d| d.lower_bound() >= Some(i as i64)));
-    // For natural numbers both remainders are one.
-    if (truncated || (natural(0) && natural(1)))
-        && let Some(sym) = symbolically(ctx, BuiltinScalar::Fmod.name())
-    {
+    let sym = match (truncated, ctx.sym(0), ctx.sym(1)) {
+        (true, ..) => symbolically(ctx, BuiltinScalar::Fmod.name()),
+        (false, Some(a), Some(b)) => symbolic::modulo(&a, &b).map(Bound::from),
+        _ => None,
+    };
+    if let Some(sym) = sym {
         return Ok(vec![sym]);
     }
     let (a, b) = (ctx.value(0)?, ctx.value(1)?);

@@ -6,7 +6,7 @@ use hypatia_dsl::ir::AttrValue;
 use hypatia_dsl::shape::{Dim, product};
 
 use super::super::context::{Ctx, Out, int, ints};
-use super::super::symbolic::Sym;
+use super::super::symbolic::{self, Sym};
 use crate::graph::Value;
 
 /// What is reduced: the operand, its axes, and whether they stay with size 1. `None` for axes if the
@@ -57,7 +57,7 @@ fn square(ctx: &mut Ctx, x: Value) -> Out<Value> {
     ctx.builtin(BuiltinScalar::Mul, &[x, x])
 }
 
-/// The sum or the product of a whole vector of sizes.
+/// The sum, the product or an extreme of a whole vector of sizes.
 fn symbolically(ctx: &Ctx, op: BuiltinOp) -> Out<Option<Sym>> {
     let Some(sym) = ctx.sym(0).filter(|s| s.shape.len() == 1 && s.dtype != DType::Bool) else { return Ok(None) };
     let axes = match ctx.inputs.get(1) {
@@ -69,6 +69,8 @@ fn symbolically(ctx: &Ctx, op: BuiltinOp) -> Out<Option<Sym>> {
     }
     let all = match op {
         BuiltinOp::Prod => product(&sym.items),
+        BuiltinOp::Amax => symbolic::extreme(BuiltinScalar::Max, &sym.items),
+        BuiltinOp::Amin => symbolic::extreme(BuiltinScalar::Min, &sym.items),
         _ => sym.items.iter().try_fold(Dim::from(0), |a, d| a.checked_add(d)),
     };
     let shape = if ctx.attrs.flag("keepdims", true)? { vec![1] } else { vec![] };
@@ -110,6 +112,9 @@ pub(in super::super) fn min(ctx: &mut Ctx) -> Out {
 }
 
 fn extreme(ctx: &mut Ctx, op: BuiltinOp) -> Out {
+    if let Some(s) = symbolically(ctx, op)? {
+        return Ok(vec![s.into()]);
+    }
     if ctx.ty(0)?.dtype != DType::Bool {
         return Ok(vec![plain(ctx, 18, op, same)?.into()]);
     }

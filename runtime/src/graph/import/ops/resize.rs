@@ -97,8 +97,16 @@ fn floats(ctx: &Ctx, i: usize, what: &str) -> Out<Option<Vec<f64>>> {
     }
 }
 
-/// The axes that may change, each with its scale and sizes.
-fn axes(ctx: &Ctx, shape: &[Dim]) -> Out<Vec<(usize, Axis)>> {
+/// The axes that may change: those of known size, each with its scale and sizes, and dynamic ones whose elements are
+/// repeated, each with how often.
+#[derive(Default)]
+struct Axes {
+    known: Vec<(usize, Axis)>,
+    repeated: Vec<(usize, i64)>,
+}
+
+/// Reads what becomes of each axis.
+fn axes(ctx: &Ctx, shape: &[Dim], how: &How) -> Out<Axes> {
     let named = match ctx.attrs.ints("axes")? {
         Some(a) if ctx.since >= 18 => ctx.axes(a, shape.len())?,
         _ => (0..shape.len()).collect(),
@@ -114,13 +122,24 @@ fn axes(ctx: &Ctx, shape: &[Dim]) -> Out<Vec<(usize, Axis)>> {
     if count != named.len() || region.as_ref().is_some_and(|r| r.len() != 2 * count) {
         return ctx.wrong(format!("{count} scales or sizes for {} axes", named.len()));
     }
-    let mut out = Vec::new();
+    let mut out = Axes::default();
     for (i, axis) in named.iter().enumerate() {
         if sizes.as_ref().is_some_and(|s| s[i] == shape[*axis]) || scales.as_ref().is_some_and(|s| s[i] == 1.0) {
             // A dynamic size that stays.
             if shape[*axis].as_const().is_none() {
                 continue;
             }
+        }
+        let factor = match (&scales, &sizes) {
+            (Some(s), _) => (s[i].fract() == 0.0).then_some(s[i] as i64),
+            (None, Some(s)) => s[i].div_exact(&shape[*axis]).and_then(|d| d.as_const()),
+            _ => None,
+        };
+        if let (None, Some(factor @ 1..)) = (shape[*axis].as_const(), factor)
+            && how.repeats()
+        {
+            out.repeated.push((*axis, factor));
+            continue;
         }
         let wanted = match sizes.as_ref().map(|s| s[i].as_const()) {
             Some(None) => return ctx.unsupported(format!("a resize of axis {axis} to a dynamic size")),
@@ -139,30 +158,54 @@ fn axes(ctx: &Ctx, shape: &[Dim]) -> Out<Vec<(usize, Axis)>> {
             return ctx.wrong(format!("axis {axis} of size {input} cannot be scaled by {scale}"));
         }
         let region = region.as_ref().map_or((0.0, 1.0), |r| (r[i], r[count + i]));
-        out.push((*axis, Axis { scale, input, output, region }));
+        out.known.push((*axis, Axis { scale, input, output, region }));
     }
-    if sizes.is_some() {
-        keep_aspect(ctx, &mut out)?;
+    let policy = policy(ctx)?;
+    // Scales are what they are: only sizes can be told to keep their ratio.
+    if let (Some(sizes), Some(choose)) = (&sizes, policy) {
+        if out.known.len() != sizes.len() {
+            return ctx.unsupported("one scale for all axes, of which some are dynamic");
+        }
+        keep_aspect(&mut out.known, choose);
     }
     Ok(out)
 }
 
-/// One scale for all axes, if the attribute asks for it.
-fn keep_aspect(ctx: &Ctx, axes: &mut [(usize, Axis)]) -> Out<()> {
-    let scales = axes.iter().map(|(_, a)| a.scale);
-    let scale = match ctx.attrs.text_or("keep_aspect_ratio_policy", "stretch")?.as_str() {
-        "stretch" => return Ok(()),
-        "not_larger" => scales.fold(f64::INFINITY, f64::min),
-        "not_smaller" => scales.fold(0.0, f64::max),
-        other => return ctx.wrong(format!("there is no keep_aspect_ratio_policy `{other}`")),
-    };
+/// One of two scales.
+type Choice = fn(f64, f64) -> f64;
+
+/// Which of the axes' scales is that of all; `None` if each has its own.
+fn policy(ctx: &Ctx) -> Out<Option<Choice>> {
+    // Before opset 18 there was no such attribute.
+    let name =
+        if ctx.since >= 18 { ctx.attrs.text_or("keep_aspect_ratio_policy", "stretch")? } else { "stretch".into() };
+    match name.as_str() {
+        "stretch" => Ok(None),
+        "not_larger" => Ok(Some(f64::min)),
+        "not_smaller" => Ok(Some(f64::max)),
+        other => ctx.wrong(format!("there is no keep_aspect_ratio_policy `{other}`")),
+    }
+}
+
+/// One scale for all axes.
+fn keep_aspect(axes: &mut [(usize, Axis)], choose: Choice) {
+    let Some(scale) = axes.iter().map(|(_, a)| a.scale).reduce(choose) else { return };
     for (_, a) in axes {
         (a.scale, a.output) = (scale, (scale * a.input as f64 + 0.5).floor() as i64);
     }
-    Ok(())
 }
 
 impl How {
+    /// True if a whole scale gives each element so many times, one behind the other: no position lies between two.
+    fn repeats(&self) -> bool {
+        let nearest = match self.place {
+            Place::Asymmetric => self.rounding == "floor",
+            Place::HalfPixel => self.rounding.starts_with("round"),
+            _ => false,
+        };
+        self.kind == Kind::Nearest && nearest
+    }
+
     /// Where in the operand result `i` lies; `None` outside of a cropped region.
     fn position(&self, a: &Axis, i: i64) -> Option<f64> {
         let (x, input, output) = (i as f64, a.input as f64, a.scale * a.input as f64);
@@ -260,7 +303,11 @@ pub(in super::super) fn resize(ctx: &mut Ctx) -> Out {
     if how.kind != Kind::Nearest && !dtype.is_float() {
         return ctx.unsupported(format!("interpolation of {dtype}"));
     }
-    for (axis, a) in axes(ctx, &ctx.shape_of(x))? {
+    let axes = axes(ctx, &ctx.shape_of(x), &how)?;
+    for (axis, factor) in axes.repeated {
+        x = repeated(ctx, x, axis, factor)?;
+    }
+    for (axis, a) in axes.known {
         let whole = how.place != Place::CropAndResize || a.region == (0.0, 1.0);
         if (a.scale - 1.0).abs() < 1e-9 && a.input == a.output && whole {
             continue;
@@ -271,6 +318,20 @@ pub(in super::super) fn resize(ctx: &mut Ctx) -> Out {
         x = along(ctx, x, axis, &a, &how)?;
     }
     Ok(vec![x.into()])
+}
+
+/// Each element of an axis so many times.
+fn repeated(ctx: &mut Ctx, x: Value, axis: usize, factor: i64) -> Out<Value> {
+    let (factor, mut joined) = (Dim::from(factor), ctx.shape_of(x));
+    let mut single = joined.clone();
+    single.insert(axis + 1, Dim::from(1));
+    let mut wide = single.clone();
+    wide[axis + 1] = factor.clone();
+    let Some(all) = joined[axis].checked_mul(&factor) else { return ctx.wrong("the result is too large") };
+    joined[axis] = all;
+    let x = ctx.reshape(x, &single)?;
+    let x = ctx.expand(x, &wide)?;
+    ctx.reshape(x, &joined)
 }
 
 /// Resizes one axis.

@@ -157,6 +157,9 @@ pub(in super::super) fn transpose(ctx: &mut Ctx) -> Out {
     if rank < 2 {
         return Ok(vec![ctx.bound(0)?]);
     }
+    if let Some(s) = ctx.sym(0).and_then(|s| s.transposed(&perm.iter().map(|p| *p as usize).collect::<Vec<_>>())) {
+        return Ok(vec![s.into()]);
+    }
     let x = ctx.value(0)?;
     Ok(vec![ctx.transpose(x, &perm)?.into()])
 }
@@ -189,9 +192,8 @@ pub(in super::super) fn concat(ctx: &mut Ctx) -> Out {
     let rank = ctx.ty(0)?.shape.len();
     let Some(axis) = ctx.attrs.int("axis")? else { return ctx.wrong("the axis is missing") };
     let axis = ctx.axis(axis, rank)?;
-    if axis == 0
-        && let Some(parts) = ctx.syms()
-        && let Some(s) = Sym::concat(&parts.iter().collect::<Vec<_>>())
+    if let Some(parts) = ctx.syms()
+        && let Some(s) = Sym::concat(&parts.iter().collect::<Vec<_>>(), axis)
     {
         return Ok(vec![s.into()]);
     }
@@ -206,8 +208,7 @@ pub(in super::super) fn concat(ctx: &mut Ctx) -> Out {
 pub(in super::super) fn split(ctx: &mut Ctx) -> Out {
     let count = ctx.outputs.len();
     ctx.arity(1, 2, count)?;
-    let x = ctx.value(0)?;
-    let shape = ctx.shape_of(x);
+    let shape = ctx.ty(0)?.shape;
     let axis = ctx.attrs.int_or("axis", 0)?;
     let axis = ctx.axis(axis, shape.len())?;
     let size = &shape[axis];
@@ -228,8 +229,22 @@ pub(in super::super) fn split(ctx: &mut Ctx) -> Out {
     if sizes.len() != count || negative || total.as_ref().is_none_or(|t| known_eq(t, size) == Some(false)) {
         return ctx.wrong(format!("pieces of {} for {count} outputs do not make up {size}", show_shape(&sizes)));
     }
+    if let Some(pieces) = ctx.sym(0).and_then(|s| pieces_of(&s, axis, &sizes)) {
+        return Ok(pieces.into_iter().map(Bound::from).collect());
+    }
+    let x = ctx.value(0)?;
     let pieces = ctx.builder.graph.builtin(BuiltinOp::Split, &[x], vec![int(axis as i64), dims(&sizes)])?;
     Ok(pieces.into_iter().map(Bound::from).collect())
+}
+
+/// Pieces of sizes, one behind the other.
+fn pieces_of(sym: &Sym, axis: usize, sizes: &[Dim]) -> Option<Vec<Sym>> {
+    let mut start = 0i64;
+    let mut piece = |d: &Dim| {
+        let stop = start.checked_add(d.as_const()?)?;
+        sym.slice(axis, std::mem::replace(&mut start, stop), stop, 1)
+    };
+    sizes.iter().map(&mut piece).collect()
 }
 
 /// Equal pieces; with `ragged` the last may be smaller.
@@ -279,7 +294,7 @@ pub(in super::super) fn slice(ctx: &mut Ctx) -> Out {
         }
         let known = (start.as_const(), stop.as_const());
         if let (Some(sym), (Some(a), Some(b))) = (&bound.sym, known)
-            && let Some(s) = sym.slice(a, b, steps[i])
+            && let Some(s) = sym.slice(axis, a, b, steps[i])
         {
             bound = s.into();
             continue;
@@ -367,6 +382,11 @@ pub(in super::super) fn tile(ctx: &mut Ctx) -> Out {
     let repeats = ctx.sizes(1, "the repeats")?;
     if repeats.len() != shape.len() || repeats.iter().any(|d| d.as_const().is_some_and(|c| c < 0)) {
         return ctx.wrong(format!("repeats {} for {}", show_shape(&repeats), show_shape(&shape)));
+    }
+    if let (Some(sym), Some(repeats)) = (ctx.sym(0), concrete(&repeats))
+        && let Some(s) = sym.tiled(&repeats)
+    {
+        return Ok(vec![s.into()]);
     }
     let one = Dim::from(1);
     let (mut between, mut wide, mut joined) = (Vec::new(), Vec::new(), Vec::new());

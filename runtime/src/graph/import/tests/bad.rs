@@ -11,7 +11,7 @@ use crate::graph::import::onnx::proto::{
 };
 use crate::graph::import::{Options, load_bytes};
 
-fn value(name: &str, elem: i32, dims: &[i64]) -> ValueInfoProto {
+pub(super) fn value(name: &str, elem: i32, dims: &[i64]) -> ValueInfoProto {
     let dim = |d: &i64| tensor_shape_proto::Dimension {
         value: Some(tensor_shape_proto::dimension::Value::DimValue(*d)),
         ..Default::default()

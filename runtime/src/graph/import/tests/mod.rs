@@ -5,6 +5,9 @@
 #![allow(clippy::unwrap_used)]
 
 mod bad;
+mod defaults;
+mod dynamic;
+mod masks;
 mod nodes;
 mod ops;
 

@@ -52,8 +52,23 @@ impl Status {
     }
 }
 
-fn archive() -> PathBuf {
+pub(super) fn archive() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/onnx-nodes/cases.npz")
+}
+
+/// True for operands that may decide shapes.
+fn is_shape(t: &Tensor) -> bool {
+    t.shape().len() <= 1
+}
+
+/// The model of each case, and what may have to be constants of it.
+pub(super) fn files() -> Vec<(String, Vec<u8>, BTreeMap<String, Tensor>)> {
+    let constants = |case: &Case| tensors(&case.inputs).unwrap_or_default().into_iter().filter(|(_, t)| is_shape(t));
+    let of = |(name, case): (String, Case)| {
+        let constants = constants(&case).collect();
+        (name, case.model, constants)
+    };
+    cases().into_iter().map(of).collect()
 }
 
 fn cases() -> BTreeMap<String, Case> {
@@ -126,8 +141,7 @@ fn run(name: &str, case: &Case, fixed: bool) -> Result<Status, Error> {
             };
         }
     };
-    let is_shape = |t: &Tensor| fixed && t.shape().len() <= 1;
-    let (constants, inputs): (Vec<_>, Vec<_>) = inputs.into_iter().partition(|(_, t)| is_shape(t));
+    let (constants, inputs): (Vec<_>, Vec<_>) = inputs.into_iter().partition(|(_, t)| fixed && is_shape(t));
     let shapes = inputs.iter().map(|(n, t)| (n.clone(), t.shape().to_vec())).collect();
     let options = Options { shapes, constants: constants.into_iter().collect(), ..Options::default() };
     let graph = load_bytes(&case.model, name, program(), &options)?.graph;

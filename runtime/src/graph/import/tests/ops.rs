@@ -15,14 +15,14 @@ use crate::tensor::Tensor;
 
 /// One model with its inputs and expected outputs.
 #[derive(Default)]
-struct Case {
-    model: Vec<u8>,
-    inputs: Vec<(String, Tensor)>,
-    outputs: Vec<(String, Tensor)>,
+pub(super) struct Case {
+    pub model: Vec<u8>,
+    pub inputs: Vec<(String, Tensor)>,
+    pub outputs: Vec<(String, Tensor)>,
 }
 
 /// The cases of an archive: `CASE/model`, `CASE/in:NAME`, `CASE/out:NAME`.
-fn cases(path: &Path) -> BTreeMap<String, Case> {
+pub(super) fn cases(path: &Path) -> BTreeMap<String, Case> {
     let mut cases: BTreeMap<String, Case> = BTreeMap::new();
     for (name, tensor) in npz::read(path).unwrap() {
         let (case, part) = name.split_once('/').unwrap();
@@ -75,7 +75,7 @@ fn check_optimised(name: &str, case: &Case) -> Result<(), Error> {
 }
 
 /// Imports and evaluates; what is wrong, if anything is.
-fn check(name: &str, case: &Case) -> Result<(), Error> {
+pub(super) fn check(name: &str, case: &Case) -> Result<(), Error> {
     let import = load_bytes(&case.model, name, program(), &Options::default())?;
     import.graph.validate()?;
     let results = evaluate(&import.graph, &case.inputs, Mode::Rounded)?;
