@@ -16,10 +16,12 @@ use hypatia_dsl::scalar;
 use hypatia_dsl::shape::{Dim, Shape, broadcast, product};
 use hypatia_dsl::typing::{self, TensorType};
 use indexmap::IndexSet;
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
+use smallvec::SmallVec;
 
 use super::facts::{self, NumericFacts};
 use super::language::{AttrsId, EGraph, LeafId, Node, Payload, ShapeId, TypeId};
+use crate::cpu::of_numbers;
 use crate::graph::NodeId;
 
 /// What a class stands for.
@@ -108,6 +110,8 @@ pub struct Context {
     pub uses: FxHashMap<Id, u32>,
     /// The scalar functions of tensors of the extracted candidate, by class.
     pub pointwise: FxHashMap<Id, Node>,
+    /// The classes of the extracted candidate that may stand inside pointwise work.
+    pub inner: FxHashSet<Id>,
     /// The limits of the present stage.
     pub limits: Limits,
     /// Every class that was made, merged or came to be known better, in order: what a search need not look at again is what
@@ -152,6 +156,7 @@ impl Context {
             leaves: Vec::new(),
             uses: FxHashMap::default(),
             pointwise: FxHashMap::default(),
+            inner: FxHashSet::default(),
             touched: Vec::new(),
             reconsidered: Vec::new(),
             limits: Limits { nodes: usize::MAX, deadline: Instant::now() + std::time::Duration::from_secs(3600) },
@@ -241,10 +246,13 @@ pub fn refresh_candidate(egraph: &mut EGraph) {
         let nodes = std::mem::take(&mut egraph.analysis.pointwise);
         egraph.analysis.pointwise = nodes.into_iter().map(|(id, n)| (egraph.find(id), n)).collect();
     }
+    let inner = std::mem::take(&mut egraph.analysis.inner);
+    egraph.analysis.inner = inner.into_iter().map(|id| egraph.find(id)).collect();
 }
 
 /// Puts a new candidate in the place of the last one: how often classes are used in it, and its scalar functions.
-pub fn set_candidate(context: &mut Context, uses: FxHashMap<Id, u32>, pointwise: FxHashMap<Id, Node>) {
+/// `order` has the classes that are needed, children first.
+pub fn set_candidate(context: &mut Context, order: &[Id], uses: FxHashMap<Id, u32>, pointwise: FxHashMap<Id, Node>) {
     let (old_uses, old_pointwise) = (&context.uses, &context.pointwise);
     let used = uses.iter().filter(|(id, n)| old_uses.get(id) != Some(n)).map(|(id, _)| *id);
     let unused = old_uses.keys().filter(|id| !uses.contains_key(id)).copied();
@@ -254,8 +262,44 @@ pub fn set_candidate(context: &mut Context, uses: FxHashMap<Id, u32>, pointwise:
     changed.sort_unstable();
     changed.dedup();
     context.reconsidered.extend(changed);
+    context.inner = inner(order, &uses, &pointwise);
     context.uses = uses;
     context.pointwise = pointwise;
+}
+
+/// The classes that may stand inside pointwise work: all that comes of them comes through one function further up. That is
+/// the tree of post-dominators (Cooper, Harvey and Kennedy, "A simple, fast dominance algorithm"), of functions alone.
+fn inner(order: &[Id], uses: &FxHashMap<Id, u32>, pointwise: &FxHashMap<Id, Node>) -> FxHashSet<Id> {
+    let mut consumers: FxHashMap<Id, SmallVec<[Id; 4]>> = FxHashMap::default();
+    for (class, node) in pointwise {
+        for child in &node.children {
+            let of_child = consumers.entry(*child).or_default();
+            if !of_child.contains(class) {
+                of_child.push(*class);
+            }
+        }
+    }
+    // By class: the nearest function through which all goes, and how many there are above that.
+    let mut through: FxHashMap<Id, (Id, u32)> = FxHashMap::default();
+    for class in order.iter().rev() {
+        let Some(all) = consumers.get(class).filter(|all| uses.get(class) == Some(&(all.len() as u32))) else {
+            continue;
+        };
+        let depth = |through: &FxHashMap<Id, (Id, u32)>, id: &Id| through.get(id).map_or(0, |(_, depth)| *depth);
+        let common = all[1..].iter().try_fold(all[0], |a, b| {
+            let (mut a, mut b) = (a, *b);
+            while a != b {
+                let lower = if depth(&through, &a) >= depth(&through, &b) { &mut a } else { &mut b };
+                *lower = through.get(lower)?.0;
+            }
+            Some(a)
+        });
+        if let Some(top) = common {
+            let depth = depth(&through, &top) + 1;
+            through.insert(*class, (top, depth));
+        }
+    }
+    through.into_keys().collect()
 }
 
 /// True if the op gives a tuple, whose parts are `Output` nodes.
@@ -436,15 +480,19 @@ fn scalar_facts(egraph: &EGraph, s: ScalarId, node: &Node, dtype: DType) -> Nume
     facts::apply_scalar(&egraph.analysis.program, s, &args, &same)
 }
 
-/// The value of a builtin of numbers that are known, rounded as the element type is.
+/// The value of a builtin of numbers that are known, as a run computes it.
 fn scalar_splat(egraph: &EGraph, s: ScalarId, node: &Node, from: DType, to: DType) -> Option<u64> {
     let ScalarBody::Builtin(f) = egraph.analysis.program.scalar(s).body else { return None };
     if !from.is_float() || from != to {
         return None;
     }
-    let args: Option<Vec<scalar::Value>> =
-        node.children.iter().map(|c| egraph[*c].data.value().map(scalar::Value::F)).collect();
-    let value = scalar::apply(f, &args?, scalar::Precision::F64);
+    let args = node.children.iter().map(|c| egraph[*c].data.value()).collect::<Option<Vec<f64>>>()?;
+    if f.params().iter().all(|k| *k == Kind::Number) {
+        let y = args.get(1).copied().unwrap_or(0.0);
+        return Some(of_numbers(f, to, [*args.first()?, y]).to_bits());
+    }
+    let args: Vec<scalar::Value> = args.into_iter().map(scalar::Value::F).collect();
+    let value = scalar::apply(f, &args, scalar::Precision::F64);
     Some(to.round(value.to_f64()).to_bits())
 }
 
@@ -560,6 +608,7 @@ fn op_facts(egraph: &EGraph, op: OpId, attrs: AttrsId, node: &Node, ty: &TensorT
         | BuiltinOp::Argsort
         | BuiltinOp::Split
         | BuiltinOp::Prod
+        | BuiltinOp::Cumsum
         | BuiltinOp::Argmax => unknown,
     }
 }

@@ -18,7 +18,7 @@ use hypatia_dsl::ir::{
 };
 use hypatia_dsl::shape::Dim;
 use hypatia_dsl::typing::{self, Bindings, NoFacts, TensorType};
-use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
 
 use super::Options;
 use super::analysis::{Data, Sort, class_type};
@@ -53,6 +53,9 @@ pub struct Work {
     pub write: f64,
 }
 
+/// Costs of nodes that stood in one class.
+type Known = SmallVec<[(Node, Cost); 1]>;
+
 /// The cost of nodes on a device.
 pub struct CostModel {
     program: Arc<Program>,
@@ -66,8 +69,9 @@ pub struct CostModel {
     /// Ops with an epilogue.
     takes_term: Vec<bool>,
     scalar_steps: Vec<f64>,
-    /// Costs of nodes that are not constant. What depends on more than the node's own types is not kept.
-    known: RefCell<FxHashMap<Node, Cost>>,
+    /// Costs of nodes that are not constant, by the class in which they stood. What depends on more than the node's own
+    /// types is not kept.
+    known: RefCell<Vec<Known>>,
 }
 
 impl CostModel {
@@ -106,37 +110,34 @@ impl CostModel {
 
     /// What a node of a class costs apart from its children.
     pub fn node(&self, egraph: &EGraph, class: &EClass<Node, Data>, node: &Node) -> Cost {
-        let cheap = match node.payload {
-            Payload::Leaf(_) | Payload::Splat(..) | Payload::Absent | Payload::Output(_) => true,
-            Payload::Call(_) | Payload::TermCast(_) | Payload::Acc | Payload::Lit(_) => true,
-            _ if class.data.constant => true,
-            // What a kernel makes of a term depends on all that the term's class holds.
-            Payload::Op(op, _) if !self.device.is_host() => self.takes_term[op.index()],
-            _ => false,
-        };
-        if cheap || class.data.sort == Sort::Invalid {
-            return self.fresh(egraph, class.id, node);
+        if let Some(cost) = fixed(&class.data, node) {
+            return cost;
         }
-        if let Some(cost) = self.known.borrow().get(node) {
+        // What a kernel makes of a term depends on all that the term's class holds.
+        if let Payload::Op(op, _) = node.payload
+            && !self.device.is_host()
+            && self.takes_term[op.index()]
+        {
+            return self.by_types(egraph, class.id, node);
+        }
+        let mut known = self.known.borrow_mut();
+        let at = usize::from(class.id);
+        if known.len() <= at {
+            known.resize_with(egraph.nodes().len().max(at + 1), SmallVec::new);
+        }
+        if let Some((_, cost)) = known[at].iter().find(|(n, _)| n == node) {
             return *cost;
         }
-        let cost = self.fresh(egraph, class.id, node);
-        self.known.borrow_mut().insert(node.clone(), cost);
+        let cost = self.by_types(egraph, class.id, node);
+        known[at].push((node.clone(), cost));
         cost
     }
 
-    fn fresh(&self, egraph: &EGraph, class: Id, node: &Node) -> Cost {
-        let data = &egraph[class].data;
-        if data.sort == Sort::Invalid {
-            return IMPOSSIBLE;
-        }
+    /// What a node costs by its types, and those of its operands.
+    fn by_types(&self, egraph: &EGraph, class: Id, node: &Node) -> Cost {
         match node.payload {
-            Payload::Leaf(_) | Payload::Splat(..) | Payload::Absent | Payload::Acc | Payload::Lit(_) => 0,
-            Payload::Output(_) => TRIFLE,
-            Payload::Call(_) | Payload::TermCast(_) => EPILOGUE_STEP,
+            Payload::Op(op, attrs) => self.op(egraph, class, node, op, egraph.analysis.attrs(attrs)),
             Payload::In(_) => self.bytes(class_type(egraph, node.children[0])),
-            // Computed once, when the plan is made: what is there already is better.
-            _ if data.constant => TRIFLE,
             Payload::Scalar(s) => {
                 let out = class_type(egraph, class);
                 let steps = self.scalar_steps[s.index()];
@@ -144,7 +145,7 @@ impl CostModel {
                 // Memory decides; of two functions with the same traffic the simpler one is better.
                 self.time(work, self.device.vector).saturating_add(steps as Cost)
             }
-            Payload::Op(op, attrs) => self.op(egraph, class, node, op, egraph.analysis.attrs(attrs)),
+            _ => 0,
         }
     }
 
@@ -243,6 +244,21 @@ impl CostModel {
     fn time(&self, work: Work, rate: f64) -> Cost {
         let memory = (work.read + work.write) / self.device.bandwidth;
         picoseconds((work.flops / rate).max(memory) + self.device.launch)
+    }
+}
+
+/// What a node costs whatever its types.
+fn fixed(data: &Data, node: &Node) -> Option<Cost> {
+    if data.sort == Sort::Invalid {
+        return Some(IMPOSSIBLE);
+    }
+    match node.payload {
+        Payload::Leaf(_) | Payload::Splat(..) | Payload::Absent | Payload::Acc | Payload::Lit(_) => Some(0),
+        Payload::Output(_) => Some(TRIFLE),
+        Payload::Call(_) | Payload::TermCast(_) => Some(EPILOGUE_STEP),
+        // Computed once, when the plan is made: what is there already is better.
+        Payload::Op(..) | Payload::Scalar(_) if data.constant => Some(TRIFLE),
+        Payload::In(_) | Payload::Op(..) | Payload::Scalar(_) => None,
     }
 }
 

@@ -91,6 +91,13 @@ impl fmt::Display for WhyNot {
             Verdict::CostLost { with, without } if (with - without).abs() < 0.005 => {
                 writeln!(f, "{rule} matched{at}, but gains nothing: {with:.2} us with it and without it")?;
             }
+            Verdict::CostLost { with, without } if with < without => {
+                writeln!(
+                    f,
+                    "{rule} matched{at} and would gain, {with:.2} us with it, {without:.2} us without, but a ruleset was cut short \
+                     before it could: `hypatia explain` tells which, and why"
+                )?;
+            }
             Verdict::CostLost { with, without } => {
                 writeln!(f, "{rule} matched{at}, but the cost lost: {with:.2} us with it, {without:.2} us without")?;
             }
@@ -418,6 +425,13 @@ impl Asker<'_, '_> {
             let facts = MatchFacts { egraph, slots: &m.slots, device: None };
             let value = typing::eval(leaf, &m.values, &facts);
             let value = value.map_or("is not known".to_string(), |v| format!("is {}", show_value(&v)));
+            let value = match leaf {
+                // Uses are counted on the graph that is the best so far.
+                AExpr::Fact(hypatia_dsl::ir::Fact::Uses, _) if value == "is not known" => {
+                    "is 0 in the graph chosen so far".to_string()
+                }
+                _ => value,
+            };
             let line = match leaf {
                 AExpr::Fact(_, v) => {
                     let what = m.class(*v).map_or("absent".to_string(), |id| self.describe(id));

@@ -13,78 +13,7 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap};
 
-/// A node of a class.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Candidate {
-    /// What it costs by itself.
-    pub cost: u64,
-    /// Classes that it needs, each once.
-    pub children: Vec<usize>,
-}
-
-/// Classes, their nodes, and what is wanted.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Problem {
-    /// Nodes by class.
-    pub classes: Vec<Vec<Candidate>>,
-    /// Classes that must be given.
-    pub roots: Vec<usize>,
-}
-
-/// A node for each class; classes that cannot be given have none.
-pub type Choice = Vec<Option<usize>>;
-
-/// Costs at or above this count as impossible.
-const IMPOSSIBLE: u64 = u64::MAX / 4;
-
-impl Problem {
-    /// What a choice costs: the nodes that the roots need, each once. `None` if a root is not given or the choice is cyclic.
-    pub fn cost(&self, choice: &Choice) -> Option<u64> {
-        let order = self.order(choice)?;
-        Some(order.iter().filter_map(|c| choice[*c].map(|n| self.classes[*c][n].cost)).fold(0, u64::saturating_add))
-    }
-
-    /// Classes that the roots need under a choice, children first. `None` if it is cyclic or not complete.
-    pub fn order(&self, choice: &Choice) -> Option<Vec<usize>> {
-        #[derive(Clone, Copy, PartialEq)]
-        enum Mark {
-            New,
-            Open,
-            Done,
-        }
-        let mut marks = vec![Mark::New; self.classes.len()];
-        let mut order = Vec::new();
-        let mut stack: Vec<(usize, usize)> = Vec::new();
-        for root in &self.roots {
-            if marks[*root] == Mark::New {
-                marks[*root] = Mark::Open;
-                stack.push((*root, 0));
-            }
-            while let Some((class, next)) = stack.last_mut() {
-                let children = &self.classes[*class][choice[*class]?].children;
-                match children.get(*next) {
-                    Some(child) => {
-                        *next += 1;
-                        match marks[*child] {
-                            Mark::Open => return None,
-                            Mark::Done => {}
-                            Mark::New => {
-                                marks[*child] = Mark::Open;
-                                stack.push((*child, 0));
-                            }
-                        }
-                    }
-                    None => {
-                        marks[*class] = Mark::Done;
-                        order.push(*class);
-                        stack.pop();
-                    }
-                }
-            }
-        }
-        Some(order)
-    }
-}
+use super::problem::{Candidate, Choice, IMPOSSIBLE, Problem};
 
 /// The best choice found; `None` if a root cannot be given. `start` is a choice to be no worse than.
 pub fn extract(problem: &Problem, start: Option<&Choice>) -> Option<Choice> {
@@ -98,7 +27,7 @@ pub fn extract(problem: &Problem, start: Option<&Choice>) -> Option<Choice> {
             best = Some((cost, choice));
         }
     };
-    if problem.roots.iter().any(|r| first[*r].is_none()) {
+    if problem.roots.iter().any(|r| first[*r as usize].is_none()) {
         return None;
     }
     let mut flow = Search::new(problem, &users, first.clone(), order.clone());
@@ -132,70 +61,88 @@ pub fn refine(problem: &Problem, start: &Choice) -> Option<Choice> {
 }
 
 /// For every class the node of least tree cost, and the order in which the classes were settled.
-fn by_tree_cost(problem: &Problem, users: &Users) -> (Choice, Vec<usize>) {
-    settle(problem, users, vec![None; problem.classes.len()], Vec::new())
+fn by_tree_cost(problem: &Problem, users: &Users) -> (Choice, Vec<u32>) {
+    settle(problem, users, vec![None; problem.len()], Vec::new())
 }
 
 /// A choice for the needed classes, extended to all others by tree cost.
-fn completed(problem: &Problem, users: &Users, start: &Choice) -> Option<(Choice, Vec<usize>)> {
+fn completed(problem: &Problem, users: &Users, start: &Choice) -> Option<(Choice, Vec<u32>)> {
     let order = problem.order(start)?;
-    let mut choice = vec![None; problem.classes.len()];
-    order.iter().for_each(|c| choice[*c] = start[*c]);
+    let mut choice = vec![None; problem.len()];
+    order.iter().for_each(|c| choice[*c as usize] = start[*c as usize]);
     let needed = order.len();
-    let (choice, mut order) = settle(problem, users, choice, order);
+    let (choice, order) = settle(problem, users, choice, order);
     // What is not needed stands right behind the last that it needs: near to those that may come to use it.
-    let mut place: Vec<(usize, usize)> = vec![(0, 0); problem.classes.len()];
-    for (i, class) in order.iter().enumerate() {
-        let below = || choice[*class].map(|n| &problem.classes[*class][n].children);
-        place[*class] = match i < needed {
-            true => (i, 0),
-            false => (below().into_iter().flatten().map(|c| place[*c].0).max().unwrap_or(0), i),
-        };
+    let mut place: Vec<u32> = vec![0; problem.len()];
+    order[..needed].iter().zip(0..).for_each(|(class, i)| place[*class as usize] = i);
+    let mut behind = vec![0u32; needed + 1];
+    for class in &order[needed..] {
+        let below = problem.chosen(&choice, *class as usize).map_or(&[][..], |n| problem.children(n));
+        let last = below.iter().map(|c| place[*c as usize]).max().unwrap_or(0);
+        place[*class as usize] = last;
+        behind[last as usize] += 1;
     }
-    order.sort_unstable_by_key(|c| place[*c]);
-    Some((choice, order))
+    // Sorted by place: each needed class, and all that stands behind it, in the order in which it was settled.
+    let mut next: Vec<u32> = Vec::with_capacity(needed + 1);
+    let mut at = 0;
+    for (i, n) in behind.iter().enumerate() {
+        next.push(at + u32::from(i < needed));
+        at += n + u32::from(i < needed);
+    }
+    let mut sorted = vec![0; order.len()];
+    for (i, class) in order.iter().enumerate() {
+        let place = place[*class as usize] as usize;
+        if i < needed {
+            sorted[next[place] as usize - 1] = *class;
+        } else {
+            sorted[next[place] as usize] = *class;
+            next[place] += 1;
+        }
+    }
+    Some((choice, sorted))
 }
 
 /// Knuth's generalisation of Dijkstra's algorithm: classes are settled cheapest first, each by a node whose children
 /// are settled already. Those in `order` are settled from the start.
-fn settle(problem: &Problem, users: &Users, mut choice: Choice, mut order: Vec<usize>) -> (Choice, Vec<usize>) {
-    let n = problem.classes.len();
+fn settle(problem: &Problem, users: &Users, mut choice: Choice, mut order: Vec<u32>) -> (Choice, Vec<u32>) {
     // Tree costs are exponential in depth: floats, whose bits order as they do while they are not negative.
     let key = f64::to_bits;
     // Of all nodes, those of a class together.
-    let mut first: Vec<usize> = Vec::with_capacity(n);
-    let mut missing: Vec<u32> = Vec::with_capacity(2 * n);
-    let mut total: Vec<f64> = Vec::with_capacity(2 * n);
+    let mut missing: Vec<u32> = Vec::with_capacity(problem.nodes());
+    let mut total: Vec<f64> = Vec::with_capacity(problem.nodes());
     let mut heap = BinaryHeap::new();
-    for (c, nodes) in problem.classes.iter().enumerate() {
-        first.push(missing.len());
-        missing.extend(nodes.iter().map(|k| k.children.len() as u32));
-        total.extend(nodes.iter().map(|k| k.cost as f64));
-        for (i, node) in nodes.iter().enumerate() {
-            if node.children.is_empty() && choice[c].is_none() {
-                heap.push(Reverse((key(node.cost as f64), c, i)));
+    for (c, chosen) in choice.iter().enumerate() {
+        for (i, node) in problem.class(c).iter().enumerate() {
+            let children = problem.children(node).len();
+            missing.push(children as u32);
+            total.push(node.cost as f64);
+            if children == 0 && chosen.is_none() {
+                heap.push(Reverse((key(node.cost as f64), c as u32, i as u32)));
             }
         }
     }
-    let mut settled: Vec<(usize, f64)> = order.iter().map(|c| (*c, 0.0)).collect();
+    let mut settled: Vec<(u32, f64)> = order.iter().map(|c| (*c, 0.0)).collect();
     loop {
         while let Some((class, cost)) = settled.pop() {
-            for (user, i) in users.of(class) {
-                let (user, i) = (*user as usize, *i as usize);
-                let at = first[user] + i;
+            for (user, i) in users.of(class as usize) {
+                if choice[*user as usize].is_some() {
+                    continue;
+                }
+                let at = problem.range(*user as usize).start + *i as usize;
                 missing[at] -= 1;
                 total[at] += cost;
-                if missing[at] == 0 && choice[user].is_none() {
-                    heap.push(Reverse((key(total[at]), user, i)));
+                if missing[at] == 0 {
+                    heap.push(Reverse((key(total[at]), *user, *i)));
                 }
             }
         }
         let Some(Reverse((_, class, i))) = heap.pop() else { break };
-        if choice[class].is_none() && problem.classes[class][i].cost < IMPOSSIBLE {
-            let cost = total[first[class] + i];
-            choice[class] = Some(i);
+        let range = problem.range(class as usize);
+        let at = range.start + i as usize;
+        if choice[class as usize].is_none() && problem.class(class as usize)[i as usize].cost < IMPOSSIBLE {
+            choice[class as usize] = Some(i);
             order.push(class);
-            settled.push((class, cost));
+            settled.push((class, total[at]));
         }
     }
     (choice, order)
@@ -205,14 +152,16 @@ fn settle(problem: &Problem, users: &Users, mut choice: Choice, mut order: Vec<u
 struct Search<'p> {
     problem: &'p Problem,
     choice: Choice,
-    /// Position of each class in `order`; children stand before users, for all classes that have a choice.
-    position: Vec<usize>,
-    order: Vec<usize>,
+    /// Position of each class in `order`, [`NOWHERE`] without a choice; children stand before users.
+    position: Vec<u32>,
+    order: Vec<u32>,
     /// How many chosen, needed nodes (and roots) use a class.
     refs: Vec<u32>,
     users: &'p Users,
     /// The last walk that came by a class.
     marks: Vec<u32>,
+    /// Classes that a walk has still to come by: kept, as most walks are short.
+    work: Vec<u32>,
     epoch: u32,
     /// Classes that walks may still come by: what bounds the time, whatever the problem.
     effort: usize,
@@ -226,23 +175,24 @@ struct Users {
 
 impl Users {
     fn of_problem(problem: &Problem) -> Users {
-        let mut first = vec![0u32; problem.classes.len() + 1];
-        let edges = || {
-            let nodes = problem.classes.iter().enumerate();
-            nodes.flat_map(|(c, nodes)| nodes.iter().enumerate().map(move |(i, n)| (c, i, n)))
-        };
-        for (_, _, node) in edges() {
-            node.children.iter().for_each(|ch| first[ch + 1] += 1);
+        let mut first = vec![0u32; problem.len() + 1];
+        for class in 0..problem.len() {
+            for node in problem.class(class) {
+                problem.children(node).iter().for_each(|child| first[*child as usize + 1] += 1);
+            }
         }
         for i in 1..first.len() {
             first[i] += first[i - 1];
         }
         let mut next = first.clone();
         let mut list = vec![(0, 0); first.last().copied().unwrap_or(0) as usize];
-        for (c, i, node) in edges() {
-            for child in &node.children {
-                list[next[*child] as usize] = (c as u32, i as u32);
-                next[*child] += 1;
+        for class in 0..problem.len() {
+            for (i, node) in problem.class(class).iter().enumerate() {
+                for child in problem.children(node) {
+                    let next = &mut next[*child as usize];
+                    list[*next as usize] = (class as u32, i as u32);
+                    *next += 1;
+                }
             }
         }
         Users { first, list }
@@ -253,6 +203,8 @@ impl Users {
     }
 }
 
+/// The position of a class that has no choice.
+const NOWHERE: u32 = u32::MAX;
 /// Passes at most of each kind; each stops earlier when it changes nothing.
 const SWEEPS: usize = 12;
 /// Classes that the walks of one search come by at most, and so many more for each class of the problem: some ten times
@@ -263,10 +215,10 @@ const EFFORT_OF_CLASS: usize = 100;
 const MAX_JOINT: usize = 64;
 
 impl<'p> Search<'p> {
-    fn new(problem: &'p Problem, users: &'p Users, choice: Choice, order: Vec<usize>) -> Search<'p> {
-        let n = problem.classes.len();
-        let mut position = vec![usize::MAX; n];
-        order.iter().enumerate().for_each(|(i, c)| position[*c] = i);
+    fn new(problem: &'p Problem, users: &'p Users, choice: Choice, order: Vec<u32>) -> Search<'p> {
+        let n = problem.len();
+        let mut position = vec![NOWHERE; n];
+        order.iter().zip(0..).for_each(|(c, i)| position[*c as usize] = i);
         let mut search = Search {
             problem,
             choice,
@@ -275,6 +227,7 @@ impl<'p> Search<'p> {
             refs: vec![0; n],
             users,
             marks: vec![0; n],
+            work: Vec::new(),
             epoch: 0,
             effort: 0,
         };
@@ -290,8 +243,8 @@ impl<'p> Search<'p> {
         }
     }
 
-    fn chosen(&self, class: usize) -> Option<&'p Candidate> {
-        self.choice[class].map(|i| &self.problem.classes[class][i])
+    fn chosen(&self, class: u32) -> Option<&'p Candidate> {
+        self.problem.chosen(&self.choice, class as usize)
     }
 
     /// Counts a step of a walk.
@@ -300,34 +253,34 @@ impl<'p> Search<'p> {
     }
 
     /// One more use of a class; what its coming to be needed costs.
-    fn reference(&mut self, class: usize) -> u64 {
+    fn reference(&mut self, class: u32) -> u64 {
         let mut added = 0u64;
-        let mut work = vec![class];
-        while let Some(c) = work.pop() {
+        self.work.push(class);
+        while let Some(c) = self.work.pop() {
             self.spend();
-            self.refs[c] += 1;
-            if self.refs[c] == 1
+            self.refs[c as usize] += 1;
+            if self.refs[c as usize] == 1
                 && let Some(node) = self.chosen(c)
             {
                 added = added.saturating_add(node.cost);
-                work.extend(&node.children);
+                self.work.extend_from_slice(self.problem.children(node));
             }
         }
         added
     }
 
     /// One use less; what its no longer being needed saves.
-    fn dereference(&mut self, class: usize) -> u64 {
+    fn dereference(&mut self, class: u32) -> u64 {
         let mut saved = 0u64;
-        let mut work = vec![class];
-        while let Some(c) = work.pop() {
+        self.work.push(class);
+        while let Some(c) = self.work.pop() {
             self.spend();
-            self.refs[c] -= 1;
-            if self.refs[c] == 0
+            self.refs[c as usize] -= 1;
+            if self.refs[c as usize] == 0
                 && let Some(node) = self.chosen(c)
             {
                 saved = saved.saturating_add(node.cost);
-                work.extend(&node.children);
+                self.work.extend_from_slice(self.problem.children(node));
             }
         }
         saved
@@ -335,105 +288,106 @@ impl<'p> Search<'p> {
 
     /// Puts another node into a class, the new one referenced before the old is dereferenced. Returns by how much the
     /// whole becomes dearer. The node must have been made legal by `make_room`.
-    fn switch(&mut self, class: usize, to: usize) -> i128 {
-        let from = self.choice[class];
-        if self.refs[class] == 0 {
-            self.choice[class] = Some(to);
+    fn switch(&mut self, class: u32, to: u32) -> i128 {
+        let from = self.chosen(class);
+        if self.refs[class as usize] == 0 {
+            self.choice[class as usize] = Some(to);
             return 0;
         }
-        let new = &self.problem.classes[class][to];
+        let new = &self.problem.class(class as usize)[to as usize];
         let mut delta = i128::from(new.cost);
-        for child in &new.children {
+        for child in self.problem.children(new) {
             delta += i128::from(self.reference(*child));
         }
-        if let Some(old) = from.map(|i| &self.problem.classes[class][i]) {
+        if let Some(old) = from {
             delta -= i128::from(old.cost);
-            for child in &old.children {
+            for child in self.problem.children(old) {
                 delta -= i128::from(self.dereference(*child));
             }
         }
-        self.choice[class] = Some(to);
+        self.choice[class as usize] = Some(to);
         delta
     }
 
     /// Moves whatever the node needs before the class in the order (Pearce and Kelly): only the late needs and the users of
     /// the class among them change places. False, and nothing changed, if the class is itself needed for it.
-    fn make_room(&mut self, class: usize, node: usize) -> bool {
-        let at = self.position[class];
-        let children = &self.problem.classes[class][node].children;
-        if at == usize::MAX || children.iter().any(|c| self.choice[*c].is_none() || *c == class) {
+    fn make_room(&mut self, class: u32, node: u32) -> bool {
+        let at = self.position[class as usize];
+        let children = self.problem.children(&self.problem.class(class as usize)[node as usize]);
+        if at == NOWHERE || children.iter().any(|c| self.choice[*c as usize].is_none() || *c == class) {
             return false;
         }
-        let Some(last) = children.iter().map(|c| self.position[*c]).filter(|p| *p > at).max() else { return true };
+        let positions = children.iter().map(|c| self.position[*c as usize]);
+        let Some(last) = positions.filter(|p| *p > at).max() else { return true };
         self.epoch += 1;
         // All that the late children need and that stands behind the class.
-        let mut needed: Vec<usize> = Vec::new();
-        let mut work: Vec<usize> = children.iter().copied().filter(|c| self.position[*c] > at).collect();
+        let mut needed: Vec<u32> = Vec::new();
+        let mut work: Vec<u32> = children.iter().copied().filter(|c| self.position[*c as usize] > at).collect();
         while let Some(c) = work.pop() {
             if c == class {
                 return false;
             }
-            if self.position[c] > at && self.mark(c) {
-                needed.push(self.position[c]);
-                work.extend(self.chosen(c).into_iter().flat_map(|n| n.children.iter().copied()));
+            if self.position[c as usize] > at && self.mark(c) {
+                needed.push(self.position[c as usize]);
+                work.extend(self.chosen(c).into_iter().flat_map(|n| self.problem.children(n)));
             }
         }
         // The class, and all that needs it and stands before the last of them.
-        let mut users: Vec<usize> = Vec::new();
+        let mut users: Vec<u32> = Vec::new();
         work.push(class);
         while let Some(c) = work.pop() {
             if !self.mark(c) {
                 continue;
             }
-            users.push(self.position[c]);
-            for (user, node) in self.users.of(c) {
-                let (user, node) = (*user as usize, *node as usize);
-                if self.choice[user] == Some(node) && self.position[user] <= last {
-                    work.push(user);
+            users.push(self.position[c as usize]);
+            for (user, node) in self.users.of(c as usize) {
+                if self.choice[*user as usize] == Some(*node) && self.position[*user as usize] <= last {
+                    work.push(*user);
                 }
             }
         }
         needed.sort_unstable();
         users.sort_unstable();
-        let moved: Vec<usize> = needed.iter().chain(&users).map(|p| self.order[*p]).collect();
+        let moved: Vec<u32> = needed.iter().chain(&users).map(|p| self.order[*p as usize]).collect();
         let mut places = needed;
         places.append(&mut users);
         places.sort_unstable();
         for (place, c) in places.into_iter().zip(moved) {
-            self.order[place] = c;
-            self.position[c] = place;
+            self.order[place as usize] = c;
+            self.position[c as usize] = place;
         }
         true
     }
 
     /// Marks a class in the present walk; false if it was.
-    fn mark(&mut self, class: usize) -> bool {
+    fn mark(&mut self, class: u32) -> bool {
         self.spend();
-        let new = self.marks[class] != self.epoch;
-        self.marks[class] = self.epoch;
+        let new = self.marks[class as usize] != self.epoch;
+        self.marks[class as usize] = self.epoch;
         new
     }
 
     /// Passes in which a child's cost is split among its estimated users.
     fn area_flow_passes(&mut self) {
-        let n = self.problem.classes.len();
+        let n = self.problem.len();
         let mut estimate: Vec<f64> = self.refs.iter().map(|r| f64::from((*r).max(1))).collect();
         for _ in 0..4 {
             let mut flow = vec![f64::INFINITY; n];
             let mut changed = false;
-            for class in self.order.clone() {
-                let nodes = &self.problem.classes[class];
-                let value = |s: &Search<'_>, i: usize| {
-                    nodes[i].children.iter().fold(nodes[i].cost as f64, |sum, c| {
+            for at in 0..self.order.len() {
+                let class = self.order[at] as usize;
+                let nodes = self.problem.class(class);
+                let value = |s: &Search<'_>, node: &Candidate| {
+                    s.problem.children(node).iter().fold(node.cost as f64, |sum, c| {
                         // A class behind this one has no flow yet: it is not used in this pass.
-                        let late = s.position[*c] >= s.position[class];
-                        if late { f64::INFINITY } else { sum + flow[*c] / estimate[*c] }
+                        let late = s.position[*c as usize] >= at as u32;
+                        if late { f64::INFINITY } else { sum + flow[*c as usize] / estimate[*c as usize] }
                     })
                 };
-                let present = self.choice[class].map_or(f64::INFINITY, |i| value(self, i));
+                let present = self.choice[class].map_or(f64::INFINITY, |i| value(self, &nodes[i as usize]));
                 let mut best = (present, self.choice[class]);
-                for (i, node) in nodes.iter().enumerate() {
-                    let v = value(self, i);
+                for (node, i) in nodes.iter().zip(0..) {
+                    let v = value(self, node);
                     if v < best.0 && node.cost < IMPOSSIBLE {
                         best = (v, Some(i));
                     }
@@ -465,11 +419,14 @@ impl<'p> Search<'p> {
 
     fn exact_pass(&mut self) -> bool {
         let mut any = false;
+        let mut order = Vec::new();
         for _ in 0..SWEEPS {
             let mut changed = false;
-            for class in self.order.clone() {
-                if self.effort > 0 && self.refs[class] > 0 && self.problem.classes[class].len() > 1 {
-                    changed |= self.improve_class(class);
+            order.clone_from(&self.order);
+            for class in &order {
+                let at = *class as usize;
+                if self.effort > 0 && self.refs[at] > 0 && self.problem.class(at).len() > 1 {
+                    changed |= self.improve_class(*class);
                 }
             }
             any |= changed;
@@ -481,41 +438,44 @@ impl<'p> Search<'p> {
     }
 
     /// What the present node of a needed class costs, with all that nothing else needs; `limit` if it is that or more.
-    fn worth(&mut self, class: usize, limit: u64) -> u64 {
+    fn worth(&mut self, class: u32, limit: u64) -> u64 {
         let Some(node) = self.chosen(class) else { return limit };
         let mut saved = node.cost;
-        let mut dropped = Vec::new();
-        let mut work: Vec<usize> = node.children.clone();
-        while let Some(c) = work.pop() {
-            if saved >= limit {
-                break;
-            }
+        // A queue, whose entries lose a use when they are reached.
+        let mut work = std::mem::take(&mut self.work);
+        work.extend_from_slice(self.problem.children(node));
+        let mut reached = 0;
+        while saved < limit
+            && let Some(c) = work.get(reached).copied()
+        {
             self.spend();
-            self.refs[c] -= 1;
-            dropped.push(c);
-            if self.refs[c] == 0
+            reached += 1;
+            self.refs[c as usize] -= 1;
+            if self.refs[c as usize] == 0
                 && let Some(node) = self.chosen(c)
             {
                 saved = saved.saturating_add(node.cost);
-                work.extend(&node.children);
+                work.extend_from_slice(self.problem.children(node));
             }
         }
-        dropped.into_iter().for_each(|c| self.refs[c] += 1);
+        work[..reached].iter().for_each(|c| self.refs[*c as usize] += 1);
+        work.clear();
+        self.work = work;
         saved.min(limit)
     }
 
-    fn improve_class(&mut self, class: usize) -> bool {
-        let nodes = &self.problem.classes[class];
+    fn improve_class(&mut self, class: u32) -> bool {
+        let nodes = self.problem.class(class as usize);
         let possible = nodes.iter().map(|n| n.cost).filter(|c| *c < IMPOSSIBLE);
         let limit = possible.max().map_or(0, |c| c + 1);
         let mut improved = false;
         let mut present = self.worth(class, limit);
-        for (to, node) in nodes.iter().enumerate() {
+        for (node, to) in nodes.iter().zip(0..) {
             // A node that costs more by itself than all that the present one needs alone cannot be better.
-            if Some(to) == self.choice[class] || node.cost >= IMPOSSIBLE || node.cost >= present {
+            if Some(to) == self.choice[class as usize] || node.cost >= IMPOSSIBLE || node.cost >= present {
                 continue;
             }
-            let before = self.choice[class];
+            let before = self.choice[class as usize];
             if !self.make_room(class, to) {
                 continue;
             }
@@ -534,14 +494,13 @@ impl<'p> Search<'p> {
     /// For each class that several could use: switch them all to it, keep what is cheaper.
     fn joint_moves(&mut self) -> bool {
         let mut any = false;
-        for shared in 0..self.problem.classes.len() {
-            let users = self.users.of(shared);
+        for shared in 0..self.problem.len() {
             // Switching is worth a thought only if two that are needed do not use it yet.
             let idle = |(class, node): &&(u32, u32)| {
-                self.refs[*class as usize] > 0 && self.choice[*class as usize] != Some(*node as usize)
+                self.refs[*class as usize] > 0 && self.choice[*class as usize] != Some(*node)
             };
             let possible = self.effort > 0 && self.choice[shared].is_some();
-            if possible && users.iter().filter(idle).nth(1).is_some() {
+            if possible && self.users.of(shared).iter().filter(idle).nth(1).is_some() {
                 any |= self.joint_move(shared);
             }
         }
@@ -549,21 +508,22 @@ impl<'p> Search<'p> {
     }
 
     fn joint_move(&mut self, shared: usize) -> bool {
-        let mut undo: Vec<(usize, usize)> = Vec::new();
+        let mut undo: Vec<(u32, u32)> = Vec::new();
         let mut delta = 0i128;
         let mut seen = BTreeSet::new();
         for (class, node) in self.users.of(shared).iter().take(MAX_JOINT) {
-            let (class, node) = (*class as usize, *node as usize);
-            let Some(from) = self.choice[class] else { continue };
-            if self.refs[class] == 0 || from == node || !seen.insert(class) {
+            let Some(from) = self.chosen(*class) else { continue };
+            let before = self.choice[*class as usize];
+            if self.refs[*class as usize] == 0 || before == Some(*node) || !seen.insert(*class) {
                 continue;
             }
-            let uses_it = self.problem.classes[class][from].children.contains(&shared);
-            if uses_it || self.problem.classes[class][node].cost >= IMPOSSIBLE || !self.make_room(class, node) {
+            let uses_it = self.problem.children(from).contains(&(shared as u32));
+            let dear = self.problem.class(*class as usize)[*node as usize].cost >= IMPOSSIBLE;
+            if uses_it || dear || !self.make_room(*class, *node) {
                 continue;
             }
-            delta += self.switch(class, node);
-            undo.push((class, from));
+            delta += self.switch(*class, *node);
+            undo.extend(before.map(|from| (*class, from)));
         }
         // Users of the shared class may have made each other needless: drop what gained nothing, in reverse.
         if undo.len() >= 2 && delta < 0 {
@@ -584,13 +544,26 @@ mod tests {
     use super::*;
     use rand::{Rng, SeedableRng};
 
-    fn node(cost: u64, children: &[usize]) -> Candidate {
-        Candidate { cost, children: children.to_vec() }
+    /// Costs and children of nodes.
+    type Nodes = Vec<(u64, Vec<u32>)>;
+
+    fn problem(classes: &[Nodes], roots: &[u32]) -> Problem {
+        let mut p = Problem::default();
+        p.roots = roots.to_vec();
+        for nodes in classes {
+            nodes.iter().for_each(|(cost, children)| p.add_node(*cost, children.iter().copied()));
+            p.end_class();
+        }
+        p
+    }
+
+    fn node(cost: u64, children: &[u32]) -> (u64, Vec<u32>) {
+        (cost, children.to_vec())
     }
 
     /// The cheapest choice by trying all.
     fn brute_force(p: &Problem) -> Option<u64> {
-        fn go(p: &Problem, todo: &mut Vec<usize>, choice: &mut Choice, cost: u64, best: &mut Option<u64>) {
+        fn go(p: &Problem, todo: &mut Vec<u32>, choice: &mut Choice, cost: u64, best: &mut Option<u64>) {
             if best.is_some_and(|b| cost >= b) {
                 return;
             }
@@ -600,48 +573,47 @@ mod tests {
                 }
                 return;
             };
-            if choice[class].is_some() {
+            if choice[class as usize].is_some() {
                 go(p, todo, choice, cost, best);
             } else {
-                for (i, n) in p.classes[class].iter().enumerate() {
-                    choice[class] = Some(i);
+                for (n, i) in p.class(class as usize).iter().zip(0..) {
+                    choice[class as usize] = Some(i);
                     let len = todo.len();
-                    todo.extend(&n.children);
+                    todo.extend(p.children(n));
                     let saved = todo.clone();
                     go(p, todo, choice, cost + n.cost, best);
                     *todo = saved;
                     todo.truncate(len);
                 }
-                choice[class] = None;
+                choice[class as usize] = None;
             }
             todo.push(class);
         }
         let mut best = None;
-        go(p, &mut p.roots.clone(), &mut vec![None; p.classes.len()], 0, &mut best);
+        go(p, &mut p.roots.clone(), &mut vec![None; p.len()], 0, &mut best);
         best
     }
 
     fn random(rng: &mut impl Rng) -> Problem {
         let n = rng.random_range(4..11);
-        let classes = (0..n)
+        let classes: Vec<Nodes> = (0..n)
             .map(|c| {
-                let mut nodes: Vec<Candidate> = (0..rng.random_range(1..4))
+                let mut nodes: Nodes = (0..rng.random_range(1..4))
                     .map(|_| {
-                        let mut children: Vec<usize> =
-                            (0..rng.random_range(0..4)).map(|_| rng.random_range(0..n)).filter(|x| *x != c).collect();
-                        children.sort();
-                        children.dedup();
-                        Candidate { cost: rng.random_range(1..30), children }
+                        // Some children twice: they are paid once.
+                        let any = (0..rng.random_range(0..4)).map(|_| rng.random_range(0..n));
+                        let children: Vec<u32> = any.filter(|x| *x != c).collect();
+                        (rng.random_range(1..30), children)
                     })
                     .collect();
                 if c < 2 {
-                    nodes.push(Candidate { cost: rng.random_range(1..60), children: vec![] });
+                    nodes.push((rng.random_range(1..60), vec![]));
                 }
                 nodes
             })
             .collect();
-        let roots = (0..rng.random_range(1..4)).map(|_| rng.random_range(0..n)).collect::<BTreeSet<_>>();
-        Problem { classes, roots: roots.into_iter().collect() }
+        let roots: BTreeSet<u32> = (0..rng.random_range(1..4)).map(|_| rng.random_range(0..n)).collect();
+        problem(&classes, &roots.into_iter().collect::<Vec<_>>())
     }
 
     #[test]
@@ -675,7 +647,7 @@ mod tests {
         let mut rng = rand_chacha::ChaCha8Rng::seed_from_u64(11);
         for _ in 0..300 {
             let p = random(&mut rng);
-            let choice: Choice = p.classes.iter().map(|c| Some(rng.random_range(0..c.len()))).collect();
+            let choice: Choice = (0..p.len()).map(|c| Some(rng.random_range(0..p.class(c).len() as u32))).collect();
             let Some(cost) = p.cost(&choice) else { continue };
             let found = p.cost(&extract(&p, Some(&choice)).unwrap()).unwrap();
             assert!(found <= cost);
@@ -685,16 +657,8 @@ mod tests {
     #[test]
     fn pays_shared_work_once() {
         // Two outputs of one dear product: class 1 is shared; each user has an alternative that is cheaper alone.
-        let p = Problem {
-            classes: vec![
-                vec![node(0, &[])],
-                vec![node(100, &[0])],
-                vec![node(1, &[1]), node(80, &[0])],
-                vec![node(1, &[1]), node(80, &[0])],
-                vec![node(1, &[1]), node(80, &[0])],
-            ],
-            roots: vec![2, 3, 4],
-        };
+        let user = || vec![node(1, &[1]), node(80, &[0])];
+        let p = problem(&[vec![node(0, &[])], vec![node(100, &[0])], user(), user(), user()], &[2, 3, 4]);
         assert_eq!(p.cost(&extract(&p, None).unwrap()), Some(103));
     }
 
@@ -705,7 +669,7 @@ mod tests {
         for i in 0..300 {
             classes.push(vec![node(3, &[i]), node(2, &[i]), node(4, &[i])]);
         }
-        let p = Problem { roots: vec![300], classes };
+        let p = problem(&classes, &[300]);
         assert_eq!(p.cost(&extract(&p, None).unwrap()), Some(605));
     }
 }

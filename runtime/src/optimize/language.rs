@@ -99,6 +99,26 @@ pub enum Discriminant {
     TermCast,
 }
 
+impl Discriminant {
+    /// Its place in a table of all discriminants of programs with so many ops and scalars.
+    pub fn place(self, ops: usize, scalars: usize) -> usize {
+        use Discriminant::*;
+        match self {
+            Leaf => 0,
+            Splat => 1,
+            Absent => 2,
+            Output => 3,
+            Acc => 4,
+            In => 5,
+            Lit => 6,
+            TermCast => 7,
+            Op(op) => 8 + op.index(),
+            Scalar(s) => 8 + ops + s.index(),
+            Call(s) => 8 + ops + scalars + s.index(),
+        }
+    }
+}
+
 impl Payload {
     /// What the classes that hold such a node are looked up by.
     pub fn discriminant(self) -> Discriminant {

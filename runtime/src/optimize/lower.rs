@@ -33,8 +33,9 @@ pub struct Entered {
     splats: FxHashMap<Payload, NodeId>,
 }
 
-/// Larger constants are not read for facts of their elements.
-const MAX_FACT_BYTES: usize = 1 << 22;
+/// Larger constants, weights, are not read for facts of their elements: guards ask of numbers and vectors, and reading all
+/// weights takes as long as a third of an optimisation.
+const MAX_FACT_BYTES: usize = 64 << 10;
 
 fn internal(message: impl Into<String>) -> Error {
     Error::Internal(message.into())

@@ -325,6 +325,12 @@ pub fn heads(program: &Program, pat: &Pat, terms: bool, out: &mut Option<Vec<Dis
     }
 }
 
+/// True for a node that needs its own class, such as `x + 0` once it is one with `x`: no graph can have it, and what would be
+/// said through it could be said again of the result, for ever.
+fn is_circular(node: &Node, class: Id) -> bool {
+    node.children.contains(&class)
+}
+
 /// What the classes that hold such a node are looked up by; `None` if they may hold any.
 fn head_discriminant(program: &Program, head: Head, terms: bool) -> Option<Discriminant> {
     Some(match head {
@@ -618,7 +624,7 @@ impl<'r, 'e> Matcher<'r, 'e, '_> {
     fn written(&mut self, n: &'r NodePat, class: Id, context: Position, next: &Goals<'r>) -> Flow {
         let egraph = self.egraph;
         let mut met = false;
-        for node in &egraph[class].nodes {
+        for node in egraph[class].nodes.iter().filter(|n| !is_circular(n, class)) {
             let (node, op_class) = match (node.payload, n.head) {
                 // A result of an op with several: the op's own nodes are in the child's class.
                 (Payload::Output(i), Head::Op(_)) if i == n.output => {

@@ -16,6 +16,7 @@ pub mod facts;
 pub mod language;
 pub mod lower;
 pub mod matcher;
+pub mod problem;
 pub mod report;
 pub mod rewrites;
 pub mod saturate;

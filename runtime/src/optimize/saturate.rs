@@ -50,16 +50,18 @@ impl Budget {
         }
     }
 
-    /// A ruleset's own budget for a graph of `nodes` nodes, within the limits of the whole run.
-    pub fn of(ruleset: &RuleSetDef, nodes: usize, all: &Budget) -> Budget {
+    /// A ruleset's own budget for a graph of `nodes` nodes, within the limits of the whole run. The e-graph has `present`
+    /// nodes, of which earlier stages of that ruleset added `added`: what others added is not counted against it.
+    pub fn of(ruleset: &RuleSetDef, nodes: usize, present: usize, added: usize, all: &Budget) -> Budget {
         let (fixed, per_node) = ruleset.nodes;
         let own = fixed.saturating_add(per_node.saturating_mul(nodes as u64));
         // A ruleset without a budget of its own gets one that no sound ruleset needs.
         let own = if own == 0 { 1000 + 200 * nodes as u64 } else { own };
+        let own = usize::try_from(own).unwrap_or(usize::MAX).saturating_sub(added).saturating_add(present);
         let time = if ruleset.time_ms == 0 { 10_000 } else { ruleset.time_ms };
         Budget {
             iterations: ruleset.iterations,
-            nodes: all.nodes.min(usize::try_from(own).unwrap_or(usize::MAX)),
+            nodes: all.nodes.min(own),
             memory: all.memory,
             rebuilt: all.rebuilt,
             steps: all.steps,
@@ -119,14 +121,14 @@ impl Rejections {
         self.by_rule.entry(rule).or_insert((0, reason)).0 += 1;
     }
 
-    /// One line a rule, in the rules' order.
-    pub fn lines(&self, name: impl Fn(RuleId) -> String) -> Vec<String> {
+    /// One line a rule that has a name, in the rules' order.
+    pub fn lines(&self, name: impl Fn(RuleId) -> Option<String>) -> Vec<String> {
         let mut all: Vec<_> = self.by_rule.iter().collect();
         all.sort_by_key(|(id, _)| **id);
         all.iter()
-            .map(|(id, (n, reason))| {
+            .filter_map(|(id, (n, reason))| {
                 let times = if *n == 1 { "once".to_string() } else { format!("{n} times") };
-                format!("{} matched but was not applied, {times}: {reason}", name(**id))
+                Some(format!("{} matched but was not applied, {times}: {reason}", name(**id)?))
             })
             .collect()
     }
@@ -135,7 +137,8 @@ impl Rejections {
 /// Searches that are cut short without finding anything new, one after the other, before a stage gives up.
 const MAX_IDLE_SEARCHES: usize = 20;
 
-/// Runs the rules until nothing changes or a budget is used up.
+/// Runs the rules until nothing changes or a budget is used up. Rules about any pointwise work wait until no other rule
+/// changes anything: what single steps build is theirs.
 pub fn run(
     egraph: &mut EGraph,
     rules: &[&CompiledRule],
@@ -148,6 +151,8 @@ pub fn run(
     egraph.analysis.limits.deadline = budget.deadline;
     let mut ran = Ran { iterations: 0, fired: 0, stop: Stop::Saturated, steps: 0 };
     let (mut idle, mut rebuilt) = (0, 0);
+    let (steps, whole): (Vec<&CompiledRule>, Vec<&CompiledRule>) = rules.iter().partition(|r| !r.prepared().any_work);
+    let mut of_work = steps.is_empty();
     loop {
         if let Some(stop) = over(egraph, budget, &ran, rebuilt) {
             ran.stop = stop;
@@ -156,10 +161,11 @@ pub fn run(
         ran.iterations += 1;
         rebuilt += egraph.total_size();
         let log = (egraph.analysis.touched.len(), egraph.analysis.reconsidered.len());
-        let Searched { found, capped, mut stop, steps } = search_all(egraph, rules, budget, seen, ran.steps);
+        let (now, seen_now) = if of_work { (&whole, &mut seen.whole) } else { (&steps, &mut seen.steps) };
+        let Searched { found, capped, mut stop, steps } = search_all(egraph, now, budget, *seen_now, ran.steps);
         ran.steps += steps;
         // What was searched whole need not be searched again.
-        seen.log = (!capped && stop.is_none()).then_some(log);
+        *seen_now = (!capped && stop.is_none()).then_some(log);
         let mut changed = 0;
         for (i, (rule, m)) in found.iter().enumerate() {
             if stop.is_some() || (i % 64 == 0 && Instant::now() >= budget.deadline) {
@@ -196,13 +202,18 @@ pub fn run(
         ran.fired += changed;
         if let Some(stop) = stop {
             ran.stop = stop;
-            seen.log = None;
+            *seen = Seen::default();
             break;
         }
         idle = if changed == 0 && capped { idle + 1 } else { 0 };
         if changed == 0 && !capped {
-            break;
+            if of_work || whole.is_empty() {
+                break;
+            }
+            of_work = true;
+            continue;
         }
+        of_work &= changed == 0;
         if idle > MAX_IDLE_SEARCHES {
             ran.stop = Stop::Search;
             break;
@@ -231,9 +242,11 @@ fn over(egraph: &EGraph, budget: &Budget, ran: &Ran, rebuilt: usize) -> Option<S
 /// How far a set of rules has looked.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Seen {
-    /// The lengths of the logs of touched and of reconsidered classes at the last search of all rules; `None` where not all
-    /// was searched.
-    pub log: Option<(usize, usize)>,
+    /// The lengths of the logs of touched and of reconsidered classes at the last search of all rules but those about any
+    /// pointwise work; `None` where not all was searched.
+    pub steps: Option<(usize, usize)>,
+    /// The same of rules about any pointwise work.
+    pub whole: Option<(usize, usize)>,
 }
 
 /// What a search of all rules found.
@@ -252,7 +265,7 @@ fn search_all<'r>(
     egraph: &EGraph,
     rules: &[&'r CompiledRule],
     budget: &Budget,
-    seen: &Seen,
+    seen: Option<(usize, usize)>,
     steps: usize,
 ) -> Searched<'r> {
     let mut out = Searched { found: Vec::new(), capped: false, stop: None, steps: 0 };
@@ -260,7 +273,7 @@ fn search_all<'r>(
     let limits = SearchLimits { matches: SEARCH_LIMITS.matches.min(budget.node_limit().max(1)), ..SEARCH_LIMITS };
     let depth = rules.iter().map(|r| r.prepared().depth).max().unwrap_or(0);
     let view = View::of(egraph);
-    let changes = seen.log.map(|from| Changes::since(&view, from, depth));
+    let changes = seen.map(|from| Changes::since(&view, from, depth));
     for rule in rules {
         if steps + out.steps > budget.steps {
             out.stop = Some(Stop::Work);

@@ -5,20 +5,22 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use egg::{Id, Language};
-use hypatia_dsl::ir::{Build, BuildNode, Head, ParamKind, Program, Rule, RuleSetId};
+use hypatia_dsl::ir::{Build, BuildNode, Head, ParamKind, Program, Rule, RuleId, RuleSetId};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::analysis::{Sort, set_candidate};
 use super::cost::{Cost, CostModel};
-use super::extract::{Candidate, Choice, Problem, extract, refine};
+use super::extract::{extract, refine};
 use super::language::{Discriminant, EGraph, Node, Payload};
 use super::lower::{Entered, Leaver, enter};
+use super::problem::{Choice, Problem};
 use super::report::{Firing, Report, Stage, Summary};
 use super::rewrites::{CompiledRule, Selection, compile, oversized};
 use super::saturate::{Budget, Rejections, Seen, Trace, run};
 use super::{Optimized, Options};
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Value};
+use crate::library;
 
 /// A chosen graph inside the e-graph.
 #[derive(Clone, Debug, Default)]
@@ -54,6 +56,8 @@ pub struct Session<'a> {
     stages: Vec<Stage>,
     /// How far the rules of each ruleset have looked.
     seen: Vec<Seen>,
+    /// How many nodes the rules of each ruleset have added.
+    added: Vec<usize>,
     /// What fired.
     pub traces: Vec<Trace>,
     rejections: Rejections,
@@ -93,6 +97,7 @@ impl<'a> Session<'a> {
             before: Summary::default(),
             stages: Vec::new(),
             seen: Vec::new(),
+            added: Vec::new(),
             traces: Vec::new(),
             rejections: Rejections::default(),
             started,
@@ -100,6 +105,7 @@ impl<'a> Session<'a> {
             warnings,
         };
         session.seen = vec![Seen::default(); session.program.rulesets.len()];
+        session.added = vec![0; session.program.rulesets.len()];
         session.choose(false)?;
         session.before = Summary::of(&session.graph, micros(session.best.cost));
         Ok(session)
@@ -150,10 +156,12 @@ impl<'a> Session<'a> {
         }
         let begun = Instant::now();
         let ruleset = &self.program.rulesets[id.index()];
-        let budget = Budget::of(ruleset, self.graph.nodes.len(), all);
+        let present = self.entered.egraph.total_size();
+        let budget = Budget::of(ruleset, self.graph.nodes.len(), present, self.added[id.index()], all);
         let seen = &mut self.seen[id.index()];
         let ran = run(&mut self.entered.egraph, &rules, &budget, seen, &mut self.traces, &mut self.rejections);
         all.steps = all.steps.saturating_sub(ran.steps);
+        self.added[id.index()] += self.entered.egraph.total_size().saturating_sub(present);
         self.stages.push(Stage {
             ruleset: ruleset.name.clone(),
             round,
@@ -187,27 +195,28 @@ impl<'a> Session<'a> {
             .ok_or_else(|| Error::Internal("an output of the graph cannot be extracted".into()))?;
         let order =
             built.problem.order(&choice).ok_or_else(|| Error::Internal("the extracted graph is cyclic".into()))?;
-        let cost = built.problem.cost(&choice).unwrap_or(Cost::MAX);
-        let mut chosen = FxHashMap::default();
-        for class in &order {
-            if let Some(i) = choice[*class] {
-                chosen.insert(built.ids[*class], built.nodes[*class][i].clone());
+        let cost = built.problem.cost_of(&order, &choice);
+        let mut chosen = FxHashMap::with_capacity_and_hasher(order.len(), Default::default());
+        for class in order.iter().map(|c| *c as usize) {
+            if let Some(i) = choice[class] {
+                chosen.insert(built.ids[class], built.nodes(class)[i as usize].clone());
             }
         }
-        let order = order.iter().map(|c| built.ids[*c]).collect();
+        let order = order.iter().map(|c| built.ids[*c as usize]).collect();
         self.best = Candidates { chosen, order, cost };
         self.count_uses();
         self.extraction_millis += begun.elapsed().as_secs_f64() * 1e3;
         Ok(())
     }
 
-    /// How many distinct consumers each class of the candidate has. What a term reads, its op consumes.
+    /// How many distinct consumers each class of the candidate has when it runs: what is constant is computed before. What a
+    /// term reads, its op consumes.
     fn count_uses(&mut self) {
         let egraph = &self.entered.egraph;
         let mut uses: FxHashMap<Id, u32> = FxHashMap::default();
         for class in &self.best.order {
             let Some(node) = self.best.chosen.get(class) else { continue };
-            if super::analysis::is_term(node.payload) {
+            if super::analysis::is_term(node.payload) || egraph[*class].data.constant {
                 continue;
             }
             for used in consumed(egraph, &self.best.chosen, node) {
@@ -219,7 +228,7 @@ impl<'a> Session<'a> {
         }
         let scalars = self.best.chosen.iter().filter(|(_, n)| matches!(n.payload, Payload::Scalar(_)));
         let pointwise = scalars.map(|(c, n)| (*c, n.clone())).collect();
-        set_candidate(&mut self.entered.egraph.analysis, uses, pointwise);
+        set_candidate(&mut self.entered.egraph.analysis, &self.best.order, uses, pointwise);
     }
 
     /// The chosen graph and the report.
@@ -241,7 +250,9 @@ impl<'a> Session<'a> {
         };
         let cost = if cost == 0 { self.before.micros } else { micros(cost) };
         let mut warnings = std::mem::take(&mut self.warnings);
-        warnings.extend(self.rejections.lines(|id| self.program.rules[id.index()].name.clone()));
+        // The library's own rules are meant to be left where they do not fit.
+        let own = |id: RuleId| Some(&self.program.rules[id.index()]).filter(|r| !library::is_embedded(&r.origin.file));
+        warnings.extend(self.rejections.lines(|id| own(id).map(|r| r.name.clone())));
         warnings.extend(
             self.stages
                 .iter()
@@ -347,8 +358,8 @@ impl<'a> Session<'a> {
         if let Some(node) = node {
             let at = built.at(egraph, class)?;
             let node = node.clone().map_children(|c| egraph.find(c));
-            let keep = built.nodes[at].iter().position(|n| **n == node)?;
-            built.problem.classes[at] = vec![built.problem.classes[at][keep].clone()];
+            let keep = built.nodes(at).iter().position(|n| **n == node)?;
+            built.problem.keep_only(at, keep);
         }
         let choice = extract(&built.problem, None)?;
         built.problem.cost(&choice).map(micros)
@@ -445,8 +456,8 @@ pub struct BuiltProblem<'e> {
     pub problem: Problem,
     /// The class of each number.
     pub ids: Vec<Id>,
-    /// The nodes of each class, in the problem's order.
-    pub nodes: Vec<Vec<&'e Node>>,
+    /// The nodes of all classes, in the problem's order.
+    nodes: Vec<&'e Node>,
     /// The number of each class.
     index: Vec<u32>,
 }
@@ -458,40 +469,38 @@ impl<'e> BuiltProblem<'e> {
     /// All that the outputs could need.
     pub fn new(egraph: &'e EGraph, outputs: &[Id], model: &CostModel) -> BuiltProblem<'e> {
         let mut index = vec![NO_NUMBER; egraph.nodes().len()];
-        let mut ids = Vec::new();
+        let mut ids = Vec::with_capacity(egraph.number_of_classes());
         let mut number = |id: Id, ids: &mut Vec<Id>| {
             let number = &mut index[usize::from(id)];
             if *number == NO_NUMBER {
                 *number = ids.len() as u32;
                 ids.push(id);
             }
-            *number as usize
+            *number
         };
-        let mut roots: Vec<usize> = outputs.iter().map(|o| number(egraph.find(*o), &mut ids)).collect();
-        roots.sort();
-        roots.dedup();
-        let mut classes = Vec::new();
-        let mut nodes = Vec::new();
+        let mut problem = Problem::with_capacity(egraph.number_of_classes(), egraph.total_size());
+        let mut nodes = Vec::with_capacity(egraph.total_size());
+        problem.roots = outputs.iter().map(|o| number(egraph.find(*o), &mut ids)).collect();
+        problem.roots.sort_unstable();
+        problem.roots.dedup();
         let mut at = 0;
         while at < ids.len() {
             let class = &egraph[ids[at]];
-            let mut candidates = Vec::with_capacity(class.nodes.len());
-            let mut kept = Vec::with_capacity(class.nodes.len());
-            for node in &class.nodes {
+            // What needs itself cannot be chosen.
+            for node in class.nodes.iter().filter(|n| !n.children.contains(&class.id)) {
                 let cost = model.node(egraph, class, node);
-                let mut children: Vec<usize> = node.children.iter().map(|c| number(*c, &mut ids)).collect();
-                children.sort_unstable();
-                children.dedup();
-                if !children.contains(&at) {
-                    candidates.push(Candidate { cost, children });
-                    kept.push(node);
-                }
+                problem.add_node(cost, node.children.iter().map(|c| number(*c, &mut ids)));
+                nodes.push(node);
             }
-            classes.push(candidates);
-            nodes.push(kept);
+            problem.end_class();
             at += 1;
         }
-        BuiltProblem { problem: Problem { classes, roots }, ids, nodes, index }
+        BuiltProblem { problem, ids, nodes, index }
+    }
+
+    /// The nodes of a class.
+    fn nodes(&self, class: usize) -> &[&'e Node] {
+        &self.nodes[self.problem.range(class)]
     }
 
     /// The number of a class, if an output could need it.
@@ -505,9 +514,14 @@ impl<'e> BuiltProblem<'e> {
         let mut choice: Choice = vec![None; self.ids.len()];
         for (class, node) in chosen {
             let Some(i) = self.at(egraph, *class) else { continue };
-            let node = node.clone().map_children(|c| egraph.find(c));
-            if let Some(k) = self.nodes[i].iter().position(|n| **n == node) {
-                choice[i] = Some(k);
+            let same = |n: &&Node| {
+                let children = || n.children.iter().zip(&node.children);
+                n.payload == node.payload
+                    && n.children.len() == node.children.len()
+                    && children().all(|(a, b)| *a == egraph.find(*b))
+            };
+            if let Some(k) = self.nodes(i).iter().position(same) {
+                choice[i] = Some(k as u32);
             }
         }
         choice

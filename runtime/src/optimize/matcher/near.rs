@@ -6,6 +6,7 @@
 use std::ops::{Deref, Index};
 
 use egg::EClass;
+use hypatia_dsl::ir::ScalarId;
 
 use super::*;
 use crate::optimize::analysis::Data;
@@ -59,10 +60,15 @@ pub struct Changes {
     chosen: Option<Near>,
 }
 
+/// The distance of a class that no change is near to.
+const FAR: u16 = u16::MAX;
+
 /// Classes near a change.
 struct Near {
-    /// By what they hold, with the distance of the nearest change below them.
-    by_head: FxHashMap<Discriminant, Vec<(Id, u16)>>,
+    /// By what they hold ([`Discriminant::place`]), sorted, with the distance of the nearest change below them.
+    by_head: Vec<Vec<(Id, u16)>>,
+    /// The distance of the nearest change below each class; [`FAR`] where there is none.
+    level: Vec<u16>,
     /// Nothing changed.
     none: bool,
 }
@@ -87,7 +93,6 @@ impl Changes {
 
 impl Near {
     fn of<'a>(egraph: &View<'_>, changed: impl Iterator<Item = &'a Id>, depth: usize) -> Near {
-        const FAR: u16 = u16::MAX;
         let mut level = vec![FAR; egraph.nodes().len()];
         let mut all: Vec<Id> = Vec::new();
         for id in changed {
@@ -110,21 +115,42 @@ impl Near {
             }
             ring = ring.end..all.len();
         }
-        let mut by_head: FxHashMap<Discriminant, Vec<(Id, u16)>> = FxHashMap::default();
+        all.sort_unstable();
+        let (ops, scalars) = sizes(egraph);
+        let mut by_head: Vec<Vec<(Id, u16)>> =
+            vec![Vec::new(); Discriminant::Call(ScalarId(0)).place(ops, scalars) + scalars];
         for class in &all {
             let mut last = None;
             for node in &egraph[*class].nodes {
                 // Nodes of a class are sorted, so that equal heads stand together.
-                let head = node.payload.discriminant();
+                let head = node.payload.discriminant().place(ops, scalars);
                 if last != Some(head) {
-                    by_head.entry(head).or_default().push((*class, level[usize::from(*class)]));
+                    by_head[head].push((*class, level[usize::from(*class)]));
                     last = Some(head);
                 }
             }
         }
-        by_head.values_mut().for_each(|classes| classes.sort_unstable());
-        Near { by_head, none: all.is_empty() }
+        Near { by_head, level, none: all.is_empty() }
     }
+}
+
+/// What a class holds over which a pattern wants pointwise work, if it is such a pattern and says so.
+fn heads_below_work(egraph: &EGraph, pat: &Pat) -> Option<Vec<Discriminant>> {
+    match pat {
+        Pat::Bind(_, p) | Pat::Typed(p, _) => heads_below_work(egraph, p),
+        Pat::Node(n) if matches!(n.head, Head::Region(_)) => n.args.iter().find_map(|arg| {
+            let mut wanted = Some(Vec::new());
+            heads(&egraph.analysis.program, arg, false, &mut wanted);
+            wanted
+        }),
+        _ => None,
+    }
+}
+
+/// Number of ops and of scalars of the program.
+fn sizes(egraph: &EGraph) -> (usize, usize) {
+    let program = &egraph.analysis.program;
+    (program.ops.len(), program.scalars.len())
 }
 
 /// Classes that may hold the first root.
@@ -135,10 +161,20 @@ pub(super) fn root_candidates(egraph: &View<'_>, what: &Searchable<'_>, changes:
     }
     // What further roots share with the first may have changed far from it.
     let changes = changes.map(|c| c.of_rule(what.prepared)).filter(|c| what.rule.lhs.len() == 1 || c.none);
+    if let Some(heads) = what.rule.lhs.first().and_then(|p| heads_below_work(egraph, p))
+        && !egraph.analysis.uses.is_empty()
+    {
+        let mut tops = regions::tops(egraph, &heads);
+        if let Some(near) = changes {
+            tops.retain(|c| usize::from(near.level[usize::from(*c)]) <= what.prepared.depth);
+        }
+        return tops;
+    }
+    let (ops, scalars) = sizes(egraph);
     let mut ids: Vec<Id> = match (wanted, changes) {
         (Some(heads), Some(changes)) => {
             let near = |(id, distance): &(Id, u16)| (usize::from(*distance) <= what.prepared.depth).then_some(*id);
-            heads.iter().filter_map(|h| changes.by_head.get(h)).flatten().filter_map(near).collect()
+            heads.iter().filter_map(|h| changes.by_head.get(h.place(ops, scalars))).flatten().filter_map(near).collect()
         }
         (None, Some(changes)) if changes.none => Vec::new(),
         (Some(heads), None) => {

@@ -21,6 +21,8 @@ pub struct Prepared {
     pub(super) early: Vec<Vec<AExpr>>,
     /// Parts of guards that ask about several bound tensors, and nothing else: they are asked before a match is made.
     pub(super) late: Vec<AExpr>,
+    /// By variable: a guard wants it to be constant.
+    pub(super) constant: Vec<bool>,
     /// By variable: it stands once on the left side and may be any tensor, so that it can take what is left of a sum.
     pub(super) free: Vec<bool>,
     /// Element types for which sums and products of floats match in any association; `None` for all.
@@ -29,6 +31,8 @@ pub struct Prepared {
     pub depth: usize,
     /// What it matches depends on the present candidate: its use counts and its sums.
     pub by_candidate: bool,
+    /// A variable of it stands for any pointwise work.
+    pub any_work: bool,
     /// Nodes that the e-graph must hold for there to be a match.
     pub needed: Vec<Discriminant>,
 }
@@ -52,6 +56,8 @@ impl Prepared {
             }
         }
         let (early, late) = soon_asked(rule);
+        let constant =
+            early.iter().map(|guards| guards.iter().any(|g| matches!(g, AExpr::Fact(Fact::Const, _)))).collect();
         let free = (0..n).map(|i| count[i] == 1 && !telling[i]).collect();
         let mut needed = Vec::new();
         rule.lhs.iter().for_each(|p| needs(program, p, terms, &mut needed));
@@ -61,10 +67,12 @@ impl Prepared {
             symmetric: is_symmetric(rule),
             early,
             late,
+            constant,
             free,
             regroups: regroups(rule),
             depth: rule.lhs.iter().map(|p| depth(program, p, true)).max().unwrap_or(0),
             by_candidate: asked.other || asked.uses || rule.lhs.iter().any(|p| cuts(program, p)),
+            any_work: rule.vars.iter().any(|v| v.sort == Sort::Region),
             needed,
         }
     }

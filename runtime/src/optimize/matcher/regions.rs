@@ -40,6 +40,32 @@ pub(super) struct Cut {
     arguments: Vec<Id>,
 }
 
+/// Classes that may be pointwise work over one that holds a node of these heads.
+pub(super) fn tops(egraph: &View<'_>, heads: &[Discriminant]) -> Vec<Id> {
+    let analysis = &egraph.analysis;
+    let seeds = heads.iter().filter_map(|h| egraph.classes_for_op(h)).flatten().map(|c| egraph.find(c));
+    let mut ring: Vec<Id> = seeds.collect();
+    let mut seen: FxHashSet<Id> = FxHashSet::default();
+    for _ in 0..MAX_DEPTH {
+        let mut further = Vec::new();
+        for class in ring {
+            for parent in egraph[class].parents().map(|p| egraph.find(p)) {
+                let Some(node) = analysis.pointwise.get(&parent) else { continue };
+                if node.children.iter().any(|c| egraph.find(*c) == class) && seen.insert(parent) {
+                    // What stands above it stands above work that ends in it, if that may stand inside.
+                    if analysis.inner.contains(&parent) {
+                        further.push(parent);
+                    }
+                }
+            }
+        }
+        ring = further;
+    }
+    let mut tops: Vec<Id> = seen.into_iter().collect();
+    tops.sort_unstable();
+    tops
+}
+
 impl<'r, 'e> Matcher<'r, 'e, '_> {
     /// Matches pointwise work: the operands of the pattern are looked for among the classes below, nearest first.
     pub(super) fn region(
@@ -121,7 +147,9 @@ impl<'r, 'e> Matcher<'r, 'e, '_> {
             for child in ring.iter().flat_map(|class| self.inputs(*class)) {
                 if child != top && !out.contains(&child) && out.len() < 2 * MAX_STEPS {
                     out.push(child);
-                    further.push(child);
+                    if self.may_be_inside(child) {
+                        further.push(child);
+                    }
                 }
             }
             ring = further;
@@ -185,12 +213,21 @@ impl<'r, 'e> Matcher<'r, 'e, '_> {
                 }
                 if !seen.contains(&child) {
                     seen.push(child);
-                    further.push(child);
+                    if self.may_be_inside(child) {
+                        further.push(child);
+                    }
                 }
             }
             ring = further;
         }
         false
+    }
+
+    /// Whether all that comes of a value comes through one function, as far as the candidate goes: others cannot stand
+    /// inside.
+    fn may_be_inside(&self, class: Id) -> bool {
+        let analysis = &self.egraph.analysis;
+        analysis.uses.is_empty() || analysis.inner.contains(&class)
     }
 
     /// Whether all users of a value inside the work are inside too, as far as the candidate goes.

@@ -26,6 +26,9 @@ use super::*;
 pub const MAX_DEPTH: usize = 6;
 /// Classes of one sum that are looked at.
 const MAX_PARTS: usize = 48;
+/// Levels of a pattern, below its top, that are compared with a class before it is matched there: what is cheap to look
+/// at and rules out most.
+const FORESIGHT: usize = 2;
 /// Terms of a pattern that are matched in any association; more are matched as they are written.
 const MAX_TERMS: usize = 8;
 
@@ -213,11 +216,17 @@ impl<'r, 'e> Matcher<'r, 'e, '_> {
             Position::Tensor => Payload::Scalar(head),
             Position::Term(_) => Payload::Call(head),
         };
-        self.egraph[class].nodes.iter().filter(move |n| n.payload == wanted && n.children.len() == 2)
+        let sums = self.egraph[class].nodes.iter().filter(move |n| n.payload == wanted && n.children.len() == 2);
+        sums.filter(move |n| !is_circular(n, class))
     }
 
-    /// False if a pattern certainly does not match a class: looks at its top only.
+    /// False if a pattern certainly does not match a class, as far as [`FORESIGHT`] levels tell. Who asks why a rule does
+    /// not fire wants to see how far it comes, so then the top decides alone.
     pub(super) fn could_be(&self, pat: &Pat, class: Id, context: Position) -> bool {
+        self.could(pat, class, context, if self.probe.is_some() { 0 } else { FORESIGHT })
+    }
+
+    fn could(&self, pat: &Pat, class: Id, context: Position, levels: usize) -> bool {
         match pat {
             Pat::Lit { value, near } => {
                 let data = &self.egraph[class].data;
@@ -227,16 +236,45 @@ impl<'r, 'e> Matcher<'r, 'e, '_> {
             Pat::Node(n) => {
                 let terms = matches!(context, Position::Term(_));
                 let Some(wanted) = head_discriminant(&self.egraph.analysis.program, n.head, terms) else { return true };
-                self.egraph[class].nodes.iter().any(|n| n.payload.discriminant() == wanted)
+                let mut nodes = self.egraph[class].nodes.iter().filter(|n| n.payload.discriminant() == wanted);
+                // The operands of an op with several results stand in a class of their own.
+                if levels == 0 || n.rest.is_some() || wanted == Discriminant::Output {
+                    return nodes.next().is_some();
+                }
+                nodes.any(|node| self.operands_could(n, node, class, context, levels - 1))
             }
-            Pat::Bind(_, p) | Pat::Typed(p, _) => self.could_be(p, class, context),
-            Pat::OneOf(ps) => ps.iter().any(|p| self.could_be(p, class, context)),
+            Pat::Bind(_, p) | Pat::Typed(p, _) => self.could(p, class, context, levels),
+            Pat::OneOf(ps) => ps.iter().any(|p| self.could(p, class, context, levels)),
             Pat::Var(v) => match self.slots.get(v.index()) {
                 Some(Slot::Class(id)) => self.egraph.find(*id) == class,
+                Some(Slot::Unbound) if levels > 0 && self.what.prepared.constant.get(v.index()) == Some(&true) => {
+                    self.egraph[class].data.constant
+                }
                 _ => true,
             },
             Pat::Any | Pat::Absent | Pat::Optional(_) => true,
         }
+    }
+
+    /// Whether the operands of a node could be those of a pattern, in any order and any association.
+    fn operands_could(&self, n: &NodePat, node: &Node, class: Id, context: Position, levels: usize) -> bool {
+        if n.args.len() != node.children.len() {
+            return false;
+        }
+        let child = |i: usize| self.egraph.find(node.children[i]);
+        let program = &self.egraph.analysis.program;
+        if let Some((head, _)) = associative(program, n.head) {
+            // What stands further in is not looked at.
+            let nested = |c: Id| self.operations(head, c, context).next().is_some();
+            let (a, b) = (child(0), child(1));
+            return nested(a)
+                || nested(b)
+                || n.args.iter().all(|p| self.could(p, a, context, levels) || self.could(p, b, context, levels));
+        }
+        let commutes = matches!(n.head, Head::Scalar(s) if
+            matches!(&program.scalar(s).body, ScalarBody::Builtin(b) if b.commutes()));
+        let one = |i: usize, p: &Pat| self.could(p, child(i), self.inside(n.head, i, class, context), levels);
+        commutes || n.args.iter().enumerate().all(|(i, p)| one(i, p))
     }
 
     /// Deals a set of terms out over a class: the class as a whole is one of them, or its operands hold them.

@@ -116,6 +116,53 @@ fn products_that_share_an_input_become_one() {
 }
 
 #[test]
+fn neutral_elements_do_not_feed_rules_for_ever() {
+    // A normalisation as it is exported with a scale of one and a shift of nothing, scaled and shifted once more: `y + 0` is
+    // `y`, and through a node that needs its own class each constant would make the next.
+    let mut g = Graph::new(library());
+    let x = g.input("x", ty(DType::F32, &[2, 8, 16]));
+    let mut number = |v: f64| {
+        let number = g.number(DType::F32, v).unwrap();
+        g.builtin(
+            BuiltinOp::Expand,
+            &[number],
+            vec![AttrValue::List(vec![AttrValue::Dim(Dim::from(8)), AttrValue::Dim(Dim::from(1))])],
+        )
+        .unwrap()[0]
+    };
+    let (one, zero) = (number(1.0), number(0.0));
+    let (s, b) = (weight(&mut g, &[8, 1], 1), weight(&mut g, &[8, 1], 2));
+    let mut y = x;
+    for (op, with) in [("mul", one), ("add", zero), ("mul", s), ("add", b)] {
+        y = apply(&mut g, op, &[y, with]);
+    }
+    g.output("y", y);
+    let out = check(&g, &Options::default());
+    assert!(out.report.stages.iter().all(|s| s.stop == Stop::Saturated && s.nodes < 60), "{}", out.report);
+    assert_eq!(out.report.after.ops, 2, "{}", out.graph);
+}
+
+#[test]
+fn a_ruleset_without_end_leaves_the_others_their_budgets() {
+    let program = with_rules(
+        "ruleset grow { until = fixpoint; nodes = 500; }
+         rule grow::more: sin(x) => sin(x + 0.001) class approx(4);
+         ruleset after { until = fixpoint; nodes = 100; }
+         rule after::found: exp(relu(x)) => exp(max(x, 0));",
+    );
+    let mut g = Graph::new(program);
+    let x = g.input("x", ty(DType::F32, &[4]));
+    let (s, r) = (apply(&mut g, "sin", &[x]), apply(&mut g, "relu", &[x]));
+    let e = apply(&mut g, "exp", &[r]);
+    g.output("s", s);
+    g.output("e", e);
+    let out = optimize(&g, &Options { approx: true, ..Options::default() }).unwrap();
+    let stage = |name: &str| out.report.stages.iter().find(|s| s.ruleset == name).unwrap();
+    assert_eq!(stage("grow").stop, Stop::Nodes, "{}", out.report);
+    assert!(stage("after").fired > 0, "{}", out.report);
+}
+
+#[test]
 fn a_long_sum_of_products_ends_by_counted_work() {
     // Every product takes in every partial sum behind it: more nodes each time, until the work that is allowed is done.
     let mut g = Graph::new(library());
