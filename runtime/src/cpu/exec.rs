@@ -11,6 +11,7 @@ use hypatia_dsl::dtype::DType;
 use smallvec::SmallVec;
 
 use super::conv::{DirectCode, Geometry};
+use super::cumsum;
 use super::gemm::GemmCode;
 use super::interp::Code;
 use super::last::EachCode;
@@ -216,6 +217,7 @@ impl Executor {
                 moves::gather_elements(&team, source(0), source(1), *axis, outs[0])?;
             }
             (Action::GatherNd(batch), _) => moves::gather_nd(&team, source(0), source(1), *batch, outs[0])?,
+            (Action::Cumsum(how), _) => cumsum::cumsum(&team, source(0), *how, outs[0]),
             (Action::Argmax(axis, last), _) => reduce::argmax(&team, source(0), *axis, *last, outs[0]),
             _ => return Err(Error::Internal("a step that was not prepared".into())),
         }

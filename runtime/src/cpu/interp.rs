@@ -627,6 +627,22 @@ impl Instr {
     }
 }
 
+/// A function of one or two numbers of a float type: what a step stores in a tensor of that type.
+pub fn of_numbers(f: BuiltinScalar, dtype: DType, args: [f64; 2]) -> f64 {
+    struct Nothing;
+    impl Feed for Nothing {
+        fn load(&self, _: Source, _: usize, _: Dst<'_>) {}
+    }
+    let lane = lane(dtype);
+    let instr = Instr { op: FlatOp::Apply(f, [0, 1, 0]), lane, from: lane, dst: 2, args: [0, 1, 0], direct: false };
+    let mut banks = Banks::default();
+    let registers = [args[0], args[1], 0.0];
+    banks.f64s = registers.iter().map(|v| vec![*v]).collect();
+    banks.f32s = registers.iter().map(|v| vec![*v as f32]).collect();
+    run(&[instr], &mut banks, &Nothing, 0, 1);
+    dtype.round(if lane == DType::F64 { banks.f64s[2][0] } else { banks.f32s[2][0] as f64 })
+}
+
 /// Fills a register from elements `at`, `at + stride`, ... of typed memory.
 pub fn read(bytes: &[u8], dtype: DType, at: isize, stride: isize, dst: Dst<'_>) {
     fn fill<T: bytemuck::Pod, U: Copy>(bytes: &[u8], at: isize, stride: isize, dst: &mut [U], f: impl Fn(T) -> U) {

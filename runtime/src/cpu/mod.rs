@@ -1,13 +1,15 @@
 //! The CPU: the reference evaluator that defines meaning, and the executor that runs plans.
 //!
 //! [`mod@reference`] is slow and obvious, and reads graphs; everything else here is the [`Executor`], which
-//! reads plans: [`exec`] walks the steps, [`gemm`], [`conv`], [`last`], [`pointwise`], [`rowwise`], [`reduce`] and [`moves`]
+//! reads plans: [`exec`] walks the steps, [`gemm`], [`conv`], [`last`], [`pointwise`], [`rowwise`], [`reduce`], [`cumsum`] and
+//! [`moves`]
 //! compute them, [`interp`] runs scalar terms on blocks with the functions of [`math`], [`memory`] cuts
 //! the arena. [`flat`] is how both see a scalar term.
 
 mod conv;
 #[cfg(test)]
 mod conv_tests;
+mod cumsum;
 mod exec;
 pub mod flat;
 mod gemm;
@@ -28,3 +30,4 @@ pub(crate) mod tests;
 mod threads;
 
 pub use exec::Executor;
+pub(crate) use interp::of_numbers;

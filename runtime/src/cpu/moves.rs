@@ -6,7 +6,7 @@ use std::sync::Mutex;
 
 use bytemuck::Pod;
 use hypatia_dsl::builtin::Joining;
-use hypatia_dsl::dtype::DType;
+use hypatia_dsl::dtype::{DType, to_bf16, to_f16};
 use smallvec::SmallVec;
 
 use super::gemm::Widen;
@@ -363,8 +363,8 @@ fn put(v: Val, dtype: DType, out: &mut [u8]) {
     match dtype {
         DType::F64 => out.copy_from_slice(&v.f().to_le_bytes()),
         DType::F32 => out.copy_from_slice(&(v.f() as f32).to_le_bytes()),
-        DType::F16 => out.copy_from_slice(&half::f16::from_f64(v.f()).to_le_bytes()),
-        DType::BF16 => out.copy_from_slice(&half::bf16::from_f64(v.f()).to_le_bytes()),
+        DType::F16 => out.copy_from_slice(&to_f16(v.f()).to_le_bytes()),
+        DType::BF16 => out.copy_from_slice(&to_bf16(v.f()).to_le_bytes()),
         // The low bytes of an integer are the narrower integer.
         d => out.copy_from_slice(&v.i().to_le_bytes()[..d.size()]),
     }

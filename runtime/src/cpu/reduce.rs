@@ -4,7 +4,7 @@
 //! step needs to know of its views is worked out once; bits do not depend on the number of threads.
 
 use half::{bf16, f16};
-use hypatia_dsl::dtype::DType;
+use hypatia_dsl::dtype::{DType, to_bf16, to_f16};
 use hypatia_dsl::kernel::Reduction;
 use smallvec::SmallVec;
 
@@ -26,8 +26,8 @@ fn put_float(out: &mut [u8], dtype: DType, i: usize, v: f64) {
     match dtype {
         DType::F64 => bytemuck::cast_slice_mut::<u8, f64>(out)[i] = v,
         DType::F32 => bytemuck::cast_slice_mut::<u8, f32>(out)[i] = v as f32,
-        DType::F16 => bytemuck::cast_slice_mut::<u8, f16>(out)[i] = f16::from_f64(v),
-        _ => bytemuck::cast_slice_mut::<u8, bf16>(out)[i] = bf16::from_f64(v),
+        DType::F16 => bytemuck::cast_slice_mut::<u8, f16>(out)[i] = to_f16(v),
+        _ => bytemuck::cast_slice_mut::<u8, bf16>(out)[i] = to_bf16(v),
     }
 }
 

@@ -200,6 +200,11 @@ impl Random {
                     vec![int(axis as i64), AttrValue::Bool(self.rng.random()), AttrValue::Bool(self.rng.random())];
                 self.builtin(BuiltinOp::Argmax, &[x], attrs);
             }
+            4 => {
+                let attrs =
+                    vec![int(axis as i64), AttrValue::Bool(self.rng.random()), AttrValue::Bool(self.rng.random())];
+                self.builtin(BuiltinOp::Cumsum, &[x], attrs);
+            }
             _ => {
                 let op = *[BuiltinOp::Sum, BuiltinOp::Mean, BuiltinOp::Amax, BuiltinOp::Amin, BuiltinOp::Prod]
                     .choose(&mut self.rng)

@@ -17,6 +17,7 @@ use super::device::{Gpu, Weight, failed};
 use super::launch::Bases;
 use super::lt::{Pointers, WORKSPACE};
 use super::memory::{DeviceMemory, Pinned, bind};
+use super::nvtx;
 use super::steps::{Launch, Product, prepare};
 use super::tune::Tuner;
 use crate::error::{Error, Result};
@@ -302,6 +303,7 @@ impl Timer<'_> {
             let mut launches = executor.launches.lock().unwrap_or_else(PoisonError::into_inner);
             let (step, launch) = &mut launches[at];
             let step = *step;
+            let _range = nvtx::range(&executor.plan.steps[step].name);
             let graph = Graph::capture(&stream, || {
                 // SAFETY: the bases are those of this timer's instance, which outlives the graph.
                 (0..REPEATS).try_for_each(|_| unsafe { put(&executor.gpu, &stream, sides, launch, &bases) })

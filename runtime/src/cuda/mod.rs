@@ -13,6 +13,7 @@ mod launch;
 pub mod lt;
 mod memory;
 pub mod nvrtc;
+pub mod nvtx;
 pub mod probe;
 mod steps;
 #[cfg(test)]

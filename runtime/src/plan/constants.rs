@@ -1,16 +1,20 @@
 //! Constants that are computed when a plan is made, each once for all plans of a model.
 //!
-//! In: graphs. Out: the same graphs with constant expressions replaced by their values: computed in f64,
-//! rounded by explicit casts and at the end. Holds always: views stay views, so a transposed weight is not
-//! copied; equal expressions over the same weights share one value.
+//! In: graphs. Out: the same graphs with constant expressions replaced by their values. Holds always: a value has
+//! the bits that the host's executor gives where the same expression is computed from inputs, so whatever is rounded
+//! there is rounded here; views stay views, so a transposed weight is not copied; equal expressions over the same
+//! weights share one value.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::prepare::{constants, is_view};
+use super::prepare::{constants, is_pointwise, is_view};
+use super::{Options, Plan};
+use crate::cpu::Executor;
 use crate::cpu::reference::{Mode, evaluate};
+use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::graph::{Graph, NodeId, NodeKind, Value};
+use crate::graph::{Graph, Node, NodeId, NodeKind, Value};
 use crate::tensor::Tensor;
 
 /// Values of constant expressions. Keep one for a model, so that plans for other input shapes find them.
@@ -31,26 +35,20 @@ struct Key {
 }
 
 impl Constants {
-    /// Computes what depends on constants alone and is needed by something that does not.
-    pub(crate) fn fold(&mut self, mut graph: Graph) -> Result<Graph> {
+    /// Computes what depends on constants alone and is needed by something that does not; with `cluster`, as
+    /// pointwise work in one launch computes it.
+    pub(crate) fn fold(&mut self, mut graph: Graph, cluster: bool) -> Result<Graph> {
         let constant = constants(&graph);
         let frontier = frontier(&graph, &constant);
         if frontier.is_empty() {
             return Ok(graph);
         }
-        let ids = self.number(&graph, &constant);
+        let ids = self.number(&graph, &constant, cluster);
         let id = |v: &Value| ids.get(v.node.index()).copied().flatten().unwrap_or(usize::MAX);
         let missing: Vec<Value> = frontier.iter().filter(|v| !self.values.contains_key(&id(v))).copied().collect();
         if !missing.is_empty() {
-            let mut part = graph.clone();
-            part.outputs = missing.iter().enumerate().map(|(i, v)| (i.to_string(), *v)).collect();
-            part.inputs.clear();
-            let values = evaluate(&part.pruned(), &[], Mode::Casts).map_err(|e| match e {
-                Error::Limit(m) => Error::Limit(format!("computing the model's constants: {m}")),
-                e => e,
-            })?;
-            for (v, value) in missing.iter().zip(values) {
-                self.values.insert(id(v), Arc::new(value.to_tensor()?));
+            for (v, value) in missing.iter().zip(compute(&graph, &missing, cluster)?) {
+                self.values.insert(id(v), Arc::new(value));
             }
         }
         for v in &frontier {
@@ -65,8 +63,8 @@ impl Constants {
         Ok(graph)
     }
 
-    /// A number for each constant node; equal expressions get the same.
-    fn number(&mut self, graph: &Graph, constant: &[bool]) -> Vec<Option<usize>> {
+    /// A number for each constant node; equal expressions get the same, unless they are rounded elsewhere.
+    fn number(&mut self, graph: &Graph, constant: &[bool], cluster: bool) -> Vec<Option<usize>> {
         let mut ids: Vec<Option<usize>> = Vec::with_capacity(graph.nodes.len());
         for (node, constant) in graph.nodes.iter().zip(constant) {
             if !constant {
@@ -76,7 +74,10 @@ impl Constants {
             let types: Vec<String> = node.results.iter().map(|t| t.to_string()).collect();
             let head = match &node.kind {
                 NodeKind::Const(t) => format!("weight {:p}", Arc::as_ptr(t)),
-                kind => format!("{kind:?} {}", types.join(", ")),
+                kind => {
+                    let wider = cluster && computes_wider(graph, node);
+                    format!("{kind:?} {}{}", types.join(", "), if wider { " clustered" } else { "" })
+                }
             };
             let operands = node.operands.iter().map(|v| v.and_then(|v| Some((ids[v.node.index()]?, v.output))));
             let key = Key { head, operands: operands.collect() };
@@ -89,6 +90,51 @@ impl Constants {
         }
         ids
     }
+}
+
+/// True for pointwise work that one launch with other such work computes in a wider type than its own.
+fn computes_wider(graph: &Graph, node: &Node) -> bool {
+    is_pointwise(graph, node) && node.results.iter().any(|t| t.dtype.is_float() && t.dtype.compute() != t.dtype)
+}
+
+/// A value that depends on constants alone; `None` if it does not, or cannot be computed.
+pub(crate) fn constant_value(graph: &Graph, v: Value) -> Option<Tensor> {
+    let known = constants(graph).get(v.node.index()).copied().unwrap_or(false);
+    let values = if known { compute(graph, &[v], false).ok()? } else { Vec::new() };
+    values.into_iter().next()
+}
+
+/// Values that depend on constants alone, on one thread of the host.
+fn compute(graph: &Graph, wanted: &[Value], cluster: bool) -> Result<Vec<Tensor>> {
+    let limit = |e| match e {
+        Error::Limit(m) => Error::Limit(format!("computing the model's constants: {m}")),
+        e => e,
+    };
+    let mut part = graph.clone();
+    part.inputs.clear();
+    part.outputs = wanted.iter().enumerate().map(|(i, v)| (i.to_string(), *v)).collect();
+    let part = counted(part.pruned().unfold()?).map_err(limit)?;
+    let options = Options { cluster, ..Options::new(Device::cpu()) };
+    let plan = Plan::unfolded(&part, &options).map_err(limit)?;
+    Executor::new(Arc::new(plan), 1)?.run(&[])
+}
+
+/// The graph with the values of ops without operands in their place: positions and sizes, which no step computes.
+fn counted(mut graph: Graph) -> Result<Graph> {
+    let is_counted = |n: &Node| matches!(n.kind, NodeKind::Op { .. }) && n.operands.is_empty() && !is_view(&graph, n);
+    let found: Vec<Value> = (0..graph.nodes.len())
+        .filter(|i| is_counted(&graph.nodes[*i]))
+        .map(|i| Value { node: NodeId(i as u32), output: 0 })
+        .collect();
+    if found.is_empty() {
+        return Ok(graph);
+    }
+    let mut part = graph.clone();
+    part.outputs = found.iter().map(|v| (String::new(), *v)).collect();
+    for (v, value) in found.iter().zip(evaluate(&part.pruned(), &[], Mode::Rounded)?) {
+        graph.nodes[v.node.index()].kind = NodeKind::Const(Arc::new(value.to_tensor()?));
+    }
+    Ok(graph)
 }
 
 /// Values to be computed now: read by nodes that are not constant, or by constant views that are

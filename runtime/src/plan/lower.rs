@@ -7,7 +7,6 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use hypatia_dsl::builtin::BuiltinOp;
 use hypatia_dsl::dtype::{DType, Kind};
 use hypatia_dsl::ir::InView;
 use hypatia_dsl::kernel::{Access, Operand, PointwiseKernel};
@@ -15,7 +14,7 @@ use hypatia_dsl::scalar::{Literal, Term, TermId, TermNode};
 
 use super::batch;
 use super::conv::leads_to_convolution;
-use super::prepare::{Prepared, builtin};
+use super::prepare::{Prepared, builtin, is_pointwise};
 use super::regions::cluster;
 use super::rows::Rows;
 use super::view::{View, collapse, row_major};
@@ -94,10 +93,6 @@ fn at_node(e: Error, graph: &Graph, group: &[usize]) -> Error {
         Error::Internal(m) => Error::Internal(format!("node `{name}`: {m}")),
         e => e,
     }
-}
-
-fn is_pointwise(graph: &Graph, node: &Node) -> bool {
-    matches!(node.kind, NodeKind::Scalar(_)) || builtin(graph, node) == Some(BuiltinOp::Cast)
 }
 
 fn leaves_group(graph: &Graph, groups: &[Vec<usize>]) -> Vec<bool> {
@@ -299,12 +294,19 @@ impl Lower<'_> {
             Prim::Scatter(how) => Action::Scatter(how),
             Prim::Argsort(axis, descending) => Action::Argsort(axis, descending),
             Prim::Reduce(kind, axes) => Action::Reduce(kind, axes),
+            Prim::Cumsum(how) => Action::Cumsum(how),
             Prim::Argmax { axis, last } => Action::Argmax(axis, last),
             other => return Err(Error::Internal(format!("{other:?} cannot be planned"))),
         };
-        let indexed =
-            matches!(action, Action::Gather(_) | Action::GatherElements(_) | Action::GatherNd(_) | Action::Scatter(_));
-        if indexed {
+        let whole = matches!(
+            action,
+            Action::Gather(_)
+                | Action::GatherElements(_)
+                | Action::GatherNd(_)
+                | Action::Scatter(_)
+                | Action::Cumsum(_)
+        );
+        if whole {
             for r in &mut reads {
                 *r = self.contiguous(r, &node.name)?;
             }

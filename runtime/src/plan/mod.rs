@@ -2,8 +2,8 @@
 //!
 //! In: a graph on concrete sizes and a device. Out: a [`Plan`], that an executor runs as it stands:
 //! [`constants`] computes what no input changes, [`prepare`] decides what stays an op, [`regions`] clusters
-//! pointwise work, [`lower`] turns nodes into steps and views ([`conv`] convolutions, [`unrolled`] those of devices
-//! that have no kernel for them), [`kernels`] chooses kernels for gemms on
+//! pointwise work, [`lower`] turns nodes into steps and views ([`conv`] convolutions, [`unrolled`] and [`triangle`] what
+//! a device has no kernel for), [`kernels`] chooses kernels for gemms on
 //! devices that have several, [`buffers`] places results in one arena. Holds always: a step reads only
 //! inputs, constants and results of earlier steps; a view costs nothing; results that are alive at the
 //! same time do not overlap, except where a step says that it works in place.
@@ -12,6 +12,8 @@ mod batch;
 mod buffers;
 mod composed;
 mod constants;
+#[cfg(test)]
+mod constants_tests;
 mod conv;
 mod kernels;
 mod lower;
@@ -21,10 +23,12 @@ mod regions;
 mod rows;
 #[cfg(test)]
 mod tests;
+mod triangle;
 mod unrolled;
 mod view;
 mod work;
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use hypatia_dsl::builtin::{BuiltinScalar, Joining};
@@ -36,11 +40,12 @@ use hypatia_dsl::scalar::{Term, TermId, TermNode};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::graph::Graph;
-use crate::graph::prim::Window;
+use crate::graph::prim::{Cumsum, Window};
 use crate::memory;
 use crate::optimize::cost::ASSUMED_SIZE;
 use crate::tensor::Tensor;
 pub use constants::Constants;
+pub(crate) use constants::constant_value;
 pub(crate) use prepare::constants as constant_nodes;
 pub(crate) use regions::cluster;
 pub use view::{View, collapse, matrix_layout, row_major};
@@ -220,6 +225,8 @@ pub enum Action {
     Argsort(usize, bool),
     /// A reduction over these axes, ascending.
     Reduce(Reduction, Vec<usize>),
+    /// Sums of all elements up to each.
+    Cumsum(Cumsum),
     /// Position of the largest along the axis; the last of equal ones if true.
     Argmax(usize, bool),
 }
@@ -329,8 +336,17 @@ impl Plan {
 
     /// As [`Plan::build`], with constants that earlier plans of the model have computed.
     pub fn build_with(graph: &Graph, options: &Options, constants: &mut Constants) -> Result<Plan> {
-        let prepared = prepare::prepare(graph, &options.device, constants)?;
-        let mut plan = lower::lower(&prepared, options)?;
+        Plan::of(&prepare::prepare(graph, options, constants)?, options)
+    }
+
+    /// Plans a graph of builtin ops, constant work with the rest.
+    fn unfolded(graph: &Graph, options: &Options) -> Result<Plan> {
+        let prepared = prepare::Prepared { graph: graph.clone(), rowwise: HashMap::new() };
+        Plan::of(&prepared, options)
+    }
+
+    fn of(prepared: &prepare::Prepared, options: &Options) -> Result<Plan> {
+        let mut plan = lower::lower(prepared, options)?;
         buffers::place(&mut plan, options.memory)?;
         Ok(plan)
     }

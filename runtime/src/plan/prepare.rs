@@ -2,16 +2,16 @@
 //!
 //! In: a graph on concrete sizes. Out: a graph of builtin ops, scalars, and those defined ops that have
 //! a row-wise kernel. Holds always: no node but a view, a constant or an op without operands depends on
-//! constants alone. What does is computed in f64, rounded by explicit casts and at the end.
+//! constants alone. What does is computed as the host would compute it from inputs.
 
 use std::collections::HashMap;
 
 use hypatia_dsl::builtin::BuiltinOp;
 use hypatia_dsl::ir::{AttrValue, OpBody};
 
-use super::composed;
 use super::constants::Constants;
 use super::rows::Rows;
+use super::{Options, composed, triangle};
 use crate::device::Device;
 use crate::error::Result;
 use crate::graph::{Graph, Instantiator, Node, NodeId, NodeKind, Value};
@@ -42,13 +42,19 @@ pub(super) fn is_view(graph: &Graph, node: &Node) -> bool {
     matches!(builtin(graph, node), Some(Reshape | Transpose | Expand | Slice | Windows | Split | Full))
 }
 
-pub(super) fn prepare(graph: &Graph, device: &Device, known: &mut Constants) -> Result<Prepared> {
+/// True for nodes that compute each element of their result from one of each operand.
+pub(super) fn is_pointwise(graph: &Graph, node: &Node) -> bool {
+    matches!(node.kind, NodeKind::Scalar(_)) || builtin(graph, node) == Some(BuiltinOp::Cast)
+}
+
+pub(super) fn prepare(graph: &Graph, options: &Options, known: &mut Constants) -> Result<Prepared> {
+    let device = &options.device;
     let (graph, _) = unfold_kernelless(&composed::expand(&graph.pruned(), device)?, device)?;
-    let (graph, rowwise) = unfold_kernelless(&known.fold(graph)?.pruned(), device)?;
+    let (graph, rowwise) = unfold_kernelless(&known.fold(graph, options.cluster)?.pruned(), device)?;
     Ok(Prepared { graph, rowwise })
 }
 
-/// Replaces defined ops that no row-wise kernel computes by their bodies.
+/// Replaces defined ops that no row-wise kernel computes by their bodies, and what a device has no kernel for.
 fn unfold_kernelless(graph: &Graph, device: &Device) -> Result<(Graph, HashMap<NodeId, Rows>)> {
     let mut out = Graph::new(graph.program.clone());
     let mut rowwise = HashMap::new();
@@ -72,6 +78,9 @@ fn unfold_kernelless(graph: &Graph, device: &Device) -> Result<(Graph, HashMap<N
                     OpBody::Defined(_) => Some(super::kernels::rowwise(graph, node, device)),
                 };
                 match kernel {
+                    None if !device.is_host() && !constant[i] && builtin(graph, node) == Some(BuiltinOp::Cumsum) => {
+                        triangle::cumsum(&mut out, operands.first().copied().flatten(), attrs)?
+                    }
                     None => out.op(*op, &operands, attrs.clone(), term.clone())?,
                     Some(Some(kernel)) => {
                         let values = out.op(*op, &operands, attrs.clone(), term.clone())?;

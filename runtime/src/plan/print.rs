@@ -1,8 +1,9 @@
-//! Plans as text, one step a line.
+//! Plans as text, one step a line, and as JSON.
 
 use std::fmt;
 
 use hypatia_dsl::scalar::{Term, TermNode};
+use serde_json::{Value, json};
 
 use super::{Action, Place, Plan, View};
 use crate::graph::show_term;
@@ -53,8 +54,33 @@ impl Plan {
             Action::Scatter(how) => format!("scatter, {how:?}").to_lowercase(),
             Action::Argsort(axis, _) => format!("argsort along {axis}"),
             Action::Reduce(kind, axes) => format!("{kind:?} over {axes:?}").to_lowercase(),
+            Action::Cumsum(how) => format!("cumsum along {}", how.axis),
             Action::Argmax(axis, _) => format!("argmax along {axis}"),
         }
+    }
+}
+
+impl Plan {
+    /// The plan for programs: its steps in order, with what they read and write.
+    pub fn to_json(&self) -> Value {
+        let list = |views: &[View]| views.iter().map(|v| self.place(v)).collect::<Vec<_>>();
+        let steps = self.steps.iter().map(|step| {
+            json!({
+                "name": step.name,
+                "action": self.action(&step.action, &step.reads),
+                "kernel": step.kernel.map(|k| &self.program.kernels[k.index()].name),
+                "reads": list(&step.reads),
+                "writes": list(&step.writes),
+            })
+        });
+        let outputs = self.outputs.iter().map(|(name, view)| json!({"name": name, "at": self.place(view)}));
+        json!({
+            "device": self.device.name,
+            "launches": self.launches(),
+            "arena_bytes": self.arena,
+            "steps": steps.collect::<Vec<_>>(),
+            "outputs": outputs.collect::<Vec<_>>(),
+        })
     }
 }
 

@@ -41,7 +41,9 @@ impl Step {
                 let outputs: f64 = r.kernel.outputs.iter().map(|(_, _, t)| calls(t)).sum();
                 elements * (steps + outputs)
             }
-            Action::Reduce(..) | Action::Argmax(..) => self.reads.first().map_or(0, View::len) as f64,
+            Action::Reduce(..) | Action::Argmax(..) | Action::Cumsum(_) => {
+                self.reads.first().map_or(0, View::len) as f64
+            }
             _ => 0.0,
         };
         // Gathers touch as much of their source as they write.
@@ -68,6 +70,7 @@ impl Step {
             Action::Gather(_) | Action::GatherElements(_) | Action::GatherNd(_) => "gather",
             Action::Reduce(..) => "reduce",
             Action::Argmax(..) => "argmax",
+            Action::Cumsum(_) => "cumsum",
             Action::Scatter(_) => "scatter",
             Action::Argsort(..) => "argsort",
         }

@@ -6,8 +6,7 @@
 //!
 //! [`Mode::Exact`] treats floats as real numbers, as well as f64 can: nothing is rounded, not even by a
 //! cast from one float type to another, so two graphs that are equal as real functions give equal
-//! results up to f64's own error. A cast to an integer type truncates in any mode. [`Mode::Casts`] is the
-//! same with casts that round. [`Mode::Rounded`]
+//! results up to f64's own error. A cast to an integer type truncates in any mode. [`Mode::Rounded`]
 //! is how a careful device computes: each scalar function in the compute type of its operands (f32 for
 //! f32, f16 and bf16), sums in f64, the accumulator of a gemm rounded to its compute type, and one
 //! rounding to the result's type at the end of each node.
@@ -40,8 +39,6 @@ pub use value::{Data, RefTensor, Val, convert, wrap};
 pub enum Mode {
     /// Not at all: real numbers in f64.
     Exact,
-    /// Only where the graph says `cast`: how constants are computed when a plan is made.
-    Casts,
     /// As the element types say.
     Rounded,
 }
@@ -208,6 +205,7 @@ impl Evaluator<'_> {
             Prim::GatherElements(axis) => views::gather_elements(arg(0)?, arg(1)?, *axis)?,
             Prim::GatherNd(batch) => views::gather_nd(arg(0)?, arg(1)?, *batch, shape)?,
             Prim::Reduce(kind, axes) => reduce::reduce(arg(0)?, *kind, axes, shape, mode)?,
+            Prim::Cumsum(how) => reduce::cumsum(arg(0)?, *how, mode)?,
             Prim::Argmax { axis, last } => reduce::argmax(arg(0)?, *axis, *last, shape)?,
             Prim::Argsort(axis, descending) => reduce::argsort(arg(0)?, *axis, *descending)?,
             Prim::Scatter(how) => views::scatter(arg(0)?, arg(1)?, arg(2)?, *how, mode)?,

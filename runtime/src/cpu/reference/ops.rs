@@ -90,7 +90,7 @@ pub(super) fn pointwise(
 pub(super) fn cast(x: &RefTensor, to: DType, mode: Mode) -> Result<RefTensor> {
     let mut out = RefTensor::zeros(to, &x.shape)?;
     for i in 0..x.len() {
-        out.set(i, convert(x.at(i), to, mode != Mode::Exact));
+        out.set(i, convert(x.at(i), to, mode == Mode::Rounded));
     }
     Ok(out)
 }

@@ -10,6 +10,7 @@ use super::value::{RefTensor, Val, convert};
 use super::views::around;
 use super::{Mode, scalars};
 use crate::error::Result;
+use crate::graph::prim::Cumsum;
 
 /// The smallest and the largest value of a type.
 fn extremes(dtype: DType) -> (Val, Val) {
@@ -79,6 +80,23 @@ pub(super) fn reduce(x: &RefTensor, kind: Reduction, axes: &[usize], shape: &[us
             _ => sum,
         };
         out.set(i, convert(v, x.dtype, mode == Mode::Rounded));
+    }
+    Ok(out)
+}
+
+/// Sums of all elements up to each; those of floats accumulate in f64, and each is rounded once.
+pub(super) fn cumsum(x: &RefTensor, how: Cumsum, mode: Mode) -> Result<RefTensor> {
+    let mut out = RefTensor::zeros(x.dtype, &x.shape)?;
+    let (outer, size, inner) = around(&x.shape, how.axis);
+    for line in 0..outer * inner {
+        let mut sum = start(Reduction::Sum, x.dtype);
+        for i in 0..size {
+            let i = if how.reverse { size - 1 - i } else { i };
+            let at = (line / inner * size + i) * inner + line % inner;
+            let next = join(Reduction::Sum, x.dtype, sum, x.at(at));
+            out.set(at, convert(if how.exclusive { sum } else { next }, x.dtype, mode == Mode::Rounded));
+            sum = next;
+        }
     }
     Ok(out)
 }

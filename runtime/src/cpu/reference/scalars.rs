@@ -66,8 +66,8 @@ pub fn eval(flat: &Flat, mode: Mode, values: &mut Vec<Val>, load: impl Fn(Source
                 let args = [at(0), if n > 1 { at(1) } else { zero }, if n > 2 { at(2) } else { zero }];
                 apply(f, step.lane, args, mode)
             }
-            FlatOp::Convert(a) => convert(values[a as usize], step.lane, mode != Mode::Exact),
-            FlatOp::Round(to, a) => convert(values[a as usize], to, mode != Mode::Exact),
+            FlatOp::Convert(a) => convert(values[a as usize], step.lane, rounded),
+            FlatOp::Round(to, a) => convert(values[a as usize], to, rounded),
         };
         values.push(v);
     }
