@@ -4,6 +4,8 @@
 //! node has the span of its text. Patterns, right sides, guards, bodies and epilogues share one
 //! expression type; what an expression may hold where it stands is decided by `sema`.
 
+use serde::{Deserialize, Serialize};
+
 use crate::source::{FileId, Span};
 
 /// A value with the place where it was written.
@@ -468,7 +470,7 @@ pub enum UnaryOp {
 }
 
 /// Infix operators.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum BinaryOp {
     /// `+`
     Add,

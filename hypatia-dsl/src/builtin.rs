@@ -4,13 +4,15 @@
 //! Holds always: no op or scalar name occurs in Rust outside this file and the import tables; the
 //! names here are those that `core.hyp` declares with `builtin`.
 
+use serde::{Deserialize, Serialize};
+
 use crate::dtype::{DType, Kind};
 use crate::ir::InView;
 
 macro_rules! builtins {
     ($(#[$doc:meta])* $ty:ident { $($(#[$vdoc:meta])* $variant:ident = $name:literal,)* }) => {
         $(#[$doc])*
-        #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+        #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
         pub enum $ty { $($(#[$vdoc])* $variant,)* }
         impl $ty {
             /// All of them, in the order in which they are listed.
@@ -80,6 +82,9 @@ builtins! {
         Amin = "amin",
         /// `prod(x, axes: axes, keepdims: bool)`
         Prod = "prod",
+        /// `cumsum(x, axis: axis, exclusive: bool = false, reverse: bool = false)`: sums of all elements up to
+        /// each, without itself if `exclusive`, from the end if `reverse`.
+        Cumsum = "cumsum",
         /// `argmax(x, axis: axis, keepdims: bool, last: bool = false) -> i64`; NaN is largest.
         Argmax = "argmax",
         /// `argsort(x, axis: axis, descending: bool = false) -> i64`: equal elements keep their order, NaN is
@@ -293,6 +298,7 @@ impl BuiltinOp {
             Scatter => (3, 1),
             Argmax => (1, 3),
             Argsort => (1, 2),
+            Cumsum => (1, 3),
             Iota | Full => (0, 3),
             Size => (0, 1),
         }

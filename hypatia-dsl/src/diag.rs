@@ -4,10 +4,12 @@
 //! a terminal, JSON, GitHub annotations or SARIF. Holds always: every code is in the table of
 //! `codes`, where `hypatia explain` finds its long text.
 
+use serde::{Deserialize, Serialize};
+
 use crate::source::Span;
 
 /// A stable code such as `H0304`.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub struct Code(pub u16);
 
 impl std::fmt::Display for Code {

@@ -2,8 +2,10 @@
 
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
+
 /// Element type of a tensor.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub enum DType {
     /// IEEE binary64.
     F64,
@@ -26,7 +28,7 @@ pub enum DType {
 }
 
 /// What a scalar value is, apart from its width.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub enum Kind {
     /// A floating-point or integer number.
     Number,
@@ -117,8 +119,8 @@ impl DType {
         match self {
             DType::F64 => value,
             DType::F32 => value as f32 as f64,
-            DType::F16 => half::f16::from_f64(value).to_f64(),
-            DType::BF16 => half::bf16::from_f64(value).to_f64(),
+            DType::F16 => to_f16(value).to_f64(),
+            DType::BF16 => to_bf16(value).to_f64(),
             DType::I64 => value as i64 as f64,
             DType::I32 => value as i32 as f64,
             DType::I8 => value as i8 as f64,
@@ -151,8 +153,61 @@ impl DType {
     }
 }
 
+/// `value` rounded once to f16. (`f16::from_f64` goes by way of f32, or drops low bits, and so misses what lies next to the middle
+/// between two neighbours.)
+pub fn to_f16(value: f64) -> half::f16 {
+    half::f16::from_f32(to_odd(value))
+}
+
+/// `value` rounded once to bf16.
+pub fn to_bf16(value: f64) -> half::bf16 {
+    half::bf16::from_f32(to_odd(value))
+}
+
+/// The f32 on either side of `value` whose last bit is 1, unless f32 holds `value`: rounding it further gives what rounding
+/// `value` itself gives, as f32 has more than two bits more than the narrower types.
+fn to_odd(value: f64) -> f32 {
+    let near = value as f32;
+    let wide = near as f64;
+    if wide == value || value.is_nan() || near.to_bits() & 1 == 1 {
+        near
+    } else if wide < value {
+        near.next_up()
+    } else {
+        near.next_down()
+    }
+}
+
 impl fmt::Display for DType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn narrow_types_round_once() {
+        let little = 2f64.powi(-40);
+        for (dtype, eps) in [(DType::F16, 2f64.powi(-10)), (DType::BF16, 2f64.powi(-7)), (DType::F32, 2f64.powi(-23))] {
+            let middle = 1.0 + eps / 2.0;
+            assert_eq!(dtype.round(middle), 1.0);
+            assert_eq!(dtype.round(middle + little), 1.0 + eps);
+            assert_eq!(dtype.round(-middle - little), -1.0 - eps);
+            assert_eq!(dtype.round(1.0 + 1.5 * eps), 1.0 + 2.0 * eps);
+            assert_eq!(dtype.round(1.0 + 1.5 * eps - little), 1.0 + eps);
+        }
+        for dtype in [DType::F16, DType::BF16] {
+            assert_eq!(dtype.round(dtype.largest()), dtype.largest());
+            assert_eq!(dtype.round(f64::MAX), f64::INFINITY);
+            assert_eq!(dtype.round(f64::NEG_INFINITY), f64::NEG_INFINITY);
+            assert!(dtype.round(f64::NAN).is_nan() && dtype.round(-0.0).is_sign_negative());
+            assert_eq!(dtype.round(5e-324), 0.0);
+        }
+        // The middle between 0 and the smallest f16.
+        assert_eq!(DType::F16.round(2f64.powi(-25)), 0.0);
+        assert_eq!(DType::F16.round(2f64.powi(-25) * 1.000_000_1), 2f64.powi(-24));
     }
 }

@@ -5,9 +5,10 @@
 
 use crate::dtype::Kind;
 use crate::ir::{
-    AExpr, AttrPat, AttrValue, Build, BuildArg, Class, Head, InView, Kernel, OpDef, OpId, ParamKind, Pat, Program,
-    Rule, ScalarDef, Sort, Var, VarId,
+    AExpr, AttrPat, AttrValue, Backend, Build, BuildArg, Class, Head, InView, Kernel, OpBody, OpDef, OpId, Origin,
+    ParamKind, Pat, Program, Rule, ScalarBody, ScalarDef, ScalarId, Sort, Var, VarId,
 };
+use crate::scalar::{gradients, show_term, simplify};
 use crate::typing::{attr_type_name, show_bound, show_expr, show_type_pat, show_value};
 
 fn name(vars: &[Var], v: VarId) -> &str {
@@ -131,6 +132,74 @@ pub fn show_scalar_signature(s: &ScalarDef) -> String {
     let params: Vec<String> = s.params.iter().map(|(n, k)| format!("{n}{}", kind(*k))).collect();
     let result = if s.result == Kind::Bool { " -> bool" } else { "" };
     format!("{}({}){result}", s.name, params.join(", "))
+}
+
+/// Every declaration of a Program that `wanted` asks for, as the compiler understands it: signatures with bodies, scalars
+/// simplified and with their derivatives, families expanded, the class of each rule, kernels.
+pub fn show_program(p: &Program, wanted: &dyn Fn(&Origin) -> bool) -> String {
+    let mut out = String::new();
+    for (i, s) in p.scalars.iter().enumerate().filter(|(_, s)| wanted(&s.origin)) {
+        out.push_str(&show_scalar(p, ScalarId(i as u32), s));
+    }
+    for op in p.ops.iter().filter(|o| wanted(&o.origin)) {
+        out.push_str(&format!("op {}", show_op_signature(op)));
+        match &op.body {
+            OpBody::Builtin(_) => out.push_str("\n  builtin;\n"),
+            OpBody::Defined(bodies) => {
+                let bodies: Vec<String> = bodies.iter().map(|b| show_build(p, &op.vars, b)).collect();
+                out.push_str(&format!("\n  = {};\n", bodies.join(", ")));
+            }
+        }
+        op.requires.iter().for_each(|g| out.push_str(&format!("  requires {};\n", show_expr(&op.vars, g))));
+    }
+    for r in p.rulesets.iter().filter(|r| wanted(&r.origin)) {
+        let until = r.iterations.map_or("until = fixpoint".to_string(), |n| format!("iterations = {n}"));
+        let (fixed, per) = r.nodes;
+        out.push_str(&format!(
+            "ruleset {} {{ {until}; nodes = {fixed} + {per} * graph; time = {}; }}\n",
+            r.name, r.time_ms
+        ));
+    }
+    for rule in p.rules.iter().filter(|r| wanted(&r.origin)) {
+        let made = if rule.derived { "// made by the compiler\n" } else { "" };
+        out.push_str(&format!("{made}{}\n", show_rule_lines(p, rule)));
+        if rule.claims.is_empty() {
+            out.push_str("  // nothing is written: class rounds\n");
+        }
+    }
+    for k in p.kernels.iter().filter(|k| wanted(&k.origin)) {
+        let how = match &k.backend {
+            Backend::Cublaslt(epilogue) => format!("cublaslt {epilogue}"),
+            Backend::Template(t) => format!("template {:?}", t.file),
+            Backend::Pointwise => "pointwise".into(),
+            Backend::Rowwise => "rowwise".into(),
+            Backend::Composed => "composed".into(),
+        };
+        let requires: String = k.requires.iter().map(|g| format!(" requires {};", show_expr(&k.vars, g))).collect();
+        out.push_str(&format!("{} {{ {how};{requires} }}\n", show_kernel(p, k)));
+    }
+    out
+}
+
+/// A scalar with what its body is simplified to, and its derivatives.
+fn show_scalar(p: &Program, id: ScalarId, s: &ScalarDef) -> String {
+    let names: Vec<String> = s.params.iter().map(|(n, _)| n.clone()).collect();
+    let mut out = format!("scalar {}", show_scalar_signature(s));
+    match &s.body {
+        ScalarBody::Builtin(_) => out.push_str(" builtin"),
+        ScalarBody::Term(t) => out.push_str(&format!(" = {}", show_term(p, &simplify(p, t), &names))),
+    }
+    // What is a truth value has none, nor has what the library leaves without.
+    if s.result == Kind::Number
+        && let Ok(gradients) = gradients(p, id)
+    {
+        for ((name, kind), g) in s.params.iter().zip(&gradients) {
+            if *kind == Kind::Number {
+                out.push_str(&format!("\n  d/d{name} = {}", show_term(p, &simplify(p, g), &names)));
+            }
+        }
+    }
+    out + ";\n"
 }
 
 /// A kernel's first line.

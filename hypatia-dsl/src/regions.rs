@@ -1,7 +1,7 @@
 //! Examples of the pointwise work that a rule's variables stand for.
 //!
 //! In: a rule with variables of sort `Region`. Out: rules without, in which each stands for one function of its
-//! operands and of a number beside them. Holds always: what is true of the rule is true of its examples, so that
+//! operands and of a number or a tensor beside them. Holds always: what is true of the rule is true of its examples, so that
 //! verifying these can refute the rule.
 
 use crate::builtin::BuiltinScalar;
@@ -10,7 +10,15 @@ use crate::ir::{
     TypePat, Var, VarId,
 };
 
+/// The variable beside the operands, and whether it is more than a number.
+#[derive(Clone, Copy)]
+struct Place {
+    other: VarId,
+    any_shape: bool,
+}
+
 /// A function of operands: what an example puts for a region.
+#[derive(Clone)]
 enum Sample {
     /// Operand `i`.
     Operand(usize),
@@ -19,18 +27,34 @@ enum Sample {
     Call(ScalarId, Vec<Sample>),
 }
 
+/// One example of a rule.
+#[derive(Clone, Debug)]
+pub struct Example {
+    /// The rule over work that is known.
+    pub rule: Rule,
+    /// The work has an operand of any shape: where the right side has another type with it, or none, nothing is rewritten.
+    pub may_misfit: bool,
+}
+
 /// The rule's examples; none if it has no such variable.
-pub fn examples(program: &Program, rule: &Rule) -> Vec<Rule> {
+pub fn examples(program: &Program, rule: &Rule) -> Vec<Example> {
     let regions: Vec<VarId> =
         (0..rule.vars.len()).filter(|i| rule.vars[*i].sort == Sort::Region).map(|i| VarId(i as u32)).collect();
     if regions.is_empty() {
         return Vec::new();
     }
-    (0..SAMPLES.len()).filter_map(|n| example(program, rule, &regions, n)).collect()
+    let examples = (0..SAMPLES.len()).filter_map(|n| {
+        let rule = example(program, rule, &regions, n)?;
+        Some(Example { rule, may_misfit: n == ANY_SHAPE })
+    });
+    examples.collect()
 }
 
 /// Names of the examples.
-const SAMPLES: [&str; 3] = ["one function", "with another operand", "used twice"];
+const SAMPLES: [&str; 5] =
+    ["one function", "with another operand", "used twice", "with another tensor", "operands in order"];
+/// The one whose other operand has any shape.
+const ANY_SHAPE: usize = 3;
 
 fn example(program: &Program, rule: &Rule, regions: &[VarId], n: usize) -> Option<Rule> {
     let mut out = rule.clone();
@@ -40,7 +64,8 @@ fn example(program: &Program, rule: &Rule, regions: &[VarId], n: usize) -> Optio
         let other = VarId(out.vars.len() as u32);
         out.vars.push(Var { name: format!("{}_operand", rule.vars[v.index()].name), sort: Sort::Tensor });
         let sample = sample(program, n, operands)?;
-        out.lhs = out.lhs.into_iter().map(|p| in_pattern(p, *v, &sample, other)).collect();
+        let place = Place { other, any_shape: n == ANY_SHAPE };
+        out.lhs = out.lhs.into_iter().map(|p| in_pattern(p, *v, &sample, place)).collect();
         out.rhs = out.rhs.into_iter().map(|b| in_build(program, b, *v, &sample, other, false)).collect();
     }
     Some(out)
@@ -57,25 +82,33 @@ fn operands(p: &Pat, v: VarId) -> Option<usize> {
     }
 }
 
-/// `tanh(x + y)`, `(x + y) * other`, `x * tanh(x)`, over all operands.
+/// `tanh(x + y)`, `(x + y) * other`, `x * tanh(x)`, `(x + y) - other`, `x - tanh(x * y)`, over all operands; none where an
+/// example says no more than others.
 fn sample(program: &Program, n: usize, operands: usize) -> Option<Sample> {
     let id = |b| program.builtin_scalar(b);
     let (add, mul, tanh) = (id(BuiltinScalar::Add)?, id(BuiltinScalar::Mul)?, id(BuiltinScalar::Tanh)?);
+    let sub = id(BuiltinScalar::Sub)?;
     let sum =
         |add: ScalarId| (1..operands).fold(Sample::Operand(0), |a, i| Sample::Call(add, vec![a, Sample::Operand(i)]));
     Some(match n {
         0 => Sample::Call(tanh, vec![sum(add)]),
         1 => Sample::Call(mul, vec![sum(add), Sample::Other]),
+        3 => Sample::Call(sub, vec![sum(add), Sample::Other]),
+        4 if operands < 2 => return None,
+        4 => (1..operands).fold(Sample::Operand(0), |a, i| {
+            let product = Sample::Call(mul, vec![a.clone(), Sample::Operand(i)]);
+            Sample::Call(sub, vec![a, Sample::Call(tanh, vec![product])])
+        }),
         _ => Sample::Call(mul, vec![Sample::Operand(0), Sample::Call(tanh, vec![sum(add)])]),
     })
 }
 
-fn in_pattern(p: Pat, v: VarId, sample: &Sample, other: VarId) -> Pat {
+fn in_pattern(p: Pat, v: VarId, sample: &Sample, other: Place) -> Pat {
     match p {
         Pat::Bind(w, p) => Pat::Bind(w, Box::new(in_pattern(*p, v, sample, other))),
         Pat::Typed(p, t) => Pat::Typed(Box::new(in_pattern(*p, v, sample, other)), t),
         Pat::OneOf(l) => Pat::OneOf(l.into_iter().map(|p| in_pattern(p, v, sample, other)).collect()),
-        Pat::Node(n) if n.head == Head::Region(v) => pattern(sample, &n.args, other),
+        Pat::Node(n) if n.head == Head::Region(v) => pattern(sample, &n.args, other, &mut Vec::new()),
         Pat::Node(n) => {
             let args = n.args.into_iter().map(|p| in_pattern(p, v, sample, other)).collect();
             Pat::Node(NodePat { args, ..n })
@@ -84,17 +117,26 @@ fn in_pattern(p: Pat, v: VarId, sample: &Sample, other: VarId) -> Pat {
     }
 }
 
-/// The sample over patterns; an operand that it uses again is written again, which means the same classes.
-fn pattern(sample: &Sample, args: &[Pat], other: VarId) -> Pat {
+/// The sample over patterns; an operand that it uses again is written again, by its name if it has one, which means the same
+/// classes. `written` has the operands that are there already.
+fn pattern(sample: &Sample, args: &[Pat], place: Place, written: &mut Vec<usize>) -> Pat {
     match sample {
-        Sample::Operand(i) => args.get(*i).cloned().unwrap_or(Pat::Any),
+        Sample::Operand(i) => match args.get(*i) {
+            Some(Pat::Bind(name, _)) if written.contains(i) => Pat::Var(*name),
+            Some(operand) => {
+                written.push(*i);
+                operand.clone()
+            }
+            None => Pat::Any,
+        },
+        Sample::Other if place.any_shape => Pat::Var(place.other),
         Sample::Other => {
             // Of rank 0, so that it never makes the whole larger.
             let ty = TypePat { dtype: DTypePat::Any, prefix: vec![], rest: None, suffix: vec![] };
-            Pat::Typed(Box::new(Pat::Var(other)), ty)
+            Pat::Typed(Box::new(Pat::Var(place.other)), ty)
         }
         Sample::Call(s, parts) => {
-            let args = parts.iter().map(|p| pattern(p, args, other)).collect();
+            let args = parts.iter().map(|p| pattern(p, args, place, written)).collect();
             Pat::Node(NodePat { head: Head::Scalar(*s), args, rest: None, attrs: vec![], output: 0 })
         }
     }

@@ -239,7 +239,10 @@ impl Files<'_> {
                             format!("cannot read module `{}`", parts[..n].join("::")),
                             span,
                         )
-                        .note(why),
+                        .note(why)
+                        .hint(
+                            "`use` names a `.hyp` file beside this one, or in a folder there: `use folder::file::*;`",
+                        ),
                     );
                     return None;
                 }
@@ -352,7 +355,8 @@ fn own_scope(resolved: &Resolved, file: usize, diags: &mut Vec<Diagnostic>) -> S
         if reserved {
             diags.push(
                 Diagnostic::error(code::RESERVED, format!("`{}` has a meaning of its own", name.node), name.span)
-                    .label("choose another name"),
+                    .label("choose another name")
+                    .hint(format!("call it `my_{}`, say", name.node)),
             );
         }
         let binding = Binding { targets: vec![ItemRef { file, item }], via: Via::Own, span: name.span };
@@ -548,6 +552,13 @@ impl Resolved {
             d = d.hint(format!("module `{module}` declares it: add `use {module}::*;` at the top of the file"));
         } else if let Some(s) = closest(name, self.visible(file, space)) {
             d = d.hint(format!("did you mean `{s}`?"));
+        } else {
+            let declaration = match space {
+                Space::Value => format!("`scalar {name}(x) = ...;`"),
+                Space::RuleSet => format!("`ruleset {name} {{ until = fixpoint; }}`"),
+                Space::Kernel => format!("`kernel {name} for ...`"),
+            };
+            d = d.hint(format!("declare it, {declaration}, or `use` the file that does"));
         }
         d
     }

@@ -8,6 +8,8 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 /// A named size, such as a model's dynamic `batch`.
 pub type Symbol = Arc<str>;
 
@@ -43,7 +45,7 @@ impl Factor {
 }
 
 /// A factor of a term of a [`Dim`].
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum DimFactor {
     /// A named size.
     Symbol(Symbol),
@@ -54,8 +56,24 @@ pub enum DimFactor {
 }
 
 /// The size of an axis, or a difference of sizes: a polynomial with integer coefficients.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(into = "Polynomial", from = "Polynomial")]
 pub struct Dim(Repr);
+
+/// The terms of a [`Dim`], each a coefficient and the factors that it multiplies.
+type Polynomial = Vec<(i64, Vec<DimFactor>)>;
+
+impl From<Dim> for Polynomial {
+    fn from(dim: Dim) -> Polynomial {
+        dim.polynomial()
+    }
+}
+
+impl From<Polynomial> for Dim {
+    fn from(terms: Polynomial) -> Dim {
+        Dim::from_polynomial(terms)
+    }
+}
 
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 enum Repr {
@@ -81,7 +99,7 @@ impl Dim {
 
     /// Its terms, each a coefficient and the factors that it multiplies: `2*b*b + 1` is
     /// `[(1, []), (2, [b, b])]`.
-    pub fn polynomial(&self) -> Vec<(i64, Vec<DimFactor>)> {
+    pub fn polynomial(&self) -> Polynomial {
         let factor = |f: &Factor| match f {
             Factor::Symbol(s) => DimFactor::Symbol(s.clone()),
             Factor::Quotient(a, b) => DimFactor::Quotient(a.clone(), b.clone()),
@@ -92,7 +110,7 @@ impl Dim {
     }
 
     /// The size with these terms: the inverse of [`Dim::polynomial`].
-    pub fn from_polynomial(terms: Vec<(i64, Vec<DimFactor>)>) -> Dim {
+    pub fn from_polynomial(terms: Polynomial) -> Dim {
         let mut out: BTreeMap<Monomial, i64> = BTreeMap::new();
         for (coefficient, factors) in terms {
             let mut monomial = Monomial::new();

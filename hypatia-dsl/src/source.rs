@@ -7,12 +7,14 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
+use serde::{Deserialize, Serialize};
+
 /// A file in a [`SourceMap`].
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub struct FileId(pub u32);
 
 /// A range of bytes in one file.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub struct Span {
     /// The file.
     pub file: FileId,
@@ -45,6 +47,30 @@ pub struct SourceFile {
     pub embedded: bool,
 }
 
+/// Opens a regular file for reading. Every file that a user's file, model or folder names is opened here: a folder, a device
+/// or a named pipe is an error, because reading those, or even opening them, may never end.
+pub fn open_regular(path: &Path) -> std::io::Result<std::fs::File> {
+    let not_a_file = || std::io::Error::new(std::io::ErrorKind::InvalidInput, "this is not a file");
+    // Before it is opened: opening a named pipe waits for a writer.
+    if !std::fs::metadata(path)?.is_file() {
+        return Err(not_a_file());
+    }
+    let file = std::fs::File::open(path)?;
+    // Another one may have taken its place.
+    if file.metadata()?.is_file() { Ok(file) } else { Err(not_a_file()) }
+}
+
+/// The bytes of a regular file of at most so many bytes.
+pub fn read_regular(path: &Path, most: u64) -> std::io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    let read = open_regular(path)?.take(most.saturating_add(1)).read_to_end(&mut bytes)?;
+    if read as u64 > most {
+        let why = format!("this file is too large: the limit is {most} bytes");
+        return Err(std::io::Error::new(std::io::ErrorKind::InvalidData, why));
+    }
+    Ok(bytes)
+}
+
 /// Largest size of a file in bytes.
 pub const MAX_FILE: usize = 1 << 20;
 
@@ -57,10 +83,9 @@ impl SourceFile {
     pub fn read(path: &Path) -> std::io::Result<SourceFile> {
         let name = path.display().to_string();
         let streams = ["/dev/stdin", "/dev/fd/", "/proc/self/fd/"];
-        if !std::fs::metadata(path)?.is_file() && !streams.iter().any(|s| name.starts_with(s)) {
-            return Err(std::io::Error::new(std::io::ErrorKind::InvalidInput, "this is not a file"));
-        }
-        SourceFile::read_from(std::fs::File::open(path)?, name, Some(path.to_path_buf()))
+        let stream = streams.iter().any(|s| name.starts_with(s));
+        let file = if stream { std::fs::File::open(path)? } else { open_regular(path)? };
+        SourceFile::read_from(file, name, Some(path.to_path_buf()))
     }
 
     /// The same from any reader.

@@ -12,7 +12,7 @@ use crate::emit::cuda::template;
 use crate::emit::instances::template::problem;
 use crate::ir::{Backend, Kernel, Program};
 use crate::sema::code;
-use crate::source::{FileId, MAX_FILE, SourceFile, SourceMap, Span};
+use crate::source::{FileId, MAX_FILE, SourceFile, SourceMap, Span, open_regular};
 
 /// Reads the template of each kernel that has one. Files that are not on disk name templates that nobody can
 /// find: their kernels stay without text.
@@ -62,11 +62,7 @@ fn read(folder: &Path, name: &str) -> Result<SourceFile, String> {
     if !target.starts_with(&base) {
         return Err(format!("leads out of {}", folder.display()));
     }
-    let opened = std::fs::File::open(&target).and_then(|f| Ok((f.metadata()?.is_file(), f)));
-    let (regular, file) = opened.map_err(|e| format!("cannot be read: {e}"))?;
-    if !regular {
-        return Err("is no file".into());
-    }
+    let file = open_regular(&target).map_err(|e| format!("cannot be read: {e}"))?;
     let file = SourceFile::read_from(file, path.display().to_string(), Some(path.clone()))
         .map_err(|e| format!("cannot be read: {e}"))?;
     if file.text.len() > MAX_FILE {
@@ -102,7 +98,10 @@ impl Place<'_> {
                     None => d,
                 }
             }
-            None => d,
+            None => match hint(&d.message) {
+                Some(hint) => d.hint(hint),
+                None => d,
+            },
         }
     }
 
@@ -129,6 +128,33 @@ impl Place<'_> {
             })
             .collect()
     }
+}
+
+/// What to do about a message of the template language.
+fn hint(message: &str) -> Option<&'static str> {
+    Some(match message {
+        m if m.contains("`epilogue` takes") => "in a loop over a tile: `epilogue(\"sum\", \"row\", \"col\")`",
+        m if m.contains("may be included") => "paste what you need of the file into the template",
+        m if m.contains("endfor") => "close what was opened: `//% for i in range(4)` ... `//% endfor`",
+        m if m.contains("endif") => "close what was opened: `//% if rank > 1` ... `//% endif`",
+        m if m.starts_with("syntax error") => "statements stand on lines that begin with `//%`, values in `${ }`",
+        m if m.contains("stands alone") => "paste the text of the other file here",
+        m if m.contains("joined by `~`") => "write `cat(a, b)`, or print one behind the other: `${ a }${ b }`",
+        m if m.contains("joined by `cat") => "numbers are added, texts are joined by `cat(a, b)`",
+        m if m.contains("no statement") || m.contains("keeps no output") => {
+            "repeat the lines, or write a `__device__` function in CUDA"
+        }
+        m if m.contains("is kept holds") || m.contains("no dictionaries") => {
+            "keep each value under a name of its own: `//% set a = 1`"
+        }
+        m if m.contains("unknown filter") => {
+            "see docs/language.md, \"Templates of your own\", for the filters that there are"
+        }
+        m if m.contains("texts that it makes") => "make shorter texts: what is printed need not be kept",
+        m if m.contains("steps") => "make the loop shorter, or write it in CUDA: `#pragma unroll`",
+        m if m.contains("becomes larger") => "print less: a kernel's source has some hundred lines",
+        _ => return None,
+    })
 }
 
 /// `acc.typ` in a line: the variable, what is asked of it, and what it has.

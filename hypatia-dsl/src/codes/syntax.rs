@@ -74,7 +74,7 @@ in a rule. Lists, arguments and alternatives do not count, however long they are
         108,
         "file, item or name too large",
         "A `.hyp` file may be one mebibyte at most, one item 50,000 words and signs, and one name or string 256
-bytes. What is larger is not
+bytes; a scalar, op or pattern may declare 64 parameters, and an op 64 element types. What is larger is not
 written by people; the limits keep a wrong file name (a model's weights, say) from costing time and
 memory. If you generate rules, write them into several files and join these with `use`.",
         "",

@@ -100,7 +100,7 @@ impl Layout<'_> {
         }
         match head.as_str() {
             "rule" => self.rule(&nodes),
-            "op" => self.body(&nodes, &[]),
+            "op" | "pattern" => self.body(&nodes, &[]),
             "scalar" => self.body(&nodes, &["grad"]),
             _ => Doc::group(vec![self.element(&nodes, true)]),
         }

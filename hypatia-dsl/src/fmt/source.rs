@@ -85,20 +85,31 @@ impl<'a> Source<'a> {
 
     /// A lone `;` means nothing: its comments go to what follows.
     fn drop_spare_semicolons(&mut self) {
-        let spare: Vec<usize> =
-            self.items.iter().filter(|r| r.len() == 1 && self.pieces[r.start].text == ";").map(|r| r.start).collect();
-        for at in spare.iter().copied().rev() {
-            let piece = self.pieces.remove(at);
-            let mut comments = piece.leading;
-            comments.extend(piece.trailing.map(|text| Leading { text, blank: false }));
-            let next = self.pieces.get_mut(at).map_or(&mut self.rest, |p| &mut p.leading);
-            comments.append(next);
-            *next = comments;
+        let lone = |r: &Range<usize>| r.len() == 1 && self.pieces[r.start].text == ";";
+        let mut spare = vec![false; self.pieces.len()];
+        self.items.iter().filter(|r| lone(r)).for_each(|r| spare[r.start] = true);
+        // How many go before each piece.
+        let mut gone = Vec::with_capacity(spare.len() + 1);
+        let mut waiting: Vec<Leading<'a>> = Vec::new();
+        for (mut piece, spare) in std::mem::take(&mut self.pieces).into_iter().zip(&spare) {
+            gone.push(gone.len() - self.pieces.len());
+            if *spare {
+                waiting.append(&mut piece.leading);
+                waiting.extend(piece.trailing.map(|text| Leading { text, blank: false }));
+                continue;
+            }
+            if !waiting.is_empty() {
+                waiting.append(&mut piece.leading);
+                piece.leading = std::mem::take(&mut waiting);
+            }
+            self.pieces.push(piece);
         }
-        self.items.retain(|r| !(r.len() == 1 && spare.contains(&r.start)));
+        gone.push(gone.len() - self.pieces.len());
+        waiting.append(&mut self.rest);
+        self.rest = waiting;
+        self.items.retain(|r| !(r.len() == 1 && spare[r.start]));
         for range in &mut self.items {
-            let before = spare.iter().filter(|s| **s < range.start).count();
-            *range = range.start - before..range.end - before;
+            *range = range.start - gone[range.start]..range.end - gone[range.end];
         }
     }
 

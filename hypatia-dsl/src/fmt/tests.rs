@@ -154,3 +154,11 @@ fn formatting_is_stable_for_made_up_expressions() {
         check(&format!("edition 1;\nrule a::b: {a} => {b} requires {a}, {b};\nop f(x: T[n]) -> T[n] = {a};\n"));
     }
 }
+
+#[test]
+fn a_million_spare_semicolons_take_no_time() {
+    let started = std::time::Instant::now();
+    let text = format!("edition 1;{}\nscalar f(x) = x;", ";".repeat(1_000_000));
+    assert_eq!(format(&text), "edition 1;\nscalar f(x) = x;\n");
+    assert!(started.elapsed().as_secs() < 20, "{:?}", started.elapsed());
+}

@@ -290,7 +290,10 @@ impl Site<'_> {
             Some(near) => d.hint(format!("did you mean `{near}`?")),
             None => {
                 let quoted: Vec<String> = words.iter().map(|w| format!("`{w}`")).collect();
-                d.note(format!("its statements begin with {}", list(&quoted)))
+                d.note(format!("its statements begin with {}", list(&quoted))).hint(match item {
+                    "a kernel" => "say how it is made: `rowwise;`, `pointwise;`, or `template \"file.cu.j2\";`",
+                    _ => "write a condition as `requires n > 0;`, a cost as `flops = 2 * n;`",
+                })
             }
         })
     }
@@ -330,7 +333,9 @@ impl Site<'_> {
             return None;
         }
         let previous = self.span(self.i - 1);
-        let d = Diagnostic::error(Code(112), "missing `;`", previous).label("expected `;` behind this");
+        let d = Diagnostic::error(Code(112), "missing `;`", previous)
+            .label("expected `;` behind this")
+            .hint(format!("write `{};`", shorten(self.previous())));
         let next = self.tokens.get(self.i).or(self.following);
         Some(match next {
             Some(t) => {
@@ -398,10 +403,30 @@ impl Site<'_> {
         if let Some(hint) = self.shape_of_item() {
             return d.hint(hint);
         }
+        if let Some(hint) = self.no_operand() {
+            return d.hint(hint);
+        }
         if opens_item(self.tokens, self.i, self.builder.text) && self.i > 0 {
             return d.hint("is a `;` missing before it?");
         }
         d
+    }
+
+    /// `x + ;`, `x + * 2`: an operator without what it works on.
+    fn no_operand(&self) -> Option<String> {
+        let operator =
+            |w: &str| matches!(w, "+" | "-" | "*" | "/" | "%" | "**" | "==" | "!=" | "<" | ">" | "<=" | ">=");
+        let (before, found) = (self.previous(), self.text(self.i));
+        let ended = self.i >= self.tokens.len() || matches!(found, ";" | "," | ")" | "]" | "}");
+        if operator(before) || matches!(before, "and" | "or" | "not") {
+            return Some(if ended || operator(found) {
+                format!("write what `{before}` works on behind it, or remove it")
+            } else {
+                format!("an expression follows `{before}`: a name, a number, a call, or `(...)`")
+            });
+        }
+        (ended && matches!(before, "=" | "=>"))
+            .then(|| format!("write an expression behind `{before}`, such as `x + 1`"))
     }
 
     /// What the item around it looks like, where another language's habit shows.

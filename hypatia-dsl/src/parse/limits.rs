@@ -5,6 +5,7 @@
 //! levels, so that no walk over a tree can overflow the stack.
 
 use super::scan::{Kind, Token};
+use crate::ast::{ItemKind, Name};
 use crate::diag::{Code, Diagnostic};
 use crate::source::{FileId, Span};
 
@@ -12,6 +13,9 @@ use crate::source::{FileId, Span};
 pub const MAX_TOKENS: usize = 50_000;
 /// Largest number of bytes of a name or a string: messages repeat them.
 pub const MAX_WORD: usize = 256;
+/// Largest number of parameters, operands or element types that an item declares: what is checked of them is checked of
+/// pairs, and of every choice of types.
+pub const MAX_PARAMETERS: usize = 64;
 /// Largest depth of an expression: brackets and operators that stand in each other.
 pub const MAX_DEPTH: u32 = 128;
 /// Largest depth of brackets alone: the grammar recurses over these, with big stack frames.
@@ -38,13 +42,41 @@ fn too_long(tokens: &[Token], file: FileId) -> Option<Diagnostic> {
     Some(d.hint("split it into several items; is the `;` behind it missing?"))
 }
 
+/// More parameters than any item needs.
+pub(super) fn too_many(kind: &ItemKind) -> Option<Diagnostic> {
+    let (what, names): (_, Vec<&Name>) = match kind {
+        ItemKind::Scalar(s) => ("parameters", s.params.iter().map(|p| &p.name).collect()),
+        ItemKind::Pattern(p) => ("parameters", p.params.iter().collect()),
+        ItemKind::Op(op) if op.generics.len() > MAX_PARAMETERS => {
+            ("element types", op.generics.iter().map(|g| &g.name).collect())
+        }
+        ItemKind::Op(op) => ("operands and attributes", op.params.iter().map(|p| &p.name).collect()),
+        _ => return None,
+    };
+    let first = names.get(MAX_PARAMETERS)?;
+    let message = format!("too many {what}: {}, where the limit is {MAX_PARAMETERS}", names.len());
+    let d = Diagnostic::error(Code(108), message, first.span).label("the first that is too many");
+    Some(match what {
+        "element types" => {
+            d.hint("operands that share an element type share its name: `op f<T: float>(a: T[..s], b: T[..s])`")
+        }
+        "parameters" => d.hint("split it: give the parts names of their own, each with the parameters that it needs"),
+        _ => d.hint("take any number of operands as one: `op f(*xs: T[..s]) -> ...`, or split the op"),
+    })
+}
+
 /// A name that no person wrote.
 fn long_word(tokens: &[Token], file: FileId) -> Option<Diagnostic> {
     let long = |t: &&Token| matches!(t.kind, Kind::Word | Kind::Str) && t.end - t.start > MAX_WORD as u32;
     let token = tokens.iter().find(long)?;
     let what = if token.kind == Kind::Word { "name" } else { "string" };
     let message = format!("this {what} is too long: the limit is {MAX_WORD} bytes");
-    Some(Diagnostic::error(Code(108), message, span(token, file)).label(format!("{} bytes", token.end - token.start)))
+    let d =
+        Diagnostic::error(Code(108), message, span(token, file)).label(format!("{} bytes", token.end - token.start));
+    Some(d.hint(match token.kind {
+        Kind::Word => "choose a shorter name; is this a `.hyp` file at all?",
+        _ => "shorten it, or say the rest in a comment above: `// ...`",
+    }))
 }
 
 /// Strings without an end, block comments, unknown characters.
@@ -88,7 +120,8 @@ fn brackets(tokens: &[Token], text: &str, file: FileId) -> Option<Diagnostic> {
     let mut open: Vec<&Token> = Vec::new();
     let unclosed = |t: &Token, close: &str| {
         let message = format!("this `{}` is never closed", t.text(text));
-        Diagnostic::error(Code(104), message, span(t, file)).label(format!("needs a `{close}`"))
+        let d = Diagnostic::error(Code(104), message, span(t, file)).label(format!("needs a `{close}`"));
+        d.hint(format!("add the missing `{close}`, or remove this `{}`", t.text(text)))
     };
     for token in tokens.iter().filter(|t| t.kind == Kind::Sign) {
         let sign = token.text(text);

@@ -147,7 +147,7 @@ impl FileParser<'_> {
             return self.builder.report(d);
         }
         if let Some(kind) = direct::item(text, file, tokens) {
-            return self.out.items.push(Item { doc, kind, span });
+            return self.keep(Item { doc, kind, span }, tokens);
         }
         self.builder.base = first.start;
         let source = &text[first.start as usize..last.end as usize];
@@ -158,7 +158,7 @@ impl FileParser<'_> {
                 self.builder.report(explain::syntax_error(&error, tokens, following, &self.builder));
             }
             Ok(pairs) => {
-                if let Err(bug) = self.built(pairs, span, doc) {
+                if let Err(bug) = self.built(pairs, span, doc, tokens) {
                     let message = format!("internal error: the parser lost its way in a {:?}", bug.0);
                     self.builder
                         .report(Diagnostic::error(Code(101), message, span).note("please report this with the file"));
@@ -180,7 +180,7 @@ impl FileParser<'_> {
         }
     }
 
-    fn built(&mut self, mut pairs: Pairs<'_, Rule>, span: Span, doc: String) -> Built<()> {
+    fn built(&mut self, mut pairs: Pairs<'_, Rule>, span: Span, doc: String, tokens: &[Token]) -> Built<()> {
         let pair = Kids(pairs.next().ok_or(Bug(Rule::item))?.into_inner()).first()?;
         if pair.as_rule() == Rule::edition {
             let number = Kids::of(pair).first()?;
@@ -201,8 +201,19 @@ impl FileParser<'_> {
             return Ok(());
         }
         let kind = self.builder.item(pair)?;
-        self.out.items.push(Item { doc, kind, span });
+        self.keep(Item { doc, kind, span }, tokens);
         Ok(())
+    }
+
+    /// Takes an item into the tree, unless it declares more than anything can handle.
+    fn keep(&mut self, item: Item, tokens: &[Token]) {
+        match limits::too_many(&item.kind) {
+            Some(d) => {
+                self.broken(tokens);
+                self.builder.report(d);
+            }
+            None => self.out.items.push(item),
+        }
     }
 
     /// Takes the doc comments before an item that starts at `start`. Other comments before it are

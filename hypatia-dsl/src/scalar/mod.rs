@@ -13,6 +13,8 @@ mod simplify;
 #[cfg(test)]
 mod testing;
 
+use serde::{Deserialize, Serialize};
+
 use crate::dtype::DType;
 use crate::ir::{InView, ScalarId};
 
@@ -24,11 +26,11 @@ pub use print::{show_number, show_term, show_term_with};
 pub use simplify::simplify;
 
 /// A node of a [`Term`].
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub struct TermId(pub u32);
 
 /// A DAG of scalar operations with one or more results.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Term {
     /// Nodes; arguments before users.
     pub nodes: Vec<TermNode>,
@@ -37,7 +39,7 @@ pub struct Term {
 }
 
 /// One operation.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum TermNode {
     /// A parameter of the scalar whose body this is.
     Param(u32),
@@ -69,7 +71,7 @@ pub enum TermNode {
 }
 
 /// A number that compares by bits: -0 and +0 differ, NaN equals itself.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Literal(pub f64);
 
 impl PartialEq for Literal {

@@ -267,7 +267,11 @@ impl<'a> Cx<'a> {
             format!("`{name}` of `{}` is {}, but this is {}", def.name, word(*wanted), word(have)),
             span,
         )
-        .label(format!("expected {}", word(*wanted)));
+        .label(format!("expected {}", word(*wanted)))
+        .hint(match wanted {
+            Kind::Bool => "compare it: `x != 0` is a truth value",
+            _ => "make it a number: `if c then 1 else 0`",
+        });
         if let Some(s) = def.origin.span {
             d = d.also(s, format!("`{}` is declared here", def.name));
         }

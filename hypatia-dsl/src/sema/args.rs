@@ -136,7 +136,8 @@ impl<'a> Cx<'a> {
             format!("`{}` takes {most} arguments at most, not {positional}", callee.text()),
             span,
         )
-        .label(format!("expected {}", signature(def)));
+        .label(format!("expected {}", signature(def)))
+        .hint("remove what is too much; attributes are given by name: `axis = 1`");
         self.with_declaration(d, def)
     }
 
@@ -171,13 +172,24 @@ impl<'a> Cx<'a> {
                 format!("`{}` takes {n} argument{}, not {}", def.name, if n == 1 { "" } else { "s" }, args.len()),
                 span,
             )
-            .label(format!("expected {}({})", def.name, names.join(", ")));
+            .label(format!("expected {}({})", def.name, names.join(", ")))
+            .hint(as_many(&def.name, &names, args.len()));
             if let Some(s) = def.origin.span {
                 d = d.also(s, format!("`{}` is declared here", def.name));
             }
             return self.report(d);
         }
         Some(args.iter().map(|a| &a.value).collect())
+    }
+}
+
+/// What to do about a scalar's arguments that are too few or too many.
+pub(super) fn as_many(name: &str, params: &[&str], have: usize) -> String {
+    match params.get(have..) {
+        Some([missing]) => format!("add the argument `{missing}`"),
+        Some([]) | None if params.is_empty() => format!("write `{name}()`"),
+        Some([]) | None => format!("remove what stands behind `{}`", params.join(", ")),
+        Some(missing) => format!("add the arguments `{}`", missing.join("`, `")),
     }
 }
 

@@ -209,7 +209,16 @@ pub(super) fn body(
                             )
                             .label(format!("this gives {have}"))
                             .also(at, format!("declared as {wanted}"))
-                            .note(format!("with {}", describe(&def.vars, &inst.types, &inst.absent))),
+                            .note(format!("with {}", describe(&def.vars, &inst.types, &inst.absent)))
+                            .hint(match have.shape == wanted.shape {
+                                true => format!(
+                                    "declare the element type that the body has, or convert: `cast(..., to = {})`",
+                                    wanted.dtype
+                                ),
+                                false => {
+                                    "declare the shape that the body has, or make the body have this one".to_string()
+                                }
+                            }),
                         );
                     }
                 }

@@ -5,7 +5,7 @@
 //! that nothing is given a name that it does not deserve.
 
 use crate::ast::BinaryOp;
-use crate::dtype::DType;
+use crate::dtype::{DType, Kind};
 use crate::ir::{
     AExpr, AttrPat, AttrValue, Build, BuildArg, BuildNode, Claim, Class, DimPat, Fact, Head, NodePat, OpBody, OpDef,
     OpId, ParamKind, Pat, RestPat, Rule, ScalarBody, ScalarId, Sort, TypePat, Var, VarId,
@@ -80,6 +80,9 @@ fn scalar_rule(s: &Sema<'_>, id: ScalarId) -> Option<Rule> {
     if seen.contains(&false) {
         return None; // a parameter that does not matter cannot be found again
     }
+    // A truth value may be one of operands of any type.
+    let truth = (def.result == Kind::Bool).then_some(DType::Bool);
+    let rounded = [DType::F16, DType::BF16].into_iter().chain(truth).collect();
     let args = (0..def.params.len()).map(|i| BuildArg::One(Build::Var(VarId(i as u32)))).collect();
     let rhs = Build::Node(BuildNode { head: Head::Scalar(id), args, attrs: vec![], output: 0 });
     Some(Rule {
@@ -96,7 +99,7 @@ fn scalar_rule(s: &Sema<'_>, id: ScalarId) -> Option<Rule> {
         prefer: Vec::new(),
         claims: vec![
             Claim { class: Class::Exact, dtypes: vec![DType::F64, DType::F32] },
-            Claim { class: Class::Rounds, dtypes: vec![DType::F16, DType::BF16] },
+            Claim { class: Class::Rounds, dtypes: rounded },
         ],
         pointwise: true,
         derived: true,

@@ -217,6 +217,8 @@ impl<'a> Cx<'a> {
             d = d.hint(format!("did you mean `{s}`?"));
         } else if matches!(self.place, Place::Requires | Place::Prefer | Place::Let | Place::Right) {
             d = d.hint(format!("the left side binds sizes with a type: `x: T[..s, {name}]`"));
+        } else {
+            d = d.hint(format!("the types of the operands bind sizes and shapes: `x: T[..s, {name}]`"));
         }
         self.report(d)
     }
@@ -351,9 +353,10 @@ impl<'a> Cx<'a> {
                         .map(str::to_string);
                     let mut d = Diagnostic::error(code::UNBOUND, format!("`{}` is not bound", one.node), e.span)
                         .label("no such variable");
-                    if let Some(s) = near {
-                        d = d.hint(format!("did you mean `{s}`?"));
-                    }
+                    d = d.hint(match near {
+                        Some(s) => format!("did you mean `{s}`?"),
+                        None => "name an operand that is bound where this stands".to_string(),
+                    });
                     self.report(d)
                 }
             };

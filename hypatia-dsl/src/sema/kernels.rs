@@ -209,7 +209,10 @@ fn choices<'a>(cx: &mut Cx<'a>, e: &'a ast::Expr) -> Option<Vec<i64>> {
             format!("a tuning parameter has 1 to {MAX_CHOICES} choices, not {}", items.len()),
             e.span,
         );
-        return cx.report(d);
+        return cx.report(match items.is_empty() {
+            true => d.hint("write the values to choose from: `tune BM in {64, 128};`"),
+            false => d.hint("leave out the values that are never the best"),
+        });
     }
     let mut out = Vec::new();
     for i in items {

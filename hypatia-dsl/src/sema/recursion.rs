@@ -81,6 +81,10 @@ fn report(s: &mut Sema<'_>, circle: &[ItemRef]) {
         }
         d
     };
+    let d = match rest.first() {
+        Some((next, _)) => d.hint(format!("write in `{}` what `{next}` computes, without `{}`", first.0, first.0)),
+        None => d.hint("write the body out; there are no loops, and `builtin` is for the library"),
+    };
     s.diags.push(d.label("a definition may use what is defined without it only"));
 }
 

@@ -212,7 +212,8 @@ pub(super) fn family(cx: &mut Cx<'_>, e: &Expr) -> Option<Vec<Head>> {
         return None;
     }
     if out.is_empty() {
-        return cx.error(code::FAMILY, "this family is empty", e.span);
+        let d = Diagnostic::error(code::FAMILY, "this family is empty", e.span);
+        return cx.report(d.hint("name its members, such as `{exp, log}`, or take a family of the library: `unary`"));
     }
     alike(cx, &out, e)?;
     Some(out)
@@ -504,7 +505,11 @@ fn right_side<'a>(cx: &mut Cx<'a>, right: &'a Expr, count: usize, left: &'a Expr
             right.span,
         )
         .label("one for each root of the left side")
-        .also(left.span, "the left side");
+        .also(left.span, "the left side")
+        .hint(match (count, exprs.len()) {
+            (1, _) => "write one expression, or give the left side as many roots: `(p, q) => (r, s)`".to_string(),
+            (n, _) => format!("write {n} expressions: `({})`", vec!["..."; n.min(6)].join(", ")),
+        });
         return cx.report(d);
     }
     let built: Vec<Option<Build>> = exprs.iter().map(|e| cx.build(e, Pos::Tensor)).collect();

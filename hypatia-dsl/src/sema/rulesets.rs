@@ -119,9 +119,12 @@ fn apply(
             let mut d =
                 Diagnostic::error(code::SETTING, format!("a ruleset has no setting `{other}`"), setting.key.span)
                     .note(format!("settings are {}", SETTINGS.join(", ")));
-            if let Some(n) = closest(other, SETTINGS.iter().copied()) {
-                d = d.hint(format!("did you mean `{n}`?"));
-            }
+            d = match closest(other, SETTINGS.iter().copied()) {
+                Some(n) => d.hint(format!("did you mean `{n}`?")),
+                None => d.hint(
+                    "write `iterations = 30;` for a number of rounds, `until = fixpoint;` for as many as it takes",
+                ),
+            };
             return Err(Box::new(d));
         }
     }

@@ -259,7 +259,8 @@ impl TermBuilder<'_> {
             format!("`{}` takes {} arguments, not {}", def.name, names.len(), args.len()),
             span,
         )
-        .label(format!("expected {}({})", def.name, names.join(", ")));
+        .label(format!("expected {}({})", def.name, names.join(", ")))
+        .hint(super::args::as_many(&def.name, &names, args.len()));
         if let Some(s) = def.origin.span {
             d = d.also(s, format!("`{}` is declared here", def.name));
         }

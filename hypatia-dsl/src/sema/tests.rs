@@ -240,7 +240,10 @@ fn fill(cx: &mut Cx<'_>, e: &Expr, sizes: &[usize], out: &mut Vec<f64>) -> Optio
                 e.span,
             )
             .label("does not fit the declared shape");
-            cx.report(d)
+            cx.report(match items.len() > *n {
+                true => d.hint(format!("remove {}, or declare the shape that you mean", items.len() - n)),
+                false => d.hint(format!("add {}, or give one number alone, which fills all of it", n - items.len())),
+            })
         }
         _ => {
             let shape: Vec<String> = sizes.iter().map(usize::to_string).collect();
@@ -326,6 +329,8 @@ fn compare<'a>(cx: &mut Cx<'a>, e: &'a Expr) -> Option<Expect> {
         .note("expect `launches == 1`, `count(gemm) <= 2`, `error H0304`, `fires fuse::unary`, `not fires r`, `equal e` or `becomes e`");
     cx.report(match &e.kind {
         ExprKind::Binary(Eq, ..) => d.hint("`given a; expect equal b;` says that a and b have the same values"),
-        _ => d,
+        ExprKind::Path(p) if p.text() == "launches" => d.hint("compare it: `expect launches == 1;`"),
+        ExprKind::Call { callee, .. } if callee.text() == "count" => d.hint("compare it: `expect count(gemm) == 1;`"),
+        _ => d.hint("`expect becomes e;` asks what the rules make of it, `expect equal e;` what values it has"),
     })
 }

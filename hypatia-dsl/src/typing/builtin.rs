@@ -50,6 +50,7 @@ pub(super) fn apply(call: &Call, op: BuiltinOp) -> Types {
         GatherElements => gather_elements(call),
         GatherNd => gather_nd(call),
         Sum | Mean | Amax | Amin | Prod => reduction(call, op == Mean),
+        Cumsum => cumsum(call),
         Scatter => scatter(call),
         Argmax => argmax(call),
         Argsort => argsort(call),
@@ -66,7 +67,8 @@ pub(super) fn one(dtype: DType, shape: Shape) -> Types {
 impl Call<'_> {
     pub(super) fn operand(&self, i: usize) -> Result<&TensorType, TypeError> {
         self.operands.get(i).ok_or_else(|| {
-            TypeError::new(codes::OPERANDS, format!("{}: {} operands are too few", self.name, self.operands.len()))
+            let text = format!("{}: {} operands are too few", self.name, self.operands.len());
+            TypeError::new(codes::OPERANDS, text).hint(format!("give one at least: `{}(x, ...)`", self.name))
         })
     }
 
@@ -285,7 +287,8 @@ fn transpose(call: &Call) -> Types {
         Some(perm) => one(x.dtype, perm.into_iter().map(|i| x.shape[i].clone()).collect()),
         None => {
             let why = format!("must name each of the {rank} axes of {x} once, counted from 0");
-            Err(call.bad_attr(0, &why))
+            let axes: Vec<String> = (0..rank).rev().map(|i| i.to_string()).collect();
+            Err(call.bad_attr(0, &why).hint(format!("`perm = [{}]` turns all axes round", axes.join(", "))))
         }
     }
 }
@@ -502,6 +505,15 @@ fn reduction(call: &Call, floats_only: bool) -> Types {
         axes.push(axis.ok_or_else(why)?);
     }
     one(x.dtype, reduce(&x.shape, &axes, keep))
+}
+
+fn cumsum(call: &Call) -> Types {
+    let x = call.at_least(0, 1)?;
+    call.needs_numbers(0)?;
+    call.axis(0, x.shape.len())?;
+    call.flag(1)?;
+    call.flag(2)?;
+    one(x.dtype, x.shape.clone())
 }
 
 fn argmax(call: &Call) -> Types {

@@ -318,16 +318,16 @@ fn check_requires(def: &OpDef, bindings: &Bindings, facts: &dyn Facts) -> Result
         match eval_guard(guard, bindings, facts) {
             Some(true) => {}
             Some(false) => {
-                return Err(TypeError::new(
-                    codes::REQUIRES,
-                    format!("{}: requires {}, which is false", def.name, shown()),
-                ));
+                let message = format!("{}: requires {}, which is false", def.name, shown());
+                let hint = format!("give `{}` operands for which it is true, or change its `requires`", def.name);
+                return Err(TypeError::new(codes::REQUIRES, message).hint(hint));
             }
             // What types cannot tell (constness, values) is decided where it is known.
             None if asks_for_values(guard) => {}
             None => {
                 let message = format!("{}: requires {}, which cannot be shown for these sizes", def.name, shown());
-                return Err(TypeError::new(codes::REQUIRES, message));
+                let hint = "a guard must hold for every value of a size that is not known: `requires` the same where it is used";
+                return Err(TypeError::new(codes::REQUIRES, message).hint(hint));
             }
         }
     }
@@ -356,7 +356,9 @@ fn asks_for_values(expr: &AExpr) -> bool {
 fn result_type(def: &OpDef, pat: &TypePat, bindings: &Bindings, facts: &dyn Facts) -> Result<TensorType, TypeError> {
     let unknown = |what: String| {
         let shown = show_type_pat(&def.vars, pat);
-        TypeError::new(codes::RESULT, format!("{}: {what} of the result {shown} cannot be worked out", def.name))
+        let message = format!("{}: {what} of the result {shown} cannot be worked out", def.name);
+        TypeError::new(codes::RESULT, message)
+            .hint("use it in the type of an operand or of an attribute of the op, so that each call tells it")
     };
     let dtype = match &pat.dtype {
         DTypePat::Is(d) => Some(*d),

@@ -155,6 +155,9 @@ fn gathers_and_reductions() {
         apply(Sum, &[list(&[2]), T], &["f32[2,3]"]),
         "sum: attribute `axes = [2]` is out of range: the operand has rank 2, so it must be in -2..=1",
     );
+    assert_eq!(apply(Cumsum, &[int(-1), F, T], &["i32[b,4]"]), "i32[b, 4]");
+    starts(apply(Cumsum, &[int(2), F, F], &["f32[b,4]"]), "cumsum: attribute `axis = 2`");
+    starts(apply(Cumsum, &[int(0), F, F], &["bool[4]"]), "cumsum: `x` must hold numbers, but is bool[4]");
     assert_eq!(apply(Argmax, &[int(-1), F, F], &["f32[b,4]"]), "i64[b]");
     starts(apply(Argmax, &[int(-1), F, F], &["f32[b,0]"]), "argmax: axis 1 of `x` is empty");
     assert_eq!(apply(Iota, &[list(&[2, 3]), int(1), AttrValue::DType(DType::I64)], &[]), "i64[2, 3]");

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anstream::eprintln;
 use clap::Args;
-use hypatia::cuda::Timer;
+use hypatia::cuda::{Timer, nvtx};
 use hypatia::error::{Error, Result};
 use hypatia::executor::{Executor, OnGpu};
 use hypatia::plan::Plan;
@@ -21,10 +21,11 @@ use super::device::{Measuring, On, afterthoughts};
 use super::inputs::load_random;
 use super::model::{Firing, Sizes, must_be_model};
 use super::output::write_stdout;
-use super::{Exit, Global};
+use super::{Exit, Global, measured};
 use roof::Roof;
 use suite::Suite;
 
+mod plot;
 mod roof;
 mod suite;
 
@@ -45,7 +46,7 @@ const TRACED: usize = 10;
 #[derive(Args)]
 pub struct Bench {
     /// The model, or a file with tests: what each is given is timed.
-    #[arg(value_name = "MODEL.onnx", required_unless_present = "suite", conflicts_with = "suite")]
+    #[arg(value_name = "MODEL.onnx", required_unless_present_any = ["suite", "from"], conflicts_with_all = ["suite", "from"])]
     model: Option<PathBuf>,
     /// A built-in set of cases.
     #[arg(long, value_enum)]
@@ -92,9 +93,18 @@ pub struct Bench {
     /// Write a trace of some runs of a model, for Perfetto or chrome://tracing.
     #[arg(long, value_name = "FILE.json")]
     trace: Option<PathBuf>,
+    /// Draw the times of a set of cases, as bars.
+    #[arg(long, value_name = "FILE.svg")]
+    plot: Option<PathBuf>,
+    /// Time nothing: draw what --json or tools/gpu_peers.py wrote.
+    #[arg(long, value_name = "FILE.json", requires = "plot", conflicts_with_all = ["suite", "json", "nvtx", "profile", "trace", "inputs", "runs"])]
+    from: Option<PathBuf>,
+    /// Name what is done for NVIDIA's profilers (`nsys profile hypatia bench ...`): cases, plans, steps of --profile.
+    #[arg(long)]
+    nvtx: bool,
     /// Print one JSON object instead of text.
     #[arg(long)]
-    json: bool,
+    pub json: bool,
 }
 
 fn seconds(text: &str) -> Result<f64, String> {
@@ -163,6 +173,10 @@ struct Profile {
     roof: Roof,
 }
 
+fn on_gpu(executor: &Executor) -> bool {
+    matches!(executor, Executor::Cuda(_))
+}
+
 fn ms(d: Duration) -> f64 {
     d.as_secs_f64() * 1e3
 }
@@ -178,10 +192,20 @@ fn refuse(options: &[(&str, bool)], why: &str) -> Result<()> {
 impl Bench {
     /// Runs the command.
     pub fn run(&self, global: &Global) -> Result<Exit> {
+        if let (Some(from), Some(to)) = (&self.from, &self.plot) {
+            let text = std::fs::read_to_string(from).map_err(|e| Error::Io { path: from.clone(), source: e })?;
+            let report = serde_json::from_str(&text).map_err(|e| Error::Input(format!("{}: {e}", from.display())))?;
+            self.draw(&report, to)?;
+            return Ok(Exit::Ok);
+        }
+        if self.nvtx {
+            nvtx::enable()?;
+        }
         let is_model = |path: &&PathBuf| path.extension().is_none_or(|e| e != "hyp");
         match self.model.as_ref().filter(is_model) {
             Some(path) => {
                 refuse(&[("--rows", !self.rows.is_empty())], "chooses among cases: a model is one case")?;
+                refuse(&[("--plot", self.plot.is_some())], "draws a set of cases: a model is one case")?;
                 self.run_model(path, global)
             }
             None => {
@@ -199,6 +223,12 @@ impl Bench {
                 suite::run(self, self.model.as_deref(), global)
             }
         }
+    }
+
+    /// Draws a report of cases, those whose names hold what --rows says.
+    fn draw(&self, report: &Value, to: &Path) -> Result<()> {
+        let svg = plot::svg(report, &self.rows)?;
+        std::fs::write(to, svg).map_err(|source| Error::Io { path: to.to_path_buf(), source })
     }
 
     /// Settings of the session, and what is worth telling about them.
@@ -236,7 +266,9 @@ impl Bench {
         let (model, precision) = self.on.precision.narrowed(model)?;
         tell(&precision.into_iter().collect::<Vec<_>>());
         let started = Instant::now();
+        let compiling = nvtx::range("compile");
         let compiled = model.compile(&inputs)?;
+        drop(compiling);
         let ordered = model.order(&inputs)?;
         compiled.executor.run(&ordered)?;
         let first = started.elapsed();
@@ -293,7 +325,9 @@ impl Bench {
                 return Ok(sides);
             }
             for (side, replays) in sides.iter_mut().zip(&replays) {
+                let range = nvtx::range(side.name);
                 let once = side.once(inputs, *replays)?;
+                drop(range);
                 side.times.push(once);
             }
             done += 1;
@@ -346,6 +380,7 @@ impl Timed<'_> {
             |(name, t): &(String, Tensor)| json!({"name": name, "dtype": t.dtype().name(), "shape": t.shape()});
         let side = |name: &str| sides.iter().find(|s| s.name == name).map(Side::to_json);
         json!({
+            "about": sides.first().map(|s| measured::about(Some(&s.executor.place()), on_gpu(s.executor))),
             "model": model,
             "device": sides.first().map(|s| s.executor.place()),
             "inputs": self.inputs.iter().map(tensor).collect::<Vec<_>>(),
@@ -372,6 +407,7 @@ fn paired_ratio(sides: &[Side<'_>]) -> Option<f64> {
 }
 
 fn profile(executor: &Executor, gpu: Option<&OnGpu>, inputs: &[Tensor]) -> Result<Profile> {
+    let _range = nvtx::range("profile");
     let micros = |us: &f64| Duration::from_secs_f64(us * 1e-6);
     if let (Some(mut timer), Some(on)) = (executor.timer(inputs)?, gpu) {
         let total = micros(&timer.replays(PROFILED)?);

@@ -26,7 +26,7 @@ pub struct Cache {
     action: Action,
     /// Print JSON.
     #[arg(long, global = true)]
-    json: bool,
+    pub json: bool,
 }
 
 #[derive(Subcommand)]

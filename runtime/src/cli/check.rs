@@ -1,13 +1,15 @@
 //! `hypatia check`: every error and warning of the given files.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use hypatia::error::Result;
 use hypatia::library;
+use hypatia_dsl::compile::Compilation;
 use hypatia_dsl::diag::{Diagnostic, Severity, has_errors};
+use hypatia_dsl::program_print::show_program;
 use hypatia_dsl::render::{self, Format};
-use hypatia_dsl::source::SourceMap;
+use hypatia_dsl::source::{SourceFile, SourceMap, Span};
 
 use super::files::Files;
 use super::output::{stderr_has_color, write_stdout};
@@ -16,7 +18,9 @@ use super::{Exit, Global};
 /// Check .hyp files and report every error in them.
 ///
 /// Nothing is printed and the exit code is 0 if all is well. Reports for people go to stderr, those
-/// for programs to stdout. `hypatia explain CODE` tells a code at length.
+/// for programs to stdout. `hypatia explain CODE` tells a code at length. Files that are named are one program. Of a
+/// folder, each file that no other one there uses is a program of its own, with what it uses: what only stands in the same
+/// folder may have the same names.
 #[derive(Args)]
 pub struct Check {
     /// Files, folders, or `-` for stdin.
@@ -25,6 +29,10 @@ pub struct Check {
     /// How to report.
     #[arg(long, value_enum, default_value_t = OutputFormat::Full)]
     output_format: OutputFormat,
+    /// Print the declarations of the files as the compiler understands them: scalars simplified and with their derivatives,
+    /// ops with types and bodies, rules with families expanded, patterns inlined and their class, kernels.
+    #[arg(long, conflicts_with = "output_format")]
+    print: bool,
 }
 
 /// How diagnostics are shown.
@@ -44,13 +52,75 @@ pub enum OutputFormat {
 impl Check {
     /// Runs the command.
     pub fn run(&self, global: &Global) -> Result<Exit> {
-        let mut files = Files::read(&self.files);
-        let compilation = library::check(std::mem::take(&mut files.read));
-        let mut sources = compilation.sources;
-        let mut diagnostics = compilation.diagnostics;
-        diagnostics.extend(files.report(&mut sources));
-        report(&sources, &diagnostics, self.output_format, global);
-        Ok(if has_errors(&diagnostics) { Exit::Failed } else { Exit::Ok })
+        let (folders, named): (Vec<PathBuf>, Vec<PathBuf>) = self.files.iter().cloned().partition(|p| p.is_dir());
+        let mut files = Files::read(&named);
+        let mut all = Checked::default();
+        if !files.read.is_empty() {
+            let names = files.read.iter().map(|f| f.name.clone()).collect();
+            all.add(library::check(std::mem::take(&mut files.read)), names);
+        }
+        all.diagnostics.extend(files.report(&mut all.sources));
+        for folder in folders {
+            let mut files = Files::read(&[folder]);
+            for (compilation, name) in programs(std::mem::take(&mut files.read)) {
+                all.add(compilation, vec![name]);
+            }
+            all.diagnostics.extend(files.report(&mut all.sources));
+        }
+        report(&all.sources, &all.diagnostics, self.output_format, global);
+        if self.print {
+            write_stdout(&all.printed);
+        }
+        Ok(if has_errors(&all.diagnostics) { Exit::Failed } else { Exit::Ok })
+    }
+}
+
+/// The programs of a folder's files: each file that no other one of them uses, with what it uses. Files that use each other
+/// in a circle are compiled from the first of them.
+fn programs(files: Vec<SourceFile>) -> Vec<(Compilation, String)> {
+    let whole: Vec<(Compilation, String)> =
+        files.into_iter().map(|f| (f.name.clone(), library::check(vec![f]))).map(|(n, c)| (c, n)).collect();
+    let real = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
+    let read = |c: &Compilation| -> Vec<PathBuf> {
+        c.sources.files().filter_map(|(_, f)| f.path.as_deref().map(real)).collect()
+    };
+    let reads: Vec<Vec<PathBuf>> = whole.iter().map(|(c, _)| read(c)).collect();
+    // The first file of a compilation is the one that it is of.
+    let uses = |i: usize, j: usize| reads[j].first().is_some_and(|own| reads[i].contains(own));
+    let root = |j: usize| !(0..reads.len()).any(|i| i != j && uses(i, j) && (i < j || !uses(j, i)));
+    let roots: Vec<bool> = (0..reads.len()).map(root).collect();
+    whole.into_iter().zip(roots).filter(|(_, root)| *root).map(|(one, _)| one).collect()
+}
+
+/// What several compilations came to.
+#[derive(Default)]
+struct Checked {
+    sources: SourceMap,
+    diagnostics: Vec<Diagnostic>,
+    /// What `--print` prints.
+    printed: String,
+}
+
+impl Checked {
+    /// Adds a compilation of the files of these names. What it says of a file that another one has read too is told once.
+    fn add(&mut self, c: Compilation, names: Vec<String>) {
+        let mut ids = Vec::new();
+        for (_, file) in c.sources.files() {
+            let known =
+                self.sources.files().find(|(_, f)| f.name == file.name && f.path == file.path).map(|(id, _)| id);
+            ids.push(known.unwrap_or_else(|| self.sources.add(file.clone())));
+        }
+        let moved = |span: Span| Span { file: ids[span.file.0 as usize], ..span };
+        for mut d in c.diagnostics {
+            d.primary.span = moved(d.primary.span);
+            d.secondary.iter_mut().for_each(|label| label.span = moved(label.span));
+            if !self.diagnostics.contains(&d) {
+                self.diagnostics.push(d);
+            }
+        }
+        if let Some(program) = c.program {
+            self.printed.push_str(&show_program(&program, &|origin| names.contains(&origin.file)));
+        }
     }
 }
 

@@ -6,7 +6,7 @@ use clap::Args;
 use hypatia::cuda::probe::{self, Probe};
 use hypatia::error::Result;
 
-use super::{Exit, Global};
+use super::{Exit, Global, measured};
 
 const GOOD: Style = AnsiColor::Green.on_default().bold();
 const LACKING: Style = AnsiColor::Yellow.on_default().bold();
@@ -22,7 +22,7 @@ pub struct Doctor {
     verbose: bool,
     /// Print JSON.
     #[arg(long)]
-    json: bool,
+    pub json: bool,
 }
 
 /// Something that was looked for.
@@ -79,6 +79,9 @@ impl Doctor {
 fn json(lines: &[Line], threads: usize) -> serde_json::Value {
     let mut out = serde_json::json!({
         "version": env!("CARGO_PKG_VERSION"),
+        "commit": measured::COMMIT,
+        "source": measured::SOURCE,
+        "versions": measured::versions(lines.iter().all(|l| l.probe.is_ok())),
         "os": std::env::consts::OS,
         "arch": std::env::consts::ARCH,
         "threads": threads,

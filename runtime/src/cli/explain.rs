@@ -11,6 +11,7 @@ use hypatia::optimize::optimize;
 use hypatia::tuning::TuningFile;
 use hypatia_dsl::ir::{OpBody, ScalarBody};
 use hypatia_dsl::program_print::{show_op_signature, show_scalar_signature};
+use serde_json::{Value, json};
 
 use super::model::ModelOptions;
 use super::output::write_stdout;
@@ -40,21 +41,21 @@ pub struct Explain {
     tuning: Option<PathBuf>,
     /// Print JSON.
     #[arg(long)]
-    json: bool,
+    pub json: bool,
 }
 
 impl Explain {
     /// Runs the command.
     pub fn run(&self, _: &Global) -> Result<Exit> {
-        if let Some(done) = self.what.to_str().and_then(super::explain_code::run) {
+        if let Some(done) = self.what.to_str().and_then(|what| super::explain_code::run(what, self.json)) {
             return done;
         }
         if self.what.as_os_str() == "builtins" {
-            write_stdout(&builtins()?);
+            write_stdout(&builtins(self.json)?);
             return Ok(Exit::Ok);
         }
         if self.what.as_os_str() == "onnx" {
-            write_stdout(&onnx_ops());
+            write_stdout(&onnx_ops(self.json)?);
             return Ok(Exit::Ok);
         }
         if !self.what.exists() && self.what.extension().is_none_or(|e| e != "hyp") {
@@ -115,26 +116,41 @@ fn json(value: &impl serde::Serialize) -> Result<String> {
 }
 
 /// The ops and scalars that are built in, with their types and what they mean.
-fn builtins() -> Result<String> {
+fn builtins(as_json: bool) -> Result<String> {
     let program = library::load(&[])?;
+    let scalars = program.scalars.iter().filter(|s| matches!(s.body, ScalarBody::Builtin(_)));
+    let scalars: Vec<(String, &str)> = scalars.map(|s| (show_scalar_signature(s), first_line(&s.doc))).collect();
+    let ops = program.ops.iter().filter(|o| matches!(o.body, OpBody::Builtin(_)));
+    let ops: Vec<(String, &str)> = ops.map(|o| (show_op_signature(o), first_line(&o.doc))).collect();
+    if as_json {
+        let list = |all: &[(String, &str)]| -> Vec<Value> {
+            all.iter().map(|(signature, doc)| json!({"signature": signature, "doc": doc})).collect()
+        };
+        return json(&json!({"scalars": list(&scalars), "ops": list(&ops)}));
+    }
     let mut out = String::new();
-    for s in program.scalars.iter().filter(|s| matches!(s.body, ScalarBody::Builtin(_))) {
-        out.push_str(&format!("{:<32} {}\n", format!("scalar {}", show_scalar_signature(s)), first_line(&s.doc)));
+    for (signature, doc) in scalars {
+        out.push_str(&format!("{:<32} {doc}\n", format!("scalar {signature}")));
     }
     out.push('\n');
-    for op in program.ops.iter().filter(|o| matches!(o.body, OpBody::Builtin(_))) {
-        out.push_str(&format!("op {}\n    {}\n", show_op_signature(op), first_line(&op.doc)));
+    for (signature, doc) in ops {
+        out.push_str(&format!("op {signature}\n    {doc}\n"));
     }
     Ok(out)
 }
 
 /// The ONNX ops that are imported, with the opsets whose definitions are known.
-fn onnx_ops() -> String {
-    let line = |s: Supported| {
+fn onnx_ops(as_json: bool) -> Result<String> {
+    let all = supported();
+    if as_json {
+        let all: Vec<Value> = all.iter().map(|s| json!({"op": s.op, "since": s.since})).collect();
+        return json(&json!({ "ops": all }));
+    }
+    let line = |s: &Supported| {
         let since: Vec<String> = s.since.iter().map(i64::to_string).collect();
         format!("{:<24} since opset {}\n", s.op, since.join(", "))
     };
-    supported().into_iter().map(line).collect()
+    Ok(all.iter().map(line).collect())
 }
 
 fn first_line(doc: &str) -> &str {

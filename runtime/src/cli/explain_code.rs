@@ -3,24 +3,37 @@
 use hypatia::error::{Error, Result};
 use hypatia_dsl::codes;
 use hypatia_dsl::diag::Code;
+use serde_json::{Value, json};
 
 use super::Exit;
 use super::output::write_stdout;
 
-/// Explains the code that `text` names, or lists all for `codes`. `None` if it names none at all
+/// Explains the code that `text` names, or lists all for `codes`, as text or as JSON. `None` if it names none at all
 /// (it is a model, then).
-pub fn run(text: &str) -> Option<Result<Exit>> {
+pub fn run(text: &str, json: bool) -> Option<Result<Exit>> {
     if text == "codes" {
-        let lines: String = codes::all().map(|r| format!("{}  {}\n", r.code, r.title)).collect();
-        write_stdout(&lines);
+        if json {
+            let rows: Vec<Value> =
+                codes::all().map(|r| json!({"code": r.code.to_string(), "title": r.title})).collect();
+            write_stdout(&format!("{:#}\n", json!({ "codes": rows })));
+        } else {
+            write_stdout(&codes::all().map(|r| format!("{}  {}\n", r.code, r.title)).collect::<String>());
+        }
         return Some(Ok(Exit::Ok));
     }
     let code = Code::parse(text)?;
-    Some(match codes::explain(code) {
-        Some(explanation) => {
-            write_stdout(&explanation);
+    Some(match (codes::find(code), codes::explain(code)) {
+        (Some(row), Some(explanation)) => {
+            if json {
+                let value = json!({
+                    "code": row.code.to_string(), "title": row.title, "text": row.text, "wrong": row.wrong, "right": row.right,
+                });
+                write_stdout(&format!("{value:#}\n"));
+            } else {
+                write_stdout(&explanation);
+            }
             Ok(Exit::Ok)
         }
-        None => Err(Error::Input(format!("there is no code {code}; `hypatia explain codes` lists them all"))),
+        _ => Err(Error::Input(format!("there is no code {code}; `hypatia explain codes` lists them all"))),
     })
 }

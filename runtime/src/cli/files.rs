@@ -89,7 +89,11 @@ impl Files {
             .map(|(name, reason)| {
                 let file = SourceFile { name: name.clone(), path: None, text: "".into(), embedded: false };
                 let span = Span { file: sources.add(file), start: 0, end: 0 };
-                Diagnostic::error(Code(115), format!("cannot read {name}: {reason}"), span)
+                let hint = match reason.contains("No such file") {
+                    true => "give the path of a `.hyp` file, a folder of them, or `-` for stdin",
+                    false => "give a `.hyp` file that may be read, a folder of them, or `-` for stdin",
+                };
+                Diagnostic::error(Code(115), format!("cannot read {name}: {reason}"), span).hint(hint)
             })
             .collect()
     }

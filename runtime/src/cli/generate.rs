@@ -7,7 +7,7 @@ use anstream::eprintln;
 use clap::{Args, ValueEnum};
 use hypatia::cuda::nvrtc::Nvrtc;
 use hypatia::error::{Error, Result};
-use hypatia::generate::{Request, Scope, of_plan, of_program, write};
+use hypatia::generate::{OfPlan, Request, Scope, of_plan, of_program, write};
 use hypatia::graph::Symbols;
 use hypatia::plan::{self, Plan};
 use hypatia::{library, optimize};
@@ -74,21 +74,23 @@ fn dtype(text: &str) -> Result<DType, String> {
     found.ok_or_else(|| format!("expected one of {}", names.join(", ")))
 }
 
-/// Architectures that some release of CUDA 12 or 13 compiles for; those of 9.0 and later have forms with `a` and, from
-/// 10.0 on, with `f`.
-const ARCHS: [u32; 17] = [50, 52, 53, 60, 61, 62, 70, 72, 75, 80, 86, 87, 88, 89, 90, 100, 101];
-const LATER: [u32; 4] = [103, 110, 120, 121];
+/// Architectures that some release of CUDA 12 or 13 compiles for, from the first with the instructions that the kernels
+/// use (a maximum that keeps NaN); those of 9.0 and later have forms with `a` and, from 10.0 on, with `f`.
+const ARCHS: [u32; 12] = [80, 86, 87, 88, 89, 90, 100, 101, 103, 110, 120, 121];
 
 fn arch(text: &str) -> Result<String, String> {
-    let known = || ARCHS.into_iter().chain(LATER);
     let is = |n: u32| {
         let rest = text.strip_prefix("sm_").and_then(|t| t.strip_prefix(&n.to_string()));
         rest.is_some_and(|r| r.is_empty() || n >= 90 && r == "a" || n >= 100 && r == "f")
     };
-    if known().any(is) {
+    if ARCHS.into_iter().any(is) {
         return Ok(text.into());
     }
-    let names: Vec<String> = known().map(|n| format!("sm_{n}")).collect();
+    let number: Option<u32> = text.strip_prefix("sm_").and_then(|n| n.parse().ok());
+    if number.is_some_and(|n| (50..ARCHS[0]).contains(&n)) {
+        return Err(format!("sm_{} is the least: the kernels use instructions that {text} has not", ARCHS[0]));
+    }
+    let names: Vec<String> = ARCHS.into_iter().map(|n| format!("sm_{n}")).collect();
     Err(format!(
         "there is no such architecture; known are {}, and from sm_90 on the same with `a`, from sm_100 on with `f`",
         names.join(", ")
@@ -127,10 +129,13 @@ impl Gen {
             false => Vec::new(),
         };
         let kernels = self.emit.is_empty() || self.emit.iter().any(|e| *e != Emit::Rust);
-        let (instances, skipped) = match &self.model {
-            _ if !kernels => (Vec::new(), Vec::new()),
+        let OfPlan { instances, skipped, steps } = match &self.model {
+            _ if !kernels => OfPlan::default(),
             Some(model) => of_plan(&self.plan(model, &program, global.quiet)?),
-            None => of_program(&program, &scope, &dtypes),
+            None => {
+                let (instances, skipped) = of_program(&program, &scope, &dtypes);
+                OfPlan { instances, skipped, steps: Vec::new() }
+            }
         };
         let nvrtc = if kernels { self.compiler(global)? } else { None };
         let archs = distinct(&self.arch);
@@ -143,8 +148,10 @@ impl Gen {
             program: &program,
             instances: &instances,
             skipped,
+            steps,
             cuda: self.emit.is_empty() || self.emit.contains(&Emit::Cuda),
             cubins: nvrtc.as_ref().map(|n| (&**n, &archs[..])),
+            folders: &self.folders(),
             more,
             progress: &progress,
         };
@@ -165,6 +172,22 @@ impl Gen {
             }
         }
         Ok(Exit::Ok)
+    }
+
+    /// The folders of files that were named by absolute paths: what is written names them from the current folder, or by
+    /// their names alone, so that it is the same on every machine.
+    fn folders(&self) -> Vec<(String, String)> {
+        let here = std::env::current_dir().unwrap_or_default();
+        let absolute = self.files.iter().filter(|f| f.is_absolute()).filter_map(|f| f.parent());
+        let mut out: Vec<(String, String)> = Vec::new();
+        for folder in absolute.filter(|f| f.parent().is_some()) {
+            let instead = folder.strip_prefix(&here).map_or(String::new(), |f| f.display().to_string());
+            let instead = if instead.is_empty() { instead } else { instead + "/" };
+            out.push((format!("{}/", folder.display()), instead));
+        }
+        // What lies deeper comes first.
+        out.sort_by_key(|(folder, _)| std::cmp::Reverse(folder.len()));
+        out
     }
 
     /// The Rust module of the files.

@@ -86,10 +86,19 @@ fn random_inputs(graph: &Graph, seed: u64) -> Result<Vec<(String, Tensor)>> {
     Ok(inputs)
 }
 
+/// Elements of one random input.
+const MAX_ELEMENTS: usize = 1 << 26;
+
 /// Floats between -1 and 1, truth values, integers 0 and 1 (valid as indices of nearly all tables).
 fn random(dtype: DType, shape: &[usize], rng: &mut ChaCha8Rng) -> Result<Tensor> {
-    let too_large = || Error::Limit(format!("a random input of shape {shape:?} is too large"));
-    let n = shape.iter().try_fold(1usize, |a, d| a.checked_mul(*d)).filter(|n| *n <= 1 << 26).ok_or_else(too_large)?;
+    let too_large = || {
+        Error::Limit(format!(
+            "a random input of shape {shape:?} has more than the {MAX_ELEMENTS} elements that are made up: \
+             `--inputs FILE.npz` gives values, `--dim NAME=N` another number for a dynamic size"
+        ))
+    };
+    let count = shape.iter().try_fold(1usize, |a, d| a.checked_mul(*d));
+    let n = count.filter(|n| *n <= MAX_ELEMENTS).ok_or_else(too_large)?;
     let values: Vec<f64> = (0..n)
         .map(|_| if dtype.is_float() { rng.random_range(-1.0..1.0) } else { rng.random_range(0..2) as f64 })
         .collect();

@@ -19,6 +19,7 @@ mod files;
 mod fmt;
 mod generate;
 mod inputs;
+mod measured;
 mod model;
 mod opt;
 mod output;
@@ -88,7 +89,10 @@ First steps:
   hypatia gen my.hyp -o kernels               its CUDA kernels
 
 Exit codes: 0 success; 1 errors in what you gave (diagnostics, failing tests, mismatching outputs);
-2 wrong usage; 3 a bug in Hypatia; 4 the model uses something that is not supported.";
+2 wrong usage; 3 a bug in Hypatia; 4 the model uses something that is not supported.
+
+With --json a command prints one JSON object on stdout. If it fails, that is
+{\"error\": {\"message\", \"exit_code\", \"diagnostics\"}}, the diagnostics as `check --output-format json` has them.";
 
 #[derive(Subcommand)]
 enum Command {
@@ -130,11 +134,30 @@ pub fn main() -> ExitCode {
         Ok(Ok(exit)) => exit,
         Ok(Err(error)) => {
             output::error(&error);
+            if wants_json(&cli.command) {
+                output::error_json(&error);
+            }
             output::exit_of(&error)
         }
         Err(_) => Exit::Internal,
     };
     ExitCode::from(exit as u8)
+}
+
+/// True if what the command prints is read by a program.
+fn wants_json(command: &Command) -> bool {
+    match command {
+        Command::Test(c) => c.json,
+        Command::Verify(c) => c.json,
+        Command::Opt(c) => c.json,
+        Command::Run(c) => c.json,
+        Command::Bench(c) => c.json,
+        Command::Tune(c) => c.json,
+        Command::Explain(c) => c.json,
+        Command::Doctor(c) => c.json,
+        Command::Cache(c) => c.json,
+        Command::Check(_) | Command::Fmt(_) | Command::Gen(_) | Command::Completions(_) => false,
+    }
 }
 
 fn run(cli: &Cli) -> hypatia::error::Result<Exit> {

@@ -12,7 +12,7 @@ use hypatia::device::Device;
 use hypatia::error::{Error, Result};
 use hypatia::graph::{Graph, import};
 use hypatia::optimize::Options;
-use hypatia::{Tensor, library};
+use hypatia::{Tensor, library, npz};
 use hypatia_dsl::ir::Program;
 
 /// Which rules may fire.
@@ -61,13 +61,19 @@ fn size(text: &str) -> Result<(String, i64), String> {
 impl Sizes {
     /// The model as a graph, these sizes filled in.
     pub fn load(&self, model: &Path, program: Arc<Program>) -> Result<Graph> {
+        self.load_for(model, program, &[])
+    }
+
+    /// The model as a graph, these sizes filled in, and those of inputs.
+    fn load_for(&self, model: &Path, program: Arc<Program>, inputs: &[(String, Tensor)]) -> Result<Graph> {
         let mut dims = BTreeMap::new();
         for (name, value) in &self.dim {
             if let Some(before) = dims.insert(name.clone(), *value).filter(|b| b != value) {
                 return Err(Error::Input(format!("--dim {name}: both {before} and {value} are given")));
             }
         }
-        let options = import::Options { dims, ..import::Options::default() };
+        let shapes = inputs.iter().map(|(name, t)| (name.clone(), t.shape().to_vec())).collect();
+        let options = import::Options { dims, shapes, ..import::Options::default() };
         Ok(import::load_with(model, program, &options)?.graph)
     }
 
@@ -101,6 +107,9 @@ pub struct ModelOptions {
     pub target: String,
     #[command(flatten)]
     pub sizes: Sizes,
+    /// Take the dynamic sizes from the arrays of this file: for a model that cannot be imported without them.
+    #[arg(long, value_name = "FILE.npz")]
+    pub inputs: Option<PathBuf>,
     #[command(flatten)]
     pub firing: Firing,
     /// Fire no rule.
@@ -112,7 +121,11 @@ impl ModelOptions {
     /// The model as a graph, its sizes filled in as far as they were given.
     pub fn load(&self, model: &Path) -> Result<Graph> {
         must_be_model(model)?;
-        self.sizes.load(model, library::load(&self.rules)?)
+        let program = library::load(&self.rules)?;
+        let Some(path) = &self.inputs else { return self.sizes.load(model, program) };
+        let inputs = npz::read(path)?;
+        self.sizes.agree(model, &program, &inputs)?;
+        self.sizes.load_for(model, program, &inputs)
     }
 
     /// The optimiser's options.

@@ -37,7 +37,7 @@ pub struct Opt {
     format: Format,
     /// Print graph and report as JSON.
     #[arg(long)]
-    json: bool,
+    pub json: bool,
 }
 
 /// A stage of the way from a model to its plan.

@@ -3,6 +3,7 @@
 use anstream::{AutoStream, eprintln};
 use anstyle::{AnsiColor, Style};
 use hypatia::Error;
+use serde_json::{Value, json};
 
 use super::{ColorChoice, Exit};
 
@@ -27,9 +28,24 @@ pub fn stderr_has_color() -> bool {
 pub fn error(error: &Error) {
     match error {
         // Already a full report with its own headings.
-        Error::Rules { rendered } => eprintln!("{rendered}"),
+        Error::Rules { rendered, .. } => eprintln!("{rendered}"),
         other => eprintln!("{ERROR}error{ERROR:#}: {other}"),
     }
+}
+
+/// Prints an error for a program that reads stdout: what `--json` promises is JSON, whatever happens.
+pub fn error_json(error: &Error) {
+    let diagnostics: Vec<Value> = match error {
+        Error::Rules { json, .. } => json.lines().filter_map(|line| serde_json::from_str(line).ok()).collect(),
+        _ => Vec::new(),
+    };
+    let message = match error {
+        Error::Rules { .. } => "the .hyp files have errors".to_string(),
+        other => other.to_string(),
+    };
+    let exit = exit_of(error) as u8;
+    let value = json!({ "error": { "message": message, "exit_code": exit, "diagnostics": diagnostics } });
+    write_stdout(&format!("{value:#}\n"));
 }
 
 /// Prints that Hypatia itself failed; `what` says where.

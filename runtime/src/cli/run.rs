@@ -8,9 +8,10 @@ use std::time::{Duration, Instant};
 
 use anstream::eprintln;
 use clap::Args;
+use hypatia::cuda::nvtx;
 use hypatia::error::{Error, Result};
 use hypatia::graph::NodeKind;
-use hypatia::session::{CheckMode, Comparison, Compiled, Model, Options};
+use hypatia::session::{CheckMode, Comparison, Compiled, Loosened, Model, NOT_USED, Options, Tolerance};
 use hypatia::tuner::Effort;
 use hypatia::{Tensor, library, npz};
 use serde_json::{Value, json};
@@ -31,7 +32,7 @@ const TUNING: Duration = Duration::from_millis(1500);
 ///
 /// Prints what fused, launches and time before and after, and each output. With --check, outputs are compared with
 /// expected ones: a float output agrees if every element is within atol + rtol * |expected|, others must be equal.
-/// The exit code is 1 if one does not agree. `rtol` is 1e-4, or what the least precise float type that the model
+/// The exit code is 1 if one does not agree, or is not in the file. `rtol` is 1e-4, or what the least precise float type that the model
 /// computes the output in can hold, and `atol` is rtol times the ordinary magnitude of the output, which outliers do not
 /// raise: docs/language.md, "When results agree".
 #[derive(Args)]
@@ -42,7 +43,8 @@ pub struct Run {
     /// Inputs by name; random ones where not given.
     #[arg(long, value_name = "FILE.npz")]
     inputs: Option<PathBuf>,
-    /// Write the outputs to this file.
+    /// Write the outputs to this file. numpy has no bf16: such arrays are written as numpy writes those of ml_dtypes, as two
+    /// bytes an element (`V2`); `array.view(ml_dtypes.bfloat16)` has the numbers.
     #[arg(long, value_name = "FILE.npz")]
     outputs: Option<PathBuf>,
     /// Compare the outputs with those of this file.
@@ -79,9 +81,12 @@ pub struct Run {
     /// Print the plan too.
     #[arg(long)]
     plan: bool,
+    /// Name what is done for NVIDIA's profilers (`nsys profile hypatia run ...`): compiling, the first run, the timed ones.
+    #[arg(long)]
+    nvtx: bool,
     /// Print one JSON object instead of text.
     #[arg(long)]
-    json: bool,
+    pub json: bool,
 }
 
 fn tolerance(text: &str) -> Result<f64, String> {
@@ -99,15 +104,29 @@ struct Outcome {
     outputs: Vec<(String, Tensor)>,
     /// By output: its comparison, where there is an expected one.
     checks: Vec<Option<Comparison>>,
+    /// By output: why more was allowed than its type says.
+    loosened: Vec<Option<Loosened>>,
+    /// With --check: outputs that the file does not have, so that nothing is known of them.
+    unchecked: Vec<String>,
     unfused_launches: usize,
     before: Duration,
     after: Duration,
     runs: usize,
 }
 
+impl Outcome {
+    /// True if the rules' plan was wrong, and the unfused one is run.
+    fn discarded(&self) -> bool {
+        self.compiled.warnings.iter().any(|w| w.starts_with(NOT_USED))
+    }
+}
+
 impl Run {
     /// Runs the command.
     pub fn run(&self, global: &Global) -> Result<Exit> {
+        if self.nvtx {
+            nvtx::enable()?;
+        }
         must_be_model(&self.model)?;
         let program = library::load(&self.rules)?;
         let mut options = Options { threads: self.threads.unwrap_or(0).into(), ..Options::default() };
@@ -153,11 +172,15 @@ impl Run {
         }
         let text = if self.json { format!("{:#}\n", self.to_json(&outcome)) } else { self.to_text(&outcome) };
         write_stdout(&text);
-        let failed = outcome.checks.iter().flatten().any(|c| !c.ok);
-        if let Some(hint) = hint.filter(|_| failed) {
+        let differs = outcome.checks.iter().flatten().any(|c| !c.ok);
+        if let (Some(file), false) = (&self.check, outcome.unchecked.is_empty()) {
+            let (file, missing) = (file.display(), outcome.unchecked.join(", "));
+            eprintln!("error: --check: {file} has nothing to compare with: {missing}");
+        }
+        if let Some(hint) = hint.filter(|_| differs) {
             eprintln!("{hint}");
         }
-        Ok(if failed { Exit::Failed } else { Exit::Ok })
+        Ok(if differs || !outcome.unchecked.is_empty() { Exit::Failed } else { Exit::Ok })
     }
 
     /// What is worth knowing where outputs do not agree: that they are those of random inputs.
@@ -197,9 +220,13 @@ impl Run {
                 return Err(Error::Input(format!("--check: `{name}` is not an output; the outputs are {names}")));
             }
         }
+        let compiling = nvtx::range("compile");
         let compiled = model.compile(&inputs)?;
+        drop(compiling);
         let ordered = model.order(&inputs)?;
+        let first = nvtx::range("first run");
         let results = compiled.executor.run(&ordered)?;
+        drop(first);
         let mut checks = Vec::new();
         for ((name, got), mut tolerance) in names.iter().zip(&results).zip(model.tolerances()) {
             tolerance.rtol = self.rtol.unwrap_or(tolerance.rtol);
@@ -208,14 +235,24 @@ impl Run {
             let check = want.map(|(_, want)| Comparison::of(got, want, tolerance)).transpose();
             checks.push(check.map_err(|e| Error::Input(format!("--check: output `{name}`: {e}")))?);
         }
+        // What the caller allows is not loosened by anything.
+        let loosened = match self.rtol {
+            Some(_) => vec![None; checks.len()],
+            None => Tolerance::loosened(model.graph()),
+        };
+        let timed = nvtx::range("with rules");
         let (after, runs) = median(|| compiled.executor.run(&ordered))?;
+        drop(timed);
         let (before, unfused_launches) = if self.no_rules {
             (after, compiled.executor.plan().launches())
         } else {
             let unfused = compiled.unfused()?;
+            let _timed = nvtx::range("without rules");
             (median(|| unfused.run(&ordered))?.0, unfused.plan().launches())
         };
-        let outputs = names.iter().map(|n| n.to_string()).zip(results).collect();
+        let outputs: Vec<(String, Tensor)> = names.iter().map(|n| n.to_string()).zip(results).collect();
+        let open = outputs.iter().zip(&checks).filter(|(_, c)| expected.is_some() && c.is_none());
+        let unchecked = open.map(|((name, _), _)| name.clone()).collect();
         Ok(Outcome {
             compiled,
             inputs,
@@ -223,6 +260,8 @@ impl Run {
             precision: None,
             outputs,
             checks,
+            loosened,
+            unchecked,
             unfused_launches,
             before,
             after,
@@ -246,7 +285,8 @@ impl Run {
             let fired = fired(o);
             let fired: Vec<String> =
                 fired.iter().map(|(r, n)| if *n > 1 { format!("{r} x{n}") } else { r.clone() }).collect();
-            line("fused by", if fired.is_empty() { "no rule".to_string() } else { fired.join(", ") });
+            let fused = if fired.is_empty() { "no rule".to_string() } else { fired.join(", ") };
+            line("fused by", if o.discarded() { format!("no rule: the plan of {fused} is not used") } else { fused });
         }
         let fused = o.compiled.executor.plan();
         line("launches", arrow(o.unfused_launches, fused.launches(), self.no_rules));
@@ -255,13 +295,16 @@ impl Run {
         let time = if self.no_rules { ms(o.after) } else { format!("{} -> {}", ms(o.before), ms(o.after)) };
         line("time", format!("{time} (median of {runs} runs, {place})"));
         line("memory", format!("{} KiB of arena", fused.arena.div_ceil(1024)));
-        for ((name, t), check) in o.outputs.iter().zip(&o.checks) {
+        for (((name, t), check), loosened) in o.outputs.iter().zip(&o.checks).zip(&o.loosened) {
             let what = match (check, &self.check) {
                 (Some(c), _) => c.to_string(),
                 (None, Some(_)) => "not in the file of --check".to_string(),
                 (None, None) => summary(t),
             };
             line("output", format!("{name}: {}{:?}  {what}", t.dtype(), t.shape()));
+            if let (Some(_), Some(why)) = (check, loosened) {
+                line("", why.to_string());
+            }
         }
         if self.plan {
             let _ = write!(text, "{fused}");
@@ -276,31 +319,39 @@ impl Run {
             .outputs
             .iter()
             .zip(&o.checks)
-            .map(|(output, check)| {
+            .zip(&o.loosened)
+            .map(|((output, check), loosened)| {
                 let mut v = tensor(output);
                 if let Some(c) = check {
                     v["check"] = json!(c);
+                    v["check"]["loosened_by"] = json!(loosened);
                 }
                 v
             })
             .collect();
         let ms = |d: Duration| d.as_secs_f64() * 1e3;
         let fused = o.compiled.executor.plan();
-        json!({
+        let mut value = json!({
             "model": self.model.display().to_string(),
             "device": o.compiled.executor.place(),
             "inputs": o.inputs.iter().map(tensor).collect::<Vec<_>>(),
             "inputs_source": o.source,
             "precision": o.precision,
             "outputs": outputs,
-            "rules_fired": fired(o),
+            "rules_fired": if o.discarded() { BTreeMap::new() } else { fired(o) },
+            "fused_plan_used": !self.no_rules && !o.discarded(),
             "launches": {"before": o.unfused_launches, "after": fused.launches()},
             "time_ms": {"before": ms(o.before), "after": ms(o.after), "runs": o.runs},
             "arena_bytes": fused.arena,
             "judged": o.compiled.judged.name(),
             "warnings": o.compiled.warnings,
-            "ok": o.checks.iter().flatten().all(|c| c.ok),
-        })
+            "unchecked": o.unchecked,
+            "ok": o.checks.iter().flatten().all(|c| c.ok) && o.unchecked.is_empty(),
+        });
+        if self.plan {
+            value["plan"] = fused.to_json();
+        }
+        value
     }
 }
 

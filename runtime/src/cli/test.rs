@@ -35,7 +35,7 @@ pub struct Test {
     firing: Firing,
     /// Print the results as JSON.
     #[arg(long)]
-    json: bool,
+    pub json: bool,
 }
 
 impl Test {

@@ -53,7 +53,7 @@ pub struct Tune {
     sizes: Sizes,
     /// Print one JSON object instead of text.
     #[arg(long)]
-    json: bool,
+    pub json: bool,
 }
 
 impl Tune {

@@ -31,7 +31,7 @@ pub struct Verify {
     seed: u64,
     /// Print the report as JSON.
     #[arg(long)]
-    json: bool,
+    pub json: bool,
 }
 
 impl Verify {

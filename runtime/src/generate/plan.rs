@@ -1,6 +1,6 @@
 //! The kernels that a plan launches, apart from library calls.
 //!
-//! In: a [`Plan`]. Out: an [`Instance`] for each different kernel. Holds always: two steps that compute
+//! In: a [`Plan`]. Out: an [`Instance`] for each different kernel, and what runs when. Holds always: two steps that compute
 //! the same function of operands of the same kinds share one.
 
 use hypatia_dsl::dtype::DType;
@@ -8,36 +8,93 @@ use hypatia_dsl::emit::cuda::identifier;
 use hypatia_dsl::kernel::{Access, Operand, PointwiseKernel};
 
 use super::steps::step_kernel;
+use super::write::StepEntry;
 use super::{Body, Instance, Skipped};
 use crate::plan::{Action, GemmStep, Plan, Step, View, row_major};
 
-/// The kernels of a plan, each once, and the steps that have none.
-pub fn of_plan(plan: &Plan) -> (Vec<Instance>, Vec<Skipped>) {
-    let (mut instances, mut skipped): (Vec<Instance>, Vec<Skipped>) = (Vec::new(), Vec::new());
-    for step in &plan.steps {
-        let (kind, body) = match &step.action {
-            Action::Gemm(g) if g.scale(&plan.program).is_some() || step.kernel.is_some() => continue,
-            Action::Gemm(g) => ("epilogue", Body::Pointwise(epilogue(g, step))),
+/// What `gen` makes of a plan.
+#[derive(Debug, Default)]
+pub struct OfPlan {
+    /// The kernels, each once.
+    pub instances: Vec<Instance>,
+    /// Steps without a kernel.
+    pub skipped: Vec<Skipped>,
+    /// What runs when, in order.
+    pub steps: Vec<StepEntry>,
+}
+
+/// The kernels of a plan, and the steps that run them.
+pub fn of_plan(plan: &Plan) -> OfPlan {
+    let mut out = OfPlan::default();
+    // By kernel: the names of the steps that run it.
+    let mut named: Vec<Vec<String>> = Vec::new();
+    for (i, step) in plan.steps.iter().enumerate() {
+        let name = name(plan, i);
+        let plain = |runs: &str| StepEntry { step: name.clone(), kernel: None, runs: runs.into(), rows: None, n: None };
+        let (kind, body, work, runs) = match &step.action {
+            Action::Gemm(g) if g.scale(&plan.program).is_some() || step.kernel.is_some() => {
+                out.steps.push(plain("library"));
+                continue;
+            }
+            Action::Gemm(g) => {
+                let rows = g.batch.iter().product::<usize>() * g.m;
+                ("epilogue", Body::Pointwise(epilogue(g, step)), (rows, g.n), "product and kernel")
+            }
             _ => match step_kernel(step) {
-                Some((body, _)) => (kind(&body), body),
+                Some((body, work)) => (kind(&body), body, (work.rows, work.n), "kernel"),
                 None => {
-                    skipped.push(Skipped { kernel: step.name.clone(), dtype: None, reason: reason(&step.action) });
+                    let reason = reason(&step.action);
+                    out.skipped.push(Skipped { kernel: step.name.clone(), dtype: None, reason });
+                    out.steps.push(plain("library"));
                     continue;
                 }
             },
         };
-        if instances.iter().any(|known| same(&known.body, &body)) {
-            continue;
-        }
-        let dtype = step.writes.first().map_or(DType::F32, |w| w.dtype);
-        let mut instance =
-            Instance { kernel: format!("k{}_{}", instances.len(), kind), kind, origin: String::new(), dtype, body };
-        let (name, doc) = instance.body.labels();
-        *name = identifier("", &format!("{}_{dtype}", instance.kernel));
-        *doc = format!("Computes {} of the model.", if step.name.is_empty() { "a step" } else { &step.name });
-        instances.push(instance);
+        let known = out.instances.iter().position(|known| same(&known.body, &body));
+        let at = known.unwrap_or_else(|| {
+            let dtype = step.writes.first().map_or(DType::F32, |w| w.dtype);
+            let kernel = format!("k{}_{kind}", out.instances.len());
+            out.instances.push(Instance { kernel, kind, origin: String::new(), dtype, body });
+            named.push(Vec::new());
+            out.instances.len() - 1
+        });
+        named[at].push(name.clone());
+        let (kernel, (rows, n)) = (Some(out.instances[at].kernel.clone()), work);
+        out.steps.push(StepEntry { step: name, kernel, runs: runs.into(), rows: Some(rows), n: Some(n) });
     }
-    (instances, skipped)
+    for (instance, steps) in out.instances.iter_mut().zip(named) {
+        let kernel = identifier("", &format!("{}_{}", instance.kernel, instance.dtype));
+        let (name, doc) = instance.body.labels();
+        (*name, *doc) = (kernel, computes(&steps));
+    }
+    out
+}
+
+/// The nodes that a step computes. One that rules made of parts of several nodes has no name of its own: it is told by who
+/// reads it.
+fn name(plan: &Plan, i: usize) -> String {
+    let step = &plan.steps[i];
+    if !step.name.is_empty() {
+        return step.name.clone();
+    }
+    let written = |view: &View| step.writes.iter().any(|w| w.buffer == view.buffer);
+    if let Some((name, _)) = plan.outputs.iter().find(|(_, view)| written(view)) {
+        return format!("output {name}");
+    }
+    match (i + 1..plan.steps.len()).find(|j| plan.steps[*j].reads.iter().any(written)) {
+        Some(j) if plan.steps[j].name.is_empty() => name(plan, j),
+        Some(j) => format!("what {} reads", plan.steps[j].name),
+        None => format!("step {i}"),
+    }
+}
+
+/// What a kernel is for: the nodes whose steps run it.
+fn computes(steps: &[String]) -> String {
+    let shown = steps.iter().take(4).map(String::as_str).collect::<Vec<_>>().join(", ");
+    match steps.len() {
+        0..=4 => format!("Computes {shown} of the model."),
+        n => format!("Computes {shown} and {} more of the model.", n - 4),
+    }
 }
 
 fn kind(body: &Body) -> &'static str {

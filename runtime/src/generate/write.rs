@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::emit::cuda::{ArgKind, CudaSource, EmitError, Geometry, NVRTC_OPTIONS, identifier};
 use hypatia_dsl::ir::Program;
+use hypatia_dsl::source::read_regular;
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 
@@ -30,6 +31,9 @@ pub struct Manifest {
     pub nvrtc: Option<String>,
     /// One entry a kernel and element type.
     pub kernels: Vec<KernelEntry>,
+    /// For a model: what runs when, in order.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub steps: Vec<StepEntry>,
     /// Declarations of which nothing was generated.
     pub skipped: Vec<SkippedEntry>,
 }
@@ -92,8 +96,28 @@ pub struct EntryEntry {
     /// The longest row for which this entry point is the best (rows); no limit where absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub up_to: Option<u64>,
+    /// Bytes of dynamic shared memory that a launch asks for.
+    pub shared_memory: u32,
+    /// The grid's x, y and z as expressions of C over `rows`, `n` and the names of `launch`; `None` where the declaration
+    /// says it in words. A launch whose grid has a zero is left out.
+    pub grid: Option<[String; 3]>,
     /// The launch as formulas over the arguments.
     pub launch: String,
+}
+
+/// A launch of a model's run.
+#[derive(Clone, Debug, Serialize)]
+pub struct StepEntry {
+    /// The nodes of the model that the step computes.
+    pub step: String,
+    /// What runs: a kernel of this manifest by name; `None` for a library call or a step that has no kernel.
+    pub kernel: Option<String>,
+    /// `kernel`, `library`, or `product and kernel` where a kernel passes over the result of a library call.
+    pub runs: String,
+    /// Rows and their length, for the formulas of `grid`; `None` without a kernel.
+    pub rows: Option<usize>,
+    /// See `rows`.
+    pub n: Option<usize>,
 }
 
 /// Machine code.
@@ -126,10 +150,14 @@ pub struct Request<'a> {
     pub instances: &'a [Instance],
     /// Declarations without kernels.
     pub skipped: Vec<Skipped>,
+    /// What runs when, for a model.
+    pub steps: Vec<StepEntry>,
     /// Write CUDA C++.
     pub cuda: bool,
     /// Compile with this, for these architectures.
     pub cubins: Option<(&'a Nvrtc, &'a [String])>,
+    /// What stands before the files' names and is the user's own affair: folders of absolute paths, and what is written instead.
+    pub folders: &'a [(String, String)],
     /// Further files: name and text.
     pub more: Vec<(String, String)>,
     /// Told how many cubins of how many are compiled.
@@ -149,8 +177,8 @@ pub struct Written {
 
 /// The kernels' files that an earlier run wrote, by its manifest. Whatever else lies in the folder is not ours.
 fn earlier(folder: &Path) -> Vec<String> {
-    let text = std::fs::read_to_string(folder.join(MANIFEST)).unwrap_or_default();
-    let Ok(json) = serde_json::from_str::<serde_json::Value>(&text) else { return Vec::new() };
+    let text = read_regular(&folder.join(MANIFEST), LARGEST_MANIFEST).unwrap_or_default();
+    let Ok(json) = serde_json::from_slice::<serde_json::Value>(&text) else { return Vec::new() };
     let ours = json["generator"].as_str().is_some_and(|g| g.starts_with("hypatia "));
     let mut out = Vec::new();
     for kernel in json["kernels"].as_array().into_iter().flatten().filter(|_| ours) {
@@ -166,6 +194,8 @@ fn earlier(folder: &Path) -> Vec<String> {
 
 /// The manifest's name.
 const MANIFEST: &str = "manifest.json";
+/// No manifest of ours is larger.
+const LARGEST_MANIFEST: u64 = 256 << 20;
 
 /// Prints, compiles and writes everything. Kernels that an earlier run wrote into the folder and that are not made again
 /// are removed.
@@ -184,7 +214,10 @@ pub fn write(request: Request<'_>, folder: &Path) -> Result<Written> {
     let mut sources = Vec::new();
     for instance in request.instances {
         match instance.emit(request.program) {
-            Ok(source) => sources.push((instance, source)),
+            Ok(mut source) => {
+                source.text = own_lines(&bare(&source.text, request.folders), &format!("{}.cu", stem(instance)));
+                sources.push((instance, source));
+            }
             // The user's own file is wrong.
             Err(EmitError::Template(why)) if instance.kind == "template" => {
                 return Err(Error::Input(format!("kernel `{}`, {why}", instance.kernel)));
@@ -228,10 +261,13 @@ pub fn write(request: Request<'_>, folder: &Path) -> Result<Written> {
             put(&file, bytes)?;
             of_kernel.push(CubinEntry { arch: arch.clone(), file, sha256: hex(bytes) });
         }
-        kernels.push(entry(instance, source, request.cuda.then_some(file), of_kernel));
+        let mut entry = entry(instance, source, request.cuda.then_some(file), of_kernel);
+        entry.origin = bare(&entry.origin, request.folders);
+        entry.formula = bare(&entry.formula, request.folders);
+        kernels.push(entry);
     }
     for (name, text) in &request.more {
-        put(name, text.as_bytes())?;
+        put(name, bare(text, request.folders).as_bytes())?;
     }
     let manifest = Manifest {
         schema: 1,
@@ -239,6 +275,7 @@ pub fn write(request: Request<'_>, folder: &Path) -> Result<Written> {
         compile_options: NVRTC_OPTIONS.iter().map(|o| o.to_string()).collect(),
         nvrtc: request.cubins.map(|(n, _)| format!("{}.{}", n.version().0, n.version().1)),
         kernels,
+        steps: request.steps,
         skipped: skipped
             .into_iter()
             .map(|s| SkippedEntry { kernel: s.kernel, dtype: s.dtype.map(|d| d.to_string()), reason: s.reason })
@@ -250,6 +287,24 @@ pub fn write(request: Request<'_>, folder: &Path) -> Result<Written> {
     let stale = earlier.into_iter().map(|f| folder.join(f)).filter(|f| !files.contains(f));
     let removed = stale.filter(|f| std::fs::remove_file(f).is_ok()).collect();
     Ok(Written { files, manifest, removed })
+}
+
+/// A text without the folders that only this machine has.
+fn bare(text: &str, folders: &[(String, String)]) -> String {
+    folders.iter().fold(text.to_string(), |text, (folder, instead)| text.replace(folder.as_str(), instead))
+}
+
+/// A source whose `#line` directives that lead back into it name the file that it is written to.
+fn own_lines(text: &str, file: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for (i, line) in text.lines().enumerate() {
+        match line.starts_with(&format!("#line {} \"", i + 2)) {
+            true => out.push_str(&format!("#line {} \"{file}\"", i + 2)),
+            false => out.push_str(line),
+        }
+        out.push('\n');
+    }
+    out
 }
 
 /// `gelu.f32`
@@ -280,10 +335,14 @@ fn compile(
             let Some(&(source, arch)) = jobs.get(at) else { return };
             let (instance, text) = &sources[source];
             let result = nvrtc.compile(&text.text, &format!("{}.cu", stem(instance)), arch).map(|c| c.bytes);
+            let good = result.is_ok();
             if let Ok(mut slot) = results[at].lock() {
                 *slot = Some(result);
             }
-            progress(done.fetch_add(1, Ordering::Relaxed) + 1, jobs.len());
+            // What failed is told as an error, not counted as done.
+            if good {
+                progress(done.fetch_add(1, Ordering::Relaxed) + 1, jobs.len());
+            }
         }
     };
     let threads = std::thread::available_parallelism().map_or(1, |n| n.get()).min(jobs.len().max(1));
@@ -338,6 +397,8 @@ fn entry(instance: &Instance, source: &CudaSource, file: Option<String>, cubins:
                 vector,
                 threads_per_row,
                 up_to,
+                shared_memory: 0,
+                grid: grid(e.geometry),
                 launch: source.launch.clone().unwrap_or_else(|| e.geometry.to_string()),
             }
         })
@@ -354,6 +415,20 @@ fn entry(instance: &Instance, source: &CudaSource, file: Option<String>, cubins:
         entries,
         cubins,
     }
+}
+
+/// The grid as C computes it with 64-bit integers.
+fn grid(geometry: Geometry) -> Option<[String; 3]> {
+    let ceil = |what: &str, by: u32| if by == 1 { what.to_string() } else { format!("({what} + {}) / {by}", by - 1) };
+    let one = || "1".to_string();
+    Some(match geometry {
+        Geometry::Flat { block, vector } => [ceil("n", block * vector), one(), one()],
+        Geometry::Grid { .. } => ["(lanes + x - 1) / x".into(), "min(65535, (rows + y - 1) / y)".into(), one()],
+        Geometry::Rows { block, threads, .. } => [ceil("rows", block / threads), one(), one()],
+        Geometry::Columns { block } => [ceil("rows", block), one(), one()],
+        Geometry::Clusters { blocks, .. } => [format!("{blocks} * rows"), one(), one()],
+        Geometry::Declared => return None,
+    })
 }
 
 fn hex(bytes: &[u8]) -> String {

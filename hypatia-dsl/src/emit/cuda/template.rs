@@ -9,8 +9,9 @@
 use std::io::Write;
 
 use minijinja::value::Rest;
-use minijinja::{Environment, ErrorKind, Value, context};
+use minijinja::{ErrorKind, Value, context};
 
+use super::growth::{self, bounded};
 use super::pointwise::{declarations, default_type};
 use super::term::{Functions, compute_name, inlining, widen};
 use super::{
@@ -24,7 +25,7 @@ use crate::scalar::{Term, TermNode};
 /// Steps of rendering at most.
 const FUEL: u64 = 2_000_000;
 /// Bytes of a source at most.
-const MAX_SOURCE: usize = 4 << 20;
+pub(super) const MAX_SOURCE: usize = 4 << 20;
 
 /// What every template may use, beside its tuning parameters and the attributes of its op.
 const VARIABLES: &[&str] =
@@ -35,7 +36,7 @@ const OF_TENSOR: &[&str] = &["name", "type", "compute", "dtype", "rank"];
 pub(crate) const PARTS: &[(&str, &[&str])] =
     &[("a", OF_TENSOR), ("b", OF_TENSOR), ("out", OF_TENSOR), ("acc", &["type", "dtype"])];
 /// Functions of the template language.
-const LANGUAGE: &[&str] = &["range", "dict", "namespace", "loop", "debug", "caller", "self"];
+const LANGUAGE: &[&str] = &["range", "loop", "cat"];
 
 /// What is wrong with a template, and in which line.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,12 +49,14 @@ pub struct Wrong {
 
 impl From<minijinja::Error> for Wrong {
     fn from(e: minijinja::Error) -> Wrong {
+        let on_texts = "; texts are joined by `cat(a, b)`";
         let said = e.detail().map_or_else(|| e.kind().to_string(), |d| format!("{}: {d}", e.kind()));
         let message = match e.kind() {
             ErrorKind::OutOfFuel => {
                 format!("filling it in takes more than {FUEL} steps: is there a loop that is too long?")
             }
             ErrorKind::TemplateNotFound => format!("{said} (a template stands alone: it cannot include others)"),
+            ErrorKind::InvalidOperation if said.contains("unsupported types") => said + on_texts,
             _ => said,
         };
         Wrong { line: e.line(), message }
@@ -62,7 +65,8 @@ impl From<minijinja::Error> for Wrong {
 
 /// The names that a template uses and does not set; or what is wrong with its syntax.
 pub(crate) fn variables(name: &str, text: &str) -> Result<Vec<String>, Wrong> {
-    let mut env = Environment::empty();
+    let text = &bounded(text).map_err(|(line, message)| Wrong { line: Some(line), message })?;
+    let mut env = growth::environment();
     configure(&mut env)?;
     let found = env.template_from_named_str(name, text)?.undeclared_variables(false);
     let mut out: Vec<String> = found.into_iter().filter(|v| !LANGUAGE.contains(&v.as_str())).collect();
@@ -270,21 +274,22 @@ fn fill(filling: &Filling<'_>, entry: &str, args: &[Arg], prelude: String) -> Re
         };
         put("epilogue", Value::from_function(call));
     }
-    let mut env = Environment::new();
+    let text = bounded(filling.text).map_err(|(line, message)| Wrong { line: Some(line), message })?;
+    let mut env = growth::environment();
     configure(&mut env)?;
     env.set_fuel(Some(FUEL));
     env.set_recursion_limit(50);
     let mut out = Bounded(Vec::new());
-    env.template_from_named_str(filling.file, filling.text)?
-        .render_captured_to(Value::from_pairs(values), &mut out)
-        .map_err(|e| {
+    env.template_from_named_str(filling.file, &text)?.render_captured_to(Value::from_pairs(values), &mut out).map_err(
+        |e| {
             let large = std::error::Error::source(&e).map(|s| s.to_string());
             let mut wrong = Wrong::from(e);
             if let Some(why) = large {
                 wrong.message = why;
             }
             wrong
-        })?;
+        },
+    )?;
     Ok(tidy(&String::from_utf8_lossy(&out.0), filling.file))
 }
 

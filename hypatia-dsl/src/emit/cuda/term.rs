@@ -523,6 +523,9 @@ impl<'p> Functions<'p> {
     /// The value rounded or converted to an element type, widened to its compute type again.
     fn cast(&mut self, e: Expr, to: DType) -> Result<Expr, EmitError> {
         let from = e.ty.compute();
+        if narrowed(&e, to).is_some() {
+            return Ok(e);
+        }
         self.rounded.insert(to);
         let plain =
             |text: &str| Expr { text: format!("({text}){}", e.at(Prec::Unary)), prec: Prec::Unary, ty: to.compute() };
@@ -576,15 +579,30 @@ impl<'p> Functions<'p> {
                 self.narrow(&e, to)
             }
             DType::F16 | DType::BF16 => self.narrow(&e, to),
-            DType::I32 | DType::I8 | DType::U8 if ty.compute() == DType::I64 => {
-                format!("({}){}", super::storage(to), e.at(Prec::Unary))
-            }
+            DType::I32 | DType::I8 | DType::U8 if ty.compute() == DType::I64 => match narrowed(&e, to) {
+                Some(Some(inner)) => inner.to_string(),
+                _ => format!("({}){}", super::storage(to), e.at(Prec::Unary)),
+            },
             DType::I32 | DType::I8 | DType::U8 => {
                 let e = self.cast(e, to)?;
                 format!("({}){}", super::storage(to), e.at(Prec::Unary))
             }
             _ => self.cast(e, to)?.text,
         })
+    }
+}
+
+/// A value that was converted to a small integer type already: doing so again changes nothing. `Some(Some(text))` if the text
+/// is one of that type, widened.
+fn narrowed(e: &Expr, to: DType) -> Option<Option<&str>> {
+    if !matches!(to, DType::I32 | DType::I8 | DType::U8) || e.ty != DType::I64 {
+        return None;
+    }
+    let small = e.text.strip_prefix("(long long)").filter(|t| t.starts_with(&format!("({})", super::storage(to))));
+    match e.prec {
+        Prec::Unary => small.map(Some),
+        Prec::Primary => e.text.starts_with(&format!("to_{}(", to.name())).then_some(None),
+        _ => None,
     }
 }
 

@@ -9,6 +9,7 @@ use std::path::Path;
 
 use anstream::eprintln;
 use clap::ValueEnum;
+use hypatia::cuda::nvtx;
 use hypatia::error::{Error, Result};
 use hypatia::session::{Model, Options};
 use hypatia::test_runner::given_with;
@@ -22,7 +23,7 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 
 use super::super::output::write_stdout;
-use super::super::{Exit, Global};
+use super::super::{Exit, Global, measured};
 use super::{Bench, ms, paired_ratio};
 
 /// Built-in sets of cases.
@@ -117,9 +118,10 @@ pub(super) fn run(bench: &Bench, path: Option<&Path>, global: &Global) -> Result
         rows.push(row);
     }
     let failed = rows.iter().any(|r| r.get("error").is_some());
+    let about = measured::about(rows.iter().find_map(|r| r["device"].as_str()), options.gpu.is_some());
+    let report = json!({"about": about, "cases": rows});
     let text = if bench.json {
-        let device = rows.iter().find_map(|r| r.get("device")).cloned();
-        format!("{:#}\n", json!({"version": env!("CARGO_PKG_VERSION"), "device": device, "cases": rows}))
+        format!("{report:#}\n")
     } else {
         rows.iter().fold(format!("{}\n", header()), |mut text, row| {
             let _ = writeln!(text, "{}", line(row));
@@ -127,10 +129,14 @@ pub(super) fn run(bench: &Bench, path: Option<&Path>, global: &Global) -> Result
         })
     };
     write_stdout(&text);
+    if let Some(to) = &bench.plot {
+        bench.draw(&report, to)?;
+    }
     Ok(if failed { Exit::Failed } else { Exit::Ok })
 }
 
 fn case(bench: &Bench, program: &Arc<Program>, test: &Test, options: &Options) -> Result<Value> {
+    let _range = nvtx::range(&test.name);
     let (graph, inputs) = given_with(program, test, data)?;
     let (model, _) = bench.on.precision.narrowed(Model::new(graph, options.clone()))?;
     let compiled = model.compile(&inputs)?;
