@@ -116,6 +116,12 @@ fn fail() {
         if !codes_of(&c).contains(&code) {
             wrong.push(format!("{name}: does not give {code}:\n{found}"));
         }
+        // Every error says what to write instead.
+        let starts = |word: &str| found.lines().filter(|l| l.starts_with(word) && l.contains("[H")).count();
+        let hints = found.lines().filter(|l| l.contains("= help: ")).count();
+        if hints < starts("error") + starts("warning") {
+            wrong.push(format!("{name}: a message without a hint:\n{found}"));
+        }
     }
     assert!(wrong.is_empty(), "{}\n{} differ; run with UPDATE=1 and read the changes", wrong.join("\n"), wrong.len());
 }
@@ -197,8 +203,12 @@ fn the_documentation_compiles() {
         let c = compile_text(block);
         assert!(!has_errors(&c.diagnostics), "{block}\n{}", report(&c));
     }
-    // What a reader pastes first is told nothing at all.
-    readme.iter().for_each(|block| assert!(compile_text(block).diagnostics.is_empty(), "{block}"));
+    // What a reader pastes is told nothing at all, and is written as the formatter writes it.
+    for block in language.iter().chain(&readme) {
+        let c = compile_text(block);
+        assert!(c.diagnostics.is_empty(), "{block}\n{}", report(&c));
+        assert_eq!(hypatia_dsl::fmt::format(block), *block);
+    }
 }
 
 #[test]

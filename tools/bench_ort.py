@@ -1,20 +1,20 @@
 #!/usr/bin/env python3
 """Hypatia's CPU speed beside onnxruntime's: one command, on a quiet machine.
 
-    python3 tools/bench_ort.py MODELS --json docs/benchmarks/cpu.json --table docs/benchmarks/cpu.md
+    python3 tools/bench_ort.py MODELS --json docs/benchmarks/cpu.json
 
 MODELS is a folder with NAME/model.onnx and NAME/inputs.npz; the multi-layer perceptrons and the sentence
 encoder are made here. For each case, bursts of runs of both take turns (30 pairs), so that what else the
 machine does touches both alike: an onnxruntime session in this process (ORT_ENABLE_ALL, as many intra-op
 threads), and `hypatia bench` as a process of its own, each with warm-up. A burst counts with its median; the
 ratio is the median of the ratios of pairs. `rules` is Hypatia with rules over Hypatia without, runs of both
-taking turns in one process. Needs numpy, onnx and onnxruntime; results are written as they come.
+taking turns in one process. Build the command with `./x release`, so that it knows its source.
+Needs numpy, onnx and onnxruntime; results are written as they come.
 """
 
 import argparse
 import json
 import pathlib
-import platform
 import statistics
 import subprocess
 import sys
@@ -25,6 +25,8 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
+
+import measured
 
 OPSET = 20
 BURST_SECONDS = 0.06
@@ -201,7 +203,7 @@ def measure(args, name, path, inputs, goal, folder):
     sides = hypatia(args, path, npz, "--runs", max(30, min(300, int(2.0 / single))), "--warmup", warmup)
     middle = lambda key: statistics.median(p[key] for p in pairs)
     return {
-        "name": name,
+        "case": name,
         "goal": goal,
         "runs_in_a_burst": count,
         "onnxruntime_ms": middle("onnxruntime_ms"),
@@ -214,23 +216,6 @@ def measure(args, name, path, inputs, goal, folder):
     }
 
 
-def table(results):
-    lines = ["| model | onnxruntime ms | Hypatia ms | ratio | goal | rules / no rules | launches |", "|---|---|---|---|---|---|---|"]
-    for r in results:
-        launches = f"{r['launches']['without']} -> {r['launches']['with']}"
-        times = f"{r['onnxruntime_ms']:.3f} | {r['hypatia_ms']:.3f} | {r['ratio']:.2f}"
-        lines.append(f"| {r['name']} | {times} | {r['goal']} | {r['rules']:.2f} | {launches} |")
-    return "\n".join(lines) + "\n"
-
-
-def cpu_name():
-    try:
-        lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor()
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", type=pathlib.Path)
@@ -239,9 +224,9 @@ def main():
     parser.add_argument("--pairs", type=int, default=30)
     parser.add_argument("--only", help="cases whose name contains this")
     parser.add_argument("--json", type=pathlib.Path, help="raw times")
-    parser.add_argument("--table", type=pathlib.Path, help="a table in Markdown")
     args = parser.parse_args()
     results, failed = [], []
+    about = measured.about(args.hypatia, measured.processor(args.threads), onnxruntime=ort.__version__)
     with tempfile.TemporaryDirectory() as folder:
         folder = pathlib.Path(folder)
         for name, path, inputs, goal in cases(args.models, folder):
@@ -261,12 +246,7 @@ def main():
                 flush=True,
             )
             if args.json:
-                machine = {"cpu": cpu_name(), "threads": args.threads, "onnxruntime": ort.__version__}
-                args.json.parent.mkdir(parents=True, exist_ok=True)
-                args.json.write_text(json.dumps({"machine": machine, "results": results}, indent=1) + "\n")
-            if args.table:
-                args.table.parent.mkdir(parents=True, exist_ok=True)
-                args.table.write_text(table(results))
+                measured.write(args.json, about, results)
     return 1 if failed else 0
 
 

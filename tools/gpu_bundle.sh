@@ -7,6 +7,9 @@ cd "$(dirname "$0")/.."
 out=target/gpu-bundle
 rm -rf "$out"
 mkdir -p "$out/models"
+# The command tells which source it is of: there is no git where it is going to run.
+HYPATIA_COMMIT=$(tools/source.sh commit) HYPATIA_SOURCE=$(tools/source.sh hash)
+export HYPATIA_COMMIT HYPATIA_SOURCE
 cargo build --quiet --profile bundle -p hypatia
 tests=$(cargo test --quiet --profile bundle -p hypatia --lib --no-run --message-format=json |
   sed -n 's/.*"executable":"\([^"]*\)".*/\1/p' | tail -n 1)
@@ -15,7 +18,8 @@ strip -o "$out/tests" "$tests"
 cp -r tests/models/digits tests/models/ffn tests/models/bert "$out/models/"
 # Further models, for example exported ones that are too large for the repository.
 for folder in "$@"; do cp -r "$folder" "$out/models/"; done
-git rev-parse HEAD >"$out/commit" 2>/dev/null || echo unknown >"$out/commit"
+printf '{"commit": "%s", "source": "%s"}\n' "$HYPATIA_COMMIT" "$HYPATIA_SOURCE" >"$out/version.json"
+cp tools/measured.py tools/gpu_peers.py tools/gpu_bert.py "$out/"
 cp tools/gpu_run.sh "$out/run.sh"
 size=$(du -sm "$out" | cut -f1)
 echo "$out: $size MiB"

@@ -6,12 +6,11 @@
 Times every case whose name holds one of the texts: Hypatia (its suite, also with --precision tf32 for the f32 cases),
 PyTorch eager in a CUDA graph, `torch._addmm_activation` in a graph where it computes the same, and with --compile
 torch.compile(mode="max-autotune-no-cudagraphs") in a graph (minutes). Both sides: bursts of at least 2 ms between two
-events, the median of the bursts, random data, warm. Writes DIR/peers.json and prints a table; `ratio` is Hypatia's time
-over that of the best of PyTorch's that is not compiled.
+events, the median of the bursts, random data, warm. Writes DIR/peers.json, as docs/benchmarks keeps it, and prints
+a table; `ratio` is Hypatia's time over that of the best of PyTorch's that is not compiled.
 """
 
 import argparse
-import datetime
 import json
 import pathlib
 import re
@@ -20,6 +19,8 @@ import time
 
 import torch
 import torch.nn.functional as F
+
+import measured
 
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 BURST, SECONDS = 2e-3, 0.15
@@ -132,6 +133,7 @@ def main():
     p.add_argument("--compile", action="store_true")
     p.add_argument("--no-tf32", action="store_true")
     a = p.parse_args()
+    about = measured.about(a.hypatia, torch.cuda.get_device_name(), gpu=True, torch=torch.__version__)
     torch.manual_seed(0)
     plain = hypatia(a.hypatia, a.rows, [])
     tf32 = {}
@@ -173,14 +175,7 @@ def main():
         ratio = f"{row['ratio']:6.3f}" if row["ratio"] else "FAILED " + str(row["error"])[:200]
         print(f"{row['case']:<42} {show('hypatia')} {show('hypatia_unfused')} {show('eager')} {show('addmm_activation')} {show('bare_gemms')} {show('compiled')} {ratio}{bw}", flush=True)
         torch.cuda.empty_cache()
-    a.out.mkdir(parents=True, exist_ok=True)
-    about = {
-        "device": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "cublas": torch._C._cuda_getCompiledVersion() if hasattr(torch._C, "_cuda_getCompiledVersion") else None,
-        "date": datetime.date.today().isoformat(),
-    }
-    (a.out / "peers.json").write_text(json.dumps({"about": about, "rows": out}, indent=1) + "\n")
+    measured.write(a.out / "peers.json", about, out)
 
 
 if __name__ == "__main__":

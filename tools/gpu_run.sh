@@ -27,7 +27,7 @@ part() { # part NAME COMMAND...: runs, logs, tells
   fi
 }
 
-say "commit  $(cat "$here/commit")"
+say "source  $(cat "$here/version.json")"
 say "device  $(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader | head -n 1)"
 say "date    $(date -u +%Y-%m-%dT%H:%MZ)"
 "$here/hypatia" doctor >"$out/doctor.log" 2>&1

@@ -21,7 +21,7 @@
 use hypatia_dsl::dtype::DType;
 
 use crate::error::{Error, Result};
-use crate::graph::{Graph, Node, NodeKind};
+use crate::graph::{Graph, Node, NodeKind, Value};
 use crate::tensor::Tensor;
 
 /// The relative difference that is allowed whatever the element type: order of summation, other libraries' functions.
@@ -54,12 +54,7 @@ impl Tolerance {
 
     /// For each output of a graph, from the least precise float type in which anything on the way to it was computed.
     pub fn of_outputs(graph: &Graph) -> Vec<Tolerance> {
-        let mut ways: Vec<Way> = Vec::with_capacity(graph.nodes.len());
-        for node in &graph.nodes {
-            let before = node.operands.iter().flatten().map(|v| ways[v.node.index()]);
-            let way = before.fold(Way::default(), Way::join);
-            ways.push(way.join(Way::of(node, way)));
-        }
+        let ways = ways(graph);
         let outputs = graph.outputs.iter();
         outputs
             .map(|(_, v)| {
@@ -68,6 +63,44 @@ impl Tolerance {
             })
             .collect()
     }
+
+    /// For each output of a graph, the first node on the way to it that computes in a less precise type than its own, if
+    /// there is one: the reason why more may differ than the output's type says.
+    pub fn loosened(graph: &Graph) -> Vec<Option<Loosened>> {
+        let ways = ways(graph);
+        let of = |v: &Value| {
+            let (way, own) = (ways[v.node.index()], graph.ty(*v).dtype);
+            let dtype = way.dtype.filter(|d| own.is_float() && d.epsilon() > own.epsilon())?;
+            Some(Loosened { dtype: dtype.name(), node: graph.nodes.get(way.first)?.name.clone() })
+        };
+        graph.outputs.iter().map(|(_, v)| of(v)).collect()
+    }
+}
+
+/// Why an output may differ by more than its type says.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct Loosened {
+    /// The least precise type on the way to it.
+    pub dtype: &'static str,
+    /// The first node that computes in it.
+    pub node: String,
+}
+
+impl std::fmt::Display for Loosened {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "tolerance loosened by {} node `{}`", self.dtype, self.node)
+    }
+}
+
+/// What leads to each node.
+fn ways(graph: &Graph) -> Vec<Way> {
+    let mut ways: Vec<Way> = Vec::with_capacity(graph.nodes.len());
+    for (i, node) in graph.nodes.iter().enumerate() {
+        let before = node.operands.iter().flatten().map(|v| ways[v.node.index()]);
+        let way = before.fold(Way::default(), Way::join);
+        ways.push(way.join(Way { first: i, ..Way::of(node, way) }));
+    }
+    ways
 }
 
 /// The least precise float type on the way to a node, and the longest chain of nodes that compute in it.
@@ -75,6 +108,8 @@ impl Tolerance {
 struct Way {
     dtype: Option<DType>,
     nodes: usize,
+    /// The first node that computes in it.
+    first: usize,
 }
 
 impl Way {
@@ -83,7 +118,7 @@ impl Way {
         let computed = matches!(node.kind, NodeKind::Op { .. } | NodeKind::Scalar(_));
         let dtype = node.results.iter().map(|t| t.dtype).find(|d| computed && d.is_float());
         let nodes = if dtype.is_some() && before.dtype == dtype { before.nodes + 1 } else { 1 };
-        Way { dtype, nodes }
+        Way { dtype, nodes, first: 0 }
     }
 
     fn join(self, other: Way) -> Way {
@@ -91,7 +126,9 @@ impl Way {
         match epsilon(&self).total_cmp(&epsilon(&other)) {
             std::cmp::Ordering::Less => other,
             std::cmp::Ordering::Greater => self,
-            std::cmp::Ordering::Equal => Way { dtype: self.dtype, nodes: self.nodes.max(other.nodes) },
+            std::cmp::Ordering::Equal => {
+                Way { dtype: self.dtype, nodes: self.nodes.max(other.nodes), first: self.first.min(other.first) }
+            }
         }
     }
 }
@@ -299,6 +336,10 @@ mod tests {
         let sum = g.scalar(g.program.find_scalar("add").unwrap(), &[half, half]).unwrap();
         let outs = [to(&mut g, sum, DType::F32), to(&mut g, half, DType::F32), single];
         outs.iter().enumerate().for_each(|(i, v)| g.output(format!("y{i}"), *v));
+        g.name_node(sum, "twice");
+        let why: Vec<Option<String>> =
+            Tolerance::loosened(&g).iter().map(|l| l.as_ref().map(Loosened::to_string)).collect();
+        assert_eq!(why, [Some("tolerance loosened by f16 node `twice`".into()), None, None]);
         let rtol: Vec<f64> = Tolerance::of_outputs(&g).iter().map(|t| t.rtol).collect();
         // An f16 input that is widened was not computed in f16.
         assert_eq!(rtol, [UNITS * DType::F16.epsilon(), LEAST, LEAST]);

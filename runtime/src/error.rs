@@ -24,6 +24,8 @@ pub enum Error {
     Rules {
         /// Rendered diagnostics.
         rendered: String,
+        /// The same for programs: one JSON object a line, as `check --output-format json` prints them.
+        json: String,
     },
     /// A model is damaged or says something impossible.
     #[error("{file}: {message}")]

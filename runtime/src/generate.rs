@@ -10,6 +10,6 @@ mod steps;
 mod write;
 
 pub use hypatia_dsl::emit::instances::{Body, Instance, Scope, Skipped, of_program};
-pub use plan::of_plan;
+pub use plan::{OfPlan, of_plan};
 pub use steps::{Work, step_kernel};
-pub use write::{Manifest, Request, Written, write};
+pub use write::{Manifest, Request, StepEntry, Written, write};

@@ -15,6 +15,11 @@ pub fn loader() -> FileLoader {
     FileLoader { embedded: hypatia_rules::FILES }
 }
 
+/// Whether what was declared in a file of that name is the embedded library's own.
+pub fn is_embedded(file: &str) -> bool {
+    file.starts_with("<library>/")
+}
+
 /// Compiles the whole embedded library together with these files; diagnostics are in the result. If one
 /// of the files is the library's own (its `core.hyp`), these files are compiled alone: they `use`
 /// each other from their own folder.
@@ -88,5 +93,6 @@ pub fn load(paths: &[PathBuf]) -> Result<Arc<Program>> {
 /// The error that holds a compilation's rendered diagnostics and their summary, without colours.
 pub fn rejected(c: &Compilation) -> Error {
     let report = render(&c.sources, &c.diagnostics, Format::Full { color: false });
-    Error::Rules { rendered: format!("{report}{}", summary(&c.diagnostics)) }
+    let json = render(&c.sources, &c.diagnostics, Format::Json);
+    Error::Rules { rendered: format!("{report}{}", summary(&c.diagnostics)), json }
 }

@@ -15,6 +15,30 @@ pub fn budget() -> usize {
     })
 }
 
+/// Fails where so many bytes are more than the machine can give now: asking for them would end the process.
+pub fn must_fit(bytes: usize) -> Result<(), String> {
+    // What is small is not worth a look.
+    if bytes < 64 << 20 {
+        return Ok(());
+    }
+    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+    let limits = [
+        free(&read("/proc/meminfo")),
+        address_space(&read("/proc/self/limits")),
+        container(&read("/sys/fs/cgroup/memory.max")),
+    ];
+    match limits.into_iter().flatten().min().filter(|free| bytes > *free) {
+        Some(free) => Err(format!("{bytes} bytes are needed, but only {free} bytes of memory are free")),
+        None => Ok(()),
+    }
+}
+
+/// What Linux could give without swapping.
+fn free(meminfo: &str) -> Option<usize> {
+    let line = meminfo.lines().find_map(|l| l.strip_prefix("MemAvailable:"))?;
+    line.split_whitespace().next()?.parse::<usize>().ok()?.checked_mul(1024)
+}
+
 /// Inputs, weights, copies on the way out and the program itself need room beside a stage's tensors.
 fn of(limit: Option<usize>) -> usize {
     limit.map_or(1 << 30, |l| (l / 4).min(1 << 30))
@@ -42,6 +66,8 @@ mod tests {
         assert_eq!(address_space(text), Some(1 << 30));
         assert_eq!(address_space(&text.replace("1073741824", "unlimited")), None);
         assert_eq!(container("max\n"), None);
+        assert_eq!(free("MemTotal:  9 kB\nMemAvailable:    4 kB\n"), Some(4096));
+        assert!(must_fit(1 << 50).is_err_and(|why| why.contains("bytes of memory are free")));
         assert_eq!((of(None), of(Some(1 << 30)), of(Some(1 << 40))), (1 << 30, 1 << 28, 1 << 30));
     }
 }

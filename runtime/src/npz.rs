@@ -10,6 +10,7 @@ use std::io::{Read, Seek, Write};
 use std::path::Path;
 
 use hypatia_dsl::dtype::DType;
+use hypatia_dsl::source::open_regular;
 use zip::result::ZipError;
 
 use crate::error::{Error, Result};
@@ -25,11 +26,10 @@ const RATIO: u64 = 100;
 /// Reads all arrays of a file.
 pub fn read(path: &Path) -> Result<Vec<(String, Tensor)>> {
     let io = |source| Error::Io { path: path.to_path_buf(), source };
-    // Before it is opened: opening a named pipe waits for a writer.
-    if !std::fs::metadata(path).map_err(io)?.is_file() {
-        return Err(Error::Input(format!("{}: this is not a file; give an .npz file", path.display())));
-    }
-    let file = std::fs::File::open(path).map_err(io)?;
+    let file = open_regular(path).map_err(|e| match e.kind() {
+        std::io::ErrorKind::InvalidInput => Error::Input(format!("{}: {e}; give an .npz file", path.display())),
+        _ => io(e),
+    })?;
     read_from(std::io::BufReader::new(file)).map_err(|m| Error::Input(format!("{}: {m}", path.display())))
 }
 
@@ -40,10 +40,20 @@ pub fn read_from<R: Read + Seek>(mut reader: R) -> Result<Vec<(String, Tensor)>,
         return Err("this is one array (.npy); save it under its name: np.savez(\"FILE.npz\", NAME=array)".into());
     }
     reader.rewind().map_err(|e| format!("it could not be read ({e})"))?;
-    let mut archive = zip::ZipArchive::new(reader).map_err(|e| match e {
-        ZipError::Io(e) => format!("it could not be read ({e})"),
-        e => format!("this is not an .npz file, or it is damaged ({e})"),
-    })?;
+    let open = |reader| {
+        zip::ZipArchive::new(reader).map_err(|e| match e {
+            ZipError::Io(e) => format!("it could not be read ({e})"),
+            e => format!("this is not an .npz file, or it is damaged ({e})"),
+        })
+    };
+    // The archive keeps the last of several entries of one name, and does not tell.
+    let archive = open(reader)?;
+    let start = archive.central_directory_start();
+    let mut reader = archive.into_inner();
+    if let Some(name) = listed_twice(&mut reader, start).map_err(|e| format!("it could not be read ({e})"))? {
+        return Err(format!("`{}` comes twice", name.strip_suffix(".npy").unwrap_or(&name)));
+    }
+    let mut archive = open(reader)?;
     let mut out: Vec<(String, Tensor)> = Vec::new();
     for i in 0..archive.len() {
         let mut entry = archive.by_index(i).map_err(|e| format!("entry {i}: {e}"))?;
@@ -65,6 +75,25 @@ pub fn read_from<R: Read + Seek>(mut reader: R) -> Result<Vec<(String, Tensor)>,
         out.push((name, tensor));
     }
     Ok(out)
+}
+
+/// A name that the archive's directory, which begins at `start`, lists twice.
+fn listed_twice<R: Read + Seek>(reader: &mut R, start: u64) -> std::io::Result<Option<String>> {
+    reader.seek(std::io::SeekFrom::Start(start))?;
+    let mut seen = std::collections::HashSet::new();
+    let mut entry = [0u8; 46];
+    // Each begins with the same four bytes; what follows the last one does not.
+    while reader.read_exact(&mut entry).is_ok() && entry.starts_with(b"PK\x01\x02") {
+        let length = |at: usize| u64::from(u16::from_le_bytes([entry[at], entry[at + 1]]));
+        let mut name = Vec::new();
+        reader.by_ref().take(length(28)).read_to_end(&mut name)?;
+        reader.seek_relative((length(30) + length(32)) as i64)?;
+        let name = String::from_utf8_lossy(&name).into_owned();
+        if !seen.insert(name.clone()) {
+            return Ok(Some(name));
+        }
+    }
+    Ok(None)
 }
 
 /// Writes arrays, not compressed. The file appears whole or not at all.
@@ -329,6 +358,19 @@ mod tests {
 
     fn one(bytes: &[u8]) -> Result<Tensor, String> {
         read_from(Cursor::new(bytes)).map(|mut v| v.remove(0).1)
+    }
+
+    #[test]
+    fn a_name_that_comes_twice_is_refused() {
+        let one = Tensor::from_f64(DType::F32, &[1], &[1.0]).unwrap();
+        let mut bytes = pack(&[("first".into(), one.clone()), ("other".into(), one)]);
+        assert_eq!(read_from(Cursor::new(&bytes)).unwrap().len(), 2);
+        for at in 0..bytes.len() - 5 {
+            if &bytes[at..at + 5] == b"other" {
+                bytes[at..at + 5].copy_from_slice(b"first");
+            }
+        }
+        assert_eq!(read_from(Cursor::new(&bytes)).unwrap_err(), "`first` comes twice");
     }
 
     #[test]

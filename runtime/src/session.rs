@@ -29,7 +29,7 @@ use crate::tuner::Tuner;
 use crate::verdict::{self, Memory, Subject, Verdict};
 
 use crate::compare::no_less_precise;
-pub use crate::compare::{Comparison, Tolerance};
+pub use crate::compare::{Comparison, Loosened, Tolerance};
 
 /// How much a new plan is trusted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]

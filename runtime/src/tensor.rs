@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use half::{bf16, f16};
-use hypatia_dsl::dtype::DType;
+use hypatia_dsl::dtype::{DType, to_bf16, to_f16};
 
 /// A tensor. Cloning shares the data.
 #[derive(Clone, Debug)]
@@ -78,8 +78,8 @@ impl Tensor {
         match dtype {
             DType::F64 => fill!(f64, |v| v),
             DType::F32 => fill!(f32, |v| v as f32),
-            DType::F16 => fill!(f16, f16::from_f64),
-            DType::BF16 => fill!(bf16, bf16::from_f64),
+            DType::F16 => fill!(f16, to_f16),
+            DType::BF16 => fill!(bf16, to_bf16),
             DType::I64 => fill!(i64, |v| v as i64),
             DType::I32 => fill!(i32, |v| v as i32),
             DType::I8 => fill!(i8, |v| v as i8),

@@ -412,7 +412,7 @@ pub(crate) fn far_apart(
     let tolerance = tolerance(wanted.dtype, &b);
     let same = |l: f64, r: f64| l == r || (l.is_nan() && r.is_nan()) || (l - r).abs() <= tolerance;
     let index = (0..a.len().min(b.len())).find(|i| !same(a[*i], b[*i]) && !excused(*i))?;
-    Some(Difference { root, index, left: a[index], right: b[index], exact: None })
+    Some(Difference { root, index, left: a[index], right: b[index], exact: None, whole: None })
 }
 
 /// By how much a result may differ from these wanted ones.

@@ -46,7 +46,7 @@ fn attrs(op: BuiltinOp) -> &'static [AttrType] {
         BuiltinOp::Scatter => &[Str],
         BuiltinOp::Argsort => &[Axis, Bool],
         BuiltinOp::Sum | BuiltinOp::Mean | BuiltinOp::Amax | BuiltinOp::Amin | BuiltinOp::Prod => &[Axes, Bool],
-        BuiltinOp::Argmax => &[Axis, Bool, Bool],
+        BuiltinOp::Argmax | BuiltinOp::Cumsum => &[Axis, Bool, Bool],
         BuiltinOp::Iota => &[Dims, Int, DType],
         BuiltinOp::Full => &[Dims, Float, DType],
         BuiltinOp::Size => &[Dim],

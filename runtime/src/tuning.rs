@@ -11,8 +11,10 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
+use hypatia_dsl::source::open_regular;
 use sha2::{Digest, Sha256};
 
 use crate::cache::{Key, KeyMaker};
@@ -185,10 +187,12 @@ impl TuningFile {
     /// Reads a file.
     pub fn read(path: &Path) -> Result<TuningFile> {
         let io = |source| Error::Io { path: path.to_path_buf(), source };
-        if std::fs::metadata(path).map_err(io)?.len() > LARGEST {
+        let file = open_regular(path).map_err(io)?;
+        if file.metadata().map_err(io)?.len() > LARGEST {
             return Err(Error::Input(format!("{}: this is no tuning file: it is too large", path.display())));
         }
-        let bytes = std::fs::read(path).map_err(io)?;
+        let mut bytes = Vec::new();
+        file.take(LARGEST).read_to_end(&mut bytes).map_err(io)?;
         let text = String::from_utf8(bytes).map_err(|e| {
             let line = 1 + e.as_bytes()[..e.utf8_error().valid_up_to()].iter().filter(|b| **b == b'\n').count();
             Error::Input(format!("{}:{line}: expected text in UTF-8", path.display()))

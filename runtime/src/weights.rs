@@ -6,6 +6,7 @@
 use std::path::{Path, PathBuf};
 
 use hypatia_dsl::dtype::DType;
+use hypatia_dsl::source::open_regular;
 use hypatia_dsl::spell::closest;
 use safetensors::SafeTensors;
 use safetensors::tensor::Metadata;
@@ -34,7 +35,7 @@ impl Weights {
     /// Opens a file and checks its header.
     pub fn open(path: &Path) -> Result<Weights> {
         let io = |source| Error::Io { path: path.to_path_buf(), source };
-        let file = std::fs::File::open(path).map_err(io)?;
+        let file = open_regular(path).map_err(io)?;
         // SAFETY: the map is private to this process and only read. What remains is that another process may change the
         // file meanwhile: then other numbers are read, or the system stops this process, as for every mapped file.
         let map = unsafe { memmap2::Mmap::map(&file) }.map_err(io)?;

@@ -107,6 +107,8 @@ fn wrong_use_is_told() {
         (&["--dim", "nonsense=3"], 1, "nonsense"),
         (&["--inputs", "absent.npz"], 1, "absent.npz"),
         (&["--rows", "x"], 1, "--rows chooses among cases"),
+        (&["--plot", "x.svg"], 1, "--plot draws a set of cases"),
+        (&["--from", "x.json", "--plot", "x.svg"], 2, "cannot be used with"),
         (&["--trace", "/nonexistent/folder/t.json", "--runs", "1"], 1, "/nonexistent/folder/t.json"),
     ] {
         let out = bench(args);
@@ -147,4 +149,79 @@ fn tests_of_a_file_are_timed_on_different_values() {
         let text = String::from_utf8_lossy(&out.stderr);
         assert!(!out.status.success() && text.contains(wanted), "{text}");
     }
+}
+
+/// What is drawn is what was measured, at once or later from the file; both say what they are of.
+#[test]
+fn cases_are_drawn() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    let test = |name: &str| format!("test \"{name}\" {{ input x: f32[4, 4]; given x + 1; expect launches == 1; }}\n");
+    let tests = test("first of two") + &test("second of two");
+    std::fs::write(at("t.hyp"), format!("edition 1;\nuse core::*;\n{tests}")).unwrap();
+    let args = ["--device", "cpu", "--runs", "2", "--json", "--plot"];
+    let out = command().arg(at("t.hyp")).args(args).arg(at("now.svg")).output().unwrap();
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    let report: Value = serde_json::from_slice(&out.stdout).unwrap();
+    let about = &report["about"];
+    for key in ["device", "date", "commit", "source", "command"] {
+        assert!(about[key].as_str().is_some_and(|t| !t.is_empty()), "{key}: {about}");
+    }
+    assert!(
+        about["command"].as_str().unwrap().starts_with("hypatia bench ") && about["versions"]["hypatia"].is_string()
+    );
+    std::fs::write(at("report.json"), &out.stdout).unwrap();
+    let again = |rows: &[&str], to: &str| {
+        command().arg("--from").arg(at("report.json")).arg("--plot").arg(at(to)).args(rows).output().unwrap()
+    };
+    assert!(again(&[], "later.svg").status.success() && again(&["--rows", "second"], "one.svg").status.success());
+    let [now, later, one] = ["now.svg", "later.svg", "one.svg"].map(|f| std::fs::read_to_string(at(f)).unwrap());
+    assert!(now == later && now.contains("first of two") && now.contains("second of two"), "{now}");
+    assert!(one.contains("second of two") && !one.contains("first of two"), "{one}");
+    let alone = command().arg("--from").arg(at("report.json")).output().unwrap();
+    assert!(alone.status.code() == Some(2) && String::from_utf8_lossy(&alone.stderr).contains("--plot"));
+    let none = again(&["--rows", "third"], "none.svg");
+    assert_eq!(none.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&none.stderr).contains("--rows") && !at("none.svg").exists());
+}
+
+/// A library in the place of NVTX sees names, and as many ends as beginnings.
+#[test]
+fn profilers_are_told_names() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    let source = "#include <stdio.h>
+        #include <stdlib.h>
+        static void say(const char *what, const char *name) {
+            FILE *f = fopen(getenv(\"SAID\"), \"a\");
+            fprintf(f, \"%s %s\\n\", what, name);
+            fclose(f);
+        }
+        int nvtxRangePushA(const char *name) { say(\"push\", name); return 0; }
+        int nvtxRangePop(void) { say(\"pop\", \"\"); return 0; }";
+    std::fs::write(at("nvtx.c"), source).unwrap();
+    let library = at("libnvtx3interop.so.1");
+    let cc = Command::new("cc").args(["-shared", "-fPIC", "-o"]).arg(&library).arg(at("nvtx.c")).output();
+    if !cc.is_ok_and(|out| out.status.success()) {
+        eprintln!("skipped: there is no C compiler");
+        return;
+    }
+    let path = model("digits").join("model.onnx");
+    let said = |command: &str, more: &[&str]| {
+        let _ = std::fs::remove_file(at("said"));
+        let mut hypatia = Command::new(env!("CARGO_BIN_EXE_hypatia"));
+        hypatia.env("HYPATIA_CACHE", at("cache")).env("HYPATIA_CUDA_PATH", folder.path()).env("SAID", at("said"));
+        let out = hypatia.arg(command).arg(&path).args(["--device", "cpu"]).args(more).output().unwrap();
+        assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+        std::fs::read_to_string(at("said")).unwrap_or_default()
+    };
+    for (command, more) in [("run", &["--nvtx"][..]), ("bench", &["--nvtx", "--runs", "2"])] {
+        let text = said(command, more);
+        let count = |what: &str| text.lines().filter(|l| l.starts_with(what)).count();
+        assert_eq!(count("push"), count("pop"), "{text}");
+        for name in ["compile", "with rules", "without rules"] {
+            assert!(count(&format!("push {name}")) > 0, "{command}: {text}");
+        }
+    }
+    assert_eq!(said("bench", &["--runs", "2"]), "");
 }

@@ -81,7 +81,7 @@ fn wrong_options_and_folders_are_told_apart() {
         (vec!["--dtype", "f32,float"], "expected one of f64, f32, f16"),
         (vec!["--dtype", ""], "expected one of"),
         (vec!["--dtype", "bool"], "expected one of"),
-        (vec!["--arch", "sm_9"], "known are sm_50, "),
+        (vec!["--arch", "sm_9"], "known are sm_80, "),
         (vec!["--arch", "90a"], "sm_80, "),
         (vec!["--arch", "sm_999"], "sm_120, "),
         (vec!["--arch", "sm_90a,sm_80a"], "'sm_80a'"),
@@ -105,7 +105,7 @@ fn wrong_options_and_folders_are_told_apart() {
     assert!(!at.join("k").exists());
     // Machine code that was asked for by name and cannot be made is an error: there is no NVRTC, or it does not know that
     // architecture any more.
-    let (code, _, err) = hypatia(&["gen", "s.hyp", "-o", "k", "--emit", "cubin", "--arch", "sm_50"], at);
+    let (code, _, err) = hypatia(&["gen", "s.hyp", "-o", "k", "--emit", "cubin", "--arch", "sm_101"], at);
     assert!(code == 1 && err.contains("NVRTC") && !at.join("k").exists(), "{code} {err}");
 }
 
@@ -140,4 +140,54 @@ fn a_second_run_gives_the_same_bytes_and_leaves_no_old_kernels() {
     std::fs::write(at.join("a.cu"), "// not ours").unwrap();
     run("b.hyp");
     assert!(at.join("a.cu").exists() && at.join("k/mine.cu").exists());
+}
+
+#[test]
+fn files_name_themselves_and_no_folder_of_this_machine() {
+    let folder = with(&[("s.hyp", "scalar cube(x) = x * x * x;\nscalar whole(x) = floor(x) + 1;\n")]);
+    let at = folder.path().canonicalize().unwrap();
+    let (code, _, err) = hypatia(&["gen", "s.hyp", "-o", "near", "--dtype", "f32,f16"], &at);
+    assert_eq!(code, 0, "{err}");
+    let absolute = at.join("s.hyp").display().to_string();
+    let (code, _, err) = hypatia(&["gen", &absolute, "-o", "far", "--dtype", "f32,f16"], &at);
+    assert_eq!(code, 0, "{err}");
+    assert_eq!(contents(&at.join("near")), contents(&at.join("far")));
+    let text = String::from_utf8(contents(&at.join("near")).remove("cube.f16.cu").unwrap()).unwrap();
+    let back: Vec<(usize, &str)> = text.lines().enumerate().filter(|(_, l)| l.contains("\"cube.f16.cu\"")).collect();
+    assert!(!back.is_empty(), "{text}");
+    back.iter().for_each(|(i, l)| assert_eq!(*l, format!("#line {} \"cube.f16.cu\"", i + 2)));
+    assert!(text.contains("#line 3 \"s.hyp\""), "{text}");
+}
+
+#[test]
+fn what_the_kernels_cannot_run_on_is_refused_before_anything_is_compiled() {
+    let folder = with(&[("s.hyp", "scalar cube(x) = x * x * x;\n")]);
+    let (code, _, err) = hypatia(&["gen", "s.hyp", "-o", "k", "--arch", "sm_75"], folder.path());
+    assert!(code == 2 && err.contains("sm_80 is the least") && !err.contains("compiled"), "{code} {err}");
+    assert!(!folder.path().join("k").exists());
+}
+
+#[test]
+fn a_models_manifest_tells_what_runs_when() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/models/bert/model.onnx");
+    let args = ["gen", "--model", model.to_str().unwrap(), "-o", "k", "--emit", "cuda"];
+    let (code, _, err) = hypatia(&args, folder.path());
+    assert_eq!(code, 0, "{err}");
+    let manifest: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(folder.path().join("k/manifest.json")).unwrap()).unwrap();
+    let kernels: Vec<&str> =
+        manifest["kernels"].as_array().unwrap().iter().filter_map(|k| k["kernel"].as_str()).collect();
+    let steps = manifest["steps"].as_array().unwrap();
+    let mut run: Vec<&str> = steps.iter().filter_map(|s| s["kernel"].as_str()).collect();
+    assert!(steps.len() > run.len() && run.len() > kernels.len(), "{manifest}");
+    assert!(steps.iter().all(|s| s["step"].as_str().is_some_and(|n| !n.is_empty())), "{manifest}");
+    run.sort_unstable();
+    run.dedup();
+    let mut all = kernels.clone();
+    all.sort_unstable();
+    assert_eq!(run, all);
+    for entry in manifest["kernels"].as_array().unwrap().iter().flat_map(|k| k["entries"].as_array().unwrap()) {
+        assert!(entry["shared_memory"] == 0 && entry["grid"].as_array().is_some_and(|g| g.len() == 3), "{entry}");
+    }
 }

@@ -148,3 +148,123 @@ fn the_tests_of_files_that_compile_pass() {
     let there = std::fs::read_dir(&folder).unwrap().filter_map(|e| e.unwrap().file_name().into_string().ok());
     assert_eq!(there.filter(|n| n.ends_with(".hyp")).count(), files.len(), "a file that is not listed here");
 }
+
+/// Opening a named pipe waits for a writer: whatever names one is refused instead.
+#[cfg(unix)]
+#[test]
+fn named_pipes_are_refused_wherever_they_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    for pipe in ["t.cu.j2", "pipe.hyp", "pipe"] {
+        assert!(Command::new("mkfifo").arg(at.join(pipe)).status().unwrap().success());
+    }
+    let k = "kernel k for f(x) { template \"t.cu.j2\"; launch grid = 1, block = 1; }\n";
+    std::fs::write(at.join("k.hyp"), format!("edition 1;\nuse core::*;\nop f(x: T[..s]) -> T[..s] = x + x;\n{k}"))
+        .unwrap();
+    std::fs::write(at.join("use.hyp"), "edition 1;\nuse pipe::*;\n").unwrap();
+    let digits = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/models/digits/model.onnx");
+    let model = digits.to_str().unwrap();
+    let started = std::time::Instant::now();
+    for args in [
+        &["check", "k.hyp"][..],
+        &["check", "use.hyp"],
+        &["check", "pipe.hyp"],
+        &["test", "k.hyp"],
+        &["verify", "k.hyp"],
+        &["gen", "k.hyp", "-o", "out"],
+        &["fmt", "pipe.hyp"],
+        &["run", "pipe"],
+        &["run", model, "--device", "cpu", "--tuning", "pipe"],
+        &["run", model, "--device", "cpu", "--inputs", "pipe"],
+        &["run", model, "--device", "cpu", "--check", "pipe"],
+        &["run", model, "--device", "cpu", "--rules", "pipe"],
+        &["explain", model, "--tuning", "pipe"],
+    ] {
+        let o = hypatia(args, "", at);
+        assert_eq!(o.status.code(), Some(1), "{args:?}: {}", err(&o));
+        assert!(err(&o).contains("this is not a file"), "{args:?}: {}", err(&o));
+    }
+    assert!(started.elapsed().as_secs() < 120);
+}
+
+#[test]
+fn files_of_a_folder_that_do_not_use_each_other_are_programs_of_their_own() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    let rule = "edition 1;\nuse core::*;\nruleset r { until = fixpoint; }\nrule r::a: exp(log(x)) => x requires positive(x);\n";
+    std::fs::write(at.join("a.hyp"), rule).unwrap();
+    std::fs::write(at.join("b.hyp"), rule).unwrap();
+    let o = hypatia(&["check", "."], "", at);
+    assert_eq!((o.status.code(), err(&o)), (Some(0), String::new()));
+    // Named together they are one program.
+    let o = hypatia(&["check", "a.hyp", "b.hyp"], "", at);
+    assert!(o.status.code() == Some(1) && err(&o).contains("declared twice"), "{}", err(&o));
+    // What is used is not looked at once more, and what is wrong with it is told once.
+    std::fs::write(at.join("c.hyp"), "edition 1;\nuse core::*;\nscalar c(x) = x + ;\n").unwrap();
+    std::fs::write(at.join("d.hyp"), "edition 1;\nuse c::*;\nscalar d(x) = c(x);\n").unwrap();
+    std::fs::write(at.join("e.hyp"), "edition 1;\nuse c::*;\nscalar e(x) = c(x);\n").unwrap();
+    let o = hypatia(&["check", "."], "", at);
+    assert!(o.status.code() == Some(1) && err(&o).ends_with("1 error\n"), "{}", err(&o));
+}
+
+#[test]
+fn check_prints_what_it_understood() {
+    let folder = tempfile::tempdir().unwrap();
+    let text = "edition 1;\nuse core::*;\nuse nn::*;\nruleset r { until = fixpoint; nodes = 50 * graph; }\n\
+        scalar leaky(x) = max(x, 0.1 * x) + 0;\n\
+        op twice<T: float>(x: T[..s, n]) -> T[..s, n] = leaky(leaky(x)) { requires n > 0; }\n\
+        pattern sq(x) = mul(x, x) | pow(x, 2.0);\n\
+        rule r::root[g in {exp, log}]: g(sqrt(sq(x))) => g(abs(x)) class rounds for f32;\n\
+        rule r::again: leaky(abs(x)) => abs(x);\n\
+        kernel twice_row for twice(x) { rowwise; requires dtype(x) == f32; }\n";
+    std::fs::write(folder.path().join("p.hyp"), text).unwrap();
+    let o = hypatia(&["check", "p.hyp", "--print"], "", folder.path());
+    assert_eq!((o.status.code(), err(&o)), (Some(0), String::new()));
+    insta::assert_snapshot!(out(&o));
+}
+
+#[test]
+fn a_file_that_cannot_be_read_is_told_as_it_is_kept() {
+    let folder = tempfile::tempdir().unwrap();
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fail/H0115.expected");
+    let o = hypatia(&["check", "H0115.hyp"], "", folder.path());
+    if std::env::var_os("UPDATE").is_some() {
+        std::fs::write(&golden, err(&o)).unwrap();
+    }
+    assert_eq!(err(&o), std::fs::read_to_string(golden).unwrap());
+}
+
+#[test]
+fn what_is_asked_for_as_json_is_json_whatever_happens() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    std::fs::write(at.join("bad.hyp"), BAD).unwrap();
+    let digits = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/models/digits/model.onnx");
+    let model = digits.to_str().unwrap();
+    let json = |args: &[&str]| -> (Option<i32>, serde_json::Value) {
+        let o = hypatia(args, "", at);
+        let value = serde_json::from_str(&out(&o)).unwrap_or_else(|e| panic!("{args:?}: {e}: {}", out(&o)));
+        (o.status.code(), value)
+    };
+    for args in [
+        &["verify", "bad.hyp", "--json"][..],
+        &["test", "bad.hyp", "--json"],
+        &["run", model, "--rules", "bad.hyp", "--json"],
+        &["opt", model, "--rules", "bad.hyp", "--json"],
+        &["explain", model, "--rules", "bad.hyp", "--json"],
+    ] {
+        let (code, value) = json(args);
+        assert_eq!((code, value["error"]["exit_code"].as_i64()), (Some(1), Some(1)), "{args:?}");
+        let codes: Vec<&str> =
+            value["error"]["diagnostics"].as_array().unwrap().iter().filter_map(|d| d["code"].as_str()).collect();
+        assert_eq!(codes, ["H0101", "H0104"], "{args:?}");
+    }
+    let (code, value) = json(&["run", "missing.onnx", "--json"]);
+    assert!(code == Some(1) && value["error"]["message"].as_str().unwrap().contains("missing.onnx"), "{value}");
+    assert_eq!(json(&["explain", "H0304", "--json"]).1["code"], "H0304");
+    assert!(json(&["explain", "codes", "--json"]).1["codes"].as_array().unwrap().len() > 50);
+    assert!(json(&["explain", "onnx", "--json"]).1["ops"].as_array().unwrap().len() > 50);
+    assert!(json(&["explain", "builtins", "--json"]).1["ops"].as_array().unwrap().len() > 10);
+    let (_, value) = json(&["run", model, "--device", "cpu", "--plan", "--json"]);
+    assert!(!value["plan"]["steps"].as_array().unwrap().is_empty(), "{value}");
+}

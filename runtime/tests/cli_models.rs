@@ -164,3 +164,47 @@ fn a_model_runs_in_a_narrow_precision() {
     let o = run("tf32", &[]);
     assert!(o.status.code() == Some(1) && err(&o).contains("needs a GPU"), "{}", err(&o));
 }
+
+#[test]
+fn what_loosens_a_comparison_is_named() {
+    let at = digits();
+    let with = |more: &[&str]| {
+        let check = ["run", "model.onnx", "--inputs", "inputs.npz", "--check", "outputs.npz", "--device", "cpu"];
+        let o = hypatia(&[&check[..], more].concat(), &at);
+        assert_eq!(o.status.code(), Some(0), "{more:?}: {}", err(&o));
+        out(&o)
+    };
+    assert!(!with(&[]).contains("loosened"));
+    let narrow = with(&["--precision", "bf16"]);
+    assert!(narrow.contains("tolerance loosened by bf16 node `"), "{narrow}");
+    assert!(!with(&["--precision", "bf16", "--rtol", "1", "--atol", "1"]).contains("loosened"), "the user's tolerance");
+    let json: serde_json::Value = serde_json::from_str(&with(&["--precision", "bf16", "--json"])).unwrap();
+    assert_eq!(json["outputs"][0]["check"]["loosened_by"]["dtype"], "bf16");
+}
+
+#[test]
+fn sizes_may_be_those_of_inputs() {
+    let at = digits();
+    let size = npz::read(&at.join("inputs.npz")).unwrap()[0].1.shape()[0];
+    let o = hypatia(&["opt", "model.onnx", "--inputs", "inputs.npz", "--stage", "imported", "-q"], &at);
+    assert!(out(&o).contains(&format!("f32[{size}, 64]")) && !out(&o).contains("batch"), "{}", out(&o));
+    let o = hypatia(&["explain", "model.onnx", "--inputs", "inputs.npz"], &at);
+    assert_eq!(o.status.code(), Some(0), "{}", err(&o));
+    let wrong = format!("batch={}", size + 1);
+    fails(&["opt", "model.onnx", "--inputs", "inputs.npz", "--dim", &wrong], &at, "--dim contradicts");
+}
+
+#[test]
+fn outputs_that_nothing_was_compared_with_are_no_success() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = digits();
+    let file = |name: &str| folder.path().join(name).to_str().unwrap().to_string();
+    npz::write(folder.path().join("none.npz").as_path(), &[]).unwrap();
+    let o =
+        hypatia(&["run", "model.onnx", "--device", "cpu", "--inputs", "inputs.npz", "--check", &file("none.npz")], &at);
+    assert_eq!(o.status.code(), Some(1), "{}", err(&o));
+    assert!(err(&o).contains("nothing to compare with: "), "{}", err(&o));
+    let args = ["run", "model.onnx", "--device", "cpu", "--check", &file("none.npz"), "--json"];
+    let value: serde_json::Value = serde_json::from_str(&out(&hypatia(&args, &at))).unwrap();
+    assert_eq!((value["ok"].as_bool(), value["unchecked"].as_array().unwrap().len()), (Some(false), 1));
+}

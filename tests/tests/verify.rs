@@ -66,6 +66,40 @@ fn wrong_rules_are_caught() {
     assert!(escaped.is_empty(), "{}", escaped.join("\n"));
 }
 
+/// Every rule and every written derivative in these files is wrong, each in another way; so is every counterexample.
+#[test]
+fn each_of_many_wrong_rules_is_caught() {
+    let mut escaped = Vec::new();
+    let mut caught = 0;
+    for path in hyp_files(&folder("all_wrong")) {
+        let name = path.file_name().unwrap().to_string_lossy().into_owned();
+        let text = std::fs::read_to_string(&path).unwrap();
+        let program = compile(&name, &text);
+        let report = verify(&program, &|o| o.file == name, &Options::default(), &mut |_, _, _| {});
+        // One example of the work that a rule is over is enough; what is derived of a scalar is right.
+        let mut rules: BTreeMap<String, Option<String>> = BTreeMap::new();
+        for e in report.entries.iter().filter(|e| !e.name.starts_with("fold::")) {
+            let rule = e.name.split(" (").next().unwrap_or_default().to_string();
+            let test = rules.entry(rule).or_default();
+            if let Status::False(c) = &e.status {
+                test.get_or_insert_with(|| c.test.clone());
+            }
+        }
+        escaped.extend(rules.iter().filter(|r| r.1.is_none()).map(|r| format!("{name}: {} is not caught", r.0)));
+        let blocks: Vec<String> = rules.into_values().flatten().collect();
+        caught += blocks.len();
+        let pasted = compile(&name, &format!("{text}\n{}", blocks.join("\n")));
+        let tests = pasted.tests.iter().filter(|t| t.origin.file == name);
+        for (test, block) in tests.zip(&blocks) {
+            if run_test(&pasted, test).failures.is_empty() {
+                escaped.push(format!("{name}: a counterexample passes as a test:\n{block}"));
+            }
+        }
+    }
+    assert!(escaped.is_empty(), "{}", escaped.join("\n"));
+    assert!(caught >= 58, "only {caught} wrong rules are planted");
+}
+
 /// What differs in few elements only is still shown on the smallest tensors.
 #[test]
 fn counterexamples_are_small() {
@@ -201,6 +235,21 @@ fn what_is_not_exercised_does_not_pass() {
     let report = verify(&program, &|o| o.file == "never.hyp", &Options::default(), &mut |_, _, _| {});
     assert!(!report.passed());
     assert!(matches!(report.entries[0].status, Status::NotExercised { .. }), "{}", report.to_text());
+}
+
+/// Empty tensors show nothing: where no others are found, nothing is known.
+#[test]
+fn empty_tensors_alone_do_not_exercise() {
+    for guard in ["dim(x, -1) % 5003 == 0", "numel(x) == 0"] {
+        let text = format!(
+            "edition 1;\nuse core::*;\nuse nn::*;\nruleset r {{ until = fixpoint; }}\n\
+             rule r::never: relu(x) => max(x, 1) requires {guard};\n"
+        );
+        let program = compile("empty.hyp", &text);
+        let report = verify(&program, &|o| o.file == "empty.hyp", &Options::default(), &mut |_, _, _| {});
+        let Status::NotExercised { reason } = &report.entries[0].status else { panic!("{}", report.to_text()) };
+        assert!(reason.starts_with("only tensors without elements"), "{reason}");
+    }
 }
 
 /// At most so many members of a family are mutated: the others differ in a name only.

@@ -5,6 +5,8 @@
 
 use std::path::{Path, PathBuf};
 
+use hypatia_dsl::source::read_regular;
+
 use super::store::{Key, KeyMaker};
 
 /// The file that holds the sum of all others.
@@ -19,7 +21,7 @@ pub fn seal(folder: &Path) -> std::io::Result<()> {
 
 /// True if a folder holds what it held when it was sealed.
 pub fn is_sealed(folder: &Path) -> bool {
-    let written = std::fs::read(folder.join(SEAL));
+    let written = read_regular(&folder.join(SEAL), 4096);
     written.is_ok_and(|written| sum(folder).is_ok_and(|sum| sum[..] == written[..]))
 }
 

@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+# Which source a measurement is of.
+#
+#   tools/source.sh hash [ROOT]     SHA-256 over what decides about speed: rules, templates, both crates' src, in the checkout
+#                                   at ROOT (this one): of each file in the order of paths its SHA-256 and its path, and of
+#                                   these lines the SHA-256. Expected texts of tests (snapshots) change no kernel.
+#   tools/source.sh commit          the present commit; with a `+` where these folders differ from it; `unknown` without git
+#
+# What builds a command that is going to be measured gives it both (HYPATIA_SOURCE, HYPATIA_COMMIT), it tells them
+# (`hypatia doctor --json`, `hypatia bench --json`), and docs/benchmarks/*.json keep them. The test `benchmarks_page`
+# compares them with the present checkout by this script.
+set -euo pipefail
+export LC_ALL=C
+folders=(rules templates runtime/src hypatia-dsl/src)
+case "${1:-}" in
+  hash)
+    cd "${2:-$(dirname "$0")/..}"
+    find "${folders[@]}" -type f -not -path '*/snapshots/*' -print0 | sort -z | xargs -0 sha256sum | sha256sum | cut -d ' ' -f 1
+    ;;
+  commit)
+    cd "$(dirname "$0")/.."
+    commit=$(git rev-parse --short=7 HEAD 2>/dev/null) || { echo unknown; exit; }
+    [ -z "$(git status --porcelain -- "${folders[@]}")" ] || commit+=+
+    echo "$commit"
+    ;;
+  *)
+    sed -n '2,/^set/s/^# \{0,1\}//p' "$0" >&2
+    exit 2
+    ;;
+esac
