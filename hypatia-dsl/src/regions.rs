@@ -32,8 +32,9 @@ enum Sample {
 pub struct Example {
     /// The rule over work that is known.
     pub rule: Rule,
-    /// The work has an operand of any shape: where the right side has another type with it, or none, nothing is rewritten.
-    pub may_misfit: bool,
+    /// Operands of the work that have any shape: where the right side has another type with them, or none, nothing is
+    /// rewritten.
+    pub any_shape: Vec<VarId>,
 }
 
 /// The rule's examples; none if it has no such variable.
@@ -44,8 +45,8 @@ pub fn examples(program: &Program, rule: &Rule) -> Vec<Example> {
         return Vec::new();
     }
     let examples = (0..SAMPLES.len()).filter_map(|n| {
-        let rule = example(program, rule, &regions, n)?;
-        Some(Example { rule, may_misfit: n == ANY_SHAPE })
+        let (rule, others) = example(program, rule, &regions, n)?;
+        Some(Example { rule, any_shape: if n == ANY_SHAPE { others } else { Vec::new() } })
     });
     examples.collect()
 }
@@ -56,19 +57,21 @@ const SAMPLES: [&str; 5] =
 /// The one whose other operand has any shape.
 const ANY_SHAPE: usize = 3;
 
-fn example(program: &Program, rule: &Rule, regions: &[VarId], n: usize) -> Option<Rule> {
-    let mut out = rule.clone();
+/// Example `n`, and the variables that stand beside the operands.
+fn example(program: &Program, rule: &Rule, regions: &[VarId], n: usize) -> Option<(Rule, Vec<VarId>)> {
+    let (mut out, mut others) = (rule.clone(), Vec::new());
     out.name = format!("{} ({})", rule.name, SAMPLES[n]);
     for v in regions {
         let operands = rule.lhs.iter().find_map(|p| operands(p, *v))?;
         let other = VarId(out.vars.len() as u32);
+        others.push(other);
         out.vars.push(Var { name: format!("{}_operand", rule.vars[v.index()].name), sort: Sort::Tensor });
         let sample = sample(program, n, operands)?;
         let place = Place { other, any_shape: n == ANY_SHAPE };
         out.lhs = out.lhs.into_iter().map(|p| in_pattern(p, *v, &sample, place)).collect();
         out.rhs = out.rhs.into_iter().map(|b| in_build(program, b, *v, &sample, other, false)).collect();
     }
-    Some(out)
+    Some((out, others))
 }
 
 /// How many operands the region has where it stands on the left.

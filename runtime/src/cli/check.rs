@@ -1,6 +1,6 @@
 //! `hypatia check`: every error and warning of the given files.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use hypatia::error::Result;
@@ -9,9 +9,9 @@ use hypatia_dsl::compile::Compilation;
 use hypatia_dsl::diag::{Diagnostic, Severity, has_errors};
 use hypatia_dsl::program_print::show_program;
 use hypatia_dsl::render::{self, Format};
-use hypatia_dsl::source::{SourceFile, SourceMap, Span};
+use hypatia_dsl::source::{SourceMap, Span};
 
-use super::files::Files;
+use super::files::{Files, roots};
 use super::output::{stderr_has_color, write_stdout};
 use super::{Exit, Global};
 
@@ -62,7 +62,7 @@ impl Check {
         all.diagnostics.extend(files.report(&mut all.sources));
         for folder in folders {
             let mut files = Files::read(&[folder]);
-            for (compilation, name) in programs(std::mem::take(&mut files.read)) {
+            for (compilation, name) in roots(std::mem::take(&mut files.read), library::check) {
                 all.add(compilation, vec![name]);
             }
             all.diagnostics.extend(files.report(&mut all.sources));
@@ -73,23 +73,6 @@ impl Check {
         }
         Ok(if has_errors(&all.diagnostics) { Exit::Failed } else { Exit::Ok })
     }
-}
-
-/// The programs of a folder's files: each file that no other one of them uses, with what it uses. Files that use each other
-/// in a circle are compiled from the first of them.
-fn programs(files: Vec<SourceFile>) -> Vec<(Compilation, String)> {
-    let whole: Vec<(Compilation, String)> =
-        files.into_iter().map(|f| (f.name.clone(), library::check(vec![f]))).map(|(n, c)| (c, n)).collect();
-    let real = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
-    let read = |c: &Compilation| -> Vec<PathBuf> {
-        c.sources.files().filter_map(|(_, f)| f.path.as_deref().map(real)).collect()
-    };
-    let reads: Vec<Vec<PathBuf>> = whole.iter().map(|(c, _)| read(c)).collect();
-    // The first file of a compilation is the one that it is of.
-    let uses = |i: usize, j: usize| reads[j].first().is_some_and(|own| reads[i].contains(own));
-    let root = |j: usize| !(0..reads.len()).any(|i| i != j && uses(i, j) && (i < j || !uses(j, i)));
-    let roots: Vec<bool> = (0..reads.len()).map(root).collect();
-    whole.into_iter().zip(roots).filter(|(_, root)| *root).map(|(one, _)| one).collect()
 }
 
 /// What several compilations came to.

@@ -8,31 +8,75 @@ use std::sync::Arc;
 
 use hypatia::error::{Error, Result};
 use hypatia::library;
+use hypatia_dsl::compile::Compilation;
 use hypatia_dsl::diag::{Code, Diagnostic};
 use hypatia_dsl::ir::Program;
 use hypatia_dsl::source::{SourceFile, SourceMap, Span};
 
-/// The Program of files that a command was given, with their names; that of the library if there are none. A file that
-/// cannot be read is an error.
-pub fn program(paths: &[PathBuf]) -> Result<(Arc<Program>, Vec<String>)> {
-    program_with(paths, false)
+/// The Programs of what a command was given, each with the names of its files: what is named is one, and of a folder each
+/// file is one that no other file there uses, with what it uses; the library's alone if there are no paths. A file is
+/// named with the first Program that reads it. A file that cannot be read is an error.
+/// With `tests`, those of the library's files that these use are in the Programs too.
+pub fn programs(paths: &[PathBuf], tests: bool) -> Result<Vec<(Arc<Program>, Vec<String>)>> {
+    if paths.is_empty() {
+        return Ok(vec![(library::load(&[])?, Vec::new())]);
+    }
+    let compile = |files: Vec<SourceFile>| match tests {
+        true => library::check_with_tests(files),
+        false => library::check(files),
+    };
+    let (folders, named): (Vec<PathBuf>, Vec<PathBuf>) = paths.iter().cloned().partition(|p| p.is_dir());
+    let named = readable(&named)?;
+    let mut out = Vec::new();
+    if !named.is_empty() {
+        let names = named.iter().map(|f| f.name.clone()).collect();
+        out.push((accepted(compile(named))?, names));
+    }
+    for folder in folders {
+        let mut names: Vec<String> = Vec::new();
+        let files = readable(&[folder])?;
+        let below: Vec<String> = files.iter().map(|f| f.name.clone()).collect();
+        for (compilation, _) in roots(files, compile) {
+            let read = compilation.sources.files().map(|(_, f)| f.name.clone());
+            let own: Vec<String> = read.filter(|n| below.contains(n) && !names.contains(n)).collect();
+            names.extend(own.iter().cloned());
+            out.push((accepted(compilation)?, own));
+        }
+    }
+    Ok(out)
 }
 
-/// As [`program`]; with `tests`, those of the library's files that these use are in it too.
-pub fn program_with(paths: &[PathBuf], tests: bool) -> Result<(Arc<Program>, Vec<String>)> {
+/// The files, or why one of them cannot be read.
+fn readable(paths: &[PathBuf]) -> Result<Vec<SourceFile>> {
     let files = Files::read(paths);
-    if let Some((name, reason)) = files.unreadable.first() {
-        return Err(Error::Input(format!("cannot read {name}: {reason}")));
+    match files.unreadable.first() {
+        Some((name, reason)) => Err(Error::Input(format!("cannot read {name}: {reason}"))),
+        None => Ok(files.read),
     }
-    let names = files.read.iter().map(|f| f.name.clone()).collect();
-    if paths.is_empty() {
-        return Ok((library::load(&[])?, names));
-    }
-    let mut compilation = if tests { library::check_with_tests(files.read) } else { library::check(files.read) };
+}
+
+fn accepted(mut compilation: Compilation) -> Result<Arc<Program>> {
     match compilation.program.take() {
-        Some(program) => Ok((Arc::new(program), names)),
+        Some(program) => Ok(Arc::new(program)),
         None => Err(library::rejected(&compilation)),
     }
+}
+
+/// The compilations of a folder's files: each file that no other one of them uses, with what it uses. Files that use each other
+/// in a circle are compiled from the first of them.
+pub fn roots(files: Vec<SourceFile>, compile: impl Fn(Vec<SourceFile>) -> Compilation) -> Vec<(Compilation, String)> {
+    let whole: Vec<(Compilation, String)> =
+        files.into_iter().map(|f| (f.name.clone(), compile(vec![f]))).map(|(n, c)| (c, n)).collect();
+    let real = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
+    let read = |c: &Compilation| -> Vec<PathBuf> {
+        c.sources.files().filter_map(|(_, f)| f.path.as_deref().map(real)).collect()
+    };
+    let reads: Vec<Vec<PathBuf>> = whole.iter().map(|(c, _)| read(c)).collect();
+    // The first file of a compilation is the one that it is of.
+    let uses = |i: usize, j: usize| reads[j].first().is_some_and(|own| reads[i].contains(own));
+    let root = |j: usize| !(0..reads.len()).any(|i| i != j && uses(i, j) && (i < j || !uses(j, i)));
+    let roots: Vec<bool> = (0..reads.len()).map(root).collect();
+    whole.into_iter().zip(roots).filter(|(_, root)| *root).map(|(one, _)| one).collect()
 }
 
 /// What the paths led to.

@@ -168,7 +168,10 @@ impl Gen {
                 eprintln!("note: removed {}: nothing that was asked for now makes it", f.display());
             }
             if kernels && written.manifest.kernels.is_empty() && written.manifest.skipped.is_empty() {
-                eprintln!("note: nothing here asks for a kernel: declare a `kernel` or a `scalar`");
+                eprintln!(
+                    "note: nothing here asks for a kernel by itself: declare a `kernel` or a `scalar`. What rules fuse has its kernels \
+                     where it is found: `hypatia gen --model MODEL.onnx FILE.hyp`"
+                );
             }
         }
         Ok(Exit::Ok)

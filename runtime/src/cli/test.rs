@@ -1,14 +1,16 @@
 //! `hypatia test`.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Instant;
 
-use anstream::println;
+use anstream::{eprintln, println};
 use anstyle::{AnsiColor, Style};
 use clap::Args;
 use hypatia::error::{Error, Result};
 use hypatia::optimize::Options;
 use hypatia::test_runner::run_test_with;
+use hypatia_dsl::ir::{Program, Test as Block};
 
 use super::model::Firing;
 use super::{Exit, Global, files};
@@ -22,7 +24,8 @@ const BAD: Style = AnsiColor::Red.on_default().bold();
 /// names, or for the CPU. No GPU is needed. Exit code 1 if a test fails.
 #[derive(Args)]
 pub struct Test {
-    /// Files, folders, or `-` for stdin.
+    /// Files, folders, or `-` for stdin. Files that are named are one program; of a folder, each file that no other one there
+    /// uses is one.
     #[arg(required_unless_present = "library", value_name = "FILE")]
     files: Vec<PathBuf>,
     /// Run the tests of what the files use too; without files, those of the library that comes with Hypatia.
@@ -41,22 +44,17 @@ pub struct Test {
 impl Test {
     /// Runs the command.
     pub fn run(&self, global: &Global) -> Result<Exit> {
-        let (program, names) = files::program_with(&self.files, self.library)?;
-        let wanted = |name: &str| self.filter.as_ref().is_none_or(|f| name.contains(f.as_str()));
-        let own: Vec<_> = program.tests.iter().filter(|t| self.library || names.contains(&t.origin.file)).collect();
-        let tests: Vec<_> = own.iter().filter(|t| wanted(&t.name)).collect();
-        if let Some(filter) = self.filter.as_ref().filter(|_| tests.is_empty()) {
-            let names: Vec<String> = own.iter().take(8).map(|t| format!("\n  {}", t.name)).collect();
-            let have =
-                if names.is_empty() { "; there are none".into() } else { format!("; there are{}", names.concat()) };
-            return Err(Error::Input(format!("--filter: no test has `{filter}` in its name{have}")));
+        let programs = files::programs(&self.files, self.library)?;
+        let tests = self.tests(&programs)?;
+        if tests.own == 0 && !self.json && !global.quiet {
+            eprintln!("note: there are no `test` blocks here; docs/language.md shows how to write one");
         }
-        let mut options = Options::default();
-        self.firing.apply(&program, &mut options)?;
         let (mut passed, mut results, mut failures) = (0, Vec::new(), Vec::new());
-        for test in &tests {
+        for (program, test) in &tests.wanted {
+            let mut options = Options::default();
+            self.firing.apply(program, &mut options)?;
             let start = Instant::now();
-            let outcome = run_test_with(&program, test, &options);
+            let outcome = run_test_with(program, test, &options);
             let place = format!("{}:{}:{}", test.origin.file, test.origin.line, test.origin.column);
             let ok = outcome.failures.is_empty();
             passed += usize::from(ok);
@@ -79,8 +77,8 @@ impl Test {
                 failures.push((test.name.clone(), place, outcome.failures));
             }
         }
-        let failed = tests.len() - passed;
-        let filtered = own.len() - tests.len();
+        let failed = tests.wanted.len() - passed;
+        let filtered = tests.own - tests.wanted.len();
         if self.json {
             let report = serde_json::json!({
                 "schema": 1, "passed": passed, "failed": failed, "filtered_out": filtered, "tests": results,
@@ -98,4 +96,33 @@ impl Test {
         }
         Ok(if failed == 0 { Exit::Ok } else { Exit::Failed })
     }
+
+    /// The tests of the programs; an error if the filter leaves none.
+    fn tests<'p>(&self, programs: &'p [(Arc<Program>, Vec<String>)]) -> Result<Chosen<'p>> {
+        let mut own: Vec<(&Arc<Program>, &Block)> = Vec::new();
+        for (program, names) in programs {
+            let among = |t: &&Block| self.library || names.contains(&t.origin.file);
+            for test in program.tests.iter().filter(among) {
+                // What several programs use is tested once.
+                if !own.iter().any(|(_, t)| t.origin == test.origin) {
+                    own.push((program, test));
+                }
+            }
+        }
+        let Some(filter) = &self.filter else { return Ok(Chosen { own: own.len(), wanted: own }) };
+        let wanted: Vec<_> = own.iter().filter(|(_, t)| t.name.contains(filter.as_str())).copied().collect();
+        if wanted.is_empty() {
+            let names: Vec<String> = own.iter().take(8).map(|(_, t)| format!("\n  {}", t.name)).collect();
+            let have =
+                if names.is_empty() { "; there are none".into() } else { format!("; there are{}", names.concat()) };
+            return Err(Error::Input(format!("--filter: no test has `{filter}` in its name{have}")));
+        }
+        Ok(Chosen { own: own.len(), wanted })
+    }
+}
+
+/// The tests to run, and how many there are.
+struct Chosen<'p> {
+    own: usize,
+    wanted: Vec<(&'p Arc<Program>, &'p Block)>,
 }

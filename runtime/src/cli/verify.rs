@@ -1,11 +1,13 @@
 //! `hypatia verify`.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use anstream::println;
 use clap::Args;
 use hypatia::error::{Error, Result};
-use hypatia::verify::{Options, verify};
+use hypatia::verify::{Options, Report, verify};
+use hypatia_dsl::ir::Origin;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::{Exit, Global, files};
@@ -17,7 +19,8 @@ use super::{Exit, Global, files};
 /// differences, ops' bodies with their declared types. Exit code 1 if anything is false or could not be exercised.
 #[derive(Args)]
 pub struct Verify {
-    /// Files, folders, or `-` for stdin. What they `use` is not verified.
+    /// Files, folders, or `-` for stdin. What they `use` is not verified. Files that are named are one program; of a folder,
+    /// each file that no other one there uses is one.
     #[arg(value_name = "FILE", required_unless_present = "library")]
     files: Vec<PathBuf>,
     /// Verify what the files use too; without files, the whole library that comes with Hypatia.
@@ -37,18 +40,30 @@ pub struct Verify {
 impl Verify {
     /// Runs the command.
     pub fn run(&self, global: &Global) -> Result<Exit> {
-        let (program, names) = files::program(&self.files)?;
-        let wanted = |o: &hypatia_dsl::ir::Origin| names.contains(&o.file) || self.library;
         let options = Options { cases: self.cases as usize, seed: self.seed };
         let bar = if global.quiet || global.no_progress { ProgressBar::hidden() } else { ProgressBar::new(0) };
         let style =
             ProgressStyle::with_template("verifying {pos}/{len} {msg}").map_err(|e| Error::Internal(e.to_string()))?;
         bar.set_style(style);
-        let report = verify(&program, &wanted, &options, &mut |name, done, total| {
+        let mut progress = |name: &str, done: usize, total: usize| {
             bar.set_length(total as u64);
             bar.set_position(done as u64);
             bar.set_message(name.to_string());
-        });
+        };
+        let mut report = Report { options: options.clone(), entries: Vec::new() };
+        let programs = files::programs(&self.files, false)?;
+        // What several programs use is verified once.
+        let own: BTreeSet<&String> = programs.iter().flat_map(|p| &p.1).collect();
+        let mut done: BTreeSet<String> = BTreeSet::new();
+        for (program, names) in &programs {
+            let wanted = |o: &Origin| {
+                names.contains(&o.file) || (self.library && !own.contains(&o.file) && !done.contains(&o.file))
+            };
+            report.entries.extend(verify(program, &wanted, &options, &mut progress).entries);
+            done.extend(program.rules.iter().map(|r| r.origin.file.clone()));
+            done.extend(program.scalars.iter().map(|s| s.origin.file.clone()));
+            done.extend(program.ops.iter().map(|o| o.origin.file.clone()));
+        }
         bar.finish_and_clear();
         if self.json {
             println!("{:#}", report.to_json());

@@ -55,6 +55,8 @@ pub enum Verdict {
         with: f64,
         /// Microseconds without it.
         without: f64,
+        /// Rules that fired there instead.
+        instead: Vec<String>,
     },
     /// Its pattern matched, but a guard did not hold.
     Guard {
@@ -88,18 +90,23 @@ impl fmt::Display for WhyNot {
         let rule = &self.rule;
         match &self.verdict {
             Verdict::Fired { places } => writeln!(f, "{rule} did fire, at {}", places.join(", "))?,
-            Verdict::CostLost { with, without } if (with - without).abs() < 0.005 => {
-                writeln!(f, "{rule} matched{at}, but gains nothing: {with:.2} us with it and without it")?;
+            Verdict::CostLost { with, without, instead } if (with - without).abs() < 0.005 => {
+                let instead = fired_instead(instead);
+                writeln!(f, "{rule} matched{at}, but gains nothing: {with:.2} us with it and without it{instead}")?;
             }
-            Verdict::CostLost { with, without } if with < without => {
+            Verdict::CostLost { with, without, .. } if with < without => {
                 writeln!(
                     f,
                     "{rule} matched{at} and would gain, {with:.2} us with it, {without:.2} us without, but a ruleset was cut short \
                      before it could: `hypatia explain` tells which, and why"
                 )?;
             }
-            Verdict::CostLost { with, without } => {
-                writeln!(f, "{rule} matched{at}, but the cost lost: {with:.2} us with it, {without:.2} us without")?;
+            Verdict::CostLost { with, without, instead } => {
+                let instead = fired_instead(instead);
+                writeln!(
+                    f,
+                    "{rule} matched{at}, but the cost lost: {with:.2} us with it, {without:.2} us without{instead}"
+                )?;
             }
             Verdict::Guard { clause, guard, values } => {
                 writeln!(f, "{rule} matched{at}, but its guard does not hold:")?;
@@ -120,6 +127,10 @@ impl fmt::Display for WhyNot {
         }
         writeln!(f, "\n  {}", self.text.replace('\n', "\n  "))
     }
+}
+
+fn fired_instead(rules: &[String]) -> String {
+    if rules.is_empty() { String::new() } else { format!("; there {} fired", rules.join(", ")) }
 }
 
 /// Why a rule did not fire, at a node or anywhere.
@@ -299,6 +310,21 @@ impl Asker<'_, '_> {
         Some(WhyNot { rule: r.name.clone(), text: show_rule_lines(program, r), at: None, verdict })
     }
 
+    /// Rules but this one that gave what was chosen for a class, in the order in which they fired.
+    fn fired_at(&self, class: Id, but: &Rule) -> Vec<String> {
+        let egraph = self.session.egraph();
+        let class = egraph.find(class);
+        let mut rules: Vec<String> = Vec::new();
+        for (t, kept) in self.session.traces.iter().zip(self.session.kept()) {
+            let name = &self.session.graph.program.rules[t.rule.index()].name;
+            let here = kept && t.roots.iter().any(|c| egraph.find(*c) == class);
+            if here && *name != but.name && !rules.contains(name) {
+                rules.push(name.clone());
+            }
+        }
+        rules
+    }
+
     /// The nearest miss of one rule.
     fn ask(&mut self, compiled: &CompiledRule, only: Option<Id>) -> Option<(Rank, WhyNot)> {
         let rule = compiled.rule();
@@ -355,6 +381,7 @@ impl Asker<'_, '_> {
         }
         let root = m.roots[0];
         let before = self.session.cost_with(root, None);
+        let instead = self.fired_at(root, rule);
         let applied = {
             let egraph = &mut self.session.entered.egraph;
             egraph.analysis.limits.nodes = usize::MAX;
@@ -368,7 +395,7 @@ impl Asker<'_, '_> {
             Ok(applied) => {
                 let with = self.session.cost_with(root, applied.built.first());
                 match with.zip(before) {
-                    Some((with, without)) => (COST_LOST, Verdict::CostLost { with, without }),
+                    Some((with, without)) => (COST_LOST, Verdict::CostLost { with, without, instead }),
                     None => {
                         let reason = "what it builds would contain itself".to_string();
                         ((4, 0), Verdict::Rejected { reason })

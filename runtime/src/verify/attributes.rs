@@ -276,7 +276,7 @@ impl Generator<'_, '_> {
             2 => (k[i] - d[i] - padding(1, i)).max(self.source.weighted(&[50, 30, 20]) as i64),
             _ => {
                 let room = d[i] + padding(1, i) + padding(2, i);
-                if 2 * (k[i] - 1) < room && self.source.pick(4) == 3 { 2 } else { 1 }
+                if 2 * (k[i] - 1) < room && self.source.pick(2) == 1 { 2 } else { 1 }
             }
         });
         Ok(AttrValue::List(list.map(int).collect()))
@@ -286,7 +286,12 @@ impl Generator<'_, '_> {
     fn plain(&mut self, ty: AttrType, shape: &[i64], length: Option<usize>) -> Try<AttrValue> {
         let rank = shape.len();
         let int = |v: i64| AttrValue::Dim(Dim::from(v));
-        let few = |g: &mut Self| length.unwrap_or_else(|| 1 + g.source.pick(2));
+        let few = |g: &mut Self| {
+            length.unwrap_or_else(|| {
+                let usual = 1 + g.source.pick(2);
+                g.count(usual, 0)
+            })
+        };
         Ok(match ty {
             AttrType::Axis if rank == 0 => return reject("a tensor of rank 0 has no axis"),
             AttrType::Axis => int(self.source.pick(rank) as i64),

@@ -9,8 +9,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use hypatia_dsl::ast::BinaryOp;
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::{
-    AExpr, AttrPat, AttrType, AttrValue, Build, BuildArg, DTypePat, DimPat, Fact, Head, OpBody, OpId, ParamKind, Pat,
-    Program, RestPat, Rule, ScalarBody, ScalarId, TypePat,
+    AExpr, AFn, AttrPat, AttrType, AttrValue, Build, BuildArg, DTypePat, DimPat, Fact, Head, OpBody, OpId, ParamKind,
+    Pat, Program, RestPat, Rule, ScalarBody, ScalarId, TypePat,
 };
 use hypatia_dsl::scalar::{Term, TermNode};
 
@@ -20,6 +20,8 @@ const MAX_SIZE: i64 = 4096;
 const MAX_FAR_SIZE: i64 = 64;
 /// Elements of one tensor, however large the sizes are that a rule names.
 const MAX_ELEMENTS: i64 = 1 << 16;
+/// A rank, a length of a list or a number of operands beyond this is not tried.
+const MAX_COUNT: i64 = 16;
 /// How many sizes and literals are kept.
 const MAX_SIZES: usize = 24;
 const MAX_LITERALS: usize = 24;
@@ -31,6 +33,8 @@ pub struct Constants {
     pub sizes: Vec<i64>,
     /// The largest size that a guard or a type names.
     pub largest: i64,
+    /// Ranks, lengths of lists and numbers of operands to try: those that such are compared with, and their neighbours.
+    pub counts: Vec<i64>,
     /// Numbers that elements are compared or combined with, and what lies next to them, by element type.
     elements: BTreeMap<DType, Vec<f64>>,
     /// A guard asks for tensors without elements.
@@ -44,9 +48,9 @@ impl Constants {
         rule.requires.iter().for_each(|g| reader.guard(g));
         rule.lets.iter().for_each(|(_, e)| reader.expr(e));
         rule.lhs.iter().for_each(|p| reader.pat(p));
-        reader.far = true;
+        reader.place = Place::Right;
         rule.rhs.iter().for_each(|b| reader.build(b));
-        let Reader { near, far_sizes, moduli, literals, empty, .. } = reader;
+        let Reader { near, far_sizes, moduli, literals, empty, counts, .. } = reader;
         let mut sizes: Vec<i64> = Vec::new();
         let mut add = |n: i64| {
             if n > 0 && n <= MAX_SIZE && !sizes.contains(&n) && sizes.len() < MAX_SIZES {
@@ -66,7 +70,7 @@ impl Constants {
         far_sizes.iter().for_each(|n| add(*n));
         let largest = near.into_iter().filter(|n| *n <= MAX_SIZE).max().unwrap_or(0);
         let elements = DType::ALL.into_iter().map(|d| (d, around(&literals, d))).collect();
-        Constants { largest, sizes, elements, empty }
+        Constants { largest, sizes, counts, elements, empty }
     }
 
     /// The literals and what lies next to them, as elements of that type.
@@ -103,16 +107,29 @@ fn lcm(a: i64, b: i64) -> i64 {
     (a / x.max(1)).saturating_mul(b)
 }
 
+/// What is being read.
+#[derive(Clone, Copy, PartialEq)]
+enum Place {
+    /// Guards, types and the left side.
+    Left,
+    /// The right side, where a number that stands by itself is seldom what the rule turns on, but one that is compared or
+    /// computed with is.
+    Right,
+    /// The body of an op.
+    Body,
+}
+
 struct Reader<'a> {
     program: &'a Program,
-    /// Sizes of guards, types and the left side's attributes.
+    /// Sizes of guards, types, the left side's attributes, and what those of the right side are computed with.
     near: Vec<i64>,
     /// Sizes of the right side and of bodies.
     far_sizes: Vec<i64>,
+    counts: Vec<i64>,
     moduli: Vec<i64>,
     literals: Vec<f64>,
     empty: bool,
-    far: bool,
+    place: Place,
     seen_ops: BTreeSet<OpId>,
     seen_scalars: BTreeSet<ScalarId>,
 }
@@ -126,14 +143,15 @@ impl<'a> Reader<'a> {
             moduli: Vec::new(),
             literals: Vec::new(),
             empty: false,
-            far: false,
+            counts: Vec::new(),
+            place: Place::Left,
             seen_ops: BTreeSet::new(),
             seen_scalars: BTreeSet::new(),
         }
     }
 
     fn size(&mut self, n: i64) {
-        if self.far {
+        if self.place != Place::Left {
             if (2..=MAX_FAR_SIZE).contains(&n) && !self.far_sizes.contains(&n) {
                 self.far_sizes.push(n);
             }
@@ -180,6 +198,8 @@ impl<'a> Reader<'a> {
                 {
                     self.moduli.push(n);
                 }
+                self.count(*op, a, b);
+                self.count(*op, b, a);
                 self.expr(a);
                 self.expr(b);
             }
@@ -198,6 +218,32 @@ impl<'a> Reader<'a> {
                 condition.iter().for_each(|c| self.expr(c));
             }
             AExpr::Var(_) | AExpr::Fact(..) | AExpr::SameAccumulator(..) | AExpr::Device(_) => {}
+        }
+    }
+
+    /// An expression of the right side that decides or computes something: its numbers count as those of guards do.
+    fn computed(&mut self, e: &AExpr) {
+        let place = self.place;
+        if place == Place::Right {
+            self.place = Place::Left;
+        }
+        self.expr(e);
+        self.place = place;
+    }
+
+    /// What ranks, lengths and numbers of operands are compared with.
+    fn count(&mut self, op: BinaryOp, a: &AExpr, b: &AExpr) {
+        use BinaryOp::{Eq, Ge, Gt, Le, Lt, Ne};
+        let AExpr::Value(AttrValue::Dim(d)) = b else { return };
+        if let Some(n) = d.as_const().filter(|n| (0..=MAX_COUNT).contains(n))
+            && is_count(a)
+            && matches!(op, Eq | Ne | Lt | Le | Gt | Ge)
+        {
+            for n in [n, n + 1, n - 1] {
+                if n >= 0 && !self.counts.contains(&n) {
+                    self.counts.push(n);
+                }
+            }
         }
     }
 
@@ -259,11 +305,15 @@ impl<'a> Reader<'a> {
             Build::Number(AExpr::Value(AttrValue::Dim(d))) => {
                 d.as_const().into_iter().for_each(|n| self.literal(n as f64))
             }
-            Build::Number(e) => self.expr(e),
+            Build::Number(e) => self.computed(e),
             Build::Node(n) => {
                 for (i, e) in n.attrs.iter().enumerate() {
-                    if !self.is_axis(n.head, i) {
-                        self.expr(e);
+                    if let AExpr::Value(_) = e {
+                        if !self.is_axis(n.head, i) {
+                            self.expr(e);
+                        }
+                    } else {
+                        self.computed(e);
                     }
                 }
                 for arg in &n.args {
@@ -276,7 +326,7 @@ impl<'a> Reader<'a> {
             }
             Build::Else(_, b) | Build::Frozen(b) => self.build(b),
             Build::If(c, a, b) => {
-                self.expr(c);
+                self.computed(c);
                 self.build(a);
                 self.build(b);
             }
@@ -307,11 +357,11 @@ impl<'a> Reader<'a> {
                         self.ty(ty);
                     }
                 }
-                let far = std::mem::replace(&mut self.far, true);
+                let place = std::mem::replace(&mut self.place, Place::Body);
                 if let OpBody::Defined(bodies) = &def.body {
                     bodies.iter().for_each(|b| self.build(b));
                 }
-                self.far = far;
+                self.place = place;
             }
             _ => {}
         }
@@ -341,6 +391,11 @@ pub(super) fn literals_of(program: &Program, id: ScalarId) -> Vec<f64> {
     let mut reader = Reader::new(program);
     reader.scalar(id);
     reader.literals
+}
+
+/// A rank, a length or a number of operands.
+fn is_count(e: &AExpr) -> bool {
+    matches!(e, AExpr::Fact(Fact::Rank | Fact::Count, _) | AExpr::Call(AFn::Len, _))
 }
 
 /// A size or a number of elements, as it stands.

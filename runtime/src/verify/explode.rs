@@ -29,10 +29,11 @@ pub fn explode(graph: &Graph, numbers: &Numbers, noise: f64, seed: u64) -> Resul
     let (graph, mut more) = graph.unfold_with_numbers()?;
     more.extend(numbers);
     let out = Graph::new(graph.program.clone());
-    let mut e =
-        Exploder { from: &graph, out, noise, rng: ChaCha8Rng::seed_from_u64(seed), map: Vec::new(), numbers: more };
-    for node in &graph.nodes {
-        let results = e.node(node)?;
+    let rng = ChaCha8Rng::seed_from_u64(seed);
+    let mut e = Exploder { from: &graph, out, noise, rng, map: Vec::new(), numbers: more, in_f64: false };
+    let compared = only_compared(&graph);
+    for (i, node) in graph.nodes.iter().enumerate() {
+        let results = e.node(node, compared[i])?;
         e.map.push(results);
     }
     let Exploder { mut out, map, .. } = e;
@@ -51,6 +52,26 @@ pub fn widened(t: &Tensor) -> Tensor {
     }
 }
 
+/// For each node, whether comparisons alone use it.
+fn only_compared(graph: &Graph) -> Vec<bool> {
+    let mut other = vec![false; graph.nodes.len()];
+    let mut compared = vec![false; graph.nodes.len()];
+    for node in &graph.nodes {
+        let to = match &node.kind {
+            NodeKind::Scalar(s) if compares(graph, *s) => &mut compared,
+            _ => &mut other,
+        };
+        node.operands.iter().flatten().for_each(|v| to[v.node.index()] = true);
+    }
+    graph.outputs.iter().for_each(|(_, v)| other[v.node.index()] = true);
+    compared.into_iter().zip(other).map(|(c, o)| c && !o).collect()
+}
+
+fn compares(graph: &Graph, scalar: ScalarId) -> bool {
+    use BuiltinScalar::*;
+    matches!(graph.program.scalar(scalar).body, ScalarBody::Builtin(Eq | Lt | Le))
+}
+
 struct Exploder<'a> {
     from: &'a Graph,
     out: Graph,
@@ -58,6 +79,8 @@ struct Exploder<'a> {
     rng: ChaCha8Rng,
     map: Vec<Vec<Value>>,
     numbers: Numbers,
+    /// The node at hand works in f64, which holds every number as it is written.
+    in_f64: bool,
 }
 
 fn wide(d: DType) -> DType {
@@ -65,9 +88,11 @@ fn wide(d: DType) -> DType {
 }
 
 impl Exploder<'_> {
-    fn node(&mut self, node: &Node) -> Result<Vec<Value>> {
+    /// `compared`: nothing is done with it but comparing.
+    fn node(&mut self, node: &Node, compared: bool) -> Result<Vec<Value>> {
         let operands: Vec<Option<Value>> =
             node.operands.iter().map(|v| v.map(|v| self.map[v.node.index()][v.output as usize])).collect();
+        self.in_f64 = node.operands.iter().flatten().any(|v| self.from.ty(*v).dtype == DType::F64);
         match &node.kind {
             NodeKind::Input { name } => {
                 let ty = &node.results[0];
@@ -77,10 +102,10 @@ impl Exploder<'_> {
             NodeKind::Const(t) => {
                 let number = self.numbers.get(&(Arc::as_ptr(t) as usize)).filter(|_| t.dtype().is_float());
                 let exact = number.and_then(|v| Tensor::from_f64(DType::F64, t.shape(), &vec![*v; t.len()]));
-                let rounded = number.is_some_and(|v| t.dtype().round(*v) != *v || !is_short(*v));
+                let rounded = number.is_some_and(|v| t.dtype().round(*v) != *v || (!is_short(*v) && !compared));
                 let value = self.out.constant(exact.unwrap_or_else(|| widened(t)));
                 // A number that its type does not hold is rounded by every device; one with many digits was rounded when
-                // it was written.
+                // it was written. But `x == 0.3` in f64 asks for that f64: noise on it would excuse whatever a rule does there.
                 Ok(vec![if rounded { self.noisy(value)? } else { value }])
             }
             NodeKind::Scalar(s) => {
@@ -154,7 +179,8 @@ impl Exploder<'_> {
         let default = numbers().find(|d| d.kind() == Kind::Number).unwrap_or(DType::F64);
         let mut values: Vec<Value> = Vec::with_capacity(term.nodes.len());
         let mut numbers: HashMap<u64, Value> = HashMap::new();
-        for node in &term.nodes {
+        let compared = self.compared_in(term);
+        for (i, node) in term.nodes.iter().enumerate() {
             let at = |id: &hypatia_dsl::scalar::TermId| values.get(id.0 as usize).copied().ok_or_else(broken);
             let value = match node {
                 TermNode::Param(i) => *params.get(*i as usize).ok_or_else(broken)?,
@@ -164,6 +190,7 @@ impl Exploder<'_> {
                     let v = self.column(v, *view)?;
                     if self.out.ty(v).dtype == DType::Bool { v } else { self.cast(v, default)? }
                 }
+                TermNode::Lit(l) if compared[i] && self.in_f64 => self.out.number(default, l.0)?,
                 TermNode::Lit(l) => match numbers.get(&l.0.to_bits()) {
                     Some(v) => *v,
                     None => {
@@ -186,6 +213,24 @@ impl Exploder<'_> {
             values.push(value);
         }
         term.roots.first().and_then(|r| values.get(r.0 as usize)).copied().ok_or_else(broken)
+    }
+
+    /// For each node of a term, whether comparisons alone use it.
+    fn compared_in(&self, term: &Term) -> Vec<bool> {
+        let mut other = vec![false; term.nodes.len()];
+        let mut compared = other.clone();
+        for node in &term.nodes {
+            match node {
+                TermNode::Call { scalar, args } if compares(self.from, *scalar) => {
+                    args.iter().for_each(|a| compared[a.0 as usize] = true)
+                }
+                TermNode::Call { args, .. } => args.iter().for_each(|a| other[a.0 as usize] = true),
+                TermNode::Cast { arg, .. } => other[arg.0 as usize] = true,
+                _ => {}
+            }
+        }
+        term.roots.iter().for_each(|r| other[r.0 as usize] = true);
+        compared.into_iter().zip(other).map(|(c, o)| c && !o).collect()
     }
 
     /// `col(v)` as an ordinary broadcast: an axis of size 1 behind the others.

@@ -70,6 +70,8 @@ const DTYPE_WEIGHTS: [u32; 9] = [24, 14, 14, 14, 10, 8, 5, 5, 6];
 /// Elements of one tensor, where the rule names no larger sizes.
 const MAX_ELEMENTS: i64 = 2048;
 const MAX_RANK: usize = 5;
+/// The same where the rule asks for more.
+const MOST_AXES: usize = 8;
 
 /// Sizes with their weights: the usual ones, then those that the rule is written with. These come up about as often if a
 /// guard or a type names some that are not usual.
@@ -399,6 +401,17 @@ impl Generator<'_, '_> {
         }
     }
 
+    /// How many axes, elements of a list or operands there are: `usual`, or now and then a number that the rule compares
+    /// such with, less what is there `already`.
+    pub(super) fn count(&mut self, usual: usize, already: usize) -> usize {
+        let named = &self.hints.constants.counts;
+        if named.is_empty() || self.source.weighted(&[50, 50]) == 0 {
+            return usual;
+        }
+        let n = named[self.source.pick(named.len())];
+        (n as usize).saturating_sub(already)
+    }
+
     pub(super) fn fresh(&mut self, name: &str, var: Option<VarId>, want: &Want) -> Try<Value> {
         let mut dtype = want.dtype.unwrap_or(self.main);
         let mut shape = match &want.shape {
@@ -406,6 +419,7 @@ impl Generator<'_, '_> {
             ShapeWant::Rank(r) => self.sizes(*r),
             ShapeWant::Free => {
                 let rank = [2, 1, 3, 0, 4][self.source.weighted(&[38, 20, 24, 8, 10])];
+                let rank = self.count(rank, 0).min(MOST_AXES);
                 self.sizes(rank)
             }
             ShapeWant::With(s) => self.with_shape(&s.clone()),
@@ -420,7 +434,7 @@ impl Generator<'_, '_> {
             if let Some(AttrValue::Dim(r)) = self.hinted_fact(Fact::Rank, v)
                 && let Some(r) = r.as_const()
                 && r as usize != shape.len()
-                && (0..=MAX_RANK as i64).contains(&r)
+                && (0..=MOST_AXES as i64).contains(&r)
                 && !matches!(want.shape, ShapeWant::Is(_))
             {
                 shape = self.sizes(r as usize);
@@ -431,7 +445,8 @@ impl Generator<'_, '_> {
         }
         let room = self.hints.constants.room(MAX_ELEMENTS);
         let count = shape.iter().try_fold(1i64, |a, d| a.checked_mul(*d).filter(|n| *n <= room));
-        if shape.len() > MAX_RANK || count.is_none() || shape.iter().any(|d| *d < 0) {
+        let most = self.hints.constants.counts.iter().fold(MAX_RANK, |m, n| m.max(*n as usize)).min(MOST_AXES);
+        if shape.len() > most || count.is_none() || shape.iter().any(|d| *d < 0) {
             return reject("a tensor is too large");
         }
         let name = self.name_for(name);
@@ -575,6 +590,7 @@ impl Generator<'_, '_> {
         }
         let least = usize::from(before.is_empty());
         let count = least + self.source.pick(3);
+        let count = self.count(count, before.len()).max(least);
         let name = self.rule.vars.get(rest.index()).map_or("t".to_string(), |v| v.name.clone());
         let mut values: Vec<Value> = Vec::new();
         for _ in 0..count {

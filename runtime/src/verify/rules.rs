@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use hypatia_dsl::dtype::DType;
-use hypatia_dsl::ir::{Class, Pat, Program, Rule};
-use hypatia_dsl::regions::examples;
+use hypatia_dsl::ir::{Class, Pat, Program, Rule, VarId};
+use hypatia_dsl::regions::{Example, examples};
 use hypatia_dsl::typing::{TensorType, show_expr};
 
 use super::block::{left_block, test_block};
@@ -38,8 +38,8 @@ pub fn verify_rule(program: &Arc<Program>, rule: &Rule, options: &Options) -> Ve
         let mut entries: Vec<Entry> = Vec::new();
         for e in &examples {
             // Where no such work fits the rule never fires.
-            let fits = |entry: &Entry| !e.may_misfit || !matches!(entry.status, Status::NotExercised { .. });
-            entries.push(verify_example(program, &e.rule, e.may_misfit, options));
+            let fits = |entry: &Entry| e.any_shape.is_empty() || !matches!(entry.status, Status::NotExercised { .. });
+            entries.push(verify_example(program, e, options));
             if !entries.last().is_some_and(fits) {
                 entries.pop();
             }
@@ -65,9 +65,10 @@ pub fn verify_rule(program: &Arc<Program>, rule: &Rule, options: &Options) -> Ve
 }
 
 /// One example of a rule over pointwise work.
-fn verify_example(program: &Arc<Program>, rule: &Rule, may_misfit: bool, options: &Options) -> Entry {
-    let hints = Hints::of(program, rule);
-    entry_of(Run { may_misfit, ..Run::new(program, rule, &hints) }, Subject::Rule, options)
+fn verify_example(program: &Arc<Program>, example: &Example, options: &Options) -> Entry {
+    let hints = Hints::of(program, &example.rule);
+    let run = Run { any_shape: &example.any_shape, ..Run::new(program, &example.rule, &hints) };
+    entry_of(run, Subject::Rule, options)
 }
 
 /// Verifies what can be said as a rule.
@@ -96,13 +97,17 @@ fn entry_of(mut run: Run<'_>, subject: Subject, options: &Options) -> Entry {
 pub fn first_failure(program: &Arc<Program>, rule: &Rule, options: &Options) -> Option<Failure> {
     let examples = examples(program, rule);
     if !examples.is_empty() {
-        return examples.iter().find_map(|e| match first_failure(program, &e.rule, options) {
-            Some(Failure::NotExercised | Failure::Broken) if e.may_misfit => None,
+        return examples.iter().find_map(|e| match failure_of(program, &e.rule, &e.any_shape, options) {
+            Some(Failure::NotExercised | Failure::Broken) if !e.any_shape.is_empty() => None,
             found => found,
         });
     }
+    failure_of(program, rule, &[], options)
+}
+
+fn failure_of(program: &Arc<Program>, rule: &Rule, any_shape: &[VarId], options: &Options) -> Option<Failure> {
     let hints = Hints::of(program, rule);
-    let mut run = Run { strict: true, ..Run::new(program, rule, &hints) };
+    let mut run = Run { strict: true, any_shape, ..Run::new(program, rule, &hints) };
     let (cases, rejects) = run.cases(options);
     match run.first {
         Some((_, failure)) => Some(failure),
@@ -173,8 +178,9 @@ struct Run<'a> {
     skips: Skips,
     /// Such instances are failures.
     strict: bool,
-    /// Instances whose right side cannot be built, or has another type, say nothing: the optimiser passes over them.
-    may_misfit: bool,
+    /// Operands of any shape. Beside them, instances whose right side cannot be built, or has another type, say nothing:
+    /// the optimiser passes over them.
+    any_shape: &'a [VarId],
     /// Instances in which nothing is empty: only these show what a rule does.
     full: usize,
 }
@@ -191,7 +197,7 @@ impl<'a> Run<'a> {
             note: None,
             skips: Skips::default(),
             strict: false,
-            may_misfit: false,
+            any_shape: &[],
             full: 0,
         }
     }
@@ -206,15 +212,17 @@ impl<'a> Run<'a> {
         };
         let (mut cases, mut tries, mut work) = (0, 0u64, 0usize);
         let mut meaningless = None;
-        let limit = (options.cases * TRIES_PER_CASE).max(3000) as u64;
+        // Shapes that fit on both sides, and tell them apart, are rare.
+        let wanted = options.cases * if self.any_shape.is_empty() { 1 } else { 5 };
+        let limit = (wanted * TRIES_PER_CASE).max(3000) as u64;
         let seed = seed_of(options, &self.rule.name);
-        while self.full < options.cases && tries < limit && !self.skips.hopeless() {
-            if work > WORK && self.full >= FEWEST.min(options.cases) {
+        while self.full < wanted && tries < limit && !self.skips.hopeless() {
+            if work > WORK && self.full >= FEWEST.min(wanted) {
                 break;
             }
             tries += 1;
             let mut source = Source::random(seed.wrapping_add(tries));
-            let room_for_empty = (cases - self.full) * 4 <= options.cases;
+            let room_for_empty = (cases - self.full) * 4 <= wanted;
             let (instance, observation) = match self.attempt(&mut source, room_for_empty) {
                 Ok(x) => x,
                 Err(Reject(why)) => {
@@ -223,7 +231,7 @@ impl<'a> Run<'a> {
                 }
             };
             work += instance.graph.nodes.iter().flat_map(|n| &n.results).map(elements).sum::<usize>();
-            if let Some(why) = observation.broken.as_ref().filter(|_| self.may_misfit) {
+            if let Some(why) = observation.broken.as_ref().filter(|_| !self.any_shape.is_empty()) {
                 count(why.clone());
                 continue;
             }
@@ -257,6 +265,11 @@ impl<'a> Run<'a> {
         let instance = self.instance(source, true)?;
         if !room_for_empty && !self.is_full(&instance) {
             return reject(EMPTY);
+        }
+        // One element beside the work is what another example has.
+        let many = |v: &VarId| instance.env.tensors.get(v).is_some_and(|v| elements(instance.graph.ty(*v)) != 1);
+        if !self.any_shape.is_empty() && !self.any_shape.iter().any(many) {
+            return reject("the operand beside the work has one element");
         }
         let seen = observe(self.rule, &instance)?;
         Ok((instance, seen))

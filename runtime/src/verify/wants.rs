@@ -43,14 +43,19 @@ impl Generator<'_, '_> {
 
     /// A shape that broadcasts with this one.
     pub(super) fn with_shape(&mut self, shape: &[i64]) -> Vec<i64> {
-        match self.source.weighted(&[40, 15, 12, 18, 10, 5]) {
+        match self.source.weighted(&[38, 14, 11, 22, 10, 5]) {
             0 => shape.to_vec(),
             1 => Vec::new(),
             2 => shape[shape.len().saturating_sub(1)..].to_vec(),
-            3 => {
+            3 if self.source.pick(3) == 0 => {
                 let at = self.source.pick(shape.len() + 1);
                 let ones = |(i, d): (usize, &i64)| if i == at { 1 } else { *d };
                 shape.iter().enumerate().map(ones).collect()
+            }
+            3 => {
+                // Some of the last axes: `[n, 1]` beside `[b, n, k]`.
+                let skip = self.source.pick(shape.len() + 1);
+                shape[skip..].iter().map(|d| if self.source.pick(2) == 1 { 1 } else { *d }).collect()
             }
             4 => {
                 // Where this one has an axis of size 1, the other may be larger.
