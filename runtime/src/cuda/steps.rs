@@ -87,7 +87,9 @@ pub fn prepare(gpu: &Arc<Gpu>, plan: &Plan, tuner: &mut Tuner) -> Result<(Vec<(u
                     module.load_function(name).map_err(|e| failed(&format!("cuModuleGetFunction of {name}"), e))?;
                 let pointer = |name: &str| pointer(plan, &plan.steps[step], name);
                 let arguments = arguments(&source, &work, &pointer)?;
-                launches.push((step, Launch::Kernel(KernelLaunch::new(function, grid, block, arguments))));
+                let geometry = source.entries[at].geometry;
+                let launch = KernelLaunch::new(function, geometry, [grid, block], arguments)?;
+                launches.push((step, Launch::Kernel(launch)));
             }
         }
     }
