@@ -5,7 +5,8 @@
 
 use std::sync::Arc;
 
-use hypatia_dsl::emit::cuda::{self, CudaSource, RowTarget};
+use cudarc::driver::CudaModule;
+use hypatia_dsl::emit::cuda::{self, CudaSource, Entry, RowTarget};
 use hypatia_dsl::ir::Backend;
 
 use super::cubin::{self, Origins};
@@ -50,50 +51,83 @@ impl Launch {
     }
 }
 
-/// A step on its way: its source must still be compiled.
+/// A step on its way: its source must still be compiled, or its algorithm chosen.
 enum Draft {
-    Kernel { source: CudaSource, work: Work, step: usize },
-    Ready { launch: Launch, step: usize },
+    Kernel { source: Box<CudaSource>, work: Work },
+    Product,
 }
 
 /// The launches of a plan, each with the index of its step, and where their machine code came from.
 pub fn prepare(gpu: &Arc<Gpu>, plan: &Plan, tuner: &mut Tuner) -> Result<(Vec<(usize, Launch)>, Origins)> {
-    let mut drafts = Vec::new();
-    for (index, step) in plan.steps.iter().enumerate() {
-        if step.writes.iter().all(View::is_empty) {
-            continue;
-        }
-        let draft = draft(gpu, plan, step, index, tuner).map_err(|e| in_step(e, step))?;
-        drafts.push(draft);
-    }
-    let sources: Vec<String> = drafts
-        .iter()
-        .filter_map(|d| match d {
-            Draft::Kernel { source, .. } => Some(source.text.clone()),
-            Draft::Ready { .. } => None,
-        })
-        .collect();
-    let (modules, origins) = cubin::modules(gpu, &sources)?;
+    let drafts = drafts(gpu, plan)?;
+    let sources = sources(&drafts);
+    // Kernels are compiled by the host, algorithms are timed on the device: both at once.
+    let (codes, products) = std::thread::scope(|scope| {
+        let compiling = scope.spawn(|| cubin::codes(gpu, &sources));
+        let products = products(gpu, plan, &drafts, tuner);
+        (compiling.join(), products)
+    });
+    let lost = |_| Error::Internal("the compiling thread was lost".into());
+    let (modules, origins) = codes.map_err(lost)??.load(gpu)?;
+    let mut products = products?.into_iter();
     let mut modules = modules.into_iter();
     let mut launches = Vec::with_capacity(drafts.len());
-    for draft in drafts {
-        match draft {
-            Draft::Ready { launch, step } => launches.push((step, launch)),
-            Draft::Kernel { source, work, step } => {
+    for (step, draft) in drafts {
+        let launch = match draft {
+            Draft::Product => products.next().ok_or_else(|| Error::Internal("a product was lost".into()))?,
+            Draft::Kernel { source, work } => {
                 let module = modules.next().ok_or_else(|| Error::Internal("a module was lost".into()))?;
-                let (at, grid, block) = entry(&source, &work)?;
-                let name = &source.entries[at].name;
-                let function =
-                    module.load_function(name).map_err(|e| failed(&format!("cuModuleGetFunction of {name}"), e))?;
-                let pointer = |name: &str| pointer(plan, &plan.steps[step], name);
-                let arguments = arguments(&source, &work, &pointer)?;
-                let geometry = source.entries[at].geometry;
-                let launch = KernelLaunch::new(function, geometry, [grid, block], arguments)?;
-                launches.push((step, Launch::Kernel(launch)));
+                kernel_launch(plan, &plan.steps[step], &module, (&source, &work))?
             }
-        }
+        };
+        launches.push((step, launch));
     }
     Ok((launches, origins))
+}
+
+/// Compiles the kernels of a plan that is made next, so that it need not wait for them.
+pub fn compile_ahead(gpu: &Arc<Gpu>, plan: &Plan) -> Result<()> {
+    cubin::ahead(gpu, &sources(&drafts(gpu, plan)?))
+}
+
+fn sources(drafts: &[(usize, Draft)]) -> Vec<String> {
+    let text = |d: &Draft| match d {
+        Draft::Kernel { source, .. } => Some(source.text.clone()),
+        Draft::Product => None,
+    };
+    drafts.iter().filter_map(|(_, d)| text(d)).collect()
+}
+
+/// The steps that do something, with their indices.
+fn drafts(gpu: &Gpu, plan: &Plan) -> Result<Vec<(usize, Draft)>> {
+    let full = plan.steps.iter().enumerate().filter(|(_, step)| !step.writes.iter().all(View::is_empty));
+    full.map(|(index, step)| Ok((index, draft(gpu, plan, step).map_err(|e| in_step(e, step))?))).collect()
+}
+
+/// The launches of the drafts that are products, in their order.
+fn products(gpu: &Arc<Gpu>, plan: &Plan, drafts: &[(usize, Draft)], tuner: &mut Tuner) -> Result<Vec<Launch>> {
+    let mut out = Vec::new();
+    for (index, draft) in drafts {
+        let step = &plan.steps[*index];
+        if let (Draft::Product, Action::Gemm(g)) = (draft, &step.action) {
+            out.push(product(gpu, plan, step, g, tuner).map_err(|e| in_step(e, step))?);
+        }
+    }
+    Ok(out)
+}
+
+fn kernel_launch(
+    plan: &Plan,
+    step: &Step,
+    module: &Arc<CudaModule>,
+    (source, work): (&CudaSource, &Work),
+) -> Result<Launch> {
+    let (at, grid, block) = entry(source, work)?;
+    let Entry { name, geometry } = &source.entries[at];
+    let function = module.load_function(name).map_err(|e| failed(&format!("cuModuleGetFunction of {name}"), e))?;
+    let pointer = |name: &str| pointer(plan, step, name);
+    let arguments = arguments(source, work, &pointer)?;
+    Ok(Launch::Kernel(KernelLaunch::new(function, *geometry, [grid, block], arguments)?))
 }
 
 fn in_step(e: Error, step: &Step) -> Error {
@@ -117,20 +151,18 @@ fn pointer(plan: &Plan, step: &Step, name: &str) -> Option<Location> {
     view.map(|v| Location::of(plan, v))
 }
 
-fn draft(gpu: &Arc<Gpu>, plan: &Plan, step: &Step, index: usize, tuner: &mut Tuner) -> Result<Draft> {
-    match &step.action {
-        Action::Gemm(g) => Ok(Draft::Ready { launch: product(gpu, plan, step, g, tuner)?, step: index }),
-        other => {
-            let Some((body, work)) = step_kernel(step) else {
-                let what = format!("{other:?}");
-                let what = what.split(|c: char| !c.is_ascii_alphanumeric()).next().unwrap_or_default().to_lowercase();
-                return Err(Error::Device(format!("{what} has no CUDA kernel yet; use --device cpu")));
-            };
-            // Kernels are named by what they do alone, so that equal work is compiled once.
-            let source = source(gpu, plan, &body, &work).map_err(emitted)?;
-            Ok(Draft::Kernel { source, work, step: index })
-        }
+fn draft(gpu: &Gpu, plan: &Plan, step: &Step) -> Result<Draft> {
+    if let Action::Gemm(_) = &step.action {
+        return Ok(Draft::Product);
     }
+    let Some((body, work)) = step_kernel(step) else {
+        let what = format!("{:?}", step.action);
+        let what = what.split(|c: char| !c.is_ascii_alphanumeric()).next().unwrap_or_default().to_lowercase();
+        return Err(Error::Device(format!("{what} has no CUDA kernel yet; use --device cpu")));
+    };
+    // Kernels are named by what they do alone, so that equal work is compiled once.
+    let source = source(gpu, plan, &body, &work).map_err(emitted)?;
+    Ok(Draft::Kernel { source: Box::new(source), work })
 }
 
 /// The source of a kernel; rows have the length that they have here.

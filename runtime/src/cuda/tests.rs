@@ -137,7 +137,7 @@ fn streamed_rows_agree_with_the_exact_values_on_a_gpu() {
 /// Softmax, its logarithm and a normalisation over rows; with `slices`, also of rows that begin anywhere.
 fn rows_agree(
     gpu: &Arc<Gpu>,
-    program: &Arc<Program>,
+    program: &Arc<hypatia_dsl::ir::Program>,
     rng: &mut ChaCha8Rng,
     [rows, n]: [usize; 2],
     dtype: DType,
@@ -335,6 +335,8 @@ mod planted {
     use super::*;
     use crate::cuda::launch::{Argument, Bases, KernelLaunch, Location};
     use crate::cuda::memory::DeviceMemory;
+    use hypatia_dsl::emit::cuda::Geometry;
+
     use crate::plan::Place;
 
     const SOURCE: &str = r#"
@@ -353,12 +355,12 @@ extern "C" __global__ void unwritten(int* p) { p[0] = p[1] + 1; }
             return;
         }
         let gpu = gpu(1).unwrap();
-        let (modules, _) = crate::cuda::cubin::modules(&gpu, &[SOURCE.to_string()]).unwrap();
+        let (modules, _) = crate::cuda::cubin::codes(&gpu, &[SOURCE.to_string()]).unwrap().load(&gpu).unwrap();
         let stream = gpu.context().new_stream().unwrap();
         let memory = DeviceMemory::new(&stream, 64 * 4).unwrap();
         let at = Argument::Address(Location { place: Place::Arena(0), bytes: 0 });
         let function = modules[0].load_function(kernel).unwrap();
-        let launch = KernelLaunch::new(function, [1, 1, 1], [64, 1, 1], vec![at]);
+        let launch = KernelLaunch::new(function, Geometry::Declared, [[1, 1, 1], [64, 1, 1]], vec![at]).unwrap();
         let bases = Bases { inputs: vec![], constants: vec![], arena: memory.address(), workspace: 0 };
         // SAFETY: none: this is the fault that is to be found. It stays in the allocation's page.
         unsafe { launch.launch(&stream, &bases) }.unwrap();
