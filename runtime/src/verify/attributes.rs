@@ -22,7 +22,16 @@ impl Generator<'_, '_> {
         let mut out: Vec<AttrValue> = Vec::with_capacity(node.attrs.len());
         for (i, (pat, (_, param))) in node.attrs.iter().zip(def.attrs()).enumerate() {
             let ParamKind::Attr { ty, .. } = &param.kind else { continue };
+            let backwards = builtin == Some(BuiltinOp::Slice)
+                && node.attrs.get(3).is_some_and(
+                    |p| matches!(p, AttrPat::Is(e) if self.eval(e).and_then(|v| as_int(&v)).is_some_and(|s| s < 0)),
+                );
             let value = match pat {
+                AttrPat::Var(v) if backwards && (1..=2).contains(&i) && !self.env.attrs.values.contains_key(v) => {
+                    let value = self.backwards(i, types, &out)?;
+                    self.env.attrs.values.insert(*v, value.clone());
+                    value
+                }
                 AttrPat::Is(e) => {
                     self.eval(e).ok_or_else(|| Reject(format!("attribute `{}` has no value", param.name)))?
                 }
@@ -321,6 +330,19 @@ impl Generator<'_, '_> {
             AttrType::DType => AttrValue::DType(self.main),
             AttrType::Str => AttrValue::Str(String::new()),
         })
+    }
+
+    /// Where a slice that goes backwards starts, or in front of which element it stops: -1 is in front of the first.
+    fn backwards(&mut self, index: usize, types: &[Option<TensorType>], before: &[AttrValue]) -> Try<AttrValue> {
+        let Some(first) = types.iter().flatten().next() else { return reject("a slice of nothing") };
+        let axis = before.first().and_then(as_int).unwrap_or(0);
+        let rank = first.shape.len() as i64;
+        let size = sizes(first)?.get((if axis < 0 { axis + rank } else { axis }) as usize).copied().unwrap_or(0);
+        let start = before.get(1).and_then(as_int).unwrap_or(0);
+        Ok(AttrValue::Dim(Dim::from(match index {
+            1 => size - 1 - self.upto(size - 1),
+            _ => self.upto(start) - 1,
+        })))
     }
 
     fn upto(&mut self, n: i64) -> i64 {

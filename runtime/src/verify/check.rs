@@ -299,6 +299,9 @@ pub fn observe(rule: &Rule, instance: &Instance) -> Try<Observation> {
         if !matches!(instance.flavour, Flavour::Extreme | Flavour::Large) {
             job.rounding(root, &exact_left[root], &left[root], &right[root]).map_err(|e| Reject(e.to_string()))?;
         }
+        if instance.flavour == Flavour::Large {
+            job.vanished(root, &exact_left[root], &left[root], &right[root]).map_err(|e| Reject(e.to_string()))?;
+        }
         job.integer(root, &left[root], &right[root]).map_err(|e| Reject(e.to_string()))?;
         job.bits(root, &exact_left[root], &left[root], &right[root]);
     }
@@ -480,10 +483,37 @@ impl Job<'_> {
         Ok(())
     }
 
-    /// Integers that differ where every step is rounded. An infinity among the inputs is outside of what `rounds` promises, and
+    /// Numbers that the left side keeps and the right side has nothing left of: of two small constants it made 0, though the
+    /// result is no small one. That is no rounding, and no overflow either.
+    fn vanished(&mut self, root: usize, exact: &RefTensor, left: &RefTensor, right: &RefTensor) -> Result<()> {
+        if !left.dtype.is_float() || self.seen.rounding.is_some() {
+            return Ok(());
+        }
+        let dtype = left.dtype;
+        // Numbers that the type holds with all of its digits.
+        let least = ulp(dtype, 0.0) / dtype.epsilon();
+        let mut scatter: Option<Scatter> = None;
+        for (index, x) in exact.to_f64().into_iter().enumerate() {
+            let (l, r) = (left.at(index).f(), right.at(index).f());
+            let kept = x.is_finite() && x.abs() >= least && (l - x).abs() <= 0.05 * x.abs();
+            if !kept || !r.is_finite() || (r - x).abs() < 0.5 * x.abs() {
+                continue;
+            }
+            // Where it cancels, either side may be far off.
+            let s = self.scatter(&mut scatter, self.epsilon)?;
+            let spread = s.spread(root, index) + s.spread(root + self.roots, index);
+            if (r - x).abs() > FACTOR * spread && !leaves_range(self.graph, self.inputs)? {
+                self.seen.rounding = Some(difference(root, index, left, right, Some(x)));
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    /// Integers, and truth values, that differ where every step is rounded. An infinity among the inputs is outside of what `rounds` promises, and
     /// so is what overflows on the way.
     fn integer(&mut self, root: usize, left: &RefTensor, right: &RefTensor) -> Result<()> {
-        if !left.dtype.is_int() || self.seen.integer.is_some() {
+        if left.dtype.is_float() || self.seen.integer.is_some() {
             return Ok(());
         }
         let differs = (0..left.len().min(right.len())).find(|i| left.at(*i) != right.at(*i));

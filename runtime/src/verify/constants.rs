@@ -13,6 +13,7 @@ use hypatia_dsl::ir::{
     Pat, Program, RestPat, Rule, ScalarBody, ScalarId, TypePat,
 };
 use hypatia_dsl::scalar::{Term, TermNode};
+use hypatia_dsl::typing::{Bindings, NoFacts, eval};
 
 /// A size beyond this is not tried.
 const MAX_SIZE: i64 = 4096;
@@ -190,6 +191,12 @@ impl<'a> Reader<'a> {
     }
 
     fn expr(&mut self, e: &AExpr) {
+        // `3 * 9` names 27.
+        if let AExpr::Binary(..) | AExpr::Call(..) = e
+            && let Some(v @ (AttrValue::Dim(_) | AttrValue::Float(_))) = eval(e, &Bindings::default(), &NoFacts)
+        {
+            self.value(&v);
+        }
         match e {
             AExpr::Value(v) => self.value(v),
             AExpr::Binary(op, a, b) => {

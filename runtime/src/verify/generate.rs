@@ -418,7 +418,7 @@ impl Generator<'_, '_> {
             ShapeWant::Is(s) => s.clone(),
             ShapeWant::Rank(r) => self.sizes(*r),
             ShapeWant::Free => {
-                let rank = [2, 1, 3, 0, 4][self.source.weighted(&[38, 20, 24, 8, 10])];
+                let rank = [2, 1, 3, 0, 4, 5][self.source.weighted(&[37, 19, 23, 8, 9, 4])];
                 let rank = self.count(rank, 0).min(MOST_AXES);
                 self.sizes(rank)
             }

@@ -87,7 +87,11 @@ fn entry_of(mut run: Run<'_>, subject: Subject, options: &Options) -> Entry {
     };
     let (name, origin) = (rule.name.clone(), rule.origin.clone());
     let skipped = run.skips.note("the right side").filter(|_| !matches!(status, Status::False(_)));
-    let notes: Vec<String> = run.note.into_iter().chain(skipped).collect();
+    let few = (status == Status::Verified && run.full < FEWEST.min(options.cases)).then(|| {
+        let tried: Vec<&str> = run.seen.keys().map(|d| d.name()).collect();
+        format!("only {} of {} instances were found, in {} alone", run.full, options.cases, tried.join(", "))
+    });
+    let notes: Vec<String> = run.note.into_iter().chain(skipped).chain(few).collect();
     let note = (!notes.is_empty()).then(|| notes.join("; "));
     Entry { subject, name, origin, cases, classes, status, note }
 }

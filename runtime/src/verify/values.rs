@@ -125,9 +125,10 @@ const NICE: [f64; 10] = [1.0, 2.0, 0.0, -1.0, 3.0, -2.0, 4.0, -3.0, 5.0, -0.0];
 const CONTINUOUS: u32 = 4096;
 /// Codes of elements that are special, as many as ever are.
 const SPECIAL: u32 = 512;
-/// Larger numbers, so that branches for large arguments are taken.
+/// Larger numbers, so that branches for large arguments are taken, and some small ones: what the former make of these is
+/// ordinary, though two of these together vanish.
 const LARGE: [f64; 14] =
-    [7.5, -7.5, 19.25, -19.25, 130.5, -130.5, 3.3e3, -3.3e3, 2.5e5, -2.5e5, 1.7e9, -1.7e9, 6.1e12, -6.1e12];
+    [7.5, 6.1e4, 19.25, -19.25, 130.5, -130.5, 3.3e3, -3.3e3, 2.5e5, -2.5e5, 1.7e9, -6.1e12, 1.1e-4, -1.7e-24];
 
 /// Extreme elements of a float type.
 fn extremes(dtype: DType) -> [f64; 14] {
@@ -287,7 +288,7 @@ fn float(source: &mut Source, flavour: Flavour, dtype: DType, elements: usize, s
             Flavour::Infinite => f64::NEG_INFINITY,
             Flavour::Large => {
                 let v = LARGE[(code - nice - CONTINUOUS) as usize % 14];
-                if dtype.round(v).is_finite() { v } else { 19.25 }
+                if dtype.round(v).is_finite() && dtype.round(v) != 0.0 { v } else { 19.25 }
             }
             _ => 1.0,
         }

@@ -20,12 +20,12 @@ const FULL: u64 = 1 << 16;
 
 /// Blocks of a stream from which on each goes over several rows.
 const MANY_BLOCKS: u64 = 528;
-/// Bytes of a row that one thread of a stream keeps: twice as many if a multiprocessor has one block alone.
-const STREAMED_BYTES: u64 = 64;
-/// Shared memory of a block of which a multiprocessor runs two, and of one that it runs alone.
-const HALF_SHARED: u64 = 112 << 10;
-const ALL_SHARED: u64 = 224 << 10;
-/// Threads of a block of a cluster.
+/// Threads of a block and blocks of a cluster of a stream.
+const STREAMS: [(u64, u64); 4] = [(256, 2), (256, 4), (256, 8), (512, 8)];
+/// Shared memory of a multiprocessor, and what a block takes of it beside its rows.
+const SHARED: u64 = 227 << 10;
+const SHARED_BESIDE: u64 = 3 << 10;
+/// Threads of a block of a cluster that does not stream.
 const CLUSTER_BLOCK: u64 = 512;
 
 /// How the threads share rows.
@@ -100,17 +100,17 @@ impl Stream {
             return None;
         }
         let all: u64 = streamed.iter().map(size).sum();
-        let own: u64 = streamed.iter().filter(|i| kernel.inputs[**i].1 == RowAccess::Full).map(size).sum();
-        let kept = |c: u64| n.div_ceil(CLUSTER_BLOCK * c * vector) * vector;
-        let fits = |c: u64, blocks: u64, room: u64| {
-            own > 0 && kept(c) * own <= STREAMED_BYTES * (3 - blocks) && CLUSTER_BLOCK * kept(c) * all <= room
+        streamed.iter().find(|i| kernel.inputs[**i].1 == RowAccess::Full)?;
+        let kept = |threads: u64| n.div_ceil(threads * vector) * vector;
+        let fits = |(block, cluster): &&(u64, u64)| {
+            let kept = kept(block * cluster);
+            kept <= KEPT && block * kept * all + SHARED_BESIDE <= SHARED
         };
-        let two = CLUSTERS.iter().find(|c| fits(**c, 2, HALF_SHARED)).map(|c| (*c, 2));
-        let (cluster, blocks) = two.or_else(|| CLUSTERS.iter().find(|c| fits(**c, 1, ALL_SHARED)).map(|c| (*c, 1)))?;
+        let (block, cluster) = STREAMS.iter().find(fits).copied()?;
         if rows.saturating_mul(cluster) < MANY_BLOCKS {
             return None;
         }
-        let part = CLUSTER_BLOCK * kept(cluster);
+        let part = block * kept(block * cluster);
         let mut at = 0;
         let place = |i: usize| {
             let start = at;
@@ -118,14 +118,10 @@ impl Stream {
             (i, start)
         };
         let operands: Vec<(usize, u64)> = streamed.into_iter().map(place).collect();
-        let chunks = Some(kept(cluster) / vector);
-        let team = Team {
-            block: CLUSTER_BLOCK as u32,
-            threads: CLUSTER_BLOCK * cluster,
-            cluster,
-            chunks,
-            blocks: blocks as u32,
-        };
+        // Blocks that a multiprocessor has room for, with 64 registers a thread at least.
+        let blocks = (1024 / block).min(SHARED / (at + SHARED_BESIDE)).max(1) as u32;
+        let chunks = Some(kept(block * cluster) / vector);
+        let team = Team { block: block as u32, threads: block * cluster, cluster, chunks, blocks };
         Some((Stream { shared: at as u32, operands }, team))
     }
 }

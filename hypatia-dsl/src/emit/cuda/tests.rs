@@ -145,7 +145,7 @@ fn rows_of_known_length_get_the_threads_that_they_need() {
     assert_eq!(geometry(4096, 16_384, true), rows(512, 512));
     assert_eq!(geometry(64, 65_536, true), Geometry::Clusters { block: 512, blocks: 4, shared: 0 });
     // Enough of them pass through shared memory.
-    assert_eq!(geometry(1024, 65_536, true), Geometry::Clusters { block: 512, blocks: 4, shared: 16_384 * 2 });
+    assert_eq!(geometry(1024, 65_536, true), Geometry::Clusters { block: 256, blocks: 8, shared: 8192 * 2 });
     assert_eq!(geometry(1024, 32_768, false), rows(1024, 1024));
     // Too long to be kept: every pass reads it again.
     assert_eq!(geometry(1, 1 << 20, true), rows(1024, 1024));
