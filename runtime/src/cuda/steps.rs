@@ -15,7 +15,7 @@ use super::launch::{KernelLaunch, Location, arguments, by_columns, entry};
 use super::lt::{Algorithm, Epilogue, Matmul};
 use super::tune::{self, Tuner};
 use crate::error::{Error, Result};
-use crate::generate::{Body, Work, step_kernel};
+use crate::generate::{Body, Work, step_kernels};
 use crate::plan::{Action, GemmStep, Plan, Step, View};
 
 /// A product and the places of its operands, once for each call.
@@ -63,8 +63,7 @@ pub fn prepare(gpu: &Arc<Gpu>, plan: &Plan, tuner: &mut Tuner) -> Result<(Vec<(u
         if step.writes.iter().all(View::is_empty) {
             continue;
         }
-        let draft = draft(gpu, plan, step, index, tuner).map_err(|e| in_step(e, step))?;
-        drafts.push(draft);
+        drafts.extend(draft(gpu, plan, step, index, tuner).map_err(|e| in_step(e, step))?);
     }
     let sources: Vec<String> = drafts
         .iter()
@@ -85,7 +84,7 @@ pub fn prepare(gpu: &Arc<Gpu>, plan: &Plan, tuner: &mut Tuner) -> Result<(Vec<(u
                 let name = &source.entries[at].name;
                 let function =
                     module.load_function(name).map_err(|e| failed(&format!("cuModuleGetFunction of {name}"), e))?;
-                let pointer = |name: &str| pointer(plan, &plan.steps[step], name);
+                let pointer = |name: &str| operand(&plan.steps[step], &work, name).map(|v| Location::of(plan, v));
                 let arguments = arguments(&source, &work, &pointer)?;
                 launches.push((step, Launch::Kernel(KernelLaunch::new(function, grid, block, arguments))));
             }
@@ -103,30 +102,38 @@ fn in_step(e: Error, step: &Step) -> Error {
     }
 }
 
-/// The operand that a kernel's argument names: `in0`, `out0`, `acc`.
-fn pointer(plan: &Plan, step: &Step, name: &str) -> Option<Location> {
-    let view = if name == "acc" {
+/// The operand that a kernel's argument names: `in0`, `out0`, `acc`, or what the work calls so.
+pub(super) fn operand<'a>(step: &'a Step, work: &'a Work, name: &str) -> Option<&'a View> {
+    if let Some((_, view)) = work.views.iter().find(|(n, _)| n == name) {
+        return Some(view);
+    }
+    if name == "acc" {
         step.reads.last()
     } else if let Some(i) = name.strip_prefix("in") {
         step.reads.get(i.parse::<usize>().ok()?)
     } else {
         step.writes.get(name.strip_prefix("out")?.parse::<usize>().ok()?)
-    };
-    view.map(|v| Location::of(plan, v))
+    }
 }
 
-fn draft(gpu: &Arc<Gpu>, plan: &Plan, step: &Step, index: usize, tuner: &mut Tuner) -> Result<Draft> {
+fn draft(gpu: &Arc<Gpu>, plan: &Plan, step: &Step, index: usize, tuner: &mut Tuner) -> Result<Vec<Draft>> {
     match &step.action {
-        Action::Gemm(g) => Ok(Draft::Ready { launch: product(gpu, plan, step, g, tuner)?, step: index }),
+        Action::Gemm(g) if g.acc.is_float() => {
+            Ok(vec![Draft::Ready { launch: product(gpu, plan, step, g, tuner)?, step: index }])
+        }
         other => {
-            let Some((body, work)) = step_kernel(step) else {
+            let kernels = step_kernels(step);
+            if kernels.is_empty() {
                 let what = format!("{other:?}");
                 let what = what.split(|c: char| !c.is_ascii_alphanumeric()).next().unwrap_or_default().to_lowercase();
                 return Err(Error::Device(format!("{what} has no CUDA kernel yet; use --device cpu")));
-            };
+            }
             // Kernels are named by what they do alone, so that equal work is compiled once.
-            let source = source(gpu, plan, &body, &work).map_err(emitted)?;
-            Ok(Draft::Kernel { source, work, step: index })
+            let draft = |(body, work)| {
+                let source = source(gpu, plan, &body, &work).map_err(emitted)?;
+                Ok(Draft::Kernel { source, work, step: index })
+            };
+            kernels.into_iter().map(draft).collect()
         }
     }
 }
