@@ -96,35 +96,28 @@ static void run_block(const int threads, const bool backwards) {
     makecontext(&f.context, enter, 0);
     f.waits = RUNS;
   }
+  // Each warp runs as far as it can before the next one: what no barrier orders is done in the oddest order.
+  const int warps = (threads + 31) / 32;
   for (;;) {
-    bool ran = false;
-    for (int i = 0; i < threads; ++i) {
-      const int t = backwards ? threads - 1 - i : i;
-      if (fibers[t].waits == RUNS) {
-        run_thread(t);
-        ran = true;
+    int done = 0, at_block = 0;
+    for (int w = 0; w < warps; ++w) {
+      const int first = (backwards ? warps - 1 - w : w) * 32, end = std::min(first + 32, threads);
+      for (bool released = true; released;) {
+        for (int i = first; i < end; ++i) {
+          const int t = backwards ? first + end - 1 - i : i;
+          if (fibers[t].waits == RUNS) run_thread(t);
+        }
+        released = std::all_of(fibers + first, fibers + end, [&](const Fiber& f) { return f.waits == first / 32; });
+        if (released) std::for_each(fibers + first, fibers + end, [](Fiber& f) { f.waits = RUNS; });
       }
     }
-    int done = 0, at_block = 0;
     for (int t = 0; t < threads; ++t) done += fibers[t].waits == DONE, at_block += fibers[t].waits == BLOCK;
     if (done == threads) return;
-    if (at_block == threads) {
-      for (int t = 0; t < threads; ++t) fibers[t].waits = RUNS;
-      continue;
-    }
-    bool released = false;
-    for (int first = 0; first < threads; first += 32) {
-      int at_warp = 0;
-      for (int t = first; t < first + 32; ++t) at_warp += fibers[t].waits == first / 32;
-      if (at_warp == 32) {
-        for (int t = first; t < first + 32; ++t) fibers[t].waits = RUNS;
-        released = true;
-      }
-    }
-    if (!released && !ran) {
+    if (at_block != threads) {
       std::fprintf(stderr, "threads of a block wait at different barriers\n");
       std::abort();
     }
+    for (int t = 0; t < threads; ++t) fibers[t].waits = RUNS;
   }
 }
 
