@@ -30,6 +30,9 @@ pub struct Case {
     pub inputs: Vec<(String, Tensor)>,
 }
 
+/// The plan of a case and its results.
+pub type Ran = (Plan, Vec<Tensor>);
+
 /// A program that runs cases, in the making.
 #[derive(Default)]
 struct Source {
@@ -118,7 +121,7 @@ impl Source {
 
 /// Runs the cases in one program. `None` for a case with a step that has no generated kernel; an error that says why if
 /// there is no compiler.
-pub fn run(cases: &[Case]) -> Result<Vec<Option<(Plan, Vec<Tensor>)>>, String> {
+pub fn run(cases: &[Case]) -> Result<Vec<Option<Ran>>, String> {
     if !Command::new("c++").arg("--version").output().is_ok_and(|o| o.status.success()) {
         return Err("no C++ compiler".into());
     }

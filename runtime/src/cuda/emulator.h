@@ -196,6 +196,22 @@ static long long __double_as_longlong(const double x) {
 }
 static float emu_max(const float a, const float b) { return std::isnan(a) || std::isnan(b) ? NAN : a > b ? a : b > a ? b : std::signbit(a) ? b : a; }
 static float emu_min(const float a, const float b) { return -emu_max(-a, -b); }
+static __half __ll2half_rn(const long long x) { return __double2half((double)x); }
+static __nv_bfloat16 __ll2bfloat16_rn(const long long x) { return __double2bfloat16((double)x); }
+static float __int_as_float(const int bits) {
+  float x;
+  std::memcpy(&x, &bits, 4);
+  return x;
+}
+static double __longlong_as_double(const long long bits) {
+  double x;
+  std::memcpy(&x, &bits, 8);
+  return x;
+}
+static __half __ushort_as_half(const unsigned short bits) { return {bits}; }
+static __nv_bfloat16 __ushort_as_bfloat16(const unsigned short bits) { return {bits}; }
+static float rsqrtf(const float x) { return 1 / std::sqrt(x); }
+static double rsqrt(const double x) { return 1 / std::sqrt(x); }
 using std::isinf;
 using std::isnan;
 

@@ -42,7 +42,7 @@ pub fn of_plan(plan: &Plan) -> OfPlan {
                     });
                     continue;
                 }
-                Part::Kernel { kind, body, work, runs } => (kind, body, work, runs),
+                Part::Kernel { kind, body, work, runs } => (kind, *body, work, runs),
             };
             let known = out.instances.iter().position(|known| same(&known.body, &body));
             let at = known.unwrap_or_else(|| {
@@ -74,7 +74,7 @@ enum Part {
     /// A call of a library, or what has no kernel.
     Library,
     /// A kernel, over so many rows of so many elements.
-    Kernel { kind: &'static str, body: Body, work: (usize, usize), runs: &'static str },
+    Kernel { kind: &'static str, body: Box<Body>, work: (usize, usize), runs: &'static str },
 }
 
 fn parts(plan: &Plan, step: &Step) -> Vec<Part> {
@@ -84,13 +84,13 @@ fn parts(plan: &Plan, step: &Step) -> Vec<Part> {
         }
         Action::Gemm(g) if g.acc.is_float() => {
             let work = (g.batch.iter().product::<usize>() * g.m, g.n);
-            let body = Body::Pointwise(epilogue(g, step));
+            let body = Box::new(Body::Pointwise(epilogue(g, step)));
             vec![Part::Kernel { kind: "epilogue", body, work, runs: "product and kernel" }]
         }
         _ => {
             let part = |(body, work): (Body, Work)| Part::Kernel {
                 kind: kind(&body),
-                body,
+                body: Box::new(body),
                 work: (work.rows, work.n),
                 runs: "kernel",
             };

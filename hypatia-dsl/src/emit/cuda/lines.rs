@@ -119,14 +119,8 @@ pub(super) fn product(program: &Program, kernel: &ProductKernel) -> Result<CudaS
     about.source("product.cu.j2", ctx)
 }
 
-pub(super) fn cumsum(program: &Program, kernel: &CumsumKernel) -> Result<CudaSource, EmitError> {
+fn cumsum_args(kernel: &CumsumKernel, sums: DType) -> Vec<Arg> {
     let dtype = kernel.dtype;
-    if dtype == DType::Bool {
-        return Err(malformed(&kernel.name, "sums of truth values"));
-    }
-    let sums = CumsumKernel::sums(dtype);
-    let which = if kernel.reverse { "from" } else { "up to" };
-    let own = if kernel.exclusive { ", without itself" } else { "" };
     let mut args = vec![arg("in0", ArgKind::Input(dtype), "outer x size x inner, row-major")];
     if kernel.part != Running::Sums {
         args.push(arg("out0", ArgKind::Output(dtype), "outer x size x inner, row-major"));
@@ -145,15 +139,31 @@ pub(super) fn cumsum(program: &Program, kernel: &CumsumKernel) -> Result<CudaSou
         args.push(arg("chunks", ArgKind::Size, "chunks of a line"));
         args.push(arg("length", ArgKind::Size, "elements of a chunk"));
     }
+    args
+}
+
+/// In words.
+fn cumsum_formula(kernel: &CumsumKernel) -> String {
+    let which = if kernel.reverse { "from" } else { "up to" };
+    let own = if kernel.exclusive { ", without itself" } else { "" };
+    match kernel.part {
+        Running::Sums => "sums = the sum over each chunk of a line of in0".into(),
+        _ => format!("out0 = the sum of the elements of in0 {which} each{own}"),
+    }
+}
+
+pub(super) fn cumsum(program: &Program, kernel: &CumsumKernel) -> Result<CudaSource, EmitError> {
+    let dtype = kernel.dtype;
+    if dtype == DType::Bool {
+        return Err(malformed(&kernel.name, "sums of truth values"));
+    }
+    let sums = CumsumKernel::sums(dtype);
     let about = About {
         name: &kernel.name,
         doc: &kernel.doc,
         kind: if kernel.part == Running::Sums { "sums of chunks, for running sums" } else { "running sums" },
-        formula: match kernel.part {
-            Running::Sums => "sums = the sum over each chunk of a line of in0".into(),
-            _ => format!("out0 = the sum of the elements of in0 {which} each{own}"),
-        },
-        args,
+        formula: cumsum_formula(kernel),
+        args: cumsum_args(kernel, sums),
         entries: entry(&kernel.name, if kernel.columns { Geometry::Columns { block: BLOCK } } else { PIECES }),
     };
     let mut functions = Functions::new(program);
@@ -211,6 +221,20 @@ fn sort_args(kernel: &SortKernel, operands: &[&str]) -> Vec<Arg> {
     args
 }
 
+/// A thread an element, or a team of them a tile.
+fn sort_entries(kernel: &SortKernel) -> Vec<Entry> {
+    match kernel.part {
+        Sorting::Merge => entry(&kernel.name, ELEMENTS),
+        Sorting::Tiles => TEAMS
+            .iter()
+            .map(|(suffix, threads, _, up_to)| Entry {
+                name: format!("{}{suffix}", identifier("hypatia_", &kernel.name)),
+                geometry: Geometry::Rows { block: BLOCK, threads: *threads, up_to: *up_to },
+            })
+            .collect(),
+    }
+}
+
 pub(super) fn sort(program: &Program, kernel: &SortKernel) -> Result<CudaSource, EmitError> {
     let dtype = kernel.dtype;
     if kernel.outer + 1 > MAX_RANK || (kernel.indices && !dtype.is_int()) || dtype == DType::Bool {
@@ -218,16 +242,6 @@ pub(super) fn sort(program: &Program, kernel: &SortKernel) -> Result<CudaSource,
     }
     let merges = kernel.part == Sorting::Merge;
     let operands: &[&str] = if merges { &["in0", "from", "to"] } else { &["in0", "to"] };
-    let entries = match merges {
-        true => entry(&kernel.name, ELEMENTS),
-        false => TEAMS
-            .iter()
-            .map(|(suffix, threads, _, up_to)| Entry {
-                name: format!("{}{suffix}", identifier("hypatia_", &kernel.name)),
-                geometry: Geometry::Rows { block: BLOCK, threads: *threads, up_to: *up_to },
-            })
-            .collect(),
-    };
     let order = if kernel.descending { "descending" } else { "ascending" };
     let about = About {
         name: &kernel.name,
@@ -238,7 +252,7 @@ pub(super) fn sort(program: &Program, kernel: &SortKernel) -> Result<CudaSource,
             false => format!("to = positions of in0 in {order} order, of {SORT_TILE} at most at a time"),
         },
         args: sort_args(kernel, operands),
-        entries,
+        entries: sort_entries(kernel),
     };
     let mut functions = Functions::new(program);
     functions.need("axes");
