@@ -1,6 +1,6 @@
 //! The kernel templates of Hypatia, embedded: every `.cu.j2` file of this folder.
 //!
-//! `pointwise`, `epilogue`, `rowwise`, `moves` and `argmax` are whole files; the others are parts that they include.
+//! `pointwise`, `epilogue`, `rowwise`, `moves`, `argmax`, `product`, `cumsum`, `sort` and `scatter` are whole files; the others are parts that they include.
 //! Syntax: minijinja with `${ }` for values, `//%` for statements and `//#` for comments on a line of
 //! their own, so that the braces of CUDA C++ need no escapes.
 
@@ -14,4 +14,8 @@ pub const TEMPLATES: &[(&str, &str)] = &[
     ("rowwise.cu.j2", include_str!("rowwise.cu.j2")),
     ("moves.cu.j2", include_str!("moves.cu.j2")),
     ("argmax.cu.j2", include_str!("argmax.cu.j2")),
+    ("product.cu.j2", include_str!("product.cu.j2")),
+    ("cumsum.cu.j2", include_str!("cumsum.cu.j2")),
+    ("sort.cu.j2", include_str!("sort.cu.j2")),
+    ("scatter.cu.j2", include_str!("scatter.cu.j2")),
 ];

@@ -8,12 +8,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use hypatia::cuda::nvrtc::Nvrtc;
 use hypatia::generate::{Body, Instance};
-use hypatia_dsl::builtin::BuiltinScalar;
+use hypatia_dsl::builtin::{BuiltinScalar, JOININGS, Joining};
 use hypatia_dsl::dtype::{DType, Kind};
 use hypatia_dsl::emit::cuda::{RowTarget, rowwise_for};
 use hypatia_dsl::ir::{InView, Origin, Program, ScalarBody, ScalarDef};
 use hypatia_dsl::kernel::{
-    Access, ArgmaxKernel, Move, MoveKernel, Operand, PointwiseKernel, Reduction, RowAccess, RowwiseKernel,
+    Access, ArgmaxKernel, CumsumKernel, Move, MoveKernel, Operand, PointwiseKernel, ProductKernel, Reduction,
+    RowAccess, RowwiseKernel, Running, ScatterKernel, SortKernel, Sorting,
 };
 use hypatia_dsl::scalar::{Literal, Term, TermId, TermNode};
 
@@ -213,6 +214,43 @@ fn moves(dtype: DType) -> Vec<Instance> {
     moved.chain(found).collect()
 }
 
+/// Products of integers, running sums, sorts and scatters.
+fn lines(dtype: DType) -> Vec<Instance> {
+    let (name, doc) = (|what: &str| format!("{what}_{dtype}"), String::new);
+    let mut bodies = Vec::new();
+    if dtype.is_int() {
+        bodies.extend(
+            [1, 3].map(|batch| Body::Product(ProductKernel { name: name("product"), doc: doc(), dtype, batch })),
+        );
+    }
+    for (i, part) in [Running::Whole, Running::Sums, Running::Chunks].into_iter().enumerate() {
+        for columns in [false, true] {
+            let (name, exclusive, reverse) = (name("cumsum"), (i > 0) == columns, i == 1);
+            bodies.push(Body::Cumsum(CumsumKernel { name, doc: doc(), dtype, exclusive, reverse, part, columns }));
+        }
+    }
+    for part in [Sorting::Tiles, Sorting::Merge] {
+        for (descending, indices, outer) in [(false, false, 1), (true, false, 2), (false, true, 1)] {
+            if dtype.is_int() || !indices {
+                let name = name("sort");
+                bodies.push(Body::Sort(SortKernel { name, doc: doc(), dtype, outer, descending, indices, part }));
+            }
+        }
+    }
+    if dtype == DType::Bool {
+        bodies.clear();
+    }
+    for (how, index) in
+        JOININGS.iter().map(|(_, how)| *how).zip([DType::I64, DType::I32, DType::I8, DType::U8, DType::I64])
+    {
+        if dtype != DType::Bool || how == Joining::Set {
+            bodies.push(Body::Scatter(ScatterKernel { name: name("scatter"), doc: doc(), dtype, index, how }));
+        }
+    }
+    let instance = |body: Body| Instance { kernel: "lines".into(), kind: "lines", origin: String::new(), dtype, body };
+    bodies.into_iter().map(instance).collect()
+}
+
 /// Compiles all and says how many; one failure fails.
 fn compile_all(what: &str, program: &Program, instances: &[Instance]) {
     let sources = instances.iter().flat_map(|i| {
@@ -271,6 +309,7 @@ fn every_builtin_access_and_reduction_compiles() {
     instances.push(in_place(accesses(&p, DType::BF16, 2, true)));
     for dtype in DType::ALL {
         instances.extend(moves(dtype));
+        instances.extend(lines(dtype));
     }
     compile_all("templates", &p, &instances);
 }

@@ -10,6 +10,7 @@
 //! of one element) is printed by [`term`].
 
 mod growth;
+mod lines;
 mod moves;
 mod names;
 mod pointwise;
@@ -27,9 +28,12 @@ use minijinja::{Environment, UndefinedBehavior, Value, context};
 
 use crate::dtype::DType;
 use crate::ir::Program;
-use crate::kernel::{ArgmaxKernel, MoveKernel, PointwiseKernel, RowwiseKernel};
+use crate::kernel::{
+    ArgmaxKernel, CumsumKernel, MoveKernel, PointwiseKernel, ProductKernel, RowwiseKernel, ScatterKernel, SortKernel,
+};
 use term::Functions;
 
+pub use lines::PRODUCT_TILE;
 pub use names::{comment_lines, identifier};
 pub use rowwise::RowTarget;
 
@@ -289,6 +293,26 @@ pub fn moves(program: &Program, kernel: &MoveKernel) -> Result<CudaSource, EmitE
 /// Prints the search for the largest element of each row.
 pub fn argmax(program: &Program, kernel: &ArgmaxKernel) -> Result<CudaSource, EmitError> {
     moves::argmax(program, kernel)
+}
+
+/// Prints a product of integer matrices.
+pub fn product(program: &Program, kernel: &ProductKernel) -> Result<CudaSource, EmitError> {
+    lines::product(program, kernel)
+}
+
+/// Prints a running sum, or a part of it.
+pub fn cumsum(program: &Program, kernel: &CumsumKernel) -> Result<CudaSource, EmitError> {
+    lines::cumsum(program, kernel)
+}
+
+/// Prints a sort, or a part of it.
+pub fn sort(program: &Program, kernel: &SortKernel) -> Result<CudaSource, EmitError> {
+    lines::sort(program, kernel)
+}
+
+/// Prints the joining of rows.
+pub fn scatter(program: &Program, kernel: &ScatterKernel) -> Result<CudaSource, EmitError> {
+    lines::scatter(program, kernel)
 }
 
 /// The C++ type of an element in memory.

@@ -12,7 +12,10 @@ pub(crate) use op::not_generated;
 use super::cuda::{self, CudaSource, EmitError};
 use crate::dtype::DType;
 use crate::ir::{Backend, Kernel, Origin, Program};
-use crate::kernel::{ArgmaxKernel, MoveKernel, Operand, PointwiseKernel, RowwiseKernel};
+use crate::kernel::{
+    ArgmaxKernel, CumsumKernel, MoveKernel, Operand, PointwiseKernel, ProductKernel, RowwiseKernel, ScatterKernel,
+    SortKernel,
+};
 use crate::scalar::Term;
 
 pub use describe::{Skipped, of_program};
@@ -40,7 +43,7 @@ impl Scope {
 pub struct Instance {
     /// The name of the declaration, or of the plan's step.
     pub kernel: String,
-    /// `pointwise`, `epilogue`, `rowwise`, `move`, `search` or `template`.
+    /// `pointwise`, `epilogue`, `rowwise`, `move`, `search`, `product`, `cumsum`, `sort`, `scatter` or `template`.
     pub kind: &'static str,
     /// Where it is declared: `file:line`; empty for a plan's kernels.
     pub origin: String,
@@ -63,6 +66,14 @@ pub enum Body {
     Move(MoveKernel),
     /// Positions of largest elements.
     Argmax(ArgmaxKernel),
+    /// A product of integers.
+    Product(ProductKernel),
+    /// Running sums.
+    Cumsum(CumsumKernel),
+    /// Positions in order.
+    Sort(SortKernel),
+    /// Rows joined with others.
+    Scatter(ScatterKernel),
     /// A template of the user's.
     Template(Box<template::Filled>),
 }
@@ -76,6 +87,10 @@ impl Body {
             Body::Rowwise(k) => cuda::rowwise(program, k),
             Body::Move(k) => cuda::moves(program, k),
             Body::Argmax(k) => cuda::argmax(program, k),
+            Body::Product(k) => cuda::product(program, k),
+            Body::Cumsum(k) => cuda::cumsum(program, k),
+            Body::Sort(k) => cuda::sort(program, k),
+            Body::Scatter(k) => cuda::scatter(program, k),
             Body::Template(k) => k.emit(program),
         }
     }
@@ -87,6 +102,10 @@ impl Body {
             Body::Rowwise(k) => (&mut k.name, &mut k.doc),
             Body::Move(k) => (&mut k.name, &mut k.doc),
             Body::Argmax(k) => (&mut k.name, &mut k.doc),
+            Body::Product(k) => (&mut k.name, &mut k.doc),
+            Body::Cumsum(k) => (&mut k.name, &mut k.doc),
+            Body::Sort(k) => (&mut k.name, &mut k.doc),
+            Body::Scatter(k) => (&mut k.name, &mut k.doc),
             Body::Template(k) => (&mut k.name, &mut k.doc),
         }
     }

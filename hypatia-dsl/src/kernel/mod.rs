@@ -8,6 +8,7 @@ mod body;
 mod derive;
 mod interpret;
 mod layout;
+mod lines;
 mod moves;
 mod space;
 #[cfg(test)]
@@ -19,6 +20,7 @@ use crate::scalar::Term;
 pub use derive::{derive_pointwise, derive_rowwise, derive_rowwise_over};
 pub use interpret::interpret_rowwise;
 pub use layout::{RowLayout, RowSpace};
+pub use lines::{CumsumKernel, ProductKernel, Running, SORT_TILE, ScatterKernel, SortKernel, Sorting};
 pub use moves::{ArgmaxKernel, Move, MoveKernel};
 
 /// How an operand of a pointwise kernel is indexed, the output being `[outer, n]` row-major.

@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use hypatia_dsl::builtin::{BuiltinOp, BuiltinScalar};
+use hypatia_dsl::builtin::{BuiltinOp, BuiltinScalar, JOININGS};
 use hypatia_dsl::dtype::{DType, Kind};
 use hypatia_dsl::ir::{AttrValue, InView};
 use hypatia_dsl::scalar::{Term, TermNode};
@@ -176,7 +176,7 @@ impl Random {
             return;
         }
         let axis = self.rng.random_range(0..shape.len());
-        match self.rng.random_range(0..6) {
+        match self.rng.random_range(0..8) {
             0 => {
                 let before: Vec<i64> = shape.iter().map(|_| self.rng.random_range(-1..3)).collect();
                 let after: Vec<i64> = shape.iter().map(|_| self.rng.random_range(-1..3)).collect();
@@ -205,6 +205,12 @@ impl Random {
                     vec![int(axis as i64), AttrValue::Bool(self.rng.random()), AttrValue::Bool(self.rng.random())];
                 self.builtin(BuiltinOp::Cumsum, &[x], attrs);
             }
+            // Elements that were rounded differently may stand in another order.
+            5 if self.is_leaf(x) || !dtype.is_float() => {
+                let attrs = vec![int(axis as i64), AttrValue::Bool(self.rng.random())];
+                self.builtin(BuiltinOp::Argsort, &[x], attrs);
+            }
+            6 if shape[0] > 0 => self.scatter(x, &shape),
             _ => {
                 let op = *[BuiltinOp::Sum, BuiltinOp::Mean, BuiltinOp::Amax, BuiltinOp::Amin, BuiltinOp::Prod]
                     .choose(&mut self.rng)
@@ -219,11 +225,26 @@ impl Random {
         }
     }
 
+    /// Rows of `x` joined with others, some of them several times.
+    fn scatter(&mut self, x: Value, shape: &[usize]) {
+        let count = self.shape(1)[0];
+        let updates = [&[count], &shape[1..]].concat();
+        let updates = self.input(self.dtype_of(x), &updates, false);
+        let most = shape[0] as i64;
+        let ids: Vec<i64> = (0..count).map(|_| self.rng.random_range(-most..most)).collect();
+        let ids = self.graph.constant(Tensor::from_slice(&[count], &ids).unwrap());
+        let how = JOININGS.choose(&mut self.rng).unwrap().0;
+        self.builtin(BuiltinOp::Scatter, &[x, ids, updates], vec![AttrValue::Str(how.into())]);
+    }
+
     fn gemm(&mut self) {
         let lead = self.rng.random_range(0..3);
-        let dtype = *[DType::F32, DType::F32, DType::F64, DType::F16, DType::BF16, DType::I64, DType::I8]
-            .choose(&mut self.rng)
-            .unwrap();
+        let ints = [DType::I64, DType::I32, DType::I8, DType::U8];
+        let dtype = match self.rng.random_range(0..7) {
+            0 | 1 => *ints.choose(&mut self.rng).unwrap(),
+            2 | 3 => DType::F32,
+            _ => *FLOATS.choose(&mut self.rng).unwrap(),
+        };
         let (mut a, mut b) = (self.shape(lead), self.shape(lead));
         for (x, y) in a.iter_mut().zip(&mut b) {
             match self.rng.random_range(0..3) {

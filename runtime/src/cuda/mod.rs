@@ -6,10 +6,14 @@
 mod capture;
 pub mod cubin;
 mod device;
+#[cfg(test)]
+mod emulated;
 mod exec;
 pub mod find;
 pub mod gemm;
 mod launch;
+#[cfg(test)]
+mod lines_tests;
 pub mod lt;
 mod memory;
 pub mod nvrtc;

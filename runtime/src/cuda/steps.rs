@@ -16,7 +16,7 @@ use super::launch::{KernelLaunch, Location, arguments, by_columns, entry};
 use super::lt::{Algorithm, Epilogue, Matmul};
 use super::tune::{self, Tuner};
 use crate::error::{Error, Result};
-use crate::generate::{Body, Work, step_kernel};
+use crate::generate::{Body, Work, step_kernels};
 use crate::plan::{Action, GemmStep, Plan, Step, View};
 
 /// A product and the places of its operands, once for each call.
@@ -101,7 +101,12 @@ fn sources(drafts: &[(usize, Draft)]) -> Vec<String> {
 /// The steps that do something, with their indices.
 fn drafts(gpu: &Gpu, plan: &Plan) -> Result<Vec<(usize, Draft)>> {
     let full = plan.steps.iter().enumerate().filter(|(_, step)| !step.writes.iter().all(View::is_empty));
-    full.map(|(index, step)| Ok((index, draft(gpu, plan, step).map_err(|e| in_step(e, step))?))).collect()
+    let mut out = Vec::new();
+    for (index, step) in full {
+        let drafts = draft(gpu, plan, step).map_err(|e| in_step(e, step))?;
+        out.extend(drafts.into_iter().map(|draft| (index, draft)));
+    }
+    Ok(out)
 }
 
 /// The launches of the drafts that are products, in their order.
@@ -109,7 +114,7 @@ fn products(gpu: &Arc<Gpu>, plan: &Plan, drafts: &[(usize, Draft)], tuner: &mut 
     let mut out = Vec::new();
     for (index, draft) in drafts {
         let step = &plan.steps[*index];
-        if let (Draft::Product, Action::Gemm(g)) = (draft, &step.action) {
+        if let (Draft::Product, Some(g)) = (draft, library_product(step)) {
             out.push(product(gpu, plan, step, g, tuner).map_err(|e| in_step(e, step))?);
         }
     }
@@ -125,7 +130,7 @@ fn kernel_launch(
     let (at, grid, block) = entry(source, work)?;
     let Entry { name, geometry } = &source.entries[at];
     let function = module.load_function(name).map_err(|e| failed(&format!("cuModuleGetFunction of {name}"), e))?;
-    let pointer = |name: &str| pointer(plan, step, name);
+    let pointer = |name: &str| operand(step, work, name).map(|v| Location::of(plan, v));
     let arguments = arguments(source, work, &pointer)?;
     Ok(Launch::Kernel(KernelLaunch::new(function, *geometry, [grid, block], arguments)?))
 }
@@ -139,30 +144,45 @@ fn in_step(e: Error, step: &Step) -> Error {
     }
 }
 
-/// The operand that a kernel's argument names: `in0`, `out0`, `acc`.
-fn pointer(plan: &Plan, step: &Step, name: &str) -> Option<Location> {
-    let view = if name == "acc" {
+/// The operand that a kernel's argument names: `in0`, `out0`, `acc`, or what the work calls so.
+pub(super) fn operand<'a>(step: &'a Step, work: &'a Work, name: &str) -> Option<&'a View> {
+    if let Some((_, view)) = work.views.iter().find(|(n, _)| n == name) {
+        return Some(view);
+    }
+    if name == "acc" {
         step.reads.last()
     } else if let Some(i) = name.strip_prefix("in") {
         step.reads.get(i.parse::<usize>().ok()?)
     } else {
         step.writes.get(name.strip_prefix("out")?.parse::<usize>().ok()?)
-    };
-    view.map(|v| Location::of(plan, v))
+    }
 }
 
-fn draft(gpu: &Gpu, plan: &Plan, step: &Step) -> Result<Draft> {
-    if let Action::Gemm(_) = &step.action {
-        return Ok(Draft::Product);
+/// A step as what it launches, in order.
+fn draft(gpu: &Gpu, plan: &Plan, step: &Step) -> Result<Vec<Draft>> {
+    if library_product(step).is_some() {
+        return Ok(vec![Draft::Product]);
     }
-    let Some((body, work)) = step_kernel(step) else {
+    let kernels = step_kernels(step);
+    if kernels.is_empty() {
         let what = format!("{:?}", step.action);
         let what = what.split(|c: char| !c.is_ascii_alphanumeric()).next().unwrap_or_default().to_lowercase();
         return Err(Error::Device(format!("{what} has no CUDA kernel yet; use --device cpu")));
-    };
+    }
     // Kernels are named by what they do alone, so that equal work is compiled once.
-    let source = source(gpu, plan, &body, &work).map_err(emitted)?;
-    Ok(Draft::Kernel { source: Box::new(source), work })
+    let draft = |(body, work)| {
+        let source = source(gpu, plan, &body, &work).map_err(emitted)?;
+        Ok(Draft::Kernel { source: Box::new(source), work })
+    };
+    kernels.into_iter().map(draft).collect()
+}
+
+/// The product of a step that the library computes: one of floats.
+fn library_product(step: &Step) -> Option<&GemmStep> {
+    match &step.action {
+        Action::Gemm(g) if g.acc.is_float() => Some(g),
+        _ => None,
+    }
 }
 
 /// The source of a kernel; rows have the length that they have here.

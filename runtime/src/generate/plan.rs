@@ -7,9 +7,9 @@ use hypatia_dsl::dtype::DType;
 use hypatia_dsl::emit::cuda::identifier;
 use hypatia_dsl::kernel::{Access, Operand, PointwiseKernel};
 
-use super::steps::step_kernel;
+use super::steps::step_kernels;
 use super::write::StepEntry;
-use super::{Body, Instance, Skipped};
+use super::{Body, Instance, Skipped, Work};
 use crate::plan::{Action, GemmStep, Plan, Step, View, row_major};
 
 /// What `gen` makes of a plan.
@@ -30,37 +30,36 @@ pub fn of_plan(plan: &Plan) -> OfPlan {
     let mut named: Vec<Vec<String>> = Vec::new();
     for (i, step) in plan.steps.iter().enumerate() {
         let name = name(plan, i);
-        let plain = |runs: &str| StepEntry { step: name.clone(), kernel: None, runs: runs.into(), rows: None, n: None };
-        let (kind, body, work, runs) = match &step.action {
-            Action::Gemm(g) if g.scale(&plan.program).is_some() || step.kernel.is_some() => {
-                out.steps.push(plain("library"));
-                continue;
-            }
-            Action::Gemm(g) => {
-                let rows = g.batch.iter().product::<usize>() * g.m;
-                ("epilogue", Body::Pointwise(epilogue(g, step)), (rows, g.n), "product and kernel")
-            }
-            _ => match step_kernel(step) {
-                Some((body, work)) => (kind(&body), body, (work.rows, work.n), "kernel"),
-                None => {
-                    let reason = reason(&step.action);
-                    out.skipped.push(Skipped { kernel: step.name.clone(), dtype: None, reason });
-                    out.steps.push(plain("library"));
+        for part in parts(plan, step) {
+            let (kind, body, work, runs) = match part {
+                Part::Library => {
+                    out.steps.push(StepEntry {
+                        step: name.clone(),
+                        kernel: None,
+                        runs: "library".into(),
+                        rows: None,
+                        n: None,
+                    });
                     continue;
                 }
-            },
-        };
-        let known = out.instances.iter().position(|known| same(&known.body, &body));
-        let at = known.unwrap_or_else(|| {
-            let dtype = step.writes.first().map_or(DType::F32, |w| w.dtype);
-            let kernel = format!("k{}_{kind}", out.instances.len());
-            out.instances.push(Instance { kernel, kind, origin: String::new(), dtype, body });
-            named.push(Vec::new());
-            out.instances.len() - 1
-        });
-        named[at].push(name.clone());
-        let (kernel, (rows, n)) = (Some(out.instances[at].kernel.clone()), work);
-        out.steps.push(StepEntry { step: name, kernel, runs: runs.into(), rows: Some(rows), n: Some(n) });
+                Part::Kernel { kind, body, work, runs } => (kind, *body, work, runs),
+            };
+            let known = out.instances.iter().position(|known| same(&known.body, &body));
+            let at = known.unwrap_or_else(|| {
+                let dtype = step.writes.first().map_or(DType::F32, |w| w.dtype);
+                let kernel = format!("k{}_{kind}", out.instances.len());
+                out.instances.push(Instance { kernel, kind, origin: String::new(), dtype, body });
+                named.push(Vec::new());
+                out.instances.len() - 1
+            });
+            named[at].push(name.clone());
+            let (kernel, (rows, n)) = (Some(out.instances[at].kernel.clone()), work);
+            out.steps.push(StepEntry { step: name.clone(), kernel, runs: runs.into(), rows: Some(rows), n: Some(n) });
+        }
+        if !matches!(step.action, Action::Gemm(_)) && step_kernels(step).is_empty() {
+            let reason = reason(&step.action);
+            out.skipped.push(Skipped { kernel: step.name.clone(), dtype: None, reason });
+        }
     }
     for (instance, steps) in out.instances.iter_mut().zip(named) {
         let kernel = identifier("", &format!("{}_{}", instance.kernel, instance.dtype));
@@ -68,6 +67,37 @@ pub fn of_plan(plan: &Plan) -> OfPlan {
         (*name, *doc) = (kernel, computes(&steps));
     }
     out
+}
+
+/// What a step launches.
+enum Part {
+    /// A call of a library, or what has no kernel.
+    Library,
+    /// A kernel, over so many rows of so many elements.
+    Kernel { kind: &'static str, body: Box<Body>, work: (usize, usize), runs: &'static str },
+}
+
+fn parts(plan: &Plan, step: &Step) -> Vec<Part> {
+    match &step.action {
+        Action::Gemm(g) if g.acc.is_float() && (g.scale(&plan.program).is_some() || step.kernel.is_some()) => {
+            vec![Part::Library]
+        }
+        Action::Gemm(g) if g.acc.is_float() => {
+            let work = (g.batch.iter().product::<usize>() * g.m, g.n);
+            let body = Box::new(Body::Pointwise(epilogue(g, step)));
+            vec![Part::Kernel { kind: "epilogue", body, work, runs: "product and kernel" }]
+        }
+        _ => {
+            let part = |(body, work): (Body, Work)| Part::Kernel {
+                kind: kind(&body),
+                body: Box::new(body),
+                work: (work.rows, work.n),
+                runs: "kernel",
+            };
+            let parts: Vec<Part> = step_kernels(step).into_iter().map(part).collect();
+            if parts.is_empty() { vec![Part::Library] } else { parts }
+        }
+    }
 }
 
 /// The nodes that a step computes. One that rules made of parts of several nodes has no name of its own: it is told by who
@@ -103,6 +133,10 @@ fn kind(body: &Body) -> &'static str {
         Body::Rowwise(_) => "rowwise",
         Body::Move(_) => "move",
         Body::Argmax(_) => "search",
+        Body::Product(_) => "product",
+        Body::Cumsum(_) => "cumsum",
+        Body::Sort(_) => "sort",
+        Body::Scatter(_) => "scatter",
         Body::Template(_) => "template",
     }
 }

@@ -1,7 +1,7 @@
-//! The generated kernel of a step, and what it is called with.
+//! The generated kernels of a step, and what they are called with.
 //!
-//! In: a step of a plan that is no library call. Out: the description that `emit::cuda` prints, and the values of its
-//! sizes and strides. Holds always: equal work gives equal descriptions, whatever the step is called, so that it is
+//! In: a step of a plan that is no library call. Out: the descriptions that `emit::cuda` prints, in the order in which they
+//! are launched, and the values of their sizes and strides. Holds always: equal work gives equal descriptions, whatever the step is called, so that it is
 //! printed and compiled once; an argument is named as in the source.
 
 use hypatia_dsl::dtype::DType;
@@ -11,7 +11,7 @@ use hypatia_dsl::kernel::{
 };
 use hypatia_dsl::scalar::{Term, TermNode};
 
-use super::Body;
+use super::{Body, lines};
 use crate::plan::{Action, PointwiseStep, RowwiseStep, Step, View, collapse, row_major};
 
 /// The work of a kernel, apart from its pointers.
@@ -23,26 +23,46 @@ pub struct Work {
     pub n: usize,
     /// Values of arguments that are sizes or strides, by name.
     pub sizes: Vec<(String, Vec<i64>)>,
+    /// What lies where arguments point that are not called by their place among the reads (`in0`) or writes (`out0`) of
+    /// the step.
+    pub views: Vec<(String, View)>,
 }
 
 impl Work {
-    fn new(rows: usize, n: usize) -> Work {
-        Work { rows, n, sizes: Vec::new() }
+    pub(super) fn new(rows: usize, n: usize) -> Work {
+        Work { rows, n, sizes: Vec::new(), views: Vec::new() }
     }
 
-    fn sizes(mut self, name: impl Into<String>, values: &[usize]) -> Work {
+    pub(super) fn view(mut self, name: &str, view: &View) -> Work {
+        self.views.push((name.into(), view.clone()));
+        self
+    }
+
+    pub(super) fn sizes(mut self, name: impl Into<String>, values: &[usize]) -> Work {
         self.sizes.push((name.into(), values.iter().map(|v| *v as i64).collect()));
         self
     }
 
-    fn strides(mut self, name: impl Into<String>, values: &[isize]) -> Work {
+    pub(super) fn strides(mut self, name: impl Into<String>, values: &[isize]) -> Work {
         self.sizes.push((name.into(), values.iter().map(|v| *v as i64).collect()));
         self
     }
 }
 
-/// The kernel of a step and its work; `None` for products and convolutions, and for steps that have none.
-pub fn step_kernel(step: &Step) -> Option<(Body, Work)> {
+/// The kernels of a step and their work, one after the other; none for products of floats and convolutions.
+pub fn step_kernels(step: &Step) -> Vec<(Body, Work)> {
+    let many = match &step.action {
+        Action::Gemm(g) if g.acc.is_int() => lines::product(step, g),
+        Action::Cumsum(how) => lines::cumsum(step, *how),
+        Action::Argsort(axis, descending) => lines::argsort(step, *axis, *descending),
+        Action::Scatter(how) => lines::scatter(step, *how),
+        _ => return step_kernel(step).into_iter().collect(),
+    };
+    many.unwrap_or_default()
+}
+
+/// The kernel of a step that has one.
+fn step_kernel(step: &Step) -> Option<(Body, Work)> {
     match &step.action {
         Action::Gemm(_) | Action::Conv(_) | Action::Scatter(_) | Action::Argsort(..) | Action::Cumsum(_) => None,
         Action::Pointwise(p) => Some(pointwise(p, step)),
@@ -90,7 +110,7 @@ fn rowwise(r: &RowwiseStep) -> (Body, Work) {
     (Body::Rowwise(kernel), work)
 }
 
-fn copy(view: &View) -> (Body, Work) {
+pub(super) fn copy(view: &View) -> (Body, Work) {
     let (shape, strides) = collapse(&view.shape, &[view.strides.clone(), row_major(&view.shape)]);
     let mut term = Term::empty();
     let root = term.add(TermNode::In { input: 0, view: InView::Broadcast });

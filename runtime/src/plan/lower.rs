@@ -18,6 +18,7 @@ use super::prepare::{Prepared, builtin, is_pointwise};
 use super::regions::cluster;
 use super::rows::Rows;
 use super::view::{View, collapse, row_major};
+use super::wrapped::wrapped;
 use super::{Action, Buffer, BufferId, GemmStep, Options, Place, Plan, PlanInput, PointwiseStep, Step, kernels};
 use crate::error::{Error, Result};
 use crate::graph::prim::{Prim, elements, sizes};
@@ -312,7 +313,9 @@ impl Lower<'_> {
             }
         }
         let out = self.fresh(dtype, shape)?;
-        self.step(&node.name, action, reads, vec![out.clone()]);
+        let mut writes = vec![out.clone()];
+        writes.extend(self.workspace(&action, &reads, &out)?);
+        self.step(&node.name, action, reads, writes);
         Ok(out)
     }
 
@@ -334,8 +337,8 @@ impl Lower<'_> {
             view.ok_or_else(|| Error::Internal(format!("a product of {:?} into {shape:?}", v.shape)))
         };
         let mut views = vec![wide(&a, *m, ka)?, wide(&b, ka, *n)?];
-        if !self.plan.device.is_host() {
-            // The library takes matrices with one dense axis.
+        if !self.plan.device.is_host() && a.dtype.is_float() {
+            // The library takes matrices with one dense axis; what multiplies integers takes any strides.
             for view in views.iter_mut().filter(|v| !v.is_empty() && !v.is_matrix()) {
                 *view = self.contiguous(view, &node.name)?;
             }
@@ -370,6 +373,11 @@ impl Lower<'_> {
         known: Vec<kernels::Known>,
         out: View,
     ) -> Result<()> {
+        let mut step = step;
+        if !self.plan.device.is_host() {
+            let inputs: Vec<DType> = views[2..].iter().map(|v| v.dtype).collect();
+            step.term = wrapped(&self.plan.program, &step.term, step.acc, &inputs)?;
+        }
         let choice =
             kernels::gemm(&kernels::Gemm { plan: &self.plan, step: &step, known, reads: &views[2..], out: out.dtype });
         match choice {

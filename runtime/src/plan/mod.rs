@@ -2,9 +2,9 @@
 //!
 //! In: a graph on concrete sizes and a device. Out: a [`Plan`], that an executor runs as it stands:
 //! [`constants`] computes what no input changes, [`prepare`] decides what stays an op, [`regions`] clusters
-//! pointwise work, [`lower`] turns nodes into steps and views ([`conv`] convolutions, [`unrolled`] and [`triangle`] what
-//! a device has no kernel for), [`kernels`] chooses kernels for gemms on
-//! devices that have several, [`buffers`] places results in one arena. Holds always: a step reads only
+//! pointwise work, [`lower`] turns nodes into steps and views ([`conv`] convolutions, [`unrolled`] what a device has no
+//! kernel for, [`wrapped`] integers narrower than it counts in, [`workspace`] memory that it works in), [`kernels`] chooses
+//! kernels for gemms on devices that have several, [`buffers`] places results in one arena. Holds always: a step reads only
 //! inputs, constants and results of earlier steps; a view costs nothing; results that are alive at the
 //! same time do not overlap, except where a step says that it works in place.
 
@@ -23,10 +23,11 @@ mod regions;
 mod rows;
 #[cfg(test)]
 mod tests;
-mod triangle;
 mod unrolled;
 mod view;
 mod work;
+mod workspace;
+mod wrapped;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -50,6 +51,7 @@ pub(crate) use prepare::constants as constant_nodes;
 pub(crate) use regions::cluster;
 pub use view::{View, collapse, matrix_layout, row_major};
 pub use work::StepWork;
+pub use workspace::Parting;
 
 /// A buffer of a [`Plan`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -240,7 +242,7 @@ pub struct Step {
     pub action: Action,
     /// What it reads.
     pub reads: Vec<View>,
-    /// What it writes, each a whole buffer.
+    /// What it writes, each a whole buffer: its results, then memory that it works in.
     pub writes: Vec<View>,
     /// For each write, the read whose memory it takes over.
     pub in_place: Vec<Option<usize>>,

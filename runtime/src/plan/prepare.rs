@@ -11,7 +11,7 @@ use hypatia_dsl::ir::{AttrValue, OpBody};
 
 use super::constants::Constants;
 use super::rows::Rows;
-use super::{Options, composed, triangle};
+use super::{Options, composed};
 use crate::device::Device;
 use crate::error::Result;
 use crate::graph::{Graph, Instantiator, Node, NodeId, NodeKind, Value};
@@ -54,7 +54,7 @@ pub(super) fn prepare(graph: &Graph, options: &Options, known: &mut Constants) -
     Ok(Prepared { graph, rowwise })
 }
 
-/// Replaces defined ops that no row-wise kernel computes by their bodies, and what a device has no kernel for.
+/// Replaces defined ops that no row-wise kernel computes by their bodies.
 fn unfold_kernelless(graph: &Graph, device: &Device) -> Result<(Graph, HashMap<NodeId, Rows>)> {
     let mut out = Graph::new(graph.program.clone());
     let mut rowwise = HashMap::new();
@@ -78,9 +78,6 @@ fn unfold_kernelless(graph: &Graph, device: &Device) -> Result<(Graph, HashMap<N
                     OpBody::Defined(_) => Some(super::kernels::rowwise(graph, node, device)),
                 };
                 match kernel {
-                    None if !device.is_host() && !constant[i] && builtin(graph, node) == Some(BuiltinOp::Cumsum) => {
-                        triangle::cumsum(&mut out, operands.first().copied().flatten(), attrs)?
-                    }
                     None => out.op(*op, &operands, attrs.clone(), term.clone())?,
                     Some(Some(kernel)) => {
                         let values = out.op(*op, &operands, attrs.clone(), term.clone())?;
