@@ -6,6 +6,7 @@
 mod capture;
 pub mod cubin;
 mod device;
+mod either;
 mod exec;
 pub mod find;
 pub mod gemm;

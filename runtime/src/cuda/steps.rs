@@ -5,18 +5,19 @@
 
 use std::sync::Arc;
 
+use cudarc::driver::CudaModule;
 use hypatia_dsl::emit::cuda::{self, CudaSource, RowTarget};
 use hypatia_dsl::ir::Backend;
 
 use super::cubin::{self, Origins};
 use super::device::{Gpu, failed};
-use super::gemm;
 use super::launch::{KernelLaunch, Location, arguments, by_columns, entry};
 use super::lt::{Algorithm, Epilogue, Matmul};
 use super::tune::{self, Tuner};
+use super::{either, gemm};
 use crate::error::{Error, Result};
 use crate::generate::{Body, Work, step_kernel};
-use crate::plan::{Action, GemmStep, Plan, Step, View};
+use crate::plan::{Action, EitherStep, GemmStep, Plan, Step, View};
 
 /// A product and the places of its operands, once for each call.
 pub struct Product {
@@ -26,8 +27,10 @@ pub struct Product {
     pub algorithms: Vec<Algorithm>,
     /// A, B, D of each call.
     pub calls: Vec<[Location; 3]>,
-    /// The bias.
+    /// The bias, or its gradient.
     pub bias: Option<Location>,
+    /// The second matrix of its epilogue.
+    pub aux: Option<Location>,
 }
 
 /// What a step launches.
@@ -51,9 +54,30 @@ impl Launch {
 }
 
 /// A step on its way: its source must still be compiled.
-enum Draft {
-    Kernel { source: CudaSource, work: Work, step: usize },
-    Ready { launch: Launch, step: usize },
+enum Draft<'p> {
+    Kernel {
+        source: CudaSource,
+        work: Work,
+        step: &'p Step,
+    },
+    Ready(Launch),
+    /// A call, if the library has it, and the steps that do without.
+    Either {
+        call: Option<Launch>,
+        apart: Vec<Draft<'p>>,
+        step: &'p Step,
+    },
+}
+
+impl Draft<'_> {
+    /// The sources, in the order in which they are finished.
+    fn sources(&self, out: &mut Vec<String>) {
+        match self {
+            Draft::Kernel { source, .. } => out.push(source.text.clone()),
+            Draft::Ready(_) => {}
+            Draft::Either { apart, .. } => apart.iter().for_each(|d| d.sources(out)),
+        }
+    }
 }
 
 /// The launches of a plan, each with the index of its step, and where their machine code came from.
@@ -63,35 +87,50 @@ pub fn prepare(gpu: &Arc<Gpu>, plan: &Plan, tuner: &mut Tuner) -> Result<(Vec<(u
         if step.writes.iter().all(View::is_empty) {
             continue;
         }
-        let draft = draft(gpu, plan, step, index, tuner).map_err(|e| in_step(e, step))?;
-        drafts.push(draft);
+        drafts.push((index, draft(gpu, plan, step, tuner).map_err(|e| in_step(e, step))?));
     }
-    let sources: Vec<String> = drafts
-        .iter()
-        .filter_map(|d| match d {
-            Draft::Kernel { source, .. } => Some(source.text.clone()),
-            Draft::Ready { .. } => None,
-        })
-        .collect();
+    let mut sources = Vec::new();
+    drafts.iter().for_each(|(_, d)| d.sources(&mut sources));
     let (modules, origins) = cubin::modules(gpu, &sources)?;
     let mut modules = modules.into_iter();
     let mut launches = Vec::with_capacity(drafts.len());
-    for draft in drafts {
-        match draft {
-            Draft::Ready { launch, step } => launches.push((step, launch)),
-            Draft::Kernel { source, work, step } => {
-                let module = modules.next().ok_or_else(|| Error::Internal("a module was lost".into()))?;
-                let (at, grid, block) = entry(&source, &work)?;
-                let name = &source.entries[at].name;
-                let function =
-                    module.load_function(name).map_err(|e| failed(&format!("cuModuleGetFunction of {name}"), e))?;
-                let pointer = |name: &str| pointer(plan, &plan.steps[step], name);
-                let arguments = arguments(&source, &work, &pointer)?;
-                launches.push((step, Launch::Kernel(KernelLaunch::new(function, grid, block, arguments))));
+    for (step, draft) in drafts {
+        let finished = finish(gpu, plan, draft, &mut modules, tuner)?;
+        launches.extend(finished.into_iter().map(|launch| (step, launch)));
+    }
+    Ok((launches, origins))
+}
+
+/// The launches of a step, in order.
+fn finish(
+    gpu: &Arc<Gpu>,
+    plan: &Plan,
+    draft: Draft<'_>,
+    modules: &mut dyn Iterator<Item = Arc<CudaModule>>,
+    tuner: &mut Tuner,
+) -> Result<Vec<Launch>> {
+    match draft {
+        Draft::Ready(launch) => Ok(vec![launch]),
+        Draft::Kernel { source, work, step } => {
+            let module = modules.next().ok_or_else(|| Error::Internal("a module was lost".into()))?;
+            let (at, grid, block) = entry(&source, &work)?;
+            let name = &source.entries[at].name;
+            let function =
+                module.load_function(name).map_err(|e| failed(&format!("cuModuleGetFunction of {name}"), e))?;
+            let arguments = arguments(&source, &work, &|name: &str| pointer(plan, step, name))?;
+            Ok(vec![Launch::Kernel(KernelLaunch::new(function, grid, block, arguments))])
+        }
+        Draft::Either { call, apart, step } => {
+            let mut launches = Vec::new();
+            for draft in apart {
+                launches.extend(finish(gpu, plan, draft, modules, tuner)?);
+            }
+            match call {
+                Some(call) => either::faster(gpu, plan, step, call, launches, tuner).map_err(|e| in_step(e, step)),
+                None => Ok(launches),
             }
         }
     }
-    Ok((launches, origins))
 }
 
 fn in_step(e: Error, step: &Step) -> Error {
@@ -115,9 +154,14 @@ fn pointer(plan: &Plan, step: &Step, name: &str) -> Option<Location> {
     view.map(|v| Location::of(plan, v))
 }
 
-fn draft(gpu: &Arc<Gpu>, plan: &Plan, step: &Step, index: usize, tuner: &mut Tuner) -> Result<Draft> {
+fn draft<'p>(gpu: &Arc<Gpu>, plan: &Plan, step: &'p Step, tuner: &mut Tuner) -> Result<Draft<'p>> {
     match &step.action {
-        Action::Gemm(g) => Ok(Draft::Ready { launch: product(gpu, plan, step, g, tuner)?, step: index }),
+        Action::Gemm(g) => Ok(Draft::Ready(product(gpu, plan, step, g, tuner)?)),
+        Action::Either(e) => {
+            let parts = e.apart.iter().filter(|s| !s.writes.iter().all(View::is_empty));
+            let apart = parts.map(|s| draft(gpu, plan, s, tuner)).collect::<Result<Vec<_>>>()?;
+            Ok(Draft::Either { call: call(gpu, plan, step, e, tuner)?, apart, step })
+        }
         other => {
             let Some((body, work)) = step_kernel(step) else {
                 let what = format!("{other:?}");
@@ -126,7 +170,7 @@ fn draft(gpu: &Arc<Gpu>, plan: &Plan, step: &Step, index: usize, tuner: &mut Tun
             };
             // Kernels are named by what they do alone, so that equal work is compiled once.
             let source = source(gpu, plan, &body, &work).map_err(emitted)?;
-            Ok(Draft::Kernel { source, work, step: index })
+            Ok(Draft::Kernel { source, work, step })
         }
     }
 }
@@ -146,40 +190,82 @@ fn emitted(e: cuda::EmitError) -> Error {
 }
 
 /// Bytes that a plan touches.
-fn footprint(plan: &Plan) -> usize {
+pub(super) fn footprint(plan: &Plan) -> usize {
     plan.arena + plan.constants.iter().map(|t| t.bytes().len()).sum::<usize>()
 }
 
-fn product(gpu: &Arc<Gpu>, plan: &Plan, step: &Step, g: &GemmStep, tuner: &mut Tuner) -> Result<Launch> {
-    let ([a, b, ..], [d]) = (step.reads.as_slice(), step.writes.as_slice()) else {
-        return Err(Error::Internal("a product of one operand".into()));
-    };
-    let epilogue = match step.kernel.map(|k| &plan.program.kernels[k.index()].backend) {
-        None if g.scale(&plan.program).is_some() => Epilogue::Default,
+/// The epilogue that a step's kernel names.
+fn epilogue(plan: &Plan, step: &Step) -> Result<Option<Epilogue>> {
+    match step.kernel.map(|k| &plan.program.kernels[k.index()].backend) {
+        None => Ok(None),
         Some(Backend::Cublaslt(name)) => {
             let known = Epilogue::named(name);
-            known.ok_or_else(|| {
-                Error::Device(format!("cuBLASLt has no epilogue {name} that one result is enough for"))
-            })?
+            known.map(Some).ok_or_else(|| Error::Device(format!("cuBLASLt's epilogue {name} is not supported")))
         }
-        _ => return Err(Error::Device("this epilogue has no kernel".into())),
+        Some(_) => Err(Error::Device("this epilogue has no kernel".into())),
+    }
+}
+
+fn product(gpu: &Arc<Gpu>, plan: &Plan, step: &Step, g: &GemmStep, tuner: &mut Tuner) -> Result<Launch> {
+    let ([_, _, ..], [d]) = (step.reads.as_slice(), step.writes.as_slice()) else {
+        return Err(Error::Internal("a product of one operand".into()));
+    };
+    let scale = if step.kernel.is_none() { g.scale(&plan.program) } else { None };
+    let epilogue = match epilogue(plan, step)? {
+        Some(epilogue) => epilogue,
+        None if scale.is_some() => Epilogue::Default,
+        None => return Err(Error::Device("this epilogue has no kernel".into())),
     };
     if g.k == 0 && !epilogue.has_bias() {
         return Ok(Launch::Zeros(Location::of(plan, d), d.len() * d.dtype.size()));
     }
     let calls = gemm::calls(g, &step.reads, d.dtype, epilogue, plan.tf32)?;
-    let scale = if step.kernel.is_none() { g.scale(&plan.program) } else { None };
     let mut matmul = Matmul::new(calls.product)?.scaled(scale.unwrap_or(1.0));
     let algorithms = tune::order(tuner, gpu, &mut matmul, footprint(plan))?;
     if algorithms.is_empty() {
         return Err(Error::Device(format!("cuBLASLt has no algorithm for {:?}", calls.product)));
     }
+    let bias = step.reads.get(2).map(|v| Location::of(plan, v));
+    let calls = places(plan, step, &calls.offsets);
+    Ok(Launch::Product(Box::new(Product { matmul, algorithms, calls, bias, aux: None })))
+}
+
+/// Bytes that divide the address of what an epilogue reads or stores beside.
+const BESIDE_ALIGNMENT: usize = 16;
+
+/// The call of a step that can do without; `None` if the library has none for these operands.
+fn call(gpu: &Arc<Gpu>, plan: &Plan, step: &Step, e: &EitherStep, tuner: &mut Tuner) -> Result<Option<Launch>> {
+    let epilogue = epilogue(plan, step)?.ok_or_else(|| Error::Internal("a call without a name".into()))?;
+    let (reads, writes) = (&step.reads[..e.reads], &step.writes[..e.writes]);
+    let [d, stored @ ..] = writes else { return Err(Error::Internal("a call without a result".into())) };
+    let calls = gemm::calls(&e.product, reads, d.dtype, epilogue, plan.tf32)?;
+    // Sums and second matrices are those of the whole product.
+    let single = calls.product.batch == 1 && calls.offsets.len() == 1;
+    let aligned = |v: &View| v.offset * v.dtype.size() % BESIDE_ALIGNMENT == 0;
+    let beside = || reads[2..].iter().chain(stored);
+    if e.product.k == 0 || !single || writes.iter().any(View::is_empty) || !beside().all(aligned) {
+        return Ok(None);
+    }
+    let mut matmul = Matmul::new(calls.product)?;
+    let algorithms = tune::order(tuner, gpu, &mut matmul, footprint(plan))?;
+    if algorithms.is_empty() {
+        return Ok(None);
+    }
+    let (read, stored) = (reads.get(2), stored.first());
+    let bias = if epilogue.stores_sums() { stored } else { read.filter(|_| epilogue.has_bias()) };
+    let aux = if epilogue.stores_aux() { stored } else { read.filter(|_| epilogue.has_aux()) };
+    let [bias, aux] = [bias, aux].map(|v| v.map(|v| Location::of(plan, v)));
+    let calls = places(plan, step, &calls.offsets);
+    Ok(Some(Launch::Product(Box::new(Product { matmul, algorithms, calls, bias, aux }))))
+}
+
+/// Where the operands of each call lie.
+fn places(plan: &Plan, step: &Step, offsets: &[[isize; 3]]) -> Vec<[Location; 3]> {
     let place = |v: &View, elements: isize| {
         let mut at = Location::of(plan, v);
         at.bytes = (at.bytes as isize + elements * v.dtype.size() as isize) as usize;
         at
     };
-    let places = calls.offsets.iter().map(|[i, j, o]| [place(a, *i), place(b, *j), place(d, *o)]).collect();
-    let bias = step.reads.get(2).map(|v| Location::of(plan, v));
-    Ok(Launch::Product(Box::new(Product { matmul, algorithms, calls: places, bias })))
+    let (a, b, d) = (&step.reads[0], &step.reads[1], &step.writes[0]);
+    offsets.iter().map(|[i, j, o]| [place(a, *i), place(b, *j), place(d, *o)]).collect()
 }

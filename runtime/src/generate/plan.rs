@@ -36,6 +36,10 @@ pub fn of_plan(plan: &Plan) -> OfPlan {
                 out.steps.push(plain("library"));
                 continue;
             }
+            Action::Either(_) => {
+                out.steps.push(plain("library"));
+                continue;
+            }
             Action::Gemm(g) => {
                 let rows = g.batch.iter().product::<usize>() * g.m;
                 ("epilogue", Body::Pointwise(epilogue(g, step)), (rows, g.n), "product and kernel")

@@ -44,7 +44,8 @@ impl Work {
 /// The kernel of a step and its work; `None` for products and convolutions, and for steps that have none.
 pub fn step_kernel(step: &Step) -> Option<(Body, Work)> {
     match &step.action {
-        Action::Gemm(_) | Action::Conv(_) | Action::Scatter(_) | Action::Argsort(..) | Action::Cumsum(_) => None,
+        Action::Gemm(_) | Action::Either(_) | Action::Conv(_) | Action::Scatter(_) => None,
+        Action::Argsort(..) | Action::Cumsum(_) => None,
         Action::Pointwise(p) => Some(pointwise(p, step)),
         Action::Rowwise(r) => Some(rowwise(r)),
         Action::Copy => step.reads.first().map(copy),
