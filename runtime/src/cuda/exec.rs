@@ -132,6 +132,11 @@ impl Executor {
         self.origins
     }
 
+    /// Launches of a run: more than the plan's steps where a step is not run as one call.
+    pub fn launches(&self) -> usize {
+        self.launches.lock().unwrap_or_else(PoisonError::into_inner).len()
+    }
+
     /// Runs once. The inputs stand in the plan's order.
     pub fn run(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
         self.plan.check_inputs(inputs)?;

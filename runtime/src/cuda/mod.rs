@@ -19,6 +19,8 @@ pub mod probe;
 mod steps;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod train_tests;
 pub mod tune;
 
 pub use cubin::Origins;

@@ -29,7 +29,7 @@ use crate::tuner::{Counts, Effort, Tuner};
 use crate::tuning::{Choice, TuningFile};
 
 /// The GPU; without one says how many cases are left out.
-fn gpu(cases: usize) -> Option<Arc<Gpu>> {
+pub(super) fn gpu(cases: usize) -> Option<Arc<Gpu>> {
     match Gpu::open(0) {
         Ok(gpu) => Some(gpu),
         Err(e) if std::env::var_os("HYPATIA_NEED_GPU").is_some() => panic!("{e}"),
@@ -41,7 +41,7 @@ fn gpu(cases: usize) -> Option<Arc<Gpu>> {
     }
 }
 
-fn executor(gpu: &Arc<Gpu>, graph: &Graph, cluster: bool) -> Result<(Arc<Plan>, Executor), Error> {
+pub(super) fn executor(gpu: &Arc<Gpu>, graph: &Graph, cluster: bool) -> Result<(Arc<Plan>, Executor), Error> {
     let options = Options { cluster, ..Options::new(gpu.profile()) };
     let plan = Arc::new(Plan::build(graph, &options)?);
     let mut tuner = Tuner::forgetful(Duration::ZERO);
@@ -49,7 +49,7 @@ fn executor(gpu: &Arc<Gpu>, graph: &Graph, cluster: bool) -> Result<(Arc<Plan>, 
 }
 
 /// Runs a graph; the reason if the GPU has no kernel for one of its steps.
-fn agrees(gpu: &Arc<Gpu>, graph: &Graph, inputs: &[(String, Tensor)], what: &str) -> Result<(), String> {
+pub(super) fn agrees(gpu: &Arc<Gpu>, graph: &Graph, inputs: &[(String, Tensor)], what: &str) -> Result<(), String> {
     let want = evaluate(graph, inputs, Mode::Rounded).unwrap();
     let tensors: Vec<Tensor> = inputs.iter().map(|(_, t)| t.clone()).collect();
     let epsilon = coarsest(graph);
@@ -73,7 +73,7 @@ fn agrees(gpu: &Arc<Gpu>, graph: &Graph, inputs: &[(String, Tensor)], what: &str
 }
 
 /// `HYPATIA_CASES` makes it fewer: a sanitizer is slow.
-fn cases(all: u64) -> u64 {
+pub(super) fn cases(all: u64) -> u64 {
     std::env::var("HYPATIA_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(all).min(all)
 }
 

@@ -64,11 +64,17 @@ fn as_rule(program: &Program, kernel: &Kernel, epilogue: &str) -> Result<Rule, S
         }
         _ => return Err(whole.into()),
     };
-    let to = match (node.attrs.as_slice(), node.head == Head::Op(gemm)) {
-        ([AttrPat::Var(v)], true) => AExpr::Var(*v),
-        ([AttrPat::Is(e)], true) => e.clone(),
-        ([], false) => AExpr::Fact(Fact::DType, a),
+    // The one attribute: the type of a gemm's result, or whether sums keep the axis that they run over.
+    let attr = match node.attrs.as_slice() {
+        [] => None,
+        [AttrPat::Var(v)] => Some(AExpr::Var(*v)),
+        [AttrPat::Is(e)] => Some(e.clone()),
         _ => return Err(whole.into()),
+    };
+    let (to, keepdims) = match (attr, node.head == Head::Op(gemm)) {
+        (Some(to), true) => (to, None),
+        (keepdims, false) => (AExpr::Fact(Fact::DType, a), keepdims),
+        (None, true) => return Err(whole.into()),
     };
     let wanted = 1 + usize::from(form.stores.is_some());
     if results != wanted {
@@ -78,7 +84,7 @@ fn as_rule(program: &Program, kernel: &Kernel, epilogue: &str) -> Result<Rule, S
     let product = |meaning: Build| library.apply(Head::Op(gemm), vec![Build::Var(a), Build::Var(b), meaning], vec![to]);
     let result = product(library.epilogue(epilogue, &reads)?);
     let rule = Rule::of_pattern(&kernel.name, &kernel.origin, kernel.vars.clone(), kernel.pattern.clone());
-    let beside = library.beside(epilogue, &reads, [a, b], &result)?;
+    let beside = library.beside(epilogue, &reads, [a, b], &result, keepdims)?;
     let lhs = (0..results).map(|i| Pat::Node(NodePat { output: i as u32, ..node.clone() })).collect();
     let rhs = [result].into_iter().chain(beside).collect();
     // What the device must be says nothing about what is computed.
@@ -165,24 +171,26 @@ impl Library<'_> {
         reads: &[(VarId, InView)],
         [a, b]: [VarId; 2],
         result: &Build,
+        keepdims: Option<AExpr>,
     ) -> Result<Option<Build>, String> {
-        // Our rows are the library's columns, and our right operand is its A.
-        let sum = |of: Build, axis: i64| {
-            let op = self.program.builtin_op(BuiltinOp::Sum).ok_or("`sum` is not declared: `use core::*;`")?;
-            let axes = AExpr::List(vec![AExpr::Value(AttrValue::Dim(axis.into()))]);
-            let attrs = vec![axes, AExpr::Value(AttrValue::Bool(false))];
-            Ok::<_, String>(Some(self.apply(Head::Op(op), vec![of], attrs)))
+        let op = |op: BuiltinOp| {
+            self.program.builtin_op(op).ok_or("the builtin ops are not declared: `use core::*;`").map(Head::Op)
         };
-        match name {
-            "GELU_AUX" | "GELU_AUX_BIAS" => {
-                let Build::Node(BuildNode { head, args, attrs, .. }) = result else { return Ok(None) };
+        let ints = |list: &[i64]| AExpr::List(list.iter().map(|i| AExpr::Value(AttrValue::Dim((*i).into()))).collect());
+        let sum = |of: Build| {
+            let keepdims = keepdims.clone().unwrap_or(AExpr::Value(AttrValue::Bool(false)));
+            Ok::<_, String>(Some(self.apply(op(BuiltinOp::Sum)?, vec![of], vec![ints(&[0]), keepdims])))
+        };
+        match (name, result) {
+            ("GELU_AUX" | "GELU_AUX_BIAS", Build::Node(gemm)) => {
                 let before = self.epilogue(if reads.is_empty() { "DEFAULT" } else { "BIAS" }, reads)?;
-                let args = args[..2].iter().cloned().chain([BuildArg::One(before)]).collect();
-                Ok(Some(Build::Node(BuildNode { head: *head, args, attrs: attrs.clone(), output: 0 })))
+                let args = gemm.args[..2].iter().cloned().chain([BuildArg::One(before)]).collect();
+                Ok(Some(Build::Node(BuildNode { args, ..gemm.clone() })))
             }
-            "DGELU_BGRAD" => sum(result.clone(), 0),
-            "BGRADA" => sum(Build::Var(b), 0),
-            "BGRADB" => sum(Build::Var(a), 1),
+            ("DGELU_BGRAD", _) => sum(result.clone()),
+            // Our right operand is the library's A.
+            ("BGRADA", _) => sum(Build::Var(b)),
+            ("BGRADB", _) => sum(self.apply(op(BuiltinOp::Transpose)?, vec![Build::Var(a)], vec![ints(&[1, 0])])),
             _ => Ok(None),
         }
     }
