@@ -241,7 +241,7 @@ fn call(gpu: &Arc<Gpu>, plan: &Plan, step: &Step, e: &EitherStep, tuner: &mut Tu
     let calls = gemm::calls(&e.product, reads, d.dtype, epilogue, plan.tf32)?;
     // Sums and second matrices are those of the whole product.
     let single = calls.product.batch == 1 && calls.offsets.len() == 1;
-    let aligned = |v: &View| v.offset * v.dtype.size() % BESIDE_ALIGNMENT == 0;
+    let aligned = |v: &View| (v.offset * v.dtype.size()).is_multiple_of(BESIDE_ALIGNMENT);
     let beside = || reads[2..].iter().chain(stored);
     if e.product.k == 0 || !single || writes.iter().any(View::is_empty) || !beside().all(aligned) {
         return Ok(None);
