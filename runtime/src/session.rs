@@ -151,6 +151,8 @@ impl Judged {
 struct Unfused {
     graph: Graph,
     planner: Planner,
+    /// The plan, where it was made already.
+    plan: Option<Arc<Plan>>,
     made: OnceLock<Executor>,
 }
 
@@ -159,9 +161,19 @@ impl Unfused {
         if let Some(made) = self.made.get() {
             return Ok(made);
         }
-        let executor = self.planner.plan(&self.graph, false, self.planner.gpu.as_ref())?;
+        let gpu = self.planner.gpu.as_ref();
+        let executor = match &self.plan {
+            Some(plan) => self.planner.executor(plan.clone(), gpu)?,
+            None => self.planner.plan(&self.graph, false, gpu)?,
+        };
         Ok(self.made.get_or_init(|| executor))
     }
+}
+
+/// The unfused graph in f32, where it is narrower, and its plan if that was made already.
+struct Precise {
+    graph: Graph,
+    plan: Option<Arc<Plan>>,
 }
 
 /// Makes executors for the graphs of a model.
@@ -175,11 +187,26 @@ struct Planner {
 
 impl Planner {
     fn plan(&self, graph: &Graph, cluster: bool, gpu: Option<&OnGpu>) -> Result<Executor> {
+        self.executor(self.build(graph, cluster)?, gpu)
+    }
+
+    fn build(&self, graph: &Graph, cluster: bool) -> Result<Arc<Plan>> {
         let options = plan::Options { cluster, ..self.options.clone() };
         let mut constants = self.constants.lock().unwrap_or_else(PoisonError::into_inner);
-        let plan = Plan::build_with(graph, &options, &mut constants)?;
-        drop(constants);
-        Executor::new(Arc::new(plan), gpu, self.threads)
+        Ok(Arc::new(Plan::build_with(graph, &options, &mut constants)?))
+    }
+
+    fn executor(&self, plan: Arc<Plan>, gpu: Option<&OnGpu>) -> Result<Executor> {
+        Executor::new(plan, gpu, self.threads)
+    }
+
+    /// The plan of a graph without rules, its kernels compiled for the executor that is made next. `None` on the host, or if
+    /// anything fails: then it will fail where the executor is made.
+    fn ahead(&self, graph: &Graph) -> Option<Arc<Plan>> {
+        let on = self.gpu.as_ref()?;
+        let plan = self.build(graph, false).ok()?;
+        crate::cuda::Executor::ahead(&plan, &on.gpu).ok()?;
+        Some(plan)
     }
 }
 
@@ -225,6 +252,11 @@ impl Model {
     /// was not narrowed.
     pub fn wide(&self) -> Option<&BTreeMap<String, usize>> {
         self.wide.as_ref()
+    }
+
+    /// The same model with other settings: a device that was opened while the file was read.
+    pub fn with_options(self, options: Options) -> Model {
+        Model { options, plans: Mutex::default(), ..self }
     }
 
     /// The graph as imported.
@@ -295,23 +327,50 @@ impl Model {
         let (rules, check) = (!self.options.optimize.no_rules, self.options.check == CheckMode::Check);
         let memory = if rules && check { self.memory(&graph, &optimized.graph) } else { None };
         let kept = memory.as_ref().filter(|_| !self.options.recheck).and_then(Memory::recall);
-        // What will run is planned first: it has the time that there is for measuring.
-        let (executor, judged, warnings) = match kept {
-            Some(Verdict::Differ(why)) => (planner.plan(&graph, false, gpu)?, Judged::Before, vec![why]),
-            Some(Verdict::Agree) => (planner.plan(&optimized.graph, true, gpu)?, Judged::Before, Vec::new()),
-            None if rules => (planner.plan(&optimized.graph, true, gpu)?, Judged::Never, Vec::new()),
-            None => (planner.plan(&graph, false, gpu)?, Judged::Never, Vec::new()),
-        };
-        let unfused = Unfused { graph, planner: planner.clone(), made: OnceLock::new() };
-        let mut compiled = Compiled { executor, unfused, report: optimized.report, warnings, judged };
+        let compares = rules && check && kept.is_none();
+        let widened = if compares && graph.computes_narrow() { Some(graph.widened()?) } else { None };
+        // What will run is planned first: it has the time that there is for measuring. What it is compared with is compiled
+        // meanwhile.
+        let (made, [unfused, wide]) = std::thread::scope(|scope| {
+            let others = [Some(&graph).filter(|_| compares), widened.as_ref()];
+            let others = others.map(|g| g.filter(|_| gpu.is_some()).map(|g| scope.spawn(|| planner.ahead(g))));
+            let made = match kept {
+                Some(Verdict::Differ(why)) => planner.plan(&graph, false, gpu).map(|e| (e, Judged::Before, vec![why])),
+                Some(Verdict::Agree) => {
+                    planner.plan(&optimized.graph, true, gpu).map(|e| (e, Judged::Before, Vec::new()))
+                }
+                None if rules => planner.plan(&optimized.graph, true, gpu).map(|e| (e, Judged::Never, Vec::new())),
+                None => planner.plan(&graph, false, gpu).map(|e| (e, Judged::Never, Vec::new())),
+            };
+            (made, others.map(|p| p.and_then(|p| p.join().ok().flatten())))
+        });
+        let (executor, judged, warnings) = made?;
+        let unfused = Unfused { graph, planner: planner.clone(), plan: unfused, made: OnceLock::new() };
+        let compiled = Compiled { executor, unfused, report: optimized.report, warnings, judged };
         if !rules || !check || judged == Judged::Before {
             return Ok(compiled);
         }
-        let graph = &compiled.unfused.graph;
-        let why = self.difference(&compiled, ordered, || {
-            let widened = if graph.computes_narrow() { Some(graph.widened()?) } else { None };
+        let precise = widened.map(|graph| Precise { graph, plan: wide });
+        self.judge(compiled, &planner, precise.as_ref(), ordered, memory.as_ref())
+    }
+
+    /// Compares a new fused plan with the unfused one, keeps the verdict, and puts the unfused one in its place if it is wrong.
+    fn judge(
+        &self,
+        mut compiled: Compiled,
+        planner: &Planner,
+        precise: Option<&Precise>,
+        inputs: &[Tensor],
+        memory: Option<&Memory>,
+    ) -> Result<Compiled> {
+        let gpu = self.options.gpu.as_ref();
+        let why = self.difference(&compiled, inputs, || {
             let once = gpu.map(OnGpu::untuned);
-            widened.map(|g| planner.plan(&g, false, once.as_ref())?.run(ordered)).transpose()
+            let run = |p: &Precise| {
+                let plan = p.plan.clone().map_or_else(|| planner.build(&p.graph, false), Ok)?;
+                planner.executor(plan, once.as_ref())?.run(inputs)
+            };
+            precise.map(run).transpose()
         })?;
         let verdict = why.map_or(Verdict::Agree, |why| Verdict::Differ(not_used(&why, &compiled.report)));
         if let Some(memory) = memory {

@@ -310,7 +310,18 @@ fn rows_of_known_length_compile() {
     let mut sources = Vec::new();
     for (dtype, kernel) in &kernels {
         for (rows, n) in
-            [(1, 0), (9, 1), (1 << 20, 96), (4096, 197), (1024, 768), (1, 8192), (64, 65_536), (3, 1 << 20)]
+            // The last but one pass through shared memory.
+            [
+                (1, 0),
+                (9, 1),
+                (1 << 20, 96),
+                (4096, 197),
+                (1024, 768),
+                (1, 8192),
+                (64, 65_536),
+                (1024, 65_536),
+                (3, 1 << 20),
+            ]
         {
             for (arch, clusters) in [("sm_90a", true), ("sm_80", false)] {
                 let source = rowwise_for(&program, kernel, RowTarget::Length { rows, n, clusters }).unwrap();

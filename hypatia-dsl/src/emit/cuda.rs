@@ -14,6 +14,7 @@ mod moves;
 mod names;
 mod pointwise;
 mod rowwise;
+mod teams;
 pub mod template;
 pub mod term;
 #[cfg(test)]
@@ -176,6 +177,9 @@ pub enum Geometry {
         block: u32,
         /// Blocks that share a row.
         blocks: u32,
+        /// Dynamic shared memory of a block, in bytes. Where there is some, a cluster goes over several rows: as many clusters
+        /// as the device runs at a time are best.
+        shared: u32,
     },
     /// As the kernel's declaration says: `CudaSource::launch`.
     Declared,
@@ -187,6 +191,11 @@ pub enum Geometry {
 }
 
 impl Geometry {
+    /// Dynamic shared memory that a launch asks for, in bytes.
+    pub fn shared(self) -> u32 {
+        if let Geometry::Clusters { shared, .. } = self { shared } else { 0 }
+    }
+
     /// Grid and block for `rows` rows of `n` elements (`rows` is 1 for flat kernels).
     pub fn launch(self, rows: u64, n: u64) -> ([u32; 3], [u32; 3]) {
         let cap = |v: u64, max: u64| v.clamp(1, max) as u32;
@@ -202,7 +211,7 @@ impl Geometry {
                 ([cap(lanes.div_ceil(x as u64), i32::MAX as u64), cap(rows.div_ceil(y as u64), 65_535), 1], [x, y, 1])
             }
             Geometry::Declared => ([1, 1, 1], [1, 1, 1]),
-            Geometry::Clusters { block, blocks } => {
+            Geometry::Clusters { block, blocks, .. } => {
                 ([cap(rows, (i32::MAX as u32 / blocks) as u64) * blocks, 1, 1], [block, 1, 1])
             }
             Geometry::Columns { block } => ([cap(rows.div_ceil(block as u64), i32::MAX as u64), 1, 1], [block, 1, 1]),
@@ -223,7 +232,7 @@ impl fmt::Display for Geometry {
                  block (x, y), grid (ceil(lanes / x), min(65535, ceil(rows / y)))"
             ),
             Geometry::Declared => write!(f, "as the kernel declares"),
-            Geometry::Clusters { block, blocks } => {
+            Geometry::Clusters { block, blocks, .. } => {
                 write!(f, "block ({block}), grid ({blocks} * rows), clusters of {blocks} blocks")
             }
             Geometry::Columns { block } => {

@@ -5,7 +5,8 @@
 //! the CPU and says why; `cuda` fails where there is no GPU; what is not used (a tuning file, the cache) is told.
 
 use std::path::{Path, PathBuf};
-use std::sync::PoisonError;
+use std::sync::{Arc, PoisonError};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
@@ -87,6 +88,11 @@ pub struct Measuring<'a> {
 }
 
 impl On {
+    /// Begins to open the GPU, if one may be wanted: that takes a while, in which a model can be read. The handle keeps it open.
+    pub fn open_ahead(&self) -> Option<JoinHandle<Option<Arc<Gpu>>>> {
+        (self.device != DeviceChoice::Cpu).then(|| std::thread::spawn(|| Gpu::open(0).ok()))
+    }
+
     /// Puts the choice into the options of a session. Returns what is worth telling about it.
     pub fn apply(&self, options: Options, measuring: &Measuring<'_>) -> Result<(Options, Vec<String>)> {
         let tf32 = self.precision == Precision::Tf32;

@@ -4,6 +4,8 @@
 //! always: a command returns its exit code, and never ends the process itself.
 
 use std::process::ExitCode;
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
 
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 
@@ -124,8 +126,17 @@ enum Command {
     Completions(completions::Completions),
 }
 
+/// When the process started.
+static START: OnceLock<Instant> = OnceLock::new();
+
+/// Time since the start of the process.
+fn since_start() -> Duration {
+    START.get_or_init(Instant::now).elapsed()
+}
+
 /// Parses the arguments, runs the command, maps what came of it to an exit code.
 pub fn main() -> ExitCode {
+    since_start();
     let cli = Cli::parse();
     output::set_color(cli.global.color);
     // A panic is a bug of ours: it is told as one, with the documented exit code.

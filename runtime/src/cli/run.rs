@@ -20,7 +20,7 @@ use super::device::{Measuring, On, afterthoughts};
 use super::inputs::load_random;
 use super::model::{Firing, Sizes, must_be_model};
 use super::output::write_stdout;
-use super::{Exit, Global};
+use super::{Exit, Global, since_start};
 
 /// Runs at most, for the time, and how long they may take together.
 const TIMED_RUNS: usize = 20;
@@ -112,6 +112,8 @@ struct Outcome {
     before: Duration,
     after: Duration,
     runs: usize,
+    /// From the start of the process to the first result.
+    first: Duration,
 }
 
 impl Outcome {
@@ -138,21 +140,25 @@ impl Run {
         if self.no_rules {
             options.check = CheckMode::Off;
         }
-        let measuring = Measuring { time: TUNING, effort: Effort::Unknown, model: Some(&self.model) };
-        let (options, mut notes) = self.on.apply(options, &measuring)?;
-        let gpu = options.gpu.clone();
+        let opening = self.on.open_ahead();
         let (model, inputs, source) = match &self.inputs {
             Some(path) => {
                 let inputs = npz::read(path)?;
                 self.sizes.agree(&self.model, &program, &inputs)?;
-                let model = Model::load_for(&self.model, program, options, &inputs)?;
+                let model = Model::load_for(&self.model, program, Options::default(), &inputs)?;
                 (model, inputs, format!("from {}", path.display()))
             }
             None => {
-                let (model, inputs, dims) = load_random(&self.model, program, options, &self.sizes, self.seed)?;
+                let (model, inputs, dims) =
+                    load_random(&self.model, program, Options::default(), &self.sizes, self.seed)?;
                 (model, inputs, format!("random, seed {}{dims}", self.seed))
             }
         };
+        let measuring = Measuring { time: TUNING, effort: Effort::Unknown, model: Some(&self.model) };
+        let (options, mut notes) = self.on.apply(options, &measuring)?;
+        drop(opening);
+        let gpu = options.gpu.clone();
+        let model = model.with_options(options);
         let (model, precision) = self.on.precision.narrowed(model)?;
         let tell = |notes: &[String]| notes.iter().filter(|_| !global.quiet).for_each(|note| eprintln!("{note}"));
         tell(&notes);
@@ -227,6 +233,7 @@ impl Run {
         let first = nvtx::range("first run");
         let results = compiled.executor.run(&ordered)?;
         drop(first);
+        let first = since_start();
         let mut checks = Vec::new();
         for ((name, got), mut tolerance) in names.iter().zip(&results).zip(model.tolerances()) {
             tolerance.rtol = self.rtol.unwrap_or(tolerance.rtol);
@@ -266,6 +273,7 @@ impl Run {
             before,
             after,
             runs,
+            first,
         })
     }
 
@@ -294,6 +302,7 @@ impl Run {
         let ms = |d: Duration| format!("{:.3} ms", d.as_secs_f64() * 1e3);
         let time = if self.no_rules { ms(o.after) } else { format!("{} -> {}", ms(o.before), ms(o.after)) };
         line("time", format!("{time} (median of {runs} runs, {place})"));
+        line("first", format!("{:.2} s from the start of the command to the first result", o.first.as_secs_f64()));
         line("memory", format!("{} KiB of arena", fused.arena.div_ceil(1024)));
         for (((name, t), check), loosened) in o.outputs.iter().zip(&o.checks).zip(&o.loosened) {
             let what = match (check, &self.check) {
@@ -342,6 +351,7 @@ impl Run {
             "fused_plan_used": !self.no_rules && !o.discarded(),
             "launches": {"before": o.unfused_launches, "after": fused.launches()},
             "time_ms": {"before": ms(o.before), "after": ms(o.after), "runs": o.runs},
+            "first_s": o.first.as_secs_f64(),
             "arena_bytes": fused.arena,
             "judged": o.compiled.judged.name(),
             "warnings": o.compiled.warnings,

@@ -32,8 +32,16 @@ fn key(source: &str, arch: &str, compiler: &str) -> Key {
     parts.iter().chain(&NVRTC_OPTIONS.to_vec()).fold(KeyMaker::default(), |key, part| key.part(part)).key()
 }
 
-/// Loads the modules of these sources, all that must be compiled at once on several threads.
-pub fn modules(gpu: &Arc<Gpu>, sources: &[String]) -> Result<(Vec<Arc<CudaModule>>, Origins)> {
+/// Machine code for sources, which modules are made of.
+pub struct Codes {
+    keys: Vec<Key>,
+    found: BTreeMap<Key, Vec<u8>>,
+    origins: Origins,
+}
+
+/// The machine code of these sources, but of those whose module is loaded. All that must be compiled is, on several threads;
+/// a plan can choose its algorithms meanwhile.
+pub fn codes(gpu: &Gpu, sources: &[String]) -> Result<Codes> {
     let arch = gpu.arch();
     let nvrtc = Nvrtc::get();
     let compiler = match &nvrtc {
@@ -50,6 +58,9 @@ pub fn modules(gpu: &Arc<Gpu>, sources: &[String]) -> Result<(Vec<Arc<CudaModule
             origins.loaded += 1;
         } else if found.contains_key(key) || missing.contains_key(key) {
             continue;
+        } else if let Some(code) = gpu.code(key) {
+            origins.compiled += 1;
+            found.insert(*key, code);
         } else if let Some(code) = store.and_then(|s| s.get(key)) {
             origins.cached += 1;
             found.insert(*key, code);
@@ -58,7 +69,7 @@ pub fn modules(gpu: &Arc<Gpu>, sources: &[String]) -> Result<(Vec<Arc<CudaModule
         }
     }
     if !missing.is_empty() {
-        origins.compiled = missing.len();
+        origins.compiled += missing.len();
         for (key, code) in compile(&*nvrtc?, &missing, &arch)? {
             if let Some(store) = store {
                 store.put(&key, &code);
@@ -66,8 +77,22 @@ pub fn modules(gpu: &Arc<Gpu>, sources: &[String]) -> Result<(Vec<Arc<CudaModule
             found.insert(key, code);
         }
     }
-    let load = |key: &Key| gpu.module(*key, || Ok(found.get(key).cloned().unwrap_or_default()));
-    Ok((keys.iter().map(load).collect::<Result<_>>()?, origins))
+    Ok(Codes { keys, found, origins })
+}
+
+/// Compiles what is missing of these sources for plans that are made next.
+pub fn ahead(gpu: &Gpu, sources: &[String]) -> Result<()> {
+    let Codes { found, .. } = codes(gpu, sources)?;
+    found.into_iter().for_each(|(key, code)| gpu.keep_code(key, code));
+    Ok(())
+}
+
+impl Codes {
+    /// The modules, in the order of the sources, and where their machine code came from.
+    pub fn load(mut self, gpu: &Gpu) -> Result<(Vec<Arc<CudaModule>>, Origins)> {
+        let load = |key: &Key| gpu.module(*key, || Ok(self.found.remove(key).unwrap_or_default()));
+        Ok((self.keys.iter().map(load).collect::<Result<_>>()?, self.origins))
+    }
 }
 
 fn compile(nvrtc: &Nvrtc, missing: &BTreeMap<Key, &str>, arch: &str) -> Result<Vec<(Key, Vec<u8>)>> {

@@ -30,6 +30,8 @@ pub struct Gpu {
     driver: i32,
     lt: Lt,
     modules: Mutex<HashMap<[u8; 32], Arc<CudaModule>>>,
+    /// Machine code that was compiled ahead, until its module is loaded.
+    codes: Mutex<HashMap<[u8; 32], Vec<u8>>>,
     weights: Mutex<HashMap<usize, Weak<Weight>>>,
 }
 
@@ -118,6 +120,7 @@ impl Gpu {
             driver: version,
             lt,
             modules: Mutex::default(),
+            codes: Mutex::default(),
             weights: Mutex::default(),
         })
     }
@@ -178,6 +181,16 @@ impl Gpu {
         let module = self.context.load_module(image).map_err(|e| failed("cuModuleLoadData", e))?;
         self.modules.lock().unwrap_or_else(PoisonError::into_inner).insert(key, module.clone());
         Ok(module)
+    }
+
+    /// Machine code that was compiled ahead.
+    pub(super) fn code(&self, key: &[u8; 32]) -> Option<Vec<u8>> {
+        self.codes.lock().unwrap_or_else(PoisonError::into_inner).remove(key)
+    }
+
+    /// Keeps machine code for the plan that needs it.
+    pub(super) fn keep_code(&self, key: [u8; 32], code: Vec<u8>) {
+        self.codes.lock().unwrap_or_else(PoisonError::into_inner).insert(key, code);
     }
 
     /// True if that module is loaded.

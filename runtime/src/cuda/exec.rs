@@ -18,7 +18,7 @@ use super::launch::Bases;
 use super::lt::{Pointers, WORKSPACE};
 use super::memory::{DeviceMemory, Pinned, bind};
 use super::nvtx;
-use super::steps::{Launch, Product, prepare};
+use super::steps::{Launch, Product, compile_ahead, prepare};
 use super::tune::Tuner;
 use crate::error::{Error, Result};
 use crate::plan::{Place, Plan, View};
@@ -109,6 +109,11 @@ impl Executor {
             idle: Mutex::default(),
             poison: false,
         })
+    }
+
+    /// Compiles the kernels of a plan whose executor is made next.
+    pub fn ahead(plan: &Plan, gpu: &Arc<Gpu>) -> Result<()> {
+        compile_ahead(gpu, plan)
     }
 
     /// Fills the arena with NaN before each run, so that reading what was not written shows.

@@ -69,6 +69,8 @@ pub struct KernelLaunch {
     function: CudaFunction,
     grid: [u32; 3],
     block: [u32; 3],
+    /// Dynamic shared memory of a block, in bytes.
+    shared: u32,
     arguments: Vec<Argument>,
 }
 
@@ -118,9 +120,24 @@ pub fn arguments(
 }
 
 impl KernelLaunch {
-    /// From its parts.
-    pub fn new(function: CudaFunction, grid: [u32; 3], block: [u32; 3], arguments: Vec<Argument>) -> KernelLaunch {
-        KernelLaunch { function, grid, block, arguments }
+    /// An entry point of that geometry for a grid of blocks. Of clusters that go over several rows there are no more than the
+    /// device runs at a time.
+    pub fn new(
+        function: CudaFunction,
+        geometry: Geometry,
+        [mut grid, block]: [[u32; 3]; 2],
+        arguments: Vec<Argument>,
+    ) -> Result<KernelLaunch> {
+        let shared = geometry.shared();
+        if let Geometry::Clusters { blocks, .. } = geometry
+            && shared > 0
+        {
+            let most = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            function.set_attribute(most, shared as i32).map_err(|e| failed("cuFuncSetAttribute", e))?;
+            let resident = resident_clusters(&function, [blocks, block[0]], shared)?;
+            grid[0] = grid[0].min(resident.max(1) * blocks);
+        }
+        Ok(KernelLaunch { function, grid, block, shared, arguments })
     }
 
     /// Launches on a stream.
@@ -153,7 +170,7 @@ impl KernelLaunch {
                 bx,
                 by,
                 bz,
-                0,
+                self.shared,
                 stream.cu_stream(),
                 pointers.as_mut_ptr(),
                 std::ptr::null_mut(),
@@ -161,4 +178,32 @@ impl KernelLaunch {
         };
         status.result().map_err(|e| failed("cuLaunchKernel", e))
     }
+}
+
+/// How many clusters of `blocks` blocks of so many threads the device runs at a time.
+fn resident_clusters(function: &CudaFunction, [blocks, threads]: [u32; 2], shared: u32) -> Result<u32> {
+    let dimension = sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x: blocks, y: 1, z: 1 };
+    let mut size = sys::CUlaunchAttribute {
+        id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
+        pad: [0; 4],
+        value: sys::CUlaunchAttributeValue { clusterDim: dimension },
+    };
+    let config = sys::CUlaunchConfig {
+        gridDimX: blocks,
+        gridDimY: 1,
+        gridDimZ: 1,
+        blockDimX: threads,
+        blockDimY: 1,
+        blockDimZ: 1,
+        sharedMemBytes: shared,
+        hStream: std::ptr::null_mut(),
+        attrs: &raw mut size,
+        numAttrs: 1,
+    };
+    let mut clusters = 0;
+    // SAFETY: the function is loaded, the configuration and its one attribute live until the call returns.
+    let status =
+        unsafe { sys::cuOccupancyMaxActiveClusters(&raw mut clusters, function.cu_function(), &raw const config) };
+    status.result().map_err(|e| failed("cuOccupancyMaxActiveClusters", e))?;
+    Ok(clusters.max(0) as u32)
 }

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use cudarc::driver::CudaModule;
-use hypatia_dsl::emit::cuda::{self, CudaSource, RowTarget};
+use hypatia_dsl::emit::cuda::{self, CudaSource, Entry, RowTarget};
 use hypatia_dsl::ir::Backend;
 
 use super::cubin::{self, Origins};
@@ -53,77 +53,107 @@ impl Launch {
     }
 }
 
-/// A step on its way: its source must still be compiled.
+/// A step on its way: its source must still be compiled, or its algorithm chosen.
 enum Draft<'p> {
     Kernel {
-        source: CudaSource,
+        source: Box<CudaSource>,
         work: Work,
         step: &'p Step,
     },
-    Ready(Launch),
-    /// A call, if the library has it, and the steps that do without.
-    Either {
-        call: Option<Launch>,
-        apart: Vec<Draft<'p>>,
-        step: &'p Step,
-    },
-}
-
-impl Draft<'_> {
-    /// The sources, in the order in which they are finished.
-    fn sources(&self, out: &mut Vec<String>) {
-        match self {
-            Draft::Kernel { source, .. } => out.push(source.text.clone()),
-            Draft::Ready(_) => {}
-            Draft::Either { apart, .. } => apart.iter().for_each(|d| d.sources(out)),
-        }
-    }
+    Product(&'p Step),
+    /// A call that the library may have, and the steps that do without.
+    Either(&'p Step, Vec<Draft<'p>>),
 }
 
 /// The launches of a plan, each with the index of its step, and where their machine code came from.
 pub fn prepare(gpu: &Arc<Gpu>, plan: &Plan, tuner: &mut Tuner) -> Result<(Vec<(usize, Launch)>, Origins)> {
-    let mut drafts = Vec::new();
-    for (index, step) in plan.steps.iter().enumerate() {
-        if step.writes.iter().all(View::is_empty) {
-            continue;
-        }
-        drafts.push((index, draft(gpu, plan, step, tuner).map_err(|e| in_step(e, step))?));
-    }
-    let mut sources = Vec::new();
-    drafts.iter().for_each(|(_, d)| d.sources(&mut sources));
-    let (modules, origins) = cubin::modules(gpu, &sources)?;
-    let mut modules = modules.into_iter();
+    let drafts = drafts(gpu, plan)?;
+    let sources = sources(&drafts);
+    // Kernels are compiled by the host, algorithms are timed on the device: both at once.
+    let (codes, products) = std::thread::scope(|scope| {
+        let compiling = scope.spawn(|| cubin::codes(gpu, &sources));
+        let mut out = Vec::new();
+        let products = drafts.iter().try_for_each(|(_, d)| products(gpu, plan, d, tuner, &mut out)).map(|()| out);
+        (compiling.join(), products)
+    });
+    let lost = |_| Error::Internal("the compiling thread was lost".into());
+    let (modules, origins) = codes.map_err(lost)??.load(gpu)?;
+    let mut made = Made { products: products?.into_iter(), modules: modules.into_iter() };
     let mut launches = Vec::with_capacity(drafts.len());
     for (step, draft) in drafts {
-        let finished = finish(gpu, plan, draft, &mut modules, tuner)?;
+        let finished = finish(gpu, plan, draft, &mut made, tuner)?;
         launches.extend(finished.into_iter().map(|launch| (step, launch)));
     }
     Ok((launches, origins))
 }
 
-/// The launches of a step, in order.
-fn finish(
+/// Compiles the kernels of a plan that is made next, so that it need not wait for them.
+pub fn compile_ahead(gpu: &Arc<Gpu>, plan: &Plan) -> Result<()> {
+    cubin::ahead(gpu, &sources(&drafts(gpu, plan)?))
+}
+
+fn sources(drafts: &[(usize, Draft<'_>)]) -> Vec<String> {
+    fn add(draft: &Draft<'_>, out: &mut Vec<String>) {
+        match draft {
+            Draft::Kernel { source, .. } => out.push(source.text.clone()),
+            Draft::Product(_) => {}
+            Draft::Either(_, apart) => apart.iter().for_each(|d| add(d, out)),
+        }
+    }
+    let mut out = Vec::new();
+    drafts.iter().for_each(|(_, d)| add(d, &mut out));
+    out
+}
+
+/// The steps that do something, with their indices.
+fn drafts<'p>(gpu: &Gpu, plan: &'p Plan) -> Result<Vec<(usize, Draft<'p>)>> {
+    let full = plan.steps.iter().enumerate().filter(|(_, step)| !step.writes.iter().all(View::is_empty));
+    full.map(|(index, step)| Ok((index, draft(gpu, plan, step).map_err(|e| in_step(e, step))?))).collect()
+}
+
+/// The launches of what is a product, in the order in which they are finished; `None` for a call that the library lacks.
+fn products(
     gpu: &Arc<Gpu>,
     plan: &Plan,
-    draft: Draft<'_>,
-    modules: &mut dyn Iterator<Item = Arc<CudaModule>>,
+    draft: &Draft<'_>,
     tuner: &mut Tuner,
-) -> Result<Vec<Launch>> {
+    out: &mut Vec<Option<Launch>>,
+) -> Result<()> {
     match draft {
-        Draft::Ready(launch) => Ok(vec![launch]),
-        Draft::Kernel { source, work, step } => {
-            let module = modules.next().ok_or_else(|| Error::Internal("a module was lost".into()))?;
-            let (at, grid, block) = entry(&source, &work)?;
-            let name = &source.entries[at].name;
-            let function =
-                module.load_function(name).map_err(|e| failed(&format!("cuModuleGetFunction of {name}"), e))?;
-            let arguments = arguments(&source, &work, &|name: &str| pointer(plan, step, name))?;
-            Ok(vec![Launch::Kernel(KernelLaunch::new(function, grid, block, arguments))])
+        Draft::Kernel { .. } => {}
+        Draft::Product(step) => {
+            let Action::Gemm(g) = &step.action else { return Err(Error::Internal("a product that is none".into())) };
+            out.push(Some(product(gpu, plan, step, g, tuner).map_err(|e| in_step(e, step))?));
         }
-        Draft::Either { call, apart, step } => {
+        Draft::Either(step, apart) => {
+            let Action::Either(e) = &step.action else { return Err(Error::Internal("a call that is none".into())) };
+            out.push(call(gpu, plan, step, e, tuner).map_err(|e| in_step(e, step))?);
+            apart.iter().try_for_each(|d| products(gpu, plan, d, tuner, out))?;
+        }
+    }
+    Ok(())
+}
+
+/// What drafts wait for, in their order.
+struct Made {
+    products: std::vec::IntoIter<Option<Launch>>,
+    modules: std::vec::IntoIter<Arc<CudaModule>>,
+}
+
+/// The launches of a step, in order.
+fn finish(gpu: &Arc<Gpu>, plan: &Plan, draft: Draft<'_>, made: &mut Made, tuner: &mut Tuner) -> Result<Vec<Launch>> {
+    let lost = || Error::Internal("a product or a module was lost".into());
+    match draft {
+        Draft::Product(_) => Ok(vec![made.products.next().flatten().ok_or_else(lost)?]),
+        Draft::Kernel { source, work, step } => {
+            let module = made.modules.next().ok_or_else(lost)?;
+            Ok(vec![kernel_launch(plan, step, &module, (&source, &work))?])
+        }
+        Draft::Either(step, apart) => {
+            let call = made.products.next().ok_or_else(lost)?;
             let mut launches = Vec::new();
             for draft in apart {
-                launches.extend(finish(gpu, plan, draft, modules, tuner)?);
+                launches.extend(finish(gpu, plan, draft, made, tuner)?);
             }
             match call {
                 Some(call) => either::faster(gpu, plan, step, call, launches, tuner).map_err(|e| in_step(e, step)),
@@ -131,6 +161,20 @@ fn finish(
             }
         }
     }
+}
+
+fn kernel_launch(
+    plan: &Plan,
+    step: &Step,
+    module: &Arc<CudaModule>,
+    (source, work): (&CudaSource, &Work),
+) -> Result<Launch> {
+    let (at, grid, block) = entry(source, work)?;
+    let Entry { name, geometry } = &source.entries[at];
+    let function = module.load_function(name).map_err(|e| failed(&format!("cuModuleGetFunction of {name}"), e))?;
+    let pointer = |name: &str| pointer(plan, step, name);
+    let arguments = arguments(source, work, &pointer)?;
+    Ok(Launch::Kernel(KernelLaunch::new(function, *geometry, [grid, block], arguments)?))
 }
 
 fn in_step(e: Error, step: &Step) -> Error {
@@ -154,25 +198,22 @@ fn pointer(plan: &Plan, step: &Step, name: &str) -> Option<Location> {
     view.map(|v| Location::of(plan, v))
 }
 
-fn draft<'p>(gpu: &Arc<Gpu>, plan: &Plan, step: &'p Step, tuner: &mut Tuner) -> Result<Draft<'p>> {
-    match &step.action {
-        Action::Gemm(g) => Ok(Draft::Ready(product(gpu, plan, step, g, tuner)?)),
-        Action::Either(e) => {
-            let parts = e.apart.iter().filter(|s| !s.writes.iter().all(View::is_empty));
-            let apart = parts.map(|s| draft(gpu, plan, s, tuner)).collect::<Result<Vec<_>>>()?;
-            Ok(Draft::Either { call: call(gpu, plan, step, e, tuner)?, apart, step })
-        }
-        other => {
-            let Some((body, work)) = step_kernel(step) else {
-                let what = format!("{other:?}");
-                let what = what.split(|c: char| !c.is_ascii_alphanumeric()).next().unwrap_or_default().to_lowercase();
-                return Err(Error::Device(format!("{what} has no CUDA kernel yet; use --device cpu")));
-            };
-            // Kernels are named by what they do alone, so that equal work is compiled once.
-            let source = source(gpu, plan, &body, &work).map_err(emitted)?;
-            Ok(Draft::Kernel { source, work, step })
-        }
+fn draft<'p>(gpu: &Gpu, plan: &Plan, step: &'p Step) -> Result<Draft<'p>> {
+    if let Action::Gemm(_) = &step.action {
+        return Ok(Draft::Product(step));
     }
+    if let Action::Either(e) = &step.action {
+        let parts = e.apart.iter().filter(|s| !s.writes.iter().all(View::is_empty));
+        return Ok(Draft::Either(step, parts.map(|s| draft(gpu, plan, s)).collect::<Result<_>>()?));
+    }
+    let Some((body, work)) = step_kernel(step) else {
+        let what = format!("{:?}", step.action);
+        let what = what.split(|c: char| !c.is_ascii_alphanumeric()).next().unwrap_or_default().to_lowercase();
+        return Err(Error::Device(format!("{what} has no CUDA kernel yet; use --device cpu")));
+    };
+    // Kernels are named by what they do alone, so that equal work is compiled once.
+    let source = source(gpu, plan, &body, &work).map_err(emitted)?;
+    Ok(Draft::Kernel { source: Box::new(source), work, step })
 }
 
 /// The source of a kernel; rows have the length that they have here.

@@ -116,53 +116,77 @@ fn rows_of_every_length_agree_with_the_exact_values_on_a_gpu() {
     let mut rng = ChaCha8Rng::seed_from_u64(11);
     for n in lengths.into_iter().take(cases(100) as usize) {
         for dtype in floats {
-            let rows = if n > 10_000 { 3 } else { 37 };
-            let mut g = Graph::new(program.clone());
-            let x = g.input("x", ty(dtype, &[rows, n + 1]));
-            let mut slice = |from: usize| {
-                let attrs = [1, from, from + n, 1].map(|v| int(v as i64)).to_vec();
-                g.builtin(BuiltinOp::Slice, &[x], attrs).unwrap()[0]
-            };
-            let (head, tail) = (slice(0), slice(1));
-            let whole = g.input("whole", ty(dtype, &[rows, n]));
-            let scale: Vec<f64> = (0..n).map(|_| rng.random_range(0.5..1.5)).collect();
-            let w = g.constant(Tensor::from_f64(dtype, &[n], &scale).unwrap());
-            for (i, x) in [head, tail, whole].into_iter().enumerate() {
-                for (op, args) in [("softmax", vec![x]), ("log_softmax", vec![x]), ("layer_norm", vec![x, w, w])] {
-                    // A number that every type holds: else the exact values are those of another one.
-                    let eps = ("eps", AttrValue::Float(2f64.powi(-10)));
-                    let attrs = if op == "layer_norm" { vec![eps] } else { Vec::new() };
-                    let y = g.call(op, &args, &attrs).unwrap()[0];
-                    g.output(format!("{op} {i}"), y);
-                }
-            }
-            let data = |rng: &mut ChaCha8Rng, n: usize| {
-                let mut values: Vec<f64> = (0..rows * n).map(|_| rng.random_range(-4.0..4.0)).collect();
-                for (row, odd) in [(0, f64::NEG_INFINITY), (1, f64::NAN), (2, f64::INFINITY)] {
-                    values[row * n + rng.random_range(0..n)] = odd;
-                }
-                Tensor::from_f64(dtype, &[rows, n], &values).unwrap()
-            };
-            let inputs = [("x".to_string(), data(&mut rng, n + 1)), ("whole".to_string(), data(&mut rng, n))];
-            let want = evaluate(&g, &inputs, Mode::Exact).unwrap();
-            let (plan, executor) = executor(&gpu, &g, true).unwrap();
-            let got = executor.run(&inputs.map(|(_, t)| t)).unwrap();
-            // What is reduced is computed in f32; the least f16 stands far above what an f32 can say.
-            let computed = if dtype == DType::F64 { 1e-11 } else { 4e-6 };
-            let epsilon = dtype.epsilon().max(computed);
-            let least = if dtype == DType::F16 { 2f64.powi(-24) } else { 0.0 };
-            for ((got, want), (name, _)) in got.iter().zip(&want).zip(&g.outputs) {
-                let (got, want) = (got.to_f64(), want.to_f64());
-                let most = want.iter().filter(|v| v.is_finite()).fold(0.0f64, |m, v| m.max(v.abs()));
-                let near = |(g, w): (&f64, &f64)| match w.is_finite() {
-                    true => (g - w).abs() <= epsilon * w.abs() + computed * most + least,
-                    false => g == w || (g.is_nan() && w.is_nan()),
-                };
-                let off = got.iter().zip(&want).position(|pair| !near(pair));
-                let at = off.map(|i| (i, got[i], want[i]));
-                assert!(at.is_none(), "{name} of {rows} rows of {n} {dtype}: {at:?}\n{plan}");
-            }
+            rows_agree(&gpu, &program, &mut rng, [if n > 10_000 { 3 } else { 37 }, n], dtype, true);
         }
+    }
+}
+
+/// Long rows, so many of them that each cluster of blocks goes over several, the next one on its way through shared memory.
+#[test]
+fn streamed_rows_agree_with_the_exact_values_on_a_gpu() {
+    let sizes = [[301, 20_000], [270, 16_640], [160, 40_008]];
+    let floats = [DType::F32, DType::BF16];
+    let Some(gpu) = gpu(sizes.len() * floats.len()) else { return };
+    let program = crate::library::load(&[]).unwrap();
+    let mut rng = ChaCha8Rng::seed_from_u64(12);
+    for (size, dtype) in sizes.into_iter().take(cases(100) as usize).flat_map(|s| floats.map(|d| (s, d))) {
+        rows_agree(&gpu, &program, &mut rng, size, dtype, false);
+    }
+}
+
+/// Softmax, its logarithm and a normalisation over rows; with `slices`, also of rows that begin anywhere.
+fn rows_agree(
+    gpu: &Arc<Gpu>,
+    program: &Arc<hypatia_dsl::ir::Program>,
+    rng: &mut ChaCha8Rng,
+    [rows, n]: [usize; 2],
+    dtype: DType,
+    slices: bool,
+) {
+    let mut g = Graph::new(program.clone());
+    let x = g.input("x", ty(dtype, &[rows, n + 1]));
+    let mut slice = |from: usize| {
+        let attrs = [1, from, from + n, 1].map(|v| int(v as i64)).to_vec();
+        g.builtin(BuiltinOp::Slice, &[x], attrs).unwrap()[0]
+    };
+    let (head, tail) = (slice(0), slice(1));
+    let whole = g.input("whole", ty(dtype, &[rows, n]));
+    let scale: Vec<f64> = (0..n).map(|_| rng.random_range(0.5..1.5)).collect();
+    let w = g.constant(Tensor::from_f64(dtype, &[n], &scale).unwrap());
+    for (i, x) in [whole, head, tail].into_iter().take(if slices { 3 } else { 1 }).enumerate() {
+        for (op, args) in [("softmax", vec![x]), ("log_softmax", vec![x]), ("layer_norm", vec![x, w, w])] {
+            // A number that every type holds: else the exact values are those of another one.
+            let eps = ("eps", AttrValue::Float(2f64.powi(-10)));
+            let attrs = if op == "layer_norm" { vec![eps] } else { Vec::new() };
+            let y = g.call(op, &args, &attrs).unwrap()[0];
+            g.output(format!("{op} {i}"), y);
+        }
+    }
+    let data = |rng: &mut ChaCha8Rng, n: usize| {
+        let mut values: Vec<f64> = (0..rows * n).map(|_| rng.random_range(-4.0..4.0)).collect();
+        for (row, odd) in [(0, f64::NEG_INFINITY), (1, f64::NAN), (2, f64::INFINITY)] {
+            values[row * n + rng.random_range(0..n)] = odd;
+        }
+        Tensor::from_f64(dtype, &[rows, n], &values).unwrap()
+    };
+    let inputs = [("x".to_string(), data(rng, n + 1)), ("whole".to_string(), data(rng, n))];
+    let want = evaluate(&g, &inputs, Mode::Exact).unwrap();
+    let (plan, executor) = executor(gpu, &g, true).unwrap();
+    let got = executor.run(&inputs.map(|(_, t)| t)).unwrap();
+    // What is reduced is computed in f32; the least f16 stands far above what an f32 can say.
+    let computed = if dtype == DType::F64 { 1e-11 } else { 4e-6 };
+    let epsilon = dtype.epsilon().max(computed);
+    let least = if dtype == DType::F16 { 2f64.powi(-24) } else { 0.0 };
+    for ((got, want), (name, _)) in got.iter().zip(&want).zip(&g.outputs) {
+        let (got, want) = (got.to_f64(), want.to_f64());
+        let most = want.iter().filter(|v| v.is_finite()).fold(0.0f64, |m, v| m.max(v.abs()));
+        let near = |(g, w): (&f64, &f64)| match w.is_finite() {
+            true => (g - w).abs() <= epsilon * w.abs() + computed * most + least,
+            false => g == w || (g.is_nan() && w.is_nan()),
+        };
+        let off = got.iter().zip(&want).position(|pair| !near(pair));
+        let at = off.map(|i| (i, got[i], want[i]));
+        assert!(at.is_none(), "{name} of {rows} rows of {n} {dtype}: {at:?}\n{plan}");
     }
 }
 
@@ -308,6 +332,8 @@ fn biased(g: &mut Graph, [x, y, bias]: [crate::graph::Value; 3], dtype: DType) -
 /// Faults on purpose, for a sanitizer to find: if it does not find these, its silence about the others means nothing. They
 /// run only where `HYPATIA_PLANT` asks for them.
 mod planted {
+    use hypatia_dsl::emit::cuda::Geometry;
+
     use super::*;
     use crate::cuda::launch::{Argument, Bases, KernelLaunch, Location};
     use crate::cuda::memory::DeviceMemory;
@@ -329,12 +355,12 @@ extern "C" __global__ void unwritten(int* p) { p[0] = p[1] + 1; }
             return;
         }
         let gpu = gpu(1).unwrap();
-        let (modules, _) = crate::cuda::cubin::modules(&gpu, &[SOURCE.to_string()]).unwrap();
+        let (modules, _) = crate::cuda::cubin::codes(&gpu, &[SOURCE.to_string()]).unwrap().load(&gpu).unwrap();
         let stream = gpu.context().new_stream().unwrap();
         let memory = DeviceMemory::new(&stream, 64 * 4).unwrap();
         let at = Argument::Address(Location { place: Place::Arena(0), bytes: 0 });
         let function = modules[0].load_function(kernel).unwrap();
-        let launch = KernelLaunch::new(function, [1, 1, 1], [64, 1, 1], vec![at]);
+        let launch = KernelLaunch::new(function, Geometry::Declared, [[1, 1, 1], [64, 1, 1]], vec![at]).unwrap();
         let bases = Bases { inputs: vec![], constants: vec![], arena: memory.address(), workspace: 0 };
         // SAFETY: none: this is the fault that is to be found. It stays in the allocation's page.
         unsafe { launch.launch(&stream, &bases) }.unwrap();

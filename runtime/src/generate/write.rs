@@ -387,7 +387,7 @@ fn entry(instance: &Instance, source: &CudaSource, file: Option<String>, cubins:
                 Geometry::Grid { block, vector } => ("grid", block, Some(vector), None, None),
                 Geometry::Rows { block, threads, up_to } => ("rows", block, None, Some(threads), up_to),
                 Geometry::Columns { block } => ("columns", block, None, None, None),
-                Geometry::Clusters { block, blocks } => ("clusters", block, None, Some(block * blocks), None),
+                Geometry::Clusters { block, blocks, .. } => ("clusters", block, None, Some(block * blocks), None),
                 Geometry::Declared => ("declared", 0, None, None, None),
             };
             EntryEntry {
@@ -397,7 +397,7 @@ fn entry(instance: &Instance, source: &CudaSource, file: Option<String>, cubins:
                 vector,
                 threads_per_row,
                 up_to,
-                shared_memory: 0,
+                shared_memory: e.geometry.shared(),
                 grid: grid(e.geometry),
                 launch: source.launch.clone().unwrap_or_else(|| e.geometry.to_string()),
             }

@@ -8,6 +8,7 @@
 use minijinja::{Value, context};
 
 use super::pointwise::{declarations, default_type, reachable};
+use super::teams::{KEPT, Stream, Team};
 use super::term::{Functions, compute_name, formula, identity_literal, inlining, widen};
 use super::{
     Arg, ArgKind, CudaSource, EmitError, Entry, Geometry, Header, common, identifier, render, storage, vector_width,
@@ -31,19 +32,6 @@ const COLUMN_BLOCK: u32 = 256;
 /// How often a value function is written out in the entry points, roughly.
 const COPIES: u64 = 90;
 
-/// Elements of a row that one thread keeps at most where the length of the rows is known.
-const KEPT: u64 = 32;
-/// Elements of a row that one of eight lanes keeps at most: more of them and a warp is quicker.
-const KEPT_BY_LANES: u64 = 16;
-/// Threads that may share a row of known length, with the threads of a block.
-const TEAMS: [(u64, u32); 5] = [(8, 128), (32, 128), (128, 128), (256, 256), (512, 512)];
-/// Where a row is longer and there are no clusters.
-const WIDE_TEAM: (u64, u32) = (1024, 1024);
-/// Blocks of 512 threads that may share a row; every device with clusters runs the largest.
-const CLUSTERS: [u64; 3] = [2, 4, 8];
-/// Threads that fill a device.
-const FULL: u64 = 1 << 16;
-
 /// The rows that a kernel is printed for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RowTarget {
@@ -58,42 +46,6 @@ pub enum RowTarget {
         /// Whether the device runs clusters of blocks (compute capability 9.0), so that several may share a row.
         clusters: bool,
     },
-}
-
-/// How the threads share rows.
-struct Team {
-    block: u32,
-    /// Threads that share a row, in all blocks of a cluster together.
-    threads: u64,
-    /// Blocks that share a row.
-    cluster: u64,
-    /// Packs of a row that one thread keeps; `None` if the row is too long to be kept.
-    chunks: Option<u64>,
-}
-
-impl Team {
-    /// For `rows` rows of `n` elements that are moved `vector` at a time, each thread keeping `most` elements at most: the
-    /// smallest that can keep a row, or a larger one if there are too few rows to fill a device.
-    fn of([rows, n]: [u64; 2], vector: u64, most: u64, clusters: bool) -> Team {
-        let one = |(threads, block): &(u64, u32)| Team { block: *block, threads: *threads, cluster: 1, chunks: None };
-        let several = |c: &u64| Team { block: 512, threads: 512 * c, cluster: *c, chunks: None };
-        let mut teams: Vec<Team> = TEAMS.iter().map(one).collect();
-        match clusters {
-            true => teams.extend(CLUSTERS.iter().map(several)),
-            false => teams.push(one(&WIDE_TEAM)),
-        }
-        let kept = |t: &Team| n.div_ceil(t.threads * vector) * vector;
-        let fits = |t: &Team| kept(t) <= if t.threads == 8 { most.min(KEPT_BY_LANES) } else { most }.max(vector);
-        let small = |t: &Team| rows.saturating_mul(t.threads) < FULL && kept(t) > vector && t.threads < 256;
-        let Some(first) = teams.iter().position(fits) else { return one(&WIDE_TEAM) };
-        let mut at = first;
-        while small(&teams[at]) && at + 1 < TEAMS.len() {
-            at += 1;
-        }
-        let team = teams.swap_remove(at);
-        let chunks = n.div_ceil(team.threads * vector).max(1);
-        Team { chunks: Some(chunks), ..team }
-    }
 }
 
 /// A printed function: what it needs and how it is called.
@@ -166,8 +118,13 @@ pub(super) fn emit(
         let most = KEPT.min((KEPT_BYTES / (pack / vector).max(1)) as u64);
         Team::of(sizes, vector as u64, most, clusters)
     });
+    let long = fixed.filter(|_| team.as_ref().is_some_and(|t| t.cluster > 1));
+    let (stream, team) = match long.and_then(|(sizes, _)| Stream::of(kernel, &used, sizes, vector as u64)) {
+        Some((stream, team)) => (Some(stream), Some(team)),
+        None => (None, team),
+    };
     let (entries, entry_points) = match (target, &team) {
-        (Some(RowTarget::Length { n, .. }), Some(team)) => fixed_entry(kernel, n, team),
+        (Some(RowTarget::Length { n, .. }), Some(team)) => fixed_entry(kernel, n, team, stream.as_ref()),
         (Some(_), _) => columns_entry(kernel),
         (None, _) => entry_points(kernel, pack, vector),
     };
@@ -182,7 +139,7 @@ pub(super) fn emit(
         in_place: false,
     };
     let dtypes: Vec<DType> = kernel.inputs.iter().map(|i| i.0).chain(kernel.outputs.iter().map(|o| o.0)).collect();
-    let passes = passes(&mut functions, kernel, &steps, &step_types)?;
+    let passes = passes(&mut functions, kernel, &steps, &step_types, stream.is_some())?;
     let base = common(header, &functions, dtypes.into_iter(), &bodies);
     let out_inputs: Vec<usize> =
         union(outputs.iter().zip(&kernel.outputs).filter(|(_, o)| o.1 != RowAccess::PerRow).map(|(p, _)| p));
@@ -207,21 +164,22 @@ pub(super) fn emit(
         vector => vector,
         known => fixed.is_some(),
         fixed => fixed.map(|([_, n], _)| n),
-        // As many blocks at a time as threads with 64 registers make: one computes while another waits for memory.
-        minblocks => team.as_ref().filter(|t| t.block >= 256).map(|t| 1024 / t.block),
+        minblocks => team.as_ref().map(|t| t.blocks).filter(|n| *n > 0),
+        streamed => streamed(kernel, stream.as_ref()),
+        block => team.as_ref().map_or(0, |t| t.block),
         keep => team.as_ref().is_some_and(|t| t.chunks.is_some()),
         cluster => team.as_ref().map_or(1, |t| t.cluster),
         args => declarations(&args, &[]),
         arg_names => args.iter().map(|a| a.name.as_str()).collect::<Vec<_>>().join(", "),
-        row_params => row_params(kernel, &used),
-        row_args => row_args(kernel, &used),
+        row_params => row_params(kernel, &used, stream.is_some()),
+        row_args => row_args(kernel, &used, stream.is_some()),
         kept => kept(kernel, &in_rows),
         outer => kernel.axes[0],
         inner => kernel.axes[1],
         strided => strided(kernel, &used),
         splats => of_access(kernel, &used, RowAccess::Splat),
         passes => passes,
-        out_loads => loads(kernel, &out_inputs),
+        out_loads => loads(kernel, &out_inputs, stream.is_some()),
         full_outputs => result(true),
         row_outputs => result(false),
         alignment => alignment(kernel, &used),
@@ -349,6 +307,7 @@ fn passes(
     kernel: &RowwiseKernel,
     steps: &[Piece],
     types: &[DType],
+    streamed: bool,
 ) -> Result<Value, EmitError> {
     let mut groups: Vec<Vec<usize>> = Vec::new();
     for (i, piece) in steps.iter().enumerate() {
@@ -390,7 +349,7 @@ fn passes(
         out.push(context! {
             about => about.into_iter().collect::<Value>(),
             steps => values.into_iter().collect::<Value>(),
-            loads => loads(kernel, &inputs),
+            loads => loads(kernel, &inputs, streamed),
         });
     }
     Ok(out.into_iter().collect())
@@ -450,11 +409,12 @@ fn call_on(kernel: &RowwiseKernel, piece: &Piece, row: bool) -> String {
 }
 
 /// Statements that bring the elements at `col` into packs.
-fn loads(kernel: &RowwiseKernel, inputs: &[usize]) -> Value {
+fn loads(kernel: &RowwiseKernel, inputs: &[usize], streamed: bool) -> Value {
     inputs
         .iter()
         .filter_map(|i| match kernel.inputs[*i].1 {
             RowAccess::Full | RowAccess::Strided => Some(format!("const auto in{i}_v = in{i}_at(c, col);")),
+            RowAccess::PerColumn if streamed => Some(format!("const auto in{i}_v = in{i}_at(c, col);")),
             RowAccess::PerColumn => Some(format!("const auto in{i}_v = load<V>(in{i} + col);")),
             _ => None,
         })
@@ -465,6 +425,18 @@ fn of_access(kernel: &RowwiseKernel, used: &[usize], access: RowAccess) -> Value
     used.iter()
         .filter(|i| kernel.inputs[**i].1 == access)
         .map(|i| context! { name => format!("in{i}"), type => storage(kernel.inputs[*i].0) })
+        .collect()
+}
+
+/// Operands that pass through shared memory, or stay there; none where rows do not.
+fn streamed(kernel: &RowwiseKernel, stream: Option<&Stream>) -> Value {
+    let operands = stream.iter().flat_map(|s| &s.operands);
+    operands
+        .map(|(i, at)| {
+            let (dtype, access) = kernel.inputs[*i];
+            let column = access == RowAccess::PerColumn;
+            context! { name => format!("in{i}"), type => storage(dtype), column => column, at => at }
+        })
         .collect()
 }
 
@@ -490,7 +462,7 @@ fn strided(kernel: &RowwiseKernel, used: &[usize]) -> Value {
     inputs.chain(outputs).collect()
 }
 
-fn row_params(kernel: &RowwiseKernel, used: &[usize]) -> Value {
+fn row_params(kernel: &RowwiseKernel, used: &[usize], streamed: bool) -> Value {
     let axes = ArgKind::Sizes(kernel.axes[0] + kernel.axes[1]).c_type();
     let inputs = used.iter().map(|i| {
         let ty = storage(kernel.inputs[*i].0);
@@ -505,10 +477,11 @@ fn row_params(kernel: &RowwiseKernel, used: &[usize]) -> Value {
         format!("{}* __restrict__ const out{i}{strides}", storage(o.0))
     });
     let sizes = kernel.strided().then(|| format!("const {axes}& sizes"));
-    inputs.chain(outputs).chain(sizes).collect()
+    let room = streamed.then(|| "unsigned char* const room, const long long ahead".to_string());
+    inputs.chain(outputs).chain(sizes).chain(room).collect()
 }
 
-fn row_args(kernel: &RowwiseKernel, used: &[usize]) -> String {
+fn row_args(kernel: &RowwiseKernel, used: &[usize], streamed: bool) -> String {
     let inputs = used.iter().map(|i| match kernel.inputs[*i].1 {
         RowAccess::Full => format!("in{i} + row * n"),
         RowAccess::PerColumn => format!("in{i}"),
@@ -522,7 +495,8 @@ fn row_args(kernel: &RowwiseKernel, used: &[usize]) -> String {
         _ => format!("out{i} + row"),
     });
     let sizes = kernel.strided().then(|| "sizes".to_string());
-    inputs.chain(outputs).chain(sizes).collect::<Vec<_>>().join(", ")
+    let room = streamed.then(|| "room, ahead".to_string());
+    inputs.chain(outputs).chain(sizes).chain(room).collect::<Vec<_>>().join(", ")
 }
 
 fn alignment(kernel: &RowwiseKernel, used: &[usize]) -> Value {
@@ -576,14 +550,18 @@ fn pack_bytes(kernel: &RowwiseKernel, used: &[usize], vector: usize) -> usize {
 }
 
 /// The entry point for rows of `n` elements.
-fn fixed_entry(kernel: &RowwiseKernel, n: u64, team: &Team) -> (Vec<Entry>, Value) {
+fn fixed_entry(kernel: &RowwiseKernel, n: u64, team: &Team, stream: Option<&Stream>) -> (Vec<Entry>, Value) {
     let name = identifier("hypatia_", &kernel.name);
     let who = match (team.threads, team.cluster) {
         (_, 2..) => format!("{} blocks", team.cluster),
         (threads, _) if threads <= 32 => format!("{threads} lanes"),
         _ => "One block".to_string(),
     };
-    let kept = if team.chunks.is_some() { "which stay in registers" } else { "which each pass reads again" };
+    let kept = match (stream, team.chunks) {
+        (Some(_), _) => "which stay in registers while the next row is on its way to shared memory",
+        (None, Some(_)) => "which stay in registers",
+        (None, None) => "which each pass reads again",
+    };
     let value = context! {
         name => name.clone(),
         about => format!("{who} a row of {n} elements, {kept}."),
@@ -593,7 +571,10 @@ fn fixed_entry(kernel: &RowwiseKernel, n: u64, team: &Team) -> (Vec<Entry>, Valu
     };
     let geometry = match team.cluster {
         1 => Geometry::Rows { block: team.block, threads: team.threads as u32, up_to: None },
-        cluster => Geometry::Clusters { block: team.block, blocks: cluster as u32 },
+        cluster => {
+            let shared = stream.map_or(0, |s| s.shared);
+            Geometry::Clusters { block: team.block, blocks: cluster as u32, shared }
+        }
     };
     (vec![Entry { name, geometry }], std::iter::once(value).collect())
 }

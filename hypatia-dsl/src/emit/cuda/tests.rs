@@ -143,12 +143,18 @@ fn rows_of_known_length_get_the_threads_that_they_need() {
     assert_eq!(geometry(16, 1024, true), rows(128, 128));
     assert_eq!(geometry(8192, 8192, true), rows(256, 256));
     assert_eq!(geometry(4096, 16_384, true), rows(512, 512));
-    assert_eq!(geometry(1024, 65_536, true), Geometry::Clusters { block: 512, blocks: 4 });
+    assert_eq!(geometry(64, 65_536, true), Geometry::Clusters { block: 512, blocks: 4, shared: 0 });
+    // Enough of them pass through shared memory.
+    assert_eq!(geometry(1024, 65_536, true), Geometry::Clusters { block: 512, blocks: 4, shared: 16_384 * 2 });
     assert_eq!(geometry(1024, 32_768, false), rows(1024, 1024));
     // Too long to be kept: every pass reads it again.
     assert_eq!(geometry(1, 1 << 20, true), rows(1024, 1024));
     let long = rowwise_for(&p, &k, RowTarget::Length { rows: 1024, n: 65_536, clusters: true }).unwrap();
-    assert!(long.text.contains("__cluster_dims__(4, 1, 1)") && long.text.contains("constexpr long long n = 65536;"));
+    assert!(
+        long.text.contains("__cluster_dims__(4, 1, 1)")
+            && long.text.contains("cp.async")
+            && long.text.contains("constexpr long long n = 65536;")
+    );
 }
 
 #[test]
