@@ -13,4 +13,5 @@ pub const FILES: &[(&str, &str)] = &[
     ("rotary", include_str!("rotary.hyp")),
     ("attention", include_str!("attention.hyp")),
     ("conv", include_str!("conv.hyp")),
+    ("train", include_str!("train.hyp")),
 ];

@@ -6,6 +6,7 @@ pub mod ast;
 pub mod builtin;
 pub mod codes;
 pub mod compile;
+pub mod cublaslt;
 pub mod diag;
 pub mod dtype;
 pub mod emit;

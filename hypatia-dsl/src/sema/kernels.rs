@@ -4,6 +4,7 @@
 //! op.
 
 use crate::ast::{self, ExprKind};
+use crate::cublaslt::{FORMS, Form, MASKED};
 use crate::diag::Diagnostic;
 use crate::ir::{AExpr, AttrValue, Backend, Head, Kernel, NodePat, ParamKind, Pat, Sort, TemplateFile};
 use crate::spell::closest;
@@ -119,19 +120,7 @@ fn has_free_term(cx: &Cx<'_>, p: &Pat) -> bool {
 
 fn backend(cx: &mut Cx<'_>, k: &ast::Kernel) -> Option<Backend> {
     match &k.backend {
-        Some(ast::Backend::Cublaslt(name)) => {
-            if EPILOGUES.contains(&name.node.as_str()) {
-                return Some(Backend::Cublaslt(name.node.clone()));
-            }
-            let mut d =
-                Diagnostic::error(code::BACKEND, format!("cuBLASLt has no epilogue `{}`", name.node), name.span)
-                    .label("unknown epilogue")
-                    .note(format!("its epilogues are {}", EPILOGUES.join(", ")));
-            if let Some(s) = closest(&name.node, EPILOGUES.iter().copied()) {
-                d = d.hint(format!("did you mean `{s}`?"));
-            }
-            cx.report(d)
-        }
+        Some(ast::Backend::Cublaslt(name)) => cublaslt(cx, name),
         Some(ast::Backend::Template(file)) => {
             let path = std::path::Path::new(&file.node);
             let plain = path.components().all(|c| matches!(c, std::path::Component::Normal(_)));
@@ -158,25 +147,27 @@ fn backend(cx: &mut Cx<'_>, k: &ast::Kernel) -> Option<Backend> {
     }
 }
 
-/// The epilogues of cuBLASLt by its own names.
-const EPILOGUES: &[&str] = &[
-    "DEFAULT",
-    "BIAS",
-    "RELU",
-    "RELU_BIAS",
-    "RELU_AUX",
-    "RELU_AUX_BIAS",
-    "GELU",
-    "GELU_BIAS",
-    "GELU_AUX",
-    "GELU_AUX_BIAS",
-    "DRELU",
-    "DRELU_BGRAD",
-    "DGELU",
-    "DGELU_BGRAD",
-    "BGRADA",
-    "BGRADB",
-];
+/// A call of cuBLASLt, if it has an epilogue of that name, and one that Hypatia can give its operands.
+fn cublaslt(cx: &mut Cx<'_>, name: &ast::Name) -> Option<Backend> {
+    if Form::named(&name.node).is_some() {
+        return Some(Backend::Cublaslt(name.node.clone()));
+    }
+    let names: Vec<&str> = FORMS.iter().map(|f| f.name).collect();
+    let (message, label) = match MASKED.contains(&name.node.as_str()) {
+        true => (
+            format!("cuBLASLt's {} has a mask of one bit an element, for which there is no element type", name.node),
+            "not supported",
+        ),
+        false => (format!("cuBLASLt has no epilogue `{}`", name.node), "unknown epilogue"),
+    };
+    let mut d = Diagnostic::error(code::BACKEND, message, name.span)
+        .label(label)
+        .note(format!("the epilogues are {}", names.join(", ")));
+    if let Some(s) = closest(&name.node, names.iter().copied()) {
+        d = d.hint(format!("did you mean `{s}`?"));
+    }
+    cx.report(d)
+}
 
 fn tune<'a>(cx: &mut Cx<'a>, k: &'a ast::Kernel) -> Option<Vec<(String, Vec<i64>)>> {
     let mut out: Vec<(String, Vec<i64>)> = Vec::new();

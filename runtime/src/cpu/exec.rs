@@ -37,6 +37,8 @@ enum Ready {
     /// One for each read, in the order in which they are written.
     Windows(Vec<Window>),
     Reduce(Reduce),
+    /// The steps of a step.
+    Parts(Vec<Ready>),
     Nothing,
 }
 
@@ -164,6 +166,9 @@ impl Executor {
         if step.writes.iter().all(View::is_empty) {
             return Ok(());
         }
+        if let (Action::Either(e), Ready::Parts(parts)) = (&step.action, ready) {
+            return e.apart.iter().zip(parts).try_for_each(|(s, ready)| self.step(s, ready, instance, inputs));
+        }
         let range = |v: &View| match self.buffer(v).place {
             Place::Arena(offset) => Ok((offset, self.buffer(v).len * v.dtype.size())),
             _ => Err(Error::Internal("a write outside of the arena".into())),
@@ -267,6 +272,9 @@ fn prepare(plan: &Plan, step: &Step, threads: usize) -> Result<Ready> {
         Action::Concat(axis) => Ready::Windows(Window::concat(&step.reads, *axis, shape)),
         Action::Pad(before) => Ready::Windows(Window::pad(&step.reads[0], &step.reads[1], before, shape).into()),
         Action::Reduce(kind, axes) => Ready::Reduce(Reduce::new(&step.reads[0], *kind, axes)),
+        Action::Either(e) => {
+            Ready::Parts(e.apart.iter().map(|s| prepare(plan, s, threads)).collect::<Result<Vec<_>>>()?)
+        }
         _ => Ready::Nothing,
     })
 }
@@ -282,6 +290,7 @@ fn is_shared(step: &Step, ready: &Ready) -> bool {
         (Action::Rowwise(r), Ready::Rowwise(code)) => code.is_shared(r.rows),
         (_, Ready::Windows(windows)) => windows.iter().any(Window::is_shared),
         (_, Ready::Reduce(r)) => r.is_shared(),
+        (Action::Either(e), Ready::Parts(parts)) => e.apart.iter().zip(parts).any(|(s, ready)| is_shared(s, ready)),
         _ => len > 1 << 15,
     }
 }

@@ -51,7 +51,7 @@ struct Instance {
 }
 
 /// Streams beside the main one, for calls of one step that do not wait for each other.
-struct Sides {
+pub(super) struct Sides {
     streams: Vec<Arc<CudaStream>>,
     fork: CudaEvent,
     joins: Vec<CudaEvent>,
@@ -61,7 +61,8 @@ struct Sides {
 const AT_ONCE: usize = 8;
 
 impl Sides {
-    fn new(gpu: &Gpu, calls: usize) -> Result<Sides> {
+    /// For steps of that many calls.
+    pub(super) fn new(gpu: &Gpu, calls: usize) -> Result<Sides> {
         let count = calls.min(AT_ONCE).saturating_sub(1);
         let stream = |_| gpu.context().new_stream().map_err(|e| failed("cuStreamCreate", e));
         let event = |_| gpu.context().new_event(None).map_err(|e| failed("cuEventCreate", e));
@@ -134,6 +135,11 @@ impl Executor {
     /// Where the kernels' machine code came from.
     pub fn origins(&self) -> Origins {
         self.origins
+    }
+
+    /// Launches of a run: more than the plan's steps where a step is not run as one call.
+    pub fn launches(&self) -> usize {
+        self.launches.lock().unwrap_or_else(PoisonError::into_inner).len()
     }
 
     /// Runs once. The inputs stand in the plan's order.
@@ -334,12 +340,18 @@ impl Instance {
 ///
 /// # Safety
 /// As [`super::launch::KernelLaunch::launch`].
-unsafe fn put(gpu: &Gpu, stream: &Arc<CudaStream>, sides: &Sides, launch: &mut Launch, bases: &Bases) -> Result<()> {
+pub(super) unsafe fn put(
+    gpu: &Gpu,
+    stream: &Arc<CudaStream>,
+    sides: &Sides,
+    launch: &mut Launch,
+    bases: &Bases,
+) -> Result<()> {
     match launch {
         // SAFETY: the caller answers for the bases.
         Launch::Kernel(kernel) => unsafe { kernel.launch(stream, bases) },
         Launch::Product(product) => {
-            let Product { matmul, algorithms, calls, bias } = product.as_mut();
+            let Product { matmul, algorithms, calls, bias, aux } = product.as_mut();
             let algorithm = algorithms.first().ok_or_else(|| Error::Internal("no algorithm".into()))?;
             let beside = (calls.len() - 1).min(sides.streams.len());
             sides.fork(stream, beside)?;
@@ -353,6 +365,7 @@ unsafe fn put(gpu: &Gpu, stream: &Arc<CudaStream>, sides: &Sides, launch: &mut L
                     b: bases.address(b),
                     d: bases.address(d),
                     bias: bias.as_ref().map_or(0, |b| bases.address(b)),
+                    aux: aux.as_ref().map_or(0, |a| bases.address(a)),
                     workspace: bases.workspace,
                 };
                 // SAFETY: as above; the places are those of the step's operands.

@@ -91,7 +91,7 @@ pub fn calls(step: &GemmStep, reads: &[View], out: DType, epilogue: Epilogue, tf
         },
         d_alignment: if count > 1 || offsets.len() > 1 { 1 << d_bits.trailing_zeros().min(6) } else { 64 },
         epilogue,
-        bias: rest.first().map_or(out, |v| v.dtype),
+        bias: rest.first().filter(|_| epilogue.has_bias()).map_or(out, |v| v.dtype),
         // Calls of one step run beside each other, and cannot share a workspace.
         workspace: if offsets.len() > 1 { 0 } else { WORKSPACE },
     };

@@ -68,13 +68,13 @@ pub struct Product {
     pub d_alignment: u32,
     /// What happens to the accumulator.
     pub epilogue: Epilogue,
-    /// Element type of the bias.
+    /// Element type of the bias, or of its gradient.
     pub bias: DType,
     /// Bytes of workspace that an algorithm may use; 0 for products that run beside each other.
     pub workspace: usize,
 }
 
-/// Epilogues of cuBLASLt that need no second result.
+/// Epilogues of cuBLASLt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Epilogue {
     /// The accumulator.
@@ -89,6 +89,18 @@ pub enum Epilogue {
     Gelu,
     /// GELU in its tanh form of `acc + bias`.
     GeluBias,
+    /// GELU, and what it is applied to.
+    GeluAux,
+    /// GELU of `acc + bias`, and what it is applied to.
+    GeluAuxBias,
+    /// `acc` times the derivative of GELU at another matrix.
+    Dgelu,
+    /// The same, and the sums of its columns.
+    DgeluBgrad,
+    /// The accumulator, and the sums of the columns of B, which the library calls A.
+    BgradA,
+    /// The accumulator, and the sums of the rows of A, which the library calls B.
+    BgradB,
 }
 
 impl Epilogue {
@@ -101,13 +113,34 @@ impl Epilogue {
             "RELU_BIAS" => Epilogue::ReluBias,
             "GELU" => Epilogue::Gelu,
             "GELU_BIAS" => Epilogue::GeluBias,
+            "GELU_AUX" => Epilogue::GeluAux,
+            "GELU_AUX_BIAS" => Epilogue::GeluAuxBias,
+            "DGELU" => Epilogue::Dgelu,
+            "DGELU_BGRAD" => Epilogue::DgeluBgrad,
+            "BGRADA" => Epilogue::BgradA,
+            "BGRADB" => Epilogue::BgradB,
             _ => return None,
         })
     }
 
     /// True if it reads a bias.
     pub fn has_bias(self) -> bool {
-        matches!(self, Epilogue::Bias | Epilogue::ReluBias | Epilogue::GeluBias)
+        matches!(self, Epilogue::Bias | Epilogue::ReluBias | Epilogue::GeluBias | Epilogue::GeluAuxBias)
+    }
+
+    /// True if it stores the gradient of a bias.
+    pub fn stores_sums(self) -> bool {
+        matches!(self, Epilogue::DgeluBgrad | Epilogue::BgradA | Epilogue::BgradB)
+    }
+
+    /// True if it stores a second matrix.
+    pub fn stores_aux(self) -> bool {
+        matches!(self, Epilogue::GeluAux | Epilogue::GeluAuxBias)
+    }
+
+    /// True if it reads or stores a second matrix.
+    pub fn has_aux(self) -> bool {
+        self.stores_aux() || matches!(self, Epilogue::Dgelu | Epilogue::DgeluBgrad)
     }
 
     fn raw(self) -> sys::cublasLtEpilogue_t {
@@ -119,6 +152,12 @@ impl Epilogue {
             Epilogue::ReluBias => CUBLASLT_EPILOGUE_RELU_BIAS,
             Epilogue::Gelu => CUBLASLT_EPILOGUE_GELU,
             Epilogue::GeluBias => CUBLASLT_EPILOGUE_GELU_BIAS,
+            Epilogue::GeluAux => CUBLASLT_EPILOGUE_GELU_AUX,
+            Epilogue::GeluAuxBias => CUBLASLT_EPILOGUE_GELU_AUX_BIAS,
+            Epilogue::Dgelu => CUBLASLT_EPILOGUE_DGELU,
+            Epilogue::DgeluBgrad => CUBLASLT_EPILOGUE_DGELU_BGRAD,
+            Epilogue::BgradA => CUBLASLT_EPILOGUE_BGRADA,
+            Epilogue::BgradB => CUBLASLT_EPILOGUE_BGRADB,
         }
     }
 }
@@ -187,10 +226,15 @@ impl Description {
         d.set(CUBLASLT_MATMUL_DESC_TRANSA, op(p.b.transposed))?;
         d.set(CUBLASLT_MATMUL_DESC_TRANSB, op(p.a.transposed))?;
         d.set(CUBLASLT_MATMUL_DESC_EPILOGUE, p.epilogue.raw() as u32)?;
-        if p.epilogue.has_bias() {
+        // The heuristics look at the addresses: any aligned one will do for now.
+        if p.epilogue.has_bias() || p.epilogue.stores_sums() {
             d.set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, data_type(p.bias)? as i32)?;
-            // The heuristics look at it: any aligned address will do for now.
             d.set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, 256u64)?;
+        }
+        if p.epilogue.has_aux() {
+            // Laid out like D, of its type.
+            d.set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, p.n as i64)?;
+            d.set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, 256u64)?;
         }
         Ok(d)
     }
@@ -308,8 +352,10 @@ pub struct Pointers {
     pub b: u64,
     /// D.
     pub d: u64,
-    /// The bias, if the epilogue reads one.
+    /// The bias, if the epilogue reads one, or where its gradient goes.
     pub bias: u64,
+    /// The second matrix, if the epilogue reads or stores one.
+    pub aux: u64,
     /// The workspace, as large as the product says.
     pub workspace: u64,
 }
@@ -364,7 +410,11 @@ impl Matmul {
                 &mut count,
             )
         };
-        if status == sys::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED {
+        // What is wrong with a second matrix or with sums, such as their alignment, is said in either way.
+        let epilogue = self.product.epilogue;
+        let refused = status == sys::cublasStatus_t::CUBLAS_STATUS_INVALID_VALUE
+            && (epilogue.has_aux() || epilogue.stores_sums());
+        if status == sys::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED || refused {
             return Ok(Vec::new());
         }
         status.result().map_err(|e| failed("cublasLtMatmulAlgoGetHeuristic", e))?;
@@ -379,9 +429,14 @@ impl Matmul {
     /// The addresses must be those of operands as the product describes them, valid until the stream is done.
     pub unsafe fn launch(&mut self, lt: &Lt, stream: &CudaStream, algorithm: &Algorithm, at: &Pointers) -> Result<()> {
         bind(stream)?;
-        if self.product.epilogue.has_bias() {
+        let epilogue = self.product.epilogue;
+        if epilogue.has_bias() || epilogue.stores_sums() {
             use sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER;
             self.description.set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, at.bias)?;
+        }
+        if epilogue.has_aux() {
+            use sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER;
+            self.description.set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, at.aux)?;
         }
         // The scale has the type of the computation.
         let (one32, zero32, one64, zero64) = (self.scale as f32, 0f32, self.scale, 0f64);

@@ -6,6 +6,7 @@
 mod capture;
 pub mod cubin;
 mod device;
+mod either;
 #[cfg(test)]
 mod emulated;
 mod exec;
@@ -22,6 +23,8 @@ pub mod probe;
 mod steps;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod train_tests;
 pub mod tune;
 
 pub use cubin::Origins;

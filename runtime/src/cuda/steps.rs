@@ -11,13 +11,13 @@ use hypatia_dsl::ir::Backend;
 
 use super::cubin::{self, Origins};
 use super::device::{Gpu, failed};
-use super::gemm;
 use super::launch::{KernelLaunch, Location, arguments, by_columns, entry};
 use super::lt::{Algorithm, Epilogue, Matmul};
 use super::tune::{self, Tuner};
+use super::{either, gemm};
 use crate::error::{Error, Result};
 use crate::generate::{Body, Work, step_kernels};
-use crate::plan::{Action, GemmStep, Plan, Step, View};
+use crate::plan::{Action, EitherStep, GemmStep, Plan, Step, View};
 
 /// A product and the places of its operands, once for each call.
 pub struct Product {
@@ -27,8 +27,10 @@ pub struct Product {
     pub algorithms: Vec<Algorithm>,
     /// A, B, D of each call.
     pub calls: Vec<[Location; 3]>,
-    /// The bias.
+    /// The bias, or its gradient.
     pub bias: Option<Location>,
+    /// The second matrix of its epilogue.
+    pub aux: Option<Location>,
 }
 
 /// What a step launches.
@@ -52,9 +54,15 @@ impl Launch {
 }
 
 /// A step on its way: its source must still be compiled, or its algorithm chosen.
-enum Draft {
-    Kernel { source: Box<CudaSource>, work: Work },
-    Product,
+enum Draft<'p> {
+    Kernel {
+        source: Box<CudaSource>,
+        work: Work,
+        step: &'p Step,
+    },
+    Product(&'p Step),
+    /// A call that the library may have, and the steps that do without.
+    Either(&'p Step, Vec<Draft<'p>>),
 }
 
 /// The launches of a plan, each with the index of its step, and where their machine code came from.
@@ -64,23 +72,17 @@ pub fn prepare(gpu: &Arc<Gpu>, plan: &Plan, tuner: &mut Tuner) -> Result<(Vec<(u
     // Kernels are compiled by the host, algorithms are timed on the device: both at once.
     let (codes, products) = std::thread::scope(|scope| {
         let compiling = scope.spawn(|| cubin::codes(gpu, &sources));
-        let products = products(gpu, plan, &drafts, tuner);
+        let mut out = Vec::new();
+        let products = drafts.iter().try_for_each(|(_, d)| products(gpu, plan, d, tuner, &mut out)).map(|()| out);
         (compiling.join(), products)
     });
     let lost = |_| Error::Internal("the compiling thread was lost".into());
     let (modules, origins) = codes.map_err(lost)??.load(gpu)?;
-    let mut products = products?.into_iter();
-    let mut modules = modules.into_iter();
+    let mut made = Made { products: products?.into_iter(), modules: modules.into_iter() };
     let mut launches = Vec::with_capacity(drafts.len());
     for (step, draft) in drafts {
-        let launch = match draft {
-            Draft::Product => products.next().ok_or_else(|| Error::Internal("a product was lost".into()))?,
-            Draft::Kernel { source, work } => {
-                let module = modules.next().ok_or_else(|| Error::Internal("a module was lost".into()))?;
-                kernel_launch(plan, &plan.steps[step], &module, (&source, &work))?
-            }
-        };
-        launches.push((step, launch));
+        let finished = finish(gpu, plan, draft, &mut made, tuner)?;
+        launches.extend(finished.into_iter().map(|launch| (step, launch)));
     }
     Ok((launches, origins))
 }
@@ -90,16 +92,21 @@ pub fn compile_ahead(gpu: &Arc<Gpu>, plan: &Plan) -> Result<()> {
     cubin::ahead(gpu, &sources(&drafts(gpu, plan)?))
 }
 
-fn sources(drafts: &[(usize, Draft)]) -> Vec<String> {
-    let text = |d: &Draft| match d {
-        Draft::Kernel { source, .. } => Some(source.text.clone()),
-        Draft::Product => None,
-    };
-    drafts.iter().filter_map(|(_, d)| text(d)).collect()
+fn sources(drafts: &[(usize, Draft<'_>)]) -> Vec<String> {
+    fn add(draft: &Draft<'_>, out: &mut Vec<String>) {
+        match draft {
+            Draft::Kernel { source, .. } => out.push(source.text.clone()),
+            Draft::Product(_) => {}
+            Draft::Either(_, apart) => apart.iter().for_each(|d| add(d, out)),
+        }
+    }
+    let mut out = Vec::new();
+    drafts.iter().for_each(|(_, d)| add(d, &mut out));
+    out
 }
 
 /// The steps that do something, with their indices.
-fn drafts(gpu: &Gpu, plan: &Plan) -> Result<Vec<(usize, Draft)>> {
+fn drafts<'p>(gpu: &Gpu, plan: &'p Plan) -> Result<Vec<(usize, Draft<'p>)>> {
     let full = plan.steps.iter().enumerate().filter(|(_, step)| !step.writes.iter().all(View::is_empty));
     let mut out = Vec::new();
     for (index, step) in full {
@@ -109,16 +116,56 @@ fn drafts(gpu: &Gpu, plan: &Plan) -> Result<Vec<(usize, Draft)>> {
     Ok(out)
 }
 
-/// The launches of the drafts that are products, in their order.
-fn products(gpu: &Arc<Gpu>, plan: &Plan, drafts: &[(usize, Draft)], tuner: &mut Tuner) -> Result<Vec<Launch>> {
-    let mut out = Vec::new();
-    for (index, draft) in drafts {
-        let step = &plan.steps[*index];
-        if let (Draft::Product, Some(g)) = (draft, library_product(step)) {
-            out.push(product(gpu, plan, step, g, tuner).map_err(|e| in_step(e, step))?);
+/// The launches of what is a product, in the order in which they are finished; `None` for a call that the library lacks.
+fn products(
+    gpu: &Arc<Gpu>,
+    plan: &Plan,
+    draft: &Draft<'_>,
+    tuner: &mut Tuner,
+    out: &mut Vec<Option<Launch>>,
+) -> Result<()> {
+    match draft {
+        Draft::Kernel { .. } => {}
+        Draft::Product(step) => {
+            let g = library_product(step).ok_or_else(|| Error::Internal("a product that is none".into()))?;
+            out.push(Some(product(gpu, plan, step, g, tuner).map_err(|e| in_step(e, step))?));
+        }
+        Draft::Either(step, apart) => {
+            let Action::Either(e) = &step.action else { return Err(Error::Internal("a call that is none".into())) };
+            out.push(call(gpu, plan, step, e, tuner).map_err(|e| in_step(e, step))?);
+            apart.iter().try_for_each(|d| products(gpu, plan, d, tuner, out))?;
         }
     }
-    Ok(out)
+    Ok(())
+}
+
+/// What drafts wait for, in their order.
+struct Made {
+    products: std::vec::IntoIter<Option<Launch>>,
+    modules: std::vec::IntoIter<Arc<CudaModule>>,
+}
+
+/// The launches of a step, in order.
+fn finish(gpu: &Arc<Gpu>, plan: &Plan, draft: Draft<'_>, made: &mut Made, tuner: &mut Tuner) -> Result<Vec<Launch>> {
+    let lost = || Error::Internal("a product or a module was lost".into());
+    match draft {
+        Draft::Product(_) => Ok(vec![made.products.next().flatten().ok_or_else(lost)?]),
+        Draft::Kernel { source, work, step } => {
+            let module = made.modules.next().ok_or_else(lost)?;
+            Ok(vec![kernel_launch(plan, step, &module, (&source, &work))?])
+        }
+        Draft::Either(step, apart) => {
+            let call = made.products.next().ok_or_else(lost)?;
+            let mut launches = Vec::new();
+            for draft in apart {
+                launches.extend(finish(gpu, plan, draft, made, tuner)?);
+            }
+            match call {
+                Some(call) => either::faster(gpu, plan, step, call, launches, tuner).map_err(|e| in_step(e, step)),
+                None => Ok(launches),
+            }
+        }
+    }
 }
 
 fn kernel_launch(
@@ -159,9 +206,16 @@ pub(super) fn operand<'a>(step: &'a Step, work: &'a Work, name: &str) -> Option<
 }
 
 /// A step as what it launches, in order.
-fn draft(gpu: &Gpu, plan: &Plan, step: &Step) -> Result<Vec<Draft>> {
+fn draft<'p>(gpu: &Gpu, plan: &Plan, step: &'p Step) -> Result<Vec<Draft<'p>>> {
     if library_product(step).is_some() {
-        return Ok(vec![Draft::Product]);
+        return Ok(vec![Draft::Product(step)]);
+    }
+    if let Action::Either(e) = &step.action {
+        let mut apart = Vec::new();
+        for part in e.apart.iter().filter(|s| !s.writes.iter().all(View::is_empty)) {
+            apart.extend(draft(gpu, plan, part)?);
+        }
+        return Ok(vec![Draft::Either(step, apart)]);
     }
     let kernels = step_kernels(step);
     if kernels.is_empty() {
@@ -172,7 +226,7 @@ fn draft(gpu: &Gpu, plan: &Plan, step: &Step) -> Result<Vec<Draft>> {
     // Kernels are named by what they do alone, so that equal work is compiled once.
     let draft = |(body, work)| {
         let source = source(gpu, plan, &body, &work).map_err(emitted)?;
-        Ok(Draft::Kernel { source: Box::new(source), work })
+        Ok(Draft::Kernel { source: Box::new(source), work, step })
     };
     kernels.into_iter().map(draft).collect()
 }
@@ -200,40 +254,82 @@ fn emitted(e: cuda::EmitError) -> Error {
 }
 
 /// Bytes that a plan touches.
-fn footprint(plan: &Plan) -> usize {
+pub(super) fn footprint(plan: &Plan) -> usize {
     plan.arena + plan.constants.iter().map(|t| t.bytes().len()).sum::<usize>()
 }
 
-fn product(gpu: &Arc<Gpu>, plan: &Plan, step: &Step, g: &GemmStep, tuner: &mut Tuner) -> Result<Launch> {
-    let ([a, b, ..], [d]) = (step.reads.as_slice(), step.writes.as_slice()) else {
-        return Err(Error::Internal("a product of one operand".into()));
-    };
-    let epilogue = match step.kernel.map(|k| &plan.program.kernels[k.index()].backend) {
-        None if g.scale(&plan.program).is_some() => Epilogue::Default,
+/// The epilogue that a step's kernel names.
+fn epilogue(plan: &Plan, step: &Step) -> Result<Option<Epilogue>> {
+    match step.kernel.map(|k| &plan.program.kernels[k.index()].backend) {
+        None => Ok(None),
         Some(Backend::Cublaslt(name)) => {
             let known = Epilogue::named(name);
-            known.ok_or_else(|| {
-                Error::Device(format!("cuBLASLt has no epilogue {name} that one result is enough for"))
-            })?
+            known.map(Some).ok_or_else(|| Error::Device(format!("cuBLASLt's epilogue {name} is not supported")))
         }
-        _ => return Err(Error::Device("this epilogue has no kernel".into())),
+        Some(_) => Err(Error::Device("this epilogue has no kernel".into())),
+    }
+}
+
+fn product(gpu: &Arc<Gpu>, plan: &Plan, step: &Step, g: &GemmStep, tuner: &mut Tuner) -> Result<Launch> {
+    let ([_, _, ..], [d]) = (step.reads.as_slice(), step.writes.as_slice()) else {
+        return Err(Error::Internal("a product of one operand".into()));
+    };
+    let scale = if step.kernel.is_none() { g.scale(&plan.program) } else { None };
+    let epilogue = match epilogue(plan, step)? {
+        Some(epilogue) => epilogue,
+        None if scale.is_some() => Epilogue::Default,
+        None => return Err(Error::Device("this epilogue has no kernel".into())),
     };
     if g.k == 0 && !epilogue.has_bias() {
         return Ok(Launch::Zeros(Location::of(plan, d), d.len() * d.dtype.size()));
     }
     let calls = gemm::calls(g, &step.reads, d.dtype, epilogue, plan.tf32)?;
-    let scale = if step.kernel.is_none() { g.scale(&plan.program) } else { None };
     let mut matmul = Matmul::new(calls.product)?.scaled(scale.unwrap_or(1.0));
     let algorithms = tune::order(tuner, gpu, &mut matmul, footprint(plan))?;
     if algorithms.is_empty() {
         return Err(Error::Device(format!("cuBLASLt has no algorithm for {:?}", calls.product)));
     }
+    let bias = step.reads.get(2).map(|v| Location::of(plan, v));
+    let calls = places(plan, step, &calls.offsets);
+    Ok(Launch::Product(Box::new(Product { matmul, algorithms, calls, bias, aux: None })))
+}
+
+/// Bytes that divide the address of what an epilogue reads or stores beside.
+const BESIDE_ALIGNMENT: usize = 16;
+
+/// The call of a step that can do without; `None` if the library has none for these operands.
+fn call(gpu: &Arc<Gpu>, plan: &Plan, step: &Step, e: &EitherStep, tuner: &mut Tuner) -> Result<Option<Launch>> {
+    let epilogue = epilogue(plan, step)?.ok_or_else(|| Error::Internal("a call without a name".into()))?;
+    let (reads, writes) = (&step.reads[..e.reads], &step.writes[..e.writes]);
+    let [d, stored @ ..] = writes else { return Err(Error::Internal("a call without a result".into())) };
+    let calls = gemm::calls(&e.product, reads, d.dtype, epilogue, plan.tf32)?;
+    // Sums and second matrices are those of the whole product.
+    let single = calls.product.batch == 1 && calls.offsets.len() == 1;
+    let aligned = |v: &View| (v.offset * v.dtype.size()).is_multiple_of(BESIDE_ALIGNMENT);
+    let beside = || reads[2..].iter().chain(stored);
+    if e.product.k == 0 || !single || writes.iter().any(View::is_empty) || !beside().all(aligned) {
+        return Ok(None);
+    }
+    let mut matmul = Matmul::new(calls.product)?;
+    let algorithms = tune::order(tuner, gpu, &mut matmul, footprint(plan))?;
+    if algorithms.is_empty() {
+        return Ok(None);
+    }
+    let (read, stored) = (reads.get(2), stored.first());
+    let bias = if epilogue.stores_sums() { stored } else { read.filter(|_| epilogue.has_bias()) };
+    let aux = if epilogue.stores_aux() { stored } else { read.filter(|_| epilogue.has_aux()) };
+    let [bias, aux] = [bias, aux].map(|v| v.map(|v| Location::of(plan, v)));
+    let calls = places(plan, step, &calls.offsets);
+    Ok(Some(Launch::Product(Box::new(Product { matmul, algorithms, calls, bias, aux }))))
+}
+
+/// Where the operands of each call lie.
+fn places(plan: &Plan, step: &Step, offsets: &[[isize; 3]]) -> Vec<[Location; 3]> {
     let place = |v: &View, elements: isize| {
         let mut at = Location::of(plan, v);
         at.bytes = (at.bytes as isize + elements * v.dtype.size() as isize) as usize;
         at
     };
-    let places = calls.offsets.iter().map(|[i, j, o]| [place(a, *i), place(b, *j), place(d, *o)]).collect();
-    let bias = step.reads.get(2).map(|v| Location::of(plan, v));
-    Ok(Launch::Product(Box::new(Product { matmul, algorithms, calls: places, bias })))
+    let (a, b, d) = (&step.reads[0], &step.reads[1], &step.writes[0]);
+    offsets.iter().map(|[i, j, o]| [place(a, *i), place(b, *j), place(d, *o)]).collect()
 }

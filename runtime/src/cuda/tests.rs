@@ -49,7 +49,7 @@ pub(super) fn executor(gpu: &Arc<Gpu>, graph: &Graph, cluster: bool) -> Result<(
 }
 
 /// Runs a graph; the reason if the GPU has no kernel for one of its steps.
-fn agrees(gpu: &Arc<Gpu>, graph: &Graph, inputs: &[(String, Tensor)], what: &str) -> Result<(), String> {
+pub(super) fn agrees(gpu: &Arc<Gpu>, graph: &Graph, inputs: &[(String, Tensor)], what: &str) -> Result<(), String> {
     let want = evaluate(graph, inputs, Mode::Rounded).unwrap();
     let tensors: Vec<Tensor> = inputs.iter().map(|(_, t)| t.clone()).collect();
     let epsilon = coarsest(graph);

@@ -29,9 +29,9 @@ const ROTATED: usize = 128 << 20;
 /// Copies of the operands at most.
 const MAX_COPIES: usize = 16;
 /// Bytes of operands of one copy at most; a larger product is timed on the library's first candidates alone.
-const MAX_OPERANDS: usize = 4 << 30;
+pub(super) const MAX_OPERANDS: usize = 4 << 30;
 /// A plan that touches less than this finds its operands in the L2 cache again.
-const WARM: usize = 24 << 20;
+pub(super) const WARM: usize = 24 << 20;
 /// How many algorithms the library is asked for, the rounds in which all of them are timed, then those in which the best
 /// ones are, and how many of these there are.
 struct Race {
@@ -103,7 +103,7 @@ pub(super) fn order(
 }
 
 /// What a choice is for: the product, and whether its operands are cold.
-fn problem(p: &Product, cold: bool) -> String {
+pub(super) fn problem(p: &Product, cold: bool) -> String {
     let side = |l: &super::lt::Layout| {
         format!("{}{}+{}@{}", if l.transposed { "t" } else { "n" }, l.ld, l.batch_stride, l.alignment)
     };
@@ -145,7 +145,7 @@ fn noise(dtype: DType, elements: usize) -> Vec<u8> {
 }
 
 /// Memory filled with random numbers, a block of them over and over.
-fn random(stream: &Arc<CudaStream>, dtype: DType, elements: usize) -> Result<DeviceMemory> {
+pub(super) fn random(stream: &Arc<CudaStream>, dtype: DType, elements: usize) -> Result<DeviceMemory> {
     let bytes = elements * dtype.size();
     let memory = DeviceMemory::new(stream, bytes)?;
     let block = noise(dtype, elements);
@@ -166,6 +166,7 @@ struct Operands {
     a: Vec<DeviceMemory>,
     b: Vec<DeviceMemory>,
     d: Vec<DeviceMemory>,
+    aux: Vec<DeviceMemory>,
     bias: DeviceMemory,
     workspace: DeviceMemory,
 }
@@ -179,7 +180,8 @@ impl Operands {
             a: take(p.dtype, span(p.m, p.k, &p.a, p.batch))?,
             b: take(p.dtype, span(p.k, p.n, &p.b, p.batch))?,
             d: take(p.out, p.batch * p.m * p.n)?,
-            bias: random(stream, p.bias, p.n)?,
+            aux: if p.epilogue.has_aux() { take(p.out, p.batch * p.m * p.n)? } else { Vec::new() },
+            bias: random(stream, p.bias, p.n.max(p.m))?,
             workspace: DeviceMemory::new(stream, WORKSPACE)?,
         })
     }
@@ -191,6 +193,7 @@ impl Operands {
             b: address(&self.b),
             d: address(&self.d),
             bias: self.bias.address(),
+            aux: address(&self.aux),
             workspace: self.workspace.address(),
         }
     }
@@ -222,7 +225,8 @@ fn tune(
     let settings = race_of(effort);
     let p = *matmul.product();
     let elements = span(p.m, p.k, &p.a, p.batch) + span(p.k, p.n, &p.b, p.batch);
-    let bytes = elements * p.dtype.size() + p.batch * p.m * p.n * p.out.size();
+    let results = p.batch * p.m * p.n * if p.epilogue.has_aux() { 2 } else { 1 };
+    let bytes = elements * p.dtype.size() + results * p.out.size();
     if candidates.len() < 2 || bytes > MAX_OPERANDS {
         return Ok(None);
     }

@@ -64,7 +64,8 @@ pub fn step_kernels(step: &Step) -> Vec<(Body, Work)> {
 /// The kernel of a step that has one.
 fn step_kernel(step: &Step) -> Option<(Body, Work)> {
     match &step.action {
-        Action::Gemm(_) | Action::Conv(_) | Action::Scatter(_) | Action::Argsort(..) | Action::Cumsum(_) => None,
+        Action::Gemm(_) | Action::Either(_) | Action::Conv(_) | Action::Scatter(_) => None,
+        Action::Argsort(..) | Action::Cumsum(_) => None,
         Action::Pointwise(p) => Some(pointwise(p, step)),
         Action::Rowwise(r) => Some(rowwise(r)),
         Action::Copy => step.reads.first().map(copy),

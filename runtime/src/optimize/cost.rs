@@ -37,6 +37,8 @@ pub type Cost = u64;
 const TRIFLE: Cost = 1;
 /// A function inside an epilogue: hidden behind the product's memory traffic, but a shorter term is preferred.
 const EPILOGUE_STEP: Cost = 100;
+/// A result beside that of a product: more than the functions of an epilogue, less than anything that is launched.
+const BESIDE: Cost = 100 * EPILOGUE_STEP;
 /// What cannot be run.
 const IMPOSSIBLE: Cost = u64::MAX / 2;
 /// Steps of matching a kernel's epilogue at most.
@@ -66,6 +68,8 @@ pub struct CostModel {
     has_kernel: Vec<bool>,
     /// Ops whose body is run as several launches.
     composed: Vec<bool>,
+    /// For each op with a body, the library's calls that compute it.
+    calls: Vec<Vec<KernelId>>,
     /// Ops with an epilogue.
     takes_term: Vec<bool>,
     scalar_steps: Vec<f64>,
@@ -83,7 +87,8 @@ impl CostModel {
         let prepared = |k: &Kernel| Prepared::of(program, &as_rule(k), false);
         let epilogues = epilogues.map(|(i, k)| (as_rule(k), prepared(k), KernelId(i as u32))).collect();
         let implemented = |op: OpId| {
-            let mut kernels = program.kernels.iter().filter(|k| options.composed || k.backend != Backend::Composed);
+            let parts = |k: &Kernel| matches!(k.backend, Backend::Composed | Backend::Cublaslt(_));
+            let mut kernels = program.kernels.iter().filter(|k| options.composed || !parts(k));
             kernels.any(|k| super::apply::implements(&k.pattern, op))
         };
         CostModel {
@@ -97,6 +102,7 @@ impl CostModel {
                     kernels.any(|k| super::apply::implements(&k.pattern, OpId(i as u32)))
                 })
                 .collect(),
+            calls: calls(program),
             takes_term: program.ops.iter().map(|op| op.params.iter().any(|p| p.kind == ParamKind::Term)).collect(),
             has_kernel: (0..program.ops.len()).map(|i| implemented(OpId(i as u32))).collect(),
             scalar_steps: program
@@ -156,6 +162,10 @@ impl CostModel {
             OpBody::Defined(_) if !self.has_kernel[op.index()] => return IMPOSSIBLE,
             OpBody::Defined(_) => None,
         };
+        let called = !self.calls[op.index()].is_empty();
+        if called && !self.may_call(egraph, node, op) {
+            return IMPOSSIBLE;
+        }
         if builtin.is_some_and(is_view) {
             return TRIFLE;
         }
@@ -173,11 +183,15 @@ impl CostModel {
             _ => Vec::new(),
         };
         let work = op_work(def, builtin, attrs, &operands, &outs);
-        // What is composed multiplies matrices for most of its time.
-        let matrix = builtin.is_some_and(BuiltinOp::multiplies) || self.composed[op.index()];
+        // What is composed, or called, multiplies matrices for most of its time.
+        let matrix = builtin.is_some_and(BuiltinOp::multiplies) || self.composed[op.index()] || called;
         let dtype = operands.iter().flatten().next().map_or(DType::F32, |t| t.dtype);
         let rate = if matrix { self.device.matrix_rate(dtype) } else { self.device.vector };
         let mut cost = self.time(work, rate);
+        if called {
+            // What is stored beside a result is not free: an epilogue of several functions is preferred to it.
+            cost = cost.saturating_add(BESIDE);
+        }
         if let Some((term, out)) = term_child(egraph, def, node).zip(outs.first())
             && !self.implements_term(egraph, class, node, op, term)
         {
@@ -186,6 +200,26 @@ impl CostModel {
             cost = cost.saturating_add(self.time(Work { flops: 0.0, read: accumulator, write: accumulator }, rate));
         }
         cost
+    }
+
+    /// Whether the target's library may have the call for an op: nothing that a kernel asks for is known to be false.
+    fn may_call(&self, egraph: &EGraph, node: &Node, op: OpId) -> bool {
+        !self.device.is_host()
+            && self.calls[op.index()].iter().any(|id| {
+                let kernel = &self.program.kernels[id.index()];
+                let Some(pattern) = node_pattern(&kernel.pattern) else { return false };
+                let mut slots = vec![Slot::Unbound; kernel.vars.len()];
+                let fits = pattern.args.iter().zip(&node.children).all(|(pat, child)| {
+                    let absent = egraph[*child].data.sort == Sort::Absent;
+                    if let Pat::Var(v) = pat {
+                        slots[v.index()] = Slot::Class(egraph.find(*child));
+                    }
+                    matches!(pat, Pat::Optional(_)) || absent == (*pat == Pat::Absent)
+                });
+                let facts = MatchFacts { egraph, slots: &slots, device: Some(&self.device) };
+                let denied = |g: &AExpr| typing::eval(g, &Bindings::default(), &facts) == Some(AttrValue::Bool(false));
+                fits && !kernel.requires.iter().any(denied)
+            })
     }
 
     /// Whether a kernel of the target stores the result of this epilogue directly.
@@ -279,13 +313,36 @@ fn term_child(egraph: &EGraph, def: &OpDef, node: &Node) -> Option<Id> {
     node.children.iter().copied().find(|c| matches!(egraph[*c].data.sort, Sort::Term(_)))
 }
 
-/// The pattern of a kernel for an op with a term.
-fn epilogue_pattern<'k>(program: &Program, kernel: &'k Kernel) -> Option<&'k hypatia_dsl::ir::NodePat> {
-    let mut pat = &kernel.pattern;
+/// The library's calls for each op with a body.
+fn calls(program: &Program) -> Vec<Vec<KernelId>> {
+    let of = |op: OpId| {
+        let kernels = program.kernels.iter().enumerate();
+        let calls = kernels
+            .filter(|(_, k)| matches!(k.backend, Backend::Cublaslt(_)) && super::apply::implements(&k.pattern, op));
+        calls.map(|(i, _)| KernelId(i as u32)).collect::<Vec<_>>()
+    };
+    let ops = program.ops.iter().enumerate();
+    ops.map(|(i, def)| match def.body {
+        OpBody::Builtin(_) => Vec::new(),
+        OpBody::Defined(_) => of(OpId(i as u32)),
+    })
+    .collect()
+}
+
+/// The application that a pattern is.
+fn node_pattern(mut pat: &Pat) -> Option<&hypatia_dsl::ir::NodePat> {
     while let Pat::Bind(_, inner) | Pat::Typed(inner, _) = pat {
         pat = inner;
     }
-    let Pat::Node(n) = pat else { return None };
+    match pat {
+        Pat::Node(n) => Some(n),
+        _ => None,
+    }
+}
+
+/// The pattern of a kernel for an op with a term.
+fn epilogue_pattern<'k>(program: &Program, kernel: &'k Kernel) -> Option<&'k hypatia_dsl::ir::NodePat> {
+    let n = node_pattern(&kernel.pattern)?;
     let Head::Op(op) = n.head else { return None };
     let generated =
         matches!(kernel.backend, Backend::Pointwise | Backend::Rowwise | Backend::Composed | Backend::Template(_));

@@ -49,7 +49,7 @@ pub struct Options {
     pub approx: bool,
     /// Fire no rule at all: defined ops are unfolded, no more.
     pub no_rules: bool,
-    /// Ops that a `composed` kernel computes may stand in the result. Without it they are taken apart.
+    /// Ops that a `composed` kernel or a call of a library computes may stand in the result. Without it they are taken apart.
     pub composed: bool,
     /// Rules, families of rules (`fuse::unary`) or rulesets that do not fire.
     pub disabled: HashSet<String>,

@@ -1,4 +1,5 @@
-//! Ops that a `composed` kernel computes: several launches behind one name.
+//! Ops that a `composed` kernel computes: several launches behind one name. And those that a library's call would compute,
+//! where the device has none that fits.
 //!
 //! In: a graph on concrete sizes. Out: the same without such ops; in the place of each stands its body, optimised by
 //! itself for the device. Holds always: each op is worked out once for its attributes and operand types, however
@@ -8,15 +9,19 @@ use std::collections::HashMap;
 
 use hypatia_dsl::ir::Backend;
 
-use super::kernels::declares;
+use super::kernels::{called, declares, is_callable};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Node, NodeKind, Value};
 use crate::optimize::{Options, optimize};
 
-/// Replaces every node that a `composed` kernel computes.
+/// Replaces every node that a `composed` kernel computes, or that is for a library which has no such call here.
 pub(super) fn expand(graph: &Graph, device: &Device) -> Result<Graph> {
-    let composed: Vec<bool> = graph.nodes.iter().map(|n| declares(graph, n, &Backend::Composed, device)).collect();
+    let apart = |n: &Node| match is_callable(graph, n) {
+        true => called(graph, n, device).is_none(),
+        false => declares(graph, n, &Backend::Composed, device),
+    };
+    let composed: Vec<bool> = graph.nodes.iter().map(apart).collect();
     if !composed.contains(&true) {
         return Ok(graph.clone());
     }
@@ -59,7 +64,7 @@ fn key(graph: &Graph, node: &Node) -> String {
 }
 
 /// The op alone, its operands as inputs, optimised.
-fn optimized(graph: &Graph, node: &Node, device: &Device) -> Result<Graph> {
+pub(super) fn optimized(graph: &Graph, node: &Node, device: &Device) -> Result<Graph> {
     let NodeKind::Op { op, attrs, term } = &node.kind else {
         return Err(Error::Internal("a kernel for something that is no op".into()));
     };

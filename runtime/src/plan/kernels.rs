@@ -9,6 +9,7 @@
 use std::collections::HashMap;
 
 use hypatia_dsl::builtin::BuiltinOp;
+use hypatia_dsl::cublaslt::Form;
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::{
     AttrPat, AttrType, AttrValue, Backend, Class, DeviceFact, Fact, Head, InView, Kernel, KernelId, NodePat, OpBody,
@@ -24,6 +25,7 @@ use super::{GemmStep, Place, Plan};
 use crate::device::Device;
 use crate::graph::prim::sizes;
 use crate::graph::{Graph, Node, NodeKind};
+use crate::optimize::apply::implements;
 use crate::optimize::matcher::{attr_equal, normal_attr};
 
 /// How a gemm with an epilogue is computed.
@@ -139,14 +141,35 @@ impl Bound<'_> {
 
 /// Whether the Program declares a kernel of that kind for a node of a defined op.
 pub(super) fn declares(graph: &Graph, node: &Node, backend: &Backend, device: &Device) -> bool {
-    let NodeKind::Op { op, attrs, .. } = &node.kind else { return false };
+    declared(graph, node, &|b| b == backend, device).is_some()
+}
+
+/// The library's call that computes a node of a defined op on that device.
+pub(super) fn called(graph: &Graph, node: &Node, device: &Device) -> Option<KernelId> {
+    let call = |b: &Backend| matches!(b, Backend::Cublaslt(_));
+    if device.is_host() { None } else { declared(graph, node, &call, device) }
+}
+
+/// Whether a library has a call for a defined op on some device.
+pub(super) fn is_callable(graph: &Graph, node: &Node) -> bool {
+    let NodeKind::Op { op, .. } = &node.kind else { return false };
+    let call = |k: &Kernel| matches!(k.backend, Backend::Cublaslt(_)) && implements(&k.pattern, *op);
+    matches!(graph.program.op(*op).body, OpBody::Defined(_)) && graph.program.kernels.iter().any(call)
+}
+
+/// A kernel of such a kind for a node of a defined op.
+fn declared(graph: &Graph, node: &Node, kind: &dyn Fn(&Backend) -> bool, device: &Device) -> Option<KernelId> {
+    let NodeKind::Op { op, attrs, .. } = &node.kind else { return None };
     let def = graph.program.op(*op);
+    if matches!(def.body, OpBody::Builtin(_)) {
+        return None;
+    }
     let known = |v: &Option<crate::graph::Value>| {
         v.map(|v| Known { ty: graph.ty(v).clone(), constant: matches!(graph.node(v.node).kind, NodeKind::Const(_)) })
     };
-    graph.program.kernels.iter().any(|kernel| {
+    let at = graph.program.kernels.iter().position(|kernel| {
         let Pat::Node(NodePat { head: Head::Op(head), args, attrs: pats, .. }) = &kernel.pattern else { return false };
-        if head != op || kernel.backend != *backend {
+        if head != op || !kind(&kernel.backend) {
             return false;
         }
         let mut bound = Bound::new(device);
@@ -155,7 +178,8 @@ pub(super) fn declares(graph: &Graph, node: &Node, backend: &Backend, device: &D
         args.iter().all(|p| bound.operand(p, have.next().flatten().as_ref()))
             && bound.attrs(def, pats, attrs, rank)
             && bound.allowed(kernel, node.results[0].dtype)
-    })
+    });
+    at.map(|i| KernelId(i as u32))
 }
 
 /// The row-wise kernel that computes a node of a defined op, if the Program declares one for it.
@@ -182,6 +206,8 @@ pub(super) struct Gemm<'a> {
     pub reads: &'a [View],
     /// Element type of the result.
     pub out: DType,
+    /// Calls that a library may lack are left out.
+    pub sure: bool,
 }
 
 /// How to compute a gemm. On the CPU the executor computes any epilogue while the tile is warm.
@@ -269,7 +295,7 @@ impl Gemm<'_> {
     fn matches(&self, kernel: &Kernel, term: &Term, out: DType) -> bool {
         let program = &self.plan.program;
         // What a template makes was not measured, and is not chosen on its word alone.
-        if matches!(kernel.backend, Backend::Template(_)) {
+        if matches!(kernel.backend, Backend::Template(_)) || self.sure && is_tried(kernel) {
             return false;
         }
         let Pat::Node(NodePat { head: Head::Op(op), args, attrs, .. }) = &kernel.pattern else { return false };
@@ -301,6 +327,11 @@ impl Gemm<'_> {
         }
         bound.allowed(kernel, ka.ty.dtype)
     }
+}
+
+/// True for a library's call that may be lacking, or slower than what it stands for.
+pub(super) fn is_tried(kernel: &Kernel) -> bool {
+    matches!(&kernel.backend, Backend::Cublaslt(name) if Form::named(name).is_some_and(Form::is_tried))
 }
 
 /// True if an operand, broadcast to the output, is read in that way.

@@ -14,12 +14,14 @@ use hypatia_dsl::scalar::{Literal, Term, TermId, TermNode};
 
 use super::batch;
 use super::conv::leads_to_convolution;
-use super::prepare::{Prepared, builtin, is_pointwise};
+use super::prepare::{Prepared, builtin, is_pointwise, prepare};
 use super::regions::cluster;
 use super::rows::Rows;
 use super::view::{View, collapse, row_major};
 use super::wrapped::wrapped;
-use super::{Action, Buffer, BufferId, GemmStep, Options, Place, Plan, PlanInput, PointwiseStep, Step, kernels};
+use super::{
+    Action, Buffer, BufferId, Constants, GemmStep, Options, Place, Plan, PlanInput, PointwiseStep, Step, kernels,
+};
 use crate::error::{Error, Result};
 use crate::graph::prim::{Prim, elements, sizes};
 use crate::graph::{Graph, Node, NodeId, NodeKind, Value};
@@ -27,10 +29,10 @@ use crate::tensor::Tensor;
 
 /// A plan in the making.
 pub(super) struct Lower<'a> {
-    graph: &'a Graph,
+    pub(super) graph: &'a Graph,
     rowwise: &'a HashMap<NodeId, Rows>,
     pub(super) plan: Plan,
-    values: HashMap<Value, View>,
+    pub(super) values: HashMap<Value, View>,
     /// Buffers of constants by the address of their tensor: initializers are shared.
     constants: HashMap<usize, BufferId>,
     /// Contiguous copies that were made.
@@ -41,14 +43,26 @@ pub(super) struct Lower<'a> {
     pub(super) channels_last: HashSet<BufferId>,
     /// True for nodes whose result reaches a convolution with its layout.
     leads_to_convolution: Vec<bool>,
+    /// Nodes that are computed together, in order.
+    groups: Vec<Vec<usize>>,
+    options: &'a Options,
 }
 
 pub(super) fn lower(prepared: &Prepared, options: &Options) -> Result<Plan> {
-    let graph = &prepared.graph;
-    let pointwise: Vec<bool> = graph.nodes.iter().map(|n| is_pointwise(graph, n)).collect();
-    let none = vec![false; pointwise.len()];
-    let groups = cluster(graph, if options.cluster { &pointwise } else { &none })?;
-    let plan = Plan {
+    let mut l = Lower::new(prepared, options, empty(&prepared.graph, options))?;
+    l.inputs()?;
+    l.nodes()?;
+    for (name, v) in &prepared.graph.outputs {
+        let view = l.value(*v)?;
+        let view = l.contiguous(&view, name)?;
+        l.plan.outputs.push((name.clone(), view));
+    }
+    Ok(l.plan)
+}
+
+/// A plan of no steps.
+fn empty(graph: &Graph, options: &Options) -> Plan {
+    Plan {
         program: graph.program.clone(),
         device: options.device.clone(),
         inputs: Vec::new(),
@@ -58,32 +72,7 @@ pub(super) fn lower(prepared: &Prepared, options: &Options) -> Result<Plan> {
         outputs: Vec::new(),
         arena: 0,
         tf32: options.tf32,
-    };
-    let mut l = Lower {
-        graph,
-        rowwise: &prepared.rowwise,
-        plan,
-        values: HashMap::new(),
-        constants: HashMap::new(),
-        copies: Vec::new(),
-        leaves_group: leaves_group(graph, &groups),
-        channels_last: HashSet::new(),
-        leads_to_convolution: leads_to_convolution(graph, &pointwise),
-    };
-    l.inputs()?;
-    for group in &groups {
-        match group.as_slice() {
-            [node] if !pointwise[*node] => l.node(*node),
-            nodes => l.region(nodes),
-        }
-        .map_err(|e| at_node(e, graph, group))?;
     }
-    for (name, v) in &graph.outputs {
-        let view = l.value(*v)?;
-        let view = l.contiguous(&view, name)?;
-        l.plan.outputs.push((name.clone(), view));
-    }
-    Ok(l.plan)
 }
 
 fn at_node(e: Error, graph: &Graph, group: &[usize]) -> Error {
@@ -119,6 +108,64 @@ fn float_splat(node: &Node) -> Option<f64> {
     }
 }
 
+impl<'a> Lower<'a> {
+    /// Before the first node; steps are added to `plan`.
+    fn new(prepared: &'a Prepared, options: &'a Options, plan: Plan) -> Result<Lower<'a>> {
+        let graph = &prepared.graph;
+        let pointwise: Vec<bool> = graph.nodes.iter().map(|n| is_pointwise(graph, n)).collect();
+        let none = vec![false; pointwise.len()];
+        let groups = cluster(graph, if options.cluster { &pointwise } else { &none })?;
+        Ok(Lower {
+            graph,
+            rowwise: &prepared.rowwise,
+            plan,
+            values: HashMap::new(),
+            constants: HashMap::new(),
+            copies: Vec::new(),
+            leaves_group: leaves_group(graph, &groups),
+            channels_last: HashSet::new(),
+            leads_to_convolution: leads_to_convolution(graph, &pointwise),
+            groups,
+            options,
+        })
+    }
+
+    fn nodes(&mut self) -> Result<()> {
+        let graph = self.graph;
+        for group in std::mem::take(&mut self.groups) {
+            match group.as_slice() {
+                [node] if !is_pointwise(graph, &graph.nodes[*node]) => self.node(*node),
+                nodes => self.region(nodes),
+            }
+            .map_err(|e| at_node(e, graph, &group))?;
+        }
+        Ok(())
+    }
+
+    /// The steps of a graph over these operands, which are not put into the plan, and where its results lie.
+    pub(super) fn steps_of(&mut self, graph: &Graph, operands: &[View]) -> Result<(Vec<Step>, Vec<View>)> {
+        let prepared = prepare(graph, self.options, &mut Constants::default())?;
+        let outer = std::mem::replace(&mut self.plan, empty(graph, self.options));
+        let first = outer.steps.len();
+        let mut inner = Lower::new(&prepared, self.options, outer)?;
+        inner.constants = std::mem::take(&mut self.constants);
+        // What is copied in there is not there for others.
+        inner.copies.clone_from(&self.copies);
+        for (id, view) in prepared.graph.inputs.iter().zip(operands) {
+            inner.values.insert(Value { node: *id, output: 0 }, view.clone());
+        }
+        inner.nodes()?;
+        let mut results = Vec::new();
+        for (name, v) in &prepared.graph.outputs {
+            let view = inner.value(*v)?;
+            results.push(inner.contiguous(&view, name)?);
+        }
+        let steps = inner.plan.steps.split_off(first);
+        (self.plan, self.constants) = (inner.plan, inner.constants);
+        Ok((steps, results))
+    }
+}
+
 impl Lower<'_> {
     fn inputs(&mut self) -> Result<()> {
         for (i, id) in self.graph.inputs.iter().enumerate() {
@@ -134,7 +181,7 @@ impl Lower<'_> {
         Ok(())
     }
 
-    fn ty(&self, v: Value) -> Result<(DType, Vec<usize>)> {
+    pub(super) fn ty(&self, v: Value) -> Result<(DType, Vec<usize>)> {
         let ty = self.graph.ty(v);
         Ok((ty.dtype, sizes(&ty.shape, &|_| None)?))
     }
@@ -208,6 +255,9 @@ impl Lower<'_> {
         let NodeKind::Op { attrs, term, .. } = &node.kind else { return Ok(()) };
         if let Some(kernel) = self.rowwise.get(&id) {
             return self.rowwise_node(id, node, kernel);
+        }
+        if let Some(kernel) = kernels::called(graph, node, &self.plan.device) {
+            return self.called(id, node, kernel);
         }
         let op = builtin(graph, node).ok_or_else(|| Error::Internal("an op without a kernel".into()))?;
         let (dtype, shape) = self.ty(Value { node: id, output: 0 })?;
@@ -329,38 +379,43 @@ impl Lower<'_> {
     ) -> Result<View> {
         let [a, b, reads @ ..] = operands else { return Err(Error::Internal("a product of one operand".into())) };
         let (a, b) = (self.value(*a)?, self.value(*b)?);
-        let (Some(ka), Some((batch, [m, n]))) = (a.shape.last().copied(), shape.split_last_chunk::<2>()) else {
-            return Err(Error::Internal("a product of rank below 2".into()));
-        };
-        let wide = |v: &View, rows: usize, columns: usize| {
-            let view = v.broadcast(&[batch, &[rows, columns]].concat());
-            view.ok_or_else(|| Error::Internal(format!("a product of {:?} into {shape:?}", v.shape)))
-        };
-        let mut views = vec![wide(&a, *m, ka)?, wide(&b, ka, *n)?];
-        if !self.plan.device.is_host() && a.dtype.is_float() {
-            // The library takes matrices with one dense axis; what multiplies integers takes any strides.
-            for view in views.iter_mut().filter(|v| !v.is_empty() && !v.is_matrix()) {
-                *view = self.contiguous(view, &node.name)?;
-            }
-            let copied = batch::worth_copying(&self.plan.device, batch, &views[0], &views[1]);
-            for (view, copied) in views.iter_mut().zip(copied) {
-                if copied {
-                    *view = self.contiguous(view, &node.name)?;
-                }
-            }
-        }
+        let (step, mut views) = self.factors(&node.name, [&a, &b], shape)?;
         let mut known = vec![kernels::known(&self.plan, &a), kernels::known(&self.plan, &b)];
         for r in reads {
             let view = self.value(*r)?;
             known.push(kernels::known(&self.plan, &view));
             views.push(self.broadcast(*r, shape)?);
         }
-        let acc = if a.dtype.is_float() { a.dtype.compute() } else { a.dtype };
-        let term = term.cloned().unwrap_or_else(plain);
-        let step = GemmStep { batch: batch.to_vec(), m: *m, n: *n, k: ka, acc, term };
+        let step = GemmStep { term: term.cloned().unwrap_or_else(plain), ..step };
         let out = self.fresh(dtype, shape)?;
         self.product(&node.name, step, views, known, out.clone())?;
         Ok(out)
+    }
+
+    /// The product of two operands into `shape`, and the two broadcast to it, as the device takes them.
+    pub(super) fn factors(&mut self, name: &str, [a, b]: [&View; 2], shape: &[usize]) -> Result<(GemmStep, Vec<View>)> {
+        let (Some(k), Some((batch, [m, n]))) = (a.shape.last().copied(), shape.split_last_chunk::<2>()) else {
+            return Err(Error::Internal("a product of rank below 2".into()));
+        };
+        let wide = |v: &View, rows: usize, columns: usize| {
+            let view = v.broadcast(&[batch, &[rows, columns]].concat());
+            view.ok_or_else(|| Error::Internal(format!("a product of {:?} into {shape:?}", v.shape)))
+        };
+        let mut views = vec![wide(a, *m, k)?, wide(b, k, *n)?];
+        if !self.plan.device.is_host() && a.dtype.is_float() {
+            // The library takes matrices with one dense axis; what multiplies integers takes any strides.
+            for view in views.iter_mut().filter(|v| !v.is_empty() && !v.is_matrix()) {
+                *view = self.contiguous(view, name)?;
+            }
+            let copied = batch::worth_copying(&self.plan.device, batch, &views[0], &views[1]);
+            for (view, copied) in views.iter_mut().zip(copied) {
+                if copied {
+                    *view = self.contiguous(view, name)?;
+                }
+            }
+        }
+        let acc = if a.dtype.is_float() { a.dtype.compute() } else { a.dtype };
+        Ok((GemmStep { batch: batch.to_vec(), m: *m, n: *n, k, acc, term: plain() }, views))
     }
 
     /// A product in one launch, or in two where no kernel computes its epilogue. `views` are a, b and the term's
@@ -378,8 +433,35 @@ impl Lower<'_> {
             let inputs: Vec<DType> = views[2..].iter().map(|v| v.dtype).collect();
             step.term = wrapped(&self.plan.program, &step.term, step.acc, &inputs)?;
         }
-        let choice =
-            kernels::gemm(&kernels::Gemm { plan: &self.plan, step: &step, known, reads: &views[2..], out: out.dtype });
+        let gemm = kernels::Gemm {
+            plan: &self.plan,
+            step: &step,
+            known: known.clone(),
+            reads: &views[2..],
+            out: out.dtype,
+            sure: false,
+        };
+        match kernels::gemm(&gemm) {
+            kernels::Choice::Whole(Some(kernel)) if kernels::is_tried(&self.plan.program.kernels[kernel.index()]) => {
+                let sure = kernels::gemm(&kernels::Gemm { sure: true, ..gemm });
+                let first = self.plan.steps.len();
+                self.chosen(name, sure, step.clone(), views.clone(), out.clone())?;
+                let apart = self.plan.steps.split_off(first);
+                self.either(name, kernel, GemmStep { term: plain(), ..step }, views, vec![out], apart);
+                Ok(())
+            }
+            choice => self.chosen(name, choice, step, views, out),
+        }
+    }
+
+    fn chosen(
+        &mut self,
+        name: &str,
+        choice: kernels::Choice,
+        step: GemmStep,
+        views: Vec<View>,
+        out: View,
+    ) -> Result<()> {
         match choice {
             kernels::Choice::Whole(kernel) => {
                 self.step(name, Action::Gemm(step), views, vec![out]);
@@ -398,7 +480,7 @@ impl Lower<'_> {
         Ok(())
     }
 
-    fn set_kernel(&mut self, kernel: Option<hypatia_dsl::ir::KernelId>) {
+    pub(super) fn set_kernel(&mut self, kernel: Option<hypatia_dsl::ir::KernelId>) {
         if let Some(step) = self.plan.steps.last_mut() {
             step.kernel = kernel;
         }

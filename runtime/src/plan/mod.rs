@@ -4,7 +4,7 @@
 //! [`constants`] computes what no input changes, [`prepare`] decides what stays an op, [`regions`] clusters
 //! pointwise work, [`lower`] turns nodes into steps and views ([`conv`] convolutions, [`unrolled`] what a device has no
 //! kernel for, [`wrapped`] integers narrower than it counts in, [`workspace`] memory that it works in), [`kernels`] chooses
-//! kernels for gemms on devices that have several, [`buffers`] places results in one arena. Holds always: a step reads only
+//! kernels for gemms on devices that have several, [`either`] keeps a way to do without a library's call, [`buffers`] places results in one arena. Holds always: a step reads only
 //! inputs, constants and results of earlier steps; a view costs nothing; results that are alive at the
 //! same time do not overlap, except where a step says that it works in place.
 
@@ -15,6 +15,7 @@ mod constants;
 #[cfg(test)]
 mod constants_tests;
 mod conv;
+mod either;
 mod kernels;
 mod lower;
 mod prepare;
@@ -65,7 +66,7 @@ impl BufferId {
 }
 
 /// Where a buffer lies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Place {
     /// The input of that index.
     Input(usize),
@@ -198,11 +199,27 @@ pub struct RowwiseStep {
     pub layout: RowLayout,
 }
 
+/// One call of a library, and the steps that do without it. `reads` begin with the operands of the product and what the
+/// call's epilogue reads, `writes` with what it stores; behind them stands what the steps read and write beside.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EitherStep {
+    /// The product of the call, its accumulator stored as it is.
+    pub product: GemmStep,
+    /// How many of the reads the call reads.
+    pub reads: usize,
+    /// How many of the writes the call stores.
+    pub writes: usize,
+    /// The same results step by step: the meaning, and what runs where the library has no such call or is slower.
+    pub apart: Vec<Step>,
+}
+
 /// What a step does with its reads.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
     /// A matrix product.
     Gemm(GemmStep),
+    /// A product with more than its result, or with more than a vector beside its operands, in one launch if the device can.
+    Either(EitherStep),
     /// A convolution.
     Conv(ConvStep),
     /// Pointwise.

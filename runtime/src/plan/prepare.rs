@@ -1,7 +1,7 @@
 //! What is known before any input: constants computed once, ops without a kernel replaced by their bodies.
 //!
 //! In: a graph on concrete sizes. Out: a graph of builtin ops, scalars, and those defined ops that have
-//! a row-wise kernel. Holds always: no node but a view, a constant or an op without operands depends on
+//! a row-wise kernel or a library's call. Holds always: no node but a view, a constant or an op without operands depends on
 //! constants alone. What does is computed as the host would compute it from inputs.
 
 use std::collections::HashMap;
@@ -54,7 +54,7 @@ pub(super) fn prepare(graph: &Graph, options: &Options, known: &mut Constants) -
     Ok(Prepared { graph, rowwise })
 }
 
-/// Replaces defined ops that no row-wise kernel computes by their bodies.
+/// Replaces defined ops that neither a row-wise kernel nor a library's call computes by their bodies.
 fn unfold_kernelless(graph: &Graph, device: &Device) -> Result<(Graph, HashMap<NodeId, Rows>)> {
     let mut out = Graph::new(graph.program.clone());
     let mut rowwise = HashMap::new();
@@ -75,6 +75,7 @@ fn unfold_kernelless(graph: &Graph, device: &Device) -> Result<(Graph, HashMap<N
                 let kernel = match graph.program.op(*op).body {
                     OpBody::Builtin(_) => None,
                     OpBody::Defined(_) if constant[i] => Some(None),
+                    OpBody::Defined(_) if super::kernels::called(graph, node, device).is_some() => None,
                     OpBody::Defined(_) => Some(super::kernels::rowwise(graph, node, device)),
                 };
                 match kernel {

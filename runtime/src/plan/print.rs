@@ -33,6 +33,7 @@ impl Plan {
         match action {
             Action::Gemm(g) if g.is_plain() => "gemm".to_string(),
             Action::Gemm(g) => format!("gemm, {}", self.term(&g.term, reads.get(2..).unwrap_or_default())),
+            Action::Either(e) => format!("gemm with {} results, or {} steps", e.writes, e.apart.len()),
             Action::Conv(c) => {
                 let what = if c.last { "conv, channels last" } else { "conv" };
                 let term = self.term(&c.term, reads.get(2..).unwrap_or_default());

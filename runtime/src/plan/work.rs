@@ -2,7 +2,7 @@
 
 use hypatia_dsl::scalar::{Term, TermNode};
 
-use super::{Action, Plan, Step, View};
+use super::{Action, EitherStep, Plan, Step, View};
 
 /// Arithmetic and memory traffic of a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -29,7 +29,9 @@ impl Step {
     pub fn work(&self) -> StepWork {
         let len = self.writes.first().map_or(0, View::len) as f64;
         let flops = match &self.action {
-            Action::Gemm(g) => len * (2.0 * g.k as f64 + calls(&g.term)),
+            Action::Gemm(g) | Action::Either(EitherStep { product: g, .. }) => {
+                len * (2.0 * g.k as f64 + calls(&g.term))
+            }
             Action::Conv(c) => {
                 let terms: usize = self.reads.get(1).map_or(0, |w| w.shape[1..].iter().product());
                 len * (2.0 * terms as f64 + calls(&c.term))
@@ -53,14 +55,19 @@ impl Step {
             }
             _ => bytes(v),
         };
-        let read: f64 = self.reads.iter().enumerate().map(touched).sum();
-        StepWork { flops, bytes: read + self.writes.iter().map(bytes).sum::<f64>() }
+        // What only the way without the call touches is no work.
+        let (reads, writes) = match &self.action {
+            Action::Either(e) => (e.reads, e.writes),
+            _ => (self.reads.len(), self.writes.len()),
+        };
+        let read: f64 = self.reads.iter().take(reads).enumerate().map(touched).sum();
+        StepWork { flops, bytes: read + self.writes.iter().take(writes).map(bytes).sum::<f64>() }
     }
 
     /// What kind of work it is, in a word.
     pub fn kind(&self) -> &'static str {
         match &self.action {
-            Action::Gemm(_) => "gemm",
+            Action::Gemm(_) | Action::Either(_) => "gemm",
             Action::Conv(_) => "conv",
             Action::Pointwise(_) => "pointwise",
             Action::Rowwise(_) => "row-wise",

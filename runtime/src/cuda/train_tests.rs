@@ -1,0 +1,189 @@
+//! The library's calls for training on a GPU, each against the reference, called and done without: aligned and ragged sizes,
+//! every layout of the operands, every element type.
+#![allow(clippy::unwrap_used)]
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hypatia_dsl::builtin::BuiltinOp;
+use hypatia_dsl::dtype::DType;
+use hypatia_dsl::ir::{AttrValue, Program};
+use rand::prelude::*;
+use rand_chacha::ChaCha8Rng;
+
+use super::tests::{agrees, cases, executor, gpu};
+use super::{Executor, Gpu};
+use crate::cache::{Kind, Store};
+use crate::cpu::reference::{Mode, evaluate};
+use crate::cpu::tests::{coarsest, compare};
+use crate::graph::{Graph, Value};
+use crate::optimize::{self, optimize};
+use crate::plan::{Action, Options, Plan, Step};
+use crate::tensor::Tensor;
+use crate::testing::{list, ty};
+use crate::tuner::{Counts, Effort, Tuner};
+
+/// What is computed of a product `a b`: results and operands beside.
+const FORMS: [&str; 6] = ["GELU_AUX", "GELU_AUX_BIAS", "DGELU", "DGELU_BGRAD", "BGRADA", "BGRADB"];
+const FLOATS: [DType; 4] = [DType::BF16, DType::F16, DType::F32, DType::F64];
+/// Rows, columns, terms: some that 8 divides, and others.
+const SHAPES: [[usize; 3]; 7] =
+    [[128, 256, 64], [64, 8, 24], [100, 72, 40], [33, 47, 65], [1, 8, 8], [17, 24, 5], [8, 16, 0]];
+
+type Inputs = Vec<(String, Tensor)>;
+
+/// A graph of that form, as rules leave it, and numbers for it. `turned` says which of the two operands is a transpose.
+fn case(program: &Arc<Program>, form: &str, dtype: DType, [m, n, k]: [usize; 3], turned: [bool; 2]) -> (Graph, Inputs) {
+    let mut rng = ChaCha8Rng::seed_from_u64(5);
+    let mut g = Graph::new(program.clone());
+    let mut inputs = Inputs::new();
+    let mut input = |g: &mut Graph, name: &str, shape: &[usize]| {
+        // Sums of many terms stay in the range in which GELU bends.
+        let size = 2.0 / (k.max(1) as f64).powf(0.25);
+        let values: Vec<f64> = (0..shape.iter().product()).map(|_| rng.random_range(-size..size)).collect();
+        inputs.push((name.to_string(), Tensor::from_f64(dtype, shape, &values).unwrap()));
+        g.input(name, ty(dtype, shape))
+    };
+    let mut side = |g: &mut Graph, name: &str, [rows, columns]: [usize; 2], turned: bool| {
+        if !turned {
+            return input(g, name, &[rows, columns]);
+        }
+        let v = input(g, name, &[columns, rows]);
+        g.builtin(BuiltinOp::Transpose, &[v], vec![list(&[1, 0])]).unwrap()[0]
+    };
+    let (a, b) = (side(&mut g, "a", [m, k], turned[0]), side(&mut g, "b", [k, n], turned[1]));
+    let keeps = [("keepdims", AttrValue::Bool(m % 2 == 0))];
+    let results: Vec<Value> = match form {
+        "GELU_AUX" => {
+            let (op, none) = (program.find_op("gelu_layer").unwrap(), None);
+            g.op(op, &[Some(a), Some(b), none], vec![], None).unwrap()
+        }
+        "GELU_AUX_BIAS" => {
+            let bias = input(&mut g, "bias", &[n]);
+            g.call("gelu_layer", &[a, b, bias], &[]).unwrap()
+        }
+        "DGELU" => {
+            let pre = input(&mut g, "pre", &[m, n]);
+            let (product, slope) = (g.call("matmul", &[a, b], &[]).unwrap()[0], g.call("gelu_tanh_grad", &[pre], &[]));
+            g.call("mul", &[product, slope.unwrap()[0]], &[]).unwrap()
+        }
+        "DGELU_BGRAD" => {
+            let pre = input(&mut g, "pre", &[m, n]);
+            g.call("gelu_layer_grad", &[a, b, pre], &keeps).unwrap()
+        }
+        "BGRADA" => g.call("weight_grad", &[a, b], &keeps).unwrap(),
+        _ => g.call("weight_grad_rows", &[a, b], &keeps).unwrap(),
+    };
+    for (i, v) in results.into_iter().enumerate() {
+        g.output(format!("y{i}"), v);
+    }
+    if form == "DGELU" {
+        let device = crate::device::Device::named("h200").unwrap();
+        g = optimize(&g, &optimize::Options { device, ..optimize::Options::default() }).unwrap().graph;
+    }
+    (g, inputs)
+}
+
+fn all() -> impl Iterator<Item = (&'static str, DType, [usize; 3], [bool; 2])> {
+    FORMS.into_iter().flat_map(|form| {
+        FLOATS.into_iter().flat_map(move |dtype| {
+            SHAPES.into_iter().flat_map(move |shape| {
+                [[false, false], [false, true], [true, false], [true, true]].map(|turned| (form, dtype, shape, turned))
+            })
+        })
+    })
+}
+
+/// The steps of a plan that are one call or several launches.
+fn eithers(plan: &Plan) -> Vec<&Step> {
+    plan.steps.iter().filter(|s| matches!(s.action, Action::Either(_))).collect()
+}
+
+/// What a plan for a GPU means, as the CPU runs it step by step.
+#[test]
+fn plans_with_calls_agree_with_the_reference_on_the_cpu() {
+    let program = crate::library::load(&[]).unwrap();
+    let device = crate::device::Device::named("h200").unwrap();
+    let mut called = BTreeMap::new();
+    for (form, dtype, shape, turned) in all() {
+        let (graph, inputs) = case(&program, form, dtype, shape, turned);
+        let want = evaluate(&graph, &inputs, Mode::Rounded).unwrap();
+        let tensors: Vec<Tensor> = inputs.iter().map(|(_, t)| t.clone()).collect();
+        let plan = Arc::new(Plan::build(&graph, &Options::new(device.clone())).unwrap());
+        let executor = crate::cpu::Executor::new(plan.clone(), 2).unwrap().poisoned();
+        let [_, n, _] = shape;
+        let typed = dtype != DType::F64 && !(dtype == DType::F32 && form.starts_with("GELU"));
+        let has_call = typed && (form.starts_with("BGRAD") || n % 8 == 0);
+        let what = format!("{form} {dtype} {shape:?} {turned:?}\n{plan}");
+        assert_eq!(eithers(&plan).len(), usize::from(has_call), "{what}");
+        *called.entry(form).or_insert(0) += usize::from(has_call);
+        for (i, (got, w)) in executor.run(&tensors).unwrap().iter().zip(&want).enumerate() {
+            let what = format!("{what}, output {i}\n{}", graph.to_text());
+            compare(got, &w.to_tensor().unwrap(), w.dtype, coarsest(&graph), &what);
+        }
+    }
+    assert_eq!(called.len(), FORMS.len());
+    assert!(called.values().all(|n| *n > 30), "{called:?}");
+}
+
+/// The call where the library has one: nothing is measured, so that it is taken whatever it costs.
+#[test]
+fn calls_for_training_agree_with_the_reference_on_a_gpu() {
+    let count = all().count();
+    let few = cases(count as u64) as usize;
+    let Some(gpu) = gpu(few) else { return };
+    let program = crate::library::load(&[]).unwrap();
+    let mut called: BTreeMap<(&str, String), [usize; 2]> = BTreeMap::new();
+    for (form, dtype, shape, turned) in all().step_by(count.div_ceil(few.max(1))) {
+        let (graph, inputs) = case(&program, form, dtype, shape, turned);
+        let what = format!("{form} {dtype} {shape:?} {turned:?}");
+        agrees(&gpu, &graph, &inputs, &what).unwrap_or_else(|why| panic!("{what}: {why}"));
+        let (plan, executor) = executor(&gpu, &graph, true).unwrap();
+        if !eithers(&plan).is_empty() {
+            let counts = called.entry((form, dtype.to_string())).or_insert([0; 2]);
+            counts[0] += usize::from(executor.launches() == plan.launches());
+            counts[1] += 1;
+        }
+    }
+    for ((form, dtype), [as_call, all]) in &called {
+        println!("{form} {dtype}: {as_call} of {all} cases as one call");
+    }
+    // What a layer of a transformer in bf16 needs.
+    for form in ["GELU_AUX_BIAS", "DGELU"].into_iter().filter(|_| few == count) {
+        let as_call = called.get(&(form, DType::BF16.to_string())).map_or(0, |c| c[0]);
+        assert!(as_call > 0, "the library has no {form} for bf16: {called:?}");
+    }
+}
+
+/// Both ways are timed once; the choice is kept, and whichever it is the result is right.
+#[test]
+fn the_faster_way_is_chosen_and_kept_on_a_gpu() {
+    let shapes = [[64, 64, 64], [512, 1024, 256], [4096, 4096, 1024]];
+    let Some(gpu) = gpu(shapes.len() * FORMS.len()) else { return };
+    let program = crate::library::load(&[]).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let store = Arc::new(Store::open(folder.path(), Kind::Choice));
+    for (form, shape) in FORMS.into_iter().flat_map(|f| shapes.map(|s| (f, s))) {
+        let (graph, inputs) = case(&program, form, DType::BF16, shape, [false, form == "GELU_AUX_BIAS"]);
+        let tensors: Vec<Tensor> = inputs.iter().map(|(_, t)| t.clone()).collect();
+        let plan = Arc::new(Plan::build(&graph, &Options::new(gpu.profile())).unwrap());
+        let (first, counts) = start(&gpu, &plan, &store);
+        let (second, again) = start(&gpu, &plan, &store);
+        let what = format!("{form} {shape:?}: {} launches, {counts:?}\n{plan}", first.launches());
+        println!("{}", what.lines().next().unwrap_or_default());
+        assert_eq!((first.launches(), again.measured), (second.launches(), 0), "{what}, then {again:?}");
+        if shape[0] <= 512 {
+            let want = evaluate(&graph, &inputs, Mode::Rounded).unwrap();
+            for (got, w) in first.run(&tensors).unwrap().iter().zip(&want) {
+                compare(got, &w.to_tensor().unwrap(), w.dtype, coarsest(&graph), &what);
+            }
+        }
+    }
+}
+
+fn start(gpu: &Arc<Gpu>, plan: &Arc<Plan>, store: &Arc<Store>) -> (Executor, Counts) {
+    let mut tuner = Tuner::with_store(store.clone(), Duration::from_secs(600), Effort::Unknown);
+    let executor = Executor::new(plan.clone(), gpu.clone(), &mut tuner).unwrap().poisoned();
+    (executor, tuner.counts())
+}
