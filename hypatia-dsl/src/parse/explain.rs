@@ -460,6 +460,9 @@ impl Site<'_> {
                 "write `=>` between the two sides of a rule".to_string()
             }
             "=" if operator => "write `==` to compare; `=` gives a name to an argument or a body".to_string(),
+            ":" if self.expects(Rule::assign) && self.expects(Rule::scalar_result) => {
+                "write `=` before the body, or `->` before the type of a result that is no number".to_string()
+            }
             "=>" | ":" | "=" if self.expects(Rule::arrow) || self.expects(Rule::scalar_result) => {
                 "write `->` before the result's type".to_string()
             }

@@ -294,7 +294,11 @@ impl Run {
             let fired: Vec<String> =
                 fired.iter().map(|(r, n)| if *n > 1 { format!("{r} x{n}") } else { r.clone() }).collect();
             let fused = if fired.is_empty() { "no rule".to_string() } else { fired.join(", ") };
-            line("fused by", if o.discarded() { format!("no rule: the plan of {fused} is not used") } else { fused });
+            let discarded = match fired.is_empty() {
+                true => "no rule: the plan that the rules made is not used".to_string(),
+                false => format!("no rule: the plan of {fused} is not used"),
+            };
+            line("fused by", if o.discarded() { discarded } else { fused });
         }
         let fused = o.compiled.executor.plan();
         line("launches", arrow(o.unfused_launches, fused.launches(), self.no_rules));

@@ -129,7 +129,9 @@ fn streamed_rows_agree_with_the_exact_values_on_a_gpu() {
     let Some(gpu) = gpu(sizes.len() * floats.len()) else { return };
     let program = crate::library::load(&[]).unwrap();
     let mut rng = ChaCha8Rng::seed_from_u64(12);
-    for (size, dtype) in sizes.into_iter().take(cases(100) as usize).flat_map(|s| floats.map(|d| (s, d))) {
+    // One is enough for a sanitizer.
+    let count = if cases(100) < 100 { 1 } else { sizes.len() };
+    for (size, dtype) in sizes.into_iter().take(count).flat_map(|s| floats.map(|d| (s, d))) {
         rows_agree(&gpu, &program, &mut rng, size, dtype, false);
     }
 }
