@@ -36,6 +36,8 @@ pub fn test_block(
             if integers || failure != Failure::Value =>
         {
             match difference {
+                // Truth values are compared as they are.
+                _ if sides.graph.ty(left).dtype == DType::Bool => (l, r),
                 Some(d) if d.left == d.right && !integers => (format!("1 / {tight_l}"), format!("1 / {tight_r}")),
                 Some(d) if d.left.is_finite() && d.right.is_finite() => {
                     let shape = &sides.graph.ty(left).shape;

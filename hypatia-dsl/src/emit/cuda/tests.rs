@@ -151,7 +151,7 @@ fn rows_of_known_length_get_the_threads_that_they_need() {
     assert_eq!(geometry(1, 1 << 20, true), rows(1024, 1024));
     let long = rowwise_for(&p, &k, RowTarget::Length { rows: 1024, n: 65_536, clusters: true }).unwrap();
     assert!(
-        long.text.contains("__cluster_dims__(4, 1, 1)")
+        long.text.contains("__cluster_dims__(8, 1, 1)")
             && long.text.contains("cp.async")
             && long.text.contains("constexpr long long n = 65536;")
     );
