@@ -328,7 +328,9 @@ impl Model {
         let memory = if rules && check { self.memory(&graph, &optimized.graph) } else { None };
         let kept = memory.as_ref().filter(|_| !self.options.recheck).and_then(Memory::recall);
         let compares = rules && check && kept.is_none();
-        let widened = if compares && graph.computes_narrow() { Some(graph.widened()?) } else { None };
+        // On a GPU the graph in f32 is likely to be asked for: compiling it takes long.
+        let narrow = compares && gpu.is_some() && graph.computes_narrow();
+        let widened = narrow.then(|| graph.widened().ok()).flatten();
         // What will run is planned first: it has the time that there is for measuring. What it is compared with is compiled
         // meanwhile.
         let (made, [unfused, wide]) = std::thread::scope(|scope| {
@@ -366,11 +368,16 @@ impl Model {
         let gpu = self.options.gpu.as_ref();
         let why = self.difference(&compiled, inputs, || {
             let once = gpu.map(OnGpu::untuned);
-            let run = |p: &Precise| {
-                let plan = p.plan.clone().map_or_else(|| planner.build(&p.graph, false), Ok)?;
-                planner.executor(plan, once.as_ref())?.run(inputs)
+            let made = precise.and_then(|p| p.plan.clone());
+            let plan = match (made, precise) {
+                (Some(plan), _) => plan,
+                (None, Some(p)) => planner.build(&p.graph, false)?,
+                (None, None) if compiled.unfused.graph.computes_narrow() => {
+                    planner.build(&compiled.unfused.graph.widened()?, false)?
+                }
+                (None, None) => return Ok(None),
             };
-            precise.map(run).transpose()
+            planner.executor(plan, once.as_ref())?.run(inputs).map(Some)
         })?;
         let verdict = why.map_or(Verdict::Agree, |why| Verdict::Differ(not_used(&why, &compiled.report)));
         if let Some(memory) = memory {
