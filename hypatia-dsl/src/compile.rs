@@ -21,8 +21,14 @@ pub trait Loader {
     /// there is none; `Err` says why it could not be read.
     fn load(&self, module: &str, from: Option<&Path>) -> Result<Option<SourceFile>, String>;
 
-    /// Whether the tests of embedded files stay in the program where other files use these. Checking them takes a quarter
-    /// of the time of checking a small file.
+    /// The files that are part of every program, seen from its first file. Operators mean builtin scalars, so the file
+    /// that declares these is one: the one that the first file would `use`, so that a copy of the library stands alone.
+    fn always(&self, first: Option<&Path>) -> Vec<SourceFile> {
+        self.load("core", first).into_iter().flatten().collect()
+    }
+
+    /// Whether embedded files that other files use are checked too, and their tests stay in the program. Without, they are
+    /// taken as checked when they were embedded: checking them takes half of the time of checking a small file.
     fn wants_tests(&self) -> bool {
         false
     }
@@ -83,4 +89,56 @@ pub fn compile(roots: Vec<SourceFile>, loader: &dyn Loader) -> Compilation {
     diagnostics.dedup();
     let program = (!has_errors(&diagnostics)).then_some(program);
     Compilation { sources, files: resolved.files, program, diagnostics }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A "library" whose second file says what is false of types, and has a test.
+    const FILES: &[(&str, &str)] = &[
+        ("core", include_str!("../../rules/core.hyp")),
+        (
+            "broken",
+            "edition 1;\nuse core::*;\nruleset r { until = fixpoint; }\n\
+             rule r::squeeze: x * 1.0 => transpose(x, perm = [0, 1])\n  requires rank(x) == 3;\n\
+             test \"t\" { input x: f32[2]; given x * 2.0; expect not fires r::squeeze; }\n",
+        ),
+    ];
+
+    struct Embedded {
+        checked: bool,
+    }
+
+    impl Loader for Embedded {
+        fn load(&self, module: &str, from: Option<&Path>) -> Result<Option<SourceFile>, String> {
+            FileLoader { embedded: FILES }.load(module, from)
+        }
+
+        fn wants_tests(&self) -> bool {
+            self.checked
+        }
+    }
+
+    fn file(name: &str, text: &str, embedded: bool) -> SourceFile {
+        SourceFile { name: name.into(), path: None, text: text.into(), embedded }
+    }
+
+    #[test]
+    fn embedded_files_are_taken_as_checked_where_they_are_used_and_only_there() {
+        let user = || vec![file("user.hyp", "edition 1;\nuse broken::*;\n", false)];
+        let errors = |c: &Compilation| c.diagnostics.iter().filter(|d| d.severity == Severity::Error).count();
+        let used = compile(user(), &Embedded { checked: false });
+        assert_eq!(errors(&used), 0, "{:?}", used.diagnostics);
+        let program =
+            used.program.as_ref().map(|p| (p.rules.iter().any(|r| r.base_name == "r::squeeze"), p.tests.len()));
+        assert_eq!(program, Some((true, 0)));
+        // Where their tests are asked for, where the file itself is, and where a user's file says the same.
+        let asked = compile(user(), &Embedded { checked: true });
+        let itself = compile(vec![file("<library>/broken.hyp", FILES[1].1, true)], &Embedded { checked: false });
+        let users = compile(vec![file("mine.hyp", FILES[1].1, false)], &Embedded { checked: false });
+        for c in [asked, itself, users] {
+            assert!(errors(&c) > 0 && c.program.is_none(), "{:?}", c.diagnostics);
+        }
+    }
 }

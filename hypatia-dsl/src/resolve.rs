@@ -11,8 +11,9 @@ use std::path::PathBuf;
 use crate::ast::{self, ItemKind, Name};
 use crate::compile::Loader;
 use crate::diag::Diagnostic;
+use crate::parse::parse_all;
 use crate::sema::code;
-use crate::source::{SourceFile, SourceMap, Span};
+use crate::source::{FileId, SourceFile, SourceMap, Span};
 use crate::spell::closest;
 
 /// Files of one compilation at most; a guard against a generated maze.
@@ -85,6 +86,16 @@ pub struct Resolved {
     pub order: Vec<usize>,
     /// Files with a `use` that failed: what they do not know may come from there.
     pub incomplete: Vec<bool>,
+    /// Files of the embedded library that others use. They were checked when the library was made: what can only give
+    /// an error or a warning about them is not worked out again.
+    pub trusted: Vec<bool>,
+}
+
+impl Resolved {
+    /// Whether a span lies in a file that is taken as checked.
+    pub fn trusts(&self, span: Option<Span>) -> bool {
+        span.is_some_and(|s| self.files.iter().zip(&self.trusted).any(|(f, trusted)| *trusted && f.id == s.file))
+    }
 }
 
 struct Edge {
@@ -103,38 +114,31 @@ pub fn resolve(
     sources: &mut SourceMap,
     diags: &mut Vec<Diagnostic>,
 ) -> Resolved {
-    let mut files = Files {
-        sources,
-        loader,
-        keys: HashMap::new(),
-        parsed: Vec::new(),
-        names: Vec::new(),
-        failed: HashSet::new(),
-        wrecked: HashSet::new(),
-        diags,
-    };
+    let mut files =
+        Files { sources, loader, keys: HashMap::new(), ids: Vec::new(), parsed: Vec::new(), names: Vec::new(), diags };
     let first = roots.first().and_then(|r| r.path.clone());
     for root in roots {
         files.add(root);
     }
-    let own = files.parsed.len();
-    // Operators mean builtin scalars, so the file that declares these is always part of a Program: the
-    // one that the first file would `use`, so that a copy of the library stands alone.
-    if let Ok(Some(core)) = loader.load("core", first.as_deref()) {
-        files.add(core);
+    let own = files.ids.len();
+    for file in loader.always(first.as_deref()) {
+        files.add(file);
     }
-    let edges = files.load_all();
+    let all = files.ids.len();
+    let (edges, failed) = files.load_all();
     // The library's tests are its own business, unless it is what was asked for.
-    for file in files.parsed.iter_mut().skip(own) {
-        if files.sources.file(file.id).embedded && !loader.wants_tests() {
-            file.items.retain(|i| !matches!(i.kind, ItemKind::Test(_)));
-        }
+    let tests = loader.wants_tests();
+    let trusted: Vec<bool> =
+        files.ids.iter().enumerate().map(|(i, id)| i >= own && !tests && files.sources.file(*id).embedded).collect();
+    let Files { mut parsed, names, .. } = files;
+    for (file, _) in parsed.iter_mut().zip(&trusted).filter(|(_, trusted)| **trusted) {
+        file.items.retain(|i| !matches!(i.kind, ItemKind::Test(_)));
     }
-    let Files { parsed, names, failed, .. } = files;
     let incomplete =
         (0..parsed.len()).map(|f| failed.contains(&f) || parsed[f].broken.iter().any(|n| n == "*")).collect();
-    let order = order(&parsed, &names, &edges, diags);
-    let mut resolved = Resolved { files: parsed, names, scopes: Vec::new(), order, incomplete };
+    let from = (own..all).chain(0..own).chain(all..parsed.len());
+    let order = order(from, &names, &edges, diags);
+    let mut resolved = Resolved { files: parsed, names, scopes: Vec::new(), order, incomplete, trusted };
     resolved.scopes = scopes(&resolved, &edges, diags);
     resolved
 }
@@ -143,71 +147,67 @@ struct Files<'a> {
     sources: &'a mut SourceMap,
     loader: &'a dyn Loader,
     keys: HashMap<String, usize>,
+    /// All files that were found, in that order.
+    ids: Vec<FileId>,
+    /// The trees of the first of them; the others are still to be parsed.
     parsed: Vec<ast::File>,
     names: Vec<String>,
-    /// Files with a `use` that found nothing.
-    failed: HashSet<usize>,
-    /// Files of which nothing could be read.
-    wrecked: HashSet<usize>,
     diags: &'a mut Vec<Diagnostic>,
 }
 
 impl Files<'_> {
-    /// The index of that file, parsing it if it is new.
+    /// The index of that file, which is parsed later if it is new.
     fn add(&mut self, source: SourceFile) -> usize {
         let key = match &source.path {
             Some(path) => std::fs::canonicalize(path).unwrap_or_else(|_| path.clone()).display().to_string(),
             None => source.name.clone(),
         };
         if let Some(&index) = self.keys.get(&key)
-            && (source.path.is_some() || self.sources.file(self.parsed[index].id).text == source.text)
+            && (source.path.is_some() || self.sources.file(self.ids[index]).text == source.text)
         {
             return index;
         }
         let stem = source.path.clone().unwrap_or_else(|| PathBuf::from(&source.name));
         let stem = stem.file_stem().map_or_else(|| source.name.clone(), |s| s.to_string_lossy().into_owned());
-        let id = self.sources.add(source);
-        let (file, diags) = crate::parse::parse(self.sources, id);
-        if file.items.is_empty() && !diags.is_empty() {
-            self.wrecked.insert(self.parsed.len());
-        }
-        self.diags.extend(diags);
-        self.parsed.push(file);
+        self.ids.push(self.sources.add(source));
         self.names.push(stem);
-        self.keys.insert(key, self.parsed.len() - 1);
-        self.parsed.len() - 1
+        self.keys.insert(key, self.ids.len() - 1);
+        self.ids.len() - 1
     }
 
-    /// Follows every `use` to its file. One entry for each file, in order.
-    fn load_all(&mut self) -> Vec<Vec<Edge>> {
+    /// Follows every `use` to its file. One entry for each file, in order, and the files with a `use` that found nothing
+    /// or nothing readable. The files that a round finds are parsed side by side.
+    fn load_all(&mut self) -> (Vec<Vec<Edge>>, HashSet<usize>) {
         let mut edges: Vec<Vec<Edge>> = Vec::new();
-        while edges.len() < self.parsed.len() {
-            let from = edges.len();
-            let uses: Vec<(ast::Use, Span)> = self.parsed[from]
-                .items
-                .iter()
-                .filter_map(|i| match &i.kind {
-                    ItemKind::Use(u) => Some((u.clone(), i.span)),
-                    _ => None,
-                })
-                .collect();
-            let mut out = Vec::new();
-            for (u, span) in uses {
-                match self.follow(from, &u, span) {
-                    Some(edge) => {
-                        if self.wrecked.contains(&edge.target) {
-                            self.failed.insert(from);
-                        }
-                        out.push(edge);
-                    }
-                    None => {
-                        self.failed.insert(from);
-                    }
+        let mut failed: HashSet<usize> = HashSet::new();
+        // Files of which nothing could be read.
+        let mut wrecked: HashSet<usize> = HashSet::new();
+        while edges.len() < self.ids.len() {
+            for (file, diags) in parse_all(self.sources, &self.ids[self.parsed.len()..]) {
+                if file.items.is_empty() && !diags.is_empty() {
+                    wrecked.insert(self.parsed.len());
                 }
+                self.diags.extend(diags);
+                self.parsed.push(file);
             }
-            edges.push(out);
+            for from in edges.len()..self.parsed.len() {
+                let uses: Vec<(ast::Use, Span)> = self.parsed[from]
+                    .items
+                    .iter()
+                    .filter_map(|i| match &i.kind {
+                        ItemKind::Use(u) => Some((u.clone(), i.span)),
+                        _ => None,
+                    })
+                    .collect();
+                let found: Vec<Option<Edge>> = uses.iter().map(|(u, span)| self.follow(from, u, *span)).collect();
+                if found.iter().any(Option::is_none) {
+                    failed.insert(from);
+                }
+                edges.push(found.into_iter().flatten().collect());
+            }
         }
-        edges
+        failed.extend((0..edges.len()).filter(|f| edges[*f].iter().any(|e| wrecked.contains(&e.target))));
+        (edges, failed)
     }
 
     fn follow(&mut self, from: usize, u: &ast::Use, span: Span) -> Option<Edge> {
@@ -220,7 +220,7 @@ impl Files<'_> {
         }
         let path = self.sources.file(self.parsed[from].id).path.clone();
         for (n, glob) in tries {
-            if self.parsed.len() >= MAX_FILES {
+            if self.ids.len() >= MAX_FILES {
                 let d = Diagnostic::error(code::UNREADABLE, format!("more than {MAX_FILES} files"), span);
                 self.diags.push(d.hint("join some of them"));
                 return None;
@@ -268,10 +268,15 @@ impl Files<'_> {
 }
 
 /// Files behind those they use; circles are reported once each and cut.
-fn order(files: &[ast::File], names: &[String], edges: &[Vec<Edge>], diags: &mut Vec<Diagnostic>) -> Vec<usize> {
+fn order(
+    roots: impl Iterator<Item = usize>,
+    names: &[String],
+    edges: &[Vec<Edge>],
+    diags: &mut Vec<Diagnostic>,
+) -> Vec<usize> {
     let mut out = Vec::new();
-    let mut state = vec![0u8; files.len()]; // 0 new, 1 open, 2 done
-    for root in 0..files.len() {
+    let mut state = vec![0u8; edges.len()]; // 0 new, 1 open, 2 done
+    for root in roots {
         if state[root] != 0 {
             continue;
         }

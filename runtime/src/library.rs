@@ -40,17 +40,33 @@ pub fn compile_files(paths: &[PathBuf]) -> Result<Compilation> {
 
 /// Compiles the whole embedded library together with these texts.
 pub fn compile_sources(users: Vec<SourceFile>) -> Compilation {
-    let mut roots: Vec<SourceFile> = hypatia_rules::FILES
-        .iter()
-        .map(|(name, text)| SourceFile {
-            name: format!("<library>/{name}.hyp"),
-            path: None,
-            text: (*text).into(),
-            embedded: true,
-        })
-        .collect();
-    roots.extend(users);
-    compile(roots, &loader())
+    compile(users, &Whole { loader: loader(), checked: false })
+}
+
+/// Compiles and checks the whole embedded library, its tests included.
+pub fn check_library() -> Compilation {
+    compile(Vec::new(), &Whole { loader: loader(), checked: true })
+}
+
+/// A loader that makes every embedded file part of the program.
+struct Whole {
+    loader: FileLoader,
+    /// Whether these are checked too.
+    checked: bool,
+}
+
+impl Loader for Whole {
+    fn load(&self, module: &str, from: Option<&Path>) -> Result<Option<SourceFile>, String> {
+        self.loader.load(module, from)
+    }
+
+    fn always(&self, _first: Option<&Path>) -> Vec<SourceFile> {
+        self.loader.embedded.iter().filter_map(|(name, _)| self.loader.load(name, None).ok()?).collect()
+    }
+
+    fn wants_tests(&self) -> bool {
+        self.checked
+    }
 }
 
 /// A loader that keeps the tests of the library's files where others use these.

@@ -3,16 +3,17 @@
 use crate::ast::BinaryOp;
 use crate::diag::Diagnostic;
 use crate::ir::{AExpr, AttrValue, Program, Var};
+use crate::resolve::Resolved;
 use crate::sema::code;
 use crate::source::Span;
 use crate::typing::{Bindings, NoFacts, eval, eval_guard, same_value, show_expr};
 
-pub(super) fn lint(p: &Program, out: &mut Vec<Diagnostic>) {
-    for r in p.rules.iter().filter(|r| !r.derived) {
+pub(super) fn lint(p: &Program, resolved: &Resolved, out: &mut Vec<Diagnostic>) {
+    for r in p.rules.iter().filter(|r| !r.derived && !resolved.trusts(r.origin.span)) {
         check(&format!("rule `{}`", r.base_name), &r.vars, &r.requires, r.origin.span, out);
         check(&format!("rule `{}`", r.base_name), &r.vars, &r.prefer, r.origin.span, out);
     }
-    for k in &p.kernels {
+    for k in p.kernels.iter().filter(|k| !resolved.trusts(k.origin.span)) {
         check(&format!("kernel `{}`", k.name), &k.vars, &k.requires, k.origin.span, out);
     }
 }

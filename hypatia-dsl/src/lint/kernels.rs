@@ -3,10 +3,11 @@
 use crate::diag::Diagnostic;
 use crate::emit::instances::not_generated;
 use crate::ir::{Backend, Program};
+use crate::resolve::Resolved;
 use crate::sema::code;
 
-pub(super) fn lint(p: &Program, out: &mut Vec<Diagnostic>) {
-    for kernel in &p.kernels {
+pub(super) fn lint(p: &Program, resolved: &Resolved, out: &mut Vec<Diagnostic>) {
+    for kernel in p.kernels.iter().filter(|k| !resolved.trusts(k.origin.span)) {
         let (Some(span), Some(why)) = (kernel.origin.span, not_generated(p, kernel)) else { continue };
         let backend = if kernel.backend == Backend::Rowwise { "rowwise" } else { "pointwise" };
         out.push(

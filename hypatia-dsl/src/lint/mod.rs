@@ -1,7 +1,8 @@
 //! Lints: warnings about declarations that are legal and probably not meant.
 //!
 //! In: a checked Program and the trees it came from. Out: warnings, one for each written rule however
-//! many rules its families came to. Holds always: nothing here decides whether a Program is accepted.
+//! many rules its families came to. Holds always: nothing here decides whether a Program is accepted, and
+//! files that are taken as checked are not looked at.
 
 mod guards;
 mod kernels;
@@ -16,9 +17,9 @@ use crate::source::SourceMap;
 /// All warnings about a program.
 pub fn lint(program: &Program, resolved: &Resolved, sources: &SourceMap) -> Vec<Diagnostic> {
     let mut out = Vec::new();
-    rules::lint(program, &mut out);
-    guards::lint(program, &mut out);
-    kernels::lint(program, &mut out);
+    rules::lint(program, resolved, &mut out);
+    guards::lint(program, resolved, &mut out);
+    kernels::lint(program, resolved, &mut out);
     unused::lint(program, resolved, sources, &mut out);
     // A rule that its families write out many times is warned about once.
     let mut seen = std::collections::HashSet::new();

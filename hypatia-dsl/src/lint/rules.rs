@@ -4,6 +4,7 @@ use std::collections::{HashMap, HashSet};
 
 use crate::diag::Diagnostic;
 use crate::ir::{Build, Head, NodePat, OpBody, OpId, Pat, Program, Rule, Sort, VarId};
+use crate::resolve::Resolved;
 use crate::sema::code;
 use crate::sema::hygiene::{Instance, grows, instance_of, parts, same_result};
 use crate::sema::walk::{build_vars, expr_vars, pat_vars};
@@ -11,10 +12,11 @@ use crate::sema::walk::{build_vars, expr_vars, pat_vars};
 /// Pairs of rules with one head that are compared at most, so that a huge library lints in time.
 const MAX_PAIRS: usize = 200_000;
 
-pub(super) fn lint(p: &Program, out: &mut Vec<Diagnostic>) {
+pub(super) fn lint(p: &Program, resolved: &Resolved, out: &mut Vec<Diagnostic>) {
     let written: Vec<&Rule> = p.rules.iter().filter(|r| !r.derived).collect();
     let reachable = reachable_ops(p);
-    for r in &written {
+    let trusted: Vec<bool> = written.iter().map(|r| resolved.trusts(r.origin.span)).collect();
+    for (r, _) in written.iter().zip(&trusted).filter(|(_, trusted)| !**trusted) {
         unused_variables(r, out);
         if grows(r)
             && let Some(span) = r.origin.span
@@ -29,7 +31,7 @@ pub(super) fn lint(p: &Program, out: &mut Vec<Diagnostic>) {
             unmatchable(p, r, l, &reachable, out);
         }
     }
-    said_twice(&written, out);
+    said_twice(&written, &trusted, out);
 }
 
 /// Variables that occur once and are used nowhere.
@@ -184,7 +186,7 @@ fn literals(r: &Rule, some: bool) -> Vec<u64> {
 }
 
 /// Rules that another rule makes superfluous.
-fn said_twice(rules: &[&Rule], out: &mut Vec<Diagnostic>) {
+fn said_twice(rules: &[&Rule], trusted: &[bool], out: &mut Vec<Diagnostic>) {
     let numbers: Vec<_> = rules.iter().map(|r| (literals(r, false), literals(r, true))).collect();
     let mut by_head: HashMap<Option<Head>, Vec<usize>> = HashMap::new();
     for (i, r) in rules.iter().enumerate() {
@@ -194,6 +196,9 @@ fn said_twice(rules: &[&Rule], out: &mut Vec<Diagnostic>) {
     for (i, r) in rules.iter().enumerate() {
         for &j in by_head.get(&root(r)).into_iter().flatten() {
             let other = rules[j];
+            if trusted[i] && trusted[j] {
+                continue;
+            }
             pairs += 1;
             if pairs > MAX_PAIRS {
                 return;

@@ -24,6 +24,7 @@ pub use limits::{MAX_BRACKETS, MAX_DEPTH};
 
 use crate::ast::{File, Item, Name, Spanned};
 use crate::diag::{Code, Diagnostic};
+use crate::parallel::side_by_side;
 use crate::source::{FileId, MAX_FILE, SourceMap, Span};
 use scan::{Kind, Token};
 
@@ -49,18 +50,18 @@ type Built<T> = Result<T, Bug>;
 const STACK: usize = 32 << 20;
 
 /// Parses a file. The tree holds the items without errors.
-///
-/// The work is done on a thread of its own, because the caller's stack may be small.
 pub fn parse(sources: &SourceMap, file: FileId) -> (File, Vec<Diagnostic>) {
-    let text: &str = &sources.file(file).text;
-    std::thread::scope(|scope| {
-        let builder = std::thread::Builder::new().name("parse".into()).stack_size(STACK);
-        match builder.spawn_scoped(scope, || parse_text(text, file)) {
-            Ok(thread) => thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
-            // The system gives no thread: try here.
-            Err(_) => parse_text(text, file),
-        }
-    })
+    match parse_all(sources, &[file]).pop() {
+        Some(parsed) => parsed,
+        None => parse_text(&sources.file(file).text, file),
+    }
+}
+
+/// Parses files side by side, as [`parse`] does each.
+///
+/// The work is done on threads of their own, because the caller's stack may be small.
+pub fn parse_all(sources: &SourceMap, files: &[FileId]) -> Vec<(File, Vec<Diagnostic>)> {
+    side_by_side(files, 1, Some(STACK), |file| parse_text(&sources.file(*file).text, *file))
 }
 
 fn parse_text(text: &str, file: FileId) -> (File, Vec<Diagnostic>) {

@@ -42,8 +42,10 @@ use std::collections::{HashMap, HashSet};
 use crate::ast::{self, ItemKind};
 use crate::diag::Diagnostic;
 use crate::ir::{
-    CostFormulas, Head, OpBody, OpDef, OpId, Origin, Param, ParamKind, Program, RuleSetId, ScalarBody, ScalarId,
+    CostFormulas, Head, Kernel, OpBody, OpDef, OpId, Origin, Param, ParamKind, Program, Rule, RuleSetId, ScalarBody,
+    ScalarId, Test,
 };
+use crate::parallel::side_by_side;
 use crate::resolve::{ItemRef, Resolved, Space};
 use crate::source::{SourceMap, Span};
 
@@ -364,7 +366,9 @@ impl<'a> Sema<'a> {
                 let body = ops::body(&mut cx, op, &def);
                 (body, cx.vars, cx.nodes, cx.diags)
             };
-            bodies.push((id, op, nodes));
+            if !self.resolved.trusted[at.file] {
+                bodies.push((id, op, nodes));
+            }
             self.diags.extend(diags);
             if let Some(b) = body {
                 let slot = &mut self.program.ops[id.index()];
@@ -372,59 +376,79 @@ impl<'a> Sema<'a> {
                 slot.vars = vars;
             }
         }
-        for (id, op, nodes) in bodies {
-            let def = self.program.op(id);
-            if let OpBody::Defined(b) = &def.body
-                && !self.poisoned_ops.contains(&id)
-            {
-                self.diags.extend(check::body(&self.program, def, op, b, &nodes));
+        let s: &Sema<'_> = self;
+        let found = side_by_side(&bodies, BODIES_A_THREAD, None, |(id, op, nodes)| match &s.program.op(*id).body {
+            OpBody::Defined(b) if !s.poisoned_ops.contains(id) => {
+                check::body(&s.program, s.program.op(*id), op, b, nodes)
+            }
+            _ => None,
+        });
+        self.diags.extend(found.into_iter().flatten());
+    }
+
+    /// Rules, kernels and tests need nothing of each other, so they are worked out side by side.
+    fn rules_kernels_tests(&mut self) {
+        let mut names: HashMap<String, Span> = HashMap::new();
+        let mut items = self.items();
+        items.retain(|(_, item)| match &item.kind {
+            ItemKind::Rule(r) => match names.insert(r.path.text(), r.path.span) {
+                Some(first) => {
+                    self.diags.push(
+                        Diagnostic::error(
+                            code::DUPLICATE,
+                            format!("rule `{}` is declared twice", r.path.text()),
+                            r.path.span,
+                        )
+                        .label("declared again here")
+                        .also(first, "first declared here")
+                        .hint("rename one of them"),
+                    );
+                    false
+                }
+                None => true,
+            },
+            ItemKind::Kernel(_) | ItemKind::Test(_) => true,
+            _ => false,
+        });
+        let s: &Sema<'_> = self;
+        let made = side_by_side(&items, ITEMS_A_THREAD, None, |(at, item)| Made::from(s, *at, item));
+        for (made, diags) in made {
+            self.diags.extend(diags);
+            match made {
+                Made::Rules(rules) => self.program.rules.extend(rules),
+                Made::Kernel(kernel) => self.program.kernels.extend(kernel.map(|k| *k)),
+                Made::Test(test) => self.program.tests.extend(test.map(|t| *t)),
             }
         }
     }
+}
 
-    fn rules_kernels_tests(&mut self) {
-        let mut names: HashMap<String, Span> = HashMap::new();
-        for (at, item) in self.items() {
-            match &item.kind {
-                ItemKind::Rule(r) => {
-                    if let Some(first) = names.insert(r.path.text(), r.path.span) {
-                        self.diags.push(
-                            Diagnostic::error(
-                                code::DUPLICATE,
-                                format!("rule `{}` is declared twice", r.path.text()),
-                                r.path.span,
-                            )
-                            .label("declared again here")
-                            .also(first, "first declared here")
-                            .hint("rename one of them"),
-                        );
-                        continue;
-                    }
-                    let (made, diags) = rules::rules(self, at.file, r, &item.doc);
-                    self.diags.extend(diags);
-                    self.program.rules.extend(made);
-                }
-                ItemKind::Kernel(k) => {
-                    let (kernel, diags) = {
-                        let mut cx = Cx::new(self, at.file);
-                        let kernel = kernels::kernel(&mut cx, k, &item.doc);
-                        (kernel, cx.diags)
-                    };
-                    self.diags.extend(diags);
-                    self.program.kernels.extend(kernel);
-                }
-                ItemKind::Test(t) => {
-                    let (test, diags) = {
-                        let mut cx = Cx::new(self, at.file);
-                        let test = tests::test(&mut cx, t);
-                        (test, cx.diags)
-                    };
-                    self.diags.extend(diags);
-                    self.program.tests.extend(test);
-                }
-                _ => {}
+/// Bodies of ops that are worth a thread.
+const BODIES_A_THREAD: usize = 10;
+
+/// Rules, kernels and tests that are worth a thread: about a millisecond's work.
+const ITEMS_A_THREAD: usize = 40;
+
+/// What an item came to.
+enum Made {
+    Rules(Vec<Rule>),
+    Kernel(Option<Box<Kernel>>),
+    Test(Option<Box<Test>>),
+}
+
+impl Made {
+    fn from(s: &Sema<'_>, at: ItemRef, item: &ast::Item) -> (Made, Vec<Diagnostic>) {
+        let mut cx = Cx::new(s, at.file);
+        let made = match &item.kind {
+            ItemKind::Rule(r) => {
+                let (rules, diags) = rules::rules(s, at.file, r, &item.doc);
+                return (Made::Rules(rules), diags);
             }
-        }
+            ItemKind::Kernel(k) => Made::Kernel(kernels::kernel(&mut cx, k, &item.doc).map(Box::new)),
+            ItemKind::Test(t) => Made::Test(tests::test(&mut cx, t).map(Box::new)),
+            _ => Made::Rules(Vec::new()),
+        };
+        (made, cx.diags)
     }
 }
 

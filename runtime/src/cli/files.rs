@@ -19,7 +19,7 @@ use hypatia_dsl::source::{SourceFile, SourceMap, Span};
 /// With `tests`, those of the library's files that these use are in the Programs too.
 pub fn programs(paths: &[PathBuf], tests: bool) -> Result<Vec<(Arc<Program>, Vec<String>)>> {
     if paths.is_empty() {
-        return Ok(vec![(library::load(&[])?, Vec::new())]);
+        return Ok(vec![(accepted(library::check_library())?, Vec::new())]);
     }
     let compile = |files: Vec<SourceFile>| match tests {
         true => library::check_with_tests(files),

@@ -1,0 +1,78 @@
+//! The same work on many items, on several threads.
+//!
+//! In: items and a function. Out: its results in the items' order, the same as on one thread. The front end is quick
+//! enough that starting threads shows: they are started for work that is worth it only.
+
+use std::num::NonZero;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Threads at most: files and rules are few, and the rest of the front end runs on one.
+const MOST: usize = 8;
+
+/// What `f` makes of each item. A thread is started for each `share` of them, up to what the machine has; a given `stack`
+/// in bytes is what each has, and then none of the work is done on the caller's own.
+pub(crate) fn side_by_side<T: Sync, R: Send>(
+    items: &[T],
+    share: usize,
+    stack: Option<usize>,
+    f: impl Fn(&T) -> R + Sync,
+) -> Vec<R> {
+    let threads = cores().min(items.len() / share.max(1)).clamp(1, MOST);
+    if threads == 1 && stack.is_none() {
+        return items.iter().map(f).collect();
+    }
+    let next = AtomicUsize::new(0);
+    let work = || {
+        let mut out = Vec::new();
+        loop {
+            let i = next.fetch_add(1, Ordering::Relaxed);
+            let Some(item) = items.get(i) else { return out };
+            out.push((i, f(item)));
+        }
+    };
+    let mut done = std::thread::scope(|scope| {
+        let started: Vec<_> = (usize::from(stack.is_none())..threads)
+            .filter_map(|_| {
+                let builder = std::thread::Builder::new().name("check".into());
+                let builder = if let Some(bytes) = stack { builder.stack_size(bytes) } else { builder };
+                // Where the system gives no thread, the others do its share.
+                builder.spawn_scoped(scope, work).ok()
+            })
+            .collect();
+        let mut done = if started.is_empty() || stack.is_none() { work() } else { Vec::new() };
+        for thread in started {
+            done.extend(thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+        }
+        done
+    });
+    done.sort_unstable_by_key(|(i, _)| *i);
+    done.into_iter().map(|(_, r)| r).collect()
+}
+
+/// The cores that this process may use. Asking the system takes as long as parsing a small file.
+fn cores() -> usize {
+    static CORES: OnceLock<usize> = OnceLock::new();
+    *CORES.get_or_init(|| std::thread::available_parallelism().map_or(1, NonZero::get))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn results_come_in_the_items_order_however_the_work_is_shared() {
+        let items: Vec<u64> = (0..1000).collect();
+        let expected: Vec<u64> = items.iter().map(|i| i * i).collect();
+        for (share, stack) in [(1, None), (300, None), (5000, None), (1, Some(1 << 20)), (5000, Some(1 << 20))] {
+            assert_eq!(side_by_side(&items, share, stack, |i| i * i), expected, "{share} {stack:?}");
+        }
+        assert!(side_by_side(&[] as &[u64], 1, Some(1 << 20), |i| i * i).is_empty());
+    }
+
+    #[test]
+    fn a_panic_is_the_callers() {
+        let thrown = std::panic::catch_unwind(|| side_by_side(&[1, 2, 3], 1, None, |i| assert_ne!(*i, 2)));
+        assert!(thrown.is_err());
+    }
+}
