@@ -1,7 +1,7 @@
 //! The same work on many items, on several threads.
 //!
-//! In: items and a function. Out: its results in the items' order, the same as on one thread. The front end is quick
-//! enough that starting threads shows: they are started for work that is worth it only.
+//! In: items and a function. Out: its results in the items' order, the same as on one thread. The front end is
+//! quick enough that starting threads shows: they are started for work that is worth it only.
 
 use std::num::NonZero;
 use std::sync::OnceLock;

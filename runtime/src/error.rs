@@ -36,11 +36,11 @@ pub enum Error {
         message: String,
     },
     /// A model uses something that Hypatia does not support.
-    #[error("{file}: node `{node}`: {op} (opset {opset}) is not supported: {message}")]
+    #[error("{}", unsupported(.file, .node, .op, *.opset, .message))]
     Unsupported {
         /// The model's file.
         file: String,
-        /// The node's name, or `#index` if it has none.
+        /// The node's name, or `#index` if it has none; empty where it is the whole model.
         node: String,
         /// Its op, with the domain if that is not the default one.
         op: String,
@@ -75,3 +75,10 @@ impl Error {
 
 /// Results of the library.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+fn unsupported(file: &str, node: &str, op: &str, opset: i64, message: &str) -> String {
+    match node {
+        "" => format!("{file}: {op} is of opset {opset}, which is not supported: {message}"),
+        _ => format!("{file}: node `{node}`: {op} (opset {opset}) is not supported: {message}"),
+    }
+}

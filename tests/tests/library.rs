@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, missing_docs)]
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use hypatia::device::Device;
 use hypatia::library;
@@ -28,7 +29,7 @@ fn written(program: &Program) -> BTreeSet<&str> {
 
 #[test]
 fn every_test_of_the_library_passes() {
-    let program = library::check_library().program.unwrap();
+    let program = Arc::new(library::check_library().program.unwrap());
     assert!(program.tests.len() > 90, "only {} tests were found", program.tests.len());
     let mut failed = Vec::new();
     for test in &program.tests {
@@ -40,7 +41,7 @@ fn every_test_of_the_library_passes() {
 
 #[test]
 fn every_rule_of_the_library_has_a_part_in_a_test() {
-    let program = library::load(&[]).unwrap();
+    let program = Arc::new(library::check_library().program.unwrap());
     let mut unseen: BTreeSet<&str> = program.rules.iter().map(|r| r.base_name.as_str()).collect();
     for test in &program.tests {
         let Ok((graph, _)) = given(&program, test) else { continue };
@@ -58,7 +59,7 @@ fn every_rule_of_the_library_has_a_part_in_a_test() {
 
 #[test]
 fn every_rule_of_the_library_is_expected_not_to_fire_somewhere() {
-    let program = library::load(&[]).unwrap();
+    let program = Arc::new(library::check_library().program.unwrap());
     let mut open = written(&program);
     for expect in program.tests.iter().flat_map(|t| &t.expect) {
         if let Expect::Fires(rule, false) = expect {
@@ -70,7 +71,7 @@ fn every_rule_of_the_library_is_expected_not_to_fire_somewhere() {
 
 #[test]
 fn every_rule_of_the_library_has_a_doc_comment() {
-    let program = library::load(&[]).unwrap();
+    let program = Arc::new(library::check_library().program.unwrap());
     let silent: BTreeSet<&str> =
         program.rules.iter().filter(|r| !r.derived && r.doc.is_empty()).map(|r| r.base_name.as_str()).collect();
     assert!(silent.is_empty(), "without a doc comment: {silent:?}");

@@ -196,4 +196,12 @@ body, and a written one is checked against that.",
         "scalar scaled(x, s) = x * s grad s;",
         "scalar scaled(x, s) = x * s grad s, x;",
     ),
+    Row::new(
+        332,
+        "a division by zero",
+        "A size or a whole number is divided by 0, or the rest of such a division is asked for. It has no
+value, so that the type would fit nothing and the guard would never hold.",
+        "op halves(x: T[..s, n]) -> T[..s, n / 0] = slice(x, axis = -1, start = 0, stop = n / 2);\ntest \"t\" { input x: f32[2, 6]; given halves(x); expect launches == 1; }",
+        "op halves(x: T[..s, n]) -> T[..s, n / 2] = slice(x, axis = -1, start = 0, stop = n / 2);\ntest \"t\" { input x: f32[2, 6]; given halves(x); expect launches == 1; }",
+    ),
 ];

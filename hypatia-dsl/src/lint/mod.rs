@@ -4,6 +4,7 @@
 //! many rules its families came to. Holds always: nothing here decides whether a Program is accepted, and
 //! files that are taken as checked are not looked at.
 
+mod growth;
 mod guards;
 mod kernels;
 mod rules;
@@ -18,6 +19,7 @@ use crate::source::SourceMap;
 pub fn lint(program: &Program, resolved: &Resolved, sources: &SourceMap) -> Vec<Diagnostic> {
     let mut out = Vec::new();
     rules::lint(program, resolved, &mut out);
+    growth::lint(program, resolved, &mut out);
     guards::lint(program, resolved, &mut out);
     kernels::lint(program, resolved, &mut out);
     unused::lint(program, resolved, sources, &mut out);

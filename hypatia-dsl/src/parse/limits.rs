@@ -106,6 +106,13 @@ fn strange(tokens: &[Token], text: &str, file: FileId) -> Option<Diagnostic> {
                     d.hint("strings stand in straight double quotes: \"text\"")
                 }
                 Some('\0') => d.note("the file holds NUL bytes: is it really a text file?"),
+                Some('\u{d7}') => d.hint("write `*`"),
+                Some('\u{f7}') => d.hint("write `/`"),
+                Some('\u{2212}' | '\u{2013}' | '\u{2014}') => d.hint("write `-`"),
+                Some('\u{2264}') => d.hint("write `<=`"),
+                Some('\u{2265}') => d.hint("write `>=`"),
+                Some('\u{2260}') => d.hint("write `!=`"),
+                Some('\u{2192}' | '\u{21d2}') => d.hint("write `=>` in a rule, `->` before the type of a result"),
                 Some(c) if c.is_alphabetic() => {
                     d.hint("names are made of the letters a to z and A to Z, digits and `_`")
                 }

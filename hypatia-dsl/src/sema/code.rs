@@ -55,6 +55,8 @@ codes! {
     MISPLACED = 330;
     /// `grad` with a wrong number of derivatives.
     GRAD = 331;
+    /// A size or attribute divided by zero.
+    ZERO_DIVISOR = 332;
     /// A variable on the right side that the left side does not bind.
     UNBOUND = 401;
     /// A left side that is no application.

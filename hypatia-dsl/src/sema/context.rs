@@ -365,7 +365,10 @@ fn kind_words(kind: &ExprKind) -> (&'static str, Option<&'static str>) {
             ("an optional variable", Some("`x?` may stand for an optional operand of a left side only"))
         }
         ExprKind::Call { .. } => ("an application", None),
-        ExprKind::Result(..) => ("the choice of a result", None),
+        ExprKind::Result(..) => (
+            "the choice of a result",
+            Some("`f(x).0` is the first result of an op of several; a number has one point: `1.5`"),
+        ),
         ExprKind::Index(..) => {
             ("an index", Some("attributes and lists of sizes have elements: `perm[0]`, `shape(x)[0]`"))
         }

@@ -146,6 +146,12 @@ impl<'a> Cx<'a> {
             }
             _ => {}
         }
+        if matches!(op, Div | Rem) && matches!(&y, AExpr::Value(AttrValue::Dim(d)) if d.as_const() == Some(0)) {
+            let d = Diagnostic::error(code::ZERO_DIVISOR, "this divides by zero", b.span)
+                .label("always zero")
+                .hint("divide by a size or number that is not 0");
+            return self.report(d);
+        }
         Some(AExpr::Binary(op, Box::new(x), Box::new(y)))
     }
 

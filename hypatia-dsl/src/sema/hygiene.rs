@@ -94,7 +94,7 @@ pub(crate) fn parts<'b>(b: &'b Build, f: &mut dyn FnMut(&'b Build, bool), root: 
 /// True if the right side holds a match of the left side that makes the next one larger.
 pub(crate) fn grows(r: &Rule) -> bool {
     let ([lhs], [rhs]) = (r.lhs.as_slice(), r.rhs.as_slice()) else { return false };
-    if !r.requires.is_empty() || has_type(lhs) {
+    if !unguarded(r) {
         return false;
     }
     let mut found = false;
@@ -109,6 +109,11 @@ pub(crate) fn grows(r: &Rule) -> bool {
         true,
     );
     found
+}
+
+/// A rule from one tensor to another that applies wherever its pattern is found.
+pub(crate) fn unguarded(r: &Rule) -> bool {
+    matches!((r.lhs.as_slice(), r.rhs.as_slice()), ([lhs], [_]) if r.requires.is_empty() && !has_type(lhs))
 }
 
 fn has_type(p: &Pat) -> bool {
@@ -304,7 +309,8 @@ fn attr_is(i: &Instance, v: VarId, e: &AExpr) -> bool {
     }
 }
 
-fn closed(e: &AExpr) -> bool {
+/// Whether the expression has no variables.
+pub(crate) fn closed(e: &AExpr) -> bool {
     let mut any = false;
     super::walk::expr_vars(e, &mut |_| any = true);
     !any

@@ -306,6 +306,10 @@ impl<'a> Sema<'a> {
                 names.sort_unstable();
                 let d = Diagnostic::error(code::EXPECTATION, format!("there is no rule `{name}`"), path.span)
                     .label("can never fire");
+                if let Some(why) = self.not_folded(&name) {
+                    found.push(d.hint(why));
+                    continue;
+                }
                 found.push(match crate::spell::closest(&name, names.into_iter()) {
                     Some(s) => d.hint(format!("did you mean `{s}`?")),
                     None => d.hint("only rules of this file and of what it uses take part: is a `use` missing?"),
@@ -313,6 +317,19 @@ impl<'a> Sema<'a> {
             }
         }
         self.diags.extend(found);
+    }
+
+    /// Why a declaration of that name gives no rule that finds its body: said of `fold::name` where there is such a one.
+    fn not_folded(&self, rule: &str) -> Option<String> {
+        let name = rule.strip_prefix("fold::")?;
+        if self.program.scalars.iter().any(|s| s.name == name) {
+            return Some(format!(
+                "drop this: a body of one operation is not looked for, `{name}` stands in a graph as it is written"
+            ));
+        }
+        self.program.ops.iter().any(|o| o.name == name).then(|| {
+            format!("the body of an op is looked for if the op has a kernel: declare one, `kernel k for {name}(...)`")
+        })
     }
 
     fn family_members(&mut self) {

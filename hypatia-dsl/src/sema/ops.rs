@@ -56,6 +56,12 @@ pub(super) fn signature<'a>(cx: &mut Cx<'a>, op: &'a ast::Op) -> Option<OpDef> {
     cx.params = op.params.len();
     let mut bounds = Vec::new();
     for g in &op.generics {
+        if let Some(first) = seen.insert(g.name.node.as_str(), g.name.span) {
+            let d = Diagnostic::error(code::DUPLICATE, format!("`{}` is declared twice", g.name.node), g.name.span);
+            cx.report::<()>(d.also(first, "first declared here").hint("give it a name of its own"));
+            good = false;
+            continue;
+        }
         let v = cx.declare(&g.name.node, Sort::DType, g.name.span);
         if let Some(b) = &g.bound {
             match bound(cx, b) {

@@ -125,12 +125,19 @@ fn ruleset(cx: &mut Cx<'_>, r: &ast::Rule) -> Option<RuleSetId> {
             format!("a rule's name is `ruleset::name`, not `{}`", r.path.text()),
             r.path.span,
         )
-        .label("which ruleset?")
-        .hint(format!(
-            "write `rule canon::{}: ...`, with the ruleset in which it is to run",
-            r.path.parts.last()?.node
-        ));
-        return cx.report(d);
+        .label("which ruleset?");
+        let name = &r.path.parts.last()?.node;
+        // The file's own, if it has one.
+        let own = cx.s.resolved.files[cx.file()].items.iter().find_map(|i| match &i.kind {
+            ast::ItemKind::RuleSet(set) => Some(&set.name.node),
+            _ => None,
+        });
+        return cx.report(match own {
+            Some(set) => d.hint(format!("write `rule {set}::{name}: ...`, with the ruleset in which it is to run")),
+            None => d.hint(format!(
+                "declare one, `ruleset mine {{ until = fixpoint; }}`, and write `rule mine::{name}: ...`"
+            )),
+        });
     };
     let path = ast::Path { parts: vec![set.clone()], span: set.span };
     match cx.s.resolved.lookup(cx.file(), Space::RuleSet, &path) {

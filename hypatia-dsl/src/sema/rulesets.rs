@@ -88,12 +88,17 @@ fn apply(
     setting: &Setting,
 ) -> Result<(), Box<Diagnostic>> {
     let at = setting.value.span;
-    let bad =
-        |what: &str| Err(Box::new(Diagnostic::error(code::SETTING, format!("`{}` is {what}", setting.key.node), at)));
+    let wrong = |what: &str| Diagnostic::error(code::SETTING, format!("`{}` is {what}", setting.key.node), at);
+    let bad = |what: &str| Err(Box::new(wrong(what)));
     match setting.key.node.as_str() {
         "until" => match &setting.value.kind {
             ExprKind::Path(p) if p.text() == "fixpoint" => def.iterations = None,
-            _ => return bad("`fixpoint`; a number of rounds is set by `iterations`"),
+            _ => {
+                let d = wrong("`fixpoint`, and nothing else").label("not `fixpoint`");
+                return Err(Box::new(
+                    d.hint("write `until = fixpoint;`, or `iterations = 30;` for a number of rounds"),
+                ));
+            }
         },
         "iterations" => match whole(&setting.value) {
             Some(n) if n >= 1 => def.iterations = Some(u32::try_from(n).unwrap_or(u32::MAX)),

@@ -283,7 +283,13 @@ fn expectation<'a>(cx: &mut Cx<'a>, e: &'a ast::Expect, inputs: &[TestInput]) ->
     };
     match e {
         ast::Expect::Error(n) => match Code::parse(&n.node) {
-            Some(c) => Some(Expect::Error(c)),
+            Some(c) if crate::codes::find(c).is_some() => Some(Expect::Error(c)),
+            Some(_) => {
+                let d = Diagnostic::error(code::EXPECTATION, format!("no error has the code `{}`", n.node), n.span)
+                    .label("can never be given")
+                    .hint("`hypatia explain H0304` tells what a code means; `hypatia check` prints that of an error");
+                cx.report(d)
+            }
             None => {
                 let d = Diagnostic::error(code::EXPECTATION, format!("`{}` is no code of an error", n.node), n.span)
                     .hint("codes look like `H0304`; `hypatia explain H0304` tells what one means");

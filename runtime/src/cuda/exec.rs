@@ -4,6 +4,7 @@
 //! once for all plans; runs may overlap, each on an instance of its own (stream, arena, inputs, graph); after the first
 //! run of an instance a run allocates nothing on the device.
 
+mod foreign;
 mod resident;
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -244,20 +245,32 @@ impl Executor {
 
     /// The whole plan as one graph.
     fn capture(&self, instance: &Instance) -> Result<Graph> {
-        let bases = self.bases(instance);
-        let mut launches = self.launches.lock().unwrap_or_else(PoisonError::into_inner);
-        if launches.is_empty() {
+        if self.launches.lock().unwrap_or_else(PoisonError::into_inner).is_empty() {
             return Ok(Graph::empty());
         }
+        self.capture_over(instance, &self.bases(instance), || Ok(()), || Ok(()))
+    }
+
+    /// The whole plan over these addresses, with more work before and behind it on the instance's stream.
+    fn capture_over(
+        &self,
+        instance: &Instance,
+        bases: &Bases,
+        before: impl FnOnce() -> Result<()>,
+        behind: impl FnOnce() -> Result<()>,
+    ) -> Result<Graph> {
+        let mut launches = self.launches.lock().unwrap_or_else(PoisonError::into_inner);
         Graph::capture(&instance.stream, || {
+            before()?;
             launches.iter_mut().try_for_each(|(step, launch)| {
-                // SAFETY: the bases are those of the instance whose graph this is: its memory is as large as the plan
-                // says and lives as long as the graph.
-                unsafe { put(&self.gpu, &instance.stream, &instance.sides, launch, &bases) }.map_err(|e| match e {
+                // SAFETY: the bases are those of the instance whose graph this is, whose memory is as large as the plan
+                // says and lives as long as the graph, or those that a caller answers for.
+                unsafe { put(&self.gpu, &instance.stream, &instance.sides, launch, bases) }.map_err(|e| match e {
                     Error::Device(m) => Error::Device(format!("step `{}`: {m}", self.plan.steps[*step].name)),
                     e => e,
                 })
-            })
+            })?;
+            behind()
         })
     }
 

@@ -16,6 +16,7 @@ use hypatia_dsl::scalar::{Term, TermNode};
 use rand::prelude::*;
 use rand_chacha::ChaCha8Rng;
 
+use super::memory::DeviceMemory;
 use super::{Executor, Gpu};
 use crate::cache::{Kind, Store};
 use crate::cpu::reference::{Mode, evaluate};
@@ -241,6 +242,61 @@ fn resident_runs_give_the_same_and_allocate_nothing_on_a_gpu() {
     let host = started.elapsed().as_secs_f64() * 1e6 / f64::from(count);
     resident.synchronize().unwrap();
     println!("a run on the device of {} steps takes the host {host:.2} us", executor.plan().launches());
+}
+
+/// Runs over others' memory: aligned and not, more sets of addresses than are kept, results that are inputs.
+#[test]
+fn runs_at_foreign_addresses_give_the_same_on_a_gpu() {
+    let Some(gpu) = gpu(20) else { return };
+    let mut g = Graph::new(crate::library::load(&[]).unwrap());
+    let (x, b) = (g.input("x", ty(DType::F32, &[33, 40])), g.input("b", ty(DType::F32, &[40])));
+    let mut rng = ChaCha8Rng::seed_from_u64(7);
+    let mut random = |shape: &[usize]| {
+        let values: Vec<f64> = (0..shape.iter().product::<usize>()).map(|_| rng.random_range(-1.0..1.0)).collect();
+        Tensor::from_f64(DType::F32, shape, &values).unwrap()
+    };
+    let w = g.constant(random(&[40, 40]));
+    let y = g.builtin(BuiltinOp::Matmul, &[x, w], vec![]).unwrap()[0];
+    let y = g.call("add", &[y, b], &[]).unwrap()[0];
+    let y = g.call("softmax", &[y], &[]).unwrap()[0];
+    g.output("y", y);
+    g.output("b", b);
+    let (_, executor) = executor(&gpu, &g, true).unwrap();
+    let mut resident = executor.resident().unwrap();
+    let stream = gpu.context().new_stream().unwrap();
+    let room = |bytes: usize| DeviceMemory::new(&stream, bytes + 64).unwrap();
+    // Sets of addresses: the more of them, the more graphs, and some are used again.
+    let sets: Vec<[DeviceMemory; 4]> = (0..20).map(|_| [33 * 40 * 4, 40 * 4, 33 * 40 * 4, 40 * 4].map(room)).collect();
+    for round in 0..60usize {
+        let (set, shift) = (&sets[(round * 7) % 20], if round % 3 == 1 { 4 } else { 0 });
+        let inputs = [random(&[33, 40]), random(&[40])];
+        let want = executor.run(&inputs).unwrap();
+        let at = |i: usize| set[i].address() + shift as u64;
+        for (i, input) in inputs.iter().enumerate() {
+            let bytes = [vec![0; shift], input.bytes().to_vec()].concat();
+            set[i].upload(&bytes).unwrap();
+            set[i + 2].fill(0xff).unwrap();
+        }
+        stream.synchronize().unwrap();
+        // SAFETY: the memory is as large as the plan's types, and lives on.
+        unsafe { resident.run_at(&[at(0), at(1)], &[at(2), at(3)]) }.unwrap();
+        resident.synchronize().unwrap();
+        for (i, want) in want.iter().enumerate() {
+            let mut got = vec![0; want.bytes().len()];
+            set[i + 2].download(shift, &mut got).unwrap();
+            assert_eq!(got, want.bytes(), "output {i} of round {round}");
+        }
+    }
+    let [x, b, y, c] = [0, 1, 2, 3].map(|i| sets[0][i].address());
+    for (inputs, outputs, says) in [
+        (&[x][..], &[y, c][..], "1 addresses of inputs and 2 of results"),
+        (&[x, b], &[y, 0], "cannot lie at the address 0x0"),
+        (&[x, b + 2], &[y, c], "cannot lie"),
+    ] {
+        // SAFETY: nothing is run.
+        let wrong = unsafe { resident.run_at(inputs, outputs) }.unwrap_err().to_string();
+        assert!(wrong.contains(says), "{wrong}");
+    }
 }
 
 /// Every layout of a product that is a view, with the epilogues that the library's menu has and others.

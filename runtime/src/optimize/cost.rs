@@ -139,6 +139,33 @@ impl CostModel {
         cost
     }
 
+    /// What a node of a class costs on top because the class is a result of the graph: a part of another tensor that does not
+    /// lie in one piece is copied out of it.
+    pub fn stored(&self, egraph: &EGraph, class: &EClass<Node, Data>, node: &Node) -> Cost {
+        let cuts = |n: &Node| {
+            let Payload::Op(op, attrs) = n.payload else { return false };
+            let OpBody::Builtin(BuiltinOp::Slice | BuiltinOp::Split) = self.program.op(op).body else { return false };
+            let attrs = egraph.analysis.attrs(attrs);
+            let int = |i: usize| match attrs.get(i) {
+                Some(AttrValue::Dim(d)) => d.as_const(),
+                _ => None,
+            };
+            let strided = attrs.len() > 3 && int(3) != Some(1);
+            let of = n.children.first().and_then(|c| class_type(egraph, *c));
+            let Some((of, axis)) = of.zip(int(0)) else { return false };
+            let axis = if axis < 0 { axis + of.shape.len() as i64 } else { axis };
+            let before = usize::try_from(axis).ok().and_then(|a| of.shape.get(..a));
+            strided || before.is_none_or(|b| b.iter().any(|d| d.as_const() != Some(1)))
+        };
+        let cut = match node.payload {
+            Payload::Output(_) => node.children.iter().any(|c| egraph[*c].nodes.iter().any(cuts)),
+            _ => cuts(node),
+        };
+        let Some(ty) = class_type(egraph, class.id).filter(|_| cut && !class.data.constant) else { return 0 };
+        let moved = bytes(&concrete(ty));
+        self.time(Work { flops: 0.0, read: moved, write: moved }, self.device.vector)
+    }
+
     /// What a node costs by its types, and those of its operands.
     fn by_types(&self, egraph: &EGraph, class: Id, node: &Node) -> Cost {
         match node.payload {

@@ -35,6 +35,13 @@ pub enum Stop {
     Search,
 }
 
+impl Stop {
+    /// Whether there may be more to do.
+    pub fn cut_short(self) -> bool {
+        !matches!(self, Stop::Saturated | Stop::Iterations)
+    }
+}
+
 impl fmt::Display for Stop {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -68,6 +75,8 @@ pub struct Stage {
     pub millis: f64,
     /// Why it ended.
     pub stop: Stop,
+    /// Where it was cut short, the rules that fired most often, and how often.
+    pub busiest: Vec<(String, usize)>,
 }
 
 /// A rule that fired.
@@ -152,7 +161,7 @@ impl Report {
 
     /// True if no stage was cut short.
     pub fn complete(&self) -> bool {
-        self.stages.iter().all(|s| matches!(s.stop, Stop::Saturated | Stop::Iterations))
+        !self.stages.iter().any(|s| s.stop.cut_short())
     }
 }
 
@@ -187,7 +196,7 @@ impl Report {
         writeln!(f, "  {:<10} {:>9}  {:>9}  inputs, constants and views are not counted", "ops", b.ops, a.ops)?;
         writeln!(
             f,
-            "  {:<10} {:>9.1}  {:>9.1}  us, estimated: arithmetic or memory traffic, and a launch for each op",
+            "  {:<10} {:>9.1}  {:>9.1}  us, estimated op by op: arithmetic or memory traffic, and a launch (pointwise neighbours then share one)",
             "cost", b.micros, a.micros
         )
     }
@@ -274,6 +283,10 @@ impl Report {
                 "{:<width$}  {:>5}  {:>10}  {:>7}  {:>7}  {:>7}  {:>8.1}  {}",
                 s.ruleset, s.round, s.iterations, s.fired, s.nodes, s.classes, s.millis, s.stop
             )?;
+            if !s.busiest.is_empty() {
+                let list: Vec<String> = s.busiest.iter().map(|(rule, n)| format!("{rule} ({n} times)")).collect();
+                writeln!(f, "{:<width$}  most often fired: {}", "", list.join(", "))?;
+            }
         }
         Ok(())
     }

@@ -159,6 +159,7 @@ impl<'a> Session<'a> {
         let present = self.entered.egraph.total_size();
         let budget = Budget::of(ruleset, self.graph.nodes.len(), present, self.added[id.index()], all);
         let seen = &mut self.seen[id.index()];
+        let traced = self.traces.len();
         let ran = run(&mut self.entered.egraph, &rules, &budget, seen, &mut self.traces, &mut self.rejections);
         all.steps = all.steps.saturating_sub(ran.steps);
         self.added[id.index()] += self.entered.egraph.total_size().saturating_sub(present);
@@ -171,6 +172,7 @@ impl<'a> Session<'a> {
             classes: self.entered.egraph.number_of_classes(),
             millis: begun.elapsed().as_secs_f64() * 1e3,
             stop: ran.stop,
+            busiest: if ran.stop.cut_short() { busiest(&self.program, &self.traces[traced..]) } else { Vec::new() },
         });
         if ran.fired > 0
             && let Err(e) = self.choose(false)
@@ -184,7 +186,7 @@ impl<'a> Session<'a> {
     fn choose(&mut self, every_means: bool) -> Result<()> {
         let begun = Instant::now();
         let egraph = &self.entered.egraph;
-        let built = BuiltProblem::new(egraph, &self.entered.outputs, &self.model);
+        let built = BuiltProblem::new(egraph, &self.entered.outputs, None, &self.model);
         let start = match self.best.chosen.is_empty() {
             true => built.choice_of(egraph, self.given.iter().map(|(c, n)| (c, n))),
             false => built.choice_of(egraph, self.best.chosen.iter()),
@@ -256,7 +258,7 @@ impl<'a> Session<'a> {
         warnings.extend(
             self.stages
                 .iter()
-                .filter(|s| is_cut_short(s))
+                .filter(|s| s.stop.cut_short())
                 .map(|s| format!("ruleset {} was {}, so that better graphs may exist", s.ruleset, s.stop)),
         );
         let report = Report {
@@ -352,9 +354,7 @@ impl<'a> Session<'a> {
     /// `None` if there is no such graph.
     pub fn cost_with(&self, class: Id, node: Option<&Node>) -> Option<f64> {
         let egraph = &self.entered.egraph;
-        let mut outputs = self.entered.outputs.clone();
-        outputs.push(class);
-        let mut built = BuiltProblem::new(egraph, &outputs, &self.model);
+        let mut built = BuiltProblem::new(egraph, &self.entered.outputs, Some(class), &self.model);
         if let Some(node) = node {
             let at = built.at(egraph, class)?;
             let node = node.clone().map_children(|c| egraph.find(c));
@@ -417,8 +417,15 @@ pub(super) fn builds_terms(program: &Program, rule: &Rule) -> bool {
     rule.rhs.iter().any(has_term)
 }
 
-fn is_cut_short(s: &Stage) -> bool {
-    !matches!(s.stop, super::Stop::Saturated | super::Stop::Iterations)
+/// The rules that fired most often, with how often they did.
+fn busiest(program: &Program, traces: &[Trace]) -> Vec<(String, usize)> {
+    const SHOWN: usize = 3;
+    let mut times: FxHashMap<&str, usize> = FxHashMap::default();
+    traces.iter().for_each(|t| *times.entry(&program.rules[t.rule.index()].name).or_insert(0) += 1);
+    let mut times: Vec<(String, usize)> = times.into_iter().map(|(rule, n)| (rule.to_string(), n)).collect();
+    times.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
+    times.truncate(SHOWN);
+    times
 }
 
 fn micros(cost: Cost) -> f64 {
@@ -466,8 +473,8 @@ pub struct BuiltProblem<'e> {
 const NO_NUMBER: u32 = u32::MAX;
 
 impl<'e> BuiltProblem<'e> {
-    /// All that the outputs could need.
-    pub fn new(egraph: &'e EGraph, outputs: &[Id], model: &CostModel) -> BuiltProblem<'e> {
+    /// All that the outputs, and perhaps another class, could need. Outputs are stored; the other class is not.
+    pub fn new(egraph: &'e EGraph, outputs: &[Id], also: Option<Id>, model: &CostModel) -> BuiltProblem<'e> {
         let mut index = vec![NO_NUMBER; egraph.nodes().len()];
         let mut ids = Vec::with_capacity(egraph.number_of_classes());
         let mut number = |id: Id, ids: &mut Vec<Id>| {
@@ -480,7 +487,10 @@ impl<'e> BuiltProblem<'e> {
         };
         let mut problem = Problem::with_capacity(egraph.number_of_classes(), egraph.total_size());
         let mut nodes = Vec::with_capacity(egraph.total_size());
+        // The first numbers are those of the outputs.
         problem.roots = outputs.iter().map(|o| number(egraph.find(*o), &mut ids)).collect();
+        let given = ids.len();
+        problem.roots.extend(also.map(|class| number(egraph.find(class), &mut ids)));
         problem.roots.sort_unstable();
         problem.roots.dedup();
         let mut at = 0;
@@ -488,7 +498,10 @@ impl<'e> BuiltProblem<'e> {
             let class = &egraph[ids[at]];
             // What needs itself cannot be chosen.
             for node in class.nodes.iter().filter(|n| !n.children.contains(&class.id)) {
-                let cost = model.node(egraph, class, node);
+                let mut cost = model.node(egraph, class, node);
+                if at < given {
+                    cost = cost.saturating_add(model.stored(egraph, class, node));
+                }
                 problem.add_node(cost, node.children.iter().map(|c| number(*c, &mut ids)));
                 nodes.push(node);
             }

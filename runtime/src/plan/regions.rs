@@ -4,8 +4,8 @@
 //! order of regions and other nodes. Holds always: the members of a region have one result shape; no
 //! path leaves a region and comes back, so each region can run as a whole.
 //!
-//! Greedy: each pointwise node joins the regions of its operands, in graph order. A region may have
-//! several results, and operands that broadcast.
+//! Greedy: each pointwise node joins the regions of its operands, in graph order; then regions that read one tensor side
+//! by side are joined, so that it is read once. A region may have several results, and operands that broadcast.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashSet};
@@ -17,6 +17,8 @@ use crate::graph::Graph;
 const MAX_NODES: usize = 256;
 /// Foreign operands of a region at most: kernel arguments.
 const MAX_OPERANDS: usize = 32;
+/// Earlier readers of a tensor that a reader is compared with.
+const MAX_SIBLINGS: usize = 8;
 /// Groups that one search for a path may visit; if it is not enough, the regions stay apart.
 const MAX_VISITS: usize = 4096;
 
@@ -50,6 +52,7 @@ pub(crate) fn cluster(graph: &Graph, pointwise: &[bool]) -> Result<Vec<Vec<usize
             }
         }
     }
+    c.join_siblings(pointwise);
     c.order()
 }
 
@@ -80,6 +83,41 @@ impl Cluster<'_> {
         }
         self.groups[a] = Group { nodes, operands };
         self.groups[b] = Group { nodes: Vec::new(), operands: Vec::new() };
+    }
+
+    /// Joins groups that read a tensor of their results' shape together. Only those are that can run at the same time anyway: what
+    /// one reads and the other does not is there from the start.
+    fn join_siblings(&mut self, pointwise: &[bool]) {
+        let graph = self.graph;
+        let shape = |n: usize| &graph.nodes[n].results[0].shape;
+        let from_the_start = |n: &usize| graph.nodes[*n].operands.iter().flatten().count() == 0;
+        let mut readers: Vec<Vec<usize>> = vec![Vec::new(); graph.nodes.len()];
+        for node in (0..graph.nodes.len()).filter(|n| pointwise[*n]) {
+            for operand in self.groups[self.group_of[node]].operands.clone() {
+                let result = shape(node);
+                let whole = |v: &crate::graph::Value| v.node.index() == operand && graph.ty(*v).shape == *result;
+                if graph.nodes[node].operands.iter().flatten().any(whole) {
+                    readers[operand].push(node);
+                }
+            }
+        }
+        for nodes in readers {
+            for (i, b) in nodes.iter().enumerate() {
+                for a in nodes[..i].iter().rev().take(MAX_SIBLINGS) {
+                    let (ga, gb) = (self.group_of[*a], self.group_of[*b]);
+                    let lacks = |x: usize, y: usize| {
+                        self.groups[x]
+                            .operands
+                            .iter()
+                            .filter(|o| !self.groups[y].operands.contains(o))
+                            .all(from_the_start)
+                    };
+                    if ga != gb && shape(*a) == shape(*b) && lacks(ga, gb) && lacks(gb, ga) {
+                        self.join(*a, *b);
+                    }
+                }
+            }
+        }
     }
 
     /// True if a path leads from group `from` over another group to group `to`, or if that took too long

@@ -96,6 +96,33 @@ fn a_region_does_not_close_over_a_node_between_its_members() {
 }
 
 #[test]
+fn pointwise_work_side_by_side_reads_its_operands_once() {
+    let launches = |late: bool, same_shape: bool| {
+        let mut g = Graph::new(program());
+        let (x, y) = (g.input("x", ty(DType::F32, &[8, 16])), g.input("y", ty(DType::F32, &[8, 16])));
+        let row = g.input("row", ty(DType::F32, &[16]));
+        let sum = g.call("add", &[x, y], &[]).unwrap()[0];
+        let other = match late {
+            // Not there when the sum could be computed.
+            true => g.call("softmax", &[y], &[]).unwrap()[0],
+            false => y,
+        };
+        let difference = if same_shape {
+            g.call("sub", &[x, other], &[]).unwrap()[0]
+        } else {
+            // They share a row alone, which is read from a cache.
+            let z = g.input("z", ty(DType::F32, &[8, 16]));
+            g.call("sub", &[z, row], &[]).unwrap()[0]
+        };
+        let sum = if same_shape { sum } else { g.call("add", &[sum, row], &[]).unwrap()[0] };
+        g.output("sum", sum);
+        g.output("difference", difference);
+        Plan::build(&g, &Options::new(Device::cpu())).unwrap().launches()
+    };
+    assert_eq!((launches(false, true), launches(true, true), launches(false, false)), (1, 3, 2));
+}
+
+#[test]
 fn rowwise_ops_are_one_launch() {
     let mut g = Graph::new(program());
     let x = g.input("x", ty(DType::F32, &[8, 16]));

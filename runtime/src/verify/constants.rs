@@ -90,7 +90,9 @@ fn around(literals: &[f64], dtype: DType) -> Vec<f64> {
     for x in literals {
         let at = dtype.round(*x);
         let step = if dtype.is_float() { super::check::ulp(dtype, at) } else { 1.0 };
-        for v in [at, at + step, at - step, at + 1.0, at - 1.0, -at] {
+        // A square or a product of two operands comes to it here, and to a little more.
+        let root = if dtype.is_float() { x.abs().sqrt() } else { at };
+        for v in [at, at + step, at - step, at + 1.0, at - 1.0, -at, root, root * 1.004, -root * 1.004] {
             let v = dtype.round(v);
             if v.is_finite() && !out.contains(&v) {
                 out.push(v);

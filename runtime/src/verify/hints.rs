@@ -21,6 +21,8 @@ pub struct Hints<'a> {
     pub equal_var: Vec<(VarId, &'a AExpr)>,
     /// `v in [..]`
     pub among: Vec<(VarId, &'a AExpr)>,
+    /// Elements of lists are asked for: `p[p[0]] == 0`.
+    pub indexes: bool,
     /// Numbers that it is written with.
     pub constants: Constants,
 }
@@ -49,6 +51,11 @@ impl<'a> Hints<'a> {
             return;
         }
         match e {
+            AExpr::Index(list, i) => {
+                self.indexes |= !matches!(**list, AExpr::Fact(..));
+                self.read(list, false, depth + 1);
+                self.read(i, false, depth + 1);
+            }
             AExpr::Fact(f, v) => self.facts.entry(*v).or_default().push(*f),
             AExpr::Binary(op, a, b) => {
                 if holds && *op == BinaryOp::Eq {
@@ -63,10 +70,6 @@ impl<'a> Hints<'a> {
                 self.read(b, holds, depth + 1);
             }
             AExpr::Not(a) | AExpr::Neg(a) | AExpr::Spread(a) => self.read(a, false, depth + 1),
-            AExpr::Index(a, b) => {
-                self.read(a, false, depth + 1);
-                self.read(b, false, depth + 1);
-            }
             AExpr::If(a, b, c) => [a, b, c].into_iter().for_each(|x| self.read(x, false, depth + 1)),
             AExpr::List(l) | AExpr::Call(_, l) => l.iter().for_each(|x| self.read(x, false, depth + 1)),
             AExpr::Comprehension { element, over, condition, .. } => {

@@ -4,6 +4,7 @@
 //! Holds always: a [`Resident`] has an instance of its own, so that its addresses stay the same as long as it lives and
 //! no other run writes there.
 
+use super::foreign::Foreign;
 use super::{Executor, Instance, failed};
 use crate::error::{Error, Result};
 use crate::plan::{Place, View};
@@ -20,14 +21,16 @@ pub struct OnDevice {
 
 /// A plan with memory of its own on the device.
 pub struct Resident<'a> {
-    executor: &'a Executor,
-    instance: Instance,
+    pub(super) executor: &'a Executor,
+    // Before the instance: the graphs name its memory.
+    pub(super) foreign: Foreign,
+    pub(super) instance: Instance,
 }
 
 impl Executor {
     /// Memory for inputs and results that stay on the device, and the plan's graph over it.
     pub fn resident(&self) -> Result<Resident<'_>> {
-        Ok(Resident { executor: self, instance: self.instance()? })
+        Ok(Resident { executor: self, foreign: Foreign::default(), instance: self.instance()? })
     }
 
     /// Runs once, into tensors of the plan's types that nobody else holds. From the second run on nothing is allocated,

@@ -78,11 +78,15 @@ pub(super) fn import(
     let graph = model.graph.as_ref().ok_or_else(|| damaged("it holds no graph".into()))?;
     let opset = opset(&model.opset_import).map_err(damaged)?;
     if !OPSETS.contains(&opset) {
-        let message =
-            format!("opsets {} to {} are; convert the model with onnx.version_converter", OPSETS.start(), OPSETS.end());
+        let message = format!(
+            "opsets 13 to {} are, and of those from {} on the ops that have not changed since; convert the model with \
+             onnx.version_converter",
+            OPSETS.end(),
+            OPSETS.start()
+        );
         return Err(Error::Unsupported {
             file: file.into(),
-            node: "all".into(),
+            node: String::new(),
             op: "the model".into(),
             opset,
             message,

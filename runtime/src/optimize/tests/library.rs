@@ -108,7 +108,9 @@ fn products_that_share_an_input_become_one() {
     // Unequal widths, as with grouped queries.
     for (i, n) in [16, 4, 4].into_iter().enumerate() {
         let w = weight(&mut g, &[8, n], i as u64);
+        // Results that are parts of the product would have to be copied out of it.
         let y = matmul(&mut g, x, w);
+        let y = g.call("softmax", &[y], &[]).unwrap()[0];
         g.output(format!("y{i}"), y);
     }
     let out = check(&g, &Options::default());
@@ -229,4 +231,28 @@ fn a_rule_that_builds_nothing_is_seen_where_it_spared_something() {
     assert!(!out.report.fired("own::whole") && !out.report.fired("own::nothing"), "{}", out.report);
     let told = why_not(&g, &Options::default(), "own::undone", None).unwrap().to_string();
     assert!(told.contains("did fire, at `back`"), "{told}");
+}
+
+#[test]
+fn parts_that_are_results_are_copied_and_cost_it() {
+    let rules = "ruleset merge { until = fixpoint; }
+         rule merge::looks: (gather(t: T[v, m], i, axis = 0), gather(u: T[v, n], i, axis = 0)) => (y.0, y.1)
+           let y = split(gather(build(concat(t, u, axis = 1)), i, axis = 0), axis = -1, sizes = [m, n])
+           requires const(t), const(u), rank(i) == 1;";
+    let gathers = |used: bool| {
+        let mut g = Graph::new(with_rules(rules));
+        let i = g.input("i", ty(DType::I64, &[64]));
+        for n in [32, 48] {
+            let t = weight(&mut g, &[100, n], n as u64);
+            let mut y = g.builtin(BuiltinOp::Gather, &[t, i], vec![crate::testing::int(0)]).unwrap()[0];
+            if used {
+                y = g.call("tanh", &[y], &[]).unwrap()[0];
+            }
+            g.output(format!("y{n}"), y);
+        }
+        let out = optimize(&g, &Options::default()).unwrap();
+        count(&out, "gather")
+    };
+    // Where something reads the parts, they are views; as results each would be a copy, and two look-ups are cheaper.
+    assert_eq!((gathers(true), gathers(false)), (1, 2));
 }

@@ -135,9 +135,12 @@ fn what_is_not_supported_says_so() {
     let cases = [
         (
             edited(vec![relu()], |m| m.opset_import = vec![opset("", 6)]),
-            "the model (opset 6) is not supported: opsets 7 to 28 are; convert",
+            "m.onnx: the model is of opset 6, which is not supported: opsets 13 to 28 are, and of those from 7 on",
         ),
-        (edited(vec![relu()], |m| m.opset_import = vec![opset("ai.onnx", 29)]), "(opset 29) is not supported"),
+        (
+            edited(vec![relu()], |m| m.opset_import = vec![opset("ai.onnx", 29)]),
+            "the model is of opset 29, which is not supported",
+        ),
         (
             model(vec![node("LSTM", &["x", "x", "x"], &["y"]), node("Unique", &["x"], &["z"])]),
             "LSTM (opset 20) is not supported: there is no import for this op (nor are other ops of this model: Unique)",
