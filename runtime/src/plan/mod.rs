@@ -4,7 +4,7 @@
 //! [`constants`] computes what no input changes, [`prepare`] decides what stays an op, [`regions`] clusters
 //! pointwise work, [`lower`] turns nodes into steps and views ([`conv`] convolutions, [`unrolled`] what a device has no
 //! kernel for, [`wrapped`] integers narrower than it counts in, [`workspace`] memory that it works in), [`kernels`] chooses
-//! kernels for gemms on devices that have several, [`either`] keeps a way to do without a library's call, [`buffers`] places results in one arena. Holds always: a step reads only
+//! kernels for gemms on devices that have several, [`either`] keeps a way to do without a library's call, [`copies`] joins copies, [`buffers`] places results in one arena. Holds always: a step reads only
 //! inputs, constants and results of earlier steps; a view costs nothing; results that are alive at the
 //! same time do not overlap, except where a step says that it works in place.
 
@@ -15,6 +15,7 @@ mod constants;
 #[cfg(test)]
 mod constants_tests;
 mod conv;
+mod copies;
 mod either;
 mod kernels;
 mod lower;
@@ -366,6 +367,9 @@ impl Plan {
 
     fn of(prepared: &prepare::Prepared, options: &Options) -> Result<Plan> {
         let mut plan = lower::lower(prepared, options)?;
+        if !plan.device.is_host() {
+            copies::join(&mut plan);
+        }
         buffers::place(&mut plan, options.memory)?;
         Ok(plan)
     }

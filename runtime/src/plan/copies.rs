@@ -1,0 +1,142 @@
+//! Copies of parts of one tensor, which are one launch.
+//!
+//! In: a plan whose buffers have no places yet. Out: the same with fewer steps: queries, keys and values that one product
+//! computed are brought into the order of heads by one copy. Holds always: parts are joined if they lie at even distances and
+//! have one shape and strides; each lies as aligned in the joint copy as in a buffer of its own; results of the plan
+//! keep theirs.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use super::{ALIGNMENT, Action, Buffer, BufferId, Place, Plan, Step, View};
+
+/// What copies must have in common: buffer, shape and strides.
+type Key = (BufferId, Vec<usize>, Vec<isize>);
+
+/// Joins copies of parts of one buffer.
+pub(super) fn join(plan: &mut Plan) {
+    let kept: HashSet<BufferId> = plan.outputs.iter().map(|(_, v)| v.buffer).collect();
+    let mut alike: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+    let mut first: HashMap<Key, usize> = HashMap::new();
+    for (i, step) in plan.steps.iter().enumerate() {
+        let ([from], [to], Action::Copy) = (step.reads.as_slice(), step.writes.as_slice(), &step.action) else {
+            continue;
+        };
+        if kept.contains(&to.buffer) || !(to.len() * to.dtype.size()).is_multiple_of(ALIGNMENT) || to.is_empty() {
+            continue;
+        }
+        let key = (from.buffer, from.shape.clone(), from.strides.clone());
+        alike.entry(*first.entry(key).or_insert(i)).or_default().push(i);
+    }
+    let mut moved: HashMap<BufferId, (BufferId, usize)> = HashMap::new();
+    let mut gone: HashSet<usize> = HashSet::new();
+    for steps in alike.into_values() {
+        joined(plan, &steps, &mut moved, &mut gone);
+    }
+    if moved.is_empty() {
+        return;
+    }
+    let mut at = 0..;
+    plan.steps.retain(|_| at.next().is_none_or(|i| !gone.contains(&i)));
+    plan.steps.iter_mut().for_each(|s| rename(s, &moved));
+}
+
+/// Makes the first of these steps the copy of all parts, if they lie at even distances.
+fn joined(
+    plan: &mut Plan,
+    steps: &[usize],
+    moved: &mut HashMap<BufferId, (BufferId, usize)>,
+    gone: &mut HashSet<usize>,
+) {
+    let mut parts: Vec<usize> = steps.to_vec();
+    let offset = |i: &usize| plan.steps[*i].reads[0].offset;
+    parts.sort_by_key(offset);
+    let [one, two, ..] = parts.as_slice() else { return };
+    let distance = offset(two) - offset(one);
+    if distance == 0 || parts.windows(2).any(|w| offset(&w[1]) - offset(&w[0]) != distance) {
+        return;
+    }
+    let from = &plan.steps[*one].reads[0];
+    let shape = [&[parts.len()], from.shape.as_slice()].concat();
+    let Ok(distance) = isize::try_from(distance) else { return };
+    let read = View { shape: shape.clone(), strides: [&[distance], from.strides.as_slice()].concat(), ..from.clone() };
+    let (dtype, len) = (from.dtype, from.len());
+    let names: Vec<&str> = steps.iter().map(|i| plan.steps[*i].name.as_str()).collect();
+    let name = names.join(", ");
+    let buffer = BufferId(plan.buffers.len() as u32);
+    plan.buffers.push(Buffer { dtype, len: len * parts.len(), place: Place::Arena(0) });
+    for (place, step) in parts.iter().enumerate() {
+        moved.insert(plan.steps[*step].writes[0].buffer, (buffer, place * len));
+    }
+    let step = &mut plan.steps[steps[0]];
+    (step.name, step.reads, step.writes) = (name, vec![read], vec![View::whole(buffer, dtype, &shape)]);
+    gone.extend(&steps[1..]);
+}
+
+/// Reads from the joint copies what was read from copies of their own.
+fn rename(step: &mut Step, moved: &HashMap<BufferId, (BufferId, usize)>) {
+    for view in &mut step.reads {
+        if let Some((buffer, offset)) = moved.get(&view.buffer) {
+            view.buffer = *buffer;
+            view.offset += offset;
+        }
+    }
+    if let Action::Either(either) = &mut step.action {
+        either.apart.iter_mut().for_each(|s| rename(s, moved));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::sync::Arc;
+
+    use hypatia_dsl::builtin::BuiltinOp;
+    use hypatia_dsl::dtype::DType;
+
+    use super::*;
+    use crate::device::Device;
+    use crate::graph::Graph;
+    use crate::plan::Options;
+    use crate::testing::{int, list, ty};
+
+    /// Parts of one input, each turned about and used twice by what reads memory as it lies.
+    fn plan(parts: &[(i64, i64)], device: &str) -> Plan {
+        let mut g = Graph::new(Arc::clone(&crate::testing::program()));
+        let x = g.input("x", ty(DType::F32, &[4, 96]));
+        for (k, (start, stop)) in parts.iter().enumerate() {
+            let cut = g.builtin(BuiltinOp::Slice, &[x], vec![int(1), int(*start), int(*stop), int(1)]).unwrap()[0];
+            let turned = g.builtin(BuiltinOp::Transpose, &[cut], vec![list(&[1, 0])]).unwrap()[0];
+            let flat = g.builtin(BuiltinOp::Reshape, &[turned], vec![list(&[(stop - start) as usize * 4])]).unwrap()[0];
+            let y = g.call("exp", &[flat], &[]).unwrap()[0];
+            g.output(format!("y{k}"), y);
+        }
+        Plan::build(&g, &Options::new(Device::named(device).unwrap())).unwrap()
+    }
+
+    fn copies(plan: &Plan) -> usize {
+        plan.steps.iter().filter(|s| s.action == Action::Copy).count()
+    }
+
+    #[test]
+    fn parts_at_even_distances_are_one_copy_on_a_gpu() {
+        let three = [(0, 32), (32, 64), (64, 96)];
+        let joint = plan(&three, "h200");
+        assert_eq!((copies(&joint), copies(&plan(&three, "cpu"))), (1, 3), "{joint}");
+        let copy = joint.steps.iter().find(|s| s.action == Action::Copy).unwrap();
+        assert_eq!((copy.reads[0].shape[0], copy.reads[0].strides[0]), (3, 32));
+        // Each part is read where the joint copy has it.
+        let mut offsets: Vec<usize> = joint
+            .steps
+            .iter()
+            .flat_map(|s| &s.reads)
+            .filter(|r| r.buffer == copy.writes[0].buffer)
+            .map(|r| r.offset)
+            .collect();
+        offsets.sort_unstable();
+        assert_eq!(offsets, [0, 128, 256], "{joint}");
+        // Unlike widths, uneven distances, parts that are not aligned.
+        assert_eq!(copies(&plan(&[(0, 32), (32, 48)], "h200")), 2);
+        assert_eq!(copies(&plan(&[(0, 16), (16, 32), (64, 80)], "h200")), 3);
+        assert_eq!(copies(&plan(&[(0, 3), (3, 6)], "h200")), 2);
+    }
+}
