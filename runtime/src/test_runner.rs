@@ -293,7 +293,7 @@ impl<'a> Case<'a> {
                     "the optimised graph gives {} where the given expression gives {} (element {} of output {root}):\n{}",
                     show_number(d.left),
                     show_number(d.right),
-                    d.index,
+                    position(d.index, &a.shape),
                     self.graph_text()
                 )));
             }
@@ -302,7 +302,8 @@ impl<'a> Case<'a> {
     }
 
     fn show(&self, graph: &Graph, d: &Difference) -> String {
-        let shape: Vec<i64> = graph.ty(graph.outputs[d.root].1).shape.iter().filter_map(Dim::as_const).collect();
+        let dims = graph.ty(graph.outputs[d.root].1).shape.iter();
+        let shape: Vec<usize> = dims.filter_map(Dim::as_const).filter_map(|d| usize::try_from(d).ok()).collect();
         format!(
             "element {} of output {} is {}, expected {}",
             position(d.index, &shape),
@@ -427,9 +428,9 @@ pub(crate) fn tolerance(dtype: DType, wanted: &[f64]) -> f64 {
 }
 
 /// `[1, 2]` from a row-major index.
-fn position(index: usize, shape: &[i64]) -> String {
-    let mut rest = index as i64;
-    let mut at: Vec<i64> = shape
+pub(crate) fn position(index: usize, shape: &[usize]) -> String {
+    let mut rest = index;
+    let mut at: Vec<usize> = shape
         .iter()
         .rev()
         .map(|d| {

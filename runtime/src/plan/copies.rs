@@ -95,7 +95,7 @@ mod tests {
 
     use super::*;
     use crate::device::Device;
-    use crate::graph::Graph;
+    use crate::graph::{Graph, Value};
     use crate::plan::Options;
     use crate::testing::{int, list, ty};
 
@@ -111,6 +111,32 @@ mod tests {
             g.output(format!("y{k}"), y);
         }
         Plan::build(&g, &Options::new(Device::named(device).unwrap())).unwrap()
+    }
+
+    /// Products of queries, keys and values that lie side by side, as one product leaves them.
+    fn attention(g: &mut Graph) -> Vec<Value> {
+        let all = g.input("qkv", ty(DType::BF16, &[8, 128, 3 * 768]));
+        let mut heads = |k: i64| {
+            let attrs = vec![int(2), int(768 * k), int(768 * (k + 1)), int(1)];
+            let cut = g.builtin(BuiltinOp::Slice, &[all], attrs).unwrap()[0];
+            let apart = g.builtin(BuiltinOp::Reshape, &[cut], vec![list(&[8, 128, 12, 64])]).unwrap()[0];
+            g.builtin(BuiltinOp::Transpose, &[apart], vec![list(&[0, 2, 1, 3])]).unwrap()[0]
+        };
+        let [q, k, v] = [heads(0), heads(1), heads(2)];
+        let k = g.builtin(BuiltinOp::Transpose, &[k], vec![list(&[0, 1, 3, 2])]).unwrap()[0];
+        let scores = g.builtin(BuiltinOp::Matmul, &[q, k], vec![]).unwrap()[0];
+        g.builtin(BuiltinOp::Matmul, &[scores, v], vec![]).unwrap()
+    }
+
+    #[test]
+    fn heads_of_queries_keys_and_values_are_brought_into_order_by_one_copy() {
+        let mut g = Graph::new(crate::testing::program());
+        let y = attention(&mut g)[0];
+        g.output("y", y);
+        let plan = Plan::build(&g, &Options::new(Device::named("h200").unwrap())).unwrap();
+        assert_eq!((copies(&plan), plan.launches()), (1, 3), "{plan}");
+        // The keys' matrices are turned about where they are read, not copied so.
+        assert_eq!(plan.steps[1].reads[1].strides[2..], [1, 64]);
     }
 
     fn copies(plan: &Plan) -> usize {

@@ -243,6 +243,18 @@ impl Lower<'_> {
         Ok(copy)
     }
 
+    /// Matrices one behind the other, each with the axis that is dense already: libraries take them turned about, and a copy
+    /// that turns them is slower.
+    fn dense_matrices(&mut self, view: &View, name: &str) -> Result<View> {
+        let n = view.shape.len();
+        if n < 2 || view.strides[n - 1] == 1 || view.strides[n - 2] != 1 {
+            return self.contiguous(view, name);
+        }
+        let mut swapped: Vec<usize> = (0..n).collect();
+        swapped.swap(n - 2, n - 1);
+        Ok(self.contiguous(&view.transposed(&swapped), name)?.transposed(&swapped))
+    }
+
     pub(super) fn broadcast(&mut self, v: Value, shape: &[usize]) -> Result<View> {
         let view = self.value(v)?;
         view.broadcast(shape)
@@ -410,7 +422,7 @@ impl Lower<'_> {
             let copied = batch::worth_copying(&self.plan.device, batch, &views[0], &views[1]);
             for (view, copied) in views.iter_mut().zip(copied) {
                 if copied {
-                    *view = self.contiguous(view, name)?;
+                    *view = self.dense_matrices(view, name)?;
                 }
             }
         }

@@ -25,7 +25,7 @@ use crate::error::{Error, Result};
 use crate::graph::{Graph, show_number};
 use crate::plan::{self, Plan};
 use crate::tensor::Tensor;
-use crate::test_runner::far_apart;
+use crate::test_runner::{far_apart, position};
 
 /// Choices that are tried for each case.
 const TRIES_PER_CASE: usize = 100;
@@ -180,7 +180,7 @@ fn judge(graph: &Graph, inputs: &[(String, Tensor)], got: &[Tensor]) -> Result<O
         if let Some(d) = far_apart(root, &g, w, &right) {
             return Ok(Some(format!(
                 "element {} of result {root} is {} from the kernel, {} from the body",
-                d.index,
+                position(d.index, &g.shape),
                 show_number(d.left),
                 show_number(d.right)
             )));

@@ -21,6 +21,7 @@ use super::source::{Source, Tape};
 use super::{Options, seed_of};
 use crate::graph::{NodeKind, Value, show_number};
 use crate::optimize::apply::{Policy, claimed};
+use crate::test_runner::position;
 
 /// What is said of a rule that nothing but empty tensors met.
 const EMPTY: &str = "only tensors without elements were found that satisfy the guards";
@@ -377,7 +378,11 @@ impl<'a> Run<'a> {
         let claimed = show_class(claim(self.rule, dtype));
         let values = difference.as_ref().map_or(String::new(), |d| {
             let (left, right) = d.shown();
-            let sides = format!("element {} is {left} on the left, {right} on the right", d.index);
+            let dims = instance.left.get(d.root).map(|v| instance.graph.ty(*v).shape.iter());
+            let shape: Vec<usize> =
+                dims.into_iter().flatten().filter_map(|d| usize::try_from(d.as_const()?).ok()).collect();
+            let at = position(d.index, &shape);
+            let sides = format!("element {at} is {left} on the left, {right} on the right");
             // Only for finite values and differences of precision something is known.
             d.less_precise().map_or(sides.clone(), |which| format!("{sides}; {which}"))
         });
