@@ -297,9 +297,14 @@ impl Dim {
         let mut bound = 0;
         for (m, c) in poly.iter() {
             if m.is_empty() {
-                bound = *c;
-            } else if *c < 0 || !m.keys().all(Factor::is_nonnegative) {
+                bound = c.checked_add(bound)?;
+            } else if *c < 0 {
                 return None;
+            } else if !m.keys().all(Factor::is_nonnegative) {
+                // `floor((n - 1) / 2)` is -1 at least.
+                let [(Factor::Quotient(a, b), 1)] = m.iter().collect::<Vec<_>>()[..] else { return None };
+                let (least, by) = (a.lower_bound()?, b.as_const().filter(|b| *b > 0)?);
+                bound = c.checked_mul(least.div_euclid(by).min(0))?.checked_add(bound)?;
             }
         }
         Some(bound)

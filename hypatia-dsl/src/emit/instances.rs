@@ -7,7 +7,7 @@ mod describe;
 mod op;
 pub mod template;
 
-pub(crate) use op::not_generated;
+pub use op::not_generated;
 
 use super::cuda::{self, CudaSource, EmitError};
 use crate::dtype::DType;

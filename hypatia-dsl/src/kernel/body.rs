@@ -293,8 +293,8 @@ impl<'a> Body<'a> {
             BuiltinOp::Prod => Some(Reduction::Prod),
             _ => None,
         };
-        use BuiltinOp::{Cast, Expand, Full, Reshape, Transpose};
-        if reduction.is_none() && !matches!(b, Cast | Reshape | Expand | Full | Transpose) {
+        use BuiltinOp::{Cast, Full, Reshape, Transpose};
+        if !fits_a_kernel(b) {
             return Err(format!("it uses `{name}`"));
         }
         let result = apply_op(self.program, op, attrs, &types).map_err(|e| e.message)?;
@@ -427,4 +427,10 @@ fn permuted(axes: &[Parts], attrs: &[AttrValue]) -> Derived<Vec<Parts>> {
         _ => None,
     };
     perm.iter().map(at).collect::<Option<Vec<_>>>().ok_or_else(|| "a permutation is unknown".into())
+}
+
+/// Whether a builtin op may stand in the body of an op whose kernel is generated.
+pub(crate) fn fits_a_kernel(op: BuiltinOp) -> bool {
+    use BuiltinOp::*;
+    matches!(op, Sum | Mean | Amax | Amin | Prod | Cast | Reshape | Expand | Full | Transpose)
 }

@@ -17,6 +17,7 @@ mod tests;
 use crate::dtype::DType;
 use crate::scalar::Term;
 
+pub(crate) use body::fits_a_kernel;
 pub use derive::{derive_pointwise, derive_rowwise, derive_rowwise_over};
 pub use interpret::interpret_rowwise;
 pub use layout::{RowLayout, RowSpace};

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use egg::{EClass, Id};
 use hypatia_dsl::builtin::{BuiltinOp, BuiltinScalar};
 use hypatia_dsl::dtype::DType;
+use hypatia_dsl::emit::instances::not_generated;
 use hypatia_dsl::ir::{
     AExpr, AttrValue, Backend, Head, Kernel, KernelId, OpBody, OpDef, OpId, ParamKind, Pat, Program, Rule, ScalarBody,
     ScalarId, VarId,
@@ -26,6 +27,7 @@ use super::language::{EGraph, Node, Payload};
 use super::matcher::prepare::Prepared;
 use super::matcher::{MatchFacts, Slot, match_term};
 use crate::device::Device;
+use crate::library;
 
 /// The value that a symbolic size is taken to have, where work is costed before the size is known.
 pub const ASSUMED_SIZE: i64 = 8;
@@ -88,7 +90,9 @@ impl CostModel {
         let epilogues = epilogues.map(|(i, k)| (as_rule(k), prepared(k), KernelId(i as u32))).collect();
         let implemented = |op: OpId| {
             let parts = |k: &Kernel| matches!(k.backend, Backend::Composed | Backend::Cublaslt(_));
-            let mut kernels = program.kernels.iter().filter(|k| options.composed || !parts(k));
+            // What cannot be generated would run as the parts of its body. The library's kernels can.
+            let generated = |k: &Kernel| library::is_embedded(&k.origin.file) || not_generated(program, k).is_none();
+            let mut kernels = program.kernels.iter().filter(|k| (options.composed || !parts(k)) && generated(k));
             kernels.any(|k| super::apply::implements(&k.pattern, op))
         };
         CostModel {

@@ -14,11 +14,11 @@ use std::sync::Arc;
 use hypatia_dsl::builtin::BuiltinOp;
 use hypatia_dsl::dtype::{DType, Kind};
 use hypatia_dsl::ir::{
-    AttrValue, DTypePat, Fact, Head, NodePat, OpBody, ParamKind, Pat, Program, Rule, Sort, TypePat, VarId,
+    AExpr, AttrValue, DTypePat, Fact, Head, NodePat, OpBody, ParamKind, Pat, Program, Rule, Sort, TypePat, VarId,
 };
 use hypatia_dsl::scalar::Term;
 use hypatia_dsl::shape::{Dim, broadcast};
-use hypatia_dsl::typing::{Bindings, TensorType, apply_op, eval, eval_guard, match_type};
+use hypatia_dsl::typing::{Bindings, NoFacts, TensorType, apply_op, eval, eval_guard, match_type};
 
 use super::constants::Constants;
 use super::hints::Hints;
@@ -274,6 +274,40 @@ impl Generator<'_, '_> {
         found.find_map(|(_, _, e)| eval(e, &self.env.attrs, &facts))
     }
 
+    /// Sets sizes that guards equate with sizes that are known by now, or with others of the same tensor. Each in most cases
+    /// only: what guards say one way round may have to be met the other way round.
+    fn equate(&mut self, var: VarId, shape: &mut [i64]) {
+        let hints = self.hints;
+        for (_, i, e) in hints.equal_dim.iter().filter(|(v, ..)| *v == var) {
+            let place = |i: &AExpr, rank: usize| match eval(i, &Bindings::default(), &NoFacts) {
+                Some(AttrValue::Dim(d)) => {
+                    let at = d.as_const()?;
+                    usize::try_from(if at < 0 { at + rank as i64 } else { at }).ok().filter(|at| *at < rank)
+                }
+                _ => None,
+            };
+            let rank = shape.len();
+            let other = match e {
+                AExpr::Index(list, j) if matches!(&**list, AExpr::Fact(Fact::Shape, v) if *v == var) => {
+                    place(j, rank).map(|j| shape[j])
+                }
+                e => {
+                    let facts = GraphFacts { graph: &self.graph, env: &self.env };
+                    match eval(e, &self.env.attrs, &facts) {
+                        Some(AttrValue::Dim(d)) => d.as_const(),
+                        _ => None,
+                    }
+                }
+            };
+            if let (Some(at), Some(size)) = (place(i, rank), other)
+                && size != shape[at]
+                && self.source.pick(4) > 0
+            {
+                shape[at] = size;
+            }
+        }
+    }
+
     /// True if the pattern is a leaf whose type is still free.
     pub(super) fn open(&self, pat: &Pat) -> bool {
         match pat {
@@ -442,6 +476,7 @@ impl Generator<'_, '_> {
             {
                 shape = self.sizes(r as usize);
             }
+            self.equate(v, &mut shape);
             if let Some(AttrValue::DType(d)) = self.hinted_fact(Fact::DType, v) {
                 dtype = d;
             }

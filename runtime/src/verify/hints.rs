@@ -17,6 +17,8 @@ pub struct Hints<'a> {
     pub facts: HashMap<VarId, Vec<Fact>>,
     /// `fact(x) == e` and `e == fact(x)`.
     pub equal_fact: Vec<(Fact, VarId, &'a AExpr)>,
+    /// `dim(x, i) == e` and `e == dim(x, i)`.
+    pub equal_dim: Vec<(VarId, &'a AExpr, &'a AExpr)>,
     /// `v == e`, `e == v` of attributes.
     pub equal_var: Vec<(VarId, &'a AExpr)>,
     /// `v in [..]`
@@ -87,6 +89,11 @@ impl<'a> Hints<'a> {
         match a {
             AExpr::Fact(f, v) => self.equal_fact.push((*f, *v, b)),
             AExpr::Var(v) => self.equal_var.push((*v, b)),
+            AExpr::Index(list, i) => {
+                if let AExpr::Fact(Fact::Shape, v) = &**list {
+                    self.equal_dim.push((*v, i, b));
+                }
+            }
             _ => {}
         }
     }

@@ -8,15 +8,18 @@ use std::collections::HashMap;
 
 use crate::dtype::DType;
 use crate::ir::{
-    AttrPat, AttrType, AttrValue, Backend, DTypePat, DimPat, Head, Kernel, OpBody, OpDef, OpId, ParamKind, Pat,
-    Program, RestPat, TypePat, VarId,
+    AttrPat, AttrType, AttrValue, Backend, Build, BuildNode, DTypePat, DimPat, Head, Kernel, OpBody, OpDef, OpId,
+    ParamKind, Pat, Program, RestPat, TypePat, VarId,
 };
-use crate::kernel::{derive_pointwise, derive_rowwise};
+use crate::kernel::{derive_pointwise, derive_rowwise, fits_a_kernel};
+use crate::sema::hygiene::parts;
 use crate::shape::{Dim, Shape};
 use crate::typing::{Bindings, NoFacts, TensorType, apply_op, eval, normalise_attrs};
 
 use super::Body;
 
+/// Ops that are defined by each other, at most.
+const MAX_DEPTH: usize = 32;
 /// Optional operands of which both forms are made.
 const MAX_OPTIONAL: usize = 3;
 
@@ -147,7 +150,7 @@ fn main_type(def: &OpDef) -> Option<VarId> {
 
 /// Why no kernel can be generated from the body of the op that a `rowwise` or `pointwise` kernel is for, in any element type
 /// and form; `None` if one can, or if it is no such kernel.
-pub(crate) fn not_generated(program: &Program, kernel: &Kernel) -> Option<String> {
+pub fn not_generated(program: &Program, kernel: &Kernel) -> Option<String> {
     let rowwise = match kernel.backend {
         Backend::Rowwise => true,
         Backend::Pointwise => false,
@@ -162,6 +165,7 @@ pub(crate) fn not_generated(program: &Program, kernel: &Kernel) -> Option<String
         for dtype in [DType::F32, DType::F16, DType::I32, DType::Bool] {
             // What has no type with sizes and attributes made up here may well have one in a model.
             if variant.types(program, dtype).is_err() {
+                why = why.or_else(|| foreign(program, def, 0));
                 continue;
             }
             match variant.derive(program, dtype, rowwise) {
@@ -172,6 +176,29 @@ pub(crate) fn not_generated(program: &Program, kernel: &Kernel) -> Option<String
         }
     }
     why
+}
+
+/// The first op of a body, written out, that no generated kernel can hold, whatever the sizes.
+fn foreign(program: &Program, def: &OpDef, depth: usize) -> Option<String> {
+    let OpBody::Defined(bodies) = &def.body else { return None };
+    let mut found = None;
+    for body in bodies.iter().filter(|_| depth < MAX_DEPTH) {
+        parts(
+            body,
+            &mut |b, _| {
+                let Build::Node(BuildNode { head: Head::Op(id), .. }) = b else { return };
+                let inner = program.op(*id);
+                if found.is_none() {
+                    found = match inner.body {
+                        OpBody::Builtin(b) if !fits_a_kernel(b) => Some(format!("it uses `{}`", inner.name)),
+                        _ => foreign(program, inner, depth + 1),
+                    };
+                }
+            },
+            true,
+        );
+    }
+    found
 }
 
 /// A type for each operand: sizes are symbols, a rest of dimensions is `rows`, or `rows` and `n` where

@@ -108,7 +108,7 @@ pub(super) fn import(
         symbols: BTreeMap::new(),
         types: Vec::new(),
     };
-    importer.graph(graph, opset, options)?;
+    importer.graph(graph, opset, options).map_err(|e| with_dims(e, options))?;
     Ok(Import { graph: importer.builder.graph.pruned(), types: importer.types })
 }
 
@@ -135,6 +135,20 @@ fn opset(imports: &[OperatorSetIdProto]) -> Result<i64, String> {
         // Ops of other domains only.
         None => Ok(*OPSETS.end()),
         Some(v) => Ok(v),
+    }
+}
+
+/// What does not fit may not fit because of the numbers that dynamic sizes were given.
+fn with_dims(error: Error, options: &Options) -> Error {
+    let given: Vec<String> = options.dims.iter().map(|(name, n)| format!("{name} = {n}")).collect();
+    let told = |m: String| if given.is_empty() { m } else { format!("{m} (with {}, as given)", given.join(", ")) };
+    match error {
+        Error::Unsupported { file, node, op, opset, message } => {
+            Error::Unsupported { file, node, op, opset, message: told(message) }
+        }
+        Error::Type(message) => Error::Type(told(message)),
+        Error::Model { file, message } => Error::Model { file, message: told(message) },
+        e => e,
     }
 }
 
