@@ -99,7 +99,7 @@ mod tests {
     use crate::plan::Options;
     use crate::testing::{int, list, ty};
 
-    /// Parts of one input, each turned about and used twice by what reads memory as it lies.
+    /// Parts of one input, each turned about and flattened, which takes a copy.
     fn plan(parts: &[(i64, i64)], device: &str) -> Plan {
         let mut g = Graph::new(Arc::clone(&crate::testing::program()));
         let x = g.input("x", ty(DType::F32, &[4, 96]));

@@ -70,6 +70,8 @@ impl<'a> Meaning<'a> {
         let near = tolerance(got.dtype, &self.exact[root].to_f64());
         let overflow = || *self.overflow.get_or_init(|| leaves_range(self.graph, self.inputs).unwrap_or(false));
         let plain = g == rounded || (g - rounded).abs() <= near;
+        // The meaning itself, where the types could have given what rounding gives, is a rounding left out: a cast that
+        // a graph asks for and a plan dropped must show.
         (plain && overflow()) || (!plain && (g - rounded).abs() <= near + scattered())
     }
 }
