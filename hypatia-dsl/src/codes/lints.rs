@@ -52,7 +52,8 @@ if it is meant for the builder methods of the macro only, a test keeps it honest
         "a rule that feeds itself",
         "The left side matches a part of its own right side, so that each application makes room for the
 next, and the ruleset ends at its budget instead of a fixpoint. Turn the rule round, so that it
-makes things smaller, or add a condition that its own result does not meet.",
+makes things smaller, or add a condition that its own result does not meet. Several rules may feed
+each other in a circle; the warning names them in their order.",
         "ruleset r { until = fixpoint; }\nrule r::a: softplus(x) => softplus(softplus(x) - x);\nscalar softplus(x) = log1p(exp(x));",
         "ruleset r { until = fixpoint; }\nrule r::a: exp(log(x)) => x;",
     ),
