@@ -172,9 +172,7 @@ fn bind(
     slots: &Slots,
 ) -> Result<Bindings, TypeError> {
     let mut bindings = Bindings::default();
-    for ((i, _), value) in def.attrs().zip(attrs) {
-        bindings.values.insert(VarId(i as u32), value.clone());
-    }
+    bindings.values.extend(def.attrs().zip(attrs).map(|((i, _), value)| (VarId(i as u32), value.clone())));
     let mut unsure: Vec<(usize, &Param)> = Vec::new();
     for (_, param, range) in slots {
         for k in range.clone() {

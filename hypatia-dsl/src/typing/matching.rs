@@ -252,8 +252,8 @@ mod tests {
         let p = pat(vec![var(1)], Some(RestPat::Var(VarId(2))), vec![var(3), var(3)]);
         let mut b = Bindings::default();
         assert_eq!(match_type(&p, &ty(&[2, 3, 4, 5, 5]), &mut b), Some(true));
-        assert_eq!(b.values[&VarId(0)], AttrValue::DType(DType::F32));
-        assert_eq!(b.values[&VarId(1)], AttrValue::Dim(Dim::from(2)));
+        assert_eq!(b.values.get(&VarId(0)), Some(&AttrValue::DType(DType::F32)));
+        assert_eq!(b.values.get(&VarId(1)), Some(&AttrValue::Dim(Dim::from(2))));
         assert_eq!(match_type(&p, &ty(&[2, 3, 4, 5, 5]), &mut b), Some(true));
         assert_eq!(match_type(&p, &ty(&[2, 9, 4, 5, 5]), &mut b), Some(false));
         assert_eq!(match_type(&p, &ty(&[2, 4, 5]), &mut Bindings::default()), Some(false));
@@ -267,7 +267,7 @@ mod tests {
         let p = pat(vec![times(3, 1, 1)], None, vec![]);
         let mut b = Bindings::default();
         assert_eq!(match_type(&p, &ty(&[13]), &mut b), Some(true));
-        assert_eq!(b.values[&VarId(1)], AttrValue::Dim(Dim::from(4)));
+        assert_eq!(b.values.get(&VarId(1)), Some(&AttrValue::Dim(Dim::from(4))));
         assert_eq!(match_type(&p, &ty(&[12]), &mut Bindings::default()), Some(false));
         assert_eq!(match_type(&p, &ty(&[-5]), &mut Bindings::default()), Some(false));
         let symbolic = TensorType { dtype: DType::F32, shape: vec![Dim::symbol("n")] };

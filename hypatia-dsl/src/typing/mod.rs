@@ -5,6 +5,7 @@
 //! analysis, so that there is one set of typing rules. Holds always: no implicit promotion.
 
 mod attrs;
+mod bindings;
 mod builtin;
 mod eval;
 mod infer;
@@ -16,14 +17,13 @@ mod testing;
 mod tests;
 mod window;
 
-use std::collections::HashMap;
-
 use crate::diag::Code;
 use crate::dtype::DType;
 use crate::ir::{AttrValue, VarId};
 use crate::shape::{Shape, show_shape};
 
 pub use attrs::normalise_attrs;
+pub use bindings::{Bindings, Values};
 pub use eval::{eval, eval_guard, same_value};
 pub(crate) use infer::one_of;
 pub use infer::{apply_op, apply_scalar, bind_op, type_fact};
@@ -104,13 +104,6 @@ impl std::fmt::Display for TypeError {
     }
 }
 impl std::error::Error for TypeError {}
-
-/// Values of variables while types, attributes and guards are worked out.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Bindings {
-    /// By variable; attributes, dims, shapes (as lists) and dtypes.
-    pub values: HashMap<VarId, AttrValue>,
-}
 
 /// Facts of tensors and of the device that an attribute expression asks for. Each may be unknown.
 pub trait Facts {

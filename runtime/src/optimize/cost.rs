@@ -6,7 +6,6 @@
 //! count as [`ASSUMED_SIZE`].
 
 use std::cell::RefCell;
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use egg::{EClass, Id};
@@ -471,11 +470,8 @@ fn op_work(
 
 /// The variables of an op's types, its attributes, and `out`.
 fn bind(def: &OpDef, attrs: &[AttrValue], operands: &[Option<TensorType>], outs: &[TensorType]) -> Bindings {
-    let mut values: HashMap<VarId, AttrValue> = HashMap::new();
-    for ((i, _), v) in def.attrs().zip(attrs) {
-        values.insert(VarId(i as u32), v.clone());
-    }
-    let mut bindings = Bindings { values };
+    let mut bindings = Bindings::default();
+    bindings.values.extend(def.attrs().zip(attrs).map(|((i, _), v)| (VarId(i as u32), v.clone())));
     let mut next = operands.iter();
     for param in &def.params {
         if let ParamKind::Tensor { ty, variadic: false, .. } = &param.kind
@@ -486,7 +482,7 @@ fn bind(def: &OpDef, attrs: &[AttrValue], operands: &[Option<TensorType>], outs:
     }
     if let (Some(i), Some(out)) = (def.vars.iter().position(|v| v.name == "out"), outs.first()) {
         let shape = out.shape.iter().cloned().map(AttrValue::Dim).collect();
-        bindings.values.entry(VarId(i as u32)).or_insert(AttrValue::List(shape));
+        bindings.values.get_or_insert(VarId(i as u32), AttrValue::List(shape));
     }
     bindings
 }

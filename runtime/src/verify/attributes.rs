@@ -35,7 +35,9 @@ impl Generator<'_, '_> {
                 AttrPat::Is(e) => {
                     self.eval(e).ok_or_else(|| Reject(format!("attribute `{}` has no value", param.name)))?
                 }
-                AttrPat::Var(v) if self.env.attrs.values.contains_key(v) => self.env.attrs.values[v].clone(),
+                AttrPat::Var(v) if self.env.attrs.values.contains_key(v) => {
+                    self.env.attrs.values.get(v).cloned().ok_or_else(|| Reject("an attribute has no value".into()))?
+                }
                 AttrPat::Var(v) => {
                     let value = match self.chosen_var(*v) {
                         Some(value) => value,
@@ -83,7 +85,7 @@ impl Generator<'_, '_> {
     pub(super) fn match_or_make(&mut self, pat: &AttrPat, made: AttrValue) -> Try<AttrValue> {
         match pat {
             AttrPat::Is(e) => self.eval(e).ok_or_else(|| Reject("an attribute has no value".into())),
-            AttrPat::Var(v) => Ok(self.env.attrs.values.entry(*v).or_insert(made).clone()),
+            AttrPat::Var(v) => Ok(self.env.attrs.values.get_or_insert(*v, made).clone()),
             _ => Ok(made),
         }
     }
@@ -98,7 +100,7 @@ impl Generator<'_, '_> {
         let mut known = self.env.attrs.clone();
         for (var, e) in &self.rule.lets {
             if let Some(v) = eval(e, &known, &facts) {
-                known.values.entry(*var).or_insert(v);
+                known.values.get_or_insert(*var, v);
             }
         }
         eval(e, &known, &facts)
@@ -181,7 +183,7 @@ impl Generator<'_, '_> {
                 AttrPat::Rest(Some(v)) => (v, AttrValue::List(values[at..at + spare].to_vec())),
                 _ => continue,
             };
-            let bound = self.env.attrs.values.entry(*var).or_insert(value.clone());
+            let bound = self.env.attrs.values.get_or_insert(*var, value.clone());
             if same_value(bound, &value) != Some(true) {
                 return reject("a variable of a list stands for two values");
             }

@@ -1,0 +1,120 @@
+//! What the variables of a rule, an op or a kernel stand for, while types, attributes and guards are worked out.
+//!
+//! In: variables and their values, one at a time. Out: the value of a variable. Holds always: a variable has one value at
+//! most; those bound since a [`mark`](Values::mark) can be forgotten together, so that a search that tries many
+//! ways copies nothing.
+
+use crate::ir::{AttrValue, VarId};
+
+/// Values of variables.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Bindings {
+    /// By variable; attributes, dims, shapes (as lists) and dtypes.
+    pub values: Values,
+}
+
+/// A map from variables to values. What is written has few variables, so that looking through all of them is quicker than
+/// any table.
+#[derive(Clone, Debug, Default)]
+pub struct Values {
+    /// In the order in which they were bound.
+    entries: Vec<(VarId, AttrValue)>,
+}
+
+impl Values {
+    /// The value of a variable.
+    pub fn get(&self, var: &VarId) -> Option<&AttrValue> {
+        self.entries.iter().find(|(v, _)| v == var).map(|(_, value)| value)
+    }
+
+    /// Whether a variable has a value.
+    pub fn contains_key(&self, var: &VarId) -> bool {
+        self.get(var).is_some()
+    }
+
+    /// Whether no variable has a value.
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// Gives a variable a value, in place of the one that it had.
+    pub fn insert(&mut self, var: VarId, value: AttrValue) {
+        match self.entries.iter_mut().find(|(v, _)| *v == var) {
+            Some((_, old)) => *old = value,
+            None => self.entries.push((var, value)),
+        }
+    }
+
+    /// The value of a variable, which is that one if it had none.
+    pub fn get_or_insert(&mut self, var: VarId, value: AttrValue) -> &AttrValue {
+        let at = self.entries.iter().position(|(v, _)| *v == var).unwrap_or_else(|| {
+            self.entries.push((var, value));
+            self.entries.len() - 1
+        });
+        &self.entries[at].1
+    }
+
+    /// All values, in the order in which their variables were bound.
+    pub fn values(&self) -> impl Iterator<Item = &AttrValue> {
+        self.entries.iter().map(|(_, value)| value)
+    }
+
+    /// All variables and values, in the order in which they were bound.
+    pub fn iter(&self) -> impl Iterator<Item = (&VarId, &AttrValue)> {
+        self.entries.iter().map(|(v, value)| (v, value))
+    }
+
+    /// What is bound now, for [`forget_since`](Values::forget_since).
+    pub fn mark(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Forgets the variables that were bound since the mark. What was bound before and has another value since keeps that.
+    pub fn forget_since(&mut self, mark: usize) {
+        self.entries.truncate(mark);
+    }
+}
+
+impl Extend<(VarId, AttrValue)> for Values {
+    fn extend<I: IntoIterator<Item = (VarId, AttrValue)>>(&mut self, values: I) {
+        values.into_iter().for_each(|(v, value)| self.insert(v, value));
+    }
+}
+
+/// Equal if the same variables have the same values, in whatever order they were bound.
+impl PartialEq for Values {
+    fn eq(&self, other: &Values) -> bool {
+        self.entries.len() == other.entries.len() && self.iter().all(|(v, value)| other.get(v) == Some(value))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn number(n: i64) -> AttrValue {
+        AttrValue::Dim(n.into())
+    }
+
+    #[test]
+    fn what_was_bound_since_a_mark_is_forgotten() {
+        let (a, b, c) = (VarId(0), VarId(1), VarId(2));
+        let mut values = Values::default();
+        values.insert(a, number(1));
+        let mark = values.mark();
+        values.extend([(b, number(2)), (c, number(3))]);
+        assert_eq!(values.get_or_insert(b, number(9)), &number(2));
+        values.forget_since(mark);
+        assert_eq!((values.get(&a), values.contains_key(&b), values.values().count()), (Some(&number(1)), false, 1));
+    }
+
+    #[test]
+    fn the_order_of_binding_makes_no_difference() {
+        let (mut one, mut other) = (Values::default(), Values::default());
+        one.extend([(VarId(0), number(1)), (VarId(1), number(2))]);
+        other.extend([(VarId(1), number(2)), (VarId(0), number(5)), (VarId(0), number(1))]);
+        assert_eq!(one, other);
+        other.insert(VarId(1), number(3));
+        assert_ne!(one, other);
+    }
+}
