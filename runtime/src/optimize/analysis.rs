@@ -4,23 +4,22 @@
 //! always: all nodes of a class have the same type; facts only grow (they are joined when classes merge), so that a
 //! guard that was true stays true; constants are merged only with constants of the same bits.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
 use egg::{DidMerge, Id};
 use hypatia_dsl::builtin::BuiltinOp;
 use hypatia_dsl::dtype::{DType, Kind};
-use hypatia_dsl::ir::{AttrValue, InView, OpBody, OpDef, OpId, ParamKind, Program, ScalarBody, ScalarId};
+use hypatia_dsl::ir::{AttrValue, InView, OpBody, OpDef, OpId, Param, ParamKind, Program, ScalarBody, ScalarId};
 use hypatia_dsl::scalar;
 use hypatia_dsl::shape::{Dim, Shape, broadcast, product};
 use hypatia_dsl::typing::{self, TensorType};
 use indexmap::IndexSet;
-use rustc_hash::{FxHashMap, FxHashSet};
+use rustc_hash::{FxBuildHasher, FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
 use super::facts::{self, NumericFacts};
-use super::language::{AttrsId, EGraph, LeafId, Node, Payload, ShapeId, TypeId};
+use super::language::{AttrsId, Discriminant, EGraph, Heads, LeafId, Node, Payload, ShapeId, TypeId};
 use crate::cpu::of_numbers;
 use crate::graph::NodeId;
 
@@ -57,11 +56,20 @@ pub struct Data {
     pub facts: NumericFacts,
     /// Of a term: what the shapes of all tensors that it reads broadcast to.
     pub reads: ShapeId,
+    /// What it holds. Grows without anything else being made anew: nothing that is known of a class follows from it.
+    pub heads: Heads,
 }
 
 impl Data {
     fn new(sort: Sort) -> Data {
-        Data { sort, constant: false, splat: None, facts: NumericFacts::UNKNOWN, reads: ShapeId::SCALAR }
+        Data {
+            sort,
+            constant: false,
+            splat: None,
+            facts: NumericFacts::UNKNOWN,
+            reads: ShapeId::SCALAR,
+            heads: Heads::default(),
+        }
     }
 
     /// The number that all elements are.
@@ -119,11 +127,13 @@ pub struct Context {
     pub touched: Vec<Id>,
     /// Every class that the candidate came to compute or to use otherwise, in order, likewise.
     pub reconsidered: Vec<Id>,
-    types: IndexSet<TensorType>,
-    shapes: IndexSet<Shape>,
+    types: IndexSet<TensorType, FxBuildHasher>,
+    shapes: IndexSet<Shape, FxBuildHasher>,
     tuples: Vec<TypeId>,
     attrs: Vec<Vec<AttrValue>>,
-    attr_ids: HashMap<Vec<AttrKey>, AttrsId>,
+    attr_ids: FxHashMap<Vec<AttrKey>, AttrsId>,
+    /// By op: a bit for each of its first operands that is a term.
+    terms: Vec<u64>,
 }
 
 /// An attribute value as it is compared: numbers by their bits.
@@ -151,7 +161,10 @@ fn attr_key(v: &AttrValue) -> AttrKey {
 impl Context {
     /// Empty tables.
     pub fn new(program: Arc<Program>) -> Context {
+        let of_operand = |(i, p): (usize, &Param)| if p.kind == ParamKind::Term && i < 64 { 1 << i } else { 0 };
+        let of_op = |op: &OpDef| op.operands().map(|(_, p)| p).enumerate().map(of_operand).sum();
         Context {
+            terms: program.ops.iter().map(of_op).collect(),
             program,
             leaves: Vec::new(),
             uses: FxHashMap::default(),
@@ -160,12 +173,17 @@ impl Context {
             touched: Vec::new(),
             reconsidered: Vec::new(),
             limits: Limits { nodes: usize::MAX, deadline: Instant::now() + std::time::Duration::from_secs(3600) },
-            types: IndexSet::new(),
-            shapes: IndexSet::from([Shape::new()]),
+            types: IndexSet::default(),
+            shapes: [Shape::new()].into_iter().collect(),
             tuples: Vec::new(),
             attrs: Vec::new(),
-            attr_ids: HashMap::new(),
+            attr_ids: FxHashMap::default(),
         }
+    }
+
+    /// Whether that operand of an op is a term.
+    pub fn takes_term(&self, op: OpId, operand: usize) -> bool {
+        operand < 64 && self.terms.get(op.index()).is_some_and(|bits| bits >> operand & 1 == 1)
     }
 
     /// The id of a type.
@@ -617,15 +635,21 @@ impl egg::Analysis<Node> for Context {
     type Data = Data;
 
     fn make(egraph: &mut EGraph, node: &Node, _id: Id) -> Data {
-        make_data(egraph, node)
+        let data = make_data(egraph, node);
+        // A class may have a value that no node of it is.
+        let value = data.splat.map(|_| Discriminant::Splat);
+        Data { heads: value.into_iter().chain([node.payload.discriminant()]).collect(), ..data }
     }
 
     fn modify(egraph: &mut EGraph, id: Id) {
         egraph.analysis.touched.push(id);
     }
 
-    fn merge(&mut self, a: &mut Data, b: Data) -> DidMerge {
+    fn merge(&mut self, a: &mut Data, mut b: Data) -> DidMerge {
+        a.heads = a.heads.with(b.heads);
+        b.heads = a.heads;
         let joined = Data {
+            heads: a.heads,
             sort: if a.sort == Sort::Invalid { b.sort } else { a.sort },
             constant: a.constant || b.constant,
             splat: a.splat.or(b.splat),

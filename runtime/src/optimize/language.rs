@@ -119,6 +119,34 @@ impl Discriminant {
     }
 }
 
+/// A set of discriminants, of which some share a place: one that seems to be in it may not be.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Heads(u64);
+
+impl Heads {
+    /// The set of one.
+    pub fn of(head: Discriminant) -> Heads {
+        // Ops, scalars of tensors and scalars of terms are numbered from 0 each; where they begin keeps them apart.
+        Heads(1 << (head.place(0, 18) % 64))
+    }
+
+    /// Both sets together.
+    pub fn with(self, other: Heads) -> Heads {
+        Heads(self.0 | other.0)
+    }
+
+    /// False if some of the other set is certainly not in this one.
+    pub fn include(self, other: Heads) -> bool {
+        self.0 & other.0 == other.0
+    }
+}
+
+impl FromIterator<Discriminant> for Heads {
+    fn from_iter<I: IntoIterator<Item = Discriminant>>(heads: I) -> Heads {
+        heads.into_iter().fold(Heads::default(), |all, head| all.with(Heads::of(head)))
+    }
+}
+
 impl Payload {
     /// What the classes that hold such a node are looked up by.
     pub fn discriminant(self) -> Discriminant {

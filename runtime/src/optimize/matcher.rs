@@ -24,6 +24,7 @@ use hypatia_dsl::typing::{self, Bindings, TensorType, match_type};
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
+use self::attributes::Attribute;
 use self::near::root_candidates;
 pub use self::near::{Changes, View};
 use self::prepare::Prepared;
@@ -115,19 +116,14 @@ pub struct Searchable<'r> {
     pub prepared: &'r Prepared,
 }
 
-enum Goal<'r> {
+#[derive(Clone)]
+enum Goal<'r, 'e> {
     Class {
         pat: &'r Pat,
         class: Id,
         context: Position,
     },
-    Attr {
-        pat: &'r AttrPat,
-        ty: AttrType,
-        value: AttrValue,
-        rank: Option<usize>,
-        at: (Head, usize, Id),
-    },
+    Attr(Attribute<'r, 'e>),
     /// These terms of a sum stand for that class, or in its operands.
     Deal {
         job: Rc<Job<'r>>,
@@ -153,21 +149,15 @@ enum Position {
     Term(Option<Id>),
 }
 
-struct Cons<'r> {
-    goal: Goal<'r>,
-    next: Goals<'r>,
-}
-type Goals<'r> = Option<Rc<Cons<'r>>>;
-
-fn push<'r>(goal: Goal<'r>, next: Goals<'r>) -> Goals<'r> {
-    Some(Rc::new(Cons { goal, next }))
-}
+/// What is to be matched, first things first: the place of the first one in [`Matcher::goals`], which knows the next one. Lists
+/// share their ends. Who adds goals takes them off again once all ways of matching them have been tried.
+type Goals = Option<usize>;
 
 type Flow = ControlFlow<()>;
 const ON: Flow = ControlFlow::Continue(());
 
-/// An attribute's wanted value, its type, what the node has, the operand's rank, and where it stands.
-type Deferred<'r> = (&'r AExpr, AttrType, AttrValue, Option<usize>, (Head, usize, Id));
+/// A wanted value, and the attribute that should have it.
+type Deferred<'r, 'e> = (&'r AExpr, Attribute<'r, 'e>);
 
 struct Matcher<'r, 'e, 'f> {
     egraph: &'e View<'e>,
@@ -176,12 +166,14 @@ struct Matcher<'r, 'e, 'f> {
     values: Bindings,
     roots: Vec<Id>,
     nodes: Vec<&'e Node>,
+    /// Each with what comes after it.
+    goals: Vec<(Goal<'r, 'e>, Goals)>,
     /// The sums that are being matched, innermost last.
     dealt: Vec<Dealt>,
     /// Sums to be made when the match is applied.
     pending: Vec<Pending>,
     /// Attributes that may use what is bound further on.
-    deferred: Vec<Deferred<'r>>,
+    deferred: Vec<Deferred<'r, 'e>>,
     progress: usize,
     steps: usize,
     limit: usize,
@@ -248,6 +240,7 @@ pub fn search(
         values: Bindings::default(),
         roots: Vec::new(),
         nodes: Vec::new(),
+        goals: Vec::new(),
         dealt: Vec::new(),
         pending: Vec::new(),
         deferred: Vec::new(),
@@ -298,6 +291,7 @@ pub fn match_term(
         values: Bindings::default(),
         roots: vec![of; rule.lhs.len()],
         nodes: Vec::new(),
+        goals: Vec::new(),
         dealt: Vec::new(),
         pending: Vec::new(),
         deferred: Vec::new(),
@@ -308,7 +302,8 @@ pub fn match_term(
         probe: None,
         emit: &mut emit,
     };
-    let _ = matcher.solve(push(Goal::Class { pat, class, context: Position::Term(Some(of)) }, None));
+    let goals = matcher.push(Goal::Class { pat, class, context: Position::Term(Some(of)) }, None);
+    let _ = matcher.solve(goals);
     found
 }
 
@@ -360,9 +355,28 @@ impl<'r, 'e> Matcher<'r, 'e, '_> {
             return ON;
         }
         let context = if self.what.terms { Position::Term(None) } else { Position::Tensor };
+        self.count_step()?;
+        // Most classes are something else.
+        let demand = self.what.prepared.demands.get(self.roots.len());
+        if self.probe.is_none() && demand.is_some_and(|d| !self.egraph.may_hold(class, d)) {
+            return ON;
+        }
         self.roots.push(class);
-        let flow = self.solve(push(Goal::Class { pat, class, context }, None));
+        let flow = self.class(pat, class, context, None);
         self.roots.pop();
+        flow
+    }
+
+    /// Puts a goal before others.
+    fn push(&mut self, goal: Goal<'r, 'e>, next: Goals) -> Goals {
+        self.goals.push((goal, next));
+        Some(self.goals.len() - 1)
+    }
+
+    /// Goes on with goals that were added when there were `mark` of them, and takes them off.
+    fn solve_and_forget(&mut self, goals: Goals, mark: usize) -> Flow {
+        let flow = self.solve(goals);
+        self.goals.truncate(mark);
         flow
     }
 
@@ -381,24 +395,26 @@ impl<'r, 'e> Matcher<'r, 'e, '_> {
         ON
     }
 
-    fn solve(&mut self, goals: Goals<'r>) -> Flow {
+    /// Counts what was done, up to the limit.
+    fn count_step(&mut self) -> Flow {
         self.steps += 1;
-        if self.steps > self.limit {
-            self.capped = true;
-            return ControlFlow::Break(());
-        }
-        let Some(cons) = goals else { return self.next_root() };
-        let next = cons.next.clone();
-        match &cons.goal {
-            Goal::Class { pat, class, context } => self.class(pat, self.egraph.find(*class), *context, next),
-            Goal::Attr { pat, ty, value, rank, at } => self.attr(pat, *ty, value, *rank, *at, next),
-            Goal::Deal { job, set, class, depth } => self.deal(job, *set, self.egraph.find(*class), *depth, next),
-            Goal::Dealt { job } => self.dealt(job, next),
-            Goal::Cut { cut } => self.cut(cut, next),
+        self.capped |= self.steps > self.limit;
+        if self.capped { ControlFlow::Break(()) } else { ON }
+    }
+
+    fn solve(&mut self, goals: Goals) -> Flow {
+        self.count_step()?;
+        let Some((goal, next)) = goals.and_then(|at| self.goals.get(at)).cloned() else { return self.next_root() };
+        match goal {
+            Goal::Class { pat, class, context } => self.class(pat, self.egraph.find(class), context, next),
+            Goal::Attr(attribute) => self.attr(attribute, next),
+            Goal::Deal { job, set, class, depth } => self.deal(&job, set, self.egraph.find(class), depth, next),
+            Goal::Dealt { job } => self.dealt(&job, next),
+            Goal::Cut { cut } => self.cut(&cut, next),
         }
     }
 
-    fn advance(&mut self, goals: Goals<'r>) -> Flow {
+    fn advance(&mut self, goals: Goals) -> Flow {
         self.progress += 1;
         let flow = self.solve(goals);
         self.progress -= 1;
@@ -414,11 +430,12 @@ impl<'r, 'e> Matcher<'r, 'e, '_> {
             let (n, last) = (self.roots.len(), self.roots[0]);
             return self.miss(last, || MissReason::Root(n));
         }
-        for (want, ty, have, rank, (head, i, class)) in self.deferred.clone() {
+        for at in 0..self.deferred.len() {
+            let (want, attribute) = self.deferred[at];
             let facts = MatchFacts { egraph: self.egraph, slots: &self.slots, device: None };
-            let want = typing::eval(want, &self.values, &facts).map(|w| normal_attr(ty, w, rank));
-            if want.and_then(|w| attr_equal(&have, &w)) != Some(true) {
-                return self.miss(class, || MissReason::Attr(head, i, have));
+            let want = typing::eval(want, &self.values, &facts);
+            if want.and_then(|w| attribute.equals(&w)) != Some(true) {
+                return self.missed(attribute);
             }
         }
         if !self.may_match() {
@@ -502,7 +519,7 @@ impl<'r, 'e> Matcher<'r, 'e, '_> {
         }
     }
 
-    fn class(&mut self, pat: &'r Pat, class: Id, context: Position, next: Goals<'r>) -> Flow {
+    fn class(&mut self, pat: &'r Pat, class: Id, context: Position, next: Goals) -> Flow {
         let absent = || self.egraph[class].data.sort == Sort::Absent;
         match pat {
             Pat::Any if absent() => self.miss(class, || MissReason::Presence(true)),
@@ -516,20 +533,26 @@ impl<'r, 'e> Matcher<'r, 'e, '_> {
             Pat::Absent if absent() => self.advance(next),
             Pat::Absent => self.miss(class, || MissReason::Presence(false)),
             Pat::Bind(v, p) => {
-                let goals = push(Goal::Class { pat: p, class, context }, next);
-                self.bind(*v, Slot::Class(class), class, goals)
+                let mark = self.goals.len();
+                let goals = self.push(Goal::Class { pat: p, class, context }, next);
+                let flow = self.bind(*v, Slot::Class(class), class, goals);
+                self.goals.truncate(mark);
+                flow
             }
             Pat::Typed(p, ty) => {
                 let Some(have) = self.type_of(class) else {
                     return self.miss(class, || MissReason::Type);
                 };
-                let before = self.values.clone();
-                if match_type(ty, have, &mut self.values) != Some(true) {
-                    self.values = before;
-                    return self.miss(class, || MissReason::Type);
-                }
-                let flow = self.advance(push(Goal::Class { pat: p, class, context }, next));
-                self.values = before;
+                let before = self.values.values.mark();
+                let flow = if match_type(ty, have, &mut self.values) == Some(true) {
+                    self.progress += 1;
+                    let flow = self.class(p, class, context, next);
+                    self.progress -= 1;
+                    flow
+                } else {
+                    self.miss(class, || MissReason::Type)
+                };
+                self.values.values.forget_since(before);
                 flow
             }
             Pat::Lit { value, near } => {
@@ -542,7 +565,7 @@ impl<'r, 'e> Matcher<'r, 'e, '_> {
             }
             Pat::OneOf(choices) => {
                 for p in choices {
-                    self.class(p, class, context, next.clone())?;
+                    self.class(p, class, context, next)?;
                 }
                 ON
             }
@@ -550,40 +573,35 @@ impl<'r, 'e> Matcher<'r, 'e, '_> {
         }
     }
 
-    fn bind(&mut self, var: VarId, slot: Slot, class: Id, next: Goals<'r>) -> Flow {
+    fn bind(&mut self, var: VarId, slot: Slot, class: Id, next: Goals) -> Flow {
         let i = var.index();
-        if i >= self.slots.len() {
-            return ON;
-        }
-        match self.slots[i].clone() {
-            Slot::Unbound => {
+        match self.slots.get(i) {
+            None => ON,
+            Some(Slot::Unbound) => {
                 self.slots[i] = slot;
                 let flow = if self.may_be(var) { self.advance(next) } else { ON };
                 self.slots[i] = Slot::Unbound;
                 flow
             }
-            bound if bound == slot => self.advance(next),
-            bound => {
-                let to = match bound {
-                    Slot::Class(id) => id,
-                    _ => class,
-                };
+            Some(bound) if *bound == slot => self.advance(next),
+            Some(bound) => {
+                let to = if let Slot::Class(id) = bound { *id } else { class };
                 self.miss(class, || MissReason::Same(var, to))
             }
         }
     }
 
-    fn node(&mut self, n: &'r NodePat, class: Id, context: Position, next: Goals<'r>) -> Flow {
+    fn node(&mut self, n: &'r NodePat, class: Id, context: Position, next: Goals) -> Flow {
         if let Head::Region(v) = n.head {
-            return self.region(v, n, class, context, &next);
+            return self.region(v, n, class, context, next);
         }
         // Most classes are something else.
         if self.probe.is_none() && !self.holds(n.head, class, context) {
             return ON;
         }
-        match self.sum(n, class, context, &next) {
+        match self.sum(n, class, context, next) {
             Some(flow) => flow,
-            None => self.written(n, class, context, &next),
+            None => self.written(n, class, context, next),
         }
     }
 
@@ -591,7 +609,7 @@ impl<'r, 'e> Matcher<'r, 'e, '_> {
     fn holds(&self, head: Head, class: Id, context: Position) -> bool {
         let terms = matches!(context, Position::Term(_));
         match head_discriminant(&self.egraph.analysis.program, head, terms) {
-            Some(wanted) => self.egraph[class].nodes.iter().any(|n| n.payload.discriminant() == wanted),
+            Some(wanted) => self.egraph.holding(class, wanted).next().is_some(),
             None => true,
         }
     }
@@ -621,7 +639,7 @@ impl<'r, 'e> Matcher<'r, 'e, '_> {
     }
 
     /// Matches an application in the association in which it is written.
-    fn written(&mut self, n: &'r NodePat, class: Id, context: Position, next: &Goals<'r>) -> Flow {
+    fn written(&mut self, n: &'r NodePat, class: Id, context: Position, next: Goals) -> Flow {
         let egraph = self.egraph;
         let mut met = false;
         for node in egraph[class].nodes.iter().filter(|n| !is_circular(n, class)) {
@@ -633,7 +651,7 @@ impl<'r, 'e> Matcher<'r, 'e, '_> {
                     for inner in &egraph[node.children[0]].nodes {
                         if self.head_matches(n.head, inner.payload, context) {
                             met = true;
-                            self.operands(n, inner, node.children[0], context, next.clone())?;
+                            self.operands(n, inner, node.children[0], context, next)?;
                         }
                     }
                     self.nodes.pop();
@@ -644,7 +662,7 @@ impl<'r, 'e> Matcher<'r, 'e, '_> {
             };
             if self.head_matches(n.head, node.payload, context) && self.view_matches(n.head, node, context) {
                 met = true;
-                self.operands(n, node, op_class, context, next.clone())?;
+                self.operands(n, node, op_class, context, next)?;
             }
         }
         if met { ON } else { self.miss(class, || MissReason::Head(n.clone())) }
@@ -676,7 +694,7 @@ impl<'r, 'e> Matcher<'r, 'e, '_> {
     }
 
     /// Attributes first, as they decide at once, then the operands in the orders that are equal.
-    fn operands(&mut self, n: &'r NodePat, node: &'e Node, class: Id, context: Position, next: Goals<'r>) -> Flow {
+    fn operands(&mut self, n: &'r NodePat, node: &'e Node, class: Id, context: Position, next: Goals) -> Flow {
         let children = &node.children;
         let enough = match n.rest {
             Some(_) => children.len() >= n.args.len(),
@@ -699,10 +717,11 @@ impl<'r, 'e> Matcher<'r, 'e, '_> {
             if self.probe.is_none() && !n.args.iter().enumerate().all(could) {
                 continue;
             }
-            let mut goals = next.clone();
+            let mark = self.goals.len();
+            let mut goals = next;
             for (i, pat) in n.args.iter().enumerate().rev() {
                 let context = self.inside(n.head, i, class, context);
-                goals = push(Goal::Class { pat, class: child(i), context }, goals);
+                goals = self.push(Goal::Class { pat, class: child(i), context }, goals);
             }
             goals = self.attribute_goals(n, node, class, goals);
             self.nodes.push(node);
@@ -714,6 +733,7 @@ impl<'r, 'e> Matcher<'r, 'e, '_> {
                 None => self.advance(goals),
             };
             self.nodes.pop();
+            self.goals.truncate(mark);
             flow?;
         }
         ON
@@ -722,13 +742,8 @@ impl<'r, 'e> Matcher<'r, 'e, '_> {
     /// Where the operands of a head stand.
     fn inside(&self, head: Head, operand: usize, class: Id, context: Position) -> Position {
         match head {
-            Head::Op(op) => {
-                let def = self.egraph.analysis.program.op(op);
-                match def.operands().nth(operand) {
-                    Some((_, p)) if p.kind == ParamKind::Term => Position::Term(Some(class)),
-                    _ => Position::Tensor,
-                }
-            }
+            Head::Op(op) if self.egraph.analysis.takes_term(op, operand) => Position::Term(Some(class)),
+            Head::Op(_) => Position::Tensor,
             Head::In(_) => Position::Tensor,
             Head::Scalar(_) | Head::Acc | Head::TermCast | Head::Region(_) => context,
         }

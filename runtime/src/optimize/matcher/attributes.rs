@@ -3,7 +3,49 @@
 //! In: the attribute patterns of an application and the values that a node has. Out: what their variables stand for. Holds
 //! always: what a value is computed from may be bound further on in the pattern; such a value is compared in the end.
 
+use std::borrow::Cow;
+
+use hypatia_dsl::dtype::DType;
+
 use super::*;
+
+/// An attribute of a node, and the pattern that it should fit.
+#[derive(Clone, Copy)]
+pub(super) struct Attribute<'r, 'e> {
+    pat: &'r AttrPat,
+    ty: AttrType,
+    value: Held<'e>,
+    /// The rank of the node's first operand, which axes are counted by.
+    rank: Option<usize>,
+    /// The node's head and class, and which of its attributes it is.
+    at: (Head, usize, Id),
+}
+
+/// What a node has as an attribute, or as a part of one.
+#[derive(Clone, Copy)]
+enum Held<'e> {
+    Value(&'e AttrValue),
+    /// Some neighbours within a list.
+    Part(&'e [AttrValue]),
+    Type(DType),
+}
+
+impl<'e> Held<'e> {
+    fn value(self) -> Cow<'e, AttrValue> {
+        match self {
+            Held::Value(v) => Cow::Borrowed(v),
+            Held::Part(items) => Cow::Owned(AttrValue::List(items.to_vec())),
+            Held::Type(t) => Cow::Owned(AttrValue::DType(t)),
+        }
+    }
+}
+
+impl Attribute<'_, '_> {
+    /// Whether it has that value; `None` if that depends on symbols.
+    pub(super) fn equals(&self, wanted: &AttrValue) -> Option<bool> {
+        attr_equal(&self.value.value(), &normal_attr(self.ty, wanted.clone(), self.rank))
+    }
+}
 
 /// The types of an op's attributes.
 fn attr_types(op: &OpDef) -> impl Iterator<Item = AttrType> {
@@ -13,30 +55,32 @@ fn attr_types(op: &OpDef) -> impl Iterator<Item = AttrType> {
     })
 }
 
-impl<'r> Matcher<'r, '_, '_> {
-    /// The goals that a node's attributes are.
-    pub(super) fn attribute_goals(&self, n: &'r NodePat, node: &Node, class: Id, mut goals: Goals<'r>) -> Goals<'r> {
+impl<'r, 'e> Matcher<'r, 'e, '_> {
+    /// Puts the goals that a node's attributes are before others.
+    pub(super) fn attribute_goals(&mut self, n: &'r NodePat, node: &Node, class: Id, mut goals: Goals) -> Goals {
         if n.attrs.iter().all(|a| *a == AttrPat::Any) {
             return goals;
         }
         let rank = node.children.first().and_then(|c| self.type_of(*c)).map(|t| t.shape.len());
         let at = |i: usize| (n.head, i, class);
+        let analysis = &self.egraph.analysis;
         match node.payload {
             Payload::Op(op, attrs) => {
-                let types: SmallVec<[AttrType; 8]> = attr_types(self.egraph.analysis.program.op(op)).collect();
-                let values = self.egraph.analysis.attrs(attrs);
+                let types: SmallVec<[AttrType; 8]> = attr_types(analysis.program.op(op)).collect();
+                let values = analysis.attrs(attrs);
                 for (i, pat) in n.attrs.iter().enumerate().rev() {
                     if let (Some(ty), Some(value)) = (types.get(i), values.get(i))
                         && *pat != AttrPat::Any
                     {
-                        goals = push(Goal::Attr { pat, ty: *ty, value: value.clone(), rank, at: at(i) }, goals);
+                        let value = Held::Value(value);
+                        goals = self.push(Goal::Attr(Attribute { pat, ty: *ty, value, rank, at: at(i) }), goals);
                     }
                 }
             }
             Payload::TermCast(to) => {
                 if let Some(pat) = n.attrs.first() {
-                    let value = AttrValue::DType(to);
-                    goals = push(Goal::Attr { pat, ty: AttrType::DType, value, rank, at: at(0) }, goals);
+                    let (ty, value) = (AttrType::DType, Held::Type(to));
+                    goals = self.push(Goal::Attr(Attribute { pat, ty, value, rank, at: at(0) }), goals);
                 }
             }
             _ => {}
@@ -44,62 +88,52 @@ impl<'r> Matcher<'r, '_, '_> {
         goals
     }
 
+    /// An attribute is not what the pattern wants.
+    pub(super) fn missed(&mut self, attribute: Attribute<'_, '_>) -> Flow {
+        let (head, i, class) = attribute.at;
+        self.miss(class, || MissReason::Attr(head, i, attribute.value.value().into_owned()))
+    }
+
     /// Matches one attribute.
-    pub(super) fn attr(
-        &mut self,
-        pat: &'r AttrPat,
-        ty: AttrType,
-        value: &AttrValue,
-        rank: Option<usize>,
-        at: (Head, usize, Id),
-        next: Goals<'r>,
-    ) -> Flow {
-        let fail = || MissReason::Attr(at.0, at.1, value.clone());
-        match pat {
+    pub(super) fn attr(&mut self, attribute: Attribute<'r, 'e>, next: Goals) -> Flow {
+        match attribute.pat {
             AttrPat::Any | AttrPat::Rest(None) => self.advance(next),
             AttrPat::Var(v) | AttrPat::Rest(Some(v)) => match self.values.values.get(v) {
-                Some(bound) if attr_equal(value, &normal_attr(ty, bound.clone(), rank)) == Some(true) => {
-                    self.advance(next)
-                }
-                Some(_) => self.miss(at.2, fail),
+                Some(bound) if attribute.equals(bound) == Some(true) => self.advance(next),
+                Some(_) => self.missed(attribute),
                 None => {
-                    self.values.values.insert(*v, value.clone());
+                    let before = self.values.values.mark();
+                    self.values.values.insert(*v, attribute.value.value().into_owned());
                     let flow = self.advance(next);
-                    self.values.values.remove(v);
+                    self.values.values.forget_since(before);
                     flow
                 }
             },
             AttrPat::Is(want) => {
                 let facts = MatchFacts { egraph: self.egraph, slots: &self.slots, device: None };
-                match typing::eval(want, &self.values, &facts).map(|w| normal_attr(ty, w, rank)) {
-                    Some(w) if attr_equal(value, &w) == Some(true) => self.advance(next),
-                    Some(_) => self.miss(at.2, fail),
+                match typing::eval(want, &self.values, &facts) {
+                    Some(w) if attribute.equals(&w) == Some(true) => self.advance(next),
+                    Some(_) => self.missed(attribute),
                     // It may use what is bound further on.
                     None => {
-                        self.deferred.push((want, ty, value.clone(), rank, at));
+                        self.deferred.push((want, attribute));
                         let flow = self.advance(next);
                         self.deferred.pop();
                         flow
                     }
                 }
             }
-            AttrPat::List(pats) => self.attr_list(pats, ty, value, rank, at, next),
+            AttrPat::List(pats) => self.attr_list(pats, attribute, next),
         }
     }
 
-    fn attr_list(
-        &mut self,
-        pats: &'r [AttrPat],
-        ty: AttrType,
-        value: &AttrValue,
-        rank: Option<usize>,
-        at: (Head, usize, Id),
-        mut next: Goals<'r>,
-    ) -> Flow {
-        let AttrValue::List(items) = value else {
-            return self.miss(at.2, || MissReason::Attr(at.0, at.1, value.clone()));
+    fn attr_list(&mut self, pats: &'r [AttrPat], list: Attribute<'r, 'e>, mut next: Goals) -> Flow {
+        let items = match list.value {
+            Held::Value(AttrValue::List(items)) => items.as_slice(),
+            Held::Part(items) => items,
+            _ => return self.missed(list),
         };
-        let element = match ty {
+        let element = match list.ty {
             AttrType::Axes => AttrType::Axis,
             AttrType::Ints => AttrType::Int,
             AttrType::Floats => AttrType::Float,
@@ -109,20 +143,21 @@ impl<'r> Matcher<'r, '_, '_> {
         let rest = pats.iter().position(|p| matches!(p, AttrPat::Rest(_)));
         let fixed = pats.len() - usize::from(rest.is_some());
         if items.len() < fixed || (rest.is_none() && items.len() != fixed) {
-            return self.miss(at.2, || MissReason::Attr(at.0, at.1, value.clone()));
+            return self.missed(list);
         }
         let spread = items.len() - fixed;
         let mut from = items.len();
+        let mark = self.goals.len();
         for pat in pats.iter().rev() {
             let (ty, value) = if matches!(pat, AttrPat::Rest(_)) {
                 from -= spread;
-                (ty, AttrValue::List(items[from..from + spread].to_vec()))
+                (list.ty, Held::Part(&items[from..from + spread]))
             } else {
                 from -= 1;
-                (element, items[from].clone())
+                (element, Held::Value(&items[from]))
             };
-            next = push(Goal::Attr { pat, ty, value, rank, at }, next);
+            next = self.push(Goal::Attr(Attribute { pat, ty, value, ..list }), next);
         }
-        self.solve(next)
+        self.solve_and_forget(next, mark)
     }
 }

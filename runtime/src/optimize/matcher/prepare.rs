@@ -11,6 +11,7 @@ use hypatia_dsl::ir::{
 };
 
 use super::Discriminant;
+use crate::optimize::language::Heads;
 
 /// Facts of a rule's left side.
 #[derive(Debug, Default)]
@@ -35,6 +36,79 @@ pub struct Prepared {
     pub any_work: bool,
     /// Nodes that the e-graph must hold for there to be a match.
     pub needed: Vec<Discriminant>,
+    /// What each root needs near it.
+    pub(super) demands: Vec<Demand>,
+}
+
+/// What the operands of a pattern's top must hold, and the operands of those.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Demand {
+    /// Of operands.
+    pub below: Heads,
+    /// Of operands of operands.
+    pub further: Heads,
+    /// Unless the top is a sum within which there is another: then the operands may stand further in.
+    pub nests: Option<Heads>,
+}
+
+impl Demand {
+    fn of(program: &Program, p: &Pat, terms: bool) -> Demand {
+        let mut demand = Demand::default();
+        let Pat::Node(n) = unnamed(p) else { return demand };
+        let Some(head) = super::head_discriminant(program, n.head, terms) else { return demand };
+        if associative(program, n.head).is_some() {
+            demand.nests = Some(Heads::of(head));
+        }
+        for (arg, terms) in operands(program, n, head, terms) {
+            demand.below = demand.below.with(held(program, arg, terms));
+            if let Pat::Node(n) = unnamed(arg)
+                && let Some(head) = super::head_discriminant(program, n.head, terms)
+                && associative(program, n.head).is_none()
+            {
+                for (arg, terms) in operands(program, n, head, terms) {
+                    demand.further = demand.further.with(held(program, arg, terms));
+                }
+            }
+        }
+        demand
+    }
+}
+
+/// The pattern without names and types.
+fn unnamed(p: &Pat) -> &Pat {
+    match p {
+        Pat::Bind(_, p) | Pat::Typed(p, _) => unnamed(p),
+        p => p,
+    }
+}
+
+/// The operands of an application, and whether they are terms. Those of an op with several results stand further away.
+fn operands<'p>(
+    program: &'p Program,
+    n: &'p NodePat,
+    head: Discriminant,
+    terms: bool,
+) -> impl Iterator<Item = (&'p Pat, bool)> {
+    let args = if head == Discriminant::Output { &[] } else { n.args.as_slice() };
+    args.iter().enumerate().map(move |(i, arg)| (arg, is_term(program, n.head, i, terms)))
+}
+
+/// What a class must hold for a pattern to be matched there.
+fn held(program: &Program, p: &Pat, terms: bool) -> Heads {
+    match unnamed(p) {
+        Pat::Node(n) => super::head_discriminant(program, n.head, terms).into_iter().collect(),
+        Pat::Lit { .. } => Heads::of(Discriminant::Splat),
+        _ => Heads::default(),
+    }
+}
+
+/// Whether that operand of a head is a term, where the head stands among terms or not.
+fn is_term(program: &Program, head: Head, operand: usize, terms: bool) -> bool {
+    match head {
+        Head::Op(op) => program.op(op).operands().nth(operand).is_some_and(|(_, p)| p.kind == ParamKind::Term),
+        Head::In(_) => false,
+        Head::Scalar(_) | Head::Acc | Head::TermCast | Head::Region(_) => terms,
+    }
 }
 
 impl Prepared {
@@ -74,6 +148,7 @@ impl Prepared {
             by_candidate: asked.other || asked.uses || rule.lhs.iter().any(|p| cuts(program, p)),
             any_work: rule.vars.iter().any(|v| v.sort == Sort::Region),
             needed,
+            demands: rule.lhs.iter().map(|p| Demand::of(program, p, terms)).collect(),
         }
     }
 
@@ -94,12 +169,7 @@ fn needs(program: &Program, p: &Pat, terms: bool, out: &mut Vec<Discriminant>) {
                 out.push(head);
             }
             for (i, arg) in n.args.iter().enumerate() {
-                let term = match n.head {
-                    Head::Op(op) => program.op(op).operands().nth(i).is_some_and(|(_, p)| p.kind == ParamKind::Term),
-                    Head::In(_) => false,
-                    Head::Scalar(_) | Head::Acc | Head::TermCast | Head::Region(_) => terms,
-                };
-                needs(program, arg, term, out);
+                needs(program, arg, is_term(program, n.head, i, terms), out);
             }
         }
         // One alternative is enough.

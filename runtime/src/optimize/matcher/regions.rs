@@ -68,14 +68,7 @@ pub(super) fn tops(egraph: &View<'_>, heads: &[Discriminant]) -> Vec<Id> {
 
 impl<'r, 'e> Matcher<'r, 'e, '_> {
     /// Matches pointwise work: the operands of the pattern are looked for among the classes below, nearest first.
-    pub(super) fn region(
-        &mut self,
-        var: VarId,
-        n: &'r NodePat,
-        class: Id,
-        context: Position,
-        next: &Goals<'r>,
-    ) -> Flow {
+    pub(super) fn region(&mut self, var: VarId, n: &'r NodePat, class: Id, context: Position, next: Goals) -> Flow {
         if !matches!(context, Position::Tensor) {
             return ON;
         }
@@ -88,14 +81,15 @@ impl<'r, 'e> Matcher<'r, 'e, '_> {
     }
 
     /// Chooses a class for each operand in turn.
-    fn arguments(&mut self, cut: Cut, n: &'r NodePat, below: &[Id], next: &Goals<'r>) -> Flow {
+    fn arguments(&mut self, cut: Cut, n: &'r NodePat, below: &[Id], next: Goals) -> Flow {
         let Some(pat) = n.args.get(cut.arguments.len()) else {
             let chosen = cut.arguments.clone();
-            let mut goals = push(Goal::Cut { cut: Rc::new(cut) }, next.clone());
+            let mark = self.goals.len();
+            let mut goals = self.push(Goal::Cut { cut: Rc::new(cut) }, next);
             for (pat, class) in n.args.iter().zip(chosen).rev() {
-                goals = push(Goal::Class { pat, class, context: Position::Tensor }, goals);
+                goals = self.push(Goal::Class { pat, class, context: Position::Tensor }, goals);
             }
-            return self.solve(goals);
+            return self.solve_and_forget(goals, mark);
         };
         for class in below {
             if !cut.arguments.contains(class) && self.argument(pat, *class) {
@@ -158,7 +152,7 @@ impl<'r, 'e> Matcher<'r, 'e, '_> {
     }
 
     /// All operands match: the work between them and the top is what the variable stands for.
-    pub(super) fn cut(&mut self, cut: &Cut, next: Goals<'r>) -> Flow {
+    pub(super) fn cut(&mut self, cut: &Cut, next: Goals) -> Flow {
         let mut work = Work { steps: Vec::new(), at: FxHashMap::default(), inside: Vec::new() };
         for (i, class) in cut.arguments.iter().enumerate() {
             work.at.insert(self.egraph.find(*class), i);

@@ -83,7 +83,7 @@ pub(super) type Set = u32;
 impl<'r, 'e> Matcher<'r, 'e, '_> {
     /// Matches a pattern as a sum, if it is one and may be taken apart here; `None` if the two orders of its operands are
     /// all there is to it.
-    pub(super) fn sum(&mut self, n: &'r NodePat, class: Id, context: Position, next: &Goals<'r>) -> Option<Flow> {
+    pub(super) fn sum(&mut self, n: &'r NodePat, class: Id, context: Position, next: Goals) -> Option<Flow> {
         let (head, operator) = associative(&self.egraph.analysis.program, n.head)?;
         if n.args.len() != 2 || !self.may_regroup(operator, class) {
             return None;
@@ -95,6 +95,10 @@ impl<'r, 'e> Matcher<'r, 'e, '_> {
         let partial = self.partial(head, &terms, context);
         if terms.len() == 2 && partial.is_none() {
             return None;
+        }
+        if self.probe.is_none() && !self.nests(head, class, context) {
+            // As it is written, or not at all.
+            return if terms.len() == 2 { None } else { Some(ON) };
         }
         let missing = self.lacking(&terms, head, class, context);
         let exact = Job { head, terms, context, free: None, rest: false, root: false };
@@ -141,12 +145,14 @@ impl<'r, 'e> Matcher<'r, 'e, '_> {
     }
 
     /// Deals the terms of a sum out over the nodes of a class.
-    fn start(&mut self, job: Job<'r>, class: Id, next: &Goals<'r>) -> Flow {
+    fn start(&mut self, job: Job<'r>, class: Id, next: Goals) -> Flow {
         let job = Rc::new(job);
         let all: Set = (1 << job.terms.len()) - 1;
         self.dealt.push(Dealt::default());
-        let goals = push(Goal::Dealt { job: job.clone() }, next.clone());
+        let mark = self.goals.len();
+        let goals = self.push(Goal::Dealt { job: job.clone() }, next);
         let flow = self.split(&job, all, class, 0, goals);
+        self.goals.truncate(mark);
         self.dealt.pop();
         flow
     }
@@ -167,6 +173,13 @@ impl<'r, 'e> Matcher<'r, 'e, '_> {
                 Some(t) => self.what.prepared.regroups(t),
                 None => [DType::F32, DType::F64].iter().all(|t| self.what.prepared.regroups(*t)),
             }
+    }
+
+    /// Whether a sum is a term of a sum in a class.
+    fn nests(&self, head: ScalarId, class: Id, context: Position) -> bool {
+        self.operations(head, class, context)
+            .flat_map(|n| &n.children)
+            .any(|c| self.operations(head, self.egraph.find(*c), context).next().is_some())
     }
 
     /// The first term of the pattern that no part of the sum can be: `None` if there is none, and what to say of it if
@@ -213,11 +226,10 @@ impl<'r, 'e> Matcher<'r, 'e, '_> {
     /// Nodes of that operator in a class.
     fn operations(&self, head: ScalarId, class: Id, context: Position) -> impl Iterator<Item = &'e Node> + use<'e> {
         let wanted = match context {
-            Position::Tensor => Payload::Scalar(head),
-            Position::Term(_) => Payload::Call(head),
+            Position::Tensor => Discriminant::Scalar(head),
+            Position::Term(_) => Discriminant::Call(head),
         };
-        let sums = self.egraph[class].nodes.iter().filter(move |n| n.payload == wanted && n.children.len() == 2);
-        sums.filter(move |n| !is_circular(n, class))
+        self.egraph.holding(class, wanted).filter(move |n| n.children.len() == 2 && !is_circular(n, class))
     }
 
     /// False if a pattern certainly does not match a class, as far as [`FORESIGHT`] levels tell. Who asks why a rule does
@@ -236,7 +248,7 @@ impl<'r, 'e> Matcher<'r, 'e, '_> {
             Pat::Node(n) => {
                 let terms = matches!(context, Position::Term(_));
                 let Some(wanted) = head_discriminant(&self.egraph.analysis.program, n.head, terms) else { return true };
-                let mut nodes = self.egraph[class].nodes.iter().filter(|n| n.payload.discriminant() == wanted);
+                let mut nodes = self.egraph.holding(class, wanted);
                 // The operands of an op with several results stand in a class of their own.
                 if levels == 0 || n.rest.is_some() || wanted == Discriminant::Output {
                     return nodes.next().is_some();
@@ -278,12 +290,12 @@ impl<'r, 'e> Matcher<'r, 'e, '_> {
     }
 
     /// Deals a set of terms out over a class: the class as a whole is one of them, or its operands hold them.
-    pub(super) fn deal(&mut self, job: &Rc<Job<'r>>, set: Set, class: Id, depth: usize, next: Goals<'r>) -> Flow {
+    pub(super) fn deal(&mut self, job: &Rc<Job<'r>>, set: Set, class: Id, depth: usize, next: Goals) -> Flow {
         if set == 0 {
             return self.left(class, next);
         }
         if set.count_ones() == 1 {
-            self.take(job, set.trailing_zeros() as usize, class, next.clone())?;
+            self.take(job, set.trailing_zeros() as usize, class, next)?;
         }
         let may = if job.rest { self.used_once(class) } else { set.count_ones() > 1 };
         let deeper = may && depth < MAX_DEPTH;
@@ -291,21 +303,21 @@ impl<'r, 'e> Matcher<'r, 'e, '_> {
     }
 
     /// Deals a set of terms out over the two operands of each node of the operator.
-    fn split(&mut self, job: &Rc<Job<'r>>, set: Set, class: Id, depth: usize, next: Goals<'r>) -> Flow {
+    fn split(&mut self, job: &Rc<Job<'r>>, set: Set, class: Id, depth: usize, next: Goals) -> Flow {
         for node in self.operations(job.head, class, job.context) {
             if job.rest && !self.is_present(class, node) {
                 continue;
             }
             let (a, b) = (self.egraph.find(node.children[0]), self.egraph.find(node.children[1]));
             self.nodes.push(node);
-            let flow = self.split_node(job, set, (a, b), depth, &next);
+            let flow = self.split_node(job, set, (a, b), depth, next);
             self.nodes.pop();
             flow?;
         }
         ON
     }
 
-    fn split_node(&mut self, job: &Rc<Job<'r>>, set: Set, (a, b): (Id, Id), depth: usize, next: &Goals<'r>) -> Flow {
+    fn split_node(&mut self, job: &Rc<Job<'r>>, set: Set, (a, b): (Id, Id), depth: usize, next: Goals) -> Flow {
         let mut one = set;
         loop {
             let other = set & !one;
@@ -317,8 +329,10 @@ impl<'r, 'e> Matcher<'r, 'e, '_> {
                 // `y * y` needs `y` twice.
                 let depth = if a == b && job.rest { MAX_DEPTH } else { depth + 1 };
                 let goal = |set: Set, class: Id| Goal::Deal { job: job.clone(), set, class, depth };
-                let goals = push(goal(one, a), push(goal(other, b), next.clone()));
-                self.solve(goals)?;
+                let mark = self.goals.len();
+                let second = self.push(goal(other, b), next);
+                let first = self.push(goal(one, a), second);
+                self.solve_and_forget(first, mark)?;
             }
             if one == 0 {
                 return ON;
@@ -328,7 +342,7 @@ impl<'r, 'e> Matcher<'r, 'e, '_> {
     }
 
     /// A class is one of the terms.
-    pub(super) fn take(&mut self, job: &Rc<Job<'r>>, term: usize, class: Id, next: Goals<'r>) -> Flow {
+    pub(super) fn take(&mut self, job: &Rc<Job<'r>>, term: usize, class: Id, next: Goals) -> Flow {
         self.with_dealt(|d| d.taken.push(class));
         let flow = self.class(job.terms[term], class, job.context, next);
         self.with_dealt(|d| {
@@ -338,7 +352,7 @@ impl<'r, 'e> Matcher<'r, 'e, '_> {
     }
 
     /// A class belongs to the rest.
-    fn left(&mut self, class: Id, next: Goals<'r>) -> Flow {
+    fn left(&mut self, class: Id, next: Goals) -> Flow {
         self.with_dealt(|d| d.rest.push(class));
         let flow = self.solve(next);
         self.with_dealt(|d| {
@@ -372,7 +386,7 @@ impl<'r, 'e> Matcher<'r, 'e, '_> {
     }
 
     /// All terms are dealt: the rest goes to the variable that takes it, or stays beside the rule's result.
-    pub(super) fn dealt(&mut self, job: &Rc<Job<'r>>, next: Goals<'r>) -> Flow {
+    pub(super) fn dealt(&mut self, job: &Rc<Job<'r>>, next: Goals) -> Flow {
         let Some(mine) = self.dealt.pop() else { return ON };
         let flow = match (job.free, mine.rest.as_slice()) {
             (None, []) if !job.rest => self.advance(next),
@@ -391,7 +405,7 @@ impl<'r, 'e> Matcher<'r, 'e, '_> {
         flow
     }
 
-    fn with_pending(&mut self, pending: Pending, next: Goals<'r>) -> Flow {
+    fn with_pending(&mut self, pending: Pending, next: Goals) -> Flow {
         self.pending.push(pending);
         let flow = self.advance(next);
         self.pending.pop();
