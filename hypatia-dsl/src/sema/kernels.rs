@@ -153,10 +153,9 @@ fn cublaslt(cx: &mut Cx<'_>, name: &ast::Name) -> Option<Backend> {
         return Some(Backend::Cublaslt(name.node.clone()));
     }
     let names: Vec<&str> = FORMS.iter().map(|f| f.name).collect();
-    let mut d =
-        Diagnostic::error(code::BACKEND, format!("cuBLASLt has no epilogue `{}`", name.node), name.span)
-            .label("unknown epilogue")
-            .note(format!("the epilogues are {}", names.join(", ")));
+    let mut d = Diagnostic::error(code::BACKEND, format!("cuBLASLt has no epilogue `{}`", name.node), name.span)
+        .label("unknown epilogue")
+        .note(format!("the epilogues are {}", names.join(", ")));
     if let Some(s) = closest(&name.node, names.iter().copied()) {
         d = d.hint(format!("did you mean `{s}`?"));
     }

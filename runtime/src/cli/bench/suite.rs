@@ -11,6 +11,7 @@ use anstream::eprintln;
 use clap::ValueEnum;
 use hypatia::cuda::nvtx;
 use hypatia::error::{Error, Result};
+use hypatia::precision::{deviation, is_f32};
 use hypatia::session::{Model, Options};
 use hypatia::test_runner::given_with;
 use hypatia::{Tensor, library};
@@ -148,6 +149,12 @@ fn case(bench: &Bench, program: &Arc<Program>, test: &Test, options: &Options) -
         "ratio": paired_ratio(&sides),
         "warnings": compiled.warnings,
     });
+    let multiplies = test.inputs.iter().any(|i| i.constant && i.shape.len() == 2);
+    if bench.errors && is_f32(test) && multiplies {
+        let got = compiled.executor.run(&ordered)?;
+        let seen = deviation(program, test, options, data, &got)?;
+        row["deviation"] = json!({"largest": seen.error, "of": seen.largest});
+    }
     for side in &sides {
         let key = side.name.replace(' ', "_");
         row[key] = json!({
