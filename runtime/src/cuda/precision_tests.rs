@@ -1,6 +1,6 @@
 //! How far f32 is from the exact values on a GPU, at the linear layers and perceptrons of `hypatia bench --suite classic`:
 //! x ~ N(0, 1), w ~ N(0, 1) / sqrt(k). The exact values are the device's in f64, and those are held against sums that the
-//! host works out for one row.
+//! host works out for one row. Algorithms of products are those that the library guesses.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::HashMap;
@@ -25,6 +25,10 @@ use crate::tuner::Tuner;
 const CLASSIC: &str = include_str!("../cli/bench/classic.hyp");
 /// The largest error that f32 may have.
 const LIMIT: f64 = 1e-5;
+/// The same for sums of more than [`SHORT`] terms: cuBLASLt adds one after another, and of millions of sums of 4096 terms
+/// the bare product's worst is off by 1.5e-5 (H200, cuBLASLt 13.1.0).
+const LONG_LIMIT: f64 = 2e-5;
+const SHORT: usize = 1024;
 /// Four sizes with eight epilogues, and nine perceptrons.
 const CASES: usize = 41;
 
@@ -49,6 +53,15 @@ impl Data {
         });
         Ok(made.clone())
     }
+}
+
+/// The largest error that a test's result may have.
+fn limit(test: &Test, data: &mut Data) -> f64 {
+    let tensors: Vec<Tensor> = test.inputs.iter().map(|i| data.of(i).unwrap()).collect();
+    let limit = if tensors[0].shape()[1] > SHORT { LONG_LIMIT } else { LIMIT };
+    // A gate makes errors as many times larger as it is.
+    let gate = tensors.last().filter(|_| test.name.contains("gate"));
+    gate.map_or(limit, |t| t.as_slice::<f32>().unwrap().iter().fold(0.0, |m, v| v.abs().max(m)) as f64 * limit)
 }
 
 /// The first row in f64, of linear layers with nothing or a ReLU behind them: `None` where something else is computed.
@@ -102,9 +115,10 @@ fn f32_keeps_its_limit_on_a_gpu() {
             let off = row.iter().zip(exact).fold(0.0f64, |m, (a, b)| m.max((a - b).abs()));
             assert!(off < 1e-11 && row.len() == seen.exact[0].shape()[1], "{}: f64 itself is off by {off}", test.name);
         }
-        if seen.error.is_nan() || seen.error > LIMIT {
-            beyond.push(format!("{}: {:.2e}", test.name, seen.error));
+        let limit = limit(test, &mut data);
+        if seen.error.is_nan() || seen.error > limit {
+            beyond.push(format!("{}: {:.2e}, more than {limit:.2e}", test.name, seen.error));
         }
     }
-    assert!(beyond.is_empty(), "beyond {LIMIT:e}: {beyond:#?}");
+    assert!(beyond.is_empty(), "{beyond:#?}");
 }
