@@ -11,6 +11,8 @@ pub enum Beside {
     Vector,
     /// As many numbers as the result has.
     Full,
+    /// One bit for each number of the result, eight in a byte, the lowest first.
+    Bits,
 }
 
 /// An epilogue.
@@ -28,12 +30,16 @@ const fn form(name: &'static str, reads: Option<Beside>, stores: Option<Beside>)
     Form { name, reads, stores }
 }
 
-/// All of them that need no packed mask.
+/// All of them.
 pub const FORMS: &[Form] = &[
     form("DEFAULT", None, None),
     form("BIAS", Some(Beside::Vector), None),
     form("RELU", None, None),
     form("RELU_BIAS", Some(Beside::Vector), None),
+    form("RELU_AUX", None, Some(Beside::Bits)),
+    form("RELU_AUX_BIAS", Some(Beside::Vector), Some(Beside::Bits)),
+    form("DRELU", Some(Beside::Bits), None),
+    form("DRELU_BGRAD", Some(Beside::Bits), Some(Beside::Vector)),
     form("GELU", None, None),
     form("GELU_BIAS", Some(Beside::Vector), None),
     form("GELU_AUX", None, Some(Beside::Full)),
@@ -44,9 +50,6 @@ pub const FORMS: &[Form] = &[
     form("BGRADB", None, Some(Beside::Vector)),
 ];
 
-/// The epilogues that read or write a mask of one bit an element, which no element type says.
-pub const MASKED: &[&str] = &["RELU_AUX", "RELU_AUX_BIAS", "DRELU", "DRELU_BGRAD"];
-
 impl Form {
     /// The epilogue of that name.
     pub fn named(name: &str) -> Option<&'static Form> {
@@ -56,6 +59,6 @@ impl Form {
     /// True for the forms that training needs. The library has them for some types and layouts only, and they are not always
     /// faster than a product and a pass: each is tried before it is used.
     pub fn is_tried(&self) -> bool {
-        self.stores.is_some() || self.reads == Some(Beside::Full)
+        self.stores.is_some() || matches!(self.reads, Some(Beside::Full | Beside::Bits))
     }
 }

@@ -19,7 +19,10 @@ pub mod memory;
 pub mod npz;
 pub mod optimize;
 pub mod plan;
+pub mod precision;
 pub mod session;
+#[cfg(test)]
+mod session_tests;
 pub mod tensor;
 pub mod test_runner;
 #[cfg(test)]

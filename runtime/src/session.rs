@@ -95,11 +95,15 @@ impl Options {
     }
 }
 
-/// A model with its rules.
+/// The place of a plan. Who makes it holds the lock: others that need it wait, and it is made once. What failed is tried
+/// again.
+type Slot = Mutex<Option<Arc<Compiled>>>;
+
+/// A model with its rules. Any number of threads may run it at once, each its own inputs.
 pub struct Model {
     graph: Graph,
     options: Options,
-    plans: Mutex<HashMap<Vec<Vec<usize>>, Arc<Compiled>>>,
+    plans: Mutex<HashMap<Vec<Vec<usize>>, Arc<Slot>>>,
     constants: Arc<Mutex<Constants>>,
     /// What a narrowed model computes in f32 still.
     wide: Option<BTreeMap<String, usize>>,
@@ -280,16 +284,17 @@ impl Model {
         tolerances
     }
 
-    /// The plan for these inputs, made now if there is none.
+    /// The plan for these inputs, made now if there is none. Threads that ask for one plan get the same one; those that ask
+    /// for others do not wait for it.
     pub fn compile(&self, inputs: &[(String, Tensor)]) -> Result<Arc<Compiled>> {
         let ordered = self.order(inputs)?;
         let key: Vec<Vec<usize>> = ordered.iter().map(|t| t.shape().to_vec()).collect();
-        if let Some(found) = self.plans.lock().unwrap_or_else(PoisonError::into_inner).get(&key) {
+        let slot = self.plans.lock().unwrap_or_else(PoisonError::into_inner).entry(key).or_default().clone();
+        let mut plan = slot.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(found) = plan.as_ref() {
             return Ok(found.clone());
         }
-        let compiled = Arc::new(self.compile_new(inputs, &ordered)?);
-        self.plans.lock().unwrap_or_else(PoisonError::into_inner).insert(key, compiled.clone());
-        Ok(compiled)
+        Ok(plan.insert(Arc::new(self.compile_new(inputs, &ordered)?)).clone())
     }
 
     /// Runs once; the results stand in the order of the model's outputs.

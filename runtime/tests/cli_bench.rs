@@ -135,6 +135,10 @@ fn tests_of_a_file_are_timed_on_different_values() {
     let case = &report["cases"][0];
     assert_eq!((case["case"].as_str(), case["with_rules"]["launches"].as_u64()), (Some("two"), Some(2)), "{report}");
     assert!(case["with_rules"]["us"].as_f64().unwrap() > 0.0 && case["ratio"].as_f64().unwrap() > 0.0);
+    assert!(case.get("deviation").is_none(), "{report}");
+    let report: Value = serde_json::from_slice(&run(two, &["--errors"]).stdout).unwrap();
+    let [error, of] = ["largest", "of"].map(|k| report["cases"][0]["deviation"][k].as_f64().unwrap());
+    assert!(error > 0.0 && error < 1e-5 * of, "{report}");
     let only_models = "is for a model";
     for (tests, more, wanted) in [
         ("", &[][..], "has no tests"),

@@ -4,7 +4,7 @@
 //! op.
 
 use crate::ast::{self, ExprKind};
-use crate::cublaslt::{FORMS, Form, MASKED};
+use crate::cublaslt::{FORMS, Form};
 use crate::diag::Diagnostic;
 use crate::ir::{AExpr, AttrValue, Backend, Head, Kernel, NodePat, ParamKind, Pat, Sort, TemplateFile};
 use crate::spell::closest;
@@ -147,21 +147,14 @@ fn backend(cx: &mut Cx<'_>, k: &ast::Kernel) -> Option<Backend> {
     }
 }
 
-/// A call of cuBLASLt, if it has an epilogue of that name, and one that Hypatia can give its operands.
+/// A call of cuBLASLt, if it has an epilogue of that name.
 fn cublaslt(cx: &mut Cx<'_>, name: &ast::Name) -> Option<Backend> {
     if Form::named(&name.node).is_some() {
         return Some(Backend::Cublaslt(name.node.clone()));
     }
     let names: Vec<&str> = FORMS.iter().map(|f| f.name).collect();
-    let (message, label) = match MASKED.contains(&name.node.as_str()) {
-        true => (
-            format!("cuBLASLt's {} has a mask of one bit an element, for which there is no element type", name.node),
-            "not supported",
-        ),
-        false => (format!("cuBLASLt has no epilogue `{}`", name.node), "unknown epilogue"),
-    };
-    let mut d = Diagnostic::error(code::BACKEND, message, name.span)
-        .label(label)
+    let mut d = Diagnostic::error(code::BACKEND, format!("cuBLASLt has no epilogue `{}`", name.node), name.span)
+        .label("unknown epilogue")
         .note(format!("the epilogues are {}", names.join(", ")));
     if let Some(s) = closest(&name.node, names.iter().copied()) {
         d = d.hint(format!("did you mean `{s}`?"));

@@ -81,6 +81,9 @@ pub struct Bench {
     rules: Vec<PathBuf>,
     #[command(flatten)]
     firing: Firing,
+    /// Of cases in f32 that multiply matrices, also the largest error: the difference from the same case in f64.
+    #[arg(long)]
+    errors: bool,
     /// Only without rules.
     #[arg(long, conflicts_with = "rules")]
     no_rules: bool,
@@ -97,7 +100,7 @@ pub struct Bench {
     #[arg(long, value_name = "FILE.svg")]
     plot: Option<PathBuf>,
     /// Time nothing: draw what --json or tools/gpu_peers.py wrote.
-    #[arg(long, value_name = "FILE.json", requires = "plot", conflicts_with_all = ["suite", "json", "nvtx", "profile", "trace", "inputs", "runs"])]
+    #[arg(long, value_name = "FILE.json", requires = "plot", conflicts_with_all = ["suite", "json", "errors", "nvtx", "profile", "trace", "inputs", "runs"])]
     from: Option<PathBuf>,
     /// Name what is done for NVIDIA's profilers (`nsys profile hypatia bench ...`): cases, plans, steps of --profile.
     #[arg(long)]

@@ -85,6 +85,14 @@ pub enum Epilogue {
     Bias,
     /// `max(acc + bias, 0)`, 0 for NaN.
     ReluBias,
+    /// `max(acc, 0)`, and a bit for each element: set where `acc` is not negative.
+    ReluAux,
+    /// The same of `acc + bias`.
+    ReluAuxBias,
+    /// `acc` where the bit of another matrix is set, else 0.
+    Drelu,
+    /// The same, and the sums of its columns.
+    DreluBgrad,
     /// GELU in its tanh form.
     Gelu,
     /// GELU in its tanh form of `acc + bias`.
@@ -111,6 +119,10 @@ impl Epilogue {
             "RELU" => Epilogue::Relu,
             "BIAS" => Epilogue::Bias,
             "RELU_BIAS" => Epilogue::ReluBias,
+            "RELU_AUX" => Epilogue::ReluAux,
+            "RELU_AUX_BIAS" => Epilogue::ReluAuxBias,
+            "DRELU" => Epilogue::Drelu,
+            "DRELU_BGRAD" => Epilogue::DreluBgrad,
             "GELU" => Epilogue::Gelu,
             "GELU_BIAS" => Epilogue::GeluBias,
             "GELU_AUX" => Epilogue::GeluAux,
@@ -125,22 +137,26 @@ impl Epilogue {
 
     /// True if it reads a bias.
     pub fn has_bias(self) -> bool {
-        matches!(self, Epilogue::Bias | Epilogue::ReluBias | Epilogue::GeluBias | Epilogue::GeluAuxBias)
+        use Epilogue::*;
+        matches!(self, Bias | ReluBias | ReluAuxBias | GeluBias | GeluAuxBias)
     }
 
     /// True if it stores the gradient of a bias.
     pub fn stores_sums(self) -> bool {
-        matches!(self, Epilogue::DgeluBgrad | Epilogue::BgradA | Epilogue::BgradB)
+        use Epilogue::*;
+        matches!(self, DreluBgrad | DgeluBgrad | BgradA | BgradB)
     }
 
     /// True if it stores a second matrix.
     pub fn stores_aux(self) -> bool {
-        matches!(self, Epilogue::GeluAux | Epilogue::GeluAuxBias)
+        use Epilogue::*;
+        matches!(self, ReluAux | ReluAuxBias | GeluAux | GeluAuxBias)
     }
 
     /// True if it reads or stores a second matrix.
     pub fn has_aux(self) -> bool {
-        self.stores_aux() || matches!(self, Epilogue::Dgelu | Epilogue::DgeluBgrad)
+        use Epilogue::*;
+        self.stores_aux() || matches!(self, Drelu | DreluBgrad | Dgelu | DgeluBgrad)
     }
 
     fn raw(self) -> sys::cublasLtEpilogue_t {
@@ -150,6 +166,10 @@ impl Epilogue {
             Epilogue::Relu => CUBLASLT_EPILOGUE_RELU,
             Epilogue::Bias => CUBLASLT_EPILOGUE_BIAS,
             Epilogue::ReluBias => CUBLASLT_EPILOGUE_RELU_BIAS,
+            Epilogue::ReluAux => CUBLASLT_EPILOGUE_RELU_AUX,
+            Epilogue::ReluAuxBias => CUBLASLT_EPILOGUE_RELU_AUX_BIAS,
+            Epilogue::Drelu => CUBLASLT_EPILOGUE_DRELU,
+            Epilogue::DreluBgrad => CUBLASLT_EPILOGUE_DRELU_BGRAD,
             Epilogue::Gelu => CUBLASLT_EPILOGUE_GELU,
             Epilogue::GeluBias => CUBLASLT_EPILOGUE_GELU_BIAS,
             Epilogue::GeluAux => CUBLASLT_EPILOGUE_GELU_AUX,
@@ -232,7 +252,7 @@ impl Description {
             d.set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, 256u64)?;
         }
         if p.epilogue.has_aux() {
-            // Laid out like D, of its type.
+            // Laid out like D, of its type or in bits: the library refuses rows of bits that are no multiple of 128.
             d.set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, p.n as i64)?;
             d.set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, 256u64)?;
         }

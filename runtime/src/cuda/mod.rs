@@ -19,6 +19,8 @@ pub mod lt;
 mod memory;
 pub mod nvrtc;
 pub mod nvtx;
+#[cfg(test)]
+mod precision_tests;
 pub mod probe;
 mod steps;
 #[cfg(test)]

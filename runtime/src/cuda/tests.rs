@@ -244,6 +244,16 @@ fn resident_runs_give_the_same_and_allocate_nothing_on_a_gpu() {
     println!("a run on the device of {} steps takes the host {host:.2} us", executor.plan().launches());
 }
 
+/// Threads that share models, plans and the device, as those of a server do.
+#[test]
+fn many_threads_share_models_and_plans_on_a_gpu() {
+    let Some(gpu) = gpu(15) else { return };
+    for measured in [Duration::ZERO, Duration::from_secs(5)] {
+        let on = crate::session::Options::default().on(gpu.clone(), Tuner::forgetful(measured));
+        crate::session_tests::many_threads(&crate::session::Options { verdicts: None, ..on });
+    }
+}
+
 /// Runs over others' memory: aligned and not, more sets of addresses than are kept, results that are inputs.
 #[test]
 fn runs_at_foreign_addresses_give_the_same_on_a_gpu() {

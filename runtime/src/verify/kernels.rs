@@ -6,11 +6,13 @@
 
 use std::sync::Arc;
 
+use hypatia_dsl::ast::BinaryOp;
 use hypatia_dsl::builtin::{BuiltinOp, BuiltinScalar};
 use hypatia_dsl::cublaslt::{Beside, Form};
+use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::{
-    AExpr, AttrPat, AttrValue, Backend, Build, BuildArg, BuildNode, Fact, Head, InView, Kernel, NodePat, Pat, Program,
-    Rule, VarId,
+    AExpr, AFn, AttrPat, AttrValue, Backend, Build, BuildArg, BuildNode, Fact, Head, InView, Kernel, NodePat, Pat,
+    Program, Rule, VarId,
 };
 
 use super::Options;
@@ -55,7 +57,7 @@ fn as_rule(program: &Program, kernel: &Kernel, epilogue: &str) -> Result<Rule, S
             1
         }
         Head::Op(op) => {
-            let view = if form.reads == Some(Beside::Full) { InView::Full } else { InView::Row };
+            let view = if form.reads == Some(Beside::Vector) { InView::Row } else { InView::Full };
             let present = rest.iter().filter(|p| **p != Pat::Absent);
             for pat in present {
                 reads.push((variable(pat).ok_or(whole)?, view));
@@ -149,6 +151,13 @@ impl Library<'_> {
             "BIAS" => biased(),
             "RELU" => self.relu(acc()),
             "RELU_BIAS" => self.relu(biased()?),
+            "DRELU" => match reads {
+                [(bits, _)] => {
+                    let kept = self.apply(Head::In(InView::Full), vec![self.unpacked(*bits)?], Vec::new());
+                    self.call(BuiltinScalar::Select, vec![kept, acc(), number(0.0)])
+                }
+                _ => Err(format!("cuBLASLt's {name} reads one matrix of bits: the pattern must read one operand")),
+            },
             "GELU" => self.gelu(acc()),
             "GELU_BIAS" => self.gelu(biased()?),
             "DGELU" => match reads {
@@ -173,26 +182,57 @@ impl Library<'_> {
         result: &Build,
         keepdims: Option<AExpr>,
     ) -> Result<Option<Build>, String> {
-        let op = |op: BuiltinOp| {
-            self.program.builtin_op(op).ok_or("the builtin ops are not declared: `use core::*;`").map(Head::Op)
-        };
-        let ints = |list: &[i64]| AExpr::List(list.iter().map(|i| AExpr::Value(AttrValue::Dim((*i).into()))).collect());
         let sum = |of: Build| {
             let keepdims = keepdims.clone().unwrap_or(AExpr::Value(AttrValue::Bool(false)));
-            Ok::<_, String>(Some(self.apply(op(BuiltinOp::Sum)?, vec![of], vec![ints(&[0]), keepdims])))
+            Ok::<_, String>(Some(self.op(BuiltinOp::Sum, vec![of], vec![ints(&[0]), keepdims])?))
+        };
+        let before = |gemm: &BuildNode| {
+            let before = self.epilogue(if reads.is_empty() { "DEFAULT" } else { "BIAS" }, reads)?;
+            let args = gemm.args[..2].iter().cloned().chain([BuildArg::One(before)]).collect();
+            Ok::<_, String>(BuildNode { args, ..gemm.clone() })
         };
         match (name, result) {
-            ("GELU_AUX" | "GELU_AUX_BIAS", Build::Node(gemm)) => {
-                let before = self.epilogue(if reads.is_empty() { "DEFAULT" } else { "BIAS" }, reads)?;
-                let args = gemm.args[..2].iter().cloned().chain([BuildArg::One(before)]).collect();
-                Ok(Some(Build::Node(BuildNode { args, ..gemm.clone() })))
+            // The bits are those of the accumulator, which is not rounded.
+            ("RELU_AUX" | "RELU_AUX_BIAS", Build::Node(gemm)) => {
+                let whole = vec![AExpr::Value(AttrValue::DType(DType::F32))];
+                Ok(Some(self.packed(Build::Node(BuildNode { attrs: whole, ..before(gemm)? }), [a, b])?))
             }
-            ("DGELU_BGRAD", _) => sum(result.clone()),
+            ("GELU_AUX" | "GELU_AUX_BIAS", Build::Node(gemm)) => Ok(Some(Build::Node(before(gemm)?))),
+            ("DRELU_BGRAD" | "DGELU_BGRAD", _) => sum(result.clone()),
             // Our right operand is the library's A.
             ("BGRADA", _) => sum(Build::Var(b)),
-            ("BGRADB", _) => sum(self.apply(op(BuiltinOp::Transpose)?, vec![Build::Var(a)], vec![ints(&[1, 0])])),
+            ("BGRADB", _) => sum(self.op(BuiltinOp::Transpose, vec![Build::Var(a)], vec![ints(&[1, 0])])?),
             _ => Ok(None),
         }
+    }
+
+    /// One bit for each element of a product of `a` and `b`: set where it is not negative.
+    fn packed(&self, product: Build, [a, b]: [VarId; 2]) -> Result<Build, String> {
+        let bytes = AExpr::Call(AFn::Floor, vec![binary(BinaryOp::Div, last(b), int(8))]);
+        let groups = AExpr::List(vec![leading(a), bytes, int(8)]);
+        let x = self.op(BuiltinOp::Reshape, vec![product], vec![groups])?;
+        let negative = self.call(BuiltinScalar::Lt, vec![x, number(0.0)])?;
+        let bits = self.call(BuiltinScalar::Select, vec![negative, number(0.0), self.powers()?])?;
+        self.op(BuiltinOp::Sum, vec![bits], vec![ints(&[-1]), AExpr::Value(AttrValue::Bool(false))])
+    }
+
+    /// The bits of a matrix of bytes, each a truth value.
+    fn unpacked(&self, bits: VarId) -> Result<Build, String> {
+        let shape = |items: Vec<AExpr>| vec![AExpr::List(items)];
+        let each = shape(vec![AExpr::Spread(Box::new(AExpr::Fact(Fact::Shape, bits))), int(1)]);
+        let bytes = self.op(BuiltinOp::Reshape, vec![Build::Var(bits)], each)?;
+        let shifted = self.call(BuiltinScalar::Div, vec![bytes, self.powers()?])?;
+        let lowest = self.call(BuiltinScalar::Fmod, vec![shifted, number(2.0)])?;
+        let set = self.call(BuiltinScalar::Eq, vec![lowest, number(1.0)])?;
+        let rows = shape(vec![leading(bits), binary(BinaryOp::Mul, last(bits), int(8))]);
+        self.op(BuiltinOp::Reshape, vec![set], rows)
+    }
+
+    /// What the bits of a byte count, the lowest first.
+    fn powers(&self) -> Result<Build, String> {
+        let attrs = vec![ints(&[8]), int(0), AExpr::Value(AttrValue::DType(DType::U8))];
+        let place = self.op(BuiltinOp::Iota, Vec::new(), attrs)?;
+        self.call(BuiltinScalar::Pow, vec![number(2.0), place])
     }
 
     /// NaN becomes 0.
@@ -238,6 +278,11 @@ impl Library<'_> {
         Ok(self.apply(Head::Scalar(id), args, Vec::new()))
     }
 
+    fn op(&self, op: BuiltinOp, args: Vec<Build>, attrs: Vec<AExpr>) -> Result<Build, String> {
+        let id = self.program.builtin_op(op).ok_or("the builtin ops are not declared: `use core::*;`")?;
+        Ok(self.apply(Head::Op(id), args, attrs))
+    }
+
     fn apply(&self, head: Head, args: Vec<Build>, attrs: Vec<AExpr>) -> Build {
         let args = args.into_iter().map(BuildArg::One).collect();
         Build::Node(BuildNode { head, args, attrs, output: 0 })
@@ -246,4 +291,27 @@ impl Library<'_> {
 
 fn number(v: f64) -> Build {
     Build::Number(AExpr::Value(AttrValue::Float(v)))
+}
+
+fn int(i: i64) -> AExpr {
+    AExpr::Value(AttrValue::Dim(i.into()))
+}
+
+fn ints(list: &[i64]) -> AExpr {
+    AExpr::List(list.iter().map(|i| int(*i)).collect())
+}
+
+fn binary(op: BinaryOp, a: AExpr, b: AExpr) -> AExpr {
+    AExpr::Binary(op, Box::new(a), Box::new(b))
+}
+
+/// The size of a tensor's last axis.
+fn last(x: VarId) -> AExpr {
+    AExpr::Index(Box::new(AExpr::Fact(Fact::Shape, x)), Box::new(int(-1)))
+}
+
+/// The sizes of the axes before the last one, for a list.
+fn leading(x: VarId) -> AExpr {
+    let count = binary(BinaryOp::Sub, AExpr::Fact(Fact::Rank, x), int(1));
+    AExpr::Spread(Box::new(AExpr::Call(AFn::Slice, vec![AExpr::Fact(Fact::Shape, x), int(0), count])))
 }
