@@ -101,6 +101,16 @@ impl Scratch {
 /// Times both ways.
 fn race(gpu: &Arc<Gpu>, plan: &Plan, step: &Step, ways: &mut [Vec<Launch>; 2]) -> Result<Option<Measured>> {
     let stream = gpu.context().new_stream().map_err(|e| failed("cuStreamCreate", e))?;
+    for launch in ways.iter_mut().flatten() {
+        if let Launch::Product(product) = launch
+            && product.guessed
+        {
+            product.algorithms = product.matmul.algorithms(gpu.lt(), 1)?;
+            if product.algorithms.is_empty() {
+                return Ok(None);
+            }
+        }
+    }
     let Some(mut scratch) = Scratch::of(&stream, plan, step)? else { return Ok(None) };
     let _lists = lists::write(&stream, ways.iter_mut().flatten(), &mut scratch.bases)?;
     let sides = Sides::new(gpu, ways.iter().flatten().map(Launch::calls).max().unwrap_or(1))?;

@@ -372,7 +372,7 @@ pub(super) unsafe fn put(
         // SAFETY: the caller answers for the bases.
         Launch::Kernel(kernel) => unsafe { kernel.launch(stream, bases) },
         Launch::Product(product) => {
-            let Product { matmul, algorithms, calls, lists, bias, aux } = product.as_mut();
+            let Product { matmul, algorithms, calls, lists, bias, aux, .. } = product.as_mut();
             let what = *matmul.product();
             let list = (what.outer * what.batch * size_of::<u64>()) as u64;
             let algorithm = algorithms.first().ok_or_else(|| Error::Internal("no algorithm".into()))?;

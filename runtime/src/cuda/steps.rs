@@ -24,8 +24,10 @@ use crate::tuner::Effort;
 pub struct Product {
     /// What is called.
     pub matmul: Matmul,
-    /// The algorithms that can run it; the first one does.
+    /// The algorithms that can run it; the first one does. None yet where the library has not been asked.
     pub algorithms: Vec<Algorithm>,
+    /// True if they are not yet chosen: the library's first one is raced, or none is known.
+    pub guessed: bool,
     /// A, B, D of each call.
     pub calls: Vec<[Location; 3]>,
     /// Where its lists of addresses begin among all of a graph, in bytes.
@@ -121,27 +123,27 @@ fn drafts<'p>(gpu: &Gpu, plan: &'p Plan) -> Result<Vec<(usize, Draft<'p>)>> {
 }
 
 /// The launches of what is a product, in the order in which they are finished; `None` for a call that the library lacks.
-/// With `guess` their algorithms are the library's first ones.
+/// With `later` the library is not yet asked for their algorithms.
 fn products(
     gpu: &Arc<Gpu>,
     plan: &Plan,
     draft: &Draft<'_>,
-    (tuner, guess): (&mut Tuner, bool),
+    (tuner, later): (&mut Tuner, bool),
     out: &mut Vec<Option<Launch>>,
 ) -> Result<()> {
     match draft {
         Draft::Kernel { .. } => {}
         Draft::Product(step) => {
             let g = library_product(step).ok_or_else(|| Error::Internal("a product that is none".into()))?;
-            out.push(Some(product(gpu, plan, step, g, (tuner, guess)).map_err(|e| in_step(e, step))?));
+            out.push(Some(product(gpu, plan, step, g, (tuner, later)).map_err(|e| in_step(e, step))?));
         }
         Draft::Either(step, apart) => {
             let Action::Either(e) = &step.action else { return Err(Error::Internal("a call that is none".into())) };
             out.push(call(gpu, plan, step, e, tuner).map_err(|e| in_step(e, step))?);
             // Copies cost more than any choice of algorithm saves: before a first result the way with copies is raced
             // as the library guesses, and tuned only if it wins.
-            let guess = guess || step.kernel.is_none() && tuner.effort() == Effort::Unknown;
-            apart.iter().try_for_each(|d| products(gpu, plan, d, (&mut *tuner, guess), out))?;
+            let later = later || step.kernel.is_none() && tuner.effort() == Effort::Unknown;
+            apart.iter().try_for_each(|d| products(gpu, plan, d, (&mut *tuner, later), out))?;
         }
     }
     Ok(())
@@ -173,8 +175,11 @@ fn finish(gpu: &Arc<Gpu>, plan: &Plan, draft: Draft<'_>, made: &mut Made, tuner:
                 None => launches,
             };
             for launch in &mut chosen {
-                if let Launch::Product(product) = launch {
-                    product.algorithms = tune::order(tuner, gpu, &mut product.matmul, footprint(plan))?;
+                if let Launch::Product(product) = launch
+                    && product.guessed
+                {
+                    product.algorithms =
+                        ordered(gpu, plan, &mut product.matmul, tuner).map_err(|e| in_step(e, step))?;
                 }
             }
             Ok(chosen)
@@ -289,7 +294,7 @@ fn product(
     plan: &Plan,
     step: &Step,
     g: &GemmStep,
-    (tuner, guess): (&mut Tuner, bool),
+    (tuner, later): (&mut Tuner, bool),
 ) -> Result<Launch> {
     let ([_, _, ..], [d]) = (step.reads.as_slice(), step.writes.as_slice()) else {
         return Err(Error::Internal("a product of one operand".into()));
@@ -305,16 +310,19 @@ fn product(
     }
     let calls = gemm::calls(g, &step.reads, d, gemm::Terms { epilogue, tf32: plan.tf32, addresses: false })?;
     let mut matmul = Matmul::new(calls.product)?.scaled(scale.unwrap_or(1.0));
-    let algorithms = match guess {
-        true => matmul.algorithms(gpu.lt(), 1)?,
-        false => tune::order(tuner, gpu, &mut matmul, footprint(plan))?,
-    };
-    if algorithms.is_empty() {
-        return Err(Error::Device(format!("cuBLASLt has no algorithm for {:?}", calls.product)));
-    }
+    let algorithms = if later { Vec::new() } else { ordered(gpu, plan, &mut matmul, tuner)? };
     let bias = step.reads.get(2).map(|v| Location::of(plan, v));
     let calls = places(plan, step, &calls.offsets);
-    Ok(Launch::Product(Box::new(Product { matmul, algorithms, calls, lists: 0, bias, aux: None })))
+    Ok(Launch::Product(Box::new(Product { matmul, algorithms, guessed: later, calls, lists: 0, bias, aux: None })))
+}
+
+/// The algorithms of a product that must have one, the fastest first.
+fn ordered(gpu: &Arc<Gpu>, plan: &Plan, matmul: &mut Matmul, tuner: &mut Tuner) -> Result<Vec<Algorithm>> {
+    let algorithms = tune::order(tuner, gpu, matmul, footprint(plan))?;
+    if algorithms.is_empty() {
+        return Err(Error::Device(format!("cuBLASLt has no algorithm for {:?}", matmul.product())));
+    }
+    Ok(algorithms)
 }
 
 /// Bytes that divide the address of what an epilogue reads or stores beside.
@@ -354,7 +362,7 @@ fn call(gpu: &Arc<Gpu>, plan: &Plan, step: &Step, e: &EitherStep, tuner: &mut Tu
     let aux = if epilogue.stores_aux() { stored } else { read.filter(|_| epilogue.has_aux()) };
     let [bias, aux] = [bias, aux].map(|v| v.map(|v| Location::of(plan, v)));
     let calls = places(plan, step, &calls.offsets);
-    Ok(Some(Launch::Product(Box::new(Product { matmul, algorithms, calls, lists: 0, bias, aux }))))
+    Ok(Some(Launch::Product(Box::new(Product { matmul, algorithms, guessed: false, calls, lists: 0, bias, aux }))))
 }
 
 /// Where the operands of each call lie.
