@@ -4,9 +4,10 @@
 //! [`constants`] computes what no input changes, [`prepare`] decides what stays an op, [`regions`] clusters
 //! pointwise work, [`lower`] turns nodes into steps and views ([`conv`] convolutions, [`unrolled`] what a device has no
 //! kernel for, [`wrapped`] integers narrower than it counts in, [`workspace`] memory that it works in), [`kernels`] chooses
-//! kernels for gemms on devices that have several, [`either`] keeps a way to do without a library's call, [`copies`] spares and joins copies, [`buffers`] places results in one arena. Holds always: a step reads only
-//! inputs, constants and results of earlier steps; a view costs nothing; results that are alive at the
-//! same time do not overlap, except where a step says that it works in place.
+//! kernels for gemms on devices that have several, [`either`] keeps a way to do without a library's call, [`copies`]
+//! spares and joins copies, [`buffers`] places results in one arena. Holds always: a step reads only inputs, constants
+//! and results of earlier steps; a view costs nothing; results that are alive at the same time do not overlap, except
+//! where a step says that it works in place.
 
 mod batch;
 mod buffers;
