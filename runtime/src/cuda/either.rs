@@ -14,6 +14,7 @@ use super::capture::Graph;
 use super::device::{Gpu, failed};
 use super::exec::{Sides, put};
 use super::launch::Bases;
+use super::lists;
 use super::lt::WORKSPACE;
 use super::memory::DeviceMemory;
 use super::steps::{Launch, footprint};
@@ -83,6 +84,7 @@ impl Scratch {
             constants: vec![0; plan.constants.len()],
             arena: take(dtype, arena.div_ceil(dtype.size()))?,
             workspace: take(DType::U8, WORKSPACE)?,
+            lists: 0,
         };
         for (place, (dtype, len)) in sizes {
             let at = match place {
@@ -99,7 +101,18 @@ impl Scratch {
 /// Times both ways.
 fn race(gpu: &Arc<Gpu>, plan: &Plan, step: &Step, ways: &mut [Vec<Launch>; 2]) -> Result<Option<Measured>> {
     let stream = gpu.context().new_stream().map_err(|e| failed("cuStreamCreate", e))?;
-    let Some(scratch) = Scratch::of(&stream, plan, step)? else { return Ok(None) };
+    for launch in ways.iter_mut().flatten() {
+        if let Launch::Product(product) = launch
+            && product.guessed
+        {
+            product.algorithms = product.matmul.algorithms(gpu.lt(), 1)?;
+            if product.algorithms.is_empty() {
+                return Ok(None);
+            }
+        }
+    }
+    let Some(mut scratch) = Scratch::of(&stream, plan, step)? else { return Ok(None) };
+    let _lists = lists::write(&stream, ways.iter_mut().flatten(), &mut scratch.bases)?;
     let sides = Sides::new(gpu, ways.iter().flatten().map(Launch::calls).max().unwrap_or(1))?;
     let flags = Some(sys::CUevent_flags::CU_EVENT_DEFAULT);
     let event = || gpu.context().new_event(flags).map_err(|e| failed("cuEventCreate", e));

@@ -16,6 +16,7 @@ use super::capture::Graph;
 use super::cubin::Origins;
 use super::device::{Gpu, Weight, failed};
 use super::launch::Bases;
+use super::lists;
 use super::lt::{Pointers, WORKSPACE};
 use super::memory::{DeviceMemory, Pinned, bind};
 use super::nvtx;
@@ -240,6 +241,7 @@ impl Executor {
             constants: self.weights.iter().map(|w| w.memory.address()).collect(),
             arena: instance.arena.address(),
             workspace: instance.workspace.address(),
+            lists: 0,
         }
     }
 
@@ -260,18 +262,21 @@ impl Executor {
         behind: impl FnOnce() -> Result<()>,
     ) -> Result<Graph> {
         let mut launches = self.launches.lock().unwrap_or_else(PoisonError::into_inner);
-        Graph::capture(&instance.stream, || {
+        let mut bases = bases.clone();
+        let lists = lists::write(&instance.stream, launches.iter_mut().map(|(_, launch)| launch), &mut bases)?;
+        let graph = Graph::capture(&instance.stream, || {
             before()?;
             launches.iter_mut().try_for_each(|(step, launch)| {
                 // SAFETY: the bases are those of the instance whose graph this is, whose memory is as large as the plan
                 // says and lives as long as the graph, or those that a caller answers for.
-                unsafe { put(&self.gpu, &instance.stream, &instance.sides, launch, bases) }.map_err(|e| match e {
+                unsafe { put(&self.gpu, &instance.stream, &instance.sides, launch, &bases) }.map_err(|e| match e {
                     Error::Device(m) => Error::Device(format!("step `{}`: {m}", self.plan.steps[*step].name)),
                     e => e,
                 })
             })?;
             behind()
-        })
+        })?;
+        Ok(graph.keeping(lists))
     }
 
     /// A stopwatch for this plan: an instance of its own whose inputs lie on the device.
@@ -319,10 +324,13 @@ impl Timer<'_> {
     pub fn steps(&mut self, rounds: usize) -> Result<Vec<f64>> {
         let executor = self.executor;
         let mut micros = vec![0.0; executor.plan.steps.len()];
-        let bases = executor.bases(&self.instance);
+        let mut bases = executor.bases(&self.instance);
         let stream = self.instance.stream.clone();
         let sides = &self.instance.sides;
-        let count = executor.launches.lock().unwrap_or_else(PoisonError::into_inner).len();
+        let mut launches = executor.launches.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = launches.len();
+        let _lists = lists::write(&stream, launches.iter_mut().map(|(_, launch)| launch), &mut bases)?;
+        drop(launches);
         for at in 0..count {
             let mut launches = executor.launches.lock().unwrap_or_else(PoisonError::into_inner);
             let (step, launch) = &mut launches[at];
@@ -364,7 +372,9 @@ pub(super) unsafe fn put(
         // SAFETY: the caller answers for the bases.
         Launch::Kernel(kernel) => unsafe { kernel.launch(stream, bases) },
         Launch::Product(product) => {
-            let Product { matmul, algorithms, calls, bias, aux } = product.as_mut();
+            let Product { matmul, algorithms, calls, lists, bias, aux, .. } = product.as_mut();
+            let what = *matmul.product();
+            let list = (what.outer * what.batch * size_of::<u64>()) as u64;
             let algorithm = algorithms.first().ok_or_else(|| Error::Internal("no algorithm".into()))?;
             let beside = (calls.len() - 1).min(sides.streams.len());
             sides.fork(stream, beside)?;
@@ -373,10 +383,14 @@ pub(super) unsafe fn put(
                     0 => stream,
                     side => &sides.streams[side - 1],
                 };
+                let [a, b, d] = match what.by_addresses() {
+                    true => [0, 1, 2].map(|side| bases.lists + *lists + side * list),
+                    false => [a, b, d].map(|side| bases.address(side)),
+                };
                 let at = Pointers {
-                    a: bases.address(a),
-                    b: bases.address(b),
-                    d: bases.address(d),
+                    a,
+                    b,
+                    d,
                     bias: bias.as_ref().map_or(0, |b| bases.address(b)),
                     aux: aux.as_ref().map_or(0, |a| bases.address(a)),
                     workspace: bases.workspace,

@@ -30,6 +30,7 @@ impl Location {
 }
 
 /// Addresses of the memory of one instance.
+#[derive(Clone)]
 pub struct Bases {
     /// The inputs'.
     pub inputs: Vec<u64>,
@@ -39,6 +40,8 @@ pub struct Bases {
     pub arena: u64,
     /// The workspace's.
     pub workspace: u64,
+    /// That of the lists of addresses.
+    pub lists: u64,
 }
 
 impl Bases {

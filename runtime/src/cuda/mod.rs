@@ -12,9 +12,12 @@ mod emulated;
 mod exec;
 pub mod find;
 pub mod gemm;
+#[cfg(test)]
+mod heads_tests;
 mod launch;
 #[cfg(test)]
 mod lines_tests;
+mod lists;
 pub mod lt;
 mod memory;
 pub mod nvrtc;

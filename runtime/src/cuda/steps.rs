@@ -12,21 +12,26 @@ use hypatia_dsl::ir::Backend;
 use super::cubin::{self, Origins};
 use super::device::{Gpu, failed};
 use super::launch::{KernelLaunch, Location, arguments, by_columns, entry};
-use super::lt::{Algorithm, Epilogue, Matmul};
+use super::lt::{ADDRESSES_FROM, Algorithm, Epilogue, Matmul};
 use super::tune::{self, Tuner};
 use super::{either, gemm};
 use crate::error::{Error, Result};
 use crate::generate::{Body, Work, step_kernels};
 use crate::plan::{Action, EitherStep, GemmStep, Plan, Step, View};
+use crate::tuner::Effort;
 
 /// A product and the places of its operands, once for each call.
 pub struct Product {
     /// What is called.
     pub matmul: Matmul,
-    /// The algorithms that can run it; the first one does.
+    /// The algorithms that can run it; the first one does. None yet where the library has not been asked.
     pub algorithms: Vec<Algorithm>,
+    /// True if they are not yet chosen: the library's first one is raced, or none is known.
+    pub guessed: bool,
     /// A, B, D of each call.
     pub calls: Vec<[Location; 3]>,
+    /// Where its lists of addresses begin among all of a graph, in bytes.
+    pub lists: u64,
     /// The bias, or its gradient.
     pub bias: Option<Location>,
     /// The second matrix of its epilogue.
@@ -73,7 +78,8 @@ pub fn prepare(gpu: &Arc<Gpu>, plan: &Plan, tuner: &mut Tuner) -> Result<(Vec<(u
     let (codes, products) = std::thread::scope(|scope| {
         let compiling = scope.spawn(|| cubin::codes(gpu, &sources));
         let mut out = Vec::new();
-        let products = drafts.iter().try_for_each(|(_, d)| products(gpu, plan, d, tuner, &mut out)).map(|()| out);
+        let mut add = |(_, d): &(usize, Draft<'_>)| products(gpu, plan, d, (tuner, false), &mut out);
+        let products = drafts.iter().try_for_each(&mut add).map(|()| out);
         (compiling.join(), products)
     });
     let lost = |_| Error::Internal("the compiling thread was lost".into());
@@ -117,23 +123,27 @@ fn drafts<'p>(gpu: &Gpu, plan: &'p Plan) -> Result<Vec<(usize, Draft<'p>)>> {
 }
 
 /// The launches of what is a product, in the order in which they are finished; `None` for a call that the library lacks.
+/// With `later` the library is not yet asked for their algorithms.
 fn products(
     gpu: &Arc<Gpu>,
     plan: &Plan,
     draft: &Draft<'_>,
-    tuner: &mut Tuner,
+    (tuner, later): (&mut Tuner, bool),
     out: &mut Vec<Option<Launch>>,
 ) -> Result<()> {
     match draft {
         Draft::Kernel { .. } => {}
         Draft::Product(step) => {
             let g = library_product(step).ok_or_else(|| Error::Internal("a product that is none".into()))?;
-            out.push(Some(product(gpu, plan, step, g, tuner).map_err(|e| in_step(e, step))?));
+            out.push(Some(product(gpu, plan, step, g, (tuner, later)).map_err(|e| in_step(e, step))?));
         }
         Draft::Either(step, apart) => {
             let Action::Either(e) = &step.action else { return Err(Error::Internal("a call that is none".into())) };
             out.push(call(gpu, plan, step, e, tuner).map_err(|e| in_step(e, step))?);
-            apart.iter().try_for_each(|d| products(gpu, plan, d, tuner, out))?;
+            // Copies cost more than any choice of algorithm saves: before a first result the way with copies is raced
+            // as the library guesses, and tuned only if it wins.
+            let later = later || step.kernel.is_none() && tuner.effort() == Effort::Unknown;
+            apart.iter().try_for_each(|d| products(gpu, plan, d, (&mut *tuner, later), out))?;
         }
     }
     Ok(())
@@ -160,10 +170,19 @@ fn finish(gpu: &Arc<Gpu>, plan: &Plan, draft: Draft<'_>, made: &mut Made, tuner:
             for draft in apart {
                 launches.extend(finish(gpu, plan, draft, made, tuner)?);
             }
-            match call {
-                Some(call) => either::faster(gpu, plan, step, call, launches, tuner).map_err(|e| in_step(e, step)),
-                None => Ok(launches),
+            let mut chosen = match call {
+                Some(call) => either::faster(gpu, plan, step, call, launches, tuner).map_err(|e| in_step(e, step))?,
+                None => launches,
+            };
+            for launch in &mut chosen {
+                if let Launch::Product(product) = launch
+                    && product.guessed
+                {
+                    product.algorithms =
+                        ordered(gpu, plan, &mut product.matmul, tuner).map_err(|e| in_step(e, step))?;
+                }
             }
+            Ok(chosen)
         }
     }
 }
@@ -270,7 +289,13 @@ fn epilogue(plan: &Plan, step: &Step) -> Result<Option<Epilogue>> {
     }
 }
 
-fn product(gpu: &Arc<Gpu>, plan: &Plan, step: &Step, g: &GemmStep, tuner: &mut Tuner) -> Result<Launch> {
+fn product(
+    gpu: &Arc<Gpu>,
+    plan: &Plan,
+    step: &Step,
+    g: &GemmStep,
+    (tuner, later): (&mut Tuner, bool),
+) -> Result<Launch> {
     let ([_, _, ..], [d]) = (step.reads.as_slice(), step.writes.as_slice()) else {
         return Err(Error::Internal("a product of one operand".into()));
     };
@@ -283,15 +308,21 @@ fn product(gpu: &Arc<Gpu>, plan: &Plan, step: &Step, g: &GemmStep, tuner: &mut T
     if g.k == 0 && !epilogue.has_bias() {
         return Ok(Launch::Zeros(Location::of(plan, d), d.len() * d.dtype.size()));
     }
-    let calls = gemm::calls(g, &step.reads, d.dtype, epilogue, plan.tf32)?;
+    let calls = gemm::calls(g, &step.reads, d, gemm::Terms { epilogue, tf32: plan.tf32, addresses: false })?;
     let mut matmul = Matmul::new(calls.product)?.scaled(scale.unwrap_or(1.0));
-    let algorithms = tune::order(tuner, gpu, &mut matmul, footprint(plan))?;
-    if algorithms.is_empty() {
-        return Err(Error::Device(format!("cuBLASLt has no algorithm for {:?}", calls.product)));
-    }
+    let algorithms = if later { Vec::new() } else { ordered(gpu, plan, &mut matmul, tuner)? };
     let bias = step.reads.get(2).map(|v| Location::of(plan, v));
     let calls = places(plan, step, &calls.offsets);
-    Ok(Launch::Product(Box::new(Product { matmul, algorithms, calls, bias, aux: None })))
+    Ok(Launch::Product(Box::new(Product { matmul, algorithms, guessed: later, calls, lists: 0, bias, aux: None })))
+}
+
+/// The algorithms of a product that must have one, the fastest first.
+fn ordered(gpu: &Arc<Gpu>, plan: &Plan, matmul: &mut Matmul, tuner: &mut Tuner) -> Result<Vec<Algorithm>> {
+    let algorithms = tune::order(tuner, gpu, matmul, footprint(plan))?;
+    if algorithms.is_empty() {
+        return Err(Error::Device(format!("cuBLASLt has no algorithm for {:?}", matmul.product())));
+    }
+    Ok(algorithms)
 }
 
 /// Bytes that divide the address of what an epilogue reads or stores beside.
@@ -299,18 +330,29 @@ const BESIDE_ALIGNMENT: usize = 16;
 
 /// The call of a step that can do without; `None` if the library has none for these operands.
 fn call(gpu: &Arc<Gpu>, plan: &Plan, step: &Step, e: &EitherStep, tuner: &mut Tuner) -> Result<Option<Launch>> {
-    let epilogue = epilogue(plan, step)?.ok_or_else(|| Error::Internal("a call without a name".into()))?;
+    // Without a name it is a product of many matrices as they lie.
+    let named = epilogue(plan, step)?;
+    let (epilogue, scale) = match (named, e.product.scale(&plan.program)) {
+        (Some(epilogue), _) => (epilogue, 1.0),
+        (None, Some(scale)) => (Epilogue::Default, scale),
+        (None, None) => return Err(Error::Internal("a call without a name".into())),
+    };
     let (reads, writes) = (&step.reads[..e.reads], &step.writes[..e.writes]);
     let [d, stored @ ..] = writes else { return Err(Error::Internal("a call without a result".into())) };
-    let calls = gemm::calls(&e.product, reads, d.dtype, epilogue, plan.tf32)?;
+    let calls =
+        gemm::calls(&e.product, reads, d, gemm::Terms { epilogue, tf32: plan.tf32, addresses: named.is_none() })?;
+    let lists = calls.product.by_addresses();
+    if lists && gpu.lt().version() < ADDRESSES_FROM {
+        return Ok(None);
+    }
     // Sums and second matrices are those of the whole product.
-    let single = calls.product.batch == 1 && calls.offsets.len() == 1;
+    let single = calls.offsets.len() == 1 && (named.is_none() || calls.product.batch == 1);
     let aligned = |v: &View| (v.offset * v.dtype.size()).is_multiple_of(BESIDE_ALIGNMENT);
     let beside = || reads[2..].iter().chain(stored);
     if e.product.k == 0 || !single || writes.iter().any(View::is_empty) || !beside().all(aligned) {
         return Ok(None);
     }
-    let mut matmul = Matmul::new(calls.product)?;
+    let mut matmul = Matmul::new(calls.product)?.scaled(scale);
     let algorithms = tune::order(tuner, gpu, &mut matmul, footprint(plan))?;
     if algorithms.is_empty() {
         return Ok(None);
@@ -320,7 +362,7 @@ fn call(gpu: &Arc<Gpu>, plan: &Plan, step: &Step, e: &EitherStep, tuner: &mut Tu
     let aux = if epilogue.stores_aux() { stored } else { read.filter(|_| epilogue.has_aux()) };
     let [bias, aux] = [bias, aux].map(|v| v.map(|v| Location::of(plan, v)));
     let calls = places(plan, step, &calls.offsets);
-    Ok(Some(Launch::Product(Box::new(Product { matmul, algorithms, calls, bias, aux }))))
+    Ok(Some(Launch::Product(Box::new(Product { matmul, algorithms, guessed: false, calls, lists: 0, bias, aux }))))
 }
 
 /// Where the operands of each call lie.

@@ -105,13 +105,15 @@ pub(super) fn order(
 /// What a choice is for: the product, and whether its operands are cold.
 pub(super) fn problem(p: &Product, cold: bool) -> String {
     let side = |l: &super::lt::Layout| {
-        format!("{}{}+{}@{}", if l.transposed { "t" } else { "n" }, l.ld, l.batch_stride, l.alignment)
+        let outer = if p.by_addresses() { format!("+{}", l.outer_stride) } else { String::new() };
+        format!("{}{}{outer}+{}@{}", if l.transposed { "t" } else { "n" }, l.ld, l.batch_stride, l.alignment)
     };
     format!(
-        "{}x{}x{} batch {} {}{}->{} {:?}({}) a {} b {} d @{}{}{}",
+        "{}x{}x{} batch {}{} {}{}->{} {:?}({}) a {} b {} d {}{}{}",
         p.m,
         p.n,
         p.k,
+        if p.by_addresses() { format!("{}x", p.outer) } else { String::new() },
         p.batch,
         p.dtype,
         if p.tf32 { " as tf32" } else { "" },
@@ -120,17 +122,23 @@ pub(super) fn problem(p: &Product, cold: bool) -> String {
         p.bias,
         side(&p.a),
         side(&p.b),
-        p.d_alignment,
+        if p.is_dense() { format!("@{}", p.d.alignment) } else { side(&p.d) },
         if p.workspace == 0 { ", no workspace" } else { "" },
         if cold { ", cold" } else { ", warm" },
     )
 }
 
-/// Elements from the first to the last one of an operand, over all matrices of the batch.
-fn span(rows: usize, columns: usize, l: &super::lt::Layout, batch: usize) -> usize {
+/// Elements from the first to the last one of an operand, over all matrices of the batches.
+fn span(rows: usize, columns: usize, l: &super::lt::Layout, [outer, batch]: [usize; 2]) -> usize {
     let (lines, along) = if l.transposed { (columns, rows) } else { (rows, columns) };
-    let stride = usize::try_from(l.batch_stride).unwrap_or(0);
-    (lines.max(1) - 1) * usize::try_from(l.ld).unwrap_or(0) + along + (batch.max(1) - 1) * stride
+    let far = |count: usize, stride: i64| (count.max(1) - 1) * usize::try_from(stride).unwrap_or(0);
+    far(lines, l.ld) + along + far(batch, l.batch_stride) + far(outer, l.outer_stride)
+}
+
+/// The spans of A, B and D.
+fn spans(p: &Product) -> [usize; 3] {
+    let batches = [p.outer, p.batch];
+    [span(p.m, p.k, &p.a, batches), span(p.k, p.n, &p.b, batches), span(p.m, p.n, &p.d, batches)]
 }
 
 /// Random numbers of that type, N(0, 1), as bytes.
@@ -167,8 +175,12 @@ struct Operands {
     b: Vec<DeviceMemory>,
     d: Vec<DeviceMemory>,
     aux: Vec<DeviceMemory>,
+    /// Lists of addresses, if the product takes them.
+    lists: Vec<DeviceMemory>,
     bias: DeviceMemory,
     workspace: DeviceMemory,
+    /// Bytes of the list of one operand.
+    list: u64,
 }
 
 impl Operands {
@@ -176,10 +188,21 @@ impl Operands {
         let take = |dtype: DType, elements: usize| {
             (0..copies).map(|_| random(stream, dtype, elements)).collect::<Result<Vec<_>>>()
         };
+        let [a, b, d] = spans(p);
+        let (a, b, d) = (take(p.dtype, a)?, take(p.dtype, b)?, take(p.out, d)?);
+        let mut lists = Vec::new();
+        for ((a, b), d) in a.iter().zip(&b).zip(&d).filter(|_| p.by_addresses()) {
+            let list = p.addresses([a, b, d].map(DeviceMemory::address));
+            let memory = DeviceMemory::new(stream, list.len() * size_of::<u64>())?;
+            memory.upload(bytemuck::cast_slice(&list))?;
+            lists.push(memory);
+        }
         Ok(Operands {
-            a: take(p.dtype, span(p.m, p.k, &p.a, p.batch))?,
-            b: take(p.dtype, span(p.k, p.n, &p.b, p.batch))?,
-            d: take(p.out, p.batch * p.m * p.n)?,
+            a,
+            b,
+            d,
+            lists,
+            list: (p.outer * p.batch * size_of::<u64>()) as u64,
             aux: if p.epilogue.has_aux() { take(p.out, p.batch * p.m * p.n)? } else { Vec::new() },
             bias: random(stream, p.bias, p.n.max(p.m))?,
             workspace: DeviceMemory::new(stream, WORKSPACE)?,
@@ -188,14 +211,12 @@ impl Operands {
 
     fn at(&self, i: usize) -> Pointers {
         let address = |all: &[DeviceMemory]| all.get(i % all.len().max(1)).map_or(0, DeviceMemory::address);
-        Pointers {
-            a: address(&self.a),
-            b: address(&self.b),
-            d: address(&self.d),
-            bias: self.bias.address(),
-            aux: address(&self.aux),
-            workspace: self.workspace.address(),
-        }
+        let operands = match self.lists.is_empty() {
+            true => [address(&self.a), address(&self.b), address(&self.d)],
+            false => [0, 1, 2].map(|side| address(&self.lists) + side * self.list),
+        };
+        let [a, b, d] = operands;
+        Pointers { a, b, d, bias: self.bias.address(), aux: address(&self.aux), workspace: self.workspace.address() }
     }
 }
 
@@ -224,10 +245,12 @@ fn tune(
 ) -> Result<Option<Measured>> {
     let settings = race_of(effort);
     let p = *matmul.product();
-    let elements = span(p.m, p.k, &p.a, p.batch) + span(p.k, p.n, &p.b, p.batch);
-    let results = p.batch * p.m * p.n * if p.epilogue.has_aux() { 2 } else { 1 };
-    let bytes = elements * p.dtype.size() + results * p.out.size();
-    if candidates.len() < 2 || bytes > MAX_OPERANDS {
+    let [a, b, d] = spans(&p);
+    let results = d * if p.epilogue.has_aux() { 2 } else { 1 };
+    let bytes = (a + b) * p.dtype.size() + results * p.out.size();
+    // Matrices that lie one before the other reach to before the first of them.
+    let back = [&p.a, &p.b, &p.d].iter().any(|side| side.batch_stride < 0);
+    if candidates.len() < 2 || bytes > MAX_OPERANDS || back {
         return Ok(None);
     }
     let copies = if cold { (ROTATED / bytes.max(1)).clamp(1, MAX_COPIES) } else { 1 };
@@ -285,9 +308,15 @@ mod tests {
 
     #[test]
     fn spans_reach_the_last_element() {
-        let l = super::super::lt::Layout { transposed: false, ld: 10, batch_stride: 100, alignment: 64 };
-        assert_eq!(span(3, 4, &l, 2), 2 * 10 + 4 + 100);
-        let t = super::super::lt::Layout { transposed: true, ld: 10, batch_stride: 0, alignment: 64 };
-        assert_eq!(span(3, 4, &t, 5), 3 * 10 + 3);
+        let side = |transposed, batch_stride, outer_stride| super::super::lt::Layout {
+            transposed,
+            ld: 10,
+            batch_stride,
+            outer_stride,
+            alignment: 64,
+        };
+        assert_eq!(span(3, 4, &side(false, 100, 0), [1, 2]), 2 * 10 + 4 + 100);
+        assert_eq!(span(3, 4, &side(true, 0, 0), [1, 5]), 3 * 10 + 3);
+        assert_eq!(span(3, 4, &side(false, 4, 300), [3, 2]), 2 * 10 + 4 + 4 + 600);
     }
 }

@@ -1,14 +1,80 @@
 //! Batches of matrix products, as a library takes them: one stride from each matrix to the next.
 //!
-//! In: the leading axes of a product and views of its operands. Out: how many library calls they make, and whether
-//! copies of the operands, which make one of them, cost less. Holds always: an operand that all matrices share is not
-//! copied.
+//! In: the leading axes of a product and views of its operands. Out: how many library calls they make, whether copies of
+//! the operands, which make one of them, cost less, and the steps of the product: where it would be several calls or
+//! copies, one call over the addresses of the matrices is kept beside them, and the executor measures which is faster.
+//! Holds always: an operand that all matrices share is not copied.
 
+use hypatia_dsl::ir::KernelId;
+
+use super::lower::Lower;
 use super::view::{View, collapse, row_major};
+use super::{Action, GemmStep};
 use crate::device::Device;
+use crate::error::Result;
+
+impl Lower<'_> {
+    /// Whether each of the operands of a product is better copied.
+    pub(super) fn worth_copying(&self, step: &GemmStep, views: &[View]) -> [bool; 2] {
+        match views {
+            [a, b, ..] if !self.plan.device.is_host() && a.dtype.is_float() => {
+                worth_copying(&self.plan.device, &step.batch, a, b)
+            }
+            _ => [false; 2],
+        }
+    }
+
+    /// The product of two operands into `shape`, and the two broadcast to it, copied where that makes one batch of them.
+    pub(super) fn factors(&mut self, name: &str, sides: [&View; 2], shape: &[usize]) -> Result<(GemmStep, Vec<View>)> {
+        let (step, mut views) = self.operands(name, sides, shape)?;
+        let copied = self.worth_copying(&step, &views);
+        self.copy_operands(name, &mut views, copied)?;
+        Ok((step, views))
+    }
+
+    fn copy_operands(&mut self, name: &str, views: &mut [View], copied: [bool; 2]) -> Result<()> {
+        for (view, _) in views.iter_mut().zip(copied).filter(|(_, copied)| *copied) {
+            *view = self.dense_matrices(view, name)?;
+        }
+        Ok(())
+    }
+
+    /// Adds a product whose epilogue that kernel computes, its first two operands copied where that is said.
+    pub(super) fn multiply(
+        &mut self,
+        name: &str,
+        kernel: Option<KernelId>,
+        step: GemmStep,
+        (given, copied): (Vec<View>, [bool; 2]),
+        out: View,
+    ) -> Result<()> {
+        let as_they_lie = self.goes_by_addresses(&step, &given);
+        let (first, kept) = (self.plan.steps.len(), self.copies.clone());
+        let mut views = given.clone();
+        self.copy_operands(name, &mut views, copied)?;
+        self.step(name, Action::Gemm(step.clone()), views, vec![out.clone()]);
+        self.set_kernel(kernel);
+        if as_they_lie {
+            let apart = self.plan.steps.split_off(first);
+            // What is copied in there is not there for others.
+            self.copies = kept;
+            self.either(name, None, step, given, vec![out], apart);
+        }
+        Ok(())
+    }
+
+    /// Whether a library can take the matrices of a product by their addresses where no one stride leads to them all.
+    fn goes_by_addresses(&self, step: &GemmStep, views: &[View]) -> bool {
+        let [a, b] = views else { return false };
+        let floats = !self.plan.device.is_host() && step.acc.is_float();
+        let scaled = step.scale(&self.plan.program).is_some();
+        let full = step.k > 0 && views.iter().all(|v| !v.is_empty());
+        floats && scaled && full && calls(&step.batch, a, b) > 1
+    }
+}
 
 /// Library calls of a product: one for each matrix of the axes that no stride joins with the innermost one.
-pub(super) fn calls(batch: &[usize], a: &View, b: &View) -> usize {
+fn calls(batch: &[usize], a: &View, b: &View) -> usize {
     let lead = batch.len();
     let shared = b.strides[..lead].iter().zip(batch).all(|(stride, size)| *stride == 0 || *size == 1);
     // One right operand for all: the leading axes are rows of the left one, if these lie evenly.
@@ -21,7 +87,7 @@ pub(super) fn calls(batch: &[usize], a: &View, b: &View) -> usize {
 }
 
 /// Whether each of the operands is better copied.
-pub(super) fn worth_copying(device: &Device, batch: &[usize], a: &View, b: &View) -> [bool; 2] {
+fn worth_copying(device: &Device, batch: &[usize], a: &View, b: &View) -> [bool; 2] {
     let dense = |v: &View| View { strides: row_major(&v.shape), offset: 0, ..v.clone() };
     let repeated =
         |v: &View| v.strides[..batch.len()].iter().zip(batch).any(|(stride, size)| *stride == 0 && *size > 1);

@@ -1,13 +1,81 @@
-//! Copies of parts of one tensor, which are one launch.
+//! Copies that can be spared, and copies of parts of one tensor, which are one launch.
 //!
-//! In: a plan whose buffers have no places yet. Out: the same with fewer steps: queries, keys and values that one product
-//! computed are brought into the order of heads by one copy. Holds always: parts are joined if they lie at even distances and
-//! have one shape and strides; each lies as aligned in the joint copy as in a buffer of its own; results of the plan
-//! keep theirs.
+//! In: a plan whose buffers have no places yet. Out: the same with fewer steps: a product stores its result where a copy
+//! would bring it, if that is measured to be faster; queries, keys and values that one product computed are brought into
+//! the order of heads by one copy. Holds always: a result is stored elsewhere only if nothing but the copy reads it; parts
+//! are joined if they lie at even distances and have one shape and strides; each lies as aligned in the joint copy as in a
+//! buffer of its own; results of the plan keep theirs.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use super::{ALIGNMENT, Action, Buffer, BufferId, Place, Plan, Step, View};
+use super::either::either_step;
+use super::view::matrix_layout;
+use super::{ALIGNMENT, Action, Buffer, BufferId, GemmStep, Place, Plan, Step, View};
+
+/// Joins products with copies of their whole results, as one step that can do without the copy.
+pub(super) fn spare(plan: &mut Plan) {
+    let mut readers: HashMap<BufferId, usize> = HashMap::new();
+    let mut makers: HashMap<BufferId, usize> = HashMap::new();
+    for (i, step) in plan.steps.iter().enumerate() {
+        step.reads.iter().for_each(|v| *readers.entry(v.buffer).or_insert(0) += 1);
+        makers.extend(step.writes.first().map(|v| (v.buffer, i)));
+    }
+    plan.outputs.iter().for_each(|(_, v)| *readers.entry(v.buffer).or_insert(0) += 1);
+    let mut gone: HashSet<usize> = HashSet::new();
+    for at in 0..plan.steps.len() {
+        let ([from], [to], Action::Copy) =
+            (plan.steps[at].reads.as_slice(), plan.steps[at].writes.as_slice(), &plan.steps[at].action)
+        else {
+            continue;
+        };
+        let Some(maker) = makers.get(&from.buffer).copied().filter(|_| readers.get(&from.buffer) == Some(&1)) else {
+            continue;
+        };
+        if let Some(step) = stored_there(plan, &plan.steps[maker], &plan.steps[at], to) {
+            plan.steps[maker] = step;
+            gone.insert(at);
+        }
+    }
+    let mut at = 0..;
+    plan.steps.retain(|_| at.next().is_none_or(|i| !gone.contains(&i)));
+}
+
+/// A product and the copy of its result as one step; `None` if the library cannot store it there.
+fn stored_there(plan: &Plan, maker: &Step, copy: &Step, to: &View) -> Option<Step> {
+    let (product, apart): (&GemmStep, Vec<Step>) = match &maker.action {
+        Action::Gemm(g) => (g, vec![maker.clone()]),
+        Action::Either(e) if maker.kernel.is_none() => (&e.product, e.apart.clone()),
+        _ => return None,
+    };
+    product.scale(&plan.program).filter(|_| product.acc.is_float() && product.k > 0)?;
+    let ([_, _], [out]) = (maker.reads.get(..2)?, maker.writes.get(..1)?) else { return None };
+    if to.is_empty() || out.len() != to.len() {
+        return None;
+    }
+    let there = placed(out, &copy.reads[0], to)?;
+    let (_, [row, column]) = there.strides.split_last_chunk::<2>()?;
+    matrix_layout(product.m, product.n, *row, *column).filter(|(transposed, _)| !transposed)?;
+    let apart = [apart, vec![copy.clone()]].concat();
+    Some(either_step(&maker.name, product.clone(), maker.reads[..2].to_vec(), vec![there], apart))
+}
+
+/// The elements of `out`, a whole buffer, where a copy of its view `from` brings them: into the whole buffer `to`. `None`
+/// if the copy does more than to bring axes into another order.
+fn placed(out: &View, from: &View, to: &View) -> Option<View> {
+    let axes = |v: &View| -> Vec<(usize, isize)> {
+        v.shape.iter().copied().zip(v.strides.iter().copied()).filter(|(size, _)| *size > 1).collect()
+    };
+    let (seen, stored) = (axes(from), axes(to));
+    if from.offset != 0 || seen.len() != axes(out).len() || seen.len() != stored.len() {
+        return None;
+    }
+    let place = |(size, stride): (&usize, &isize)| match size {
+        1 => Some(0),
+        _ => seen.iter().position(|axis| axis == &(*size, *stride)).map(|i| stored[i].1),
+    };
+    let strides: Option<Vec<isize>> = out.shape.iter().zip(&out.strides).map(place).collect();
+    Some(View { strides: strides?, shape: out.shape.clone(), ..to.clone() })
+}
 
 /// What copies must have in common: buffer, shape and strides.
 type Key = (BufferId, Vec<usize>, Vec<isize>);
@@ -129,14 +197,39 @@ mod tests {
     }
 
     #[test]
-    fn heads_of_queries_keys_and_values_are_brought_into_order_by_one_copy() {
+    fn heads_are_multiplied_as_they_lie_and_stored_where_they_are_read() {
         let mut g = Graph::new(crate::testing::program());
         let y = attention(&mut g)[0];
+        let y = g.builtin(BuiltinOp::Transpose, &[y], vec![list(&[0, 2, 1, 3])]).unwrap()[0];
+        let y = g.builtin(BuiltinOp::Reshape, &[y], vec![list(&[8 * 128, 768])]).unwrap()[0];
         g.output("y", y);
         let plan = Plan::build(&g, &Options::new(Device::named("h200").unwrap())).unwrap();
-        assert_eq!((copies(&plan), plan.launches()), (1, 3), "{plan}");
-        // The keys' matrices are turned about where they are read, not copied so.
-        assert_eq!(plan.steps[1].reads[1].strides[2..], [1, 64]);
+        assert_eq!((copies(&plan), plan.launches()), (0, 2), "{plan}");
+        let kinds = |step: &Step| match &step.action {
+            Action::Either(e) => e.apart.iter().map(|s| matches!(s.action, Action::Copy)).collect::<Vec<_>>(),
+            other => panic!("{other:?}"),
+        };
+        // What is done without: both operands brought into order; the values, and the result.
+        assert_eq!(kinds(&plan.steps[0]), [true, true, false], "{plan}");
+        assert_eq!(kinds(&plan.steps[1]), [true, false, true], "{plan}");
+        // The keys' matrices are turned about where they are read.
+        assert_eq!(plan.steps[0].reads[1].strides, [128 * 2304, 64, 1, 2304]);
+        assert_eq!(plan.steps[1].writes[0].strides, [128 * 768, 64, 768, 1]);
+        assert_eq!(plan.steps[1].writes[0].buffer, plan.outputs[0].1.buffer);
+        assert!(plan.to_string().contains("gemm of matrices as they lie, or copy; gemm; copy"), "{plan}");
+        // A result that others read too stays in order, and so does one whose columns would lie apart.
+        let with = |turned: &[usize], also: bool| {
+            let mut g = Graph::new(crate::testing::program());
+            let y = attention(&mut g)[0];
+            let t = g.builtin(BuiltinOp::Transpose, &[y], vec![list(turned)]).unwrap()[0];
+            let t = g.builtin(BuiltinOp::Reshape, &[t], vec![list(&[8 * 128 * 768])]).unwrap()[0];
+            g.output("t", t);
+            if also {
+                g.output("y", y);
+            }
+            copies(&Plan::build(&g, &Options::new(Device::named("h200").unwrap())).unwrap())
+        };
+        assert_eq!([with(&[0, 2, 1, 3], true), with(&[0, 1, 3, 2], false), with(&[2, 0, 1, 3], false)], [1, 1, 0]);
     }
 
     fn copies(plan: &Plan) -> usize {

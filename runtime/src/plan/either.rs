@@ -39,7 +39,7 @@ impl Lower<'_> {
             matches!(buffer.place, Place::Arena(_)) && whole && alone && written
         };
         if results.iter().enumerate().all(own) {
-            self.either(&node.name, kernel, product, reads, results, apart);
+            self.either(&node.name, Some(kernel), product, reads, results, apart);
         } else {
             self.plan.steps.extend(apart);
         }
@@ -50,26 +50,37 @@ impl Lower<'_> {
     pub(super) fn either(
         &mut self,
         name: &str,
-        kernel: KernelId,
+        kernel: Option<KernelId>,
         product: GemmStep,
         reads: Vec<View>,
         writes: Vec<View>,
         apart: Vec<Step>,
     ) {
-        let either = EitherStep { product, reads: reads.len(), writes: writes.len(), apart };
-        let (mut reads, mut writes) = (reads, writes);
-        let stored = either.apart.iter().flat_map(|s| &s.writes);
-        for view in stored {
-            if !writes.iter().any(|w| w.buffer == view.buffer) {
-                writes.push(view.clone());
-            }
-        }
-        for view in either.apart.iter().flat_map(|s| &s.reads) {
-            if !writes.iter().any(|w| w.buffer == view.buffer) && !reads.contains(view) {
-                reads.push(view.clone());
-            }
-        }
-        self.step(name, Action::Either(either), reads, writes);
-        self.set_kernel(Some(kernel));
+        let step = either_step(name, product, reads, writes, apart);
+        self.plan.steps.push(Step { kernel, ..step });
     }
+}
+
+/// A step that is one call, which stores `writes`, or else the steps `apart`.
+pub(super) fn either_step(
+    name: &str,
+    product: GemmStep,
+    mut reads: Vec<View>,
+    mut writes: Vec<View>,
+    apart: Vec<Step>,
+) -> Step {
+    let either = EitherStep { product, reads: reads.len(), writes: writes.len(), apart };
+    let stored = either.apart.iter().flat_map(|s| &s.writes);
+    for view in stored {
+        if !writes.iter().any(|w| w.buffer == view.buffer) {
+            writes.push(view.clone());
+        }
+    }
+    for view in either.apart.iter().flat_map(|s| &s.reads) {
+        if !writes.iter().any(|w| w.buffer == view.buffer) && !reads.contains(view) {
+            reads.push(view.clone());
+        }
+    }
+    let in_place = vec![None; writes.len()];
+    Step { name: name.to_string(), action: Action::Either(either), reads, writes, in_place, kernel: None }
 }

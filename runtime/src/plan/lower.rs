@@ -12,7 +12,6 @@ use hypatia_dsl::ir::InView;
 use hypatia_dsl::kernel::{Access, Operand, PointwiseKernel};
 use hypatia_dsl::scalar::{Literal, Term, TermId, TermNode};
 
-use super::batch;
 use super::conv::leads_to_convolution;
 use super::prepare::{Prepared, builtin, is_pointwise, prepare};
 use super::regions::cluster;
@@ -36,7 +35,7 @@ pub(super) struct Lower<'a> {
     /// Buffers of constants by the address of their tensor: initializers are shared.
     constants: HashMap<usize, BufferId>,
     /// Contiguous copies that were made.
-    copies: Vec<(View, View)>,
+    pub(super) copies: Vec<(View, View)>,
     /// True for nodes with a user outside of their group.
     leaves_group: Vec<bool>,
     /// Buffers of results whose channels, axis 1 of the graph's value, are the last axis in memory.
@@ -245,7 +244,7 @@ impl Lower<'_> {
 
     /// Matrices one behind the other, each with the axis that is dense already: libraries take them turned about, and a copy
     /// that turns them is slower.
-    fn dense_matrices(&mut self, view: &View, name: &str) -> Result<View> {
+    pub(super) fn dense_matrices(&mut self, view: &View, name: &str) -> Result<View> {
         let n = view.shape.len();
         if n < 2 || view.strides[n - 1] == 1 || view.strides[n - 2] != 1 {
             return self.contiguous(view, name);
@@ -391,7 +390,7 @@ impl Lower<'_> {
     ) -> Result<View> {
         let [a, b, reads @ ..] = operands else { return Err(Error::Internal("a product of one operand".into())) };
         let (a, b) = (self.value(*a)?, self.value(*b)?);
-        let (step, mut views) = self.factors(&node.name, [&a, &b], shape)?;
+        let (step, mut views) = self.operands(&node.name, [&a, &b], shape)?;
         let mut known = vec![kernels::known(&self.plan, &a), kernels::known(&self.plan, &b)];
         for r in reads {
             let view = self.value(*r)?;
@@ -400,12 +399,18 @@ impl Lower<'_> {
         }
         let step = GemmStep { term: term.cloned().unwrap_or_else(plain), ..step };
         let out = self.fresh(dtype, shape)?;
-        self.product(&node.name, step, views, known, out.clone())?;
+        let order = self.worth_copying(&step, &views);
+        self.product(&node.name, step, (views, order), known, out.clone())?;
         Ok(out)
     }
 
-    /// The product of two operands into `shape`, and the two broadcast to it, as the device takes them.
-    pub(super) fn factors(&mut self, name: &str, [a, b]: [&View; 2], shape: &[usize]) -> Result<(GemmStep, Vec<View>)> {
+    /// The product of two operands into `shape`, and the two broadcast to it, as matrices that the device takes.
+    pub(super) fn operands(
+        &mut self,
+        name: &str,
+        [a, b]: [&View; 2],
+        shape: &[usize],
+    ) -> Result<(GemmStep, Vec<View>)> {
         let (Some(k), Some((batch, [m, n]))) = (a.shape.last().copied(), shape.split_last_chunk::<2>()) else {
             return Err(Error::Internal("a product of rank below 2".into()));
         };
@@ -419,24 +424,18 @@ impl Lower<'_> {
             for view in views.iter_mut().filter(|v| !v.is_empty() && !v.is_matrix()) {
                 *view = self.contiguous(view, name)?;
             }
-            let copied = batch::worth_copying(&self.plan.device, batch, &views[0], &views[1]);
-            for (view, copied) in views.iter_mut().zip(copied) {
-                if copied {
-                    *view = self.dense_matrices(view, name)?;
-                }
-            }
         }
         let acc = if a.dtype.is_float() { a.dtype.compute() } else { a.dtype };
         Ok((GemmStep { batch: batch.to_vec(), m: *m, n: *n, k, acc, term: plain() }, views))
     }
 
     /// A product in one launch, or in two where no kernel computes its epilogue. `views` are a, b and the term's
-    /// operands, all broadcast; `known` tells of each what it was before.
+    /// operands, all broadcast, and whether a and b are better copied; `known` tells of each what it was before.
     pub(super) fn product(
         &mut self,
         name: &str,
         step: GemmStep,
-        views: Vec<View>,
+        (views, copied): (Vec<View>, [bool; 2]),
         known: Vec<kernels::Known>,
         out: View,
     ) -> Result<()> {
@@ -457,12 +456,14 @@ impl Lower<'_> {
             kernels::Choice::Whole(Some(kernel)) if kernels::is_tried(&self.plan.program.kernels[kernel.index()]) => {
                 let sure = kernels::gemm(&kernels::Gemm { sure: true, ..gemm });
                 let first = self.plan.steps.len();
-                self.chosen(name, sure, step.clone(), views.clone(), out.clone())?;
+                let kept = self.copies.clone();
+                self.chosen(name, sure, step.clone(), (views.clone(), copied), out.clone())?;
                 let apart = self.plan.steps.split_off(first);
-                self.either(name, kernel, GemmStep { term: plain(), ..step }, views, vec![out], apart);
+                self.copies = kept;
+                self.either(name, Some(kernel), GemmStep { term: plain(), ..step }, views, vec![out], apart);
                 Ok(())
             }
-            choice => self.chosen(name, choice, step, views, out),
+            choice => self.chosen(name, choice, step, (views, copied), out),
         }
     }
 
@@ -471,20 +472,17 @@ impl Lower<'_> {
         name: &str,
         choice: kernels::Choice,
         step: GemmStep,
-        views: Vec<View>,
+        (views, copied): (Vec<View>, [bool; 2]),
         out: View,
     ) -> Result<()> {
         match choice {
-            kernels::Choice::Whole(kernel) => {
-                self.step(name, Action::Gemm(step), views, vec![out]);
-                self.set_kernel(kernel);
-            }
+            kernels::Choice::Whole(kernel) => self.multiply(name, kernel, step, (views, copied), out)?,
             kernels::Choice::Split { kernel, head, rest, between } => {
                 let mid = self.fresh(between, &out.shape)?;
                 let (head, head_reads) = narrow(&head, &views[2..]);
                 let head_views = [&views[..2], &head_reads].concat();
-                self.step(name, Action::Gemm(GemmStep { term: head, ..step }), head_views, vec![mid.clone()]);
-                self.set_kernel(kernel);
+                let head = GemmStep { term: head, ..step };
+                self.multiply(name, kernel, head, (head_views, copied), mid.clone())?;
                 let (rest, rest_reads) = narrow(&rest, &views[2..]);
                 self.pass(name, rest, mid, rest_reads, out);
             }

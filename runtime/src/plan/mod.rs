@@ -4,9 +4,10 @@
 //! [`constants`] computes what no input changes, [`prepare`] decides what stays an op, [`regions`] clusters
 //! pointwise work, [`lower`] turns nodes into steps and views ([`conv`] convolutions, [`unrolled`] what a device has no
 //! kernel for, [`wrapped`] integers narrower than it counts in, [`workspace`] memory that it works in), [`kernels`] chooses
-//! kernels for gemms on devices that have several, [`either`] keeps a way to do without a library's call, [`copies`] joins copies, [`buffers`] places results in one arena. Holds always: a step reads only
-//! inputs, constants and results of earlier steps; a view costs nothing; results that are alive at the
-//! same time do not overlap, except where a step says that it works in place.
+//! kernels for gemms on devices that have several, [`either`] keeps a way to do without a library's call, [`copies`]
+//! spares and joins copies, [`buffers`] places results in one arena. Holds always: a step reads only inputs, constants
+//! and results of earlier steps; a view costs nothing; results that are alive at the same time do not overlap, except
+//! where a step says that it works in place.
 
 mod batch;
 mod buffers;
@@ -201,10 +202,12 @@ pub struct RowwiseStep {
 }
 
 /// One call of a library, and the steps that do without it. `reads` begin with the operands of the product and what the
-/// call's epilogue reads, `writes` with what it stores; behind them stands what the steps read and write beside.
+/// call's epilogue reads, `writes` with what it stores; behind them stands what the steps read and write beside. A step
+/// without a kernel is a product of many matrices as they lie, where the steps bring them into order; its result is a
+/// whole buffer whose axes may lie in another order.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EitherStep {
-    /// The product of the call, its accumulator stored as it is.
+    /// The product of the call, its accumulator stored as it is or, without a kernel, scaled.
     pub product: GemmStep,
     /// How many of the reads the call reads.
     pub reads: usize,
@@ -368,6 +371,7 @@ impl Plan {
     fn of(prepared: &prepare::Prepared, options: &Options) -> Result<Plan> {
         let mut plan = lower::lower(prepared, options)?;
         if !plan.device.is_host() {
+            copies::spare(&mut plan);
             copies::join(&mut plan);
         }
         buffers::place(&mut plan, options.memory)?;

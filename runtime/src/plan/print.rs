@@ -5,7 +5,7 @@ use std::fmt;
 use hypatia_dsl::scalar::{Term, TermNode};
 use serde_json::{Value, json};
 
-use super::{Action, Place, Plan, View};
+use super::{Action, Place, Plan, Step, View};
 use crate::graph::show_term;
 
 impl Plan {
@@ -29,10 +29,15 @@ impl Plan {
         parts.join(", ")
     }
 
-    fn action(&self, action: &Action, reads: &[View]) -> String {
-        match action {
+    fn action(&self, step: &Step) -> String {
+        let reads = step.reads.as_slice();
+        match &step.action {
             Action::Gemm(g) if g.is_plain() => "gemm".to_string(),
             Action::Gemm(g) => format!("gemm, {}", self.term(&g.term, reads.get(2..).unwrap_or_default())),
+            Action::Either(e) if step.kernel.is_none() => {
+                let apart: Vec<String> = e.apart.iter().map(|s| self.action(s)).collect();
+                format!("gemm of matrices as they lie, or {}", apart.join("; "))
+            }
             Action::Either(e) => format!("gemm with {} results, or {} steps", e.writes, e.apart.len()),
             Action::Conv(c) => {
                 let what = if c.last { "conv, channels last" } else { "conv" };
@@ -68,7 +73,7 @@ impl Plan {
         let steps = self.steps.iter().map(|step| {
             json!({
                 "name": step.name,
-                "action": self.action(&step.action, &step.reads),
+                "action": self.action(step),
                 "kernel": step.kernel.map(|k| &self.program.kernels[k.index()].name),
                 "reads": list(&step.reads),
                 "writes": list(&step.writes),
@@ -92,7 +97,7 @@ impl fmt::Display for Plan {
         for (i, step) in self.steps.iter().enumerate() {
             let list = |views: &[View]| views.iter().map(|v| self.place(v)).collect::<Vec<_>>().join(", ");
             let kernel = step.kernel.map_or(String::new(), |k| format!(" by {}", self.program.kernels[k.index()].name));
-            writeln!(f, "{i:4} {}{kernel}  # {}", self.action(&step.action, &step.reads), step.name)?;
+            writeln!(f, "{i:4} {}{kernel}  # {}", self.action(step), step.name)?;
             writeln!(f, "       {} -> {}", list(&step.reads), list(&step.writes))?;
         }
         for (name, view) in &self.outputs {

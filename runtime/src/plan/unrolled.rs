@@ -108,7 +108,7 @@ impl Lower<'_> {
         let batch = vec![sizes.batch, sizes.groups];
         let product = GemmStep { batch, m: sizes.filters, n, k, acc: step.acc, term: step.term };
         let out = out.reshaped(&result).ok_or_else(odd)?;
-        self.product(name, product, views, facts, out)
+        self.product(name, product, (views, [false; 2]), facts, out)
     }
 
     /// The operand with the zeros that windows reach.
