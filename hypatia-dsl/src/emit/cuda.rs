@@ -9,6 +9,7 @@
 //! The skeletons are the templates of `hypatia-templates`; what varies (scalar functions, the value
 //! of one element) is printed by [`term`].
 
+mod carry;
 mod growth;
 mod lines;
 mod moves;

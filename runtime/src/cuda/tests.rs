@@ -170,6 +170,9 @@ fn rows_agree(
         for (row, odd) in [(0, f64::NEG_INFINITY), (1, f64::NAN), (2, f64::INFINITY)] {
             values[row * n + rng.random_range(0..n)] = odd;
         }
+        if let Some(row) = values.get_mut(3 * n..4 * n) {
+            row.fill(f64::NEG_INFINITY);
+        }
         Tensor::from_f64(dtype, &[rows, n], &values).unwrap()
     };
     let inputs = [("x".to_string(), data(rng, n + 1)), ("whole".to_string(), data(rng, n))];

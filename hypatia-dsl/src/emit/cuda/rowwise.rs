@@ -7,8 +7,9 @@
 
 use minijinja::{Value, context};
 
+use super::carry;
 use super::pointwise::{declarations, default_type, reachable};
-use super::teams::{KEPT, Stream, Team};
+use super::teams::{Stream, Team};
 use super::term::{Functions, compute_name, formula, identity_literal, inlining, widen};
 use super::{
     Arg, ArgKind, CudaSource, EmitError, Entry, Geometry, Header, common, identifier, render, storage, vector_width,
@@ -20,6 +21,9 @@ use crate::scalar::{Term, TermNode};
 
 /// Bytes of a row's operands that one thread keeps in registers.
 const KEPT_BYTES: usize = 128;
+
+/// Instructions, roughly, from which on a value is kept for a later pass rather than computed again.
+const WORTH_KEEPING: u64 = 8;
 
 /// Suffix, threads of a block, threads that share a row, and elements that each of them keeps at most
 /// (the passes are unrolled over them, so that more of them make larger code).
@@ -52,8 +56,12 @@ pub enum RowTarget {
 struct Piece {
     inputs: Vec<usize>,
     steps: Vec<usize>,
+    /// Steps whose elements it reads as the pass over them left them.
+    carried: Vec<usize>,
     ty: DType,
     function: String,
+    /// Instructions, roughly.
+    size: u64,
 }
 
 pub(super) fn emit(
@@ -65,7 +73,7 @@ pub(super) fn emit(
     let floats = kernel.inputs.iter().map(|i| i.0).chain(kernel.outputs.iter().map(|o| o.0)).filter(|d| d.is_float());
     let narrow = floats.clone().next().is_some() && floats.clone().all(|d| d.size() == 2);
     let mut functions = match narrow {
-        true => Functions::of_narrow_rows(program, kernel.inputs.len()),
+        true => Functions::of_narrow_rows(program, kernel.inputs.len()..kernel.inputs.len() + kernel.steps.len()),
         false => Functions::new(program),
     };
     let number = default_type(kernel.inputs.iter().map(|i| i.0).chain(kernel.outputs.iter().map(|o| o.0)));
@@ -114,14 +122,35 @@ pub(super) fn emit(
         functions.need("axes");
     }
     let pack = pack_bytes(kernel, &used, vector);
+    let per_column = used.iter().any(|i| kernel.inputs[*i].1 == RowAccess::PerColumn);
     let team = fixed.map(|(sizes, clusters)| {
-        let most = KEPT.min((KEPT_BYTES / (pack / vector).max(1)) as u64);
-        Team::of(sizes, vector as u64, most, clusters)
+        let most = (KEPT_BYTES / (pack / vector).max(1)) as u64;
+        // Packs of narrow floats take half as many registers as they have elements.
+        let dense = (narrow && vector > 1).then_some(if per_column { 2 } else { 3 });
+        Team::of(sizes, vector as u64, most, dense, clusters)
     });
     let long = fixed.filter(|_| team.as_ref().is_some_and(|t| t.cluster > 1));
     let (stream, team) = match long.and_then(|(sizes, _)| Stream::of(kernel, &used, sizes, vector as u64)) {
         Some((stream, team)) => (Some(stream), Some(team)),
         None => (None, team),
+    };
+    let elements = team.as_ref().and_then(|t| t.chunks).map(|c| c as usize * vector);
+    let carried = match elements.filter(|_| narrow) {
+        Some(elements) => {
+            // Wider values the compiler carries itself.
+            let worth = |i: usize| steps[i].ty == DType::F32 && steps[i].size >= WORTH_KEEPING;
+            let (with, carried) = carry::carry(kernel, worth, KEPT_BYTES / elements);
+            bodies.truncate(steps.len());
+            for (i, (dtype, _, term)) in with.outputs.iter().enumerate() {
+                let name = format!("value{i}");
+                let (piece, text) =
+                    value_function(&mut functions, kernel, term, &step_types, number, &name, Some(*dtype))?;
+                bodies.push(text);
+                outputs[i] = piece;
+            }
+            carried
+        }
+        None => Vec::new(),
     };
     let (entries, entry_points) = match (target, &team) {
         (Some(RowTarget::Length { n, .. }), Some(team)) => fixed_entry(kernel, n, team, stream.as_ref()),
@@ -139,10 +168,16 @@ pub(super) fn emit(
         in_place: false,
     };
     let dtypes: Vec<DType> = kernel.inputs.iter().map(|i| i.0).chain(kernel.outputs.iter().map(|o| o.0)).collect();
-    let passes = passes(&mut functions, kernel, &steps, &step_types, stream.is_some())?;
+    let passes = passes(&mut functions, kernel, &steps, &step_types, &carried, stream.is_some())?;
     let base = common(header, &functions, dtypes.into_iter(), &bodies);
-    let out_inputs: Vec<usize> =
-        union(outputs.iter().zip(&kernel.outputs).filter(|(_, o)| o.1 != RowAccess::PerRow).map(|(p, _)| p));
+    let out_inputs: Vec<usize> = union(
+        outputs
+            .iter()
+            .zip(&kernel.outputs)
+            .filter(|(_, o)| o.1 != RowAccess::PerRow)
+            .map(|(p, _)| p)
+            .chain(carried.iter().map(|s| &steps[*s])),
+    );
     let in_rows = union(steps.iter()).into_iter().chain(out_inputs.iter().copied());
     let in_rows: Vec<usize> = used.iter().copied().filter(|i| in_rows.clone().any(|r| r == *i)).collect();
     let result = |full: bool| -> Value {
@@ -154,7 +189,7 @@ pub(super) fn emit(
             .filter(|(_, (o, _))| (o.1 != RowAccess::PerRow) == full)
             .map(|(i, (o, p))| {
                 context! {
-                    name => format!("out{i}"), type => storage(o.0), value => call_on(kernel, p, !full),
+                    name => format!("out{i}"), type => storage(o.0), value => call_on(kernel, p, &steps, !full),
                     strided => o.1 == RowAccess::Strided,
                 }
             })
@@ -167,13 +202,18 @@ pub(super) fn emit(
         minblocks => team.as_ref().map(|t| t.blocks).filter(|n| *n > 0),
         streamed => streamed(kernel, stream.as_ref()),
         block => team.as_ref().map_or(0, |t| t.block),
+        // With operands of the columns the registers that this frees go to keeping more of those, and do not suffice.
+        whole_block => !per_column && team.as_ref().is_some_and(|t| t.block as u64 == t.threads),
         keep => team.as_ref().is_some_and(|t| t.chunks.is_some()),
         cluster => team.as_ref().map_or(1, |t| t.cluster),
+        // One barrier a row that waits for its stores is hidden by the other rows, and keeps them from crowding the memory.
+        tells => kernel.steps.len() > 1,
         args => declarations(&args, &[]),
         arg_names => args.iter().map(|a| a.name.as_str()).collect::<Vec<_>>().join(", "),
         row_params => row_params(kernel, &used, stream.is_some()),
         row_args => row_args(kernel, &used, stream.is_some()),
         kept => kept(kernel, &in_rows),
+        carried => carried,
         outer => kernel.axes[0],
         inner => kernel.axes[1],
         strided => strided(kernel, &used),
@@ -225,6 +265,11 @@ fn check(kernel: &RowwiseKernel) -> Result<(), EmitError> {
     if kernel.steps.iter().any(|(_, t)| t.roots.len() != 1) {
         return bad("a step with several values");
     }
+    let known = carry::operand(kernel, 0) as u32;
+    let mut terms = kernel.steps.iter().map(|s| &s.1).chain(kernel.outputs.iter().map(|o| &o.2));
+    if terms.any(|t| t.nodes.iter().any(|n| matches!(n, TermNode::In { input, .. } if *input >= known))) {
+        return bad("an operand that is neither an input nor a step");
+    }
     Ok(())
 }
 
@@ -243,13 +288,18 @@ fn value_function(
     let live = reachable(term);
     let mut inputs: Vec<usize> = Vec::new();
     let mut steps: Vec<usize> = Vec::new();
+    let mut carried: Vec<usize> = Vec::new();
+    let first_carried = carry::operand(kernel, 0);
     for (node, live) in term.nodes.iter().zip(&live) {
         if let (TermNode::In { input, .. }, true) = (node, live) {
-            let i = *input as usize;
-            if i < n_in { inputs.push(i) } else { steps.push(i - n_in) }
+            match *input as usize {
+                i if i < n_in => inputs.push(i),
+                i if i < first_carried => steps.push(i - n_in),
+                i => carried.push(i - first_carried),
+            }
         }
     }
-    for list in [&mut inputs, &mut steps] {
+    for list in [&mut inputs, &mut steps, &mut carried] {
         list.sort_unstable();
         list.dedup();
     }
@@ -261,9 +311,13 @@ fn value_function(
         TermNode::In { input, .. } if (*input as usize) < n_in => {
             Some((local(*input as usize), kernel.inputs[*input as usize].0.compute()))
         }
-        TermNode::In { input, .. } => {
+        TermNode::In { input, .. } if (*input as usize) < first_carried => {
             let s = *input as usize - n_in;
             step_types.get(s).map(|t| (format!("r{s}"), *t))
+        }
+        TermNode::In { input, .. } => {
+            let s = *input as usize - first_carried;
+            step_types.get(s).map(|t| (format!("e{s}"), *t))
         }
         _ => None,
     };
@@ -283,6 +337,7 @@ fn value_function(
         .iter()
         .map(|i| format!("const {} in{i}", storage(kernel.inputs[*i].0)))
         .chain(steps.iter().map(|s| format!("const {} r{s}", compute_name(step_types[*s]))))
+        .chain(carried.iter().map(|s| format!("const {} e{s}", compute_name(step_types[*s]))))
         .collect();
     let result = store.map_or(compute_name(ty), storage);
     let what = if store.is_some() { "One element of an output." } else { "What is reduced, of one element." };
@@ -298,7 +353,7 @@ fn value_function(
         text.push_str(&format!("  {s}\n"));
     }
     text.push_str(&format!("  return {value};\n}}\n"));
-    Ok((Piece { inputs, steps, ty, function: name.into() }, text))
+    Ok((Piece { inputs, steps, carried, ty, function: name.into(), size: lowered.size }, text))
 }
 
 /// Steps that do not need each other's results share one pass over the row.
@@ -307,6 +362,7 @@ fn passes(
     kernel: &RowwiseKernel,
     steps: &[Piece],
     types: &[DType],
+    carried: &[usize],
     streamed: bool,
 ) -> Result<Value, EmitError> {
     let mut groups: Vec<Vec<usize>> = Vec::new();
@@ -326,7 +382,9 @@ fn passes(
             let (kind, ty) = (kernel.steps[i].0, types[i]);
             let combine = |f: &mut Functions<'_>, a: &str, b: &str| combine(f, kind, ty, a, b);
             let name = format!("r{i}");
-            let term = call(kernel, &steps[i]);
+            let element = call(kernel, &steps[i], steps);
+            let carries = carried.contains(&i);
+            let term = if carries { format!("e{i}") } else { element.clone() };
             let start = match kind {
                 Reduction::Sum | Reduction::Mean => 0.0,
                 Reduction::Prod => 1.0,
@@ -338,6 +396,8 @@ fn passes(
                 name => name.clone(),
                 type => compute_name(ty),
                 identity => identity_literal(start, if ty == DType::I64 { narrow } else { ty })?,
+                element => carries.then(|| format!("const float e{i} = stays({element});")),
+                carried => carries.then(|| format!("e{i}_kept[c].v[k] = e{i};")),
                 accumulate => combine(functions, &name, &term),
                 combine => combine(functions, "a", "b"),
                 finish => finish,
@@ -393,18 +453,23 @@ fn union<'a>(pieces: impl Iterator<Item = &'a Piece>) -> Vec<usize> {
 }
 
 /// The call of a step or output function on element `k` of the loaded packs.
-fn call(kernel: &RowwiseKernel, piece: &Piece) -> String {
-    call_on(kernel, piece, false)
+fn call(kernel: &RowwiseKernel, piece: &Piece, steps: &[Piece]) -> String {
+    call_on(kernel, piece, steps, false)
 }
 
 /// The same; with `row` for a result of one element a row, whose strided operands have one element a row too.
-fn call_on(kernel: &RowwiseKernel, piece: &Piece, row: bool) -> String {
+fn call_on(kernel: &RowwiseKernel, piece: &Piece, pieces: &[Piece], row: bool) -> String {
     let inputs = piece.inputs.iter().map(|i| match kernel.inputs[*i].1 {
         RowAccess::Strided if row => format!("in{i}[0]"),
         RowAccess::Full | RowAccess::PerColumn | RowAccess::Strided => format!("in{i}_v.v[k]"),
         RowAccess::PerRow | RowAccess::Splat => format!("in{i}"),
     });
-    let all: Vec<String> = inputs.chain(piece.steps.iter().map(|s| format!("r{s}"))).collect();
+    let carried = piece.carried.iter().map(|s| {
+        let again = call(kernel, &pieces[*s], pieces);
+        format!("KEEP ? e{s}_kept[c].v[k] : {again}")
+    });
+    let steps = piece.steps.iter().map(|s| format!("r{s}"));
+    let all: Vec<String> = inputs.chain(steps).chain(carried).collect();
     format!("{}({})", piece.function, all.join(", "))
 }
 

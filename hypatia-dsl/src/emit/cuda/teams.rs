@@ -6,9 +6,13 @@
 use crate::kernel::{RowAccess, RowwiseKernel};
 
 /// Elements of a row that one thread keeps at most where the length of the rows is known.
-pub(super) const KEPT: u64 = 32;
+const KEPT: u64 = 32;
 /// Elements of a row that one of eight lanes keeps at most: more of them and a warp is quicker.
 const KEPT_BY_LANES: u64 = 16;
+/// Threads of a block that keep up to so many elements each where packs are dense and there are rows for all of them: two
+/// or three such blocks of a multiprocessor have more loads in flight than two of twice the threads with half the elements.
+const DENSE_BLOCK: u64 = 256;
+const DENSE: u64 = 64;
 /// Threads that may share a row of known length, with the threads of a block.
 const TEAMS: [(u64, u32); 5] = [(8, 128), (32, 128), (128, 128), (256, 256), (512, 512)];
 /// Where a row is longer and there are no clusters.
@@ -44,8 +48,9 @@ pub(super) struct Team {
 
 impl Team {
     /// For `rows` rows of `n` elements that are moved `vector` at a time, each thread keeping `most` elements at most: the
-    /// smallest that can keep a row, or a larger one if there are too few rows to fill a device.
-    pub fn of([rows, n]: [u64; 2], vector: u64, most: u64, clusters: bool) -> Team {
+    /// smallest that can keep a row, or a larger one if there are too few rows to fill a device. With `dense` a thread may
+    /// keep more than [`KEPT`], so many blocks of them on a multiprocessor.
+    pub fn of([rows, n]: [u64; 2], vector: u64, most: u64, dense: Option<u32>, clusters: bool) -> Team {
         // As many blocks at a time as threads with 64 registers make: one computes while another waits for memory.
         let blocks = |block: u32| if block >= 256 { 1024 / block } else { 0 };
         let one = |(threads, block): &(u64, u32)| Team {
@@ -64,7 +69,12 @@ impl Team {
             false => teams.push(one(&WIDE_TEAM)),
         }
         let kept = |t: &Team| n.div_ceil(t.threads * vector) * vector;
-        let fits = |t: &Team| kept(t) <= if t.threads == 8 { most.min(KEPT_BY_LANES) } else { most }.max(vector);
+        let limit = |t: &Team| match t.threads {
+            8 => KEPT_BY_LANES,
+            DENSE_BLOCK if dense.is_some() && rows.saturating_mul(DENSE_BLOCK) >= FULL => DENSE,
+            _ => KEPT,
+        };
+        let fits = |t: &Team| kept(t) <= most.min(limit(t)).max(vector);
         let small = |t: &Team| rows.saturating_mul(t.threads) < FULL && kept(t) > vector && t.threads < 256;
         let Some(first) = teams.iter().position(fits) else { return one(&WIDE_TEAM) };
         let mut at = first;
@@ -73,7 +83,8 @@ impl Team {
         }
         let team = teams.swap_remove(at);
         let chunks = n.div_ceil(team.threads * vector).max(1);
-        Team { chunks: Some(chunks), ..team }
+        let blocks = dense.filter(|_| chunks * vector > KEPT).unwrap_or(team.blocks);
+        Team { chunks: Some(chunks), blocks, ..team }
     }
 }
 

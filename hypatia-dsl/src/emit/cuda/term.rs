@@ -6,6 +6,7 @@
 //! the term's depth.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
+use std::ops::Range;
 
 use indexmap::IndexMap;
 
@@ -123,8 +124,8 @@ pub struct Functions<'p> {
     names: HashMap<String, ScalarId>,
     helpers: BTreeSet<String>,
     rounded: BTreeSet<DType>,
-    /// Everything that is read or written is f16 or bf16, and inputs from this one on have one value a row.
-    narrow_rows: Option<u32>,
+    /// Everything that is read or written is f16 or bf16, and these operands have one value a row.
+    narrow_rows: Option<Range<u32>>,
 }
 
 /// Why a term could not be printed yet.
@@ -152,12 +153,12 @@ impl<'p> Functions<'p> {
         }
     }
 
-    /// None yet, for a row-wise kernel that reads and writes f16 or bf16 alone, with so many inputs of its own. What
+    /// None yet, for a row-wise kernel that reads and writes f16 or bf16 alone; `of_row` are the operands with one value a row. What
     /// such a kernel computes is rounded to 11 bits at most in the end: exponentials need not be right to 24, and what
     /// is divided by a number of the whole row is multiplied by its inverse (see `over_row` in templates/prelude.cu.j2).
     /// Either is off by less than 2^-16 of the value.
-    pub fn of_narrow_rows(program: &'p Program, inputs: usize) -> Functions<'p> {
-        Functions { narrow_rows: Some(inputs as u32), ..Functions::new(program) }
+    pub fn of_narrow_rows(program: &'p Program, of_row: Range<usize>) -> Functions<'p> {
+        Functions { narrow_rows: Some(of_row.start as u32..of_row.end as u32), ..Functions::new(program) }
     }
 
     /// The nodes of a term that have one value a row, where that is known.
@@ -166,7 +167,7 @@ impl<'p> Functions<'p> {
         for node in &term.nodes {
             let known = match node {
                 TermNode::Lit(_) => true,
-                TermNode::In { input, .. } => self.narrow_rows.is_some_and(|first| *input >= first),
+                TermNode::In { input, .. } => self.narrow_rows.as_ref().is_some_and(|r| r.contains(input)),
                 TermNode::Param(_) | TermNode::Acc => false,
                 TermNode::Cast { arg, .. } => of_row[arg.0 as usize],
                 TermNode::Call { args, .. } => args.iter().all(|a| of_row[a.0 as usize]),

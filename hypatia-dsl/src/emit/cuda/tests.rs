@@ -142,7 +142,11 @@ fn rows_of_known_length_get_the_threads_that_they_need() {
     // Few rows do not fill a device unless more threads share one.
     assert_eq!(geometry(16, 1024, true), rows(128, 128));
     assert_eq!(geometry(8192, 8192, true), rows(256, 256));
-    assert_eq!(geometry(4096, 16_384, true), rows(512, 512));
+    assert_eq!(geometry(4096, 10_240, true), rows(256, 256));
+    assert_eq!(geometry(4096, 16_384, true), rows(256, 256));
+    // Elements that no packs hold take a register each; few rows leave multiprocessors idle.
+    assert_eq!(geometry(4096, 16_383, true), rows(512, 512));
+    assert_eq!(geometry(200, 16_384, true), rows(512, 512));
     assert_eq!(geometry(64, 65_536, true), Geometry::Clusters { block: 512, blocks: 4, shared: 0 });
     // Enough of them pass through shared memory.
     assert_eq!(geometry(1024, 65_536, true), Geometry::Clusters { block: 256, blocks: 8, shared: 8192 * 2 });
@@ -155,6 +159,95 @@ fn rows_of_known_length_get_the_threads_that_they_need() {
             && long.text.contains("cp.async")
             && long.text.contains("constexpr long long n = 65536;")
     );
+    // Blocks tell each other; the cluster's own barrier, which waits for all stores, is for the beginning alone.
+    assert_eq!(long.text.matches("barrier.cluster.arrive").count(), 1);
+    assert!(long.text.contains("st.async") && long.text.contains("mbarrier.try_wait"));
+    // A barrier a row is for kernels with one reduction.
+    let mut one = k.clone();
+    one.steps.truncate(1);
+    let mut b = build(&p);
+    let (x, max) = (b.input(0), b.input(1));
+    let d = b.call(BuiltinScalar::Sub, &[x, max]);
+    one.outputs[0].2 = b.done(&[d]);
+    let one = rowwise_for(&p, &one, RowTarget::Length { rows: 1024, n: 65_536, clusters: true }).unwrap();
+    assert!(one.text.contains("*of_rank(values") && !one.text.contains("mbarrier"));
+    // The blocks of a multiprocessor leave the registers for 64 elements a thread.
+    let dense = |k: &RowwiseKernel| {
+        rowwise_for(&p, k, RowTarget::Length { rows: 4096, n: 16_384, clusters: true }).unwrap().text
+    };
+    assert!(dense(&k).contains("__launch_bounds__(256, 3)"));
+    let mut scaled = k.clone();
+    scaled.inputs.push((DType::F16, RowAccess::PerColumn));
+    scaled.steps.truncate(1);
+    let mut b = build(&p);
+    let (x, w, max) = (b.input(0), b.input(1), b.input(2));
+    let d = b.call(BuiltinScalar::Sub, &[x, max]);
+    let y = b.call(BuiltinScalar::Mul, &[d, w]);
+    scaled.outputs[0].2 = b.done(&[y]);
+    assert!(dense(&scaled).contains("__launch_bounds__(256, 2)"));
+}
+
+/// What a pass over the row computed for each element is kept for the results, if it takes long and fits the registers.
+#[test]
+fn results_read_what_a_pass_has_computed() {
+    use BuiltinScalar::*;
+    let p = builtins();
+    let text = |k: &RowwiseKernel, n: u64| {
+        rowwise_for(&p, k, RowTarget::Length { rows: 1 << 16, n, clusters: true }).unwrap().text
+    };
+    let k = softmax(&p);
+    let kept = |text: &str| text.contains("const float e1 = stays(step1(in0_v.v[k], r0));");
+    let short = text(&k, 8192);
+    assert!(kept(&short) && short.contains("value0(r1, KEEP ? e1_kept[c].v[k] : step1(in0_v.v[k], r0))"), "{short}");
+    // In the step, and where the results have none.
+    assert_eq!(short.matches("__expf").count(), 1, "{short}");
+    assert!(short.contains("over_row(e1, r1)"), "{short}");
+    // 64 elements as floats do not fit.
+    assert!(!kept(&text(&k, 16_384)));
+    // Wide floats the compiler keeps itself.
+    let mut wide = k.clone();
+    wide.inputs[0].0 = DType::F32;
+    wide.outputs[0].0 = DType::F32;
+    assert!(!text(&wide, 8192).contains("_kept[c].v[k] = e1"));
+    // x * softmax(x): with the elements themselves it is too much for 32 of them, not for 16.
+    let mut more = k.clone();
+    let mut b = Build(&p, more.outputs[0].2.clone());
+    let root = b.1.root();
+    let x = b.input(0);
+    let y = b.call(Mul, &[root, x]);
+    more.outputs[0].2 = b.done(&[y]);
+    assert!(!kept(&text(&more, 8192)));
+    assert!(kept(&text(&more, 512)));
+    // exp(x + m) is another value than exp(x - m), and x - m is quicker to compute than to keep.
+    let mut other = k.clone();
+    let mut b = build(&p);
+    let (x, m) = (b.input(0), b.input(1));
+    let d = b.call(Add, &[x, m]);
+    let e = b.call(Exp, &[d]);
+    other.outputs[0].2 = b.done(&[e]);
+    assert!(!kept(&text(&other, 8192)));
+    let mut b = build(&p);
+    let (x, m) = (b.input(0), b.input(1));
+    let d = b.call(Sub, &[x, m]);
+    other.steps[1].1 = b.done(&[d]);
+    other.outputs[0].2 = k.outputs[0].2.clone();
+    assert!(!kept(&text(&other, 8192)));
+    // An operand that there is not is told of.
+    let mut wrong = k.clone();
+    let mut b = build(&p);
+    let x = b.input(3);
+    wrong.steps[0].1 = b.done(&[x]);
+    let e = rowwise_for(&p, &wrong, RowTarget::Length { rows: 1, n: 8, clusters: true }).unwrap_err();
+    assert!(e.to_string().contains("neither an input nor a step"), "{e}");
+    // Two results of one element and one of the row.
+    let mut two = k.clone();
+    let mut b = build(&p);
+    let s = b.input(2);
+    let log = b.call(Log, &[s]);
+    two.outputs.push((DType::F16, RowAccess::PerRow, b.done(&[log])));
+    two.outputs.push(k.outputs[0].clone());
+    let two = text(&two, 4096);
+    assert!(kept(&two) && two.matches("KEEP ? e1_kept[c].v[k]").count() == 2, "{two}");
 }
 
 #[test]
