@@ -17,8 +17,8 @@ use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 
-/// The oldest driver that runs what NVRTC 12 and 13 compile: CUDA 12.0, that is driver 525.60.
-pub const MINIMUM_DRIVER: i32 = 12_000;
+/// The oldest driver that runs what the oldest usable NVRTC compiles: CUDA 12.1, that is driver 530.30.
+pub const MINIMUM_DRIVER: i32 = 12_010;
 
 /// An open GPU.
 pub struct Gpu {
@@ -99,7 +99,7 @@ impl Gpu {
         if version < MINIMUM_DRIVER {
             let say = |v: i32| format!("{}.{}", v / 1000, v % 1000 / 10);
             return Err(Error::Device(format!(
-                "the driver supports CUDA {}, Hypatia needs {} or newer (driver 525.60): update it, or use --device cpu",
+                "the driver supports CUDA {}, Hypatia needs {} or newer (driver 530.30): update it, or use --device cpu",
                 say(version),
                 say(MINIMUM_DRIVER)
             )));

@@ -124,6 +124,9 @@ struct Api {
     install_headers: Option<unsafe extern "C" fn(*const c_char, c_uint, *mut *const c_char) -> Status>,
 }
 
+/// The oldest version that knows all instructions of the kernels: `st.async` (PTX 8.1).
+const OLDEST: (i32, i32) = (12, 1);
+
 /// The loaded compiler. All its functions may be called from several threads at once.
 pub struct Nvrtc {
     library: Library,
@@ -151,6 +154,10 @@ impl Nvrtc {
         unsafe {
             api.check("nvrtcVersion", (api.version)(&mut major, &mut minor))?;
             api.check("nvrtcGetNumSupportedArchs", (api.num_archs)(&mut count))?;
+        }
+        if (major, minor) < OLDEST {
+            let (needed, lacking) = OLDEST;
+            return Err(unusable(format!("it is NVRTC {major}.{minor}, and {needed}.{lacking} or newer is needed")));
         }
         let mut archs = vec![0; usize::try_from(count).unwrap_or(0)];
         // SAFETY: the array has as many entries as the library said that it writes.
