@@ -206,7 +206,6 @@ fn a_changed_figure_changes_the_page() {
         ("gpu_peers_h200", "eager"),
         ("gpu_rows_h200", "share_of_copy"),
         ("gpu_bert_h200", "eager"),
-        ("gpu_bert_rows_h200", "eager_graph"),
         ("gpu_bert_f32_h200", "eager_graph"),
     ] {
         let mut changed = records.clone();
