@@ -18,6 +18,7 @@ use indexmap::IndexSet;
 use rustc_hash::{FxBuildHasher, FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
+use super::below::BelowAll;
 use super::facts::{self, NumericFacts};
 use super::language::{AttrsId, Discriminant, EGraph, Heads, LeafId, Node, Payload, ShapeId, TypeId};
 use crate::cpu::of_numbers;
@@ -127,6 +128,8 @@ pub struct Context {
     pub touched: Vec<Id>,
     /// Every class that the candidate came to compute or to use otherwise, in order, likewise.
     pub reconsidered: Vec<Id>,
+    /// What stands below each class.
+    pub below: BelowAll,
     types: IndexSet<TensorType, FxBuildHasher>,
     shapes: IndexSet<Shape, FxBuildHasher>,
     tuples: Vec<TypeId>,
@@ -172,6 +175,7 @@ impl Context {
             inner: FxHashSet::default(),
             touched: Vec::new(),
             reconsidered: Vec::new(),
+            below: BelowAll::default(),
             limits: Limits { nodes: usize::MAX, deadline: Instant::now() + std::time::Duration::from_secs(3600) },
             types: IndexSet::default(),
             shapes: [Shape::new()].into_iter().collect(),

@@ -8,6 +8,7 @@
 
 pub mod analysis;
 pub mod apply;
+pub mod below;
 pub mod bindings;
 pub mod cost;
 pub mod explain;

@@ -12,6 +12,7 @@ use hypatia_dsl::ir::{RuleId, RuleSetDef};
 
 use super::analysis::refresh_candidate;
 use super::apply::Reject;
+use super::below;
 use super::language::{EGraph, Node};
 use super::matcher::{Changes, Match, SearchLimits, View};
 use super::report::Stop;
@@ -160,6 +161,7 @@ pub fn run(
         }
         ran.iterations += 1;
         rebuilt += egraph.total_size();
+        below::refresh(egraph);
         let log = (egraph.analysis.touched.len(), egraph.analysis.reconsidered.len());
         let (now, seen_now) = if of_work { (&whole, &mut seen.whole) } else { (&steps, &mut seen.steps) };
         let Searched { found, capped, mut stop, steps } = search_all(egraph, now, budget, *seen_now, ran.steps);

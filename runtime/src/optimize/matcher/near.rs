@@ -3,7 +3,6 @@
 //! In: an e-graph, and how far its logs of changes were looked at. Out: classes that may hold the first root of a rule.
 //! Holds always: a class that is left out cannot hold a match that was not there at the last search.
 
-use std::cell::Cell;
 use std::ops::{Deref, Index};
 
 use egg::EClass;
@@ -12,14 +11,13 @@ use hypatia_dsl::ir::ScalarId;
 use super::prepare::Demand;
 use super::*;
 use crate::optimize::analysis::Data;
+use crate::optimize::below::Below;
 use crate::optimize::language::Heads;
 
 /// An e-graph whose classes are found without hashing.
 pub struct View<'e> {
     egraph: &'e EGraph,
     classes: Vec<Option<&'e EClass<Node, Data>>>,
-    /// By class: what the operands of its nodes hold, and what the operands of those hold, once that was asked for.
-    below: Vec<Cell<Option<(Heads, Heads)>>>,
 }
 
 impl<'e> View<'e> {
@@ -29,12 +27,12 @@ impl<'e> View<'e> {
         for class in egraph.classes() {
             classes[usize::from(class.id)] = Some(class);
         }
-        View { egraph, below: vec![Cell::new(None); classes.len()], classes }
+        View { egraph, classes }
     }
 
     /// Of an e-graph that is looked at here and there.
     pub fn plain(egraph: &'e EGraph) -> View<'e> {
-        View { egraph, classes: Vec::new(), below: Vec::new() }
+        View { egraph, classes: Vec::new() }
     }
 
     /// The nodes of a canonical class that are looked up by that.
@@ -46,36 +44,10 @@ impl<'e> View<'e> {
 
     /// False if a canonical class certainly does not hold a pattern that demands that.
     pub(super) fn may_hold(&self, class: Id, demand: &Demand) -> bool {
-        let (below, further) = self.below(class);
-        demand.nests.is_some_and(|head| below.include(head))
-            || (below.include(demand.below) && further.include(demand.further))
-    }
-
-    /// What the operands of a canonical class's nodes hold, and what the operands of those hold.
-    fn below(&self, class: Id) -> (Heads, Heads) {
-        let known = self.below.get(usize::from(class));
-        if let Some(heads) = known.and_then(Cell::get) {
-            return heads;
-        }
-        let (mut below, mut further) = (Heads::default(), Heads::default());
-        for operand in self.operands(class) {
-            below = below.with(operand.data.heads);
-            // The operands of one that was looked at are known.
-            let inner = self.below.get(usize::from(operand.id)).and_then(Cell::get);
-            further = match inner {
-                Some((heads, _)) => further.with(heads),
-                None => self.operands(operand.id).fold(further, |all, c| all.with(c.data.heads)),
-            };
-        }
-        if let Some(known) = known {
-            known.set(Some((below, further)));
-        }
-        (below, further)
-    }
-
-    /// The classes that the nodes of a class are over.
-    fn operands(&self, class: Id) -> impl Iterator<Item = &'e EClass<Node, Data>> {
-        self.class(class).nodes.iter().flat_map(|n| &n.children).map(|c| self.class(self.egraph.find(*c)))
+        let analysis = &self.egraph.analysis;
+        let Some(Below { operands, further }) = analysis.below.of(class, analysis.touched.len()) else { return true };
+        demand.nests.is_some_and(|head| operands.include(head))
+            || (operands.include(demand.below) && further.include(demand.further))
     }
 
     fn class(&self, id: Id) -> &'e EClass<Node, Data> {
