@@ -13,7 +13,7 @@ use hypatia_dsl::ast::BinaryOp;
 use hypatia_dsl::builtin::BuiltinOp;
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::{Build, Expect, Head, OpBody, Program, Test, TestInput, VarId};
-use hypatia_dsl::scalar::canonical_key;
+use hypatia_dsl::scalar::{Term, TermNode, canonical_key};
 use hypatia_dsl::shape::Dim;
 use hypatia_dsl::typing::TensorType;
 use rand::{Rng, SeedableRng};
@@ -499,8 +499,11 @@ impl Forms {
                     format!("scalar {}", s.0)
                 }
                 NodeKind::Op { op, attrs, term } => {
-                    let term =
-                        term.as_ref().map(|t| canonical_key(&graph.program, t).unwrap_or_else(|| format!("{t:?}")));
+                    let term = term.as_ref().map(|t| {
+                        let reads = operands.split_off(graph.tensor_operands(node));
+                        let t = self.reading(t, &reads);
+                        canonical_key(&graph.program, &t).unwrap_or_else(|| format!("{t:?}"))
+                    });
                     format!("op {} {attrs:?} {term:?}", op.0)
                 }
             };
@@ -509,5 +512,19 @@ impl Forms {
             forms.push(*self.known.entry(key).or_insert(next));
         }
         graph.outputs.iter().map(|(_, v)| (forms[v.node.index()], v.output)).collect()
+    }
+
+    /// A term that names what it reads by form rather than by place: the order in which an op is given it makes no difference.
+    fn reading(&mut self, term: &Term, reads: &[String]) -> Term {
+        let mut term = term.clone();
+        for node in &mut term.nodes {
+            if let TermNode::In { input, .. } = node
+                && let Some(form) = reads.get(*input as usize)
+            {
+                let next = self.known.len();
+                *input = *self.known.entry(format!("read {form}")).or_insert(next) as u32;
+            }
+        }
+        term
     }
 }

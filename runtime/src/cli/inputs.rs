@@ -45,8 +45,8 @@ pub fn load_random(
 const TRIED_SIZE: i64 = 3;
 
 /// Runs what the rules make of a graph beside the graph as given, on random inputs and the CPU, as `run` does before its
-/// first result. For a command that writes what the rules made: wrong rules are an error, and if they could not be tried,
-/// that is told.
+/// first result. For a command that writes what the rules made: rules that are wrong there are an error, and if they
+/// could not be tried, that is told.
 pub fn must_be_right(graph: &Graph, options: &optimize::Options, quiet: bool) -> Result<()> {
     let tried = || -> Result<Vec<String>> {
         let sizes: Symbols = graph.symbols().into_iter().map(|s| (s, TRIED_SIZE)).collect();
@@ -56,14 +56,15 @@ pub fn must_be_right(graph: &Graph, options: &optimize::Options, quiet: bool) ->
     };
     match tried() {
         Ok(warnings) => match warnings.iter().find_map(|w| w.strip_prefix(NOT_USED)) {
-            Some(why) => {
-                Err(Error::Input(format!("nothing was written: the rules change what the model computes: {why}")))
-            }
+            Some(why) => Err(Error::Input(format!(
+                "nothing was written: the rules change what the model computes: {why}; a constant that a rule makes \
+                     may also be too large or too small for f16. `--disable RULE` leaves a rule out"
+            ))),
             None => Ok(()),
         },
         Err(e) => {
             if !quiet {
-                anstream::eprintln!("note: your rules were not tried on the model: {e}");
+                anstream::eprintln!("note: the rules were not tried on the model: {e}");
             }
             Ok(())
         }

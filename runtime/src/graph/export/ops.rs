@@ -164,14 +164,17 @@ impl Body {
 
     fn reshape(&mut self, x: &str, shape: &[Dim]) -> Result<String> {
         let numbers: Vec<Option<i64>> = shape.iter().map(Dim::as_const).collect();
-        let empty = numbers.contains(&Some(0));
-        let target = match numbers.iter().filter(|n| n.is_none()).count() {
-            // One size that follows from the others needs no arithmetic.
-            1 if !empty => self.vector(&numbers.iter().map(|n| n.unwrap_or(-1)).collect::<Vec<_>>())?,
-            _ => self.dims(shape)?,
-        };
+        let unknown = numbers.iter().filter(|n| n.is_none()).count();
+        // One size that follows from the others needs no arithmetic.
+        if unknown == 1 && !numbers.contains(&Some(0)) {
+            let target = self.vector(&numbers.iter().map(|n| n.unwrap_or(-1)).collect::<Vec<_>>())?;
+            return Ok(self.op("Reshape", &[x, &target], &[]));
+        }
+        let target = self.dims(shape)?;
+        // A size that may turn out as 0 is one: without the attribute it says that an axis keeps its size.
+        let may_be_empty = unknown > 0 || numbers.contains(&Some(0));
         let zero = [("allowzero", Attr::Int(1))];
-        Ok(self.op("Reshape", &[x, &target], if empty { &zero } else { &[] }))
+        Ok(self.op("Reshape", &[x, &target], if may_be_empty { &zero } else { &[] }))
     }
 
     fn slice(&mut self, call: &Call, a: &Attrs) -> Result<String> {

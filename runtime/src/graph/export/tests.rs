@@ -245,4 +245,8 @@ fn nodes_of_one_name_are_told_apart() {
     let nodes = export.model.graph.unwrap().node;
     assert!(nodes.iter().filter(|n| n.name().starts_with("split_heads")).count() > 1);
     equal(&g, &read, &[("x".to_string(), numbers(&[2, 3, 8], 0.0, 1.0))], 0.0);
+    // A size of 0 is one, and does not say that an axis keeps its size.
+    for empty in [[2, 0, 8], [0, 3, 8]] {
+        equal(&g, &read, &[("x".to_string(), numbers(&empty, 0.0, 1.0))], 0.0);
+    }
 }
