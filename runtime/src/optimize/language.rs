@@ -126,8 +126,9 @@ pub struct Heads(u64);
 impl Heads {
     /// The set of one.
     pub fn of(head: Discriminant) -> Heads {
-        // Ops, scalars of tensors and scalars of terms are numbered from 0 each; where they begin keeps them apart.
-        Heads(1 << (head.place(0, 18) % 64))
+        // Ops, scalars of tensors and scalars of terms are numbered from 0 each: those that come first, the built-in ones, begin at
+        // places apart.
+        Heads(1 << (head.place(21, 18) % 64))
     }
 
     /// Both sets together.
