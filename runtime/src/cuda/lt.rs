@@ -7,6 +7,8 @@
 //! cuBLASLt is column-major: a row-major `C = A B` is its `C^T = B^T A^T`, so our B is its A, and a bias of one element a
 //! column of ours runs along its rows, as its epilogue wants it. Source: cuBLAS documentation, cublasLtMatmul.
 
+mod parts;
+
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::mem::size_of;
@@ -16,6 +18,7 @@ use cudarc::cublaslt::{result, sys};
 use cudarc::driver::CudaStream;
 use hypatia_dsl::dtype::DType;
 
+use self::parts::Parts;
 use super::memory::bind;
 use crate::error::{Error, Result};
 
@@ -354,12 +357,14 @@ pub struct Algorithm {
     raw: sys::cublasLtMatmulAlgo_t,
     /// Bytes of workspace that it needs.
     pub workspace: usize,
+    /// True if it is for the parts of a long sum, which are launched one after another.
+    parted: bool,
 }
 
 impl Algorithm {
     /// Its configuration, as numbers that can be kept in a file: the kernel's number, tile, split of k, reduction of the
-    /// parts, order of the tiles, variant, stages, and shapes of instruction and cluster. They mean something to the same
-    /// version of the library alone. (What the library hands out holds other bits too, which differ from call to call.)
+    /// parts, order of the tiles, variant, stages, and shapes of instruction and cluster behind whether the sum is launched
+    /// in parts. They mean something to the same version of the library alone. (What the library hands out holds other bits too, which differ from call to call.)
     pub fn to_words(self) -> [u64; 8] {
         use sys::cublasLtMatmulAlgoConfigAttributes_t::*;
         let [inner, cluster] =
@@ -374,7 +379,17 @@ impl Algorithm {
             CUBLASLT_ALGO_CONFIG_STAGES_ID,
         ]
         .map(|a| self.config(a, 4));
-        [id, tile, split, reduction, order, variant, stages, inner << 16 | cluster]
+        [id, tile, split, reduction, order, variant, stages, u64::from(self.parted) << 32 | inner << 16 | cluster]
+    }
+
+    /// True if it is launched on parts of the sum, one after another.
+    pub fn parted(&self) -> bool {
+        self.parted
+    }
+
+    /// Accumulators that share the terms of a sum.
+    fn split(&self) -> usize {
+        self.config(sys::cublasLtMatmulAlgoConfigAttributes_t::CUBLASLT_ALGO_CONFIG_SPLITK_NUM, 4) as usize
     }
 
     /// A number of its configuration, `bytes` long; 0 where the library has no such number.
@@ -403,6 +418,8 @@ pub struct Matmul {
     a: Matrix,
     b: Matrix,
     d: Matrix,
+    /// The same over parts of the terms.
+    parts: Option<Parts>,
 }
 
 // SAFETY: descriptors are plain memory of the library; they are only changed by `launch`, which takes `&mut self`.
@@ -434,6 +451,7 @@ impl Matmul {
             b: Matrix::new(&p, p.dtype, [p.k, p.m], &p.a)?,
             d: Matrix::new(&p, p.out, [p.n, p.m], &p.d)?,
             description: Description::new(&p)?,
+            parts: Parts::of(&p)?,
             product: p,
             scale: 1.0,
         })
@@ -451,29 +469,36 @@ impl Matmul {
 
     /// The library's algorithms for it, its best guess first; none if it has none. It names a few only (13.1: eight),
     /// however many it is asked for. In f32 those that split the sums crowd out better ones, which it names where no
-    /// workspace is to be had: they follow. (H200, 1024x784x2048: 70 us instead of 72. In bf16 none of them won.)
+    /// workspace is to be had: they follow. (H200, 1024x784x2048: 70 us instead of 72. In bf16 none of them won.) Of a long
+    /// sum in f32 those that add all terms one after another are left out for the same over parts of it.
     pub fn algorithms(&self, lt: &Lt, at_most: usize) -> Result<Vec<Algorithm>> {
         let p = &self.product;
         if let Some(known) = lt.answers.lock().unwrap_or_else(PoisonError::into_inner).get(&(*p, at_most)) {
             return Ok(known.clone());
         }
-        let mut all = self.within(lt, at_most, p.workspace)?;
+        let mut all = self.within(lt, at_most, (p.workspace, None))?;
         if p.workspace > 0 && p.dtype == DType::F32 && !p.tf32 && !all.is_empty() {
-            let mut known: Vec<[u64; 8]> = all.iter().map(|a| a.to_words()).collect();
-            for other in self.within(lt, at_most, 0)? {
-                if !known.contains(&other.to_words()) {
-                    known.push(other.to_words());
-                    all.push(other);
-                }
+            add_new(&mut all, self.within(lt, at_most, (0, None))?);
+        }
+        if let Some(parts) = &self.parts {
+            let mut short: Vec<Algorithm> = Vec::new();
+            for workspace in [p.workspace, 0] {
+                let found = self.within(lt, at_most, (workspace, Some(parts)))?;
+                add_new(&mut short, found.into_iter().filter(|a| parts.accept(lt, a, &self.d)).collect());
+            }
+            short.extend(all.iter().filter(|a| parts::short_enough(p, a)));
+            if !short.is_empty() {
+                all = short;
             }
         }
         lt.answers.lock().unwrap_or_else(PoisonError::into_inner).insert((*p, at_most), all.clone());
         Ok(all)
     }
 
-    /// The library's algorithms that need no more than so many bytes of workspace.
-    fn within(&self, lt: &Lt, at_most: usize, workspace: usize) -> Result<Vec<Algorithm>> {
+    /// The library's algorithms, for the whole or for its parts, that need no more than so many bytes of workspace.
+    fn within(&self, lt: &Lt, at_most: usize, (workspace, parts): (usize, Option<&Parts>)) -> Result<Vec<Algorithm>> {
         let preference = Preference::new(&self.product, workspace)?;
+        let (a, b) = parts.map_or((&self.a, &self.b), |parts| (&parts.a[1], &parts.b[1]));
         // SAFETY: all-zero bytes are a valid result: a plain structure of numbers.
         let empty: sys::cublasLtMatmulHeuristicResult_t = unsafe { std::mem::zeroed() };
         let mut found = vec![empty; at_most.max(1)];
@@ -483,8 +508,8 @@ impl Matmul {
             sys::cublasLtMatmulAlgoGetHeuristic(
                 lt.handle,
                 self.description.0,
-                self.a.0,
-                self.b.0,
+                b.0,
+                a.0,
                 self.d.0,
                 self.d.0,
                 preference.0,
@@ -503,7 +528,12 @@ impl Matmul {
         status.result().map_err(|e| failed("cublasLtMatmulAlgoGetHeuristic", e))?;
         found.truncate(usize::try_from(count).unwrap_or(0));
         let usable = found.iter().filter(|f| f.state == sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS);
-        Ok(usable.map(|f| Algorithm { raw: f.algo, workspace: f.workspaceSize }).collect())
+        let algorithm = |f: &sys::cublasLtMatmulHeuristicResult_t| Algorithm {
+            raw: f.algo,
+            workspace: f.workspaceSize,
+            parted: parts.is_some(),
+        };
+        Ok(usable.map(algorithm).collect())
     }
 
     /// Launches on a stream.
@@ -521,23 +551,52 @@ impl Matmul {
             use sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER;
             self.description.set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, at.aux)?;
         }
-        // The scale has the type of the computation.
-        let (one32, zero32, one64, zero64) = (self.scale as f32, 0f32, self.scale, 0f64);
-        let (one, zero): (*const c_void, *const c_void) = match self.product.dtype {
-            DType::F64 => ((&raw const one64).cast(), (&raw const zero64).cast()),
-            _ => ((&raw const one32).cast(), (&raw const zero32).cast()),
+        let whole = Call { description: &self.description, a: &self.a, b: &self.b, adds: false };
+        let Some(parts) = self.parts.as_ref().filter(|_| algorithm.parted) else {
+            // SAFETY: the caller answers for the addresses.
+            return unsafe { self.call(lt, stream, algorithm, at, whole) };
+        };
+        (0..parts.count).try_for_each(|part| {
+            let last = usize::from(part + 1 == parts.count);
+            let description = if last == 1 { &self.description } else { &parts.plain };
+            let call = Call { description, a: &parts.a[last], b: &parts.b[last], adds: part > 0 };
+            let [a, b] = parts.offsets(&self.product, part);
+            let at = Pointers { a: at.a + a, b: at.b + b, ..*at };
+            // SAFETY: the parts lie within the operands, for which the caller answers.
+            unsafe { self.call(lt, stream, algorithm, &at, call) }
+        })
+    }
+
+    /// One call of the library.
+    ///
+    /// # Safety
+    /// As [`Matmul::launch`]; what is added to must have been written.
+    unsafe fn call(
+        &self,
+        lt: &Lt,
+        stream: &CudaStream,
+        algorithm: &Algorithm,
+        at: &Pointers,
+        call: Call<'_>,
+    ) -> Result<()> {
+        // Scales have the type of the computation.
+        let beta = if call.adds { 1.0 } else { 0.0 };
+        let (scale32, beta32, scale64, beta64) = (self.scale as f32, beta as f32, self.scale, beta);
+        let (scale, beta): (*const c_void, *const c_void) = match self.product.dtype {
+            DType::F64 => ((&raw const scale64).cast(), (&raw const beta64).cast()),
+            _ => ((&raw const scale32).cast(), (&raw const beta32).cast()),
         };
         // SAFETY: handles and scales are alive; the caller answers for the addresses.
         unsafe {
             result::matmul(
                 lt.handle,
-                self.description.0,
-                one,
-                zero,
+                call.description.0,
+                scale,
+                beta,
                 at.b as *const c_void,
-                self.a.0,
+                call.b.0,
                 at.a as *const c_void,
-                self.b.0,
+                call.a.0,
                 at.d as *const c_void,
                 self.d.0,
                 at.d as *mut c_void,
@@ -549,6 +608,26 @@ impl Matmul {
             )
         }
         .map_err(|e| failed(&format!("cublasLtMatmul of {:?}", self.product), e))
+    }
+}
+
+/// What one call of the library computes: all terms of a product, or a part of them.
+struct Call<'a> {
+    description: &'a Description,
+    a: &'a Matrix,
+    b: &'a Matrix,
+    /// True if the result is added to what is there.
+    adds: bool,
+}
+
+/// Adds those that are not yet there.
+fn add_new(all: &mut Vec<Algorithm>, more: Vec<Algorithm>) {
+    let mut known: Vec<[u64; 8]> = all.iter().map(|a| a.to_words()).collect();
+    for other in more {
+        if !known.contains(&other.to_words()) {
+            known.push(other.to_words());
+            all.push(other);
+        }
     }
 }
 
