@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """Hypatia beside PyTorch on one GPU, in one run: the cases of `hypatia bench --suite classic`.
 
-    python3 tools/gpu_peers.py --hypatia PATH/hypatia --out DIR [--rows TEXT ...] [--compile]
+    python3 tools/gpu_peers.py --hypatia PATH/hypatia --out DIR [--rows TEXT ...] [--rounds N] [--compile]
 
 Times every case whose name holds one of the texts: Hypatia (its suite, also with --precision tf32 for the f32 cases),
 PyTorch eager in a CUDA graph, `torch._addmm_activation` in a graph where it computes the same, and with --compile
 torch.compile(mode="max-autotune-no-cudagraphs") in a graph (minutes). Both sides: bursts of at least 2 ms between two
-events, the median of the bursts, random data, warm. Writes DIR/peers.json, as docs/benchmarks keeps it, and prints
+events, the median of the bursts, random data, warm. With --rounds both sides take turns so many times, and the medians
+count: what takes a few microseconds differs by some per cent from one process to the next. Writes DIR/peers.json, as docs/benchmarks keeps it, and prints
 a table; `ratio` is Hypatia's time over that of the best of PyTorch's that is not compiled.
 """
 
@@ -14,6 +15,7 @@ import argparse
 import json
 import pathlib
 import re
+import statistics
 import subprocess
 import time
 
@@ -125,27 +127,22 @@ def hypatia(binary, rows, extra):
     return {c["case"]: c for c in json.loads(done.stdout)["cases"]}
 
 
-def main():
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--hypatia", required=True)
-    p.add_argument("--out", required=True, type=pathlib.Path)
-    p.add_argument("--rows", nargs="*", default=[""])
-    p.add_argument("--compile", action="store_true")
-    p.add_argument("--no-tf32", action="store_true")
-    a = p.parse_args()
-    about = measured.about(a.hypatia, torch.cuda.get_device_name(), gpu=True, torch=torch.__version__)
-    torch.manual_seed(0)
+def wanted_cases(a):
+    """Hypatia's cases and whether their f32 is taken as TF32."""
     plain = hypatia(a.hypatia, a.rows, [])
     tf32 = {}
-    if not a.no_tf32:
-        # Rows that name another type have no f32 products.
-        wanted = [r for r in a.rows if not re.search(r"f16", r)]
-        tf32 = {k: v for k, v in hypatia(a.hypatia, wanted, ["--precision", "tf32"]).items() if k.endswith("f32")} if wanted else {}
-        tf32 = {k: v for k, v in tf32.items() if k.split()[0] in ("linear", "mlp")}
-    cases = [(k, v, False) for k, v in plain.items()] + [(k, v, True) for k, v in tf32.items()]
-    out = []
-    print(f"{'case':<42} {'hypatia':>9} {'unfused':>9} {'eager':>9} {'addmm':>9} {'bare':>9} {'compiled':>9} {'ratio':>6}")
-    for name, case, as_tf32 in cases:
+    # Rows that name another type have no f32 products.
+    wanted = [r for r in a.rows if not re.search(r"f16", r)]
+    if wanted and not a.no_tf32:
+        tf32 = hypatia(a.hypatia, wanted, ["--precision", "tf32"])
+        tf32 = {k: v for k, v in tf32.items() if k.endswith("f32") and k.split()[0] in ("linear", "mlp")}
+    return [(k, v, False) for k, v in plain.items()] + [(k, v, True) for k, v in tf32.items()]
+
+
+def one_round(a):
+    """Times all cases once: Hypatia's, then PyTorch's."""
+    rows = []
+    for name, case, as_tf32 in wanted_cases(a):
         torch.backends.cuda.matmul.allow_tf32 = as_tf32
         row = {"case": name + (" as tf32" if as_tf32 else ""), "launches": case.get("with_rules", {}).get("launches")}
         row["hypatia"] = case.get("with_rules", {}).get("us")
@@ -160,21 +157,58 @@ def main():
                 torch._dynamo.reset()
                 compiled = torch.compile(ways["eager"], mode="max-autotune-no-cudagraphs")
                 row["compiled"] = timed(graphed(compiled))
-        best = min(row[w] for w in ("eager", "addmm_activation") if w in row)
-        row["ratio"] = row["hypatia"] / best if row["hypatia"] else None
         if moved and row["hypatia"]:
-            row["hypatia_tbps"] = moved / row["hypatia"] / 1e6
-            row["eager_tbps"] = moved / row["eager"] / 1e6
+            row["moved"] = moved
             source = torch.randn(moved // 8, device="cuda")
             target = torch.empty_like(source)
             row["copy_tbps"] = moved / timed(graphed(lambda: target.copy_(source))) / 1e6
-            row["share_of_copy"] = row["hypatia_tbps"] / row["copy_tbps"]
-        out.append(row)
-        show = lambda k: f"{row[k]:9.2f}" if row.get(k) else " " * 9
-        bw = f" {row['hypatia_tbps']:5.2f} TB/s, eager {row['eager_tbps']:5.2f}, copy {row['copy_tbps']:5.2f}" if "hypatia_tbps" in row else ""
-        ratio = f"{row['ratio']:6.3f}" if row["ratio"] else "FAILED " + str(row["error"])[:200]
-        print(f"{row['case']:<42} {show('hypatia')} {show('hypatia_unfused')} {show('eager')} {show('addmm_activation')} {show('bare_gemms')} {show('compiled')} {ratio}{bw}", flush=True)
+        rows.append(row)
         torch.cuda.empty_cache()
+    return rows
+
+
+def median(rounds):
+    """One case of several rounds: the medians of what was timed."""
+    row = dict(rounds[0])
+    for key, value in row.items():
+        if isinstance(value, float):
+            row[key] = statistics.median(r[key] for r in rounds)
+    best = min(row[w] for w in ("eager", "addmm_activation") if w in row)
+    row["ratio"] = row["hypatia"] / best if row["hypatia"] else None
+    if "moved" in row:
+        moved = row.pop("moved")
+        row["hypatia_tbps"] = moved / row["hypatia"] / 1e6
+        row["eager_tbps"] = moved / row["eager"] / 1e6
+        row["share_of_copy"] = row["hypatia_tbps"] / row["copy_tbps"]
+    return row
+
+
+def show(row):
+    number = lambda k: f"{row[k]:9.2f}" if row.get(k) else " " * 9
+    numbers = " ".join(number(k) for k in ("hypatia", "hypatia_unfused", "eager", "addmm_activation", "bare_gemms", "compiled"))
+    ratio = f"{row['ratio']:6.3f}" if row["ratio"] else "FAILED " + str(row["error"])[:200]
+    bandwidth = ""
+    if "hypatia_tbps" in row:
+        bandwidth = " {hypatia_tbps:5.2f} TB/s, eager {eager_tbps:5.2f}, copy {copy_tbps:5.2f}".format(**row)
+    print(f"{row['case']:<42} {numbers} {ratio}{bandwidth}", flush=True)
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--hypatia", required=True)
+    p.add_argument("--out", required=True, type=pathlib.Path)
+    p.add_argument("--rows", nargs="*", default=[""])
+    p.add_argument("--rounds", type=int, default=1)
+    p.add_argument("--compile", action="store_true")
+    p.add_argument("--no-tf32", action="store_true")
+    a = p.parse_args()
+    about = measured.about(a.hypatia, torch.cuda.get_device_name(), gpu=True, torch=torch.__version__)
+    torch.manual_seed(0)
+    rounds = [one_round(a) for _ in range(max(1, a.rounds))]
+    print(f"{'case':<42} {'hypatia':>9} {'unfused':>9} {'eager':>9} {'addmm':>9} {'bare':>9} {'compiled':>9} {'ratio':>6}")
+    out = [median(case) for case in zip(*rounds)]
+    for row in out:
+        show(row)
     measured.write(a.out / "peers.json", about, out)
 
 

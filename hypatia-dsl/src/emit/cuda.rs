@@ -157,7 +157,7 @@ pub enum Geometry {
     Flat {
         /// Threads of a block.
         block: u32,
-        /// Elements of one access.
+        /// Elements that a thread takes at a time, in one access or two.
         vector: u32,
     },
     /// A block covers columns along x and rows along y.
@@ -262,7 +262,7 @@ impl fmt::Display for Geometry {
 
 /// Prints a pointwise kernel, or the pass behind a matrix product.
 pub fn pointwise(program: &Program, kernel: &PointwiseKernel) -> Result<CudaSource, EmitError> {
-    pointwise::emit(program, kernel, &[])
+    pointwise::emit(program, kernel, &[], None)
 }
 
 /// As [`pointwise`](fn@pointwise), where outputs may lie in the memory of some inputs: those of the indices
@@ -273,7 +273,26 @@ pub fn pointwise_in_place(
     kernel: &PointwiseKernel,
     shared: &[usize],
 ) -> Result<CudaSource, EmitError> {
-    pointwise::emit(program, kernel, shared)
+    pointwise::emit(program, kernel, shared, None)
+}
+
+/// How much work a pointwise kernel is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PointTarget {
+    /// Elements of a result.
+    pub elements: u64,
+    /// Threads that the device runs at a time.
+    pub threads: u64,
+}
+
+/// As [`pointwise_in_place`], for so much work: correct for any, quickest for this.
+pub fn pointwise_for(
+    program: &Program,
+    kernel: &PointwiseKernel,
+    shared: &[usize],
+    target: PointTarget,
+) -> Result<CudaSource, EmitError> {
+    pointwise::emit(program, kernel, shared, Some(target))
 }
 
 /// Prints a row-wise kernel.

@@ -69,6 +69,13 @@ pub struct PointwiseKernel {
     pub acc: Option<DType>,
 }
 
+impl PointwiseKernel {
+    /// True if it walks all elements as one row: every operand has them all, or a single one.
+    pub fn is_flat(&self) -> bool {
+        self.inputs.iter().all(|o| matches!(o.access, Access::Full | Access::Splat))
+    }
+}
+
 /// A reduction over a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Reduction {

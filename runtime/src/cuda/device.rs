@@ -27,6 +27,7 @@ pub struct Gpu {
     stream: Arc<CudaStream>,
     name: String,
     sm: u32,
+    threads: u64,
     driver: i32,
     lt: Lt,
     modules: Mutex<HashMap<[u8; 32], Arc<CudaModule>>>,
@@ -110,6 +111,10 @@ impl Gpu {
         unsafe { context.disable_event_tracking() };
         let name = context.name().map_err(|e| failed("cuDeviceGetName", e))?;
         let (major, minor) = context.compute_capability().map_err(|e| failed("cuDeviceGetAttribute", e))?;
+        use sys::CUdevice_attribute::*;
+        let count = |attribute| context.attribute(attribute).map_err(|e| failed("cuDeviceGetAttribute", e));
+        let processors = count(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
+        let threads = count(CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR)?;
         let stream = context.new_stream().map_err(|e| failed("cuStreamCreate", e))?;
         let lt = Lt::new()?;
         Ok(Gpu {
@@ -117,6 +122,7 @@ impl Gpu {
             stream,
             name,
             sm: (major * 10 + minor) as u32,
+            threads: u64::from(processors.unsigned_abs()) * u64::from(threads.unsigned_abs()),
             driver: version,
             lt,
             modules: Mutex::default(),
@@ -133,6 +139,11 @@ impl Gpu {
     /// Compute capability: 90 for 9.0.
     pub fn sm(&self) -> u32 {
         self.sm
+    }
+
+    /// Threads that it runs at a time.
+    pub fn threads(&self) -> u64 {
+        self.threads
     }
 
     /// The CUDA version that the driver supports, as it counts: 13000 is 13.0.

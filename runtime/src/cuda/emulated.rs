@@ -13,7 +13,7 @@ use std::process::Command;
 use hypatia_dsl::emit::cuda::{ArgKind, CudaSource, storage};
 
 use super::launch::{Argument, Location, arguments, entry};
-use super::steps::operand;
+use super::steps::{elementwise, operand};
 use crate::device::Device;
 use crate::generate::{Work, step_kernels};
 use crate::graph::Graph;
@@ -105,7 +105,9 @@ impl Source {
         }
         for step in steps {
             for (body, work) in step_kernels(step) {
-                let source = body.emit(&plan.program).unwrap();
+                // As for a device that few elements fill, and for one that they do not.
+                let threads = [4, 1 << 20][self.known.len() % 2];
+                let source = elementwise(&plan.program, &body, &work, threads).unwrap();
                 self.launch(plan, step, &source, &work);
             }
         }

@@ -6,8 +6,8 @@
 use std::sync::Arc;
 
 use cudarc::driver::CudaModule;
-use hypatia_dsl::emit::cuda::{self, CudaSource, Entry, RowTarget};
-use hypatia_dsl::ir::Backend;
+use hypatia_dsl::emit::cuda::{self, CudaSource, Entry, PointTarget, RowTarget};
+use hypatia_dsl::ir::{Backend, Program};
 
 use super::cubin::{self, Origins};
 use super::device::{Gpu, failed};
@@ -258,14 +258,29 @@ fn library_product(step: &Step) -> Option<&GemmStep> {
     }
 }
 
-/// The source of a kernel; rows have the length that they have here.
+/// The source of a kernel for as much work as there is here.
 fn source(gpu: &Gpu, plan: &Plan, body: &Body, work: &Work) -> Result<CudaSource, cuda::EmitError> {
-    let Body::Rowwise(kernel) = body else { return body.emit(&plan.program) };
+    let Body::Rowwise(kernel) = body else { return elementwise(&plan.program, body, work, gpu.threads()) };
     let target = match kernel.strided() && by_columns(work) {
         true => RowTarget::Columns,
         false => RowTarget::Length { rows: work.rows as u64, n: work.n as u64, clusters: gpu.runs_clusters() },
     };
     cuda::rowwise_for(&plan.program, kernel, target)
+}
+
+/// The source of a kernel that is not row-wise, on a device that runs so many threads at a time.
+pub(super) fn elementwise(
+    program: &Program,
+    body: &Body,
+    work: &Work,
+    threads: u64,
+) -> Result<CudaSource, cuda::EmitError> {
+    let target = PointTarget { elements: work.rows as u64 * work.n as u64, threads };
+    match body {
+        Body::Pointwise(kernel) => cuda::pointwise_for(program, kernel, &[], target),
+        Body::InPlace(kernel, shared) => cuda::pointwise_for(program, kernel, shared, target),
+        body => body.emit(program),
+    }
 }
 
 fn emitted(e: cuda::EmitError) -> Error {

@@ -122,6 +122,40 @@ fn rows_of_every_length_agree_with_the_exact_values_on_a_gpu() {
     }
 }
 
+/// Pointwise kernels as they are made for little work, for more, and for more than the device does at a time; alone and
+/// behind a bias, in place and not, with a tail that packs do not divide.
+#[test]
+fn pointwise_work_of_every_size_agrees_with_the_reference_on_a_gpu() {
+    let sizes = [[3, 5], [129, 1024], [771, 1024], [1500, 2048], [1501, 2047]];
+    let types = [DType::F32, DType::BF16, DType::F64, DType::I8];
+    let Some(gpu) = gpu(sizes.len() * types.len()) else { return };
+    let program = crate::library::load(&[]).unwrap();
+    let mut rng = ChaCha8Rng::seed_from_u64(13);
+    for (size, dtype) in sizes.into_iter().flat_map(|s| types.map(|d| (s, d))) {
+        let mut g = Graph::new(program.clone());
+        let mut inputs = Vec::new();
+        let mut input = |g: &mut Graph, name: &str, shape: &[usize]| {
+            let mut values: Vec<f64> = (0..shape.iter().product()).map(|_| rng.random_range(-4.0..4.0)).collect();
+            if dtype.is_float() {
+                values[0] = f64::NAN;
+            }
+            inputs.push((name.to_string(), Tensor::from_f64(dtype, shape, &values).unwrap()));
+            g.input(name, ty(dtype, shape))
+        };
+        let (x, y, bias) = (input(&mut g, "x", &size), input(&mut g, "y", &size), input(&mut g, "bias", &size[1..]));
+        let names: &[&str] = if dtype.is_float() { &["gelu", "mish", "silu"] } else { &["relu", "abs", "neg"] };
+        for (i, name) in names.iter().enumerate() {
+            let one = g.call(name, &[x], &[]).unwrap()[0];
+            let two = g.call("mul", &[one, y], &[]).unwrap()[0];
+            let three = g.call("add", &[two, bias], &[]).unwrap()[0];
+            for (part, value) in [("a", one), ("b", two), ("c", three)] {
+                g.output(format!("{part}{i}"), value);
+            }
+        }
+        agrees(&gpu, &g, &inputs, &format!("{size:?} of {dtype}")).unwrap();
+    }
+}
+
 /// Long rows, so many of them that each cluster of blocks goes over several, the next one on its way through shared memory.
 #[test]
 fn streamed_rows_agree_with_the_exact_values_on_a_gpu() {

@@ -88,10 +88,8 @@ fn pointwise(p: &PointwiseStep, step: &Step) -> (Body, Work) {
 
 fn pointwise_work(kernel: &PointwiseKernel, shape: &[usize], strides: &[Vec<isize>]) -> Work {
     let (n, lead) = shape.split_last().map_or((1, &[] as &[usize]), |(n, lead)| (*n, lead));
-    let flat = kernel.acc.is_none() && kernel.inputs.iter().all(|o| matches!(o.access, Access::Full | Access::Splat));
     let rows: usize = lead.iter().product();
-    // A flat kernel walks all elements as one row.
-    let mut work = if flat { Work::new(1, rows * n) } else { Work::new(rows, n) }.sizes("sizes", shape);
+    let mut work = if kernel.is_flat() { Work::new(1, rows * n) } else { Work::new(rows, n) }.sizes("sizes", shape);
     for (i, (operand, strides)) in kernel.inputs.iter().zip(strides).enumerate() {
         if operand.access == Access::Strided {
             work = work.strides(format!("in{i}_strides"), strides);

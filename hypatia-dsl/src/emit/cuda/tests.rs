@@ -362,6 +362,26 @@ fn deep_terms_and_long_chains_of_functions_are_bounded() {
 }
 
 #[test]
+fn much_work_is_taken_two_packs_at_a_time_and_little_is_spread() {
+    let p = builtins();
+    let mut b = build(&p);
+    let x = b.input(0);
+    let e = b.call(BuiltinScalar::Exp, &[x]);
+    let term = b.done(&[e]);
+    let launch = |access: Access, elements: u64| {
+        let k = kernel("k", term.clone(), &[(DType::BF16, access)], &[DType::BF16]);
+        let source = pointwise_for(&p, &k, &[], PointTarget { elements, threads: 1 << 18 }).unwrap();
+        (source.entries[0].geometry, source.text.contains("constexpr int U = 2;"))
+    };
+    assert_eq!(launch(Access::Full, 1 << 10), (Geometry::Flat { block: 256, vector: 2 }, false));
+    assert_eq!(launch(Access::Full, 1 << 18), (Geometry::Flat { block: 256, vector: 4 }, false));
+    assert_eq!(launch(Access::Full, 1 << 20), (Geometry::Flat { block: 256, vector: 8 }, false));
+    assert_eq!(launch(Access::Full, 1 << 22), (Geometry::Flat { block: 128, vector: 16 }, true));
+    assert_eq!(launch(Access::Col, 1 << 10), (Geometry::Grid { block: 256, vector: 2 }, false));
+    assert_eq!(launch(Access::Col, 1 << 22), (Geometry::Grid { block: 256, vector: 8 }, false));
+}
+
+#[test]
 fn geometry_covers_all_work() {
     for (rows, n) in [(0, 0), (1, 1), (7, 13), (100_000, 3), (3, 1 << 33)] {
         for g in [
