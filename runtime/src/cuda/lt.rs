@@ -415,7 +415,9 @@ pub struct Matmul {
     /// What the accumulator is multiplied by before its epilogue.
     scale: f64,
     description: Description,
+    /// What the library calls A: our B.
     a: Matrix,
+    /// What it calls B: our A.
     b: Matrix,
     d: Matrix,
     /// The same over parts of the terms.
@@ -481,11 +483,13 @@ impl Matmul {
             add_new(&mut all, self.within(lt, at_most, (0, None))?);
         }
         if let Some(parts) = &self.parts {
+            // Those of the whole run its parts as well, and the library does not name all of them for a part.
             let mut short: Vec<Algorithm> = Vec::new();
             for workspace in [p.workspace, 0] {
-                let found = self.within(lt, at_most, (workspace, Some(parts)))?;
-                add_new(&mut short, found.into_iter().filter(|a| parts.accept(lt, a, &self.d)).collect());
+                add_new(&mut short, self.within(lt, at_most, (workspace, Some(parts)))?);
             }
+            add_new(&mut short, all.iter().map(|a| Algorithm { parted: true, ..*a }).collect());
+            short.retain(|a| parts.accept(lt, a, [&self.description, &parts.plain], &self.d));
             short.extend(all.iter().filter(|a| parts::short_enough(p, a)));
             if !short.is_empty() {
                 all = short;
@@ -508,8 +512,8 @@ impl Matmul {
             sys::cublasLtMatmulAlgoGetHeuristic(
                 lt.handle,
                 self.description.0,
-                b.0,
                 a.0,
+                b.0,
                 self.d.0,
                 self.d.0,
                 preference.0,
@@ -594,9 +598,9 @@ impl Matmul {
                 scale,
                 beta,
                 at.b as *const c_void,
-                call.b.0,
-                at.a as *const c_void,
                 call.a.0,
+                at.a as *const c_void,
+                call.b.0,
                 at.d as *const c_void,
                 self.d.0,
                 at.d as *mut c_void,

@@ -28,9 +28,9 @@ pub(super) struct Parts {
     pub count: usize,
     /// What all but the last do with the accumulator: nothing.
     pub plain: Description,
-    /// A of each part but the last, and of the last.
+    /// What the library calls A, our B, of each part but the last, and of the last.
     pub a: [Matrix; 2],
-    /// B of them.
+    /// What it calls B, our A, of them.
     pub b: [Matrix; 2],
 }
 
@@ -64,8 +64,8 @@ impl Parts {
         }
         let (length, count) = cut(p.k);
         let last = p.k - length * (count - 1);
-        let a = |k| Matrix::new(p, p.dtype, [k, p.m], &p.a);
-        let b = |k| Matrix::new(p, p.dtype, [p.n, k], &p.b);
+        let a = |k| Matrix::new(p, p.dtype, [p.n, k], &p.b);
+        let b = |k| Matrix::new(p, p.dtype, [k, p.m], &p.a);
         Ok(Some(Parts {
             length,
             count,
@@ -75,20 +75,23 @@ impl Parts {
         }))
     }
 
-    /// Bytes from the first term of A, and of B, to the first one of a part.
+    /// Bytes from the first term of our A, and of our B, to the first one of a part.
     pub fn offsets(&self, p: &Product, part: usize) -> [u64; 2] {
         steps(p).map(|step| (part * self.length * step * p.dtype.size()) as u64)
     }
 
-    /// True if an algorithm for the last part runs the others too.
-    pub fn accept(&self, lt: &Lt, algorithm: &Algorithm, d: &Matrix) -> bool {
-        // SAFETY: all-zero bytes are a valid result: a plain structure of numbers.
-        let mut answer: sys::cublasLtMatmulHeuristicResult_t = unsafe { std::mem::zeroed() };
-        let (plain, a, b, d) = (self.plain.0, self.a[0].0, self.b[0].0, d.0);
-        // SAFETY: all handles are alive, and so is the algorithm that the library gave.
-        let status =
-            unsafe { sys::cublasLtMatmulAlgoCheck(lt.handle, plain, b, a, d, d, &algorithm.raw, &raw mut answer) };
-        status == sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS && answer.workspaceSize <= algorithm.workspace
+    /// True if an algorithm runs the last part, with the first description, and the others, with the second.
+    pub fn accept(&self, lt: &Lt, algorithm: &Algorithm, descriptions: [&Description; 2], d: &Matrix) -> bool {
+        let runs = |(description, part): (&Description, usize)| {
+            // SAFETY: all-zero bytes are a valid result: a plain structure of numbers.
+            let mut answer: sys::cublasLtMatmulHeuristicResult_t = unsafe { std::mem::zeroed() };
+            let (what, a, b, d) = (description.0, self.a[part].0, self.b[part].0, d.0);
+            // SAFETY: all handles are alive, and so is the algorithm that the library gave.
+            let status =
+                unsafe { sys::cublasLtMatmulAlgoCheck(lt.handle, what, a, b, d, d, &algorithm.raw, &raw mut answer) };
+            status == sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS && answer.workspaceSize <= algorithm.workspace
+        };
+        descriptions.into_iter().zip([1, 0]).all(runs)
     }
 }
 
