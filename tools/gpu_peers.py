@@ -7,8 +7,8 @@ Times every case whose name holds one of the texts: Hypatia (its suite, also wit
 PyTorch eager in a CUDA graph, `torch._addmm_activation` in a graph where it computes the same, and with --compile
 torch.compile(mode="max-autotune-no-cudagraphs") in a graph (minutes). Both sides: bursts of at least 2 ms between two
 events, the median of the bursts, random data, warm. With --rounds both sides take turns so many times, and the medians
-count: what takes a few microseconds differs by some per cent from one process to the next. Writes DIR/peers.json, as docs/benchmarks keeps it, and prints
-a table; `ratio` is Hypatia's time over that of the best of PyTorch's that is not compiled.
+count: what takes a few microseconds differs by some per cent from one process to the next. Writes
+DIR/peers.json, as docs/benchmarks keeps it, and prints a table; `ratio` is Hypatia's time over that of the best of PyTorch's that is not compiled.
 """
 
 import argparse
@@ -105,6 +105,12 @@ def functions(name):
             return y
 
         return {"eager": mlp, "bare_gemms": bare}, None
+    if words[0] == "swiglu":
+        m, k, n = map(int, words[1].split("x"))
+        x = normal(m, k).to(dtype)
+        gate, up = ((normal(n, k) / k**0.5).to(dtype) for _ in range(2))
+        eager = lambda: F.silu(F.linear(x, gate)) * F.linear(x, up)
+        return {"eager": eager, "bare_gemms": lambda: (x @ gate.t(), x @ up.t())}, None
     rows, n = map(int, words[1].split("x"))
     x, w, b = normal(rows, n).to(dtype), normal(n).to(dtype), normal(n).to(dtype)
     out = torch.empty_like(x)

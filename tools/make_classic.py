@@ -17,6 +17,7 @@ EPILOGUES = {
 DTYPES = ["f32", "f16", "bf16"]
 MLPS = [(256, 256), (1024, 512), (4096, 4096)]
 DEPTHS = [2, 3, 4]
+SWIGLU = (4096, 4096, 11008)
 ROWS = [1024, 4096, 8192, 16384, 65536]
 ROWWISE = {"softmax": "softmax(x)", "layer_norm": "layer_norm(x, w, b)", "rms_norm": "rms_norm(x, w)", "copy": "x + 1"}
 
@@ -37,16 +38,26 @@ for m, k, n in SHAPES:
             if name in ("residual", "silu_gate"):
                 inputs.append(("input", "t", f"{dtype}[{m}, {n}]"))
             case(f"linear {name} {m}x{k}x{n} {dtype}", inputs, given)
+
+
+def mlp(width, depth, batch, dtype):
+    inputs, given = [("input", "x", f"{dtype}[{batch}, {width}]")], "x"
+    for i in range(depth):
+        inputs += [("const", f"w{i}", f"{dtype}[{width}, {width}]"), ("const", f"b{i}", f"{dtype}[{width}]")]
+        given = f"linear({given}, w{i}, b{i})"
+        if i < depth - 1:
+            given = f"relu({given})"
+    case(f"mlp {width}x{depth} b{batch} {dtype}", inputs, given)
+
+
 for width, batch in MLPS:
     for depth in DEPTHS:
         for dtype in ("f32", "bf16"):
-            inputs, given = [("input", "x", f"{dtype}[{batch}, {width}]")], "x"
-            for i in range(depth):
-                inputs += [("const", f"w{i}", f"{dtype}[{width}, {width}]"), ("const", f"b{i}", f"{dtype}[{width}]")]
-                given = f"linear({given}, w{i}, b{i})"
-                if i < depth - 1:
-                    given = f"relu({given})"
-            case(f"mlp {width}x{depth} b{batch} {dtype}", inputs, given)
+            mlp(width, depth, batch, dtype)
+mlp(64, 4, 65536, "bf16")
+m, k, n = SWIGLU
+weights = [("const", v, f"bf16[{n}, {k}]") for v in ("gate", "up")]
+case(f"swiglu {m}x{k}x{n} bf16", [("input", "x", f"bf16[{m}, {k}]"), *weights], "silu(linear(x, gate)) * linear(x, up)")
 for n in ROWS:
     for dtype in ("f32", "bf16"):
         for name, given in ROWWISE.items():
@@ -55,7 +66,7 @@ for n in ROWS:
             case(f"{name} {(1 << 26) // n}x{n} {dtype}", inputs, given)
 
 head = """edition 1;
-//! The cases of `hypatia bench --suite classic`: linear layers with epilogues, multi-layer perceptrons, rows.
+//! The cases of `hypatia bench --suite classic`: linear layers with epilogues, multi-layer perceptrons, a gate, rows.
 //! Written by tools/make_classic.py.
 use core::*;
 use nn::*;

@@ -130,6 +130,7 @@ impl Run {
             nvtx::enable()?;
         }
         must_be_model(&self.model)?;
+        let opening = self.on.open_ahead();
         let program = library::load(&self.rules)?;
         let mut options = Options { threads: self.threads.unwrap_or(0).into(), ..Options::default() };
         if let Some(mib) = self.memory {
@@ -140,7 +141,6 @@ impl Run {
         if self.no_rules {
             options.check = CheckMode::Off;
         }
-        let opening = self.on.open_ahead();
         let (model, inputs, source) = match &self.inputs {
             Some(path) => {
                 let inputs = npz::read(path)?;
