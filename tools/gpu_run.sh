@@ -54,9 +54,13 @@ if [ "${HYPATIA_SANITIZE:-1}" = 0 ]; then
 elif [ -z "$sanitizer" ]; then
   say "SKIPPED compute-sanitizer is not installed"
 else
+  # Races and barriers concern what Hypatia generates: the library's own kernels, which take minutes each, are left out.
+  ours=(--kernel-regex kns=hypatia_)
   for pair in memcheck:past_the_end racecheck:race initcheck:unwritten; do
     tool=${pair%%:*} fault=${pair##*:}
-    if HYPATIA_PLANT=1 "$sanitizer" --tool "$tool" --error-exitcode 9 "$here/tests" "planted::$fault" --nocapture \
+    only=()
+    [ "$tool" = racecheck ] && only=("${ours[@]}")
+    if HYPATIA_PLANT=1 "$sanitizer" --tool "$tool" "${only[@]}" --error-exitcode 9 "$here/tests" "planted::$fault" --nocapture \
       >"$out/planted-$fault.log" 2>&1; then
       say "FAILED  $tool did not find the planted fault $fault: its verdicts do not count"
       failed=1
@@ -64,10 +68,12 @@ else
       say "ok      $tool finds the planted fault $fault"
     fi
   done
-  export HYPATIA_CASES=40
+  export HYPATIA_CASES=${HYPATIA_CASES:-40}
   for tool in memcheck racecheck initcheck synccheck; do
-    part "sanitizer-$tool" "$sanitizer" --tool "$tool" --error-exitcode 9 "$here/tests" agree_with_the_reference_on_a_gpu agree_with_the_exact_values_on_a_gpu --skip calls_for_training \
-      --nocapture --test-threads 1
+    only=()
+    [ "$tool" = racecheck ] || [ "$tool" = synccheck ] && only=("${ours[@]}")
+    part "sanitizer-$tool" "$sanitizer" --tool "$tool" "${only[@]}" --error-exitcode 9 "$here/tests" agree_with_the_reference_on_a_gpu \
+      agree_with_the_exact_values_on_a_gpu heads sums_in_parts --skip calls_for_training --nocapture --test-threads 1
   done
 fi
 exit $failed

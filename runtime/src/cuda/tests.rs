@@ -445,13 +445,13 @@ mod planted {
     use crate::plan::Place;
 
     const SOURCE: &str = r#"
-extern "C" __global__ void past_the_end(int* p) { p[blockDim.x + threadIdx.x] = 1; }
-extern "C" __global__ void race(int* p) {
+extern "C" __global__ void hypatia_past_the_end(int* p) { p[blockDim.x + threadIdx.x] = 1; }
+extern "C" __global__ void hypatia_race(int* p) {
   __shared__ int x[1];
   if (threadIdx.x % 32 == 0) x[0] = threadIdx.x;
   p[threadIdx.x] = x[0];
 }
-extern "C" __global__ void unwritten(int* p) { p[0] = p[1] + 1; }
+extern "C" __global__ void hypatia_unwritten(int* p) { p[0] = p[1] + 1; }
 "#;
 
     fn plant(kernel: &str) {
@@ -474,16 +474,16 @@ extern "C" __global__ void unwritten(int* p) { p[0] = p[1] + 1; }
 
     #[test]
     fn past_the_end() {
-        plant("past_the_end");
+        plant("hypatia_past_the_end");
     }
 
     #[test]
     fn race() {
-        plant("race");
+        plant("hypatia_race");
     }
 
     #[test]
     fn unwritten() {
-        plant("unwritten");
+        plant("hypatia_unwritten");
     }
 }
