@@ -306,3 +306,41 @@ fn windows_sorting_and_scattering_agree_with_the_reference() {
         }
     }
 }
+
+/// Pools of every kind: windows of one and two axes at any distances, lines longer than what is worked on at a time, NaN,
+/// infinities and zeros of both signs, several threads; bits of zeros count where nothing is rounded.
+#[test]
+fn pools_agree_with_the_reference() {
+    for seed in 0..300 {
+        let mut n = Net::new(1000 + seed);
+        let dtype = [DType::F32, DType::F32, DType::F16, DType::BF16, DType::F64][n.pick(0, 4)];
+        let wide = if seed % 10 == 0 { 2500 } else { 40 };
+        let sizes = [n.pick(1, 4), n.pick(1, 3)];
+        let dilations = [n.pick(1, 2), n.pick(1, 5)];
+        let reach = [0, 1].map(|i| (sizes[i] - 1) * dilations[i] + 1);
+        let shape = [n.pick(1, 3), reach[0] + n.pick(0, 9), reach[1] + n.pick(0, wide)];
+        let kind = [BuiltinOp::Amax, BuiltinOp::Amin, BuiltinOp::Sum, BuiltinOp::Mean, BuiltinOp::Prod][n.pick(0, 4)];
+        let special = seed % 2 == 0;
+        let x = n.values(dtype, &shape, |rng| match rng.random_range(0..24) {
+            0 if special => f64::NAN,
+            1 if special => f64::INFINITY,
+            2 if special => f64::NEG_INFINITY,
+            3..8 if special => [0.0, -0.0][rng.random_range(0..2)],
+            _ => rng.random_range(-2.0..2.0),
+        });
+        let strides = list(&[n.pick(1, 3), n.pick(1, 5)]);
+        let windows = n.graph.builtin(BuiltinOp::Windows, &[x], vec![list(&sizes), strides, list(&dilations)]).unwrap();
+        let axes = if n.rng.random_bool(0.8) { vec![-2, -1] } else { vec![-1] };
+        let axes = AttrValue::List(axes.into_iter().map(int).collect());
+        let y = n.graph.builtin(kind, &windows, vec![axes, AttrValue::Bool(false)]).unwrap();
+        let (have, want) = n.run(y[0], 1 + seed as usize % 2);
+        for have in &have {
+            close(have, &want, 1000 + seed);
+            if matches!(kind, BuiltinOp::Amax | BuiltinOp::Amin) {
+                let signs =
+                    |t: &Tensor| t.to_f64().iter().map(|v| *v == 0.0 && v.is_sign_negative()).collect::<Vec<_>>();
+                assert_eq!(signs(have), signs(&want), "seed {seed}: zeros of {kind:?}");
+            }
+        }
+    }
+}

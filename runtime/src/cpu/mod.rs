@@ -1,8 +1,7 @@
 //! The CPU: the reference evaluator that defines meaning, and the executor that runs plans.
 //!
 //! [`mod@reference`] is slow and obvious, and reads graphs; everything else here is the [`Executor`], which
-//! reads plans: [`exec`] walks the steps, [`gemm`], [`conv`], [`last`], [`pointwise`], [`rowwise`], [`reduce`], [`cumsum`] and
-//! [`moves`]
+//! reads plans: [`exec`] walks the steps, [`gemm`], [`conv`], [`last`], [`pointwise`], [`rowwise`], [`reduce`], [`windows`], [`cumsum`] and [`moves`]
 //! compute them, [`interp`] runs scalar terms on blocks with the functions of [`math`], [`memory`] cuts
 //! the arena. [`flat`] is how both see a scalar term.
 
@@ -28,6 +27,7 @@ mod simd;
 #[cfg(test)]
 pub(crate) mod tests;
 mod threads;
+mod windows;
 
 pub use exec::Executor;
 pub(crate) use interp::of_numbers;

@@ -14,6 +14,7 @@ use super::reference::{Val, scalars, wrap};
 use super::rowwise::{STRANDS, accumulate, identity, join, total};
 use super::simd::dispatch;
 use super::threads::Team;
+use super::windows::Windows;
 use crate::plan::{View, collapse};
 
 /// Elements below which work is not shared among threads.
@@ -41,20 +42,22 @@ fn put_int(out: &mut [u8], dtype: DType, i: usize, v: i64) {
 }
 
 /// The offsets of indices of a shape, in row-major order.
-struct Offsets<'a> {
+pub(super) struct Offsets<'a> {
     shape: &'a [usize],
     strides: &'a [isize],
     index: SmallVec<[usize; 6]>,
-    at: isize,
+    /// The present one.
+    pub at: isize,
 }
 
 impl<'a> Offsets<'a> {
-    fn new(shape: &'a [usize], strides: &'a [isize], at: isize) -> Offsets<'a> {
+    /// From the first index on, whose element lies at that place.
+    pub fn new(shape: &'a [usize], strides: &'a [isize], at: isize) -> Offsets<'a> {
         Offsets { shape, strides, index: SmallVec::from_elem(0, shape.len()), at }
     }
 
     /// From the index on that stands at this place in the order.
-    fn from(shape: &'a [usize], strides: &'a [isize], at: isize, first: usize) -> Offsets<'a> {
+    pub fn from(shape: &'a [usize], strides: &'a [isize], at: isize, first: usize) -> Offsets<'a> {
         let mut o = Offsets::new(shape, strides, at);
         let mut rest = first;
         for (axis, size) in shape.iter().enumerate().rev() {
@@ -65,7 +68,8 @@ impl<'a> Offsets<'a> {
         o
     }
 
-    fn step(&mut self) {
+    /// Goes on to the next index.
+    pub fn step(&mut self) {
         for axis in (0..self.shape.len()).rev() {
             self.index[axis] += 1;
             self.at += self.strides[axis];
@@ -210,8 +214,12 @@ impl Reduce {
         let columns = (apart || few)
             && self.kept.0.last().is_some_and(|n| *n >= 8)
             && matches!(self.dtype, DType::F32 | DType::F16 | DType::BF16);
+        let (kept, gone) = (&self.kept, &self.gone);
+        let windows = Windows { kind: self.kind, kept, gone, offset: self.offset, dtype: self.dtype };
         team.chunks(&mut [out], &[size], units, GRAIN.div_ceil(self.count.max(1)), |first, count, outs, _| {
-            if columns {
+            if windows.fit() {
+                windows.run(x, outs[0], first, count);
+            } else if columns {
                 self.columns(x, outs[0], first, count);
             } else {
                 self.one_by_one(x, outs[0], first, count);
