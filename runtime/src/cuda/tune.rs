@@ -8,7 +8,8 @@
 //! rotated through several copies where the plan they stand in does not fit into the L2 cache either. All candidates are
 //! timed in a few rounds, the best of them in more; the median counts.
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
 use cudarc::driver::{CudaStream, result, sys};
 use hypatia_dsl::dtype::DType;
@@ -141,24 +142,34 @@ fn spans(p: &Product) -> [usize; 3] {
     [span(p.m, p.k, &p.a, batches), span(p.k, p.n, &p.b, batches), span(p.m, p.n, &p.d, batches)]
 }
 
-/// Random numbers of that type, N(0, 1), as bytes.
-fn noise(dtype: DType, elements: usize) -> Vec<u8> {
-    let mut rng = ChaCha8Rng::seed_from_u64(1);
-    let mut next = || {
-        // Twelve uniform numbers make a bell that is good enough to heat a device.
-        (0..12).map(|_| rng.random::<f64>()).sum::<f64>() - 6.0
-    };
-    let values: Vec<f64> = (0..elements.min(1 << 16)).map(|_| next()).collect();
-    crate::tensor::Tensor::from_f64(dtype, &[values.len()], &values).map_or_else(Vec::new, |t| t.bytes().to_vec())
+/// Elements of a block of random numbers.
+const BLOCK: usize = 1 << 16;
+
+/// A block of random numbers of that type, N(0, 1), as bytes. The same one each time: making it takes some milliseconds, and
+/// a product in many copies would wait for dozens.
+fn noise(dtype: DType) -> Arc<Vec<u8>> {
+    static MADE: LazyLock<Mutex<HashMap<DType, Arc<Vec<u8>>>>> = LazyLock::new(Mutex::default);
+    let mut made = MADE.lock().unwrap_or_else(PoisonError::into_inner);
+    let block = made.entry(dtype).or_insert_with(|| {
+        let mut rng = ChaCha8Rng::seed_from_u64(1);
+        let mut next = || {
+            // Twelve uniform numbers make a bell that is good enough to heat a device.
+            (0..12).map(|_| rng.random::<f64>()).sum::<f64>() - 6.0
+        };
+        let values: Vec<f64> = (0..BLOCK).map(|_| next()).collect();
+        let tensor = crate::tensor::Tensor::from_f64(dtype, &[BLOCK], &values);
+        Arc::new(tensor.map_or_else(Vec::new, |t| t.bytes().to_vec()))
+    });
+    block.clone()
 }
 
 /// Memory filled with random numbers, a block of them over and over.
 pub(super) fn random(stream: &Arc<CudaStream>, dtype: DType, elements: usize) -> Result<DeviceMemory> {
     let bytes = elements * dtype.size();
     let memory = DeviceMemory::new(stream, bytes)?;
-    let block = noise(dtype, elements);
-    memory.upload(&block)?;
-    let mut done = block.len();
+    let block = noise(dtype);
+    let mut done = block.len().min(bytes);
+    memory.upload(&block[..done])?;
     while done > 0 && done < bytes {
         let now = done.min(bytes - done);
         // SAFETY: both ranges lie within the memory and do not overlap.
