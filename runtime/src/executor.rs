@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::cuda::Gpu;
 use crate::error::Result;
-use crate::plan::Plan;
+use crate::plan::{Note, Plan};
 use crate::tensor::Tensor;
 use crate::tuner::Tuner;
 use crate::{cpu, cuda};
@@ -54,6 +54,14 @@ impl Executor {
         match self {
             Executor::Cpu(e) => e.plan(),
             Executor::Cuda(e) => e.plan(),
+        }
+    }
+
+    /// What is worth telling of steps beside the plan.
+    pub fn notes(&self) -> Vec<Note> {
+        match self {
+            Executor::Cpu(_) => Vec::new(),
+            Executor::Cuda(e) => e.notes(),
         }
     }
 

@@ -20,6 +20,8 @@ use sha2::{Digest, Sha256};
 use crate::cache::{Key, KeyMaker};
 use crate::error::{Error, Result};
 
+/// How the choice for the other order of a weight begins, and what tells of a product that reads it.
+pub const PACKED: &str = "packed";
 /// The name of the file that is looked for beside a model.
 pub const BESIDE: &str = "hypatia.tune";
 /// First line of a file.
@@ -72,13 +74,19 @@ pub struct Choice {
     pub workspace: usize,
     /// Median time in microseconds; `None` if nothing was timed: it is the library's first guess.
     pub us: Option<f64>,
-    /// Microseconds of the library's first guess.
+    /// Microseconds of what it was measured against: see [`Choice::first`].
     pub first_us: Option<f64>,
     /// How many algorithms there were to choose from.
     pub candidates: usize,
 }
 
 impl Choice {
+    /// What it was measured against, in words: the library's first guess or, where the choice is for the other order of a
+    /// weight, the product over the order as it lies, in the same race.
+    pub fn first(&self) -> &'static str {
+        if self.problem.starts_with(PACKED) { "as it lies" } else { "first guess" }
+    }
+
     /// The key under which it is kept in a cache.
     pub fn key(machine: &Machine, problem: &str) -> Key {
         KeyMaker::default().part("choice 1").part(machine.to_string()).part(plain(problem)).key()
@@ -353,6 +361,12 @@ mod tests {
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
         assert_eq!(TuningFile::beside(&folder.path().join("model.onnx")), Some(path));
         assert_eq!(TuningFile::beside(Path::new("/nowhere/model.onnx")), None);
+    }
+
+    #[test]
+    fn choices_say_what_they_were_measured_against() {
+        let first = |problem: &str| choice(machine("GPU", 1), problem, 1.0).first();
+        assert_eq!(["64x64x64 batch 1", "packed, 64x64x64 batch 1"].map(first), ["first guess", "as it lies"]);
     }
 
     #[test]

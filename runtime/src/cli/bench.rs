@@ -10,7 +10,7 @@ use clap::Args;
 use hypatia::cuda::{Timer, nvtx};
 use hypatia::error::{Error, Result};
 use hypatia::executor::{Executor, OnGpu};
-use hypatia::plan::Plan;
+use hypatia::plan::note;
 use hypatia::session::{CheckMode, Compiled, Model, Options};
 use hypatia::tuner::Effort;
 use hypatia::{Tensor, library, npz};
@@ -372,7 +372,7 @@ impl Timed<'_> {
             let _ = writeln!(text, "ratio      {ratio:.3} (with / without, median of pairs)");
         }
         if let (Some(p), Some(side)) = (profile, sides.first()) {
-            profile_text(&mut text, p, side.executor.plan());
+            profile_text(&mut text, p, side.executor);
         }
         text
     }
@@ -393,7 +393,7 @@ impl Timed<'_> {
             "with_rules": side("with rules"),
             "without_rules": side("without rules"),
             "ratio": paired_ratio(sides),
-            "profile": profile.zip(sides.first()).map(|(p, s)| profile_json(p, s.executor.plan())),
+            "profile": profile.zip(sides.first()).map(|(p, s)| profile_json(p, s.executor)),
             "judged": self.compiled.judged.name(),
             "warnings": self.compiled.warnings,
         })
@@ -429,9 +429,10 @@ fn profile(executor: &Executor, gpu: Option<&OnGpu>, inputs: &[Tensor]) -> Resul
 }
 
 /// Kernels by time, and of each its rates and its share of the nearer roof.
-fn kernels(p: &Profile, plan: &Plan) -> Vec<Value> {
+fn kernels(p: &Profile, executor: &Executor) -> Vec<Value> {
     let mut rows: Vec<(Duration, Value)> = Vec::new();
-    for (step, time) in plan.steps.iter().zip(&p.steps) {
+    let notes = executor.notes();
+    for (i, (step, time)) in executor.plan().steps.iter().zip(&p.steps).enumerate() {
         let (work, seconds) = (step.work(), (time.as_secs_f64() / p.runs as f64).max(1e-12));
         let (flops, bytes) = (work.flops / seconds, work.bytes / seconds);
         let (compute, memory) = (flops / p.roof.flops, bytes / p.roof.bytes);
@@ -440,6 +441,7 @@ fn kernels(p: &Profile, plan: &Plan) -> Vec<Value> {
             json!({
                 "name": step.name,
                 "kind": step.kind(),
+                "note": note(&notes, i),
                 "calls": p.runs,
                 "time_us": seconds * 1e6,
                 "share": time.as_secs_f64() / p.total.as_secs_f64().max(1e-12),
@@ -454,17 +456,17 @@ fn kernels(p: &Profile, plan: &Plan) -> Vec<Value> {
     rows.into_iter().map(|(_, row)| row).collect()
 }
 
-fn profile_json(p: &Profile, plan: &Plan) -> Value {
+fn profile_json(p: &Profile, executor: &Executor) -> Value {
     json!({
         "runs": p.runs,
         "total_ms": ms(p.total) / p.runs as f64,
         "kernels_ms": ms(p.steps.iter().sum()) / p.runs as f64,
         "roof": {"gflops": p.roof.flops / 1e9, "gbs": p.roof.bytes / 1e9},
-        "kernels": kernels(p, plan),
+        "kernels": kernels(p, executor),
     })
 }
 
-fn profile_text(text: &mut String, p: &Profile, plan: &Plan) {
+fn profile_text(text: &mut String, p: &Profile, executor: &Executor) {
     let (flops, bytes) = (p.roof.flops / 1e9, p.roof.bytes / 1e9);
     let _ = writeln!(
         text,
@@ -474,12 +476,12 @@ fn profile_text(text: &mut String, p: &Profile, plan: &Plan) {
     let header = ["time us", "share", "GFLOP/s", "GB/s", "roof", "kind"];
     let [time, share, gflops, gbs, roof, kind] = header;
     let _ = writeln!(text, "{time:>9} {share:>6} {gflops:>8} {gbs:>7} {roof:>6}  {kind:<9}  for");
-    for k in kernels(p, plan) {
+    for k in kernels(p, executor) {
         let number = |key: &str| k[key].as_f64().unwrap_or(0.0);
         let word = |key: &str| k[key].as_str().unwrap_or("").to_string();
         let _ = writeln!(
             text,
-            "{:>9.2} {:>5.1}% {:>8.1} {:>7.1} {:>5.0}%  {:<9}  {}",
+            "{:>9.2} {:>5.1}% {:>8.1} {:>7.1} {:>5.0}%  {:<9}  {}{}",
             number("time_us"),
             100.0 * number("share"),
             number("gflops"),
@@ -487,6 +489,7 @@ fn profile_text(text: &mut String, p: &Profile, plan: &Plan) {
             100.0 * number("roof"),
             word("kind"),
             word("name"),
+            k["note"].as_str().map_or(String::new(), |note| format!(", {note}")),
         );
     }
     let (total, inside) = (ms(p.total), ms(p.steps.iter().sum()));

@@ -320,7 +320,7 @@ impl Run {
             }
         }
         if self.plan {
-            let _ = write!(text, "{fused}");
+            let _ = write!(text, "{}", fused.noted(&o.compiled.executor.notes()));
         }
         text
     }
@@ -363,7 +363,7 @@ impl Run {
             "ok": o.checks.iter().flatten().all(|c| c.ok) && o.unchecked.is_empty(),
         });
         if self.plan {
-            value["plan"] = fused.to_json();
+            value["plan"] = fused.to_json(&o.compiled.executor.notes());
         }
         value
     }

@@ -26,8 +26,8 @@ const TIME: Duration = Duration::from_secs(24 * 3600);
 
 /// Measure which algorithms are the fastest for a model on this GPU, and write them to a file.
 ///
-/// Every product of the plan, with rules and without, is timed with all algorithms that cuBLASLt offers. The file has one
-/// line a choice and can be committed: `run`, `bench` and `explain` take it (`--tuning FILE`, or hypatia.tune beside the
+/// Every product of the plan, with rules and without, is timed with all algorithms that cuBLASLt offers, one with a weight also
+/// over the other order of it (`packed`). The file has one line a choice and can be committed: `run`, `bench` and `explain` take it (`--tuning FILE`, or hypatia.tune beside the
 /// model) where device, driver, library and Hypatia are the same; choices of other devices that it holds stay. The
 /// choices go to the user's cache as well. Exit code 1 if there is no GPU.
 #[derive(Args)]
@@ -126,7 +126,7 @@ impl Tune {
 pub fn line(c: &Choice) -> String {
     let time = |us: Option<f64>| us.map_or("guess".to_string(), |us| format!("{us:.2}"));
     let (us, first) = (time(c.us), time(c.first_us));
-    format!("  {us:>9} us (first guess {first}, best of {})  {}\n", c.candidates, c.problem)
+    format!("  {us:>9} us ({} {first}, best of {})  {}\n", c.first(), c.candidates, c.problem)
 }
 
 /// A choice for programs.

@@ -13,6 +13,7 @@ use cudarc::driver::{CudaContext, CudaModule, CudaStream, DriverError, sys};
 use super::find::{Tried, open_first};
 use super::lt::Lt;
 use super::memory::DeviceMemory;
+use super::turn::turn;
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
@@ -33,12 +34,13 @@ pub struct Gpu {
     modules: Mutex<HashMap<[u8; 32], Arc<CudaModule>>>,
     /// Machine code that was compiled ahead, until its module is loaded.
     codes: Mutex<HashMap<[u8; 32], Vec<u8>>>,
-    weights: Mutex<HashMap<usize, Weak<Weight>>>,
+    /// By the address of the tensor, and whether rows and columns are exchanged.
+    weights: Mutex<HashMap<(usize, bool), Weak<Weight>>>,
 }
 
 /// A constant on the device. The host's copy stays alive as long, since its address names it.
 pub struct Weight {
-    /// Its elements, in the tensor's order.
+    /// Its elements, in the tensor's order or, of a matrix, with rows and columns exchanged.
     pub memory: DeviceMemory,
     _tensor: Arc<Tensor>,
 }
@@ -209,20 +211,46 @@ impl Gpu {
         self.modules.lock().unwrap_or_else(PoisonError::into_inner).contains_key(key)
     }
 
-    /// A constant on the device: uploaded once, shared by all plans that use the same tensor.
-    pub(super) fn weight(&self, tensor: &Arc<Tensor>) -> Result<Arc<Weight>> {
-        let key = Arc::as_ptr(tensor) as usize;
+    /// A constant on the device: uploaded once, shared by all plans that use the same tensor; `packed` is a matrix with rows
+    /// and columns exchanged. It is there once [`Gpu::uploaded`] returns.
+    pub(super) fn weight(&self, tensor: &Arc<Tensor>, packed: bool) -> Result<Arc<Weight>> {
+        let key = |packed| (Arc::as_ptr(tensor) as usize, packed);
         let mut weights = self.weights.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(w) = weights.get(&key).and_then(Weak::upgrade) {
+        if let Some(w) = weights.get(&key(packed)).and_then(Weak::upgrade) {
             return Ok(w);
         }
-        let memory = DeviceMemory::new(&self.stream, tensor.bytes().len())?;
-        memory.upload(tensor.bytes())?;
-        self.stream.synchronize().map_err(|e| failed("uploading a weight", e))?;
+        let memory = match (packed, weights.get(&key(false)).and_then(Weak::upgrade)) {
+            (false, _) => self.upload(tensor)?,
+            (true, Some(given)) => self.turned(tensor, &given.memory)?,
+            (true, None) => self.turned(tensor, &self.upload(tensor)?)?,
+        };
         let weight = Arc::new(Weight { memory, _tensor: tensor.clone() });
         weights.retain(|_, w| w.strong_count() > 0);
-        weights.insert(key, Arc::downgrade(&weight));
+        weights.insert(key(packed), Arc::downgrade(&weight));
         Ok(weight)
+    }
+
+    fn upload(&self, tensor: &Tensor) -> Result<DeviceMemory> {
+        let memory = DeviceMemory::new(&self.stream, tensor.bytes().len())?;
+        memory.upload(tensor.bytes())?;
+        Ok(memory)
+    }
+
+    /// A matrix that lies in that memory, with rows and columns exchanged.
+    fn turned(&self, tensor: &Tensor, given: &DeviceMemory) -> Result<DeviceMemory> {
+        let &[rows, columns] = tensor.shape() else {
+            return Err(Error::Internal(format!("a weight of shape {:?} is packed", tensor.shape())));
+        };
+        let memory = DeviceMemory::new(&self.stream, tensor.bytes().len())?;
+        let addresses = [given.address(), memory.address()];
+        // SAFETY: both are as large as the tensor, and are given back on this stream, behind this work.
+        unsafe { turn(&self.lt, &self.stream, tensor.dtype(), [rows, columns], addresses)? };
+        Ok(memory)
+    }
+
+    /// Waits for the constants that were asked for.
+    pub(super) fn uploaded(&self) -> Result<()> {
+        self.stream.synchronize().map_err(|e| failed("uploading the weights", e))
     }
 }
 

@@ -82,6 +82,7 @@ impl Scratch {
         let mut bases = Bases {
             inputs: vec![0; plan.inputs.len()],
             constants: vec![0; plan.constants.len()],
+            packed: Vec::new(),
             arena: take(dtype, arena.div_ceil(dtype.size()))?,
             workspace: take(DType::U8, WORKSPACE)?,
             lists: 0,
@@ -94,6 +95,8 @@ impl Scratch {
             };
             *at = take(dtype, len)?;
         }
+        // Random numbers are random in either order.
+        bases.packed.clone_from(&bases.constants);
         Ok(Some(Scratch { bases, _memory: memory }))
     }
 }

@@ -13,8 +13,9 @@ use cudarc::driver::{CudaEvent, CudaStream, result, sys};
 use hypatia_dsl::dtype::DType;
 
 use super::capture::Graph;
+use super::constants::Constants;
 use super::cubin::Origins;
-use super::device::{Gpu, Weight, failed};
+use super::device::{Gpu, failed};
 use super::launch::Bases;
 use super::lists;
 use super::lt::{Pointers, WORKSPACE};
@@ -23,8 +24,9 @@ use super::nvtx;
 use super::steps::{Launch, Product, compile_ahead, prepare};
 use super::tune::Tuner;
 use crate::error::{Error, Result};
-use crate::plan::{Place, Plan, View};
+use crate::plan::{Note, Place, Plan, View};
 use crate::tensor::Tensor;
+use crate::tuning::PACKED;
 
 pub use resident::{OnDevice, Resident};
 
@@ -34,7 +36,7 @@ pub struct Executor {
     gpu: Arc<Gpu>,
     /// Launches with the index of their step. Locked while a graph is captured.
     launches: Mutex<Vec<(usize, Launch)>>,
-    weights: Vec<Arc<Weight>>,
+    constants: Constants,
     origins: Origins,
     idle: Mutex<Vec<Instance>>,
     poison: bool,
@@ -101,12 +103,12 @@ impl Executor {
             return Err(Error::Internal(format!("a buffer at {:?}", b.place)));
         }
         let (launches, origins) = prepare(&gpu, &plan, tuner)?;
-        let weights = plan.constants.iter().map(|t| gpu.weight(t)).collect::<Result<Vec<_>>>()?;
+        let constants = Constants::upload(&gpu, &plan, launches.iter().map(|(_, launch)| launch))?;
         Ok(Executor {
             plan,
             gpu,
             launches: Mutex::new(launches),
-            weights,
+            constants,
             origins,
             idle: Mutex::default(),
             poison: false,
@@ -142,6 +144,13 @@ impl Executor {
     /// Launches of a run: more than the plan's steps where a step is not run as one call.
     pub fn launches(&self) -> usize {
         self.launches.lock().unwrap_or_else(PoisonError::into_inner).len()
+    }
+
+    /// What is worth telling of steps: that they read a weight with rows and columns exchanged.
+    pub fn notes(&self) -> Vec<Note> {
+        let launches = self.launches.lock().unwrap_or_else(PoisonError::into_inner);
+        let packed = launches.iter().filter(|(_, l)| matches!(l, Launch::Product(p) if p.packed().is_some()));
+        packed.map(|(step, _)| (*step, PACKED)).collect()
     }
 
     /// Runs once. The inputs stand in the plan's order.
@@ -236,9 +245,11 @@ impl Executor {
     }
 
     fn bases(&self, instance: &Instance) -> Bases {
+        let [constants, packed] = self.constants.addresses();
         Bases {
             inputs: instance.inputs.iter().map(DeviceMemory::address).collect(),
-            constants: self.weights.iter().map(|w| w.memory.address()).collect(),
+            constants,
+            packed,
             arena: instance.arena.address(),
             workspace: instance.workspace.address(),
             lists: 0,
@@ -372,6 +383,7 @@ pub(super) unsafe fn put(
         // SAFETY: the caller answers for the bases.
         Launch::Kernel(kernel) => unsafe { kernel.launch(stream, bases) },
         Launch::Product(product) => {
+            let packed = product.packed().map(|other| (other.side, bases.packed[other.constant]));
             let Product { matmul, algorithms, calls, lists, bias, aux, .. } = product.as_mut();
             let what = *matmul.product();
             let list = (what.outer * what.batch * size_of::<u64>()) as u64;
@@ -383,10 +395,14 @@ pub(super) unsafe fn put(
                     0 => stream,
                     side => &sides.streams[side - 1],
                 };
-                let [a, b, d] = match what.by_addresses() {
+                let mut operands = match what.by_addresses() {
                     true => [0, 1, 2].map(|side| bases.lists + *lists + side * list),
                     false => [a, b, d].map(|side| bases.address(side)),
                 };
+                if let Some((side, address)) = packed {
+                    operands[side] = address;
+                }
+                let [a, b, d] = operands;
                 let at = Pointers {
                     a,
                     b,

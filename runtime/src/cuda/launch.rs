@@ -36,6 +36,8 @@ pub struct Bases {
     pub inputs: Vec<u64>,
     /// The constants'.
     pub constants: Vec<u64>,
+    /// Those of constants with rows and columns exchanged.
+    pub packed: Vec<u64>,
     /// The arena's.
     pub arena: u64,
     /// The workspace's.
@@ -141,6 +143,14 @@ impl KernelLaunch {
             grid[0] = grid[0].min(resident.max(1) * blocks);
         }
         Ok(KernelLaunch { function, grid, block, shared, arguments })
+    }
+
+    /// The places that its arguments name.
+    pub fn places(&self) -> impl Iterator<Item = &Location> {
+        self.arguments.iter().filter_map(|a| match a {
+            Argument::Address(at) => Some(at),
+            Argument::Size(_) | Argument::Sizes(_) => None,
+        })
     }
 
     /// Launches on a stream.

@@ -224,11 +224,11 @@ impl Epilogue {
     }
 }
 
-fn failed(call: &str, e: result::CublasError) -> Error {
+pub(super) fn failed(call: &str, e: result::CublasError) -> Error {
     Error::Device(format!("{call}: {:?}", e.0))
 }
 
-fn data_type(dtype: DType) -> Result<sys::cudaDataType> {
+pub(super) fn data_type(dtype: DType) -> Result<sys::cudaDataType> {
     use sys::cudaDataType_t::*;
     Ok(match dtype {
         DType::F64 => CUDA_R_64F,
@@ -640,6 +640,10 @@ impl Lt {
     pub(super) fn new() -> Result<Lt> {
         let handle = result::create_handle().map_err(|e| failed("cublasLtCreate", e))?;
         Ok(Lt { handle, answers: Mutex::default() })
+    }
+
+    pub(super) fn handle(&self) -> sys::cublasLtHandle_t {
+        self.handle
     }
 
     /// The library's version as it counts: 130100 is 13.1.0.

@@ -4,6 +4,7 @@
 //! Almost all `unsafe` of the crate is in this folder.
 
 mod capture;
+mod constants;
 pub mod cubin;
 mod device;
 mod either;
@@ -22,6 +23,9 @@ pub mod lt;
 mod memory;
 pub mod nvrtc;
 pub mod nvtx;
+mod packed;
+#[cfg(test)]
+mod packed_tests;
 #[cfg(test)]
 mod precision_tests;
 pub mod probe;
@@ -31,6 +35,7 @@ mod tests;
 #[cfg(test)]
 mod train_tests;
 pub mod tune;
+mod turn;
 
 pub use cubin::Origins;
 pub use device::{Gpu, MINIMUM_DRIVER};

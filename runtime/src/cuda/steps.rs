@@ -13,8 +13,9 @@ use super::cubin::{self, Origins};
 use super::device::{Gpu, failed};
 use super::launch::{KernelLaunch, Location, arguments, by_columns, entry};
 use super::lt::{ADDRESSES_FROM, Algorithm, Epilogue, Matmul};
+use super::packed::Other;
 use super::tune::{self, Tuner};
-use super::{either, gemm};
+use super::{either, gemm, packed};
 use crate::error::{Error, Result};
 use crate::generate::{Body, Work, step_kernels};
 use crate::plan::{Action, EitherStep, GemmStep, Plan, Step, View};
@@ -36,6 +37,15 @@ pub struct Product {
     pub bias: Option<Location>,
     /// The second matrix of its epilogue.
     pub aux: Option<Location>,
+    /// The same over the other order of a weight.
+    pub other: Option<Other>,
+}
+
+impl Product {
+    /// The weight that is read in the other order, if one is.
+    pub fn packed(&self) -> Option<&Other> {
+        self.other.as_ref().filter(|other| other.taken)
+    }
 }
 
 /// What a step launches.
@@ -79,7 +89,14 @@ pub fn prepare(gpu: &Arc<Gpu>, plan: &Plan, tuner: &mut Tuner) -> Result<(Vec<(u
         let compiling = scope.spawn(|| cubin::codes(gpu, &sources));
         let mut out = Vec::new();
         let mut add = |(_, d): &(usize, Draft<'_>)| products(gpu, plan, d, (tuner, false), &mut out);
-        let products = drafts.iter().try_for_each(&mut add).map(|()| out);
+        let products = drafts.iter().try_for_each(&mut add).and_then(|()| {
+            // All have their algorithms before time is spent on other orders.
+            out.iter_mut().flatten().try_for_each(|launch| match launch {
+                Launch::Product(product) => packed::settle(gpu, plan, product, tuner),
+                Launch::Kernel(_) | Launch::Zeros(..) => Ok(()),
+            })?;
+            Ok(out)
+        });
         (compiling.join(), products)
     });
     let lost = |_| Error::Internal("the compiling thread was lost".into());
@@ -178,8 +195,8 @@ fn finish(gpu: &Arc<Gpu>, plan: &Plan, draft: Draft<'_>, made: &mut Made, tuner:
                 if let Launch::Product(product) = launch
                     && product.guessed
                 {
-                    product.algorithms =
-                        ordered(gpu, plan, &mut product.matmul, tuner).map_err(|e| in_step(e, step))?;
+                    choose(gpu, plan, product, tuner).map_err(|e| in_step(e, step))?;
+                    packed::settle(gpu, plan, product, tuner).map_err(|e| in_step(e, step))?;
                 }
             }
             Ok(chosen)
@@ -324,20 +341,33 @@ fn product(
         return Ok(Launch::Zeros(Location::of(plan, d), d.len() * d.dtype.size()));
     }
     let calls = gemm::calls(g, &step.reads, d, gemm::Terms { epilogue, tf32: plan.tf32, addresses: false })?;
-    let mut matmul = Matmul::new(calls.product)?.scaled(scale.unwrap_or(1.0));
-    let algorithms = if later { Vec::new() } else { ordered(gpu, plan, &mut matmul, tuner)? };
-    let bias = step.reads.get(2).map(|v| Location::of(plan, v));
-    let calls = places(plan, step, &calls.offsets);
-    Ok(Launch::Product(Box::new(Product { matmul, algorithms, guessed: later, calls, lists: 0, bias, aux: None })))
+    let scale = scale.unwrap_or(1.0);
+    let mut product = Product {
+        matmul: Matmul::new(calls.product)?.scaled(scale),
+        algorithms: Vec::new(),
+        guessed: true,
+        calls: places(plan, step, &calls.offsets),
+        lists: 0,
+        bias: step.reads.get(2).map(|v| Location::of(plan, v)),
+        aux: None,
+        other: packed::other(plan, step, &calls, scale)?,
+    };
+    if !later {
+        choose(gpu, plan, &mut product, tuner)?;
+    }
+    Ok(Launch::Product(Box::new(product)))
 }
 
-/// The algorithms of a product that must have one, the fastest first.
-fn ordered(gpu: &Arc<Gpu>, plan: &Plan, matmul: &mut Matmul, tuner: &mut Tuner) -> Result<Vec<Algorithm>> {
-    let algorithms = tune::order(tuner, gpu, matmul, footprint(plan))?;
+/// The algorithms of a product that must have one.
+fn choose(gpu: &Arc<Gpu>, plan: &Plan, product: &mut Product, tuner: &mut Tuner) -> Result<()> {
+    let (algorithms, choice) = tune::order(tuner, gpu, &mut product.matmul, footprint(plan))?;
     if algorithms.is_empty() {
-        return Err(Error::Device(format!("cuBLASLt has no algorithm for {:?}", matmul.product())));
+        return Err(Error::Device(format!("cuBLASLt has no algorithm for {:?}", product.matmul.product())));
     }
-    Ok(algorithms)
+    (product.algorithms, product.guessed) = (algorithms, false);
+    // Nothing is compared with a guess.
+    product.other.take_if(|_| choice.is_none_or(|c| c.us.is_none()));
+    Ok(())
 }
 
 /// Bytes that divide the address of what an epilogue reads or stores beside.
@@ -368,7 +398,7 @@ fn call(gpu: &Arc<Gpu>, plan: &Plan, step: &Step, e: &EitherStep, tuner: &mut Tu
         return Ok(None);
     }
     let mut matmul = Matmul::new(calls.product)?.scaled(scale);
-    let algorithms = tune::order(tuner, gpu, &mut matmul, footprint(plan))?;
+    let (algorithms, _) = tune::order(tuner, gpu, &mut matmul, footprint(plan))?;
     if algorithms.is_empty() {
         return Ok(None);
     }
@@ -377,7 +407,8 @@ fn call(gpu: &Arc<Gpu>, plan: &Plan, step: &Step, e: &EitherStep, tuner: &mut Tu
     let aux = if epilogue.stores_aux() { stored } else { read.filter(|_| epilogue.has_aux()) };
     let [bias, aux] = [bias, aux].map(|v| v.map(|v| Location::of(plan, v)));
     let calls = places(plan, step, &calls.offsets);
-    Ok(Some(Launch::Product(Box::new(Product { matmul, algorithms, guessed: false, calls, lists: 0, bias, aux }))))
+    let product = Product { matmul, algorithms, guessed: false, calls, lists: 0, bias, aux, other: None };
+    Ok(Some(Launch::Product(Box::new(product))))
 }
 
 /// Where the operands of each call lie.

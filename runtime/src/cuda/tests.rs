@@ -466,7 +466,9 @@ extern "C" __global__ void hypatia_unwritten(int* p) { p[0] = p[1] + 1; }
         let at = Argument::Address(Location { place: Place::Arena(0), bytes: 0 });
         let function = modules[0].load_function(kernel).unwrap();
         let launch = KernelLaunch::new(function, Geometry::Declared, [[1, 1, 1], [64, 1, 1]], vec![at]).unwrap();
-        let bases = Bases { inputs: vec![], constants: vec![], arena: memory.address(), workspace: 0, lists: 0 };
+        let none = || vec![];
+        let (inputs, constants, packed, arena) = (none(), none(), none(), memory.address());
+        let bases = Bases { inputs, constants, packed, arena, workspace: 0, lists: 0 };
         // SAFETY: none: this is the fault that is to be found. It stays in the allocation's page.
         unsafe { launch.launch(&stream, &bases) }.unwrap();
         stream.synchronize().unwrap();

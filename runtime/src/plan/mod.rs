@@ -51,6 +51,7 @@ use crate::tensor::Tensor;
 pub use constants::Constants;
 pub(crate) use constants::constant_value;
 pub(crate) use prepare::constants as constant_nodes;
+pub use print::{Note, Noted, note};
 pub(crate) use regions::cluster;
 pub use view::{View, collapse, matrix_layout, row_major};
 pub use work::StepWork;

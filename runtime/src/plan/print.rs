@@ -66,14 +66,29 @@ impl Plan {
     }
 }
 
+/// What an executor has to say of a step, by its index, in one word.
+pub type Note = (usize, &'static str);
+
+/// A plan with what its executor says of its steps.
+pub struct Noted<'a> {
+    plan: &'a Plan,
+    notes: &'a [Note],
+}
+
 impl Plan {
-    /// The plan for programs: its steps in order, with what they read and write.
-    pub fn to_json(&self) -> Value {
+    /// The plan as it is run: with what its executor says of its steps.
+    pub fn noted<'a>(&'a self, notes: &'a [Note]) -> Noted<'a> {
+        Noted { plan: self, notes }
+    }
+
+    /// The plan for programs: its steps in order, with what they read and write, and what its executor says of them.
+    pub fn to_json(&self, notes: &[Note]) -> Value {
         let list = |views: &[View]| views.iter().map(|v| self.place(v)).collect::<Vec<_>>();
-        let steps = self.steps.iter().map(|step| {
+        let steps = self.steps.iter().enumerate().map(|(i, step)| {
             json!({
                 "name": step.name,
                 "action": self.action(step),
+                "note": note(notes, i),
                 "kernel": step.kernel.map(|k| &self.program.kernels[k.index()].name),
                 "reads": list(&step.reads),
                 "writes": list(&step.writes),
@@ -90,19 +105,32 @@ impl Plan {
     }
 }
 
-impl fmt::Display for Plan {
+/// What is said of a step.
+pub fn note(notes: &[Note], step: usize) -> Option<&'static str> {
+    notes.iter().find(|(at, _)| *at == step).map(|(_, word)| *word)
+}
+
+impl fmt::Display for Noted<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let device = &self.device.name;
-        writeln!(f, "plan for {device}: {} launches, {} bytes of arena", self.launches(), self.arena)?;
-        for (i, step) in self.steps.iter().enumerate() {
-            let list = |views: &[View]| views.iter().map(|v| self.place(v)).collect::<Vec<_>>().join(", ");
-            let kernel = step.kernel.map_or(String::new(), |k| format!(" by {}", self.program.kernels[k.index()].name));
-            writeln!(f, "{i:4} {}{kernel}  # {}", self.action(step), step.name)?;
+        let plan = self.plan;
+        let device = &plan.device.name;
+        writeln!(f, "plan for {device}: {} launches, {} bytes of arena", plan.launches(), plan.arena)?;
+        for (i, step) in plan.steps.iter().enumerate() {
+            let list = |views: &[View]| views.iter().map(|v| plan.place(v)).collect::<Vec<_>>().join(", ");
+            let kernel = step.kernel.map_or(String::new(), |k| format!(" by {}", plan.program.kernels[k.index()].name));
+            let note = note(self.notes, i).map_or(String::new(), |word| format!(", {word}"));
+            writeln!(f, "{i:4} {}{kernel}{note}  # {}", plan.action(step), step.name)?;
             writeln!(f, "       {} -> {}", list(&step.reads), list(&step.writes))?;
         }
-        for (name, view) in &self.outputs {
-            writeln!(f, "     output {name} = {}", self.place(view))?;
+        for (name, view) in &plan.outputs {
+            writeln!(f, "     output {name} = {}", plan.place(view))?;
         }
         Ok(())
+    }
+}
+
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.noted(&[]).fmt(f)
     }
 }

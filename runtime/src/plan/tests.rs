@@ -45,6 +45,17 @@ fn linear(scalars: &[&str], dtype: DType, target: &str) -> Plan {
 }
 
 #[test]
+fn what_an_executor_says_of_a_step_stands_on_its_line() {
+    let plan = linear(&["silu"], DType::BF16, "h200");
+    let noted = plan.noted(&[(0, "packed")]).to_string();
+    let said: Vec<&str> = noted.lines().filter(|l| l.contains(", packed  # ")).collect();
+    assert!(matches!(said[..], [line] if line.starts_with("   0 gemm")), "{noted}");
+    assert_eq!(noted.replace(", packed", ""), plan.to_string());
+    let json = plan.to_json(&[(0, "packed")]);
+    assert_eq!((json["steps"][0]["note"].as_str(), json["steps"][1]["note"].as_str()), (Some("packed"), None));
+}
+
+#[test]
 fn an_epilogue_is_one_launch_on_the_cpu_and_one_or_two_on_a_gpu() {
     for (scalars, dtype, target, launches) in [
         (&["gelu_tanh"][..], DType::BF16, "h200", 1),

@@ -62,7 +62,7 @@ impl Resident<'_> {
         let (_, view) = self.executor.plan.outputs.get(index)?;
         let base = match self.executor.plan.buffers[view.buffer.index()].place {
             Place::Input(i) => self.instance.inputs.get(i)?.address(),
-            Place::Constant(i) => self.executor.weights.get(i)?.memory.address(),
+            Place::Constant(i) => self.executor.constants.given(i)?.memory.address(),
             Place::Arena(offset) => self.instance.arena.address() + offset as u64,
         };
         let size = view.dtype.size();
@@ -111,7 +111,10 @@ impl Resident<'_> {
         let from = view.offset * view.dtype.size();
         match self.executor.plan.buffers[view.buffer.index()].place {
             Place::Input(i) => self.instance.inputs[i].download(from, to),
-            Place::Constant(i) => self.executor.weights[i].memory.download(from, to),
+            Place::Constant(i) => {
+                let lost = || Error::Internal("a result that was not uploaded".into());
+                self.executor.constants.given(i).ok_or_else(lost)?.memory.download(from, to)
+            }
             Place::Arena(offset) => self.instance.arena.download(offset + from, to),
         }
     }
