@@ -139,6 +139,16 @@ impl Folded<'_> {
         too_large.or_else(|| groups.iter().find_map(spoils)).map(|x| self.told(x))
     }
 
+    /// For each element the largest one of those that it is summed with, as far as is known: its loss is to be seen beside these.
+    pub(crate) fn beside(&self) -> Vec<f64> {
+        let (mut of, mut largest) = (Vec::new(), vec![0.0f64; self.groups().1]);
+        self.each(|group, x, _| {
+            of.push(group);
+            largest[group] = largest[group].max(x.abs());
+        });
+        of.into_iter().map(|g| largest[g]).collect()
+    }
+
     /// By how much the number of the group changes along each axis, and how many groups there are.
     fn groups(&self) -> (Vec<usize>, usize) {
         let whole = |axis: usize, size: usize| {
