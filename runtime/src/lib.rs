@@ -10,6 +10,7 @@ pub mod cuda;
 pub mod device;
 pub mod error;
 pub mod executor;
+mod folded;
 pub mod generate;
 #[doc(hidden)]
 pub mod generated;

@@ -23,6 +23,7 @@ use super::facts::{self, NumericFacts};
 use super::language::{AttrsId, Discriminant, EGraph, Heads, LeafId, Node, Payload, ShapeId, TypeId};
 use crate::cpu::of_numbers;
 use crate::graph::NodeId;
+use crate::tensor::Tensor;
 
 /// What a class stands for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -98,6 +99,8 @@ pub struct Leaf {
     pub constant: bool,
     /// What is known of its elements.
     pub facts: NumericFacts,
+    /// Its elements; `None` for inputs.
+    pub tensor: Option<Arc<Tensor>>,
 }
 
 /// Limits that hold while rules are applied.

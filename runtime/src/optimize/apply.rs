@@ -2,8 +2,8 @@
 //!
 //! In: a match. Out: new nodes, and the classes of the roots merged with them, or the reason why not. Holds
 //! always: nothing is merged unless the rule's claim covers the dtype at hand, every `requires` is known to be
-//! true, every node that is built type-checks, and both sides have the same type; the limits of the stage are
-//! looked at before every node.
+//! true, every node that is built type-checks, both sides have the same type, and what is computed beforehand keeps its meaning in
+//! its element type (`folded`); the limits of the stage are looked at before every node.
 
 use egg::Id;
 use hypatia_dsl::dtype::DType;
@@ -12,11 +12,14 @@ use hypatia_dsl::ir::{
     ScalarId, VarId,
 };
 use hypatia_dsl::neutral::without_absent;
+use hypatia_dsl::shape::Dim;
 use hypatia_dsl::typing::{self, Bindings, TensorType};
 
 use super::analysis::{Sort, class_type, conflict, has_several_results, is_term, node_types, rounded_apart, term_kind};
+use super::known;
 use super::language::{EGraph, Node, Payload};
 use super::matcher::{Match, MatchFacts, Slot, Step, Target};
+use crate::folded::{Folded, Place, is_of_values, number_loss};
 use crate::graph::check_view;
 
 /// Why a match was not applied.
@@ -34,6 +37,8 @@ pub enum Reject {
     Type(String),
     /// `build(...)` over something that is not a constant.
     NotConstant,
+    /// A constant or a number that it computes would lose what it means in its element type.
+    Lost(String),
     /// A limit of the stage.
     Budget,
 }
@@ -169,8 +174,7 @@ pub fn apply(egraph: &mut EGraph, rule: &Rule, terms: bool, m: &Match) -> Result
     let mut ids = Vec::with_capacity(rule.rhs.len());
     let mut built = Vec::new();
     for (build, root) in rule.rhs.iter().zip(&m.roots) {
-        let (items, views) = (Vec::new(), Vec::new());
-        let mut builder = Builder { egraph, m, replaced: *root, items, depth: 0, last: None, views };
+        let mut builder = Builder { rule: Some(rule), ..Builder::new(egraph, m, *root, 0) };
         let id = if terms { builder.term(build)? } else { builder.root(build)? };
         built.extend(builder.last);
         ids.push(id);
@@ -202,6 +206,12 @@ struct Builder<'a> {
     last: Option<Node>,
     /// What the terms of the op that is being built read other than by broadcasting.
     views: Vec<(InView, Id)>,
+    /// The rule whose right side it is; none in bodies of ops.
+    rule: Option<&'a Rule>,
+    /// Where what is being built stands.
+    place: Place,
+    /// Inside of `build(...)`.
+    frozen: bool,
 }
 
 /// Ops within bodies of ops at most.
@@ -226,7 +236,22 @@ fn ill_typed(message: impl Into<String>) -> Reject {
     Reject::Type(message.into())
 }
 
-impl Builder<'_> {
+impl<'a> Builder<'a> {
+    fn new(egraph: &'a mut EGraph, m: &'a Match, replaced: Id, depth: usize) -> Builder<'a> {
+        Builder {
+            egraph,
+            m,
+            replaced,
+            items: Vec::new(),
+            depth,
+            last: None,
+            views: Vec::new(),
+            rule: None,
+            place: Place::Factor,
+            frozen: false,
+        }
+    }
+
     fn eval(&self, expr: &AExpr) -> Option<AttrValue> {
         if self.items.is_empty() {
             return typing::eval(
@@ -287,6 +312,23 @@ impl Builder<'_> {
         add_checked(self.egraph, node)
     }
 
+    /// The number of an expression. What is computed from constants must keep its digits in that type.
+    fn kept_number(&self, expr: &AExpr, dtype: DType) -> Result<f64, Reject> {
+        let value = self.number(expr)?;
+        if !self.rule.is_some_and(|r| is_of_values(r, expr)) {
+            return Ok(value);
+        }
+        let known = |slot: &Slot| match slot {
+            Slot::Class(id) => {
+                let of = class_type(self.egraph, *id).map_or(dtype, |t| t.dtype);
+                self.egraph[*id].data.value().map(|v| (of, v))
+            }
+            _ => None,
+        };
+        let constants: Vec<(DType, f64)> = self.m.slots.iter().filter_map(known).collect();
+        number_loss(dtype, value, &constants).map_or(Ok(value), |lost| Err(Reject::Lost(lost)))
+    }
+
     /// A splat constant.
     fn splat(&mut self, ty: TensorType, value: f64) -> Built {
         // An integer type must hold the number as it is: 0.5 beside integers is an error, not 0.
@@ -301,8 +343,8 @@ impl Builder<'_> {
     /// The whole right side: a number there fills the type of what it replaces.
     fn root(&mut self, build: &Build) -> Built {
         if let Build::Number(expr) = build {
-            let value = self.number(expr)?;
             let ty = class_type(self.egraph, self.replaced).cloned().ok_or_else(|| ill_typed("no tensor"))?;
+            let value = self.kept_number(expr, ty.dtype)?;
             return self.splat(ty, value);
         }
         let hint = class_type(self.egraph, self.replaced).map(|t| t.dtype);
@@ -315,14 +357,17 @@ impl Builder<'_> {
             Build::Var(v) => self.variable(*v),
             Build::Absent => self.absent(),
             Build::Number(expr) => {
-                let value = self.number(expr)?;
                 let dtype = hint.ok_or_else(|| ill_typed("a number has no tensor beside it"))?;
+                let value = self.kept_number(expr, dtype)?;
                 self.splat(TensorType { dtype, shape: Vec::new() }, value)
             }
             Build::Else(v, other) if self.is_absent(*v) => self.tensor(other, hint),
             Build::Else(v, _) => self.variable(*v),
             Build::Frozen(inner) => {
-                let id = self.tensor(inner, hint)?;
+                let outer = std::mem::replace(&mut self.frozen, true);
+                let id = self.tensor(inner, hint);
+                self.frozen = outer;
+                let id = id?;
                 if self.egraph[id].data.constant { Ok(id) } else { Err(Reject::NotConstant) }
             }
             Build::If(guard, a, b) => {
@@ -408,6 +453,8 @@ impl Builder<'_> {
                 spreads.extend(ids.iter().map(|id| (Build::Var(*v), *id)));
             }
         }
+        let within = self.place.under(&self.egraph.analysis.program, n.head);
+        let outer = std::mem::replace(&mut self.place, within);
         let spreads: &'b [(Build, Id)] = spreads;
         let mut next_spread = spreads.iter();
         let mut args: Vec<Argument<'_>> = Vec::new();
@@ -429,12 +476,36 @@ impl Builder<'_> {
                 }
             }
         }
-        self.operands(&args, hint)
+        let operands = self.operands(&args, hint);
+        self.place = outer;
+        operands
     }
 
     fn scalar(&mut self, s: ScalarId, n: &BuildNode, hint: Option<DType>) -> Built {
         let children = self.arguments(n, &|_| false, hint, &mut Vec::new())?;
-        self.add(Node::new(Payload::Scalar(s), children))
+        let node = Node::new(Payload::Scalar(s), children);
+        if self.frozen {
+            self.keeps(s, &node)?;
+        }
+        self.add(node)
+    }
+
+    /// An error if a function of constants loses what it means when it is rounded. What cannot be computed now is not known to keep it.
+    fn keeps(&self, scalar: ScalarId, node: &Node) -> Result<(), Reject> {
+        if !node.children.iter().all(|c| self.egraph[*c].data.constant) {
+            return Err(Reject::NotConstant);
+        }
+        let types = node_types(self.egraph, node).map_err(Reject::Type)?;
+        let Some(ty) = types.first().filter(|t| t.dtype.is_float()) else { return Ok(()) };
+        let size = |d: &Dim| d.as_const().and_then(|c| usize::try_from(c).ok());
+        let shape = ty.shape.iter().map(size).collect::<Option<Vec<_>>>();
+        let operands = node.children.iter().map(|c| known::constant(self.egraph, *c)).collect::<Option<Vec<_>>>();
+        let (Some(shape), Some(operands)) = (shape, operands) else {
+            return Err(Reject::Lost("what `build(...)` computes is not known".to_string()));
+        };
+        let program = &self.egraph.analysis.program;
+        let folded = Folded { program, scalar, operands: &operands, dtype: ty.dtype, shape: &shape };
+        folded.loss(self.place).map_or(Ok(()), |lost| Err(Reject::Lost(lost)))
     }
 
     fn op(&mut self, op: OpId, n: &BuildNode, hint: Option<DType>) -> Built {
@@ -519,15 +590,7 @@ impl Builder<'_> {
             }
         }
         let hint = children.iter().find_map(|c| class_type(self.egraph, *c)).map(|t| t.dtype);
-        let mut inner = Builder {
-            egraph: self.egraph,
-            m: &m,
-            replaced: self.replaced,
-            items: Vec::new(),
-            depth: self.depth + 1,
-            last: None,
-            views: Vec::new(),
-        };
+        let mut inner = Builder::new(self.egraph, &m, self.replaced, self.depth + 1);
         let id = inner.tensor(body, hint)?;
         self.last = inner.last;
         Ok(id)
@@ -536,8 +599,9 @@ impl Builder<'_> {
     fn term(&mut self, build: &Build) -> Built {
         match build {
             Build::Var(v) => self.variable(*v),
+            // Terms compute in f32, or in f64, which holds more.
             Build::Number(expr) => {
-                let bits = self.number(expr)?.to_bits();
+                let bits = self.kept_number(expr, DType::F32)?.to_bits();
                 self.add(Node::leaf(Payload::Lit(bits)))
             }
             Build::Else(v, other) if self.is_absent(*v) => self.term(other),

@@ -432,7 +432,7 @@ impl Asker<'_, '_> {
                 });
                 ((5, 0), Verdict::Rejected { reason: values.unwrap_or_default() })
             }
-            Reject::Type(reason) => ((4, 0), Verdict::Rejected { reason: reason.clone() }),
+            Reject::Type(reason) | Reject::Lost(reason) => ((4, 0), Verdict::Rejected { reason: reason.clone() }),
             Reject::NotConstant => {
                 ((4, 0), Verdict::Rejected { reason: "`build(...)` is over something that is not a constant".into() })
             }

@@ -69,8 +69,14 @@ pub fn are_asked(program: &Program) -> bool {
 }
 
 fn asks(e: &AExpr) -> bool {
+    asks_for(e, &|fact| matches!(fact, Fact::NonNegative | Fact::Positive | Fact::Finite))
+}
+
+/// Whether an expression asks for such a fact.
+pub(crate) fn asks_for(e: &AExpr, wanted: &dyn Fn(Fact) -> bool) -> bool {
+    let asks = |e: &AExpr| asks_for(e, wanted);
     match e {
-        AExpr::Fact(fact, _) => matches!(fact, Fact::NonNegative | Fact::Positive | Fact::Finite),
+        AExpr::Fact(fact, _) => wanted(*fact),
         AExpr::Value(_) | AExpr::Var(_) | AExpr::SameAccumulator(..) | AExpr::Device(_) => false,
         AExpr::List(l) | AExpr::Call(_, l) => l.iter().any(asks),
         AExpr::Spread(a) | AExpr::Neg(a) | AExpr::Not(a) => asks(a),

@@ -51,7 +51,8 @@ pub fn enter(graph: &Graph) -> Result<Entered> {
         let class = match &node.kind {
             NodeKind::Input { .. } => {
                 let ty = egraph.analysis.type_id(first_type(node)?);
-                leaf(&mut egraph, Leaf { ty, node: id, constant: false, facts: NumericFacts::UNKNOWN })
+                let facts = NumericFacts::UNKNOWN;
+                leaf(&mut egraph, Leaf { ty, node: id, constant: false, facts, tensor: None })
             }
             NodeKind::Const(t) => constant(&mut egraph, node, id, t, &mut constants)?,
             NodeKind::Scalar(s) => {
@@ -209,7 +210,8 @@ fn constant(
         }
     }
     same.push((LeafId(egraph.analysis.leaves.len() as u32), tensor.clone()));
-    Ok(leaf(egraph, Leaf { ty, node: id, constant: true, facts: tensor_facts(tensor, constants.facts) }))
+    let facts = tensor_facts(tensor, constants.facts);
+    Ok(leaf(egraph, Leaf { ty, node: id, constant: true, facts, tensor: Some(tensor.clone()) }))
 }
 
 /// The bits of the f64 that all elements are; `None` if they differ, or if f64 does not hold them exactly.
@@ -463,7 +465,7 @@ impl Leaver<'_> {
 /// Largest constant that is made of one number.
 const MAX_SPLAT_BYTES: i64 = 1 << 28;
 
-fn splat_tensor(ty: &TensorType, value: f64) -> Result<Tensor> {
+pub(super) fn splat_tensor(ty: &TensorType, value: f64) -> Result<Tensor> {
     let too_large = || Error::Limit(format!("a rule makes a constant of type {ty}, which is too large"));
     let mut shape = Vec::with_capacity(ty.shape.len());
     let mut bytes = ty.dtype.size() as i64;

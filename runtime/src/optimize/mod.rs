@@ -14,6 +14,7 @@ pub mod cost;
 pub mod explain;
 pub mod extract;
 pub mod facts;
+mod known;
 pub mod language;
 pub mod lower;
 pub mod matcher;

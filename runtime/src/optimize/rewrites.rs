@@ -83,8 +83,8 @@ impl CompiledRule {
         let result = settle(egraph, &mut m)
             .and_then(|()| check(egraph, self.rule(), &mut m, self.policy, true))
             .and_then(|()| apply(egraph, self.rule(), self.terms, &m));
-        // Facts grow and uses are counted anew, so a guard may hold later; types and claims do not change.
-        if matches!(result, Ok(_) | Err(Reject::Claim(_) | Reject::Type(_))) {
+        // Facts grow and uses are counted anew, so a guard may hold later; types, claims and constants do not change.
+        if matches!(result, Ok(_) | Err(Reject::Claim(_) | Reject::Type(_) | Reject::Lost(_))) {
             self.state().done.insert(print);
         }
         result

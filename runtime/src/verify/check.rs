@@ -15,6 +15,7 @@ use hypatia_dsl::ir::{AttrValue, Build, BuildArg, Class, Rule, ScalarBody};
 use hypatia_dsl::typing::codes;
 
 use super::explode::{explode, is_short, widened};
+use super::folds;
 use super::generate::{Instance, Reject, Try, reject};
 use super::range::leaves_range;
 use super::values::Flavour;
@@ -270,6 +271,10 @@ pub fn observe(rule: &Rule, instance: &Instance) -> Try<Observation> {
             return Ok(seen);
         }
     };
+    // Where a constant would lose what it means the rule is not applied.
+    if let Some(lost) = folds::loss(rule, instance) {
+        return reject(lost);
+    }
     let roots = sides.left.len();
     let exact = match evaluate_exactly(&sides.graph, &sides.numbers, &instance.inputs) {
         Ok(r) => r,
@@ -296,11 +301,16 @@ pub fn observe(rule: &Rule, instance: &Instance) -> Try<Observation> {
             job.meaning(root, left[root].dtype, &exact_left[root], &exact_right[root])
                 .map_err(|e| Reject(e.to_string()))?;
         }
-        if !matches!(instance.flavour, Flavour::Extreme | Flavour::Large) {
+        if !matches!(instance.flavour, Flavour::Extreme | Flavour::Large | Flavour::Far) {
             job.rounding(root, &exact_left[root], &left[root], &right[root]).map_err(|e| Reject(e.to_string()))?;
         }
         if instance.flavour == Flavour::Large {
             job.vanished(root, &exact_left[root], &left[root], &right[root]).map_err(|e| Reject(e.to_string()))?;
+        }
+        if instance.flavour == Flavour::Far && job.seen.rounding.is_none() {
+            let values = [&exact_left[root], &left[root], &right[root]];
+            let spoiled = folds::spoiled(&sides, &instance.inputs, job.epsilon, root, values);
+            job.seen.rounding = spoiled.map_err(|e| Reject(e.to_string()))?;
         }
         job.integer(root, &left[root], &right[root]).map_err(|e| Reject(e.to_string()))?;
         job.bits(root, &exact_left[root], &left[root], &right[root]);
@@ -434,7 +444,7 @@ impl Job<'_> {
     fn other_kind(&self, left: f64, right: f64) -> bool {
         match self.flavour {
             // Large values overflow and vanish, which is no matter of meaning.
-            Flavour::Large => false,
+            Flavour::Large | Flavour::Far => false,
             Flavour::Infinite => !left.is_nan() && left != right,
             _ => !(left.is_nan() && right.is_nan() || left.is_infinite() && right.is_infinite()),
         }
@@ -563,7 +573,7 @@ impl Job<'_> {
             let finite = l.is_finite() && r.is_finite() && !special_input;
             if finite && l != r {
                 self.seen.finite_bits.get_or_insert_with(|| found.clone());
-                if !matches!(self.flavour, Flavour::Extreme | Flavour::Large) {
+                if !matches!(self.flavour, Flavour::Extreme | Flavour::Large | Flavour::Far) {
                     let units = (l - r).abs() / ulp(left.dtype, l.abs().max(r.abs()));
                     if units > self.seen.ulp {
                         self.seen.ulp = units;
@@ -629,7 +639,13 @@ fn all_values(mut graph: Graph) -> Graph {
     graph
 }
 
-fn difference(root: usize, index: usize, left: &RefTensor, right: &RefTensor, exact: Option<f64>) -> Difference {
+pub(super) fn difference(
+    root: usize,
+    index: usize,
+    left: &RefTensor,
+    right: &RefTensor,
+    exact: Option<f64>,
+) -> Difference {
     let (l, r) = (left.at(index), right.at(index));
     let whole = match (l, r) {
         (Val::I(l), Val::I(r)) => Some((l, r)),

@@ -18,9 +18,11 @@ use hypatia_dsl::typing::TensorType;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
+use super::folds::folded;
 use crate::error::{Error, Result};
 use crate::graph::instantiate::Numbers;
-use crate::graph::{Graph, Node, NodeKind, Value};
+use crate::graph::{Graph, Node, NodeId, NodeKind, Value};
+use crate::plan::constant_nodes;
 use crate::tensor::Tensor;
 
 /// A noisy graph, made of f64 nodes, with the same inputs (converted to f64) and outputs.
@@ -32,8 +34,12 @@ pub fn explode(graph: &Graph, numbers: &Numbers, noise: f64, seed: u64) -> Resul
     let rng = ChaCha8Rng::seed_from_u64(seed);
     let mut e = Exploder { from: &graph, out, noise, rng, map: Vec::new(), numbers: more, in_f64: false };
     let compared = only_compared(&graph);
+    let weights = computed_weights(&graph);
     for (i, node) in graph.nodes.iter().enumerate() {
-        let results = e.node(node, compared[i])?;
+        let mut results = e.node(node, compared[i])?;
+        if let (Some(v), true) = (results.first_mut(), weights[i]) {
+            *v = e.weight(Value { node: NodeId(i as u32), output: 0 }, *v)?;
+        }
         e.map.push(results);
     }
     let Exploder { mut out, map, .. } = e;
@@ -65,6 +71,23 @@ fn only_compared(graph: &Graph) -> Vec<bool> {
     }
     graph.outputs.iter().for_each(|(_, v)| other[v.node.index()] = true);
     compared.into_iter().zip(other).map(|(c, o)| c && !o).collect()
+}
+
+/// For each node, whether it is a function of constants that comes to be a weight: an operand of a product.
+fn computed_weights(graph: &Graph) -> Vec<bool> {
+    let constant = constant_nodes(graph);
+    let mut weight = vec![false; graph.nodes.len()];
+    for (i, node) in graph.nodes.iter().enumerate().rev() {
+        let multiplies = match &node.kind {
+            NodeKind::Op { op, .. } => matches!(graph.program.op(*op).body, OpBody::Builtin(b) if b.multiplies()),
+            _ => false,
+        };
+        if multiplies || weight[i] {
+            node.operands.iter().flatten().for_each(|v| weight[v.node.index()] |= constant[v.node.index()]);
+        }
+    }
+    let function = |n: &Node| matches!(n.kind, NodeKind::Scalar(_));
+    weight.into_iter().zip(&graph.nodes).map(|(w, n)| w && function(n)).collect()
 }
 
 fn compares(graph: &Graph, scalar: ScalarId) -> bool {
@@ -250,24 +273,36 @@ impl Exploder<'_> {
         Ok(self.out.builtin(BuiltinOp::Cast, &[v], vec![AttrValue::DType(to)])?[0])
     }
 
+    /// Weights that are computed before a run are as precise as the largest of those that they are summed with
+    /// (`crate::folded`). `of` is the one that `v` was made of.
+    fn weight(&mut self, of: Value, v: Value) -> Result<Value> {
+        let Some(beside) = folded(self.from, of, |f| f.beside()).filter(|_| self.is_noisy(v)) else { return Ok(v) };
+        self.add_noise(v, BuiltinScalar::Add, |i, r| beside.get(i).map_or(0.0, |b| b * r))
+    }
+
     fn noisy(&mut self, v: Value) -> Result<Value> {
-        let ty = self.out.ty(v).clone();
-        if self.noise == 0.0 || ty.dtype != DType::F64 {
-            return Ok(v);
-        }
-        let shape: Option<Vec<usize>> = ty.shape.iter().map(|d| d.as_const().map(|c| c as usize)).collect();
+        if self.is_noisy(v) { self.add_noise(v, BuiltinScalar::Mul, |_, r| 1.0 + r) } else { Ok(v) }
+    }
+
+    fn is_noisy(&self, v: Value) -> bool {
+        self.noise != 0.0 && self.out.ty(v).dtype == DType::F64
+    }
+
+    /// A value with noise of each element's own, by that function.
+    fn add_noise(&mut self, v: Value, by: BuiltinScalar, noise: impl Fn(usize, f64) -> f64) -> Result<Value> {
+        let shape: Option<Vec<usize>> = self.out.ty(v).shape.iter().map(|d| d.as_const().map(|c| c as usize)).collect();
         let shape = shape.ok_or_else(|| Error::Internal("noise on a symbolic size".into()))?;
         let n = shape.iter().product();
         // Of either sign, and never next to nothing: a limit may hide one sign, and the runs are few.
-        let mut factor = || {
+        let mut random = || {
             let r: f64 = self.rng.random_range(-1.0..=1.0);
-            1.0 + self.noise * (r + 0.5f64.copysign(r)) / 1.5
+            self.noise * (r + 0.5f64.copysign(r)) / 1.5
         };
-        let factors: Vec<f64> = (0..n).map(|_| factor()).collect();
-        let factors = Tensor::from_f64(DType::F64, &shape, &factors)
-            .ok_or_else(|| Error::Limit("a tensor is too large".into()))?;
-        let factors = self.out.constant(Arc::new(factors));
-        self.out.builtin_scalar(BuiltinScalar::Mul, &[v, factors])
+        let noise: Vec<f64> = (0..n).map(|i| noise(i, random())).collect();
+        let noise =
+            Tensor::from_f64(DType::F64, &shape, &noise).ok_or_else(|| Error::Limit("a tensor is too large".into()))?;
+        let noise = self.out.constant(Arc::new(noise));
+        self.out.builtin_scalar(by, &[v, noise])
     }
 }
 

@@ -23,7 +23,7 @@ use hypatia_dsl::typing::{Bindings, NoFacts, TensorType, apply_op, eval, eval_gu
 use super::constants::Constants;
 use super::hints::Hints;
 use super::source::Source;
-use super::values::{Demand, Flavour, Special, tensor};
+use super::values::{Demand, Far, Flavour, Special, tensor};
 use super::wants::{ShapeWant, Want};
 use crate::graph::instantiate::{BoundTerm, Numbers};
 use crate::graph::{Env, Graph, GraphFacts, NodeId, NodeKind, Value};
@@ -116,7 +116,8 @@ pub fn instance(
     wanted_branch: &dyn Fn(usize, usize) -> Option<usize>,
 ) -> Try<Instance> {
     let main = DTYPES[source.weighted(&DTYPE_WEIGHTS)];
-    let flavour = Flavour::ALL[source.weighted(&[18, 30, 12, 18, 22, 10])];
+    let flavours: &[u32] = if hints.folds() { &[18, 30, 12, 18, 22, 10, 20] } else { &[18, 30, 12, 18, 22, 10] };
+    let flavour = Flavour::ALL[source.weighted(flavours)];
     let (sizes, weights) = candidates(&hints.constants);
     let pool = (0..1 + source.weighted(&[30, 45, 25])).map(|_| sizes[source.weighted(&weights)]).collect();
     let mut g = Generator {
@@ -149,9 +150,14 @@ impl Generator<'_, '_> {
     fn finish(mut self, left: Vec<Value>) -> Try<Instance> {
         let (mut inputs, mut constants) = (Vec::new(), Vec::new());
         let indexing = self.indexing();
+        let mut far = self.far();
         for (value, name, var) in std::mem::take(&mut self.made) {
             let mut demand = self.demand(value, var)?;
             demand.small = indexing.contains(&name);
+            if let Some((constants, operand)) = &mut far {
+                // One operand makes up for the constants: two would leave the range together themselves.
+                demand.far = if self.is_folded(var) { *constants } else { std::mem::take(operand) };
+            }
             let ty = self.graph.ty(value).clone();
             let shape: Vec<usize> = sizes(&ty)?.into_iter().map(|d| d as usize).collect();
             let special = Special::of(self.flavour, ty.dtype, self.hints.constants.elements(ty.dtype), &self.graph);
@@ -161,7 +167,13 @@ impl Generator<'_, '_> {
             let asks = |f| var.is_some_and(|v| self.hints.asks(v, f));
             let must =
                 [Fact::Const, Fact::Value, Fact::Positive, Fact::NonNegative, Fact::Finite].into_iter().any(asks);
-            let constant = if must { self.source.weighted(&[1, 15]) } else { self.source.weighted(&[4, 1]) };
+            let constant = if self.flavour == Flavour::Far {
+                usize::from(self.is_folded(var))
+            } else if must {
+                self.source.weighted(&[1, 15])
+            } else {
+                self.source.weighted(&[4, 1])
+            };
             if constant == 1 {
                 self.graph.nodes[value.node.index()].kind = NodeKind::Const(Arc::new(data));
                 self.graph.inputs.retain(|i| *i != value.node);
@@ -192,6 +204,22 @@ impl Generator<'_, '_> {
         }
         let Generator { graph, env, flavour, branches, numbers, .. } = self;
         Ok(Instance { graph, env, left, inputs, constants, flavour, branches, numbers })
+    }
+
+    /// Where constants lie, and where an operand does that makes up for them, as a factor of theirs or divided by them.
+    fn far(&mut self) -> Option<(Far, Far)> {
+        let kinds = [
+            (Far::Small, Far::AgainstSmall),
+            (Far::Large, Far::AgainstLarge),
+            (Far::Small, Far::AgainstLarge),
+            (Far::Large, Far::AgainstSmall),
+        ];
+        (self.flavour == Flavour::Far).then(|| kinds[self.source.weighted(&[4, 2, 1, 1])])
+    }
+
+    /// True for a variable of which a guard or a `let` asks that it is constant.
+    fn is_folded(&self, var: Option<VarId>) -> bool {
+        var.is_some_and(|v| self.hints.asks(v, Fact::Const) || self.hints.asks(v, Fact::Value))
     }
 
     /// Integers that something is indexed with, by way of other operations or inside an op: large ones would seldom be legal.

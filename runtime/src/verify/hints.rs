@@ -48,6 +48,11 @@ impl<'a> Hints<'a> {
         self.facts.get(&var).is_some_and(|f| f.contains(&fact))
     }
 
+    /// True if it asks for constants: these may be computed with before a run.
+    pub fn folds(&self) -> bool {
+        self.facts.values().flatten().any(|f| matches!(f, Fact::Const | Fact::Value))
+    }
+
     fn read(&mut self, e: &'a AExpr, holds: bool, depth: usize) {
         if depth > 64 {
             return;

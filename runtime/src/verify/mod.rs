@@ -6,7 +6,7 @@
 //! such, never as verified.
 //!
 //! `constants` reads what numbers a rule turns on, `generate` makes instances of its left side, `check` compares both sides on them (with
-//! `explode` to tell rounding from error, and `range` overflow), `shrink` and `block` turn a failure into a test that
+//! `explode` to tell rounding from error, `range` overflow, and `folds` constants that are lost), `shrink` and `block` turn a failure into a test that
 //! can be pasted, `epilogue` moves lifted rules into epilogues, `scalars`, `ops` and `kernels` check derivatives,
 //! op bodies with their kernels, and kernels of libraries, `mutate` breaks rules to see that this notices.
 
@@ -16,6 +16,7 @@ pub mod check;
 mod constants;
 mod epilogue;
 mod explode;
+mod folds;
 mod generate;
 mod hints;
 mod kernels;

@@ -150,7 +150,7 @@ fn check(made: &Instance, has_kernel: bool) -> Verdict {
         Err(e) if e.has_code(codes::DTYPE) => return Verdict::NoMeaning(e.to_string()),
         Err(e) => return Verdict::Wrong("body", e.to_string()),
     }
-    if !has_kernel || matches!(made.flavour, Flavour::Extreme | Flavour::Large) {
+    if !has_kernel || matches!(made.flavour, Flavour::Extreme | Flavour::Large | Flavour::Far) {
         return Verdict::Right;
     }
     // Operands for which the body itself has no value say nothing of the kernel.

@@ -14,6 +14,7 @@ use crate::cpu::reference::{Mode, RefTensor, evaluate};
 use crate::error::Result;
 use crate::graph::instantiate::Numbers;
 use crate::graph::{Graph, NodeId};
+use crate::plan::constant_nodes;
 use crate::tensor::Tensor;
 use crate::test_runner::tolerance;
 
@@ -22,15 +23,40 @@ const NOISE: f64 = f32::EPSILON as f64;
 
 /// True if a value on the way is finite as a real number and not as its element type rounds it.
 pub(crate) fn leaves_range(graph: &Graph, inputs: &[(String, Tensor)]) -> Result<bool> {
-    let mut graph = graph.unfold()?;
-    let values = (0..graph.nodes.len()).flat_map(|i| graph.results(NodeId(i as u32)));
-    graph.outputs = values.enumerate().map(|(i, v)| (format!("v{i}"), v)).collect();
+    Ok(lost(graph.unfold()?, inputs)?.contains(&true))
+}
+
+/// The same, but for constants that are computed for none of the first `roots` outputs, and what comes of them: these are there before
+/// a run, as those of a right side.
+pub(crate) fn leaves_range_outside(graph: &Graph, inputs: &[(String, Tensor)], roots: usize) -> Result<bool> {
+    let graph = graph.unfold()?;
+    let mut left = vec![false; graph.nodes.len()];
+    graph.outputs.iter().take(roots).for_each(|(_, v)| left[v.node.index()] = true);
+    for (i, node) in graph.nodes.iter().enumerate().rev() {
+        let needed = left[i];
+        node.operands.iter().flatten().for_each(|v| left[v.node.index()] |= needed);
+    }
+    let constant = constant_nodes(&graph);
+    let operands: Vec<Vec<usize>> =
+        graph.nodes.iter().map(|n| n.operands.iter().flatten().map(|v| v.node.index()).collect()).collect();
+    let lost = lost(graph, inputs)?;
+    // The first value that is lost on each way.
+    let first = |i: usize| lost[i] && !operands[i].iter().any(|o| lost[*o]);
+    Ok((0..lost.len()).any(|i| first(i) && (left[i] || !constant[i])))
+}
+
+/// For each node whether it has a result that is lost.
+fn lost(mut graph: Graph, inputs: &[(String, Tensor)]) -> Result<Vec<bool>> {
+    let values: Vec<_> = (0..graph.nodes.len()).flat_map(|i| graph.results(NodeId(i as u32))).collect();
+    graph.outputs = values.iter().enumerate().map(|(i, v)| (format!("v{i}"), *v)).collect();
     let exact = evaluate(&graph, inputs, Mode::Exact)?;
     let rounded = evaluate(&graph, inputs, Mode::Rounded)?;
-    let lost = |e: &RefTensor, r: &RefTensor| {
-        e.dtype.is_float() && e.to_f64().iter().zip(r.to_f64()).any(|(e, r)| e.is_finite() && !r.is_finite())
-    };
-    Ok(exact.iter().zip(&rounded).any(|(e, r)| lost(e, r)))
+    let mut lost = vec![false; graph.nodes.len()];
+    for (v, (e, r)) in values.iter().zip(exact.iter().zip(&rounded)) {
+        let differ = || e.to_f64().iter().zip(r.to_f64()).any(|(e, r)| e.is_finite() && !r.is_finite());
+        lost[v.node.index()] |= e.dtype.is_float() && differ();
+    }
+    Ok(lost)
 }
 
 /// What a graph means, for results of kernels that compute it where its element types are too small.

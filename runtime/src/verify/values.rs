@@ -10,6 +10,7 @@ use rand::Rng;
 
 use super::source::Source;
 use crate::cpu::reference::{Data, RefTensor};
+use crate::folded::smallest_normal;
 use crate::graph::Graph;
 use crate::tensor::Tensor;
 
@@ -29,12 +30,22 @@ pub enum Flavour {
     Extreme,
     /// Moderate numbers and some infinities: nothing overflows, so that an infinity is lost or made by the rule alone.
     Infinite,
+    /// Constants so small, or so large, that two of them together leave the range of their type, and an operand that makes up for it.
+    /// Only for rules that ask for constants.
+    Far,
 }
 
 impl Flavour {
     /// From the simplest on.
-    pub const ALL: [Flavour; 6] =
-        [Flavour::Nice, Flavour::Ordinary, Flavour::Large, Flavour::Nan, Flavour::Extreme, Flavour::Infinite];
+    pub const ALL: [Flavour; 7] = [
+        Flavour::Nice,
+        Flavour::Ordinary,
+        Flavour::Large,
+        Flavour::Nan,
+        Flavour::Extreme,
+        Flavour::Infinite,
+        Flavour::Far,
+    ];
 
     /// The word in reports.
     pub fn name(self) -> &'static str {
@@ -45,6 +56,7 @@ impl Flavour {
             Flavour::Nan => "values with NaN",
             Flavour::Extreme => "extreme values",
             Flavour::Infinite => "values with infinities",
+            Flavour::Far => "constants near the ends of the range",
         }
     }
 }
@@ -66,6 +78,50 @@ pub struct Demand {
     pub index: Option<i64>,
     /// Small integers only.
     pub small: bool,
+    /// Where the elements lie if the flavour is [`Flavour::Far`].
+    pub far: Far,
+}
+
+/// Magnitudes of elements: powers of the smallest or the largest normal number of their type.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub enum Far {
+    /// Ordinary.
+    #[default]
+    Near,
+    /// Of two such numbers the product is about as small as a type holds, or smaller.
+    Small,
+    /// Of two such numbers the product is about as large as a type holds, or larger.
+    Large,
+    /// What such a number makes of two small ones is ordinary.
+    AgainstSmall,
+    /// What such a number makes of two large ones is ordinary.
+    AgainstLarge,
+}
+
+/// Far elements that differ in magnitude.
+const MAGNITUDES: u32 = 64;
+
+impl Far {
+    /// An element: 1 and 0 are among the small and the large ones, so that a tensor holds near and far ones.
+    fn element(self, source: &mut Source, dtype: DType) -> f64 {
+        let near = 3;
+        let code = source.element(near + 2 * MAGNITUDES, |r| match r.random_range(0..8) {
+            0 => r.random_range(0..near),
+            _ => near + r.random_range(0..2 * MAGNITUDES),
+        });
+        let Some(far) = code.checked_sub(near) else { return [1.0, -1.5, 0.0][code as usize % 3] };
+        let part = f64::from(far / 2 % MAGNITUDES) / f64::from(MAGNITUDES);
+        let (least, largest) = (smallest_normal(dtype).log2(), dtype.largest().log2());
+        let exponent = match self {
+            Far::Near => 2.0 * part - 1.0,
+            Far::Small => least * (0.3 + 0.69 * part),
+            Far::Large => largest * (0.3 + 0.69 * part),
+            Far::AgainstSmall => -least * (0.5 + 0.45 * part),
+            Far::AgainstLarge => -largest * (0.5 + 0.4 * part),
+        };
+        let v = exponent.exp2();
+        if far.is_multiple_of(2) { v } else { -v }
+    }
 }
 
 /// Elements at which functions turn, apart from those that every type has.
@@ -86,7 +142,7 @@ impl Special {
         let whole = |v: f64| (v * 2.0).fract() == 0.0;
         let fits = |v: &&f64| match flavour {
             Flavour::Nice => whole(**v) && v.abs() <= 64.0,
-            Flavour::Ordinary | Flavour::Nan | Flavour::Infinite => v.abs() <= 100.0,
+            Flavour::Ordinary | Flavour::Nan | Flavour::Infinite | Flavour::Far => v.abs() <= 100.0,
             Flavour::Large | Flavour::Extreme => true,
         };
         let mut out: Vec<f64> = Vec::new();
@@ -106,7 +162,7 @@ impl Special {
         let floats = graph.nodes.iter().flat_map(|n| &n.results).map(|t| t.dtype).filter(|d| d.is_float());
         let limit = match flavour {
             Flavour::Nice => 5.0,
-            Flavour::Ordinary | Flavour::Nan => floats.map(DType::largest).fold(f64::INFINITY, f64::min),
+            Flavour::Ordinary | Flavour::Nan | Flavour::Far => floats.map(DType::largest).fold(f64::INFINITY, f64::min),
             _ => f64::INFINITY,
         };
         Special { elements: out, limit }
@@ -232,6 +288,8 @@ fn element(
 ) -> f64 {
     let v = if dtype == DType::Bool {
         source.element(2, |r| r.random_range(0..2)) as f64
+    } else if flavour == Flavour::Far {
+        demand.far.element(source, dtype)
     } else {
         float(source, flavour, dtype, elements, special)
     };
@@ -255,6 +313,7 @@ fn float(source: &mut Source, flavour: Flavour, dtype: DType, elements: usize, s
             Flavour::Nan => (0.2, seldom),
             Flavour::Extreme => (0.15, 0.35),
             Flavour::Infinite => (0.2, seldom),
+            Flavour::Far => (1.0, 0.0),
         };
         let p: f64 = r.random();
         let own = special.elements.len().min(SPECIAL as usize) as u32;
