@@ -132,6 +132,7 @@ fn explain_tells_codes() {
 fn the_tests_of_files_that_compile_pass() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/pass");
     let files = [
+        ("attributes.hyp", 5),
         ("constructs.hyp", 3),
         ("gated.hyp", 2),
         ("group_norm.hyp", 3),

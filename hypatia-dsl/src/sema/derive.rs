@@ -7,11 +7,12 @@
 use crate::ast::BinaryOp;
 use crate::dtype::{DType, Kind};
 use crate::ir::{
-    AExpr, AttrPat, AttrValue, Build, BuildArg, BuildNode, Claim, Class, DimPat, Fact, Head, NodePat, OpBody, OpDef,
-    OpId, ParamKind, Pat, RestPat, Rule, ScalarBody, ScalarId, Sort, TypePat, Var, VarId,
+    AExpr, AFn, AttrPat, AttrType, AttrValue, Build, BuildArg, BuildNode, Claim, Class, DimPat, Fact, Head, NodePat,
+    OpBody, OpDef, OpId, ParamKind, Pat, RestPat, Rule, ScalarBody, ScalarId, Sort, TypePat, Var, VarId,
 };
 use crate::neutral::without_absent;
 use crate::scalar::{Term, TermId, TermNode};
+use crate::shape::Dim;
 
 use super::walk::pat_vars;
 use super::{Sema, ops, rulesets, tensor_param};
@@ -195,7 +196,13 @@ fn op_rules(s: &Sema<'_>, id: OpId, with_kernel: &[OpId]) -> Vec<Rule> {
         // With an operand absent the addition is absent too; models may write `y + 0` all the same.
         for plain in if absent.is_empty() { vec![false] } else { vec![false, true] } {
             let mut f = FromBuild::new(s, def, &absent, plain);
-            let Some(lhs) = bodies.iter().map(|b| f.pat(b)).collect::<Option<Vec<Pat>>>() else { continue };
+            let Some(mut lhs) = f.patterns(&bodies) else { continue };
+            // A number that is an attribute elsewhere too is compared with it, whichever comes first.
+            if f.lets.iter().any(|(v, _)| f.read.contains(v)) {
+                f = FromBuild { numbers: false, read: f.read, ..FromBuild::new(s, def, &absent, plain) };
+                let Some(again) = f.patterns(&bodies) else { continue };
+                lhs = again;
+            }
             // A result that is an operand, or another result, cannot be told from it.
             let told = |p: &Pat| matches!(p, Pat::Node(_)) && lhs.iter().filter(|q| *q == p).count() == 1;
             if !lhs.iter().all(told) || !f.complete(&lhs) {
@@ -227,6 +234,10 @@ struct FromBuild<'s> {
     plain: bool,
     vars: Vec<Var>,
     bound: Vec<VarId>,
+    /// Attributes that those of the body are.
+    read: Vec<VarId>,
+    /// Numbers give their values to attributes that are read too.
+    numbers: bool,
     lets: Vec<(VarId, AExpr)>,
     requires: Vec<AExpr>,
     size: usize,
@@ -241,10 +252,17 @@ impl<'s> FromBuild<'s> {
             plain,
             vars: def.vars.clone(),
             bound: Vec::new(),
+            read: Vec::new(),
+            numbers: true,
             lets: Vec::new(),
             requires: Vec::new(),
             size: 0,
         }
+    }
+
+    /// One for each result.
+    fn patterns(&mut self, bodies: &[Build]) -> Option<Vec<Pat>> {
+        bodies.iter().map(|b| self.pat(b)).collect()
     }
 
     /// True if the pattern found every operand and attribute.
@@ -302,13 +320,24 @@ impl<'s> FromBuild<'s> {
         self.vars.push(Var { name: format!("_c{}", self.vars.len()), sort: Sort::Tensor });
         let t = VarId(self.vars.len() as u32 - 1);
         let value = AExpr::Fact(Fact::Value, t);
-        match e {
-            AExpr::Var(v) if v.index() < self.def.params.len() && !self.bound.contains(v) => {
-                self.bound.push(*v);
+        if let AExpr::Var(v) = e
+            && let Some(ParamKind::Attr { ty, .. }) = self.def.params.get(v.index()).map(|p| &p.kind)
+            && !self.bound.contains(v)
+            && (self.numbers || !self.read.contains(v))
+        {
+            self.bound.push(*v);
+            if *ty == AttrType::Float {
                 self.lets.push((*v, value));
+                return Some(Pat::Var(t));
             }
-            _ => self.requires.push(AExpr::Binary(BinaryOp::Eq, Box::new(value), Box::new(e.clone()))),
+            // The other attributes that are numbers are whole, and sizes are not negative.
+            self.lets.push((*v, AExpr::Call(AFn::Floor, vec![value.clone()])));
+            if *ty == AttrType::Dim {
+                let zero = AExpr::Value(AttrValue::Dim(Dim::from(0)));
+                self.requires.push(AExpr::Binary(BinaryOp::Le, Box::new(zero), Box::new(e.clone())));
+            }
         }
+        self.requires.push(AExpr::Binary(BinaryOp::Eq, Box::new(value), Box::new(e.clone())));
         Some(Pat::Var(t))
     }
 
@@ -328,6 +357,7 @@ impl<'s> FromBuild<'s> {
         match e {
             AExpr::Var(v) => {
                 self.bound.push(*v);
+                self.read.push(*v);
                 AttrPat::Var(*v)
             }
             AExpr::List(items) if items.iter().all(|i| matches!(i, AExpr::Var(_) | AExpr::Value(_))) => {
@@ -342,10 +372,10 @@ impl<'s> FromBuild<'s> {
         }
     }
 
-    /// True for a list without `..` in which an attribute of the op stands by itself.
+    /// True for a list with one `..` at most in which an attribute of the op stands by itself.
     fn reads_attribute(&self, items: &[AExpr]) -> bool {
         let attribute = |e: &AExpr| matches!(e, AExpr::Var(v) if v.index() < self.def.params.len());
-        items.iter().any(attribute) && !items.iter().any(|e| matches!(e, AExpr::Spread(_)))
+        items.iter().any(attribute) && items.iter().filter(|e| matches!(e, AExpr::Spread(_))).count() <= 1
     }
 
     fn list_item(&mut self, e: &AExpr) -> AttrPat {
@@ -354,8 +384,12 @@ impl<'s> FromBuild<'s> {
         }
         self.vars.push(Var { name: format!("_a{}", self.vars.len()), sort: Sort::Attr });
         let v = VarId(self.vars.len() as u32 - 1);
-        self.requires.push(AExpr::Binary(BinaryOp::Eq, Box::new(AExpr::Var(v)), Box::new(e.clone())));
-        AttrPat::Var(v)
+        let (pat, whole) = match e {
+            AExpr::Spread(list) => (AttrPat::Rest(Some(v)), list.as_ref()),
+            e => (AttrPat::Var(v), e),
+        };
+        self.requires.push(AExpr::Binary(BinaryOp::Eq, Box::new(AExpr::Var(v)), Box::new(whole.clone())));
+        pat
     }
 
     /// One root for each result, the largest first: the others are then searched for near its variables.

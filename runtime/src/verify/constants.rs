@@ -62,6 +62,8 @@ impl Constants {
         near.iter().for_each(|n| add(*n));
         // What two guards ask of one size: `n % 6 == 0, n % 4 == 0`.
         moduli.iter().flat_map(|a| moduli.iter().map(|b| lcm(*a, *b))).for_each(&mut add);
+        // Multiples that are no power of two times as much.
+        moduli.iter().flat_map(|n| [n.saturating_mul(3), n.saturating_mul(6)]).for_each(&mut add);
         far_sizes.iter().for_each(|n| add(n.saturating_add(1)));
         near.iter().flat_map(|n| [n.saturating_mul(2), n + 1, n - 1]).for_each(&mut add);
         // `4 * n == 256`

@@ -151,7 +151,11 @@ impl Generator<'_, '_> {
         let (mut inputs, mut constants) = (Vec::new(), Vec::new());
         let indexing = self.indexing();
         let mut far = self.far();
-        for (value, name, var) in std::mem::take(&mut self.made) {
+        let mut made = std::mem::take(&mut self.made);
+        // What a `let` reads comes first: guards equate others with it.
+        made.sort_by_key(|(_, _, var)| !var.is_some_and(|v| self.hints.is_read(v)));
+        for (value, name, var) in made {
+            self.bind_lets();
             let mut demand = self.demand(value, var)?;
             demand.small = indexing.contains(&name);
             if let Some((constants, operand)) = &mut far {
@@ -189,12 +193,8 @@ impl Generator<'_, '_> {
                 self.env.absent.insert(id);
             }
         }
-        for (var, e) in &self.rule.lets {
-            let facts = GraphFacts { graph: &self.graph, env: &self.env };
-            let Some(v) = eval(e, &self.env.attrs, &facts) else {
-                return reject("a `let` has no value");
-            };
-            self.env.attrs.values.insert(*var, v);
+        if !self.bind_lets() {
+            return reject("a `let` has no value");
         }
         for (i, guard) in self.rule.requires.iter().enumerate() {
             let facts = GraphFacts { graph: &self.graph, env: &self.env };
@@ -204,6 +204,15 @@ impl Generator<'_, '_> {
         }
         let Generator { graph, env, flavour, branches, numbers, .. } = self;
         Ok(Instance { graph, env, left, inputs, constants, flavour, branches, numbers })
+    }
+
+    /// Works out the `let`s that have a value by now; false if one has none.
+    fn bind_lets(&mut self) -> bool {
+        self.rule.lets.iter().all(|(var, e)| {
+            let facts = GraphFacts { graph: &self.graph, env: &self.env };
+            let value = eval(e, &self.env.attrs, &facts);
+            value.map(|v| self.env.attrs.values.insert(*var, v)).is_some()
+        })
     }
 
     /// Where constants lie, and where an operand does that makes up for them, as a factor of theirs or divided by them.

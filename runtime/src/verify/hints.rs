@@ -23,6 +23,8 @@ pub struct Hints<'a> {
     pub equal_var: Vec<(VarId, &'a AExpr)>,
     /// `v in [..]`
     pub among: Vec<(VarId, &'a AExpr)>,
+    /// Whose values a `let` reads.
+    read: Vec<VarId>,
     /// Elements of lists are asked for: `p[p[0]] == 0`.
     pub indexes: bool,
     /// Numbers that it is written with.
@@ -37,15 +39,26 @@ impl<'a> Hints<'a> {
             hints.read(guard, true, 0);
         }
         // A `let` without a value is no instance either: `let f = value(c)` asks for a constant.
+        let guards = hints.facts.clone();
         for (_, e) in &rule.lets {
             hints.read(e, false, 0);
         }
+        let of_values = |(v, facts): (&VarId, &Vec<Fact>)| {
+            let before = guards.get(v).map_or(0, Vec::len);
+            facts[before..].contains(&Fact::Value).then_some(*v)
+        };
+        hints.read = hints.facts.iter().filter_map(of_values).collect();
         hints
     }
 
     /// True if some guard asks that fact of the variable.
     pub fn asks(&self, var: VarId, fact: Fact) -> bool {
         self.facts.get(&var).is_some_and(|f| f.contains(&fact))
+    }
+
+    /// True if a `let` reads the variable's value.
+    pub fn is_read(&self, var: VarId) -> bool {
+        self.read.contains(&var)
     }
 
     /// True if it asks for constants: these may be computed with before a run.
