@@ -36,6 +36,9 @@ impl Path {
     }
 }
 
+/// Stands for an item with a syntax error of which not even the kind is known.
+pub const UNKNOWN_ITEM: &str = "?";
+
 /// A whole file.
 #[derive(Clone, Debug)]
 pub struct File {
@@ -48,7 +51,7 @@ pub struct File {
     /// The items in file order; those with syntax errors were reported and left out.
     pub items: Vec<Item>,
     /// Names that the left-out items would have declared, so that using them is not another error;
-    /// `*` for a `use` that was left out.
+    /// `*` for a `use` that was left out, [`UNKNOWN_ITEM`] for what nobody knows.
     pub broken: Vec<String>,
     /// All ordinary comments with their places, for the formatter.
     pub comments: Vec<Spanned<String>>,

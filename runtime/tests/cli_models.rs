@@ -55,6 +55,23 @@ fn what_was_meant_is_told_before_anything_runs() {
 }
 
 #[test]
+fn what_is_no_name_of_a_rule_is_told_to_be_none() {
+    let at = digits();
+    let ask = |rule: &str, message: &str| fails(&["explain", "model.onnx", "--why-not", rule], &at, message);
+    for pattern in ["relu(gemm(a, b, e))", "relu(x) => max(x, 0)", "", "fuse::unary[relu", "a b"] {
+        ask(
+            pattern,
+            &format!(
+                "`{pattern}` is no name of a rule, such as fuse::unary or fuse::unary[relu]; to ask about a pattern, write it"
+            ),
+        );
+    }
+    ask("fuse::*", "`fuse` is a ruleset; name one of its rules: fuse::");
+    ask("fuse:unary", "there is no rule `fuse:unary`; did you mean `fuse::unary`?");
+    ask("fuse::unary[rleu]", "there is no rule `fuse::unary[rleu]`; did you mean `fuse::unary[relu]`?");
+}
+
+#[test]
 fn the_user_may_set_the_tolerance() {
     let at = digits();
     let with = |more: &[&str]| {
@@ -66,7 +83,11 @@ fn the_user_may_set_the_tolerance() {
     assert_eq!(o.status.code(), Some(1));
     assert!(out(&o).contains("differs"), "{}", out(&o));
     assert_eq!(with(&["--rtol", "1e-3", "--atol", "1e-3"]).status.code(), Some(0));
-    assert_eq!(with(&["--rtol", "-1"]).status.code(), Some(2));
+    for wrong in [["--rtol", "-1"], ["--atol", "-1e-3"], ["--rtol", "nan"], ["--atol", "1,5"]] {
+        let o = with(&wrong);
+        assert_eq!(o.status.code(), Some(2), "{wrong:?}");
+        assert!(err(&o).contains("expected a number of at least 0, such as 1e-3"), "{wrong:?}: {}", err(&o));
+    }
     assert_eq!(hypatia(&["run", "model.onnx", "--rtol", "1e-3"], &at).status.code(), Some(2), "--rtol is for --check");
 }
 

@@ -22,7 +22,7 @@ use pest::iterators::{Pair, Pairs};
 
 pub use limits::{MAX_BRACKETS, MAX_DEPTH};
 
-use crate::ast::{File, Item, Name, Spanned};
+use crate::ast::{File, Item, Name, Spanned, UNKNOWN_ITEM};
 use crate::diag::{Code, Diagnostic};
 use crate::parallel::side_by_side;
 use crate::source::{FileId, MAX_FILE, SourceMap, Span};
@@ -168,7 +168,7 @@ impl FileParser<'_> {
         }
     }
 
-    /// Remembers what an item with an error would have declared.
+    /// Remembers what an item with an error would have declared. A rule by its path.
     fn broken(&mut self, tokens: &[Token]) {
         let text = self.builder.text;
         let mut words = tokens.iter().map(|t| t.text(text));
@@ -177,7 +177,13 @@ impl FileParser<'_> {
             (Some("scalar" | "op" | "pattern" | "family" | "ruleset" | "kernel"), Some(name)) => {
                 self.out.broken.push(name.to_string());
             }
-            _ => {}
+            (Some("rule"), Some(set)) => {
+                let path = words.take_while(|w| !matches!(*w, ":" | "["));
+                self.out.broken.push(std::iter::once(set).chain(path).collect());
+            }
+            (Some("edition" | "test"), _) | (None, _) => {}
+            // A misspelt keyword: it may declare anything.
+            _ => self.out.broken.push(UNKNOWN_ITEM.to_string()),
         }
     }
 

@@ -26,8 +26,12 @@ const MAX_SIZE: usize = 20_000;
 pub(super) enum Place {
     /// An attribute or dimension of a left side.
     Pattern,
-    /// An attribute of a right side or body.
+    /// An attribute of a right side.
     Right,
+    /// An attribute of an op's body.
+    Body,
+    /// An attribute of a test.
+    Test,
     /// `requires` of a rule or an op.
     Requires,
     /// `prefer`.

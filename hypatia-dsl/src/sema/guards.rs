@@ -223,6 +223,8 @@ impl<'a> Cx<'a> {
             d = d.hint(format!("did you mean `{s}`?"));
         } else if matches!(self.place, Place::Requires | Place::Prefer | Place::Let | Place::Right) {
             d = d.hint(format!("the left side binds sizes with a type: `x: T[..s, {name}]`"));
+        } else if self.place == Place::Test {
+            d = d.hint("a test has no variables for sizes: write a number, or read the size off an input, `dim(x, 0)`");
         } else {
             d = d.hint(format!("the types of the operands bind sizes and shapes: `x: T[..s, {name}]`"));
         }
@@ -273,9 +275,16 @@ impl<'a> Cx<'a> {
                 callee.span,
             )
             .label("not found");
-            if let Some(s) = closest(&name, names) {
-                d = d.hint(format!("did you mean `{s}`?"));
-            }
+            d = match closest(&name, names.clone()) {
+                Some(s) => d.hint(format!("did you mean `{s}`?")),
+                None => {
+                    let mut names: Vec<&str> = names.collect();
+                    names.sort_unstable();
+                    d.note(format!("there are {}", names.join(", "))).hint(
+                        "sizes, attributes and facts are computed with these; scalars and ops are functions of tensors",
+                    )
+                }
+            };
             return self.report(d);
         };
         let (lo, hi) = counts(f);

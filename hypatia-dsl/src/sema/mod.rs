@@ -285,38 +285,60 @@ impl<'a> Sema<'a> {
         }
     }
 
-    /// A test that expects a rule which does not exist would pass or fail for no reason. Rules with errors are left out
-    /// of the program, so that this is looked at only where there are none.
+    /// A test that expects a rule which does not exist would pass or fail for no reason. Beside other errors rules may be missing for
+    /// these: of what is declared somewhere nothing is said then.
     fn expected_rules(&mut self) {
-        if crate::diag::has_errors(&self.diags) {
-            return;
-        }
         let known: HashSet<&str> =
             self.program.rules.iter().flat_map(|r| [r.name.as_str(), r.base_name.as_str()]).collect();
+        let declared = self.declared_rules();
         let mut found = Vec::new();
-        for (_, item) in self.items() {
+        for (at, item) in self.items() {
             let ItemKind::Test(t) = &item.kind else { continue };
             for st in &t.statements {
                 let ast::TestStatement::Expect(ast::Expect::Fires(path, _)) = st else { continue };
                 let name = path.text();
-                if known.contains(name.as_str()) {
+                let base = name.split('[').next().unwrap_or_default();
+                let excused = |n: &str| self.resolved.excused(at.file, n);
+                let lost = |d: &HashSet<String>| d.contains(base) || excused(base) || excused(ast::UNKNOWN_ITEM);
+                if known.contains(name.as_str()) || declared.as_ref().is_some_and(lost) {
                     continue;
                 }
-                let mut names: Vec<&str> = known.iter().copied().collect();
-                names.sort_unstable();
-                let d = Diagnostic::error(code::EXPECTATION, format!("there is no rule `{name}`"), path.span)
-                    .label("can never fire");
-                if let Some(why) = self.not_folded(&name) {
-                    found.push(d.hint(why));
-                    continue;
-                }
-                found.push(match crate::spell::closest(&name, names.into_iter()) {
-                    Some(s) => d.hint(format!("did you mean `{s}`?")),
-                    None => d.hint("only rules of this file and of what it uses take part: is a `use` missing?"),
-                });
+                let names: Vec<&str> =
+                    known.iter().copied().chain(declared.iter().flatten().map(String::as_str)).collect();
+                found.push(self.no_rule(&name, path.span, names));
             }
         }
         self.diags.extend(found);
+    }
+
+    fn no_rule(&self, name: &str, span: Span, mut names: Vec<&str>) -> Diagnostic {
+        names.sort_unstable();
+        let d =
+            Diagnostic::error(code::EXPECTATION, format!("there is no rule `{name}`"), span).label("can never fire");
+        if let Some(why) = self.not_folded(name) {
+            return d.hint(why);
+        }
+        match crate::spell::closest(name, names.into_iter()) {
+            Some(s) => d.hint(format!("did you mean `{s}`?")),
+            None => d.hint("only rules of this file and of what it uses take part: is a `use` missing?"),
+        }
+    }
+
+    /// Names of rules that were declared, where some may be missing for an error; of the derived ones, those of all that they may be
+    /// derived from. `None` where there is no error.
+    fn declared_rules(&self) -> Option<HashSet<String>> {
+        let unread = |f: &ast::File| !f.broken.is_empty();
+        if !crate::diag::has_errors(&self.diags) && !self.resolved.files.iter().any(unread) {
+            return None;
+        }
+        let name = |item: &ast::Item| match &item.kind {
+            ItemKind::Rule(r) => Some(r.path.text()),
+            ItemKind::Scalar(s) => Some(format!("fold::{}", s.name.node)),
+            ItemKind::Op(o) => Some(format!("fold::{}", o.name.node)),
+            _ => None,
+        };
+        let broken = self.resolved.files.iter().flat_map(|f| &f.broken).map(|n| format!("fold::{n}"));
+        Some(self.items().iter().filter_map(|(_, i)| name(i)).chain(broken).collect())
     }
 
     /// Why a declaration of that name gives no rule that finds its body: said of `fold::name` where there is such a one.

@@ -335,7 +335,7 @@ pub(super) fn body<'a>(cx: &mut Cx<'a>, op: &'a ast::Op, def: &OpDef) -> Option<
         cx.info[i].optional = p.optional;
     }
     cx.params = op.params.len();
-    cx.place = Place::Right;
+    cx.place = Place::Body;
     cx.bind_hint = "declare it among the operands, `{}: T[..]`, or as an attribute, `{}: float = 1.0`";
     let body = op.body.as_ref()?;
     let parts: Vec<&'a Expr> = match &body.kind {

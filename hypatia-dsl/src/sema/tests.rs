@@ -89,7 +89,7 @@ type Given = (Vec<Build>, Option<(Code, String)>);
 /// What is given. Its errors are the test's own if it expects one.
 fn given<'a>(cx: &mut Cx<'a>, t: &'a ast::Test, inputs: &[TestInput], expects_error: bool) -> Option<Given> {
     let before = cx.diags.len();
-    cx.place = Place::Right;
+    cx.place = Place::Test;
     let mut out = Vec::new();
     for st in &t.statements {
         let TestStatement::Given(list) = st else { continue };
@@ -260,7 +260,7 @@ fn fill(cx: &mut Cx<'_>, e: &Expr, sizes: &[usize], out: &mut Vec<f64>) -> Optio
 }
 
 fn expectation<'a>(cx: &mut Cx<'a>, e: &'a ast::Expect, inputs: &[TestInput]) -> Option<Expect> {
-    cx.place = Place::Right;
+    cx.place = Place::Test;
     let build = |cx: &mut Cx<'a>, e: &'a Expr| -> Option<Vec<Build>> {
         let parts: Vec<&'a Expr> = match &e.kind {
             ExprKind::Tuple(l) => l.iter().collect(),

@@ -51,10 +51,10 @@ pub struct Run {
     #[arg(long, value_name = "FILE.npz")]
     check: Option<PathBuf>,
     /// With --check: by how much of its own magnitude an element may differ.
-    #[arg(long, value_name = "R", requires = "check", value_parser = tolerance)]
+    #[arg(long, value_name = "R", requires = "check", value_parser = tolerance, allow_hyphen_values = true)]
     rtol: Option<f64>,
     /// With --check: by how much any element may differ.
-    #[arg(long, value_name = "A", requires = "check", value_parser = tolerance)]
+    #[arg(long, value_name = "A", requires = "check", value_parser = tolerance, allow_hyphen_values = true)]
     atol: Option<f64>,
     /// Rules of your own, beside the library's; may be given several times.
     #[arg(long, value_name = "FILE.hyp")]
@@ -91,7 +91,7 @@ pub struct Run {
 
 fn tolerance(text: &str) -> Result<f64, String> {
     let value: Option<f64> = text.trim().parse().ok();
-    value.filter(|v| v.is_finite() && *v >= 0.0).ok_or_else(|| "expected a number such as 1e-3".into())
+    value.filter(|v| v.is_finite() && *v >= 0.0).ok_or_else(|| "expected a number of at least 0, such as 1e-3".into())
 }
 
 /// What was measured and compared.
@@ -387,18 +387,24 @@ fn list(tensors: &[(String, Tensor)]) -> String {
     tensors.iter().map(show).collect::<Vec<_>>().join(", ")
 }
 
-/// Smallest, mean and largest element.
+/// Smallest, mean and largest element; of what has none, how many there are. The mean is that of the finite ones.
 fn summary(t: &Tensor) -> String {
     let values = t.to_f64();
-    if values.is_empty() {
-        return "no elements".to_string();
+    let numbers = || values.iter().copied().filter(|v| !v.is_nan());
+    let finite = || values.iter().copied().filter(|v| v.is_finite());
+    let (nan, infinite) = (values.len() - numbers().count(), numbers().count() - finite().count());
+    let (low, high) = (numbers().reduce(f64::min), numbers().reduce(f64::max));
+    let (Some(low), Some(high)) = (low, high) else {
+        return if nan == 0 { "no elements".to_string() } else { format!("all {nan} elements are NaN") };
+    };
+    let mut parts = vec![format!("min {}", number(low))];
+    if finite().next().is_some() {
+        parts.push(format!("mean {}", number(finite().sum::<f64>() / finite().count() as f64)));
     }
-    let low = values.iter().copied().fold(f64::INFINITY, f64::min);
-    let high = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-    let nan = values.iter().filter(|v| v.is_nan()).count();
-    let mean = values.iter().sum::<f64>() / values.len() as f64;
-    let nan = if nan > 0 { format!(", {nan} NaN") } else { String::new() };
-    format!("min {}, mean {}, max {}{nan}", number(low), number(mean), number(high))
+    parts.push(format!("max {}", number(high)));
+    let counted = [(nan, "NaN"), (infinite, "infinite")];
+    parts.extend(counted.iter().filter(|(n, _)| *n > 0).map(|(n, what)| format!("{n} {what}")));
+    parts.join(", ")
 }
 
 fn number(v: f64) -> String {
@@ -416,4 +422,28 @@ fn median(mut run: impl FnMut() -> Result<Vec<Tensor>>) -> Result<(Duration, usi
     }
     times.sort_unstable();
     Ok((times[times.len() / 2], times.len()))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use hypatia::dsl::dtype::DType;
+
+    #[test]
+    fn summaries_tell_what_is_no_number_apart() {
+        let (nan, inf) = (f64::NAN, f64::INFINITY);
+        let cases: [(&[f64], &str); 7] = [
+            (&[], "no elements"),
+            (&[1.0, 2.0, 6.0], "min 1.000000, mean 3.000000, max 6.000000"),
+            (&[nan, nan], "all 2 elements are NaN"),
+            (&[nan, 2.0, 4.0], "min 2.000000, mean 3.000000, max 4.000000, 1 NaN"),
+            (&[-inf, 2.0, 4.0], "min -inf, mean 3.000000, max 4.000000, 1 infinite"),
+            (&[inf, -inf], "min -inf, max inf, 2 infinite"),
+            (&[nan, inf], "min inf, max inf, 1 NaN, 1 infinite"),
+        ];
+        for (values, wanted) in cases {
+            assert_eq!(summary(&Tensor::from_f64(DType::F32, &[values.len()], values).unwrap()), wanted);
+        }
+    }
 }

@@ -184,6 +184,7 @@ const MAX_NAMES: usize = 10;
 
 /// The error for a rule that is not there, with what may have been meant.
 pub fn no_such_rule(program: &Program, rule: &str) -> String {
+    let rule = rule.strip_suffix("::*").unwrap_or(rule);
     let names = |wanted: &dyn Fn(&Rule) -> bool| {
         let mut names: Vec<&str> = program.rules.iter().filter(|r| wanted(r)).map(|r| r.base_name.as_str()).collect();
         names.sort_unstable();
@@ -193,6 +194,12 @@ pub fn no_such_rule(program: &Program, rule: &str) -> String {
         let more = if more > 0 { format!(" and {more} more") } else { String::new() };
         (!names.is_empty()).then(|| names.join(", ") + &more)
     };
+    if !is_name(rule) {
+        return format!(
+            "`{rule}` is no name of a rule, such as fuse::unary or fuse::unary[relu]; to ask about a pattern, write it as a rule into a file, \
+             give the file with --rules, and ask for the rule's name"
+        );
+    }
     let set = program.rulesets.iter().position(|s| s.name == rule);
     if let Some(rules) = set.and_then(|at| names(&|r| r.ruleset.index() == at)) {
         return format!("`{rule}` is a ruleset; name one of its rules: {rules}");
@@ -219,6 +226,14 @@ pub fn no_such_rule(program: &Program, rule: &str) -> String {
             format!("there is no rule `{rule}`; the rulesets are {} (is --rules FILE.hyp missing?)", sets.join(", "))
         }
     }
+}
+
+/// True for words between `::`, perhaps with the members of families in brackets.
+fn is_name(rule: &str) -> bool {
+    let (path, members_of) = rule.split_once('[').map_or((rule, None), |(path, rest)| (path, Some(rest)));
+    let word = |w: &str| !w.is_empty() && w.chars().all(|c| c.is_alphanumeric() || matches!(c, '_' | '.' | '\''));
+    let members = |m: &str| m.strip_suffix(']').is_some_and(|m| m.split(',').all(|w| w.trim().split("::").all(word)));
+    path.split("::").all(|w| w.split(':').all(word)) && members_of.is_none_or(members)
 }
 
 /// Heads of a pattern that stand nowhere in the graph: what makes it match nothing.

@@ -93,7 +93,7 @@ pub(in super::super) fn prod(ctx: &mut Ctx) -> Out {
     Ok(vec![plain(ctx, 18, BuiltinOp::Prod, same)?.into()])
 }
 
-/// Mean.
+/// Mean. ONNX leaves that of no elements undefined; it is NaN.
 pub(in super::super) fn mean(ctx: &mut Ctx) -> Out {
     if !ctx.ty(0)?.dtype.is_float() {
         return ctx.unsupported("the mean of integers; cast to float first");

@@ -14,7 +14,7 @@ use super::{execute, program};
 use crate::graph::import::{Options, load_bytes};
 use crate::tensor::Tensor;
 
-fn node(op: &str, inputs: &[&str], output: &str, axis: Option<i64>) -> NodeProto {
+pub(super) fn node(op: &str, inputs: &[&str], output: &str, axis: Option<i64>) -> NodeProto {
     let attribute = axis.map(|i| AttributeProto {
         name: Some("axis".into()),
         r#type: Some(AttributeType::Int as i32),
@@ -30,7 +30,7 @@ fn node(op: &str, inputs: &[&str], output: &str, axis: Option<i64>) -> NodeProto
     }
 }
 
-fn ints(name: &str, dims: &[i64], values: &[i64]) -> TensorProto {
+pub(super) fn ints(name: &str, dims: &[i64], values: &[i64]) -> TensorProto {
     TensorProto {
         name: Some(name.into()),
         data_type: Some(7),

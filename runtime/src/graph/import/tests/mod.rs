@@ -8,6 +8,7 @@ mod bad;
 mod defaults;
 mod dynamic;
 mod masks;
+mod no_elements;
 mod nodes;
 mod ops;
 
