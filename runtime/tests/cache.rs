@@ -278,7 +278,10 @@ fn a_folder_that_cannot_be_written_is_still_read() {
             // Root may write everywhere: another user asks, who must be able to reach the binary.
             if !exe.exists() {
                 mode(keep.path(), 0o755);
-                std::fs::copy(std::env::current_exe().unwrap(), &exe).unwrap();
+                // Copied by another process: a child that a test beside this one forks would hold on to a file that is
+                // open for writing here, and what is open for writing cannot be run.
+                let copied = Command::new("cp").arg(std::env::current_exe().unwrap()).arg(&exe).status().unwrap();
+                assert!(copied.success());
                 mode(&exe, 0o755);
             }
             let mut command = Command::new(&exe);
