@@ -69,11 +69,20 @@ else
     fi
   done
   export HYPATIA_CASES=${HYPATIA_CASES:-40}
+  # Side by side: each keeps a core of the host busy, and the device idle.
+  running=()
   for tool in memcheck racecheck initcheck synccheck; do
     only=()
     [ "$tool" = racecheck ] || [ "$tool" = synccheck ] && only=("${ours[@]}")
-    part "sanitizer-$tool" "$sanitizer" --tool "$tool" "${only[@]}" --error-exitcode 9 "$here/tests" agree_with_the_reference_on_a_gpu \
-      agree_with_the_exact_values_on_a_gpu sums_in_parts --skip calls_for_training --nocapture --test-threads 1
+    (
+      failed=0
+      part "sanitizer-$tool" "$sanitizer" --tool "$tool" "${only[@]}" --error-exitcode 9 "$here/tests" agree_with_the_reference_on_a_gpu \
+        agrees_with_the_reference_on_a_gpu agree_with_the_exact_values_on_a_gpu sums_in_parts packing_exchanges \
+        --skip calls_for_training --nocapture --test-threads 1
+      exit $failed
+    ) &
+    running+=($!)
   done
+  for job in "${running[@]}"; do wait "$job" || failed=1; done
 fi
 exit $failed
