@@ -330,8 +330,12 @@ impl Model {
             constants: self.constants.clone(),
         };
         let (rules, check) = (!self.options.optimize.no_rules, self.options.check == CheckMode::Check);
-        let memory = if rules && check { self.memory(&graph, &optimized.graph) } else { None };
-        let kept = memory.as_ref().filter(|_| !self.options.recheck).and_then(Memory::recall);
+        // To look a verdict up all weights are read: what will run, if it is to be trusted, is planned meanwhile.
+        let ((memory, kept), first) = std::thread::scope(|scope| {
+            let looking = (rules && check).then(|| scope.spawn(|| self.recall(&graph, &optimized.graph)));
+            let first = if rules { planner.build(&optimized.graph, true) } else { planner.build(&graph, false) };
+            (looking.and_then(|l| l.join().ok()).unwrap_or_default(), first)
+        });
         let compares = rules && check && kept.is_none();
         // On a GPU the graph in f32 is likely to be asked for: compiling it takes long.
         let narrow = compares && gpu.is_some() && graph.computes_narrow();
@@ -343,11 +347,10 @@ impl Model {
             let others = others.map(|g| g.filter(|_| gpu.is_some()).map(|g| scope.spawn(|| planner.ahead(g))));
             let made = match kept {
                 Some(Verdict::Differ(why)) => planner.plan(&graph, false, gpu).map(|e| (e, Judged::Before, vec![why])),
-                Some(Verdict::Agree) => {
-                    planner.plan(&optimized.graph, true, gpu).map(|e| (e, Judged::Before, Vec::new()))
+                kept => {
+                    let judged = if kept.is_some() { Judged::Before } else { Judged::Never };
+                    first.and_then(|plan| planner.executor(plan, gpu)).map(|e| (e, judged, Vec::new()))
                 }
-                None if rules => planner.plan(&optimized.graph, true, gpu).map(|e| (e, Judged::Never, Vec::new())),
-                None => planner.plan(&graph, false, gpu).map(|e| (e, Judged::Never, Vec::new())),
             };
             (made, others.map(|p| p.and_then(|p| p.join().ok().flatten())))
         });
@@ -394,6 +397,13 @@ impl Model {
             compiled.executor = planner.plan(&compiled.unfused.graph, false, gpu)?;
         }
         Ok(compiled)
+    }
+
+    /// Where the verdict on these graphs is kept, if verdicts are, and the verdict if there is one that counts.
+    fn recall(&self, given: &Graph, fused: &Graph) -> (Option<Memory>, Option<Verdict>) {
+        let memory = self.memory(given, fused);
+        let kept = memory.as_ref().filter(|_| !self.options.recheck).and_then(Memory::recall);
+        (memory, kept)
     }
 
     /// Where the verdict on these graphs is kept, if verdicts are.

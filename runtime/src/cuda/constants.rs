@@ -20,19 +20,47 @@ pub(super) struct Constants {
     packed: Vec<Option<Arc<Weight>>>,
 }
 
+/// Constants that are on their way to the device while it is not yet known in which order they are read: as they are.
+pub(super) struct Ahead(Vec<Option<Arc<Weight>>>);
+
+impl Ahead {
+    /// Begins to copy the constants that steps of the plan read.
+    pub fn upload(gpu: &Gpu, plan: &Plan) -> Result<Ahead> {
+        let mut read = vec![false; plan.constants.len()];
+        for view in plan.steps.iter().flat_map(|step| &step.reads) {
+            if let Place::Constant(i) = plan.buffers[view.buffer.index()].place {
+                read[i] = true;
+            }
+        }
+        let weights = plan.constants.iter().zip(read);
+        let weights = weights.map(|(tensor, read)| read.then(|| gpu.weight(tensor, false)).transpose());
+        Ok(Ahead(weights.collect::<Result<_>>()?))
+    }
+}
+
 impl Constants {
-    /// Uploads what is not there yet, and waits for it.
-    pub fn upload<'a>(gpu: &Gpu, plan: &Plan, launches: impl Iterator<Item = &'a Launch>) -> Result<Constants> {
+    /// Uploads what is not there yet, and waits for it. Some are `ahead`: what is not read of them is given back.
+    pub fn upload<'a>(
+        gpu: &Gpu,
+        plan: &Plan,
+        launches: impl Iterator<Item = &'a Launch>,
+        ahead: Ahead,
+    ) -> Result<Constants> {
         let none = || (0..plan.constants.len()).map(|_| None).collect::<Vec<_>>();
         let mut constants = Constants { given: none(), packed: none() };
+        let mut wanted = vec![[false; 2]; plan.constants.len()];
         let results = plan.outputs.iter().map(|(_, view)| Location::of(plan, view).place);
-        let read = launches.flat_map(reads).chain(results.map(|place| (place, false)));
-        for (place, packed) in read {
-            let Place::Constant(i) = place else { continue };
-            let slot = if packed { &mut constants.packed[i] } else { &mut constants.given[i] };
-            if slot.is_none() {
-                *slot = Some(gpu.weight(&plan.constants[i], packed)?);
+        for (place, packed) in launches.flat_map(reads).chain(results.map(|place| (place, false))) {
+            if let Place::Constant(i) = place {
+                wanted[i][usize::from(packed)] = true;
             }
+        }
+        let mut ahead = ahead.0.into_iter();
+        for (i, ([given, packed], tensor)) in wanted.into_iter().zip(&plan.constants).enumerate() {
+            // It lives until its other order is there; then, one by one, its memory is free again if nothing reads it.
+            let _ahead = ahead.next().flatten();
+            constants.given[i] = given.then(|| gpu.weight(tensor, false)).transpose()?;
+            constants.packed[i] = packed.then(|| gpu.weight(tensor, true)).transpose()?;
         }
         gpu.uploaded()?;
         Ok(constants)

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use cudarc::driver::{CudaContext, CudaModule, CudaStream, DriverError, sys};
+use cudarc::driver::{CudaContext, CudaModule, CudaStream, DriverError, result, sys};
 
 use super::find::{Tried, open_first};
 use super::lt::Lt;
@@ -72,6 +72,27 @@ fn missing(what: &str, tried: &[Tried]) -> Error {
     Error::Device(text)
 }
 
+/// Starts the driver, which was found. Returns the CUDA version that it supports.
+fn driver() -> Result<i32> {
+    // SAFETY: it only tries to open the library.
+    if !unsafe { sys::is_culib_present() } {
+        return Err(Error::Device("the driver was found but cannot be loaded by name".into()));
+    }
+    let mut version = 0;
+    // SAFETY: the pointer is valid; the call needs no context.
+    unsafe { sys::cuDriverGetVersion(&mut version) }.result().map_err(|e| failed("cuDriverGetVersion", e))?;
+    if version < MINIMUM_DRIVER {
+        let say = |v: i32| format!("{}.{}", v / 1000, v % 1000 / 10);
+        return Err(Error::Device(format!(
+            "the driver supports CUDA {}, Hypatia needs {} or newer (driver 530.30): update it, or use --device cpu",
+            say(version),
+            say(MINIMUM_DRIVER)
+        )));
+    }
+    result::init().map_err(|e| failed("cuInit", e))?;
+    Ok(version)
+}
+
 impl Gpu {
     /// The GPU of that ordinal, opened once for all of the process.
     pub fn open(ordinal: usize) -> Result<Arc<Gpu>> {
@@ -87,27 +108,25 @@ impl Gpu {
     }
 
     fn new(ordinal: usize) -> Result<Gpu> {
-        // Both stay open for ever and are visible to what is opened later: cudarc finds them by their sonames.
+        // Libraries stay open for ever and are visible to what is opened later: cudarc finds them by their sonames.
         open_first(&["libcuda.so.1"], &[], &[]).map_err(|t| missing("NVIDIA's driver (libcuda.so.1)", &t))?;
-        open_first(&["libcublasLt.so.13", "libcublasLt.so.12"], &["libcublas.so."], &[])
-            .map_err(|t| missing("cuBLASLt (libcublasLt.so.13 or .12)", &t))?;
-        // SAFETY: both only try to open libraries.
-        let present = unsafe { sys::is_culib_present() && cudarc::cublaslt::sys::is_culib_present() };
-        if !present {
-            return Err(Error::Device("the driver or cuBLASLt was found but cannot be loaded by name".into()));
+        let version = driver()?;
+        // The library is read while a context is made, which takes twice as long; beside the driver's own start it would make
+        // that wait, which opens libraries too.
+        let (library, context) = std::thread::scope(|scope| {
+            let library = scope.spawn(|| {
+                let found = open_first(&["libcublasLt.so.13", "libcublasLt.so.12"], &["libcublas.so."], &[]);
+                found.map_err(|t| missing("cuBLASLt (libcublasLt.so.13 or .12)", &t))
+            });
+            let context = CudaContext::new(ordinal);
+            (library.join(), context)
+        });
+        library.map_err(|_| Error::Internal("the thread that opens cuBLASLt was lost".into()))??;
+        let context = context.map_err(|e| failed(&format!("opening GPU {ordinal}"), e))?;
+        // SAFETY: it only tries to open the library.
+        if !unsafe { cudarc::cublaslt::sys::is_culib_present() } {
+            return Err(Error::Device("cuBLASLt was found but cannot be loaded by name".into()));
         }
-        let mut version = 0;
-        // SAFETY: the pointer is valid; the call needs no context.
-        unsafe { sys::cuDriverGetVersion(&mut version) }.result().map_err(|e| failed("cuDriverGetVersion", e))?;
-        if version < MINIMUM_DRIVER {
-            let say = |v: i32| format!("{}.{}", v / 1000, v % 1000 / 10);
-            return Err(Error::Device(format!(
-                "the driver supports CUDA {}, Hypatia needs {} or newer (driver 530.30): update it, or use --device cpu",
-                say(version),
-                say(MINIMUM_DRIVER)
-            )));
-        }
-        let context = CudaContext::new(ordinal).map_err(|e| failed(&format!("opening GPU {ordinal}"), e))?;
         // SAFETY: this module orders all work itself: every buffer is used on one stream, or after a
         // synchronisation.
         unsafe { context.disable_event_tracking() };

@@ -13,7 +13,7 @@ use cudarc::driver::{CudaEvent, CudaStream, result, sys};
 use hypatia_dsl::dtype::DType;
 
 use super::capture::Graph;
-use super::constants::Constants;
+use super::constants::{Ahead, Constants};
 use super::cubin::Origins;
 use super::device::{Gpu, failed};
 use super::launch::Bases;
@@ -102,8 +102,14 @@ impl Executor {
         if let Some(b) = plan.buffers.iter().find(|b| matches!(b.place, Place::Arena(o) if o % 64 != 0)) {
             return Err(Error::Internal(format!("a buffer at {:?}", b.place)));
         }
-        let (launches, origins) = prepare(&gpu, &plan, tuner)?;
-        let constants = Constants::upload(&gpu, &plan, launches.iter().map(|(_, launch)| launch))?;
+        // The weights are copied while algorithms are chosen.
+        let (prepared, ahead) = std::thread::scope(|scope| {
+            let ahead = scope.spawn(|| Ahead::upload(&gpu, &plan));
+            (prepare(&gpu, &plan, tuner), ahead.join())
+        });
+        let ((launches, origins), ahead) =
+            (prepared?, ahead.map_err(|_| Error::Internal("the uploading thread was lost".into()))??);
+        let constants = Constants::upload(&gpu, &plan, launches.iter().map(|(_, launch)| launch), ahead)?;
         Ok(Executor {
             plan,
             gpu,

@@ -334,14 +334,14 @@ fn call(operands: &[&Pointer], outputs: &[(String, DType)], packed: bool, flat: 
         ("splat", ..) => format!("{}_all", o.name),
         ("col", ..) => format!("{}_row", o.name),
         (_, true, _) => format!("{}_v.v[k]", o.name),
-        (_, false, true) => format!("{}[i]", o.name),
+        (_, false, true) => format!("{}_at[i]", o.name),
         ("row", ..) => format!("{}[col]", o.name),
         ("strided", ..) => format!("{0}_row[col * {0}_step]", o.name),
         _ => format!("{}_row[col]", o.name),
     });
     let writes = outputs.iter().map(|(n, _)| match (packed, flat) {
         (true, _) => format!("{n}_v.v[k]"),
-        (_, true) => format!("{n}[i]"),
+        (_, true) => format!("{n}_at[i]"),
         _ => format!("{n}_row[col]"),
     });
     format!("value({})", reads.chain(writes).collect::<Vec<_>>().join(", "))
