@@ -194,6 +194,12 @@ impl Nvrtc {
 
     /// Compiles a source to a cubin. `name` is what the log calls the file.
     pub fn compile(&self, source: &str, name: &str, arch: &str) -> Result<Cubin, NvrtcError> {
+        let (program, log) = self.program(source, name, arch)?;
+        Ok(Cubin { bytes: program.cubin()?, log })
+    }
+
+    /// A compiled program and its log.
+    fn program(&self, source: &str, name: &str, arch: &str) -> Result<(Handle<'_>, String), NvrtcError> {
         let known = arch.strip_prefix("sm_").and_then(|a| a.trim_end_matches(['a', 'f']).parse().ok());
         if !known.is_some_and(|a: i32| self.archs.contains(&a)) {
             let known = self.archs.iter().map(|a| format!("sm_{a}")).collect();
@@ -218,7 +224,7 @@ impl Nvrtc {
         if status != 0 {
             return Err(NvrtcError::Compile { name: name.into(), arch: arch.into(), log });
         }
-        Ok(Cubin { bytes: program.cubin()?, log })
+        Ok((program, log))
     }
 
     /// Writes the headers that the library carries, once per version. The folder belongs to the user
@@ -384,7 +390,18 @@ fn thread_tag() -> String {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+    use std::collections::BTreeSet;
+
+    use hypatia_dsl::dtype::DType;
+    use hypatia_dsl::emit::cuda::ArgKind;
+
     use super::*;
+    use crate::cuda::steps::elementwise;
+    use crate::device::Device;
+    use crate::generate::step_kernels;
+    use crate::graph::Graph;
+    use crate::plan::{Options, Plan};
+    use crate::testing::ty;
 
     /// The compiler that `tools/fetch_nvrtc.sh` installs, or any other; `None` is told and skipped.
     fn compiler() -> Option<Nvrtc> {
@@ -409,6 +426,64 @@ mod tests {
             assert_eq!(&cubin.bytes[..4], b"\x7fELF");
             assert_eq!(cubin.bytes, n.compile(source, "k.cu", "sm_80").unwrap().bytes, "not reproducible");
         }
+    }
+
+    /// What the compiler makes of a source before machine code.
+    fn ptx(n: &Nvrtc, source: &str) -> String {
+        type Size = unsafe extern "C" fn(Program, *mut usize) -> Status;
+        type Text = unsafe extern "C" fn(Program, *mut c_char) -> Status;
+        let (program, _) = n.program(source, "k.cu", "sm_90a").unwrap();
+        let mut size = 0;
+        // SAFETY: both functions have the types that nvrtc.h declares; the buffer is as large as the first one says.
+        unsafe {
+            let (get_size, get) =
+                (n.library.function::<Size>("nvrtcGetPTXSize"), n.library.function::<Text>("nvrtcGetPTX"));
+            assert_eq!(get_size.unwrap()(program.raw, &mut size), 0);
+            let mut bytes = vec![0u8; size];
+            assert_eq!(get.unwrap()(program.raw, bytes.as_mut_ptr().cast()), 0);
+            CStr::from_bytes_until_nul(&bytes).unwrap().to_string_lossy().into_owned()
+        }
+    }
+
+    /// The compiler splits packs into elements where it loses sight of how they lie: a pass then takes three times as long.
+    #[test]
+    fn packs_of_pointwise_kernels_are_read_and_written_whole() {
+        let Some(n) = compiler() else { return };
+        let program = crate::library::load(&[]).unwrap();
+        // `ld.global.v4.u32`, and of words of 8 bytes two.
+        let packs = |ptx: &str, what: &str| {
+            let is_pack =
+                |l: &&str| l.contains(".v4.") || l.contains(".v2.") && l.split_whitespace().any(|w| w.ends_with("64"));
+            ptx.lines().filter(|l| l.contains(what)).filter(is_pack).count()
+        };
+        let mut kernels = BTreeSet::new();
+        // Behind a bias rows and columns, else one flat array; a pack for each thread, and two.
+        let variants = [(true, 1), (false, 1), (false, 2)];
+        for (dtype, (biased, share)) in
+            [DType::F32, DType::F16, DType::BF16, DType::F64].map(|d| variants.map(|v| (d, v))).concat()
+        {
+            let rows = 4096;
+            let threads = (rows * 2048 * dtype.size() / 16 / share) as u64;
+            let mut g = Graph::new(program.clone());
+            let [x, y, bias] = [&[rows, 2048][..], &[rows, 2048], &[2048]].map(|s| g.input("x", ty(dtype, s)));
+            let one = g.call("silu", &[x], &[]).unwrap()[0];
+            let two = g.call("mul", &[one, y], &[]).unwrap()[0];
+            let last = if biased { g.call("add", &[two, bias], &[]).unwrap()[0] } else { two };
+            [one, last].into_iter().enumerate().for_each(|(i, v)| g.output(format!("o{i}"), v));
+            let options = Options::new(Device::named("h200").unwrap());
+            let plan = Plan::build(&g, &options).unwrap();
+            for (body, work) in plan.steps.iter().flat_map(step_kernels) {
+                let source = elementwise(&plan.program, &body, &work, threads).unwrap();
+                let ptx = ptx(&n, &source.text);
+                let args = |test: fn(&ArgKind) -> bool| source.args.iter().filter(|a| test(&a.kind)).count();
+                let [read, written] =
+                    [args(|k| matches!(k, ArgKind::Input(_))), args(|k| matches!(k, ArgKind::Output(_)))];
+                let whole = packs(&ptx, "ld.global") >= read && packs(&ptx, "st.global") >= written;
+                assert!(whole, "{dtype}, {biased}, {share} packs:\n{}\n{ptx}", source.text);
+                kernels.insert(source.text);
+            }
+        }
+        assert!(kernels.iter().any(|k| k.contains("U = 2;")) && kernels.len() >= 12, "{} kernels", kernels.len());
     }
 
     /// Headers that were changed in the cache are written again before anything is compiled with them.
