@@ -22,7 +22,7 @@ use crate::executor::{Executor, OnGpu};
 use crate::graph::import;
 use crate::graph::{Graph, NodeKind};
 use crate::memory;
-use crate::optimize::{self, Report, optimize};
+use crate::optimize::{self, Optimized, Report, optimize};
 use crate::plan::{self, Constants, Plan};
 use crate::tensor::Tensor;
 use crate::tuner::Tuner;
@@ -107,6 +107,17 @@ pub struct Model {
     constants: Arc<Mutex<Constants>>,
     /// What a narrowed model computes in f32 still.
     wide: Option<BTreeMap<String, usize>>,
+    ahead: Mutex<Option<Ahead>>,
+}
+
+/// The part of making a plan that needs no open device, done ahead, and for what.
+struct Ahead {
+    shapes: Vec<Vec<usize>>,
+    optimize: optimize::Options,
+    plan: plan::Options,
+    graph: Graph,
+    optimized: Optimized,
+    fused: Arc<Plan>,
 }
 
 /// A plan for some input shapes, ready to run.
@@ -200,6 +211,11 @@ impl Planner {
         Ok(Arc::new(Plan::build_with(graph, &options, &mut constants)?))
     }
 
+    /// The plan that runs unless it turns out to be wrong.
+    fn first(&self, graph: &Graph, optimized: &Optimized, options: &optimize::Options) -> Result<Arc<Plan>> {
+        if options.no_rules { self.build(graph, false) } else { self.build(&optimized.graph, true) }
+    }
+
     fn executor(&self, plan: Arc<Plan>, gpu: Option<&OnGpu>) -> Result<Executor> {
         Executor::new(plan, gpu, self.threads)
     }
@@ -237,7 +253,14 @@ impl Model {
 
     /// A model from a graph.
     pub fn new(graph: Graph, options: Options) -> Model {
-        Model { graph, options, plans: Mutex::default(), constants: Arc::default(), wide: None }
+        Model {
+            graph,
+            options,
+            plans: Mutex::default(),
+            constants: Arc::default(),
+            wide: None,
+            ahead: Mutex::default(),
+        }
     }
 
     /// The model computed in f16 or bf16 where it is in f32: products, ops with kernels of their own and pointwise work
@@ -261,6 +284,43 @@ impl Model {
     /// The same model with other settings: a device that was opened while the file was read.
     pub fn with_options(self, options: Options) -> Model {
         Model { options, plans: Mutex::default(), ..self }
+    }
+
+    /// Optimises and plans for these inputs and for a device of that profile that is not open yet, so that
+    /// [`Model::compile`] finds it done if it is asked for the same. What fails is left to it.
+    pub fn ahead(&self, device: &Device, inputs: &[(String, Tensor)]) {
+        if let Ok(made) = self.made_ahead(device, inputs) {
+            *self.ahead.lock().unwrap_or_else(PoisonError::into_inner) = Some(made);
+        }
+    }
+
+    fn made_ahead(&self, device: &Device, inputs: &[(String, Tensor)]) -> Result<Ahead> {
+        let shapes = shapes(&self.order(inputs)?);
+        let graph = self.specialized(inputs)?;
+        let optimize = optimize::Options { device: device.clone(), ..self.options.optimize.clone() };
+        let optimized = optimize::optimize(&graph, &optimize)?;
+        let planner = self.planner(device.clone(), None);
+        let fused = planner.first(&graph, &optimized, &optimize)?;
+        Ok(Ahead { shapes, optimize, plan: planner.options, graph, optimized, fused })
+    }
+
+    /// The graph on the sizes of these inputs.
+    fn specialized(&self, inputs: &[(String, Tensor)]) -> Result<Graph> {
+        let named: HashMap<String, Tensor> = inputs.iter().cloned().collect();
+        self.graph.specialize(&self.graph.bind_symbols(&named)?)
+    }
+
+    fn planner(&self, device: Device, gpu: Option<&OnGpu>) -> Planner {
+        Planner {
+            options: plan::Options {
+                memory: self.options.memory,
+                tf32: self.options.tf32,
+                ..plan::Options::new(device)
+            },
+            gpu: gpu.cloned(),
+            threads: self.options.threads,
+            constants: self.constants.clone(),
+        }
     }
 
     /// The graph as imported.
@@ -288,7 +348,7 @@ impl Model {
     /// for others do not wait for it.
     pub fn compile(&self, inputs: &[(String, Tensor)]) -> Result<Arc<Compiled>> {
         let ordered = self.order(inputs)?;
-        let key: Vec<Vec<usize>> = ordered.iter().map(|t| t.shape().to_vec()).collect();
+        let key = shapes(&ordered);
         let slot = self.plans.lock().unwrap_or_else(PoisonError::into_inner).entry(key).or_default().clone();
         let mut plan = slot.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(found) = plan.as_ref() {
@@ -315,25 +375,25 @@ impl Model {
     }
 
     fn compile_new(&self, inputs: &[(String, Tensor)], ordered: &[Tensor]) -> Result<Compiled> {
-        let named: HashMap<String, Tensor> = inputs.iter().cloned().collect();
-        let graph = self.graph.specialize(&self.graph.bind_symbols(&named)?)?;
-        let optimized = optimize(&graph, &self.options.optimize)?;
         let gpu = self.options.gpu.as_ref();
-        let planner = Planner {
-            options: plan::Options {
-                memory: self.options.memory,
-                tf32: self.options.tf32,
-                ..plan::Options::new(gpu.map_or_else(Device::cpu, |on| on.gpu.profile()))
-            },
-            gpu: gpu.cloned(),
-            threads: self.options.threads,
-            constants: self.constants.clone(),
+        let planner = self.planner(gpu.map_or_else(Device::cpu, |on| on.gpu.profile()), gpu);
+        let ahead = self.ahead.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let ahead = ahead.filter(|a| {
+            a.shapes == shapes(ordered) && a.optimize == self.options.optimize && a.plan == planner.options
+        });
+        let (graph, optimized, fused) = match ahead {
+            Some(a) => (a.graph, a.optimized, Some(a.fused)),
+            None => {
+                let graph = self.specialized(inputs)?;
+                let optimized = optimize(&graph, &self.options.optimize)?;
+                (graph, optimized, None)
+            }
         };
         let (rules, check) = (!self.options.optimize.no_rules, self.options.check == CheckMode::Check);
         // To look a verdict up all weights are read: what will run, if it is to be trusted, is planned meanwhile.
         let ((memory, kept), first) = std::thread::scope(|scope| {
             let looking = (rules && check).then(|| scope.spawn(|| self.recall(&graph, &optimized.graph)));
-            let first = if rules { planner.build(&optimized.graph, true) } else { planner.build(&graph, false) };
+            let first = fused.map_or_else(|| planner.first(&graph, &optimized, &self.options.optimize), Ok);
             (looking.and_then(|l| l.join().ok()).unwrap_or_default(), first)
         });
         let compares = rules && check && kept.is_none();
@@ -449,6 +509,10 @@ impl Model {
     }
 }
 
+fn shapes(inputs: &[Tensor]) -> Vec<Vec<usize>> {
+    inputs.iter().map(|t| t.shape().to_vec()).collect()
+}
+
 /// How a warning begins that tells of a fused plan that was wrong.
 pub const NOT_USED: &str = "the fused plan is not used: ";
 
@@ -514,6 +578,36 @@ mod tests {
             assert!(plain < 1e-5, "{name} without rules is off by {plain}");
             assert!(fused < 1e-5, "{name} with rules is off by {fused}");
             assert!(after < before, "{name}: {before} launches became {after}");
+        }
+    }
+
+    #[test]
+    fn what_was_made_ahead_is_used_where_it_is_for_the_same() {
+        let program = library::load(&[]).unwrap();
+        let load = |options| Model::load(&model("digits").join("model.onnx"), program.clone(), options).unwrap();
+        let inputs = npz::read(&model("digits").join("inputs.npz")).unwrap();
+        let (name, x) = &inputs[0];
+        let fewer = Tensor::zeros(x.dtype(), &[&[1], &x.shape()[1..]].concat()).unwrap();
+        let others = [(name.clone(), fewer)];
+        let no_rules = |optimize: optimize::Options| optimize::Options { no_rules: true, ..optimize };
+        let plain = Options { threads: 2, ..Options::default() };
+        let changed = Options { optimize: no_rules(plain.optimize.clone()), ..plain.clone() };
+        let more = Options { memory: plain.memory / 2, ..plain.clone() };
+        for (what, device, options, given, used) in [
+            ("the same", Device::cpu(), &plain, &inputs[..], true),
+            ("other sizes", Device::cpu(), &plain, &others[..], false),
+            ("another device", Device::named("h200").unwrap(), &plain, &inputs[..], false),
+            ("other rules", Device::cpu(), &changed, &inputs[..], false),
+            ("other memory", Device::cpu(), &more, &inputs[..], false),
+        ] {
+            let model = load(plain.clone());
+            model.ahead(&device, given);
+            let made = model.ahead.lock().unwrap().as_ref().map(|a| a.fused.clone()).unwrap();
+            let model = model.with_options(options.clone());
+            let compiled = model.compile(&inputs).unwrap();
+            assert_eq!(std::ptr::eq(&*made, compiled.executor.plan()), used, "{what}");
+            let want = load(options.clone()).run(&inputs).unwrap();
+            assert_eq!(model.run(&inputs).unwrap()[0].bytes(), want[0].bytes(), "{what}");
         }
     }
 

@@ -5,14 +5,16 @@
 //! the CPU and says why; `cuda` fails where there is no GPU; what is not used (a tuning file, the cache) is told.
 
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use hypatia::cache::Cache;
-use hypatia::cuda::Gpu;
 use hypatia::cuda::tune::machine;
+use hypatia::cuda::{self, Gpu};
+use hypatia::device::Device;
 use hypatia::error::{Error, Result};
 use hypatia::executor::OnGpu;
 use hypatia::session::{Model, Options};
@@ -63,6 +65,11 @@ pub struct On {
 }
 
 impl Precision {
+    /// True if the model is computed in another type than its own.
+    pub fn narrows(self) -> bool {
+        matches!(self, Precision::Bf16 | Precision::F16)
+    }
+
     /// The model in this precision, and in words what stays f32.
     pub fn narrowed(self, model: Model) -> Result<(Model, Option<String>)> {
         let to = match self {
@@ -87,10 +94,32 @@ pub struct Measuring<'a> {
     pub model: Option<&'a Path>,
 }
 
+/// A GPU that is being opened. It stays open as long as this lives.
+pub struct Opening {
+    profile: Receiver<Device>,
+    _gpu: JoinHandle<Option<Arc<Gpu>>>,
+}
+
+impl Opening {
+    /// Waits until it is known what the GPU is, before it is open; `None` if there is none.
+    pub fn profile(&self) -> Option<Device> {
+        self.profile.recv().ok()
+    }
+}
+
 impl On {
-    /// Begins to open the GPU, if one may be wanted: that takes a while, in which a model can be read. The handle keeps it open.
-    pub fn open_ahead(&self) -> Option<JoinHandle<Option<Arc<Gpu>>>> {
-        (self.device != DeviceChoice::Cpu).then(|| std::thread::spawn(|| Gpu::open(0).ok()))
+    /// Begins to open the GPU, if one may be wanted: that takes a while, in which a model can be read and optimised.
+    pub fn open_ahead(&self) -> Option<Opening> {
+        (self.device != DeviceChoice::Cpu).then(|| {
+            let (tell, profile) = channel();
+            let gpu = std::thread::spawn(move || {
+                // It is no matter if nobody listens.
+                let _ = cuda::profile(0).map(|profile| tell.send(profile));
+                drop(tell);
+                Gpu::open(0).ok()
+            });
+            Opening { profile, _gpu: gpu }
+        })
     }
 
     /// Puts the choice into the options of a session. Returns what is worth telling about it.

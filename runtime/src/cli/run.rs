@@ -16,7 +16,7 @@ use hypatia::tuner::Effort;
 use hypatia::{Tensor, library, npz};
 use serde_json::{Value, json};
 
-use super::device::{Measuring, On, afterthoughts};
+use super::device::{Measuring, On, Opening, Precision, afterthoughts};
 use super::inputs::load_random;
 use super::model::{Firing, Sizes, must_be_model};
 use super::output::write_stdout;
@@ -155,6 +155,15 @@ impl Run {
             }
         };
         let measuring = Measuring { time: TUNING, effort: Effort::Unknown, model: Some(&self.model) };
+        let model = match opening.as_ref().filter(|_| !self.on.precision.narrows()).and_then(Opening::profile) {
+            Some(device) => {
+                let options = Options { tf32: self.on.precision == Precision::Tf32, ..options.clone() };
+                let model = model.with_options(options);
+                model.ahead(&device, &inputs);
+                model
+            }
+            None => model,
+        };
         let (options, mut notes) = self.on.apply(options, &measuring)?;
         drop(opening);
         let gpu = options.gpu.clone();

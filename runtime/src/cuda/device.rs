@@ -93,6 +93,44 @@ fn driver() -> Result<i32> {
     Ok(version)
 }
 
+/// Finds the driver and starts it, if that was not done. Returns the CUDA version that it supports.
+fn started() -> Result<i32> {
+    // It stays open for ever and is visible to what is opened later: cudarc finds it by its soname.
+    open_first(&["libcuda.so.1"], &[], &[]).map_err(|t| missing("NVIDIA's driver (libcuda.so.1)", &t))?;
+    driver()
+}
+
+/// The profile of a GPU that need not be open yet: opening it takes twice as long as to learn what it is.
+///
+/// # Errors
+/// If there is no driver, or no such GPU.
+pub fn profile(ordinal: usize) -> Result<Device> {
+    started()?;
+    let asked = |e| failed("cuDeviceGet", e);
+    let device = result::device::get(i32::try_from(ordinal).unwrap_or(i32::MAX)).map_err(asked)?;
+    let name = result::device::get_name(device).map_err(asked)?;
+    use sys::CUdevice_attribute::*;
+    // SAFETY: the device is one that the driver has just given.
+    let number = |attribute| unsafe { result::device::get_attribute(device, attribute) }.map_err(asked);
+    let major = number(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+    let minor = number(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+    Ok(profile_of(&name, capability(major, minor)))
+}
+
+/// 90 for 9.0.
+fn capability(major: i32, minor: i32) -> u32 {
+    (major * 10 + minor).unsigned_abs()
+}
+
+/// The profile of the same name, else of the nearest older generation.
+fn profile_of(name: &str, sm: u32) -> Device {
+    let known = ["h200", "a100"].into_iter().find(|p| name.to_lowercase().contains(p));
+    let known = known.unwrap_or(if sm >= 90 { "h200" } else { "a100" });
+    let mut device = Device::named(known).unwrap_or_else(Device::cpu);
+    device.sm = sm;
+    device
+}
+
 impl Gpu {
     /// The GPU of that ordinal, opened once for all of the process.
     pub fn open(ordinal: usize) -> Result<Arc<Gpu>> {
@@ -108,9 +146,7 @@ impl Gpu {
     }
 
     fn new(ordinal: usize) -> Result<Gpu> {
-        // Libraries stay open for ever and are visible to what is opened later: cudarc finds them by their sonames.
-        open_first(&["libcuda.so.1"], &[], &[]).map_err(|t| missing("NVIDIA's driver (libcuda.so.1)", &t))?;
-        let version = driver()?;
+        let version = started()?;
         // The library is read while a context is made, which takes twice as long; beside the driver's own start it would make
         // that wait, which opens libraries too.
         let (library, context) = std::thread::scope(|scope| {
@@ -142,7 +178,7 @@ impl Gpu {
             context,
             stream,
             name,
-            sm: (major * 10 + minor) as u32,
+            sm: capability(major, minor),
             threads: u64::from(processors.unsigned_abs()) * u64::from(threads.unsigned_abs()),
             driver: version,
             lt,
@@ -184,11 +220,7 @@ impl Gpu {
 
     /// The profile by which work is costed: the one of the same name, else of the nearest older generation.
     pub fn profile(&self) -> Device {
-        let known = ["h200", "a100"].into_iter().find(|p| self.name.to_lowercase().contains(p));
-        let name = known.unwrap_or(if self.sm >= 90 { "h200" } else { "a100" });
-        let mut device = Device::named(name).unwrap_or_else(Device::cpu);
-        device.sm = self.sm;
-        device
+        profile_of(&self.name, self.sm)
     }
 
     /// Driver, compute capability and name in words.

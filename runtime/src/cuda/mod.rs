@@ -38,5 +38,5 @@ pub mod tune;
 mod turn;
 
 pub use cubin::Origins;
-pub use device::{Gpu, MINIMUM_DRIVER};
+pub use device::{Gpu, MINIMUM_DRIVER, profile};
 pub use exec::{Executor, OnDevice, Resident, Timer};

@@ -43,7 +43,7 @@ use crate::plan::Launches;
 pub type Rewrite = egg::Rewrite<language::Node, analysis::Context>;
 
 /// Settings of the optimiser.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Options {
     /// The device whose costs decide.
     pub device: Device,

@@ -310,7 +310,7 @@ pub fn launches(graph: &Graph, device: &Device, cluster: bool) -> Result<usize> 
 }
 
 /// How a plan is made.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Options {
     /// The device it is for.
     pub device: Device,
