@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The GPU tests, on a machine with an NVIDIA GPU: run by hand from the folder that tools/gpu_bundle.sh packs.
 #
-#   run.sh [RESULTS]     HYPATIA_SANITIZE=0 leaves out compute-sanitizer; writes RESULTS/summary.txt and one log a part; exit code 1 if a part failed
+#   run.sh [RESULTS]     HYPATIA_SANITIZE: over how many cases of a test compute-sanitizer goes (40; 0 leaves it out); writes RESULTS/summary.txt and one log a part; exit code 1 if a part failed
 #
 # Parts: the test binary (random graphs, layouts of products, rows of all lengths, caches), each model with rules on and off
 # and in two narrow types against its expected outputs, and compute-sanitizer, if it is there. The sanitizer must first find faults that are planted; if it
@@ -49,7 +49,7 @@ for model in "$here"/models/*/; do
 done
 
 sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null)
-if [ "${HYPATIA_SANITIZE:-1}" = 0 ]; then
+if [ "${HYPATIA_SANITIZE:=40}" = 0 ]; then
   say "SKIPPED compute-sanitizer: HYPATIA_SANITIZE=0"
 elif [ -z "$sanitizer" ]; then
   say "SKIPPED compute-sanitizer is not installed"
@@ -68,17 +68,23 @@ else
       say "ok      $tool finds the planted fault $fault"
     fi
   done
-  export HYPATIA_CASES=${HYPATIA_CASES:-40}
+  export HYPATIA_CASES=$HYPATIA_SANITIZE
+  # Products alone are the library's. Racecheck 2025.3 breaks off over some of its kernels ("failed to handle a hardware
+  # exception"; also over a product of PyTorch's), so these tests are not for it.
+  products=(heads_agree products_of_every packed_weights sums_in_parts packing_exchanges)
+  generated=(agree_with_the_reference_on_a_gpu agrees_with_the_reference_on_a_gpu agree_with_the_exact_values_on_a_gpu)
   # Side by side: each keeps a core of the host busy, and the device idle.
   running=()
   for tool in memcheck racecheck initcheck synccheck; do
-    only=()
+    only=() tests=("${generated[@]}" "${products[@]}" --skip calls_for_training)
     [ "$tool" = racecheck ] || [ "$tool" = synccheck ] && only=("${ours[@]}")
+    if [ "$tool" = racecheck ]; then
+      tests=("${generated[@]}" --skip calls_for_training)
+      for product in "${products[@]}"; do tests+=(--skip "$product"); done
+    fi
     (
       failed=0
-      part "sanitizer-$tool" "$sanitizer" --tool "$tool" "${only[@]}" --error-exitcode 9 "$here/tests" agree_with_the_reference_on_a_gpu \
-        agrees_with_the_reference_on_a_gpu agree_with_the_exact_values_on_a_gpu sums_in_parts packing_exchanges \
-        --skip calls_for_training --nocapture --test-threads 1
+      part "sanitizer-$tool" "$sanitizer" --tool "$tool" "${only[@]}" --error-exitcode 9 "$here/tests" "${tests[@]}" --nocapture --test-threads 1
       exit $failed
     ) &
     running+=($!)
