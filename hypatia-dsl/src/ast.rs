@@ -30,6 +30,15 @@ pub struct Path {
 }
 
 impl Path {
+    /// Makes the path of a family that of one of its rules: `fuse::unary` becomes `fuse::unary[relu]`, which ends at `end`.
+    pub fn choose(&mut self, members: &[Name], end: u32) {
+        let names: Vec<&str> = members.iter().map(|m| m.node.as_str()).collect();
+        if let Some(last) = self.parts.last_mut() {
+            last.node.push_str(&format!("[{}]", names.join(", ")));
+        }
+        self.span.end = end;
+    }
+
     /// The parts joined by `::`.
     pub fn text(&self) -> String {
         self.parts.iter().map(|p| p.node.as_str()).collect::<Vec<_>>().join("::")

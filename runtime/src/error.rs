@@ -67,6 +67,15 @@ pub enum Error {
 }
 
 impl Error {
+    /// An index that is outside of an axis of that size.
+    pub(crate) fn outside(index: i64, size: usize) -> Error {
+        let takes = match size.checked_sub(1) {
+            Some(last) => format!("gather takes -{size} to {last}"),
+            None => "it has no elements".to_string(),
+        };
+        Error::Input(format!("index {index} is outside an axis of size {size} ({takes})"))
+    }
+
     /// True if a type error has this code: its message ends with it, `[H0302]`, whatever is said before it of the place.
     pub(crate) fn has_code(&self, code: Code) -> bool {
         matches!(self, Error::Type(m) if m.ends_with(&format!("[{code}]")))
@@ -80,5 +89,17 @@ fn unsupported(file: &str, node: &str, op: &str, opset: i64, message: &str) -> S
     match node {
         "" => format!("{file}: {op} is of opset {opset}, which is not supported: {message}"),
         _ => format!("{file}: node `{node}`: {op} (opset {opset}) is not supported: {message}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn indices_outside_are_told_what_there_is() {
+        let told = |size| Error::outside(7, size).to_string();
+        assert_eq!(told(3), "index 7 is outside an axis of size 3 (gather takes -3 to 2)");
+        assert_eq!(told(0), "index 7 is outside an axis of size 0 (it has no elements)");
     }
 }

@@ -107,6 +107,8 @@ pub struct Model {
     constants: Arc<Mutex<Constants>>,
     /// What a narrowed model computes in f32 still.
     wide: Option<BTreeMap<String, usize>>,
+    /// How many nodes a narrowed model computes in the narrow type.
+    narrow: usize,
     ahead: Mutex<Option<Ahead>>,
 }
 
@@ -259,6 +261,7 @@ impl Model {
             plans: Mutex::default(),
             constants: Arc::default(),
             wide: None,
+            narrow: 0,
             ahead: Mutex::default(),
         }
     }
@@ -272,7 +275,13 @@ impl Model {
         // A norm or a softmax that is written out would lose its sums: they get their names back first.
         let naming = self.options.optimize.naming(&self.graph.program);
         let narrowed = optimize(&self.graph, &naming)?.graph.narrowed(to)?;
-        Ok(Model { wide: Some(narrowed.wide), ..Model::new(narrowed.graph, self.options) })
+        let (wide, narrow) = (Some(narrowed.wide), narrowed.narrow);
+        Ok(Model { wide, narrow, ..Model::new(narrowed.graph, self.options) })
+    }
+
+    /// How many nodes a narrowed model computes in the narrow type. If it is none, narrowing changed nothing.
+    pub fn narrow(&self) -> usize {
+        self.narrow
     }
 
     /// What a narrowed model computes in f32 still: each op or scalar with the number of its places. `None` if the model

@@ -178,7 +178,10 @@ fn cases_are_drawn() {
     let again = |rows: &[&str], to: &str| {
         command().arg("--from").arg(at("report.json")).arg("--plot").arg(at(to)).args(rows).output().unwrap()
     };
-    assert!(again(&[], "later.svg").status.success() && again(&["--rows", "second"], "one.svg").status.success());
+    let later = again(&[], "later.svg");
+    let told = String::from_utf8_lossy(&later.stderr);
+    assert!(told.contains("wrote ") && told.contains("later.svg"), "{told}");
+    assert!(later.status.success() && again(&["--rows", "second"], "one.svg").status.success());
     let [now, later, one] = ["now.svg", "later.svg", "one.svg"].map(|f| std::fs::read_to_string(at(f)).unwrap());
     assert!(now == later && now.contains("first of two") && now.contains("second of two"), "{now}");
     assert!(one.contains("second of two") && !one.contains("first of two"), "{one}");

@@ -124,6 +124,11 @@ fn a_cache_that_cannot_be_trusted_is_told_and_the_model_runs() {
     assert_eq!(std::fs::read_dir(&cache).unwrap().count(), 0, "nothing is written into it");
     fails(&cache, &["cache", "verify"], &["chmod 700"]);
     fails(&cache, &["cache", "clear"], &["chmod 700"]);
+    // A folder that cannot be made.
+    let o = hypatia(Path::new("/proc/nowhere/hypatia"), &run);
+    assert_eq!(o.status.code(), Some(0));
+    let told = "the cache folder /proc/nowhere/hypatia cannot be used: ";
+    assert!(err(&o).contains(told) && err(&o).contains("nothing is kept"), "{}", err(&o));
 }
 
 #[test]
@@ -149,6 +154,9 @@ fn verify_names_bad_entries_and_clear_leaves_what_is_not_the_caches() {
     cache.choices.put(&b, b"nonsense");
     std::fs::write(folder.join("cubin/mine.txt"), "mine").unwrap();
     std::fs::create_dir(folder.join("cuda-headers-13.3")).unwrap();
+    let row = ok(&folder, &["cache", "ls"]).lines().find(|l| l.starts_with("CUDA headers")).map(str::to_string);
+    let row: Vec<String> = row.unwrap().split_whitespace().skip(2).take(3).map(str::to_string).collect();
+    assert_eq!(row, ["1", "1", "0"], "one folder, without its seal");
     let o = hypatia(&folder, &["cache", "verify"]);
     assert_eq!(o.status.code(), Some(1));
     let text = out(&o);

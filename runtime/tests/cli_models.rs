@@ -153,6 +153,18 @@ fn what_a_wrong_rule_makes_of_a_model_is_not_written() {
     let model = model.to_str().unwrap();
     let opt = |rules| ["opt", model, "--rules", rules, "-o", "fused.onnx"];
     fails(&opt("wrong.hyp"), folder.path(), "wrong::dropped");
+    // What is only shown comes with a warning, also with -q.
+    for args in [&["opt", model][..], &["opt", model, "-q"], &["explain", model], &["explain", model, "--json"]] {
+        for (rules, wrong) in [("wrong.hyp", true), ("right.hyp", false)] {
+            let o = hypatia(&[args, &["--rules", rules]].concat(), folder.path());
+            assert_eq!(o.status.code(), Some(0), "{}", err(&o));
+            let told = err(&o).contains("warning: the rules change what the model computes")
+                && err(&o).contains("wrong::dropped");
+            assert_eq!(told, wrong, "{args:?} {rules}: {}", err(&o));
+            // No tensor of this model is f16.
+            assert!(!err(&o).contains("f16"), "{}", err(&o));
+        }
+    }
     let generate = |rules| ["gen", rules, "--model", model, "-o", "kernels", "--emit", "cuda"];
     fails(&generate("wrong.hyp"), folder.path(), "nothing was written");
     assert!(!folder.path().join("fused.onnx").exists() && !folder.path().join("kernels").exists());

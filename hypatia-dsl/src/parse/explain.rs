@@ -155,7 +155,7 @@ fn words(rule: Rule) -> Option<Vec<String>> {
         Rule::op_body | Rule::default => quoted(&["="]),
         Rule::op_block => quoted(&["{"]),
         Rule::scalar_result => quoted(&["->"]),
-        Rule::binders | Rule::index => quoted(&["["]),
+        Rule::binders | Rule::index | Rule::members => quoted(&["["]),
         Rule::generics | Rule::type_args => quoted(&["<"]),
         Rule::class_dtypes | Rule::comprehension => quoted(&["for"]),
         Rule::edition
@@ -322,6 +322,18 @@ impl Site<'_> {
         })
     }
 
+    /// What a missing `;` belongs behind: the last word or sign, of a `use` all of it, as `*` alone says little.
+    fn ended(&self) -> &str {
+        let read = self.tokens.get(..self.i).unwrap_or_default();
+        match (read.first(), read.last()) {
+            (Some(first), Some(last)) if first.text(self.builder.text) == "use" => {
+                let text = self.builder.text.get(first.start as usize..last.end as usize);
+                text.filter(|t| !t.contains('\n')).unwrap_or(self.previous())
+            }
+            _ => self.previous(),
+        }
+    }
+
     /// The item ends without `;`, or the next statement begins without one.
     fn semicolon(&self) -> Option<Diagnostic> {
         let new_line = self.tokens.get(self.i).is_none_or(|t| t.first || t.text(self.builder.text) == "}");
@@ -335,7 +347,7 @@ impl Site<'_> {
         let previous = self.span(self.i - 1);
         let d = Diagnostic::error(Code(112), "missing `;`", previous)
             .label("expected `;` behind this")
-            .hint(format!("write `{};`", shorten(self.previous())));
+            .hint(format!("write `{};`", shorten(self.ended())));
         let next = self.tokens.get(self.i).or(self.following);
         Some(match next {
             Some(t) => {

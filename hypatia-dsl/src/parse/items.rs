@@ -333,10 +333,18 @@ impl Builder<'_> {
         if which == Rule::alternatives {
             return Ok(Expect::Compare(self.expr(pair)?));
         }
-        let inner = Kids::of(pair).first()?;
+        let mut kids = Kids::of(pair);
+        let inner = kids.first()?;
         Ok(match which {
             Rule::expect_error => Expect::Error(self.name(inner)),
-            Rule::expect_fires => Expect::Fires(self.path(inner)?, fires),
+            Rule::expect_fires => {
+                let mut rule = self.path(inner)?;
+                if let Some(members) = kids.next() {
+                    let end = self.span(&members).end;
+                    rule.choose(&Kids::of(members).map(|p| self.name(p)).collect::<Vec<_>>(), end);
+                }
+                Expect::Fires(rule, fires)
+            }
             Rule::expect_equal => Expect::Equal(self.expr(inner)?),
             Rule::expect_becomes => Expect::Becomes(self.expr(inner)?),
             other => return Err(Bug(other)),

@@ -21,7 +21,12 @@ pub fn cache_folder() -> Result<PathBuf, String> {
 
 /// Makes a folder that only the user can enter, or checks that nobody else can write into the one that is there.
 pub fn private_folder(folder: &Path) -> Result<(), String> {
-    let fail = |e: std::io::Error| format!("{}: {e}", folder.display());
+    let fail = |e: std::io::Error| {
+        format!(
+            "the cache folder {} cannot be used: {e}; nothing is kept for the next start (HYPATIA_CACHE names another folder)",
+            folder.display()
+        )
+    };
     match std::fs::symlink_metadata(folder) {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
             let mut builder = std::fs::DirBuilder::new();

@@ -140,7 +140,7 @@ impl Cache {
             let kib = bytes.div_ceil(1024);
             let _ = writeln!(text, "{:<14} {count:>7} {bad:>7} {kib:>9}  {newest}", title(store.kind()));
         }
-        headers.iter().for_each(|p| text.push_str(&format!("headers of CUDA  {}\n", p.display())));
+        text.push_str(&headers_line(&headers));
         let mut machine = String::new();
         let mut choices: Vec<&Choice> = entries
             .iter()
@@ -218,6 +218,31 @@ impl Cache {
         }
         Ok(Exit::Ok)
     }
+}
+
+/// The row of CUDA's headers: a folder is one entry, as `verify` counts them.
+fn headers_line(folders: &[PathBuf]) -> String {
+    let files: Vec<std::fs::Metadata> = folders.iter().flat_map(|p| files(p)).collect();
+    let kib = files.iter().map(std::fs::Metadata::len).sum::<u64>().div_ceil(1024);
+    let bad = folders.iter().filter(|p| !is_sealed(p)).count();
+    let newest = files.iter().filter_map(|m| m.modified().ok()).max().map_or("-".to_string(), age);
+    format!("{:<14} {:>7} {bad:>7} {kib:>9}  {newest}\n", "CUDA headers", folders.len())
+}
+
+/// What the files in a folder are, those of its folders too; links are not followed.
+fn files(folder: &Path) -> Vec<std::fs::Metadata> {
+    let mut out = Vec::new();
+    let mut open = vec![folder.to_path_buf()];
+    while let Some(folder) = open.pop() {
+        for path in hypatia::cuda::find::children(&folder, "") {
+            match std::fs::symlink_metadata(&path) {
+                Ok(m) if m.is_dir() => open.push(path),
+                Ok(m) => out.push(m),
+                Err(_) => {}
+            }
+        }
+    }
+    out
 }
 
 fn print_json(value: &Value) {

@@ -70,7 +70,7 @@ impl Precision {
         matches!(self, Precision::Bf16 | Precision::F16)
     }
 
-    /// The model in this precision, and in words what stays f32.
+    /// The model in this precision, and in words what stays f32, or that nothing changes.
     pub fn narrowed(self, model: Model) -> Result<(Model, Option<String>)> {
         let to = match self {
             Precision::F32 | Precision::Tf32 => return Ok((model, None)),
@@ -79,8 +79,15 @@ impl Precision {
         };
         let model = model.narrowed(to)?;
         let wide: Vec<String> = model.wide().into_iter().flatten().map(|(name, n)| format!("{name} x{n}")).collect();
-        let rest = if wide.is_empty() { "nothing else".to_string() } else { wide.join(", ") };
-        Ok((model, Some(format!("{to}, accumulated in f32; in f32 stay inputs and outputs, and {rest}"))))
+        let told = match (model.narrow(), wide.is_empty()) {
+            (0, true) => format!("as the model has it: nothing in it is computed in f32, so that {to} changes nothing"),
+            (0, false) => format!("as the model has it: {to} changes nothing, in f32 stay {}", wide.join(", ")),
+            (_, true) => format!("{to}, accumulated in f32; in f32 stay inputs and outputs, and nothing else"),
+            (_, false) => {
+                format!("{to}, accumulated in f32; in f32 stay inputs and outputs, and {}", wide.join(", "))
+            }
+        };
+        Ok((model, Some(told)))
     }
 }
 

@@ -13,6 +13,7 @@ use hypatia_dsl::ir::{OpBody, ScalarBody};
 use hypatia_dsl::program_print::{show_op_signature, show_scalar_signature};
 use serde_json::{Value, json};
 
+use super::inputs::warn_if_wrong;
 use super::model::ModelOptions;
 use super::output::write_stdout;
 use super::{Exit, Global, tune};
@@ -21,7 +22,7 @@ use super::{Exit, Global, tune};
 ///
 /// `hypatia explain H0304` tells a code at length, `hypatia explain codes` lists them all, `hypatia explain builtins`
 /// lists the ops and scalars that are built in, `hypatia explain onnx` the ONNX ops that are imported. With a model it tells which rules fired where, what the
-/// graph was before and after, and what both cost; with --why-not it tells how near a rule came to firing.
+/// graph was before and after, and what both cost, and warns if rules of your own change what the model computes; with --why-not it tells how near a rule came to firing.
 #[derive(Args)]
 pub struct Explain {
     /// A code such as H0304, `codes`, `builtins`, `onnx`, or a model.
@@ -46,7 +47,7 @@ pub struct Explain {
 
 impl Explain {
     /// Runs the command.
-    pub fn run(&self, _: &Global) -> Result<Exit> {
+    pub fn run(&self, global: &Global) -> Result<Exit> {
         if let Some(done) = self.what.to_str().and_then(|what| super::explain_code::run(what, self.json)) {
             return done;
         }
@@ -74,6 +75,10 @@ impl Explain {
                 if self.json { json(&answer)? } else { answer.to_string() }
             }
             None => {
+                // Rules of the user's own may be wrong: what they make is run once beside the graph without rules.
+                if !self.options.rules.is_empty() && !options.no_rules {
+                    warn_if_wrong(&graph, &options, global.quiet);
+                }
                 let mut optimized = optimize(&graph, &options)?;
                 optimized.count_launches(&graph, &options);
                 match (self.json, &tuning) {

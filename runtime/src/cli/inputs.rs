@@ -45,9 +45,8 @@ pub fn load_random(
 const TRIED_SIZE: i64 = 3;
 
 /// Runs what the rules make of a graph beside the graph as given, on random inputs and the CPU, as `run` does before its
-/// first result. For a command that writes what the rules made: rules that are wrong there are an error, and if they
-/// could not be tried, that is told.
-pub fn must_be_right(graph: &Graph, options: &optimize::Options, quiet: bool) -> Result<()> {
+/// first result: why what they made would not be used, or `None`. If they could not be tried, that is told.
+fn wrong(graph: &Graph, options: &optimize::Options, quiet: bool) -> Option<String> {
     let tried = || -> Result<Vec<String>> {
         let sizes: Symbols = graph.symbols().into_iter().map(|s| (s, TRIED_SIZE)).collect();
         let inputs = random_inputs(&graph.specialize(&sizes)?, 0)?;
@@ -55,20 +54,41 @@ pub fn must_be_right(graph: &Graph, options: &optimize::Options, quiet: bool) ->
         Ok(model.compile(&inputs)?.warnings.clone())
     };
     match tried() {
-        Ok(warnings) => match warnings.iter().find_map(|w| w.strip_prefix(NOT_USED)) {
-            Some(why) => Err(Error::Input(format!(
-                "nothing was written: the rules change what the model computes: {why}; a constant that a rule makes \
-                     may also be too large or too small for f16. `--disable RULE` leaves a rule out"
-            ))),
-            None => Ok(()),
-        },
+        Ok(warnings) => warnings.iter().find_map(|w| w.strip_prefix(NOT_USED)).map(str::to_string),
         Err(e) => {
             if !quiet {
                 anstream::eprintln!("note: the rules were not tried on the model: {e}");
             }
-            Ok(())
+            None
         }
     }
+}
+
+/// For a command that writes what the rules made: an error if they are wrong on this graph.
+pub fn must_be_right(graph: &Graph, options: &optimize::Options, quiet: bool) -> Result<()> {
+    let Some(why) = wrong(graph, options, quiet) else { return Ok(()) };
+    let f16 = match has_f16(graph) {
+        true => "; a constant that a rule makes may also be too large or too small for f16",
+        false => "",
+    };
+    Err(Error::Input(format!(
+        "nothing was written: the rules change what the model computes: {why}{f16}. `--disable RULE` leaves a rule out"
+    )))
+}
+
+/// For a command that shows what the rules made: warns if they are wrong on this graph, also with -q, as `run` does.
+pub fn warn_if_wrong(graph: &Graph, options: &optimize::Options, quiet: bool) {
+    if let Some(why) = wrong(graph, options, quiet) {
+        anstream::eprintln!(
+            "warning: the rules change what the model computes, and `run` would not use this: {why}. `--disable RULE` \
+             leaves a rule out"
+        );
+    }
+}
+
+/// True if something in the graph is of f16, whose range ends where constants that rules make may lie.
+pub fn has_f16(graph: &Graph) -> bool {
+    graph.nodes.iter().flat_map(|n| &n.results).any(|ty| ty.dtype == DType::F16)
 }
 
 /// Random values for every input of a graph on known sizes.

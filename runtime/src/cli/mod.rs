@@ -93,8 +93,9 @@ First steps:
 Exit codes: 0 success; 1 errors in what you gave (diagnostics, failing tests, mismatching outputs);
 2 wrong usage; 3 a bug in Hypatia; 4 the model uses something that is not supported.
 
-With --json a command prints one JSON object on stdout. If it fails, that is
-{\"error\": {\"message\", \"exit_code\", \"diagnostics\"}}, the diagnostics as `check --output-format json` has them.";
+With --json a command prints one JSON object on stdout. If an error ends it, that is
+{\"error\": {\"message\", \"exit_code\", \"diagnostics\"}}, the diagnostics as `check --output-format json` has them;
+wrong usage (exit code 2) is told on stderr alone.";
 
 #[derive(Subcommand)]
 enum Command {

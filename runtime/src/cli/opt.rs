@@ -6,10 +6,9 @@ use clap::{Args, ValueEnum};
 use hypatia::error::Result;
 use hypatia::graph::{Graph, export};
 use hypatia::optimize::{Report, optimize};
-use hypatia_dsl::dtype::DType;
 use serde_json::json;
 
-use super::inputs::must_be_right;
+use super::inputs::{has_f16, must_be_right, warn_if_wrong};
 use super::model::ModelOptions;
 use super::output::write_stdout;
 use super::{Exit, Global};
@@ -19,7 +18,7 @@ use super::{Exit, Global};
 /// The graph goes to stdout, one line a node; a summary goes to stderr. With `-o` the graph goes to that file as an ONNX
 /// model that any runtime runs: fused kernels are model-local functions with their bodies in standard ops. `hypatia
 /// explain MODEL` tells which rules fired where. With rules of your own, both graphs are run once on random inputs, and
-/// if they differ, nothing is written.
+/// if they differ, nothing is written; without `-o` a warning says so.
 #[derive(Args)]
 pub struct Opt {
     /// The model.
@@ -69,10 +68,12 @@ impl Opt {
             Stage::Imported => (graph, None),
             Stage::Unfolded => (graph.unfold()?, None),
             Stage::Optimized => {
-                // Constants that rules make one of may leave the range of f16, whose end is near.
-                let narrow = || graph.nodes.iter().flat_map(|n| &n.results).any(|ty| ty.dtype == DType::F16);
-                if self.output.is_some() && (!self.options.rules.is_empty() || narrow()) {
-                    must_be_right(&graph, &options, global.quiet)?;
+                let own = !self.options.rules.is_empty() && !options.no_rules;
+                match self.output.is_some() {
+                    // Constants that rules make one of may leave the range of f16, whose end is near.
+                    true if own || has_f16(&graph) => must_be_right(&graph, &options, global.quiet)?,
+                    false if own => warn_if_wrong(&graph, &options, global.quiet),
+                    _ => {}
                 }
                 let mut out = optimize(&graph, &options)?;
                 out.count_launches(&graph, &options);

@@ -396,21 +396,22 @@ fn list(tensors: &[(String, Tensor)]) -> String {
     tensors.iter().map(show).collect::<Vec<_>>().join(", ")
 }
 
-/// Smallest, mean and largest element; of what has none, how many there are. The mean is that of the finite ones.
+/// Smallest, mean and largest element, whole numbers as such; of what has none, how many there are. The mean is that of the finite ones.
 fn summary(t: &Tensor) -> String {
     let values = t.to_f64();
     let numbers = || values.iter().copied().filter(|v| !v.is_nan());
     let finite = || values.iter().copied().filter(|v| v.is_finite());
     let (nan, infinite) = (values.len() - numbers().count(), numbers().count() - finite().count());
     let (low, high) = (numbers().reduce(f64::min), numbers().reduce(f64::max));
+    let shown = |v: f64| if t.dtype().is_float() { number(v) } else { format!("{v:.0}") };
     let (Some(low), Some(high)) = (low, high) else {
         return if nan == 0 { "no elements".to_string() } else { format!("all {nan} elements are NaN") };
     };
-    let mut parts = vec![format!("min {}", number(low))];
+    let mut parts = vec![format!("min {}", shown(low))];
     if finite().next().is_some() {
         parts.push(format!("mean {}", number(finite().sum::<f64>() / finite().count() as f64)));
     }
-    parts.push(format!("max {}", number(high)));
+    parts.push(format!("max {}", shown(high)));
     let counted = [(nan, "NaN"), (infinite, "infinite")];
     parts.extend(counted.iter().filter(|(n, _)| *n > 0).map(|(n, what)| format!("{n} {what}")));
     parts.join(", ")
@@ -454,5 +455,9 @@ mod tests {
         for (values, wanted) in cases {
             assert_eq!(summary(&Tensor::from_f64(DType::F32, &[values.len()], values).unwrap()), wanted);
         }
+        let whole = Tensor::from_slice(&[2], &[-568_880i32, 3]).unwrap();
+        assert_eq!(summary(&whole), "min -568880, mean -284438.500000, max 3");
+        let truths = Tensor::from_f64(DType::Bool, &[2], &[0.0, 1.0]).unwrap();
+        assert_eq!(summary(&truths), "min 0, mean 0.500000, max 1");
     }
 }

@@ -253,9 +253,7 @@ fn index_at(ids: Source<'_>, i: usize) -> i64 {
 
 fn resolve(value: i64, size: usize) -> Result<usize> {
     let at = if value < 0 { value.checked_add(size as i64).unwrap_or(-1) } else { value };
-    usize::try_from(at).ok().filter(|v| *v < size).ok_or_else(|| {
-        Error::Input(format!("index {value} is outside an axis of size {size} (gather takes -{size} to {size} - 1)"))
-    })
+    usize::try_from(at).ok().filter(|v| *v < size).ok_or_else(|| Error::outside(value, size))
 }
 
 /// Rows of `inner` elements of `x`, row i from element `at(i)`; of several errors the first.

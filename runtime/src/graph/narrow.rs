@@ -23,6 +23,8 @@ pub struct Narrowed {
     pub graph: Graph,
     /// What is computed in f32 still: each op or scalar with the number of its places.
     pub wide: BTreeMap<String, usize>,
+    /// How many nodes are computed in the narrower type instead of f32. If none is, the graph is the given one.
+    pub narrow: usize,
 }
 
 /// What a node computes in.
@@ -55,6 +57,7 @@ impl Graph {
         };
         let mut inputs = Vec::new();
         let mut wide = BTreeMap::new();
+        let mut narrow = 0;
         for (i, node) in self.nodes.iter().enumerate() {
             let (values, width) = match &node.kind {
                 NodeKind::Input { name } => {
@@ -68,13 +71,21 @@ impl Graph {
             if width == Width::Wide && values.iter().any(|v| n.out.ty(*v).dtype == DType::F32) {
                 *wide.entry(self.head_name(NodeId(i as u32)).to_string()).or_insert(0) += 1;
             }
+            let input = matches!(node.kind, NodeKind::Input { .. });
+            if width == Width::Narrow && !input && node.results.iter().any(|ty| ty.dtype == DType::F32) {
+                narrow += 1;
+            }
             if let (Some(v), false) = (values.first(), node.name.is_empty()) {
                 n.out.name_node(*v, node.name.clone());
             }
-            let constant = !matches!(node.kind, NodeKind::Input { .. }) && n.constant(node);
+            let constant = !input && n.constant(node);
             n.constants.push(constant);
             n.map.push(values);
             n.widths.push(width);
+        }
+        if narrow == 0 {
+            // Casts to the type and back would cost digits and gain nothing.
+            return Ok(Narrowed { graph: self.clone(), wide, narrow });
         }
         n.out.inputs = inputs;
         for (name, v) in &self.outputs {
@@ -82,7 +93,7 @@ impl Graph {
             let value = n.cast(value, self.ty(*v).dtype)?;
             n.out.output(name.clone(), value);
         }
-        Ok(Narrowed { graph: n.out.pruned(), wide })
+        Ok(Narrowed { graph: n.out.pruned(), wide, narrow })
     }
 }
 
@@ -260,6 +271,22 @@ mod tests {
         let weights = n.graph.nodes.iter().find_map(|n| if let NodeKind::Const(t) = &n.kind { Some(t) } else { None });
         assert_eq!(weights.unwrap().to_f64()[0], -DType::BF16.largest());
         assert!(g.narrowed(DType::F64).is_err());
+    }
+
+    #[test]
+    fn where_nothing_is_f32_nothing_changes() {
+        let mut g = Graph::new(program());
+        let x = g.input("x", ty(DType::F16, &[4]));
+        let kept = g.input("kept", ty(DType::F32, &[4]));
+        let y = g.builtin_scalar(BuiltinScalar::Add, &[x, x]).unwrap();
+        g.output("y", y);
+        g.output("kept", kept);
+        let n = g.narrowed(DType::BF16).unwrap();
+        assert_eq!((n.narrow, n.wide.is_empty()), (0, true));
+        assert_eq!(n.graph.to_text(), g.to_text());
+        let z = g.builtin_scalar(BuiltinScalar::Max, &[kept, kept]).unwrap();
+        g.output("z", z);
+        assert_eq!(g.narrowed(DType::BF16).unwrap().narrow, 1);
     }
 
     #[test]

@@ -80,7 +80,7 @@ impl Graph {
                     args.push(show_term(&self.program, term, &read));
                 }
                 for (value, (_, param)) in attrs.iter().zip(def.attrs()) {
-                    args.push(format!("{} = {}", param.name, show_attr(value)));
+                    args.push(format!("{} = {}", param.name, show_attr_short(value)));
                 }
                 &def.name
             }
@@ -148,6 +148,19 @@ impl Graph {
     }
 }
 
+/// An attribute's value for people: numbers that came from f32 as the shortest decimal that is the same f32.
+pub(super) fn show_attr_short(value: &AttrValue) -> String {
+    match value {
+        AttrValue::Float(v) if f64::from(*v as f32) == *v => {
+            // The shortest decimal of the f32, read as f64, is written as all numbers are.
+            let short = (*v as f32).to_string().parse().unwrap_or(*v);
+            super::term::show_number(short)
+        }
+        AttrValue::List(l) => format!("[{}]", l.iter().map(show_attr_short).collect::<Vec<_>>().join(", ")),
+        other => show_attr(other),
+    }
+}
+
 /// An attribute's value in the language's syntax.
 pub fn show_attr(value: &AttrValue) -> String {
     match value {
@@ -157,5 +170,21 @@ pub fn show_attr(value: &AttrValue) -> String {
         AttrValue::DType(d) => d.to_string(),
         AttrValue::Str(s) => format!("{s:?}"),
         AttrValue::List(l) => format!("[{}]", l.iter().map(show_attr).collect::<Vec<_>>().join(", ")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_that_came_from_f32_are_short() {
+        for (v, text) in
+            [(f64::from(1e-6f32), "1e-6"), (f64::from(0.1f32), "0.1"), (0.1, "0.1"), (2.0, "2"), (1e-300, "1e-300")]
+        {
+            assert_eq!(show_attr_short(&AttrValue::Float(v)), text);
+        }
+        // What is read back must be the same f64.
+        assert_eq!(show_attr(&AttrValue::Float(f64::from(1e-6f32))), "9.999999974752427e-7");
     }
 }

@@ -317,7 +317,14 @@ impl Reader<'_> {
         if self.is("fires") || self.is("not") && self.word(1) == "fires" {
             let positive = !self.take("not");
             self.expect("fires")?;
-            return Some(Expect::Fires(self.path()?, positive));
+            let mut rule = self.path()?;
+            if self.take("[") {
+                let members = self.several(Self::name)?;
+                self.expect("]")?;
+                let end = self.since(self.at.saturating_sub(1)).end;
+                rule.choose(&members, end);
+            }
+            return Some(Expect::Fires(rule, positive));
         }
         let word = self.word(0);
         if word == "error" && self.is_name(1) {

@@ -38,6 +38,8 @@ const CLASSIC: &str = include_str!("classic.hyp");
 
 /// Random numbers that are made; a larger tensor repeats them.
 const BLOCK: usize = 1 << 16;
+/// Characters of the column of names, at least.
+const NARROWEST: usize = 40;
 /// Seconds that each case is timed for.
 const SECONDS: f64 = 0.15;
 
@@ -110,12 +112,13 @@ pub(super) fn run(bench: &Bench, path: Option<&Path>, global: &Global) -> Result
     options.memory = usize::MAX;
     notes.iter().filter(|_| !global.quiet).for_each(|note| eprintln!("{note}"));
     let mut rows = Vec::new();
+    let width = tests.iter().map(|t| t.name.chars().count()).max().unwrap_or(0).max(NARROWEST);
     for test in &tests {
         let row = case(bench, &program, test, &options)
             .unwrap_or_else(|e| json!({"case": test.name, "error": e.to_string()}));
         // The table comes at the end; until then somebody may be waiting.
         if !global.quiet && bench.json {
-            eprintln!("{}", line(&row));
+            eprintln!("{}", line(&row, width));
         }
         rows.push(row);
     }
@@ -125,14 +128,14 @@ pub(super) fn run(bench: &Bench, path: Option<&Path>, global: &Global) -> Result
     let text = if bench.json {
         format!("{report:#}\n")
     } else {
-        rows.iter().fold(format!("{}\n", header()), |mut text, row| {
-            let _ = writeln!(text, "{}", line(row));
+        rows.iter().fold(format!("{}\n", header(width)), |mut text, row| {
+            let _ = writeln!(text, "{}", line(row, width));
             text
         })
     };
     write_stdout(&text);
     if let Some(to) = &bench.plot {
-        bench.draw(&report, to)?;
+        bench.draw(&report, to, global)?;
     }
     Ok(if failed { Exit::Failed } else { Exit::Ok })
 }
@@ -169,19 +172,36 @@ fn case(bench: &Bench, program: &Arc<Program>, test: &Test, options: &Options) -
     Ok(row)
 }
 
-fn header() -> String {
-    format!("{:<40} {:>8} {:>11} {:>8} {:>11} {:>7}", "", "launches", "rules us", "launches", "without us", "ratio")
+/// The header of the table; `width` is that of the names.
+fn header(width: usize) -> String {
+    format!("{:<width$} {:>8} {:>11} {:>8} {:>11} {:>7}", "", "launches", "rules us", "launches", "without us", "ratio")
 }
 
-fn line(row: &Value) -> String {
+/// A case as a row of the table.
+fn line(row: &Value, width: usize) -> String {
     let name = row["case"].as_str().unwrap_or_default();
     if let Some(e) = row.get("error").and_then(Value::as_str) {
-        return format!("{name:<40} FAILED: {e}");
+        return format!("{name:<width$} FAILED: {e}");
     }
     let side = |key: &str| match row.get(key) {
         Some(s) => format!("{:>8} {:>11.2}", s["launches"], s["us"].as_f64().unwrap_or(0.0)),
         None => format!("{:>8} {:>11}", "", ""),
     };
     let ratio = row["ratio"].as_f64().map_or(String::new(), |r| format!("{r:.3}"));
-    format!("{name:<40} {} {} {ratio:>7}", side("with_rules"), side("without_rules"))
+    format!("{name:<width$} {} {} {ratio:>7}", side("with_rules"), side("without_rules"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_line_up_behind_long_names() {
+        let side = |us: f64| json!({"launches": 1, "us": us});
+        let row =
+            |name: &str| json!({"case": name, "ratio": 0.5, "with_rules": side(12.5), "without_rules": side(25.0)});
+        let long = "a name of more than forty characters, as some are";
+        let all = [header(long.len()), line(&row("short"), long.len()), line(&row(long), long.len())];
+        assert!(all.iter().all(|l| l.len() == all[0].len()), "{all:#?}");
+    }
 }

@@ -125,9 +125,7 @@ pub(super) fn pad(x: &RefTensor, fill: Val, before: &[i64], shape: &[usize]) -> 
 /// An index into an axis of that size; negative ones count from the end.
 fn index(value: i64, size: usize) -> Result<usize> {
     let at = if value < 0 { value.checked_add(size as i64).unwrap_or(-1) } else { value };
-    usize::try_from(at).ok().filter(|v| *v < size).ok_or_else(|| {
-        Error::Input(format!("index {value} is outside an axis of size {size} (gather takes -{size} to {size} - 1)"))
-    })
+    usize::try_from(at).ok().filter(|v| *v < size).ok_or_else(|| Error::outside(value, size))
 }
 
 fn indices(t: &RefTensor) -> Result<&[i64]> {

@@ -10,6 +10,7 @@ use hypatia_dsl::scalar::{Term, TermNode};
 use serde::Serialize;
 
 use crate::error::Result;
+use crate::graph::print::show_attr_short;
 use crate::graph::{Graph, Node, NodeKind, show_term};
 use crate::plan::{cluster, constant_nodes};
 
@@ -71,9 +72,8 @@ fn fused(graph: &Graph, nodes: &[usize]) -> Option<(String, String)> {
                 let def = program.op(*op);
                 matches!(def.body, OpBody::Defined(_)).then(|| {
                     let attrs = def.attrs().zip(attrs);
-                    let attrs: String = attrs
-                        .map(|((_, p), v)| format!(", {} = {}", p.name, hypatia_dsl::typing::show_value(v)))
-                        .collect();
+                    let attrs: String =
+                        attrs.map(|((_, p), v)| format!(", {} = {}", p.name, show_attr_short(v))).collect();
                     let operands: Vec<&str> = def.operands().map(|(_, p)| p.name.as_str()).collect();
                     (identifier(&def.name), format!("{}({}{attrs})", def.name, operands.join(", ")))
                 })

@@ -220,6 +220,8 @@ pub(super) struct Ctx<'n> {
     pub builder: &'n mut Builder,
     /// Its operands; `None` for those left out.
     pub inputs: Vec<Option<Bound>>,
+    /// For each input whether it is a constant that stands in the model, not one that is worked out from sizes.
+    pub given: Vec<bool>,
     /// For each output whether it has a name.
     pub outputs: Vec<bool>,
     /// Its attributes.
@@ -297,6 +299,17 @@ impl Ctx<'_> {
     /// All operands as sizes.
     pub fn syms(&self) -> Option<Vec<Sym>> {
         (0..self.inputs.len()).map(|i| self.sym(i)).collect()
+    }
+
+    /// Refuses an integer divisor that stands in the model and holds a 0: the quotient has no meaning, and other runtimes
+    /// stop there.
+    pub fn divides_by(&self, i: usize) -> Out<()> {
+        let constant = self.given.get(i) == Some(&true) && self.ty(i)?.dtype.is_int();
+        let divisor = if constant { self.builder.constant(&self.bound(i)?) } else { None };
+        match divisor {
+            Some(t) if t.to_f64().contains(&0.0) => self.wrong("it divides integers by a constant that is 0"),
+            _ => Ok(()),
+        }
     }
 
     /// The type of an operand, without putting it into the graph.

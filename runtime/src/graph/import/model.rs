@@ -46,11 +46,19 @@ enum Slot<'a> {
 /// The names of a graph or of one call of a function.
 struct Scope<'a> {
     values: HashMap<&'a str, Slot<'a>>,
+    /// Names of initializers and of what nodes without inputs give: constants that stand in the model.
+    constants: HashSet<&'a str>,
     /// Version of the default domain.
     opset: i64,
     /// Calls of functions around it, for names in messages.
     prefix: String,
     depth: usize,
+}
+
+impl Scope<'_> {
+    fn new(opset: i64, prefix: String, depth: usize) -> Self {
+        Scope { values: HashMap::new(), constants: HashSet::new(), opset, prefix, depth }
+    }
 }
 
 struct Importer<'a> {
@@ -64,9 +72,18 @@ struct Importer<'a> {
     /// Sizes by the names that inputs declare.
     symbols: BTreeMap<String, Dim>,
     types: Vec<(String, TensorType)>,
+    /// The opsets of all domains that the model imports.
+    opsets: HashMap<&'a str, i64>,
+    /// A failure at operands of dynamic sizes, as it is told if these have nothing to do with it.
+    plain: Option<Error>,
 }
 
-/// Imports a decoded model.
+/// Numbers that are tried for dynamic sizes, beside those of the message.
+const TRIED: [i64; 2] = [1, 2];
+/// The largest number of a message that is tried.
+const TRIED_MOST: i64 = 4096;
+
+/// Imports a decoded model. What fails at dynamic sizes is told to do so only if some number would help.
 pub(super) fn import(
     model: &ModelProto,
     file: &str,
@@ -74,6 +91,67 @@ pub(super) fn import(
     program: Arc<Program>,
     options: &Options,
 ) -> Result<Import> {
+    let (error, plain, symbols) = match attempt(model, file, dir, program.clone(), options)? {
+        Attempt::Done(import) => return Ok(*import),
+        Attempt::Failed { error, plain, symbols } => (error, plain, symbols),
+    };
+    let Some(plain) = plain else { return Err(with_dims(error, options)) };
+    let said = without_shapes(&plain.to_string());
+    let mut tried = numbers(&plain.to_string());
+    tried.retain(|n| (0..=TRIED_MOST).contains(n));
+    tried.extend(TRIED);
+    tried.sort_unstable();
+    tried.dedup();
+    let same = |n: &i64| {
+        let dims = options.dims.clone().into_iter().chain(symbols.iter().map(|s| (s.clone(), *n))).collect();
+        let options = Options { dims, ..options.clone() };
+        match attempt(model, file, dir, program.clone(), &options) {
+            Ok(Attempt::Failed { error, .. }) => without_shapes(&error.to_string()) == said,
+            _ => false,
+        }
+    };
+    // The same words at the same node, whatever the number: the sizes have nothing to do with it.
+    let regardless = !symbols.is_empty() && tried.iter().all(same);
+    Err(with_dims(if regardless { plain } else { error }, options))
+}
+
+/// A message without what stands in brackets: types of operands are told with all of their sizes.
+fn without_shapes(message: &str) -> String {
+    let mut depth = 0usize;
+    let outside = |c: &char| {
+        depth = if *c == '[' { depth + 1 } else { depth };
+        let keep = depth == 0;
+        depth = if *c == ']' { depth.saturating_sub(1) } else { depth };
+        keep
+    };
+    message.chars().filter(outside).collect()
+}
+
+/// The whole numbers in a text.
+fn numbers(text: &str) -> Vec<i64> {
+    text.split(|c: char| !c.is_ascii_alphanumeric()).filter_map(|word| word.parse().ok()).collect()
+}
+
+/// What came of walking over a model once.
+enum Attempt {
+    Done(Box<Import>),
+    Failed {
+        error: Error,
+        /// The failure as it is told if dynamic sizes have nothing to do with it, where there are some.
+        plain: Option<Error>,
+        /// The names of the inputs' dynamic sizes.
+        symbols: Vec<String>,
+    },
+}
+
+/// Walks over a model with these numbers for dynamic sizes.
+fn attempt(
+    model: &ModelProto,
+    file: &str,
+    dir: Option<&Path>,
+    program: Arc<Program>,
+    options: &Options,
+) -> Result<Attempt> {
     let damaged = |message: String| Error::Model { file: file.into(), message };
     let graph = model.graph.as_ref().ok_or_else(|| damaged("it holds no graph".into()))?;
     let opset = opset(&model.opset_import).map_err(damaged)?;
@@ -107,9 +185,16 @@ pub(super) fn import(
         declared: HashMap::new(),
         symbols: BTreeMap::new(),
         types: Vec::new(),
+        opsets: model.opset_import.iter().map(|o| (domain(o.domain()), o.version())).collect(),
+        plain: None,
     };
-    importer.graph(graph, opset, options).map_err(|e| with_dims(e, options))?;
-    Ok(Import { graph: importer.builder.graph.pruned(), types: importer.types })
+    Ok(match importer.graph(graph, opset, options) {
+        Ok(()) => Attempt::Done(Box::new(Import { graph: importer.builder.graph.pruned(), types: importer.types })),
+        Err(error) => {
+            let symbols = importer.symbols_of_inputs();
+            Attempt::Failed { error, plain: importer.plain, symbols }
+        }
+    })
 }
 
 /// The size behind a name: the number that the caller gives it, else a symbol.
@@ -152,20 +237,19 @@ fn with_dims(error: Error, options: &Options) -> Error {
     }
 }
 
-/// A failure at operands of dynamic sizes: what to do about them.
-fn undecided(fail: Fail, dynamic: &[String]) -> Fail {
-    let Some(first) = dynamic.first() else { return fail };
-    let hint = |m: String| {
+/// A failure at operands of dynamic sizes: what to do about them. `None` if these are not to blame.
+fn undecided(fail: &Fail, dynamic: &[String]) -> Option<Fail> {
+    let first = dynamic.first()?;
+    let hint = |m: &str| {
         let all = dynamic.join(", ");
         format!(
             "{m}; its operands have the dynamic sizes {all}: give them numbers (--dim {first}=1), or the actual inputs (--inputs FILE.npz)"
         )
     };
     match fail {
-        Fail::Unsupported(m) => Fail::Unsupported(hint(m)),
         // What does not type-check for any size may do so for the actual ones.
-        Fail::Other(Error::Type(m)) => Fail::Unsupported(hint(m)),
-        other => other,
+        Fail::Unsupported(m) | Fail::Other(Error::Type(m)) => Some(Fail::Unsupported(hint(m))),
+        _ => None,
     }
 }
 
@@ -188,7 +272,7 @@ impl<'a> Importer<'a> {
     }
 
     fn graph(&mut self, graph: &'a GraphProto, opset: i64, options: &Options) -> Result<()> {
-        let mut scope = Scope { values: HashMap::new(), opset, prefix: String::new(), depth: 0 };
+        let mut scope = Scope::new(opset, String::new(), 0);
         self.initializers(graph, &mut scope)?;
         self.inputs(graph, &mut scope, options)?;
         self.declare(graph, scope.opset)?;
@@ -207,6 +291,7 @@ impl<'a> Importer<'a> {
             if t.name().is_empty() {
                 return Err(self.damaged("an initializer has no name"));
             }
+            scope.constants.insert(t.name());
             if scope.values.insert(t.name(), Slot::Initializer(t)).is_some() {
                 return Err(self.damaged(format!("the initializer `{}` is given twice", t.name())));
             }
@@ -388,6 +473,7 @@ impl<'a> Importer<'a> {
             kinds.truncate(20);
             why = format!("{why} (nor are other ops of this model: {})", kinds.join(", "));
         }
+        let opset = self.opset_of(node, opset);
         Err(self.fail(Fail::Unsupported(why), &node_name(node, i, ""), &shown_op(node), opset))
     }
 
@@ -409,7 +495,7 @@ impl<'a> Importer<'a> {
                 .ok_or_else(|| Error::Limit(format!("{}: more than {NODES} nodes, functions expanded", self.file)))?;
             let name = node_name(node, i, &scope.prefix);
             let op = shown_op(node);
-            let opset = scope.opset;
+            let opset = self.opset_of(node, scope.opset);
             let inputs = self.operands(node, &name, nodes, i, scope)?;
             let before = self.builder.graph.nodes.len();
             let dynamic = self.dynamic_sizes(&inputs);
@@ -417,17 +503,50 @@ impl<'a> Importer<'a> {
                 Some(f) => self.call(f, inputs, &attrs(node), &name, scope),
                 None => {
                     let results = self.apply(node, inputs, &attrs(node), scope);
-                    results.map_err(|f| self.fail(undecided(f, &dynamic), &name, &op, opset))
+                    results.map_err(|f| self.fail_at(f, &dynamic, &name, &op, opset))
                 }
             }?;
             for n in self.builder.graph.nodes[before..].iter_mut().filter(|n| n.name.is_empty()) {
                 n.name.clone_from(&name);
+            }
+            if node.input.is_empty() {
+                scope.constants.extend(node.output.iter().map(String::as_str));
             }
             for (output, bound) in node.output.iter().zip(results) {
                 self.bind(output, bound, scope).map_err(|f| self.fail(f, &name, &op, opset))?;
             }
         }
         Ok(())
+    }
+
+    /// Adds what and where to the failure of a node, and what to do about dynamic sizes.
+    fn fail_at(&mut self, fail: Fail, dynamic: &[String], node: &str, op: &str, opset: i64) -> Error {
+        match undecided(&fail, dynamic) {
+            None => self.fail(fail, node, op, opset),
+            Some(hinted) => {
+                self.plain = Some(self.fail(fail, node, op, opset));
+                self.fail(hinted, node, op, opset)
+            }
+        }
+    }
+
+    /// The names of the dynamic sizes that the inputs have.
+    fn symbols_of_inputs(&self) -> Vec<String> {
+        let graph = &self.builder.graph;
+        let types = graph.inputs.iter().flat_map(|id| &graph.node(*id).results);
+        let mut names: Vec<String> =
+            types.flat_map(|t| t.shape.iter().flat_map(Dim::symbols)).map(|s| s.to_string()).collect();
+        names.sort();
+        names.dedup();
+        names
+    }
+
+    /// The opset that the model imports for the node's domain; `default` is that of the default one.
+    fn opset_of(&self, node: &NodeProto, default: i64) -> i64 {
+        match domain(node.domain()) {
+            "" => default,
+            other => self.opsets.get(other).copied().unwrap_or(default),
+        }
     }
 
     /// The names of dynamic sizes in the types of operands.
@@ -508,6 +627,7 @@ impl<'a> Importer<'a> {
         let mut ctx = Ctx {
             builder: &mut self.builder,
             inputs,
+            given: node.input.iter().map(|i| scope.constants.contains(i.as_str())).collect(),
             outputs: node.output.iter().map(|o| !o.is_empty()).collect(),
             attrs: Attrs::new(attrs.iter().map(|a| a.as_ref()))?,
             since,
@@ -542,7 +662,7 @@ impl<'a> Importer<'a> {
             return Err(self.damaged(here(format!("{} inputs given, it has {}", inputs.len(), f.input.len()))));
         }
         let opset = opset(&f.opset_import).map_err(|m| self.damaged(here(m)))?;
-        let mut scope = Scope { values: HashMap::new(), opset, prefix: format!("{name}/"), depth: outer.depth + 1 };
+        let mut scope = Scope::new(opset, format!("{name}/"), outer.depth + 1);
         for (formal, actual) in f.input.iter().zip(inputs) {
             if let Some(b) = actual {
                 scope.values.insert(formal, Slot::Bound(b));

@@ -235,7 +235,7 @@ pub(super) fn find(domain: &str, op: &str, opset: i64) -> Result<(&'static Row, 
         Some(v) => Ok((row, *v)),
         None if row.since[0] > 13 => Err(format!("this op exists from opset {} on", row.since[0])),
         None => Err(format!(
-            "its definition before opset {} is not; convert the model with onnx.version_converter",
+            "only its definitions from opset {} on are known; convert the model with onnx.version_converter",
             row.since[0]
         )),
     }
@@ -268,7 +268,7 @@ mod tests {
         assert!(ROWS.iter().all(|r| r.since.windows(2).all(|w| w[0] < w[1])));
         assert_eq!(find("", "Split", 17).unwrap().1, 13);
         assert_eq!(find("", "Split", 28).unwrap().1, 18);
-        assert!(find("", "Relu", 12).is_err_and(|m| m.contains("before opset 13")));
+        assert!(find("", "Relu", 12).is_err_and(|m| m.contains("from opset 13 on")));
         assert!(find("", "Gelu", 19).is_err_and(|m| m.contains("from opset 20")));
         assert!(find("com.microsoft", "Gelu", 20).is_err());
         assert!(find("", "Loop", 20).is_err_and(|m| m.contains("control flow")));

@@ -51,11 +51,27 @@ pub fn read(path: &Path) -> Result<proto::ModelProto> {
     decode(bytes, &path.display().to_string())
 }
 
+/// What a file is instead that begins so, if that is known.
+fn other_format(bytes: &[u8]) -> Option<&'static str> {
+    let known: [(&[u8], &str); 3] = [
+        (
+            b"PK\x03\x04",
+            "a zip archive, such as an .npz file of arrays (those are given by --inputs) or a PyTorch file",
+        ),
+        (b"\x93NUMPY", "an .npy file, an array"),
+        (b"\x89HDF\r\n", "an HDF5 file"),
+    ];
+    known.iter().find(|(start, _)| bytes.starts_with(start)).map(|(_, what)| *what)
+}
+
 /// Decodes a model from bytes; `file` is for messages.
 pub fn decode(bytes: Bytes, file: &str) -> Result<proto::ModelProto> {
     let damaged = |message: String| Error::Model { file: file.into(), message };
     if bytes.is_empty() {
         return Err(damaged("the file is empty; an ONNX model was expected".into()));
+    }
+    if let Some(what) = other_format(&bytes) {
+        return Err(damaged(format!("this is {what}, not an ONNX model")));
     }
     weigh::check(&bytes).map_err(damaged)?;
     let model = proto::ModelProto::decode(bytes)

@@ -14,6 +14,9 @@ pub(in super::super) fn scalar(ctx: &mut Ctx, swapped: bool) -> Out {
     let name = ctx.name(0)?;
     let arity = arity(ctx, name)?;
     ctx.arity(arity, arity, 1)?;
+    if name == BuiltinScalar::Div.name() {
+        ctx.divides_by(1)?;
+    }
     if swapped {
         ctx.inputs.truncate(arity);
         ctx.inputs.reverse();
@@ -259,6 +262,7 @@ pub(in super::super) fn modulo(ctx: &mut Ctx) -> Out {
     if !truncated && ctx.since < 28 && ctx.ty(0)?.dtype.is_float() {
         return ctx.wrong("fmod must be 1 for floats");
     }
+    ctx.divides_by(1)?;
     let sym = match (truncated, ctx.sym(0), ctx.sym(1)) {
         (true, ..) => symbolically(ctx, BuiltinScalar::Fmod.name()),
         (false, Some(a), Some(b)) => symbolic::modulo(&a, &b).map(Bound::from),

@@ -98,6 +98,20 @@ fn errors_name_the_node_and_say_what_is_wrong() {
         (model(vec![with(relu(), vec![attribute("a", 1), attribute("a", 1)])]), "`a` is given twice"),
         (edited(vec![relu()], |m| m.opset_import.clear()), "no opset is imported"),
         (edited(vec![relu()], |m| m.graph = None), "it holds no graph"),
+        (
+            edited(vec![node("Div", &["i", "w"], &["y"])], |m| {
+                let zero = TensorProto { data_type: Some(7), int64_data: vec![3, 0], ..tensor("w", &[2]) };
+                m.graph.as_mut().unwrap().initializer = vec![TensorProto { float_data: vec![], ..zero }]
+            }),
+            "node `the_Div` (Div, opset 20): it divides integers by a constant that is 0",
+        ),
+        (
+            edited(vec![node("Mod", &["i", "w"], &["y"])], |m| {
+                let zero = TensorProto { data_type: Some(7), int64_data: vec![0], ..tensor("w", &[]) };
+                m.graph.as_mut().unwrap().initializer = vec![TensorProto { float_data: vec![], ..zero }]
+            }),
+            "it divides integers by a constant that is 0",
+        ),
         (edited(vec![relu()], |m| graph(m, |g| g.output.clear())), "no outputs"),
         (
             edited(vec![relu()], |m| graph(m, |g| g.output = vec![value("y", 1, &[2, 4])])),
@@ -149,6 +163,16 @@ fn what_is_not_supported_says_so() {
         (
             model(vec![domain(node("FusedMatMul", &["x", "x"], &["y"]), "com.microsoft")]),
             "com.microsoft.FusedMatMul (opset 20) is not supported",
+        ),
+        (
+            edited(vec![domain(node("FusedMatMul", &["x", "x"], &["y"]), "com.microsoft")], |m| {
+                m.opset_import.push(opset("com.microsoft", 1))
+            }),
+            "com.microsoft.FusedMatMul (opset 1) is not supported",
+        ),
+        (
+            edited(vec![relu()], |m| m.opset_import = vec![opset("", 9)]),
+            "Relu (opset 9) is not supported: only its definitions from opset 13 on are known",
         ),
         (model(vec![with(relu(), vec![attribute("odd", 1)])]), "the attribute `odd` is not understood"),
         (model(vec![node("Reshape", &["x", "i"], &["y"])]), "must be known when the model is imported"),
@@ -272,5 +296,15 @@ fn mutated_files_never_panic() {
         bad[at] ^= 1 << rng.random_range(0..8);
         go(&bad);
         go(&bad[..at]);
+    }
+}
+
+#[test]
+fn files_of_other_formats_are_named() {
+    for (bytes, says) in
+        [(&b"PK\x03\x04\x14\0"[..], "this is a zip archive, such as an .npz"), (b"\x93NUMPY\x01\0", "an .npy file")]
+    {
+        let error = load_bytes(bytes, "m.onnx", program(), &Options::default()).err().unwrap().to_string();
+        assert!(error.contains(says), "{error}");
     }
 }

@@ -88,3 +88,53 @@ fn other_scales_of_a_dynamic_axis_are_refused() {
         assert!(matches!(refused, Some(Error::Unsupported { .. })), "{scale} {place} {rounding}: {refused:?}");
     }
 }
+
+/// y = op(x: f32[n, 8], w: f32[shape]) with these whole-number attributes.
+fn with_rows(op: &str, shape: &[i64], attributes: &[(&str, i64)]) -> Result<(), Error> {
+    let mut x = value("x", 1, &[0, 8]);
+    if let Some(type_proto::Value::TensorType(t)) = x.r#type.as_mut().and_then(|t| t.value.as_mut())
+        && let Some(shape) = t.shape.as_mut()
+    {
+        shape.dim[0].value = Some(Size::DimParam("n".into()));
+    }
+    let attribute = |(name, i): &(&str, i64)| AttributeProto {
+        name: Some(name.to_string()),
+        r#type: Some(AttributeType::Int as i32),
+        i: Some(*i),
+        ..AttributeProto::default()
+    };
+    let inputs = if shape.is_empty() { vec!["x".to_string()] } else { vec!["x".into(), "w".into()] };
+    let node = NodeProto {
+        op_type: Some(op.into()),
+        input: inputs,
+        output: vec!["y".into()],
+        attribute: attributes.iter().map(attribute).collect(),
+        ..NodeProto::default()
+    };
+    let graph = GraphProto {
+        node: vec![node],
+        input: vec![x, value("w", 1, shape)],
+        output: vec![ValueInfoProto { name: Some("y".into()), ..ValueInfoProto::default() }],
+        ..GraphProto::default()
+    };
+    let opset = OperatorSetIdProto { domain: Some(String::new()), version: Some(19) };
+    let model =
+        ModelProto { graph: Some(graph), opset_import: vec![opset], ir_version: Some(8), ..ModelProto::default() };
+    load_bytes(&model.encode_to_vec(), "rows", program(), &Options::default()).map(drop)
+}
+
+#[test]
+fn dynamic_sizes_are_blamed_only_where_some_number_would_help() {
+    let wrong = with_rows("MatMul", &[9, 8], &[]).unwrap_err();
+    assert!(matches!(&wrong, Error::Model { .. }), "{wrong:?}");
+    assert!(wrong.to_string().contains("8 against 9") && !wrong.to_string().contains("--dim"), "{wrong}");
+    let unknown = with_rows("Softmax", &[], &[("axes", 1)]).unwrap_err();
+    assert!(matches!(&unknown, Error::Unsupported { .. }), "{unknown:?}");
+    assert!(unknown.to_string().contains("`axes`") && !unknown.to_string().contains("--dim"), "{unknown}");
+    // These fit for n = 17 and for n = 3.
+    for (op, shape) in [("Add", [17, 8]), ("Mul", [3, 8])] {
+        let open = with_rows(op, &shape, &[]).unwrap_err();
+        assert!(matches!(&open, Error::Unsupported { .. }), "{open:?}");
+        assert!(open.to_string().contains("--dim n=1"), "{open}");
+    }
+}
