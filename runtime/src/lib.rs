@@ -2,6 +2,40 @@
 //!
 //! One way through the house: rules (`.hyp`) become a [`Program`](hypatia_dsl::ir::Program); a model
 //! becomes a [`graph::Graph`], an e-graph, a better [`graph::Graph`], a plan, and results.
+//!
+//! A scalar and a test of one's own, checked when the program is compiled, and a graph that is built with them:
+//!
+//! ```
+//! use hypatia::dsl::dtype::DType;
+//! use hypatia::graph::GraphBuilder;
+//! use hypatia::session::{Model, Options};
+//! use hypatia::{Error, Tensor, shape};
+//!
+//! hypatia::hypatia_rules!(
+//!     mod mine = r#"
+//!     edition 1;
+//!     use core::*;
+//!
+//!     /// x where x > 0, else a tenth of it.
+//!     scalar tenth_relu(x) = max(x, 0.1 * x);
+//! "#
+//! );
+//! use mine::Formulas;
+//!
+//! fn main() -> Result<(), Error> {
+//!     let g = GraphBuilder::new(mine::program());
+//!     let x = g.input("x", DType::F32, shape!["batch", 2]);
+//!     let w = g.tensor(&[2, 2], &[1.0f32, 0.0, 0.0, -1.0]);
+//!     g.output("y", g.tenth_relu(x.matmul(w) + 0.5));
+//!     let model = Model::new(g.finish()?, Options::default());
+//!     let batch = Tensor::from_slice(&[1, 2], &[1.5f32, 10.5]).expect("as many numbers as the shape holds");
+//!     let y = model.run(&[("x".to_string(), batch)])?;
+//!     assert_eq!(y[0].to_f64(), [2.0, -1.0]);
+//!     Ok(())
+//! }
+//! ```
+//!
+//! A model file is loaded by [`session::Model::load`], with the rules of [`library::load`].
 
 pub mod cache;
 pub mod compare;

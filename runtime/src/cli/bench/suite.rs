@@ -184,7 +184,10 @@ fn line(row: &Value, width: usize) -> String {
         return format!("{name:<width$} FAILED: {e}");
     }
     let side = |key: &str| match row.get(key) {
-        Some(s) => format!("{:>8} {:>11.2}", s["launches"], s["us"].as_f64().unwrap_or(0.0)),
+        // A number of JSON is written without padding.
+        Some(s) => {
+            format!("{:>8} {:>11.2}", s["launches"].as_u64().unwrap_or(0), s["us"].as_f64().unwrap_or(0.0))
+        }
         None => format!("{:>8} {:>11}", "", ""),
     };
     let ratio = row["ratio"].as_f64().map_or(String::new(), |r| format!("{r:.3}"));
