@@ -82,6 +82,8 @@ else
       tests=("${generated[@]}" --skip calls_for_training)
       for product in "${products[@]}"; do tests+=(--skip "$product"); done
     fi
+    # What a product stored by a list of addresses is not written in initcheck's eyes, in memory that is not filled before.
+    [ "$tool" = initcheck ] && tests+=(--skip both_ways_over_heads)
     (
       failed=0
       part "sanitizer-$tool" "$sanitizer" --tool "$tool" "${only[@]}" --error-exitcode 9 "$here/tests" "${tests[@]}" --nocapture --test-threads 1

@@ -121,7 +121,9 @@ impl On {
             let (tell, profile) = channel();
             let gpu = std::thread::spawn(move || {
                 // It is no matter if nobody listens.
-                let _ = cuda::profile(0).map(|profile| tell.send(profile));
+                if let Ok(profile) = cuda::profile(0) {
+                    let _ = tell.send(profile);
+                }
                 drop(tell);
                 Gpu::open(0).ok()
             });

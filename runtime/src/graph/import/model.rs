@@ -93,7 +93,7 @@ pub(super) fn import(
 ) -> Result<Import> {
     let (error, plain, symbols) = match attempt(model, file, dir, program.clone(), options)? {
         Attempt::Done(import) => return Ok(*import),
-        Attempt::Failed { error, plain, symbols } => (error, plain, symbols),
+        Attempt::Failed(f) => (f.error, f.plain, f.symbols),
     };
     let Some(plain) = plain else { return Err(with_dims(error, options)) };
     let said = without_shapes(&plain.to_string());
@@ -106,7 +106,7 @@ pub(super) fn import(
         let dims = options.dims.clone().into_iter().chain(symbols.iter().map(|s| (s.clone(), *n))).collect();
         let options = Options { dims, ..options.clone() };
         match attempt(model, file, dir, program.clone(), &options) {
-            Ok(Attempt::Failed { error, .. }) => without_shapes(&error.to_string()) == said,
+            Ok(Attempt::Failed(f)) => without_shapes(&f.error.to_string()) == said,
             _ => false,
         }
     };
@@ -135,13 +135,15 @@ fn numbers(text: &str) -> Vec<i64> {
 /// What came of walking over a model once.
 enum Attempt {
     Done(Box<Import>),
-    Failed {
-        error: Error,
-        /// The failure as it is told if dynamic sizes have nothing to do with it, where there are some.
-        plain: Option<Error>,
-        /// The names of the inputs' dynamic sizes.
-        symbols: Vec<String>,
-    },
+    Failed(Box<Failure>),
+}
+
+struct Failure {
+    error: Error,
+    /// The failure as it is told if dynamic sizes have nothing to do with it, where there are some.
+    plain: Option<Error>,
+    /// The names of the inputs' dynamic sizes.
+    symbols: Vec<String>,
 }
 
 /// Walks over a model with these numbers for dynamic sizes.
@@ -192,7 +194,7 @@ fn attempt(
         Ok(()) => Attempt::Done(Box::new(Import { graph: importer.builder.graph.pruned(), types: importer.types })),
         Err(error) => {
             let symbols = importer.symbols_of_inputs();
-            Attempt::Failed { error, plain: importer.plain, symbols }
+            Attempt::Failed(Box::new(Failure { error, plain: importer.plain, symbols }))
         }
     })
 }
