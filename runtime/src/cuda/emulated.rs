@@ -55,7 +55,9 @@ impl Source {
         let host = text
             .replace("extern \"C\" ", "")
             .replace("asm(\"max.NaN.f32 %0, %1, %2;\" : \"=f\"(r) : \"f\"(a), \"f\"(b));", "r = emu_max(a, b);")
-            .replace("asm(\"min.NaN.f32 %0, %1, %2;\" : \"=f\"(r) : \"f\"(a), \"f\"(b));", "r = emu_min(a, b);");
+            .replace("asm(\"min.NaN.f32 %0, %1, %2;\" : \"=f\"(r) : \"f\"(a), \"f\"(b));", "r = emu_min(a, b);")
+            .replace("asm(\"ex2.approx.ftz.f32 %0, %1;\" : \"=f\"(r) : \"f\"(a));", "r = exp2f(a);")
+            .replace("asm(\"rcp.approx.ftz.f32 %0, %1;\" : \"=f\"(r) : \"f\"(y));", "r = 1 / y;");
         let lines: Vec<&str> = host.lines().filter(|l| !l.starts_with("#include") && !l.starts_with("#line")).collect();
         writeln!(self.kernels, "namespace k{count} {{\n{}\n}}", lines.join("\n")).unwrap();
         count

@@ -29,6 +29,8 @@ mod packed_tests;
 #[cfg(test)]
 mod precision_tests;
 pub mod probe;
+#[cfg(test)]
+mod scalar_tests;
 mod steps;
 #[cfg(test)]
 mod tests;

@@ -2,8 +2,8 @@
 //!
 //! In: a [`Term`] and what its leaves are called. Out: statements and expressions, and the functions
 //! they call. Holds always: every operation is one C++ operation in the compute type, in the term's
-//! order; literals are printed so that they read back to the same bits; nesting is bounded, whatever
-//! the term's depth.
+//! order, but for `1 + erf(x)` and `1 + tanh(x)`, which are functions; literals are printed so that they
+//! read back to the same bits; nesting is bounded, whatever the term's depth.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::ops::Range;
@@ -126,6 +126,14 @@ pub struct Functions<'p> {
     rounded: BTreeSet<DType>,
     /// Everything that is read or written is f16 or bf16, and these operands have one value a row.
     narrow_rows: Option<Range<u32>>,
+}
+
+/// A node of `1 + f(x)` that is one function of the templates.
+enum WithOne {
+    /// The sum: that function's name, and `x`.
+    Sum(&'static str, TermId),
+    /// `f(x)`, which is not printed.
+    Part,
 }
 
 /// Why a term could not be printed yet.
@@ -304,10 +312,11 @@ impl<'p> Functions<'p> {
         let uses = count_uses(term)?;
         let types = self.types(term, &uses, number, leaf)?;
         let of_row = self.of_row(term);
+        let with_one = self.sums_with_one(term, &uses, &types)?;
         let mut out = Lowered::default();
         let mut exprs: Vec<Option<Expr>> = vec![None; term.nodes.len()];
         for (i, node) in term.nodes.iter().enumerate() {
-            if uses[i] == 0 {
+            if uses[i] == 0 || matches!(with_one.get(&i), Some(WithOne::Part)) {
                 continue;
             }
             let (expr, cost) = match node {
@@ -322,6 +331,10 @@ impl<'p> Functions<'p> {
                 TermNode::Cast { to, arg } => {
                     let arg = self.operand(term, &exprs, arg.0, types[arg.0 as usize])?;
                     (self.cast(arg, *to)?, 1)
+                }
+                TermNode::Call { .. } if let Some(WithOne::Sum(function, x)) = with_one.get(&i) => {
+                    let x = self.operand(term, &exprs, x.0, Some(DType::F32))?;
+                    (self.helper(function.to_string(), DType::F32, &[x]), weight(BuiltinScalar::Erf))
                 }
                 TermNode::Call { scalar, args } => {
                     let args: Vec<u32> = args.iter().map(|a| a.0).collect();
@@ -392,6 +405,43 @@ impl<'p> Functions<'p> {
             }
         }
         Ok(types)
+    }
+
+    /// The sums `1 + erf(x)` and `1 + tanh(x)` in f32 whose second part nothing else uses, with the function that they are
+    /// and `x`, and those parts: less work than both steps, and right where the sum cancels (see templates/prelude.cu.j2).
+    fn sums_with_one(
+        &self,
+        term: &Term,
+        uses: &[u32],
+        types: &[Option<DType>],
+    ) -> Result<HashMap<usize, WithOne>, EmitError> {
+        let mut found = HashMap::new();
+        for (i, node) in term.nodes.iter().enumerate() {
+            let TermNode::Call { scalar, args } = node else { continue };
+            if uses[i] == 0
+                || types[i] != Some(DType::F32)
+                || !matches!(self.scalar(*scalar)?.body, ScalarBody::Builtin(BuiltinScalar::Add))
+            {
+                continue;
+            }
+            let [a, b] = args[..] else { continue };
+            for (one, part) in [(a, b), (b, a)] {
+                let at = part.0 as usize;
+                let is_one = matches!(&term.nodes[one.0 as usize], TermNode::Lit(v) if v.0 == 1.0);
+                let TermNode::Call { scalar, args } = &term.nodes[at] else { continue };
+                let function = match self.scalar(*scalar)?.body {
+                    ScalarBody::Builtin(BuiltinScalar::Erf) => "one_plus_erf",
+                    ScalarBody::Builtin(BuiltinScalar::Tanh) => "one_plus_tanh",
+                    _ => continue,
+                };
+                let alone = uses[at] == 1 && types[at] == Some(DType::F32);
+                if let (true, true, [x]) = (is_one, alone, &args[..]) {
+                    found.insert(i, WithOne::Sum(function, *x));
+                    found.insert(at, WithOne::Part);
+                }
+            }
+        }
+        Ok(found)
     }
 
     fn scalar(&self, id: ScalarId) -> Result<&'p crate::ir::ScalarDef, EmitError> {

@@ -1,0 +1,69 @@
+//! Scalar functions of the templates against the exact values, on a GPU and compiled with the host's C++ compiler.
+#![allow(clippy::unwrap_used)]
+
+use super::emulated::{self, Case};
+use super::tests::{executor, gpu};
+use crate::graph::Graph;
+use crate::library;
+use crate::tensor::Tensor;
+use crate::testing::ty;
+use hypatia_dsl::dtype::DType;
+use hypatia_dsl::source::SourceFile;
+
+/// Arguments over which `1 + erf(x)` and `1 + tanh(x)` go from 0 to 2, and such at which they are either.
+fn arguments() -> Vec<f32> {
+    let special =
+        [0.0, -0.0, 1e-40, -1e-40, 60.0, -60.0, f32::MAX, f32::MIN, f32::INFINITY, f32::NEG_INFINITY, f32::NAN];
+    let dense = (-100_000..=100_000).map(|i| i as f32 * 4e-4);
+    special.into_iter().chain(dense.clone().map(|x| x / 8.0)).chain(dense).collect()
+}
+
+/// The functions alone, of all arguments.
+fn case() -> Case {
+    let x = arguments();
+    let text = "edition 1;\nuse core::*;\nscalar plus_erf(x) = 1 + erf(x);\nscalar plus_tanh(x) = tanh(x) + 1;\n";
+    let file = SourceFile { name: "sums.hyp".into(), path: None, text: text.into(), embedded: false };
+    let mut graph = Graph::new(library::compile_sources(vec![file]).program.unwrap().into());
+    let value = graph.input("x", ty(DType::F32, &[x.len()]));
+    for name in ["plus_erf", "plus_tanh"] {
+        let sum = graph.call(name, &[value], &[]).unwrap()[0];
+        graph.output(name, sum);
+    }
+    let tensor = Tensor::from_slice(&[x.len()], &x).unwrap();
+    Case { what: "1 + erf(x) and 1 + tanh(x)".into(), graph, inputs: vec![("x".into(), tensor)] }
+}
+
+/// Within three units of 2^-23, and below 0 near to the value itself, as the template says.
+fn check(case: &Case, got: &[Tensor]) {
+    type Exact = fn(f64) -> f64;
+    let exact: [(Exact, f64, f64); 2] =
+        [(|x| libm::erfc(-x), -5.0, 3e-5), (|x| 2.0 / (1.0 + libm::exp(-2.0 * x)), -40.0, 1e-5)];
+    for ((exact, least, near), (got, (name, _))) in exact.into_iter().zip(got.iter().zip(&case.graph.outputs)) {
+        for (x, got) in case.inputs[0].1.as_slice::<f32>().unwrap().iter().zip(got.as_slice::<f32>().unwrap()) {
+            let (want, got) = (exact(f64::from(*x)), f64::from(*got));
+            if x.is_nan() {
+                assert!(got.is_nan(), "{name}({x}) = {got}");
+                continue;
+            }
+            let off = (got - want).abs();
+            assert!(off <= 3.0 * 2f64.powi(-23) && (0.0..=2.0).contains(&got), "{name}({x}) = {got}, exactly {want}");
+            assert!(f64::from(*x) < least || off <= near * want, "{name}({x}) = {got}, exactly {want}");
+        }
+    }
+}
+
+#[test]
+fn sums_with_one_keep_their_digits_on_a_gpu() {
+    let Some(gpu) = gpu(1) else { return };
+    let case = case();
+    let (_, executor) = executor(&gpu, &case.graph, true).unwrap();
+    check(&case, &executor.run(&[case.inputs[0].1.clone()]).unwrap());
+}
+
+#[test]
+fn emulated_sums_with_one_keep_their_digits() {
+    match emulated::run(&[case()]) {
+        Ok(results) => check(&case(), &results[0].as_ref().unwrap().1),
+        Err(why) => eprintln!("SKIPPED 1 emulated case: {why}"),
+    }
+}
