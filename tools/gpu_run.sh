@@ -82,8 +82,9 @@ else
       tests=("${generated[@]}" --skip calls_for_training)
       for product in "${products[@]}"; do tests+=(--skip "$product"); done
     fi
-    # What a product stored by a list of addresses is not written in initcheck's eyes, in memory that is not filled before.
-    [ "$tool" = initcheck ] && tests+=(--skip both_ways_over_heads)
+    # Initcheck 2025.3 does not see what some products of the library store (also one of PyTorch's in bf16, copied to the
+    # host), so tests whose memory is not filled beforehand are not for it.
+    [ "$tool" = initcheck ] && tests+=(--skip both_ways_over_heads --skip a_checked_session)
     (
       failed=0
       part "sanitizer-$tool" "$sanitizer" --tool "$tool" "${only[@]}" --error-exitcode 9 "$here/tests" "${tests[@]}" --nocapture --test-threads 1

@@ -15,7 +15,7 @@ pub mod ir;
 pub mod kernel;
 pub mod lint;
 pub mod neutral;
-mod parallel;
+pub mod parallel;
 pub mod parse;
 pub mod program_print;
 pub mod regions;

@@ -7,12 +7,18 @@ use std::num::NonZero;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Threads at most: files and rules are few, and the rest of the front end runs on one.
+/// Threads at most: the work is small, and starting more costs more than they do.
 const MOST: usize = 8;
 
 /// What `f` makes of each item. A thread is started for each `share` of them, up to what the machine has; a given `stack`
 /// in bytes is what each has, and then none of the work is done on the caller's own.
-pub(crate) fn side_by_side<T: Sync, R: Send>(
+///
+/// ```
+/// use hypatia_dsl::parallel::side_by_side;
+///
+/// assert_eq!(side_by_side(&[1, 2, 3], 1, None, |x| x * x), [1, 4, 9]);
+/// ```
+pub fn side_by_side<T: Sync, R: Send>(
     items: &[T],
     share: usize,
     stack: Option<usize>,
@@ -34,7 +40,7 @@ pub(crate) fn side_by_side<T: Sync, R: Send>(
     let mut done = std::thread::scope(|scope| {
         let started: Vec<_> = (usize::from(stack.is_none())..threads)
             .filter_map(|_| {
-                let builder = std::thread::Builder::new().name("check".into());
+                let builder = std::thread::Builder::new().name("side by side".into());
                 let builder = if let Some(bytes) = stack { builder.stack_size(bytes) } else { builder };
                 // Where the system gives no thread, the others do its share.
                 builder.spawn_scoped(scope, work).ok()

@@ -87,6 +87,7 @@ fn all_functions(p: &Program, dtype: DType) -> Instance {
         rank: 2,
         term: t,
         acc: None,
+        coarse: false,
     };
     Instance {
         kernel: "functions".into(),
@@ -119,6 +120,7 @@ fn accesses(p: &Program, dtype: DType, rank: usize, acc: bool) -> Instance {
         rank,
         term: t,
         acc: acc.then(|| dtype.compute()),
+        coarse: false,
     };
     Instance {
         kernel: format!("accesses{rank}"),

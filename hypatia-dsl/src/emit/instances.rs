@@ -149,6 +149,7 @@ pub fn instantiate(
         rank: 2,
         term: term.clone(),
         acc: Some(acc),
+        coarse: false,
     };
     cuda::pointwise(program, &description)
 }

@@ -70,6 +70,7 @@ pub fn derive_pointwise(
         rank: if strided { space.sizes.len().max(1) } else { 2 },
         term: terms.finish(roots),
         acc: None,
+        coarse: false,
     })
 }
 

@@ -126,13 +126,17 @@ impl Source {
 /// Runs the cases in one program. `None` for a case with a step that has no generated kernel; an error that says why if
 /// there is no compiler.
 pub fn run(cases: &[Case]) -> Result<Vec<Option<Ran>>, String> {
+    run_with(cases, &Options::new(Device::named("h200").unwrap()))
+}
+
+/// The same, planned with these options.
+pub fn run_with(cases: &[Case], options: &Options) -> Result<Vec<Option<Ran>>, String> {
     if !Command::new("c++").arg("--version").output().is_ok_and(|o| o.status.success()) {
         return Err("no C++ compiler".into());
     }
     let mut source = Source::default();
-    let options = Options::new(Device::named("h200").unwrap());
     let plans = cases.iter().map(|case| {
-        let plan = Plan::build(&case.graph, &options).unwrap_or_else(|e| panic!("{}: {e}", case.what));
+        let plan = Plan::build(&case.graph, options).unwrap_or_else(|e| panic!("{}: {e}", case.what));
         let runs = source.case(case, &plan);
         runs.then_some(plan)
     });

@@ -30,6 +30,13 @@ pub(super) struct Other {
     pub taken: bool,
 }
 
+impl Other {
+    /// What it computes.
+    pub fn product(&self) -> &Call {
+        self.matmul.product()
+    }
+}
+
 /// The product over the other order of a weight, if it has one.
 pub(super) fn other(plan: &Plan, step: &Step, calls: &Calls, scale: f64) -> Result<Option<Other>> {
     let Some((side, constant, product)) = weight(plan, step, calls) else { return Ok(None) };

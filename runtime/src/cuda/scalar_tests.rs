@@ -1,12 +1,20 @@
-//! Scalar functions of the templates against the exact values, on a GPU and compiled with the host's C++ compiler.
+//! Scalar functions of the templates against the exact values, on a GPU and compiled with the host's C++ compiler. They
+//! stand in for two steps where few digits count: plans whose products are in TF32 show them in f32.
 #![allow(clippy::unwrap_used)]
 
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::Executor;
 use super::emulated::{self, Case};
-use super::tests::{executor, gpu};
+use super::tests::gpu;
+use crate::device::Device;
 use crate::graph::Graph;
 use crate::library;
+use crate::plan::{Options, Plan};
 use crate::tensor::Tensor;
 use crate::testing::ty;
+use crate::tuner::Tuner;
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::source::SourceFile;
 
@@ -56,13 +64,16 @@ fn check(case: &Case, got: &[Tensor]) {
 fn sums_with_one_keep_their_digits_on_a_gpu() {
     let Some(gpu) = gpu(1) else { return };
     let case = case();
-    let (_, executor) = executor(&gpu, &case.graph, true).unwrap();
+    let options = Options { tf32: true, ..Options::new(gpu.profile()) };
+    let plan = Arc::new(Plan::build(&case.graph, &options).unwrap());
+    let executor = Executor::new(plan, gpu, &mut Tuner::forgetful(Duration::ZERO)).unwrap();
     check(&case, &executor.run(&[case.inputs[0].1.clone()]).unwrap());
 }
 
 #[test]
 fn emulated_sums_with_one_keep_their_digits() {
-    match emulated::run(&[case()]) {
+    let options = Options { tf32: true, ..Options::new(Device::named("h200").unwrap()) };
+    match emulated::run_with(&[case()], &options) {
         Ok(results) => check(&case(), &results[0].as_ref().unwrap().1),
         Err(why) => eprintln!("SKIPPED 1 emulated case: {why}"),
     }

@@ -8,11 +8,12 @@ use std::sync::Arc;
 use cudarc::driver::CudaModule;
 use hypatia_dsl::emit::cuda::{self, CudaSource, Entry, PointTarget, RowTarget};
 use hypatia_dsl::ir::{Backend, Program};
+use hypatia_dsl::parallel::side_by_side;
 
 use super::cubin::{self, Origins};
 use super::device::{Gpu, failed};
 use super::launch::{KernelLaunch, Location, arguments, by_columns, entry};
-use super::lt::{ADDRESSES_FROM, Algorithm, Epilogue, Matmul};
+use super::lt::{self, ADDRESSES_FROM, Algorithm, Epilogue, Matmul};
 use super::packed::Other;
 use super::tune::{self, Tuner};
 use super::{either, gemm, packed};
@@ -87,6 +88,7 @@ pub fn prepare(gpu: &Arc<Gpu>, plan: &Plan, tuner: &mut Tuner) -> Result<(Vec<(u
     // Kernels are compiled by the host, algorithms are timed on the device: both at once.
     let (codes, products) = std::thread::scope(|scope| {
         let compiling = scope.spawn(|| cubin::codes(gpu, &sources));
+        ask_ahead(gpu, plan, &drafts, tuner.effort());
         let mut out = Vec::new();
         let mut add = |(_, d): &(usize, Draft<'_>)| products(gpu, plan, d, (tuner, false), &mut out);
         let products = drafts.iter().try_for_each(&mut add).and_then(|()| {
@@ -128,15 +130,48 @@ fn sources(drafts: &[(usize, Draft<'_>)]) -> Vec<String> {
     out
 }
 
+/// Steps for which a thread is worth it: a source takes 0.1 to 0.2 ms.
+const DRAFTED: usize = 16;
+
 /// The steps that do something, with their indices.
 fn drafts<'p>(gpu: &Gpu, plan: &'p Plan) -> Result<Vec<(usize, Draft<'p>)>> {
     let full = plan.steps.iter().enumerate().filter(|(_, step)| !step.writes.iter().all(View::is_empty));
+    let full: Vec<(usize, &Step)> = full.collect();
+    let drafts = side_by_side(&full, DRAFTED, None, |(_, step)| draft(gpu, plan, step).map_err(|e| in_step(e, step)));
     let mut out = Vec::new();
-    for (index, step) in full {
-        let drafts = draft(gpu, plan, step).map_err(|e| in_step(e, step))?;
-        out.extend(drafts.into_iter().map(|draft| (index, draft)));
+    for ((index, _), drafts) in full.iter().zip(drafts) {
+        out.extend(drafts?.into_iter().map(|draft| (*index, draft)));
     }
     Ok(out)
+}
+
+/// Asks the library about all products, as [`products`] is going to. What is wrong with one is told there.
+fn ask_ahead(gpu: &Arc<Gpu>, plan: &Plan, drafts: &[(usize, Draft<'_>)], effort: Effort) {
+    fn add(plan: &Plan, draft: &Draft<'_>, effort: Effort, out: &mut Vec<(lt::Product, bool)>) -> Result<()> {
+        match draft {
+            Draft::Kernel { .. } => {}
+            Draft::Product(step) => {
+                if let Some(g) = library_product(step)
+                    && let Launch::Product(made) = product(plan, step, g)?
+                {
+                    out.push((*made.matmul.product(), false));
+                    out.extend(made.other.iter().map(|other| (*other.product(), true)));
+                }
+            }
+            Draft::Either(step, apart) => {
+                let Action::Either(e) = &step.action else { return Ok(()) };
+                out.push((called(plan, step, e)?.0.product, false));
+                if step.kernel.is_some() || effort != Effort::Unknown {
+                    apart.iter().try_for_each(|d| add(plan, d, effort, out))?;
+                }
+            }
+        }
+        Ok(())
+    }
+    let mut asked = Vec::new();
+    drafts.iter().for_each(|(_, draft)| drop(add(plan, draft, effort, &mut asked)));
+    asked.retain(|(p, _)| !p.by_addresses() || gpu.lt().version() >= ADDRESSES_FROM);
+    tune::ask_ahead(gpu, effort, &asked);
 }
 
 /// The launches of what is a product, in the order in which they are finished; `None` for a call that the library lacks.
@@ -152,7 +187,11 @@ fn products(
         Draft::Kernel { .. } => {}
         Draft::Product(step) => {
             let g = library_product(step).ok_or_else(|| Error::Internal("a product that is none".into()))?;
-            out.push(Some(product(gpu, plan, step, g, (tuner, later)).map_err(|e| in_step(e, step))?));
+            let mut launch = product(plan, step, g).map_err(|e| in_step(e, step))?;
+            if let (Launch::Product(product), false) = (&mut launch, later) {
+                choose(gpu, plan, product, tuner).map_err(|e| in_step(e, step))?;
+            }
+            out.push(Some(launch));
         }
         Draft::Either(step, apart) => {
             let Action::Either(e) = &step.action else { return Err(Error::Internal("a call that is none".into())) };
@@ -321,13 +360,8 @@ fn epilogue(plan: &Plan, step: &Step) -> Result<Option<Epilogue>> {
     }
 }
 
-fn product(
-    gpu: &Arc<Gpu>,
-    plan: &Plan,
-    step: &Step,
-    g: &GemmStep,
-    (tuner, later): (&mut Tuner, bool),
-) -> Result<Launch> {
+/// The launch of a product that the library computes, without its algorithms.
+fn product(plan: &Plan, step: &Step, g: &GemmStep) -> Result<Launch> {
     let ([_, _, ..], [d]) = (step.reads.as_slice(), step.writes.as_slice()) else {
         return Err(Error::Internal("a product of one operand".into()));
     };
@@ -342,7 +376,7 @@ fn product(
     }
     let calls = gemm::calls(g, &step.reads, d, gemm::Terms { epilogue, tf32: plan.tf32, addresses: false })?;
     let scale = scale.unwrap_or(1.0);
-    let mut product = Product {
+    Ok(Launch::Product(Box::new(Product {
         matmul: Matmul::new(calls.product)?.scaled(scale),
         algorithms: Vec::new(),
         guessed: true,
@@ -351,11 +385,7 @@ fn product(
         bias: step.reads.get(2).map(|v| Location::of(plan, v)),
         aux: None,
         other: packed::other(plan, step, &calls, scale)?,
-    };
-    if !later {
-        choose(gpu, plan, &mut product, tuner)?;
-    }
-    Ok(Launch::Product(Box::new(product)))
+    })))
 }
 
 /// The algorithms of a product that must have one.
@@ -373,8 +403,8 @@ fn choose(gpu: &Arc<Gpu>, plan: &Plan, product: &mut Product, tuner: &mut Tuner)
 /// Bytes that divide the address of what an epilogue reads or stores beside.
 const BESIDE_ALIGNMENT: usize = 16;
 
-/// The call of a step that can do without; `None` if the library has none for these operands.
-fn call(gpu: &Arc<Gpu>, plan: &Plan, step: &Step, e: &EitherStep, tuner: &mut Tuner) -> Result<Option<Launch>> {
+/// The products of the call of a step that can do without, and what scales them.
+fn called(plan: &Plan, step: &Step, e: &EitherStep) -> Result<(gemm::Calls, f64)> {
     // Without a name it is a product of many matrices as they lie.
     let named = epilogue(plan, step)?;
     let (epilogue, scale) = match (named, e.product.scale(&plan.program)) {
@@ -382,16 +412,23 @@ fn call(gpu: &Arc<Gpu>, plan: &Plan, step: &Step, e: &EitherStep, tuner: &mut Tu
         (None, Some(scale)) => (Epilogue::Default, scale),
         (None, None) => return Err(Error::Internal("a call without a name".into())),
     };
+    let [d, ..] = &step.writes[..e.writes] else { return Err(Error::Internal("a call without a result".into())) };
+    let terms = gemm::Terms { epilogue, tf32: plan.tf32, addresses: named.is_none() };
+    Ok((gemm::calls(&e.product, &step.reads[..e.reads], d, terms)?, scale))
+}
+
+/// The call of a step that can do without; `None` if the library has none for these operands.
+fn call(gpu: &Arc<Gpu>, plan: &Plan, step: &Step, e: &EitherStep, tuner: &mut Tuner) -> Result<Option<Launch>> {
+    let (calls, scale) = called(plan, step, e)?;
+    let (epilogue, named) = (calls.product.epilogue, step.kernel.is_some());
     let (reads, writes) = (&step.reads[..e.reads], &step.writes[..e.writes]);
-    let [d, stored @ ..] = writes else { return Err(Error::Internal("a call without a result".into())) };
-    let calls =
-        gemm::calls(&e.product, reads, d, gemm::Terms { epilogue, tf32: plan.tf32, addresses: named.is_none() })?;
+    let stored = &writes[1..];
     let lists = calls.product.by_addresses();
     if lists && gpu.lt().version() < ADDRESSES_FROM {
         return Ok(None);
     }
     // Sums and second matrices are those of the whole product.
-    let single = calls.offsets.len() == 1 && (named.is_none() || calls.product.batch == 1);
+    let single = calls.offsets.len() == 1 && (!named || calls.product.batch == 1);
     let aligned = |v: &View| (v.offset * v.dtype.size()).is_multiple_of(BESIDE_ALIGNMENT);
     let beside = || reads[2..].iter().chain(stored);
     if e.product.k == 0 || !single || writes.iter().any(View::is_empty) || !beside().all(aligned) {

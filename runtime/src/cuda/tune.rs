@@ -8,11 +8,12 @@
 //! rotated through several copies where the plan they stand in does not fit into the L2 cache either. All candidates are
 //! timed in a few rounds, the best of them in more; the median counts.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
 use cudarc::driver::{CudaEvent, CudaStream, result, sys};
 use hypatia_dsl::dtype::DType;
+use hypatia_dsl::parallel::side_by_side;
 use rand::prelude::*;
 use rand_chacha::ChaCha8Rng;
 
@@ -70,6 +71,18 @@ pub fn machine(gpu: &Gpu) -> Machine {
         library: gpu.lt().version(),
         hypatia: env!("CARGO_PKG_VERSION").into(),
     }
+}
+
+/// Asks the library for the algorithms of products that are chosen next, on several threads: each answer takes milliseconds,
+/// and is kept. What it has no answer for is told to who asks again.
+pub(super) fn ask_ahead(gpu: &Gpu, effort: Effort, products: &[(Product, bool)]) {
+    let mut seen = HashSet::new();
+    let distinct: Vec<_> = products.iter().filter(|p| seen.insert(**p)).collect();
+    side_by_side(&distinct, 1, None, |(product, other_order)| {
+        gpu.context().bind_to_thread().ok()?;
+        let matmul = Matmul::new(*product).ok()?;
+        matmul.algorithms(gpu.lt(), race_of(effort, *other_order).candidates).ok()
+    });
 }
 
 /// The algorithms that can run a product, the best one first, and how it was chosen if there was a choice. `footprint` is how

@@ -175,6 +175,7 @@ fn epilogue(gemm: &GemmStep, step: &Step) -> PointwiseKernel {
         rank: if strided { shape.len() } else { 2 },
         term: gemm.term.clone(),
         acc: Some(gemm.acc),
+        coarse: false,
     }
 }
 

@@ -122,6 +122,7 @@ pub(super) fn copy(view: &View) -> (Body, Work) {
         rank: shape.len(),
         term,
         acc: None,
+        coarse: false,
     };
     let work = pointwise_work(&kernel, &shape, &strides);
     (Body::Pointwise(kernel), work)

@@ -529,6 +529,7 @@ impl Lower<'_> {
             inputs,
             term,
             acc,
+            coarse: self.plan.tf32,
         };
         self.step(name, Action::Pointwise(PointwiseStep { kernel, shape, strides }), reads, writes);
     }

@@ -50,6 +50,7 @@ pub(super) fn emit(
     let flat = kernel.is_flat();
 
     let mut functions = Functions::new(program);
+    functions.coarse = kernel.is_coarse();
     let (body, used) = value_function(&mut functions, kernel, &operands, &outputs)?;
     if strided {
         functions.need("axes");

@@ -2,7 +2,7 @@
 //!
 //! In: a [`Term`] and what its leaves are called. Out: statements and expressions, and the functions
 //! they call. Holds always: every operation is one C++ operation in the compute type, in the term's
-//! order, but for `1 + erf(x)` and `1 + tanh(x)`, which are functions; literals are printed so that they
+//! order, but where few digits of the result count; literals are printed so that they
 //! read back to the same bits; nesting is bounded, whatever the term's depth.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -124,6 +124,9 @@ pub struct Functions<'p> {
     names: HashMap<String, ScalarId>,
     helpers: BTreeSet<String>,
     rounded: BTreeSet<DType>,
+    /// Results are rounded to 11 bits at most in the end: what is computed on the way in f32 need not be right to 24. Each such
+    /// function is off by less than 2^-16 of its value, but where that is next to nothing.
+    pub coarse: bool,
     /// Everything that is read or written is f16 or bf16, and these operands have one value a row.
     narrow_rows: Option<Range<u32>>,
 }
@@ -157,16 +160,16 @@ impl<'p> Functions<'p> {
             names: HashMap::new(),
             helpers: BTreeSet::new(),
             rounded: BTreeSet::new(),
+            coarse: false,
             narrow_rows: None,
         }
     }
 
     /// None yet, for a row-wise kernel that reads and writes f16 or bf16 alone; `of_row` are the operands with one value a row. What
-    /// such a kernel computes is rounded to 11 bits at most in the end: exponentials need not be right to 24, and what
-    /// is divided by a number of the whole row is multiplied by its inverse (see `over_row` in templates/prelude.cu.j2).
-    /// Either is off by less than 2^-16 of the value.
+    /// is divided by a number of the whole row is multiplied by its inverse there (see `over_row` in templates/prelude.cu.j2).
     pub fn of_narrow_rows(program: &'p Program, of_row: Range<usize>) -> Functions<'p> {
-        Functions { narrow_rows: Some(of_row.start as u32..of_row.end as u32), ..Functions::new(program) }
+        let narrow_rows = Some(of_row.start as u32..of_row.end as u32);
+        Functions { coarse: true, narrow_rows, ..Functions::new(program) }
     }
 
     /// The nodes of a term that have one value a row, where that is known.
@@ -408,7 +411,8 @@ impl<'p> Functions<'p> {
     }
 
     /// The sums `1 + erf(x)` and `1 + tanh(x)` in f32 whose second part nothing else uses, with the function that they are
-    /// and `x`, and those parts: less work than both steps, and right where the sum cancels (see templates/prelude.cu.j2).
+    /// and `x`, and those parts: less work than both steps (see templates/prelude.cu.j2). Only where 24 bits do not count:
+    /// the function is right where the sum cancels, and would differ from kernels that have one step each.
     fn sums_with_one(
         &self,
         term: &Term,
@@ -416,7 +420,8 @@ impl<'p> Functions<'p> {
         types: &[Option<DType>],
     ) -> Result<HashMap<usize, WithOne>, EmitError> {
         let mut found = HashMap::new();
-        for (i, node) in term.nodes.iter().enumerate() {
+        let nodes: &[TermNode] = if self.coarse { &term.nodes } else { &[] };
+        for (i, node) in nodes.iter().enumerate() {
             let TermNode::Call { scalar, args } = node else { continue };
             if uses[i] == 0
                 || types[i] != Some(DType::F32)
@@ -516,7 +521,7 @@ impl<'p> Functions<'p> {
             ty,
         };
         Ok(match b {
-            Exp if ty == DType::F32 && self.narrow_rows.is_some() => function("__expf", ty, args),
+            Exp if ty == DType::F32 && self.coarse => function("__expf", ty, args),
             Add if !int => infix("+", Prec::Sum, Prec::Product, ty),
             Sub if !int => infix("-", Prec::Sum, Prec::Product, ty),
             Mul if !int => infix("*", Prec::Product, Prec::Unary, ty),

@@ -56,6 +56,7 @@ fn kernel(name: &str, term: Term, inputs: &[(DType, Access)], outputs: &[DType])
         rank: 2,
         term,
         acc: None,
+        coarse: false,
     }
 }
 
@@ -91,6 +92,11 @@ fn a_bias_and_gelu_read_as_one_would_write_them() {
     let mut k = kernel("linear_gelu", b.done(&[g]), &[(DType::BF16, Access::Row)], &[DType::BF16]);
     k.acc = Some(DType::F32);
     insta::assert_snapshot!(pointwise(&p, &k).unwrap().text);
+    // Where 24 bits count, each operation is its own.
+    k.outputs = vec![DType::F32];
+    assert!(pointwise(&p, &k).unwrap().text.contains("(1.0f + erff(x * 0.70710677f))"));
+    k.coarse = true;
+    assert!(pointwise(&p, &k).unwrap().text.contains("one_plus_erf(x * 0.70710677f)"));
 }
 
 fn softmax(p: &Program) -> RowwiseKernel {

@@ -90,6 +90,7 @@ fn of_scalar(def: &ScalarDef, id: ScalarId, name: &str, dtype: DType) -> Instanc
         rank: 2,
         term,
         acc: None,
+        coarse: false,
     };
     Instance {
         kernel: name.into(),
@@ -153,6 +154,7 @@ fn declared(program: &Program, kernel: &Kernel, name: &str, dtypes: &[DType], ou
                         rank: 2,
                         term: term.clone(),
                         acc: Some(if dtype.is_float() { dtype.compute() } else { dtype }),
+                        coarse: false,
                     };
                     out.0.push(instance(dtype, "epilogue", Body::Pointwise(description)));
                 }
