@@ -411,8 +411,7 @@ impl<'p> Functions<'p> {
     }
 
     /// The sums `1 + erf(x)` and `1 + tanh(x)` in f32 whose second part nothing else uses, with the function that they are
-    /// and `x`, and those parts: less work than both steps (see templates/prelude.cu.j2). Only where 24 bits do not count:
-    /// the function is right where the sum cancels, and would differ from kernels that have one step each.
+    /// and `x`, and those parts: less work than both steps (see templates/prelude.cu.j2). Only where 24 bits do not count.
     fn sums_with_one(
         &self,
         term: &Term,
