@@ -10,7 +10,7 @@ mkdir -p "$out/models"
 # The command tells which source it is of: there is no git where it is going to run.
 HYPATIA_COMMIT=$(tools/source.sh commit) HYPATIA_SOURCE=$(tools/source.sh hash)
 export HYPATIA_COMMIT HYPATIA_SOURCE
-cargo build --quiet --profile bundle -p hypatia
+cargo build --quiet --profile bundle -p hypatia-cli
 tests=$(cargo test --quiet --profile bundle -p hypatia --lib --no-run --message-format=json |
   sed -n 's/.*"executable":"\([^"]*\)".*/\1/p' | tail -n 1)
 strip -o "$out/hypatia" target/bundle/hypatia

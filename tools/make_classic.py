@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes runtime/src/cli/bench/classic.hyp: the cases of `hypatia bench --suite classic`."""
+"""Writes runtime/cli/src/bench/classic.hyp: the cases of `hypatia bench --suite classic`."""
 
 import pathlib
 
@@ -72,6 +72,6 @@ use core::*;
 use nn::*;
 
 """
-path = pathlib.Path(__file__).parent.parent / "runtime/src/cli/bench/classic.hyp"
+path = pathlib.Path(__file__).parent.parent / "runtime/cli/src/bench/classic.hyp"
 path.write_text(head + "\n".join(out) + "\n")
 print(path, len([l for l in out if l.startswith("test")]), "cases")

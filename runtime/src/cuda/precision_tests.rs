@@ -26,7 +26,7 @@ use crate::tensor::Tensor;
 use crate::test_runner::given_with;
 use crate::tuner::Tuner;
 
-const CLASSIC: &str = include_str!("../cli/bench/classic.hyp");
+const CLASSIC: &str = include_str!("../../cli/src/bench/classic.hyp");
 /// The largest error that f32 may have.
 const LIMIT: f64 = 1e-5;
 /// Four sizes with eight epilogues, and nine perceptrons.

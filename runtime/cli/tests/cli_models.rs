@@ -29,7 +29,7 @@ fn fails(args: &[&str], folder: &Path, message: &str) {
 }
 
 fn digits() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/models/digits").canonicalize().unwrap()
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/models/digits").canonicalize().unwrap()
 }
 
 #[test]

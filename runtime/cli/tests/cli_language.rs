@@ -130,7 +130,7 @@ fn explain_tells_codes() {
 /// they come to.
 #[test]
 fn the_tests_of_files_that_compile_pass() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/pass");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/pass");
     let files = [
         ("attributes.hyp", 5),
         ("constructs.hyp", 3),
@@ -165,7 +165,7 @@ fn named_pipes_are_refused_wherever_they_are_named() {
     std::fs::write(at.join("k.hyp"), format!("edition 1;\nuse core::*;\nop f(x: T[..s]) -> T[..s] = x + x;\n{k}"))
         .unwrap();
     std::fs::write(at.join("use.hyp"), "edition 1;\nuse pipe::*;\n").unwrap();
-    let digits = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/models/digits/model.onnx");
+    let digits = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/models/digits/model.onnx");
     let model = digits.to_str().unwrap();
     let started = std::time::Instant::now();
     for args in [
@@ -229,7 +229,7 @@ fn check_prints_what_it_understood() {
 #[test]
 fn a_file_that_cannot_be_read_is_told_as_it_is_kept() {
     let folder = tempfile::tempdir().unwrap();
-    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fail/H0115.expected");
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fail/H0115.expected");
     let o = hypatia(&["check", "H0115.hyp"], "", folder.path());
     if std::env::var_os("UPDATE").is_some() {
         std::fs::write(&golden, err(&o)).unwrap();
@@ -242,7 +242,7 @@ fn what_is_asked_for_as_json_is_json_whatever_happens() {
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path();
     std::fs::write(at.join("bad.hyp"), BAD).unwrap();
-    let digits = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/models/digits/model.onnx");
+    let digits = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/models/digits/model.onnx");
     let model = digits.to_str().unwrap();
     let json = |args: &[&str]| -> (Option<i32>, serde_json::Value) {
         let o = hypatia(args, "", at);

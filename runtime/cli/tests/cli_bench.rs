@@ -8,7 +8,7 @@ use std::process::{Command, Output};
 use serde_json::Value;
 
 fn model(name: &str) -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/models").join(name)
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/models").join(name)
 }
 
 fn command() -> Command {

@@ -51,7 +51,7 @@ fn fails(cache: &Path, args: &[&str], messages: &[&str]) {
 /// A folder with a cache, and with the digits model and its inputs.
 fn place() -> (tempfile::TempDir, PathBuf, String, String) {
     let folder = tempfile::tempdir().unwrap();
-    let digits = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/models/digits");
+    let digits = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/models/digits");
     for entry in std::fs::read_dir(&digits).unwrap().flatten().filter(|e| e.path().is_file()) {
         std::fs::copy(entry.path(), folder.path().join(entry.file_name())).unwrap();
     }

@@ -1,5 +1,5 @@
 //! docs/benchmarks.md is made from docs/benchmarks/*.json, what was measured, and docs/benchmarks/page.md.j2, the words around
-//! it; the pictures beside it come from the same files. `UPDATE_BENCHMARKS_PAGE=1 cargo test -p hypatia --test benchmarks_page`
+//! it; the pictures beside it come from the same files. `UPDATE_BENCHMARKS_PAGE=1 cargo test -p hypatia-cli --test benchmarks_page`
 //! writes them anew. Files that were measured at another source than the present one are told, and fail nothing.
 
 #![allow(clippy::unwrap_used)]
@@ -21,7 +21,7 @@ const PICTURES: [(&str, &str, &str); 2] =
 type Records = BTreeMap<String, Value>;
 
 fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
 fn records() -> Records {

@@ -9,6 +9,11 @@ use std::time::{Duration, Instant};
 
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 
+/// The optimiser makes and drops small lists all the time: this allocator saves it a sixth of its
+/// time.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 mod bench;
 mod cache;
 mod check;
@@ -136,7 +141,7 @@ fn since_start() -> Duration {
 }
 
 /// Parses the arguments, runs the command, maps what came of it to an exit code.
-pub fn main() -> ExitCode {
+fn main() -> ExitCode {
     since_start();
     let cli = Cli::parse();
     output::set_color(cli.global.color);

@@ -265,7 +265,7 @@ fn what_is_no_file_is_refused() {
 #[test]
 fn damaged_models_are_no_danger() {
     let whole =
-        std::fs::read(PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/models/digits/model.onnx")).unwrap();
+        std::fs::read(PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/models/digits/model.onnx")).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path();
     let mut below = numbers(7);

@@ -170,7 +170,7 @@ fn what_the_kernels_cannot_run_on_is_refused_before_anything_is_compiled() {
 #[test]
 fn a_models_manifest_tells_what_runs_when() {
     let folder = tempfile::tempdir().unwrap();
-    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/models/bert/model.onnx");
+    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/models/bert/model.onnx");
     let args = ["gen", "--model", model.to_str().unwrap(), "-o", "k", "--emit", "cuda"];
     let (code, _, err) = hypatia(&args, folder.path());
     assert_eq!(code, 0, "{err}");
