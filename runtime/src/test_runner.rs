@@ -31,7 +31,8 @@ use crate::optimize::explain::no_such_rule;
 use crate::optimize::{Optimized, Options, optimize};
 use crate::plan::{self, Plan};
 use crate::tensor::Tensor;
-use crate::verify::check::{Difference, same_meaning};
+use crate::verify::check::same_meaning;
+use crate::verify::differ::{Difference, far_apart, position};
 use crate::verify::range::{Meaning, leaves_range_outside};
 
 /// Lines of a graph that a failing test shows.
@@ -400,48 +401,6 @@ fn random(input: &TestInput, shape: &[usize]) -> Option<Tensor> {
         chunk.copy_from_slice(Tensor::from_f64(input.dtype, &[values.len()], &values)?.bytes());
     }
     Some(tensor)
-}
-
-/// The first element that is further off than the element type's rounding allows: some units in the
-/// last place of the largest element. Elements that `excused` names are not looked at.
-pub(crate) fn far_apart(
-    root: usize,
-    got: &RefTensor,
-    wanted: &RefTensor,
-    excused: &dyn Fn(usize) -> bool,
-) -> Option<Difference> {
-    let (a, b) = (got.to_f64(), wanted.to_f64());
-    let tolerance = tolerance(wanted.dtype, &b);
-    let same = |l: f64, r: f64| l == r || (l.is_nan() && r.is_nan()) || (l - r).abs() <= tolerance;
-    let index = (0..a.len().min(b.len())).find(|i| !same(a[*i], b[*i]) && !excused(*i))?;
-    Some(Difference { root, index, left: a[index], right: b[index], exact: None, whole: None })
-}
-
-/// By how much a result may differ from these wanted ones.
-pub(crate) fn tolerance(dtype: DType, wanted: &[f64]) -> f64 {
-    let largest = wanted.iter().filter(|v| v.is_finite()).fold(0.0f64, |m, v| m.max(v.abs()));
-    let units = match dtype {
-        DType::F64 => 256.0,
-        DType::F32 => 64.0,
-        _ => 8.0,
-    };
-    units * dtype.epsilon() * largest
-}
-
-/// `[1, 2]` from a row-major index.
-pub(crate) fn position(index: usize, shape: &[usize]) -> String {
-    let mut rest = index;
-    let mut at: Vec<usize> = shape
-        .iter()
-        .rev()
-        .map(|d| {
-            let i = rest % (*d).max(1);
-            rest /= (*d).max(1);
-            i
-        })
-        .collect();
-    at.reverse();
-    format!("{at:?}")
 }
 
 fn indent(text: &str) -> String {

@@ -6,6 +6,18 @@
 use std::fs::Metadata;
 use std::path::{Path, PathBuf};
 
+/// Entries of a folder whose name begins so, sorted; none if it cannot be read.
+pub fn children(folder: &Path, prefix: &str) -> Vec<PathBuf> {
+    let Ok(entries) = std::fs::read_dir(folder) else { return Vec::new() };
+    let mut out: Vec<PathBuf> = entries
+        .flatten()
+        .filter(|e| e.file_name().to_str().is_some_and(|n| n.starts_with(prefix)))
+        .map(|e| e.path())
+        .collect();
+    out.sort();
+    out
+}
+
 /// The user's own cache folder for Hypatia: `HYPATIA_CACHE`, `XDG_CACHE_HOME` or `~/.cache`; made if it is not there.
 pub fn cache_folder() -> Result<PathBuf, String> {
     let own = std::env::var_os("HYPATIA_CACHE").filter(|v| !v.is_empty()).map(PathBuf::from);

@@ -11,7 +11,7 @@ mod folder;
 mod sealed;
 mod store;
 
-pub use folder::{cache_folder, private_folder};
+pub use folder::{cache_folder, children, private_folder};
 pub use sealed::{is_sealed, seal};
 pub use store::{Key, KeyMaker, Kind, Seen, State, Store};
 
@@ -68,7 +68,7 @@ impl Cache {
 
     /// Folders of CUDA's headers that NVRTC wrote, and what is left of such.
     pub fn headers(&self) -> Vec<PathBuf> {
-        let named = |prefix| crate::cuda::find::children(&self.folder, prefix);
+        let named = |prefix| children(&self.folder, prefix);
         let all = named(HEADERS).into_iter().chain(named(&format!(".{HEADERS}")));
         all.filter(|p| std::fs::symlink_metadata(p).is_ok_and(|m| m.is_dir())).collect()
     }

@@ -14,7 +14,7 @@ use std::time::SystemTime;
 
 use sha2::{Digest, Sha256};
 
-use super::folder::{private_folder, stranger};
+use super::folder::{children, private_folder, stranger};
 
 /// First bytes of a file: a name and the version of what follows.
 const MAGIC: &[u8; 16] = b"hypatia-cache-2\n";
@@ -185,7 +185,7 @@ impl Store {
             trusted => trusted?,
         }
         let mut out = Vec::new();
-        for path in crate::cuda::find::children(&self.folder, "") {
+        for path in children(&self.folder, "") {
             let Ok(meta) = std::fs::symlink_metadata(&path) else { continue };
             let state = match (self.key_of(&path), is_part(&path)) {
                 (Some(key), _) => read(&path, &key).map_or_else(State::Bad, |_| State::Good),
@@ -291,7 +291,7 @@ impl Store {
         if self.trusted().is_err() {
             return;
         }
-        for path in crate::cuda::find::children(&self.folder, "") {
+        for path in children(&self.folder, "") {
             let ours = is_part(&path) && std::fs::symlink_metadata(&path).is_ok_and(|m| m.is_file());
             // Nothing is written through this: locking needs an open file.
             let open = || std::fs::OpenOptions::new().write(true).open(&path);
@@ -306,8 +306,7 @@ impl Store {
 
     /// Keeps so many files, the newest.
     fn trim(&self, most: usize) {
-        let files: Vec<PathBuf> =
-            crate::cuda::find::children(&self.folder, "").into_iter().filter(|p| self.key_of(p).is_some()).collect();
+        let files: Vec<PathBuf> = children(&self.folder, "").into_iter().filter(|p| self.key_of(p).is_some()).collect();
         if files.len() <= most {
             return;
         }

@@ -7,6 +7,8 @@
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
+use crate::cache::children;
+
 /// A place that was tried in vain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tried {
@@ -94,18 +96,6 @@ fn python_folders() -> Vec<PathBuf> {
             out.push(p.join("dist-packages"));
         }
     }
-    out
-}
-
-/// Entries of a folder whose name begins so, sorted; none if it cannot be read.
-pub fn children(folder: &Path, prefix: &str) -> Vec<PathBuf> {
-    let Ok(entries) = std::fs::read_dir(folder) else { return Vec::new() };
-    let mut out: Vec<PathBuf> = entries
-        .flatten()
-        .filter(|e| e.file_name().to_str().is_some_and(|n| n.starts_with(prefix)))
-        .map(|e| e.path())
-        .collect();
-    out.sort();
     out
 }
 

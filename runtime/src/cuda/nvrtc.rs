@@ -13,7 +13,7 @@ use std::sync::{Arc, OnceLock};
 use hypatia_dsl::emit::cuda::NVRTC_OPTIONS;
 
 use super::find::{Library, Tried, open_first};
-use crate::cache::{HEADERS, cache_folder, is_sealed, private_folder, seal};
+use crate::cache::{HEADERS, cache_folder, children, is_sealed, private_folder, seal};
 
 /// Why there is no cubin.
 #[derive(Clone, Debug)]
@@ -374,7 +374,7 @@ fn toolkit_headers(library: &Path) -> Option<PathBuf> {
 
 /// Removes what processes left that were killed while they wrote headers: what is older than any such writing.
 fn remove_leftovers(cache: &Path) {
-    for path in super::find::children(cache, &format!(".{HEADERS}")) {
+    for path in children(cache, &format!(".{HEADERS}")) {
         let age = std::fs::symlink_metadata(&path).and_then(|m| m.modified()).ok().and_then(|t| t.elapsed().ok());
         if age.is_some_and(|age| age.as_secs() > 3600) {
             // Another process may have been faster.

@@ -11,7 +11,8 @@ use hypatia_dsl::builtin::BuiltinScalar;
 use hypatia_dsl::dtype::{DType, Kind};
 use hypatia_dsl::ir::ScalarBody;
 
-use super::check::{Difference, Failure, Sides};
+use super::check::{Failure, Sides};
+use super::differ::Difference;
 use super::generate::Instance;
 use crate::graph::instantiate::Numbers;
 use crate::graph::{Graph, NodeId, NodeKind, Value, show_attr, show_number, show_term};

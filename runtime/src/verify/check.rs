@@ -14,6 +14,7 @@ use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::{AttrValue, Build, BuildArg, Class, Rule, ScalarBody};
 use hypatia_dsl::typing::codes;
 
+use super::differ::Difference;
 use super::explode::{explode, is_short, widened};
 use super::folds;
 use super::generate::{Instance, Reject, Try, reject};
@@ -24,23 +25,6 @@ use crate::error::{Error, Result};
 use crate::graph::instantiate::Numbers;
 use crate::graph::{Graph, Instantiator, NodeKind, Value, show_number};
 use crate::tensor::Tensor;
-
-/// A difference between the two sides.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Difference {
-    /// Which root.
-    pub root: usize,
-    /// Index of the element, row-major.
-    pub index: usize,
-    /// The left side's element.
-    pub left: f64,
-    /// The right side's element.
-    pub right: f64,
-    /// The element as a real number, where it was worked out.
-    pub exact: Option<f64>,
-    /// Both elements where they are integers, which f64 may not hold.
-    pub whole: Option<(i64, i64)>,
-}
 
 /// What was seen of a rule on one instance.
 #[derive(Clone, Debug, Default)]

@@ -7,7 +7,8 @@
 use hypatia_dsl::ir::{AttrValue, Build, BuildArg, Head, Rule};
 use hypatia_dsl::typing::eval;
 
-use super::check::{Difference, FACTOR, Scatter, Sides, difference};
+use super::check::{FACTOR, Scatter, Sides, difference};
+use super::differ::Difference;
 use super::generate::Instance;
 use super::range::leaves_range_outside;
 use crate::cpu::reference::RefTensor;

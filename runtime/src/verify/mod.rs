@@ -14,6 +14,7 @@ mod attributes;
 pub mod block;
 pub mod check;
 mod constants;
+pub(crate) mod differ;
 mod epilogue;
 mod explode;
 mod folds;

@@ -9,6 +9,7 @@ use hypatia_dsl::ir::{AttrPat, Backend, Head, NodePat, OpBody, OpId, ParamKind, 
 use hypatia_dsl::typing::codes;
 
 use super::block::left_block;
+use super::differ::{far_apart, position};
 use super::generate::{Instance, Reject, instance};
 use super::hints::Hints;
 use super::range::Meaning;
@@ -25,7 +26,6 @@ use crate::error::{Error, Result};
 use crate::graph::{Graph, show_number};
 use crate::plan::{self, Plan};
 use crate::tensor::Tensor;
-use crate::test_runner::{far_apart, position};
 
 /// Choices that are tried for each case.
 const TRIES_PER_CASE: usize = 100;

@@ -10,13 +10,13 @@
 use std::cell::OnceCell;
 
 use super::check::{FACTOR, Scatter, evaluate_exactly};
+use super::differ::tolerance;
 use crate::cpu::reference::{Mode, RefTensor, evaluate};
 use crate::error::Result;
 use crate::graph::instantiate::Numbers;
 use crate::graph::{Graph, NodeId};
 use crate::plan::constant_nodes;
 use crate::tensor::Tensor;
-use crate::test_runner::tolerance;
 
 /// The rounding of f32, in which kernels compute.
 const NOISE: f64 = f32::EPSILON as f64;

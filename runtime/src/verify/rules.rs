@@ -10,7 +10,9 @@ use hypatia_dsl::regions::{Example, examples};
 use hypatia_dsl::typing::{TensorType, show_expr};
 
 use super::block::{left_block, test_block};
-use super::check::{Difference, Failure, Observation, observe, untyped_sides};
+use super::check::{Failure, Observation, observe, untyped_sides};
+use super::differ::Difference;
+use super::differ::position;
 use super::epilogue::inside_epilogue;
 use super::generate::{Instance, Reject, instance, reject};
 use super::hints::Hints;
@@ -21,7 +23,6 @@ use super::source::{Source, Tape};
 use super::{Options, seed_of};
 use crate::graph::{NodeKind, Value, show_number};
 use crate::optimize::apply::{Policy, claimed};
-use crate::test_runner::position;
 
 /// What is said of a rule that nothing but empty tensors met.
 const EMPTY: &str = "only tensors without elements were found that satisfy the guards";
