@@ -24,7 +24,7 @@ fn here() -> PathBuf {
 }
 
 fn loader() -> FileLoader {
-    FileLoader { embedded: hypatia_rules::FILES }
+    FileLoader { embedded: hypatia_rules::FILES, trees: hypatia_rules::TREES }
 }
 
 fn compile_text(text: &str) -> Compilation {
@@ -439,3 +439,12 @@ kernel k for mm(a, b, ..c) { template \"a.cu\"; requires sm >= 80; tune BM in {6
 
 test \"t\" on h200 { input x: f32[2, n] = [[1, -2.0]]; const y: bf16[]; given add(x, y); expect launches == 1; expect fires r::a; }
 ";
+
+#[test]
+fn an_embedded_tree_that_does_not_fit_its_text_is_an_error() {
+    const EDITED: &[(&str, &str)] = &[("core", "edition 1;\nscalar f(x) = x;\n")];
+    let file = SourceFile { name: "user.hyp".into(), path: None, text: "edition 1;\n".into(), embedded: false };
+    let c = compile(vec![file], &FileLoader { embedded: EDITED, trees: hypatia_rules::TREES });
+    assert!(codes_of(&c).contains(&Code(206)) && c.program.is_none(), "{}", report(&c));
+    assert!(report(&c).contains("another text"), "{}", report(&c));
+}

@@ -4,60 +4,15 @@
 //! there was no error, and every diagnostic of the run either way. The run-time loader, the macro
 //! and `hypatia gen` all come through here.
 
-use std::path::Path;
-
 use crate::ast;
 use crate::diag::{Diagnostic, Severity, has_errors};
 use crate::ir::Program;
 use crate::lint::lint;
+pub use crate::loader::{FileLoader, Loader};
 use crate::resolve::resolve;
 use crate::sema::analyse;
 use crate::source::{SourceFile, SourceMap};
 use crate::templates;
-
-/// Finds the file of a `use`.
-pub trait Loader {
-    /// The file that `module` (`core`, `nn/act`) names, seen from the file at `from`. `Ok(None)` if
-    /// there is none; `Err` says why it could not be read.
-    fn load(&self, module: &str, from: Option<&Path>) -> Result<Option<SourceFile>, String>;
-
-    /// The files that are part of every program, seen from its first file. Operators mean builtin scalars, so the file
-    /// that declares these is one: the one that the first file would `use`, so that a copy of the library stands alone.
-    fn always(&self, first: Option<&Path>) -> Vec<SourceFile> {
-        self.load("core", first).into_iter().flatten().collect()
-    }
-
-    /// Whether embedded files that other files use are checked too, and their tests stay in the program. Without, they are
-    /// taken as checked when they were embedded: checking them takes half of the time of checking a small file.
-    fn wants_tests(&self) -> bool {
-        false
-    }
-}
-
-/// Looks beside the using file, then among embedded files.
-pub struct FileLoader {
-    /// Module name and text of the embedded library's files.
-    pub embedded: &'static [(&'static str, &'static str)],
-}
-
-impl Loader for FileLoader {
-    fn load(&self, module: &str, from: Option<&Path>) -> Result<Option<SourceFile>, String> {
-        if let Some(dir) = from.and_then(Path::parent) {
-            let path = dir.join(format!("{module}.hyp"));
-            match SourceFile::read(&path) {
-                Ok(file) => return Ok(Some(file)),
-                Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
-                Err(e) => return Err(format!("cannot read {}: {e}", path.display())),
-            }
-        }
-        Ok(self.embedded.iter().find(|(name, _)| *name == module).map(|(name, text)| SourceFile {
-            name: format!("<library>/{name}.hyp"),
-            path: None,
-            text: (*text).into(),
-            embedded: true,
-        }))
-    }
-}
 
 /// What came of a compilation.
 pub struct Compilation {
@@ -93,6 +48,8 @@ pub fn compile(roots: Vec<SourceFile>, loader: &dyn Loader) -> Compilation {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
 
     /// A "library" whose second file says what is false of types, and has a test.
@@ -112,7 +69,7 @@ mod tests {
 
     impl Loader for Embedded {
         fn load(&self, module: &str, from: Option<&Path>) -> Result<Option<SourceFile>, String> {
-            FileLoader { embedded: FILES }.load(module, from)
+            FileLoader { embedded: FILES, trees: &[] }.load(module, from)
         }
 
         fn wants_tests(&self) -> bool {

@@ -14,6 +14,7 @@ pub mod fmt;
 pub mod ir;
 pub mod kernel;
 pub mod lint;
+pub mod loader;
 pub mod neutral;
 pub mod parallel;
 pub mod parse;

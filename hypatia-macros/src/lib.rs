@@ -113,8 +113,9 @@ fn expand(input: &Input) -> Result<String, String> {
     let doc = format!(" The rules of `{}`.", file.name);
     let scope = Scope::Files(vec![file.name.clone()]);
 
-    let loader = FileLoader { embedded: hypatia_rules::FILES };
-    let mut roots: Vec<SourceFile> = hypatia_rules::FILES.iter().map(|(name, text)| library(name, text)).collect();
+    let loader = FileLoader { embedded: hypatia_rules::FILES, trees: hypatia_rules::TREES };
+    let mut roots: Vec<SourceFile> =
+        hypatia_rules::FILES.iter().map(|(name, text)| SourceFile::library(name, text)).collect();
     roots.push(file);
     let compiled = compile(roots, &loader);
     let Some(program) = compiled.program else {
@@ -131,10 +132,6 @@ fn expand(input: &Input) -> Result<String, String> {
         watch: watch.collect(),
     };
     Ok(source(&program, &options))
-}
-
-fn library(name: &str, text: &str) -> SourceFile {
-    SourceFile { name: format!("<library>/{name}.hyp"), path: None, text: text.into(), embedded: true }
 }
 
 fn inline(text: String) -> SourceFile {

@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 
 /// The loader that knows the embedded library.
 pub fn loader() -> FileLoader {
-    FileLoader { embedded: hypatia_rules::FILES }
+    FileLoader { embedded: hypatia_rules::FILES, trees: hypatia_rules::TREES }
 }
 
 /// Whether what was declared in a file of that name is the embedded library's own.
@@ -67,6 +67,10 @@ impl Loader for Whole {
     fn wants_tests(&self) -> bool {
         self.checked
     }
+
+    fn tree(&self, file: &SourceFile) -> Option<&'static [u8]> {
+        self.loader.tree(file)
+    }
 }
 
 /// A loader that keeps the tests of the library's files where others use these.
@@ -79,6 +83,10 @@ impl Loader for WithTests {
 
     fn wants_tests(&self) -> bool {
         true
+    }
+
+    fn tree(&self, file: &SourceFile) -> Option<&'static [u8]> {
+        self.0.tree(file)
     }
 }
 

@@ -27,7 +27,7 @@ fn loaded() -> Program {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("ui/fusions.hyp");
     let text = std::fs::read_to_string(&path).unwrap();
     roots.push(SourceFile { name: "ui/fusions.hyp".into(), path: Some(path), text: text.into(), embedded: false });
-    let compiled = compile(roots, &FileLoader { embedded: hypatia_rules::FILES });
+    let compiled = compile(roots, &FileLoader { embedded: hypatia_rules::FILES, trees: hypatia_rules::TREES });
     assert!(compiled.program.is_some(), "{:?}", compiled.diagnostics);
     compiled.program.unwrap()
 }

@@ -47,7 +47,7 @@ op plain<T: float>(x: T[m]) -> T[m] = gelu(x) + 1;
 
 fn program() -> Program {
     let root = SourceFile { name: "user.hyp".into(), path: None, text: USER.into(), embedded: false };
-    let c = compile(vec![root], &FileLoader { embedded: LIBRARY });
+    let c = compile(vec![root], &FileLoader { embedded: LIBRARY, trees: &[] });
     c.program.unwrap_or_else(|| panic!("{:#?}", c.diagnostics))
 }
 

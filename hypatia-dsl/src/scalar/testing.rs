@@ -21,7 +21,7 @@ pub fn library() -> Program {
 fn compiled(text: &str) -> Program {
     let text = format!("edition 1;\nuse core::*;\nuse nn::*;\nuse onnx::*;\n{text}").into();
     let root = SourceFile { name: "test.hyp".into(), path: None, text, embedded: false };
-    let c = compile(vec![root], &FileLoader { embedded: FILES });
+    let c = compile(vec![root], &FileLoader { embedded: FILES, trees: &[] });
     c.program.unwrap_or_else(|| panic!("{:#?}", c.diagnostics))
 }
 

@@ -11,7 +11,7 @@ use super::library_test::FILES;
 /// The codes that a file gives, those of the library left out.
 pub(super) fn codes_of(text: &str) -> Vec<Code> {
     let root = SourceFile { name: "t.hyp".into(), path: None, text: text.into(), embedded: false };
-    let c = compile(vec![root], &FileLoader { embedded: FILES });
+    let c = compile(vec![root], &FileLoader { embedded: FILES, trees: &[] });
     for d in &c.diagnostics {
         println!("{} {} | {} {:?}", d.code, d.message, d.primary.text, d.notes);
     }

@@ -17,7 +17,7 @@ fn library_compiles() {
         .iter()
         .map(|(n, t)| SourceFile { name: format!("<library>/{n}.hyp"), path: None, text: (*t).into(), embedded: true })
         .collect();
-    let c = compile(roots, &FileLoader { embedded: FILES });
+    let c = compile(roots, &FileLoader { embedded: FILES, trees: &[] });
     for d in &c.diagnostics {
         println!(
             "{} {} at {:?} {:?} {:?}",
