@@ -11,10 +11,11 @@ use criterion::{Criterion, criterion_group, criterion_main};
 use hypatia_dsl::ast;
 use hypatia_dsl::compile::{Compilation, FileLoader, Loader, compile};
 use hypatia_dsl::dtype::DType;
-use hypatia_dsl::emit::instances::Scope;
-use hypatia_dsl::emit::rust::{Options, source};
 use hypatia_dsl::parse::parse;
 use hypatia_dsl::source::{FileId, SourceFile, SourceMap};
+use hypatia_emit::{Options, tokens};
+use hypatia_templates::Checker;
+use hypatia_templates::instances::Scope;
 
 /// As in the command.
 #[global_allocator]
@@ -27,7 +28,7 @@ fn file(name: &str, text: &str) -> SourceFile {
 }
 
 fn checked(name: &str, text: &str) -> Compilation {
-    let c = compile(vec![file(name, text)], &LOADER);
+    let c = compile(vec![file(name, text)], &LOADER, &Checker);
     assert!(c.program.is_some(), "{:?}", c.diagnostics.first());
     c
 }
@@ -76,9 +77,9 @@ fn many_rules(c: &mut Criterion) {
     let id = sources.add(file("many.hyp", &text));
     group.bench_function("parse", |b| b.iter(|| parse(black_box(&sources), id)));
     group.bench_function("parse+check", |b| b.iter(|| checked("many.hyp", black_box(&text))));
-    group.bench_function("emit", |b| b.iter(|| source(black_box(&program), &options)));
+    group.bench_function("emit", |b| b.iter(|| tokens(black_box(&program), &options)));
     group.bench_function("parse+check+emit", |b| {
-        b.iter(|| source(&checked("many.hyp", black_box(&text)).program.unwrap(), &options))
+        b.iter(|| tokens(&checked("many.hyp", black_box(&text)).program.unwrap(), &options))
     });
     group.finish();
 }
@@ -101,7 +102,7 @@ fn library_files(c: &mut Criterion) {
     group.sample_size(20);
     for (name, text) in hypatia_rules::FILES {
         group.bench_function(*name, |b| {
-            b.iter(|| compile(vec![SourceFile::library(name, black_box(text))], &Written(name)))
+            b.iter(|| compile(vec![SourceFile::library(name, black_box(text))], &Written(name), &Checker))
         });
     }
     group.finish();
@@ -109,7 +110,7 @@ fn library_files(c: &mut Criterion) {
 
 fn whole_library(c: &mut Criterion) {
     let roots = || hypatia_rules::FILES.iter().map(|(n, t)| SourceFile::library(n, t)).collect();
-    c.bench_function("check-library", |b| b.iter(|| compile(black_box(roots()), &LOADER)));
+    c.bench_function("check-library", |b| b.iter(|| compile(black_box(roots()), &LOADER, &Checker)));
     let all = || hypatia_rules::FILES.iter().zip(hypatia_rules::TREES);
     c.bench_function("load-library", |b| {
         b.iter(|| all().map(|((_, t), (_, b))| ast::File::from_bytes(black_box(b), t, FileId(0)).unwrap()).count())

@@ -1,10 +1,12 @@
 //! The whole pipeline on one page: text -> tree -> names -> types -> lints -> Program.
 //!
-//! In: the files the user named, and a loader that finds what they `use`. Out: a [`Program`] if
+//! In: the files the user named, a loader that finds what they `use`, and a checker that knows which
+//! kernels can be generated. Out: a [`Program`] if
 //! there was no error, and every diagnostic of the run either way. The run-time loader, the macro
 //! and `hypatia gen` all come through here.
 
 use crate::ast;
+use crate::checker::KernelChecker;
 use crate::diag::{Diagnostic, Severity, has_errors};
 use crate::ir::Program;
 use crate::lint::lint;
@@ -27,7 +29,7 @@ pub struct Compilation {
 }
 
 /// Compiles the given files and all that they use.
-pub fn compile(roots: Vec<SourceFile>, loader: &dyn Loader) -> Compilation {
+pub fn compile(roots: Vec<SourceFile>, loader: &dyn Loader, checker: &dyn KernelChecker) -> Compilation {
     let mut sources = SourceMap::new();
     let mut diagnostics = Vec::new();
     let resolved = resolve(roots, loader, &mut sources, &mut diagnostics);
@@ -35,8 +37,14 @@ pub fn compile(roots: Vec<SourceFile>, loader: &dyn Loader) -> Compilation {
     // What is only probably not meant is told when nothing is wrong.
     let (found, warnings): (Vec<_>, Vec<_>) = found.into_iter().partition(|d| d.severity == Severity::Error);
     diagnostics.extend(found);
-    templates::attach(&mut program, &mut sources, &mut diagnostics);
+    templates::attach(&mut program, &mut sources, checker, &mut diagnostics);
     if !has_errors(&diagnostics) {
+        for i in 0..program.kernels.len() {
+            let kernel = &program.kernels[i];
+            if !resolved.trusts(kernel.origin.span) {
+                program.kernels[i].not_generated = checker.not_generated(&program, kernel);
+            }
+        }
         diagnostics.extend(warnings);
         diagnostics.extend(lint(&program, &resolved, &sources));
     }
@@ -51,6 +59,7 @@ mod tests {
     use std::path::Path;
 
     use super::*;
+    use crate::checker::Unchecked;
 
     /// A "library" whose second file says what is false of types, and has a test.
     const FILES: &[(&str, &str)] = &[
@@ -85,15 +94,16 @@ mod tests {
     fn embedded_files_are_taken_as_checked_where_they_are_used_and_only_there() {
         let user = || vec![file("user.hyp", "edition 1;\nuse broken::*;\n", false)];
         let errors = |c: &Compilation| c.diagnostics.iter().filter(|d| d.severity == Severity::Error).count();
-        let used = compile(user(), &Embedded { checked: false });
+        let used = compile(user(), &Embedded { checked: false }, &Unchecked);
         assert_eq!(errors(&used), 0, "{:?}", used.diagnostics);
         let program =
             used.program.as_ref().map(|p| (p.rules.iter().any(|r| r.base_name == "r::squeeze"), p.tests.len()));
         assert_eq!(program, Some((true, 0)));
         // Where their tests are asked for, where the file itself is, and where a user's file says the same.
-        let asked = compile(user(), &Embedded { checked: true });
-        let itself = compile(vec![file("<library>/broken.hyp", FILES[1].1, true)], &Embedded { checked: false });
-        let users = compile(vec![file("mine.hyp", FILES[1].1, false)], &Embedded { checked: false });
+        let asked = compile(user(), &Embedded { checked: true }, &Unchecked);
+        let itself =
+            compile(vec![file("<library>/broken.hyp", FILES[1].1, true)], &Embedded { checked: false }, &Unchecked);
+        let users = compile(vec![file("mine.hyp", FILES[1].1, false)], &Embedded { checked: false }, &Unchecked);
         for c in [asked, itself, users] {
             assert!(errors(&c) > 0 && c.program.is_none(), "{:?}", c.diagnostics);
         }

@@ -1,15 +1,13 @@
-//! The Hypatia language: text to a checked [`ir::Program`], and its emitters.
+//! The Hypatia language: text to a checked [`ir::Program`].
 //!
 //! Start at [`compile`]: the whole pipeline on one page.
 
 pub mod ast;
 pub mod builtin;
+pub mod checker;
 pub mod codes;
 pub mod compile;
-pub mod cublaslt;
 pub mod diag;
-pub mod dtype;
-pub mod emit;
 pub mod fmt;
 pub mod ir;
 pub mod kernel;
@@ -29,3 +27,5 @@ pub mod source;
 pub mod spell;
 mod templates;
 pub mod typing;
+
+pub use hypatia_target::dtype;

@@ -1,6 +1,6 @@
 //! `hypatia_rules!`: rules compiled with the Rust program that uses them.
 //!
-//! In: a path to a `.hyp` file, or its text. Out: the module that `emit::rust` prints. Holds always:
+//! In: a path to a `.hyp` file, or its text. Out: the module that `hypatia-emit` prints. Holds always:
 //! everything is decided in `hypatia-dsl`; an error becomes a `compile_error!` that shows the place in
 //! the user's text.
 
@@ -8,10 +8,11 @@ use std::path::{Path, PathBuf};
 
 use hypatia_dsl::compile::{FileLoader, compile};
 use hypatia_dsl::dtype::DType;
-use hypatia_dsl::emit::instances::Scope;
-use hypatia_dsl::emit::rust::{Options, source};
 use hypatia_dsl::render::{Format, render, summary};
 use hypatia_dsl::source::{SourceFile, open_regular};
+use hypatia_emit::{Options, tokens};
+use hypatia_templates::Checker;
+use hypatia_templates::instances::Scope;
 use proc_macro::TokenStream;
 use syn::parse::{Parse, ParseStream};
 use syn::{Ident, LitStr, Token, Visibility};
@@ -72,11 +73,7 @@ use syn::{Ident, LitStr, Token, Visibility};
 pub fn hypatia_rules(input: TokenStream) -> TokenStream {
     let input = syn::parse_macro_input!(input as Input);
     match expand(&input) {
-        // The compiler's own lexer reads text much faster than tokens can be handed over one by one.
-        Ok(text) => text.parse().unwrap_or_else(|e: proc_macro::LexError| {
-            let message = format!("internal error: the emitted code cannot be read: {e}");
-            syn::Error::new(input.source.span(), message).to_compile_error().into()
-        }),
+        Ok(module) => module.into(),
         Err(message) => syn::Error::new(input.source.span(), message).to_compile_error().into(),
     }
 }
@@ -104,7 +101,7 @@ impl Parse for Input {
     }
 }
 
-fn expand(input: &Input) -> Result<String, String> {
+fn expand(input: &Input) -> Result<proc_macro2::TokenStream, String> {
     let text = input.source.value();
     let file =
         if text.ends_with(".hyp") && !text.contains('\n') { read(&text, input.source.span())? } else { inline(text) };
@@ -117,7 +114,7 @@ fn expand(input: &Input) -> Result<String, String> {
     let mut roots: Vec<SourceFile> =
         hypatia_rules::FILES.iter().map(|(name, text)| SourceFile::library(name, text)).collect();
     roots.push(file);
-    let compiled = compile(roots, &loader);
+    let compiled = compile(roots, &loader, &Checker);
     let Some(program) = compiled.program else {
         let report = render(&compiled.sources, &compiled.diagnostics, Format::Full { color: false });
         return Err(format!("{report}{}", summary(&compiled.diagnostics)));
@@ -131,7 +128,7 @@ fn expand(input: &Input) -> Result<String, String> {
         dtypes: vec![DType::F32, DType::F16, DType::BF16],
         watch: watch.collect(),
     };
-    Ok(source(&program, &options))
+    Ok(tokens(&program, &options))
 }
 
 fn inline(text: String) -> SourceFile {

@@ -10,7 +10,7 @@ mod plan;
 mod steps;
 mod write;
 
-pub use hypatia_dsl::emit::instances::{Body, Instance, Scope, Skipped, of_program};
+pub use hypatia_templates::instances::{Body, Instance, Scope, Skipped, instantiate, of_program};
 pub use plan::{OfPlan, of_plan};
 pub use steps::{Work, step_kernels};
 pub use write::{Manifest, Request, StepEntry, Written, write};

@@ -41,7 +41,6 @@ pub mod cache;
 pub mod compare;
 pub mod cpu;
 pub mod cuda;
-pub mod device;
 pub mod error;
 pub mod executor;
 mod folded;
@@ -73,4 +72,6 @@ pub use graph::Graph;
 #[doc(no_inline)]
 pub use hypatia_dsl as dsl;
 pub use hypatia_macros::hypatia_rules;
+#[doc(no_inline)]
+pub use hypatia_target::device;
 pub use tensor::Tensor;

@@ -7,6 +7,7 @@ use hypatia_dsl::compile::{Compilation, FileLoader, Loader, compile};
 use hypatia_dsl::ir::Program;
 use hypatia_dsl::render::{Format, render, summary};
 use hypatia_dsl::source::SourceFile;
+use hypatia_templates::Checker;
 
 use crate::error::{Error, Result};
 
@@ -33,19 +34,19 @@ pub fn compile_files(paths: &[PathBuf]) -> Result<Compilation> {
         users.push(SourceFile::read(path).map_err(|source| Error::Io { path: path.clone(), source })?);
     }
     if paths.iter().any(|p| is_library_folder(p.parent().unwrap_or(Path::new("")))) {
-        return Ok(compile(users, &loader()));
+        return Ok(compile(users, &loader(), &Checker));
     }
     Ok(compile_sources(users))
 }
 
 /// Compiles the whole embedded library together with these texts.
 pub fn compile_sources(users: Vec<SourceFile>) -> Compilation {
-    compile(users, &Whole { loader: loader(), checked: false })
+    compile(users, &Whole { loader: loader(), checked: false }, &Checker)
 }
 
 /// Compiles and checks the whole embedded library, its tests included.
 pub fn check_library() -> Compilation {
-    compile(Vec::new(), &Whole { loader: loader(), checked: true })
+    compile(Vec::new(), &Whole { loader: loader(), checked: true }, &Checker)
 }
 
 /// A loader that makes every embedded file part of the program.
@@ -92,7 +93,7 @@ impl Loader for WithTests {
 
 /// As [`check`]; the tests of the library's files that these use are in the program too.
 pub fn check_with_tests(files: Vec<SourceFile>) -> Compilation {
-    compile(files, &WithTests(loader()))
+    compile(files, &WithTests(loader()), &Checker)
 }
 
 /// True for a folder that holds a `core.hyp` of its own: a copy of the library, embedded or edited.
@@ -102,7 +103,7 @@ fn is_library_folder(folder: &Path) -> bool {
 
 /// Checks these files and what they use, without the rest of the embedded library.
 pub fn check(files: Vec<SourceFile>) -> Compilation {
-    compile(files, &loader())
+    compile(files, &loader(), &Checker)
 }
 
 /// The embedded library and these files as a Program, or the rendered errors.

@@ -27,9 +27,9 @@ use std::sync::OnceLock;
 
 use minijinja::{Environment, UndefinedBehavior, Value, context};
 
-use crate::dtype::DType;
-use crate::ir::Program;
-use crate::kernel::{
+use hypatia_dsl::dtype::DType;
+use hypatia_dsl::ir::Program;
+use hypatia_dsl::kernel::{
     ArgmaxKernel, CumsumKernel, MoveKernel, PointwiseKernel, ProductKernel, RowwiseKernel, ScatterKernel, SortKernel,
 };
 use term::Functions;
@@ -474,7 +474,7 @@ fn environment() -> Result<&'static Environment<'static>, EmitError> {
 fn build_environment() -> Result<Environment<'static>, minijinja::Error> {
     let mut env = Environment::new();
     configure(&mut env)?;
-    for (name, text) in hypatia_templates::TEMPLATES {
+    for (name, text) in crate::TEMPLATES {
         env.add_template(name, text)?;
     }
     Ok(env)

@@ -10,13 +10,13 @@ pub mod template;
 pub use op::not_generated;
 
 use super::cuda::{self, CudaSource, EmitError};
-use crate::dtype::DType;
-use crate::ir::{Backend, Kernel, Origin, Program};
-use crate::kernel::{
+use hypatia_dsl::dtype::DType;
+use hypatia_dsl::ir::{Backend, Kernel, Origin, Program};
+use hypatia_dsl::kernel::{
     ArgmaxKernel, CumsumKernel, MoveKernel, Operand, PointwiseKernel, ProductKernel, RowwiseKernel, ScatterKernel,
     SortKernel,
 };
-use crate::scalar::Term;
+use hypatia_dsl::scalar::Term;
 
 pub use describe::{Skipped, of_program};
 

@@ -10,13 +10,13 @@ use hypatia::cuda::nvrtc::Nvrtc;
 use hypatia::generate::{Body, Instance};
 use hypatia_dsl::builtin::{BuiltinScalar, JOININGS, Joining};
 use hypatia_dsl::dtype::{DType, Kind};
-use hypatia_dsl::emit::cuda::{RowTarget, rowwise_for};
 use hypatia_dsl::ir::{InView, Origin, Program, ScalarBody, ScalarDef};
 use hypatia_dsl::kernel::{
     Access, ArgmaxKernel, CumsumKernel, Move, MoveKernel, Operand, PointwiseKernel, ProductKernel, Reduction,
     RowAccess, RowwiseKernel, Running, ScatterKernel, SortKernel, Sorting,
 };
 use hypatia_dsl::scalar::{Literal, Term, TermId, TermNode};
+use hypatia_templates::cuda::{RowTarget, rowwise_for};
 
 const ARCHS: [&str; 2] = ["sm_90a", "sm_80"];
 
@@ -404,7 +404,7 @@ fn templates_of_users_compile() {
     term.roots.push(root);
     let operands = [Operand { dtype: DType::F16, access: Access::Strided }];
     let made = |tune: &[(&str, i64)]| {
-        let of = hypatia_dsl::emit::instances::instantiate;
+        let of = hypatia_templates::instances::instantiate;
         of(&program, "tiled_gemm", &term, DType::F32, &operands, DType::BF16, tune)
     };
     assert!(made(&[("TILE", 32)]).unwrap().text.contains("in0_strides"));

@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 pub use attrs::{AExpr, AFn, AttrType, AttrValue, DTypePat, DeviceFact, DimPat, Fact, Guard, RestPat, TypePat};
 pub use bytes::{VERSION, is_of_version};
-pub use sides::{AttrPat, Build, BuildArg, BuildNode, Head, InView, NodePat, Pat};
+pub use sides::{AttrPat, Build, BuildArg, BuildNode, Head, InView, NodePat, Pat, parts};
 
 use serde::{Deserialize, Serialize};
 
@@ -423,6 +423,9 @@ pub struct Kernel {
     pub claims: Vec<Claim>,
     /// True if its epilogue has no free variable of sort `Term`: its source is a constant.
     pub closed: bool,
+    /// Why no kernel can be generated from the body of its op, where a `rowwise` or `pointwise` kernel cannot be. The op then
+    /// runs as the parts of its body.
+    pub not_generated: Option<String>,
 }
 
 /// A test.

@@ -147,3 +147,24 @@ pub enum BuildArg {
         over: VarId,
     },
 }
+
+/// Every part of a right side, the whole first.
+pub fn parts<'b>(b: &'b Build, f: &mut dyn FnMut(&'b Build, bool), root: bool) {
+    f(b, root);
+    match b {
+        Build::Node(n) => {
+            for a in &n.args {
+                match a {
+                    BuildArg::One(b) | BuildArg::Each { element: b, .. } => parts(b, f, false),
+                    BuildArg::Spread(_) => {}
+                }
+            }
+        }
+        Build::Else(_, b) | Build::Frozen(b) => parts(b, f, false),
+        Build::If(_, a, b) => {
+            parts(a, f, false);
+            parts(b, f, false);
+        }
+        Build::Var(_) | Build::Number(_) | Build::Absent => {}
+    }
+}

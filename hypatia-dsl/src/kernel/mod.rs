@@ -1,7 +1,7 @@
 //! Kernel descriptions: what a generated kernel computes, apart from the machine it runs on.
 //!
 //! In: pointwise regions and row-wise ops of a plan, or of a `.hyp` file. Out: the CPU executor
-//! interprets them, `emit::cuda` prints them. Holds always: a term's `In { input }` indexes
+//! interprets them, `hypatia-templates` prints them. Holds always: a term's `In { input }` indexes
 //! `inputs`, and for row-wise kernels, from `inputs.len()` on, the results of earlier `steps`.
 
 mod body;
@@ -17,7 +17,7 @@ mod tests;
 use crate::dtype::DType;
 use crate::scalar::Term;
 
-pub(crate) use body::fits_a_kernel;
+pub use body::fits_a_kernel;
 pub use derive::{derive_pointwise, derive_rowwise, derive_rowwise_over};
 pub use interpret::interpret_rowwise;
 pub use layout::{RowLayout, RowSpace};

@@ -126,3 +126,13 @@ codes! {
     /// An expectation that is ill-formed.
     EXPECTATION = 703;
 }
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn every_code_has_a_row() {
+        for code in super::ALL {
+            assert!(crate::codes::all().any(|r| r.code == *code), "{code} has no row");
+        }
+    }
+}

@@ -14,16 +14,12 @@ mod bounds;
 mod build;
 mod check;
 pub mod code;
-#[cfg(test)]
-mod codes_test;
 mod context;
 mod derive;
 mod guards;
 pub(crate) mod hygiene;
 pub(crate) mod infer;
 mod kernels;
-#[cfg(test)]
-mod library_test;
 pub(crate) mod mentions;
 mod ops;
 mod patterns;

@@ -10,13 +10,12 @@ use crate::ir::{AExpr, AttrValue, Build, Expect, Head, Sort, Test, TestInput};
 use crate::shape::Dim;
 use crate::spell::closest;
 use crate::typing::TensorType;
+use hypatia_target::device::Device;
 
 use super::code;
 use super::context::{Callee, Cx, Place, Pos};
 use super::types::element_type_hint;
 
-/// The device profiles that a test may name.
-pub(super) const TARGETS: &[&str] = &["cpu", "h200", "a100"];
 /// Elements of a value that is written out at most.
 const MAX_VALUES: usize = 65_536;
 
@@ -24,13 +23,13 @@ pub(super) fn test<'a>(cx: &mut Cx<'a>, t: &'a ast::Test) -> Option<Test> {
     let mut good = true;
     cx.bind_hint = "declare it in the test: `input {}: f32[2, 3];`";
     if let Some(target) = &t.target
-        && !TARGETS.contains(&target.node.as_str())
+        && Device::named(&target.node).is_none()
     {
         let mut d =
             Diagnostic::error(code::TARGET, format!("there is no device profile `{}`", target.node), target.span)
                 .label("unknown target")
-                .note(format!("profiles are {}", TARGETS.join(", ")));
-        if let Some(s) = closest(&target.node, TARGETS.iter().copied()) {
+                .note(format!("profiles are {}", Device::names().collect::<Vec<_>>().join(", ")));
+        if let Some(s) = closest(&target.node, Device::names()) {
             d = d.hint(format!("did you mean `{s}`?"));
         }
         cx.report::<()>(d);

@@ -5,13 +5,12 @@
 
 use std::collections::HashSet;
 
-use ::quote::quote;
+use hypatia_dsl::ir::{AttrType, OpDef, ParamKind, Program, ScalarBody, ScalarDef};
+use hypatia_templates::instances::{Scope, of_program};
 use proc_macro2::TokenStream;
+use quote::quote;
 
-use super::quote::Quote;
-use super::{Options, docs, ident};
-use crate::emit::instances::{Scope, of_program};
-use crate::ir::{AttrType, OpDef, ParamKind, Program, ScalarBody, ScalarDef};
+use super::{Options, docs, dtype, ident};
 
 /// True if the declaration is the user's.
 fn own(options: &Options, file: &str) -> bool {
@@ -218,13 +217,13 @@ pub(super) fn kernels(program: &Program, options: &Options) -> TokenStream {
         let Ok(source) = instance.emit(program) else { continue };
         let constant = ident(&format!("{}_{}", instance.kernel, instance.dtype).to_ascii_uppercase());
         let doc = docs(&format!("CUDA C++ of `{}` in {}: `{}`.", instance.kernel, instance.dtype, source.formula));
-        let (text, kernel, dtype) = (&source.text, &instance.kernel, instance.dtype.quote());
+        let (text, kernel, dtype) = (&source.text, &instance.kernel, dtype(instance.dtype));
         constants.push(quote!(#(#doc)* pub const #constant: &str = #text;));
         names.push(quote!((#kernel, #dtype, #constant)));
     }
     let open = program.kernels.iter().filter(|k| !k.closed && own(options, &k.origin.file)).map(|k| {
         let (name, text) = (ident(&k.name), k.name.as_str());
-        let doc = docs(&format!("{}\nFor one epilogue: see `hypatia::dsl::emit::instances::instantiate`.", k.doc));
+        let doc = docs(&format!("{}\nFor one epilogue: see `hypatia::generate::instantiate`.", k.doc));
         quote! {
             #(#doc)*
             pub fn #name(
@@ -237,7 +236,7 @@ pub(super) fn kernels(program: &Program, options: &Options) -> TokenStream {
                 ::hypatia::dsl::emit::cuda::CudaSource,
                 ::hypatia::dsl::emit::cuda::EmitError,
             > {
-                ::hypatia::dsl::emit::instances::instantiate(
+                ::hypatia::generate::instantiate(
                     &super::super::program(), #text, term, acc, operands, output, tune,
                 )
             }

@@ -6,17 +6,16 @@
 //! `program()` is `==` to the Program it was made from; both hosts get the same tokens.
 
 mod api;
-mod quote;
 mod scalars;
 #[cfg(test)]
 mod tests;
 
-use ::quote::{format_ident, quote};
 use proc_macro2::{Ident, Literal, Span, TokenStream};
+use quote::{format_ident, quote};
 
-use crate::dtype::DType;
-use crate::emit::instances::Scope;
-use crate::ir::{Program, VERSION};
+use hypatia_dsl::dtype::DType;
+use hypatia_dsl::ir::{Program, VERSION};
+use hypatia_templates::instances::Scope;
 
 /// What the module holds.
 #[derive(Clone, Debug)]
@@ -37,14 +36,9 @@ pub struct Options {
 
 /// The module as tokens.
 pub fn tokens(program: &Program, options: &Options) -> TokenStream {
-    quote::tokens(&source(program, options))
-}
-
-/// The module as source text, as a compiler reads it.
-pub fn source(program: &Program, options: &Options) -> String {
     let name = ident(&options.module);
     let doc = &options.doc;
-    let public = if options.public { "pub" } else { "" };
+    let public = options.public.then(|| quote!(pub));
     let watched = options.watch.iter().map(|f| {
         quote!(
             const _: &[u8] = include_bytes!(#f);
@@ -54,36 +48,36 @@ pub fn source(program: &Program, options: &Options) -> String {
     let kernels = api::kernels(program, options);
     let scalars = scalars::modules(program);
     let declared = declared(program);
-    let called = quote! {
-        #(#watched)*
-        #declared
+    quote! {
+        #[doc = #doc]
+        #[allow(clippy::all, unused_parens, dead_code, unused_imports, missing_docs)]
+        #public mod #name {
+            #(#watched)*
+            #declared
 
-        /// The checked program: the standard library and these files.
-        pub fn program() -> ::std::sync::Arc<::hypatia::dsl::ir::Program> {
-            static PROGRAM: ::std::sync::OnceLock<::std::sync::Arc<::hypatia::dsl::ir::Program>> =
-                ::std::sync::OnceLock::new();
-            PROGRAM
-                .get_or_init(|| {
-                    // Written by the same version: what is written is read.
-                    let program = ::hypatia::dsl::ir::Program::from_bytes(DECLARED);
-                    ::std::sync::Arc::new(program.unwrap_or_else(|e| panic!("{e}")))
-                })
-                .clone()
+            /// The checked program: the standard library and these files.
+            pub fn program() -> ::std::sync::Arc<::hypatia::dsl::ir::Program> {
+                static PROGRAM: ::std::sync::OnceLock<::std::sync::Arc<::hypatia::dsl::ir::Program>> =
+                    ::std::sync::OnceLock::new();
+                PROGRAM
+                    .get_or_init(|| {
+                        // Written by the same version: what is written is read.
+                        let program = ::hypatia::dsl::ir::Program::from_bytes(DECLARED);
+                        ::std::sync::Arc::new(program.unwrap_or_else(|e| panic!("{e}")))
+                    })
+                    .clone()
+            }
+
+            /// The rules as `egg` rewrites.
+            pub fn rewrites() -> ::std::vec::Vec<::hypatia::optimize::Rewrite> {
+                ::hypatia::optimize::rewrites(&program())
+            }
+
+            #ops
+            #scalars
+            #kernels
         }
-
-        /// The rules as `egg` rewrites.
-        pub fn rewrites() -> ::std::vec::Vec<::hypatia::optimize::Rewrite> {
-            ::hypatia::optimize::rewrites(&program())
-        }
-
-        #ops
-        #scalars
-        #kernels
-    };
-    format!(
-        "#[doc = {doc:?}] #[allow(clippy::all, unused_parens, dead_code, unused_imports, missing_docs)] \
-         {public} mod {name} {{ {called} }}"
-    )
+    }
 }
 
 /// The module as formatted source text.
@@ -110,7 +104,7 @@ fn declared(program: &Program) -> TokenStream {
 
 /// A Rust identifier for a name of the language; keywords become raw or get an underscore.
 fn ident(name: &str) -> Ident {
-    let clean = crate::emit::cuda::identifier("", name);
+    let clean = hypatia_templates::cuda::identifier("", name);
     let clean =
         if clean.starts_with(|c: char| c.is_ascii_digit()) || clean.is_empty() { format!("_{clean}") } else { clean };
     match clean.as_str() {
@@ -118,6 +112,12 @@ fn ident(name: &str) -> Ident {
         c if syn::parse_str::<Ident>(c).is_ok() => Ident::new(c, Span::call_site()),
         c => Ident::new_raw(c, Span::call_site()),
     }
+}
+
+/// `DType::F32`
+fn dtype(ty: DType) -> TokenStream {
+    let name = format_ident!("{ty:?}");
+    quote!(DType::#name)
 }
 
 /// A doc comment of the user's text. rustdoc must not take brackets for links nor run indented code.

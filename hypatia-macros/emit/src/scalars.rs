@@ -6,15 +6,14 @@
 
 use std::collections::HashSet;
 
-use ::quote::quote;
-use proc_macro2::{Ident, TokenStream};
+use proc_macro2::{Ident, Literal, TokenStream};
+use quote::{format_ident, quote};
 
-use super::quote::Quote;
-use super::{docs, ident};
-use crate::builtin::BuiltinScalar;
-use crate::dtype::{DType, Kind};
-use crate::ir::{Program, ScalarBody, ScalarDef};
-use crate::scalar::{Term, TermNode};
+use super::{docs, dtype, ident};
+use hypatia_dsl::builtin::BuiltinScalar;
+use hypatia_dsl::dtype::{DType, Kind};
+use hypatia_dsl::ir::{Program, ScalarBody, ScalarDef};
+use hypatia_dsl::scalar::{Term, TermNode};
 
 /// Operations in one expression; then a name is given.
 const MAX_NESTING: u32 = 6;
@@ -121,18 +120,18 @@ fn operation(program: &Program, node: &TermNode, parts: &[Part], params: &[(Iden
         TermNode::Acc | TermNode::In { .. } => leaf(quote!(0.0), Kind::Number),
         TermNode::Lit(v) if ty == "f32" => {
             let v = v.0 as f32;
-            let text = (v as f64).quote();
             if v.is_finite() {
                 // The shortest text that reads back as the same f32.
-                let short = proc_macro2::Literal::f32_unsuffixed(v.abs());
+                let short = Literal::f32_unsuffixed(v.abs());
                 leaf(if v.is_sign_negative() { quote!((-#short)) } else { quote!(#short) }, Kind::Number)
             } else {
-                leaf(quote!((#text as f32)), Kind::Number)
+                let wide = number(v as f64);
+                leaf(quote!((#wide as f32)), Kind::Number)
             }
         }
         TermNode::Lit(v) => {
-            let text = v.0.quote();
-            leaf(if v.0.is_sign_negative() { quote!((#text)) } else { text }, Kind::Number)
+            let number = number(v.0);
+            leaf(if v.0.is_sign_negative() { quote!((#number)) } else { number }, Kind::Number)
         }
         TermNode::Cast { to, arg } => {
             let arg = &parts[arg.0 as usize];
@@ -140,7 +139,7 @@ fn operation(program: &Program, node: &TermNode, parts: &[Part], params: &[(Iden
             if *to == DType::Bool {
                 return Part { tokens: as_kind(arg, Kind::Bool, ty), kind: Kind::Bool, depth };
             }
-            let (to, value) = (to.quote(), as_kind(arg, Kind::Number, ty));
+            let (to, value) = (dtype(*to), as_kind(arg, Kind::Number, ty));
             Part { tokens: quote!(cast(#to, #value)), kind: Kind::Number, depth }
         }
         TermNode::Call { scalar, args } => {
@@ -179,15 +178,25 @@ fn builtin(b: BuiltinScalar, v: &[TokenStream]) -> TokenStream {
         (IsNan, [a]) => quote!(#a.is_nan()),
         (IsInf, [a]) => quote!(#a.is_infinite()),
         (b, [x]) => {
-            let b = b.quote();
-            quote!(one(#b, #x))
+            let b = format_ident!("{b:?}");
+            quote!(one(BuiltinScalar::#b, #x))
         }
         (b, [x, y]) => {
-            let b = b.quote();
-            quote!(two(#b, #x, #y))
+            let b = format_ident!("{b:?}");
+            quote!(two(BuiltinScalar::#b, #x, #y))
         }
         _ => quote!(0.0),
     }
+}
+
+/// A number as it is written in Rust, with its bits.
+pub(super) fn number(v: f64) -> TokenStream {
+    if !v.is_finite() {
+        let bits = Literal::u64_unsuffixed(v.to_bits());
+        return quote!(f64::from_bits(#bits));
+    }
+    let magnitude = format!("{:?}", v.abs()).parse().unwrap_or_else(|_| Literal::f64_unsuffixed(v.abs()));
+    if v.is_sign_negative() { quote!(-#magnitude) } else { quote!(#magnitude) }
 }
 
 fn as_kind(part: &Part, kind: Kind, ty: &Ident) -> TokenStream {

@@ -1,6 +1,6 @@
 #![allow(clippy::unwrap_used)]
 
-use super::quote::Quote;
+use super::scalars::number;
 use super::*;
 
 #[test]
@@ -12,6 +12,6 @@ fn names_become_identifiers() {
 
 #[test]
 fn numbers_keep_their_bits() {
-    assert_eq!((-0.0f64).quote().to_string(), "- 0.0");
-    assert_eq!(f64::NAN.quote().to_string(), "f64 :: from_bits (9221120237041090560)");
+    assert_eq!(number(-0.0).to_string(), "- 0.0");
+    assert_eq!(number(f64::NAN).to_string(), "f64 :: from_bits (9221120237041090560)");
 }

@@ -12,8 +12,8 @@ use hypatia::graph::Symbols;
 use hypatia::plan::{self, Plan};
 use hypatia::{library, optimize};
 use hypatia_dsl::dtype::DType;
-use hypatia_dsl::emit::rust;
 use hypatia_dsl::ir::Program;
+use hypatia_emit as rust;
 
 use super::inputs::must_be_right;
 use super::model::{Firing, Sizes, device, must_be_model};

@@ -143,11 +143,8 @@ impl Code {
 
     /// Elements that are worth a part of their own: some microseconds of work.
     pub fn grain(&self) -> usize {
-        use BuiltinScalar::*;
         let cost = |i: &Instr| match i.op {
-            FlatOp::Apply(Exp | Tanh, _) => 8,
-            FlatOp::Apply(Erf, _) => 16,
-            FlatOp::Apply(Pow | Fmod | Sin | Cos | Log, _) => 100,
+            FlatOp::Apply(b, _) => b.cost().host,
             _ => 1,
         };
         // Reading and writing memory costs as much as some functions.

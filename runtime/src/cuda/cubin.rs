@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use cudarc::driver::CudaModule;
-use hypatia_dsl::emit::cuda::NVRTC_OPTIONS;
+use hypatia_templates::cuda::NVRTC_OPTIONS;
 
 use super::device::Gpu;
 use super::nvrtc::Nvrtc;

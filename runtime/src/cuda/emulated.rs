@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use std::fmt::Write;
 use std::process::Command;
 
-use hypatia_dsl::emit::cuda::{ArgKind, CudaSource, storage};
+use hypatia_templates::cuda::{ArgKind, CudaSource, storage};
 
 use super::launch::{Argument, Location, arguments, entry};
 use super::steps::{elementwise, operand};

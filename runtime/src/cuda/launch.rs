@@ -5,7 +5,7 @@
 //! source's own list, never by a position that is agreed on elsewhere.
 
 use cudarc::driver::{CudaFunction, CudaStream, sys};
-use hypatia_dsl::emit::cuda::{ArgKind, CudaSource, Geometry};
+use hypatia_templates::cuda::{ArgKind, CudaSource, Geometry};
 
 use super::device::failed;
 use super::memory::bind;
@@ -114,7 +114,7 @@ pub fn arguments(
 ) -> Result<Vec<Argument>> {
     let unknown = |name: &str| Error::Internal(format!("kernel {} has an unknown argument `{name}`", source.name));
     let sizes = |name: &str| work.sizes.iter().find(|(n, _)| n == name).map(|(_, v)| v);
-    let argument = |a: &hypatia_dsl::emit::cuda::Arg| match a.kind {
+    let argument = |a: &hypatia_templates::cuda::Arg| match a.kind {
         ArgKind::Input(_) | ArgKind::Output(_) => pointer(&a.name).map(Argument::Address),
         ArgKind::Size if a.name == "n" => Some(Argument::Size(work.n as i64)),
         ArgKind::Size if a.name == "rows" => Some(Argument::Size(work.rows as i64)),

@@ -10,7 +10,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
-use hypatia_dsl::emit::cuda::NVRTC_OPTIONS;
+use hypatia_templates::cuda::NVRTC_OPTIONS;
 
 use super::find::{Library, Tried, open_first};
 use crate::cache::{HEADERS, cache_folder, is_sealed, private_folder, seal};
@@ -393,7 +393,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use hypatia_dsl::dtype::DType;
-    use hypatia_dsl::emit::cuda::ArgKind;
+    use hypatia_templates::cuda::ArgKind;
 
     use super::*;
     use crate::cuda::steps::elementwise;

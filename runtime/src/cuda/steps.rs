@@ -6,9 +6,9 @@
 use std::sync::Arc;
 
 use cudarc::driver::CudaModule;
-use hypatia_dsl::emit::cuda::{self, CudaSource, Entry, PointTarget, RowTarget};
 use hypatia_dsl::ir::{Backend, Program};
 use hypatia_dsl::parallel::side_by_side;
+use hypatia_templates::cuda::{self, CudaSource, Entry, PointTarget, RowTarget};
 
 use super::cubin::{self, Origins};
 use super::device::{Gpu, failed};

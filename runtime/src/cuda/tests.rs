@@ -437,7 +437,7 @@ fn biased(g: &mut Graph, [x, y, bias]: [crate::graph::Value; 3], dtype: DType) -
 /// Faults on purpose, for a sanitizer to find: if it does not find these, its silence about the others means nothing. They
 /// run only where `HYPATIA_PLANT` asks for them.
 mod planted {
-    use hypatia_dsl::emit::cuda::Geometry;
+    use hypatia_templates::cuda::Geometry;
 
     use super::*;
     use crate::cuda::launch::{Argument, Bases, KernelLaunch, Location};

@@ -13,7 +13,7 @@ use crate::graph::prim::Cumsum;
 use crate::plan::{GemmStep, Parting, Step, View, collapse, row_major};
 
 /// Rows and columns that a block of a product computes; as in `templates/product.cu.j2`.
-use hypatia_dsl::emit::cuda::PRODUCT_TILE;
+use hypatia_templates::cuda::PRODUCT_TILE;
 
 type Kernels = Option<Vec<(Body, Work)>>;
 

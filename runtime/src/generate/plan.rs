@@ -4,8 +4,8 @@
 //! the same function of operands of the same kinds share one.
 
 use hypatia_dsl::dtype::DType;
-use hypatia_dsl::emit::cuda::identifier;
 use hypatia_dsl::kernel::{Access, Operand, PointwiseKernel};
+use hypatia_templates::cuda::identifier;
 
 use super::steps::step_kernels;
 use super::write::StepEntry;

@@ -11,7 +11,6 @@ use std::sync::Arc;
 use egg::{EClass, Id};
 use hypatia_dsl::builtin::{BuiltinOp, BuiltinScalar};
 use hypatia_dsl::dtype::DType;
-use hypatia_dsl::emit::instances::not_generated;
 use hypatia_dsl::ir::{
     AExpr, AttrValue, Backend, Head, Kernel, KernelId, OpBody, OpDef, OpId, ParamKind, Pat, Program, Rule, ScalarBody,
     ScalarId, VarId,
@@ -26,7 +25,6 @@ use super::language::{EGraph, Node, Payload};
 use super::matcher::prepare::Prepared;
 use super::matcher::{MatchFacts, Slot, match_term};
 use crate::device::Device;
-use crate::library;
 
 /// The value that a symbolic size is taken to have, where work is costed before the size is known.
 pub const ASSUMED_SIZE: i64 = 8;
@@ -89,8 +87,8 @@ impl CostModel {
         let epilogues = epilogues.map(|(i, k)| (as_rule(k), prepared(k), KernelId(i as u32))).collect();
         let implemented = |op: OpId| {
             let parts = |k: &Kernel| matches!(k.backend, Backend::Composed | Backend::Cublaslt(_));
-            // What cannot be generated would run as the parts of its body. The library's kernels can.
-            let generated = |k: &Kernel| library::is_embedded(&k.origin.file) || not_generated(program, k).is_none();
+            // What cannot be generated would run as the parts of its body.
+            let generated = |k: &Kernel| k.not_generated.is_none();
             let mut kernels = program.kernels.iter().filter(|k| (options.composed || !parts(k)) && generated(k));
             kernels.any(|k| super::apply::implements(&k.pattern, op))
         };
@@ -410,18 +408,7 @@ fn steps(program: &Program, s: ScalarId, depth: usize) -> f64 {
             })
             .sum(),
         ScalarBody::Term(_) => 1.0,
-        ScalarBody::Builtin(b) => builtin_steps(*b),
-    }
-}
-
-/// Instructions of a builtin, very roughly.
-fn builtin_steps(b: BuiltinScalar) -> f64 {
-    use BuiltinScalar::*;
-    match b {
-        Pow | Fmod => 32.0,
-        Exp | Log | Log1p | Expm1 | Erf | Tanh | Sin | Cos | Atan => 8.0,
-        Div | Sqrt | Rsqrt => 2.0,
-        _ => 1.0,
+        ScalarBody::Builtin(b) => b.cost().operations,
     }
 }
 

@@ -9,7 +9,6 @@
 use std::collections::HashMap;
 
 use hypatia_dsl::builtin::BuiltinOp;
-use hypatia_dsl::cublaslt::Form;
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::{
     AttrPat, AttrType, AttrValue, Backend, Class, DeviceFact, Fact, Head, InView, Kernel, KernelId, NodePat, OpBody,
@@ -18,6 +17,7 @@ use hypatia_dsl::ir::{
 use hypatia_dsl::kernel::derive_rowwise_over;
 use hypatia_dsl::scalar::{Literal, Term, TermNode, match_modulo_ac, prune};
 use hypatia_dsl::typing::{Bindings, Facts, TensorType, eval, eval_guard, match_type, type_fact};
+use hypatia_target::cublaslt::Form;
 
 use super::rows::Rows;
 use super::view::View;

@@ -4,7 +4,7 @@
 //! `opt`, `explain`, `test ... on` and `gen` need no device. Holds always: every figure is positive, and the
 //! doc comment of each profile says where its figures come from.
 
-use hypatia_dsl::dtype::DType;
+use crate::dtype::DType;
 
 /// What the cost model knows of a machine.
 #[derive(Clone, Debug, PartialEq)]
@@ -24,7 +24,7 @@ pub struct Device {
 }
 
 /// Every profile, in the order in which they are listed.
-static PROFILES: [Device; 3] = [H200, A100, CPU];
+static PROFILES: [Device; 3] = [CPU, H200, A100];
 
 /// One NVIDIA H200 SXM. Measured: 8192-cubed products at 790 (bf16, f16) and 51 (f32) TFLOP/s, a copy at 4.24
 /// TB/s, a launch inside a CUDA graph 1 us. From the data sheet: f64 (67, tensor cores), int8 (1979), and

@@ -7,10 +7,10 @@
 use std::collections::HashMap;
 
 use super::pointwise::reachable;
-use crate::dtype::DType;
-use crate::ir::InView;
-use crate::kernel::{RowAccess, RowwiseKernel};
-use crate::scalar::{Term, TermId, TermNode};
+use hypatia_dsl::dtype::DType;
+use hypatia_dsl::ir::InView;
+use hypatia_dsl::kernel::{RowAccess, RowwiseKernel};
+use hypatia_dsl::scalar::{Term, TermId, TermNode};
 
 /// The operand under which the results read the elements that `step` reduces.
 pub(super) fn operand(kernel: &RowwiseKernel, step: usize) -> usize {

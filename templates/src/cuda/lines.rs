@@ -10,11 +10,11 @@ use super::term::{Functions, Lowered, compute_name, widen};
 use super::{
     Arg, ArgKind, CudaSource, EmitError, Entry, Geometry, Header, POINTWISE_BLOCK, common, identifier, render, storage,
 };
-use crate::builtin::{BuiltinScalar, Joining};
-use crate::dtype::DType;
-use crate::ir::{InView, Program};
-use crate::kernel::{CumsumKernel, ProductKernel, Running, SORT_TILE, ScatterKernel, SortKernel, Sorting};
-use crate::scalar::{Term, TermNode};
+use hypatia_dsl::builtin::{BuiltinScalar, Joining};
+use hypatia_dsl::dtype::DType;
+use hypatia_dsl::ir::{InView, Program};
+use hypatia_dsl::kernel::{CumsumKernel, ProductKernel, Running, SORT_TILE, ScatterKernel, SortKernel, Sorting};
+use hypatia_dsl::scalar::{Term, TermNode};
 
 /// Threads of a block, of all these kernels.
 const BLOCK: u32 = 256;

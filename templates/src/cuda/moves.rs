@@ -11,9 +11,9 @@ use super::{
     Arg, ArgKind, CudaSource, EmitError, Entry, Geometry, Header, POINTWISE_BLOCK, common, identifier, render, storage,
     vector_width,
 };
-use crate::dtype::DType;
-use crate::ir::Program;
-use crate::kernel::{ArgmaxKernel, Move, MoveKernel};
+use hypatia_dsl::dtype::DType;
+use hypatia_dsl::ir::Program;
+use hypatia_dsl::kernel::{ArgmaxKernel, Move, MoveKernel};
 
 /// Operands of a concatenation at most: arguments of a kernel.
 const MAX_OPERANDS: usize = 32;

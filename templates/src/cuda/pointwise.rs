@@ -11,10 +11,10 @@ use super::{
     Arg, ArgKind, CudaSource, EmitError, Entry, Geometry, Header, POINTWISE_BLOCK, PointTarget, common, identifier,
     render, storage, vector_width,
 };
-use crate::dtype::DType;
-use crate::ir::Program;
-use crate::kernel::{Access, PointwiseKernel};
-use crate::scalar::{Term, TermNode};
+use hypatia_dsl::dtype::DType;
+use hypatia_dsl::ir::Program;
+use hypatia_dsl::kernel::{Access, PointwiseKernel};
+use hypatia_dsl::scalar::{Term, TermNode};
 
 /// An operand as the templates see it.
 struct Pointer {
@@ -242,7 +242,7 @@ pub(super) fn reachable(term: &Term) -> Vec<bool> {
         if !out[i] {
             continue;
         }
-        let args: &[crate::scalar::TermId] = match &term.nodes[i] {
+        let args: &[hypatia_dsl::scalar::TermId] = match &term.nodes[i] {
             TermNode::Call { args, .. } => args,
             TermNode::Cast { arg, .. } => std::slice::from_ref(arg),
             _ => &[],

@@ -14,10 +14,10 @@ use super::term::{Functions, compute_name, formula, identity_literal, inlining, 
 use super::{
     Arg, ArgKind, CudaSource, EmitError, Entry, Geometry, Header, common, identifier, render, storage, vector_width,
 };
-use crate::dtype::DType;
-use crate::ir::Program;
-use crate::kernel::{Reduction, RowAccess, RowwiseKernel};
-use crate::scalar::{Term, TermNode};
+use hypatia_dsl::dtype::DType;
+use hypatia_dsl::ir::Program;
+use hypatia_dsl::kernel::{Reduction, RowAccess, RowwiseKernel};
+use hypatia_dsl::scalar::{Term, TermNode};
 
 /// Bytes of a row's operands that one thread keeps in registers.
 const KEPT_BYTES: usize = 128;

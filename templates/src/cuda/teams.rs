@@ -3,7 +3,7 @@
 //! In: a kernel, how many rows of which length, what the device offers. Out: a [`Team`], and for long rows a [`Stream`].
 //! Holds always: the threads of a team cover a row; what a block of it asks for fits the device.
 
-use crate::kernel::{RowAccess, RowwiseKernel};
+use hypatia_dsl::kernel::{RowAccess, RowwiseKernel};
 
 /// Elements of a row that one thread keeps at most where the length of the rows is known.
 const KEPT: u64 = 32;

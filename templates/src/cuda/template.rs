@@ -17,10 +17,10 @@ use super::term::{Functions, compute_name, inlining, widen};
 use super::{
     Arg, ArgKind, CudaSource, EmitError, Entry, Geometry, Header, common, configure, identifier, render, storage, tidy,
 };
-use crate::dtype::DType;
-use crate::ir::{Head, Kernel, Pat, Program};
-use crate::kernel::{Access, Operand};
-use crate::scalar::{Term, TermNode};
+use hypatia_dsl::dtype::DType;
+use hypatia_dsl::ir::{Head, Kernel, Pat, Program};
+use hypatia_dsl::kernel::{Access, Operand};
+use hypatia_dsl::scalar::{Term, TermNode};
 
 /// Steps of rendering at most.
 const FUEL: u64 = 2_000_000;

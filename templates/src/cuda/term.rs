@@ -12,10 +12,10 @@ use indexmap::IndexMap;
 
 use super::names::{comment_lines, file_name, identifier};
 use super::{EmitError, MAX_TERM_NODES};
-use crate::builtin::BuiltinScalar;
-use crate::dtype::{DType, Kind};
-use crate::ir::{InView, Program, ScalarBody, ScalarId};
-use crate::scalar::{Term, TermId, TermNode, show_term_with};
+use hypatia_dsl::builtin::BuiltinScalar;
+use hypatia_dsl::dtype::{DType, Kind};
+use hypatia_dsl::ir::{InView, Program, ScalarBody, ScalarId};
+use hypatia_dsl::scalar::{Term, TermId, TermNode, show_term_with};
 
 /// Stands for a `#line` directive back into the generated file; its number is known at the end.
 pub(super) const LINE_BACK: &str = "#line BACK";
@@ -34,13 +34,7 @@ pub(super) fn inlining(size: u64, copies: u64) -> &'static str {
 
 /// Instructions of a builtin, roughly.
 fn weight(b: BuiltinScalar) -> u64 {
-    use BuiltinScalar::*;
-    match b {
-        Pow | Fmod | Sin | Cos => 60,
-        Exp | Log | Log1p | Expm1 | Erf | Tanh | Atan => 15,
-        Div | Sqrt | Rsqrt => 8,
-        _ => 1,
-    }
+    b.cost().instructions
 }
 
 /// The C++ name of a compute type.
@@ -448,7 +442,7 @@ impl<'p> Functions<'p> {
         Ok(found)
     }
 
-    fn scalar(&self, id: ScalarId) -> Result<&'p crate::ir::ScalarDef, EmitError> {
+    fn scalar(&self, id: ScalarId) -> Result<&'p hypatia_dsl::ir::ScalarDef, EmitError> {
         let program = self.program;
         program.scalars.get(id.index()).ok_or_else(|| EmitError::Malformed(format!("no scalar {}", id.0)))
     }
@@ -707,7 +701,7 @@ fn count_uses(term: &Term) -> Result<Vec<u32>, EmitError> {
         if uses[i] == 0 {
             continue;
         }
-        let args: &[crate::scalar::TermId] = match node {
+        let args: &[hypatia_dsl::scalar::TermId] = match node {
             TermNode::Call { args, .. } => args,
             TermNode::Cast { arg, .. } => std::slice::from_ref(arg),
             _ => &[],

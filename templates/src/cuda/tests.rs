@@ -1,11 +1,11 @@
 #![allow(clippy::unwrap_used)]
 
 use super::*;
-use crate::builtin::BuiltinScalar;
-use crate::dtype::Kind;
-use crate::ir::{InView, Origin, ScalarBody, ScalarDef, ScalarId};
-use crate::kernel::{Access, Operand, Reduction, RowAccess};
-use crate::scalar::{Literal, Term, TermId, TermNode};
+use hypatia_dsl::builtin::BuiltinScalar;
+use hypatia_dsl::dtype::Kind;
+use hypatia_dsl::ir::{InView, Origin, ScalarBody, ScalarDef, ScalarId};
+use hypatia_dsl::kernel::{Access, Operand, Reduction, RowAccess};
+use hypatia_dsl::scalar::{Literal, Term, TermId, TermNode};
 
 /// Every builtin scalar, so that tests need no `.hyp` file.
 fn builtins() -> Program {

@@ -5,15 +5,15 @@
 
 use std::collections::HashSet;
 
-use crate::builtin::BuiltinOp;
-use crate::dtype::{DType, Kind};
-use crate::emit::cuda::identifier;
-use crate::ir::{
+use crate::cuda::identifier;
+use hypatia_dsl::builtin::BuiltinOp;
+use hypatia_dsl::dtype::{DType, Kind};
+use hypatia_dsl::ir::{
     AExpr, AttrPat, AttrValue, Backend, Head, InView, Kernel, NodePat, OpBody, Origin, Pat, Program, ScalarBody,
     ScalarDef, ScalarId, Sort,
 };
-use crate::kernel::{Access, Operand, PointwiseKernel};
-use crate::scalar::{Literal, Term, TermId, TermNode};
+use hypatia_dsl::kernel::{Access, Operand, PointwiseKernel};
+use hypatia_dsl::scalar::{Literal, Term, TermId, TermNode};
 
 use super::{Body, Instance, Scope, op, template};
 

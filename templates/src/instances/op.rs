@@ -6,15 +6,14 @@
 
 use std::collections::HashMap;
 
-use crate::dtype::DType;
-use crate::ir::{
+use hypatia_dsl::dtype::DType;
+use hypatia_dsl::ir::{
     AttrPat, AttrType, AttrValue, Backend, Build, BuildNode, DTypePat, DimPat, Head, Kernel, OpBody, OpDef, OpId,
-    ParamKind, Pat, Program, RestPat, TypePat, VarId,
+    ParamKind, Pat, Program, RestPat, TypePat, VarId, parts,
 };
-use crate::kernel::{derive_pointwise, derive_rowwise, fits_a_kernel};
-use crate::sema::hygiene::parts;
-use crate::shape::{Dim, Shape};
-use crate::typing::{Bindings, NoFacts, TensorType, apply_op, eval, normalise_attrs};
+use hypatia_dsl::kernel::{derive_pointwise, derive_rowwise, fits_a_kernel};
+use hypatia_dsl::shape::{Dim, Shape};
+use hypatia_dsl::typing::{Bindings, NoFacts, TensorType, apply_op, eval, normalise_attrs};
 
 use super::Body;
 
@@ -82,7 +81,7 @@ pub(super) fn variants(program: &Program, kernel: &Kernel) -> Vec<Variant> {
         for (bit, (slot, name)) in optional.iter().enumerate() {
             if mask >> bit & 1 == 1 {
                 present[*slot] = false;
-                suffix.push_str(&format!("_without_{}", crate::emit::cuda::identifier("", name)));
+                suffix.push_str(&format!("_without_{}", crate::cuda::identifier("", name)));
             }
         }
         out.push(Variant { op, attrs: attrs.clone(), present, suffix, note: note.clone() });

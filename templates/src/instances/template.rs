@@ -6,15 +6,15 @@
 
 use minijinja::Value;
 
-use crate::dtype::DType;
-use crate::emit::cuda::template::{Filling, TemplateTensor, Wrong, emit, try_emit};
-use crate::emit::cuda::{CudaSource, EmitError};
-use crate::ir::{AttrValue, Backend, Fact, Kernel, Pat, Program, Sort, TemplateFile, VarId};
-use crate::kernel::Operand;
-use crate::program_print::show_aexpr;
-use crate::scalar::{Term, TermNode};
-use crate::shape::Dim;
-use crate::typing::{Bindings, Facts, NoFacts, TensorType, eval, eval_guard};
+use crate::cuda::template::{Filling, TemplateTensor, Wrong, emit, try_emit};
+use crate::cuda::{CudaSource, EmitError};
+use hypatia_dsl::dtype::DType;
+use hypatia_dsl::ir::{AttrValue, Backend, Fact, Kernel, Pat, Program, Sort, TemplateFile, VarId};
+use hypatia_dsl::kernel::Operand;
+use hypatia_dsl::program_print::show_aexpr;
+use hypatia_dsl::scalar::{Term, TermNode};
+use hypatia_dsl::shape::Dim;
+use hypatia_dsl::typing::{Bindings, Facts, NoFacts, TensorType, eval, eval_guard};
 
 use super::{check_tuning, describe, op};
 
@@ -107,7 +107,7 @@ pub(super) fn choices(kernel: &Kernel) -> Vec<Vec<(&str, i64)>> {
 /// `gemm_tiled_BM64`
 pub(super) fn label(name: &str, tune: &[(&str, i64)]) -> String {
     let values: String = tune.iter().map(|(n, v)| format!("_{n}{v}").replace('-', "m")).collect();
-    crate::emit::cuda::identifier("", &format!("{name}{values}"))
+    crate::cuda::identifier("", &format!("{name}{values}"))
 }
 
 /// The kernel as `gen` writes it: with its own epilogue, or the plain accumulator where it takes any.

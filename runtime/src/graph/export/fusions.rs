@@ -125,5 +125,5 @@ fn joined(first: &str, others: impl Iterator<Item = String>) -> String {
 
 /// Letters, digits and `_`.
 fn identifier(name: &str) -> String {
-    hypatia_dsl::emit::cuda::identifier("", name)
+    hypatia_templates::cuda::identifier("", name)
 }
