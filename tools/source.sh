@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Which source a measurement is of.
 #
-#   tools/source.sh hash [ROOT]     SHA-256 over what decides about speed: rules, templates, both crates' src, in the checkout
+#   tools/source.sh hash [ROOT]     SHA-256 over what decides about speed: rules, templates, the crates' src, in the checkout
 #                                   at ROOT (this one): of each file in the order of paths its SHA-256 and its path, and of
 #                                   these lines the SHA-256. Expected texts of tests (snapshots) change no kernel.
 #   tools/source.sh commit          the present commit; with a `+` where these folders differ from it; `unknown` without git
@@ -11,7 +11,7 @@
 # compares them with the present checkout by this script.
 set -euo pipefail
 export LC_ALL=C
-folders=(rules templates runtime/src hypatia-dsl/src)
+folders=(rules templates runtime/src runtime/target/src hypatia-dsl/src)
 case "${1:-}" in
   hash)
     cd "${2:-$(dirname "$0")/..}"

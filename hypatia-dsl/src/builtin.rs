@@ -8,7 +8,7 @@ use hypatia_target::cost::Cost;
 use serde::{Deserialize, Serialize};
 
 use crate::dtype::{DType, Kind};
-use crate::ir::InView;
+use crate::term::InView;
 
 macro_rules! builtins {
     ($(#[$doc:meta])* $ty:ident { $($(#[$vdoc:meta])* $variant:ident = $name:literal,)* }) => {

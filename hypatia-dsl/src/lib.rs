@@ -5,6 +5,7 @@
 pub mod ast;
 pub mod builtin;
 pub mod checker;
+pub mod code;
 pub mod codes;
 pub mod compile;
 pub mod diag;
@@ -26,6 +27,7 @@ pub mod shape;
 pub mod source;
 pub mod spell;
 mod templates;
+pub mod term;
 pub mod typing;
 
 pub use hypatia_target::dtype;

@@ -9,10 +9,10 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::PathBuf;
 
 use crate::ast::{self, ItemKind, Name};
+use crate::code;
 use crate::diag::Diagnostic;
 use crate::loader::Loader;
 use crate::parse::parse_all;
-use crate::sema::code;
 use crate::source::{FileId, SourceFile, SourceMap, Span};
 use crate::spell::closest;
 

@@ -8,9 +8,9 @@
 use std::path::Path;
 
 use crate::checker::{KernelChecker, TemplateFault};
+use crate::code;
 use crate::diag::{Diagnostic, has_errors};
 use crate::ir::{Backend, Kernel, Program};
-use crate::sema::code;
 use crate::source::{FileId, MAX_FILE, SourceFile, SourceMap, Span, open_regular};
 
 /// Reads the template of each kernel that has one. Files that are not on disk name templates that nobody can

@@ -10,6 +10,7 @@ mod plan;
 mod steps;
 mod write;
 
+pub use hypatia_templates::cuda::{CudaSource, EmitError};
 pub use hypatia_templates::instances::{Body, Instance, Scope, Skipped, instantiate, of_program};
 pub use plan::{OfPlan, of_plan};
 pub use steps::{Work, step_kernels};

@@ -1,9 +1,10 @@
 //! Kernels with their element types chosen: what a Program asks to be generated.
 //!
-//! In: a Program and a scope. Out: [`Instance`]s for `emit::cuda`, and what has none with the reason.
+//! In: a Program and a scope. Out: [`Instance`]s for `cuda`, and what has none with the reason.
 //! Holds always: each instance has a name of its own, and the order is that of the declarations.
 
 mod describe;
+mod epilogue;
 mod op;
 pub mod template;
 
@@ -143,7 +144,7 @@ pub fn instantiate(
     let name = format!("{}_{output}", cuda::identifier("", kernel));
     let description = PointwiseKernel {
         name,
-        doc: describe::doc(&format!("kernel `{kernel}`"), &def.doc, &def.origin),
+        doc: epilogue::doc(&format!("kernel `{kernel}`"), &def.doc, &def.origin),
         inputs: operands.to_vec(),
         outputs: vec![output],
         rank: 2,

@@ -14,16 +14,17 @@ use std::sync::Arc;
 
 pub use attrs::{AExpr, AFn, AttrType, AttrValue, DTypePat, DeviceFact, DimPat, Fact, Guard, RestPat, TypePat};
 pub use bytes::{VERSION, is_of_version};
-pub use sides::{AttrPat, Build, BuildArg, BuildNode, Head, InView, NodePat, Pat, parts};
+pub use sides::{AttrPat, Build, BuildArg, BuildNode, Head, NodePat, Pat, parts};
 
 use serde::{Deserialize, Serialize};
 
 use crate::builtin::{BuiltinOp, BuiltinScalar};
 use crate::diag::Code;
 use crate::dtype::{DType, Kind};
-use crate::scalar::Term;
 use crate::shape::Dim;
 use crate::source::Span;
+use crate::term::Term;
+pub use crate::term::{InView, ScalarId};
 
 macro_rules! id {
     ($(#[$doc:meta])* $name:ident) => {
@@ -38,10 +39,6 @@ macro_rules! id {
         }
     };
 }
-id!(
-    /// A scalar function of a [`Program`].
-    ScalarId
-);
 id!(
     /// An op of a [`Program`].
     OpId

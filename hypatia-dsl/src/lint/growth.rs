@@ -6,10 +6,10 @@
 
 use std::collections::{HashMap, HashSet};
 
+use crate::code;
 use crate::diag::Diagnostic;
 use crate::ir::{AExpr, Build, BuildArg, BuildNode, Head, NodePat, Pat, Program, Rule, parts};
 use crate::resolve::Resolved;
-use crate::sema::code;
 use crate::sema::hygiene::{Match, closed, matches, unguarded};
 
 /// Rules of one circle at most.

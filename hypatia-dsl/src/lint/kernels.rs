@@ -1,9 +1,9 @@
 //! Kernels that cannot be generated from the body of their op.
 
+use crate::code;
 use crate::diag::Diagnostic;
 use crate::ir::{Backend, Program};
 use crate::resolve::Resolved;
-use crate::sema::code;
 
 pub(super) fn lint(p: &Program, resolved: &Resolved, out: &mut Vec<Diagnostic>) {
     for kernel in p.kernels.iter().filter(|k| !resolved.trusts(k.origin.span)) {

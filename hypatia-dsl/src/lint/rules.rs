@@ -2,10 +2,10 @@
 
 use std::collections::{HashMap, HashSet};
 
+use crate::code;
 use crate::diag::Diagnostic;
 use crate::ir::{Build, Head, NodePat, OpBody, OpId, Pat, Program, Rule, Sort, VarId, parts};
 use crate::resolve::Resolved;
-use crate::sema::code;
 use crate::sema::hygiene::{Instance, grows, instance_of, same_result};
 use crate::sema::walk::{build_vars, expr_vars, pat_vars};
 

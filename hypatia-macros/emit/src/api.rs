@@ -233,8 +233,8 @@ pub(super) fn kernels(program: &Program, options: &Options) -> TokenStream {
                 output: DType,
                 tune: &[(&str, i64)],
             ) -> ::std::result::Result<
-                ::hypatia::dsl::emit::cuda::CudaSource,
-                ::hypatia::dsl::emit::cuda::EmitError,
+                ::hypatia::generate::CudaSource,
+                ::hypatia::generate::EmitError,
             > {
                 ::hypatia::generate::instantiate(
                     &super::super::program(), #text, term, acc, operands, output, tune,

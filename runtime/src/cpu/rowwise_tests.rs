@@ -4,7 +4,6 @@
 
 use std::sync::Arc;
 
-use hypatia_dsl::compile::compile;
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::{AttrValue, Program};
 use hypatia_dsl::shape::Dim;
@@ -75,7 +74,7 @@ kernel turned_row for turned(x, r) { rowwise; }
 
 fn program() -> Arc<Program> {
     let file = SourceFile { name: "rows.hyp".into(), path: None, text: FILE.into(), embedded: false };
-    let c = compile(vec![file], &crate::library::loader());
+    let c = crate::library::check(vec![file]);
     Arc::new(c.program.unwrap_or_else(|| panic!("{:#?}", c.diagnostics)))
 }
 

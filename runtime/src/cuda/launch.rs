@@ -1,6 +1,6 @@
 //! Launches of generated kernels: which entry point, which grid, which arguments.
 //!
-//! In: a source of `emit::cuda` and the views that a step reads and writes. Out: a [`KernelLaunch`] whose addresses are
+//! In: a source of `hypatia-templates` and the views that a step reads and writes. Out: a [`KernelLaunch`] whose addresses are
 //! named by place, so that it serves every instance of a plan. Holds always: an argument is found by its name in the
 //! source's own list, never by a position that is agreed on elsewhere.
 

@@ -1,6 +1,6 @@
 //! NVRTC: CUDA C++ to machine code for one architecture, on a machine with or without a GPU.
 //!
-//! In: a source of `emit::cuda` and an architecture such as `sm_90a`. Out: a cubin and the
+//! In: a source of `hypatia-templates` and an architecture such as `sm_90a`. Out: a cubin and the
 //! compiler's log. Holds always: loading never panics and never links; where it fails, the error
 //! names every place that was tried. Sources come from our templates: the headers that they may
 //! include are cuda_fp16.h and cuda_bf16.h.

@@ -1,6 +1,6 @@
 //! The generated kernels of a step, and what they are called with.
 //!
-//! In: a step of a plan that is no library call. Out: the descriptions that `emit::cuda` prints, in the order in which they
+//! In: a step of a plan that is no library call. Out: the descriptions that `hypatia-templates` prints, in the order in which they
 //! are launched, and the values of their sizes and strides. Holds always: equal work gives equal descriptions, whatever the step is called, so that it is
 //! printed and compiled once; an argument is named as in the source.
 

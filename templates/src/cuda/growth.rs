@@ -3,7 +3,7 @@
 //! In: a template's text. Out: the text that is filled in, with the same lines. Holds always: a template's values grow in one
 //! way only, by `cat(...)`, which counts what it makes. minijinja bounds steps, not bytes, and thirty steps that each double
 //! a text make a gigabyte. So `~` is refused, `+` and `*` are rewritten so that they fail on texts, what captures output is
-//! refused, and only functions and filters that make nothing large are there.
+//! refused, and only functions and filters that make nothing large are there (docs/adr/0016-templates-grow-by-one-function.md).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use minijinja::value::{Rest, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, Value, filters, functions, tests};
 
-use super::template::MAX_SOURCE;
-
+/// Bytes of a source at most, and of the texts that a template makes on the way.
+pub(super) const MAX_SOURCE: usize = 4 << 20;
 /// Values that a template keeps at most.
 const MAX_SETS: usize = 1_000;
 /// Bytes of a text in quotes at most.

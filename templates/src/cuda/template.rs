@@ -11,7 +11,7 @@ use std::io::Write;
 use minijinja::value::Rest;
 use minijinja::{ErrorKind, Value, context};
 
-use super::growth::{self, bounded};
+use super::growth::{self, MAX_SOURCE, bounded};
 use super::pointwise::{declarations, default_type};
 use super::term::{Functions, compute_name, inlining, widen};
 use super::{
@@ -24,8 +24,6 @@ use hypatia_dsl::scalar::{Term, TermNode};
 
 /// Steps of rendering at most.
 const FUEL: u64 = 2_000_000;
-/// Bytes of a source at most.
-pub(super) const MAX_SOURCE: usize = 4 << 20;
 
 /// What every template may use, beside its tuning parameters and the attributes of its op.
 const VARIABLES: &[&str] =

@@ -16,7 +16,7 @@ use hypatia_dsl::scalar::{Term, TermNode};
 use hypatia_dsl::shape::Dim;
 use hypatia_dsl::typing::{Bindings, Facts, NoFacts, TensorType, eval, eval_guard};
 
-use super::{check_tuning, describe, op};
+use super::{check_tuning, epilogue, op};
 
 /// Combinations of tuning parameters that are generated at most; with more, the first choice of each alone.
 const MAX_CHOICES: usize = 16;
@@ -124,13 +124,13 @@ pub(super) fn sample(
         term.roots.push(root);
         term
     };
-    let Some(epilogue) = describe::gemm_epilogue(program, kernel) else {
+    let Some(pattern) = epilogue::gemm_epilogue(program, kernel) else {
         return of_op(program, kernel, name, dtype, tune);
     };
-    let (term, inputs) = match epilogue {
+    let (term, inputs) = match pattern {
         Pat::Any => (plain(), Vec::new()),
         Pat::Var(v) if kernel.vars.get(v.index()).is_some_and(|v| v.sort == Sort::Term) => (plain(), Vec::new()),
-        e => describe::epilogue_term(kernel, e)?.unwrap_or_else(|| (plain(), Vec::new())),
+        e => epilogue::epilogue_term(kernel, e)?.unwrap_or_else(|| (plain(), Vec::new())),
     };
     let operands: Vec<Operand> = inputs.into_iter().map(|access| Operand { dtype, access }).collect();
     let acc = if dtype.is_float() { dtype.compute() } else { dtype };
@@ -168,7 +168,7 @@ pub fn of_gemm(
     let (numbers, launch, block) = settings(kernel, tune);
     Ok(Filled {
         name,
-        doc: describe::doc(&format!("kernel `{}`", kernel.name), &kernel.doc, &kernel.origin),
+        doc: epilogue::doc(&format!("kernel `{}`", kernel.name), &kernel.doc, &kernel.origin),
         template: template.clone(),
         inputs: vec![tensor("a", a), tensor("b", b)],
         outputs: vec![tensor("out", out)],
@@ -195,7 +195,7 @@ fn of_op(program: &Program, kernel: &Kernel, name: &str, dtype: DType, tune: &[(
     numbers.extend(attrs);
     Ok(Filled {
         name: format!("{name}_{dtype}"),
-        doc: describe::doc(&format!("kernel `{}`", kernel.name), &kernel.doc, &kernel.origin),
+        doc: epilogue::doc(&format!("kernel `{}`", kernel.name), &kernel.doc, &kernel.origin),
         template: template.clone(),
         inputs,
         outputs: results.iter().enumerate().map(|(i, t)| tensor("out", i, t)).collect(),

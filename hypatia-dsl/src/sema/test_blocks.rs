@@ -119,7 +119,7 @@ fn typed(cx: &mut Cx<'_>, b: &Build, e: &Expr, inputs: &[TestInput]) {
     let infer = super::infer::Infer::new(&cx.s.program, &lookup);
     if let Err(err) = infer.build(b) {
         // The innermost application that fails is the place to look at.
-        let (err, span) = super::check::locate(&infer, &cx.nodes).unwrap_or((err, e.span));
+        let (err, span) = super::instances::locate(&infer, &cx.nodes).unwrap_or((err, e.span));
         let mut d = Diagnostic::error(err.code, err.message, span);
         if let Some(h) = err.hint {
             d = d.hint(h);
