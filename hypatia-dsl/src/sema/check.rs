@@ -12,7 +12,7 @@ use crate::diag::Diagnostic;
 use crate::dtype::{DType, Kind};
 use crate::ir::{
     AExpr, AttrPat, AttrType, AttrValue, Build, BuildArg, BuildNode, DTypePat, Head, NodePat, OpDef, ParamKind, Pat,
-    Program, Rule, Sort, TypePat, VarId,
+    Program, Rule, Sort, VarId,
 };
 use crate::shape::Dim;
 use crate::source::Span;
