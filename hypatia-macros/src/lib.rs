@@ -36,7 +36,7 @@ use syn::{Ident, LitStr, Token, Visibility};
 /// | item | what |
 /// |---|---|
 /// | `program()` | the checked Program: the standard library and this file |
-/// | `rewrites()` | its rules as `egg` rewrites |
+/// | `rewrites()` | its rules, as the optimiser runs them |
 /// | `trait Formulas` | a method of `hypatia::graph::GraphBuilder` for each op and scalar of the file |
 /// | `trait Ops` | the same for `hypatia::Graph`: values, and a `Result` from each method |
 /// | `scalars::f64`, `scalars::f32` | the scalars as native Rust functions |

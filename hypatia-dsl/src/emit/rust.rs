@@ -71,8 +71,8 @@ pub fn source(program: &Program, options: &Options) -> String {
                 .clone()
         }
 
-        /// The rules as `egg` rewrites.
-        pub fn rewrites() -> ::std::vec::Vec<::hypatia::optimize::Rewrite> {
+        /// The rules, as the optimiser runs them.
+        pub fn rewrites() -> ::std::vec::Vec<::hypatia::optimize::CompiledRule> {
             ::hypatia::optimize::rewrites(&program())
         }
 

@@ -5,7 +5,6 @@
 //! guard that was true stays true; constants are merged only with constants of the same bits.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use egg::{DidMerge, Id};
 use hypatia_dsl::builtin::BuiltinOp;
@@ -15,10 +14,8 @@ use hypatia_dsl::scalar;
 use hypatia_dsl::shape::{Dim, Shape, broadcast, product};
 use hypatia_dsl::typing::{self, TensorType};
 use indexmap::IndexSet;
-use rustc_hash::{FxBuildHasher, FxHashMap, FxHashSet};
-use smallvec::SmallVec;
+use rustc_hash::{FxBuildHasher, FxHashMap};
 
-use super::below::BelowAll;
 use super::facts::{self, NumericFacts};
 use super::language::{AttrsId, Discriminant, EGraph, Heads, LeafId, Node, Payload, ShapeId, TypeId};
 use crate::cpu::of_numbers;
@@ -103,36 +100,15 @@ pub struct Leaf {
     pub tensor: Option<Arc<Tensor>>,
 }
 
-/// Limits that hold while rules are applied.
-#[derive(Clone, Debug)]
-pub struct Limits {
-    /// Nodes at most.
-    pub nodes: usize,
-    /// When to stop.
-    pub deadline: Instant,
-}
-
-/// The tables of an e-graph, and what rules ask of its surroundings.
+/// The tables of an e-graph, and the log of its changes.
 pub struct Context {
     /// The program whose ops and scalars the nodes name.
     pub program: Arc<Program>,
     /// Inputs and constants.
     pub leaves: Vec<Leaf>,
-    /// How many distinct consumers a class has in the extracted candidate.
-    pub uses: FxHashMap<Id, u32>,
-    /// The scalar functions of tensors of the extracted candidate, by class.
-    pub pointwise: FxHashMap<Id, Node>,
-    /// The classes of the extracted candidate that may stand inside pointwise work.
-    pub inner: FxHashSet<Id>,
-    /// The limits of the present stage.
-    pub limits: Limits,
-    /// Every class that was made, merged or came to be known better, in order: what a search need not look at again is what
-    /// stands before the end of the last one.
+    /// Every class that was made, merged or came to be known better, in order: what a search need not
+    /// look at again is what stands before the end of the last one. `egg` tells its analysis alone.
     pub touched: Vec<Id>,
-    /// Every class that the candidate came to compute or to use otherwise, in order, likewise.
-    pub reconsidered: Vec<Id>,
-    /// What stands below each class.
-    pub below: BelowAll,
     types: IndexSet<TensorType, FxBuildHasher>,
     shapes: IndexSet<Shape, FxBuildHasher>,
     tuples: Vec<TypeId>,
@@ -173,13 +149,7 @@ impl Context {
             terms: program.ops.iter().map(of_op).collect(),
             program,
             leaves: Vec::new(),
-            uses: FxHashMap::default(),
-            pointwise: FxHashMap::default(),
-            inner: FxHashSet::default(),
             touched: Vec::new(),
-            reconsidered: Vec::new(),
-            below: BelowAll::default(),
-            limits: Limits { nodes: usize::MAX, deadline: Instant::now() + std::time::Duration::from_secs(3600) },
             types: IndexSet::default(),
             shapes: [Shape::new()].into_iter().collect(),
             tuples: Vec::new(),
@@ -254,77 +224,6 @@ impl Context {
             _ => None,
         }
     }
-}
-
-/// Puts what is known of classes of the candidate under the ids that they have now, after merges.
-pub fn refresh_candidate(egraph: &mut EGraph) {
-    let moved = |egraph: &EGraph, id: &Id| egraph.find(*id) != *id;
-    if egraph.analysis.uses.keys().any(|id| moved(egraph, id)) {
-        let mut uses = FxHashMap::default();
-        for (id, n) in std::mem::take(&mut egraph.analysis.uses) {
-            let known = uses.entry(egraph.find(id)).or_insert(n);
-            *known = n.max(*known);
-        }
-        egraph.analysis.uses = uses;
-    }
-    if egraph.analysis.pointwise.keys().any(|id| moved(egraph, id)) {
-        let nodes = std::mem::take(&mut egraph.analysis.pointwise);
-        egraph.analysis.pointwise = nodes.into_iter().map(|(id, n)| (egraph.find(id), n)).collect();
-    }
-    let inner = std::mem::take(&mut egraph.analysis.inner);
-    egraph.analysis.inner = inner.into_iter().map(|id| egraph.find(id)).collect();
-}
-
-/// Puts a new candidate in the place of the last one: how often classes are used in it, and its scalar functions.
-/// `order` has the classes that are needed, children first.
-pub fn set_candidate(context: &mut Context, order: &[Id], uses: FxHashMap<Id, u32>, pointwise: FxHashMap<Id, Node>) {
-    let (old_uses, old_pointwise) = (&context.uses, &context.pointwise);
-    let used = uses.iter().filter(|(id, n)| old_uses.get(id) != Some(n)).map(|(id, _)| *id);
-    let unused = old_uses.keys().filter(|id| !uses.contains_key(id)).copied();
-    let computed = pointwise.iter().filter(|(id, n)| old_pointwise.get(id) != Some(n)).map(|(id, _)| *id);
-    let dropped = old_pointwise.keys().filter(|id| !pointwise.contains_key(id)).copied();
-    let mut changed: Vec<Id> = used.chain(unused).chain(computed).chain(dropped).collect();
-    changed.sort_unstable();
-    changed.dedup();
-    context.reconsidered.extend(changed);
-    context.inner = inner(order, &uses, &pointwise);
-    context.uses = uses;
-    context.pointwise = pointwise;
-}
-
-/// The classes that may stand inside pointwise work: all that comes of them comes through one function further up. That is
-/// the tree of post-dominators (Cooper, Harvey and Kennedy, "A simple, fast dominance algorithm"), of functions alone.
-fn inner(order: &[Id], uses: &FxHashMap<Id, u32>, pointwise: &FxHashMap<Id, Node>) -> FxHashSet<Id> {
-    let mut consumers: FxHashMap<Id, SmallVec<[Id; 4]>> = FxHashMap::default();
-    for (class, node) in pointwise {
-        for child in &node.children {
-            let of_child = consumers.entry(*child).or_default();
-            if !of_child.contains(class) {
-                of_child.push(*class);
-            }
-        }
-    }
-    // By class: the nearest function through which all goes, and how many there are above that.
-    let mut through: FxHashMap<Id, (Id, u32)> = FxHashMap::default();
-    for class in order.iter().rev() {
-        let Some(all) = consumers.get(class).filter(|all| uses.get(class) == Some(&(all.len() as u32))) else {
-            continue;
-        };
-        let depth = |through: &FxHashMap<Id, (Id, u32)>, id: &Id| through.get(id).map_or(0, |(_, depth)| *depth);
-        let common = all[1..].iter().try_fold(all[0], |a, b| {
-            let (mut a, mut b) = (a, *b);
-            while a != b {
-                let lower = if depth(&through, &a) >= depth(&through, &b) { &mut a } else { &mut b };
-                *lower = through.get(lower)?.0;
-            }
-            Some(a)
-        });
-        if let Some(top) = common {
-            let depth = depth(&through, &top) + 1;
-            through.insert(*class, (top, depth));
-        }
-    }
-    through.into_keys().collect()
 }
 
 /// True if the op gives a tuple, whose parts are `Output` nodes.

@@ -3,7 +3,7 @@
 //! In: a match. Out: new nodes, and the classes of the roots merged with them, or the reason why not. Holds
 //! always: nothing is merged unless the rule's claim covers the dtype at hand, every `requires` is known to be
 //! true, every node that is built type-checks, both sides have the same type, and what is computed beforehand keeps its meaning in
-//! its element type (`folded`); the limits of the stage are looked at before every node.
+//! its element type (`folded`); the limit on the e-graph's size is looked at before every node.
 
 use egg::Id;
 use hypatia_dsl::dtype::DType;
@@ -16,6 +16,7 @@ use hypatia_dsl::shape::Dim;
 use hypatia_dsl::typing::{self, Bindings, TensorType};
 
 use super::analysis::{Sort, class_type, conflict, has_several_results, is_term, node_types, rounded_apart, term_kind};
+use super::candidate::Candidate;
 use super::known;
 use super::language::{EGraph, Node, Payload};
 use super::matcher::{Match, MatchFacts, Slot, Step, Target};
@@ -68,8 +69,8 @@ pub fn claimed(rule: &Rule, dtype: DType, policy: Policy) -> bool {
     rule.claims.iter().any(|c| (c.dtypes.is_empty() || c.dtypes.contains(&dtype)) && strongest(&c.class))
 }
 
-/// Works out the `let`s of a match and checks its claims and guards. With `profit` false, `prefer` is not asked.
-pub fn check(egraph: &EGraph, rule: &Rule, m: &mut Match, policy: Policy, profit: bool) -> Result<(), Reject> {
+/// Works out the `let`s of a match and checks its claims and guards.
+pub fn check(egraph: &EGraph, candidate: &Candidate, rule: &Rule, m: &mut Match, policy: Policy) -> Result<(), Reject> {
     for root in &m.roots {
         match egraph[*root].data.sort {
             Sort::Tensor(t) => {
@@ -90,16 +91,16 @@ pub fn check(egraph: &EGraph, rule: &Rule, m: &mut Match, policy: Policy, profit
         }
     }
     for (var, expr) in &rule.lets {
-        let facts = MatchFacts { egraph, slots: &m.slots, device: None };
+        let facts = MatchFacts { egraph, slots: &m.slots, device: None, candidate };
         let value = typing::eval(expr, &m.values, &facts).ok_or(Reject::Let(*var))?;
         m.values.values.insert(*var, value);
     }
-    let facts = MatchFacts { egraph, slots: &m.slots, device: None };
+    let facts = MatchFacts { egraph, slots: &m.slots, device: None, candidate };
     let holds = |g: &AExpr| typing::eval(g, &m.values, &facts) == Some(AttrValue::Bool(true));
     if let Some(i) = rule.requires.iter().position(|g| !holds(g)) {
         return Err(Reject::Requires(i));
     }
-    if profit && let Some(i) = rule.prefer.iter().position(|g| !holds(g)) {
+    if let Some(i) = rule.prefer.iter().position(|g| !holds(g)) {
         return Err(Reject::Prefer(i));
     }
     Ok(())
@@ -107,10 +108,10 @@ pub fn check(egraph: &EGraph, rule: &Rule, m: &mut Match, policy: Policy, profit
 
 /// Makes the sums that a match needs, and puts them where its variables and its root are: after this the match is one of
 /// a left side as it is written. A part of a longer sum gets a value of its own, and the longer sum is also the sum of
-/// that value and the rest.
-pub fn settle(egraph: &mut EGraph, m: &mut Match) -> Result<(), Reject> {
+/// that value and the rest. The e-graph may grow to `limit` nodes.
+pub fn settle(egraph: &mut EGraph, m: &mut Match, limit: usize) -> Result<(), Reject> {
     for pending in std::mem::take(&mut m.pending) {
-        let sum = chain(egraph, pending.head, &pending.parts, None)?;
+        let sum = chain(egraph, pending.head, &pending.parts, None, limit)?;
         match pending.target {
             Target::Variable(v) => {
                 if let Some(slot) = m.slots.get_mut(v.index()) {
@@ -118,7 +119,7 @@ pub fn settle(egraph: &mut EGraph, m: &mut Match) -> Result<(), Reject> {
                 }
             }
             Target::Root { rest, named } => {
-                let whole = chain(egraph, pending.head, &rest, Some(sum))?;
+                let whole = chain(egraph, pending.head, &rest, Some(sum), limit)?;
                 let Some(root) = m.roots.first_mut() else { continue };
                 if let Some(why) = conflict(egraph, whole, *root) {
                     return Err(ill_typed(format!("a sum in another association is of another type: {why}")));
@@ -137,7 +138,7 @@ pub fn settle(egraph: &mut EGraph, m: &mut Match) -> Result<(), Reject> {
 }
 
 /// The sum of these classes, from the left.
-fn chain(egraph: &mut EGraph, head: ScalarId, parts: &[Id], first: Option<Id>) -> Result<Id, Reject> {
+fn chain(egraph: &mut EGraph, head: ScalarId, parts: &[Id], first: Option<Id>, limit: usize) -> Result<Id, Reject> {
     let mut sum = first;
     for part in parts {
         let part = egraph.find(*part);
@@ -145,19 +146,19 @@ fn chain(egraph: &mut EGraph, head: ScalarId, parts: &[Id], first: Option<Id>) -
             None => part,
             Some(sum) => {
                 let sum = egraph.find(sum);
-                add_checked(egraph, Node::new(Payload::Scalar(head), [sum, part]))?
+                add_checked(egraph, Node::new(Payload::Scalar(head), [sum, part]), limit)?
             }
         });
     }
     sum.ok_or_else(|| ill_typed("a sum has no terms"))
 }
 
-/// Adds a node that type-checks, within the limits.
-fn add_checked(egraph: &mut EGraph, node: Node) -> Result<Id, Reject> {
+/// Adds a node that type-checks, within the limit.
+fn add_checked(egraph: &mut EGraph, node: Node, limit: usize) -> Result<Id, Reject> {
     if let Some(id) = egraph.lookup(node.clone()) {
         return Ok(id);
     }
-    if egraph.total_size() >= egraph.analysis.limits.nodes {
+    if egraph.total_size() >= limit {
         return Err(Reject::Budget);
     }
     let checked = match node.payload {
@@ -169,12 +170,12 @@ fn add_checked(egraph: &mut EGraph, node: Node) -> Result<Id, Reject> {
     Ok(egraph.add(node))
 }
 
-/// Builds the right side of a checked match and merges it with the left.
-pub fn apply(egraph: &mut EGraph, rule: &Rule, terms: bool, m: &Match) -> Result<Applied, Reject> {
+/// Builds the right side of a checked match and merges it with the left. The e-graph may grow to `limit` nodes.
+pub fn apply(egraph: &mut EGraph, rule: &Rule, terms: bool, m: &Match, limit: usize) -> Result<Applied, Reject> {
     let mut ids = Vec::with_capacity(rule.rhs.len());
     let mut built = Vec::new();
     for (build, root) in rule.rhs.iter().zip(&m.roots) {
-        let mut builder = Builder { rule: Some(rule), ..Builder::new(egraph, m, *root, 0) };
+        let mut builder = Builder { rule: Some(rule), ..Builder::new(egraph, m, *root, limit) };
         let id = if terms { builder.term(build)? } else { builder.root(build)? };
         built.extend(builder.last);
         ids.push(id);
@@ -202,6 +203,8 @@ struct Builder<'a> {
     items: Vec<(VarId, Id)>,
     /// Bodies of ops that are being unfolded.
     depth: usize,
+    /// Nodes of the e-graph at most.
+    limit: usize,
     /// The node that was added last.
     last: Option<Node>,
     /// What the terms of the op that is being built read other than by broadcasting.
@@ -237,13 +240,14 @@ fn ill_typed(message: impl Into<String>) -> Reject {
 }
 
 impl<'a> Builder<'a> {
-    fn new(egraph: &'a mut EGraph, m: &'a Match, replaced: Id, depth: usize) -> Builder<'a> {
+    fn new(egraph: &'a mut EGraph, m: &'a Match, replaced: Id, limit: usize) -> Builder<'a> {
         Builder {
             egraph,
             m,
             replaced,
             items: Vec::new(),
-            depth,
+            depth: 0,
+            limit,
             last: None,
             views: Vec::new(),
             rule: None,
@@ -253,12 +257,10 @@ impl<'a> Builder<'a> {
     }
 
     fn eval(&self, expr: &AExpr) -> Option<AttrValue> {
+        let (egraph, candidate) = (&*self.egraph, Candidate::none());
         if self.items.is_empty() {
-            return typing::eval(
-                expr,
-                &self.m.values,
-                &MatchFacts { egraph: self.egraph, slots: &self.m.slots, device: None },
-            );
+            let facts = MatchFacts { egraph, slots: &self.m.slots, device: None, candidate };
+            return typing::eval(expr, &self.m.values, &facts);
         }
         let mut slots = self.m.slots.clone();
         for (v, id) in &self.items {
@@ -266,7 +268,7 @@ impl<'a> Builder<'a> {
                 *slot = Slot::Class(*id);
             }
         }
-        typing::eval(expr, &self.m.values, &MatchFacts { egraph: self.egraph, slots: &slots, device: None })
+        typing::eval(expr, &self.m.values, &MatchFacts { egraph, slots: &slots, device: None, candidate })
     }
 
     fn truth(&self, guard: &AExpr) -> Result<bool, Reject> {
@@ -309,7 +311,7 @@ impl<'a> Builder<'a> {
     /// Adds a node whose type is known to be right, within the limits.
     fn add(&mut self, node: Node) -> Built {
         self.last = Some(node.clone());
-        add_checked(self.egraph, node)
+        add_checked(self.egraph, node, self.limit)
     }
 
     /// The number of an expression. What is computed from constants must keep its digits in that type.
@@ -590,7 +592,8 @@ impl<'a> Builder<'a> {
             }
         }
         let hint = children.iter().find_map(|c| class_type(self.egraph, *c)).map(|t| t.dtype);
-        let mut inner = Builder::new(self.egraph, &m, self.replaced, self.depth + 1);
+        let depth = self.depth + 1;
+        let mut inner = Builder { depth, ..Builder::new(self.egraph, &m, self.replaced, self.limit) };
         let id = inner.tensor(body, hint)?;
         self.last = inner.last;
         Ok(id)

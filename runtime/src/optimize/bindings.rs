@@ -13,6 +13,7 @@ use hypatia_dsl::typing::{Bindings, Facts, TensorType};
 use rustc_hash::FxHasher;
 
 use super::analysis::{Sort, class_type};
+use super::candidate::Candidate;
 use super::language::{EGraph, Node, Payload};
 use super::matcher::{Pending, Region, Target};
 use crate::device::Device;
@@ -111,6 +112,8 @@ pub struct MatchFacts<'a> {
     pub slots: &'a [Slot],
     /// The device, where one is asked about.
     pub device: Option<&'a Device>,
+    /// The candidate, by which uses are counted.
+    pub candidate: &'a Candidate,
 }
 
 impl Facts for MatchFacts<'_> {
@@ -125,7 +128,10 @@ impl Facts for MatchFacts<'_> {
             Slot::Absent if fact == Fact::Present => return Some(AttrValue::Bool(false)),
             _ => return None,
         };
-        class_fact(self.egraph, fact, id)
+        match fact {
+            Fact::Uses => self.candidate.uses(self.egraph.find(id)).map(|n| AttrValue::Dim(Dim::from(i64::from(n)))),
+            _ => class_fact(self.egraph, fact, id),
+        }
     }
 
     fn same_accumulator(&self, t: VarId, a: VarId, b: VarId) -> Option<bool> {
@@ -152,7 +158,7 @@ impl Facts for MatchFacts<'_> {
     }
 }
 
-/// A fact of a class; `None` where it is not known. What is not known to be true of every element is unknown
+/// A fact of a class that every candidate shares; `None` where it is not known. What is not known to be true of every element is unknown
 /// rather than false: facts grow.
 pub fn class_fact(egraph: &EGraph, fact: Fact, id: Id) -> Option<AttrValue> {
     let data = &egraph[id].data;
@@ -165,10 +171,6 @@ pub fn class_fact(egraph: &EGraph, fact: Fact, id: Id) -> Option<AttrValue> {
         Fact::Positive => return truth(data.facts.positive),
         Fact::Finite => return truth(data.facts.finite),
         Fact::Present => return Some(AttrValue::Bool(data.sort != Sort::Absent)),
-        Fact::Uses => {
-            let uses = egraph.analysis.uses.get(&egraph.find(id))?;
-            return Some(AttrValue::Dim(Dim::from(i64::from(*uses))));
-        }
         _ => {}
     }
     match data.sort {

@@ -22,6 +22,7 @@ use smallvec::SmallVec;
 
 use super::Options;
 use super::analysis::{Data, Sort, class_type};
+use super::candidate::Candidate;
 use super::language::{EGraph, Node, Payload};
 use super::matcher::prepare::Prepared;
 use super::matcher::{MatchFacts, Slot, match_term};
@@ -246,7 +247,8 @@ impl CostModel {
                     }
                     matches!(pat, Pat::Optional(_)) || absent == (*pat == Pat::Absent)
                 });
-                let facts = MatchFacts { egraph, slots: &slots, device: Some(&self.device) };
+                let facts =
+                    MatchFacts { egraph, slots: &slots, device: Some(&self.device), candidate: Candidate::none() };
                 let denied = |g: &AExpr| typing::eval(g, &Bindings::default(), &facts) == Some(AttrValue::Bool(false));
                 fits && !kernel.requires.iter().any(denied)
             })
@@ -287,7 +289,12 @@ impl CostModel {
             let Some(term_pat) = term_pat else { return false };
             match_term(egraph, (rule, prepared), term_pat, egraph.find(term), class, &slots, KERNEL_STEPS).iter().any(
                 |m| {
-                    let facts = MatchFacts { egraph, slots: &m.slots, device: Some(&self.device) };
+                    let facts = MatchFacts {
+                        egraph,
+                        slots: &m.slots,
+                        device: Some(&self.device),
+                        candidate: Candidate::none(),
+                    };
                     kernel.requires.iter().all(|g| typing::eval(g, &m.values, &facts) != Some(AttrValue::Bool(false)))
                 },
             )

@@ -19,7 +19,7 @@ use super::Options;
 use super::analysis::{Sort, class_type};
 use super::apply::{Policy, Reject, apply, check, settle};
 use super::language::{EGraph, Payload};
-use super::matcher::{Match, MatchFacts, Miss, MissReason, Probe, View, search};
+use super::matcher::{Match, MatchFacts, Miss, MissReason, Probe, search};
 use super::report::WRITTEN;
 use super::rewrites::{CompiledRule, SEARCH_LIMITS, Selection, compile};
 use super::session::Session;
@@ -345,15 +345,8 @@ impl Asker<'_, '_> {
         let rule = compiled.rule();
         let what = compiled.searchable();
         let mut probe = Probe { only, best: None };
-        let found = search(
-            &View::of(self.session.egraph()),
-            &what,
-            &FxHashSet::default(),
-            0,
-            SEARCH_LIMITS,
-            None,
-            Some(&mut probe),
-        );
+        let found =
+            search(&self.session.view(), &what, &FxHashSet::default(), 0, SEARCH_LIMITS, None, Some(&mut probe));
         let mut best: Option<(Rank, WhyNot)> = None;
         let mut costed = 0;
         for m in found.matches {
@@ -384,14 +377,13 @@ impl Asker<'_, '_> {
         let rule = compiled.rule();
         if !m.pending.is_empty() {
             let egraph = &mut self.session.entered.egraph;
-            egraph.analysis.limits.nodes = usize::MAX;
-            let settled = settle(egraph, &mut m);
+            let settled = settle(egraph, &mut m, usize::MAX);
             egraph.rebuild();
             if let Err(reject) = settled {
                 return self.rejected(rule, &m, &reject);
             }
         }
-        if let Err(reject) = check(self.session.egraph(), rule, &mut m, self.policy, true) {
+        if let Err(reject) = check(self.session.egraph(), &self.session.search.candidate, rule, &mut m, self.policy) {
             return self.rejected(rule, &m, &reject);
         }
         let root = m.roots[0];
@@ -399,8 +391,7 @@ impl Asker<'_, '_> {
         let instead = self.fired_at(root, rule);
         let applied = {
             let egraph = &mut self.session.entered.egraph;
-            egraph.analysis.limits.nodes = usize::MAX;
-            let applied = apply(egraph, rule, compiled.terms, &m);
+            let applied = apply(egraph, rule, compiled.terms, &m, usize::MAX);
             egraph.rebuild();
             applied
         };
@@ -420,9 +411,15 @@ impl Asker<'_, '_> {
         }
     }
 
+    /// Facts of what a match binds.
+    fn facts<'m>(&'m self, m: &'m Match) -> MatchFacts<'m> {
+        let candidate = &self.session.search.candidate;
+        MatchFacts { egraph: self.session.egraph(), slots: &m.slots, device: None, candidate }
+    }
+
     fn rejected(&self, rule: &Rule, m: &Match, reject: &Reject) -> (Rank, Verdict) {
         let guard = |clause: &str, guard: &AExpr| {
-            let facts = MatchFacts { egraph: self.session.egraph(), slots: &m.slots, device: None };
+            let facts = self.facts(m);
             let part = failing(guard, &|e| typing::eval(e, &m.values, &facts));
             let values = self.values(rule, m, part);
             Verdict::Guard { clause: clause.to_string(), guard: show_expr(&rule.vars, part), values }
@@ -457,14 +454,13 @@ impl Asker<'_, '_> {
 
     /// The values that a guard saw, one line each.
     fn values(&self, rule: &Rule, m: &Match, guard: &AExpr) -> Vec<String> {
-        let egraph = self.session.egraph();
         let var = |v: VarId| rule.vars.get(v.index()).map_or("?", |v| v.name.as_str());
         let mut out: Vec<String> = Vec::new();
         let mut leaves = Vec::new();
         collect(guard, &mut leaves);
         for leaf in leaves {
             let shown = show_expr(&rule.vars, leaf);
-            let facts = MatchFacts { egraph, slots: &m.slots, device: None };
+            let facts = self.facts(m);
             let value = typing::eval(leaf, &m.values, &facts);
             let value = value.map_or("is not known".to_string(), |v| format!("is {}", show_value(&v)));
             let value = match leaf {

@@ -380,6 +380,11 @@ impl<'r, 'e> Matcher<'r, 'e, '_> {
         flow
     }
 
+    /// Facts of what is bound so far.
+    fn facts(&self) -> MatchFacts<'_> {
+        MatchFacts { egraph: self.egraph, slots: &self.slots, device: None, candidate: self.egraph.candidate() }
+    }
+
     /// The type of a tensor class.
     fn type_of(&self, class: Id) -> Option<&'e TensorType> {
         self.egraph.analysis.data_type(&self.egraph[class].data)
@@ -432,8 +437,7 @@ impl<'r, 'e> Matcher<'r, 'e, '_> {
         }
         for at in 0..self.deferred.len() {
             let (want, attribute) = self.deferred[at];
-            let facts = MatchFacts { egraph: self.egraph, slots: &self.slots, device: None };
-            let want = typing::eval(want, &self.values, &facts);
+            let want = typing::eval(want, &self.values, &self.facts());
             if want.and_then(|w| attribute.equals(&w)) != Some(true) {
                 return self.missed(attribute);
             }
@@ -621,7 +625,7 @@ impl<'r, 'e> Matcher<'r, 'e, '_> {
             Some(early) if !early.is_empty() && self.probe.is_none() => early,
             _ => return true,
         };
-        let facts = MatchFacts { egraph: self.egraph, slots: &self.slots, device: None };
+        let facts = self.facts();
         let nothing = Bindings::default();
         early.iter().all(|g| typing::eval(g, &nothing, &facts) == Some(AttrValue::Bool(true)))
     }
@@ -633,7 +637,7 @@ impl<'r, 'e> Matcher<'r, 'e, '_> {
         if late.is_empty() || !self.pending.is_empty() || self.probe.is_some() {
             return true;
         }
-        let facts = MatchFacts { egraph: self.egraph, slots: &self.slots, device: None };
+        let facts = self.facts();
         let nothing = Bindings::default();
         late.iter().all(|g| typing::eval(g, &nothing, &facts) == Some(AttrValue::Bool(true)))
     }

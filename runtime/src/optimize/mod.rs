@@ -6,10 +6,12 @@
 //! rulesets run again until nothing changes. Holds always: the result passes `Graph::validate`, has the inputs and
 //! outputs of the given graph, and does not cost more.
 
+mod adapter;
 pub mod analysis;
 pub mod apply;
 pub mod below;
 pub mod bindings;
+pub mod candidate;
 pub mod cost;
 pub mod explain;
 pub mod extract;
@@ -30,7 +32,7 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 pub use report::{Firing, Report, Stage, Stop, Summary};
-pub use rewrites::rewrites;
+pub use rewrites::{CompiledRule, rewrites};
 
 use hypatia_dsl::ir::{Program, Rule};
 
@@ -39,7 +41,7 @@ use crate::error::Result;
 use crate::graph::{Graph, export};
 use crate::plan::Launches;
 
-/// A rule as an `egg` rewrite.
+/// A rule behind `egg`'s traits: `Rewrite::from(rule)` runs under `egg`'s own `Runner`.
 pub type Rewrite = egg::Rewrite<language::Node, analysis::Context>;
 
 /// Settings of the optimiser.

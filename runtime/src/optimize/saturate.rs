@@ -10,13 +10,11 @@ use std::time::{Duration, Instant};
 use egg::Id;
 use hypatia_dsl::ir::{RuleId, RuleSetDef};
 
-use super::analysis::refresh_candidate;
 use super::apply::Reject;
-use super::below;
 use super::language::{EGraph, Node};
 use super::matcher::{Changes, Match, SearchLimits, View};
 use super::report::Stop;
-use super::rewrites::{CompiledRule, SEARCH_LIMITS};
+use super::rewrites::{CompiledRule, SEARCH_LIMITS, SearchState};
 
 /// Bytes that a node of the e-graph takes, with its class, its entries in the tables, and the memory of matches.
 const BYTES_PER_NODE: usize = 600;
@@ -144,12 +142,11 @@ pub fn run(
     egraph: &mut EGraph,
     rules: &[&CompiledRule],
     budget: &Budget,
+    search: &mut SearchState,
     seen: &mut Seen,
     traces: &mut Vec<Trace>,
     rejections: &mut Rejections,
 ) -> Ran {
-    egraph.analysis.limits.nodes = budget.node_limit();
-    egraph.analysis.limits.deadline = budget.deadline;
     let mut ran = Ran { iterations: 0, fired: 0, stop: Stop::Saturated, steps: 0 };
     let (mut idle, mut rebuilt) = (0, 0);
     let (steps, whole): (Vec<&CompiledRule>, Vec<&CompiledRule>) = rules.iter().partition(|r| !r.prepared().any_work);
@@ -161,10 +158,10 @@ pub fn run(
         }
         ran.iterations += 1;
         rebuilt += egraph.total_size();
-        below::refresh(egraph);
-        let log = (egraph.analysis.touched.len(), egraph.analysis.reconsidered.len());
+        search.below.refresh(egraph);
+        let log = (egraph.analysis.touched.len(), search.candidate.reconsidered().len());
         let (now, seen_now) = if of_work { (&whole, &mut seen.whole) } else { (&steps, &mut seen.steps) };
-        let Searched { found, capped, mut stop, steps } = search_all(egraph, now, budget, *seen_now, ran.steps);
+        let Searched { found, capped, mut stop, steps } = search_all(egraph, now, budget, search, *seen_now, ran.steps);
         ran.steps += steps;
         // What was searched whole need not be searched again.
         *seen_now = (!capped && stop.is_none()).then_some(log);
@@ -174,7 +171,7 @@ pub fn run(
                 stop = stop.or(Some(Stop::Time));
                 break;
             }
-            match rule.apply(egraph, m) {
+            match rule.apply(egraph, search, m, budget.node_limit()) {
                 Ok(applied) if applied.changed => {
                     changed += 1;
                     if traces.len() < MAX_TRACES {
@@ -199,7 +196,7 @@ pub fn run(
             egraph.rebuild();
         }
         if changed > 0 {
-            refresh_candidate(egraph);
+            search.candidate.refresh(egraph);
         }
         ran.fired += changed;
         if let Some(stop) = stop {
@@ -267,6 +264,7 @@ fn search_all<'r>(
     egraph: &EGraph,
     rules: &[&'r CompiledRule],
     budget: &Budget,
+    search: &mut SearchState,
     seen: Option<(usize, usize)>,
     steps: usize,
 ) -> Searched<'r> {
@@ -274,7 +272,8 @@ fn search_all<'r>(
     // Each match is held in memory until it is applied.
     let limits = SearchLimits { matches: SEARCH_LIMITS.matches.min(budget.node_limit().max(1)), ..SEARCH_LIMITS };
     let depth = rules.iter().map(|r| r.prepared().depth).max().unwrap_or(0);
-    let view = View::of(egraph);
+    let SearchState { candidate, below, progress } = search;
+    let view = View::of(egraph, candidate, below);
     let changes = seen.map(|from| Changes::since(&view, from, depth));
     for rule in rules {
         if steps + out.steps > budget.steps {
@@ -285,7 +284,7 @@ fn search_all<'r>(
         if out.stop.is_some() {
             break;
         }
-        let found = rule.find(&view, limits, changes.as_ref());
+        let found = rule.find(&view, progress.entry(rule.key()).or_default(), limits, changes.as_ref());
         out.capped |= found.capped;
         out.steps += found.steps;
         out.found.extend(found.matches.into_iter().map(|m| (*rule, m)));

@@ -8,14 +8,15 @@ use egg::{Id, Language};
 use hypatia_dsl::ir::{Build, BuildNode, Head, ParamKind, Program, Rule, RuleId, RuleSetId};
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::analysis::{Sort, set_candidate};
+use super::analysis::Sort;
 use super::cost::{Cost, CostModel};
 use super::extract::{extract, refine};
 use super::language::{Discriminant, EGraph, Node, Payload};
 use super::lower::{Entered, Leaver, enter};
+use super::matcher::View;
 use super::problem::{Choice, Problem};
 use super::report::{Firing, Report, Stage, Summary};
-use super::rewrites::{CompiledRule, Selection, compile, oversized};
+use super::rewrites::{CompiledRule, SearchState, Selection, compile, oversized};
 use super::saturate::{Budget, Rejections, Seen, Trace, run};
 use super::{Optimized, Options};
 use crate::error::{Error, Result};
@@ -48,6 +49,8 @@ pub struct Session<'a> {
     model: CostModel,
     /// The rules that may fire.
     pub rules: Vec<CompiledRule>,
+    /// What searches remember and ask.
+    pub search: SearchState,
     /// The present candidate.
     pub best: Candidates,
     /// The chosen node of each class of the graph as given.
@@ -92,6 +95,7 @@ impl<'a> Session<'a> {
             program,
             model,
             rules,
+            search: SearchState::default(),
             best: Candidates::default(),
             given,
             before: Summary::default(),
@@ -114,6 +118,11 @@ impl<'a> Session<'a> {
     /// The e-graph.
     pub fn egraph(&self) -> &EGraph {
         &self.entered.egraph
+    }
+
+    /// The e-graph as searches see it.
+    pub fn view(&self) -> View<'_> {
+        View::of(&self.entered.egraph, &self.search.candidate, &self.search.below)
     }
 
     /// Runs all stages until a round changes nothing.
@@ -160,7 +169,8 @@ impl<'a> Session<'a> {
         let budget = Budget::of(ruleset, self.graph.nodes.len(), present, self.added[id.index()], all);
         let seen = &mut self.seen[id.index()];
         let traced = self.traces.len();
-        let ran = run(&mut self.entered.egraph, &rules, &budget, seen, &mut self.traces, &mut self.rejections);
+        let search = &mut self.search;
+        let ran = run(&mut self.entered.egraph, &rules, &budget, search, seen, &mut self.traces, &mut self.rejections);
         all.steps = all.steps.saturating_sub(ran.steps);
         self.added[id.index()] += self.entered.egraph.total_size().saturating_sub(present);
         self.stages.push(Stage {
@@ -230,7 +240,7 @@ impl<'a> Session<'a> {
         }
         let scalars = self.best.chosen.iter().filter(|(_, n)| matches!(n.payload, Payload::Scalar(_)));
         let pointwise = scalars.map(|(c, n)| (*c, n.clone())).collect();
-        set_candidate(&mut self.entered.egraph.analysis, &self.best.order, uses, pointwise);
+        self.search.candidate.replace(&self.best.order, uses, pointwise);
     }
 
     /// The chosen graph and the report.

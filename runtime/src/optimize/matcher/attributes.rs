@@ -110,8 +110,7 @@ impl<'r, 'e> Matcher<'r, 'e, '_> {
                 }
             },
             AttrPat::Is(want) => {
-                let facts = MatchFacts { egraph: self.egraph, slots: &self.slots, device: None };
-                match typing::eval(want, &self.values, &facts) {
+                match typing::eval(want, &self.values, &self.facts()) {
                     Some(w) if attribute.equals(&w) == Some(true) => self.advance(next),
                     Some(_) => self.missed(attribute),
                     // It may use what is bound further on.

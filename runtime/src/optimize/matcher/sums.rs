@@ -369,16 +369,17 @@ impl<'r, 'e> Matcher<'r, 'e, '_> {
 
     /// Whether looking into a class doubles no work: the present candidate needs it for one value only.
     fn used_once(&self, class: Id) -> bool {
-        let uses = &self.egraph.analysis.uses;
-        if uses.is_empty() { self.egraph[class].parents().len() <= 1 } else { uses.get(&class) == Some(&1) }
+        let candidate = self.egraph.candidate();
+        if candidate.is_none() { self.egraph[class].parents().len() <= 1 } else { candidate.uses(class) == Some(1) }
     }
 
     /// Whether the present candidate computes the class so. Where there is none yet, any node will do.
     fn is_present(&self, class: Id, node: &Node) -> bool {
-        if self.egraph.analysis.uses.is_empty() {
+        let candidate = self.egraph.candidate();
+        if candidate.is_none() {
             return true;
         }
-        self.egraph.analysis.pointwise.get(&class).is_some_and(|n| {
+        candidate.pointwise(class).is_some_and(|n| {
             n.payload == node.payload
                 && n.children.len() == node.children.len()
                 && n.children.iter().zip(&node.children).all(|(a, b)| self.egraph.find(*a) == self.egraph.find(*b))

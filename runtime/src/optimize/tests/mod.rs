@@ -1,6 +1,7 @@
 //! Laws of the optimiser, on graphs built in code.
 #![allow(clippy::unwrap_used)]
 
+mod adapter;
 mod handmade;
 mod laws;
 mod library;
