@@ -73,8 +73,7 @@ impl Graph {
             }
             NodeKind::Op { op, attrs, term } => {
                 let (normal, types) = self.type_op(*op, &node.operands, attrs, term.as_ref())?;
-                // NaN attributes compare unequal to themselves: compare the text.
-                if format!("{normal:?}") != format!("{attrs:?}") {
+                if normal != *attrs {
                     return Err(Error::Internal("its attributes are not in normal form".into()));
                 }
                 types

@@ -14,7 +14,7 @@ use hypatia_dsl::scalar;
 use hypatia_dsl::shape::{Dim, Shape, broadcast, product};
 use hypatia_dsl::typing::{self, TensorType};
 use indexmap::IndexSet;
-use rustc_hash::{FxBuildHasher, FxHashMap};
+use rustc_hash::FxBuildHasher;
 
 use super::facts::{self, NumericFacts};
 use super::language::{AttrsId, Discriminant, EGraph, Heads, LeafId, Node, Payload, ShapeId, TypeId};
@@ -112,32 +112,9 @@ pub struct Context {
     types: IndexSet<TensorType, FxBuildHasher>,
     shapes: IndexSet<Shape, FxBuildHasher>,
     tuples: Vec<TypeId>,
-    attrs: Vec<Vec<AttrValue>>,
-    attr_ids: FxHashMap<Vec<AttrKey>, AttrsId>,
+    attrs: IndexSet<Vec<AttrValue>, FxBuildHasher>,
     /// By op: a bit for each of its first operands that is a term.
     terms: Vec<u64>,
-}
-
-/// An attribute value as it is compared: numbers by their bits.
-#[derive(Clone, PartialEq, Eq, Hash)]
-enum AttrKey {
-    Dim(Dim),
-    Float(u64),
-    Bool(bool),
-    DType(DType),
-    Str(String),
-    List(Vec<AttrKey>),
-}
-
-fn attr_key(v: &AttrValue) -> AttrKey {
-    match v {
-        AttrValue::Dim(d) => AttrKey::Dim(d.clone()),
-        AttrValue::Float(f) => AttrKey::Float(f.to_bits()),
-        AttrValue::Bool(b) => AttrKey::Bool(*b),
-        AttrValue::DType(d) => AttrKey::DType(*d),
-        AttrValue::Str(s) => AttrKey::Str(s.clone()),
-        AttrValue::List(l) => AttrKey::List(l.iter().map(attr_key).collect()),
-    }
 }
 
 impl Context {
@@ -153,8 +130,7 @@ impl Context {
             types: IndexSet::default(),
             shapes: [Shape::new()].into_iter().collect(),
             tuples: Vec::new(),
-            attrs: Vec::new(),
-            attr_ids: FxHashMap::default(),
+            attrs: IndexSet::default(),
         }
     }
 
@@ -193,13 +169,7 @@ impl Context {
 
     /// The id of a list of attributes.
     pub fn attrs_id(&mut self, attrs: Vec<AttrValue>) -> AttrsId {
-        let key: Vec<AttrKey> = attrs.iter().map(attr_key).collect();
-        let next = AttrsId(self.attrs.len() as u32);
-        let id = *self.attr_ids.entry(key).or_insert(next);
-        if id == next {
-            self.attrs.push(attrs);
-        }
-        id
+        AttrsId(self.attrs.insert_full(attrs).0 as u32)
     }
 
     /// The attributes of that id.

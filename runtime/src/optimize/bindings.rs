@@ -75,7 +75,7 @@ impl Match {
         values.sort_by_key(|(v, _)| **v);
         for (var, value) in values {
             var.hash(&mut h);
-            hash_attr(value, &mut h);
+            value.hash(&mut h);
         }
         for p in &self.pending {
             p.head.hash(&mut h);
@@ -85,22 +85,6 @@ impl Match {
             }
         }
         h.finish()
-    }
-}
-
-/// Numbers by their bits.
-fn hash_attr(value: &AttrValue, h: &mut FxHasher) {
-    std::mem::discriminant(value).hash(h);
-    match value {
-        AttrValue::Dim(d) => d.hash(h),
-        AttrValue::Float(f) => f.to_bits().hash(h),
-        AttrValue::Bool(b) => b.hash(h),
-        AttrValue::DType(d) => d.hash(h),
-        AttrValue::Str(s) => s.hash(h),
-        AttrValue::List(l) => {
-            l.len().hash(h);
-            l.iter().for_each(|v| hash_attr(v, h));
-        }
     }
 }
 

@@ -7,7 +7,9 @@
 
 use std::collections::HashMap;
 
-use hypatia_dsl::ir::Backend;
+use hypatia_dsl::ir::{AttrValue, Backend, OpId};
+use hypatia_dsl::scalar::Term;
+use hypatia_dsl::typing::TensorType;
 
 use super::kernels::{called, declares, is_callable};
 use crate::device::Device;
@@ -26,14 +28,14 @@ pub(super) fn expand(graph: &Graph, device: &Device) -> Result<Graph> {
         return Ok(graph.clone());
     }
     let mut out = Graph::new(graph.program.clone());
-    let mut parts: HashMap<String, Graph> = HashMap::new();
+    let mut parts: HashMap<Key, Graph> = HashMap::new();
     let mut map: Vec<Vec<Value>> = Vec::with_capacity(graph.nodes.len());
     for (node, composed) in graph.nodes.iter().zip(composed) {
         let operands: Vec<Option<Value>> =
             node.operands.iter().map(|v| v.map(|v| map[v.node.index()][v.output as usize])).collect();
         let start = out.nodes.len();
         let results = if composed {
-            let key = key(graph, node);
+            let key = key(graph, node)?;
             let part = match parts.remove(&key) {
                 Some(part) => part,
                 None => optimized(graph, node, device)?,
@@ -57,10 +59,15 @@ pub(super) fn expand(graph: &Graph, device: &Device) -> Result<Graph> {
     Ok(out)
 }
 
-/// What the optimised body depends on.
-fn key(graph: &Graph, node: &Node) -> String {
-    let types: Vec<_> = node.operands.iter().map(|v| v.map(|v| graph.ty(v))).collect();
-    format!("{:?} {types:?}", node.kind)
+/// What the optimised body depends on: the op, its attributes, its term, the types of its operands.
+type Key = (OpId, Vec<AttrValue>, Option<Term>, Vec<Option<TensorType>>);
+
+fn key(graph: &Graph, node: &Node) -> Result<Key> {
+    let NodeKind::Op { op, attrs, term } = &node.kind else {
+        return Err(Error::Internal("a kernel for something that is no op".into()));
+    };
+    let types = node.operands.iter().map(|v| v.map(|v| graph.ty(v).clone())).collect();
+    Ok((*op, attrs.clone(), term.clone(), types))
 }
 
 /// The op alone, its operands as inputs, optimised.

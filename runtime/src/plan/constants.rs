@@ -8,6 +8,10 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use hypatia_dsl::ir::{AttrValue, OpId, ScalarId};
+use hypatia_dsl::scalar::Term;
+use hypatia_dsl::typing::TensorType;
+
 use super::prepare::{constants, is_pointwise, is_view};
 use super::{Options, Plan};
 use crate::cpu::Executor;
@@ -27,11 +31,24 @@ pub struct Constants {
     weights: Vec<Arc<Tensor>>,
 }
 
-/// An expression: an op in words, and the results of other expressions that it reads.
+/// An expression: what it applies, and the results of other expressions that it reads.
 #[derive(PartialEq, Eq, Hash)]
 struct Key {
-    head: String,
+    head: Head,
+    types: Vec<TensorType>,
+    /// It is rounded with others, in one launch.
+    wider: bool,
     operands: Vec<Option<(usize, u32)>>,
+}
+
+/// What an expression applies.
+#[derive(PartialEq, Eq, Hash)]
+enum Head {
+    /// A weight, by its address.
+    Weight(usize),
+    Op(OpId, Vec<AttrValue>, Option<Term>),
+    Scalar(ScalarId),
+    Input(String),
 }
 
 impl Constants {
@@ -71,16 +88,15 @@ impl Constants {
                 ids.push(None);
                 continue;
             }
-            let types: Vec<String> = node.results.iter().map(|t| t.to_string()).collect();
             let head = match &node.kind {
-                NodeKind::Const(t) => format!("weight {:p}", Arc::as_ptr(t)),
-                kind => {
-                    let wider = cluster && computes_wider(graph, node);
-                    format!("{kind:?} {}{}", types.join(", "), if wider { " clustered" } else { "" })
-                }
+                NodeKind::Const(t) => Head::Weight(Arc::as_ptr(t) as usize),
+                NodeKind::Input { name } => Head::Input(name.clone()),
+                NodeKind::Op { op, attrs, term } => Head::Op(*op, attrs.clone(), term.clone()),
+                NodeKind::Scalar(s) => Head::Scalar(*s),
             };
             let operands = node.operands.iter().map(|v| v.and_then(|v| Some((ids[v.node.index()]?, v.output))));
-            let key = Key { head, operands: operands.collect() };
+            let wider = cluster && computes_wider(graph, node);
+            let key = Key { head, types: node.results.clone(), wider, operands: operands.collect() };
             let next = self.ids.len();
             let id = *self.ids.entry(key).or_insert(next);
             if let (true, NodeKind::Const(t)) = (id == next, &node.kind) {
