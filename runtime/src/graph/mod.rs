@@ -10,6 +10,7 @@ pub mod export;
 mod facts;
 pub mod import;
 pub mod instantiate;
+pub(crate) mod interpret;
 mod narrow;
 mod print;
 mod specialize;

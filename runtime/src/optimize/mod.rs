@@ -11,6 +11,7 @@ pub mod analysis;
 pub mod apply;
 pub mod below;
 pub mod bindings;
+mod builder;
 pub mod candidate;
 pub mod cost;
 pub mod explain;
