@@ -40,19 +40,19 @@ impl<'e> View<'e> {
     }
 
     /// The candidate.
-    pub fn candidate(&self) -> &'e Candidate {
+    pub(super) fn candidate_of(&self) -> &'e Candidate {
         self.candidate
     }
 
     /// The nodes of a canonical class that are looked up by that.
-    pub(super) fn holding(&self, class: Id, wanted: Discriminant) -> impl Iterator<Item = &'e Node> + use<'e> {
+    pub(super) fn nodes_holding(&self, class: Id, wanted: Discriminant) -> impl Iterator<Item = &'e Node> + use<'e> {
         let class = self.class(class);
         let nodes: &'e [Node] = if class.data.heads.include(Heads::of(wanted)) { &class.nodes } else { &[] };
         nodes.iter().filter(move |n| n.payload.discriminant() == wanted)
     }
 
     /// False if a canonical class certainly does not hold a pattern that demands that.
-    pub(super) fn may_hold(&self, class: Id, demand: &Demand) -> bool {
+    pub(super) fn may_demand(&self, class: Id, demand: &Demand) -> bool {
         let touched = self.egraph.analysis.touched.len();
         let Some(Below { operands, further }) = self.below.of(class, touched) else { return true };
         demand.nests.is_some_and(|head| operands.include(head))
@@ -124,7 +124,7 @@ impl Changes {
 
 impl Near {
     fn of<'a>(egraph: &View<'_>, changed: impl Iterator<Item = &'a Id>, depth: usize) -> Near {
-        let mut level = vec![FAR; egraph.nodes().len()];
+        let mut level = vec![FAR; egraph.egraph.nodes().len()];
         let mut all: Vec<Id> = Vec::new();
         for id in changed {
             let id = egraph.find(*id);

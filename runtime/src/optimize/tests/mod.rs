@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod adapter;
+mod applied;
 mod handmade;
 mod laws;
 mod library;
