@@ -427,6 +427,22 @@ fn tensor_data(egraph: &mut EGraph, node: &Node, ty: TensorType) -> Data {
     }
 }
 
+/// Facts of a sum of such elements.
+fn summed(f: NumericFacts) -> NumericFacts {
+    NumericFacts { not_nan: f.nonneg, nonneg: f.nonneg, ..NumericFacts::UNKNOWN }
+}
+
+/// Facts after a conversion.
+fn cast_facts((facts, splat): (NumericFacts, Option<u64>), from: DType, to: DType) -> (NumericFacts, Option<u64>) {
+    let widens = from.is_float() && to.is_float() && to.epsilon() <= from.epsilon() && to != DType::F16;
+    let splat = splat.map(|b| to.round(f64::from_bits(b)).to_bits());
+    match (to.is_float(), widens) {
+        (true, true) => (facts, splat),
+        (true, false) => (facts.narrowed(), splat),
+        _ => (NumericFacts::UNKNOWN, splat),
+    }
+}
+
 /// Facts of an op's result. Views and moves keep what is known of every element.
 fn op_facts(egraph: &EGraph, op: OpId, attrs: AttrsId, node: &Node, ty: &TensorType) -> (NumericFacts, Option<u64>) {
     let unknown = (NumericFacts::UNKNOWN, None);
@@ -454,34 +470,15 @@ fn op_facts(egraph: &EGraph, op: OpId, attrs: AttrsId, node: &Node, ty: &TensorT
             let facts = tail.iter().fold(head.facts, |f, d| f.and(d.facts));
             (facts, head.splat.filter(|s| tail.iter().all(|d| d.splat == Some(*s))))
         }
-        BuiltinOp::Cast => {
-            let (facts, splat) = of(first);
-            let Some(from) = from else { return unknown };
-            let widens = from.dtype.is_float()
-                && ty.dtype.is_float()
-                && ty.dtype.epsilon() <= from.dtype.epsilon()
-                && ty.dtype != DType::F16;
-            let splat = splat.map(|b| ty.dtype.round(f64::from_bits(b)).to_bits());
-            match (ty.dtype.is_float(), widens) {
-                (true, true) => (facts, splat),
-                (true, false) => (facts.narrowed(), splat),
-                _ => (NumericFacts::UNKNOWN, splat),
-            }
-        }
-        BuiltinOp::Sum => {
-            let f = of(first).0;
-            (NumericFacts { not_nan: f.nonneg, nonneg: f.nonneg, ..NumericFacts::UNKNOWN }, None)
-        }
-        // Over no elements the mean is NaN and the largest is an infinity.
+        BuiltinOp::Cast => from.map_or(unknown, |from| cast_facts(of(first), from.dtype, ty.dtype)),
+        BuiltinOp::Sum => (summed(of(first).0), None),
         BuiltinOp::Mean | BuiltinOp::Amax | BuiltinOp::Amin => {
+            // Over no elements the mean is NaN and the largest is an infinity.
             let some = from.and_then(|t| product(&t.shape)).and_then(|n| n.as_const()).is_some_and(|n| n > 0);
-            let f = of(first).0;
             match (some, builtin) {
                 (false, _) => unknown,
-                (true, BuiltinOp::Mean) => {
-                    (NumericFacts { not_nan: f.nonneg, nonneg: f.nonneg, ..NumericFacts::UNKNOWN }, None)
-                }
-                (true, _) => (f, None),
+                (true, BuiltinOp::Mean) => (summed(of(first).0), None),
+                (true, _) => (of(first).0, None),
             }
         }
         BuiltinOp::Iota | BuiltinOp::Size => {

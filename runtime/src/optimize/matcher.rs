@@ -10,9 +10,11 @@
 pub mod applied;
 mod attributes;
 pub mod host;
+mod miss;
 mod near;
 pub mod prepare;
 pub mod regions;
+mod roots;
 pub mod sums;
 
 use std::ops::ControlFlow;
@@ -28,6 +30,7 @@ use smallvec::SmallVec;
 
 use self::attributes::Attribute;
 use self::host::Host;
+pub use self::miss::{Miss, MissReason, Probe};
 use self::near::root_candidates;
 pub use self::near::{Changes, View};
 use self::prepare::Prepared;
@@ -60,53 +63,6 @@ pub struct Found {
     pub resume: usize,
     /// Steps that it took.
     pub steps: usize,
-}
-
-/// The point at which a match failed, and how far it had come.
-#[derive(Clone, Debug)]
-pub struct Miss {
-    /// Positions of the pattern that held before.
-    pub progress: usize,
-    /// The root under which it was tried.
-    pub root: Id,
-    /// The class at hand.
-    pub class: Id,
-    /// What the pattern wanted there.
-    pub reason: MissReason,
-}
-
-/// What a pattern wanted.
-#[derive(Clone, Debug)]
-pub enum MissReason {
-    /// An application that the class does not hold.
-    Head(NodePat),
-    /// A constant of that value.
-    Literal(f64),
-    /// Another type.
-    Type,
-    /// The same class as the variable stands for already.
-    Same(VarId, Id),
-    /// An attribute of another value: its position, and what the node has.
-    Attr(Head, usize, AttrValue),
-    /// Another number of operands.
-    Arity(Head, usize),
-    /// An operand that is there, or one that is not.
-    Presence(bool),
-    /// No further root was found.
-    Root(usize),
-    /// A term that a sum or product of these classes does not have.
-    Term(Pat, Head, Vec<Id>),
-    /// Pointwise work over that, where what is there is pointwise work over these classes, or none at all.
-    Region(VarId, Pat, Vec<Id>),
-}
-
-/// Collects the deepest miss of a search, under one root class or under all.
-#[derive(Debug, Default)]
-pub struct Probe {
-    /// Only this root.
-    pub only: Option<Id>,
-    /// The deepest miss.
-    pub best: Option<Miss>,
 }
 
 /// A rule made ready for searching.
@@ -406,16 +362,6 @@ impl<'r, 'e, 'f, H: Host> Matcher<'r, 'e, 'f, H> {
         self.host.type_of(class)
     }
 
-    fn miss(&mut self, class: Id, reason: impl FnOnce() -> MissReason) -> Flow {
-        let (progress, root) = (self.progress, self.roots.first().copied().unwrap_or(class));
-        if let Some(probe) = &mut self.probe
-            && probe.best.as_ref().is_none_or(|b| b.progress < progress)
-        {
-            probe.best = Some(Miss { progress, root, class, reason: reason() });
-        }
-        ON
-    }
-
     /// Counts what was done, up to the limit.
     fn count_step(&mut self) -> Flow {
         self.steps += 1;
@@ -468,67 +414,6 @@ impl<'r, 'e, 'f, H: Host> Matcher<'r, 'e, 'f, H> {
             nodes: &self.nodes,
             pending: &self.pending,
         })
-    }
-
-    /// Classes where the next root may be: ancestors of what its variables are bound to.
-    fn next_candidates(&self) -> Vec<Id> {
-        let pat = &self.what.rule.lhs[self.roots.len()];
-        let program = self.host.program();
-        let mut wanted = Some(Vec::new());
-        heads(program, pat, self.what.terms, &mut wanted);
-        let anchor = self.anchor(pat, 0, 0);
-        let mut ids: Vec<Id> = match (anchor, &wanted) {
-            (Some((class, least, most)), _) => {
-                let mut level = vec![class];
-                let mut out = Vec::new();
-                for depth in 0..=most {
-                    if depth >= least {
-                        out.extend(&level);
-                    }
-                    let mut above: Vec<Id> = level.iter().flat_map(|c| self.host.users(*c)).collect();
-                    above.sort();
-                    above.dedup();
-                    level = above;
-                }
-                out
-            }
-            (None, heads) => self.host.everywhere(heads.as_deref()),
-        };
-        if let Some(heads) = wanted {
-            ids.retain(|c| self.host.nodes(*c).iter().any(|n| heads.contains(&n.payload.discriminant())));
-        }
-        ids.sort();
-        ids.dedup();
-        ids
-    }
-
-    /// The bound variable that stands highest in a pattern: its class, and how deep it stands, at least and at most (the
-    /// terms of a sum stand at several depths). Of equally high ones that with the fewest parents.
-    fn anchor(&self, pat: &Pat, least: usize, most: usize) -> Option<(Id, usize, usize)> {
-        match pat {
-            Pat::Var(v) => match self.slots.get(v.index()) {
-                Some(Slot::Class(id)) => Some((self.host.find(*id), least, most)),
-                _ => None,
-            },
-            Pat::Bind(_, p) | Pat::Typed(p, _) => self.anchor(p, least, most),
-            // What it is over may stand anywhere below it.
-            Pat::Node(n) if matches!(n.head, Head::Region(_)) => None,
-            Pat::Node(n) => {
-                // A result of an op with several stands two nodes above the op's operands.
-                let program = self.host.program();
-                let step = match n.head {
-                    Head::Op(op) if has_several_results(program.op(op)) => 2,
-                    _ => 1,
-                };
-                let spread = step.max(sums::width(program, n) - 1);
-                n.args
-                    .iter()
-                    .filter_map(|a| self.anchor(a, least + step, most + spread))
-                    .min_by_key(|(id, _, d)| (*d, self.host.use_count(*id)))
-            }
-            // Alternatives may hold the variable at different depths.
-            Pat::OneOf(_) | Pat::Any | Pat::Lit { .. } | Pat::Absent | Pat::Optional(_) => None,
-        }
     }
 
     fn class(&mut self, pat: &'r Pat, class: Id, context: Position, next: Goals) -> Flow {
