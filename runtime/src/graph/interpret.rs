@@ -1,16 +1,18 @@
 //! The interpreter of [`Build`] expressions: right sides, bodies of ops, tests' expressions.
 //!
-//! In: an expression and a [`Host`], which says what variables stand for and how nodes are made: a graph's nodes, an
-//! e-graph's. Out: a tensor or a scalar term of the host. Holds always: a number takes the element type of the first
-//! operand beside it that holds numbers, else that of what the expression replaces; operands are built from left to
-//! right, those with an element type of their own first, a term last.
-
-use hypatia_dsl::dtype::{DType, Kind};
-use hypatia_dsl::ir::Program;
-use hypatia_dsl::ir::{AExpr, AttrValue, Build, BuildArg, BuildNode, Head, InView, OpId, ParamKind, ScalarId, VarId};
-use hypatia_dsl::neutral::without_absent;
+//! In: an expression and a [`Host`], which says what variables stand for and how nodes are made: a
+//! graph's nodes, an e-graph's. Out: a tensor or a scalar term of the host. Holds always: a number
+//! takes the element type of the first operand beside it that holds numbers, else that of what the
+//! expression replaces; operands are built from left to right, those with an element type of their
+//! own first, a term last.
 
 use std::sync::Arc;
+
+use hypatia_dsl::dtype::{DType, Kind};
+use hypatia_dsl::ir::{
+    AExpr, AttrValue, Build, BuildArg, BuildNode, Head, InView, OpId, ParamKind, Program, ScalarId, VarId,
+};
+use hypatia_dsl::neutral::without_absent;
 
 /// What a value stands for while the comprehension that binds it is built.
 pub type Item<V> = (VarId, V);
@@ -423,9 +425,9 @@ impl<H: Host> Interpreter<'_, H> {
 
 /// The operands of what takes no list of them.
 fn single_args<H: Host>(node: &BuildNode) -> Result<Vec<&Build>, H::Error> {
-    let single = |arg| match arg {
-        &BuildArg::One(ref build) => Ok(build),
+    let single = node.args.iter().map(|arg| match arg {
+        BuildArg::One(build) => Ok(build),
         _ => failure::<H, _>("a function takes no list of operands"),
-    };
-    node.args.iter().map(single).collect()
+    });
+    single.collect()
 }

@@ -1,8 +1,9 @@
 //! A compiled rule behind `egg`'s traits.
 //!
-//! In: a [`CompiledRule`]. Out: an [`egg::Rewrite`] that searches and applies by that rule alone. Holds always: no logic
-//! stands here; what a search remembers is kept beside the rule, as `egg` hands over the e-graph and nothing else, so
-//! that no candidate is known and no guard about uses holds.
+//! In: a [`CompiledRule`]. Out: an [`egg::Rewrite`] that searches and applies by that rule alone.
+//! Holds always: no logic stands here; what a search remembers is kept beside the rule, as `egg`
+//! hands over the e-graph and nothing else, so that no candidate is known and no guard about uses
+//! holds.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -48,7 +49,8 @@ fn number_var() -> Var {
 
 impl Shared {
     fn state(&self) -> MutexGuard<'_, State> {
-        // A poisoned lock means that a search panicked elsewhere; its memory is only of what was done.
+        // A poisoned lock means that a search panicked elsewhere; its memory is only of what was
+        // done.
         self.0.state.lock().unwrap_or_else(|e| e.into_inner())
     }
 }

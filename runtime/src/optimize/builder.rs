@@ -1,8 +1,9 @@
 //! The e-graph as a host of the interpreter of right sides.
 //!
-//! In: a match, and what the interpreter asks to be made of its rule's right side. Out: new nodes. Holds always: every
-//! node that is built type-checks, the limit on the e-graph's size is looked at before every node, and what is computed
-//! beforehand keeps its meaning in its element type (`folded`); an op that no kernel computes whole is unfolded.
+//! In: a match, and what the interpreter asks to be made of its rule's right side. Out: new nodes.
+//! Holds always: every node that is built type-checks, the limit on the e-graph's size is looked at
+//! before every node, and what is computed beforehand keeps its meaning in its element type
+//! (`folded`); an op that no kernel computes whole is unfolded.
 
 use std::sync::Arc;
 
@@ -130,8 +131,8 @@ impl<'a> Builder<'a> {
         self.add(Node::leaf(Payload::Splat(ty, bits)))
     }
 
-    /// An error if a function of constants loses what it means when it is rounded. What cannot be computed now is not
-    /// known to keep it.
+    /// An error if a function of constants loses what it means when it is rounded. What cannot be
+    /// computed now is not known to keep it.
     fn keep(&self, scalar: ScalarId, node: &Node) -> Result<(), Reject> {
         if !node.children.iter().all(|c| self.egraph[*c].data.constant) {
             return Err(Reject::NotConstant);
@@ -149,7 +150,8 @@ impl<'a> Builder<'a> {
         folded.loss(self.place()).map_or(Ok(()), |lost| Err(Reject::Lost(lost)))
     }
 
-    /// An error if the op's term says of an operand that it is a row, a column or whole, and it is none of the result.
+    /// An error if the op's term says of an operand that it is a row, a column or whole, and it is
+    /// none of the result.
     fn check_views(&self, node: &Node, views: &[(InView, Id)]) -> Result<(), Reject> {
         if views.is_empty() {
             return Ok(());

@@ -1,9 +1,9 @@
 //! The candidate: the cheapest graph that extraction has found in the e-graph so far.
 //!
-//! In: the chosen node of each class that the graph needs. Out: what searches ask of it, such as how
-//! often a class is used. Holds always: classes are canonical after [`Candidate::refresh`]; every class
-//! that the candidate comes to compute or to use otherwise is logged, so that a search can look at
-//! what changed alone.
+//! In: the chosen node of each class that the graph needs. Out: what searches ask of it, such as
+//! how often a class is used. Holds always: classes are canonical after [`Candidate::refresh`];
+//! every class that the candidate comes to compute or to use otherwise is logged, so that a search
+//! can look at what changed alone.
 
 use egg::Id;
 use rustc_hash::{FxBuildHasher, FxHashMap, FxHashSet};
@@ -38,8 +38,8 @@ impl Candidate {
         &NONE
     }
 
-    /// True if nothing was extracted: then no class has a use count, and any node may be the one that
-    /// computes its class.
+    /// True if nothing was extracted: then no class has a use count, and any node may be the one
+    /// that computes its class.
     pub fn is_none(&self) -> bool {
         self.uses.is_empty()
     }

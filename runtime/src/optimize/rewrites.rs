@@ -1,8 +1,8 @@
 //! Rules of a Program, ready to be searched and applied.
 //!
-//! In: a Program. Out: its rules, for the optimiser's own loop and, through `adapter`, for `egg`'s. Holds always: a
-//! compiled rule never changes; a rule whose head occurs nowhere in the graph is left out; a pointwise rule stands here
-//! twice, for tensors and for terms.
+//! In: a Program. Out: its rules, for the optimiser's own loop and, through `adapter`, for `egg`'s.
+//! Holds always: a compiled rule never changes; a rule whose head occurs nowhere in the graph is
+//! left out; a pointwise rule stands here twice, for tensors and for terms.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -17,8 +17,8 @@ use super::language::{Discriminant, EGraph};
 use super::matcher::prepare::Prepared;
 use super::matcher::{Changes, Found, Match, SearchLimits, Searchable, View, search};
 
-/// A rule, lowered to one of the two sorts: what the optimiser runs, and what `hypatia_rules!` gives out. It never
-/// changes; what its searches remember stands in [`SearchState`].
+/// A rule, lowered to one of the two sorts: what the optimiser runs, and what `hypatia_rules!`
+/// gives out. It never changes; what its searches remember stands in [`SearchState`].
 pub struct CompiledRule {
     program: Arc<Program>,
     /// Which rule.
@@ -99,8 +99,8 @@ impl CompiledRule {
         found
     }
 
-    /// Applies a match, while the e-graph has fewer than `limit` nodes. What can never be applied, or was, is not found
-    /// again.
+    /// Applies a match, while the e-graph has fewer than `limit` nodes. What can never be applied,
+    /// or was, is not found again.
     pub fn apply(
         &self,
         egraph: &mut EGraph,
@@ -113,7 +113,8 @@ impl CompiledRule {
         let result = settle(egraph, &mut m, limit)
             .and_then(|()| check(egraph, &search.candidate, self.rule(), &mut m, self.policy))
             .and_then(|()| apply(egraph, self.rule(), self.terms, &m, limit));
-        // Facts grow and uses are counted anew, so a guard may hold later; types, claims and constants do not change.
+        // Facts grow and uses are counted anew, so a guard may hold later; types, claims and
+        // constants do not change.
         if matches!(result, Ok(_) | Err(Reject::Claim(_) | Reject::Type(_) | Reject::Lost(_))) {
             search.progress.entry(self.key()).or_default().done.insert(print);
         }
@@ -185,7 +186,8 @@ pub fn compile(
 /// Heads that are present, or that rules may build whose own heads are.
 fn reachable_heads(program: &Program, present: &HashSet<Discriminant>) -> HashSet<Discriminant> {
     let mut have = present.clone();
-    // Any scalar may come to stand in an epilogue, and any result of an op with several may be asked for.
+    // Any scalar may come to stand in an epilogue, and any result of an op with several may be
+    // asked for.
     let as_call = |h: &Discriminant| if let Discriminant::Scalar(s) = h { Some(Discriminant::Call(*s)) } else { None };
     let calls: Vec<Discriminant> = have.iter().filter_map(as_call).collect();
     have.extend(calls);
@@ -194,7 +196,8 @@ fn reachable_heads(program: &Program, present: &HashSet<Discriminant>) -> HashSe
     loop {
         let before = (have.len(), open.len());
         open.retain(|i| {
-            // On terms a pointwise rule needs the calls of the same scalars: they are there if these are.
+            // On terms a pointwise rule needs the calls of the same scalars: they are there if
+            // these are.
             let fires = needs[*i].iter().all(|h| have.contains(h) || as_call(h).is_some_and(|c| have.contains(&c)));
             if fires {
                 program.rules[*i].rhs.iter().for_each(|b| built_heads(program, b, &mut have));

@@ -1,8 +1,9 @@
 //! One application in a graph, with its term, as a host of the matcher: does a kernel compute it?
 //!
-//! In: an op, the types of its operands, its term. Out: a host with one node a value. Holds always: equal nodes of a term
-//! have one number; terms, and the epilogues of the patterns that are matched against them ([`kernel_rule`]), are written
-//! out and simplified first, so that `gelu_tanh(acc)` and its body are equal.
+//! In: an op, the types of its operands, its term. Out: a host with one node a value. Holds always:
+//! equal nodes of a term have one number; terms, and the epilogues of the patterns that are matched
+//! against them ([`kernel_rule`]), are written out and simplified first, so that `gelu_tanh(acc)`
+//! and its body are equal.
 
 use std::sync::Arc;
 
@@ -228,7 +229,8 @@ pub fn kernel_rule(program: &Program, kernel: &Kernel) -> Rule {
     Rule::of_pattern(&kernel.name, &kernel.origin, kernel.vars.clone(), pattern)
 }
 
-/// The pattern of an epilogue as a term, and the patterns of what it reads, in the order in which they are found.
+/// The pattern of an epilogue as a term, and the patterns of what it reads, in the order in which
+/// they are found.
 pub fn epilogue_term(pat: &Pat, reads: &mut Vec<Pat>) -> Option<Term> {
     let mut term = Term::empty();
     let root = add_term(pat, reads, &mut term, 0)?;

@@ -1,8 +1,9 @@
 //! What a pattern is matched against.
 //!
-//! In: a value, by its number. Out: the nodes that it may be, their operands and attributes, its type and users. Holds
-//! always: the answers are about one state of the host; two numbers stand for one value if [`Host::find`] gives the same
-//! for both. The matcher is compiled for each host apart, so that the e-graph's pays nothing for the others.
+//! In: a value, by its number. Out: the nodes that it may be, their operands and attributes, its
+//! type and users. Holds always: the answers are about one state of the host; two numbers stand for
+//! one value if [`Host::find`] gives the same for both. The matcher is compiled for each host
+//! apart, so that the e-graph's pays nothing for the others.
 
 use std::sync::Arc;
 

@@ -1,7 +1,7 @@
 //! How far a pattern came where it did not match: what `explain --why-not` tells.
 //!
-//! In: a search with a [`Probe`]. Out: the deepest miss. Holds always: the search with a probe is the search without one,
-//! but that nothing is ruled out at a glance, so that the reason is seen.
+//! In: a search with a [`Probe`]. Out: the deepest miss. Holds always: the search with a probe is
+//! the search without one, but that nothing is ruled out at a glance, so that the reason is seen.
 
 use super::*;
 
@@ -39,7 +39,8 @@ pub enum MissReason {
     Root(usize),
     /// A term that a sum or product of these classes does not have.
     Term(Pat, Head, Vec<Id>),
-    /// Pointwise work over that, where what is there is pointwise work over these classes, or none at all.
+    /// Pointwise work over that, where what is there is pointwise work over these classes, or none
+    /// at all.
     Region(VarId, Pat, Vec<Id>),
 }
 

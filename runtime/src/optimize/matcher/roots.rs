@@ -1,7 +1,8 @@
 //! Where the second and later roots of a rule may be.
 //!
-//! In: what the roots so far have bound. Out: values that may be the next root. Holds always: a root that shares a
-//! variable with those before is looked for among the users of what the variable stands for, never among all values.
+//! In: what the roots so far have bound. Out: values that may be the next root. Holds always: a
+//! root that shares a variable with those before is looked for among the users of what the variable
+//! stands for, never among all values.
 
 use super::*;
 
@@ -38,8 +39,9 @@ impl<H: Host> Matcher<'_, '_, '_, H> {
         ids
     }
 
-    /// The bound variable that stands highest in a pattern: its class, and how deep it stands, at least and at most (the
-    /// terms of a sum stand at several depths). Of equally high ones that with the fewest parents.
+    /// The bound variable that stands highest in a pattern: its class, and how deep it stands, at
+    /// least and at most (the terms of a sum stand at several depths). Of equally high ones that
+    /// with the fewest parents.
     fn anchor(&self, pat: &Pat, least: usize, most: usize) -> Option<(Id, usize, usize)> {
         match pat {
             Pat::Var(v) => match self.slots.get(v.index()) {

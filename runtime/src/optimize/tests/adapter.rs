@@ -22,7 +22,8 @@ use crate::optimize::saturate::{Budget, Rejections, Seen, run};
 use crate::optimize::session::BuiltProblem;
 use crate::optimize::{CompiledRule, Options, Rewrite, rewrites};
 
-/// Lets rules about any pointwise region wait until no other rule changes anything, as our loop does.
+/// Lets rules about any pointwise region wait until no other rule changes anything, as our loop
+/// does.
 struct InTurn {
     /// Names of the rules that wait.
     whole: Vec<String>,
@@ -67,7 +68,8 @@ fn of_set(program: &Arc<Program>, set: usize) -> Vec<CompiledRule> {
     rules.into_iter().filter(|r| r.rule().ruleset == RuleSetId(set as u32)).collect()
 }
 
-/// All rulesets in order, each to its fixpoint, under our loop. Returns how often a rule changed something.
+/// All rulesets in order, each to its fixpoint, under our loop. Returns how often a rule changed
+/// something.
 fn under_our_loop(program: &Arc<Program>, egraph: &mut EGraph) -> usize {
     let deadline = Instant::now() + Duration::from_secs(600);
     let mut fired = 0;

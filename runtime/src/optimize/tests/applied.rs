@@ -1,5 +1,5 @@
-//! Kernels of the library on single applications: the matcher's answers are those that terms compared modulo commutativity
-//! and association give.
+//! Kernels of the library on single applications: the matcher's answers are those that terms
+//! compared modulo commutativity and association give.
 
 use std::sync::Arc;
 
@@ -37,7 +37,8 @@ fn shape_of(view: InView) -> Vec<i64> {
 /// A term and the shapes of what it reads.
 type Sample = (Term, Vec<Vec<i64>>);
 
-/// The term with the operands of every function of two exchanged, where they commute if that is asked for.
+/// The term with the operands of every function of two exchanged, where they commute if that is
+/// asked for.
 fn exchanged(program: &Program, (term, shapes): &Sample, commuting: bool) -> Sample {
     let mut term = term.clone();
     for node in &mut term.nodes {
