@@ -15,7 +15,8 @@ use std::hint::black_box;
 use std::time::Duration;
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use hypatia::optimize::{Options, optimize};
+use hypatia::optimize::Options;
+use hypatia::pipeline::optimize;
 use hypatia::{Graph, library};
 
 /// Milliseconds of saturation and of extraction, and what came out, for the reader of the log.

@@ -44,7 +44,6 @@ pub mod cuda;
 pub mod device;
 pub mod error;
 pub mod executor;
-mod folded;
 pub mod generate;
 #[doc(hidden)]
 pub mod generated;
@@ -53,6 +52,7 @@ pub mod library;
 pub mod memory;
 pub mod npz;
 pub mod optimize;
+pub mod pipeline;
 pub mod plan;
 pub mod precision;
 pub mod session;

@@ -15,11 +15,6 @@ pub fn loader() -> FileLoader {
     FileLoader { embedded: hypatia_rules::FILES }
 }
 
-/// Whether what was declared in a file of that name is the embedded library's own.
-pub fn is_embedded(file: &str) -> bool {
-    file.starts_with("<library>/")
-}
-
 /// Compiles the whole embedded library together with these files; diagnostics are in the result. If one
 /// of the files is the library's own (its `core.hyp`), these files are compiled alone: they `use`
 /// each other from their own folder.

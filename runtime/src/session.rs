@@ -20,10 +20,11 @@ use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::executor::{Executor, OnGpu};
 use crate::graph::import;
-use crate::graph::{Graph, NodeKind};
+use crate::graph::{Constants, Graph, NodeKind};
 use crate::memory;
-use crate::optimize::{self, Optimized, Report, optimize};
-use crate::plan::{self, Constants, Plan};
+use crate::optimize::{self, Optimized, Report};
+use crate::pipeline;
+use crate::plan::{self, Plan};
 use crate::tensor::Tensor;
 use crate::tuner::Tuner;
 use crate::verdict::{self, Memory, Subject, Verdict};
@@ -210,7 +211,7 @@ impl Planner {
     fn build(&self, graph: &Graph, cluster: bool) -> Result<Arc<Plan>> {
         let options = plan::Options { cluster, ..self.options.clone() };
         let mut constants = self.constants.lock().unwrap_or_else(PoisonError::into_inner);
-        Ok(Arc::new(Plan::build_with(graph, &options, &mut constants)?))
+        Ok(Arc::new(Plan::build(graph, &options, &mut constants)?))
     }
 
     /// The plan that runs unless it turns out to be wrong.
@@ -235,7 +236,7 @@ impl Planner {
 impl Model {
     /// Loads a model file.
     pub fn load(path: &Path, program: Arc<Program>, options: Options) -> Result<Model> {
-        Ok(Model::new(import::load(path, program)?, options))
+        Ok(Model::new(pipeline::load(path, program, &import::Options::default())?.graph, options))
     }
 
     /// Loads a model file whose dynamic sizes are those of these inputs: for models whose shapes cannot be
@@ -247,10 +248,7 @@ impl Model {
         inputs: &[(String, Tensor)],
     ) -> Result<Model> {
         let shapes = inputs.iter().map(|(n, t)| (n.clone(), t.shape().to_vec())).collect();
-        Ok(Model::new(
-            import::load_with(path, program, &import::Options { shapes, ..Default::default() })?.graph,
-            options,
-        ))
+        Ok(Model::new(pipeline::load(path, program, &import::Options { shapes, ..Default::default() })?.graph, options))
     }
 
     /// A model from a graph.
@@ -259,7 +257,7 @@ impl Model {
             graph,
             options,
             plans: Mutex::default(),
-            constants: Arc::default(),
+            constants: Arc::new(Mutex::new(pipeline::constants())),
             wide: None,
             narrow: 0,
             ahead: Mutex::default(),
@@ -274,7 +272,7 @@ impl Model {
     pub fn narrowed(self, to: DType) -> Result<Model> {
         // A norm or a softmax that is written out would lose its sums: they get their names back first.
         let naming = self.options.optimize.naming(&self.graph.program);
-        let narrowed = optimize(&self.graph, &naming)?.graph.narrowed(to)?;
+        let narrowed = pipeline::optimize(&self.graph, &naming)?.graph.narrowed(to)?;
         let (wide, narrow) = (Some(narrowed.wide), narrowed.narrow);
         Ok(Model { wide, narrow, ..Model::new(narrowed.graph, self.options) })
     }
@@ -307,7 +305,7 @@ impl Model {
         let shapes = shapes(&self.order(inputs)?);
         let graph = self.specialized(inputs)?;
         let optimize = optimize::Options { device: device.clone(), ..self.options.optimize.clone() };
-        let optimized = optimize::optimize(&graph, &optimize)?;
+        let optimized = pipeline::optimize(&graph, &optimize)?;
         let planner = self.planner(device.clone(), None);
         let fused = planner.first(&graph, &optimized, &optimize)?;
         Ok(Ahead { shapes, optimize, plan: planner.options, graph, optimized, fused })
@@ -394,7 +392,7 @@ impl Model {
             Some(a) => (a.graph, a.optimized, Some(a.fused)),
             None => {
                 let graph = self.specialized(inputs)?;
-                let optimized = optimize(&graph, &self.options.optimize)?;
+                let optimized = pipeline::optimize(&graph, &self.options.optimize)?;
                 (graph, optimized, None)
             }
         };
@@ -660,7 +658,8 @@ mod tests {
         std::fs::write(&path, format!("{head}\n{rule}\n")).unwrap();
         let program = library::load(&[path]).unwrap();
         let mut options = Options { threads: 1, verdicts: Some(store.clone()), ..Options::default() };
-        let mut graph = import::load(&model("digits").join("model.onnx"), program).unwrap();
+        let mut graph =
+            pipeline::load(&model("digits").join("model.onnx"), program, &import::Options::default()).unwrap().graph;
         change(&mut options, &mut graph);
         let inputs = npz::read(&model("digits").join("inputs.npz")).unwrap();
         Model::new(graph, options).compile(&inputs).unwrap()

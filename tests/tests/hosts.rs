@@ -11,7 +11,8 @@ use hypatia::dsl::emit::instances::Scope;
 use hypatia::dsl::emit::rust::{Options, text, tokens};
 use hypatia::dsl::ir::Program;
 use hypatia::dsl::source::SourceFile;
-use hypatia::optimize::{self, optimize};
+use hypatia::optimize::{self};
+use hypatia::pipeline;
 use hypatia_tests::random_graph;
 
 hypatia::hypatia_rules!(mod macro_made = "ui/fusions.hyp");
@@ -44,8 +45,8 @@ fn fifty_graphs_are_optimised_alike() {
     let options = optimize::Options::default();
     let mut fired = 0;
     for seed in 0..50 {
-        let a = optimize(&random_graph(&made, seed), &options).unwrap();
-        let b = optimize(&random_graph(&loaded, seed), &options).unwrap();
+        let a = pipeline::optimize(&random_graph(&made, seed), &options).unwrap();
+        let b = pipeline::optimize(&random_graph(&loaded, seed), &options).unwrap();
         assert_eq!(a.graph.to_string(), b.graph.to_string(), "seed {seed}");
         let stages = |o: &optimize::Optimized| {
             o.report.stages.iter().map(|s| (s.ruleset.clone(), s.nodes, s.classes, s.fired)).collect::<Vec<_>>()

@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 use hypatia::device::Device;
 use hypatia::library;
-use hypatia::optimize::{Options, optimize};
+use hypatia::optimize::Options;
+use hypatia::pipeline;
 use hypatia::test_runner::{given, run_test};
 use hypatia_dsl::ir::{Expect, Program};
 
@@ -48,7 +49,7 @@ fn every_rule_of_the_library_has_a_part_in_a_test() {
         // Some rules end in what only the test's device has.
         for device in [test.target.as_deref().and_then(Device::named), Some(Device::cpu())].into_iter().flatten() {
             let options = Options { device, ..Options::default() };
-            let report = optimize(&graph, &options).unwrap().report;
+            let report = pipeline::optimize(&graph, &options).unwrap().report;
             report.firings.iter().filter(|f| f.kept).for_each(|f| {
                 unseen.remove(f.base.as_str());
             });

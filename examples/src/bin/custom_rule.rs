@@ -5,8 +5,7 @@
 
 use hypatia::dsl::dtype::DType;
 use hypatia::graph::GraphBuilder;
-use hypatia::optimize::optimize;
-use hypatia::plan::launches;
+use hypatia::pipeline::{launches, optimize};
 use hypatia::session::{Comparison, Model, Options};
 use hypatia::{Error, Graph, Tensor, hypatia_rules, optimize, shape};
 

@@ -132,6 +132,13 @@ pub struct Origin {
     pub span: Option<Span>,
 }
 
+impl Origin {
+    /// True for what the embedded library declares: its files are named `<library>/...`.
+    pub fn is_embedded(&self) -> bool {
+        self.file.starts_with("<library>/")
+    }
+}
+
 /// A scalar function.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ScalarDef {

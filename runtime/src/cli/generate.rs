@@ -9,6 +9,7 @@ use hypatia::cuda::nvrtc::Nvrtc;
 use hypatia::error::{Error, Result};
 use hypatia::generate::{OfPlan, Request, Scope, of_plan, of_program, write};
 use hypatia::graph::Symbols;
+use hypatia::pipeline;
 use hypatia::plan::{self, Plan};
 use hypatia::{library, optimize};
 use hypatia_dsl::dtype::DType;
@@ -223,8 +224,8 @@ impl Gen {
         if !self.files.is_empty() {
             must_be_right(&graph, &options, quiet)?;
         }
-        let optimized = optimize::optimize(&graph, &options)?;
-        Plan::build(&optimized.graph, &plan::Options::new(device))
+        let optimized = pipeline::optimize(&graph, &options)?;
+        pipeline::plan(&optimized.graph, &plan::Options::new(device))
     }
 
     /// NVRTC, if machine code is wanted; an error only if it was asked for by name.

@@ -74,7 +74,7 @@ impl Sizes {
         }
         let shapes = inputs.iter().map(|(name, t)| (name.clone(), t.shape().to_vec())).collect();
         let options = import::Options { dims, shapes, ..import::Options::default() };
-        Ok(import::load_with(model, program, &options)?.graph)
+        Ok(hypatia::pipeline::load(model, program, &options)?.graph)
     }
 
     /// Inputs fix the sizes: what is given beside them must be the same.

@@ -3,7 +3,8 @@
 //! [`mod@reference`] is slow and obvious, and reads graphs; everything else here is the [`Executor`], which
 //! reads plans: [`exec`] walks the steps, [`gemm`], [`conv`], [`last`], [`pointwise`], [`rowwise`], [`reduce`], [`windows`], [`cumsum`] and [`moves`]
 //! compute them, [`interp`] runs scalar terms on blocks with the functions of [`math`], [`memory`] cuts
-//! the arena. [`flat`] is how both see a scalar term.
+//! the arena. [`flat`] is how both see a scalar term. [`fold`] lends the executor to the
+//! stages before it, which compute constants.
 
 mod conv;
 #[cfg(test)]
@@ -11,6 +12,7 @@ mod conv_tests;
 mod cumsum;
 mod exec;
 pub mod flat;
+mod fold;
 mod gemm;
 mod interp;
 mod last;
@@ -30,4 +32,4 @@ mod threads;
 mod windows;
 
 pub use exec::Executor;
-pub(crate) use interp::of_numbers;
+pub use fold::HostFolder;

@@ -16,7 +16,8 @@ use super::Executor;
 use super::reference::{Mode, evaluate};
 use crate::device::Device;
 use crate::graph::{Graph, Value};
-use crate::plan::{Action, Options, Plan};
+use crate::pipeline;
+use crate::plan::{Action, Options};
 use crate::tensor::Tensor;
 use crate::testing::ty;
 
@@ -117,7 +118,7 @@ impl Case {
         }
         let want = evaluate(&self.graph, &self.inputs, Mode::Exact).unwrap();
         let options = Options::new(Device::named("cpu").unwrap());
-        let plan = Arc::new(Plan::build(&self.graph, &options).unwrap());
+        let plan = Arc::new(pipeline::plan(&self.graph, &options).unwrap());
         let row = plan.steps.iter().filter(|s| matches!(s.action, Action::Rowwise(_))).count();
         assert!(row == 1 && plan.launches() == 1, "{op} is no row-wise launch:\n{plan}");
         let inputs: Vec<Tensor> = self.inputs.iter().map(|(_, t)| t.clone()).collect();

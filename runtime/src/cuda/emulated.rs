@@ -17,6 +17,7 @@ use super::steps::{elementwise, operand};
 use crate::device::Device;
 use crate::generate::{Work, step_kernels};
 use crate::graph::Graph;
+use crate::pipeline;
 use crate::plan::{Options, Place, Plan, Step, View};
 use crate::tensor::Tensor;
 
@@ -136,7 +137,7 @@ pub fn run_with(cases: &[Case], options: &Options) -> Result<Vec<Option<Ran>>, S
     }
     let mut source = Source::default();
     let plans = cases.iter().map(|case| {
-        let plan = Plan::build(&case.graph, options).unwrap_or_else(|e| panic!("{}: {e}", case.what));
+        let plan = pipeline::plan(&case.graph, options).unwrap_or_else(|e| panic!("{}: {e}", case.what));
         let runs = source.case(case, &plan);
         runs.then_some(plan)
     });

@@ -400,7 +400,7 @@ mod tests {
     use crate::device::Device;
     use crate::generate::step_kernels;
     use crate::graph::Graph;
-    use crate::plan::{Options, Plan};
+    use crate::plan::Options;
     use crate::testing::ty;
 
     /// The compiler that `tools/fetch_nvrtc.sh` installs, or any other; `None` is told and skipped.
@@ -471,7 +471,7 @@ mod tests {
             let last = if biased { g.call("add", &[two, bias], &[]).unwrap()[0] } else { two };
             [one, last].into_iter().enumerate().for_each(|(i, v)| g.output(format!("o{i}"), v));
             let options = Options::new(Device::named("h200").unwrap());
-            let plan = Plan::build(&g, &options).unwrap();
+            let plan = crate::pipeline::plan(&g, &options).unwrap();
             for (body, work) in plan.steps.iter().flat_map(step_kernels) {
                 let source = elementwise(&plan.program, &body, &work, threads).unwrap();
                 let ptx = ptx(&n, &source.text);

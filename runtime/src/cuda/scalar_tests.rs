@@ -11,7 +11,8 @@ use super::tests::gpu;
 use crate::device::Device;
 use crate::graph::Graph;
 use crate::library;
-use crate::plan::{Options, Plan};
+use crate::pipeline;
+use crate::plan::Options;
 use crate::tensor::Tensor;
 use crate::testing::ty;
 use crate::tuner::Tuner;
@@ -64,7 +65,7 @@ fn sums_with_one_are_near_on_a_gpu() {
     let Some(gpu) = gpu(1) else { return };
     let case = case();
     let options = Options { tf32: true, ..Options::new(gpu.profile()) };
-    let plan = Arc::new(Plan::build(&case.graph, &options).unwrap());
+    let plan = Arc::new(pipeline::plan(&case.graph, &options).unwrap());
     let executor = Executor::new(plan, gpu, &mut Tuner::forgetful(Duration::ZERO)).unwrap();
     check(&case, &executor.run(&[case.inputs[0].1.clone()]).unwrap());
 }

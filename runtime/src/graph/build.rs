@@ -147,6 +147,21 @@ impl Graph {
         Ok(vec![self.scalar(scalar, operands)?])
     }
 
+    /// Adds an application of the op of that name; operands may be absent.
+    pub fn named_op(
+        &mut self,
+        name: &str,
+        operands: &[Option<Value>],
+        attrs: &[(&str, AttrValue)],
+        term: Option<Term>,
+    ) -> Result<Vec<Value>> {
+        let missing =
+            || Error::Input(format!("the graph's program has no op `{name}`: build it with `Graph::new(program())`"));
+        let op = self.program.find_op(name).ok_or_else(missing)?;
+        let attrs = self.named_attrs(op, attrs)?;
+        self.op(op, operands, attrs, term)
+    }
+
     /// The attributes of an op in declaration order, from named ones and defaults.
     pub fn named_attrs(&self, op: OpId, attrs: &[(&str, AttrValue)]) -> Result<Vec<AttrValue>> {
         let def = self.program.op(op);

@@ -204,7 +204,7 @@ impl GraphBuilder {
             return Vec::new();
         }
         let operands: Vec<Option<Value>> = operands.iter().map(|v| v.and_then(|v| v.value)).collect();
-        self.add_all(Location::caller(), |g| crate::generated::op(g, name, &operands, attrs, None))
+        self.add_all(Location::caller(), |g| g.named_op(name, &operands, attrs, None))
     }
 
     /// The first of several values.

@@ -1,25 +1,40 @@
-//! Constants that are computed when a plan is made, each once for all plans of a model.
+//! Constant folding: expressions over constants are computed before a run, each once for all plans of a model.
 //!
-//! In: graphs. Out: the same graphs with constant expressions replaced by their values. Holds always: a value has
-//! the bits that the host's executor gives where the same expression is computed from inputs, so whatever is rounded
-//! there is rounded here; views stay views, so a transposed weight is not copied; equal expressions over the same
-//! weights share one value.
+//! In: graphs, and a [`ConstantFolder`], which computes. Out: the same graphs with constant expressions replaced by
+//! their values. Holds always: a value has the bits that the host's executor gives where the same expression is
+//! computed from inputs, so whatever is rounded there is rounded here; views stay views, so a transposed weight is
+//! not copied; equal expressions over the same weights share one value.
+//!
+//! The importer, the optimiser and the planner all fold constants, and none of them may run an executor. So the
+//! executor comes to them as a trait object.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::prepare::{constants, is_pointwise, is_view};
-use super::{Options, Plan};
-use crate::cpu::Executor;
-use crate::cpu::reference::{Mode, evaluate};
-use crate::device::Device;
+use hypatia_dsl::builtin::BuiltinScalar;
+use hypatia_dsl::dtype::DType;
+use hypatia_dsl::ir::AttrValue;
+
+use super::kinds::{is_pointwise, is_view};
+use super::{Graph, Node, NodeId, NodeKind, Value};
 use crate::error::{Error, Result};
-use crate::graph::{Graph, Node, NodeId, NodeKind, Value};
 use crate::tensor::Tensor;
 
+/// Computes what depends on constants alone, with the bits that the host's executor gives.
+pub trait ConstantFolder: Sync {
+    /// The outputs of a graph of builtin ops that has no inputs. With `cluster`, pointwise neighbours are computed in
+    /// one launch, and so in a wider type than their own; without it every node rounds its result.
+    fn fold(&self, graph: &Graph, cluster: bool) -> Result<Vec<Tensor>>;
+
+    /// A builtin function of one or two numbers of a float type, rounded to that type. A function of one number
+    /// ignores the second.
+    fn scalar(&self, f: BuiltinScalar, dtype: DType, args: [f64; 2]) -> f64;
+}
+
 /// Values of constant expressions. Keep one for a model, so that plans for other input shapes find them.
-#[derive(Default)]
 pub struct Constants {
+    /// What computes them.
+    folder: &'static dyn ConstantFolder,
     /// Numbers of expressions, by what they are.
     ids: HashMap<Key, usize>,
     values: HashMap<usize, Arc<Tensor>>,
@@ -35,10 +50,20 @@ struct Key {
 }
 
 impl Constants {
+    /// No values yet.
+    pub fn new(folder: &'static dyn ConstantFolder) -> Constants {
+        Constants { folder, ids: HashMap::new(), values: HashMap::new(), weights: Vec::new() }
+    }
+
+    /// What computes the values.
+    pub fn folder(&self) -> &'static dyn ConstantFolder {
+        self.folder
+    }
+
     /// Computes what depends on constants alone and is needed by something that does not; with `cluster`, as
     /// pointwise work in one launch computes it.
-    pub(crate) fn fold(&mut self, mut graph: Graph, cluster: bool) -> Result<Graph> {
-        let constant = constants(&graph);
+    pub fn fold(&mut self, mut graph: Graph, cluster: bool) -> Result<Graph> {
+        let constant = constant_nodes(&graph);
         let frontier = frontier(&graph, &constant);
         if frontier.is_empty() {
             return Ok(graph);
@@ -47,7 +72,7 @@ impl Constants {
         let id = |v: &Value| ids.get(v.node.index()).copied().flatten().unwrap_or(usize::MAX);
         let missing: Vec<Value> = frontier.iter().filter(|v| !self.values.contains_key(&id(v))).copied().collect();
         if !missing.is_empty() {
-            for (v, value) in missing.iter().zip(compute(&graph, &missing, cluster)?) {
+            for (v, value) in missing.iter().zip(compute(self.folder, &graph, &missing, cluster)?) {
                 self.values.insert(id(v), Arc::new(value));
             }
         }
@@ -98,43 +123,48 @@ fn computes_wider(graph: &Graph, node: &Node) -> bool {
 }
 
 /// A value that depends on constants alone; `None` if it does not, or cannot be computed.
-pub(crate) fn constant_value(graph: &Graph, v: Value) -> Option<Tensor> {
-    let known = constants(graph).get(v.node.index()).copied().unwrap_or(false);
-    let values = if known { compute(graph, &[v], false).ok()? } else { Vec::new() };
+pub fn constant_value(folder: &dyn ConstantFolder, graph: &Graph, v: Value) -> Option<Tensor> {
+    let known = constant_nodes(graph).get(v.node.index()).copied().unwrap_or(false);
+    let values = if known { compute(folder, graph, &[v], false).ok()? } else { Vec::new() };
     values.into_iter().next()
 }
 
-/// Values that depend on constants alone, on one thread of the host.
-fn compute(graph: &Graph, wanted: &[Value], cluster: bool) -> Result<Vec<Tensor>> {
-    let limit = |e| match e {
-        Error::Limit(m) => Error::Limit(format!("computing the model's constants: {m}")),
-        e => e,
-    };
+/// Values that depend on constants alone.
+fn compute(folder: &dyn ConstantFolder, graph: &Graph, wanted: &[Value], cluster: bool) -> Result<Vec<Tensor>> {
     let mut part = graph.clone();
     part.inputs.clear();
     part.outputs = wanted.iter().enumerate().map(|(i, v)| (i.to_string(), *v)).collect();
-    let part = counted(part.pruned().unfold()?).map_err(limit)?;
-    let options = Options { cluster, ..Options::new(Device::cpu()) };
-    let plan = Plan::unfolded(&part, &options).map_err(limit)?;
-    Executor::new(Arc::new(plan), 1)?.run(&[])
+    folder.fold(&part.pruned().unfold()?, cluster).map_err(|e| match e {
+        Error::Limit(m) => Error::Limit(format!("computing the model's constants: {m}")),
+        e => e,
+    })
 }
 
-/// The graph with the values of ops without operands in their place: positions and sizes, which no step computes.
-fn counted(mut graph: Graph) -> Result<Graph> {
-    let is_counted = |n: &Node| matches!(n.kind, NodeKind::Op { .. }) && n.operands.is_empty() && !is_view(&graph, n);
-    let found: Vec<Value> = (0..graph.nodes.len())
-        .filter(|i| is_counted(&graph.nodes[*i]))
-        .map(|i| Value { node: NodeId(i as u32), output: 0 })
-        .collect();
-    if found.is_empty() {
-        return Ok(graph);
+/// Which nodes depend on constants alone. What depends on a size that is not known yet does not.
+pub fn constant_nodes(graph: &Graph) -> Vec<bool> {
+    let mut constant = vec![false; graph.nodes.len()];
+    for (i, node) in graph.nodes.iter().enumerate() {
+        constant[i] = match &node.kind {
+            NodeKind::Input { .. } => false,
+            NodeKind::Const(_) => true,
+            NodeKind::Scalar(_) => node.operands.iter().flatten().all(|v| constant[v.node.index()]),
+            NodeKind::Op { attrs, .. } => {
+                node.operands.iter().flatten().all(|v| constant[v.node.index()])
+                    && node.results.iter().flat_map(|t| &t.shape).all(|d| d.as_const().is_some())
+                    && attrs.iter().all(is_known)
+            }
+        };
     }
-    let mut part = graph.clone();
-    part.outputs = found.iter().map(|v| (String::new(), *v)).collect();
-    for (v, value) in found.iter().zip(evaluate(&part.pruned(), &[], Mode::Rounded)?) {
-        graph.nodes[v.node.index()].kind = NodeKind::Const(Arc::new(value.to_tensor()?));
+    constant
+}
+
+/// True for an attribute without symbols.
+fn is_known(attr: &AttrValue) -> bool {
+    match attr {
+        AttrValue::Dim(d) => d.as_const().is_some(),
+        AttrValue::List(l) => l.iter().all(is_known),
+        _ => true,
     }
-    Ok(graph)
 }
 
 /// Values to be computed now: read by nodes that are not constant, or by constant views that are

@@ -6,12 +6,15 @@
 
 mod build;
 mod builder;
+mod constants;
 pub mod export;
 mod facts;
 pub mod import;
 pub mod instantiate;
+mod kinds;
 mod narrow;
 mod print;
+mod regions;
 mod specialize;
 mod term;
 #[cfg(test)]
@@ -21,9 +24,12 @@ mod validate;
 mod widen;
 
 pub use builder::{GraphBuilder, Size, Var};
+pub use constants::{ConstantFolder, Constants, constant_nodes, constant_value};
 pub use facts::{GraphFacts, splat};
 pub use instantiate::{Env, Instantiator};
+pub use kinds::{builtin, is_pointwise, is_view};
 pub use print::show_attr;
+pub use regions::cluster;
 pub use specialize::Symbols;
 pub(crate) use term::check_view;
 pub use term::{check_term, show_number, show_term};

@@ -10,8 +10,8 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashSet};
 
+use super::Graph;
 use crate::error::{Error, Result};
-use crate::graph::Graph;
 
 /// Nodes of a region at most: the registers of the generated code have an end.
 const MAX_NODES: usize = 256;
@@ -37,7 +37,7 @@ struct Cluster<'a> {
 }
 
 /// Groups of nodes in an order in which they can run; nodes of a group ascend.
-pub(crate) fn cluster(graph: &Graph, pointwise: &[bool]) -> Result<Vec<Vec<usize>>> {
+pub fn cluster(graph: &Graph, pointwise: &[bool]) -> Result<Vec<Vec<usize>>> {
     let groups = graph.nodes.iter().enumerate().map(|(i, node)| {
         let mut operands: Vec<usize> = node.operands.iter().flatten().map(|v| v.node.index()).collect();
         operands.sort_unstable();
@@ -95,7 +95,7 @@ impl Cluster<'_> {
         for node in (0..graph.nodes.len()).filter(|n| pointwise[*n]) {
             for operand in self.groups[self.group_of[node]].operands.clone() {
                 let result = shape(node);
-                let whole = |v: &crate::graph::Value| v.node.index() == operand && graph.ty(*v).shape == *result;
+                let whole = |v: &super::Value| v.node.index() == operand && graph.ty(*v).shape == *result;
                 if graph.nodes[node].operands.iter().flatten().any(whole) {
                     readers[operand].push(node);
                 }

@@ -21,8 +21,7 @@ use smallvec::SmallVec;
 use super::below::BelowAll;
 use super::facts::{self, NumericFacts};
 use super::language::{AttrsId, Discriminant, EGraph, Heads, LeafId, Node, Payload, ShapeId, TypeId};
-use crate::cpu::of_numbers;
-use crate::graph::NodeId;
+use crate::graph::{ConstantFolder, NodeId};
 use crate::tensor::Tensor;
 
 /// What a class stands for.
@@ -116,6 +115,8 @@ pub struct Limits {
 pub struct Context {
     /// The program whose ops and scalars the nodes name.
     pub program: Arc<Program>,
+    /// Computes constants.
+    pub folder: &'static dyn ConstantFolder,
     /// Inputs and constants.
     pub leaves: Vec<Leaf>,
     /// How many distinct consumers a class has in the extracted candidate.
@@ -166,12 +167,13 @@ fn attr_key(v: &AttrValue) -> AttrKey {
 
 impl Context {
     /// Empty tables.
-    pub fn new(program: Arc<Program>) -> Context {
+    pub fn new(program: Arc<Program>, folder: &'static dyn ConstantFolder) -> Context {
         let of_operand = |(i, p): (usize, &Param)| if p.kind == ParamKind::Term && i < 64 { 1 << i } else { 0 };
         let of_op = |op: &OpDef| op.operands().map(|(_, p)| p).enumerate().map(of_operand).sum();
         Context {
             terms: program.ops.iter().map(of_op).collect(),
             program,
+            folder,
             leaves: Vec::new(),
             uses: FxHashMap::default(),
             pointwise: FxHashMap::default(),
@@ -514,7 +516,7 @@ fn scalar_splat(egraph: &EGraph, s: ScalarId, node: &Node, from: DType, to: DTyp
     let args = node.children.iter().map(|c| egraph[*c].data.value()).collect::<Option<Vec<f64>>>()?;
     if f.params().iter().all(|k| *k == Kind::Number) {
         let y = args.get(1).copied().unwrap_or(0.0);
-        return Some(of_numbers(f, to, [*args.first()?, y]).to_bits());
+        return Some(egraph.analysis.folder.scalar(f, to, [*args.first()?, y]).to_bits());
     }
     let args: Vec<scalar::Value> = args.into_iter().map(scalar::Value::F).collect();
     let value = scalar::apply(f, &args, scalar::Precision::F64);

@@ -16,10 +16,10 @@ use hypatia_dsl::shape::Dim;
 use hypatia_dsl::typing::{self, Bindings, TensorType};
 
 use super::analysis::{Sort, class_type, conflict, has_several_results, is_term, node_types, rounded_apart, term_kind};
+use super::folded::{Folded, Place, is_of_values, number_loss};
 use super::known;
 use super::language::{EGraph, Node, Payload};
 use super::matcher::{Match, MatchFacts, Slot, Step, Target};
-use crate::folded::{Folded, Place, is_of_values, number_loss};
 use crate::graph::check_view;
 
 /// Why a match was not applied.

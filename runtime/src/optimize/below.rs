@@ -97,7 +97,7 @@ mod tests {
         let (top, other) = (call(Tanh, &[sum]), call(Cos, &[s]));
         g.output("top", top);
         g.output("other", other);
-        let mut egraph = enter(&g).unwrap().egraph;
+        let mut egraph = enter(&g, &crate::pipeline::FOLDER).unwrap().egraph;
         let same = |egraph: &EGraph| {
             let touched = egraph.analysis.touched.len();
             egraph.classes().all(|c| egraph.analysis.below.of(c.id, touched) == Some(anew(egraph, c.id)))

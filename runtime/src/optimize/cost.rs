@@ -26,7 +26,6 @@ use super::language::{EGraph, Node, Payload};
 use super::matcher::prepare::Prepared;
 use super::matcher::{MatchFacts, Slot, match_term};
 use crate::device::Device;
-use crate::library;
 
 /// The value that a symbolic size is taken to have, where work is costed before the size is known.
 pub const ASSUMED_SIZE: i64 = 8;
@@ -90,7 +89,7 @@ impl CostModel {
         let implemented = |op: OpId| {
             let parts = |k: &Kernel| matches!(k.backend, Backend::Composed | Backend::Cublaslt(_));
             // What cannot be generated would run as the parts of its body. The library's kernels can.
-            let generated = |k: &Kernel| library::is_embedded(&k.origin.file) || not_generated(program, k).is_none();
+            let generated = |k: &Kernel| k.origin.is_embedded() || not_generated(program, k).is_none();
             let mut kernels = program.kernels.iter().filter(|k| (options.composed || !parts(k)) && generated(k));
             kernels.any(|k| super::apply::implements(&k.pattern, op))
         };

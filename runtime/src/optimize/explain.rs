@@ -24,7 +24,7 @@ use super::report::WRITTEN;
 use super::rewrites::{CompiledRule, SEARCH_LIMITS, Selection, compile};
 use super::session::Session;
 use crate::error::{Error, Result};
-use crate::graph::{Graph, NodeKind, show_number};
+use crate::graph::{ConstantFolder, Graph, NodeKind, show_number};
 
 /// The answer.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -134,7 +134,13 @@ fn fired_instead(rules: &[String]) -> String {
 }
 
 /// Why a rule did not fire, at a node or anywhere.
-pub fn why_not(graph: &Graph, options: &Options, rule: &str, node: Option<&str>) -> Result<WhyNot> {
+pub fn why_not(
+    graph: &Graph,
+    options: &Options,
+    folder: &'static dyn ConstantFolder,
+    rule: &str,
+    node: Option<&str>,
+) -> Result<WhyNot> {
     let program = graph.program.clone();
     let named: Vec<&Rule> = program.rules.iter().filter(|r| r.name == rule || r.base_name == rule).collect();
     let Some(first) = named.first() else { return Err(Error::Input(no_such_rule(&program, rule))) };
@@ -146,7 +152,7 @@ pub fn why_not(graph: &Graph, options: &Options, rule: &str, node: Option<&str>)
         let reason = "rules are switched off for this run".to_string();
         return Ok(answer(first, None, Verdict::NotTried { reason }));
     }
-    let mut session = Session::start(graph, options)?;
+    let mut session = Session::start(graph, options, folder)?;
     session.run();
     let only = node.map(|n| find_node(&session, n)).transpose()?;
     let selection = Selection { disabled: options.disabled.clone(), approx: options.approx };

@@ -29,8 +29,8 @@ use hypatia_dsl::dtype::{DType, Kind};
 use hypatia_dsl::ir::{AExpr, Fact, Head, OpBody, Program, Rule, ScalarBody, ScalarId};
 use hypatia_dsl::scalar;
 
+use super::facts::asks_for;
 use crate::graph::show_number;
-use crate::optimize::facts::asks_for;
 use crate::tensor::Tensor;
 
 /// What a constant is to what it becomes part of.

@@ -14,6 +14,7 @@ pub mod cost;
 pub mod explain;
 pub mod extract;
 pub mod facts;
+pub(crate) mod folded;
 mod known;
 pub mod language;
 pub mod lower;
@@ -29,15 +30,14 @@ mod tests;
 use std::collections::HashSet;
 use std::time::Duration;
 
-pub use report::{Firing, Report, Stage, Stop, Summary};
+pub use report::{Firing, Launches, Report, Stage, Stop, Summary};
 pub use rewrites::rewrites;
 
 use hypatia_dsl::ir::{Program, Rule};
 
 use crate::device::Device;
 use crate::error::Result;
-use crate::graph::{Graph, export};
-use crate::plan::Launches;
+use crate::graph::{ConstantFolder, Graph};
 
 /// A rule as an `egg` rewrite.
 pub type Rewrite = egg::Rewrite<language::Node, analysis::Context>;
@@ -98,24 +98,9 @@ pub struct Optimized {
     pub report: Report,
 }
 
-impl Optimized {
-    /// Counts the launches of `given` and of what was made of it, and the fusions, and puts them into the report. Planning takes time
-    /// (constants are computed), so it is done for those who ask. What cannot be planned gives a warning.
-    pub fn count_launches(&mut self, given: &Graph, options: &Options) {
-        match Launches::count(given, &self.graph, &options.device, options.no_rules) {
-            Ok(launches) => self.report.launches = Some(launches),
-            Err(e) => self.report.warnings.push(format!("launches are not counted: {e}")),
-        }
-        match export::fusions(&self.graph) {
-            Ok(fusions) => self.report.fusions = Some(fusions),
-            Err(e) => self.report.warnings.push(format!("fusions are not counted: {e}")),
-        }
-    }
-}
-
-/// Optimises a graph with the rules of its program.
-pub fn optimize(graph: &Graph, options: &Options) -> Result<Optimized> {
-    let mut session = session::Session::start(graph, options)?;
+/// Optimises a graph with the rules of its program. Constants that rules ask for are computed by the folder.
+pub fn optimize(graph: &Graph, options: &Options, folder: &'static dyn ConstantFolder) -> Result<Optimized> {
+    let mut session = session::Session::start(graph, options, folder)?;
     session.run();
     session.finish()
 }

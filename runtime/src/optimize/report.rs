@@ -13,7 +13,6 @@ use serde::Serialize;
 use super::cost::is_view;
 use crate::graph::export::Fusion;
 use crate::graph::{Graph, NodeId, NodeKind};
-use crate::plan::Launches;
 
 /// Why a stage ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -127,6 +126,15 @@ impl Summary {
     }
 }
 
+/// Launches of a model before and after optimising, as the plans have them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Launches {
+    /// Of the graph as given, each pointwise node by itself.
+    pub before: usize,
+    /// Of what is run instead.
+    pub after: usize,
+}
+
 /// The report of one optimisation.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
@@ -136,7 +144,7 @@ pub struct Report {
     pub before: Summary,
     /// The graph that was chosen.
     pub after: Summary,
-    /// Launches of the plans of both, if they were counted: `Optimized::count_launches`.
+    /// Launches of the plans of both, if they were counted: `pipeline::count_launches`.
     pub launches: Option<Launches>,
     /// The fused kernels of the graph that was chosen, equal ones once, if they were counted likewise: what an exported
     /// model has as functions.

@@ -19,8 +19,7 @@ use super::rewrites::{CompiledRule, Selection, compile, oversized};
 use super::saturate::{Budget, Rejections, Seen, Trace, run};
 use super::{Optimized, Options};
 use crate::error::{Error, Result};
-use crate::graph::{Graph, Value};
-use crate::library;
+use crate::graph::{ConstantFolder, Graph, Value};
 
 /// A chosen graph inside the e-graph.
 #[derive(Clone, Debug, Default)]
@@ -68,10 +67,10 @@ pub struct Session<'a> {
 
 impl<'a> Session<'a> {
     /// Unfolds the graph and puts it into an e-graph.
-    pub fn start(graph: &Graph, options: &'a Options) -> Result<Session<'a>> {
+    pub fn start(graph: &Graph, options: &'a Options, folder: &'static dyn ConstantFolder) -> Result<Session<'a>> {
         let started = Instant::now();
         let graph = graph.unfold()?.pruned();
-        let entered = enter(&graph)?;
+        let entered = enter(&graph, folder)?;
         let program = graph.program.clone();
         let given = entered.egraph.classes().filter_map(|c| c.nodes.first().map(|n| (c.id, n.clone()))).collect();
         let rules = if options.no_rules {
@@ -253,7 +252,7 @@ impl<'a> Session<'a> {
         let cost = if cost == 0 { self.before.micros } else { micros(cost) };
         let mut warnings = std::mem::take(&mut self.warnings);
         // The library's own rules are meant to be left where they do not fit.
-        let own = |id: RuleId| Some(&self.program.rules[id.index()]).filter(|r| !library::is_embedded(&r.origin.file));
+        let own = |id: RuleId| Some(&self.program.rules[id.index()]).filter(|r| !r.origin.is_embedded());
         warnings.extend(self.rejections.lines(|id| own(id).map(|r| r.name.clone())));
         warnings.extend(
             self.stages

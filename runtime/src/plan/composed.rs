@@ -12,11 +12,11 @@ use hypatia_dsl::ir::Backend;
 use super::kernels::{called, declares, is_callable};
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::graph::{Graph, Node, NodeKind, Value};
+use crate::graph::{ConstantFolder, Graph, Node, NodeKind, Value};
 use crate::optimize::{Options, optimize};
 
 /// Replaces every node that a `composed` kernel computes, or that is for a library which has no such call here.
-pub(super) fn expand(graph: &Graph, device: &Device) -> Result<Graph> {
+pub(super) fn expand(graph: &Graph, device: &Device, folder: &'static dyn ConstantFolder) -> Result<Graph> {
     let apart = |n: &Node| match is_callable(graph, n) {
         true => called(graph, n, device).is_none(),
         false => declares(graph, n, &Backend::Composed, device),
@@ -36,7 +36,7 @@ pub(super) fn expand(graph: &Graph, device: &Device) -> Result<Graph> {
             let key = key(graph, node);
             let part = match parts.remove(&key) {
                 Some(part) => part,
-                None => optimized(graph, node, device)?,
+                None => optimized(graph, node, device, folder)?,
             };
             let results = splice(&mut out, &part, &operands)?;
             parts.insert(key, part);
@@ -64,7 +64,12 @@ fn key(graph: &Graph, node: &Node) -> String {
 }
 
 /// The op alone, its operands as inputs, optimised.
-pub(super) fn optimized(graph: &Graph, node: &Node, device: &Device) -> Result<Graph> {
+pub(super) fn optimized(
+    graph: &Graph,
+    node: &Node,
+    device: &Device,
+    folder: &'static dyn ConstantFolder,
+) -> Result<Graph> {
     let NodeKind::Op { op, attrs, term } = &node.kind else {
         return Err(Error::Internal("a kernel for something that is no op".into()));
     };
@@ -77,7 +82,7 @@ pub(super) fn optimized(graph: &Graph, node: &Node, device: &Device) -> Result<G
         alone.output(format!("result{i}"), v);
     }
     let options = Options { device: device.clone(), composed: false, ..Options::default() };
-    Ok(optimize(&alone, &options)?.graph)
+    Ok(optimize(&alone, &options, folder)?.graph)
 }
 
 /// Puts a graph into another one, these values in the place of its inputs. Returns its outputs.

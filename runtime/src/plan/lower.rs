@@ -13,23 +13,20 @@ use hypatia_dsl::kernel::{Access, Operand, PointwiseKernel};
 use hypatia_dsl::scalar::{Literal, Term, TermId, TermNode};
 
 use super::conv::leads_to_convolution;
-use super::prepare::{Prepared, builtin, is_pointwise, prepare};
-use super::regions::cluster;
+use super::prepare::{Kernels, Prepared};
 use super::rows::Rows;
 use super::view::{View, collapse, row_major};
 use super::wrapped::wrapped;
-use super::{
-    Action, Buffer, BufferId, Constants, GemmStep, Options, Place, Plan, PlanInput, PointwiseStep, Step, kernels,
-};
+use super::{Action, Buffer, BufferId, GemmStep, Options, Place, Plan, PlanInput, PointwiseStep, Step, kernels};
 use crate::error::{Error, Result};
 use crate::graph::prim::{Prim, elements, sizes};
-use crate::graph::{Graph, Node, NodeId, NodeKind, Value};
+use crate::graph::{Graph, Node, NodeId, NodeKind, Value, builtin, cluster, is_pointwise};
 use crate::tensor::Tensor;
 
 /// A plan in the making.
 pub(super) struct Lower<'a> {
     pub(super) graph: &'a Graph,
-    rowwise: &'a HashMap<NodeId, Rows>,
+    kernels: &'a Kernels,
     pub(super) plan: Plan,
     pub(super) values: HashMap<Value, View>,
     /// Buffers of constants by the address of their tensor: initializers are shared.
@@ -116,7 +113,7 @@ impl<'a> Lower<'a> {
         let groups = cluster(graph, if options.cluster { &pointwise } else { &none })?;
         Ok(Lower {
             graph,
-            rowwise: &prepared.rowwise,
+            kernels: &prepared.kernels,
             plan,
             values: HashMap::new(),
             constants: HashMap::new(),
@@ -142,11 +139,10 @@ impl<'a> Lower<'a> {
     }
 
     /// The steps of a graph over these operands, which are not put into the plan, and where its results lie.
-    pub(super) fn steps_of(&mut self, graph: &Graph, operands: &[View]) -> Result<(Vec<Step>, Vec<View>)> {
-        let prepared = prepare(graph, self.options, &mut Constants::default())?;
-        let outer = std::mem::replace(&mut self.plan, empty(graph, self.options));
+    pub(super) fn steps_of(&mut self, prepared: &Prepared, operands: &[View]) -> Result<(Vec<Step>, Vec<View>)> {
+        let outer = std::mem::replace(&mut self.plan, empty(&prepared.graph, self.options));
         let first = outer.steps.len();
-        let mut inner = Lower::new(&prepared, self.options, outer)?;
+        let mut inner = Lower::new(prepared, self.options, outer)?;
         inner.constants = std::mem::take(&mut self.constants);
         // What is copied in there is not there for others.
         inner.copies.clone_from(&self.copies);
@@ -264,11 +260,11 @@ impl Lower<'_> {
         let graph = self.graph;
         let (id, node) = (NodeId(index as u32), &graph.nodes[index]);
         let NodeKind::Op { attrs, term, .. } = &node.kind else { return Ok(()) };
-        if let Some(kernel) = self.rowwise.get(&id) {
+        if let Some(kernel) = self.kernels.rowwise.get(&id) {
             return self.rowwise_node(id, node, kernel);
         }
-        if let Some(kernel) = kernels::called(graph, node, &self.plan.device) {
-            return self.called(id, node, kernel);
+        if let Some(call) = self.kernels.calls.get(&id) {
+            return self.called(id, node, call);
         }
         let op = builtin(graph, node).ok_or_else(|| Error::Internal("an op without a kernel".into()))?;
         let (dtype, shape) = self.ty(Value { node: id, output: 0 })?;

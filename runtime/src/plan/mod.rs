@@ -1,8 +1,7 @@
 //! Plans: which kernel computes what, in which order, and where the results lie.
 //!
 //! In: a graph on concrete sizes and a device. Out: a [`Plan`], that an executor runs as it stands:
-//! [`constants`] computes what no input changes, [`prepare`] decides what stays an op, [`regions`] clusters
-//! pointwise work, [`lower`] turns nodes into steps and views ([`conv`] convolutions, [`unrolled`] what a device has no
+//! [`prepare`] computes what no input changes and decides what stays an op, [`lower`] turns nodes into steps and views ([`conv`] convolutions, [`unrolled`] what a device has no
 //! kernel for, [`wrapped`] integers narrower than it counts in, [`workspace`] memory that it works in), [`kernels`] chooses
 //! kernels for gemms on devices that have several, [`either`] keeps a way to do without a library's call, [`copies`]
 //! spares and joins copies, [`buffers`] places results in one arena. Holds always: a step reads only inputs, constants
@@ -12,7 +11,6 @@
 mod batch;
 mod buffers;
 mod composed;
-mod constants;
 #[cfg(test)]
 mod constants_tests;
 mod conv;
@@ -22,7 +20,6 @@ mod kernels;
 mod lower;
 mod prepare;
 mod print;
-mod regions;
 mod rows;
 #[cfg(test)]
 mod tests;
@@ -32,7 +29,6 @@ mod work;
 mod workspace;
 mod wrapped;
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use hypatia_dsl::builtin::{BuiltinScalar, Joining};
@@ -43,16 +39,11 @@ use hypatia_dsl::scalar::{Term, TermId, TermNode};
 
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::graph::Graph;
 use crate::graph::prim::{Cumsum, Window};
+use crate::graph::{Constants, Graph};
 use crate::memory;
-use crate::optimize::cost::ASSUMED_SIZE;
 use crate::tensor::Tensor;
-pub use constants::Constants;
-pub(crate) use constants::constant_value;
-pub(crate) use prepare::constants as constant_nodes;
 pub use print::{Note, Noted, note};
-pub(crate) use regions::cluster;
 pub use view::{View, collapse, matrix_layout, row_major};
 pub use work::StepWork;
 pub use workspace::Parting;
@@ -282,33 +273,6 @@ impl Step {
     }
 }
 
-/// Launches of a model before and after optimising, as the plans have them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
-pub struct Launches {
-    /// Of the graph as given, each pointwise node by itself.
-    pub before: usize,
-    /// Of what is run instead.
-    pub after: usize,
-}
-
-impl Launches {
-    /// Plans a model both ways for a device. With no rules at all, the given graph is what is run.
-    pub fn count(given: &Graph, optimized: &Graph, device: &Device, no_rules: bool) -> Result<Launches> {
-        let before = launches(given, device, false)?;
-        let after = if no_rules { before } else { launches(optimized, device, true)? };
-        Ok(Launches { before, after })
-    }
-}
-
-/// Launches of a graph on a device: the steps of its plan. A size that is still symbolic is taken to be what the cost
-/// model assumes.
-pub fn launches(graph: &Graph, device: &Device, cluster: bool) -> Result<usize> {
-    let symbols = graph.symbols().into_iter().map(|s| (s, ASSUMED_SIZE)).collect();
-    // Nothing is run: memory is no limit.
-    let options = Options { cluster, memory: usize::MAX, ..Options::new(device.clone()) };
-    Ok(Plan::build(&graph.specialize(&symbols)?, &options)?.launches())
-}
-
 /// How a plan is made.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Options {
@@ -353,19 +317,14 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Plans a graph whose sizes are all numbers.
-    pub fn build(graph: &Graph, options: &Options) -> Result<Plan> {
-        Plan::build_with(graph, options, &mut Constants::default())
-    }
-
-    /// As [`Plan::build`], with constants that earlier plans of the model have computed.
-    pub fn build_with(graph: &Graph, options: &Options, constants: &mut Constants) -> Result<Plan> {
+    /// Plans a graph whose sizes are all numbers, with the constants that earlier plans of the model have computed.
+    pub fn build(graph: &Graph, options: &Options, constants: &mut Constants) -> Result<Plan> {
         Plan::of(&prepare::prepare(graph, options, constants)?, options)
     }
 
-    /// Plans a graph of builtin ops, constant work with the rest.
-    fn unfolded(graph: &Graph, options: &Options) -> Result<Plan> {
-        let prepared = prepare::Prepared { graph: graph.clone(), rowwise: HashMap::new() };
+    /// Plans a graph of builtin ops, constant work with the rest: what computes constants is planned so.
+    pub fn unfolded(graph: &Graph, options: &Options) -> Result<Plan> {
+        let prepared = prepare::Prepared { graph: graph.clone(), kernels: prepare::Kernels::default() };
         Plan::of(&prepared, options)
     }
 

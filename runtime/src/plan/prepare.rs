@@ -6,52 +6,52 @@
 
 use std::collections::HashMap;
 
-use hypatia_dsl::builtin::BuiltinOp;
-use hypatia_dsl::ir::{AttrValue, OpBody};
+use hypatia_dsl::ir::{KernelId, OpBody};
 
-use super::constants::Constants;
 use super::rows::Rows;
 use super::{Options, composed};
 use crate::device::Device;
 use crate::error::Result;
-use crate::graph::{Graph, Instantiator, Node, NodeId, NodeKind, Value};
+use crate::graph::{Constants, Graph, Instantiator, NodeId, NodeKind, Value, constant_nodes};
+
+/// What computes the defined ops of a graph.
+#[derive(Default)]
+pub(super) struct Kernels {
+    /// The row-wise kernel of each defined op that has one.
+    pub rowwise: HashMap<NodeId, Rows>,
+    /// The call of each other defined op.
+    pub calls: HashMap<NodeId, Call>,
+}
 
 /// A graph that is ready to be lowered.
 pub(super) struct Prepared {
     /// The graph.
     pub graph: Graph,
-    /// The kernel of each defined op that is left.
-    pub rowwise: HashMap<NodeId, Rows>,
+    /// The kernels of the defined ops that are left.
+    pub kernels: Kernels,
 }
 
-/// The builtin that a node applies.
-pub(super) fn builtin(graph: &Graph, node: &Node) -> Option<BuiltinOp> {
-    match &node.kind {
-        NodeKind::Op { op, .. } => match graph.program.op(*op).body {
-            OpBody::Builtin(b) => Some(b),
-            OpBody::Defined(_) => None,
-        },
-        _ => None,
-    }
-}
-
-/// True for ops whose result is a window onto their first operand, and for constant fills, which are a
-/// window onto one element.
-pub(super) fn is_view(graph: &Graph, node: &Node) -> bool {
-    use BuiltinOp::*;
-    matches!(builtin(graph, node), Some(Reshape | Transpose | Expand | Slice | Windows | Split | Full))
-}
-
-/// True for nodes that compute each element of their result from one of each operand.
-pub(super) fn is_pointwise(graph: &Graph, node: &Node) -> bool {
-    matches!(node.kind, NodeKind::Scalar(_)) || builtin(graph, node) == Some(BuiltinOp::Cast)
+/// A library's call that computes an op.
+pub(super) struct Call {
+    /// The kernel.
+    pub kernel: KernelId,
+    /// The same step by step: the op's operands are its inputs, in order.
+    pub apart: Prepared,
 }
 
 pub(super) fn prepare(graph: &Graph, options: &Options, known: &mut Constants) -> Result<Prepared> {
     let device = &options.device;
-    let (graph, _) = unfold_kernelless(&composed::expand(&graph.pruned(), device)?, device)?;
+    let (graph, _) = unfold_kernelless(&composed::expand(&graph.pruned(), device, known.folder())?, device)?;
     let (graph, rowwise) = unfold_kernelless(&known.fold(graph, options.cluster)?.pruned(), device)?;
-    Ok(Prepared { graph, rowwise })
+    let mut calls = HashMap::new();
+    for (i, node) in graph.nodes.iter().enumerate() {
+        if let Some(kernel) = super::kernels::called(&graph, node, device) {
+            let body = composed::optimized(&graph, node, device, known.folder())?;
+            let apart = prepare(&body, options, known)?;
+            calls.insert(NodeId(i as u32), Call { kernel, apart });
+        }
+    }
+    Ok(Prepared { graph, kernels: Kernels { rowwise, calls } })
 }
 
 /// Replaces defined ops that neither a row-wise kernel nor a library's call computes by their bodies.
@@ -59,7 +59,7 @@ fn unfold_kernelless(graph: &Graph, device: &Device) -> Result<(Graph, HashMap<N
     let mut out = Graph::new(graph.program.clone());
     let mut rowwise = HashMap::new();
     let mut map: Vec<Vec<Value>> = Vec::with_capacity(graph.nodes.len());
-    let constant = constants(graph);
+    let constant = constant_nodes(graph);
     for (i, node) in graph.nodes.iter().enumerate() {
         let operands: Vec<Option<Value>> =
             node.operands.iter().map(|v| v.map(|v| map[v.node.index()][v.output as usize])).collect();
@@ -102,31 +102,4 @@ fn unfold_kernelless(graph: &Graph, device: &Device) -> Result<(Graph, HashMap<N
     out.outputs = graph.outputs.iter().map(|(n, v)| (n.clone(), moved(v))).collect();
     out.inputs = graph.inputs.iter().map(|id| map[id.index()][0].node).collect();
     Ok((out, rowwise))
-}
-
-/// Which nodes depend on constants alone. What depends on a size that is not known yet does not.
-pub(crate) fn constants(graph: &Graph) -> Vec<bool> {
-    let mut constant = vec![false; graph.nodes.len()];
-    for (i, node) in graph.nodes.iter().enumerate() {
-        constant[i] = match &node.kind {
-            NodeKind::Input { .. } => false,
-            NodeKind::Const(_) => true,
-            NodeKind::Scalar(_) => node.operands.iter().flatten().all(|v| constant[v.node.index()]),
-            NodeKind::Op { attrs, .. } => {
-                node.operands.iter().flatten().all(|v| constant[v.node.index()])
-                    && node.results.iter().flat_map(|t| &t.shape).all(|d| d.as_const().is_some())
-                    && attrs.iter().all(is_known)
-            }
-        };
-    }
-    constant
-}
-
-/// True for an attribute without symbols.
-fn is_known(attr: &AttrValue) -> bool {
-    match attr {
-        AttrValue::Dim(d) => d.as_const().is_some(),
-        AttrValue::List(l) => l.iter().all(is_known),
-        _ => true,
-    }
 }

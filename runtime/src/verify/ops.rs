@@ -23,7 +23,8 @@ use crate::cpu::reference::{Mode, RefTensor, evaluate};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::graph::{Graph, show_number};
-use crate::plan::{self, Plan};
+use crate::pipeline;
+use crate::plan;
 use crate::tensor::Tensor;
 use crate::test_runner::{far_apart, position};
 
@@ -166,7 +167,7 @@ fn check(made: &Instance, has_kernel: bool) -> Verdict {
 
 /// The executor's results against the reference's.
 fn kernel(graph: &Graph, inputs: &[(String, Tensor)]) -> Result<Option<String>> {
-    let plan = Plan::build(graph, &plan::Options::new(Device::cpu()))?;
+    let plan = pipeline::plan(graph, &plan::Options::new(Device::cpu()))?;
     let ordered: Vec<Tensor> = plan
         .inputs
         .iter()

@@ -12,9 +12,9 @@ use std::cell::OnceCell;
 use super::check::{FACTOR, Scatter, evaluate_exactly};
 use crate::cpu::reference::{Mode, RefTensor, evaluate};
 use crate::error::Result;
+use crate::graph::constant_nodes;
 use crate::graph::instantiate::Numbers;
 use crate::graph::{Graph, NodeId};
-use crate::plan::constant_nodes;
 use crate::tensor::Tensor;
 use crate::test_runner::tolerance;
 

@@ -11,8 +11,7 @@ use serde::Serialize;
 
 use crate::error::Result;
 use crate::graph::print::show_attr_short;
-use crate::graph::{Graph, Node, NodeKind, show_term};
-use crate::plan::{cluster, constant_nodes};
+use crate::graph::{Graph, Node, NodeKind, cluster, constant_nodes, show_term};
 
 /// A fused kernel of a graph.
 #[derive(Clone, Debug, PartialEq, Serialize)]

@@ -23,9 +23,9 @@ pub use fusions::Fusion;
 pub use model::{Export, export};
 
 use crate::error::Result;
-use crate::graph::Graph;
+use crate::graph::{ConstantFolder, Graph};
 
 /// The fused kernels of a graph: those that do the work of more than one operation, equal ones once.
-pub fn fusions(graph: &Graph) -> Result<Vec<Fusion>> {
-    Ok(export(graph)?.fusions)
+pub fn fusions(graph: &Graph, folder: &'static dyn ConstantFolder) -> Result<Vec<Fusion>> {
+    Ok(export(graph, folder)?.fusions)
 }

@@ -19,8 +19,7 @@ use crate::graph::import::onnx::proto::{
     FunctionProto, GraphProto, ModelProto, OperatorSetIdProto, TensorProto, TensorShapeProto, TypeProto,
     ValueInfoProto, type_proto,
 };
-use crate::graph::{Graph, NodeId, NodeKind, Value};
-use crate::plan::Constants;
+use crate::graph::{ConstantFolder, Constants, Graph, NodeId, NodeKind, Value};
 
 /// The version of the standard ops that is written.
 const OPSET: i64 = 20;
@@ -38,8 +37,8 @@ pub struct Export {
 }
 
 /// Writes a graph as an ONNX model.
-pub fn export(graph: &Graph) -> Result<Export> {
-    let graph = Constants::default().fold(graph.pruned(), false)?.pruned();
+pub fn export(graph: &Graph, folder: &'static dyn ConstantFolder) -> Result<Export> {
+    let graph = Constants::new(folder).fold(graph.pruned(), false)?.pruned();
     let mut writer = Writer::new(&graph);
     for group in groups(&graph)? {
         writer.group(&group).map_err(|e| named(e, &graph, &group))?;

@@ -22,7 +22,7 @@ use super::tables;
 use super::types::{Declared, Size, contradiction, declared};
 use super::{Import, Options, tensor};
 use crate::error::{Error, Result};
-use crate::graph::Graph;
+use crate::graph::{ConstantFolder, Graph};
 use crate::tensor::Tensor;
 
 /// Opset versions of the default domain that are understood.
@@ -88,7 +88,7 @@ pub(super) fn import(
     model: &ModelProto,
     file: &str,
     dir: Option<&Path>,
-    program: Arc<Program>,
+    program: (Arc<Program>, &'static dyn ConstantFolder),
     options: &Options,
 ) -> Result<Import> {
     let (error, plain, symbols) = match attempt(model, file, dir, program.clone(), options)? {
@@ -151,7 +151,7 @@ fn attempt(
     model: &ModelProto,
     file: &str,
     dir: Option<&Path>,
-    program: Arc<Program>,
+    program: (Arc<Program>, &'static dyn ConstantFolder),
     options: &Options,
 ) -> Result<Attempt> {
     let damaged = |message: String| Error::Model { file: file.into(), message };
@@ -179,7 +179,7 @@ fn attempt(
         }
     }
     let mut importer = Importer {
-        builder: Builder::new(Graph::new(program)),
+        builder: Builder::new(Graph::new(program.0), program.1),
         file,
         dir,
         functions,

@@ -18,6 +18,7 @@ use super::{execute, models, program};
 use crate::cpu::reference::{Mode, evaluate};
 use crate::error::Error;
 use crate::npz;
+use crate::pipeline::FOLDER;
 use crate::tensor::Tensor;
 
 /// A case as it lies in the archive.
@@ -134,7 +135,7 @@ fn run(name: &str, case: &Case, fixed: bool) -> Result<Status, Error> {
         Ok(t) => t,
         // The model says so too.
         Err(m) => {
-            let error = load_bytes(&case.model, name, program(), &Options::default()).err();
+            let error = load_bytes(&case.model, name, program(), &Options::default(), &FOLDER).err();
             return match error {
                 Some(Error::Unsupported { .. }) => refused(m),
                 other => Ok(Status::Wrong(format!("{m}, but its import gives {other:?}"))),
@@ -144,7 +145,7 @@ fn run(name: &str, case: &Case, fixed: bool) -> Result<Status, Error> {
     let (constants, inputs): (Vec<_>, Vec<_>) = inputs.into_iter().partition(|(_, t)| fixed && is_shape(t));
     let shapes = inputs.iter().map(|(n, t)| (n.clone(), t.shape().to_vec())).collect();
     let options = Options { shapes, constants: constants.into_iter().collect(), ..Options::default() };
-    let graph = load_bytes(&case.model, name, program(), &options)?.graph;
+    let graph = load_bytes(&case.model, name, program(), &options, &FOLDER)?.graph;
     let want = match tensors(&case.outputs) {
         Ok(t) if t.len() == graph.outputs.len() => t,
         Ok(_) => return Ok(Status::Wrong("it has values that are no tensors, but is imported".into())),

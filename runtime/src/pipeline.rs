@@ -1,0 +1,70 @@
+//! The way from a model to a plan, stage by stage, with constants computed by the host's executor.
+//!
+//! In: a model file, a graph or a plan's settings. Out: what each stage gives. The stages know nothing of each other's
+//! insides and run no executor; here is what hands them the [`HostFolder`], and what compares the plans of two graphs.
+//! Holds always: whoever plans a model goes this way, so that one count of launches is told and run.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use hypatia_dsl::ir::Program;
+
+use crate::cpu::HostFolder;
+use crate::device::Device;
+use crate::error::Result;
+use crate::graph::{Constants, Graph, export, import};
+use crate::optimize::cost::ASSUMED_SIZE;
+use crate::optimize::{self, Launches, Optimized};
+use crate::plan::{self, Plan};
+
+/// What computes constants.
+pub static FOLDER: HostFolder = HostFolder;
+
+/// Imports a model file: see [`import::load_with`].
+pub fn load(path: &Path, program: Arc<Program>, options: &import::Options) -> Result<import::Import> {
+    import::load_with(path, program, options, &FOLDER)
+}
+
+/// Optimises a graph: see [`optimize::optimize`].
+pub fn optimize(graph: &Graph, options: &optimize::Options) -> Result<Optimized> {
+    optimize::optimize(graph, options, &FOLDER)
+}
+
+/// Plans a graph whose sizes are all numbers: see [`Plan::build`].
+pub fn plan(graph: &Graph, options: &plan::Options) -> Result<Plan> {
+    Plan::build(graph, options, &mut constants())
+}
+
+/// No constants yet, for plans of one model.
+pub fn constants() -> Constants {
+    Constants::new(&FOLDER)
+}
+
+/// Launches of a graph on a device: the steps of its plan. A size that is still symbolic is taken to be what the cost
+/// model assumes.
+pub fn launches(graph: &Graph, device: &Device, cluster: bool) -> Result<usize> {
+    let symbols = graph.symbols().into_iter().map(|s| (s, ASSUMED_SIZE)).collect();
+    // Nothing is run: memory is no limit.
+    let options = plan::Options { cluster, memory: usize::MAX, ..plan::Options::new(device.clone()) };
+    Ok(plan(&graph.specialize(&symbols)?, &options)?.launches())
+}
+
+/// Plans a model both ways for a device and counts the launches. With no rules at all, the given graph is what is run.
+pub fn compared(given: &Graph, optimized: &Graph, device: &Device, no_rules: bool) -> Result<Launches> {
+    let before = launches(given, device, false)?;
+    let after = if no_rules { before } else { launches(optimized, device, true)? };
+    Ok(Launches { before, after })
+}
+
+/// Counts the launches of `given` and of what was made of it, and the fusions, and puts them into the report. Planning
+/// takes time (constants are computed), so it is done for those who ask. What cannot be planned gives a warning.
+pub fn count_launches(optimized: &mut Optimized, given: &Graph, options: &optimize::Options) {
+    match compared(given, &optimized.graph, &options.device, options.no_rules) {
+        Ok(launches) => optimized.report.launches = Some(launches),
+        Err(e) => optimized.report.warnings.push(format!("launches are not counted: {e}")),
+    }
+    match export::fusions(&optimized.graph, &FOLDER) {
+        Ok(fusions) => optimized.report.fusions = Some(fusions),
+        Err(e) => optimized.report.warnings.push(format!("fusions are not counted: {e}")),
+    }
+}
