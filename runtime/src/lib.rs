@@ -49,6 +49,7 @@ pub mod generate;
 pub mod generated;
 pub mod graph;
 pub mod library;
+pub mod lowering;
 pub mod memory;
 pub mod npz;
 pub mod optimize;

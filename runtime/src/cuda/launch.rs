@@ -10,7 +10,7 @@ use hypatia_dsl::emit::cuda::{ArgKind, CudaSource, Geometry};
 use super::device::failed;
 use super::memory::bind;
 use crate::error::{Error, Result};
-use crate::generate::Work;
+use crate::lowering::Work;
 use crate::plan::{Place, Plan, View};
 
 /// Where an operand lies.

@@ -398,8 +398,8 @@ mod tests {
     use super::*;
     use crate::cuda::steps::elementwise;
     use crate::device::Device;
-    use crate::generate::step_kernels;
     use crate::graph::Graph;
+    use crate::lowering::step_kernels;
     use crate::plan::Options;
     use crate::testing::ty;
 

@@ -18,9 +18,10 @@ use super::packed::Other;
 use super::tune::{self, Tuner};
 use super::{either, gemm, packed};
 use crate::error::{Error, Result};
-use crate::generate::{Body, Work, step_kernels};
+use crate::lowering::{Work, step_kernels};
 use crate::plan::{Action, EitherStep, GemmStep, Plan, Step, View};
 use crate::tuner::Effort;
+use hypatia_dsl::emit::instances::Body;
 
 /// A product and the places of its operands, once for each call.
 pub struct Product {

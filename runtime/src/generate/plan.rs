@@ -7,9 +7,9 @@ use hypatia_dsl::dtype::DType;
 use hypatia_dsl::emit::cuda::identifier;
 use hypatia_dsl::kernel::{Access, Operand, PointwiseKernel};
 
-use super::steps::step_kernels;
 use super::write::StepEntry;
-use super::{Body, Instance, Skipped, Work};
+use super::{Body, Instance, Skipped};
+use crate::lowering::{Work, step_kernels};
 use crate::plan::{Action, GemmStep, Plan, Step, View, row_major};
 
 /// What `gen` makes of a plan.

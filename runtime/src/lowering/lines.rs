@@ -7,8 +7,9 @@
 use hypatia_dsl::builtin::Joining;
 use hypatia_dsl::kernel::{CumsumKernel, ProductKernel, Running, SORT_TILE, ScatterKernel, SortKernel, Sorting};
 
-use super::Body;
-use super::steps::{Work, copy};
+use hypatia_dsl::emit::instances::Body;
+
+use super::{Work, copy};
 use crate::graph::prim::Cumsum;
 use crate::plan::{GemmStep, Parting, Step, View, collapse, row_major};
 

@@ -4,14 +4,16 @@
 //! are launched, and the values of their sizes and strides. Holds always: equal work gives equal descriptions, whatever the step is called, so that it is
 //! printed and compiled once; an argument is named as in the source.
 
+mod lines;
+
 use hypatia_dsl::dtype::DType;
+use hypatia_dsl::emit::instances::Body;
 use hypatia_dsl::ir::InView;
 use hypatia_dsl::kernel::{
     Access, ArgmaxKernel, Move, MoveKernel, Operand, PointwiseKernel, Reduction, RowAccess, RowLayout, RowwiseKernel,
 };
 use hypatia_dsl::scalar::{Term, TermNode};
 
-use super::{Body, lines};
 use crate::plan::{Action, PointwiseStep, RowwiseStep, Step, View, collapse, row_major};
 
 /// The work of a kernel, apart from its pointers.
@@ -29,21 +31,21 @@ pub struct Work {
 }
 
 impl Work {
-    pub(super) fn new(rows: usize, n: usize) -> Work {
+    fn new(rows: usize, n: usize) -> Work {
         Work { rows, n, sizes: Vec::new(), views: Vec::new() }
     }
 
-    pub(super) fn view(mut self, name: &str, view: &View) -> Work {
+    fn view(mut self, name: &str, view: &View) -> Work {
         self.views.push((name.into(), view.clone()));
         self
     }
 
-    pub(super) fn sizes(mut self, name: impl Into<String>, values: &[usize]) -> Work {
+    fn sizes(mut self, name: impl Into<String>, values: &[usize]) -> Work {
         self.sizes.push((name.into(), values.iter().map(|v| *v as i64).collect()));
         self
     }
 
-    pub(super) fn strides(mut self, name: impl Into<String>, values: &[isize]) -> Work {
+    fn strides(mut self, name: impl Into<String>, values: &[isize]) -> Work {
         self.sizes.push((name.into(), values.iter().map(|v| *v as i64).collect()));
         self
     }
@@ -109,7 +111,7 @@ fn rowwise(r: &RowwiseStep) -> (Body, Work) {
     (Body::Rowwise(kernel), work)
 }
 
-pub(super) fn copy(view: &View) -> (Body, Work) {
+fn copy(view: &View) -> (Body, Work) {
     let (shape, strides) = collapse(&view.shape, &[view.strides.clone(), row_major(&view.shape)]);
     let mut term = Term::empty();
     let root = term.add(TermNode::In { input: 0, view: InView::Broadcast });
