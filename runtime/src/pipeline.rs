@@ -32,7 +32,14 @@ pub fn optimize(graph: &Graph, options: &optimize::Options) -> Result<Optimized>
 
 /// Plans a graph whose sizes are all numbers: see [`Plan::build`].
 pub fn plan(graph: &Graph, options: &plan::Options) -> Result<Plan> {
-    Plan::build(graph, options, &mut constants())
+    plan_with(graph, options, &mut constants())
+}
+
+/// [`plan()`], with the constants that earlier plans of the model have computed. What the optimiser has not seen gets its
+/// lists of kernels now.
+pub fn plan_with(graph: &Graph, options: &plan::Options, constants: &mut Constants) -> Result<Plan> {
+    let graph = optimize::kernels::select(graph, &options.device, constants.folder())?;
+    Plan::build(&graph, options, constants)
 }
 
 /// No constants yet, for plans of one model.

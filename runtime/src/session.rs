@@ -211,7 +211,7 @@ impl Planner {
     fn build(&self, graph: &Graph, cluster: bool) -> Result<Arc<Plan>> {
         let options = plan::Options { cluster, ..self.options.clone() };
         let mut constants = self.constants.lock().unwrap_or_else(PoisonError::into_inner);
-        Ok(Arc::new(Plan::build(graph, &options, &mut constants)?))
+        Ok(Arc::new(pipeline::plan_with(graph, &options, &mut constants)?))
     }
 
     /// The plan that runs unless it turns out to be wrong.

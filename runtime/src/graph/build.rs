@@ -13,7 +13,7 @@ use hypatia_dsl::scalar::Term;
 use hypatia_dsl::shape::Dim;
 use hypatia_dsl::typing::{TensorType, apply_op, apply_scalar, normalise_attrs};
 
-use super::{Graph, Node, NodeId, NodeKind, Value, check_term};
+use super::{Graph, Kernels, Node, NodeId, NodeKind, Value, check_term};
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 
@@ -256,7 +256,7 @@ impl Graph {
 
     pub(super) fn push(&mut self, kind: NodeKind, operands: Vec<Option<Value>>, results: Vec<TensorType>) -> Value {
         let node = NodeId(self.nodes.len() as u32);
-        self.nodes.push(Node { kind, operands, results, name: String::new() });
+        self.nodes.push(Node { kind, operands, results, name: String::new(), kernels: Kernels::default() });
         Value { node, output: 0 }
     }
 

@@ -16,7 +16,7 @@ use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::AttrValue;
 
 use super::kinds::{is_pointwise, is_view};
-use super::{Graph, Node, NodeId, NodeKind, Value};
+use super::{Graph, Kernels, Node, NodeId, NodeKind, Value};
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 
@@ -84,6 +84,7 @@ impl Constants {
             }
             node.kind = NodeKind::Const(value.clone());
             node.operands.clear();
+            node.kernels = Kernels::default();
         }
         Ok(graph)
     }

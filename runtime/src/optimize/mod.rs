@@ -3,7 +3,7 @@
 //! In: a [`Graph`] and [`Options`]. Out: an equal graph that costs less, and a [`Report`] of what was done. The way
 //! through: defined ops unfold, the graph enters an e-graph (`lower`), the rulesets run in order, each to a fixpoint
 //! (`saturate`), the cheapest graph is chosen (`extract`, by `cost`), uses are counted anew on it, and the
-//! rulesets run again until nothing changes. Holds always: the result passes `Graph::validate`, has the inputs and
+//! rulesets run again until nothing changes. Then each node gets its list of kernels (`kernels`). Holds always: the result passes `Graph::validate`, has the inputs and
 //! outputs of the given graph, and does not cost more.
 
 pub mod analysis;
@@ -15,6 +15,7 @@ pub mod explain;
 pub mod extract;
 pub mod facts;
 pub(crate) mod folded;
+pub mod kernels;
 mod known;
 pub mod language;
 pub mod lower;
@@ -30,7 +31,7 @@ mod tests;
 use std::collections::HashSet;
 use std::time::Duration;
 
-pub use report::{Firing, Launches, Report, Stage, Stop, Summary};
+pub use report::{Firing, Launches, Open, Report, Stage, Stop, Summary};
 pub use rewrites::rewrites;
 
 use hypatia_dsl::ir::{Program, Rule};
@@ -102,5 +103,8 @@ pub struct Optimized {
 pub fn optimize(graph: &Graph, options: &Options, folder: &'static dyn ConstantFolder) -> Result<Optimized> {
     let mut session = session::Session::start(graph, options, folder)?;
     session.run();
-    session.finish()
+    let mut optimized = session.finish()?;
+    kernels::attach(&mut optimized.graph, &options.device, folder)?;
+    optimized.report.open = kernels::open(&optimized.graph);
+    Ok(optimized)
 }

@@ -78,6 +78,15 @@ pub struct Stage {
     pub busiest: Vec<(String, usize)>,
 }
 
+/// A node whose kernel depends on sizes that are not known yet.
+#[derive(Clone, Debug, Serialize)]
+pub struct Open {
+    /// Its name, or that of its value.
+    pub node: String,
+    /// What may compute it, best first: the first whose guards hold on the sizes of a run does.
+    pub kernels: Vec<String>,
+}
+
 /// A rule that fired.
 #[derive(Clone, Debug, Serialize)]
 pub struct Firing {
@@ -149,6 +158,9 @@ pub struct Report {
     /// The fused kernels of the graph that was chosen, equal ones once, if they were counted likewise: what an exported
     /// model has as functions.
     pub fusions: Option<Vec<Fusion>>,
+    /// Nodes of the graph that was chosen whose kernel depends on sizes that are not known yet.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub open: Vec<Open>,
     /// Every stage.
     pub stages: Vec<Stage>,
     /// Every firing, those that the result owes something to first.
@@ -186,6 +198,7 @@ impl fmt::Display for Report {
         self.show_fusions(f)?;
         self.show_rules(f)?;
         self.show_counts(f)?;
+        self.show_open(f)?;
         self.show_stages(f)?;
         for w in &self.warnings {
             writeln!(f, "\nwarning: {w}")?;
@@ -278,6 +291,18 @@ impl Report {
         for name in names {
             let n = |c: &BTreeMap<String, usize>| c.get(name).copied().unwrap_or(0);
             writeln!(f, "{name:<width$}  {:>6}  {:>5}", n(b), n(a))?;
+        }
+        Ok(())
+    }
+
+    /// Kernels that are chosen when sizes are known.
+    fn show_open(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.open.is_empty() {
+            return Ok(());
+        }
+        writeln!(f, "\nsizes that are not known yet decide these kernels; the first that holds is run")?;
+        for open in &self.open {
+            writeln!(f, "  {}: {}", open.node, open.kernels.join("; "))?;
         }
         Ok(())
     }

@@ -266,6 +266,7 @@ impl<'a> Session<'a> {
             after: Summary::of(&graph, cost),
             launches: None,
             fusions: None,
+            open: Vec::new(),
             firings: self.firings(),
             stages: std::mem::take(&mut self.stages),
             warnings,

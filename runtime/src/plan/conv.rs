@@ -79,7 +79,7 @@ impl Lower<'_> {
         let reads = reads.iter().map(|v| self.broadcast(*v, shape)).collect::<Result<Vec<_>>>()?;
         let out = self.fresh(dtype, shape)?;
         if !self.plan.device.is_host() {
-            self.unrolled(&node.name, step, [x, w], reads, out.clone())?;
+            self.unrolled(node, step, [x, w], reads, out.clone())?;
             return Ok(out);
         }
         let mut views = vec![self.contiguous(&x, &node.name)?, self.contiguous(&w, &node.name)?];

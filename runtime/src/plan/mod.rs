@@ -2,21 +2,19 @@
 //!
 //! In: a graph on concrete sizes and a device. Out: a [`Plan`], that an executor runs as it stands:
 //! [`prepare`] computes what no input changes and decides what stays an op, [`lower`] turns nodes into steps and views ([`conv`] convolutions, [`unrolled`] what a device has no
-//! kernel for, [`wrapped`] integers narrower than it counts in, [`workspace`] memory that it works in), [`kernels`] chooses
-//! kernels for gemms on devices that have several, [`either`] keeps a way to do without a library's call, [`copies`]
+//! kernel for, [`wrapped`] integers narrower than it counts in, [`workspace`] memory that it works in) by the kernels that
+//! the optimiser listed, [`either`] keeps a way to do without a library's call, [`copies`]
 //! spares and joins copies, [`buffers`] places results in one arena. Holds always: a step reads only inputs, constants
 //! and results of earlier steps; a view costs nothing; results that are alive at the same time do not overlap, except
 //! where a step says that it works in place.
 
 mod batch;
 mod buffers;
-mod composed;
 #[cfg(test)]
 mod constants_tests;
 mod conv;
 mod copies;
 mod either;
-mod kernels;
 mod lower;
 mod prepare;
 mod print;
@@ -31,16 +29,16 @@ mod wrapped;
 
 use std::sync::Arc;
 
-use hypatia_dsl::builtin::{BuiltinScalar, Joining};
+use hypatia_dsl::builtin::Joining;
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::{KernelId, Program};
 use hypatia_dsl::kernel::{PointwiseKernel, Reduction, RowLayout, RowwiseKernel};
-use hypatia_dsl::scalar::{Term, TermId, TermNode};
+use hypatia_dsl::scalar::{Term, TermNode};
 
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::graph::prim::{Cumsum, Window};
-use crate::graph::{Constants, Graph};
+use crate::graph::{Constants, Graph, scale};
 use crate::memory;
 use crate::tensor::Tensor;
 pub use print::{Note, Noted, note};
@@ -122,20 +120,7 @@ impl GemmStep {
     /// What the accumulator is multiplied by before it is stored, if no more is done with it: libraries do that in the
     /// product. Not 0, which would hide NaN and infinities.
     pub fn scale(&self, program: &Program) -> Option<f64> {
-        if self.is_plain() {
-            return Some(1.0);
-        }
-        let node = |id: TermId| self.term.nodes.get(id.0 as usize);
-        let Some(TermNode::Call { scalar, args }) = node(self.term.root()) else { return None };
-        let number = match (args.first().copied().and_then(node), args.get(1).copied().and_then(node)) {
-            (Some(TermNode::Acc), Some(TermNode::Lit(number))) | (Some(TermNode::Lit(number)), Some(TermNode::Acc)) => {
-                number.0
-            }
-            _ => return None,
-        };
-        let multiplies = program.builtin_scalar(BuiltinScalar::Mul) == Some(*scalar);
-        let fits = self.acc.is_float() && number.is_finite() && (number as f32) != 0.0;
-        (multiplies && args.len() == 2 && fits).then_some(number)
+        scale(program, &self.term, self.acc)
     }
 }
 
