@@ -6,7 +6,7 @@
 //! the optimiser listed, [`either`] keeps a way to do without a library's call, [`copies`]
 //! spares and joins copies, [`buffers`] places results in one arena. Holds always: a step reads only inputs, constants
 //! and results of earlier steps; a view costs nothing; results that are alive at the same time do not overlap, except
-//! where a step says that it works in place.
+//! where a step says that it works in place. [`Plan::validate`] checks all of it.
 
 mod batch;
 mod buffers;
@@ -22,6 +22,7 @@ mod rows;
 #[cfg(test)]
 mod tests;
 mod unrolled;
+mod validate;
 mod view;
 mod work;
 mod workspace;
@@ -320,6 +321,9 @@ impl Plan {
             copies::join(&mut plan);
         }
         buffers::place(&mut plan, options.memory)?;
+        if cfg!(debug_assertions) {
+            plan.validate()?;
+        }
         Ok(plan)
     }
 
