@@ -14,7 +14,7 @@ use hypatia_dsl::ir::{AttrValue, Backend, DeviceFact, Fact, InView, Kernel, Kern
 use hypatia_dsl::scalar::{Term, TermId, TermNode};
 use hypatia_dsl::typing::{Bindings, Facts, TensorType, eval_guard, show_expr, type_fact};
 
-use super::Graph;
+use super::{Graph, Node};
 use crate::device::Device;
 
 /// The candidates of a node for one device.
@@ -152,23 +152,27 @@ impl Candidate {
         matches!(backend, Some(Backend::Cublaslt(name)) if Form::named(name).is_some_and(Form::is_tried))
     }
 
-    /// In words: `cublaslt BIAS + pointwise if dim(b, -1) % 8 == 0`.
-    pub fn describe(&self, program: &Program) -> String {
+    /// In words: `cublaslt BIAS + pointwise if shape(%w)[-1] % 8 == 0`; `name` gives the operands theirs.
+    fn describe(&self, program: &Program, name: &dyn Fn(usize) -> String) -> String {
         let kernel = self.matched.as_ref().map(|m| (&program.kernels[m.kernel.index()], m));
-        let name = match kernel.map(|(k, _)| &k.backend) {
+        let what = match kernel.map(|(k, _)| &k.backend) {
             Some(Backend::Cublaslt(form)) => format!("cublaslt {form}"),
             Some(_) if matches!(self.way, Way::Rowwise) => "row-wise".to_string(),
             Some(_) => kernel.map_or(String::new(), |(k, _)| k.name.clone()),
             None => "product".to_string(),
         };
         let mut text = match &self.way {
-            Way::Whole | Way::Call | Way::Rowwise => name,
-            Way::Split(_) => format!("{name} + pointwise"),
+            Way::Whole | Way::Call | Way::Rowwise => what,
+            Way::Split(_) => format!("{what} + pointwise"),
             Way::Parts(_) => "its parts".to_string(),
             Way::Body => "its body".to_string(),
         };
         let open = kernel.into_iter().flat_map(|(k, m)| {
-            m.open.iter().filter_map(|i| k.requires.get(*i)).map(|g| show_expr(&k.vars, g)).collect::<Vec<_>>()
+            let mut vars = k.vars.clone();
+            for (var, operand) in &m.operands {
+                vars[var.index()].name = name(*operand);
+            }
+            m.open.iter().filter_map(|i| k.requires.get(*i)).map(|g| show_expr(&vars, g)).collect::<Vec<_>>()
         });
         let open: Vec<String> = open.collect();
         if !open.is_empty() {
@@ -183,10 +187,13 @@ impl Kernels {
     pub fn is_open(&self) -> bool {
         self.list.iter().any(|c| c.matched.as_ref().is_some_and(|m| !m.open.is_empty()))
     }
+}
 
-    /// All candidates in words, best first.
-    pub fn describe(&self, program: &Program) -> String {
-        self.list.iter().map(|c| c.describe(program)).collect::<Vec<_>>().join("; ")
+impl Graph {
+    /// The candidates of a node in words, best first.
+    pub fn describe_kernels(&self, node: &Node) -> Vec<String> {
+        let name = |i: usize| node.operands.get(i).copied().flatten().map_or("?".into(), |v| self.value_name(v));
+        node.kernels.list.iter().map(|c| c.describe(&self.program, &name)).collect()
     }
 }
 

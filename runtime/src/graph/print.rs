@@ -41,7 +41,7 @@ impl Graph {
             }
             out.push('\n');
             if node.kernels.is_open() {
-                let _ = writeln!(out, "    kernels: {}", node.kernels.describe(&self.program));
+                let _ = writeln!(out, "    kernels: {}", self.describe_kernels(node).join("; "));
             }
         }
         for (name, value) in &self.outputs {
@@ -130,7 +130,7 @@ impl Graph {
                     "types": node.results.iter().map(TensorType::to_string).collect::<Vec<_>>(),
                 });
                 if node.kernels.is_open() {
-                    o["kernels"] = node.kernels.list.iter().map(|c| c.describe(&self.program)).collect();
+                    o["kernels"] = self.describe_kernels(node).into();
                 }
                 if let NodeKind::Op { op, attrs, term } = &node.kind {
                     let names = self.program.ops.get(op.index()).map(|d| d.attrs().map(|(_, p)| p.name.clone()));

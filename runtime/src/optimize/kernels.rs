@@ -134,8 +134,7 @@ pub(super) fn open(graph: &Graph) -> Vec<Open> {
         true => graph.value_name(Value { node: NodeId(i as u32), output: 0 }),
         false => n.name.clone(),
     };
-    let described = |n: &Node| n.kernels.list.iter().map(|c| c.describe(&graph.program)).collect();
-    nodes.map(|(i, n)| Open { node: named(i, n), kernels: described(n) }).collect()
+    nodes.map(|(i, n)| Open { node: named(i, n), kernels: graph.describe_kernels(n) }).collect()
 }
 
 /// What an op's body, optimised by itself, depends on.

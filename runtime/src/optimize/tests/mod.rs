@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod handmade;
+mod kernels;
 mod laws;
 mod library;
 mod near;
