@@ -1,8 +1,9 @@
 //! The way from a model to a plan, stage by stage, with constants computed by the host's executor.
 //!
-//! In: a model file, a graph or a plan's settings. Out: what each stage gives. The stages know nothing of each other's
-//! insides and run no executor; here is what hands them the [`HostFolder`], and what compares the plans of two graphs.
-//! Holds always: whoever plans a model goes this way, so that one count of launches is told and run.
+//! In: a model file, a graph or a plan's settings. Out: what each stage gives. The stages know
+//! nothing of each other's insides and run no executor; here is what hands them the [`HostFolder`],
+//! and what compares the plans of two graphs. Holds always: whoever plans a model goes this way, so
+//! that one count of launches is told and run.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -35,8 +36,8 @@ pub fn plan(graph: &Graph, options: &plan::Options) -> Result<Plan> {
     plan_with(graph, options, &mut constants())
 }
 
-/// [`plan()`], with the constants that earlier plans of the model have computed. What the optimiser has not seen gets its
-/// lists of kernels now.
+/// [`plan()`], with the constants that earlier plans of the model have computed. What the optimiser
+/// has not seen gets its lists of kernels now.
 pub fn plan_with(graph: &Graph, options: &plan::Options, constants: &mut Constants) -> Result<Plan> {
     let graph = optimize::kernels::select(graph, &options.device, constants.folder())?;
     Plan::build(&graph, options, constants)
@@ -47,8 +48,8 @@ pub fn constants() -> Constants {
     Constants::new(&FOLDER)
 }
 
-/// Launches of a graph on a device: the steps of its plan. A size that is still symbolic is taken to be what the cost
-/// model assumes.
+/// Launches of a graph on a device: the steps of its plan. A size that is still symbolic is taken
+/// to be what the cost model assumes.
 pub fn launches(graph: &Graph, device: &Device, cluster: bool) -> Result<usize> {
     let symbols = graph.symbols().into_iter().map(|s| (s, ASSUMED_SIZE)).collect();
     // Nothing is run: memory is no limit.
@@ -56,15 +57,17 @@ pub fn launches(graph: &Graph, device: &Device, cluster: bool) -> Result<usize> 
     Ok(plan(&graph.specialize(&symbols)?, &options)?.launches())
 }
 
-/// Plans a model both ways for a device and counts the launches. With no rules at all, the given graph is what is run.
+/// Plans a model both ways for a device and counts the launches. With no rules at all, the given
+/// graph is what is run.
 pub fn compared(given: &Graph, optimized: &Graph, device: &Device, no_rules: bool) -> Result<Launches> {
     let before = launches(given, device, false)?;
     let after = if no_rules { before } else { launches(optimized, device, true)? };
     Ok(Launches { before, after })
 }
 
-/// Counts the launches of `given` and of what was made of it, and the fusions, and puts them into the report. Planning
-/// takes time (constants are computed), so it is done for those who ask. What cannot be planned gives a warning.
+/// Counts the launches of `given` and of what was made of it, and the fusions, and puts them into
+/// the report. Planning takes time (constants are computed), so it is done for those who ask. What
+/// cannot be planned gives a warning.
 pub fn count_launches(optimized: &mut Optimized, given: &Graph, options: &optimize::Options) {
     match compared(given, &optimized.graph, &options.device, options.no_rules) {
         Ok(launches) => optimized.report.launches = Some(launches),

@@ -1,7 +1,7 @@
 //! Constant folding by the executor that also runs plans of the host.
 //!
-//! In: a graph of builtin ops without inputs. Out: its outputs. Holds always: they have the bits that a run gives, on
-//! one thread.
+//! In: a graph of builtin ops without inputs. Out: its outputs. Holds always: they have the bits
+//! that a run gives, on one thread.
 
 use std::sync::Arc;
 
@@ -33,7 +33,8 @@ impl ConstantFolder for HostFolder {
     }
 }
 
-/// The graph with the values of ops without operands in their place: positions and sizes, which no step computes.
+/// The graph with the values of ops without operands in their place: positions and sizes, which no
+/// step computes.
 fn counted(mut graph: Graph) -> Result<Graph> {
     let is_counted = |n: &Node| matches!(n.kind, NodeKind::Op { .. }) && n.operands.is_empty() && !is_view(&graph, n);
     let found: Vec<Value> = (0..graph.nodes.len())

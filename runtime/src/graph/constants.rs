@@ -1,12 +1,14 @@
-//! Constant folding: expressions over constants are computed before a run, each once for all plans of a model.
+//! Constant folding: expressions over constants are computed before a run, each once for all plans
+//! of a model.
 //!
-//! In: graphs, and a [`ConstantFolder`], which computes. Out: the same graphs with constant expressions replaced by
-//! their values. Holds always: a value has the bits that the host's executor gives where the same expression is
-//! computed from inputs, so whatever is rounded there is rounded here; views stay views, so a transposed weight is
-//! not copied; equal expressions over the same weights share one value.
+//! In: graphs, and a [`ConstantFolder`], which computes. Out: the same graphs with constant
+//! expressions replaced by their values. Holds always: a value has the bits that the host's
+//! executor gives where the same expression is computed from inputs, so whatever is rounded there
+//! is rounded here; views stay views, so a transposed weight is not copied; equal expressions over
+//! the same weights share one value.
 //!
-//! The importer, the optimiser and the planner all fold constants, and none of them may run an executor. So the
-//! executor comes to them as a trait object.
+//! The importer, the optimiser and the planner all fold constants, and none of them may run an
+//! executor. So the executor comes to them as a trait object.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -22,16 +24,18 @@ use crate::tensor::Tensor;
 
 /// Computes what depends on constants alone, with the bits that the host's executor gives.
 pub trait ConstantFolder: Sync {
-    /// The outputs of a graph of builtin ops that has no inputs. With `cluster`, pointwise neighbours are computed in
-    /// one launch, and so in a wider type than their own; without it every node rounds its result.
+    /// The outputs of a graph of builtin ops that has no inputs. With `cluster`, pointwise
+    /// neighbours are computed in one launch, and so in a wider type than their own; without it
+    /// every node rounds its result.
     fn fold(&self, graph: &Graph, cluster: bool) -> Result<Vec<Tensor>>;
 
-    /// A builtin function of one or two numbers of a float type, rounded to that type. A function of one number
-    /// ignores the second.
+    /// A builtin function of one or two numbers of a float type, rounded to that type. A function
+    /// of one number ignores the second.
     fn scalar(&self, f: BuiltinScalar, dtype: DType, args: [f64; 2]) -> f64;
 }
 
-/// Values of constant expressions. Keep one for a model, so that plans for other input shapes find them.
+/// Values of constant expressions. Keep one for a model, so that plans for other input shapes find
+/// them.
 pub struct Constants {
     /// What computes them.
     folder: &'static dyn ConstantFolder,
@@ -60,8 +64,8 @@ impl Constants {
         self.folder
     }
 
-    /// Computes what depends on constants alone and is needed by something that does not; with `cluster`, as
-    /// pointwise work in one launch computes it.
+    /// Computes what depends on constants alone and is needed by something that does not; with
+    /// `cluster`, as pointwise work in one launch computes it.
     pub fn fold(&mut self, mut graph: Graph, cluster: bool) -> Result<Graph> {
         let constant = constant_nodes(&graph);
         let frontier = frontier(&graph, &constant);
@@ -89,7 +93,8 @@ impl Constants {
         Ok(graph)
     }
 
-    /// A number for each constant node; equal expressions get the same, unless they are rounded elsewhere.
+    /// A number for each constant node; equal expressions get the same, unless they are rounded
+    /// elsewhere.
     fn number(&mut self, graph: &Graph, constant: &[bool], cluster: bool) -> Vec<Option<usize>> {
         let mut ids: Vec<Option<usize>> = Vec::with_capacity(graph.nodes.len());
         for (node, constant) in graph.nodes.iter().zip(constant) {
@@ -118,7 +123,8 @@ impl Constants {
     }
 }
 
-/// True for pointwise work that one launch with other such work computes in a wider type than its own.
+/// True for pointwise work that one launch with other such work computes in a wider type than its
+/// own.
 fn computes_wider(graph: &Graph, node: &Node) -> bool {
     is_pointwise(graph, node) && node.results.iter().any(|t| t.dtype.is_float() && t.dtype.compute() != t.dtype)
 }

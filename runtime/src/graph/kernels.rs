@@ -1,9 +1,10 @@
 //! Kernel lists: what may compute a node, best first.
 //!
-//! In: written by the optimiser once it has chosen a graph. Out: read by the planner, which takes the first candidate
-//! whose guards hold on concrete sizes and strides. Holds always: a candidate keeps what its kernel's pattern was
-//! matched with, so nobody matches it again; no candidate is refuted by what is known of the node; the last one asks
-//! for nothing. A node without a list is computed by the executor's own kernels, or by its op's body.
+//! In: written by the optimiser once it has chosen a graph. Out: read by the planner, which takes
+//! the first candidate whose guards hold on concrete sizes and strides. Holds always: a candidate
+//! keeps what its kernel's pattern was matched with, so nobody matches it again; no candidate is
+//! refuted by what is known of the node; the last one asks for nothing. A node without a list is
+//! computed by the executor's own kernels, or by its op's body.
 
 use std::sync::Arc;
 
@@ -31,7 +32,8 @@ pub struct Kernels {
 pub struct Candidate {
     /// What is run.
     pub way: Way,
-    /// The kernel of the Program that is part of it, and what it was matched with; `None` for what any device has.
+    /// The kernel of the Program that is part of it, and what it was matched with; `None` for what
+    /// any device has.
     pub matched: Option<Matched>,
 }
 
@@ -152,7 +154,8 @@ impl Candidate {
         matches!(backend, Some(Backend::Cublaslt(name)) if Form::named(name).is_some_and(Form::is_tried))
     }
 
-    /// In words: `cublaslt BIAS + pointwise if shape(%w)[-1] % 8 == 0`; `name` gives the operands theirs.
+    /// In words: `cublaslt BIAS + pointwise if shape(%w)[-1] % 8 == 0`; `name` gives the operands
+    /// theirs.
     fn describe(&self, program: &Program, name: &dyn Fn(usize) -> String) -> String {
         let kernel = self.matched.as_ref().map(|m| (&program.kernels[m.kernel.index()], m));
         let what = match kernel.map(|(k, _)| &k.backend) {
@@ -227,9 +230,10 @@ impl Product<'_> {
         self.to == self.acc() || self.to == self.from
     }
 
-    /// The element type of the accumulator between a product and the pass behind it. A result that is narrower than the
-    /// accumulator was rounded there before anything fused, so it may be rounded there again: half the traffic. Where a
-    /// term converts, it says itself where it rounds, and the accumulator stays whole.
+    /// The element type of the accumulator between a product and the pass behind it. A result that
+    /// is narrower than the accumulator was rounded there before anything fused, so it may be
+    /// rounded there again: half the traffic. Where a term converts, it says itself where it
+    /// rounds, and the accumulator stays whole.
     pub fn between(&self) -> DType {
         let converts = self.term.nodes.iter().any(|n| matches!(n, TermNode::Cast { .. }));
         if self.from == self.to && !converts { self.to } else { self.acc() }
@@ -244,8 +248,8 @@ impl Product<'_> {
     }
 }
 
-/// What an epilogue multiplies the accumulator by before it is stored, if it does no more with it: libraries do that in
-/// the product. Not 0, which would hide NaN and infinities.
+/// What an epilogue multiplies the accumulator by before it is stored, if it does no more with it:
+/// libraries do that in the product. Not 0, which would hide NaN and infinities.
 pub fn scale(program: &Program, term: &Term, acc: DType) -> Option<f64> {
     let node = |id: TermId| term.nodes.get(id.0 as usize);
     let (scalar, args) = match node(term.root()) {

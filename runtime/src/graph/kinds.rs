@@ -1,7 +1,8 @@
 //! What kind of work a node is.
 //!
-//! In: a node. Out: the builtin op that it applies, and whether it is a view or pointwise. Holds always: the answers
-//! follow from the op alone, not from types or users, so every stage gives the same ones.
+//! In: a node. Out: the builtin op that it applies, and whether it is a view or pointwise. Holds
+//! always: the answers follow from the op alone, not from types or users, so every stage gives the
+//! same ones.
 
 use hypatia_dsl::builtin::BuiltinOp;
 use hypatia_dsl::ir::OpBody;
@@ -19,8 +20,8 @@ pub fn builtin(graph: &Graph, node: &Node) -> Option<BuiltinOp> {
     }
 }
 
-/// True for ops whose result is a window onto their first operand, and for constant fills, which are a
-/// window onto one element.
+/// True for ops whose result is a window onto their first operand, and for constant fills, which
+/// are a window onto one element.
 pub fn is_view(graph: &Graph, node: &Node) -> bool {
     use BuiltinOp::*;
     matches!(builtin(graph, node), Some(Reshape | Transpose | Expand | Slice | Windows | Split | Full))

@@ -1,7 +1,8 @@
 //! Nodes replaced by other graphs: ops that no kernel computes, by what they are made of.
 //!
-//! In: a graph, and what stands for each node. Out: the same function. Holds always: the results have the types that the
-//! op gives; new nodes without a name are named after the node that they stand for; what stays keeps its kernels.
+//! In: a graph, and what stands for each node. Out: the same function. Holds always: the results
+//! have the types that the op gives; new nodes without a name are named after the node that they
+//! stand for; what stays keeps its kernels.
 
 use std::sync::Arc;
 

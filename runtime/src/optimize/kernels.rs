@@ -1,11 +1,12 @@
 //! Kernel choice: which kernels of the Program may compute a node.
 //!
-//! In: a graph that was chosen, or given, and a device. Out: the same graph, each node with its list of kernels (see
-//! [`crate::graph::Kernels`]), a split epilogue made explicit. The cost model asks here too, of nodes of the e-graph.
-//! Holds always: a kernel stands in a list only if its pattern matches the extracted term (modulo commutativity and
-//! association) and nothing refutes what it asks for; what is not known yet stays for the planner. Of several kernels
-//! none is preferred by its place in a file; until measurements decide, a closed one is taken before an open one, which
-//! computes any epilogue.
+//! In: a graph that was chosen, or given, and a device. Out: the same graph, each node with its
+//! list of kernels (see [`crate::graph::Kernels`]), a split epilogue made explicit. The cost model
+//! asks here too, of nodes of the e-graph. Holds always: a kernel stands in a list only if its
+//! pattern matches the extracted term (modulo commutativity and association) and nothing refutes
+//! what it asks for; what is not known yet stays for the planner. Of several kernels none is
+//! preferred by its place in a file; until measurements decide, a closed one is taken before an
+//! open one, which computes any epilogue.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -57,8 +58,8 @@ pub(super) fn node_pattern(mut pat: &Pat) -> Option<&NodePat> {
     }
 }
 
-/// The pattern of a kernel that stores an epilogue. What a template makes was not measured, and is not chosen on its
-/// word alone.
+/// The pattern of a kernel that stores an epilogue. What a template makes was not measured, and is
+/// not chosen on its word alone.
 pub(super) fn epilogue_pattern<'k>(program: &Program, kernel: &'k Kernel) -> Option<&'k NodePat> {
     let n = node_pattern(&kernel.pattern)?;
     let Head::Op(op) = n.head else { return None };
@@ -66,8 +67,8 @@ pub(super) fn epilogue_pattern<'k>(program: &Program, kernel: &'k Kernel) -> Opt
     (library && program.op(op).params.iter().any(|p| p.kind == ParamKind::Term)).then_some(n)
 }
 
-/// True unless something refutes a kernel: a guard, or its own claim of being no more than an approximation in the type
-/// of its operands.
+/// True unless something refutes a kernel: a guard, or its own claim of being no more than an
+/// approximation in the type of its operands.
 pub(super) fn permits(kernel: &Kernel, dtype: Option<DType>, bindings: &Bindings, facts: &dyn Facts) -> bool {
     let refuted = |g: &AExpr| eval_guard(g, bindings, facts) == Some(false);
     is_precise(kernel, dtype) && !kernel.requires.iter().any(refuted)
@@ -80,8 +81,8 @@ fn is_precise(kernel: &Kernel, dtype: Option<DType>) -> bool {
     !matches!(claim.map(|c| c.class), Some(Class::Approx(_)))
 }
 
-/// The graph with a list of kernels for each node that has a choice, and no op left that nothing but its body computes:
-/// what is planned. Lists for the same device stay as they are.
+/// The graph with a list of kernels for each node that has a choice, and no op left that nothing
+/// but its body computes: what is planned. Lists for the same device stay as they are.
 pub fn select(graph: &Graph, device: &Device, folder: &'static dyn ConstantFolder) -> Result<Graph> {
     let mut listed = graph.clone();
     attach(&mut listed, device, folder)?;
@@ -210,7 +211,8 @@ impl Chooser<'_> {
     fn products(&self, op: BuiltinOp) -> Vec<Candidate> {
         let NodeKind::Op { term, .. } = &self.node.kind else { return Vec::new() };
         let Some(from) = self.known(0).map(|k| k.ty.dtype) else { return Vec::new() };
-        // A convolution becomes a product of other matrices: what they are is known when it is planned.
+        // A convolution becomes a product of other matrices: what they are is known when it is
+        // planned.
         let matrices = matches!(op, BuiltinOp::Matmul | BuiltinOp::Gemm);
         let term = term.clone().unwrap_or_else(Product::plain);
         let to = self.node.results[0].dtype;
@@ -239,7 +241,8 @@ impl Products<'_> {
             }
         }
         let between = self.product.between();
-        // The largest part of the epilogue that some kernel computes; at least the accumulator itself.
+        // The largest part of the epilogue that some kernel computes; at least the accumulator
+        // itself.
         let acc = term.nodes.iter().position(|n| *n == TermNode::Acc);
         for at in (0..term.nodes.len()).rev() {
             if Some(at) != acc && !reaches_acc(term, at) {
@@ -314,8 +317,8 @@ struct Binder {
 }
 
 impl Binder {
-    /// Matches the pattern of an operand: its position and type, where it is known. A type that is not known, or might
-    /// be another for other sizes, is no match.
+    /// Matches the pattern of an operand: its position and type, where it is known. A type that is
+    /// not known, or might be another for other sizes, is no match.
     fn operand(&mut self, pat: &Pat, operand: Option<(usize, Option<&TensorType>)>) -> bool {
         match (pat, operand) {
             (Pat::Any, _) => true,
@@ -387,8 +390,8 @@ impl Binder {
 
 /// False if an operand of that shape, broadcast to the output, is surely not read in that way.
 fn may_be_read(view: InView, shape: &[Dim], out: &[Dim]) -> bool {
-    // Of an axis of the output, counted from the last one: whether the operand is surely repeated along it, and
-    // whether it surely is not.
+    // Of an axis of the output, counted from the last one: whether the operand is surely repeated
+    // along it, and whether it surely is not.
     let axis = |back: usize| {
         let size = |s: &[Dim]| s.len().checked_sub(back + 1).and_then(|i| s[i].as_const());
         let (missing, many) = (shape.len() <= back, size(out).is_some_and(|n| n > 1));
@@ -418,7 +421,8 @@ fn reaches_acc(term: &Term, at: usize) -> bool {
     reaches[at]
 }
 
-/// The term with node `at` as its accumulator; `None` if it needs the old one too, or nothing is left.
+/// The term with node `at` as its accumulator; `None` if it needs the old one too, or nothing is
+/// left.
 fn behind(term: &Term, at: usize) -> Option<Term> {
     if term.root().0 as usize == at {
         return None;
@@ -426,7 +430,8 @@ fn behind(term: &Term, at: usize) -> Option<Term> {
     let mut rest = term.clone();
     let was_acc = rest.nodes[at] == TermNode::Acc;
     if !was_acc {
-        // The old accumulator becomes something that no term holds, to see whether it is still read.
+        // The old accumulator becomes something that no term holds, to see whether it is still
+        // read.
         for node in rest.nodes.iter_mut().filter(|n| **n == TermNode::Acc) {
             *node = TermNode::Param(u32::MAX);
         }

@@ -1,9 +1,10 @@
-//! What is known before any input: constants computed once, ops without a kernel replaced by their bodies.
+//! What is known before any input: constants computed once, ops without a kernel replaced by their
+//! bodies.
 //!
-//! In: a graph on concrete sizes with its lists of kernels. Out: a graph of builtin ops, scalars, and those defined ops
-//! for which a row-wise kernel or a library's call was taken from their list. Holds always: no node but a view, a
-//! constant or an op without operands depends on constants alone. What does is computed as the host would compute it
-//! from inputs.
+//! In: a graph on concrete sizes with its lists of kernels. Out: a graph of builtin ops, scalars,
+//! and those defined ops for which a row-wise kernel or a library's call was taken from their list.
+//! Holds always: no node but a view, a constant or an op without operands depends on constants
+//! alone. What does is computed as the host would compute it from inputs.
 
 use std::collections::HashMap;
 
@@ -93,7 +94,8 @@ fn chosen<'g>(graph: &Graph, node: &'g Node, device: &Device) -> Option<&'g Cand
     })
 }
 
-/// Replaces defined ops that neither a row-wise kernel nor a library's call computes by their bodies.
+/// Replaces defined ops that neither a row-wise kernel nor a library's call computes by their
+/// bodies.
 fn unfolded(graph: &Graph, device: &Device) -> Result<Graph> {
     let constant = constant_nodes(graph);
     graph.replaced(&|i, node| {

@@ -1,9 +1,10 @@
 //! What must hold of every plan, as a check.
 //!
-//! In: a plan. Out: nothing, or the first invariant that it breaks, as an internal error. Holds always of a plan that
-//! passes: a step reads only inputs, constants and results of earlier steps; views lie inside their buffers; writes are
-//! whole buffers of the arena, each written once; buffers that are alive at the same time do not overlap, except where a
-//! step says that it works in place; shapes of actions fit what they read and write; results are contiguous.
+//! In: a plan. Out: nothing, or the first invariant that it breaks, as an internal error. Holds
+//! always of a plan that passes: a step reads only inputs, constants and results of earlier steps;
+//! views lie inside their buffers; writes are whole buffers of the arena, each written once;
+//! buffers that are alive at the same time do not overlap, except where a step says that it works
+//! in place; shapes of actions fit what they read and write; results are contiguous.
 //!
 //! Debug builds check each plan that is made; a plan that was not placed yet has no place for this.
 
@@ -117,7 +118,8 @@ impl Plan {
         Ok(())
     }
 
-    /// The steps that do without a call: they read what the step reads and what they made, and make all that it writes.
+    /// The steps that do without a call: they read what the step reads and what they made, and make
+    /// all that it writes.
     fn check_apart(&self, step: &Step, apart: &[Step], written: &[bool]) -> Checked {
         let mut inside = written.to_vec();
         let known = |v: &View, among: &[View]| among.iter().any(|w| w.buffer == v.buffer);
@@ -137,7 +139,8 @@ impl Plan {
         })
     }
 
-    /// No two buffers that are alive during one step overlap, except an operand and the result that takes over its place.
+    /// No two buffers that are alive during one step overlap, except an operand and the result that
+    /// takes over its place.
     fn check_lifetimes(&self) -> Checked {
         let last = last_uses(self);
         // What is alive: its bytes in the arena.
@@ -174,7 +177,8 @@ impl Plan {
         Ok(())
     }
 
-    /// A pointwise result in the place of an operand that dies there and is read at the index that is written.
+    /// A pointwise result in the place of an operand that dies there and is read at the index that
+    /// is written.
     fn check_in_place(&self, step: &Step, write: &View, read: usize, dies: bool) -> Checked {
         let Some(view) = step.reads.get(read) else { return Err("a result takes over what is not read".into()) };
         let alone = step.reads.iter().filter(|r| r.buffer == view.buffer).count() == 1;

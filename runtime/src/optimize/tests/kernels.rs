@@ -1,4 +1,5 @@
-//! Lists of kernels: what stands in them, what sizes decide, and that the planner takes the first that holds.
+//! Lists of kernels: what stands in them, what sizes decide, and that the planner takes the first
+//! that holds.
 
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::shape::Dim;
