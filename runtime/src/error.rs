@@ -6,6 +6,7 @@
 use std::path::PathBuf;
 
 use hypatia_dsl::diag::Code;
+use hypatia_dsl::scalar::typed::Untypable;
 
 /// Anything that can go wrong between a user's file and a result.
 #[derive(Debug, thiserror::Error)]
@@ -79,6 +80,16 @@ impl Error {
     /// True if a type error has this code: its message ends with it, `[H0302]`, whatever is said before it of the place.
     pub(crate) fn has_code(&self, code: Code) -> bool {
         matches!(self, Error::Type(m) if m.ends_with(&format!("[{code}]")))
+    }
+}
+
+impl From<Untypable> for Error {
+    fn from(e: Untypable) -> Error {
+        match e {
+            Untypable::Mixed { .. } => Error::Type(e.to_string()),
+            Untypable::TooLarge(why) => Error::Limit(why),
+            Untypable::Malformed(why) => Error::Internal(why),
+        }
     }
 }
 

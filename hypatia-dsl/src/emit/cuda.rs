@@ -10,6 +10,7 @@
 //! of one element) is printed by [`term`].
 
 mod carry;
+mod expr;
 mod growth;
 mod lines;
 mod moves;

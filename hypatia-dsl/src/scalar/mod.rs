@@ -1,7 +1,7 @@
 //! Scalar terms: pure functions of an accumulator, parameters and operands.
 //!
 //! In: bodies of scalars, epilogues, pointwise regions. Out: evaluation in f64 and in a dtype,
-//! derivatives, simplification, text. Holds always: a node's arguments stand before it, so a term
+//! types, derivatives, simplification, text. Holds always: a node's arguments stand before it, so a term
 //! is evaluated in one pass and shared subterms are computed once.
 
 mod ac;
@@ -12,6 +12,7 @@ mod print;
 mod simplify;
 #[cfg(test)]
 mod testing;
+pub mod typed;
 
 use serde::{Deserialize, Serialize};
 
@@ -127,6 +128,15 @@ impl Term {
         }
         self.nodes.push(node);
         TermId(self.nodes.len() as u32 - 1)
+    }
+
+    /// A scalar applied to operands 0, 1, ...
+    pub fn call(scalar: ScalarId, arity: u32) -> Term {
+        let mut t = Term::empty();
+        let args = (0..arity).map(|input| t.add(TermNode::In { input, view: InView::Broadcast })).collect();
+        let root = t.add(TermNode::Call { scalar, args });
+        t.roots.push(root);
+        t
     }
 
     /// A term with no nodes and no results, to be built with [`Term::add`].

@@ -3,14 +3,13 @@
 //! [`mod@reference`] is slow and obvious, and reads graphs; everything else here is the [`Executor`], which
 //! reads plans: [`exec`] walks the steps, [`gemm`], [`conv`], [`last`], [`pointwise`], [`rowwise`], [`reduce`], [`windows`], [`cumsum`] and [`moves`]
 //! compute them, [`interp`] runs scalar terms on blocks with the functions of [`math`], [`memory`] cuts
-//! the arena. [`flat`] is how both see a scalar term.
+//! the arena. Both see a scalar term as `hypatia_dsl::scalar::typed` has it.
 
 mod conv;
 #[cfg(test)]
 mod conv_tests;
 mod cumsum;
 mod exec;
-pub mod flat;
 mod gemm;
 mod interp;
 mod last;

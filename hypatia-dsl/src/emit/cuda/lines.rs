@@ -306,7 +306,7 @@ fn joined(
     };
     let Lowered { statements, roots, .. } = functions.lower(&term, dtype.compute(), &leaf)?;
     let root = roots.first().ok_or_else(|| EmitError::Malformed("a function without a value".into()))?;
-    Ok((statements, functions.store(root, dtype)?))
+    Ok((statements, functions.store(root, dtype)))
 }
 
 pub(super) fn scatter(program: &Program, kernel: &ScatterKernel) -> Result<CudaSource, EmitError> {

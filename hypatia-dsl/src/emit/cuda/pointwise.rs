@@ -203,7 +203,7 @@ fn value_function(
     let Lowered { statements, roots, size } = lowered;
     lines.extend(statements);
     for ((name, d), root) in outputs.iter().zip(&roots) {
-        lines.push(format!("{name} = {};", functions.store(root, *d)?));
+        lines.push(format!("{name} = {};", functions.store(root, *d)));
     }
     let list: Vec<String> = params.chain(results).collect();
     // Once for each element of a pack, and once for single elements.

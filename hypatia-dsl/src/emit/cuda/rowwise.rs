@@ -330,8 +330,8 @@ fn value_function(
         ty = DType::I64;
     }
     let value = match store {
-        Some(d) => functions.store(&root, d)?,
-        None => functions.store(&root, ty)?,
+        Some(d) => functions.store(&root, d),
+        None => functions.store(&root, ty),
     };
     let params: Vec<String> = inputs
         .iter()

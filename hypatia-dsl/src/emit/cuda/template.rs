@@ -395,7 +395,7 @@ fn epilogue_function(
         text.push_str(&format!("  {s}\n"));
     }
     let root = root.clone();
-    text.push_str(&format!("  return {};\n}}\n", functions.store(&root, out.dtype)?));
+    text.push_str(&format!("  return {};\n}}\n", functions.store(&root, out.dtype)));
     let formula = super::term::formula(program, term, term.root(), &|_| None);
     Ok((vec![text], vec![format!("out = {formula}, where acc is the product of a and b")]))
 }

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::Program;
+use hypatia_dsl::scalar::typed::Source;
 use smallvec::SmallVec;
 
 use super::int::{self, Integer};
@@ -13,7 +14,6 @@ use super::kernel::{Float, Kernels};
 use super::pack::{Filters, Matrix, Packed, Widen, packed, packed_filters};
 use super::{Left, Right, Target, Tile};
 use crate::cpu::conv::{Geometry, Windows};
-use crate::cpu::flat::Source;
 use crate::cpu::interp::{BLOCK, Code, Dst, Feed, part, read, repeat};
 use crate::cpu::last::Patches;
 use crate::cpu::pointwise::{Input, gather};
