@@ -14,4 +14,5 @@ pub const FILES: &[(&str, &str)] = &[
     ("attention", include_str!("attention.hyp")),
     ("conv", include_str!("conv.hyp")),
     ("train", include_str!("train.hyp")),
+    ("short", include_str!("short.hyp")),
 ];

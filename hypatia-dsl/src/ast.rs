@@ -137,7 +137,7 @@ pub struct ScalarParam {
     pub kind: Option<Name>,
 }
 
-/// `scalar NAME(params) [-> kind] = body [grad e1, e2];` or `scalar NAME(params) builtin ...;`
+/// `scalar NAME(params) [-> kind] = body [device "name"] [grad e1, e2];` or `scalar NAME(params) builtin ...;`
 #[derive(Clone, Debug)]
 pub struct Scalar {
     /// Its name.
@@ -148,6 +148,8 @@ pub struct Scalar {
     pub result: Option<Name>,
     /// The body, `None` for `builtin`.
     pub body: Option<Expr>,
+    /// `device "name"`: the device's function that computes it in f32.
+    pub device: Option<Spanned<String>>,
     /// Derivatives in the parameters' order: `grad dx, dy`. Empty where not written.
     pub grads: Vec<Expr>,
 }

@@ -2,6 +2,7 @@
 //!
 //! Start at [`compile`]: the whole pipeline on one page.
 
+pub mod approx;
 pub mod ast;
 pub mod builtin;
 pub mod codes;

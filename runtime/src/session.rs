@@ -324,6 +324,7 @@ impl Model {
             options: plan::Options {
                 memory: self.options.memory,
                 tf32: self.options.tf32,
+                allowed: self.options.optimize.allowed(),
                 ..plan::Options::new(device)
             },
             gpu: gpu.cloned(),
@@ -485,7 +486,10 @@ impl Model {
             }
         };
         // What a graph computes is in the graphs; how its products round is not.
-        let settings = format!("tf32 {}", self.options.tf32);
+        let allowed = self.options.optimize.allowed();
+        let mut disabled: Vec<&String> = allowed.disabled.iter().collect();
+        disabled.sort();
+        let settings = format!("tf32 {} approx {:?} without {disabled:?}", self.options.tf32, allowed.approx);
         Memory::of(self.options.verdicts.as_ref()?, &Subject { given, fused, place, settings })
     }
 

@@ -32,6 +32,7 @@ fn builtins() -> Program {
             result: b.result(),
             body: ScalarBody::Builtin(*b),
             grads: Vec::new(),
+            device: None,
         })
         .collect();
     Program { scalars, ..Program::default() }
@@ -87,7 +88,6 @@ fn all_functions(p: &Program, dtype: DType) -> Instance {
         rank: 2,
         term: t,
         acc: None,
-        coarse: false,
     };
     Instance {
         kernel: "functions".into(),
@@ -120,7 +120,6 @@ fn accesses(p: &Program, dtype: DType, rank: usize, acc: bool) -> Instance {
         rank,
         term: t,
         acc: acc.then(|| dtype.compute()),
-        coarse: false,
     };
     Instance {
         kernel: format!("accesses{rank}"),

@@ -11,7 +11,8 @@ pub use op::not_generated;
 
 use super::cuda::{self, CudaSource, EmitError};
 use crate::dtype::DType;
-use crate::ir::{Backend, Kernel, Origin, Program};
+use crate::ir::{Backend, Kernel, Origin, Program, RuleId};
+use crate::kernel::short::{Allowed, Shortener};
 use crate::kernel::{
     ArgmaxKernel, CumsumKernel, MoveKernel, Operand, PointwiseKernel, ProductKernel, RowwiseKernel, ScatterKernel,
     SortKernel,
@@ -95,6 +96,15 @@ impl Body {
         }
     }
 
+    /// Puts short functions where rules allow them: see [`Shortener`]. With `tf32` it stands behind products in TF32.
+    pub fn shorten(&mut self, shortener: &Shortener<'_>, tf32: bool) -> Vec<RuleId> {
+        match self {
+            Body::Pointwise(k) | Body::InPlace(k, _) => shortener.pointwise(k, tf32),
+            Body::Rowwise(k) => shortener.rowwise(k),
+            _ => Vec::new(),
+        }
+    }
+
     /// Name and comment of the description.
     pub fn labels(&mut self) -> (&mut String, &mut String) {
         match self {
@@ -141,7 +151,7 @@ pub fn instantiate(
             .emit(program);
     }
     let name = format!("{}_{output}", cuda::identifier("", kernel));
-    let description = PointwiseKernel {
+    let mut description = PointwiseKernel {
         name,
         doc: describe::doc(&format!("kernel `{kernel}`"), &def.doc, &def.origin),
         inputs: operands.to_vec(),
@@ -149,8 +159,8 @@ pub fn instantiate(
         rank: 2,
         term: term.clone(),
         acc: Some(acc),
-        coarse: false,
     };
+    Shortener::new(program, &Allowed::default()).pointwise(&mut description, false);
     cuda::pointwise(program, &description)
 }
 

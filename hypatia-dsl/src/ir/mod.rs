@@ -149,6 +149,8 @@ pub struct ScalarDef {
     pub body: ScalarBody,
     /// Derivative by each parameter as written, empty where not. Terms over the parameters.
     pub grads: Vec<Term>,
+    /// The short function of the device that generated kernels call for it in f32.
+    pub device: Option<String>,
 }
 
 /// The meaning of a scalar function.

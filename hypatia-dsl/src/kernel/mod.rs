@@ -10,6 +10,7 @@ mod interpret;
 mod layout;
 mod lines;
 mod moves;
+pub mod short;
 mod space;
 #[cfg(test)]
 mod tests;
@@ -67,20 +68,12 @@ pub struct PointwiseKernel {
     pub term: Term,
     /// If the kernel follows a gemm: the type of the accumulator buffer it reads at `Full`.
     pub acc: Option<DType>,
-    /// What it reads was rounded to 11 bits or fewer, as products in TF32 are: its results need not be right to 24. One that
-    /// writes f16 or bf16 alone need not be either way.
-    pub coarse: bool,
 }
 
 impl PointwiseKernel {
     /// True if it walks all elements as one row: every operand has them all, or a single one.
     pub fn is_flat(&self) -> bool {
         self.inputs.iter().all(|o| matches!(o.access, Access::Full | Access::Splat))
-    }
-
-    /// True if no more than 11 bits of its results count.
-    pub fn is_coarse(&self) -> bool {
-        self.coarse || self.outputs.iter().all(|d| matches!(d, DType::F16 | DType::BF16))
     }
 }
 

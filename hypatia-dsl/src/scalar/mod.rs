@@ -7,6 +7,7 @@
 mod ac;
 mod build;
 mod derive;
+pub mod device;
 mod eval;
 mod print;
 mod simplify;

@@ -193,6 +193,30 @@ impl Typed<Call> {
     }
 }
 
+/// The compute type of numbers that nothing gives a type: that of the widest float, else integers.
+pub fn default_type(dtypes: impl Iterator<Item = DType>) -> DType {
+    let mut out = DType::Bool;
+    for d in dtypes.map(DType::compute) {
+        out = match (out, d) {
+            (DType::F64, _) | (_, DType::F64) => DType::F64,
+            (DType::F32, _) | (_, DType::F32) => DType::F32,
+            _ => DType::I64,
+        };
+    }
+    out
+}
+
+/// The type in which kernels compute each node of a term, integers counted in 64 bits; `None` for literals and for what no
+/// result needs.
+pub fn types(
+    program: &Program,
+    term: &Term,
+    number: DType,
+    leaf: LeafType<'_>,
+) -> Result<Vec<Option<DType>>, Untypable> {
+    Lower::<Call>::new(program, DType::compute, None).types(term, &live(term)?, Leaves::Types(leaf), number)
+}
+
 /// Where the value of a leaf comes from; `None` for what is no leaf.
 pub fn source(node: &TermNode) -> Option<Source> {
     match node {

@@ -112,7 +112,8 @@ impl Gen {
     /// Runs the command.
     pub fn run(&self, global: &Global) -> Result<Exit> {
         let say = !global.quiet;
-        if self.model.is_none() && (!self.sizes.dim.is_empty() || self.firing.approx || !self.firing.disable.is_empty())
+        if self.model.is_none()
+            && (!self.sizes.dim.is_empty() || self.firing.approx.is_some() || !self.firing.disable.is_empty())
         {
             return Err(Error::Input(
                 "--dim, --approx and --disable are about a model's plan: give --model too".into(),
@@ -224,7 +225,7 @@ impl Gen {
             must_be_right(&graph, &options, quiet)?;
         }
         let optimized = optimize::optimize(&graph, &options)?;
-        Plan::build(&optimized.graph, &plan::Options::new(device))
+        Plan::build(&optimized.graph, &plan::Options { allowed: options.allowed(), ..plan::Options::new(device) })
     }
 
     /// NVRTC, if machine code is wanted; an error only if it was asked for by name.

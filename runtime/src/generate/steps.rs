@@ -122,7 +122,6 @@ pub(super) fn copy(view: &View) -> (Body, Work) {
         rank: shape.len(),
         term,
         acc: None,
-        coarse: false,
     };
     let work = pointwise_work(&kernel, &shape, &strides);
     (Body::Pointwise(kernel), work)

@@ -6,6 +6,7 @@
 //! its element type (`folded`); the limits of the stage are looked at before every node.
 
 use egg::Id;
+use hypatia_dsl::approx::{Approx, mantissa_bits};
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::{
     AExpr, AttrValue, Build, BuildArg, BuildNode, Class, Head, InView, OpBody, OpDef, OpId, ParamKind, Pat, Rule,
@@ -55,13 +56,13 @@ pub struct Applied {
 /// Whether approximations are allowed, and other settings of applying.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Policy {
-    /// Rules that claim no more than `approx` may fire.
-    pub approx: bool,
+    /// Which rules that claim no more than `approx` may fire.
+    pub approx: Approx,
 }
 
 /// Whether a rule may fire for values of that dtype.
 pub fn claimed(rule: &Rule, dtype: DType, policy: Policy) -> bool {
-    let strongest = |c: &Class| policy.approx || !matches!(c, Class::Approx(_));
+    let strongest = |c: &Class| policy.approx.allows(*c, dtype, mantissa_bits(dtype));
     if rule.claims.is_empty() {
         return true;
     }

@@ -9,6 +9,7 @@ use std::fmt;
 use egg::Id;
 use hypatia_dsl::ast::BinaryOp;
 use hypatia_dsl::ir::{AExpr, AttrValue, Head, OpDef, Pat, Program, Rule, VarId};
+use hypatia_dsl::kernel::short::is_short;
 use hypatia_dsl::program_print::{show_pat, show_rule_lines};
 use hypatia_dsl::spell::closest;
 use hypatia_dsl::typing::{self, show_expr, show_value};
@@ -145,6 +146,10 @@ pub fn why_not(graph: &Graph, options: &Options, rule: &str, node: Option<&str>)
     if options.no_rules || off(&first.base_name) || off(ruleset) || named.iter().all(|r| off(&r.name)) {
         let reason = "rules are switched off for this run".to_string();
         return Ok(answer(first, None, Verdict::NotTried { reason }));
+    }
+    if is_short(&program, first) {
+        let reason = "it is about generated kernels, not about graphs: `hypatia explain MODEL --target h200` lists where it fired";
+        return Ok(answer(first, None, Verdict::NotTried { reason: reason.into() }));
     }
     let mut session = Session::start(graph, options)?;
     session.run();

@@ -32,12 +32,14 @@ use std::time::Duration;
 pub use report::{Firing, Report, Stage, Stop, Summary};
 pub use rewrites::rewrites;
 
+use hypatia_dsl::approx::Approx;
 use hypatia_dsl::ir::{Program, Rule};
+use hypatia_dsl::kernel::short::Allowed;
 
 use crate::device::Device;
 use crate::error::Result;
 use crate::graph::{Graph, export};
-use crate::plan::Launches;
+use crate::plan::{self, Launches, Shortened};
 
 /// A rule as an `egg` rewrite.
 pub type Rewrite = egg::Rewrite<language::Node, analysis::Context>;
@@ -47,8 +49,8 @@ pub type Rewrite = egg::Rewrite<language::Node, analysis::Context>;
 pub struct Options {
     /// The device whose costs decide.
     pub device: Device,
-    /// Allow rules that claim no more than an approximation.
-    pub approx: bool,
+    /// Which rules that claim no more than an approximation may fire.
+    pub approx: Approx,
     /// Fire no rule at all: defined ops are unfolded, no more.
     pub no_rules: bool,
     /// Ops that a `composed` kernel or a call of a library computes may stand in the result. Without it they are taken apart.
@@ -64,6 +66,12 @@ pub struct Options {
 }
 
 impl Options {
+    /// What the planner may do in generated kernels.
+    pub fn allowed(&self) -> Allowed {
+        let approx = if self.no_rules { Approx::None } else { self.approx };
+        Allowed { approx, disabled: self.disabled.clone() }
+    }
+
     /// The same, for a graph whose bodies get their names back and no more: rules that grow epilogues, or that make one
     /// op of several, do not fire.
     pub fn naming(&self, program: &Program) -> Options {
@@ -78,7 +86,7 @@ impl Default for Options {
     fn default() -> Options {
         Options {
             device: Device::cpu(),
-            approx: false,
+            approx: Approx::default(),
             no_rules: false,
             composed: true,
             disabled: HashSet::new(),
@@ -105,6 +113,18 @@ impl Optimized {
         match Launches::count(given, &self.graph, &options.device, options.no_rules) {
             Ok(launches) => self.report.launches = Some(launches),
             Err(e) => self.report.warnings.push(format!("launches are not counted: {e}")),
+        }
+        match plan::shortened(&self.graph, &options.device, options.allowed()) {
+            Ok(shortened) => {
+                let program = &self.graph.program;
+                let firing = |s: &Shortened| {
+                    let rule = &program.rules[s.rule.index()];
+                    let (rule, base) = (rule.name.clone(), rule.base_name.clone());
+                    Firing { rule, base, nodes: vec![s.step.clone()], kept: true }
+                };
+                self.report.firings.extend(shortened.iter().map(firing));
+            }
+            Err(e) => self.report.warnings.push(format!("short functions are not listed: {e}")),
         }
         match export::fusions(&self.graph) {
             Ok(fusions) => self.report.fusions = Some(fusions),

@@ -8,7 +8,9 @@ use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use egg::{Applier, Id, PatternAst, Rewrite, SearchMatches, Searcher, Subst, Symbol, Var};
+use hypatia_dsl::approx::Approx;
 use hypatia_dsl::ir::{Build, BuildArg, Head, Pat, Program, Rule, RuleId};
+use hypatia_dsl::kernel::short::is_short;
 use rustc_hash::FxHashSet;
 
 use super::analysis::Context;
@@ -101,8 +103,8 @@ impl CompiledRule {
 pub struct Selection {
     /// Rules, families (`fuse::unary`) or rulesets that are left out.
     pub disabled: HashSet<String>,
-    /// Settings of applying.
-    pub approx: bool,
+    /// Which approximations may fire.
+    pub approx: Approx,
 }
 
 /// Applications in the left side of a rule at most: the matcher recurses once for each.
@@ -137,7 +139,13 @@ pub fn compile(
         let ruleset = program.rulesets.get(rule.ruleset.index()).map_or("", |r| r.name.as_str());
         let off =
             [rule.name.as_str(), rule.base_name.as_str(), ruleset].iter().any(|n| selection.disabled.contains(*n));
-        if off || rule.lhs.is_empty() || rule.lhs.len() != rule.rhs.len() || is_oversized(rule) {
+        // Those about the terms of generated kernels wait for these.
+        if off
+            || is_short(program, rule)
+            || rule.lhs.is_empty()
+            || rule.lhs.len() != rule.rhs.len()
+            || is_oversized(rule)
+        {
             continue;
         }
         for terms in if rule.pointwise { &[false, true][..] } else { &[false][..] } {

@@ -71,6 +71,8 @@ fn empty(graph: &Graph, options: &Options) -> Plan {
         outputs: Vec::new(),
         arena: 0,
         tf32: options.tf32,
+        allowed: options.allowed.clone(),
+        shortened: Vec::new(),
     }
 }
 
@@ -529,7 +531,6 @@ impl Lower<'_> {
             inputs,
             term,
             acc,
-            coarse: self.plan.tf32,
         };
         self.step(name, Action::Pointwise(PointwiseStep { kernel, shape, strides }), reads, writes);
     }

@@ -4,7 +4,7 @@
 //! [`constants`] computes what no input changes, [`prepare`] decides what stays an op, [`regions`] clusters
 //! pointwise work, [`lower`] turns nodes into steps and views ([`conv`] convolutions, [`unrolled`] what a device has no
 //! kernel for, [`wrapped`] integers narrower than it counts in, [`workspace`] memory that it works in), [`kernels`] chooses
-//! kernels for gemms on devices that have several, [`either`] keeps a way to do without a library's call, [`copies`]
+//! kernels for gemms on devices that have several, [`short`] puts short functions into generated ones, [`either`] keeps a way to do without a library's call, [`copies`]
 //! spares and joins copies, [`buffers`] places results in one arena. Holds always: a step reads only inputs, constants
 //! and results of earlier steps; a view costs nothing; results that are alive at the same time do not overlap, except
 //! where a step says that it works in place.
@@ -24,6 +24,7 @@ mod prepare;
 mod print;
 mod regions;
 mod rows;
+mod short;
 #[cfg(test)]
 mod tests;
 mod unrolled;
@@ -38,6 +39,7 @@ use std::sync::Arc;
 use hypatia_dsl::builtin::{BuiltinScalar, Joining};
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::{KernelId, Program};
+use hypatia_dsl::kernel::short::Allowed;
 use hypatia_dsl::kernel::{PointwiseKernel, Reduction, RowLayout, RowwiseKernel};
 use hypatia_dsl::scalar::{Term, TermId, TermNode};
 
@@ -53,6 +55,7 @@ pub(crate) use constants::constant_value;
 pub(crate) use prepare::constants as constant_nodes;
 pub use print::{Note, Noted, note};
 pub(crate) use regions::cluster;
+pub use short::Shortened;
 pub use view::{View, collapse, matrix_layout, row_major};
 pub use work::StepWork;
 pub use workspace::Parting;
@@ -303,10 +306,22 @@ impl Launches {
 /// Launches of a graph on a device: the steps of its plan. A size that is still symbolic is taken to be what the cost
 /// model assumes.
 pub fn launches(graph: &Graph, device: &Device, cluster: bool) -> Result<usize> {
+    Ok(assumed(graph, &Options { cluster, ..Options::new(device.clone()) })?.launches())
+}
+
+/// Where rules put short functions into the kernels of a graph on a device.
+pub fn shortened(graph: &Graph, device: &Device, allowed: Allowed) -> Result<Vec<Shortened>> {
+    if device.is_host() {
+        return Ok(Vec::new());
+    }
+    Ok(assumed(graph, &Options { allowed, ..Options::new(device.clone()) })?.shortened)
+}
+
+/// The plan of a graph whose symbolic sizes are what the cost model assumes.
+fn assumed(graph: &Graph, options: &Options) -> Result<Plan> {
     let symbols = graph.symbols().into_iter().map(|s| (s, ASSUMED_SIZE)).collect();
     // Nothing is run: memory is no limit.
-    let options = Options { cluster, memory: usize::MAX, ..Options::new(device.clone()) };
-    Ok(Plan::build(&graph.specialize(&symbols)?, &options)?.launches())
+    Plan::build(&graph.specialize(&symbols)?, &Options { memory: usize::MAX, ..options.clone() })
 }
 
 /// How a plan is made.
@@ -320,12 +335,14 @@ pub struct Options {
     pub memory: usize,
     /// Let a GPU round the operands of f32 products to TF32: 10 bits of mantissa, up to seven times the speed.
     pub tf32: bool,
+    /// Which approximations may stand in generated kernels.
+    pub allowed: Allowed,
 }
 
 impl Options {
     /// Clustered, for that device, within [`memory::budget`], f32 as f32.
     pub fn new(device: Device) -> Options {
-        Options { device, cluster: true, memory: memory::budget(), tf32: false }
+        Options { device, cluster: true, memory: memory::budget(), tf32: false, allowed: Allowed::default() }
     }
 }
 
@@ -350,6 +367,10 @@ pub struct Plan {
     pub arena: usize,
     /// Products of f32 may round their operands to TF32.
     pub tf32: bool,
+    /// Which approximations may stand in generated kernels.
+    pub allowed: Allowed,
+    /// Where rules put short functions.
+    pub shortened: Vec<Shortened>,
 }
 
 impl Plan {
@@ -374,6 +395,7 @@ impl Plan {
         if !plan.device.is_host() {
             copies::spare(&mut plan);
             copies::join(&mut plan);
+            short::shorten(&mut plan);
         }
         buffers::place(&mut plan, options.memory)?;
         Ok(plan)

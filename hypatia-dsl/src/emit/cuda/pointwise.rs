@@ -14,6 +14,7 @@ use super::{
 use crate::dtype::DType;
 use crate::ir::Program;
 use crate::kernel::{Access, PointwiseKernel};
+pub(super) use crate::scalar::typed::default_type;
 use crate::scalar::{Term, TermNode};
 
 /// An operand as the templates see it.
@@ -50,7 +51,6 @@ pub(super) fn emit(
     let flat = kernel.is_flat();
 
     let mut functions = Functions::new(program);
-    functions.coarse = kernel.is_coarse();
     let (body, used) = value_function(&mut functions, kernel, &operands, &outputs)?;
     if strided {
         functions.need("axes");
@@ -215,19 +215,6 @@ fn value_function(
     }
     text.push_str("}\n");
     Ok((text, used))
-}
-
-/// The compute type of numbers that nothing gives a type: that of the widest float, else integers.
-pub(super) fn default_type(dtypes: impl Iterator<Item = DType>) -> DType {
-    let mut out = DType::Bool;
-    for d in dtypes.map(DType::compute) {
-        out = match (out, d) {
-            (DType::F64, _) | (_, DType::F64) => DType::F64,
-            (DType::F32, _) | (_, DType::F32) => DType::F32,
-            _ => DType::I64,
-        };
-    }
-    out
 }
 
 /// Which nodes the roots need.

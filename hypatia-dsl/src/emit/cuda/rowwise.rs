@@ -72,10 +72,7 @@ pub(super) fn emit(
     check(kernel)?;
     let floats = kernel.inputs.iter().map(|i| i.0).chain(kernel.outputs.iter().map(|o| o.0)).filter(|d| d.is_float());
     let narrow = floats.clone().next().is_some() && floats.clone().all(|d| d.size() == 2);
-    let mut functions = match narrow {
-        true => Functions::of_narrow_rows(program, kernel.inputs.len()..kernel.inputs.len() + kernel.steps.len()),
-        false => Functions::new(program),
-    };
+    let mut functions = Functions::new(program);
     let number = default_type(kernel.inputs.iter().map(|i| i.0).chain(kernel.outputs.iter().map(|o| o.0)));
     let mut bodies = Vec::new();
     let mut step_types: Vec<DType> = Vec::new();

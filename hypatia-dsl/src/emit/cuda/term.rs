@@ -2,11 +2,9 @@
 //!
 //! In: a [`Term`] and what its leaves are called. Out: statements and expressions, and the functions
 //! they call. Holds always: every operation is one C++ operation in the compute type, in the term's
-//! order, but where few digits of the result count; literals are printed so that they
-//! read back to the same bits; nesting is bounded, whatever the term's depth.
+//! order; nesting is bounded, whatever the term's depth.
 
 use std::collections::{HashMap, HashSet};
-use std::ops::Range;
 
 use indexmap::IndexMap;
 
@@ -14,10 +12,9 @@ use super::expr::{Expr, Needs, function, literal, tag, weight};
 pub use super::expr::{compute_name, identity_literal, widen};
 use super::names::{comment_lines, file_name, identifier};
 use super::{EmitError, MAX_TERM_NODES};
-use crate::builtin::BuiltinScalar;
 use crate::dtype::{DType, Kind};
 use crate::ir::{InView, Program, ScalarBody, ScalarId};
-use crate::scalar::typed::{Call, Source, Typed, TypedNode, TypedOp, Untypable, source, with_calls};
+use crate::scalar::typed::{Call, Source, Typed, TypedOp, Untypable, source, with_calls};
 use crate::scalar::{Term, TermId, TermNode, show_term_with};
 
 /// Stands for a `#line` directive back into the generated file; its number is known at the end.
@@ -29,6 +26,9 @@ const MAX_EXPRESSION: usize = 72;
 /// Instructions, roughly, that a function may cost in all its copies: more is not inlined, so that
 /// a kernel compiles in seconds.
 const MAX_INLINE: u64 = 6_000;
+
+/// Instructions of a device's short function, roughly.
+const DEVICE_FUNCTION: u64 = 12;
 
 /// The specifier of a function of that size that is written out so often.
 pub(super) fn inlining(size: u64, copies: u64) -> &'static str {
@@ -65,19 +65,6 @@ pub struct Functions<'p> {
     done: IndexMap<Key, Function>,
     names: HashMap<String, ScalarId>,
     needs: Needs,
-    /// Results are rounded to 11 bits at most in the end: what is computed on the way in f32 need not be right to 24. Each such
-    /// function is off by less than 2^-16 of its value, but where that is next to nothing.
-    pub coarse: bool,
-    /// Everything that is read or written is f16 or bf16, and these operands have one value a row.
-    narrow_rows: Option<Range<u32>>,
-}
-
-/// A node of `1 + f(x)` that is one function of the templates.
-enum WithOne {
-    /// The sum: that function's name, and `x`.
-    Sum(&'static str, u32),
-    /// `f(x)`, which is not printed.
-    Part,
 }
 
 /// Why a term could not be printed yet.
@@ -95,35 +82,7 @@ impl From<EmitError> for Stop {
 impl<'p> Functions<'p> {
     /// None yet.
     pub fn new(program: &'p Program) -> Functions<'p> {
-        Functions {
-            program,
-            done: IndexMap::new(),
-            names: HashMap::new(),
-            needs: Needs::default(),
-            coarse: false,
-            narrow_rows: None,
-        }
-    }
-
-    /// None yet, for a row-wise kernel that reads and writes f16 or bf16 alone; `of_row` are the operands with one value a row. What
-    /// is divided by a number of the whole row is multiplied by its inverse there (see `over_row` in templates/prelude.cu.j2).
-    pub fn of_narrow_rows(program: &'p Program, of_row: Range<usize>) -> Functions<'p> {
-        let narrow_rows = Some(of_row.start as u32..of_row.end as u32);
-        Functions { coarse: true, narrow_rows, ..Functions::new(program) }
-    }
-
-    /// The steps of a term that have one value a row, where that is known.
-    fn of_row(&self, typed: &Typed<Call>) -> Vec<bool> {
-        let mut of_row: Vec<bool> = Vec::with_capacity(typed.nodes.len());
-        for node in &typed.nodes {
-            let known = match &node.op {
-                TypedOp::Load(Source::Acc) => false,
-                TypedOp::Load(Source::In(i)) => self.narrow_rows.as_ref().is_some_and(|r| r.contains(i)),
-                _ => typed.args(node).iter().all(|a| of_row[*a as usize]),
-            };
-            of_row.push(known && self.narrow_rows.is_some());
-        }
-        of_row
+        Functions { program, done: IndexMap::new(), names: HashMap::new(), needs: Needs::default() }
     }
 
     /// The text of each function.
@@ -254,8 +213,6 @@ impl<'p> Functions<'p> {
         let names: HashMap<Source, String> =
             term.nodes.iter().filter_map(|node| Some((source(node)?, leaf(node)?.0))).collect();
         let uses = uses(&typed);
-        let with_one = self.sums_with_one(&typed, &uses);
-        let of_row = self.of_row(&typed);
         let mut out = Lowered::default();
         let mut exprs: Vec<Expr> = Vec::with_capacity(typed.nodes.len());
         for (i, node) in typed.nodes.iter().enumerate() {
@@ -272,18 +229,6 @@ impl<'p> Functions<'p> {
                 }
                 TypedOp::Convert(_) => (self.needs.convert(operands[0].clone(), node.ty), 1),
                 TypedOp::Round(to, _) => (self.needs.round(&operands[0], *to), 1),
-                TypedOp::Apply(..) if let Some(WithOne::Sum(function, x)) = with_one.get(&i) => {
-                    let x = exprs[*x as usize].clone();
-                    (self.needs.helper(function.to_string(), DType::F32, &[x]), weight(BuiltinScalar::Erf))
-                }
-                TypedOp::Apply(BuiltinScalar::Exp, _) if node.ty == DType::F32 && self.coarse => {
-                    (function("__expf", node.ty, &operands), weight(BuiltinScalar::Exp))
-                }
-                TypedOp::Apply(BuiltinScalar::Div, [x, y, _])
-                    if node.ty == DType::F32 && of_row[*y as usize] && !of_row[*x as usize] =>
-                {
-                    (self.needs.helper("over_row".into(), node.ty, &operands), weight(BuiltinScalar::Mul))
-                }
                 TypedOp::Apply(b, args) => {
                     let ty = if b.params().first() == Some(&Kind::Bool) {
                         node.ty
@@ -294,10 +239,6 @@ impl<'p> Functions<'p> {
                 }
                 TypedOp::Call(call) => self.call(call, &operands)?,
             };
-            if matches!(with_one.get(&i), Some(WithOne::Part)) {
-                exprs.push(expr);
-                continue;
-            }
             out.size = out.size.saturating_add(cost);
             let named = uses[i] > 1 || expr.text.len() > MAX_EXPRESSION;
             let alone = typed.roots.iter().all(|r| *r as usize == i && uses[i] == 1);
@@ -313,32 +254,12 @@ impl<'p> Functions<'p> {
         Ok(out)
     }
 
-    /// The sums `1 + erf(x)` and `1 + tanh(x)` in f32 whose second part nothing else uses, with the function that they are
-    /// and `x`, and those parts: less work than both steps (see templates/prelude.cu.j2). Only where 24 bits do not count.
-    fn sums_with_one(&self, typed: &Typed<Call>, uses: &[u32]) -> HashMap<usize, WithOne> {
-        let mut found = HashMap::new();
-        let nodes: &[TypedNode<Call>] = if self.coarse { &typed.nodes } else { &[] };
-        for (i, node) in nodes.iter().enumerate() {
-            let TypedOp::Apply(BuiltinScalar::Add, [a, b, _]) = node.op else { continue };
-            for (one, part) in [(a, b), (b, a)] {
-                let is_one = matches!(&typed.nodes[one as usize].op, TypedOp::Lit(v) if v.0 == 1.0);
-                let (function, x) = match typed.nodes[part as usize].op {
-                    TypedOp::Apply(BuiltinScalar::Erf, [x, ..]) => ("one_plus_erf", x),
-                    TypedOp::Apply(BuiltinScalar::Tanh, [x, ..]) => ("one_plus_tanh", x),
-                    _ => continue,
-                };
-                if is_one && uses[part as usize] == 1 && node.ty == DType::F32 {
-                    found.insert(i, WithOne::Sum(function, x));
-                    found.insert(part as usize, WithOne::Part);
-                }
-            }
-        }
-        found
-    }
-
-    /// A call of the function of a defined scalar.
-    fn call(&self, call: &Call, operands: &[Expr]) -> Result<(Expr, u64), Stop> {
+    /// A call of the function of a defined scalar, or of the device's that it names.
+    fn call(&mut self, call: &Call, operands: &[Expr]) -> Result<(Expr, u64), Stop> {
         let key = (call.scalar, call.number);
+        if let (Some(name), DType::F32) = (&self.program.scalar(call.scalar).device, call.number) {
+            return Ok((self.needs.helper(name.clone(), DType::F32, operands), DEVICE_FUNCTION));
+        }
         let f = self.done.get(&key).ok_or(Stop::Missing(key))?;
         Ok((function(&f.name, f.result, operands), f.size.saturating_add(1)))
     }

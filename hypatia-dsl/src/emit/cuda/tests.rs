@@ -2,26 +2,33 @@
 
 use super::*;
 use crate::builtin::BuiltinScalar;
+use crate::compile::{FileLoader, compile};
 use crate::dtype::Kind;
 use crate::ir::{InView, Origin, ScalarBody, ScalarDef, ScalarId};
+use crate::kernel::short::{Allowed, Shortener};
 use crate::kernel::{Access, Operand, Reduction, RowAccess};
 use crate::scalar::{Literal, Term, TermId, TermNode};
+use crate::source::SourceFile;
 
-/// Every builtin scalar, so that tests need no `.hyp` file.
+/// The builtin scalars, and the rules about generated kernels.
 fn builtins() -> Program {
-    let scalars = BuiltinScalar::ALL
-        .iter()
-        .map(|b| ScalarDef {
-            name: b.name().into(),
-            doc: String::new(),
-            origin: Origin::default(),
-            params: b.params().iter().enumerate().map(|(i, k)| (format!("p{i}"), *k)).collect(),
-            result: b.result(),
-            body: ScalarBody::Builtin(*b),
-            grads: Vec::new(),
-        })
-        .collect();
-    Program { scalars, ..Program::default() }
+    let text = "edition 1;\nuse core::*;\nuse short::*;\n".into();
+    let root = SourceFile { name: "test.hyp".into(), path: None, text, embedded: false };
+    compile(vec![root], &FileLoader { embedded: hypatia_rules::FILES }).program.unwrap()
+}
+
+/// The kernel with short functions where it may have them.
+fn shortened(p: &Program, k: &PointwiseKernel, tf32: bool) -> PointwiseKernel {
+    let mut k = k.clone();
+    Shortener::new(p, &Allowed::default()).pointwise(&mut k, tf32);
+    k
+}
+
+/// The same of a row-wise kernel.
+fn shortened_rows(p: &Program, k: &RowwiseKernel) -> RowwiseKernel {
+    let mut k = k.clone();
+    Shortener::new(p, &Allowed::default()).rowwise(&mut k);
+    k
 }
 
 struct Build<'p>(&'p Program, Term);
@@ -56,7 +63,6 @@ fn kernel(name: &str, term: Term, inputs: &[(DType, Access)], outputs: &[DType])
         rank: 2,
         term,
         acc: None,
-        coarse: false,
     }
 }
 
@@ -82,6 +88,7 @@ fn a_bias_and_gelu_read_as_one_would_write_them() {
         result: Kind::Number,
         body: ScalarBody::Term(body),
         grads: Vec::new(),
+        device: None,
     });
     let gelu = ScalarId(p.scalars.len() as u32 - 1);
     let mut b = build(&p);
@@ -91,12 +98,12 @@ fn a_bias_and_gelu_read_as_one_would_write_them() {
     let g = b.1.add(TermNode::Call { scalar: gelu, args: vec![s] });
     let mut k = kernel("linear_gelu", b.done(&[g]), &[(DType::BF16, Access::Row)], &[DType::BF16]);
     k.acc = Some(DType::F32);
-    insta::assert_snapshot!(pointwise(&p, &k).unwrap().text);
+    insta::assert_snapshot!(pointwise(&p, &shortened(&p, &k, false)).unwrap().text);
     // Where 24 bits count, each operation is its own.
     k.outputs = vec![DType::F32];
+    assert_eq!(shortened(&p, &k, false), k);
     assert!(pointwise(&p, &k).unwrap().text.contains("(1.0f + erff(x * 0.70710677f))"));
-    k.coarse = true;
-    assert!(pointwise(&p, &k).unwrap().text.contains("one_plus_erf(x * 0.70710677f)"));
+    assert!(pointwise(&p, &shortened(&p, &k, true)).unwrap().text.contains("one_plus_erf(t"));
 }
 
 fn softmax(p: &Program) -> RowwiseKernel {
@@ -129,7 +136,7 @@ fn softmax(p: &Program) -> RowwiseKernel {
 #[test]
 fn softmax_reads_as_one_would_write_it() {
     let p = builtins();
-    insta::assert_snapshot!(rowwise(&p, &softmax(&p)).unwrap().text);
+    insta::assert_snapshot!(rowwise(&p, &shortened_rows(&p, &softmax(&p))).unwrap().text);
 }
 
 #[test]
@@ -201,7 +208,7 @@ fn results_read_what_a_pass_has_computed() {
     let text = |k: &RowwiseKernel, n: u64| {
         rowwise_for(&p, k, RowTarget::Length { rows: 1 << 16, n, clusters: true }).unwrap().text
     };
-    let k = softmax(&p);
+    let k = shortened_rows(&p, &softmax(&p));
     let kept = |text: &str| text.contains("const float e1 = stays(step1(in0_v.v[k], r0));");
     let short = text(&k, 8192);
     assert!(kept(&short) && short.contains("value0(r1, KEEP ? e1_kept[c].v[k] : step1(in0_v.v[k], r0))"), "{short}");
@@ -211,7 +218,7 @@ fn results_read_what_a_pass_has_computed() {
     // 64 elements as floats do not fit.
     assert!(!kept(&text(&k, 16_384)));
     // Wide floats the compiler keeps itself.
-    let mut wide = k.clone();
+    let mut wide = softmax(&p);
     wide.inputs[0].0 = DType::F32;
     wide.outputs[0].0 = DType::F32;
     assert!(!text(&wide, 8192).contains("_kept[c].v[k] = e1"));
@@ -305,6 +312,7 @@ fn hostile_names_stay_names() {
             result: Kind::Number,
             body: ScalarBody::Term(Term { roots: vec![n], ..b.1 }),
             grads: Vec::new(),
+            device: None,
         });
         let mut b = build(&p);
         let x = b.input(0);
@@ -339,6 +347,7 @@ fn deep_terms_and_long_chains_of_functions_are_bounded() {
             result: Kind::Number,
             body: ScalarBody::Term(Term { roots: vec![sum], ..b.1 }),
             grads: Vec::new(),
+            device: None,
         });
     }
     let mut b = build(&p);

@@ -12,6 +12,7 @@ use crate::ir::{
     AExpr, AttrPat, AttrValue, Backend, Head, InView, Kernel, NodePat, OpBody, Origin, Pat, Program, ScalarBody,
     ScalarDef, ScalarId, Sort,
 };
+use crate::kernel::short::{Allowed, Shortener};
 use crate::kernel::{Access, Operand, PointwiseKernel};
 use crate::scalar::{Literal, Term, TermId, TermNode};
 
@@ -46,6 +47,10 @@ pub fn of_program(program: &Program, scope: &Scope, dtypes: &[DType]) -> (Vec<In
                 out.0.push(of_scalar(def, ScalarId(i as u32), &name, *dtype));
             }
         }
+    }
+    let shortener = Shortener::new(program, &Allowed::default());
+    for instance in &mut out.0 {
+        instance.body.shorten(&shortener, false);
     }
     out
 }
@@ -90,7 +95,6 @@ fn of_scalar(def: &ScalarDef, id: ScalarId, name: &str, dtype: DType) -> Instanc
         rank: 2,
         term,
         acc: None,
-        coarse: false,
     };
     Instance {
         kernel: name.into(),
@@ -154,7 +158,6 @@ fn declared(program: &Program, kernel: &Kernel, name: &str, dtypes: &[DType], ou
                         rank: 2,
                         term: term.clone(),
                         acc: Some(if dtype.is_float() { dtype.compute() } else { dtype }),
-                        coarse: false,
                     };
                     out.0.push(instance(dtype, "epilogue", Body::Pointwise(description)));
                 }

@@ -80,9 +80,10 @@ impl Reader<'_> {
             self.expect("=")?;
             Some(self.alternatives()?)
         };
+        let device = if self.take("device") { Some(self.string()?) } else { None };
         let grads = if self.take("grad") { self.several(Self::alternatives)? } else { Vec::new() };
         self.expect(";")?;
-        Some(Scalar { name, params, result, body, grads })
+        Some(Scalar { name, params, result, body, device, grads })
     }
 
     fn op(&mut self) -> Option<Op> {

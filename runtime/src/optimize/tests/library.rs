@@ -158,7 +158,7 @@ fn a_ruleset_without_end_leaves_the_others_their_budgets() {
     let e = apply(&mut g, "exp", &[r]);
     g.output("s", s);
     g.output("e", e);
-    let out = optimize(&g, &Options { approx: true, ..Options::default() }).unwrap();
+    let out = optimize(&g, &Options { approx: hypatia_dsl::approx::Approx::All, ..Options::default() }).unwrap();
     let stage = |name: &str| out.report.stages.iter().find(|s| s.ruleset == name).unwrap();
     assert_eq!(stage("grow").stop, Stop::Nodes, "{}", out.report);
     assert!(stage("after").fired > 0, "{}", out.report);
