@@ -416,7 +416,7 @@ fn an_item_cut_anywhere_is_no_danger() {
 
 /// One of each item, with what is rare in them. They use no other file, so that they are read in no time.
 const EVERYTHING: &str = "//! All.
-ruleset r { until = fixpoint; nodes = 20 * graph; time = 9; }
+ruleset r { until = fixpoint; nodes = 20 * graph; steps = 9; }
 
 scalar add(a, b) builtin grad 1, 1;
 

@@ -115,7 +115,7 @@ pub struct Use {
 pub struct RuleSet {
     /// Its name, the first part of its rules' names.
     pub name: Name,
-    /// `until`, `nodes`, `time`, `iterations`, `after`.
+    /// `until`, `nodes`, `steps`, `iterations`, `after`.
     pub settings: Vec<Setting>,
 }
 

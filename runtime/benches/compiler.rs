@@ -12,7 +12,6 @@ mod models;
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 use std::hint::black_box;
-use std::time::Duration;
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use hypatia::optimize::{Options, optimize};
@@ -36,7 +35,7 @@ fn describe(name: &str, graph: &Graph, options: &Options) {
 
 fn optimiser(c: &mut Criterion) {
     let program = library::load(&[]).unwrap();
-    let options = Options { max_time: Duration::from_secs(120), ..Options::default() };
+    let options = Options::default();
     let models = [
         ("bert-12", models::Bert::base(12).graph(&program)),
         ("bert-48", models::Bert::base(48).graph(&program)),

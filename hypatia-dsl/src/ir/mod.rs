@@ -315,8 +315,9 @@ pub struct RuleSetDef {
     pub iterations: Option<u32>,
     /// Node budget as `fixed + per_node * nodes of the graph`.
     pub nodes: (u64, u64),
-    /// Milliseconds at most.
-    pub time_ms: u64,
+    /// Steps of work at most in one run of the stage, as `fixed + per_node * nodes of the graph`; no bound of its own where
+    /// `None`.
+    pub steps: Option<(u64, u64)>,
 }
 
 /// A rule.

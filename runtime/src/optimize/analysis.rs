@@ -16,7 +16,6 @@ use hypatia_dsl::shape::{Dim, Shape, broadcast, product};
 use hypatia_dsl::typing::{self, TensorType};
 use indexmap::IndexSet;
 use rustc_hash::{FxBuildHasher, FxHashMap, FxHashSet};
-use smallvec::SmallVec;
 
 use super::below::BelowAll;
 use super::facts::{self, NumericFacts};
@@ -287,44 +286,9 @@ pub fn set_candidate(context: &mut Context, order: &[Id], uses: FxHashMap<Id, u3
     changed.sort_unstable();
     changed.dedup();
     context.reconsidered.extend(changed);
-    context.inner = inner(order, &uses, &pointwise);
+    context.inner = super::dominate::inner(order, &uses, &pointwise);
     context.uses = uses;
     context.pointwise = pointwise;
-}
-
-/// The classes that may stand inside pointwise work: all that comes of them comes through one function further up. That is
-/// the tree of post-dominators (Cooper, Harvey and Kennedy, "A simple, fast dominance algorithm"), of functions alone.
-fn inner(order: &[Id], uses: &FxHashMap<Id, u32>, pointwise: &FxHashMap<Id, Node>) -> FxHashSet<Id> {
-    let mut consumers: FxHashMap<Id, SmallVec<[Id; 4]>> = FxHashMap::default();
-    for (class, node) in pointwise {
-        for child in &node.children {
-            let of_child = consumers.entry(*child).or_default();
-            if !of_child.contains(class) {
-                of_child.push(*class);
-            }
-        }
-    }
-    // By class: the nearest function through which all goes, and how many there are above that.
-    let mut through: FxHashMap<Id, (Id, u32)> = FxHashMap::default();
-    for class in order.iter().rev() {
-        let Some(all) = consumers.get(class).filter(|all| uses.get(class) == Some(&(all.len() as u32))) else {
-            continue;
-        };
-        let depth = |through: &FxHashMap<Id, (Id, u32)>, id: &Id| through.get(id).map_or(0, |(_, depth)| *depth);
-        let common = all[1..].iter().try_fold(all[0], |a, b| {
-            let (mut a, mut b) = (a, *b);
-            while a != b {
-                let lower = if depth(&through, &a) >= depth(&through, &b) { &mut a } else { &mut b };
-                *lower = through.get(lower)?.0;
-            }
-            Some(a)
-        });
-        if let Some(top) = common {
-            let depth = depth(&through, &top) + 1;
-            through.insert(*class, (top, depth));
-        }
-    }
-    through.into_keys().collect()
 }
 
 /// True if the op gives a tuple, whose parts are `Output` nodes.

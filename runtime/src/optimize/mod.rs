@@ -11,6 +11,7 @@ pub mod apply;
 pub mod below;
 pub mod bindings;
 pub mod cost;
+mod dominate;
 pub mod explain;
 pub mod extract;
 pub mod facts;
@@ -57,7 +58,11 @@ pub struct Options {
     pub disabled: HashSet<String>,
     /// Nodes of the e-graph at most, whatever the rulesets say.
     pub max_nodes: usize,
-    /// Time at most.
+    /// Steps of work at most (matching, and applying what matched); as many as suit the size of the graph where `None`. Work
+    /// is counted, so that the same model gives the same result on any machine.
+    pub max_steps: Option<usize>,
+    /// The wall-clock backstop: far more than the work takes that may be done. Where it fires the result may differ from run
+    /// to run, and the report says so ([`Stop::Time`]).
     pub max_time: Duration,
     /// Bytes of the e-graph at most (an estimate).
     pub max_memory: usize,
@@ -83,7 +88,8 @@ impl Default for Options {
             composed: true,
             disabled: HashSet::new(),
             max_nodes: 2_000_000,
-            max_time: Duration::from_secs(8),
+            max_steps: None,
+            max_time: Duration::from_secs(60),
             max_memory: 1 << 30,
         }
     }

@@ -25,9 +25,9 @@ pub enum Stop {
     Iterations,
     /// The budget of nodes.
     Nodes,
-    /// The budget of work: nodes looked through, and steps of matching.
+    /// The budget of work: nodes looked through, steps of matching, and matches applied.
     Work,
-    /// The budget of time.
+    /// The wall-clock backstop. It depends on how fast and busy the machine is, and so does the result.
     Time,
     /// The budget of memory.
     Memory,
@@ -49,7 +49,7 @@ impl fmt::Display for Stop {
             Stop::Iterations => "its number of iterations",
             Stop::Nodes => "cut short: budget of nodes",
             Stop::Work => "cut short: budget of work",
-            Stop::Time => "cut short: budget of time",
+            Stop::Time => "stopped by the wall-clock backstop (the result may differ from run to run)",
             Stop::Memory => "cut short: budget of memory",
             Stop::Search => "cut short: budget of a search",
         })
@@ -71,6 +71,10 @@ pub struct Stage {
     pub nodes: usize,
     /// Classes of the e-graph at its end.
     pub classes: usize,
+    /// Steps of work: of matching, and for each match that was applied as many as take as long.
+    pub steps: usize,
+    /// Nodes of the e-graph that were looked through, all iterations together.
+    pub looked_through: usize,
     /// Milliseconds.
     pub millis: f64,
     /// Why it ended.
@@ -147,6 +151,8 @@ pub struct Report {
     pub firings: Vec<Firing>,
     /// Rules that were rejected where they matched, and the like.
     pub warnings: Vec<String>,
+    /// Steps of the searches for the cheapest graph.
+    pub extraction_steps: usize,
     /// Milliseconds of extraction.
     pub extraction_millis: f64,
     /// Milliseconds in all.

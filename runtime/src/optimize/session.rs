@@ -62,6 +62,7 @@ pub struct Session<'a> {
     pub traces: Vec<Trace>,
     rejections: Rejections,
     started: Instant,
+    extraction_steps: usize,
     extraction_millis: f64,
     warnings: Vec<String>,
 }
@@ -101,6 +102,7 @@ impl<'a> Session<'a> {
             traces: Vec::new(),
             rejections: Rejections::default(),
             started,
+            extraction_steps: 0,
             extraction_millis: 0.0,
             warnings,
         };
@@ -118,14 +120,13 @@ impl<'a> Session<'a> {
 
     /// Runs all stages until a round changes nothing.
     pub fn run(&mut self) {
-        let Options { max_nodes, max_memory, max_time, .. } = *self.options;
-        let mut all = Budget::of_run(self.graph.nodes.len(), max_nodes, max_memory, self.started + max_time);
+        let mut all = Budget::of_run(self.graph.nodes.len(), self.options, self.started);
         for round in 1..=MAX_ROUNDS {
             let mut fired = 0;
             for index in 0..self.program.rulesets.len() {
                 fired += self.stage(RuleSetId(index as u32), round, &mut all);
             }
-            if fired == 0 || Instant::now() >= all.deadline {
+            if fired == 0 {
                 break;
             }
         }
@@ -171,6 +172,8 @@ impl<'a> Session<'a> {
             nodes: self.entered.egraph.total_number_of_nodes(),
             classes: self.entered.egraph.number_of_classes(),
             millis: begun.elapsed().as_secs_f64() * 1e3,
+            steps: ran.steps,
+            looked_through: ran.looked_through,
             stop: ran.stop,
             busiest: if ran.stop.cut_short() { busiest(&self.program, &self.traces[traced..]) } else { Vec::new() },
         });
@@ -206,6 +209,7 @@ impl<'a> Session<'a> {
         }
         let order = order.iter().map(|c| built.ids[*c as usize]).collect();
         self.best = Candidates { chosen, order, cost };
+        self.extraction_steps += built.problem.walked();
         self.count_uses();
         self.extraction_millis += begun.elapsed().as_secs_f64() * 1e3;
         Ok(())
@@ -270,6 +274,7 @@ impl<'a> Session<'a> {
             firings: self.firings(),
             stages: std::mem::take(&mut self.stages),
             warnings,
+            extraction_steps: self.extraction_steps,
             extraction_millis: self.extraction_millis,
             millis: self.started.elapsed().as_secs_f64() * 1e3,
         };

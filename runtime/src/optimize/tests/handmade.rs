@@ -59,7 +59,7 @@ fn ruleset(name: &str) -> RuleSetDef {
         origin: Origin::default(),
         iterations: None,
         nodes: (1000, 100),
-        time_ms: 10_000,
+        steps: None,
     }
 }
 

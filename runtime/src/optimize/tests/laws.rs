@@ -155,7 +155,7 @@ fn repeated_squares_sums_stay_small() {
 }
 
 /// A pre-LN transformer's residual stream: `x = x + f(norm(x))`, twice a layer.
-fn residual_stream(layers: usize) -> Graph {
+pub(super) fn residual_stream(layers: usize) -> Graph {
     let mut g = Graph::new(program());
     let mut x = g.input("x", ty(DType::F32, &[8, 16]));
     let square = weight(&mut g, &[16, 16], 1);

@@ -7,3 +7,4 @@ mod library;
 mod near;
 mod regions;
 mod sums;
+mod work;
