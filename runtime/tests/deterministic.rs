@@ -10,10 +10,15 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 
 use hypatia::device::Device;
+use hypatia::dsl::dtype::DType;
 use hypatia::dsl::ir::Program;
+use hypatia::dsl::shape::Dim;
+use hypatia::dsl::typing::TensorType;
 use hypatia::graph::Value;
+use hypatia::optimize::saturate::Budget;
 use hypatia::optimize::{Options, optimize};
 use hypatia::plan::{self, Plan};
 use hypatia::{Graph, Tensor, library};
@@ -24,8 +29,7 @@ const FILE: &str = "HYPATIA_TEST_PLANS";
 /// A long sum of biases, which is cut short by the budget of nodes.
 fn biases(program: &Arc<Program>) -> Graph {
     let mut g = Graph::new(program.clone());
-    let first: Tensor = Tensor::from_slice(&[4], &[1.0f32, 2.0, 3.0, 4.0]).unwrap();
-    let x = g.input("x", first.ty());
+    let x = g.input("x", TensorType { dtype: DType::F32, shape: [Dim::from(4)].into_iter().collect() });
     let y = (0..300u16).fold(x, |y: Value, i| {
         let bias = g.constant(Tensor::from_slice(&[4], &[f32::from(i), 1.0, 2.0, 3.0]).unwrap());
         g.call("add", &[y, bias], &[]).unwrap()[0]
@@ -105,4 +109,20 @@ fn plans_do_not_depend_on_run_process_or_load() {
     });
     assert!(first == again, "in the same process: {}", difference(&first, &again));
     assert!(first == other, "in another process: {}", difference(&first, &other));
+}
+
+#[test]
+fn deep_models_take_a_small_part_of_the_budget() {
+    let program = library::load(&[]).unwrap();
+    let options = Options::default();
+    for (name, graph) in
+        [("bert-12", models::Bert::base(12).graph(&program)), ("llama-80", models::Llama::shaped(80).graph(&program))]
+    {
+        let budget = Budget::of_run(graph.nodes.len(), &options, Instant::now());
+        let report = optimize(&graph, &options).unwrap().report;
+        let steps: usize = report.stages.iter().map(|s| s.steps).sum();
+        let looked = report.stages.iter().map(|s| s.looked_through).max().unwrap();
+        println!("{name}: {steps} steps of {}, {looked} nodes of {}", budget.steps, budget.looked_through);
+        assert!(20 * steps <= budget.steps && 20 * looked <= budget.looked_through, "{name}: {steps}, {looked}");
+    }
 }

@@ -14,12 +14,12 @@ use super::language::Node;
 
 /// The classes that may stand inside pointwise work.
 pub fn inner(order: &[Id], uses: &FxHashMap<Id, u32>, pointwise: &FxHashMap<Id, Node>) -> FxHashSet<Id> {
-    Tree::of(order, uses, pointwise).place.into_keys().collect()
+    Tree::of(order, uses, pointwise).above.into_keys().collect()
 }
 
-/// The place of a class in the tree.
+/// What stands above a class in the tree.
 #[derive(Clone, Copy)]
-struct Place {
+struct Ancestors {
     /// The nearest function through which all uses come.
     parent: Id,
     /// A function further up.
@@ -28,9 +28,9 @@ struct Place {
     depth: u32,
 }
 
-/// The tree of post-dominators. Classes without a place are its roots.
+/// The tree of post-dominators. Classes with nothing above them are its roots.
 struct Tree {
-    place: FxHashMap<Id, Place>,
+    above: FxHashMap<Id, Ancestors>,
     /// Steps upwards that were taken.
     steps: usize,
 }
@@ -48,7 +48,7 @@ impl Tree {
                 }
             }
         }
-        let mut tree = Tree { place: FxHashMap::default(), steps: 0 };
+        let mut tree = Tree { above: FxHashMap::default(), steps: 0 };
         for class in order.iter().rev() {
             let all = consumers.get(class).filter(|all| uses.get(class) == Some(&(all.len() as u32)));
             let Some((first, others)) = all.and_then(|all| all.split_first()) else { continue };
@@ -60,17 +60,17 @@ impl Tree {
     }
 
     fn depth(&self, class: Id) -> u32 {
-        self.place.get(&class).map_or(0, |p| p.depth)
+        self.above.get(&class).map_or(0, |p| p.depth)
     }
 
     /// Puts a class below another one.
     fn put(&mut self, class: Id, parent: Id) {
-        let far = |class: Id| self.place.get(&class).map_or(class, |p| p.jump);
+        let far = |class: Id| self.above.get(&class).map_or(class, |p| p.jump);
         // The distances of two jumps in a row are equal: one goes over both.
         let (next, last) = (far(parent), far(far(parent)));
         let even = self.depth(parent) - self.depth(next) == self.depth(next) - self.depth(last);
-        let place = Place { parent, jump: if even { last } else { parent }, depth: self.depth(parent) + 1 };
-        self.place.insert(class, place);
+        let above = Ancestors { parent, jump: if even { last } else { parent }, depth: self.depth(parent) + 1 };
+        self.above.insert(class, above);
     }
 
     /// The nearest class that is above both or is one of them.
@@ -80,13 +80,13 @@ impl Tree {
         }
         let level = self.depth(b);
         while self.depth(a) > level {
-            let place = self.place.get(&a)?;
-            a = if self.depth(place.jump) >= level { place.jump } else { place.parent };
+            let above = self.above.get(&a)?;
+            a = if self.depth(above.jump) >= level { above.jump } else { above.parent };
             self.steps += 1;
         }
         while a != b {
-            // Roots have no place: two that differ have nothing in common.
-            let (at_a, at_b) = (self.place.get(&a)?, self.place.get(&b)?);
+            // Nothing is above a root: two that differ have nothing in common.
+            let (at_a, at_b) = (self.above.get(&a)?, self.above.get(&b)?);
             (a, b) = if at_a.jump == at_b.jump { (at_a.parent, at_b.parent) } else { (at_a.jump, at_b.jump) };
             self.steps += 1;
         }
@@ -165,7 +165,7 @@ mod tests {
             let chain = (0..n).map(|i| if i < 2 { vec![] } else { vec![i - 1, 0] });
             let (order, uses, pointwise) = candidate(&chain.collect::<Vec<_>>(), &[n - 1]);
             let tree = Tree::of(&order, &uses, &pointwise);
-            assert_eq!(tree.place.len(), n - 1);
+            assert_eq!(tree.above.len(), n - 1);
             tree.steps as f64
         };
         let (small, large) = (steps(2_000), steps(8_000));

@@ -6,7 +6,7 @@
 //! give the same e-graph on any machine, unless the wall-clock backstop fires, which is then the reason of the stop.
 
 use std::collections::HashMap;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use egg::Id;
 use hypatia_dsl::ir::{RuleId, RuleSetDef};
@@ -33,7 +33,7 @@ pub struct Budget {
     /// Bytes at most.
     pub memory: usize,
     /// Nodes at most that are looked through, all iterations of a stage together.
-    pub rebuilt: usize,
+    pub looked_through: usize,
     /// Steps of work at most: of matching, and [`STEPS_OF_APPLICATION`] for each match that is applied.
     pub steps: usize,
     /// Matches and steps of one search at most, so that a rule with many matches does not starve the others.
@@ -56,6 +56,9 @@ const MATCHES_OF_NODE: usize = 10;
 /// Steps that one search may take for each node of the graph, likewise.
 const SEARCH_STEPS_OF_NODE: usize = 500;
 
+/// What the wall-clock backstop is at most: clocks end somewhere.
+const LONGEST: Duration = Duration::from_secs(1 << 30);
+
 impl Budget {
     /// The limits of a run over a graph of that many nodes, far above what sound rules need.
     pub fn of_run(nodes: usize, options: &Options, started: Instant) -> Budget {
@@ -64,13 +67,13 @@ impl Budget {
             iterations: None,
             nodes: options.max_nodes,
             memory: options.max_memory,
-            rebuilt: scaled(LOOKED_THROUGH),
+            looked_through: scaled(LOOKED_THROUGH),
             steps: options.max_steps.unwrap_or_else(|| scaled(STEPS)),
             search: SearchLimits {
                 matches: SEARCH_LIMITS.matches.max(MATCHES_OF_NODE.saturating_mul(nodes)),
                 steps: SEARCH_LIMITS.steps.max(SEARCH_STEPS_OF_NODE.saturating_mul(nodes)),
             },
-            deadline: started + options.max_time,
+            deadline: started + options.max_time.min(LONGEST),
         }
     }
 
@@ -251,7 +254,7 @@ fn over(egraph: &EGraph, budget: &Budget, ran: &Ran) -> Option<Stop> {
     if budget.iterations.is_some_and(|n| ran.iterations >= n as usize) {
         return Some(Stop::Iterations);
     }
-    if ran.looked_through > budget.rebuilt || ran.steps > budget.steps {
+    if ran.looked_through > budget.looked_through || ran.steps > budget.steps {
         return Some(Stop::Work);
     }
     if Instant::now() >= budget.deadline {
