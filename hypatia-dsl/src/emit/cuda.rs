@@ -119,10 +119,58 @@ pub struct Entry {
 pub struct Arg {
     /// Its name in the source.
     pub name: String,
+    /// What it is given: who launches the kernel goes by this and not by the name.
+    pub role: ArgRole,
     /// What it is.
     pub kind: ArgKind,
     /// Its shape or meaning, in words.
     pub about: String,
+}
+
+impl Arg {
+    /// The tensor that the kernel reads at that place.
+    pub fn read(place: usize, dtype: DType, about: impl Into<String>) -> Arg {
+        let role = ArgRole::Read(place);
+        Arg { name: format!("in{place}"), role, kind: ArgKind::Input(dtype), about: about.into() }
+    }
+
+    /// The tensor that it writes at that place.
+    pub fn written(place: usize, dtype: DType, about: impl Into<String>) -> Arg {
+        let role = ArgRole::Written(place);
+        Arg { name: format!("out{place}"), role, kind: ArgKind::Output(dtype), about: about.into() }
+    }
+
+    /// What the caller has under that name: memory, a size, several sizes or strides.
+    pub fn named(name: impl Into<String>, kind: ArgKind, about: impl Into<String>) -> Arg {
+        Arg { name: name.into(), role: ArgRole::Named, kind, about: about.into() }
+    }
+
+    /// The number of rows.
+    pub fn rows(about: impl Into<String>) -> Arg {
+        Arg { name: "rows".into(), role: ArgRole::Rows, kind: ArgKind::Size, about: about.into() }
+    }
+
+    /// The number of elements of a row.
+    pub fn row_length(about: impl Into<String>) -> Arg {
+        Arg { name: "n".into(), role: ArgRole::RowLength, kind: ArgKind::Size, about: about.into() }
+    }
+}
+
+/// What an argument is given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ArgRole {
+    /// The tensor that the kernel reads at that place.
+    Read(usize),
+    /// The tensor that it writes at that place.
+    Written(usize),
+    /// The value on which an epilogue grows: the last tensor that it reads.
+    Accumulator,
+    /// The number of rows.
+    Rows,
+    /// The number of elements of a row.
+    RowLength,
+    /// What the caller has under the argument's name.
+    Named,
 }
 
 /// Kinds of arguments.

@@ -67,11 +67,11 @@ impl Source {
         let (at, grid, block) = entry(source, work).unwrap();
         let number = self.kernel(&source.text);
         let nowhere = Location { place: Place::Arena(0), bytes: 0 };
-        let values = arguments(source, work, &|name| operand(step, work, name).map(|_| nowhere)).unwrap();
+        let values = arguments(source, work, &|arg| operand(step, work, arg).map(|_| nowhere)).unwrap();
         let list = |v: &[i64]| v.iter().map(|v| format!("{v}LL")).collect::<Vec<_>>().join(", ");
         let values = source.args.iter().zip(&values).map(|(arg, value)| match (arg.kind, value) {
             (ArgKind::Input(dtype) | ArgKind::Output(dtype), _) => {
-                let view = operand(step, work, &arg.name).unwrap();
+                let view = operand(step, work, arg).unwrap();
                 assert_eq!(view.dtype, dtype, "{} of {}", arg.name, source.text);
                 assert!(view.is_empty() || view.offset < plan.buffers[view.buffer.index()].len);
                 format!("({}*)b[{}] + {}", storage(dtype), view.buffer.0, view.offset)

@@ -289,7 +289,7 @@ fn a_checked_session_takes_packed_weights_on_a_gpu() {
         let options = session::Options { verdicts: None, ..session::Options::default().on(gpu.clone(), tuner) };
         let model = Model::new(graph.clone(), options);
         let compiled = model.compile(&inputs).unwrap();
-        assert_eq!(compiled.warnings, [] as [String; 0]);
+        assert_eq!(compiled.warnings(), [] as [String; 0]);
         assert_eq!(compiled.judged, session::Judged::Now);
         assert_eq!(compiled.executor.notes().len(), 1, "{dtype}");
         let want = evaluate(&graph, &inputs, Mode::Rounded).unwrap();

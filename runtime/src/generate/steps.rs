@@ -21,8 +21,10 @@ pub struct Work {
     pub rows: usize,
     /// Elements of a row.
     pub n: usize,
-    /// Values of arguments that are sizes or strides, by name.
+    /// Values of arguments that are sizes, by name.
     pub sizes: Vec<(String, Vec<i64>)>,
+    /// Values of arguments that are strides, by name.
+    pub strides: Vec<(String, Vec<i64>)>,
     /// What lies where arguments point that are not called by their place among the reads (`in0`) or writes (`out0`) of
     /// the step.
     pub views: Vec<(String, View)>,
@@ -30,7 +32,7 @@ pub struct Work {
 
 impl Work {
     pub(super) fn new(rows: usize, n: usize) -> Work {
-        Work { rows, n, sizes: Vec::new(), views: Vec::new() }
+        Work { rows, n, sizes: Vec::new(), strides: Vec::new(), views: Vec::new() }
     }
 
     pub(super) fn view(mut self, name: &str, view: &View) -> Work {
@@ -44,7 +46,7 @@ impl Work {
     }
 
     pub(super) fn strides(mut self, name: impl Into<String>, values: &[isize]) -> Work {
-        self.sizes.push((name.into(), values.iter().map(|v| *v as i64).collect()));
+        self.strides.push((name.into(), values.iter().map(|v| *v as i64).collect()));
         self
     }
 }

@@ -66,10 +66,6 @@ impl About<'_> {
     }
 }
 
-fn arg(name: impl Into<String>, kind: ArgKind, about: &str) -> Arg {
-    Arg { name: name.into(), kind, about: about.into() }
-}
-
 /// One entry point.
 fn entry(name: &str, geometry: Geometry) -> Vec<Entry> {
     vec![Entry { name: identifier("hypatia_", name), geometry }]
@@ -89,18 +85,18 @@ pub(super) fn product(program: &Program, kernel: &ProductKernel) -> Result<CudaS
     if !dtype.is_int() || axes > MAX_RANK {
         return Err(malformed(&kernel.name, "a product of no integers, or of more than 16 axes"));
     }
-    let strides = |i: usize, of: &str| arg(format!("in{i}_strides"), ArgKind::Sizes(axes), of);
+    let strides = |i: usize, of: &str| Arg::named(format!("in{i}_strides"), ArgKind::Sizes(axes), of);
     let about = About {
         name: &kernel.name,
         doc: &kernel.doc,
         kind: "a product of integer matrices",
         formula: format!("out0 = in0 in1, modulo 2^{}", 8 * dtype.size()),
         args: vec![
-            arg("in0", ArgKind::Input(dtype), "m x k, read with its strides"),
-            arg("in1", ArgKind::Input(dtype), "k x n, read with its strides"),
-            arg("out0", ArgKind::Output(dtype), "m x n, row-major; one after the other"),
-            arg("sizes", ArgKind::Sizes(axes), "sizes of the axes that number the products, then m and n"),
-            arg("k", ArgKind::Size, "terms of a sum"),
+            Arg::read(0, dtype, "m x k, read with its strides"),
+            Arg::read(1, dtype, "k x n, read with its strides"),
+            Arg::written(0, dtype, "m x n, row-major; one after the other"),
+            Arg::named("sizes", ArgKind::Sizes(axes), "sizes of the axes that number the products, then m and n"),
+            Arg::named("k", ArgKind::Size, "terms of a sum"),
             strides(0, "elements between neighbours along those axes, then along m and k"),
             strides(1, "elements between neighbours along those axes, then along k and n"),
         ],
@@ -121,23 +117,27 @@ pub(super) fn product(program: &Program, kernel: &ProductKernel) -> Result<CudaS
 
 fn cumsum_args(kernel: &CumsumKernel, sums: DType) -> Vec<Arg> {
     let dtype = kernel.dtype;
-    let mut args = vec![arg("in0", ArgKind::Input(dtype), "outer x size x inner, row-major")];
+    let mut args = vec![Arg::read(0, dtype, "outer x size x inner, row-major")];
     if kernel.part != Running::Sums {
-        args.push(arg("out0", ArgKind::Output(dtype), "outer x size x inner, row-major"));
+        args.push(Arg::written(0, dtype, "outer x size x inner, row-major"));
     }
     match kernel.part {
         Running::Whole => {}
-        Running::Sums => args.push(arg("sums", ArgKind::Output(sums), "a sum for each chunk but the last, and line")),
-        Running::Chunks => args.push(arg("sums", ArgKind::Input(sums), "a sum for each chunk but the last, and line")),
+        Running::Sums => {
+            args.push(Arg::named("sums", ArgKind::Output(sums), "a sum for each chunk but the last, and line"))
+        }
+        Running::Chunks => {
+            args.push(Arg::named("sums", ArgKind::Input(sums), "a sum for each chunk but the last, and line"))
+        }
     }
     for (name, meaning) in
         [("outer", "lines one after the other"), ("size", "elements"), ("inner", "lines side by side")]
     {
-        args.push(arg(name, ArgKind::Size, meaning));
+        args.push(Arg::named(name, ArgKind::Size, meaning));
     }
     if kernel.part != Running::Whole {
-        args.push(arg("chunks", ArgKind::Size, "chunks of a line"));
-        args.push(arg("length", ArgKind::Size, "elements of a chunk"));
+        args.push(Arg::named("chunks", ArgKind::Size, "chunks of a line"));
+        args.push(Arg::named("length", ArgKind::Size, "elements of a chunk"));
     }
     args
 }
@@ -198,25 +198,25 @@ fn sort_args(kernel: &SortKernel, operands: &[&str]) -> Vec<Arg> {
     let mut args: Vec<Arg> = operands
         .iter()
         .map(|name| match *name {
-            "in0" => arg(*name, ArgKind::Input(kernel.dtype), "read with its strides"),
-            "from" => arg(*name, ArgKind::Input(DType::I64), "positions: sorted runs, with their strides"),
-            _ => arg(*name, ArgKind::Output(DType::I64), "positions, with their strides"),
+            "in0" => Arg::read(0, kernel.dtype, "read with its strides"),
+            "from" => Arg::named(*name, ArgKind::Input(DType::I64), "positions: sorted runs, with their strides"),
+            _ => Arg::named(*name, ArgKind::Output(DType::I64), "positions, with their strides"),
         })
         .collect();
-    args.push(arg(
+    args.push(Arg::named(
         "sizes",
         ArgKind::Sizes(axes),
         "sizes: of the axes that number the lines, then of the one that is sorted",
     ));
     for name in operands {
         let about = format!("elements of {name} between neighbours along each of these axes");
-        args.push(arg(format!("{name}_strides"), ArgKind::Sizes(axes), &about));
+        args.push(Arg::named(format!("{name}_strides"), ArgKind::Sizes(axes), about));
     }
     if kernel.indices {
-        args.push(arg("size", ArgKind::Size, "size of the axis that in0 indexes"));
+        args.push(Arg::named("size", ArgKind::Size, "size of the axis that in0 indexes"));
     }
     if kernel.part == Sorting::Merge {
-        args.push(arg("run", ArgKind::Size, "elements of a sorted run"));
+        args.push(Arg::named("run", ArgKind::Size, "elements of a sorted run"));
     }
     args
 }
@@ -330,13 +330,13 @@ pub(super) fn scatter(program: &Program, kernel: &ScatterKernel) -> Result<CudaS
         kind: "rows joined",
         formula: format!("{what}, one after the other"),
         args: vec![
-            arg("in1", ArgKind::Input(index), "the indices; negative ones count from the end"),
-            arg("in2", ArgKind::Input(dtype), "rows x n, row-major"),
-            arg("order", ArgKind::Input(DType::I64), "positions of the indices in the order in which they lead"),
-            arg("out0", ArgKind::Output(dtype), "size x n, row-major; it is read too"),
-            arg("size", ArgKind::Size, "rows of out0"),
-            arg("rows", ArgKind::Size, "rows of in2"),
-            arg("n", ArgKind::Size, "columns"),
+            Arg::read(1, index, "the indices; negative ones count from the end"),
+            Arg::read(2, dtype, "rows x n, row-major"),
+            Arg::named("order", ArgKind::Input(DType::I64), "positions of the indices in the order in which they lead"),
+            Arg::written(0, dtype, "size x n, row-major; it is read too"),
+            Arg::named("size", ArgKind::Size, "rows of out0"),
+            Arg::rows("rows of in2"),
+            Arg::row_length("columns"),
         ],
         entries: entry(&kernel.name, ELEMENTS),
     };

@@ -23,10 +23,6 @@ const MAX_RANK: usize = 16;
 /// Suffix, threads of a block, threads that share a row, the longest row.
 const SEARCHES: [(&str, u32, u32, Option<u64>); 2] = [("_warp", 128, 32, Some(1024)), ("_block", 256, 256, None)];
 
-fn arg(name: impl Into<String>, kind: ArgKind, about: &str) -> Arg {
-    Arg { name: name.into(), kind, about: about.into() }
-}
-
 /// What the template must know of a kind.
 struct Form {
     kind: &'static str,
@@ -39,32 +35,35 @@ struct Form {
 }
 
 fn form(kernel: &MoveKernel) -> Form {
-    let (input, output) = (ArgKind::Input(kernel.dtype), ArgKind::Output(kernel.dtype));
-    let out = |about: &str| arg("out0", output, about);
-    let sizes = |rank: usize, about: &str| arg("sizes", ArgKind::Sizes(rank), about);
+    let dtype = kernel.dtype;
+    let out = |about: &str| Arg::written(0, dtype, about);
+    let sizes = |rank: usize, about: &str| Arg::named("sizes", ArgKind::Sizes(rank), about);
     let strides = |i: usize, rank: usize| {
-        arg(format!("in{i}_strides"), ArgKind::Sizes(rank), "elements between neighbours along each axis")
+        Arg::named(format!("in{i}_strides"), ArgKind::Sizes(rank), "elements between neighbours along each axis")
     };
     let row_major = "all elements in row-major order";
     match kernel.moves {
         Move::Concat { count, axis, rank } => {
-            let mut args: Vec<Arg> =
-                (0..count).map(|i| arg(format!("in{i}"), input, "read with its strides")).collect();
+            let mut args: Vec<Arg> = (0..count).map(|i| Arg::read(i, dtype, "read with its strides")).collect();
             args.push(out(row_major));
             args.push(sizes(rank, "sizes of the result"));
-            args.push(arg("ends", ArgKind::Sizes(count), "where each operand ends along the axis"));
+            args.push(Arg::named("ends", ArgKind::Sizes(count), "where each operand ends along the axis"));
             args.extend((0..count).map(|i| strides(i, rank)));
             let formula = format!("{count} operands side by side along axis {axis}");
             Form { kind: "concat", rank, axis, count, index: None, formula, args }
         }
         Move::Pad { rank } => {
             let args = vec![
-                arg("in0", input, "read with its strides"),
-                arg("in1", input, "one element"),
+                Arg::read(0, dtype, "read with its strides"),
+                Arg::read(1, dtype, "one element"),
                 out(row_major),
                 sizes(rank, "sizes of the result"),
-                arg("before", ArgKind::Sizes(rank), "elements before the operand along each axis; negative: cut off"),
-                arg("data", ArgKind::Sizes(rank), "sizes of the operand"),
+                Arg::named(
+                    "before",
+                    ArgKind::Sizes(rank),
+                    "elements before the operand along each axis; negative: cut off",
+                ),
+                Arg::named("data", ArgKind::Sizes(rank), "sizes of the operand"),
                 strides(0, rank),
             ];
             let formula = "in1 everywhere, then in0 at a distance from the start of each axis".into();
@@ -72,22 +71,22 @@ fn form(kernel: &MoveKernel) -> Form {
         }
         Move::Gather { index } => {
             let args = vec![
-                arg("in0", input, "outer x size x inner, row-major"),
-                arg("in1", ArgKind::Input(index), "the indices"),
+                Arg::read(0, dtype, "outer x size x inner, row-major"),
+                Arg::read(1, index, "the indices"),
                 out("outer x indices x inner, row-major"),
                 sizes(3, "outer, number of indices, inner"),
-                arg("size", ArgKind::Size, "size of the axis that is indexed"),
+                Arg::named("size", ArgKind::Size, "size of the axis that is indexed"),
             ];
             let formula = "out0[o, i, j] = in0[o, in1[i], j]".into();
             Form { kind: "gather", rank: 3, axis: 1, count: 1, index: Some(index), formula, args }
         }
         Move::GatherElements { index, axis, rank } => {
             let args = vec![
-                arg("in0", input, "row-major, with the strides of that name"),
-                arg("in1", ArgKind::Input(index), "the indices, in the shape of the result"),
+                Arg::read(0, dtype, "row-major, with the strides of that name"),
+                Arg::read(1, index, "the indices, in the shape of the result"),
                 out(row_major),
                 sizes(rank, "sizes of the result"),
-                arg("size", ArgKind::Size, "size of the axis that is indexed"),
+                Arg::named("size", ArgKind::Size, "size of the axis that is indexed"),
                 strides(0, rank),
             ];
             let formula = format!("in0 at the index of each element, but for axis {axis}, where in1 says the position");
@@ -95,13 +94,13 @@ fn form(kernel: &MoveKernel) -> Form {
         }
         Move::GatherNd { index, width } => {
             let args = vec![
-                arg("in0", input, "batch x indexed axes x inner, row-major"),
-                arg("in1", ArgKind::Input(index), "the tuples: batch x tuples x width"),
+                Arg::read(0, dtype, "batch x indexed axes x inner, row-major"),
+                Arg::read(1, index, "the tuples: batch x tuples x width"),
                 out("batch x tuples x inner, row-major"),
                 sizes(3, "batch, tuples of one batch, inner"),
-                arg("batch", ArgKind::Size, "elements of in0 in one batch"),
-                arg("dims", ArgKind::Sizes(width), "sizes of the indexed axes"),
-                arg("steps", ArgKind::Sizes(width), "elements between neighbours along them"),
+                Arg::named("batch", ArgKind::Size, "elements of in0 in one batch"),
+                Arg::named("dims", ArgKind::Sizes(width), "sizes of the indexed axes"),
+                Arg::named("steps", ArgKind::Sizes(width), "elements between neighbours along them"),
             ];
             let formula =
                 format!("out0[b, i, j] = in0[b, in1[b, i, 0], ..., in1[b, i, {}], j]", width.saturating_sub(1));
@@ -180,10 +179,14 @@ pub(super) fn argmax(program: &Program, kernel: &ArgmaxKernel) -> Result<CudaSou
     functions.need("axes");
     functions.need("quotient");
     let args = vec![
-        arg("in0", ArgKind::Input(dtype), "read with its strides"),
-        arg("out0", ArgKind::Output(DType::I64), "one position a row"),
-        arg("sizes", ArgKind::Sizes(axes), "sizes: of the axes that number the rows, then of the one that is searched"),
-        arg("in0_strides", ArgKind::Sizes(axes), "elements between neighbours along each of these axes"),
+        Arg::read(0, dtype, "read with its strides"),
+        Arg::written(0, DType::I64, "one position a row"),
+        Arg::named(
+            "sizes",
+            ArgKind::Sizes(axes),
+            "sizes: of the axes that number the rows, then of the one that is searched",
+        ),
+        Arg::named("in0_strides", ArgKind::Sizes(axes), "elements between neighbours along each of these axes"),
     ];
     let entries: Vec<Entry> = SEARCHES
         .iter()

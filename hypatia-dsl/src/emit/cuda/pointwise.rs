@@ -8,8 +8,8 @@ use minijinja::{Value, context};
 
 use super::term::{Functions, Lowered, compute_name, inlining, widen};
 use super::{
-    Arg, ArgKind, CudaSource, EmitError, Entry, Geometry, Header, POINTWISE_BLOCK, PointTarget, common, identifier,
-    render, storage, vector_width,
+    Arg, ArgKind, ArgRole, CudaSource, EmitError, Entry, Geometry, Header, POINTWISE_BLOCK, PointTarget, common,
+    identifier, render, storage, vector_width,
 };
 use crate::dtype::DType;
 use crate::ir::Program;
@@ -19,6 +19,7 @@ use crate::scalar::{Term, TermNode};
 /// An operand as the templates see it.
 struct Pointer {
     name: String,
+    role: ArgRole,
     dtype: DType,
     access: &'static str,
 }
@@ -32,8 +33,11 @@ pub(super) fn emit(
     target: Option<PointTarget>,
 ) -> Result<CudaSource, EmitError> {
     check(kernel)?;
-    let mut operands: Vec<Pointer> =
-        kernel.acc.iter().map(|&dtype| Pointer { name: "acc".into(), dtype, access: "full" }).collect();
+    let mut operands: Vec<Pointer> = kernel
+        .acc
+        .iter()
+        .map(|&dtype| Pointer { name: "acc".into(), role: ArgRole::Accumulator, dtype, access: "full" })
+        .collect();
     for (i, o) in kernel.inputs.iter().enumerate() {
         let access = match o.access {
             Access::Full => "full",
@@ -42,7 +46,7 @@ pub(super) fn emit(
             Access::Col => "col",
             Access::Strided => "strided",
         };
-        operands.push(Pointer { name: format!("in{i}"), dtype: o.dtype, access });
+        operands.push(Pointer { name: format!("in{i}"), role: ArgRole::Read(i), dtype: o.dtype, access });
     }
     let outputs: Vec<(String, DType)> =
         kernel.outputs.iter().enumerate().map(|(i, d)| (format!("out{i}"), *d)).collect();
@@ -257,7 +261,6 @@ pub(super) fn reachable(term: &Term) -> Vec<bool> {
 }
 
 fn arguments(operands: &[Pointer], outputs: &[(String, DType)], flat: bool, strided: bool, rank: usize) -> Vec<Arg> {
-    let arg = |name: &str, kind: ArgKind, about: &str| Arg { name: name.into(), kind, about: about.into() };
     let full = match (flat, strided) {
         (true, _) => "n elements",
         (_, true) => "all elements in row-major order",
@@ -275,21 +278,21 @@ fn arguments(operands: &[Pointer], outputs: &[(String, DType)], flat: bool, stri
                 _ => "read with in_strides",
             };
             let about = about.replace("in_strides", &format!("{}_strides", o.name));
-            arg(&o.name, ArgKind::Input(o.dtype), &about)
+            Arg { name: o.name.clone(), role: o.role, kind: ArgKind::Input(o.dtype), about }
         })
         .collect();
-    out.extend(outputs.iter().map(|(n, d)| arg(n, ArgKind::Output(*d), full)));
+    out.extend(outputs.iter().enumerate().map(|(i, (_, d))| Arg::written(i, *d, full)));
     if strided {
-        out.push(arg("sizes", ArgKind::Sizes(rank), &format!("sizes of the {rank} axes of the outputs")));
+        out.push(Arg::named("sizes", ArgKind::Sizes(rank), format!("sizes of the {rank} axes of the outputs")));
         for o in operands.iter().filter(|o| o.access == "strided") {
             let about = format!("elements between neighbours along each axis of {}, 0 where it is repeated", o.name);
-            out.push(arg(&format!("{}_strides", o.name), ArgKind::Sizes(rank), &about));
+            out.push(Arg::named(format!("{}_strides", o.name), ArgKind::Sizes(rank), about));
         }
     } else {
         if !flat {
-            out.push(arg("rows", ArgKind::Size, "rows of the outputs"));
+            out.push(Arg::rows("rows of the outputs"));
         }
-        out.push(arg("n", ArgKind::Size, if flat { "elements of an output" } else { "columns of the outputs" }));
+        out.push(Arg::row_length(if flat { "elements of an output" } else { "columns of the outputs" }));
     }
     out
 }

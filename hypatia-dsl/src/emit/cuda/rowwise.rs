@@ -583,25 +583,24 @@ fn arguments(kernel: &RowwiseKernel) -> Vec<Arg> {
     };
     let mut out = Vec::new();
     for (i, (d, a)) in kernel.inputs.iter().enumerate() {
-        out.push(Arg { name: format!("in{i}"), kind: ArgKind::Input(*d), about: about(*a).into() });
+        out.push(Arg::read(i, *d, about(*a)));
     }
     for (i, (d, a, _)) in kernel.outputs.iter().enumerate() {
-        out.push(Arg { name: format!("out{i}"), kind: ArgKind::Output(*d), about: about(*a).into() });
+        out.push(Arg::written(i, *d, about(*a)));
     }
-    let arg = |name: String, kind: ArgKind, about: String| Arg { name, kind, about };
     if !kernel.strided() {
-        out.push(arg("rows".into(), ArgKind::Size, "number of rows".into()));
-        out.push(arg("n".into(), ArgKind::Size, "length of a row".into()));
+        out.push(Arg::rows("number of rows"));
+        out.push(Arg::row_length("length of a row"));
         return out;
     }
     let [outer, inner] = kernel.axes;
     let about = format!("sizes: of the axes that number the rows ({outer}), then of those that make a row ({inner})");
-    out.push(arg("sizes".into(), ArgKind::Sizes(outer + inner), about));
+    out.push(Arg::named("sizes", ArgKind::Sizes(outer + inner), about));
     let inputs = kernel.inputs.iter().enumerate().map(|(i, (_, a))| (format!("in{i}"), *a));
     let outputs = kernel.outputs.iter().enumerate().map(|(i, o)| (format!("out{i}"), o.1));
     for (name, _) in inputs.chain(outputs).filter(|(_, a)| *a == RowAccess::Strided) {
         let about = format!("elements between neighbours along each of these axes of {name}, 0 where it is repeated");
-        out.push(arg(format!("{name}_strides"), ArgKind::Sizes(outer + inner), about));
+        out.push(Arg::named(format!("{name}_strides"), ArgKind::Sizes(outer + inner), about));
     }
     out
 }

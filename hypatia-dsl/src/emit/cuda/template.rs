@@ -311,7 +311,7 @@ fn epilogue_call(operands: &[(usize, Access)], value: &str, row: &str, col: &str
 }
 
 fn arguments(filling: &Filling<'_>) -> Vec<Arg> {
-    let arg = |name: String, kind: ArgKind, about: String| Arg { name, kind, about };
+    let arg = |name: String, kind: ArgKind, about: String| Arg::named(name, kind, about);
     let mut out: Vec<Arg> = Vec::new();
     for t in &filling.inputs {
         out.push(arg(t.name.clone(), ArgKind::Input(t.dtype), format!("{} axes, with their strides", t.rank)));
@@ -325,7 +325,7 @@ fn arguments(filling: &Filling<'_>) -> Vec<Arg> {
             Access::Splat => "one element",
             Access::Strided => "read with its strides",
         };
-        out.push(arg(format!("in{i}"), ArgKind::Input(o.dtype), about.into()));
+        out.push(Arg::read(i, o.dtype, about));
     }
     for t in &filling.outputs {
         out.push(arg(t.name.clone(), ArgKind::Output(t.dtype), "row-major".into()));
