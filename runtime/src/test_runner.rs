@@ -68,7 +68,7 @@ pub fn run_test_with(program: &Arc<Program>, test: &Test, options: &Options) -> 
         return Outcome { failures };
     }
     match (Case::new(program, test, options), wanted_error) {
-        (Err(e), Some(c)) if e.to_string().contains(&c.to_string()) => {}
+        (Err(e), Some(c)) if e.code() == Some(c) => {}
         (Err(e), _) => failures.push(format!("the given expression has no graph: {e}")),
         (Ok(_), Some(c)) => failures.push(format!("expected the error {c}, but the given expression is accepted")),
         (Ok(case), None) => {

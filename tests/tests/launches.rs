@@ -36,7 +36,7 @@ fn run(graph: Graph, inputs: &[(String, Tensor)], no_rules: bool) -> Launches {
     let mut options = Options { threads: 1, ..Options::default() };
     options.optimize.no_rules = no_rules;
     let compiled = Model::new(graph, options).compile(inputs).unwrap();
-    assert_eq!(compiled.warnings, [] as [String; 0]);
+    assert_eq!(compiled.warnings(), [] as [String; 0]);
     Launches { before: compiled.unfused().unwrap().plan().launches(), after: compiled.executor.plan().launches() }
 }
 

@@ -36,7 +36,7 @@ fn digits(folder: &Path) -> Result<bool> {
     println!("model     {} nodes, inputs {}", model.graph().nodes.len(), shapes(&inputs));
 
     let compiled = model.compile(&inputs)?;
-    compiled.warnings.iter().for_each(|w| println!("warning   {w}"));
+    compiled.warnings().iter().for_each(|w| println!("warning   {w}"));
     let results = model.run(&inputs)?;
 
     let mut ok = true;

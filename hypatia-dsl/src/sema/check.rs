@@ -293,14 +293,14 @@ pub(super) fn rule(program: &Program, r: &Rule, right: Span, left: Span) -> Opti
     }
     let mut found: Option<(String, String)> = None;
     for ranks in tries.into_iter().take(MAX_TRIES) {
-        let (what, with) = match attempt(program, r, &leaves, &ranks, DType::F32) {
+        let (typed, what, with) = match attempt(program, r, &leaves, &ranks, DType::F32) {
             Verdict::Nothing => continue,
             Verdict::Agree => return without_floats(program, r, &leaves, &ranks, (right, left)),
-            Verdict::Differ(what, with) => (what, with),
-            Verdict::NoType(e, with) => (format!("this has no type: {}", e.message), with),
+            Verdict::Differ(what, with) => (true, what, with),
+            Verdict::NoType(e, with) => (false, format!("this has no type: {}", e.message), with),
         };
         // A difference of types says more than a type that is missing.
-        if found.is_none() || what.starts_with("this is") {
+        if found.is_none() || typed {
             found = Some((what, with));
         }
     }

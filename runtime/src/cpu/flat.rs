@@ -274,7 +274,7 @@ impl Lower<'_> {
                     Some(n) if n.is_float() && l.is_float() => Some(DType::F64),
                     Some(n) => {
                         let message = format!("{} of {n} and {l}: insert a cast, there is no implicit one", f.name());
-                        return Err(Error::Type(message));
+                        return Err(Error::Type(message.into()));
                     }
                 };
             }

@@ -134,7 +134,7 @@ impl<'g> Instantiator<'g> {
     pub fn number(&mut self, dtype: DType, value: f64) -> Result<Value> {
         if dtype.is_int() && dtype.round(value) != value {
             let message = format!("the number {value} stands beside {dtype}, which does not hold it");
-            return Err(Error::Type(TypeError::new(codes::DTYPE, message).to_string()));
+            return Err(TypeError::new(codes::DTYPE, message).into());
         }
         let key = Key::Number(dtype, value.to_bits());
         self.share(key, |this| {
@@ -200,13 +200,13 @@ impl<'g> Instantiator<'g> {
         let mut values = Vec::with_capacity(body.len());
         for (build, wanted) in body.iter().zip(results) {
             let value = self.build(build, &env).map_err(|e| match e {
-                Error::Type(m) => Error::Type(format!("in the body of `{}`: {m}", def.name)),
+                Error::Type(m) => Error::Type(m.at(format_args!("in the body of `{}`", def.name))),
                 e => e,
             })?;
             let got = self.graph.ty(value);
             if got != wanted {
                 let message = format!("the body of `{}` gives {got}, but its declaration says {wanted}", def.name);
-                return Err(Error::Type(message));
+                return Err(Error::Type(message.into()));
             }
             values.push(value);
         }
@@ -283,7 +283,9 @@ impl<'g> Instantiator<'g> {
             Build::Number(expr) => {
                 let value = self.number_of(expr, env)?;
                 let dtype = hint.ok_or_else(|| {
-                    Error::Type(format!("the number {value} needs a tensor beside it, whose element type it takes"))
+                    Error::Type(
+                        format!("the number {value} needs a tensor beside it, whose element type it takes").into(),
+                    )
                 })?;
                 Ok(Slot::Value(self.number(dtype, value)?))
             }
@@ -310,9 +312,9 @@ impl<'g> Instantiator<'g> {
                         return Err(Error::Type("an epilogue term stands outside of an epilogue".into()));
                     }
                 };
-                let value = results
-                    .get(node.output as usize)
-                    .ok_or_else(|| Error::Type(format!("result {} of {} is asked for", node.output, results.len())))?;
+                let value = results.get(node.output as usize).ok_or_else(|| {
+                    Error::Type(format!("result {} of {} is asked for", node.output, results.len()).into())
+                })?;
                 Ok(Slot::Value(*value))
             }
         }
@@ -321,12 +323,11 @@ impl<'g> Instantiator<'g> {
     fn number_of(&self, expr: &AExpr, env: &Env) -> Result<f64> {
         match self.attr(expr, env) {
             Some(AttrValue::Float(v)) => Ok(v),
-            Some(AttrValue::Dim(d)) => d
-                .as_const()
-                .map(|c| c as f64)
-                .ok_or_else(|| Error::Type(format!("the size `{d}` is not known, so it cannot be used as a number"))),
+            Some(AttrValue::Dim(d)) => d.as_const().map(|c| c as f64).ok_or_else(|| {
+                Error::Type(format!("the size `{d}` is not known, so it cannot be used as a number").into())
+            }),
             Some(AttrValue::Bool(b)) => Ok(b as u8 as f64),
-            Some(other) => Err(Error::Type(format!("{} is not a number", super::print::show_attr(&other)))),
+            Some(other) => Err(Error::Type(format!("{} is not a number", super::print::show_attr(&other)).into())),
             None => Err(Error::Type("a number of the expression cannot be computed here".into())),
         }
     }
@@ -374,7 +375,11 @@ impl<'g> Instantiator<'g> {
         for arg in &node.args {
             match arg {
                 BuildArg::One(b) => args.push(b),
-                _ => return Err(Error::Type(format!("`{}` is a scalar: it takes no list of operands", def.name))),
+                _ => {
+                    return Err(Error::Type(
+                        format!("`{}` is a scalar: it takes no list of operands", def.name).into(),
+                    ));
+                }
             }
         }
         let is_number = |i: usize| def.params.get(i).is_none_or(|p| p.1 == Kind::Number);
@@ -383,7 +388,7 @@ impl<'g> Instantiator<'g> {
         for (i, arg) in args.iter().enumerate() {
             if !self.needs_hint(arg, env, 0) {
                 let Slot::Value(v) = self.slot(arg, env, None)? else {
-                    return Err(Error::Type(format!("operand {} of `{}` is absent", i + 1, def.name)));
+                    return Err(Error::Type(format!("operand {} of `{}` is absent", i + 1, def.name).into()));
                 };
                 values[i] = Some(v);
                 if is_number(i) {
@@ -462,7 +467,7 @@ impl<'g> Instantiator<'g> {
             let (arg, env) = &args[i];
             match self.slot(arg, env, dtype.or(hint))? {
                 Slot::Value(v) => values[i] = Some(v),
-                Slot::Absent => return Err(Error::Type(format!("operand {} of `{name}` is absent", i + 1))),
+                Slot::Absent => return Err(Error::Type(format!("operand {} of `{name}` is absent", i + 1).into())),
             }
         }
         Ok(values)
@@ -473,7 +478,7 @@ impl<'g> Instantiator<'g> {
         let mut out = Vec::with_capacity(node.attrs.len());
         for (expr, (_, param)) in node.attrs.iter().zip(def.attrs()) {
             let value = self.attr(expr, env).ok_or_else(|| {
-                Error::Type(format!("attribute `{}` of `{}` cannot be computed here", param.name, def.name))
+                Error::Type(format!("attribute `{}` of `{}` cannot be computed here", param.name, def.name).into())
             })?;
             out.push(match (&param.kind, value) {
                 (ParamKind::Attr { ty, .. }, value) => coerce(*ty, value),
@@ -547,7 +552,7 @@ impl<'g> Instantiator<'g> {
             }
             Head::Op(op) => {
                 let name = &self.graph.program.op(op).name;
-                Err(Error::Type(format!("the op `{name}` stands in an epilogue, where only scalars may")))
+                Err(Error::Type(format!("the op `{name}` stands in an epilogue, where only scalars may").into()))
             }
         }
     }

@@ -105,7 +105,7 @@ impl Graph {
                 }
             };
             let value = result.map_err(|e| match (&e, node.name.as_str()) {
-                (Error::Type(m), name) if !name.is_empty() => Error::Type(format!("node `{name}`: {m}")),
+                (Error::Type(m), name) if !name.is_empty() => Error::Type(m.at(format_args!("node `{name}`"))),
                 _ => e,
             })?;
             out.name_node(value, node.name.clone());

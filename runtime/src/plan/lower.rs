@@ -78,7 +78,7 @@ fn at_node(e: Error, graph: &Graph, group: &[usize]) -> Error {
     let name = group.first().map_or("", |n| graph.nodes[*n].name.as_str());
     match e {
         Error::Limit(m) => Error::Limit(format!("node `{name}`: {m}")),
-        Error::Type(m) => Error::Type(format!("node `{name}`: {m}")),
+        Error::Type(m) => Error::Type(m.at(format_args!("node `{name}`"))),
         Error::Internal(m) => Error::Internal(format!("node `{name}`: {m}")),
         e => e,
     }

@@ -147,7 +147,7 @@ fn check(made: &Instance, has_kernel: bool) -> Verdict {
     }
     match graph.unfold() {
         Ok(_) => {}
-        Err(e) if e.has_code(codes::DTYPE) => return Verdict::NoMeaning(e.to_string()),
+        Err(e) if e.code() == Some(codes::DTYPE) => return Verdict::NoMeaning(e.to_string()),
         Err(e) => return Verdict::Wrong("body", e.to_string()),
     }
     if !has_kernel || matches!(made.flavour, Flavour::Extreme | Flavour::Large | Flavour::Far) {

@@ -74,7 +74,7 @@ fn example(folder: &Path, file: &Path) -> Result<bool, Error> {
     let model = Model::new(graph, Options::default());
     let inputs = [("ids".to_string(), ids.clone()), ("mask".to_string(), mask)];
     let compiled = model.compile(&inputs)?;
-    for warning in &compiled.warnings {
+    for warning in compiled.warnings() {
         println!("warning   {warning}");
     }
     let launches = (compiled.unfused()?.plan().launches(), compiled.executor.plan().launches());

@@ -490,7 +490,7 @@ impl Run<'_> {
                 DType::I32 => integer::<i32>(g, [a, b], (rows, columns), to),
                 DType::I8 => integer::<i8>(g, [a, b], (rows, columns), to),
                 DType::U8 => integer::<u8>(g, [a, b], (rows, columns), to),
-                d => Err(Error::Type(format!("a product of {d}"))),
+                d => Err(Error::Type(format!("a product of {d}").into())),
             }
         }
     }

@@ -275,7 +275,7 @@ fn in_node(e: Error, node: &Node) -> Error {
     let at = format!("node `{}` ({})", node.name, shapes.join(", "));
     match e {
         Error::Input(m) => Error::Input(format!("{at}: {m}")),
-        Error::Type(m) => Error::Type(format!("{at}: {m}")),
+        Error::Type(m) => Error::Type(m.at(format_args!("{at}"))),
         Error::Limit(m) => Error::Limit(format!("{at}: {m}")),
         Error::Internal(m) => Error::Internal(format!("{at}: {m}")),
         e => e,

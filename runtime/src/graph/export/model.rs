@@ -51,7 +51,7 @@ pub fn export(graph: &Graph) -> Result<Export> {
 fn named(e: Error, graph: &Graph, group: &Group) -> Error {
     let node = group.nodes.iter().map(|n| graph.nodes[*n].name.as_str()).find(|n| !n.is_empty());
     match (e, node) {
-        (Error::Input(m), Some(n)) if !m.starts_with("node ") => Error::Input(format!("node `{n}`: {m}")),
+        (Error::Input(m), Some(n)) => Error::Input(format!("node `{n}`: {m}")),
         (Error::Limit(m), Some(n)) => Error::Limit(format!("node `{n}`: {m}")),
         (e, _) => e,
     }

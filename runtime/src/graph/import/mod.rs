@@ -11,6 +11,7 @@
 //! sizes has a typed result, with the names that the model gives its dynamic sizes.
 
 mod attrs;
+mod blame;
 mod context;
 mod external;
 mod model;
