@@ -77,7 +77,8 @@ impl Numbers {
         let quotient = |a: &i64| products.iter().filter(|b| a % **b == 0).map(|b| a / b).collect::<Vec<i64>>();
         let mut all: Vec<i64> = ALWAYS.to_vec();
         let single = self.0.iter().flatten().copied();
-        let combined = self.0.iter().filter_map(sum).chain(products.iter().flat_map(quotient));
+        let sums = self.0.iter().filter_map(sum);
+        let combined = sums.chain(products.iter().copied()).chain(products.iter().flat_map(quotient));
         for n in single.chain(combined).filter(|n| (0..=LARGEST).contains(n)) {
             if !all.contains(&n) && all.len() < MOST {
                 all.push(n);
