@@ -6,8 +6,8 @@ One model for each op and for each opset in which its definition changed, from o
 graphs of several nodes for what exporters write. Expected outputs are onnxruntime's, or, where it does
 not know an opset yet or an op in a type, those of ONNX's own reference evaluator.
 
-    pip install onnx==1.23.* onnxruntime==1.31.* numpy
-    tools/make_op_models.py [FILE]
+    tools/fetch_python.sh
+    target/python/bin/python tools/make_op_models.py [FILE]
 """
 
 import os
