@@ -86,7 +86,7 @@ fn contents(bytes: Vec<u8>) -> Vec<(String, Vec<u8>)> {
             let mut member = archive.by_index(i).unwrap();
             let mut inflated = Vec::new();
             member.read_to_end(&mut inflated).unwrap();
-            parts.push((member.name().to_string(), inflated));
+            parts.push((member.name().unwrap().into_owned(), inflated));
         }
     }
     parts.push((String::new(), bytes));
