@@ -2,8 +2,8 @@
 //! which a file was made, and no word of the workplace.
 //!
 //! In: every file that git tracks, or every file of the tree where there is no git, as raw bytes;
-//! archives (`.npz`) are inflated. Out: a list of what was found, with its file. Holds always: a text
-//! is forbidden everywhere, or in binary files alone; no file is excepted.
+//! archives (`.npz`) are inflated. Out: a list of what was found, with its file. Holds always: a
+//! text is forbidden everywhere, or in binary files alone; no file is excepted.
 
 #![allow(clippy::unwrap_used)]
 
