@@ -1,7 +1,7 @@
-"""Small networks of the families that people export, written node by node as PyTorch's exporter writes them.
+"""Small networks of the families that people export, node by node as PyTorch's exporter writes them.
 
-Each function gives the nodes, inputs and initializers of one network with random weights; tools/make_op_models.py
-adds them to tests/models/ops.npz with onnxruntime's outputs.
+Each function returns the nodes, inputs and initializers of one network with random weights.
+tools/make_op_models.py adds them to tests/models/ops.npz with onnxruntime's outputs.
 """
 
 import numpy as np
@@ -11,7 +11,7 @@ RNG = np.random.default_rng(7)
 
 
 class Net:
-    """Nodes and initializers, named as they come."""
+    """Nodes and initializers, numbered in the order of their creation."""
 
     def __init__(self):
         self.nodes, self.weights, self.inputs, self.count = [], {}, {}, 0

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Makes a virtual environment with numpy, onnx and onnxruntime (90 MB) in target/python, where
-# `./x test` and the other tools look for it. Does nothing if it is there. Ends with 1, and prints the
+# Makes a virtual environment with numpy, onnx and onnxruntime (90 MB) in target/python, where `./x
+# test` and the other tools look for it. Does nothing if it is there. Ends with 1, and prints the
 # reason, if Python, its `venv` module or the package index is missing.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -22,8 +22,9 @@ if ! said=$(python3 -m venv "$into" 2>&1); then
   echo "python3 cannot make a virtual environment (python3-venv may be missing): ${said##*$'\n'}" >&2
   exit 1
 fi
+pip() { "$into/bin/python" -m pip --quiet --disable-pip-version-check "$@" 2>&1; }
 # shellcheck disable=SC2086
-if ! said=$("$into/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --only-binary :all: $wheels 2>&1); then
+if ! said=$(pip install --no-deps --only-binary :all: $wheels); then
   rm -rf "$into"
   echo "pip could not install onnx and onnxruntime (is the package index within reach?): ${said##*$'\n'}" >&2
   exit 1

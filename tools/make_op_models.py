@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Writes tests/models/ops.npz: tiny ONNX models with inputs and expected outputs.
 
-For each case the archive holds `CASE/model` (the bytes of the file), `CASE/in:NAME` and `CASE/out:NAME`.
-One model for each op and for each opset in which its definition changed, from opset 13 on, and a few
-graphs of several nodes for what exporters write. Expected outputs are onnxruntime's, or, where it does
-not know an opset yet or an op in a type, those of ONNX's own reference evaluator.
+For each case the archive holds `CASE/model` (the bytes of the file), `CASE/in:NAME` and
+`CASE/out:NAME`. There is one model for each op and for each opset in which its definition changed,
+from opset 13 on, and a few graphs of several nodes for what exporters write. Expected outputs are
+onnxruntime's, or, where it lacks an opset or an op in a type, those of ONNX's own reference
+evaluator.
 
     tools/fetch_python.sh
     target/python/bin/python tools/make_op_models.py [FILE]

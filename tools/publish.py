@@ -1,8 +1,8 @@
 """What tools/publish.sh runs: checks and publishes the crates of the workspace.
 
-A crate that compiles here may not compile as it is published: a file that it includes may lie outside
-of its folder, or be left out of the package. So this compares what the sources include with what
-cargo would pack. Only test code may include files of other crates.
+A crate that compiles here may not compile as it is published: a file that it includes may lie
+outside of its folder, or be left out of the package. So this compares what the sources include with
+what cargo would pack. Only test code may include files of other crates.
 """
 
 import json
@@ -48,12 +48,13 @@ def in_order(crates):
         for d in crates[name]["dependencies"]:
             later = d["name"] in crates and order.index(d["name"]) >= order.index(name)
             if d["kind"] == "dev" and later and d["req"] != "*":
-                problems.append(f"{name}: the dev-dependency {d['name']} is published later: give its path without a version")
+                what = f"the dev-dependency {d['name']} is published later: give its path without a version"
+                problems.append(f"{name}: {what}")
     return order, problems
 
 
 def modules_of_tests(folder, sources):
-    """Files that are compiled for tests only: modules behind `#[cfg(test)]`, and what lies below them."""
+    """Files that are compiled for tests only: modules behind `#[cfg(test)]`, and those below them."""
     roots = []
     for source in sources:
         text = (folder / source).read_text()
@@ -68,7 +69,7 @@ def modules_of_tests(folder, sources):
 
 
 def included(folder, source):
-    """The files that a source includes outside of its inline test modules, relative to the crate."""
+    """The files that a source includes outside of inline test modules, relative to the crate."""
     text = (folder / source).read_text()
     inline = [m.start() for m in TEST_MODULE.finditer(text) if m.group(2) == "{"]
     text = text[: min(inline, default=len(text))]
@@ -88,10 +89,12 @@ def nested(folder, crates):
 def problems_of(crate, packages):
     name, folder = crate["name"], Path(crate["manifest_path"]).parent
     listed = {Path(line) for line in cargo("package", "--list", "--allow-dirty", "-p", name).splitlines()}
-    problems = [f"no {key} in Cargo.toml" for key in ("description", "license", "repository", "keywords", "categories", "readme") if not crate[key]]
+    wanted = ("description", "license", "repository", "keywords", "categories", "readme")
+    problems = [f"no {key} in Cargo.toml" for key in wanted if not crate[key]]
     if len(crate["keywords"]) > 5:
         problems.append("more than five keywords")
-    problems += [f"{f} is not in the package: run tools/publish.sh --prepare" for f in LICENCES if Path(f) not in listed]
+    missing = [f for f in LICENCES if Path(f) not in listed]
+    problems += [f"{f} is not in the package: run tools/publish.sh --prepare" for f in missing]
     if crate["readme"]:
         if not (folder / crate["readme"]).is_file():
             problems.append(f"the readme {crate['readme']} does not exist")
@@ -101,7 +104,8 @@ def problems_of(crate, packages):
     tests = modules_of_tests(folder, sources)
     for source in sources:
         if source not in tests:
-            problems += [f"{source} includes {p}, which is not in the package" for p in included(folder, source) if p not in listed]
+            lost = [p for p in included(folder, source) if p not in listed]
+            problems += [f"{source} includes {p}, which is not in the package" for p in lost]
     tracked = subprocess.run(["git", "ls-files", "-z"], cwd=folder, capture_output=True, text=True).stdout.split("\0")
     others = [p for p in nested(folder, packages) if folder in p.parents]
     for file in map(Path, filter(None, tracked)):

@@ -5,8 +5,9 @@
 #   tools/publish.sh --prepare           links the licences into each crate's folder
 #   tools/publish.sh --execute [CRATE]   publishes, after `cargo login`; from CRATE on to resume
 #
-# In: `cargo metadata`, and what `cargo package --list` says goes into each crate. Out: the order, or
-# everything that is missing. Holds always: nothing is uploaded without --execute, nor with a finding.
+# In: `cargo metadata`, and what `cargo package --list` says goes into each crate. Out: the order,
+# or everything that is missing. Holds always: nothing is uploaded without --execute, nor with a
+# finding.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 command -v python3 >/dev/null || { echo "tools/publish.sh needs python3" >&2; exit 1; }
