@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Collects the medians of a criterion run in one file, such as docs/benchmarks/compiler.json.
 
-    python3 tools/criterion_json.py FOLDER FILE.json     ./x bench FILE.json calls it with a fresh FOLDER
+    python3 tools/criterion_json.py FOLDER FILE.json     (`./x bench FILE.json` calls it)
 
 Reads FOLDER/**/new/estimates.json, which must come from the current source. Standard library only.
 """

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Hypatia beside PyTorch on one GPU, in one run: the cases of `hypatia bench --suite classic`.
 
-    python3 tools/gpu_peers.py --hypatia PATH/hypatia --out DIR [--rows TEXT ...] [--rounds N] [--compile]
+    python3 tools/gpu_peers.py --hypatia PATH/hypatia --out DIR
+        [--rows TEXT ...] [--rounds N] [--compile]
 
 Times every case whose name contains one of the texts:
 

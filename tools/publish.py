@@ -54,7 +54,7 @@ def in_order(crates):
 
 
 def modules_of_tests(folder, sources):
-    """Files that are compiled for tests only: modules behind `#[cfg(test)]`, and those below them."""
+    """Files that only tests compile: modules behind `#[cfg(test)]`, and those below them."""
     roots = []
     for source in sources:
         text = (folder / source).read_text()

@@ -4,7 +4,7 @@
 #   tools/source.sh hash [ROOT]   the SHA-256 of everything that affects speed (rules, templates,
 #                                 both crates' src) in the checkout at ROOT (default: this one). It
 #                                 hashes a line for each file, in the order of paths: its SHA-256
-#                                 and its path. Snapshots of tests change no kernel: they are left out.
+#                                 and its path. Snapshots of tests are left out.
 #   tools/source.sh commit        the current commit, with a `+` where these folders differ from it;
 #                                 `unknown` without git
 #
