@@ -128,7 +128,7 @@ def unet():
 
 
 def swin():
-    """Shifted windows: roll by slices, partition by 6-D transposes, relative bias, mask, unroll."""
+    """Shifted windows: roll by slices, 6-D transposes, relative bias, mask, roll back."""
     n = Net()
     h, w, c, m, heads = 8, 8, 8, 4, 2
     x = n.image(2, h * w, c)
