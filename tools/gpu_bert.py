@@ -1,17 +1,19 @@
 #!/usr/bin/env python3
-"""BERT-base with random weights on one GPU: exported by PyTorch, run by Hypatia and by PyTorch in one run.
+"""BERT-base with random weights on one GPU: PyTorch exports it, Hypatia and PyTorch run it.
 
-    python3 tools/gpu_bert.py --hypatia PATH/hypatia --out DIR [--batch 8] [--seq 128] [--dtype bf16] [--compile]
+    python3 tools/gpu_bert.py --hypatia PATH/hypatia --out DIR
+        [--batch 8] [--seq 128] [--dtype bf16] [--compile]
 
-Checks Hypatia's result against PyTorch's in f32, and prints microseconds: Hypatia (with and without rules), eager, eager in
-a CUDA graph, and with --compile torch.compile(mode="max-autotune"). Writes DIR/bert.json, as docs/benchmarks keeps it; the
-whole profile is in DIR/bert_bench.log.
+Compares Hypatia's result with PyTorch's in f32. Prints microseconds: Hypatia (with and without
+rules), eager, eager in a CUDA graph, and with --compile torch.compile(mode="max-autotune"). Writes
+DIR/bert.json, as docs/benchmarks keeps it; the whole profile is in DIR/bert_bench.log.
 """
 
 import argparse
 import json
 import pathlib
 import subprocess
+import tempfile
 import time
 
 import numpy as np
@@ -62,8 +64,8 @@ def main():
     config = BertConfig(num_hidden_layers=a.layers)
     full = Wrapped(BertModel(config, add_pooling_layer=False)).eval()
     ids = torch.randint(0, 30000, (a.batch, a.seq))
-    work = pathlib.Path("/tmp/bert")
-    work.mkdir(exist_ok=True)
+    folder = tempfile.TemporaryDirectory(prefix="bert")
+    work = pathlib.Path(folder.name)
     with torch.no_grad():
         want = full.cuda()(ids.cuda()).cpu().numpy()
         model = full.cpu().to(DTYPES[a.dtype])
@@ -90,7 +92,8 @@ def main():
         command = [a.hypatia, "run", str(path), "--inputs", str(work / "in.npz"), "--check", str(work / "want.npz"), "--device", "cuda", "--json", "--outputs", str(work / f"out_{start}.npz")]
         done = subprocess.run(command, capture_output=True, text=True)
         row[f"run_{start}_s"] = time.time() - begin
-        # From the start of the process to the first result; the rest is what `run` reports beside it.
+        # From the start of the process to the first result. `run` measures more after it, for its
+        # report.
         row[f"first_{start}_s"] = json.loads(done.stdout)["first_s"] if done.stdout else None
         (a.out / f"bert_run_{start}.log").write_text(done.stdout[-20000:] + done.stderr[-4000:])
     if (work / "out_warm.npz").exists():

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Packs what the GPU tests need into target/gpu-bundle: the test binary, the command, models and a run script. Copy the
-# folder to a machine with an NVIDIA GPU and run `gpu-bundle/run.sh [RESULTS]` there; it needs neither Rust nor network.
-# The folder stays below 60 MiB.
+# Packs what the GPU tests need into target/gpu-bundle: the test binary, the command, models and a
+# run script. Copy the folder to a machine with an NVIDIA GPU and run `gpu-bundle/run.sh [RESULTS]`
+# there; it needs neither Rust nor a network. The folder stays below 60 MiB.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=target/gpu-bundle
 rm -rf "$out"
 mkdir -p "$out/models"
-# The command tells which source it is of: there is no git where it is going to run.
+# The command records its source, because it will run where there is no git.
 HYPATIA_COMMIT=$(tools/source.sh commit) HYPATIA_SOURCE=$(tools/source.sh hash)
 export HYPATIA_COMMIT HYPATIA_SOURCE
 cargo build --quiet --profile bundle -p hypatia-cli
@@ -16,7 +16,7 @@ tests=$(cargo test --quiet --profile bundle -p hypatia --lib --no-run --message-
 strip -o "$out/hypatia" target/bundle/hypatia
 strip -o "$out/tests" "$tests"
 cp -r tests/models/digits tests/models/ffn tests/models/bert "$out/models/"
-# Further models, for example exported ones that are too large for the repository.
+# More models, for example exported ones that are too large for the repository.
 for folder in "$@"; do cp -r "$folder" "$out/models/"; done
 printf '{"commit": "%s", "source": "%s"}\n' "$HYPATIA_COMMIT" "$HYPATIA_SOURCE" >"$out/version.json"
 cp tools/measured.py tools/gpu_peers.py tools/gpu_bert.py "$out/"

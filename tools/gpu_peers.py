@@ -1,14 +1,20 @@
 #!/usr/bin/env python3
 """Hypatia beside PyTorch on one GPU, in one run: the cases of `hypatia bench --suite classic`.
 
-    python3 tools/gpu_peers.py --hypatia PATH/hypatia --out DIR [--rows TEXT ...] [--rounds N] [--compile]
+    python3 tools/gpu_peers.py --hypatia PATH/hypatia --out DIR
+        [--rows TEXT ...] [--rounds N] [--compile]
 
-Times every case whose name holds one of the texts: Hypatia (its suite, also with --precision tf32 for the f32 cases),
-PyTorch eager in a CUDA graph, `torch._addmm_activation` in a graph where it computes the same, and with --compile
-torch.compile(mode="max-autotune-no-cudagraphs") in a graph (minutes). Both sides: bursts of at least 2 ms between two
-events, the median of the bursts, random data, warm. With --rounds both sides take turns so many times, and the medians
-count: what takes a few microseconds differs by some per cent from one process to the next. Writes
-DIR/peers.json, as docs/benchmarks keeps it, and prints a table; `ratio` is Hypatia's time over that of the best of PyTorch's that is not compiled.
+Times every case whose name contains one of the texts:
+
+- Hypatia (its suite, also with --precision tf32 for the f32 cases);
+- PyTorch eager in a CUDA graph;
+- `torch._addmm_activation` in a graph, where it computes the same;
+- with --compile, torch.compile(mode="max-autotune-no-cudagraphs") in a graph (minutes).
+
+Both sides: the median of bursts of at least 2 ms between two events, random data, warm. With
+--rounds, both sides alternate that many times, and the medians count: what takes a few microseconds
+differs by a few per cent from one process to the next. Writes DIR/peers.json, as docs/benchmarks
+keeps it, and prints a table; `ratio` is Hypatia's time over PyTorch's best time without --compile.
 """
 
 import argparse

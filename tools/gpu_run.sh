@@ -1,11 +1,15 @@
 #!/usr/bin/env bash
-# The GPU tests, on a machine with an NVIDIA GPU: run by hand from the folder that tools/gpu_bundle.sh packs.
+# The GPU tests, on a machine with an NVIDIA GPU. Run it by hand from the folder that
+# tools/gpu_bundle.sh packs.
 #
-#   run.sh [RESULTS]     HYPATIA_SANITIZE: over how many cases of a test compute-sanitizer goes (40; 0 leaves it out); writes RESULTS/summary.txt and one log a part; exit code 1 if a part failed
+#   run.sh [RESULTS]     writes RESULTS/summary.txt and one log a part; exit code 1 if a part failed
 #
-# Parts: the test binary (random graphs, layouts of products, rows of all lengths, caches), each model with rules on and off
-# and in two narrow types against its expected outputs, and compute-sanitizer, if it is there. The sanitizer must first find faults that are planted; if it
-# does not, its verdict on the rest does not count.
+# HYPATIA_SANITIZE: how many cases of a test compute-sanitizer checks (40; 0 skips it).
+#
+# Parts: the test binary (random graphs, layouts of products, rows of all lengths, caches); each
+# model with rules on and off and in two narrow types, against its expected outputs; and
+# compute-sanitizer, if it is installed. The sanitizer must first find planted faults; if it misses
+# one, its verdict on the rest does not count.
 set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 out=${1:-$here/results}
@@ -16,7 +20,7 @@ export HYPATIA_NEED_GPU=1 HYPATIA_CACHE="$out/cache"
 failed=0
 
 say() { echo "$*" | tee -a "$summary"; }
-part() { # part NAME COMMAND...: runs, logs, tells
+part() { # part NAME COMMAND...: runs, logs, reports
   local name=$1 log start
   shift
   log="$out/$name.log"
@@ -54,7 +58,7 @@ if [ "${HYPATIA_SANITIZE:=40}" = 0 ]; then
 elif [ -z "$sanitizer" ]; then
   say "SKIPPED compute-sanitizer is not installed"
 else
-  # Races and barriers concern what Hypatia generates: the library's own kernels, which take minutes each, are left out.
+  # Races and barriers concern generated kernels. cuBLASLt's own take minutes each, and are skipped.
   ours=(--kernel-regex kns=hypatia_)
   for pair in memcheck:past_the_end racecheck:race initcheck:unwritten; do
     tool=${pair%%:*} fault=${pair##*:}
@@ -69,11 +73,12 @@ else
     fi
   done
   export HYPATIA_CASES=$HYPATIA_SANITIZE
-  # Products alone are the library's. Racecheck 2025.3 breaks off over some of its kernels ("failed to handle a hardware
-  # exception"; also over a product of PyTorch's), so these tests are not for it.
+  # Tests that consist of products run cuBLASLt's kernels. Racecheck 2025.3 aborts over some of
+  # these ("failed to handle a hardware exception"; also over a product of PyTorch's), so it skips
+  # the tests.
   products=(heads_agree products_of_every packed_weights sums_in_parts packing_exchanges)
   generated=(agree_with_the_reference_on_a_gpu agrees_with_the_reference_on_a_gpu agree_with_the_exact_values_on_a_gpu)
-  # Side by side: each keeps a core of the host busy, and the device idle.
+  # In parallel: each keeps a core of the host busy, and the device idle.
   running=()
   for tool in memcheck racecheck initcheck synccheck; do
     only=() tests=("${generated[@]}" "${products[@]}" --skip calls_for_training)
@@ -82,8 +87,8 @@ else
       tests=("${generated[@]}" --skip calls_for_training)
       for product in "${products[@]}"; do tests+=(--skip "$product"); done
     fi
-    # Initcheck 2025.3 does not see what some products of the library store (also one of PyTorch's in bf16, copied to the
-    # host), so tests whose memory is not filled beforehand are not for it.
+    # Initcheck 2025.3 does not see what some of cuBLASLt's products store (also one of PyTorch's in
+    # bf16, copied to the host), so it skips tests whose memory is not filled beforehand.
     [ "$tool" = initcheck ] && tests+=(--skip both_ways_over_heads --skip a_checked_session)
     (
       failed=0

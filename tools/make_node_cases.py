@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Writes the node tests of the `onnx` package, which it makes in memory, as one archive.
 
-For each case the archive holds `CASE/model` (the bytes of the file), and each input and expected output as the
-bytes of a TensorProto: `CASE/in:NAME`, `CASE/out:NAME`. A case with values that are no tensors holds its model
-alone. tools/fetch_node_cases.sh installs the package that the test expects, and calls this.
+For each case the archive holds `CASE/model` (the bytes of the file), and each input and expected
+output as the bytes of a TensorProto: `CASE/in:NAME`, `CASE/out:NAME`. A case with values that are
+not tensors has only its model. tools/fetch_node_cases.sh installs the package that the test
+expects, and calls this.
 
     tools/make_node_cases.py FILE
 """

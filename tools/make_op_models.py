@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 """Writes tests/models/ops.npz: tiny ONNX models with inputs and expected outputs.
 
-For each case the archive holds `CASE/model` (the bytes of the file), `CASE/in:NAME` and `CASE/out:NAME`.
-One model for each op and for each opset in which its definition changed, from opset 13 on, and a few
-graphs of several nodes for what exporters write. Expected outputs are onnxruntime's, or, where it does
-not know an opset yet or an op in a type, those of ONNX's own reference evaluator.
+For each case the archive holds `CASE/model` (the bytes of the file), `CASE/in:NAME` and
+`CASE/out:NAME`. There is one model for each op and for each opset in which its definition changed,
+from opset 13 on, and a few graphs of several nodes for what exporters write. Expected outputs are
+onnxruntime's, or, where it lacks an opset or an op in a type, those of ONNX's own reference
+evaluator.
 
-    pip install onnx==1.23.* onnxruntime==1.31.* numpy
-    tools/make_op_models.py [FILE]
+    tools/fetch_python.sh
+    target/python/bin/python tools/make_op_models.py [FILE]
 """
 
 import os
@@ -88,7 +89,7 @@ def store(name, model, feeds, results):
 
 
 def versions(op):
-    """The opsets from 13 on in which the op's definition changed, and the first at which it applies."""
+    """The opsets from 13 on that changed the op's definition, and the first where it applies."""
     since = sorted(s.since_version for s in onnx.defs.get_all_schemas_with_history() if s.name == op and s.domain == "")
     return sorted({max(v, 13) for v in since if v >= 13 or v == max([u for u in since if u <= 13], default=0)})
 
@@ -450,7 +451,7 @@ def families():
 
 
 def windows():
-    """Convolutions and pools beyond what onnx's own node tests hold, and what else has no case there."""
+    """Convolutions and pools beyond onnx's own node tests, and what else these lack."""
     x = f(2, 4, 9, 8)
     for name, w, attrs in [
         ("strided", f(6, 4, 3, 2), {"strides": [2, 3], "pads": [1, 0, 2, 1]}),

@@ -1,7 +1,8 @@
-"""What a measurement is of, as docs/benchmarks/*.json keep it: device, versions, date, commit, command, hash of the source.
+"""The conditions of a measurement, as docs/benchmarks/*.json keep them.
 
-The hypatia command knows which source it was built from where the build was told (`./x release`, tools/gpu_bundle.sh);
-else both are `unknown`. Standard library only.
+They are device, versions, date, commit, command and a hash of the source. The hypatia command knows
+its source and commit if the build passed them (`./x release`, tools/gpu_bundle.sh); otherwise both
+are `unknown`. Standard library only.
 """
 
 import datetime
@@ -13,12 +14,12 @@ import sys
 
 
 def about(hypatia, device, gpu=False, **versions):
-    """`hypatia` is the command that was measured; `versions` are those of what it is held against."""
+    """`hypatia` is the measured command; `versions` are those of what it is compared with."""
     done = subprocess.run([str(hypatia), "doctor", "--json"], check=True, capture_output=True, text=True)
     doctor = json.loads(done.stdout)
     own = doctor["versions"] if gpu else {"hypatia": doctor["versions"]["hypatia"]}
     if "unknown" in (doctor["source"], doctor["commit"]):
-        print(f"{hypatia} does not know which source it is built from: build it with ./x release", file=sys.stderr)
+        print(f"{hypatia} does not know its source: build it with ./x release", file=sys.stderr)
     return record(device, {**own, **versions}, doctor["commit"], doctor["source"])
 
 
@@ -46,7 +47,7 @@ def processor(threads):
 
 
 def write(path, about, rows):
-    """The file: a line for each value, so that differences can be read."""
+    """Writes the file, a line for each value, so that diffs are readable."""
     path = pathlib.Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"about": about, "rows": rows}, indent=1) + "\n")

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Writes the default value of every attribute of every ONNX op, by the version of the op's definition.
+"""Writes the default value of every attribute of every ONNX op, for each version of its definition.
 
-    PYTHONPATH=target/onnx-nodes/python tools/onnx_defaults.py > tests/models/onnx_defaults.json
+    target/python/bin/python tools/onnx_defaults.py > tests/models/onnx_defaults.json
 
-The import tests write these values out on nodes that leave them to their defaults, as some exporters do: that must
-change nothing. A value is an object with one key, the field of AttributeProto that holds it.
+The import tests write these values out on nodes that leave them to their defaults, as some
+exporters do: that must change nothing. A value is an object with one key, the field of
+AttributeProto that holds it.
 """
 
 import json

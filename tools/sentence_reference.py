@@ -1,7 +1,7 @@
 """Reference embeddings of the sentence encoder example, in NumPy and f64.
 
-The encoder is BERT as published; the pooling is the one that the model's own page gives (mean over the tokens that are no
-padding, then length 1). Token ids come from the `tokenizers` library.
+The encoder is BERT as published; the pooling is the one that the model's own page gives (mean over
+the tokens that are no padding, then length 1). Token ids come from the `tokenizers` library.
 
     sentence_reference.py MODEL_FOLDER SENTENCES.txt OUTPUT.npz
 """

@@ -1,14 +1,16 @@
 #!/usr/bin/env bash
 # Which source a measurement is of.
 #
-#   tools/source.sh hash [ROOT]     SHA-256 over what decides about speed: rules, templates, each crate's src, in the checkout
-#                                   at ROOT (this one): of each file in the order of paths its SHA-256 and its path, and of
-#                                   these lines the SHA-256. Expected texts of tests (snapshots) change no kernel.
-#   tools/source.sh commit          the present commit; with a `+` where these folders differ from it; `unknown` without git
+#   tools/source.sh hash [ROOT]   the SHA-256 of everything that affects speed (rules, templates,
+#                                 each crate's src) in the checkout at ROOT (default: this one). It
+#                                 hashes a line for each file, in the order of paths: its SHA-256
+#                                 and its path. Snapshots of tests are left out.
+#   tools/source.sh commit        the current commit, with a `+` where these folders differ from it;
+#                                 `unknown` without git
 #
-# What builds a command that is going to be measured gives it both (HYPATIA_SOURCE, HYPATIA_COMMIT), it tells them
-# (`hypatia doctor --json`, `hypatia bench --json`), and docs/benchmarks/*.json keep them. The test `benchmarks_page`
-# compares them with the present checkout by this script.
+# A build that will be measured passes both to the command (HYPATIA_SOURCE, HYPATIA_COMMIT). The
+# command reports them (`hypatia doctor --json`, `hypatia bench --json`), and docs/benchmarks/*.json
+# keep them. The test `benchmarks_page` compares them with the current checkout by this script.
 set -euo pipefail
 export LC_ALL=C
 # Set in the checkout that is asked about: each room of runtime/ has a folder src.

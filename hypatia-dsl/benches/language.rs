@@ -5,27 +5,30 @@
 
 use std::fmt::Write;
 use std::hint::black_box;
+use std::path::Path;
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use hypatia_dsl::compile::{Compilation, FileLoader, compile};
+use hypatia_dsl::ast;
+use hypatia_dsl::compile::{Compilation, FileLoader, Loader, compile};
 use hypatia_dsl::dtype::DType;
-use hypatia_dsl::emit::instances::Scope;
-use hypatia_dsl::emit::rust::{Options, source};
 use hypatia_dsl::parse::parse;
-use hypatia_dsl::source::{SourceFile, SourceMap};
+use hypatia_dsl::source::{FileId, SourceFile, SourceMap};
+use hypatia_emit::{Options, tokens};
+use hypatia_templates::Checker;
+use hypatia_templates::instances::Scope;
 
 /// As in the command.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-const LOADER: FileLoader = FileLoader { embedded: hypatia_rules::FILES };
+const LOADER: FileLoader = FileLoader { embedded: hypatia_rules::FILES, trees: hypatia_rules::TREES };
 
-fn file(name: &str, text: &str, embedded: bool) -> SourceFile {
-    SourceFile { name: name.into(), path: None, text: text.into(), embedded }
+fn file(name: &str, text: &str) -> SourceFile {
+    SourceFile { name: name.into(), path: None, text: text.into(), embedded: false }
 }
 
 fn checked(name: &str, text: &str) -> Compilation {
-    let c = compile(vec![file(name, text, false)], &LOADER);
+    let c = compile(vec![file(name, text)], &LOADER, &Checker);
     assert!(c.program.is_some(), "{:?}", c.diagnostics.first());
     c
 }
@@ -71,14 +74,27 @@ fn many_rules(c: &mut Criterion) {
         watch: Vec::new(),
     };
     let mut sources = SourceMap::new();
-    let id = sources.add(file("many.hyp", &text, false));
+    let id = sources.add(file("many.hyp", &text));
     group.bench_function("parse", |b| b.iter(|| parse(black_box(&sources), id)));
     group.bench_function("parse+check", |b| b.iter(|| checked("many.hyp", black_box(&text))));
-    group.bench_function("emit", |b| b.iter(|| source(black_box(&program), &options)));
+    group.bench_function("emit", |b| b.iter(|| tokens(black_box(&program), &options)));
     group.bench_function("parse+check+emit", |b| {
-        b.iter(|| source(&checked("many.hyp", black_box(&text)).program.unwrap(), &options))
+        b.iter(|| tokens(&checked("many.hyp", black_box(&text)).program.unwrap(), &options))
     });
     group.finish();
+}
+
+/// Parses one file, as if a user had written it; the files that it uses are embedded.
+struct Written(&'static str);
+
+impl Loader for Written {
+    fn load(&self, module: &str, from: Option<&Path>) -> Result<Option<SourceFile>, String> {
+        LOADER.load(module, from)
+    }
+
+    fn tree(&self, file: &SourceFile) -> Option<&'static [u8]> {
+        LOADER.tree(file).filter(|_| file.library_module() != Some(self.0))
+    }
 }
 
 fn library_files(c: &mut Criterion) {
@@ -86,15 +102,19 @@ fn library_files(c: &mut Criterion) {
     group.sample_size(20);
     for (name, text) in hypatia_rules::FILES {
         group.bench_function(*name, |b| {
-            b.iter(|| compile(vec![file(&format!("<library>/{name}.hyp"), black_box(text), true)], &LOADER))
+            b.iter(|| compile(vec![SourceFile::library(name, black_box(text))], &Written(name), &Checker))
         });
     }
     group.finish();
 }
 
 fn whole_library(c: &mut Criterion) {
-    let roots = || hypatia_rules::FILES.iter().map(|(n, t)| file(&format!("<library>/{n}.hyp"), t, true)).collect();
-    c.bench_function("check-library", |b| b.iter(|| compile(black_box(roots()), &LOADER)));
+    let roots = || hypatia_rules::FILES.iter().map(|(n, t)| SourceFile::library(n, t)).collect();
+    c.bench_function("check-library", |b| b.iter(|| compile(black_box(roots()), &LOADER, &Checker)));
+    let all = || hypatia_rules::FILES.iter().zip(hypatia_rules::TREES);
+    c.bench_function("load-library", |b| {
+        b.iter(|| all().map(|((_, t), (_, b))| ast::File::from_bytes(black_box(b), t, FileId(0)).unwrap()).count())
+    });
 }
 
 criterion_group!(benches, many_rules, library_files, whole_library);

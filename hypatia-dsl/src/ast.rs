@@ -8,8 +8,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::source::{FileId, Span};
 
+mod bytes;
+
 /// A value with the place where it was written.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Spanned<T> {
     /// The value.
     pub node: T,
@@ -21,7 +23,7 @@ pub struct Spanned<T> {
 pub type Name = Spanned<String>;
 
 /// `a::b::c`.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Path {
     /// The parts, at least one.
     pub parts: Vec<Name>,
@@ -49,7 +51,7 @@ impl Path {
 pub const UNKNOWN_ITEM: &str = "?";
 
 /// A whole file.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct File {
     /// Which file.
     pub id: FileId,
@@ -66,8 +68,16 @@ pub struct File {
     pub comments: Vec<Spanned<String>>,
 }
 
+impl File {
+    /// A file without anything.
+    pub fn empty(id: FileId) -> File {
+        let (items, broken, comments) = (Vec::new(), Vec::new(), Vec::new());
+        File { id, edition: None, doc: String::new(), items, broken, comments }
+    }
+}
+
 /// One top-level item.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Item {
     /// `///` lines before it, joined, without the marker.
     pub doc: String,
@@ -78,7 +88,7 @@ pub struct Item {
 }
 
 /// The items of the language.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum ItemKind {
     /// `use core::*;` or `use core::gelu;`
     Use(Use),
@@ -101,7 +111,7 @@ pub enum ItemKind {
 }
 
 /// `use path::*;` or `use path::name;`
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Use {
     /// The file: `core` is the embedded library's or `core.hyp` beside this file; `a::b` is
     /// `a/b.hyp`.
@@ -111,16 +121,16 @@ pub struct Use {
 }
 
 /// `ruleset NAME { key = value; ... }`
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct RuleSet {
     /// Its name, the first part of its rules' names.
     pub name: Name,
-    /// `until`, `nodes`, `time`, `iterations`, `after`.
+    /// `until`, `nodes`, `steps`, `iterations`, `after`.
     pub settings: Vec<Setting>,
 }
 
 /// `key = value;`
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Setting {
     /// The key.
     pub key: Name,
@@ -129,7 +139,7 @@ pub struct Setting {
 }
 
 /// A parameter of a scalar.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ScalarParam {
     /// Its name.
     pub name: Name,
@@ -137,8 +147,8 @@ pub struct ScalarParam {
     pub kind: Option<Name>,
 }
 
-/// `scalar NAME(params) [-> kind] = body [grad e1, e2];` or `scalar NAME(params) builtin ...;`
-#[derive(Clone, Debug)]
+/// `scalar NAME(params) [-> kind] = body [device "name"] [grad e1, e2];` or `scalar NAME(params) builtin ...;`
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Scalar {
     /// Its name.
     pub name: Name,
@@ -148,12 +158,14 @@ pub struct Scalar {
     pub result: Option<Name>,
     /// The body, `None` for `builtin`.
     pub body: Option<Expr>,
+    /// `device "name"`: the device's function that computes it in f32.
+    pub device: Option<Spanned<String>>,
     /// Derivatives in the parameters' order: `grad dx, dy`. Empty where not written.
     pub grads: Vec<Expr>,
 }
 
 /// `<T: float, U>`
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Generic {
     /// The type variable.
     pub name: Name,
@@ -162,7 +174,7 @@ pub struct Generic {
 }
 
 /// A parameter of an op.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct OpParam {
     /// `*xs: T[..]`: any number of operands.
     pub variadic: bool,
@@ -177,7 +189,7 @@ pub struct OpParam {
 }
 
 /// What a parameter is.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum ParamType {
     /// `T[..s, k]`
     Tensor(TypeExpr),
@@ -187,7 +199,7 @@ pub enum ParamType {
 }
 
 /// `T[..s, m, k]`
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct TypeExpr {
     /// A dtype, a dtype variable, or `_`.
     pub dtype: Name,
@@ -198,7 +210,7 @@ pub struct TypeExpr {
 }
 
 /// One entry of a shape.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum DimExpr {
     /// `m`, `128`, `2 * n`, `_`.
     Dim(Expr),
@@ -207,7 +219,7 @@ pub enum DimExpr {
 }
 
 /// `op NAME<generics>(params) -> result { builtin; ... }` or `... = body [{ costs }];`
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Op {
     /// Its name.
     pub name: Name,
@@ -228,7 +240,7 @@ pub struct Op {
 }
 
 /// The type of a result.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ResultType {
     /// `*`: any number of results of this type.
     pub variadic: bool,
@@ -237,7 +249,7 @@ pub struct ResultType {
 }
 
 /// `pattern NAME(params) = alternatives;`
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Pattern {
     /// Its name.
     pub name: Name,
@@ -248,7 +260,7 @@ pub struct Pattern {
 }
 
 /// A binder of a rule: `[g in unary]` or `[f: pointwise]`.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Binder {
     /// The variable.
     pub name: Name,
@@ -257,7 +269,7 @@ pub struct Binder {
 }
 
 /// A rule.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Rule {
     /// `fuse::start`.
     pub path: Path,
@@ -280,7 +292,7 @@ pub struct Rule {
 }
 
 /// A claimed rounding class.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ClassExpr {
     /// `exact`, `finite`, `rounds` or `approx`.
     pub class: Name,
@@ -291,7 +303,7 @@ pub struct ClassExpr {
 }
 
 /// A kernel.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Kernel {
     /// Its name.
     pub name: Name,
@@ -310,7 +322,7 @@ pub struct Kernel {
 }
 
 /// How a kernel is made.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Backend {
     /// `cublaslt EPILOGUE;`
     Cublaslt(Name),
@@ -325,7 +337,7 @@ pub enum Backend {
 }
 
 /// `family NAME = {a, b};`
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Family {
     /// Its name.
     pub name: Name,
@@ -334,7 +346,7 @@ pub struct Family {
 }
 
 /// A test.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Test {
     /// The words in quotes.
     pub name: Spanned<String>,
@@ -345,7 +357,7 @@ pub struct Test {
 }
 
 /// A statement of a test.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum TestStatement {
     /// `input x: bf16[128, 256];`, `const w: f32[2] = [1.0, 2.0];`
     Input {
@@ -366,7 +378,7 @@ pub enum TestStatement {
 }
 
 /// What a test expects.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Expect {
     /// A comparison over `launches`, `cost`, `count(op)`.
     Compare(Expr),
@@ -381,7 +393,7 @@ pub enum Expect {
 }
 
 /// An expression.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Expr {
     /// What it is.
     pub kind: ExprKind,
@@ -390,7 +402,7 @@ pub struct Expr {
 }
 
 /// An argument of a call.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Arg {
     /// `axis = e`.
     pub name: Option<Name>,
@@ -399,7 +411,7 @@ pub struct Arg {
 }
 
 /// The kinds of expressions, from loosest to tightest where it matters.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum ExprKind {
     /// `1`, `2.0`, `1e-5`, `inf`, `nan`.
     Number {
@@ -473,7 +485,7 @@ pub enum ExprKind {
 }
 
 /// Prefix operators.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum UnaryOp {
     /// `-`
     Neg,

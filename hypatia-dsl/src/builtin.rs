@@ -4,10 +4,11 @@
 //! Holds always: no op or scalar name occurs in Rust outside this file and the import tables; the
 //! names here are those that `core.hyp` declares with `builtin`.
 
+use hypatia_target::cost::Cost;
 use serde::{Deserialize, Serialize};
 
 use crate::dtype::{DType, Kind};
-use crate::ir::InView;
+use crate::term::InView;
 
 macro_rules! builtins {
     ($(#[$doc:meta])* $ty:ident { $($(#[$vdoc:meta])* $variant:ident = $name:literal,)* }) => {
@@ -178,6 +179,11 @@ builtins! {
 }
 
 impl BuiltinScalar {
+    /// What one application costs.
+    pub fn cost(self) -> Cost {
+        hypatia_target::cost::of(self.name())
+    }
+
     /// Kinds of the parameters.
     pub fn params(self) -> &'static [Kind] {
         use BuiltinScalar::*;
@@ -301,6 +307,18 @@ impl BuiltinOp {
             Cumsum => (1, 3),
             Iota | Full => (0, 3),
             Size => (0, 1),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_of_costs_names_builtins() {
+        for (name, cost) in hypatia_target::cost::COSTS {
+            assert_eq!(BuiltinScalar::from_name(name).map(BuiltinScalar::cost), Some(*cost), "{name}");
         }
     }
 }

@@ -1,63 +1,20 @@
 //! The whole pipeline on one page: text -> tree -> names -> types -> lints -> Program.
 //!
-//! In: the files the user named, and a loader that finds what they `use`. Out: a [`Program`] if
+//! In: the files the user named, a loader that finds what they `use`, and a checker that knows which
+//! kernels can be generated. Out: a [`Program`] if
 //! there was no error, and every diagnostic of the run either way. The run-time loader, the macro
 //! and `hypatia gen` all come through here.
 
-use std::path::Path;
-
 use crate::ast;
+use crate::checker::KernelChecker;
 use crate::diag::{Diagnostic, Severity, has_errors};
 use crate::ir::Program;
 use crate::lint::lint;
+pub use crate::loader::{FileLoader, Loader};
 use crate::resolve::resolve;
 use crate::sema::analyse;
 use crate::source::{SourceFile, SourceMap};
 use crate::templates;
-
-/// Finds the file of a `use`.
-pub trait Loader {
-    /// The file that `module` (`core`, `nn/act`) names, seen from the file at `from`. `Ok(None)` if
-    /// there is none; `Err` says why it could not be read.
-    fn load(&self, module: &str, from: Option<&Path>) -> Result<Option<SourceFile>, String>;
-
-    /// The files that are part of every program, seen from its first file. Operators mean builtin scalars, so the file
-    /// that declares these is one: the one that the first file would `use`, so that a copy of the library stands alone.
-    fn always(&self, first: Option<&Path>) -> Vec<SourceFile> {
-        self.load("core", first).into_iter().flatten().collect()
-    }
-
-    /// Whether embedded files that other files use are checked too, and their tests stay in the program. Without, they are
-    /// taken as checked when they were embedded: checking them takes half of the time of checking a small file.
-    fn wants_tests(&self) -> bool {
-        false
-    }
-}
-
-/// Looks beside the using file, then among embedded files.
-pub struct FileLoader {
-    /// Module name and text of the embedded library's files.
-    pub embedded: &'static [(&'static str, &'static str)],
-}
-
-impl Loader for FileLoader {
-    fn load(&self, module: &str, from: Option<&Path>) -> Result<Option<SourceFile>, String> {
-        if let Some(dir) = from.and_then(Path::parent) {
-            let path = dir.join(format!("{module}.hyp"));
-            match SourceFile::read(&path) {
-                Ok(file) => return Ok(Some(file)),
-                Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
-                Err(e) => return Err(format!("cannot read {}: {e}", path.display())),
-            }
-        }
-        Ok(self.embedded.iter().find(|(name, _)| *name == module).map(|(name, text)| SourceFile {
-            name: format!("<library>/{name}.hyp"),
-            path: None,
-            text: (*text).into(),
-            embedded: true,
-        }))
-    }
-}
 
 /// What came of a compilation.
 pub struct Compilation {
@@ -72,7 +29,7 @@ pub struct Compilation {
 }
 
 /// Compiles the given files and all that they use.
-pub fn compile(roots: Vec<SourceFile>, loader: &dyn Loader) -> Compilation {
+pub fn compile(roots: Vec<SourceFile>, loader: &dyn Loader, checker: &dyn KernelChecker) -> Compilation {
     let mut sources = SourceMap::new();
     let mut diagnostics = Vec::new();
     let resolved = resolve(roots, loader, &mut sources, &mut diagnostics);
@@ -80,8 +37,14 @@ pub fn compile(roots: Vec<SourceFile>, loader: &dyn Loader) -> Compilation {
     // What is only probably not meant is told when nothing is wrong.
     let (found, warnings): (Vec<_>, Vec<_>) = found.into_iter().partition(|d| d.severity == Severity::Error);
     diagnostics.extend(found);
-    templates::attach(&mut program, &mut sources, &mut diagnostics);
+    templates::attach(&mut program, &mut sources, checker, &mut diagnostics);
     if !has_errors(&diagnostics) {
+        for i in 0..program.kernels.len() {
+            let kernel = &program.kernels[i];
+            if !resolved.trusts(kernel.origin.span) {
+                program.kernels[i].not_generated = checker.not_generated(&program, kernel);
+            }
+        }
         diagnostics.extend(warnings);
         diagnostics.extend(lint(&program, &resolved, &sources));
     }
@@ -93,7 +56,10 @@ pub fn compile(roots: Vec<SourceFile>, loader: &dyn Loader) -> Compilation {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
+    use crate::checker::Unchecked;
 
     /// A "library" whose second file says what is false of types, and has a test.
     const FILES: &[(&str, &str)] = &[
@@ -112,7 +78,7 @@ mod tests {
 
     impl Loader for Embedded {
         fn load(&self, module: &str, from: Option<&Path>) -> Result<Option<SourceFile>, String> {
-            FileLoader { embedded: FILES }.load(module, from)
+            FileLoader { embedded: FILES, trees: &[] }.load(module, from)
         }
 
         fn wants_tests(&self) -> bool {
@@ -128,15 +94,16 @@ mod tests {
     fn embedded_files_are_taken_as_checked_where_they_are_used_and_only_there() {
         let user = || vec![file("user.hyp", "edition 1;\nuse broken::*;\n", false)];
         let errors = |c: &Compilation| c.diagnostics.iter().filter(|d| d.severity == Severity::Error).count();
-        let used = compile(user(), &Embedded { checked: false });
+        let used = compile(user(), &Embedded { checked: false }, &Unchecked);
         assert_eq!(errors(&used), 0, "{:?}", used.diagnostics);
         let program =
             used.program.as_ref().map(|p| (p.rules.iter().any(|r| r.base_name == "r::squeeze"), p.tests.len()));
         assert_eq!(program, Some((true, 0)));
         // Where their tests are asked for, where the file itself is, and where a user's file says the same.
-        let asked = compile(user(), &Embedded { checked: true });
-        let itself = compile(vec![file("<library>/broken.hyp", FILES[1].1, true)], &Embedded { checked: false });
-        let users = compile(vec![file("mine.hyp", FILES[1].1, false)], &Embedded { checked: false });
+        let asked = compile(user(), &Embedded { checked: true }, &Unchecked);
+        let itself =
+            compile(vec![file("<library>/broken.hyp", FILES[1].1, true)], &Embedded { checked: false }, &Unchecked);
+        let users = compile(vec![file("mine.hyp", FILES[1].1, false)], &Embedded { checked: false }, &Unchecked);
         for c in [asked, itself, users] {
             assert!(errors(&c) > 0 && c.program.is_none(), "{:?}", c.diagnostics);
         }

@@ -1,19 +1,20 @@
-//! The Hypatia language: text to a checked [`ir::Program`], and its emitters.
+//! The Hypatia language: text to a checked [`ir::Program`].
 //!
 //! Start at [`compile`]: the whole pipeline on one page.
 
+pub mod approx;
 pub mod ast;
 pub mod builtin;
+pub mod checker;
+pub mod code;
 pub mod codes;
 pub mod compile;
-pub mod cublaslt;
 pub mod diag;
-pub mod dtype;
-pub mod emit;
 pub mod fmt;
 pub mod ir;
 pub mod kernel;
 pub mod lint;
+pub mod loader;
 pub mod neutral;
 pub mod parallel;
 pub mod parse;
@@ -27,4 +28,7 @@ pub mod shape;
 pub mod source;
 pub mod spell;
 mod templates;
+pub mod term;
 pub mod typing;
+
+pub use hypatia_target::dtype;

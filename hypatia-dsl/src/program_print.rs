@@ -155,10 +155,8 @@ pub fn show_program(p: &Program, wanted: &dyn Fn(&Origin) -> bool) -> String {
     for r in p.rulesets.iter().filter(|r| wanted(&r.origin)) {
         let until = r.iterations.map_or("until = fixpoint".to_string(), |n| format!("iterations = {n}"));
         let (fixed, per) = r.nodes;
-        out.push_str(&format!(
-            "ruleset {} {{ {until}; nodes = {fixed} + {per} * graph; time = {}; }}\n",
-            r.name, r.time_ms
-        ));
+        let steps = r.steps.map_or(String::new(), |(fixed, per)| format!(" steps = {fixed} + {per} * graph;"));
+        out.push_str(&format!("ruleset {} {{ {until}; nodes = {fixed} + {per} * graph;{steps} }}\n", r.name));
     }
     for rule in p.rules.iter().filter(|r| wanted(&r.origin)) {
         let made = if rule.derived { "// made by the compiler\n" } else { "" };

@@ -9,10 +9,10 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::PathBuf;
 
 use crate::ast::{self, ItemKind, Name};
-use crate::compile::Loader;
+use crate::code;
 use crate::diag::Diagnostic;
+use crate::loader::Loader;
 use crate::parse::parse_all;
-use crate::sema::code;
 use crate::source::{FileId, SourceFile, SourceMap, Span};
 use crate::spell::closest;
 
@@ -176,14 +176,14 @@ impl Files<'_> {
     }
 
     /// Follows every `use` to its file. One entry for each file, in order, and the files with a `use` that found nothing
-    /// or nothing readable. The files that a round finds are parsed side by side.
+    /// or nothing readable.
     fn load_all(&mut self) -> (Vec<Vec<Edge>>, HashSet<usize>) {
         let mut edges: Vec<Vec<Edge>> = Vec::new();
         let mut failed: HashSet<usize> = HashSet::new();
         // Files of which nothing could be read.
         let mut wrecked: HashSet<usize> = HashSet::new();
         while edges.len() < self.ids.len() {
-            for (file, diags) in parse_all(self.sources, &self.ids[self.parsed.len()..]) {
+            for (file, diags) in self.trees(&self.ids[self.parsed.len()..]) {
                 if file.items.is_empty() && !diags.is_empty() {
                     wrecked.insert(self.parsed.len());
                 }
@@ -208,6 +208,22 @@ impl Files<'_> {
         }
         failed.extend((0..edges.len()).filter(|f| edges[*f].iter().any(|e| wrecked.contains(&e.target))));
         (edges, failed)
+    }
+
+    /// The trees of these files. Embedded files have theirs already; the others are parsed side by side.
+    fn trees(&self, ids: &[FileId]) -> Vec<(ast::File, Vec<Diagnostic>)> {
+        let embedded = |id: &FileId| self.loader.tree(self.sources.file(*id));
+        let texts: Vec<FileId> = ids.iter().filter(|id| embedded(id).is_none()).copied().collect();
+        let mut parsed = parse_all(self.sources, &texts).into_iter();
+        let read = |id: &FileId, bytes: &[u8]| match ast::File::from_bytes(bytes, &self.sources.file(*id).text, *id) {
+            Ok(tree) => (tree, Vec::new()),
+            Err(why) => {
+                let message = format!("cannot read {}", self.sources.file(*id).name);
+                let d = Diagnostic::error(code::UNREADABLE, message, Span { file: *id, start: 0, end: 0 });
+                (ast::File::empty(*id), vec![d.note(why).hint("build Hypatia anew, all of its crates together")])
+            }
+        };
+        ids.iter().filter_map(|id| embedded(id).map_or_else(|| parsed.next(), |bytes| Some(read(id, bytes)))).collect()
     }
 
     fn follow(&mut self, from: usize, u: &ast::Use, span: Span) -> Option<Edge> {

@@ -75,6 +75,16 @@ pub fn read_regular(path: &Path, most: u64) -> std::io::Result<Vec<u8>> {
 pub const MAX_FILE: usize = 1 << 20;
 
 impl SourceFile {
+    /// A file of the embedded library: `<library>/core.hyp`.
+    pub fn library(module: &str, text: &str) -> SourceFile {
+        SourceFile { name: format!("<library>/{module}.hyp"), path: None, text: text.into(), embedded: true }
+    }
+
+    /// `core`, for a file of the embedded library.
+    pub fn library_module(&self) -> Option<&str> {
+        self.name.strip_prefix("<library>/")?.strip_suffix(".hyp").filter(|_| self.embedded)
+    }
+
     /// Reads a file from disk. No more than a little over [`MAX_FILE`] bytes are read, and bytes
     /// that are not UTF-8 become U+FFFD: the parser reports both.
     ///

@@ -1,26 +1,37 @@
 //! `hypatia_rules!`: rules compiled with the Rust program that uses them.
 //!
-//! In: a path to a `.hyp` file, or its text. Out: the module that `emit::rust` prints. Holds always:
-//! everything is decided in `hypatia-dsl`; an error becomes a `compile_error!` that shows the place in
-//! the user's text.
+//! In: rules as tokens, as text, or as a path to a `.hyp` file. Out: the module that `hypatia-emit` prints. Holds always:
+//! everything is decided in `hypatia-dsl`; an error becomes a `compile_error!` at the tokens that it is about, or at the
+//! literal, and then shows the place in its text.
+
+mod tokens;
 
 use std::path::{Path, PathBuf};
 
-use hypatia_dsl::compile::{FileLoader, compile};
+use hypatia_dsl::compile::{Compilation, FileLoader, compile};
+use hypatia_dsl::diag::{Diagnostic, Severity};
 use hypatia_dsl::dtype::DType;
-use hypatia_dsl::emit::instances::Scope;
-use hypatia_dsl::emit::rust::{Options, source};
 use hypatia_dsl::render::{Format, render, summary};
 use hypatia_dsl::source::{SourceFile, open_regular};
+use hypatia_emit::{Options, tokens};
+use hypatia_templates::Checker;
+use hypatia_templates::instances::Scope;
 use proc_macro::TokenStream;
 use syn::parse::{Parse, ParseStream};
 use syn::{Ident, LitStr, Token, Visibility};
+
+use crate::tokens::Text;
 
 /// Compiles rules into a module, when the Rust program is compiled.
 ///
 /// ```text
 /// hypatia_rules!("rules/fusions.hyp");                  // private module `fusions`
 /// hypatia_rules!(pub mod mine = "rules/fusions.hyp");   // relative to Cargo.toml, or to this file
+/// hypatia_rules! {                                      // the compiler points at the word that is wrong
+///     mod mine;
+///     use core::*;
+///     scalar cube(x) = x * x * x;
+/// }
 /// hypatia_rules!(mod mine = r#"
 ///     edition 1;
 ///     use core::*;
@@ -28,15 +39,16 @@ use syn::{Ident, LitStr, Token, Visibility};
 /// "#);
 /// ```
 ///
-/// The file is checked as `hypatia check` does; an error is a compile error that shows the place in the file. Cargo
-/// builds anew when the file, or one that it uses, has changed.
+/// Rules are checked as `hypatia check` does, and an error is a compile error. Between braces it stands at the tokens that it is
+/// about; of a file or a text it shows the place. Rules between braces are of edition 1 unless they say so themselves. Cargo builds
+/// anew when a file, or one that it uses, has changed.
 ///
 /// # What the module has
 ///
 /// | item | what |
 /// |---|---|
 /// | `program()` | the checked Program: the standard library and this file |
-/// | `rewrites()` | its rules as `egg` rewrites |
+/// | `rewrites()` | its rules, as the optimiser runs them |
 /// | `trait Formulas` | a method of `hypatia::graph::GraphBuilder` for each op and scalar of the file |
 /// | `trait Ops` | the same for `hypatia::Graph`: values, and a `Result` from each method |
 /// | `scalars::f64`, `scalars::f32` | the scalars as native Rust functions |
@@ -71,21 +83,22 @@ use syn::{Ident, LitStr, Token, Visibility};
 #[proc_macro]
 pub fn hypatia_rules(input: TokenStream) -> TokenStream {
     let input = syn::parse_macro_input!(input as Input);
-    match expand(&input) {
-        // The compiler's own lexer reads text much faster than tokens can be handed over one by one.
-        Ok(text) => text.parse().unwrap_or_else(|e: proc_macro::LexError| {
-            let message = format!("internal error: the emitted code cannot be read: {e}");
-            syn::Error::new(input.source.span(), message).to_compile_error().into()
-        }),
-        Err(message) => syn::Error::new(input.source.span(), message).to_compile_error().into(),
-    }
+    expand(&input).unwrap_or_else(|e| e.to_compile_error()).into()
 }
 
-/// `[[pub] mod name =] "path or text"`
+/// `[[pub] mod name =] "path or text"`, or `[pub] mod name; rules`
 struct Input {
     public: bool,
     module: Option<Ident>,
-    source: LitStr,
+    source: Source,
+}
+
+/// Where the rules stand.
+enum Source {
+    /// In a text, or in the file that it names.
+    Literal(LitStr),
+    /// In the tokens behind `mod name;`.
+    Tokens(proc_macro2::TokenStream),
 }
 
 impl Parse for Input {
@@ -96,31 +109,46 @@ impl Parse for Input {
             public = !matches!(input.parse::<Visibility>()?, Visibility::Inherited);
             input.parse::<Token![mod]>()?;
             module = Some(input.parse::<Ident>()?);
+            if input.peek(Token![;]) {
+                input.parse::<Token![;]>()?;
+                return Ok(Input { public, module, source: Source::Tokens(input.parse()?) });
+            }
             input.parse::<Token![=]>()?;
         }
-        let source = input.parse()?;
+        let source = Source::Literal(input.parse()?);
         input.parse::<Option<Token![;]>>()?;
         Ok(Input { public, module, source })
     }
 }
 
-fn expand(input: &Input) -> Result<String, String> {
-    let text = input.source.value();
-    let file =
-        if text.ends_with(".hyp") && !text.contains('\n') { read(&text, input.source.span())? } else { inline(text) };
+fn expand(input: &Input) -> syn::Result<proc_macro2::TokenStream> {
+    let call = input.module.as_ref().map_or_else(proc_macro2::Span::call_site, Ident::span);
+    let (file, told): (SourceFile, Box<Told<'_>>) = match &input.source {
+        Source::Literal(literal) => {
+            let (text, at) = (literal.value(), literal.span());
+            let is_path = text.ends_with(".hyp") && !text.contains('\n');
+            let wrong = move |message| syn::Error::new(at, message);
+            let file = if is_path { read(&text, at).map_err(wrong)? } else { unsaved("<inline>", &text) };
+            (file, Box::new(move |c| wrong(report(c))))
+        }
+        Source::Tokens(tokens) => {
+            let text = Text::of(tokens.clone());
+            let name = call.unwrap().file();
+            let name = Path::new(&name).file_name().map_or(name.clone(), |n| n.to_string_lossy().into_owned());
+            (unsaved(&name, &text.text), Box::new(move |c| at_tokens(c, &text, call)))
+        }
+    };
     let stem = file.path.as_deref().and_then(Path::file_stem).map(|s| s.to_string_lossy().into_owned());
     let module = input.module.as_ref().map(Ident::to_string).or(stem).unwrap_or_else(|| "rules".into());
     let doc = format!(" The rules of `{}`.", file.name);
     let scope = Scope::Files(vec![file.name.clone()]);
 
-    let loader = FileLoader { embedded: hypatia_rules::FILES };
-    let mut roots: Vec<SourceFile> = hypatia_rules::FILES.iter().map(|(name, text)| library(name, text)).collect();
+    let loader = FileLoader { embedded: hypatia_rules::FILES, trees: hypatia_rules::TREES };
+    let mut roots: Vec<SourceFile> =
+        hypatia_rules::FILES.iter().map(|(name, text)| SourceFile::library(name, text)).collect();
     roots.push(file);
-    let compiled = compile(roots, &loader);
-    let Some(program) = compiled.program else {
-        let report = render(&compiled.sources, &compiled.diagnostics, Format::Full { color: false });
-        return Err(format!("{report}{}", summary(&compiled.diagnostics)));
-    };
+    let compiled = compile(roots, &loader, &Checker);
+    let Some(program) = &compiled.program else { return Err(told(&compiled)) };
     let watch = compiled.sources.files().filter_map(|(_, f)| f.path.as_ref()).map(|p| p.display().to_string());
     let options = Options {
         module,
@@ -130,15 +158,53 @@ fn expand(input: &Input) -> Result<String, String> {
         dtypes: vec![DType::F32, DType::F16, DType::BF16],
         watch: watch.collect(),
     };
-    Ok(source(&program, &options))
+    Ok(tokens(program, &options))
 }
 
-fn library(name: &str, text: &str) -> SourceFile {
-    SourceFile { name: format!("<library>/{name}.hyp"), path: None, text: text.into(), embedded: true }
+/// What the compiler is told of rules that are wrong.
+type Told<'a> = dyn Fn(&Compilation) -> syn::Error + 'a;
+
+/// Everything that is wrong, with the lines that it is about.
+fn report(compiled: &Compilation) -> String {
+    let report = render(&compiled.sources, &compiled.diagnostics, Format::Full { color: false });
+    format!("{report}{}", summary(&compiled.diagnostics))
 }
 
-fn inline(text: String) -> SourceFile {
-    SourceFile { name: "<inline>".into(), path: None, text: text.into(), embedded: false }
+/// One error of the compiler for each error, at its tokens. The compiler shows the lines itself.
+fn at_tokens(compiled: &Compilation, text: &Text, call: proc_macro2::Span) -> syn::Error {
+    let errors = compiled.diagnostics.iter().filter(|d| d.severity == Severity::Error);
+    let all = errors.map(|d| {
+        let span = d.primary.span;
+        let own = *compiled.sources.file(span.file).text == *text.text;
+        let (first, last) = text.spans(span.start as usize..span.end as usize).filter(|_| own).unwrap_or((call, call));
+        let (first, last) = (Ident::new("from", first), Ident::new("to", last));
+        syn::Error::new_spanned(quote::quote!(#first #last), in_words(d, compiled))
+    });
+    let joined = all.reduce(|mut a, b| {
+        a.combine(b);
+        a
+    });
+    joined.unwrap_or_else(|| syn::Error::new(call, report(compiled)))
+}
+
+/// A diagnostic without the lines that it is about.
+fn in_words(d: &Diagnostic, compiled: &Compilation) -> String {
+    let mut out = format!("{} [{}]", d.message, d.code);
+    let mut add = |line: String| out.push_str(&format!("\n{line}"));
+    if !d.primary.text.is_empty() {
+        add(d.primary.text.clone());
+    }
+    for other in d.secondary.iter().filter(|l| !l.text.is_empty()) {
+        let (line, column) = compiled.sources.line_column(other.span);
+        add(format!("{}:{line}:{column}: {}", compiled.sources.file(other.span.file).name, other.text));
+    }
+    d.notes.iter().for_each(|n| add(format!("note: {n}")));
+    d.hints.iter().for_each(|h| add(format!("help: {h}")));
+    out
+}
+
+fn unsaved(name: &str, text: &str) -> SourceFile {
+    SourceFile { name: name.into(), path: None, text: text.into(), embedded: false }
 }
 
 /// A path is relative to the folder of the user's Cargo.toml, else to the file that calls the macro.

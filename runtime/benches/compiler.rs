@@ -12,10 +12,10 @@ mod models;
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 use std::hint::black_box;
-use std::time::Duration;
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use hypatia::optimize::{Options, optimize};
+use hypatia::optimize::Options;
+use hypatia::pipeline::optimize;
 use hypatia::{Graph, library};
 
 /// Milliseconds of saturation and of extraction, and what came out, for the reader of the log.
@@ -36,7 +36,7 @@ fn describe(name: &str, graph: &Graph, options: &Options) {
 
 fn optimiser(c: &mut Criterion) {
     let program = library::load(&[]).unwrap();
-    let options = Options { max_time: Duration::from_secs(120), ..Options::default() };
+    let options = Options::default();
     let models = [
         ("bert-12", models::Bert::base(12).graph(&program)),
         ("bert-48", models::Bert::base(48).graph(&program)),

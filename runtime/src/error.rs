@@ -5,7 +5,11 @@
 
 use std::path::PathBuf;
 
+use std::fmt;
+
 use hypatia_dsl::diag::Code;
+use hypatia_dsl::scalar::typed::Untypable;
+use hypatia_dsl::typing::TypeError;
 
 /// Anything that can go wrong between a user's file and a result.
 #[derive(Debug, thiserror::Error)]
@@ -54,7 +58,7 @@ pub enum Error {
     Input(String),
     /// A graph does not type-check.
     #[error("{0}")]
-    Type(String),
+    Type(TypeFault),
     /// A limit was hit: memory, size, time.
     #[error("{0}")]
     Limit(String),
@@ -76,9 +80,68 @@ impl Error {
         Error::Input(format!("index {index} is outside an axis of size {size} ({takes})"))
     }
 
-    /// True if a type error has this code: its message ends with it, `[H0302]`, whatever is said before it of the place.
-    pub(crate) fn has_code(&self, code: Code) -> bool {
-        matches!(self, Error::Type(m) if m.ends_with(&format!("[{code}]")))
+    /// The code of a type error that has one.
+    pub fn code(&self) -> Option<Code> {
+        match self {
+            Error::Type(fault) => fault.code,
+            _ => None,
+        }
+    }
+}
+
+/// Why a graph does not type-check.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TypeFault {
+    /// The code under which typing reports it; `None` where it is not the type of an application.
+    pub code: Option<Code>,
+    /// What is wrong. It ends with the code where there is one.
+    pub message: String,
+}
+
+impl TypeFault {
+    /// The same, with the place where it is said first.
+    pub fn at(&self, place: impl fmt::Display) -> TypeFault {
+        TypeFault { code: self.code, message: format!("{place}: {}", self.message) }
+    }
+}
+
+impl fmt::Display for TypeFault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl From<String> for TypeFault {
+    fn from(message: String) -> TypeFault {
+        TypeFault { code: None, message }
+    }
+}
+
+impl From<&str> for TypeFault {
+    fn from(message: &str) -> TypeFault {
+        message.to_string().into()
+    }
+}
+
+impl From<TypeError> for TypeFault {
+    fn from(e: TypeError) -> TypeFault {
+        TypeFault { code: Some(e.code), message: e.to_string() }
+    }
+}
+
+impl From<TypeError> for Error {
+    fn from(e: TypeError) -> Error {
+        Error::Type(e.into())
+    }
+}
+
+impl From<Untypable> for Error {
+    fn from(e: Untypable) -> Error {
+        match e {
+            Untypable::Mixed { .. } => Error::Type(e.to_string().into()),
+            Untypable::TooLarge(why) => Error::Limit(why),
+            Untypable::Malformed(why) => Error::Internal(why),
+        }
     }
 }
 
@@ -95,6 +158,18 @@ fn unsupported(file: &str, node: &str, op: &str, opset: i64, message: &str) -> S
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_type_error_keeps_its_code_wherever_it_is_met() {
+        let code = hypatia_dsl::typing::codes::DTYPE;
+        let error = Error::from(TypeError::new(code, "`x` must hold numbers, but is bool[2]"));
+        let Error::Type(fault) = error else { panic!("{error}") };
+        let placed = Error::Type(fault.at("node `n`"));
+        assert_eq!(placed.code(), Some(code));
+        assert_eq!(placed.to_string(), format!("node `n`: `x` must hold numbers, but is bool[2] [{code}]"));
+        // What only looks like a code is none.
+        assert_eq!(Error::Type(format!("odd [{code}]").into()).code(), None);
+    }
 
     #[test]
     fn indices_outside_are_told_what_there_is() {

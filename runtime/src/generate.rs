@@ -5,12 +5,10 @@
 //! not at all (it is written beside and renamed); `manifest.json` is written last, so that it never
 //! names a file that is not there.
 
-mod lines;
 mod plan;
-mod steps;
 mod write;
 
-pub use hypatia_dsl::emit::instances::{Body, Instance, Scope, Skipped, of_program};
+pub use hypatia_templates::cuda::{CudaSource, EmitError};
+pub use hypatia_templates::instances::{Body, Instance, Scope, Skipped, instantiate, of_program};
 pub use plan::{OfPlan, of_plan};
-pub use steps::{Work, step_kernels};
 pub use write::{Manifest, Request, StepEntry, Written, write};

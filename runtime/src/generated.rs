@@ -19,11 +19,7 @@ pub fn op(
     attrs: &[(&str, AttrValue)],
     term: Option<Term>,
 ) -> Result<Vec<Value>> {
-    let missing =
-        || Error::Input(format!("the graph's program has no op `{name}`: build it with `Graph::new(program())`"));
-    let op = graph.program.find_op(name).ok_or_else(missing)?;
-    let attrs = graph.named_attrs(op, attrs)?;
-    graph.op(op, operands, attrs, term)
+    graph.named_op(name, operands, attrs, term)
 }
 
 /// Adds an application of the scalar of that name.

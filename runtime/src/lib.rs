@@ -41,18 +41,18 @@ pub mod cache;
 pub mod compare;
 pub mod cpu;
 pub mod cuda;
-pub mod device;
 pub mod error;
 pub mod executor;
-mod folded;
 pub mod generate;
 #[doc(hidden)]
 pub mod generated;
 pub mod graph;
 pub mod library;
+pub mod lowering;
 pub mod memory;
 pub mod npz;
 pub mod optimize;
+pub mod pipeline;
 pub mod plan;
 pub mod precision;
 pub mod session;
@@ -73,4 +73,6 @@ pub use graph::Graph;
 #[doc(no_inline)]
 pub use hypatia_dsl as dsl;
 pub use hypatia_macros::hypatia_rules;
+#[doc(no_inline)]
+pub use hypatia_target::device;
 pub use tensor::Tensor;

@@ -7,17 +7,13 @@ use hypatia_dsl::compile::{Compilation, FileLoader, Loader, compile};
 use hypatia_dsl::ir::Program;
 use hypatia_dsl::render::{Format, render, summary};
 use hypatia_dsl::source::SourceFile;
+use hypatia_templates::Checker;
 
 use crate::error::{Error, Result};
 
 /// The loader that knows the embedded library.
 pub fn loader() -> FileLoader {
-    FileLoader { embedded: hypatia_rules::FILES }
-}
-
-/// Whether what was declared in a file of that name is the embedded library's own.
-pub fn is_embedded(file: &str) -> bool {
-    file.starts_with("<library>/")
+    FileLoader { embedded: hypatia_rules::FILES, trees: hypatia_rules::TREES }
 }
 
 /// Compiles the whole embedded library together with these files; diagnostics are in the result. If one
@@ -33,19 +29,19 @@ pub fn compile_files(paths: &[PathBuf]) -> Result<Compilation> {
         users.push(SourceFile::read(path).map_err(|source| Error::Io { path: path.clone(), source })?);
     }
     if paths.iter().any(|p| is_library_folder(p.parent().unwrap_or(Path::new("")))) {
-        return Ok(compile(users, &loader()));
+        return Ok(compile(users, &loader(), &Checker));
     }
     Ok(compile_sources(users))
 }
 
 /// Compiles the whole embedded library together with these texts.
 pub fn compile_sources(users: Vec<SourceFile>) -> Compilation {
-    compile(users, &Whole { loader: loader(), checked: false })
+    compile(users, &Whole { loader: loader(), checked: false }, &Checker)
 }
 
 /// Compiles and checks the whole embedded library, its tests included.
 pub fn check_library() -> Compilation {
-    compile(Vec::new(), &Whole { loader: loader(), checked: true })
+    compile(Vec::new(), &Whole { loader: loader(), checked: true }, &Checker)
 }
 
 /// A loader that makes every embedded file part of the program.
@@ -67,6 +63,10 @@ impl Loader for Whole {
     fn wants_tests(&self) -> bool {
         self.checked
     }
+
+    fn tree(&self, file: &SourceFile) -> Option<&'static [u8]> {
+        self.loader.tree(file)
+    }
 }
 
 /// A loader that keeps the tests of the library's files where others use these.
@@ -80,11 +80,15 @@ impl Loader for WithTests {
     fn wants_tests(&self) -> bool {
         true
     }
+
+    fn tree(&self, file: &SourceFile) -> Option<&'static [u8]> {
+        self.0.tree(file)
+    }
 }
 
 /// As [`check`]; the tests of the library's files that these use are in the program too.
 pub fn check_with_tests(files: Vec<SourceFile>) -> Compilation {
-    compile(files, &WithTests(loader()))
+    compile(files, &WithTests(loader()), &Checker)
 }
 
 /// True for a folder that holds a `core.hyp` of its own: a copy of the library, embedded or edited.
@@ -94,7 +98,7 @@ fn is_library_folder(folder: &Path) -> bool {
 
 /// Checks these files and what they use, without the rest of the embedded library.
 pub fn check(files: Vec<SourceFile>) -> Compilation {
-    compile(files, &loader())
+    compile(files, &loader(), &Checker)
 }
 
 /// The embedded library and these files as a Program, or the rendered errors.

@@ -6,6 +6,7 @@
 //! used and the report names the rules that fired. A verdict that was kept spares a later start the unfused plan.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fmt;
 use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
@@ -20,10 +21,11 @@ use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::executor::{Executor, OnGpu};
 use crate::graph::import;
-use crate::graph::{Graph, NodeKind};
+use crate::graph::{Constants, Graph, NodeKind};
 use crate::memory;
-use crate::optimize::{self, Optimized, Report, optimize};
-use crate::plan::{self, Constants, Plan};
+use crate::optimize::{self, Optimized, Report};
+use crate::pipeline;
+use crate::plan::{self, Plan};
 use crate::tensor::Tensor;
 use crate::tuner::Tuner;
 use crate::verdict::{self, Memory, Subject, Verdict};
@@ -97,13 +99,13 @@ impl Options {
 
 /// The place of a plan. Who makes it holds the lock: others that need it wait, and it is made once. What failed is tried
 /// again.
-type Slot = Mutex<Option<Arc<Compiled>>>;
+type PlanCell = Mutex<Option<Arc<Compiled>>>;
 
 /// A model with its rules. Any number of threads may run it at once, each its own inputs.
 pub struct Model {
     graph: Graph,
     options: Options,
-    plans: Mutex<HashMap<Vec<Vec<usize>>, Arc<Slot>>>,
+    plans: Mutex<HashMap<Vec<Vec<usize>>, Arc<PlanCell>>>,
     constants: Arc<Mutex<Constants>>,
     /// What a narrowed model computes in f32 still.
     wide: Option<BTreeMap<String, usize>>,
@@ -129,16 +131,34 @@ pub struct Compiled {
     unfused: Unfused,
     /// What the optimiser did.
     pub report: Report,
-    /// What is worth telling: in CHECK mode that a fused plan was wrong and is not used.
-    pub warnings: Vec<String>,
+    /// In CHECK mode, why the fused plan was wrong: then the unfused one runs.
+    pub refusal: Option<Refusal>,
     /// How the plan came to be trusted.
     pub judged: Judged,
 }
 
 impl Compiled {
+    /// What is worth telling the user.
+    pub fn warnings(&self) -> Vec<String> {
+        self.refusal.iter().map(Refusal::to_string).collect()
+    }
+
     /// The plan without any rule: what the rules are measured against. It is made when it is first asked for.
     pub fn unfused(&self) -> Result<&Executor> {
         self.unfused.get()
+    }
+}
+
+/// Why a fused plan is not used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// What differs, and which rules may be wrong.
+    pub reason: String,
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the fused plan is not used: {}", self.reason)
     }
 }
 
@@ -210,7 +230,7 @@ impl Planner {
     fn build(&self, graph: &Graph, cluster: bool) -> Result<Arc<Plan>> {
         let options = plan::Options { cluster, ..self.options.clone() };
         let mut constants = self.constants.lock().unwrap_or_else(PoisonError::into_inner);
-        Ok(Arc::new(Plan::build_with(graph, &options, &mut constants)?))
+        Ok(Arc::new(pipeline::plan_with(graph, &options, &mut constants)?))
     }
 
     /// The plan that runs unless it turns out to be wrong.
@@ -235,7 +255,7 @@ impl Planner {
 impl Model {
     /// Loads a model file.
     pub fn load(path: &Path, program: Arc<Program>, options: Options) -> Result<Model> {
-        Ok(Model::new(import::load(path, program)?, options))
+        Ok(Model::new(pipeline::load(path, program, &import::Options::default())?.graph, options))
     }
 
     /// Loads a model file whose dynamic sizes are those of these inputs: for models whose shapes cannot be
@@ -247,10 +267,7 @@ impl Model {
         inputs: &[(String, Tensor)],
     ) -> Result<Model> {
         let shapes = inputs.iter().map(|(n, t)| (n.clone(), t.shape().to_vec())).collect();
-        Ok(Model::new(
-            import::load_with(path, program, &import::Options { shapes, ..Default::default() })?.graph,
-            options,
-        ))
+        Ok(Model::new(pipeline::load(path, program, &import::Options { shapes, ..Default::default() })?.graph, options))
     }
 
     /// A model from a graph.
@@ -259,7 +276,7 @@ impl Model {
             graph,
             options,
             plans: Mutex::default(),
-            constants: Arc::default(),
+            constants: Arc::new(Mutex::new(pipeline::constants())),
             wide: None,
             narrow: 0,
             ahead: Mutex::default(),
@@ -274,7 +291,7 @@ impl Model {
     pub fn narrowed(self, to: DType) -> Result<Model> {
         // A norm or a softmax that is written out would lose its sums: they get their names back first.
         let naming = self.options.optimize.naming(&self.graph.program);
-        let narrowed = optimize(&self.graph, &naming)?.graph.narrowed(to)?;
+        let narrowed = pipeline::optimize(&self.graph, &naming)?.graph.narrowed(to)?;
         let (wide, narrow) = (Some(narrowed.wide), narrowed.narrow);
         Ok(Model { wide, narrow, ..Model::new(narrowed.graph, self.options) })
     }
@@ -307,7 +324,7 @@ impl Model {
         let shapes = shapes(&self.order(inputs)?);
         let graph = self.specialized(inputs)?;
         let optimize = optimize::Options { device: device.clone(), ..self.options.optimize.clone() };
-        let optimized = optimize::optimize(&graph, &optimize)?;
+        let optimized = pipeline::optimize(&graph, &optimize)?;
         let planner = self.planner(device.clone(), None);
         let fused = planner.first(&graph, &optimized, &optimize)?;
         Ok(Ahead { shapes, optimize, plan: planner.options, graph, optimized, fused })
@@ -324,6 +341,7 @@ impl Model {
             options: plan::Options {
                 memory: self.options.memory,
                 tf32: self.options.tf32,
+                allowed: self.options.optimize.allowed(),
                 ..plan::Options::new(device)
             },
             gpu: gpu.cloned(),
@@ -394,7 +412,7 @@ impl Model {
             Some(a) => (a.graph, a.optimized, Some(a.fused)),
             None => {
                 let graph = self.specialized(inputs)?;
-                let optimized = optimize(&graph, &self.options.optimize)?;
+                let optimized = pipeline::optimize(&graph, &self.options.optimize)?;
                 (graph, optimized, None)
             }
         };
@@ -415,17 +433,20 @@ impl Model {
             let others = [Some(&graph).filter(|_| compares), widened.as_ref()];
             let others = others.map(|g| g.filter(|_| gpu.is_some()).map(|g| scope.spawn(|| planner.ahead(g))));
             let made = match kept {
-                Some(Verdict::Differ(why)) => planner.plan(&graph, false, gpu).map(|e| (e, Judged::Before, vec![why])),
+                Some(Verdict::Differ(why)) => {
+                    let refusal = Some(Refusal { reason: why });
+                    planner.plan(&graph, false, gpu).map(|e| (e, Judged::Before, refusal))
+                }
                 kept => {
                     let judged = if kept.is_some() { Judged::Before } else { Judged::Never };
-                    first.and_then(|plan| planner.executor(plan, gpu)).map(|e| (e, judged, Vec::new()))
+                    first.and_then(|plan| planner.executor(plan, gpu)).map(|e| (e, judged, None))
                 }
             };
             (made, others.map(|p| p.and_then(|p| p.join().ok().flatten())))
         });
-        let (executor, judged, warnings) = made?;
+        let (executor, judged, refusal) = made?;
         let unfused = Unfused { graph, planner: planner.clone(), plan: unfused, made: OnceLock::new() };
-        let compiled = Compiled { executor, unfused, report: optimized.report, warnings, judged };
+        let compiled = Compiled { executor, unfused, report: optimized.report, refusal, judged };
         if !rules || !check || judged == Judged::Before {
             return Ok(compiled);
         }
@@ -456,13 +477,13 @@ impl Model {
             };
             planner.executor(plan, once.as_ref())?.run(inputs).map(Some)
         })?;
-        let verdict = why.map_or(Verdict::Agree, |why| Verdict::Differ(not_used(&why, &compiled.report)));
+        let verdict = why.map_or(Verdict::Agree, |why| Verdict::Differ(blamed(&why, &compiled.report)));
         if let Some(memory) = memory {
             memory.keep(&verdict);
         }
         compiled.judged = Judged::Now;
         if let Verdict::Differ(why) = verdict {
-            compiled.warnings.push(why);
+            compiled.refusal = Some(Refusal { reason: why });
             compiled.executor = planner.plan(&compiled.unfused.graph, false, gpu)?;
         }
         Ok(compiled)
@@ -485,7 +506,10 @@ impl Model {
             }
         };
         // What a graph computes is in the graphs; how its products round is not.
-        let settings = format!("tf32 {}", self.options.tf32);
+        let allowed = self.options.optimize.allowed();
+        let mut disabled: Vec<&String> = allowed.disabled.iter().collect();
+        disabled.sort();
+        let settings = format!("tf32 {} approx {:?} without {disabled:?}", self.options.tf32, allowed.approx);
         Memory::of(self.options.verdicts.as_ref()?, &Subject { given, fused, place, settings })
     }
 
@@ -522,12 +546,9 @@ fn shapes(inputs: &[Tensor]) -> Vec<Vec<usize>> {
     inputs.iter().map(|t| t.shape().to_vec()).collect()
 }
 
-/// How a warning begins that tells of a fused plan that was wrong.
-pub const NOT_USED: &str = "the fused plan is not used: ";
-
-/// What to tell of a fused plan that was wrong. A rule whose right side is a part of its left one leaves nothing
+/// What differs, and the rules that may be wrong. A rule whose right side is a part of its left one leaves nothing
 /// of its own behind, so rules that fired and are not seen in the result are named too.
-fn not_used(why: &str, report: &Report) -> String {
+fn blamed(why: &str, report: &Report) -> String {
     let named = |kept: bool| -> BTreeSet<&str> {
         report.firings.iter().filter(|f| f.kept == kept).map(|f| f.base.as_str()).collect()
     };
@@ -541,7 +562,7 @@ fn not_used(why: &str, report: &Report) -> String {
         _ => format!("{}; or, of those that left no trace: {}", list(&seen), list(&unseen)),
     };
     format!(
-        "{NOT_USED}{why}. One of these rules is wrong (your own first of all): {all}. \
+        "{why}. One of these rules is wrong (your own first of all): {all}. \
          `hypatia verify` finds out which"
     )
 }
@@ -567,7 +588,7 @@ mod tests {
         let inputs = npz::read(&model(name).join("inputs.npz")).unwrap();
         let want = npz::read(&model(name).join("outputs.npz")).unwrap();
         let compiled = m.compile(&inputs).unwrap();
-        assert_eq!(compiled.warnings, [] as [String; 0]);
+        assert_eq!(compiled.warnings(), [] as [String; 0]);
         let got = m.run(&inputs).unwrap();
         let mut worst = 0.0f64;
         for (name, got) in m.outputs().iter().zip(&got) {
@@ -639,8 +660,8 @@ mod tests {
         };
         let m = load(CheckMode::Check);
         let compiled = m.compile(&inputs).unwrap();
-        assert_eq!(compiled.warnings.len(), 1);
-        let warning = &compiled.warnings[0];
+        assert_eq!(compiled.warnings().len(), 1);
+        let warning = compiled.refusal.as_ref().unwrap().to_string();
         assert!(warning.contains("wrong::dropped") && warning.contains("not used"), "{warning}");
         assert_eq!(compiled.executor.plan().launches(), compiled.unfused().unwrap().plan().launches());
         let agrees = |m: &Model| {
@@ -650,7 +671,7 @@ mod tests {
         assert!(agrees(&m));
         // Unchecked, the rule does what it says.
         let m = load(CheckMode::Off);
-        assert!(m.compile(&inputs).unwrap().warnings.is_empty() && !agrees(&m));
+        assert!(m.compile(&inputs).unwrap().refusal.is_none() && !agrees(&m));
     }
 
     /// The digits model with a rule of one's own, as a process that starts now would load it.
@@ -660,7 +681,8 @@ mod tests {
         std::fs::write(&path, format!("{head}\n{rule}\n")).unwrap();
         let program = library::load(&[path]).unwrap();
         let mut options = Options { threads: 1, verdicts: Some(store.clone()), ..Options::default() };
-        let mut graph = import::load(&model("digits").join("model.onnx"), program).unwrap();
+        let mut graph =
+            pipeline::load(&model("digits").join("model.onnx"), program, &import::Options::default()).unwrap().graph;
         change(&mut options, &mut graph);
         let inputs = npz::read(&model("digits").join("inputs.npz")).unwrap();
         Model::new(graph, options).compile(&inputs).unwrap()
@@ -716,10 +738,10 @@ mod tests {
         let (_folder, store) = store();
         let rule = "rule own::dropped: relu(x) => x;";
         let first = start(rule, &store, |_, _| {});
-        assert_eq!((first.judged, first.warnings.len()), (Judged::Now, 1));
+        assert_eq!((first.judged, first.warnings().len()), (Judged::Now, 1));
         let second = start(rule, &store, |_, _| {});
-        assert_eq!((second.judged, &second.warnings), (Judged::Before, &first.warnings));
-        assert!(second.warnings[0].contains("own::dropped"));
+        assert_eq!((second.judged, &second.refusal), (Judged::Before, &first.refusal));
+        assert!(second.warnings()[0].contains("own::dropped"));
         assert_eq!(second.executor.plan().launches(), first.unfused().unwrap().plan().launches());
         assert!(second.unfused.made.get().is_none());
     }
@@ -752,7 +774,7 @@ mod tests {
                given cast(silu(matmul(x, w) + b), to = f32); expect launches == 1; }",
         );
         let compiled = model.compile(&inputs).unwrap();
-        assert_eq!(compiled.warnings, [] as [String; 0]);
+        assert_eq!(compiled.warnings(), [] as [String; 0]);
         assert!(compiled.executor.plan().launches() < compiled.unfused().unwrap().plan().launches());
     }
 
@@ -765,8 +787,8 @@ mod tests {
                  test \"t\" {{ input x: f32[16, 64]; given {given_text}; expect launches >= 1; }}"
             ));
             let compiled = model.compile(&inputs).unwrap();
-            assert_eq!(compiled.warnings.len(), 1, "{given_text}");
-            assert!(compiled.warnings[0].contains("t::bad"), "{}", compiled.warnings[0]);
+            assert_eq!(compiled.warnings().len(), 1, "{given_text}");
+            assert!(compiled.warnings()[0].contains("t::bad"), "{}", compiled.warnings()[0]);
         }
     }
 }

@@ -64,7 +64,7 @@ pub(crate) fn many_threads(options: &Options) {
             let symbols = graph.bind_symbols(&inputs.iter().cloned().collect()).unwrap();
             let want = evaluate(&graph.specialize(&symbols).unwrap(), &inputs, Mode::Exact).unwrap();
             let compiled = models[at].compile(&inputs).unwrap();
-            assert_eq!(compiled.warnings, [] as [String; 0]);
+            assert_eq!(compiled.warnings(), [] as [String; 0]);
             let mut into: Vec<Tensor> =
                 want.iter().map(|w| Tensor::zeros(DType::F32, w.to_tensor().unwrap().shape()).unwrap()).collect();
             compiled.executor.run_into(&inputs.clone().map(|(_, t)| t), &mut into).unwrap();

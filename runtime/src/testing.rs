@@ -104,6 +104,7 @@ fn scalar(name: &str, params: &[Kind], result: Kind, body: ScalarBody) -> Scalar
         result,
         body,
         grads: Vec::new(),
+        device: None,
     }
 }
 

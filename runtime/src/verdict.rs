@@ -22,7 +22,7 @@ use crate::tensor::Tensor;
 pub enum Verdict {
     /// Their results agree: the fused plan is used.
     Agree,
-    /// They do not; the warning says what differs and what may be wrong.
+    /// They do not: what differs, and what may be wrong.
     Differ(String),
 }
 
@@ -62,7 +62,7 @@ impl Subject<'_> {
     pub fn key(&self) -> Option<Key> {
         let p = &self.given.program;
         let templates = hypatia_templates::TEMPLATES.iter().flat_map(|(name, text)| [name, text]);
-        let key = KeyMaker::default().part("verdict 1").part(build()?).part(&self.place).part(&self.settings);
+        let key = KeyMaker::default().part("verdict 2").part(build()?).part(&self.place).part(&self.settings);
         let key = templates.fold(key, |key, part| key.part(part));
         let key = key.debug(&(&p.scalars, &p.ops, &p.rulesets, &p.rules, &p.kernels, &p.families));
         let weights = Weights::of(&[self.given, self.fused]);

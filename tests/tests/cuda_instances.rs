@@ -10,13 +10,13 @@ use hypatia::cuda::nvrtc::Nvrtc;
 use hypatia::generate::{Body, Instance};
 use hypatia_dsl::builtin::{BuiltinScalar, JOININGS, Joining};
 use hypatia_dsl::dtype::{DType, Kind};
-use hypatia_dsl::emit::cuda::{RowTarget, rowwise_for};
 use hypatia_dsl::ir::{InView, Origin, Program, ScalarBody, ScalarDef};
 use hypatia_dsl::kernel::{
     Access, ArgmaxKernel, CumsumKernel, Move, MoveKernel, Operand, PointwiseKernel, ProductKernel, Reduction,
     RowAccess, RowwiseKernel, Running, ScatterKernel, SortKernel, Sorting,
 };
 use hypatia_dsl::scalar::{Literal, Term, TermId, TermNode};
+use hypatia_templates::cuda::{RowTarget, rowwise_for};
 
 const ARCHS: [&str; 2] = ["sm_90a", "sm_80"];
 
@@ -32,6 +32,7 @@ fn builtins() -> Program {
             result: b.result(),
             body: ScalarBody::Builtin(*b),
             grads: Vec::new(),
+            device: None,
         })
         .collect();
     Program { scalars, ..Program::default() }
@@ -87,7 +88,6 @@ fn all_functions(p: &Program, dtype: DType) -> Instance {
         rank: 2,
         term: t,
         acc: None,
-        coarse: false,
     };
     Instance {
         kernel: "functions".into(),
@@ -120,7 +120,6 @@ fn accesses(p: &Program, dtype: DType, rank: usize, acc: bool) -> Instance {
         rank,
         term: t,
         acc: acc.then(|| dtype.compute()),
-        coarse: false,
     };
     Instance {
         kernel: format!("accesses{rank}"),
@@ -404,7 +403,7 @@ fn templates_of_users_compile() {
     term.roots.push(root);
     let operands = [Operand { dtype: DType::F16, access: Access::Strided }];
     let made = |tune: &[(&str, i64)]| {
-        let of = hypatia_dsl::emit::instances::instantiate;
+        let of = hypatia_templates::instances::instantiate;
         of(&program, "tiled_gemm", &term, DType::F32, &operands, DType::BF16, tune)
     };
     assert!(made(&[("TILE", 32)]).unwrap().text.contains("in0_strides"));

@@ -7,27 +7,24 @@ use std::sync::Arc;
 
 use hypatia::dsl::compile::{FileLoader, compile};
 use hypatia::dsl::dtype::DType;
-use hypatia::dsl::emit::instances::Scope;
-use hypatia::dsl::emit::rust::{Options, text, tokens};
 use hypatia::dsl::ir::Program;
 use hypatia::dsl::source::SourceFile;
-use hypatia::optimize::{self, optimize};
+use hypatia::optimize::{self};
+use hypatia::pipeline;
+use hypatia_emit::{Options, text, tokens};
+use hypatia_templates::Checker;
+use hypatia_templates::instances::Scope;
 use hypatia_tests::random_graph;
 
 hypatia::hypatia_rules!(mod macro_made = "ui/fusions.hyp");
 
 fn loaded() -> Program {
-    let library = |(name, text): &(&str, &str)| SourceFile {
-        name: format!("<library>/{name}.hyp"),
-        path: None,
-        text: (*text).into(),
-        embedded: true,
-    };
-    let mut roots: Vec<SourceFile> = hypatia_rules::FILES.iter().map(library).collect();
+    let mut roots: Vec<SourceFile> = hypatia_rules::FILES.iter().map(|(n, t)| SourceFile::library(n, t)).collect();
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("ui/fusions.hyp");
     let text = std::fs::read_to_string(&path).unwrap();
     roots.push(SourceFile { name: "ui/fusions.hyp".into(), path: Some(path), text: text.into(), embedded: false });
-    let compiled = compile(roots, &FileLoader { embedded: hypatia_rules::FILES });
+    let compiled =
+        compile(roots, &FileLoader { embedded: hypatia_rules::FILES, trees: hypatia_rules::TREES }, &Checker);
     assert!(compiled.program.is_some(), "{:?}", compiled.diagnostics);
     compiled.program.unwrap()
 }
@@ -44,8 +41,8 @@ fn fifty_graphs_are_optimised_alike() {
     let options = optimize::Options::default();
     let mut fired = 0;
     for seed in 0..50 {
-        let a = optimize(&random_graph(&made, seed), &options).unwrap();
-        let b = optimize(&random_graph(&loaded, seed), &options).unwrap();
+        let a = pipeline::optimize(&random_graph(&made, seed), &options).unwrap();
+        let b = pipeline::optimize(&random_graph(&loaded, seed), &options).unwrap();
         assert_eq!(a.graph.to_string(), b.graph.to_string(), "seed {seed}");
         let stages = |o: &optimize::Optimized| {
             o.report.stages.iter().map(|s| (s.ruleset.clone(), s.nodes, s.classes, s.fired)).collect::<Vec<_>>()

@@ -8,8 +8,10 @@ use hypatia::Tensor;
 use hypatia::device::Device;
 use hypatia::dsl::dtype::DType;
 use hypatia::graph::{Graph, NodeKind, import};
-use hypatia::optimize::{self, optimize};
-use hypatia::plan::{self, Launches, Plan};
+use hypatia::optimize::Launches;
+use hypatia::optimize::{self};
+use hypatia::pipeline;
+use hypatia::plan;
 use hypatia::session::{Model, Options};
 use hypatia::{library, npz};
 use hypatia_tests::random_graph;
@@ -25,8 +27,8 @@ fn models() -> Vec<PathBuf> {
 
 /// What `explain` tells.
 fn told(graph: &Graph, options: &optimize::Options) -> Launches {
-    let mut optimized = optimize(graph, options).unwrap();
-    optimized.count_launches(graph, options);
+    let mut optimized = pipeline::optimize(graph, options).unwrap();
+    pipeline::count_launches(&mut optimized, graph, options);
     assert!(optimized.report.launches.is_some(), "{:?}", optimized.report.warnings);
     optimized.report.launches.unwrap()
 }
@@ -36,7 +38,7 @@ fn run(graph: Graph, inputs: &[(String, Tensor)], no_rules: bool) -> Launches {
     let mut options = Options { threads: 1, ..Options::default() };
     options.optimize.no_rules = no_rules;
     let compiled = Model::new(graph, options).compile(inputs).unwrap();
-    assert_eq!(compiled.warnings, [] as [String; 0]);
+    assert_eq!(compiled.warnings(), [] as [String; 0]);
     Launches { before: compiled.unfused().unwrap().plan().launches(), after: compiled.executor.plan().launches() }
 }
 
@@ -47,7 +49,7 @@ fn what_is_told_of_the_models_is_what_is_run() {
         let inputs = npz::read(&model.join("inputs.npz")).unwrap();
         let shapes = inputs.iter().map(|(n, t)| (n.clone(), t.shape().to_vec())).collect();
         let options = import::Options { shapes, ..Default::default() };
-        let graph = import::load_with(&model.join("model.onnx"), program.clone(), &options).unwrap().graph;
+        let graph = pipeline::load(&model.join("model.onnx"), program.clone(), &options).unwrap().graph;
         let graph = graph.specialize(&graph.bind_symbols(&inputs.iter().cloned().collect()).unwrap()).unwrap();
         for no_rules in [false, true] {
             let options = optimize::Options { no_rules, ..optimize::Options::default() };
@@ -91,8 +93,8 @@ fn every_target_is_counted_on_its_own_plan() {
         for name in Device::names() {
             let device = Device::named(name).unwrap();
             let options = optimize::Options { device: device.clone(), ..optimize::Options::default() };
-            let optimized = optimize(&graph, &options).unwrap();
-            let plan = Plan::build(&optimized.graph, &plan::Options::new(device)).unwrap();
+            let optimized = pipeline::optimize(&graph, &options).unwrap();
+            let plan = pipeline::plan(&optimized.graph, &plan::Options::new(device)).unwrap();
             let told = told(&graph, &options);
             assert_eq!(told.after, plan.launches(), "seed {seed} on {name}\n{plan}");
             counts.push(told.after);

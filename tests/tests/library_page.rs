@@ -1,5 +1,6 @@
-//! docs/library.md tells what the library holds, in the library's own words: it is made from declarations and doc comments, and
-//! must not be stale. `UPDATE_LIBRARY_PAGE=1 cargo test -p hypatia-tests --test library_page` writes it anew.
+//! docs/library.md lists what the library declares. It is generated from declarations and doc
+//! comments, and must not be stale.
+//! `UPDATE_LIBRARY_PAGE=1 cargo test -p hypatia-tests --test library_page` rewrites it.
 
 #![allow(clippy::unwrap_used)]
 
@@ -12,7 +13,8 @@ use hypatia_dsl::ir::{OpBody, Origin, Program, ScalarBody};
 use hypatia_dsl::program_print::{show_op_signature, show_scalar_signature};
 use hypatia_dsl::source::SourceFile;
 
-/// A line for each declaration of a file: its kind, its name with operands and attributes, the first sentence about it.
+/// A line for each declaration of a file: its kind, its name with operands and attributes, the
+/// first sentence about it.
 type Lines = BTreeMap<String, Vec<(&'static str, String, String)>>;
 
 fn file(origin: &Origin) -> String {
@@ -63,21 +65,23 @@ fn patterns(out: &mut Lines) {
     }
 }
 
-/// The `//!` lines of a file as one paragraph.
+/// The `//!` lines of a file.
 fn about(text: &str) -> String {
     let lines = text.lines().filter_map(|l| l.strip_prefix("//!")).map(str::trim);
-    lines.collect::<Vec<_>>().join(" ")
+    lines.collect::<Vec<_>>().join("\n")
 }
 
 fn page(program: &Program) -> String {
     let mut out = String::from(
         "# The standard library\n\n\
-         What `rules/*.hyp` declare, in the order in which the files build on each other. The whole library is loaded \
-         with every model; a file of your own names what it needs with `use nn::*;`. Builtins are listed by \
-         `hypatia explain builtins`, and `hypatia explain MODEL.onnx` tells which rules fired. This page is made from the doc comments \
+         `rules/*.hyp` declare what this page lists, in the order in which the files build on each other.\n\
+         Every model is loaded with the whole library; a file of your own names what it needs with\n\
+         `use nn::*;`. `hypatia explain builtins` lists the builtins, and `hypatia explain MODEL.onnx`\n\
+         reports which rules fired. This page is generated from the doc comments\n\
          (tests/tests/library_page.rs).\n\n\
-         Ops and scalars stand as they are declared: `T[..s, n]` is a tensor, `b: T[n]?` may be left out, `*xs` is any number of \
-         tensors, `eps: float = 1e-5` is an attribute with its default. Parameters of a scalar are numbers, and broadcast.\n",
+         Ops and scalars are shown as they are declared: `T[..s, n]` is a tensor, `b: T[n]?` may be left\n\
+         out, `*xs` is any number of tensors, and `eps: float = 1e-5` is an attribute with its default.\n\
+         Parameters of a scalar are numbers, and broadcast.\n",
     );
     let lines = lines(program);
     for (name, text) in hypatia_rules::FILES {

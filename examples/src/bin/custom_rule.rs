@@ -1,12 +1,11 @@
-//! A rule and a scalar of one's own, checked when this program is compiled: two products with the same input become
-//! one, and the activation moves into it.
+//! A rule and a scalar of your own, checked when this program is compiled. Two products with the
+//! same input become one, and the activation becomes its epilogue.
 //!
 //! `cargo run --release -p hypatia-examples --bin custom_rule`
 
 use hypatia::dsl::dtype::DType;
 use hypatia::graph::GraphBuilder;
-use hypatia::optimize::optimize;
-use hypatia::plan::launches;
+use hypatia::pipeline::{launches, optimize};
 use hypatia::session::{Comparison, Model, Options};
 use hypatia::{Error, Graph, Tensor, hypatia_rules, optimize, shape};
 
@@ -22,7 +21,8 @@ hypatia_rules!(
     /// x where x > 0, else a tenth of it.
     scalar tenth_relu(x) = max(x, 0.1 * x);
 
-    /// Two products with one input are one, by the sum of the weights: it is computed when the plan is made.
+    /// Two products with one input are one product with the sum of the weights, which is computed
+    /// once.
     rule mine::one_product: add(matmul(x, v), matmul(x, w)) => matmul(x, build(add(v, w)))
       requires const(v), const(w), shape(v) == shape(w);
 
@@ -49,7 +49,8 @@ fn main() -> std::process::ExitCode {
     }
 }
 
-/// Builds the graph, optimises it without and with the rule, and runs both; false if the results differ.
+/// Builds the graph, optimises it with and without the rule, and runs both; false if the results
+/// differ.
 fn example() -> Result<bool, Error> {
     let graph = adapted_layer()?;
     println!("The graph, as it was built:\n{graph}");

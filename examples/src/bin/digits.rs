@@ -1,8 +1,8 @@
-//! A trained digit classifier through the whole pipeline: accuracy, what fused, launches and time with and without
-//! the rules.
+//! A trained digit classifier through the whole pipeline: accuracy, what fused, launches and time
+//! with and without the rules.
 //!
-//! Run it with `./x demo`, or `cargo run --release -p hypatia-examples --bin digits [FOLDER]`; the folder holds
-//! `model.onnx`, `inputs.npz`, `outputs.npz` and `labels.npz`.
+//! Run it with `./x demo`, or `cargo run --release -p hypatia-examples --bin digits [FOLDER]`. The
+//! folder holds `model.onnx`, `inputs.npz`, `outputs.npz` and `labels.npz`.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -36,7 +36,7 @@ fn digits(folder: &Path) -> Result<bool> {
     println!("model     {} nodes, inputs {}", model.graph().nodes.len(), shapes(&inputs));
 
     let compiled = model.compile(&inputs)?;
-    compiled.warnings.iter().for_each(|w| println!("warning   {w}"));
+    compiled.warnings().iter().for_each(|w| println!("warning   {w}"));
     let results = model.run(&inputs)?;
 
     let mut ok = true;
@@ -68,7 +68,7 @@ fn shapes(inputs: &[(String, Tensor)]) -> String {
     inputs.iter().map(|(n, t)| format!("{n}: {}{:?}", t.dtype(), t.shape())).collect::<Vec<_>>().join(", ")
 }
 
-/// The share of rows whose largest element is where the label says.
+/// The accuracy: the share of rows whose largest element is at the label.
 fn accuracy(logits: &Tensor, folder: &Path) -> Result<f64> {
     let labels = npz::read(&folder.join("labels.npz"))?;
     let labels = labels.iter().find(|(n, _)| n == "labels").map(|(_, t)| t.to_f64());
@@ -80,7 +80,7 @@ fn accuracy(logits: &Tensor, folder: &Path) -> Result<f64> {
     Ok(right as f64 / labels.len().max(1) as f64)
 }
 
-/// Median times of two executors, run in turn.
+/// Median times of two executors, run alternately.
 fn paired(a: &Executor, b: &Executor, inputs: &[Tensor]) -> Result<(Duration, Duration)> {
     const RUNS: usize = 51;
     let (mut of_a, mut of_b) = (Vec::new(), Vec::new());

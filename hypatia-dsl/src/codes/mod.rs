@@ -9,7 +9,7 @@ mod lints;
 mod names;
 mod rules;
 mod syntax;
-mod tests;
+mod test_blocks;
 mod types;
 mod verification;
 
@@ -39,9 +39,18 @@ impl Row {
 
 /// The rows of all stages, in the order of their codes.
 pub fn all() -> impl Iterator<Item = &'static Row> {
-    [syntax::ROWS, names::ROWS, types::ROWS, rules::ROWS, lints::ROWS, kernels::ROWS, tests::ROWS, verification::ROWS]
-        .into_iter()
-        .flatten()
+    [
+        syntax::ROWS,
+        names::ROWS,
+        types::ROWS,
+        rules::ROWS,
+        lints::ROWS,
+        kernels::ROWS,
+        test_blocks::ROWS,
+        verification::ROWS,
+    ]
+    .into_iter()
+    .flatten()
 }
 
 /// The row of a code.

@@ -78,8 +78,8 @@ end. The `grad` of a scalar may mention the scalar: it does not define it.",
     Row::new(
         210,
         "unknown or malformed setting",
-        "A ruleset has the settings `until = fixpoint`, `iterations = 30`, `nodes = 20000 + 50 * graph`, `time = 5000`
-(milliseconds) and `after = other_ruleset`. An op's block has `builtin`, `requires`, `flops`, `read` and
+        "A ruleset has the settings `until = fixpoint`, `iterations = 30`, `nodes = 20000 + 50 * graph`,
+`steps = 500000 + 2000 * graph` and `after = other_ruleset`. An op's block has `builtin`, `requires`, `flops`, `read` and
 `write`. Anything else is a slip, and ignoring it would hide the slip.",
         "ruleset tidy { rounds = 30; }",
         "ruleset tidy { iterations = 30; }",

@@ -101,7 +101,7 @@ impl Layout<'_> {
         match head.as_str() {
             "rule" => self.rule(&nodes),
             "op" | "pattern" => self.body(&nodes, &[]),
-            "scalar" => self.body(&nodes, &["grad"]),
+            "scalar" => self.body(&nodes, &["device", "grad"]),
             _ => Doc::group(vec![self.element(&nodes, true)]),
         }
     }

@@ -3,6 +3,8 @@
 //! In: made by `sema`. Out: `typing` evaluates the expressions and matches the types. Holds always: variables are those
 //! of the declaration that the expression stands in.
 
+use std::hash::{Hash, Hasher};
+
 use serde::{Deserialize, Serialize};
 
 use super::VarId;
@@ -84,8 +86,8 @@ pub enum RestPat {
     Expr(AExpr),
 }
 
-/// A value of an attribute, a guard or a `let`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+/// A value of an attribute, a guard or a `let`. Numbers compare by their bits: -0 and +0 differ, NaN equals itself.
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum AttrValue {
     /// An integer or a size.
     Dim(Dim),
@@ -99,6 +101,34 @@ pub enum AttrValue {
     Str(String),
     /// A list.
     List(Vec<AttrValue>),
+}
+
+impl PartialEq for AttrValue {
+    fn eq(&self, other: &AttrValue) -> bool {
+        match (self, other) {
+            (AttrValue::Dim(a), AttrValue::Dim(b)) => a == b,
+            (AttrValue::Float(a), AttrValue::Float(b)) => a.to_bits() == b.to_bits(),
+            (AttrValue::Bool(a), AttrValue::Bool(b)) => a == b,
+            (AttrValue::DType(a), AttrValue::DType(b)) => a == b,
+            (AttrValue::Str(a), AttrValue::Str(b)) => a == b,
+            (AttrValue::List(a), AttrValue::List(b)) => a == b,
+            _ => false,
+        }
+    }
+}
+impl Eq for AttrValue {}
+impl Hash for AttrValue {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        std::mem::discriminant(self).hash(state);
+        match self {
+            AttrValue::Dim(d) => d.hash(state),
+            AttrValue::Float(v) => v.to_bits().hash(state),
+            AttrValue::Bool(b) => b.hash(state),
+            AttrValue::DType(d) => d.hash(state),
+            AttrValue::Str(s) => s.hash(state),
+            AttrValue::List(l) => l.hash(state),
+        }
+    }
 }
 
 macro_rules! attr_values {
@@ -267,4 +297,20 @@ pub enum DeviceFact {
     Sm,
     /// The profile's name.
     Name,
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::AttrValue;
+
+    #[test]
+    fn numbers_compare_by_their_bits() {
+        let list = |v: f64| AttrValue::List(vec![AttrValue::Float(v), AttrValue::from(1)]);
+        assert!(list(f64::NAN) == list(f64::NAN) && list(0.0) != list(-0.0));
+        assert!(AttrValue::from(1) != AttrValue::from(1.0));
+        let all = [list(f64::NAN), list(f64::NAN), list(0.0), list(-0.0), AttrValue::from(true), AttrValue::from(1)];
+        assert_eq!(all.into_iter().collect::<HashSet<_>>().len(), 5);
+    }
 }

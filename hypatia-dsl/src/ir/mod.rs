@@ -14,16 +14,17 @@ use std::sync::Arc;
 
 pub use attrs::{AExpr, AFn, AttrType, AttrValue, DTypePat, DeviceFact, DimPat, Fact, Guard, RestPat, TypePat};
 pub use bytes::{VERSION, is_of_version};
-pub use sides::{AttrPat, Build, BuildArg, BuildNode, Head, InView, NodePat, Pat};
+pub use sides::{AttrPat, Build, BuildArg, BuildNode, Head, NodePat, Pat, parts};
 
 use serde::{Deserialize, Serialize};
 
 use crate::builtin::{BuiltinOp, BuiltinScalar};
 use crate::diag::Code;
 use crate::dtype::{DType, Kind};
-use crate::scalar::Term;
 use crate::shape::Dim;
 use crate::source::Span;
+use crate::term::Term;
+pub use crate::term::{InView, ScalarId};
 
 macro_rules! id {
     ($(#[$doc:meta])* $name:ident) => {
@@ -38,10 +39,6 @@ macro_rules! id {
         }
     };
 }
-id!(
-    /// A scalar function of a [`Program`].
-    ScalarId
-);
 id!(
     /// An op of a [`Program`].
     OpId
@@ -132,6 +129,13 @@ pub struct Origin {
     pub span: Option<Span>,
 }
 
+impl Origin {
+    /// True for what the embedded library declares: its files are named `<library>/...`.
+    pub fn is_embedded(&self) -> bool {
+        self.file.starts_with("<library>/")
+    }
+}
+
 /// A scalar function.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ScalarDef {
@@ -149,6 +153,8 @@ pub struct ScalarDef {
     pub body: ScalarBody,
     /// Derivative by each parameter as written, empty where not. Terms over the parameters.
     pub grads: Vec<Term>,
+    /// The short function of the device that generated kernels call for it in f32.
+    pub device: Option<String>,
 }
 
 /// The meaning of a scalar function.
@@ -315,8 +321,9 @@ pub struct RuleSetDef {
     pub iterations: Option<u32>,
     /// Node budget as `fixed + per_node * nodes of the graph`.
     pub nodes: (u64, u64),
-    /// Milliseconds at most.
-    pub time_ms: u64,
+    /// Steps of work at most in one run of the stage, as `fixed + per_node * nodes of the graph`; no bound of its own where
+    /// `None`.
+    pub steps: Option<(u64, u64)>,
 }
 
 /// A rule.
@@ -423,6 +430,9 @@ pub struct Kernel {
     pub claims: Vec<Claim>,
     /// True if its epilogue has no free variable of sort `Term`: its source is a constant.
     pub closed: bool,
+    /// Why no kernel can be generated from the body of its op, where a `rowwise` or `pointwise` kernel cannot be. The op then
+    /// runs as the parts of its body.
+    pub not_generated: Option<String>,
 }
 
 /// A test.

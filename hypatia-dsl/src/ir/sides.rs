@@ -5,7 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{AExpr, OpId, ScalarId, TypePat, VarId};
+use super::{AExpr, InView, OpId, ScalarId, TypePat, VarId};
 
 /// A pattern over the e-graph.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -66,19 +66,6 @@ pub enum Head {
     /// A variable of sort `Region`: on a left side any pointwise work over its operands and other tensors, on a right
     /// side the same work over other operands, tensors or terms.
     Region(VarId),
-}
-
-/// How a tensor is read inside an epilogue.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub enum InView {
-    /// Broadcast as numpy does.
-    Broadcast,
-    /// One value a column of the output: a vector along the last axis.
-    Row,
-    /// One value a row of the output.
-    Col,
-    /// The output's own shape.
-    Full,
 }
 
 /// A pattern for an attribute.
@@ -146,4 +133,25 @@ pub enum BuildArg {
         /// The variable of sort `Tensors`.
         over: VarId,
     },
+}
+
+/// Every part of a right side, the whole first.
+pub fn parts<'b>(b: &'b Build, f: &mut dyn FnMut(&'b Build, bool), root: bool) {
+    f(b, root);
+    match b {
+        Build::Node(n) => {
+            for a in &n.args {
+                match a {
+                    BuildArg::One(b) | BuildArg::Each { element: b, .. } => parts(b, f, false),
+                    BuildArg::Spread(_) => {}
+                }
+            }
+        }
+        Build::Else(_, b) | Build::Frozen(b) => parts(b, f, false),
+        Build::If(_, a, b) => {
+            parts(a, f, false);
+            parts(b, f, false);
+        }
+        Build::Var(_) | Build::Number(_) | Build::Absent => {}
+    }
 }

@@ -430,7 +430,7 @@ fn permuted(axes: &[Parts], attrs: &[AttrValue]) -> Derived<Vec<Parts>> {
 }
 
 /// Whether a builtin op may stand in the body of an op whose kernel is generated.
-pub(crate) fn fits_a_kernel(op: BuiltinOp) -> bool {
+pub fn fits_a_kernel(op: BuiltinOp) -> bool {
     use BuiltinOp::*;
     matches!(op, Sum | Mean | Amax | Amin | Prod | Cast | Reshape | Expand | Full | Transpose)
 }

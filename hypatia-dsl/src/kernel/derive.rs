@@ -70,7 +70,6 @@ pub fn derive_pointwise(
         rank: if strided { space.sizes.len().max(1) } else { 2 },
         term: terms.finish(roots),
         acc: None,
-        coarse: false,
     })
 }
 

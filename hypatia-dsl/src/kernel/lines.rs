@@ -1,6 +1,6 @@
 //! Kernels over lines and places: products of integers, running sums, sorts, scatters.
 //!
-//! In: element types and ranks. Out: descriptions that `emit::cuda` prints. Holds always: sizes and strides are run-time
+//! In: element types and ranks. Out: descriptions that `hypatia-templates` prints. Holds always: sizes and strides are run-time
 //! arguments; equal operands give equal bits on every run, as no result depends on which thread comes first.
 
 use crate::builtin::Joining;

@@ -1,7 +1,7 @@
 //! Kernel descriptions: what a generated kernel computes, apart from the machine it runs on.
 //!
 //! In: pointwise regions and row-wise ops of a plan, or of a `.hyp` file. Out: the CPU executor
-//! interprets them, `emit::cuda` prints them. Holds always: a term's `In { input }` indexes
+//! interprets them, `hypatia-templates` prints them. Holds always: a term's `In { input }` indexes
 //! `inputs`, and for row-wise kernels, from `inputs.len()` on, the results of earlier `steps`.
 
 mod body;
@@ -10,6 +10,7 @@ mod interpret;
 mod layout;
 mod lines;
 mod moves;
+pub mod short;
 mod space;
 #[cfg(test)]
 mod tests;
@@ -17,7 +18,7 @@ mod tests;
 use crate::dtype::DType;
 use crate::scalar::Term;
 
-pub(crate) use body::fits_a_kernel;
+pub use body::fits_a_kernel;
 pub use derive::{derive_pointwise, derive_rowwise, derive_rowwise_over};
 pub use interpret::interpret_rowwise;
 pub use layout::{RowLayout, RowSpace};
@@ -67,20 +68,12 @@ pub struct PointwiseKernel {
     pub term: Term,
     /// If the kernel follows a gemm: the type of the accumulator buffer it reads at `Full`.
     pub acc: Option<DType>,
-    /// What it reads was rounded to 11 bits or fewer, as products in TF32 are: its results need not be right to 24. One that
-    /// writes f16 or bf16 alone need not be either way.
-    pub coarse: bool,
 }
 
 impl PointwiseKernel {
     /// True if it walks all elements as one row: every operand has them all, or a single one.
     pub fn is_flat(&self) -> bool {
         self.inputs.iter().all(|o| matches!(o.access, Access::Full | Access::Splat))
-    }
-
-    /// True if no more than 11 bits of its results count.
-    pub fn is_coarse(&self) -> bool {
-        self.coarse || self.outputs.iter().all(|d| matches!(d, DType::F16 | DType::BF16))
     }
 }
 

@@ -1,6 +1,6 @@
 //! Kernels that move elements and do not compute with them, and the search for a largest element.
 //!
-//! In: what an op moves, by its axes. Out: descriptions that `emit::cuda` prints. Holds always: sizes, strides
+//! In: what an op moves, by its axes. Out: descriptions that `hypatia-templates` prints. Holds always: sizes, strides
 //! and amounts are run-time arguments; ranks and counts are part of the kernel.
 
 use crate::dtype::DType;

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 use super::*;
+use crate::checker::Unchecked;
 use crate::compile::{FileLoader, compile};
 use crate::ir::{AttrValue, OpId, Program};
 use crate::shape::Dim;
@@ -47,7 +48,7 @@ op plain<T: float>(x: T[m]) -> T[m] = gelu(x) + 1;
 
 fn program() -> Program {
     let root = SourceFile { name: "user.hyp".into(), path: None, text: USER.into(), embedded: false };
-    let c = compile(vec![root], &FileLoader { embedded: LIBRARY });
+    let c = compile(vec![root], &FileLoader { embedded: LIBRARY, trees: &[] }, &Unchecked);
     c.program.unwrap_or_else(|| panic!("{:#?}", c.diagnostics))
 }
 

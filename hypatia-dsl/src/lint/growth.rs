@@ -6,11 +6,11 @@
 
 use std::collections::{HashMap, HashSet};
 
+use crate::code;
 use crate::diag::Diagnostic;
-use crate::ir::{AExpr, Build, BuildArg, BuildNode, Head, NodePat, Pat, Program, Rule};
+use crate::ir::{AExpr, Build, BuildArg, BuildNode, Head, NodePat, Pat, Program, Rule, parts};
 use crate::resolve::Resolved;
-use crate::sema::code;
-use crate::sema::hygiene::{Match, closed, matches, parts, unguarded};
+use crate::sema::hygiene::{Match, closed, matches, unguarded};
 
 /// Rules of one circle at most.
 const MAX_RULES: usize = 4;

@@ -1,10 +1,10 @@
 //! Guards that can never hold: constantly false, or contradicting each other.
 
 use crate::ast::BinaryOp;
+use crate::code;
 use crate::diag::Diagnostic;
 use crate::ir::{AExpr, AttrValue, Program, Var};
 use crate::resolve::Resolved;
-use crate::sema::code;
 use crate::source::Span;
 use crate::typing::{Bindings, NoFacts, eval, eval_guard, same_value, show_expr};
 

@@ -1,14 +1,13 @@
 //! Kernels that cannot be generated from the body of their op.
 
+use crate::code;
 use crate::diag::Diagnostic;
-use crate::emit::instances::not_generated;
 use crate::ir::{Backend, Program};
 use crate::resolve::Resolved;
-use crate::sema::code;
 
 pub(super) fn lint(p: &Program, resolved: &Resolved, out: &mut Vec<Diagnostic>) {
     for kernel in p.kernels.iter().filter(|k| !resolved.trusts(k.origin.span)) {
-        let (Some(span), Some(why)) = (kernel.origin.span, not_generated(p, kernel)) else { continue };
+        let (Some(span), Some(why)) = (kernel.origin.span, &kernel.not_generated) else { continue };
         let backend = if kernel.backend == Backend::Rowwise { "rowwise" } else { "pointwise" };
         out.push(
             Diagnostic::warning(
@@ -16,7 +15,7 @@ pub(super) fn lint(p: &Program, resolved: &Resolved, out: &mut Vec<Diagnostic>) 
                 format!("no `{backend}` kernel can be generated for `{}`", kernel.name),
                 span,
             )
-            .label(why)
+            .label(why.as_str())
             .note("the op runs as the parts of its body then, and nothing is saved by it")
             .hint("keep what does not fit out of the body, or use another backend"),
         );

@@ -2,11 +2,11 @@
 
 use std::collections::{HashMap, HashSet};
 
+use crate::code;
 use crate::diag::Diagnostic;
-use crate::ir::{Build, Head, NodePat, OpBody, OpId, Pat, Program, Rule, Sort, VarId};
+use crate::ir::{Build, Head, NodePat, OpBody, OpId, Pat, Program, Rule, Sort, VarId, parts};
 use crate::resolve::Resolved;
-use crate::sema::code;
-use crate::sema::hygiene::{Instance, grows, instance_of, parts, same_result};
+use crate::sema::hygiene::{Instance, grows, instance_of, same_result};
 use crate::sema::walk::{build_vars, expr_vars, pat_vars};
 
 /// Pairs of rules with one head that are compared at most, so that a huge library lints in time.

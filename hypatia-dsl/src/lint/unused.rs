@@ -3,10 +3,10 @@
 use std::collections::HashSet;
 
 use crate::ast::ItemKind;
+use crate::code;
 use crate::diag::Diagnostic;
 use crate::ir::{OpBody, Program};
 use crate::resolve::{ItemRef, Resolved, Space};
-use crate::sema::code;
 use crate::sema::mentions::item_mentions;
 use crate::source::SourceMap;
 

@@ -63,7 +63,7 @@ impl Builder<'_> {
     fn scalar(&self, pair: Pair<'_, Rule>) -> Built<Scalar> {
         let mut kids = Kids::of(pair);
         let name = self.name(kids.first()?);
-        let mut scalar = Scalar { name, params: Vec::new(), result: None, body: None, grads: Vec::new() };
+        let mut scalar = Scalar { name, params: Vec::new(), result: None, body: None, device: None, grads: Vec::new() };
         for p in kids {
             match p.as_rule() {
                 Rule::scalar_param => {
@@ -73,6 +73,10 @@ impl Builder<'_> {
                 }
                 Rule::scalar_result => scalar.result = Some(self.name(Kids::of(p).first()?)),
                 Rule::alternatives => scalar.body = Some(self.expr(p)?),
+                Rule::device => {
+                    let text = Kids::of(p).first()?;
+                    scalar.device = Some(Spanned { node: self.string(&text), span: self.span(&text) });
+                }
                 Rule::grads => scalar.grads = self.exprs(Kids::of(p))?,
                 other => return Err(Bug(other)),
             }

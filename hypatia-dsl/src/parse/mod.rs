@@ -1,13 +1,11 @@
 //! Text to tree.
 //!
-//! In: a file of the source map. Out: its tree and the syntax errors. A file goes through the
-//! scanner (`scan`), which cuts it into items; each item is checked for lexical errors and depth
-//! (`limits`) and read into a tree (`direct`). What is not plainly right goes through the grammar
-//! (`hyp.pest`), and is built into a tree (`items`, `expr`) or explained (`explain`) and left out; the
-//! other items are kept. Holds always: no input makes this panic, overflow the stack or take more than
-//! linear time.
+//! In: a file of the source map. Out: its tree and the syntax errors. The scanner (`scan`) cuts a
+//! file into items. Each item is checked for lexical errors and depth (`limits`) and parsed by the
+//! grammar (`hypatia-grammar`). The result is built into a tree (`items`, `expr`); an item with an
+//! error is explained (`explain`) and left out, the others are kept. Holds always: no input makes
+//! this panic, overflow the stack or take more than linear time.
 
-mod direct;
 mod explain;
 mod expr;
 mod items;
@@ -17,7 +15,7 @@ pub(crate) mod scan;
 use std::cell::RefCell;
 use std::ops::Range;
 
-use pest::Parser as _;
+use hypatia_grammar::Rule;
 use pest::iterators::{Pair, Pairs};
 
 pub use limits::{MAX_BRACKETS, MAX_DEPTH};
@@ -30,15 +28,6 @@ use scan::{Kind, Token};
 
 /// The edition that this version reads.
 pub const EDITION: u32 = 1;
-
-// The generated rules cannot carry doc comments.
-#[allow(missing_docs)]
-mod grammar {
-    #[derive(pest_derive::Parser)]
-    #[grammar = "hyp.pest"]
-    pub struct Grammar;
-}
-pub(crate) use grammar::{Grammar, Rule};
 
 /// The grammar and the tree builder disagree about this rule: a bug of ours, never the user's.
 #[derive(Debug)]
@@ -65,14 +54,7 @@ pub fn parse_all(sources: &SourceMap, files: &[FileId]) -> Vec<(File, Vec<Diagno
 }
 
 fn parse_text(text: &str, file: FileId) -> (File, Vec<Diagnostic>) {
-    let mut out = File {
-        id: file,
-        edition: None,
-        doc: String::new(),
-        items: Vec::new(),
-        broken: Vec::new(),
-        comments: Vec::new(),
-    };
+    let mut out = File::empty(file);
     if let Some(d) = unreadable(text, file) {
         return (out, vec![d]);
     }
@@ -147,13 +129,10 @@ impl FileParser<'_> {
             self.lexical_error = true;
             return self.builder.report(d);
         }
-        if let Some(kind) = direct::item(text, file, tokens) {
-            return self.keep(Item { doc, kind, span }, tokens);
-        }
         self.builder.base = first.start;
         let source = &text[first.start as usize..last.end as usize];
         let following = self.tokens.get(range.end);
-        match Grammar::parse(Rule::item, source) {
+        match hypatia_grammar::parse(source) {
             Err(error) => {
                 self.broken(tokens);
                 self.builder.report(explain::syntax_error(&error, tokens, following, &self.builder));

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 use super::{Term, TermNode};
+use crate::checker::Unchecked;
 use crate::compile::{FileLoader, compile};
 use crate::ir::{Program, ScalarBody};
 use crate::source::SourceFile;
@@ -21,7 +22,7 @@ pub fn library() -> Program {
 fn compiled(text: &str) -> Program {
     let text = format!("edition 1;\nuse core::*;\nuse nn::*;\nuse onnx::*;\n{text}").into();
     let root = SourceFile { name: "test.hyp".into(), path: None, text, embedded: false };
-    let c = compile(vec![root], &FileLoader { embedded: FILES });
+    let c = compile(vec![root], &FileLoader { embedded: FILES, trees: &[] }, &Unchecked);
     c.program.unwrap_or_else(|| panic!("{:#?}", c.diagnostics))
 }
 

@@ -12,9 +12,9 @@ use crate::ir::{AttrType, AttrValue, Build, OpDef, ParamKind, Program, Sort, Var
 use crate::source::Span;
 use crate::typing::{TypeError, codes, one_of, show_bound};
 
-use super::check::{describe, instances, locate};
 use super::code;
 use super::infer::Infer;
+use super::instances::{describe, instances, locate};
 
 /// A number for attributes that stand in the body: no integer type holds it.
 const NO_INTEGER: f64 = 1.5;

@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 
 use crate::ir::{
-    AExpr, AttrPat, AttrValue, Build, BuildArg, BuildNode, Head, NodePat, OpBody, Pat, Program, Rule, VarId,
+    AExpr, AttrPat, AttrValue, Build, BuildArg, BuildNode, Head, NodePat, OpBody, Pat, Program, Rule, VarId, parts,
 };
 
 /// What the variables of the pattern stand for.
@@ -67,27 +67,6 @@ fn attr_matches(p: &AttrPat, e: &AExpr, m: &mut Match) -> bool {
         },
         AttrPat::Is(x) => x == e,
         AttrPat::List(_) | AttrPat::Rest(_) => false,
-    }
-}
-
-/// Every part of a right side, the whole first.
-pub(crate) fn parts<'b>(b: &'b Build, f: &mut dyn FnMut(&'b Build, bool), root: bool) {
-    f(b, root);
-    match b {
-        Build::Node(n) => {
-            for a in &n.args {
-                match a {
-                    BuildArg::One(b) | BuildArg::Each { element: b, .. } => parts(b, f, false),
-                    BuildArg::Spread(_) => {}
-                }
-            }
-        }
-        Build::Else(_, b) | Build::Frozen(b) => parts(b, f, false),
-        Build::If(_, a, b) => {
-            parts(a, f, false);
-            parts(b, f, false);
-        }
-        Build::Var(_) | Build::Number(_) | Build::Absent => {}
     }
 }
 

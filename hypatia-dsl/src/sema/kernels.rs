@@ -4,10 +4,10 @@
 //! op.
 
 use crate::ast::{self, ExprKind};
-use crate::cublaslt::{FORMS, Form};
 use crate::diag::Diagnostic;
 use crate::ir::{AExpr, AttrValue, Backend, Head, Kernel, NodePat, ParamKind, Pat, Sort, TemplateFile};
 use crate::spell::closest;
+use hypatia_target::cublaslt::{FORMS, Form};
 
 use super::context::{Cx, Place, Pos};
 use super::walk::pat_vars;
@@ -89,6 +89,7 @@ pub(super) fn kernel<'a>(cx: &mut Cx<'a>, k: &'a ast::Kernel, doc: &str) -> Opti
         launch,
         claims,
         closed,
+        not_generated: None,
     })
 }
 

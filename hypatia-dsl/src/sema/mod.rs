@@ -13,17 +13,13 @@ mod attrs;
 mod bounds;
 mod build;
 mod check;
-pub mod code;
-#[cfg(test)]
-mod codes_test;
 mod context;
 mod derive;
 mod guards;
 pub(crate) mod hygiene;
 pub(crate) mod infer;
+mod instances;
 mod kernels;
-#[cfg(test)]
-mod library_test;
 pub(crate) mod mentions;
 mod ops;
 mod patterns;
@@ -32,7 +28,7 @@ mod rules;
 mod rulesets;
 mod scalars;
 mod sizes;
-mod tests;
+mod test_blocks;
 mod types;
 mod unfold;
 pub(crate) mod walk;
@@ -40,6 +36,7 @@ pub(crate) mod walk;
 use std::collections::{HashMap, HashSet};
 
 use crate::ast::{self, ItemKind};
+use crate::code;
 use crate::diag::Diagnostic;
 use crate::ir::{
     CostFormulas, Head, Kernel, OpBody, OpDef, OpId, Origin, Param, ParamKind, Program, Rule, RuleSetId, ScalarBody,
@@ -484,7 +481,7 @@ impl Made {
                 return (Made::Rules(rules), diags);
             }
             ItemKind::Kernel(k) => Made::Kernel(kernels::kernel(&mut cx, k, &item.doc).map(Box::new)),
-            ItemKind::Test(t) => Made::Test(tests::test(&mut cx, t).map(Box::new)),
+            ItemKind::Test(t) => Made::Test(test_blocks::test(&mut cx, t).map(Box::new)),
             _ => Made::Rules(Vec::new()),
         };
         (made, cx.diags)

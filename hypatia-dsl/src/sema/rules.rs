@@ -695,7 +695,10 @@ pub(super) fn of_arity(s: &Sema<'_>, n: usize) -> Vec<Head> {
         .iter()
         .enumerate()
         .filter(|(_, d)| {
-            d.params.len() == n && d.result == Kind::Number && d.params.iter().all(|p| p.1 == Kind::Number)
+            d.device.is_none()
+                && d.params.len() == n
+                && d.result == Kind::Number
+                && d.params.iter().all(|p| p.1 == Kind::Number)
         })
         .map(|(i, _)| Head::Scalar(ScalarId(i as u32)))
         .collect()

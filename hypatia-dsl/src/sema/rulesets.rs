@@ -16,9 +16,7 @@ use super::{Sema, code};
 /// The ruleset of derived rules.
 pub(super) const FOLD: RuleSetId = RuleSetId(0);
 
-const SETTINGS: &[&str] = &["until", "iterations", "nodes", "time", "after"];
-/// Milliseconds that a ruleset runs at most, where it does not say.
-const DEFAULT_TIME_MS: u64 = 10_000;
+const SETTINGS: &[&str] = &["until", "iterations", "nodes", "steps", "after"];
 /// Nodes that a ruleset may come to, where it does not say: so many for each node of the graph.
 const DEFAULT_NODES: (u64, u64) = (10_000, 50);
 
@@ -29,7 +27,7 @@ pub(super) fn collect(s: &mut Sema<'_>) {
         origin: Origin::default(),
         iterations: None,
         nodes: DEFAULT_NODES,
-        time_ms: DEFAULT_TIME_MS,
+        steps: None,
     };
     let mut sets: Vec<(Option<ItemRef>, RuleSetDef, Option<ItemRef>)> = vec![(None, fold, None)];
     for (at, item) in s.items() {
@@ -40,7 +38,7 @@ pub(super) fn collect(s: &mut Sema<'_>) {
             origin: s.origin(r.name.span),
             iterations: None,
             nodes: DEFAULT_NODES,
-            time_ms: DEFAULT_TIME_MS,
+            steps: None,
         };
         let mut after = None;
         let mut seen: HashMap<&str, ()> = HashMap::new();
@@ -104,10 +102,16 @@ fn apply(
             Some(n) if n >= 1 => def.iterations = Some(u32::try_from(n).unwrap_or(u32::MAX)),
             _ => return bad("a whole number of at least 1"),
         },
-        "time" => match whole(&setting.value) {
-            Some(n) if n >= 1 => def.time_ms = n,
-            _ => return bad("a whole number of milliseconds, at least 1"),
+        "steps" => match budget(&setting.value) {
+            Some(n) if n != (0, 0) => def.steps = Some(n),
+            _ => return bad("a number such as `2000 * graph`, `500000` or `500000 + 2000 * graph`"),
         },
+        "time" => {
+            let d = Diagnostic::error(code::SETTING, "a ruleset has no setting `time`", setting.key.span)
+                .note("a result must not depend on how fast or busy a machine is")
+                .hint("bound the work instead: `steps = 500000 + 2000 * graph;`");
+            return Err(Box::new(d));
+        }
         "nodes" => match budget(&setting.value) {
             Some(n) if n != (0, 0) => def.nodes = n,
             _ => return bad("a number such as `50 * graph`, `20000` or `20000 + 50 * graph`"),

@@ -10,6 +10,7 @@ use crate::builtin::{BuiltinOp, BuiltinScalar};
 use crate::diag::Diagnostic;
 use crate::dtype::{DType, Kind};
 use crate::ir::{Head, ScalarBody, ScalarDef, ScalarId};
+use crate::scalar::device::{DEVICE_FUNCTIONS, device_function};
 use crate::scalar::{Literal, Term, TermId, TermNode};
 use crate::source::Span;
 use crate::spell::closest;
@@ -81,7 +82,21 @@ pub(super) fn declare(s: &ast::Scalar, diags: &mut Vec<Diagnostic>) -> ScalarDef
         result,
         body,
         grads: Vec::new(),
+        device: device(s, diags),
     }
+}
+
+/// The device's function that a scalar names.
+fn device(s: &ast::Scalar, diags: &mut Vec<Diagnostic>) -> Option<String> {
+    let named = s.device.as_ref()?;
+    let known = device_function(&named.node).filter(|f| f.arity == s.params.len() && s.body.is_some());
+    if known.is_none() {
+        let names: Vec<String> = DEVICE_FUNCTIONS.iter().map(|f| format!("`{}` of {}", f.name, f.arity)).collect();
+        let message = format!("there is no device function `{}` of {} numbers", named.node, s.params.len());
+        let d = Diagnostic::error(code::BUILTIN, message, named.span).note(format!("there are {}", names.join(", ")));
+        diags.push(d.hint("a scalar with a device function has a body too: what the function means"));
+    }
+    known.map(|f| f.name.to_string())
 }
 
 fn builtin(s: &ast::Scalar, params: &[(String, Kind)], result: Kind, diags: &mut Vec<Diagnostic>) -> ScalarBody {

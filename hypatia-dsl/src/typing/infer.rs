@@ -13,7 +13,9 @@ use crate::ir::{
 use crate::scalar::{Term, TermNode};
 use crate::shape::{self, Dim, Shape, show_shape};
 
+use super::call::Call;
 use super::eval::{as_dims, eval_guard};
+use super::show::{BROADCAST_HINT, one_of};
 use super::{
     Bindings, Facts, Mismatch, TensorType, TypeError, builtin, codes, eval, match_type_or_why, normalise_attrs,
     show_expr, show_type_pat, show_value,
@@ -38,7 +40,7 @@ pub fn apply_op(
     let results = match def.body {
         OpBody::Builtin(b) => {
             let types: Vec<TensorType> = operands.iter().flatten().cloned().collect();
-            builtin::apply(&builtin::Call { name: &def.name, params: &def.params, attrs: &attrs, operands: &types }, b)?
+            builtin::apply(&Call { name: &def.name, params: &def.params, attrs: &attrs, operands: &types }, b)?
         }
         OpBody::Defined(_) => defined(def, &attrs, operands, &slots)?,
     };
@@ -301,15 +303,6 @@ fn check_bounds(def: &OpDef, bindings: &Bindings) -> Result<(), TypeError> {
     Ok(())
 }
 
-/// `f64, f32, f16 or bf16`
-pub(crate) fn one_of(dtypes: &[DType]) -> String {
-    let names: Vec<&str> = dtypes.iter().map(|d| d.name()).collect();
-    match names.split_last() {
-        Some((last, rest)) if !rest.is_empty() => format!("{} or {last}", rest.join(", ")),
-        _ => names.join(""),
-    }
-}
-
 fn check_requires(def: &OpDef, bindings: &Bindings, facts: &dyn Facts) -> Result<(), TypeError> {
     for guard in &def.requires {
         let shown = || show_expr(&def.vars, guard);
@@ -409,10 +402,6 @@ fn no_broadcast(def: &OpDef, rest: &RestPat, bindings: &Bindings) -> Option<Type
     let message = format!("{}: the shapes {} do not broadcast", def.name, shapes.join(" and "));
     Some(TypeError::new(codes::BROADCAST, message).hint(BROADCAST_HINT))
 }
-
-/// The hint of every broadcasting error.
-pub(super) const BROADCAST_HINT: &str = "sizes are compared from the last axis on, and must be equal or 1; \
-    a symbolic size broadcasts with itself and 1 only";
 
 /// Result type of a scalar on tensors: numpy broadcasting, one dtype for all numbers.
 pub fn apply_scalar(program: &Program, scalar: ScalarId, operands: &[TensorType]) -> Result<TensorType, TypeError> {

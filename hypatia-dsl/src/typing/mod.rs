@@ -7,6 +7,7 @@
 mod attrs;
 mod bindings;
 mod builtin;
+mod call;
 mod eval;
 mod infer;
 mod matching;
@@ -25,9 +26,9 @@ use crate::shape::{Shape, show_shape};
 pub use attrs::normalise_attrs;
 pub use bindings::{Bindings, Values};
 pub use eval::{eval, eval_guard, same_value};
-pub(crate) use infer::one_of;
 pub use infer::{apply_op, apply_scalar, bind_op, type_fact};
 pub use matching::{Mismatch, match_dims, match_type, match_type_or_why};
+pub(crate) use show::one_of;
 pub use show::{attr_type_name, attr_type_words, show_bound, show_expr, show_type_pat, show_value};
 
 /// The codes that typing reports under.

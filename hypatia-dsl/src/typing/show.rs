@@ -291,3 +291,16 @@ names!(Fact {
     Uniform = "uniform",
     Count = "count",
 });
+
+/// `f64, f32, f16 or bf16`
+pub(crate) fn one_of(dtypes: &[DType]) -> String {
+    let names: Vec<&str> = dtypes.iter().map(|d| d.name()).collect();
+    match names.split_last() {
+        Some((last, rest)) if !rest.is_empty() => format!("{} or {last}", rest.join(", ")),
+        _ => names.join(""),
+    }
+}
+
+/// The hint of every broadcasting error.
+pub(super) const BROADCAST_HINT: &str = "sizes are compared from the last axis on, and must be equal or 1; \
+    a symbolic size broadcasts with itself and 1 only";

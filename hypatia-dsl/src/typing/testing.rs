@@ -44,6 +44,7 @@ pub fn core() -> Program {
                     result: f.result(),
                     body: ScalarBody::Builtin(f),
                     grads: Vec::new(),
+                    device: None,
                 });
             }
             _ => {}

@@ -7,7 +7,7 @@
 use crate::dtype::DType;
 use crate::shape::Dim;
 
-use super::builtin::{Call, Types, agree, one};
+use super::call::{Call, Types, agree, one};
 use super::{TypeError, codes};
 
 /// How windows of one axis lie.

@@ -282,7 +282,7 @@ impl Bench {
         let first = started.elapsed();
         tell(&afterthoughts(gpu.as_ref()));
         // A plan that is not used is no matter of taste: also with -q.
-        compiled.warnings.iter().for_each(|w| eprintln!("warning: {w}"));
+        compiled.warnings().iter().for_each(|w| eprintln!("warning: {w}"));
         let sides = self.time(&compiled, &ordered)?;
         let measured = sides.first().map(|s| s.executor).ok_or_else(|| Error::Internal("nothing to time".into()))?;
         let profile = if self.profile { Some(profile(measured, gpu.as_ref(), &ordered)?) } else { None };
@@ -400,7 +400,7 @@ impl Timed<'_> {
             "ratio": paired_ratio(sides),
             "profile": profile.zip(sides.first()).map(|(p, s)| profile_json(p, s.executor)),
             "judged": self.compiled.judged.name(),
-            "warnings": self.compiled.warnings,
+            "warnings": self.compiled.warnings(),
         })
     }
 }

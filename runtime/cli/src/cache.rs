@@ -234,7 +234,7 @@ fn files(folder: &Path) -> Vec<std::fs::Metadata> {
     let mut out = Vec::new();
     let mut open = vec![folder.to_path_buf()];
     while let Some(folder) = open.pop() {
-        for path in hypatia::cuda::find::children(&folder, "") {
+        for path in hypatia::cache::children(&folder, "") {
             match std::fs::symlink_metadata(&path) {
                 Ok(m) if m.is_dir() => open.push(path),
                 Ok(m) => out.push(m),
@@ -268,7 +268,7 @@ fn entries(kept: &Kept) -> Result<Vec<Entry>> {
 
 /// Files that still stand in the folder; of a folder of entries, what is in it.
 fn left(folder: &Path) -> Vec<PathBuf> {
-    let children = |folder: &Path| hypatia::cuda::find::children(folder, "");
+    let children = |folder: &Path| hypatia::cache::children(folder, "");
     let store = |p: &PathBuf| [Kind::Cubin, Kind::Choice, Kind::Verdict].iter().any(|k| p.ends_with(k.name()));
     let inside = |p: PathBuf| if store(&p) { children(&p) } else { vec![p] };
     children(folder).into_iter().flat_map(inside).collect()

@@ -7,7 +7,7 @@ use hypatia::error::{Error, Result};
 use hypatia::graph::import::{Supported, supported};
 use hypatia::library;
 use hypatia::optimize::explain::why_not;
-use hypatia::optimize::optimize;
+use hypatia::pipeline;
 use hypatia::tuning::TuningFile;
 use hypatia_dsl::ir::{OpBody, ScalarBody};
 use hypatia_dsl::program_print::{show_op_signature, show_scalar_signature};
@@ -71,7 +71,7 @@ impl Explain {
         let tuning = tuning.filter(|_| self.why_not.is_none()).map(|path| TuningFile::read(&path)).transpose()?;
         let mut text = match &self.why_not {
             Some(rule) => {
-                let answer = why_not(&graph, &options, rule, self.node.as_deref())?;
+                let answer = why_not(&graph, &options, &pipeline::FOLDER, rule, self.node.as_deref())?;
                 if self.json { json(&answer)? } else { answer.to_string() }
             }
             None => {
@@ -79,8 +79,8 @@ impl Explain {
                 if !self.options.rules.is_empty() && !options.no_rules {
                     warn_if_wrong(&graph, &options, global.quiet);
                 }
-                let mut optimized = optimize(&graph, &options)?;
-                optimized.count_launches(&graph, &options);
+                let mut optimized = pipeline::optimize(&graph, &options)?;
+                pipeline::count_launches(&mut optimized, &graph, &options);
                 match (self.json, &tuning) {
                     (false, _) => optimized.report.to_string(),
                     (true, None) => json(&optimized.report)?,

@@ -50,7 +50,7 @@ pub fn programs(paths: &[PathBuf], tests: bool) -> Result<Vec<(Arc<Program>, Vec
 fn readable(paths: &[PathBuf]) -> Result<Vec<SourceFile>> {
     let files = Files::read(paths);
     match files.unreadable.first() {
-        Some((name, reason)) => Err(Error::Input(format!("cannot read {name}: {reason}"))),
+        Some(Unreadable { name, reason, .. }) => Err(Error::Input(format!("cannot read {name}: {reason}"))),
         None => Ok(files.read),
     }
 }
@@ -85,7 +85,24 @@ pub struct Files {
     /// The files, each once, in the order given.
     pub read: Vec<SourceFile>,
     /// What could not be read, with the reason.
-    pub unreadable: Vec<(String, String)>,
+    pub unreadable: Vec<Unreadable>,
+}
+
+/// A file or folder that could not be read.
+pub struct Unreadable {
+    /// As it was given.
+    pub name: String,
+    /// Why not.
+    pub reason: String,
+    /// There is no such file.
+    pub missing: bool,
+}
+
+impl Unreadable {
+    fn new(name: impl std::fmt::Display, e: &std::io::Error) -> Unreadable {
+        let missing = e.kind() == std::io::ErrorKind::NotFound;
+        Unreadable { name: name.to_string(), reason: e.to_string(), missing }
+    }
 }
 
 impl Files {
@@ -97,14 +114,15 @@ impl Files {
             if path.as_os_str() == "-" {
                 match SourceFile::read_from(std::io::stdin().lock(), "<stdin>".into(), None) {
                     Ok(file) => files.read.push(file),
-                    Err(e) => files.unreadable.push(("<stdin>".into(), e.to_string())),
+                    Err(e) => files.unreadable.push(Unreadable::new("<stdin>", &e)),
                 }
             } else if path.is_dir() {
                 let mut below = Vec::new();
                 if let Err(e) = hyp_files(path, &mut below, 0) {
-                    files.unreadable.push((path.display().to_string(), e.to_string()));
+                    files.unreadable.push(Unreadable::new(path.display(), &e));
                 } else if below.is_empty() {
-                    files.unreadable.push((path.display().to_string(), "no .hyp files in this folder".into()));
+                    let reason = "no .hyp files in this folder".into();
+                    files.unreadable.push(Unreadable { name: path.display().to_string(), reason, missing: false });
                 }
                 below.iter().for_each(|p| files.add(p, &mut seen));
             } else {
@@ -122,7 +140,7 @@ impl Files {
         seen.push(id);
         match SourceFile::read(path) {
             Ok(file) => self.read.push(file),
-            Err(e) => self.unreadable.push((path.display().to_string(), e.to_string())),
+            Err(e) => self.unreadable.push(Unreadable::new(path.display(), &e)),
         }
     }
 
@@ -130,10 +148,10 @@ impl Files {
     pub fn report(&self, sources: &mut SourceMap) -> Vec<Diagnostic> {
         let unreadable = self.unreadable.iter();
         unreadable
-            .map(|(name, reason)| {
+            .map(|Unreadable { name, reason, missing }| {
                 let file = SourceFile { name: name.clone(), path: None, text: "".into(), embedded: false };
                 let span = Span { file: sources.add(file), start: 0, end: 0 };
-                let hint = match reason.contains("No such file") {
+                let hint = match missing {
                     true => "give the path of a `.hyp` file, a folder of them, or `-` for stdin",
                     false => "give a `.hyp` file that may be read, a folder of them, or `-` for stdin",
                 };

@@ -9,11 +9,12 @@ use hypatia::cuda::nvrtc::Nvrtc;
 use hypatia::error::{Error, Result};
 use hypatia::generate::{OfPlan, Request, Scope, of_plan, of_program, write};
 use hypatia::graph::Symbols;
+use hypatia::pipeline;
 use hypatia::plan::{self, Plan};
 use hypatia::{library, optimize};
 use hypatia_dsl::dtype::DType;
-use hypatia_dsl::emit::rust;
 use hypatia_dsl::ir::Program;
+use hypatia_emit as rust;
 
 use super::inputs::must_be_right;
 use super::model::{Firing, Sizes, device, must_be_model};
@@ -112,7 +113,8 @@ impl Gen {
     /// Runs the command.
     pub fn run(&self, global: &Global) -> Result<Exit> {
         let say = !global.quiet;
-        if self.model.is_none() && (!self.sizes.dim.is_empty() || self.firing.approx || !self.firing.disable.is_empty())
+        if self.model.is_none()
+            && (!self.sizes.dim.is_empty() || self.firing.approx.is_some() || !self.firing.disable.is_empty())
         {
             return Err(Error::Input(
                 "--dim, --approx and --disable are about a model's plan: give --model too".into(),
@@ -223,8 +225,8 @@ impl Gen {
         if !self.files.is_empty() {
             must_be_right(&graph, &options, quiet)?;
         }
-        let optimized = optimize::optimize(&graph, &options)?;
-        Plan::build(&optimized.graph, &plan::Options::new(device))
+        let optimized = pipeline::optimize(&graph, &options)?;
+        pipeline::plan(&optimized.graph, &plan::Options { allowed: options.allowed(), ..plan::Options::new(device) })
     }
 
     /// NVRTC, if machine code is wanted; an error only if it was asked for by name.

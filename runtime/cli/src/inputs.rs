@@ -8,7 +8,7 @@ use hypatia::Tensor;
 use hypatia::error::{Error, Result};
 use hypatia::graph::{Graph, NodeKind, Symbols};
 use hypatia::optimize;
-use hypatia::session::{Model, NOT_USED, Options};
+use hypatia::session::{Model, Options, Refusal};
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::Program;
 use hypatia_dsl::shape::Dim;
@@ -46,15 +46,15 @@ const TRIED_SIZE: i64 = 3;
 
 /// Runs what the rules make of a graph beside the graph as given, on random inputs and the CPU, as `run` does before its
 /// first result: why what they made would not be used, or `None`. If they could not be tried, that is told.
-fn wrong(graph: &Graph, options: &optimize::Options, quiet: bool) -> Option<String> {
-    let tried = || -> Result<Vec<String>> {
+fn wrong(graph: &Graph, options: &optimize::Options, quiet: bool) -> Option<Refusal> {
+    let tried = || -> Result<Option<Refusal>> {
         let sizes: Symbols = graph.symbols().into_iter().map(|s| (s, TRIED_SIZE)).collect();
         let inputs = random_inputs(&graph.specialize(&sizes)?, 0)?;
         let model = Model::new(graph.clone(), Options { optimize: options.clone(), ..Options::default() });
-        Ok(model.compile(&inputs)?.warnings.clone())
+        Ok(model.compile(&inputs)?.refusal.clone())
     };
     match tried() {
-        Ok(warnings) => warnings.iter().find_map(|w| w.strip_prefix(NOT_USED)).map(str::to_string),
+        Ok(refusal) => refusal,
         Err(e) => {
             if !quiet {
                 anstream::eprintln!("note: the rules were not tried on the model: {e}");
@@ -66,21 +66,21 @@ fn wrong(graph: &Graph, options: &optimize::Options, quiet: bool) -> Option<Stri
 
 /// For a command that writes what the rules made: an error if they are wrong on this graph.
 pub fn must_be_right(graph: &Graph, options: &optimize::Options, quiet: bool) -> Result<()> {
-    let Some(why) = wrong(graph, options, quiet) else { return Ok(()) };
+    let Some(Refusal { reason }) = wrong(graph, options, quiet) else { return Ok(()) };
     let f16 = match has_f16(graph) {
         true => "; a constant that a rule makes may also be too large or too small for f16",
         false => "",
     };
     Err(Error::Input(format!(
-        "nothing was written: the rules change what the model computes: {why}{f16}. `--disable RULE` leaves a rule out"
+        "nothing was written: the rules change what the model computes: {reason}{f16}. `--disable RULE` leaves a rule out"
     )))
 }
 
 /// For a command that shows what the rules made: warns if they are wrong on this graph, also with -q, as `run` does.
 pub fn warn_if_wrong(graph: &Graph, options: &optimize::Options, quiet: bool) {
-    if let Some(why) = wrong(graph, options, quiet) {
+    if let Some(Refusal { reason }) = wrong(graph, options, quiet) {
         anstream::eprintln!(
-            "warning: the rules change what the model computes, and `run` would not use this: {why}. `--disable RULE` \
+            "warning: the rules change what the model computes, and `run` would not use this: {reason}. `--disable RULE` \
              leaves a rule out"
         );
     }

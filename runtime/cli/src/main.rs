@@ -143,7 +143,7 @@ fn since_start() -> Duration {
 /// Parses the arguments, runs the command, maps what came of it to an exit code.
 fn main() -> ExitCode {
     since_start();
-    let cli = Cli::parse();
+    let cli = Cli::parse_from(model::joined(std::env::args_os()));
     output::set_color(cli.global.color);
     // A panic is a bug of ours: it is told as one, with the documented exit code.
     std::panic::set_hook(Box::new(|info| output::bug(&info.to_string())));

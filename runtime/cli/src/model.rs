@@ -4,6 +4,7 @@
 //! an unknown target, rule or size is an error that lists what there is.
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -13,6 +14,7 @@ use hypatia::error::{Error, Result};
 use hypatia::graph::{Graph, import};
 use hypatia::optimize::Options;
 use hypatia::{Tensor, library, npz};
+use hypatia_dsl::approx::Approx;
 use hypatia_dsl::ir::Program;
 
 /// Which rules may fire.
@@ -21,9 +23,10 @@ pub struct Firing {
     /// Leave out a rule, a family of rules (fuse::unary) or a ruleset; may be given several times.
     #[arg(long, value_name = "RULE")]
     pub disable: Vec<String>,
-    /// Allow rules that only claim to be approximately right (`class approx`).
-    #[arg(long)]
-    pub approx: bool,
+    /// Allow all rules that only claim to be approximately right (`class approx`), or none. Where not given, those whose
+    /// error is lost where results are rounded.
+    #[arg(long, value_name = "all|none", num_args = 0..=1, require_equals = true, default_missing_value = "all", value_parser = approx)]
+    pub approx: Option<Approx>,
 }
 
 impl Firing {
@@ -36,10 +39,27 @@ impl Firing {
                 return Err(Error::Input(format!("--disable: there is no rule and no ruleset `{name}`")));
             }
         }
-        options.approx = self.approx;
+        options.approx = self.approx.unwrap_or_default();
         options.disabled = self.disable.iter().cloned().collect();
         Ok(())
     }
+}
+
+fn approx(text: &str) -> Result<Approx, String> {
+    Approx::named(text).ok_or_else(|| "expected `all` or `none`".to_string())
+}
+
+/// Arguments in which `--approx all` is one word: a model's name may stand behind `--approx` too.
+pub fn joined(args: impl Iterator<Item = OsString>) -> Vec<OsString> {
+    let mut out: Vec<OsString> = Vec::new();
+    for arg in args {
+        let value = arg.to_str().filter(|text| Approx::named(text).is_some());
+        match (out.last_mut(), value) {
+            (Some(last), Some(value)) if last == "--approx" => *last = format!("--approx={value}").into(),
+            _ => out.push(arg),
+        }
+    }
+    out
 }
 
 /// Numbers for the dynamic sizes of a model.
@@ -74,7 +94,7 @@ impl Sizes {
         }
         let shapes = inputs.iter().map(|(name, t)| (name.clone(), t.shape().to_vec())).collect();
         let options = import::Options { dims, shapes, ..import::Options::default() };
-        Ok(import::load_with(model, program, &options)?.graph)
+        Ok(hypatia::pipeline::load(model, program, &options)?.graph)
     }
 
     /// Inputs fix the sizes: what is given beside them must be the same.

@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use clap::{Args, ValueEnum};
 use hypatia::error::Result;
 use hypatia::graph::{Graph, export};
-use hypatia::optimize::{Report, optimize};
+use hypatia::optimize::Report;
+use hypatia::pipeline;
 use serde_json::json;
 
 use super::inputs::{has_f16, must_be_right, warn_if_wrong};
@@ -75,8 +76,8 @@ impl Opt {
                     false if own => warn_if_wrong(&graph, &options, global.quiet),
                     _ => {}
                 }
-                let mut out = optimize(&graph, &options)?;
-                out.count_launches(&graph, &options);
+                let mut out = pipeline::optimize(&graph, &options)?;
+                pipeline::count_launches(&mut out, &graph, &options);
                 (out.graph, Some(out.report))
             }
         };
@@ -92,7 +93,7 @@ impl Opt {
 
     /// Writes the graph as a model, and says what is in it.
     fn export(&self, graph: &Graph, path: &Path, global: &Global) -> Result<()> {
-        let export = export::export(graph)?;
+        let export = export::export(graph, &pipeline::FOLDER)?;
         let calls: usize = export.fusions.iter().map(|f| f.calls).sum();
         let functions = export.fusions.len();
         let files = export::write(export.model, path)?;

@@ -11,7 +11,7 @@ use clap::Args;
 use hypatia::cuda::nvtx;
 use hypatia::error::{Error, Result};
 use hypatia::graph::NodeKind;
-use hypatia::session::{CheckMode, Comparison, Compiled, Loosened, Model, NOT_USED, Options, Tolerance};
+use hypatia::session::{CheckMode, Comparison, Compiled, Loosened, Model, Options, Tolerance};
 use hypatia::tuner::Effort;
 use hypatia::{Tensor, library, npz};
 use serde_json::{Value, json};
@@ -119,7 +119,7 @@ struct Outcome {
 impl Outcome {
     /// True if the rules' plan was wrong, and the unfused one is run.
     fn discarded(&self) -> bool {
-        self.compiled.warnings.iter().any(|w| w.starts_with(NOT_USED))
+        self.compiled.refusal.is_some()
     }
 }
 
@@ -181,7 +181,7 @@ impl Run {
         notes = afterthoughts(gpu.as_ref());
         tell(&notes);
         // A plan that is not used is no matter of taste: also with -q.
-        outcome.compiled.warnings.iter().for_each(|w| eprintln!("warning: {w}"));
+        outcome.compiled.warnings().iter().for_each(|w| eprintln!("warning: {w}"));
         if let Some(path) = &self.outputs {
             npz::write(path, &outcome.outputs)?;
         }
@@ -367,7 +367,7 @@ impl Run {
             "first_s": o.first.as_secs_f64(),
             "arena_bytes": fused.arena,
             "judged": o.compiled.judged.name(),
-            "warnings": o.compiled.warnings,
+            "warnings": o.compiled.warnings(),
             "unchecked": o.unchecked,
             "ok": o.checks.iter().flatten().all(|c| c.ok) && o.unchecked.is_empty(),
         });

@@ -92,7 +92,7 @@ impl Tune {
         let compiled = model.compile(&inputs)?;
         // A verdict that was kept spares the unfused plan, but not its products.
         compiled.unfused()?;
-        compiled.warnings.iter().for_each(|w| eprintln!("warning: {w}"));
+        compiled.warnings().iter().for_each(|w| eprintln!("warning: {w}"));
         let choices: Vec<Choice> = {
             let tuner = on.tuner.lock().unwrap_or_else(PoisonError::into_inner);
             tuner.choices().filter(|c| c.us.is_some()).cloned().collect()

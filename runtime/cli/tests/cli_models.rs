@@ -126,6 +126,9 @@ fn approximate_rules_can_be_tried_where_they_are_used() {
     assert_eq!(hypatia(&["test", "rough.hyp"], at).status.code(), Some(1));
     let o = hypatia(&["test", "rough.hyp", "--approx"], at);
     assert_eq!(o.status.code(), Some(0), "{}", out(&o));
+    assert_eq!(hypatia(&["test", "--approx", "rough.hyp"], at).status.code(), Some(0));
+    assert_eq!(hypatia(&["test", "rough.hyp", "--approx", "all"], at).status.code(), Some(0));
+    assert_eq!(hypatia(&["test", "rough.hyp", "--approx", "none"], at).status.code(), Some(1));
     assert_eq!(hypatia(&["test", "rough.hyp", "--approx", "--disable", "t::rough"], at).status.code(), Some(1));
     fails(&["test", "rough.hyp", "--filter", "zzz"], at, "rough");
     let model = digits().join("model.onnx").display().to_string();

@@ -15,7 +15,8 @@ use super::reference::{Mode, evaluate};
 use super::simd::{Isa, limit};
 use crate::device::Device;
 use crate::graph::{Graph, Value};
-use crate::plan::{Action, Options, Plan};
+use crate::pipeline;
+use crate::plan::{Action, Options};
 use crate::tensor::Tensor;
 use crate::testing::{int, list, program, ty};
 
@@ -64,7 +65,7 @@ impl Net {
         let want = evaluate(&self.graph, &self.inputs, Mode::Rounded).unwrap()[0].to_tensor().unwrap();
         let mut last = Vec::new();
         let have = ["cpu", "h200"].map(|device| {
-            let plan = Arc::new(Plan::build(&self.graph, &Options::new(Device::named(device).unwrap())).unwrap());
+            let plan = Arc::new(pipeline::plan(&self.graph, &Options::new(Device::named(device).unwrap())).unwrap());
             last.extend(plan.steps.iter().filter_map(|s| match &s.action {
                 Action::Conv(c) => Some(c.last),
                 _ => None,

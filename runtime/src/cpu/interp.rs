@@ -10,9 +10,9 @@ use half::{bf16, f16};
 use hypatia_dsl::builtin::BuiltinScalar;
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::Program;
-use hypatia_dsl::scalar::Term;
+use hypatia_dsl::scalar::typed::{Source, Typed, TypedNode, TypedOp, inlined, lane};
+use hypatia_dsl::scalar::{Literal, Term};
 
-use super::flat::{self, Flat, FlatOp, FlatStep, Source, lane};
 use super::math;
 use super::reference::{Val, convert, scalars, wrap};
 use super::simd::dispatch;
@@ -24,7 +24,7 @@ pub const BLOCK: usize = 512;
 /// An instruction; its registers are indices into the bank of their lane.
 #[derive(Clone, Copy, Debug)]
 struct Instr {
-    op: FlatOp,
+    op: TypedOp,
     lane: DType,
     /// Lane of the first number argument.
     from: DType,
@@ -107,9 +107,9 @@ impl Code {
         Ok(Code::merged(&flats.collect::<Result<Vec<_>>>()?, outs))
     }
 
-    fn merged(flats: &[Flat], outs: &[DType]) -> Code {
-        let (flat, ends) = flat::merged(flats);
-        allocate(&flat, &ends, outs)
+    fn merged(flats: &[Typed], outs: &[DType]) -> Code {
+        let (typed, ends) = Typed::merged(flats);
+        allocate(&typed, &ends, outs)
     }
 
     /// Makes room for blocks of [`BLOCK`] elements, and fills the registers of literals.
@@ -143,11 +143,8 @@ impl Code {
 
     /// Elements that are worth a part of their own: some microseconds of work.
     pub fn grain(&self) -> usize {
-        use BuiltinScalar::*;
         let cost = |i: &Instr| match i.op {
-            FlatOp::Apply(Exp | Tanh, _) => 8,
-            FlatOp::Apply(Erf, _) => 16,
-            FlatOp::Apply(Pow | Fmod | Sin | Cos | Log, _) => 100,
+            TypedOp::Apply(b, _) => b.cost().host,
             _ => 1,
         };
         // Reading and writing memory costs as much as some functions.
@@ -248,11 +245,11 @@ impl Code {
     }
 }
 
-fn lowered(program: &Program, term: &Term, acc: Option<DType>, inputs: &[DType], outs: &[DType]) -> Result<Flat> {
-    let mut flat = flat::lower(program, term, acc, inputs)?;
-    let fits = flat.roots.clone().into_iter().zip(outs).map(|(root, out)| store_as(&mut flat, root, *out));
-    flat.roots = fits.collect();
-    Ok(simplified(flat))
+fn lowered(program: &Program, term: &Term, acc: Option<DType>, inputs: &[DType], outs: &[DType]) -> Result<Typed> {
+    let mut typed = inlined(program, term, acc, inputs)?;
+    let fits = typed.roots.clone().into_iter().zip(outs).map(|(root, out)| store_as(&mut typed, root, *out));
+    typed.roots = fits.collect();
+    Ok(simplified(typed))
 }
 
 /// The first elements of a register, as they are.
@@ -263,88 +260,88 @@ fn copy<T: bytemuck::NoUninit>(register: &[T], out: &mut [u8]) {
 
 /// Adds what brings a result into the lane of the type it is stored as; an f64 is rounded to f16 and bf16
 /// at once, not by way of f32.
-fn store_as(flat: &mut Flat, root: u32, out: DType) -> u32 {
-    let (from, to) = (flat.steps[root as usize].lane, lane(out));
+fn store_as(typed: &mut Typed, root: u32, out: DType) -> u32 {
+    let (from, to) = (typed.nodes[root as usize].ty, lane(out));
     let mut root = root;
-    let mut push = |lane, op| {
-        flat.steps.push(FlatStep { lane, op });
-        flat.steps.len() as u32 - 1
+    let mut push = |ty, op| {
+        typed.nodes.push(TypedNode { ty, op });
+        typed.nodes.len() as u32 - 1
     };
     if from == DType::F64 && matches!(out, DType::F16 | DType::BF16) {
-        root = push(from, FlatOp::Round(out, root));
+        root = push(from, TypedOp::Round(out, root));
     }
     if from != to {
-        root = push(to, FlatOp::Convert(root));
+        root = push(to, TypedOp::Convert(root));
     }
     root
 }
 
 /// Squares instead of powers of 2: bit for bit the same, and no call.
-fn simplified(mut flat: Flat) -> Flat {
-    for i in 0..flat.steps.len() {
-        if let FlatOp::Apply(BuiltinScalar::Pow, [a, b, c]) = flat.steps[i].op
-            && flat.steps[b as usize].op == FlatOp::Lit(2.0)
+fn simplified(mut typed: Typed) -> Typed {
+    for i in 0..typed.nodes.len() {
+        if let TypedOp::Apply(BuiltinScalar::Pow, [a, b, c]) = typed.nodes[i].op
+            && typed.nodes[b as usize].op == TypedOp::Lit(Literal(2.0))
         {
-            flat.steps[i].op = FlatOp::Apply(BuiltinScalar::Mul, [a, a, c]);
+            typed.nodes[i].op = TypedOp::Apply(BuiltinScalar::Mul, [a, a, c]);
         }
     }
-    flat
+    typed
 }
 
-fn args_of(op: &FlatOp) -> ([u32; 3], usize) {
+fn args_of(op: TypedOp) -> ([u32; 3], usize) {
     match op {
-        FlatOp::Apply(f, args) => (*args, f.params().len()),
-        FlatOp::Convert(a) | FlatOp::Round(_, a) => ([*a, 0, 0], 1),
-        FlatOp::Load(_) | FlatOp::Lit(_) => ([0; 3], 0),
+        TypedOp::Apply(f, args) => (args, f.params().len()),
+        TypedOp::Convert(a) | TypedOp::Round(_, a) => ([a, 0, 0], 1),
+        TypedOp::Load(_) | TypedOp::Lit(_) => ([0; 3], 0),
     }
 }
 
 /// Registers for steps, by a scan: a register is free again behind the last use of what it holds. `ends`
 /// counts for each result the steps that it and those before it need.
-fn allocate(flat: &Flat, ends: &[usize], outs: &[DType]) -> Code {
-    let mut last = vec![0usize; flat.steps.len()];
-    for (i, step) in flat.steps.iter().enumerate() {
-        let (args, n) = args_of(&step.op);
+fn allocate(typed: &Typed, ends: &[usize], outs: &[DType]) -> Code {
+    let mut last = vec![0usize; typed.nodes.len()];
+    for (i, step) in typed.nodes.iter().enumerate() {
+        let (args, n) = args_of(step.op);
         args[..n].iter().for_each(|a| last[*a as usize] = i);
     }
-    flat.roots.iter().for_each(|r| last[*r as usize] = usize::MAX);
+    typed.roots.iter().for_each(|r| last[*r as usize] = usize::MAX);
     let mut code =
         Code { instrs: Vec::new(), literals: Vec::new(), roots: Vec::new(), ends: Vec::new(), counts: [0; 4] };
     let mut free: [Vec<usize>; 4] = Default::default();
-    let mut regs: Vec<usize> = Vec::with_capacity(flat.steps.len());
+    let mut regs: Vec<usize> = Vec::with_capacity(typed.nodes.len());
     // Instructions in front of each step.
-    let mut before: Vec<usize> = Vec::with_capacity(flat.steps.len() + 1);
-    for (i, step) in flat.steps.iter().enumerate() {
+    let mut before: Vec<usize> = Vec::with_capacity(typed.nodes.len() + 1);
+    for (i, step) in typed.nodes.iter().enumerate() {
         before.push(code.instrs.len());
-        let b = bank(step.lane);
+        let b = bank(step.ty);
         let mut new = |free: &mut Vec<usize>| {
             free.pop().unwrap_or_else(|| {
                 code.counts[b] += 1;
                 code.counts[b] - 1
             })
         };
-        if let FlatOp::Lit(v) = step.op {
+        if let TypedOp::Lit(Literal(v)) = step.op {
             // A register of its own: it is filled once, before the first block.
             let reg = new(&mut Vec::new());
-            code.literals.push((step.lane, reg, v));
+            code.literals.push((step.ty, reg, v));
             regs.push(reg);
             continue;
         }
         let dst = new(&mut free[b]);
         regs.push(dst);
-        let (args, n) = args_of(&step.op);
+        let (args, n) = args_of(step.op);
         let mut registers = [0; 3];
         for (slot, a) in registers.iter_mut().zip(&args[..n]) {
             *slot = regs[*a as usize];
         }
-        let from = if n > 0 { flat.steps[args[0] as usize].lane } else { step.lane };
-        let direct = dst < DIRECT && reads_memory(flat, i, last[i], ends);
-        code.instrs.push(Instr { op: step.op, lane: step.lane, from, dst, args: registers, direct });
+        let from = if n > 0 { typed.nodes[args[0] as usize].ty } else { step.ty };
+        let direct = dst < DIRECT && reads_memory(typed, i, last[i], ends);
+        code.instrs.push(Instr { op: step.op, lane: step.ty, from, dst, args: registers, direct });
         for (k, a) in args[..n].iter().enumerate() {
             let again = args[..k].contains(a);
             let a = *a as usize;
-            if last[a] == i && !again && !matches!(flat.steps[a].op, FlatOp::Lit(_)) {
-                free[bank(flat.steps[a].lane)].push(regs[a]);
+            if last[a] == i && !again && !matches!(typed.nodes[a].op, TypedOp::Lit(_)) {
+                free[bank(typed.nodes[a].ty)].push(regs[a]);
             }
         }
         // A result that nothing reads gives its register back at once.
@@ -355,19 +352,19 @@ fn allocate(flat: &Flat, ends: &[usize], outs: &[DType]) -> Code {
     before.push(code.instrs.len());
     code.ends = ends.iter().map(|e| before[*e]).collect();
     code.roots =
-        flat.roots.iter().zip(outs).map(|(r, out)| (flat.steps[*r as usize].lane, regs[*r as usize], *out)).collect();
+        typed.roots.iter().zip(outs).map(|(r, out)| (typed.nodes[*r as usize].ty, regs[*r as usize], *out)).collect();
     code
 }
 
 /// True for a load that only f32 functions of the same result read; `last` is the last of them.
-fn reads_memory(flat: &Flat, load: usize, last: usize, ends: &[usize]) -> bool {
-    let step = &flat.steps[load];
+fn reads_memory(typed: &Typed, load: usize, last: usize, ends: &[usize]) -> bool {
+    let step = &typed.nodes[load];
     let end = ends.iter().copied().find(|end| *end > load).unwrap_or(0);
-    let fits = |user: &FlatStep| {
-        let (args, n) = args_of(&user.op);
-        !args[..n].contains(&(load as u32)) || (bank(user.lane) == 0 && matches!(user.op, FlatOp::Apply(..)))
+    let fits = |user: &TypedNode| {
+        let (args, n) = args_of(user.op);
+        !args[..n].contains(&(load as u32)) || (bank(user.ty) == 0 && matches!(user.op, TypedOp::Apply(..)))
     };
-    matches!(step.op, FlatOp::Load(_)) && bank(step.lane) == 0 && last < end && flat.steps.iter().all(fits)
+    matches!(step.op, TypedOp::Load(_)) && bank(step.ty) == 0 && last < end && typed.nodes.iter().all(fits)
 }
 
 /// What an f32 register holds.
@@ -386,7 +383,7 @@ dispatch! {
         for i in instrs {
             match bank(i.lane) {
                 0 => {
-                    if let (FlatOp::Load(source), true) = (i.op, i.direct)
+                    if let (TypedOp::Load(source), true) = (i.op, i.direct)
                         && let Some(memory) = feed.direct(source, start, len)
                     {
                         directs[i.dst] = Some(memory);
@@ -442,19 +439,20 @@ impl Instr {
     fn run_f32(&self, banks: &Banks, directs: &Directs<'_>, feed: &dyn Feed, start: usize, out: &mut [f32]) {
         use BuiltinScalar::*;
         let [a, b, c] = self.args;
-        match self.op {
-            FlatOp::Load(source) => feed.load(source, start, Dst::F32(out)),
-            FlatOp::Lit(v) => out.fill(v as f32),
-            FlatOp::Convert(_) => match bank(self.from) {
+        let op = self.op;
+        match op {
+            TypedOp::Load(source) => feed.load(source, start, Dst::F32(out)),
+            TypedOp::Lit(Literal(v)) => out.fill(v as f32),
+            TypedOp::Convert(_) => match bank(self.from) {
                 0 => out.copy_from_slice(&banks.f32s[a][..out.len()]),
                 1 => map!(out, |x: f64| x as f32, banks.f64s[a]),
                 2 => map!(out, |x: i64| x as f32, banks.ints[a]),
                 _ => map!(out, |x: u8| x as f32, banks.bools[a]),
             },
-            FlatOp::Round(DType::F16, _) => map!(out, |x: f32| f16::from_f32(x).to_f32(), banks.f32s[a]),
-            FlatOp::Round(DType::BF16, _) => map!(out, |x: f32| bf16::from_f32(x).to_f32(), banks.f32s[a]),
-            FlatOp::Round(..) => out.copy_from_slice(&banks.f32s[a][..out.len()]),
-            FlatOp::Apply(Select, _) => {
+            TypedOp::Round(DType::F16, _) => map!(out, |x: f32| f16::from_f32(x).to_f32(), banks.f32s[a]),
+            TypedOp::Round(DType::BF16, _) => map!(out, |x: f32| bf16::from_f32(x).to_f32(), banks.f32s[a]),
+            TypedOp::Round(..) => out.copy_from_slice(&banks.f32s[a][..out.len()]),
+            TypedOp::Apply(Select, _) => {
                 map!(
                     out,
                     |c: u8, x: f32, y: f32| if c != 0 { x } else { y },
@@ -463,7 +461,7 @@ impl Instr {
                     held(banks, directs, c)
                 );
             }
-            FlatOp::Apply(f, _) => {
+            TypedOp::Apply(f, _) => {
                 let x = held(banks, directs, a);
                 match f {
                     Add => map!(out, |x: f32, y: f32| x + y, x, held(banks, directs, b)),
@@ -501,17 +499,18 @@ impl Instr {
     fn run_f64(&self, banks: &Banks, feed: &dyn Feed, start: usize, out: &mut [f64]) {
         use BuiltinScalar::*;
         let [a, b, c] = self.args;
-        match self.op {
-            FlatOp::Load(source) => feed.load(source, start, Dst::F64(out)),
-            FlatOp::Lit(v) => out.fill(v),
-            FlatOp::Convert(_) => match bank(self.from) {
+        let op = self.op;
+        match op {
+            TypedOp::Load(source) => feed.load(source, start, Dst::F64(out)),
+            TypedOp::Lit(Literal(v)) => out.fill(v),
+            TypedOp::Convert(_) => match bank(self.from) {
                 0 => map!(out, |x: f32| x as f64, banks.f32s[a]),
                 1 => out.copy_from_slice(&banks.f64s[a][..out.len()]),
                 2 => map!(out, |x: i64| x as f64, banks.ints[a]),
                 _ => map!(out, |x: u8| x as f64, banks.bools[a]),
             },
-            FlatOp::Round(to, _) => map!(out, |x: f64| to.round(x), banks.f64s[a]),
-            FlatOp::Apply(Select, _) => {
+            TypedOp::Round(to, _) => map!(out, |x: f64| to.round(x), banks.f64s[a]),
+            TypedOp::Apply(Select, _) => {
                 map!(
                     out,
                     |c: u8, x: f64, y: f64| if c != 0 { x } else { y },
@@ -520,7 +519,7 @@ impl Instr {
                     banks.f64s[c]
                 );
             }
-            FlatOp::Apply(f, _) => {
+            TypedOp::Apply(f, _) => {
                 let x = &banks.f64s[a];
                 match f {
                     Add => map!(out, |x: f64, y: f64| x + y, x, banks.f64s[b]),
@@ -539,17 +538,18 @@ impl Instr {
         use BuiltinScalar::*;
         let [a, b, c] = self.args;
         let dtype = self.lane;
-        match self.op {
-            FlatOp::Load(source) => feed.load(source, start, Dst::Int(out)),
-            FlatOp::Lit(v) => out.fill(dtype.round(v) as i64),
-            FlatOp::Convert(_) => match bank(self.from) {
+        let op = self.op;
+        match op {
+            TypedOp::Load(source) => feed.load(source, start, Dst::Int(out)),
+            TypedOp::Lit(Literal(v)) => out.fill(dtype.round(v) as i64),
+            TypedOp::Convert(_) => match bank(self.from) {
                 0 => map!(out, |x: f32| convert(Val::F(x as f64), dtype, true).i(), banks.f32s[a]),
                 1 => map!(out, |x: f64| convert(Val::F(x), dtype, true).i(), banks.f64s[a]),
                 2 => map!(out, |x: i64| wrap(dtype, x), banks.ints[a]),
                 _ => map!(out, |x: u8| x as i64, banks.bools[a]),
             },
-            FlatOp::Round(..) => out.copy_from_slice(&banks.ints[a][..out.len()]),
-            FlatOp::Apply(Select, _) => {
+            TypedOp::Round(..) => out.copy_from_slice(&banks.ints[a][..out.len()]),
+            TypedOp::Apply(Select, _) => {
                 map!(
                     out,
                     |c: u8, x: i64, y: i64| if c != 0 { x } else { y },
@@ -558,7 +558,7 @@ impl Instr {
                     banks.ints[c]
                 );
             }
-            FlatOp::Apply(f, _) => {
+            TypedOp::Apply(f, _) => {
                 let x = &banks.ints[a];
                 match f {
                     Add => map!(out, |x: i64, y: i64| wrap(dtype, x.wrapping_add(y)), x, banks.ints[b]),
@@ -587,17 +587,18 @@ impl Instr {
                 }
             };
         }
-        match self.op {
-            FlatOp::Load(source) => feed.load(source, start, Dst::Bool(out)),
-            FlatOp::Lit(v) => out.fill((v != 0.0) as u8),
-            FlatOp::Convert(_) => match bank(self.from) {
+        let op = self.op;
+        match op {
+            TypedOp::Load(source) => feed.load(source, start, Dst::Bool(out)),
+            TypedOp::Lit(Literal(v)) => out.fill((v != 0.0) as u8),
+            TypedOp::Convert(_) => match bank(self.from) {
                 0 => map!(out, |x: f32| (x != 0.0) as u8, banks.f32s[a]),
                 1 => map!(out, |x: f64| (x != 0.0) as u8, banks.f64s[a]),
                 2 => map!(out, |x: i64| (x != 0) as u8, banks.ints[a]),
                 _ => out.copy_from_slice(&banks.bools[a][..out.len()]),
             },
-            FlatOp::Round(..) => out.copy_from_slice(&banks.bools[a][..out.len()]),
-            FlatOp::Apply(f, _) => match f {
+            TypedOp::Round(..) => out.copy_from_slice(&banks.bools[a][..out.len()]),
+            TypedOp::Apply(f, _) => match f {
                 Eq => compare!(PartialEq::eq),
                 Lt => compare!(PartialOrd::lt),
                 Le => compare!(PartialOrd::le),
@@ -634,7 +635,7 @@ pub fn of_numbers(f: BuiltinScalar, dtype: DType, args: [f64; 2]) -> f64 {
         fn load(&self, _: Source, _: usize, _: Dst<'_>) {}
     }
     let lane = lane(dtype);
-    let instr = Instr { op: FlatOp::Apply(f, [0, 1, 0]), lane, from: lane, dst: 2, args: [0, 1, 0], direct: false };
+    let instr = Instr { op: TypedOp::Apply(f, [0, 1, 0]), lane, from: lane, dst: 2, args: [0, 1, 0], direct: false };
     let mut banks = Banks::default();
     let registers = [args[0], args[1], 0.0];
     banks.f64s = registers.iter().map(|v| vec![*v]).collect();

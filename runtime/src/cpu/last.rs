@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::Program;
+use hypatia_dsl::scalar::typed::Source;
 use smallvec::SmallVec;
 
 use super::gemm::{Filters, Packed, Widen, packed_filters};
@@ -300,15 +301,15 @@ struct PlaceFeed<'a, 'b> {
 }
 
 impl Feed for PlaceFeed<'_, '_> {
-    fn direct(&self, source: super::flat::Source, start: usize, len: usize) -> Option<&[f32]> {
-        let sums = source == super::flat::Source::Acc && self.code.acc == DType::F32;
+    fn direct(&self, source: Source, start: usize, len: usize) -> Option<&[f32]> {
+        let sums = source == Source::Acc && self.code.acc == DType::F32;
         if sums { bytemuck::cast_slice(self.sums).get(start..start + len) } else { None }
     }
 
-    fn load(&self, source: super::flat::Source, start: usize, dst: Dst<'_>) {
+    fn load(&self, source: Source, start: usize, dst: Dst<'_>) {
         match source {
-            super::flat::Source::Acc => read(self.sums, self.code.acc, start as isize, 1, dst),
-            super::flat::Source::In(i) => {
+            Source::Acc => read(self.sums, self.code.acc, start as isize, 1, dst),
+            Source::In(i) => {
                 gather(&self.inputs[i as usize], &self.code.shape, self.first + start, dst);
             }
         }

@@ -3,14 +3,15 @@
 //! [`mod@reference`] is slow and obvious, and reads graphs; everything else here is the [`Executor`], which
 //! reads plans: [`exec`] walks the steps, [`gemm`], [`conv`], [`last`], [`pointwise`], [`rowwise`], [`reduce`], [`windows`], [`cumsum`] and [`moves`]
 //! compute them, [`interp`] runs scalar terms on blocks with the functions of [`math`], [`memory`] cuts
-//! the arena. [`flat`] is how both see a scalar term.
+//! the arena. [`fold`] lends the executor to the stages before it, which compute constants. Both
+//! executor and reference see a scalar term as `hypatia_dsl::scalar::typed` has it.
 
 mod conv;
 #[cfg(test)]
 mod conv_tests;
 mod cumsum;
 mod exec;
-pub mod flat;
+mod fold;
 mod gemm;
 mod interp;
 mod last;
@@ -30,4 +31,4 @@ mod threads;
 mod windows;
 
 pub use exec::Executor;
-pub(crate) use interp::of_numbers;
+pub use fold::HostFolder;

@@ -4,9 +4,9 @@
 //! operand that shares its memory with an output is read before it is overwritten.
 
 use hypatia_dsl::dtype::DType;
+use hypatia_dsl::scalar::typed::Source;
 use smallvec::SmallVec;
 
-use super::flat::Source;
 use super::interp::{BLOCK, Code, Dst, Feed, part, read, repeat};
 use super::threads::Team;
 

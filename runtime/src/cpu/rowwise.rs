@@ -8,9 +8,9 @@
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::Program;
 use hypatia_dsl::kernel::{Reduction, RowAccess, RowLayout};
+use hypatia_dsl::scalar::typed::Source;
 use hypatia_dsl::scalar::{Term, TermNode};
 
-use super::flat::Source;
 use super::interp::{BLOCK, Banks, Code, Dst, Feed, part, read};
 use super::math;
 use super::simd::dispatch;

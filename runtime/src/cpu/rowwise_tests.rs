@@ -4,7 +4,6 @@
 
 use std::sync::Arc;
 
-use hypatia_dsl::compile::compile;
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::{AttrValue, Program};
 use hypatia_dsl::shape::Dim;
@@ -16,7 +15,8 @@ use super::Executor;
 use super::reference::{Mode, evaluate};
 use crate::device::Device;
 use crate::graph::{Graph, Value};
-use crate::plan::{Action, Options, Plan};
+use crate::pipeline;
+use crate::plan::{Action, Options};
 use crate::tensor::Tensor;
 use crate::testing::ty;
 
@@ -75,7 +75,7 @@ kernel turned_row for turned(x, r) { rowwise; }
 
 fn program() -> Arc<Program> {
     let file = SourceFile { name: "rows.hyp".into(), path: None, text: FILE.into(), embedded: false };
-    let c = compile(vec![file], &crate::library::loader());
+    let c = crate::library::check(vec![file]);
     Arc::new(c.program.unwrap_or_else(|| panic!("{:#?}", c.diagnostics)))
 }
 
@@ -117,7 +117,7 @@ impl Case {
         }
         let want = evaluate(&self.graph, &self.inputs, Mode::Exact).unwrap();
         let options = Options::new(Device::named("cpu").unwrap());
-        let plan = Arc::new(Plan::build(&self.graph, &options).unwrap());
+        let plan = Arc::new(pipeline::plan(&self.graph, &options).unwrap());
         let row = plan.steps.iter().filter(|s| matches!(s.action, Action::Rowwise(_))).count();
         assert!(row == 1 && plan.launches() == 1, "{op} is no row-wise launch:\n{plan}");
         let inputs: Vec<Tensor> = self.inputs.iter().map(|(_, t)| t.clone()).collect();

@@ -16,7 +16,8 @@ use super::reference::{Mode, evaluate};
 use super::simd::{Isa, limit};
 use crate::device::Device;
 use crate::graph::{Graph, Value};
-use crate::plan::{Options, Plan};
+use crate::pipeline;
+use crate::plan::Options;
 use crate::tensor::Tensor;
 use crate::testing::{int, list, program, ty};
 
@@ -374,7 +375,7 @@ fn check(seed: u64, wild: bool) {
     limit([Isa::Avx512, Isa::Avx2, Isa::Portable][seed as usize % 3]);
     for (cluster, threads) in [(true, 1), (true, 3), (false, 1)] {
         let options = Options { cluster, ..Options::new(Device::named("cpu").unwrap()) };
-        let plan = Arc::new(Plan::build(&r.graph, &options).unwrap());
+        let plan = Arc::new(pipeline::plan(&r.graph, &options).unwrap());
         let executor = Executor::new(plan.clone(), threads).unwrap().poisoned();
         for run in 0..2 {
             let got = executor.run(&inputs).unwrap();
@@ -409,7 +410,7 @@ fn run_one(shape: &[usize], threads: usize, build: impl Fn(&mut Graph, Value) ->
     let x = g.input("x", ty(DType::F32, shape));
     let y = build(&mut g, x);
     g.output("y", y);
-    let plan = Arc::new(Plan::build(&g, &Options::new(Device::cpu())).unwrap());
+    let plan = Arc::new(pipeline::plan(&g, &Options::new(Device::cpu())).unwrap());
     let n: usize = shape.iter().product();
     let values: Vec<f64> = (0..n).map(|i| ((i * 7919) % 1000) as f64 / 250.0 - 2.0).collect();
     let x = Tensor::from_f64(DType::F32, shape, &values).unwrap();
@@ -467,7 +468,7 @@ fn rows_of_any_length_agree_with_the_reference() {
             let values: Vec<f64> = (0..rows * n).map(|i| ((i * 31) % 97) as f64 / 20.0 - 2.0).collect();
             let x = Tensor::from_f64(dtype, &[rows, n], &values).unwrap();
             let want = evaluate(&g, &[("x".to_string(), x.clone())], Mode::Rounded).unwrap();
-            let plan = Arc::new(Plan::build(&g, &Options::new(Device::cpu())).unwrap());
+            let plan = Arc::new(pipeline::plan(&g, &Options::new(Device::cpu())).unwrap());
             let got = Executor::new(plan, 2).unwrap().poisoned().run(&[x]).unwrap();
             compare(&got[0], &want[0].to_tensor().unwrap(), dtype, dtype.epsilon(), &format!("{dtype} {rows}x{n}"));
         }
@@ -482,7 +483,7 @@ fn an_index_outside_is_an_error_that_names_the_first() {
         let ids = g.input("ids", ty(DType::I64, &shape));
         let y = g.builtin(op, &[x, ids], vec![int(0)]).unwrap()[0];
         g.output("y", y);
-        let plan = Arc::new(Plan::build(&g, &Options::new(Device::cpu())).unwrap());
+        let plan = Arc::new(pipeline::plan(&g, &Options::new(Device::cpu())).unwrap());
         let executor = Executor::new(plan, 3).unwrap();
         let x = Tensor::zeros(DType::F32, &[40_000, 2]).unwrap();
         let mut ids = vec![3i64; shape.iter().product()];

@@ -1,6 +1,6 @@
 //! Machine code for generated kernels: from this process, from the user's cache, or from NVRTC.
 //!
-//! In: sources of `emit::cuda`. Out: loaded modules. Holds always: a source is compiled at most once for an
+//! In: sources of `hypatia-templates`. Out: loaded modules. Holds always: a source is compiled at most once for an
 //! architecture and an NVRTC version; what comes from the [`crate::cache`] is the bytes that were put there, or it is
 //! compiled again.
 
@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use cudarc::driver::CudaModule;
-use hypatia_dsl::emit::cuda::NVRTC_OPTIONS;
+use hypatia_templates::cuda::NVRTC_OPTIONS;
 
 use super::device::Gpu;
 use super::nvrtc::Nvrtc;

@@ -10,13 +10,14 @@ use std::collections::HashMap;
 use std::fmt::Write;
 use std::process::Command;
 
-use hypatia_dsl::emit::cuda::{ArgKind, CudaSource, storage};
+use hypatia_templates::cuda::{ArgKind, CudaSource, storage};
 
 use super::launch::{Argument, Location, arguments, entry};
 use super::steps::{elementwise, operand};
 use crate::device::Device;
-use crate::generate::{Work, step_kernels};
 use crate::graph::Graph;
+use crate::lowering::{Work, step_kernels};
+use crate::pipeline;
 use crate::plan::{Options, Place, Plan, Step, View};
 use crate::tensor::Tensor;
 
@@ -56,6 +57,7 @@ impl Source {
             .replace("extern \"C\" ", "")
             .replace("asm(\"max.NaN.f32 %0, %1, %2;\" : \"=f\"(r) : \"f\"(a), \"f\"(b));", "r = emu_max(a, b);")
             .replace("asm(\"min.NaN.f32 %0, %1, %2;\" : \"=f\"(r) : \"f\"(a), \"f\"(b));", "r = emu_min(a, b);")
+            .replace("__expf(", "emu_expf(")
             .replace("asm(\"ex2.approx.ftz.f32 %0, %1;\" : \"=f\"(r) : \"f\"(a));", "r = exp2f(a);")
             .replace("asm(\"rcp.approx.ftz.f32 %0, %1;\" : \"=f\"(r) : \"f\"(y));", "r = 1 / y;");
         let lines: Vec<&str> = host.lines().filter(|l| !l.starts_with("#include") && !l.starts_with("#line")).collect();
@@ -67,11 +69,11 @@ impl Source {
         let (at, grid, block) = entry(source, work).unwrap();
         let number = self.kernel(&source.text);
         let nowhere = Location { place: Place::Arena(0), bytes: 0 };
-        let values = arguments(source, work, &|name| operand(step, work, name).map(|_| nowhere)).unwrap();
+        let values = arguments(source, work, &|arg| operand(step, work, arg).map(|_| nowhere)).unwrap();
         let list = |v: &[i64]| v.iter().map(|v| format!("{v}LL")).collect::<Vec<_>>().join(", ");
         let values = source.args.iter().zip(&values).map(|(arg, value)| match (arg.kind, value) {
             (ArgKind::Input(dtype) | ArgKind::Output(dtype), _) => {
-                let view = operand(step, work, &arg.name).unwrap();
+                let view = operand(step, work, arg).unwrap();
                 assert_eq!(view.dtype, dtype, "{} of {}", arg.name, source.text);
                 assert!(view.is_empty() || view.offset < plan.buffers[view.buffer.index()].len);
                 format!("({}*)b[{}] + {}", storage(dtype), view.buffer.0, view.offset)
@@ -136,7 +138,7 @@ pub fn run_with(cases: &[Case], options: &Options) -> Result<Vec<Option<Ran>>, S
     }
     let mut source = Source::default();
     let plans = cases.iter().map(|case| {
-        let plan = Plan::build(&case.graph, options).unwrap_or_else(|e| panic!("{}: {e}", case.what));
+        let plan = pipeline::plan(&case.graph, options).unwrap_or_else(|e| panic!("{}: {e}", case.what));
         let runs = source.case(case, &plan);
         runs.then_some(plan)
     });

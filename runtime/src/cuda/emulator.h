@@ -195,6 +195,7 @@ static long long __double_as_longlong(const double x) {
   return bits;
 }
 static float emu_max(const float a, const float b) { return std::isnan(a) || std::isnan(b) ? NAN : a > b ? a : b > a ? b : std::signbit(a) ? b : a; }
+static float emu_expf(const float x) { return exp2f(x * 1.44269504f); }
 static float emu_min(const float a, const float b) { return -emu_max(-a, -b); }
 static __half __ll2half_rn(const long long x) { return __double2half((double)x); }
 static __nv_bfloat16 __ll2bfloat16_rn(const long long x) { return __double2bfloat16((double)x); }

@@ -15,6 +15,7 @@ use super::{Executor, Gpu};
 use crate::cpu::reference::{Mode, evaluate};
 use crate::cpu::tests::{coarsest, compare};
 use crate::graph::{Graph, Value};
+use crate::pipeline;
 use crate::plan::{Action, Options, Plan};
 use crate::tensor::Tensor;
 use crate::testing::{int, list, ty};
@@ -91,7 +92,7 @@ fn plans_over_heads_agree_with_the_reference_on_the_cpu() {
         let (graph, inputs) = case(dtype, shape, pad);
         let want = evaluate(&graph, &inputs, Mode::Rounded).unwrap();
         let tensors: Vec<Tensor> = inputs.iter().map(|(_, t)| t.clone()).collect();
-        let plan = Arc::new(Plan::build(&graph, &Options::new(device.clone())).unwrap());
+        let plan = Arc::new(pipeline::plan(&graph, &Options::new(device.clone())).unwrap());
         let executor = crate::cpu::Executor::new(plan.clone(), 2).unwrap().poisoned();
         for (i, (got, w)) in executor.run(&tensors).unwrap().iter().zip(&want).enumerate() {
             let what = format!("{dtype} {shape:?} {pad}, output {i}\n{plan}\n{}", graph.to_text());
@@ -135,7 +136,7 @@ fn both_ways_over_heads_agree_on_a_gpu() {
         let (graph, inputs) = case(dtype, shape, 8);
         let want = evaluate(&graph, &inputs, Mode::Rounded).unwrap();
         let tensors: Vec<Tensor> = inputs.iter().map(|(_, t)| t.clone()).collect();
-        let plan = Arc::new(Plan::build(&graph, &Options::new(gpu.profile())).unwrap());
+        let plan = Arc::new(pipeline::plan(&graph, &Options::new(gpu.profile())).unwrap());
         let mut tuner = Tuner::forgetful(Duration::from_secs(600));
         let measured = Executor::new(plan.clone(), gpu.clone(), &mut tuner).unwrap().poisoned();
         println!("{dtype} {shape:?}: {} launches for {} steps", measured.launches(), plan.launches());

@@ -1,16 +1,16 @@
 //! Launches of generated kernels: which entry point, which grid, which arguments.
 //!
-//! In: a source of `emit::cuda` and the views that a step reads and writes. Out: a [`KernelLaunch`] whose addresses are
-//! named by place, so that it serves every instance of a plan. Holds always: an argument is found by its name in the
-//! source's own list, never by a position that is agreed on elsewhere.
+//! In: a source of `hypatia_templates` and the views that a step reads and writes. Out: a [`KernelLaunch`] whose addresses are
+//! named by place, so that it serves every instance of a plan. Holds always: an argument is given what its role in the
+//! source's own list says, never by a position that is agreed on elsewhere.
 
 use cudarc::driver::{CudaFunction, CudaStream, sys};
-use hypatia_dsl::emit::cuda::{ArgKind, CudaSource, Geometry};
+use hypatia_templates::cuda::{Arg, ArgKind, ArgRole, CudaSource, Geometry};
 
 use super::device::failed;
 use super::memory::bind;
 use crate::error::{Error, Result};
-use crate::generate::Work;
+use crate::lowering::Work;
 use crate::plan::{Place, Plan, View};
 
 /// Where an operand lies.
@@ -103,23 +103,23 @@ pub fn by_columns(work: &Work) -> bool {
 
 /// True if the elements of a row do not lie side by side in any strided operand.
 fn apart(work: &Work) -> bool {
-    work.sizes.iter().filter(|(name, _)| name.ends_with("_strides")).all(|(_, strides)| strides.last() != Some(&1))
+    work.strides.iter().all(|(_, strides)| strides.last() != Some(&1))
 }
 
 /// The arguments of a source, in its order.
 pub fn arguments(
     source: &CudaSource,
     work: &Work,
-    pointer: &dyn Fn(&str) -> Option<Location>,
+    pointer: &dyn Fn(&Arg) -> Option<Location>,
 ) -> Result<Vec<Argument>> {
     let unknown = |name: &str| Error::Internal(format!("kernel {} has an unknown argument `{name}`", source.name));
-    let sizes = |name: &str| work.sizes.iter().find(|(n, _)| n == name).map(|(_, v)| v);
-    let argument = |a: &hypatia_dsl::emit::cuda::Arg| match a.kind {
-        ArgKind::Input(_) | ArgKind::Output(_) => pointer(&a.name).map(Argument::Address),
-        ArgKind::Size if a.name == "n" => Some(Argument::Size(work.n as i64)),
-        ArgKind::Size if a.name == "rows" => Some(Argument::Size(work.rows as i64)),
-        ArgKind::Size => sizes(&a.name).and_then(|v| v.first().copied()).map(Argument::Size),
-        ArgKind::Sizes(count) => sizes(&a.name).filter(|v| v.len() == count).cloned().map(Argument::Sizes),
+    let sizes = |name: &str| work.sizes.iter().chain(&work.strides).find(|(n, _)| n == name).map(|(_, v)| v);
+    let argument = |a: &Arg| match (a.kind, a.role) {
+        (ArgKind::Input(_) | ArgKind::Output(_), _) => pointer(a).map(Argument::Address),
+        (ArgKind::Size, ArgRole::RowLength) => Some(Argument::Size(work.n as i64)),
+        (ArgKind::Size, ArgRole::Rows) => Some(Argument::Size(work.rows as i64)),
+        (ArgKind::Size, _) => sizes(&a.name).and_then(|v| v.first().copied()).map(Argument::Size),
+        (ArgKind::Sizes(count), _) => sizes(&a.name).filter(|v| v.len() == count).cloned().map(Argument::Sizes),
     };
     source.args.iter().map(|a| argument(a).ok_or_else(|| unknown(&a.name))).collect()
 }

@@ -1,6 +1,6 @@
 //! NVRTC: CUDA C++ to machine code for one architecture, on a machine with or without a GPU.
 //!
-//! In: a source of `emit::cuda` and an architecture such as `sm_90a`. Out: a cubin and the
+//! In: a source of `hypatia-templates` and an architecture such as `sm_90a`. Out: a cubin and the
 //! compiler's log. Holds always: loading never panics and never links; where it fails, the error
 //! names every place that was tried. Sources come from our templates: the headers that they may
 //! include are cuda_fp16.h and cuda_bf16.h.
@@ -10,7 +10,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
-use hypatia_dsl::emit::cuda::NVRTC_OPTIONS;
+use hypatia_templates::cuda::NVRTC_OPTIONS;
 
 use super::find::{Library, Tried, open_first};
 use crate::cache::{HEADERS, cache_folder, children, is_sealed, private_folder, seal};
@@ -393,14 +393,14 @@ mod tests {
     use std::collections::BTreeSet;
 
     use hypatia_dsl::dtype::DType;
-    use hypatia_dsl::emit::cuda::ArgKind;
+    use hypatia_templates::cuda::ArgKind;
 
     use super::*;
     use crate::cuda::steps::elementwise;
     use crate::device::Device;
-    use crate::generate::step_kernels;
     use crate::graph::Graph;
-    use crate::plan::{Options, Plan};
+    use crate::lowering::step_kernels;
+    use crate::plan::Options;
     use crate::testing::ty;
 
     /// The compiler that `tools/fetch_nvrtc.sh` installs, or any other; `None` is told and skipped.
@@ -471,7 +471,7 @@ mod tests {
             let last = if biased { g.call("add", &[two, bias], &[]).unwrap()[0] } else { two };
             [one, last].into_iter().enumerate().for_each(|(i, v)| g.output(format!("o{i}"), v));
             let options = Options::new(Device::named("h200").unwrap());
-            let plan = Plan::build(&g, &options).unwrap();
+            let plan = crate::pipeline::plan(&g, &options).unwrap();
             for (body, work) in plan.steps.iter().flat_map(step_kernels) {
                 let source = elementwise(&plan.program, &body, &work, threads).unwrap();
                 let ptx = ptx(&n, &source.text);

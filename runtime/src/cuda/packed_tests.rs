@@ -20,7 +20,8 @@ use crate::cpu::reference::{Mode, evaluate};
 use crate::cpu::tests::{coarsest, compare};
 use crate::device::Device;
 use crate::graph::{Graph, Value};
-use crate::optimize::{self, optimize};
+use crate::optimize::{self};
+use crate::pipeline;
 use crate::plan::{Action, Options, Place, Plan, Step};
 use crate::session::{self, Model};
 use crate::tensor::Tensor;
@@ -79,8 +80,8 @@ fn case(dtype: DType, [m, k, n]: [usize; 3], form: &str) -> (Graph, Inputs) {
 
 fn planned(device: &Device, graph: &Graph) -> Arc<Plan> {
     let options = optimize::Options { device: device.clone(), ..optimize::Options::default() };
-    let graph = optimize(graph, &options).unwrap().graph;
-    Arc::new(Plan::build(&graph, &Options::new(device.clone())).unwrap())
+    let graph = pipeline::optimize(graph, &options).unwrap().graph;
+    Arc::new(pipeline::plan(&graph, &Options::new(device.clone())).unwrap())
 }
 
 fn agrees(executor: &Executor, graph: &Graph, inputs: &Inputs, what: &str) {
@@ -152,7 +153,7 @@ fn weights_of_a_plan_are_whole_constants() {
         }
         let y = matmul(&mut g, x, w);
         g.output("y", y);
-        let plan = Plan::build(&g, &Options::new(device.clone())).unwrap();
+        let plan = pipeline::plan(&g, &Options::new(device.clone())).unwrap();
         let whole = weights(&plan).into_iter().all(|(_, _, shape)| shape == [32, 24]);
         assert!(whole && weights(&plan).len() <= 1, "{plan}");
     }
@@ -202,7 +203,7 @@ fn a_weight_in_both_orders_is_there_twice_on_a_gpu() {
             g.output(format!("of {name}"), y);
         }
         g.output("w", constant);
-        let plan = Arc::new(Plan::build(&g, &Options::new(gpu.profile())).unwrap());
+        let plan = Arc::new(pipeline::plan(&g, &Options::new(gpu.profile())).unwrap());
         assert_eq!(weights(&plan).len(), 2);
         let tuner = measured(&gpu, &plan);
         let wide = |c: &Choice| c.problem.contains(" 48x40x72 ");
@@ -289,7 +290,7 @@ fn a_checked_session_takes_packed_weights_on_a_gpu() {
         let options = session::Options { verdicts: None, ..session::Options::default().on(gpu.clone(), tuner) };
         let model = Model::new(graph.clone(), options);
         let compiled = model.compile(&inputs).unwrap();
-        assert_eq!(compiled.warnings, [] as [String; 0]);
+        assert_eq!(compiled.warnings(), [] as [String; 0]);
         assert_eq!(compiled.judged, session::Judged::Now);
         assert_eq!(compiled.executor.notes().len(), 1, "{dtype}");
         let want = evaluate(&graph, &inputs, Mode::Rounded).unwrap();

@@ -11,11 +11,15 @@ use super::tests::gpu;
 use crate::device::Device;
 use crate::graph::Graph;
 use crate::library;
-use crate::plan::{Options, Plan};
+use crate::pipeline;
+use crate::plan::{Options, Shortened};
 use crate::tensor::Tensor;
 use crate::testing::ty;
 use crate::tuner::Tuner;
+use hypatia_dsl::approx::Approx;
 use hypatia_dsl::dtype::DType;
+use hypatia_dsl::kernel::short::Allowed;
+use hypatia_dsl::scalar::device::device_function;
 use hypatia_dsl::source::SourceFile;
 
 /// Arguments over which `1 + erf(x)` and `1 + tanh(x)` go from 0 to 2, and such at which they are either.
@@ -33,12 +37,12 @@ fn case() -> Case {
     let file = SourceFile { name: "sums.hyp".into(), path: None, text: text.into(), embedded: false };
     let mut graph = Graph::new(library::compile_sources(vec![file]).program.unwrap().into());
     let value = graph.input("x", ty(DType::F32, &[x.len()]));
-    for name in ["plus_erf", "plus_tanh"] {
+    for name in ["plus_erf", "plus_tanh", "exp"] {
         let sum = graph.call(name, &[value], &[]).unwrap()[0];
         graph.output(name, sum);
     }
     let tensor = Tensor::from_slice(&[x.len()], &x).unwrap();
-    Case { what: "1 + erf(x) and 1 + tanh(x)".into(), graph, inputs: vec![("x".into(), tensor)] }
+    Case { what: "1 + erf(x), 1 + tanh(x) and e^x".into(), graph, inputs: vec![("x".into(), tensor)] }
 }
 
 /// Within three units of 2^-23 and, where the sum in f32 is 0 or 2, that.
@@ -59,12 +63,26 @@ fn check(case: &Case, got: &[Tensor]) {
     }
 }
 
+/// What `verify` takes for the device's functions is what the templates compute: up to a unit of the largest step, by which
+/// two libraries' powers of two may differ.
+fn same(case: &Case, got: &[Tensor]) {
+    for (name, got) in ["one_plus_erf", "one_plus_tanh", "__expf"].into_iter().zip(got) {
+        let function = device_function(name).unwrap();
+        for (x, got) in case.inputs[0].1.as_slice::<f32>().unwrap().iter().zip(got.as_slice::<f32>().unwrap()) {
+            let want = (function.emulate)(&[*x], 0);
+            let unit = f32::EPSILON * if name == "__expf" { want } else { 2.0 };
+            let near = (want - got).abs() <= unit.max(f32::MIN_POSITIVE);
+            assert!(near || want == *got || want.is_nan() && got.is_nan(), "{name}({x}) = {got}, not {want}");
+        }
+    }
+}
+
 #[test]
 fn sums_with_one_are_near_on_a_gpu() {
     let Some(gpu) = gpu(1) else { return };
     let case = case();
     let options = Options { tf32: true, ..Options::new(gpu.profile()) };
-    let plan = Arc::new(Plan::build(&case.graph, &options).unwrap());
+    let plan = Arc::new(pipeline::plan(&case.graph, &options).unwrap());
     let executor = Executor::new(plan, gpu, &mut Tuner::forgetful(Duration::ZERO)).unwrap();
     check(&case, &executor.run(&[case.inputs[0].1.clone()]).unwrap());
 }
@@ -73,7 +91,30 @@ fn sums_with_one_are_near_on_a_gpu() {
 fn emulated_sums_with_one_are_near() {
     let options = Options { tf32: true, ..Options::new(Device::named("h200").unwrap()) };
     match emulated::run_with(&[case()], &options) {
-        Ok(results) => check(&case(), &results[0].as_ref().unwrap().1),
+        Ok(results) => {
+            let (plan, got) = results[0].as_ref().unwrap();
+            let rule = |s: &Shortened| plan.program.rules[s.rule.index()].name.clone();
+            let fired: Vec<String> = plan.shortened.iter().map(rule).collect();
+            assert_eq!(fired, ["short::one_plus_erf", "short::one_plus_tanh", "short::exp"]);
+            check(&case(), got);
+            same(&case(), got);
+        }
         Err(why) => eprintln!("SKIPPED 1 emulated case: {why}"),
     }
+}
+
+/// On the host nothing is shortened; in f32, and where the user says so, nothing either.
+#[test]
+fn rules_of_kernels_fire_where_digits_are_lost_only() {
+    let case = case();
+    let fired = |options: Options| pipeline::plan(&case.graph, &options).unwrap().shortened.len();
+    let h200 = || Options::new(Device::named("h200").unwrap());
+    let allowed = |approx| Allowed { approx, ..Allowed::default() };
+    assert_eq!(fired(Options { tf32: true, ..Options::new(Device::cpu()) }), 0);
+    assert_eq!(fired(h200()), 0);
+    assert_eq!(fired(Options { tf32: true, ..h200() }), 3);
+    assert_eq!(fired(Options { allowed: allowed(Approx::All), ..h200() }), 3);
+    assert_eq!(fired(Options { tf32: true, allowed: allowed(Approx::None), ..h200() }), 0);
+    let without = Allowed { disabled: ["short::exp".to_string()].into(), ..Allowed::default() };
+    assert_eq!(fired(Options { tf32: true, allowed: without, ..h200() }), 2);
 }

@@ -6,9 +6,9 @@
 use std::sync::Arc;
 
 use cudarc::driver::CudaModule;
-use hypatia_dsl::emit::cuda::{self, CudaSource, Entry, PointTarget, RowTarget};
 use hypatia_dsl::ir::{Backend, Program};
 use hypatia_dsl::parallel::side_by_side;
+use hypatia_templates::cuda::{self, Arg, ArgRole, CudaSource, Entry, PointTarget, RowTarget};
 
 use super::cubin::{self, Origins};
 use super::device::{Gpu, failed};
@@ -18,9 +18,10 @@ use super::packed::Other;
 use super::tune::{self, Tuner};
 use super::{either, gemm, packed};
 use crate::error::{Error, Result};
-use crate::generate::{Body, Work, step_kernels};
+use crate::lowering::{Work, step_kernels};
 use crate::plan::{Action, EitherStep, GemmStep, Plan, Step, View};
 use crate::tuner::Effort;
+use hypatia_templates::instances::Body;
 
 /// A product and the places of its operands, once for each call.
 pub struct Product {
@@ -252,7 +253,7 @@ fn kernel_launch(
     let (at, grid, block) = entry(source, work)?;
     let Entry { name, geometry } = &source.entries[at];
     let function = module.load_function(name).map_err(|e| failed(&format!("cuModuleGetFunction of {name}"), e))?;
-    let pointer = |name: &str| operand(step, work, name).map(|v| Location::of(plan, v));
+    let pointer = |arg: &Arg| operand(step, work, arg).map(|v| Location::of(plan, v));
     let arguments = arguments(source, work, &pointer)?;
     Ok(Launch::Kernel(KernelLaunch::new(function, *geometry, [grid, block], arguments)?))
 }
@@ -261,22 +262,21 @@ fn in_step(e: Error, step: &Step) -> Error {
     match e {
         Error::Device(m) => Error::Device(format!("step `{}`: {m}", step.name)),
         Error::Internal(m) => Error::Internal(format!("step `{}`: {m}", step.name)),
-        Error::Type(m) => Error::Type(format!("step `{}`: {m}", step.name)),
+        Error::Type(m) => Error::Type(m.at(format_args!("step `{}`", step.name))),
         e => e,
     }
 }
 
-/// The operand that a kernel's argument names: `in0`, `out0`, `acc`, or what the work calls so.
-pub(super) fn operand<'a>(step: &'a Step, work: &'a Work, name: &str) -> Option<&'a View> {
-    if let Some((_, view)) = work.views.iter().find(|(n, _)| n == name) {
+/// The tensor that a kernel's argument points to: what the work calls so, or what its role says.
+pub(super) fn operand<'a>(step: &'a Step, work: &'a Work, arg: &Arg) -> Option<&'a View> {
+    if let Some((_, view)) = work.views.iter().find(|(n, _)| *n == arg.name) {
         return Some(view);
     }
-    if name == "acc" {
-        step.reads.last()
-    } else if let Some(i) = name.strip_prefix("in") {
-        step.reads.get(i.parse::<usize>().ok()?)
-    } else {
-        step.writes.get(name.strip_prefix("out")?.parse::<usize>().ok()?)
+    match arg.role {
+        ArgRole::Accumulator => step.reads.last(),
+        ArgRole::Read(i) => step.reads.get(i),
+        ArgRole::Written(i) => step.writes.get(i),
+        ArgRole::Rows | ArgRole::RowLength | ArgRole::Named => None,
     }
 }
 

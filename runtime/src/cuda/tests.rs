@@ -23,6 +23,7 @@ use crate::cpu::reference::{Mode, evaluate};
 use crate::cpu::tests::{Random, coarsest, compare};
 use crate::error::Error;
 use crate::graph::Graph;
+use crate::pipeline;
 use crate::plan::{Options, Plan};
 use crate::tensor::Tensor;
 use crate::testing::{int, list, program, ty};
@@ -44,7 +45,7 @@ pub(super) fn gpu(cases: usize) -> Option<Arc<Gpu>> {
 
 pub(super) fn executor(gpu: &Arc<Gpu>, graph: &Graph, cluster: bool) -> Result<(Arc<Plan>, Executor), Error> {
     let options = Options { cluster, ..Options::new(gpu.profile()) };
-    let plan = Arc::new(Plan::build(graph, &options)?);
+    let plan = Arc::new(pipeline::plan(graph, &options)?);
     let mut tuner = Tuner::forgetful(Duration::ZERO);
     Ok((plan.clone(), Executor::new(plan, gpu.clone(), &mut tuner)?.poisoned()))
 }
@@ -393,7 +394,7 @@ fn choices_are_kept_and_checked_on_a_gpu() {
     let [x, y] = ["x", "y"].map(|name| g.input(name, ty(DType::F32, &[128, 128])));
     let out = plain(&mut g, [x, y]);
     g.output("z", out);
-    let plan = Arc::new(Plan::build(&g, &Options::new(gpu.profile())).unwrap());
+    let plan = Arc::new(pipeline::plan(&g, &Options::new(gpu.profile())).unwrap());
     let folder = tempfile::tempdir().unwrap();
     let store = |name: &str| Arc::new(Store::open(&folder.path().join(name), Kind::Choice));
     let start = |name: &str, file: &TuningFile| {
@@ -437,7 +438,7 @@ fn biased(g: &mut Graph, [x, y, bias]: [crate::graph::Value; 3], dtype: DType) -
 /// Faults on purpose, for a sanitizer to find: if it does not find these, its silence about the others means nothing. They
 /// run only where `HYPATIA_PLANT` asks for them.
 mod planted {
-    use hypatia_dsl::emit::cuda::Geometry;
+    use hypatia_templates::cuda::Geometry;
 
     use super::*;
     use crate::cuda::launch::{Argument, Bases, KernelLaunch, Location};

@@ -18,7 +18,8 @@ use crate::cache::{Kind, Store};
 use crate::cpu::reference::{Mode, evaluate};
 use crate::cpu::tests::{coarsest, compare};
 use crate::graph::{Graph, Value};
-use crate::optimize::{self, optimize};
+use crate::optimize::{self};
+use crate::pipeline;
 use crate::plan::{Action, Options, Plan, Step};
 use crate::tensor::Tensor;
 use crate::testing::{list, ty};
@@ -117,7 +118,7 @@ fn case(program: &Arc<Program>, form: &str, dtype: DType, [m, n, k]: [usize; 3],
     }
     if form == "DGELU" {
         let device = crate::device::Device::named("h200").unwrap();
-        g = optimize(&g, &optimize::Options { device, ..optimize::Options::default() }).unwrap().graph;
+        g = pipeline::optimize(&g, &optimize::Options { device, ..optimize::Options::default() }).unwrap().graph;
     }
     (g, inputs)
 }
@@ -149,7 +150,7 @@ fn plans_with_calls_agree_with_the_reference_on_the_cpu() {
         let (graph, inputs) = case(&program, form, dtype, shape, turned);
         let want = evaluate(&graph, &inputs, Mode::Rounded).unwrap();
         let tensors: Vec<Tensor> = inputs.iter().map(|(_, t)| t.clone()).collect();
-        let plan = Arc::new(Plan::build(&graph, &Options::new(device.clone())).unwrap());
+        let plan = Arc::new(pipeline::plan(&graph, &Options::new(device.clone())).unwrap());
         let executor = crate::cpu::Executor::new(plan.clone(), 2).unwrap().poisoned();
         let [_, n, _] = shape;
         let typed = dtype != DType::F64 && !(dtype == DType::F32 && form.starts_with("GELU"));
@@ -235,7 +236,7 @@ fn the_faster_way_is_chosen_and_kept_on_a_gpu() {
     for (form, shape) in FORMS.into_iter().flat_map(|f| shapes.map(|s| (f, s))) {
         let (graph, inputs) = case(&program, form, DType::BF16, shape, [false, form == "GELU_AUX_BIAS"]);
         let tensors: Vec<Tensor> = inputs.iter().map(|(_, t)| t.clone()).collect();
-        let plan = Arc::new(Plan::build(&graph, &Options::new(gpu.profile())).unwrap());
+        let plan = Arc::new(pipeline::plan(&graph, &Options::new(gpu.profile())).unwrap());
         let (first, counts) = start(&gpu, &plan, &store);
         let (second, again) = start(&gpu, &plan, &store);
         let what = format!("{form} {shape:?}: {} launches, {counts:?}\n{plan}", first.launches());

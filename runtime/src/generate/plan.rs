@@ -4,12 +4,13 @@
 //! the same function of operands of the same kinds share one.
 
 use hypatia_dsl::dtype::DType;
-use hypatia_dsl::emit::cuda::identifier;
+use hypatia_dsl::kernel::short::Shortener;
 use hypatia_dsl::kernel::{Access, Operand, PointwiseKernel};
+use hypatia_templates::cuda::identifier;
 
-use super::steps::step_kernels;
 use super::write::StepEntry;
-use super::{Body, Instance, Skipped, Work};
+use super::{Body, Instance, Skipped};
+use crate::lowering::{Work, step_kernels};
 use crate::plan::{Action, GemmStep, Plan, Step, View, row_major};
 
 /// What `gen` makes of a plan.
@@ -28,6 +29,7 @@ pub fn of_plan(plan: &Plan) -> OfPlan {
     let mut out = OfPlan::default();
     // By kernel: the names of the steps that run it.
     let mut named: Vec<Vec<String>> = Vec::new();
+    let shortener = Shortener::new(&plan.program, &plan.allowed);
     for (i, step) in plan.steps.iter().enumerate() {
         let name = name(plan, i);
         for part in parts(plan, step) {
@@ -42,7 +44,11 @@ pub fn of_plan(plan: &Plan) -> OfPlan {
                     });
                     continue;
                 }
-                Part::Kernel { kind, body, work, runs } => (kind, *body, work, runs),
+                Part::Kernel { kind, mut body, work, runs } => {
+                    // A plan for a GPU has them already.
+                    body.shorten(&shortener, plan.tf32);
+                    (kind, *body, work, runs)
+                }
             };
             let known = out.instances.iter().position(|known| same(&known.body, &body));
             let at = known.unwrap_or_else(|| {
@@ -175,7 +181,6 @@ fn epilogue(gemm: &GemmStep, step: &Step) -> PointwiseKernel {
         rank: if strided { shape.len() } else { 2 },
         term: gemm.term.clone(),
         acc: Some(gemm.acc),
-        coarse: false,
     }
 }
 

@@ -8,9 +8,9 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use hypatia_dsl::dtype::DType;
-use hypatia_dsl::emit::cuda::{ArgKind, CudaSource, EmitError, Geometry, NVRTC_OPTIONS, identifier};
 use hypatia_dsl::ir::Program;
 use hypatia_dsl::source::read_regular;
+use hypatia_templates::cuda::{ArgKind, CudaSource, EmitError, Geometry, NVRTC_OPTIONS, identifier};
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 

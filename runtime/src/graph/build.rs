@@ -13,7 +13,7 @@ use hypatia_dsl::scalar::Term;
 use hypatia_dsl::shape::Dim;
 use hypatia_dsl::typing::{TensorType, apply_op, apply_scalar, normalise_attrs};
 
-use super::{Graph, Node, NodeId, NodeKind, Value, check_term};
+use super::{Graph, Kernels, Node, NodeId, NodeKind, Value, check_term};
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 
@@ -80,23 +80,22 @@ impl Graph {
         let types: Vec<Option<TensorType>> = operands[..split].iter().map(|v| v.map(|v| self.ty(v).clone())).collect();
         let given: Vec<Option<AttrValue>> = attrs.iter().cloned().map(Some).collect();
         let rank = types.iter().flatten().next().map(|t| t.shape.len());
-        let attrs = normalise_attrs(def, &given, rank).map_err(|e| Error::Type(e.to_string()))?;
-        let results = apply_op(program, op, &attrs, &types).map_err(|e| Error::Type(e.to_string()))?;
+        let attrs = normalise_attrs(def, &given, rank).map_err(Error::from)?;
+        let results = apply_op(program, op, &attrs, &types).map_err(Error::from)?;
         if results.is_empty() {
-            return Err(Error::Type(format!("`{}` has no result with these attributes", def.name)));
+            return Err(Error::Type(format!("`{}` has no result with these attributes", def.name).into()));
         }
         match (has_term, term) {
             (true, Some(term)) => {
-                let reads: Vec<TensorType> = operands[split..]
-                    .iter()
-                    .map(|v| v.map(|v| self.ty(v).clone()))
-                    .collect::<Option<_>>()
-                    .ok_or_else(|| Error::Type(format!("`{}`: an operand of the term is absent", def.name)))?;
+                let reads: Vec<TensorType> =
+                    operands[split..].iter().map(|v| v.map(|v| self.ty(v).clone())).collect::<Option<_>>().ok_or_else(
+                        || Error::Type(format!("`{}`: an operand of the term is absent", def.name).into()),
+                    )?;
                 check_term(program, term, &results[0].shape, &reads)
-                    .map_err(|m| Error::Type(format!("`{}`: {m}", def.name)))?;
+                    .map_err(|m| Error::Type(format!("`{}`: {m}", def.name).into()))?;
             }
-            (true, None) => return Err(Error::Type(format!("`{}` needs an epilogue term", def.name))),
-            (false, Some(_)) => return Err(Error::Type(format!("`{}` takes no epilogue term", def.name))),
+            (true, None) => return Err(Error::Type(format!("`{}` needs an epilogue term", def.name).into())),
+            (false, Some(_)) => return Err(Error::Type(format!("`{}` takes no epilogue term", def.name).into())),
             (false, None) => {}
         }
         Ok((attrs, results))
@@ -107,7 +106,7 @@ impl Graph {
         let operands: Vec<Option<Value>> = operands.iter().copied().map(Some).collect();
         self.check_values(&operands)?;
         let types: Vec<TensorType> = operands.iter().flatten().map(|v| self.ty(*v).clone()).collect();
-        let result = apply_scalar(&self.program, scalar, &types).map_err(|e| Error::Type(e.to_string()))?;
+        let result = apply_scalar(&self.program, scalar, &types).map_err(Error::from)?;
         Ok(self.push(NodeKind::Scalar(scalar), operands, vec![result]))
     }
 
@@ -145,6 +144,21 @@ impl Graph {
             return Err(Error::Input(format!("the scalar `{name}` has no attribute `{attr}`")));
         }
         Ok(vec![self.scalar(scalar, operands)?])
+    }
+
+    /// Adds an application of the op of that name; operands may be absent.
+    pub fn named_op(
+        &mut self,
+        name: &str,
+        operands: &[Option<Value>],
+        attrs: &[(&str, AttrValue)],
+        term: Option<Term>,
+    ) -> Result<Vec<Value>> {
+        let missing =
+            || Error::Input(format!("the graph's program has no op `{name}`: build it with `Graph::new(program())`"));
+        let op = self.program.find_op(name).ok_or_else(missing)?;
+        let attrs = self.named_attrs(op, attrs)?;
+        self.op(op, operands, attrs, term)
     }
 
     /// The attributes of an op in declaration order, from named ones and defaults.
@@ -241,7 +255,7 @@ impl Graph {
 
     pub(super) fn push(&mut self, kind: NodeKind, operands: Vec<Option<Value>>, results: Vec<TensorType>) -> Value {
         let node = NodeId(self.nodes.len() as u32);
-        self.nodes.push(Node { kind, operands, results, name: String::new() });
+        self.nodes.push(Node { kind, operands, results, name: String::new(), kernels: Kernels::default() });
         Value { node, output: 0 }
     }
 

@@ -17,7 +17,7 @@ use hypatia_dsl::spell::closest;
 use hypatia_dsl::typing::TensorType;
 
 use super::{Graph, Value};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, TypeFault};
 use crate::tensor::{Element, Tensor};
 
 /// Builds a [`Graph`] from formulas.
@@ -162,13 +162,10 @@ impl GraphBuilder {
     #[track_caller]
     pub fn call_all<'g>(&'g self, name: &str, operands: &[Var<'g>], attrs: &[(&str, AttrValue)]) -> Vec<Var<'g>> {
         let Some(values) = operands.iter().map(|v| v.value).collect::<Option<Vec<Value>>>() else { return Vec::new() };
-        self.add_all(Location::caller(), |g| match g.call(name, &values, attrs) {
-            Err(Error::Input(m)) if m.contains("no op and no scalar") => {
-                let names = g.program.ops.iter().map(|o| o.name.as_str());
-                let near = closest(name, names.chain(g.program.scalars.iter().map(|s| s.name.as_str())));
-                Err(Error::Input(near.map_or(m.clone(), |n| format!("{m}; did you mean `{n}`?"))))
-            }
-            other => other,
+        self.add_all(Location::caller(), |g| {
+            let called = g.call(name, &values, attrs);
+            let known = g.program.find_op(name).is_some() || g.program.find_scalar(name).is_some();
+            called.map_err(|e| if known { e } else { with_closest(g, name, e) })
         })
     }
 
@@ -189,7 +186,7 @@ impl GraphBuilder {
     pub fn finish(self) -> Result<Graph> {
         let mistakes = self.mistakes.into_inner();
         if !mistakes.is_empty() {
-            return Err(Error::Type(mistakes.join("\n")));
+            return Err(Error::Type(mistakes.join("\n").into()));
         }
         let graph = self.graph.into_inner();
         graph.validate()?;
@@ -204,7 +201,7 @@ impl GraphBuilder {
             return Vec::new();
         }
         let operands: Vec<Option<Value>> = operands.iter().map(|v| v.and_then(|v| v.value)).collect();
-        self.add_all(Location::caller(), |g| crate::generated::op(g, name, &operands, attrs, None))
+        self.add_all(Location::caller(), |g| g.named_op(name, &operands, attrs, None))
     }
 
     /// The first of several values.
@@ -247,10 +244,19 @@ impl GraphBuilder {
     }
 }
 
+/// Says which name that is declared is close to one that is not.
+fn with_closest(g: &Graph, name: &str, e: Error) -> Error {
+    let names = g.program.ops.iter().map(|o| o.name.as_str());
+    match closest(name, names.chain(g.program.scalars.iter().map(|s| s.name.as_str()))) {
+        Some(near) => Error::Input(format!("{e}; did you mean `{near}`?")),
+        None => e,
+    }
+}
+
 /// Says on what an op was tried.
 fn with_operands(g: &Graph, name: &str, values: &[Value], e: Error) -> Error {
     let types: Vec<String> = values.iter().map(|v| g.ty(*v).to_string()).collect();
-    Error::Type(format!("{name}({}): {e}", types.join(", ")))
+    Error::Type(TypeFault { code: e.code(), message: format!("{name}({}): {e}", types.join(", ")) })
 }
 
 macro_rules! unary {

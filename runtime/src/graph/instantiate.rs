@@ -9,15 +9,15 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use hypatia_dsl::dtype::{DType, Kind};
+use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::{
-    AExpr, AttrType, AttrValue, Build, BuildArg, BuildNode, Head, OpBody, OpId, ParamKind, ScalarId, TypePat, VarId,
+    AExpr, AttrType, AttrValue, Build, InView, OpBody, OpId, ParamKind, Program, ScalarId, TypePat, VarId,
 };
-use hypatia_dsl::neutral::without_absent;
 use hypatia_dsl::scalar::{Literal, Term, TermId, TermNode};
 use hypatia_dsl::typing::{Bindings, TensorType, TypeError, codes, eval, match_type};
 
 use super::build::tensor_params;
+use super::interpret::{self, Application, Host, Item, build_tensor};
 use super::{Graph, GraphFacts, NodeKind, Value};
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
@@ -76,14 +76,7 @@ enum Key {
     Number(DType, u64),
     Const(usize),
     Scalar(ScalarId, Vec<Value>),
-    /// Attributes and term as text: they hold floats, which have no equality.
-    Op(OpId, Vec<Option<Value>>, String),
-}
-
-/// An operand that has been built.
-enum Slot {
-    Value(Value),
-    Absent,
+    Op(OpId, Vec<Option<Value>>, Vec<AttrValue>, Option<Term>),
 }
 
 impl<'g> Instantiator<'g> {
@@ -105,18 +98,14 @@ impl<'g> Instantiator<'g> {
 
     /// The value of an expression; an error if it is an absent operand.
     pub fn build(&mut self, build: &Build, env: &Env) -> Result<Value> {
-        match self.slot(build, env, env.number)? {
-            Slot::Value(v) => Ok(v),
-            Slot::Absent => Err(Error::Type("an absent operand has no value".into())),
-        }
+        let mut expression = Expression { into: self, env, terms: Vec::new() };
+        let value = build_tensor(&mut expression, build, env.number)?;
+        value.ok_or_else(|| Error::Type("an absent operand has no value".into()))
     }
 
     /// The term of an expression of sort Term, with the tensors it reads.
     pub fn build_term(&mut self, build: &Build, env: &Env) -> Result<BoundTerm> {
-        let mut bound = BoundTerm { term: Term::empty(), reads: Vec::new() };
-        let root = self.term(build, env, &mut bound)?;
-        bound.term.roots = vec![root];
-        Ok(bound)
+        interpret::build_term(&mut Expression { into: self, env, terms: Vec::new() }, build)
     }
 
     /// The value of an attribute expression of a given type.
@@ -134,7 +123,7 @@ impl<'g> Instantiator<'g> {
     pub fn number(&mut self, dtype: DType, value: f64) -> Result<Value> {
         if dtype.is_int() && dtype.round(value) != value {
             let message = format!("the number {value} stands beside {dtype}, which does not hold it");
-            return Err(Error::Type(TypeError::new(codes::DTYPE, message).to_string()));
+            return Err(TypeError::new(codes::DTYPE, message).into());
         }
         let key = Key::Number(dtype, value.to_bits());
         self.share(key, |this| {
@@ -162,7 +151,7 @@ impl<'g> Instantiator<'g> {
         term: Option<Term>,
     ) -> Result<Vec<Value>> {
         let (attrs, results) = self.graph.type_op(op, operands, attrs, term.as_ref())?;
-        let key = Key::Op(op, operands.to_vec(), format!("{attrs:?} {term:?}"));
+        let key = Key::Op(op, operands.to_vec(), attrs.clone(), term.clone());
         self.share(key, |this| {
             let program = this.graph.program.clone();
             match &program.op(op).body {
@@ -200,13 +189,13 @@ impl<'g> Instantiator<'g> {
         let mut values = Vec::with_capacity(body.len());
         for (build, wanted) in body.iter().zip(results) {
             let value = self.build(build, &env).map_err(|e| match e {
-                Error::Type(m) => Error::Type(format!("in the body of `{}`: {m}", def.name)),
+                Error::Type(m) => Error::Type(m.at(format_args!("in the body of `{}`", def.name))),
                 e => e,
             })?;
             let got = self.graph.ty(value);
             if got != wanted {
                 let message = format!("the body of `{}` gives {got}, but its declaration says {wanted}", def.name);
-                return Err(Error::Type(message));
+                return Err(Error::Type(message.into()));
             }
             values.push(value);
         }
@@ -261,295 +250,160 @@ impl<'g> Instantiator<'g> {
             *bindings = trial;
         }
     }
+}
 
-    fn slot(&mut self, build: &Build, env: &Env, hint: Option<DType>) -> Result<Slot> {
-        self.depth += 1;
-        let result = if self.depth > MAX_DEPTH {
-            Err(Error::Limit(format!("an expression is nested more than {MAX_DEPTH} deep")))
-        } else {
-            self.slot_inner(build, env, hint)
+/// One expression while it is built into a graph.
+struct Expression<'i, 'g, 'e> {
+    into: &'i mut Instantiator<'g>,
+    env: &'e Env,
+    /// The terms that are being built, innermost last.
+    terms: Vec<BoundTerm>,
+}
+
+impl Expression<'_, '_, '_> {
+    fn add(&mut self, node: TermNode) -> Result<TermId> {
+        self.terms.last_mut().map(|t| t.term.add(node)).ok_or_else(|| Error::Internal("no term is begun".into()))
+    }
+}
+
+impl Host for Expression<'_, '_, '_> {
+    type Value = Option<Value>;
+    type Term = TermId;
+    type Epilogue = BoundTerm;
+    type Error = Error;
+
+    fn program(&self) -> &Arc<Program> {
+        &self.into.graph.program
+    }
+
+    fn ill_typed(message: String) -> Error {
+        Error::Type(message.into())
+    }
+
+    fn descend(&mut self) -> Result<()> {
+        if self.into.depth >= MAX_DEPTH {
+            return Err(Error::Limit(format!("an expression is nested more than {MAX_DEPTH} deep")));
+        }
+        self.into.depth += 1;
+        Ok(())
+    }
+
+    fn ascend(&mut self) {
+        self.into.depth -= 1;
+    }
+
+    fn variable(&mut self, v: VarId) -> Result<Option<Value>> {
+        match self.env.tensors.get(&v) {
+            Some(value) => Ok(Some(*value)),
+            None if self.env.absent.contains(&v) => Ok(None),
+            None => Err(Error::Internal(format!("variable {} stands for no tensor", v.0))),
+        }
+    }
+
+    fn is_absent(&self, v: VarId) -> bool {
+        !self.env.tensors.contains_key(&v)
+    }
+
+    fn variables(&self, v: VarId) -> Result<Vec<Option<Value>>> {
+        Ok(self.env.variadics.get(&v).into_iter().flatten().map(|v| Some(*v)).collect())
+    }
+
+    fn term_variable(&mut self, v: VarId) -> Result<Option<TermId>> {
+        let (Some(bound), Some(into)) = (self.env.terms.get(&v), self.terms.last_mut()) else { return Ok(None) };
+        splice(bound, into).map(Some)
+    }
+
+    fn eval(&self, expr: &AExpr, items: &[Item<Option<Value>>]) -> Option<AttrValue> {
+        if items.is_empty() {
+            return self.into.attr(expr, self.env);
+        }
+        let mut env = self.env.clone();
+        env.tensors.extend(items.iter().filter_map(|(var, value)| value.map(|value| (*var, value))));
+        self.into.attr(expr, &env)
+    }
+
+    fn dtype(&self, value: Option<Value>) -> Option<DType> {
+        value.map(|v| self.into.graph.ty(v).dtype)
+    }
+
+    fn absent(&mut self) -> Result<Option<Value>> {
+        Ok(None)
+    }
+
+    fn number(&mut self, _: &AExpr, value: f64, dtype: DType) -> Result<Option<Value>> {
+        self.into.number(dtype, value).map(Some)
+    }
+
+    fn scalar(&mut self, scalar: ScalarId, operands: &[Option<Value>]) -> Result<Option<Value>> {
+        let present = |(i, v): (usize, &Option<Value>)| {
+            let name = &self.into.graph.program.scalar(scalar).name;
+            v.ok_or_else(|| Error::Type(format!("operand {} of `{name}` is absent", i + 1).into()))
         };
-        self.depth -= 1;
-        result
+        let operands = operands.iter().enumerate().map(present).collect::<Result<Vec<_>>>()?;
+        self.into.scalar(scalar, &operands).map(Some)
     }
 
-    fn slot_inner(&mut self, build: &Build, env: &Env, hint: Option<DType>) -> Result<Slot> {
-        match build {
-            Build::Var(v) => match env.tensors.get(v) {
-                Some(value) => Ok(Slot::Value(*value)),
-                None if env.absent.contains(v) => Ok(Slot::Absent),
-                None => Err(Error::Internal(format!("variable {} stands for no tensor", v.0))),
-            },
-            Build::Number(expr) => {
-                let value = self.number_of(expr, env)?;
-                let dtype = hint.ok_or_else(|| {
-                    Error::Type(format!("the number {value} needs a tensor beside it, whose element type it takes"))
-                })?;
-                Ok(Slot::Value(self.number(dtype, value)?))
-            }
-            Build::Else(v, other) => match env.tensors.get(v) {
-                Some(value) => Ok(Slot::Value(*value)),
-                None => self.slot(other, env, hint),
-            },
-            Build::Frozen(inner) => self.slot(inner, env, hint),
-            Build::Absent => Ok(Slot::Absent),
-            Build::If(guard, a, b) => {
-                let branch = if self.truth(guard, env)? { a } else { b };
-                self.slot(branch, env, hint)
-            }
-            Build::Node(node) => {
-                let absent = |v: VarId| !env.tensors.contains_key(&v);
-                let program = self.graph.program.clone();
-                if let Some(rest) = without_absent(&program, node, &absent) {
-                    return self.slot(rest, env, hint);
-                }
-                let results = match node.head {
-                    Head::Op(op) => self.op_node(op, node, env, hint)?,
-                    Head::Scalar(scalar) => vec![self.scalar_node(scalar, node, env, hint)?],
-                    Head::Acc | Head::In(_) | Head::TermCast | Head::Region(_) => {
-                        return Err(Error::Type("an epilogue term stands outside of an epilogue".into()));
-                    }
-                };
-                let value = results
-                    .get(node.output as usize)
-                    .ok_or_else(|| Error::Type(format!("result {} of {} is asked for", node.output, results.len())))?;
-                Ok(Slot::Value(*value))
-            }
-        }
+    fn op(
+        &mut self,
+        Application { op, output, operands, attrs, term }: Application<'_, Self>,
+    ) -> Result<Option<Value>> {
+        let def = self.into.graph.program.op(op);
+        let coerced = def.attrs().zip(attrs).map(|((_, param), value)| match &param.kind {
+            ParamKind::Attr { ty, .. } => coerce(*ty, value),
+            _ => value,
+        });
+        let attrs: Vec<AttrValue> = coerced.collect();
+        let mut operands = operands.to_vec();
+        let term = term.map(|(_, bound)| {
+            operands.resize(tensor_params(def), None);
+            operands.extend(bound.reads.into_iter().map(Some));
+            bound.term
+        });
+        let results = self.into.op(op, &operands, &attrs, term)?;
+        let asked = || Error::Type(format!("result {output} of {} is asked for", results.len()).into());
+        results.get(output as usize).copied().map(Some).ok_or_else(asked)
     }
 
-    fn number_of(&self, expr: &AExpr, env: &Env) -> Result<f64> {
-        match self.attr(expr, env) {
-            Some(AttrValue::Float(v)) => Ok(v),
-            Some(AttrValue::Dim(d)) => d
-                .as_const()
-                .map(|c| c as f64)
-                .ok_or_else(|| Error::Type(format!("the size `{d}` is not known, so it cannot be used as a number"))),
-            Some(AttrValue::Bool(b)) => Ok(b as u8 as f64),
-            Some(other) => Err(Error::Type(format!("{} is not a number", super::print::show_attr(&other)))),
-            None => Err(Error::Type("a number of the expression cannot be computed here".into())),
-        }
+    fn region(&mut self, _: VarId, _: &[Option<Value>]) -> Result<Option<Value>> {
+        Err(Error::Type("pointwise work stands for nothing here".into()))
     }
 
-    fn truth(&self, guard: &AExpr, env: &Env) -> Result<bool> {
-        match self.attr(guard, env) {
-            Some(AttrValue::Bool(b)) => Ok(b),
-            _ => Err(Error::Type("the condition of an `if` cannot be decided here".into())),
-        }
+    fn begin_term(&mut self) {
+        self.terms.push(BoundTerm { term: Term::empty(), reads: Vec::new() });
     }
 
-    /// True if the expression takes its dtype from outside: it has no tensor of its own.
-    fn needs_hint(&self, build: &Build, env: &Env, depth: usize) -> bool {
-        let more = |b: &Build| depth < MAX_DEPTH && self.needs_hint(b, env, depth + 1);
-        match build {
-            Build::Number(_) => true,
-            Build::Var(_) | Build::Absent => false,
-            Build::Else(v, other) => !env.tensors.contains_key(v) && more(other),
-            Build::Frozen(inner) => more(inner),
-            Build::If(guard, a, b) => match self.truth(guard, env) {
-                Ok(true) => more(a),
-                Ok(false) => more(b),
-                Err(_) => false,
-            },
-            Build::Node(node) => {
-                let operand = |i: usize| match node.head {
-                    Head::Scalar(s) => self.graph.program.scalar(s).params.get(i).is_some_and(|p| p.1 == Kind::Number),
-                    _ => true,
-                };
-                let is_number = match node.head {
-                    Head::Scalar(s) => self.graph.program.scalar(s).result == Kind::Number,
-                    Head::Op(_) => true,
-                    Head::Acc | Head::In(_) | Head::TermCast | Head::Region(_) => false,
-                };
-                let mut args = node.args.iter().enumerate().filter(|(i, _)| operand(*i)).peekable();
-                is_number && args.peek().is_some() && args.all(|(_, a)| matches!(a, BuildArg::One(b) if more(b)))
-            }
-        }
+    fn end_term(&mut self, root: Result<TermId>) -> Result<BoundTerm> {
+        let bound = self.terms.pop();
+        let mut bound = bound.ok_or_else(|| Error::Internal("no term is begun".into()))?;
+        bound.term.roots = vec![root?];
+        Ok(bound)
     }
 
-    fn scalar_node(&mut self, scalar: ScalarId, node: &BuildNode, env: &Env, hint: Option<DType>) -> Result<Value> {
-        let program = self.graph.program.clone();
-        let def = program.scalar(scalar);
-        let mut args = Vec::with_capacity(node.args.len());
-        for arg in &node.args {
-            match arg {
-                BuildArg::One(b) => args.push(b),
-                _ => return Err(Error::Type(format!("`{}` is a scalar: it takes no list of operands", def.name))),
-            }
-        }
-        let is_number = |i: usize| def.params.get(i).is_none_or(|p| p.1 == Kind::Number);
-        let mut values: Vec<Option<Value>> = vec![None; args.len()];
-        let mut dtype = None;
-        for (i, arg) in args.iter().enumerate() {
-            if !self.needs_hint(arg, env, 0) {
-                let Slot::Value(v) = self.slot(arg, env, None)? else {
-                    return Err(Error::Type(format!("operand {} of `{}` is absent", i + 1, def.name)));
-                };
-                values[i] = Some(v);
-                if is_number(i) {
-                    dtype = dtype.or(Some(self.graph.ty(v).dtype));
-                }
-            }
-        }
-        let outer = if def.result == Kind::Number { hint } else { None };
-        for (i, arg) in args.iter().enumerate() {
-            if values[i].is_none() {
-                let hint = if is_number(i) { dtype.or(outer) } else { Some(DType::Bool) };
-                if let Slot::Value(v) = self.slot(arg, env, hint)? {
-                    values[i] = Some(v);
-                }
-            }
-        }
-        let values: Vec<Value> = values.into_iter().flatten().collect();
-        self.scalar(scalar, &values)
+    fn acc(&mut self) -> Result<TermId> {
+        self.add(TermNode::Acc)
     }
 
-    fn op_node(&mut self, op: OpId, node: &BuildNode, env: &Env, hint: Option<DType>) -> Result<Vec<Value>> {
-        let program = self.graph.program.clone();
-        let def = program.op(op);
-        let params: Vec<&ParamKind> = def.operands().map(|(_, p)| &p.kind).collect();
-        let (mut bound, mut tensors) = (None, Vec::new());
-        for (i, arg) in node.args.iter().enumerate() {
-            let param = params.get(i).or(params.last()).copied();
-            match (arg, param) {
-                (BuildArg::One(b), Some(ParamKind::Term)) => bound = Some(b),
-                (BuildArg::One(b), _) => tensors.push((b.clone(), env.clone())),
-                (BuildArg::Spread(v), _) => {
-                    for value in env.variadics.get(v).into_iter().flatten() {
-                        let mut one = Env::default();
-                        one.tensors.insert(*v, *value);
-                        tensors.push((Build::Var(*v), one));
-                    }
-                }
-                (BuildArg::Each { element, item, over }, _) => {
-                    for value in env.variadics.get(over).into_iter().flatten() {
-                        let mut inner = env.clone();
-                        inner.tensors.insert(*item, *value);
-                        tensors.push((element.clone(), inner));
-                    }
-                }
-            }
-        }
-        let mut operands = self.operands(&def.name, &tensors, hint)?;
-        let attrs = self.node_attrs(op, node, env)?;
-        let term = match bound {
-            None => None,
-            Some(b) => {
-                let bound = self.build_term(b, env)?;
-                operands.resize(tensor_params(def), None);
-                operands.extend(bound.reads.into_iter().map(Some));
-                Some(bound.term)
-            }
-        };
-        self.op(op, &operands, &attrs, term)
+    fn read(&mut self, view: InView, value: Option<Value>) -> Result<TermId> {
+        let value = value.ok_or_else(|| Error::Type("an epilogue reads an absent operand".into()))?;
+        let into = self.terms.last_mut().ok_or_else(|| Error::Internal("no term is begun".into()))?;
+        let input = read_index(value, into);
+        self.add(TermNode::In { input, view })
     }
 
-    /// Tensor operands: first those with a dtype of their own, then numbers, which take that of the
-    /// first of them.
-    fn operands(&mut self, name: &str, args: &[(Build, Env)], hint: Option<DType>) -> Result<Vec<Option<Value>>> {
-        let mut values: Vec<Option<Value>> = vec![None; args.len()];
-        let mut waiting = Vec::new();
-        let mut dtype = None;
-        for (i, (arg, env)) in args.iter().enumerate() {
-            if self.needs_hint(arg, env, 0) {
-                waiting.push(i);
-            } else if let Slot::Value(v) = self.slot(arg, env, None)? {
-                values[i] = Some(v);
-                dtype = dtype.or(Some(self.graph.ty(v).dtype));
-            }
-        }
-        for i in waiting {
-            let (arg, env) = &args[i];
-            match self.slot(arg, env, dtype.or(hint))? {
-                Slot::Value(v) => values[i] = Some(v),
-                Slot::Absent => return Err(Error::Type(format!("operand {} of `{name}` is absent", i + 1))),
-            }
-        }
-        Ok(values)
+    fn literal(&mut self, _: &AExpr, value: f64) -> Result<TermId> {
+        self.add(TermNode::Lit(Literal(value)))
     }
 
-    fn node_attrs(&self, op: OpId, node: &BuildNode, env: &Env) -> Result<Vec<AttrValue>> {
-        let def = self.graph.program.op(op);
-        let mut out = Vec::with_capacity(node.attrs.len());
-        for (expr, (_, param)) in node.attrs.iter().zip(def.attrs()) {
-            let value = self.attr(expr, env).ok_or_else(|| {
-                Error::Type(format!("attribute `{}` of `{}` cannot be computed here", param.name, def.name))
-            })?;
-            out.push(match (&param.kind, value) {
-                (ParamKind::Attr { ty, .. }, value) => coerce(*ty, value),
-                (_, value) => value,
-            });
-        }
-        Ok(out)
+    fn call(&mut self, scalar: ScalarId, args: &[TermId]) -> Result<TermId> {
+        self.add(TermNode::Call { scalar, args: args.to_vec() })
     }
 
-    fn term(&mut self, build: &Build, env: &Env, into: &mut BoundTerm) -> Result<TermId> {
-        self.depth += 1;
-        let result = if self.depth > MAX_DEPTH {
-            Err(Error::Limit(format!("an epilogue is nested more than {MAX_DEPTH} deep")))
-        } else {
-            self.term_inner(build, env, into)
-        };
-        self.depth -= 1;
-        result
+    fn cast(&mut self, to: DType, arg: TermId) -> Result<TermId> {
+        self.add(TermNode::Cast { to, arg })
     }
 
-    fn term_inner(&mut self, build: &Build, env: &Env, into: &mut BoundTerm) -> Result<TermId> {
-        match build {
-            Build::Var(v) => match env.terms.get(v) {
-                Some(bound) => splice(bound, into),
-                None => Err(Error::Internal(format!("variable {} stands for no epilogue term", v.0))),
-            },
-            Build::Number(expr) => Ok(into.term.add(TermNode::Lit(Literal(self.number_of(expr, env)?)))),
-            Build::Else(v, other) => match env.terms.get(v) {
-                Some(bound) => splice(bound, into),
-                None => self.term(other, env, into),
-            },
-            Build::Frozen(inner) => self.term(inner, env, into),
-            Build::If(guard, a, b) => {
-                let branch = if self.truth(guard, env)? { a } else { b };
-                self.term(branch, env, into)
-            }
-            Build::Absent => Err(Error::Type("an absent operand stands in an epilogue".into())),
-            Build::Node(node) => self.term_node(node, env, into),
-        }
-    }
-
-    fn term_node(&mut self, node: &BuildNode, env: &Env, into: &mut BoundTerm) -> Result<TermId> {
-        let one = |i: usize| match node.args.get(i) {
-            Some(BuildArg::One(b)) => Ok(b),
-            _ => Err(Error::Type("a function in an epilogue lacks its argument".into())),
-        };
-        match node.head {
-            Head::Acc => Ok(into.term.add(TermNode::Acc)),
-            Head::In(view) => {
-                let Slot::Value(value) = self.slot(one(0)?, env, None)? else {
-                    return Err(Error::Type("an epilogue reads an absent operand".into()));
-                };
-                let input = read_index(value, into);
-                Ok(into.term.add(TermNode::In { input, view }))
-            }
-            Head::Region(_) => Err(Error::Type("pointwise work stands for nothing here".into())),
-            Head::TermCast => {
-                let to = node.attrs.first().and_then(|a| self.attr(a, env));
-                let Some(AttrValue::DType(to)) = to else {
-                    return Err(Error::Type("the type of a cast in an epilogue cannot be computed here".into()));
-                };
-                let arg = self.term(one(0)?, env, into)?;
-                Ok(into.term.add(TermNode::Cast { to, arg }))
-            }
-            Head::Scalar(scalar) => {
-                let mut args = Vec::with_capacity(node.args.len());
-                for i in 0..node.args.len() {
-                    args.push(self.term(one(i)?, env, into)?);
-                }
-                Ok(into.term.add(TermNode::Call { scalar, args }))
-            }
-            Head::Op(op) => {
-                let name = &self.graph.program.op(op).name;
-                Err(Error::Type(format!("the op `{name}` stands in an epilogue, where only scalars may")))
-            }
-        }
+    fn region_term(&mut self, _: VarId, _: &[TermId]) -> Result<TermId> {
+        Err(Error::Type("pointwise work stands for nothing here".into()))
     }
 }
 

@@ -6,12 +6,19 @@
 
 mod build;
 mod builder;
+mod constants;
 pub mod export;
 mod facts;
+pub mod fusions;
 pub mod import;
 pub mod instantiate;
+pub(crate) mod interpret;
+mod kernels;
+mod kinds;
 mod narrow;
 mod print;
+mod regions;
+mod replace;
 mod specialize;
 mod term;
 #[cfg(test)]
@@ -21,9 +28,14 @@ mod validate;
 mod widen;
 
 pub use builder::{GraphBuilder, Size, Var};
+pub use constants::{ConstantFolder, Constants, constant_nodes, constant_value};
 pub use facts::{GraphFacts, splat};
 pub use instantiate::{Env, Instantiator};
+pub use kernels::{Asked, Candidate, Kernels, Known, Matched, Product, Split, Way, device_fact, scale};
+pub use kinds::{builtin, is_pointwise, is_view};
 pub use print::show_attr;
+pub use regions::cluster;
+pub use replace::Instead;
 pub use specialize::Symbols;
 pub(crate) use term::check_view;
 pub use term::{check_term, show_number, show_term};
@@ -83,6 +95,8 @@ pub struct Node {
     pub results: Vec<TensorType>,
     /// The model's name for it, for messages: an ONNX node name, or the names that a fusion joined.
     pub name: String,
+    /// What may compute it, once the optimiser has said so.
+    pub kernels: Kernels,
 }
 
 /// What a node does.

@@ -143,7 +143,7 @@ struct Attrs<'a> {
 
 impl Attrs<'_> {
     fn bad(&self, i: usize) -> Error {
-        Error::Type(format!("attribute {i} of {} has no usable value: {:?}", self.op.name(), self.values.get(i)))
+        Error::Type(format!("attribute {i} of {} has no usable value: {:?}", self.op.name(), self.values.get(i)).into())
     }
 
     fn number(&self, v: &AttrValue) -> Option<i64> {

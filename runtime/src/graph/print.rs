@@ -17,7 +17,8 @@ impl std::fmt::Display for Graph {
 }
 
 impl Graph {
-    /// One line a node: `%3 = gemm(%x, %w, gelu(acc + row(%b)), to = bf16) : bf16[128, 512]`.
+    /// One line a node: `%3 = gemm(%x, %w, gelu(acc + row(%b)), to = bf16) : bf16[128, 512]`. Where sizes that are not
+    /// known yet decide which kernel computes it, the candidates stand on a line below, best first.
     pub fn to_text(&self) -> String {
         let mut out = String::new();
         for i in 0..self.nodes.len() {
@@ -39,6 +40,9 @@ impl Graph {
                 let _ = write!(out, "  // {}", node.name.replace(['\n', '\r'], " "));
             }
             out.push('\n');
+            if node.kernels.is_open() {
+                let _ = writeln!(out, "    kernels: {}", self.describe_kernels(node).join("; "));
+            }
         }
         for (name, value) in &self.outputs {
             let _ = writeln!(out, "output {name} = {}", self.value_name(*value));
@@ -125,6 +129,9 @@ impl Graph {
                     "operands": node.operands.iter().map(|v| v.as_ref().map(reference)).collect::<Vec<_>>(),
                     "types": node.results.iter().map(TensorType::to_string).collect::<Vec<_>>(),
                 });
+                if node.kernels.is_open() {
+                    o["kernels"] = self.describe_kernels(node).into();
+                }
                 if let NodeKind::Op { op, attrs, term } = &node.kind {
                     let names = self.program.ops.get(op.index()).map(|d| d.attrs().map(|(_, p)| p.name.clone()));
                     let attrs: serde_json::Map<String, serde_json::Value> =

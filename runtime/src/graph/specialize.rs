@@ -5,13 +5,14 @@
 //! contradicts another, or the graph, is an error that names the input and the axis.
 
 use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::AttrValue;
 use hypatia_dsl::shape::{Dim, Shape, Symbol, show_shape};
 use hypatia_dsl::typing::TensorType;
 
-use super::{Graph, NodeId, NodeKind, Value};
+use super::{Graph, Kernels, NodeId, NodeKind, Value, Way};
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 
@@ -105,10 +106,11 @@ impl Graph {
                 }
             };
             let value = result.map_err(|e| match (&e, node.name.as_str()) {
-                (Error::Type(m), name) if !name.is_empty() => Error::Type(format!("node `{name}`: {m}")),
+                (Error::Type(m), name) if !name.is_empty() => Error::Type(m.at(format_args!("node `{name}`"))),
                 _ => e,
             })?;
             out.name_node(value, node.name.clone());
+            out.nodes[value.node.index()].kernels = node.kernels.specialized(symbols, &lookup)?;
             map.push(value.node);
         }
         out.inputs = self.inputs.iter().map(|id| map[id.index()]).collect();
@@ -155,4 +157,23 @@ fn substitute_attr(attr: &AttrValue, lookup: &dyn Fn(&str) -> Option<Dim>) -> Re
         AttrValue::List(l) => AttrValue::List(l.iter().map(|a| substitute_attr(a, lookup)).collect::<Result<_>>()?),
         other => other.clone(),
     })
+}
+
+impl Kernels {
+    /// The list for these sizes; guards that were open stay so, and are asked when it is planned.
+    fn specialized(&self, symbols: &Symbols, lookup: &dyn Fn(&str) -> Option<Dim>) -> Result<Kernels> {
+        let mut kernels = self.clone();
+        for candidate in &mut kernels.list {
+            if let Way::Parts(part) = &mut candidate.way {
+                *part = Arc::new(part.specialize(symbols)?);
+            }
+            if let Some(matched) = &mut candidate.matched {
+                let values = matched.bindings.values.clone();
+                for (var, value) in values.iter() {
+                    matched.bindings.values.insert(*var, substitute_attr(value, lookup)?);
+                }
+            }
+        }
+        Ok(kernels)
+    }
 }

@@ -36,7 +36,7 @@ impl Graph {
                 NodeKind::Op { op, attrs, term } => into.op(*op, &operands, attrs, term.clone()),
             };
             let results = results.map_err(|e| match e {
-                Error::Type(m) if !node.name.is_empty() => Error::Type(format!("node `{}`: {m}", node.name)),
+                Error::Type(m) if !node.name.is_empty() => Error::Type(m.at(format_args!("node `{}`", node.name))),
                 e => e,
             })?;
             for new in &mut into.graph.nodes[first_new..] {

@@ -69,12 +69,11 @@ impl Graph {
             }
             NodeKind::Scalar(s) => {
                 let types: Vec<TensorType> = node.operands.iter().flatten().map(|v| self.ty(*v).clone()).collect();
-                vec![apply_scalar(&self.program, *s, &types).map_err(|e| Error::Type(e.to_string()))?]
+                vec![apply_scalar(&self.program, *s, &types).map_err(Error::from)?]
             }
             NodeKind::Op { op, attrs, term } => {
                 let (normal, types) = self.type_op(*op, &node.operands, attrs, term.as_ref())?;
-                // NaN attributes compare unequal to themselves: compare the text.
-                if format!("{normal:?}") != format!("{attrs:?}") {
+                if normal != *attrs {
                     return Err(Error::Internal("its attributes are not in normal form".into()));
                 }
                 types

@@ -5,7 +5,6 @@
 //! guard that was true stays true; constants are merged only with constants of the same bits.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use egg::{DidMerge, Id};
 use hypatia_dsl::builtin::BuiltinOp;
@@ -15,14 +14,11 @@ use hypatia_dsl::scalar;
 use hypatia_dsl::shape::{Dim, Shape, broadcast, product};
 use hypatia_dsl::typing::{self, TensorType};
 use indexmap::IndexSet;
-use rustc_hash::{FxBuildHasher, FxHashMap, FxHashSet};
-use smallvec::SmallVec;
+use rustc_hash::FxBuildHasher;
 
-use super::below::BelowAll;
 use super::facts::{self, NumericFacts};
 use super::language::{AttrsId, Discriminant, EGraph, Heads, LeafId, Node, Payload, ShapeId, TypeId};
-use crate::cpu::of_numbers;
-use crate::graph::NodeId;
+use crate::graph::{ConstantFolder, NodeId};
 use crate::tensor::Tensor;
 
 /// What a class stands for.
@@ -103,88 +99,40 @@ pub struct Leaf {
     pub tensor: Option<Arc<Tensor>>,
 }
 
-/// Limits that hold while rules are applied.
-#[derive(Clone, Debug)]
-pub struct Limits {
-    /// Nodes at most.
-    pub nodes: usize,
-    /// When to stop.
-    pub deadline: Instant,
-}
-
-/// The tables of an e-graph, and what rules ask of its surroundings.
+/// The tables of an e-graph, and the log of its changes.
 pub struct Context {
     /// The program whose ops and scalars the nodes name.
     pub program: Arc<Program>,
+    /// Computes constants.
+    pub folder: &'static dyn ConstantFolder,
     /// Inputs and constants.
     pub leaves: Vec<Leaf>,
-    /// How many distinct consumers a class has in the extracted candidate.
-    pub uses: FxHashMap<Id, u32>,
-    /// The scalar functions of tensors of the extracted candidate, by class.
-    pub pointwise: FxHashMap<Id, Node>,
-    /// The classes of the extracted candidate that may stand inside pointwise work.
-    pub inner: FxHashSet<Id>,
-    /// The limits of the present stage.
-    pub limits: Limits,
-    /// Every class that was made, merged or came to be known better, in order: what a search need not look at again is what
-    /// stands before the end of the last one.
+    /// Every class that was made, merged or came to be known better, in order: what a search need not
+    /// look at again is what stands before the end of the last one. `egg` tells its analysis alone.
     pub touched: Vec<Id>,
-    /// Every class that the candidate came to compute or to use otherwise, in order, likewise.
-    pub reconsidered: Vec<Id>,
-    /// What stands below each class.
-    pub below: BelowAll,
     types: IndexSet<TensorType, FxBuildHasher>,
     shapes: IndexSet<Shape, FxBuildHasher>,
     tuples: Vec<TypeId>,
-    attrs: Vec<Vec<AttrValue>>,
-    attr_ids: FxHashMap<Vec<AttrKey>, AttrsId>,
+    attrs: IndexSet<Vec<AttrValue>, FxBuildHasher>,
     /// By op: a bit for each of its first operands that is a term.
     terms: Vec<u64>,
 }
 
-/// An attribute value as it is compared: numbers by their bits.
-#[derive(Clone, PartialEq, Eq, Hash)]
-enum AttrKey {
-    Dim(Dim),
-    Float(u64),
-    Bool(bool),
-    DType(DType),
-    Str(String),
-    List(Vec<AttrKey>),
-}
-
-fn attr_key(v: &AttrValue) -> AttrKey {
-    match v {
-        AttrValue::Dim(d) => AttrKey::Dim(d.clone()),
-        AttrValue::Float(f) => AttrKey::Float(f.to_bits()),
-        AttrValue::Bool(b) => AttrKey::Bool(*b),
-        AttrValue::DType(d) => AttrKey::DType(*d),
-        AttrValue::Str(s) => AttrKey::Str(s.clone()),
-        AttrValue::List(l) => AttrKey::List(l.iter().map(attr_key).collect()),
-    }
-}
-
 impl Context {
     /// Empty tables.
-    pub fn new(program: Arc<Program>) -> Context {
+    pub fn new(program: Arc<Program>, folder: &'static dyn ConstantFolder) -> Context {
         let of_operand = |(i, p): (usize, &Param)| if p.kind == ParamKind::Term && i < 64 { 1 << i } else { 0 };
         let of_op = |op: &OpDef| op.operands().map(|(_, p)| p).enumerate().map(of_operand).sum();
         Context {
             terms: program.ops.iter().map(of_op).collect(),
             program,
+            folder,
             leaves: Vec::new(),
-            uses: FxHashMap::default(),
-            pointwise: FxHashMap::default(),
-            inner: FxHashSet::default(),
             touched: Vec::new(),
-            reconsidered: Vec::new(),
-            below: BelowAll::default(),
-            limits: Limits { nodes: usize::MAX, deadline: Instant::now() + std::time::Duration::from_secs(3600) },
             types: IndexSet::default(),
             shapes: [Shape::new()].into_iter().collect(),
             tuples: Vec::new(),
-            attrs: Vec::new(),
-            attr_ids: FxHashMap::default(),
+            attrs: IndexSet::default(),
         }
     }
 
@@ -223,13 +171,7 @@ impl Context {
 
     /// The id of a list of attributes.
     pub fn attrs_id(&mut self, attrs: Vec<AttrValue>) -> AttrsId {
-        let key: Vec<AttrKey> = attrs.iter().map(attr_key).collect();
-        let next = AttrsId(self.attrs.len() as u32);
-        let id = *self.attr_ids.entry(key).or_insert(next);
-        if id == next {
-            self.attrs.push(attrs);
-        }
-        id
+        AttrsId(self.attrs.insert_full(attrs).0 as u32)
     }
 
     /// The attributes of that id.
@@ -254,77 +196,6 @@ impl Context {
             _ => None,
         }
     }
-}
-
-/// Puts what is known of classes of the candidate under the ids that they have now, after merges.
-pub fn refresh_candidate(egraph: &mut EGraph) {
-    let moved = |egraph: &EGraph, id: &Id| egraph.find(*id) != *id;
-    if egraph.analysis.uses.keys().any(|id| moved(egraph, id)) {
-        let mut uses = FxHashMap::default();
-        for (id, n) in std::mem::take(&mut egraph.analysis.uses) {
-            let known = uses.entry(egraph.find(id)).or_insert(n);
-            *known = n.max(*known);
-        }
-        egraph.analysis.uses = uses;
-    }
-    if egraph.analysis.pointwise.keys().any(|id| moved(egraph, id)) {
-        let nodes = std::mem::take(&mut egraph.analysis.pointwise);
-        egraph.analysis.pointwise = nodes.into_iter().map(|(id, n)| (egraph.find(id), n)).collect();
-    }
-    let inner = std::mem::take(&mut egraph.analysis.inner);
-    egraph.analysis.inner = inner.into_iter().map(|id| egraph.find(id)).collect();
-}
-
-/// Puts a new candidate in the place of the last one: how often classes are used in it, and its scalar functions.
-/// `order` has the classes that are needed, children first.
-pub fn set_candidate(context: &mut Context, order: &[Id], uses: FxHashMap<Id, u32>, pointwise: FxHashMap<Id, Node>) {
-    let (old_uses, old_pointwise) = (&context.uses, &context.pointwise);
-    let used = uses.iter().filter(|(id, n)| old_uses.get(id) != Some(n)).map(|(id, _)| *id);
-    let unused = old_uses.keys().filter(|id| !uses.contains_key(id)).copied();
-    let computed = pointwise.iter().filter(|(id, n)| old_pointwise.get(id) != Some(n)).map(|(id, _)| *id);
-    let dropped = old_pointwise.keys().filter(|id| !pointwise.contains_key(id)).copied();
-    let mut changed: Vec<Id> = used.chain(unused).chain(computed).chain(dropped).collect();
-    changed.sort_unstable();
-    changed.dedup();
-    context.reconsidered.extend(changed);
-    context.inner = inner(order, &uses, &pointwise);
-    context.uses = uses;
-    context.pointwise = pointwise;
-}
-
-/// The classes that may stand inside pointwise work: all that comes of them comes through one function further up. That is
-/// the tree of post-dominators (Cooper, Harvey and Kennedy, "A simple, fast dominance algorithm"), of functions alone.
-fn inner(order: &[Id], uses: &FxHashMap<Id, u32>, pointwise: &FxHashMap<Id, Node>) -> FxHashSet<Id> {
-    let mut consumers: FxHashMap<Id, SmallVec<[Id; 4]>> = FxHashMap::default();
-    for (class, node) in pointwise {
-        for child in &node.children {
-            let of_child = consumers.entry(*child).or_default();
-            if !of_child.contains(class) {
-                of_child.push(*class);
-            }
-        }
-    }
-    // By class: the nearest function through which all goes, and how many there are above that.
-    let mut through: FxHashMap<Id, (Id, u32)> = FxHashMap::default();
-    for class in order.iter().rev() {
-        let Some(all) = consumers.get(class).filter(|all| uses.get(class) == Some(&(all.len() as u32))) else {
-            continue;
-        };
-        let depth = |through: &FxHashMap<Id, (Id, u32)>, id: &Id| through.get(id).map_or(0, |(_, depth)| *depth);
-        let common = all[1..].iter().try_fold(all[0], |a, b| {
-            let (mut a, mut b) = (a, *b);
-            while a != b {
-                let lower = if depth(&through, &a) >= depth(&through, &b) { &mut a } else { &mut b };
-                *lower = through.get(lower)?.0;
-            }
-            Some(a)
-        });
-        if let Some(top) = common {
-            let depth = depth(&through, &top) + 1;
-            through.insert(*class, (top, depth));
-        }
-    }
-    through.into_keys().collect()
 }
 
 /// True if the op gives a tuple, whose parts are `Output` nodes.
@@ -514,7 +385,7 @@ fn scalar_splat(egraph: &EGraph, s: ScalarId, node: &Node, from: DType, to: DTyp
     let args = node.children.iter().map(|c| egraph[*c].data.value()).collect::<Option<Vec<f64>>>()?;
     if f.params().iter().all(|k| *k == Kind::Number) {
         let y = args.get(1).copied().unwrap_or(0.0);
-        return Some(of_numbers(f, to, [*args.first()?, y]).to_bits());
+        return Some(egraph.analysis.folder.scalar(f, to, [*args.first()?, y]).to_bits());
     }
     let args: Vec<scalar::Value> = args.into_iter().map(scalar::Value::F).collect();
     let value = scalar::apply(f, &args, scalar::Precision::F64);
@@ -558,6 +429,22 @@ fn tensor_data(egraph: &mut EGraph, node: &Node, ty: TensorType) -> Data {
     }
 }
 
+/// Facts of a sum of such elements.
+fn summed(f: NumericFacts) -> NumericFacts {
+    NumericFacts { not_nan: f.nonneg, nonneg: f.nonneg, ..NumericFacts::UNKNOWN }
+}
+
+/// Facts after a conversion.
+fn cast_facts((facts, splat): (NumericFacts, Option<u64>), from: DType, to: DType) -> (NumericFacts, Option<u64>) {
+    let widens = from.is_float() && to.is_float() && to.epsilon() <= from.epsilon() && to != DType::F16;
+    let splat = splat.map(|b| to.round(f64::from_bits(b)).to_bits());
+    match (to.is_float(), widens) {
+        (true, true) => (facts, splat),
+        (true, false) => (facts.narrowed(), splat),
+        _ => (NumericFacts::UNKNOWN, splat),
+    }
+}
+
 /// Facts of an op's result. Views and moves keep what is known of every element.
 fn op_facts(egraph: &EGraph, op: OpId, attrs: AttrsId, node: &Node, ty: &TensorType) -> (NumericFacts, Option<u64>) {
     let unknown = (NumericFacts::UNKNOWN, None);
@@ -585,34 +472,15 @@ fn op_facts(egraph: &EGraph, op: OpId, attrs: AttrsId, node: &Node, ty: &TensorT
             let facts = tail.iter().fold(head.facts, |f, d| f.and(d.facts));
             (facts, head.splat.filter(|s| tail.iter().all(|d| d.splat == Some(*s))))
         }
-        BuiltinOp::Cast => {
-            let (facts, splat) = of(first);
-            let Some(from) = from else { return unknown };
-            let widens = from.dtype.is_float()
-                && ty.dtype.is_float()
-                && ty.dtype.epsilon() <= from.dtype.epsilon()
-                && ty.dtype != DType::F16;
-            let splat = splat.map(|b| ty.dtype.round(f64::from_bits(b)).to_bits());
-            match (ty.dtype.is_float(), widens) {
-                (true, true) => (facts, splat),
-                (true, false) => (facts.narrowed(), splat),
-                _ => (NumericFacts::UNKNOWN, splat),
-            }
-        }
-        BuiltinOp::Sum => {
-            let f = of(first).0;
-            (NumericFacts { not_nan: f.nonneg, nonneg: f.nonneg, ..NumericFacts::UNKNOWN }, None)
-        }
-        // Over no elements the mean is NaN and the largest is an infinity.
+        BuiltinOp::Cast => from.map_or(unknown, |from| cast_facts(of(first), from.dtype, ty.dtype)),
+        BuiltinOp::Sum => (summed(of(first).0), None),
         BuiltinOp::Mean | BuiltinOp::Amax | BuiltinOp::Amin => {
+            // Over no elements the mean is NaN and the largest is an infinity.
             let some = from.and_then(|t| product(&t.shape)).and_then(|n| n.as_const()).is_some_and(|n| n > 0);
-            let f = of(first).0;
             match (some, builtin) {
                 (false, _) => unknown,
-                (true, BuiltinOp::Mean) => {
-                    (NumericFacts { not_nan: f.nonneg, nonneg: f.nonneg, ..NumericFacts::UNKNOWN }, None)
-                }
-                (true, _) => (f, None),
+                (true, BuiltinOp::Mean) => (summed(of(first).0), None),
+                (true, _) => (of(first).0, None),
             }
         }
         BuiltinOp::Iota | BuiltinOp::Size => {

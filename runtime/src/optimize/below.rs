@@ -1,7 +1,7 @@
 //! What stands below each class of an e-graph: by it a search leaves most classes at a glance.
 //!
 //! In: an e-graph that is rebuilt, and its log of touched classes. Out: by class, what the operands of its nodes hold, and
-//! what the operands of those hold. Holds always: a [`refresh`] looks at what was touched since the last one and at two
+//! what the operands of those hold. Holds always: a [`BelowAll::refresh`] looks at what was touched since the last one and at two
 //! levels above that, no further; what was not refreshed since anything was touched is not told.
 
 use egg::Id;
@@ -26,45 +26,50 @@ pub struct BelowAll {
 }
 
 impl BelowAll {
+    /// Where nothing was looked at.
+    pub fn none() -> &'static BelowAll {
+        static NONE: BelowAll = BelowAll { by_class: Vec::new(), seen: 0 };
+        &NONE
+    }
+
     /// What stands below a canonical class, if it is known of an e-graph whose log is so long.
     pub fn of(&self, class: Id, touched: usize) -> Option<Below> {
         if self.seen == touched { self.by_class.get(usize::from(class)).copied() } else { None }
     }
-}
 
-/// Looks at what was touched since the last time. The e-graph must be rebuilt.
-pub fn refresh(egraph: &mut EGraph) {
-    let mut all = std::mem::take(&mut egraph.analysis.below);
-    let touched = &egraph.analysis.touched[all.seen.min(egraph.analysis.touched.len())..];
-    all.by_class.resize(egraph.nodes().len(), Below::default());
-    let mut near = vec![false; egraph.nodes().len()];
-    let mut classes: Vec<Id> = Vec::new();
-    let mut add = |id: Id, classes: &mut Vec<Id>| {
-        if !std::mem::replace(&mut near[usize::from(id)], true) {
-            classes.push(id);
+    /// Looks at what was touched since the last time. The e-graph must be rebuilt.
+    pub fn refresh(&mut self, egraph: &EGraph) {
+        let touched = &egraph.analysis.touched[self.seen.min(egraph.analysis.touched.len())..];
+        self.by_class.resize(egraph.nodes().len(), Below::default());
+        let mut near = vec![false; egraph.nodes().len()];
+        let mut classes: Vec<Id> = Vec::new();
+        let mut add = |id: Id, classes: &mut Vec<Id>| {
+            if !std::mem::replace(&mut near[usize::from(id)], true) {
+                classes.push(id);
+            }
+        };
+        touched.iter().for_each(|id| add(egraph.find(*id), &mut classes));
+        // What a class holds is seen one level above it by its users, and two levels above by theirs.
+        let mut level = 0..classes.len();
+        for _ in 0..2 {
+            let first = classes.len();
+            for at in level {
+                egraph[classes[at]].parents().for_each(|p| add(egraph.find(p), &mut classes));
+            }
+            level = first..classes.len();
         }
-    };
-    touched.iter().for_each(|id| add(egraph.find(*id), &mut classes));
-    // What a class holds is seen one level above it by its users, and two levels above by theirs.
-    let mut level = 0..classes.len();
-    for _ in 0..2 {
-        let first = classes.len();
-        for at in level {
-            egraph[classes[at]].parents().for_each(|p| add(egraph.find(p), &mut classes));
+        let operands = |class: Id| egraph[class].nodes.iter().flat_map(|n| &n.children).map(|c| egraph.find(*c));
+        for class in &classes {
+            self.by_class[usize::from(*class)].operands =
+                operands(*class).fold(Heads::default(), |all, c| all.with(egraph[c].data.heads));
         }
-        level = first..classes.len();
+        for class in &classes {
+            let further =
+                operands(*class).fold(Heads::default(), |h, c| h.with(self.by_class[usize::from(c)].operands));
+            self.by_class[usize::from(*class)].further = further;
+        }
+        self.seen = egraph.analysis.touched.len();
     }
-    let operands = |class: Id| egraph[class].nodes.iter().flat_map(|n| &n.children).map(|c| egraph.find(*c));
-    for class in &classes {
-        all.by_class[usize::from(*class)].operands =
-            operands(*class).fold(Heads::default(), |all, c| all.with(egraph[c].data.heads));
-    }
-    for class in &classes {
-        let further = operands(*class).fold(Heads::default(), |h, c| h.with(all.by_class[usize::from(c)].operands));
-        all.by_class[usize::from(*class)].further = further;
-    }
-    all.seen = egraph.analysis.touched.len();
-    egraph.analysis.below = all;
 }
 
 #[cfg(test)]
@@ -97,27 +102,28 @@ mod tests {
         let (top, other) = (call(Tanh, &[sum]), call(Cos, &[s]));
         g.output("top", top);
         g.output("other", other);
-        let mut egraph = enter(&g).unwrap().egraph;
-        let same = |egraph: &EGraph| {
+        let mut egraph = enter(&g, &crate::pipeline::FOLDER).unwrap().egraph;
+        let mut below = BelowAll::default();
+        let same = |egraph: &EGraph, below: &BelowAll| {
             let touched = egraph.analysis.touched.len();
-            egraph.classes().all(|c| egraph.analysis.below.of(c.id, touched) == Some(anew(egraph, c.id)))
+            egraph.classes().all(|c| below.of(c.id, touched) == Some(anew(egraph, c.id)))
         };
-        assert!(!same(&egraph));
-        refresh(&mut egraph);
-        assert!(same(&egraph));
+        assert!(!same(&egraph, &below));
+        below.refresh(&egraph);
+        assert!(same(&egraph, &below));
         // exp(x) comes to be the same as cos(sin(y)): what stands two levels above holds more below it.
         let find = |egraph: &EGraph, f: BuiltinScalar| {
             let scalar = egraph.analysis.program.builtin_scalar(f).unwrap();
             egraph.classes_for_op(&Discriminant::Scalar(scalar)).unwrap().next().unwrap()
         };
         let (tanh, e, c) = (find(&egraph, Tanh), find(&egraph, Exp), find(&egraph, Cos));
-        let before = egraph.analysis.below.of(tanh, egraph.analysis.touched.len()).unwrap();
+        let before = below.of(tanh, egraph.analysis.touched.len()).unwrap();
         egraph.union(e, c);
         egraph.rebuild();
-        assert_eq!(egraph.analysis.below.of(tanh, egraph.analysis.touched.len()), None);
-        refresh(&mut egraph);
-        assert!(same(&egraph));
-        let after = egraph.analysis.below.of(egraph.find(tanh), egraph.analysis.touched.len()).unwrap();
+        assert_eq!(below.of(tanh, egraph.analysis.touched.len()), None);
+        below.refresh(&egraph);
+        assert!(same(&egraph, &below));
+        let after = below.of(egraph.find(tanh), egraph.analysis.touched.len()).unwrap();
         assert!(after != before && after.further.include(before.further));
     }
 }

@@ -13,6 +13,7 @@ use hypatia_dsl::typing::{Bindings, Facts, TensorType};
 use rustc_hash::FxHasher;
 
 use super::analysis::{Sort, class_type};
+use super::candidate::Candidate;
 use super::language::{EGraph, Node, Payload};
 use super::matcher::{Pending, Region, Target};
 use crate::device::Device;
@@ -74,7 +75,7 @@ impl Match {
         values.sort_by_key(|(v, _)| **v);
         for (var, value) in values {
             var.hash(&mut h);
-            hash_attr(value, &mut h);
+            value.hash(&mut h);
         }
         for p in &self.pending {
             p.head.hash(&mut h);
@@ -87,22 +88,6 @@ impl Match {
     }
 }
 
-/// Numbers by their bits.
-fn hash_attr(value: &AttrValue, h: &mut FxHasher) {
-    std::mem::discriminant(value).hash(h);
-    match value {
-        AttrValue::Dim(d) => d.hash(h),
-        AttrValue::Float(f) => f.to_bits().hash(h),
-        AttrValue::Bool(b) => b.hash(h),
-        AttrValue::DType(d) => d.hash(h),
-        AttrValue::Str(s) => s.hash(h),
-        AttrValue::List(l) => {
-            l.len().hash(h);
-            l.iter().for_each(|v| hash_attr(v, h));
-        }
-    }
-}
-
 /// Facts of what a match binds, for guards.
 pub struct MatchFacts<'a> {
     /// The e-graph.
@@ -111,6 +96,8 @@ pub struct MatchFacts<'a> {
     pub slots: &'a [Slot],
     /// The device, where one is asked about.
     pub device: Option<&'a Device>,
+    /// The candidate, by which uses are counted.
+    pub candidate: &'a Candidate,
 }
 
 impl Facts for MatchFacts<'_> {
@@ -125,7 +112,10 @@ impl Facts for MatchFacts<'_> {
             Slot::Absent if fact == Fact::Present => return Some(AttrValue::Bool(false)),
             _ => return None,
         };
-        class_fact(self.egraph, fact, id)
+        match fact {
+            Fact::Uses => self.candidate.uses(self.egraph.find(id)).map(|n| AttrValue::Dim(Dim::from(i64::from(n)))),
+            _ => class_fact(self.egraph, fact, id),
+        }
     }
 
     fn same_accumulator(&self, t: VarId, a: VarId, b: VarId) -> Option<bool> {
@@ -152,7 +142,7 @@ impl Facts for MatchFacts<'_> {
     }
 }
 
-/// A fact of a class; `None` where it is not known. What is not known to be true of every element is unknown
+/// A fact of a class that every candidate shares; `None` where it is not known. What is not known to be true of every element is unknown
 /// rather than false: facts grow.
 pub fn class_fact(egraph: &EGraph, fact: Fact, id: Id) -> Option<AttrValue> {
     let data = &egraph[id].data;
@@ -165,10 +155,6 @@ pub fn class_fact(egraph: &EGraph, fact: Fact, id: Id) -> Option<AttrValue> {
         Fact::Positive => return truth(data.facts.positive),
         Fact::Finite => return truth(data.facts.finite),
         Fact::Present => return Some(AttrValue::Bool(data.sort != Sort::Absent)),
-        Fact::Uses => {
-            let uses = egraph.analysis.uses.get(&egraph.find(id))?;
-            return Some(AttrValue::Dim(Dim::from(i64::from(*uses))));
-        }
         _ => {}
     }
     match data.sort {

@@ -11,7 +11,6 @@ use std::sync::Arc;
 use egg::{EClass, Id};
 use hypatia_dsl::builtin::{BuiltinOp, BuiltinScalar};
 use hypatia_dsl::dtype::DType;
-use hypatia_dsl::emit::instances::not_generated;
 use hypatia_dsl::ir::{
     AExpr, AttrValue, Backend, Head, Kernel, KernelId, OpBody, OpDef, OpId, ParamKind, Pat, Program, Rule, ScalarBody,
     ScalarId, VarId,
@@ -20,13 +19,13 @@ use hypatia_dsl::shape::Dim;
 use hypatia_dsl::typing::{self, Bindings, NoFacts, TensorType};
 use smallvec::SmallVec;
 
-use super::Options;
 use super::analysis::{Data, Sort, class_type};
+use super::candidate::Candidate;
 use super::language::{EGraph, Node, Payload};
 use super::matcher::prepare::Prepared;
 use super::matcher::{MatchFacts, Slot, match_term};
+use super::{Options, kernels};
 use crate::device::Device;
-use crate::library;
 
 /// The value that a symbolic size is taken to have, where work is costed before the size is known.
 pub const ASSUMED_SIZE: i64 = 8;
@@ -83,14 +82,14 @@ impl CostModel {
     /// For the kernels of a program on a device.
     pub fn new(program: &Arc<Program>, options: &Options) -> CostModel {
         let device = &options.device;
-        let kernels = program.kernels.iter().enumerate();
-        let epilogues = kernels.filter(|(_, k)| epilogue_pattern(program, k).is_some());
+        let all = program.kernels.iter().enumerate();
+        let epilogues = all.filter(|(_, k)| kernels::epilogue_pattern(program, k).is_some());
         let prepared = |k: &Kernel| Prepared::of(program, &as_rule(k), false);
         let epilogues = epilogues.map(|(i, k)| (as_rule(k), prepared(k), KernelId(i as u32))).collect();
         let implemented = |op: OpId| {
             let parts = |k: &Kernel| matches!(k.backend, Backend::Composed | Backend::Cublaslt(_));
-            // What cannot be generated would run as the parts of its body. The library's kernels can.
-            let generated = |k: &Kernel| library::is_embedded(&k.origin.file) || not_generated(program, k).is_none();
+            // What cannot be generated would run as the parts of its body.
+            let generated = |k: &Kernel| k.not_generated.is_none();
             let mut kernels = program.kernels.iter().filter(|k| (options.composed || !parts(k)) && generated(k));
             kernels.any(|k| super::apply::implements(&k.pattern, op))
         };
@@ -100,12 +99,9 @@ impl CostModel {
             known: RefCell::default(),
             epilogues,
             composed: (0..program.ops.len())
-                .map(|i| {
-                    let mut kernels = program.kernels.iter().filter(|k| k.backend == Backend::Composed);
-                    kernels.any(|k| super::apply::implements(&k.pattern, OpId(i as u32)))
-                })
+                .map(|i| !kernels::of_op(program, OpId(i as u32), |b| *b == Backend::Composed).is_empty())
                 .collect(),
-            calls: calls(program),
+            calls: (0..program.ops.len()).map(|i| kernels::calls(program, OpId(i as u32))).collect(),
             takes_term: program.ops.iter().map(|op| op.params.iter().any(|p| p.kind == ParamKind::Term)).collect(),
             has_kernel: (0..program.ops.len()).map(|i| implemented(OpId(i as u32))).collect(),
             scalar_steps: program
@@ -193,7 +189,7 @@ impl CostModel {
             OpBody::Defined(_) => None,
         };
         let called = !self.calls[op.index()].is_empty();
-        if called && !self.may_call(egraph, node, op) {
+        if called && !self.may_call(egraph, class, node, op) {
             return IMPOSSIBLE;
         }
         if builtin.is_some_and(is_view) {
@@ -233,11 +229,12 @@ impl CostModel {
     }
 
     /// Whether the target's library may have the call for an op: nothing that a kernel asks for is known to be false.
-    fn may_call(&self, egraph: &EGraph, node: &Node, op: OpId) -> bool {
+    fn may_call(&self, egraph: &EGraph, class: Id, node: &Node, op: OpId) -> bool {
+        let dtype = class_type(egraph, class).map(|t| t.dtype);
         !self.device.is_host()
             && self.calls[op.index()].iter().any(|id| {
                 let kernel = &self.program.kernels[id.index()];
-                let Some(pattern) = node_pattern(&kernel.pattern) else { return false };
+                let Some(pattern) = kernels::node_pattern(&kernel.pattern) else { return false };
                 let mut slots = vec![Slot::Unbound; kernel.vars.len()];
                 let fits = pattern.args.iter().zip(&node.children).all(|(pat, child)| {
                     let absent = egraph[*child].data.sort == Sort::Absent;
@@ -246,9 +243,9 @@ impl CostModel {
                     }
                     matches!(pat, Pat::Optional(_)) || absent == (*pat == Pat::Absent)
                 });
-                let facts = MatchFacts { egraph, slots: &slots, device: Some(&self.device) };
-                let denied = |g: &AExpr| typing::eval(g, &Bindings::default(), &facts) == Some(AttrValue::Bool(false));
-                fits && !kernel.requires.iter().any(denied)
+                let facts =
+                    MatchFacts { egraph, slots: &slots, device: Some(&self.device), candidate: Candidate::none() };
+                fits && kernels::permits(kernel, dtype, &Bindings::default(), &facts)
             })
     }
 
@@ -269,9 +266,10 @@ impl CostModel {
         if plain || self.device.is_host() {
             return true;
         }
+        let dtype = node.children.first().and_then(|c| class_type(egraph, *c)).map(|t| t.dtype);
         self.epilogues.iter().any(|(rule, prepared, kernel)| {
             let kernel = &self.program.kernels[kernel.index()];
-            let Some(pattern) = epilogue_pattern(&self.program, kernel) else { return false };
+            let Some(pattern) = kernels::epilogue_pattern(&self.program, kernel) else { return false };
             if pattern.head != Head::Op(op) {
                 return false;
             }
@@ -287,8 +285,13 @@ impl CostModel {
             let Some(term_pat) = term_pat else { return false };
             match_term(egraph, (rule, prepared), term_pat, egraph.find(term), class, &slots, KERNEL_STEPS).iter().any(
                 |m| {
-                    let facts = MatchFacts { egraph, slots: &m.slots, device: Some(&self.device) };
-                    kernel.requires.iter().all(|g| typing::eval(g, &m.values, &facts) != Some(AttrValue::Bool(false)))
+                    let facts = MatchFacts {
+                        egraph,
+                        slots: &m.slots,
+                        device: Some(&self.device),
+                        candidate: Candidate::none(),
+                    };
+                    kernels::permits(kernel, dtype, &m.values, &facts)
                 },
             )
         })
@@ -343,42 +346,6 @@ fn term_child(egraph: &EGraph, def: &OpDef, node: &Node) -> Option<Id> {
     node.children.iter().copied().find(|c| matches!(egraph[*c].data.sort, Sort::Term(_)))
 }
 
-/// The library's calls for each op with a body.
-fn calls(program: &Program) -> Vec<Vec<KernelId>> {
-    let of = |op: OpId| {
-        let kernels = program.kernels.iter().enumerate();
-        let calls = kernels
-            .filter(|(_, k)| matches!(k.backend, Backend::Cublaslt(_)) && super::apply::implements(&k.pattern, op));
-        calls.map(|(i, _)| KernelId(i as u32)).collect::<Vec<_>>()
-    };
-    let ops = program.ops.iter().enumerate();
-    ops.map(|(i, def)| match def.body {
-        OpBody::Builtin(_) => Vec::new(),
-        OpBody::Defined(_) => of(OpId(i as u32)),
-    })
-    .collect()
-}
-
-/// The application that a pattern is.
-fn node_pattern(mut pat: &Pat) -> Option<&hypatia_dsl::ir::NodePat> {
-    while let Pat::Bind(_, inner) | Pat::Typed(inner, _) = pat {
-        pat = inner;
-    }
-    match pat {
-        Pat::Node(n) => Some(n),
-        _ => None,
-    }
-}
-
-/// The pattern of a kernel for an op with a term.
-fn epilogue_pattern<'k>(program: &Program, kernel: &'k Kernel) -> Option<&'k hypatia_dsl::ir::NodePat> {
-    let n = node_pattern(&kernel.pattern)?;
-    let Head::Op(op) = n.head else { return None };
-    let generated =
-        matches!(kernel.backend, Backend::Pointwise | Backend::Rowwise | Backend::Composed | Backend::Template(_));
-    (!generated && program.op(op).params.iter().any(|p| p.kind == ParamKind::Term)).then_some(n)
-}
-
 /// A kernel's pattern as a rule that has no right side.
 fn as_rule(kernel: &Kernel) -> Rule {
     Rule::of_pattern(&kernel.name, &kernel.origin, kernel.vars.clone(), kernel.pattern.clone())
@@ -410,18 +377,7 @@ fn steps(program: &Program, s: ScalarId, depth: usize) -> f64 {
             })
             .sum(),
         ScalarBody::Term(_) => 1.0,
-        ScalarBody::Builtin(b) => builtin_steps(*b),
-    }
-}
-
-/// Instructions of a builtin, very roughly.
-fn builtin_steps(b: BuiltinScalar) -> f64 {
-    use BuiltinScalar::*;
-    match b {
-        Pow | Fmod => 32.0,
-        Exp | Log | Log1p | Expm1 | Erf | Tanh | Sin | Cos | Atan => 8.0,
-        Div | Sqrt | Rsqrt => 2.0,
-        _ => 1.0,
+        ScalarBody::Builtin(b) => b.cost().operations,
     }
 }
 

@@ -9,6 +9,7 @@ use std::fmt;
 use egg::Id;
 use hypatia_dsl::ast::BinaryOp;
 use hypatia_dsl::ir::{AExpr, AttrValue, Head, OpDef, Pat, Program, Rule, VarId};
+use hypatia_dsl::kernel::short::is_short;
 use hypatia_dsl::program_print::{show_pat, show_rule_lines};
 use hypatia_dsl::spell::closest;
 use hypatia_dsl::typing::{self, show_expr, show_value};
@@ -19,12 +20,12 @@ use super::Options;
 use super::analysis::{Sort, class_type};
 use super::apply::{Policy, Reject, apply, check, settle};
 use super::language::{EGraph, Payload};
-use super::matcher::{Match, MatchFacts, Miss, MissReason, Probe, View, search};
+use super::matcher::{Match, MatchFacts, Miss, MissReason, Probe, search};
 use super::report::WRITTEN;
 use super::rewrites::{CompiledRule, SEARCH_LIMITS, Selection, compile};
 use super::session::Session;
 use crate::error::{Error, Result};
-use crate::graph::{Graph, NodeKind, show_number};
+use crate::graph::{ConstantFolder, Graph, NodeKind, show_number};
 
 /// The answer.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -134,7 +135,13 @@ fn fired_instead(rules: &[String]) -> String {
 }
 
 /// Why a rule did not fire, at a node or anywhere.
-pub fn why_not(graph: &Graph, options: &Options, rule: &str, node: Option<&str>) -> Result<WhyNot> {
+pub fn why_not(
+    graph: &Graph,
+    options: &Options,
+    folder: &'static dyn ConstantFolder,
+    rule: &str,
+    node: Option<&str>,
+) -> Result<WhyNot> {
     let program = graph.program.clone();
     let named: Vec<&Rule> = program.rules.iter().filter(|r| r.name == rule || r.base_name == rule).collect();
     let Some(first) = named.first() else { return Err(Error::Input(no_such_rule(&program, rule))) };
@@ -146,7 +153,11 @@ pub fn why_not(graph: &Graph, options: &Options, rule: &str, node: Option<&str>)
         let reason = "rules are switched off for this run".to_string();
         return Ok(answer(first, None, Verdict::NotTried { reason }));
     }
-    let mut session = Session::start(graph, options)?;
+    if is_short(&program, first) {
+        let reason = "it is about generated kernels, not about graphs: `hypatia explain MODEL --target h200` lists where it fired";
+        return Ok(answer(first, None, Verdict::NotTried { reason: reason.into() }));
+    }
+    let mut session = Session::start(graph, options, folder)?;
     session.run();
     let only = node.map(|n| find_node(&session, n)).transpose()?;
     let selection = Selection { disabled: options.disabled.clone(), approx: options.approx };
@@ -345,15 +356,8 @@ impl Asker<'_, '_> {
         let rule = compiled.rule();
         let what = compiled.searchable();
         let mut probe = Probe { only, best: None };
-        let found = search(
-            &View::of(self.session.egraph()),
-            &what,
-            &FxHashSet::default(),
-            0,
-            SEARCH_LIMITS,
-            None,
-            Some(&mut probe),
-        );
+        let found =
+            search(&self.session.view(), &what, &FxHashSet::default(), 0, SEARCH_LIMITS, None, Some(&mut probe));
         let mut best: Option<(Rank, WhyNot)> = None;
         let mut costed = 0;
         for m in found.matches {
@@ -384,14 +388,13 @@ impl Asker<'_, '_> {
         let rule = compiled.rule();
         if !m.pending.is_empty() {
             let egraph = &mut self.session.entered.egraph;
-            egraph.analysis.limits.nodes = usize::MAX;
-            let settled = settle(egraph, &mut m);
+            let settled = settle(egraph, &mut m, usize::MAX);
             egraph.rebuild();
             if let Err(reject) = settled {
                 return self.rejected(rule, &m, &reject);
             }
         }
-        if let Err(reject) = check(self.session.egraph(), rule, &mut m, self.policy, true) {
+        if let Err(reject) = check(self.session.egraph(), &self.session.search.candidate, rule, &mut m, self.policy) {
             return self.rejected(rule, &m, &reject);
         }
         let root = m.roots[0];
@@ -399,8 +402,7 @@ impl Asker<'_, '_> {
         let instead = self.fired_at(root, rule);
         let applied = {
             let egraph = &mut self.session.entered.egraph;
-            egraph.analysis.limits.nodes = usize::MAX;
-            let applied = apply(egraph, rule, compiled.terms, &m);
+            let applied = apply(egraph, rule, compiled.terms, &m, usize::MAX);
             egraph.rebuild();
             applied
         };
@@ -420,9 +422,15 @@ impl Asker<'_, '_> {
         }
     }
 
+    /// Facts of what a match binds.
+    fn facts<'m>(&'m self, m: &'m Match) -> MatchFacts<'m> {
+        let candidate = &self.session.search.candidate;
+        MatchFacts { egraph: self.session.egraph(), slots: &m.slots, device: None, candidate }
+    }
+
     fn rejected(&self, rule: &Rule, m: &Match, reject: &Reject) -> (Rank, Verdict) {
         let guard = |clause: &str, guard: &AExpr| {
-            let facts = MatchFacts { egraph: self.session.egraph(), slots: &m.slots, device: None };
+            let facts = self.facts(m);
             let part = failing(guard, &|e| typing::eval(e, &m.values, &facts));
             let values = self.values(rule, m, part);
             Verdict::Guard { clause: clause.to_string(), guard: show_expr(&rule.vars, part), values }
@@ -457,14 +465,13 @@ impl Asker<'_, '_> {
 
     /// The values that a guard saw, one line each.
     fn values(&self, rule: &Rule, m: &Match, guard: &AExpr) -> Vec<String> {
-        let egraph = self.session.egraph();
         let var = |v: VarId| rule.vars.get(v.index()).map_or("?", |v| v.name.as_str());
         let mut out: Vec<String> = Vec::new();
         let mut leaves = Vec::new();
         collect(guard, &mut leaves);
         for leaf in leaves {
             let shown = show_expr(&rule.vars, leaf);
-            let facts = MatchFacts { egraph, slots: &m.slots, device: None };
+            let facts = self.facts(m);
             let value = typing::eval(leaf, &m.values, &facts);
             let value = value.map_or("is not known".to_string(), |v| format!("is {}", show_value(&v)));
             let value = match leaf {

@@ -249,6 +249,7 @@ impl<'p> Search<'p> {
 
     /// Counts a step of a walk.
     fn spend(&mut self) {
+        self.problem.walk();
         self.effort = self.effort.saturating_sub(1);
     }
 

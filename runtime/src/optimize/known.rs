@@ -11,11 +11,10 @@ use egg::Id;
 use rustc_hash::FxHashMap;
 
 use super::analysis::{class_type, is_term};
+use super::folded::Operand;
 use super::language::{EGraph, Node, Payload};
 use super::lower::splat_tensor;
-use crate::folded::Operand;
-use crate::graph::{Graph, Value};
-use crate::plan::constant_value;
+use crate::graph::{Graph, Value, constant_value};
 
 /// Nodes of one constant expression at most.
 const MAX_NODES: usize = 200;
@@ -36,7 +35,7 @@ pub(super) fn constant(egraph: &EGraph, id: Id) -> Option<Operand> {
     }
     let mut way = Way { egraph, graph: Graph::new(egraph.analysis.program.clone()), values: FxHashMap::default() };
     let value = way.class(id)?;
-    constant_value(&way.graph, value).map(|t| Operand::Tensor(Arc::new(t)))
+    constant_value(egraph.analysis.folder, &way.graph, value).map(|t| Operand::Tensor(Arc::new(t)))
 }
 
 /// A graph of constant classes.

@@ -18,7 +18,7 @@ use super::analysis::{Context, Leaf, Sort, has_several_results};
 use super::facts::{self, NumericFacts};
 use super::language::{EGraph, LeafId, Node, Payload};
 use crate::error::{Error, Result};
-use crate::graph::{Graph, Node as GraphNode, NodeId, NodeKind, Value};
+use crate::graph::{ConstantFolder, Graph, Node as GraphNode, NodeId, NodeKind, Value};
 use crate::tensor::Tensor;
 
 /// A graph inside an e-graph.
@@ -41,9 +41,9 @@ fn internal(message: impl Into<String>) -> Error {
     Error::Internal(message.into())
 }
 
-/// Puts a graph into an empty e-graph.
-pub fn enter(graph: &Graph) -> Result<Entered> {
-    let mut egraph = EGraph::new(Context::new(graph.program.clone()));
+/// Puts a graph into an empty e-graph, whose constants that folder computes.
+pub fn enter(graph: &Graph, folder: &'static dyn ConstantFolder) -> Result<Entered> {
+    let mut egraph = EGraph::new(Context::new(graph.program.clone(), folder));
     let mut values: Vec<Vec<Id>> = Vec::with_capacity(graph.nodes.len());
     let mut constants = Constants { facts: facts::are_asked(&graph.program), ..Constants::default() };
     for (i, node) in graph.nodes.iter().enumerate() {

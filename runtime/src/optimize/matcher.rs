@@ -7,10 +7,14 @@
 //! parents of what is bound already, never among all classes if they share a variable; a search that stops at a
 //! limit says so, and the next search goes on behind it.
 
+pub mod applied;
 mod attributes;
+pub mod host;
+mod miss;
 mod near;
 pub mod prepare;
 pub mod regions;
+mod roots;
 pub mod sums;
 
 use std::ops::ControlFlow;
@@ -20,11 +24,13 @@ use egg::Id;
 use hypatia_dsl::ir::{
     AExpr, AttrPat, AttrType, AttrValue, Head, InView, NodePat, OpDef, ParamKind, Pat, Program, Rule, ScalarBody, VarId,
 };
-use hypatia_dsl::typing::{self, Bindings, TensorType, match_type};
+use hypatia_dsl::typing::{self, Bindings, Facts, TensorType, match_type};
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
 use self::attributes::Attribute;
+use self::host::Host;
+pub use self::miss::{Miss, MissReason, Probe};
 use self::near::root_candidates;
 pub use self::near::{Changes, View};
 use self::prepare::Prepared;
@@ -57,53 +63,6 @@ pub struct Found {
     pub resume: usize,
     /// Steps that it took.
     pub steps: usize,
-}
-
-/// The point at which a match failed, and how far it had come.
-#[derive(Clone, Debug)]
-pub struct Miss {
-    /// Positions of the pattern that held before.
-    pub progress: usize,
-    /// The root under which it was tried.
-    pub root: Id,
-    /// The class at hand.
-    pub class: Id,
-    /// What the pattern wanted there.
-    pub reason: MissReason,
-}
-
-/// What a pattern wanted.
-#[derive(Clone, Debug)]
-pub enum MissReason {
-    /// An application that the class does not hold.
-    Head(NodePat),
-    /// A constant of that value.
-    Literal(f64),
-    /// Another type.
-    Type,
-    /// The same class as the variable stands for already.
-    Same(VarId, Id),
-    /// An attribute of another value: its position, and what the node has.
-    Attr(Head, usize, AttrValue),
-    /// Another number of operands.
-    Arity(Head, usize),
-    /// An operand that is there, or one that is not.
-    Presence(bool),
-    /// No further root was found.
-    Root(usize),
-    /// A term that a sum or product of these classes does not have.
-    Term(Pat, Head, Vec<Id>),
-    /// Pointwise work over that, where what is there is pointwise work over these classes, or none at all.
-    Region(VarId, Pat, Vec<Id>),
-}
-
-/// Collects the deepest miss of a search, under one root class or under all.
-#[derive(Debug, Default)]
-pub struct Probe {
-    /// Only this root.
-    pub only: Option<Id>,
-    /// The deepest miss.
-    pub best: Option<Miss>,
 }
 
 /// A rule made ready for searching.
@@ -159,8 +118,8 @@ const ON: Flow = ControlFlow::Continue(());
 /// A wanted value, and the attribute that should have it.
 type Deferred<'r, 'e> = (&'r AExpr, Attribute<'r, 'e>);
 
-struct Matcher<'r, 'e, 'f> {
-    egraph: &'e View<'e>,
+struct Matcher<'r, 'e, 'f, H: Host> {
+    host: &'e H,
     what: &'r Searchable<'r>,
     slots: Vec<Slot>,
     values: Bindings,
@@ -233,24 +192,9 @@ pub fn search(
         }
         if matches.len() >= limits.matches { ControlFlow::Break(()) } else { ON }
     };
-    let mut matcher = Matcher {
-        egraph,
-        what,
-        slots: vec![Slot::Unbound; what.rule.vars.len()],
-        values: Bindings::default(),
-        roots: Vec::new(),
-        nodes: Vec::new(),
-        goals: Vec::new(),
-        dealt: Vec::new(),
-        pending: Vec::new(),
-        deferred: Vec::new(),
-        progress: 0,
-        steps: 0,
-        limit: limits.steps,
-        capped: false,
-        probe,
-        emit: &mut emit,
-    };
+    let slots = vec![Slot::Unbound; what.rule.vars.len()];
+    let mut matcher = Matcher::new(egraph, what, slots, limits.steps, &mut emit);
+    matcher.probe = probe;
     let mut found = Found::default();
     for i in 0..n {
         let at = (start + i) % n;
@@ -284,26 +228,22 @@ pub fn match_term(
         found.push(m.to_match());
         ON
     };
-    let mut matcher = Matcher {
-        egraph: &view,
-        what: &what,
-        slots: slots.to_vec(),
-        values: Bindings::default(),
-        roots: vec![of; rule.lhs.len()],
-        nodes: Vec::new(),
-        goals: Vec::new(),
-        dealt: Vec::new(),
-        pending: Vec::new(),
-        deferred: Vec::new(),
-        progress: 0,
-        steps: 0,
-        limit: steps,
-        capped: false,
-        probe: None,
-        emit: &mut emit,
-    };
+    let mut matcher = Matcher::new(&view, &what, slots.to_vec(), steps, &mut emit);
+    matcher.roots = vec![of; rule.lhs.len()];
     let goals = matcher.push(Goal::Class { pat, class, context: Position::Term(Some(of)) }, None);
     let _ = matcher.solve(goals);
+    found
+}
+
+/// All ways in which a rule's left side, of one root, holds at a value.
+pub fn match_at<H: Host>(host: &H, what: &Searchable<'_>, value: Id, steps: usize) -> Vec<Match> {
+    let mut found = Vec::new();
+    let mut emit = |m: &Bound<'_>| {
+        found.push(m.to_match());
+        ON
+    };
+    let slots = vec![Slot::Unbound; what.rule.vars.len()];
+    let _ = Matcher::new(host, what, slots, steps, &mut emit).root(value);
     found
 }
 
@@ -340,11 +280,38 @@ fn head_discriminant(program: &Program, head: Head, terms: bool) -> Option<Discr
     })
 }
 
-impl<'r, 'e> Matcher<'r, 'e, '_> {
+impl<'r, 'e, 'f, H: Host> Matcher<'r, 'e, 'f, H> {
+    fn new(
+        host: &'e H,
+        what: &'r Searchable<'r>,
+        slots: Vec<Slot>,
+        limit: usize,
+        emit: &'f mut dyn FnMut(&Bound<'_>) -> Flow,
+    ) -> Matcher<'r, 'e, 'f, H> {
+        Matcher {
+            host,
+            what,
+            slots,
+            values: Bindings::default(),
+            roots: Vec::new(),
+            nodes: Vec::new(),
+            goals: Vec::new(),
+            dealt: Vec::new(),
+            pending: Vec::new(),
+            deferred: Vec::new(),
+            progress: 0,
+            steps: 0,
+            limit,
+            capped: false,
+            probe: None,
+            emit,
+        }
+    }
+
     /// Tries the next root at a class.
     fn root(&mut self, class: Id) -> Flow {
         let Some(pat) = self.what.rule.lhs.get(self.roots.len()) else { return ON };
-        let class = self.egraph.find(class);
+        let class = self.host.find(class);
         // Distinct roots are distinct values, and of equal patterns one order is enough.
         let clash = if self.what.prepared.symmetric {
             self.roots.last().is_some_and(|r| class <= *r)
@@ -358,7 +325,7 @@ impl<'r, 'e> Matcher<'r, 'e, '_> {
         self.count_step()?;
         // Most classes are something else.
         let demand = self.what.prepared.demands.get(self.roots.len());
-        if self.probe.is_none() && demand.is_some_and(|d| !self.egraph.may_hold(class, d)) {
+        if self.probe.is_none() && demand.is_some_and(|d| !self.host.may_hold(class, d)) {
             return ON;
         }
         self.roots.push(class);
@@ -380,19 +347,19 @@ impl<'r, 'e> Matcher<'r, 'e, '_> {
         flow
     }
 
-    /// The type of a tensor class.
-    fn type_of(&self, class: Id) -> Option<&'e TensorType> {
-        self.egraph.analysis.data_type(&self.egraph[class].data)
+    /// Facts of what is bound so far.
+    fn facts(&self) -> impl Facts {
+        self.host.facts(&self.slots)
     }
 
-    fn miss(&mut self, class: Id, reason: impl FnOnce() -> MissReason) -> Flow {
-        let (progress, root) = (self.progress, self.roots.first().copied().unwrap_or(class));
-        if let Some(probe) = &mut self.probe
-            && probe.best.as_ref().is_none_or(|b| b.progress < progress)
-        {
-            probe.best = Some(Miss { progress, root, class, reason: reason() });
-        }
-        ON
+    /// The value of an attribute expression, as far as it is bound.
+    fn eval(&self, expr: &AExpr) -> Option<AttrValue> {
+        typing::eval(expr, &self.values, &self.facts())
+    }
+
+    /// The type of a tensor class.
+    fn type_of(&self, class: Id) -> Option<&'e TensorType> {
+        self.host.type_of(class)
     }
 
     /// Counts what was done, up to the limit.
@@ -406,9 +373,9 @@ impl<'r, 'e> Matcher<'r, 'e, '_> {
         self.count_step()?;
         let Some((goal, next)) = goals.and_then(|at| self.goals.get(at)).cloned() else { return self.next_root() };
         match goal {
-            Goal::Class { pat, class, context } => self.class(pat, self.egraph.find(class), context, next),
+            Goal::Class { pat, class, context } => self.class(pat, self.host.find(class), context, next),
             Goal::Attr(attribute) => self.attr(attribute, next),
-            Goal::Deal { job, set, class, depth } => self.deal(&job, set, self.egraph.find(class), depth, next),
+            Goal::Deal { job, set, class, depth } => self.deal(&job, set, self.host.find(class), depth, next),
             Goal::Dealt { job } => self.dealt(&job, next),
             Goal::Cut { cut } => self.cut(&cut, next),
         }
@@ -432,8 +399,7 @@ impl<'r, 'e> Matcher<'r, 'e, '_> {
         }
         for at in 0..self.deferred.len() {
             let (want, attribute) = self.deferred[at];
-            let facts = MatchFacts { egraph: self.egraph, slots: &self.slots, device: None };
-            let want = typing::eval(want, &self.values, &facts);
+            let want = self.eval(want);
             if want.and_then(|w| attribute.equals(&w)) != Some(true) {
                 return self.missed(attribute);
             }
@@ -450,77 +416,8 @@ impl<'r, 'e> Matcher<'r, 'e, '_> {
         })
     }
 
-    /// Classes where the next root may be: ancestors of what its variables are bound to.
-    fn next_candidates(&self) -> Vec<Id> {
-        let pat = &self.what.rule.lhs[self.roots.len()];
-        let program = &self.egraph.analysis.program;
-        let mut wanted = Some(Vec::new());
-        heads(program, pat, self.what.terms, &mut wanted);
-        let anchor = self.anchor(pat, 0, 0);
-        let mut ids: Vec<Id> = match (anchor, &wanted) {
-            (Some((class, least, most)), _) => {
-                let mut level = vec![class];
-                let mut out = Vec::new();
-                for depth in 0..=most {
-                    if depth >= least {
-                        out.extend(&level);
-                    }
-                    let mut above: Vec<Id> = level
-                        .iter()
-                        .flat_map(|c| self.egraph[*c].parents().map(|p| self.egraph.find(p)).collect::<Vec<_>>())
-                        .collect();
-                    above.sort();
-                    above.dedup();
-                    level = above;
-                }
-                out
-            }
-            (None, Some(heads)) => heads
-                .iter()
-                .filter_map(|h| self.egraph.classes_for_op(h).map(|c| c.collect::<Vec<_>>()))
-                .flatten()
-                .collect(),
-            (None, None) => self.egraph.classes().map(|c| c.id).collect(),
-        };
-        if let Some(heads) = wanted {
-            ids.retain(|c| self.egraph[*c].nodes.iter().any(|n| heads.contains(&n.payload.discriminant())));
-        }
-        ids.sort();
-        ids.dedup();
-        ids
-    }
-
-    /// The bound variable that stands highest in a pattern: its class, and how deep it stands, at least and at most (the
-    /// terms of a sum stand at several depths). Of equally high ones that with the fewest parents.
-    fn anchor(&self, pat: &Pat, least: usize, most: usize) -> Option<(Id, usize, usize)> {
-        match pat {
-            Pat::Var(v) => match self.slots.get(v.index()) {
-                Some(Slot::Class(id)) => Some((self.egraph.find(*id), least, most)),
-                _ => None,
-            },
-            Pat::Bind(_, p) | Pat::Typed(p, _) => self.anchor(p, least, most),
-            // What it is over may stand anywhere below it.
-            Pat::Node(n) if matches!(n.head, Head::Region(_)) => None,
-            Pat::Node(n) => {
-                // A result of an op with several stands two nodes above the op's operands.
-                let program = &self.egraph.analysis.program;
-                let step = match n.head {
-                    Head::Op(op) if has_several_results(program.op(op)) => 2,
-                    _ => 1,
-                };
-                let spread = step.max(sums::width(program, n) - 1);
-                n.args
-                    .iter()
-                    .filter_map(|a| self.anchor(a, least + step, most + spread))
-                    .min_by_key(|(id, _, d)| (*d, self.egraph[*id].parents().len()))
-            }
-            // Alternatives may hold the variable at different depths.
-            Pat::OneOf(_) | Pat::Any | Pat::Lit { .. } | Pat::Absent | Pat::Optional(_) => None,
-        }
-    }
-
     fn class(&mut self, pat: &'r Pat, class: Id, context: Position, next: Goals) -> Flow {
-        let absent = || self.egraph[class].data.sort == Sort::Absent;
+        let absent = || self.host.is_absent(class);
         match pat {
             Pat::Any if absent() => self.miss(class, || MissReason::Presence(true)),
             Pat::Any => self.advance(next),
@@ -556,9 +453,8 @@ impl<'r, 'e> Matcher<'r, 'e, '_> {
                 flow
             }
             Pat::Lit { value, near } => {
-                let data = &self.egraph[class].data;
-                let dtype = self.egraph.analysis.data_type(data).map(|t| t.dtype);
-                match data.value() {
+                let dtype = self.host.type_of(class).map(|t| t.dtype);
+                match self.host.number(class) {
                     Some(v) if literal_matches(v, dtype, *value, *near) => self.advance(next),
                     _ => self.miss(class, || MissReason::Literal(*value)),
                 }
@@ -608,8 +504,8 @@ impl<'r, 'e> Matcher<'r, 'e, '_> {
     /// Whether a class holds a node of that head.
     fn holds(&self, head: Head, class: Id, context: Position) -> bool {
         let terms = matches!(context, Position::Term(_));
-        match head_discriminant(&self.egraph.analysis.program, head, terms) {
-            Some(wanted) => self.egraph.holding(class, wanted).next().is_some(),
+        match head_discriminant(self.host.program(), head, terms) {
+            Some(wanted) => self.host.holding(class, wanted).next().is_some(),
             None => true,
         }
     }
@@ -621,7 +517,7 @@ impl<'r, 'e> Matcher<'r, 'e, '_> {
             Some(early) if !early.is_empty() && self.probe.is_none() => early,
             _ => return true,
         };
-        let facts = MatchFacts { egraph: self.egraph, slots: &self.slots, device: None };
+        let facts = self.facts();
         let nothing = Bindings::default();
         early.iter().all(|g| typing::eval(g, &nothing, &facts) == Some(AttrValue::Bool(true)))
     }
@@ -633,22 +529,22 @@ impl<'r, 'e> Matcher<'r, 'e, '_> {
         if late.is_empty() || !self.pending.is_empty() || self.probe.is_some() {
             return true;
         }
-        let facts = MatchFacts { egraph: self.egraph, slots: &self.slots, device: None };
+        let facts = self.facts();
         let nothing = Bindings::default();
         late.iter().all(|g| typing::eval(g, &nothing, &facts) == Some(AttrValue::Bool(true)))
     }
 
     /// Matches an application in the association in which it is written.
     fn written(&mut self, n: &'r NodePat, class: Id, context: Position, next: Goals) -> Flow {
-        let egraph = self.egraph;
+        let host = self.host;
         let mut met = false;
-        for node in egraph[class].nodes.iter().filter(|n| !is_circular(n, class)) {
+        for node in host.nodes(class).iter().filter(|n| !is_circular(n, class)) {
             let (node, op_class) = match (node.payload, n.head) {
                 // A result of an op with several: the op's own nodes are in the child's class.
                 (Payload::Output(i), Head::Op(_)) if i == n.output => {
                     // The result is matched too: a rule that gives back what the op was made of leaves nothing else.
                     self.nodes.push(node);
-                    for inner in &egraph[node.children[0]].nodes {
+                    for inner in host.nodes(node.children[0]) {
                         if self.head_matches(n.head, inner.payload, context) {
                             met = true;
                             self.operands(n, inner, node.children[0], context, next)?;
@@ -657,7 +553,7 @@ impl<'r, 'e> Matcher<'r, 'e, '_> {
                     self.nodes.pop();
                     continue;
                 }
-                (Payload::Op(op, _), _) if has_several_results(egraph.analysis.program.op(op)) => continue,
+                (Payload::Op(op, _), _) if has_several_results(host.program().op(op)) => continue,
                 _ => (node, class),
             };
             if self.head_matches(n.head, node.payload, context) && self.view_matches(n.head, node, context) {
@@ -705,14 +601,14 @@ impl<'r, 'e> Matcher<'r, 'e, '_> {
         }
         let swap = match n.head {
             Head::Scalar(s) if children.len() == 2 && children[0] != children[1] => {
-                matches!(&self.egraph.analysis.program.scalar(s).body, ScalarBody::Builtin(b) if b.commutes())
+                matches!(self.host.program().scalar(s).body, ScalarBody::Builtin(b) if b.commutes())
             }
             _ => false,
         };
         for swapped in if swap { &[false, true][..] } else { &[false][..] } {
             let child = |i: usize| children[if *swapped { 1 - i } else { i }];
             let could = |(i, pat): (usize, &Pat)| {
-                self.could_be(pat, self.egraph.find(child(i)), self.inside(n.head, i, class, context))
+                self.could_be(pat, self.host.find(child(i)), self.inside(n.head, i, class, context))
             };
             if self.probe.is_none() && !n.args.iter().enumerate().all(could) {
                 continue;
@@ -727,7 +623,7 @@ impl<'r, 'e> Matcher<'r, 'e, '_> {
             self.nodes.push(node);
             let flow = match n.rest {
                 Some(v) => {
-                    let rest = children[n.args.len()..].iter().map(|c| self.egraph.find(*c)).collect();
+                    let rest = children[n.args.len()..].iter().map(|c| self.host.find(*c)).collect();
                     self.bind(v, Slot::Classes(rest), class, goals)
                 }
                 None => self.advance(goals),
@@ -742,7 +638,7 @@ impl<'r, 'e> Matcher<'r, 'e, '_> {
     /// Where the operands of a head stand.
     fn inside(&self, head: Head, operand: usize, class: Id, context: Position) -> Position {
         match head {
-            Head::Op(op) if self.egraph.analysis.takes_term(op, operand) => Position::Term(Some(class)),
+            Head::Op(op) if self.host.takes_term(op, operand) => Position::Term(Some(class)),
             Head::Op(_) => Position::Tensor,
             Head::In(_) => Position::Tensor,
             Head::Scalar(_) | Head::Acc | Head::TermCast | Head::Region(_) => context,

@@ -4,6 +4,8 @@
 //! e-graphs, so that extraction is compared with brute force on small random problems. Holds always: the children of a
 //! node are classes, each named once.
 
+use std::cell::Cell;
+
 /// A node of a class.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Candidate {
@@ -29,11 +31,13 @@ pub struct Problem {
     first: Vec<u32>,
     nodes: Vec<Candidate>,
     children: Vec<u32>,
+    /// Classes that walks of the searches for a choice came by.
+    walked: Cell<usize>,
 }
 
 impl Default for Problem {
     fn default() -> Problem {
-        Problem { roots: Vec::new(), first: vec![0], nodes: Vec::new(), children: Vec::new() }
+        Problem { roots: Vec::new(), first: vec![0], nodes: Vec::new(), children: Vec::new(), walked: Cell::new(0) }
     }
 }
 
@@ -43,7 +47,7 @@ impl Problem {
         let mut first = Vec::with_capacity(classes + 1);
         first.push(0);
         let (nodes, children) = (Vec::with_capacity(nodes), Vec::with_capacity(2 * nodes));
-        Problem { roots: Vec::new(), first, nodes, children }
+        Problem { roots: Vec::new(), first, nodes, children, walked: Cell::new(0) }
     }
 
     /// One more node of the class that is being made. Children may be named more than once.
@@ -66,6 +70,16 @@ impl Problem {
     /// Ends the class that is being made, and begins the next.
     pub fn end_class(&mut self) {
         self.first.push(self.nodes.len() as u32);
+    }
+
+    /// Counts a step of a walk.
+    pub fn walk(&self) {
+        self.walked.set(self.walked.get() + 1);
+    }
+
+    /// Steps of the walks so far.
+    pub fn walked(&self) -> usize {
+        self.walked.get()
     }
 
     /// Number of classes.

@@ -11,9 +11,8 @@ use hypatia_dsl::ir::OpBody;
 use serde::Serialize;
 
 use super::cost::is_view;
-use crate::graph::export::Fusion;
+use crate::graph::fusions::Fusion;
 use crate::graph::{Graph, NodeId, NodeKind};
-use crate::plan::Launches;
 
 /// Why a stage ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -25,9 +24,9 @@ pub enum Stop {
     Iterations,
     /// The budget of nodes.
     Nodes,
-    /// The budget of work: nodes looked through, and steps of matching.
+    /// The budget of work: nodes looked through, steps of matching, and matches applied.
     Work,
-    /// The budget of time.
+    /// The wall-clock backstop. It depends on how fast and busy the machine is, and so does the result.
     Time,
     /// The budget of memory.
     Memory,
@@ -49,7 +48,7 @@ impl fmt::Display for Stop {
             Stop::Iterations => "its number of iterations",
             Stop::Nodes => "cut short: budget of nodes",
             Stop::Work => "cut short: budget of work",
-            Stop::Time => "cut short: budget of time",
+            Stop::Time => "stopped by the wall-clock backstop (the result may differ from run to run)",
             Stop::Memory => "cut short: budget of memory",
             Stop::Search => "cut short: budget of a search",
         })
@@ -71,12 +70,25 @@ pub struct Stage {
     pub nodes: usize,
     /// Classes of the e-graph at its end.
     pub classes: usize,
+    /// Steps of work: of matching, and for each match that was applied as many as take as long.
+    pub steps: usize,
+    /// Nodes of the e-graph that were looked through, all iterations together.
+    pub looked_through: usize,
     /// Milliseconds.
     pub millis: f64,
     /// Why it ended.
     pub stop: Stop,
     /// Where it was cut short, the rules that fired most often, and how often.
     pub busiest: Vec<(String, usize)>,
+}
+
+/// A node whose kernel depends on sizes that are not known yet.
+#[derive(Clone, Debug, Serialize)]
+pub struct Open {
+    /// Its name, or that of its value.
+    pub node: String,
+    /// What may compute it, best first: the first whose guards hold on the sizes of a run does.
+    pub kernels: Vec<String>,
 }
 
 /// A rule that fired.
@@ -127,6 +139,15 @@ impl Summary {
     }
 }
 
+/// Launches of a model before and after optimising, as the plans have them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Launches {
+    /// Of the graph as given, each pointwise node by itself.
+    pub before: usize,
+    /// Of what is run instead.
+    pub after: usize,
+}
+
 /// The report of one optimisation.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
@@ -136,17 +157,22 @@ pub struct Report {
     pub before: Summary,
     /// The graph that was chosen.
     pub after: Summary,
-    /// Launches of the plans of both, if they were counted: `Optimized::count_launches`.
+    /// Launches of the plans of both, if they were counted: `pipeline::count_launches`.
     pub launches: Option<Launches>,
     /// The fused kernels of the graph that was chosen, equal ones once, if they were counted likewise: what an exported
     /// model has as functions.
     pub fusions: Option<Vec<Fusion>>,
+    /// Nodes of the graph that was chosen whose kernel depends on sizes that are not known yet.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub open: Vec<Open>,
     /// Every stage.
     pub stages: Vec<Stage>,
     /// Every firing, those that the result owes something to first.
     pub firings: Vec<Firing>,
     /// Rules that were rejected where they matched, and the like.
     pub warnings: Vec<String>,
+    /// Steps of the searches for the cheapest graph.
+    pub extraction_steps: usize,
     /// Milliseconds of extraction.
     pub extraction_millis: f64,
     /// Milliseconds in all.
@@ -178,6 +204,7 @@ impl fmt::Display for Report {
         self.show_fusions(f)?;
         self.show_rules(f)?;
         self.show_counts(f)?;
+        self.show_open(f)?;
         self.show_stages(f)?;
         for w in &self.warnings {
             writeln!(f, "\nwarning: {w}")?;
@@ -270,6 +297,18 @@ impl Report {
         for name in names {
             let n = |c: &BTreeMap<String, usize>| c.get(name).copied().unwrap_or(0);
             writeln!(f, "{name:<width$}  {:>6}  {:>5}", n(b), n(a))?;
+        }
+        Ok(())
+    }
+
+    /// Kernels that are chosen when sizes are known.
+    fn show_open(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.open.is_empty() {
+            return Ok(());
+        }
+        writeln!(f, "\nsizes that are not known yet decide these kernels; the first that holds is run")?;
+        for open in &self.open {
+            writeln!(f, "  {}: {}", open.node, open.kernels.join("; "))?;
         }
         Ok(())
     }

@@ -1,23 +1,26 @@
-//! Rules of a Program as rewrites of the e-graph.
+//! Rules of a Program, ready to be searched and applied.
 //!
-//! In: a Program. Out: its rules, ready to be searched and applied, for the optimiser's own loop and, through
-//! `egg`'s traits, for any other. Holds always: a rule whose head occurs nowhere in the graph is left out; a
-//! pointwise rule stands here twice, for tensors and for terms.
+//! In: a Program. Out: its rules, for the optimiser's own loop and, through `adapter`, for `egg`'s.
+//! Holds always: a compiled rule never changes; a rule whose head occurs nowhere in the graph is
+//! left out; a pointwise rule stands here twice, for tensors and for terms.
 
 use std::collections::HashSet;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 
-use egg::{Applier, Id, PatternAst, Rewrite, SearchMatches, Searcher, Subst, Symbol, Var};
+use hypatia_dsl::approx::Approx;
 use hypatia_dsl::ir::{Build, BuildArg, Head, Pat, Program, Rule, RuleId};
-use rustc_hash::FxHashSet;
+use hypatia_dsl::kernel::short::is_short;
+use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::analysis::Context;
 use super::apply::{Applied, Policy, Reject, apply, check, settle};
-use super::language::{Discriminant, EGraph, Node};
+use super::below::BelowAll;
+use super::candidate::Candidate;
+use super::language::{Discriminant, EGraph};
 use super::matcher::prepare::Prepared;
 use super::matcher::{Changes, Found, Match, SearchLimits, Searchable, View, search};
 
-/// A rule, lowered to one of the two sorts.
+/// A rule, lowered to one of the two sorts: what the optimiser runs, and what `hypatia_rules!`
+/// gives out. It never changes; what its searches remember stands in [`SearchState`].
 pub struct CompiledRule {
     program: Arc<Program>,
     /// Which rule.
@@ -26,18 +29,29 @@ pub struct CompiledRule {
     pub terms: bool,
     prepared: Prepared,
     policy: Policy,
-    state: Mutex<State>,
 }
 
-/// What a rule remembers from one iteration to the next.
-#[derive(Default)]
-struct State {
+/// What searches remember from one iteration to the next, and what they ask besides the e-graph.
+#[derive(Debug, Default)]
+pub struct SearchState {
+    /// The extracted graph.
+    pub candidate: Candidate,
+    /// What stands below each class.
+    pub below: BelowAll,
+    /// How far each rule has come.
+    pub progress: FxHashMap<RuleKey, Progress>,
+}
+
+/// A rule, and whether it rewrites terms.
+pub type RuleKey = (RuleId, bool);
+
+/// How far one rule has come.
+#[derive(Debug, Default)]
+pub struct Progress {
     /// Fingerprints of matches that need not be looked at again.
     done: FxHashSet<u64>,
     /// Where a capped search goes on.
     resume: usize,
-    /// What the last search through `egg`'s trait found.
-    found: Vec<Match>,
 }
 
 /// Limits of one search.
@@ -47,6 +61,17 @@ impl CompiledRule {
     /// The rule.
     pub fn rule(&self) -> &Rule {
         &self.program.rules[self.id.index()]
+    }
+
+    /// The rule's name; a pointwise rule has one for tensors and one for terms.
+    pub fn name(&self) -> String {
+        let name = &self.rule().name;
+        if self.terms { format!("{name} (in epilogues)") } else { name.clone() }
+    }
+
+    /// What its progress is kept under.
+    pub fn key(&self) -> RuleKey {
+        (self.id, self.terms)
     }
 
     /// What was worked out for searching it.
@@ -59,40 +84,43 @@ impl CompiledRule {
         Searchable { rule: self.rule(), terms: self.terms, prepared: &self.prepared }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        // A poisoned lock means that a search panicked elsewhere; its memory is only of what was done.
-        self.state.lock().unwrap_or_else(|e| e.into_inner())
-    }
-
     /// Matches that were not applied yet; with `changes`, those near what changed.
-    pub fn find(&self, egraph: &View<'_>, limits: SearchLimits, changes: Option<&Changes>) -> Found {
-        let mut state = self.state();
+    pub fn find(
+        &self,
+        egraph: &View<'_>,
+        progress: &mut Progress,
+        limits: SearchLimits,
+        changes: Option<&Changes>,
+    ) -> Found {
         let absent = |h: &Discriminant| egraph.classes_for_op(h).is_none_or(|mut c| c.next().is_none());
         if self.prepared.needed.iter().any(absent) {
             return Found::default();
         }
-        let found = search(egraph, &self.searchable(), &state.done, state.resume, limits, changes, None);
-        state.resume = found.resume;
+        let found = search(egraph, &self.searchable(), &progress.done, progress.resume, limits, changes, None);
+        progress.resume = found.resume;
         found
     }
 
-    /// Applies a match. What can never be applied, or was, is not found again.
-    pub fn apply(&self, egraph: &mut EGraph, m: &Match) -> Result<Applied, Reject> {
+    /// Applies a match, while the e-graph has fewer than `limit` nodes. What can never be applied,
+    /// or was, is not found again.
+    pub fn apply(
+        &self,
+        egraph: &mut EGraph,
+        search: &mut SearchState,
+        m: &Match,
+        limit: usize,
+    ) -> Result<Applied, Reject> {
         let print = m.fingerprint(egraph);
         let mut m = m.clone();
-        let result = settle(egraph, &mut m)
-            .and_then(|()| check(egraph, self.rule(), &mut m, self.policy, true))
-            .and_then(|()| apply(egraph, self.rule(), self.terms, &m));
-        // Facts grow and uses are counted anew, so a guard may hold later; types, claims and constants do not change.
+        let result = settle(egraph, &mut m, limit)
+            .and_then(|()| check(egraph, &search.candidate, self.rule(), &mut m, self.policy))
+            .and_then(|()| apply(egraph, self.rule(), self.terms, &m, limit));
+        // Facts grow and uses are counted anew, so a guard may hold later; types, claims and
+        // constants do not change.
         if matches!(result, Ok(_) | Err(Reject::Claim(_) | Reject::Type(_) | Reject::Lost(_))) {
-            self.state().done.insert(print);
+            search.progress.entry(self.key()).or_default().done.insert(print);
         }
         result
-    }
-
-    /// Forgets where it was.
-    pub fn reset(&self) {
-        *self.state() = State::default();
     }
 }
 
@@ -101,8 +129,8 @@ impl CompiledRule {
 pub struct Selection {
     /// Rules, families (`fuse::unary`) or rulesets that are left out.
     pub disabled: HashSet<String>,
-    /// Settings of applying.
-    pub approx: bool,
+    /// Which approximations may fire.
+    pub approx: Approx,
 }
 
 /// Applications in the left side of a rule at most: the matcher recurses once for each.
@@ -137,7 +165,13 @@ pub fn compile(
         let ruleset = program.rulesets.get(rule.ruleset.index()).map_or("", |r| r.name.as_str());
         let off =
             [rule.name.as_str(), rule.base_name.as_str(), ruleset].iter().any(|n| selection.disabled.contains(*n));
-        if off || rule.lhs.is_empty() || rule.lhs.len() != rule.rhs.len() || is_oversized(rule) {
+        // Those about the terms of generated kernels wait for these.
+        if off
+            || is_short(program, rule)
+            || rule.lhs.is_empty()
+            || rule.lhs.len() != rule.rhs.len()
+            || is_oversized(rule)
+        {
             continue;
         }
         for terms in if rule.pointwise { &[false, true][..] } else { &[false][..] } {
@@ -150,7 +184,6 @@ pub fn compile(
                     terms: *terms,
                     prepared,
                     policy: Policy { approx: selection.approx },
-                    state: Mutex::new(State::default()),
                 });
             }
         }
@@ -161,7 +194,8 @@ pub fn compile(
 /// Heads that are present, or that rules may build whose own heads are.
 fn reachable_heads(program: &Program, present: &HashSet<Discriminant>) -> HashSet<Discriminant> {
     let mut have = present.clone();
-    // Any scalar may come to stand in an epilogue, and any result of an op with several may be asked for.
+    // Any scalar may come to stand in an epilogue, and any result of an op with several may be
+    // asked for.
     let as_call = |h: &Discriminant| if let Discriminant::Scalar(s) = h { Some(Discriminant::Call(*s)) } else { None };
     let calls: Vec<Discriminant> = have.iter().filter_map(as_call).collect();
     have.extend(calls);
@@ -170,7 +204,8 @@ fn reachable_heads(program: &Program, present: &HashSet<Discriminant>) -> HashSe
     loop {
         let before = (have.len(), open.len());
         open.retain(|i| {
-            // On terms a pointwise rule needs the calls of the same scalars: they are there if these are.
+            // On terms a pointwise rule needs the calls of the same scalars: they are there if
+            // these are.
             let fires = needs[*i].iter().all(|h| have.contains(h) || as_call(h).is_some_and(|c| have.contains(&c)));
             if fires {
                 program.rules[*i].rhs.iter().for_each(|b| built_heads(program, b, &mut have));
@@ -219,58 +254,7 @@ fn built_heads(program: &Program, build: &Build, out: &mut HashSet<Discriminant>
     }
 }
 
-/// The rules of a program as `egg` rewrites: what `hypatia_rules!` gives out too.
-pub fn rewrites(program: &Arc<Program>) -> Vec<Rewrite<Node, Context>> {
-    let rules = compile(program, None, &Selection::default());
-    rules
-        .into_iter()
-        .filter_map(|r| {
-            let name = if r.terms { format!("{} (in epilogues)", r.rule().name) } else { r.rule().name.clone() };
-            let shared = Arc::new(r);
-            Rewrite::new(name, Shared(shared.clone()), Shared(shared)).ok()
-        })
-        .collect()
-}
-
-/// One rule as both halves of an `egg` rewrite.
-struct Shared(Arc<CompiledRule>);
-
-/// The variable under which a match's number travels through `egg`.
-fn number_var() -> Var {
-    Var::from_u32(0)
-}
-
-impl Searcher<Node, Context> for Shared {
-    fn search_eclass_with_limit(&self, egraph: &EGraph, eclass: Id, limit: usize) -> Option<SearchMatches<'_, Node>> {
-        self.search_with_limit(egraph, limit).into_iter().find(|m| egraph.find(m.eclass) == egraph.find(eclass))
-    }
-
-    fn search_with_limit(&self, egraph: &EGraph, limit: usize) -> Vec<SearchMatches<'_, Node>> {
-        let limits = SearchLimits { matches: limit.clamp(1, SEARCH_LIMITS.matches), ..SEARCH_LIMITS };
-        let found = self.0.find(&View::of(egraph), limits, None);
-        let mut out = Vec::with_capacity(found.matches.len());
-        for (i, m) in found.matches.iter().enumerate() {
-            let mut subst = Subst::with_capacity(1);
-            subst.insert(number_var(), Id::from(i));
-            out.push(SearchMatches { eclass: m.roots[0], substs: vec![subst], ast: None });
-        }
-        self.0.state().found = found.matches;
-        out
-    }
-
-    fn vars(&self) -> Vec<Var> {
-        vec![number_var()]
-    }
-}
-
-impl Applier<Node, Context> for Shared {
-    fn apply_one(&self, egraph: &mut EGraph, _: Id, subst: &Subst, _: Option<&PatternAst<Node>>, _: Symbol) -> Vec<Id> {
-        let at = subst.get(number_var()).map(|id| usize::from(*id));
-        let found = at.and_then(|i| self.0.state().found.get(i).cloned());
-        let Some(m) = found else { return Vec::new() };
-        match self.0.apply(egraph, &m) {
-            Ok(applied) if applied.changed => m.roots.clone(),
-            _ => Vec::new(),
-        }
-    }
+/// The rules of a program: what `hypatia_rules!` gives out.
+pub fn rewrites(program: &Arc<Program>) -> Vec<CompiledRule> {
+    compile(program, None, &Selection::default())
 }

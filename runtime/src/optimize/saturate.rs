@@ -2,7 +2,8 @@
 //!
 //! In: an e-graph, compiled rules, limits. Out: a bigger e-graph, why each stage ended, and a trace of what fired.
 //! Holds always: the limits are looked at before every node that is added, so that one application cannot pass
-//! them; a stage that was cut short never says that it is saturated.
+//! them; a stage that was cut short never says that it is saturated; limits count work, so that the same model and rules
+//! give the same e-graph on any machine, unless the wall-clock backstop fires, which is then the reason of the stop.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -10,13 +11,12 @@ use std::time::{Duration, Instant};
 use egg::Id;
 use hypatia_dsl::ir::{RuleId, RuleSetDef};
 
-use super::analysis::refresh_candidate;
+use super::Options;
 use super::apply::Reject;
-use super::below;
 use super::language::{EGraph, Node};
 use super::matcher::{Changes, Match, SearchLimits, View};
 use super::report::Stop;
-use super::rewrites::{CompiledRule, SEARCH_LIMITS};
+use super::rewrites::{CompiledRule, SEARCH_LIMITS, SearchState};
 
 /// Bytes that a node of the e-graph takes, with its class, its entries in the tables, and the memory of matches.
 const BYTES_PER_NODE: usize = 600;
@@ -31,43 +31,60 @@ pub struct Budget {
     /// Bytes at most.
     pub memory: usize,
     /// Nodes at most that are looked through, all iterations of a stage together.
-    pub rebuilt: usize,
-    /// Steps of matching at most, of the whole run.
+    pub looked_through: usize,
+    /// Steps of work at most: of matching, and [`STEPS_OF_APPLICATION`] for each match that is applied.
     pub steps: usize,
-    /// When to stop: the last resort, as it makes results depend on how busy the machine is.
+    /// Matches and steps of one search at most, so that a rule with many matches does not starve the others.
+    pub search: SearchLimits,
+    /// The wall-clock backstop.
     pub deadline: Instant,
 }
 
+/// What applying a match counts, in steps of matching that take as long.
+pub const STEPS_OF_APPLICATION: usize = 50;
+
+/// The work of a run, in steps, at most: so much, and so much for each node of the graph. A BERT encoder of 12 layers takes
+/// 400 steps a node and a Llama of 80 layers takes 330, with the whole library; sound rules take as much on any graph.
+const STEPS: (usize, usize) = (20_000_000, 8_000);
+/// Nodes that are looked through in a stage at most, likewise: those models take 27 and 22 a node.
+const LOOKED_THROUGH: (usize, usize) = (500_000, 500);
+/// Matches that one search may find for each node of the graph, where that is more than [`SEARCH_LIMITS`] allow: each search
+/// looks through the whole e-graph, so that a number of them that grows with the graph would cost its square.
+const MATCHES_OF_NODE: usize = 10;
+/// Steps that one search may take for each node of the graph, likewise.
+const SEARCH_STEPS_OF_NODE: usize = 500;
+
+/// What the wall-clock backstop is at most: clocks end somewhere.
+const LONGEST: Duration = Duration::from_secs(1 << 30);
+
 impl Budget {
     /// The limits of a run over a graph of that many nodes, far above what sound rules need.
-    pub fn of_run(nodes: usize, max_nodes: usize, memory: usize, deadline: Instant) -> Budget {
+    pub fn of_run(nodes: usize, options: &Options, started: Instant) -> Budget {
+        let scaled = |(fixed, per_node): (usize, usize)| per_node.saturating_mul(nodes).saturating_add(fixed);
         Budget {
             iterations: None,
-            nodes: max_nodes,
-            memory,
-            rebuilt: 500_000 + 150 * nodes,
-            steps: 20_000_000 + 5_000 * nodes,
-            deadline,
+            nodes: options.max_nodes,
+            memory: options.max_memory,
+            looked_through: scaled(LOOKED_THROUGH),
+            steps: options.max_steps.unwrap_or_else(|| scaled(STEPS)),
+            search: SearchLimits {
+                matches: SEARCH_LIMITS.matches.max(MATCHES_OF_NODE.saturating_mul(nodes)),
+                steps: SEARCH_LIMITS.steps.max(SEARCH_STEPS_OF_NODE.saturating_mul(nodes)),
+            },
+            deadline: started + options.max_time.min(LONGEST),
         }
     }
 
     /// A ruleset's own budget for a graph of `nodes` nodes, within the limits of the whole run. The e-graph has `present`
     /// nodes, of which earlier stages of that ruleset added `added`: what others added is not counted against it.
     pub fn of(ruleset: &RuleSetDef, nodes: usize, present: usize, added: usize, all: &Budget) -> Budget {
-        let (fixed, per_node) = ruleset.nodes;
-        let own = fixed.saturating_add(per_node.saturating_mul(nodes as u64));
+        let scaled = |(fixed, per_node): (u64, u64)| per_node.saturating_mul(nodes as u64).saturating_add(fixed);
+        let own = scaled(ruleset.nodes);
         // A ruleset without a budget of its own gets one that no sound ruleset needs.
         let own = if own == 0 { 1000 + 200 * nodes as u64 } else { own };
         let own = usize::try_from(own).unwrap_or(usize::MAX).saturating_sub(added).saturating_add(present);
-        let time = if ruleset.time_ms == 0 { 10_000 } else { ruleset.time_ms };
-        Budget {
-            iterations: ruleset.iterations,
-            nodes: all.nodes.min(own),
-            memory: all.memory,
-            rebuilt: all.rebuilt,
-            steps: all.steps,
-            deadline: all.deadline.min(Instant::now() + Duration::from_millis(time)),
-        }
+        let steps = ruleset.steps.map_or(usize::MAX, |s| usize::try_from(scaled(s)).unwrap_or(usize::MAX));
+        Budget { iterations: ruleset.iterations, nodes: all.nodes.min(own), steps: all.steps.min(steps), ..all.clone() }
     }
 
     fn node_limit(&self) -> usize {
@@ -102,8 +119,10 @@ pub struct Ran {
     pub fired: usize,
     /// Why it ended.
     pub stop: Stop,
-    /// Steps of matching.
+    /// Steps of work.
     pub steps: usize,
+    /// Nodes that were looked through, all iterations together.
+    pub looked_through: usize,
 }
 
 /// Rejected applications by rule, with the first reason.
@@ -144,37 +163,41 @@ pub fn run(
     egraph: &mut EGraph,
     rules: &[&CompiledRule],
     budget: &Budget,
+    search: &mut SearchState,
     seen: &mut Seen,
     traces: &mut Vec<Trace>,
     rejections: &mut Rejections,
 ) -> Ran {
-    egraph.analysis.limits.nodes = budget.node_limit();
-    egraph.analysis.limits.deadline = budget.deadline;
-    let mut ran = Ran { iterations: 0, fired: 0, stop: Stop::Saturated, steps: 0 };
-    let (mut idle, mut rebuilt) = (0, 0);
+    let mut ran = Ran { iterations: 0, fired: 0, stop: Stop::Saturated, steps: 0, looked_through: 0 };
+    let mut idle = 0;
     let (steps, whole): (Vec<&CompiledRule>, Vec<&CompiledRule>) = rules.iter().partition(|r| !r.prepared().any_work);
     let mut of_work = steps.is_empty();
     loop {
-        if let Some(stop) = over(egraph, budget, &ran, rebuilt) {
+        if let Some(stop) = over(egraph, budget, &ran) {
             ran.stop = stop;
             break;
         }
         ran.iterations += 1;
-        rebuilt += egraph.total_size();
-        below::refresh(egraph);
-        let log = (egraph.analysis.touched.len(), egraph.analysis.reconsidered.len());
+        ran.looked_through += egraph.total_size();
+        search.below.refresh(egraph);
+        let log = (egraph.analysis.touched.len(), search.candidate.reconsidered().len());
         let (now, seen_now) = if of_work { (&whole, &mut seen.whole) } else { (&steps, &mut seen.steps) };
-        let Searched { found, capped, mut stop, steps } = search_all(egraph, now, budget, *seen_now, ran.steps);
+        let Searched { found, capped, mut stop, steps } = search_all(egraph, now, budget, search, *seen_now, ran.steps);
         ran.steps += steps;
         // What was searched whole need not be searched again.
         *seen_now = (!capped && stop.is_none()).then_some(log);
         let mut changed = 0;
         for (i, (rule, m)) in found.iter().enumerate() {
-            if stop.is_some() || (i % 64 == 0 && Instant::now() >= budget.deadline) {
-                stop = stop.or(Some(Stop::Time));
+            if stop.is_none() && ran.steps > budget.steps {
+                stop = Some(Stop::Work);
+            } else if stop.is_none() && i % 64 == 0 && Instant::now() >= budget.deadline {
+                stop = Some(Stop::Time);
+            }
+            if stop.is_some() {
                 break;
             }
-            match rule.apply(egraph, m) {
+            ran.steps += STEPS_OF_APPLICATION;
+            match rule.apply(egraph, search, m, budget.node_limit()) {
                 Ok(applied) if applied.changed => {
                     changed += 1;
                     if traces.len() < MAX_TRACES {
@@ -199,7 +222,7 @@ pub fn run(
             egraph.rebuild();
         }
         if changed > 0 {
-            refresh_candidate(egraph);
+            search.candidate.refresh(egraph);
         }
         ran.fired += changed;
         if let Some(stop) = stop {
@@ -224,11 +247,11 @@ pub fn run(
     ran
 }
 
-fn over(egraph: &EGraph, budget: &Budget, ran: &Ran, rebuilt: usize) -> Option<Stop> {
+fn over(egraph: &EGraph, budget: &Budget, ran: &Ran) -> Option<Stop> {
     if budget.iterations.is_some_and(|n| ran.iterations >= n as usize) {
         return Some(Stop::Iterations);
     }
-    if rebuilt > budget.rebuilt || ran.steps > budget.steps {
+    if ran.looked_through > budget.looked_through || ran.steps > budget.steps {
         return Some(Stop::Work);
     }
     if Instant::now() >= budget.deadline {
@@ -257,7 +280,7 @@ struct Searched<'r> {
     found: Vec<(&'r CompiledRule, Match)>,
     /// The search of a rule was cut short.
     capped: bool,
-    /// The time or the work that the run may take is used up.
+    /// The work that the run may do is used up, or the backstop fired.
     stop: Option<Stop>,
     steps: usize,
 }
@@ -267,14 +290,16 @@ fn search_all<'r>(
     egraph: &EGraph,
     rules: &[&'r CompiledRule],
     budget: &Budget,
+    search: &mut SearchState,
     seen: Option<(usize, usize)>,
     steps: usize,
 ) -> Searched<'r> {
     let mut out = Searched { found: Vec::new(), capped: false, stop: None, steps: 0 };
     // Each match is held in memory until it is applied.
-    let limits = SearchLimits { matches: SEARCH_LIMITS.matches.min(budget.node_limit().max(1)), ..SEARCH_LIMITS };
+    let limits = SearchLimits { matches: budget.search.matches.min(budget.node_limit().max(1)), ..budget.search };
     let depth = rules.iter().map(|r| r.prepared().depth).max().unwrap_or(0);
-    let view = View::of(egraph);
+    let SearchState { candidate, below, progress } = search;
+    let view = View::of(egraph, candidate, below);
     let changes = seen.map(|from| Changes::since(&view, from, depth));
     for rule in rules {
         if steps + out.steps > budget.steps {
@@ -285,7 +310,7 @@ fn search_all<'r>(
         if out.stop.is_some() {
             break;
         }
-        let found = rule.find(&view, limits, changes.as_ref());
+        let found = rule.find(&view, progress.entry(rule.key()).or_default(), limits, changes.as_ref());
         out.capped |= found.capped;
         out.steps += found.steps;
         out.found.extend(found.matches.into_iter().map(|m| (*rule, m)));

@@ -8,19 +8,19 @@ use egg::{Id, Language};
 use hypatia_dsl::ir::{Build, BuildNode, Head, ParamKind, Program, Rule, RuleId, RuleSetId};
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::analysis::{Sort, set_candidate};
+use super::analysis::Sort;
 use super::cost::{Cost, CostModel};
 use super::extract::{extract, refine};
 use super::language::{Discriminant, EGraph, Node, Payload};
 use super::lower::{Entered, Leaver, enter};
+use super::matcher::View;
 use super::problem::{Choice, Problem};
 use super::report::{Firing, Report, Stage, Summary};
-use super::rewrites::{CompiledRule, Selection, compile, oversized};
+use super::rewrites::{CompiledRule, SearchState, Selection, compile, oversized};
 use super::saturate::{Budget, Rejections, Seen, Trace, run};
 use super::{Optimized, Options};
 use crate::error::{Error, Result};
-use crate::graph::{Graph, Value};
-use crate::library;
+use crate::graph::{ConstantFolder, Graph, Value};
 
 /// A chosen graph inside the e-graph.
 #[derive(Clone, Debug, Default)]
@@ -48,6 +48,8 @@ pub struct Session<'a> {
     model: CostModel,
     /// The rules that may fire.
     pub rules: Vec<CompiledRule>,
+    /// What searches remember and ask.
+    pub search: SearchState,
     /// The present candidate.
     pub best: Candidates,
     /// The chosen node of each class of the graph as given.
@@ -62,16 +64,17 @@ pub struct Session<'a> {
     pub traces: Vec<Trace>,
     rejections: Rejections,
     started: Instant,
+    extraction_steps: usize,
     extraction_millis: f64,
     warnings: Vec<String>,
 }
 
 impl<'a> Session<'a> {
     /// Unfolds the graph and puts it into an e-graph.
-    pub fn start(graph: &Graph, options: &'a Options) -> Result<Session<'a>> {
+    pub fn start(graph: &Graph, options: &'a Options, folder: &'static dyn ConstantFolder) -> Result<Session<'a>> {
         let started = Instant::now();
         let graph = graph.unfold()?.pruned();
-        let entered = enter(&graph)?;
+        let entered = enter(&graph, folder)?;
         let program = graph.program.clone();
         let given = entered.egraph.classes().filter_map(|c| c.nodes.first().map(|n| (c.id, n.clone()))).collect();
         let rules = if options.no_rules {
@@ -92,6 +95,7 @@ impl<'a> Session<'a> {
             program,
             model,
             rules,
+            search: SearchState::default(),
             best: Candidates::default(),
             given,
             before: Summary::default(),
@@ -101,6 +105,7 @@ impl<'a> Session<'a> {
             traces: Vec::new(),
             rejections: Rejections::default(),
             started,
+            extraction_steps: 0,
             extraction_millis: 0.0,
             warnings,
         };
@@ -116,16 +121,20 @@ impl<'a> Session<'a> {
         &self.entered.egraph
     }
 
+    /// The e-graph as searches see it.
+    pub fn view(&self) -> View<'_> {
+        View::of(&self.entered.egraph, &self.search.candidate, &self.search.below)
+    }
+
     /// Runs all stages until a round changes nothing.
     pub fn run(&mut self) {
-        let Options { max_nodes, max_memory, max_time, .. } = *self.options;
-        let mut all = Budget::of_run(self.graph.nodes.len(), max_nodes, max_memory, self.started + max_time);
+        let mut all = Budget::of_run(self.graph.nodes.len(), self.options, self.started);
         for round in 1..=MAX_ROUNDS {
             let mut fired = 0;
             for index in 0..self.program.rulesets.len() {
                 fired += self.stage(RuleSetId(index as u32), round, &mut all);
             }
-            if fired == 0 || Instant::now() >= all.deadline {
+            if fired == 0 {
                 break;
             }
         }
@@ -160,7 +169,8 @@ impl<'a> Session<'a> {
         let budget = Budget::of(ruleset, self.graph.nodes.len(), present, self.added[id.index()], all);
         let seen = &mut self.seen[id.index()];
         let traced = self.traces.len();
-        let ran = run(&mut self.entered.egraph, &rules, &budget, seen, &mut self.traces, &mut self.rejections);
+        let search = &mut self.search;
+        let ran = run(&mut self.entered.egraph, &rules, &budget, search, seen, &mut self.traces, &mut self.rejections);
         all.steps = all.steps.saturating_sub(ran.steps);
         self.added[id.index()] += self.entered.egraph.total_size().saturating_sub(present);
         self.stages.push(Stage {
@@ -171,6 +181,8 @@ impl<'a> Session<'a> {
             nodes: self.entered.egraph.total_number_of_nodes(),
             classes: self.entered.egraph.number_of_classes(),
             millis: begun.elapsed().as_secs_f64() * 1e3,
+            steps: ran.steps,
+            looked_through: ran.looked_through,
             stop: ran.stop,
             busiest: if ran.stop.cut_short() { busiest(&self.program, &self.traces[traced..]) } else { Vec::new() },
         });
@@ -206,6 +218,7 @@ impl<'a> Session<'a> {
         }
         let order = order.iter().map(|c| built.ids[*c as usize]).collect();
         self.best = Candidates { chosen, order, cost };
+        self.extraction_steps += built.problem.walked();
         self.count_uses();
         self.extraction_millis += begun.elapsed().as_secs_f64() * 1e3;
         Ok(())
@@ -230,7 +243,7 @@ impl<'a> Session<'a> {
         }
         let scalars = self.best.chosen.iter().filter(|(_, n)| matches!(n.payload, Payload::Scalar(_)));
         let pointwise = scalars.map(|(c, n)| (*c, n.clone())).collect();
-        set_candidate(&mut self.entered.egraph.analysis, &self.best.order, uses, pointwise);
+        self.search.candidate.replace(&self.best.order, uses, pointwise);
     }
 
     /// The chosen graph and the report.
@@ -253,7 +266,7 @@ impl<'a> Session<'a> {
         let cost = if cost == 0 { self.before.micros } else { micros(cost) };
         let mut warnings = std::mem::take(&mut self.warnings);
         // The library's own rules are meant to be left where they do not fit.
-        let own = |id: RuleId| Some(&self.program.rules[id.index()]).filter(|r| !library::is_embedded(&r.origin.file));
+        let own = |id: RuleId| Some(&self.program.rules[id.index()]).filter(|r| !r.origin.is_embedded());
         warnings.extend(self.rejections.lines(|id| own(id).map(|r| r.name.clone())));
         warnings.extend(
             self.stages
@@ -267,9 +280,11 @@ impl<'a> Session<'a> {
             after: Summary::of(&graph, cost),
             launches: None,
             fusions: None,
+            open: Vec::new(),
             firings: self.firings(),
             stages: std::mem::take(&mut self.stages),
             warnings,
+            extraction_steps: self.extraction_steps,
             extraction_millis: self.extraction_millis,
             millis: self.started.elapsed().as_secs_f64() * 1e3,
         };

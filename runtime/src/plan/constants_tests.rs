@@ -9,16 +9,17 @@ use hypatia_dsl::ir::AttrValue;
 use rand::prelude::*;
 use rand_chacha::ChaCha8Rng;
 
-use super::{Action, Options, Plan};
+use super::{Action, Options};
 use crate::cpu::Executor;
 use crate::device::Device;
 use crate::graph::{Graph, Value};
+use crate::pipeline;
 use crate::tensor::Tensor;
 use crate::testing::{int, list, program, ty};
 
 /// Results of the graph, on one thread.
 fn run(g: &Graph, inputs: &[Tensor], cluster: bool) -> Vec<Tensor> {
-    let plan = Plan::build(g, &Options { cluster, ..Options::new(Device::cpu()) }).unwrap();
+    let plan = pipeline::plan(g, &Options { cluster, ..Options::new(Device::cpu()) }).unwrap();
     if inputs.is_empty() {
         // A view is copied to where the output is.
         assert!(plan.steps.iter().all(|s| s.action == Action::Copy), "nothing else is left to be run:\n{plan}");

@@ -10,12 +10,11 @@ use hypatia_dsl::dtype::DType;
 use hypatia_dsl::scalar::Term;
 
 use super::lower::{Lower, plain};
-use super::prepare::builtin;
 use super::view::{View, row_major};
 use super::{Action, ConvStep, Place};
 use crate::error::{Error, Result};
 use crate::graph::prim::Window;
-use crate::graph::{Graph, Node, Value};
+use crate::graph::{Graph, Node, Value, builtin};
 
 /// Filters from which on they are worth being neighbours in memory.
 const FEW: usize = 8;
@@ -80,7 +79,7 @@ impl Lower<'_> {
         let reads = reads.iter().map(|v| self.broadcast(*v, shape)).collect::<Result<Vec<_>>>()?;
         let out = self.fresh(dtype, shape)?;
         if !self.plan.device.is_host() {
-            self.unrolled(&node.name, step, [x, w], reads, out.clone())?;
+            self.unrolled(node, step, [x, w], reads, out.clone())?;
             return Ok(out);
         }
         let mut views = vec![self.contiguous(&x, &node.name)?, self.contiguous(&w, &node.name)?];

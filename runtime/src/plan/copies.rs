@@ -164,6 +164,7 @@ mod tests {
     use super::*;
     use crate::device::Device;
     use crate::graph::{Graph, Value};
+    use crate::pipeline;
     use crate::plan::Options;
     use crate::testing::{int, list, ty};
 
@@ -178,7 +179,7 @@ mod tests {
             let y = g.call("exp", &[flat], &[]).unwrap()[0];
             g.output(format!("y{k}"), y);
         }
-        Plan::build(&g, &Options::new(Device::named(device).unwrap())).unwrap()
+        pipeline::plan(&g, &Options::new(Device::named(device).unwrap())).unwrap()
     }
 
     /// Products of queries, keys and values that lie side by side, as one product leaves them.
@@ -203,7 +204,7 @@ mod tests {
         let y = g.builtin(BuiltinOp::Transpose, &[y], vec![list(&[0, 2, 1, 3])]).unwrap()[0];
         let y = g.builtin(BuiltinOp::Reshape, &[y], vec![list(&[8 * 128, 768])]).unwrap()[0];
         g.output("y", y);
-        let plan = Plan::build(&g, &Options::new(Device::named("h200").unwrap())).unwrap();
+        let plan = pipeline::plan(&g, &Options::new(Device::named("h200").unwrap())).unwrap();
         assert_eq!((copies(&plan), plan.launches()), (0, 2), "{plan}");
         let kinds = |step: &Step| match &step.action {
             Action::Either(e) => e.apart.iter().map(|s| matches!(s.action, Action::Copy)).collect::<Vec<_>>(),
@@ -227,7 +228,7 @@ mod tests {
             if also {
                 g.output("y", y);
             }
-            copies(&Plan::build(&g, &Options::new(Device::named("h200").unwrap())).unwrap())
+            copies(&pipeline::plan(&g, &Options::new(Device::named("h200").unwrap())).unwrap())
         };
         assert_eq!([with(&[0, 2, 1, 3], true), with(&[0, 1, 3, 2], false), with(&[2, 0, 1, 3], false)], [1, 1, 0]);
     }

@@ -7,15 +7,16 @@
 use hypatia_dsl::ir::KernelId;
 
 use super::lower::Lower;
+use super::prepare::Call;
 use super::view::row_major;
-use super::{Action, EitherStep, GemmStep, Place, Step, View, composed};
+use super::{Action, EitherStep, GemmStep, Place, Step, View};
 use crate::error::{Error, Result};
 use crate::graph::{Node, NodeId, Value};
 
 impl Lower<'_> {
     /// A node that the library computes in one call: its first two operands are those of a product, the others what the
     /// epilogue reads; the first result is that of the product, the other one what the epilogue stores beside.
-    pub(super) fn called(&mut self, id: NodeId, node: &Node, kernel: KernelId) -> Result<()> {
+    pub(super) fn called(&mut self, id: NodeId, node: &Node, call: &Call) -> Result<()> {
         let operands = node.operands.iter().flatten().map(|v| self.value(*v)).collect::<Result<Vec<View>>>()?;
         let [a, b, beside @ ..] = operands.as_slice() else {
             return Err(Error::Internal("a product of one operand".into()));
@@ -25,8 +26,7 @@ impl Lower<'_> {
         for view in beside {
             reads.push(self.contiguous(view, &node.name)?);
         }
-        let body = composed::optimized(self.graph, node, &self.plan.device)?;
-        let (apart, results) = self.steps_of(&body, &operands)?;
+        let (apart, results) = self.steps_of(&call.apart, &operands)?;
         for (output, view) in results.iter().enumerate() {
             self.values.insert(Value { node: id, output: output as u32 }, view.clone());
         }
@@ -39,7 +39,7 @@ impl Lower<'_> {
             matches!(buffer.place, Place::Arena(_)) && whole && alone && written
         };
         if results.iter().enumerate().all(own) {
-            self.either(&node.name, Some(kernel), product, reads, results, apart);
+            self.either(&node.name, Some(call.kernel), product, reads, results, apart);
         } else {
             self.plan.steps.extend(apart);
         }

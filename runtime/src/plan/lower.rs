@@ -11,25 +11,25 @@ use hypatia_dsl::dtype::{DType, Kind};
 use hypatia_dsl::ir::InView;
 use hypatia_dsl::kernel::{Access, Operand, PointwiseKernel};
 use hypatia_dsl::scalar::{Literal, Term, TermId, TermNode};
+use hypatia_dsl::typing::TensorType;
 
 use super::conv::leads_to_convolution;
-use super::prepare::{Prepared, builtin, is_pointwise, prepare};
-use super::regions::cluster;
+use super::prepare::Prepared;
 use super::rows::Rows;
 use super::view::{View, collapse, row_major};
 use super::wrapped::wrapped;
-use super::{
-    Action, Buffer, BufferId, Constants, GemmStep, Options, Place, Plan, PlanInput, PointwiseStep, Step, kernels,
-};
+use super::{Action, Buffer, BufferId, GemmStep, Options, Place, Plan, PlanInput, PointwiseStep, Step};
 use crate::error::{Error, Result};
 use crate::graph::prim::{Prim, elements, sizes};
-use crate::graph::{Graph, Node, NodeId, NodeKind, Value};
+use crate::graph::{
+    Candidate, Graph, Kernels, Known, Node, NodeId, NodeKind, Product, Value, Way, builtin, cluster, is_pointwise,
+};
 use crate::tensor::Tensor;
 
 /// A plan in the making.
 pub(super) struct Lower<'a> {
     pub(super) graph: &'a Graph,
-    rowwise: &'a HashMap<NodeId, Rows>,
+    kernels: &'a super::prepare::Kernels,
     pub(super) plan: Plan,
     pub(super) values: HashMap<Value, View>,
     /// Buffers of constants by the address of their tensor: initializers are shared.
@@ -71,6 +71,8 @@ fn empty(graph: &Graph, options: &Options) -> Plan {
         outputs: Vec::new(),
         arena: 0,
         tf32: options.tf32,
+        allowed: options.allowed.clone(),
+        shortened: Vec::new(),
     }
 }
 
@@ -78,7 +80,7 @@ fn at_node(e: Error, graph: &Graph, group: &[usize]) -> Error {
     let name = group.first().map_or("", |n| graph.nodes[*n].name.as_str());
     match e {
         Error::Limit(m) => Error::Limit(format!("node `{name}`: {m}")),
-        Error::Type(m) => Error::Type(format!("node `{name}`: {m}")),
+        Error::Type(m) => Error::Type(m.at(format_args!("node `{name}`"))),
         Error::Internal(m) => Error::Internal(format!("node `{name}`: {m}")),
         e => e,
     }
@@ -116,7 +118,7 @@ impl<'a> Lower<'a> {
         let groups = cluster(graph, if options.cluster { &pointwise } else { &none })?;
         Ok(Lower {
             graph,
-            rowwise: &prepared.rowwise,
+            kernels: &prepared.kernels,
             plan,
             values: HashMap::new(),
             constants: HashMap::new(),
@@ -142,11 +144,10 @@ impl<'a> Lower<'a> {
     }
 
     /// The steps of a graph over these operands, which are not put into the plan, and where its results lie.
-    pub(super) fn steps_of(&mut self, graph: &Graph, operands: &[View]) -> Result<(Vec<Step>, Vec<View>)> {
-        let prepared = prepare(graph, self.options, &mut Constants::default())?;
-        let outer = std::mem::replace(&mut self.plan, empty(graph, self.options));
+    pub(super) fn steps_of(&mut self, prepared: &Prepared, operands: &[View]) -> Result<(Vec<Step>, Vec<View>)> {
+        let outer = std::mem::replace(&mut self.plan, empty(&prepared.graph, self.options));
         let first = outer.steps.len();
-        let mut inner = Lower::new(&prepared, self.options, outer)?;
+        let mut inner = Lower::new(prepared, self.options, outer)?;
         inner.constants = std::mem::take(&mut self.constants);
         // What is copied in there is not there for others.
         inner.copies.clone_from(&self.copies);
@@ -264,11 +265,11 @@ impl Lower<'_> {
         let graph = self.graph;
         let (id, node) = (NodeId(index as u32), &graph.nodes[index]);
         let NodeKind::Op { attrs, term, .. } = &node.kind else { return Ok(()) };
-        if let Some(kernel) = self.rowwise.get(&id) {
+        if let Some(kernel) = self.kernels.rowwise.get(&id) {
             return self.rowwise_node(id, node, kernel);
         }
-        if let Some(kernel) = kernels::called(graph, node, &self.plan.device) {
-            return self.called(id, node, kernel);
+        if let Some(call) = self.kernels.calls.get(&id) {
+            return self.called(id, node, call);
         }
         let op = builtin(graph, node).ok_or_else(|| Error::Internal("an op without a kernel".into()))?;
         let (dtype, shape) = self.ty(Value { node: id, output: 0 })?;
@@ -391,16 +392,16 @@ impl Lower<'_> {
         let [a, b, reads @ ..] = operands else { return Err(Error::Internal("a product of one operand".into())) };
         let (a, b) = (self.value(*a)?, self.value(*b)?);
         let (step, mut views) = self.operands(&node.name, [&a, &b], shape)?;
-        let mut known = vec![kernels::known(&self.plan, &a), kernels::known(&self.plan, &b)];
+        let mut known = vec![self.known(&a), self.known(&b)];
         for r in reads {
             let view = self.value(*r)?;
-            known.push(kernels::known(&self.plan, &view));
+            known.push(self.known(&view));
             views.push(self.broadcast(*r, shape)?);
         }
         let step = GemmStep { term: term.cloned().unwrap_or_else(plain), ..step };
         let out = self.fresh(dtype, shape)?;
         let order = self.worth_copying(&step, &views);
-        self.product(&node.name, step, (views, order), known, out.clone())?;
+        self.product(&node.name, step, (views, order), (known, &node.kernels), out.clone())?;
         Ok(out)
     }
 
@@ -429,65 +430,71 @@ impl Lower<'_> {
         Ok((GemmStep { batch: batch.to_vec(), m: *m, n: *n, k, acc, term: plain() }, views))
     }
 
-    /// A product in one launch, or in two where no kernel computes its epilogue. `views` are a, b and the term's
-    /// operands, all broadcast, and whether a and b are better copied; `known` tells of each what it was before.
+    /// A product by the first of its candidates that fits. `views` are a, b and the term's operands, all broadcast, and
+    /// whether a and b are better copied; `known` tells of each what it was before.
     pub(super) fn product(
         &mut self,
         name: &str,
         step: GemmStep,
         (views, copied): (Vec<View>, [bool; 2]),
-        known: Vec<kernels::Known>,
+        (known, kernels): (Vec<Known>, &Kernels),
         out: View,
     ) -> Result<()> {
-        let mut step = step;
-        if !self.plan.device.is_host() {
-            let inputs: Vec<DType> = views[2..].iter().map(|v| v.dtype).collect();
-            step.term = wrapped(&self.plan.program, &step.term, step.acc, &inputs)?;
-        }
-        let gemm = kernels::Gemm {
-            plan: &self.plan,
-            step: &step,
-            known: known.clone(),
-            reads: &views[2..],
-            out: out.dtype,
-            sure: false,
+        let (program, device) = (self.plan.program.clone(), self.plan.device.clone());
+        let product = Product { term: &step.term, from: views[0].dtype, to: out.dtype };
+        let way = if device.is_host() { Way::Whole } else { product.without_kernel(&program) };
+        let last = Candidate { way, matched: None };
+        let listed = if kernels.device == device.name { kernels.list.as_slice() } else { &[] };
+        let fits = |c: &&Candidate| {
+            c.matched.as_ref().is_none_or(|m| {
+                let reads = m.reads.iter().all(|(i, view)| views.get(*i).is_some_and(|v| reads_as(*view, v)));
+                reads && m.holds(&program, &|i| known.get(i).cloned(), &device)
+            })
         };
-        match kernels::gemm(&gemm) {
-            kernels::Choice::Whole(Some(kernel)) if kernels::is_tried(&self.plan.program.kernels[kernel.index()]) => {
-                let sure = kernels::gemm(&kernels::Gemm { sure: true, ..gemm });
-                let first = self.plan.steps.len();
-                let kept = self.copies.clone();
-                self.chosen(name, sure, step.clone(), (views.clone(), copied), out.clone())?;
-                let apart = self.plan.steps.split_off(first);
-                self.copies = kept;
-                self.either(name, Some(kernel), GemmStep { term: plain(), ..step }, views, vec![out], apart);
-                Ok(())
-            }
-            choice => self.chosen(name, choice, step, (views, copied), out),
-        }
+        let first = listed.iter().find(fits).unwrap_or(&last);
+        let whole = matches!(first.way, Way::Whole);
+        let Some(kernel) = first.kernel().filter(|_| whole && first.is_tried(&program)) else {
+            return self.chosen(name, first, step, (views, copied), out);
+        };
+        let sure = listed.iter().filter(|c| !c.is_tried(&program)).find(fits).unwrap_or(&last);
+        let first = self.plan.steps.len();
+        let kept = self.copies.clone();
+        self.chosen(name, sure, step.clone(), (views.clone(), copied), out.clone())?;
+        let apart = self.plan.steps.split_off(first);
+        self.copies = kept;
+        self.either(name, Some(kernel), GemmStep { term: plain(), ..step }, views, vec![out], apart);
+        Ok(())
     }
 
+    /// A product by that candidate.
     fn chosen(
         &mut self,
         name: &str,
-        choice: kernels::Choice,
+        candidate: &Candidate,
         step: GemmStep,
         (views, copied): (Vec<View>, [bool; 2]),
         out: View,
     ) -> Result<()> {
-        match choice {
-            kernels::Choice::Whole(kernel) => self.multiply(name, kernel, step, (views, copied), out)?,
-            kernels::Choice::Split { kernel, head, rest, between } => {
-                let mid = self.fresh(between, &out.shape)?;
-                let (head, head_reads) = narrow(&head, &views[2..]);
-                let head_views = [&views[..2], &head_reads].concat();
-                let head = GemmStep { term: head, ..step };
-                self.multiply(name, kernel, head, (head_views, copied), mid.clone())?;
-                let (rest, rest_reads) = narrow(&rest, &views[2..]);
-                self.pass(name, rest, mid, rest_reads, out);
-            }
-        }
+        let Way::Split(split) = &candidate.way else {
+            return self.multiply(name, candidate.kernel(), step, (views, copied), out);
+        };
+        let mid = self.fresh(split.between, &out.shape)?;
+        let (head, head_reads) = narrow(&split.head, &views[2..]);
+        let head_views = [&views[..2], &head_reads].concat();
+        let head = GemmStep { term: head, ..step };
+        self.multiply(name, candidate.kernel(), head, (head_views, copied), mid.clone())?;
+        let inputs: Vec<DType> = views[2..].iter().map(|v| v.dtype).collect();
+        let rest = wrapped(&self.plan.program, &split.rest, split.between, &inputs)?;
+        let (rest, rest_reads) = narrow(&rest, &views[2..]);
+        self.pass(name, rest, mid, rest_reads, out);
         Ok(())
+    }
+
+    /// What is known of an operand that lies behind a view.
+    pub(super) fn known(&self, view: &View) -> Known {
+        let shape = view.shape.iter().map(|d| (*d as i64).into()).collect();
+        let constant = matches!(self.plan.buffers[view.buffer.index()].place, Place::Constant(_));
+        Known { ty: TensorType { dtype: view.dtype, shape }, constant }
     }
 
     pub(super) fn set_kernel(&mut self, kernel: Option<hypatia_dsl::ir::KernelId>) {
@@ -529,7 +536,6 @@ impl Lower<'_> {
             inputs,
             term,
             acc,
-            coarse: self.plan.tf32,
         };
         self.step(name, Action::Pointwise(PointwiseStep { kernel, shape, strides }), reads, writes);
     }
@@ -646,10 +652,22 @@ impl Lower<'_> {
 
 /// The term of a plain product.
 pub(super) fn plain() -> Term {
-    let mut t = Term::empty();
-    let root = t.add(TermNode::Acc);
-    t.roots.push(root);
-    t
+    Product::plain()
+}
+
+/// True if an operand, broadcast to the output, is read in that way.
+fn reads_as(view: InView, read: &View) -> bool {
+    let Some((last, lead)) = read.strides.split_last() else { return true };
+    let columns = read.shape.last().copied().unwrap_or(1);
+    match view {
+        InView::Broadcast => true,
+        InView::Full => read.is_contiguous(),
+        InView::Row => lead.iter().all(|s| *s == 0) && (*last == 1 || columns == 1),
+        InView::Col => {
+            let rows = View { shape: read.shape[..lead.len()].to_vec(), strides: lead.to_vec(), ..read.clone() };
+            (*last == 0 || columns == 1) && rows.is_contiguous()
+        }
+    }
 }
 
 /// The term with its unused inputs dropped, and the reads of those that are left.

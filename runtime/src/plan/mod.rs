@@ -1,58 +1,51 @@
 //! Plans: which kernel computes what, in which order, and where the results lie.
 //!
 //! In: a graph on concrete sizes and a device. Out: a [`Plan`], that an executor runs as it stands:
-//! [`constants`] computes what no input changes, [`prepare`] decides what stays an op, [`regions`] clusters
-//! pointwise work, [`lower`] turns nodes into steps and views ([`conv`] convolutions, [`unrolled`] what a device has no
-//! kernel for, [`wrapped`] integers narrower than it counts in, [`workspace`] memory that it works in), [`kernels`] chooses
-//! kernels for gemms on devices that have several, [`either`] keeps a way to do without a library's call, [`copies`]
+//! [`prepare`] computes what no input changes and decides what stays an op, [`lower`] turns nodes into steps and views ([`conv`] convolutions, [`unrolled`] what a device has no
+//! kernel for, [`wrapped`] integers narrower than it counts in, [`workspace`] memory that it works in) by the kernels that
+//! the optimiser listed, [`short`] puts short functions into generated ones, [`either`] keeps a way to do without a library's call, [`copies`]
 //! spares and joins copies, [`buffers`] places results in one arena. Holds always: a step reads only inputs, constants
 //! and results of earlier steps; a view costs nothing; results that are alive at the same time do not overlap, except
-//! where a step says that it works in place.
+//! where a step says that it works in place. [`Plan::validate`] checks all of it.
 
 mod batch;
 mod buffers;
-mod composed;
-mod constants;
 #[cfg(test)]
 mod constants_tests;
 mod conv;
 mod copies;
 mod either;
-mod kernels;
 mod lower;
 mod prepare;
 mod print;
-mod regions;
 mod rows;
+mod short;
 #[cfg(test)]
 mod tests;
 mod unrolled;
+mod validate;
 mod view;
 mod work;
 mod workspace;
 mod wrapped;
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
-use hypatia_dsl::builtin::{BuiltinScalar, Joining};
+use hypatia_dsl::builtin::Joining;
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::{KernelId, Program};
+use hypatia_dsl::kernel::short::Allowed;
 use hypatia_dsl::kernel::{PointwiseKernel, Reduction, RowLayout, RowwiseKernel};
-use hypatia_dsl::scalar::{Term, TermId, TermNode};
+use hypatia_dsl::scalar::{Term, TermNode};
 
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::graph::Graph;
 use crate::graph::prim::{Cumsum, Window};
+use crate::graph::{Constants, Graph, scale};
 use crate::memory;
-use crate::optimize::cost::ASSUMED_SIZE;
 use crate::tensor::Tensor;
-pub use constants::Constants;
-pub(crate) use constants::constant_value;
-pub(crate) use prepare::constants as constant_nodes;
 pub use print::{Note, Noted, note};
-pub(crate) use regions::cluster;
+pub use short::Shortened;
 pub use view::{View, collapse, matrix_layout, row_major};
 pub use work::StepWork;
 pub use workspace::Parting;
@@ -131,20 +124,7 @@ impl GemmStep {
     /// What the accumulator is multiplied by before it is stored, if no more is done with it: libraries do that in the
     /// product. Not 0, which would hide NaN and infinities.
     pub fn scale(&self, program: &Program) -> Option<f64> {
-        if self.is_plain() {
-            return Some(1.0);
-        }
-        let node = |id: TermId| self.term.nodes.get(id.0 as usize);
-        let Some(TermNode::Call { scalar, args }) = node(self.term.root()) else { return None };
-        let number = match (args.first().copied().and_then(node), args.get(1).copied().and_then(node)) {
-            (Some(TermNode::Acc), Some(TermNode::Lit(number))) | (Some(TermNode::Lit(number)), Some(TermNode::Acc)) => {
-                number.0
-            }
-            _ => return None,
-        };
-        let multiplies = program.builtin_scalar(BuiltinScalar::Mul) == Some(*scalar);
-        let fits = self.acc.is_float() && number.is_finite() && (number as f32) != 0.0;
-        (multiplies && args.len() == 2 && fits).then_some(number)
+        scale(program, &self.term, self.acc)
     }
 }
 
@@ -282,33 +262,6 @@ impl Step {
     }
 }
 
-/// Launches of a model before and after optimising, as the plans have them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
-pub struct Launches {
-    /// Of the graph as given, each pointwise node by itself.
-    pub before: usize,
-    /// Of what is run instead.
-    pub after: usize,
-}
-
-impl Launches {
-    /// Plans a model both ways for a device. With no rules at all, the given graph is what is run.
-    pub fn count(given: &Graph, optimized: &Graph, device: &Device, no_rules: bool) -> Result<Launches> {
-        let before = launches(given, device, false)?;
-        let after = if no_rules { before } else { launches(optimized, device, true)? };
-        Ok(Launches { before, after })
-    }
-}
-
-/// Launches of a graph on a device: the steps of its plan. A size that is still symbolic is taken to be what the cost
-/// model assumes.
-pub fn launches(graph: &Graph, device: &Device, cluster: bool) -> Result<usize> {
-    let symbols = graph.symbols().into_iter().map(|s| (s, ASSUMED_SIZE)).collect();
-    // Nothing is run: memory is no limit.
-    let options = Options { cluster, memory: usize::MAX, ..Options::new(device.clone()) };
-    Ok(Plan::build(&graph.specialize(&symbols)?, &options)?.launches())
-}
-
 /// How a plan is made.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Options {
@@ -320,12 +273,14 @@ pub struct Options {
     pub memory: usize,
     /// Let a GPU round the operands of f32 products to TF32: 10 bits of mantissa, up to seven times the speed.
     pub tf32: bool,
+    /// Which approximations may stand in generated kernels.
+    pub allowed: Allowed,
 }
 
 impl Options {
     /// Clustered, for that device, within [`memory::budget`], f32 as f32.
     pub fn new(device: Device) -> Options {
-        Options { device, cluster: true, memory: memory::budget(), tf32: false }
+        Options { device, cluster: true, memory: memory::budget(), tf32: false, allowed: Allowed::default() }
     }
 }
 
@@ -350,22 +305,21 @@ pub struct Plan {
     pub arena: usize,
     /// Products of f32 may round their operands to TF32.
     pub tf32: bool,
+    /// Which approximations may stand in generated kernels.
+    pub allowed: Allowed,
+    /// Where rules put short functions.
+    pub shortened: Vec<Shortened>,
 }
 
 impl Plan {
-    /// Plans a graph whose sizes are all numbers.
-    pub fn build(graph: &Graph, options: &Options) -> Result<Plan> {
-        Plan::build_with(graph, options, &mut Constants::default())
-    }
-
-    /// As [`Plan::build`], with constants that earlier plans of the model have computed.
-    pub fn build_with(graph: &Graph, options: &Options, constants: &mut Constants) -> Result<Plan> {
+    /// Plans a graph whose sizes are all numbers, with the constants that earlier plans of the model have computed.
+    pub fn build(graph: &Graph, options: &Options, constants: &mut Constants) -> Result<Plan> {
         Plan::of(&prepare::prepare(graph, options, constants)?, options)
     }
 
-    /// Plans a graph of builtin ops, constant work with the rest.
-    fn unfolded(graph: &Graph, options: &Options) -> Result<Plan> {
-        let prepared = prepare::Prepared { graph: graph.clone(), rowwise: HashMap::new() };
+    /// Plans a graph of builtin ops, constant work with the rest: what computes constants is planned so.
+    pub fn unfolded(graph: &Graph, options: &Options) -> Result<Plan> {
+        let prepared = prepare::Prepared { graph: graph.clone(), kernels: prepare::Kernels::default() };
         Plan::of(&prepared, options)
     }
 
@@ -374,8 +328,12 @@ impl Plan {
         if !plan.device.is_host() {
             copies::spare(&mut plan);
             copies::join(&mut plan);
+            short::shorten(&mut plan);
         }
         buffers::place(&mut plan, options.memory)?;
+        if cfg!(debug_assertions) {
+            plan.validate()?;
+        }
         Ok(plan)
     }
 

@@ -1,132 +1,118 @@
-//! What is known before any input: constants computed once, ops without a kernel replaced by their bodies.
+//! What is known before any input: constants computed once, ops without a kernel replaced by their
+//! bodies.
 //!
-//! In: a graph on concrete sizes. Out: a graph of builtin ops, scalars, and those defined ops that have
-//! a row-wise kernel or a library's call. Holds always: no node but a view, a constant or an op without operands depends on
-//! constants alone. What does is computed as the host would compute it from inputs.
+//! In: a graph on concrete sizes with its lists of kernels. Out: a graph of builtin ops, scalars,
+//! and those defined ops for which a row-wise kernel or a library's call was taken from their list.
+//! Holds always: no node but a view, a constant or an op without operands depends on constants
+//! alone. What does is computed as the host would compute it from inputs.
 
 use std::collections::HashMap;
 
-use hypatia_dsl::builtin::BuiltinOp;
-use hypatia_dsl::ir::{AttrValue, OpBody};
+use hypatia_dsl::ir::{KernelId, OpBody};
+use hypatia_dsl::kernel::derive_rowwise_over;
+use hypatia_dsl::typing::TensorType;
 
-use super::constants::Constants;
+use super::Options;
 use super::rows::Rows;
-use super::{Options, composed};
 use crate::device::Device;
-use crate::error::Result;
-use crate::graph::{Graph, Instantiator, Node, NodeId, NodeKind, Value};
+use crate::error::{Error, Result};
+use crate::graph::prim::sizes;
+use crate::graph::{Candidate, Constants, Graph, Instead, Known, Node, NodeId, NodeKind, Way, constant_nodes};
+
+/// What computes the defined ops of a graph.
+#[derive(Default)]
+pub(super) struct Kernels {
+    /// The row-wise kernel of each defined op that has one.
+    pub rowwise: HashMap<NodeId, Rows>,
+    /// The call of each other defined op.
+    pub calls: HashMap<NodeId, Call>,
+}
 
 /// A graph that is ready to be lowered.
 pub(super) struct Prepared {
     /// The graph.
     pub graph: Graph,
-    /// The kernel of each defined op that is left.
-    pub rowwise: HashMap<NodeId, Rows>,
+    /// The kernels of the defined ops that are left.
+    pub kernels: Kernels,
 }
 
-/// The builtin that a node applies.
-pub(super) fn builtin(graph: &Graph, node: &Node) -> Option<BuiltinOp> {
-    match &node.kind {
-        NodeKind::Op { op, .. } => match graph.program.op(*op).body {
-            OpBody::Builtin(b) => Some(b),
-            OpBody::Defined(_) => None,
-        },
-        _ => None,
-    }
-}
-
-/// True for ops whose result is a window onto their first operand, and for constant fills, which are a
-/// window onto one element.
-pub(super) fn is_view(graph: &Graph, node: &Node) -> bool {
-    use BuiltinOp::*;
-    matches!(builtin(graph, node), Some(Reshape | Transpose | Expand | Slice | Windows | Split | Full))
-}
-
-/// True for nodes that compute each element of their result from one of each operand.
-pub(super) fn is_pointwise(graph: &Graph, node: &Node) -> bool {
-    matches!(node.kind, NodeKind::Scalar(_)) || builtin(graph, node) == Some(BuiltinOp::Cast)
+/// A library's call that computes an op.
+pub(super) struct Call {
+    /// The kernel.
+    pub kernel: KernelId,
+    /// The same step by step: the op's operands are its inputs, in order.
+    pub apart: Prepared,
 }
 
 pub(super) fn prepare(graph: &Graph, options: &Options, known: &mut Constants) -> Result<Prepared> {
     let device = &options.device;
-    let (graph, _) = unfold_kernelless(&composed::expand(&graph.pruned(), device)?, device)?;
-    let (graph, rowwise) = unfold_kernelless(&known.fold(graph, options.cluster)?.pruned(), device)?;
-    Ok(Prepared { graph, rowwise })
-}
-
-/// Replaces defined ops that neither a row-wise kernel nor a library's call computes by their bodies.
-fn unfold_kernelless(graph: &Graph, device: &Device) -> Result<(Graph, HashMap<NodeId, Rows>)> {
-    let mut out = Graph::new(graph.program.clone());
-    let mut rowwise = HashMap::new();
-    let mut map: Vec<Vec<Value>> = Vec::with_capacity(graph.nodes.len());
-    let constant = constants(graph);
+    // Parts stand for their op first: what they hold that has no kernel is unfolded with the rest.
+    let graph = graph.pruned();
+    let parts = graph.replaced(&|_, node| match chosen(&graph, node, device).map(|c| &c.way) {
+        Some(Way::Parts(parts)) => Instead::Parts(parts.clone()),
+        _ => Instead::Itself,
+    })?;
+    let graph = known.fold(unfolded(&parts, device)?, options.cluster)?.pruned();
+    let graph = unfolded(&graph, device)?;
+    let mut kernels = Kernels::default();
     for (i, node) in graph.nodes.iter().enumerate() {
-        let operands: Vec<Option<Value>> =
-            node.operands.iter().map(|v| v.map(|v| map[v.node.index()][v.output as usize])).collect();
-        let start = out.nodes.len();
-        let results = match &node.kind {
-            NodeKind::Input { name } => vec![out.input(name.clone(), node.results[0].clone())],
-            NodeKind::Const(t) => vec![out.constant(t.clone())],
-            NodeKind::Scalar(s) => {
-                let operands: Vec<Value> = operands.iter().flatten().copied().collect();
-                vec![out.scalar(*s, &operands)?]
+        let id = NodeId(i as u32);
+        match chosen(&graph, node, device) {
+            Some(Candidate { way: Way::Rowwise, .. }) => {
+                let rows = rowwise(&graph, node).ok_or_else(|| Error::Internal("a row-wise kernel was lost".into()))?;
+                kernels.rowwise.insert(id, rows);
             }
-            NodeKind::Op { op, attrs, term } => {
-                let kernel = match graph.program.op(*op).body {
-                    OpBody::Builtin(_) => None,
-                    OpBody::Defined(_) if constant[i] => Some(None),
-                    OpBody::Defined(_) if super::kernels::called(graph, node, device).is_some() => None,
-                    OpBody::Defined(_) => Some(super::kernels::rowwise(graph, node, device)),
-                };
-                match kernel {
-                    None => out.op(*op, &operands, attrs.clone(), term.clone())?,
-                    Some(Some(kernel)) => {
-                        let values = out.op(*op, &operands, attrs.clone(), term.clone())?;
-                        if let Some(v) = values.first() {
-                            rowwise.insert(v.node, kernel);
-                        }
-                        values
-                    }
-                    Some(None) => Instantiator::unfolding(&mut out).op(*op, &operands, attrs, term.clone())?,
-                }
+            Some(Candidate { way: Way::Call, matched: Some(matched) }) => {
+                let parts = node.kernels.list.iter().find_map(|c| match &c.way {
+                    Way::Parts(parts) => Some(parts),
+                    _ => None,
+                });
+                let parts = parts.ok_or_else(|| Error::Internal("a call without its parts".into()))?;
+                let apart = prepare(parts, options, known)?;
+                kernels.calls.insert(id, Call { kernel: matched.kernel, apart });
             }
-        };
-        for new in &mut out.nodes[start..] {
-            if new.name.is_empty() {
-                new.name.clone_from(&node.name);
-            }
+            _ => {}
         }
-        map.push(results);
     }
-    let moved = |v: &Value| map[v.node.index()][v.output as usize];
-    out.outputs = graph.outputs.iter().map(|(n, v)| (n.clone(), moved(v))).collect();
-    out.inputs = graph.inputs.iter().map(|id| map[id.index()][0].node).collect();
-    Ok((out, rowwise))
+    Ok(Prepared { graph, kernels })
 }
 
-/// Which nodes depend on constants alone. What depends on a size that is not known yet does not.
-pub(crate) fn constants(graph: &Graph) -> Vec<bool> {
-    let mut constant = vec![false; graph.nodes.len()];
-    for (i, node) in graph.nodes.iter().enumerate() {
-        constant[i] = match &node.kind {
-            NodeKind::Input { .. } => false,
-            NodeKind::Const(_) => true,
-            NodeKind::Scalar(_) => node.operands.iter().flatten().all(|v| constant[v.node.index()]),
-            NodeKind::Op { attrs, .. } => {
-                node.operands.iter().flatten().all(|v| constant[v.node.index()])
-                    && node.results.iter().flat_map(|t| &t.shape).all(|d| d.as_const().is_some())
-                    && attrs.iter().all(is_known)
-            }
-        };
+/// The first candidate for a node of a defined op that holds on its sizes; `None` for its body.
+fn chosen<'g>(graph: &Graph, node: &'g Node, device: &Device) -> Option<&'g Candidate> {
+    let NodeKind::Op { op, .. } = &node.kind else { return None };
+    if node.kernels.device != device.name || matches!(graph.program.op(*op).body, OpBody::Builtin(_)) {
+        return None;
     }
-    constant
+    let known = |operand: usize| {
+        let v = node.operands.get(operand).copied().flatten()?;
+        let constant = matches!(graph.node(v.node).kind, NodeKind::Const(_));
+        Some(Known { ty: graph.ty(v).clone(), constant })
+    };
+    node.kernels.list.iter().find(|c| {
+        c.matched.as_ref().is_none_or(|m| m.holds(&graph.program, &known, device))
+            && (!matches!(c.way, Way::Rowwise) || rowwise(graph, node).is_some())
+    })
 }
 
-/// True for an attribute without symbols.
-fn is_known(attr: &AttrValue) -> bool {
-    match attr {
-        AttrValue::Dim(d) => d.as_const().is_some(),
-        AttrValue::List(l) => l.iter().all(is_known),
-        _ => true,
-    }
+/// Replaces defined ops that neither a row-wise kernel nor a library's call computes by their
+/// bodies.
+fn unfolded(graph: &Graph, device: &Device) -> Result<Graph> {
+    let constant = constant_nodes(graph);
+    graph.replaced(&|i, node| {
+        let NodeKind::Op { op, .. } = &node.kind else { return Instead::Itself };
+        let whole = || matches!(chosen(graph, node, device).map(|c| &c.way), Some(Way::Rowwise | Way::Call));
+        match graph.program.op(*op).body {
+            OpBody::Defined(_) if constant[i] || !whole() => Instead::Body,
+            _ => Instead::Itself,
+        }
+    })
+}
+
+/// The row-wise kernel of a node of a defined op, on its sizes.
+fn rowwise(graph: &Graph, node: &Node) -> Option<Rows> {
+    let NodeKind::Op { op, attrs, .. } = &node.kind else { return None };
+    let operands: Vec<Option<TensorType>> = node.operands.iter().map(|v| v.map(|v| graph.ty(v).clone())).collect();
+    let (kernel, space) = derive_rowwise_over(&graph.program, *op, attrs, &operands, &node.results).ok()?;
+    let sizes = sizes(&space.sizes, &|_| None).ok()?;
+    Some(Rows { kernel, space, sizes })
 }

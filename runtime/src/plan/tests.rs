@@ -6,11 +6,12 @@ use std::sync::Arc;
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::Program;
 
-use super::{Action, Constants, Options, Place, Plan};
+use super::{Action, Options, Place, Plan};
 use crate::device::Device;
 use crate::graph::{Graph, Value};
 use crate::library;
-use crate::optimize::{self, optimize};
+use crate::optimize::{self};
+use crate::pipeline;
 use crate::tensor::Tensor;
 use crate::testing::ty;
 
@@ -40,8 +41,8 @@ fn linear(scalars: &[&str], dtype: DType, target: &str) -> Plan {
     }
     g.output("y", v);
     let options = optimize::Options { device: device(target), ..optimize::Options::default() };
-    let fused = optimize(&g, &options).unwrap();
-    Plan::build(&fused.graph, &Options::new(device(target))).unwrap()
+    let fused = pipeline::optimize(&g, &options).unwrap();
+    pipeline::plan(&fused.graph, &Options::new(device(target))).unwrap()
 }
 
 #[test]
@@ -84,12 +85,12 @@ fn pointwise_work_is_one_launch_and_a_region_may_have_several_results() {
     let c = g.call("mul", &[b, a], &[]).unwrap()[0];
     g.output("b", b);
     g.output("c", c);
-    let plan = Plan::build(&g, &Options::new(Device::cpu())).unwrap();
+    let plan = pipeline::plan(&g, &Options::new(Device::cpu())).unwrap();
     assert_eq!(plan.launches(), 1, "{plan}");
     assert_eq!(plan.steps[0].writes.len(), 2);
     // Without clustering each node is a launch.
     let options = Options { cluster: false, ..Options::new(Device::cpu()) };
-    assert_eq!(Plan::build(&g, &options).unwrap().launches(), 3);
+    assert_eq!(pipeline::plan(&g, &options).unwrap().launches(), 3);
 }
 
 #[test]
@@ -102,7 +103,7 @@ fn a_region_does_not_close_over_a_node_between_its_members() {
     let s = g.call("sum", &[a], &[("axes", axes)]).unwrap()[0];
     let c = g.call("div", &[a, s], &[]).unwrap()[0];
     g.output("c", c);
-    let plan = Plan::build(&g, &Options::new(Device::cpu())).unwrap();
+    let plan = pipeline::plan(&g, &Options::new(Device::cpu())).unwrap();
     assert_eq!(plan.launches(), 3, "{plan}");
 }
 
@@ -128,7 +129,7 @@ fn pointwise_work_side_by_side_reads_its_operands_once() {
         let sum = if same_shape { sum } else { g.call("add", &[sum, row], &[]).unwrap()[0] };
         g.output("sum", sum);
         g.output("difference", difference);
-        Plan::build(&g, &Options::new(Device::cpu())).unwrap().launches()
+        pipeline::plan(&g, &Options::new(Device::cpu())).unwrap().launches()
     };
     assert_eq!((launches(false, true), launches(true, true), launches(false, false)), (1, 3, 2));
 }
@@ -139,7 +140,7 @@ fn rowwise_ops_are_one_launch() {
     let x = g.input("x", ty(DType::F32, &[8, 16]));
     let y = g.call("softmax", &[x], &[]).unwrap()[0];
     g.output("y", y);
-    let plan = Plan::build(&g, &Options::new(Device::cpu())).unwrap();
+    let plan = pipeline::plan(&g, &Options::new(Device::cpu())).unwrap();
     assert!(matches!(plan.steps.as_slice(), [s] if matches!(s.action, Action::Rowwise(_))), "{plan}");
 }
 
@@ -152,12 +153,12 @@ fn constants_are_computed_once_and_views_of_them_are_not_copied() {
     let turned = g.call("transpose", &[scaled], &[("perm", crate::testing::list(&[1, 0]))]).unwrap()[0];
     let y = g.call("matmul", &[x, turned], &[]).unwrap()[0];
     g.output("y", y);
-    let mut known = Constants::default();
+    let mut known = pipeline::constants();
     let options = Options::new(Device::cpu());
-    let plan = Plan::build_with(&g, &options, &mut known).unwrap();
+    let plan = Plan::build(&g, &options, &mut known).unwrap();
     assert_eq!((plan.launches(), plan.constants.len()), (1, 1), "{plan}");
     // Another plan over the same weights shares what was computed.
-    let again = Plan::build_with(&g, &options, &mut known).unwrap();
+    let again = Plan::build(&g, &options, &mut known).unwrap();
     assert!(Arc::ptr_eq(&plan.constants[0], &again.constants[0]));
 }
 
@@ -219,7 +220,7 @@ fn live_buffers_do_not_overlap() {
             g.output(format!("y{i}"), *v);
         }
         for cluster in [true, false] {
-            let plan = Plan::build(&g, &Options { cluster, ..Options::new(Device::cpu()) }).unwrap();
+            let plan = pipeline::plan(&g, &Options { cluster, ..Options::new(Device::cpu()) }).unwrap();
             check_places(&plan);
         }
     }

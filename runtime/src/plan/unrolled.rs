@@ -12,12 +12,12 @@ use hypatia_dsl::ir::InView;
 use hypatia_dsl::kernel::{Reduction, RowAccess, RowLayout, RowwiseKernel};
 use hypatia_dsl::scalar::{Term, TermNode};
 
-use super::kernels::{Known, known};
 use super::lower::Lower;
 use super::rows::fitted;
 use super::view::View;
 use super::{Action, ConvStep, GemmStep};
 use crate::error::{Error, Result};
+use crate::graph::{Known, Node};
 use crate::tensor::Tensor;
 
 /// Filters of a group below which each result is a sum of its own: a product of so few rows leaves matrix units idle.
@@ -64,12 +64,13 @@ impl Lower<'_> {
     /// The steps of a convolution. `reads` are the operands of its term, broadcast to `out`.
     pub(super) fn unrolled(
         &mut self,
-        name: &str,
+        node: &Node,
         step: ConvStep,
         [x, w]: [View; 2],
         reads: Vec<View>,
         out: View,
     ) -> Result<()> {
+        let name = &node.name;
         let odd = || Error::Internal(format!("a convolution of {:?} with {:?}", x.shape, w.shape));
         let sizes = Sizes::new(&step, &w, &out).ok_or_else(odd)?;
         let x = self.padded(name, &step, x.clone(), &sizes)?;
@@ -99,16 +100,16 @@ impl Lower<'_> {
         let filters = self.contiguous(&w, name)?.reshaped(&[sizes.groups, sizes.filters, k]).ok_or_else(odd)?;
         let filters = filters.broadcast(&sizes.behind_groups(&[&[sizes.filters, k]])).ok_or_else(odd)?;
         let result = sizes.behind_groups(&[&[sizes.filters, n]]);
-        let mut facts: Vec<Known> = vec![known(&self.plan, &filters), known(&self.plan, &columns)];
+        let mut facts: Vec<Known> = vec![self.known(&filters), self.known(&columns)];
         let mut views = vec![filters, columns];
         for read in &reads {
-            facts.push(known(&self.plan, read));
+            facts.push(self.known(read));
             views.push(self.as_shape(name, read, &result)?);
         }
         let batch = vec![sizes.batch, sizes.groups];
         let product = GemmStep { batch, m: sizes.filters, n, k, acc: step.acc, term: step.term };
         let out = out.reshaped(&result).ok_or_else(odd)?;
-        self.product(name, product, (views, [false; 2]), facts, out)
+        self.product(name, product, (views, [false; 2]), (facts, &node.kernels), out)
     }
 
     /// The operand with the zeros that windows reach.

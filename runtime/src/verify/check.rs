@@ -157,7 +157,7 @@ pub enum Unfit {
 impl From<Error> for Unfit {
     fn from(e: Error) -> Unfit {
         let message = format!("the right side has no value here: {e}");
-        if e.has_code(codes::DTYPE) { Unfit::NoMeaning(message) } else { Unfit::Broken(message) }
+        if e.code() == Some(codes::DTYPE) { Unfit::NoMeaning(message) } else { Unfit::Broken(message) }
     }
 }
 

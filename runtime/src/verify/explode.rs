@@ -20,9 +20,9 @@ use rand_chacha::ChaCha8Rng;
 
 use super::folds::folded;
 use crate::error::{Error, Result};
+use crate::graph::constant_nodes;
 use crate::graph::instantiate::Numbers;
 use crate::graph::{Graph, Node, NodeId, NodeKind, Value};
-use crate::plan::constant_nodes;
 use crate::tensor::Tensor;
 
 /// A noisy graph, made of f64 nodes, with the same inputs (converted to f64) and outputs.

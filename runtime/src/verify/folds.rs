@@ -13,9 +13,9 @@ use super::generate::Instance;
 use super::range::leaves_range_outside;
 use crate::cpu::reference::RefTensor;
 use crate::error::Result;
-use crate::folded::{Folded, Operand, Place, is_of_values, number_loss, smallest_normal};
-use crate::graph::{Graph, GraphFacts, Instantiator, NodeKind, Value, splat};
-use crate::plan::constant_value;
+use crate::graph::{Graph, GraphFacts, Instantiator, NodeKind, Value, constant_value, splat};
+use crate::optimize::folded::{Folded, Operand, Place, is_of_values, number_loss, smallest_normal};
+use crate::pipeline::FOLDER;
 use crate::tensor::Tensor;
 
 /// What a constant that the right side computes would lose.
@@ -76,7 +76,7 @@ impl Walk<'_> {
 pub(super) fn folded<T>(graph: &Graph, value: Value, ask: impl FnOnce(&Folded<'_>) -> T) -> Option<T> {
     let node = graph.node(value.node);
     let NodeKind::Scalar(scalar) = node.kind else { return None };
-    let operand = |v: &Option<Value>| constant_value(graph, (*v)?).map(|t| Operand::Tensor(t.into()));
+    let operand = |v: &Option<Value>| constant_value(&FOLDER, graph, (*v)?).map(|t| Operand::Tensor(t.into()));
     let operands = node.operands.iter().map(operand).collect::<Option<Vec<_>>>()?;
     let ty = graph.ty(value);
     let shape = ty.shape.iter().map(|d| usize::try_from(d.as_const()?).ok()).collect::<Option<Vec<_>>>()?;

@@ -8,12 +8,12 @@ use std::sync::Arc;
 
 use hypatia_dsl::ast::BinaryOp;
 use hypatia_dsl::builtin::{BuiltinOp, BuiltinScalar};
-use hypatia_dsl::cublaslt::{Beside, Form};
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::{
     AExpr, AFn, AttrPat, AttrValue, Backend, Build, BuildArg, BuildNode, Fact, Head, InView, Kernel, NodePat, Pat,
     Program, Rule, VarId,
 };
+use hypatia_target::cublaslt::{Beside, Form};
 
 use super::Options;
 use super::epilogue::over_floats;

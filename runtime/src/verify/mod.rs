@@ -7,7 +7,7 @@
 //!
 //! `constants` reads what numbers a rule turns on, `generate` makes instances of its left side, `check` compares both sides on them (with
 //! `explode` to tell rounding from error, `range` overflow, and `folds` constants that are lost), `shrink` and `block` turn a failure into a test that
-//! can be pasted, `epilogue` moves lifted rules into epilogues, `scalars`, `ops` and `kernels` check derivatives,
+//! can be pasted, `epilogue` moves lifted rules into epilogues, `short` checks rules that put a device's short functions into kernels, `scalars`, `ops` and `kernels` check derivatives,
 //! op bodies with their kernels, and kernels of libraries, `mutate` breaks rules to see that this notices.
 
 mod attributes;
@@ -27,6 +27,7 @@ pub(crate) mod range;
 pub mod report;
 mod rules;
 mod scalars;
+mod short;
 mod shrink;
 mod skips;
 mod source;

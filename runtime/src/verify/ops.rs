@@ -24,7 +24,8 @@ use crate::cpu::reference::{Mode, RefTensor, evaluate};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::graph::{Graph, show_number};
-use crate::plan::{self, Plan};
+use crate::pipeline;
+use crate::plan;
 use crate::tensor::Tensor;
 
 /// Choices that are tried for each case.
@@ -147,7 +148,7 @@ fn check(made: &Instance, has_kernel: bool) -> Verdict {
     }
     match graph.unfold() {
         Ok(_) => {}
-        Err(e) if e.has_code(codes::DTYPE) => return Verdict::NoMeaning(e.to_string()),
+        Err(e) if e.code() == Some(codes::DTYPE) => return Verdict::NoMeaning(e.to_string()),
         Err(e) => return Verdict::Wrong("body", e.to_string()),
     }
     if !has_kernel || matches!(made.flavour, Flavour::Extreme | Flavour::Large | Flavour::Far) {
@@ -166,7 +167,7 @@ fn check(made: &Instance, has_kernel: bool) -> Verdict {
 
 /// The executor's results against the reference's.
 fn kernel(graph: &Graph, inputs: &[(String, Tensor)]) -> Result<Option<String>> {
-    let plan = Plan::build(graph, &plan::Options::new(Device::cpu()))?;
+    let plan = pipeline::plan(graph, &plan::Options::new(Device::cpu()))?;
     let ordered: Vec<Tensor> = plan
         .inputs
         .iter()

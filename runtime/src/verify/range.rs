@@ -13,9 +13,9 @@ use super::check::{FACTOR, Scatter, evaluate_exactly};
 use super::differ::tolerance;
 use crate::cpu::reference::{Mode, RefTensor, evaluate};
 use crate::error::Result;
+use crate::graph::constant_nodes;
 use crate::graph::instantiate::Numbers;
 use crate::graph::{Graph, NodeId};
-use crate::plan::constant_nodes;
 use crate::tensor::Tensor;
 
 /// The rounding of f32, in which kernels compute.

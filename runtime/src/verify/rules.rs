@@ -4,8 +4,10 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
+use hypatia_dsl::approx::Approx;
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::{Class, Pat, Program, Rule, VarId};
+use hypatia_dsl::kernel::short::is_short;
 use hypatia_dsl::regions::{Example, examples};
 use hypatia_dsl::typing::{TensorType, show_expr};
 
@@ -17,6 +19,7 @@ use super::epilogue::inside_epilogue;
 use super::generate::{Instance, Reject, instance, reject};
 use super::hints::Hints;
 use super::report::{Counterexample, Entry, Status, Subject, show_class};
+use super::short;
 use super::shrink::shrink;
 use super::skips::Skips;
 use super::source::{Source, Tape};
@@ -35,6 +38,9 @@ const TRIES_PER_CASE: usize = 300;
 
 /// Verifies one rule: on tensors, and if it is lifted, inside epilogues too.
 pub fn verify_rule(program: &Arc<Program>, rule: &Rule, options: &Options) -> Vec<Entry> {
+    if is_short(program, rule) {
+        return vec![short::verify(program, rule, options)];
+    }
     let examples = examples(program, rule);
     if !examples.is_empty() {
         let mut entries: Vec<Entry> = Vec::new();
@@ -101,6 +107,10 @@ fn entry_of(mut run: Run<'_>, subject: Subject, options: &Options) -> Entry {
 /// How a rule fails, without a counterexample; `None` if it was verified. For many rules in a row. An element type that the
 /// guards let in, and for which the right side has no meaning, is a failure here.
 pub fn first_failure(program: &Arc<Program>, rule: &Rule, options: &Options) -> Option<Failure> {
+    if is_short(program, rule) {
+        let entry = short::verify(program, rule, options);
+        return (entry.status != Status::Verified).then_some(Failure::Ulp);
+    }
     let examples = examples(program, rule);
     if !examples.is_empty() {
         return examples.iter().find_map(|e| match failure_of(program, &e.rule, &e.any_shape, options) {
@@ -315,7 +325,7 @@ impl<'a> Run<'a> {
         let made = instance(self.program, self.rule, self.hints, source, &wanted)?;
         // Where a rule claims nothing it is never applied.
         let dtypes = made.left.iter().map(|v| made.graph.ty(*v).dtype);
-        match dtypes.into_iter().find(|d| !claimed(self.rule, *d, Policy { approx: true })) {
+        match dtypes.into_iter().find(|d| !claimed(self.rule, *d, Policy { approx: Approx::All })) {
             Some(d) => reject(format!("the rule claims nothing for {d}")),
             None => Ok(made),
         }

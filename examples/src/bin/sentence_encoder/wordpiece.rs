@@ -1,7 +1,7 @@
 //! BERT's tokenizer (uncased WordPiece): text to token ids.
 //!
-//! In: the vocabulary, one token a line; sentences. Out: ids and a mask, padded to the longest sentence. The reference
-//! that the example compares with has the ids of the `tokenizers` library.
+//! In: the vocabulary, one token a line; sentences. Out: ids and a mask, padded to the longest
+//! sentence. The reference that the example compares with has the ids of the `tokenizers` library.
 
 use std::collections::HashMap;
 
@@ -9,7 +9,7 @@ use hypatia::{Error, Tensor};
 use unicode_normalization::UnicodeNormalization;
 use unicode_normalization::char::is_combining_mark;
 
-/// Tokens of a sentence at most, its ends included.
+/// The maximum number of tokens of a sentence, its ends included.
 const MAX_TOKENS: usize = 128;
 /// Longer words are unknown.
 const MAX_WORD: usize = 100;
@@ -56,7 +56,7 @@ impl WordPiece {
         out
     }
 
-    /// The longest pieces from the left; a word that cannot be cut up is unknown as a whole.
+    /// The longest pieces from the left; a word without such pieces is unknown as a whole.
     fn pieces(&self, word: &str, out: &mut Vec<i64>) {
         let begun = out.len();
         let mut rest = word;

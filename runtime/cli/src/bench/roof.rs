@@ -7,6 +7,7 @@ use hypatia::device::Device;
 use hypatia::error::{Error, Result};
 use hypatia::executor::{Executor, OnGpu};
 use hypatia::graph::Graph;
+use hypatia::pipeline;
 use hypatia::plan::{Action, Options, Plan};
 use hypatia::{Tensor, library};
 use hypatia_dsl::builtin::{BuiltinOp, BuiltinScalar};
@@ -71,7 +72,7 @@ fn ty(dtype: DType, shape: &[usize]) -> TensorType {
 /// Microseconds of a graph on a GPU.
 fn replayed(on: &OnGpu, graph: &Graph, inputs: &[Tensor], tf32: bool) -> Result<f64> {
     let options = Options { memory: usize::MAX, tf32, ..Options::new(on.gpu.profile()) };
-    let executor = Executor::new(Arc::new(Plan::build(graph, &options)?), Some(on), 1)?;
+    let executor = Executor::new(Arc::new(pipeline::plan(graph, &options)?), Some(on), 1)?;
     let mut timer = executor.timer(inputs)?.ok_or_else(|| Error::Internal("a GPU has timers".into()))?;
     timer.replays(TRIES)?;
     let mut times = (0..TRIES).map(|_| timer.replays(TRIES)).collect::<Result<Vec<f64>>>()?;
@@ -89,7 +90,7 @@ fn product(threads: usize) -> Result<f64> {
     let (a, b) = (graph.input("a", ty), graph.constant(x.clone()));
     let y = graph.builtin(BuiltinOp::Matmul, &[a, b], vec![])?;
     graph.output("y", *y.first().ok_or_else(wrong)?);
-    let plan = Plan::build(&graph, &Options::new(Device::cpu()))?;
+    let plan = pipeline::plan(&graph, &Options::new(Device::cpu()))?;
     let executor = Executor::new(Arc::new(plan), None, threads)?;
     let mut best = f64::INFINITY;
     for _ in 0..TRIES {

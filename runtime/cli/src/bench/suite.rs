@@ -153,7 +153,7 @@ fn case(bench: &Bench, program: &Arc<Program>, test: &Test, options: &Options) -
         "case": test.name,
         "device": compiled.executor.place(),
         "ratio": paired_ratio(&sides),
-        "warnings": compiled.warnings,
+        "warnings": compiled.warnings(),
     });
     let multiplies = test.inputs.iter().any(|i| i.constant && i.shape.len() == 2);
     if bench.errors && is_f32(test) && multiplies {

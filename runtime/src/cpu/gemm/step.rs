@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::Program;
+use hypatia_dsl::scalar::typed::Source;
 use smallvec::SmallVec;
 
 use super::int::{self, Integer};
@@ -13,7 +14,6 @@ use super::kernel::{Float, Kernels};
 use super::pack::{Filters, Matrix, Packed, Widen, packed, packed_filters};
 use super::{Left, Right, Target, Tile};
 use crate::cpu::conv::{Geometry, Windows};
-use crate::cpu::flat::Source;
 use crate::cpu::interp::{BLOCK, Code, Dst, Feed, part, read, repeat};
 use crate::cpu::last::Patches;
 use crate::cpu::pointwise::{Input, gather};
@@ -490,7 +490,7 @@ impl Run<'_> {
                 DType::I32 => integer::<i32>(g, [a, b], (rows, columns), to),
                 DType::I8 => integer::<i8>(g, [a, b], (rows, columns), to),
                 DType::U8 => integer::<u8>(g, [a, b], (rows, columns), to),
-                d => Err(Error::Type(format!("a product of {d}"))),
+                d => Err(Error::Type(format!("a product of {d}").into())),
             }
         }
     }

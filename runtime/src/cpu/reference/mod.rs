@@ -26,7 +26,6 @@ use hypatia_dsl::ir::OpBody;
 use hypatia_dsl::scalar::{Term, TermNode};
 use hypatia_dsl::shape::show_shape;
 
-use crate::cpu::flat;
 use crate::error::{Error, Result};
 use crate::graph::prim::{Prim, elements, sizes};
 use crate::graph::{Graph, Node, NodeKind, Symbols, Value};
@@ -132,7 +131,7 @@ impl Evaluator<'_> {
             NodeKind::Scalar(scalar) => {
                 let (dtype, shape) = first(&types)?;
                 let args = present(&args)?;
-                let term = flat::call_term(*scalar, args.len());
+                let term = Term::call(*scalar, args.len() as u32);
                 vec![ops::pointwise(&self.graph.program, &term, None, &args, *dtype, shape, self.mode)?]
             }
             NodeKind::Op { op, attrs, term } => match &self.graph.program.op(*op).body {
@@ -275,7 +274,7 @@ fn in_node(e: Error, node: &Node) -> Error {
     let at = format!("node `{}` ({})", node.name, shapes.join(", "));
     match e {
         Error::Input(m) => Error::Input(format!("{at}: {m}")),
-        Error::Type(m) => Error::Type(format!("{at}: {m}")),
+        Error::Type(m) => Error::Type(m.at(format_args!("{at}"))),
         Error::Limit(m) => Error::Limit(format!("{at}: {m}")),
         Error::Internal(m) => Error::Internal(format!("{at}: {m}")),
         e => e,

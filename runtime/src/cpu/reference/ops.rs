@@ -3,10 +3,10 @@
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::Program;
 use hypatia_dsl::scalar::Term;
+use hypatia_dsl::scalar::typed::{Source, inlined};
 
 use super::value::{RefTensor, Val, convert};
 use super::{Mode, scalars};
-use crate::cpu::flat::{self, Source};
 use crate::error::{Error, Result};
 
 /// Strides with which an operand of shape `from` is read at the indices of `to`; 0 where it broadcasts.
@@ -70,13 +70,13 @@ pub(super) fn pointwise(
     mode: Mode,
 ) -> Result<RefTensor> {
     let dtypes: Vec<DType> = operands.iter().map(|t| t.dtype).collect();
-    let flat = flat::lower(program, term, acc.map(|t| t.dtype), &dtypes)?;
-    let root = *flat.roots.first().ok_or_else(|| Error::Internal("a term without a root".into()))? as usize;
+    let typed = inlined(program, term, acc.map(|t| t.dtype), &dtypes)?;
+    let root = *typed.roots.first().ok_or_else(|| Error::Internal("a term without a root".into()))? as usize;
     let mut out = RefTensor::zeros(dtype, shape)?;
     let mut walk = Walk::broadcast(shape, operands)?;
-    let mut values: Vec<Val> = Vec::with_capacity(flat.steps.len());
+    let mut values: Vec<Val> = Vec::with_capacity(typed.nodes.len());
     for i in 0..out.len() {
-        scalars::eval(&flat, mode, &mut values, |source| match source {
+        scalars::eval(&typed, mode, &mut values, |source| match source {
             Source::Acc => acc.map_or(Val::F(f64::NAN), |t| t.at(i)),
             Source::In(k) => operands[k as usize].at(walk.offsets[k as usize]),
         });

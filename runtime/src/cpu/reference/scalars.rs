@@ -6,10 +6,11 @@
 
 use hypatia_dsl::builtin::BuiltinScalar;
 use hypatia_dsl::dtype::DType;
+use hypatia_dsl::scalar::Literal;
+use hypatia_dsl::scalar::typed::{Source, Typed, TypedOp};
 
 use super::Mode;
 use super::value::{Val, convert, wrap};
-use crate::cpu::flat::{Flat, FlatOp, Source};
 
 pub use hypatia_dsl::scalar::float;
 
@@ -52,22 +53,22 @@ pub fn apply(f: BuiltinScalar, lane: DType, args: [Val; 3], mode: Mode) -> Val {
 
 /// Evaluates a term at one element: `load` reads its sources. `values` is scratch space; afterwards it
 /// holds one value for each step.
-pub fn eval(flat: &Flat, mode: Mode, values: &mut Vec<Val>, load: impl Fn(Source) -> Val) {
+pub fn eval(typed: &Typed, mode: Mode, values: &mut Vec<Val>, load: impl Fn(Source) -> Val) {
     values.clear();
     let rounded = mode == Mode::Rounded;
-    for step in &flat.steps {
+    for step in typed.nodes.iter().copied() {
         let v = match step.op {
-            FlatOp::Load(source) => load(source),
-            FlatOp::Lit(x) => convert(Val::F(x), step.lane, rounded),
-            FlatOp::Apply(f, args) => {
+            TypedOp::Load(source) => load(source),
+            TypedOp::Lit(Literal(x)) => convert(Val::F(x), step.ty, rounded),
+            TypedOp::Apply(f, args) => {
                 let at = |i: usize| values[args[i] as usize];
                 let n = f.params().len();
                 let zero = Val::B(false);
                 let args = [at(0), if n > 1 { at(1) } else { zero }, if n > 2 { at(2) } else { zero }];
-                apply(f, step.lane, args, mode)
+                apply(f, step.ty, args, mode)
             }
-            FlatOp::Convert(a) => convert(values[a as usize], step.lane, rounded),
-            FlatOp::Round(to, a) => convert(values[a as usize], to, rounded),
+            TypedOp::Convert(a) => convert(values[a as usize], step.ty, rounded),
+            TypedOp::Round(to, a) => convert(values[a as usize], to, rounded),
         };
         values.push(v);
     }

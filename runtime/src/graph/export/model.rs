@@ -11,16 +11,15 @@ use hypatia_dsl::typing::TensorType;
 use prost::Message;
 
 use super::body::{Body, Sizes, code, tensor_proto};
-use super::fusions::{Fusion, Group, groups};
 use super::ops::Call;
 use crate::error::{Error, Result};
+use crate::graph::fusions::{Fusion, Group, groups};
 use crate::graph::import::onnx::proto::tensor_shape_proto::{Dimension, dimension};
 use crate::graph::import::onnx::proto::{
     FunctionProto, GraphProto, ModelProto, OperatorSetIdProto, TensorProto, TensorShapeProto, TypeProto,
     ValueInfoProto, type_proto,
 };
-use crate::graph::{Graph, NodeId, NodeKind, Value};
-use crate::plan::Constants;
+use crate::graph::{ConstantFolder, Constants, Graph, NodeId, NodeKind, Value};
 
 /// The version of the standard ops that is written.
 const OPSET: i64 = 20;
@@ -38,8 +37,8 @@ pub struct Export {
 }
 
 /// Writes a graph as an ONNX model.
-pub fn export(graph: &Graph) -> Result<Export> {
-    let graph = Constants::default().fold(graph.pruned(), false)?.pruned();
+pub fn export(graph: &Graph, folder: &'static dyn ConstantFolder) -> Result<Export> {
+    let graph = Constants::new(folder).fold(graph.pruned(), false)?.pruned();
     let mut writer = Writer::new(&graph);
     for group in groups(&graph)? {
         writer.group(&group).map_err(|e| named(e, &graph, &group))?;
@@ -51,7 +50,7 @@ pub fn export(graph: &Graph) -> Result<Export> {
 fn named(e: Error, graph: &Graph, group: &Group) -> Error {
     let node = group.nodes.iter().map(|n| graph.nodes[*n].name.as_str()).find(|n| !n.is_empty());
     match (e, node) {
-        (Error::Input(m), Some(n)) if !m.starts_with("node ") => Error::Input(format!("node `{n}`: {m}")),
+        (Error::Input(m), Some(n)) => Error::Input(format!("node `{n}`: {m}")),
         (Error::Limit(m), Some(n)) => Error::Limit(format!("node `{n}`: {m}")),
         (e, _) => e,
     }

@@ -203,11 +203,11 @@ impl Body {
         let first = rank.checked_sub(n).ok_or_else(|| Error::Internal("windows over too many axes".into()))?;
         for i in 0..n {
             let count = call.node.results[0].shape.get(first + i).and_then(Dim::as_const).ok_or_else(|| {
-                Error::Input(format!(
-                    "node `{}`: windows along an axis of a size that is not known cannot be written to a model; \
-                     give the inputs' shapes (--inputs)",
-                    call.node.name
-                ))
+                Error::Input(
+                    "windows along an axis of a size that is not known cannot be written to a model; give the inputs' \
+                     shapes (--inputs)"
+                        .into(),
+                )
             })?;
             let (size, stride, dilation) = (sizes[i], strides[i], dilations[i]);
             let at = (0..count).flat_map(|w| (0..size).map(move |j| w * stride + j * dilation));

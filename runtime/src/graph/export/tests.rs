@@ -14,19 +14,21 @@ use super::*;
 use crate::cpu::reference::{Mode, evaluate};
 use crate::graph::import::{self, load_bytes};
 use crate::graph::{GraphBuilder, Var};
-use crate::optimize::{Options, optimize};
+use crate::optimize::Options;
+use crate::pipeline;
+use crate::pipeline::FOLDER;
 use crate::{Graph, Tensor, library, npz, shape};
 
 /// The graph as a model, read back.
 fn back(graph: &Graph) -> (Export, Graph) {
-    let export = export(graph).unwrap();
+    let export = export(graph, &FOLDER).unwrap();
     if let Some(main) = &export.model.graph {
         let named: Vec<&String> = main.node.iter().filter_map(|n| n.name.as_ref()).collect();
         let different: std::collections::HashSet<&&String> = named.iter().collect();
         assert_eq!(named.len(), different.len(), "two nodes are called alike: {named:?}");
     }
     let bytes = export.model.encode_to_vec();
-    let read = load_bytes(&bytes, "exported", graph.program.clone(), &import::Options::default()).unwrap();
+    let read = load_bytes(&bytes, "exported", graph.program.clone(), &import::Options::default(), &FOLDER).unwrap();
     (export, read.graph)
 }
 
@@ -44,18 +46,25 @@ fn equal(a: &Graph, b: &Graph, inputs: &[(String, Tensor)], tolerance: f64) {
 }
 
 fn optimized(graph: &Graph) -> Graph {
-    optimize(graph, &Options::default()).unwrap().graph
+    pipeline::optimize(graph, &Options::default()).unwrap().graph
 }
 
 #[test]
 fn models_survive_with_their_fusions_as_functions() {
     for name in ["digits", "bert"] {
         let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/models").join(name);
-        let graph = import::load(&folder.join("model.onnx"), library::load(&[]).unwrap()).unwrap();
+        let graph = import::load_with(
+            &folder.join("model.onnx"),
+            library::load(&[]).unwrap(),
+            &import::Options::default(),
+            &FOLDER,
+        )
+        .unwrap()
+        .graph;
         let better = optimized(&graph);
         let (export, read) = back(&better);
         assert!(!export.fusions.is_empty(), "{name}");
-        assert_eq!(export.model.functions.len(), fusions(&better).unwrap().len(), "{name}");
+        assert_eq!(export.model.functions.len(), fusions(&better, &FOLDER).unwrap().len(), "{name}");
         let names = |g: &Graph| (g.inputs.len(), g.outputs.iter().map(|(n, _)| n.clone()).collect::<Vec<_>>());
         assert_eq!(names(&graph), names(&read), "{name}");
         for (id, was) in read.inputs.iter().zip(&graph.inputs) {
@@ -212,10 +221,10 @@ fn large_weights_go_to_a_file_of_their_own() {
     let graph = g.finish().unwrap();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("m.onnx");
-    let files = file::write_with(export(&graph).unwrap().model, &path, 1000).unwrap();
+    let files = file::write_with(export(&graph, &FOLDER).unwrap().model, &path, 1000).unwrap();
     assert_eq!(files, [path.clone(), folder.path().join("m.onnx.data")]);
     assert_eq!(std::fs::metadata(&files[1]).unwrap().len(), 64 * 32 * 4);
-    let read = import::load(&path, graph.program.clone()).unwrap();
+    let read = import::load_with(&path, graph.program.clone(), &import::Options::default(), &FOLDER).unwrap().graph;
     equal(&graph, &read, &[("x".into(), numbers(&[2, 64], 0.0, 0.01))], 0.0);
     // No half-written file is left beside them.
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2);
@@ -226,7 +235,7 @@ fn a_size_that_no_input_tells_is_an_error_that_names_it() {
     let g = GraphBuilder::new(library::load(&[]).unwrap());
     let x = g.input("x", DType::F32, vec![Dim::symbol("n").checked_mul(&Dim::from(2)).unwrap()]);
     g.output("y", g.tensor(&[1], &[1.0f32]).expand(x.shape()));
-    let e = export(&g.finish().unwrap()).err().unwrap().to_string();
+    let e = export(&g.finish().unwrap(), &FOLDER).err().unwrap().to_string();
     assert!(e.contains("`n`") && e.contains("--inputs"), "{e}");
 }
 

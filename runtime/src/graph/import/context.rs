@@ -16,8 +16,7 @@ use super::attrs::Attrs;
 use super::symbolic::{LARGEST, Sym};
 use super::tensor::Bad;
 use crate::error::Error;
-use crate::graph::{Graph, Node, NodeId, NodeKind, Value};
-use crate::plan::constant_value;
+use crate::graph::{ConstantFolder, Graph, Node, NodeId, NodeKind, Value, constant_value};
 use crate::tensor::Tensor;
 
 /// Nodes of an expression over constants at most.
@@ -79,12 +78,14 @@ impl From<Sym> for Bound {
 pub(super) struct Builder {
     /// The graph.
     pub graph: Graph,
+    /// Computes constants.
+    folder: &'static dyn ConstantFolder,
     made: HashMap<Sym, Value>,
 }
 
 impl Builder {
-    pub fn new(graph: Graph) -> Builder {
-        Builder { graph, made: HashMap::new() }
+    pub fn new(graph: Graph, folder: &'static dyn ConstantFolder) -> Builder {
+        Builder { graph, folder, made: HashMap::new() }
     }
 
     /// A bound value as a graph value.
@@ -190,7 +191,7 @@ impl Builder {
             let operands = node.operands.iter().map(|o| o.as_ref().and_then(&moved)).collect();
             part.nodes.push(Node { operands, ..node.clone() });
         }
-        constant_value(&part, moved(&v)?)
+        constant_value(self.folder, &part, moved(&v)?)
     }
 }
 

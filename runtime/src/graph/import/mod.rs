@@ -11,6 +11,7 @@
 //! sizes has a typed result, with the names that the model gives its dynamic sizes.
 
 mod attrs;
+mod blame;
 mod context;
 mod external;
 mod model;
@@ -31,7 +32,7 @@ use hypatia_dsl::ir::Program;
 use hypatia_dsl::typing::TensorType;
 
 use crate::error::Result;
-use crate::graph::Graph;
+use crate::graph::{ConstantFolder, Graph};
 use crate::tensor::Tensor;
 
 pub use tables::{Supported, supported};
@@ -57,25 +58,32 @@ pub struct Import {
     pub types: Vec<(String, TensorType)>,
 }
 
-/// Imports a model file.
-pub fn load(path: &Path, program: Arc<Program>) -> Result<Graph> {
-    load_with(path, program, &Options::default()).map(|i| i.graph)
-}
-
-/// Imports a model file with what the caller knows about its inputs.
-pub fn load_with(path: &Path, program: Arc<Program>, options: &Options) -> Result<Import> {
+/// Imports a model file with what the caller knows about its inputs. The folder computes sizes that the model computes
+/// from constants.
+pub fn load_with(
+    path: &Path,
+    program: Arc<Program>,
+    options: &Options,
+    folder: &'static dyn ConstantFolder,
+) -> Result<Import> {
     let model = onnx::read(path)?;
     let dir = match path.parent() {
         Some(p) if p.as_os_str().is_empty() => Path::new("."),
         Some(p) => p,
         None => Path::new("."),
     };
-    model::import(&model, &path.display().to_string(), Some(dir), program, options)
+    model::import(&model, &path.display().to_string(), Some(dir), (program, folder), options)
 }
 
 /// Imports a model from memory; `name` stands for the file in messages. External data cannot be
 /// read.
-pub fn load_bytes(bytes: &[u8], name: &str, program: Arc<Program>, options: &Options) -> Result<Import> {
+pub fn load_bytes(
+    bytes: &[u8],
+    name: &str,
+    program: Arc<Program>,
+    options: &Options,
+    folder: &'static dyn ConstantFolder,
+) -> Result<Import> {
     let model = onnx::decode(prost::bytes::Bytes::copy_from_slice(bytes), name)?;
-    model::import(&model, name, None, program, options)
+    model::import(&model, name, None, (program, folder), options)
 }

@@ -13,6 +13,7 @@ use hypatia_dsl::shape::Dim;
 use hypatia_dsl::typing::TensorType;
 
 use super::attrs::Attrs;
+use super::blame::{Blame, Numbers};
 use super::context::{Bound, Builder, Ctx, Fail};
 use super::onnx::proto::{
     AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto,
@@ -21,8 +22,8 @@ use super::symbolic::{LARGEST, Sym};
 use super::tables;
 use super::types::{Declared, Size, contradiction, declared};
 use super::{Import, Options, tensor};
-use crate::error::{Error, Result};
-use crate::graph::Graph;
+use crate::error::{Error, Result, TypeFault};
+use crate::graph::{ConstantFolder, Graph};
 use crate::tensor::Tensor;
 
 /// Opset versions of the default domain that are understood.
@@ -37,7 +38,7 @@ const RANK: usize = 32;
 const COMPLEX: usize = 256;
 
 /// A name's meaning.
-enum Slot<'a> {
+enum Meaning<'a> {
     Bound(Bound),
     /// Converted when it is first used.
     Initializer(&'a TensorProto),
@@ -45,7 +46,7 @@ enum Slot<'a> {
 
 /// The names of a graph or of one call of a function.
 struct Scope<'a> {
-    values: HashMap<&'a str, Slot<'a>>,
+    values: HashMap<&'a str, Meaning<'a>>,
     /// Names of initializers and of what nodes without inputs give: constants that stand in the model.
     constants: HashSet<&'a str>,
     /// Version of the default domain.
@@ -74,62 +75,36 @@ struct Importer<'a> {
     types: Vec<(String, TensorType)>,
     /// The opsets of all domains that the model imports.
     opsets: HashMap<&'a str, i64>,
-    /// A failure at operands of dynamic sizes, as it is told if these have nothing to do with it.
-    plain: Option<Error>,
+    /// The node that failed.
+    blame: Option<Blame>,
+    /// What is not decided of it.
+    undecided: Option<Undecided>,
 }
-
-/// Numbers that are tried for dynamic sizes, beside those of the message.
-const TRIED: [i64; 2] = [1, 2];
-/// The largest number of a message that is tried.
-const TRIED_MOST: i64 = 4096;
 
 /// Imports a decoded model. What fails at dynamic sizes is told to do so only if some number would help.
 pub(super) fn import(
     model: &ModelProto,
     file: &str,
     dir: Option<&Path>,
-    program: Arc<Program>,
+    program: (Arc<Program>, &'static dyn ConstantFolder),
     options: &Options,
 ) -> Result<Import> {
-    let (error, plain, symbols) = match attempt(model, file, dir, program.clone(), options)? {
+    let Failure { error, blame, undecided, symbols } = match attempt(model, file, dir, program.clone(), options)? {
         Attempt::Done(import) => return Ok(*import),
-        Attempt::Failed(f) => (f.error, f.plain, f.symbols),
+        Attempt::Failed(f) => *f,
     };
-    let Some(plain) = plain else { return Err(with_dims(error, options)) };
-    let said = without_shapes(&plain.to_string());
-    let mut tried = numbers(&plain.to_string());
-    tried.retain(|n| (0..=TRIED_MOST).contains(n));
-    tried.extend(TRIED);
-    tried.sort_unstable();
-    tried.dedup();
+    let Some(Undecided { plain, numbers }) = undecided else { return Err(with_dims(error, options)) };
     let same = |n: &i64| {
         let dims = options.dims.clone().into_iter().chain(symbols.iter().map(|s| (s.clone(), *n))).collect();
         let options = Options { dims, ..options.clone() };
         match attempt(model, file, dir, program.clone(), &options) {
-            Ok(Attempt::Failed(f)) => without_shapes(&f.error.to_string()) == said,
+            Ok(Attempt::Failed(f)) => f.blame == blame,
             _ => false,
         }
     };
-    // The same words at the same node, whatever the number: the sizes have nothing to do with it.
-    let regardless = !symbols.is_empty() && tried.iter().all(same);
+    // The same at the same node, whatever the number: the sizes have nothing to do with it.
+    let regardless = !symbols.is_empty() && numbers.tried().iter().all(same);
     Err(with_dims(if regardless { plain } else { error }, options))
-}
-
-/// A message without what stands in brackets: types of operands are told with all of their sizes.
-fn without_shapes(message: &str) -> String {
-    let mut depth = 0usize;
-    let outside = |c: &char| {
-        depth = if *c == '[' { depth + 1 } else { depth };
-        let keep = depth == 0;
-        depth = if *c == ']' { depth.saturating_sub(1) } else { depth };
-        keep
-    };
-    message.chars().filter(outside).collect()
-}
-
-/// The whole numbers in a text.
-fn numbers(text: &str) -> Vec<i64> {
-    text.split(|c: char| !c.is_ascii_alphanumeric()).filter_map(|word| word.parse().ok()).collect()
 }
 
 /// What came of walking over a model once.
@@ -140,10 +115,20 @@ enum Attempt {
 
 struct Failure {
     error: Error,
-    /// The failure as it is told if dynamic sizes have nothing to do with it, where there are some.
-    plain: Option<Error>,
+    /// The node that failed, where it is one.
+    blame: Option<Blame>,
+    /// Where dynamic sizes may have to do with it.
+    undecided: Option<Undecided>,
     /// The names of the inputs' dynamic sizes.
     symbols: Vec<String>,
+}
+
+/// A failure at operands of dynamic sizes.
+struct Undecided {
+    /// The failure as it is told if these have nothing to do with it.
+    plain: Error,
+    /// The numbers of the node that failed.
+    numbers: Numbers,
 }
 
 /// Walks over a model with these numbers for dynamic sizes.
@@ -151,7 +136,7 @@ fn attempt(
     model: &ModelProto,
     file: &str,
     dir: Option<&Path>,
-    program: Arc<Program>,
+    program: (Arc<Program>, &'static dyn ConstantFolder),
     options: &Options,
 ) -> Result<Attempt> {
     let damaged = |message: String| Error::Model { file: file.into(), message };
@@ -179,7 +164,7 @@ fn attempt(
         }
     }
     let mut importer = Importer {
-        builder: Builder::new(Graph::new(program)),
+        builder: Builder::new(Graph::new(program.0), program.1),
         file,
         dir,
         functions,
@@ -188,13 +173,15 @@ fn attempt(
         symbols: BTreeMap::new(),
         types: Vec::new(),
         opsets: model.opset_import.iter().map(|o| (domain(o.domain()), o.version())).collect(),
-        plain: None,
+        blame: None,
+        undecided: None,
     };
     Ok(match importer.graph(graph, opset, options) {
         Ok(()) => Attempt::Done(Box::new(Import { graph: importer.builder.graph.pruned(), types: importer.types })),
         Err(error) => {
             let symbols = importer.symbols_of_inputs();
-            Attempt::Failed(Box::new(Failure { error, plain: importer.plain, symbols }))
+            let Importer { blame, undecided, .. } = importer;
+            Attempt::Failed(Box::new(Failure { error, blame, undecided, symbols }))
         }
     })
 }
@@ -233,7 +220,7 @@ fn with_dims(error: Error, options: &Options) -> Error {
         Error::Unsupported { file, node, op, opset, message } => {
             Error::Unsupported { file, node, op, opset, message: told(message) }
         }
-        Error::Type(message) => Error::Type(told(message)),
+        Error::Type(fault) => Error::Type(TypeFault { message: told(fault.message), ..fault }),
         Error::Model { file, message } => Error::Model { file, message: told(message) },
         e => e,
     }
@@ -250,7 +237,8 @@ fn undecided(fail: &Fail, dynamic: &[String]) -> Option<Fail> {
     };
     match fail {
         // What does not type-check for any size may do so for the actual ones.
-        Fail::Unsupported(m) | Fail::Other(Error::Type(m)) => Some(Fail::Unsupported(hint(m))),
+        Fail::Unsupported(m) => Some(Fail::Unsupported(hint(m))),
+        Fail::Other(Error::Type(fault)) => Some(Fail::Unsupported(hint(&fault.message))),
         _ => None,
     }
 }
@@ -268,7 +256,8 @@ impl<'a> Importer<'a> {
             Fail::Unsupported(message) => {
                 Error::Unsupported { file: self.file.into(), node: node.into(), op: op.into(), opset, message }
             }
-            Fail::Other(Error::Type(m) | Error::Input(m)) => self.damaged(place(&m)),
+            Fail::Other(Error::Type(fault)) => self.damaged(place(&fault.message)),
+            Fail::Other(Error::Input(m)) => self.damaged(place(&m)),
             Fail::Other(e) => e,
         }
     }
@@ -294,7 +283,7 @@ impl<'a> Importer<'a> {
                 return Err(self.damaged("an initializer has no name"));
             }
             scope.constants.insert(t.name());
-            if scope.values.insert(t.name(), Slot::Initializer(t)).is_some() {
+            if scope.values.insert(t.name(), Meaning::Initializer(t)).is_some() {
                 return Err(self.damaged(format!("the initializer `{}` is given twice", t.name())));
             }
         }
@@ -320,7 +309,7 @@ impl<'a> Importer<'a> {
             }
             types.push((input.name(), ty));
         }
-        if let Some(name) = options.shapes.keys().find(|n| !types.iter().any(|(t, _)| t == n)) {
+        if let Some(name) = options.shapes.keys().filter(|n| !types.iter().any(|(t, _)| t == n)).min() {
             let have: Vec<_> = types.iter().map(|(n, _)| *n).collect();
             return Err(Error::Input(format!("the model has no input `{name}`; its inputs are: {}", have.join(", "))));
         }
@@ -334,7 +323,7 @@ impl<'a> Importer<'a> {
             let ty = TensorType { dtype: ty.dtype, shape };
             self.types.push((name.into(), ty.clone()));
             let value = self.builder.graph.input(name, ty);
-            scope.values.insert(name, Slot::Bound(value.into()));
+            scope.values.insert(name, Meaning::Bound(value.into()));
         }
         Ok(())
     }
@@ -349,7 +338,7 @@ impl<'a> Importer<'a> {
         let value = self.builder.graph.constant(t.clone());
         let bound = Bound { value: Some(value), sym: Sym::from_tensor(t) };
         self.types.push((name.into(), given));
-        scope.values.insert(name, Slot::Bound(bound));
+        scope.values.insert(name, Meaning::Bound(bound));
         Ok(())
     }
 
@@ -426,7 +415,7 @@ impl<'a> Importer<'a> {
         }
         names.sort();
         names.dedup();
-        match options.dims.keys().find(|n| !names.contains(n)) {
+        match options.dims.keys().filter(|n| !names.contains(n)).min() {
             Some(n) => {
                 let have = if names.is_empty() { "none".to_string() } else { names.join(", ") };
                 Err(Error::Input(format!("the model has no dynamic size `{n}`; it has {have}")))
@@ -501,11 +490,16 @@ impl<'a> Importer<'a> {
             let inputs = self.operands(node, &name, nodes, i, scope)?;
             let before = self.builder.graph.nodes.len();
             let dynamic = self.dynamic_sizes(&inputs);
+            let given = attrs(node);
+            let numbers = match dynamic.is_empty() {
+                true => Numbers::default(),
+                false => self.numbers(&inputs, &given),
+            };
             let results = match self.function(node) {
-                Some(f) => self.call(f, inputs, &attrs(node), &name, scope),
+                Some(f) => self.call(f, inputs, &given, &name, scope),
                 None => {
-                    let results = self.apply(node, inputs, &attrs(node), scope);
-                    results.map_err(|f| self.fail_at(f, &dynamic, &name, &op, opset))
+                    let results = self.apply(node, inputs, &given, scope);
+                    results.map_err(|f| self.fail_at(f, (&dynamic, numbers), &name, &op, opset))
                 }
             }?;
             for n in self.builder.graph.nodes[before..].iter_mut().filter(|n| n.name.is_empty()) {
@@ -522,11 +516,19 @@ impl<'a> Importer<'a> {
     }
 
     /// Adds what and where to the failure of a node, and what to do about dynamic sizes.
-    fn fail_at(&mut self, fail: Fail, dynamic: &[String], node: &str, op: &str, opset: i64) -> Error {
+    fn fail_at(
+        &mut self,
+        fail: Fail,
+        (dynamic, numbers): (&[String], Numbers),
+        node: &str,
+        op: &str,
+        opset: i64,
+    ) -> Error {
+        self.blame = Some(Blame::of(&fail, node));
         match undecided(&fail, dynamic) {
             None => self.fail(fail, node, op, opset),
             Some(hinted) => {
-                self.plain = Some(self.fail(fail, node, op, opset));
+                self.undecided = Some(Undecided { plain: self.fail(fail, node, op, opset), numbers });
                 self.fail(hinted, node, op, opset)
             }
         }
@@ -549,6 +551,12 @@ impl<'a> Importer<'a> {
             "" => default,
             other => self.opsets.get(other).copied().unwrap_or(default),
         }
+    }
+
+    /// The numbers that a node has.
+    fn numbers(&self, operands: &[Option<Bound>], attributes: &[Cow<AttributeProto>]) -> Numbers {
+        let operands = operands.iter().flatten().map(|b| (b, self.builder.ty(b)));
+        Numbers::of(operands, attributes.iter().map(|a| a.as_ref()))
     }
 
     /// The names of dynamic sizes in the types of operands.
@@ -592,11 +600,11 @@ impl<'a> Importer<'a> {
     fn lookup(&mut self, name: &str, scope: &mut Scope<'a>) -> Result<Option<Bound>> {
         let t = match scope.values.get(name) {
             None => return Ok(None),
-            Some(Slot::Bound(b)) => return Ok(Some(b.clone())),
-            Some(Slot::Initializer(t)) => *t,
+            Some(Meaning::Bound(b)) => return Ok(Some(b.clone())),
+            Some(Meaning::Initializer(t)) => *t,
         };
         let bound = self.constant(t, t.name()).map_err(|f| self.fail(f, name, "initializer", scope.opset))?;
-        scope.values.insert(t.name(), Slot::Bound(bound.clone()));
+        scope.values.insert(t.name(), Meaning::Bound(bound.clone()));
         Ok(Some(bound))
     }
 
@@ -667,7 +675,7 @@ impl<'a> Importer<'a> {
         let mut scope = Scope::new(opset, format!("{name}/"), outer.depth + 1);
         for (formal, actual) in f.input.iter().zip(inputs) {
             if let Some(b) = actual {
-                scope.values.insert(formal, Slot::Bound(b));
+                scope.values.insert(formal, Meaning::Bound(b));
             }
         }
         // An attribute that the caller leaves out and that has no default is left out inside too.
@@ -716,7 +724,7 @@ impl<'a> Importer<'a> {
             }
             self.types.push((name.into(), ty));
         }
-        if scope.values.insert(name, Slot::Bound(bound)).is_some() {
+        if scope.values.insert(name, Meaning::Bound(bound)).is_some() {
             return Err(Fail::Model(format!("its output `{name}` has the name of another value")));
         }
         Ok(())

@@ -55,7 +55,7 @@ fn attr_types(op: &OpDef) -> impl Iterator<Item = AttrType> {
     })
 }
 
-impl<'r, 'e> Matcher<'r, 'e, '_> {
+impl<'r, 'e, H: Host> Matcher<'r, 'e, '_, H> {
     /// Puts the goals that a node's attributes are before others.
     pub(super) fn attribute_goals(&mut self, n: &'r NodePat, node: &Node, class: Id, mut goals: Goals) -> Goals {
         if n.attrs.iter().all(|a| *a == AttrPat::Any) {
@@ -63,11 +63,11 @@ impl<'r, 'e> Matcher<'r, 'e, '_> {
         }
         let rank = node.children.first().and_then(|c| self.type_of(*c)).map(|t| t.shape.len());
         let at = |i: usize| (n.head, i, class);
-        let analysis = &self.egraph.analysis;
+        let host = self.host;
         match node.payload {
             Payload::Op(op, attrs) => {
-                let types: SmallVec<[AttrType; 8]> = attr_types(analysis.program.op(op)).collect();
-                let values = analysis.attrs(attrs);
+                let types: SmallVec<[AttrType; 8]> = attr_types(host.program().op(op)).collect();
+                let values = host.attrs(attrs);
                 for (i, pat) in n.attrs.iter().enumerate().rev() {
                     if let (Some(ty), Some(value)) = (types.get(i), values.get(i))
                         && *pat != AttrPat::Any
@@ -110,8 +110,7 @@ impl<'r, 'e> Matcher<'r, 'e, '_> {
                 }
             },
             AttrPat::Is(want) => {
-                let facts = MatchFacts { egraph: self.egraph, slots: &self.slots, device: None };
-                match typing::eval(want, &self.values, &facts) {
+                match self.eval(want) {
                     Some(w) if attribute.equals(&w) == Some(true) => self.advance(next),
                     Some(_) => self.missed(attribute),
                     // It may use what is bound further on.

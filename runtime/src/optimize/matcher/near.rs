@@ -11,41 +11,50 @@ use hypatia_dsl::ir::ScalarId;
 use super::prepare::Demand;
 use super::*;
 use crate::optimize::analysis::Data;
-use crate::optimize::below::Below;
+use crate::optimize::below::{Below, BelowAll};
+use crate::optimize::candidate::Candidate;
 use crate::optimize::language::Heads;
 
-/// An e-graph whose classes are found without hashing.
+/// An e-graph as a search sees it, with what is known of the candidate and of what stands below each class.
 pub struct View<'e> {
     egraph: &'e EGraph,
+    /// The classes, found without hashing.
     classes: Vec<Option<&'e EClass<Node, Data>>>,
+    candidate: &'e Candidate,
+    below: &'e BelowAll,
 }
 
 impl<'e> View<'e> {
     /// Of an e-graph that is searched for many rules.
-    pub fn of(egraph: &'e EGraph) -> View<'e> {
+    pub fn of(egraph: &'e EGraph, candidate: &'e Candidate, below: &'e BelowAll) -> View<'e> {
         let mut classes = vec![None; egraph.nodes().len()];
         for class in egraph.classes() {
             classes[usize::from(class.id)] = Some(class);
         }
-        View { egraph, classes }
+        View { egraph, classes, candidate, below }
     }
 
-    /// Of an e-graph that is looked at here and there.
+    /// Of an e-graph that is looked at here and there, where nothing was extracted.
     pub fn plain(egraph: &'e EGraph) -> View<'e> {
-        View { egraph, classes: Vec::new() }
+        View { egraph, classes: Vec::new(), candidate: Candidate::none(), below: BelowAll::none() }
+    }
+
+    /// The candidate.
+    pub(super) fn candidate_of(&self) -> &'e Candidate {
+        self.candidate
     }
 
     /// The nodes of a canonical class that are looked up by that.
-    pub(super) fn holding(&self, class: Id, wanted: Discriminant) -> impl Iterator<Item = &'e Node> + use<'e> {
+    pub(super) fn nodes_holding(&self, class: Id, wanted: Discriminant) -> impl Iterator<Item = &'e Node> + use<'e> {
         let class = self.class(class);
         let nodes: &'e [Node] = if class.data.heads.include(Heads::of(wanted)) { &class.nodes } else { &[] };
         nodes.iter().filter(move |n| n.payload.discriminant() == wanted)
     }
 
     /// False if a canonical class certainly does not hold a pattern that demands that.
-    pub(super) fn may_hold(&self, class: Id, demand: &Demand) -> bool {
-        let analysis = &self.egraph.analysis;
-        let Some(Below { operands, further }) = analysis.below.of(class, analysis.touched.len()) else { return true };
+    pub(super) fn may_demand(&self, class: Id, demand: &Demand) -> bool {
+        let touched = self.egraph.analysis.touched.len();
+        let Some(Below { operands, further }) = self.below.of(class, touched) else { return true };
         demand.nests.is_some_and(|head| operands.include(head))
             || (operands.include(demand.below) && further.include(demand.further))
     }
@@ -100,7 +109,7 @@ impl Changes {
     /// at most.
     pub fn since(egraph: &View<'_>, (touched, reconsidered): (usize, usize), depth: usize) -> Changes {
         let touched = egraph.analysis.touched.get(touched..).unwrap_or_default();
-        let reconsidered = egraph.analysis.reconsidered.get(reconsidered..).unwrap_or_default();
+        let reconsidered = egraph.candidate.reconsidered().get(reconsidered..).unwrap_or_default();
         let both = || Near::of(egraph, touched.iter().chain(reconsidered), depth);
         Changes { held: Near::of(egraph, touched.iter(), depth), chosen: (!reconsidered.is_empty()).then(both) }
     }
@@ -115,7 +124,7 @@ impl Changes {
 
 impl Near {
     fn of<'a>(egraph: &View<'_>, changed: impl Iterator<Item = &'a Id>, depth: usize) -> Near {
-        let mut level = vec![FAR; egraph.nodes().len()];
+        let mut level = vec![FAR; egraph.egraph.nodes().len()];
         let mut all: Vec<Id> = Vec::new();
         for id in changed {
             let id = egraph.find(*id);
@@ -184,7 +193,7 @@ pub(super) fn root_candidates(egraph: &View<'_>, what: &Searchable<'_>, changes:
     // What further roots share with the first may have changed far from it.
     let changes = changes.map(|c| c.of_rule(what.prepared)).filter(|c| what.rule.lhs.len() == 1 || c.none);
     if let Some(heads) = what.rule.lhs.first().and_then(|p| heads_below_work(egraph, p))
-        && !egraph.analysis.uses.is_empty()
+        && !egraph.candidate.is_none()
     {
         let mut tops = regions::tops(egraph, &heads);
         if let Some(near) = changes {

@@ -42,7 +42,7 @@ pub struct Prepared {
 
 /// What the operands of a pattern's top must hold, and the operands of those.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Demand {
+pub struct Demand {
     /// Of operands.
     pub below: Heads,
     /// Of operands of operands.

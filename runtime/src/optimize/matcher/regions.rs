@@ -42,7 +42,7 @@ pub(super) struct Cut {
 
 /// Classes that may be pointwise work over one that holds a node of these heads.
 pub(super) fn tops(egraph: &View<'_>, heads: &[Discriminant]) -> Vec<Id> {
-    let analysis = &egraph.analysis;
+    let candidate = egraph.candidate_of();
     let seeds = heads.iter().filter_map(|h| egraph.classes_for_op(h)).flatten().map(|c| egraph.find(c));
     let mut ring: Vec<Id> = seeds.collect();
     let mut seen: FxHashSet<Id> = FxHashSet::default();
@@ -50,10 +50,10 @@ pub(super) fn tops(egraph: &View<'_>, heads: &[Discriminant]) -> Vec<Id> {
         let mut further = Vec::new();
         for class in ring {
             for parent in egraph[class].parents().map(|p| egraph.find(p)) {
-                let Some(node) = analysis.pointwise.get(&parent) else { continue };
+                let Some(node) = candidate.pointwise(parent) else { continue };
                 if node.children.iter().any(|c| egraph.find(*c) == class) && seen.insert(parent) {
                     // What stands above it stands above work that ends in it, if that may stand inside.
-                    if analysis.inner.contains(&parent) {
+                    if candidate.is_inner(parent) {
                         further.push(parent);
                     }
                 }
@@ -66,7 +66,7 @@ pub(super) fn tops(egraph: &View<'_>, heads: &[Discriminant]) -> Vec<Id> {
     tops
 }
 
-impl<'r, 'e> Matcher<'r, 'e, '_> {
+impl<'r, 'e, H: Host> Matcher<'r, 'e, '_, H> {
     /// Matches pointwise work: the operands of the pattern are looked for among the classes below, nearest first.
     pub(super) fn region(&mut self, var: VarId, n: &'r NodePat, class: Id, context: Position, next: Goals) -> Flow {
         if !matches!(context, Position::Tensor) {
@@ -109,27 +109,27 @@ impl<'r, 'e> Matcher<'r, 'e, '_> {
             Pat::Any => true,
             _ => false,
         };
-        let computed = self.step(class).is_some() || self.egraph[class].data.constant;
+        let computed = self.step(class).is_some() || self.host.is_constant(class);
         !(open && computed) && self.could_be(pat, class, Position::Tensor)
     }
 
     /// How the candidate computes a class, if by a scalar function.
     fn step(&self, class: Id) -> Option<(ScalarId, &'e Node)> {
-        let analysis = &self.egraph.analysis;
-        let node = match analysis.uses.is_empty() {
-            true => self.egraph[class].nodes.iter().find(|n| matches!(n.payload, Payload::Scalar(_))),
-            false => analysis.pointwise.get(&class),
+        let candidate = self.host.candidate();
+        let node = match candidate.is_none() {
+            true => self.host.nodes(class).iter().find(|n| matches!(n.payload, Payload::Scalar(_))),
+            false => candidate.pointwise(class),
         }?;
         match node.payload {
-            Payload::Scalar(s) if !self.egraph[class].data.constant => Some((s, node)),
+            Payload::Scalar(s) if !self.host.is_constant(class) => Some((s, node)),
             _ => None,
         }
     }
 
     /// Operands of the step that computes a class.
-    fn inputs(&self, class: Id) -> impl Iterator<Item = Id> + use<'e> {
-        let egraph = self.egraph;
-        self.step(class).into_iter().flat_map(|(_, n)| &n.children).map(move |c| egraph.find(*c))
+    fn inputs(&self, class: Id) -> impl Iterator<Item = Id> + use<'e, H> {
+        let host = self.host;
+        self.step(class).into_iter().flat_map(|(_, n)| &n.children).map(move |c| host.find(*c))
     }
 
     /// Classes below one through scalar functions, nearest first.
@@ -155,7 +155,7 @@ impl<'r, 'e> Matcher<'r, 'e, '_> {
     pub(super) fn cut(&mut self, cut: &Cut, next: Goals) -> Flow {
         let mut work = Work { steps: Vec::new(), at: FxHashMap::default(), inside: Vec::new() };
         for (i, class) in cut.arguments.iter().enumerate() {
-            work.at.insert(self.egraph.find(*class), i);
+            work.at.insert(self.host.find(*class), i);
             work.steps.push(Step::Argument(i));
         }
         let arguments = cut.arguments.len();
@@ -220,14 +220,14 @@ impl<'r, 'e> Matcher<'r, 'e, '_> {
     /// Whether all that comes of a value comes through one function, as far as the candidate goes: others cannot stand
     /// inside.
     fn may_be_inside(&self, class: Id) -> bool {
-        let analysis = &self.egraph.analysis;
-        analysis.uses.is_empty() || analysis.inner.contains(&class)
+        let candidate = self.host.candidate();
+        candidate.is_none() || candidate.is_inner(class)
     }
 
     /// Whether all users of a value inside the work are inside too, as far as the candidate goes.
     fn needed_inside(&self, class: Id, inside: &[Id]) -> bool {
-        let Some(uses) = self.egraph.analysis.uses.get(&class) else { return true };
-        inside.iter().filter(|c| self.inputs(**c).any(|child| child == class)).count() >= *uses as usize
+        let Some(uses) = self.host.candidate().uses(class) else { return true };
+        inside.iter().filter(|c| self.inputs(**c).any(|child| child == class)).count() >= uses as usize
     }
 }
 

@@ -80,11 +80,11 @@ pub(super) struct Dealt {
 /// A set of a pattern's terms.
 pub(super) type Set = u32;
 
-impl<'r, 'e> Matcher<'r, 'e, '_> {
+impl<'r, 'e, H: Host> Matcher<'r, 'e, '_, H> {
     /// Matches a pattern as a sum, if it is one and may be taken apart here; `None` if the two orders of its operands are
     /// all there is to it.
     pub(super) fn sum(&mut self, n: &'r NodePat, class: Id, context: Position, next: Goals) -> Option<Flow> {
-        let (head, operator) = associative(&self.egraph.analysis.program, n.head)?;
+        let (head, operator) = associative(self.host.program(), n.head)?;
         if n.args.len() != 2 || !self.may_regroup(operator, class) {
             return None;
         }
@@ -179,7 +179,7 @@ impl<'r, 'e> Matcher<'r, 'e, '_> {
     fn nests(&self, head: ScalarId, class: Id, context: Position) -> bool {
         self.operations(head, class, context)
             .flat_map(|n| &n.children)
-            .any(|c| self.operations(head, self.egraph.find(*c), context).next().is_some())
+            .any(|c| self.operations(head, self.host.find(*c), context).next().is_some())
     }
 
     /// The first term of the pattern that no part of the sum can be: `None` if there is none, and what to say of it if
@@ -192,7 +192,7 @@ impl<'r, 'e> Matcher<'r, 'e, '_> {
         while let Some((at, depth)) = work.pop() {
             for node in self.operations(head, at, context) {
                 for child in &node.children {
-                    let child = self.egraph.find(*child);
+                    let child = self.host.find(*child);
                     if !parts.contains(&child) {
                         parts.push(child);
                         if depth < MAX_DEPTH {
@@ -224,12 +224,12 @@ impl<'r, 'e> Matcher<'r, 'e, '_> {
     }
 
     /// Nodes of that operator in a class.
-    fn operations(&self, head: ScalarId, class: Id, context: Position) -> impl Iterator<Item = &'e Node> + use<'e> {
+    fn operations(&self, head: ScalarId, class: Id, context: Position) -> impl Iterator<Item = &'e Node> + use<'e, H> {
         let wanted = match context {
             Position::Tensor => Discriminant::Scalar(head),
             Position::Term(_) => Discriminant::Call(head),
         };
-        self.egraph.holding(class, wanted).filter(move |n| n.children.len() == 2 && !is_circular(n, class))
+        self.host.holding(class, wanted).filter(move |n| n.children.len() == 2 && !is_circular(n, class))
     }
 
     /// False if a pattern certainly does not match a class, as far as [`FORESIGHT`] levels tell. Who asks why a rule does
@@ -241,14 +241,13 @@ impl<'r, 'e> Matcher<'r, 'e, '_> {
     fn could(&self, pat: &Pat, class: Id, context: Position, levels: usize) -> bool {
         match pat {
             Pat::Lit { value, near } => {
-                let data = &self.egraph[class].data;
-                let dtype = self.egraph.analysis.data_type(data).map(|t| t.dtype);
-                data.value().is_some_and(|v| literal_matches(v, dtype, *value, *near))
+                let dtype = self.host.type_of(class).map(|t| t.dtype);
+                self.host.number(class).is_some_and(|v| literal_matches(v, dtype, *value, *near))
             }
             Pat::Node(n) => {
                 let terms = matches!(context, Position::Term(_));
-                let Some(wanted) = head_discriminant(&self.egraph.analysis.program, n.head, terms) else { return true };
-                let mut nodes = self.egraph.holding(class, wanted);
+                let Some(wanted) = head_discriminant(self.host.program(), n.head, terms) else { return true };
+                let mut nodes = self.host.holding(class, wanted);
                 // The operands of an op with several results stand in a class of their own.
                 if levels == 0 || n.rest.is_some() || wanted == Discriminant::Output {
                     return nodes.next().is_some();
@@ -258,9 +257,9 @@ impl<'r, 'e> Matcher<'r, 'e, '_> {
             Pat::Bind(_, p) | Pat::Typed(p, _) => self.could(p, class, context, levels),
             Pat::OneOf(ps) => ps.iter().any(|p| self.could(p, class, context, levels)),
             Pat::Var(v) => match self.slots.get(v.index()) {
-                Some(Slot::Class(id)) => self.egraph.find(*id) == class,
+                Some(Slot::Class(id)) => self.host.find(*id) == class,
                 Some(Slot::Unbound) if levels > 0 && self.what.prepared.constant.get(v.index()) == Some(&true) => {
-                    self.egraph[class].data.constant
+                    self.host.is_constant(class)
                 }
                 _ => true,
             },
@@ -273,8 +272,8 @@ impl<'r, 'e> Matcher<'r, 'e, '_> {
         if n.args.len() != node.children.len() {
             return false;
         }
-        let child = |i: usize| self.egraph.find(node.children[i]);
-        let program = &self.egraph.analysis.program;
+        let child = |i: usize| self.host.find(node.children[i]);
+        let program = self.host.program();
         if let Some((head, _)) = associative(program, n.head) {
             // What stands further in is not looked at.
             let nested = |c: Id| self.operations(head, c, context).next().is_some();
@@ -308,7 +307,7 @@ impl<'r, 'e> Matcher<'r, 'e, '_> {
             if job.rest && !self.is_present(class, node) {
                 continue;
             }
-            let (a, b) = (self.egraph.find(node.children[0]), self.egraph.find(node.children[1]));
+            let (a, b) = (self.host.find(node.children[0]), self.host.find(node.children[1]));
             self.nodes.push(node);
             let flow = self.split_node(job, set, (a, b), depth, next);
             self.nodes.pop();
@@ -369,19 +368,20 @@ impl<'r, 'e> Matcher<'r, 'e, '_> {
 
     /// Whether looking into a class doubles no work: the present candidate needs it for one value only.
     fn used_once(&self, class: Id) -> bool {
-        let uses = &self.egraph.analysis.uses;
-        if uses.is_empty() { self.egraph[class].parents().len() <= 1 } else { uses.get(&class) == Some(&1) }
+        let candidate = self.host.candidate();
+        if candidate.is_none() { self.host.use_count(class) <= 1 } else { candidate.uses(class) == Some(1) }
     }
 
     /// Whether the present candidate computes the class so. Where there is none yet, any node will do.
     fn is_present(&self, class: Id, node: &Node) -> bool {
-        if self.egraph.analysis.uses.is_empty() {
+        let candidate = self.host.candidate();
+        if candidate.is_none() {
             return true;
         }
-        self.egraph.analysis.pointwise.get(&class).is_some_and(|n| {
+        candidate.pointwise(class).is_some_and(|n| {
             n.payload == node.payload
                 && n.children.len() == node.children.len()
-                && n.children.iter().zip(&node.children).all(|(a, b)| self.egraph.find(*a) == self.egraph.find(*b))
+                && n.children.iter().zip(&node.children).all(|(a, b)| self.host.find(*a) == self.host.find(*b))
         })
     }
 

@@ -59,7 +59,7 @@ fn ruleset(name: &str) -> RuleSetDef {
         origin: Origin::default(),
         iterations: None,
         nodes: (1000, 100),
-        time_ms: 10_000,
+        steps: None,
     }
 }
 
@@ -123,6 +123,7 @@ impl Handmade {
                 result: s.result(),
                 body: ScalarBody::Builtin(*s),
                 grads: vec![],
+                device: None,
             });
         }
         use BuiltinOp::*;
@@ -218,6 +219,7 @@ impl Handmade {
             result: Kind::Number,
             body: ScalarBody::Term(Term { nodes, roots }),
             grads: vec![],
+            device: None,
         });
         ScalarId(self.program.scalars.len() as u32 - 1)
     }

@@ -14,8 +14,8 @@ use super::handmade::{Handmade, b, bn, pn, rule, v};
 use crate::cpu::reference::{Mode, evaluate};
 use crate::device::Device;
 use crate::graph::{Graph, Value};
-use crate::optimize::{Optimized, Options, Stop, optimize};
-use crate::plan::Launches;
+use crate::optimize::{Launches, Optimized, Options, Stop};
+use crate::pipeline;
 use crate::tensor::Tensor;
 
 pub(super) fn ty(dtype: DType, shape: &[i64]) -> TensorType {
@@ -44,7 +44,7 @@ pub(super) fn apply(g: &mut Graph, f: &str, args: &[Value]) -> Value {
 
 /// Optimises, and holds the result to the laws.
 pub(super) fn check(g: &Graph, options: &Options) -> Optimized {
-    let out = optimize(g, options).unwrap();
+    let out = pipeline::optimize(g, options).unwrap();
     out.graph.validate().unwrap();
     assert!(out.report.after.micros <= out.report.before.micros + 1e-9, "{}", out.report);
     assert_eq!(out.graph.inputs.len(), g.inputs.len());
@@ -90,7 +90,7 @@ fn linear_and_relu_are_one_launch() {
     g.name_node(y, "act");
     g.output("y", y);
     let out = check(&g, &Options::default());
-    let launches = Launches::count(&g, &out.graph, &Device::cpu(), false).unwrap();
+    let launches = pipeline::compared(&g, &out.graph, &Device::cpu(), false).unwrap();
     assert_eq!(launches, Launches { before: 3, after: 1 }, "{}", out.report);
     assert_eq!(count(&out, "gemm"), 1, "{}", out.graph);
     assert!(out.report.complete() && out.report.fired("fuse::unary") && out.report.fired("fuse::operand"));
@@ -155,7 +155,7 @@ fn repeated_squares_sums_stay_small() {
 }
 
 /// A pre-LN transformer's residual stream: `x = x + f(norm(x))`, twice a layer.
-fn residual_stream(layers: usize) -> Graph {
+pub(super) fn residual_stream(layers: usize) -> Graph {
     let mut g = Graph::new(program());
     let mut x = g.input("x", ty(DType::F32, &[8, 16]));
     let square = weight(&mut g, &[16, 16], 1);
@@ -191,7 +191,7 @@ fn residual_streams_grow_linearly() {
     for layers in [12, 48, 96] {
         let g = residual_stream(layers);
         let begun = Instant::now();
-        let out = optimize(&g, &Options::default()).unwrap();
+        let out = pipeline::optimize(&g, &Options::default()).unwrap();
         let took = begun.elapsed();
         out.graph.validate().unwrap();
         let nodes = out.report.stages.iter().map(|s| s.nodes).max().unwrap();
@@ -227,7 +227,7 @@ fn budgets_hold_and_are_reported() {
     let y = apply(&mut g, "exp", &[x]);
     g.output("y", y);
     let stop_of = |o: &Options| {
-        let out = optimize(&g, o).unwrap();
+        let out = pipeline::optimize(&g, o).unwrap();
         out.graph.validate().unwrap();
         assert!(!out.report.complete(), "{}", out.report);
         let stage = out.report.stages.iter().find(|s| s.ruleset == "canon").unwrap().clone();
@@ -252,7 +252,7 @@ fn constants_compare_by_bits() {
         let y = apply(&mut g, "div", &[x, *c]);
         g.output(format!("y{i}"), y);
     }
-    let out = optimize(&g, &Options::default()).unwrap();
+    let out = pipeline::optimize(&g, &Options::default()).unwrap();
     out.graph.validate().unwrap();
     // +0 and -0 stay apart; NaN equals itself, so those two are one.
     assert_eq!(count(&out, "div"), 4, "{}", out.graph);

@@ -1,9 +1,13 @@
 //! Laws of the optimiser, on graphs built in code.
 #![allow(clippy::unwrap_used)]
 
+mod adapter;
+mod applied;
 mod handmade;
+mod kernels;
 mod laws;
 mod library;
 mod near;
 mod regions;
 mod sums;
+mod work;

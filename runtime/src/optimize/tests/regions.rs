@@ -8,7 +8,8 @@ use hypatia_dsl::ir::Program;
 use super::laws::{apply, check, count, matmul, ty, weight};
 use super::library::with_rules;
 use crate::graph::{Graph, Value};
-use crate::optimize::{Options, optimize};
+use crate::optimize::Options;
+use crate::pipeline;
 use crate::verify::{self, Status, verify_rule};
 
 const RULES: &str = "
@@ -66,7 +67,7 @@ fn two_operands_of_one_work() {
     let h = apply(&mut g, "sub", &[h, bias]);
     let y = apply(&mut g, "div", &[m, h]);
     g.output("y", y);
-    let out = optimize(&g, &off).unwrap();
+    let out = pipeline::optimize(&g, &off).unwrap();
     out.graph.validate().unwrap();
     // One product alone is no match of two.
     assert!(!out.report.firings.iter().any(|f| f.rule == "t::both"), "{}", out.report);
@@ -82,7 +83,7 @@ fn work_is_built_again_over_tensors() {
     let y = apply(&mut g, "add", &[y, t]);
     let y = apply(&mut g, "mul", &[y, f]);
     g.output("y", y);
-    let out = optimize(&g, &options()).unwrap();
+    let out = pipeline::optimize(&g, &options()).unwrap();
     out.graph.validate().unwrap();
     let firing = out.report.firings.iter().find(|f| f.rule == "t::floors");
     assert!(firing.is_some(), "{}", out.report);

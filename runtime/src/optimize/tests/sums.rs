@@ -10,7 +10,8 @@ use hypatia_dsl::ir::Program;
 use super::laws::{apply, check, count, ty, weight};
 use super::library::{axes, library, with_rules};
 use crate::graph::{Graph, Value};
-use crate::optimize::{Options, optimize};
+use crate::optimize::Options;
+use crate::pipeline;
 use crate::tensor::Tensor;
 
 /// A product or sum of numbered operands, as a tree.
@@ -152,7 +153,7 @@ fn sum_of(program: &Arc<Program>, names: &[&str], tree: &Tree, dtype: DType) -> 
         .collect();
     let y = build(&mut g, "add", tree, &leaves);
     g.output("y", y);
-    let out = optimize(&g, &Options::default()).unwrap();
+    let out = pipeline::optimize(&g, &Options::default()).unwrap();
     out.graph.validate().unwrap();
     (count(&out, "pay"), out.graph.to_text())
 }
@@ -184,7 +185,7 @@ fn a_repeated_operand_joins_terms_that_stand_apart() {
         let (s, c) = (apply(&mut g, "sin", &[x]), apply(&mut g, "cos", &[x]));
         let y = build(&mut g, "mul", &tree, &[s, a, c, b]);
         g.output("y", y);
-        let out = optimize(&g, &Options::default()).unwrap();
+        let out = pipeline::optimize(&g, &Options::default()).unwrap();
         out.graph.validate().unwrap();
         assert_eq!(count(&out, "sinh2"), 1, "{tree:?}\n{}", out.graph);
     }
@@ -216,7 +217,7 @@ fn a_partial_sum_that_others_need_is_left_whole() {
     let y = apply(&mut g, "mul", &[part, c]);
     g.output("part", part);
     g.output("y", y);
-    let out = optimize(&g, &Options::default()).unwrap();
+    let out = pipeline::optimize(&g, &Options::default()).unwrap();
     assert_eq!(count(&out, "sinh2"), 0, "{}", out.graph);
 }
 
@@ -239,7 +240,7 @@ fn integers_group_exactly() {
             .collect();
         let y = build(&mut g, "add", &tree, &leaves);
         g.output("y", y);
-        let out = optimize(&g, &Options::default()).unwrap();
+        let out = pipeline::optimize(&g, &Options::default()).unwrap();
         assert_eq!(count(&out, "pick"), 1, "{tree:?}\n{}", out.graph);
     }
 }
@@ -254,7 +255,7 @@ fn a_half_is_no_integer() {
         let c = g.constant(Tensor::from_f64(dtype, &[], &[f64::from(value)]).unwrap());
         let y = apply(&mut g, "mul", &[x, c]);
         g.output("y", y);
-        let out = optimize(&g, &Options::default()).unwrap();
+        let out = pipeline::optimize(&g, &Options::default()).unwrap();
         assert!(
             out.report.firings.iter().any(|f| f.rule.starts_with("t::")) == fires,
             "{value} {dtype}: {}",
@@ -277,7 +278,7 @@ fn long_sums_stay_cheap() {
         y = apply(&mut g, "add", &[y, x]);
     }
     g.output("y", y);
-    let out = optimize(&g, &Options::default()).unwrap();
+    let out = pipeline::optimize(&g, &Options::default()).unwrap();
     out.graph.validate().unwrap();
     let nodes = out.report.stages.iter().map(|s| s.nodes).max().unwrap();
     assert!(out.report.complete() && nodes < 20_000, "{nodes} nodes\n{}", out.report);

@@ -10,6 +10,7 @@ use crate::graph::import::onnx::proto::{
     TensorShapeProto, TypeProto, ValueInfoProto, attribute_proto::AttributeType, tensor_shape_proto, type_proto,
 };
 use crate::graph::import::{Options, load_bytes};
+use crate::pipeline::FOLDER;
 
 pub(super) fn value(name: &str, elem: i32, dims: &[i64]) -> ValueInfoProto {
     let dim = |d: &i64| tensor_shape_proto::Dimension {
@@ -57,7 +58,7 @@ fn model(nodes: Vec<NodeProto>) -> ModelProto {
 }
 
 fn import(model: &ModelProto) -> Result<(), Error> {
-    load_bytes(&model.encode_to_vec(), "m.onnx", program(), &Options::default()).map(drop)
+    load_bytes(&model.encode_to_vec(), "m.onnx", program(), &Options::default(), &FOLDER).map(drop)
 }
 
 fn edited(nodes: Vec<NodeProto>, edit: impl FnOnce(&mut ModelProto)) -> ModelProto {
@@ -267,7 +268,7 @@ fn mutated_files_never_panic() {
             files.push(tensor.bytes().to_vec());
         }
     }
-    let go = |bytes: &[u8]| drop(load_bytes(bytes, "m.onnx", program(), &Options::default()));
+    let go = |bytes: &[u8]| drop(load_bytes(bytes, "m.onnx", program(), &Options::default(), &FOLDER));
     for file in &files {
         for _ in 0..12 {
             let mut bad = file.clone();
@@ -304,7 +305,7 @@ fn files_of_other_formats_are_named() {
     for (bytes, says) in
         [(&b"PK\x03\x04\x14\0"[..], "this is a zip archive, such as an .npz"), (b"\x93NUMPY\x01\0", "an .npy file")]
     {
-        let error = load_bytes(bytes, "m.onnx", program(), &Options::default()).err().unwrap().to_string();
+        let error = load_bytes(bytes, "m.onnx", program(), &Options::default(), &FOLDER).err().unwrap().to_string();
         assert!(error.contains(says), "{error}");
     }
 }

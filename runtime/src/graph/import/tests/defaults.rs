@@ -13,6 +13,7 @@ use super::super::{Options, load_bytes, supported};
 use super::ops::{Case, cases, check};
 use super::{models, program};
 use crate::error::Error;
+use crate::pipeline::FOLDER;
 
 /// Default values by op, version of its definition, and name.
 type Defaults = BTreeMap<String, BTreeMap<i64, BTreeMap<String, BTreeMap<String, Value>>>>;
@@ -89,8 +90,8 @@ fn attributes_may_state_their_defaults() {
     for (name, model, constants) in if archive { super::nodes::files() } else { Vec::new() } {
         let fixed = Options { constants, ..Options::default() };
         let load = |bytes: &[u8]| {
-            load_bytes(bytes, &name, program(), &Options::default())
-                .or_else(|_| load_bytes(bytes, &name, program(), &fixed))
+            load_bytes(bytes, &name, program(), &Options::default(), &FOLDER)
+                .or_else(|_| load_bytes(bytes, &name, program(), &fixed, &FOLDER))
         };
         let (with, any, all) = spelled(&model, &defaults);
         if load(&model).is_err() {
@@ -123,7 +124,7 @@ fn what_differs_from_a_default_is_not_passed_over() {
         i: Some(0),
         ..AttributeProto::default()
     });
-    let refused = load_bytes(&model.encode_to_vec(), "resize", program(), &Options::default()).err();
+    let refused = load_bytes(&model.encode_to_vec(), "resize", program(), &Options::default(), &FOLDER).err();
     assert!(
         matches!(&refused, Some(Error::Unsupported { message, .. }) if message.contains("unheard_of")),
         "{refused:?}"

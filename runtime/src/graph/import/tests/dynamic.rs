@@ -11,6 +11,7 @@ use super::{execute, program};
 use crate::error::Error;
 use crate::graph::Graph;
 use crate::graph::import::{Options, load_bytes};
+use crate::pipeline::FOLDER;
 use crate::tensor::Tensor;
 
 fn text(name: &str, s: &str) -> AttributeProto {
@@ -58,7 +59,7 @@ fn resized(scales: [f32; 2], place: &str, rounding: &str) -> Result<Graph, Error
     let opset = OperatorSetIdProto { domain: Some(String::new()), version: Some(19) };
     let model =
         ModelProto { graph: Some(graph), opset_import: vec![opset], ir_version: Some(8), ..ModelProto::default() };
-    load_bytes(&model.encode_to_vec(), "resize", program(), &Options::default()).map(|i| i.graph)
+    load_bytes(&model.encode_to_vec(), "resize", program(), &Options::default(), &FOLDER).map(|i| i.graph)
 }
 
 #[test]
@@ -120,7 +121,7 @@ fn with_rows(op: &str, shape: &[i64], attributes: &[(&str, i64)]) -> Result<(), 
     let opset = OperatorSetIdProto { domain: Some(String::new()), version: Some(19) };
     let model =
         ModelProto { graph: Some(graph), opset_import: vec![opset], ir_version: Some(8), ..ModelProto::default() };
-    load_bytes(&model.encode_to_vec(), "rows", program(), &Options::default()).map(drop)
+    load_bytes(&model.encode_to_vec(), "rows", program(), &Options::default(), &FOLDER).map(drop)
 }
 
 #[test]

@@ -12,6 +12,7 @@ use super::super::onnx::proto::{
 use super::bad::value;
 use super::{execute, program};
 use crate::graph::import::{Options, load_bytes};
+use crate::pipeline::FOLDER;
 use crate::tensor::Tensor;
 
 pub(super) fn node(op: &str, inputs: &[&str], output: &str, axis: Option<i64>) -> NodeProto {
@@ -76,7 +77,7 @@ fn model(shape: [i64; 2], counts: [i64; 2], swapped: bool) -> Vec<u8> {
 /// How many gathers are left, and the result for x = 0, 1, 2, ...
 fn gathers(shape: [i64; 2], counts: [i64; 2], swapped: bool) -> (usize, Vec<usize>, Vec<f64>) {
     let bytes = model(shape, counts, swapped);
-    let graph = load_bytes(&bytes, "mask", program(), &Options::default()).unwrap().graph;
+    let graph = load_bytes(&bytes, "mask", program(), &Options::default(), &FOLDER).unwrap().graph;
     let text = graph.to_text();
     let sizes = shape.map(|d| d as usize);
     let x: Vec<f32> = (0..sizes[0] * sizes[1]).map(|v| v as f32).collect();

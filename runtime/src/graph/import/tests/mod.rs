@@ -23,7 +23,9 @@ use crate::cpu::Executor;
 use crate::device::Device;
 use crate::error::Result;
 use crate::graph::Graph;
-use crate::plan::{self, Plan};
+use crate::pipeline;
+use crate::pipeline::FOLDER;
+use crate::plan::{self};
 use crate::tensor::Tensor;
 
 pub(super) fn models() -> PathBuf {
@@ -32,7 +34,7 @@ pub(super) fn models() -> PathBuf {
 
 /// Results of the CPU executor.
 pub(super) fn execute(graph: &Graph, inputs: &[(String, Tensor)]) -> Result<Vec<Tensor>> {
-    let plan = Arc::new(Plan::build(graph, &plan::Options::new(Device::named("cpu").unwrap()))?);
+    let plan = Arc::new(pipeline::plan(graph, &plan::Options::new(Device::named("cpu").unwrap()))?);
     let given = |n: &str| inputs.iter().find(|(i, _)| i == n).map(|(_, t)| t.clone()).unwrap();
     let ordered: Vec<Tensor> = plan.inputs.iter().map(|i| given(&i.name)).collect();
     Executor::new(plan, 1)?.poisoned().run(&ordered)
@@ -47,7 +49,7 @@ pub(super) fn program() -> Arc<Program> {
 fn every_value_has_the_type_that_onnx_infers() {
     for name in ["digits", "ffn", "bert"] {
         let dir = models().join(name);
-        let import = load_with(&dir.join("model.onnx"), program(), &Options::default())
+        let import = load_with(&dir.join("model.onnx"), program(), &Options::default(), &FOLDER)
             .unwrap_or_else(|e| panic!("{name}: {e}"));
         import.graph.validate().unwrap();
         let expected: BTreeMap<String, String> =
@@ -67,7 +69,7 @@ fn given_shapes_bind_symbols() {
         shapes: BTreeMap::from([("input".to_string(), shape.to_vec())]),
         ..Options::default()
     };
-    let import = load_with(&path, program(), &shapes(&[7, 64])).unwrap();
+    let import = load_with(&path, program(), &shapes(&[7, 64]), &FOLDER).unwrap();
     assert_eq!(import.graph.ty(import.graph.outputs[0].1).to_string(), "f32[7, 10]");
     for (options, says) in [
         (shapes(&[7, 63]), "axis 1 has size 64, not 63"),
@@ -77,7 +79,7 @@ fn given_shapes_bind_symbols() {
             "no input `x`; its inputs are: input",
         ),
     ] {
-        let error = load_with(&path, program(), &options).err().unwrap().to_string();
+        let error = load_with(&path, program(), &options, &FOLDER).err().unwrap().to_string();
         assert!(error.contains(says), "{error}");
     }
 }

@@ -11,6 +11,7 @@ use super::masks::{ints, node};
 use super::{execute, program};
 use crate::cpu::reference::{Mode, evaluate};
 use crate::graph::import::{Options, load_bytes};
+use crate::pipeline::FOLDER;
 use crate::tensor::Tensor;
 
 /// The op over the second axis of `x`.
@@ -42,7 +43,7 @@ fn reductions_over_no_elements_are_those_of_the_standard() {
         ("ReduceLogSum", -inf),
         ("ReduceLogSumExp", -inf),
     ] {
-        let graph = load_bytes(&model(op), op, program(), &Options::default()).unwrap().graph;
+        let graph = load_bytes(&model(op), op, program(), &Options::default(), &FOLDER).unwrap().graph;
         let inputs = [("x".to_string(), Tensor::from_slice::<f32>(&[2, 0], &[]).unwrap())];
         let reference = evaluate(&graph, &inputs, Mode::Rounded).unwrap().remove(0).to_f64();
         let executed = execute(&graph, &inputs).unwrap().remove(0);

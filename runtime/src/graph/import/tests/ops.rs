@@ -10,7 +10,8 @@ use crate::cpu::reference::{Mode, evaluate};
 use crate::error::Error;
 use crate::graph::import::{Options, load_bytes};
 use crate::npz;
-use crate::optimize::optimize;
+use crate::pipeline;
+use crate::pipeline::FOLDER;
 use crate::tensor::Tensor;
 
 /// One model with its inputs and expected outputs.
@@ -62,8 +63,8 @@ fn differs(have: &[f64], want: &Tensor) -> Option<String> {
 /// Whole small networks: through the optimiser and the executor too.
 fn check_optimised(name: &str, case: &Case) -> Result<(), Error> {
     let shapes = case.inputs.iter().map(|(n, t)| (n.clone(), t.shape().to_vec())).collect();
-    let graph = load_bytes(&case.model, name, program(), &Options { shapes, ..Options::default() })?.graph;
-    let out = optimize(&graph, &crate::optimize::Options::default())?;
+    let graph = load_bytes(&case.model, name, program(), &Options { shapes, ..Options::default() }, &FOLDER)?.graph;
+    let out = pipeline::optimize(&graph, &crate::optimize::Options::default())?;
     for (how, graph) in [("unfused", &graph), ("fused", &out.graph)] {
         for ((output, want), have) in case.outputs.iter().zip(execute(graph, &case.inputs)?) {
             if let Some(m) = differs(&have.to_f64(), want) {
@@ -76,7 +77,7 @@ fn check_optimised(name: &str, case: &Case) -> Result<(), Error> {
 
 /// Imports and evaluates; what is wrong, if anything is.
 pub(super) fn check(name: &str, case: &Case) -> Result<(), Error> {
-    let import = load_bytes(&case.model, name, program(), &Options::default())?;
+    let import = load_bytes(&case.model, name, program(), &Options::default(), &FOLDER)?;
     import.graph.validate()?;
     let results = evaluate(&import.graph, &case.inputs, Mode::Rounded)?;
     let wrong = |m: String| Err(Error::Internal(format!("{name}: {m}")));

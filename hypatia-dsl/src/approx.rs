@@ -1,0 +1,73 @@
+//! Which rules that are only approximately right may be used: the one place that says so.
+//!
+//! In: a claim, the type that the rule computes in, how many digits of the result are kept. Out: yes or no. Holds always:
+//! what a user did not ask for is lost in the rounding of the result.
+
+use crate::dtype::DType;
+use crate::ir::Class;
+
+/// Which rules that claim no more than `approx` may be used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Approx {
+    /// None.
+    None,
+    /// Those whose bound lies below half a unit in the last place of the result.
+    #[default]
+    Rounded,
+    /// All.
+    All,
+}
+
+/// Bits of the mantissa that a product in TF32 keeps of its operands.
+pub const TF32_BITS: i32 = 10;
+
+/// Bits of the mantissa behind the point: how many digits of a result are kept.
+pub fn mantissa_bits(dtype: DType) -> i32 {
+    match dtype {
+        DType::F32 => 23,
+        DType::F16 => 10,
+        DType::BF16 => 7,
+        // Integers and truth values hide no difference.
+        _ => 52,
+    }
+}
+
+impl Approx {
+    /// Whether a rule of that class may be used on values computed in `computed`, of whose result `kept` bits of the mantissa
+    /// are kept.
+    pub fn allows(self, class: Class, computed: DType, kept: i32) -> bool {
+        match (class, self) {
+            (Class::Exact | Class::Finite | Class::Rounds, _) | (_, Approx::All) => true,
+            (Class::Approx(_), Approx::None) => false,
+            (Class::Approx(units), Approx::Rounded) => units * 2f64.powi(kept - mantissa_bits(computed)) < 0.5,
+        }
+    }
+
+    /// The choice of that name: `all` or `none`.
+    pub fn named(name: &str) -> Option<Approx> {
+        match name {
+            "all" => Some(Approx::All),
+            "none" => Some(Approx::None),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_rounding_hides_needs_no_leave() {
+        let allows = |approx: Approx, units, kept| approx.allows(Class::Approx(units), DType::F32, kept);
+        for kept in [mantissa_bits(DType::F16), mantissa_bits(DType::BF16), TF32_BITS] {
+            assert!(allows(Approx::Rounded, 128.0, kept));
+        }
+        assert!(!allows(Approx::Rounded, 4096.0, mantissa_bits(DType::F16)));
+        assert!(allows(Approx::Rounded, 4095.0, mantissa_bits(DType::F16)));
+        assert!(!allows(Approx::Rounded, 0.5, mantissa_bits(DType::F32)));
+        assert!(allows(Approx::All, 1e9, mantissa_bits(DType::F32)));
+        assert!(!allows(Approx::None, 0.0, mantissa_bits(DType::BF16)));
+        assert!(Approx::None.allows(Class::Rounds, DType::F32, 23));
+    }
+}

@@ -1,0 +1,248 @@
+//! A file's tree as bytes: how the embedded library is carried, so that no program parses it again.
+//!
+//! In: the tree of a text without syntax errors. Out: bytes, and the tree again. Holds always: the bytes name the version
+//! that wrote them and the hash of their text; with another version or text they are refused, never misread.
+
+use super::*;
+
+/// The version whose bytes these are.
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+impl File {
+    /// The tree of `text` as bytes.
+    pub fn to_bytes(&self, text: &str) -> Result<Vec<u8>, String> {
+        postcard::to_stdvec(&(VERSION, hash(text), self)).map_err(|e| format!("the tree cannot be written: {e}"))
+    }
+
+    /// The tree of `text` that these bytes were made from, as the file `id`; or why they do not fit.
+    pub fn from_bytes(bytes: &[u8], text: &str, id: FileId) -> Result<File, String> {
+        let wrong = |e| format!("its tree cannot be read: {e}");
+        let (version, rest): (&str, _) = postcard::take_from_bytes(bytes).map_err(wrong)?;
+        if version != VERSION {
+            return Err(format!("its tree was made by version {version}, and this is version {VERSION}"));
+        }
+        let (of, rest): (u64, _) = postcard::take_from_bytes(rest).map_err(wrong)?;
+        if of != hash(text) {
+            return Err("its tree was made from another text".into());
+        }
+        let mut file: File = postcard::from_bytes(rest).map_err(wrong)?;
+        file.place(id);
+        Ok(file)
+    }
+}
+
+/// FNV-1a. It tells versions of one file apart; it is no protection against anyone.
+fn hash(text: &str) -> u64 {
+    text.bytes().fold(0xcbf2_9ce4_8422_2325, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3))
+}
+
+/// Gives every span of a tree its file.
+trait Place {
+    fn place(&mut self, file: FileId);
+}
+
+impl Place for Span {
+    fn place(&mut self, file: FileId) {
+        self.file = file;
+    }
+}
+
+impl Place for FileId {
+    fn place(&mut self, file: FileId) {
+        *self = file;
+    }
+}
+
+impl<T: Place> Place for Vec<T> {
+    fn place(&mut self, file: FileId) {
+        self.iter_mut().for_each(|x| x.place(file));
+    }
+}
+
+impl<T: Place> Place for Option<T> {
+    fn place(&mut self, file: FileId) {
+        self.iter_mut().for_each(|x| x.place(file));
+    }
+}
+
+impl<T: Place> Place for Box<T> {
+    fn place(&mut self, file: FileId) {
+        (**self).place(file);
+    }
+}
+
+impl<A: Place, B: Place> Place for (A, B) {
+    fn place(&mut self, file: FileId) {
+        self.0.place(file);
+        self.1.place(file);
+    }
+}
+
+impl<T> Place for Spanned<T> {
+    fn place(&mut self, file: FileId) {
+        self.span.place(file);
+    }
+}
+
+/// What has no span.
+macro_rules! without_spans {
+    ($($ty:ty)*) => { $(impl Place for $ty { fn place(&mut self, _: FileId) {} })* };
+}
+
+/// A new field or variant does not compile until it is listed here.
+macro_rules! with_spans {
+    ($($ty:ident { $($field:ident)* })*) => { $(impl Place for $ty {
+        fn place(&mut self, file: FileId) {
+            let $ty { $($field),* } = self;
+            $($field.place(file);)*
+        }
+    })* };
+}
+
+macro_rules! one_of {
+    ($($ty:ident { $($variant:ident($($part:ident)*))* })*) => { $(impl Place for $ty {
+        fn place(&mut self, file: FileId) {
+            match self {
+                $($ty::$variant($($part),*) => { $($part.place(file);)* })*
+            }
+        }
+    })* };
+}
+
+without_spans! { String bool f64 u32 UnaryOp BinaryOp }
+
+with_spans! {
+    File { id edition doc items broken comments }
+    Item { doc kind span }
+    Path { parts span }
+    Use { path glob }
+    RuleSet { name settings }
+    Setting { key value }
+    ScalarParam { name kind }
+    Scalar { name params result body device grads }
+    Generic { name bound }
+    OpParam { variadic name ty optional default }
+    TypeExpr { dtype dims span }
+    Op { name generics params results body builtin settings requires }
+    ResultType { variadic ty }
+    Pattern { name params body }
+    Binder { name family }
+    Rule { path binders lhs both_ways rhs lets requires prefer classes }
+    ClassExpr { class ulp dtypes }
+    Kernel { name pattern backend requires tune settings classes }
+    Family { name members }
+    Test { name target statements }
+    Expr { kind span }
+    Arg { name value }
+}
+
+one_of! {
+    ItemKind { Use(x) RuleSet(x) Scalar(x) Op(x) Pattern(x) Rule(x) Kernel(x) Test(x) Family(x) }
+    ParamType { Tensor(x) Named(x) }
+    DimExpr { Dim(x) Rest(x span) }
+    Backend { Cublaslt(x) Template(x) Pointwise(x) Rowwise(x) Composed(x) }
+    Expect { Compare(x) Error(x) Fires(path yes) Equal(x) Becomes(x) }
+}
+
+impl Place for TestStatement {
+    fn place(&mut self, file: FileId) {
+        match self {
+            TestStatement::Input { constant: _, name, ty, value } => {
+                name.place(file);
+                ty.place(file);
+                value.place(file);
+            }
+            TestStatement::Given(given) => given.place(file),
+            TestStatement::Expect(expect) => expect.place(file),
+        }
+    }
+}
+
+impl Place for ExprKind {
+    fn place(&mut self, file: FileId) {
+        match self {
+            ExprKind::Number { value: _, integer: _ }
+            | ExprKind::Str(_)
+            | ExprKind::Bool(_)
+            | ExprKind::Hole
+            | ExprKind::Absent => {}
+            ExprKind::Path(path) => path.place(file),
+            ExprKind::Optional(name) => name.place(file),
+            ExprKind::Call { callee, optional: _, types, args } => {
+                callee.place(file);
+                types.place(file);
+                args.place(file);
+            }
+            ExprKind::Result(e, _) | ExprKind::Unary(_, e) => e.place(file),
+            ExprKind::Binary(_, a, b) | ExprKind::Index(a, b) | ExprKind::Else(a, b) | ExprKind::Near(a, b) => {
+                a.place(file);
+                b.place(file);
+            }
+            ExprKind::List(all) | ExprKind::Set(all) | ExprKind::Alternatives(all) | ExprKind::Tuple(all) => {
+                all.place(file);
+            }
+            ExprKind::Comprehension { element, name, over, condition } => {
+                element.place(file);
+                name.place(file);
+                over.place(file);
+                condition.place(file);
+            }
+            ExprKind::Spread(e) => e.place(file),
+            ExprKind::If(a, b, c) => {
+                a.place(file);
+                b.place(file);
+                c.place(file);
+            }
+            ExprKind::Bind(name, e) => {
+                name.place(file);
+                e.place(file);
+            }
+            ExprKind::Typed(e, ty) => {
+                e.place(file);
+                ty.place(file);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::parse::parse;
+    use crate::source::{SourceFile, SourceMap};
+
+    /// Every construct of the language, as file number `before`.
+    fn tree(before: u32) -> (String, File) {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/pass/constructs.hyp");
+        let text = std::fs::read_to_string(path).unwrap();
+        let mut sources = SourceMap::new();
+        for _ in 0..before {
+            sources.add(SourceFile { name: "other".into(), path: None, text: "".into(), embedded: false });
+        }
+        let file = SourceFile { name: "t.hyp".into(), path: None, text: text.as_str().into(), embedded: false };
+        let id = sources.add(file);
+        let (file, diagnostics) = parse(&sources, id);
+        assert!(diagnostics.is_empty() && file.items.len() > 20);
+        (text, file)
+    }
+
+    #[test]
+    fn what_is_read_is_what_was_written_with_its_places_in_the_new_file() {
+        let (text, file) = tree(0);
+        let read = File::from_bytes(&file.to_bytes(&text).unwrap(), &text, FileId(3)).unwrap();
+        assert_eq!(format!("{read:?}"), format!("{:?}", tree(3).1));
+    }
+
+    #[test]
+    fn bytes_of_another_text_or_version_are_refused() {
+        let (text, file) = tree(0);
+        let bytes = file.to_bytes(&text).unwrap();
+        let why = |bytes: &[u8], text: &str| File::from_bytes(bytes, text, FileId(0)).unwrap_err();
+        assert!(why(&bytes, &text.replace("edition", "Edition")).contains("another text"));
+        let other = postcard::to_stdvec(&("0.0.9", hash(&text), &file)).unwrap();
+        assert!(why(&other, &text).contains("made by version 0.0.9"));
+        assert!(why(&bytes[..bytes.len() - 1], &text).contains("cannot be read"));
+        assert!(why(&[], &text).contains("cannot be read"));
+    }
+}

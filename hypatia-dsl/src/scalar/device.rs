@@ -1,0 +1,84 @@
+//! The short functions of a device that a scalar may name as its implementation in f32: `scalar f(x) = ... device "f";`.
+//!
+//! In: a name. Out: how many arguments it takes, and what it computes, in f32, as templates/prelude.cu.j2 has it. Holds
+//! always: each is a function of that file or one of the device's own, and computes here what it computes there, but for
+//! what `off` says of the device's instructions.
+
+/// A short function of a device.
+pub struct DeviceFunction {
+    /// Its name.
+    pub name: &'static str,
+    /// How many numbers it takes.
+    pub arity: usize,
+    /// Its value. `off` says by how many units in the last place the device's power of two and its inverse are off: two and
+    /// one at most.
+    pub emulate: fn(&[f32], off: i32) -> f32,
+}
+
+/// Units that an instruction of the device is off by, at most.
+pub const MOST_OFF: i32 = 2;
+
+/// All of them.
+pub const DEVICE_FUNCTIONS: [DeviceFunction; 4] = [
+    DeviceFunction { name: "__expf", arity: 1, emulate: |x, off| exp2(x[0] * std::f32::consts::LOG2_E, off) },
+    DeviceFunction { name: "one_plus_erf", arity: 1, emulate: |x, off| one_plus_erf(x[0], off) },
+    DeviceFunction { name: "one_plus_tanh", arity: 1, emulate: |x, off| one_plus_tanh(x[0], off) },
+    DeviceFunction { name: "over_row", arity: 2, emulate: |x, _| over_row(x[0], x[1]) },
+];
+
+/// The function of that name.
+pub fn device_function(name: &str) -> Option<&'static DeviceFunction> {
+    DEVICE_FUNCTIONS.iter().find(|f| f.name == name)
+}
+
+/// The number so many units in the last place away.
+fn moved(x: f32, off: i32) -> f32 {
+    if x.is_finite() && x != 0.0 { f32::from_bits(x.to_bits().saturating_add_signed(off)) } else { x }
+}
+
+/// 2 to the power of a.
+fn exp2(a: f32, off: i32) -> f32 {
+    moved(libm::exp2(f64::from(a)) as f32, off)
+}
+
+/// The same; 0 for what is below the normal numbers.
+fn near_exp2(a: f32, off: i32) -> f32 {
+    let r = exp2(a, off);
+    if r < f32::MIN_POSITIVE { 0.0 } else { r }
+}
+
+fn one_plus_erf(x: f32, off: i32) -> f32 {
+    const Q: [f32; 10] = [
+        -5.4387976e-7,
+        1.2984553e-5,
+        -1.3044446e-4,
+        6.97866e-4,
+        -1.8788852e-3,
+        -4.537901e-4,
+        2.8120628e-2,
+        -1.4845942e-1,
+        -9.1841644e-1,
+        -1.6279087,
+    ];
+    let t = x.abs();
+    let q = Q[1..].iter().fold(Q[0], |q, c| q.mul_add(t, *c));
+    1.0 + (1.0 - near_exp2(q * t, off)).copysign(x)
+}
+
+fn one_plus_tanh(x: f32, off: i32) -> f32 {
+    let y = 1.0 + near_exp2(-2.885_39 * x, off);
+    let r = moved(1.0 / y, off.signum());
+    1.0 + 2f32.mul_add(r, -1.0)
+}
+
+fn over_row(x: f32, y: f32) -> f32 {
+    let a = y.abs();
+    let s = if a > 8.507059e37 {
+        2.3283064e-10
+    } else if a < 7.888609e-31 {
+        1.8446744e19
+    } else {
+        1.0
+    };
+    (x * s) * (1.0 / (y * s))
+}

@@ -1,0 +1,607 @@
+//! Scalar terms in which every value has a type, and every conversion and rounding is a step of its own.
+//!
+//! In: a term, the types of its leaves, and the Program whose scalars it calls. Out: a [`Typed`]. The CPU's
+//! interpreter, the f64 reference and the plan take it with all scalars inlined ([`inlined`]), the CUDA printer with
+//! calls of defined scalars kept ([`with_calls`]). Holds always: a step's arguments stand before it; number arguments
+//! of a function have one type; equal steps are one; nothing stands there that no result needs.
+//!
+//! A literal takes the type of the operands beside it. Arithmetic of literals alone takes the type of what uses it.
+
+use std::collections::HashMap;
+use std::convert::Infallible;
+use std::fmt;
+use std::hash::Hash;
+
+use crate::builtin::BuiltinScalar;
+use crate::dtype::{DType, Kind};
+use crate::ir::{Program, ScalarBody, ScalarDef, ScalarId};
+
+use super::{Literal, Term, TermId, TermNode};
+
+/// Steps at most: a chain of definitions that doubles at each link would otherwise fill the memory.
+const MAX_STEPS: usize = 1 << 16;
+/// Calls inside calls at most.
+const MAX_DEPTH: usize = 200;
+
+/// Where a value comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Source {
+    /// The accumulator of a gemm.
+    Acc,
+    /// The operand of that index; in the body of a scalar, the parameter.
+    In(u32),
+}
+
+/// A call of a defined scalar.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Call {
+    /// The scalar.
+    pub scalar: ScalarId,
+    /// The type that its number arguments have.
+    pub number: DType,
+    /// Its arguments.
+    pub args: Vec<u32>,
+}
+
+/// What a step does. Numbers are indices of earlier steps. `C` is a call of a defined scalar: [`Infallible`] where all
+/// are inlined.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum TypedOp<C = Infallible> {
+    /// Reads an element and widens it.
+    Load(Source),
+    /// A number.
+    Lit(Literal),
+    /// A builtin function; arguments that it does not have are 0.
+    Apply(BuiltinScalar, [u32; 3]),
+    /// A defined scalar.
+    Call(C),
+    /// To the step's type from another one.
+    Convert(u32),
+    /// Rounds or wraps to that narrower type, widened to the step's type again.
+    Round(DType, u32),
+}
+
+/// A step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct TypedNode<C = Infallible> {
+    /// Type of the result.
+    pub ty: DType,
+    /// What it does.
+    pub op: TypedOp<C>,
+}
+
+/// A term whose values have types.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Typed<C = Infallible> {
+    /// In order.
+    pub nodes: Vec<TypedNode<C>>,
+    /// The steps that are results.
+    pub roots: Vec<u32>,
+}
+
+impl<C> Default for Typed<C> {
+    fn default() -> Typed<C> {
+        Typed { nodes: Vec::new(), roots: Vec::new() }
+    }
+}
+
+/// Why a term has no types.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Untypable {
+    /// Operands of types that do not meet without a cast.
+    Mixed {
+        /// The function.
+        function: String,
+        /// The types.
+        types: [DType; 2],
+    },
+    /// It is too large or too deep.
+    TooLarge(String),
+    /// It is no term of this Program.
+    Malformed(String),
+}
+
+impl fmt::Display for Untypable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Untypable::Mixed { function, types: [a, b] } => {
+                write!(f, "{function} of {a} and {b}: insert a cast, there is no implicit one")
+            }
+            Untypable::TooLarge(why) | Untypable::Malformed(why) => f.write_str(why),
+        }
+    }
+}
+
+impl std::error::Error for Untypable {}
+
+fn malformed<T>(why: impl Into<String>) -> Result<T, Untypable> {
+    Err(Untypable::Malformed(why.into()))
+}
+
+/// The type that values of `dtype` have while a host computes with them: f32 for f16 and bf16, else itself.
+pub fn lane(dtype: DType) -> DType {
+    match dtype {
+        DType::F16 | DType::BF16 => DType::F32,
+        d => d,
+    }
+}
+
+/// The element type of a leaf (`Acc`, `In`, `Param`); `None` for one that does not belong into the term.
+pub type LeafType<'a> = &'a dyn Fn(&TermNode) -> Option<DType>;
+
+/// The term with all scalars inlined, each integer type counted in itself. `acc` and `inputs` are the element types in
+/// memory.
+pub fn inlined(program: &Program, term: &Term, acc: Option<DType>, inputs: &[DType]) -> Result<Typed, Untypable> {
+    let mut numbers = acc.iter().chain(inputs).copied().filter(|d| d.kind() == Kind::Number);
+    let number = numbers.next().map_or(DType::F32, lane);
+    let leaf = |node: &TermNode| match node {
+        TermNode::Acc => acc,
+        TermNode::In { input, .. } => inputs.get(*input as usize).copied(),
+        _ => None,
+    };
+    Lower::<Infallible>::new(program, lane, None).all(term, number, &leaf)
+}
+
+/// The term with calls of defined scalars, integers counted in 64 bits. `number` is the type of literals that no operand
+/// gives a type.
+pub fn with_calls(program: &Program, term: &Term, number: DType, leaf: LeafType<'_>) -> Result<Typed<Call>, Untypable> {
+    Lower::new(program, DType::compute, Some(|call| call)).all(term, number, leaf)
+}
+
+impl Typed {
+    /// One after the other, what is computed twice once; also how many steps there are behind each result.
+    pub fn merged(parts: &[Typed]) -> (Typed, Vec<usize>) {
+        let (mut out, mut ends) = (Typed::default(), Vec::new());
+        let mut known: HashMap<TypedNode, u32> = HashMap::new();
+        for part in parts {
+            let mut map: Vec<u32> = Vec::with_capacity(part.nodes.len());
+            for node in &part.nodes {
+                let at = |i: u32| map.get(i as usize).copied().unwrap_or(0);
+                let op = match node.op {
+                    // Arguments that a function does not have are 0, and stay so.
+                    TypedOp::Apply(f, args) => {
+                        let mut ids = [0; 3];
+                        ids.iter_mut().zip(args).take(f.params().len()).for_each(|(id, arg)| *id = at(arg));
+                        TypedOp::Apply(f, ids)
+                    }
+                    TypedOp::Convert(a) => TypedOp::Convert(at(a)),
+                    TypedOp::Round(to, a) => TypedOp::Round(to, at(a)),
+                    op => op,
+                };
+                let node = TypedNode { ty: node.ty, op };
+                map.push(*known.entry(node).or_insert_with(|| {
+                    out.nodes.push(node);
+                    out.nodes.len() as u32 - 1
+                }));
+            }
+            out.roots.extend(part.roots.iter().map(|r| map.get(*r as usize).copied().unwrap_or(0)));
+            ends.extend(part.roots.iter().map(|_| out.nodes.len()));
+        }
+        (out, ends)
+    }
+}
+
+impl Typed<Call> {
+    /// The arguments of a step.
+    pub fn args(&self, node: &TypedNode<Call>) -> Vec<u32> {
+        match &node.op {
+            TypedOp::Load(_) | TypedOp::Lit(_) => Vec::new(),
+            TypedOp::Apply(f, args) => args[..f.params().len()].to_vec(),
+            TypedOp::Call(call) => call.args.clone(),
+            TypedOp::Convert(a) | TypedOp::Round(_, a) => vec![*a],
+        }
+    }
+}
+
+/// The compute type of numbers that nothing gives a type: that of the widest float, else integers.
+pub fn default_type(dtypes: impl Iterator<Item = DType>) -> DType {
+    let mut out = DType::Bool;
+    for d in dtypes.map(DType::compute) {
+        out = match (out, d) {
+            (DType::F64, _) | (_, DType::F64) => DType::F64,
+            (DType::F32, _) | (_, DType::F32) => DType::F32,
+            _ => DType::I64,
+        };
+    }
+    out
+}
+
+/// The type in which kernels compute each node of a term, integers counted in 64 bits; `None` for literals and for what no
+/// result needs.
+pub fn types(
+    program: &Program,
+    term: &Term,
+    number: DType,
+    leaf: LeafType<'_>,
+) -> Result<Vec<Option<DType>>, Untypable> {
+    Lower::<Call>::new(program, DType::compute, None).types(term, &live(term)?, Leaves::Types(leaf), number)
+}
+
+/// Where the value of a leaf comes from; `None` for what is no leaf.
+pub fn source(node: &TermNode) -> Option<Source> {
+    match node {
+        TermNode::Acc => Some(Source::Acc),
+        TermNode::In { input, .. } | TermNode::Param(input) => Some(Source::In(*input)),
+        _ => None,
+    }
+}
+
+/// What stands for the leaves of a term: sources of these types, or, for an inlined body, steps that are there.
+#[derive(Clone, Copy)]
+enum Leaves<'l> {
+    Types(LeafType<'l>),
+    Steps(&'l [u32]),
+}
+
+struct Lower<'a, C> {
+    program: &'a Program,
+    /// The type in which values of an element type are computed with.
+    compute: fn(DType) -> DType,
+    /// How calls of defined scalars are kept; without it they are inlined.
+    keep: Option<fn(Call) -> C>,
+    out: Typed<C>,
+    known: HashMap<TypedNode<C>, u32>,
+}
+
+impl<'a, C: Clone + Eq + Hash> Lower<'a, C> {
+    fn new(program: &'a Program, compute: fn(DType) -> DType, keep: Option<fn(Call) -> C>) -> Lower<'a, C> {
+        Lower { program, compute, keep, out: Typed::default(), known: HashMap::new() }
+    }
+
+    fn all(mut self, term: &Term, number: DType, leaf: LeafType<'_>) -> Result<Typed<C>, Untypable> {
+        self.out.roots = self.term(term, Leaves::Types(leaf), number, 0)?;
+        Ok(self.out)
+    }
+
+    /// The results of a term.
+    fn term(&mut self, term: &Term, leaves: Leaves<'_>, number: DType, depth: usize) -> Result<Vec<u32>, Untypable> {
+        if depth > MAX_DEPTH {
+            let why = format!("scalar functions call each other more than {MAX_DEPTH} levels deep");
+            return Err(Untypable::TooLarge(why));
+        }
+        let live = live(term)?;
+        let types = self.types(term, &live, leaves, number)?;
+        let mut steps: Vec<Option<u32>> = vec![None; term.nodes.len()];
+        for (i, node) in term.nodes.iter().enumerate().filter(|(i, _)| live[*i]) {
+            steps[i] = match node {
+                // Stands where it is used, in the type that is asked for.
+                TermNode::Lit(_) => None,
+                TermNode::Param(_) | TermNode::Acc | TermNode::In { .. } => Some(self.leaf(node, leaves)?),
+                TermNode::Cast { to, arg } => {
+                    let arg = self.operand(term, &steps, *arg, types[arg.0 as usize].unwrap_or(DType::F64))?;
+                    Some(self.cast(arg, *to)?)
+                }
+                TermNode::Call { scalar, args } => {
+                    let def = self.scalar(*scalar, args.len())?;
+                    let own = types[i].filter(|t| *t != DType::Bool);
+                    let ty = self.joined(def, args, &types)?.or(own).unwrap_or(number);
+                    let mut operands = Vec::with_capacity(args.len());
+                    for (arg, (_, kind)) in args.iter().zip(&def.params) {
+                        let want = if *kind == Kind::Bool { DType::Bool } else { ty };
+                        operands.push(self.operand(term, &steps, *arg, want)?);
+                    }
+                    Some(self.call(*scalar, ty, operands, depth)?)
+                }
+            };
+        }
+        let roots = term.roots.iter();
+        roots.map(|r| self.operand(term, &steps, *r, types[r.0 as usize].unwrap_or(number))).collect()
+    }
+
+    /// The type of each node; `None` for literals, which take the type that is asked for.
+    fn types(
+        &self,
+        term: &Term,
+        live: &[bool],
+        leaves: Leaves<'_>,
+        number: DType,
+    ) -> Result<Vec<Option<DType>>, Untypable> {
+        let mut types: Vec<Option<DType>> = vec![None; term.nodes.len()];
+        for (i, node) in term.nodes.iter().enumerate().filter(|(i, _)| live[*i]) {
+            types[i] = match node {
+                TermNode::Lit(_) => None,
+                TermNode::Param(_) | TermNode::Acc | TermNode::In { .. } => match leaves {
+                    Leaves::Types(leaf) => leaf(node).map(self.compute),
+                    Leaves::Steps(_) => Some(self.out.nodes[self.given(node, leaves)? as usize].ty),
+                },
+                TermNode::Cast { to, .. } => Some((self.compute)(*to)),
+                TermNode::Call { scalar, args } => {
+                    let def = self.scalar(*scalar, args.len())?;
+                    let joined = self.joined(def, args, &types)?;
+                    match (&def.body, def.result) {
+                        (_, Kind::Bool) => Some(DType::Bool),
+                        (ScalarBody::Builtin(_), Kind::Number) => joined,
+                        (ScalarBody::Term(_), Kind::Number) => Some(joined.unwrap_or(number)),
+                    }
+                }
+            };
+        }
+        // Arithmetic of literals alone takes the type of what uses it.
+        let mut asked: Vec<Option<DType>> = vec![None; term.nodes.len()];
+        for (i, node) in term.nodes.iter().enumerate().rev().filter(|(i, _)| live[*i]) {
+            if types[i].is_none() && !matches!(node, TermNode::Lit(_)) {
+                types[i] = Some(asked[i].unwrap_or(number));
+            }
+            if let TermNode::Call { scalar, args } = node {
+                let def = self.scalar(*scalar, args.len())?;
+                let want = self.joined(def, args, &types)?.or(types[i].filter(|t| *t != DType::Bool));
+                for (a, _) in args.iter().zip(&def.params).filter(|(_, (_, kind))| *kind == Kind::Number) {
+                    let slot = &mut asked[a.0 as usize];
+                    *slot = match (*slot, want) {
+                        (Some(a), Some(b)) => Some(wider(a, b)),
+                        (a, b) => a.or(b),
+                    };
+                }
+            }
+        }
+        Ok(types)
+    }
+
+    /// The type that all number operands are brought to; `None` if all are literals.
+    fn joined(&self, def: &ScalarDef, args: &[TermId], types: &[Option<DType>]) -> Result<Option<DType>, Untypable> {
+        let mut joined: Option<DType> = None;
+        for (a, _) in args.iter().zip(&def.params).filter(|(_, (_, kind))| *kind == Kind::Number) {
+            let Some(ty) = types[a.0 as usize] else { continue };
+            joined = Some(match joined {
+                Some(before) if before.is_float() != ty.is_float() || self.apart(before, ty) => {
+                    return Err(Untypable::Mixed { function: def.name.clone(), types: [before, ty] });
+                }
+                Some(before) => wider(before, ty),
+                None => ty,
+            });
+        }
+        // Where integers have 64 bits, truth values that stand for numbers are integers too.
+        let counted =
+            |t: DType| if t == DType::Bool && (self.compute)(DType::I32) == DType::I64 { DType::I64 } else { t };
+        Ok(joined.map(counted))
+    }
+
+    /// True for two types of integers or truth values that only a cast brings together.
+    fn apart(&self, a: DType, b: DType) -> bool {
+        a != b && !a.is_float() && (self.compute)(DType::I32) != DType::I64
+    }
+
+    fn scalar(&self, id: ScalarId, arguments: usize) -> Result<&'a ScalarDef, Untypable> {
+        let Some(def) = self.program.scalars.get(id.index()) else { return malformed(format!("no scalar {}", id.0)) };
+        if def.params.len() != arguments {
+            return malformed(format!("`{}` with {arguments} arguments", def.name));
+        }
+        Ok(def)
+    }
+
+    fn push(&mut self, ty: DType, op: TypedOp<C>) -> Result<u32, Untypable> {
+        let node = TypedNode { ty, op };
+        if let Some(i) = self.known.get(&node) {
+            return Ok(*i);
+        }
+        if self.out.nodes.len() >= MAX_STEPS {
+            return Err(Untypable::TooLarge(format!(
+                "a scalar function unfolds to more than {MAX_STEPS} operations; name parts of it with kernels of their own"
+            )));
+        }
+        self.out.nodes.push(node.clone());
+        let i = self.out.nodes.len() as u32 - 1;
+        self.known.insert(node, i);
+        Ok(i)
+    }
+
+    /// The step that stands for a leaf of an inlined body.
+    fn given(&self, node: &TermNode, leaves: Leaves<'_>) -> Result<u32, Untypable> {
+        match (node, leaves) {
+            (TermNode::Param(i), Leaves::Steps(steps)) if (*i as usize) < steps.len() => Ok(steps[*i as usize]),
+            _ => malformed(format!("{node:?} does not belong into this term")),
+        }
+    }
+
+    fn leaf(&mut self, node: &TermNode, leaves: Leaves<'_>) -> Result<u32, Untypable> {
+        let Leaves::Types(leaf) = leaves else { return self.given(node, leaves) };
+        match (leaf(node), source(node)) {
+            (Some(dtype), Some(source)) => self.push((self.compute)(dtype), TypedOp::Load(source)),
+            _ => malformed(format!("{node:?} does not belong into this term")),
+        }
+    }
+
+    /// A node's step, in the type that is asked for.
+    fn operand(&mut self, term: &Term, steps: &[Option<u32>], id: TermId, want: DType) -> Result<u32, Untypable> {
+        match (&term.nodes[id.0 as usize], steps[id.0 as usize]) {
+            (TermNode::Lit(v), _) => self.push(want, TypedOp::Lit(*v)),
+            (_, Some(step)) => self.convert(step, want),
+            _ => malformed("an argument stands behind its use"),
+        }
+    }
+
+    fn convert(&mut self, step: u32, to: DType) -> Result<u32, Untypable> {
+        if self.type_of(step) == to { Ok(step) } else { self.push(to, TypedOp::Convert(step)) }
+    }
+
+    fn type_of(&self, step: u32) -> DType {
+        self.out.nodes[step as usize].ty
+    }
+
+    /// The value rounded or converted to an element type, in the type that this computes in.
+    fn cast(&mut self, step: u32, to: DType) -> Result<u32, Untypable> {
+        let (from, ty) = (self.type_of(step), (self.compute)(to));
+        let narrow = to != ty;
+        if !narrow || from == DType::Bool {
+            // Truth values are 0 and 1 in every type.
+            return self.convert(step, ty);
+        }
+        if matches!(self.out.nodes[step as usize].op, TypedOp::Round(done, _) if done == to) {
+            return Ok(step);
+        }
+        if to.is_float() {
+            // One rounding, in the type that the value has; integers have no digits behind the point.
+            let wide = if from.is_float() { step } else { self.convert(step, ty)? };
+            let rounded = self.push(self.type_of(wide), TypedOp::Round(to, wide))?;
+            return self.convert(rounded, ty);
+        }
+        self.push(ty, TypedOp::Round(to, step))
+    }
+
+    /// A function of operands that have one type.
+    fn call(&mut self, id: ScalarId, ty: DType, args: Vec<u32>, depth: usize) -> Result<u32, Untypable> {
+        let def = self.scalar(id, args.len())?;
+        let result = if def.result == Kind::Bool { DType::Bool } else { ty };
+        match (&def.body, self.keep) {
+            (ScalarBody::Builtin(f), _) => {
+                let mut ids = [0; 3];
+                ids.iter_mut().zip(args).for_each(|(id, arg)| *id = arg);
+                self.push(result, TypedOp::Apply(*f, ids))
+            }
+            (ScalarBody::Term(_), Some(keep)) => {
+                let call = keep(Call { scalar: id, number: ty, args });
+                self.push(result, TypedOp::Call(call))
+            }
+            (ScalarBody::Term(body), None) => match self.term(body, Leaves::Steps(&args), ty, depth + 1)?[..] {
+                [root, ..] => self.convert(root, result),
+                [] => malformed(format!("`{}` has no value", def.name)),
+            },
+        }
+    }
+}
+
+/// Of two types that meet, the one that holds both.
+fn wider(a: DType, b: DType) -> DType {
+    let rank = |t: DType| match t {
+        DType::Bool => 0,
+        DType::I64 => 2,
+        DType::F32 => 3,
+        DType::F64 => 4,
+        _ => 1,
+    };
+    if rank(b) > rank(a) { b } else { a }
+}
+
+/// Which nodes the results need.
+fn live(term: &Term) -> Result<Vec<bool>, Untypable> {
+    let mut live = vec![false; term.nodes.len()];
+    for r in &term.roots {
+        match live.get_mut(r.0 as usize) {
+            Some(slot) => *slot = true,
+            None => return malformed("a result that is no node"),
+        }
+    }
+    for (i, node) in term.nodes.iter().enumerate().rev() {
+        if !live[i] {
+            continue;
+        }
+        for a in node.args() {
+            if a.0 as usize >= i {
+                return malformed("a node's argument stands behind it");
+            }
+            live[a.0 as usize] = true;
+        }
+    }
+    Ok(live)
+}
+
+impl<C: fmt::Debug> fmt::Display for Typed<C> {
+    /// A step a line: `%2: f32 = add %0 %1`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, node) in self.nodes.iter().enumerate() {
+            write!(f, "%{i}: {} = ", node.ty)?;
+            match &node.op {
+                TypedOp::Load(Source::Acc) => writeln!(f, "acc")?,
+                TypedOp::Load(Source::In(i)) => writeln!(f, "in{i}")?,
+                TypedOp::Lit(v) => writeln!(f, "{}", super::show_number(v.0))?,
+                TypedOp::Apply(b, args) => {
+                    let args: Vec<String> = args[..b.params().len()].iter().map(|a| format!("%{a}")).collect();
+                    writeln!(f, "{} {}", b.name(), args.join(" "))?;
+                }
+                TypedOp::Call(call) => writeln!(f, "{call:?}")?,
+                TypedOp::Convert(a) => writeln!(f, "convert %{a}")?,
+                TypedOp::Round(to, a) => writeln!(f, "round {to} %{a}")?,
+            }
+        }
+        let roots: Vec<String> = self.roots.iter().map(|r| format!("%{r}")).collect();
+        writeln!(f, "-> {}", roots.join(" "))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::super::testing::{library, term};
+    use super::*;
+    use crate::ir::InView;
+
+    /// The expression over operands `x`, `y`, `z`.
+    fn over(text: &str) -> (Program, Term) {
+        let p = library();
+        let t = term(&p, &["x", "y", "z"], text);
+        let mut b = super::super::TermBuilder::new();
+        let leaves: Vec<TermId> = (0..3).map(|input| b.add(TermNode::In { input, view: InView::Full })).collect();
+        let roots = b.append(&t, &leaves);
+        (p, b.finish(roots))
+    }
+
+    #[track_caller]
+    fn lanes(text: &str, inputs: [DType; 3]) -> String {
+        let (p, t) = over(text);
+        inlined(&p, &t, None, &inputs).unwrap().to_string()
+    }
+
+    #[track_caller]
+    fn calls(text: &str, inputs: [DType; 3]) -> String {
+        let (p, t) = over(text);
+        let leaf = |n: &TermNode| match n {
+            TermNode::In { input, .. } => Some(inputs[*input as usize]),
+            _ => None,
+        };
+        with_calls(&p, &t, DType::F32, &leaf).unwrap().to_string()
+    }
+
+    use DType::*;
+
+    #[test]
+    fn literals_take_the_type_beside_them() {
+        assert_eq!(lanes("x + 2", [F16, F32, F32]), "%0: f32 = in0\n%1: f32 = 2\n%2: f32 = add %0 %1\n-> %2\n");
+        assert_eq!(lanes("x * (2 + 3)", [F64, F32, F32]).lines().nth(3).unwrap(), "%3: f64 = add %1 %2");
+        assert_eq!(calls("x + 2", [I32, F32, F32]), "%0: i64 = in0\n%1: i64 = 2\n%2: i64 = add %0 %1\n-> %2\n");
+    }
+
+    #[test]
+    fn scalars_are_inlined_or_called() {
+        let silu = lanes("silu(x)", [F32; 3]);
+        assert!(silu.contains("exp") && !silu.contains("Call"), "{silu}");
+        // What is computed twice is one step.
+        assert_eq!(lanes("silu(x) + silu(x)", [F32; 3]).lines().count(), silu.lines().count() + 1);
+        let silu = calls("silu(x)", [BF16; 3]);
+        assert!(silu.contains("Call") && silu.lines().count() == 3, "{silu}");
+    }
+
+    #[test]
+    fn floats_meet_and_integers_do_not() {
+        assert!(lanes("x + y", [F32, F64, F32]).contains("%2: f64 = convert %0"));
+        let (p, t) = over("x + y");
+        let mixed = |a, b| inlined(&p, &t, None, &[a, b, F32]).unwrap_err();
+        assert_eq!(mixed(I32, F32), Untypable::Mixed { function: "add".into(), types: [I32, F32] });
+        assert!(matches!(mixed(I32, I64), Untypable::Mixed { .. }));
+        assert!(calls("x + y", [I32, U8, F32]).contains("i64 = add"));
+    }
+
+    #[test]
+    fn casts_round_once() {
+        let (p, mut t) = over("x + y");
+        let root = t.root();
+        let half = t.add(TermNode::Cast { to: F16, arg: root });
+        let again = t.add(TermNode::Cast { to: F16, arg: half });
+        t.roots = vec![again];
+        let text = inlined(&p, &t, None, &[F64, F64, F64]).unwrap().to_string();
+        assert!(
+            text.ends_with("%3: f64 = round f16 %2\n%4: f32 = convert %3\n%5: f32 = round f16 %4\n-> %5\n"),
+            "{text}"
+        );
+        let text = inlined(&p, &t, None, &[F32, F32, F32]).unwrap().to_string();
+        assert!(text.ends_with("%3: f32 = round f16 %2\n-> %3\n"), "{text}");
+    }
+
+    #[test]
+    fn what_is_no_term_is_an_error() {
+        let (p, mut t) = over("x + y");
+        t.roots = vec![TermId(99)];
+        assert!(matches!(inlined(&p, &t, None, &[F32; 3]), Err(Untypable::Malformed(_))));
+        let (p, t) = over("x + y");
+        assert!(matches!(inlined(&p, &t, None, &[F32]), Err(Untypable::Malformed(_))));
+    }
+}

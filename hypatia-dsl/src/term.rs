@@ -1,0 +1,152 @@
+//! Scalar terms as data: DAGs of operations.
+//!
+//! In: built by `scalar`, from bodies of scalars, epilogues and pointwise regions. Out: parts of a Program and of kernel
+//! descriptions. Holds always: a node's arguments stand before it. What is done with terms stands in
+//! [`scalar`](crate::scalar).
+
+use serde::{Deserialize, Serialize};
+
+use crate::dtype::DType;
+
+/// How a tensor is read inside an epilogue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum InView {
+    /// Broadcast as numpy does.
+    Broadcast,
+    /// One value a column of the output: a vector along the last axis.
+    Row,
+    /// One value a row of the output.
+    Col,
+    /// The output's own shape.
+    Full,
+}
+
+/// A scalar function of a [`Program`](crate::ir::Program).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+pub struct ScalarId(pub u32);
+
+impl ScalarId {
+    /// As an index into the Program's table.
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// A node of a [`Term`].
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+pub struct TermId(pub u32);
+
+/// A DAG of scalar operations with one or more results.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Term {
+    /// Nodes; arguments before users.
+    pub nodes: Vec<TermNode>,
+    /// The results.
+    pub roots: Vec<TermId>,
+}
+
+/// One operation.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum TermNode {
+    /// A parameter of the scalar whose body this is.
+    Param(u32),
+    /// The accumulator of the gemm whose epilogue this is.
+    Acc,
+    /// An element of operand `input`.
+    In {
+        /// Which operand of the kernel or node.
+        input: u32,
+        /// How it is read.
+        view: InView,
+    },
+    /// A number. Compares by bits.
+    Lit(Literal),
+    /// A function applied.
+    Call {
+        /// The function.
+        scalar: ScalarId,
+        /// Its arguments.
+        args: Vec<TermId>,
+    },
+    /// Rounds (floats) or converts (integers, bool) to a type.
+    Cast {
+        /// The type.
+        to: DType,
+        /// The value.
+        arg: TermId,
+    },
+}
+
+/// A number that compares by bits: -0 and +0 differ, NaN equals itself.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct Literal(pub f64);
+
+impl PartialEq for Literal {
+    fn eq(&self, other: &Literal) -> bool {
+        self.0.to_bits() == other.0.to_bits()
+    }
+}
+impl Eq for Literal {}
+impl std::hash::Hash for Literal {
+    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
+        self.0.to_bits().hash(state);
+    }
+}
+
+impl TermNode {
+    /// Its arguments, in order.
+    pub fn args(&self) -> &[TermId] {
+        match self {
+            TermNode::Call { args, .. } => args,
+            TermNode::Cast { arg, .. } => std::slice::from_ref(arg),
+            TermNode::Param(_) | TermNode::Acc | TermNode::In { .. } | TermNode::Lit(_) => &[],
+        }
+    }
+
+    /// The same operation on other arguments, each mapped by `f`.
+    pub fn map_args(&self, mut f: impl FnMut(TermId) -> TermId) -> TermNode {
+        match self {
+            TermNode::Call { scalar, args } => {
+                TermNode::Call { scalar: *scalar, args: args.iter().map(|a| f(*a)).collect() }
+            }
+            TermNode::Cast { to, arg } => TermNode::Cast { to: *to, arg: f(*arg) },
+            leaf => leaf.clone(),
+        }
+    }
+}
+
+impl Term {
+    /// The only result of a term that has one.
+    pub fn root(&self) -> TermId {
+        self.roots[0]
+    }
+
+    /// The node of that id.
+    pub fn node(&self, id: TermId) -> &TermNode {
+        &self.nodes[id.0 as usize]
+    }
+
+    /// Appends a node, or returns the equal one that is there. [`TermBuilder`](crate::scalar::TermBuilder) is faster for long
+    /// terms.
+    pub fn add(&mut self, node: TermNode) -> TermId {
+        if let Some(i) = self.nodes.iter().position(|n| *n == node) {
+            return TermId(i as u32);
+        }
+        self.nodes.push(node);
+        TermId(self.nodes.len() as u32 - 1)
+    }
+
+    /// A scalar applied to operands 0, 1, ...
+    pub fn call(scalar: ScalarId, arity: u32) -> Term {
+        let mut t = Term::empty();
+        let args = (0..arity).map(|input| t.add(TermNode::In { input, view: InView::Broadcast })).collect();
+        let root = t.add(TermNode::Call { scalar, args });
+        t.roots.push(root);
+        t
+    }
+
+    /// A term with no nodes and no results, to be built with [`Term::add`].
+    pub fn empty() -> Term {
+        Term { nodes: Vec::new(), roots: Vec::new() }
+    }
+}

@@ -1,0 +1,91 @@
+//! A compiled rule behind `egg`'s traits.
+//!
+//! In: a [`CompiledRule`]. Out: an [`egg::Rewrite`] that searches and applies by that rule alone.
+//! Holds always: no logic stands here; what a search remembers is kept beside the rule, as `egg`
+//! hands over the e-graph and nothing else, so that no candidate is known and no guard about uses
+//! holds.
+
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use egg::{Applier, Id, PatternAst, SearchMatches, Searcher, Subst, Symbol, Var};
+
+use super::Rewrite;
+use super::analysis::Context;
+use super::language::{EGraph, Node};
+use super::matcher::{Match, SearchLimits, View};
+use super::rewrites::{CompiledRule, SEARCH_LIMITS, SearchState};
+
+/// One rule as both halves of an `egg` rewrite.
+struct Adapter {
+    rule: CompiledRule,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    search: SearchState,
+    /// What the last search found.
+    found: Vec<Match>,
+}
+
+#[derive(Clone)]
+struct Shared(Arc<Adapter>);
+
+impl From<CompiledRule> for Rewrite {
+    fn from(rule: CompiledRule) -> Rewrite {
+        let name = rule.name();
+        let shared = Shared(Arc::new(Adapter { rule, state: Mutex::default() }));
+        match Rewrite::new(name, shared.clone(), shared) {
+            Ok(rewrite) => rewrite,
+            Err(e) => unreachable!("the adapter's two halves have the same variable: {e}"),
+        }
+    }
+}
+
+/// The variable under which a match's number travels through `egg`.
+fn number_var() -> Var {
+    Var::from_u32(0)
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        // A poisoned lock means that a search panicked elsewhere; its memory is only of what was
+        // done.
+        self.0.state.lock().unwrap_or_else(|e| e.into_inner())
+    }
+}
+
+impl Searcher<Node, Context> for Shared {
+    fn search_eclass_with_limit(&self, egraph: &EGraph, eclass: Id, limit: usize) -> Option<SearchMatches<'_, Node>> {
+        self.search_with_limit(egraph, limit).into_iter().find(|m| egraph.find(m.eclass) == egraph.find(eclass))
+    }
+
+    fn search_with_limit(&self, egraph: &EGraph, limit: usize) -> Vec<SearchMatches<'_, Node>> {
+        let limits = SearchLimits { matches: limit.clamp(1, SEARCH_LIMITS.matches), ..SEARCH_LIMITS };
+        let State { search: SearchState { candidate, below, progress }, found } = &mut *self.state();
+        let progress = progress.entry(self.0.rule.key()).or_default();
+        *found = self.0.rule.find(&View::of(egraph, candidate, below), progress, limits, None).matches;
+        let numbered = found.iter().enumerate().map(|(i, m)| {
+            let mut subst = Subst::with_capacity(1);
+            subst.insert(number_var(), Id::from(i));
+            SearchMatches { eclass: m.roots[0], substs: vec![subst], ast: None }
+        });
+        numbered.collect()
+    }
+
+    fn vars(&self) -> Vec<Var> {
+        vec![number_var()]
+    }
+}
+
+impl Applier<Node, Context> for Shared {
+    fn apply_one(&self, egraph: &mut EGraph, _: Id, subst: &Subst, _: Option<&PatternAst<Node>>, _: Symbol) -> Vec<Id> {
+        let State { search, found } = &mut *self.state();
+        let at = subst.get(number_var()).map(|id| usize::from(*id));
+        let Some(m) = at.and_then(|i| found.get(i)) else { return Vec::new() };
+        match self.0.rule.apply(egraph, search, m, usize::MAX) {
+            Ok(applied) if applied.changed => m.roots.clone(),
+            _ => Vec::new(),
+        }
+    }
+}

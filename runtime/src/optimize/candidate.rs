@@ -1,0 +1,102 @@
+//! The candidate: the cheapest graph that extraction has found in the e-graph so far.
+//!
+//! In: the chosen node of each class that the graph needs. Out: what searches ask of it, such as
+//! how often a class is used. Holds always: classes are canonical after [`Candidate::refresh`];
+//! every class that the candidate comes to compute or to use otherwise is logged, so that a search
+//! can look at what changed alone.
+
+use egg::Id;
+use rustc_hash::{FxBuildHasher, FxHashMap, FxHashSet};
+
+use super::dominate;
+use super::language::{EGraph, Node};
+
+/// The extracted graph as searches see it.
+#[derive(Debug, Default)]
+pub struct Candidate {
+    /// How many distinct consumers a class has.
+    uses: FxHashMap<Id, u32>,
+    /// The scalar functions of tensors, by class.
+    pointwise: FxHashMap<Id, Node>,
+    /// The classes that may stand inside a pointwise region.
+    inner: FxHashSet<Id>,
+    /// Every class that came to be computed or used otherwise, in order.
+    reconsidered: Vec<Id>,
+}
+
+/// Where nothing was extracted.
+static NONE: Candidate = Candidate {
+    uses: FxHashMap::with_hasher(FxBuildHasher),
+    pointwise: FxHashMap::with_hasher(FxBuildHasher),
+    inner: FxHashSet::with_hasher(FxBuildHasher),
+    reconsidered: Vec::new(),
+};
+
+impl Candidate {
+    /// No candidate.
+    pub fn none() -> &'static Candidate {
+        &NONE
+    }
+
+    /// True if nothing was extracted: then no class has a use count, and any node may be the one
+    /// that computes its class.
+    pub fn is_none(&self) -> bool {
+        self.uses.is_empty()
+    }
+
+    /// How many distinct consumers a canonical class has, if the candidate needs it.
+    pub fn uses(&self, class: Id) -> Option<u32> {
+        self.uses.get(&class).copied()
+    }
+
+    /// The scalar function that computes a canonical class.
+    pub fn pointwise(&self, class: Id) -> Option<&Node> {
+        self.pointwise.get(&class)
+    }
+
+    /// Whether a canonical class may stand inside a pointwise region.
+    pub fn is_inner(&self, class: Id) -> bool {
+        self.inner.contains(&class)
+    }
+
+    /// The log of classes that came to be computed or used otherwise.
+    pub fn reconsidered(&self) -> &[Id] {
+        &self.reconsidered
+    }
+
+    /// Puts what is known of classes under the ids that they have now, after merges.
+    pub fn refresh(&mut self, egraph: &EGraph) {
+        let moved = |id: &Id| egraph.find(*id) != *id;
+        if self.uses.keys().any(moved) {
+            let mut uses = FxHashMap::default();
+            for (id, n) in std::mem::take(&mut self.uses) {
+                let known = uses.entry(egraph.find(id)).or_insert(n);
+                *known = n.max(*known);
+            }
+            self.uses = uses;
+        }
+        if self.pointwise.keys().any(moved) {
+            let nodes = std::mem::take(&mut self.pointwise);
+            self.pointwise = nodes.into_iter().map(|(id, n)| (egraph.find(id), n)).collect();
+        }
+        let inner = std::mem::take(&mut self.inner);
+        self.inner = inner.into_iter().map(|id| egraph.find(id)).collect();
+    }
+
+    /// Replaces the candidate: how often classes are used in the new one, and its scalar functions.
+    /// `order` has the classes that are needed, children first.
+    pub fn replace(&mut self, order: &[Id], uses: FxHashMap<Id, u32>, pointwise: FxHashMap<Id, Node>) {
+        let (old_uses, old_pointwise) = (&self.uses, &self.pointwise);
+        let used = uses.iter().filter(|(id, n)| old_uses.get(id) != Some(n)).map(|(id, _)| *id);
+        let unused = old_uses.keys().filter(|id| !uses.contains_key(id)).copied();
+        let computed = pointwise.iter().filter(|(id, n)| old_pointwise.get(id) != Some(n)).map(|(id, _)| *id);
+        let dropped = old_pointwise.keys().filter(|id| !pointwise.contains_key(id)).copied();
+        let mut changed: Vec<Id> = used.chain(unused).chain(computed).chain(dropped).collect();
+        changed.sort_unstable();
+        changed.dedup();
+        self.reconsidered.extend(changed);
+        self.inner = dominate::inner(order, &uses, &pointwise);
+        self.uses = uses;
+        self.pointwise = pointwise;
+    }
+}

@@ -1,0 +1,71 @@
+//! Where the second and later roots of a rule may be.
+//!
+//! In: what the roots so far have bound. Out: values that may be the next root. Holds always: a
+//! root that shares a variable with those before is looked for among the users of what the variable
+//! stands for, never among all values.
+
+use super::*;
+
+impl<H: Host> Matcher<'_, '_, '_, H> {
+    /// Classes where the next root may be: ancestors of what its variables are bound to.
+    pub(super) fn next_candidates(&self) -> Vec<Id> {
+        let pat = &self.what.rule.lhs[self.roots.len()];
+        let program = self.host.program();
+        let mut wanted = Some(Vec::new());
+        heads(program, pat, self.what.terms, &mut wanted);
+        let anchor = self.anchor(pat, 0, 0);
+        let mut ids: Vec<Id> = match (anchor, &wanted) {
+            (Some((class, least, most)), _) => {
+                let mut level = vec![class];
+                let mut out = Vec::new();
+                for depth in 0..=most {
+                    if depth >= least {
+                        out.extend(&level);
+                    }
+                    let mut above: Vec<Id> = level.iter().flat_map(|c| self.host.users(*c)).collect();
+                    above.sort();
+                    above.dedup();
+                    level = above;
+                }
+                out
+            }
+            (None, heads) => self.host.everywhere(heads.as_deref()),
+        };
+        if let Some(heads) = wanted {
+            ids.retain(|c| self.host.nodes(*c).iter().any(|n| heads.contains(&n.payload.discriminant())));
+        }
+        ids.sort();
+        ids.dedup();
+        ids
+    }
+
+    /// The bound variable that stands highest in a pattern: its class, and how deep it stands, at
+    /// least and at most (the terms of a sum stand at several depths). Of equally high ones that
+    /// with the fewest parents.
+    fn anchor(&self, pat: &Pat, least: usize, most: usize) -> Option<(Id, usize, usize)> {
+        match pat {
+            Pat::Var(v) => match self.slots.get(v.index()) {
+                Some(Slot::Class(id)) => Some((self.host.find(*id), least, most)),
+                _ => None,
+            },
+            Pat::Bind(_, p) | Pat::Typed(p, _) => self.anchor(p, least, most),
+            // What it is over may stand anywhere below it.
+            Pat::Node(n) if matches!(n.head, Head::Region(_)) => None,
+            Pat::Node(n) => {
+                // A result of an op with several stands two nodes above the op's operands.
+                let program = self.host.program();
+                let step = match n.head {
+                    Head::Op(op) if has_several_results(program.op(op)) => 2,
+                    _ => 1,
+                };
+                let spread = step.max(sums::width(program, n) - 1);
+                n.args
+                    .iter()
+                    .filter_map(|a| self.anchor(a, least + step, most + spread))
+                    .min_by_key(|(id, _, d)| (*d, self.host.use_count(*id)))
+            }
+            // Alternatives may hold the variable at different depths.
+            Pat::OneOf(_) | Pat::Any | Pat::Lit { .. } | Pat::Absent | Pat::Optional(_) => None,
+        }
+    }
+}

@@ -1,0 +1,39 @@
+//! Short functions of the device in generated kernels, where a rule allows them.
+//!
+//! In: a plan for a GPU whose steps are settled. Out: the same, with kernels in which rules such as those of `short.hyp`
+//! have fired, and where they did. Holds always: a plan for the host is left alone.
+
+use std::sync::Arc;
+
+use hypatia_dsl::ir::RuleId;
+use hypatia_dsl::kernel::short::Shortener;
+
+use super::{Action, Plan, Step};
+
+/// A rule that fired in a generated kernel.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Shortened {
+    /// The step's name: the nodes of the model that it computes.
+    pub step: String,
+    /// The rule.
+    pub rule: RuleId,
+}
+
+/// Lets the rules fire.
+pub(super) fn shorten(plan: &mut Plan) {
+    let program = Arc::clone(&plan.program);
+    let shortener = Shortener::new(&program, &plan.allowed);
+    let mut fired = Vec::new();
+    plan.steps.iter_mut().for_each(|step| shorten_step(&shortener, step, plan.tf32, &mut fired));
+    plan.shortened = fired;
+}
+
+fn shorten_step(shortener: &Shortener<'_>, step: &mut Step, tf32: bool, fired: &mut Vec<Shortened>) {
+    let rules = match &mut step.action {
+        Action::Pointwise(p) => shortener.pointwise(&mut p.kernel, tf32),
+        Action::Rowwise(r) => shortener.rowwise(&mut r.kernel),
+        Action::Either(e) => return e.apart.iter_mut().for_each(|s| shorten_step(shortener, s, tf32, fired)),
+        _ => return,
+    };
+    fired.extend(rules.into_iter().map(|rule| Shortened { step: step.name.clone(), rule }));
+}

@@ -1,0 +1,364 @@
+//! What users' templates may say, so that filling them in takes little memory.
+//!
+//! In: a template's text. Out: the text that is filled in, with the same lines. Holds always: a template's values grow in one
+//! way only, by `cat(...)`, which counts what it makes. minijinja bounds steps, not bytes, and thirty steps that each double
+//! a text make a gigabyte. So `~` is refused, `+` and `*` are rewritten so that they fail on texts, what captures output is
+//! refused, and only functions and filters that make nothing large are there (docs/adr/0016-templates-grow-by-one-function.md).
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use minijinja::value::{Rest, ValueKind};
+use minijinja::{Environment, Error, ErrorKind, Value, filters, functions, tests};
+
+/// Bytes of a source at most, and of the texts that a template makes on the way.
+pub(super) const MAX_SOURCE: usize = 4 << 20;
+/// Values that a template keeps at most.
+const MAX_SETS: usize = 1_000;
+/// Bytes of a text in quotes at most.
+const MAX_TEXT: usize = 4 << 10;
+
+/// Statements of a template.
+const STATEMENTS: &[&str] = &["if", "elif", "else", "endif", "for", "endfor", "set", "with", "endwith", "do"];
+/// Statements that minijinja has and a template has not: they read other templates, or keep output as a text.
+const REFUSED: &[&str] = &[
+    "include",
+    "import",
+    "from",
+    "extends",
+    "block",
+    "endblock",
+    "macro",
+    "endmacro",
+    "call",
+    "endcall",
+    "filter",
+    "endfilter",
+    "autoescape",
+    "endautoescape",
+    "raw",
+    "endraw",
+    "endset",
+];
+
+/// A line, counted from 1, and what is wrong with it.
+type Wrong = (usize, String);
+
+/// The text that is filled in: with operators that fail on texts.
+pub(super) fn bounded(text: &str) -> Result<String, Wrong> {
+    let mut scan = Scan { text, at: 0, out: String::with_capacity(text.len() + text.len() / 8), sets: 0 };
+    scan.all()?;
+    Ok(scan.out)
+}
+
+/// An environment with what a template may use.
+pub(super) fn environment<'a>() -> Environment<'a> {
+    let mut env = Environment::empty();
+    env.add_function("range", functions::range);
+    let made = Arc::new(AtomicUsize::new(0));
+    let budget = made.clone();
+    env.add_function("cat", move |parts: Rest<Value>| concatenated(&parts, &budget));
+    env.add_filter("abs", filters::abs);
+    env.add_filter("int", filters::int);
+    env.add_filter("float", filters::float);
+    env.add_filter("round", filters::round);
+    env.add_filter("length", filters::length);
+    env.add_filter("count", filters::length);
+    env.add_filter("first", filters::first);
+    env.add_filter("last", filters::last);
+    env.add_filter("min", filters::min);
+    env.add_filter("max", filters::max);
+    env.add_filter("default", filters::default);
+    let budget = made.clone();
+    env.add_filter("upper", move |text: &str| charged(text.to_uppercase(), &budget));
+    env.add_filter("lower", move |text: &str| charged(text.to_lowercase(), &made));
+    env.add_test("defined", tests::is_defined);
+    env.add_test("undefined", tests::is_undefined);
+    env.add_test("none", tests::is_none);
+    env.add_test("odd", tests::is_odd);
+    env.add_test("even", tests::is_even);
+    env.add_test("divisibleby", tests::is_divisibleby);
+    env.add_test("number", tests::is_number);
+    env.add_test("string", tests::is_string);
+    env.add_test("sequence", tests::is_sequence);
+    env
+}
+
+/// `cat("in", i, "[col]")`: texts and numbers as one text.
+fn concatenated(parts: &[Value], budget: &AtomicUsize) -> Result<Value, Error> {
+    let mut out = String::new();
+    for part in parts {
+        match part.kind() {
+            ValueKind::String => out.push_str(part.as_str().unwrap_or_default()),
+            ValueKind::Number | ValueKind::Bool => out.push_str(&part.to_string()),
+            other => {
+                let why = format!("`cat` takes texts and numbers, not a {other}");
+                return Err(Error::new(ErrorKind::InvalidOperation, why));
+            }
+        }
+        // Not one that is too large on the way either.
+        if out.len() > MAX_SOURCE {
+            break;
+        }
+    }
+    charged(out, budget)
+}
+
+/// The text, if all texts together are not too large.
+fn charged(text: String, budget: &AtomicUsize) -> Result<Value, Error> {
+    let made = budget.fetch_add(text.len(), Ordering::Relaxed).saturating_add(text.len());
+    if made > MAX_SOURCE {
+        let why = format!("the texts that it makes become larger than {} MiB", MAX_SOURCE >> 20);
+        return Err(Error::new(ErrorKind::InvalidOperation, why));
+    }
+    Ok(text.into())
+}
+
+/// Walks over a template.
+struct Scan<'a> {
+    text: &'a str,
+    at: usize,
+    out: String,
+    sets: usize,
+}
+
+impl<'a> Scan<'a> {
+    fn rest(&self) -> &'a str {
+        &self.text[self.at..]
+    }
+
+    /// Copies so many bytes as they are.
+    fn copy(&mut self, bytes: usize) {
+        let end = (self.at + bytes).min(self.text.len());
+        self.out.push_str(&self.text[self.at..end]);
+        self.at = end;
+    }
+
+    /// Copies up to the end of that mark.
+    fn copy_through(&mut self, mark: &str) {
+        let rest = self.rest();
+        self.copy(rest.find(mark).map_or(rest.len(), |n| n + mark.len()));
+    }
+
+    fn wrong<T>(&self, at: usize, message: impl Into<String>) -> Result<T, Wrong> {
+        Err((self.text[..at].matches('\n').count() + 1, message.into()))
+    }
+
+    fn all(&mut self) -> Result<(), Wrong> {
+        let mut line_begins = true;
+        while let Some(c) = self.rest().chars().next() {
+            let rest = self.rest();
+            if line_begins && rest.starts_with("//%") {
+                self.statement(3, "\n")?;
+            } else if line_begins && rest.starts_with("//#") {
+                self.copy_through("\n");
+            } else if rest.starts_with("/*%") {
+                self.statement(3, "%*/")?;
+                self.copy(3);
+                line_begins = false;
+            } else if rest.starts_with("/*#") {
+                self.copy_through("#*/");
+                line_begins = false;
+            } else if rest.starts_with("${") {
+                self.copy(2);
+                self.code("}", false)?;
+                self.copy(1);
+                line_begins = false;
+            } else {
+                line_begins = c == '\n' || line_begins && c.is_whitespace();
+                self.copy(c.len_utf8());
+            }
+        }
+        Ok(())
+    }
+
+    /// A statement, from its opening mark to its closing one, which stays.
+    fn statement(&mut self, open: usize, close: &str) -> Result<(), Wrong> {
+        let start = self.at;
+        self.copy(open);
+        let rest = self.rest().trim_start_matches(['-', '+', ' ', '\t']);
+        let word = &rest[..rest.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(rest.len())];
+        let keeps = matches!(word, "set" | "with");
+        self.sets += usize::from(keeps);
+        if self.sets > MAX_SETS {
+            return self.wrong(start, format!("a template keeps {MAX_SETS} values at most"));
+        }
+        if matches!(word, "include" | "import" | "from" | "extends") {
+            return self.wrong(start, format!("`{word}`: a template stands alone: it cannot include others"));
+        }
+        if REFUSED.contains(&word) {
+            return self.wrong(
+                start,
+                format!("a template has no statement `{word}`: its statements are {}", STATEMENTS.join(", ")),
+            );
+        }
+        let from = self.out.len();
+        self.code(close, keeps)?;
+        let said = &self.out[from..];
+        if word == "set" && !said.contains('=') {
+            return self.wrong(start, "a template keeps no output as a text: write `set name = value`");
+        }
+        if word == "for" && said.trim_end().ends_with("recursive") {
+            return self.wrong(start, "a template has no recursive loops");
+        }
+        Ok(())
+    }
+
+    /// Expressions up to the closing mark, which stays.
+    fn code(&mut self, close: &str, keeps: bool) -> Result<(), Wrong> {
+        // Open brackets; true for a list, false for an index, a call or a group.
+        let mut open: Vec<bool> = Vec::new();
+        let mut operand = false;
+        while let Some(c) = self.rest().chars().next() {
+            let rest = self.rest();
+            if open.is_empty() && rest.starts_with(close) {
+                break;
+            }
+            match c {
+                '"' | '\'' => {
+                    let length = quoted(rest, c);
+                    if length > MAX_TEXT {
+                        return self.wrong(self.at, format!("this text is too long: the limit is {MAX_TEXT} bytes"));
+                    }
+                    self.copy(length);
+                    operand = true;
+                }
+                '~' => return self.wrong(self.at, "texts are not joined by `~`"),
+                '+' if operand && !rest[1..].starts_with(close) => self.replace(1, "- 0 +", &mut operand),
+                '*' if rest.starts_with("**") => {
+                    self.copy(2);
+                    operand = false;
+                }
+                '*' if operand => self.replace(1, "** 1 * - -", &mut operand),
+                '(' | '[' | '{' => {
+                    let list = c == '{' || c == '[' && !operand;
+                    if list && keeps && c == '{' {
+                        return self.wrong(self.at, "a template keeps numbers and texts, no dictionaries");
+                    }
+                    open.push(list);
+                    self.copy(1);
+                    operand = false;
+                }
+                ')' | ']' | '}' => {
+                    open.pop();
+                    self.copy(1);
+                    operand = true;
+                }
+                _ if c.is_alphanumeric() || c == '_' => {
+                    let length = word(rest);
+                    if keeps && open.contains(&true) && !c.is_ascii_digit() {
+                        return self.wrong(self.at, "a list that is kept holds numbers and texts in quotes only");
+                    }
+                    self.copy(length);
+                    operand = true;
+                }
+                _ => {
+                    operand &= c.is_whitespace();
+                    self.copy(c.len_utf8());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn replace(&mut self, bytes: usize, by: &str, operand: &mut bool) {
+        self.out.push_str(by);
+        self.at += bytes;
+        *operand = false;
+    }
+}
+
+/// Length of a text with its quotes.
+fn quoted(rest: &str, quote: char) -> usize {
+    let mut escaped = false;
+    for (i, c) in rest.char_indices().skip(1) {
+        match c {
+            _ if escaped => escaped = false,
+            '\\' => escaped = true,
+            c if c == quote => return i + 1,
+            _ => {}
+        }
+    }
+    rest.len()
+}
+
+/// Length of a name or a number, which may have a point and an exponent.
+fn word(rest: &str) -> usize {
+    let number = rest.starts_with(|c: char| c.is_ascii_digit());
+    let mut before = ' ';
+    let end = rest.find(|c: char| {
+        let part = c.is_alphanumeric()
+            || c == '_'
+            || number && (c == '.' || matches!(c, '+' | '-') && matches!(before, 'e' | 'E') && !rest.starts_with("0x"));
+        before = c;
+        !part
+    });
+    end.unwrap_or(rest.len())
+}
+
+#[cfg(test)]
+mod tests_of_growth {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    /// What a template becomes, or what is wrong with it.
+    fn filled(text: &str) -> Result<String, String> {
+        let text = bounded(text).map_err(|(line, why)| format!("{line}: {why}"))?;
+        let mut env = environment();
+        super::super::configure(&mut env).unwrap();
+        env.set_fuel(Some(100_000));
+        let values = minijinja::context! { n => 3, name => "abc", rank => 2, list => vec![1, 2, 3] };
+        let made = env.template_from_named_str("t", &text).and_then(|t| t.render(values));
+        made.map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn numbers_are_computed_as_they_were() {
+        for (text, value) in [
+            ("${ n + 1 }", "4"),
+            ("${ 2 + n * 4 - 1 }", "13"),
+            ("${ -n * 2 + n ** 2 * 2 }", "12"),
+            ("${ n * -2 }", "-6"),
+            ("${ (n + 1) * (n + 2) // 4 % 3 }", "2"),
+            ("${ list[1 + 1] + list[0] * 1e+1 }", "13.0"),
+            ("${ 1.5 * 2 }", "3.0"),
+            ("${ n|int + 1 }", "4"),
+            ("${ cat(name, \"[\", n * 2, \"]\") }", "abc[6]"),
+            ("//% set m = n * 2 + 1\n${ m }", "7"),
+            ("//% for i in range(n + 1)\n${ i }${ \"+\" if not loop.last }\n//% endfor", "0+\n1+\n2+\n3\n"),
+            ("x + y * z /*% if n == 3 %*/ /*# ~ #*/ yes /*% endif %*/\n//# a ~ b\n", "x + y * z   yes"),
+            ("${- n + 1 -}", "4"),
+        ] {
+            assert_eq!(filled(text).as_deref().map(str::trim_end), Ok(value.trim_end()), "{text}");
+        }
+    }
+
+    #[test]
+    fn texts_do_not_grow() {
+        for (text, why) in [
+            ("\n${ name ~ name }", "2: texts are not joined by `~`"),
+            ("//% set x = name + name\n${ x }", "unsupported types"),
+            ("${ 1 + name }", "unsupported types"),
+            ("${ name * 1000000 }", "unsupported types"),
+            ("${ 1000000 * name }", "invalid operation"),
+            ("//% set x = [list, list]\n", "numbers and texts in quotes only"),
+            ("//% set x = {\"a\": list}\n", "no dictionaries"),
+            ("//% set x\n${ name }\n//% endset\n", "keeps no output"),
+            ("//% macro f()\n//% endmacro\n", "no statement `macro`"),
+            ("/*% include \"x\" %*/", "stands alone"),
+            ("//% for x in list recursive\n//% endfor\n", "no recursive loops"),
+            ("${ list|join(name) }", "unknown filter"),
+            ("${ name|replace(\"a\", name) }", "unknown filter"),
+            ("${ dict(a=1) }", "unknown"),
+        ] {
+            let said = filled(text).unwrap_err();
+            assert!(said.contains(why), "{text}: {said}");
+        }
+        // Doubled by the one way that there is: it ends soon.
+        let lines = "//% set x = cat(x, x, x, x)\n".repeat(20);
+        let said = filled(&format!("//% set x = \"abcdefgh\"\n{lines}${{ x }}")).unwrap_err();
+        assert!(said.contains("larger than 4 MiB"), "{said}");
+        let many = "//% set x = 1\n".repeat(MAX_SETS + 1);
+        assert!(filled(&many).unwrap_err().contains("1000 values"));
+    }
+}

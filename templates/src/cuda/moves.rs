@@ -1,0 +1,231 @@
+//! Kernels that move elements, and the search for the largest of a row.
+//!
+//! In: a [`MoveKernel`] or an [`ArgmaxKernel`]. Out: its source. Holds always: an index that is outside of
+//! its axis reads nothing: the element becomes NaN, or 0 where the type has none.
+
+use minijinja::{Value, context};
+
+use super::pointwise::declarations;
+use super::term::{Functions, compute_name, widen};
+use super::{
+    Arg, ArgKind, CudaSource, EmitError, Entry, Geometry, Header, POINTWISE_BLOCK, common, identifier, render, storage,
+    vector_width,
+};
+use hypatia_dsl::dtype::DType;
+use hypatia_dsl::ir::Program;
+use hypatia_dsl::kernel::{ArgmaxKernel, Move, MoveKernel};
+
+/// Operands of a concatenation at most: arguments of a kernel.
+const MAX_OPERANDS: usize = 32;
+/// Axes at most.
+const MAX_RANK: usize = 16;
+
+/// Suffix, threads of a block, threads that share a row, the longest row.
+const SEARCHES: [(&str, u32, u32, Option<u64>); 2] = [("_warp", 128, 32, Some(1024)), ("_block", 256, 256, None)];
+
+/// What the template must know of a kind.
+struct Form {
+    kind: &'static str,
+    rank: usize,
+    axis: usize,
+    count: usize,
+    index: Option<DType>,
+    formula: String,
+    args: Vec<Arg>,
+}
+
+fn form(kernel: &MoveKernel) -> Form {
+    let dtype = kernel.dtype;
+    let out = |about: &str| Arg::written(0, dtype, about);
+    let sizes = |rank: usize, about: &str| Arg::named("sizes", ArgKind::Sizes(rank), about);
+    let strides = |i: usize, rank: usize| {
+        Arg::named(format!("in{i}_strides"), ArgKind::Sizes(rank), "elements between neighbours along each axis")
+    };
+    let row_major = "all elements in row-major order";
+    match kernel.moves {
+        Move::Concat { count, axis, rank } => {
+            let mut args: Vec<Arg> = (0..count).map(|i| Arg::read(i, dtype, "read with its strides")).collect();
+            args.push(out(row_major));
+            args.push(sizes(rank, "sizes of the result"));
+            args.push(Arg::named("ends", ArgKind::Sizes(count), "where each operand ends along the axis"));
+            args.extend((0..count).map(|i| strides(i, rank)));
+            let formula = format!("{count} operands side by side along axis {axis}");
+            Form { kind: "concat", rank, axis, count, index: None, formula, args }
+        }
+        Move::Pad { rank } => {
+            let args = vec![
+                Arg::read(0, dtype, "read with its strides"),
+                Arg::read(1, dtype, "one element"),
+                out(row_major),
+                sizes(rank, "sizes of the result"),
+                Arg::named(
+                    "before",
+                    ArgKind::Sizes(rank),
+                    "elements before the operand along each axis; negative: cut off",
+                ),
+                Arg::named("data", ArgKind::Sizes(rank), "sizes of the operand"),
+                strides(0, rank),
+            ];
+            let formula = "in1 everywhere, then in0 at a distance from the start of each axis".into();
+            Form { kind: "pad", rank, axis: 0, count: 0, index: None, formula, args }
+        }
+        Move::Gather { index } => {
+            let args = vec![
+                Arg::read(0, dtype, "outer x size x inner, row-major"),
+                Arg::read(1, index, "the indices"),
+                out("outer x indices x inner, row-major"),
+                sizes(3, "outer, number of indices, inner"),
+                Arg::named("size", ArgKind::Size, "size of the axis that is indexed"),
+            ];
+            let formula = "out0[o, i, j] = in0[o, in1[i], j]".into();
+            Form { kind: "gather", rank: 3, axis: 1, count: 1, index: Some(index), formula, args }
+        }
+        Move::GatherElements { index, axis, rank } => {
+            let args = vec![
+                Arg::read(0, dtype, "row-major, with the strides of that name"),
+                Arg::read(1, index, "the indices, in the shape of the result"),
+                out(row_major),
+                sizes(rank, "sizes of the result"),
+                Arg::named("size", ArgKind::Size, "size of the axis that is indexed"),
+                strides(0, rank),
+            ];
+            let formula = format!("in0 at the index of each element, but for axis {axis}, where in1 says the position");
+            Form { kind: "gather_elements", rank, axis, count: 1, index: Some(index), formula, args }
+        }
+        Move::GatherNd { index, width } => {
+            let args = vec![
+                Arg::read(0, dtype, "batch x indexed axes x inner, row-major"),
+                Arg::read(1, index, "the tuples: batch x tuples x width"),
+                out("batch x tuples x inner, row-major"),
+                sizes(3, "batch, tuples of one batch, inner"),
+                Arg::named("batch", ArgKind::Size, "elements of in0 in one batch"),
+                Arg::named("dims", ArgKind::Sizes(width), "sizes of the indexed axes"),
+                Arg::named("steps", ArgKind::Sizes(width), "elements between neighbours along them"),
+            ];
+            let formula =
+                format!("out0[b, i, j] = in0[b, in1[b, i, 0], ..., in1[b, i, {}], j]", width.saturating_sub(1));
+            Form { kind: "gather_nd", rank: 3, axis: 1, count: width, index: Some(index), formula, args }
+        }
+    }
+}
+
+pub(super) fn emit(program: &Program, kernel: &MoveKernel) -> Result<CudaSource, EmitError> {
+    let form = form(kernel);
+    let bad = |what: &str| Err(EmitError::Malformed(format!("kernel `{}`: {what}", kernel.name)));
+    if form.rank == 0 || form.rank > MAX_RANK || form.axis >= form.rank {
+        return bad("an axis that is not there, or more than 16");
+    }
+    if form.count > MAX_OPERANDS || (form.count == 0 && form.kind != "pad") {
+        return bad("it takes 1 to 32 operands");
+    }
+    let dtype = kernel.dtype;
+    // What is found element by element gains nothing from packs.
+    let vector = if form.kind == "gather_elements" { 1 } else { vector_width([dtype].into_iter()) };
+    let mut functions = Functions::new(program);
+    functions.need("axes");
+    functions.need("quotient");
+    let entries = vec![Entry {
+        name: identifier("hypatia_", &kernel.name),
+        geometry: Geometry::Grid { block: POINTWISE_BLOCK, vector: vector as u32 },
+    }];
+    let formula = vec![form.formula.clone()];
+    let header = Header {
+        name: &kernel.name,
+        kind: "elements moved",
+        doc: &kernel.doc,
+        formula: &formula,
+        args: &form.args,
+        entries: &entries,
+        in_place: false,
+    };
+    let base = common(header, &functions, [dtype].into_iter(), &[]);
+    let ctx = context! {
+        entry => entries[0].name.clone(),
+        block => POINTWISE_BLOCK,
+        vector => vector,
+        type => storage(dtype),
+        kind => form.kind,
+        rank => form.rank,
+        axis => form.axis,
+        count => form.count,
+        indices => form.index.is_some(),
+        missing => missing(dtype),
+        args => declarations(&form.args, &[]),
+        ..base
+    };
+    let text = render("moves.cu.j2", &format!("{}.cu", identifier("", &kernel.name)), ctx)?;
+    Ok(CudaSource { name: kernel.name.clone(), formula: form.formula, text, entries, args: form.args, launch: None })
+}
+
+/// What stands where an index finds nothing.
+fn missing(dtype: DType) -> &'static str {
+    match dtype {
+        DType::F64 => "__longlong_as_double(0x7ff8000000000000LL)",
+        DType::F32 => "__int_as_float(0x7fc00000)",
+        DType::F16 => "__ushort_as_half((unsigned short)0x7e00)",
+        DType::BF16 => "__ushort_as_bfloat16((unsigned short)0x7fc0)",
+        DType::Bool => "false",
+        _ => "(T)0",
+    }
+}
+
+pub(super) fn argmax(program: &Program, kernel: &ArgmaxKernel) -> Result<CudaSource, EmitError> {
+    let axes = kernel.outer + 1;
+    if axes > MAX_RANK {
+        return Err(EmitError::Malformed(format!("kernel `{}`: more than 16 axes", kernel.name)));
+    }
+    let dtype = kernel.dtype;
+    let mut functions = Functions::new(program);
+    functions.need("axes");
+    functions.need("quotient");
+    let args = vec![
+        Arg::read(0, dtype, "read with its strides"),
+        Arg::written(0, DType::I64, "one position a row"),
+        Arg::named(
+            "sizes",
+            ArgKind::Sizes(axes),
+            "sizes: of the axes that number the rows, then of the one that is searched",
+        ),
+        Arg::named("in0_strides", ArgKind::Sizes(axes), "elements between neighbours along each of these axes"),
+    ];
+    let entries: Vec<Entry> = SEARCHES
+        .iter()
+        .map(|(suffix, block, threads, up_to)| Entry {
+            name: format!("{}{suffix}", identifier("hypatia_", &kernel.name)),
+            geometry: Geometry::Rows { block: *block, threads: *threads, up_to: *up_to },
+        })
+        .collect();
+    let which = if kernel.last { "last" } else { "first" };
+    let formula = vec![format!("out0 = {which} position of the largest of a row of in0")];
+    let header = Header {
+        name: &kernel.name,
+        kind: "a search",
+        doc: &kernel.doc,
+        formula: &formula,
+        args: &args,
+        entries: &entries,
+        in_place: false,
+    };
+    let base = common(header, &functions, [dtype].into_iter(), &[]);
+    // A truth value is searched as a number.
+    let (ty, widened) = match dtype {
+        DType::Bool => ("long long", "(long long)element".to_string()),
+        d => (compute_name(d), widen("element", d)),
+    };
+    let points = SEARCHES.iter().zip(&entries).map(|((_, block, threads, _), entry)| {
+        let who = if *threads == 32 { "One warp" } else { "One block" };
+        context! { name => entry.name.clone(), about => format!("{who} a row."), block => *block, threads => *threads }
+    });
+    let ctx = context! {
+        type => ty,
+        widened => widened,
+        outer => kernel.outer,
+        last => kernel.last,
+        args => declarations(&args, &[]),
+        arg_names => args.iter().map(|a| a.name.as_str()).collect::<Vec<_>>().join(", "),
+        entry_points => points.collect::<Value>(),
+        ..base
+    };
+    let text = render("argmax.cu.j2", &format!("{}.cu", identifier("", &kernel.name)), ctx)?;
+    Ok(CudaSource { name: kernel.name.clone(), formula: formula.join("; "), text, entries, args, launch: None })
+}

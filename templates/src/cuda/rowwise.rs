@@ -1,0 +1,709 @@
+//! Row-wise kernels: reductions over rows, then values that may use their results.
+//!
+//! In: a [`RowwiseKernel`]. Out: its source with an entry point for short rows (one warp a row) and
+//! ones for longer rows (one block a row); or, where the length of the rows is known, one entry point for them
+//! alone. Holds always: an entry point of the first kind is right for rows of any length, and
+//! `Geometry::Rows::up_to` says only for which it is the fastest; one of the second kind is right for its length.
+
+use minijinja::{Value, context};
+
+use super::carry;
+use super::pointwise::{declarations, default_type, reachable};
+use super::teams::{Stream, Team};
+use super::term::{Functions, compute_name, formula, identity_literal, inlining, widen};
+use super::{
+    Arg, ArgKind, CudaSource, EmitError, Entry, Geometry, Header, common, identifier, render, storage, vector_width,
+};
+use hypatia_dsl::dtype::DType;
+use hypatia_dsl::ir::Program;
+use hypatia_dsl::kernel::{Reduction, RowAccess, RowwiseKernel};
+use hypatia_dsl::scalar::{Term, TermNode};
+
+/// Bytes of a row's operands that one thread keeps in registers.
+const KEPT_BYTES: usize = 128;
+
+/// Instructions, roughly, from which on a value is kept for a later pass rather than computed again.
+const WORTH_KEEPING: u64 = 8;
+
+/// Suffix, threads of a block, threads that share a row, and elements that each of them keeps at most
+/// (the passes are unrolled over them, so that more of them make larger code).
+const SHAPES: [(&str, u32, u32, usize); 4] =
+    [("_lanes", 128, 8, 16), ("_warp", 128, 32, 32), ("_block", 256, 256, 32), ("_wide", 1024, 1024, 32)];
+
+/// Threads of a block of the entry point with one thread a row.
+const COLUMN_BLOCK: u32 = 256;
+
+/// How often a value function is written out in the entry points, roughly.
+const COPIES: u64 = 90;
+
+/// The rows that a kernel is printed for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RowTarget {
+    /// Many rows of few elements, or of elements that lie apart while the rows lie side by side: a thread a row.
+    Columns,
+    /// Rows of that length.
+    Length {
+        /// Rows, to judge how many threads share one; any number of them is right.
+        rows: u64,
+        /// Elements of a row.
+        n: u64,
+        /// Whether the device runs clusters of blocks (compute capability 9.0), so that several may share a row.
+        clusters: bool,
+    },
+}
+
+/// A printed function: what it needs and how it is called.
+struct Piece {
+    inputs: Vec<usize>,
+    steps: Vec<usize>,
+    /// Steps whose elements it reads as the pass over them left them.
+    carried: Vec<usize>,
+    ty: DType,
+    function: String,
+    /// Instructions, roughly.
+    size: u64,
+}
+
+pub(super) fn emit(
+    program: &Program,
+    kernel: &RowwiseKernel,
+    target: Option<RowTarget>,
+) -> Result<CudaSource, EmitError> {
+    check(kernel)?;
+    let floats = kernel.inputs.iter().map(|i| i.0).chain(kernel.outputs.iter().map(|o| o.0)).filter(|d| d.is_float());
+    let narrow = floats.clone().next().is_some() && floats.clone().all(|d| d.size() == 2);
+    let mut functions = Functions::new(program);
+    let number = default_type(kernel.inputs.iter().map(|i| i.0).chain(kernel.outputs.iter().map(|o| o.0)));
+    let mut bodies = Vec::new();
+    let mut step_types: Vec<DType> = Vec::new();
+    let mut steps = Vec::new();
+    for (i, (_, term)) in kernel.steps.iter().enumerate() {
+        let (piece, text) =
+            value_function(&mut functions, kernel, term, &step_types, number, &format!("step{i}"), None)?;
+        step_types.push(if piece.ty == DType::Bool { DType::I64 } else { piece.ty });
+        bodies.push(text);
+        steps.push(piece);
+    }
+    let mut outputs = Vec::new();
+    for (i, (dtype, _, term)) in kernel.outputs.iter().enumerate() {
+        let name = format!("value{i}");
+        let (piece, text) = value_function(&mut functions, kernel, term, &step_types, number, &name, Some(*dtype))?;
+        bodies.push(text);
+        outputs.push(piece);
+    }
+
+    let used: Vec<usize> =
+        (0..kernel.inputs.len()).filter(|i| steps.iter().chain(&outputs).any(|p| p.inputs.contains(i))).collect();
+    let wide = |a: RowAccess| matches!(a, RowAccess::Full | RowAccess::PerColumn | RowAccess::Strided);
+    let moved: Vec<DType> = used
+        .iter()
+        .filter(|i| wide(kernel.inputs[**i].1))
+        .map(|i| kernel.inputs[*i].0)
+        .chain(kernel.outputs.iter().filter(|o| o.1 != RowAccess::PerRow).map(|o| o.0))
+        .collect();
+    let mut vector = vector_width(moved.iter().copied());
+    let fixed = match target {
+        Some(RowTarget::Length { rows, n, clusters }) => Some(([rows, n], clusters)),
+        _ => None,
+    };
+    if let Some(([_, n], _)) = fixed {
+        // As many as divide a row, so that every row begins where a pack may begin.
+        while !n.is_multiple_of(vector as u64) {
+            vector /= 2;
+        }
+    }
+    let mut args = arguments(kernel);
+    args.retain(|a| fixed.is_none() || a.name != "n");
+    if kernel.strided() {
+        functions.need("quotient");
+        functions.need("axes");
+    }
+    let pack = pack_bytes(kernel, &used, vector);
+    let per_column = used.iter().any(|i| kernel.inputs[*i].1 == RowAccess::PerColumn);
+    let team = fixed.map(|(sizes, clusters)| {
+        let most = (KEPT_BYTES / (pack / vector).max(1)) as u64;
+        // Packs of narrow floats take half as many registers as they have elements.
+        let dense = (narrow && vector > 1).then_some(if per_column { 2 } else { 3 });
+        Team::of(sizes, vector as u64, most, dense, clusters)
+    });
+    let long = fixed.filter(|_| team.as_ref().is_some_and(|t| t.cluster > 1));
+    let (stream, team) = match long.and_then(|(sizes, _)| Stream::of(kernel, &used, sizes, vector as u64)) {
+        Some((stream, team)) => (Some(stream), Some(team)),
+        None => (None, team),
+    };
+    let elements = team.as_ref().and_then(|t| t.chunks).map(|c| c as usize * vector);
+    let carried = match elements.filter(|_| narrow) {
+        Some(elements) => {
+            // Wider values the compiler carries itself.
+            let worth = |i: usize| steps[i].ty == DType::F32 && steps[i].size >= WORTH_KEEPING;
+            let (with, carried) = carry::carry(kernel, worth, KEPT_BYTES / elements);
+            bodies.truncate(steps.len());
+            for (i, (dtype, _, term)) in with.outputs.iter().enumerate() {
+                let name = format!("value{i}");
+                let (piece, text) =
+                    value_function(&mut functions, kernel, term, &step_types, number, &name, Some(*dtype))?;
+                bodies.push(text);
+                outputs[i] = piece;
+            }
+            carried
+        }
+        None => Vec::new(),
+    };
+    let (entries, entry_points) = match (target, &team) {
+        (Some(RowTarget::Length { n, .. }), Some(team)) => fixed_entry(kernel, n, team, stream.as_ref()),
+        (Some(_), _) => columns_entry(kernel),
+        (None, _) => entry_points(kernel, pack, vector),
+    };
+    let formula = describe(program, kernel);
+    let header = Header {
+        name: &kernel.name,
+        kind: "a row-wise kernel",
+        doc: &kernel.doc,
+        formula: &formula,
+        args: &args,
+        entries: &entries,
+        in_place: false,
+    };
+    let dtypes: Vec<DType> = kernel.inputs.iter().map(|i| i.0).chain(kernel.outputs.iter().map(|o| o.0)).collect();
+    let passes = passes(&mut functions, kernel, &steps, &step_types, &carried, stream.is_some())?;
+    let base = common(header, &functions, dtypes.into_iter(), &bodies);
+    let out_inputs: Vec<usize> = union(
+        outputs
+            .iter()
+            .zip(&kernel.outputs)
+            .filter(|(_, o)| o.1 != RowAccess::PerRow)
+            .map(|(p, _)| p)
+            .chain(carried.iter().map(|s| &steps[*s])),
+    );
+    let in_rows = union(steps.iter()).into_iter().chain(out_inputs.iter().copied());
+    let in_rows: Vec<usize> = used.iter().copied().filter(|i| in_rows.clone().any(|r| r == *i)).collect();
+    let result = |full: bool| -> Value {
+        kernel
+            .outputs
+            .iter()
+            .zip(&outputs)
+            .enumerate()
+            .filter(|(_, (o, _))| (o.1 != RowAccess::PerRow) == full)
+            .map(|(i, (o, p))| {
+                context! {
+                    name => format!("out{i}"), type => storage(o.0), value => call_on(kernel, p, &steps, !full),
+                    strided => o.1 == RowAccess::Strided,
+                }
+            })
+            .collect()
+    };
+    let ctx = context! {
+        vector => vector,
+        known => fixed.is_some(),
+        fixed => fixed.map(|([_, n], _)| n),
+        minblocks => team.as_ref().map(|t| t.blocks).filter(|n| *n > 0),
+        streamed => streamed(kernel, stream.as_ref()),
+        block => team.as_ref().map_or(0, |t| t.block),
+        // With operands of the columns the registers that this frees go to keeping more of those, and do not suffice.
+        whole_block => !per_column && team.as_ref().is_some_and(|t| t.block as u64 == t.threads),
+        keep => team.as_ref().is_some_and(|t| t.chunks.is_some()),
+        cluster => team.as_ref().map_or(1, |t| t.cluster),
+        // One barrier a row that waits for its stores is hidden by the other rows, and keeps them from crowding the memory.
+        tells => kernel.steps.len() > 1,
+        args => declarations(&args, &[]),
+        arg_names => args.iter().map(|a| a.name.as_str()).collect::<Vec<_>>().join(", "),
+        row_params => row_params(kernel, &used, stream.is_some()),
+        row_args => row_args(kernel, &used, stream.is_some()),
+        kept => kept(kernel, &in_rows),
+        carried => carried,
+        outer => kernel.axes[0],
+        inner => kernel.axes[1],
+        strided => strided(kernel, &used),
+        splats => of_access(kernel, &used, RowAccess::Splat),
+        passes => passes,
+        out_loads => loads(kernel, &out_inputs, stream.is_some()),
+        full_outputs => result(true),
+        row_outputs => result(false),
+        alignment => alignment(kernel, &used),
+        entry_points => entry_points,
+        ..base
+    };
+    let text = render("rowwise.cu.j2", &format!("{}.cu", identifier("", &kernel.name)), ctx)?;
+    Ok(CudaSource { name: kernel.name.clone(), formula: formula.join("; "), text, entries, args, launch: None })
+}
+
+fn check(kernel: &RowwiseKernel) -> Result<(), EmitError> {
+    let bad = |what: &str| Err(EmitError::Malformed(format!("kernel `{}`: {what}", kernel.name)));
+    if kernel.outputs.is_empty() {
+        return bad("no outputs");
+    }
+    for (_, access, term) in &kernel.outputs {
+        if term.roots.len() != 1 {
+            return bad("an output with several values");
+        }
+        match access {
+            RowAccess::Full => {}
+            RowAccess::Strided => {}
+            RowAccess::PerRow => {
+                let varies = term.nodes.iter().zip(reachable(term)).any(|(n, r)| match n {
+                    TermNode::In { input, .. } => {
+                        r && kernel
+                            .inputs
+                            .get(*input as usize)
+                            .is_some_and(|i| i.1 == RowAccess::Full || i.1 == RowAccess::PerColumn)
+                    }
+                    _ => false,
+                });
+                if varies {
+                    return bad("an output of one element a row reads a whole row");
+                }
+            }
+            _ => return bad("an output is neither full nor one element a row"),
+        }
+    }
+    if kernel.strided() && (kernel.axes[0] + kernel.axes[1] > 16 || kernel.axes[1] == 0) {
+        return bad("more than 16 axes, or a row of none");
+    }
+    if kernel.steps.iter().any(|(_, t)| t.roots.len() != 1) {
+        return bad("a step with several values");
+    }
+    let known = carry::operand(kernel, 0) as u32;
+    let mut terms = kernel.steps.iter().map(|s| &s.1).chain(kernel.outputs.iter().map(|o| &o.2));
+    if terms.any(|t| t.nodes.iter().any(|n| matches!(n, TermNode::In { input, .. } if *input >= known))) {
+        return bad("an operand that is neither an input nor a step");
+    }
+    Ok(())
+}
+
+/// Prints the function of a step or output: storage types in, the compute type (or the output's
+/// storage type) out.
+fn value_function(
+    functions: &mut Functions<'_>,
+    kernel: &RowwiseKernel,
+    term: &Term,
+    step_types: &[DType],
+    number: DType,
+    name: &str,
+    store: Option<DType>,
+) -> Result<(Piece, String), EmitError> {
+    let n_in = kernel.inputs.len();
+    let live = reachable(term);
+    let mut inputs: Vec<usize> = Vec::new();
+    let mut steps: Vec<usize> = Vec::new();
+    let mut carried: Vec<usize> = Vec::new();
+    let first_carried = carry::operand(kernel, 0);
+    for (node, live) in term.nodes.iter().zip(&live) {
+        if let (TermNode::In { input, .. }, true) = (node, live) {
+            match *input as usize {
+                i if i < n_in => inputs.push(i),
+                i if i < first_carried => steps.push(i - n_in),
+                i => carried.push(i - first_carried),
+            }
+        }
+    }
+    for list in [&mut inputs, &mut steps, &mut carried] {
+        list.sort_unstable();
+        list.dedup();
+    }
+    let local = |i: usize| {
+        let d = kernel.inputs[i].0;
+        if d == d.compute() { format!("in{i}") } else { format!("x{i}") }
+    };
+    let leaf = |node: &TermNode| match node {
+        TermNode::In { input, .. } if (*input as usize) < n_in => {
+            Some((local(*input as usize), kernel.inputs[*input as usize].0.compute()))
+        }
+        TermNode::In { input, .. } if (*input as usize) < first_carried => {
+            let s = *input as usize - n_in;
+            step_types.get(s).map(|t| (format!("r{s}"), *t))
+        }
+        TermNode::In { input, .. } => {
+            let s = *input as usize - first_carried;
+            step_types.get(s).map(|t| (format!("e{s}"), *t))
+        }
+        _ => None,
+    };
+    let lowered = functions.lower(term, number, &leaf)?;
+    let Some(root) = lowered.roots.first().cloned() else {
+        return Err(EmitError::Malformed(format!("{name} has no value")));
+    };
+    let mut ty = root.ty;
+    if ty == DType::Bool && store.is_none() {
+        ty = DType::I64;
+    }
+    let value = match store {
+        Some(d) => functions.store(&root, d),
+        None => functions.store(&root, ty),
+    };
+    let params: Vec<String> = inputs
+        .iter()
+        .map(|i| format!("const {} in{i}", storage(kernel.inputs[*i].0)))
+        .chain(steps.iter().map(|s| format!("const {} r{s}", compute_name(step_types[*s]))))
+        .chain(carried.iter().map(|s| format!("const {} e{s}", compute_name(step_types[*s]))))
+        .collect();
+    let result = store.map_or(compute_name(ty), storage);
+    let what = if store.is_some() { "One element of an output." } else { "What is reduced, of one element." };
+    let inline = inlining(lowered.size, COPIES);
+    let mut text = format!("// {what}\nstatic __device__ {inline} {result} {name}({}) {{\n", params.join(", "));
+    for i in &inputs {
+        let d = kernel.inputs[*i].0;
+        if d != d.compute() {
+            text.push_str(&format!("  const {} x{i} = {};\n", compute_name(d), widen(&format!("in{i}"), d)));
+        }
+    }
+    for s in &lowered.statements {
+        text.push_str(&format!("  {s}\n"));
+    }
+    text.push_str(&format!("  return {value};\n}}\n"));
+    Ok((Piece { inputs, steps, carried, ty, function: name.into(), size: lowered.size }, text))
+}
+
+/// Steps that do not need each other's results share one pass over the row.
+fn passes(
+    functions: &mut Functions<'_>,
+    kernel: &RowwiseKernel,
+    steps: &[Piece],
+    types: &[DType],
+    carried: &[usize],
+    streamed: bool,
+) -> Result<Value, EmitError> {
+    let mut groups: Vec<Vec<usize>> = Vec::new();
+    for (i, piece) in steps.iter().enumerate() {
+        match groups.last_mut() {
+            Some(group) if !piece.steps.iter().any(|s| group.contains(s)) => group.push(i),
+            _ => groups.push(vec![i]),
+        }
+    }
+    // Integers are counted in 64 bits; what they are limited by is the type of the elements.
+    let mut integers = kernel.inputs.iter().map(|i| i.0).filter(|d| d.is_int());
+    let narrow = integers.next().filter(|d| integers.all(|e| e == *d)).unwrap_or(DType::I64);
+    let mut out = Vec::new();
+    for group in groups {
+        let mut values = Vec::new();
+        for &i in &group {
+            let (kind, ty) = (kernel.steps[i].0, types[i]);
+            let combine = |f: &mut Functions<'_>, a: &str, b: &str| combine(f, kind, ty, a, b);
+            let name = format!("r{i}");
+            let element = call(kernel, &steps[i], steps);
+            let carries = carried.contains(&i);
+            let term = if carries { format!("e{i}") } else { element.clone() };
+            let start = match kind {
+                Reduction::Sum | Reduction::Mean => 0.0,
+                Reduction::Prod => 1.0,
+                Reduction::Max => f64::NEG_INFINITY,
+                Reduction::Min => f64::INFINITY,
+            };
+            let finish = if kind == Reduction::Mean { format!("{name} = {name} / n;") } else { String::new() };
+            values.push(context! {
+                name => name.clone(),
+                type => compute_name(ty),
+                identity => identity_literal(start, if ty == DType::I64 { narrow } else { ty })?,
+                element => carries.then(|| format!("const float e{i} = stays({element});")),
+                carried => carries.then(|| format!("e{i}_kept[c].v[k] = e{i};")),
+                accumulate => combine(functions, &name, &term),
+                combine => combine(functions, "a", "b"),
+                finish => finish,
+            });
+        }
+        let about: Vec<String> =
+            group.iter().map(|i| format!("r{i}: {}", reduction_word(kernel.steps[*i].0))).collect();
+        let inputs = union(group.iter().map(|i| &steps[*i]));
+        out.push(context! {
+            about => about.into_iter().collect::<Value>(),
+            steps => values.into_iter().collect::<Value>(),
+            loads => loads(kernel, &inputs, streamed),
+        });
+    }
+    Ok(out.into_iter().collect())
+}
+
+fn reduction_word(r: Reduction) -> &'static str {
+    match r {
+        Reduction::Sum => "the sum over the row",
+        Reduction::Mean => "the mean over the row",
+        Reduction::Max => "the largest of the row",
+        Reduction::Min => "the smallest of the row",
+        Reduction::Prod => "the product over the row",
+    }
+}
+
+/// Two partial results as one.
+fn combine(functions: &mut Functions<'_>, kind: Reduction, ty: DType, a: &str, b: &str) -> String {
+    let int = ty.compute() == DType::I64;
+    let tag = ty.compute().name();
+    let mut helper = |name: &str| {
+        functions.need(format!("{name}_{tag}"));
+        format!("{name}({a}, {b})")
+    };
+    match kind {
+        Reduction::Sum | Reduction::Mean if int => helper("int_add"),
+        Reduction::Prod if int => helper("int_mul"),
+        Reduction::Sum | Reduction::Mean => format!("{a} + {b}"),
+        Reduction::Prod => format!("{a} * {b}"),
+        Reduction::Max if int => format!("{a} > {b} ? {a} : {b}"),
+        Reduction::Min if int => format!("{a} < {b} ? {a} : {b}"),
+        Reduction::Max => helper("max_nan"),
+        Reduction::Min => helper("min_nan"),
+    }
+}
+
+fn union<'a>(pieces: impl Iterator<Item = &'a Piece>) -> Vec<usize> {
+    let mut out: Vec<usize> = pieces.flat_map(|p| p.inputs.iter().copied()).collect();
+    out.sort_unstable();
+    out.dedup();
+    out
+}
+
+/// The call of a step or output function on element `k` of the loaded packs.
+fn call(kernel: &RowwiseKernel, piece: &Piece, steps: &[Piece]) -> String {
+    call_on(kernel, piece, steps, false)
+}
+
+/// The same; with `row` for a result of one element a row, whose strided operands have one element a row too.
+fn call_on(kernel: &RowwiseKernel, piece: &Piece, pieces: &[Piece], row: bool) -> String {
+    let inputs = piece.inputs.iter().map(|i| match kernel.inputs[*i].1 {
+        RowAccess::Strided if row => format!("in{i}[0]"),
+        RowAccess::Full | RowAccess::PerColumn | RowAccess::Strided => format!("in{i}_v.v[k]"),
+        RowAccess::PerRow | RowAccess::Splat => format!("in{i}"),
+    });
+    let carried = piece.carried.iter().map(|s| {
+        let again = call(kernel, &pieces[*s], pieces);
+        format!("KEEP ? e{s}_kept[c].v[k] : {again}")
+    });
+    let steps = piece.steps.iter().map(|s| format!("r{s}"));
+    let all: Vec<String> = inputs.chain(steps).chain(carried).collect();
+    format!("{}({})", piece.function, all.join(", "))
+}
+
+/// Statements that bring the elements at `col` into packs.
+fn loads(kernel: &RowwiseKernel, inputs: &[usize], streamed: bool) -> Value {
+    inputs
+        .iter()
+        .filter_map(|i| match kernel.inputs[*i].1 {
+            RowAccess::Full | RowAccess::Strided => Some(format!("const auto in{i}_v = in{i}_at(c, col);")),
+            RowAccess::PerColumn if streamed => Some(format!("const auto in{i}_v = in{i}_at(c, col);")),
+            RowAccess::PerColumn => Some(format!("const auto in{i}_v = load<V>(in{i} + col);")),
+            _ => None,
+        })
+        .collect()
+}
+
+fn of_access(kernel: &RowwiseKernel, used: &[usize], access: RowAccess) -> Value {
+    used.iter()
+        .filter(|i| kernel.inputs[**i].1 == access)
+        .map(|i| context! { name => format!("in{i}"), type => storage(kernel.inputs[*i].0) })
+        .collect()
+}
+
+/// Operands that pass through shared memory, or stay there; none where rows do not.
+fn streamed(kernel: &RowwiseKernel, stream: Option<&Stream>) -> Value {
+    let operands = stream.iter().flat_map(|s| &s.operands);
+    operands
+        .map(|(i, at)| {
+            let (dtype, access) = kernel.inputs[*i];
+            let column = access == RowAccess::PerColumn;
+            context! { name => format!("in{i}"), type => storage(dtype), column => column, at => at }
+        })
+        .collect()
+}
+
+/// Operands of a value for each element, which a thread may keep.
+fn kept(kernel: &RowwiseKernel, used: &[usize]) -> Value {
+    let own = used.iter().filter(|i| matches!(kernel.inputs[**i].1, RowAccess::Full | RowAccess::Strided));
+    own.map(|i| {
+        let (dtype, access) = kernel.inputs[*i];
+        context! {
+            name => format!("in{i}"), type => storage(dtype), strided => access == RowAccess::Strided,
+        }
+    })
+    .collect()
+}
+
+/// What is read or written with strides.
+fn strided(kernel: &RowwiseKernel, used: &[usize]) -> Value {
+    let inputs = used.iter().filter(|i| kernel.inputs[**i].1 == RowAccess::Strided).map(|i| {
+        context! { name => format!("in{i}"), type => format!("const {}", storage(kernel.inputs[*i].0)) }
+    });
+    let outputs = kernel.outputs.iter().enumerate().filter(|(_, o)| o.1 == RowAccess::Strided);
+    let outputs = outputs.map(|(i, o)| context! { name => format!("out{i}"), type => storage(o.0) });
+    inputs.chain(outputs).collect()
+}
+
+fn row_params(kernel: &RowwiseKernel, used: &[usize], streamed: bool) -> Value {
+    let axes = ArgKind::Sizes(kernel.axes[0] + kernel.axes[1]).c_type();
+    let inputs = used.iter().map(|i| {
+        let ty = storage(kernel.inputs[*i].0);
+        match kernel.inputs[*i].1 {
+            RowAccess::Full | RowAccess::PerColumn => format!("const {ty}* __restrict__ const in{i}"),
+            RowAccess::Strided => format!("const {ty}* __restrict__ const in{i}, const {axes}& in{i}_strides"),
+            RowAccess::PerRow | RowAccess::Splat => format!("const {ty} in{i}"),
+        }
+    });
+    let outputs = kernel.outputs.iter().enumerate().map(|(i, o)| {
+        let strides = if o.1 == RowAccess::Strided { format!(", const {axes}& out{i}_strides") } else { String::new() };
+        format!("{}* __restrict__ const out{i}{strides}", storage(o.0))
+    });
+    let sizes = kernel.strided().then(|| format!("const {axes}& sizes"));
+    let room = streamed.then(|| "unsigned char* const room, const long long ahead".to_string());
+    inputs.chain(outputs).chain(sizes).chain(room).collect()
+}
+
+fn row_args(kernel: &RowwiseKernel, used: &[usize], streamed: bool) -> String {
+    let inputs = used.iter().map(|i| match kernel.inputs[*i].1 {
+        RowAccess::Full => format!("in{i} + row * n"),
+        RowAccess::PerColumn => format!("in{i}"),
+        RowAccess::PerRow => format!("in{i}[row]"),
+        RowAccess::Splat => format!("in{i}_all"),
+        RowAccess::Strided => format!("in{i}_row, in{i}_strides"),
+    });
+    let outputs = kernel.outputs.iter().enumerate().map(|(i, o)| match o.1 {
+        RowAccess::Full => format!("out{i} + row * n"),
+        RowAccess::Strided => format!("out{i}_row, out{i}_strides"),
+        _ => format!("out{i} + row"),
+    });
+    let sizes = kernel.strided().then(|| "sizes".to_string());
+    let room = streamed.then(|| "room, ahead".to_string());
+    inputs.chain(outputs).chain(sizes).chain(room).collect::<Vec<_>>().join(", ")
+}
+
+fn alignment(kernel: &RowwiseKernel, used: &[usize]) -> Value {
+    let read = used
+        .iter()
+        .filter(|i| matches!(kernel.inputs[**i].1, RowAccess::Full | RowAccess::PerColumn))
+        .map(|i| format!("aligned<V>(in{i})"));
+    let written = kernel.outputs.iter().enumerate().filter(|(_, o)| o.1 == RowAccess::Full);
+    read.chain(written.map(|(i, _)| format!("aligned<V>(out{i})"))).collect()
+}
+
+fn arguments(kernel: &RowwiseKernel) -> Vec<Arg> {
+    let about = |a: RowAccess| match a {
+        RowAccess::Full => "rows x n, row-major",
+        RowAccess::PerColumn => "n elements, one a column",
+        RowAccess::PerRow => "one element a row",
+        RowAccess::Splat => "one element",
+        RowAccess::Strided => "one element each, with the strides of that name",
+    };
+    let mut out = Vec::new();
+    for (i, (d, a)) in kernel.inputs.iter().enumerate() {
+        out.push(Arg::read(i, *d, about(*a)));
+    }
+    for (i, (d, a, _)) in kernel.outputs.iter().enumerate() {
+        out.push(Arg::written(i, *d, about(*a)));
+    }
+    if !kernel.strided() {
+        out.push(Arg::rows("number of rows"));
+        out.push(Arg::row_length("length of a row"));
+        return out;
+    }
+    let [outer, inner] = kernel.axes;
+    let about = format!("sizes: of the axes that number the rows ({outer}), then of those that make a row ({inner})");
+    out.push(Arg::named("sizes", ArgKind::Sizes(outer + inner), about));
+    let inputs = kernel.inputs.iter().enumerate().map(|(i, (_, a))| (format!("in{i}"), *a));
+    let outputs = kernel.outputs.iter().enumerate().map(|(i, o)| (format!("out{i}"), o.1));
+    for (name, _) in inputs.chain(outputs).filter(|(_, a)| *a == RowAccess::Strided) {
+        let about = format!("elements between neighbours along each of these axes of {name}, 0 where it is repeated");
+        out.push(Arg::named(format!("{name}_strides"), ArgKind::Sizes(outer + inner), about));
+    }
+    out
+}
+
+/// Bytes of the packs of all operands that a thread keeps.
+fn pack_bytes(kernel: &RowwiseKernel, used: &[usize], vector: usize) -> usize {
+    used.iter()
+        .filter(|i| matches!(kernel.inputs[**i].1, RowAccess::Full | RowAccess::Strided))
+        .map(|i| kernel.inputs[*i].0.size() * vector)
+        .sum()
+}
+
+/// The entry point for rows of `n` elements.
+fn fixed_entry(kernel: &RowwiseKernel, n: u64, team: &Team, stream: Option<&Stream>) -> (Vec<Entry>, Value) {
+    let name = identifier("hypatia_", &kernel.name);
+    let who = match (team.threads, team.cluster) {
+        (_, 2..) => format!("{} blocks", team.cluster),
+        (threads, _) if threads <= 32 => format!("{threads} lanes"),
+        _ => "One block".to_string(),
+    };
+    let kept = match (stream, team.chunks) {
+        (Some(_), _) => "which stay in registers while the next row is on its way to shared memory",
+        (None, Some(_)) => "which stay in registers",
+        (None, None) => "which each pass reads again",
+    };
+    let value = context! {
+        name => name.clone(),
+        about => format!("{who} a row of {n} elements, {kept}."),
+        block => team.block,
+        threads => team.threads,
+        chunks => team.chunks.unwrap_or(1),
+    };
+    let geometry = match team.cluster {
+        1 => Geometry::Rows { block: team.block, threads: team.threads as u32, up_to: None },
+        cluster => {
+            let shared = stream.map_or(0, |s| s.shared);
+            Geometry::Clusters { block: team.block, blocks: cluster as u32, shared }
+        }
+    };
+    (vec![Entry { name, geometry }], std::iter::once(value).collect())
+}
+
+/// The entry point with a thread a row.
+fn columns_entry(kernel: &RowwiseKernel) -> (Vec<Entry>, Value) {
+    let name = format!("{}_column", identifier("hypatia_", &kernel.name));
+    let value = context! {
+        name => name.clone(),
+        about => "One thread a row, for many rows whose elements lie apart while the rows lie side by side.",
+        block => COLUMN_BLOCK,
+        threads => 1,
+        chunks => 1,
+    };
+    (vec![Entry { name, geometry: Geometry::Columns { block: COLUMN_BLOCK } }], std::iter::once(value).collect())
+}
+
+/// Entry points for rows of any length.
+fn entry_points(kernel: &RowwiseKernel, pack: usize, vector: usize) -> (Vec<Entry>, Value) {
+    let mut entries = Vec::new();
+    let mut values: Vec<Value> = Vec::new();
+    for (i, (suffix, block, threads, most)) in SHAPES.iter().enumerate() {
+        let chunks = (KEPT_BYTES / pack.max(1)).min(most / vector).max(1);
+        let capacity = *threads as u64 * chunks as u64 * vector as u64;
+        let last = i + 1 == SHAPES.len();
+        let name = format!("{}{suffix}", identifier("hypatia_", &kernel.name));
+        let who = match threads {
+            8 => "Eight lanes",
+            32 => "One warp",
+            _ => "One block",
+        };
+        values.push(context! {
+            name => name.clone(),
+            about => format!("{who} a row; rows of up to {capacity} elements stay in registers."),
+            block => *block,
+            threads => *threads,
+            chunks => chunks,
+        });
+        let geometry = Geometry::Rows { block: *block, threads: *threads, up_to: (!last).then_some(capacity) };
+        entries.push(Entry { name, geometry });
+    }
+    if kernel.strided() {
+        let (entry, value) = columns_entry(kernel);
+        entries.extend(entry);
+        values.extend(value.try_iter().into_iter().flatten());
+    }
+    (entries, values.into_iter().collect())
+}
+
+fn describe(program: &Program, kernel: &RowwiseKernel) -> Vec<String> {
+    let n_in = kernel.inputs.len();
+    let named = |n: &TermNode| match n {
+        TermNode::In { input, .. } if *input as usize >= n_in => Some(format!("r{}", *input as usize - n_in)),
+        _ => None,
+    };
+    let mut out = Vec::new();
+    for (i, (kind, term)) in kernel.steps.iter().enumerate() {
+        let word = match kind {
+            Reduction::Sum => "sum",
+            Reduction::Mean => "mean",
+            Reduction::Max => "max",
+            Reduction::Min => "min",
+            Reduction::Prod => "product",
+        };
+        out.push(format!("r{i} = {word} over a row of {}", formula(program, term, term.root(), &named)));
+    }
+    for (i, (_, _, term)) in kernel.outputs.iter().enumerate() {
+        out.push(format!("out{i} = {}", formula(program, term, term.root(), &named)));
+    }
+    out
+}

@@ -1,0 +1,138 @@
+//! How many threads share a row of known length, and where they keep it.
+//!
+//! In: a kernel, how many rows of which length, what the device offers. Out: a [`Team`], and for long rows a [`Stream`].
+//! Holds always: the threads of a team cover a row; what a block of it asks for fits the device.
+
+use hypatia_dsl::kernel::{RowAccess, RowwiseKernel};
+
+/// Elements of a row that one thread keeps at most where the length of the rows is known.
+const KEPT: u64 = 32;
+/// Elements of a row that one of eight lanes keeps at most: more of them and a warp is quicker.
+const KEPT_BY_LANES: u64 = 16;
+/// Threads of a block that keep up to so many elements each where packs are dense and there are rows for all of them: two
+/// or three such blocks of a multiprocessor have more loads in flight than two of twice the threads with half the elements.
+const DENSE_BLOCK: u64 = 256;
+const DENSE: u64 = 64;
+/// Threads that may share a row of known length, with the threads of a block.
+const TEAMS: [(u64, u32); 5] = [(8, 128), (32, 128), (128, 128), (256, 256), (512, 512)];
+/// Where a row is longer and there are no clusters.
+const WIDE_TEAM: (u64, u32) = (1024, 1024);
+/// Blocks of 512 threads that may share a row; every device with clusters runs the largest.
+const CLUSTERS: [u64; 3] = [2, 4, 8];
+/// Threads that fill a device.
+const FULL: u64 = 1 << 16;
+
+/// Blocks of a stream from which on each goes over several rows.
+const MANY_BLOCKS: u64 = 528;
+/// Threads of a block and blocks of a cluster of a stream.
+const STREAMS: [(u64, u64); 4] = [(256, 2), (256, 4), (256, 8), (512, 8)];
+/// Shared memory of a multiprocessor, and what a block takes of it beside its rows.
+const SHARED: u64 = 227 << 10;
+const SHARED_BESIDE: u64 = 3 << 10;
+/// Threads of a block of a cluster that does not stream.
+const CLUSTER_BLOCK: u64 = 512;
+
+/// How the threads share rows.
+pub(super) struct Team {
+    /// Threads of a block.
+    pub block: u32,
+    /// Threads that share a row, in all blocks of a cluster together.
+    pub threads: u64,
+    /// Blocks that share a row.
+    pub cluster: u64,
+    /// Packs of a row that one thread keeps; `None` if the row is too long to be kept.
+    pub chunks: Option<u64>,
+    /// Blocks of a multiprocessor, for which registers are left; 0 if the compiler may choose.
+    pub blocks: u32,
+}
+
+impl Team {
+    /// For `rows` rows of `n` elements that are moved `vector` at a time, each thread keeping `most` elements at most: the
+    /// smallest that can keep a row, or a larger one if there are too few rows to fill a device. With `dense` a thread may
+    /// keep more than [`KEPT`], so many blocks of them on a multiprocessor.
+    pub fn of([rows, n]: [u64; 2], vector: u64, most: u64, dense: Option<u32>, clusters: bool) -> Team {
+        // As many blocks at a time as threads with 64 registers make: one computes while another waits for memory.
+        let blocks = |block: u32| if block >= 256 { 1024 / block } else { 0 };
+        let one = |(threads, block): &(u64, u32)| Team {
+            block: *block,
+            threads: *threads,
+            cluster: 1,
+            chunks: None,
+            blocks: blocks(*block),
+        };
+        let block = CLUSTER_BLOCK as u32;
+        let several =
+            |c: &u64| Team { block, threads: CLUSTER_BLOCK * c, cluster: *c, chunks: None, blocks: blocks(block) };
+        let mut teams: Vec<Team> = TEAMS.iter().map(one).collect();
+        match clusters {
+            true => teams.extend(CLUSTERS.iter().map(several)),
+            false => teams.push(one(&WIDE_TEAM)),
+        }
+        let kept = |t: &Team| n.div_ceil(t.threads * vector) * vector;
+        let limit = |t: &Team| match t.threads {
+            8 => KEPT_BY_LANES,
+            DENSE_BLOCK if dense.is_some() && rows.saturating_mul(DENSE_BLOCK) >= FULL => DENSE,
+            _ => KEPT,
+        };
+        let fits = |t: &Team| kept(t) <= most.min(limit(t)).max(vector);
+        let small = |t: &Team| rows.saturating_mul(t.threads) < FULL && kept(t) > vector && t.threads < 256;
+        let Some(first) = teams.iter().position(fits) else { return one(&WIDE_TEAM) };
+        let mut at = first;
+        while small(&teams[at]) && at + 1 < TEAMS.len() {
+            at += 1;
+        }
+        let team = teams.swap_remove(at);
+        let chunks = n.div_ceil(team.threads * vector).max(1);
+        let blocks = dense.filter(|_| chunks * vector > KEPT).unwrap_or(team.blocks);
+        Team { chunks: Some(chunks), blocks, ..team }
+    }
+}
+
+/// Rows that pass through shared memory: while a cluster works on one row, the next one is on its way.
+pub(super) struct Stream {
+    /// Dynamic shared memory of a block, in bytes.
+    pub shared: u32,
+    /// Operands with an element for each of a row's, and where each lies in shared memory; those of one element a column
+    /// stay there.
+    pub operands: Vec<(usize, u64)>,
+}
+
+impl Stream {
+    /// The stream and the team for `rows` rows of `n` elements, if these are long and many enough; `used` operands are read.
+    pub fn of(kernel: &RowwiseKernel, used: &[usize], [rows, n]: [u64; 2], vector: u64) -> Option<(Stream, Team)> {
+        let streamed: Vec<usize> = used
+            .iter()
+            .copied()
+            .filter(|i| matches!(kernel.inputs[*i].1, RowAccess::Full | RowAccess::PerColumn))
+            .collect();
+        let size = |i: &usize| kernel.inputs[*i].0.size() as u64;
+        // A copy moves 16 bytes.
+        if kernel.strided() || streamed.iter().any(|i| !(size(i) * vector).is_multiple_of(16)) {
+            return None;
+        }
+        let all: u64 = streamed.iter().map(size).sum();
+        streamed.iter().find(|i| kernel.inputs[**i].1 == RowAccess::Full)?;
+        let kept = |threads: u64| n.div_ceil(threads * vector) * vector;
+        let fits = |(block, cluster): &&(u64, u64)| {
+            let kept = kept(block * cluster);
+            kept <= KEPT && block * kept * all + SHARED_BESIDE <= SHARED
+        };
+        let (block, cluster) = STREAMS.iter().find(fits).copied()?;
+        if rows.saturating_mul(cluster) < MANY_BLOCKS {
+            return None;
+        }
+        let part = block * kept(block * cluster);
+        let mut at = 0;
+        let place = |i: usize| {
+            let start = at;
+            at += part * size(&i);
+            (i, start)
+        };
+        let operands: Vec<(usize, u64)> = streamed.into_iter().map(place).collect();
+        // Blocks that a multiprocessor has room for, with 64 registers a thread at least.
+        let blocks = (1024 / block).min(SHARED / (at + SHARED_BESIDE)).max(1) as u32;
+        let chunks = Some(kept(block * cluster) / vector);
+        let team = Team { block: block as u32, threads: block * cluster, cluster, chunks, blocks };
+        Some((Stream { shared: at as u32, operands }, team))
+    }
+}

@@ -1,0 +1,399 @@
+//! Kernels from users' own templates.
+//!
+//! In: a template's text, and what it is filled in with: element types, tuning parameters, attributes, the epilogue.
+//! Out: a [`CudaSource`]. Holds always: the host's interface is Hypatia's (`params` is the parameter list), whatever
+//! the template does with it; an epilogue reaches the source through the expression grammar; rendering is bounded in
+//! steps and in size; a template reads no other file, neither while it is filled in nor, but for NVRTC's own headers,
+//! while it is compiled. docs/language.md describes the variables.
+
+use std::io::Write;
+
+use minijinja::value::Rest;
+use minijinja::{ErrorKind, Value, context};
+
+use super::growth::{self, MAX_SOURCE, bounded};
+use super::pointwise::{declarations, default_type};
+use super::term::{Functions, compute_name, inlining, widen};
+use super::{
+    Arg, ArgKind, CudaSource, EmitError, Entry, Geometry, Header, common, configure, identifier, render, storage, tidy,
+};
+use hypatia_dsl::dtype::DType;
+use hypatia_dsl::ir::{Head, Kernel, Pat, Program};
+use hypatia_dsl::kernel::{Access, Operand};
+use hypatia_dsl::scalar::{Term, TermNode};
+
+/// Steps of rendering at most.
+const FUEL: u64 = 2_000_000;
+
+/// What every template may use, beside its tuning parameters and the attributes of its op.
+const VARIABLES: &[&str] =
+    &["entry", "params", "prelude", "inputs", "outputs", "a", "b", "out", "acc", "epilogue", "block", "dtype"];
+/// What a tensor has.
+const OF_TENSOR: &[&str] = &["name", "type", "compute", "dtype", "rank"];
+/// What some variables have, for a misspelt one: `acc.typ`.
+pub(crate) const PARTS: &[(&str, &[&str])] =
+    &[("a", OF_TENSOR), ("b", OF_TENSOR), ("out", OF_TENSOR), ("acc", &["type", "dtype"])];
+/// Functions of the template language.
+const LANGUAGE: &[&str] = &["range", "loop", "cat"];
+
+/// What is wrong with a template, and in which line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wrong {
+    /// Counted from 1.
+    pub line: Option<usize>,
+    /// What.
+    pub message: String,
+}
+
+impl From<minijinja::Error> for Wrong {
+    fn from(e: minijinja::Error) -> Wrong {
+        let on_texts = "; texts are joined by `cat(a, b)`";
+        let said = e.detail().map_or_else(|| e.kind().to_string(), |d| format!("{}: {d}", e.kind()));
+        let message = match e.kind() {
+            ErrorKind::OutOfFuel => {
+                format!("filling it in takes more than {FUEL} steps: is there a loop that is too long?")
+            }
+            ErrorKind::TemplateNotFound => format!("{said} (a template stands alone: it cannot include others)"),
+            ErrorKind::InvalidOperation if said.contains("unsupported types") => said + on_texts,
+            _ => said,
+        };
+        Wrong { line: e.line(), message }
+    }
+}
+
+/// The names that a template uses and does not set; or what is wrong with its syntax.
+pub(crate) fn variables(name: &str, text: &str) -> Result<Vec<String>, Wrong> {
+    let text = &bounded(text).map_err(|(line, message)| Wrong { line: Some(line), message })?;
+    let mut env = growth::environment();
+    configure(&mut env)?;
+    let found = env.template_from_named_str(name, text)?.undeclared_variables(false);
+    let mut out: Vec<String> = found.into_iter().filter(|v| !LANGUAGE.contains(&v.as_str())).collect();
+    out.sort();
+    Ok(out)
+}
+
+/// The names that a kernel's template may use.
+pub(crate) fn known_variables(program: &Program, kernel: &Kernel) -> Vec<String> {
+    let mut out: Vec<String> = VARIABLES.iter().map(|v| v.to_string()).collect();
+    out.extend(kernel.tune.iter().map(|t| t.0.clone()));
+    let mut pat = &kernel.pattern;
+    while let Pat::Bind(_, p) | Pat::Typed(p, _) = pat {
+        pat = p;
+    }
+    if let Pat::Node(n) = pat
+        && let Head::Op(op) = n.head
+        && let Some(def) = program.ops.get(op.index())
+    {
+        out.extend(def.attrs().map(|(_, p)| p.name.clone()));
+    }
+    out
+}
+
+/// Refuses preprocessor lines that could read a file of the user's: NVRTC's messages quote what it reads. Headers
+/// are named plainly, `<cuda_fp16.h>` or `"mma.h"`. The error has the line, counted from 1.
+pub(crate) fn safe_includes(text: &str) -> Result<(), (usize, String)> {
+    // Lines that end in a backslash go on; each is told by its first line.
+    let mut lines: Vec<(usize, String)> = Vec::new();
+    let mut open = false;
+    for (i, line) in text.lines().enumerate() {
+        let (body, continued) = match line.trim_end().strip_suffix('\\') {
+            Some(body) => (body, true),
+            None => (line, false),
+        };
+        match lines.last_mut().filter(|_| open) {
+            Some((_, whole)) => whole.push_str(body),
+            None => lines.push((i + 1, body.to_string())),
+        }
+        open = continued;
+    }
+    for (at, line) in lines {
+        let directive = ["#", "%:", "??="].iter().any(|mark| line.contains(mark));
+        let reads = ["include", "import", "embed"].iter().any(|word| line.contains(word));
+        let opens = line.trim_start().starts_with(['#', '%', '?']) && line.contains("/*") && !line.contains("*/");
+        if directive && (opens || reads && !plain_include(&line)) {
+            let message = "only headers of CUDA may be included, and named plainly: `#include <cuda_fp16.h>`";
+            return Err((at, message.into()));
+        }
+    }
+    Ok(())
+}
+
+/// `#include <name>` or `#include "name"`, or a template's own line.
+fn plain_include(line: &str) -> bool {
+    let Some(rest) = line.trim().strip_prefix('#').map(str::trim_start) else {
+        return line.trim_start().starts_with("//%") || line.trim_start().starts_with("//#");
+    };
+    let Some(rest) = rest.strip_prefix("include").map(str::trim) else { return false };
+    let rest = rest.split("//").next().unwrap_or_default().trim();
+    let inner = rest.strip_prefix('<').and_then(|r| r.strip_suffix('>'));
+    let inner = inner.or_else(|| rest.strip_prefix('"').and_then(|r| r.strip_suffix('"')));
+    inner.is_some_and(|name| {
+        let plain = |c: char| c.is_ascii_alphanumeric() || "._-/+".contains(c);
+        !name.is_empty() && name.chars().all(plain) && !name.starts_with('/') && !name.contains("..")
+    })
+}
+
+/// A tensor that a template's kernel reads or writes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TemplateTensor {
+    /// Its name in the source.
+    pub name: String,
+    /// Element type.
+    pub dtype: DType,
+    /// Number of axes: that many strides are passed.
+    pub rank: usize,
+}
+
+/// What a template is filled in with.
+#[derive(Clone, Debug)]
+pub struct Filling<'a> {
+    /// The kernel's name, an identifier.
+    pub name: String,
+    /// What it is for.
+    pub doc: String,
+    /// The template's file name and text.
+    pub file: &'a str,
+    /// Its text.
+    pub text: &'a str,
+    /// Operands; `a` and `b` for a matrix product.
+    pub inputs: Vec<TemplateTensor>,
+    /// Results; `out` for a matrix product.
+    pub outputs: Vec<TemplateTensor>,
+    /// For a matrix product: the epilogue, what its `In` leaves read, and the accumulator's element type.
+    pub epilogue: Option<(&'a Term, &'a [Operand], DType)>,
+    /// Tuning parameters and attributes by name.
+    pub numbers: Vec<(String, Value)>,
+    /// The declared launch, in words.
+    pub launch: String,
+    /// Threads of a block, if they are declared and known.
+    pub block: Option<u32>,
+}
+
+/// A writer that takes so many bytes.
+struct Bounded(Vec<u8>);
+
+impl Write for Bounded {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        if self.0.len() + bytes.len() > MAX_SOURCE {
+            return Err(std::io::Error::other(format!("it becomes larger than {} MiB", MAX_SOURCE >> 20)));
+        }
+        self.0.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Fills in a template.
+pub fn emit(program: &Program, filling: &Filling<'_>) -> Result<CudaSource, EmitError> {
+    try_emit(program, filling)?.map_err(|w| {
+        let line = w.line.map_or(String::new(), |l| format!(":{l}"));
+        EmitError::Template(format!("{}{line}: {}", filling.file, w.message))
+    })
+}
+
+/// Fills in a template; the inner error is the template's own.
+pub(crate) fn try_emit(program: &Program, filling: &Filling<'_>) -> Result<Result<CudaSource, Wrong>, EmitError> {
+    if let Err((line, message)) = safe_includes(filling.text) {
+        return Ok(Err(Wrong { line: Some(line), message }));
+    }
+    let mut functions = Functions::new(program);
+    functions.need("axes");
+    let args = arguments(filling);
+    let (body, formula) = epilogue_function(program, &mut functions, filling)?;
+    let entry = Entry { name: identifier("hypatia_", &filling.name), geometry: Geometry::Declared };
+    let entries = vec![entry];
+    let header = Header {
+        name: &filling.name,
+        kind: "from a template of the user's",
+        doc: &filling.doc,
+        formula: &formula,
+        args: &args,
+        entries: &entries,
+        in_place: false,
+    };
+    let operands = filling.epilogue.map_or(&[] as &[Operand], |e| e.1);
+    let tensors = filling.inputs.iter().chain(&filling.outputs).map(|t| t.dtype);
+    let dtypes: Vec<DType> = tensors.chain(operands.iter().map(|o| o.dtype)).collect();
+    let base = common(header, &functions, dtypes.into_iter(), &body);
+    let prelude = render("prelude.cu.j2", "prelude.cu", base)?;
+    let text = match fill(filling, &entries[0].name, &args, prelude) {
+        Ok(text) => text,
+        Err(wrong) => return Ok(Err(wrong)),
+    };
+    // What a template prints is held against the same rule as what it says.
+    if let Err((_, message)) = safe_includes(&text) {
+        return Ok(Err(Wrong { line: None, message }));
+    }
+    Ok(Ok(CudaSource {
+        name: filling.name.clone(),
+        formula: formula.join("; "),
+        text,
+        entries,
+        args,
+        launch: Some(filling.launch.clone()),
+    }))
+}
+
+fn fill(filling: &Filling<'_>, entry: &str, args: &[Arg], prelude: String) -> Result<String, Wrong> {
+    let tensor = |t: &TemplateTensor| {
+        context! { name => t.name.clone(), type => storage(t.dtype), compute => compute_name(t.dtype),
+        dtype => t.dtype.name(), rank => t.rank }
+    };
+    let mut values: Vec<(String, Value)> = filling.numbers.clone();
+    let mut put = |name: &str, value: Value| values.push((name.to_string(), value));
+    put("entry", entry.into());
+    put("prelude", prelude.into());
+    let params: Vec<String> = declarations(args, &[])
+        .try_iter()
+        .map(|items| items.filter_map(|d| d.get_attr("declaration").ok()).map(|d| d.to_string()).collect())
+        .unwrap_or_default();
+    put("params", params.join(", ").into());
+    put("inputs", filling.inputs.iter().map(tensor).collect());
+    put("outputs", filling.outputs.iter().map(tensor).collect());
+    put("dtype", filling.outputs.first().map_or("", |t| t.dtype.name()).into());
+    if let Some(block) = filling.block {
+        put("block", block.into());
+    }
+    if let Some((_, operands, acc)) = filling.epilogue {
+        for t in filling.inputs.iter().chain(&filling.outputs) {
+            put(&t.name, tensor(t));
+        }
+        put("acc", context! { type => compute_name(acc), dtype => acc.name() });
+        let calls: Vec<(usize, Access)> = operands.iter().map(|o| o.access.clone()).enumerate().collect();
+        let call = move |given: Rest<String>| match given.as_slice() {
+            [value, row, col] => Ok(epilogue_call(&calls, value, row, col)),
+            _ => Err(minijinja::Error::new(
+                ErrorKind::InvalidOperation,
+                "`epilogue` takes three texts, the value, its row and its column: `epilogue(\"sum\", \"row\", \"col\")`",
+            )),
+        };
+        put("epilogue", Value::from_function(call));
+    }
+    let text = bounded(filling.text).map_err(|(line, message)| Wrong { line: Some(line), message })?;
+    let mut env = growth::environment();
+    configure(&mut env)?;
+    env.set_fuel(Some(FUEL));
+    env.set_recursion_limit(50);
+    let mut out = Bounded(Vec::new());
+    env.template_from_named_str(filling.file, &text)?.render_captured_to(Value::from_pairs(values), &mut out).map_err(
+        |e| {
+            let large = std::error::Error::source(&e).map(|s| s.to_string());
+            let mut wrong = Wrong::from(e);
+            if let Some(why) = large {
+                wrong.message = why;
+            }
+            wrong
+        },
+    )?;
+    Ok(tidy(&String::from_utf8_lossy(&out.0), filling.file))
+}
+
+/// `epilogue(value, in0[col], ...)`
+fn epilogue_call(operands: &[(usize, Access)], value: &str, row: &str, col: &str) -> String {
+    let mut list = vec![value.to_string()];
+    for (i, access) in operands {
+        list.push(match access {
+            Access::Full => format!("in{i}[({row}) * n + ({col})]"),
+            Access::Row => format!("in{i}[{col}]"),
+            Access::Col => format!("in{i}[{row}]"),
+            Access::Splat => format!("in{i}[0]"),
+            Access::Strided => format!(
+                "in{i}[({row}) / m * in{i}_strides.at[0] + ({row}) % m * in{i}_strides.at[1] + ({col}) * in{i}_strides.at[2]]"
+            ),
+        });
+    }
+    format!("epilogue({})", list.join(", "))
+}
+
+fn arguments(filling: &Filling<'_>) -> Vec<Arg> {
+    let arg = |name: String, kind: ArgKind, about: String| Arg::named(name, kind, about);
+    let mut out: Vec<Arg> = Vec::new();
+    for t in &filling.inputs {
+        out.push(arg(t.name.clone(), ArgKind::Input(t.dtype), format!("{} axes, with their strides", t.rank)));
+    }
+    let operands = filling.epilogue.map_or(&[] as &[Operand], |e| e.1);
+    for (i, o) in operands.iter().enumerate() {
+        let about = match o.access {
+            Access::Full => "batch x m x n, row-major",
+            Access::Row => "n elements, one a column",
+            Access::Col => "one element a row",
+            Access::Splat => "one element",
+            Access::Strided => "read with its strides",
+        };
+        out.push(Arg::read(i, o.dtype, about));
+    }
+    for t in &filling.outputs {
+        out.push(arg(t.name.clone(), ArgKind::Output(t.dtype), "row-major".into()));
+    }
+    if filling.epilogue.is_some() {
+        for (name, about) in
+            [("batch", "matrix products"), ("m", "rows of each"), ("n", "columns of each"), ("k", "length of the sums")]
+        {
+            out.push(arg(name.into(), ArgKind::Size, about.into()));
+        }
+    }
+    for t in filling.inputs.iter().chain(if filling.epilogue.is_some() { &[] } else { filling.outputs.as_slice() }) {
+        // A value of rank 0 has no axis to speak of.
+        let axes = t.rank.max(1);
+        if filling.epilogue.is_none() {
+            out.push(arg(format!("{}_sizes", t.name), ArgKind::Sizes(axes), format!("sizes of {}", t.name)));
+        }
+        let about = format!("elements between neighbours along each axis of {}", t.name);
+        out.push(arg(format!("{}_strides", t.name), ArgKind::Sizes(axes), about));
+    }
+    for (i, _) in operands.iter().enumerate().filter(|(_, o)| o.access == Access::Strided) {
+        let about = format!("elements of in{i} between neighbouring products, rows and columns");
+        out.push(arg(format!("in{i}_strides"), ArgKind::Sizes(3), about));
+    }
+    out
+}
+
+/// The device function of the epilogue: accumulator and operands in, an element of the result out.
+fn epilogue_function(
+    program: &Program,
+    functions: &mut Functions<'_>,
+    filling: &Filling<'_>,
+) -> Result<(Vec<String>, Vec<String>), EmitError> {
+    let (Some((term, operands, acc)), Some(out)) = (filling.epilogue, filling.outputs.first()) else {
+        return Ok((Vec::new(), vec![filling.doc.lines().next().unwrap_or_default().to_string()]));
+    };
+    let number = default_type(operands.iter().map(|o| o.dtype).chain([acc, out.dtype]));
+    let leaf = |node: &TermNode| match node {
+        TermNode::Acc => Some(("acc".to_string(), acc.compute())),
+        TermNode::In { input, .. } => {
+            let o = operands.get(*input as usize)?;
+            let name = format!("in{input}");
+            let widened = widen(&name, o.dtype) != name;
+            Some((if widened { format!("x{input}") } else { name }, o.dtype.compute()))
+        }
+        _ => None,
+    };
+    let lowered = functions.lower(term, number, &leaf)?;
+    let Some(root) = lowered.roots.first() else {
+        return Err(EmitError::Malformed("an epilogue without a value".into()));
+    };
+    let mut params = vec![format!("const {} acc", compute_name(acc))];
+    params.extend(operands.iter().enumerate().map(|(i, o)| format!("const {} in{i}", storage(o.dtype))));
+    let inline = inlining(lowered.size, 16);
+    let mut text = format!(
+        "// What becomes of an element of the product.\nstatic __device__ {inline} {} epilogue({}) {{\n",
+        storage(out.dtype),
+        params.join(", ")
+    );
+    for (i, o) in operands.iter().enumerate() {
+        let name = format!("in{i}");
+        if widen(&name, o.dtype) != name {
+            text.push_str(&format!("  const {} x{i} = {};\n", compute_name(o.dtype), widen(&name, o.dtype)));
+        }
+    }
+    for s in &lowered.statements {
+        text.push_str(&format!("  {s}\n"));
+    }
+    let root = root.clone();
+    text.push_str(&format!("  return {};\n}}\n", functions.store(&root, out.dtype)));
+    let formula = super::term::formula(program, term, term.root(), &|_| None);
+    Ok((vec![text], vec![format!("out = {formula}, where acc is the product of a and b")]))
+}

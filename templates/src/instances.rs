@@ -1,0 +1,177 @@
+//! Kernels with their element types chosen: what a Program asks to be generated.
+//!
+//! In: a Program and a scope. Out: [`Instance`]s for `cuda`, and what has none with the reason.
+//! Holds always: each instance has a name of its own, and the order is that of the declarations.
+
+mod describe;
+mod epilogue;
+mod op;
+pub mod template;
+
+pub use op::not_generated;
+
+use super::cuda::{self, CudaSource, EmitError};
+use hypatia_dsl::dtype::DType;
+use hypatia_dsl::ir::{Backend, Kernel, Origin, Program, RuleId};
+use hypatia_dsl::kernel::short::{Allowed, Shortener};
+use hypatia_dsl::kernel::{
+    ArgmaxKernel, CumsumKernel, MoveKernel, Operand, PointwiseKernel, ProductKernel, RowwiseKernel, ScatterKernel,
+    SortKernel,
+};
+use hypatia_dsl::scalar::Term;
+
+pub use describe::{Skipped, of_program};
+
+/// Which declarations are generated.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Scope {
+    /// All, the standard library included.
+    All,
+    /// Those of the files of these names.
+    Files(Vec<String>),
+}
+
+impl Scope {
+    fn holds(&self, origin: &Origin) -> bool {
+        match self {
+            Scope::All => true,
+            Scope::Files(names) => names.contains(&origin.file),
+        }
+    }
+}
+
+/// A kernel with its element types chosen.
+#[derive(Clone, Debug)]
+pub struct Instance {
+    /// The name of the declaration, or of the plan's step.
+    pub kernel: String,
+    /// `pointwise`, `epilogue`, `rowwise`, `move`, `search`, `product`, `cumsum`, `sort`, `scatter` or `template`.
+    pub kind: &'static str,
+    /// Where it is declared: `file:line`; empty for a plan's kernels.
+    pub origin: String,
+    /// The element type that it was made for.
+    pub dtype: DType,
+    /// What it computes.
+    pub body: Body,
+}
+
+/// What an [`Instance`] computes.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Body {
+    /// Element by element.
+    Pointwise(PointwiseKernel),
+    /// Element by element, where outputs may lie in the memory of these inputs.
+    InPlace(PointwiseKernel, Vec<usize>),
+    /// Row by row.
+    Rowwise(RowwiseKernel),
+    /// Elements moved.
+    Move(MoveKernel),
+    /// Positions of largest elements.
+    Argmax(ArgmaxKernel),
+    /// A product of integers.
+    Product(ProductKernel),
+    /// Running sums.
+    Cumsum(CumsumKernel),
+    /// Positions in order.
+    Sort(SortKernel),
+    /// Rows joined with others.
+    Scatter(ScatterKernel),
+    /// A template of the user's.
+    Template(Box<template::Filled>),
+}
+
+impl Body {
+    /// Its CUDA C++.
+    pub fn emit(&self, program: &Program) -> Result<CudaSource, EmitError> {
+        match self {
+            Body::Pointwise(k) => cuda::pointwise(program, k),
+            Body::InPlace(k, shared) => cuda::pointwise_in_place(program, k, shared),
+            Body::Rowwise(k) => cuda::rowwise(program, k),
+            Body::Move(k) => cuda::moves(program, k),
+            Body::Argmax(k) => cuda::argmax(program, k),
+            Body::Product(k) => cuda::product(program, k),
+            Body::Cumsum(k) => cuda::cumsum(program, k),
+            Body::Sort(k) => cuda::sort(program, k),
+            Body::Scatter(k) => cuda::scatter(program, k),
+            Body::Template(k) => k.emit(program),
+        }
+    }
+
+    /// Puts short functions where rules allow them: see [`Shortener`]. With `tf32` it stands behind products in TF32.
+    pub fn shorten(&mut self, shortener: &Shortener<'_>, tf32: bool) -> Vec<RuleId> {
+        match self {
+            Body::Pointwise(k) | Body::InPlace(k, _) => shortener.pointwise(k, tf32),
+            Body::Rowwise(k) => shortener.rowwise(k),
+            _ => Vec::new(),
+        }
+    }
+
+    /// Name and comment of the description.
+    pub fn labels(&mut self) -> (&mut String, &mut String) {
+        match self {
+            Body::Pointwise(k) | Body::InPlace(k, _) => (&mut k.name, &mut k.doc),
+            Body::Rowwise(k) => (&mut k.name, &mut k.doc),
+            Body::Move(k) => (&mut k.name, &mut k.doc),
+            Body::Argmax(k) => (&mut k.name, &mut k.doc),
+            Body::Product(k) => (&mut k.name, &mut k.doc),
+            Body::Cumsum(k) => (&mut k.name, &mut k.doc),
+            Body::Sort(k) => (&mut k.name, &mut k.doc),
+            Body::Scatter(k) => (&mut k.name, &mut k.doc),
+            Body::Template(k) => (&mut k.name, &mut k.doc),
+        }
+    }
+}
+
+impl Instance {
+    /// Its CUDA C++.
+    pub fn emit(&self, program: &Program) -> Result<CudaSource, EmitError> {
+        self.body.emit(program)
+    }
+}
+
+/// The CUDA C++ of an open kernel for one epilogue: the pass behind the matrix product. `acc` is the
+/// element type of the product's result, `operands` are what the term's `In` leaves read, `output` is
+/// the element type that is stored, and `tune` chooses values for tuning parameters, the first choice for the others.
+/// A kernel from a template takes its operands a and b in the result's element type; [`template::of_gemm`] says
+/// otherwise.
+pub fn instantiate(
+    program: &Program,
+    kernel: &str,
+    term: &Term,
+    acc: DType,
+    operands: &[Operand],
+    output: DType,
+    tune: &[(&str, i64)],
+) -> Result<CudaSource, EmitError> {
+    let found = program.kernels.iter().find(|k| k.name == kernel);
+    let def = found.ok_or_else(|| EmitError::Malformed(format!("there is no kernel `{kernel}`")))?;
+    check_tuning(def, tune)?;
+    if let Backend::Template(_) = &def.backend {
+        let types = [output, output, acc, output];
+        return template::of_gemm(program, def, cuda::identifier("", kernel), term, operands, types, tune)?
+            .emit(program);
+    }
+    let name = format!("{}_{output}", cuda::identifier("", kernel));
+    let mut description = PointwiseKernel {
+        name,
+        doc: epilogue::doc(&format!("kernel `{kernel}`"), &def.doc, &def.origin),
+        inputs: operands.to_vec(),
+        outputs: vec![output],
+        rank: 2,
+        term: term.clone(),
+        acc: Some(acc),
+    };
+    Shortener::new(program, &Allowed::default()).pointwise(&mut description, false);
+    cuda::pointwise(program, &description)
+}
+
+/// Every choice must be one that the kernel declares.
+fn check_tuning(kernel: &Kernel, tune: &[(&str, i64)]) -> Result<(), EmitError> {
+    for (name, value) in tune {
+        let choices = kernel.tune.iter().find(|(n, _)| n == name).map(|(_, c)| c);
+        if !choices.is_some_and(|c| c.contains(value)) {
+            return Err(EmitError::Malformed(format!("`{}` does not declare `tune {name}` with {value}", kernel.name)));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,32 @@
+//! Kernels as CUDA C++: the embedded templates, and what fills them in.
+//!
+//! In: a checked [`Program`](hypatia_dsl::ir::Program), kernel descriptions (`hypatia_dsl::kernel`), users' templates. Out:
+//! sources with their entry points, arguments and launch geometry; and a [`Checker`], which the front end is handed.
+//! Holds always: the same input gives the same bytes, and no text of the user reaches the output except through the
+//! expression grammar, as a mangled name, or inside a comment made harmless.
+//!
+//! The templates are the `.cu.j2` files of this folder. `pointwise`, `epilogue`, `rowwise`, `moves`, `argmax`, `product`, `cumsum`, `sort` and `scatter` are whole files; the others are parts that they include.
+//! Syntax: minijinja with `${ }` for values, `//%` for statements and `//#` for comments on a line of
+//! their own, so that the braces of CUDA C++ need no escapes.
+
+mod checker;
+pub mod cuda;
+pub mod instances;
+
+pub use checker::Checker;
+
+/// Name and text of each template.
+pub const TEMPLATES: &[(&str, &str)] = &[
+    ("prelude.cu.j2", include_str!("../prelude.cu.j2")),
+    ("flat.cu.j2", include_str!("../flat.cu.j2")),
+    ("grid.cu.j2", include_str!("../grid.cu.j2")),
+    ("pointwise.cu.j2", include_str!("../pointwise.cu.j2")),
+    ("epilogue.cu.j2", include_str!("../epilogue.cu.j2")),
+    ("rowwise.cu.j2", include_str!("../rowwise.cu.j2")),
+    ("moves.cu.j2", include_str!("../moves.cu.j2")),
+    ("argmax.cu.j2", include_str!("../argmax.cu.j2")),
+    ("product.cu.j2", include_str!("../product.cu.j2")),
+    ("cumsum.cu.j2", include_str!("../cumsum.cu.j2")),
+    ("sort.cu.j2", include_str!("../sort.cu.j2")),
+    ("scatter.cu.j2", include_str!("../scatter.cu.j2")),
+];
