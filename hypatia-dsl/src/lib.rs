@@ -11,6 +11,7 @@ pub mod codes;
 pub mod compile;
 pub mod diag;
 pub mod fmt;
+pub mod ident;
 pub mod ir;
 pub mod kernel;
 pub mod lint;

@@ -20,9 +20,9 @@
 
 use hypatia_dsl::dtype::DType;
 
-use crate::error::{Error, Result};
-use crate::graph::{Graph, Node, NodeKind, Value};
-use crate::tensor::Tensor;
+use hypatia_tensor::error::{Error, Result};
+use hypatia_graph::{Graph, Node, NodeKind, Value};
+use hypatia_tensor::tensor::Tensor;
 
 /// The relative difference that is allowed whatever the element type: order of summation, other libraries' functions.
 const LEAST: f64 = 1e-4;
@@ -234,7 +234,7 @@ fn scale(values: &[f64]) -> f64 {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
-    use crate::library;
+    use hypatia_library;
     use hypatia_dsl::shape::Dim;
     use hypatia_dsl::typing::TensorType;
     use rand::prelude::*;

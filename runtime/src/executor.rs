@@ -6,12 +6,13 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use crate::cuda::Gpu;
-use crate::error::Result;
-use crate::plan::{Note, Plan};
-use crate::tensor::Tensor;
-use crate::tuner::Tuner;
-use crate::{cpu, cuda};
+use hypatia_cuda::Gpu;
+use hypatia_tensor::error::Result;
+use hypatia_plan::{Note, Plan};
+use hypatia_tensor::tensor::Tensor;
+use hypatia_cuda::tuner::Tuner;
+use hypatia_cpu::cpu;
+use hypatia_cuda::cuda;
 
 /// A GPU, and how algorithms are chosen on it.
 #[derive(Clone, Debug)]

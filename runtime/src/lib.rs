@@ -37,42 +37,33 @@
 //!
 //! A model file is loaded by [`session::Model::load`], with the rules of [`library::load`].
 
-pub mod cache;
 pub mod compare;
-pub mod cpu;
-pub mod cuda;
-pub mod error;
 pub mod executor;
-pub mod generate;
-#[doc(hidden)]
-pub mod generated;
-pub mod graph;
-pub mod library;
-pub mod lowering;
-pub mod memory;
-pub mod npz;
-pub mod optimize;
-pub mod pipeline;
-pub mod plan;
 pub mod precision;
 pub mod session;
 #[cfg(test)]
 mod session_tests;
-pub mod tensor;
-pub mod test_runner;
-#[cfg(test)]
-mod testing;
-pub mod tuner;
-pub mod tuning;
 pub mod verdict;
-pub mod verify;
-pub mod weights;
 
-pub use error::Error;
-pub use graph::Graph;
+pub use hypatia_cache as cache;
+pub use hypatia_cpu as cpu;
+pub use hypatia_cuda as cuda;
+pub use hypatia_cuda::{generate, lowering, tuner, tuning};
 #[doc(no_inline)]
 pub use hypatia_dsl as dsl;
+pub use hypatia_eval as eval;
+pub use hypatia_graph as graph;
+#[doc(hidden)]
+pub use hypatia_graph::generated;
+pub use hypatia_graph::{Graph, shape};
+pub use hypatia_library as library;
 pub use hypatia_macros::hypatia_rules;
+pub use hypatia_onnx as onnx;
+pub use hypatia_optimize as optimize;
+pub use hypatia_pipeline as pipeline;
+pub use hypatia_plan as plan;
 #[doc(no_inline)]
 pub use hypatia_target::device;
-pub use tensor::Tensor;
+pub use hypatia_tensor::{Error, Tensor, error, memory, npz, tensor, weights};
+pub use hypatia_verify as verify;
+pub use hypatia_verify::test_runner;

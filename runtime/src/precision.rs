@@ -9,10 +9,10 @@ use std::sync::Arc;
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::{Program, Test, TestInput};
 
-use crate::error::{Error, Result};
+use hypatia_tensor::error::{Error, Result};
 use crate::session::{CheckMode, Model, Options};
-use crate::tensor::Tensor;
-use crate::test_runner::given_with;
+use hypatia_tensor::tensor::Tensor;
+use hypatia_verify::test_runner::given_with;
 
 /// How far results are from those in f64.
 pub struct Deviation {
@@ -74,7 +74,7 @@ mod tests {
     use hypatia_dsl::source::SourceFile;
 
     use super::*;
-    use crate::library;
+    use hypatia_library;
 
     #[test]
     fn what_is_off_is_seen_and_nothing_else() {

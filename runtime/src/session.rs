@@ -13,21 +13,21 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::Program;
 
-use crate::cache::{Cache, Store};
-use crate::cuda::Gpu;
-use crate::cuda::nvrtc::Nvrtc;
-use crate::cuda::tune::machine;
+use hypatia_cache::{Cache, Store};
+use hypatia_cuda::Gpu;
+use hypatia_cuda::nvrtc::Nvrtc;
+use hypatia_cuda::tune::machine;
 use crate::device::Device;
-use crate::error::{Error, Result};
+use hypatia_tensor::error::{Error, Result};
 use crate::executor::{Executor, OnGpu};
-use crate::graph::import;
-use crate::graph::{Constants, Graph, NodeKind};
-use crate::memory;
-use crate::optimize::{self, Optimized, Report};
-use crate::pipeline;
-use crate::plan::{self, Plan};
-use crate::tensor::Tensor;
-use crate::tuner::Tuner;
+use hypatia_onnx::import;
+use hypatia_graph::{Constants, Graph, NodeKind};
+use hypatia_tensor::memory;
+use hypatia_optimize::{self, Optimized, Report};
+use hypatia_pipeline;
+use hypatia_plan::{self, Plan};
+use hypatia_tensor::tensor::Tensor;
+use hypatia_cuda::tuner::Tuner;
 use crate::verdict::{self, Memory, Subject, Verdict};
 
 use crate::compare::no_less_precise;
@@ -247,7 +247,7 @@ impl Planner {
     fn ahead(&self, graph: &Graph) -> Option<Arc<Plan>> {
         let on = self.gpu.as_ref()?;
         let plan = self.build(graph, false).ok()?;
-        crate::cuda::Executor::ahead(&plan, &on.gpu).ok()?;
+        hypatia_cuda::Executor::ahead(&plan, &on.gpu).ok()?;
         Some(plan)
     }
 }
@@ -573,7 +573,8 @@ mod tests {
     use std::path::PathBuf;
 
     use super::*;
-    use crate::{library, npz};
+    use hypatia_library::library;
+    use hypatia_tensor::npz;
 
     fn model(name: &str) -> PathBuf {
         PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/models").join(name)
@@ -690,7 +691,7 @@ mod tests {
 
     fn store() -> (tempfile::TempDir, Arc<Store>) {
         let folder = tempfile::tempdir().unwrap();
-        let store = Arc::new(Store::open(folder.path(), crate::cache::Kind::Verdict));
+        let store = Arc::new(Store::open(folder.path(), hypatia_cache::Kind::Verdict));
         (folder, store)
     }
 
@@ -763,7 +764,7 @@ mod tests {
         let file = folder.path().join("t.hyp");
         std::fs::write(&file, format!("edition 1;\nuse core::*;\nuse nn::*;\n{text}")).unwrap();
         let program = library::load(&[file]).unwrap();
-        let (graph, inputs) = crate::test_runner::given(&program, program.tests.last().unwrap()).unwrap();
+        let (graph, inputs) = hypatia_verify::test_runner::given(&program, program.tests.last().unwrap()).unwrap();
         (Model::new(graph, Options { threads: 2, ..Options::default() }), inputs)
     }
 

@@ -10,10 +10,10 @@ use hypatia_dsl::typing::TensorType;
 use rand::prelude::*;
 use rand_chacha::ChaCha8Rng;
 
-use crate::cpu::reference::{Mode, evaluate};
-use crate::graph::Graph;
+use hypatia_eval::{Mode, evaluate};
+use hypatia_graph::Graph;
 use crate::session::{Compiled, Model, Options};
-use crate::tensor::Tensor;
+use hypatia_tensor::tensor::Tensor;
 
 const WIDTH: usize = 24;
 /// Rows of an input; each number of them has a plan of its own.
@@ -29,7 +29,7 @@ fn random(rng: &mut ChaCha8Rng, shape: &[usize]) -> Tensor {
 /// Two layers, and a softmax of what they add to their input; any number of rows.
 fn layers() -> Graph {
     let mut rng = ChaCha8Rng::seed_from_u64(1);
-    let mut g = Graph::new(crate::library::load(&[]).unwrap());
+    let mut g = Graph::new(hypatia_library::load(&[]).unwrap());
     let shape = vec![Dim::symbol("batch"), Dim::from(WIDTH as i64)];
     let x = g.input("x", TensorType { dtype: DType::F32, shape });
     let mut y = x;

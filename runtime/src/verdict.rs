@@ -13,9 +13,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use sha2::{Digest, Sha256};
 
-use crate::cache::{Key, KeyMaker, Store};
-use crate::graph::{Graph, NodeKind};
-use crate::tensor::Tensor;
+use hypatia_cache::{Key, KeyMaker, Store};
+use hypatia_graph::{Graph, NodeKind};
+use hypatia_tensor::tensor::Tensor;
 
 /// What comparing two plans gave.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -184,7 +184,7 @@ mod tests {
     use hypatia_dsl::dtype::DType;
 
     use super::*;
-    use crate::testing::{program, ty};
+    use hypatia_testing::{program, ty};
 
     /// `x * w` with that weight.
     fn graph(values: &[f64]) -> Graph {
@@ -208,7 +208,7 @@ mod tests {
         let mut renamed = a.clone();
         renamed.outputs[0].0 = "z".into();
         let mut turned = a.clone();
-        turned.outputs[0].1 = crate::graph::Value { node: turned.inputs[0], output: 0 };
+        turned.outputs[0].1 = hypatia_graph::Value { node: turned.inputs[0], output: 0 };
         let mut other_rules = a.clone();
         let mut p = (*a.program).clone();
         p.families.push(("new".into(), Vec::new()));

@@ -14,7 +14,7 @@ use clap::{Args, ValueEnum};
 use hypatia::cache::Cache;
 use hypatia::cuda::tune::machine;
 use hypatia::cuda::{self, Gpu};
-use hypatia::device::Device;
+use hypatia_target::device::Device;
 use hypatia::error::{Error, Result};
 use hypatia::executor::OnGpu;
 use hypatia::session::{Model, Options};

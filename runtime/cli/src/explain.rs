@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use hypatia::error::{Error, Result};
-use hypatia::graph::import::{Supported, supported};
+use hypatia::onnx::import::{Supported, supported};
 use hypatia::library;
 use hypatia::optimize::explain::why_not;
 use hypatia::pipeline;

@@ -9,9 +9,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use clap::Args;
-use hypatia::device::Device;
+use hypatia_target::device::Device;
 use hypatia::error::{Error, Result};
-use hypatia::graph::{Graph, import};
+use hypatia::Graph;
+use hypatia::onnx::import;
 use hypatia::optimize::Options;
 use hypatia::{Tensor, library, npz};
 use hypatia_dsl::approx::Approx;

@@ -4,7 +4,8 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use hypatia::error::Result;
-use hypatia::graph::{Graph, export};
+use hypatia::Graph;
+use hypatia::onnx::export;
 use hypatia::optimize::Report;
 use hypatia::pipeline;
 use serde_json::json;

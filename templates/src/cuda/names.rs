@@ -4,20 +4,7 @@
 //! keyword nor a macro of any compiler, by its prefix; a comment line has no line break, no control
 //! character, no backslash and no comment end.
 
-/// Longest part of a user's name that is kept.
-const KEEP: usize = 48;
-
-/// The user's name behind a prefix that no keyword and no macro begins with.
-pub fn identifier(prefix: &str, name: &str) -> String {
-    let mut out = String::from(prefix);
-    out.extend(name.chars().take(KEEP).map(|c| if c.is_ascii_alphanumeric() { c } else { '_' }));
-    if name.chars().count() > KEEP {
-        // What was cut off still tells two names apart.
-        let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325u64, |h, b| (h ^ b as u64).wrapping_mul(0x0100_0000_01b3));
-        out.push_str(&format!("_{:08x}", hash as u32));
-    }
-    out
-}
+pub use hypatia_dsl::ident::identifier;
 
 /// The user's text as lines of a `//` comment, at most `width` characters each, 20 lines at most.
 pub fn comment_lines(text: &str, width: usize) -> Vec<String> {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use hypatia::device::Device;
+use hypatia_target::device::Device;
 use hypatia::error::{Error, Result};
 use hypatia::executor::{Executor, OnGpu};
 use hypatia::graph::Graph;

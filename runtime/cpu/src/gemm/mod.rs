@@ -1,0 +1,243 @@
+//! Matrix products: cut into tiles that threads share, each multiplied and sent through the epilogue
+//! while it is warm.
+//!
+//! [`step`] prepares a plan's gemm and walks its tiles, [`mod@pack`] orders operands, [`kernel`] computes
+//! blocks of a tile in registers, this module multiplies a tile. Holds always: a tile is written by one
+//! thread; its bits do not depend on how the result is cut.
+
+mod int;
+mod kernel;
+mod pack;
+mod step;
+#[cfg(test)]
+mod tests;
+
+use std::ops::Range;
+
+use hypatia_dsl::dtype::DType;
+
+use super::conv::Windows;
+use super::last::Patches;
+use super::memory::Bytes;
+use super::threads::Address;
+use hypatia_tensor::error::{Error, Result};
+use kernel::{Block, Float, Kernel};
+pub use pack::{Filters, Packed, Widen, packed_filters};
+use pack::{Matrix, copy_rows, pack, packed_len};
+pub use step::GemmCode;
+
+/// Length of the sums that are computed at once: a panel of so many rows stays in the first-level cache.
+const K_BLOCK: usize = 256;
+/// Rows of the left operand further apart than this share cache sets, or pages: they are copied together.
+const FAR: usize = 2048;
+
+/// The left operand of a tile.
+#[derive(Clone, Copy)]
+enum Left<'a> {
+    /// As it lies.
+    Plain(Matrix<'a>),
+    /// Gathered from images that begin at this element of a buffer.
+    Patches(&'a Patches, (&'a [u8], DType, usize)),
+}
+
+/// The right operand of a tile.
+#[derive(Clone, Copy)]
+enum Right<'a, T> {
+    /// In panels of the whole matrix.
+    Packed(&'a [T]),
+    /// As it lies.
+    Plain(Matrix<'a>),
+    /// Gathered from an image that begins at this element of a buffer.
+    Windows(&'a Windows, (&'a [u8], DType, usize)),
+}
+
+/// Where the sums of a tile go: row i of the tile begins at `i * row`.
+#[derive(Clone, Copy)]
+struct Target {
+    base: Address,
+    row: usize,
+}
+
+/// The product of a tile.
+struct Tile<'a, T> {
+    kernel: Kernel<T>,
+    a: Left<'a>,
+    b: Right<'a, T>,
+    rows: Range<usize>,
+    columns: Range<usize>,
+    k: usize,
+}
+
+/// Where the kernels read the right operand.
+struct Panels<T> {
+    base: *const T,
+    b_k: usize,
+    b_panel: usize,
+}
+
+impl<T: Widen> Tile<'_, T> {
+    /// Multiplies, with memory for parts of the operands.
+    ///
+    /// # Safety
+    /// `to` has room for the rows and columns of the tile, and nothing else uses that room meanwhile.
+    unsafe fn multiply(&self, to: Target, a_memory: &mut Bytes, b_memory: &mut Bytes) -> Result<()> {
+        let kernel = self.kernel;
+        self.check(kernel.panel)?;
+        let c = to.base.0.cast::<T>();
+        if self.k == 0 {
+            for i in 0..self.rows.len() {
+                // SAFETY: the caller's promise.
+                unsafe { std::slice::from_raw_parts_mut(c.add(i * to.row), self.columns.len()) }.fill(T::ZERO);
+            }
+            return Ok(());
+        }
+        for k0 in (0..self.k).step_by(K_BLOCK) {
+            let ks = k0..self.k.min(k0 + K_BLOCK);
+            let (a, a_row) = self.left(ks.clone(), a_memory)?;
+            let (panels, whole) = self.right(ks.clone(), kernel, b_memory)?;
+            let block = Block {
+                k: ks.len(),
+                a,
+                a_row,
+                b: panels.base,
+                b_k: panels.b_k,
+                b_panel: panels.b_panel,
+                c,
+                c_row: to.row,
+                columns: whole,
+                add: k0 > 0,
+            };
+            // SAFETY: `check` holds, so the operands have these rows and columns; `left` and `right` give
+            // rows and panels at these distances; the caller promises the result.
+            unsafe { blocks(kernel, self.rows.len(), &block) };
+            if whole < self.columns.len() {
+                let rest = self.columns.start + whole..self.columns.end;
+                let Right::Plain(b) = self.b else { return Err(Error::Internal("a panel that is not whole".into())) };
+                let memory = b_memory.at_least(packed_len(ks.len(), rest.len(), kernel.panel) * size_of::<T>())?;
+                let memory: &mut [T] = bytemuck::cast_slice_mut(memory);
+                pack(b, ks.clone(), rest.clone(), kernel.panel, memory);
+                let block = Block {
+                    b: memory.as_ptr(),
+                    b_k: kernel.panel,
+                    b_panel: ks.len() * kernel.panel,
+                    // SAFETY: the column lies in the tile.
+                    c: unsafe { c.add(whole) },
+                    columns: rest.len(),
+                    ..block
+                };
+                // SAFETY: as above; the panel has just been packed.
+                unsafe { blocks(kernel, self.rows.len(), &block) };
+            }
+        }
+        Ok(())
+    }
+
+    /// That the operands have the rows and columns of the tile.
+    fn check(&self, panel: usize) -> Result<()> {
+        let right = match self.b {
+            Right::Packed(values) => {
+                self.columns.start.is_multiple_of(panel) && values.len() >= packed_len(self.k, self.columns.end, panel)
+            }
+            Right::Plain(b) => b.fits(self.k, self.columns.end),
+            Right::Windows(w, (bytes, dtype, offset)) => {
+                self.k == w.terms()
+                    && self.columns.end <= w.places()
+                    && offset + w.image() <= bytes.len() / dtype.size()
+            }
+        };
+        let left = match self.a {
+            Left::Plain(a) => a.fits(self.rows.end, self.k),
+            Left::Patches(p, (bytes, dtype, offset)) => {
+                self.k == p.columns()
+                    && self.rows.end <= p.rows()
+                    && offset + p.elements() <= bytes.len() / dtype.size()
+            }
+        };
+        if left && right {
+            return Ok(());
+        }
+        let (m, k, n) = (self.rows.end, self.k, self.columns.end);
+        Err(Error::Internal(format!("a product of {m}x{k} and {k}x{n} reaches beyond its operands")))
+    }
+
+    /// The left operand, rows of unit distance: as it lies, or copied.
+    fn left(&self, ks: Range<usize>, memory: &mut Bytes) -> Result<(*const T, usize)> {
+        if let Left::Plain(a) = self.a {
+            let near = a.row.unsigned_abs() * size_of::<T>() < FAR || self.columns.len() < 128;
+            if a.column == 1 && a.dtype == T::DTYPE && a.row >= 0 && (near || self.rows.len() <= 2) {
+                let values: &[T] = bytemuck::cast_slice(a.bytes);
+                let first = a.offset + self.rows.start as isize * a.row + ks.start as isize;
+                return Ok((values[first as usize..].as_ptr(), a.row as usize));
+            }
+        }
+        // An odd number of cache lines: neighbouring rows do not share sets.
+        let stride = ks.len().next_multiple_of(32) + 16;
+        let memory = memory.at_least(self.rows.len() * stride * size_of::<T>())?;
+        let memory: &mut [T] = bytemuck::cast_slice_mut(memory);
+        match self.a {
+            Left::Plain(a) => copy_rows(a, self.rows.clone(), ks, stride, memory),
+            Left::Patches(patches, image) => patches.copy(image, self.rows.clone(), ks, stride, memory),
+        }
+        Ok((memory.as_ptr(), stride))
+    }
+
+    /// The right operand in panels, and how many columns they cover.
+    fn right(&self, ks: Range<usize>, kernel: Kernel<T>, memory: &mut Bytes) -> Result<(Panels<T>, usize)> {
+        let (panel, count) = (kernel.panel, self.columns.len());
+        match self.b {
+            Right::Packed(values) => {
+                let at = self.columns.start * self.k + ks.start * panel;
+                Ok((Panels { base: values[at..].as_ptr(), b_k: panel, b_panel: self.k * panel }, count))
+            }
+            // So few rows that packing would cost as much as multiplying.
+            Right::Plain(b) if b.column == 1 && b.row >= 0 && b.dtype == T::DTYPE && self.rows.len() <= kernel.rows => {
+                let values: &[T] = bytemuck::cast_slice(b.bytes);
+                let at = b.offset + ks.start as isize * b.row + self.columns.start as isize;
+                let base = values[at as usize..].as_ptr();
+                Ok((Panels { base, b_k: b.row as usize, b_panel: panel }, count / panel * panel))
+            }
+            Right::Plain(b) => {
+                let memory = memory.at_least(packed_len(ks.len(), count, panel) * size_of::<T>())?;
+                let memory: &mut [T] = bytemuck::cast_slice_mut(memory);
+                pack(b, ks.clone(), self.columns.clone(), panel, memory);
+                Ok((Panels { base: memory.as_ptr(), b_k: panel, b_panel: ks.len() * panel }, count))
+            }
+            Right::Windows(windows, image) => {
+                let memory = memory.at_least(packed_len(ks.len(), count, panel) * size_of::<T>())?;
+                let memory: &mut [T] = bytemuck::cast_slice_mut(memory);
+                windows.pack(image, ks.clone(), self.columns.clone(), panel, memory);
+                Ok((Panels { base: memory.as_ptr(), b_k: panel, b_panel: ks.len() * panel }, count))
+            }
+        }
+    }
+}
+
+/// Blocks of rows and panels, columns from outside to inside.
+///
+/// # Safety
+/// As [`Kernel::run`], for all rows and all panels that hold `block.columns` columns.
+unsafe fn blocks<T: Float>(kernel: Kernel<T>, rows: usize, block: &Block<T>) {
+    let count = rows.div_ceil(kernel.rows);
+    let mut column = 0;
+    while column < block.columns {
+        let left = (block.columns - column).div_ceil(kernel.panel);
+        let wide = kernel.panels(rows);
+        let panels = if wide <= left { wide } else { 1 };
+        let mut row = 0;
+        for part in 0..count {
+            // Blocks of nearly equal height.
+            let height = (rows - row).div_ceil(count - part);
+            let here = Block {
+                a: block.a.wrapping_add(row * block.a_row),
+                b: block.b.wrapping_add(column / kernel.panel * block.b_panel),
+                c: block.c.wrapping_add(row * block.c_row + column),
+                columns: block.columns - column,
+                ..*block
+            };
+            // SAFETY: the caller's promise for these rows and panels.
+            unsafe { kernel.run(height, panels, &here) };
+            row += height;
+        }
+        column += panels * kernel.panel;
+    }
+}

@@ -1,0 +1,269 @@
+//! Operands of products brought into the order in which the kernels read them.
+//!
+//! In: a matrix with any strides, f16 and bf16 too. Out: the right operand in panels of columns, the left
+//! one in rows with unit distance. Holds always: a panel lies at `index * k * panel`, row after row, and
+//! is filled up with zeros; a constant is packed once for all executors that read it in the same way.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use hypatia_dsl::dtype::DType;
+
+use super::kernel::Float;
+use crate::interp::{Dst, read};
+use crate::memory::Bytes;
+use hypatia_tensor::error::{Error, Result};
+use hypatia_tensor::tensor::Tensor;
+
+/// An operand: a buffer, where its element (0, 0) is, and its strides.
+#[derive(Clone, Copy, Debug)]
+pub struct Matrix<'a> {
+    /// The buffer.
+    pub bytes: &'a [u8],
+    /// Its element type.
+    pub dtype: DType,
+    /// Element (0, 0).
+    pub offset: isize,
+    /// Distance of rows.
+    pub row: isize,
+    /// Distance of columns.
+    pub column: isize,
+}
+
+impl Matrix<'_> {
+    /// True if each element of a matrix of that size lies in the buffer.
+    pub fn fits(&self, rows: usize, columns: usize) -> bool {
+        if rows == 0 || columns == 0 {
+            return true;
+        }
+        let ends = [(rows - 1) as isize * self.row, (columns - 1) as isize * self.column];
+        let low = self.offset + ends.iter().filter(|e| **e < 0).sum::<isize>();
+        let high = self.offset + ends.iter().filter(|e| **e > 0).sum::<isize>();
+        low >= 0 && (high as usize) < self.bytes.len() / self.dtype.size()
+    }
+
+    fn at(&self, row: usize, column: usize) -> isize {
+        self.offset + row as isize * self.row + column as isize * self.column
+    }
+}
+
+/// Where values of a type go that are read from any float.
+pub trait Widen: Float {
+    /// Its element type.
+    const DTYPE: DType;
+    /// 0
+    const ZERO: Self;
+    /// A destination of [`read`].
+    fn dst(values: &mut [Self]) -> Dst<'_>;
+    /// Transposes 8 by 8 elements: row i of `from` begins at `i * from_row`; true if it has been done.
+    fn transpose8(_from: &[Self], _from_row: usize, _to: &mut [Self], _to_row: usize) -> bool {
+        false
+    }
+}
+
+impl Widen for f32 {
+    const DTYPE: DType = DType::F32;
+    const ZERO: f32 = 0.0;
+    fn dst(values: &mut [f32]) -> Dst<'_> {
+        Dst::F32(values)
+    }
+    #[cfg(target_arch = "x86_64")]
+    fn transpose8(from: &[f32], from_row: usize, to: &mut [f32], to_row: usize) -> bool {
+        use crate::simd::{Isa, isa};
+        if isa() == Isa::Portable || from.len() < 7 * from_row + 8 || to.len() < 7 * to_row + 8 {
+            return false;
+        }
+        // SAFETY: both slices hold eight rows of eight elements at these distances, and the processor has
+        // at least AVX2.
+        unsafe { transpose8_avx(from.as_ptr(), from_row, to.as_mut_ptr(), to_row) };
+        true
+    }
+}
+
+impl Widen for f64 {
+    const DTYPE: DType = DType::F64;
+    const ZERO: f64 = 0.0;
+    fn dst(values: &mut [f64]) -> Dst<'_> {
+        Dst::F64(values)
+    }
+}
+
+/// # Safety
+/// Eight rows of eight elements can be read and written at these distances; the processor has AVX.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx")]
+unsafe fn transpose8_avx(from: *const f32, from_row: usize, to: *mut f32, to_row: usize) {
+    use std::arch::x86_64::*;
+    // SAFETY: the caller's promise for all loads and stores.
+    unsafe {
+        let row = |i: usize| _mm256_loadu_ps(from.add(i * from_row));
+        let r: [__m256; 8] = std::array::from_fn(row);
+        let low = |i: usize| _mm256_unpacklo_ps(r[2 * i], r[2 * i + 1]);
+        let high = |i: usize| _mm256_unpackhi_ps(r[2 * i], r[2 * i + 1]);
+        let (l, h): ([__m256; 4], [__m256; 4]) = (std::array::from_fn(low), std::array::from_fn(high));
+        // Pairs of elements of four rows, in both halves.
+        let q = [
+            _mm256_shuffle_ps::<0x44>(l[0], l[1]),
+            _mm256_shuffle_ps::<0xee>(l[0], l[1]),
+            _mm256_shuffle_ps::<0x44>(h[0], h[1]),
+            _mm256_shuffle_ps::<0xee>(h[0], h[1]),
+            _mm256_shuffle_ps::<0x44>(l[2], l[3]),
+            _mm256_shuffle_ps::<0xee>(l[2], l[3]),
+            _mm256_shuffle_ps::<0x44>(h[2], h[3]),
+            _mm256_shuffle_ps::<0xee>(h[2], h[3]),
+        ];
+        for i in 0..4 {
+            _mm256_storeu_ps(to.add(i * to_row), _mm256_permute2f128_ps::<0x20>(q[i], q[i + 4]));
+            _mm256_storeu_ps(to.add((i + 4) * to_row), _mm256_permute2f128_ps::<0x31>(q[i], q[i + 4]));
+        }
+    }
+}
+
+/// Elements that one panel of so many rows takes.
+pub fn packed_len(k: usize, columns: usize, panel: usize) -> usize {
+    columns.next_multiple_of(panel) * k
+}
+
+/// Packs rows `ks` and columns `columns` of a matrix into panels.
+pub fn pack<T: Widen>(b: Matrix<'_>, ks: Range<usize>, columns: Range<usize>, panel: usize, to: &mut [T]) {
+    let k = ks.len();
+    for (panel_to, first) in to.chunks_exact_mut((k * panel).max(1)).zip(columns.clone().step_by(panel)) {
+        let count = panel.min(columns.end - first);
+        if b.row == 1 && b.column != 1 && b.dtype == T::DTYPE {
+            turn(b, ks.start, first, (k, count), panel, panel_to);
+            continue;
+        }
+        for (l, row) in panel_to.chunks_exact_mut(panel).enumerate() {
+            let (values, fill) = row.split_at_mut(count);
+            read(b.bytes, b.dtype, b.at(ks.start + l, first), b.column, T::dst(values));
+            fill.fill(T::ZERO);
+        }
+    }
+}
+
+/// Packs a panel of a matrix whose columns are contiguous, by squares.
+fn turn<T: Widen>(b: Matrix<'_>, k0: usize, first: usize, (k, count): (usize, usize), panel: usize, to: &mut [T]) {
+    let from: &[T] = bytemuck::cast_slice(b.bytes);
+    if count < panel {
+        to.fill(T::ZERO);
+    }
+    let squares = |n: usize| if b.column > 0 { n / 8 * 8 } else { 0 };
+    for j in (0..squares(count)).step_by(8) {
+        for l in (0..squares(k)).step_by(8) {
+            let source = &from[b.at(k0 + l, first + j) as usize..];
+            if !T::transpose8(source, b.column as usize, &mut to[l * panel + j..], panel) {
+                one_by_one(b, from, (k0, l..l + 8), (first, j..j + 8), panel, to);
+            }
+        }
+    }
+    one_by_one(b, from, (k0, squares(k)..k), (first, 0..squares(count)), panel, to);
+    one_by_one(b, from, (k0, 0..k), (first, squares(count)..count), panel, to);
+}
+
+fn one_by_one<T: Widen>(
+    b: Matrix<'_>,
+    from: &[T],
+    (k0, ks): (usize, Range<usize>),
+    (first, js): (usize, Range<usize>),
+    panel: usize,
+    to: &mut [T],
+) {
+    for j in js {
+        for l in ks.clone() {
+            to[l * panel + j] = from[b.at(k0 + l, first + j) as usize];
+        }
+    }
+}
+
+/// Copies rows `rows` and columns `ks` of a matrix; row i goes to `i * stride`.
+pub fn copy_rows<T: Widen>(a: Matrix<'_>, rows: Range<usize>, ks: Range<usize>, stride: usize, to: &mut [T]) {
+    for (i, row) in to.chunks_mut(stride).zip(rows).map(|(to, i)| (i, to)) {
+        read(a.bytes, a.dtype, a.at(i, ks.start), a.column, T::dst(&mut row[..ks.len()]));
+    }
+}
+
+/// A constant right operand in panels.
+pub struct Packed {
+    data: Bytes,
+    /// Keeps the address from being used again while it is a key.
+    _source: Arc<Tensor>,
+}
+
+impl Packed {
+    /// The elements.
+    pub fn values<T: Widen>(&self) -> &[T] {
+        bytemuck::cast_slice(self.data.as_ref())
+    }
+}
+
+/// What tells packed constants apart: tensor, offset, strides, sizes, columns of a panel, taps.
+type Key = (usize, usize, [isize; 2], [usize; 2], usize, usize);
+
+static PACKED: Mutex<Option<HashMap<Key, Weak<Packed>>>> = Mutex::new(None);
+
+/// What is kept under a key, or made now if no executor has it.
+fn kept(key: Key, make: impl FnOnce() -> Result<Packed>) -> Result<Arc<Packed>> {
+    let mut known = PACKED.lock().unwrap_or_else(PoisonError::into_inner);
+    let known = known.get_or_insert_default();
+    if let Some(found) = known.get(&key).and_then(Weak::upgrade) {
+        return Ok(found);
+    }
+    let new = Arc::new(make()?);
+    known.retain(|_, p| p.strong_count() > 0);
+    known.insert(key, Arc::downgrade(&new));
+    Ok(new)
+}
+
+/// A constant `[k, n]` in panels, packed now if no executor has it.
+pub fn packed<T: Widen>(
+    tensor: &Arc<Tensor>,
+    (offset, row, column): (usize, isize, isize),
+    (k, n): (usize, usize),
+    panel: usize,
+) -> Result<Arc<Packed>> {
+    kept((Arc::as_ptr(tensor) as usize, offset, [row, column], [k, n], panel, 0), || {
+        let b = Matrix { bytes: tensor.bytes(), dtype: tensor.dtype(), offset: offset as isize, row, column };
+        if !b.fits(k, n) {
+            return Err(Error::Internal(format!("a product reaches beyond its constant of {:?}", tensor.shape())));
+        }
+        let mut data = Bytes::new(packed_len(k, n, panel) * size_of::<T>())?;
+        pack(b, 0..k, 0..n, panel, bytemuck::cast_slice_mut::<u8, T>(data.as_mut()));
+        Ok(Packed { data, _source: tensor.clone() })
+    })
+}
+
+/// Filters of a convolution as they lie: `[count, depth, taps]`.
+#[derive(Clone, Copy, Debug)]
+pub struct Filters {
+    /// The first element.
+    pub offset: usize,
+    /// Number of filters.
+    pub count: usize,
+    /// Channels that a filter reads.
+    pub depth: usize,
+    /// Places that it reads of each.
+    pub taps: usize,
+}
+
+/// Constant filters as a matrix `[taps * depth, count]` in panels, packed now if no executor has it.
+pub fn packed_filters<T: Widen>(tensor: &Arc<Tensor>, f: Filters, panel: usize) -> Result<Arc<Packed>> {
+    let (k, n) = (f.taps * f.depth, f.count);
+    kept((Arc::as_ptr(tensor) as usize, f.offset, [0, 0], [k, n], panel, f.taps), || {
+        if f.offset + k * n > tensor.len() {
+            return Err(Error::Internal(format!("filters reach beyond their constant of {:?}", tensor.shape())));
+        }
+        let mut data = Bytes::new(packed_len(k, n, panel) * size_of::<T>())?;
+        let to: &mut [T] = bytemuck::cast_slice_mut(data.as_mut());
+        for (to, first) in to.chunks_exact_mut((k * panel).max(1)).zip((0..n).step_by(panel.max(1))) {
+            let count = panel.min(n - first);
+            for (row, to) in to.chunks_exact_mut(panel).enumerate() {
+                let at = f.offset + first * k + row % f.depth * f.taps + row / f.depth;
+                let (values, fill) = to.split_at_mut(count);
+                read(tensor.bytes(), tensor.dtype(), at as isize, k as isize, T::dst(values));
+                fill.fill(T::ZERO);
+            }
+        }
+        Ok(Packed { data, _source: tensor.clone() })
+    })
+}

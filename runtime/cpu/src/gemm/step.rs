@@ -1,0 +1,553 @@
+//! A gemm step of a plan, or a convolution, made ready: leading axes folded into rows where memory allows, constants packed,
+//! the epilogue compiled, the result cut into tiles.
+
+use std::ops::Range;
+use std::sync::{Arc, Mutex};
+
+use hypatia_dsl::dtype::DType;
+use hypatia_dsl::ir::Program;
+use hypatia_dsl::scalar::typed::Source;
+use smallvec::SmallVec;
+
+use super::int::{self, Integer};
+use super::kernel::{Float, Kernels};
+use super::pack::{Filters, Matrix, Packed, Widen, packed, packed_filters};
+use super::{Left, Right, Target, Tile};
+use crate::conv::{Geometry, Windows};
+use crate::interp::{BLOCK, Code, Dst, Feed, part, read, repeat};
+use crate::last::Patches;
+use crate::pointwise::{Input, gather};
+use crate::threads::{Address, Local, Team};
+use hypatia_tensor::error::{Error, Result};
+use hypatia_plan::{ConvStep, GemmStep, View, collapse};
+use hypatia_tensor::tensor::Tensor;
+
+/// Rows and columns of a tile at most: with [`super::K_BLOCK`], its operands stay in the second-level cache.
+const TILE: [usize; 2] = [112, 256];
+/// Multiply-adds that are worth a part of their own, and those that are worth other threads at all.
+const PART: usize = 1 << 16;
+/// Tiles for each thread, where there is enough work: one that is held up does not hold up the others.
+const TILES_A_THREAD: usize = 3;
+
+/// One operand of the product.
+#[derive(Clone, Debug)]
+struct Side {
+    dtype: DType,
+    offset: usize,
+    row: isize,
+    column: isize,
+    /// Strides along the leading axes that are left.
+    batch: Vec<isize>,
+}
+
+/// A gemm that is ready to run.
+#[derive(Clone)]
+pub struct GemmCode {
+    batch: Vec<usize>,
+    m: usize,
+    n: usize,
+    k: usize,
+    acc: DType,
+    sides: [Side; 2],
+    /// The right operand, if it is one constant matrix.
+    packed: Option<Arc<Packed>>,
+    /// The right operand, if it is made of the windows of an image.
+    windows: Option<Windows>,
+    /// The left operand, if it is made of the windows of images.
+    patches: Option<Patches>,
+    /// The epilogue; `None` if the accumulator is the result.
+    code: Option<Code>,
+    shape: Vec<usize>,
+    strides: Vec<Vec<isize>>,
+    out: DType,
+    /// Rows and columns of a tile.
+    tile: [usize; 2],
+    kernels: Kernels,
+}
+
+/// Memory of the two operands, whole buffers.
+pub type Operands<'a> = [&'a [u8]; 2];
+
+impl GemmCode {
+    /// Prepares a step. `constant` is the right operand, if it is one; `threads` may share the work.
+    pub fn new(
+        program: &Program,
+        step: &GemmStep,
+        reads: &[View],
+        out: &View,
+        constant: Option<&Arc<Tensor>>,
+        threads: usize,
+    ) -> Result<GemmCode> {
+        let [a, b, inputs @ ..] = reads else { return Err(Error::Internal("a product of one operand".into())) };
+        let lead = step.batch.len();
+        let (mut batch, mut m) = (step.batch.clone(), step.m);
+        let side = |v: &View| Side {
+            dtype: v.dtype,
+            offset: v.offset,
+            row: v.strides[lead],
+            column: v.strides[lead + 1],
+            batch: v.strides[..lead].to_vec(),
+        };
+        let mut sides = [side(a), side(b)];
+        let one_right = sides[1].batch.iter().zip(&batch).all(|(s, size)| *s == 0 || *size == 1);
+        // One right operand for all: if the rows of the left one lie evenly, the leading axes are rows.
+        if one_right {
+            let (rows, strides) = collapse(&a.shape[..lead + 1], &[a.strides[..lead + 1].to_vec()]);
+            if let ([rows], [strides]) = (rows.as_slice(), strides.as_slice()) {
+                (batch, m) = (Vec::new(), *rows);
+                sides[0].row = strides[0];
+                sides.iter_mut().for_each(|s| s.batch.clear());
+            }
+        }
+        let dtypes: Vec<DType> = inputs.iter().map(|v| v.dtype).collect();
+        let code = if step.is_plain() && step.acc == out.dtype {
+            None
+        } else {
+            Some(Code::new(program, &step.term, Some(step.acc), &dtypes, &[out.dtype])?)
+        };
+        let all: Vec<Vec<isize>> = inputs.iter().chain([out]).map(|v| v.strides.clone()).collect();
+        let (shape, strides) = collapse(&out.shape, &all);
+        let (n, k) = (step.n, step.k);
+        let kernels = Kernels::best();
+        let packed = match constant {
+            Some(t) if one_right && m * n * k > 0 => {
+                let view = (sides[1].offset, sides[1].row, sides[1].column);
+                match step.acc {
+                    DType::F32 => Some(packed::<f32>(t, view, (k, n), f32::of(&kernels).panel)?),
+                    DType::F64 => Some(packed::<f64>(t, view, (k, n), f64::of(&kernels).panel)?),
+                    _ => None,
+                }
+            }
+            _ => None,
+        };
+        let mut g = GemmCode {
+            batch,
+            m,
+            n,
+            k,
+            acc: step.acc,
+            sides,
+            packed,
+            windows: None,
+            patches: None,
+            code,
+            shape,
+            strides,
+            out: out.dtype,
+            tile: TILE,
+            kernels,
+        };
+        g.tile = g.cut(threads);
+        Ok(g)
+    }
+
+    /// Prepares a convolution: filters times the windows of each group of channels of each image.
+    pub fn conv(
+        program: &Program,
+        step: &ConvStep,
+        geometry: Geometry,
+        reads: &[View],
+        out: &View,
+        threads: usize,
+    ) -> Result<GemmCode> {
+        let [x, w, inputs @ ..] = reads else { return Err(Error::Internal("a convolution of one operand".into())) };
+        let Geometry { windows, batch, groups, filters } = geometry;
+        let (terms, image, places) = (windows.terms(), windows.image(), windows.places());
+        let filter = Side {
+            dtype: w.dtype,
+            offset: w.offset,
+            row: terms as isize,
+            column: 1,
+            batch: vec![0, (filters * terms) as isize],
+        };
+        let plain = Side {
+            dtype: x.dtype,
+            offset: x.offset,
+            row: places as isize,
+            column: 1,
+            batch: vec![(groups * image) as isize, image as isize],
+        };
+        let dtypes: Vec<DType> = inputs.iter().map(|v| v.dtype).collect();
+        let code = if step.is_plain() && step.acc == out.dtype {
+            None
+        } else {
+            Some(Code::new(program, &step.term, Some(step.acc), &dtypes, &[out.dtype])?)
+        };
+        let all: Vec<Vec<isize>> = inputs.iter().chain([out]).map(|v| v.strides.clone()).collect();
+        let (shape, strides) = collapse(&out.shape, &all);
+        let mut g = GemmCode {
+            batch: vec![batch, groups],
+            m: filters,
+            n: places,
+            k: terms,
+            acc: step.acc,
+            sides: [filter, plain],
+            packed: None,
+            windows: (!windows.is_plain()).then_some(windows),
+            patches: None,
+            code,
+            shape,
+            strides,
+            out: out.dtype,
+            tile: TILE,
+            kernels: Kernels::best(),
+        };
+        g.tile = g.cut(threads);
+        Ok(g)
+    }
+
+    /// Prepares a convolution whose channels are the last axis: the windows of all images times constant filters.
+    pub fn conv_last(
+        program: &Program,
+        step: &ConvStep,
+        reads: &[View],
+        out: &View,
+        filters: Option<&Arc<Tensor>>,
+        threads: usize,
+    ) -> Result<GemmCode> {
+        let ([x, w, inputs @ ..], Some(tensor)) = (reads, filters) else {
+            return Err(Error::Internal("a convolution without constant filters".into()));
+        };
+        let patches = Patches::new(step, x, out)?;
+        let (m, n, k) = (patches.rows(), w.shape[0], patches.columns());
+        let left = Side { dtype: x.dtype, offset: x.offset, row: k as isize, column: 1, batch: Vec::new() };
+        let dtypes: Vec<DType> = inputs.iter().map(|v| v.dtype).collect();
+        let code = if step.is_plain() && step.acc == out.dtype {
+            None
+        } else {
+            Some(Code::new(program, &step.term, Some(step.acc), &dtypes, &[out.dtype])?)
+        };
+        let all: Vec<Vec<isize>> = inputs.iter().chain([out]).map(|v| v.strides.clone()).collect();
+        let (shape, strides) = collapse(&out.shape, &all);
+        let kernels = Kernels::best();
+        let f = Filters { offset: w.offset, count: n, depth: patches.channels(), taps: patches.taps() };
+        let packed = match step.acc {
+            DType::F64 => packed_filters::<f64>(tensor, f, f64::of(&kernels).panel)?,
+            _ => packed_filters::<f32>(tensor, f, f32::of(&kernels).panel)?,
+        };
+        let mut g = GemmCode {
+            batch: Vec::new(),
+            m,
+            n,
+            k,
+            acc: step.acc,
+            // The right operand is the packed one.
+            sides: [left.clone(), left],
+            packed: Some(packed),
+            windows: None,
+            patches: (!patches.is_plain()).then_some(patches),
+            code,
+            shape,
+            strides,
+            out: out.dtype,
+            tile: TILE,
+            kernels,
+        };
+        g.tile = g.cut(threads);
+        Ok(g)
+    }
+
+    /// True if there is enough work for several threads.
+    pub fn is_shared(&self) -> bool {
+        self.work() > 2 * PART
+    }
+
+    /// Multiply-adds, counting those of the epilogue as one each.
+    fn work(&self) -> usize {
+        self.batches() * self.m * self.n * (self.k + 1)
+    }
+
+    fn batches(&self) -> usize {
+        self.batch.iter().product()
+    }
+
+    /// Rows and columns of a tile: as many tiles as keep the threads busy, none too small to be worth it.
+    fn cut(&self, threads: usize) -> [usize; 2] {
+        let (rows, panel) = match self.acc {
+            DType::F64 => (f64::of(&self.kernels).rows, f64::of(&self.kernels).panel),
+            _ => (f32::of(&self.kernels).rows, f32::of(&self.kernels).panel),
+        };
+        let even = |n: usize, most: usize, unit: usize| {
+            let parts = n.div_ceil(most).max(1);
+            n.div_ceil(parts).next_multiple_of(unit).min(n.next_multiple_of(unit)).max(unit)
+        };
+        // A right operand that is packed for each tile is worth more rows; few rows are worth more columns.
+        let most_rows = TILE[0] * if self.packed.is_some() { 1 } else { 4 };
+        let most_columns = if self.m <= rows && self.windows.is_none() { 4 * TILE[1] } else { TILE[1] };
+        let mut tile = [even(self.m, most_rows / rows * rows, rows), even(self.n, most_columns, panel)];
+        if threads == 1 || !self.is_shared() {
+            return tile;
+        }
+        let count = |tile: [usize; 2]| self.batches() * self.m.div_ceil(tile[0]) * self.n.div_ceil(tile[1]);
+        let wanted = (TILES_A_THREAD * threads).min(self.work() / PART);
+        while count(tile) < wanted {
+            let by_rows = self.patches.is_some() || (self.windows.is_none() && tile[0] >= tile[1] / 4);
+            if tile[0] > rows && (by_rows || tile[1] == panel) {
+                tile[0] = (tile[0] / 2).next_multiple_of(rows);
+            } else if tile[1] > panel {
+                tile[1] = (tile[1] / 2).next_multiple_of(panel);
+            } else {
+                break;
+            }
+        }
+        tile
+    }
+
+    /// Runs. `operands` are whole buffers, `inputs` the whole buffers of the epilogue's operands.
+    pub fn run(
+        &self,
+        team: &Team<'_>,
+        operands: Operands<'_>,
+        reads: &[View],
+        inputs: &[&[u8]],
+        out: &mut [u8],
+    ) -> Result<()> {
+        if out.is_empty() {
+            return Ok(());
+        }
+        if out.len() != self.batches() * self.m * self.n * self.out.size() {
+            return Err(Error::Internal(format!("a product of {}x{} into {} bytes", self.m, self.n, out.len())));
+        }
+        let inputs = inputs.iter().zip(reads).zip(&self.strides).map(|((bytes, v), strides)| Input {
+            bytes,
+            dtype: v.dtype,
+            offset: v.offset,
+            strides,
+        });
+        let run = Run { code: self, operands, inputs: inputs.collect(), out: Address(out.as_mut_ptr()) };
+        let per = [self.m.div_ceil(self.tile[0]), self.n.div_ceil(self.tile[1])];
+        let failed = Mutex::new(None);
+        let one = |index: usize, local: &mut Local| {
+            let (batch, rest) = (index / (per[0] * per[1]), index % (per[0] * per[1]));
+            // Tiles below each other follow each other: they share the right operand.
+            let (row, column) = (rest % per[0] * self.tile[0], rest / per[0] * self.tile[1]);
+            let (rows, columns) = (row..self.m.min(row + self.tile[0]), column..self.n.min(column + self.tile[1]));
+            // SAFETY: the ranges of different tiles do not overlap and lie in `out`, which `run` borrows
+            // mutably; `parts` gives each tile to one thread once.
+            if let Err(e) = unsafe { run.tile(batch, rows, columns, local) }
+                && let Ok(mut failed) = failed.lock()
+            {
+                *failed = Some(e);
+            }
+        };
+        let count = self.batches() * per[0] * per[1];
+        if self.is_shared() {
+            team.parts(count, one);
+        } else {
+            Team { pool: None, locals: team.locals }.parts(count, one);
+        }
+        failed.into_inner().ok().flatten().map_or(Ok(()), Err)
+    }
+}
+
+/// A run of a step.
+struct Run<'a> {
+    code: &'a GemmCode,
+    operands: Operands<'a>,
+    inputs: SmallVec<[Input<'a>; 8]>,
+    out: Address,
+}
+
+/// Rows of a tile of the result.
+struct Rows<'a, 'b> {
+    run: &'a Run<'b>,
+    /// Index of the first row among all rows of all matrices.
+    row: usize,
+    columns: Range<usize>,
+    /// Accumulators of the rows.
+    acc: Target,
+}
+
+impl Run<'_> {
+    fn matrix(&self, side: usize, index: usize) -> Matrix<'_> {
+        let s = &self.code.sides[side];
+        let (mut offset, mut rest) = (s.offset as isize, index);
+        for (size, stride) in self.code.batch.iter().zip(&s.batch).rev() {
+            offset += (rest % size) as isize * stride;
+            rest /= size;
+        }
+        Matrix { bytes: self.operands[side], dtype: s.dtype, offset, row: s.row, column: s.column }
+    }
+
+    /// The address of an element of the result.
+    fn at(&self, row: usize, column: usize) -> Address {
+        Address(self.out.0.wrapping_add((row * self.code.n + column) * self.code.out.size()))
+    }
+
+    /// Computes a tile.
+    ///
+    /// # Safety
+    /// The rows and columns lie in the result, and no one else uses them meanwhile.
+    unsafe fn tile(&self, batch: usize, rows: Range<usize>, columns: Range<usize>, local: &mut Local) -> Result<()> {
+        let g = self.code;
+        let first = batch * g.m + rows.start;
+        let height = rows.len();
+        let Local { banks, a, b, c, .. } = local;
+        let target = if g.acc == g.out {
+            Target { base: self.at(first, columns.start), row: g.n }
+        } else {
+            let memory = c.at_least(height * columns.len() * g.acc.size())?;
+            Target { base: Address(memory.as_mut_ptr()), row: columns.len() }
+        };
+        let operands = [self.matrix(0, batch), self.matrix(1, batch)];
+        // SAFETY: the caller's promise where the target is the result; else it is memory of this thread, large
+        // enough for the tile.
+        unsafe { self.product(operands, (rows, columns.clone()), target, [a, b])? };
+        let Some(code) = &g.code else { return Ok(()) };
+        code.start(banks);
+        let together = (BLOCK / columns.len().max(1)).max(1);
+        for row in (0..height).step_by(together) {
+            let count = together.min(height - row);
+            for column in columns.clone().step_by(BLOCK) {
+                let width = BLOCK.min(columns.end - column);
+                let skip = row * target.row + column - columns.start;
+                let base = Address(target.base.0.wrapping_add(skip * g.acc.size()));
+                let feed = Rows {
+                    run: self,
+                    row: first + row,
+                    columns: column..column + width,
+                    acc: Target { base, ..target },
+                };
+                code.run(banks, &feed, 0, count * width);
+                if width == g.n {
+                    let len = count * width * g.out.size();
+                    // SAFETY: whole rows of the tile, which the caller promises.
+                    let to = unsafe { std::slice::from_raw_parts_mut(self.at(first + row, column).0, len) };
+                    code.store_at(banks, 0, 0, to);
+                    continue;
+                }
+                let narrow = if g.out == DType::F32 { code.root_f32(banks, 0, count * width) } else { None };
+                for i in 0..count {
+                    // SAFETY: a part of a row of the tile, which the caller promises.
+                    let to = unsafe {
+                        std::slice::from_raw_parts_mut(self.at(first + row + i, column).0, width * g.out.size())
+                    };
+                    match narrow {
+                        Some(values) => to.copy_from_slice(bytemuck::cast_slice(&values[i * width..][..width])),
+                        None => code.store_at(banks, 0, i * width, to),
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// # Safety
+    /// `to` has room for the tile, and no one else uses that room meanwhile.
+    unsafe fn product(
+        &self,
+        [a, b]: [Matrix<'_>; 2],
+        (rows, columns): (Range<usize>, Range<usize>),
+        to: Target,
+        memory: [&mut super::Bytes; 2],
+    ) -> Result<()> {
+        let g = self.code;
+        /// # Safety
+        /// As `product`.
+        unsafe fn float<T: Widen>(
+            g: &GemmCode,
+            [a, b]: [Matrix<'_>; 2],
+            (rows, columns): (Range<usize>, Range<usize>),
+            to: Target,
+            [x, y]: [&mut super::Bytes; 2],
+        ) -> Result<()> {
+            let a = match &g.patches {
+                Some(patches) => Left::Patches(patches, (a.bytes, a.dtype, a.offset as usize)),
+                None => Left::Plain(a),
+            };
+            let b = match (&g.packed, &g.windows) {
+                (Some(packed), _) => Right::Packed(packed.values::<T>()),
+                (_, Some(windows)) => Right::Windows(windows, (b.bytes, b.dtype, b.offset as usize)),
+                _ => Right::Plain(b),
+            };
+            let tile = Tile { kernel: T::of(&g.kernels), a, b, rows, columns, k: g.k };
+            // SAFETY: the caller's promise.
+            unsafe { tile.multiply(to, x, y) }
+        }
+        /// # Safety
+        /// As `product`.
+        unsafe fn integer<T: Integer>(
+            g: &GemmCode,
+            [a, b]: [Matrix<'_>; 2],
+            (rows, columns): (Range<usize>, Range<usize>),
+            to: Target,
+        ) -> Result<()> {
+            let b = Matrix { offset: b.offset + columns.start as isize * b.column, ..b };
+            for (i, row) in rows.enumerate() {
+                // SAFETY: a row of the tile, which the caller promises.
+                let out =
+                    unsafe { std::slice::from_raw_parts_mut(to.base.0.cast::<T>().add(i * to.row), columns.len()) };
+                int::multiply(g.acc, (row, g.k, columns.len()), a, b, out)?;
+            }
+            Ok(())
+        }
+        // SAFETY: the caller's promise.
+        unsafe {
+            match g.acc {
+                DType::F64 => float::<f64>(g, [a, b], (rows, columns), to, memory),
+                d if d.is_float() => float::<f32>(g, [a, b], (rows, columns), to, memory),
+                DType::I64 => integer::<i64>(g, [a, b], (rows, columns), to),
+                DType::I32 => integer::<i32>(g, [a, b], (rows, columns), to),
+                DType::I8 => integer::<i8>(g, [a, b], (rows, columns), to),
+                DType::U8 => integer::<u8>(g, [a, b], (rows, columns), to),
+                d => Err(Error::Type(format!("a product of {d}").into())),
+            }
+        }
+    }
+}
+
+impl Feed for Rows<'_, '_> {
+    /// Accumulators of rows that follow each other, or of one row.
+    fn direct(&self, source: Source, _start: usize, len: usize) -> Option<&[f32]> {
+        let width = self.columns.len();
+        if source != Source::Acc || self.run.code.acc != DType::F32 || (len != width && self.acc.row != width) {
+            return None;
+        }
+        // SAFETY: whole rows, or a part of one, of the tile's accumulators: all of them have been written, and
+        // nothing is written before the term has run.
+        Some(unsafe { std::slice::from_raw_parts(self.acc.base.0.cast::<f32>(), len) })
+    }
+
+    /// Element `i * width + j` is column j of row i.
+    fn load(&self, source: Source, start: usize, mut dst: Dst<'_>) {
+        let width = self.columns.len();
+        let (g, len) = (self.run.code, dst.len());
+        debug_assert!(start == 0 && len.is_multiple_of(width));
+        // One row of the operand for all rows.
+        if let Source::In(input) = source
+            && let Some((&1, outer)) = self.run.inputs[input as usize].strides.split_last()
+            && outer.iter().all(|s| *s == 0)
+            && g.shape.last() == Some(&g.n)
+        {
+            let first = self.row * g.n + self.columns.start;
+            gather(&self.run.inputs[input as usize], &g.shape, first, part(&mut dst, 0, width));
+            return repeat(dst, width);
+        }
+        // Rows that follow each other are read as one.
+        let together = match source {
+            Source::Acc => self.acc.row == width,
+            Source::In(_) => width == g.n,
+        };
+        let width = if together { len.max(1) } else { width };
+        for i in 0..len / width {
+            let dst = part(&mut dst, i * width, (i + 1) * width);
+            match source {
+                Source::Acc => {
+                    let size = g.acc.size();
+                    let at = self.acc.base.0.wrapping_add(i * self.acc.row * size);
+                    // SAFETY: a part of a row, or whole rows, of the tile's accumulators: all of them have been written, and
+                    // nothing is written while this slice lives.
+                    let bytes = unsafe { std::slice::from_raw_parts(at, width * size) };
+                    match dst {
+                        Dst::F32(d) if g.acc == DType::F32 => d.copy_from_slice(bytemuck::cast_slice(bytes)),
+                        dst => read(bytes, g.acc, 0, 1, dst),
+                    }
+                }
+                Source::In(input) => {
+                    let first = (self.row + i) * g.n + self.columns.start;
+                    gather(&self.run.inputs[input as usize], &g.shape, first, dst);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! Products against sums in f64, on every instruction set of this machine.
+#![allow(clippy::unwrap_used)]
+
+use hypatia_dsl::dtype::DType;
+use rand::prelude::*;
+use rand_chacha::ChaCha8Rng;
+
+use super::pack::{Matrix, Widen, pack, packed_len};
+use super::*;
+use crate::simd::{Isa, limit};
+
+struct Case {
+    m: usize,
+    k: usize,
+    n: usize,
+    /// Strides of rows and columns of both operands.
+    a: [isize; 2],
+    b: [isize; 2],
+}
+
+fn values(rng: &mut ChaCha8Rng, count: usize) -> Vec<f32> {
+    (0..count).map(|_| rng.random_range(-1.0..1.0)).collect()
+}
+
+/// The product of a case, tile by tile of `rows` by `columns`.
+fn product(case: &Case, a: &[f32], b: &[f32], packs: bool, rows: usize, columns: usize) -> Vec<f32> {
+    let matrix = |values: &'_ [f32], strides: [isize; 2]| {
+        let bytes: &[u8] = bytemuck::cast_slice(values);
+        // Leaked: tests are short, and a matrix borrows its buffer.
+        let bytes: &'static [u8] = Box::leak(bytes.to_vec().into_boxed_slice());
+        Matrix { bytes, dtype: DType::F32, offset: 0, row: strides[0], column: strides[1] }
+    };
+    let (a, b) = (matrix(a, case.a), matrix(b, case.b));
+    let panel = f32::kernel().panel;
+    let mut panels = vec![0f32; packed_len(case.k, case.n, panel)];
+    pack(b, 0..case.k, 0..case.n, panel, &mut panels);
+    let mut out = vec![f32::NAN; case.m * case.n];
+    let (mut x, mut y) = (Bytes::default(), Bytes::default());
+    for row in (0..case.m).step_by(rows) {
+        for column in (0..case.n).step_by(columns) {
+            let right = if packs { Right::Packed(panels.as_slice()) } else { Right::Plain(b) };
+            let tile = Tile {
+                kernel: f32::kernel(),
+                a: super::Left::Plain(a),
+                b: right,
+                rows: row..case.m.min(row + rows),
+                columns: column..case.n.min(column + columns),
+                k: case.k,
+            };
+            let base = Address(out[row * case.n + column..].as_mut_ptr().cast());
+            // SAFETY: the tile lies in `out`, which nothing else uses.
+            unsafe { tile.multiply(Target { base, row: case.n }, &mut x, &mut y) }.unwrap();
+        }
+    }
+    out
+}
+
+fn check(case: &Case, a: &[f32], b: &[f32], what: &str) {
+    let panel = f32::kernel().panel;
+    let whole = product(case, a, b, true, case.m.max(1), case.n.next_multiple_of(panel).max(1));
+    for i in 0..case.m {
+        for j in 0..case.n {
+            let at = |s: [isize; 2], i: usize, j: usize| (i as isize * s[0] + j as isize * s[1]) as usize;
+            let term = |l: usize| a[at(case.a, i, l)] as f64 * b[at(case.b, l, j)] as f64;
+            let want: f64 = (0..case.k).map(term).sum();
+            let got = whole[i * case.n + j] as f64;
+            let bound = 1e-6 * (case.k as f64).max(1.0);
+            assert!(
+                (got - want).abs() <= bound,
+                "{what} {}x{}x{} [{i}, {j}]: {got}, not {want}",
+                case.m,
+                case.k,
+                case.n
+            );
+        }
+    }
+    // The bits do not depend on tiles, nor on how the right operand lies.
+    for (packs, rows, columns) in [(true, 5, panel), (false, case.m.max(1), case.n.max(1)), (false, 3, 2 * panel)] {
+        let other = product(case, a, b, packs, rows, columns);
+        let same = whole.iter().zip(&other).all(|(x, y)| x.to_bits() == y.to_bits());
+        assert!(same, "{what} {}x{}x{}: tiles of {rows} by {columns} differ", case.m, case.k, case.n);
+    }
+}
+
+#[test]
+fn products_are_right_on_every_instruction_set() {
+    for isa in [Isa::Portable, Isa::Avx2, Isa::Avx512] {
+        limit(isa);
+        let mut rng = ChaCha8Rng::seed_from_u64(1);
+        let sizes = [0usize, 1, 2, 3, 5, 7, 13, 14, 15, 29, 31, 33, 64];
+        for round in 0..60 {
+            let mut size = || *sizes.choose(&mut rng).unwrap();
+            let (m, k, n) = (size(), if round % 8 == 0 { 600 } else { size() }, size());
+            let a = values(&mut rng, m * k);
+            let b = values(&mut rng, k * n);
+            let (wide_a, wide_b) = ([k as isize, 1], [n as isize, 1]);
+            let (tall_a, tall_b) = ([1, m as isize], [1, k as isize]);
+            for (sa, sb) in [(wide_a, wide_b), (tall_a, wide_b), (wide_a, tall_b), (tall_a, tall_b)] {
+                check(&Case { m, k, n, a: sa, b: sb }, &a, &b, &format!("{isa:?}"));
+            }
+        }
+    }
+    limit(Isa::Avx512);
+}
+
+#[test]
+fn special_values_stay_in_their_rows_and_columns() {
+    let (m, k, n) = (20, 40, 50);
+    let (mut a, mut b) = (vec![1f32; m * k], vec![1f32; k * n]);
+    a[3 * k + 7] = f32::NAN;
+    b[11 * n + 49] = f32::INFINITY;
+    let case = Case { m, k, n, a: [k as isize, 1], b: [n as isize, 1] };
+    for packs in [true, false] {
+        let out = product(&case, &a, &b, packs, 14, f32::kernel().panel);
+        for (i, v) in out.iter().enumerate() {
+            match (i / n, i % n) {
+                (3, _) => assert!(v.is_nan(), "{i}"),
+                (_, 49) => assert_eq!(*v, f32::INFINITY, "{i}"),
+                _ => assert_eq!(*v, k as f32, "{i}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn narrow_floats_are_widened_while_they_are_packed() {
+    let b: Vec<half::bf16> = (0..12).map(|i| half::bf16::from_f32(i as f32)).collect();
+    let bytes: &[u8] = bytemuck::cast_slice(&b);
+    let matrix = Matrix { bytes, dtype: DType::BF16, offset: 0, row: 1, column: 4 };
+    let mut to = vec![f32::NAN; packed_len(4, 3, 8)];
+    pack(matrix, 0..4, 0..3, 8, &mut to);
+    for l in 0..4 {
+        for j in 0..8 {
+            let want = if j < 3 { (j * 4 + l) as f32 } else { f32::ZERO };
+            assert_eq!(to[l * 8 + j], want, "{l} {j}");
+        }
+    }
+}
+
+#[test]
+fn a_product_beyond_its_operands_is_refused() {
+    let bytes = vec![0u8; 4 * 6];
+    let a = Matrix { bytes: &bytes, dtype: DType::F32, offset: 0, row: 3, column: 1 };
+    let tile = Tile::<f32> {
+        kernel: f32::kernel(),
+        a: super::Left::Plain(a),
+        b: Right::Plain(a),
+        rows: 0..2,
+        columns: 0..3,
+        k: 3,
+    };
+    let mut out = vec![0f32; 6];
+    let base = Address(out.as_mut_ptr().cast());
+    let (mut x, mut y) = (Bytes::default(), Bytes::default());
+    // SAFETY: `out` has room for two rows of three.
+    let result = unsafe { tile.multiply(Target { base, row: 3 }, &mut x, &mut y) };
+    assert!(result.unwrap_err().to_string().contains("reaches beyond"));
+}

@@ -1,0 +1,380 @@
+//! Convolutions whose channels are the last axis: the windows as rows of a left operand, and direct sums
+//! where each channel has a filter of its own.
+//!
+//! In: a [`ConvStep`] with `last` and its views. Out: [`Patches`], from which
+//! [`GemmCode`](super::gemm::GemmCode) copies rows of its left operand (im2col, never as a whole), or an
+//! [`EachCode`]. Holds always: neighbours in memory are channels of one place, so that what is copied or
+//! added up at once is long however small the image is.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use hypatia_dsl::dtype::DType;
+use hypatia_dsl::ir::Program;
+use hypatia_dsl::scalar::typed::Source;
+use smallvec::SmallVec;
+
+use super::gemm::{Filters, Packed, Widen, packed_filters};
+use super::interp::{BLOCK, Code, Dst, Feed, read};
+use super::pointwise::{Input, gather};
+use super::simd::dispatch;
+use super::threads::{Local, Team};
+use hypatia_tensor::error::{Error, Result};
+use hypatia_graph::prim::Window;
+use hypatia_plan::{ConvStep, View, collapse};
+use hypatia_tensor::tensor::Tensor;
+
+/// Products that are worth a part of their own.
+const GRAIN: usize = 1 << 15;
+
+/// How windows move along an axis.
+#[derive(Clone, Copy, Debug)]
+struct Axis {
+    input: usize,
+    output: usize,
+    window: Window,
+}
+
+impl Axis {
+    /// The taps of the window of a result that read the operand; the others read zeros around it.
+    #[inline(always)]
+    fn taps(&self, result: usize) -> Range<usize> {
+        let w = &self.window;
+        let at = result * w.stride;
+        let low = w.before.saturating_sub(at).div_ceil(w.dilation).min(w.size);
+        let high = (self.input + w.before).saturating_sub(at).div_ceil(w.dilation).clamp(low, w.size);
+        low..high
+    }
+
+    /// What a tap reads; it must be one of [`Axis::taps`].
+    #[inline(always)]
+    fn at(&self, result: usize, tap: usize) -> usize {
+        result * self.window.stride + tap * self.window.dilation - self.window.before
+    }
+}
+
+/// The windows of some images as a matrix: a row for each result, a column for each tap and channel.
+#[derive(Clone, Debug)]
+pub struct Patches {
+    images: usize,
+    channels: usize,
+    axes: [Axis; 2],
+}
+
+impl Patches {
+    /// Those of a step.
+    pub fn new(step: &ConvStep, x: &View, out: &View) -> Result<Patches> {
+        let (Some((input, [images, spatial @ ..])), Some((_, [_, output @ ..]))) =
+            (x.shape.split_last(), out.shape.split_last())
+        else {
+            return Err(Error::Internal("a convolution of too few axes".into()));
+        };
+        let alone = Axis { input: 1, output: 1, window: Window { size: 1, stride: 1, dilation: 1, before: 0 } };
+        let axis = |i: usize| Axis { input: spatial[i], output: output[i], window: step.windows[i] };
+        let axes = match (step.windows.len(), spatial.len(), output.len()) {
+            (1, 1, 1) => [alone, axis(0)],
+            (2, 2, 2) => [axis(0), axis(1)],
+            (n, ..) => return Err(Error::Internal(format!("a convolution along {n} axes, channels last"))),
+        };
+        Ok(Patches { images: *images, channels: *input, axes })
+    }
+
+    /// Number of results, without filters.
+    pub fn rows(&self) -> usize {
+        self.images * self.axes.iter().map(|a| a.output).product::<usize>()
+    }
+
+    /// Number of taps of a window.
+    pub fn taps(&self) -> usize {
+        self.axes.iter().map(|a| a.window.size).product()
+    }
+
+    /// Length of a row.
+    pub fn columns(&self) -> usize {
+        self.taps() * self.channels
+    }
+
+    /// Channels of the operand.
+    pub fn channels(&self) -> usize {
+        self.channels
+    }
+
+    /// Elements of the operand.
+    pub fn elements(&self) -> usize {
+        self.images * self.axes.iter().map(|a| a.input).product::<usize>() * self.channels
+    }
+
+    /// True if the operand is the matrix.
+    pub fn is_plain(&self) -> bool {
+        let one = |a: &Axis| {
+            let w = &a.window;
+            w.size == 1 && w.stride == 1 && w.before == 0 && a.input == a.output
+        };
+        self.axes.iter().all(one)
+    }
+
+    /// Image and index along both axes of a result.
+    #[inline(always)]
+    fn place(&self, row: usize) -> (usize, [usize; 2]) {
+        let [y, x] = &self.axes;
+        let (line, column) = (row / x.output, row % x.output);
+        (line / y.output, [line % y.output, column])
+    }
+
+    /// Copies rows `rows` and columns `ks`; row i goes to `i * stride`. The operand begins at element `offset`
+    /// of `bytes`.
+    pub fn copy<T: Widen>(
+        &self,
+        (bytes, dtype, offset): (&[u8], DType, usize),
+        rows: Range<usize>,
+        ks: Range<usize>,
+        stride: usize,
+        to: &mut [T],
+    ) {
+        let same: &[T] = if dtype == T::DTYPE { bytemuck::cast_slice(bytes) } else { &[] };
+        let [y, x] = &self.axes;
+        // Taps of a line that are neighbours in memory are copied at once.
+        let (line, together) = (x.window.size * self.channels, x.window.dilation == 1);
+        for (row, to) in rows.zip(to.chunks_mut(stride)) {
+            let (image, [oy, ox]) = self.place(row);
+            let (lines, taps) = (y.taps(oy), x.taps(ox));
+            for tap in ks.start / line..ks.end.div_ceil(line) {
+                let own = ks.start.max(tap * line)..ks.end.min((tap + 1) * line);
+                let to = &mut to[own.start - ks.start..own.end - ks.start];
+                if !lines.contains(&tap) || taps.is_empty() {
+                    to.fill(T::ZERO);
+                    continue;
+                }
+                let at = offset + (image * y.input + y.at(oy, tap)) * x.input * self.channels;
+                let (from, to_end) = (own.start - tap * line, own.end - tap * line);
+                let mut segment = |taps: Range<usize>| {
+                    // Columns of the line that these taps fill, cut to those that are wanted.
+                    let (low, high) = (taps.start * self.channels, taps.end * self.channels);
+                    let (a, b) = (low.clamp(from, to_end), high.clamp(from, to_end));
+                    if a == b {
+                        return;
+                    }
+                    let source = at + x.at(ox, taps.start) * self.channels + a - low;
+                    let to = &mut to[a - from..b - from];
+                    match same.get(source..source + to.len()) {
+                        Some(values) => to.copy_from_slice(values),
+                        None => read(bytes, dtype, source as isize, 1, T::dst(to)),
+                    }
+                };
+                if together {
+                    segment(taps.clone());
+                } else {
+                    taps.clone().for_each(|tap| segment(tap..tap + 1));
+                }
+                let inside = |tap: usize| (tap * self.channels).clamp(from, to_end) - from;
+                to[..inside(taps.start)].fill(T::ZERO);
+                to[inside(taps.end)..].fill(T::ZERO);
+            }
+        }
+    }
+}
+
+/// A convolution with one filter for each channel that is ready to run.
+#[derive(Clone)]
+pub struct EachCode {
+    patches: Patches,
+    /// A row of channels for each tap.
+    filters: Arc<Packed>,
+    acc: DType,
+    offset: usize,
+    /// The epilogue; `None` if the accumulator is the result.
+    code: Option<Code>,
+    shape: Vec<usize>,
+    strides: Vec<Vec<isize>>,
+    out: DType,
+}
+
+impl EachCode {
+    /// Prepares a step whose filters are a constant.
+    pub fn new(
+        program: &Program,
+        step: &ConvStep,
+        reads: &[View],
+        out: &View,
+        filters: Option<&Arc<Tensor>>,
+    ) -> Result<EachCode> {
+        let ([x, w, inputs @ ..], Some(tensor)) = (reads, filters) else {
+            return Err(Error::Internal("a convolution without constant filters".into()));
+        };
+        let dtypes: Vec<DType> = inputs.iter().map(|v| v.dtype).collect();
+        let code = if step.is_plain() && step.acc == out.dtype {
+            None
+        } else {
+            Some(Code::new(program, &step.term, Some(step.acc), &dtypes, &[out.dtype])?)
+        };
+        let patches = Patches::new(step, x, out)?;
+        let filters = Filters { offset: w.offset, count: patches.channels, depth: 1, taps: patches.taps() };
+        let filters = match step.acc {
+            DType::F64 => packed_filters::<f64>(tensor, filters, patches.channels)?,
+            _ => packed_filters::<f32>(tensor, filters, patches.channels)?,
+        };
+        let all: Vec<Vec<isize>> = inputs.iter().chain([out]).map(|v| v.strides.clone()).collect();
+        let (shape, strides) = collapse(&out.shape, &all);
+        Ok(EachCode { patches, filters, acc: step.acc, offset: x.offset, code, shape, strides, out: out.dtype })
+    }
+
+    /// True if there is enough work for several threads.
+    pub fn is_shared(&self) -> bool {
+        self.patches.rows() * self.cost() > 2 * GRAIN
+    }
+
+    /// Products of a place, counting the epilogue as one for each channel.
+    fn cost(&self) -> usize {
+        self.patches.channels * (self.patches.taps() + 1)
+    }
+
+    /// Runs. `x` is the whole buffer of the operand, `inputs` those of the epilogue's operands.
+    pub fn run(&self, team: &Team<'_>, x: &[u8], reads: &[View], inputs: &[&[u8]], out: &mut [u8]) -> Result<()> {
+        let (rows, channels) = (self.patches.rows(), self.patches.channels);
+        let operand = x.len() / self.acc.size();
+        if out.len() != rows * channels * self.out.size() || self.offset + self.patches.elements() > operand {
+            return Err(Error::Internal(format!("{rows} places of {channels} into {} bytes", out.len())));
+        }
+        let inputs = inputs.iter().zip(reads).zip(&self.strides).map(|((bytes, v), strides)| Input {
+            bytes,
+            dtype: v.dtype,
+            offset: v.offset,
+            strides,
+        });
+        let inputs: SmallVec<[Input<'_>; 8]> = inputs.collect();
+        let failed = std::sync::Mutex::new(None);
+        let (size, grain) = (channels * self.out.size(), GRAIN.div_ceil(self.cost().max(1)));
+        team.chunks(&mut [out], &[size], rows, grain, |first, count, outs, local| {
+            if let Some(code) = &self.code {
+                code.start(&mut local.banks);
+            }
+            // As many places at once as fill a block.
+            let together = (BLOCK / channels.max(1)).max(1);
+            for i in (0..count).step_by(together) {
+                let places = i..count.min(i + together);
+                let out = &mut outs[0][places.start * size..places.end * size];
+                if let Err(e) = self.some(first + i, x, &inputs, out, local)
+                    && let Ok(mut failed) = failed.lock()
+                {
+                    *failed = Some(e);
+                }
+            }
+        });
+        failed.into_inner().ok().flatten().map_or(Ok(()), Err)
+    }
+
+    /// All channels of the places from `first` on that `out` has room for.
+    fn some(&self, first: usize, x: &[u8], inputs: &[Input<'_>], out: &mut [u8], local: &mut Local) -> Result<()> {
+        let Local { banks, c, .. } = local;
+        let len = out.len() / self.out.size();
+        let sums = c.at_least(len * self.acc.size())?;
+        match self.acc {
+            DType::F64 => {
+                let x = &bytemuck::cast_slice(x)[self.offset..];
+                each_f64(&self.patches, x, self.filters.values(), first, bytemuck::cast_slice_mut(sums));
+            }
+            _ => {
+                let x = &bytemuck::cast_slice(x)[self.offset..];
+                each_f32(&self.patches, x, self.filters.values(), first, bytemuck::cast_slice_mut(sums));
+            }
+        }
+        let Some(code) = &self.code else {
+            out.copy_from_slice(sums);
+            return Ok(());
+        };
+        for at in (0..len).step_by(BLOCK) {
+            let count = BLOCK.min(len - at);
+            let feed = PlaceFeed { code: self, inputs, sums, first: first * self.patches.channels };
+            code.run(banks, &feed, at, count);
+            code.store(banks, 0, out, at, count);
+        }
+        Ok(())
+    }
+}
+
+/// Elements of some places: element 0 is element `first` of all results.
+struct PlaceFeed<'a, 'b> {
+    code: &'a EachCode,
+    inputs: &'a [Input<'b>],
+    sums: &'a [u8],
+    first: usize,
+}
+
+impl Feed for PlaceFeed<'_, '_> {
+    fn direct(&self, source: Source, start: usize, len: usize) -> Option<&[f32]> {
+        let sums = source == Source::Acc && self.code.acc == DType::F32;
+        if sums { bytemuck::cast_slice(self.sums).get(start..start + len) } else { None }
+    }
+
+    fn load(&self, source: Source, start: usize, dst: Dst<'_>) {
+        match source {
+            Source::Acc => read(self.sums, self.code.acc, start as isize, 1, dst),
+            Source::In(i) => {
+                gather(&self.inputs[i as usize], &self.code.shape, self.first + start, dst);
+            }
+        }
+    }
+}
+
+macro_rules! each {
+    ($name:ident, $part:ident, $t:ty) => {
+        /// Sums of `N` channels from `at` on, in registers; `x` and `w` begin at the first tap.
+        #[inline(always)]
+        fn $part<const N: usize>(
+            x: &[$t],
+            w: &[$t],
+            [lines, taps]: [usize; 2],
+            x_steps: [usize; 2],
+            w_steps: [usize; 2],
+            out: &mut [$t],
+        ) {
+            let mut sums = [0.0; N];
+            for line in 0..lines {
+                for tap in 0..taps {
+                    let values = &x[line * x_steps[0] + tap * x_steps[1]..][..N];
+                    let weights = &w[line * w_steps[0] + tap * w_steps[1]..][..N];
+                    for i in 0..N {
+                        sums[i] += values[i] * weights[i];
+                    }
+                }
+            }
+            out[..N].copy_from_slice(&sums);
+        }
+
+        dispatch! {
+            /// All channels of the places from `first` on that `out` has room for.
+            fn $name(p: &Patches, x: &[$t], w: &[$t], first: usize, out: &mut [$t]) {
+                let ([ay, ax], channels) = (&p.axes, p.channels);
+                let x_steps = [ay.window.dilation * ax.input * channels, ax.window.dilation * channels];
+                let w_steps = [ax.window.size * channels, channels];
+                for (i, out) in out.chunks_exact_mut(channels).enumerate() {
+                    let (image, [oy, ox]) = p.place(first + i);
+                    let (lines, taps) = (ay.taps(oy), ax.taps(ox));
+                    if lines.is_empty() || taps.is_empty() {
+                        out.fill(0.0);
+                        continue;
+                    }
+                    let line = image * ay.input + ay.at(oy, lines.start);
+                    let x = &x[(line * ax.input + ax.at(ox, taps.start)) * channels..];
+                    let w = &w[(lines.start * ax.window.size + taps.start) * channels..];
+                    let counts = [lines.len(), taps.len()];
+                    let mut at = 0;
+                    while at + 32 <= channels {
+                        $part::<32>(&x[at..], &w[at..], counts, x_steps, w_steps, &mut out[at..]);
+                        at += 32;
+                    }
+                    while at + 8 <= channels {
+                        $part::<8>(&x[at..], &w[at..], counts, x_steps, w_steps, &mut out[at..]);
+                        at += 8;
+                    }
+                    while at < channels {
+                        $part::<1>(&x[at..], &w[at..], counts, x_steps, w_steps, &mut out[at..]);
+                        at += 1;
+                    }
+                }
+            }
+        }
+    };
+}
+each!(each_f32, part_f32, f32);
+each!(each_f64, part_f64, f64);

@@ -1,0 +1,448 @@
+//! Row-wise kernels: reductions over a row, then outputs that use them.
+//!
+//! In: a kernel and the length of a row. Out: [`RowCode`], which takes as many short rows at once as fill a
+//! block, and keeps what several reductions and outputs need in registers; rows that are too long for
+//! that are computed in pieces, each reduction and output by itself. Holds always: sums of floats run in
+//! f64, in [`STRANDS`] strands, and are rounded once to the compute type.
+
+use hypatia_dsl::dtype::DType;
+use hypatia_dsl::ir::Program;
+use hypatia_dsl::kernel::{Reduction, RowAccess, RowLayout};
+use hypatia_dsl::scalar::typed::Source;
+use hypatia_dsl::scalar::{Term, TermNode};
+
+use super::interp::{BLOCK, Banks, Code, Dst, Feed, part, read};
+use super::math;
+use super::simd::dispatch;
+use super::threads::Team;
+use hypatia_tensor::error::Result;
+use hypatia_plan::RowwiseStep;
+
+/// Elements below which work is not shared among threads.
+const GRAIN: usize = 1 << 12;
+/// The longest row that is kept in registers as a whole.
+const WHOLE: usize = 1 << 13;
+/// Independent parts of a sum.
+pub const STRANDS: usize = 16;
+
+/// A row-wise kernel that is ready to run.
+#[derive(Clone, Debug)]
+pub struct RowCode {
+    reductions: Vec<Reduction>,
+    /// Reductions, then outputs: for rows that fit into registers.
+    whole: Code,
+    /// The same, each by itself.
+    pieces: Vec<Code>,
+    accesses: Vec<RowAccess>,
+    inputs: Vec<(DType, RowAccess)>,
+    /// The type of each reduction's result.
+    results: Vec<DType>,
+    layout: RowLayout,
+    /// Bytes of each output for a row.
+    sizes: Vec<usize>,
+    /// True if an output is not made of whole rows, one behind the other.
+    scattered: bool,
+    n: usize,
+}
+
+impl RowCode {
+    /// Compiles a step.
+    pub fn new(program: &Program, step: &RowwiseStep) -> Result<RowCode> {
+        let (kernel, n) = (&step.kernel, step.n);
+        let mut dtypes: Vec<DType> = kernel.inputs.iter().map(|(d, _)| *d).collect();
+        let mut results = Vec::new();
+        for (_, term) in &kernel.steps {
+            let compute = if is_wide(term, &dtypes) { DType::F64 } else { DType::F32 };
+            dtypes.push(compute);
+            results.push(compute);
+        }
+        let mut terms: Vec<&Term> = kernel.steps.iter().map(|(_, t)| t).collect();
+        terms.extend(kernel.outputs.iter().map(|(_, _, t)| t));
+        let mut outs = results.clone();
+        outs.extend(kernel.outputs.iter().map(|(d, _, _)| *d));
+        let pieces = terms.iter().zip(&outs).map(|(t, out)| Code::new(program, t, None, &dtypes, &[*out]));
+        let of_row = |access: &RowAccess| if *access == RowAccess::PerRow { 1 } else { n };
+        Ok(RowCode {
+            reductions: kernel.steps.iter().map(|(kind, _)| *kind).collect(),
+            whole: Code::staged(program, &terms, &dtypes, &outs)?,
+            pieces: pieces.collect::<Result<_>>()?,
+            accesses: kernel.outputs.iter().map(|(_, access, _)| *access).collect(),
+            inputs: kernel.inputs.clone(),
+            results,
+            layout: step.layout.clone(),
+            sizes: kernel.outputs.iter().map(|(d, access, _)| d.size() * of_row(access)).collect(),
+            scattered: kernel.outputs.iter().any(|o| o.1 == RowAccess::Strided),
+            n,
+        })
+    }
+
+    /// True if there is enough work for several threads.
+    pub fn is_shared(&self, rows: usize) -> bool {
+        rows * self.n > 2 * GRAIN
+    }
+
+    /// Computes all rows.
+    pub fn run(&self, team: &Team<'_>, inputs: &[&[u8]], outs: &mut [&mut [u8]], rows: usize) {
+        // Outputs that are scattered are not cut.
+        let grain = if self.scattered { rows } else { GRAIN.div_ceil(self.n.max(1)) };
+        team.chunks(outs, &self.sizes, rows, grain, |first, count, outs, local| {
+            let mut results = std::mem::take(&mut local.rows);
+            if self.n == 0 || self.n > WHOLE {
+                results.resize(self.reductions.len(), 0.0);
+                for row in 0..count {
+                    self.in_pieces(&mut local.banks, &mut results, inputs, outs, first + row, row);
+                }
+            } else {
+                let together = (BLOCK / self.n).max(1);
+                results.resize(self.reductions.len() * together, 0.0);
+                self.whole.start_wide(&mut local.banks, BLOCK.max(self.n));
+                for row in (0..count).step_by(together) {
+                    let rows = together.min(count - row);
+                    self.together(&mut local.banks, &mut results, inputs, outs, (first + row, row, rows));
+                }
+            }
+            local.rows = results;
+        });
+    }
+
+    /// Some rows that fill a block: from `first` on, which is row `at` of the outputs' slices.
+    fn together(
+        &self,
+        banks: &mut Banks,
+        results: &mut [f64],
+        inputs: &[&[u8]],
+        outs: &mut [&mut [u8]],
+        (first, at, rows): (usize, usize, usize),
+    ) {
+        let (n, len) = (self.n, rows * self.n);
+        for (i, kind) in self.reductions.iter().enumerate() {
+            let (done, mine) = results.split_at_mut(i * rows);
+            let feed = RowFeed { code: self, inputs, results: done, first, rows, column: 0 };
+            self.whole.run_root(banks, &feed, i, 0, len);
+            match self.whole.root_f32(banks, i, len) {
+                Some(values) => reduce_rows(*kind, values, n, mine),
+                None => {
+                    mine[..rows].fill(identity(*kind));
+                    let mut at = 0;
+                    self.whole.root_f64(banks, i, len, |v| {
+                        mine[at / n] = join(*kind, mine[at / n], v);
+                        at += 1;
+                    });
+                    mine[..rows].iter_mut().for_each(|v| *v = finished(*kind, *v, n));
+                }
+            }
+            mine[..rows].iter_mut().for_each(|v| *v = self.results[i].round(*v));
+        }
+        let steps = self.reductions.len();
+        let feed = RowFeed { code: self, inputs, results: &results[..steps * rows], first, rows, column: 0 };
+        for (i, access) in self.accesses.iter().enumerate() {
+            self.whole.run_root(banks, &feed, steps + i, 0, len);
+            match access {
+                RowAccess::PerRow => {
+                    for row in 0..rows {
+                        let size = self.sizes[i];
+                        let to = &mut outs[i][(at + row) * size..(at + row + 1) * size];
+                        self.whole.store_at(banks, steps + i, row * n, to);
+                    }
+                }
+                RowAccess::Strided => {
+                    for row in 0..rows {
+                        let from = (first + row, 0, row * n);
+                        self.scatter((&self.whole, steps + i), banks, outs[i], i, from, n);
+                    }
+                }
+                _ => self.whole.store(banks, steps + i, outs[i], at * n, len),
+            }
+        }
+    }
+
+    /// One row, which is row `at` of the outputs' slices.
+    fn in_pieces(
+        &self,
+        banks: &mut Banks,
+        results: &mut [f64],
+        inputs: &[&[u8]],
+        outs: &mut [&mut [u8]],
+        row: usize,
+        at: usize,
+    ) {
+        let steps = self.reductions.len();
+        for (i, kind) in self.reductions.iter().enumerate() {
+            let (done, mine) = results.split_at_mut(i);
+            let mut feed = RowFeed { code: self, inputs, results: done, first: row, rows: 1, column: 0 };
+            let code = &self.pieces[i];
+            code.start(banks);
+            let mut strands = [identity(*kind); STRANDS];
+            for start in (0..self.n).step_by(BLOCK) {
+                let count = BLOCK.min(self.n - start);
+                feed.column = start;
+                code.run(banks, &feed, 0, count);
+                match code.root_f32(banks, 0, count) {
+                    Some(values) => accumulate(*kind, &mut strands, values),
+                    None => {
+                        let mut i = 0;
+                        code.root_f64(banks, 0, count, |v| {
+                            strands[i % STRANDS] = join(*kind, strands[i % STRANDS], v);
+                            i += 1;
+                        });
+                    }
+                }
+            }
+            mine[0] = self.results[i].round(finished(*kind, total(*kind, &strands), self.n));
+        }
+        let mut feed = RowFeed { code: self, inputs, results, first: row, rows: 1, column: 0 };
+        for (i, access) in self.accesses.iter().enumerate() {
+            let code = &self.pieces[steps + i];
+            code.start(banks);
+            let (base, len) = if *access == RowAccess::PerRow { (at, 1) } else { (at * self.n, self.n) };
+            for start in (0..len).step_by(BLOCK) {
+                let count = BLOCK.min(len - start);
+                feed.column = start;
+                code.run(banks, &feed, 0, count);
+                match access {
+                    RowAccess::Strided => self.scatter((code, 0), banks, outs[i], i, (row, start, 0), count),
+                    _ => code.store(banks, 0, outs[i], base + start, count),
+                }
+            }
+        }
+    }
+
+    /// Stores `count` elements of a row that lie apart, run by run: from `(row, column, element of the block)`.
+    fn scatter(
+        &self,
+        (code, root): (&Code, usize),
+        banks: &Banks,
+        out: &mut [u8],
+        output: usize,
+        (row, column, element): (usize, usize, usize),
+        count: usize,
+    ) {
+        let tensor = self.inputs.len() + output;
+        let base = self.layout.row(tensor, row);
+        runs(&self.layout, tensor, column, count, |from, to, at, stride| {
+            let which = element + from..element + to;
+            code.store_strided(banks, root, out, which, (base + at) as usize, stride as usize);
+        });
+    }
+}
+
+/// True if a term computes in f64.
+fn is_wide(term: &Term, dtypes: &[DType]) -> bool {
+    term.nodes.iter().any(|n| match n {
+        TermNode::In { input, .. } => dtypes.get(*input as usize) == Some(&DType::F64),
+        TermNode::Cast { to, .. } => *to == DType::F64,
+        _ => false,
+    })
+}
+
+/// The elements `start..start + count` of a row as runs along its last axis: which of them, how far the first
+/// lies from the row's first element, and the distance of neighbours.
+fn runs(layout: &RowLayout, tensor: usize, start: usize, count: usize, mut f: impl FnMut(usize, usize, isize, isize)) {
+    let (sizes, strides) = (&layout.sizes[layout.outer..], &layout.strides[tensor][layout.outer..]);
+    let (last, stride) = (sizes.last().copied().unwrap_or(1).max(1), strides.last().copied().unwrap_or(0));
+    let mut done = 0;
+    while done < count {
+        let column = start + done;
+        let len = (last - column % last).min(count - done);
+        let (mut rest, mut at) = (column, 0);
+        for (size, stride) in sizes.iter().zip(strides).rev() {
+            at += (rest % size.max(&1)) as isize * stride;
+            rest /= size.max(&1);
+        }
+        f(done, done + len, at, stride);
+        done += len;
+    }
+}
+
+/// What a reduction starts from.
+pub fn identity(kind: Reduction) -> f64 {
+    match kind {
+        Reduction::Sum | Reduction::Mean => 0.0,
+        Reduction::Prod => 1.0,
+        Reduction::Max => f64::NEG_INFINITY,
+        Reduction::Min => f64::INFINITY,
+    }
+}
+
+/// One step of a reduction; NaN stays.
+#[inline(always)]
+pub fn join(kind: Reduction, a: f64, b: f64) -> f64 {
+    match kind {
+        Reduction::Sum | Reduction::Mean => a + b,
+        Reduction::Prod => a * b,
+        Reduction::Max => {
+            if a > b || a.is_nan() || (a == b && a.is_sign_positive()) {
+                a
+            } else {
+                b
+            }
+        }
+        Reduction::Min => {
+            if a < b || a.is_nan() || (a == b && a.is_sign_negative()) {
+                a
+            } else {
+                b
+            }
+        }
+    }
+}
+
+/// What becomes of the joined values of `n` elements.
+fn finished(kind: Reduction, value: f64, n: usize) -> f64 {
+    if kind == Reduction::Mean { value / n as f64 } else { value }
+}
+
+/// The strands joined, by halves.
+macro_rules! halves {
+    ($strands:expr, $join:expr) => {{
+        let mut width = STRANDS / 2;
+        while width > 0 {
+            for i in 0..width {
+                $strands[i] = $join($strands[i], $strands[i + width]);
+            }
+            width /= 2;
+        }
+        $strands[0]
+    }};
+}
+
+/// The strands of a reduction joined.
+#[inline(always)]
+pub fn total(kind: Reduction, strands: &[f64; STRANDS]) -> f64 {
+    let mut own = *strands;
+    match kind {
+        Reduction::Sum | Reduction::Mean => halves!(own, |a: f64, b: f64| a + b),
+        kind => halves!(own, |a: f64, b: f64| join(kind, a, b)),
+    }
+}
+
+/// Joins values to independent strands: in vectors.
+macro_rules! strands {
+    ($strands:expr, $values:expr, $convert:expr, $join:expr) => {{
+        let (chunks, rest) = $values.as_chunks::<STRANDS>();
+        for chunk in chunks {
+            for i in 0..STRANDS {
+                $strands[i] = $join($strands[i], $convert(chunk[i]));
+            }
+        }
+        for i in 0..rest.len() {
+            $strands[i] = $join($strands[i], $convert(rest[i]));
+        }
+    }};
+}
+
+/// The largest or smallest of f32 is an f32: no need to widen on the way.
+#[inline(always)]
+fn extreme(kind: Reduction, values: &[f32]) -> f32 {
+    if kind == Reduction::Max {
+        let mut own = [f32::NEG_INFINITY; STRANDS];
+        strands!(own, values, |v: f32| v, math::max);
+        halves!(own, math::max)
+    } else {
+        let mut own = [f32::INFINITY; STRANDS];
+        strands!(own, values, |v: f32| v, math::min);
+        halves!(own, math::min)
+    }
+}
+
+#[inline(always)]
+fn accumulate_inline(kind: Reduction, strands: &mut [f64; STRANDS], values: &[f32]) {
+    match kind {
+        Reduction::Sum | Reduction::Mean => strands!(strands, values, |v: f32| v as f64, |a: f64, b: f64| a + b),
+        Reduction::Prod => strands!(strands, values, |v: f32| v as f64, |a: f64, b: f64| a * b),
+        _ => strands[0] = join(kind, strands[0], extreme(kind, values) as f64),
+    }
+}
+
+dispatch! {
+    /// Adds values to independent strands.
+    pub fn accumulate(kind: Reduction, strands: &mut [f64; STRANDS], values: &[f32]) {
+        accumulate_inline(kind, strands, values);
+    }
+}
+
+dispatch! {
+    /// Reduces rows of `n` values each.
+    fn reduce_rows(kind: Reduction, values: &[f32], n: usize, results: &mut [f64]) {
+        for (row, result) in values.chunks_exact(n).zip(results) {
+            if matches!(kind, Reduction::Max | Reduction::Min) {
+                *result = extreme(kind, row) as f64;
+                continue;
+            }
+            let mut strands = [identity(kind); STRANDS];
+            accumulate_inline(kind, &mut strands, row);
+            *result = finished(kind, total(kind, &strands), n);
+        }
+    }
+}
+
+/// The operands of some rows.
+struct RowFeed<'a> {
+    code: &'a RowCode,
+    inputs: &'a [&'a [u8]],
+    /// Results of reductions, `rows` of each.
+    results: &'a [f64],
+    first: usize,
+    rows: usize,
+    /// Where a row that is computed in pieces goes on.
+    column: usize,
+}
+
+impl Feed for RowFeed<'_> {
+    /// Operands whose rows follow each other in memory.
+    fn direct(&self, source: Source, _start: usize, len: usize) -> Option<&[f32]> {
+        let Source::In(i) = source else { return None };
+        let (DType::F32, RowAccess::Full) = self.code.inputs.get(i as usize)? else { return None };
+        let at = self.first * self.code.n + self.column;
+        bytemuck::cast_slice(self.inputs[i as usize]).get(at..at + len)
+    }
+
+    fn load(&self, source: Source, _start: usize, mut dst: Dst<'_>) {
+        let Source::In(i) = source else { return };
+        let (i, len) = (i as usize, dst.len());
+        let width = len / self.rows.max(1);
+        let Some((dtype, access)) = self.code.inputs.get(i) else {
+            let at = (i - self.code.inputs.len()) * self.rows;
+            for row in 0..self.rows {
+                let v = self.results.get(at + row).copied().unwrap_or(f64::NAN);
+                match part(&mut dst, row * width, (row + 1) * width) {
+                    Dst::F32(d) => d.fill(v as f32),
+                    Dst::F64(d) => d.fill(v),
+                    Dst::Int(d) => d.fill(v as i64),
+                    Dst::Bool(d) => d.fill((v != 0.0) as u8),
+                }
+            }
+            return;
+        };
+        let bytes = self.inputs[i];
+        let n = self.code.n;
+        match access {
+            // The rows of a block follow each other in memory.
+            RowAccess::Full => read(bytes, *dtype, (self.first * n + self.column) as isize, 1, dst),
+            RowAccess::Splat => read(bytes, *dtype, 0, 0, dst),
+            _ => {
+                for row in 0..self.rows {
+                    let dst = part(&mut dst, row * width, (row + 1) * width);
+                    let at = self.first + row;
+                    match access {
+                        RowAccess::PerColumn => read(bytes, *dtype, self.column as isize, 1, dst),
+                        RowAccess::Strided => self.load_strided(i, at, dst),
+                        _ => read(bytes, *dtype, at as isize, 0, dst),
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl RowFeed<'_> {
+    /// Elements of a row that lie apart.
+    fn load_strided(&self, input: usize, row: usize, mut dst: Dst<'_>) {
+        let (bytes, dtype, layout) = (self.inputs[input], self.code.inputs[input].0, &self.code.layout);
+        let base = layout.row(input, row);
+        let count = dst.len();
+        runs(layout, input, self.column, count, |from, to, at, stride| {
+            read(bytes, dtype, base + at, stride, part(&mut dst, from, to));
+        });
+    }
+}

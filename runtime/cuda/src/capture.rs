@@ -1,0 +1,56 @@
+//! CUDA graphs from what is put on a stream.
+//!
+//! In: a stream and work for it. Out: a [`Graph`] that replays that work in one launch. Holds always: a capture that was
+//! begun is ended, also after a failure; the graph names memory and does not own it, but for what it is given to keep.
+
+use std::sync::Arc;
+
+use cudarc::driver::{CudaGraph, CudaStream, sys};
+
+use super::device::failed;
+use super::memory::DeviceMemory;
+use hypatia_tensor::error::{Error, Result};
+
+/// A captured graph; replays nothing if it is empty.
+pub(super) struct Graph {
+    graph: Option<CudaGraph>,
+    // Behind the graph, which names it.
+    _kept: Option<DeviceMemory>,
+}
+
+// SAFETY: a graph is used by one run at a time, behind its owner; it has no ties to a thread.
+unsafe impl Send for Graph {}
+
+impl Graph {
+    /// One that replays nothing.
+    pub fn empty() -> Graph {
+        Graph { graph: None, _kept: None }
+    }
+
+    /// What `work` puts on the stream.
+    pub fn capture(stream: &Arc<CudaStream>, work: impl FnOnce() -> Result<()>) -> Result<Graph> {
+        let mode = sys::CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        stream.begin_capture(mode).map_err(|e| failed("cuStreamBeginCapture", e))?;
+        let done = work();
+        let flags = sys::CUgraphInstantiate_flags_enum::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
+        let graph = stream.end_capture(flags);
+        done?;
+        let graph = graph.map_err(|e| failed("cuStreamEndCapture", e))?;
+        let graph = graph.ok_or_else(|| Error::Internal("an empty graph".into()))?;
+        graph.upload().map_err(|e| failed("cuGraphUpload", e))?;
+        Ok(Graph { graph: Some(graph), _kept: None })
+    }
+
+    /// The same, which keeps memory that it names.
+    pub fn keeping(self, memory: Option<DeviceMemory>) -> Graph {
+        Graph { _kept: memory, ..self }
+    }
+
+    /// Replays it on the stream that it was captured on.
+    pub fn launch(&self) -> Result<()> {
+        match &self.graph {
+            Some(graph) => graph.launch().map_err(|e| failed("cuGraphLaunch", e)),
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,97 @@
+//! The constants of a plan on the device.
+//!
+//! In: a plan and its launches. Out: the memory of the constants, in the orders in which they are read: as they are, or with
+//! rows and columns exchanged. Holds always: what no launch reads and what is no result is not there; a constant that
+//! launches read in both orders is there twice.
+
+use std::sync::Arc;
+
+use super::device::{Gpu, Weight};
+use super::launch::Location;
+use super::steps::Launch;
+use hypatia_tensor::error::Result;
+use hypatia_plan::{Place, Plan};
+
+/// Constants on the device, by their index in the plan.
+pub(super) struct Constants {
+    /// As they are.
+    given: Vec<Option<Arc<Weight>>>,
+    /// With rows and columns exchanged.
+    packed: Vec<Option<Arc<Weight>>>,
+}
+
+/// Constants that are on their way to the device while it is not yet known in which order they are read: as they are.
+pub(super) struct Ahead(Vec<Option<Arc<Weight>>>);
+
+impl Ahead {
+    /// Begins to copy the constants that steps of the plan read.
+    pub fn upload(gpu: &Gpu, plan: &Plan) -> Result<Ahead> {
+        let mut read = vec![false; plan.constants.len()];
+        for view in plan.steps.iter().flat_map(|step| &step.reads) {
+            if let Place::Constant(i) = plan.buffers[view.buffer.index()].place {
+                read[i] = true;
+            }
+        }
+        let weights = plan.constants.iter().zip(read);
+        let weights = weights.map(|(tensor, read)| read.then(|| gpu.weight(tensor, false)).transpose());
+        Ok(Ahead(weights.collect::<Result<_>>()?))
+    }
+}
+
+impl Constants {
+    /// Uploads what is not there yet, and waits for it. Some are `ahead`: what is not read of them is given back.
+    pub fn upload<'a>(
+        gpu: &Gpu,
+        plan: &Plan,
+        launches: impl Iterator<Item = &'a Launch>,
+        ahead: Ahead,
+    ) -> Result<Constants> {
+        let none = || (0..plan.constants.len()).map(|_| None).collect::<Vec<_>>();
+        let mut constants = Constants { given: none(), packed: none() };
+        let mut wanted = vec![[false; 2]; plan.constants.len()];
+        let results = plan.outputs.iter().map(|(_, view)| Location::of(plan, view).place);
+        for (place, packed) in launches.flat_map(reads).chain(results.map(|place| (place, false))) {
+            if let Place::Constant(i) = place {
+                wanted[i][usize::from(packed)] = true;
+            }
+        }
+        let mut ahead = ahead.0.into_iter();
+        for (i, ([given, packed], tensor)) in wanted.into_iter().zip(&plan.constants).enumerate() {
+            // It lives until its other order is there; then, one by one, its memory is free again if nothing reads it.
+            let _ahead = ahead.next().flatten();
+            constants.given[i] = given.then(|| gpu.weight(tensor, false)).transpose()?;
+            constants.packed[i] = packed.then(|| gpu.weight(tensor, true)).transpose()?;
+        }
+        gpu.uploaded()?;
+        Ok(constants)
+    }
+
+    /// The addresses of the constants as they are and of those with rows and columns exchanged; 0 where nothing reads them.
+    pub fn addresses(&self) -> [Vec<u64>; 2] {
+        [&self.given, &self.packed]
+            .map(|all| all.iter().map(|w| w.as_ref().map_or(0, |w| w.memory.address())).collect())
+    }
+
+    /// A constant as it is, if something reads that.
+    pub fn given(&self, index: usize) -> Option<&Weight> {
+        self.given.get(index)?.as_deref()
+    }
+}
+
+/// The places that a launch names, and whether with rows and columns exchanged.
+fn reads(launch: &Launch) -> Vec<(Place, bool)> {
+    let places: Vec<Location> = match launch {
+        Launch::Kernel(kernel) => kernel.places().copied().collect(),
+        Launch::Zeros(at, _) => vec![*at],
+        Launch::Product(p) => {
+            let beside = [&p.bias, &p.aux].into_iter().flatten().copied();
+            let packed = p.packed();
+            let operands = p.calls.iter().flat_map(|call| call.iter().enumerate());
+            let given = operands.filter(|(side, _)| packed.is_none_or(|o| o.side != *side)).map(|(_, at)| *at);
+            let places: Vec<Location> = given.chain(beside).collect();
+            let packed = packed.map(|other| (Place::Constant(other.constant), true));
+            return places.into_iter().map(|at| (at.place, false)).chain(packed).collect();
+        }
+    };
+    places.into_iter().map(|at| (at.place, false)).collect()
+}

@@ -1,0 +1,312 @@
+//! One GPU: its context, its library handle, the memory and modules that all plans on it share.
+//!
+//! In: an ordinal. Out: an open [`Gpu`], one for each device of the process. Holds always: no function of the
+//! driver or of cuBLASLt is called before both libraries were found and the driver is new enough, so that a
+//! machine without them gets an error and not a panic; a failing call is named in the error.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use cudarc::driver::{CudaContext, CudaModule, CudaStream, DriverError, result, sys};
+
+use super::find::{Tried, open_first};
+use super::lt::Lt;
+use super::memory::DeviceMemory;
+use super::turn::turn;
+use hypatia_target::device::Device;
+use hypatia_tensor::error::{Error, Result};
+use hypatia_tensor::tensor::Tensor;
+
+/// The oldest driver that runs what the oldest usable NVRTC compiles: CUDA 12.1, that is driver 530.30.
+pub const MINIMUM_DRIVER: i32 = 12_010;
+
+/// An open GPU.
+pub struct Gpu {
+    context: Arc<CudaContext>,
+    /// Uploads go here.
+    stream: Arc<CudaStream>,
+    name: String,
+    sm: u32,
+    threads: u64,
+    driver: i32,
+    lt: Lt,
+    modules: Mutex<HashMap<[u8; 32], Arc<CudaModule>>>,
+    /// Machine code that was compiled ahead, until its module is loaded.
+    codes: Mutex<HashMap<[u8; 32], Vec<u8>>>,
+    /// By the address of the tensor, and whether rows and columns are exchanged.
+    weights: Mutex<HashMap<(usize, bool), Weak<Weight>>>,
+}
+
+/// A constant on the device. The host's copy stays alive as long, since its address names it.
+pub struct Weight {
+    /// Its elements, in the tensor's order or, of a matrix, with rows and columns exchanged.
+    pub memory: DeviceMemory,
+    _tensor: Arc<Tensor>,
+}
+
+/// What a failing call of the driver says.
+pub(super) fn failed(call: &str, e: DriverError) -> Error {
+    let name = e.error_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_else(|_| format!("{:?}", e.0));
+    let text = e.error_string().map(|s| s.to_string_lossy().into_owned()).unwrap_or_default();
+    use sys::cudaError_enum::*;
+    let advice = match e.0 {
+        CUDA_ERROR_OUT_OF_MEMORY => "; free memory on the device, use a smaller batch, or --device cpu",
+        CUDA_ERROR_ILLEGAL_ADDRESS
+        | CUDA_ERROR_LAUNCH_FAILED
+        | CUDA_ERROR_MISALIGNED_ADDRESS
+        | CUDA_ERROR_ILLEGAL_INSTRUCTION
+        | CUDA_ERROR_ECC_UNCORRECTABLE => "; the device's context is lost: this process can no longer use the GPU",
+        CUDA_ERROR_NO_DEVICE => "; no NVIDIA GPU is visible (CUDA_VISIBLE_DEVICES may hide it)",
+        _ => "",
+    };
+    Error::Device(format!("{call}: {name}: {text}{advice}"))
+}
+
+fn missing(what: &str, tried: &[Tried]) -> Error {
+    let mut text = format!("{what} was not found. Tried:");
+    for t in tried {
+        text.push_str(&format!("\n  {}: {}", t.place, t.reason));
+    }
+    text.push_str("\nName its folder in HYPATIA_CUDA_PATH, or use --device cpu");
+    Error::Device(text)
+}
+
+/// Starts the driver, which was found. Returns the CUDA version that it supports.
+fn driver() -> Result<i32> {
+    // SAFETY: it only tries to open the library.
+    if !unsafe { sys::is_culib_present() } {
+        return Err(Error::Device("the driver was found but cannot be loaded by name".into()));
+    }
+    let mut version = 0;
+    // SAFETY: the pointer is valid; the call needs no context.
+    unsafe { sys::cuDriverGetVersion(&mut version) }.result().map_err(|e| failed("cuDriverGetVersion", e))?;
+    if version < MINIMUM_DRIVER {
+        let say = |v: i32| format!("{}.{}", v / 1000, v % 1000 / 10);
+        return Err(Error::Device(format!(
+            "the driver supports CUDA {}, Hypatia needs {} or newer (driver 530.30): update it, or use --device cpu",
+            say(version),
+            say(MINIMUM_DRIVER)
+        )));
+    }
+    result::init().map_err(|e| failed("cuInit", e))?;
+    Ok(version)
+}
+
+/// Finds the driver and starts it, if that was not done. Returns the CUDA version that it supports.
+fn started() -> Result<i32> {
+    // It stays open for ever and is visible to what is opened later: cudarc finds it by its soname.
+    open_first(&["libcuda.so.1"], &[], &[]).map_err(|t| missing("NVIDIA's driver (libcuda.so.1)", &t))?;
+    driver()
+}
+
+/// The profile of a GPU that need not be open yet: opening it takes twice as long as to learn what it is.
+///
+/// # Errors
+/// If there is no driver, or no such GPU.
+pub fn profile(ordinal: usize) -> Result<Device> {
+    started()?;
+    let asked = |e| failed("cuDeviceGet", e);
+    let device = result::device::get(i32::try_from(ordinal).unwrap_or(i32::MAX)).map_err(asked)?;
+    let name = result::device::get_name(device).map_err(asked)?;
+    use sys::CUdevice_attribute::*;
+    // SAFETY: the device is one that the driver has just given.
+    let number = |attribute| unsafe { result::device::get_attribute(device, attribute) }.map_err(asked);
+    let major = number(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+    let minor = number(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+    Ok(profile_of(&name, capability(major, minor)))
+}
+
+/// 90 for 9.0.
+fn capability(major: i32, minor: i32) -> u32 {
+    (major * 10 + minor).unsigned_abs()
+}
+
+/// The profile of the same name, else of the nearest older generation.
+fn profile_of(name: &str, sm: u32) -> Device {
+    let known = ["h200", "a100"].into_iter().find(|p| name.to_lowercase().contains(p));
+    let known = known.unwrap_or(if sm >= 90 { "h200" } else { "a100" });
+    let mut device = Device::named(known).unwrap_or_else(Device::cpu);
+    device.sm = sm;
+    device
+}
+
+impl Gpu {
+    /// The GPU of that ordinal, opened once for all of the process.
+    pub fn open(ordinal: usize) -> Result<Arc<Gpu>> {
+        static OPEN: Mutex<Vec<(usize, Weak<Gpu>)>> = Mutex::new(Vec::new());
+        let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(gpu) = open.iter().find(|(o, _)| *o == ordinal).and_then(|(_, g)| g.upgrade()) {
+            return Ok(gpu);
+        }
+        let gpu = Arc::new(Gpu::new(ordinal)?);
+        open.retain(|(o, _)| *o != ordinal);
+        open.push((ordinal, Arc::downgrade(&gpu)));
+        Ok(gpu)
+    }
+
+    fn new(ordinal: usize) -> Result<Gpu> {
+        let version = started()?;
+        // The library is read while a context is made, which takes twice as long; beside the driver's own start it would make
+        // that wait, which opens libraries too.
+        let (library, context) = std::thread::scope(|scope| {
+            let library = scope.spawn(|| {
+                let found = open_first(&["libcublasLt.so.13", "libcublasLt.so.12"], &["libcublas.so."], &[]);
+                found.map_err(|t| missing("cuBLASLt (libcublasLt.so.13 or .12)", &t))
+            });
+            let context = CudaContext::new(ordinal);
+            (library.join(), context)
+        });
+        library.map_err(|_| Error::Internal("the thread that opens cuBLASLt was lost".into()))??;
+        let context = context.map_err(|e| failed(&format!("opening GPU {ordinal}"), e))?;
+        // SAFETY: it only tries to open the library.
+        if !unsafe { cudarc::cublaslt::sys::is_culib_present() } {
+            return Err(Error::Device("cuBLASLt was found but cannot be loaded by name".into()));
+        }
+        // SAFETY: this module orders all work itself: every buffer is used on one stream, or after a
+        // synchronisation.
+        unsafe { context.disable_event_tracking() };
+        let name = context.name().map_err(|e| failed("cuDeviceGetName", e))?;
+        let (major, minor) = context.compute_capability().map_err(|e| failed("cuDeviceGetAttribute", e))?;
+        use sys::CUdevice_attribute::*;
+        let count = |attribute| context.attribute(attribute).map_err(|e| failed("cuDeviceGetAttribute", e));
+        let processors = count(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
+        let threads = count(CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR)?;
+        let stream = context.new_stream().map_err(|e| failed("cuStreamCreate", e))?;
+        let lt = Lt::new()?;
+        Ok(Gpu {
+            context,
+            stream,
+            name,
+            sm: capability(major, minor),
+            threads: u64::from(processors.unsigned_abs()) * u64::from(threads.unsigned_abs()),
+            driver: version,
+            lt,
+            modules: Mutex::default(),
+            codes: Mutex::default(),
+            weights: Mutex::default(),
+        })
+    }
+
+    /// Its name, as the driver tells it.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Compute capability: 90 for 9.0.
+    pub fn sm(&self) -> u32 {
+        self.sm
+    }
+
+    /// Threads that it runs at a time.
+    pub fn threads(&self) -> u64 {
+        self.threads
+    }
+
+    /// The CUDA version that the driver supports, as it counts: 13000 is 13.0.
+    pub fn driver(&self) -> i32 {
+        self.driver
+    }
+
+    /// What NVRTC calls the architecture; the variant with Hopper's and Blackwell's own instructions.
+    pub fn arch(&self) -> String {
+        format!("sm_{}{}", self.sm, if self.sm >= 90 { "a" } else { "" })
+    }
+
+    /// Whether blocks may form clusters that read each other's shared memory.
+    pub fn runs_clusters(&self) -> bool {
+        self.sm >= 90
+    }
+
+    /// The profile by which work is costed: the one of the same name, else of the nearest older generation.
+    pub fn profile(&self) -> Device {
+        profile_of(&self.name, self.sm)
+    }
+
+    /// Driver, compute capability and name in words.
+    pub fn describe(&self) -> String {
+        format!("{} (sm_{})", self.name, self.sm)
+    }
+
+    pub(super) fn context(&self) -> &Arc<CudaContext> {
+        &self.context
+    }
+
+    pub(super) fn lt(&self) -> &Lt {
+        &self.lt
+    }
+
+    /// A module that was loaded before, or is loaded now from what `cubin` gives.
+    pub(super) fn module(&self, key: [u8; 32], cubin: impl FnOnce() -> Result<Vec<u8>>) -> Result<Arc<CudaModule>> {
+        if let Some(m) = self.modules.lock().unwrap_or_else(PoisonError::into_inner).get(&key) {
+            return Ok(m.clone());
+        }
+        let image = cudarc::nvrtc::Ptx::from_binary(cubin()?);
+        let module = self.context.load_module(image).map_err(|e| failed("cuModuleLoadData", e))?;
+        self.modules.lock().unwrap_or_else(PoisonError::into_inner).insert(key, module.clone());
+        Ok(module)
+    }
+
+    /// Machine code that was compiled ahead.
+    pub(super) fn code(&self, key: &[u8; 32]) -> Option<Vec<u8>> {
+        self.codes.lock().unwrap_or_else(PoisonError::into_inner).remove(key)
+    }
+
+    /// Keeps machine code for the plan that needs it.
+    pub(super) fn keep_code(&self, key: [u8; 32], code: Vec<u8>) {
+        self.codes.lock().unwrap_or_else(PoisonError::into_inner).insert(key, code);
+    }
+
+    /// True if that module is loaded.
+    pub(super) fn has_module(&self, key: &[u8; 32]) -> bool {
+        self.modules.lock().unwrap_or_else(PoisonError::into_inner).contains_key(key)
+    }
+
+    /// A constant on the device: uploaded once, shared by all plans that use the same tensor; `packed` is a matrix with rows
+    /// and columns exchanged. It is there once [`Gpu::uploaded`] returns.
+    pub(super) fn weight(&self, tensor: &Arc<Tensor>, packed: bool) -> Result<Arc<Weight>> {
+        let key = |packed| (Arc::as_ptr(tensor) as usize, packed);
+        let mut weights = self.weights.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(w) = weights.get(&key(packed)).and_then(Weak::upgrade) {
+            return Ok(w);
+        }
+        let memory = match (packed, weights.get(&key(false)).and_then(Weak::upgrade)) {
+            (false, _) => self.upload(tensor)?,
+            (true, Some(given)) => self.turned(tensor, &given.memory)?,
+            (true, None) => self.turned(tensor, &self.upload(tensor)?)?,
+        };
+        let weight = Arc::new(Weight { memory, _tensor: tensor.clone() });
+        weights.retain(|_, w| w.strong_count() > 0);
+        weights.insert(key(packed), Arc::downgrade(&weight));
+        Ok(weight)
+    }
+
+    fn upload(&self, tensor: &Tensor) -> Result<DeviceMemory> {
+        let memory = DeviceMemory::new(&self.stream, tensor.bytes().len())?;
+        memory.upload(tensor.bytes())?;
+        Ok(memory)
+    }
+
+    /// A matrix that lies in that memory, with rows and columns exchanged.
+    fn turned(&self, tensor: &Tensor, given: &DeviceMemory) -> Result<DeviceMemory> {
+        let &[rows, columns] = tensor.shape() else {
+            return Err(Error::Internal(format!("a weight of shape {:?} is packed", tensor.shape())));
+        };
+        let memory = DeviceMemory::new(&self.stream, tensor.bytes().len())?;
+        let addresses = [given.address(), memory.address()];
+        // SAFETY: both are as large as the tensor, and are given back on this stream, behind this work.
+        unsafe { turn(&self.lt, &self.stream, tensor.dtype(), [rows, columns], addresses)? };
+        Ok(memory)
+    }
+
+    /// Waits for the constants that were asked for.
+    pub(super) fn uploaded(&self) -> Result<()> {
+        self.stream.synchronize().map_err(|e| failed("uploading the weights", e))
+    }
+}
+
+impl fmt::Debug for Gpu {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Gpu({})", self.describe())
+    }
+}

@@ -1,0 +1,165 @@
+//! Measured choice: a call of the library, or the launches that do without it.
+//!
+//! In: a step that can be run both ways, both ready to be launched. Out: the launches of the faster way. What was found is
+//! kept by a [`Tuner`], as the choice of an algorithm is. Holds always: both ways run on the same memory, in a CUDA graph,
+//! in turns; the median counts; where nothing is measured the call is taken, which the library says it has.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use cudarc::driver::{CudaStream, sys};
+use hypatia_dsl::dtype::DType;
+
+use super::capture::Graph;
+use super::device::{Gpu, failed};
+use super::exec::{Sides, put};
+use super::launch::Bases;
+use super::lists;
+use super::lt::WORKSPACE;
+use super::memory::DeviceMemory;
+use super::steps::{Launch, footprint};
+use super::tune::{MAX_OPERANDS, Tuner, WARM, machine, problem, random};
+use hypatia_tensor::error::Result;
+use hypatia_plan::{Place, Plan, Step};
+use crate::tuner::Measured;
+use crate::tuning::Choice;
+
+/// How the choice is written down, where a product has its algorithm.
+const CALL: [u64; 8] = [1; 8];
+const APART: [u64; 8] = [2; 8];
+/// Launches of one way in a graph, and rounds in which the ways take turns.
+const REPEATS: usize = 16;
+const ROUNDS: usize = 11;
+
+/// The launches of the way that is faster.
+pub(super) fn faster(
+    gpu: &Arc<Gpu>,
+    plan: &Plan,
+    step: &Step,
+    call: Launch,
+    apart: Vec<Launch>,
+    tuner: &mut Tuner,
+) -> Result<Vec<Launch>> {
+    let Launch::Product(product) = &call else { return Ok(vec![call]) };
+    let what = problem(product.matmul.product(), footprint(plan) > WARM);
+    let problem = format!("one call or {} launches, {what}", apart.len());
+    let guess = Measured { algorithm: CALL, workspace: 0, us: None, first_us: None, candidates: 2 };
+    let known = |choice: &Choice, _| [CALL, APART].contains(&choice.algorithm);
+    let mut ways = [vec![call], apart];
+    let choice = tuner.choose(&machine(gpu), &problem, guess, known, || race(gpu, plan, step, &mut ways))?;
+    let [call, apart] = ways;
+    Ok(if choice.is_some_and(|c| c.algorithm == APART) { apart } else { call })
+}
+
+/// Memory in which a step can run by itself: whole buffers of random numbers.
+struct Scratch {
+    bases: Bases,
+    // Named by `bases`.
+    _memory: Vec<DeviceMemory>,
+}
+
+impl Scratch {
+    /// `None` if the buffers are too large to be there a second time.
+    fn of(stream: &Arc<CudaStream>, plan: &Plan, step: &Step) -> Result<Option<Scratch>> {
+        let mut sizes: HashMap<Place, (DType, usize)> = HashMap::new();
+        let mut arena = 0;
+        for view in step.reads.iter().chain(&step.writes) {
+            let buffer = &plan.buffers[view.buffer.index()];
+            match buffer.place {
+                Place::Arena(offset) => arena = arena.max(offset + buffer.len * buffer.dtype.size()),
+                place => drop(sizes.insert(place, (buffer.dtype, buffer.len))),
+            }
+        }
+        if arena + sizes.values().map(|(dtype, len)| dtype.size() * len).sum::<usize>() > MAX_OPERANDS {
+            return Ok(None);
+        }
+        let mut memory = Vec::new();
+        let mut take = |dtype: DType, len: usize| -> Result<u64> {
+            memory.push(random(stream, dtype, len)?);
+            Ok(memory.last().map_or(0, DeviceMemory::address))
+        };
+        let dtype = step.reads.first().map_or(DType::F32, |v| v.dtype);
+        let mut bases = Bases {
+            inputs: vec![0; plan.inputs.len()],
+            constants: vec![0; plan.constants.len()],
+            packed: Vec::new(),
+            arena: take(dtype, arena.div_ceil(dtype.size()))?,
+            workspace: take(DType::U8, WORKSPACE)?,
+            lists: 0,
+        };
+        for (place, (dtype, len)) in sizes {
+            let at = match place {
+                Place::Input(i) => &mut bases.inputs[i],
+                Place::Constant(i) => &mut bases.constants[i],
+                Place::Arena(_) => continue,
+            };
+            *at = take(dtype, len)?;
+        }
+        // Random numbers are random in either order.
+        bases.packed.clone_from(&bases.constants);
+        Ok(Some(Scratch { bases, _memory: memory }))
+    }
+}
+
+/// Times both ways.
+fn race(gpu: &Arc<Gpu>, plan: &Plan, step: &Step, ways: &mut [Vec<Launch>; 2]) -> Result<Option<Measured>> {
+    let stream = gpu.context().new_stream().map_err(|e| failed("cuStreamCreate", e))?;
+    for launch in ways.iter_mut().flatten() {
+        if let Launch::Product(product) = launch
+            && product.guessed
+        {
+            product.algorithms = product.matmul.algorithms(gpu.lt(), 1)?;
+            if product.algorithms.is_empty() {
+                return Ok(None);
+            }
+        }
+    }
+    let Some(mut scratch) = Scratch::of(&stream, plan, step)? else { return Ok(None) };
+    let _lists = lists::write(&stream, ways.iter_mut().flatten(), &mut scratch.bases)?;
+    let sides = Sides::new(gpu, ways.iter().flatten().map(Launch::calls).max().unwrap_or(1))?;
+    let flags = Some(sys::CUevent_flags::CU_EVENT_DEFAULT);
+    let event = || gpu.context().new_event(flags).map_err(|e| failed("cuEventCreate", e));
+    let (start, stop) = (event()?, event()?);
+    let mut graphs = Vec::with_capacity(ways.len());
+    for way in ways.iter_mut() {
+        let mut once = || {
+            // SAFETY: every buffer that the step reads or writes is in the scratch, as large as the plan says, and lives
+            // until the stream is done, below.
+            way.iter_mut().try_for_each(|launch| unsafe { put(gpu, &stream, &sides, launch, &scratch.bases) })
+        };
+        // The first launch loads code, which no capture allows.
+        once()?;
+        stream.synchronize().map_err(|e| failed("timing a step", e))?;
+        graphs.push(Graph::capture(&stream, || (0..REPEATS).try_for_each(|_| once()))?);
+    }
+    let mut times = vec![Vec::with_capacity(ROUNDS); graphs.len()];
+    for round in 0..=ROUNDS {
+        for (graph, times) in graphs.iter().zip(&mut times) {
+            start.record(&stream).map_err(|e| failed("cuEventRecord", e))?;
+            graph.launch()?;
+            stop.record(&stream).map_err(|e| failed("cuEventRecord", e))?;
+            stream.synchronize().map_err(|e| failed("timing a step", e))?;
+            let ms = start.elapsed_ms(&stop).map_err(|e| failed("cuEventElapsedTime", e))?;
+            // The first round warms up.
+            if round > 0 {
+                times.push(f64::from(ms) * 1e3 / REPEATS as f64);
+            }
+        }
+    }
+    let medians: Vec<f64> = times
+        .into_iter()
+        .map(|mut t| {
+            t.sort_by(f64::total_cmp);
+            t.get(t.len() / 2).copied().unwrap_or(f64::INFINITY)
+        })
+        .collect();
+    let [call, apart] = medians.as_slice() else { return Ok(None) };
+    let algorithm = if apart < call { APART } else { CALL };
+    Ok(Some(Measured {
+        algorithm,
+        workspace: 0,
+        us: Some(call.min(*apart)),
+        first_us: Some(*call),
+        candidates: ways.len(),
+    }))
+}

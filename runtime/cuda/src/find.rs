@@ -1,0 +1,222 @@
+//! Where CUDA's libraries are.
+//!
+//! In: `HYPATIA_CUDA_PATH`, the usual environment variables, system folders, toolkits and Python
+//! packages. Out: the places in the order in which they are tried, and the library opened. Holds
+//! always: a search ends with a library or with the list of every place that was tried.
+
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
+
+use hypatia_cache::children;
+
+/// A place that was tried in vain.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tried {
+    /// A file or folder, or a name given to the system's loader.
+    pub place: String,
+    /// Why it did not do.
+    pub reason: String,
+}
+
+/// A folder that may hold libraries, and why it is looked into.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// The folder.
+    pub folder: PathBuf,
+    /// `HYPATIA_CUDA_PATH`, `toolkit`, ...
+    pub origin: &'static str,
+}
+
+/// Subfolders of a toolkit, a Python package folder or a folder of `HYPATIA_CUDA_PATH`.
+const INSIDE: &[&str] = &[
+    "",
+    "lib64",
+    "lib",
+    "lib/x86_64-linux-gnu",
+    "lib/aarch64-linux-gnu",
+    "targets/x86_64-linux/lib",
+    "targets/sbsa-linux/lib",
+    "nvidia/cu13/lib",
+    "nvidia/cuda_nvrtc/lib",
+    "nvidia/cublas/lib",
+];
+
+/// All folders in the order in which they are tried; each exists.
+pub fn places() -> Vec<Place> {
+    let mut roots: Vec<(PathBuf, &'static str)> = Vec::new();
+    let mut variable = |name: &'static str| {
+        if let Some(v) = std::env::var_os(name).filter(|v| !v.is_empty()) {
+            roots.extend(std::env::split_paths(&v).map(|p| (p, name)));
+        }
+    };
+    variable("HYPATIA_CUDA_PATH");
+    variable("CUDA_PATH");
+    variable("CUDA_HOME");
+    variable("LD_LIBRARY_PATH");
+    for folder in ["/usr/local/cuda", "/opt/cuda"] {
+        roots.push((folder.into(), "toolkit"));
+    }
+    // Newest first.
+    let mut versions = children(Path::new("/usr/local"), "cuda-");
+    versions.sort_by(|a, b| b.cmp(a));
+    roots.extend(versions.into_iter().map(|p| (p, "toolkit")));
+    for folder in ["/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib"] {
+        roots.push((folder.into(), "system"));
+    }
+    roots.extend(python_folders().into_iter().map(|p| (p, "Python package")));
+
+    let mut seen = HashSet::new();
+    let mut out = Vec::new();
+    for (root, origin) in roots {
+        for sub in INSIDE {
+            let folder = if sub.is_empty() { root.clone() } else { root.join(sub) };
+            if folder.is_dir() && seen.insert(folder.canonicalize().unwrap_or_else(|_| folder.clone())) {
+                out.push(Place { folder, origin });
+            }
+        }
+    }
+    out
+}
+
+/// Folders in which Python keeps packages.
+fn python_folders() -> Vec<PathBuf> {
+    let mut prefixes: Vec<PathBuf> =
+        ["VIRTUAL_ENV", "CONDA_PREFIX"].iter().filter_map(std::env::var_os).map(PathBuf::from).collect();
+    if let Some(home) = std::env::var_os("HOME") {
+        prefixes.push(PathBuf::from(home).join(".local"));
+    }
+    prefixes.extend(["/usr/local", "/usr"].map(PathBuf::from));
+    let mut out: Vec<PathBuf> =
+        std::env::var_os("PYTHONPATH").map(|v| std::env::split_paths(&v).collect()).unwrap_or_default();
+    for prefix in prefixes {
+        let mut pythons = children(&prefix.join("lib"), "python3");
+        pythons.sort_by(|a, b| b.cmp(a));
+        for p in pythons {
+            out.push(p.join("site-packages"));
+            out.push(p.join("dist-packages"));
+        }
+    }
+    out
+}
+
+/// An opened library. It is never closed: CUDA's libraries keep threads and exit handlers.
+#[derive(Debug)]
+pub struct Library {
+    /// The file, or the name by which the system's loader found it.
+    pub path: PathBuf,
+    /// Why it was looked for there.
+    pub origin: &'static str,
+    handle: Handle,
+}
+
+#[cfg(unix)]
+type Handle = std::mem::ManuallyDrop<libloading::os::unix::Library>;
+#[cfg(not(unix))]
+type Handle = std::mem::ManuallyDrop<libloading::Library>;
+
+impl Library {
+    /// Opens a file, or a name for the system's loader, with its symbols visible to libraries that
+    /// are opened later.
+    pub fn open(path: &Path, origin: &'static str) -> Result<Library, String> {
+        #[cfg(unix)]
+        // SAFETY: opening runs the library's initialisers. It is one of NVIDIA's, by its name, from a
+        // folder that the user or the system set up; that it is sound is what we must assume.
+        let handle = unsafe {
+            use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
+            Library::open(Some(path), RTLD_NOW | RTLD_GLOBAL)
+        };
+        #[cfg(not(unix))]
+        // SAFETY: as above.
+        let handle = unsafe { libloading::Library::new(path) };
+        match handle {
+            Ok(h) => Ok(Library { path: path.into(), origin, handle: std::mem::ManuallyDrop::new(h) }),
+            Err(e) => Err(e.to_string()),
+        }
+    }
+
+    /// The function of that name.
+    ///
+    /// # Safety
+    /// `T` must be the function pointer type that the library's header declares for `name`.
+    pub unsafe fn function<T: Copy>(&self, name: &str) -> Result<T, String> {
+        // SAFETY: the caller promises the type; the library is never closed, so the pointer stays valid.
+        let symbol = unsafe { self.handle.get::<T>(name.as_bytes()) };
+        symbol.map(|s| *s).map_err(|e| e.to_string())
+    }
+}
+
+/// Opens the first library of one of these names (`libnvrtc.so.13`, ...): in `first`, then by the
+/// system's loader, then in all places. The `before` prefixes name files beside it that must be
+/// opened first.
+pub fn open_first(names: &[&str], before: &[&str], first: &[PathBuf]) -> Result<Library, Vec<Tried>> {
+    let mut tried = Vec::new();
+    let mut folders: Vec<Place> = first.iter().flat_map(|f| inside(f, "given")).collect();
+    let all = places();
+    let (own, others): (Vec<Place>, Vec<Place>) = all.into_iter().partition(|p| p.origin == "HYPATIA_CUDA_PATH");
+    folders.extend(own);
+    for place in &folders {
+        if let Some(found) = open_in(place, names, before, &mut tried) {
+            return Ok(found);
+        }
+    }
+    for name in names {
+        match Library::open(Path::new(name), "system loader") {
+            Ok(l) => return Ok(l),
+            Err(_) => tried.push(Tried { place: name.to_string(), reason: "not known to the system's loader".into() }),
+        }
+    }
+    for place in &others {
+        if let Some(found) = open_in(place, names, before, &mut tried) {
+            return Ok(found);
+        }
+    }
+    Err(tried)
+}
+
+fn inside(root: &Path, origin: &'static str) -> Vec<Place> {
+    INSIDE
+        .iter()
+        .map(|s| Place { folder: if s.is_empty() { root.to_path_buf() } else { root.join(s) }, origin })
+        .filter(|p| p.folder.is_dir())
+        .collect()
+}
+
+fn open_in(place: &Place, names: &[&str], before: &[&str], tried: &mut Vec<Tried>) -> Option<Library> {
+    for name in names {
+        let path = place.folder.join(name);
+        if !path.is_file() {
+            continue;
+        }
+        for prefix in before {
+            for file in children(&place.folder, prefix) {
+                if let Err(reason) = Library::open(&file, place.origin) {
+                    tried.push(Tried { place: file.display().to_string(), reason });
+                }
+            }
+        }
+        match Library::open(&path, place.origin) {
+            Ok(l) => return Some(l),
+            Err(reason) => tried.push(Tried { place: path.display().to_string(), reason }),
+        }
+    }
+    if tried.iter().all(|t| Path::new(&t.place).parent() != Some(&place.folder)) {
+        let reason = format!("no {} in it ({})", names.join(" or "), place.origin);
+        tried.push(Tried { place: place.folder.display().to_string(), reason });
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn a_failed_search_names_every_place() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("libnone.so.1"), "no library").unwrap();
+        let tried = open_first(&["libnone.so.1"], &[], &[folder.path().to_path_buf()]).unwrap_err();
+        assert!(tried[0].place.ends_with("libnone.so.1") && !tried[0].reason.is_empty(), "{tried:?}");
+        assert!(tried.iter().any(|t| t.place == "libnone.so.1"));
+    }
+}

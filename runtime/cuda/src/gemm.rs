@@ -1,0 +1,217 @@
+//! A gemm step as calls of cuBLASLt.
+//!
+//! In: a [`GemmStep`] and the views of its operands. Out: a [`Product`] and where its operands lie, once for each call.
+//! Holds always: no operand is copied: leading axes become rows where one right operand serves all, one strided batch
+//! where strides can say it, and else one call over the matrices' addresses, if that is wanted, or one for each of the
+//! outer matrices.
+
+use super::lt::{Epilogue, Layout, Product, WORKSPACE};
+use hypatia_tensor::error::{Error, Result};
+use hypatia_plan::{GemmStep, View, collapse, matrix_layout};
+
+/// Calls of one step.
+pub struct Calls {
+    /// What each computes.
+    pub product: Product,
+    /// Elements from the operand's first one to that of the call: A, B, D.
+    pub offsets: Vec<[isize; 3]>,
+}
+
+/// Bytes that divide all addresses of a matrix operand: base, offset, and steps of the batch.
+fn alignment(view: &View, batch: &[isize]) -> u32 {
+    let size = view.dtype.size();
+    let steps = std::iter::once(view.offset).chain(batch.iter().map(|s| s.unsigned_abs()));
+    // Bases are aligned to 256 on the device and to 64 in the arena.
+    let bits = steps.fold(64usize, |all, elements| all | (elements * size));
+    1 << bits.trailing_zeros().min(6)
+}
+
+/// Matrices of one call over addresses, at most.
+const MOST_ADDRESSES: usize = 1 << 15;
+
+/// What calls may do.
+#[derive(Clone, Copy, Debug)]
+pub struct Terms {
+    /// The library's epilogue.
+    pub epilogue: Epilogue,
+    /// Round f32 operands to TF32.
+    pub tf32: bool,
+    /// Take batches in which strides differ as lists of addresses.
+    pub addresses: bool,
+}
+
+/// The calls of a step whose operands are `reads` and whose result is `d`.
+pub fn calls(step: &GemmStep, reads: &[View], d: &View, terms: Terms) -> Result<Calls> {
+    let [a, b, rest @ ..] = reads else { return Err(Error::Internal("a product of one operand".into())) };
+    let Terms { epilogue, tf32, addresses } = terms;
+    let (lead, out) = (step.batch.len(), d.dtype);
+    let (mut batch, mut m) = (step.batch.clone(), step.m);
+    let (mut a_batch, mut b_batch) = (a.strides[..lead].to_vec(), b.strides[..lead].to_vec());
+    let mut d_batch = d.strides[..lead].to_vec();
+    let (mut a_row, mut d_row) = (a.strides[lead], d.strides[lead]);
+    // One right operand for all: if the rows of the left one lie evenly, the leading axes are rows.
+    if b_batch.iter().zip(&batch).all(|(s, n)| *s == 0 || *n == 1) {
+        let sides = [a, d].map(|v| v.strides[..lead + 1].to_vec());
+        let (rows, strides) = collapse(&a.shape[..lead + 1], &sides);
+        if let ([rows], [a_rows, d_rows]) = (rows.as_slice(), strides.as_slice()) {
+            (batch, m, a_row, d_row) = (Vec::new(), *rows, a_rows[0], d_rows[0]);
+            (a_batch, b_batch, d_batch) = (Vec::new(), Vec::new(), Vec::new());
+        }
+    }
+    let (axes, strides) = collapse(&batch, &[a_batch.clone(), b_batch.clone(), d_batch]);
+    // The innermost of the leading axes is the library's batch, the others are calls of their own. A batch needs
+    // the results in order, which they are.
+    let (count, inner) = match axes.last() {
+        Some(count) if !batch.is_empty() => (*count, [0, 1, 2].map(|i| strides[i].last().copied().unwrap_or(0))),
+        _ => (1, [0; 3]),
+    };
+    let outer = if batch.is_empty() { &[] as &[usize] } else { &axes[..axes.len() - 1] };
+    let forward = strides.iter().flatten().all(|stride| *stride >= 0);
+    let listed = addresses && forward && matches!(outer, [one] if one * count <= MOST_ADDRESSES);
+    let (lists, between) = match listed {
+        true => (outer[0], [0, 1, 2].map(|i| strides[i][0])),
+        false => (1, [0; 3]),
+    };
+    let mut offsets = vec![[0isize; 3]];
+    for (axis, size) in outer.iter().enumerate().filter(|_| !listed) {
+        offsets = offsets
+            .iter()
+            .flat_map(|at| {
+                let strides = &strides;
+                (0..*size as isize).map(move |i| std::array::from_fn(|side| at[side] + i * strides[side][axis]))
+            })
+            .collect();
+    }
+    let no = |what: &str, v: &View| {
+        Error::Internal(format!("{what} of a product has shape {:?} and strides {:?}", v.shape, v.strides))
+    };
+    let (a_transposed, a_ld) =
+        matrix_layout(m, step.k, a_row, a.strides[lead + 1]).ok_or_else(|| no("the left operand", a))?;
+    let (b_transposed, b_ld) = matrix_layout(step.k, step.n, b.strides[lead], b.strides[lead + 1])
+        .ok_or_else(|| no("the right operand", b))?;
+    let (d_transposed, d_ld) =
+        matrix_layout(m, step.n, d_row, d.strides[lead + 1]).ok_or_else(|| no("the result", d))?;
+    if d_transposed {
+        return Err(no("the result", d));
+    }
+    let many = strides[2].iter().zip(&axes).filter(|(_, size)| **size > 1).map(|(stride, _)| *stride);
+    let d_alignment = alignment(d, &many.collect::<Vec<_>>());
+    let product = Product {
+        m,
+        n: step.n,
+        k: step.k,
+        batch: count,
+        outer: lists,
+        dtype: a.dtype,
+        out,
+        tf32,
+        a: Layout {
+            transposed: a_transposed,
+            ld: a_ld as i64,
+            batch_stride: inner[0] as i64,
+            outer_stride: between[0] as i64,
+            alignment: alignment(a, &a_batch),
+        },
+        b: Layout {
+            transposed: b_transposed,
+            ld: b_ld as i64,
+            batch_stride: inner[1] as i64,
+            outer_stride: between[1] as i64,
+            alignment: alignment(b, &b_batch),
+        },
+        d: Layout {
+            transposed: false,
+            ld: d_ld as i64,
+            batch_stride: inner[2] as i64,
+            outer_stride: between[2] as i64,
+            alignment: d_alignment,
+        },
+        epilogue,
+        bias: rest.first().filter(|_| epilogue.has_bias()).map_or(out, |v| v.dtype),
+        // Calls of one step run beside each other, and cannot share a workspace.
+        workspace: if offsets.len() > 1 { 0 } else { WORKSPACE },
+    };
+    Ok(Calls { product, offsets })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use hypatia_dsl::dtype::DType;
+    use hypatia_dsl::scalar::{Term, TermNode};
+
+    use super::*;
+    use hypatia_plan::BufferId;
+
+    fn step(batch: &[usize], m: usize, n: usize, k: usize) -> GemmStep {
+        let mut term = Term::empty();
+        let acc = term.add(TermNode::Acc);
+        term.roots.push(acc);
+        GemmStep { batch: batch.to_vec(), m, n, k, acc: DType::F32, term }
+    }
+
+    fn whole(shape: &[usize]) -> View {
+        View::whole(BufferId(0), DType::F32, shape)
+    }
+
+    const PLAIN: Terms = Terms { epilogue: Epilogue::Default, tf32: false, addresses: false };
+    const LISTS: Terms = Terms { addresses: true, ..PLAIN };
+
+    #[test]
+    fn a_weight_that_all_rows_share_makes_one_product() {
+        let w = whole(&[16, 8]).transposed(&[1, 0]).broadcast(&[2, 3, 8, 16]).unwrap();
+        let (x, y) = (whole(&[2, 3, 4, 8]), whole(&[2, 3, 4, 16]));
+        let c = calls(&step(&[2, 3], 4, 16, 8), &[x, w], &y, LISTS).unwrap();
+        let p = c.product;
+        assert_eq!((p.m, p.n, p.k, p.batch, c.offsets.len()), (24, 16, 8, 1, 1));
+        assert_eq!((p.a.transposed, p.a.ld, p.b.transposed, p.b.ld), (false, 8, true, 8));
+    }
+
+    #[test]
+    fn heads_that_lie_side_by_side_are_a_strided_batch_for_each_sequence() {
+        // [b, s, h, d] seen as [b, h, s, d], times its transpose.
+        let q = whole(&[2, 5, 3, 8]).transposed(&[0, 2, 1, 3]);
+        let k = q.transposed(&[0, 1, 3, 2]);
+        let (step, d) = (step(&[2, 3], 5, 5, 8), whole(&[2, 3, 5, 5]));
+        let c = calls(&step, &[q.clone(), k.clone()], &d, PLAIN).unwrap();
+        let p = c.product;
+        assert_eq!((p.m, p.n, p.k, p.batch), (5, 5, 8, 3));
+        assert_eq!((p.a.ld, p.a.batch_stride, p.b.ld, p.b.batch_stride), (24, 8, 24, 8));
+        assert!(!p.a.transposed && p.b.transposed);
+        assert_eq!((c.offsets, p.outer, p.d.alignment), (vec![[0, 0, 0], [120, 120, 75]], 1, 4));
+        // Or one call over addresses, also where the result is to lie as the operands do.
+        let heads = whole(&[2, 5, 3, 5]).transposed(&[0, 2, 1, 3]);
+        for (d, strides, ld) in [(d, [25, 75], 5), (heads, [5, 75], 15)] {
+            let c = calls(&step, &[q.clone(), k.clone()], &d, LISTS).unwrap();
+            let p = c.product;
+            assert_eq!((p.batch, p.outer, c.offsets), (3, 2, vec![[0, 0, 0]]));
+            assert_eq!(([p.d.batch_stride, p.d.outer_stride], p.d.ld, p.is_dense()), (strides, ld, ld == 5));
+            let at = p.addresses([1000, 2000, 9000]);
+            assert_eq!(at[..6], [1000, 1032, 1064, 1480, 1512, 1544]);
+            assert_eq!(at[6..12], [2000, 2032, 2064, 2480, 2512, 2544]);
+            assert_eq!(
+                at[12..],
+                [0, 1, 2, 3, 4, 5].map(|i| 9000 + 4 * (i / 3 * strides[1] + i % 3 * strides[0]) as u64)
+            );
+        }
+    }
+
+    #[test]
+    fn one_sequence_whose_result_lies_by_heads_is_a_strided_batch() {
+        let q = whole(&[1, 5, 3, 8]).transposed(&[0, 2, 1, 3]);
+        let d = whole(&[1, 5, 3, 5]).transposed(&[0, 2, 1, 3]);
+        let c = calls(&step(&[1, 3], 5, 5, 8), &[q.clone(), q.transposed(&[0, 1, 3, 2])], &d, LISTS).unwrap();
+        assert_eq!((c.product.outer, c.product.batch, c.product.d.batch_stride, c.product.d.ld), (1, 3, 5, 15));
+        // A result whose columns lie apart is none that the library writes.
+        let d = whole(&[1, 3, 5, 5]).transposed(&[0, 1, 3, 2]);
+        assert!(calls(&step(&[1, 3], 5, 5, 8), &[q.clone(), q.transposed(&[0, 1, 3, 2])], &d, LISTS).is_err());
+    }
+
+    #[test]
+    fn alignment_follows_offsets_and_batches() {
+        let x = whole(&[4, 5, 6]);
+        assert_eq!(alignment(&x, &[30]), 8);
+        assert_eq!(alignment(&x.sliced(2, 1, 1, 4), &[30]), 4);
+        assert_eq!(alignment(&whole(&[4, 8, 8]), &[64]), 64);
+    }
+}

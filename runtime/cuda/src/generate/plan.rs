@@ -1,0 +1,208 @@
+//! The kernels that a plan launches, apart from library calls.
+//!
+//! In: a [`Plan`]. Out: an [`Instance`] for each different kernel, and what runs when. Holds always: two steps that compute
+//! the same function of operands of the same kinds share one.
+
+use hypatia_dsl::dtype::DType;
+use hypatia_dsl::kernel::short::Shortener;
+use hypatia_dsl::kernel::{Access, Operand, PointwiseKernel};
+use hypatia_templates::cuda::identifier;
+
+use super::write::StepEntry;
+use super::{Body, Instance, Skipped};
+use crate::lowering::{Work, step_kernels};
+use hypatia_plan::{Action, GemmStep, Plan, Step, View, row_major};
+
+/// What `gen` makes of a plan.
+#[derive(Debug, Default)]
+pub struct OfPlan {
+    /// The kernels, each once.
+    pub instances: Vec<Instance>,
+    /// Steps without a kernel.
+    pub skipped: Vec<Skipped>,
+    /// What runs when, in order.
+    pub steps: Vec<StepEntry>,
+}
+
+/// The kernels of a plan, and the steps that run them.
+pub fn of_plan(plan: &Plan) -> OfPlan {
+    let mut out = OfPlan::default();
+    // By kernel: the names of the steps that run it.
+    let mut named: Vec<Vec<String>> = Vec::new();
+    let shortener = Shortener::new(&plan.program, &plan.allowed);
+    for (i, step) in plan.steps.iter().enumerate() {
+        let name = name(plan, i);
+        for part in parts(plan, step) {
+            let (kind, body, work, runs) = match part {
+                Part::Library => {
+                    out.steps.push(StepEntry {
+                        step: name.clone(),
+                        kernel: None,
+                        runs: "library".into(),
+                        rows: None,
+                        n: None,
+                    });
+                    continue;
+                }
+                Part::Kernel { kind, mut body, work, runs } => {
+                    // A plan for a GPU has them already.
+                    body.shorten(&shortener, plan.tf32);
+                    (kind, *body, work, runs)
+                }
+            };
+            let known = out.instances.iter().position(|known| same(&known.body, &body));
+            let at = known.unwrap_or_else(|| {
+                let dtype = step.writes.first().map_or(DType::F32, |w| w.dtype);
+                let kernel = format!("k{}_{kind}", out.instances.len());
+                out.instances.push(Instance { kernel, kind, origin: String::new(), dtype, body });
+                named.push(Vec::new());
+                out.instances.len() - 1
+            });
+            named[at].push(name.clone());
+            let (kernel, (rows, n)) = (Some(out.instances[at].kernel.clone()), work);
+            out.steps.push(StepEntry { step: name.clone(), kernel, runs: runs.into(), rows: Some(rows), n: Some(n) });
+        }
+        if !matches!(step.action, Action::Gemm(_) | Action::Either(_)) && step_kernels(step).is_empty() {
+            let reason = reason(&step.action);
+            out.skipped.push(Skipped { kernel: step.name.clone(), dtype: None, reason });
+        }
+    }
+    for (instance, steps) in out.instances.iter_mut().zip(named) {
+        let kernel = identifier("", &format!("{}_{}", instance.kernel, instance.dtype));
+        let (name, doc) = instance.body.labels();
+        (*name, *doc) = (kernel, computes(&steps));
+    }
+    out
+}
+
+/// What a step launches.
+enum Part {
+    /// A call of a library, or what has no kernel.
+    Library,
+    /// A kernel, over so many rows of so many elements.
+    Kernel { kind: &'static str, body: Box<Body>, work: (usize, usize), runs: &'static str },
+}
+
+fn parts(plan: &Plan, step: &Step) -> Vec<Part> {
+    match &step.action {
+        Action::Gemm(g) if g.acc.is_float() && (g.scale(&plan.program).is_some() || step.kernel.is_some()) => {
+            vec![Part::Library]
+        }
+        Action::Either(_) => vec![Part::Library],
+        Action::Gemm(g) if g.acc.is_float() => {
+            let work = (g.batch.iter().product::<usize>() * g.m, g.n);
+            let body = Box::new(Body::Pointwise(epilogue(g, step)));
+            vec![Part::Kernel { kind: "epilogue", body, work, runs: "product and kernel" }]
+        }
+        _ => {
+            let part = |(body, work): (Body, Work)| Part::Kernel {
+                kind: kind(&body),
+                body: Box::new(body),
+                work: (work.rows, work.n),
+                runs: "kernel",
+            };
+            let parts: Vec<Part> = step_kernels(step).into_iter().map(part).collect();
+            if parts.is_empty() { vec![Part::Library] } else { parts }
+        }
+    }
+}
+
+/// The nodes that a step computes. One that rules made of parts of several nodes has no name of its own: it is told by who
+/// reads it.
+fn name(plan: &Plan, i: usize) -> String {
+    let step = &plan.steps[i];
+    if !step.name.is_empty() {
+        return step.name.clone();
+    }
+    let written = |view: &View| step.writes.iter().any(|w| w.buffer == view.buffer);
+    if let Some((name, _)) = plan.outputs.iter().find(|(_, view)| written(view)) {
+        return format!("output {name}");
+    }
+    match (i + 1..plan.steps.len()).find(|j| plan.steps[*j].reads.iter().any(written)) {
+        Some(j) if plan.steps[j].name.is_empty() => name(plan, j),
+        Some(j) => format!("what {} reads", plan.steps[j].name),
+        None => format!("step {i}"),
+    }
+}
+
+/// What a kernel is for: the nodes whose steps run it.
+fn computes(steps: &[String]) -> String {
+    let shown = steps.iter().take(4).map(String::as_str).collect::<Vec<_>>().join(", ");
+    match steps.len() {
+        0..=4 => format!("Computes {shown} of the model."),
+        n => format!("Computes {shown} and {} more of the model.", n - 4),
+    }
+}
+
+fn kind(body: &Body) -> &'static str {
+    match body {
+        Body::Pointwise(_) | Body::InPlace(..) => "pointwise",
+        Body::Rowwise(_) => "rowwise",
+        Body::Move(_) => "move",
+        Body::Argmax(_) => "search",
+        Body::Product(_) => "product",
+        Body::Cumsum(_) => "cumsum",
+        Body::Sort(_) => "sort",
+        Body::Scatter(_) => "scatter",
+        Body::Template(_) => "template",
+    }
+}
+
+fn reason(action: &Action) -> String {
+    let word = format!("{action:?}");
+    let word = word.split(|c: char| !c.is_ascii_alphabetic()).next().unwrap_or_default().to_lowercase();
+    format!("{word} has no generated kernel yet")
+}
+
+/// The same function, whatever it is called.
+fn same(a: &Body, b: &Body) -> bool {
+    let bare = |body: &Body| {
+        let mut body = body.clone();
+        let (name, doc) = body.labels();
+        name.clear();
+        doc.clear();
+        body
+    };
+    bare(a) == bare(b)
+}
+
+/// The pass behind a matrix product.
+fn epilogue(gemm: &GemmStep, step: &Step) -> PointwiseKernel {
+    let mut shape = gemm.batch.clone();
+    shape.extend([gemm.m, gemm.n]);
+    let inputs: Vec<Operand> =
+        step.reads.iter().skip(2).map(|view| Operand { dtype: view.dtype, access: access(view, &shape) }).collect();
+    let strided = inputs.iter().any(|o| o.access == Access::Strided);
+    PointwiseKernel {
+        name: String::new(),
+        doc: String::new(),
+        inputs,
+        outputs: step.writes.iter().map(|w| w.dtype).collect(),
+        rank: if strided { shape.len() } else { 2 },
+        term: gemm.term.clone(),
+        acc: Some(gemm.acc),
+    }
+}
+
+/// How an operand that is broadcast to `shape` is read.
+fn access(view: &View, shape: &[usize]) -> Access {
+    if view.shape != shape || shape.is_empty() {
+        return Access::Strided;
+    }
+    let (last, lead) = (shape.len() - 1, &shape[..shape.len() - 1]);
+    let zero = |i: usize| shape[i] == 1 || view.strides[i] == 0;
+    let like = |range: std::ops::Range<usize>, strides: &[isize]| {
+        range.into_iter().all(|i| shape[i] == 1 || view.strides[i] == strides[i])
+    };
+    if (0..=last).all(zero) {
+        Access::Splat
+    } else if like(0..shape.len(), &row_major(shape)) {
+        Access::Full
+    } else if (0..last).all(zero) && view.strides[last] == 1 {
+        Access::Row
+    } else if zero(last) && like(0..last, &row_major(lead)) {
+        Access::Col
+    } else {
+        Access::Strided
+    }
+}

@@ -1,0 +1,436 @@
+//! The files of `hypatia gen`, and their manifest.
+//!
+//! In: kernel instances and a folder. Out: the files. Holds always: nothing is written before every
+//! kernel is printed and compiled; each file is renamed into place; the manifest comes last.
+
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use hypatia_dsl::dtype::DType;
+use hypatia_dsl::ir::Program;
+use hypatia_dsl::source::read_regular;
+use hypatia_templates::cuda::{ArgKind, CudaSource, EmitError, Geometry, NVRTC_OPTIONS, identifier};
+use serde::Serialize;
+use sha2::{Digest, Sha256};
+
+use super::{Instance, Skipped};
+use crate::nvrtc::{Nvrtc, NvrtcError};
+use hypatia_tensor::error::{Error, Result};
+
+/// What `manifest.json` says. docs/manifest.md describes each field.
+#[derive(Clone, Debug, Serialize)]
+pub struct Manifest {
+    /// Version of this schema.
+    pub schema: u32,
+    /// Name and version of the generator.
+    pub generator: String,
+    /// Options that every source must be compiled with, the architecture apart.
+    pub compile_options: Vec<String>,
+    /// Version of the NVRTC that made the cubins, if there are any.
+    pub nvrtc: Option<String>,
+    /// One entry a kernel and element type.
+    pub kernels: Vec<KernelEntry>,
+    /// For a model: what runs when, in order.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub steps: Vec<StepEntry>,
+    /// Declarations of which nothing was generated.
+    pub skipped: Vec<SkippedEntry>,
+}
+
+/// A generated kernel.
+#[derive(Clone, Debug, Serialize)]
+pub struct KernelEntry {
+    /// The declaration's name, as an identifier.
+    pub kernel: String,
+    /// `pointwise`, `epilogue` or `rowwise`.
+    pub kind: String,
+    /// `file:line` of the declaration; empty for a model's kernels.
+    pub origin: String,
+    /// The element type.
+    pub dtype: String,
+    /// What is computed.
+    pub formula: String,
+    /// The CUDA C++ file.
+    pub file: Option<String>,
+    /// SHA-256 of the CUDA C++ text, in hex.
+    pub sha256: String,
+    /// The arguments of every entry point, in order.
+    pub args: Vec<ArgEntry>,
+    /// The entry points.
+    pub entries: Vec<EntryEntry>,
+    /// Machine code, one entry an architecture.
+    pub cubins: Vec<CubinEntry>,
+}
+
+/// An argument.
+#[derive(Clone, Debug, Serialize)]
+pub struct ArgEntry {
+    /// Its name.
+    pub name: String,
+    /// `input`, `output` (device pointers), `size` (i64) or `sizes` (i64s by value).
+    pub role: String,
+    /// Element type of pointers, `i64` else.
+    pub dtype: String,
+    /// How many integers; 1 for pointers and sizes.
+    pub count: usize,
+    /// Its shape or meaning, in words.
+    pub about: String,
+}
+
+/// An entry point.
+#[derive(Clone, Debug, Serialize)]
+pub struct EntryEntry {
+    /// The symbol.
+    pub symbol: String,
+    /// `flat`, `grid` or `rows`.
+    pub geometry: String,
+    /// Threads of a block.
+    pub block: u32,
+    /// Elements of one access (flat and grid).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub vector: Option<u32>,
+    /// Threads that share a row (rows).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub threads_per_row: Option<u32>,
+    /// The longest row for which this entry point is the best (rows); no limit where absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub up_to: Option<u64>,
+    /// Bytes of dynamic shared memory that a launch asks for.
+    pub shared_memory: u32,
+    /// The grid's x, y and z as expressions of C over `rows`, `n` and the names of `launch`; `None` where the declaration
+    /// says it in words. A launch whose grid has a zero is left out.
+    pub grid: Option<[String; 3]>,
+    /// The launch as formulas over the arguments.
+    pub launch: String,
+}
+
+/// A launch of a model's run.
+#[derive(Clone, Debug, Serialize)]
+pub struct StepEntry {
+    /// The nodes of the model that the step computes.
+    pub step: String,
+    /// What runs: a kernel of this manifest by name; `None` for a library call or a step that has no kernel.
+    pub kernel: Option<String>,
+    /// `kernel`, `library`, or `product and kernel` where a kernel passes over the result of a library call.
+    pub runs: String,
+    /// Rows and their length, for the formulas of `grid`; `None` without a kernel.
+    pub rows: Option<usize>,
+    /// See `rows`.
+    pub n: Option<usize>,
+}
+
+/// Machine code.
+#[derive(Clone, Debug, Serialize)]
+pub struct CubinEntry {
+    /// The architecture.
+    pub arch: String,
+    /// The file.
+    pub file: String,
+    /// SHA-256 of its bytes, in hex.
+    pub sha256: String,
+}
+
+/// What was not generated.
+#[derive(Clone, Debug, Serialize)]
+pub struct SkippedEntry {
+    /// The declaration's name.
+    pub kernel: String,
+    /// The element type, if it is about one.
+    pub dtype: Option<String>,
+    /// Why.
+    pub reason: String,
+}
+
+/// What is wanted.
+pub struct Request<'a> {
+    /// The Program that the kernels call scalars of.
+    pub program: &'a Program,
+    /// The kernels.
+    pub instances: &'a [Instance],
+    /// Declarations without kernels.
+    pub skipped: Vec<Skipped>,
+    /// What runs when, for a model.
+    pub steps: Vec<StepEntry>,
+    /// Write CUDA C++.
+    pub cuda: bool,
+    /// Compile with this, for these architectures.
+    pub cubins: Option<(&'a Nvrtc, &'a [String])>,
+    /// What stands before the files' names and is the user's own affair: folders of absolute paths, and what is written instead.
+    pub folders: &'a [(String, String)],
+    /// Further files: name and text.
+    pub more: Vec<(String, String)>,
+    /// Told how many cubins of how many are compiled.
+    pub progress: &'a (dyn Fn(usize, usize) + Sync),
+}
+
+/// What was written.
+#[derive(Clone, Debug)]
+pub struct Written {
+    /// The files in the order in which they were written.
+    pub files: Vec<PathBuf>,
+    /// What the manifest says.
+    pub manifest: Manifest,
+    /// Files of an earlier run that were removed.
+    pub removed: Vec<PathBuf>,
+}
+
+/// The kernels' files that an earlier run wrote, by its manifest. Whatever else lies in the folder is not ours.
+fn earlier(folder: &Path) -> Vec<String> {
+    let text = read_regular(&folder.join(MANIFEST), LARGEST_MANIFEST).unwrap_or_default();
+    let Ok(json) = serde_json::from_slice::<serde_json::Value>(&text) else { return Vec::new() };
+    let ours = json["generator"].as_str().is_some_and(|g| g.starts_with("hypatia "));
+    let mut out = Vec::new();
+    for kernel in json["kernels"].as_array().into_iter().flatten().filter(|_| ours) {
+        let cubins = kernel["cubins"].as_array().into_iter().flatten();
+        out.extend(std::iter::once(kernel).chain(cubins).filter_map(|f| f["file"].as_str()).map(str::to_string));
+    }
+    let plain = |f: &String| {
+        Path::new(f).file_name().is_some_and(|n| n.to_str() == Some(f)) && (f.ends_with(".cu") || f.ends_with(".cubin"))
+    };
+    out.retain(plain);
+    out
+}
+
+/// The manifest's name.
+const MANIFEST: &str = "manifest.json";
+/// No manifest of ours is larger.
+const LARGEST_MANIFEST: u64 = 256 << 20;
+
+/// Prints, compiles and writes everything. Kernels that an earlier run wrote into the folder and that are not made again
+/// are removed.
+pub fn write(request: Request<'_>, folder: &Path) -> Result<Written> {
+    let io = |path: &Path| {
+        let path = path.to_path_buf();
+        move |source| Error::Io { path, source }
+    };
+    if folder.exists() && !folder.is_dir() {
+        return Err(Error::Input(format!(
+            "{}: is a file; -o names a folder for the generated files",
+            folder.display()
+        )));
+    }
+    let mut skipped = request.skipped;
+    let mut sources = Vec::new();
+    for instance in request.instances {
+        match instance.emit(request.program) {
+            Ok(mut source) => {
+                source.text = own_lines(&bare(&source.text, request.folders), &format!("{}.cu", stem(instance)));
+                sources.push((instance, source));
+            }
+            // The user's own file is wrong.
+            Err(EmitError::Template(why)) if instance.kind == "template" => {
+                return Err(Error::Input(format!("kernel `{}`, {why}", instance.kernel)));
+            }
+            Err(e) => skipped.push(Skipped {
+                kernel: instance.kernel.clone(),
+                dtype: Some(instance.dtype),
+                reason: e.to_string(),
+            }),
+        }
+    }
+    let cubins = match request.cubins {
+        Some((nvrtc, archs)) => compile(nvrtc, &sources, archs, request.progress)?,
+        None => Vec::new(),
+    };
+
+    std::fs::create_dir_all(folder).map_err(io(folder))?;
+    let earlier = earlier(folder);
+    let mut files = Vec::new();
+    let mut put = |name: &str, bytes: &[u8]| -> Result<()> {
+        let path = folder.join(name);
+        let temporary = folder.join(format!(".{name}.{}.part", std::process::id()));
+        std::fs::write(&temporary, bytes).map_err(io(&temporary))?;
+        if let Err(source) = std::fs::rename(&temporary, &path) {
+            let _ = std::fs::remove_file(&temporary);
+            return Err(Error::Io { path, source });
+        }
+        files.push(path);
+        Ok(())
+    };
+    let mut kernels = Vec::new();
+    for (i, (instance, source)) in sources.iter().enumerate() {
+        let stem = stem(instance);
+        let file = format!("{stem}.cu");
+        if request.cuda {
+            put(&file, source.text.as_bytes())?;
+        }
+        let mut of_kernel = Vec::new();
+        for (_, arch, bytes) in cubins.iter().filter(|(k, ..)| *k == i) {
+            let file = format!("{stem}.{arch}.cubin");
+            put(&file, bytes)?;
+            of_kernel.push(CubinEntry { arch: arch.clone(), file, sha256: hex(bytes) });
+        }
+        let mut entry = entry(instance, source, request.cuda.then_some(file), of_kernel);
+        entry.origin = bare(&entry.origin, request.folders);
+        entry.formula = bare(&entry.formula, request.folders);
+        kernels.push(entry);
+    }
+    for (name, text) in &request.more {
+        put(name, bare(text, request.folders).as_bytes())?;
+    }
+    let manifest = Manifest {
+        schema: 1,
+        generator: format!("hypatia {}", env!("CARGO_PKG_VERSION")),
+        compile_options: NVRTC_OPTIONS.iter().map(|o| o.to_string()).collect(),
+        nvrtc: request.cubins.map(|(n, _)| format!("{}.{}", n.version().0, n.version().1)),
+        kernels,
+        steps: request.steps,
+        skipped: skipped
+            .into_iter()
+            .map(|s| SkippedEntry { kernel: s.kernel, dtype: s.dtype.map(|d| d.to_string()), reason: s.reason })
+            .collect(),
+    };
+    let mut json = serde_json::to_string_pretty(&manifest).map_err(|e| Error::Internal(e.to_string()))?;
+    json.push('\n');
+    put(MANIFEST, json.as_bytes())?;
+    let stale = earlier.into_iter().map(|f| folder.join(f)).filter(|f| !files.contains(f));
+    let removed = stale.filter(|f| std::fs::remove_file(f).is_ok()).collect();
+    Ok(Written { files, manifest, removed })
+}
+
+/// A text without the folders that only this machine has.
+fn bare(text: &str, folders: &[(String, String)]) -> String {
+    folders.iter().fold(text.to_string(), |text, (folder, instead)| text.replace(folder.as_str(), instead))
+}
+
+/// A source whose `#line` directives that lead back into it name the file that it is written to.
+fn own_lines(text: &str, file: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for (i, line) in text.lines().enumerate() {
+        match line.starts_with(&format!("#line {} \"", i + 2)) {
+            true => out.push_str(&format!("#line {} \"{file}\"", i + 2)),
+            false => out.push_str(line),
+        }
+        out.push('\n');
+    }
+    out
+}
+
+/// `gelu.f32`
+fn stem(instance: &Instance) -> String {
+    format!("{}.{}", identifier("", &instance.kernel), instance.dtype)
+}
+
+/// The index of the source, the architecture, the machine code.
+type Compiled = (usize, String, Vec<u8>);
+
+/// What NVRTC made of one source for one architecture.
+type Outcome = Result<Vec<u8>, NvrtcError>;
+
+/// Every source for every architecture, on all cores, in order.
+fn compile(
+    nvrtc: &Nvrtc,
+    sources: &[(&Instance, CudaSource)],
+    archs: &[String],
+    progress: &(dyn Fn(usize, usize) + Sync),
+) -> Result<Vec<Compiled>> {
+    let jobs: Vec<(usize, &str)> =
+        (0..sources.len()).flat_map(|i| archs.iter().map(move |a| (i, a.as_str()))).collect();
+    let results: Vec<Mutex<Option<Outcome>>> = jobs.iter().map(|_| Mutex::new(None)).collect();
+    let (next, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let work = || {
+        loop {
+            let at = next.fetch_add(1, Ordering::Relaxed);
+            let Some(&(source, arch)) = jobs.get(at) else { return };
+            let (instance, text) = &sources[source];
+            let result = nvrtc.compile(&text.text, &format!("{}.cu", stem(instance)), arch).map(|c| c.bytes);
+            let good = result.is_ok();
+            if let Ok(mut slot) = results[at].lock() {
+                *slot = Some(result);
+            }
+            // What failed is told as an error, not counted as done.
+            if good {
+                progress(done.fetch_add(1, Ordering::Relaxed) + 1, jobs.len());
+            }
+        }
+    };
+    let threads = std::thread::available_parallelism().map_or(1, |n| n.get()).min(jobs.len().max(1));
+    std::thread::scope(|scope| (0..threads).for_each(|_| drop(scope.spawn(work))));
+    let mut out = Vec::with_capacity(jobs.len());
+    for ((source, arch), result) in jobs.iter().zip(results) {
+        match result.into_inner().ok().flatten() {
+            Some(Ok(bytes)) => out.push((*source, arch.to_string(), bytes)),
+            Some(Err(e)) => return Err(e.into()),
+            None => return Err(Error::Internal("a compilation was lost".into())),
+        }
+    }
+    Ok(out)
+}
+
+fn entry(instance: &Instance, source: &CudaSource, file: Option<String>, cubins: Vec<CubinEntry>) -> KernelEntry {
+    let args = source
+        .args
+        .iter()
+        .map(|a| {
+            let (role, dtype, count) = match a.kind {
+                ArgKind::Input(d) => ("input", d, 1),
+                ArgKind::Output(d) => ("output", d, 1),
+                ArgKind::Size => ("size", DType::I64, 1),
+                ArgKind::Sizes(n) => ("sizes", DType::I64, n),
+            };
+            ArgEntry {
+                name: a.name.clone(),
+                role: role.into(),
+                dtype: dtype.to_string(),
+                count,
+                about: a.about.clone(),
+            }
+        })
+        .collect();
+    let entries = source
+        .entries
+        .iter()
+        .map(|e| {
+            let (geometry, block, vector, threads_per_row, up_to) = match e.geometry {
+                Geometry::Flat { block, vector } => ("flat", block, Some(vector), None, None),
+                Geometry::Grid { block, vector } => ("grid", block, Some(vector), None, None),
+                Geometry::Rows { block, threads, up_to } => ("rows", block, None, Some(threads), up_to),
+                Geometry::Columns { block } => ("columns", block, None, None, None),
+                Geometry::Clusters { block, blocks, .. } => ("clusters", block, None, Some(block * blocks), None),
+                Geometry::Declared => ("declared", 0, None, None, None),
+            };
+            EntryEntry {
+                symbol: e.name.clone(),
+                geometry: geometry.into(),
+                block,
+                vector,
+                threads_per_row,
+                up_to,
+                shared_memory: e.geometry.shared(),
+                grid: grid(e.geometry),
+                launch: source.launch.clone().unwrap_or_else(|| e.geometry.to_string()),
+            }
+        })
+        .collect();
+    KernelEntry {
+        kernel: instance.kernel.clone(),
+        kind: instance.kind.into(),
+        origin: instance.origin.clone(),
+        dtype: instance.dtype.to_string(),
+        formula: source.formula.clone(),
+        file,
+        sha256: hex(source.text.as_bytes()),
+        args,
+        entries,
+        cubins,
+    }
+}
+
+/// The grid as C computes it with 64-bit integers.
+fn grid(geometry: Geometry) -> Option<[String; 3]> {
+    let ceil = |what: &str, by: u32| if by == 1 { what.to_string() } else { format!("({what} + {}) / {by}", by - 1) };
+    let one = || "1".to_string();
+    Some(match geometry {
+        Geometry::Flat { block, vector } => [ceil("n", block * vector), one(), one()],
+        Geometry::Grid { .. } => ["(lanes + x - 1) / x".into(), "min(65535, (rows + y - 1) / y)".into(), one()],
+        Geometry::Rows { block, threads, .. } => [ceil("rows", block / threads), one(), one()],
+        Geometry::Columns { block } => [ceil("rows", block), one(), one()],
+        Geometry::Clusters { blocks, .. } => [format!("{blocks} * rows"), one(), one()],
+        Geometry::Declared => return None,
+    })
+}
+
+fn hex(bytes: &[u8]) -> String {
+    Sha256::digest(bytes).iter().map(|b| format!("{b:02x}")).collect()
+}

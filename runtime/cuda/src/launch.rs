@@ -1,0 +1,222 @@
+//! Launches of generated kernels: which entry point, which grid, which arguments.
+//!
+//! In: a source of `hypatia_templates` and the views that a step reads and writes. Out: a [`KernelLaunch`] whose addresses are
+//! named by place, so that it serves every instance of a plan. Holds always: an argument is given what its role in the
+//! source's own list says, never by a position that is agreed on elsewhere.
+
+use cudarc::driver::{CudaFunction, CudaStream, sys};
+use hypatia_templates::cuda::{Arg, ArgKind, ArgRole, CudaSource, Geometry};
+
+use super::device::failed;
+use super::memory::bind;
+use hypatia_tensor::error::{Error, Result};
+use crate::lowering::Work;
+use hypatia_plan::{Place, Plan, View};
+
+/// Where an operand lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Location {
+    /// The buffer's place.
+    pub place: Place,
+    /// Bytes from its start.
+    pub bytes: usize,
+}
+
+impl Location {
+    /// Of a view's first element.
+    pub fn of(plan: &Plan, view: &View) -> Location {
+        Location { place: plan.buffers[view.buffer.index()].place, bytes: view.offset * view.dtype.size() }
+    }
+}
+
+/// Addresses of the memory of one instance.
+#[derive(Clone)]
+pub struct Bases {
+    /// The inputs'.
+    pub inputs: Vec<u64>,
+    /// The constants'.
+    pub constants: Vec<u64>,
+    /// Those of constants with rows and columns exchanged.
+    pub packed: Vec<u64>,
+    /// The arena's.
+    pub arena: u64,
+    /// The workspace's.
+    pub workspace: u64,
+    /// That of the lists of addresses.
+    pub lists: u64,
+}
+
+impl Bases {
+    /// The address of a place.
+    pub fn address(&self, at: &Location) -> u64 {
+        at.bytes as u64
+            + match at.place {
+                Place::Input(i) => self.inputs[i],
+                Place::Constant(i) => self.constants[i],
+                Place::Arena(offset) => self.arena + offset as u64,
+            }
+    }
+}
+
+/// An argument.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Argument {
+    /// A pointer.
+    Address(Location),
+    /// A 64-bit integer.
+    Size(i64),
+    /// Several of them, by value.
+    Sizes(Vec<i64>),
+}
+
+/// A launch that is ready but for the addresses.
+pub struct KernelLaunch {
+    function: CudaFunction,
+    grid: [u32; 3],
+    block: [u32; 3],
+    /// Dynamic shared memory of a block, in bytes.
+    shared: u32,
+    arguments: Vec<Argument>,
+}
+
+/// Rows from which on one thread each fills a GPU.
+const MANY_ROWS: usize = 1 << 12;
+/// Elements of a row that are too few for a warp.
+const FEW: usize = 24;
+
+/// The entry point for that work, as its index, with grid and block.
+pub fn entry(source: &CudaSource, work: &Work) -> Result<(usize, [u32; 3], [u32; 3])> {
+    let n = work.n as u64;
+    let fits = |g: &Geometry| !matches!(g, Geometry::Rows { up_to: Some(most), .. } if n > *most);
+    let columns = source.entries.iter().position(|e| matches!(e.geometry, Geometry::Columns { .. }));
+    let columns = columns.filter(|_| by_columns(work));
+    let at = columns.or_else(|| source.entries.iter().position(|e| fits(&e.geometry)));
+    let at = at.ok_or_else(|| Error::Internal(format!("kernel {} has no entry point", source.name)))?;
+    let (grid, block) = source.entries[at].geometry.launch(work.rows as u64, n);
+    Ok((at, grid, block))
+}
+
+/// True if a kernel over strided operands gives each row a thread.
+pub fn by_columns(work: &Work) -> bool {
+    work.rows >= MANY_ROWS && (work.n < FEW || apart(work))
+}
+
+/// True if the elements of a row do not lie side by side in any strided operand.
+fn apart(work: &Work) -> bool {
+    work.strides.iter().all(|(_, strides)| strides.last() != Some(&1))
+}
+
+/// The arguments of a source, in its order.
+pub fn arguments(
+    source: &CudaSource,
+    work: &Work,
+    pointer: &dyn Fn(&Arg) -> Option<Location>,
+) -> Result<Vec<Argument>> {
+    let unknown = |name: &str| Error::Internal(format!("kernel {} has an unknown argument `{name}`", source.name));
+    let sizes = |name: &str| work.sizes.iter().chain(&work.strides).find(|(n, _)| n == name).map(|(_, v)| v);
+    let argument = |a: &Arg| match (a.kind, a.role) {
+        (ArgKind::Input(_) | ArgKind::Output(_), _) => pointer(a).map(Argument::Address),
+        (ArgKind::Size, ArgRole::RowLength) => Some(Argument::Size(work.n as i64)),
+        (ArgKind::Size, ArgRole::Rows) => Some(Argument::Size(work.rows as i64)),
+        (ArgKind::Size, _) => sizes(&a.name).and_then(|v| v.first().copied()).map(Argument::Size),
+        (ArgKind::Sizes(count), _) => sizes(&a.name).filter(|v| v.len() == count).cloned().map(Argument::Sizes),
+    };
+    source.args.iter().map(|a| argument(a).ok_or_else(|| unknown(&a.name))).collect()
+}
+
+impl KernelLaunch {
+    /// An entry point of that geometry for a grid of blocks. Of clusters that go over several rows there are no more than the
+    /// device runs at a time.
+    pub fn new(
+        function: CudaFunction,
+        geometry: Geometry,
+        [mut grid, block]: [[u32; 3]; 2],
+        arguments: Vec<Argument>,
+    ) -> Result<KernelLaunch> {
+        let shared = geometry.shared();
+        if let Geometry::Clusters { blocks, .. } = geometry
+            && shared > 0
+        {
+            let most = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            function.set_attribute(most, shared as i32).map_err(|e| failed("cuFuncSetAttribute", e))?;
+            let resident = resident_clusters(&function, [blocks, block[0]], shared)?;
+            grid[0] = grid[0].min(resident.max(1) * blocks);
+        }
+        Ok(KernelLaunch { function, grid, block, shared, arguments })
+    }
+
+    /// The places that its arguments name.
+    pub fn places(&self) -> impl Iterator<Item = &Location> {
+        self.arguments.iter().filter_map(|a| match a {
+            Argument::Address(at) => Some(at),
+            Argument::Size(_) | Argument::Sizes(_) => None,
+        })
+    }
+
+    /// Launches on a stream.
+    ///
+    /// # Safety
+    /// The bases must be those of memory that is as large as the plan says, valid until the stream is done.
+    pub unsafe fn launch(&self, stream: &CudaStream, bases: &Bases) -> Result<()> {
+        bind(stream)?;
+        // All values side by side; the driver reads each where its pointer says.
+        let mut values: Vec<u64> = Vec::new();
+        let mut starts = Vec::with_capacity(self.arguments.len());
+        for a in &self.arguments {
+            starts.push(values.len());
+            match a {
+                Argument::Address(at) => values.push(bases.address(at)),
+                Argument::Size(v) => values.push(*v as u64),
+                Argument::Sizes(v) => values.extend(v.iter().map(|v| *v as u64)),
+            }
+        }
+        let mut pointers: Vec<*mut std::ffi::c_void> = starts.iter().map(|at| (&raw mut values[*at]).cast()).collect();
+        let ([gx, gy, gz], [bx, by, bz]) = (self.grid, self.block);
+        // SAFETY: the function takes these arguments, as its source lists them; the driver copies them before it
+        // returns. The caller answers for the addresses.
+        let status = unsafe {
+            sys::cuLaunchKernel(
+                self.function.cu_function(),
+                gx,
+                gy,
+                gz,
+                bx,
+                by,
+                bz,
+                self.shared,
+                stream.cu_stream(),
+                pointers.as_mut_ptr(),
+                std::ptr::null_mut(),
+            )
+        };
+        status.result().map_err(|e| failed("cuLaunchKernel", e))
+    }
+}
+
+/// How many clusters of `blocks` blocks of so many threads the device runs at a time.
+fn resident_clusters(function: &CudaFunction, [blocks, threads]: [u32; 2], shared: u32) -> Result<u32> {
+    let dimension = sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x: blocks, y: 1, z: 1 };
+    let mut size = sys::CUlaunchAttribute {
+        id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
+        pad: [0; 4],
+        value: sys::CUlaunchAttributeValue { clusterDim: dimension },
+    };
+    let config = sys::CUlaunchConfig {
+        gridDimX: blocks,
+        gridDimY: 1,
+        gridDimZ: 1,
+        blockDimX: threads,
+        blockDimY: 1,
+        blockDimZ: 1,
+        sharedMemBytes: shared,
+        hStream: std::ptr::null_mut(),
+        attrs: &raw mut size,
+        numAttrs: 1,
+    };
+    let mut clusters = 0;
+    // SAFETY: the function is loaded, the configuration and its one attribute live until the call returns.
+    let status =
+        unsafe { sys::cuOccupancyMaxActiveClusters(&raw mut clusters, function.cu_function(), &raw const config) };
+    status.result().map_err(|e| failed("cuOccupancyMaxActiveClusters", e))?;
+    Ok(clusters.max(0) as u32)
+}

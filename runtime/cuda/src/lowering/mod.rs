@@ -1,0 +1,261 @@
+//! The generated kernels of a step, and what they are called with.
+//!
+//! In: a step of a plan that is no library call. Out: the descriptions that `hypatia-templates` prints, in the order in which they
+//! are launched, and the values of their sizes and strides. Holds always: equal work gives equal descriptions, whatever the step is called, so that it is
+//! printed and compiled once; an argument is named as in the source.
+
+mod lines;
+
+use hypatia_dsl::dtype::DType;
+use hypatia_dsl::ir::InView;
+use hypatia_dsl::kernel::{
+    Access, ArgmaxKernel, Move, MoveKernel, Operand, PointwiseKernel, Reduction, RowAccess, RowLayout, RowwiseKernel,
+};
+use hypatia_dsl::scalar::{Term, TermNode};
+use hypatia_templates::instances::Body;
+
+use hypatia_plan::{Action, PointwiseStep, RowwiseStep, Step, View, collapse, row_major};
+
+/// The work of a kernel, apart from its pointers.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Work {
+    /// Rows.
+    pub rows: usize,
+    /// Elements of a row.
+    pub n: usize,
+    /// Values of arguments that are sizes, by name.
+    pub sizes: Vec<(String, Vec<i64>)>,
+    /// Values of arguments that are strides, by name.
+    pub strides: Vec<(String, Vec<i64>)>,
+    /// What lies where arguments point that are not called by their place among the reads (`in0`) or writes (`out0`) of
+    /// the step.
+    pub views: Vec<(String, View)>,
+}
+
+impl Work {
+    fn new(rows: usize, n: usize) -> Work {
+        Work { rows, n, sizes: Vec::new(), strides: Vec::new(), views: Vec::new() }
+    }
+
+    fn view(mut self, name: &str, view: &View) -> Work {
+        self.views.push((name.into(), view.clone()));
+        self
+    }
+
+    fn sizes(mut self, name: impl Into<String>, values: &[usize]) -> Work {
+        self.sizes.push((name.into(), values.iter().map(|v| *v as i64).collect()));
+        self
+    }
+
+    fn strides(mut self, name: impl Into<String>, values: &[isize]) -> Work {
+        self.strides.push((name.into(), values.iter().map(|v| *v as i64).collect()));
+        self
+    }
+}
+
+/// The kernels of a step and their work, one after the other; none for products of floats and convolutions.
+pub fn step_kernels(step: &Step) -> Vec<(Body, Work)> {
+    let many = match &step.action {
+        Action::Gemm(g) if g.acc.is_int() => lines::product(step, g),
+        Action::Cumsum(how) => lines::cumsum(step, *how),
+        Action::Argsort(axis, descending) => lines::argsort(step, *axis, *descending),
+        Action::Scatter(how) => lines::scatter(step, *how),
+        _ => return step_kernel(step).into_iter().collect(),
+    };
+    many.unwrap_or_default()
+}
+
+/// The kernel of a step that has one.
+fn step_kernel(step: &Step) -> Option<(Body, Work)> {
+    match &step.action {
+        Action::Gemm(_) | Action::Either(_) | Action::Conv(_) | Action::Scatter(_) => None,
+        Action::Argsort(..) | Action::Cumsum(_) => None,
+        Action::Pointwise(p) => Some(pointwise(p, step)),
+        Action::Rowwise(r) => Some(rowwise(r)),
+        Action::Copy => step.reads.first().map(copy),
+        Action::Concat(axis) => concat(step, *axis),
+        Action::Pad(before) => pad(step, before),
+        Action::Gather(axis) => gather(step, *axis),
+        Action::GatherElements(axis) => gather_elements(step, *axis),
+        Action::GatherNd(batch) => gather_nd(step, *batch),
+        Action::Reduce(kind, axes) => reduce(step, *kind, axes),
+        Action::Argmax(axis, last) => argmax(step, *axis, *last),
+    }
+}
+
+fn pointwise(p: &PointwiseStep, step: &Step) -> (Body, Work) {
+    let kernel = PointwiseKernel { name: "pointwise".into(), doc: String::new(), ..p.kernel.clone() };
+    let work = pointwise_work(&kernel, &p.shape, &p.strides);
+    let shared = step.shared();
+    (if shared.is_empty() { Body::Pointwise(kernel) } else { Body::InPlace(kernel, shared) }, work)
+}
+
+fn pointwise_work(kernel: &PointwiseKernel, shape: &[usize], strides: &[Vec<isize>]) -> Work {
+    let (n, lead) = shape.split_last().map_or((1, &[] as &[usize]), |(n, lead)| (*n, lead));
+    let rows: usize = lead.iter().product();
+    let mut work = if kernel.is_flat() { Work::new(1, rows * n) } else { Work::new(rows, n) }.sizes("sizes", shape);
+    for (i, (operand, strides)) in kernel.inputs.iter().zip(strides).enumerate() {
+        if operand.access == Access::Strided {
+            work = work.strides(format!("in{i}_strides"), strides);
+        }
+    }
+    work
+}
+
+fn rowwise(r: &RowwiseStep) -> (Body, Work) {
+    let kernel = RowwiseKernel { name: "rowwise".into(), doc: String::new(), ..r.kernel.clone() };
+    let mut work = Work::new(r.rows, r.n).sizes("sizes", &r.layout.sizes);
+    let inputs = (0..kernel.inputs.len()).map(|i| format!("in{i}_strides"));
+    let outputs = (0..kernel.outputs.len()).map(|i| format!("out{i}_strides"));
+    for (name, strides) in inputs.chain(outputs).zip(&r.layout.strides) {
+        work = work.strides(name, strides);
+    }
+    (Body::Rowwise(kernel), work)
+}
+
+fn copy(view: &View) -> (Body, Work) {
+    let (shape, strides) = collapse(&view.shape, &[view.strides.clone(), row_major(&view.shape)]);
+    let mut term = Term::empty();
+    let root = term.add(TermNode::In { input: 0, view: InView::Broadcast });
+    term.roots.push(root);
+    let kernel = PointwiseKernel {
+        name: "copy".into(),
+        doc: String::new(),
+        inputs: vec![Operand { dtype: view.dtype, access: Access::Strided }],
+        outputs: vec![view.dtype],
+        rank: shape.len(),
+        term,
+        acc: None,
+    };
+    let work = pointwise_work(&kernel, &shape, &strides);
+    (Body::Pointwise(kernel), work)
+}
+
+fn move_body(name: &str, moves: Move, dtype: DType) -> Body {
+    Body::Move(MoveKernel { name: name.into(), doc: String::new(), moves, dtype })
+}
+
+/// A result of rank 0 is one of rank 1 and size 1.
+fn ranked<T: Copy>(values: &[T], scalar: T) -> Vec<T> {
+    if values.is_empty() { vec![scalar] } else { values.to_vec() }
+}
+
+/// Rows and columns of a row-major result.
+fn rows_of(shape: &[usize]) -> (usize, usize) {
+    shape.split_last().map_or((1, 1), |(n, lead)| (lead.iter().product(), *n))
+}
+
+fn concat(step: &Step, axis: usize) -> Option<(Body, Work)> {
+    let out = step.writes.first()?;
+    let (rows, n) = rows_of(&out.shape);
+    let ends: Vec<usize> = step
+        .reads
+        .iter()
+        .scan(0, |at, v| {
+            *at += v.shape[axis];
+            Some(*at)
+        })
+        .collect();
+    let mut work = Work::new(rows, n).sizes("sizes", &out.shape).sizes("ends", &ends);
+    for (i, v) in step.reads.iter().enumerate() {
+        work = work.strides(format!("in{i}_strides"), &v.strides);
+    }
+    let moves = Move::Concat { count: step.reads.len(), axis, rank: out.shape.len() };
+    Some((move_body("concat", moves, out.dtype), work))
+}
+
+fn pad(step: &Step, before: &[i64]) -> Option<(Body, Work)> {
+    let ([x, _], [out]) = (step.reads.as_slice(), step.writes.as_slice()) else { return None };
+    let (rows, n) = rows_of(&out.shape);
+    let shape = ranked(&out.shape, 1);
+    let mut work = Work::new(rows, n).sizes("sizes", &shape).sizes("data", &ranked(&x.shape, 1));
+    work.sizes.push(("before".into(), ranked(before, 0)));
+    let work = work.strides("in0_strides", &ranked(&x.strides, 0));
+    Some((move_body("pad", Move::Pad { rank: shape.len() }, out.dtype), work))
+}
+
+fn gather(step: &Step, axis: usize) -> Option<(Body, Work)> {
+    let ([x, ids], [out]) = (step.reads.as_slice(), step.writes.as_slice()) else { return None };
+    let (outer, inner): (usize, usize) = (x.shape[..axis].iter().product(), x.shape[axis + 1..].iter().product());
+    let count = ids.len();
+    let work = Work::new(outer * count, inner).sizes("sizes", &[outer, count, inner]).sizes("size", &[x.shape[axis]]);
+    Some((move_body("gather", Move::Gather { index: ids.dtype }, out.dtype), work))
+}
+
+fn gather_elements(step: &Step, axis: usize) -> Option<(Body, Work)> {
+    let ([x, ids], [out]) = (step.reads.as_slice(), step.writes.as_slice()) else { return None };
+    let (rows, n) = rows_of(&out.shape);
+    let work = Work::new(rows, n).sizes("sizes", &out.shape).sizes("size", &[x.shape[axis]]);
+    let work = work.strides("in0_strides", &x.strides);
+    let moves = Move::GatherElements { index: ids.dtype, axis, rank: out.shape.len() };
+    Some((move_body("gather_elements", moves, out.dtype), work))
+}
+
+fn gather_nd(step: &Step, batch: usize) -> Option<(Body, Work)> {
+    let ([x, ids], [out]) = (step.reads.as_slice(), step.writes.as_slice()) else { return None };
+    let (width, lead) = ids.shape.split_last()?;
+    let (outer, tuples): (usize, usize) = (lead[..batch].iter().product(), lead[batch..].iter().product());
+    let inner: usize = x.shape[batch + width..].iter().product();
+    let strides = row_major(&x.shape);
+    let work = Work::new(outer * tuples, inner)
+        .sizes("sizes", &[outer, tuples, inner])
+        .sizes("batch", &[x.shape[batch..].iter().product()])
+        .sizes("dims", &x.shape[batch..batch + width])
+        .strides("steps", &strides[batch..batch + width]);
+    Some((move_body("gather_nd", Move::GatherNd { index: ids.dtype, width: *width }, out.dtype), work))
+}
+
+/// The axes that are left, then the others, each collapsed; and their strides.
+fn parted(view: &View, axes: &[usize]) -> RowLayout {
+    let part = |inside: bool| {
+        let chosen = (0..view.shape.len()).filter(|a| axes.contains(a) == inside);
+        let (shape, strides): (Vec<usize>, Vec<isize>) = chosen.map(|a| (view.shape[a], view.strides[a])).unzip();
+        let (shape, strides) = collapse(&shape, &[strides]);
+        (shape, strides.into_iter().next().unwrap_or_default())
+    };
+    let ((mut sizes, mut strides), (row, of_row)) = (part(false), part(true));
+    let outer = sizes.len();
+    sizes.extend(row);
+    strides.extend(of_row);
+    RowLayout { sizes, outer, strides: vec![strides] }
+}
+
+fn reduce(step: &Step, kind: Reduction, axes: &[usize]) -> Option<(Body, Work)> {
+    let ([x], [out]) = (step.reads.as_slice(), step.writes.as_slice()) else { return None };
+    let input = |i: u32| {
+        let mut t = Term::empty();
+        let root = t.add(TermNode::In { input: i, view: InView::Broadcast });
+        t.roots.push(root);
+        t
+    };
+    let mut layout = parted(x, axes);
+    let mut of_out = row_major(&layout.sizes[..layout.outer]);
+    of_out.resize(layout.sizes.len(), 0);
+    layout.strides.push(of_out);
+    let access = match layout.access(0) {
+        access @ (RowAccess::Full | RowAccess::Strided) => access,
+        // A row that is repeated is read as it lies.
+        _ => RowAccess::Strided,
+    };
+    let mut kernel = RowwiseKernel {
+        name: format!("{kind:?}").to_lowercase(),
+        doc: String::new(),
+        inputs: vec![(x.dtype, access)],
+        steps: vec![(kind, input(0))],
+        outputs: vec![(out.dtype, RowAccess::PerRow, input(1))],
+        axes: [1, 1],
+    };
+    if kernel.strided() {
+        kernel.axes = [layout.outer, layout.sizes.len() - layout.outer];
+    }
+    let step = RowwiseStep { rows: layout.rows(), n: layout.n(), kernel, layout };
+    Some(rowwise(&step))
+}
+
+fn argmax(step: &Step, axis: usize, last: bool) -> Option<(Body, Work)> {
+    let x = step.reads.first()?;
+    let layout = parted(x, &[axis]);
+    let kernel = ArgmaxKernel { name: "argmax".into(), doc: String::new(), dtype: x.dtype, outer: layout.outer, last };
+    let work = Work::new(layout.rows(), layout.n()).sizes("sizes", &layout.sizes);
+    Some((Body::Argmax(kernel), work.strides("in0_strides", &layout.strides[0])))
+}

@@ -1,0 +1,661 @@
+//! cuBLASLt: matrix products with the library's epilogues.
+//!
+//! In: a [`Product`] in row-major terms. Out: [`Matmul`]s that can be launched, the library's best guess first. Holds
+//! always: descriptors live as long as the [`Matmul`] that uses them; f32 means f32, never TF32, unless it is asked
+//! for; what is supported is asked of the library's heuristics, never looked up in a table.
+//!
+//! cuBLASLt is column-major: a row-major `C = A B` is its `C^T = B^T A^T`, so our B is its A, and a bias of one element a
+//! column of ours runs along its rows, as its epilogue wants it. Source: cuBLAS documentation, cublasLtMatmul.
+
+mod parts;
+
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::mem::size_of;
+use std::sync::{Mutex, PoisonError};
+
+use cudarc::cublaslt::{result, sys};
+use cudarc::driver::CudaStream;
+use hypatia_dsl::dtype::DType;
+
+use self::parts::Parts;
+use super::memory::bind;
+use hypatia_tensor::error::{Error, Result};
+
+/// Bytes of workspace that an algorithm may use: what NVIDIA recommends for Hopper.
+pub const WORKSPACE: usize = 32 << 20;
+
+/// The library's handle.
+pub struct Lt {
+    handle: sys::cublasLtHandle_t,
+    /// What it answered when it was asked for so many algorithms: a model has each product once a layer.
+    answers: Mutex<HashMap<(Product, usize), Vec<Algorithm>>>,
+}
+
+// SAFETY: a cuBLASLt handle may be used by several threads at once (cuBLAS documentation, "Thread Safety").
+unsafe impl Send for Lt {}
+// SAFETY: as above.
+unsafe impl Sync for Lt {}
+
+/// The first version whose batches may be lists of addresses.
+pub const ADDRESSES_FROM: usize = 120_900;
+
+/// A matrix operand in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Layout {
+    /// True if columns lie together, not rows.
+    pub transposed: bool,
+    /// Elements from one row (or column) to the next.
+    pub ld: i64,
+    /// Elements from one matrix of the batch to the next; 0 if all are the same.
+    pub batch_stride: i64,
+    /// Elements from one batch to the next, where there are several.
+    pub outer_stride: i64,
+    /// Bytes that divide the address.
+    pub alignment: u32,
+}
+
+/// `D = epilogue(A B)`: A is `m x k`, B `k x n`, D `m x n`. Several batches are one call whose operands are lists of the
+/// matrices' addresses, since the library knows one stride alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Product {
+    /// Rows of A and D.
+    pub m: usize,
+    /// Columns of B and D.
+    pub n: usize,
+    /// Length of the sums.
+    pub k: usize,
+    /// Number of products in a batch.
+    pub batch: usize,
+    /// Number of batches.
+    pub outer: usize,
+    /// Element type of A and B.
+    pub dtype: DType,
+    /// Element type of D.
+    pub out: DType,
+    /// True to let f32 operands be rounded to TF32.
+    pub tf32: bool,
+    /// A.
+    pub a: Layout,
+    /// B.
+    pub b: Layout,
+    /// D, whose rows lie together.
+    pub d: Layout,
+    /// What happens to the accumulator.
+    pub epilogue: Epilogue,
+    /// Element type of the bias, or of its gradient.
+    pub bias: DType,
+    /// Bytes of workspace that an algorithm may use; 0 for products that run beside each other.
+    pub workspace: usize,
+}
+
+impl Product {
+    /// True if operands are given as lists of addresses.
+    pub fn by_addresses(&self) -> bool {
+        self.outer > 1
+    }
+
+    /// True if the matrices of D lie one behind the other without gaps.
+    pub fn is_dense(&self) -> bool {
+        let apart = self.batch > 1 && self.d.batch_stride != (self.m * self.n) as i64;
+        let outer = self.outer > 1 && self.d.outer_stride != (self.batch * self.m * self.n) as i64;
+        self.d.ld == self.n as i64 && !apart && !outer
+    }
+
+    /// The addresses of all matrices of A, then of B, then of D, whose first ones are given.
+    pub fn addresses(&self, first: [u64; 3]) -> Vec<u64> {
+        let sides = [(self.a, self.dtype), (self.b, self.dtype), (self.d, self.out)];
+        let mut out = Vec::with_capacity(3 * self.outer * self.batch);
+        for ((side, dtype), first) in sides.into_iter().zip(first) {
+            for (i, j) in (0..self.outer as i64).flat_map(|i| (0..self.batch as i64).map(move |j| (i, j))) {
+                let elements = i * side.outer_stride + j * side.batch_stride;
+                out.push(first.wrapping_add_signed(elements * dtype.size() as i64));
+            }
+        }
+        out
+    }
+}
+
+/// Epilogues of cuBLASLt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Epilogue {
+    /// The accumulator.
+    Default,
+    /// `max(acc, 0)`, 0 for NaN.
+    Relu,
+    /// `acc + bias`
+    Bias,
+    /// `max(acc + bias, 0)`, 0 for NaN.
+    ReluBias,
+    /// `max(acc, 0)`, and a bit for each element: set where `acc` is not negative.
+    ReluAux,
+    /// The same of `acc + bias`.
+    ReluAuxBias,
+    /// `acc` where the bit of another matrix is set, else 0.
+    Drelu,
+    /// The same, and the sums of its columns.
+    DreluBgrad,
+    /// GELU in its tanh form.
+    Gelu,
+    /// GELU in its tanh form of `acc + bias`.
+    GeluBias,
+    /// GELU, and what it is applied to.
+    GeluAux,
+    /// GELU of `acc + bias`, and what it is applied to.
+    GeluAuxBias,
+    /// `acc` times the derivative of GELU at another matrix.
+    Dgelu,
+    /// The same, and the sums of its columns.
+    DgeluBgrad,
+    /// The accumulator, and the sums of the columns of B, which the library calls A.
+    BgradA,
+    /// The accumulator, and the sums of the rows of A, which the library calls B.
+    BgradB,
+}
+
+impl Epilogue {
+    /// The epilogue of the name that a `kernel` in a `.hyp` file gives.
+    pub fn named(name: &str) -> Option<Epilogue> {
+        Some(match name {
+            "DEFAULT" => Epilogue::Default,
+            "RELU" => Epilogue::Relu,
+            "BIAS" => Epilogue::Bias,
+            "RELU_BIAS" => Epilogue::ReluBias,
+            "RELU_AUX" => Epilogue::ReluAux,
+            "RELU_AUX_BIAS" => Epilogue::ReluAuxBias,
+            "DRELU" => Epilogue::Drelu,
+            "DRELU_BGRAD" => Epilogue::DreluBgrad,
+            "GELU" => Epilogue::Gelu,
+            "GELU_BIAS" => Epilogue::GeluBias,
+            "GELU_AUX" => Epilogue::GeluAux,
+            "GELU_AUX_BIAS" => Epilogue::GeluAuxBias,
+            "DGELU" => Epilogue::Dgelu,
+            "DGELU_BGRAD" => Epilogue::DgeluBgrad,
+            "BGRADA" => Epilogue::BgradA,
+            "BGRADB" => Epilogue::BgradB,
+            _ => return None,
+        })
+    }
+
+    /// True if it reads a bias.
+    pub fn has_bias(self) -> bool {
+        use Epilogue::*;
+        matches!(self, Bias | ReluBias | ReluAuxBias | GeluBias | GeluAuxBias)
+    }
+
+    /// True if it stores the gradient of a bias.
+    pub fn stores_sums(self) -> bool {
+        use Epilogue::*;
+        matches!(self, DreluBgrad | DgeluBgrad | BgradA | BgradB)
+    }
+
+    /// True if it stores a second matrix.
+    pub fn stores_aux(self) -> bool {
+        use Epilogue::*;
+        matches!(self, ReluAux | ReluAuxBias | GeluAux | GeluAuxBias)
+    }
+
+    /// True if it reads or stores a second matrix.
+    pub fn has_aux(self) -> bool {
+        use Epilogue::*;
+        self.stores_aux() || matches!(self, Drelu | DreluBgrad | Dgelu | DgeluBgrad)
+    }
+
+    fn raw(self) -> sys::cublasLtEpilogue_t {
+        use sys::cublasLtEpilogue_t::*;
+        match self {
+            Epilogue::Default => CUBLASLT_EPILOGUE_DEFAULT,
+            Epilogue::Relu => CUBLASLT_EPILOGUE_RELU,
+            Epilogue::Bias => CUBLASLT_EPILOGUE_BIAS,
+            Epilogue::ReluBias => CUBLASLT_EPILOGUE_RELU_BIAS,
+            Epilogue::ReluAux => CUBLASLT_EPILOGUE_RELU_AUX,
+            Epilogue::ReluAuxBias => CUBLASLT_EPILOGUE_RELU_AUX_BIAS,
+            Epilogue::Drelu => CUBLASLT_EPILOGUE_DRELU,
+            Epilogue::DreluBgrad => CUBLASLT_EPILOGUE_DRELU_BGRAD,
+            Epilogue::Gelu => CUBLASLT_EPILOGUE_GELU,
+            Epilogue::GeluBias => CUBLASLT_EPILOGUE_GELU_BIAS,
+            Epilogue::GeluAux => CUBLASLT_EPILOGUE_GELU_AUX,
+            Epilogue::GeluAuxBias => CUBLASLT_EPILOGUE_GELU_AUX_BIAS,
+            Epilogue::Dgelu => CUBLASLT_EPILOGUE_DGELU,
+            Epilogue::DgeluBgrad => CUBLASLT_EPILOGUE_DGELU_BGRAD,
+            Epilogue::BgradA => CUBLASLT_EPILOGUE_BGRADA,
+            Epilogue::BgradB => CUBLASLT_EPILOGUE_BGRADB,
+        }
+    }
+}
+
+pub(super) fn failed(call: &str, e: result::CublasError) -> Error {
+    Error::Device(format!("{call}: {:?}", e.0))
+}
+
+pub(super) fn data_type(dtype: DType) -> Result<sys::cudaDataType> {
+    use sys::cudaDataType_t::*;
+    Ok(match dtype {
+        DType::F64 => CUDA_R_64F,
+        DType::F32 => CUDA_R_32F,
+        DType::F16 => CUDA_R_16F,
+        DType::BF16 => CUDA_R_16BF,
+        d => return Err(Error::Device(format!("a product of {d} has no CUDA kernel yet; use --device cpu"))),
+    })
+}
+
+/// A `cublasLtMatrixLayout_t`.
+struct Matrix(sys::cublasLtMatrixLayout_t);
+
+impl Matrix {
+    /// A side of a product, whose columns are our rows.
+    fn new(p: &Product, dtype: DType, [rows, columns]: [usize; 2], side: &Layout) -> Result<Matrix> {
+        use sys::cublasLtBatchMode_t::CUBLASLT_BATCH_MODE_POINTER_ARRAY;
+        use sys::cublasLtMatrixLayoutAttribute_t::*;
+        let (rows, columns) = if side.transposed { (columns, rows) } else { (rows, columns) };
+        let raw = result::create_matrix_layout(data_type(dtype)?, rows as u64, columns as u64, side.ld)
+            .map_err(|e| failed("cublasLtMatrixLayoutCreate", e))?;
+        let matrix = Matrix(raw);
+        if p.by_addresses() {
+            matrix.set(CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, (p.outer * p.batch) as i32)?;
+            matrix.set(CUBLASLT_MATRIX_LAYOUT_BATCH_MODE, CUBLASLT_BATCH_MODE_POINTER_ARRAY as u32)?;
+        } else if p.batch > 1 {
+            matrix.set(CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, p.batch as i32)?;
+            matrix.set(CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, side.batch_stride)?;
+        }
+        Ok(matrix)
+    }
+
+    fn set<T>(&self, attribute: sys::cublasLtMatrixLayoutAttribute_t, value: T) -> Result<()> {
+        // SAFETY: the layout is alive, and the value has the type that cublasLt.h gives the attribute.
+        unsafe { result::set_matrix_layout_attribute(self.0, attribute, (&raw const value).cast(), size_of::<T>()) }
+            .map_err(|e| failed("cublasLtMatrixLayoutSetAttribute", e))
+    }
+}
+
+impl Drop for Matrix {
+    fn drop(&mut self) {
+        // SAFETY: created in `new`, destroyed once.
+        let _ = unsafe { result::destroy_matrix_layout(self.0) };
+    }
+}
+
+/// A `cublasLtMatmulDesc_t`.
+struct Description(sys::cublasLtMatmulDesc_t);
+
+impl Description {
+    fn new(p: &Product) -> Result<Description> {
+        use sys::cublasComputeType_t::*;
+        use sys::cublasLtMatmulDescAttributes_t::*;
+        let (compute, scale) = match (p.dtype, p.tf32) {
+            (DType::F64, _) => (CUBLAS_COMPUTE_64F, DType::F64),
+            (DType::F32, true) => (CUBLAS_COMPUTE_32F_FAST_TF32, DType::F32),
+            _ => (CUBLAS_COMPUTE_32F, DType::F32),
+        };
+        let raw = result::create_matmul_desc(compute, data_type(scale)?)
+            .map_err(|e| failed("cublasLtMatmulDescCreate", e))?;
+        let d = Description(raw);
+        let op = |transposed: bool| i32::from(transposed); // CUBLAS_OP_N, CUBLAS_OP_T
+        d.set(CUBLASLT_MATMUL_DESC_TRANSA, op(p.b.transposed))?;
+        d.set(CUBLASLT_MATMUL_DESC_TRANSB, op(p.a.transposed))?;
+        d.set(CUBLASLT_MATMUL_DESC_EPILOGUE, p.epilogue.raw() as u32)?;
+        // The heuristics look at the addresses: any aligned one will do for now.
+        if p.epilogue.has_bias() || p.epilogue.stores_sums() {
+            d.set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, data_type(p.bias)? as i32)?;
+            d.set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, 256u64)?;
+        }
+        if p.epilogue.has_aux() {
+            // Laid out like D, of its type or in bits: the library refuses rows of bits that are no multiple of 128.
+            d.set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, p.n as i64)?;
+            d.set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, 256u64)?;
+        }
+        Ok(d)
+    }
+
+    fn set<T>(&self, attribute: sys::cublasLtMatmulDescAttributes_t, value: T) -> Result<()> {
+        // SAFETY: the description is alive, and the value has the type that cublasLt.h gives the attribute.
+        unsafe { result::set_matmul_desc_attribute(self.0, attribute, (&raw const value).cast(), size_of::<T>()) }
+            .map_err(|e| failed("cublasLtMatmulDescSetAttribute", e))
+    }
+}
+
+impl Drop for Description {
+    fn drop(&mut self) {
+        // SAFETY: created in `new`, destroyed once.
+        let _ = unsafe { result::destroy_matmul_desc(self.0) };
+    }
+}
+
+/// A `cublasLtMatmulPreference_t`.
+struct Preference(sys::cublasLtMatmulPreference_t);
+
+impl Preference {
+    fn new(p: &Product, workspace: usize) -> Result<Preference> {
+        use sys::cublasLtMatmulPreferenceAttributes_t::*;
+        let raw = result::create_matmul_pref().map_err(|e| failed("cublasLtMatmulPreferenceCreate", e))?;
+        let preference = Preference(raw);
+        preference.set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, workspace as u64)?;
+        preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, p.b.alignment)?;
+        preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, p.a.alignment)?;
+        preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, p.d.alignment)?;
+        preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, p.d.alignment)?;
+        Ok(preference)
+    }
+
+    fn set<T>(&self, attribute: sys::cublasLtMatmulPreferenceAttributes_t, value: T) -> Result<()> {
+        // SAFETY: the preference is alive, and the value has the type that cublasLt.h gives the attribute.
+        unsafe { result::set_matmul_pref_attribute(self.0, attribute, (&raw const value).cast(), size_of::<T>()) }
+            .map_err(|e| failed("cublasLtMatmulPreferenceSetAttribute", e))
+    }
+}
+
+impl Drop for Preference {
+    fn drop(&mut self) {
+        // SAFETY: created in `new`, destroyed once.
+        let _ = unsafe { result::destroy_matmul_pref(self.0) };
+    }
+}
+
+/// An algorithm for a product.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Algorithm {
+    raw: sys::cublasLtMatmulAlgo_t,
+    /// Bytes of workspace that it needs.
+    pub workspace: usize,
+    /// True if it is for the parts of a long sum, which are launched one after another.
+    parted: bool,
+}
+
+impl Algorithm {
+    /// Its configuration, as numbers that can be kept in a file: the kernel's number, tile, split of k, reduction of the
+    /// parts, order of the tiles, variant, stages, and shapes of instruction and cluster behind whether the sum is launched
+    /// in parts. They mean something to the same version of the library alone. (What the library hands out holds other bits too, which differ from call to call.)
+    pub fn to_words(self) -> [u64; 8] {
+        use sys::cublasLtMatmulAlgoConfigAttributes_t::*;
+        let [inner, cluster] =
+            [CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID, CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID].map(|a| self.config(a, 2));
+        let [id, tile, split, reduction, order, variant, stages] = [
+            CUBLASLT_ALGO_CONFIG_ID,
+            CUBLASLT_ALGO_CONFIG_TILE_ID,
+            CUBLASLT_ALGO_CONFIG_SPLITK_NUM,
+            CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME,
+            CUBLASLT_ALGO_CONFIG_CTA_SWIZZLING,
+            CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION,
+            CUBLASLT_ALGO_CONFIG_STAGES_ID,
+        ]
+        .map(|a| self.config(a, 4));
+        [id, tile, split, reduction, order, variant, stages, u64::from(self.parted) << 32 | inner << 16 | cluster]
+    }
+
+    /// True if it is launched on parts of the sum, one after another.
+    pub fn parted(&self) -> bool {
+        self.parted
+    }
+
+    /// Accumulators that share the terms of a sum.
+    fn split(&self) -> usize {
+        self.config(sys::cublasLtMatmulAlgoConfigAttributes_t::CUBLASLT_ALGO_CONFIG_SPLITK_NUM, 4) as usize
+    }
+
+    /// A number of its configuration, `bytes` long; 0 where the library has no such number.
+    fn config(&self, attribute: sys::cublasLtMatmulAlgoConfigAttributes_t, bytes: usize) -> u64 {
+        let (mut value, mut written) = (0u32, 0usize);
+        // SAFETY: the algorithm came from the library, and the value has room for `bytes`, at most four.
+        let status = unsafe {
+            sys::cublasLtMatmulAlgoConfigGetAttribute(
+                &self.raw,
+                attribute,
+                (&raw mut value).cast(),
+                bytes.min(size_of::<u32>()),
+                &mut written,
+            )
+        };
+        if status == sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS { value.into() } else { 0 }
+    }
+}
+
+/// A product that is ready to be launched with any of its algorithms.
+pub struct Matmul {
+    product: Product,
+    /// What the accumulator is multiplied by before its epilogue.
+    scale: f64,
+    description: Description,
+    /// What the library calls A: our B.
+    a: Matrix,
+    /// What it calls B: our A.
+    b: Matrix,
+    d: Matrix,
+    /// The same over parts of the terms.
+    parts: Option<Parts>,
+}
+
+// SAFETY: descriptors are plain memory of the library; they are only changed by `launch`, which takes `&mut self`.
+unsafe impl Send for Matmul {}
+
+/// Addresses on the device: of the operands, or of the lists of their matrices' addresses.
+#[derive(Clone, Copy, Debug)]
+pub struct Pointers {
+    /// A.
+    pub a: u64,
+    /// B.
+    pub b: u64,
+    /// D.
+    pub d: u64,
+    /// The bias, if the epilogue reads one, or where its gradient goes.
+    pub bias: u64,
+    /// The second matrix, if the epilogue reads or stores one.
+    pub aux: u64,
+    /// The workspace, as large as the product says.
+    pub workspace: u64,
+}
+
+impl Matmul {
+    /// Describes a product.
+    pub fn new(p: Product) -> Result<Matmul> {
+        // Our B is the library's A: n x k, its columns (our rows) `ld` apart; stored transposed, k x n.
+        Ok(Matmul {
+            a: Matrix::new(&p, p.dtype, [p.n, p.k], &p.b)?,
+            b: Matrix::new(&p, p.dtype, [p.k, p.m], &p.a)?,
+            d: Matrix::new(&p, p.out, [p.n, p.m], &p.d)?,
+            description: Description::new(&p)?,
+            parts: Parts::of(&p)?,
+            product: p,
+            scale: 1.0,
+        })
+    }
+
+    /// The same with the accumulator multiplied by a number, not 0, before its epilogue.
+    pub fn scaled(self, scale: f64) -> Matmul {
+        Matmul { scale, ..self }
+    }
+
+    /// What it computes, apart from its scale.
+    pub fn product(&self) -> &Product {
+        &self.product
+    }
+
+    /// The library's algorithms for it, its best guess first; none if it has none. It names a few only (13.1: eight),
+    /// however many it is asked for. In f32 those that split the sums crowd out better ones, which it names where no
+    /// workspace is to be had: they follow. (H200, 1024x784x2048: 70 us instead of 72. In bf16 none of them won.) Of a long
+    /// sum in f32 those that add all terms one after another are left out for the same over parts of it.
+    pub fn algorithms(&self, lt: &Lt, at_most: usize) -> Result<Vec<Algorithm>> {
+        let p = &self.product;
+        if let Some(known) = lt.answers.lock().unwrap_or_else(PoisonError::into_inner).get(&(*p, at_most)) {
+            return Ok(known.clone());
+        }
+        let mut all = self.within(lt, at_most, (p.workspace, None))?;
+        if p.workspace > 0 && p.dtype == DType::F32 && !p.tf32 && !all.is_empty() {
+            add_new(&mut all, self.within(lt, at_most, (0, None))?);
+        }
+        if let Some(parts) = &self.parts {
+            // Those of the whole run its parts as well, and the library does not name all of them for a part.
+            let mut short: Vec<Algorithm> = Vec::new();
+            for workspace in [p.workspace, 0] {
+                add_new(&mut short, self.within(lt, at_most, (workspace, Some(parts)))?);
+            }
+            add_new(&mut short, all.iter().map(|a| Algorithm { parted: true, ..*a }).collect());
+            short.retain(|a| parts.accept(lt, a, [&self.description, &parts.plain], &self.d));
+            short.extend(all.iter().filter(|a| parts::short_enough(p, a)));
+            if !short.is_empty() {
+                all = short;
+            }
+        }
+        lt.answers.lock().unwrap_or_else(PoisonError::into_inner).insert((*p, at_most), all.clone());
+        Ok(all)
+    }
+
+    /// The library's algorithms, for the whole or for its parts, that need no more than so many bytes of workspace.
+    fn within(&self, lt: &Lt, at_most: usize, (workspace, parts): (usize, Option<&Parts>)) -> Result<Vec<Algorithm>> {
+        let preference = Preference::new(&self.product, workspace)?;
+        let (a, b) = parts.map_or((&self.a, &self.b), |parts| (&parts.a[1], &parts.b[1]));
+        // SAFETY: all-zero bytes are a valid result: a plain structure of numbers.
+        let empty: sys::cublasLtMatmulHeuristicResult_t = unsafe { std::mem::zeroed() };
+        let mut found = vec![empty; at_most.max(1)];
+        let mut count = 0;
+        // SAFETY: all handles are alive; the array has as many places as is said.
+        let status = unsafe {
+            sys::cublasLtMatmulAlgoGetHeuristic(
+                lt.handle,
+                self.description.0,
+                a.0,
+                b.0,
+                self.d.0,
+                self.d.0,
+                preference.0,
+                found.len() as i32,
+                found.as_mut_ptr(),
+                &mut count,
+            )
+        };
+        // What is wrong with a second matrix, with sums or with lists of addresses is said in either way.
+        let epilogue = self.product.epilogue;
+        let refused = status == sys::cublasStatus_t::CUBLAS_STATUS_INVALID_VALUE
+            && (epilogue.has_aux() || epilogue.stores_sums() || self.product.by_addresses());
+        if status == sys::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED || refused {
+            return Ok(Vec::new());
+        }
+        status.result().map_err(|e| failed("cublasLtMatmulAlgoGetHeuristic", e))?;
+        found.truncate(usize::try_from(count).unwrap_or(0));
+        let usable = found.iter().filter(|f| f.state == sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS);
+        let algorithm = |f: &sys::cublasLtMatmulHeuristicResult_t| Algorithm {
+            raw: f.algo,
+            workspace: f.workspaceSize,
+            parted: parts.is_some(),
+        };
+        Ok(usable.map(algorithm).collect())
+    }
+
+    /// Launches on a stream.
+    ///
+    /// # Safety
+    /// The addresses must be those of operands as the product describes them, valid until the stream is done.
+    pub unsafe fn launch(&mut self, lt: &Lt, stream: &CudaStream, algorithm: &Algorithm, at: &Pointers) -> Result<()> {
+        bind(stream)?;
+        let epilogue = self.product.epilogue;
+        if epilogue.has_bias() || epilogue.stores_sums() {
+            use sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER;
+            self.description.set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, at.bias)?;
+        }
+        if epilogue.has_aux() {
+            use sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER;
+            self.description.set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, at.aux)?;
+        }
+        let whole = Call { description: &self.description, a: &self.a, b: &self.b, adds: false };
+        let Some(parts) = self.parts.as_ref().filter(|_| algorithm.parted) else {
+            // SAFETY: the caller answers for the addresses.
+            return unsafe { self.call(lt, stream, algorithm, at, whole) };
+        };
+        (0..parts.count).try_for_each(|part| {
+            let last = usize::from(part + 1 == parts.count);
+            let description = if last == 1 { &self.description } else { &parts.plain };
+            let call = Call { description, a: &parts.a[last], b: &parts.b[last], adds: part > 0 };
+            let [a, b] = parts.offsets(&self.product, part);
+            let at = Pointers { a: at.a + a, b: at.b + b, ..*at };
+            // SAFETY: the parts lie within the operands, for which the caller answers.
+            unsafe { self.call(lt, stream, algorithm, &at, call) }
+        })
+    }
+
+    /// One call of the library.
+    ///
+    /// # Safety
+    /// As [`Matmul::launch`]; what is added to must have been written.
+    unsafe fn call(
+        &self,
+        lt: &Lt,
+        stream: &CudaStream,
+        algorithm: &Algorithm,
+        at: &Pointers,
+        call: Call<'_>,
+    ) -> Result<()> {
+        // Scales have the type of the computation.
+        let beta = if call.adds { 1.0 } else { 0.0 };
+        let (scale32, beta32, scale64, beta64) = (self.scale as f32, beta as f32, self.scale, beta);
+        let (scale, beta): (*const c_void, *const c_void) = match self.product.dtype {
+            DType::F64 => ((&raw const scale64).cast(), (&raw const beta64).cast()),
+            _ => ((&raw const scale32).cast(), (&raw const beta32).cast()),
+        };
+        // SAFETY: handles and scales are alive; the caller answers for the addresses.
+        unsafe {
+            result::matmul(
+                lt.handle,
+                call.description.0,
+                scale,
+                beta,
+                at.b as *const c_void,
+                call.a.0,
+                at.a as *const c_void,
+                call.b.0,
+                at.d as *const c_void,
+                self.d.0,
+                at.d as *mut c_void,
+                self.d.0,
+                &algorithm.raw,
+                at.workspace as *mut c_void,
+                self.product.workspace,
+                stream.cu_stream().cast(),
+            )
+        }
+        .map_err(|e| failed(&format!("cublasLtMatmul of {:?}", self.product), e))
+    }
+}
+
+/// What one call of the library computes: all terms of a product, or a part of them.
+struct Call<'a> {
+    description: &'a Description,
+    a: &'a Matrix,
+    b: &'a Matrix,
+    /// True if the result is added to what is there.
+    adds: bool,
+}
+
+/// Adds those that are not yet there.
+fn add_new(all: &mut Vec<Algorithm>, more: Vec<Algorithm>) {
+    let mut known: Vec<[u64; 8]> = all.iter().map(|a| a.to_words()).collect();
+    for other in more {
+        if !known.contains(&other.to_words()) {
+            known.push(other.to_words());
+            all.push(other);
+        }
+    }
+}
+
+impl Lt {
+    /// The library of the current context. It must have been found.
+    pub(super) fn new() -> Result<Lt> {
+        let handle = result::create_handle().map_err(|e| failed("cublasLtCreate", e))?;
+        Ok(Lt { handle, answers: Mutex::default() })
+    }
+
+    pub(super) fn handle(&self) -> sys::cublasLtHandle_t {
+        self.handle
+    }
+
+    /// The library's version as it counts: 130100 is 13.1.0.
+    pub fn version(&self) -> usize {
+        // SAFETY: the call takes nothing.
+        unsafe { sys::cublasLtGetVersion() }
+    }
+}
+
+impl Drop for Lt {
+    fn drop(&mut self) {
+        // SAFETY: created in `new`, destroyed once.
+        let _ = unsafe { result::destroy_handle(self.handle) };
+    }
+}

@@ -1,0 +1,176 @@
+//! Long sums of f32 in parts.
+//!
+//! In: a product of f32 over many terms. Out: the products over parts of the terms that are launched one after another,
+//! each adding to the result of those before. Holds always: the epilogue is that of the last part alone; parts begin at
+//! addresses that are aligned like the operands themselves.
+//!
+//! An accumulator that takes `l` terms of size `1 / sqrt(k)` one after another is off by some `eps * sqrt(l) / 2`, and the
+//! worst of millions by ten times as much: 2e-5 for 4096 terms, 8e-6 in three parts. It costs 1 to 4 % of the time
+//! (docs/adr/0013-long-sums-in-parts.md).
+
+use super::{Algorithm, Description, Epilogue, Lt, Matrix, Product, sys};
+use hypatia_tensor::error::Result;
+use hypatia_dsl::dtype::DType;
+
+/// Terms that an accumulator of f32 takes one after another, at most.
+const LONGEST: usize = 1536;
+/// Results from which on the worst of them is far enough from the middle to matter; smaller products would wait for their
+/// launches.
+const MANY: usize = 1 << 20;
+/// What the length of a part is a multiple of: 64 bytes.
+const ALIGNED: usize = 16;
+
+/// The parts of a product.
+pub(super) struct Parts {
+    /// Terms of each part but the last.
+    pub length: usize,
+    /// How many there are.
+    pub count: usize,
+    /// What all but the last do with the accumulator: nothing.
+    pub plain: Description,
+    /// What the library calls A, our B, of each part but the last, and of the last.
+    pub a: [Matrix; 2],
+    /// What it calls B, our A, of them.
+    pub b: [Matrix; 2],
+}
+
+/// True if the sums of a product are too long for one accumulator.
+fn needed(p: &Product) -> bool {
+    use Epilogue::*;
+    let f32 = p.dtype == DType::F32 && p.out == DType::F32 && !p.tf32;
+    let results = p.batch.saturating_mul(p.m).saturating_mul(p.n);
+    let simple = matches!(p.epilogue, Default | Relu | Bias | ReluBias | Gelu | GeluBias);
+    f32 && simple && !p.by_addresses() && p.k > LONGEST && results >= MANY
+}
+
+/// Length of each part but the last, and how many there are.
+fn cut(k: usize) -> (usize, usize) {
+    let length = k.div_ceil(k.div_ceil(LONGEST)).next_multiple_of(ALIGNED);
+    (length, k.div_ceil(length))
+}
+
+/// Elements from one term of A, and of B, to the next.
+fn steps(p: &Product) -> [usize; 2] {
+    // The terms of a row of A lie together, those of a column of B apart, unless they are stored transposed.
+    [if p.a.transposed { p.a.ld } else { 1 }, if p.b.transposed { 1 } else { p.b.ld }]
+        .map(|step| step.unsigned_abs() as usize)
+}
+
+impl Parts {
+    /// Those of a product, if it has any.
+    pub fn of(p: &Product) -> Result<Option<Parts>> {
+        if !needed(p) {
+            return Ok(None);
+        }
+        let (length, count) = cut(p.k);
+        let last = p.k - length * (count - 1);
+        let a = |k| Matrix::new(p, p.dtype, [p.n, k], &p.b);
+        let b = |k| Matrix::new(p, p.dtype, [k, p.m], &p.a);
+        Ok(Some(Parts {
+            length,
+            count,
+            plain: Description::new(&Product { epilogue: Epilogue::Default, ..*p })?,
+            a: [a(length)?, a(last)?],
+            b: [b(length)?, b(last)?],
+        }))
+    }
+
+    /// Bytes from the first term of our A, and of our B, to the first one of a part.
+    pub fn offsets(&self, p: &Product, part: usize) -> [u64; 2] {
+        steps(p).map(|step| (part * self.length * step * p.dtype.size()) as u64)
+    }
+
+    /// True if an algorithm runs the last part, with the first description, and the others, with the second.
+    pub fn accept(&self, lt: &Lt, algorithm: &Algorithm, descriptions: [&Description; 2], d: &Matrix) -> bool {
+        let runs = |(description, part): (&Description, usize)| {
+            // SAFETY: all-zero bytes are a valid result: a plain structure of numbers.
+            let mut answer: sys::cublasLtMatmulHeuristicResult_t = unsafe { std::mem::zeroed() };
+            let (what, a, b, d) = (description.0, self.a[part].0, self.b[part].0, d.0);
+            // SAFETY: all handles are alive, and so is the algorithm that the library gave.
+            let status =
+                unsafe { sys::cublasLtMatmulAlgoCheck(lt.handle, what, a, b, d, d, &algorithm.raw, &raw mut answer) };
+            status == sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS && answer.workspaceSize <= algorithm.workspace
+        };
+        descriptions.into_iter().zip([1, 0]).all(runs)
+    }
+}
+
+/// True if an algorithm adds no more terms one after another than an accumulator should take.
+pub(super) fn short_enough(p: &Product, algorithm: &Algorithm) -> bool {
+    p.k.div_ceil(algorithm.split().max(1)) <= LONGEST
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::super::Layout;
+    use super::*;
+
+    fn product(m: usize, n: usize, k: usize) -> Product {
+        let side = |transposed, ld: usize| Layout {
+            transposed,
+            ld: ld as i64,
+            batch_stride: 0,
+            outer_stride: 0,
+            alignment: 64,
+        };
+        Product {
+            m,
+            n,
+            k,
+            batch: 1,
+            outer: 1,
+            dtype: DType::F32,
+            out: DType::F32,
+            tf32: false,
+            a: side(false, k),
+            b: side(false, n),
+            d: side(false, n),
+            epilogue: Epilogue::Default,
+            bias: DType::F32,
+            workspace: 0,
+        }
+    }
+
+    #[test]
+    fn parts_cover_all_terms_and_none_is_long() {
+        for k in (LONGEST + 1..5 * LONGEST).chain([11_008, 1 << 20]) {
+            let (length, count) = cut(k);
+            let last = k - length * (count - 1);
+            assert!(
+                length <= LONGEST && length % ALIGNED == 0 && (1..=length).contains(&last),
+                "{k}: {length} {count}"
+            );
+        }
+        assert_eq!(cut(4096), (1376, 3));
+    }
+
+    #[test]
+    fn long_sums_of_many_results_in_f32_alone_are_cut() {
+        let long = product(4096, 4096, 4096);
+        assert!(needed(&long));
+        let others = [
+            product(4096, 4096, LONGEST),
+            product(16, 4096, 4096),
+            Product { tf32: true, ..long },
+            Product { dtype: DType::F64, out: DType::F64, ..long },
+            Product { dtype: DType::BF16, ..long },
+            Product { outer: 2, ..long },
+            Product { epilogue: Epilogue::BgradA, ..long },
+            Product { epilogue: Epilogue::GeluAux, ..long },
+        ];
+        assert!(others.iter().all(|p| !needed(p)));
+    }
+
+    #[test]
+    fn terms_lie_along_the_rows_of_a_and_the_columns_of_b() {
+        let p = product(8, 24, 4096);
+        assert_eq!(steps(&p), [1, 24]);
+        let turned = Product {
+            a: Layout { transposed: true, ld: 8, ..p.a },
+            b: Layout { transposed: true, ld: 4096, ..p.b },
+            ..p
+        };
+        assert_eq!(steps(&turned), [8, 1]);
+    }
+}

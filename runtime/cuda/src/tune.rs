@@ -1,0 +1,445 @@
+//! Measured choice: which of cuBLASLt's algorithms is the fastest for a product on this device.
+//!
+//! In: products and the library's candidates. Out: the candidates with the fastest first. What was found is kept by a
+//! [`Tuner`]. Holds always: a choice counts only for the device, driver, library and version of Hypatia that it was
+//! measured with; the library is asked again whether it accepts a remembered algorithm before it runs.
+//!
+//! Method: random data (power depends on it), launches in a CUDA graph, timed by events, as they will run. Operands are
+//! rotated through several copies where the plan they stand in does not fit into the L2 cache either. All candidates are
+//! timed in a few rounds, the best of them in more; the median counts.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+
+use cudarc::driver::{CudaEvent, CudaStream, result, sys};
+use hypatia_dsl::dtype::DType;
+use hypatia_dsl::parallel::side_by_side;
+use rand::prelude::*;
+use rand_chacha::ChaCha8Rng;
+
+use super::capture::Graph;
+use super::device::{Gpu, failed};
+use super::lt::{Algorithm, Matmul, Pointers, Product, WORKSPACE};
+use super::memory::DeviceMemory;
+use hypatia_tensor::error::Result;
+pub use crate::tuner::Tuner;
+use crate::tuner::{Effort, Measured, Source};
+use crate::tuning::{Choice, Machine, PACKED};
+
+/// Bytes that the rotated operands take together: more than the L2 caches of today's devices.
+const ROTATED: usize = 128 << 20;
+/// Copies of the operands at most.
+const MAX_COPIES: usize = 16;
+/// Bytes of operands of one copy at most; a larger product is timed on the library's first candidates alone.
+pub(super) const MAX_OPERANDS: usize = 4 << 30;
+/// A plan that touches less than this finds its operands in the L2 cache again.
+pub(super) const WARM: usize = 24 << 20;
+/// How many algorithms the library is asked for, the rounds in which all of them are timed, then those in which the best
+/// ones are, and how many of these there are.
+struct Race {
+    candidates: usize,
+    rounds: usize,
+    final_rounds: usize,
+    finalists: usize,
+}
+
+/// Before a first result.
+const QUICK: Race = Race { candidates: 32, rounds: 3, final_rounds: 9, finalists: 4 };
+/// Before a first result, for the other order of a weight.
+const BESIDE: Race = Race { candidates: 32, rounds: 2, final_rounds: 9, finalists: 2 };
+/// For a file that is kept.
+const THOROUGH: Race = Race { candidates: 128, rounds: 7, final_rounds: 31, finalists: 8 };
+
+fn race_of(effort: Effort, rival: bool) -> &'static Race {
+    match (effort, rival) {
+        (Effort::Everything, _) => &THOROUGH,
+        (_, true) => &BESIDE,
+        (_, false) => &QUICK,
+    }
+}
+/// A weight is read in the other order if that takes less than so much of the time: less differs from race to race.
+const WORTH: f64 = 0.97;
+/// Microseconds that the launches of one graph should take, and how many they are at most.
+const GRAPH_US: f64 = 600.0;
+const MAX_LAUNCHES: usize = 64;
+
+/// The device and the versions that a choice counts for.
+pub fn machine(gpu: &Gpu) -> Machine {
+    Machine {
+        device: gpu.describe(),
+        driver: gpu.driver(),
+        library: gpu.lt().version(),
+        hypatia: env!("CARGO_PKG_VERSION").into(),
+    }
+}
+
+/// Asks the library for the algorithms of products that are chosen next, on several threads: each answer takes milliseconds,
+/// and is kept. What it has no answer for is told to who asks again.
+pub(super) fn ask_ahead(gpu: &Gpu, effort: Effort, products: &[(Product, bool)]) {
+    let mut seen = HashSet::new();
+    let distinct: Vec<_> = products.iter().filter(|p| seen.insert(**p)).collect();
+    side_by_side(&distinct, 1, None, |(product, other_order)| {
+        gpu.context().bind_to_thread().ok()?;
+        let matmul = Matmul::new(*product).ok()?;
+        matmul.algorithms(gpu.lt(), race_of(effort, *other_order).candidates).ok()
+    });
+}
+
+/// The algorithms that can run a product, the best one first, and how it was chosen if there was a choice. `footprint` is how
+/// many bytes the plan touches.
+pub(super) fn order(
+    tuner: &mut Tuner,
+    gpu: &Arc<Gpu>,
+    matmul: &mut Matmul,
+    footprint: usize,
+) -> Result<(Vec<Algorithm>, Option<Choice>)> {
+    race(tuner, gpu, matmul, None, footprint)
+}
+
+/// The algorithms of a product over the other order of a weight, the best one first, if that is measured to be faster than
+/// the product over the order as it lies with the best algorithm of it.
+pub(super) fn faster_than(
+    tuner: &mut Tuner,
+    gpu: &Arc<Gpu>,
+    matmul: &mut Matmul,
+    rival: (&mut Matmul, &Algorithm),
+    footprint: usize,
+) -> Result<Option<Vec<Algorithm>>> {
+    let (algorithms, choice) = race(tuner, gpu, matmul, Some(rival), footprint)?;
+    Ok(choice.filter(pays).map(|_| algorithms))
+}
+
+/// True if what was measured of the other order says that it is worth it: both times are of one race.
+fn pays(choice: &Choice) -> bool {
+    matches!((choice.us, choice.first_us), (Some(us), Some(rival)) if us < rival * WORTH)
+}
+
+/// The algorithms that can run a product, the best one first, and how it was chosen, without or with a rival.
+fn race(
+    tuner: &mut Tuner,
+    gpu: &Arc<Gpu>,
+    matmul: &mut Matmul,
+    rival: Option<(&mut Matmul, &Algorithm)>,
+    footprint: usize,
+) -> Result<(Vec<Algorithm>, Option<Choice>)> {
+    let settings = race_of(tuner.effort(), rival.is_some());
+    let mut candidates = matmul.algorithms(gpu.lt(), settings.candidates)?;
+    let Some(first) = candidates.first() else { return Ok((candidates, None)) };
+    let guess = Measured {
+        algorithm: first.to_words(),
+        workspace: first.workspace,
+        us: None,
+        first_us: None,
+        candidates: candidates.len(),
+    };
+    let cold = footprint > WARM;
+    let packed = if rival.is_some() { format!("{PACKED}, ") } else { String::new() };
+    let problem = packed + &problem(matmul.product(), cold);
+    // The library is asked about a product that is only read, and times one that is changed: one after the other.
+    let matmul = std::cell::RefCell::new(matmul);
+    // A file may be anybody's: only what the library itself offers is given back to it.
+    let offered = |choice: &Choice| {
+        let wanted = |a: &&Algorithm| a.to_words() == choice.algorithm && a.workspace == choice.workspace;
+        candidates.iter().find(wanted).copied().or_else(|| {
+            let all = matmul.borrow().algorithms(gpu.lt(), THOROUGH.candidates).ok()?;
+            all.iter().find(wanted).copied()
+        })
+    };
+    let accepts = |choice: &Choice, _: Source| offered(choice).is_some();
+    let measure = || tune(gpu, &mut matmul.borrow_mut(), &candidates, rival, cold, settings);
+    let choice = tuner.choose(&machine(gpu), &problem, guess, accepts, measure)?;
+    if let Some(best) = choice.as_ref().and_then(offered) {
+        candidates.retain(|c| c.to_words() != best.to_words());
+        candidates.insert(0, best);
+    }
+    Ok((candidates, choice))
+}
+
+/// What a choice is for: the product, and whether its operands are cold.
+pub(super) fn problem(p: &Product, cold: bool) -> String {
+    let side = |l: &super::lt::Layout| {
+        let outer = if p.by_addresses() { format!("+{}", l.outer_stride) } else { String::new() };
+        format!("{}{}{outer}+{}@{}", if l.transposed { "t" } else { "n" }, l.ld, l.batch_stride, l.alignment)
+    };
+    format!(
+        "{}x{}x{} batch {}{} {}{}->{} {:?}({}) a {} b {} d {}{}{}",
+        p.m,
+        p.n,
+        p.k,
+        if p.by_addresses() { format!("{}x", p.outer) } else { String::new() },
+        p.batch,
+        p.dtype,
+        if p.tf32 { " as tf32" } else { "" },
+        p.out,
+        p.epilogue,
+        p.bias,
+        side(&p.a),
+        side(&p.b),
+        if p.is_dense() { format!("@{}", p.d.alignment) } else { side(&p.d) },
+        if p.workspace == 0 { ", no workspace" } else { "" },
+        if cold { ", cold" } else { ", warm" },
+    )
+}
+
+/// Elements from the first to the last one of an operand, over all matrices of the batches.
+fn span(rows: usize, columns: usize, l: &super::lt::Layout, [outer, batch]: [usize; 2]) -> usize {
+    let (lines, along) = if l.transposed { (columns, rows) } else { (rows, columns) };
+    let far = |count: usize, stride: i64| (count.max(1) - 1) * usize::try_from(stride).unwrap_or(0);
+    far(lines, l.ld) + along + far(batch, l.batch_stride) + far(outer, l.outer_stride)
+}
+
+/// The spans of A, B and D.
+fn spans(p: &Product) -> [usize; 3] {
+    let batches = [p.outer, p.batch];
+    [span(p.m, p.k, &p.a, batches), span(p.k, p.n, &p.b, batches), span(p.m, p.n, &p.d, batches)]
+}
+
+/// Elements of a block of random numbers.
+const BLOCK: usize = 1 << 16;
+
+/// A block of random numbers of that type, N(0, 1), as bytes. The same one each time: making it takes some milliseconds, and
+/// a product in many copies would wait for dozens.
+fn noise(dtype: DType) -> Arc<Vec<u8>> {
+    static MADE: LazyLock<Mutex<HashMap<DType, Arc<Vec<u8>>>>> = LazyLock::new(Mutex::default);
+    let mut made = MADE.lock().unwrap_or_else(PoisonError::into_inner);
+    let block = made.entry(dtype).or_insert_with(|| {
+        let mut rng = ChaCha8Rng::seed_from_u64(1);
+        let mut next = || {
+            // Twelve uniform numbers make a bell that is good enough to heat a device.
+            (0..12).map(|_| rng.random::<f64>()).sum::<f64>() - 6.0
+        };
+        let values: Vec<f64> = (0..BLOCK).map(|_| next()).collect();
+        let tensor = hypatia_tensor::tensor::Tensor::from_f64(dtype, &[BLOCK], &values);
+        Arc::new(tensor.map_or_else(Vec::new, |t| t.bytes().to_vec()))
+    });
+    block.clone()
+}
+
+/// Memory filled with random numbers, a block of them over and over.
+pub(super) fn random(stream: &Arc<CudaStream>, dtype: DType, elements: usize) -> Result<DeviceMemory> {
+    let bytes = elements * dtype.size();
+    let memory = DeviceMemory::new(stream, bytes)?;
+    let block = noise(dtype);
+    let mut done = block.len().min(bytes);
+    memory.upload(&block[..done])?;
+    while done > 0 && done < bytes {
+        let now = done.min(bytes - done);
+        // SAFETY: both ranges lie within the memory and do not overlap.
+        unsafe { result::memcpy_dtod_async(memory.address() + done as u64, memory.address(), now, stream.cu_stream()) }
+            .map_err(|e| failed("cuMemcpyDtoDAsync", e))?;
+        done += now;
+    }
+    Ok(memory)
+}
+
+/// Operands of a product, several copies of each.
+struct Operands {
+    a: Vec<DeviceMemory>,
+    b: Vec<DeviceMemory>,
+    d: Vec<DeviceMemory>,
+    aux: Vec<DeviceMemory>,
+    /// Lists of addresses, if the product takes them.
+    lists: Vec<DeviceMemory>,
+    bias: DeviceMemory,
+    workspace: DeviceMemory,
+    /// Bytes of the list of one operand.
+    list: u64,
+}
+
+impl Operands {
+    fn new(stream: &Arc<CudaStream>, p: &Product, copies: usize) -> Result<Operands> {
+        let take = |dtype: DType, elements: usize| {
+            (0..copies).map(|_| random(stream, dtype, elements)).collect::<Result<Vec<_>>>()
+        };
+        let [a, b, d] = spans(p);
+        let (a, b, d) = (take(p.dtype, a)?, take(p.dtype, b)?, take(p.out, d)?);
+        let mut lists = Vec::new();
+        for ((a, b), d) in a.iter().zip(&b).zip(&d).filter(|_| p.by_addresses()) {
+            let list = p.addresses([a, b, d].map(DeviceMemory::address));
+            let memory = DeviceMemory::new(stream, list.len() * size_of::<u64>())?;
+            memory.upload(bytemuck::cast_slice(&list))?;
+            lists.push(memory);
+        }
+        Ok(Operands {
+            a,
+            b,
+            d,
+            lists,
+            list: (p.outer * p.batch * size_of::<u64>()) as u64,
+            aux: if p.epilogue.has_aux() { take(p.out, p.batch * p.m * p.n)? } else { Vec::new() },
+            bias: random(stream, p.bias, p.n.max(p.m))?,
+            workspace: DeviceMemory::new(stream, WORKSPACE)?,
+        })
+    }
+
+    fn at(&self, i: usize) -> Pointers {
+        let address = |all: &[DeviceMemory]| all.get(i % all.len().max(1)).map_or(0, DeviceMemory::address);
+        let operands = match self.lists.is_empty() {
+            true => [address(&self.a), address(&self.b), address(&self.d)],
+            false => [0, 1, 2].map(|side| address(&self.lists) + side * self.list),
+        };
+        let [a, b, d] = operands;
+        Pointers { a, b, d, bias: self.bias.address(), aux: address(&self.aux), workspace: self.workspace.address() }
+    }
+}
+
+/// Times work on a stream.
+struct Stopwatch {
+    stream: Arc<CudaStream>,
+    start: CudaEvent,
+    stop: CudaEvent,
+}
+
+impl Stopwatch {
+    fn new(gpu: &Gpu) -> Result<Stopwatch> {
+        let stream = gpu.context().new_stream().map_err(|e| failed("cuStreamCreate", e))?;
+        let flags = Some(sys::CUevent_flags::CU_EVENT_DEFAULT);
+        let event = || gpu.context().new_event(flags).map_err(|e| failed("cuEventCreate", e));
+        Ok(Stopwatch { stream, start: event()?, stop: event()? })
+    }
+
+    /// Microseconds.
+    fn time(&self, work: impl FnOnce() -> Result<()>) -> Result<f64> {
+        self.start.record(&self.stream).map_err(|e| failed("cuEventRecord", e))?;
+        work()?;
+        self.stop.record(&self.stream).map_err(|e| failed("cuEventRecord", e))?;
+        self.stream.synchronize().map_err(|e| failed("timing a product", e))?;
+        Ok(f64::from(self.start.elapsed_ms(&self.stop).map_err(|e| failed("cuEventElapsedTime", e))?) * 1e3)
+    }
+}
+
+/// A candidate whose launches were captured.
+struct Racer {
+    algorithm: Algorithm,
+    graph: Graph,
+    /// How many launches there are.
+    launches: usize,
+    times: Vec<f64>,
+}
+
+impl Racer {
+    /// Captures so many launches of what `launch` puts on the stream, over the operands of that number.
+    fn new(
+        stream: &Arc<CudaStream>,
+        algorithm: &Algorithm,
+        launches: usize,
+        mut launch: impl FnMut(&Algorithm, usize) -> Result<()>,
+    ) -> Result<Racer> {
+        let graph = Graph::capture(stream, || (0..launches).try_for_each(|i| launch(algorithm, i)))?;
+        graph.launch()?;
+        Ok(Racer { algorithm: *algorithm, graph, launches, times: Vec::new() })
+    }
+
+    fn run(&mut self, watch: &Stopwatch) -> Result<()> {
+        self.times.push(watch.time(|| self.graph.launch())? / self.launches as f64);
+        Ok(())
+    }
+
+    fn median(&self) -> f64 {
+        let mut times = self.times.clone();
+        times.sort_by(f64::total_cmp);
+        times.get(times.len() / 2).copied().unwrap_or(f64::INFINITY)
+    }
+}
+
+/// Times the candidates of a product; `None` if there is nothing to choose. A rival, which reads and writes as much, takes
+/// part in all rounds; its time counts as that of the first candidate.
+fn tune(
+    gpu: &Arc<Gpu>,
+    matmul: &mut Matmul,
+    candidates: &[Algorithm],
+    rival: Option<(&mut Matmul, &Algorithm)>,
+    cold: bool,
+    settings: &Race,
+) -> Result<Option<Measured>> {
+    let p = *matmul.product();
+    let [a, b, d] = spans(&p);
+    let results = d * if p.epilogue.has_aux() { 2 } else { 1 };
+    let bytes = (a + b) * p.dtype.size() + results * p.out.size();
+    // Matrices that lie one before the other reach to before the first of them.
+    let back = [&p.a, &p.b, &p.d].iter().any(|side| side.batch_stride < 0);
+    if candidates.len() + usize::from(rival.is_some()) < 2 || bytes > MAX_OPERANDS || back {
+        return Ok(None);
+    }
+    let copies = if cold { (ROTATED / bytes.max(1)).clamp(1, MAX_COPIES) } else { 1 };
+    let watch = Stopwatch::new(gpu)?;
+    let stream = &watch.stream;
+    let operands = Operands::new(stream, &p, copies)?;
+    let mut launch = |algorithm: &Algorithm, i: usize| {
+        // SAFETY: the operands are as large as the product says, and live until the stream is done.
+        unsafe { matmul.launch(gpu.lt(), stream, algorithm, &operands.at(i)) }
+    };
+    watch.time(|| launch(&candidates[0], 0))?;
+    let once = watch.time(|| launch(&candidates[0], 1))?.max(1.0);
+    let launches = ((GRAPH_US / once) as usize).clamp(2, MAX_LAUNCHES);
+    let racer = |algorithm| Racer::new(stream, algorithm, launches, &mut launch);
+    let mut racers = candidates.iter().map(racer).collect::<Result<Vec<_>>>()?;
+    let mut rival = rival
+        .map(|(matmul, algorithm)| {
+            let mut launch = |algorithm: &Algorithm, i: usize| {
+                // SAFETY: as above: the other order of an operand has as many elements.
+                unsafe { matmul.launch(gpu.lt(), stream, algorithm, &operands.at(i)) }
+            };
+            // Code that was never run is loaded by the first launch.
+            launch(algorithm, 0)?;
+            Racer::new(stream, algorithm, launches, launch)
+        })
+        .transpose()?;
+    let mut race = |racers: &mut [Racer], rounds: usize| -> Result<Option<f64>> {
+        let mut all: Vec<&mut Racer> = racers.iter_mut().chain(&mut rival).collect();
+        (0..rounds).try_for_each(|_| all.iter_mut().try_for_each(|racer| racer.run(&watch)))?;
+        Ok(rival.as_ref().map(Racer::median))
+    };
+    race(&mut racers, settings.rounds)?;
+    let first_us = racers.first().map_or(f64::INFINITY, Racer::median);
+    racers.sort_by(|a, b| a.median().total_cmp(&b.median()));
+    racers.truncate(settings.finalists);
+    let rival_us = race(&mut racers, settings.final_rounds)?;
+    racers.sort_by(|a, b| a.median().total_cmp(&b.median()));
+    Ok(racers.first().map(|best| Measured {
+        algorithm: best.algorithm.to_words(),
+        workspace: best.algorithm.workspace,
+        us: Some(best.median()),
+        first_us: rival_us.or(Some(first_us)),
+        candidates: candidates.len(),
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_other_order_is_taken_where_it_is_faster_by_more_than_noise() {
+        let choice = |us: Option<f64>, rival: Option<f64>| Choice {
+            machine: Machine { device: String::new(), driver: 0, library: 0, hypatia: String::new() },
+            problem: String::new(),
+            algorithm: [0; 8],
+            workspace: 0,
+            us,
+            first_us: rival,
+            candidates: 8,
+        };
+        assert!(pays(&choice(Some(9.2), Some(10.1))));
+        assert!(pays(&choice(Some(96.9), Some(100.0))));
+        for not in [(97.1, 100.0), (100.0, 100.0), (110.0, 100.0), (f64::INFINITY, f64::INFINITY)] {
+            assert!(!pays(&choice(Some(not.0), Some(not.1))), "{not:?}");
+        }
+        // Never without a measurement of both.
+        assert!(!pays(&choice(None, Some(10.0))) && !pays(&choice(Some(9.0), None)) && !pays(&choice(None, None)));
+    }
+
+    #[test]
+    fn spans_reach_the_last_element() {
+        let side = |transposed, batch_stride, outer_stride| hypatia::lt::Layout {
+            transposed,
+            ld: 10,
+            batch_stride,
+            outer_stride,
+            alignment: 64,
+        };
+        assert_eq!(span(3, 4, &side(false, 100, 0), [1, 2]), 2 * 10 + 4 + 100);
+        assert_eq!(span(3, 4, &side(true, 0, 0), [1, 5]), 3 * 10 + 3);
+        assert_eq!(span(3, 4, &side(false, 4, 300), [3, 2]), 2 * 10 + 4 + 4 + 600);
+    }
+}

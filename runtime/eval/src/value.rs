@@ -1,0 +1,191 @@
+//! Tensors of the reference evaluator: f64, i64 or bool whatever the element type's width.
+
+use half::{bf16, f16};
+use hypatia_dsl::dtype::DType;
+
+use hypatia_tensor::error::{Error, Result};
+use hypatia_graph::prim::elements;
+use hypatia_tensor::tensor::Tensor;
+
+/// Elements of a [`RefTensor`].
+#[derive(Clone, Debug, PartialEq)]
+pub enum Data {
+    /// Floats of any width.
+    F(Vec<f64>),
+    /// Integers of any width, each within the range of its element type.
+    I(Vec<i64>),
+    /// Truth values.
+    B(Vec<bool>),
+}
+
+/// One element.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Val {
+    /// A float.
+    F(f64),
+    /// An integer.
+    I(i64),
+    /// A truth value.
+    B(bool),
+}
+
+impl Val {
+    /// As a float.
+    pub fn f(self) -> f64 {
+        match self {
+            Val::F(v) => v,
+            Val::I(v) => v as f64,
+            Val::B(v) => v as u8 as f64,
+        }
+    }
+
+    /// As an integer: floats truncate and saturate, NaN is 0.
+    pub fn i(self) -> i64 {
+        match self {
+            Val::F(v) => v as i64,
+            Val::I(v) => v,
+            Val::B(v) => v as i64,
+        }
+    }
+
+    /// As a truth value: true unless it is 0.
+    pub fn b(self) -> bool {
+        match self {
+            Val::F(v) => v != 0.0,
+            Val::I(v) => v != 0,
+            Val::B(v) => v,
+        }
+    }
+}
+
+/// `v` reduced to the range of an integer type, as the hardware does (modulo 2^bits).
+pub fn wrap(dtype: DType, v: i64) -> i64 {
+    match dtype {
+        DType::I32 => v as i32 as i64,
+        DType::I8 => v as i8 as i64,
+        DType::U8 => v as u8 as i64,
+        _ => v,
+    }
+}
+
+/// Conversion of one element to another type. Floats are rounded to the type if `round` is set; to
+/// integers they truncate and saturate; integers wrap; to bool everything but 0 is true.
+pub fn convert(v: Val, to: DType, round: bool) -> Val {
+    match to {
+        DType::Bool => Val::B(v.b()),
+        d if d.is_int() => match v {
+            Val::F(x) => Val::I(d.round(x) as i64),
+            other => Val::I(wrap(d, other.i())),
+        },
+        DType::F32 if round && matches!(v, Val::I(_)) => Val::F(v.i() as f32 as f64),
+        d if round => Val::F(d.round(v.f())),
+        _ => Val::F(v.f()),
+    }
+}
+
+/// A tensor whose elements are wide enough for the element type's values, and for what Exact mode makes
+/// of them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RefTensor {
+    /// The element type that it stands for.
+    pub dtype: DType,
+    /// Sizes.
+    pub shape: Vec<usize>,
+    /// Elements in row-major order.
+    pub data: Data,
+}
+
+impl RefTensor {
+    /// A tensor of zeros.
+    pub fn zeros(dtype: DType, shape: &[usize]) -> Result<RefTensor> {
+        let n = elements(shape)?;
+        let data = match dtype {
+            DType::Bool => Data::B(vec![false; n]),
+            d if d.is_int() => Data::I(vec![0; n]),
+            _ => Data::F(vec![0.0; n]),
+        };
+        Ok(RefTensor { dtype, shape: shape.to_vec(), data })
+    }
+
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        match &self.data {
+            Data::F(v) => v.len(),
+            Data::I(v) => v.len(),
+            Data::B(v) => v.len(),
+        }
+    }
+
+    /// True if there are no elements.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The bytes that it takes.
+    pub fn bytes(&self) -> usize {
+        self.len() * if matches!(self.data, Data::B(_)) { 1 } else { 8 }
+    }
+
+    /// Element `i` in row-major order.
+    pub fn at(&self, i: usize) -> Val {
+        match &self.data {
+            Data::F(v) => Val::F(v[i]),
+            Data::I(v) => Val::I(v[i]),
+            Data::B(v) => Val::B(v[i]),
+        }
+    }
+
+    /// Writes element `i`, converted to the kind of the tensor but not rounded.
+    pub fn set(&mut self, i: usize, v: Val) {
+        match &mut self.data {
+            Data::F(d) => d[i] = v.f(),
+            Data::I(d) => d[i] = wrap(self.dtype, v.i()),
+            Data::B(d) => d[i] = v.b(),
+        }
+    }
+
+    /// All elements as f64.
+    pub fn to_f64(&self) -> Vec<f64> {
+        match &self.data {
+            Data::F(v) => v.clone(),
+            Data::I(v) => v.iter().map(|x| *x as f64).collect(),
+            Data::B(v) => v.iter().map(|x| *x as u8 as f64).collect(),
+        }
+    }
+
+    /// The elements of a tensor, all of them exactly.
+    pub fn from_tensor(t: &Tensor) -> RefTensor {
+        macro_rules! read {
+            ($kind:ident, $t:ty, $f:expr) => {
+                Data::$kind(t.as_slice::<$t>().unwrap_or_default().iter().map($f).collect())
+            };
+        }
+        let data = match t.dtype() {
+            DType::F64 => read!(F, f64, |v| *v),
+            DType::F32 => read!(F, f32, |v| *v as f64),
+            DType::F16 => read!(F, f16, |v| v.to_f64()),
+            DType::BF16 => read!(F, bf16, |v| v.to_f64()),
+            DType::I64 => read!(I, i64, |v| *v),
+            DType::I32 => read!(I, i32, |v| *v as i64),
+            DType::I8 => read!(I, i8, |v| *v as i64),
+            DType::U8 => read!(I, u8, |v| *v as i64),
+            DType::Bool => read!(B, u8, |v| *v != 0),
+        };
+        RefTensor { dtype: t.dtype(), shape: t.shape().to_vec(), data }
+    }
+
+    /// A tensor of the element type, each element rounded once.
+    pub fn to_tensor(&self) -> Result<Tensor> {
+        let made = match &self.data {
+            Data::F(v) => Tensor::from_f64(self.dtype, &self.shape, v),
+            Data::B(v) => Tensor::from_bytes(self.dtype, &self.shape, &v.iter().map(|b| *b as u8).collect::<Vec<_>>()),
+            Data::I(v) => match self.dtype {
+                DType::I32 => Tensor::from_slice(&self.shape, &v.iter().map(|x| *x as i32).collect::<Vec<_>>()),
+                DType::I8 => Tensor::from_slice(&self.shape, &v.iter().map(|x| *x as i8).collect::<Vec<_>>()),
+                DType::U8 => Tensor::from_slice(&self.shape, &v.iter().map(|x| *x as u8).collect::<Vec<_>>()),
+                _ => Tensor::from_slice(&self.shape, v),
+            },
+        };
+        made.ok_or_else(|| Error::Internal(format!("a {} result of shape {:?}", self.dtype, self.shape)))
+    }
+}

@@ -1,0 +1,128 @@
+//! Which nodes of a graph are one kernel.
+//!
+//! In: a graph without constant expressions. Out: groups of nodes in an order in which they can run, those that are
+//! fusions with a name and a text. Holds always: a fusion does the work of at least two operations: a product with an
+//! epilogue, a defined op, a region of pointwise nodes, or a scalar function that has a body.
+
+use hypatia_dsl::builtin::BuiltinOp;
+use hypatia_dsl::ir::{OpBody, Program, ScalarBody};
+use hypatia_dsl::scalar::{Term, TermNode};
+use serde::Serialize;
+
+use super::print::show_attr_short;
+use hypatia_tensor::error::Result;
+use crate::{Graph, Node, NodeKind, cluster, constant_nodes, show_term};
+
+/// A fused kernel of a graph.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Fusion {
+    /// Its name among the functions of an exported model.
+    pub name: String,
+    /// What it computes, in the language's words.
+    pub formula: String,
+    /// How often it is called.
+    pub calls: usize,
+}
+
+/// Nodes that run as one.
+pub struct Group {
+    /// Indices of the nodes, ascending.
+    pub nodes: Vec<usize>,
+    /// Its name and formula, if it is a fusion.
+    pub fused: Option<(String, String)>,
+}
+
+/// Names of functions are not longer than that.
+const MAX_NAME: usize = 48;
+
+/// The groups of a graph.
+pub fn groups(graph: &Graph) -> Result<Vec<Group>> {
+    let constant = constant_nodes(graph);
+    let pointwise: Vec<bool> = graph
+        .nodes
+        .iter()
+        .zip(&constant)
+        .map(|(node, constant)| !constant && (matches!(node.kind, NodeKind::Scalar(_)) || is_cast(graph, node)))
+        .collect();
+    let groups = cluster(graph, &pointwise)?;
+    Ok(groups.into_iter().map(|nodes| Group { fused: fused(graph, &nodes), nodes }).collect())
+}
+
+fn is_cast(graph: &Graph, node: &Node) -> bool {
+    matches!(&node.kind, NodeKind::Op { op, .. } if graph.program.op(*op).body == OpBody::Builtin(BuiltinOp::Cast))
+}
+
+/// Name and formula of a group that does more than one operation.
+fn fused(graph: &Graph, nodes: &[usize]) -> Option<(String, String)> {
+    let program = &graph.program;
+    if let [one] = nodes {
+        let node = &graph.nodes[*one];
+        return match &node.kind {
+            NodeKind::Op { op, term: Some(term), .. } => {
+                let product = program.op(*op).name.as_str();
+                let from = node.operands.first().copied().flatten().map(|v| graph.ty(v).dtype);
+                if is_plain(term) && from == node.results.first().map(|t| t.dtype) {
+                    return None;
+                }
+                let name = joined(product, called(program, term));
+                Some((name, format!("{product}(a, b, {})", show_term(program, term, &|i| format!("t{i}")))))
+            }
+            NodeKind::Op { op, attrs, .. } => {
+                let def = program.op(*op);
+                matches!(def.body, OpBody::Defined(_)).then(|| {
+                    let attrs = def.attrs().zip(attrs);
+                    let attrs: String =
+                        attrs.map(|((_, p), v)| format!(", {} = {}", p.name, show_attr_short(v))).collect();
+                    let operands: Vec<&str> = def.operands().map(|(_, p)| p.name.as_str()).collect();
+                    (identifier(&def.name), format!("{}({}{attrs})", def.name, operands.join(", ")))
+                })
+            }
+            NodeKind::Scalar(s) => {
+                let def = program.scalar(*s);
+                let params: Vec<&str> = def.params.iter().map(|(n, _)| n.as_str()).collect();
+                matches!(def.body, ScalarBody::Term(_))
+                    .then(|| (identifier(&def.name), format!("{}({})", def.name, params.join(", "))))
+            }
+            _ => None,
+        };
+    }
+    let names: Vec<&str> = nodes.iter().map(|n| graph.head_name(crate::NodeId(*n as u32))).collect();
+    Some((joined("pointwise", names.iter().map(|n| n.to_string())), names.join(", ")))
+}
+
+fn is_plain(term: &Term) -> bool {
+    let root = term.roots.first().and_then(|r| term.nodes.get(r.0 as usize));
+    matches!(root, Some(TermNode::Acc))
+}
+
+/// Names of the scalars that a term calls.
+fn called<'a>(program: &'a Program, term: &'a Term) -> impl Iterator<Item = String> + 'a {
+    term.nodes.iter().filter_map(|n| match n {
+        TermNode::Call { scalar, .. } => Some(program.scalar(*scalar).name.clone()),
+        TermNode::Cast { to, .. } => Some(to.name().to_string()),
+        _ => None,
+    })
+}
+
+/// `gemm_add_gelu`: names that come twice in a row once.
+fn joined(first: &str, others: impl Iterator<Item = String>) -> String {
+    let mut out = identifier(first);
+    let mut last = String::new();
+    for name in others {
+        let name = identifier(&name);
+        if name == last {
+            continue;
+        }
+        if out.len() + name.len() > MAX_NAME {
+            break;
+        }
+        out = format!("{out}_{name}");
+        last = name;
+    }
+    out
+}
+
+/// Letters, digits and `_`.
+fn identifier(name: &str) -> String {
+    hypatia_dsl::ident::identifier("", name)
+}

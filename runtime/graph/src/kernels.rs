@@ -1,0 +1,269 @@
+//! Kernel lists: what may compute a node, best first.
+//!
+//! In: written by the optimiser once it has chosen a graph. Out: read by the planner, which takes
+//! the first candidate whose guards hold on concrete sizes and strides. Holds always: a candidate
+//! keeps what its kernel's pattern was matched with, so nobody matches it again; no candidate is
+//! refuted by what is known of the node; the last one asks for nothing. A node without a list is
+//! computed by the executor's own kernels, or by its op's body.
+
+use std::sync::Arc;
+
+use hypatia_dsl::builtin::BuiltinScalar;
+use hypatia_dsl::dtype::DType;
+use hypatia_dsl::ir::{AttrValue, Backend, DeviceFact, Fact, InView, Kernel, KernelId, Program, VarId};
+use hypatia_dsl::scalar::{Term, TermId, TermNode};
+use hypatia_dsl::typing::{Bindings, Facts, TensorType, eval_guard, show_expr, type_fact};
+use hypatia_target::cublaslt::Form;
+
+use super::{Graph, Node};
+use hypatia_target::device::Device;
+
+/// The candidates of a node for one device.
+#[derive(Clone, Debug, Default)]
+pub struct Kernels {
+    /// The profile for which they were chosen; empty if they were not.
+    pub device: &'static str,
+    /// Best first.
+    pub list: Vec<Candidate>,
+}
+
+/// One way to compute a node.
+#[derive(Clone, Debug)]
+pub struct Candidate {
+    /// What is run.
+    pub way: Way,
+    /// The kernel of the Program that is part of it, and what it was matched with; `None` for what
+    /// any device has.
+    pub matched: Option<Matched>,
+}
+
+/// What is run for a node.
+#[derive(Clone, Debug)]
+pub enum Way {
+    /// A product that stores the result of its epilogue.
+    Whole,
+    /// A product with a part of its epilogue, then a pointwise pass over its result for the rest.
+    Split(Split),
+    /// One library call for the whole op.
+    Call,
+    /// One row-wise kernel.
+    Rowwise,
+    /// The op's body, optimised by itself; the op's operands are its inputs, in order.
+    Parts(Arc<Graph>),
+    /// The op's body as it is declared.
+    Body,
+}
+
+/// An epilogue in two parts.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Split {
+    /// What the product does with its accumulator.
+    pub head: Term,
+    /// What the pass does with the product's result, which it calls `acc`.
+    pub rest: Term,
+    /// Element type of the result between the two.
+    pub between: DType,
+}
+
+/// A kernel, and what the variables of its pattern stand for.
+#[derive(Clone, Debug)]
+pub struct Matched {
+    /// The kernel.
+    pub kernel: KernelId,
+    /// For each tensor variable, the operand of the node.
+    pub operands: Vec<(VarId, usize)>,
+    /// Attributes, sizes and dtypes.
+    pub bindings: Bindings,
+    /// How the kernel reads operands of the epilogue.
+    pub reads: Vec<(usize, InView)>,
+    /// Guards of the kernel that were neither proved nor refuted.
+    pub open: Vec<usize>,
+}
+
+/// What a guard may ask of an operand.
+#[derive(Clone, Debug)]
+pub struct Known {
+    /// Its type.
+    pub ty: TensorType,
+    /// True if it is known when the plan is made.
+    pub constant: bool,
+}
+
+/// What guards may ask, where a kernel's variables stand for these operands.
+pub struct Asked<'a> {
+    /// For each tensor variable, the operand of the node.
+    pub operands: &'a [(VarId, usize)],
+    /// What is known of an operand.
+    pub known: &'a dyn Fn(usize) -> Option<Known>,
+    /// The device.
+    pub device: &'a Device,
+}
+
+impl Facts for Asked<'_> {
+    fn fact(&self, fact: Fact, var: VarId) -> Option<AttrValue> {
+        let at = self.operands.iter().find(|(v, _)| *v == var).map(|(_, at)| *at);
+        match (fact, at) {
+            (Fact::Present, _) => Some(AttrValue::Bool(at.is_some())),
+            (_, None) => None,
+            (Fact::Const, Some(at)) => (self.known)(at).map(|k| AttrValue::Bool(k.constant)),
+            (_, Some(at)) => type_fact(fact, &(self.known)(at)?.ty),
+        }
+    }
+
+    fn device(&self, fact: DeviceFact) -> Option<AttrValue> {
+        device_fact(self.device, fact)
+    }
+}
+
+/// A property of a device.
+pub fn device_fact(device: &Device, fact: DeviceFact) -> Option<AttrValue> {
+    Some(match fact {
+        DeviceFact::Sm => AttrValue::Dim((device.sm as i64).into()),
+        DeviceFact::Name => AttrValue::Str(device.name.to_string()),
+    })
+}
+
+impl Matched {
+    /// Asks all guards of the kernel: false if one is refuted. Those that are not proved stay open.
+    pub fn ask(&mut self, kernel: &Kernel, known: &dyn Fn(usize) -> Option<Known>, device: &Device) -> bool {
+        let asked = Asked { operands: &self.operands, known, device };
+        let verdicts = kernel.requires.iter().map(|g| eval_guard(g, &self.bindings, &asked));
+        let verdicts: Vec<Option<bool>> = verdicts.collect();
+        self.open = (0..verdicts.len()).filter(|i| verdicts[*i] != Some(true)).collect();
+        !verdicts.contains(&Some(false))
+    }
+
+    /// Whether the guards that are open hold for these operands.
+    pub fn holds(&self, program: &Program, known: &dyn Fn(usize) -> Option<Known>, device: &Device) -> bool {
+        let asked = Asked { operands: &self.operands, known, device };
+        let kernel = &program.kernels[self.kernel.index()];
+        let guards = self.open.iter().filter_map(|i| kernel.requires.get(*i));
+        guards.into_iter().all(|g| eval_guard(g, &self.bindings, &asked) == Some(true))
+    }
+}
+
+impl Candidate {
+    /// The kernel of the Program, if one is part of it.
+    pub fn kernel(&self) -> Option<KernelId> {
+        self.matched.as_ref().map(|m| m.kernel)
+    }
+
+    /// True for a library's call that may be lacking, or slower than what it stands for.
+    pub fn is_tried(&self, program: &Program) -> bool {
+        let backend = self.kernel().map(|k| &program.kernels[k.index()].backend);
+        matches!(backend, Some(Backend::Cublaslt(name)) if Form::named(name).is_some_and(Form::is_tried))
+    }
+
+    /// In words: `cublaslt BIAS + pointwise if shape(%w)[-1] % 8 == 0`; `name` gives the operands
+    /// theirs.
+    fn describe(&self, program: &Program, name: &dyn Fn(usize) -> String) -> String {
+        let kernel = self.matched.as_ref().map(|m| (&program.kernels[m.kernel.index()], m));
+        let what = match kernel.map(|(k, _)| &k.backend) {
+            Some(Backend::Cublaslt(form)) => format!("cublaslt {form}"),
+            Some(_) if matches!(self.way, Way::Rowwise) => "row-wise".to_string(),
+            Some(_) => kernel.map_or(String::new(), |(k, _)| k.name.clone()),
+            None => "product".to_string(),
+        };
+        let mut text = match &self.way {
+            Way::Whole | Way::Call | Way::Rowwise => what,
+            Way::Split(_) => format!("{what} + pointwise"),
+            Way::Parts(_) => "its parts".to_string(),
+            Way::Body => "its body".to_string(),
+        };
+        let open = kernel.into_iter().flat_map(|(k, m)| {
+            let mut vars = k.vars.clone();
+            for (var, operand) in &m.operands {
+                vars[var.index()].name = name(*operand);
+            }
+            m.open.iter().filter_map(|i| k.requires.get(*i)).map(|g| show_expr(&vars, g)).collect::<Vec<_>>()
+        });
+        let open: Vec<String> = open.collect();
+        if !open.is_empty() {
+            text.push_str(&format!(" if {}", open.join(" and ")));
+        }
+        text
+    }
+}
+
+impl Kernels {
+    /// True if sizes that are not known yet decide which candidate computes the node.
+    pub fn is_open(&self) -> bool {
+        self.list.iter().any(|c| c.matched.as_ref().is_some_and(|m| !m.open.is_empty()))
+    }
+}
+
+impl Graph {
+    /// The candidates of a node in words, best first.
+    pub fn describe_kernels(&self, node: &Node) -> Vec<String> {
+        let name = |i: usize| node.operands.get(i).copied().flatten().map_or("?".into(), |v| self.value_name(v));
+        node.kernels.list.iter().map(|c| c.describe(&self.program, &name)).collect()
+    }
+}
+
+/// A product with its epilogue, by its types.
+#[derive(Clone, Copy, Debug)]
+pub struct Product<'a> {
+    /// The epilogue.
+    pub term: &'a Term,
+    /// Element type of the operands.
+    pub from: DType,
+    /// Element type of the result.
+    pub to: DType,
+}
+
+impl Product<'_> {
+    /// The term of a plain product.
+    pub fn plain() -> Term {
+        let mut t = Term::empty();
+        let root = t.add(TermNode::Acc);
+        t.roots.push(root);
+        t
+    }
+
+    /// Element type of the accumulator: f32 (f64 for f64); integers accumulate in their own type.
+    pub fn acc(&self) -> DType {
+        if self.from.is_float() { self.from.compute() } else { self.from }
+    }
+
+    /// A library writes the type of the operands or of the accumulator; a pass rounds to any other.
+    pub fn is_direct(&self) -> bool {
+        self.to == self.acc() || self.to == self.from
+    }
+
+    /// The element type of the accumulator between a product and the pass behind it. A result that
+    /// is narrower than the accumulator was rounded there before anything fused, so it may be
+    /// rounded there again: half the traffic. Where a term converts, it says itself where it
+    /// rounds, and the accumulator stays whole.
+    pub fn between(&self) -> DType {
+        let converts = self.term.nodes.iter().any(|n| matches!(n, TermNode::Cast { .. }));
+        if self.from == self.to && !converts { self.to } else { self.acc() }
+    }
+
+    /// How any device computes it: a bare product, and the epilogue as a pass of its own.
+    pub fn without_kernel(&self, program: &Program) -> Way {
+        match self.is_direct() && scale(program, self.term, self.acc()).is_some() {
+            true => Way::Whole,
+            false => Way::Split(Split { head: Product::plain(), rest: self.term.clone(), between: self.between() }),
+        }
+    }
+}
+
+/// What an epilogue multiplies the accumulator by before it is stored, if it does no more with it:
+/// libraries do that in the product. Not 0, which would hide NaN and infinities.
+pub fn scale(program: &Program, term: &Term, acc: DType) -> Option<f64> {
+    let node = |id: TermId| term.nodes.get(id.0 as usize);
+    let (scalar, args) = match node(term.root()) {
+        Some(TermNode::Acc) => return Some(1.0),
+        Some(TermNode::Call { scalar, args }) => (scalar, args),
+        _ => return None,
+    };
+    let number = match (args.first().copied().and_then(node), args.get(1).copied().and_then(node)) {
+        (Some(TermNode::Acc), Some(TermNode::Lit(number))) | (Some(TermNode::Lit(number)), Some(TermNode::Acc)) => {
+            number.0
+        }
+        _ => return None,
+    };
+    let multiplies = program.builtin_scalar(BuiltinScalar::Mul) == Some(*scalar);
+    let fits = acc.is_float() && number.is_finite() && (number as f32) != 0.0;
+    (multiplies && args.len() == 2 && fits).then_some(number)
+}

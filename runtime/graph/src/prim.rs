@@ -1,0 +1,292 @@
+//! Builtin ops with their attributes as plain numbers.
+//!
+//! In: a builtin op, its attribute values, and the values of the symbols in them. Out: a [`Prim`]. The
+//! reference evaluator and the planner read attributes here and nowhere else, so the order in which
+//! `core.hyp` declares them is known in one place. Holds always: axes are in range and sizes are not
+//! negative.
+
+use hypatia_dsl::builtin::{BuiltinOp, Joining, joining};
+use hypatia_dsl::dtype::DType;
+use hypatia_dsl::ir::AttrValue;
+use hypatia_dsl::kernel::Reduction;
+use hypatia_dsl::shape::{Dim, show_shape};
+
+use hypatia_tensor::error::{Error, Result};
+
+/// Windows along one axis: window `i` holds the elements `i * stride + j * dilation - before`, for `j` below
+/// `size`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Window {
+    /// Elements of a window.
+    pub size: usize,
+    /// Distance of windows.
+    pub stride: usize,
+    /// Distance of the elements of a window.
+    pub dilation: usize,
+    /// Zeros before the first element of the axis.
+    pub before: usize,
+}
+
+/// The values of symbols.
+pub type Lookup<'a> = &'a dyn Fn(&str) -> Option<i64>;
+
+/// A builtin op on known sizes. What the result's shape already says is left out.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Prim {
+    /// Matrix product.
+    Matmul,
+    /// Matrix product with an epilogue.
+    Gemm,
+    /// Convolution, with an epilogue if the node has one.
+    Conv {
+        /// How the windows lie, for each axis behind the channels; `size` is that of the filter.
+        axes: Vec<Window>,
+        /// Groups of channels.
+        groups: usize,
+    },
+    /// Windows onto the last axes, one entry for each.
+    Windows(Vec<Window>),
+    /// Conversion to this type.
+    Cast(DType),
+    /// Row-major reinterpretation.
+    Reshape,
+    /// Axis `i` of the result is axis `perm[i]` of the operand.
+    Transpose(Vec<usize>),
+    /// Broadcasting.
+    Expand,
+    /// Element `i` along `axis` is element `start + i * step`.
+    Slice {
+        /// The axis.
+        axis: usize,
+        /// First element.
+        start: i64,
+        /// Distance of elements.
+        step: i64,
+    },
+    /// Operands side by side along this axis.
+    Concat(usize),
+    /// Pieces along an axis.
+    Split {
+        /// The axis.
+        axis: usize,
+        /// Their sizes.
+        sizes: Vec<usize>,
+    },
+    /// So many elements before each axis (negative: cut).
+    Pad(Vec<i64>),
+    /// Slices along this axis.
+    Gather(usize),
+    /// Single elements along this axis.
+    GatherElements(usize),
+    /// Slices by index tuples, after so many batch axes.
+    GatherNd(usize),
+    /// A reduction over these axes, ascending.
+    Reduce(Reduction, Vec<usize>),
+    /// Sums of all elements up to each.
+    Cumsum(Cumsum),
+    /// Position of the largest element.
+    Argmax {
+        /// The axis.
+        axis: usize,
+        /// The last of equal ones instead of the first.
+        last: bool,
+    },
+    /// Rows joined with others, one after the other.
+    Scatter(Joining),
+    /// Positions in ascending order along this axis, in descending order if true.
+    Argsort(usize, bool),
+    /// The index along this axis.
+    Iota(usize),
+    /// This value everywhere.
+    Full(f64),
+    /// A number.
+    Size(i64),
+}
+
+/// Which elements are summed for each along an axis.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cumsum {
+    /// The axis.
+    pub axis: usize,
+    /// Not the element itself.
+    pub exclusive: bool,
+    /// Those behind it instead of those before it.
+    pub reverse: bool,
+}
+
+/// The sizes of a shape as numbers.
+pub fn sizes(shape: &[Dim], lookup: Lookup) -> Result<Vec<usize>> {
+    shape
+        .iter()
+        .map(|d| d.eval(lookup).and_then(|v| usize::try_from(v).ok()))
+        .collect::<Option<Vec<usize>>>()
+        .ok_or_else(|| {
+            Error::Input(format!("the sizes {} are not known or negative for these inputs", show_shape(shape)))
+        })
+}
+
+/// Number of elements; an error where it does not fit.
+pub fn elements(shape: &[usize]) -> Result<usize> {
+    shape
+        .iter()
+        .try_fold(1usize, |a, d| a.checked_mul(*d))
+        .filter(|n| *n <= isize::MAX as usize / 8)
+        .ok_or_else(|| Error::Limit(format!("a tensor of shape {shape:?} is too large")))
+}
+
+/// Reads attributes in order.
+struct Attrs<'a> {
+    op: BuiltinOp,
+    values: &'a [AttrValue],
+    lookup: Lookup<'a>,
+}
+
+impl Attrs<'_> {
+    fn bad(&self, i: usize) -> Error {
+        Error::Type(format!("attribute {i} of {} has no usable value: {:?}", self.op.name(), self.values.get(i)).into())
+    }
+
+    fn number(&self, v: &AttrValue) -> Option<i64> {
+        match v {
+            AttrValue::Dim(d) => d.eval(self.lookup),
+            AttrValue::Bool(b) => Some(*b as i64),
+            _ => None,
+        }
+    }
+
+    fn int(&self, i: usize) -> Result<i64> {
+        self.values.get(i).and_then(|v| self.number(v)).ok_or_else(|| self.bad(i))
+    }
+
+    fn ints(&self, i: usize) -> Result<Vec<i64>> {
+        match self.values.get(i) {
+            Some(AttrValue::List(l)) => l.iter().map(|v| self.number(v)).collect::<Option<_>>(),
+            _ => None,
+        }
+        .ok_or_else(|| self.bad(i))
+    }
+
+    fn counts(&self, i: usize) -> Result<Vec<usize>> {
+        let list = self.ints(i)?;
+        list.into_iter().map(|v| usize::try_from(v).ok()).collect::<Option<_>>().ok_or_else(|| self.bad(i))
+    }
+
+    /// Windows of these sizes; `before` is an attribute where there are zeros around.
+    fn windows(&self, sizes: &[usize], strides: usize, dilations: usize, before: Option<usize>) -> Result<Vec<Window>> {
+        let (strides, dilations) = (self.counts(strides)?, self.counts(dilations)?);
+        let before = before.map_or(Ok(vec![0; sizes.len()]), |i| self.counts(i))?;
+        if [strides.len(), dilations.len(), before.len()] != [sizes.len(); 3] {
+            return Err(self.bad(0));
+        }
+        let window =
+            |i: usize| Window { size: sizes[i], stride: strides[i], dilation: dilations[i], before: before[i] };
+        Ok((0..sizes.len()).map(window).collect())
+    }
+
+    fn float(&self, i: usize) -> Result<f64> {
+        match self.values.get(i) {
+            Some(AttrValue::Float(f)) => Ok(*f),
+            _ => self.int(i).map(|v| v as f64),
+        }
+    }
+
+    fn dtype(&self, i: usize) -> Result<DType> {
+        match self.values.get(i) {
+            Some(AttrValue::DType(d)) => Ok(*d),
+            _ => Err(self.bad(i)),
+        }
+    }
+
+    fn axis_of(&self, i: usize, v: i64, rank: usize) -> Result<usize> {
+        let at = if v < 0 { v + rank as i64 } else { v };
+        usize::try_from(at).ok().filter(|a| *a < rank).ok_or_else(|| self.bad(i))
+    }
+
+    fn axis(&self, i: usize, rank: usize) -> Result<usize> {
+        self.axis_of(i, self.int(i)?, rank)
+    }
+
+    fn axes(&self, i: usize, rank: usize) -> Result<Vec<usize>> {
+        let mut axes = self.ints(i)?.into_iter().map(|v| self.axis_of(i, v, rank)).collect::<Result<Vec<_>>>()?;
+        axes.sort_unstable();
+        axes.dedup();
+        Ok(axes)
+    }
+}
+
+impl Prim {
+    /// The op with those attributes. `shapes` are those of the tensor operands, `result` that of the first
+    /// result.
+    pub fn read(
+        op: BuiltinOp,
+        values: &[AttrValue],
+        lookup: Lookup,
+        shapes: &[&[usize]],
+        result: &[usize],
+    ) -> Result<Prim> {
+        let a = Attrs { op, values, lookup };
+        let first = shapes.first().copied();
+        let rank = first.map_or(0, <[usize]>::len);
+        let reduce = |kind| Ok(Prim::Reduce(kind, a.axes(0, rank)?));
+        match op {
+            BuiltinOp::Matmul => Ok(Prim::Matmul),
+            BuiltinOp::Gemm => Ok(Prim::Gemm),
+            BuiltinOp::Conv | BuiltinOp::ConvGemm => {
+                let filter = shapes.get(1).and_then(|w| w.get(2..)).ok_or_else(|| a.bad(0))?;
+                let groups = usize::try_from(a.int(4)?).ok().filter(|g| *g > 0).ok_or_else(|| a.bad(4))?;
+                Ok(Prim::Conv { axes: a.windows(filter, 0, 3, Some(1))?, groups })
+            }
+            BuiltinOp::Windows => Ok(Prim::Windows(a.windows(&a.counts(0)?, 1, 2, None)?)),
+            BuiltinOp::Cast => Ok(Prim::Cast(a.dtype(0)?)),
+            BuiltinOp::Reshape => Ok(Prim::Reshape),
+            BuiltinOp::Transpose => {
+                let perm = a.ints(0)?.into_iter().map(|v| a.axis_of(0, v, rank)).collect::<Result<Vec<_>>>()?;
+                Ok(Prim::Transpose(perm))
+            }
+            BuiltinOp::Expand => Ok(Prim::Expand),
+            BuiltinOp::Slice => {
+                let axis = a.axis(0, rank)?;
+                let size = first.and_then(|s| s.get(axis)).copied().unwrap_or(0) as i64;
+                let (start, step) = (a.int(1)?, a.int(3)?);
+                let count = result.get(axis).copied().unwrap_or(0) as i64;
+                // A start outside the axis is moved to its end; only a slice without elements has one
+                // that stays outside.
+                let start = if step > 0 { start.clamp(0, size) } else { start.clamp(-1, size - 1) };
+                let last = (count - 1).checked_mul(step).and_then(|d| d.checked_add(start)).ok_or_else(|| a.bad(1))?;
+                if count > 0 && !((0..size).contains(&start) && (0..size).contains(&last)) {
+                    return Err(a.bad(1));
+                }
+                Ok(Prim::Slice { axis, start: if count > 0 { start } else { 0 }, step })
+            }
+            BuiltinOp::Concat => Ok(Prim::Concat(a.axis(0, rank)?)),
+            BuiltinOp::Split => {
+                let sizes: Option<Vec<usize>> = a.ints(1)?.into_iter().map(|v| usize::try_from(v).ok()).collect();
+                Ok(Prim::Split { axis: a.axis(0, rank)?, sizes: sizes.ok_or_else(|| a.bad(1))? })
+            }
+            BuiltinOp::Pad => {
+                let before = a.ints(0)?;
+                if before.len() != rank { Err(a.bad(0)) } else { Ok(Prim::Pad(before)) }
+            }
+            BuiltinOp::Gather => Ok(Prim::Gather(a.axis(0, rank)?)),
+            BuiltinOp::GatherElements => Ok(Prim::GatherElements(a.axis(0, rank)?)),
+            BuiltinOp::GatherNd => Ok(Prim::GatherNd(usize::try_from(a.int(0)?).map_err(|_| a.bad(0))?)),
+            BuiltinOp::Sum => reduce(Reduction::Sum),
+            BuiltinOp::Mean => reduce(Reduction::Mean),
+            BuiltinOp::Amax => reduce(Reduction::Max),
+            BuiltinOp::Amin => reduce(Reduction::Min),
+            BuiltinOp::Prod => reduce(Reduction::Prod),
+            BuiltinOp::Cumsum => {
+                Ok(Prim::Cumsum(Cumsum { axis: a.axis(0, rank)?, exclusive: a.int(1)? != 0, reverse: a.int(2)? != 0 }))
+            }
+            BuiltinOp::Argmax => Ok(Prim::Argmax { axis: a.axis(0, rank)?, last: a.int(2)? != 0 }),
+            BuiltinOp::Argsort => Ok(Prim::Argsort(a.axis(0, rank)?, a.int(1)? != 0)),
+            BuiltinOp::Scatter => match values.first() {
+                Some(AttrValue::Str(name)) => joining(name).map(Prim::Scatter).ok_or_else(|| a.bad(0)),
+                _ => Err(a.bad(0)),
+            },
+            BuiltinOp::Iota => Ok(Prim::Iota(a.axis(1, result.len())?)),
+            BuiltinOp::Full => Ok(Prim::Full(a.float(1)?)),
+            BuiltinOp::Size => Ok(Prim::Size(a.int(0)?)),
+        }
+    }
+}

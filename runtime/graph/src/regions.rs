@@ -1,0 +1,182 @@
+//! Pointwise work that is one launch: regions of nodes over one index space.
+//!
+//! In: a graph, which of its nodes are pointwise. Out: for each node its region, if it has one, and an
+//! order of regions and other nodes. Holds always: the members of a region have one result shape; no
+//! path leaves a region and comes back, so each region can run as a whole.
+//!
+//! Greedy: each pointwise node joins the regions of its operands, in graph order; then regions that read one tensor side
+//! by side are joined, so that it is read once. A region may have several results, and operands that broadcast.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashSet};
+
+use super::Graph;
+use hypatia_tensor::error::{Error, Result};
+
+/// Nodes of a region at most: the registers of the generated code have an end.
+const MAX_NODES: usize = 256;
+/// Foreign operands of a region at most: kernel arguments.
+const MAX_OPERANDS: usize = 32;
+/// Earlier readers of a tensor that a reader is compared with.
+const MAX_SIBLINGS: usize = 8;
+/// Groups that one search for a path may visit; if it is not enough, the regions stay apart.
+const MAX_VISITS: usize = 4096;
+
+/// A region, or a single node.
+struct Group {
+    nodes: Vec<usize>,
+    /// Nodes outside that its members read.
+    operands: Vec<usize>,
+}
+
+struct Cluster<'a> {
+    graph: &'a Graph,
+    /// The group of each node, which is the index of one of its nodes.
+    group_of: Vec<usize>,
+    groups: Vec<Group>,
+}
+
+/// Groups of nodes in an order in which they can run; nodes of a group ascend.
+pub fn cluster(graph: &Graph, pointwise: &[bool]) -> Result<Vec<Vec<usize>>> {
+    let groups = graph.nodes.iter().enumerate().map(|(i, node)| {
+        let mut operands: Vec<usize> = node.operands.iter().flatten().map(|v| v.node.index()).collect();
+        operands.sort_unstable();
+        operands.dedup();
+        Group { nodes: vec![i], operands }
+    });
+    let mut c = Cluster { graph, group_of: (0..graph.nodes.len()).collect(), groups: groups.collect() };
+    for node in (0..graph.nodes.len()).filter(|n| pointwise[*n]) {
+        for operand in c.groups[node].operands.clone() {
+            if pointwise[operand] && graph.nodes[operand].results[0].shape == graph.nodes[node].results[0].shape {
+                c.join(operand, node);
+            }
+        }
+    }
+    c.join_siblings(pointwise);
+    c.order()
+}
+
+impl Cluster<'_> {
+    /// Joins the groups of two nodes if that makes no cycle and no giant.
+    fn join(&mut self, a: usize, b: usize) {
+        let (a, b) = (self.group_of[a], self.group_of[b]);
+        if a == b || self.groups[a].nodes.len() + self.groups[b].nodes.len() > MAX_NODES {
+            return;
+        }
+        if self.reaches_around(a, b) || self.reaches_around(b, a) {
+            return;
+        }
+        let mut nodes = [self.groups[a].nodes.as_slice(), &self.groups[b].nodes].concat();
+        nodes.sort_unstable();
+        let operands: HashSet<usize> = [a, b]
+            .iter()
+            .flat_map(|g| self.groups[*g].operands.iter().copied())
+            .filter(|n| nodes.binary_search(n).is_err())
+            .collect();
+        if operands.len() > MAX_OPERANDS {
+            return;
+        }
+        let mut operands: Vec<usize> = operands.into_iter().collect();
+        operands.sort_unstable();
+        for n in &self.groups[b].nodes {
+            self.group_of[*n] = a;
+        }
+        self.groups[a] = Group { nodes, operands };
+        self.groups[b] = Group { nodes: Vec::new(), operands: Vec::new() };
+    }
+
+    /// Joins groups that read a tensor of their results' shape together. Only those are that can run at the same time anyway: what
+    /// one reads and the other does not is there from the start.
+    fn join_siblings(&mut self, pointwise: &[bool]) {
+        let graph = self.graph;
+        let shape = |n: usize| &graph.nodes[n].results[0].shape;
+        let from_the_start = |n: &usize| graph.nodes[*n].operands.iter().flatten().count() == 0;
+        let mut readers: Vec<Vec<usize>> = vec![Vec::new(); graph.nodes.len()];
+        for node in (0..graph.nodes.len()).filter(|n| pointwise[*n]) {
+            for operand in self.groups[self.group_of[node]].operands.clone() {
+                let result = shape(node);
+                let whole = |v: &super::Value| v.node.index() == operand && graph.ty(*v).shape == *result;
+                if graph.nodes[node].operands.iter().flatten().any(whole) {
+                    readers[operand].push(node);
+                }
+            }
+        }
+        for nodes in readers {
+            for (i, b) in nodes.iter().enumerate() {
+                for a in nodes[..i].iter().rev().take(MAX_SIBLINGS) {
+                    let (ga, gb) = (self.group_of[*a], self.group_of[*b]);
+                    let lacks = |x: usize, y: usize| {
+                        self.groups[x]
+                            .operands
+                            .iter()
+                            .filter(|o| !self.groups[y].operands.contains(o))
+                            .all(from_the_start)
+                    };
+                    if ga != gb && shape(*a) == shape(*b) && lacks(ga, gb) && lacks(gb, ga) {
+                        self.join(*a, *b);
+                    }
+                }
+            }
+        }
+    }
+
+    /// True if a path leads from group `from` over another group to group `to`, or if that took too long
+    /// to find out.
+    fn reaches_around(&self, from: usize, to: usize) -> bool {
+        // Operands stand before users: what lies wholly before `from` cannot depend on it.
+        let first = self.groups[from].nodes.first().copied().unwrap_or(0);
+        let mut seen = HashSet::new();
+        let mut stack: Vec<usize> = Vec::new();
+        let push = |operands: &[usize], stack: &mut Vec<usize>| {
+            stack.extend(operands.iter().map(|n| self.group_of[*n]));
+        };
+        push(&self.groups[to].operands, &mut stack);
+        stack.retain(|g| *g != from);
+        while let Some(g) = stack.pop() {
+            if g == from {
+                return true;
+            }
+            let last = self.groups[g].nodes.last().copied().unwrap_or(0);
+            if g == to || last < first || !seen.insert(g) {
+                continue;
+            }
+            if seen.len() > MAX_VISITS {
+                return true;
+            }
+            push(&self.groups[g].operands, &mut stack);
+        }
+        false
+    }
+
+    /// The groups, each after those it reads; of those that could run, the one whose first node comes
+    /// first in the graph.
+    fn order(&self) -> Result<Vec<Vec<usize>>> {
+        let n = self.graph.nodes.len();
+        let mut waits = vec![0usize; n];
+        let mut users: Vec<Vec<usize>> = vec![Vec::new(); n];
+        for (g, group) in self.groups.iter().enumerate() {
+            let before: HashSet<usize> = group.operands.iter().map(|o| self.group_of[*o]).collect();
+            waits[g] = before.len();
+            before.into_iter().for_each(|b| users[b].push(g));
+        }
+        let last = |g: usize| self.groups[g].nodes.last().copied().unwrap_or(g);
+        let mut ready: BinaryHeap<Reverse<(usize, usize)>> = (0..n)
+            .filter(|g| waits[*g] == 0 && !self.groups[*g].nodes.is_empty())
+            .map(|g| Reverse((last(g), g)))
+            .collect();
+        let mut out = Vec::new();
+        while let Some(Reverse((_, g))) = ready.pop() {
+            out.push(self.groups[g].nodes.clone());
+            for user in &users[g] {
+                waits[*user] -= 1;
+                if waits[*user] == 0 {
+                    ready.push(Reverse((last(*user), *user)));
+                }
+            }
+        }
+        if out.iter().map(Vec::len).sum::<usize>() != n {
+            return Err(Error::Internal("pointwise regions form a cycle".into()));
+        }
+        Ok(out)
+    }
+}

@@ -1,0 +1,99 @@
+//! Nodes replaced by other graphs: ops that no kernel computes, by what they are made of.
+//!
+//! In: a graph, and what stands for each node. Out: the same function. Holds always: the results
+//! have the types that the op gives; new nodes without a name are named after the node that they
+//! stand for; what stays keeps its kernels.
+
+use std::sync::Arc;
+
+use super::{Graph, Instantiator, Node, NodeKind, Value};
+use hypatia_tensor::error::{Error, Result};
+
+/// What stands for a node.
+pub enum Instead {
+    /// The node itself.
+    Itself,
+    /// The body of its op.
+    Body,
+    /// This graph; the node's operands are its inputs, in order.
+    Parts(Arc<Graph>),
+}
+
+impl Graph {
+    /// The graph in which others stand for some nodes.
+    pub fn replaced(&self, instead: &dyn Fn(usize, &Node) -> Instead) -> Result<Graph> {
+        let mut out = Graph::new(self.program.clone());
+        let mut map: Vec<Vec<Value>> = Vec::with_capacity(self.nodes.len());
+        for (i, node) in self.nodes.iter().enumerate() {
+            let operands: Vec<Option<Value>> =
+                node.operands.iter().map(|v| v.map(|v| map[v.node.index()][v.output as usize])).collect();
+            let start = out.nodes.len();
+            let results = match (instead(i, node), &node.kind) {
+                (Instead::Parts(part), _) => splice(&mut out, &part, &operands)?,
+                (Instead::Body, NodeKind::Op { op, attrs, term }) => {
+                    Instantiator::unfolding(&mut out).op(*op, &operands, attrs, term.clone())?
+                }
+                _ => copy(&mut out, node, &operands)?,
+            };
+            for new in &mut out.nodes[start..] {
+                if new.name.is_empty() {
+                    new.name.clone_from(&node.name);
+                }
+            }
+            map.push(results);
+        }
+        let moved = |v: &Value| map[v.node.index()][v.output as usize];
+        out.outputs = self.outputs.iter().map(|(n, v)| (n.clone(), moved(v))).collect();
+        out.inputs = self.inputs.iter().map(|id| map[id.index()][0].node).collect();
+        Ok(out)
+    }
+
+    /// The op of a node alone, its operands as inputs.
+    pub fn alone(&self, node: &Node) -> Result<Graph> {
+        let NodeKind::Op { op, attrs, term } = &node.kind else {
+            return Err(Error::Internal("a kernel for something that is no op".into()));
+        };
+        let mut alone = Graph::new(self.program.clone());
+        let mut operands = Vec::with_capacity(node.operands.len());
+        for (i, v) in node.operands.iter().enumerate() {
+            operands.push(v.map(|v| alone.input(format!("operand{i}"), self.ty(v).clone())));
+        }
+        for (i, v) in alone.op(*op, &operands, attrs.clone(), term.clone())?.into_iter().enumerate() {
+            alone.output(format!("result{i}"), v);
+        }
+        Ok(alone)
+    }
+}
+
+/// Puts a graph into another one, these values in the place of its inputs. Returns its outputs.
+fn splice(out: &mut Graph, part: &Graph, operands: &[Option<Value>]) -> Result<Vec<Value>> {
+    let given: Vec<Value> = operands.iter().flatten().copied().collect();
+    let mut map: Vec<Vec<Value>> = Vec::with_capacity(part.nodes.len());
+    for (i, node) in part.nodes.iter().enumerate() {
+        let inner: Vec<Option<Value>> =
+            node.operands.iter().map(|v| v.map(|v| map[v.node.index()][v.output as usize])).collect();
+        let results = match part.inputs.iter().position(|n| n.index() == i) {
+            Some(at) => given.get(at).map(|v| vec![*v]).ok_or_else(|| Error::Internal("an input too many".into()))?,
+            None => copy(out, node, &inner)?,
+        };
+        map.push(results);
+    }
+    Ok(part.outputs.iter().map(|(_, v)| map[v.node.index()][v.output as usize]).collect())
+}
+
+/// One node over other operands.
+fn copy(out: &mut Graph, node: &Node, operands: &[Option<Value>]) -> Result<Vec<Value>> {
+    let results = match &node.kind {
+        NodeKind::Input { name } => vec![out.input(name.clone(), node.results[0].clone())],
+        NodeKind::Const(t) => vec![out.constant(t.clone())],
+        NodeKind::Scalar(s) => {
+            let operands: Vec<Value> = operands.iter().flatten().copied().collect();
+            vec![out.scalar(*s, &operands)?]
+        }
+        NodeKind::Op { op, attrs, term } => out.op(*op, operands, attrs.clone(), term.clone())?,
+    };
+    if let Some(v) = results.first() {
+        out.nodes[v.node.index()].kernels = node.kernels.clone();
+    }
+    Ok(results)
+}

@@ -1,0 +1,158 @@
+//! Epilogue terms as parts of graph nodes: legality and text.
+//!
+//! In: a term, the shape of the result it computes, the types of the tensors it reads. Out: what
+//! is wrong with it, or its text in the language's syntax. Holds always for a checked term:
+//! arguments stand before users, kinds agree, each operand is read as its view allows.
+
+use hypatia_dsl::builtin::BuiltinScalar;
+use hypatia_dsl::dtype::Kind;
+use hypatia_dsl::ir::{InView, Program, ScalarBody, ScalarId};
+use hypatia_dsl::scalar::{Term, TermId, TermNode};
+use hypatia_dsl::shape::{Dim, broadcast, show_shape};
+use hypatia_dsl::typing::TensorType;
+
+/// Checks a term that computes elements of a tensor of that shape from `acc` and these operands.
+pub fn check_term(program: &Program, term: &Term, shape: &[Dim], reads: &[TensorType]) -> Result<(), String> {
+    let mut kinds: Vec<Kind> = Vec::with_capacity(term.nodes.len());
+    for (i, node) in term.nodes.iter().enumerate() {
+        let kind_of = |id: &TermId, kinds: &[Kind]| {
+            kinds.get(id.0 as usize).copied().ok_or_else(|| format!("term node {i} reads a later one"))
+        };
+        kinds.push(match node {
+            TermNode::Param(_) => return Err("an epilogue has no parameters".into()),
+            TermNode::Acc | TermNode::Lit(_) => Kind::Number,
+            TermNode::In { input, view } => {
+                let ty = reads
+                    .get(*input as usize)
+                    .ok_or_else(|| format!("the term reads operand {input} of {}", reads.len()))?;
+                check_view(*view, ty, shape)?;
+                ty.dtype.kind()
+            }
+            TermNode::Call { scalar, args } => {
+                let def = program.scalars.get(scalar.index()).ok_or("the term calls an unknown scalar")?;
+                if def.params.len() != args.len() {
+                    return Err(format!("`{}` takes {} arguments, not {}", def.name, def.params.len(), args.len()));
+                }
+                for (arg, (name, kind)) in args.iter().zip(&def.params) {
+                    if kind_of(arg, &kinds)? != *kind {
+                        let wanted = if *kind == Kind::Bool { "a truth value" } else { "a number" };
+                        return Err(format!("argument `{name}` of `{}` must be {wanted}", def.name));
+                    }
+                }
+                def.result
+            }
+            TermNode::Cast { to, arg } => {
+                kind_of(arg, &kinds)?;
+                to.kind()
+            }
+        });
+    }
+    match term.roots.as_slice() {
+        [root] if (root.0 as usize) < kinds.len() => Ok(()),
+        [_] => Err("the term's result is not one of its nodes".into()),
+        roots => Err(format!("an epilogue has one result, not {}", roots.len())),
+    }
+}
+
+/// Whether an operand of that type may be read so for a result of that shape.
+pub fn check_view(view: InView, ty: &TensorType, shape: &[Dim]) -> Result<(), String> {
+    let fits = |s: &[Dim]| broadcast(s, shape).is_some_and(|b| b == shape);
+    let ok = match view {
+        InView::Broadcast => fits(&ty.shape),
+        InView::Full => ty.shape == shape,
+        InView::Row => ty.shape.len() == 1 && shape.last() == ty.shape.last(),
+        InView::Col => {
+            // `col(v)` has one value a row: v broadcasts with an axis of size 1 behind it.
+            let wide: Vec<Dim> = ty.shape.iter().cloned().chain([Dim::from(1)]).collect();
+            !ty.shape.is_empty() && fits(&wide)
+        }
+    };
+    if ok {
+        return Ok(());
+    }
+    Err(format!("an epilogue operand {ty} cannot be read as `{}` of a result {}", view_name(view), show_shape(shape)))
+}
+
+/// The word for a view.
+pub(super) fn view_name(view: InView) -> &'static str {
+    match view {
+        InView::Broadcast => "in",
+        InView::Row => "row",
+        InView::Col => "col",
+        InView::Full => "full",
+    }
+}
+
+/// Length at which the text of a term is cut: a term is a DAG, its text a tree.
+const MAX_TEXT: usize = 2000;
+
+/// The term in the language's syntax; `operand(i)` names the tensor that input `i` reads.
+pub fn show_term(program: &Program, term: &Term, operand: &dyn Fn(u32) -> String) -> String {
+    // Texts of the nodes in order, with how tightly each binds (higher is tighter).
+    let mut texts: Vec<(String, u8)> = Vec::with_capacity(term.nodes.len());
+    for node in &term.nodes {
+        let (mut text, level) = show_node(program, node, operand, &texts);
+        if text.len() > MAX_TEXT {
+            text = "(…)".into();
+        }
+        texts.push((text, level));
+    }
+    let roots: Vec<&str> = term.roots.iter().map(|r| texts.get(r.0 as usize).map_or("?", |t| t.0.as_str())).collect();
+    roots.join(", ")
+}
+
+const ATOM: u8 = 9;
+
+fn show_node(
+    program: &Program,
+    node: &TermNode,
+    operand: &dyn Fn(u32) -> String,
+    texts: &[(String, u8)],
+) -> (String, u8) {
+    let arg = |id: &TermId| texts.get(id.0 as usize).cloned().unwrap_or_else(|| ("?".into(), ATOM));
+    match node {
+        TermNode::Param(i) => (format!("${i}"), ATOM),
+        TermNode::Acc => ("acc".into(), ATOM),
+        TermNode::In { input, view } => (format!("{}({})", view_name(*view), operand(*input)), ATOM),
+        TermNode::Lit(v) => (show_number(v.0), if v.0.is_sign_negative() { 7 } else { ATOM }),
+        TermNode::Cast { to, arg: a } => (format!("cast<{to}>({})", arg(a).0), ATOM),
+        TermNode::Call { scalar, args } => show_call(program, *scalar, args.iter().map(arg).collect()),
+    }
+}
+
+fn show_call(program: &Program, scalar: ScalarId, args: Vec<(String, u8)>) -> (String, u8) {
+    let Some(def) = program.scalars.get(scalar.index()) else {
+        return ("?".into(), ATOM);
+    };
+    let infix = match &def.body {
+        ScalarBody::Builtin(BuiltinScalar::Add) => Some((" + ", 5)),
+        ScalarBody::Builtin(BuiltinScalar::Sub) => Some((" - ", 5)),
+        ScalarBody::Builtin(BuiltinScalar::Mul) => Some((" * ", 6)),
+        ScalarBody::Builtin(BuiltinScalar::Div) => Some((" / ", 6)),
+        _ => None,
+    };
+    let paren =
+        |(text, level): &(String, u8), least: u8| if *level < least { format!("({text})") } else { text.clone() };
+    match (infix, args.as_slice()) {
+        (Some((sign, level)), [a, b]) => (format!("{}{sign}{}", paren(a, level), paren(b, level + 1)), level),
+        _ => {
+            let args: Vec<String> = args.into_iter().map(|a| a.0).collect();
+            (format!("{}({})", def.name, args.join(", ")), ATOM)
+        }
+    }
+}
+
+/// A number that reads back as the same f64: `2`, `0.5`, `1e-5`, `inf`, `nan`.
+pub fn show_number(v: f64) -> String {
+    if v.is_nan() {
+        "nan".into()
+    } else if v.is_infinite() {
+        if v > 0.0 { "inf".into() } else { "-inf".into() }
+    } else if v == v.trunc() && v.abs() < 1e15 && !(v == 0.0 && v.is_sign_negative()) {
+        format!("{v:.0}")
+    } else if v != 0.0 && !(1e-4..1e15).contains(&v.abs()) {
+        format!("{v:e}")
+    } else {
+        format!("{v:?}")
+    }
+}

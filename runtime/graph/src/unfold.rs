@@ -1,0 +1,56 @@
+//! Defined ops replaced by their bodies.
+//!
+//! In: a graph as the model or a test wrote it. Out: the same function over builtin ops and
+//! scalars only, equal nodes shared, as it enters the e-graph. Holds always: same inputs, same
+//! outputs, same types; the mean that a body mentions twice is one node.
+
+use super::instantiate::Numbers;
+use super::{Graph, Instantiator, NodeKind, Value};
+use hypatia_tensor::error::{Error, Result};
+
+/// Nodes that one node of the graph may become on average; more is an error.
+const GROWTH: usize = 200;
+
+impl Graph {
+    /// The graph with every defined op replaced by its body, equal nodes shared.
+    pub fn unfold(&self) -> Result<Graph> {
+        Ok(self.unfold_with_numbers()?.0)
+    }
+
+    /// [`Graph::unfold`], with the numbers of the bodies as they were before rounding.
+    pub fn unfold_with_numbers(&self) -> Result<(Graph, Numbers)> {
+        let mut out = Graph::new(self.program.clone());
+        let mut map: Vec<Vec<Value>> = Vec::with_capacity(self.nodes.len());
+        let mut into = Instantiator::unfolding(&mut out);
+        into.allow(self.nodes.len().saturating_mul(GROWTH));
+        for node in &self.nodes {
+            let first_new = into.graph.nodes.len();
+            let moved = |v: &Value| map[v.node.index()][v.output as usize];
+            let operands: Vec<Option<Value>> = node.operands.iter().map(|v| v.as_ref().map(moved)).collect();
+            let results = match &node.kind {
+                NodeKind::Input { name } => Ok(vec![into.graph.input(name.clone(), node.results[0].clone())]),
+                NodeKind::Const(t) => into.constant(t).map(|v| vec![v]),
+                NodeKind::Scalar(s) => {
+                    into.scalar(*s, &operands.iter().flatten().copied().collect::<Vec<_>>()).map(|v| vec![v])
+                }
+                NodeKind::Op { op, attrs, term } => into.op(*op, &operands, attrs, term.clone()),
+            };
+            let results = results.map_err(|e| match e {
+                Error::Type(m) if !node.name.is_empty() => Error::Type(m.at(format_args!("node `{}`", node.name))),
+                e => e,
+            })?;
+            for new in &mut into.graph.nodes[first_new..] {
+                if new.name.is_empty() {
+                    new.name.clone_from(&node.name);
+                }
+            }
+            map.push(results);
+        }
+        let numbers = std::mem::take(&mut into.numbers);
+        let outputs = self.outputs.iter().map(|(n, v)| (n.clone(), map[v.node.index()][v.output as usize]));
+        out.outputs = outputs.collect();
+        // The order of the inputs is the model's, whatever the order of the nodes.
+        out.inputs = self.inputs.iter().map(|id| map[id.index()][0].node).collect();
+        Ok((out, numbers))
+    }
+}

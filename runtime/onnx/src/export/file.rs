@@ -1,0 +1,95 @@
+//! Models on disk.
+//!
+//! In: a model, a path. Out: the file, and one with the weights beside it where the model would pass the 2 GiB that a
+//! protobuf message may have. Holds always: a file is complete or not there; what stood there before is replaced at once.
+
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use prost::Message;
+
+use hypatia_tensor::error::{Error, Result};
+use crate::import::onnx::proto::tensor_proto::DataLocation;
+use crate::import::onnx::proto::{ModelProto, StringStringEntryProto};
+
+/// Weights of that size in all go to a file of their own.
+const LARGEST: usize = 1 << 30;
+/// Smaller weights stay in the model.
+const SMALL: usize = 1 << 10;
+/// Weights start at multiples of that, so that they can be mapped.
+const ALIGNMENT: usize = 4096;
+
+/// Writes a model file, and `NAME.data` beside it if the weights are large. Returns the files that were written.
+pub fn write(model: ModelProto, path: &Path) -> Result<Vec<PathBuf>> {
+    write_with(model, path, LARGEST)
+}
+
+/// The same with another limit.
+pub(super) fn write_with(mut model: ModelProto, path: &Path, largest: usize) -> Result<Vec<PathBuf>> {
+    let weights = model.graph.iter().flat_map(|g| &g.initializer);
+    let total: usize = weights.map(|t| t.raw_data.as_ref().map_or(0, |d| d.len())).sum();
+    let mut written = vec![path.to_path_buf()];
+    if total > largest {
+        let data = data_path(path)?;
+        replace(&data, |out| external(&mut model, &data, out))?;
+        written.push(data);
+    }
+    if model.encoded_len() > i32::MAX as usize {
+        return Err(Error::Limit(format!(
+            "{}: the model is larger than 2 GiB even without its weights",
+            path.display()
+        )));
+    }
+    replace(path, |out| out.write_all(&model.encode_to_vec()))?;
+    Ok(written)
+}
+
+/// `model.onnx.data`
+fn data_path(path: &Path) -> Result<PathBuf> {
+    let mut name = path
+        .file_name()
+        .ok_or_else(|| Error::Input(format!("{}: this is not the name of a file", path.display())))?
+        .to_os_string();
+    name.push(".data");
+    Ok(path.with_file_name(name))
+}
+
+/// Moves large weights out of the model.
+fn external(model: &mut ModelProto, data: &Path, out: &mut dyn Write) -> std::io::Result<()> {
+    let location = data.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
+    let mut offset = 0usize;
+    for t in model.graph.iter_mut().flat_map(|g| &mut g.initializer) {
+        let Some(raw) = t.raw_data.take_if(|d| d.len() >= SMALL) else { continue };
+        let start = offset.next_multiple_of(ALIGNMENT);
+        out.write_all(&vec![0; start - offset])?;
+        out.write_all(&raw)?;
+        offset = start + raw.len();
+        let entry = |key: &str, value: String| StringStringEntryProto { key: Some(key.into()), value: Some(value) };
+        t.external_data = vec![
+            entry("location", location.clone()),
+            entry("offset", start.to_string()),
+            entry("length", raw.len().to_string()),
+        ];
+        t.data_location = Some(DataLocation::External as i32);
+    }
+    Ok(())
+}
+
+/// Writes beside the file and then takes its place.
+fn replace(path: &Path, write: impl FnOnce(&mut dyn Write) -> std::io::Result<()>) -> Result<()> {
+    let io = |source| Error::Io { path: path.to_path_buf(), source };
+    let mut name = path.file_name().unwrap_or_default().to_os_string();
+    name.push(format!(".{}.part", std::process::id()));
+    let part = path.with_file_name(name);
+    let written = std::fs::File::create(&part).and_then(|f| {
+        let mut out = BufWriter::new(f);
+        write(&mut out)?;
+        out.flush()
+    });
+    let done = written.and_then(|()| std::fs::rename(&part, path));
+    if done.is_err() {
+        // The first error is the one to tell.
+        let _ = std::fs::remove_file(&part);
+    }
+    done.map_err(io)
+}

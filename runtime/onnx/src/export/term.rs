@@ -1,0 +1,166 @@
+//! Scalar terms as ONNX nodes.
+//!
+//! In: a term, the names of the values that its leaves read. Out: nodes of a [`Body`], and the name of the result. Holds
+//! always: defined scalars are written out in builtin ones; numbers compute in the type that Hypatia computes in.
+
+use hypatia_dsl::builtin::BuiltinScalar;
+use hypatia_dsl::dtype::{DType, Kind};
+use hypatia_dsl::ir::{InView, Program, ScalarBody};
+use hypatia_dsl::scalar::{Term, TermNode, expand};
+
+use super::body::{Attr, Body, code};
+use hypatia_tensor::error::{Error, Result};
+
+/// The type in which elements of that type are computed with.
+pub(super) fn computed_in(dtype: DType) -> DType {
+    match dtype {
+        DType::F16 | DType::BF16 => DType::F32,
+        // Few runtimes compute with bytes.
+        DType::I8 | DType::U8 => DType::I32,
+        other => other,
+    }
+}
+
+/// What a term's leaves are.
+pub(super) struct Leaves<'a> {
+    /// The accumulator, in the type of computation.
+    pub acc: Option<String>,
+    /// The tensors that it reads, with their types.
+    pub reads: &'a [(String, DType)],
+    /// The type of computation.
+    pub compute: DType,
+    /// The type of the result.
+    pub result: DType,
+}
+
+impl Body {
+    /// Adds a conversion, where one is needed.
+    pub fn cast(&mut self, value: &str, from: DType, to: DType) -> String {
+        if from == to {
+            return value.to_string();
+        }
+        self.op("Cast", &[value], &[("to", Attr::Int(code(to).into()))])
+    }
+
+    /// Adds a term.
+    pub fn term(&mut self, program: &Program, term: &Term, leaves: &Leaves) -> Result<String> {
+        let term = expand(program, term).map_err(Error::Limit)?;
+        let compute = leaves.compute;
+        let broken = || Error::Internal("a term is not in order".into());
+        // Name and kind of each node's value; numbers are in the type of computation.
+        let mut values: Vec<(String, Kind)> = Vec::with_capacity(term.nodes.len());
+        for node in &term.nodes {
+            values.push(match node {
+                TermNode::Param(_) => return Err(broken()),
+                TermNode::Acc => (leaves.acc.clone().ok_or_else(broken)?, Kind::Number),
+                TermNode::Lit(v) => (self.number(compute, v.0)?, Kind::Number),
+                TermNode::In { input, view } => {
+                    let (name, dtype) = leaves.reads.get(*input as usize).ok_or_else(broken)?;
+                    let kind = dtype.kind();
+                    let value = if kind == Kind::Bool { name.clone() } else { self.cast(name, *dtype, compute) };
+                    let value = match view {
+                        InView::Col => {
+                            let last = self.vector(&[-1])?;
+                            self.op("Unsqueeze", &[&value, &last], &[])
+                        }
+                        InView::Broadcast | InView::Row | InView::Full => value,
+                    };
+                    (value, kind)
+                }
+                TermNode::Cast { to, arg } => {
+                    let (arg, kind) = values.get(arg.0 as usize).cloned().ok_or_else(broken)?;
+                    let from = if kind == Kind::Bool { DType::Bool } else { compute };
+                    let value = self.cast(&arg, from, *to);
+                    match to.kind() {
+                        Kind::Bool => (value, Kind::Bool),
+                        Kind::Number => (self.cast(&value, *to, compute), Kind::Number),
+                    }
+                }
+                TermNode::Call { scalar, args } => {
+                    let ScalarBody::Builtin(b) = program.scalar(*scalar).body else { return Err(broken()) };
+                    let args = args
+                        .iter()
+                        .map(|a| values.get(a.0 as usize).map(|v| v.0.as_str()))
+                        .collect::<Option<Vec<_>>>()
+                        .ok_or_else(broken)?;
+                    (self.scalar(b, &args, compute)?, b.result())
+                }
+            });
+        }
+        let (value, kind) = term.roots.first().and_then(|r| values.get(r.0 as usize)).cloned().ok_or_else(broken)?;
+        let from = if kind == Kind::Bool { DType::Bool } else { compute };
+        Ok(self.cast(&value, from, leaves.result))
+    }
+
+    /// Adds a builtin scalar function; `compute` is the type of its numbers.
+    fn scalar(&mut self, f: BuiltinScalar, args: &[&str], compute: DType) -> Result<String> {
+        use BuiltinScalar::*;
+        // Integers are whole, and neither NaN nor infinite.
+        if !compute.is_float() {
+            match f {
+                Floor | Ceil | Round | Trunc => return Ok(args[0].to_string()),
+                IsNan | IsInf => return Ok(self.op("Less", &[args[0], args[0]], &[])),
+                _ => {}
+            }
+        }
+        let plain = match f {
+            Add => "Add",
+            Sub => "Sub",
+            Mul => "Mul",
+            Div => "Div",
+            Neg => "Neg",
+            Abs => "Abs",
+            Sign => "Sign",
+            Max => "Max",
+            Min => "Min",
+            Pow => "Pow",
+            Exp => "Exp",
+            Log => "Log",
+            Sqrt => "Sqrt",
+            Erf => "Erf",
+            Tanh => "Tanh",
+            Sin => "Sin",
+            Cos => "Cos",
+            Atan => "Atan",
+            Floor => "Floor",
+            Ceil => "Ceil",
+            Round => "Round",
+            Eq => "Equal",
+            Lt => "Less",
+            Le => "LessOrEqual",
+            Not => "Not",
+            And => "And",
+            Or => "Or",
+            Xor => "Xor",
+            Select => "Where",
+            IsNan => "IsNaN",
+            IsInf => "IsInf",
+            Fmod => return Ok(self.op("Mod", args, &[("fmod", Attr::Int(1))])),
+            Rsqrt => {
+                let root = self.op("Sqrt", args, &[]);
+                return Ok(self.op("Reciprocal", &[&root], &[]));
+            }
+            Log1p => {
+                let one = self.number(compute, 1.0)?;
+                let sum = self.op("Add", &[args[0], &one], &[]);
+                return Ok(self.op("Log", &[&sum], &[]));
+            }
+            // tanh(x / 2) * (e^x + 1): precise near 0, and right at both infinities.
+            Expm1 => {
+                let (one, half) = (self.number(compute, 1.0)?, self.number(compute, 0.5)?);
+                let scaled = self.op("Mul", &[args[0], &half], &[]);
+                let tanh = self.op("Tanh", &[&scaled], &[]);
+                let exp = self.op("Exp", args, &[]);
+                let sum = self.op("Add", &[&exp, &one], &[]);
+                return Ok(self.op("Mul", &[&tanh, &sum], &[]));
+            }
+            Trunc => {
+                let zero = self.number(compute, 0.0)?;
+                let below = self.op("Less", &[args[0], &zero], &[]);
+                let (up, down) = (self.op("Ceil", args, &[]), self.op("Floor", args, &[]));
+                return Ok(self.op("Where", &[&below, &up, &down], &[]));
+            }
+        };
+        Ok(self.op(plain, args, &[]))
+    }
+}

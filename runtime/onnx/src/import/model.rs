@@ -1,0 +1,776 @@
+//! The walk over a model: inputs, initializers, nodes in order, model-local functions, outputs.
+//!
+//! In: a decoded model. Out: an [`Import`]. Holds always: each name is given once, before it is
+//! used; each node's outputs agree with the types that the model declares for them.
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::path::Path;
+use std::sync::Arc;
+
+use hypatia_dsl::ir::Program;
+use hypatia_dsl::shape::Dim;
+use hypatia_dsl::typing::TensorType;
+
+use super::attrs::Attrs;
+use super::blame::{Blame, Numbers};
+use super::context::{Bound, Builder, Ctx, Fail};
+use super::onnx::proto::{
+    AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto,
+};
+use super::symbolic::{LARGEST, Sym};
+use super::tables;
+use super::types::{Declared, Size, contradiction, declared};
+use super::{Import, Options, tensor};
+use hypatia_tensor::error::{Error, Result, TypeFault};
+use hypatia_graph::{ConstantFolder, Graph};
+use hypatia_tensor::tensor::Tensor;
+
+/// Opset versions of the default domain that are understood.
+const OPSETS: std::ops::RangeInclusive<i64> = 7..=28;
+/// Nodes at most, functions expanded.
+const NODES: usize = 400_000;
+/// Depth of functions that call functions.
+const FUNCTION_DEPTH: usize = 16;
+/// Axes at most.
+const RANK: usize = 32;
+/// `Dim::complexity` at most.
+const COMPLEX: usize = 256;
+
+/// A name's meaning.
+enum Meaning<'a> {
+    Bound(Bound),
+    /// Converted when it is first used.
+    Initializer(&'a TensorProto),
+}
+
+/// The names of a graph or of one call of a function.
+struct Scope<'a> {
+    values: HashMap<&'a str, Meaning<'a>>,
+    /// Names of initializers and of what nodes without inputs give: constants that stand in the model.
+    constants: HashSet<&'a str>,
+    /// Version of the default domain.
+    opset: i64,
+    /// Calls of functions around it, for names in messages.
+    prefix: String,
+    depth: usize,
+}
+
+impl Scope<'_> {
+    fn new(opset: i64, prefix: String, depth: usize) -> Self {
+        Scope { values: HashMap::new(), constants: HashSet::new(), opset, prefix, depth }
+    }
+}
+
+struct Importer<'a> {
+    builder: Builder,
+    file: &'a str,
+    dir: Option<&'a Path>,
+    functions: HashMap<(&'a str, &'a str, &'a str), &'a FunctionProto>,
+    nodes_left: usize,
+    /// Types that the main graph declares, by value.
+    declared: HashMap<&'a str, Declared>,
+    /// Sizes by the names that inputs declare.
+    symbols: BTreeMap<String, Dim>,
+    types: Vec<(String, TensorType)>,
+    /// The opsets of all domains that the model imports.
+    opsets: HashMap<&'a str, i64>,
+    /// The node that failed.
+    blame: Option<Blame>,
+    /// What is not decided of it.
+    undecided: Option<Undecided>,
+}
+
+/// Imports a decoded model. What fails at dynamic sizes is told to do so only if some number would help.
+pub(super) fn import(
+    model: &ModelProto,
+    file: &str,
+    dir: Option<&Path>,
+    program: (Arc<Program>, &'static dyn ConstantFolder),
+    options: &Options,
+) -> Result<Import> {
+    let Failure { error, blame, undecided, symbols } = match attempt(model, file, dir, program.clone(), options)? {
+        Attempt::Done(import) => return Ok(*import),
+        Attempt::Failed(f) => *f,
+    };
+    let Some(Undecided { plain, numbers }) = undecided else { return Err(with_dims(error, options)) };
+    let same = |n: &i64| {
+        let dims = options.dims.clone().into_iter().chain(symbols.iter().map(|s| (s.clone(), *n))).collect();
+        let options = Options { dims, ..options.clone() };
+        match attempt(model, file, dir, program.clone(), &options) {
+            Ok(Attempt::Failed(f)) => f.blame == blame,
+            _ => false,
+        }
+    };
+    // The same at the same node, whatever the number: the sizes have nothing to do with it.
+    let regardless = !symbols.is_empty() && numbers.tried().iter().all(same);
+    Err(with_dims(if regardless { plain } else { error }, options))
+}
+
+/// What came of walking over a model once.
+enum Attempt {
+    Done(Box<Import>),
+    Failed(Box<Failure>),
+}
+
+struct Failure {
+    error: Error,
+    /// The node that failed, where it is one.
+    blame: Option<Blame>,
+    /// Where dynamic sizes may have to do with it.
+    undecided: Option<Undecided>,
+    /// The names of the inputs' dynamic sizes.
+    symbols: Vec<String>,
+}
+
+/// A failure at operands of dynamic sizes.
+struct Undecided {
+    /// The failure as it is told if these have nothing to do with it.
+    plain: Error,
+    /// The numbers of the node that failed.
+    numbers: Numbers,
+}
+
+/// Walks over a model with these numbers for dynamic sizes.
+fn attempt(
+    model: &ModelProto,
+    file: &str,
+    dir: Option<&Path>,
+    program: (Arc<Program>, &'static dyn ConstantFolder),
+    options: &Options,
+) -> Result<Attempt> {
+    let damaged = |message: String| Error::Model { file: file.into(), message };
+    let graph = model.graph.as_ref().ok_or_else(|| damaged("it holds no graph".into()))?;
+    let opset = opset(&model.opset_import).map_err(damaged)?;
+    if !OPSETS.contains(&opset) {
+        let message = format!(
+            "opsets 13 to {} are, and of those from {} on the ops that have not changed since; convert the model with \
+             onnx.version_converter",
+            OPSETS.end(),
+            OPSETS.start()
+        );
+        return Err(Error::Unsupported {
+            file: file.into(),
+            node: String::new(),
+            op: "the model".into(),
+            opset,
+            message,
+        });
+    }
+    let mut functions = HashMap::new();
+    for f in &model.functions {
+        if functions.insert((domain(f.domain()), f.name(), f.overload()), f).is_some() {
+            return Err(damaged(format!("the function `{}` is defined twice", f.name())));
+        }
+    }
+    let mut importer = Importer {
+        builder: Builder::new(Graph::new(program.0), program.1),
+        file,
+        dir,
+        functions,
+        nodes_left: NODES,
+        declared: HashMap::new(),
+        symbols: BTreeMap::new(),
+        types: Vec::new(),
+        opsets: model.opset_import.iter().map(|o| (domain(o.domain()), o.version())).collect(),
+        blame: None,
+        undecided: None,
+    };
+    Ok(match importer.graph(graph, opset, options) {
+        Ok(()) => Attempt::Done(Box::new(Import { graph: importer.builder.graph.pruned(), types: importer.types })),
+        Err(error) => {
+            let symbols = importer.symbols_of_inputs();
+            let Importer { blame, undecided, .. } = importer;
+            Attempt::Failed(Box::new(Failure { error, blame, undecided, symbols }))
+        }
+    })
+}
+
+/// The size behind a name: the number that the caller gives it, else a symbol.
+fn named(name: &str, options: &Options) -> Dim {
+    options.dims.get(name).map_or_else(|| Dim::symbol(name), |v| Dim::from(*v))
+}
+
+/// The default domain has two names.
+fn domain(name: &str) -> &str {
+    if name == "ai.onnx" { "" } else { name }
+}
+
+/// The opset of the default domain.
+fn opset(imports: &[OperatorSetIdProto]) -> Result<i64, String> {
+    let mut default = None;
+    for import in imports {
+        if domain(import.domain()).is_empty() && default.replace(import.version()).is_some() {
+            return Err("the default opset is imported twice".into());
+        }
+    }
+    match default {
+        None if imports.is_empty() => Err("no opset is imported".into()),
+        // Ops of other domains only.
+        None => Ok(*OPSETS.end()),
+        Some(v) => Ok(v),
+    }
+}
+
+/// What does not fit may not fit because of the numbers that dynamic sizes were given.
+fn with_dims(error: Error, options: &Options) -> Error {
+    let given: Vec<String> = options.dims.iter().map(|(name, n)| format!("{name} = {n}")).collect();
+    let told = |m: String| if given.is_empty() { m } else { format!("{m} (with {}, as given)", given.join(", ")) };
+    match error {
+        Error::Unsupported { file, node, op, opset, message } => {
+            Error::Unsupported { file, node, op, opset, message: told(message) }
+        }
+        Error::Type(fault) => Error::Type(TypeFault { message: told(fault.message), ..fault }),
+        Error::Model { file, message } => Error::Model { file, message: told(message) },
+        e => e,
+    }
+}
+
+/// A failure at operands of dynamic sizes: what to do about them. `None` if these are not to blame.
+fn undecided(fail: &Fail, dynamic: &[String]) -> Option<Fail> {
+    let first = dynamic.first()?;
+    let hint = |m: &str| {
+        let all = dynamic.join(", ");
+        format!(
+            "{m}; its operands have the dynamic sizes {all}: give them numbers (--dim {first}=1), or the actual inputs (--inputs FILE.npz)"
+        )
+    };
+    match fail {
+        // What does not type-check for any size may do so for the actual ones.
+        Fail::Unsupported(m) => Some(Fail::Unsupported(hint(m))),
+        Fail::Other(Error::Type(fault)) => Some(Fail::Unsupported(hint(&fault.message))),
+        _ => None,
+    }
+}
+
+impl<'a> Importer<'a> {
+    fn damaged(&self, message: impl Into<String>) -> Error {
+        Error::Model { file: self.file.into(), message: message.into() }
+    }
+
+    /// Adds what and where to a failure.
+    fn fail(&self, fail: Fail, node: &str, op: &str, opset: i64) -> Error {
+        let place = |message: &str| format!("node `{node}` ({op}, opset {opset}): {message}");
+        match fail {
+            Fail::Model(m) => self.damaged(place(&m)),
+            Fail::Unsupported(message) => {
+                Error::Unsupported { file: self.file.into(), node: node.into(), op: op.into(), opset, message }
+            }
+            Fail::Other(Error::Type(fault)) => self.damaged(place(&fault.message)),
+            Fail::Other(Error::Input(m)) => self.damaged(place(&m)),
+            Fail::Other(e) => e,
+        }
+    }
+
+    fn graph(&mut self, graph: &'a GraphProto, opset: i64, options: &Options) -> Result<()> {
+        let mut scope = Scope::new(opset, String::new(), 0);
+        self.initializers(graph, &mut scope)?;
+        self.inputs(graph, &mut scope, options)?;
+        self.declare(graph, scope.opset)?;
+        self.survey(graph, scope.opset)?;
+        self.nodes(&graph.node, &|node| node.attribute.iter().map(Cow::Borrowed).collect(), &mut scope)?;
+        self.outputs(graph, &mut scope)
+    }
+
+    fn initializers(&mut self, graph: &'a GraphProto, scope: &mut Scope<'a>) -> Result<()> {
+        if let Some(s) = graph.sparse_initializer.first() {
+            let name = s.values.as_ref().map_or("", |v| v.name());
+            let fail = Fail::Unsupported("a sparse tensor; store it dense".into());
+            return Err(self.fail(fail, name, "initializer", scope.opset));
+        }
+        for t in &graph.initializer {
+            if t.name().is_empty() {
+                return Err(self.damaged("an initializer has no name"));
+            }
+            scope.constants.insert(t.name());
+            if scope.values.insert(t.name(), Meaning::Initializer(t)).is_some() {
+                return Err(self.damaged(format!("the initializer `{}` is given twice", t.name())));
+            }
+        }
+        Ok(())
+    }
+
+    /// Inputs that are not the names of initializers; those have their values.
+    fn inputs(&mut self, graph: &'a GraphProto, scope: &mut Scope<'a>, options: &Options) -> Result<()> {
+        let mut types = Vec::new();
+        let mut names = HashSet::new();
+        for input in &graph.input {
+            if input.name().is_empty() || !names.insert(input.name()) {
+                return Err(self.damaged(format!("the input `{}` has no name, or comes twice", input.name())));
+            }
+            if scope.values.contains_key(input.name()) {
+                continue;
+            }
+            let ty =
+                declared(input.r#type.as_ref()).map_err(|b| self.fail(b.into(), input.name(), "input", scope.opset))?;
+            if let Some(t) = options.constants.get(input.name()) {
+                self.constant_input(input.name(), &ty, t, scope)?;
+                continue;
+            }
+            types.push((input.name(), ty));
+        }
+        if let Some(name) = options.shapes.keys().filter(|n| !types.iter().any(|(t, _)| t == n)).min() {
+            let have: Vec<_> = types.iter().map(|(n, _)| *n).collect();
+            return Err(Error::Input(format!("the model has no input `{name}`; its inputs are: {}", have.join(", "))));
+        }
+        self.bind_symbols(&types, options)?;
+        let mut shapes = Vec::with_capacity(types.len());
+        for (name, ty) in &types {
+            shapes.push(self.input_shape(name, ty, options, scope.opset)?);
+        }
+        self.check_dims(&types, &shapes, options)?;
+        for ((name, ty), shape) in types.into_iter().zip(shapes) {
+            let ty = TensorType { dtype: ty.dtype, shape };
+            self.types.push((name.into(), ty.clone()));
+            let value = self.builder.graph.input(name, ty);
+            scope.values.insert(name, Meaning::Bound(value.into()));
+        }
+        Ok(())
+    }
+
+    /// An input that the caller gives a value.
+    fn constant_input(&mut self, name: &'a str, ty: &Declared, t: &Tensor, scope: &mut Scope<'a>) -> Result<()> {
+        let shape = t.shape().iter().map(|d| Dim::from(*d as i64)).collect();
+        let given = TensorType { dtype: t.dtype(), shape };
+        if let Some(why) = contradiction(ty, &given, &|_| None) {
+            return Err(Error::Input(format!("the constant for input `{name}` {why}")));
+        }
+        let value = self.builder.graph.constant(t.clone());
+        let bound = Bound { value: Some(value), sym: Sym::from_tensor(t) };
+        self.types.push((name.into(), given));
+        scope.values.insert(name, Meaning::Bound(bound));
+        Ok(())
+    }
+
+    /// Gives each named size of an input its meaning: a symbol, or the number that a given shape says.
+    fn bind_symbols(&mut self, types: &[(&str, Declared)], options: &Options) -> Result<()> {
+        for (name, ty) in types {
+            let given = options.shapes.get(*name);
+            let Some(sizes) = &ty.shape else { continue };
+            if let Some(given) = given
+                && given.len() != sizes.len()
+            {
+                return Err(Error::Input(format!("input `{name}`: rank {} expected, {given:?} given", sizes.len())));
+            }
+            for (axis, size) in sizes.iter().enumerate() {
+                let actual = given.map(|g| Dim::from(g[axis] as i64));
+                match (size, actual) {
+                    (Size::Is(v), Some(a)) if a != Dim::from(*v) => {
+                        return Err(Error::Input(format!("input `{name}`: axis {axis} has size {v}, not {a}")));
+                    }
+                    (Size::Named(n), actual) => {
+                        let known = self.symbols.get(n).cloned();
+                        match (known, actual) {
+                            (Some(k), Some(a)) if k.as_const().is_some() && k != a => {
+                                return Err(Error::Input(format!(
+                                    "input `{name}`: axis {axis} is `{n}`, which is {k} in another input, but {a} here"
+                                )));
+                            }
+                            (_, Some(a)) => drop(self.symbols.insert(n.clone(), a)),
+                            (None, None) => drop(self.symbols.insert(n.clone(), named(n, options))),
+                            (Some(_), None) => {}
+                        }
+                    }
+                    _ => {}
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn input_shape(&self, name: &str, ty: &Declared, options: &Options, opset: i64) -> Result<Vec<Dim>> {
+        let given = options.shapes.get(name);
+        let Some(sizes) = &ty.shape else {
+            return match given {
+                Some(g) => Ok(g.iter().map(|d| Dim::from(*d as i64)).collect()),
+                None => {
+                    let fail = Fail::Unsupported("its rank is not declared; declare a shape, or give the input".into());
+                    Err(self.fail(fail, name, "input", opset))
+                }
+            };
+        };
+        let dim = |(axis, size): (usize, &Size)| match (size, given) {
+            (_, Some(g)) => Dim::from(g[axis] as i64),
+            (Size::Is(v), None) => Dim::from(*v),
+            (Size::Named(n), None) => self.symbols.get(n).cloned().unwrap_or_else(|| Dim::symbol(n.as_str())),
+            (Size::Unknown, None) => {
+                // A name of its own, that no other size has.
+                let mut fresh = format!("{name}_{axis}");
+                while self.symbols.contains_key(&fresh) {
+                    fresh.push('_');
+                }
+                named(&fresh, options)
+            }
+        };
+        Ok(sizes.iter().enumerate().map(dim).collect())
+    }
+
+    /// Every number that the caller gives must be for a dynamic size that there is.
+    fn check_dims(&self, types: &[(&str, Declared)], shapes: &[Vec<Dim>], options: &Options) -> Result<()> {
+        let mut names: Vec<String> = self.symbols.keys().cloned().collect();
+        for ((input, ty), shape) in types.iter().zip(shapes) {
+            let sizes = ty.shape.iter().flatten().enumerate();
+            names.extend(sizes.filter(|(_, s)| **s == Size::Unknown).map(|(axis, _)| format!("{input}_{axis}")));
+            names.extend(shape.iter().flat_map(Dim::symbols).map(|s| s.to_string()));
+        }
+        names.sort();
+        names.dedup();
+        match options.dims.keys().filter(|n| !names.contains(n)).min() {
+            Some(n) => {
+                let have = if names.is_empty() { "none".to_string() } else { names.join(", ") };
+                Err(Error::Input(format!("the model has no dynamic size `{n}`; it has {have}")))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Types of inner values and outputs, to be checked when the values are there.
+    fn declare(&mut self, graph: &'a GraphProto, opset: i64) -> Result<()> {
+        for info in &graph.value_info {
+            // A type that we cannot read is met when its node is imported, if that matters.
+            if let Ok(ty) = declared(info.r#type.as_ref()) {
+                self.declared.insert(info.name(), ty);
+            }
+        }
+        for output in &graph.output {
+            let Some(ty) = &output.r#type else { continue };
+            if ty.value.is_none() {
+                continue;
+            }
+            let ty = declared(Some(ty)).map_err(|b| self.fail(b.into(), output.name(), "output", opset))?;
+            self.declared.insert(output.name(), ty);
+        }
+        Ok(())
+    }
+
+    /// Looks for ops that are not supported before any work is done, and names them all.
+    fn survey(&self, graph: &'a GraphProto, opset: i64) -> Result<()> {
+        let mut first: Option<(usize, &NodeProto, String)> = None;
+        let mut kinds: Vec<String> = Vec::new();
+        for (i, node) in graph.node.iter().enumerate() {
+            if self.function(node).is_some() {
+                continue;
+            }
+            let Err(why) = tables::find(domain(node.domain()), node.op_type(), opset) else { continue };
+            let kind = shown_op(node);
+            if !kinds.contains(&kind) {
+                kinds.push(kind);
+            }
+            first.get_or_insert((i, node, why));
+        }
+        let Some((i, node, mut why)) = first else { return Ok(()) };
+        kinds.remove(0);
+        if !kinds.is_empty() {
+            kinds.truncate(20);
+            why = format!("{why} (nor are other ops of this model: {})", kinds.join(", "));
+        }
+        let opset = self.opset_of(node, opset);
+        Err(self.fail(Fail::Unsupported(why), &node_name(node, i, ""), &shown_op(node), opset))
+    }
+
+    fn function(&self, node: &NodeProto) -> Option<&'a FunctionProto> {
+        self.functions.get(&(domain(node.domain()), node.op_type(), node.overload())).copied()
+    }
+
+    /// Nodes in their order. `attrs` gives the attributes of a node, those of a function put in.
+    fn nodes(
+        &mut self,
+        nodes: &'a [NodeProto],
+        attrs: &dyn Fn(&'a NodeProto) -> Vec<Cow<'a, AttributeProto>>,
+        scope: &mut Scope<'a>,
+    ) -> Result<()> {
+        for (i, node) in nodes.iter().enumerate() {
+            self.nodes_left = self
+                .nodes_left
+                .checked_sub(1)
+                .ok_or_else(|| Error::Limit(format!("{}: more than {NODES} nodes, functions expanded", self.file)))?;
+            let name = node_name(node, i, &scope.prefix);
+            let op = shown_op(node);
+            let opset = self.opset_of(node, scope.opset);
+            let inputs = self.operands(node, &name, nodes, i, scope)?;
+            let before = self.builder.graph.nodes.len();
+            let dynamic = self.dynamic_sizes(&inputs);
+            let given = attrs(node);
+            let numbers = match dynamic.is_empty() {
+                true => Numbers::default(),
+                false => self.numbers(&inputs, &given),
+            };
+            let results = match self.function(node) {
+                Some(f) => self.call(f, inputs, &given, &name, scope),
+                None => {
+                    let results = self.apply(node, inputs, &given, scope);
+                    results.map_err(|f| self.fail_at(f, (&dynamic, numbers), &name, &op, opset))
+                }
+            }?;
+            for n in self.builder.graph.nodes[before..].iter_mut().filter(|n| n.name.is_empty()) {
+                n.name.clone_from(&name);
+            }
+            if node.input.is_empty() {
+                scope.constants.extend(node.output.iter().map(String::as_str));
+            }
+            for (output, bound) in node.output.iter().zip(results) {
+                self.bind(output, bound, scope).map_err(|f| self.fail(f, &name, &op, opset))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds what and where to the failure of a node, and what to do about dynamic sizes.
+    fn fail_at(
+        &mut self,
+        fail: Fail,
+        (dynamic, numbers): (&[String], Numbers),
+        node: &str,
+        op: &str,
+        opset: i64,
+    ) -> Error {
+        self.blame = Some(Blame::of(&fail, node));
+        match undecided(&fail, dynamic) {
+            None => self.fail(fail, node, op, opset),
+            Some(hinted) => {
+                self.undecided = Some(Undecided { plain: self.fail(fail, node, op, opset), numbers });
+                self.fail(hinted, node, op, opset)
+            }
+        }
+    }
+
+    /// The names of the dynamic sizes that the inputs have.
+    fn symbols_of_inputs(&self) -> Vec<String> {
+        let graph = &self.builder.graph;
+        let types = graph.inputs.iter().flat_map(|id| &graph.node(*id).results);
+        let mut names: Vec<String> =
+            types.flat_map(|t| t.shape.iter().flat_map(Dim::symbols)).map(|s| s.to_string()).collect();
+        names.sort();
+        names.dedup();
+        names
+    }
+
+    /// The opset that the model imports for the node's domain; `default` is that of the default one.
+    fn opset_of(&self, node: &NodeProto, default: i64) -> i64 {
+        match domain(node.domain()) {
+            "" => default,
+            other => self.opsets.get(other).copied().unwrap_or(default),
+        }
+    }
+
+    /// The numbers that a node has.
+    fn numbers(&self, operands: &[Option<Bound>], attributes: &[Cow<AttributeProto>]) -> Numbers {
+        let operands = operands.iter().flatten().map(|b| (b, self.builder.ty(b)));
+        Numbers::of(operands, attributes.iter().map(|a| a.as_ref()))
+    }
+
+    /// The names of dynamic sizes in the types of operands.
+    fn dynamic_sizes(&self, operands: &[Option<Bound>]) -> Vec<String> {
+        let types = operands.iter().flatten().map(|b| self.builder.ty(b));
+        let mut names: Vec<String> =
+            types.flat_map(|t| t.shape.into_iter().flat_map(|d| d.symbols())).map(|s| s.to_string()).collect();
+        names.sort();
+        names.dedup();
+        names
+    }
+
+    /// The values of a node's inputs; an empty name is an absent one.
+    fn operands(
+        &mut self,
+        node: &'a NodeProto,
+        name: &str,
+        nodes: &'a [NodeProto],
+        at: usize,
+        scope: &mut Scope<'a>,
+    ) -> Result<Vec<Option<Bound>>> {
+        let mut out = Vec::with_capacity(node.input.len());
+        for input in &node.input {
+            if input.is_empty() {
+                out.push(None);
+                continue;
+            }
+            match self.lookup(input, scope)? {
+                Some(b) => out.push(Some(b)),
+                None => {
+                    let later = nodes[at..].iter().any(|n| n.output.contains(input));
+                    let why = if later { "comes only later, or depends on this node" } else { "does not exist" };
+                    return Err(self.damaged(format!("node `{name}` ({}): its input `{input}` {why}", shown_op(node))));
+                }
+            }
+        }
+        Ok(out)
+    }
+
+    /// The value of a name; an initializer becomes a constant the first time.
+    fn lookup(&mut self, name: &str, scope: &mut Scope<'a>) -> Result<Option<Bound>> {
+        let t = match scope.values.get(name) {
+            None => return Ok(None),
+            Some(Meaning::Bound(b)) => return Ok(Some(b.clone())),
+            Some(Meaning::Initializer(t)) => *t,
+        };
+        let bound = self.constant(t, t.name()).map_err(|f| self.fail(f, name, "initializer", scope.opset))?;
+        scope.values.insert(t.name(), Meaning::Bound(bound.clone()));
+        Ok(Some(bound))
+    }
+
+    /// A constant; small integers stay sizes until they are needed.
+    fn constant(&mut self, t: &TensorProto, name: &str) -> Result<Bound, Fail> {
+        let tensor = tensor::read(t, self.dir)?;
+        if tensor.len() <= LARGEST
+            && let Some(sym) = Sym::from_tensor(&tensor)
+        {
+            return Ok(sym.into());
+        }
+        let value = self.builder.graph.constant(tensor);
+        self.builder.graph.name_node(value, name);
+        Ok(value.into())
+    }
+
+    /// One node by its row in the table.
+    fn apply(
+        &mut self,
+        node: &NodeProto,
+        inputs: Vec<Option<Bound>>,
+        attrs: &[Cow<AttributeProto>],
+        scope: &Scope<'a>,
+    ) -> Result<Vec<Bound>, Fail> {
+        let (row, since) =
+            tables::find(domain(node.domain()), node.op_type(), scope.opset).map_err(Fail::Unsupported)?;
+        if let Some(a) = attrs.iter().find(|a| !a.ref_attr_name().is_empty()) {
+            return Err(Fail::Model(format!("the attribute `{}` refers to a function's, outside of any", a.name())));
+        }
+        let mut ctx = Ctx {
+            builder: &mut self.builder,
+            inputs,
+            given: node.input.iter().map(|i| scope.constants.contains(i.as_str())).collect(),
+            outputs: node.output.iter().map(|o| !o.is_empty()).collect(),
+            attrs: Attrs::new(attrs.iter().map(|a| a.as_ref()))?,
+            since,
+            names: row.names,
+            dir: self.dir,
+        };
+        let results = row.target.apply(&mut ctx)?;
+        if let Some(name) = ctx.attrs.unread() {
+            return Err(Fail::Unsupported(format!("the attribute `{name}` is not understood")));
+        }
+        let wanted = ctx.outputs.iter().rposition(|w| *w).map_or(0, |i| i + 1);
+        if results.len() < wanted {
+            return Err(Fail::Unsupported(format!("output number {wanted}; {} are given", results.len())));
+        }
+        Ok(results)
+    }
+
+    /// A call of a model-local function: its nodes, in a scope of their own.
+    fn call(
+        &mut self,
+        f: &'a FunctionProto,
+        inputs: Vec<Option<Bound>>,
+        attrs: &[Cow<AttributeProto>],
+        name: &str,
+        outer: &Scope<'a>,
+    ) -> Result<Vec<Bound>> {
+        let here = |m: String| format!("node `{name}`, function `{}`: {m}", f.name());
+        if outer.depth >= FUNCTION_DEPTH {
+            return Err(self.damaged(here(format!("functions call each other more than {FUNCTION_DEPTH} deep"))));
+        }
+        if inputs.len() > f.input.len() {
+            return Err(self.damaged(here(format!("{} inputs given, it has {}", inputs.len(), f.input.len()))));
+        }
+        let opset = opset(&f.opset_import).map_err(|m| self.damaged(here(m)))?;
+        let mut scope = Scope::new(opset, format!("{name}/"), outer.depth + 1);
+        for (formal, actual) in f.input.iter().zip(inputs) {
+            if let Some(b) = actual {
+                scope.values.insert(formal, Meaning::Bound(b));
+            }
+        }
+        // An attribute that the caller leaves out and that has no default is left out inside too.
+        let put_in = |a: &'a AttributeProto| {
+            let outer = a.ref_attr_name();
+            if outer.is_empty() {
+                return Some(Cow::Borrowed(a));
+            }
+            let given = attrs.iter().map(|g| g.as_ref()).find(|g| g.name() == outer);
+            let mut found = given.or_else(|| f.attribute_proto.iter().find(|d| d.name() == outer))?.clone();
+            found.name = Some(a.name().to_string());
+            Some(Cow::Owned(found))
+        };
+        self.nodes(&f.node, &|node| node.attribute.iter().filter_map(put_in).collect(), &mut scope)?;
+        let mut results = Vec::new();
+        for output in &f.output {
+            match self.lookup(output, &mut scope)? {
+                Some(b) => results.push(b),
+                None => return Err(self.damaged(here(format!("its output `{output}` does not exist")))),
+            }
+        }
+        Ok(results)
+    }
+
+    /// Gives a name its value, checked against the declared type.
+    fn bind(&mut self, name: &'a str, bound: Bound, scope: &mut Scope<'a>) -> Result<(), Fail> {
+        if name.is_empty() {
+            return Ok(());
+        }
+        let ty = self.builder.ty(&bound);
+        if ty.shape.len() > RANK {
+            return Err(Fail::Unsupported(format!(
+                "its output `{name}` has rank {}; {RANK} is the most",
+                ty.shape.len()
+            )));
+        }
+        if ty.shape.iter().any(|d| d.complexity() > COMPLEX) {
+            return Err(Fail::Other(Error::Limit(format!("{}: a size of `{name}` is too long a formula", self.file))));
+        }
+        if scope.depth == 0 {
+            let lookup = |n: &str| self.symbols.get(n).cloned();
+            if let Some(d) = self.declared.get(name)
+                && let Some(m) = contradiction(d, &ty, &lookup)
+            {
+                return Err(Fail::Model(format!("its output `{name}` {m}")));
+            }
+            self.types.push((name.into(), ty));
+        }
+        if scope.values.insert(name, Meaning::Bound(bound)).is_some() {
+            return Err(Fail::Model(format!("its output `{name}` has the name of another value")));
+        }
+        Ok(())
+    }
+
+    fn outputs(&mut self, graph: &'a GraphProto, scope: &mut Scope<'a>) -> Result<()> {
+        if graph.output.is_empty() {
+            return Err(self.damaged("the graph has no outputs"));
+        }
+        let mut names = HashSet::new();
+        for output in &graph.output {
+            let name = output.name();
+            if !names.insert(name) {
+                return Err(self.damaged(format!("the output `{name}` is given twice")));
+            }
+            let Some(bound) = self.lookup(name, scope)? else {
+                return Err(self.damaged(format!("the output `{name}` is made by no node")));
+            };
+            let opset = scope.opset;
+            let value = self.builder.materialise(&bound).map_err(|f| self.fail(f, name, "output", opset))?;
+            let lookup = |n: &str| self.symbols.get(n).cloned();
+            // Inputs and initializers that are outputs come by no node that would have been checked.
+            if let Some(d) = self.declared.get(name)
+                && let Some(m) = contradiction(d, self.builder.graph.ty(value), &lookup)
+            {
+                return Err(self.damaged(format!("the output `{name}` {m}")));
+            }
+            self.builder.graph.output(name, value);
+        }
+        Ok(())
+    }
+}
+
+/// The op as shown in messages.
+fn shown_op(node: &NodeProto) -> String {
+    match domain(node.domain()) {
+        "" => node.op_type().to_string(),
+        d => format!("{d}.{}", node.op_type()),
+    }
+}
+
+/// A node's name: its own, or its first output's, or its number.
+fn node_name(node: &NodeProto, index: usize, prefix: &str) -> String {
+    let own = Some(node.name()).filter(|n| !n.is_empty());
+    match own.or(node.output.iter().map(String::as_str).find(|n| !n.is_empty())) {
+        Some(n) => format!("{prefix}{n}"),
+        None => format!("{prefix}#{index}"),
+    }
+}

@@ -1,0 +1,172 @@
+//! Linear quantisation to and from integers, and products of what was quantised.
+
+use hypatia_dsl::builtin::{BuiltinOp, BuiltinScalar};
+use hypatia_dsl::dtype::DType;
+use hypatia_dsl::shape::{Dim, show_shape};
+
+use super::super::context::{Ctx, Out};
+use super::super::tensor;
+use hypatia_graph::Value;
+
+/// A scale or zero point, broadcast to the operand: one number, one for each index of an axis, or one
+/// for each block along it.
+fn spread(ctx: &mut Ctx, v: Value, shape: &[Dim], axis: Option<usize>, block: i64) -> Out<Value> {
+    let have = ctx.shape_of(v);
+    if have.iter().all(|d| *d == Dim::from(1)) && have.len() <= 1 {
+        return ctx.reshape(v, &[]);
+    }
+    let Some(axis) = axis else { return ctx.wrong("the axis does not exist") };
+    if have.len() == 1 && block == 0 {
+        if have[0] != shape[axis] {
+            return ctx.wrong(format!("{} scales for axis {axis} of {}", have[0], show_shape(shape)));
+        }
+        let mut wide = vec![Dim::from(1); shape.len()];
+        wide[axis] = have[0].clone();
+        return ctx.reshape(v, &wide);
+    }
+    let blocks = Dim::from(block);
+    if block < 1 || have.len() != shape.len() || have[axis].checked_mul(&blocks).as_ref() != Some(&shape[axis]) {
+        return ctx.unsupported(format!("scales {} for {} in blocks of {block}", show_shape(&have), show_shape(shape)));
+    }
+    let mut apart = have.clone();
+    apart.insert(axis + 1, Dim::from(1));
+    let mut wide = apart.clone();
+    wide[axis + 1] = blocks;
+    let v = ctx.reshape(v, &apart)?;
+    let v = ctx.expand(v, &wide)?;
+    ctx.reshape(v, shape)
+}
+
+/// The axis and the block size, which stand in some versions only.
+fn place(ctx: &Ctx, rank: usize) -> Out<(Option<usize>, i64)> {
+    let axis = ctx.attrs.int_or("axis", 1)?;
+    let block = if ctx.since >= 21 { ctx.attrs.int_or("block_size", 0)? } else { 0 };
+    Ok((ctx.axis(axis, rank).ok(), block))
+}
+
+/// The element type that an attribute names, if it does.
+fn named(ctx: &Ctx, attr: &str, since: i64) -> Out<Option<DType>> {
+    match if ctx.since >= since { ctx.attrs.int_or(attr, 0)? } else { 0 } {
+        0 => Ok(None),
+        code => Ok(Some(tensor::dtype(i32::try_from(code).unwrap_or(-1))?)),
+    }
+}
+
+/// x / scale, rounded, plus the zero point, within the range of the integer type.
+pub fn quantize(ctx: &mut Ctx) -> Out {
+    ctx.arity(2, 3, 1)?;
+    // About 8-bit floats only.
+    ctx.attrs.ignore("saturate");
+    let (x, scale) = (ctx.value(0)?, ctx.value(1)?);
+    let shape = ctx.shape_of(x);
+    let (axis, block) = place(ctx, shape.len())?;
+    let zero = ctx.maybe(2)?;
+    let stated = named(ctx, "output_dtype", 21)?;
+    let to = zero.map(|z| ctx.dtype_of(z)).or(stated).unwrap_or(DType::U8);
+    let (low, high) = match to {
+        DType::U8 => (0.0, 255.0),
+        DType::I8 => (-128.0, 127.0),
+        other => return ctx.unsupported(format!("quantisation to {other}")),
+    };
+    let compute = named(ctx, "precision", 23)?.unwrap_or(ctx.dtype_of(scale));
+    if !compute.is_float() {
+        return ctx.unsupported(format!("division in {compute}"));
+    }
+    let scale = spread(ctx, scale, &shape, axis, block)?;
+    let (x, scale) = (ctx.cast(x, compute)?, ctx.cast(scale, compute)?);
+    let y = ctx.builtin(BuiltinScalar::Div, &[x, scale])?;
+    let y = ctx.builtin(BuiltinScalar::Round, &[y])?;
+    // Narrow floats do not hold all sums.
+    let mut y = ctx.cast(y, if compute == DType::F64 { DType::F64 } else { DType::F32 })?;
+    let wide = ctx.dtype_of(y);
+    if let Some(z) = zero {
+        let z = spread(ctx, z, &shape, axis, block)?;
+        let z = ctx.cast(z, wide)?;
+        y = ctx.builtin(BuiltinScalar::Add, &[y, z])?;
+    }
+    let (low, high) = (ctx.number(wide, low)?, ctx.number(wide, high)?);
+    let y = ctx.builtin(BuiltinScalar::Max, &[y, low])?;
+    let y = ctx.builtin(BuiltinScalar::Min, &[y, high])?;
+    Ok(vec![ctx.cast(y, to)?.into()])
+}
+
+/// (x - zero point) * scale
+pub fn dequantize(ctx: &mut Ctx) -> Out {
+    ctx.arity(2, 3, 1)?;
+    let (x, scale) = (ctx.value(0)?, ctx.value(1)?);
+    let shape = ctx.shape_of(x);
+    let (axis, block) = place(ctx, shape.len())?;
+    let to = named(ctx, "output_dtype", 23)?.unwrap_or(ctx.dtype_of(scale));
+    if !ctx.dtype_of(x).is_int() || !to.is_float() {
+        return ctx.unsupported(format!("dequantisation of {} to {to}", ctx.dtype_of(x)));
+    }
+    let scale = spread(ctx, scale, &shape, axis, block)?;
+    let mut y = ctx.cast(x, DType::I32)?;
+    if let Some(z) = ctx.maybe(2)? {
+        let z = spread(ctx, z, &shape, axis, block)?;
+        let z = ctx.cast(z, DType::I32)?;
+        y = ctx.builtin(BuiltinScalar::Sub, &[y, z])?;
+    }
+    let (y, scale) = (ctx.cast(y, to)?, ctx.cast(scale, to)?);
+    Ok(vec![ctx.builtin(BuiltinScalar::Mul, &[y, scale])?.into()])
+}
+
+/// A product of 8-bit integers less their zero points, in 32 bits.
+pub fn matmul(ctx: &mut Ctx) -> Out {
+    ctx.arity(2, 4, 1)?;
+    let mut sides = Vec::new();
+    for i in 0..2 {
+        let x = ctx.value(i)?;
+        if !matches!(ctx.dtype_of(x), DType::I8 | DType::U8) {
+            return ctx.wrong(format!("an operand of {}; i8 or u8 was expected", ctx.dtype_of(x)));
+        }
+        let mut x = ctx.cast(x, DType::I32)?;
+        if let Some(z) = ctx.maybe(i + 2)? {
+            let mut z = ctx.cast(z, DType::I32)?;
+            // One for each row of the first operand, or each column of the second.
+            if let ([n], 0) = (&ctx.shape_of(z)[..], i)
+                && *n != Dim::from(1)
+            {
+                z = ctx.reshape(z, &[n.clone(), Dim::from(1)])?;
+            }
+            x = ctx.builtin(BuiltinScalar::Sub, &[x, z])?;
+        }
+        sides.push(x);
+    }
+    if sides.iter().any(|x| ctx.shape_of(*x).len() < 2) {
+        return ctx.unsupported("a vector as an operand; give it a second axis");
+    }
+    Ok(vec![ctx.op(BuiltinOp::Matmul, &sides, vec![])?.into()])
+}
+
+/// Quantisation to u8 by the operand's own range, which 0 is part of; scale and zero point are outputs too.
+pub fn dynamic(ctx: &mut Ctx) -> Out {
+    ctx.arity(1, 1, 3)?;
+    let x = ctx.value(0)?;
+    let dtype = ctx.dtype_of(x);
+    if dtype != DType::F32 {
+        return ctx.unsupported(format!("quantisation of {dtype}"));
+    }
+    let all: Vec<i64> = (0..ctx.shape_of(x).len() as i64).collect();
+    let number = |ctx: &mut Ctx, v: f64| ctx.number(dtype, v);
+    let (zero, most) = (number(ctx, 0.0)?, number(ctx, 255.0)?);
+    let high = ctx.reduce(BuiltinOp::Amax, x, &all, false)?;
+    let high = ctx.builtin(BuiltinScalar::Max, &[high, zero])?;
+    let low = ctx.reduce(BuiltinOp::Amin, x, &all, false)?;
+    let low = ctx.builtin(BuiltinScalar::Min, &[low, zero])?;
+    let range = ctx.builtin(BuiltinScalar::Sub, &[high, low])?;
+    let scale = ctx.builtin(BuiltinScalar::Div, &[range, most])?;
+    let whole = |ctx: &mut Ctx, v: Value| {
+        let v = ctx.builtin(BuiltinScalar::Round, &[v])?;
+        let v = ctx.builtin(BuiltinScalar::Max, &[v, zero])?;
+        ctx.builtin(BuiltinScalar::Min, &[v, most])
+    };
+    let offset = ctx.builtin(BuiltinScalar::Div, &[low, scale])?;
+    let offset = ctx.builtin(BuiltinScalar::Neg, &[offset])?;
+    let offset = whole(ctx, offset)?;
+    let y = ctx.builtin(BuiltinScalar::Div, &[x, scale])?;
+    let y = ctx.builtin(BuiltinScalar::Round, &[y])?;
+    let y = ctx.builtin(BuiltinScalar::Add, &[y, offset])?;
+    let y = whole(ctx, y)?;
+    Ok(vec![ctx.cast(y, DType::U8)?.into(), scale.into(), ctx.cast(offset, DType::U8)?.into()])
+}

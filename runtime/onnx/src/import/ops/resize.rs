@@ -1,0 +1,385 @@
+//! Resize: each axis by itself, as a gather of neighbours and a weighted sum of them.
+//!
+//! In: sizes that are known at import. Out: for an axis that changes, a gather by constant indices, and,
+//! unless one neighbour is enough, a product with constant weights and a sum. Weights are worked out in
+//! f64. Holds always: neighbours beyond the operand are those at its edge, and weights are those of
+//! ONNX's own reference.
+
+use hypatia_dsl::builtin::{BuiltinOp, BuiltinScalar};
+use hypatia_dsl::dtype::DType;
+use hypatia_dsl::shape::Dim;
+
+use super::super::context::{Ctx, Out, int};
+use hypatia_graph::Value;
+use hypatia_tensor::tensor::Tensor;
+
+/// Neighbours of all results along an axis at most.
+const LARGEST: usize = 1 << 22;
+
+/// How an index of the result becomes a position in the operand.
+#[derive(Clone, Copy, PartialEq)]
+enum Place {
+    HalfPixel,
+    HalfPixelSymmetric,
+    PytorchHalfPixel,
+    AlignCorners,
+    Asymmetric,
+    CropAndResize,
+}
+
+/// How neighbours are weighed.
+#[derive(Clone, Copy, PartialEq)]
+enum Kind {
+    Nearest,
+    Linear,
+    Cubic,
+}
+
+/// The attributes.
+struct How {
+    place: Place,
+    kind: Kind,
+    rounding: String,
+    antialias: bool,
+    exclude_outside: bool,
+    cubic: f64,
+    outside: f64,
+}
+
+/// One axis.
+struct Axis {
+    scale: f64,
+    input: i64,
+    output: i64,
+    region: (f64, f64),
+}
+
+fn how(ctx: &Ctx) -> Out<How> {
+    let place = match ctx.attrs.text_or("coordinate_transformation_mode", "half_pixel")?.as_str() {
+        "half_pixel" => Place::HalfPixel,
+        "half_pixel_symmetric" => Place::HalfPixelSymmetric,
+        "pytorch_half_pixel" => Place::PytorchHalfPixel,
+        "align_corners" => Place::AlignCorners,
+        "asymmetric" => Place::Asymmetric,
+        "tf_crop_and_resize" => Place::CropAndResize,
+        other => return ctx.wrong(format!("there is no coordinate_transformation_mode `{other}`")),
+    };
+    let kind = match ctx.attrs.text_or("mode", "nearest")?.as_str() {
+        "nearest" => Kind::Nearest,
+        "linear" => Kind::Linear,
+        "cubic" => Kind::Cubic,
+        other => return ctx.wrong(format!("there is no mode `{other}`")),
+    };
+    let rounding = ctx.attrs.text_or("nearest_mode", "round_prefer_floor")?;
+    if !["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"].contains(&rounding.as_str()) {
+        return ctx.wrong(format!("there is no nearest_mode `{rounding}`"));
+    }
+    Ok(How {
+        place,
+        kind,
+        rounding,
+        antialias: ctx.attrs.flag("antialias", false)?,
+        exclude_outside: ctx.attrs.flag("exclude_outside", false)?,
+        cubic: f64::from(ctx.attrs.float_or("cubic_coeff_a", -0.75)?),
+        outside: f64::from(ctx.attrs.float_or("extrapolation_value", 0.0)?),
+    })
+}
+
+/// The numbers of a constant operand of floats, `None` if it is absent or empty.
+fn floats(ctx: &Ctx, i: usize, what: &str) -> Out<Option<Vec<f64>>> {
+    if !ctx.has(i) {
+        return Ok(None);
+    }
+    match ctx.builder.constant(&ctx.bound(i)?) {
+        Some(t) if t.is_empty() => Ok(None),
+        Some(t) => Ok(Some(t.to_f64())),
+        None => ctx.unsupported(format!("{what} must be known when the model is imported")),
+    }
+}
+
+/// The axes that may change: those of known size, each with its scale and sizes, and dynamic ones whose elements are
+/// repeated, each with how often.
+#[derive(Default)]
+struct Axes {
+    known: Vec<(usize, Axis)>,
+    repeated: Vec<(usize, i64)>,
+}
+
+/// Reads what becomes of each axis.
+fn axes(ctx: &Ctx, shape: &[Dim], how: &How) -> Out<Axes> {
+    let named = match ctx.attrs.ints("axes")? {
+        Some(a) if ctx.since >= 18 => ctx.axes(a, shape.len())?,
+        _ => (0..shape.len()).collect(),
+    };
+    let region = floats(ctx, 1, "roi")?;
+    let scales = floats(ctx, 2, "scales")?;
+    let sizes = if ctx.has(3) && ctx.ty(3)?.shape != [Dim::from(0)] { Some(ctx.sizes(3, "sizes")?) } else { None };
+    let count = match (&scales, &sizes) {
+        (Some(s), None) => s.len(),
+        (None, Some(s)) => s.len(),
+        _ => return ctx.wrong("it needs either scales or sizes"),
+    };
+    if count != named.len() || region.as_ref().is_some_and(|r| r.len() != 2 * count) {
+        return ctx.wrong(format!("{count} scales or sizes for {} axes", named.len()));
+    }
+    let mut out = Axes::default();
+    for (i, axis) in named.iter().enumerate() {
+        if sizes.as_ref().is_some_and(|s| s[i] == shape[*axis]) || scales.as_ref().is_some_and(|s| s[i] == 1.0) {
+            // A dynamic size that stays.
+            if shape[*axis].as_const().is_none() {
+                continue;
+            }
+        }
+        let factor = match (&scales, &sizes) {
+            (Some(s), _) => (s[i].fract() == 0.0).then_some(s[i] as i64),
+            (None, Some(s)) => s[i].div_exact(&shape[*axis]).and_then(|d| d.as_const()),
+            _ => None,
+        };
+        if let (None, Some(factor @ 1..)) = (shape[*axis].as_const(), factor)
+            && how.repeats()
+        {
+            out.repeated.push((*axis, factor));
+            continue;
+        }
+        let wanted = match sizes.as_ref().map(|s| s[i].as_const()) {
+            Some(None) => return ctx.unsupported(format!("a resize of axis {axis} to a dynamic size")),
+            wanted => wanted.flatten(),
+        };
+        let Some(input) = shape[*axis].as_const() else {
+            return ctx.unsupported(format!("a resize of axis {axis}, whose size {} is dynamic", shape[*axis]));
+        };
+        let scale = match (&scales, wanted) {
+            (Some(s), _) => s[i],
+            (None, Some(w)) => w as f64 / input as f64,
+            _ => 1.0,
+        };
+        let output = wanted.unwrap_or((scale * input as f64).floor() as i64);
+        if !(scale > 0.0 && scale.is_finite()) && input != 0 || !(0..1 << 31).contains(&output) {
+            return ctx.wrong(format!("axis {axis} of size {input} cannot be scaled by {scale}"));
+        }
+        let region = region.as_ref().map_or((0.0, 1.0), |r| (r[i], r[count + i]));
+        out.known.push((*axis, Axis { scale, input, output, region }));
+    }
+    let policy = policy(ctx)?;
+    // Scales are what they are: only sizes can be told to keep their ratio.
+    if let (Some(sizes), Some(choose)) = (&sizes, policy) {
+        if out.known.len() != sizes.len() {
+            return ctx.unsupported("one scale for all axes, of which some are dynamic");
+        }
+        keep_aspect(&mut out.known, choose);
+    }
+    Ok(out)
+}
+
+/// One of two scales.
+type Choice = fn(f64, f64) -> f64;
+
+/// Which of the axes' scales is that of all; `None` if each has its own.
+fn policy(ctx: &Ctx) -> Out<Option<Choice>> {
+    // Before opset 18 there was no such attribute.
+    let name =
+        if ctx.since >= 18 { ctx.attrs.text_or("keep_aspect_ratio_policy", "stretch")? } else { "stretch".into() };
+    match name.as_str() {
+        "stretch" => Ok(None),
+        "not_larger" => Ok(Some(f64::min)),
+        "not_smaller" => Ok(Some(f64::max)),
+        other => ctx.wrong(format!("there is no keep_aspect_ratio_policy `{other}`")),
+    }
+}
+
+/// One scale for all axes.
+fn keep_aspect(axes: &mut [(usize, Axis)], choose: Choice) {
+    let Some(scale) = axes.iter().map(|(_, a)| a.scale).reduce(choose) else { return };
+    for (_, a) in axes {
+        (a.scale, a.output) = (scale, (scale * a.input as f64 + 0.5).floor() as i64);
+    }
+}
+
+impl How {
+    /// True if a whole scale gives each element so many times, one behind the other: no position lies between two.
+    fn repeats(&self) -> bool {
+        let nearest = match self.place {
+            Place::Asymmetric => self.rounding == "floor",
+            Place::HalfPixel => self.rounding.starts_with("round"),
+            _ => false,
+        };
+        self.kind == Kind::Nearest && nearest
+    }
+
+    /// Where in the operand result `i` lies; `None` outside of a cropped region.
+    fn position(&self, a: &Axis, i: i64) -> Option<f64> {
+        let (x, input, output) = (i as f64, a.input as f64, a.scale * a.input as f64);
+        let half = (x + 0.5) / a.scale - 0.5;
+        Some(match self.place {
+            Place::HalfPixel => half,
+            Place::HalfPixelSymmetric => input / 2.0 * (1.0 - a.output as f64 / output) + half,
+            Place::PytorchHalfPixel => {
+                if output == 1.0 {
+                    -0.5
+                } else {
+                    half
+                }
+            }
+            Place::AlignCorners => {
+                if output == 1.0 {
+                    0.0
+                } else {
+                    x * (input - 1.0) / (output - 1.0)
+                }
+            }
+            Place::Asymmetric => x / a.scale,
+            Place::CropAndResize => {
+                let (start, end) = a.region;
+                let at = match output == 1.0 {
+                    true => (end - start) * (input - 1.0) / 2.0,
+                    false => x * (end - start) * (input - 1.0) / (output - 1.0),
+                };
+                let at = at + start * (input - 1.0);
+                return (0.0..=input - 1.0).contains(&at).then_some(at);
+            }
+        })
+    }
+
+    /// Weights of the neighbours of a position `ratio` behind the one on its left.
+    fn weights(&self, ratio: f64, scale: f64) -> Vec<f64> {
+        let scale = if self.antialias { scale.min(1.0) } else { 1.0 };
+        let a = self.cubic;
+        let cubic = |x: f64| match x.abs() {
+            x if x <= 1.0 => (a + 2.0) * x * x * x - (a + 3.0) * x * x + 1.0,
+            x if x < 2.0 => a * x * x * x - 5.0 * a * x * x + 8.0 * a * x - 4.0 * a,
+            _ => 0.0,
+        };
+        let weigh = |reach: f64, f: &dyn Fn(f64) -> f64| -> Vec<f64> {
+            let start = (-reach / scale).floor() as i64 + 1;
+            let all: Vec<f64> = (start..2 - start).map(|i| f(scale * (i as f64 - ratio))).collect();
+            let total: f64 = all.iter().sum();
+            all.into_iter().map(|w| if self.antialias { w / total } else { w }).collect()
+        };
+        match self.kind {
+            Kind::Linear => weigh(1.0, &|x| (1.0 - x.abs()).clamp(0.0, 1.0)),
+            Kind::Cubic => weigh(2.0, &cubic),
+            Kind::Nearest => {
+                let right = match self.rounding.as_str() {
+                    _ if ratio == 1.0 => true,
+                    "round_prefer_floor" => ratio > 0.5,
+                    "round_prefer_ceil" => ratio >= 0.5,
+                    "floor" => false,
+                    _ => true,
+                };
+                vec![f64::from(!right), f64::from(right)]
+            }
+        }
+    }
+
+    /// Neighbours of result `i` and their weights.
+    fn neighbours(&self, a: &Axis, i: i64) -> Option<(Vec<i64>, Vec<f64>)> {
+        let x = self.position(a, i)?;
+        // At an element the one on its left counts as left neighbour.
+        let left = x.ceil() as i64 - 1;
+        let mut weights = self.weights(x - left as f64, a.scale);
+        let start = left + 1 - weights.len() as i64 / 2;
+        let at: Vec<i64> = (0..weights.len() as i64).map(|k| start.saturating_add(k)).collect();
+        if self.exclude_outside {
+            for (w, _) in weights.iter_mut().zip(&at).filter(|(_, i)| !(0..a.input).contains(*i)) {
+                *w = 0.0;
+            }
+            let total: f64 = weights.iter().sum();
+            let total = if total == 0.0 { 1.0 } else { total };
+            weights.iter_mut().for_each(|w| *w /= total);
+        }
+        Some((at.into_iter().map(|i| i.clamp(0, a.input - 1)).collect(), weights))
+    }
+}
+
+/// Resize by scales or to sizes.
+pub fn resize(ctx: &mut Ctx) -> Out {
+    ctx.arity(1, 4, 1)?;
+    let how = how(ctx)?;
+    if how.antialias && how.kind == Kind::Nearest {
+        return ctx.unsupported("antialias with mode `nearest`");
+    }
+    let mut x = ctx.value(0)?;
+    let dtype = ctx.dtype_of(x);
+    if how.kind != Kind::Nearest && !dtype.is_float() {
+        return ctx.unsupported(format!("interpolation of {dtype}"));
+    }
+    let axes = axes(ctx, &ctx.shape_of(x), &how)?;
+    for (axis, factor) in axes.repeated {
+        x = repeated(ctx, x, axis, factor)?;
+    }
+    for (axis, a) in axes.known {
+        let whole = how.place != Place::CropAndResize || a.region == (0.0, 1.0);
+        if (a.scale - 1.0).abs() < 1e-9 && a.input == a.output && whole {
+            continue;
+        }
+        if a.input == 0 && a.output > 0 {
+            return ctx.wrong(format!("axis {axis} is empty"));
+        }
+        x = along(ctx, x, axis, &a, &how)?;
+    }
+    Ok(vec![x.into()])
+}
+
+/// Each element of an axis so many times.
+fn repeated(ctx: &mut Ctx, x: Value, axis: usize, factor: i64) -> Out<Value> {
+    let (factor, mut joined) = (Dim::from(factor), ctx.shape_of(x));
+    let mut single = joined.clone();
+    single.insert(axis + 1, Dim::from(1));
+    let mut wide = single.clone();
+    wide[axis + 1] = factor.clone();
+    let Some(all) = joined[axis].checked_mul(&factor) else { return ctx.wrong("the result is too large") };
+    joined[axis] = all;
+    let x = ctx.reshape(x, &single)?;
+    let x = ctx.expand(x, &wide)?;
+    ctx.reshape(x, &joined)
+}
+
+/// Resizes one axis.
+fn along(ctx: &mut Ctx, x: Value, axis: usize, a: &Axis, how: &How) -> Out<Value> {
+    let rows: Vec<Option<(Vec<i64>, Vec<f64>)>> = (0..a.output).map(|i| how.neighbours(a, i)).collect();
+    let taps = rows.iter().flatten().map(|(at, _)| at.len()).max().unwrap_or(1);
+    if rows.len().saturating_mul(taps) > LARGEST {
+        return ctx.unsupported(format!("a resize of axis {axis} to {} elements", a.output));
+    }
+    let constant = |ctx: &mut Ctx, t: Option<Tensor>| match t {
+        Some(t) => Ok(ctx.builder.graph.constant(t)),
+        None => ctx.wrong("its weights could not be made"),
+    };
+    let dtype = ctx.dtype_of(x);
+    let y = if how.kind == Kind::Nearest {
+        let pick = |row: &Option<(Vec<i64>, Vec<f64>)>| match row {
+            Some((at, w)) => at[usize::from(w[1] == 1.0)],
+            None => 0,
+        };
+        let at: Vec<i64> = rows.iter().map(pick).collect();
+        let at = constant(ctx, Tensor::from_slice(&[at.len()], &at))?;
+        ctx.op(BuiltinOp::Gather, &[x, at], vec![int(axis as i64)])?
+    } else {
+        let (mut at, mut weights) = (Vec::new(), Vec::new());
+        for row in &rows {
+            let (i, w) = row.clone().unwrap_or((vec![0; taps], vec![0.0; taps]));
+            at.extend(i);
+            weights.extend(w);
+        }
+        let mut wide = vec![1; ctx.shape_of(x).len() + 1];
+        (wide[axis], wide[axis + 1]) = (rows.len(), taps);
+        // Narrow floats are weighed in f32 and rounded once.
+        let compute = dtype.compute();
+        let at = constant(ctx, Tensor::from_slice(&[rows.len(), taps], &at))?;
+        let weights = constant(ctx, Tensor::from_f64(compute, &wide, &weights))?;
+        let near = ctx.op(BuiltinOp::Gather, &[x, at], vec![int(axis as i64)])?;
+        let near = ctx.cast(near, compute)?;
+        let near = ctx.builtin(BuiltinScalar::Mul, &[near, weights])?;
+        let sum = ctx.reduce(BuiltinOp::Sum, near, &[axis as i64 + 1], false)?;
+        ctx.cast(sum, dtype)?
+    };
+    if rows.iter().all(Option::is_some) {
+        return Ok(y);
+    }
+    let mut wide = vec![1; ctx.shape_of(y).len()];
+    wide[axis] = rows.len();
+    let inside: Vec<f64> = rows.iter().map(|r| f64::from(r.is_some())).collect();
+    let inside = constant(ctx, Tensor::from_f64(DType::Bool, &wide, &inside))?;
+    let outside = ctx.number(dtype, how.outside)?;
+    ctx.builtin(BuiltinScalar::Select, &[inside, y, outside])
+}

@@ -1,0 +1,574 @@
+//! What the e-graph knows of each class, and the tables that its nodes index.
+//!
+//! In: nodes as they are added. Out: type, sort, constness, splat value and numeric facts of every class. Holds
+//! always: all nodes of a class have the same type; facts only grow (they are joined when classes merge), so that a
+//! guard that was true stays true; constants are merged only with constants of the same bits.
+
+use std::sync::Arc;
+
+use egg::{DidMerge, Id};
+use hypatia_dsl::builtin::BuiltinOp;
+use hypatia_dsl::dtype::{DType, Kind};
+use hypatia_dsl::ir::{AttrValue, InView, OpBody, OpDef, OpId, Param, ParamKind, Program, ScalarBody, ScalarId};
+use hypatia_dsl::scalar;
+use hypatia_dsl::shape::{Dim, Shape, broadcast, product};
+use hypatia_dsl::typing::{self, TensorType};
+use indexmap::IndexSet;
+use rustc_hash::FxBuildHasher;
+
+use super::facts::{self, NumericFacts};
+use super::language::{AttrsId, Discriminant, EGraph, Heads, LeafId, Node, Payload, ShapeId, TypeId};
+use hypatia_graph::{ConstantFolder, NodeId};
+use hypatia_tensor::tensor::Tensor;
+
+/// What a class stands for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Sort {
+    /// A tensor of that type.
+    Tensor(TypeId),
+    /// The results of an op that has several, one type each: `count` entries from `first` in the table of tuples.
+    Tuple {
+        /// Position in the table.
+        first: u32,
+        /// Number of results.
+        count: u32,
+    },
+    /// A scalar term.
+    Term(Kind),
+    /// The operand that is not there.
+    Absent,
+    /// A node that does not type-check; never matched, never extracted.
+    Invalid,
+}
+
+/// What is known of a class.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Data {
+    /// What it stands for.
+    pub sort: Sort,
+    /// Computable when the plan is made.
+    pub constant: bool,
+    /// The bits of the f64 that all elements are.
+    pub splat: Option<u64>,
+    /// Facts of all elements.
+    pub facts: NumericFacts,
+    /// Of a term: what the shapes of all tensors that it reads broadcast to.
+    pub reads: ShapeId,
+    /// What it holds. Grows without anything else being made anew: nothing that is known of a class follows from it.
+    pub heads: Heads,
+}
+
+impl Data {
+    fn new(sort: Sort) -> Data {
+        Data {
+            sort,
+            constant: false,
+            splat: None,
+            facts: NumericFacts::UNKNOWN,
+            reads: ShapeId::SCALAR,
+            heads: Heads::default(),
+        }
+    }
+
+    /// The number that all elements are.
+    pub fn value(&self) -> Option<f64> {
+        self.splat.map(f64::from_bits)
+    }
+
+    fn with_splat(mut self, splat: Option<u64>) -> Data {
+        if let Some(bits) = splat {
+            self.splat = splat;
+            self.facts = self.facts.or(NumericFacts::of(f64::from_bits(bits)));
+        }
+        self
+    }
+}
+
+/// A source of tensors.
+#[derive(Clone, Debug)]
+pub struct Leaf {
+    /// Its type.
+    pub ty: TypeId,
+    /// The node of the input graph.
+    pub node: NodeId,
+    /// False for inputs.
+    pub constant: bool,
+    /// What is known of its elements.
+    pub facts: NumericFacts,
+    /// Its elements; `None` for inputs.
+    pub tensor: Option<Arc<Tensor>>,
+}
+
+/// The tables of an e-graph, and the log of its changes.
+pub struct Context {
+    /// The program whose ops and scalars the nodes name.
+    pub program: Arc<Program>,
+    /// Computes constants.
+    pub folder: &'static dyn ConstantFolder,
+    /// Inputs and constants.
+    pub leaves: Vec<Leaf>,
+    /// Every class that was made, merged or came to be known better, in order: what a search need not
+    /// look at again is what stands before the end of the last one. `egg` tells its analysis alone.
+    pub touched: Vec<Id>,
+    types: IndexSet<TensorType, FxBuildHasher>,
+    shapes: IndexSet<Shape, FxBuildHasher>,
+    tuples: Vec<TypeId>,
+    attrs: IndexSet<Vec<AttrValue>, FxBuildHasher>,
+    /// By op: a bit for each of its first operands that is a term.
+    terms: Vec<u64>,
+}
+
+impl Context {
+    /// Empty tables.
+    pub fn new(program: Arc<Program>, folder: &'static dyn ConstantFolder) -> Context {
+        let of_operand = |(i, p): (usize, &Param)| if p.kind == ParamKind::Term && i < 64 { 1 << i } else { 0 };
+        let of_op = |op: &OpDef| op.operands().map(|(_, p)| p).enumerate().map(of_operand).sum();
+        Context {
+            terms: program.ops.iter().map(of_op).collect(),
+            program,
+            folder,
+            leaves: Vec::new(),
+            touched: Vec::new(),
+            types: IndexSet::default(),
+            shapes: [Shape::new()].into_iter().collect(),
+            tuples: Vec::new(),
+            attrs: IndexSet::default(),
+        }
+    }
+
+    /// Whether that operand of an op is a term.
+    pub fn takes_term(&self, op: OpId, operand: usize) -> bool {
+        operand < 64 && self.terms.get(op.index()).is_some_and(|bits| bits >> operand & 1 == 1)
+    }
+
+    /// The id of a type.
+    pub fn type_id(&mut self, ty: TensorType) -> TypeId {
+        TypeId(self.types.insert_full(ty).0 as u32)
+    }
+
+    /// The type of that id.
+    pub fn ty(&self, id: TypeId) -> &TensorType {
+        &self.types[id.0 as usize]
+    }
+
+    /// What two shapes broadcast to; `NONE` if they do not.
+    fn joined_shape(&mut self, a: ShapeId, b: ShapeId) -> ShapeId {
+        if a == b || b == ShapeId::SCALAR {
+            return a;
+        }
+        let both = self.shape(a).zip(self.shape(b)).and_then(|(x, y)| broadcast(x, y));
+        both.map_or(ShapeId::NONE, |s| self.shape_id(s))
+    }
+
+    fn shape_id(&mut self, shape: Shape) -> ShapeId {
+        ShapeId(self.shapes.insert_full(shape).0 as u32)
+    }
+
+    /// The shape of that id.
+    pub fn shape(&self, id: ShapeId) -> Option<&Shape> {
+        self.shapes.get_index(id.0 as usize)
+    }
+
+    /// The id of a list of attributes.
+    pub fn attrs_id(&mut self, attrs: Vec<AttrValue>) -> AttrsId {
+        AttrsId(self.attrs.insert_full(attrs).0 as u32)
+    }
+
+    /// The attributes of that id.
+    pub fn attrs(&self, id: AttrsId) -> &[AttrValue] {
+        &self.attrs[id.0 as usize]
+    }
+
+    /// The leaf of that id.
+    pub fn leaf(&self, id: LeafId) -> &Leaf {
+        &self.leaves[id.0 as usize]
+    }
+
+    /// The types of a tuple.
+    pub fn tuple(&self, first: u32, count: u32) -> &[TypeId] {
+        &self.tuples[first as usize..(first + count) as usize]
+    }
+
+    /// The type of a tensor class.
+    pub fn data_type(&self, data: &Data) -> Option<&TensorType> {
+        match data.sort {
+            Sort::Tensor(t) => Some(self.ty(t)),
+            _ => None,
+        }
+    }
+}
+
+/// True if the op gives a tuple, whose parts are `Output` nodes.
+pub fn has_several_results(op: &OpDef) -> bool {
+    op.variadic_result || op.results.len() != 1
+}
+
+/// The type of a tensor class.
+pub fn class_type(egraph: &EGraph, id: Id) -> Option<&TensorType> {
+    egraph.analysis.data_type(&egraph[id].data)
+}
+
+/// Types of an op's operands as `typing::apply_op` wants them, without those that are terms.
+fn operand_types(egraph: &EGraph, op: &OpDef, children: &[Id]) -> Result<Vec<Option<TensorType>>, String> {
+    let mut out = Vec::with_capacity(children.len());
+    let kinds: Vec<&ParamKind> = op.operands().map(|(_, p)| &p.kind).collect();
+    for (i, child) in children.iter().enumerate() {
+        let is_term = matches!(kinds.get(i), Some(ParamKind::Term));
+        match egraph[*child].data.sort {
+            Sort::Tensor(t) if !is_term => out.push(Some(egraph.analysis.ty(t).clone())),
+            Sort::Absent if !is_term => out.push(None),
+            Sort::Term(_) if is_term => {}
+            _ => return Err(format!("operand {} of `{}` is not of the sort that it takes", i + 1, op.name)),
+        }
+    }
+    Ok(out)
+}
+
+/// The type that a node would have.
+pub fn node_types(egraph: &EGraph, node: &Node) -> Result<Vec<TensorType>, String> {
+    let program = &egraph.analysis.program;
+    match node.payload {
+        Payload::Op(op, attrs) => {
+            let def = program.op(op);
+            let operands = operand_types(egraph, def, &node.children)?;
+            let types =
+                typing::apply_op(program, op, egraph.analysis.attrs(attrs), &operands).map_err(|e| e.to_string())?;
+            check_term_kind(egraph, def, node, &types)?;
+            Ok(types)
+        }
+        Payload::Scalar(s) => {
+            let operands: Option<Vec<TensorType>> =
+                node.children.iter().map(|c| class_type(egraph, *c).cloned()).collect();
+            let operands =
+                operands.ok_or_else(|| format!("an operand of `{}` is not a tensor", program.scalar(s).name))?;
+            typing::apply_scalar(program, s, &operands).map(|t| vec![t]).map_err(|e| e.to_string())
+        }
+        Payload::Leaf(l) => Ok(vec![egraph.analysis.ty(egraph.analysis.leaf(l).ty).clone()]),
+        Payload::Splat(t, _) => Ok(vec![egraph.analysis.ty(t).clone()]),
+        Payload::Output(i) => match egraph[node.children[0]].data.sort {
+            Sort::Tuple { first, count } if i < count => {
+                Ok(vec![egraph.analysis.ty(egraph.analysis.tuple(first, count)[i as usize]).clone()])
+            }
+            _ => Err(format!("there is no result {i}")),
+        },
+        _ => Err("a term has no tensor type".to_string()),
+    }
+}
+
+/// A term that gives truth values can be stored as bool only, and the other way round.
+fn check_term_kind(egraph: &EGraph, op: &OpDef, node: &Node, types: &[TensorType]) -> Result<(), String> {
+    for ((_, p), child) in op.operands().zip(&node.children) {
+        if let (ParamKind::Term, Sort::Term(kind), Some(t)) = (&p.kind, egraph[*child].data.sort, types.first())
+            && t.dtype.kind() != kind
+        {
+            return Err(format!("the term of `{}` does not give what {} holds", op.name, t.dtype));
+        }
+        if let (ParamKind::Term, Some(t)) = (&p.kind, types.first()) {
+            let reads = egraph.analysis.shape(egraph[*child].data.reads);
+            if reads.and_then(|r| broadcast(r, &t.shape)).is_none_or(|s| s != t.shape) {
+                return Err(format!("the term of `{}` reads a tensor that does not broadcast to {t}", op.name));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The kind of value that a term node gives, or why it is none.
+pub fn term_kind(egraph: &EGraph, node: &Node) -> Result<Kind, String> {
+    let program = &egraph.analysis.program;
+    match node.payload {
+        Payload::Acc | Payload::Lit(_) => Ok(Kind::Number),
+        Payload::In(_) => class_type(egraph, node.children[0])
+            .map(|t| t.dtype.kind())
+            .ok_or_else(|| "only a tensor can be read in a term".to_string()),
+        Payload::TermCast(to) => Ok(to.kind()),
+        Payload::Call(s) => {
+            let def = program.scalar(s);
+            if def.params.len() != node.children.len() {
+                return Err(format!("`{}` takes {} arguments", def.name, def.params.len()));
+            }
+            for ((_, kind), child) in def.params.iter().zip(&node.children) {
+                if egraph[*child].data.sort != Sort::Term(*kind) {
+                    return Err(format!("an argument of `{}` is of another kind", def.name));
+                }
+            }
+            Ok(def.result)
+        }
+        _ => Err("a tensor is no term".to_string()),
+    }
+}
+
+/// True if the payload belongs to terms.
+pub fn is_term(payload: Payload) -> bool {
+    matches!(payload, Payload::Acc | Payload::In(_) | Payload::Lit(_) | Payload::Call(_) | Payload::TermCast(_))
+}
+
+fn make_data(egraph: &mut EGraph, node: &Node) -> Data {
+    if node.payload == Payload::Absent {
+        return Data { constant: true, ..Data::new(Sort::Absent) };
+    }
+    if is_term(node.payload) {
+        return term_data(egraph, node);
+    }
+    let Ok(types) = node_types(egraph, node) else { return Data::new(Sort::Invalid) };
+    let several = matches!(node.payload, Payload::Op(op, _) if has_several_results(egraph.analysis.program.op(op)));
+    if several {
+        let constant = all_constant(egraph, node);
+        let ids: Vec<TypeId> = types.into_iter().map(|t| egraph.analysis.type_id(t)).collect();
+        // Re-made classes look the same tuple up again rather than growing the table.
+        let tuples = &mut egraph.analysis.tuples;
+        let first = tuples.windows(ids.len().max(1)).position(|w| w == ids.as_slice()).unwrap_or_else(|| {
+            tuples.extend(&ids);
+            tuples.len() - ids.len()
+        });
+        let sort = Sort::Tuple { first: first as u32, count: ids.len() as u32 };
+        return Data { constant, ..Data::new(sort) };
+    }
+    let Some(ty) = types.into_iter().next() else { return Data::new(Sort::Invalid) };
+    tensor_data(egraph, node, ty)
+}
+
+fn all_constant(egraph: &EGraph, node: &Node) -> bool {
+    node.children.iter().all(|c| egraph[*c].data.constant)
+}
+
+fn term_data(egraph: &mut EGraph, node: &Node) -> Data {
+    let Ok(kind) = term_kind(egraph, node) else { return Data::new(Sort::Invalid) };
+    let mut data = Data::new(Sort::Term(kind));
+    data.constant = node.payload != Payload::Acc && all_constant(egraph, node);
+    data.reads = term_reads(egraph, node);
+    let child = |i: usize| egraph[node.children[i]].data;
+    match node.payload {
+        Payload::Lit(bits) => data.with_splat(Some(bits)),
+        Payload::In(_) => Data { facts: child(0).facts, ..data }.with_splat(child(0).splat),
+        Payload::Call(s) => Data { facts: scalar_facts(egraph, s, node, DType::F32), ..data },
+        Payload::TermCast(to) if to.is_float() => Data { facts: child(0).facts.narrowed(), ..data },
+        _ => data,
+    }
+}
+
+/// What the tensors that a term reads broadcast to.
+fn term_reads(egraph: &mut EGraph, node: &Node) -> ShapeId {
+    match node.payload {
+        Payload::In(view) => {
+            let Some(mut shape) = class_type(egraph, node.children[0]).map(|t| t.shape.clone()) else {
+                return ShapeId::NONE;
+            };
+            if view == InView::Col {
+                shape.push(Dim::from(1));
+            }
+            egraph.analysis.shape_id(shape)
+        }
+        _ => {
+            let reads: Vec<ShapeId> = node.children.iter().map(|c| egraph[*c].data.reads).collect();
+            reads.into_iter().fold(ShapeId::SCALAR, |a, b| egraph.analysis.joined_shape(a, b))
+        }
+    }
+}
+
+fn scalar_facts(egraph: &EGraph, s: ScalarId, node: &Node, dtype: DType) -> NumericFacts {
+    if !dtype.is_float() {
+        // Integers wrap: nothing but what every integer is.
+        return NumericFacts { nonneg: dtype == DType::Bool, ..NumericFacts::TRUTH };
+    }
+    let args: Vec<NumericFacts> = node.children.iter().map(|c| egraph[*c].data.facts).collect();
+    let same: Vec<usize> = node.children.iter().map(|c| usize::from(egraph.find(*c))).collect();
+    facts::apply_scalar(&egraph.analysis.program, s, &args, &same)
+}
+
+/// The value of a builtin of numbers that are known, as a run computes it.
+fn scalar_splat(egraph: &EGraph, s: ScalarId, node: &Node, from: DType, to: DType) -> Option<u64> {
+    let ScalarBody::Builtin(f) = egraph.analysis.program.scalar(s).body else { return None };
+    if !from.is_float() || from != to {
+        return None;
+    }
+    let args = node.children.iter().map(|c| egraph[*c].data.value()).collect::<Option<Vec<f64>>>()?;
+    if f.params().iter().all(|k| *k == Kind::Number) {
+        let y = args.get(1).copied().unwrap_or(0.0);
+        return Some(egraph.analysis.folder.scalar(f, to, [*args.first()?, y]).to_bits());
+    }
+    let args: Vec<scalar::Value> = args.into_iter().map(scalar::Value::F).collect();
+    let value = scalar::apply(f, &args, scalar::Precision::F64);
+    Some(to.round(value.to_f64()).to_bits())
+}
+
+fn tensor_data(egraph: &mut EGraph, node: &Node, ty: TensorType) -> Data {
+    let concrete = ty.shape.iter().all(|d| d.as_const().is_some());
+    let id = egraph.analysis.type_id(ty.clone());
+    let mut data = Data::new(Sort::Tensor(id));
+    data.constant = concrete && all_constant(egraph, node);
+    if ty.dtype.is_int() || ty.dtype == DType::Bool {
+        data.facts = NumericFacts { nonneg: matches!(ty.dtype, DType::U8 | DType::Bool), ..NumericFacts::TRUTH };
+    }
+    match node.payload {
+        Payload::Leaf(l) => {
+            let leaf = egraph.analysis.leaf(l);
+            data.constant = leaf.constant;
+            data.facts = data.facts.or(leaf.facts);
+            data
+        }
+        Payload::Splat(_, bits) => {
+            data.constant = true;
+            data.with_splat(Some(bits))
+        }
+        Payload::Scalar(s) => {
+            let of = class_type(egraph, node.children[0]).map_or(ty.dtype, |t| t.dtype);
+            data.facts = data.facts.or(scalar_facts(egraph, s, node, if ty.dtype.is_float() { of } else { ty.dtype }));
+            data.with_splat(scalar_splat(egraph, s, node, of, ty.dtype))
+        }
+        Payload::Op(op, attrs) => {
+            let (facts, splat) = op_facts(egraph, op, attrs, node, &ty);
+            data.facts = data.facts.or(facts);
+            data.with_splat(splat)
+        }
+        Payload::Output(_) => {
+            data.constant = egraph[node.children[0]].data.constant;
+            data
+        }
+        _ => data,
+    }
+}
+
+/// Facts of a sum of such elements.
+fn summed(f: NumericFacts) -> NumericFacts {
+    NumericFacts { not_nan: f.nonneg, nonneg: f.nonneg, ..NumericFacts::UNKNOWN }
+}
+
+/// Facts after a conversion.
+fn cast_facts((facts, splat): (NumericFacts, Option<u64>), from: DType, to: DType) -> (NumericFacts, Option<u64>) {
+    let widens = from.is_float() && to.is_float() && to.epsilon() <= from.epsilon() && to != DType::F16;
+    let splat = splat.map(|b| to.round(f64::from_bits(b)).to_bits());
+    match (to.is_float(), widens) {
+        (true, true) => (facts, splat),
+        (true, false) => (facts.narrowed(), splat),
+        _ => (NumericFacts::UNKNOWN, splat),
+    }
+}
+
+/// Facts of an op's result. Views and moves keep what is known of every element.
+fn op_facts(egraph: &EGraph, op: OpId, attrs: AttrsId, node: &Node, ty: &TensorType) -> (NumericFacts, Option<u64>) {
+    let unknown = (NumericFacts::UNKNOWN, None);
+    let OpBody::Builtin(builtin) = &egraph.analysis.program.op(op).body else { return unknown };
+    let first = node.children.first().map(|c| egraph[*c].data);
+    let of = |d: Option<Data>| d.map_or(unknown, |d| (d.facts, d.splat));
+    let from = node.children.first().and_then(|c| class_type(egraph, *c));
+    match builtin {
+        BuiltinOp::Reshape
+        | BuiltinOp::Transpose
+        | BuiltinOp::Expand
+        | BuiltinOp::Slice
+        | BuiltinOp::Windows
+        | BuiltinOp::Gather
+        | BuiltinOp::GatherElements
+        | BuiltinOp::GatherNd => of(first),
+        BuiltinOp::Concat | BuiltinOp::Pad => {
+            let parts: Vec<Data> = node
+                .children
+                .iter()
+                .take(if *builtin == BuiltinOp::Pad { 2 } else { usize::MAX })
+                .map(|c| egraph[*c].data)
+                .collect();
+            let Some((head, tail)) = parts.split_first() else { return unknown };
+            let facts = tail.iter().fold(head.facts, |f, d| f.and(d.facts));
+            (facts, head.splat.filter(|s| tail.iter().all(|d| d.splat == Some(*s))))
+        }
+        BuiltinOp::Cast => from.map_or(unknown, |from| cast_facts(of(first), from.dtype, ty.dtype)),
+        BuiltinOp::Sum => (summed(of(first).0), None),
+        BuiltinOp::Mean | BuiltinOp::Amax | BuiltinOp::Amin => {
+            // Over no elements the mean is NaN and the largest is an infinity.
+            let some = from.and_then(|t| product(&t.shape)).and_then(|n| n.as_const()).is_some_and(|n| n > 0);
+            match (some, builtin) {
+                (false, _) => unknown,
+                (true, BuiltinOp::Mean) => (summed(of(first).0), None),
+                (true, _) => (of(first).0, None),
+            }
+        }
+        BuiltinOp::Iota | BuiltinOp::Size => {
+            (NumericFacts { nonneg: true, not_nan: true, ..NumericFacts::UNKNOWN }, None)
+        }
+        BuiltinOp::Full => match egraph.analysis.attrs(attrs).get(1) {
+            Some(AttrValue::Float(v)) => (NumericFacts::UNKNOWN, Some(ty.dtype.round(*v).to_bits())),
+            Some(AttrValue::Dim(d)) => {
+                (NumericFacts::UNKNOWN, d.as_const().map(|v| ty.dtype.round(v as f64).to_bits()))
+            }
+            _ => unknown,
+        },
+        BuiltinOp::Matmul
+        | BuiltinOp::Gemm
+        | BuiltinOp::Conv
+        | BuiltinOp::ConvGemm
+        | BuiltinOp::Scatter
+        | BuiltinOp::Argsort
+        | BuiltinOp::Split
+        | BuiltinOp::Prod
+        | BuiltinOp::Cumsum
+        | BuiltinOp::Argmax => unknown,
+    }
+}
+
+impl egg::Analysis<Node> for Context {
+    type Data = Data;
+
+    fn make(egraph: &mut EGraph, node: &Node, _id: Id) -> Data {
+        let data = make_data(egraph, node);
+        // A class may have a value that no node of it is.
+        let value = data.splat.map(|_| Discriminant::Splat);
+        Data { heads: value.into_iter().chain([node.payload.discriminant()]).collect(), ..data }
+    }
+
+    fn modify(egraph: &mut EGraph, id: Id) {
+        egraph.analysis.touched.push(id);
+    }
+
+    fn merge(&mut self, a: &mut Data, mut b: Data) -> DidMerge {
+        a.heads = a.heads.with(b.heads);
+        b.heads = a.heads;
+        let joined = Data {
+            heads: a.heads,
+            sort: if a.sort == Sort::Invalid { b.sort } else { a.sort },
+            constant: a.constant || b.constant,
+            splat: a.splat.or(b.splat),
+            facts: a.facts.or(b.facts),
+            reads: self.joined_shape(a.reads, b.reads),
+        };
+        let did = DidMerge(*a != joined, b != joined);
+        *a = joined;
+        did
+    }
+}
+
+/// True for two constants that differ by rounding alone: each is computed when the plan is made, and neither is
+/// better.
+pub fn rounded_apart(egraph: &EGraph, a: Id, b: Id) -> bool {
+    let (da, db) = (egraph[a].data, egraph[b].data);
+    let eps = egraph.analysis.data_type(&da).map_or(0.0, |t| t.dtype.epsilon());
+    match (da.value(), db.value()) {
+        (Some(x), Some(y)) => x != y && (x - y).abs() <= 4.0 * eps * x.abs().max(y.abs()),
+        _ => false,
+    }
+}
+
+/// Why two classes cannot be the same value, if they cannot.
+pub fn conflict(egraph: &EGraph, a: Id, b: Id) -> Option<String> {
+    let (da, db) = (egraph[a].data, egraph[b].data);
+    match (da.sort, db.sort) {
+        (Sort::Invalid, _) | (_, Sort::Invalid) => return Some("one of them does not type-check".to_string()),
+        (Sort::Tensor(x), Sort::Tensor(y)) if x != y => {
+            return Some(format!("{} and {}", egraph.analysis.ty(x), egraph.analysis.ty(y)));
+        }
+        (Sort::Term(x), Sort::Term(y)) if x != y => return Some("a truth value and a number".to_string()),
+        (Sort::Tuple { first: f, count: n }, Sort::Tuple { first: g, count: m })
+            if egraph.analysis.tuple(f, n) != egraph.analysis.tuple(g, m) =>
+        {
+            return Some("results of different types".to_string());
+        }
+        (x, y) if std::mem::discriminant(&x) != std::mem::discriminant(&y) => {
+            return Some("a tensor and something that is none".to_string());
+        }
+        _ => {}
+    }
+    match (da.splat, db.splat) {
+        (Some(x), Some(y)) if x != y => Some(format!("the constants {} and {}", f64::from_bits(x), f64::from_bits(y))),
+        _ => None,
+    }
+}

@@ -1,0 +1,205 @@
+//! Putting the right side of a rule into the e-graph.
+//!
+//! In: a match. Out: new nodes, and the classes of the roots merged with them, or the reason why not. Holds
+//! always: nothing is merged unless the rule's claim covers the dtype at hand, every `requires` is known to be
+//! true, every node that is built type-checks, both sides have the same type, and what is computed beforehand keeps its meaning in
+//! its element type (`folded`); the limit on the e-graph's size is looked at before every node.
+
+use egg::Id;
+use hypatia_dsl::approx::{Approx, mantissa_bits};
+use hypatia_dsl::dtype::DType;
+use hypatia_dsl::ir::{AExpr, AttrValue, Class, Head, OpId, Pat, Rule, ScalarId, VarId};
+use hypatia_dsl::typing;
+
+use super::analysis::{Sort, conflict, is_term, node_types, rounded_apart, term_kind};
+use super::builder::Builder;
+use super::candidate::Candidate;
+use super::language::{EGraph, Node, Payload};
+use super::matcher::{Match, MatchFacts, Slot, Target};
+use hypatia_graph::interpret::build_term;
+
+/// Why a match was not applied.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Reject {
+    /// The rule does not claim to hold for that dtype, or only approximately.
+    Claim(DType),
+    /// That `requires` is not known to be true.
+    Requires(usize),
+    /// That `prefer` is not true.
+    Prefer(usize),
+    /// That `let` has no value here.
+    Let(VarId),
+    /// The right side does not type-check, or is not of the left side's type.
+    Type(String),
+    /// `build(...)` over something that is not a constant.
+    NotConstant,
+    /// A constant or a number that it computes would lose what it means in its element type.
+    Lost(String),
+    /// A limit of the stage.
+    Budget,
+}
+
+/// What came of applying a match.
+#[derive(Clone, Debug, Default)]
+pub struct Applied {
+    /// True if the e-graph says more than before.
+    pub changed: bool,
+    /// For each root that is not a mere variable, the node that was built for it, as it was then.
+    pub built: Vec<Node>,
+}
+
+/// Whether approximations are allowed, and other settings of applying.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Policy {
+    /// Which rules that claim no more than `approx` may fire.
+    pub approx: Approx,
+}
+
+/// Whether a rule may fire for values of that dtype.
+pub fn claimed(rule: &Rule, dtype: DType, policy: Policy) -> bool {
+    let strongest = |c: &Class| policy.approx.allows(*c, dtype, mantissa_bits(dtype));
+    if rule.claims.is_empty() {
+        return true;
+    }
+    rule.claims.iter().any(|c| (c.dtypes.is_empty() || c.dtypes.contains(&dtype)) && strongest(&c.class))
+}
+
+/// Works out the `let`s of a match and checks its claims and guards.
+pub fn check(egraph: &EGraph, candidate: &Candidate, rule: &Rule, m: &mut Match, policy: Policy) -> Result<(), Reject> {
+    for root in &m.roots {
+        match egraph[*root].data.sort {
+            Sort::Tensor(t) => {
+                let dtype = egraph.analysis.ty(t).dtype;
+                if !claimed(rule, dtype, policy) {
+                    return Err(Reject::Claim(dtype));
+                }
+            }
+            // Terms are shared by products of all dtypes, and compute in f32 or f64.
+            Sort::Term(_) => {
+                for dtype in [DType::F32, DType::F64] {
+                    if !claimed(rule, dtype, policy) {
+                        return Err(Reject::Claim(dtype));
+                    }
+                }
+            }
+            _ => return Err(Reject::Type("the root is no tensor".to_string())),
+        }
+    }
+    for (var, expr) in &rule.lets {
+        let facts = MatchFacts { egraph, slots: &m.slots, device: None, candidate };
+        let value = typing::eval(expr, &m.values, &facts).ok_or(Reject::Let(*var))?;
+        m.values.values.insert(*var, value);
+    }
+    let facts = MatchFacts { egraph, slots: &m.slots, device: None, candidate };
+    let holds = |g: &AExpr| typing::eval(g, &m.values, &facts) == Some(AttrValue::Bool(true));
+    if let Some(i) = rule.requires.iter().position(|g| !holds(g)) {
+        return Err(Reject::Requires(i));
+    }
+    if let Some(i) = rule.prefer.iter().position(|g| !holds(g)) {
+        return Err(Reject::Prefer(i));
+    }
+    Ok(())
+}
+
+/// Makes the sums that a match needs, and puts them where its variables and its root are: after this the match is one of
+/// a left side as it is written. A part of a longer sum gets a value of its own, and the longer sum is also the sum of
+/// that value and the rest. The e-graph may grow to `limit` nodes.
+pub fn settle(egraph: &mut EGraph, m: &mut Match, limit: usize) -> Result<(), Reject> {
+    for pending in std::mem::take(&mut m.pending) {
+        let sum = chain(egraph, pending.head, &pending.parts, None, limit)?;
+        match pending.target {
+            Target::Variable(v) => {
+                if let Some(slot) = m.slots.get_mut(v.index()) {
+                    *slot = Slot::Class(sum);
+                }
+            }
+            Target::Root { rest, named } => {
+                let whole = chain(egraph, pending.head, &rest, Some(sum), limit)?;
+                let Some(root) = m.roots.first_mut() else { continue };
+                if let Some(why) = conflict(egraph, whole, *root) {
+                    return Err(ill_typed(format!("a sum in another association is of another type: {why}")));
+                }
+                egraph.union(*root, whole);
+                *root = sum;
+                for v in named {
+                    if let Some(slot) = m.slots.get_mut(v.index()) {
+                        *slot = Slot::Class(sum);
+                    }
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The sum of these classes, from the left.
+fn chain(egraph: &mut EGraph, head: ScalarId, parts: &[Id], first: Option<Id>, limit: usize) -> Result<Id, Reject> {
+    let mut sum = first;
+    for part in parts {
+        let part = egraph.find(*part);
+        sum = Some(match sum {
+            None => part,
+            Some(sum) => {
+                let sum = egraph.find(sum);
+                add_checked(egraph, Node::new(Payload::Scalar(head), [sum, part]), limit)?
+            }
+        });
+    }
+    sum.ok_or_else(|| ill_typed("a sum has no terms"))
+}
+
+pub(super) fn ill_typed(message: impl Into<String>) -> Reject {
+    Reject::Type(message.into())
+}
+
+/// Adds a node that type-checks, within the limit.
+pub(super) fn add_checked(egraph: &mut EGraph, node: Node, limit: usize) -> Result<Id, Reject> {
+    if let Some(id) = egraph.lookup(node.clone()) {
+        return Ok(id);
+    }
+    if egraph.total_size() >= limit {
+        return Err(Reject::Budget);
+    }
+    let checked = match node.payload {
+        Payload::Absent | Payload::Acc => Ok(()),
+        p if is_term(p) => term_kind(egraph, &node).map(drop),
+        _ => node_types(egraph, &node).map(drop),
+    };
+    checked.map_err(Reject::Type)?;
+    Ok(egraph.add(node))
+}
+
+/// Builds the right side of a checked match and merges it with the left. The e-graph may grow to `limit` nodes.
+pub fn apply(egraph: &mut EGraph, rule: &Rule, terms: bool, m: &Match, limit: usize) -> Result<Applied, Reject> {
+    let mut ids = Vec::with_capacity(rule.rhs.len());
+    let mut built = Vec::new();
+    for (build, root) in rule.rhs.iter().zip(&m.roots) {
+        let mut builder = Builder::of_rule(egraph, m, rule, limit);
+        let id = if terms { build_term(&mut builder, build)?.root } else { builder.root(build, *root)? };
+        built.extend(builder.last);
+        ids.push(id);
+    }
+    for (id, root) in ids.iter().zip(&m.roots) {
+        if rounded_apart(egraph, *id, *root) {
+            return Ok(Applied::default());
+        }
+        if let Some(why) = conflict(egraph, *id, *root) {
+            return Err(Reject::Type(format!("its two sides differ: {why}")));
+        }
+    }
+    let mut changed = false;
+    for (id, root) in ids.iter().zip(&m.roots) {
+        changed |= egraph.union(*root, *id);
+    }
+    Ok(Applied { changed, built })
+}
+
+/// True if the pattern is that op.
+pub fn implements(pattern: &Pat, op: OpId) -> bool {
+    match pattern {
+        Pat::Node(n) => n.head == Head::Op(op),
+        Pat::Bind(_, p) | Pat::Typed(p, _) => implements(p, op),
+        Pat::OneOf(ps) => ps.iter().any(|p| implements(p, op)),
+        _ => false,
+    }
+}

@@ -1,0 +1,444 @@
+//! What work costs on a device.
+//!
+//! In: a node of the e-graph and a device. Out: picoseconds. Time is the larger of arithmetic and memory traffic, plus a
+//! launch; `flops`, `read` and `write` come from the op's declaration where it has them, else from its types. Holds
+//! always: views cost (next to) nothing, and what is constant is computed when the plan is made; sizes that are not known
+//! count as [`ASSUMED_SIZE`].
+
+use std::cell::RefCell;
+use std::sync::Arc;
+
+use egg::{EClass, Id};
+use hypatia_dsl::builtin::{BuiltinOp, BuiltinScalar};
+use hypatia_dsl::dtype::DType;
+use hypatia_dsl::ir::{
+    AExpr, AttrValue, Backend, Head, Kernel, KernelId, OpBody, OpDef, OpId, ParamKind, Pat, Program, Rule, ScalarBody,
+    ScalarId, VarId,
+};
+use hypatia_dsl::shape::Dim;
+use hypatia_dsl::typing::{self, Bindings, NoFacts, TensorType};
+use smallvec::SmallVec;
+
+use super::analysis::{Data, Sort, class_type};
+use super::candidate::Candidate;
+use super::language::{EGraph, Node, Payload};
+use super::matcher::prepare::Prepared;
+use super::matcher::{MatchFacts, Slot, match_term};
+use super::{Options, kernels};
+use hypatia_target::device::Device;
+
+/// The value that a symbolic size is taken to have, where work is costed before the size is known.
+pub const ASSUMED_SIZE: i64 = 8;
+
+/// Picoseconds.
+pub type Cost = u64;
+
+/// A node that is next to free: fewer of them are better still.
+const TRIFLE: Cost = 1;
+/// A function inside an epilogue: hidden behind the product's memory traffic, but a shorter term is preferred.
+const EPILOGUE_STEP: Cost = 100;
+/// A result beside that of a product: more than the functions of an epilogue, less than anything that is launched.
+const BESIDE: Cost = 100 * EPILOGUE_STEP;
+/// What cannot be run.
+const IMPOSSIBLE: Cost = u64::MAX / 2;
+/// Steps of matching a kernel's epilogue at most.
+const KERNEL_STEPS: usize = 20_000;
+
+/// Work of one node.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Work {
+    /// Floating-point operations.
+    pub flops: f64,
+    /// Bytes read.
+    pub read: f64,
+    /// Bytes written.
+    pub write: f64,
+}
+
+/// Costs of nodes that stood in one class.
+type Known = SmallVec<[(Node, Cost); 1]>;
+
+/// The cost of nodes on a device.
+pub struct CostModel {
+    program: Arc<Program>,
+    device: Device,
+    /// Kernels that compute an op with a term, as rules whose left side is the kernel's pattern.
+    epilogues: Vec<(Rule, Prepared, KernelId)>,
+    /// Ops that some kernel computes.
+    has_kernel: Vec<bool>,
+    /// Ops whose body is run as several launches.
+    composed: Vec<bool>,
+    /// For each op with a body, the library's calls that compute it.
+    calls: Vec<Vec<KernelId>>,
+    /// Ops with an epilogue.
+    takes_term: Vec<bool>,
+    scalar_steps: Vec<f64>,
+    /// Costs of nodes that are not constant, by the class in which they stood. What depends on more than the node's own
+    /// types is not kept.
+    known: RefCell<Vec<Known>>,
+}
+
+impl CostModel {
+    /// For the kernels of a program on a device.
+    pub fn new(program: &Arc<Program>, options: &Options) -> CostModel {
+        let device = &options.device;
+        let all = program.kernels.iter().enumerate();
+        let epilogues = all.filter(|(_, k)| kernels::epilogue_pattern(program, k).is_some());
+        let prepared = |k: &Kernel| Prepared::of(program, &as_rule(k), false);
+        let epilogues = epilogues.map(|(i, k)| (as_rule(k), prepared(k), KernelId(i as u32))).collect();
+        let implemented = |op: OpId| {
+            let parts = |k: &Kernel| matches!(k.backend, Backend::Composed | Backend::Cublaslt(_));
+            // What cannot be generated would run as the parts of its body.
+            let generated = |k: &Kernel| k.not_generated.is_none();
+            let mut kernels = program.kernels.iter().filter(|k| (options.composed || !parts(k)) && generated(k));
+            kernels.any(|k| super::apply::implements(&k.pattern, op))
+        };
+        CostModel {
+            program: program.clone(),
+            device: device.clone(),
+            known: RefCell::default(),
+            epilogues,
+            composed: (0..program.ops.len())
+                .map(|i| !kernels::of_op(program, OpId(i as u32), |b| *b == Backend::Composed).is_empty())
+                .collect(),
+            calls: (0..program.ops.len()).map(|i| kernels::calls(program, OpId(i as u32))).collect(),
+            takes_term: program.ops.iter().map(|op| op.params.iter().any(|p| p.kind == ParamKind::Term)).collect(),
+            has_kernel: (0..program.ops.len()).map(|i| implemented(OpId(i as u32))).collect(),
+            scalar_steps: program
+                .scalars
+                .iter()
+                .enumerate()
+                .map(|(i, _)| steps(program, ScalarId(i as u32), 0))
+                .collect(),
+        }
+    }
+
+    /// What a node of a class costs apart from its children.
+    pub fn node(&self, egraph: &EGraph, class: &EClass<Node, Data>, node: &Node) -> Cost {
+        if let Some(cost) = fixed(&class.data, node) {
+            return cost;
+        }
+        // What a kernel makes of a term depends on all that the term's class holds.
+        if let Payload::Op(op, _) = node.payload
+            && !self.device.is_host()
+            && self.takes_term[op.index()]
+        {
+            return self.by_types(egraph, class.id, node);
+        }
+        let mut known = self.known.borrow_mut();
+        let at = usize::from(class.id);
+        if known.len() <= at {
+            known.resize_with(egraph.nodes().len().max(at + 1), SmallVec::new);
+        }
+        if let Some((_, cost)) = known[at].iter().find(|(n, _)| n == node) {
+            return *cost;
+        }
+        let cost = self.by_types(egraph, class.id, node);
+        known[at].push((node.clone(), cost));
+        cost
+    }
+
+    /// What a node of a class costs on top because the class is a result of the graph: a part of another tensor that does not
+    /// lie in one piece is copied out of it.
+    pub fn stored(&self, egraph: &EGraph, class: &EClass<Node, Data>, node: &Node) -> Cost {
+        let cuts = |n: &Node| {
+            let Payload::Op(op, attrs) = n.payload else { return false };
+            let OpBody::Builtin(BuiltinOp::Slice | BuiltinOp::Split) = self.program.op(op).body else { return false };
+            let attrs = egraph.analysis.attrs(attrs);
+            let int = |i: usize| match attrs.get(i) {
+                Some(AttrValue::Dim(d)) => d.as_const(),
+                _ => None,
+            };
+            let strided = attrs.len() > 3 && int(3) != Some(1);
+            let of = n.children.first().and_then(|c| class_type(egraph, *c));
+            let Some((of, axis)) = of.zip(int(0)) else { return false };
+            let axis = if axis < 0 { axis + of.shape.len() as i64 } else { axis };
+            let before = usize::try_from(axis).ok().and_then(|a| of.shape.get(..a));
+            strided || before.is_none_or(|b| b.iter().any(|d| d.as_const() != Some(1)))
+        };
+        let cut = match node.payload {
+            Payload::Output(_) => node.children.iter().any(|c| egraph[*c].nodes.iter().any(cuts)),
+            _ => cuts(node),
+        };
+        let Some(ty) = class_type(egraph, class.id).filter(|_| cut && !class.data.constant) else { return 0 };
+        let moved = bytes(&concrete(ty));
+        self.time(Work { flops: 0.0, read: moved, write: moved }, self.device.vector)
+    }
+
+    /// What a node costs by its types, and those of its operands.
+    fn by_types(&self, egraph: &EGraph, class: Id, node: &Node) -> Cost {
+        match node.payload {
+            Payload::Op(op, attrs) => self.op(egraph, class, node, op, egraph.analysis.attrs(attrs)),
+            Payload::In(_) => self.bytes(class_type(egraph, node.children[0])),
+            Payload::Scalar(s) => {
+                let out = class_type(egraph, class);
+                let steps = self.scalar_steps[s.index()];
+                let work = self.pointwise(egraph, node, out, steps);
+                // Memory decides; of two functions with the same traffic the simpler one is better.
+                self.time(work, self.device.vector).saturating_add(steps as Cost)
+            }
+            _ => 0,
+        }
+    }
+
+    fn op(&self, egraph: &EGraph, class: Id, node: &Node, op: OpId, attrs: &[AttrValue]) -> Cost {
+        let def = self.program.op(op);
+        let builtin = match &def.body {
+            OpBody::Builtin(b) => Some(*b),
+            OpBody::Defined(_) if !self.has_kernel[op.index()] => return IMPOSSIBLE,
+            OpBody::Defined(_) => None,
+        };
+        let called = !self.calls[op.index()].is_empty();
+        if called && !self.may_call(egraph, class, node, op) {
+            return IMPOSSIBLE;
+        }
+        if builtin.is_some_and(is_view) {
+            return TRIFLE;
+        }
+        let operands: Vec<Option<TensorType>> = node
+            .children
+            .iter()
+            .filter(|c| !matches!(egraph[**c].data.sort, Sort::Term(_)))
+            .map(|c| class_type(egraph, *c).map(concrete))
+            .collect();
+        let outs: Vec<TensorType> = match egraph[class].data.sort {
+            Sort::Tensor(t) => vec![concrete(egraph.analysis.ty(t))],
+            Sort::Tuple { first, count } => {
+                egraph.analysis.tuple(first, count).iter().map(|t| concrete(egraph.analysis.ty(*t))).collect()
+            }
+            _ => Vec::new(),
+        };
+        let work = op_work(def, builtin, attrs, &operands, &outs);
+        // What is composed, or called, multiplies matrices for most of its time.
+        let matrix = builtin.is_some_and(BuiltinOp::multiplies) || self.composed[op.index()] || called;
+        let dtype = operands.iter().flatten().next().map_or(DType::F32, |t| t.dtype);
+        let rate = if matrix { self.device.matrix_rate(dtype) } else { self.device.vector };
+        let mut cost = self.time(work, rate);
+        if called {
+            // What is stored beside a result is not free: an epilogue of several functions is preferred to it.
+            cost = cost.saturating_add(BESIDE);
+        }
+        if let Some((term, out)) = term_child(egraph, def, node).zip(outs.first())
+            && !self.implements_term(egraph, class, node, op, term)
+        {
+            // The product stores its accumulator, and a second kernel reads it back.
+            let accumulator = elements(out) * dtype.compute().size() as f64;
+            cost = cost.saturating_add(self.time(Work { flops: 0.0, read: accumulator, write: accumulator }, rate));
+        }
+        cost
+    }
+
+    /// Whether the target's library may have the call for an op: nothing that a kernel asks for is known to be false.
+    fn may_call(&self, egraph: &EGraph, class: Id, node: &Node, op: OpId) -> bool {
+        let dtype = class_type(egraph, class).map(|t| t.dtype);
+        !self.device.is_host()
+            && self.calls[op.index()].iter().any(|id| {
+                let kernel = &self.program.kernels[id.index()];
+                let Some(pattern) = kernels::node_pattern(&kernel.pattern) else { return false };
+                let mut slots = vec![Slot::Unbound; kernel.vars.len()];
+                let fits = pattern.args.iter().zip(&node.children).all(|(pat, child)| {
+                    let absent = egraph[*child].data.sort == Sort::Absent;
+                    if let Pat::Var(v) = pat {
+                        slots[v.index()] = Slot::Class(egraph.find(*child));
+                    }
+                    matches!(pat, Pat::Optional(_)) || absent == (*pat == Pat::Absent)
+                });
+                let facts =
+                    MatchFacts { egraph, slots: &slots, device: Some(&self.device), candidate: Candidate::none() };
+                fits && kernels::permits(kernel, dtype, &Bindings::default(), &facts)
+            })
+    }
+
+    /// Whether a kernel of the target stores the result of this epilogue directly.
+    fn implements_term(&self, egraph: &EGraph, class: Id, node: &Node, op: OpId, term: Id) -> bool {
+        let is = |id: &Id, what: &dyn Fn(&Payload) -> bool| egraph[*id].nodes.iter().any(|n| what(&n.payload));
+        let acc = |p: &Payload| *p == Payload::Acc;
+        let number = |p: &Payload| matches!(p, Payload::Lit(bits) if f64::from_bits(*bits) != 0.0);
+        let mul = self.program.builtin_scalar(BuiltinScalar::Mul);
+        // Libraries scale the accumulator in the product.
+        let scaled = |n: &Node| {
+            let Payload::Call(scalar) = n.payload else { return false };
+            let [a, b] = n.children.as_slice() else { return false };
+            Some(scalar) == mul && (is(a, &acc) && is(b, &number) || is(a, &number) && is(b, &acc))
+        };
+        let plain = egraph[term].nodes.iter().any(|n| n.payload == Payload::Acc || scaled(n));
+        // The host's executor runs any term on the blocks of a product.
+        if plain || self.device.is_host() {
+            return true;
+        }
+        let dtype = node.children.first().and_then(|c| class_type(egraph, *c)).map(|t| t.dtype);
+        self.epilogues.iter().any(|(rule, prepared, kernel)| {
+            let kernel = &self.program.kernels[kernel.index()];
+            let Some(pattern) = kernels::epilogue_pattern(&self.program, kernel) else { return false };
+            if pattern.head != Head::Op(op) {
+                return false;
+            }
+            let mut slots = vec![Slot::Unbound; kernel.vars.len()];
+            let mut term_pat = None;
+            for (pat, child) in pattern.args.iter().zip(&node.children) {
+                match (pat, *child == term) {
+                    (pat, true) => term_pat = Some(pat),
+                    (Pat::Var(v), false) => slots[v.index()] = Slot::Class(egraph.find(*child)),
+                    _ => {}
+                }
+            }
+            let Some(term_pat) = term_pat else { return false };
+            match_term(egraph, (rule, prepared), term_pat, egraph.find(term), class, &slots, KERNEL_STEPS).iter().any(
+                |m| {
+                    let facts = MatchFacts {
+                        egraph,
+                        slots: &m.slots,
+                        device: Some(&self.device),
+                        candidate: Candidate::none(),
+                    };
+                    kernels::permits(kernel, dtype, &m.values, &facts)
+                },
+            )
+        })
+    }
+
+    fn pointwise(&self, egraph: &EGraph, node: &Node, out: Option<&TensorType>, steps: f64) -> Work {
+        let Some(out) = out.map(concrete) else { return Work::default() };
+        let read = node.children.iter().filter_map(|c| class_type(egraph, *c)).map(|t| bytes(&concrete(t))).sum();
+        Work { flops: steps * elements(&out), read, write: bytes(&out) }
+    }
+
+    fn bytes(&self, ty: Option<&TensorType>) -> Cost {
+        let b = ty.map_or(0.0, |t| bytes(&concrete(t)));
+        picoseconds(b / self.device.bandwidth) + EPILOGUE_STEP
+    }
+
+    fn time(&self, work: Work, rate: f64) -> Cost {
+        let memory = (work.read + work.write) / self.device.bandwidth;
+        picoseconds((work.flops / rate).max(memory) + self.device.launch)
+    }
+}
+
+/// What a node costs whatever its types.
+fn fixed(data: &Data, node: &Node) -> Option<Cost> {
+    if data.sort == Sort::Invalid {
+        return Some(IMPOSSIBLE);
+    }
+    match node.payload {
+        Payload::Leaf(_) | Payload::Splat(..) | Payload::Absent | Payload::Acc | Payload::Lit(_) => Some(0),
+        Payload::Output(_) => Some(TRIFLE),
+        Payload::Call(_) | Payload::TermCast(_) => Some(EPILOGUE_STEP),
+        // Computed once, when the plan is made: what is there already is better.
+        Payload::Op(..) | Payload::Scalar(_) if data.constant => Some(TRIFLE),
+        Payload::In(_) | Payload::Op(..) | Payload::Scalar(_) => None,
+    }
+}
+
+fn picoseconds(seconds: f64) -> Cost {
+    // `as` saturates; a cost stays below what means impossible.
+    ((seconds * 1e12).round() as Cost).min(IMPOSSIBLE / 1_000_000)
+}
+
+/// True if the op only says how its operand's elements are found.
+pub fn is_view(op: BuiltinOp) -> bool {
+    use BuiltinOp::*;
+    matches!(op, Reshape | Transpose | Expand | Slice | Windows | Split | Size)
+}
+
+/// The term operand of a node.
+fn term_child(egraph: &EGraph, def: &OpDef, node: &Node) -> Option<Id> {
+    def.params.iter().any(|p| p.kind == ParamKind::Term).then_some(())?;
+    node.children.iter().copied().find(|c| matches!(egraph[*c].data.sort, Sort::Term(_)))
+}
+
+/// A kernel's pattern as a rule that has no right side.
+fn as_rule(kernel: &Kernel) -> Rule {
+    Rule::of_pattern(&kernel.name, &kernel.origin, kernel.vars.clone(), kernel.pattern.clone())
+}
+
+/// The type with every symbol at its assumed size.
+fn concrete(ty: &TensorType) -> TensorType {
+    let shape = ty.shape.iter().map(|d| Dim::from(d.eval(&|_| Some(ASSUMED_SIZE)).unwrap_or(ASSUMED_SIZE).max(0)));
+    TensorType { dtype: ty.dtype, shape: shape.collect() }
+}
+
+fn elements(ty: &TensorType) -> f64 {
+    ty.shape.iter().map(|d| d.as_const().unwrap_or(ASSUMED_SIZE) as f64).product()
+}
+
+fn bytes(ty: &TensorType) -> f64 {
+    elements(ty) * ty.dtype.size() as f64
+}
+
+/// Operations of a scalar function, those of its body counted.
+fn steps(program: &Program, s: ScalarId, depth: usize) -> f64 {
+    match &program.scalar(s).body {
+        ScalarBody::Term(t) if depth < 32 => t
+            .nodes
+            .iter()
+            .map(|n| match n {
+                hypatia_dsl::scalar::TermNode::Call { scalar, .. } => steps(program, *scalar, depth + 1),
+                _ => 0.0,
+            })
+            .sum(),
+        ScalarBody::Term(_) => 1.0,
+        ScalarBody::Builtin(b) => b.cost().operations,
+    }
+}
+
+/// Work of an op by its formulas, and by its types where it has none.
+fn op_work(
+    def: &OpDef,
+    builtin: Option<BuiltinOp>,
+    attrs: &[AttrValue],
+    operands: &[Option<TensorType>],
+    outs: &[TensorType],
+) -> Work {
+    let read: f64 = operands.iter().flatten().map(bytes).sum();
+    let write: f64 = outs.iter().map(bytes).sum();
+    let out_elements = outs.first().map_or(0.0, elements);
+    let flops = match builtin.map(|b| b.accumulator().unwrap_or(b)) {
+        Some(BuiltinOp::Matmul) => {
+            let k = operands.first().and_then(Option::as_ref).and_then(|t| t.shape.last()).and_then(Dim::as_const);
+            2.0 * out_elements * k.unwrap_or(1) as f64
+        }
+        Some(_) => operands.iter().flatten().map(elements).sum(),
+        // A row-wise body: a few operations an element for each reduction in it.
+        None => 8.0 * out_elements,
+    };
+    // A lookup reads what it finds, not the whole table.
+    let looks_up = matches!(builtin, Some(BuiltinOp::Gather | BuiltinOp::GatherElements | BuiltinOp::GatherNd));
+    let derived = Work { flops, read: if looks_up { read.min(2.0 * write) } else { read }, write };
+    let formulas = &def.cost;
+    if formulas.flops.is_none() && formulas.read.is_none() && formulas.write.is_none() {
+        return derived;
+    }
+    let bindings = bind(def, attrs, operands, outs);
+    let value = |f: &Option<AExpr>, otherwise: f64| {
+        let v = f.as_ref().and_then(|e| typing::eval(e, &bindings, &NoFacts));
+        match v {
+            Some(AttrValue::Dim(d)) => d.as_const().map_or(otherwise, |c| c as f64),
+            Some(AttrValue::Float(v)) if v.is_finite() && v >= 0.0 => v,
+            _ => otherwise,
+        }
+    };
+    Work {
+        flops: value(&formulas.flops, derived.flops),
+        read: value(&formulas.read, derived.read),
+        write: value(&formulas.write, derived.write),
+    }
+}
+
+/// The variables of an op's types, its attributes, and `out`.
+fn bind(def: &OpDef, attrs: &[AttrValue], operands: &[Option<TensorType>], outs: &[TensorType]) -> Bindings {
+    let mut bindings = Bindings::default();
+    bindings.values.extend(def.attrs().zip(attrs).map(|((i, _), v)| (VarId(i as u32), v.clone())));
+    let mut next = operands.iter();
+    for param in &def.params {
+        if let ParamKind::Tensor { ty, variadic: false, .. } = &param.kind
+            && let Some(Some(have)) = next.next()
+        {
+            let _ = typing::match_type(ty, have, &mut bindings);
+        }
+    }
+    if let (Some(i), Some(out)) = (def.vars.iter().position(|v| v.name == "out"), outs.first()) {
+        let shape = out.shape.iter().cloned().map(AttrValue::Dim).collect();
+        bindings.values.get_or_insert(VarId(i as u32), AttrValue::List(shape));
+    }
+    bindings
+}

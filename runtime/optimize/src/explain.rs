@@ -1,0 +1,683 @@
+//! Why a rule did not fire: the nearest miss, with the guard that failed and the values that it saw.
+//!
+//! In: a graph, options, the name of a rule (or of a family of rules), perhaps a node. Out: a [`WhyNot`], as data and
+//! as text. The rules are run first, so that the answer is about the graph as the rule would have met it. Holds
+//! always: every name in an answer is one that the user wrote or that the graph prints.
+
+use std::fmt;
+
+use egg::Id;
+use hypatia_dsl::ast::BinaryOp;
+use hypatia_dsl::ir::{AExpr, AttrValue, Head, OpDef, Pat, Program, Rule, VarId};
+use hypatia_dsl::kernel::short::is_short;
+use hypatia_dsl::program_print::{show_pat, show_rule_lines};
+use hypatia_dsl::spell::closest;
+use hypatia_dsl::typing::{self, show_expr, show_value};
+use rustc_hash::{FxHashMap, FxHashSet};
+use serde::Serialize;
+
+use super::Options;
+use super::analysis::{Sort, class_type};
+use super::apply::{Policy, Reject, apply, check, settle};
+use super::language::{EGraph, Payload};
+use super::matcher::{Match, MatchFacts, Miss, MissReason, Probe, search};
+use super::report::WRITTEN;
+use super::rewrites::{CompiledRule, SEARCH_LIMITS, Selection, compile};
+use super::session::Session;
+use hypatia_tensor::error::{Error, Result};
+use hypatia_graph::{ConstantFolder, Graph, NodeKind, show_number};
+
+/// The answer.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct WhyNot {
+    /// The rule that came nearest: of a family, the member.
+    pub rule: String,
+    /// The whole rule.
+    pub text: String,
+    /// Where: the node whose value the rule would have replaced.
+    pub at: Option<String>,
+    /// What happened there.
+    #[serde(flatten)]
+    pub verdict: Verdict,
+}
+
+/// What happened.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(tag = "verdict", rename_all = "kebab-case")]
+pub enum Verdict {
+    /// It did fire, and the result owes something to it.
+    Fired {
+        /// All places.
+        places: Vec<String>,
+    },
+    /// It fired, but the graph without it is cheaper.
+    CostLost {
+        /// Microseconds with it.
+        with: f64,
+        /// Microseconds without it.
+        without: f64,
+        /// Rules that fired there instead.
+        instead: Vec<String>,
+    },
+    /// Its pattern matched, but a guard did not hold.
+    Guard {
+        /// `requires` or `prefer`.
+        clause: String,
+        /// The part of the guard that is not true.
+        guard: String,
+        /// The values that it saw.
+        values: Vec<String>,
+    },
+    /// It matched, but could not be applied.
+    Rejected {
+        /// Why.
+        reason: String,
+    },
+    /// Its pattern did not match.
+    NoMatch {
+        /// What it wanted, and what was there.
+        reason: String,
+    },
+    /// It was not tried.
+    NotTried {
+        /// Why.
+        reason: String,
+    },
+}
+
+impl fmt::Display for WhyNot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let at = self.at.as_ref().map_or(String::new(), |a| format!(" at `{a}`"));
+        let rule = &self.rule;
+        match &self.verdict {
+            Verdict::Fired { places } => writeln!(f, "{rule} did fire, at {}", places.join(", "))?,
+            Verdict::CostLost { with, without, instead } if (with - without).abs() < 0.005 => {
+                let instead = fired_instead(instead);
+                writeln!(f, "{rule} matched{at}, but gains nothing: {with:.2} us with it and without it{instead}")?;
+            }
+            Verdict::CostLost { with, without, .. } if with < without => {
+                writeln!(
+                    f,
+                    "{rule} matched{at} and would gain, {with:.2} us with it, {without:.2} us without, but a ruleset was cut short \
+                     before it could: `hypatia explain` tells which, and why"
+                )?;
+            }
+            Verdict::CostLost { with, without, instead } => {
+                let instead = fired_instead(instead);
+                writeln!(
+                    f,
+                    "{rule} matched{at}, but the cost lost: {with:.2} us with it, {without:.2} us without{instead}"
+                )?;
+            }
+            Verdict::Guard { clause, guard, values } => {
+                writeln!(f, "{rule} matched{at}, but its guard does not hold:")?;
+                writeln!(f, "  {clause} {guard}")?;
+                for v in values {
+                    writeln!(f, "    {v}")?;
+                }
+            }
+            Verdict::Rejected { reason } => writeln!(f, "{rule} matched{at}, but was not applied: {reason}")?,
+            Verdict::NoMatch { reason } => {
+                match at.is_empty() {
+                    true => writeln!(f, "{rule} does not match anywhere:")?,
+                    false => writeln!(f, "{rule} does not match; it comes nearest{at}:")?,
+                }
+                writeln!(f, "  {reason}")?;
+            }
+            Verdict::NotTried { reason } => writeln!(f, "{rule} was not tried: {reason}")?,
+        }
+        writeln!(f, "\n  {}", self.text.replace('\n', "\n  "))
+    }
+}
+
+fn fired_instead(rules: &[String]) -> String {
+    if rules.is_empty() { String::new() } else { format!("; there {} fired", rules.join(", ")) }
+}
+
+/// Why a rule did not fire, at a node or anywhere.
+pub fn why_not(
+    graph: &Graph,
+    options: &Options,
+    folder: &'static dyn ConstantFolder,
+    rule: &str,
+    node: Option<&str>,
+) -> Result<WhyNot> {
+    let program = graph.program.clone();
+    let named: Vec<&Rule> = program.rules.iter().filter(|r| r.name == rule || r.base_name == rule).collect();
+    let Some(first) = named.first() else { return Err(Error::Input(no_such_rule(&program, rule))) };
+    let answer =
+        |r: &Rule, at, verdict| WhyNot { rule: r.name.clone(), text: show_rule_lines(&program, r), at, verdict };
+    let ruleset = program.rulesets.get(first.ruleset.index()).map_or("", |s| s.name.as_str());
+    let off = |n: &str| options.disabled.contains(n);
+    if options.no_rules || off(&first.base_name) || off(ruleset) || named.iter().all(|r| off(&r.name)) {
+        let reason = "rules are switched off for this run".to_string();
+        return Ok(answer(first, None, Verdict::NotTried { reason }));
+    }
+    if is_short(&program, first) {
+        let reason = "it is about generated kernels, not about graphs: `hypatia explain MODEL --target h200` lists where it fired";
+        return Ok(answer(first, None, Verdict::NotTried { reason: reason.into() }));
+    }
+    let mut session = Session::start(graph, options, folder)?;
+    session.run();
+    let only = node.map(|n| find_node(&session, n)).transpose()?;
+    let selection = Selection { disabled: options.disabled.clone(), approx: options.approx };
+    let rules: Vec<CompiledRule> = compile(&program, None, &selection)
+        .into_iter()
+        .filter(|r| r.rule().name == rule || r.rule().base_name == rule)
+        .filter(|r| only.is_none() || !r.terms)
+        .collect();
+    let mut asker = Asker { names: session.names(), session: &mut session, policy: Policy { approx: options.approx } };
+    if let Some(w) = asker.fired(rule, only) {
+        return Ok(w);
+    }
+    let best = rules.iter().filter_map(|r| asker.ask(r, only)).min_by_key(|(rank, _)| *rank);
+    match best {
+        Some((_, w)) => Ok(w),
+        None => {
+            let absent = absent_heads(asker.session.egraph(), first);
+            let reason = match absent.as_slice() {
+                [] => format!("no value of the graph is of the form {}", show_lhs(first, &program)),
+                heads => {
+                    format!("there is no {} in the graph, even after other rules have fired", heads.join(" and no "))
+                }
+            };
+            Ok(answer(first, None, Verdict::NoMatch { reason }))
+        }
+    }
+}
+
+fn show_lhs(rule: &Rule, program: &Program) -> String {
+    rule.lhs.iter().map(|p| format!("`{}`", show_pat(program, &rule.vars, p))).collect::<Vec<_>>().join(" and ")
+}
+
+/// At most so many names are listed in an error.
+const MAX_NAMES: usize = 10;
+
+/// The error for a rule that is not there, with what may have been meant.
+pub fn no_such_rule(program: &Program, rule: &str) -> String {
+    let rule = rule.strip_suffix("::*").unwrap_or(rule);
+    let names = |wanted: &dyn Fn(&Rule) -> bool| {
+        let mut names: Vec<&str> = program.rules.iter().filter(|r| wanted(r)).map(|r| r.base_name.as_str()).collect();
+        names.sort_unstable();
+        names.dedup();
+        let more = names.len().saturating_sub(MAX_NAMES);
+        names.truncate(MAX_NAMES);
+        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+        (!names.is_empty()).then(|| names.join(", ") + &more)
+    };
+    if !is_name(rule) {
+        return format!(
+            "`{rule}` is no name of a rule, such as fuse::unary or fuse::unary[relu]; to ask about a pattern, write it as a rule into a file, \
+             give the file with --rules, and ask for the rule's name"
+        );
+    }
+    let set = program.rulesets.iter().position(|s| s.name == rule);
+    if let Some(rules) = set.and_then(|at| names(&|r| r.ruleset.index() == at)) {
+        return format!("`{rule}` is a ruleset; name one of its rules: {rules}");
+    }
+    let all = || program.rules.iter().flat_map(|r| [r.name.as_str(), r.base_name.as_str()]);
+    if let Some(near) = closest(rule, all()) {
+        return format!("there is no rule `{rule}`; did you mean `{near}`?");
+    }
+    // A member that the family does not have, a name without its ruleset, another rule of the set.
+    let base = rule.split('[').next().unwrap_or(rule);
+    let last = base.rsplit("::").next().unwrap_or(base);
+    let family = program.rules.iter().any(|r| r.base_name == base);
+    if family {
+        let members: Vec<&str> =
+            program.rules.iter().filter(|r| r.base_name == base).map(|r| r.name.as_str()).take(MAX_NAMES).collect();
+        return format!("there is no rule `{rule}`; the family `{base}` has {}, ...", members.join(", "));
+    }
+    let similar = names(&|r| r.base_name.contains(last))
+        .or_else(|| names(&|r| r.base_name.split("::").next() == rule.split("::").next()));
+    match similar {
+        Some(names) => format!("there is no rule `{rule}`; there are {names}"),
+        None => {
+            let sets: Vec<&str> = program.rulesets.iter().map(|s| s.name.as_str()).collect();
+            format!("there is no rule `{rule}`; the rulesets are {} (is --rules FILE.hyp missing?)", sets.join(", "))
+        }
+    }
+}
+
+/// True for words between `::`, perhaps with the members of families in brackets.
+fn is_name(rule: &str) -> bool {
+    let (path, members_of) = rule.split_once('[').map_or((rule, None), |(path, rest)| (path, Some(rest)));
+    let word = |w: &str| !w.is_empty() && w.chars().all(|c| c.is_alphanumeric() || matches!(c, '_' | '.' | '\''));
+    let members = |m: &str| m.strip_suffix(']').is_some_and(|m| m.split(',').all(|w| w.trim().split("::").all(word)));
+    path.split("::").all(|w| w.split(':').all(word)) && members_of.is_none_or(members)
+}
+
+/// Heads of a pattern that stand nowhere in the graph: what makes it match nothing.
+fn absent_heads(egraph: &EGraph, rule: &Rule) -> Vec<String> {
+    fn walk(pat: &Pat, out: &mut Vec<Head>) {
+        match pat {
+            Pat::Node(n) => {
+                if !out.contains(&n.head) && matches!(n.head, Head::Op(_) | Head::Scalar(_)) {
+                    out.push(n.head);
+                }
+                // What stands inside an epilogue is no node of the graph.
+                n.args.iter().for_each(|p| walk(p, out));
+            }
+            Pat::Bind(_, p) | Pat::Typed(p, _) => walk(p, out),
+            // Of alternatives one is enough.
+            Pat::OneOf(_) | Pat::Any | Pat::Var(_) | Pat::Lit { .. } | Pat::Absent | Pat::Optional(_) => {}
+        }
+    }
+    let mut heads = Vec::new();
+    rule.lhs.iter().for_each(|p| walk(p, &mut heads));
+    let there = |head: &Head| {
+        egraph.classes().flat_map(|c| &c.nodes).any(|n| match (n.payload, head) {
+            (Payload::Op(op, _), Head::Op(wanted)) => op == *wanted,
+            (Payload::Scalar(s) | Payload::Call(s), Head::Scalar(wanted)) => s == *wanted,
+            _ => false,
+        })
+    };
+    let program = &egraph.analysis.program;
+    heads.iter().filter(|h| !there(h)).map(|h| format!("`{}`", head_name(program, *h))).collect()
+}
+
+/// The class of the node of that name, or of `%12`.
+fn find_node(session: &Session<'_>, node: &str) -> Result<Id> {
+    let graph = &session.graph;
+    let by_number = node.strip_prefix('%').and_then(|n| n.parse::<usize>().ok());
+    let index = match by_number {
+        Some(i) if i < graph.nodes.len() => Some(i),
+        // The last node of that name gives the value that the model's node gave: others are parts of it.
+        _ => graph
+            .nodes
+            .iter()
+            .rposition(|n| n.name == node || matches!(&n.kind, NodeKind::Input { name } if name == node)),
+    };
+    let Some(id) = index.and_then(|i| session.entered.values[i].first()) else {
+        let mut near: Vec<&str> =
+            graph.nodes.iter().map(|n| n.name.as_str()).filter(|n| !n.is_empty() && n.contains(node)).collect();
+        near.truncate(8);
+        let hint = if near.is_empty() { String::new() } else { format!("; there are {}", near.join(", ")) };
+        return Err(Error::Input(format!("the graph has no node `{node}`{hint}; `hypatia opt` prints their names")));
+    };
+    Ok(session.egraph().find(*id))
+}
+
+/// How near an answer is: smaller is nearer.
+type Rank = (u8, i64);
+const COST_LOST: Rank = (0, 0);
+/// Operands of a sum that are told.
+const MAX_SHOWN: usize = 6;
+/// Matches of one rule whose cost is worked out.
+const MAX_COSTED: usize = 8;
+
+struct Asker<'s, 'o> {
+    session: &'s mut Session<'o>,
+    names: FxHashMap<Id, String>,
+    policy: Policy,
+}
+
+impl Asker<'_, '_> {
+    /// The answer if it fired after all.
+    fn fired(&self, rule: &str, only: Option<Id>) -> Option<WhyNot> {
+        let program = &self.session.graph.program;
+        let egraph = self.session.egraph();
+        let mut places = Vec::new();
+        let mut which = None;
+        for (t, kept) in self.session.traces.iter().zip(self.session.kept()) {
+            let r = &program.rules[t.rule.index()];
+            let here = only.is_none_or(|o| t.roots.iter().any(|c| egraph.find(*c) == o));
+            if kept && here && (r.name == rule || r.base_name == rule) {
+                let names = self.session.places(&self.names, t);
+                let place = if names.is_empty() { WRITTEN.to_string() } else { format!("`{}`", names.join("`, `")) };
+                if !places.contains(&place) {
+                    places.push(place);
+                }
+                which.get_or_insert(r);
+            }
+        }
+        let r = which?;
+        let verdict = Verdict::Fired { places };
+        Some(WhyNot { rule: r.name.clone(), text: show_rule_lines(program, r), at: None, verdict })
+    }
+
+    /// Rules but this one that gave what was chosen for a class, in the order in which they fired.
+    fn fired_at(&self, class: Id, but: &Rule) -> Vec<String> {
+        let egraph = self.session.egraph();
+        let class = egraph.find(class);
+        let mut rules: Vec<String> = Vec::new();
+        for (t, kept) in self.session.traces.iter().zip(self.session.kept()) {
+            let name = &self.session.graph.program.rules[t.rule.index()].name;
+            let here = kept && t.roots.iter().any(|c| egraph.find(*c) == class);
+            if here && *name != but.name && !rules.contains(name) {
+                rules.push(name.clone());
+            }
+        }
+        rules
+    }
+
+    /// The nearest miss of one rule.
+    fn ask(&mut self, compiled: &CompiledRule, only: Option<Id>) -> Option<(Rank, WhyNot)> {
+        let rule = compiled.rule();
+        let what = compiled.searchable();
+        let mut probe = Probe { only, best: None };
+        let found =
+            search(&self.session.view(), &what, &FxHashSet::default(), 0, SEARCH_LIMITS, None, Some(&mut probe));
+        let mut best: Option<(Rank, WhyNot)> = None;
+        let mut costed = 0;
+        for m in found.matches {
+            // Extracting anew is what takes time; a few places are enough to tell by how much a rule loses.
+            if costed >= MAX_COSTED {
+                break;
+            }
+            let at = self.names.get(&self.session.egraph().find(m.roots[0])).cloned();
+            let (rank, verdict) = self.judge(compiled, m);
+            costed += usize::from(rank == COST_LOST);
+            if best.as_ref().is_none_or(|(r, _)| rank < *r) {
+                let text = show_rule_lines(&self.session.graph.program, rule);
+                best = Some((rank, WhyNot { rule: rule.name.clone(), text, at, verdict }));
+            }
+        }
+        best.or_else(|| {
+            let miss = probe.best?;
+            let egraph = self.session.egraph();
+            let at = self.names.get(&egraph.find(miss.root)).cloned();
+            let verdict = Verdict::NoMatch { reason: self.miss(rule, &miss) };
+            let text = show_rule_lines(&self.session.graph.program, rule);
+            Some(((9, -(miss.progress as i64)), WhyNot { rule: rule.name.clone(), text, at, verdict }))
+        })
+    }
+
+    /// What became of a match.
+    fn judge(&mut self, compiled: &CompiledRule, mut m: Match) -> (Rank, Verdict) {
+        let rule = compiled.rule();
+        if !m.pending.is_empty() {
+            let egraph = &mut self.session.entered.egraph;
+            let settled = settle(egraph, &mut m, usize::MAX);
+            egraph.rebuild();
+            if let Err(reject) = settled {
+                return self.rejected(rule, &m, &reject);
+            }
+        }
+        if let Err(reject) = check(self.session.egraph(), &self.session.search.candidate, rule, &mut m, self.policy) {
+            return self.rejected(rule, &m, &reject);
+        }
+        let root = m.roots[0];
+        let before = self.session.cost_with(root, None);
+        let instead = self.fired_at(root, rule);
+        let applied = {
+            let egraph = &mut self.session.entered.egraph;
+            let applied = apply(egraph, rule, compiled.terms, &m, usize::MAX);
+            egraph.rebuild();
+            applied
+        };
+        self.names = self.session.names();
+        match applied {
+            Err(reject) => self.rejected(rule, &m, &reject),
+            Ok(applied) => {
+                let with = self.session.cost_with(root, applied.built.first());
+                match with.zip(before) {
+                    Some((with, without)) => (COST_LOST, Verdict::CostLost { with, without, instead }),
+                    None => {
+                        let reason = "what it builds would contain itself".to_string();
+                        ((4, 0), Verdict::Rejected { reason })
+                    }
+                }
+            }
+        }
+    }
+
+    /// Facts of what a match binds.
+    fn facts<'m>(&'m self, m: &'m Match) -> MatchFacts<'m> {
+        let candidate = &self.session.search.candidate;
+        MatchFacts { egraph: self.session.egraph(), slots: &m.slots, device: None, candidate }
+    }
+
+    fn rejected(&self, rule: &Rule, m: &Match, reject: &Reject) -> (Rank, Verdict) {
+        let guard = |clause: &str, guard: &AExpr| {
+            let facts = self.facts(m);
+            let part = failing(guard, &|e| typing::eval(e, &m.values, &facts));
+            let values = self.values(rule, m, part);
+            Verdict::Guard { clause: clause.to_string(), guard: show_expr(&rule.vars, part), values }
+        };
+        match reject {
+            Reject::Prefer(i) => ((1, -(*i as i64)), guard("prefer", &rule.prefer[*i])),
+            Reject::Requires(i) => ((2, -(*i as i64)), guard("requires", &rule.requires[*i])),
+            Reject::Claim(dtype) => {
+                let reason = format!(
+                    "the rule makes no claim for {dtype} that this run accepts (approximations are allowed by --approx)"
+                );
+                ((3, 0), Verdict::Rejected { reason })
+            }
+            Reject::Let(v) => {
+                let name = rule.vars.get(v.index()).map_or("?", |v| v.name.as_str());
+                let values = rule.lets.iter().find(|(w, _)| w == v).map(|(_, e)| {
+                    format!(
+                        "`let {name} = {}` has no value: {}",
+                        show_expr(&rule.vars, e),
+                        self.values(rule, m, e).join(", ")
+                    )
+                });
+                ((5, 0), Verdict::Rejected { reason: values.unwrap_or_default() })
+            }
+            Reject::Type(reason) | Reject::Lost(reason) => ((4, 0), Verdict::Rejected { reason: reason.clone() }),
+            Reject::NotConstant => {
+                ((4, 0), Verdict::Rejected { reason: "`build(...)` is over something that is not a constant".into() })
+            }
+            Reject::Budget => ((6, 0), Verdict::Rejected { reason: "the e-graph is full".into() }),
+        }
+    }
+
+    /// The values that a guard saw, one line each.
+    fn values(&self, rule: &Rule, m: &Match, guard: &AExpr) -> Vec<String> {
+        let var = |v: VarId| rule.vars.get(v.index()).map_or("?", |v| v.name.as_str());
+        let mut out: Vec<String> = Vec::new();
+        let mut leaves = Vec::new();
+        collect(guard, &mut leaves);
+        for leaf in leaves {
+            let shown = show_expr(&rule.vars, leaf);
+            let facts = self.facts(m);
+            let value = typing::eval(leaf, &m.values, &facts);
+            let value = value.map_or("is not known".to_string(), |v| format!("is {}", show_value(&v)));
+            let value = match leaf {
+                // Uses are counted on the graph that is the best so far.
+                AExpr::Fact(hypatia_dsl::ir::Fact::Uses, _) if value == "is not known" => {
+                    "is 0 in the graph chosen so far".to_string()
+                }
+                _ => value,
+            };
+            let line = match leaf {
+                AExpr::Fact(_, v) => {
+                    let what = m.class(*v).map_or("absent".to_string(), |id| self.describe(id));
+                    format!("{shown} {value}: {} is {what}", var(*v))
+                }
+                AExpr::SameAccumulator(t, ..) => {
+                    let what = m.class(*t).map_or("absent".to_string(), |id| self.describe(id));
+                    format!("{shown} {value}: {} is {what}", var(*t))
+                }
+                _ => format!("{shown} {value}"),
+            };
+            if !out.contains(&line) {
+                out.push(line);
+            }
+        }
+        out
+    }
+
+    /// A class in words: what kind of value, its name, its type.
+    fn describe(&self, id: Id) -> String {
+        describe(self.session.egraph(), &self.names, &self.session.graph, id)
+    }
+
+    /// What the pattern wanted where it stopped, and what was there.
+    fn miss(&self, rule: &Rule, miss: &Miss) -> String {
+        let program = &self.session.graph.program;
+        let egraph = self.session.egraph();
+        let there = self.describe(miss.class);
+        let attr_name = |head: Head, i: usize| match head {
+            Head::Op(op) => program.op(op).attrs().nth(i).map_or("?".to_string(), |(_, p)| p.name.clone()),
+            _ => "to".to_string(),
+        };
+        match &miss.reason {
+            MissReason::Head(n) => {
+                let wanted = show_pat(program, &rule.vars, &Pat::Node(n.clone()));
+                let leaf = |n: &super::language::Node| matches!(n.payload, Payload::Leaf(_) | Payload::Splat(..));
+                match egraph[egraph.find(miss.class)].nodes.iter().all(leaf) {
+                    true => format!("`{wanted}` is wanted, but there is {there}"),
+                    false => format!("`{wanted}` is wanted, but {there} is {}", heads(egraph, miss.class)),
+                }
+            }
+            MissReason::Literal(v) => format!("the number {} is wanted, but there is {there}", show_number(*v)),
+            MissReason::Type => format!("{there} is not of the type that is wanted"),
+            MissReason::Same(v, to) => {
+                let name = rule.vars.get(v.index()).map_or("?", |v| v.name.as_str());
+                format!("`{name}` stands for {} already, but here is {there}", self.describe(*to))
+            }
+            MissReason::Attr(head, i, have) => {
+                let name = head_name(program, *head);
+                format!(
+                    "`{name}` of {there} has {} = {}, which the pattern does not allow",
+                    attr_name(*head, *i),
+                    show_value(have)
+                )
+            }
+            MissReason::Term(pat, head, parts) => {
+                let wanted = show_pat(program, &rule.vars, pat);
+                let parts: Vec<String> = parts.iter().take(MAX_SHOWN).map(|p| self.describe(*p)).collect();
+                let name = head_name(program, *head);
+                format!(
+                    "`{wanted}` is wanted as an operand of `{name}`, in any order; {there} has {}",
+                    parts.join(" and ")
+                )
+            }
+            MissReason::Region(v, pat, over) => {
+                let name = rule.vars.get(v.index()).map_or("?", |v| v.name.as_str());
+                let wanted = show_pat(program, &rule.vars, pat);
+                let over: Vec<String> = over.iter().take(MAX_SHOWN).map(|c| self.describe(*c)).collect();
+                let found = match over.is_empty() {
+                    true => "is no pointwise work".to_string(),
+                    false => format!("is pointwise work over {}", over.join(" and ")),
+                };
+                format!("`{name}` stands for pointwise work over `{wanted}`, but {there} {found}")
+            }
+            MissReason::Arity(head, n) => format!("`{}` has {n} operands there", head_name(program, *head)),
+            MissReason::Presence(true) => "an operand is wanted that is absent".to_string(),
+            MissReason::Presence(false) => format!("an operand must be absent, but is {there}"),
+            MissReason::Root(n) => {
+                let wanted = rule.lhs.get(*n).map_or(String::new(), |p| show_pat(program, &rule.vars, p));
+                format!("a first root is {there}, but there is no other value `{wanted}` beside it")
+            }
+        }
+    }
+}
+
+/// The part of a guard that makes it not true: of a conjunction the first member that is not.
+fn failing<'g>(guard: &'g AExpr, eval: &dyn Fn(&AExpr) -> Option<AttrValue>) -> &'g AExpr {
+    let holds = |e: &AExpr| eval(e) == Some(AttrValue::Bool(true));
+    match guard {
+        AExpr::Binary(BinaryOp::And, a, _) if !holds(a) => failing(a, eval),
+        AExpr::Binary(BinaryOp::And, _, b) => failing(b, eval),
+        other => other,
+    }
+}
+
+/// Facts and variables of an expression, in order.
+fn collect<'g>(e: &'g AExpr, out: &mut Vec<&'g AExpr>) {
+    match e {
+        AExpr::Fact(..) | AExpr::SameAccumulator(..) | AExpr::Var(_) | AExpr::Device(_) => {
+            if !out.contains(&e) {
+                out.push(e);
+            }
+        }
+        AExpr::Value(_) => {}
+        AExpr::List(l) | AExpr::Call(_, l) => l.iter().for_each(|x| collect(x, out)),
+        AExpr::Spread(a) | AExpr::Neg(a) | AExpr::Not(a) => collect(a, out),
+        AExpr::Index(a, b) | AExpr::Binary(_, a, b) => {
+            collect(a, out);
+            collect(b, out);
+        }
+        AExpr::Comprehension { over, .. } => collect(over, out),
+        AExpr::If(a, b, c) => {
+            collect(a, out);
+            collect(b, out);
+            collect(c, out);
+        }
+    }
+}
+
+fn head_name(program: &Program, head: Head) -> String {
+    match head {
+        Head::Op(op) => program.op(op).name.clone(),
+        Head::Scalar(s) => program.scalar(s).name.clone(),
+        Head::Acc => "acc".into(),
+        Head::In(_) => "in".into(),
+        Head::TermCast => "cast".into(),
+        Head::Region(_) => "pointwise work".into(),
+    }
+}
+
+/// What the nodes of a class are: `a mul`, `an input`, `a matmul or a gemm`.
+fn heads(egraph: &EGraph, id: Id) -> String {
+    let program = &egraph.analysis.program;
+    let op = |d: &OpDef| format!("`{}`", d.name);
+    let mut out: Vec<String> = Vec::new();
+    for n in &egraph[egraph.find(id)].nodes {
+        let name = match n.payload {
+            Payload::Op(o, _) => op(program.op(o)),
+            Payload::Scalar(s) | Payload::Call(s) => format!("`{}`", program.scalar(s).name),
+            Payload::Leaf(l) if egraph.analysis.leaf(l).constant => "a weight".into(),
+            Payload::Leaf(_) => "an input".into(),
+            Payload::Splat(..) | Payload::Lit(_) => "a number".into(),
+            Payload::Absent => "absent".into(),
+            Payload::Output(_) => "one of several results".into(),
+            Payload::Acc => "`acc`".into(),
+            Payload::In(_) => "`in(...)`".into(),
+            Payload::TermCast(_) => "`cast`".into(),
+        };
+        if !out.contains(&name) {
+            out.push(name);
+        }
+    }
+    let shown = out.len().min(6);
+    out[..shown].join(" or ")
+}
+
+/// A class in words.
+fn describe(egraph: &EGraph, names: &FxHashMap<Id, String>, graph: &Graph, id: Id) -> String {
+    let id = egraph.find(id);
+    let data = &egraph[id].data;
+    let Some(ty) = class_type(egraph, id) else {
+        return match data.sort {
+            Sort::Term(_) => format!("the epilogue `{}`", show_term_class(egraph, id, 0)),
+            Sort::Absent => "absent".into(),
+            _ => "several results".into(),
+        };
+    };
+    if let Some(v) = data.value() {
+        return format!("the constant {} ({ty})", show_number(v));
+    }
+    let input = egraph[id].nodes.iter().find_map(|n| match n.payload {
+        Payload::Leaf(l) if !egraph.analysis.leaf(l).constant => Some(&graph.node(egraph.analysis.leaf(l).node).name),
+        _ => None,
+    });
+    let kind = match (input, data.constant) {
+        (Some(_), _) => "the input",
+        (None, true) => "the constant",
+        (None, false) => "the activation",
+    };
+    match names.get(&id) {
+        Some(name) => format!("{kind} `{}` {ty}", name.trim_start_matches('%')),
+        None => format!("{kind} {} {ty}", heads(egraph, id)),
+    }
+}
+
+fn show_term_class(egraph: &EGraph, id: Id, depth: usize) -> String {
+    let program = &egraph.analysis.program;
+    let Some(n) = egraph[egraph.find(id)].nodes.iter().min_by_key(|n| n.children.len()) else { return "?".into() };
+    if depth > 5 {
+        return "...".into();
+    }
+    let args = || n.children.iter().map(|c| show_term_class(egraph, *c, depth + 1)).collect::<Vec<_>>().join(", ");
+    match n.payload {
+        Payload::Acc => "acc".into(),
+        Payload::Lit(b) => show_number(f64::from_bits(b)),
+        Payload::Call(s) => format!("{}({})", program.scalar(s).name, args()),
+        Payload::TermCast(t) => format!("cast<{t}>({})", args()),
+        _ => "in(...)".into(),
+    }
+}

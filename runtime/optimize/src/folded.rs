@@ -1,0 +1,515 @@
+//! Constants that a rule computes before any run, and what their element type loses of them.
+//!
+//! In: a scalar function of constants, its result's type, and where the result stands. Out: what is lost, in words, or
+//! nothing. Holds always: a function of finite operands that is reported as kept is finite; whatever is not 0 and can spoil the
+//! result as a factor keeps its digits. Functions of integers lose nothing that they do not lose in a run.
+//!
+//! `(x * c) * d` is `x * (c * d)` as real numbers, but 1e-4 * 3e-4 is half of the smallest f16, and 300 * 300 is more than
+//! the largest, where `x * c * d` may well be an ordinary number. Nothing later sees that: the constant is what the graph
+//! then says. So it is asked where a constant is made.
+//!
+//! * Too large is lost wherever it stands.
+//! * A *summand* that is too small loses what any sum of that type loses: the result is no better than a unit of the
+//!   smallest numbers either way.
+//! * A *factor* scales results, so each of its elements must keep its digits: one that is below the normal numbers and rounded
+//!   there is lost.
+//! * A *weight*, an operand of a product or a convolution, is summed with others. Of f16 weights around 0.02 some always lie below
+//!   the normal numbers, scaled or not, and mean no less for it. What is rounded there is off by half a unit of the smallest normal number
+//!   at most, so that the others drown it as long as one of them is normal: the largest of those that are summed must be.
+//!   Which are summed is not known, but those along an axis that one of the operands lacks include them: a scale that
+//!   differed along a sum could not have been moved into it.
+//!
+//! An operand that is below the normal numbers itself has lost its digits before, and nothing is asked of what it makes: channels that
+//! died in training hold such numbers.
+
+use std::sync::Arc;
+
+use hypatia_dsl::builtin::BuiltinScalar;
+use hypatia_dsl::dtype::{DType, Kind};
+use hypatia_dsl::ir::{AExpr, Fact, Head, OpBody, Program, Rule, ScalarBody, ScalarId};
+use hypatia_dsl::scalar;
+
+use super::facts::asks_for;
+use hypatia_graph::show_number;
+use hypatia_tensor::tensor::Tensor;
+
+/// What a constant is to what it becomes part of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Place {
+    /// It is added.
+    Summand,
+    /// It scales, or goes into another function.
+    Factor,
+    /// It is an operand of an op, which sums products of it.
+    Weight,
+}
+
+impl Place {
+    /// That of an operand of such an application, which itself stands there.
+    pub fn under(self, program: &Program, head: Head) -> Place {
+        match head {
+            Head::Op(op) => match &program.op(op).body {
+                OpBody::Builtin(b) if b.multiplies() => Place::Weight,
+                // Views and their like pass on what they are given.
+                OpBody::Builtin(_) => self,
+                OpBody::Defined(_) => Place::Factor,
+            },
+            Head::Scalar(s) => match program.scalar(s).body {
+                ScalarBody::Builtin(BuiltinScalar::Add | BuiltinScalar::Sub) => Place::Summand,
+                // What becomes of a weight is summed all the same.
+                _ if self == Place::Weight => Place::Weight,
+                _ => Place::Factor,
+            },
+            Head::Acc | Head::In(_) | Head::TermCast | Head::Region(_) => Place::Factor,
+        }
+    }
+}
+
+/// A constant operand.
+#[derive(Clone)]
+pub enum Operand {
+    /// All elements are this number of that type.
+    Number(DType, f64),
+    /// Elements of their own.
+    Tensor(Arc<Tensor>),
+}
+
+impl Operand {
+    fn dtype(&self) -> DType {
+        match self {
+            Operand::Number(d, _) => *d,
+            Operand::Tensor(t) => t.dtype(),
+        }
+    }
+
+    fn shape(&self) -> &[usize] {
+        match self {
+            Operand::Number(..) => &[],
+            Operand::Tensor(t) => t.shape(),
+        }
+    }
+
+    fn elements(&self) -> Vec<f64> {
+        match self {
+            Operand::Number(_, v) => vec![*v],
+            Operand::Tensor(t) => t.to_f64(),
+        }
+    }
+}
+
+/// A scalar function of constants.
+pub struct Folded<'a> {
+    /// Whose scalar it is.
+    pub program: &'a Program,
+    /// The function.
+    pub scalar: ScalarId,
+    /// Its operands.
+    pub operands: &'a [Operand],
+    /// The type of the result.
+    pub dtype: DType,
+    /// The shape of the result: what the operands' shapes broadcast to.
+    pub shape: &'a [usize],
+}
+
+impl Folded<'_> {
+    /// What is lost of it where it stands, in words.
+    pub fn loss(&self, place: Place) -> Option<String> {
+        let floats = self.dtype.is_float() && self.operands.iter().all(|o| o.dtype().is_float());
+        if !floats || self.product_is_kept() {
+            return None;
+        }
+        // Of each group the largest element, and one that is lost.
+        let mut groups: Vec<(f64, Option<f64>)> = vec![(0.0, None); self.groups().1];
+        let mut too_large = None;
+        self.each(|group, x, kept| {
+            if kept == Kept::TooLarge {
+                too_large = Some(x);
+            }
+            if let Some((largest, lost)) = groups.get_mut(group) {
+                *largest = largest.max(x.abs());
+                *lost = lost.or((kept == Kept::TooSmall).then_some(x));
+            }
+        });
+        let least = smallest_normal(self.dtype);
+        let spoils = |(largest, lost): &(f64, Option<f64>)| match place {
+            Place::Summand => None,
+            Place::Factor => *lost,
+            Place::Weight => lost.filter(|_| *largest < least),
+        };
+        too_large.or_else(|| groups.iter().find_map(spoils)).map(|x| self.told(x))
+    }
+
+    /// For each element the largest one of those that it is summed with, as far as is known: its loss is to be seen beside these.
+    pub fn beside(&self) -> Vec<f64> {
+        let (mut of, mut largest) = (Vec::new(), vec![0.0f64; self.groups().1]);
+        self.each(|group, x, _| {
+            of.push(group);
+            largest[group] = largest[group].max(x.abs());
+        });
+        of.into_iter().map(|g| largest[g]).collect()
+    }
+
+    /// By how much the number of the group changes along each axis, and how many groups there are.
+    fn groups(&self) -> (Vec<usize>, usize) {
+        let whole = |axis: usize, size: usize| {
+            let has = |o: &Operand| o.shape().iter().rev().nth(self.shape.len() - 1 - axis) == Some(&size);
+            size == 1 || self.operands.iter().all(has)
+        };
+        let mut strides = vec![0; self.shape.len()];
+        let mut count = 1;
+        for (axis, size) in self.shape.iter().enumerate().rev().filter(|(axis, size)| whole(*axis, **size)) {
+            strides[axis] = count;
+            count *= size;
+        }
+        (strides, count)
+    }
+
+    /// All elements in order: of which group, as a real number, and what is kept of it.
+    fn each(&self, mut f: impl FnMut(usize, f64, Kept)) {
+        let elements: Vec<Vec<f64>> = self.operands.iter().map(Operand::elements).collect();
+        let mut steps: Vec<Vec<usize>> = self.operands.iter().map(|o| strides(o.shape(), self.shape)).collect();
+        steps.push(self.groups().0);
+        let mut at = Odometer::new(self.shape, steps);
+        let mut args = vec![0.0; elements.len()];
+        for _ in 0..self.shape.iter().product::<usize>() {
+            let (group, offsets) = at.offsets.split_last().map_or((0, &[][..]), |(g, o)| (*g, o));
+            for ((arg, of), offset) in args.iter_mut().zip(&elements).zip(offsets) {
+                *arg = of.get(*offset).copied().unwrap_or(f64::NAN);
+            }
+            let x = self.value(&args);
+            f(group, x, self.keeps(x, &args));
+            at.step();
+        }
+    }
+
+    /// True if it is the product of two operands, no two elements of which have a product outside of the normal numbers. This is so of
+    /// nearly all weights in f32, and told in one pass over their bits.
+    fn product_is_kept(&self) -> bool {
+        let ScalarBody::Builtin(BuiltinScalar::Mul) = self.program.scalar(self.scalar).body else { return false };
+        let [a, b] = self.operands else { return false };
+        let (Some(a), Some(b)) = (extent(a), extent(b)) else { return false };
+        a.0 * b.0 >= smallest_normal(self.dtype) && a.1 * b.1 <= self.dtype.largest()
+    }
+
+    /// An element as a real number; NaN where that cannot be said.
+    fn value(&self, args: &[f64]) -> f64 {
+        match &self.program.scalar(self.scalar).body {
+            ScalarBody::Builtin(f) if f.result() == Kind::Number && f.params().iter().all(|k| *k == Kind::Number) => {
+                let at = |i: usize| args.get(i).copied().unwrap_or(0.0);
+                scalar::float(*f, at(0), at(1))
+            }
+            ScalarBody::Builtin(f) => {
+                let args: Vec<scalar::Value> = args.iter().map(|v| scalar::Value::F(*v)).collect();
+                scalar::apply(*f, &args, scalar::Precision::F64).to_f64()
+            }
+            ScalarBody::Term(term) => scalar::eval_f64(self.program, term, args).unwrap_or(f64::NAN),
+        }
+    }
+
+    fn keeps(&self, x: f64, args: &[f64]) -> Kept {
+        if args.iter().any(|v| !v.is_finite()) {
+            return Kept::AsWell;
+        }
+        // f64 has nothing wider: what a product or a quotient of numbers other than 0 has there is taken for rounded.
+        let product = matches!(
+            self.program.scalar(self.scalar).body,
+            ScalarBody::Builtin(BuiltinScalar::Mul | BuiltinScalar::Div)
+        );
+        let kept = match x.abs() {
+            v if !(self.dtype == DType::F64 && product && args.iter().all(|v| *v != 0.0)) => holds(self.dtype, v),
+            v if v.is_infinite() => Kept::TooLarge,
+            v if v < f64::MIN_POSITIVE => Kept::TooSmall,
+            _ => Kept::AsWell,
+        };
+        let poor = || args.iter().zip(self.operands).any(|(v, o)| is_subnormal(o.dtype(), *v));
+        if kept == Kept::TooSmall && poor() { Kept::AsWell } else { kept }
+    }
+
+    fn told(&self, x: f64) -> String {
+        let name = &self.program.scalar(self.scalar).name;
+        match self.dtype {
+            DType::F64 => {
+                format!("a constant would leave the range of f64: `{name}` of constants is {}", show_number(x))
+            }
+            d => format!(
+                "a constant would leave the range of {d}: `{name}` of constants is {}, of which {d} keeps {}",
+                show_number(x),
+                show_number(d.round(x))
+            ),
+        }
+    }
+}
+
+/// What a type keeps of a number.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Kept {
+    /// As much as of any other.
+    AsWell,
+    TooLarge,
+    TooSmall,
+}
+
+/// True if an expression of a rule's right side computes a number from the values of constants: other numbers are those of the
+/// text or of attributes, which mean what they are rounded to.
+pub fn is_of_values(rule: &Rule, e: &AExpr) -> bool {
+    let asks = |e: &AExpr| asks_for(e, &|fact| fact == Fact::Value);
+    !matches!(e, AExpr::Value(_)) && (asks(e) || rule.lets.iter().any(|(_, e)| asks(e)))
+}
+
+/// What is lost of a number that a rule computed from these constants, in words.
+pub fn number_loss(dtype: DType, x: f64, of: &[(DType, f64)]) -> Option<String> {
+    if !dtype.is_float() || of.iter().any(|(_, v)| !v.is_finite()) {
+        return None;
+    }
+    let lost = match holds(dtype, x) {
+        _ if !x.is_finite() => true,
+        // f64 has nothing wider: whether it was rounded is not known.
+        _ if dtype == DType::F64 && x.abs() < f64::MIN_POSITIVE => of.iter().all(|(_, v)| v.is_normal()),
+        Kept::AsWell => false,
+        Kept::TooLarge => true,
+        Kept::TooSmall => !of.iter().any(|(d, v)| is_subnormal(*d, *v)),
+    };
+    lost.then(|| {
+        let kept = show_number(dtype.round(x));
+        format!("a number would leave the range of {dtype}: of {} it keeps {kept}", show_number(x))
+    })
+}
+
+/// True for numbers other than 0 that a float type holds with less than all of its digits.
+fn is_subnormal(dtype: DType, v: f64) -> bool {
+    v != 0.0 && v.abs() < smallest_normal(dtype)
+}
+
+fn holds(dtype: DType, x: f64) -> Kept {
+    if x.abs() >= smallest_normal(dtype) && x.abs() <= dtype.largest() {
+        return Kept::AsWell;
+    }
+    let rounded = dtype.round(x);
+    match () {
+        () if !x.is_finite() => Kept::AsWell,
+        () if !rounded.is_finite() => Kept::TooLarge,
+        () if is_subnormal(dtype, x) && rounded != x => Kept::TooSmall,
+        () => Kept::AsWell,
+    }
+}
+
+/// The smallest number that a float type holds with all of its digits.
+pub fn smallest_normal(dtype: DType) -> f64 {
+    match dtype {
+        DType::F64 => f64::MIN_POSITIVE,
+        DType::F16 => 2f64.powi(-14),
+        DType::F32 | DType::BF16 => f64::from(f32::MIN_POSITIVE),
+        _ => 0.0,
+    }
+}
+
+/// The smallest and the largest magnitude of the normal numbers among the elements; `None` if there are none.
+fn extent(operand: &Operand) -> Option<(f64, f64)> {
+    macro_rules! scan {
+        ($t:ty, $of:expr, $bits:ty, $fraction:expr, $exponent:expr) => {{
+            let (mut least, mut largest) = (<$bits>::MAX, 0);
+            for bits in $of {
+                let magnitude: $bits = bits & (<$bits>::MAX >> 1);
+                let normal = (1 << $fraction..$exponent << $fraction).contains(&magnitude);
+                least = least.min(if normal { magnitude } else { <$bits>::MAX });
+                largest = largest.max(if normal { magnitude } else { 0 });
+            }
+            (largest > 0).then(|| (f64::from(<$t>::from_bits(least)), f64::from(<$t>::from_bits(largest))))
+        }};
+    }
+    let tensor = match operand {
+        Operand::Number(dtype, v) => {
+            return (*v != 0.0 && v.is_finite() && !is_subnormal(*dtype, *v)).then(|| (v.abs(), v.abs()));
+        }
+        Operand::Tensor(t) => t,
+    };
+    if let Some(of) = tensor.as_slice::<f32>() {
+        scan!(f32, of.iter().map(|v| v.to_bits()), u32, 23, 0xff)
+    } else if let Some(of) = tensor.as_slice::<half::f16>() {
+        scan!(half::f16, of.iter().map(|v| v.to_bits()), u16, 10, 0x1f)
+    } else if let Some(of) = tensor.as_slice::<half::bf16>() {
+        scan!(half::bf16, of.iter().map(|v| v.to_bits()), u16, 7, 0xff)
+    } else {
+        scan!(f64, tensor.as_slice::<f64>()?.iter().map(|v| v.to_bits()), u64, 52, 0x7ff)
+    }
+}
+
+/// By how much the place in an operand moves where that in the result moves by one, along each axis.
+fn strides(shape: &[usize], out: &[usize]) -> Vec<usize> {
+    let missing = out.len().saturating_sub(shape.len());
+    let mut stride = 1;
+    let mut strides = vec![0; out.len()];
+    for (axis, size) in shape.iter().enumerate().rev() {
+        if *size != 1
+            && let Some(s) = strides.get_mut(axis + missing)
+        {
+            *s = stride;
+        }
+        stride *= size;
+    }
+    strides
+}
+
+/// Places in all operands for each element of the result in turn.
+struct Odometer<'a> {
+    shape: &'a [usize],
+    index: Vec<usize>,
+    strides: Vec<Vec<usize>>,
+    offsets: Vec<usize>,
+}
+
+impl<'a> Odometer<'a> {
+    fn new(shape: &'a [usize], strides: Vec<Vec<usize>>) -> Odometer<'a> {
+        Odometer { shape, index: vec![0; shape.len()], offsets: vec![0; strides.len()], strides }
+    }
+
+    fn step(&mut self) {
+        for axis in (0..self.shape.len()).rev() {
+            self.index[axis] += 1;
+            let carry = self.index[axis] == self.shape[axis];
+            for (offset, strides) in self.offsets.iter_mut().zip(&self.strides) {
+                *offset += strides[axis];
+                if carry {
+                    *offset -= strides[axis] * self.shape[axis];
+                }
+            }
+            if !carry {
+                return;
+            }
+            self.index[axis] = 0;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::sync::LazyLock;
+
+    use super::*;
+    use DType::{BF16, F16, F32, F64, I32};
+
+    fn tensor(dtype: DType, shape: &[usize], elements: &[f64]) -> Operand {
+        Operand::Tensor(Arc::new(Tensor::from_f64(dtype, shape, elements).unwrap()))
+    }
+
+    fn loses(f: BuiltinScalar, dtype: DType, operands: &[Operand], shape: &[usize], place: Place) -> bool {
+        static PROGRAM: LazyLock<Arc<Program>> = LazyLock::new(|| hypatia_library::load(&[]).unwrap());
+        let program = &**PROGRAM;
+        let scalar = program.builtin_scalar(f).unwrap();
+        Folded { program, scalar, operands, dtype, shape }.loss(place).is_some()
+    }
+
+    /// Numbers at which types begin and end: what f32, f16 and bf16 keep of a product is told by multiplying in f64 and rounding.
+    #[test]
+    fn factors_are_lost_where_rounding_takes_their_digits() {
+        let numbers = [0.0, 1e-4, -3e-4, 0.3, 1.0, 250.0, -300.0, 1e-25, 1e15, 3e37, 6.1e-5];
+        let mut lost = 0;
+        for dtype in [F16, BF16, F32] {
+            for (a, b) in numbers.iter().flat_map(|a| numbers.iter().map(move |b| (dtype.round(*a), dtype.round(*b)))) {
+                if !a.is_finite() || !b.is_finite() || [a, b].iter().any(|v| is_subnormal(dtype, *v)) {
+                    continue;
+                }
+                let (x, r) = (a * b, dtype.round(a * b));
+                // Half a unit of the type is what rounding costs any normal number.
+                let kept = r.is_finite() && (r - x).abs() <= 0.5 * dtype.epsilon() * x.abs();
+                let operands = [tensor(dtype, &[1], &[a]), tensor(dtype, &[1], &[b])];
+                let found = loses(BuiltinScalar::Mul, dtype, &operands, &[1], Place::Factor);
+                assert!(!found || !kept || x.abs() < smallest_normal(dtype), "{dtype}: {a} * {b} is kept");
+                assert!(found || kept, "{dtype}: {a} * {b} is lost");
+                lost += usize::from(found);
+            }
+        }
+        assert!(lost > 20, "{lost}");
+    }
+
+    #[test]
+    fn f64_has_nothing_wider_to_compare_with() {
+        let of = |a: f64, b: f64| [Operand::Number(F64, a), Operand::Number(F64, b)];
+        for (a, b, wanted) in [
+            (1e-200, 1e-200, true),
+            (1e200, -1e200, true),
+            (1e-200, 0.0, false),
+            (1e-200, 1e150, false),
+            (1e-160, 1e-150, true),
+        ] {
+            assert_eq!(loses(BuiltinScalar::Mul, F64, &of(a, b), &[], Place::Factor), wanted, "{a} * {b}");
+        }
+        assert!(loses(BuiltinScalar::Div, F64, &of(1e-200, 1e200), &[], Place::Factor));
+    }
+
+    #[test]
+    fn summands_may_be_small_but_not_too_large() {
+        let of = |a: f64, b: f64| [tensor(F16, &[2], &[a, 1.0]), tensor(F16, &[2], &[b, 1.0])];
+        assert!(!loses(BuiltinScalar::Mul, F16, &of(1e-4, 3e-4), &[2], Place::Summand));
+        assert!(loses(BuiltinScalar::Mul, F16, &of(300.0, 300.0), &[2], Place::Summand));
+        assert!(loses(BuiltinScalar::Add, F16, &of(6e4, 6e4), &[2], Place::Summand));
+        // A difference of neighbours is small, and exact.
+        assert!(!loses(BuiltinScalar::Sub, F16, &of(6.2e-5, 6.15e-5), &[2], Place::Factor));
+    }
+
+    #[test]
+    fn the_largest_weight_of_those_that_share_a_scale_decides() {
+        let scale = tensor(F16, &[3], &[1.0, 3e-4, 0.0]);
+        let weights = |column: [f64; 2]| {
+            let elements = [1.0, column[0], 1.0, 1.0, column[1], 1.0];
+            [tensor(F16, &[2, 3], &elements), scale.clone()]
+        };
+        let lost = |column| loses(BuiltinScalar::Mul, F16, &weights(column), &[2, 3], Place::Weight);
+        assert!(!lost([1.0, 1e-4]));
+        assert!(lost([1e-4, 2e-4]));
+        assert!(lost([0.0, 2e-4]));
+        assert!(!lost([0.0, 0.0]));
+        // As factors each counts.
+        assert!(loses(BuiltinScalar::Mul, F16, &weights([1.0, 1e-4]), &[2, 3], Place::Factor));
+        // Filters: the scale has an axis of its own, and the axes of size 1 are summed over.
+        let filters =
+            |small: f64| [tensor(F16, &[2, 1, 2], &[1.0, 1.0, 1e-4, small]), tensor(F16, &[2, 1, 1], &[1.0, 3e-4])];
+        assert!(loses(BuiltinScalar::Mul, F16, &filters(1e-4), &[2, 1, 2], Place::Weight));
+        assert!(!loses(BuiltinScalar::Mul, F16, &filters(1.0), &[2, 1, 2], Place::Weight));
+        // Of one row each weight has a scale of its own.
+        let row = [tensor(F16, &[1, 2], &[1.0, 1e-4]), tensor(F16, &[2], &[1.0, 3e-4])];
+        assert!(loses(BuiltinScalar::Mul, F16, &row, &[1, 2], Place::Weight));
+    }
+
+    #[test]
+    fn what_was_lost_before_is_no_loss() {
+        let with = |v: f64| [tensor(F16, &[2], &[v, 1.0]), tensor(F16, &[2], &[0.3, 1.0])];
+        for v in [1e-5, f64::INFINITY, f64::NAN, 0.0, -0.0] {
+            assert!(!loses(BuiltinScalar::Mul, F16, &with(v), &[2], Place::Factor), "{v}");
+        }
+        // But what a small number is divided into may be too large.
+        let inverse = [Operand::Number(F32, 1.0), tensor(F32, &[1], &[1e-40])];
+        assert!(loses(BuiltinScalar::Div, F32, &inverse, &[1], Place::Factor));
+        assert!(!loses(
+            BuiltinScalar::Mul,
+            I32,
+            &[tensor(I32, &[1], &[1e9]), tensor(I32, &[1], &[9.0])],
+            &[1],
+            Place::Factor
+        ));
+    }
+
+    #[test]
+    fn numbers_are_lost_as_tensors_are() {
+        assert!(number_loss(F16, 1e-5, &[(F16, 60000.0)]).is_some());
+        assert!(number_loss(F16, 1e-5, &[(F16, 1e-5)]).is_none());
+        assert!(number_loss(F32, f64::INFINITY, &[(F32, 0.0)]).is_some());
+        assert!(number_loss(F32, f64::INFINITY, &[(F32, f64::INFINITY)]).is_none());
+        assert!(number_loss(F32, 1e39, &[(F32, 1e-40)]).is_some());
+        assert!(number_loss(F64, 0.0, &[(F64, 1e-200)]).is_some());
+        assert!(number_loss(F64, 0.0, &[(F64, 0.0)]).is_none());
+        assert!(number_loss(I32, 1e39, &[]).is_none());
+    }
+
+    /// The pass over bits finds what the numbers say.
+    #[test]
+    fn extents_are_those_of_normal_numbers() {
+        for dtype in [F64, F32, F16, BF16] {
+            let least = smallest_normal(dtype);
+            let elements = [0.0, -0.0, 2.0 * least, -3.0, least / 2.0, f64::INFINITY, f64::NAN];
+            assert_eq!(extent(&tensor(dtype, &[7], &elements)), Some((2.0 * least, 3.0)), "{dtype}");
+            assert_eq!(extent(&tensor(dtype, &[2], &[0.0, least / 2.0])), None, "{dtype}");
+        }
+    }
+}

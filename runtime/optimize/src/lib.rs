@@ -1,0 +1,127 @@
+//! The optimiser: a graph, rewritten by the rules of its program.
+//!
+//! In: a [`Graph`] and [`Options`]. Out: an equal graph that costs less, and a [`Report`] of what was done. The way
+//! through: defined ops unfold, the graph enters an e-graph (`lower`), the rulesets run in order, each to a fixpoint
+//! (`saturate`), the cheapest graph is chosen (`extract`, by `cost`), uses are counted anew on it, and the
+//! rulesets run again until nothing changes. Then each node gets its list of kernels (`kernels`). Holds always: the result passes `Graph::validate`, has the inputs and
+//! outputs of the given graph, and does not cost more.
+
+mod adapter;
+pub mod analysis;
+pub mod apply;
+pub mod below;
+pub mod bindings;
+mod builder;
+pub mod candidate;
+pub mod cost;
+mod dominate;
+pub mod explain;
+pub mod extract;
+pub mod facts;
+pub mod folded;
+pub mod kernels;
+mod known;
+pub mod language;
+pub mod lower;
+pub mod matcher;
+pub mod problem;
+pub mod report;
+pub mod rewrites;
+pub mod saturate;
+mod session;
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashSet;
+use std::time::Duration;
+
+pub use report::{Firing, Launches, Open, Report, Stage, Stop, Summary};
+pub use rewrites::{CompiledRule, rewrites};
+
+use hypatia_dsl::approx::Approx;
+use hypatia_dsl::ir::{Program, Rule};
+use hypatia_dsl::kernel::short::Allowed;
+
+use hypatia_target::device::Device;
+use hypatia_tensor::error::Result;
+use hypatia_graph::{ConstantFolder, Graph};
+
+/// A rule behind `egg`'s traits: `Rewrite::from(rule)` runs under `egg`'s own `Runner`.
+pub type Rewrite = egg::Rewrite<language::Node, analysis::Context>;
+
+/// Settings of the optimiser.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Options {
+    /// The device whose costs decide.
+    pub device: Device,
+    /// Which rules that claim no more than an approximation may fire.
+    pub approx: Approx,
+    /// Fire no rule at all: defined ops are unfolded, no more.
+    pub no_rules: bool,
+    /// Ops that a `composed` kernel or a call of a library computes may stand in the result. Without it they are taken apart.
+    pub composed: bool,
+    /// Rules, families of rules (`fuse::unary`) or rulesets that do not fire.
+    pub disabled: HashSet<String>,
+    /// Nodes of the e-graph at most, whatever the rulesets say.
+    pub max_nodes: usize,
+    /// Steps of work at most (matching, and applying what matched); as many as suit the size of the graph where `None`. Work
+    /// is counted, so that the same model gives the same result on any machine.
+    pub max_steps: Option<usize>,
+    /// The wall-clock backstop: far more than the work takes that may be done. Where it fires the result may differ from run
+    /// to run, and the report says so ([`Stop::Time`]).
+    pub max_time: Duration,
+    /// Bytes of the e-graph at most (an estimate).
+    pub max_memory: usize,
+}
+
+impl Options {
+    /// What the planner may do in generated kernels.
+    pub fn allowed(&self) -> Allowed {
+        let approx = if self.no_rules { Approx::None } else { self.approx };
+        Allowed { approx, disabled: self.disabled.clone() }
+    }
+
+    /// The same, for a graph whose bodies get their names back and no more: rules that grow epilogues, or that make one
+    /// op of several, do not fire.
+    pub fn naming(&self, program: &Program) -> Options {
+        let mut options = Options { no_rules: false, ..self.clone() };
+        let grows = |r: &&Rule| !r.derived && (r.lhs.len() > 1 || session::builds_terms(program, r));
+        options.disabled.extend(program.rules.iter().filter(grows).map(|r| r.name.clone()));
+        options
+    }
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            device: Device::cpu(),
+            approx: Approx::default(),
+            no_rules: false,
+            composed: true,
+            disabled: HashSet::new(),
+            max_nodes: 2_000_000,
+            max_steps: None,
+            max_time: Duration::from_secs(60),
+            max_memory: 1 << 30,
+        }
+    }
+}
+
+/// An optimised graph.
+#[derive(Clone, Debug)]
+pub struct Optimized {
+    /// The graph.
+    pub graph: Graph,
+    /// What was done.
+    pub report: Report,
+}
+
+/// Optimises a graph with the rules of its program. Constants that rules ask for are computed by the folder.
+pub fn optimize(graph: &Graph, options: &Options, folder: &'static dyn ConstantFolder) -> Result<Optimized> {
+    let mut session = session::Session::start(graph, options, folder)?;
+    session.run();
+    let mut optimized = session.finish()?;
+    kernels::attach(&mut optimized.graph, &options.device, folder)?;
+    optimized.report.open = kernels::open(&optimized.graph);
+    Ok(optimized)
+}

@@ -1,0 +1,479 @@
+//! Between graphs and e-graphs.
+//!
+//! In: a graph whose defined ops are unfolded; or an e-graph and a choice of one node a class. Out: an e-graph
+//! with a class for each value; or the graph that was chosen. Holds always: the graph that comes out has the same
+//! inputs and outputs, passes `Graph::validate`, and keeps the names of the nodes whose values it still computes.
+
+use std::collections::HashMap;
+use std::hash::{Hash, Hasher};
+use std::sync::Arc;
+
+use egg::Id;
+use hypatia_dsl::ir::{ParamKind, Program};
+use hypatia_dsl::scalar::{Literal, Term, TermId, TermNode};
+use hypatia_dsl::typing::TensorType;
+use rustc_hash::{FxHashMap, FxHasher};
+
+use super::analysis::{Context, Leaf, Sort, has_several_results};
+use super::facts::{self, NumericFacts};
+use super::language::{EGraph, LeafId, Node, Payload};
+use hypatia_tensor::error::{Error, Result};
+use hypatia_graph::{ConstantFolder, Graph, Node as GraphNode, NodeId, NodeKind, Value};
+use hypatia_tensor::tensor::Tensor;
+
+/// A graph inside an e-graph.
+pub struct Entered {
+    /// The e-graph, rebuilt.
+    pub egraph: EGraph,
+    /// The class of each result of each node.
+    pub values: Vec<Vec<Id>>,
+    /// The class of each output.
+    pub outputs: Vec<Id>,
+    /// The node of each constant that is a splat, so that it is not made anew.
+    splats: FxHashMap<Payload, NodeId>,
+}
+
+/// Larger constants, weights, are not read for facts of their elements: guards ask of numbers and vectors, and reading all
+/// weights takes as long as a third of an optimisation.
+const MAX_FACT_BYTES: usize = 64 << 10;
+
+fn internal(message: impl Into<String>) -> Error {
+    Error::Internal(message.into())
+}
+
+/// Puts a graph into an empty e-graph, whose constants that folder computes.
+pub fn enter(graph: &Graph, folder: &'static dyn ConstantFolder) -> Result<Entered> {
+    let mut egraph = EGraph::new(Context::new(graph.program.clone(), folder));
+    let mut values: Vec<Vec<Id>> = Vec::with_capacity(graph.nodes.len());
+    let mut constants = Constants { facts: facts::are_asked(&graph.program), ..Constants::default() };
+    for (i, node) in graph.nodes.iter().enumerate() {
+        let id = NodeId(i as u32);
+        let class = match &node.kind {
+            NodeKind::Input { .. } => {
+                let ty = egraph.analysis.type_id(first_type(node)?);
+                let facts = NumericFacts::UNKNOWN;
+                leaf(&mut egraph, Leaf { ty, node: id, constant: false, facts, tensor: None })
+            }
+            NodeKind::Const(t) => constant(&mut egraph, node, id, t, &mut constants)?,
+            NodeKind::Scalar(s) => {
+                let children = operands(&mut egraph, &values, &node.operands)?;
+                egraph.add(Node::new(Payload::Scalar(*s), children))
+            }
+            NodeKind::Op { op, attrs, term } => {
+                let def = graph.program.op(*op);
+                let children = op_operands(&mut egraph, graph, &values, node, term.as_ref())?;
+                let attrs = egraph.analysis.attrs_id(attrs.clone());
+                let class = egraph.add(Node::new(Payload::Op(*op, attrs), children));
+                if has_several_results(def) {
+                    let outs: Vec<Id> = (0..node.results.len())
+                        .map(|k| egraph.add(Node::new(Payload::Output(k as u32), [class])))
+                        .collect();
+                    values.push(outs);
+                    continue;
+                }
+                class
+            }
+        };
+        if egraph[class].data.sort == Sort::Invalid {
+            return Err(internal(format!("node {i} (`{}`) does not type-check in the e-graph", node.name)));
+        }
+        values.push(vec![class]);
+    }
+    egraph.rebuild();
+    let outputs =
+        graph.outputs.iter().map(|(_, v)| value(&values, *v).map(|id| egraph.find(id))).collect::<Result<_>>()?;
+    Ok(Entered { egraph, values, outputs, splats: constants.splats })
+}
+
+fn first_type(node: &GraphNode) -> Result<TensorType> {
+    node.results.first().cloned().ok_or_else(|| internal("a node has no result"))
+}
+
+fn value(values: &[Vec<Id>], v: Value) -> Result<Id> {
+    values
+        .get(v.node.index())
+        .and_then(|outs| outs.get(v.output as usize))
+        .copied()
+        .ok_or_else(|| internal("an operand stands behind its user"))
+}
+
+fn leaf(egraph: &mut EGraph, leaf: Leaf) -> Id {
+    let id = LeafId(egraph.analysis.leaves.len() as u32);
+    egraph.analysis.leaves.push(leaf);
+    egraph.add(Node::leaf(Payload::Leaf(id)))
+}
+
+fn operands(egraph: &mut EGraph, values: &[Vec<Id>], operands: &[Option<Value>]) -> Result<Vec<Id>> {
+    operands
+        .iter()
+        .map(|v| match v {
+            Some(v) => value(values, *v),
+            None => Ok(egraph.add(Node::leaf(Payload::Absent))),
+        })
+        .collect()
+}
+
+/// The operands of an op in declaration order, its term among them, trailing optional ones filled up.
+fn op_operands(
+    egraph: &mut EGraph,
+    graph: &Graph,
+    values: &[Vec<Id>],
+    node: &GraphNode,
+    term: Option<&Term>,
+) -> Result<Vec<Id>> {
+    let NodeKind::Op { op, .. } = &node.kind else { return Err(internal("an op was expected")) };
+    let def = graph.program.op(*op);
+    let split = graph.tensor_operands(node);
+    let tensors = operands(egraph, values, &node.operands[..split])?;
+    let variadic = def.params.iter().any(|p| matches!(p.kind, ParamKind::Tensor { variadic: true, .. }));
+    if variadic {
+        return Ok(tensors);
+    }
+    let mut tensors = tensors.into_iter();
+    let mut out = Vec::new();
+    for (_, param) in def.operands() {
+        match (&param.kind, term) {
+            (ParamKind::Term, Some(term)) => {
+                let reads = operands(egraph, values, &node.operands[split..])?;
+                out.push(enter_term(egraph, term, &reads)?);
+            }
+            (ParamKind::Term, None) => return Err(internal(format!("`{}` has no term", def.name))),
+            _ => match tensors.next() {
+                Some(id) => out.push(id),
+                None => out.push(egraph.add(Node::leaf(Payload::Absent))),
+            },
+        }
+    }
+    Ok(out)
+}
+
+/// The class of a term.
+fn enter_term(egraph: &mut EGraph, term: &Term, reads: &[Id]) -> Result<Id> {
+    let broken = || internal("a term is not in order");
+    let mut ids: Vec<Id> = Vec::with_capacity(term.nodes.len());
+    for node in &term.nodes {
+        let at = |t: &TermId| ids.get(t.0 as usize).copied().ok_or_else(broken);
+        let node = match node {
+            TermNode::Param(_) => return Err(internal("an epilogue has no parameters")),
+            TermNode::Acc => Node::leaf(Payload::Acc),
+            TermNode::In { input, view } => {
+                Node::new(Payload::In(*view), [*reads.get(*input as usize).ok_or_else(broken)?])
+            }
+            TermNode::Lit(l) => Node::leaf(Payload::Lit(l.0.to_bits())),
+            TermNode::Call { scalar, args } => {
+                Node::new(Payload::Call(*scalar), args.iter().map(at).collect::<Result<Vec<_>>>()?)
+            }
+            TermNode::Cast { to, arg } => Node::new(Payload::TermCast(*to), [at(arg)?]),
+        };
+        ids.push(egraph.add(node));
+    }
+    term.roots.first().and_then(|r| ids.get(r.0 as usize)).copied().ok_or_else(broken)
+}
+
+/// The constants of a graph that entered so far.
+#[derive(Default)]
+struct Constants {
+    /// The node of each one whose elements are equal.
+    splats: FxHashMap<Payload, NodeId>,
+    /// The others, by a hash of their type and their ends.
+    by_hash: HashMap<u64, Vec<(LeafId, Arc<Tensor>)>>,
+    /// Whether facts of their elements are wanted.
+    facts: bool,
+}
+
+/// A constant: a splat by its value, another one by its content.
+fn constant(
+    egraph: &mut EGraph,
+    node: &GraphNode,
+    id: NodeId,
+    tensor: &Arc<Tensor>,
+    constants: &mut Constants,
+) -> Result<Id> {
+    let ty = egraph.analysis.type_id(first_type(node)?);
+    if let Some(bits) = splat_bits(tensor) {
+        let payload = Payload::Splat(ty, bits);
+        constants.splats.entry(payload).or_insert(id);
+        return Ok(egraph.add(Node::leaf(payload)));
+    }
+    let mut h = FxHasher::default();
+    (tensor.dtype(), tensor.shape()).hash(&mut h);
+    let bytes = tensor.bytes();
+    // The ends are enough to tell most weights apart; equality below is exact.
+    bytes[..bytes.len().min(256)].hash(&mut h);
+    bytes[bytes.len() - bytes.len().min(256)..].hash(&mut h);
+    let same = constants.by_hash.entry(h.finish()).or_default();
+    for (leaf, other) in same.iter() {
+        let equal = Arc::ptr_eq(other, tensor)
+            || (other.dtype() == tensor.dtype() && other.shape() == tensor.shape() && other.bytes() == bytes);
+        if equal {
+            return Ok(egraph.add(Node::leaf(Payload::Leaf(*leaf))));
+        }
+    }
+    same.push((LeafId(egraph.analysis.leaves.len() as u32), tensor.clone()));
+    let facts = tensor_facts(tensor, constants.facts);
+    Ok(leaf(egraph, Leaf { ty, node: id, constant: true, facts, tensor: Some(tensor.clone()) }))
+}
+
+/// The bits of the f64 that all elements are; `None` if they differ, or if f64 does not hold them exactly.
+fn splat_bits(tensor: &Tensor) -> Option<u64> {
+    let size = tensor.dtype().size();
+    let mut elements = tensor.bytes().chunks_exact(size);
+    let first = elements.next()?;
+    if !elements.all(|e| e == first) {
+        return None;
+    }
+    let one = Tensor::from_bytes(tensor.dtype(), &[], first)?;
+    let value = *one.to_f64().first()?;
+    let back = Tensor::from_f64(tensor.dtype(), &[], &[value])?;
+    (back.bytes() == one.bytes()).then_some(value.to_bits())
+}
+
+/// Facts of a constant's elements, where something asks for them.
+fn tensor_facts(tensor: &Tensor, asked: bool) -> NumericFacts {
+    match asked && tensor.bytes().len() <= MAX_FACT_BYTES {
+        true => facts::of_tensor(tensor),
+        false => NumericFacts::UNKNOWN,
+    }
+}
+
+/// The graph of chosen nodes.
+pub struct Leaver<'a> {
+    /// The graph that entered.
+    pub original: &'a Graph,
+    /// Where it went.
+    pub entered: &'a Entered,
+    /// The node of each needed class.
+    pub chosen: &'a FxHashMap<Id, Node>,
+    /// Needed classes, children first.
+    pub order: &'a [Id],
+}
+
+/// A graph from the e-graph, and the class of each of its nodes.
+pub struct Left {
+    /// The graph.
+    pub graph: Graph,
+    /// The class of each node; of an op with several results, the class of the op.
+    pub classes: Vec<Id>,
+}
+
+impl Leaver<'_> {
+    /// Builds the graph.
+    pub fn leave(&self) -> Result<Left> {
+        let program: &Arc<Program> = &self.original.program;
+        let egraph = &self.entered.egraph;
+        let mut graph = Graph::new(program.clone());
+        let mut classes = Vec::new();
+        let mut values: FxHashMap<Id, Option<Vec<Value>>> = FxHashMap::default();
+        // Inputs stay, used or not, in their order.
+        for id in &self.original.inputs {
+            let node = self.original.node(*id);
+            let NodeKind::Input { name } = &node.kind else { continue };
+            let v = graph.input(name.clone(), first_type(node)?);
+            let class = egraph.find(value(&self.entered.values, Value { node: *id, output: 0 })?);
+            classes.resize(graph.nodes.len(), class);
+            values.insert(class, Some(vec![v]));
+        }
+        let names = self.names();
+        for class in self.order {
+            if values.contains_key(class) {
+                continue;
+            }
+            let node = self.chosen.get(class).ok_or_else(|| internal("a needed class was not chosen"))?;
+            let built = match node.payload {
+                Payload::Absent => None,
+                Payload::Acc | Payload::In(_) | Payload::Lit(_) | Payload::Call(_) | Payload::TermCast(_) => continue,
+                Payload::Output(i) => {
+                    let outs = self.operand(&values, node.children[0])?.ok_or_else(|| internal("no results"))?;
+                    Some(vec![*outs.get(i as usize).ok_or_else(|| internal("no such result"))?])
+                }
+                _ => Some(self.node(&mut graph, &values, node)?),
+            };
+            if let Some(v) = built.as_ref().and_then(|b| b.first())
+                && !matches!(node.payload, Payload::Output(_))
+            {
+                classes.resize(graph.nodes.len(), *class);
+                if let Some(name) = names.get(class) {
+                    graph.name_node(*v, name.clone());
+                }
+            }
+            values.insert(*class, built);
+        }
+        for ((name, _), class) in self.original.outputs.iter().zip(&self.entered.outputs) {
+            let v = self.operand(&values, *class)?.and_then(|v| v.first().copied());
+            graph.output(name.clone(), v.ok_or_else(|| internal(format!("output `{name}` was not built")))?);
+        }
+        Ok(Left { graph, classes })
+    }
+
+    fn operand(&self, values: &FxHashMap<Id, Option<Vec<Value>>>, class: Id) -> Result<Option<Vec<Value>>> {
+        let class = self.entered.egraph.find(class);
+        values.get(&class).cloned().ok_or_else(|| internal("an operand was not built"))
+    }
+
+    fn node(&self, graph: &mut Graph, values: &FxHashMap<Id, Option<Vec<Value>>>, node: &Node) -> Result<Vec<Value>> {
+        let egraph = &self.entered.egraph;
+        let single =
+            |id: Id| -> Result<Option<Value>> { Ok(self.operand(values, id)?.and_then(|v| v.first().copied())) };
+        match node.payload {
+            Payload::Leaf(l) => {
+                let source = self.original.node(egraph.analysis.leaf(l).node);
+                match &source.kind {
+                    NodeKind::Const(t) => Ok(vec![graph.constant(t.clone())]),
+                    _ => Err(internal("a leaf is no constant")),
+                }
+            }
+            Payload::Splat(ty, bits) => {
+                let made = match self.entered.splats.get(&node.payload).map(|n| &self.original.node(*n).kind) {
+                    Some(NodeKind::Const(t)) => t.clone(),
+                    _ => Arc::new(splat_tensor(egraph.analysis.ty(ty), f64::from_bits(bits))?),
+                };
+                Ok(vec![graph.constant(made)])
+            }
+            Payload::Scalar(s) => {
+                let operands: Vec<Value> = node
+                    .children
+                    .iter()
+                    .map(|c| single(*c)?.ok_or_else(|| internal("an operand of a scalar is absent")))
+                    .collect::<Result<_>>()?;
+                graph.scalar(s, &operands).map(|v| vec![v])
+            }
+            Payload::Op(op, attrs) => {
+                let mut operands = Vec::new();
+                let mut reads = Vec::new();
+                let mut term = None;
+                for child in &node.children {
+                    match egraph[*child].data.sort {
+                        Sort::Term(_) => term = Some(self.term(*child, values, &mut reads)?),
+                        _ => operands.push(single(*child)?),
+                    }
+                }
+                operands.extend(reads.into_iter().map(Some));
+                graph.op(op, &operands, egraph.analysis.attrs(attrs).to_vec(), term)
+            }
+            _ => Err(internal("a term stands where a tensor must")),
+        }
+    }
+
+    /// The chosen term of a class, with the tensors that it reads.
+    fn term(&self, root: Id, values: &FxHashMap<Id, Option<Vec<Value>>>, reads: &mut Vec<Value>) -> Result<Term> {
+        let egraph = &self.entered.egraph;
+        let mut term = Term::empty();
+        let mut done: FxHashMap<Id, TermId> = FxHashMap::default();
+        let mut stack = vec![egraph.find(root)];
+        while let Some(class) = stack.last().copied() {
+            if done.contains_key(&class) {
+                stack.pop();
+                continue;
+            }
+            let node = self.chosen.get(&class).ok_or_else(|| internal("a term was not chosen"))?;
+            let children: Vec<Id> = node.children.iter().map(|c| egraph.find(*c)).collect();
+            let at = |c: &Id| done.get(c).copied();
+            let built = match node.payload {
+                Payload::Acc => TermNode::Acc,
+                Payload::Lit(bits) => TermNode::Lit(Literal(f64::from_bits(bits))),
+                Payload::In(view) => {
+                    let v = self.operand(values, children[0])?.and_then(|v| v.first().copied());
+                    let v = v.ok_or_else(|| internal("a term reads an absent operand"))?;
+                    let input = reads.iter().position(|r| *r == v).unwrap_or_else(|| {
+                        reads.push(v);
+                        reads.len() - 1
+                    });
+                    TermNode::In { input: input as u32, view }
+                }
+                Payload::Call(_) | Payload::TermCast(_) => {
+                    let missing: Vec<Id> = children.iter().copied().filter(|c| at(c).is_none()).collect();
+                    if !missing.is_empty() {
+                        if stack.len() > egraph.number_of_classes() {
+                            return Err(internal("a term contains itself"));
+                        }
+                        stack.extend(missing);
+                        continue;
+                    }
+                    let args: Vec<TermId> = children.iter().filter_map(at).collect();
+                    match node.payload {
+                        Payload::Call(scalar) => TermNode::Call { scalar, args },
+                        Payload::TermCast(to) => TermNode::Cast { to, arg: args[0] },
+                        _ => return Err(internal("not a term")),
+                    }
+                }
+                _ => return Err(internal("a tensor stands inside a term")),
+            };
+            done.insert(class, term.add(built));
+            stack.pop();
+        }
+        let root = done.get(&egraph.find(root)).copied().ok_or_else(|| internal("a term was not built"))?;
+        term.roots = vec![root];
+        Ok(term)
+    }
+
+    /// Names of the needed classes: that of the node whose value it is, with the names of those that went into it.
+    fn names(&self) -> FxHashMap<Id, String> {
+        let egraph = &self.entered.egraph;
+        let mut source: FxHashMap<Id, NodeId> = FxHashMap::default();
+        for (i, outs) in self.entered.values.iter().enumerate() {
+            let id = NodeId(i as u32);
+            let class = match outs.as_slice() {
+                [one] if self.original.node(id).results.len() == 1 => egraph.find(*one),
+                // The op's own class is the child of its first result.
+                [first, ..] => egraph[egraph.find(*first)]
+                    .nodes
+                    .iter()
+                    .find(|n| matches!(n.payload, Payload::Output(0)))
+                    .map_or(egraph.find(*first), |n| egraph.find(n.children[0])),
+                [] => continue,
+            };
+            // Of equal nodes the first one names the class.
+            source.entry(class).or_insert(id);
+        }
+        self.order
+            .iter()
+            .filter_map(|class| source.get(class).map(|id| (*class, self.joined_name(*id))))
+            .filter(|(_, name)| !name.is_empty())
+            .collect()
+    }
+
+    /// Names of a node and of its producers whose values are no longer computed, in graph order.
+    fn joined_name(&self, id: NodeId) -> String {
+        const MAX_NAMES: usize = 6;
+        let egraph = &self.entered.egraph;
+        let kept = |v: Value| match value(&self.entered.values, v) {
+            Ok(c) => self.chosen.contains_key(&egraph.find(c)),
+            Err(_) => true,
+        };
+        let mut seen = vec![id];
+        let mut work = vec![id];
+        while let Some(n) = work.pop() {
+            for v in self.original.node(n).operands.iter().flatten() {
+                if seen.len() < MAX_NAMES && !seen.contains(&v.node) && !kept(*v) {
+                    seen.push(v.node);
+                    work.push(v.node);
+                }
+            }
+        }
+        seen.sort();
+        let mut names: Vec<&str> = Vec::new();
+        for n in &seen {
+            let name = self.original.node(*n).name.as_str();
+            if !name.is_empty() && !names.contains(&name) {
+                names.push(name);
+            }
+        }
+        names.join(" + ")
+    }
+}
+
+/// Largest constant that is made of one number.
+const MAX_SPLAT_BYTES: i64 = 1 << 28;
+
+pub(super) fn splat_tensor(ty: &TensorType, value: f64) -> Result<Tensor> {
+    let too_large = || Error::Limit(format!("a rule makes a constant of type {ty}, which is too large"));
+    let mut shape = Vec::with_capacity(ty.shape.len());
+    let mut bytes = ty.dtype.size() as i64;
+    for d in &ty.shape {
+        let n = d.as_const().filter(|n| *n >= 0).ok_or_else(too_large)?;
+        bytes = bytes.checked_mul(n).filter(|b| *b <= MAX_SPLAT_BYTES).ok_or_else(too_large)?;
+        shape.push(n as usize);
+    }
+    let len = shape.iter().product();
+    Tensor::from_f64(ty.dtype, &shape, &vec![value; len]).ok_or_else(too_large)
+}

@@ -1,0 +1,226 @@
+//! Where a rule is looked for: all classes of its head, or those near what changed since the last search.
+//!
+//! In: an e-graph, and how far its logs of changes were looked at. Out: classes that may hold the first root of a rule.
+//! Holds always: a class that is left out cannot hold a match that was not there at the last search.
+
+use std::ops::{Deref, Index};
+
+use egg::EClass;
+use hypatia_dsl::ir::ScalarId;
+
+use super::prepare::Demand;
+use super::*;
+use crate::analysis::Data;
+use crate::below::{Below, BelowAll};
+use crate::candidate::Candidate;
+use crate::language::Heads;
+
+/// An e-graph as a search sees it, with what is known of the candidate and of what stands below each class.
+pub struct View<'e> {
+    egraph: &'e EGraph,
+    /// The classes, found without hashing.
+    classes: Vec<Option<&'e EClass<Node, Data>>>,
+    candidate: &'e Candidate,
+    below: &'e BelowAll,
+}
+
+impl<'e> View<'e> {
+    /// Of an e-graph that is searched for many rules.
+    pub fn of(egraph: &'e EGraph, candidate: &'e Candidate, below: &'e BelowAll) -> View<'e> {
+        let mut classes = vec![None; egraph.nodes().len()];
+        for class in egraph.classes() {
+            classes[usize::from(class.id)] = Some(class);
+        }
+        View { egraph, classes, candidate, below }
+    }
+
+    /// Of an e-graph that is looked at here and there, where nothing was extracted.
+    pub fn plain(egraph: &'e EGraph) -> View<'e> {
+        View { egraph, classes: Vec::new(), candidate: Candidate::none(), below: BelowAll::none() }
+    }
+
+    /// The candidate.
+    pub(super) fn candidate_of(&self) -> &'e Candidate {
+        self.candidate
+    }
+
+    /// The nodes of a canonical class that are looked up by that.
+    pub(super) fn nodes_holding(&self, class: Id, wanted: Discriminant) -> impl Iterator<Item = &'e Node> + use<'e> {
+        let class = self.class(class);
+        let nodes: &'e [Node] = if class.data.heads.include(Heads::of(wanted)) { &class.nodes } else { &[] };
+        nodes.iter().filter(move |n| n.payload.discriminant() == wanted)
+    }
+
+    /// False if a canonical class certainly does not hold a pattern that demands that.
+    pub(super) fn may_demand(&self, class: Id, demand: &Demand) -> bool {
+        let touched = self.egraph.analysis.touched.len();
+        let Some(Below { operands, further }) = self.below.of(class, touched) else { return true };
+        demand.nests.is_some_and(|head| operands.include(head))
+            || (operands.include(demand.below) && further.include(demand.further))
+    }
+
+    fn class(&self, id: Id) -> &'e EClass<Node, Data> {
+        match self.classes.get(usize::from(id)) {
+            Some(Some(class)) => class,
+            _ => &self.egraph[id],
+        }
+    }
+}
+
+impl Deref for View<'_> {
+    type Target = EGraph;
+
+    fn deref(&self) -> &EGraph {
+        self.egraph
+    }
+}
+
+impl Index<Id> for View<'_> {
+    type Output = EClass<Node, Data>;
+
+    fn index(&self, id: Id) -> &EClass<Node, Data> {
+        self.class(id)
+    }
+}
+
+/// What changed since a search: where else it can find anything new.
+pub struct Changes {
+    /// Of what classes hold.
+    held: Near,
+    /// Of that and of the candidate, if that changed at all.
+    chosen: Option<Near>,
+}
+
+/// The distance of a class that no change is near to.
+const FAR: u16 = u16::MAX;
+
+/// Classes near a change.
+struct Near {
+    /// By what they hold ([`Discriminant::place`]), sorted, with the distance of the nearest change below them.
+    by_head: Vec<Vec<(Id, u16)>>,
+    /// The distance of the nearest change below each class; [`FAR`] where there is none.
+    level: Vec<u16>,
+    /// Nothing changed.
+    none: bool,
+}
+
+impl Changes {
+    /// Of the logs of touched and of reconsidered classes what stands behind these places, seen from `depth` classes above
+    /// at most.
+    pub fn since(egraph: &View<'_>, (touched, reconsidered): (usize, usize), depth: usize) -> Changes {
+        let touched = egraph.analysis.touched.get(touched..).unwrap_or_default();
+        let reconsidered = egraph.candidate.reconsidered().get(reconsidered..).unwrap_or_default();
+        let both = || Near::of(egraph, touched.iter().chain(reconsidered), depth);
+        Changes { held: Near::of(egraph, touched.iter(), depth), chosen: (!reconsidered.is_empty()).then(both) }
+    }
+
+    fn of_rule(&self, prepared: &Prepared) -> &Near {
+        match &self.chosen {
+            Some(near) if prepared.by_candidate => near,
+            _ => &self.held,
+        }
+    }
+}
+
+impl Near {
+    fn of<'a>(egraph: &View<'_>, changed: impl Iterator<Item = &'a Id>, depth: usize) -> Near {
+        let mut level = vec![FAR; egraph.egraph.nodes().len()];
+        let mut all: Vec<Id> = Vec::new();
+        for id in changed {
+            let id = egraph.find(*id);
+            if level[usize::from(id)] == FAR {
+                level[usize::from(id)] = 0;
+                all.push(id);
+            }
+        }
+        let mut ring = 0..all.len();
+        for distance in 1..=depth.min(usize::from(FAR) - 1) {
+            for at in ring.clone() {
+                for parent in egraph[all[at]].parents() {
+                    let parent = egraph.find(parent);
+                    if level[usize::from(parent)] == FAR {
+                        level[usize::from(parent)] = distance as u16;
+                        all.push(parent);
+                    }
+                }
+            }
+            ring = ring.end..all.len();
+        }
+        let (ops, scalars) = sizes(egraph);
+        let mut by_head: Vec<Vec<(Id, u16)>> =
+            vec![Vec::new(); Discriminant::Call(ScalarId(0)).place(ops, scalars) + scalars];
+        for (class, distance) in level.iter().enumerate().filter(|(_, distance)| **distance != FAR) {
+            let class = Id::from(class);
+            let mut last = None;
+            for node in &egraph[class].nodes {
+                // Nodes of a class are sorted, so that equal heads stand together.
+                let head = node.payload.discriminant().place(ops, scalars);
+                if last != Some(head) {
+                    by_head[head].push((class, *distance));
+                    last = Some(head);
+                }
+            }
+        }
+        Near { by_head, level, none: all.is_empty() }
+    }
+}
+
+/// What a class holds over which a pattern wants pointwise work, if it is such a pattern and says so.
+fn heads_below_work(egraph: &EGraph, pat: &Pat) -> Option<Vec<Discriminant>> {
+    match pat {
+        Pat::Bind(_, p) | Pat::Typed(p, _) => heads_below_work(egraph, p),
+        Pat::Node(n) if matches!(n.head, Head::Region(_)) => n.args.iter().find_map(|arg| {
+            let mut wanted = Some(Vec::new());
+            heads(&egraph.analysis.program, arg, false, &mut wanted);
+            wanted
+        }),
+        _ => None,
+    }
+}
+
+/// Number of ops and of scalars of the program.
+fn sizes(egraph: &EGraph) -> (usize, usize) {
+    let program = &egraph.analysis.program;
+    (program.ops.len(), program.scalars.len())
+}
+
+/// Classes that may hold the first root.
+pub(super) fn root_candidates(egraph: &View<'_>, what: &Searchable<'_>, changes: Option<&Changes>) -> Vec<Id> {
+    let mut wanted = Some(Vec::new());
+    if let Some(first) = what.rule.lhs.first() {
+        heads(&egraph.analysis.program, first, what.terms, &mut wanted);
+    }
+    // What further roots share with the first may have changed far from it.
+    let changes = changes.map(|c| c.of_rule(what.prepared)).filter(|c| what.rule.lhs.len() == 1 || c.none);
+    if let Some(heads) = what.rule.lhs.first().and_then(|p| heads_below_work(egraph, p))
+        && !egraph.candidate.is_none()
+    {
+        let mut tops = regions::tops(egraph, &heads);
+        if let Some(near) = changes {
+            tops.retain(|c| usize::from(near.level[usize::from(*c)]) <= what.prepared.depth);
+        }
+        return tops;
+    }
+    let (ops, scalars) = sizes(egraph);
+    let mut ids: Vec<Id> = match (wanted, changes) {
+        (Some(heads), Some(changes)) => {
+            let near = |(id, distance): &(Id, u16)| (usize::from(*distance) <= what.prepared.depth).then_some(*id);
+            heads.iter().filter_map(|h| changes.by_head.get(h.place(ops, scalars))).flatten().filter_map(near).collect()
+        }
+        (None, Some(changes)) if changes.none => Vec::new(),
+        (Some(heads), None) => {
+            heads.iter().filter_map(|h| egraph.classes_for_op(h).map(|ids| ids.collect::<Vec<_>>())).flatten().collect()
+        }
+        (None, _) => egraph
+            .classes()
+            .filter(|c| matches!((c.data.sort, what.terms), (Sort::Tensor(_), false) | (Sort::Term(_), true)))
+            .map(|c| c.id)
+            .collect(),
+    };
+    // One head's classes near changes are sorted already.
+    if !ids.is_sorted() {
+        ids.sort_unstable();
+    }
+    ids.dedup();
+    ids
+}

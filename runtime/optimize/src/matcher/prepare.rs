@@ -1,0 +1,407 @@
+//! What is worked out once for a rule, before it is searched for.
+//!
+//! In: a rule. Out: facts of its left side that every search needs. Holds always: nothing here depends on an e-graph,
+//! and a rule that is prepared twice is prepared alike.
+
+use hypatia_dsl::ast::BinaryOp;
+use hypatia_dsl::builtin::BuiltinScalar;
+use hypatia_dsl::dtype::DType;
+use hypatia_dsl::ir::{
+    AExpr, Class, Fact, Head, NodePat, ParamKind, Pat, Program, Rule, ScalarBody, ScalarId, Sort, VarId,
+};
+
+use super::Discriminant;
+use crate::language::Heads;
+
+/// Facts of a rule's left side.
+#[derive(Debug, Default)]
+pub struct Prepared {
+    /// True if all roots are the same pattern up to their own variables: then one order of them is enough.
+    pub symmetric: bool,
+    /// By variable: the parts of guards that ask about it alone, so that they can be asked as soon as it is bound.
+    pub(super) early: Vec<Vec<AExpr>>,
+    /// Parts of guards that ask about several bound tensors, and nothing else: they are asked before a match is made.
+    pub(super) late: Vec<AExpr>,
+    /// By variable: a guard wants it to be constant.
+    pub(super) constant: Vec<bool>,
+    /// By variable: it stands once on the left side and may be any tensor, so that it can take what is left of a sum.
+    pub(super) free: Vec<bool>,
+    /// Element types for which sums and products of floats match in any association; `None` for all.
+    regroups: Option<Vec<DType>>,
+    /// How many classes below its root a match can reach at most.
+    pub depth: usize,
+    /// What it matches depends on the present candidate: its use counts and its sums.
+    pub by_candidate: bool,
+    /// A variable of it stands for any pointwise work.
+    pub any_work: bool,
+    /// Nodes that the e-graph must hold for there to be a match.
+    pub needed: Vec<Discriminant>,
+    /// What each root needs near it.
+    pub(super) demands: Vec<Demand>,
+}
+
+/// What the operands of a pattern's top must hold, and the operands of those.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Demand {
+    /// Of operands.
+    pub below: Heads,
+    /// Of operands of operands.
+    pub further: Heads,
+    /// Unless the top is a sum within which there is another: then the operands may stand further in.
+    pub nests: Option<Heads>,
+}
+
+impl Demand {
+    fn of(program: &Program, p: &Pat, terms: bool) -> Demand {
+        let mut demand = Demand::default();
+        let Pat::Node(n) = unnamed(p) else { return demand };
+        let Some(head) = super::head_discriminant(program, n.head, terms) else { return demand };
+        if associative(program, n.head).is_some() {
+            demand.nests = Some(Heads::of(head));
+        }
+        for (arg, terms) in operands(program, n, head, terms) {
+            demand.below = demand.below.with(held(program, arg, terms));
+            if let Pat::Node(n) = unnamed(arg)
+                && let Some(head) = super::head_discriminant(program, n.head, terms)
+                && associative(program, n.head).is_none()
+            {
+                for (arg, terms) in operands(program, n, head, terms) {
+                    demand.further = demand.further.with(held(program, arg, terms));
+                }
+            }
+        }
+        demand
+    }
+}
+
+/// The pattern without names and types.
+fn unnamed(p: &Pat) -> &Pat {
+    match p {
+        Pat::Bind(_, p) | Pat::Typed(p, _) => unnamed(p),
+        p => p,
+    }
+}
+
+/// The operands of an application, and whether they are terms. Those of an op with several results stand further away.
+fn operands<'p>(
+    program: &'p Program,
+    n: &'p NodePat,
+    head: Discriminant,
+    terms: bool,
+) -> impl Iterator<Item = (&'p Pat, bool)> {
+    let args = if head == Discriminant::Output { &[] } else { n.args.as_slice() };
+    args.iter().enumerate().map(move |(i, arg)| (arg, is_term(program, n.head, i, terms)))
+}
+
+/// What a class must hold for a pattern to be matched there.
+fn held(program: &Program, p: &Pat, terms: bool) -> Heads {
+    match unnamed(p) {
+        Pat::Node(n) => super::head_discriminant(program, n.head, terms).into_iter().collect(),
+        Pat::Lit { .. } => Heads::of(Discriminant::Splat),
+        _ => Heads::default(),
+    }
+}
+
+/// Whether that operand of a head is a term, where the head stands among terms or not.
+fn is_term(program: &Program, head: Head, operand: usize, terms: bool) -> bool {
+    match head {
+        Head::Op(op) => program.op(op).operands().nth(operand).is_some_and(|(_, p)| p.kind == ParamKind::Term),
+        Head::In(_) => false,
+        Head::Scalar(_) | Head::Acc | Head::TermCast | Head::Region(_) => terms,
+    }
+}
+
+impl Prepared {
+    /// The facts of a rule.
+    pub fn of(program: &Program, rule: &Rule, terms: bool) -> Prepared {
+        let n = rule.vars.len();
+        let mut count = vec![0usize; n];
+        rule.lhs.iter().for_each(|p| mentions(p, &mut count));
+        let mut telling = vec![false; n];
+        for guard in &rule.requires {
+            let mut asked = Asked::default();
+            asks(guard, &mut asked);
+            if let [v] = asked.vars.as_slice()
+                && !asked.other
+                && !asked.uses
+                && is_tensor(rule, *v)
+            {
+                telling[v.index()] |= asked.telling;
+            }
+        }
+        let (early, late) = soon_asked(rule);
+        let constant =
+            early.iter().map(|guards| guards.iter().any(|g| matches!(g, AExpr::Fact(Fact::Const, _)))).collect();
+        let free = (0..n).map(|i| count[i] == 1 && !telling[i]).collect();
+        let mut needed = Vec::new();
+        rule.lhs.iter().for_each(|p| needs(program, p, terms, &mut needed));
+        let mut asked = Asked::default();
+        rule.prefer.iter().for_each(|g| asks(g, &mut asked));
+        Prepared {
+            symmetric: is_symmetric(rule),
+            early,
+            late,
+            constant,
+            free,
+            regroups: regroups(rule),
+            depth: rule.lhs.iter().map(|p| depth(program, p, true)).max().unwrap_or(0),
+            by_candidate: asked.other || asked.uses || rule.lhs.iter().any(|p| cuts(program, p)),
+            any_work: rule.vars.iter().any(|v| v.sort == Sort::Region),
+            needed,
+            demands: rule.lhs.iter().map(|p| Demand::of(program, p, terms)).collect(),
+        }
+    }
+
+    /// Whether sums and products of floats of that type match in any association.
+    pub fn regroups(&self, dtype: DType) -> bool {
+        self.regroups.as_ref().is_none_or(|l| l.contains(&dtype))
+    }
+}
+
+/// Applications that every match has.
+fn needs(program: &Program, p: &Pat, terms: bool, out: &mut Vec<Discriminant>) {
+    match p {
+        Pat::Bind(_, p) | Pat::Typed(p, _) => needs(program, p, terms, out),
+        Pat::Node(n) => {
+            if let Some(head) = super::head_discriminant(program, n.head, terms)
+                && !out.contains(&head)
+            {
+                out.push(head);
+            }
+            for (i, arg) in n.args.iter().enumerate() {
+                needs(program, arg, is_term(program, n.head, i, terms), out);
+            }
+        }
+        // One alternative is enough.
+        Pat::OneOf(_) | Pat::Any | Pat::Var(_) | Pat::Lit { .. } | Pat::Absent | Pat::Optional(_) => {}
+    }
+}
+
+/// Classes from a pattern's root to its deepest part.
+fn depth(program: &Program, p: &Pat, root: bool) -> usize {
+    match p {
+        Pat::Bind(_, p) | Pat::Typed(p, _) => depth(program, p, root),
+        Pat::OneOf(ps) => ps.iter().map(|p| depth(program, p, root)).max().unwrap_or(0),
+        Pat::Node(n) => {
+            let below =
+                |args: &mut dyn Iterator<Item = &Pat>| args.map(|a| depth(program, a, false)).max().unwrap_or(0);
+            if associative(program, n.head).is_some() {
+                let terms = super::sums::terms(n);
+                // A sum with a rest is looked into further than it is written.
+                let rest = root || terms.iter().any(|t| matches!(t, Pat::Var(_)));
+                let nested = terms.len().max(2) - 1 + if rest { super::sums::MAX_DEPTH } else { 0 };
+                return nested + below(&mut terms.into_iter());
+            }
+            // A result of an op with several stands two nodes above the op's operands.
+            let several = matches!(n.head, Head::Op(op) if super::has_several_results(program.op(op)));
+            let between = if matches!(n.head, Head::Region(_)) { super::regions::MAX_DEPTH } else { 0 };
+            1 + between + usize::from(several) + below(&mut n.args.iter())
+        }
+        Pat::Any | Pat::Var(_) | Pat::Lit { .. } | Pat::Absent | Pat::Optional(_) => 0,
+    }
+}
+
+/// True if the pattern holds what is cut out of the candidate: a sum that may have a rest, pointwise work.
+fn cuts(program: &Program, p: &Pat) -> bool {
+    match p {
+        Pat::Bind(_, p) | Pat::Typed(p, _) => cuts(program, p),
+        Pat::OneOf(ps) => ps.iter().any(|p| cuts(program, p)),
+        Pat::Node(n) if matches!(n.head, Head::Region(_)) => true,
+        Pat::Node(n) => associative(program, n.head).is_some() || n.args.iter().any(|a| cuts(program, a)),
+        Pat::Any | Pat::Var(_) | Pat::Lit { .. } | Pat::Absent | Pat::Optional(_) => false,
+    }
+}
+
+/// Element types for which the rule claims no more than `rounds`. What the compiler derived claims `exact` for the body as
+/// written, and is meant for every form of it.
+fn regroups(rule: &Rule) -> Option<Vec<DType>> {
+    if rule.derived || rule.claims.is_empty() {
+        return None;
+    }
+    let bitwise = |d: DType| {
+        rule.claims
+            .iter()
+            .any(|c| (c.dtypes.is_empty() || c.dtypes.contains(&d)) && matches!(c.class, Class::Exact | Class::Finite))
+    };
+    Some(DType::ALL.iter().copied().filter(|d| !bitwise(*d)).collect())
+}
+
+/// The operator whose applications a pattern may take in any association, if it is one.
+pub(super) fn associative(program: &Program, head: Head) -> Option<(ScalarId, BuiltinScalar)> {
+    let Head::Scalar(s) = head else { return None };
+    match &program.scalar(s).body {
+        ScalarBody::Builtin(b) if b.associates() => Some((s, *b)),
+        _ => None,
+    }
+}
+
+/// How often each variable stands in a pattern, its types and attributes left out.
+fn mentions(p: &Pat, count: &mut [usize]) {
+    fn add(v: VarId, count: &mut [usize]) {
+        if let Some(n) = count.get_mut(v.index()) {
+            *n += 1;
+        }
+    }
+    match p {
+        Pat::Var(v) | Pat::Optional(v) => add(*v, count),
+        Pat::Bind(v, p) => {
+            add(*v, count);
+            mentions(p, count);
+        }
+        Pat::Typed(p, _) => mentions(p, count),
+        // What stands in alternatives is bound by each of them.
+        Pat::OneOf(ps) => ps.iter().for_each(|p| mentions(p, count)),
+        Pat::Node(n) => {
+            n.args.iter().for_each(|a| mentions(a, count));
+            n.rest.iter().for_each(|v| add(*v, count));
+        }
+        Pat::Any | Pat::Lit { .. } | Pat::Absent => {}
+    }
+}
+
+fn is_tensor(rule: &Rule, v: VarId) -> bool {
+    rule.vars.get(v.index()).is_some_and(|v| v.sort == Sort::Tensor)
+}
+
+/// The parts of a rule's guards that bound tensors decide: by variable those about one, and those about several.
+fn soon_asked(rule: &Rule) -> (Vec<Vec<AExpr>>, Vec<AExpr>) {
+    let (mut early, mut late) = (vec![Vec::new(); rule.vars.len()], Vec::new());
+    let mut parts: Vec<AExpr> = rule.requires.iter().chain(&rule.prefer).map(|g| without_lets(g, rule)).collect();
+    while let Some(part) = parts.pop() {
+        if let AExpr::Binary(BinaryOp::And, a, b) = part {
+            parts.extend([*a, *b]);
+            continue;
+        }
+        let mut asked = Asked::default();
+        asks(&part, &mut asked);
+        match asked.vars.as_slice() {
+            _ if asked.other => {}
+            [v] if is_tensor(rule, *v) => early[v.index()].push(part),
+            vars if !vars.is_empty() && vars.iter().all(|v| is_tensor(rule, *v)) => late.push(part),
+            _ => {}
+        }
+    }
+    (early, late)
+}
+
+/// True if tensors alone decide an expression.
+fn is_of_tensors(e: &AExpr) -> bool {
+    let mut asked = Asked::default();
+    asks(e, &mut asked);
+    !asked.other
+}
+
+/// A guard in which each `let` that tensors alone decide is written out.
+fn without_lets(e: &AExpr, rule: &Rule) -> AExpr {
+    let inner = |e: &AExpr| Box::new(without_lets(e, rule));
+    match e {
+        AExpr::Var(v) => match rule.lets.iter().find(|(name, _)| name == v) {
+            Some((_, value)) if is_of_tensors(value) => value.clone(),
+            _ => e.clone(),
+        },
+        AExpr::Binary(op, a, b) => AExpr::Binary(*op, inner(a), inner(b)),
+        AExpr::Neg(a) => AExpr::Neg(inner(a)),
+        AExpr::Not(a) => AExpr::Not(inner(a)),
+        AExpr::Call(f, args) => AExpr::Call(*f, args.iter().map(|a| without_lets(a, rule)).collect()),
+        _ => e.clone(),
+    }
+}
+
+#[derive(Default)]
+struct Asked {
+    vars: Vec<VarId>,
+    /// It asks for something that few tensors have.
+    telling: bool,
+    /// It asks for what is true of the present candidate, or of the e-graph, as it is.
+    uses: bool,
+    /// It asks for attributes, or of the device, or for what matching cannot know.
+    other: bool,
+}
+
+fn asks(e: &AExpr, out: &mut Asked) {
+    match e {
+        AExpr::Fact(fact, v) => {
+            if !out.vars.contains(v) {
+                out.vars.push(*v);
+            }
+            out.telling |= matches!(fact, Fact::Const | Fact::Value);
+            out.uses |= matches!(fact, Fact::Uses);
+        }
+        AExpr::Value(_) => {}
+        AExpr::List(l) | AExpr::Call(_, l) => l.iter().for_each(|e| asks(e, out)),
+        AExpr::Spread(a) | AExpr::Neg(a) | AExpr::Not(a) => asks(a, out),
+        AExpr::Index(a, b) | AExpr::Binary(_, a, b) => {
+            asks(a, out);
+            asks(b, out);
+        }
+        AExpr::If(a, b, c) => [a, b, c].into_iter().for_each(|e| asks(e, out)),
+        AExpr::SameAccumulator(t, a, b) => {
+            out.uses = true;
+            out.vars.extend([*t, *a, *b]);
+        }
+        AExpr::Var(_) | AExpr::Comprehension { .. } | AExpr::Device(_) => out.other = true,
+    }
+}
+
+/// True if every root is the same pattern, up to variables that occur in it alone.
+fn is_symmetric(rule: &Rule) -> bool {
+    fn vars(p: &Pat, out: &mut Vec<VarId>) {
+        match p {
+            Pat::Var(v) | Pat::Optional(v) => out.push(*v),
+            Pat::Bind(v, p) => {
+                out.push(*v);
+                vars(p, out);
+            }
+            Pat::Typed(p, _) => vars(p, out),
+            Pat::OneOf(ps) => ps.iter().for_each(|p| vars(p, out)),
+            Pat::Node(n) => {
+                n.args.iter().for_each(|a| vars(a, out));
+                out.extend(n.rest);
+            }
+            Pat::Any | Pat::Lit { .. } | Pat::Absent => {}
+        }
+    }
+    // Alpha-equivalence: erase the variables and compare shapes, then compare which positions are shared.
+    fn erased(p: &Pat) -> Pat {
+        match p {
+            Pat::Var(_) => Pat::Var(VarId(0)),
+            Pat::Optional(_) => Pat::Optional(VarId(0)),
+            Pat::Bind(_, p) => erased(p),
+            Pat::Typed(p, t) => Pat::Typed(Box::new(erased(p)), t.clone()),
+            Pat::OneOf(ps) => Pat::OneOf(ps.iter().map(erased).collect()),
+            Pat::Node(n) => Pat::Node(NodePat {
+                head: n.head,
+                args: n.args.iter().map(erased).collect(),
+                rest: n.rest.map(|_| VarId(0)),
+                attrs: n.attrs.clone(),
+                output: n.output,
+            }),
+            other => other.clone(),
+        }
+    }
+    fn unbound(p: &Pat) -> &Pat {
+        match p {
+            Pat::Bind(_, p) => unbound(p),
+            p => p,
+        }
+    }
+    let [first, others @ ..] = rule.lhs.as_slice() else { return false };
+    if others.is_empty() {
+        return false;
+    }
+    let shape = erased(first);
+    let lists: Vec<Vec<VarId>> = rule
+        .lhs
+        .iter()
+        .map(|p| {
+            let mut v = Vec::new();
+            vars(unbound(p), &mut v);
+            v
+        })
+        .collect();
+    let same_positions = lists.iter().skip(1).all(|l| {
+        l.len() == lists[0].len()
+            && l.iter().zip(&lists[0]).all(|(a, b)| a == b || (!lists[0].contains(a) && !l.contains(b)))
+    });
+    others.iter().all(|p| erased(p) == shape) && same_positions
+}

@@ -1,0 +1,96 @@
+//! Lists of kernels: what stands in them, what sizes decide, and that the planner takes the first
+//! that holds.
+
+use hypatia_dsl::dtype::DType;
+use hypatia_dsl::shape::Dim;
+use hypatia_dsl::typing::TensorType;
+
+use hypatia_target::device::Device;
+use hypatia_graph::{Graph, Way};
+use crate::Options;
+use hypatia_tensor::tensor::Tensor;
+use hypatia_library::library;
+use hypatia_pipeline::pipeline;
+use hypatia_plan::plan;
+
+/// `y = gelu_tanh(x @ w + b)` and the slope of such a layer, whose columns are `n`.
+fn layers(n: Dim) -> Graph {
+    let mut g = Graph::new(library::load(&[]).unwrap());
+    let ty = |shape: [Dim; 2]| TensorType { dtype: DType::BF16, shape: shape.to_vec() };
+    let x = g.input("x", ty([128.into(), 64.into()]));
+    let w = g.input("w", ty([64.into(), n.clone()]));
+    let b = g.input("b", TensorType { dtype: DType::BF16, shape: vec![n.clone()] });
+    let pre = g.input("pre", ty([128.into(), n]));
+    let m = g.call("matmul", &[x, w], &[]).unwrap()[0];
+    let biased = g.call("add", &[m, b], &[]).unwrap()[0];
+    let y = g.call("gelu_tanh", &[biased], &[]).unwrap()[0];
+    g.output("y", y);
+    let slope = g.call("gelu_tanh_grad", &[pre], &[]).unwrap()[0];
+    let u = g.input("u", TensorType { dtype: DType::BF16, shape: vec![128.into(), 32.into()] });
+    let v = g.input("v", TensorType { dtype: DType::BF16, shape: vec![32.into(), g.ty(pre).shape[1].clone()] });
+    let back = g.call("matmul", &[u, v], &[]).unwrap()[0];
+    let grad = g.call("mul", &[back, slope], &[]).unwrap()[0];
+    g.output("grad", grad);
+    g
+}
+
+fn options() -> Options {
+    Options { device: Device::named("h200").unwrap(), ..Options::default() }
+}
+
+#[test]
+fn what_sizes_decide_is_listed_and_told() {
+    let out = pipeline::optimize(&layers(Dim::symbol("n")), &options()).unwrap();
+    let text = out.graph.to_text();
+    let lines: Vec<&str> = text.lines().filter(|l| l.trim_start().starts_with("kernels: ")).collect();
+    let wanted = [
+        "    kernels: cublaslt GELU_AUX_BIAS if shape(%w)[-1] % 8 == 0; its parts",
+        "    kernels: cublaslt DGELU if shape(%v)[-1] % 8 == 0; cublaslt DEFAULT + pointwise; product + pointwise",
+    ];
+    assert_eq!(lines, wanted, "{text}");
+    assert_eq!(out.report.open.len(), lines.len(), "{}", out.report);
+    assert!(out.report.to_string().contains("sizes that are not known yet decide these kernels"), "{}", out.report);
+    // With the sizes nothing is open.
+    let fixed = pipeline::optimize(&layers(Dim::from(256)), &options()).unwrap();
+    assert!(!fixed.graph.to_text().contains("kernels: ") && fixed.report.open.is_empty(), "{}", fixed.graph);
+}
+
+/// The list of a graph on symbolic sizes leads to the plan that the graph on those sizes has.
+#[test]
+fn the_planner_takes_the_first_that_holds() {
+    let symbolic = pipeline::optimize(&layers(Dim::symbol("n")), &options()).unwrap().graph;
+    let plan_options = plan::Options::new(options().device);
+    let mut kinds = Vec::new();
+    for n in [256, 250] {
+        let sized = symbolic.specialize(&[("n".into(), n)].into_iter().collect()).unwrap();
+        let listed = pipeline::plan(&sized, &plan_options).unwrap();
+        let fixed = pipeline::optimize(&layers(Dim::from(n)), &options()).unwrap().graph;
+        let wanted = pipeline::plan(&fixed, &plan_options).unwrap();
+        let kernels = |p: &plan::Plan| p.steps.iter().map(|s| s.kernel).collect::<Vec<_>>();
+        assert_eq!(kernels(&listed), kernels(&wanted), "{listed}\n{wanted}");
+        kinds.push(kernels(&listed));
+    }
+    assert_ne!(kinds[0], kinds[1], "sizes decide nothing");
+}
+
+/// The last candidate asks for nothing, whatever the epilogue, and a split is explicit.
+#[test]
+fn the_last_candidate_is_unconditional() {
+    let mut g = Graph::new(library::load(&[]).unwrap());
+    let ty = |shape: [i64; 2]| TensorType { dtype: DType::F32, shape: shape.map(Dim::from).to_vec() };
+    let (x, w) = (g.input("x", ty([32, 64])), g.input("w", ty([64, 16])));
+    let bias: Vec<f64> = (0..16).map(f64::from).collect();
+    let b = g.constant(Tensor::from_f64(DType::F32, &[16], &bias).unwrap());
+    let m = g.call("matmul", &[x, w], &[]).unwrap()[0];
+    let biased = g.call("add", &[m, b], &[]).unwrap()[0];
+    let y = g.call("sin", &[biased], &[]).unwrap()[0];
+    g.output("y", y);
+    let out = pipeline::optimize(&g, &options()).unwrap();
+    let listed: Vec<_> = out.graph.nodes.iter().filter(|n| !n.kernels.list.is_empty()).collect();
+    let [product] = listed.as_slice() else { panic!("{}", out.graph) };
+    let last = product.kernels.list.last().unwrap();
+    assert!(last.matched.is_none() && matches!(last.way, Way::Split(_)), "{last:?}");
+    let described = out.graph.describe_kernels(product).join("; ");
+    assert!(described.starts_with("cublaslt BIAS"), "{described}\n{}", out.graph);
+    assert!(described.ends_with("; cublaslt DEFAULT + pointwise; product + pointwise"), "{described}");
+}

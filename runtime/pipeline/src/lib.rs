@@ -1,0 +1,106 @@
+//! The way from a model to a plan, stage by stage, with constants computed by the host's executor.
+//!
+//! In: a model file, a graph or a plan's settings. Out: what each stage gives. The stages know
+//! nothing of each other's insides and run no executor; here is what hands them the [`HostFolder`],
+//! and what compares the plans of two graphs. Holds always: whoever plans a model goes this way, so
+//! that one count of launches is told and run.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use hypatia_dsl::ir::Program;
+use hypatia_dsl::kernel::short::Allowed;
+
+use hypatia_cpu::HostFolder;
+use hypatia_target::device::Device;
+use hypatia_tensor::error::Result;
+use hypatia_graph::{Constants, Graph};
+use hypatia_onnx::{export, import};
+use hypatia_optimize::cost::ASSUMED_SIZE;
+use hypatia_optimize::{self, Firing, Launches, Optimized};
+use hypatia_plan::{self, Plan, Shortened};
+
+/// What computes constants.
+pub static FOLDER: HostFolder = HostFolder;
+
+/// Imports a model file: see [`import::load_with`].
+pub fn load(path: &Path, program: Arc<Program>, options: &import::Options) -> Result<import::Import> {
+    import::load_with(path, program, options, &FOLDER)
+}
+
+/// Optimises a graph: see [`optimize::optimize`].
+pub fn optimize(graph: &Graph, options: &optimize::Options) -> Result<Optimized> {
+    optimize::optimize(graph, options, &FOLDER)
+}
+
+/// Plans a graph whose sizes are all numbers: see [`Plan::build`].
+pub fn plan(graph: &Graph, options: &plan::Options) -> Result<Plan> {
+    plan_with(graph, options, &mut constants())
+}
+
+/// [`plan()`], with the constants that earlier plans of the model have computed. What the optimiser
+/// has not seen gets its lists of kernels now.
+pub fn plan_with(graph: &Graph, options: &plan::Options, constants: &mut Constants) -> Result<Plan> {
+    let graph = optimize::kernels::select(graph, &options.device, constants.folder())?;
+    Plan::build(&graph, options, constants)
+}
+
+/// No constants yet, for plans of one model.
+pub fn constants() -> Constants {
+    Constants::new(&FOLDER)
+}
+
+/// Launches of a graph on a device: the steps of its plan. A size that is still symbolic is taken
+/// to be what the cost model assumes.
+pub fn launches(graph: &Graph, device: &Device, cluster: bool) -> Result<usize> {
+    Ok(assumed(graph, &plan::Options { cluster, ..plan::Options::new(device.clone()) })?.launches())
+}
+
+/// Where rules put short functions into the kernels of a graph on a device.
+pub fn shortened(graph: &Graph, device: &Device, allowed: Allowed) -> Result<Vec<Shortened>> {
+    if device.is_host() {
+        return Ok(Vec::new());
+    }
+    Ok(assumed(graph, &plan::Options { allowed, ..plan::Options::new(device.clone()) })?.shortened)
+}
+
+/// The plan of a graph whose symbolic sizes are what the cost model assumes.
+fn assumed(graph: &Graph, options: &plan::Options) -> Result<Plan> {
+    let symbols = graph.symbols().into_iter().map(|s| (s, ASSUMED_SIZE)).collect();
+    // Nothing is run: memory is no limit.
+    plan(&graph.specialize(&symbols)?, &plan::Options { memory: usize::MAX, ..options.clone() })
+}
+
+/// Plans a model both ways for a device and counts the launches. With no rules at all, the given
+/// graph is what is run.
+pub fn compared(given: &Graph, optimized: &Graph, device: &Device, no_rules: bool) -> Result<Launches> {
+    let before = launches(given, device, false)?;
+    let after = if no_rules { before } else { launches(optimized, device, true)? };
+    Ok(Launches { before, after })
+}
+
+/// Counts the launches of `given` and of what was made of it, and the fusions, and puts them into
+/// the report. Planning takes time (constants are computed), so it is done for those who ask. What
+/// cannot be planned gives a warning.
+pub fn count_launches(optimized: &mut Optimized, given: &Graph, options: &optimize::Options) {
+    match compared(given, &optimized.graph, &options.device, options.no_rules) {
+        Ok(launches) => optimized.report.launches = Some(launches),
+        Err(e) => optimized.report.warnings.push(format!("launches are not counted: {e}")),
+    }
+    match shortened(&optimized.graph, &options.device, options.allowed()) {
+        Ok(shortened) => {
+            let program = &optimized.graph.program;
+            let firing = |s: &Shortened| {
+                let rule = &program.rules[s.rule.index()];
+                let (rule, base) = (rule.name.clone(), rule.base_name.clone());
+                Firing { rule, base, nodes: vec![s.step.clone()], kept: true }
+            };
+            optimized.report.firings.extend(shortened.iter().map(firing));
+        }
+        Err(e) => optimized.report.warnings.push(format!("short functions are not listed: {e}")),
+    }
+    match export::fusions(&optimized.graph, &FOLDER) {
+        Ok(fusions) => optimized.report.fusions = Some(fusions),
+        Err(e) => optimized.report.warnings.push(format!("fusions are not counted: {e}")),
+    }
+}

@@ -1,0 +1,262 @@
+//! Copies that can be spared, and copies of parts of one tensor, which are one launch.
+//!
+//! In: a plan whose buffers have no places yet. Out: the same with fewer steps: a product stores its result where a copy
+//! would bring it, if that is measured to be faster; queries, keys and values that one product computed are brought into
+//! the order of heads by one copy. Holds always: a result is stored elsewhere only if nothing but the copy reads it; parts
+//! are joined if they lie at even distances and have one shape and strides; each lies as aligned in the joint copy as in a
+//! buffer of its own; results of the plan keep theirs.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use super::either::either_step;
+use super::view::matrix_layout;
+use super::{ALIGNMENT, Action, Buffer, BufferId, GemmStep, Place, Plan, Step, View};
+
+/// Joins products with copies of their whole results, as one step that can do without the copy.
+pub(super) fn spare(plan: &mut Plan) {
+    let mut readers: HashMap<BufferId, usize> = HashMap::new();
+    let mut makers: HashMap<BufferId, usize> = HashMap::new();
+    for (i, step) in plan.steps.iter().enumerate() {
+        step.reads.iter().for_each(|v| *readers.entry(v.buffer).or_insert(0) += 1);
+        makers.extend(step.writes.first().map(|v| (v.buffer, i)));
+    }
+    plan.outputs.iter().for_each(|(_, v)| *readers.entry(v.buffer).or_insert(0) += 1);
+    let mut gone: HashSet<usize> = HashSet::new();
+    for at in 0..plan.steps.len() {
+        let ([from], [to], Action::Copy) =
+            (plan.steps[at].reads.as_slice(), plan.steps[at].writes.as_slice(), &plan.steps[at].action)
+        else {
+            continue;
+        };
+        let Some(maker) = makers.get(&from.buffer).copied().filter(|_| readers.get(&from.buffer) == Some(&1)) else {
+            continue;
+        };
+        if let Some(step) = stored_there(plan, &plan.steps[maker], &plan.steps[at], to) {
+            plan.steps[maker] = step;
+            gone.insert(at);
+        }
+    }
+    let mut at = 0..;
+    plan.steps.retain(|_| at.next().is_none_or(|i| !gone.contains(&i)));
+}
+
+/// A product and the copy of its result as one step; `None` if the library cannot store it there.
+fn stored_there(plan: &Plan, maker: &Step, copy: &Step, to: &View) -> Option<Step> {
+    let (product, apart): (&GemmStep, Vec<Step>) = match &maker.action {
+        Action::Gemm(g) => (g, vec![maker.clone()]),
+        Action::Either(e) if maker.kernel.is_none() => (&e.product, e.apart.clone()),
+        _ => return None,
+    };
+    product.scale(&plan.program).filter(|_| product.acc.is_float() && product.k > 0)?;
+    let ([_, _], [out]) = (maker.reads.get(..2)?, maker.writes.get(..1)?) else { return None };
+    if to.is_empty() || out.len() != to.len() {
+        return None;
+    }
+    let there = placed(out, &copy.reads[0], to)?;
+    let (_, [row, column]) = there.strides.split_last_chunk::<2>()?;
+    matrix_layout(product.m, product.n, *row, *column).filter(|(transposed, _)| !transposed)?;
+    let apart = [apart, vec![copy.clone()]].concat();
+    Some(either_step(&maker.name, product.clone(), maker.reads[..2].to_vec(), vec![there], apart))
+}
+
+/// The elements of `out`, a whole buffer, where a copy of its view `from` brings them: into the whole buffer `to`. `None`
+/// if the copy does more than to bring axes into another order.
+fn placed(out: &View, from: &View, to: &View) -> Option<View> {
+    let axes = |v: &View| -> Vec<(usize, isize)> {
+        v.shape.iter().copied().zip(v.strides.iter().copied()).filter(|(size, _)| *size > 1).collect()
+    };
+    let (seen, stored) = (axes(from), axes(to));
+    if from.offset != 0 || seen.len() != axes(out).len() || seen.len() != stored.len() {
+        return None;
+    }
+    let place = |(size, stride): (&usize, &isize)| match size {
+        1 => Some(0),
+        _ => seen.iter().position(|axis| axis == &(*size, *stride)).map(|i| stored[i].1),
+    };
+    let strides: Option<Vec<isize>> = out.shape.iter().zip(&out.strides).map(place).collect();
+    Some(View { strides: strides?, shape: out.shape.clone(), ..to.clone() })
+}
+
+/// What copies must have in common: buffer, shape and strides.
+type Key = (BufferId, Vec<usize>, Vec<isize>);
+
+/// Joins copies of parts of one buffer.
+pub(super) fn join(plan: &mut Plan) {
+    let kept: HashSet<BufferId> = plan.outputs.iter().map(|(_, v)| v.buffer).collect();
+    let mut alike: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+    let mut first: HashMap<Key, usize> = HashMap::new();
+    for (i, step) in plan.steps.iter().enumerate() {
+        let ([from], [to], Action::Copy) = (step.reads.as_slice(), step.writes.as_slice(), &step.action) else {
+            continue;
+        };
+        if kept.contains(&to.buffer) || !(to.len() * to.dtype.size()).is_multiple_of(ALIGNMENT) || to.is_empty() {
+            continue;
+        }
+        let key = (from.buffer, from.shape.clone(), from.strides.clone());
+        alike.entry(*first.entry(key).or_insert(i)).or_default().push(i);
+    }
+    let mut moved: HashMap<BufferId, (BufferId, usize)> = HashMap::new();
+    let mut gone: HashSet<usize> = HashSet::new();
+    for steps in alike.into_values() {
+        joined(plan, &steps, &mut moved, &mut gone);
+    }
+    if moved.is_empty() {
+        return;
+    }
+    let mut at = 0..;
+    plan.steps.retain(|_| at.next().is_none_or(|i| !gone.contains(&i)));
+    plan.steps.iter_mut().for_each(|s| rename(s, &moved));
+}
+
+/// Makes the first of these steps the copy of all parts, if they lie at even distances.
+fn joined(
+    plan: &mut Plan,
+    steps: &[usize],
+    moved: &mut HashMap<BufferId, (BufferId, usize)>,
+    gone: &mut HashSet<usize>,
+) {
+    let mut parts: Vec<usize> = steps.to_vec();
+    let offset = |i: &usize| plan.steps[*i].reads[0].offset;
+    parts.sort_by_key(offset);
+    let [one, two, ..] = parts.as_slice() else { return };
+    let distance = offset(two) - offset(one);
+    if distance == 0 || parts.windows(2).any(|w| offset(&w[1]) - offset(&w[0]) != distance) {
+        return;
+    }
+    let from = &plan.steps[*one].reads[0];
+    let shape = [&[parts.len()], from.shape.as_slice()].concat();
+    let Ok(distance) = isize::try_from(distance) else { return };
+    let read = View { shape: shape.clone(), strides: [&[distance], from.strides.as_slice()].concat(), ..from.clone() };
+    let (dtype, len) = (from.dtype, from.len());
+    let names: Vec<&str> = steps.iter().map(|i| plan.steps[*i].name.as_str()).collect();
+    let name = names.join(", ");
+    let buffer = BufferId(plan.buffers.len() as u32);
+    plan.buffers.push(Buffer { dtype, len: len * parts.len(), place: Place::Arena(0) });
+    for (place, step) in parts.iter().enumerate() {
+        moved.insert(plan.steps[*step].writes[0].buffer, (buffer, place * len));
+    }
+    let step = &mut plan.steps[steps[0]];
+    (step.name, step.reads, step.writes) = (name, vec![read], vec![View::whole(buffer, dtype, &shape)]);
+    gone.extend(&steps[1..]);
+}
+
+/// Reads from the joint copies what was read from copies of their own.
+fn rename(step: &mut Step, moved: &HashMap<BufferId, (BufferId, usize)>) {
+    for view in &mut step.reads {
+        if let Some((buffer, offset)) = moved.get(&view.buffer) {
+            view.buffer = *buffer;
+            view.offset += offset;
+        }
+    }
+    if let Action::Either(either) = &mut step.action {
+        either.apart.iter_mut().for_each(|s| rename(s, moved));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::sync::Arc;
+
+    use hypatia_dsl::builtin::BuiltinOp;
+    use hypatia_dsl::dtype::DType;
+
+    use super::*;
+    use hypatia_target::device::Device;
+    use hypatia_graph::{Graph, Value};
+    use hypatia_pipeline;
+    use crate::Options;
+    use hypatia_testing::{int, list, ty};
+
+    /// Parts of one input, each turned about and flattened, which takes a copy.
+    fn plan(parts: &[(i64, i64)], device: &str) -> Plan {
+        let mut g = Graph::new(Arc::clone(&hypatia_testing::program()));
+        let x = g.input("x", ty(DType::F32, &[4, 96]));
+        for (k, (start, stop)) in parts.iter().enumerate() {
+            let cut = g.builtin(BuiltinOp::Slice, &[x], vec![int(1), int(*start), int(*stop), int(1)]).unwrap()[0];
+            let turned = g.builtin(BuiltinOp::Transpose, &[cut], vec![list(&[1, 0])]).unwrap()[0];
+            let flat = g.builtin(BuiltinOp::Reshape, &[turned], vec![list(&[(stop - start) as usize * 4])]).unwrap()[0];
+            let y = g.call("exp", &[flat], &[]).unwrap()[0];
+            g.output(format!("y{k}"), y);
+        }
+        pipeline::plan(&g, &Options::new(Device::named(device).unwrap())).unwrap()
+    }
+
+    /// Products of queries, keys and values that lie side by side, as one product leaves them.
+    fn attention(g: &mut Graph) -> Vec<Value> {
+        let all = g.input("qkv", ty(DType::BF16, &[8, 128, 3 * 768]));
+        let mut heads = |k: i64| {
+            let attrs = vec![int(2), int(768 * k), int(768 * (k + 1)), int(1)];
+            let cut = g.builtin(BuiltinOp::Slice, &[all], attrs).unwrap()[0];
+            let apart = g.builtin(BuiltinOp::Reshape, &[cut], vec![list(&[8, 128, 12, 64])]).unwrap()[0];
+            g.builtin(BuiltinOp::Transpose, &[apart], vec![list(&[0, 2, 1, 3])]).unwrap()[0]
+        };
+        let [q, k, v] = [heads(0), heads(1), heads(2)];
+        let k = g.builtin(BuiltinOp::Transpose, &[k], vec![list(&[0, 1, 3, 2])]).unwrap()[0];
+        let scores = g.builtin(BuiltinOp::Matmul, &[q, k], vec![]).unwrap()[0];
+        g.builtin(BuiltinOp::Matmul, &[scores, v], vec![]).unwrap()
+    }
+
+    #[test]
+    fn heads_are_multiplied_as_they_lie_and_stored_where_they_are_read() {
+        let mut g = Graph::new(hypatia_testing::program());
+        let y = attention(&mut g)[0];
+        let y = g.builtin(BuiltinOp::Transpose, &[y], vec![list(&[0, 2, 1, 3])]).unwrap()[0];
+        let y = g.builtin(BuiltinOp::Reshape, &[y], vec![list(&[8 * 128, 768])]).unwrap()[0];
+        g.output("y", y);
+        let plan = pipeline::plan(&g, &Options::new(Device::named("h200").unwrap())).unwrap();
+        assert_eq!((copies(&plan), plan.launches()), (0, 2), "{plan}");
+        let kinds = |step: &Step| match &step.action {
+            Action::Either(e) => e.apart.iter().map(|s| matches!(s.action, Action::Copy)).collect::<Vec<_>>(),
+            other => panic!("{other:?}"),
+        };
+        // What is done without: both operands brought into order; the values, and the result.
+        assert_eq!(kinds(&plan.steps[0]), [true, true, false], "{plan}");
+        assert_eq!(kinds(&plan.steps[1]), [true, false, true], "{plan}");
+        // The keys' matrices are turned about where they are read.
+        assert_eq!(plan.steps[0].reads[1].strides, [128 * 2304, 64, 1, 2304]);
+        assert_eq!(plan.steps[1].writes[0].strides, [128 * 768, 64, 768, 1]);
+        assert_eq!(plan.steps[1].writes[0].buffer, plan.outputs[0].1.buffer);
+        assert!(plan.to_string().contains("gemm of matrices as they lie, or copy; gemm; copy"), "{plan}");
+        // A result that others read too stays in order, and so does one whose columns would lie apart.
+        let with = |turned: &[usize], also: bool| {
+            let mut g = Graph::new(hypatia_testing::program());
+            let y = attention(&mut g)[0];
+            let t = g.builtin(BuiltinOp::Transpose, &[y], vec![list(turned)]).unwrap()[0];
+            let t = g.builtin(BuiltinOp::Reshape, &[t], vec![list(&[8 * 128 * 768])]).unwrap()[0];
+            g.output("t", t);
+            if also {
+                g.output("y", y);
+            }
+            copies(&pipeline::plan(&g, &Options::new(Device::named("h200").unwrap())).unwrap())
+        };
+        assert_eq!([with(&[0, 2, 1, 3], true), with(&[0, 1, 3, 2], false), with(&[2, 0, 1, 3], false)], [1, 1, 0]);
+    }
+
+    fn copies(plan: &Plan) -> usize {
+        plan.steps.iter().filter(|s| s.action == Action::Copy).count()
+    }
+
+    #[test]
+    fn parts_at_even_distances_are_one_copy_on_a_gpu() {
+        let three = [(0, 32), (32, 64), (64, 96)];
+        let joint = plan(&three, "h200");
+        assert_eq!((copies(&joint), copies(&plan(&three, "cpu"))), (1, 3), "{joint}");
+        let copy = joint.steps.iter().find(|s| s.action == Action::Copy).unwrap();
+        assert_eq!((copy.reads[0].shape[0], copy.reads[0].strides[0]), (3, 32));
+        // Each part is read where the joint copy has it.
+        let mut offsets: Vec<usize> = joint
+            .steps
+            .iter()
+            .flat_map(|s| &s.reads)
+            .filter(|r| r.buffer == copy.writes[0].buffer)
+            .map(|r| r.offset)
+            .collect();
+        offsets.sort_unstable();
+        assert_eq!(offsets, [0, 128, 256], "{joint}");
+        // Unlike widths, uneven distances, parts that are not aligned.
+        assert_eq!(copies(&plan(&[(0, 32), (32, 48)], "h200")), 2);
+        assert_eq!(copies(&plan(&[(0, 16), (16, 32), (64, 80)], "h200")), 3);
+        assert_eq!(copies(&plan(&[(0, 3), (3, 6)], "h200")), 2);
+    }
+}

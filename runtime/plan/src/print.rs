@@ -1,0 +1,136 @@
+//! Plans as text, one step a line, and as JSON.
+
+use std::fmt;
+
+use hypatia_dsl::scalar::{Term, TermNode};
+use serde_json::{Value, json};
+
+use super::{Action, Place, Plan, Step, View};
+use hypatia_graph::show_term;
+
+impl Plan {
+    fn place(&self, view: &View) -> String {
+        let name = match self.buffers[view.buffer.index()].place {
+            Place::Input(i) => self.inputs[i].name.clone(),
+            Place::Constant(i) => format!("const{i}"),
+            Place::Arena(offset) => format!("b{}@{offset}", view.buffer.0),
+        };
+        let window = if view.is_contiguous() { "" } else { "~" };
+        format!("{name}{window}: {}{:?}", view.dtype, view.shape)
+    }
+
+    fn term(&self, term: &Term, reads: &[View]) -> String {
+        let name = |i: u32| reads.get(i as usize).map_or("?".to_string(), |v| format!("b{}", v.buffer.0));
+        let mut parts: Vec<String> = Vec::new();
+        for root in &term.roots {
+            let one = Term { nodes: term.nodes.clone(), roots: vec![*root] };
+            parts.push(show_term(&self.program, &one, &name));
+        }
+        parts.join(", ")
+    }
+
+    fn action(&self, step: &Step) -> String {
+        let reads = step.reads.as_slice();
+        match &step.action {
+            Action::Gemm(g) if g.is_plain() => "gemm".to_string(),
+            Action::Gemm(g) => format!("gemm, {}", self.term(&g.term, reads.get(2..).unwrap_or_default())),
+            Action::Either(e) if step.kernel.is_none() => {
+                let apart: Vec<String> = e.apart.iter().map(|s| self.action(s)).collect();
+                format!("gemm of matrices as they lie, or {}", apart.join("; "))
+            }
+            Action::Either(e) => format!("gemm with {} results, or {} steps", e.writes, e.apart.len()),
+            Action::Conv(c) => {
+                let what = if c.last { "conv, channels last" } else { "conv" };
+                let term = self.term(&c.term, reads.get(2..).unwrap_or_default());
+                if c.is_plain() { what.to_string() } else { format!("{what}, {term}") }
+            }
+            Action::Pointwise(p) => {
+                let calls = p.kernel.term.nodes.iter().filter(|n| matches!(n, TermNode::Call { .. })).count();
+                let text = self.term(&p.kernel.term, reads);
+                let text = if text.len() > 200 { format!("{calls} operations") } else { text };
+                format!("pointwise {text}")
+            }
+            Action::Rowwise(r) => format!("row-wise {} ({} rows of {})", r.kernel.name, r.rows, r.n),
+            Action::Copy => "copy".to_string(),
+            Action::Concat(axis) => format!("concat along {axis}"),
+            Action::Pad(before) => format!("pad from {before:?}"),
+            Action::Gather(axis) => format!("gather along {axis}"),
+            Action::GatherElements(axis) => format!("gather elements along {axis}"),
+            Action::GatherNd(batch) => format!("gather n-d, {batch} batch axes"),
+            Action::Scatter(how) => format!("scatter, {how:?}").to_lowercase(),
+            Action::Argsort(axis, _) => format!("argsort along {axis}"),
+            Action::Reduce(kind, axes) => format!("{kind:?} over {axes:?}").to_lowercase(),
+            Action::Cumsum(how) => format!("cumsum along {}", how.axis),
+            Action::Argmax(axis, _) => format!("argmax along {axis}"),
+        }
+    }
+}
+
+/// What an executor has to say of a step, by its index, in one word.
+pub type Note = (usize, &'static str);
+
+/// A plan with what its executor says of its steps.
+pub struct Noted<'a> {
+    plan: &'a Plan,
+    notes: &'a [Note],
+}
+
+impl Plan {
+    /// The plan as it is run: with what its executor says of its steps.
+    pub fn noted<'a>(&'a self, notes: &'a [Note]) -> Noted<'a> {
+        Noted { plan: self, notes }
+    }
+
+    /// The plan for programs: its steps in order, with what they read and write, and what its executor says of them.
+    pub fn to_json(&self, notes: &[Note]) -> Value {
+        let list = |views: &[View]| views.iter().map(|v| self.place(v)).collect::<Vec<_>>();
+        let steps = self.steps.iter().enumerate().map(|(i, step)| {
+            json!({
+                "name": step.name,
+                "action": self.action(step),
+                "note": note(notes, i),
+                "kernel": step.kernel.map(|k| &self.program.kernels[k.index()].name),
+                "reads": list(&step.reads),
+                "writes": list(&step.writes),
+            })
+        });
+        let outputs = self.outputs.iter().map(|(name, view)| json!({"name": name, "at": self.place(view)}));
+        json!({
+            "device": self.device.name,
+            "launches": self.launches(),
+            "arena_bytes": self.arena,
+            "steps": steps.collect::<Vec<_>>(),
+            "outputs": outputs.collect::<Vec<_>>(),
+        })
+    }
+}
+
+/// What is said of a step.
+pub fn note(notes: &[Note], step: usize) -> Option<&'static str> {
+    notes.iter().find(|(at, _)| *at == step).map(|(_, word)| *word)
+}
+
+impl fmt::Display for Noted<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let plan = self.plan;
+        let device = &plan.device.name;
+        writeln!(f, "plan for {device}: {} launches, {} bytes of arena", plan.launches(), plan.arena)?;
+        for (i, step) in plan.steps.iter().enumerate() {
+            let list = |views: &[View]| views.iter().map(|v| plan.place(v)).collect::<Vec<_>>().join(", ");
+            let kernel = step.kernel.map_or(String::new(), |k| format!(" by {}", plan.program.kernels[k.index()].name));
+            let note = note(self.notes, i).map_or(String::new(), |word| format!(", {word}"));
+            writeln!(f, "{i:4} {}{kernel}{note}  # {}", plan.action(step), step.name)?;
+            writeln!(f, "       {} -> {}", list(&step.reads), list(&step.writes))?;
+        }
+        for (name, view) in &plan.outputs {
+            writeln!(f, "     output {name} = {}", plan.place(view))?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.noted(&[]).fmt(f)
+    }
+}

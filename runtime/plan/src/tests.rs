@@ -1,0 +1,227 @@
+//! Plans: how many launches, which kernels, no two live buffers in one place.
+#![allow(clippy::unwrap_used)]
+
+use std::sync::Arc;
+
+use hypatia_dsl::dtype::DType;
+use hypatia_dsl::ir::Program;
+
+use super::{Action, Options, Place, Plan};
+use hypatia_target::device::Device;
+use hypatia_graph::{Graph, Value};
+use hypatia_library;
+use hypatia_optimize;
+use hypatia_pipeline;
+use hypatia_tensor::tensor::Tensor;
+use hypatia_testing::ty;
+
+fn program() -> Arc<Program> {
+    static PROGRAM: std::sync::LazyLock<Arc<Program>> = std::sync::LazyLock::new(|| library::load(&[]).unwrap());
+    PROGRAM.clone()
+}
+
+fn device(name: &str) -> Device {
+    Device::named(name).unwrap()
+}
+
+fn constant(g: &mut Graph, dtype: DType, shape: &[usize]) -> Value {
+    let n: usize = shape.iter().product();
+    let values: Vec<f64> = (0..n).map(|i| (i % 7) as f64 / 8.0).collect();
+    g.constant(Tensor::from_f64(dtype, shape, &values).unwrap())
+}
+
+/// `scalar(linear(x, w, b))`, optimised and planned.
+fn linear(scalars: &[&str], dtype: DType, target: &str) -> Plan {
+    let mut g = Graph::new(program());
+    let x = g.input("x", ty(dtype, &[128, 256]));
+    let (w, b) = (constant(&mut g, dtype, &[512, 256]), constant(&mut g, dtype, &[512]));
+    let mut v = g.call("linear", &[x, w, b], &[]).unwrap()[0];
+    for s in scalars {
+        v = g.call(s, &[v], &[]).unwrap()[0];
+    }
+    g.output("y", v);
+    let options = optimize::Options { device: device(target), ..optimize::Options::default() };
+    let fused = pipeline::optimize(&g, &options).unwrap();
+    pipeline::plan(&fused.graph, &Options::new(device(target))).unwrap()
+}
+
+#[test]
+fn what_an_executor_says_of_a_step_stands_on_its_line() {
+    let plan = linear(&["silu"], DType::BF16, "h200");
+    let noted = plan.noted(&[(0, "packed")]).to_string();
+    let said: Vec<&str> = noted.lines().filter(|l| l.contains(", packed  # ")).collect();
+    assert!(matches!(said[..], [line] if line.starts_with("   0 gemm")), "{noted}");
+    assert_eq!(noted.replace(", packed", ""), plan.to_string());
+    let json = plan.to_json(&[(0, "packed")]);
+    assert_eq!((json["steps"][0]["note"].as_str(), json["steps"][1]["note"].as_str()), (Some("packed"), None));
+}
+
+#[test]
+fn an_epilogue_is_one_launch_on_the_cpu_and_one_or_two_on_a_gpu() {
+    for (scalars, dtype, target, launches) in [
+        (&["gelu_tanh"][..], DType::BF16, "h200", 1),
+        (&["gelu_tanh"], DType::F32, "h200", 2),
+        (&["silu"], DType::BF16, "h200", 2),
+        (&["silu"], DType::BF16, "cpu", 1),
+        (&["gelu", "tanh", "silu"], DType::F32, "cpu", 1),
+        (&["gelu", "tanh", "silu"], DType::F32, "h200", 2),
+        (&[], DType::F32, "h200", 1),
+    ] {
+        let plan = linear(scalars, dtype, target);
+        assert_eq!(plan.launches(), launches, "{scalars:?} {dtype} on {target}\n{plan}");
+    }
+    // The bias goes with the product, the rest into the pass.
+    let plan = linear(&["silu"], DType::BF16, "h200");
+    let kernel = plan.steps[0].kernel.map(|k| plan.program.kernels[k.index()].name.clone());
+    assert_eq!(kernel.as_deref(), Some("lt_bias"), "{plan}");
+}
+
+#[test]
+fn pointwise_work_is_one_launch_and_a_region_may_have_several_results() {
+    let mut g = Graph::new(program());
+    let (x, row) = (g.input("x", ty(DType::F32, &[8, 16])), g.input("row", ty(DType::F32, &[16])));
+    let a = g.call("add", &[x, row], &[]).unwrap()[0];
+    let b = g.call("gelu", &[a], &[]).unwrap()[0];
+    let c = g.call("mul", &[b, a], &[]).unwrap()[0];
+    g.output("b", b);
+    g.output("c", c);
+    let plan = pipeline::plan(&g, &Options::new(Device::cpu())).unwrap();
+    assert_eq!(plan.launches(), 1, "{plan}");
+    assert_eq!(plan.steps[0].writes.len(), 2);
+    // Without clustering each node is a launch.
+    let options = Options { cluster: false, ..Options::new(Device::cpu()) };
+    assert_eq!(pipeline::plan(&g, &options).unwrap().launches(), 3);
+}
+
+#[test]
+fn a_region_does_not_close_over_a_node_between_its_members() {
+    // c needs the sum of a, so a and c cannot be one launch, though c reads a.
+    let mut g = Graph::new(program());
+    let x = g.input("x", ty(DType::F32, &[8, 16]));
+    let a = g.call("exp", &[x], &[]).unwrap()[0];
+    let axes = hypatia_dsl::ir::AttrValue::List(vec![hypatia_dsl::ir::AttrValue::Dim(1.into())]);
+    let s = g.call("sum", &[a], &[("axes", axes)]).unwrap()[0];
+    let c = g.call("div", &[a, s], &[]).unwrap()[0];
+    g.output("c", c);
+    let plan = pipeline::plan(&g, &Options::new(Device::cpu())).unwrap();
+    assert_eq!(plan.launches(), 3, "{plan}");
+}
+
+#[test]
+fn pointwise_work_side_by_side_reads_its_operands_once() {
+    let launches = |late: bool, same_shape: bool| {
+        let mut g = Graph::new(program());
+        let (x, y) = (g.input("x", ty(DType::F32, &[8, 16])), g.input("y", ty(DType::F32, &[8, 16])));
+        let row = g.input("row", ty(DType::F32, &[16]));
+        let sum = g.call("add", &[x, y], &[]).unwrap()[0];
+        let other = match late {
+            // Not there when the sum could be computed.
+            true => g.call("softmax", &[y], &[]).unwrap()[0],
+            false => y,
+        };
+        let difference = if same_shape {
+            g.call("sub", &[x, other], &[]).unwrap()[0]
+        } else {
+            // They share a row alone, which is read from a cache.
+            let z = g.input("z", ty(DType::F32, &[8, 16]));
+            g.call("sub", &[z, row], &[]).unwrap()[0]
+        };
+        let sum = if same_shape { sum } else { g.call("add", &[sum, row], &[]).unwrap()[0] };
+        g.output("sum", sum);
+        g.output("difference", difference);
+        pipeline::plan(&g, &Options::new(Device::cpu())).unwrap().launches()
+    };
+    assert_eq!((launches(false, true), launches(true, true), launches(false, false)), (1, 3, 2));
+}
+
+#[test]
+fn rowwise_ops_are_one_launch() {
+    let mut g = Graph::new(program());
+    let x = g.input("x", ty(DType::F32, &[8, 16]));
+    let y = g.call("softmax", &[x], &[]).unwrap()[0];
+    g.output("y", y);
+    let plan = pipeline::plan(&g, &Options::new(Device::cpu())).unwrap();
+    assert!(matches!(plan.steps.as_slice(), [s] if matches!(s.action, Action::Rowwise(_))), "{plan}");
+}
+
+#[test]
+fn constants_are_computed_once_and_views_of_them_are_not_copied() {
+    let mut g = Graph::new(program());
+    let x = g.input("x", ty(DType::F32, &[4, 256]));
+    let (w, s) = (constant(&mut g, DType::F32, &[512, 256]), constant(&mut g, DType::F32, &[512, 1]));
+    let scaled = g.call("mul", &[w, s], &[]).unwrap()[0];
+    let turned = g.call("transpose", &[scaled], &[("perm", hypatia_testing::list(&[1, 0]))]).unwrap()[0];
+    let y = g.call("matmul", &[x, turned], &[]).unwrap()[0];
+    g.output("y", y);
+    let mut known = pipeline::constants();
+    let options = Options::new(Device::cpu());
+    let plan = Plan::build(&g, &options, &mut known).unwrap();
+    assert_eq!((plan.launches(), plan.constants.len()), (1, 1), "{plan}");
+    // Another plan over the same weights shares what was computed.
+    let again = Plan::build(&g, &options, &mut known).unwrap();
+    assert!(Arc::ptr_eq(&plan.constants[0], &again.constants[0]));
+}
+
+/// Every pair of buffers that are alive during one step, against their bytes.
+fn check_places(plan: &Plan) {
+    let last = super::buffers::last_uses(plan);
+    let mut first = vec![usize::MAX; plan.buffers.len()];
+    for (i, step) in plan.steps.iter().enumerate() {
+        step.writes.iter().for_each(|v| first[v.buffer.index()] = i);
+    }
+    let live: Vec<(usize, usize, usize)> = plan
+        .buffers
+        .iter()
+        .enumerate()
+        .filter_map(|(i, b)| match b.place {
+            Place::Arena(offset) if first[i] != usize::MAX => Some((i, offset, offset + b.len * b.dtype.size())),
+            _ => None,
+        })
+        .collect();
+    for (i, from_i, to_i) in &live {
+        assert!(*to_i <= plan.arena);
+        for (j, from_j, to_j) in live.iter().filter(|(j, _, _)| j > i) {
+            let together = first[*i] <= last[*j] && first[*j] <= last[*i];
+            let overlap = from_i < to_j && from_j < to_i;
+            let taken = |old: usize, new: usize| {
+                last[old] == first[new] && {
+                    let step = &plan.steps[first[new]];
+                    step.writes
+                        .iter()
+                        .zip(&step.in_place)
+                        .any(|(w, r)| w.buffer.index() == new && r.is_some_and(|r| step.reads[r].buffer.index() == old))
+                }
+            };
+            assert!(!together || !overlap || taken(*i, *j) || taken(*j, *i), "buffers {i} and {j} overlap\n{plan}");
+        }
+    }
+}
+
+#[test]
+fn live_buffers_do_not_overlap() {
+    use rand::prelude::*;
+    for seed in 0..200 {
+        let mut rng = rand_chacha::ChaCha8Rng::seed_from_u64(seed);
+        let mut g = Graph::new(program());
+        let mut values: Vec<Value> =
+            (0..3).map(|i| g.input(format!("x{i}"), ty(DType::F32, &[8, 16 * (i + 1)]))).collect();
+        for _ in 0..30 {
+            let a = *values.choose(&mut rng).unwrap();
+            let b = *values.choose(&mut rng).unwrap();
+            let made = match rng.random_range(0..5) {
+                0 => g.call("softmax", &[a], &[]),
+                1 => g.call("exp", &[a], &[]),
+                2 => g.call("concat", &[a, b], &[("axis", hypatia_dsl::ir::AttrValue::Dim(1.into()))]),
+                _ => g.call(["add", "mul", "max"].choose(&mut rng).unwrap(), &[a, b], &[]),
+            };
+            values.extend(made.into_iter().flatten());
+        }
+        for (i, v) in values.iter().rev().step_by(3).take(4).enumerate() {
+            g.output(format!("y{i}"), *v);
+        }
+        for cluster in [true, false] {
+            let plan = pipeline::plan(&g, &Options { cluster, ..Options::new(Device::cpu()) }).unwrap();
+            check_places(&plan);
+        }
+    }
+}

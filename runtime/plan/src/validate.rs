@@ -1,0 +1,396 @@
+//! What must hold of every plan, as a check.
+//!
+//! In: a plan. Out: nothing, or the first invariant that it breaks, as an internal error. Holds
+//! always of a plan that passes: a step reads only inputs, constants and results of earlier steps;
+//! views lie inside their buffers; writes are whole buffers of the arena, each written once;
+//! buffers that are alive at the same time do not overlap, except where a step says that it works
+//! in place; shapes of actions fit what they read and write; results are contiguous.
+//!
+//! Debug builds check each plan that is made; a plan that was not placed yet has no place for this.
+
+use super::buffers::last_uses;
+use super::{ALIGNMENT, Action, BufferId, ConvStep, GemmStep, Place, Plan, PointwiseStep, RowwiseStep, Step, View};
+use hypatia_tensor::error::{Error, Result};
+
+/// What is wrong, without the step's name.
+type Checked = std::result::Result<(), String>;
+
+/// Fails with these words unless something holds.
+fn ensure(holds: bool, words: impl FnOnce() -> String) -> Checked {
+    if holds { Ok(()) } else { Err(words()) }
+}
+
+impl Plan {
+    /// Fails if the plan breaks an invariant: a bug in the planner, not in a model.
+    pub fn validate(&self) -> Result<()> {
+        let internal = |m: String| Error::Internal(format!("an illegal plan: {m}"));
+        self.check_buffers().map_err(internal)?;
+        let mut written = vec![false; self.buffers.len()];
+        for (i, step) in self.steps.iter().enumerate() {
+            self.check_step(step, &mut written).map_err(|m| internal(format!("step {i} `{}`: {m}", step.name)))?;
+        }
+        self.check_lifetimes().map_err(internal)?;
+        for (name, view) in &self.outputs {
+            let outcome = self
+                .check_read(view, &written)
+                .and_then(|()| ensure(view.is_contiguous(), || "it is not contiguous".into()));
+            outcome.map_err(|m| internal(format!("output `{name}`: {m}")))?;
+        }
+        Ok(())
+    }
+
+    /// Bytes of a buffer; `None` if they overflow.
+    fn bytes(&self, buffer: usize) -> Option<usize> {
+        let b = &self.buffers[buffer];
+        b.len.checked_mul(b.dtype.size())
+    }
+
+    /// Buffers of inputs and constants are these; places in the arena are aligned.
+    fn check_buffers(&self) -> Checked {
+        for (i, b) in self.buffers.iter().enumerate() {
+            let fits = match b.place {
+                Place::Input(at) => self
+                    .inputs
+                    .get(at)
+                    .is_some_and(|input| input.dtype == b.dtype && input.shape.iter().product::<usize>() == b.len),
+                Place::Constant(at) => self.constants.get(at).is_some_and(|t| t.dtype() == b.dtype && t.len() == b.len),
+                Place::Arena(offset) => offset.is_multiple_of(ALIGNMENT),
+            };
+            ensure(fits, || format!("buffer {i} is not what lies at {:?}", b.place))?;
+        }
+        Ok(())
+    }
+
+    /// The elements of a view are those of its buffer.
+    fn check_view(&self, view: &View) -> Checked {
+        let Some(buffer) = self.buffers.get(view.buffer.index()) else {
+            return Err(format!("there is no buffer {}", view.buffer.0));
+        };
+        ensure(view.dtype == buffer.dtype, || format!("{} is read as {}", buffer.dtype, view.dtype))?;
+        ensure(view.shape.len() == view.strides.len(), || "a view has a stride too many or too few".into())?;
+        if view.is_empty() {
+            return Ok(());
+        }
+        let (mut first, mut last) = (view.offset as i128, view.offset as i128);
+        for (size, stride) in view.shape.iter().zip(&view.strides) {
+            let reach = (*size as i128 - 1) * *stride as i128;
+            if reach < 0 { first += reach } else { last += reach }
+        }
+        ensure(first >= 0 && last < buffer.len as i128, || {
+            format!("a view of {first}..={last} leaves its buffer of {} elements", buffer.len)
+        })
+    }
+
+    fn check_read(&self, view: &View, written: &[bool]) -> Checked {
+        self.check_view(view)?;
+        let arena = matches!(self.buffers[view.buffer.index()].place, Place::Arena(_));
+        ensure(!arena || written[view.buffer.index()], || format!("buffer {} is read before it is made", view.buffer.0))
+    }
+
+    /// A whole buffer of the arena; with `any_order`, its axes may lie in another order.
+    fn check_write(&self, view: &View, any_order: bool) -> Checked {
+        self.check_view(view)?;
+        let buffer = &self.buffers[view.buffer.index()];
+        ensure(matches!(buffer.place, Place::Arena(_)), || "an input or a constant is written".into())?;
+        let mut axes: Vec<usize> = (0..view.shape.len()).collect();
+        if any_order {
+            axes.sort_by_key(|a| std::cmp::Reverse(view.strides[*a]));
+        }
+        let dense = view.transposed(&axes).is_contiguous();
+        ensure(view.offset == 0 && view.len() == buffer.len && dense, || {
+            format!("a part of buffer {} is written", view.buffer.0)
+        })
+    }
+
+    fn check_step(&self, step: &Step, written: &mut [bool]) -> Checked {
+        step.reads.iter().try_for_each(|v| self.check_read(v, written))?;
+        let any_order = matches!(step.action, Action::Either(_)) && step.kernel.is_none();
+        for (i, view) in step.writes.iter().enumerate() {
+            self.check_write(view, any_order)?;
+            let twice = written[view.buffer.index()] || step.writes[..i].iter().any(|w| w.buffer == view.buffer);
+            ensure(!twice, || format!("buffer {} is written twice", view.buffer.0))?;
+        }
+        self.check_action(step)?;
+        if let Action::Either(either) = &step.action {
+            self.check_apart(step, &either.apart, written)?;
+        }
+        step.writes.iter().for_each(|v| written[v.buffer.index()] = true);
+        Ok(())
+    }
+
+    /// The steps that do without a call: they read what the step reads and what they made, and make
+    /// all that it writes.
+    fn check_apart(&self, step: &Step, apart: &[Step], written: &[bool]) -> Checked {
+        let mut inside = written.to_vec();
+        let known = |v: &View, among: &[View]| among.iter().any(|w| w.buffer == v.buffer);
+        for (i, part) in apart.iter().enumerate() {
+            let earlier: Vec<View> = apart[..i].iter().flat_map(|s| s.writes.clone()).collect();
+            for view in &part.reads {
+                ensure(known(view, &step.reads) || known(view, &earlier), || {
+                    format!("what does without the call reads buffer {}, which the step does not", view.buffer.0)
+                })?;
+            }
+            let strange = part.writes.iter().find(|v| !known(v, &step.writes));
+            ensure(strange.is_none(), || "what does without the call writes what the step does not".into())?;
+            self.check_step(part, &mut inside).map_err(|m| format!("part {i}: {m}"))?;
+        }
+        ensure(step.writes.iter().all(|v| inside[v.buffer.index()]), || {
+            "what does without the call leaves a result unwritten".into()
+        })
+    }
+
+    /// No two buffers that are alive during one step overlap, except an operand and the result that
+    /// takes over its place.
+    fn check_lifetimes(&self) -> Checked {
+        let last = last_uses(self);
+        // What is alive: its bytes in the arena.
+        let mut alive: Vec<(BufferId, std::ops::Range<usize>)> = Vec::new();
+        for (i, step) in self.steps.iter().enumerate() {
+            let mut over: Vec<(BufferId, BufferId)> = Vec::new();
+            ensure(step.in_place.len() == step.writes.len(), || format!("step {i} says too little of its places"))?;
+            for (write, read) in step.writes.iter().zip(&step.in_place) {
+                if let Some(read) = read {
+                    let dies = step.reads.get(*read).is_some_and(|r| last[r.buffer.index()] == i);
+                    self.check_in_place(step, write, *read, dies)?;
+                    over.push((write.buffer, step.reads[*read].buffer));
+                }
+            }
+            for write in &step.writes {
+                let Place::Arena(from) = self.buffers[write.buffer.index()].place else { continue };
+                let end = self.bytes(write.buffer.index()).and_then(|b| from.checked_add(b));
+                let to = end
+                    .filter(|to| *to <= self.arena)
+                    .ok_or_else(|| format!("buffer {} does not end inside the arena", write.buffer.0))?;
+                let clash = alive
+                    .iter()
+                    .find(|(other, at)| from < at.end && at.start < to && !over.contains(&(write.buffer, *other)));
+                if let Some((other, _)) = clash {
+                    return Err(format!(
+                        "step {i} `{}`: buffer {} overlaps buffer {}",
+                        step.name, write.buffer.0, other.0
+                    ));
+                }
+                alive.push((write.buffer, from..to));
+            }
+            alive.retain(|(buffer, _)| last[buffer.index()] > i);
+        }
+        Ok(())
+    }
+
+    /// A pointwise result in the place of an operand that dies there and is read at the index that
+    /// is written.
+    fn check_in_place(&self, step: &Step, write: &View, read: usize, dies: bool) -> Checked {
+        let Some(view) = step.reads.get(read) else { return Err("a result takes over what is not read".into()) };
+        let alone = step.reads.iter().filter(|r| r.buffer == view.buffer).count() == 1;
+        let place = |v: &View| self.buffers[v.buffer.index()].place;
+        let same = view.dtype == write.dtype && view.shape == write.shape && view.is_contiguous() && view.offset == 0;
+        let pointwise = matches!(step.action, Action::Pointwise(_));
+        ensure(pointwise && alone && dies && same && place(view) == place(write), || {
+            format!("buffer {} may not take over buffer {}", write.buffer.0, view.buffer.0)
+        })
+    }
+
+    /// The shapes of what a step reads and writes are those of its action.
+    fn check_action(&self, step: &Step) -> Checked {
+        let (reads, writes) = (step.reads.as_slice(), step.writes.as_slice());
+        ensure(!writes.is_empty(), || "nothing is written".into())?;
+        let fits = match &step.action {
+            Action::Gemm(g) => gemm(g, reads, writes),
+            Action::Either(e) => {
+                let (Some(own), Some(stored)) = (reads.get(..e.reads), writes.get(..e.writes)) else {
+                    return Err("the call reads or stores more than the step".into());
+                };
+                own.len() >= 2 && !stored.is_empty() && factors(&e.product, own, &stored[0])
+            }
+            Action::Conv(c) => conv(c, reads, writes),
+            Action::Pointwise(p) => pointwise(p, reads, writes),
+            Action::Rowwise(r) => rowwise(r, reads, writes),
+            other => moves(other, reads, &writes[0]),
+        };
+        ensure(fits, || {
+            let shapes = |views: &[View]| views.iter().map(|v| format!("{}{:?}", v.dtype, v.shape)).collect::<Vec<_>>();
+            let (reads, writes) = (shapes(reads).join(", "), shapes(writes).join(", "));
+            format!("{} of {reads} into {writes} does not fit its action", step.kind())
+        })
+    }
+}
+
+/// The two operands of a product, and its result.
+fn factors(g: &GemmStep, reads: &[View], out: &View) -> bool {
+    let shaped = |v: &View, rows: usize, columns: usize| v.shape == [&g.batch[..], &[rows, columns]].concat();
+    shaped(&reads[0], g.m, g.k) && shaped(&reads[1], g.k, g.n) && shaped(out, g.m, g.n)
+}
+
+fn gemm(g: &GemmStep, reads: &[View], writes: &[View]) -> bool {
+    let [_, _, beside @ ..] = reads else { return false };
+    factors(g, reads, &writes[0]) && writes.len() == 1 && beside.iter().all(|v| v.shape == writes[0].shape)
+}
+
+fn conv(c: &ConvStep, reads: &[View], writes: &[View]) -> bool {
+    let ([x, w, beside @ ..], [out]) = (reads, writes) else { return false };
+    let rank = c.windows.len() + 2;
+    let channels = |v: &View| if c.last { v.shape.last() } else { v.shape.get(1) }.copied();
+    [x, w, out].iter().all(|v| v.shape.len() == rank)
+        && x.shape[0] == out.shape[0]
+        && channels(x) == w.shape[1].checked_mul(c.groups)
+        && channels(out) == Some(w.shape[0])
+        && beside.iter().all(|v| v.shape == out.shape)
+}
+
+fn pointwise(p: &PointwiseStep, reads: &[View], writes: &[View]) -> bool {
+    let len: usize = p.shape.iter().product();
+    let (given, acc) = (p.kernel.inputs.len(), usize::from(p.kernel.acc.is_some()));
+    let inputs = p.kernel.inputs.iter().map(|i| i.dtype).chain(p.kernel.acc);
+    reads.len() == given + acc
+        && p.strides.len() == reads.len()
+        && p.strides.iter().all(|s| s.len() == p.shape.len())
+        && inputs.zip(reads).all(|(dtype, v)| dtype == v.dtype)
+        && reads.iter().chain(writes).all(|v| v.len() == len)
+        && p.kernel.outputs.len() == writes.len()
+        && p.kernel.outputs.iter().zip(writes).all(|(dtype, v)| *dtype == v.dtype)
+}
+
+fn rowwise(r: &RowwiseStep, reads: &[View], writes: &[View]) -> bool {
+    let (inputs, outputs) = (&r.kernel.inputs, &r.kernel.outputs);
+    let layout = &r.layout;
+    inputs.len() == reads.len()
+        && outputs.len() == writes.len()
+        && inputs.iter().zip(reads).all(|((dtype, _), v)| *dtype == v.dtype)
+        && outputs.iter().zip(writes).all(|((dtype, ..), v)| *dtype == v.dtype)
+        && layout.strides.len() == reads.len() + writes.len()
+        && layout.strides.iter().all(|s| s.len() == layout.sizes.len())
+        && (layout.rows(), layout.n()) == (r.rows, r.n)
+}
+
+/// Actions that move or reduce elements.
+fn moves(action: &Action, reads: &[View], out: &View) -> bool {
+    let counts = match action {
+        Action::Concat(_) => 1..=usize::MAX,
+        Action::Pad(_) | Action::Gather(_) | Action::GatherElements(_) | Action::GatherNd(_) => 2..=2,
+        Action::Scatter(_) => 3..=3,
+        _ => 1..=1,
+    };
+    let Some(x) = reads.first().filter(|_| counts.contains(&reads.len())) else { return false };
+    let keeps_type = !matches!(action, Action::Argsort(..) | Action::Argmax(..));
+    if keeps_type && x.dtype != out.dtype {
+        return false;
+    }
+    // Sizes along all other axes are the same.
+    let beside = |a: &View, b: &View, axis: usize| {
+        a.shape.len() == b.shape.len()
+            && axis < a.shape.len()
+            && (0..a.shape.len()).all(|i| i == axis || a.shape[i] == b.shape[i])
+    };
+    match action {
+        Action::Copy => x.shape == out.shape,
+        Action::Concat(axis) => {
+            reads.iter().all(|v| v.dtype == out.dtype && beside(v, out, *axis))
+                && reads.iter().map(|v| v.shape[*axis]).sum::<usize>() == out.shape[*axis]
+        }
+        Action::Pad(before) => {
+            before.len() == out.shape.len() && x.shape.len() == out.shape.len() && reads[1].len() == 1
+        }
+        Action::Gather(axis) => {
+            *axis < x.shape.len() && out.shape == [&x.shape[..*axis], &reads[1].shape, &x.shape[*axis + 1..]].concat()
+        }
+        Action::GatherElements(_) => reads[1].shape == out.shape,
+        Action::Scatter(_) | Action::Cumsum(_) => x.shape == out.shape,
+        Action::Argsort(axis, _) => x.shape == out.shape && *axis < x.shape.len(),
+        Action::Reduce(_, axes) => {
+            let kept = (0..x.shape.len()).filter(|a| !axes.contains(a)).map(|a| x.shape[a]);
+            axes.iter().all(|a| *a < x.shape.len()) && kept.product::<usize>() == out.len()
+        }
+        Action::Argmax(axis, _) => {
+            let kept = (0..x.shape.len()).filter(|a| a != axis).map(|a| x.shape[a]);
+            *axis < x.shape.len() && kept.product::<usize>() == out.len()
+        }
+        _ => true,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use hypatia_dsl::builtin::{BuiltinOp, BuiltinScalar};
+    use hypatia_dsl::dtype::DType;
+
+    use super::*;
+    use hypatia_target::device::Device;
+    use hypatia_graph::Graph;
+    use hypatia_pipeline;
+    use crate::Options;
+    use hypatia_testing::{list, program, ty};
+
+    /// Two products, sums of their elements, and a pointwise chain that works in place.
+    fn sound() -> Plan {
+        let mut g = Graph::new(program());
+        let x = g.input("x", ty(DType::F32, &[8, 16]));
+        let w = g.input("w", ty(DType::F32, &[16, 16]));
+        let a = g.builtin(BuiltinOp::Matmul, &[x, w], vec![]).unwrap()[0];
+        let b = g.builtin(BuiltinOp::Matmul, &[a, w], vec![]).unwrap()[0];
+        let c = g.builtin_scalar(BuiltinScalar::Exp, &[b]).unwrap();
+        let d = g.builtin(BuiltinOp::Transpose, &[c], vec![list(&[1, 0])]).unwrap()[0];
+        let e = g.builtin(BuiltinOp::Concat, &[d, d], vec![0.into()]).unwrap()[0];
+        g.output("y", e);
+        g.output("a", a);
+        pipeline::plan(&g, &Options::new(Device::cpu())).unwrap()
+    }
+
+    fn refused(why: &str, plant: impl FnOnce(&mut Plan)) {
+        let mut plan = sound();
+        plant(&mut plan);
+        let error = plan.validate().unwrap_err().to_string();
+        assert!(error.contains(why), "{error}\n{plan}");
+    }
+
+    fn at(plan: &Plan, is: fn(&Action) -> bool) -> usize {
+        plan.steps.iter().position(|s| is(&s.action)).unwrap()
+    }
+
+    #[test]
+    fn every_planted_fault_is_found() {
+        sound().validate().unwrap();
+        let pointwise = |p: &Plan| at(p, |a| matches!(a, Action::Pointwise(_)));
+        let concat = |p: &Plan| at(p, |a| matches!(a, Action::Concat(_)));
+        assert!(sound().steps[pointwise(&sound())].in_place[0].is_some(), "nothing works in place");
+        refused("is read before it is made", |p| p.steps.swap(0, 1));
+        refused("leaves its buffer", |p| p.steps[1].reads[0].offset += 1);
+        refused("is read as", |p| p.steps[0].reads[0].dtype = DType::F16);
+        refused("a part of buffer", |p| p.steps[0].writes[0].shape[0] -= 1);
+        refused("an input or a constant is written", |p| p.steps[0].writes[0] = p.steps[0].reads[1].clone());
+        refused("is written twice", |p| {
+            let first = p.steps[0].clone();
+            p.steps.insert(1, first);
+        });
+        refused("does not fit its action", |p| {
+            let Action::Gemm(g) = &mut p.steps[0].action else { panic!() };
+            g.k += 1;
+        });
+        refused("does not fit its action", |p| {
+            let i = concat(p);
+            p.steps[i].action = Action::Concat(1);
+        });
+        refused("overlaps", |p| {
+            let (first, second) = (p.steps[0].writes[0].buffer.index(), p.steps[1].writes[0].buffer.index());
+            p.buffers[second].place = p.buffers[first].place;
+        });
+        refused("overlaps", |p| {
+            let i = pointwise(p);
+            p.steps[i].in_place[0] = None;
+        });
+        refused("may not take over", |p| {
+            let i = concat(p);
+            p.steps[i].in_place[0] = Some(0);
+        });
+        refused("is not what lies at", |p| {
+            let buffer = p.steps[0].writes[0].buffer.index();
+            p.buffers[buffer].place = Place::Arena(ALIGNMENT / 2);
+        });
+        refused("does not end inside the arena", |p| p.arena -= ALIGNMENT);
+        refused("it is not contiguous", |p| {
+            let view = &mut p.outputs[0].1;
+            *view = view.transposed(&[1, 0]);
+        });
+        refused("says too little", |p| p.steps[0].in_place.clear());
+    }
+}

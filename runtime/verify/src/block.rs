@@ -1,0 +1,272 @@
+//! Counterexamples as `test` blocks.
+//!
+//! In: an instance and both sides in one graph. Out: text that can be pasted into a `.hyp` file and
+//! fails under `hypatia test`. Holds always: every tensor of the instance is written out.
+
+use std::collections::HashMap;
+use std::fmt::Write;
+use std::sync::Arc;
+
+use hypatia_dsl::builtin::BuiltinScalar;
+use hypatia_dsl::dtype::{DType, Kind};
+use hypatia_dsl::ir::ScalarBody;
+
+use super::check::{Failure, Sides};
+use super::differ::Difference;
+use super::generate::Instance;
+use hypatia_graph::instantiate::Numbers;
+use hypatia_graph::{Graph, NodeId, NodeKind, Value, show_attr, show_number, show_term};
+use hypatia_tensor::tensor::Tensor;
+
+/// A test that fails because the sides differ as `failure` says at `difference`.
+pub fn test_block(
+    title: &str,
+    instance: &Instance,
+    sides: &Sides,
+    failure: Failure,
+    difference: Option<&Difference>,
+) -> String {
+    let root = difference.map_or(0, |d| d.root);
+    let (left, right) = (sides.left[root.min(sides.left.len() - 1)], sides.right[root.min(sides.right.len() - 1)]);
+    let mut w = Writer::of(&sides.graph, &sides.numbers, instance);
+    let (l, r) = (w.value(left, 0), w.value(right, 0));
+    let (tight_l, tight_r) = (w.value(left, 3), w.value(right, 3));
+    let integers = difference.is_some_and(|d| d.whole.is_some());
+    let (given, expect) = match failure {
+        Failure::Bits | Failure::FiniteBits | Failure::Ulp | Failure::Rounding | Failure::Integer | Failure::Value
+            if integers || failure != Failure::Value =>
+        {
+            match difference {
+                // Truth values are compared as they are.
+                _ if sides.graph.ty(left).dtype == DType::Bool => (l, r),
+                Some(d) if d.left == d.right && !integers => (format!("1 / {tight_l}"), format!("1 / {tight_r}")),
+                Some(d) if d.left.is_finite() && d.right.is_finite() => {
+                    let shape = &sides.graph.ty(left).shape;
+                    let dims: Vec<String> = shape.iter().map(|d| d.to_string()).collect();
+                    w.extra.push(format!("const same: bool[{}] = 1;", dims.join(", ")));
+                    (format!("eq({l}, {r})"), "same".to_string())
+                }
+                _ => (l, r),
+            }
+        }
+        _ => (l, r),
+    };
+    let mut out = format!("test \"{}\" {{\n", escaped(title));
+    let used = |name: &str| mentions(&given, name) || mentions(&expect, name);
+    out.push_str(&declarations(instance, &used));
+    for line in &w.extra {
+        let _ = writeln!(out, "  {line}");
+    }
+    let _ = writeln!(out, "  given {given};\n  expect equal {expect};\n}}");
+    out
+}
+
+/// The tensors of an instance that are used, each a line; what f64 does not hold of an integer is a tensor of its own.
+fn declarations(instance: &Instance, used: &dyn Fn(&str) -> bool) -> String {
+    let mut out = String::new();
+    let mut line = |word: &str, name: &str, tensor: &Tensor| {
+        if used(name) {
+            let _ = writeln!(out, "  {word} {name}: {}", declaration(tensor));
+            if let Some(rest) = remainders(tensor) {
+                let _ = writeln!(out, "  {word} {name}{REST}: {}", declaration(&rest));
+            }
+        }
+    };
+    for (name, tensor) in &instance.inputs {
+        line("input", name, tensor);
+    }
+    for (name, node) in &instance.constants {
+        if let NodeKind::Const(tensor) = &instance.graph.node(*node).kind {
+            line("const", name, tensor);
+        }
+    }
+    out
+}
+
+/// Behind the name of a tensor of integers: what is to be added to it.
+const REST: &str = "_and";
+
+/// What integers differ from the numbers that a file can hold, if any does.
+fn remainders(tensor: &Tensor) -> Option<Tensor> {
+    let rest: Vec<i64> = tensor.as_slice::<i64>()?.iter().map(|v| v.wrapping_sub(*v as f64 as i64)).collect();
+    if rest.iter().all(|v| *v == 0) { None } else { Tensor::from_slice(tensor.shape(), &rest) }
+}
+
+/// True if the name occurs as a whole word.
+fn mentions(text: &str, name: &str) -> bool {
+    text.split(|c: char| !c.is_alphanumeric() && c != '_').any(|w| w == name)
+}
+
+/// `f32[2, 3] = [[1, 2, 3], [4, 5, 6]];`
+pub fn declaration(tensor: &Tensor) -> String {
+    let dims: Vec<String> = tensor.shape().iter().map(|d| d.to_string()).collect();
+    let ty = format!("{}[{}]", tensor.dtype(), dims.join(", "));
+    if tensor.is_empty() {
+        return format!("{ty};");
+    }
+    if let Some(v) = hypatia_graph::splat(tensor) {
+        return format!("{ty} = {};", show_number(v));
+    }
+    format!("{ty} = {};", nested(&tensor.to_f64(), tensor.shape()))
+}
+
+fn nested(data: &[f64], shape: &[usize]) -> String {
+    match shape {
+        [] => data.first().map_or(String::new(), |v| show_number(*v)),
+        [_] => format!("[{}]", data.iter().map(|v| show_number(*v)).collect::<Vec<_>>().join(", ")),
+        [n, rest @ ..] => {
+            let size = data.len() / n.max(&1);
+            let rows: Vec<String> = data.chunks(size.max(1)).map(|c| nested(c, rest)).collect();
+            format!("[{}]", rows.join(", "))
+        }
+    }
+}
+
+struct Writer<'a> {
+    graph: &'a Graph,
+    names: HashMap<NodeId, String>,
+    /// Declarations of constants that no variable stands for.
+    extra: Vec<String>,
+    /// Numbers as they were written, before their constants rounded them.
+    numbers: &'a Numbers,
+}
+
+/// Texts of shared nodes are repeated: instances are small, but a cap keeps a pathological one short.
+const MAX_TEXT: usize = 20_000;
+
+impl<'a> Writer<'a> {
+    /// For a graph over the tensors of an instance.
+    fn of(graph: &'a Graph, numbers: &'a Numbers, instance: &Instance) -> Writer<'a> {
+        let whole = |name: &str, tensor: &Tensor| match remainders(tensor) {
+            Some(_) => format!("({name} + {name}{REST})"),
+            None => name.to_string(),
+        };
+        let mut names = HashMap::new();
+        for (name, node) in &instance.constants {
+            if let NodeKind::Const(tensor) = &graph.node(*node).kind {
+                names.insert(*node, whole(name, tensor));
+            }
+        }
+        let tensor = |name: &str| instance.inputs.iter().find(|i| i.0 == name).map(|i| &i.1);
+        for id in &graph.inputs {
+            if let NodeKind::Input { name } = &graph.node(*id).kind
+                && let Some(tensor) = tensor(name)
+            {
+                names.insert(*id, whole(name, tensor));
+            }
+        }
+        Writer { graph, names, extra: Vec::new(), numbers }
+    }
+
+    /// An expression. `level` is how tightly the place around it binds.
+    fn value(&mut self, value: Value, level: u8) -> String {
+        let node = self.graph.node(value.node);
+        if let Some(name) = self.names.get(&value.node) {
+            return name.clone();
+        }
+        let text = match &node.kind {
+            NodeKind::Input { name } => name.clone(),
+            NodeKind::Const(t) => self.constant(value.node, t),
+            NodeKind::Scalar(s) => {
+                let def = self.graph.program.scalar(*s);
+                let infix = match &def.body {
+                    ScalarBody::Builtin(BuiltinScalar::Add) => Some(("+", 1)),
+                    ScalarBody::Builtin(BuiltinScalar::Sub) => Some(("-", 1)),
+                    ScalarBody::Builtin(BuiltinScalar::Mul) => Some(("*", 2)),
+                    ScalarBody::Builtin(BuiltinScalar::Div) => Some(("/", 2)),
+                    _ => None,
+                };
+                let args: Vec<Value> = node.operands.iter().flatten().copied().collect();
+                match (infix, args.as_slice()) {
+                    (Some((sign, mine)), [a, b]) => {
+                        let (a, b) = (self.operand(*a, Some(*b), mine), self.operand(*b, Some(*a), mine + 1));
+                        let text = format!("{a} {sign} {b}");
+                        if level > mine { format!("({text})") } else { text }
+                    }
+                    _ => {
+                        let beside = |i: usize| {
+                            let mut numbers = (0..args.len())
+                                .filter(|j| *j != i && def.params.get(*j).is_some_and(|p| p.1 == Kind::Number));
+                            numbers.find(|j| !self.is_number(args[*j])).map(|j| args[j])
+                        };
+                        let others: Vec<Option<Value>> = (0..args.len()).map(beside).collect();
+                        let texts: Vec<String> = args.iter().zip(others).map(|(a, o)| self.operand(*a, o, 0)).collect();
+                        format!("{}({})", def.name, texts.join(", "))
+                    }
+                }
+            }
+            NodeKind::Op { op, attrs, term } => {
+                let def = self.graph.program.op(*op);
+                let split = self.graph.tensor_operands(node);
+                let mut args: Vec<String> =
+                    node.operands[..split].iter().map(|v| v.map_or("none".to_string(), |v| self.value(v, 0))).collect();
+                if let Some(term) = term {
+                    let reads: Vec<String> =
+                        node.operands[split..].iter().map(|v| v.map_or("none".into(), |v| self.value(v, 0))).collect();
+                    let read = |i: u32| reads.get(i as usize).cloned().unwrap_or_default();
+                    args.push(show_term(&self.graph.program, term, &read));
+                }
+                for (value, (_, param)) in attrs.iter().zip(def.attrs()) {
+                    args.push(format!("{} = {}", param.name, show_attr(value)));
+                }
+                let call = format!("{}({})", def.name, args.join(", "));
+                if node.results.len() > 1 || def.variadic_result { format!("{call}.{}", value.output) } else { call }
+            }
+        };
+        if text.len() > MAX_TEXT { "…".into() } else { text }
+    }
+
+    /// An operand of an infix operator: a number may stand there as it is if the other operand has
+    /// its type.
+    fn operand(&mut self, value: Value, other: Option<Value>, level: u8) -> String {
+        if self.is_number(value)
+            && other.is_some_and(|o| !self.is_number(o))
+            && let NodeKind::Const(t) = &self.graph.node(value.node).kind
+        {
+            let written = self.numbers.get(&(Arc::as_ptr(t) as usize)).copied();
+            if let Some(v) = written.or(t.to_f64().first().copied()) {
+                let text = show_number(v);
+                return if text.starts_with('-') && level > 0 { format!("({text})") } else { text };
+            }
+        }
+        self.value(value, level)
+    }
+
+    /// True for a constant of rank 0 that no variable of the rule stands for.
+    fn is_number(&self, v: Value) -> bool {
+        !self.names.contains_key(&v.node)
+            && matches!(&self.graph.node(v.node).kind, NodeKind::Const(t) if t.shape().is_empty() && t.dtype() != DType::Bool)
+    }
+
+    fn constant(&mut self, node: NodeId, tensor: &Tensor) -> String {
+        let name = format!("number_{}", self.extra.len() + 1);
+        self.extra.push(format!("const {name}: {}", declaration(tensor)));
+        self.names.insert(node, name.clone());
+        name
+    }
+}
+
+/// The left side alone, with an expectation that fails, and why as a comment: where there is no right side to compare
+/// with. An expectation of `equal` compares the left side's kernels with its meaning.
+pub fn left_block(title: &str, instance: &Instance, expect: &str, why: &str) -> String {
+    let mut w = Writer::of(&instance.graph, &instance.numbers, instance);
+    let given: Vec<String> = instance.left.iter().map(|v| w.value(*v, 0)).collect();
+    let mut out = format!("test \"{}\" {{\n", escaped(title));
+    out.push_str(&declarations(instance, &|_| true));
+    for line in &w.extra {
+        let _ = writeln!(out, "  {line}");
+    }
+    let expect = match (expect, given.as_slice()) {
+        ("equal", [one]) => format!("equal {one}"),
+        ("equal", several) => format!("equal ({})", several.join(", ")),
+        (other, _) => other.to_string(),
+    };
+    let why = why.replace(['\n', '\r'], " ");
+    let _ = writeln!(out, "  given {};\n  // {why}\n  expect {expect};\n}}", given.join(", "));
+    out
+}
+
+/// Text between double quotes.
+pub fn escaped(text: &str) -> String {
+    text.replace('\\', "\\\\").replace('"', "\\\"")
+}

@@ -1,0 +1,697 @@
+//! Both sides of a rule compared on one instance.
+//!
+//! In: an instance of a rule's left side. Out: an [`Observation`]: in which ways, if any, the right
+//! side differs. Holds always: a difference that the rounding of the element type explains is no
+//! difference of meaning, whatever cancellation or overflow made of it.
+//!
+//! Meaning is compared in f64 without rounding ([`Mode::Exact`]), precision with the rounding of each
+//! element type ([`Mode::Rounded`]). A difference is first measured against a tight bound. If it is
+//! larger, both sides are taken apart ([`explode`]) and run again with noise of the size of a
+//! rounding behind every operation: what the noise scatters, rounding explains.
+
+use hypatia_dsl::builtin::{BuiltinOp, BuiltinScalar};
+use hypatia_dsl::dtype::DType;
+use hypatia_dsl::ir::{AttrValue, Build, BuildArg, Class, Rule, ScalarBody};
+use hypatia_dsl::typing::codes;
+
+use super::differ::Difference;
+use super::explode::{explode, is_short, widened};
+use super::folds;
+use super::generate::{Instance, Reject, Try, reject};
+use super::range::leaves_range;
+use super::values::Flavour;
+use hypatia_eval::{Data, Mode, RefTensor, Val, evaluate};
+use hypatia_tensor::error::{Error, Result};
+use hypatia_graph::instantiate::Numbers;
+use hypatia_graph::{Graph, Instantiator, NodeKind, Value, show_number};
+use hypatia_tensor::tensor::Tensor;
+
+/// What was seen of a rule on one instance.
+#[derive(Clone, Debug, Default)]
+pub struct Observation {
+    /// The element type of the first root.
+    pub dtype: Option<DType>,
+    /// The right side has no meaning for an element type of the instance: the rule is not applied there.
+    pub no_meaning: Option<String>,
+    /// The right side cannot be built for another reason, or not evaluated, or has another type.
+    pub broken: Option<String>,
+    /// Another value, beyond what rounding explains.
+    pub value: Option<Difference>,
+    /// NaN or infinite on one side only, without overflow.
+    pub structure: Option<Difference>,
+    /// Where infinities are put in: infinite on one side only, or with the other sign. What the left side leaves
+    /// undefined (NaN), the right side may define. No class promises this; the report notes it.
+    pub infinity: Option<Difference>,
+    /// Less precise than rounding of the element type explains.
+    pub rounding: Option<Difference>,
+    /// Another integer, where every step is rounded as its element type says. Rounding explains no integer.
+    pub integer: Option<Difference>,
+    /// Other bits.
+    pub bits: Option<Difference>,
+    /// Other bits though no NaN, no infinity and no sign of a zero is involved.
+    pub finite_bits: Option<Difference>,
+    /// The largest difference in units in the last place, where all is finite.
+    pub ulp: f64,
+    /// Where that is.
+    pub ulp_at: Option<Difference>,
+}
+
+/// How a rule fails; each is shrunk on its own.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Failure {
+    /// See [`Observation::no_meaning`]: a failure only if there is a meaning for no element type.
+    NoMeaning,
+    /// See [`Observation::broken`].
+    Broken,
+    /// See [`Observation::value`].
+    Value,
+    /// See [`Observation::structure`].
+    Structure,
+    /// See [`Observation::rounding`].
+    Rounding,
+    /// See [`Observation::integer`].
+    Integer,
+    /// The claim `exact` is false.
+    Bits,
+    /// The claim `finite` is false.
+    FiniteBits,
+    /// The claim `approx(u)` is false.
+    Ulp,
+    /// No legal instance was found, or not of every alternative.
+    NotExercised,
+}
+
+impl Failure {
+    /// A wrong meaning, whatever is claimed; the search ends there.
+    pub(super) fn is_grave(self) -> bool {
+        matches!(self, Failure::NoMeaning | Failure::Broken | Failure::Value | Failure::Structure)
+    }
+}
+
+impl Difference {
+    /// Both elements as they are written.
+    pub fn shown(&self) -> (String, String) {
+        match self.whole {
+            Some((l, r)) => (l.to_string(), r.to_string()),
+            None => (show_number(self.left), show_number(self.right)),
+        }
+    }
+
+    /// Which side is further from the real number, in words, where that is known.
+    pub fn less_precise(&self) -> Option<String> {
+        let x = self.exact.filter(|_| self.left != self.right && self.left.is_finite() && self.right.is_finite())?;
+        let (l, r) = ((self.left - x).abs(), (self.right - x).abs());
+        let which = match l.total_cmp(&r) {
+            std::cmp::Ordering::Less => "the right side is the less precise one",
+            std::cmp::Ordering::Greater => "the left side is the less precise one",
+            std::cmp::Ordering::Equal => "both sides are as far from it",
+        };
+        Some(format!("exactly it is {}: {which}", show_number(x)))
+    }
+}
+
+impl Observation {
+    /// How the observation contradicts a claim.
+    pub fn against(&self, claim: Class) -> Option<(Failure, Option<&Difference>)> {
+        if self.no_meaning.is_some() {
+            return Some((Failure::NoMeaning, None));
+        }
+        if self.broken.is_some() {
+            return Some((Failure::Broken, None));
+        }
+        // The gravest first: a wrong value matters more than a wrong class.
+        let meaning = self.value.as_ref().map(|d| (Failure::Value, Some(d)));
+        let structure = self.structure.as_ref().map(|d| (Failure::Structure, Some(d)));
+        match claim {
+            Class::Exact => self.bits.as_ref().map(|d| meaning.or(structure).unwrap_or((Failure::Bits, Some(d)))),
+            Class::Finite => self.finite_bits.as_ref().map(|d| meaning.unwrap_or((Failure::FiniteBits, Some(d)))),
+            Class::Rounds => {
+                let integer = self.integer.as_ref().map(|d| (Failure::Integer, Some(d)));
+                meaning.or(structure).or(integer).or(self.rounding.as_ref().map(|d| (Failure::Rounding, Some(d))))
+            }
+            Class::Approx(u) => structure.or_else(|| (self.ulp > u).then_some((Failure::Ulp, self.ulp_at.as_ref()))),
+        }
+    }
+}
+
+/// Both sides in one graph: outputs are the left roots, then the right ones.
+pub struct Sides {
+    /// The graph.
+    pub graph: Graph,
+    /// The left roots.
+    pub left: Vec<Value>,
+    /// The right roots.
+    pub right: Vec<Value>,
+    /// The numbers behind constants that stand for literals.
+    pub numbers: Numbers,
+}
+
+/// Why a right side does not stand beside the left one.
+pub enum Unfit {
+    /// It has no meaning for an element type of the instance.
+    NoMeaning(String),
+    /// It has no value for another reason, or another type than the left side.
+    Broken(String),
+}
+
+impl From<Error> for Unfit {
+    fn from(e: Error) -> Unfit {
+        let message = format!("the right side has no value here: {e}");
+        if e.code() == Some(codes::DTYPE) { Unfit::NoMeaning(message) } else { Unfit::Broken(message) }
+    }
+}
+
+impl Unfit {
+    /// The reason.
+    pub fn message(self) -> String {
+        match self {
+            Unfit::NoMeaning(m) | Unfit::Broken(m) => m,
+        }
+    }
+}
+
+/// Builds the right side beside the left one.
+pub fn sides(rule: &Rule, instance: &Instance) -> Result<Sides, Unfit> {
+    let sides = untyped_sides(rule, instance)?;
+    for (l, r) in sides.left.iter().zip(&sides.right) {
+        let (l, r) = (sides.graph.ty(*l), sides.graph.ty(*r));
+        if l != r {
+            return Err(Unfit::Broken(format!("the left side is {l}, the right side is {r}")));
+        }
+    }
+    Ok(sides)
+}
+
+/// The same, whatever the type of the right side.
+pub fn untyped_sides(rule: &Rule, instance: &Instance) -> Result<Sides, Unfit> {
+    let mut graph = instance.graph.clone();
+    let mut right = Vec::new();
+    let mut numbers = instance.numbers.clone();
+    for (build, left) in rule.rhs.iter().zip(&instance.left) {
+        frozen(rule, build, instance, false).map_err(Unfit::Broken)?;
+        let mut env = instance.env.clone();
+        env.number = Some(graph.ty(*left).dtype);
+        let mut into = Instantiator::new(&mut graph);
+        let value = into.build(build, &env)?;
+        numbers.extend(std::mem::take(&mut into.numbers));
+        // A number alone fills the type of what it replaces.
+        let value = match build {
+            Build::Number(_) => {
+                let shape = graph.ty(*left).shape.iter().cloned().map(AttrValue::Dim).collect();
+                let filled = graph.builtin(BuiltinOp::Expand, &[value], vec![AttrValue::List(shape)]);
+                filled.map_err(|e| Unfit::Broken(e.to_string()))?[0]
+            }
+            _ => value,
+        };
+        right.push(value);
+    }
+    for (i, v) in instance.left.iter().enumerate() {
+        graph.output(format!("left{i}"), *v);
+    }
+    for (i, v) in right.iter().enumerate() {
+        graph.output(format!("right{i}"), *v);
+    }
+    Ok(Sides { graph, left: instance.left.clone(), right, numbers })
+}
+
+/// An error if `build(..)` takes what comes at run time: there the rule is matched, and cannot be applied.
+fn frozen(rule: &Rule, build: &Build, instance: &Instance, inside: bool) -> Result<(), String> {
+    match build {
+        Build::Var(v) => match instance.env.tensors.get(v) {
+            Some(value) if inside && !instance.graph.is_const(*value) => {
+                let name = rule.vars.get(v.index()).map_or("an operand", |v| v.name.as_str());
+                Err(format!(
+                    "`build(..)` is computed when the plan is made, but `{name}` comes at run time: ask for `const({name})`"
+                ))
+            }
+            _ => Ok(()),
+        },
+        Build::Number(_) | Build::Absent => Ok(()),
+        Build::Else(v, other) => match instance.env.tensors.contains_key(v) {
+            true => frozen(rule, &Build::Var(*v), instance, inside),
+            false => frozen(rule, other, instance, inside),
+        },
+        Build::Frozen(inner) => frozen(rule, inner, instance, true),
+        Build::If(_, a, b) => frozen(rule, a, instance, inside).and(frozen(rule, b, instance, inside)),
+        Build::Node(node) => node.args.iter().try_for_each(|arg| match arg {
+            BuildArg::One(b) => frozen(rule, b, instance, inside),
+            BuildArg::Each { .. } | BuildArg::Spread(_) => Ok(()),
+        }),
+    }
+}
+
+/// Compares both sides on an instance. An instance whose left side has no value is rejected.
+pub fn observe(rule: &Rule, instance: &Instance) -> Try<Observation> {
+    let mut seen =
+        Observation { dtype: instance.left.first().map(|v| instance.graph.ty(*v).dtype), ..Default::default() };
+    let sides = match sides(rule, instance) {
+        Ok(s) => s,
+        Err(why) => {
+            left_alone(instance)?;
+            match why {
+                Unfit::NoMeaning(why) => seen.no_meaning = Some(why),
+                Unfit::Broken(why) => seen.broken = Some(why),
+            }
+            return Ok(seen);
+        }
+    };
+    // Where a constant would lose what it means the rule is not applied.
+    if let Some(lost) = folds::loss(rule, instance) {
+        return reject(lost);
+    }
+    let roots = sides.left.len();
+    let exact = match evaluate_exactly(&sides.graph, &sides.numbers, &instance.inputs) {
+        Ok(r) => r,
+        Err(e) => {
+            left_alone(instance)?;
+            seen.broken = Some(format!("the right side cannot be evaluated: {e}"));
+            return Ok(seen);
+        }
+    };
+    let rounded = evaluate(&sides.graph, &instance.inputs, Mode::Rounded).map_err(|e| Reject(e.to_string()))?;
+    let (exact_left, exact_right) = exact.split_at(roots);
+    let (left, right) = rounded.split_at(roots);
+    let mut job = Job {
+        graph: &sides.graph,
+        numbers: &sides.numbers,
+        inputs: &instance.inputs,
+        roots,
+        flavour: instance.flavour,
+        epsilon: coarsest(&instance.graph),
+        seen: &mut seen,
+    };
+    for root in 0..roots {
+        if instance.flavour != Flavour::Extreme {
+            job.meaning(root, left[root].dtype, &exact_left[root], &exact_right[root])
+                .map_err(|e| Reject(e.to_string()))?;
+        }
+        if !matches!(instance.flavour, Flavour::Extreme | Flavour::Large | Flavour::Far) {
+            job.rounding(root, &exact_left[root], &left[root], &right[root]).map_err(|e| Reject(e.to_string()))?;
+        }
+        if instance.flavour == Flavour::Large {
+            job.vanished(root, &exact_left[root], &left[root], &right[root]).map_err(|e| Reject(e.to_string()))?;
+        }
+        if instance.flavour == Flavour::Far && job.seen.rounding.is_none() {
+            let values = [&exact_left[root], &left[root], &right[root]];
+            let spoiled = folds::spoiled(&sides, &instance.inputs, job.epsilon, root, values);
+            job.seen.rounding = spoiled.map_err(|e| Reject(e.to_string()))?;
+        }
+        job.integer(root, &left[root], &right[root]).map_err(|e| Reject(e.to_string()))?;
+        job.bits(root, &exact_left[root], &left[root], &right[root]);
+    }
+    Ok(seen)
+}
+
+/// Rejects an instance whose left side has no value itself.
+fn left_alone(instance: &Instance) -> Try<()> {
+    let mut graph = instance.graph.clone();
+    for (i, v) in instance.left.iter().enumerate() {
+        graph.output(format!("left{i}"), *v);
+    }
+    match evaluate(&graph, &instance.inputs, Mode::Exact) {
+        Ok(_) => Ok(()),
+        Err(e) => reject(format!("the left side has no value: {e}")),
+    }
+}
+
+/// Whether two graphs of one test mean the same: outputs `0..roots` against the rest. The first
+/// difference that rounding does not explain.
+pub fn same_meaning(
+    graph: &Graph,
+    numbers: &Numbers,
+    inputs: &[(String, Tensor)],
+    roots: usize,
+) -> Result<Option<Difference>> {
+    let exact = evaluate_exactly(graph, numbers, inputs)?;
+    let whole = |t: &Tensor| t.to_f64().iter().all(|v| (v * 2.0).fract() == 0.0 && v.abs() <= 64.0);
+    let constants = graph.nodes.iter().filter_map(|n| match &n.kind {
+        NodeKind::Const(t) => Some(&**t),
+        _ => None,
+    });
+    let nice = inputs.iter().map(|i| &i.1).chain(constants).all(whole);
+    let flavour = if nice { Flavour::Nice } else { Flavour::Ordinary };
+    let mut seen = Observation::default();
+    let mut job = Job { graph, numbers, inputs, roots, flavour, epsilon: coarsest(graph), seen: &mut seen };
+    let (left, right) = exact.split_at(roots);
+    for root in 0..roots {
+        let dtype = graph.ty(graph.outputs[root].1).dtype;
+        job.meaning(root, dtype, &left[root], &right[root])?;
+        if inputs.iter().any(|(_, t)| special(t)) {
+            job.opposite_infinities(root, &left[root], &right[root]);
+        }
+    }
+    Ok(seen.value.or(seen.structure).or(seen.infinity))
+}
+
+/// Outputs of a graph as real numbers: floats in f64, literals as they are written.
+pub(super) fn evaluate_exactly(
+    graph: &Graph,
+    numbers: &Numbers,
+    inputs: &[(String, Tensor)],
+) -> Result<Vec<RefTensor>> {
+    evaluate(&explode(graph, numbers, 0.0, 0)?, &wide_inputs(inputs), Mode::Exact)
+}
+
+/// The coarsest rounding that a graph has.
+fn coarsest(graph: &Graph) -> f64 {
+    graph.nodes.iter().flat_map(|n| &n.results).map(|t| t.dtype.epsilon()).fold(0.0, f64::max)
+}
+
+struct Job<'a> {
+    graph: &'a Graph,
+    numbers: &'a Numbers,
+    inputs: &'a [(String, Tensor)],
+    roots: usize,
+    flavour: Flavour,
+    /// The coarsest rounding of the left side.
+    epsilon: f64,
+    seen: &'a mut Observation,
+}
+
+/// Differences below this, relative to the larger value, are f64's own error.
+const TIGHT: f64 = 1e-9;
+/// Noise that stands for f64's rounding: a hundred times as large, to have some margin.
+const F64_NOISE: f64 = 1e-14;
+/// Noise that stands for f32's rounding, where no f64 occurs: constants are often written with the
+/// digits of f32.
+const F32_NOISE: f64 = 6e-8;
+/// Noisy runs.
+const RUNS: u64 = 12;
+/// How many times the scatter of the noisy runs counts as explained.
+pub(super) const FACTOR: f64 = 4.0;
+
+impl Job<'_> {
+    fn meaning(&mut self, root: usize, dtype: DType, left: &RefTensor, right: &RefTensor) -> Result<()> {
+        let discrete = !dtype.is_float();
+        let noise = if self.has(DType::F64) { F64_NOISE } else { F32_NOISE };
+        let mut scatter: Option<Scatter> = None;
+        for (index, (l, r)) in left.to_f64().into_iter().zip(right.to_f64()).enumerate() {
+            let found = difference(root, index, left, right, None);
+            if l.is_finite() && r.is_finite() {
+                let same = match discrete {
+                    true => left.at(index) == right.at(index),
+                    false => (l - r).abs() <= TIGHT * l.abs().max(r.abs()) || l.abs().max(r.abs()) < 1e-290,
+                };
+                if self.seen.value.is_some() || same {
+                    continue;
+                }
+                let diff = (l - r).abs();
+                // What was not rounded on the way has no excuse.
+                let strict = (discrete && !self.has_floats()) || (self.flavour == Flavour::Nice && self.unrounded()?);
+                if !strict {
+                    let s = self.scatter(&mut scatter, noise)?;
+                    if diff <= FACTOR * (s.spread(root, index) + s.spread(root + self.roots, index)) {
+                        continue;
+                    }
+                }
+                self.seen.value = Some(found);
+            } else if self.seen.structure.is_none() && self.seen.infinity.is_none() && self.other_kind(l, r) {
+                if self.overflows()? {
+                    continue;
+                }
+                if self.flavour != Flavour::Nice {
+                    let s = self.scatter(&mut scatter, noise)?;
+                    if s.unsteady(root, index) || s.unsteady(root + self.roots, index) {
+                        continue;
+                    }
+                }
+                match self.flavour {
+                    Flavour::Infinite => self.seen.infinity = Some(found),
+                    _ => self.seen.structure = Some(found),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Of two elements that are not both finite: whether one is NaN, or infinite, and the other is not.
+    fn other_kind(&self, left: f64, right: f64) -> bool {
+        match self.flavour {
+            // Large values overflow and vanish, which is no matter of meaning.
+            Flavour::Large | Flavour::Far => false,
+            Flavour::Infinite => !left.is_nan() && left != right,
+            _ => !(left.is_nan() && right.is_nan() || left.is_infinite() && right.is_infinite()),
+        }
+    }
+
+    fn opposite_infinities(&mut self, root: usize, left: &RefTensor, right: &RefTensor) {
+        for (index, (left, right)) in left.to_f64().into_iter().zip(right.to_f64()).enumerate() {
+            if left.is_infinite() && right.is_infinite() && left != right {
+                self.seen.infinity.get_or_insert(Difference { root, index, left, right, exact: None, whole: None });
+            }
+        }
+    }
+
+    fn rounding(&mut self, root: usize, exact: &RefTensor, left: &RefTensor, right: &RefTensor) -> Result<()> {
+        if !left.dtype.is_float() || self.seen.rounding.is_some() || self.seen.value.is_some() {
+            return Ok(());
+        }
+        let dtype = left.dtype;
+        let (mut scatter, mut wide): (Option<Scatter>, Option<Scatter>) = (None, None);
+        for (index, x) in exact.to_f64().into_iter().enumerate() {
+            let (l, r) = (left.at(index).f(), right.at(index).f());
+            // Overflow on either side is no matter of precision.
+            if !x.is_finite() || !r.is_finite() || !l.is_finite() {
+                continue;
+            }
+            let error = (r - x).abs();
+            if error <= 2.0 * (l - x).abs() + 4.0 * ulp(dtype, x) {
+                continue;
+            }
+            let noise = self.epsilon;
+            let s = self.scatter(&mut scatter, noise)?;
+            if error <= FACTOR * s.spread(root + self.roots, index) + 8.0 * ulp(dtype, x) {
+                continue;
+            }
+            // The left side was worked out in f64: where it cancels, that is no more precise than this.
+            let own = self.scatter(&mut wide, f64::EPSILON)?;
+            if error <= FACTOR * (s.spread(root + self.roots, index) + own.spread(root, index)) + 8.0 * ulp(dtype, x) {
+                continue;
+            }
+            // What comes of overflow on the way is none either.
+            if !leaves_range(self.graph, self.inputs)? {
+                self.seen.rounding = Some(difference(root, index, left, right, Some(x)));
+            }
+            return Ok(());
+        }
+        Ok(())
+    }
+
+    /// Numbers that the left side keeps and the right side has nothing left of: of two small constants it made 0, though the
+    /// result is no small one. That is no rounding, and no overflow either.
+    fn vanished(&mut self, root: usize, exact: &RefTensor, left: &RefTensor, right: &RefTensor) -> Result<()> {
+        if !left.dtype.is_float() || self.seen.rounding.is_some() {
+            return Ok(());
+        }
+        let dtype = left.dtype;
+        // Numbers that the type holds with all of its digits.
+        let least = ulp(dtype, 0.0) / dtype.epsilon();
+        let mut scatter: Option<Scatter> = None;
+        for (index, x) in exact.to_f64().into_iter().enumerate() {
+            let (l, r) = (left.at(index).f(), right.at(index).f());
+            let kept = x.is_finite() && x.abs() >= least && (l - x).abs() <= 0.05 * x.abs();
+            if !kept || !r.is_finite() || (r - x).abs() < 0.5 * x.abs() {
+                continue;
+            }
+            // Where it cancels, either side may be far off.
+            let s = self.scatter(&mut scatter, self.epsilon)?;
+            let spread = s.spread(root, index) + s.spread(root + self.roots, index);
+            if (r - x).abs() > FACTOR * spread && !leaves_range(self.graph, self.inputs)? {
+                self.seen.rounding = Some(difference(root, index, left, right, Some(x)));
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    /// Integers, and truth values, that differ where every step is rounded. An infinity among the inputs is outside of what `rounds` promises, and
+    /// so is what overflows on the way.
+    fn integer(&mut self, root: usize, left: &RefTensor, right: &RefTensor) -> Result<()> {
+        if left.dtype.is_float() || self.seen.integer.is_some() {
+            return Ok(());
+        }
+        let differs = (0..left.len().min(right.len())).find(|i| left.at(*i) != right.at(*i));
+        let infinite = |t: &Tensor| t.dtype().is_float() && t.to_f64().iter().any(|v| v.is_infinite());
+        if let Some(index) = differs
+            && !self.tensors().any(infinite)
+            && !leaves_range(self.graph, self.inputs)?
+        {
+            self.seen.integer = Some(difference(root, index, left, right, None));
+        }
+        Ok(())
+    }
+
+    /// Inputs and constants.
+    fn tensors(&self) -> impl Iterator<Item = &Tensor> {
+        let constants = self.graph.nodes.iter().filter_map(|n| match &n.kind {
+            NodeKind::Const(t) => Some(&**t),
+            _ => None,
+        });
+        self.inputs.iter().map(|i| &i.1).chain(constants)
+    }
+
+    /// True if every value of both sides is a short binary fraction: then none was rounded, in whatever type.
+    fn unrounded(&self) -> Result<bool> {
+        let graph = all_values(explode(self.graph, self.numbers, 0.0, 0)?);
+        let values = evaluate(&graph, &wide_inputs(self.inputs), Mode::Exact)?;
+        Ok(values.iter().all(|t| t.to_f64().into_iter().all(|v| v.is_finite() && is_short(v))))
+    }
+
+    fn bits(&mut self, root: usize, exact: &RefTensor, left: &RefTensor, right: &RefTensor) {
+        let special_input = self.tensors().any(special);
+        for index in 0..left.len().min(right.len()) {
+            let same = match (&left.data, &right.data) {
+                (Data::F(a), Data::F(b)) => {
+                    a[index].to_bits() == b[index].to_bits() || (a[index].is_nan() && b[index].is_nan())
+                }
+                _ => left.at(index) == right.at(index),
+            };
+            if same {
+                continue;
+            }
+            let (l, r) = (left.at(index).f(), right.at(index).f());
+            // In f64 the real number is not known any better than the left side.
+            let x = Some(exact.at(index).f()).filter(|x| x.is_finite() && left.dtype != DType::F64);
+            let found = difference(root, index, left, right, x);
+            self.seen.bits.get_or_insert_with(|| found.clone());
+            let finite = l.is_finite() && r.is_finite() && !special_input;
+            if finite && l != r {
+                self.seen.finite_bits.get_or_insert_with(|| found.clone());
+                if !matches!(self.flavour, Flavour::Extreme | Flavour::Large | Flavour::Far) {
+                    let units = (l - r).abs() / ulp(left.dtype, l.abs().max(r.abs()));
+                    if units > self.seen.ulp {
+                        self.seen.ulp = units;
+                        self.seen.ulp_at = Some(found);
+                    }
+                }
+            }
+        }
+    }
+
+    fn scatter<'c>(&self, cache: &'c mut Option<Scatter>, noise: f64) -> Result<&'c Scatter> {
+        if cache.is_none() {
+            *cache = Some(Scatter::run(self.graph, self.numbers, self.inputs, noise)?);
+        }
+        cache.as_ref().ok_or_else(|| Error::Internal("no scatter".into()))
+    }
+
+    fn has_floats(&self) -> bool {
+        self.graph.nodes.iter().flat_map(|n| &n.results).any(|t| t.dtype.is_float())
+    }
+
+    fn has(&self, dtype: DType) -> bool {
+        self.graph.nodes.iter().flat_map(|n| &n.results).any(|t| t.dtype == dtype)
+    }
+
+    /// True if a finite operand gives an infinite result anywhere, other than at a pole.
+    fn overflows(&self) -> Result<bool> {
+        let graph = all_values(explode(self.graph, self.numbers, 0.0, 0)?);
+        let values = evaluate(&graph, &wide_inputs(self.inputs), Mode::Exact)?;
+        let infinite = |v: &Value| {
+            let at = graph.outputs.iter().position(|o| o.1 == *v);
+            at.and_then(|i| values.get(i)).is_some_and(|t| t.to_f64().iter().any(|x| !x.is_finite()))
+        };
+        let empty = |v: &Value| graph.ty(*v).shape.iter().any(|d| d.as_const() == Some(0));
+        Ok(graph.nodes.iter().enumerate().any(|(i, node)| {
+            let pole = match &node.kind {
+                NodeKind::Scalar(s) => matches!(
+                    graph.program.scalar(*s).body,
+                    ScalarBody::Builtin(
+                        BuiltinScalar::Div
+                            | BuiltinScalar::Fmod
+                            | BuiltinScalar::Log
+                            | BuiltinScalar::Log1p
+                            | BuiltinScalar::Sqrt
+                            | BuiltinScalar::Rsqrt
+                            | BuiltinScalar::Pow
+                    )
+                ),
+                NodeKind::Input { .. } | NodeKind::Const(_) => true,
+                // What comes of nothing comes of no overflow: a mean over an empty axis.
+                NodeKind::Op { .. } => node.operands.iter().flatten().any(empty),
+            };
+            let result = Value { node: hypatia_graph::NodeId(i as u32), output: 0 };
+            !pole && infinite(&result) && !node.operands.iter().flatten().any(infinite)
+        }))
+    }
+}
+
+/// A graph that gives every value that it computes.
+fn all_values(mut graph: Graph) -> Graph {
+    let values = (0..graph.nodes.len()).flat_map(|i| graph.results(hypatia_graph::NodeId(i as u32)));
+    graph.outputs = values.enumerate().map(|(i, v)| (format!("v{i}"), v)).collect();
+    graph
+}
+
+pub(super) fn difference(
+    root: usize,
+    index: usize,
+    left: &RefTensor,
+    right: &RefTensor,
+    exact: Option<f64>,
+) -> Difference {
+    let (l, r) = (left.at(index), right.at(index));
+    let whole = match (l, r) {
+        (Val::I(l), Val::I(r)) => Some((l, r)),
+        _ => None,
+    };
+    Difference { root, index, left: l.f(), right: r.f(), exact, whole }
+}
+
+fn wide_inputs(inputs: &[(String, Tensor)]) -> Vec<(String, Tensor)> {
+    inputs.iter().map(|(n, t)| (n.clone(), widened(t))).collect()
+}
+
+fn special(t: &Tensor) -> bool {
+    t.dtype().is_float() && t.to_f64().iter().any(|v| !v.is_finite())
+}
+
+/// Outputs of noisy runs beside the quiet one.
+pub(super) struct Scatter {
+    quiet: Vec<Vec<f64>>,
+    noisy: Vec<Vec<Vec<f64>>>,
+}
+
+impl Scatter {
+    /// Runs the graph with noise of that size behind every operation.
+    pub(super) fn run(graph: &Graph, numbers: &Numbers, inputs: &[(String, Tensor)], noise: f64) -> Result<Scatter> {
+        let inputs = wide_inputs(inputs);
+        let run = |noise, seed| -> Result<Vec<Vec<f64>>> {
+            let g = explode(graph, numbers, noise, seed)?;
+            Ok(evaluate(&g, &inputs, Mode::Exact)?.iter().map(RefTensor::to_f64).collect())
+        };
+        let quiet = run(0.0, 0)?;
+        let noisy = (1..=RUNS).map(|seed| run(noise, seed)).collect::<Result<_>>()?;
+        Ok(Scatter { quiet, noisy })
+    }
+
+    /// The largest distance of a noisy run from the quiet one.
+    pub(super) fn spread(&self, output: usize, index: usize) -> f64 {
+        let at = |run: &[Vec<f64>]| run.get(output).and_then(|o| o.get(index)).copied().unwrap_or(0.0);
+        let base = at(&self.quiet);
+        let far = self.noisy.iter().map(|run| (at(run) - base).abs());
+        far.fold(0.0, |a, b| if b.is_nan() { f64::INFINITY } else { a.max(b) })
+    }
+
+    /// True if noise changes whether the element is finite.
+    fn unsteady(&self, output: usize, index: usize) -> bool {
+        let at = |run: &[Vec<f64>]| run.get(output).and_then(|o| o.get(index)).copied().unwrap_or(0.0).is_finite();
+        let base = at(&self.quiet);
+        self.noisy.iter().any(|run| at(run) != base)
+    }
+}
+
+/// The distance between neighbouring values of the type around `v`.
+pub fn ulp(dtype: DType, v: f64) -> f64 {
+    let (least_exponent, eps) = match dtype {
+        DType::F64 => (-1022, f64::EPSILON),
+        DType::F32 => (-126, f32::EPSILON as f64),
+        DType::F16 => (-14, dtype.epsilon()),
+        DType::BF16 => (-126, dtype.epsilon()),
+        _ => return 1.0,
+    };
+    let v = v.abs();
+    let exponent =
+        if v == 0.0 || !v.is_finite() { least_exponent } else { (v.log2().floor() as i32).max(least_exponent) };
+    eps * 2f64.powi(exponent)
+}

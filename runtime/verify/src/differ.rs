@@ -1,0 +1,67 @@
+//! Differences between results, and how much of a difference rounding allows.
+//!
+//! In: the elements of two results. Out: the first [`Difference`] that is more than rounding.
+//! Holds always: NaN equals NaN, and a bound follows from the element type and the largest element.
+
+use hypatia_dsl::dtype::DType;
+
+use hypatia_eval::RefTensor;
+
+/// A difference between the two sides.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Difference {
+    /// Which root.
+    pub root: usize,
+    /// Index of the element, row-major.
+    pub index: usize,
+    /// The left side's element.
+    pub left: f64,
+    /// The right side's element.
+    pub right: f64,
+    /// The element as a real number, where it was worked out.
+    pub exact: Option<f64>,
+    /// Both elements where they are integers, which f64 may not hold.
+    pub whole: Option<(i64, i64)>,
+}
+
+/// The first element that is further off than the element type's rounding allows: some units in the
+/// last place of the largest element. Elements that `excused` names are not looked at.
+pub fn far_apart(
+    root: usize,
+    got: &RefTensor,
+    wanted: &RefTensor,
+    excused: &dyn Fn(usize) -> bool,
+) -> Option<Difference> {
+    let (a, b) = (got.to_f64(), wanted.to_f64());
+    let tolerance = tolerance(wanted.dtype, &b);
+    let same = |l: f64, r: f64| l == r || (l.is_nan() && r.is_nan()) || (l - r).abs() <= tolerance;
+    let index = (0..a.len().min(b.len())).find(|i| !same(a[*i], b[*i]) && !excused(*i))?;
+    Some(Difference { root, index, left: a[index], right: b[index], exact: None, whole: None })
+}
+
+/// By how much a result may differ from these wanted ones.
+pub fn tolerance(dtype: DType, wanted: &[f64]) -> f64 {
+    let largest = wanted.iter().filter(|v| v.is_finite()).fold(0.0f64, |m, v| m.max(v.abs()));
+    let units = match dtype {
+        DType::F64 => 256.0,
+        DType::F32 => 64.0,
+        _ => 8.0,
+    };
+    units * dtype.epsilon() * largest
+}
+
+/// `[1, 2]` from a row-major index.
+pub fn position(index: usize, shape: &[usize]) -> String {
+    let mut rest = index;
+    let mut at: Vec<usize> = shape
+        .iter()
+        .rev()
+        .map(|d| {
+            let i = rest % (*d).max(1);
+            rest /= (*d).max(1);
+            i
+        })
+        .collect();
+    at.reverse();
+    format!("{at:?}")
+}

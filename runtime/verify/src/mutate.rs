@@ -1,0 +1,316 @@
+//! Rules broken on purpose, to see that verification notices.
+//!
+//! In: a rule. Out: mutants, each with one small change (a guard dropped, operands swapped, a constant or an
+//! axis changed, another function in a function's place) and a stable name for it. Holds always: a
+//! mutant differs from its rule, and is a well-formed rule of the same Program. Not every mutant is
+//! wrong: what survives must be looked at by a person.
+
+use hypatia_dsl::builtin::{BuiltinOp, BuiltinScalar};
+use hypatia_dsl::ir::{
+    AExpr, AttrPat, AttrValue, Build, BuildArg, Head, InView, OpBody, Pat, Program, Rule, ScalarBody,
+};
+use hypatia_dsl::shape::Dim;
+
+/// A changed rule.
+#[derive(Clone, Debug)]
+pub struct Mutant {
+    /// What was changed: `right side: sub: operands swapped (2)`. The number counts equal texts.
+    pub change: String,
+    /// The rule.
+    pub rule: Rule,
+}
+
+/// All mutants of a rule.
+pub fn mutants(program: &Program, rule: &Rule) -> Vec<Mutant> {
+    let mut out: Vec<Mutant> = (0..rule.requires.len())
+        .map(|i| {
+            let mut mutant = rule.clone();
+            mutant.requires.remove(i);
+            Mutant { change: format!("guard {} dropped", i + 1), rule: mutant }
+        })
+        .collect();
+    // Count the places where something can be changed, then change one at a time.
+    let mut counter = Walker { program, target: usize::MAX, at: 0, change: None };
+    counter.rule(&mut rule.clone());
+    for target in 0..counter.at {
+        let mut mutant = rule.clone();
+        let mut walker = Walker { program, target, at: 0, change: None };
+        walker.rule(&mut mutant);
+        if let Some(change) = walker.change
+            && mutant != *rule
+        {
+            out.push(Mutant { change, rule: mutant });
+        }
+    }
+    for i in 0..out.len() {
+        let same = out[..i]
+            .iter()
+            .filter(|m| m.change == out[i].change || m.change.starts_with(&format!("{} (", out[i].change)))
+            .count();
+        if same > 0 {
+            out[i].change = format!("{} ({})", out[i].change, same + 1);
+        }
+    }
+    out
+}
+
+struct Walker<'a> {
+    program: &'a Program,
+    target: usize,
+    at: usize,
+    change: Option<String>,
+}
+
+impl Walker<'_> {
+    /// True if this is the place that is to be changed.
+    fn here(&mut self, change: impl FnOnce() -> String) -> bool {
+        let here = self.at == self.target;
+        self.at += 1;
+        if here {
+            self.change = Some(change());
+        }
+        here
+    }
+
+    fn rule(&mut self, rule: &mut Rule) {
+        for pat in &mut rule.lhs {
+            self.pat(pat);
+        }
+        for build in &mut rule.rhs {
+            self.build(build);
+        }
+        for (_, e) in &mut rule.lets {
+            self.expr(e, "let");
+        }
+    }
+
+    fn pat(&mut self, pat: &mut Pat) {
+        match pat {
+            Pat::Lit { value, .. } => {
+                if self.here(|| format!("left side: number {value} changed")) {
+                    *value = other_number(*value);
+                }
+            }
+            Pat::Bind(_, p) | Pat::Typed(p, _) => self.pat(p),
+            Pat::OneOf(pats) => pats.iter_mut().for_each(|p| self.pat(p)),
+            Pat::Node(node) => {
+                if let Some(other) = self.other_head(node.head)
+                    && self.here(|| {
+                        format!(
+                            "left side: {} for {}",
+                            self_name(self.program, other),
+                            self_name(self.program, node.head)
+                        )
+                    })
+                {
+                    node.head = other;
+                }
+                let name = self_name(self.program, node.head);
+                if swappable(self.program, node.head, node.args.len())
+                    && node.args[0] != node.args[1]
+                    && self.here(|| format!("left side: {name}: operands swapped"))
+                {
+                    node.args.swap(0, 1);
+                }
+                for attr in &mut node.attrs {
+                    self.attr(attr, &name);
+                }
+                node.args.iter_mut().for_each(|p| self.pat(p));
+            }
+            Pat::Any | Pat::Var(_) | Pat::Absent | Pat::Optional(_) => {}
+        }
+    }
+
+    fn attr(&mut self, attr: &mut AttrPat, name: &str) {
+        match attr {
+            AttrPat::Is(e) => self.expr(e, &format!("left side: {name}")),
+            AttrPat::List(items) => items.iter_mut().for_each(|a| self.attr(a, name)),
+            AttrPat::Any | AttrPat::Var(_) | AttrPat::Rest(_) => {}
+        }
+    }
+
+    fn build(&mut self, build: &mut Build) {
+        match build {
+            Build::Number(e) => self.expr(e, "right side: number"),
+            Build::Else(_, b) | Build::Frozen(b) => self.build(b),
+            Build::If(_, a, b) => {
+                self.build(a);
+                self.build(b);
+            }
+            Build::Node(node) => {
+                let name = self_name(self.program, node.head);
+                if let Some(other) = self.other_head(node.head)
+                    && self.here(|| format!("right side: {} for {name}", self_name(self.program, other)))
+                {
+                    node.head = other;
+                }
+                if swappable(self.program, node.head, node.args.len())
+                    && node.args[0] != node.args[1]
+                    && self.here(|| format!("right side: {name}: operands swapped"))
+                {
+                    node.args.swap(0, 1);
+                }
+                for e in &mut node.attrs {
+                    self.expr(e, &format!("right side: {name}"));
+                }
+                for arg in &mut node.args {
+                    match arg {
+                        BuildArg::One(b) => self.build(b),
+                        BuildArg::Each { element, .. } => self.build(element),
+                        BuildArg::Spread(_) => {}
+                    }
+                }
+            }
+            Build::Var(_) | Build::Absent => {}
+        }
+    }
+
+    /// Constants inside an attribute expression, and the order of `[p[i] for i in q]`.
+    fn expr(&mut self, e: &mut AExpr, place: &str) {
+        match e {
+            AExpr::Value(v) => self.value(v, place),
+            AExpr::Comprehension { element, over, .. } => {
+                if let (AExpr::Index(list, _), AExpr::Var(_)) = (&mut **element, &**over)
+                    && matches!(**list, AExpr::Var(_))
+                    && **list != **over
+                    && self.here(|| format!("{place}: lists of a comprehension swapped"))
+                {
+                    std::mem::swap(&mut **list, &mut **over);
+                }
+                self.expr(element, place);
+                self.expr(over, place);
+            }
+            AExpr::List(items) => {
+                let first_differs = items.len() > 1 && items[0] != items[1];
+                if first_differs && self.here(|| format!("{place}: list reordered")) {
+                    items.swap(0, 1);
+                }
+                items.iter_mut().for_each(|i| self.expr(i, place));
+            }
+            AExpr::Spread(a) | AExpr::Neg(a) | AExpr::Not(a) => self.expr(a, place),
+            AExpr::Index(a, b) => {
+                self.expr(a, place);
+                self.expr(b, place);
+            }
+            AExpr::Binary(_, a, b) => {
+                if a != b && self.here(|| format!("{place}: left part for the whole")) {
+                    *e = (**a).clone();
+                    return;
+                }
+                self.expr(a, place);
+                self.expr(b, place);
+            }
+            AExpr::If(_, a, b) => {
+                self.expr(a, place);
+                self.expr(b, place);
+            }
+            AExpr::Call(_, args) => args.iter_mut().for_each(|a| self.expr(a, place)),
+            AExpr::Var(_) | AExpr::Fact(..) | AExpr::SameAccumulator(..) | AExpr::Device(_) => {}
+        }
+    }
+
+    fn value(&mut self, value: &mut AttrValue, place: &str) {
+        let shown = hypatia_graph::show_attr(value);
+        match value {
+            AttrValue::Dim(d) => {
+                if let Some(c) = d.as_const()
+                    && self.here(|| format!("{place}: {shown} changed"))
+                {
+                    *d = Dim::from(if c == 0 { 1 } else { c - 1 });
+                }
+            }
+            AttrValue::Float(v) => {
+                if self.here(|| format!("{place}: {shown} changed")) {
+                    *v = other_number(*v);
+                }
+            }
+            AttrValue::Bool(b) => {
+                if self.here(|| format!("{place}: {shown} changed")) {
+                    *b = !*b;
+                }
+            }
+            AttrValue::List(items) => {
+                if items.len() > 1 && items[0] != items[1] && self.here(|| format!("{place}: {shown} reordered")) {
+                    items.swap(0, 1);
+                }
+                for item in items {
+                    self.value(item, place);
+                }
+            }
+            AttrValue::DType(_) | AttrValue::Str(_) => {}
+        }
+    }
+
+    /// A function that is easily mistaken for another.
+    fn other_head(&self, head: Head) -> Option<Head> {
+        match head {
+            Head::Scalar(s) => {
+                let ScalarBody::Builtin(b) = self.program.scalar(s).body else { return None };
+                let other = match b {
+                    BuiltinScalar::Add => BuiltinScalar::Sub,
+                    BuiltinScalar::Sub => BuiltinScalar::Add,
+                    BuiltinScalar::Mul => BuiltinScalar::Div,
+                    BuiltinScalar::Div => BuiltinScalar::Mul,
+                    BuiltinScalar::Max => BuiltinScalar::Min,
+                    BuiltinScalar::Min => BuiltinScalar::Max,
+                    BuiltinScalar::Lt => BuiltinScalar::Le,
+                    BuiltinScalar::Le => BuiltinScalar::Lt,
+                    BuiltinScalar::Sqrt => BuiltinScalar::Rsqrt,
+                    BuiltinScalar::Rsqrt => BuiltinScalar::Sqrt,
+                    BuiltinScalar::Exp => BuiltinScalar::Expm1,
+                    BuiltinScalar::Log => BuiltinScalar::Log1p,
+                    BuiltinScalar::Floor => BuiltinScalar::Ceil,
+                    BuiltinScalar::And => BuiltinScalar::Or,
+                    BuiltinScalar::Or => BuiltinScalar::And,
+                    _ => return None,
+                };
+                self.program.builtin_scalar(other).map(Head::Scalar)
+            }
+            Head::Op(o) => {
+                let OpBody::Builtin(b) = self.program.op(o).body else { return None };
+                let other = match b {
+                    BuiltinOp::Sum => BuiltinOp::Amax,
+                    BuiltinOp::Amax => BuiltinOp::Amin,
+                    BuiltinOp::Amin => BuiltinOp::Amax,
+                    BuiltinOp::Mean => BuiltinOp::Sum,
+                    _ => return None,
+                };
+                self.program.builtin_op(other).map(Head::Op)
+            }
+            Head::In(InView::Row) => Some(Head::In(InView::Col)),
+            Head::In(InView::Col) => Some(Head::In(InView::Row)),
+            Head::In(_) | Head::Acc | Head::TermCast | Head::Region(_) => None,
+        }
+    }
+}
+
+fn other_number(v: f64) -> f64 {
+    if v == 0.0 { 1.0 } else { v * 1.25 }
+}
+
+fn self_name(program: &Program, head: Head) -> String {
+    match head {
+        Head::Op(o) => program.op(o).name.clone(),
+        Head::Scalar(s) => program.scalar(s).name.clone(),
+        Head::Acc => "acc".into(),
+        Head::In(InView::Broadcast) => "in".into(),
+        Head::In(InView::Row) => "row".into(),
+        Head::In(InView::Col) => "col".into(),
+        Head::In(InView::Full) => "full".into(),
+        Head::TermCast => "round".into(),
+        Head::Region(_) => "pointwise work".into(),
+    }
+}
+
+/// True if swapping the first two operands can change the meaning.
+fn swappable(program: &Program, head: Head, operands: usize) -> bool {
+    operands >= 2
+        && match head {
+            Head::Scalar(s) => match program.scalar(s).body {
+                ScalarBody::Builtin(b) => !b.commutes() && b != BuiltinScalar::Select,
+                ScalarBody::Term(_) => true,
+            },
+            Head::Op(_) => true,
+            _ => false,
+        }
+}

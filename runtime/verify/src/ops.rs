@@ -1,0 +1,235 @@
+//! Defined ops: the body has the declared type, and a row-wise kernel computes what the body means.
+//!
+//! In: a defined op. Out: an entry. Operands and attributes are made up as for a rule whose left side is
+//! the op alone; the kernel is run as the CPU executor runs it.
+
+use std::sync::Arc;
+
+use hypatia_dsl::ir::{AttrPat, Backend, Head, NodePat, OpBody, OpId, ParamKind, Pat, Program, Rule, Sort, Var, VarId};
+use hypatia_dsl::typing::codes;
+
+use super::block::left_block;
+use super::differ::{far_apart, position};
+use super::generate::{Instance, Reject, instance};
+use super::hints::Hints;
+use super::range::Meaning;
+use super::report::{Counterexample, Entry, Status, Subject};
+use super::rules::elements;
+use super::skips::Skips;
+use super::source::Source;
+use super::values::Flavour;
+use super::{Options, seed_of};
+use hypatia_cpu::Executor;
+use hypatia_eval::{Mode, RefTensor, evaluate};
+use hypatia_target::device::Device;
+use hypatia_tensor::error::{Error, Result};
+use hypatia_graph::{Graph, show_number};
+use hypatia_pipeline;
+use hypatia_plan;
+use hypatia_tensor::tensor::Tensor;
+
+/// Choices that are tried for each case.
+const TRIES_PER_CASE: usize = 100;
+
+/// Checks op number `index`; nothing for builtin ones, and for those that take a term.
+pub(super) fn verify_op(program: &Arc<Program>, index: usize, options: &Options) -> Vec<Entry> {
+    let id = OpId(index as u32);
+    let def = program.op(id);
+    let has_term = def.params.iter().any(|p| p.kind == ParamKind::Term);
+    if matches!(def.body, OpBody::Builtin(_)) || has_term {
+        return Vec::new();
+    }
+    let rule = alone(program, id);
+    let hints = Hints::of(program, &rule);
+    let has_kernel = program
+        .kernels
+        .iter()
+        .any(|k| k.backend == Backend::Rowwise && matches!(&k.pattern, Pat::Node(n) if n.head == Head::Op(id)));
+    let seed = seed_of(options, &def.name);
+    let (mut cases, mut tries, mut status, mut last) = (0, 0, Status::Verified, String::new());
+    let (mut skips, mut meaningless) = (Skips::default(), None);
+    let mut full = 0;
+    while full < options.cases
+        && cases < 2 * options.cases
+        && tries < options.cases * TRIES_PER_CASE
+        && !skips.hopeless()
+    {
+        tries += 1;
+        let mut source = Source::random(seed.wrapping_add(tries as u64));
+        let made = match instance(program, &rule, &hints, &mut source, &|_, _| None) {
+            Ok(i) => i,
+            Err(Reject(why)) => {
+                last = why;
+                continue;
+            }
+        };
+        let dtype = made.left.first().map(|v| made.graph.ty(*v).dtype);
+        match check(&made, has_kernel) {
+            Verdict::Right => {}
+            Verdict::NoMeaning(message) => {
+                skips.skip(dtype, &message);
+                last.clone_from(&message);
+                meaningless.get_or_insert((made, message));
+                continue;
+            }
+            Verdict::Outside(message) => {
+                last = message;
+                continue;
+            }
+            Verdict::Wrong(kind, message) => {
+                cases += 1;
+                status = wrong(&def.name, &made, kind, &message);
+                break;
+            }
+        }
+        cases += 1;
+        full += usize::from(made.left.iter().any(|v| elements(made.graph.ty(*v)) > 0));
+        skips.compare(dtype);
+    }
+    if cases == 0 {
+        status = match meaningless {
+            // Nothing that the declaration lets in has a meaning.
+            Some((made, message)) if skips.hopeless() => wrong(&def.name, &made, "body", &message),
+            _ => Status::NotExercised { reason: format!("no operands were found that it accepts: {last}") },
+        };
+    }
+    if cases > 0 && full == 0 && status == Status::Verified {
+        let reason = "only operands without elements were found that it accepts".to_string();
+        status = Status::NotExercised { reason };
+    }
+    let (name, origin) = (def.name.clone(), def.origin.clone());
+    let note = skips.note("its body").filter(|_| !matches!(status, Status::False(_)));
+    vec![Entry { subject: Subject::Op, name, origin, cases, classes: Vec::new(), status, note }]
+}
+
+fn wrong(name: &str, made: &Instance, kind: &'static str, message: &str) -> Status {
+    let types: Vec<String> = made.inputs.iter().map(|(n, t)| format!("{n}: {}{:?}", t.dtype(), t.shape())).collect();
+    let message = if types.is_empty() { message.to_string() } else { format!("{message} (for {})", types.join(", ")) };
+    let test = left_block(&format!("{name} is not what its declaration says"), made, "equal", &message);
+    Status::False(Box::new(Counterexample { message, kind, test }))
+}
+
+/// A rule whose left side is the op over variables.
+fn alone(program: &Program, op: OpId) -> Rule {
+    let def = program.op(op);
+    let mut vars = Vec::new();
+    let mut var = |name: &str, sort: Sort| {
+        vars.push(Var { name: name.to_string(), sort });
+        VarId(vars.len() as u32 - 1)
+    };
+    let (mut args, mut rest) = (Vec::new(), None);
+    for (_, param) in def.operands() {
+        match &param.kind {
+            ParamKind::Tensor { variadic: true, .. } => rest = Some(var(&param.name, Sort::Tensors)),
+            ParamKind::Tensor { optional: true, .. } => args.push(Pat::Optional(var(&param.name, Sort::Tensor))),
+            _ => args.push(Pat::Var(var(&param.name, Sort::Tensor))),
+        }
+    }
+    let attrs = def.attrs().map(|_| AttrPat::Any).collect();
+    let pattern = Pat::Node(NodePat { head: Head::Op(op), args, rest, attrs, output: 0 });
+    Rule::of_pattern(&def.name, &def.origin, vars, pattern)
+}
+
+/// What an instance tells about an op.
+enum Verdict {
+    Right,
+    /// Its body has no meaning for an element type.
+    NoMeaning(String),
+    /// Its body has no value for these elements: an index outside of its axis.
+    Outside(String),
+    /// What is wrong: a stable word, and a sentence.
+    Wrong(&'static str, String),
+}
+
+fn check(made: &Instance, has_kernel: bool) -> Verdict {
+    let mut graph = made.graph.clone();
+    for (i, v) in made.left.iter().flat_map(|v| graph.results(v.node)).enumerate().collect::<Vec<_>>() {
+        graph.output(format!("result{i}"), v);
+    }
+    match graph.unfold() {
+        Ok(_) => {}
+        Err(e) if e.code() == Some(codes::DTYPE) => return Verdict::NoMeaning(e.to_string()),
+        Err(e) => return Verdict::Wrong("body", e.to_string()),
+    }
+    if !has_kernel || matches!(made.flavour, Flavour::Extreme | Flavour::Large | Flavour::Far) {
+        return Verdict::Right;
+    }
+    // Operands for which the body itself has no value say nothing of the kernel.
+    if let Err(e) = evaluate(&graph, &made.inputs, Mode::Exact) {
+        return Verdict::Outside(e.to_string());
+    }
+    match kernel(&graph, &made.inputs) {
+        Ok(None) => Verdict::Right,
+        Ok(Some(message)) => Verdict::Wrong("kernel", message),
+        Err(e) => Verdict::Wrong("kernel", format!("its kernel cannot be run: {e}")),
+    }
+}
+
+/// The executor's results against the reference's.
+fn kernel(graph: &Graph, inputs: &[(String, Tensor)]) -> Result<Option<String>> {
+    let plan = pipeline::plan(graph, &plan::Options::new(Device::cpu()))?;
+    let ordered: Vec<Tensor> = plan
+        .inputs
+        .iter()
+        .map(|i| inputs.iter().find(|(n, _)| *n == i.name).map(|t| t.1.clone()))
+        .collect::<Option<_>>()
+        .ok_or_else(|| Error::Internal("the plan has an input that the graph has not".into()))?;
+    judge(graph, inputs, &Executor::new(Arc::new(plan), 1)?.run(&ordered)?)
+}
+
+/// What is wrong with a kernel's results.
+fn judge(graph: &Graph, inputs: &[(String, Tensor)], got: &[Tensor]) -> Result<Option<String>> {
+    let wanted = evaluate(graph, inputs, Mode::Rounded)?;
+    let meaning = Meaning::of(graph, inputs)?;
+    for (root, (g, w)) in got.iter().zip(&wanted).enumerate() {
+        let g = RefTensor::from_tensor(g);
+        // A kernel rounds less often than the body, and overflows less often: what is nearer to the meaning is no fault.
+        let right = |i: usize| {
+            let (g_i, w_i, x) = (g.at(i).f(), w.at(i).f(), meaning.at(root, i));
+            (w_i.is_finite() && (g_i - x).abs() <= (w_i - x).abs()) || meaning.excuses(root, i, &g)
+        };
+        if let Some(d) = far_apart(root, &g, w, &right) {
+            return Ok(Some(format!(
+                "element {} of result {root} is {} from the kernel, {} from the body",
+                position(d.index, &g.shape),
+                show_number(d.left),
+                show_number(d.right)
+            )));
+        }
+    }
+    Ok(None)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use hypatia_dsl::dtype::DType;
+    use hypatia_dsl::source::SourceFile;
+
+    use super::*;
+    use crate::test_runner::given;
+
+    /// f16 overflows at the squares of the body, step by step; a kernel does not, and is held against the meaning then.
+    #[test]
+    fn wrong_kernels_are_caught_where_the_body_overflows() {
+        let text = "edition 1;\nuse core::*;\n\
+            op share<T: float>(x: T[..s, n]) -> T[..s, n]\n\
+              = (x * 300) * (x * 300) / (1 + sum((x * 300) * (x * 300), axes = [-1]));\n\
+            kernel rows for share(x) { rowwise; }\n\
+            test \"t\" { input x: f16[2] = [5.0, 3.0]; given share(x); expect launches == 1; }";
+        let file = SourceFile { name: "t.hyp".into(), path: None, text: text.into(), embedded: false };
+        let program = Arc::new(hypatia_library::check(vec![file]).program.unwrap());
+        let (graph, inputs) = given(&program, &program.tests[0]).unwrap();
+        let rounded = evaluate(&graph, &inputs, Mode::Rounded).unwrap();
+        assert!(rounded[0].to_f64().iter().all(|v| v.is_nan()), "the body does not overflow");
+        assert_eq!(kernel(&graph, &inputs).unwrap(), None);
+        let judged = |values: &[f64]| {
+            let result = Tensor::from_f64(DType::F16, &[2], values).unwrap();
+            judge(&graph, &inputs, &[result]).unwrap()
+        };
+        assert_eq!(judged(&[25.0 / 34.0, 9.0 / 34.0]), None);
+        for wrong in [[25.0 / 34.0, 9.5 / 34.0], [1.0, 1.0], [0.0, 9.0 / 34.0], [f64::INFINITY, 9.0 / 34.0]] {
+            assert!(judged(&wrong).is_some(), "{wrong:?} passes");
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! Values that leave the range of their element type on the way to a result.
+//!
+//! In: a graph with its inputs. Out: whether that happens, and what the results are to be held against then. Holds
+//! always: only a result whose meaning is finite is excused, and only for a value that is that meaning as a kernel
+//! computes it, in f32 at least and rounded once.
+//!
+//! `rounds` speaks of values that do not overflow on the way. A body in f16 whose every step is rounded does so at 65504,
+//! where its kernel, which keeps everything between load and store in f32, does not: the kernel is right then.
+
+use std::cell::OnceCell;
+
+use super::check::{FACTOR, Scatter, evaluate_exactly};
+use super::differ::tolerance;
+use hypatia_eval::{Mode, RefTensor, evaluate};
+use hypatia_tensor::error::Result;
+use hypatia_graph::constant_nodes;
+use hypatia_graph::instantiate::Numbers;
+use hypatia_graph::{Graph, NodeId};
+use hypatia_tensor::tensor::Tensor;
+
+/// The rounding of f32, in which kernels compute.
+const NOISE: f64 = f32::EPSILON as f64;
+
+/// True if a value on the way is finite as a real number and not as its element type rounds it.
+pub fn leaves_range(graph: &Graph, inputs: &[(String, Tensor)]) -> Result<bool> {
+    Ok(lost(graph.unfold()?, inputs)?.contains(&true))
+}
+
+/// The same, but for constants that are computed for none of the first `roots` outputs, and what comes of them: these are there before
+/// a run, as those of a right side.
+pub fn leaves_range_outside(graph: &Graph, inputs: &[(String, Tensor)], roots: usize) -> Result<bool> {
+    let graph = graph.unfold()?;
+    let mut left = vec![false; graph.nodes.len()];
+    graph.outputs.iter().take(roots).for_each(|(_, v)| left[v.node.index()] = true);
+    for (i, node) in graph.nodes.iter().enumerate().rev() {
+        let needed = left[i];
+        node.operands.iter().flatten().for_each(|v| left[v.node.index()] |= needed);
+    }
+    let constant = constant_nodes(&graph);
+    let operands: Vec<Vec<usize>> =
+        graph.nodes.iter().map(|n| n.operands.iter().flatten().map(|v| v.node.index()).collect()).collect();
+    let lost = lost(graph, inputs)?;
+    // The first value that is lost on each way.
+    let first = |i: usize| lost[i] && !operands[i].iter().any(|o| lost[*o]);
+    Ok((0..lost.len()).any(|i| first(i) && (left[i] || !constant[i])))
+}
+
+/// For each node whether it has a result that is lost.
+fn lost(mut graph: Graph, inputs: &[(String, Tensor)]) -> Result<Vec<bool>> {
+    let values: Vec<_> = (0..graph.nodes.len()).flat_map(|i| graph.results(NodeId(i as u32))).collect();
+    graph.outputs = values.iter().enumerate().map(|(i, v)| (format!("v{i}"), *v)).collect();
+    let exact = evaluate(&graph, inputs, Mode::Exact)?;
+    let rounded = evaluate(&graph, inputs, Mode::Rounded)?;
+    let mut lost = vec![false; graph.nodes.len()];
+    for (v, (e, r)) in values.iter().zip(exact.iter().zip(&rounded)) {
+        let differ = || e.to_f64().iter().zip(r.to_f64()).any(|(e, r)| e.is_finite() && !r.is_finite());
+        lost[v.node.index()] |= e.dtype.is_float() && differ();
+    }
+    Ok(lost)
+}
+
+/// What a graph means, for results of kernels that compute it where its element types are too small.
+pub struct Meaning<'a> {
+    graph: &'a Graph,
+    inputs: &'a [(String, Tensor)],
+    exact: Vec<RefTensor>,
+    overflow: OnceCell<bool>,
+    scatter: OnceCell<Option<Scatter>>,
+}
+
+impl<'a> Meaning<'a> {
+    /// Evaluates the graph.
+    pub fn of(graph: &'a Graph, inputs: &'a [(String, Tensor)]) -> Result<Meaning<'a>> {
+        let exact = evaluate_exactly(graph, &Numbers::new(), inputs)?;
+        Ok(Meaning { graph, inputs, exact, overflow: OnceCell::new(), scatter: OnceCell::new() })
+    }
+
+    /// An element as a real number.
+    pub fn at(&self, root: usize, index: usize) -> f64 {
+        self.exact[root].at(index).f()
+    }
+
+    /// Whether `got` is right though it is not what rounding step by step gives: where the element types are too small it is the
+    /// meaning, computed in f32; where terms cancel it is as near to the meaning as rounding them lets it be.
+    pub fn excuses(&self, root: usize, index: usize, got: &RefTensor) -> bool {
+        let (g, x) = (got.at(index).f(), self.at(root, index));
+        if !x.is_finite() {
+            return false;
+        }
+        let rounded = got.dtype.round(x);
+        let scattered = || {
+            let scatter =
+                self.scatter.get_or_init(|| Scatter::run(self.graph, &Numbers::new(), self.inputs, NOISE).ok());
+            scatter.as_ref().map_or(0.0, |s| FACTOR * s.spread(root, index))
+        };
+        let near = tolerance(got.dtype, &self.exact[root].to_f64());
+        let overflow = || *self.overflow.get_or_init(|| leaves_range(self.graph, self.inputs).unwrap_or(false));
+        let plain = g == rounded || (g - rounded).abs() <= near;
+        // The meaning itself, where the types could have given what rounding gives, is a rounding left out: a cast that
+        // a graph asks for and a plan dropped must show.
+        (plain && overflow()) || (!plain && (g - rounded).abs() <= near + scattered())
+    }
+}

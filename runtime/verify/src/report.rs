@@ -1,0 +1,248 @@
+//! What verification found, as text and as JSON.
+//!
+//! In: entries from the checkers. Out: for people one line a declaration and a report for each
+//! failure; for programs JSON whose schema is versioned (`"schema": 1`).
+
+use std::fmt::Write;
+
+use hypatia_dsl::dtype::DType;
+use hypatia_dsl::ir::{Class, Origin};
+
+use super::Options;
+
+/// All entries of a run.
+#[derive(Clone, Debug)]
+pub struct Report {
+    /// How hard was looked.
+    pub options: Options,
+    /// One for each declaration that there was something to check of.
+    pub entries: Vec<Entry>,
+}
+
+/// What was checked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Subject {
+    /// A rule: both sides.
+    Rule,
+    /// A scalar: its written derivative.
+    Scalar,
+    /// An op: its body and its kernels.
+    Op,
+    /// A kernel of a library: that the library computes what the pattern means.
+    Kernel,
+}
+
+/// How it went.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Status {
+    /// No difference was found.
+    Verified,
+    /// A difference was found.
+    False(Box<Counterexample>),
+    /// No legal instance could be made, or not of every alternative: nothing is known.
+    NotExercised {
+        /// Why not, as far as is known, and what would help.
+        reason: String,
+    },
+}
+
+/// A failing instance.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Counterexample {
+    /// One sentence: what is wrong.
+    pub message: String,
+    /// A stable word: `type`, `value`, `nan`, `rounding`, `class`, `gradient`, `body`, `kernel`.
+    pub kind: &'static str,
+    /// A `test` block that fails; empty where there is none.
+    pub test: String,
+}
+
+/// One declaration.
+#[derive(Clone, Debug)]
+pub struct Entry {
+    /// What it is.
+    pub subject: Subject,
+    /// Its name.
+    pub name: String,
+    /// Where it stands.
+    pub origin: Origin,
+    /// Instances that were compared.
+    pub cases: usize,
+    /// For rules: claimed and derived class by element type. `None` if nothing holds.
+    pub classes: Vec<(DType, Class, Option<Class>)>,
+    /// How it went.
+    pub status: Status,
+    /// What is no failure but worth knowing: that infinities are lost.
+    pub note: Option<String>,
+}
+
+impl Report {
+    /// True if everything was verified.
+    pub fn passed(&self) -> bool {
+        self.entries.iter().all(|e| e.status == Status::Verified)
+    }
+
+    /// Counts of verified, false and not exercised entries.
+    pub fn counts(&self) -> (usize, usize, usize) {
+        let count = |f: fn(&Status) -> bool| self.entries.iter().filter(|e| f(&e.status)).count();
+        (
+            count(|s| *s == Status::Verified),
+            count(|s| matches!(s, Status::False(_))),
+            count(|s| matches!(s, Status::NotExercised { .. })),
+        )
+    }
+
+    /// The report for people.
+    pub fn to_text(&self) -> String {
+        let mut out = String::new();
+        for e in &self.entries {
+            let word = match e.status {
+                Status::Verified => "ok",
+                Status::False(_) => "FALSE",
+                Status::NotExercised { .. } => "NOT EXERCISED",
+            };
+            let classes = match &e.status {
+                _ if e.classes.is_empty() => String::new(),
+                // What is false has no class; a claim that is too strong has one that holds.
+                Status::False(c) if c.kind == "class" => format!("  {}", show_broken_claims(&e.classes)),
+                Status::False(_) => String::new(),
+                _ => format!("  {}", show_classes(&e.classes)),
+            };
+            let _ = writeln!(out, "{} {} ... {word} ({} cases){classes}", e.subject.name(), e.name, e.cases);
+            if let Some(note) = &e.note {
+                let _ = writeln!(out, "  note: {note}");
+            }
+        }
+        for e in &self.entries {
+            let place = format!("{}:{}:{}", e.origin.file, e.origin.line, e.origin.column);
+            match &e.status {
+                Status::Verified => {}
+                Status::NotExercised { reason } => {
+                    let _ = writeln!(
+                        out,
+                        "\n{} {} could not be exercised\n  --> {place}\n{reason}",
+                        e.subject.name(),
+                        e.name
+                    );
+                }
+                Status::False(c) => {
+                    let _ = writeln!(out, "\n{} {} is false: {}\n  --> {place}", e.subject.name(), e.name, c.message);
+                    if !c.test.is_empty() {
+                        let heading = "counterexample (paste it into the file; it fails under `hypatia test`)";
+                        let _ = writeln!(out, "{heading}:\n\n{}", c.test);
+                    }
+                }
+            }
+        }
+        let (verified, wrong, skipped) = self.counts();
+        let _ = writeln!(out, "\n{verified} verified, {wrong} false, {skipped} not exercised");
+        out
+    }
+
+    /// The report for programs.
+    pub fn to_json(&self) -> serde_json::Value {
+        let entries: Vec<_> = self.entries.iter().map(Entry::to_json).collect();
+        let (verified, wrong, skipped) = self.counts();
+        serde_json::json!({
+            "schema": 1,
+            "seed": self.options.seed,
+            "cases": self.options.cases,
+            "passed": self.passed(),
+            "verified": verified,
+            "false": wrong,
+            "not_exercised": skipped,
+            "entries": entries,
+        })
+    }
+}
+
+impl Subject {
+    /// The word in reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Subject::Rule => "rule",
+            Subject::Scalar => "scalar",
+            Subject::Op => "op",
+            Subject::Kernel => "kernel",
+        }
+    }
+}
+
+impl Entry {
+    fn to_json(&self) -> serde_json::Value {
+        let (status, detail) = match &self.status {
+            Status::Verified => ("verified", serde_json::Value::Null),
+            Status::NotExercised { reason } => ("not_exercised", serde_json::json!({ "message": reason })),
+            Status::False(c) => ("false", serde_json::json!({ "kind": c.kind, "message": c.message, "test": c.test })),
+        };
+        let classes: Vec<_> = self
+            .classes
+            .iter()
+            .map(|(d, claimed, derived)| {
+                serde_json::json!({
+                    "dtype": d.name(),
+                    "claimed": show_class(*claimed),
+                    "derived": derived.map(show_class),
+                })
+            })
+            .collect();
+        serde_json::json!({
+            "subject": self.subject.name(),
+            "name": self.name,
+            "file": self.origin.file,
+            "line": self.origin.line,
+            "column": self.origin.column,
+            "cases": self.cases,
+            "status": status,
+            "classes": classes,
+            "detail": detail,
+            "note": self.note,
+        })
+    }
+}
+
+/// `exact`, `approx(4)`.
+pub fn show_class(class: Class) -> String {
+    match class {
+        Class::Exact => "exact".into(),
+        Class::Finite => "finite".into(),
+        Class::Rounds => "rounds".into(),
+        Class::Approx(u) => format!("approx({})", hypatia_graph::show_number(u)),
+    }
+}
+
+/// `claims exact for f16, bf16, where rounds holds`: the claims that are too strong.
+fn show_broken_claims(classes: &[(DType, Class, Option<Class>)]) -> String {
+    let mut groups: Vec<((String, String), Vec<&str>)> = Vec::new();
+    for (dtype, claimed, derived) in classes {
+        if derived.is_some_and(|d| d <= *claimed) {
+            continue;
+        }
+        let words = (show_class(*claimed), derived.map_or("nothing".to_string(), show_class));
+        match groups.iter_mut().find(|g| g.0 == words) {
+            Some(g) => g.1.push(dtype.name()),
+            None => groups.push((words, vec![dtype.name()])),
+        }
+    }
+    let said = |((claimed, holds), dtypes): ((String, String), Vec<&str>)| {
+        format!("claims {claimed} for {}, where {holds} holds", dtypes.join(", "))
+    };
+    groups.into_iter().map(said).collect::<Vec<_>>().join("; ")
+}
+
+/// `exact for f64, f32; rounds for f16`: derived classes, types of one class together.
+fn show_classes(classes: &[(DType, Class, Option<Class>)]) -> String {
+    let mut groups: Vec<(String, Vec<&str>)> = Vec::new();
+    for (dtype, _, derived) in classes {
+        let text = derived.map_or("wrong".to_string(), |c| match c {
+            // The number of units that was seen says nothing in this short form.
+            Class::Approx(_) => "approx".into(),
+            c => show_class(c),
+        });
+        match groups.iter_mut().find(|g| g.0 == text) {
+            Some(g) => g.1.push(dtype.name()),
+            None => groups.push((text, vec![dtype.name()])),
+        }
+    }
+    groups.into_iter().map(|(c, d)| format!("{c} for {}", d.join(", "))).collect::<Vec<_>>().join("; ")
+}

@@ -1,0 +1,449 @@
+//! One rule: many instances, the classes that follow, and the first failure made small.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use hypatia_dsl::approx::Approx;
+use hypatia_dsl::dtype::DType;
+use hypatia_dsl::ir::{Class, Pat, Program, Rule, VarId};
+use hypatia_dsl::kernel::short::is_short;
+use hypatia_dsl::regions::{Example, examples};
+use hypatia_dsl::typing::{TensorType, show_expr};
+
+use super::block::{left_block, test_block};
+use super::check::{Failure, Observation, observe, untyped_sides};
+use super::differ::Difference;
+use super::differ::position;
+use super::epilogue::inside_epilogue;
+use super::generate::{Instance, Reject, instance, reject};
+use super::hints::Hints;
+use super::report::{Counterexample, Entry, Status, Subject, show_class};
+use super::short;
+use super::shrink::shrink;
+use super::skips::Skips;
+use super::source::{Source, Tape};
+use super::{Options, seed_of};
+use hypatia_graph::{NodeKind, Value, show_number};
+use hypatia_optimize::apply::{Policy, claimed};
+
+/// What is said of a rule that nothing but empty tensors met.
+const EMPTY: &str = "only tensors without elements were found that satisfy the guards";
+/// Elements of all values of all instances together, after which a rule has been looked at enough, and instances that are
+/// looked at whatever they cost.
+const WORK: usize = 1 << 20;
+const FEWEST: usize = 16;
+/// Choices that are tried for each case before a rule is given up.
+const TRIES_PER_CASE: usize = 300;
+
+/// Verifies one rule: on tensors, and if it is lifted, inside epilogues too.
+pub fn verify_rule(program: &Arc<Program>, rule: &Rule, options: &Options) -> Vec<Entry> {
+    if is_short(program, rule) {
+        return vec![short::verify(program, rule, options)];
+    }
+    let examples = examples(program, rule);
+    if !examples.is_empty() {
+        let mut entries: Vec<Entry> = Vec::new();
+        for e in &examples {
+            // Where no such work fits the rule never fires.
+            let fits = |entry: &Entry| e.any_shape.is_empty() || !matches!(entry.status, Status::NotExercised { .. });
+            entries.push(verify_example(program, e, options));
+            if !entries.last().is_some_and(fits) {
+                entries.pop();
+            }
+        }
+        return entries;
+    }
+    let mut entry = verify_as(program, rule, Subject::Rule, options);
+    if entry.status == Status::Verified
+        && let Some(inside) = inside_epilogue(program, rule)
+    {
+        let half = Options { cases: options.cases.div_ceil(2), ..options.clone() };
+        let mut within = verify_as(program, &inside, Subject::Rule, &half);
+        entry.cases += within.cases;
+        entry.note = entry.note.or(within.note.take());
+        // A rule whose guards ask for what a term does not have never fires there: nothing is left to check.
+        if let Status::False(c) = &mut within.status {
+            c.message = format!("inside an epilogue, {}", c.message);
+            entry.status = within.status;
+            entry.classes = within.classes;
+        }
+    }
+    vec![entry]
+}
+
+/// One example of a rule over pointwise work.
+fn verify_example(program: &Arc<Program>, example: &Example, options: &Options) -> Entry {
+    let hints = Hints::of(program, &example.rule);
+    let run = Run { any_shape: &example.any_shape, ..Run::new(program, &example.rule, &hints) };
+    entry_of(run, Subject::Rule, options)
+}
+
+/// Verifies what can be said as a rule.
+pub(super) fn verify_as(program: &Arc<Program>, rule: &Rule, subject: Subject, options: &Options) -> Entry {
+    let hints = Hints::of(program, rule);
+    entry_of(Run::new(program, rule, &hints), subject, options)
+}
+
+fn entry_of(mut run: Run<'_>, subject: Subject, options: &Options) -> Entry {
+    let rule = run.rule;
+    let (cases, rejects) = run.cases(options);
+    let classes = run.seen.iter().map(|(dtype, s)| (*dtype, claim(rule, *dtype), s.derived())).collect();
+    let status = match run.first.take() {
+        Some((tape, failure)) => Status::False(Box::new(run.counterexample(tape, failure))),
+        None => run.exercised(cases, &rejects),
+    };
+    let (name, origin) = (rule.name.clone(), rule.origin.clone());
+    let skipped = run.skips.note("the right side").filter(|_| !matches!(status, Status::False(_)));
+    let few = (status == Status::Verified && run.full < FEWEST.min(options.cases)).then(|| {
+        let tried: Vec<&str> = run.seen.keys().map(|d| d.name()).collect();
+        format!("only {} of {} instances were found, in {} alone", run.full, options.cases, tried.join(", "))
+    });
+    let notes: Vec<String> = run.note.into_iter().chain(skipped).chain(few).collect();
+    let note = (!notes.is_empty()).then(|| notes.join("; "));
+    Entry { subject, name, origin, cases, classes, status, note }
+}
+
+/// How a rule fails, without a counterexample; `None` if it was verified. For many rules in a row. An element type that the
+/// guards let in, and for which the right side has no meaning, is a failure here.
+pub fn first_failure(program: &Arc<Program>, rule: &Rule, options: &Options) -> Option<Failure> {
+    if is_short(program, rule) {
+        let entry = short::verify(program, rule, options);
+        return (entry.status != Status::Verified).then_some(Failure::Ulp);
+    }
+    let examples = examples(program, rule);
+    if !examples.is_empty() {
+        return examples.iter().find_map(|e| match failure_of(program, &e.rule, &e.any_shape, options) {
+            Some(Failure::NotExercised | Failure::Broken) if !e.any_shape.is_empty() => None,
+            found => found,
+        });
+    }
+    failure_of(program, rule, &[], options)
+}
+
+fn failure_of(program: &Arc<Program>, rule: &Rule, any_shape: &[VarId], options: &Options) -> Option<Failure> {
+    let hints = Hints::of(program, rule);
+    let mut run = Run { strict: true, any_shape, ..Run::new(program, rule, &hints) };
+    let (cases, rejects) = run.cases(options);
+    match run.first {
+        Some((_, failure)) => Some(failure),
+        None => (run.exercised(cases, &rejects) != Status::Verified).then_some(Failure::NotExercised),
+    }
+}
+
+/// What a rule claims for an element type: `rounds` where it says nothing.
+pub fn claim(rule: &Rule, dtype: DType) -> Class {
+    let named = rule.claims.iter().find(|c| c.dtypes.contains(&dtype));
+    let any = || rule.claims.iter().find(|c| c.dtypes.is_empty());
+    named.or_else(any).map_or(Class::Rounds, |c| c.class)
+}
+
+/// What was seen of one element type.
+#[derive(Default)]
+struct Seen {
+    bits: bool,
+    finite_bits: bool,
+    meaning: bool,
+    structure: bool,
+    rounding: bool,
+    integer: bool,
+    broken: bool,
+    ulp: f64,
+}
+
+impl Seen {
+    fn add(&mut self, o: &Observation) {
+        self.bits |= o.bits.is_some();
+        self.finite_bits |= o.finite_bits.is_some();
+        self.meaning |= o.value.is_some();
+        self.structure |= o.structure.is_some();
+        self.rounding |= o.rounding.is_some();
+        self.integer |= o.integer.is_some();
+        self.broken |= o.broken.is_some();
+        self.ulp = self.ulp.max(o.ulp);
+    }
+
+    fn derived(&self) -> Option<Class> {
+        if self.broken {
+            None
+        } else if !self.bits {
+            Some(Class::Exact)
+        } else if !self.finite_bits {
+            Some(Class::Finite)
+        } else if !self.meaning && !self.structure && !self.rounding && !self.integer {
+            Some(Class::Rounds)
+        } else if !self.structure {
+            Some(Class::Approx(self.ulp.ceil()))
+        } else {
+            None
+        }
+    }
+}
+
+struct Run<'a> {
+    program: &'a Arc<Program>,
+    rule: &'a Rule,
+    hints: &'a Hints<'a>,
+    seen: BTreeMap<DType, Seen>,
+    /// How often each alternative of each `|` was taken.
+    branches: HashMap<usize, Vec<usize>>,
+    first: Option<(Tape, Failure)>,
+    /// How the sides differ at infinities, which no class forbids.
+    note: Option<String>,
+    /// Instances for which the right side has no meaning.
+    skips: Skips,
+    /// Such instances are failures.
+    strict: bool,
+    /// Operands of any shape. Beside them, instances whose right side cannot be built, or has another type, say nothing:
+    /// the optimiser passes over them.
+    any_shape: &'a [VarId],
+    /// Instances in which nothing is empty: only these show what a rule does.
+    full: usize,
+}
+
+impl<'a> Run<'a> {
+    fn new(program: &'a Arc<Program>, rule: &'a Rule, hints: &'a Hints<'a>) -> Run<'a> {
+        Run {
+            program,
+            rule,
+            hints,
+            seen: BTreeMap::new(),
+            branches: branches_of(rule),
+            first: None,
+            note: None,
+            skips: Skips::default(),
+            strict: false,
+            any_shape: &[],
+            full: 0,
+        }
+    }
+
+    /// Runs the cases; returns how many were legal, and why others were not.
+    fn cases(&mut self, options: &Options) -> (usize, HashMap<String, usize>) {
+        let mut rejects: HashMap<String, usize> = HashMap::new();
+        let mut count = |why: String| {
+            if rejects.len() < 200 || rejects.contains_key(&why) {
+                *rejects.entry(why).or_insert(0) += 1;
+            }
+        };
+        let (mut cases, mut tries, mut work) = (0, 0u64, 0usize);
+        let mut meaningless = None;
+        // Shapes that fit on both sides, and tell them apart, are rare.
+        let wanted = options.cases * if self.any_shape.is_empty() { 1 } else { 5 };
+        let limit = (wanted * TRIES_PER_CASE).max(3000) as u64;
+        let seed = seed_of(options, &self.rule.name);
+        while self.full < wanted && tries < limit && !self.skips.hopeless() {
+            if work > WORK && self.full >= FEWEST.min(wanted) {
+                break;
+            }
+            tries += 1;
+            let mut source = Source::random(seed.wrapping_add(tries));
+            let room_for_empty = (cases - self.full) * 4 <= wanted;
+            let (instance, observation) = match self.attempt(&mut source, room_for_empty) {
+                Ok(x) => x,
+                Err(Reject(why)) => {
+                    count(why);
+                    continue;
+                }
+            };
+            work += instance.graph.nodes.iter().flat_map(|n| &n.results).map(elements).sum::<usize>();
+            if let Some(why) = observation.broken.as_ref().filter(|_| !self.any_shape.is_empty()) {
+                count(why.clone());
+                continue;
+            }
+            if let Some(why) = observation.no_meaning.as_ref().filter(|_| !self.strict) {
+                self.skips.skip(observation.dtype, why);
+                count(why.clone());
+                meaningless.get_or_insert_with(|| source.into_tape());
+                continue;
+            }
+            self.skips.compare(observation.dtype);
+            cases += 1;
+            let dtype = self.add(&instance, &observation);
+            if let Some((failure, _)) = observation.against(claim(self.rule, dtype)) {
+                if self.first.is_none() || failure.is_grave() {
+                    self.first = Some((source.into_tape(), failure));
+                }
+                if failure.is_grave() {
+                    break;
+                }
+            }
+        }
+        // Where there is a meaning for nothing that the left side matches, the rule is wrong.
+        if self.skips.hopeless() {
+            self.first = meaningless.map(|tape| (tape, Failure::NoMeaning));
+        }
+        (cases, rejects)
+    }
+
+    /// An instance with what is seen of it.
+    fn attempt(&self, source: &mut Source, room_for_empty: bool) -> Result<(Instance, Observation), Reject> {
+        let instance = self.instance(source, true)?;
+        if !room_for_empty && !self.is_full(&instance) {
+            return reject(EMPTY);
+        }
+        // One element beside the work is what another example has.
+        let many = |v: &VarId| instance.env.tensors.get(v).is_some_and(|v| elements(instance.graph.ty(*v)) != 1);
+        if !self.any_shape.is_empty() && !self.any_shape.iter().any(many) {
+            return reject("the operand beside the work has one element");
+        }
+        let seen = observe(self.rule, &instance)?;
+        Ok((instance, seen))
+    }
+
+    /// Counts what was seen of an instance that was compared; the element type of its first root.
+    fn add(&mut self, instance: &Instance, seen: &Observation) -> DType {
+        if self.is_full(instance) {
+            self.full += 1;
+            for (at, taken) in &instance.branches {
+                if let Some(n) = self.branches.get_mut(at).and_then(|b| b.get_mut(*taken)) {
+                    *n += 1;
+                }
+            }
+        }
+        let dtype = seen.dtype.unwrap_or(DType::F32);
+        self.seen.entry(dtype).or_default().add(seen);
+        if self.note.is_none()
+            && let Some(d) = &seen.infinity
+        {
+            let (left, right) = d.shown();
+            self.note = Some(format!("at infinities the sides differ: {left} on the left, {right} on the right"));
+        }
+        dtype
+    }
+
+    fn instance(&self, source: &mut Source, spread: bool) -> Result<Instance, Reject> {
+        // In most cases the alternative that was taken least, so that each is covered.
+        let turn = RefCell::new(0usize);
+        let wanted = |at: usize, n: usize| {
+            *turn.borrow_mut() += 1;
+            let counts = self.branches.get(&at)?;
+            let least = counts.iter().take(n).min()?;
+            let most = counts.iter().max()?;
+            if !spread || least == most { None } else { counts.iter().position(|c| c == least) }
+        };
+        let made = instance(self.program, self.rule, self.hints, source, &wanted)?;
+        // Where a rule claims nothing it is never applied.
+        let dtypes = made.left.iter().map(|v| made.graph.ty(*v).dtype);
+        match dtypes.into_iter().find(|d| !claimed(self.rule, *d, Policy { approx: Approx::All })) {
+            Some(d) => reject(format!("the rule claims nothing for {d}")),
+            None => Ok(made),
+        }
+    }
+
+    /// True if the instance shows what the rule does: its results have elements, and so have its operands unless a guard wants
+    /// them empty.
+    fn is_full(&self, instance: &Instance) -> bool {
+        let some = |v: &Value| elements(instance.graph.ty(*v)) > 0;
+        let operands =
+            instance.graph.nodes.iter().filter(|n| matches!(n.kind, NodeKind::Input { .. } | NodeKind::Const(_)));
+        let mut types = operands.flat_map(|n| &n.results);
+        instance.left.iter().any(some) && (self.hints.constants.empty || types.all(|t| elements(t) > 0))
+    }
+
+    fn exercised(&self, cases: usize, rejects: &HashMap<String, usize>) -> Status {
+        if self.full == 0 {
+            let mut reasons: Vec<(&String, &usize)> = rejects.iter().collect();
+            reasons.sort_by(|a, b| b.1.cmp(a.1).then(a.0.cmp(b.0)));
+            let shown: Vec<String> = reasons.iter().take(3).map(|(r, n)| format!("  {n} times: {r}")).collect();
+            let guards: Vec<String> =
+                self.rule.requires.iter().map(|g| format!("  guard: {}", show_expr(&self.rule.vars, g))).collect();
+            let lines: Vec<String> = shown.into_iter().chain(guards).collect();
+            let none = match cases {
+                0 => "no instance of the left side was found that type-checks and satisfies the guards",
+                _ => EMPTY,
+            };
+            let reason = format!("{none}, so nothing is known of this rule\n{}", lines.join("\n"));
+            return Status::NotExercised { reason };
+        }
+        let missed: Vec<usize> = self.branches.values().map(|b| b.iter().filter(|n| **n == 0).count()).collect();
+        match missed.iter().sum::<usize>() {
+            0 => Status::Verified,
+            n => Status::NotExercised {
+                reason: format!(
+                    "{n} of the pattern's alternatives never matched a legal instance, so nothing is known of them"
+                ),
+            },
+        }
+    }
+
+    fn counterexample(&self, tape: Tape, failure: Failure) -> Counterexample {
+        let look = |tape: &Tape| -> Option<(Tape, Instance, Observation, Option<Difference>)> {
+            let mut source = Source::replay(tape.clone());
+            let instance = self.instance(&mut source, false).ok()?;
+            let seen = observe(self.rule, &instance).ok()?;
+            let dtype = seen.dtype?;
+            let (kind, difference) = seen.against(claim(self.rule, dtype))?;
+            let difference = difference.cloned();
+            (kind == failure).then(|| (source.into_tape(), instance, seen, difference))
+        };
+        let small = shrink(tape, &mut |t| look(t).map(|l| l.0));
+        let Some((_, instance, seen, difference)) = look(&small) else {
+            return Counterexample {
+                message: "the failure could not be repeated".into(),
+                kind: "value",
+                test: String::new(),
+            };
+        };
+        let dtype = seen.dtype.unwrap_or(DType::F32);
+        let claimed = show_class(claim(self.rule, dtype));
+        let values = difference.as_ref().map_or(String::new(), |d| {
+            let (left, right) = d.shown();
+            let dims = instance.left.get(d.root).map(|v| instance.graph.ty(*v).shape.iter());
+            let shape: Vec<usize> =
+                dims.into_iter().flatten().filter_map(|d| usize::try_from(d.as_const()?).ok()).collect();
+            let at = position(d.index, &shape);
+            let sides = format!("element {at} is {left} on the left, {right} on the right");
+            // Only for finite values and differences of precision something is known.
+            d.less_precise().map_or(sides.clone(), |which| format!("{sides}; {which}"))
+        });
+        let units = |o: &Observation| format!("{} units in the last place apart", show_number(o.ulp));
+        let (kind, message) = match failure {
+            Failure::NoMeaning => ("type", seen.no_meaning.clone().unwrap_or_default()),
+            Failure::Broken => ("type", seen.broken.clone().unwrap_or_default()),
+            Failure::Value | Failure::Integer => ("value", format!("the sides differ in {dtype}: {values}")),
+            Failure::Structure => ("nan", format!("a NaN or an infinity is lost or made in {dtype}: {values}")),
+            Failure::Rounding => {
+                ("rounding", format!("the right side is less precise than rounding in {dtype} explains: {values}"))
+            }
+            Failure::Bits | Failure::FiniteBits => ("class", format!("claims `{claimed}` for {dtype}, but {values}")),
+            Failure::NotExercised => ("value", "it could not be exercised".to_string()),
+            Failure::Ulp => {
+                ("class", format!("claims `{claimed}` for {dtype}, but the sides are {}: {values}", units(&seen)))
+            }
+        };
+        let title = format!("{} is false", self.rule.name);
+        // A right side of another type can be written down and compared; one that has no value cannot.
+        let test = match untyped_sides(self.rule, &instance) {
+            Ok(s) => test_block(&title, &instance, &s, failure, difference.as_ref()),
+            Err(why) => {
+                let title = format!("{} applies here, but its right side has no value", self.rule.name);
+                left_block(&title, &instance, &format!("fires {}", self.rule.base_name), &why.message())
+            }
+        };
+        Counterexample { message, kind, test }
+    }
+}
+
+/// The number of elements of a type.
+pub(super) fn elements(ty: &TensorType) -> usize {
+    ty.shape.iter().map(|d| d.as_const().map_or(1, |n| n.max(0) as usize)).product()
+}
+
+/// The alternatives of a rule's patterns: address of the list, and a count for each.
+fn branches_of(rule: &Rule) -> HashMap<usize, Vec<usize>> {
+    fn walk(pat: &Pat, out: &mut HashMap<usize, Vec<usize>>) {
+        match pat {
+            Pat::OneOf(pats) => {
+                out.insert(pats.as_ptr() as usize, vec![0; pats.len()]);
+                pats.iter().for_each(|p| walk(p, out));
+            }
+            Pat::Bind(_, p) | Pat::Typed(p, _) => walk(p, out),
+            Pat::Node(n) => n.args.iter().for_each(|p| walk(p, out)),
+            Pat::Any | Pat::Var(_) | Pat::Lit { .. } | Pat::Absent | Pat::Optional(_) => {}
+        }
+    }
+    let mut out = HashMap::new();
+    rule.lhs.iter().for_each(|p| walk(p, &mut out));
+    out
+}

@@ -1,0 +1,148 @@
+//! Scalars: the written derivative against the derived one and against finite differences.
+//!
+//! In: a scalar with `grad`. Out: an entry. Holds always: a point where the function is not smooth
+//! (the differences from both sides disagree) proves nothing and is passed over; builtin scalars,
+//! which have nothing to derive from, are compared with finite differences alone.
+
+use std::sync::Arc;
+
+use hypatia_dsl::dtype::Kind;
+use hypatia_dsl::ir::{Program, ScalarBody, ScalarDef, ScalarId};
+use hypatia_dsl::scalar::{Term, TermNode, derived_gradients, eval_f64, show_term};
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+use super::constants::literals_of;
+use super::report::{Counterexample, Entry, Status, Subject};
+use super::{Options, seed_of};
+use hypatia_graph::show_number;
+
+/// Checks the derivative of scalar number `index`; nothing if it has none, or is a truth value.
+pub(super) fn verify_scalar(program: &Arc<Program>, index: usize, options: &Options) -> Vec<Entry> {
+    let id = ScalarId(index as u32);
+    let def = program.scalar(id);
+    if def.grads.is_empty() || def.result == Kind::Bool {
+        return Vec::new();
+    }
+    let body = call(id, def.params.len());
+    let derived = match &def.body {
+        ScalarBody::Term(t) => derived_gradients(program, t, def.params.len() as u32).ok(),
+        ScalarBody::Builtin(_) => None,
+    };
+    let mut rng = ChaCha8Rng::seed_from_u64(seed_of(options, &def.name));
+    let literals = literals_of(program, id);
+    let (mut cases, mut status) = (0, Status::Verified);
+    let tries = options.cases * 4;
+    'tries: for _ in 0..tries {
+        if cases >= options.cases {
+            break;
+        }
+        let point: Vec<f64> = def
+            .params
+            .iter()
+            .map(|(_, kind)| match kind {
+                Kind::Bool => rng.random_range(0..2) as f64,
+                Kind::Number => coordinate(&mut rng, &literals),
+            })
+            .collect();
+        let mut useful = false;
+        for (i, (name, kind)) in def.params.iter().enumerate() {
+            if *kind == Kind::Bool {
+                continue;
+            }
+            let Some(slope) = slope(program, &body, &point, i) else { continue };
+            useful = true;
+            let at = |t: &Term| eval_f64(program, t, &point).ok();
+            let written = def.grads.get(i).and_then(at);
+            let other = derived.as_ref().and_then(|d| d.get(i)).and_then(at);
+            let wrong = |g: Option<f64>, exact: f64, tolerance: f64| {
+                !g.is_some_and(|g| (g - exact).abs() <= tolerance * (1.0 + exact.abs()))
+            };
+            let against_derived = other.is_some_and(|d| wrong(written, d, 1e-9) && d.is_finite());
+            if wrong(written, slope, 1e-4) || (against_derived && wrong(written, slope, 1e-6)) {
+                let show = |v: Option<f64>| v.map_or("nothing".to_string(), show_number);
+                let place: Vec<String> =
+                    def.params.iter().zip(&point).map(|((n, _), v)| format!("{n} = {}", show_number(*v))).collect();
+                let by_body = other.map_or(String::new(), |d| format!(", the body's derivative is {}", show_number(d)));
+                let message = format!(
+                    "`grad` by `{name}` gives {} at {}, finite differences give {}{by_body}",
+                    show(written),
+                    place.join(", "),
+                    show_number(slope)
+                );
+                let test = match (def.grads.get(i), derived.as_ref().and_then(|d| d.get(i))) {
+                    (Some(written), Some(derived)) => block(program, def, name, &point, written, derived),
+                    _ => String::new(),
+                };
+                let counterexample = Counterexample { message, kind: "gradient", test };
+                status = Status::False(Box::new(counterexample));
+                cases += 1;
+                break 'tries;
+            }
+        }
+        cases += useful as usize;
+    }
+    if cases == 0 {
+        let reason = "no point was found where the function is finite and smooth".to_string();
+        status = Status::NotExercised { reason };
+    }
+    let (name, origin) = (def.name.clone(), def.origin.clone());
+    vec![Entry { subject: Subject::Scalar, name, origin, cases, classes: Vec::new(), status, note: None }]
+}
+
+/// A coordinate of a point: mostly moderate; of any magnitude; on either side of a number that the scalar is written with.
+fn coordinate(rng: &mut ChaCha8Rng, literals: &[f64]) -> f64 {
+    let near: f64 = rng.random_range(-4.0..4.0);
+    match rng.random_range(0..10) {
+        0 => near.signum() * 10f64.powf(rng.random_range(-2.0..4.0)),
+        1..4 if !literals.is_empty() => {
+            let at = literals[rng.random_range(0..literals.len())];
+            // Beyond this the differences tell nothing.
+            if at.abs() > 1e6 { near } else { at + near * f64::max(1.0, at.abs() / 8.0) }
+        }
+        _ => near,
+    }
+}
+
+/// A test that fails because the written derivative is not the body's.
+fn block(program: &Program, def: &ScalarDef, by: &str, point: &[f64], written: &Term, derived: &Term) -> String {
+    let names: Vec<String> = def.params.iter().map(|p| p.0.clone()).collect();
+    let (written, derived) = (show_term(program, written, &names), show_term(program, derived, &names));
+    let mut out = format!("test \"the derivative of {} by {by}\" {{\n", def.name);
+    for ((name, kind), v) in def.params.iter().zip(point) {
+        let ty = if *kind == Kind::Bool { "bool" } else { "f64" };
+        out.push_str(&format!("  input {name}: {ty}[] = {};\n", show_number(*v)));
+    }
+    out.push_str(&format!("  given {written};\n  // as it follows from the body\n  expect equal {derived};\n}}\n"));
+    out
+}
+
+fn call(scalar: ScalarId, params: usize) -> Term {
+    let mut t = Term::empty();
+    let args = (0..params as u32).map(|i| t.add(TermNode::Param(i))).collect();
+    let root = t.add(TermNode::Call { scalar, args });
+    t.roots.push(root);
+    t
+}
+
+/// The slope by parameter `i` from central differences of two widths, if they agree (the function is
+/// smooth there).
+fn slope(program: &Program, body: &Term, point: &[f64], i: usize) -> Option<f64> {
+    let at = |dx: f64| {
+        let mut p = point.to_vec();
+        p[i] += dx;
+        eval_f64(program, body, &p).ok().filter(|v| v.is_finite() && v.abs() < 1e8)
+    };
+    let h = 1e-4;
+    let (m2, m1, p1, p2) = (at(-2.0 * h)?, at(-h)?, at(h)?, at(2.0 * h)?);
+    let centre = at(0.0)?;
+    // One-sided slopes that disagree: a kink or a jump.
+    let (left, right) = ((centre - m1) / h, (p1 - centre) / h);
+    if (left - right).abs() > 1e-2 * (1.0 + left.abs().max(right.abs())) {
+        return None;
+    }
+    // Fourth order, so that the difference is exact to about 1e-10 for tame functions.
+    let fine = (8.0 * (p1 - m1) - (p2 - m2)) / (12.0 * h);
+    let coarse = (p1 - m1) / (2.0 * h);
+    ((fine - coarse).abs() <= 1e-3 * (1.0 + fine.abs())).then_some(fine)
+}

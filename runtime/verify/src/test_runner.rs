@@ -1,0 +1,491 @@
+//! The test runner: `test` blocks of `.hyp` files.
+//!
+//! In: a Program, and which of its tests to run. Out: for each test whether it passed, and for a
+//! failure what was expected and what came, with values. Holds always: random inputs are the same in
+//! every run; `expect equal` compares the meaning of both expressions in f64, both rounded as their types
+//! say, and the optimised graph as it is executed.
+
+use std::cell::OnceCell;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use hypatia_dsl::ast::BinaryOp;
+use hypatia_dsl::builtin::BuiltinOp;
+use hypatia_dsl::dtype::DType;
+use hypatia_dsl::ir::{Build, Expect, Head, OpBody, Program, Test, TestInput, VarId};
+use hypatia_dsl::scalar::{Term, TermNode, canonical_key};
+use hypatia_dsl::shape::Dim;
+use hypatia_dsl::typing::TensorType;
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+use hypatia_cpu::Executor;
+use hypatia_eval::{Mode, RefTensor, evaluate};
+use hypatia_target::device::Device;
+use hypatia_tensor::error::{Error, Result};
+use hypatia_graph::instantiate::Numbers;
+use hypatia_graph::{Env, Graph, Instantiator, NodeId, NodeKind, Symbols, Value, show_number};
+use hypatia_tensor::memory;
+use hypatia_optimize::cost::ASSUMED_SIZE;
+use hypatia_optimize::explain::no_such_rule;
+use hypatia_optimize::{Optimized, Options};
+use hypatia_pipeline;
+use hypatia_plan;
+use hypatia_tensor::tensor::Tensor;
+use crate::check::same_meaning;
+use crate::differ::{Difference, far_apart, position};
+use crate::range::{Meaning, leaves_range_outside};
+
+/// Lines of a graph that a failing test shows.
+const MAX_LINES: usize = 60;
+/// Elements that one input of a test may have.
+const MAX_INPUT: usize = 1 << 26;
+/// What `expect equal` may cost, which evaluates both sides several times, one element at a time: elements of all
+/// values together, and multiplications of all products.
+const MAX_ELEMENTS: f64 = (1 << 22) as f64;
+const MAX_PRODUCTS: f64 = (1 << 26) as f64;
+
+/// How a test went: the reasons why it failed, none if it passed.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Outcome {
+    /// One line each, or several with values.
+    pub failures: Vec<String>,
+}
+
+/// Runs one test.
+pub fn run_test(program: &Arc<Program>, test: &Test) -> Outcome {
+    run_test_with(program, test, &Options::default())
+}
+
+/// Runs one test, optimised with these options; the device is the test's own.
+pub fn run_test_with(program: &Arc<Program>, test: &Test, options: &Options) -> Outcome {
+    let mut failures = Vec::new();
+    let wanted_error = test.expect.iter().find_map(|e| if let Expect::Error(c) = e { Some(*c) } else { None });
+    if let Some((code, message)) = &test.error {
+        match wanted_error {
+            Some(c) if c == *code => {}
+            Some(c) => failures.push(format!("expected the error {c}, but the error is {code}: {message}")),
+            None => failures.push(format!("the given expression is rejected: {message} [{code}]")),
+        }
+        return Outcome { failures };
+    }
+    match (Case::new(program, test, options), wanted_error) {
+        (Err(e), Some(c)) if e.code() == Some(c) => {}
+        (Err(e), _) => failures.push(format!("the given expression has no graph: {e}")),
+        (Ok(_), Some(c)) => failures.push(format!("expected the error {c}, but the given expression is accepted")),
+        (Ok(case), None) => {
+            for expect in &test.expect {
+                match case.expect(expect) {
+                    Ok(None) => {}
+                    Ok(Some(why)) => failures.push(why),
+                    Err(e) => failures.push(format!("the expectation cannot be evaluated: {e}")),
+                }
+            }
+        }
+    }
+    Outcome { failures }
+}
+
+/// What a test is given, as a graph, and its inputs; `data` makes the tensors, of the shapes that it is told.
+pub fn given_with(
+    program: &Arc<Program>,
+    test: &Test,
+    mut data: impl FnMut(&TestInput) -> Result<Tensor>,
+) -> Result<(Graph, Vec<(String, Tensor)>)> {
+    if let Some((code, text)) = &test.error {
+        return Err(Error::Input(format!("test \"{}\": {code}: {text}", test.name)));
+    }
+    let mut graph = Graph::new(program.clone());
+    let mut env = Env::default();
+    let mut tensors = Vec::new();
+    for (i, input) in test.inputs.iter().enumerate() {
+        let tensor = data(input)?;
+        let value = if input.constant {
+            graph.constant(tensor)
+        } else {
+            tensors.push((input.name.clone(), tensor));
+            graph.input(input.name.clone(), TensorType { dtype: input.dtype, shape: input.shape.clone() })
+        };
+        env.tensors.insert(VarId(i as u32), value);
+    }
+    build_into(&mut graph, &test.given, &env)?;
+    Ok((graph.pruned(), tensors))
+}
+
+/// What a test is given, with the values that its file says, or random ones.
+pub fn given(program: &Arc<Program>, test: &Test) -> Result<(Graph, Vec<(String, Tensor)>)> {
+    given_with(program, test, data)
+}
+
+/// A test with its graphs.
+struct Case<'a> {
+    program: &'a Arc<Program>,
+    test: &'a Test,
+    device: Device,
+    /// Inputs only: each expression is built upon this.
+    inputs: Graph,
+    env: Env,
+    optimized: Optimized,
+}
+
+impl<'a> Case<'a> {
+    fn new(program: &'a Arc<Program>, test: &'a Test, options: &Options) -> Result<Case<'a>> {
+        let device = match &test.target {
+            None => Device::cpu(),
+            Some(name) => Device::named(name).ok_or_else(|| {
+                let names: Vec<&str> = Device::names().collect();
+                Error::Input(format!("there is no device profile `{name}`; there are {}", names.join(", ")))
+            })?,
+        };
+        let mut inputs = Graph::new(program.clone());
+        let mut env = Env::default();
+        for (i, input) in test.inputs.iter().enumerate() {
+            let value = if input.constant {
+                inputs.constant(data(input)?)
+            } else {
+                let ty = TensorType { dtype: input.dtype, shape: input.shape.clone() };
+                inputs.input(input.name.clone(), ty)
+            };
+            env.tensors.insert(VarId(i as u32), value);
+        }
+        let mut given = inputs.clone();
+        build_into(&mut given, &test.given, &env)?;
+        let given = given.pruned();
+        let options = Options { device: device.clone(), ..options.clone() };
+        let optimized = pipeline::optimize(&given, &options)?;
+        Ok(Case { program, test, device, inputs, env, optimized })
+    }
+
+    /// Why the expectation is not met.
+    fn expect(&self, expect: &Expect) -> Result<Option<String>> {
+        Ok(match expect {
+            Expect::Error(_) => None,
+            Expect::Launches(op, n) => {
+                let launches = self.launches()?;
+                (!compares(*op, launches, *n)).then(|| {
+                    format!(
+                        "expected launches {} {n}, but on {} there are {launches}:\n{}",
+                        sign(*op),
+                        self.device.name,
+                        self.graph_text()
+                    )
+                })
+            }
+            Expect::Count(head, op, n) => {
+                let count = self.count(*head);
+                (!compares(*op, count, *n)).then(|| {
+                    let name = match head {
+                        Head::Op(o) => &self.program.op(*o).name,
+                        Head::Scalar(s) => &self.program.scalar(*s).name,
+                        _ => "?",
+                    };
+                    format!("expected count({name}) {} {n}, but there are {count}:\n{}", sign(*op), self.graph_text())
+                })
+            }
+            Expect::Fires(rule, _) if !self.program.rules.iter().any(|r| r.name == *rule || r.base_name == *rule) => {
+                Some(no_such_rule(self.program, rule))
+            }
+            Expect::Fires(rule, wanted) => {
+                let fired = self.optimized.report.fired(rule);
+                (fired != *wanted).then(|| {
+                    let word = if *wanted { "did not fire" } else { "fired" };
+                    let mut names: Vec<&str> =
+                        self.optimized.report.firings.iter().filter(|f| f.kept).map(|f| f.rule.as_str()).collect();
+                    names.dedup();
+                    let others = if names.is_empty() { "none".to_string() } else { names.join(", ") };
+                    format!("{rule} {word}; rules that have a part in the result: {others}\n{}", self.graph_text())
+                })
+            }
+            Expect::Equal(builds) => self.equal(builds)?,
+            Expect::Becomes(builds) => self.becomes(builds)?,
+        })
+    }
+
+    fn graph_text(&self) -> String {
+        let text = self.optimized.graph.to_text();
+        let mut shown: Vec<&str> = text.lines().take(MAX_LINES).collect();
+        let more = text.lines().count().saturating_sub(MAX_LINES);
+        let rest = format!("... and {more} more lines");
+        if more > 0 {
+            shown.push(&rest);
+        }
+        indent(&shown.join("\n"))
+    }
+
+    fn launches(&self) -> Result<i64> {
+        Ok(pipeline::launches(&self.optimized.graph, &self.device, true)? as i64)
+    }
+
+    fn count(&self, head: Head) -> i64 {
+        let matches = |kind: &NodeKind| match (kind, head) {
+            (NodeKind::Op { op, .. }, Head::Op(wanted)) => *op == wanted,
+            (NodeKind::Scalar(s), Head::Scalar(wanted)) => *s == wanted,
+            _ => false,
+        };
+        self.optimized.graph.pruned().nodes.iter().filter(|n| matches(&n.kind)).count() as i64
+    }
+
+    /// Tensors of the inputs; symbolic sizes are [`ASSUMED_SIZE`].
+    fn tensors(&self) -> Result<Vec<(String, Tensor)>> {
+        let inputs = self.test.inputs.iter().filter(|i| !i.constant);
+        inputs.map(|i| Ok((i.name.clone(), data(i)?))).collect()
+    }
+
+    /// The graph whose first outputs are those of `given`, the others those of `builds`.
+    fn pair(&self, builds: &[Build]) -> Result<(Graph, Numbers)> {
+        let mut graph = self.inputs.clone();
+        let mut numbers = build_into(&mut graph, &self.test.given, &self.env)?;
+        numbers.extend(build_into(&mut graph, builds, &self.env)?);
+        let symbols: Symbols = graph.symbols().into_iter().map(|s| (s, ASSUMED_SIZE)).collect();
+        Ok((graph.specialize(&symbols)?, numbers))
+    }
+
+    fn equal(&self, builds: &[Build]) -> Result<Option<String>> {
+        if builds.len() != self.test.given.len() {
+            return Ok(Some(format!("{} values are given, {} expected", self.test.given.len(), builds.len())));
+        }
+        let roots = builds.len();
+        let (graph, numbers) = self.pair(builds)?;
+        for i in 0..roots {
+            let (a, b) = (graph.ty(graph.outputs[i].1), graph.ty(graph.outputs[i + roots].1));
+            if a != b {
+                return Ok(Some(format!("the given expression is {a}, the expected one {b}")));
+            }
+        }
+        affordable(&graph)?;
+        let tensors = self.tensors()?;
+        if let Some(d) = same_meaning(&graph, &numbers, &tensors, roots)? {
+            return Ok(Some(format!("not equal: {}", self.show(&graph, &d))));
+        }
+        let rounded = evaluate(&graph, &tensors, Mode::Rounded)?;
+        let (given, expected) = rounded.split_at(roots);
+        // Where an element type is too small for a value on the way, the meaning alone is compared. What is computed of constants alone
+        // is no such value: that is there before a run.
+        let overflow = OnceCell::new();
+        let lost = |_| *overflow.get_or_init(|| leaves_range_outside(&graph, &tensors, 0).unwrap_or(false));
+        for root in 0..roots {
+            if let Some(d) = far_apart(root, &given[root], &expected[root], &lost) {
+                return Ok(Some(format!("not equal in {}: {}", given[root].dtype, self.show(&graph, &d))));
+            }
+        }
+        self.executed(&graph, given, &tensors)
+    }
+
+    /// The optimised graph, symbolic sizes replaced by [`ASSUMED_SIZE`].
+    fn concrete(&self) -> Result<Graph> {
+        let graph = &self.optimized.graph;
+        let symbols: Symbols = graph.symbols().into_iter().map(|s| (s, ASSUMED_SIZE)).collect();
+        graph.specialize(&symbols)
+    }
+
+    /// The optimised graph's results, as it is executed, against those of the given expression: the first outputs of the graph.
+    fn executed(&self, pair: &Graph, given: &[RefTensor], tensors: &[(String, Tensor)]) -> Result<Option<String>> {
+        let plan = pipeline::plan(&self.concrete()?, &plan::Options::new(Device::cpu()))?;
+        let inputs: Vec<Tensor> = plan
+            .inputs
+            .iter()
+            .map(|i| tensors.iter().find(|(n, _)| *n == i.name).map(|t| t.1.clone()))
+            .collect::<Option<_>>()
+            .ok_or_else(|| Error::Internal("the plan has an input that the test has not".into()))?;
+        let results = Executor::new(Arc::new(plan), 1)?.run(&inputs)?;
+        let results: Vec<RefTensor> = results.iter().map(RefTensor::from_tensor).collect();
+        let meaning = Meaning::of(pair, tensors)?;
+        for (root, (a, b)) in results.iter().zip(given).enumerate() {
+            if let Some(d) = far_apart(root, a, b, &|i| meaning.excuses(root, i, a)) {
+                return Ok(Some(format!(
+                    "the optimised graph gives {} where the given expression gives {} (element {} of output {root}):\n{}",
+                    show_number(d.left),
+                    show_number(d.right),
+                    position(d.index, &a.shape),
+                    self.graph_text()
+                )));
+            }
+        }
+        Ok(None)
+    }
+
+    fn show(&self, graph: &Graph, d: &Difference) -> String {
+        let dims = graph.ty(graph.outputs[d.root].1).shape.iter();
+        let shape: Vec<usize> = dims.filter_map(Dim::as_const).filter_map(|d| usize::try_from(d).ok()).collect();
+        format!(
+            "element {} of output {} is {}, expected {}",
+            position(d.index, &shape),
+            d.root,
+            show_number(d.left),
+            show_number(d.right)
+        )
+    }
+
+    fn becomes(&self, builds: &[Build]) -> Result<Option<String>> {
+        let mut expected = self.inputs.clone();
+        build_into(&mut expected, builds, &self.env)?;
+        let mut table = Forms::default();
+        let got = table.outputs(&self.optimized.graph);
+        // An op that no kernel implements never stands in an optimised graph: its body does.
+        let met = got == table.outputs(&expected) || got == table.outputs(&expected.unfold()?);
+        Ok((!met).then(|| {
+            let expected = indent(&expected.pruned().to_text());
+            format!("the optimised graph has another form; expected\n{expected}but it is\n{}", self.graph_text())
+        }))
+    }
+}
+
+/// Builds expressions as further outputs of a graph.
+fn build_into(graph: &mut Graph, builds: &[Build], env: &Env) -> Result<Numbers> {
+    let mut into = Instantiator::new(graph);
+    let values: Vec<Value> = builds.iter().map(|b| into.build(b, env)).collect::<Result<_>>()?;
+    let numbers = std::mem::take(&mut into.numbers);
+    for value in values {
+        let name = format!("out{}", graph.outputs.len());
+        graph.output(name, value);
+    }
+    Ok(numbers)
+}
+
+/// An error if evaluating the graph one element at a time would take too long.
+fn affordable(graph: &Graph) -> Result<()> {
+    let size = |v: Value| graph.ty(v).shape.iter().map(|d| d.as_const().unwrap_or(1) as f64).product::<f64>();
+    let (mut elements, mut products) = (0.0, 0.0);
+    for (i, node) in graph.nodes.iter().enumerate() {
+        let results: f64 = graph.results(NodeId(i as u32)).into_iter().map(size).sum();
+        elements += results;
+        if let NodeKind::Op { op, .. } = &node.kind
+            && matches!(graph.program.op(*op).body, OpBody::Builtin(BuiltinOp::Matmul | BuiltinOp::Gemm))
+        {
+            let k = node.operands.first().and_then(|v| *v).and_then(|v| graph.ty(v).shape.last().cloned());
+            products += results * k.and_then(|d| d.as_const()).unwrap_or(1) as f64;
+        }
+    }
+    if elements <= MAX_ELEMENTS && products <= MAX_PRODUCTS {
+        return Ok(());
+    }
+    Err(Error::Limit(format!(
+        "`equal` evaluates both sides in f64, one element at a time: {elements:.0} elements and {products:.0} \
+         multiplications of products are too many (limits: {MAX_ELEMENTS:.0}, {MAX_PRODUCTS:.0}); give the inputs smaller \
+         shapes"
+    )))
+}
+
+/// The tensor of an input: its values, or random ones that depend on its name alone.
+fn data(input: &TestInput) -> Result<Tensor> {
+    let shape: Vec<usize> =
+        input.shape.iter().map(|d| d.eval(&|_| Some(ASSUMED_SIZE)).unwrap_or(0).max(0) as usize).collect();
+    let n = shape.iter().try_fold(1usize, |a, d| a.checked_mul(*d));
+    let fits = |n: &usize| *n <= MAX_INPUT && n.saturating_mul(input.dtype.size()) <= memory::budget();
+    let n = n.filter(fits).ok_or_else(|| {
+        Error::Limit(format!("input `{}` is too large for a test: it may have {MAX_INPUT} elements", input.name))
+    })?;
+    let wrong =
+        |have: usize| Error::Input(format!("input `{}` has {have} values, but its shape holds {n}", input.name));
+    let Some(values) = &input.value else {
+        return random(input, &shape).ok_or_else(|| Error::Internal("a random tensor".into()));
+    };
+    let splat = if let [one] = values.as_slice() { Some(vec![*one; n]) } else { None };
+    Tensor::from_f64(input.dtype, &shape, splat.as_ref().unwrap_or(values)).ok_or_else(|| wrong(values.len()))
+}
+
+/// Elements that are made at a time: in f64 they take more room than the tensor.
+const CHUNK: usize = 1 << 16;
+
+fn random(input: &TestInput, shape: &[usize]) -> Option<Tensor> {
+    let seed =
+        input.name.bytes().fold(0xcbf2_9ce4_8422_2325u64, |h, b| (h ^ b as u64).wrapping_mul(0x0000_0100_0000_01b3));
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    let mut element = || match input.dtype {
+        DType::Bool => rng.random_range(0..2) as f64,
+        d if d.is_float() => rng.random_range(-1.0..1.0),
+        _ => rng.random_range(0..4) as f64,
+    };
+    let mut tensor = Tensor::zeros(input.dtype, shape)?;
+    for chunk in tensor.bytes_mut().chunks_mut(CHUNK * input.dtype.size()) {
+        let values: Vec<f64> = (0..chunk.len() / input.dtype.size()).map(|_| element()).collect();
+        chunk.copy_from_slice(Tensor::from_f64(input.dtype, &[values.len()], &values)?.bytes());
+    }
+    Some(tensor)
+}
+
+fn indent(text: &str) -> String {
+    text.lines().map(|l| format!("    {l}\n")).collect()
+}
+
+fn compares(op: BinaryOp, a: i64, b: i64) -> bool {
+    match op {
+        BinaryOp::Eq => a == b,
+        BinaryOp::Ne => a != b,
+        BinaryOp::Lt => a < b,
+        BinaryOp::Le => a <= b,
+        BinaryOp::Gt => a > b,
+        BinaryOp::Ge => a >= b,
+        _ => false,
+    }
+}
+
+fn sign(op: BinaryOp) -> &'static str {
+    match op {
+        BinaryOp::Eq => "==",
+        BinaryOp::Ne => "!=",
+        BinaryOp::Lt => "<",
+        BinaryOp::Le => "<=",
+        BinaryOp::Gt => ">",
+        BinaryOp::Ge => ">=",
+        _ => "?",
+    }
+}
+
+/// Forms of graphs, shared by number, so that two graphs compare by structure: names and the order of
+/// nodes do not matter, nor does the order of a commutative scalar's operands.
+#[derive(Default)]
+struct Forms {
+    known: HashMap<String, usize>,
+}
+
+impl Forms {
+    fn outputs(&mut self, graph: &Graph) -> Vec<(usize, u32)> {
+        let mut forms: Vec<usize> = Vec::with_capacity(graph.nodes.len());
+        for node in &graph.nodes {
+            let mut operands: Vec<String> = node
+                .operands
+                .iter()
+                .map(|v| v.map_or("none".into(), |v| format!("{}.{}", forms[v.node.index()], v.output)))
+                .collect();
+            let head = match &node.kind {
+                NodeKind::Input { name } => format!("input {name}"),
+                NodeKind::Const(t) => format!("const {} {:?} {:?}", t.dtype(), t.shape(), t.bytes()),
+                NodeKind::Scalar(s) => {
+                    if let hypatia_dsl::ir::ScalarBody::Builtin(b) = graph.program.scalar(*s).body
+                        && b.commutes()
+                    {
+                        operands.sort();
+                    }
+                    format!("scalar {}", s.0)
+                }
+                NodeKind::Op { op, attrs, term } => {
+                    let term = term.as_ref().map(|t| {
+                        let reads = operands.split_off(graph.tensor_operands(node));
+                        let t = self.reading(t, &reads);
+                        canonical_key(&graph.program, &t).unwrap_or_else(|| format!("{t:?}"))
+                    });
+                    format!("op {} {attrs:?} {term:?}", op.0)
+                }
+            };
+            let key = format!("{head}({})", operands.join(", "));
+            let next = self.known.len();
+            forms.push(*self.known.entry(key).or_insert(next));
+        }
+        graph.outputs.iter().map(|(_, v)| (forms[v.node.index()], v.output)).collect()
+    }
+
+    /// A term that names what it reads by form rather than by place: the order in which an op is given it makes no difference.
+    fn reading(&mut self, term: &Term, reads: &[String]) -> Term {
+        let mut term = term.clone();
+        for node in &mut term.nodes {
+            if let TermNode::In { input, .. } = node
+                && let Some(form) = reads.get(*input as usize)
+            {
+                let next = self.known.len();
+                *input = *self.known.entry(format!("read {form}")).or_insert(next) as u32;
+            }
+        }
+        term
+    }
+}

@@ -1,0 +1,355 @@
+//! Elements of random tensors.
+//!
+//! In: a flavour and an element type. Out: tensors whose elements have codes on the tape; code 0 is
+//! the simplest element. Among them are those at which rules turn that are true elsewhere: halves, the ends of integer types,
+//! the rule's own numbers. Holds always: values lie in the element type's range; indices lie in the
+//! range of the axis that they index.
+
+use hypatia_dsl::dtype::DType;
+use rand::Rng;
+
+use super::source::Source;
+use hypatia_eval::{Data, RefTensor};
+use hypatia_graph::Graph;
+use hypatia_optimize::folded::smallest_normal;
+use hypatia_tensor::tensor::Tensor;
+
+/// What kind of values an instance has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Flavour {
+    /// Small integers: arithmetic on them is exact, and ties are frequent.
+    Nice,
+    /// Moderate numbers, zeros among them.
+    Ordinary,
+    /// Moderate numbers and some large ones: meaning is compared, precision is not (cancellation would
+    /// drown it).
+    Large,
+    /// Moderate numbers and some NaN.
+    Nan,
+    /// Infinities, denormals, the largest and the smallest numbers too.
+    Extreme,
+    /// Moderate numbers and some infinities: nothing overflows, so that an infinity is lost or made by the rule alone.
+    Infinite,
+    /// Constants so small, or so large, that two of them together leave the range of their type, and an operand that makes up for it.
+    /// Only for rules that ask for constants.
+    Far,
+}
+
+impl Flavour {
+    /// From the simplest on.
+    pub const ALL: [Flavour; 7] = [
+        Flavour::Nice,
+        Flavour::Ordinary,
+        Flavour::Large,
+        Flavour::Nan,
+        Flavour::Extreme,
+        Flavour::Infinite,
+        Flavour::Far,
+    ];
+
+    /// The word in reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Flavour::Nice => "small integers",
+            Flavour::Ordinary => "ordinary values",
+            Flavour::Large => "large values",
+            Flavour::Nan => "values with NaN",
+            Flavour::Extreme => "extreme values",
+            Flavour::Infinite => "values with infinities",
+            Flavour::Far => "constants near the ends of the range",
+        }
+    }
+}
+
+/// What is asked of one tensor's elements beyond the flavour.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Demand {
+    /// All elements are equal.
+    pub splat: bool,
+    /// All elements are this number.
+    pub is: Option<f64>,
+    /// At least 0 and not NaN.
+    pub nonnegative: bool,
+    /// Above 0 and not NaN.
+    pub positive: bool,
+    /// No NaN and no infinity.
+    pub finite: bool,
+    /// Indices into an axis of that size.
+    pub index: Option<i64>,
+    /// Small integers only.
+    pub small: bool,
+    /// Where the elements lie if the flavour is [`Flavour::Far`].
+    pub far: Far,
+}
+
+/// Magnitudes of elements: powers of the smallest or the largest normal number of their type.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub enum Far {
+    /// Ordinary.
+    #[default]
+    Near,
+    /// Of two such numbers the product is about as small as a type holds, or smaller.
+    Small,
+    /// Of two such numbers the product is about as large as a type holds, or larger.
+    Large,
+    /// What such a number makes of two small ones is ordinary.
+    AgainstSmall,
+    /// What such a number makes of two large ones is ordinary.
+    AgainstLarge,
+}
+
+/// Far elements that differ in magnitude.
+const MAGNITUDES: u32 = 64;
+
+impl Far {
+    /// An element: 1 and 0 are among the small and the large ones, so that a tensor holds near and far ones.
+    fn element(self, source: &mut Source, dtype: DType) -> f64 {
+        let near = 3;
+        let code = source.element(near + 2 * MAGNITUDES, |r| match r.random_range(0..8) {
+            0 => r.random_range(0..near),
+            _ => near + r.random_range(0..2 * MAGNITUDES),
+        });
+        let Some(far) = code.checked_sub(near) else { return [1.0, -1.5, 0.0][code as usize % 3] };
+        let part = f64::from(far / 2 % MAGNITUDES) / f64::from(MAGNITUDES);
+        let (least, largest) = (smallest_normal(dtype).log2(), dtype.largest().log2());
+        let exponent = match self {
+            Far::Near => 2.0 * part - 1.0,
+            Far::Small => least * (0.3 + 0.69 * part),
+            Far::Large => largest * (0.3 + 0.69 * part),
+            Far::AgainstSmall => -least * (0.5 + 0.45 * part),
+            Far::AgainstLarge => -largest * (0.5 + 0.4 * part),
+        };
+        let v = exponent.exp2();
+        if far.is_multiple_of(2) { v } else { -v }
+    }
+}
+
+/// Elements at which functions turn, apart from those that every type has.
+#[derive(Clone, Debug, Default)]
+pub struct Special {
+    elements: Vec<f64>,
+    /// The largest integer.
+    limit: f64,
+}
+
+/// Halves: where rounding to whole numbers turns.
+const HALVES: [f64; 7] = [0.5, -0.5, 1.5, 2.5, -1.5, -2.5, 3.5];
+
+impl Special {
+    /// For a tensor of a graph: halves, the rule's own numbers as far as the flavour allows, and where narrower types of the
+    /// graph round.
+    pub fn of(flavour: Flavour, dtype: DType, own: &[f64], graph: &Graph) -> Special {
+        let whole = |v: f64| (v * 2.0).fract() == 0.0;
+        let fits = |v: &&f64| match flavour {
+            Flavour::Nice => whole(**v) && v.abs() <= 64.0,
+            Flavour::Ordinary | Flavour::Nan | Flavour::Infinite | Flavour::Far => v.abs() <= 100.0,
+            Flavour::Large | Flavour::Extreme => true,
+        };
+        let mut out: Vec<f64> = Vec::new();
+        if dtype.is_float() {
+            out.extend(HALVES);
+            let narrower = |d: &DType| d.is_float() && d.epsilon() > dtype.epsilon();
+            let casts = graph.nodes.iter().flat_map(|n| &n.results).any(|t| narrower(&t.dtype));
+            if flavour != Flavour::Nice && casts {
+                [DType::F32, DType::BF16, DType::F16]
+                    .iter()
+                    .filter(|d| narrower(d))
+                    .for_each(|d| ties(*d, dtype, &mut out));
+            }
+        }
+        out.extend(own.iter().filter(fits));
+        // In part of the flavours no integer overflows a float type: that would excuse every other difference.
+        let floats = graph.nodes.iter().flat_map(|n| &n.results).map(|t| t.dtype).filter(|d| d.is_float());
+        let limit = match flavour {
+            Flavour::Nice => 5.0,
+            Flavour::Ordinary | Flavour::Nan | Flavour::Far => floats.map(DType::largest).fold(f64::INFINITY, f64::min),
+            _ => f64::INFINITY,
+        };
+        Special { elements: out, limit }
+    }
+}
+
+/// Numbers half way between neighbours of a narrower type, and a little beside them: a type in between takes those for the middle.
+fn ties(narrow: DType, wide: DType, out: &mut Vec<f64>) {
+    let little = if wide == DType::F64 { 2f64.powi(-40) } else { 2f64.powi(-20) };
+    for middle in [1.0 + 0.5 * narrow.epsilon(), 1.0 + 1.5 * narrow.epsilon()] {
+        out.extend([middle, middle + little, middle - little, -middle - little]);
+    }
+}
+
+const NICE: [f64; 10] = [1.0, 2.0, 0.0, -1.0, 3.0, -2.0, 4.0, -3.0, 5.0, -0.0];
+const CONTINUOUS: u32 = 4096;
+/// Codes of elements that are special, as many as ever are.
+const SPECIAL: u32 = 512;
+/// Larger numbers, so that branches for large arguments are taken, and some small ones: what the former make of these is
+/// ordinary, though two of these together vanish.
+const LARGE: [f64; 14] =
+    [7.5, 6.1e4, 19.25, -19.25, 130.5, -130.5, 3.3e3, -3.3e3, 2.5e5, -2.5e5, 1.7e9, -6.1e12, 1.1e-4, -1.7e-24];
+
+/// Extreme elements of a float type.
+fn extremes(dtype: DType) -> [f64; 14] {
+    let (max, min, tiny) = match dtype {
+        DType::F64 => (f64::MAX, f64::MIN_POSITIVE, 5e-324),
+        DType::F32 => (f32::MAX as f64, f32::MIN_POSITIVE as f64, 1e-45),
+        DType::F16 => (65504.0, 6.103515625e-5, 5.960464477539063e-8),
+        _ => (3.3895313892515355e38, f32::MIN_POSITIVE as f64, 9.183549615799121e-41),
+    };
+    let inf = f64::INFINITY;
+    [f64::NAN, inf, -inf, -0.0, 0.0, tiny, -tiny, min, -min, max, -max, 100.0, -100.0, 1e4]
+}
+
+/// Integers at which types end, their own and others.
+fn integers(dtype: DType) -> Vec<i64> {
+    let powers = [7u32, 8, 11, 15, 16, 24, 31, 32, 53];
+    let around = powers.iter().flat_map(|p| [(1i64 << p) - 1, 1 << p, (1 << p) + 1]);
+    let moderate = [6, 7, 9, 10, 11, 64, 100, 200, 1000, 65504, 65520];
+    let positive: Vec<i64> = moderate.into_iter().chain(around).collect();
+    let (least, largest) = match dtype {
+        DType::I32 => (i32::MIN as i64, i32::MAX as i64),
+        DType::I8 => (i8::MIN as i64, i8::MAX as i64),
+        DType::U8 => (0, 255),
+        _ => (i64::MIN, i64::MAX),
+    };
+    let ends = [largest, least, largest - 1, least + 1];
+    let both = positive.into_iter().flat_map(|v| [v, -v]);
+    ends.into_iter().chain(both.filter(|v| (least..=largest).contains(v))).collect()
+}
+
+/// A tensor of that type.
+pub fn tensor(
+    source: &mut Source,
+    flavour: Flavour,
+    dtype: DType,
+    shape: &[usize],
+    demand: &Demand,
+    special: &Special,
+) -> Option<Tensor> {
+    if dtype.is_int() {
+        return whole(source, dtype, shape, demand, special);
+    }
+    let n = shape.iter().try_fold(1usize, |a, d| a.checked_mul(*d))?;
+    let mut data = Vec::with_capacity(n);
+    let distinct = if demand.splat || demand.is.is_some() { n.min(1) } else { n };
+    for _ in 0..distinct {
+        let v = match demand.is {
+            Some(v) => v,
+            None => element(source, flavour, dtype, demand, distinct, special),
+        };
+        data.push(dtype.round(v));
+    }
+    let first = data.first().copied().unwrap_or(0.0);
+    data.resize(n, first);
+    Tensor::from_f64(dtype, shape, &data)
+}
+
+/// A tensor of integers.
+fn whole(source: &mut Source, dtype: DType, shape: &[usize], demand: &Demand, special: &Special) -> Option<Tensor> {
+    let n = shape.iter().try_fold(1usize, |a, d| a.checked_mul(*d))?;
+    let distinct = if demand.splat || demand.is.is_some() { n.min(1) } else { n };
+    let own = special.elements.iter().filter(|v| v.abs() < 1e18).map(|v| *v as i64);
+    let all = integers(dtype).into_iter().chain(own).filter(|v| (*v as f64).abs() <= special.limit);
+    let table: Vec<i64> = if demand.small { Vec::new() } else { all.collect() };
+    let mut data: Vec<i64> = (0..distinct)
+        .map(|_| match demand.is {
+            Some(v) => dtype.round(v) as i64,
+            None => integer(source, dtype, demand, &table),
+        })
+        .collect();
+    data.resize(n, data.first().copied().unwrap_or(0));
+    RefTensor { dtype, shape: shape.to_vec(), data: Data::I(data) }.to_tensor().ok()
+}
+
+fn integer(source: &mut Source, dtype: DType, demand: &Demand, table: &[i64]) -> i64 {
+    if let Some(size) = demand.index {
+        // 0, 1, ... size-1, -1, ... -size
+        let code = source.element((2 * size).clamp(1, 1 << 20) as u32, |r| r.random_range(0..(2 * size).max(1) as u32));
+        let code = code as i64;
+        return if code < size { code } else { size - 1 - code };
+    }
+    let code = source.element(9 + CONTINUOUS, |r| match table.len() as u32 {
+        n if n > 0 && r.random_bool(0.4) => 9 + r.random_range(0..n),
+        _ => r.random_range(0..9),
+    });
+    let v = match table.len() {
+        n if n > 0 && code >= 9 => table[(code - 9) as usize % n],
+        _ => NICE[code as usize % 9] as i64,
+    };
+    let v = if dtype == DType::U8 || demand.nonnegative || demand.positive { v.checked_abs().unwrap_or(1) } else { v };
+    if demand.positive && v == 0 { 1 } else { v }
+}
+
+fn element(
+    source: &mut Source,
+    flavour: Flavour,
+    dtype: DType,
+    demand: &Demand,
+    elements: usize,
+    special: &Special,
+) -> f64 {
+    let v = if dtype == DType::Bool {
+        source.element(2, |r| r.random_range(0..2)) as f64
+    } else if flavour == Flavour::Far {
+        demand.far.element(source, dtype)
+    } else {
+        float(source, flavour, dtype, elements, special)
+    };
+    let v = if (demand.finite || demand.nonnegative || demand.positive) && v.is_nan() { 1.0 } else { v };
+    let v = if demand.finite && v.is_infinite() { 1.0 } else { v };
+    let v = if demand.nonnegative || demand.positive { v.abs() } else { v };
+    if demand.positive && v == 0.0 { 1.0 } else { v }
+}
+
+/// An element of a tensor of so many distinct ones: where there are few, each is special more often.
+fn float(source: &mut Source, flavour: Flavour, dtype: DType, elements: usize, special: &Special) -> f64 {
+    let nice = NICE.len() as u32;
+    let ends = nice + CONTINUOUS;
+    let all = ends + 14 + SPECIAL;
+    let seldom = f64::max(0.12, 0.35 / elements.max(1) as f64);
+    let code = source.element(all, |r| {
+        let (p_nice, p_special) = match flavour {
+            Flavour::Nice => (1.0, 0.0),
+            Flavour::Ordinary => (0.2, 0.0),
+            Flavour::Large => (0.15, 0.3),
+            Flavour::Nan => (0.2, seldom),
+            Flavour::Extreme => (0.15, 0.35),
+            Flavour::Infinite => (0.2, seldom),
+            Flavour::Far => (1.0, 0.0),
+        };
+        let p: f64 = r.random();
+        let own = special.elements.len().min(SPECIAL as usize) as u32;
+        if own > 0 && r.random_bool(0.15) {
+            ends + 14 + r.random_range(0..own)
+        } else if p < p_nice {
+            r.random_range(0..nice)
+        } else if p < p_nice + p_special {
+            let kinds = if flavour == Flavour::Nan { 1 } else { 14 };
+            nice + CONTINUOUS + r.random_range(0..kinds)
+        } else {
+            nice + r.random_range(0..CONTINUOUS)
+        }
+    });
+    if code < nice {
+        NICE[code as usize]
+    } else if code >= ends + 14 {
+        let n = special.elements.len().max(1);
+        special.elements.get((code - ends - 14) as usize % n).copied().unwrap_or(1.0)
+    } else if code < ends {
+        // Spread over (-3, 3), never a short binary fraction.
+        let k = (code - nice) as u64;
+        let mixed = (k.wrapping_mul(2_654_435_761) % 1_000_003) as f64;
+        mixed / 1_000_003.0 * 6.0 - 3.0
+    } else {
+        // A shrunk tape may name a special value where the flavour has none: take the flavour's.
+        match flavour {
+            Flavour::Extreme => extremes(dtype)[(code - nice - CONTINUOUS) as usize % 14],
+            Flavour::Nan => f64::NAN,
+            Flavour::Infinite if (code - nice - CONTINUOUS).is_multiple_of(2) => f64::INFINITY,
+            Flavour::Infinite => f64::NEG_INFINITY,
+            Flavour::Large => {
+                let v = LARGE[(code - nice - CONTINUOUS) as usize % 14];
+                if dtype.round(v).is_finite() && dtype.round(v) != 0.0 { v } else { 19.25 }
+            }
+            _ => 1.0,
+        }
+    }
+}
