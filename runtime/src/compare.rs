@@ -20,8 +20,8 @@
 
 use hypatia_dsl::dtype::DType;
 
-use hypatia_tensor::error::{Error, Result};
 use hypatia_graph::{Graph, Node, NodeKind, Value};
+use hypatia_tensor::error::{Error, Result};
 use hypatia_tensor::tensor::Tensor;
 
 /// The relative difference that is allowed whatever the element type: order of summation, other libraries' functions.
@@ -234,9 +234,9 @@ fn scale(values: &[f64]) -> f64 {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
-    use hypatia_library;
     use hypatia_dsl::shape::Dim;
     use hypatia_dsl::typing::TensorType;
+    use hypatia_library as library;
     use rand::prelude::*;
     use rand_chacha::ChaCha8Rng;
 

@@ -6,13 +6,13 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use hypatia_cpu as cpu;
+use hypatia_cuda as cuda;
 use hypatia_cuda::Gpu;
-use hypatia_tensor::error::Result;
-use hypatia_plan::{Note, Plan};
-use hypatia_tensor::tensor::Tensor;
 use hypatia_cuda::tuner::Tuner;
-use hypatia_cpu::cpu;
-use hypatia_cuda::cuda;
+use hypatia_plan::{Note, Plan};
+use hypatia_tensor::error::Result;
+use hypatia_tensor::tensor::Tensor;
 
 /// A GPU, and how algorithms are chosen on it.
 #[derive(Clone, Debug)]

@@ -41,8 +41,6 @@ pub mod compare;
 pub mod executor;
 pub mod precision;
 pub mod session;
-#[cfg(test)]
-mod session_tests;
 pub mod verdict;
 
 pub use hypatia_cache as cache;

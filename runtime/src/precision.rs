@@ -9,8 +9,8 @@ use std::sync::Arc;
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::{Program, Test, TestInput};
 
-use hypatia_tensor::error::{Error, Result};
 use crate::session::{CheckMode, Model, Options};
+use hypatia_tensor::error::{Error, Result};
 use hypatia_tensor::tensor::Tensor;
 use hypatia_verify::test_runner::given_with;
 
@@ -74,7 +74,7 @@ mod tests {
     use hypatia_dsl::source::SourceFile;
 
     use super::*;
-    use hypatia_library;
+    use hypatia_library as library;
 
     #[test]
     fn what_is_off_is_seen_and_nothing_else() {

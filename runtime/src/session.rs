@@ -13,22 +13,24 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::Program;
 
+use crate::device::Device;
+use crate::executor::{Executor, OnGpu};
+use crate::verdict::{self, Memory, Subject, Verdict};
 use hypatia_cache::{Cache, Store};
 use hypatia_cuda::Gpu;
 use hypatia_cuda::nvrtc::Nvrtc;
 use hypatia_cuda::tune::machine;
-use crate::device::Device;
-use hypatia_tensor::error::{Error, Result};
-use crate::executor::{Executor, OnGpu};
-use hypatia_onnx::import;
-use hypatia_graph::{Constants, Graph, NodeKind};
-use hypatia_tensor::memory;
-use hypatia_optimize::{self, Optimized, Report};
-use hypatia_pipeline;
-use hypatia_plan::{self, Plan};
-use hypatia_tensor::tensor::Tensor;
 use hypatia_cuda::tuner::Tuner;
-use crate::verdict::{self, Memory, Subject, Verdict};
+use hypatia_graph::{Constants, Graph, NodeKind};
+use hypatia_onnx::import;
+use hypatia_optimize as optimize;
+use hypatia_optimize::{Optimized, Report};
+use hypatia_pipeline as pipeline;
+use hypatia_plan as plan;
+use hypatia_plan::Plan;
+use hypatia_tensor::error::{Error, Result};
+use hypatia_tensor::memory;
+use hypatia_tensor::tensor::Tensor;
 
 use crate::compare::no_less_precise;
 pub use crate::compare::{Comparison, Loosened, Tolerance};
@@ -573,7 +575,7 @@ mod tests {
     use std::path::PathBuf;
 
     use super::*;
-    use hypatia_library::library;
+    use hypatia_library as library;
     use hypatia_tensor::npz;
 
     fn model(name: &str) -> PathBuf {

@@ -14,13 +14,13 @@ use clap::{Args, ValueEnum};
 use hypatia::cache::Cache;
 use hypatia::cuda::tune::machine;
 use hypatia::cuda::{self, Gpu};
-use hypatia_target::device::Device;
 use hypatia::error::{Error, Result};
 use hypatia::executor::OnGpu;
 use hypatia::session::{Model, Options};
 use hypatia::tuner::{Effort, Tuner};
 use hypatia::tuning::TuningFile;
 use hypatia_dsl::dtype::DType;
+use hypatia_target::device::Device;
 
 /// Where to run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

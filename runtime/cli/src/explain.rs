@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use clap::Args;
 use hypatia::error::{Error, Result};
-use hypatia::onnx::import::{Supported, supported};
 use hypatia::library;
+use hypatia::onnx::import::{Supported, supported};
 use hypatia::optimize::explain::why_not;
 use hypatia::pipeline;
 use hypatia::tuning::TuningFile;

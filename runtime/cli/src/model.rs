@@ -9,14 +9,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use clap::Args;
-use hypatia_target::device::Device;
-use hypatia::error::{Error, Result};
 use hypatia::Graph;
+use hypatia::error::{Error, Result};
 use hypatia::onnx::import;
 use hypatia::optimize::Options;
 use hypatia::{Tensor, library, npz};
 use hypatia_dsl::approx::Approx;
 use hypatia_dsl::ir::Program;
+use hypatia_target::device::Device;
 
 /// Which rules may fire.
 #[derive(Args, Clone, Debug, Default)]

@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
-use hypatia::error::Result;
 use hypatia::Graph;
+use hypatia::error::Result;
 use hypatia::onnx::export;
 use hypatia::optimize::Report;
 use hypatia::pipeline;

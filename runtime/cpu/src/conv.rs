@@ -16,9 +16,9 @@ use super::memory::Bytes;
 use super::pointwise::{Input, gather};
 use super::simd::dispatch;
 use super::threads::{Local, Team};
-use hypatia_tensor::error::{Error, Result};
 use hypatia_graph::prim::Window;
 use hypatia_plan::{ConvStep, View, collapse};
+use hypatia_tensor::error::{Error, Result};
 
 /// Filters of a group below which sums are made directly.
 const FEW_FILTERS: usize = 4;

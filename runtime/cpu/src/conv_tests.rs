@@ -11,12 +11,12 @@ use rand::prelude::*;
 use rand_chacha::ChaCha8Rng;
 
 use super::Executor;
-use hypatia_eval::{Mode, evaluate};
 use super::simd::{Isa, limit};
-use hypatia_target::device::Device;
+use hypatia_eval::{Mode, evaluate};
 use hypatia_graph::{Graph, Value};
-use hypatia_pipeline;
+use hypatia_pipeline as pipeline;
 use hypatia_plan::{Action, Options};
+use hypatia_target::device::Device;
 use hypatia_tensor::tensor::Tensor;
 use hypatia_testing::{int, list, program, ty};
 

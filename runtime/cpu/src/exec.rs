@@ -21,8 +21,8 @@ use super::pointwise::{Input, Work};
 use super::reduce::{self, Reduce};
 use super::rowwise::RowCode;
 use super::threads::{Local, Pool, Team};
-use hypatia_tensor::error::{Error, Result};
 use hypatia_plan::{Action, Buffer, Place, Plan, PointwiseStep, Step, View};
+use hypatia_tensor::error::{Error, Result};
 use hypatia_tensor::tensor::Tensor;
 
 /// What a step needs beside the plan.

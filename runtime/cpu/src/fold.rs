@@ -11,10 +11,10 @@ use hypatia_dsl::dtype::DType;
 use super::Executor;
 use super::interp::of_numbers;
 use hypatia_eval::{Mode, evaluate};
-use hypatia_target::device::Device;
-use hypatia_tensor::error::Result;
 use hypatia_graph::{ConstantFolder, Graph, Node, NodeId, NodeKind, Value, is_view};
 use hypatia_plan::{Options, Plan};
+use hypatia_target::device::Device;
+use hypatia_tensor::error::Result;
 use hypatia_tensor::tensor::Tensor;
 
 /// Computes constants as the host's executor does: by planning and running.

@@ -14,8 +14,8 @@ use hypatia_dsl::scalar::typed::{Source, Typed, TypedNode, TypedOp, inlined, lan
 use hypatia_dsl::scalar::{Literal, Term};
 
 use super::math;
-use hypatia_eval::{Val, convert, scalars, wrap};
 use super::simd::dispatch;
+use hypatia_eval::{Val, convert, scalars, wrap};
 use hypatia_tensor::error::Result;
 
 /// Elements of a register.

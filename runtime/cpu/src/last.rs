@@ -19,9 +19,9 @@ use super::interp::{BLOCK, Code, Dst, Feed, read};
 use super::pointwise::{Input, gather};
 use super::simd::dispatch;
 use super::threads::{Local, Team};
-use hypatia_tensor::error::{Error, Result};
 use hypatia_graph::prim::Window;
 use hypatia_plan::{ConvStep, View, collapse};
+use hypatia_tensor::error::{Error, Result};
 use hypatia_tensor::tensor::Tensor;
 
 /// Products that are worth a part of their own.

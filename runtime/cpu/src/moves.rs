@@ -11,11 +11,11 @@ use smallvec::SmallVec;
 
 use super::gemm::Widen;
 use super::reduce::element;
+use super::threads::Team;
 use hypatia_eval::Val;
 use hypatia_eval::scalars::join;
-use super::threads::Team;
-use hypatia_tensor::error::{Error, Result};
 use hypatia_plan::{View, collapse, row_major};
+use hypatia_tensor::error::{Error, Result};
 
 /// Bytes below which work is not shared among threads.
 const GRAIN: usize = 1 << 15;

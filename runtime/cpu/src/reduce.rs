@@ -10,11 +10,11 @@ use smallvec::SmallVec;
 
 use super::interp::{BLOCK, Dst, read};
 use super::moves::Source;
-use hypatia_eval::{Val, scalars, wrap};
 use super::rowwise::{STRANDS, accumulate, identity, join, total};
 use super::simd::dispatch;
 use super::threads::Team;
 use super::windows::Windows;
+use hypatia_eval::{Val, scalars, wrap};
 use hypatia_plan::{View, collapse};
 
 /// Elements below which work is not shared among threads.

@@ -15,8 +15,8 @@ use super::interp::{BLOCK, Banks, Code, Dst, Feed, part, read};
 use super::math;
 use super::simd::dispatch;
 use super::threads::Team;
-use hypatia_tensor::error::Result;
 use hypatia_plan::RowwiseStep;
+use hypatia_tensor::error::Result;
 
 /// Elements below which work is not shared among threads.
 const GRAIN: usize = 1 << 12;

@@ -74,4 +74,4 @@ macro_rules! dispatch {
         }
     };
 }
-pub use dispatch;
+pub(crate) use dispatch;

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use super::device::{Gpu, Weight};
 use super::launch::Location;
 use super::steps::Launch;
-use hypatia_tensor::error::Result;
 use hypatia_plan::{Place, Plan};
+use hypatia_tensor::error::Result;
 
 /// Constants on the device, by their index in the plan.
 pub(super) struct Constants {

@@ -19,10 +19,10 @@ use super::lt::WORKSPACE;
 use super::memory::DeviceMemory;
 use super::steps::{Launch, footprint};
 use super::tune::{MAX_OPERANDS, Tuner, WARM, machine, problem, random};
-use hypatia_tensor::error::Result;
-use hypatia_plan::{Place, Plan, Step};
 use crate::tuner::Measured;
 use crate::tuning::Choice;
+use hypatia_plan::{Place, Plan, Step};
+use hypatia_tensor::error::Result;
 
 /// How the choice is written down, where a product has its algorithm.
 const CALL: [u64; 8] = [1; 8];

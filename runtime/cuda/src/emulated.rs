@@ -14,11 +14,11 @@ use hypatia_templates::cuda::{ArgKind, CudaSource, storage};
 
 use super::launch::{Argument, Location, arguments, entry};
 use super::steps::{elementwise, operand};
-use hypatia_target::device::Device;
-use hypatia_graph::Graph;
 use crate::lowering::{Work, step_kernels};
-use hypatia_pipeline;
+use hypatia_graph::Graph;
+use hypatia_pipeline as pipeline;
 use hypatia_plan::{Options, Place, Plan, Step, View};
+use hypatia_target::device::Device;
 use hypatia_tensor::tensor::Tensor;
 
 /// A graph, its inputs, and what it is called.

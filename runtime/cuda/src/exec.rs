@@ -23,10 +23,10 @@ use super::memory::{DeviceMemory, Pinned, bind};
 use super::nvtx;
 use super::steps::{Launch, Product, compile_ahead, prepare};
 use super::tune::Tuner;
-use hypatia_tensor::error::{Error, Result};
-use hypatia_plan::{Note, Place, Plan, View};
-use hypatia_tensor::tensor::Tensor;
 use crate::tuning::PACKED;
+use hypatia_plan::{Note, Place, Plan, View};
+use hypatia_tensor::error::{Error, Result};
+use hypatia_tensor::tensor::Tensor;
 
 pub use resident::{OnDevice, Resident};
 

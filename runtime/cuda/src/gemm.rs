@@ -6,8 +6,8 @@
 //! outer matrices.
 
 use super::lt::{Epilogue, Layout, Product, WORKSPACE};
-use hypatia_tensor::error::{Error, Result};
 use hypatia_plan::{GemmStep, View, collapse, matrix_layout};
+use hypatia_tensor::error::{Error, Result};
 
 /// Calls of one step.
 pub struct Calls {

@@ -12,15 +12,15 @@ use rand_chacha::ChaCha8Rng;
 
 use super::tests::{agrees, cases, executor, gpu};
 use super::{Executor, Gpu};
-use hypatia_eval::{Mode, evaluate};
-use hypatia_cpu::tests::{coarsest, compare};
-use hypatia_graph::{Graph, Value};
-use hypatia_pipeline;
-use hypatia_plan::{Action, Options, Plan};
-use hypatia_tensor::tensor::Tensor;
-use hypatia_testing::{int, list, ty};
 use crate::tuner::Tuner;
 use crate::tuning::TuningFile;
+use hypatia_eval::{Mode, evaluate};
+use hypatia_graph::{Graph, Value};
+use hypatia_pipeline as pipeline;
+use hypatia_plan::{Action, Options, Plan};
+use hypatia_tensor::tensor::Tensor;
+use hypatia_testing::random::{coarsest, compare};
+use hypatia_testing::{int, list, ty};
 
 const FLOATS: [DType; 4] = [DType::BF16, DType::F16, DType::F32, DType::F64];
 /// Sequences, tokens, heads, width.

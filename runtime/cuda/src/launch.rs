@@ -9,9 +9,9 @@ use hypatia_templates::cuda::{Arg, ArgKind, ArgRole, CudaSource, Geometry};
 
 use super::device::failed;
 use super::memory::bind;
-use hypatia_tensor::error::{Error, Result};
 use crate::lowering::Work;
 use hypatia_plan::{Place, Plan, View};
+use hypatia_tensor::error::{Error, Result};
 
 /// Where an operand lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

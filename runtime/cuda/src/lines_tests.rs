@@ -14,9 +14,9 @@ use rand_chacha::ChaCha8Rng;
 use super::emulated::{self, Case};
 use super::tests::{cases, executor, gpu};
 use hypatia_eval::{Mode, evaluate};
-use hypatia_cpu::tests::{Random, coarsest, compare};
 use hypatia_graph::{Graph, Value};
 use hypatia_tensor::tensor::Tensor;
+use hypatia_testing::random::{Random, coarsest, compare};
 use hypatia_testing::{int, list, program, ty};
 
 const INTS: [DType; 4] = [DType::I64, DType::I32, DType::I8, DType::U8];

@@ -396,11 +396,11 @@ mod tests {
     use hypatia_templates::cuda::ArgKind;
 
     use super::*;
-    use crate::steps::elementwise;
-    use hypatia_target::device::Device;
-    use hypatia_graph::Graph;
     use crate::lowering::step_kernels;
+    use crate::steps::elementwise;
+    use hypatia_graph::Graph;
     use hypatia_plan::Options;
+    use hypatia_target::device::Device;
     use hypatia_testing::ty;
 
     /// The compiler that `tools/fetch_nvrtc.sh` installs, or any other; `None` is told and skipped.

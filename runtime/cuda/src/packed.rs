@@ -15,8 +15,8 @@ use super::gemm::Calls;
 use super::lt::{Layout, Matmul, Product as Call};
 use super::steps::{Product, footprint};
 use super::tune::{self, Tuner};
-use hypatia_tensor::error::Result;
 use hypatia_plan::{Place, Plan, Step};
+use hypatia_tensor::error::Result;
 
 /// A product over the other order of a weight.
 pub(super) struct Other {

@@ -15,19 +15,18 @@ use super::lt::Epilogue;
 use super::memory::DeviceMemory;
 use super::tests::gpu;
 use super::{Executor, Gpu, gemm, packed};
-use hypatia_cache::{Kind, Store};
-use hypatia_eval::{Mode, evaluate};
-use hypatia_cpu::tests::{coarsest, compare};
-use hypatia_target::device::Device;
-use hypatia_graph::{Graph, Value};
-use hypatia_optimize;
-use hypatia_pipeline;
-use hypatia_plan::{Action, Options, Place, Plan, Step};
-use hypatia::session::{self, Model};
-use hypatia_tensor::tensor::Tensor;
-use hypatia_testing::{int, list, ty};
 use crate::tuner::{Effort, Tuner};
 use crate::tuning::{Choice, PACKED, TuningFile};
+use hypatia_cache::{Kind, Store};
+use hypatia_eval::{Mode, evaluate};
+use hypatia_graph::{Graph, Value};
+use hypatia_optimize as optimize;
+use hypatia_pipeline as pipeline;
+use hypatia_plan::{Action, Options, Place, Plan, Step};
+use hypatia_target::device::Device;
+use hypatia_tensor::tensor::Tensor;
+use hypatia_testing::random::{coarsest, compare};
+use hypatia_testing::{int, list, ty};
 
 const FLOATS: [DType; 4] = [DType::BF16, DType::F16, DType::F32, DType::F64];
 /// Rows, length of the sums, columns.
@@ -276,26 +275,6 @@ fn a_second_start_packs_the_same_weights_on_a_gpu() {
         agrees(&executor, &graph, &inputs, &format!("{shape:?}"));
         let (again, counts, ..) = start(60, Effort::Unknown);
         assert_eq!((again, counts.measured, counts.cached), (notes, 0, 2), "{shape:?}");
-    }
-}
-
-/// The whole of a session: the fused plan with packed weights beside the unfused one and the one in f32.
-#[test]
-fn a_checked_session_takes_packed_weights_on_a_gpu() {
-    let Some(gpu) = gpu(2) else { return };
-    for dtype in [DType::BF16, DType::F32] {
-        let (graph, inputs) = case(dtype, [128, 768, 256], "gelu_tanh");
-        let tuner = measured(&gpu, &planned(&gpu.profile(), &graph));
-        let tuner = Tuner::forgetful(Duration::ZERO).with_file(file(tuner.choices(), |_| true));
-        let options = session::Options { verdicts: None, ..session::Options::default().on(gpu.clone(), tuner) };
-        let model = Model::new(graph.clone(), options);
-        let compiled = model.compile(&inputs).unwrap();
-        assert_eq!(compiled.warnings(), [] as [String; 0]);
-        assert_eq!(compiled.judged, session::Judged::Now);
-        assert_eq!(compiled.executor.notes().len(), 1, "{dtype}");
-        let want = evaluate(&graph, &inputs, Mode::Rounded).unwrap();
-        let got = model.run(&inputs).unwrap();
-        compare(&got[0], &want[0].to_tensor().unwrap(), want[0].dtype, coarsest(&graph), dtype.name());
     }
 }
 

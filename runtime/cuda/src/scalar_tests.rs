@@ -8,19 +8,19 @@ use std::time::Duration;
 use super::Executor;
 use super::emulated::{self, Case};
 use super::tests::gpu;
-use hypatia_target::device::Device;
-use hypatia_graph::Graph;
-use hypatia_library;
-use hypatia_pipeline;
-use hypatia_plan::{Options, Shortened};
-use hypatia_tensor::tensor::Tensor;
-use hypatia_testing::ty;
 use crate::tuner::Tuner;
 use hypatia_dsl::approx::Approx;
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::kernel::short::Allowed;
 use hypatia_dsl::scalar::device::device_function;
 use hypatia_dsl::source::SourceFile;
+use hypatia_graph::Graph;
+use hypatia_library as library;
+use hypatia_pipeline as pipeline;
+use hypatia_plan::{Options, Shortened};
+use hypatia_target::device::Device;
+use hypatia_tensor::tensor::Tensor;
+use hypatia_testing::ty;
 
 /// Arguments over which `1 + erf(x)` and `1 + tanh(x)` go from 0 to 2, and such at which they are either.
 fn arguments() -> Vec<f32> {

@@ -17,11 +17,11 @@ use super::lt::{self, ADDRESSES_FROM, Algorithm, Epilogue, Matmul};
 use super::packed::Other;
 use super::tune::{self, Tuner};
 use super::{either, gemm, packed};
-use hypatia_tensor::error::{Error, Result};
 use crate::lowering::{Work, step_kernels};
-use hypatia_plan::{Action, EitherStep, GemmStep, Plan, Step, View};
 use crate::tuner::Effort;
+use hypatia_plan::{Action, EitherStep, GemmStep, Plan, Step, View};
 use hypatia_templates::instances::Body;
+use hypatia_tensor::error::{Error, Result};
 
 /// A product and the places of its operands, once for each call.
 pub struct Product {

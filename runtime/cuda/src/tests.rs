@@ -18,17 +18,17 @@ use rand_chacha::ChaCha8Rng;
 
 use super::memory::DeviceMemory;
 use super::{Executor, Gpu};
-use hypatia_cache::{Kind, Store};
-use hypatia_eval::{Mode, evaluate};
-use hypatia_cpu::tests::{Random, coarsest, compare};
-use hypatia_tensor::error::Error;
-use hypatia_graph::Graph;
-use hypatia_pipeline;
-use hypatia_plan::{Options, Plan};
-use hypatia_tensor::tensor::Tensor;
-use hypatia_testing::{int, list, program, ty};
 use crate::tuner::{Counts, Effort, Tuner};
 use crate::tuning::{Choice, TuningFile};
+use hypatia_cache::{Kind, Store};
+use hypatia_eval::{Mode, evaluate};
+use hypatia_graph::Graph;
+use hypatia_pipeline as pipeline;
+use hypatia_plan::{Options, Plan};
+use hypatia_tensor::error::Error;
+use hypatia_tensor::tensor::Tensor;
+use hypatia_testing::random::{Random, coarsest, compare};
+use hypatia_testing::{int, list, program, ty};
 
 /// The GPU; without one says how many cases are left out.
 pub(super) fn gpu(cases: usize) -> Option<Arc<Gpu>> {
@@ -280,16 +280,6 @@ fn resident_runs_give_the_same_and_allocate_nothing_on_a_gpu() {
     let host = started.elapsed().as_secs_f64() * 1e6 / f64::from(count);
     resident.synchronize().unwrap();
     println!("a run on the device of {} steps takes the host {host:.2} us", executor.plan().launches());
-}
-
-/// Threads that share models, plans and the device, as those of a server do.
-#[test]
-fn many_threads_share_models_and_plans_on_a_gpu() {
-    let Some(gpu) = gpu(15) else { return };
-    for measured in [Duration::ZERO, Duration::from_secs(5)] {
-        let on = hypatia::session::Options::default().on(gpu.clone(), Tuner::forgetful(measured));
-        hypatia::session_tests::many_threads(&hypatia::session::Options { verdicts: None, ..on });
-    }
 }
 
 /// Runs over others' memory: aligned and not, more sets of addresses than are kept, results that are inputs.

@@ -14,16 +14,16 @@ use rand_chacha::ChaCha8Rng;
 
 use super::tests::{agrees, cases, executor, gpu};
 use super::{Executor, Gpu};
+use crate::tuner::{Counts, Effort, Tuner};
 use hypatia_cache::{Kind, Store};
 use hypatia_eval::{Mode, evaluate};
-use hypatia_cpu::tests::{coarsest, compare};
 use hypatia_graph::{Graph, Value};
-use hypatia_optimize;
-use hypatia_pipeline;
+use hypatia_optimize as optimize;
+use hypatia_pipeline as pipeline;
 use hypatia_plan::{Action, Options, Plan, Step};
 use hypatia_tensor::tensor::Tensor;
+use hypatia_testing::random::{coarsest, compare};
 use hypatia_testing::{list, ty};
-use crate::tuner::{Counts, Effort, Tuner};
 
 /// What is computed of a product `a b`: results and operands beside.
 const FORMS: [&str; 10] = [

@@ -21,10 +21,10 @@ use super::capture::Graph;
 use super::device::{Gpu, failed};
 use super::lt::{Algorithm, Matmul, Pointers, Product, WORKSPACE};
 use super::memory::DeviceMemory;
-use hypatia_tensor::error::Result;
 pub use crate::tuner::Tuner;
 use crate::tuner::{Effort, Measured, Source};
 use crate::tuning::{Choice, Machine, PACKED};
+use hypatia_tensor::error::Result;
 
 /// Bytes that the rotated operands take together: more than the L2 caches of today's devices.
 const ROTATED: usize = 128 << 20;
@@ -431,7 +431,7 @@ mod tests {
 
     #[test]
     fn spans_reach_the_last_element() {
-        let side = |transposed, batch_stride, outer_stride| hypatia::lt::Layout {
+        let side = |transposed, batch_stride, outer_stride| crate::lt::Layout {
             transposed,
             ld: 10,
             batch_stride,

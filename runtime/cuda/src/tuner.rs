@@ -10,9 +10,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::tuning::{Choice, Machine, TuningFile};
 use hypatia_cache::{Cache, Store};
 use hypatia_tensor::error::Result;
-use crate::tuning::{Choice, Machine, TuningFile};
 
 /// What is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

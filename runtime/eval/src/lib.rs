@@ -26,9 +26,9 @@ use hypatia_dsl::ir::OpBody;
 use hypatia_dsl::scalar::{Term, TermNode};
 use hypatia_dsl::shape::show_shape;
 
-use hypatia_tensor::error::{Error, Result};
 use hypatia_graph::prim::{Prim, elements, sizes};
 use hypatia_graph::{Graph, Node, NodeKind, Symbols, Value};
+use hypatia_tensor::error::{Error, Result};
 use hypatia_tensor::memory;
 use hypatia_tensor::tensor::Tensor;
 pub use value::{Data, RefTensor, Val, convert, wrap};

@@ -4,8 +4,8 @@ use hypatia_dsl::dtype::DType;
 
 use super::ops::Walk;
 use super::value::{Data, RefTensor, wrap};
-use hypatia_tensor::error::{Error, Result};
 use hypatia_graph::prim::elements;
+use hypatia_tensor::error::{Error, Result};
 
 fn product<T: Copy>((m, k, n): (usize, usize, usize), a: &[T], b: &[T], out: &mut [T], fma: impl Fn(T, T, T) -> T) {
     for i in 0..m {

@@ -9,8 +9,8 @@ use super::ops::Walk;
 use super::value::{RefTensor, Val, convert};
 use super::views::around;
 use super::{Mode, scalars};
-use hypatia_tensor::error::Result;
 use hypatia_graph::prim::Cumsum;
+use hypatia_tensor::error::Result;
 
 /// The smallest and the largest value of a type.
 fn extremes(dtype: DType) -> (Val, Val) {

@@ -3,8 +3,8 @@
 use half::{bf16, f16};
 use hypatia_dsl::dtype::DType;
 
-use hypatia_tensor::error::{Error, Result};
 use hypatia_graph::prim::elements;
+use hypatia_tensor::error::{Error, Result};
 use hypatia_tensor::tensor::Tensor;
 
 /// Elements of a [`RefTensor`].

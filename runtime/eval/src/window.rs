@@ -3,8 +3,8 @@
 use hypatia_dsl::dtype::DType;
 
 use super::value::{Data, RefTensor};
-use hypatia_tensor::error::{Error, Result};
 use hypatia_graph::prim::{Window, elements};
+use hypatia_tensor::error::{Error, Result};
 
 /// The indices behind position `i` of a shape.
 fn indices(shape: &[usize], mut i: usize) -> Vec<usize> {

@@ -10,8 +10,8 @@ use hypatia_dsl::scalar::{Term, TermNode};
 use serde::Serialize;
 
 use super::print::show_attr_short;
-use hypatia_tensor::error::Result;
 use crate::{Graph, Node, NodeKind, cluster, constant_nodes, show_term};
+use hypatia_tensor::error::Result;
 
 /// A fused kernel of a graph.
 #[derive(Clone, Debug, PartialEq, Serialize)]

@@ -8,8 +8,8 @@ use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::AttrValue;
 use hypatia_dsl::scalar::{Term, float};
 
-use hypatia_tensor::error::{Error, Result};
 use crate::{Graph, Value};
+use hypatia_tensor::error::{Error, Result};
 
 /// Adds an application of the op of that name.
 pub fn op(

@@ -21,8 +21,6 @@ mod regions;
 mod replace;
 mod specialize;
 mod term;
-#[cfg(test)]
-mod tests;
 mod unfold;
 mod validate;
 mod widen;

@@ -79,9 +79,10 @@ mod tests {
     use hypatia_dsl::dtype::DType;
 
     use super::*;
-    use hypatia_graph::Graph;
     use crate::language::Discriminant;
     use crate::lower::enter;
+    use hypatia_graph::Graph;
+    use hypatia_pipeline::FOLDER;
     use hypatia_testing::{program, ty};
 
     /// The same from all nodes.
@@ -102,7 +103,7 @@ mod tests {
         let (top, other) = (call(Tanh, &[sum]), call(Cos, &[s]));
         g.output("top", top);
         g.output("other", other);
-        let mut egraph = enter(&g, &hypatia_pipeline::FOLDER).unwrap().egraph;
+        let mut egraph = enter(&g, &FOLDER).unwrap().egraph;
         let mut below = BelowAll::default();
         let same = |egraph: &EGraph, below: &BelowAll| {
             let touched = egraph.analysis.touched.len();

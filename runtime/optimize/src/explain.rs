@@ -24,8 +24,8 @@ use super::matcher::{Match, MatchFacts, Miss, MissReason, Probe, search};
 use super::report::WRITTEN;
 use super::rewrites::{CompiledRule, SEARCH_LIMITS, Selection, compile};
 use super::session::Session;
-use hypatia_tensor::error::{Error, Result};
 use hypatia_graph::{ConstantFolder, Graph, NodeKind, show_number};
+use hypatia_tensor::error::{Error, Result};
 
 /// The answer.
 #[derive(Clone, Debug, PartialEq, Serialize)]

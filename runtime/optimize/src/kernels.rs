@@ -25,9 +25,12 @@ use super::apply::implements;
 use super::matcher::{attr_equal, normal_attr};
 use super::report::Open;
 use super::{Options, optimize};
+use hypatia_graph::{
+    Asked, Candidate, ConstantFolder, Graph, Instead, Kernels, Known, Matched, Node, NodeId, NodeKind, Product, Split,
+    Value, Way, constant_nodes,
+};
 use hypatia_target::device::Device;
 use hypatia_tensor::error::Result;
-use hypatia_graph::{Asked, Candidate, ConstantFolder, Graph, Instead, Kernels, Known, Matched, Node, NodeId, NodeKind, Product, Split, Value, Way, constant_nodes};
 
 /// The library's calls that compute an op with a body.
 pub(super) fn calls(program: &Program, op: OpId) -> Vec<KernelId> {

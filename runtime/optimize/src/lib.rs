@@ -42,9 +42,9 @@ use hypatia_dsl::approx::Approx;
 use hypatia_dsl::ir::{Program, Rule};
 use hypatia_dsl::kernel::short::Allowed;
 
+use hypatia_graph::{ConstantFolder, Graph};
 use hypatia_target::device::Device;
 use hypatia_tensor::error::Result;
-use hypatia_graph::{ConstantFolder, Graph};
 
 /// A rule behind `egg`'s traits: `Rewrite::from(rule)` runs under `egg`'s own `Runner`.
 pub type Rewrite = egg::Rewrite<language::Node, analysis::Context>;

@@ -17,8 +17,8 @@ use rustc_hash::{FxHashMap, FxHasher};
 use super::analysis::{Context, Leaf, Sort, has_several_results};
 use super::facts::{self, NumericFacts};
 use super::language::{EGraph, LeafId, Node, Payload};
-use hypatia_tensor::error::{Error, Result};
 use hypatia_graph::{ConstantFolder, Graph, Node as GraphNode, NodeId, NodeKind, Value};
+use hypatia_tensor::error::{Error, Result};
 use hypatia_tensor::tensor::Tensor;
 
 /// A graph inside an e-graph.

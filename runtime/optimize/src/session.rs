@@ -19,8 +19,8 @@ use super::report::{Firing, Report, Stage, Summary};
 use super::rewrites::{CompiledRule, SearchState, Selection, compile, oversized};
 use super::saturate::{Budget, Rejections, Seen, Trace, run};
 use super::{Optimized, Options};
-use hypatia_tensor::error::{Error, Result};
 use hypatia_graph::{ConstantFolder, Graph, Value};
+use hypatia_tensor::error::{Error, Result};
 
 /// A chosen graph inside the e-graph.
 #[derive(Clone, Debug, Default)]

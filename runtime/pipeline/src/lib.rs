@@ -12,13 +12,15 @@ use hypatia_dsl::ir::Program;
 use hypatia_dsl::kernel::short::Allowed;
 
 use hypatia_cpu::HostFolder;
-use hypatia_target::device::Device;
-use hypatia_tensor::error::Result;
 use hypatia_graph::{Constants, Graph};
 use hypatia_onnx::{export, import};
+use hypatia_optimize as optimize;
 use hypatia_optimize::cost::ASSUMED_SIZE;
-use hypatia_optimize::{self, Firing, Launches, Optimized};
-use hypatia_plan::{self, Plan, Shortened};
+use hypatia_optimize::{Firing, Launches, Optimized};
+use hypatia_plan as plan;
+use hypatia_plan::{Plan, Shortened};
+use hypatia_target::device::Device;
+use hypatia_tensor::error::Result;
 
 /// What computes constants.
 pub static FOLDER: HostFolder = HostFolder;

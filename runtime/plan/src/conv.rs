@@ -12,9 +12,9 @@ use hypatia_dsl::scalar::Term;
 use super::lower::{Lower, plain};
 use super::view::{View, row_major};
 use super::{Action, ConvStep, Place};
-use hypatia_tensor::error::{Error, Result};
 use hypatia_graph::prim::Window;
 use hypatia_graph::{Graph, Node, Value, builtin};
+use hypatia_tensor::error::{Error, Result};
 
 /// Filters from which on they are worth being neighbours in memory.
 const FEW: usize = 8;

@@ -162,10 +162,10 @@ mod tests {
     use hypatia_dsl::dtype::DType;
 
     use super::*;
-    use hypatia_target::device::Device;
-    use hypatia_graph::{Graph, Value};
-    use hypatia_pipeline;
     use crate::Options;
+    use crate::testing::planned;
+    use hypatia_graph::{Graph, Value};
+    use hypatia_target::device::Device;
     use hypatia_testing::{int, list, ty};
 
     /// Parts of one input, each turned about and flattened, which takes a copy.
@@ -179,7 +179,7 @@ mod tests {
             let y = g.call("exp", &[flat], &[]).unwrap()[0];
             g.output(format!("y{k}"), y);
         }
-        pipeline::plan(&g, &Options::new(Device::named(device).unwrap())).unwrap()
+        planned(&g, &Options::new(Device::named(device).unwrap())).unwrap()
     }
 
     /// Products of queries, keys and values that lie side by side, as one product leaves them.
@@ -204,7 +204,7 @@ mod tests {
         let y = g.builtin(BuiltinOp::Transpose, &[y], vec![list(&[0, 2, 1, 3])]).unwrap()[0];
         let y = g.builtin(BuiltinOp::Reshape, &[y], vec![list(&[8 * 128, 768])]).unwrap()[0];
         g.output("y", y);
-        let plan = pipeline::plan(&g, &Options::new(Device::named("h200").unwrap())).unwrap();
+        let plan = planned(&g, &Options::new(Device::named("h200").unwrap())).unwrap();
         assert_eq!((copies(&plan), plan.launches()), (0, 2), "{plan}");
         let kinds = |step: &Step| match &step.action {
             Action::Either(e) => e.apart.iter().map(|s| matches!(s.action, Action::Copy)).collect::<Vec<_>>(),
@@ -228,7 +228,7 @@ mod tests {
             if also {
                 g.output("y", y);
             }
-            copies(&pipeline::plan(&g, &Options::new(Device::named("h200").unwrap())).unwrap())
+            copies(&planned(&g, &Options::new(Device::named("h200").unwrap())).unwrap())
         };
         assert_eq!([with(&[0, 2, 1, 3], true), with(&[0, 1, 3, 2], false), with(&[2, 0, 1, 3], false)], [1, 1, 0]);
     }

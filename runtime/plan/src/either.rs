@@ -10,8 +10,8 @@ use super::lower::Lower;
 use super::prepare::Call;
 use super::view::row_major;
 use super::{Action, EitherStep, GemmStep, Place, Step, View};
-use hypatia_tensor::error::{Error, Result};
 use hypatia_graph::{Node, NodeId, Value};
+use hypatia_tensor::error::{Error, Result};
 
 impl Lower<'_> {
     /// A node that the library computes in one call: its first two operands are those of a product, the others what the

@@ -10,8 +10,6 @@
 
 mod batch;
 mod buffers;
-#[cfg(test)]
-mod constants_tests;
 mod conv;
 mod copies;
 mod either;
@@ -20,6 +18,8 @@ mod prepare;
 mod print;
 mod rows;
 mod short;
+#[cfg(test)]
+mod testing;
 #[cfg(test)]
 mod tests;
 mod unrolled;
@@ -38,10 +38,10 @@ use hypatia_dsl::kernel::short::Allowed;
 use hypatia_dsl::kernel::{PointwiseKernel, Reduction, RowLayout, RowwiseKernel};
 use hypatia_dsl::scalar::{Term, TermNode};
 
-use hypatia_target::device::Device;
-use hypatia_tensor::error::{Error, Result};
 use hypatia_graph::prim::{Cumsum, Window};
 use hypatia_graph::{Constants, Graph, scale};
+use hypatia_target::device::Device;
+use hypatia_tensor::error::{Error, Result};
 use hypatia_tensor::memory;
 use hypatia_tensor::tensor::Tensor;
 pub use print::{Note, Noted, note};

@@ -19,9 +19,11 @@ use super::rows::Rows;
 use super::view::{View, collapse, row_major};
 use super::wrapped::wrapped;
 use super::{Action, Buffer, BufferId, GemmStep, Options, Place, Plan, PlanInput, PointwiseStep, Step};
-use hypatia_tensor::error::{Error, Result};
 use hypatia_graph::prim::{Prim, elements, sizes};
-use hypatia_graph::{Candidate, Graph, Kernels, Known, Node, NodeId, NodeKind, Product, Value, Way, builtin, cluster, is_pointwise};
+use hypatia_graph::{
+    Candidate, Graph, Kernels, Known, Node, NodeId, NodeKind, Product, Value, Way, builtin, cluster, is_pointwise,
+};
+use hypatia_tensor::error::{Error, Result};
 use hypatia_tensor::tensor::Tensor;
 
 /// A plan in the making.

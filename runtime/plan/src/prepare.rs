@@ -14,10 +14,10 @@ use hypatia_dsl::typing::TensorType;
 
 use super::Options;
 use super::rows::Rows;
-use hypatia_target::device::Device;
-use hypatia_tensor::error::{Error, Result};
 use hypatia_graph::prim::sizes;
 use hypatia_graph::{Candidate, Constants, Graph, Instead, Known, Node, NodeId, NodeKind, Way, constant_nodes};
+use hypatia_target::device::Device;
+use hypatia_tensor::error::{Error, Result};
 
 /// What computes the defined ops of a graph.
 #[derive(Default)]

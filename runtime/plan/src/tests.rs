@@ -7,11 +7,12 @@ use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::Program;
 
 use super::{Action, Options, Place, Plan};
-use hypatia_target::device::Device;
+use crate::testing::planned;
 use hypatia_graph::{Graph, Value};
-use hypatia_library;
-use hypatia_optimize;
-use hypatia_pipeline;
+use hypatia_library as library;
+use hypatia_optimize as optimize;
+use hypatia_pipeline as pipeline;
+use hypatia_target::device::Device;
 use hypatia_tensor::tensor::Tensor;
 use hypatia_testing::ty;
 
@@ -42,7 +43,7 @@ fn linear(scalars: &[&str], dtype: DType, target: &str) -> Plan {
     g.output("y", v);
     let options = optimize::Options { device: device(target), ..optimize::Options::default() };
     let fused = pipeline::optimize(&g, &options).unwrap();
-    pipeline::plan(&fused.graph, &Options::new(device(target))).unwrap()
+    planned(&fused.graph, &Options::new(device(target))).unwrap()
 }
 
 #[test]
@@ -85,12 +86,12 @@ fn pointwise_work_is_one_launch_and_a_region_may_have_several_results() {
     let c = g.call("mul", &[b, a], &[]).unwrap()[0];
     g.output("b", b);
     g.output("c", c);
-    let plan = pipeline::plan(&g, &Options::new(Device::cpu())).unwrap();
+    let plan = planned(&g, &Options::new(Device::cpu())).unwrap();
     assert_eq!(plan.launches(), 1, "{plan}");
     assert_eq!(plan.steps[0].writes.len(), 2);
     // Without clustering each node is a launch.
     let options = Options { cluster: false, ..Options::new(Device::cpu()) };
-    assert_eq!(pipeline::plan(&g, &options).unwrap().launches(), 3);
+    assert_eq!(planned(&g, &options).unwrap().launches(), 3);
 }
 
 #[test]
@@ -103,7 +104,7 @@ fn a_region_does_not_close_over_a_node_between_its_members() {
     let s = g.call("sum", &[a], &[("axes", axes)]).unwrap()[0];
     let c = g.call("div", &[a, s], &[]).unwrap()[0];
     g.output("c", c);
-    let plan = pipeline::plan(&g, &Options::new(Device::cpu())).unwrap();
+    let plan = planned(&g, &Options::new(Device::cpu())).unwrap();
     assert_eq!(plan.launches(), 3, "{plan}");
 }
 
@@ -129,7 +130,7 @@ fn pointwise_work_side_by_side_reads_its_operands_once() {
         let sum = if same_shape { sum } else { g.call("add", &[sum, row], &[]).unwrap()[0] };
         g.output("sum", sum);
         g.output("difference", difference);
-        pipeline::plan(&g, &Options::new(Device::cpu())).unwrap().launches()
+        planned(&g, &Options::new(Device::cpu())).unwrap().launches()
     };
     assert_eq!((launches(false, true), launches(true, true), launches(false, false)), (1, 3, 2));
 }
@@ -140,7 +141,7 @@ fn rowwise_ops_are_one_launch() {
     let x = g.input("x", ty(DType::F32, &[8, 16]));
     let y = g.call("softmax", &[x], &[]).unwrap()[0];
     g.output("y", y);
-    let plan = pipeline::plan(&g, &Options::new(Device::cpu())).unwrap();
+    let plan = planned(&g, &Options::new(Device::cpu())).unwrap();
     assert!(matches!(plan.steps.as_slice(), [s] if matches!(s.action, Action::Rowwise(_))), "{plan}");
 }
 
@@ -220,7 +221,7 @@ fn live_buffers_do_not_overlap() {
             g.output(format!("y{i}"), *v);
         }
         for cluster in [true, false] {
-            let plan = pipeline::plan(&g, &Options { cluster, ..Options::new(Device::cpu()) }).unwrap();
+            let plan = planned(&g, &Options { cluster, ..Options::new(Device::cpu()) }).unwrap();
             check_places(&plan);
         }
     }

@@ -16,8 +16,8 @@ use super::lower::Lower;
 use super::rows::fitted;
 use super::view::View;
 use super::{Action, ConvStep, GemmStep};
-use hypatia_tensor::error::{Error, Result};
 use hypatia_graph::{Known, Node};
+use hypatia_tensor::error::{Error, Result};
 use hypatia_tensor::tensor::Tensor;
 
 /// Filters of a group below which each result is a sum of its own: a product of so few rows leaves matrix units idle.

@@ -315,10 +315,10 @@ mod tests {
     use hypatia_dsl::dtype::DType;
 
     use super::*;
-    use hypatia_target::device::Device;
-    use hypatia_graph::Graph;
-    use hypatia_pipeline;
     use crate::Options;
+    use crate::testing::planned;
+    use hypatia_graph::Graph;
+    use hypatia_target::device::Device;
     use hypatia_testing::{list, program, ty};
 
     /// Two products, sums of their elements, and a pointwise chain that works in place.
@@ -333,7 +333,7 @@ mod tests {
         let e = g.builtin(BuiltinOp::Concat, &[d, d], vec![0.into()]).unwrap()[0];
         g.output("y", e);
         g.output("a", a);
-        pipeline::plan(&g, &Options::new(Device::cpu())).unwrap()
+        planned(&g, &Options::new(Device::cpu())).unwrap()
     }
 
     fn refused(why: &str, plant: impl FnOnce(&mut Plan)) {

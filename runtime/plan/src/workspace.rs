@@ -9,8 +9,8 @@ use hypatia_dsl::kernel::{CumsumKernel, SORT_TILE};
 use super::lower::Lower;
 use super::view::View;
 use super::{Action, Step};
-use hypatia_tensor::error::Result;
 use hypatia_graph::prim::Cumsum;
+use hypatia_tensor::error::Result;
 
 /// Lines side by side from which on each has a thread.
 const SIDE_BY_SIDE: usize = 32;

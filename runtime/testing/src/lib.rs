@@ -1,6 +1,8 @@
 //! What tests of several modules share: a Program that holds the builtins, and a few scalars and ops.
 #![allow(clippy::unwrap_used)]
 
+pub mod random;
+
 use std::sync::Arc;
 
 use hypatia_dsl::builtin::{BuiltinOp, BuiltinScalar};

@@ -21,9 +21,9 @@ use super::generate::{Instance, Reject, Try, reject};
 use super::range::leaves_range;
 use super::values::Flavour;
 use hypatia_eval::{Data, Mode, RefTensor, Val, evaluate};
-use hypatia_tensor::error::{Error, Result};
 use hypatia_graph::instantiate::Numbers;
 use hypatia_graph::{Graph, Instantiator, NodeKind, Value, show_number};
+use hypatia_tensor::error::{Error, Result};
 use hypatia_tensor::tensor::Tensor;
 
 /// What was seen of a rule on one instance.

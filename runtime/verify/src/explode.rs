@@ -19,10 +19,10 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use super::folds::folded;
-use hypatia_tensor::error::{Error, Result};
 use hypatia_graph::constant_nodes;
 use hypatia_graph::instantiate::Numbers;
 use hypatia_graph::{Graph, Node, NodeId, NodeKind, Value};
+use hypatia_tensor::error::{Error, Result};
 use hypatia_tensor::tensor::Tensor;
 
 /// A noisy graph, made of f64 nodes, with the same inputs (converted to f64) and outputs.

@@ -12,10 +12,10 @@ use super::differ::Difference;
 use super::generate::Instance;
 use super::range::leaves_range_outside;
 use hypatia_eval::RefTensor;
-use hypatia_tensor::error::Result;
 use hypatia_graph::{Graph, GraphFacts, Instantiator, NodeKind, Value, constant_value, splat};
 use hypatia_optimize::folded::{Folded, Operand, Place, is_of_values, number_loss, smallest_normal};
 use hypatia_pipeline::FOLDER;
+use hypatia_tensor::error::Result;
 use hypatia_tensor::tensor::Tensor;
 
 /// What a constant that the right side computes would lose.

@@ -21,11 +21,11 @@ use super::values::Flavour;
 use super::{Options, seed_of};
 use hypatia_cpu::Executor;
 use hypatia_eval::{Mode, RefTensor, evaluate};
+use hypatia_graph::{Graph, show_number};
+use hypatia_pipeline as pipeline;
+use hypatia_plan as plan;
 use hypatia_target::device::Device;
 use hypatia_tensor::error::{Error, Result};
-use hypatia_graph::{Graph, show_number};
-use hypatia_pipeline;
-use hypatia_plan;
 use hypatia_tensor::tensor::Tensor;
 
 /// Choices that are tried for each case.

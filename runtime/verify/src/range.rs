@@ -12,10 +12,10 @@ use std::cell::OnceCell;
 use super::check::{FACTOR, Scatter, evaluate_exactly};
 use super::differ::tolerance;
 use hypatia_eval::{Mode, RefTensor, evaluate};
-use hypatia_tensor::error::Result;
 use hypatia_graph::constant_nodes;
 use hypatia_graph::instantiate::Numbers;
 use hypatia_graph::{Graph, NodeId};
+use hypatia_tensor::error::Result;
 use hypatia_tensor::tensor::Tensor;
 
 /// The rounding of f32, in which kernels compute.

@@ -19,22 +19,22 @@ use hypatia_dsl::typing::TensorType;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use hypatia_cpu::Executor;
-use hypatia_eval::{Mode, RefTensor, evaluate};
-use hypatia_target::device::Device;
-use hypatia_tensor::error::{Error, Result};
-use hypatia_graph::instantiate::Numbers;
-use hypatia_graph::{Env, Graph, Instantiator, NodeId, NodeKind, Symbols, Value, show_number};
-use hypatia_tensor::memory;
-use hypatia_optimize::cost::ASSUMED_SIZE;
-use hypatia_optimize::explain::no_such_rule;
-use hypatia_optimize::{Optimized, Options};
-use hypatia_pipeline;
-use hypatia_plan;
-use hypatia_tensor::tensor::Tensor;
 use crate::check::same_meaning;
 use crate::differ::{Difference, far_apart, position};
 use crate::range::{Meaning, leaves_range_outside};
+use hypatia_cpu::Executor;
+use hypatia_eval::{Mode, RefTensor, evaluate};
+use hypatia_graph::instantiate::Numbers;
+use hypatia_graph::{Env, Graph, Instantiator, NodeId, NodeKind, Symbols, Value, show_number};
+use hypatia_optimize::cost::ASSUMED_SIZE;
+use hypatia_optimize::explain::no_such_rule;
+use hypatia_optimize::{Optimized, Options};
+use hypatia_pipeline as pipeline;
+use hypatia_plan as plan;
+use hypatia_target::device::Device;
+use hypatia_tensor::error::{Error, Result};
+use hypatia_tensor::memory;
+use hypatia_tensor::tensor::Tensor;
 
 /// Lines of a graph that a failing test shows.
 const MAX_LINES: usize = 60;

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use hypatia_target::device::Device;
 use hypatia::error::{Error, Result};
 use hypatia::executor::{Executor, OnGpu};
 use hypatia::graph::Graph;
@@ -13,6 +12,7 @@ use hypatia::{Tensor, library};
 use hypatia_dsl::builtin::{BuiltinOp, BuiltinScalar};
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::typing::TensorType;
+use hypatia_target::device::Device;
 
 use super::suite::noise;
 

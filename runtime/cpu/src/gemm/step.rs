@@ -18,8 +18,8 @@ use crate::interp::{BLOCK, Code, Dst, Feed, part, read, repeat};
 use crate::last::Patches;
 use crate::pointwise::{Input, gather};
 use crate::threads::{Address, Local, Team};
-use hypatia_tensor::error::{Error, Result};
 use hypatia_plan::{ConvStep, GemmStep, View, collapse};
+use hypatia_tensor::error::{Error, Result};
 use hypatia_tensor::tensor::Tensor;
 
 /// Rows and columns of a tile at most: with [`super::K_BLOCK`], its operands stay in the second-level cache.

@@ -10,8 +10,8 @@
 use cudarc::driver::result;
 
 use super::{Executor, Graph, Instance, Resident, failed};
-use hypatia_tensor::error::{Error, Result};
 use hypatia_plan::Place;
+use hypatia_tensor::error::{Error, Result};
 
 /// Sets of addresses whose graphs are kept.
 const KEPT: usize = 16;

@@ -6,8 +6,8 @@
 
 use super::foreign::Foreign;
 use super::{Executor, Instance, failed};
-use hypatia_tensor::error::{Error, Result};
 use hypatia_plan::{Place, View};
+use hypatia_tensor::error::{Error, Result};
 use hypatia_tensor::tensor::Tensor;
 
 /// Where a tensor lies on the device.

@@ -9,8 +9,8 @@
 //! (docs/adr/0013-long-sums-in-parts.md).
 
 use super::{Algorithm, Description, Epilogue, Lt, Matrix, Product, sys};
-use hypatia_tensor::error::Result;
 use hypatia_dsl::dtype::DType;
+use hypatia_tensor::error::Result;
 
 /// Terms that an accumulator of f32 takes one after another, at most.
 const LONGEST: usize = 1536;

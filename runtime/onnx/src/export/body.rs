@@ -9,10 +9,10 @@ use hypatia_dsl::dtype::DType;
 use hypatia_dsl::shape::{Dim, DimFactor, Symbol};
 use prost::bytes::Bytes;
 
-use hypatia_tensor::error::{Error, Result};
 use crate::import::onnx::proto::attribute_proto::AttributeType;
 use crate::import::onnx::proto::tensor_proto::DataType;
 use crate::import::onnx::proto::{AttributeProto, NodeProto, TensorProto};
+use hypatia_tensor::error::{Error, Result};
 use hypatia_tensor::tensor::Tensor;
 
 /// Where the values of sizes come from.

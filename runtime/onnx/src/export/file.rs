@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 
 use prost::Message;
 
-use hypatia_tensor::error::{Error, Result};
 use crate::import::onnx::proto::tensor_proto::DataLocation;
 use crate::import::onnx::proto::{ModelProto, StringStringEntryProto};
+use hypatia_tensor::error::{Error, Result};
 
 /// Weights of that size in all go to a file of their own.
 const LARGEST: usize = 1 << 30;

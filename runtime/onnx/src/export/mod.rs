@@ -17,12 +17,12 @@ mod term;
 #[cfg(test)]
 mod tests;
 
-pub use hypatia_graph::fusions::Fusion;
 pub use file::write;
+pub use hypatia_graph::fusions::Fusion;
 pub use model::{Export, export};
 
-use hypatia_tensor::error::Result;
 use hypatia_graph::{ConstantFolder, Graph};
+use hypatia_tensor::error::Result;
 
 /// The fused kernels of a graph: those that do the work of more than one operation, equal ones once.
 pub fn fusions(graph: &Graph, folder: &'static dyn ConstantFolder) -> Result<Vec<Fusion>> {

@@ -12,14 +12,14 @@ use prost::Message;
 
 use super::body::{Body, Sizes, code, tensor_proto};
 use super::ops::Call;
-use hypatia_tensor::error::{Error, Result};
-use hypatia_graph::fusions::{Fusion, Group, groups};
 use crate::import::onnx::proto::tensor_shape_proto::{Dimension, dimension};
 use crate::import::onnx::proto::{
     FunctionProto, GraphProto, ModelProto, OperatorSetIdProto, TensorProto, TensorShapeProto, TypeProto,
     ValueInfoProto, type_proto,
 };
+use hypatia_graph::fusions::{Fusion, Group, groups};
 use hypatia_graph::{ConstantFolder, Constants, Graph, NodeId, NodeKind, Value};
+use hypatia_tensor::error::{Error, Result};
 
 /// The version of the standard ops that is written.
 const OPSET: i64 = 20;

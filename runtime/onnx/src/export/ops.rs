@@ -12,8 +12,8 @@ use hypatia_dsl::typing::TensorType;
 
 use super::body::{Attr, Body};
 use super::term::{Leaves, computed_in};
-use hypatia_tensor::error::{Error, Result};
 use hypatia_graph::{Graph, Node, NodeKind};
+use hypatia_tensor::error::{Error, Result};
 
 /// A node, and the names of its operands.
 pub(super) struct Call<'a> {

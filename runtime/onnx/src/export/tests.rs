@@ -11,15 +11,15 @@ use hypatia_dsl::typing::TensorType;
 use prost::Message;
 
 use super::*;
-use hypatia_eval::{Mode, evaluate};
 use crate::import::{self, load_bytes};
-use hypatia_graph::{GraphBuilder, Var};
-use hypatia_optimize::Options;
-use hypatia_pipeline;
-use hypatia_pipeline::FOLDER;
+use hypatia_eval::{Mode, evaluate};
 use hypatia_graph::{Graph, shape};
+use hypatia_graph::{GraphBuilder, Var};
+use hypatia_library as library;
+use hypatia_optimize::Options;
+use hypatia_pipeline as pipeline;
+use hypatia_pipeline::FOLDER;
 use hypatia_tensor::{Tensor, npz};
-use hypatia_library::library;
 
 /// The graph as a model, read back.
 fn back(graph: &Graph) -> (Export, Graph) {

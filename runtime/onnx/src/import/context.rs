@@ -15,8 +15,8 @@ use hypatia_dsl::typing::TensorType;
 use super::attrs::Attrs;
 use super::symbolic::{LARGEST, Sym};
 use super::tensor::Bad;
-use hypatia_tensor::error::Error;
 use hypatia_graph::{ConstantFolder, Graph, Node, NodeId, NodeKind, Value, constant_value};
+use hypatia_tensor::error::Error;
 use hypatia_tensor::tensor::Tensor;
 
 /// Nodes of an expression over constants at most.

@@ -31,8 +31,8 @@ use std::sync::Arc;
 use hypatia_dsl::ir::Program;
 use hypatia_dsl::typing::TensorType;
 
-use hypatia_tensor::error::Result;
 use hypatia_graph::{ConstantFolder, Graph};
+use hypatia_tensor::error::Result;
 use hypatia_tensor::tensor::Tensor;
 
 pub use tables::{Supported, supported};

@@ -22,8 +22,8 @@ use super::symbolic::{LARGEST, Sym};
 use super::tables;
 use super::types::{Declared, Size, contradiction, declared};
 use super::{Import, Options, tensor};
-use hypatia_tensor::error::{Error, Result, TypeFault};
 use hypatia_graph::{ConstantFolder, Graph};
+use hypatia_tensor::error::{Error, Result, TypeFault};
 use hypatia_tensor::tensor::Tensor;
 
 /// Opset versions of the default domain that are understood.

@@ -7,10 +7,10 @@ use egg::{Id, RewriteScheduler, Runner, SearchMatches, StopReason};
 use hypatia_dsl::builtin::BuiltinOp;
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::{Program, RuleSetId};
+use hypatia_pipeline::FOLDER;
 
 use super::laws::{apply, matmul, ty, weight};
 use super::library::{axes, library, with_rules};
-use hypatia_graph::Graph;
 use crate::analysis::Context;
 use crate::cost::CostModel;
 use crate::extract::extract;
@@ -21,7 +21,7 @@ use crate::rewrites::{SearchState, Selection, compile};
 use crate::saturate::{Budget, Rejections, Seen, run};
 use crate::session::BuiltProblem;
 use crate::{CompiledRule, Options, Rewrite, rewrites};
-use hypatia_pipeline::FOLDER;
+use hypatia_graph::Graph;
 
 /// Lets rules about any pointwise region wait until no other rule changes anything, as our loop
 /// does.

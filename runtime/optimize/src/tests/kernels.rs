@@ -1,17 +1,19 @@
 //! Lists of kernels: what stands in them, what sizes decide, and that the planner takes the first
 //! that holds.
 
+use crate::optimize;
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::shape::Dim;
 use hypatia_dsl::typing::TensorType;
+use hypatia_pipeline as pipeline;
+use hypatia_pipeline::FOLDER;
 
-use hypatia_target::device::Device;
-use hypatia_graph::{Graph, Way};
 use crate::Options;
+use hypatia_graph::{Graph, Way};
+use hypatia_library as library;
+use hypatia_plan as plan;
+use hypatia_target::device::Device;
 use hypatia_tensor::tensor::Tensor;
-use hypatia_library::library;
-use hypatia_pipeline::pipeline;
-use hypatia_plan::plan;
 
 /// `y = gelu_tanh(x @ w + b)` and the slope of such a layer, whose columns are `n`.
 fn layers(n: Dim) -> Graph {
@@ -40,7 +42,7 @@ fn options() -> Options {
 
 #[test]
 fn what_sizes_decide_is_listed_and_told() {
-    let out = pipeline::optimize(&layers(Dim::symbol("n")), &options()).unwrap();
+    let out = optimize(&layers(Dim::symbol("n")), &options(), &FOLDER).unwrap();
     let text = out.graph.to_text();
     let lines: Vec<&str> = text.lines().filter(|l| l.trim_start().starts_with("kernels: ")).collect();
     let wanted = [
@@ -51,20 +53,20 @@ fn what_sizes_decide_is_listed_and_told() {
     assert_eq!(out.report.open.len(), lines.len(), "{}", out.report);
     assert!(out.report.to_string().contains("sizes that are not known yet decide these kernels"), "{}", out.report);
     // With the sizes nothing is open.
-    let fixed = pipeline::optimize(&layers(Dim::from(256)), &options()).unwrap();
+    let fixed = optimize(&layers(Dim::from(256)), &options(), &FOLDER).unwrap();
     assert!(!fixed.graph.to_text().contains("kernels: ") && fixed.report.open.is_empty(), "{}", fixed.graph);
 }
 
 /// The list of a graph on symbolic sizes leads to the plan that the graph on those sizes has.
 #[test]
 fn the_planner_takes_the_first_that_holds() {
-    let symbolic = pipeline::optimize(&layers(Dim::symbol("n")), &options()).unwrap().graph;
+    let symbolic = optimize(&layers(Dim::symbol("n")), &options(), &FOLDER).unwrap().graph;
     let plan_options = plan::Options::new(options().device);
     let mut kinds = Vec::new();
     for n in [256, 250] {
         let sized = symbolic.specialize(&[("n".into(), n)].into_iter().collect()).unwrap();
         let listed = pipeline::plan(&sized, &plan_options).unwrap();
-        let fixed = pipeline::optimize(&layers(Dim::from(n)), &options()).unwrap().graph;
+        let fixed = optimize(&layers(Dim::from(n)), &options(), &FOLDER).unwrap().graph;
         let wanted = pipeline::plan(&fixed, &plan_options).unwrap();
         let kernels = |p: &plan::Plan| p.steps.iter().map(|s| s.kernel).collect::<Vec<_>>();
         assert_eq!(kernels(&listed), kernels(&wanted), "{listed}\n{wanted}");
@@ -85,7 +87,7 @@ fn the_last_candidate_is_unconditional() {
     let biased = g.call("add", &[m, b], &[]).unwrap()[0];
     let y = g.call("sin", &[biased], &[]).unwrap()[0];
     g.output("y", y);
-    let out = pipeline::optimize(&g, &options()).unwrap();
+    let out = optimize(&g, &options(), &FOLDER).unwrap();
     let listed: Vec<_> = out.graph.nodes.iter().filter(|n| !n.kernels.list.is_empty()).collect();
     let [product] = listed.as_slice() else { panic!("{}", out.graph) };
     let last = product.kernels.list.last().unwrap();

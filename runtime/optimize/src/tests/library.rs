@@ -3,21 +3,21 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::optimize;
 use hypatia_dsl::builtin::BuiltinOp;
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::{AttrValue, Program};
 use hypatia_dsl::shape::Dim;
 use hypatia_dsl::source::SourceFile;
 use hypatia_dsl::typing::TensorType;
+use hypatia_pipeline::FOLDER;
 
 use super::laws::{apply, check, count, matmul, ty, weight};
-use hypatia_target::device::Device;
-use hypatia_graph::{Graph, Value};
-use hypatia_library;
 use crate::explain::why_not;
 use crate::{Options, Stop};
-use hypatia_pipeline;
-use hypatia_pipeline::FOLDER;
+use hypatia_graph::{Graph, Value};
+use hypatia_library as library;
+use hypatia_target::device::Device;
 
 pub(super) fn library() -> Arc<Program> {
     library::load(&[]).unwrap()
@@ -86,7 +86,7 @@ fn an_epilogue_without_a_kernel_costs_a_pass() {
         .iter()
         .map(|d| {
             let options = Options { device: Device::named(d).unwrap(), ..Options::default() };
-            let out = pipeline::optimize(&g, &options).unwrap();
+            let out = optimize(&g, &options, &FOLDER).unwrap();
             out.graph.validate().unwrap();
             out.report.after.micros / out.report.before.micros
         })
@@ -160,7 +160,7 @@ fn a_ruleset_without_end_leaves_the_others_their_budgets() {
     g.output("s", s);
     g.output("e", e);
     let out =
-        pipeline::optimize(&g, &Options { approx: hypatia_dsl::approx::Approx::All, ..Options::default() }).unwrap();
+        optimize(&g, &Options { approx: hypatia_dsl::approx::Approx::All, ..Options::default() }, &FOLDER).unwrap();
     let stage = |name: &str| out.report.stages.iter().find(|s| s.ruleset == name).unwrap();
     assert_eq!(stage("grow").stop, Stop::Nodes, "{}", out.report);
     assert!(stage("after").fired > 0, "{}", out.report);
@@ -178,7 +178,7 @@ fn a_long_sum_of_products_ends_by_counted_work() {
         sum = Some(sum.map_or(product, |s| apply(&mut g, "add", &[s, product])));
     }
     g.output("y", sum.unwrap());
-    let out = pipeline::optimize(&g, &Options { max_time: Duration::from_secs(600), ..Options::default() }).unwrap();
+    let out = optimize(&g, &Options { max_time: Duration::from_secs(600), ..Options::default() }, &FOLDER).unwrap();
     out.graph.validate().unwrap();
     assert!(out.report.stages.iter().any(|s| s.stop == Stop::Work), "{}", out.report);
     assert_eq!(out.report.after.ops, 150, "{}", out.report);
@@ -229,7 +229,7 @@ fn parts_that_are_results_are_copied_and_cost_it() {
             }
             g.output(format!("y{n}"), y);
         }
-        let out = pipeline::optimize(&g, &Options::default()).unwrap();
+        let out = optimize(&g, &Options::default(), &FOLDER).unwrap();
         count(&out, "gather")
     };
     // Where something reads the parts, they are views; as results each would be a copy, and two look-ups are cheaper.

@@ -9,12 +9,12 @@ use hypatia_dsl::ir::{AttrValue, Program};
 use hypatia_dsl::shape::Dim;
 use hypatia_dsl::source::SourceFile;
 use hypatia_dsl::typing::TensorType;
+use hypatia_pipeline::FOLDER;
 
-use hypatia_graph::{Graph, Value};
-use hypatia_library;
 use crate::Options;
 use crate::explain::why_not;
-use hypatia_pipeline::FOLDER;
+use hypatia_graph::{Graph, Value};
+use hypatia_library as library;
 use hypatia_tensor::tensor::Tensor;
 
 fn program() -> Arc<Program> {

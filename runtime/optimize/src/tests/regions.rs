@@ -2,15 +2,17 @@
 
 use std::sync::Arc;
 
+use crate::optimize;
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::Program;
+use hypatia_pipeline::FOLDER;
 
 use super::laws::{apply, check, count, matmul, ty, weight};
 use super::library::with_rules;
-use hypatia_graph::{Graph, Value};
 use crate::Options;
-use hypatia_pipeline;
-use hypatia_verify::{self, Status, verify_rule};
+use hypatia_graph::{Graph, Value};
+use hypatia_verify as verify;
+use hypatia_verify::{Status, verify_rule};
 
 const RULES: &str = "
 ruleset t { until = fixpoint; }
@@ -67,7 +69,7 @@ fn two_operands_of_one_work() {
     let h = apply(&mut g, "sub", &[h, bias]);
     let y = apply(&mut g, "div", &[m, h]);
     g.output("y", y);
-    let out = pipeline::optimize(&g, &off).unwrap();
+    let out = optimize(&g, &off, &FOLDER).unwrap();
     out.graph.validate().unwrap();
     // One product alone is no match of two.
     assert!(!out.report.firings.iter().any(|f| f.rule == "t::both"), "{}", out.report);
@@ -83,7 +85,7 @@ fn work_is_built_again_over_tensors() {
     let y = apply(&mut g, "add", &[y, t]);
     let y = apply(&mut g, "mul", &[y, f]);
     g.output("y", y);
-    let out = pipeline::optimize(&g, &options()).unwrap();
+    let out = optimize(&g, &options(), &FOLDER).unwrap();
     out.graph.validate().unwrap();
     let firing = out.report.firings.iter().find(|f| f.rule == "t::floors");
     assert!(firing.is_some(), "{}", out.report);

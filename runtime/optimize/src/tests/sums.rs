@@ -3,15 +3,16 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use crate::optimize;
 use hypatia_dsl::builtin::BuiltinOp;
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::Program;
+use hypatia_pipeline::FOLDER;
 
 use super::laws::{apply, check, count, ty, weight};
 use super::library::{axes, library, with_rules};
-use hypatia_graph::{Graph, Value};
 use crate::Options;
-use hypatia_pipeline;
+use hypatia_graph::{Graph, Value};
 use hypatia_tensor::tensor::Tensor;
 
 /// A product or sum of numbered operands, as a tree.
@@ -153,7 +154,7 @@ fn sum_of(program: &Arc<Program>, names: &[&str], tree: &Tree, dtype: DType) -> 
         .collect();
     let y = build(&mut g, "add", tree, &leaves);
     g.output("y", y);
-    let out = pipeline::optimize(&g, &Options::default()).unwrap();
+    let out = optimize(&g, &Options::default(), &FOLDER).unwrap();
     out.graph.validate().unwrap();
     (count(&out, "pay"), out.graph.to_text())
 }
@@ -185,7 +186,7 @@ fn a_repeated_operand_joins_terms_that_stand_apart() {
         let (s, c) = (apply(&mut g, "sin", &[x]), apply(&mut g, "cos", &[x]));
         let y = build(&mut g, "mul", &tree, &[s, a, c, b]);
         g.output("y", y);
-        let out = pipeline::optimize(&g, &Options::default()).unwrap();
+        let out = optimize(&g, &Options::default(), &FOLDER).unwrap();
         out.graph.validate().unwrap();
         assert_eq!(count(&out, "sinh2"), 1, "{tree:?}\n{}", out.graph);
     }
@@ -217,7 +218,7 @@ fn a_partial_sum_that_others_need_is_left_whole() {
     let y = apply(&mut g, "mul", &[part, c]);
     g.output("part", part);
     g.output("y", y);
-    let out = pipeline::optimize(&g, &Options::default()).unwrap();
+    let out = optimize(&g, &Options::default(), &FOLDER).unwrap();
     assert_eq!(count(&out, "sinh2"), 0, "{}", out.graph);
 }
 
@@ -240,7 +241,7 @@ fn integers_group_exactly() {
             .collect();
         let y = build(&mut g, "add", &tree, &leaves);
         g.output("y", y);
-        let out = pipeline::optimize(&g, &Options::default()).unwrap();
+        let out = optimize(&g, &Options::default(), &FOLDER).unwrap();
         assert_eq!(count(&out, "pick"), 1, "{tree:?}\n{}", out.graph);
     }
 }
@@ -255,7 +256,7 @@ fn a_half_is_no_integer() {
         let c = g.constant(Tensor::from_f64(dtype, &[], &[f64::from(value)]).unwrap());
         let y = apply(&mut g, "mul", &[x, c]);
         g.output("y", y);
-        let out = pipeline::optimize(&g, &Options::default()).unwrap();
+        let out = optimize(&g, &Options::default(), &FOLDER).unwrap();
         assert!(
             out.report.firings.iter().any(|f| f.rule.starts_with("t::")) == fires,
             "{value} {dtype}: {}",
@@ -278,7 +279,7 @@ fn long_sums_stay_cheap() {
         y = apply(&mut g, "add", &[y, x]);
     }
     g.output("y", y);
-    let out = pipeline::optimize(&g, &Options::default()).unwrap();
+    let out = optimize(&g, &Options::default(), &FOLDER).unwrap();
     out.graph.validate().unwrap();
     let nodes = out.report.stages.iter().map(|s| s.nodes).max().unwrap();
     assert!(out.report.complete() && nodes < 20_000, "{nodes} nodes\n{}", out.report);

@@ -3,14 +3,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::optimize;
 use hypatia_dsl::approx::Approx;
 use hypatia_dsl::dtype::DType;
+use hypatia_pipeline::FOLDER;
 
 use super::laws::{apply, residual_stream, ty, weight};
-use hypatia_graph::{Graph, Value};
-use hypatia_library;
 use crate::{Options, Report, Stop};
-use hypatia_pipeline;
+use hypatia_graph::{Graph, Value};
+use hypatia_library as library;
 use hypatia_testing::int;
 
 /// A chain of one operator, made by a function of the last value, an input, and the number of the link.
@@ -50,7 +51,7 @@ fn all(report: &Report) -> usize {
 
 fn grows_linearly(name: &str, link: Link, sizes: [usize; 3], work: fn(&Report) -> usize) {
     let done = sizes.map(|n| {
-        let report = pipeline::optimize(&chain(link, n), &Options::default()).unwrap().report;
+        let report = optimize(&chain(link, n), &Options::default(), &FOLDER).unwrap().report;
         assert!(report.stages.iter().all(|s| s.stop != Stop::Time), "{name}: {report}");
         work(&report)
     });
@@ -77,7 +78,7 @@ fn work_grows_linearly_where_every_link_fires_rules() {
 fn steps_end_a_run_at_the_same_place_each_time() {
     let g = residual_stream(2);
     let run = |max_steps| {
-        let out = pipeline::optimize(&g, &Options { max_steps, ..Options::default() }).unwrap();
+        let out = optimize(&g, &Options { max_steps, ..Options::default() }, &FOLDER).unwrap();
         (out.graph.to_string(), out.report)
     };
     let (_, whole) = run(None);
@@ -104,7 +105,7 @@ fn a_ruleset_may_bound_its_steps() {
         let x = g.input("x", ty(DType::F32, &[4]));
         let y = apply(&mut g, "sin", &[x]);
         g.output("y", y);
-        let report = pipeline::optimize(&g, &Options { approx: Approx::All, max_nodes: 400, ..Options::default() })
+        let report = optimize(&g, &Options { approx: Approx::All, max_nodes: 400, ..Options::default() }, &FOLDER)
             .unwrap()
             .report;
         let stage = report.stages.iter().find(|s| s.ruleset == "own").unwrap().clone();
@@ -118,7 +119,7 @@ fn a_ruleset_may_bound_its_steps() {
 
 #[test]
 fn the_backstop_is_named_where_it_fires() {
-    let report = pipeline::optimize(&chain(BIASES, 60), &Options { max_time: Duration::ZERO, ..Options::default() })
+    let report = optimize(&chain(BIASES, 60), &Options { max_time: Duration::ZERO, ..Options::default() }, &FOLDER)
         .unwrap()
         .report;
     assert!(report.stages.iter().all(|s| s.stop == Stop::Time) && !report.complete(), "{report}");

@@ -4,13 +4,13 @@ use prost::Message;
 use rand::{Rng, SeedableRng};
 
 use super::{models, program};
-use hypatia_tensor::error::Error;
 use crate::import::onnx::proto::{
     AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto,
     TensorShapeProto, TypeProto, ValueInfoProto, attribute_proto::AttributeType, tensor_shape_proto, type_proto,
 };
 use crate::import::{Options, load_bytes};
 use hypatia_pipeline::FOLDER;
+use hypatia_tensor::error::Error;
 
 pub(super) fn value(name: &str, elem: i32, dims: &[i64]) -> ValueInfoProto {
     let dim = |d: &i64| tensor_shape_proto::Dimension {

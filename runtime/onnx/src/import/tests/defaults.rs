@@ -12,8 +12,8 @@ use super::super::onnx::proto::{AttributeProto, ModelProto, NodeProto};
 use super::super::{Options, load_bytes, supported};
 use super::ops::{Case, cases, check};
 use super::{models, program};
-use hypatia_tensor::error::Error;
 use hypatia_pipeline::FOLDER;
+use hypatia_tensor::error::Error;
 
 /// Default values by op, version of its definition, and name.
 type Defaults = BTreeMap<String, BTreeMap<i64, BTreeMap<String, BTreeMap<String, Value>>>>;

@@ -8,10 +8,10 @@ use super::super::onnx::proto::{
 };
 use super::bad::value;
 use super::{execute, program};
-use hypatia_tensor::error::Error;
-use hypatia_graph::Graph;
 use crate::import::{Options, load_bytes};
+use hypatia_graph::Graph;
 use hypatia_pipeline::FOLDER;
+use hypatia_tensor::error::Error;
 use hypatia_tensor::tensor::Tensor;
 
 fn text(name: &str, s: &str) -> AttributeProto {

@@ -20,12 +20,12 @@ use hypatia_dsl::ir::Program;
 
 use super::{Options, load_with, supported};
 use hypatia_cpu::Executor;
+use hypatia_graph::Graph;
+use hypatia_pipeline as pipeline;
+use hypatia_pipeline::FOLDER;
+use hypatia_plan as plan;
 use hypatia_target::device::Device;
 use hypatia_tensor::error::Result;
-use hypatia_graph::Graph;
-use hypatia_pipeline;
-use hypatia_pipeline::FOLDER;
-use hypatia_plan;
 use hypatia_tensor::tensor::Tensor;
 
 pub(super) fn models() -> PathBuf {

@@ -9,8 +9,8 @@ use super::super::onnx::proto::{GraphProto, ModelProto, OperatorSetIdProto, Valu
 use super::bad::value;
 use super::masks::{ints, node};
 use super::{execute, program};
-use hypatia_eval::{Mode, evaluate};
 use crate::import::{Options, load_bytes};
+use hypatia_eval::{Mode, evaluate};
 use hypatia_pipeline::FOLDER;
 use hypatia_tensor::tensor::Tensor;
 

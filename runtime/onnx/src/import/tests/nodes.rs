@@ -16,9 +16,9 @@ use super::super::onnx::proto::{ModelProto, TensorProto};
 use super::super::{Options, load_bytes, supported, tensor};
 use super::{execute, models, program};
 use hypatia_eval::{Mode, evaluate};
+use hypatia_pipeline::FOLDER;
 use hypatia_tensor::error::Error;
 use hypatia_tensor::npz;
-use hypatia_pipeline::FOLDER;
 use hypatia_tensor::tensor::Tensor;
 
 /// A case as it lies in the archive.

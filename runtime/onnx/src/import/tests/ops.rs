@@ -6,12 +6,12 @@ use std::path::Path;
 use hypatia_dsl::dtype::DType;
 
 use super::{execute, models, program};
-use hypatia_eval::{Mode, evaluate};
-use hypatia_tensor::error::Error;
 use crate::import::{Options, load_bytes};
-use hypatia_tensor::npz;
-use hypatia_pipeline;
+use hypatia_eval::{Mode, evaluate};
+use hypatia_pipeline as pipeline;
 use hypatia_pipeline::FOLDER;
+use hypatia_tensor::error::Error;
+use hypatia_tensor::npz;
 use hypatia_tensor::tensor::Tensor;
 
 /// One model with its inputs and expected outputs.

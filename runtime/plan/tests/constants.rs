@@ -1,5 +1,5 @@
 //! What is computed when a plan is made has the bits that a run gives.
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, missing_docs)]
 
 use std::sync::Arc;
 
@@ -9,11 +9,11 @@ use hypatia_dsl::ir::AttrValue;
 use rand::prelude::*;
 use rand_chacha::ChaCha8Rng;
 
-use super::{Action, Options};
 use hypatia_cpu::Executor;
-use hypatia_target::device::Device;
 use hypatia_graph::{Graph, Value};
-use hypatia_pipeline;
+use hypatia_pipeline as pipeline;
+use hypatia_plan::{Action, Options};
+use hypatia_target::device::Device;
 use hypatia_tensor::tensor::Tensor;
 use hypatia_testing::{int, list, program, ty};
 

@@ -1,5 +1,5 @@
 //! Tests of the graph core over the embedded library.
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, missing_docs)]
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -9,12 +9,13 @@ use hypatia_dsl::ir::{AttrValue, OpBody, Program};
 use hypatia_dsl::shape::Dim;
 use hypatia_dsl::typing::TensorType;
 
-use super::{Graph, NodeKind};
 use hypatia_eval::{Mode, evaluate};
+use hypatia_graph::{Graph, NodeKind};
 use hypatia_tensor::tensor::Tensor;
 
 fn library() -> Arc<Program> {
-    static LIBRARY: std::sync::LazyLock<Arc<Program>> = std::sync::LazyLock::new(|| hypatia_library::load(&[]).unwrap());
+    static LIBRARY: std::sync::LazyLock<Arc<Program>> =
+        std::sync::LazyLock::new(|| hypatia_library::load(&[]).unwrap());
     LIBRARY.clone()
 }
 

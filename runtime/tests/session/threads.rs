@@ -1,8 +1,8 @@
 //! Many threads at once: one model and several, of equal and of different shapes, on the host and on a GPU.
-#![allow(clippy::unwrap_used)]
 
 use std::collections::HashMap;
 use std::sync::{Arc, Barrier, Mutex};
+use std::time::Duration;
 
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::shape::Dim;
@@ -10,10 +10,13 @@ use hypatia_dsl::typing::TensorType;
 use rand::prelude::*;
 use rand_chacha::ChaCha8Rng;
 
+use hypatia::session::{Compiled, Model, Options};
 use hypatia_eval::{Mode, evaluate};
 use hypatia_graph::Graph;
-use crate::session::{Compiled, Model, Options};
 use hypatia_tensor::tensor::Tensor;
+
+use super::gpu;
+use hypatia_cuda::tuner::Tuner;
 
 const WIDTH: usize = 24;
 /// Rows of an input; each number of them has a plan of its own.
@@ -90,5 +93,15 @@ pub(crate) fn many_threads(options: &Options) {
 fn many_threads_share_models_and_plans_on_the_host() {
     for threads in [1, 3] {
         many_threads(&Options { threads, ..Options::default() });
+    }
+}
+
+/// Threads that share models, plans and the device, as those of a server do.
+#[test]
+fn many_threads_share_models_and_plans_on_a_gpu() {
+    let Some(gpu) = gpu(15) else { return };
+    for measured in [Duration::ZERO, Duration::from_secs(5)] {
+        let on = Options::default().on(gpu.clone(), Tuner::forgetful(measured));
+        many_threads(&Options { verdicts: None, ..on });
     }
 }
