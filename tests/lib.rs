@@ -3,12 +3,12 @@
 
 use std::sync::Arc;
 
-use hypatia::Graph;
-use hypatia::dsl::dtype::DType;
-use hypatia::dsl::ir::{Program, ScalarBody, ScalarId};
-use hypatia::dsl::shape::Dim;
-use hypatia::dsl::typing::TensorType;
-use hypatia::graph::Value;
+use hypatia_dsl::dtype::DType;
+use hypatia_dsl::ir::{Program, ScalarBody, ScalarId};
+use hypatia_dsl::shape::Dim;
+use hypatia_dsl::typing::TensorType;
+use hypatia_graph::Graph;
+use hypatia_graph::Value;
 use rand::prelude::*;
 use rand_chacha::ChaCha8Rng;
 

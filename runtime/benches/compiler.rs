@@ -14,9 +14,10 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 use std::hint::black_box;
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use hypatia::optimize::Options;
-use hypatia::pipeline::optimize;
-use hypatia::{Graph, library};
+use hypatia_graph::Graph;
+use hypatia_library as library;
+use hypatia_optimize::Options;
+use hypatia_pipeline::optimize;
 
 /// Milliseconds of saturation and of extraction, and what came out, for the reader of the log.
 fn describe(name: &str, graph: &Graph, options: &Options) {

@@ -3,38 +3,23 @@
 //! In: a plan, and the device it was made for. Out: results of runs. Holds always: the CPU and the GPU take the same
 //! [`Plan`] type and give tensors of the host.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use crate::gpu::OnGpu;
 use hypatia_cpu as cpu;
+#[cfg(feature = "cuda")]
 use hypatia_cuda as cuda;
-use hypatia_cuda::Gpu;
-use hypatia_cuda::tuner::Tuner;
 use hypatia_plan::{Note, Plan};
 use hypatia_tensor::error::Result;
 use hypatia_tensor::tensor::Tensor;
-
-/// A GPU, and how algorithms are chosen on it.
-#[derive(Clone, Debug)]
-pub struct OnGpu {
-    /// The GPU.
-    pub gpu: Arc<Gpu>,
-    /// Chooses the algorithms of products.
-    pub tuner: Arc<Mutex<Tuner>>,
-}
-
-impl OnGpu {
-    /// The same GPU, algorithms as the library guesses: for plans that run once.
-    pub fn untuned(&self) -> OnGpu {
-        OnGpu { gpu: self.gpu.clone(), tuner: Arc::new(Mutex::new(Tuner::forgetful(Duration::ZERO))) }
-    }
-}
 
 /// Runs a plan.
 pub enum Executor {
     /// On the host.
     Cpu(Box<cpu::Executor>),
     /// On a GPU.
+    #[cfg(feature = "cuda")]
     Cuda(Box<cuda::Executor>),
 }
 
@@ -42,10 +27,7 @@ impl Executor {
     /// An executor on that GPU, or on the host with so many threads (0 means one for each core).
     pub fn new(plan: Arc<Plan>, gpu: Option<&OnGpu>, threads: usize) -> Result<Executor> {
         Ok(match gpu {
-            Some(on) => {
-                let mut tuner = on.tuner.lock().unwrap_or_else(PoisonError::into_inner);
-                Executor::Cuda(Box::new(cuda::Executor::new(plan, on.gpu.clone(), &mut tuner)?))
-            }
+            Some(on) => on.executor(plan)?,
             None => Executor::Cpu(Box::new(cpu::Executor::new(plan, threads)?)),
         })
     }
@@ -54,6 +36,7 @@ impl Executor {
     pub fn plan(&self) -> &Plan {
         match self {
             Executor::Cpu(e) => e.plan(),
+            #[cfg(feature = "cuda")]
             Executor::Cuda(e) => e.plan(),
         }
     }
@@ -62,6 +45,7 @@ impl Executor {
     pub fn notes(&self) -> Vec<Note> {
         match self {
             Executor::Cpu(_) => Vec::new(),
+            #[cfg(feature = "cuda")]
             Executor::Cuda(e) => e.notes(),
         }
     }
@@ -70,6 +54,7 @@ impl Executor {
     pub fn run(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
         match self {
             Executor::Cpu(e) => e.run(inputs),
+            #[cfg(feature = "cuda")]
             Executor::Cuda(e) => e.run(inputs),
         }
     }
@@ -87,14 +72,17 @@ impl Executor {
                 results.iter().zip(outputs).for_each(|(from, to)| to.bytes_mut().copy_from_slice(from.bytes()));
                 Ok(())
             }
+            #[cfg(feature = "cuda")]
             Executor::Cuda(e) => e.run_into(inputs, outputs),
         }
     }
 
     /// Memory on the device for runs whose operands stay there; `None` on the host.
+    #[cfg(feature = "cuda")]
     pub fn resident(&self) -> Result<Option<cuda::Resident<'_>>> {
         match self {
             Executor::Cpu(_) => Ok(None),
+            #[cfg(feature = "cuda")]
             Executor::Cuda(e) => e.resident().map(Some),
         }
     }
@@ -104,14 +92,17 @@ impl Executor {
     pub fn run_timed(&self, inputs: &[Tensor], times: &mut [Duration]) -> Result<Vec<Tensor>> {
         match self {
             Executor::Cpu(e) => e.run_timed(inputs, times),
+            #[cfg(feature = "cuda")]
             Executor::Cuda(e) => e.run(inputs),
         }
     }
 
     /// A stopwatch for replays on the device; `None` on the host.
+    #[cfg(feature = "cuda")]
     pub fn timer(&self, inputs: &[Tensor]) -> Result<Option<cuda::Timer<'_>>> {
         match self {
             Executor::Cpu(_) => Ok(None),
+            #[cfg(feature = "cuda")]
             Executor::Cuda(e) => e.timer(inputs).map(Some),
         }
     }
@@ -120,6 +111,7 @@ impl Executor {
     pub fn threads(&self) -> usize {
         match self {
             Executor::Cpu(e) => e.threads(),
+            #[cfg(feature = "cuda")]
             Executor::Cuda(_) => 1,
         }
     }
@@ -131,6 +123,7 @@ impl Executor {
                 1 => "CPU, 1 thread".to_string(),
                 n => format!("CPU, {n} threads"),
             },
+            #[cfg(feature = "cuda")]
             Executor::Cuda(e) => e.gpu().describe(),
         }
     }

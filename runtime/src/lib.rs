@@ -37,31 +37,48 @@
 //!
 //! A model file is loaded by [`session::Model::load`], with the rules of [`library::load`].
 
-pub mod compare;
+mod compare;
 pub mod executor;
+#[cfg(feature = "cuda")]
+pub mod gpu;
+#[cfg(not(feature = "cuda"))]
+#[path = "no_gpu.rs"]
+pub mod gpu;
+#[doc(hidden)]
 pub mod precision;
 pub mod session;
+#[doc(hidden)]
 pub mod verdict;
 
-pub use hypatia_cache as cache;
-pub use hypatia_cpu as cpu;
+#[cfg(feature = "cuda")]
+#[doc(no_inline)]
 pub use hypatia_cuda as cuda;
-pub use hypatia_cuda::{generate, lowering, tuner, tuning};
+#[cfg(feature = "cuda")]
+#[doc(no_inline)]
+pub use hypatia_cuda::tuner;
 #[doc(no_inline)]
 pub use hypatia_dsl as dsl;
-pub use hypatia_eval as eval;
+#[doc(no_inline)]
 pub use hypatia_graph as graph;
-#[doc(hidden)]
-pub use hypatia_graph::generated;
 pub use hypatia_graph::{Graph, shape};
+#[doc(no_inline)]
 pub use hypatia_library as library;
 pub use hypatia_macros::hypatia_rules;
-pub use hypatia_onnx as onnx;
+#[doc(no_inline)]
 pub use hypatia_optimize as optimize;
+#[doc(no_inline)]
 pub use hypatia_pipeline as pipeline;
-pub use hypatia_plan as plan;
 #[doc(no_inline)]
 pub use hypatia_target::device;
-pub use hypatia_tensor::{Error, Tensor, error, memory, npz, tensor, weights};
-pub use hypatia_verify as verify;
-pub use hypatia_verify::test_runner;
+pub use hypatia_tensor::{Error, Result, Tensor};
+#[doc(no_inline)]
+pub use hypatia_tensor::{npz, weights};
+
+/// What the code that `hypatia_rules!` generates calls. Not for direct use.
+#[doc(hidden)]
+pub mod generate {
+    pub use hypatia_templates::cuda::{CudaSource, EmitError};
+    pub use hypatia_templates::instances::instantiate;
+}
+#[doc(hidden)]
+pub use hypatia_graph::generated;

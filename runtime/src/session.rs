@@ -7,21 +7,23 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
+#[cfg(feature = "onnx")]
 use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use hypatia_dsl::dtype::DType;
+#[cfg(feature = "onnx")]
 use hypatia_dsl::ir::Program;
 
 use crate::device::Device;
-use crate::executor::{Executor, OnGpu};
+use crate::executor::Executor;
+use crate::gpu::OnGpu;
 use crate::verdict::{self, Memory, Subject, Verdict};
 use hypatia_cache::{Cache, Store};
-use hypatia_cuda::Gpu;
-use hypatia_cuda::nvrtc::Nvrtc;
-use hypatia_cuda::tune::machine;
-use hypatia_cuda::tuner::Tuner;
+#[cfg(feature = "cuda")]
+use hypatia_cuda::{Gpu, tuner::Tuner};
 use hypatia_graph::{Constants, Graph, NodeKind};
+#[cfg(feature = "onnx")]
 use hypatia_onnx::import;
 use hypatia_optimize as optimize;
 use hypatia_optimize::{Optimized, Report};
@@ -85,10 +87,11 @@ impl Default for Options {
 impl Options {
     /// The same, on that GPU, with that choice of algorithms: costs are those of the GPU's profile, verdicts are kept in
     /// the user's cache.
+    #[cfg(feature = "cuda")]
     pub fn on(mut self, gpu: Arc<Gpu>, tuner: Tuner) -> Options {
         self = self.remembering();
         self.optimize.device = gpu.profile();
-        self.gpu = Some(OnGpu { gpu, tuner: Arc::new(Mutex::new(tuner)) });
+        self.gpu = Some(OnGpu::new(gpu, tuner));
         self
     }
 
@@ -249,19 +252,21 @@ impl Planner {
     fn ahead(&self, graph: &Graph) -> Option<Arc<Plan>> {
         let on = self.gpu.as_ref()?;
         let plan = self.build(graph, false).ok()?;
-        hypatia_cuda::Executor::ahead(&plan, &on.gpu).ok()?;
+        on.compile_ahead(&plan).ok()?;
         Some(plan)
     }
 }
 
 impl Model {
     /// Loads a model file.
+    #[cfg(feature = "onnx")]
     pub fn load(path: &Path, program: Arc<Program>, options: Options) -> Result<Model> {
         Ok(Model::new(pipeline::load(path, program, &import::Options::default())?.graph, options))
     }
 
     /// Loads a model file whose dynamic sizes are those of these inputs: for models whose shapes cannot be
     /// worked out without them.
+    #[cfg(feature = "onnx")]
     pub fn load_for(
         path: &Path,
         program: Arc<Program>,
@@ -405,7 +410,7 @@ impl Model {
 
     fn compile_new(&self, inputs: &[(String, Tensor)], ordered: &[Tensor]) -> Result<Compiled> {
         let gpu = self.options.gpu.as_ref();
-        let planner = self.planner(gpu.map_or_else(Device::cpu, |on| on.gpu.profile()), gpu);
+        let planner = self.planner(gpu.map_or_else(Device::cpu, |on| on.profile()), gpu);
         let ahead = self.ahead.lock().unwrap_or_else(PoisonError::into_inner).take();
         let ahead = ahead.filter(|a| {
             a.shapes == shapes(ordered) && a.optimize == self.options.optimize && a.plan == planner.options
@@ -502,10 +507,7 @@ impl Model {
     fn memory(&self, given: &Graph, fused: &Graph) -> Option<Memory> {
         let place = match &self.options.gpu {
             None => verdict::host(self.options.threads),
-            Some(on) => {
-                let compiler = Nvrtc::get().map_or_else(|_| "none".to_string(), |n| format!("{:?}", n.version()));
-                format!("{}; NVRTC {compiler}", machine(&on.gpu))
-            }
+            Some(on) => on.place(),
         };
         // What a graph computes is in the graphs; how its products round is not.
         let allowed = self.options.optimize.allowed();

@@ -7,7 +7,8 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use hypatia::session::{Model, Options};
-use hypatia::{library, npz};
+use hypatia_library as library;
+use hypatia_tensor::npz;
 
 /// Counts what passes through.
 struct Counting;

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use hypatia::cache::{Cache, Key, KeyMaker, Kind, State, Store, private_folder};
+use hypatia_cache::{Cache, Key, KeyMaker, Kind, State, Store, private_folder};
 
 /// Processes at once, and how often each asks.
 const PROCESSES: usize = 64;

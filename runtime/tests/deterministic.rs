@@ -12,16 +12,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use hypatia::device::Device;
-use hypatia::dsl::dtype::DType;
-use hypatia::dsl::ir::Program;
-use hypatia::dsl::shape::Dim;
-use hypatia::dsl::typing::TensorType;
-use hypatia::graph::Value;
-use hypatia::optimize::Options;
-use hypatia::optimize::saturate::Budget;
-use hypatia::plan;
-use hypatia::{Graph, Tensor, library, pipeline};
+use hypatia_dsl::dtype::DType;
+use hypatia_dsl::ir::Program;
+use hypatia_dsl::shape::Dim;
+use hypatia_dsl::typing::TensorType;
+use hypatia_graph::Graph;
+use hypatia_graph::Value;
+use hypatia_library as library;
+use hypatia_optimize::Options;
+use hypatia_optimize::saturate::Budget;
+use hypatia_pipeline as pipeline;
+use hypatia_plan as plan;
+use hypatia_target::device::Device;
+use hypatia_tensor::Tensor;
 
 /// Where a child of this test writes what it planned.
 const FILE: &str = "HYPATIA_TEST_PLANS";

@@ -6,8 +6,8 @@ use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use hypatia::cuda::nvrtc::Nvrtc;
-use hypatia::generate::{Body, Instance};
+use hypatia_cuda::generate::{Body, Instance};
+use hypatia_cuda::nvrtc::Nvrtc;
 use hypatia_dsl::builtin::{BuiltinScalar, JOININGS, Joining};
 use hypatia_dsl::dtype::{DType, Kind};
 use hypatia_dsl::ir::{InView, Origin, Program, ScalarBody, ScalarDef};
@@ -317,9 +317,10 @@ fn every_builtin_access_and_reduction_compiles() {
 
 #[test]
 fn every_kernel_and_scalar_of_the_library_compiles() {
-    let program = hypatia::library::load(&[]).unwrap();
+    let program = hypatia_library::load(&[]).unwrap();
     let dtypes = [DType::F32, DType::F16, DType::BF16];
-    let (instances, skipped) = hypatia::generate::of_program(&program, &hypatia::generate::Scope::All, &dtypes);
+    let (instances, skipped) =
+        hypatia_cuda::generate::of_program(&program, &hypatia_cuda::generate::Scope::All, &dtypes);
     for s in &skipped {
         println!("CUDA library: no kernel of {}: {}", s.kernel, s.reason);
     }
@@ -333,9 +334,9 @@ fn every_kernel_and_scalar_of_the_library_compiles() {
 /// into packs and what does not, rows too long to be kept.
 #[test]
 fn rows_of_known_length_compile() {
-    let program = hypatia::library::load(&[]).unwrap();
+    let program = hypatia_library::load(&[]).unwrap();
     let (instances, _) =
-        hypatia::generate::of_program(&program, &hypatia::generate::Scope::All, &[DType::F32, DType::BF16]);
+        hypatia_cuda::generate::of_program(&program, &hypatia_cuda::generate::Scope::All, &[DType::F32, DType::BF16]);
     let mut kernels: Vec<(DType, RowwiseKernel)> = Vec::new();
     for i in instances {
         if let (Body::Rowwise(k), true) = (i.body, ["softmax_row", "add_layer_norm_row"].contains(&i.kernel.as_str())) {
@@ -381,9 +382,10 @@ fn rows_of_known_length_compile() {
 #[test]
 fn templates_of_users_compile() {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("templates/tiled_gemm.hyp");
-    let program = hypatia::library::load(std::slice::from_ref(&file)).unwrap();
-    let scope = hypatia::generate::Scope::Files(vec![file.display().to_string()]);
-    let (instances, skipped) = hypatia::generate::of_program(&program, &scope, &[DType::F32, DType::F16, DType::BF16]);
+    let program = hypatia_library::load(std::slice::from_ref(&file)).unwrap();
+    let scope = hypatia_cuda::generate::Scope::Files(vec![file.display().to_string()]);
+    let (instances, skipped) =
+        hypatia_cuda::generate::of_program(&program, &scope, &[DType::F32, DType::F16, DType::BF16]);
     let names: Vec<String> = instances.iter().map(|i| format!("{} {}", i.kernel, i.dtype)).collect();
     for wanted in ["tiled_gemm_TILE16 f16", "tiled_gemm_TILE32 bf16", "tiled_silu_TILE16 f32", "shares_warp f32"] {
         assert!(names.iter().any(|n| n == wanted), "{wanted} is not among {names:?}");

@@ -5,13 +5,13 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use hypatia::dsl::compile::{FileLoader, compile};
-use hypatia::dsl::dtype::DType;
-use hypatia::dsl::ir::Program;
-use hypatia::dsl::source::SourceFile;
-use hypatia::optimize::{self};
-use hypatia::pipeline;
+use hypatia_dsl::compile::{FileLoader, compile};
+use hypatia_dsl::dtype::DType;
+use hypatia_dsl::ir::Program;
+use hypatia_dsl::source::SourceFile;
 use hypatia_emit::{Options, text, tokens};
+use hypatia_optimize as optimize;
+use hypatia_pipeline as pipeline;
 use hypatia_templates::Checker;
 use hypatia_templates::instances::Scope;
 use hypatia_tests::random_graph;

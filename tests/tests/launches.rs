@@ -4,17 +4,18 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use hypatia::Tensor;
-use hypatia::device::Device;
-use hypatia::dsl::dtype::DType;
-use hypatia::graph::{Graph, NodeKind};
-use hypatia::onnx::import;
-use hypatia::optimize::Launches;
-use hypatia::optimize::{self};
-use hypatia::pipeline;
-use hypatia::plan;
 use hypatia::session::{Model, Options};
-use hypatia::{library, npz};
+use hypatia_dsl::dtype::DType;
+use hypatia_graph::{Graph, NodeKind};
+use hypatia_library as library;
+use hypatia_onnx::import;
+use hypatia_optimize as optimize;
+use hypatia_optimize::Launches;
+use hypatia_pipeline as pipeline;
+use hypatia_plan as plan;
+use hypatia_target::device::Device;
+use hypatia_tensor::Tensor;
+use hypatia_tensor::npz;
 use hypatia_tests::random_graph;
 
 fn models() -> Vec<PathBuf> {
@@ -110,14 +111,13 @@ fn every_target_is_counted_on_its_own_plan() {
 fn tests_count_what_is_run() {
     let text = "edition 1;\nuse core::*;\nuse nn::*;\nuse fuse::*;\n\
         test \"t\" { input x: f32[8, 16]; input w: f32[16, 4]; given softmax(gelu(matmul(x, w)) + 1); expect launches == 99; }\n";
-    let file =
-        hypatia::dsl::source::SourceFile { name: "t.hyp".into(), path: None, text: text.into(), embedded: false };
+    let file = hypatia_dsl::source::SourceFile { name: "t.hyp".into(), path: None, text: text.into(), embedded: false };
     let program = Arc::new(library::check(vec![file]).program.unwrap());
-    let failures = hypatia::test_runner::run_test(&program, program.tests.last().unwrap()).failures;
+    let failures = hypatia_verify::test_runner::run_test(&program, program.tests.last().unwrap()).failures;
     let mut g = Graph::new(program.clone());
     let input = |g: &mut Graph, name: &str, shape: &[i64]| {
         let shape = shape.iter().map(|d| (*d).into()).collect();
-        g.input(name, hypatia::dsl::typing::TensorType { dtype: DType::F32, shape })
+        g.input(name, hypatia_dsl::typing::TensorType { dtype: DType::F32, shape })
     };
     let (x, w) = (input(&mut g, "x", &[8, 16]), input(&mut g, "w", &[16, 4]));
     let m = g.call("matmul", &[x, w], &[]).unwrap()[0];

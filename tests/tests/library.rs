@@ -5,13 +5,13 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use hypatia::device::Device;
-use hypatia::library;
-use hypatia::optimize::Options;
-use hypatia::pipeline;
-use hypatia::test_runner::{given, run_test};
 use hypatia_dsl::ir::{Expect, Program};
 use hypatia_dsl::kernel::short::is_short;
+use hypatia_library as library;
+use hypatia_optimize::Options;
+use hypatia_pipeline as pipeline;
+use hypatia_target::device::Device;
+use hypatia_verify::test_runner::{given, run_test};
 
 /// Rules that nothing is nearly a case of, and why.
 const NO_NEAR_MISS: [(&str, &str); 2] = [

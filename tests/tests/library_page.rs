@@ -50,7 +50,7 @@ fn lines(program: &Program) -> Lines {
 fn patterns(out: &mut Lines) {
     for (name, text) in hypatia_rules::FILES {
         let file = SourceFile { name: format!("{name}.hyp"), path: None, text: (*text).into(), embedded: true };
-        let compiled = hypatia::library::check(vec![file]);
+        let compiled = hypatia_library::check(vec![file]);
         let lines = out.entry((*name).to_string()).or_default();
         for item in &compiled.files[0].items {
             match &item.kind {
@@ -96,7 +96,7 @@ fn page(program: &Program) -> String {
 
 #[test]
 fn the_page_is_not_stale() {
-    let program = hypatia::library::load(&[]).unwrap();
+    let program = hypatia_library::load(&[]).unwrap();
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/library.md");
     let wanted = page(&program);
     if std::env::var_os("UPDATE_LIBRARY_PAGE").is_some() {
@@ -109,7 +109,7 @@ fn the_page_is_not_stale() {
 /// Rules and ops without a word about them leave a reader alone.
 #[test]
 fn every_declaration_has_a_doc_comment() {
-    let program = hypatia::library::load(&[]).unwrap();
+    let program = hypatia_library::load(&[]).unwrap();
     let silent: Vec<String> = lines(&program)
         .into_values()
         .flatten()

@@ -18,7 +18,7 @@ fn root() -> PathBuf {
 
 /// Names that `rules/*.hyp` declare and that are not built in.
 fn declared_names() -> BTreeSet<String> {
-    let library = hypatia::library::load(&[]).unwrap();
+    let library = hypatia_library::load(&[]).unwrap();
     let ops = library.ops.iter().map(|o| o.name.clone()).filter(|n| BuiltinOp::from_name(n).is_none());
     let scalars = library.scalars.iter().map(|s| s.name.clone()).filter(|n| BuiltinScalar::from_name(n).is_none());
     ops.chain(scalars).filter(|n| BuiltinOp::from_name(n).is_none() && BuiltinScalar::from_name(n).is_none()).collect()

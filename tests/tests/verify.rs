@@ -7,11 +7,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use hypatia::test_runner::run_test;
-use hypatia::verify::mutate::mutants;
-use hypatia::verify::{Options, Status, first_failure, verify};
 use hypatia_dsl::ir::Program;
 use hypatia_dsl::source::SourceFile;
+use hypatia_verify::mutate::mutants;
+use hypatia_verify::test_runner::run_test;
+use hypatia_verify::{Options, Status, first_failure, verify};
 
 fn folder(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("verify").join(name)
@@ -26,10 +26,10 @@ fn hyp_files(dir: &Path) -> Vec<PathBuf> {
 
 fn compile(name: &str, text: &str) -> Arc<Program> {
     let file = SourceFile { name: name.into(), path: None, text: text.into(), embedded: false };
-    let compilation = hypatia::library::check(vec![file]);
+    let compilation = hypatia_library::check(vec![file]);
     match compilation.program {
         Some(p) => Arc::new(p),
-        None => panic!("{}\n{text}", hypatia::library::rejected(&compilation)),
+        None => panic!("{}\n{text}", hypatia_library::rejected(&compilation)),
     }
 }
 
@@ -231,7 +231,7 @@ fn right_rules_pass() {
 fn attributes_used_several_times_are_exercised() {
     let text = std::fs::read_to_string(folder("right").join("attributes.hyp")).unwrap();
     let program = compile("attributes.hyp", &text);
-    let folds = |o: &hypatia::dsl::ir::Origin| o.file == "attributes.hyp";
+    let folds = |o: &hypatia_dsl::ir::Origin| o.file == "attributes.hyp";
     for seed in [0, 1] {
         let report = verify(&program, &folds, &Options { seed, ..Options::default() }, &mut |_, _, _| {});
         let folds: Vec<_> = report.entries.iter().filter(|e| e.name.starts_with("fold::")).collect();
@@ -243,7 +243,7 @@ fn attributes_used_several_times_are_exercised() {
 /// The whole embedded library.
 #[test]
 fn the_library_is_verified() {
-    let program = hypatia::library::load(&[]).unwrap();
+    let program = hypatia_library::load(&[]).unwrap();
     let report = verify(&program, &|_| true, &Options::default(), &mut |_, _, _| {});
     assert!(report.passed(), "{}", report.to_text());
 }
@@ -293,7 +293,7 @@ const MEMBERS: usize = 2;
 /// mutants with the reason why it changes nothing.
 #[test]
 fn mutants_of_the_library_are_noticed() {
-    let program = hypatia::library::load(&[]).unwrap();
+    let program = hypatia_library::load(&[]).unwrap();
     let list = std::fs::read_to_string(folder("equivalent_mutants.txt")).unwrap();
     let mut equivalent: BTreeMap<String, String> = BTreeMap::new();
     for line in list.lines().filter(|l| !l.trim().is_empty() && !l.starts_with('#')) {

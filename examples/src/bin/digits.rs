@@ -8,9 +8,9 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use hypatia::error::{Error, Result};
 use hypatia::executor::Executor;
 use hypatia::session::{Comparison, Model, Options};
+use hypatia::{Error, Result};
 use hypatia::{Tensor, library, npz};
 
 fn main() -> std::process::ExitCode {

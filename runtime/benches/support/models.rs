@@ -7,12 +7,13 @@
 
 use std::sync::Arc;
 
-use hypatia::dsl::dtype::DType;
-use hypatia::dsl::ir::{AttrValue, Program};
-use hypatia::dsl::shape::Dim;
-use hypatia::dsl::typing::TensorType;
-use hypatia::graph::Value;
-use hypatia::{Graph, Tensor};
+use hypatia_dsl::dtype::DType;
+use hypatia_dsl::ir::{AttrValue, Program};
+use hypatia_dsl::shape::Dim;
+use hypatia_dsl::typing::TensorType;
+use hypatia_graph::Graph;
+use hypatia_graph::Value;
+use hypatia_tensor::Tensor;
 
 /// Sizes of a BERT encoder.
 #[derive(Clone, Copy)]

@@ -7,14 +7,17 @@ use std::time::{Duration, Instant};
 
 use anstream::eprintln;
 use clap::Args;
-use hypatia::cuda::{Timer, nvtx};
-use hypatia::error::{Error, Result};
-use hypatia::executor::{Executor, OnGpu};
-use hypatia::plan::note;
+use hypatia::executor::Executor;
+use hypatia::gpu::OnGpu;
 use hypatia::session::{CheckMode, Compiled, Model, Options};
-use hypatia::tuner::Effort;
-use hypatia::{Tensor, library, npz};
+use hypatia_cuda::tuner::Effort;
+use hypatia_cuda::{Timer, nvtx};
 use hypatia_dsl::ir::Program;
+use hypatia_library as library;
+use hypatia_plan::note;
+use hypatia_tensor::Tensor;
+use hypatia_tensor::error::{Error, Result};
+use hypatia_tensor::npz;
 use serde_json::{Value, json};
 
 use super::device::{Measuring, On, afterthoughts};

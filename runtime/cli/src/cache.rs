@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use clap::{Args, Subcommand};
-use hypatia::cache::{Cache as Kept, Kind, Seen, State, Store, is_sealed};
-use hypatia::error::{Error, Result};
-use hypatia::tuning::Choice;
 use hypatia::verdict::Verdict;
+use hypatia_cache::{Cache as Kept, Kind, Seen, State, Store, is_sealed};
+use hypatia_cuda::tuning::Choice;
+use hypatia_tensor::error::{Error, Result};
 use serde_json::{Value, json};
 
 use super::output::write_stdout;
@@ -234,7 +234,7 @@ fn files(folder: &Path) -> Vec<std::fs::Metadata> {
     let mut out = Vec::new();
     let mut open = vec![folder.to_path_buf()];
     while let Some(folder) = open.pop() {
-        for path in hypatia::cache::children(&folder, "") {
+        for path in hypatia_cache::children(&folder, "") {
             match std::fs::symlink_metadata(&path) {
                 Ok(m) if m.is_dir() => open.push(path),
                 Ok(m) => out.push(m),
@@ -268,7 +268,7 @@ fn entries(kept: &Kept) -> Result<Vec<Entry>> {
 
 /// Files that still stand in the folder; of a folder of entries, what is in it.
 fn left(folder: &Path) -> Vec<PathBuf> {
-    let children = |folder: &Path| hypatia::cache::children(folder, "");
+    let children = |folder: &Path| hypatia_cache::children(folder, "");
     let store = |p: &PathBuf| [Kind::Cubin, Kind::Choice, Kind::Verdict].iter().any(|k| p.ends_with(k.name()));
     let inside = |p: PathBuf| if store(&p) { children(&p) } else { vec![p] };
     children(folder).into_iter().flat_map(inside).collect()

@@ -3,13 +3,13 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use hypatia::error::Result;
-use hypatia::library;
 use hypatia_dsl::compile::Compilation;
 use hypatia_dsl::diag::{Diagnostic, Severity, has_errors};
 use hypatia_dsl::program_print::show_program;
 use hypatia_dsl::render::{self, Format};
 use hypatia_dsl::source::{SourceMap, Span};
+use hypatia_library as library;
+use hypatia_tensor::error::Result;
 
 use super::files::{Files, roots};
 use super::output::{stderr_has_color, write_stdout};

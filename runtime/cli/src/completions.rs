@@ -2,7 +2,7 @@
 
 use clap::Args;
 use clap_complete::Shell;
-use hypatia::error::Result;
+use hypatia_tensor::error::Result;
 
 use super::{Exit, Global};
 

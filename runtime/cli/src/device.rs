@@ -11,16 +11,17 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use hypatia::cache::Cache;
-use hypatia::cuda::tune::machine;
-use hypatia::cuda::{self, Gpu};
-use hypatia::error::{Error, Result};
-use hypatia::executor::OnGpu;
+use hypatia::gpu::OnGpu;
 use hypatia::session::{Model, Options};
-use hypatia::tuner::{Effort, Tuner};
-use hypatia::tuning::TuningFile;
+use hypatia_cache::Cache;
+use hypatia_cuda as cuda;
+use hypatia_cuda::Gpu;
+use hypatia_cuda::tune::machine;
+use hypatia_cuda::tuner::{Effort, Tuner};
+use hypatia_cuda::tuning::TuningFile;
 use hypatia_dsl::dtype::DType;
 use hypatia_target::device::Device;
+use hypatia_tensor::error::{Error, Result};
 
 /// Where to run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

@@ -3,8 +3,8 @@
 use anstream::println;
 use anstyle::{AnsiColor, Style};
 use clap::Args;
-use hypatia::cuda::probe::{self, Probe};
-use hypatia::error::Result;
+use hypatia_cuda::probe::{self, Probe};
+use hypatia_tensor::error::Result;
 
 use super::{Exit, Global, measured};
 

@@ -3,14 +3,14 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use hypatia::error::{Error, Result};
-use hypatia::library;
-use hypatia::onnx::import::{Supported, supported};
-use hypatia::optimize::explain::why_not;
-use hypatia::pipeline;
-use hypatia::tuning::TuningFile;
+use hypatia_cuda::tuning::TuningFile;
 use hypatia_dsl::ir::{OpBody, ScalarBody};
 use hypatia_dsl::program_print::{show_op_signature, show_scalar_signature};
+use hypatia_library as library;
+use hypatia_onnx::import::{Supported, supported};
+use hypatia_optimize::explain::why_not;
+use hypatia_pipeline as pipeline;
+use hypatia_tensor::error::{Error, Result};
 use serde_json::{Value, json};
 
 use super::inputs::warn_if_wrong;

@@ -1,8 +1,8 @@
 //! `hypatia explain CODE`: a diagnostic's code at length.
 
-use hypatia::error::{Error, Result};
 use hypatia_dsl::codes;
 use hypatia_dsl::diag::Code;
+use hypatia_tensor::error::{Error, Result};
 use serde_json::{Value, json};
 
 use super::Exit;

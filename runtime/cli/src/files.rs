@@ -6,12 +6,12 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use hypatia::error::{Error, Result};
-use hypatia::library;
 use hypatia_dsl::compile::Compilation;
 use hypatia_dsl::diag::{Code, Diagnostic};
 use hypatia_dsl::ir::Program;
 use hypatia_dsl::source::{SourceFile, SourceMap, Span};
+use hypatia_library as library;
+use hypatia_tensor::error::{Error, Result};
 
 /// The Programs of what a command was given, each with the names of its files: what is named is one, and of a folder each
 /// file is one that no other file there uses, with what it uses; the library's alone if there are no paths. A file is

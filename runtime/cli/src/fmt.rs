@@ -4,11 +4,11 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use hypatia::error::{Error, Result};
 use hypatia_dsl::diag::{Diagnostic, has_errors};
 use hypatia_dsl::fmt::format;
 use hypatia_dsl::parse::parse;
 use hypatia_dsl::source::{SourceFile, SourceMap};
+use hypatia_tensor::error::{Error, Result};
 
 use super::check::{OutputFormat, report};
 use super::files::Files;

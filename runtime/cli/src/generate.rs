@@ -5,16 +5,18 @@ use std::sync::Arc;
 
 use anstream::eprintln;
 use clap::{Args, ValueEnum};
-use hypatia::cuda::nvrtc::Nvrtc;
-use hypatia::error::{Error, Result};
-use hypatia::generate::{OfPlan, Request, Scope, of_plan, of_program, write};
-use hypatia::graph::Symbols;
-use hypatia::pipeline;
-use hypatia::plan::{self, Plan};
-use hypatia::{library, optimize};
+use hypatia_cuda::generate::{OfPlan, Request, Scope, of_plan, of_program, write};
+use hypatia_cuda::nvrtc::Nvrtc;
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::Program;
 use hypatia_emit as rust;
+use hypatia_graph::Symbols;
+use hypatia_library as library;
+use hypatia_optimize as optimize;
+use hypatia_pipeline as pipeline;
+use hypatia_plan as plan;
+use hypatia_plan::Plan;
+use hypatia_tensor::error::{Error, Result};
 
 use super::inputs::must_be_right;
 use super::model::{Firing, Sizes, device, must_be_model};

@@ -4,14 +4,14 @@ use std::fmt::Write;
 use std::path::Path;
 use std::sync::Arc;
 
-use hypatia::Tensor;
-use hypatia::error::{Error, Result};
-use hypatia::graph::{Graph, NodeKind, Symbols};
-use hypatia::optimize;
 use hypatia::session::{Model, Options, Refusal};
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::Program;
 use hypatia_dsl::shape::Dim;
+use hypatia_graph::{Graph, NodeKind, Symbols};
+use hypatia_optimize as optimize;
+use hypatia_tensor::Tensor;
+use hypatia_tensor::error::{Error, Result};
 use rand::prelude::*;
 use rand_chacha::ChaCha8Rng;
 

@@ -177,7 +177,7 @@ fn wants_json(command: &Command) -> bool {
     }
 }
 
-fn run(cli: &Cli) -> hypatia::error::Result<Exit> {
+fn run(cli: &Cli) -> hypatia_tensor::error::Result<Exit> {
     let global = &cli.global;
     match &cli.command {
         Command::Check(c) => c.run(global),

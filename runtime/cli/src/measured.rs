@@ -6,7 +6,7 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use hypatia::cuda::probe;
+use hypatia_cuda::probe;
 use serde_json::{Value, json};
 
 /// SHA-256 of the source, where the build was given it.

@@ -9,14 +9,16 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use clap::Args;
-use hypatia::Graph;
-use hypatia::error::{Error, Result};
-use hypatia::onnx::import;
-use hypatia::optimize::Options;
-use hypatia::{Tensor, library, npz};
 use hypatia_dsl::approx::Approx;
 use hypatia_dsl::ir::Program;
+use hypatia_graph::Graph;
+use hypatia_library as library;
+use hypatia_onnx::import;
+use hypatia_optimize::Options;
 use hypatia_target::device::Device;
+use hypatia_tensor::Tensor;
+use hypatia_tensor::error::{Error, Result};
+use hypatia_tensor::npz;
 
 /// Which rules may fire.
 #[derive(Args, Clone, Debug, Default)]
@@ -95,7 +97,7 @@ impl Sizes {
         }
         let shapes = inputs.iter().map(|(name, t)| (name.clone(), t.shape().to_vec())).collect();
         let options = import::Options { dims, shapes, ..import::Options::default() };
-        Ok(hypatia::pipeline::load(model, program, &options)?.graph)
+        Ok(hypatia_pipeline::load(model, program, &options)?.graph)
     }
 
     /// Inputs fix the sizes: what is given beside them must be the same.

@@ -3,11 +3,11 @@
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
-use hypatia::Graph;
-use hypatia::error::Result;
-use hypatia::onnx::export;
-use hypatia::optimize::Report;
-use hypatia::pipeline;
+use hypatia_graph::Graph;
+use hypatia_onnx::export;
+use hypatia_optimize::Report;
+use hypatia_pipeline as pipeline;
+use hypatia_tensor::error::Result;
 use serde_json::json;
 
 use super::inputs::{has_f16, must_be_right, warn_if_wrong};

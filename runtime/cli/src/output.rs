@@ -2,7 +2,7 @@
 
 use anstream::{AutoStream, eprintln};
 use anstyle::{AnsiColor, Style};
-use hypatia::Error;
+use hypatia_tensor::Error;
 use serde_json::{Value, json};
 
 use super::{ColorChoice, Exit};

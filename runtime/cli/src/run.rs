@@ -8,12 +8,14 @@ use std::time::{Duration, Instant};
 
 use anstream::eprintln;
 use clap::Args;
-use hypatia::cuda::nvtx;
-use hypatia::error::{Error, Result};
-use hypatia::graph::NodeKind;
 use hypatia::session::{CheckMode, Comparison, Compiled, Loosened, Model, Options, Tolerance};
-use hypatia::tuner::Effort;
-use hypatia::{Tensor, library, npz};
+use hypatia_cuda::nvtx;
+use hypatia_cuda::tuner::Effort;
+use hypatia_graph::NodeKind;
+use hypatia_library as library;
+use hypatia_tensor::Tensor;
+use hypatia_tensor::error::{Error, Result};
+use hypatia_tensor::npz;
 use serde_json::{Value, json};
 
 use super::device::{Measuring, On, Opening, Precision, afterthoughts};
@@ -438,7 +440,7 @@ fn median(mut run: impl FnMut() -> Result<Vec<Tensor>>) -> Result<(Duration, usi
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
-    use hypatia::dsl::dtype::DType;
+    use hypatia_dsl::dtype::DType;
 
     #[test]
     fn summaries_tell_what_is_no_number_apart() {

@@ -7,10 +7,10 @@ use std::time::Instant;
 use anstream::{eprintln, println};
 use anstyle::{AnsiColor, Style};
 use clap::Args;
-use hypatia::error::{Error, Result};
-use hypatia::optimize::Options;
-use hypatia::test_runner::run_test_with;
 use hypatia_dsl::ir::{Program, Test as Block};
+use hypatia_optimize::Options;
+use hypatia_tensor::error::{Error, Result};
+use hypatia_verify::test_runner::run_test_with;
 
 use super::model::Firing;
 use super::{Exit, Global, files};

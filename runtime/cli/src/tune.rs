@@ -7,13 +7,14 @@ use std::time::{Duration, Instant};
 
 use anstream::eprintln;
 use clap::Args;
-use hypatia::cuda::Gpu;
-use hypatia::cuda::tune::machine;
-use hypatia::error::{Error, Result};
 use hypatia::session::{Model, Options};
-use hypatia::tuner::{Effort, Tuner};
-use hypatia::tuning::{BESIDE, Choice, TuningFile};
-use hypatia::{library, npz};
+use hypatia_cuda::Gpu;
+use hypatia_cuda::tune::machine;
+use hypatia_cuda::tuner::{Effort, Tuner};
+use hypatia_cuda::tuning::{BESIDE, Choice, TuningFile};
+use hypatia_library as library;
+use hypatia_tensor::error::{Error, Result};
+use hypatia_tensor::npz;
 
 use super::device::{Precision, afterthoughts};
 use super::inputs::load_random;

@@ -5,9 +5,9 @@ use std::path::PathBuf;
 
 use anstream::println;
 use clap::Args;
-use hypatia::error::{Error, Result};
-use hypatia::verify::{Options, Report, verify};
 use hypatia_dsl::ir::Origin;
+use hypatia_tensor::error::{Error, Result};
+use hypatia_verify::{Options, Report, verify};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::{Exit, Global, files};

@@ -5,8 +5,8 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use hypatia::cache::{Cache, Key};
-use hypatia::tuning::{Choice, Machine, TuningFile};
+use hypatia_cache::{Cache, Key};
+use hypatia_cuda::tuning::{Choice, Machine, TuningFile};
 use serde_json::Value;
 
 /// The binary with that cache, and with no GPU whatever the machine has.

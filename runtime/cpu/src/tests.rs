@@ -4,12 +4,9 @@
 
 use std::sync::Arc;
 
-use hypatia_dsl::builtin::{BuiltinOp, BuiltinScalar, JOININGS};
-use hypatia_dsl::dtype::{DType, Kind};
-use hypatia_dsl::ir::{AttrValue, InView};
-use hypatia_dsl::scalar::{Term, TermNode};
-use rand::prelude::*;
-use rand_chacha::ChaCha8Rng;
+use hypatia_dsl::builtin::BuiltinOp;
+use hypatia_dsl::dtype::DType;
+use hypatia_dsl::ir::AttrValue;
 
 use super::Executor;
 use super::simd::{Isa, limit};

@@ -5,14 +5,18 @@
 //! and what compares the plans of two graphs. Holds always: whoever plans a model goes this way, so
 //! that one count of launches is told and run.
 
+#[cfg(feature = "onnx")]
 use std::path::Path;
+#[cfg(feature = "onnx")]
 use std::sync::Arc;
 
+#[cfg(feature = "onnx")]
 use hypatia_dsl::ir::Program;
 use hypatia_dsl::kernel::short::Allowed;
 
 use hypatia_cpu::HostFolder;
 use hypatia_graph::{Constants, Graph};
+#[cfg(feature = "onnx")]
 use hypatia_onnx::{export, import};
 use hypatia_optimize as optimize;
 use hypatia_optimize::cost::ASSUMED_SIZE;
@@ -26,6 +30,7 @@ use hypatia_tensor::error::Result;
 pub static FOLDER: HostFolder = HostFolder;
 
 /// Imports a model file: see [`import::load_with`].
+#[cfg(feature = "onnx")]
 pub fn load(path: &Path, program: Arc<Program>, options: &import::Options) -> Result<import::Import> {
     import::load_with(path, program, options, &FOLDER)
 }
@@ -101,6 +106,7 @@ pub fn count_launches(optimized: &mut Optimized, given: &Graph, options: &optimi
         }
         Err(e) => optimized.report.warnings.push(format!("short functions are not listed: {e}")),
     }
+    #[cfg(feature = "onnx")]
     match export::fusions(&optimized.graph, &FOLDER) {
         Ok(fusions) => optimized.report.fusions = Some(fusions),
         Err(e) => optimized.report.warnings.push(format!("fusions are not counted: {e}")),

@@ -17,7 +17,9 @@ use super::{int, list, program, ty};
 /// A random graph with its inputs.
 pub struct Random {
     rng: ChaCha8Rng,
+    /// The graph.
     pub graph: Graph,
+    /// A tensor for each input, by name.
     pub inputs: Vec<(String, Tensor)>,
     values: Vec<Value>,
 }
@@ -26,6 +28,7 @@ pub struct Random {
 pub const FLOATS: [DType; 4] = [DType::F32, DType::F64, DType::F16, DType::BF16];
 
 impl Random {
+    /// An empty graph.
     pub fn new(seed: u64) -> Random {
         let graph = Graph::new(program());
         Random { rng: ChaCha8Rng::seed_from_u64(seed), graph, inputs: Vec::new(), values: Vec::new() }
@@ -281,6 +284,7 @@ impl Random {
         self.values.extend(v);
     }
 
+    /// Adds random nodes and outputs; `wild` inputs hold NaN, infinities and -0.
     pub fn build(&mut self, wild: bool) {
         for _ in 0..4 {
             let dtype = *[

@@ -7,7 +7,6 @@ use std::f64::consts::TAU;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::{Test, TestInput};
 use hypatia_dsl::source::SourceFile;
 use rand::prelude::*;

@@ -4,7 +4,7 @@
 //! the same case without rules (where a case has none, over its longest), so that cases of all sizes share one axis;
 //! the microseconds stand beside it; a case that failed keeps its place and says so; equal times give equal bytes.
 
-use hypatia::error::{Error, Result};
+use hypatia_tensor::error::{Error, Result};
 use plotters::coord::Shift;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};

@@ -3,16 +3,18 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use hypatia::error::{Error, Result};
-use hypatia::executor::{Executor, OnGpu};
-use hypatia::graph::Graph;
-use hypatia::pipeline;
-use hypatia::plan::{Action, Options, Plan};
-use hypatia::{Tensor, library};
+use hypatia::executor::Executor;
+use hypatia::gpu::OnGpu;
 use hypatia_dsl::builtin::{BuiltinOp, BuiltinScalar};
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::typing::TensorType;
+use hypatia_graph::Graph;
+use hypatia_library as library;
+use hypatia_pipeline as pipeline;
+use hypatia_plan::{Action, Options, Plan};
 use hypatia_target::device::Device;
+use hypatia_tensor::Tensor;
+use hypatia_tensor::error::{Error, Result};
 
 use super::suite::noise;
 
