@@ -36,7 +36,8 @@ say "device  $(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 
 say "date    $(date -u +%Y-%m-%dT%H:%MZ)"
 "$here/hypatia" doctor >"$out/doctor.log" 2>&1
 
-part tests "$here/tests" cuda:: --skip emulated --nocapture --test-threads 4
+part tests "$here/tests" --skip emulated --nocapture --test-threads 4
+part session "$here/session" on_a_gpu --nocapture --test-threads 2
 grep -h 'random graphs agree' "$out/tests.log" | while read -r line; do say "        $line"; done
 
 for model in "$here"/models/*/; do
