@@ -150,7 +150,8 @@ fn every_code_has_a_case_and_every_case_a_code() {
 
 /// All `Code(n)` of the sources, the table itself left out.
 fn emitted() -> Vec<(PathBuf, u16)> {
-    let mut folders = vec![here().join("../hypatia-dsl/src"), here().join("../runtime/src")];
+    let mut folders =
+        vec![here().join("../hypatia-dsl/src"), here().join("../runtime"), here().join("../templates/src")];
     let mut out = Vec::new();
     while let Some(folder) = folders.pop() {
         for entry in std::fs::read_dir(folder).unwrap() {

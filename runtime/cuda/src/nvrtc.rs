@@ -405,7 +405,7 @@ mod tests {
 
     /// The compiler that `tools/fetch_nvrtc.sh` installs, or any other; `None` is told and skipped.
     fn compiler() -> Option<Nvrtc> {
-        let local = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/nvrtc");
+        let local = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/nvrtc");
         match Nvrtc::find(&[local]) {
             Ok(n) => Some(n),
             Err(e) => {

@@ -11,7 +11,8 @@ use egg::{Applier, Id, PatternAst, SearchMatches, Searcher, Subst, Symbol, Var};
 
 use super::Rewrite;
 use super::analysis::Context;
-use super::language::{EGraph, Node};
+use super::analysis::EGraph;
+use super::language::Node;
 use super::matcher::{Match, SearchLimits, View};
 use super::rewrites::{CompiledRule, SEARCH_LIMITS, SearchState};
 

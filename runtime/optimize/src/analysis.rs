@@ -17,9 +17,12 @@ use indexmap::IndexSet;
 use rustc_hash::FxBuildHasher;
 
 use super::facts::{self, NumericFacts};
-use super::language::{AttrsId, Discriminant, EGraph, Heads, LeafId, Node, Payload, ShapeId, TypeId};
+use super::language::{AttrsId, Discriminant, Heads, LeafId, Node, Payload, ShapeId, TypeId};
 use hypatia_graph::{ConstantFolder, NodeId};
 use hypatia_tensor::tensor::Tensor;
+
+/// The e-graph of the optimiser.
+pub type EGraph = egg::EGraph<Node, Context>;
 
 /// What a class stands for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

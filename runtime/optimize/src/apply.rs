@@ -5,16 +5,19 @@
 //! true, every node that is built type-checks, both sides have the same type, and what is computed beforehand keeps its meaning in
 //! its element type (`folded`); the limit on the e-graph's size is looked at before every node.
 
+mod builder;
+
 use egg::Id;
 use hypatia_dsl::approx::{Approx, mantissa_bits};
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::{AExpr, AttrValue, Class, Head, OpId, Pat, Rule, ScalarId, VarId};
 use hypatia_dsl::typing;
 
+use self::builder::Builder;
+use super::analysis::EGraph;
 use super::analysis::{Sort, conflict, is_term, node_types, rounded_apart, term_kind};
-use super::builder::Builder;
 use super::candidate::Candidate;
-use super::language::{EGraph, Node, Payload};
+use super::language::{Node, Payload};
 use super::matcher::{Match, MatchFacts, Slot, Target};
 use hypatia_graph::interpret::build_term;
 

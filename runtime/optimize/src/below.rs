@@ -6,7 +6,8 @@
 
 use egg::Id;
 
-use super::language::{EGraph, Heads};
+use super::analysis::EGraph;
+use super::language::Heads;
 
 /// What stands below a class.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

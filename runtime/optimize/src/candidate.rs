@@ -8,8 +8,9 @@
 use egg::Id;
 use rustc_hash::{FxBuildHasher, FxHashMap, FxHashSet};
 
+use super::analysis::EGraph;
 use super::dominate;
-use super::language::{EGraph, Node};
+use super::language::Node;
 
 /// The extracted graph as searches see it.
 #[derive(Debug, Default)]

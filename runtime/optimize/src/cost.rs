@@ -19,9 +19,11 @@ use hypatia_dsl::shape::Dim;
 use hypatia_dsl::typing::{self, Bindings, NoFacts, TensorType};
 use smallvec::SmallVec;
 
+use super::analysis::EGraph;
 use super::analysis::{Data, Sort, class_type};
 use super::candidate::Candidate;
-use super::language::{EGraph, Node, Payload};
+use super::facts::is_view;
+use super::language::{Node, Payload};
 use super::matcher::prepare::Prepared;
 use super::matcher::{MatchFacts, Slot, match_term};
 use super::{Options, kernels};
@@ -332,12 +334,6 @@ fn fixed(data: &Data, node: &Node) -> Option<Cost> {
 fn picoseconds(seconds: f64) -> Cost {
     // `as` saturates; a cost stays below what means impossible.
     ((seconds * 1e12).round() as Cost).min(IMPOSSIBLE / 1_000_000)
-}
-
-/// True if the op only says how its operand's elements are found.
-pub fn is_view(op: BuiltinOp) -> bool {
-    use BuiltinOp::*;
-    matches!(op, Reshape | Transpose | Expand | Slice | Windows | Split | Size)
 }
 
 /// The term operand of a node.

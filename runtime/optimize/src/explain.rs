@@ -17,9 +17,10 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use serde::Serialize;
 
 use super::Options;
+use super::analysis::EGraph;
 use super::analysis::{Sort, class_type};
 use super::apply::{Policy, Reject, apply, check, settle};
-use super::language::{EGraph, Payload};
+use super::language::Payload;
 use super::matcher::{Match, MatchFacts, Miss, MissReason, Probe, search};
 use super::report::WRITTEN;
 use super::rewrites::{CompiledRule, SEARCH_LIMITS, Selection, compile};

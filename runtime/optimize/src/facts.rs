@@ -3,12 +3,18 @@
 //! In: facts of operands. Out: facts of what builtin scalars and ops make of them. Holds always: a fact that is
 //! claimed is true of the value as rounded to its dtype, whatever the inputs; "unknown" is the safe answer.
 
-use hypatia_dsl::builtin::BuiltinScalar;
+use hypatia_dsl::builtin::{BuiltinOp, BuiltinScalar};
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::{AExpr, AttrPat, Build, BuildArg, Fact, OpBody, Pat, Program, Rule, ScalarBody, ScalarId};
 use hypatia_dsl::scalar::{Term, TermNode};
 
 use hypatia_tensor::tensor::Tensor;
+
+/// True if the op only says how its operand's elements are found.
+pub fn is_view(op: BuiltinOp) -> bool {
+    use BuiltinOp::*;
+    matches!(op, Reshape | Transpose | Expand | Slice | Windows | Split | Size)
+}
 
 /// A set of facts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

@@ -10,9 +10,10 @@ use std::sync::Arc;
 use egg::Id;
 use rustc_hash::FxHashMap;
 
+use super::analysis::EGraph;
 use super::analysis::{class_type, is_term};
 use super::folded::Operand;
-use super::language::{EGraph, Node, Payload};
+use super::language::{Node, Payload};
 use super::lower::splat_tensor;
 use hypatia_graph::{Graph, Value, constant_value};
 

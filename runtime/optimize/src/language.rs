@@ -10,11 +10,6 @@ use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::{InView, OpId, ScalarId};
 use smallvec::SmallVec;
 
-use super::analysis::Context;
-
-/// The e-graph of the optimiser.
-pub type EGraph = egg::EGraph<Node, Context>;
-
 macro_rules! table_id {
     ($(#[$doc:meta])* $name:ident) => {
         $(#[$doc])*

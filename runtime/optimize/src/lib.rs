@@ -10,8 +10,6 @@ mod adapter;
 pub mod analysis;
 pub mod apply;
 pub mod below;
-pub mod bindings;
-mod builder;
 pub mod candidate;
 pub mod cost;
 mod dominate;

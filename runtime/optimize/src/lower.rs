@@ -14,9 +14,10 @@ use hypatia_dsl::scalar::{Literal, Term, TermId, TermNode};
 use hypatia_dsl::typing::TensorType;
 use rustc_hash::{FxHashMap, FxHasher};
 
+use super::analysis::EGraph;
 use super::analysis::{Context, Leaf, Sort, has_several_results};
 use super::facts::{self, NumericFacts};
-use super::language::{EGraph, LeafId, Node, Payload};
+use super::language::{LeafId, Node, Payload};
 use hypatia_graph::{ConstantFolder, Graph, Node as GraphNode, NodeId, NodeKind, Value};
 use hypatia_tensor::error::{Error, Result};
 use hypatia_tensor::tensor::Tensor;

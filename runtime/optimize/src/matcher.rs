@@ -9,6 +9,7 @@
 
 pub mod applied;
 mod attributes;
+pub mod bindings;
 pub mod host;
 mod miss;
 mod near;
@@ -29,6 +30,8 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
 use self::attributes::Attribute;
+pub use self::bindings::{Match, MatchFacts, Slot, attr_equal, normal_attr};
+use self::bindings::{literal_matches, view_fits};
 use self::host::Host;
 pub use self::miss::{Miss, MissReason, Probe};
 use self::near::root_candidates;
@@ -38,10 +41,9 @@ use self::regions::Cut;
 pub use self::regions::{Region, Step};
 use self::sums::{Dealt, Job, Set};
 pub use self::sums::{Pending, Target};
+use super::analysis::EGraph;
 use super::analysis::{Sort, has_several_results};
-pub use super::bindings::{Match, MatchFacts, Slot, attr_equal, normal_attr};
-use super::bindings::{literal_matches, view_fits};
-use super::language::{Discriminant, EGraph, Node, Payload};
+use super::language::{Discriminant, Node, Payload};
 
 /// How much one search may do.
 #[derive(Clone, Copy, Debug)]

@@ -10,7 +10,7 @@ use hypatia_dsl::builtin::BuiltinOp;
 use hypatia_dsl::ir::OpBody;
 use serde::Serialize;
 
-use super::cost::is_view;
+use super::facts::is_view;
 use hypatia_graph::fusions::Fusion;
 use hypatia_graph::{Graph, NodeId, NodeKind};
 

@@ -12,10 +12,11 @@ use hypatia_dsl::ir::{Build, BuildArg, Head, Pat, Program, Rule, RuleId};
 use hypatia_dsl::kernel::short::is_short;
 use rustc_hash::{FxHashMap, FxHashSet};
 
+use super::analysis::EGraph;
 use super::apply::{Applied, Policy, Reject, apply, check, settle};
 use super::below::BelowAll;
 use super::candidate::Candidate;
-use super::language::{Discriminant, EGraph};
+use super::language::Discriminant;
 use super::matcher::prepare::Prepared;
 use super::matcher::{Changes, Found, Match, SearchLimits, Searchable, View, search};
 

@@ -12,8 +12,9 @@ use egg::Id;
 use hypatia_dsl::ir::{RuleId, RuleSetDef};
 
 use super::Options;
+use super::analysis::EGraph;
 use super::apply::Reject;
-use super::language::{EGraph, Node};
+use super::language::Node;
 use super::matcher::{Changes, Match, SearchLimits, View};
 use super::report::Stop;
 use super::rewrites::{CompiledRule, SEARCH_LIMITS, SearchState};

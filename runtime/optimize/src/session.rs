@@ -8,10 +8,11 @@ use egg::{Id, Language};
 use hypatia_dsl::ir::{Build, BuildNode, Head, ParamKind, Program, Rule, RuleId, RuleSetId};
 use rustc_hash::{FxHashMap, FxHashSet};
 
+use super::analysis::EGraph;
 use super::analysis::Sort;
 use super::cost::{Cost, CostModel};
 use super::extract::{extract, refine};
-use super::language::{Discriminant, EGraph, Node, Payload};
+use super::language::{Discriminant, Node, Payload};
 use super::lower::{Entered, Leaver, enter};
 use super::matcher::View;
 use super::problem::{Choice, Problem};

@@ -54,7 +54,7 @@ fn optimized(graph: &Graph) -> Graph {
 #[test]
 fn models_survive_with_their_fusions_as_functions() {
     for name in ["digits", "bert"] {
-        let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/models").join(name);
+        let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/models").join(name);
         let graph = import::load_with(
             &folder.join("model.onnx"),
             library::load(&[]).unwrap(),

@@ -10,8 +10,8 @@ use hypatia_dsl::scalar::{Term, TermNode, expand, match_modulo_ac};
 
 use super::laws::ty;
 use super::library::library;
-use crate::bindings::view_fits;
 use crate::matcher::applied::{Applied, epilogue_term, kernel_rule};
+use crate::matcher::bindings::view_fits;
 use crate::matcher::prepare::Prepared;
 use crate::matcher::{Searchable, match_at};
 

@@ -29,7 +29,7 @@ use hypatia_tensor::error::Result;
 use hypatia_tensor::tensor::Tensor;
 
 pub(super) fn models() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/models")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/models")
 }
 
 /// Results of the CPU executor.

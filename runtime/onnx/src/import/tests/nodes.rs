@@ -54,7 +54,7 @@ impl Status {
 }
 
 pub(super) fn archive() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/onnx-nodes/cases.npz")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/onnx-nodes/cases.npz")
 }
 
 /// True for operands that may decide shapes.
@@ -266,7 +266,7 @@ fn node_tests_of_onnx_pass_or_are_refused() {
     let page = page(&ops, &expanded);
     println!("{page}\n{} cases, {} wrong", all.len(), wrong.len());
     let expectations = models().join("onnx_nodes.txt");
-    let doc = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/onnx-ops.md");
+    let doc = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/onnx-ops.md");
     if std::env::var_os("HYPATIA_UPDATE").is_some() {
         std::fs::write(&expectations, &list).unwrap();
         std::fs::write(&doc, &page).unwrap();

@@ -15,13 +15,14 @@ use hypatia_dsl::ir::{
 use hypatia_dsl::shape::Dim;
 use hypatia_dsl::typing::{self, Bindings, TensorType};
 
-use super::analysis::{class_type, has_several_results, node_types};
-use super::apply::{Reject, add_checked, ill_typed, implements};
-use super::candidate::Candidate;
-use super::folded::{Folded, Place, is_of_values, number_loss};
-use super::known;
-use super::language::{EGraph, Node, Payload};
-use super::matcher::{Match, MatchFacts, Region, Slot, Step};
+use super::super::analysis::EGraph;
+use super::super::analysis::{class_type, has_several_results, node_types};
+use super::super::candidate::Candidate;
+use super::super::folded::{Folded, Place, is_of_values, number_loss};
+use super::super::known;
+use super::super::language::{Node, Payload};
+use super::super::matcher::{Match, MatchFacts, Region, Slot, Step};
+use super::{Reject, add_checked, ill_typed, implements};
 use hypatia_graph::check_view;
 use hypatia_graph::interpret::{Application, Host, Item, build_number, build_tensor};
 

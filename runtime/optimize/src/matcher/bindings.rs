@@ -12,10 +12,11 @@ use hypatia_dsl::shape::{Dim, product};
 use hypatia_dsl::typing::{Bindings, Facts, TensorType};
 use rustc_hash::FxHasher;
 
-use super::analysis::{Sort, class_type};
-use super::candidate::Candidate;
-use super::language::{EGraph, Node, Payload};
-use super::matcher::{Pending, Region, Target};
+use super::super::analysis::EGraph;
+use super::super::analysis::{Sort, class_type};
+use super::super::candidate::Candidate;
+use super::super::language::{Node, Payload};
+use super::{Pending, Region, Target};
 use hypatia_target::device::Device;
 
 /// What a variable stands for.
