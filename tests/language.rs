@@ -1,10 +1,11 @@
-//! The language as its users meet it: files that must compile, files that must be refused with
-//! exactly the message that is kept beside them, and files that nobody would write.
+//! The language from the user's side: files that must compile, files that must be refused with
+//! exactly the recorded message, and malformed files.
 //!
 //! `tests/pass/*.hyp` compile without any diagnostic. Each `tests/fail/NAME.hyp` gives the report
-//! in `NAME.expected`; the first part of NAME (up to `-`) is the code that it must hold. To add a
-//! case add the `.hyp` file, run `UPDATE=1 cargo test -p hypatia-dsl --test language`, and read
-//! what was written. With `UPDATE=1`, a code of the table without a case gets one from its example.
+//! in `NAME.expected`; the first part of NAME (up to `-`) is the code that the report must contain.
+//! To add a case, add the `.hyp` file, run `UPDATE=1 cargo test -p hypatia-dsl --test language`,
+//! and review the generated file. With `UPDATE=1`, a code of the table without a case gets one from
+//! its example.
 #![allow(clippy::unwrap_used)]
 
 use std::path::{Path, PathBuf};
@@ -17,7 +18,7 @@ use hypatia_dsl::render::{Format, render, summary};
 use hypatia_dsl::source::SourceFile;
 use hypatia_templates::Checker;
 
-/// Codes that no `.hyp` file alone can give, with the test that holds them.
+/// Codes that no single `.hyp` file can trigger, with the test that covers them.
 const ELSEWHERE: [(u16, &str); 1] = [(115, "about files that are not there: the command line's tests")];
 
 fn here() -> PathBuf {
@@ -33,7 +34,8 @@ fn compile_text(text: &str) -> Compilation {
     compile(vec![file], &loader(), &Checker)
 }
 
-/// Compiles a file of this folder under its bare name, so that reports are the same everywhere.
+/// Compiles a file of this folder under its bare name, so that reports are the same on every
+/// machine.
 fn compile_file(path: &Path) -> Compilation {
     let mut file = SourceFile::read(path).unwrap();
     file.name = path.file_name().unwrap().to_string_lossy().into_owned();
@@ -46,7 +48,7 @@ fn report(c: &Compilation) -> String {
     without_library_lines(&format!("{text}{}\n", summary(&c.diagnostics)).replace(&folder, ""))
 }
 
-/// The report without line numbers of the library: what is declared there moves whenever something is added.
+/// The report without the library's line numbers, which change with every addition to the library.
 fn without_library_lines(report: &str) -> String {
     let mut inside = false;
     let line = |line: &str| {
@@ -141,14 +143,14 @@ fn every_code_has_a_case_and_every_case_a_code() {
         let code = Code::parse(&case).unwrap();
         assert!(codes::find(code).is_some(), "{case} is not in the table of codes");
     }
-    // What the stages emit and the table do not drift apart: codes are written `Code(304)`.
+    // The codes in the source, written `Code(304)`, must match the table.
     let known: Vec<u16> = codes::all().map(|r| r.code.0).collect();
     for (path, number) in emitted() {
         assert!(known.contains(&number), "{} emits H{number:04}, which is not in the table", path.display());
     }
 }
 
-/// All `Code(n)` of the sources, the table itself left out.
+/// All `Code(n)` in the sources, except the table itself.
 fn emitted() -> Vec<(PathBuf, u16)> {
     let mut folders =
         vec![here().join("../hypatia-dsl/src"), here().join("../runtime"), here().join("../templates/src")];
@@ -183,7 +185,7 @@ fn the_examples_of_the_table_do_what_they_say() {
         if !row.wrong.is_empty() && !several_files && !wrong.contains(&row.code) {
             return Some(format!("{}: the wrong example gives {wrong:?}", row.code));
         }
-        // A short example may hold what nothing uses: only its own code and errors count.
+        // A short example may contain unused declarations: only its own code and errors count.
         let bad = has_errors(&right.diagnostics) || codes_of(&right).contains(&row.code);
         bad.then(|| format!("{}: the right example is not:\n{}", row.code, report(&right)))
     };
@@ -191,7 +193,7 @@ fn the_examples_of_the_table_do_what_they_say() {
     assert!(problems.is_empty(), "{}", problems.join("\n"));
 }
 
-/// What the checker finds in an example is its code and nothing else.
+/// The checker reports exactly the code of an example and nothing else.
 #[test]
 fn the_examples_of_the_checker_show_one_mistake_each() {
     let mut wrong = Vec::new();
@@ -220,7 +222,7 @@ fn the_documentation_compiles() {
         let c = compile_text(block);
         assert!(!has_errors(&c.diagnostics), "{block}\n{}", report(&c));
     }
-    // What a reader pastes is told nothing at all, and is written as the formatter writes it.
+    // Examples for readers compile without any diagnostic and are formatted.
     for block in language.iter().chain(&readme) {
         let c = compile_text(block);
         assert!(c.diagnostics.is_empty(), "{block}\n{}", report(&c));
@@ -266,7 +268,7 @@ fn absurd_files_are_refused() {
         assert!(found.len() < 10_000, "H{code:04}: a report of {} bytes", found.len());
         assert!(c.program.is_none());
     }
-    // As deep as is allowed: no stage may overflow the small stack of a test's thread.
+    // At the maximum depth, no stage may overflow the small stack of a test's thread.
     let (brackets, depth) = (MAX_BRACKETS - 3, MAX_DEPTH as usize - 3);
     for body in [
         format!("{}x{}", "(".repeat(brackets), ")".repeat(brackets)),
@@ -278,13 +280,13 @@ fn absurd_files_are_refused() {
         let c = compile_text(&format!("edition 1;\nuse core::*;\nscalar f(x) = {body};\n"));
         assert!(c.program.is_some(), "{}", report(&c));
     }
-    // Long, but nothing is wrong with it.
+    // Long but correct.
     let names: Vec<String> = (0..1_000).map(|i| format!("scalar plus_{i}(x) = x + {i};")).collect();
     let c = compile_text(&format!("edition 1;\nuse core::*;\n{}\n", names.join("\n")));
     assert!(c.program.is_some(), "{}", report(&c));
 }
 
-/// What compiles, ends, and gives a report that can be shown: that is all that is asked.
+/// Requires only that compilation terminates and gives a report that can be rendered.
 fn survives(text: &str) {
     let c = compile_text(text);
     let _ = report(&c);
@@ -294,7 +296,8 @@ fn survives(text: &str) {
 #[test]
 fn cut_files_are_no_danger() {
     for (_, text) in hypatia_rules::FILES {
-        // So many places that no period of the text meets them all, and few enough to be quick.
+        // An odd step of about a thirtieth of the text: no period of the text hits every cut, and
+        // there are few enough cuts to be quick.
         let step = (text.len() / 30).max(23) | 1;
         for end in (0..text.len()).step_by(step).filter(|i| text.is_char_boundary(*i)) {
             survives(&text[..end]);
@@ -322,7 +325,7 @@ fn flipped_files_are_no_danger() {
                     1 => bytes[at] = b"(){}[]<>=-+*/;:,.@|~?\"_09az \n\0"[below(30)],
                     2 => drop(bytes.remove(at)),
                     _ => {
-                        // Two places exchanged: a word where another belongs.
+                        // Two bytes swapped: a character where another belongs.
                         let other = below(bytes.len());
                         bytes.swap(at, other);
                     }
@@ -340,7 +343,7 @@ fn a_byte_order_mark_and_crlf_are_fine() {
     assert!(c.program.is_some(), "{}", report(&c));
 }
 
-/// Works through the cases on all cores.
+/// Runs the cases on all cores.
 fn each_survives(cases: &[Vec<u8>]) {
     let next = std::sync::atomic::AtomicUsize::new(0);
     let work = || {
@@ -353,7 +356,8 @@ fn each_survives(cases: &[Vec<u8>]) {
     });
 }
 
-/// A file that is cut behind every byte, begun at every byte, without each byte, and with each byte another.
+/// A file truncated after every byte, started at every byte, with each byte removed, and with each
+/// byte replaced.
 #[test]
 fn every_byte_may_be_missing_or_wrong() {
     let text = SMALL.as_bytes();
@@ -372,7 +376,7 @@ fn every_byte_may_be_missing_or_wrong() {
     each_survives(&cases);
 }
 
-/// A file of which every byte is tried: it uses `core` alone, so that each try is quick.
+/// A file of which every byte is tried: it uses only `core`, so that each attempt is quick.
 const SMALL: &str = "edition 1;
 use core::*;
 ruleset r { until = fixpoint; }
@@ -387,16 +391,16 @@ rule r::squares[f in {abs, neg}]: sq(f(x: T[..s])) => x * x let n = rank(x) requ
 test \"t\" { input x: f32[2, 3] = 1; given norm(x, none); expect launches == 1; expect equal x * 1.0; }
 ";
 
-/// A megabyte on one line, whatever it holds, is read or refused in no time.
+/// A megabyte on one line is read or refused quickly, whatever it contains.
 #[test]
 fn a_line_of_a_megabyte_is_no_danger() {
-    // What takes time that is not linear takes minutes; a busy machine is not to fail.
+    // Superlinear time would take minutes; the limit allows for a busy machine.
     let limit = 60;
     let letters = [
         " ", ";", "(", ")", "[", "{", "}", "\"", "\\", "x", "9", "9.", "-", "not ", "::", "..", "@", "\0", "\u{fffd}",
         "\u{e9}", "\r",
     ];
-    // Whole items cost more each than a test should have to wait for.
+    // Whole items are too slow for a full megabyte in a test.
     let items = ["use core::*; ", "edition 1; ", "scalar f(x) = x; "];
     let letters = letters.iter().map(|part| (part, 1 << 20));
     for (part, size) in letters.chain(items.iter().map(|part| (part, 1 << 17))) {
@@ -406,7 +410,7 @@ fn a_line_of_a_megabyte_is_no_danger() {
     }
 }
 
-/// Every byte of every item may be the last one of its file, and each of its words may be missing or twice.
+/// Every item may end after any of its bytes, and each of its words may be missing or duplicated.
 #[test]
 fn an_item_cut_anywhere_is_no_danger() {
     let word = |b: u8| b.is_ascii_alphanumeric() || b == b'_';
@@ -426,7 +430,8 @@ fn an_item_cut_anywhere_is_no_danger() {
     }
 }
 
-/// One of each item, with what is rare in them. They use no other file, so that they are read in no time.
+/// One of each item, including rare constructs. They use no other file, so that they are read
+/// quickly.
 const EVERYTHING: &str = "//! All.
 ruleset r { until = fixpoint; nodes = 20 * graph; steps = 9; }
 

@@ -1,4 +1,4 @@
-//! What several whole-product tests share: random graphs.
+//! Random graphs that several whole-product tests share.
 #![allow(clippy::unwrap_used)]
 
 use std::sync::Arc;
@@ -12,8 +12,8 @@ use hypatia_graph::Value;
 use rand::prelude::*;
 use rand_chacha::ChaCha8Rng;
 
-/// A random graph of products, ops and scalars; the same for the same seed, whatever the host. An op that
-/// the program does not have is left out.
+/// A random graph of products, ops and scalars; the same seed gives the same graph on every host.
+/// Ops that the program lacks are left out.
 pub fn random_graph(program: &Arc<Program>, seed: u64) -> Graph {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     let mut g = Graph::new(program.clone());
@@ -39,7 +39,7 @@ pub fn random_graph(program: &Arc<Program>, seed: u64) -> Graph {
                 g.scalar(s, &args)
             }
         };
-        // Functions of truth values do not take these operands.
+        // Functions of truth values do not accept these operands.
         if let Ok(v) = made
             && *g.ty(v) == ty
         {

@@ -1,40 +1,41 @@
-//! Which rules that are only approximately right may be used: the one place that says so.
+//! The policy for approximate rules: the one place that decides which of them may be used.
 //!
-//! In: a claim, the type that the rule computes in, how many digits of the result are kept. Out: yes or no. Holds always:
-//! what a user did not ask for is lost in the rounding of the result.
+//! In: a rule's claim, the type that the rule computes in, the number of mantissa bits kept of the
+//! result. Out: yes or no. Invariant: unless the user asks for more, the error of a rule disappears
+//! in the rounding of the result.
 
 use crate::dtype::DType;
 use crate::ir::Class;
 
-/// Which rules that claim no more than `approx` may be used.
+/// Which rules of class `approx` may be used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Approx {
     /// None.
     None,
-    /// Those whose bound lies below half a unit in the last place of the result.
+    /// Those whose bound is below half a unit in the last place of the result.
     #[default]
     Rounded,
     /// All.
     All,
 }
 
-/// Bits of the mantissa that a product in TF32 keeps of its operands.
+/// Mantissa bits that a product in TF32 keeps of its operands.
 pub const TF32_BITS: i32 = 10;
 
-/// Bits of the mantissa behind the point: how many digits of a result are kept.
+/// Explicit mantissa bits of a type: the precision that a result keeps.
 pub fn mantissa_bits(dtype: DType) -> i32 {
     match dtype {
         DType::F32 => 23,
         DType::F16 => 10,
         DType::BF16 => 7,
-        // Integers and truth values hide no difference.
+        // Integers and booleans hide no error.
         _ => 52,
     }
 }
 
 impl Approx {
-    /// Whether a rule of that class may be used on values computed in `computed`, of whose result `kept` bits of the mantissa
-    /// are kept.
+    /// Whether a rule of that class may be used on values computed in `computed`, of whose result
+    /// `kept` mantissa bits are kept.
     pub fn allows(self, class: Class, computed: DType, kept: i32) -> bool {
         match (class, self) {
             (Class::Exact | Class::Finite | Class::Rounds, _) | (_, Approx::All) => true,
@@ -43,7 +44,7 @@ impl Approx {
         }
     }
 
-    /// The choice of that name: `all` or `none`.
+    /// The policy of that name: `all` or `none`.
     pub fn named(name: &str) -> Option<Approx> {
         match name {
             "all" => Some(Approx::All),

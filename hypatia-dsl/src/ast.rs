@@ -1,8 +1,8 @@
-//! The tree of a `.hyp` file as it was written: nothing resolved, nothing checked.
+//! The syntax tree of a `.hyp` file as written: no name is resolved and nothing is checked.
 //!
-//! In: what the parser found. Out: input of `fmt` and of name resolution. Holds always: every
-//! node has the span of its text. Patterns, right sides, guards, bodies and epilogues share one
-//! expression type; what an expression may hold where it stands is decided by `sema`.
+//! In: what the parser found. Out: input of `fmt` and of name resolution. Invariant: every node has
+//! the span of its text. Patterns, right sides, guards, bodies and epilogues share one expression
+//! type; `sema` decides which expressions are legal in which context.
 
 use serde::{Deserialize, Serialize};
 
@@ -10,16 +10,16 @@ use crate::source::{FileId, Span};
 
 mod bytes;
 
-/// A value with the place where it was written.
+/// A value with its source span.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Spanned<T> {
     /// The value.
     pub node: T,
-    /// Its place.
+    /// Its span.
     pub span: Span,
 }
 
-/// An identifier with its place.
+/// An identifier with its span.
 pub type Name = Spanned<String>;
 
 /// `a::b::c`.
@@ -27,12 +27,13 @@ pub type Name = Spanned<String>;
 pub struct Path {
     /// The parts, at least one.
     pub parts: Vec<Name>,
-    /// From the first to the last part.
+    /// From the first part to the last.
     pub span: Span,
 }
 
 impl Path {
-    /// Makes the path of a family that of one of its rules: `fuse::unary` becomes `fuse::unary[relu]`, which ends at `end`.
+    /// Turns the path of a family into the path of one of its rules: `fuse::unary` becomes
+    /// `fuse::unary[relu]`, which ends at `end`.
     pub fn choose(&mut self, members: &[Name], end: u32) {
         let names: Vec<&str> = members.iter().map(|m| m.node.as_str()).collect();
         if let Some(last) = self.parts.last_mut() {
@@ -47,7 +48,7 @@ impl Path {
     }
 }
 
-/// Stands for an item with a syntax error of which not even the kind is known.
+/// Placeholder for an item with a syntax error whose kind is unknown.
 pub const UNKNOWN_ITEM: &str = "?";
 
 /// A whole file.
@@ -59,17 +60,18 @@ pub struct File {
     pub edition: Option<Spanned<u32>>,
     /// `//!` lines at the top, joined, without the marker.
     pub doc: String,
-    /// The items in file order; those with syntax errors were reported and left out.
+    /// The items in file order. Items with syntax errors have been reported and are left out.
     pub items: Vec<Item>,
-    /// Names that the left-out items would have declared, so that using them is not another error;
-    /// `*` for a `use` that was left out, [`UNKNOWN_ITEM`] for what nobody knows.
+    /// Names that the left-out items would have declared, so that a use of them is not reported as
+    /// a second error. `*` stands for a left-out `use`, [`UNKNOWN_ITEM`] for an item of unknown
+    /// kind.
     pub broken: Vec<String>,
-    /// All ordinary comments with their places, for the formatter.
+    /// All ordinary comments with their spans, for the formatter.
     pub comments: Vec<Spanned<String>>,
 }
 
 impl File {
-    /// A file without anything.
+    /// An empty file.
     pub fn empty(id: FileId) -> File {
         let (items, broken, comments) = (Vec::new(), Vec::new(), Vec::new());
         File { id, edition: None, doc: String::new(), items, broken, comments }
@@ -81,9 +83,9 @@ impl File {
 pub struct Item {
     /// `///` lines before it, joined, without the marker.
     pub doc: String,
-    /// What it is.
+    /// The kind of item.
     pub kind: ItemKind,
-    /// The whole item, its doc comment not included.
+    /// The span of the whole item without its doc comment.
     pub span: Span,
 }
 
@@ -113,10 +115,10 @@ pub enum ItemKind {
 /// `use path::*;` or `use path::name;`
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Use {
-    /// The file: `core` is the embedded library's or `core.hyp` beside this file; `a::b` is
-    /// `a/b.hyp`.
+    /// The file. `core` is the embedded library's file, or `core.hyp` in this file's folder; `a::b`
+    /// is `a/b.hyp`.
     pub path: Path,
-    /// True for `::*`; otherwise the last part of `path` is the one name that is imported.
+    /// True for `::*`. Otherwise the last part of `path` is the one imported name.
     pub glob: bool,
 }
 
@@ -143,7 +145,7 @@ pub struct Setting {
 pub struct ScalarParam {
     /// Its name.
     pub name: Name,
-    /// `: bool`, `: number`; a number where absent.
+    /// `: bool` or `: number`; a number if absent.
     pub kind: Option<Name>,
 }
 
@@ -158,9 +160,9 @@ pub struct Scalar {
     pub result: Option<Name>,
     /// The body, `None` for `builtin`.
     pub body: Option<Expr>,
-    /// `device "name"`: the device's function that computes it in f32.
+    /// `device "name"`: the device function that computes it in f32.
     pub device: Option<Spanned<String>>,
-    /// Derivatives in the parameters' order: `grad dx, dy`. Empty where not written.
+    /// Derivatives in parameter order: `grad dx, dy`. Empty if not written.
     pub grads: Vec<Expr>,
 }
 
@@ -182,13 +184,13 @@ pub struct OpParam {
     pub name: Name,
     /// A tensor type, `scalar` for an epilogue term, or an attribute type.
     pub ty: ParamType,
-    /// `?`: may be absent.
+    /// `?`: the operand may be absent.
     pub optional: bool,
     /// `= -1`: the default of an attribute.
     pub default: Option<Expr>,
 }
 
-/// What a parameter is.
+/// The type of a parameter.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum ParamType {
     /// `T[..s, k]`
@@ -229,13 +231,13 @@ pub struct Op {
     pub params: Vec<OpParam>,
     /// One type, or several in parentheses; `*T[..]` for a variadic result.
     pub results: Vec<ResultType>,
-    /// The body, one expression a result (`(a, b)` for two); `None` for a builtin.
+    /// The body, one expression per result (`(a, b)` for two); `None` for a builtin.
     pub body: Option<Expr>,
     /// True if the block says `builtin;`.
     pub builtin: bool,
     /// `flops = ...; read = ...; write = ...;`
     pub settings: Vec<Setting>,
-    /// `requires` of the op: its operands and attributes must satisfy it.
+    /// `requires` clauses: conditions on the operands and attributes of the op.
     pub requires: Vec<Expr>,
 }
 
@@ -298,7 +300,7 @@ pub struct ClassExpr {
     pub class: Name,
     /// `approx(4)`: units in the last place.
     pub ulp: Option<Spanned<f64>>,
-    /// `for bf16, f16`; all dtypes where empty.
+    /// `for bf16, f16`; all dtypes if empty.
     pub dtypes: Vec<Name>,
 }
 
@@ -321,7 +323,7 @@ pub struct Kernel {
     pub classes: Vec<ClassExpr>,
 }
 
-/// How a kernel is made.
+/// How a kernel is generated or called.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Backend {
     /// `cublaslt EPILOGUE;`
@@ -348,7 +350,7 @@ pub struct Family {
 /// A test.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Test {
-    /// The words in quotes.
+    /// The string in quotes.
     pub name: Spanned<String>,
     /// `on h200`.
     pub target: Option<Name>,
@@ -361,13 +363,13 @@ pub struct Test {
 pub enum TestStatement {
     /// `input x: bf16[128, 256];`, `const w: f32[2] = [1.0, 2.0];`
     Input {
-        /// True for `const`: known when the plan is made.
+        /// True for `const`: the value is known when the plan is made.
         constant: bool,
         /// The name.
         name: Name,
         /// The type; dimensions are numbers or symbols.
         ty: TypeExpr,
-        /// The values: a number (splat) or a nested list.
+        /// The values: one number for all elements, or a nested list.
         value: Option<Expr>,
     },
     /// `given e;` or `given e1, e2;`
@@ -380,15 +382,15 @@ pub enum TestStatement {
 /// What a test expects.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Expect {
-    /// A comparison over `launches`, `cost`, `count(op)`.
+    /// A comparison of `launches`, `cost` or `count(op)`.
     Compare(Expr),
     /// `error H0304`
     Error(Name),
-    /// `fires rule`, with false for `not fires rule`.
+    /// `fires rule`; false for `not fires rule`.
     Fires(Path, bool),
     /// `equal e`: same values as `given`.
     Equal(Expr),
-    /// `becomes e`: the optimised graph is this one.
+    /// `becomes e`: the optimised graph equals this one.
     Becomes(Expr),
 }
 
@@ -410,14 +412,14 @@ pub struct Arg {
     pub value: Expr,
 }
 
-/// The kinds of expressions, from loosest to tightest where it matters.
+/// The kinds of expressions, from loosest to tightest binding where that matters.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum ExprKind {
     /// `1`, `2.0`, `1e-5`, `inf`, `nan`.
     Number {
         /// The value.
         value: f64,
-        /// True if it was written without `.` and exponent.
+        /// True if it was written without `.` and without an exponent.
         integer: bool,
     },
     /// `"text"`
@@ -430,20 +432,20 @@ pub enum ExprKind {
     Hole,
     /// `none`: an absent optional operand.
     Absent,
-    /// `bias?`: an optional operand of a pattern, bound whether it is there or not.
+    /// `bias?`: an optional operand of a pattern, bound whether it is present or absent.
     Optional(Name),
     /// `f(args)`, `cast?(x)`, `round<f16>(x)`.
     Call {
-        /// What is called.
+        /// The callee.
         callee: Path,
-        /// `?` behind the name: the node may be missing.
+        /// `?` after the name: the node is optional.
         optional: bool,
         /// `<f16>`.
         types: Vec<Name>,
         /// The arguments.
         args: Vec<Arg>,
     },
-    /// `e.0`: one result of several.
+    /// `e.0`: one of several results.
     Result(Box<Expr>, u32),
     /// `e[i]`
     Index(Box<Expr>, Box<Expr>),
@@ -455,20 +457,20 @@ pub enum ExprKind {
         element: Box<Expr>,
         /// The variable.
         name: Name,
-        /// What it runs over.
+        /// The list it iterates over.
         over: Box<Expr>,
         /// `if cond`.
         condition: Option<Box<Expr>>,
     },
     /// `{a, b}`
     Set(Vec<Expr>),
-    /// `..xs`: splices a list or a rest variable; `..` alone has no operand.
+    /// `..xs` splices a list or a rest variable; plain `..` has no operand.
     Spread(Option<Box<Expr>>),
     /// `-e`, `not e`
     Unary(UnaryOp, Box<Expr>),
     /// `a + b` and the other operators.
     Binary(BinaryOp, Box<Expr>, Box<Expr>),
-    /// `b else 0`: `b`, or the other where `b` is absent.
+    /// `b else 0`: `b`, or the fallback if `b` is absent.
     Else(Box<Expr>, Box<Expr>),
     /// `if c then a else b`
     If(Box<Expr>, Box<Expr>, Box<Expr>),

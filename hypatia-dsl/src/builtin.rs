@@ -1,7 +1,7 @@
-//! The short list of what is built in: ops whose shape function and reference are Rust, and scalar
+//! The list of builtins: ops whose shape function and reference are written in Rust, and scalar
 //! functions that hardware and libm provide. Everything else is written in `.hyp`.
 //!
-//! Holds always: no op or scalar name occurs in Rust outside this file and the import tables; the
+//! Invariant: outside this file and the import tables, no op or scalar name occurs in Rust; the
 //! names here are those that `core.hyp` declares with `builtin`.
 
 use hypatia_target::cost::Cost;
@@ -16,9 +16,9 @@ macro_rules! builtins {
         #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
         pub enum $ty { $($(#[$vdoc])* $variant,)* }
         impl $ty {
-            /// All of them, in the order in which they are listed.
+            /// All variants in declaration order.
             pub const ALL: &'static [$ty] = &[$($ty::$variant,)*];
-            /// The name that `core.hyp` declares.
+            /// The name that `core.hyp` declares for it.
             pub fn name(self) -> &'static str {
                 match self { $($ty::$variant => $name,)* }
             }
@@ -31,18 +31,21 @@ macro_rules! builtins {
 }
 
 builtins! {
-    /// Builtin ops on tensors. Their attributes, in this order, are those of `core.hyp`.
+    /// Builtin ops on tensors. Their attributes are those of `core.hyp`, in the same order.
     BuiltinOp {
         /// `matmul(a: T[..s, m, k], b: T[..t, k, n]) -> T[..broadcast(s, t), m, n]`
         Matmul = "matmul",
         /// `gemm(a: T[..s, m, k], b: T[..t, k, n], e: scalar, out: dtype = dtype of a)`: a matmul
-        /// whose elements `acc` pass through the term `e`, rounded once to `out` at the store.
+        /// that applies the epilogue `e` to each accumulated element `acc` and rounds once to `out`
+        /// at the store.
         Gemm = "gemm",
-        /// `conv(x: T[n, c, ..d], w: T[o, i, ..k], strides: ints, before: ints, after: ints, dilations:
-        /// ints, groups: int = 1)`: convolution, one entry of the lists for each axis behind the channels.
+        /// `conv(x: T[n, c, ..d], w: T[o, i, ..k], strides: ints, before: ints, after: ints,
+        /// dilations: ints, groups: int = 1)`: convolution. Each list has one entry per axis after
+        /// the channels.
         Conv = "conv",
         /// `conv_gemm(x, w, e: scalar, strides: ints, before: ints, after: ints, dilations: ints,
-        /// groups: int = 1, to: dtype)`: a conv whose elements `acc` pass through the term `e`.
+        /// groups: int = 1, to: dtype)`: a conv that applies the epilogue `e` to each accumulated
+        /// element `acc`.
         ConvGemm = "conv_gemm",
         /// `cast(x, to: dtype)`
         Cast = "cast",
@@ -53,10 +56,11 @@ builtins! {
         /// `expand(x, shape: dims)`: broadcast to exactly that shape.
         Expand = "expand",
         /// `slice(x, axis: axis, start: dim, stop: dim, step: int = 1)`; `start` and `stop` are
-        /// normalised to 0..=size (for a negative step from size-1 down to -1).
+        /// normalised to 0..=size (for a negative step, from size-1 down to -1).
         Slice = "slice",
-        /// `windows(x, sizes: ints, strides: ints, dilations: ints)`: windows onto the last axes, one
-        /// entry of the lists for each; new axes of these sizes stand behind all others.
+        /// `windows(x, sizes: ints, strides: ints, dilations: ints)`: sliding windows over the last
+        /// axes. Each list has one entry per axis; new axes of these sizes are appended after all
+        /// others.
         Windows = "windows",
         /// `concat(*xs, axis: axis)`
         Concat = "concat",
@@ -64,14 +68,16 @@ builtins! {
         Split = "split",
         /// `pad(x, value: T[], before: dims, after: dims)`; negative amounts crop.
         Pad = "pad",
-        /// `gather(x, indices: I[..], axis: axis)`: numpy take; negative indices from the end.
+        /// `gather(x, indices: I[..], axis: axis)`: numpy's `take`; negative indices count from the
+        /// end.
         Gather = "gather",
         /// `gather_elements(x, indices: I[..], axis: axis)`
         GatherElements = "gather_elements",
         /// `gather_nd(x, indices: I[..], batch: int = 0)`
         GatherNd = "gather_nd",
-        /// `scatter(x, indices: I[m], updates, how: string = "set")`: rows of `x` overwritten by those of
-        /// `updates`, or joined with them by `add`, `mul`, `min` or `max`; in order, negative from the end.
+        /// `scatter(x, indices: I[m], updates, how: string = "set")`: rows of `updates` replace
+        /// rows of `x`, or are combined with them by `add`, `mul`, `min` or `max`. Updates apply in
+        /// order; negative indices count from the end.
         Scatter = "scatter",
         /// `sum(x, axes: axes, keepdims: bool)`
         Sum = "sum",
@@ -83,13 +89,14 @@ builtins! {
         Amin = "amin",
         /// `prod(x, axes: axes, keepdims: bool)`
         Prod = "prod",
-        /// `cumsum(x, axis: axis, exclusive: bool = false, reverse: bool = false)`: sums of all elements up to
-        /// each, without itself if `exclusive`, from the end if `reverse`.
+        /// `cumsum(x, axis: axis, exclusive: bool = false, reverse: bool = false)`: running sums.
+        /// `exclusive` leaves out the element itself; `reverse` starts from the end.
         Cumsum = "cumsum",
-        /// `argmax(x, axis: axis, keepdims: bool, last: bool = false) -> i64`; NaN is largest.
-        Argmax = "argmax",
-        /// `argsort(x, axis: axis, descending: bool = false) -> i64`: equal elements keep their order, NaN is
+        /// `argmax(x, axis: axis, keepdims: bool, last: bool = false) -> i64`; NaN counts as the
         /// largest.
+        Argmax = "argmax",
+        /// `argsort(x, axis: axis, descending: bool = false) -> i64`: a stable sort; NaN counts as
+        /// the largest.
         Argsort = "argsort",
         /// `iota(shape: dims, axis: int, to: dtype)`: the index along `axis`.
         Iota = "iota",
@@ -101,7 +108,7 @@ builtins! {
 }
 
 builtins! {
-    /// Builtin scalar functions. On integers `div` truncates; comparisons give bool.
+    /// Builtin scalar functions. On integers `div` truncates. Comparisons return bool.
     BuiltinScalar {
         /// `a + b`
         Add = "add",
@@ -117,9 +124,9 @@ builtins! {
         Abs = "abs",
         /// -1, 0 or 1; keeps NaN and the sign of zero.
         Sign = "sign",
-        /// Larger; NaN if either is NaN.
+        /// The larger value; NaN if either is NaN.
         Max = "max",
-        /// Smaller; NaN if either is NaN.
+        /// The smaller value; NaN if either is NaN.
         Min = "min",
         /// `a ** b`
         Pow = "pow",
@@ -147,13 +154,13 @@ builtins! {
         Cos = "cos",
         /// Inverse tangent.
         Atan = "atan",
-        /// Largest integer not above.
+        /// Largest integer not above `x`.
         Floor = "floor",
-        /// Smallest integer not below.
+        /// Smallest integer not below `x`.
         Ceil = "ceil",
         /// Nearest integer, ties to even.
         Round = "round",
-        /// Toward zero.
+        /// Rounds toward zero.
         Trunc = "trunc",
         /// `a == b`
         Eq = "eq",
@@ -179,12 +186,12 @@ builtins! {
 }
 
 impl BuiltinScalar {
-    /// What one application costs.
+    /// The cost of one application.
     pub fn cost(self) -> Cost {
         hypatia_target::cost::of(self.name())
     }
 
-    /// Kinds of the parameters.
+    /// The kinds of the parameters.
     pub fn params(self) -> &'static [Kind] {
         use BuiltinScalar::*;
         const N: Kind = Kind::Number;
@@ -199,7 +206,7 @@ impl BuiltinScalar {
         }
     }
 
-    /// Kind of the result.
+    /// The kind of the result.
     pub fn result(self) -> Kind {
         use BuiltinScalar::*;
         match self {
@@ -208,14 +215,14 @@ impl BuiltinScalar {
         }
     }
 
-    /// True if the arguments may be swapped without changing a bit (`max` of +0 and -0 is +0).
+    /// True if the function is commutative to the bit (`max` of +0 and -0 is +0).
     pub fn commutes(self) -> bool {
         use BuiltinScalar::*;
         matches!(self, Add | Mul | Max | Min | Eq | And | Or | Xor)
     }
 
-    /// True if several operands may be grouped in any way: the result is the same real number. It has the same bits too,
-    /// except for sums and products of floats.
+    /// True if the function is associative over the real numbers. The bits are equal too, except
+    /// for sums and products of floats.
     pub fn associates(self) -> bool {
         use BuiltinScalar::*;
         matches!(self, Add | Mul | Max | Min | And | Or | Xor)
@@ -228,16 +235,16 @@ impl BuiltinScalar {
     }
 }
 
-/// How `scatter` joins an element with one that is there.
+/// How `scatter` combines an update with the existing element.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Joining {
-    /// It takes its place.
+    /// The update replaces it.
     Set,
-    /// By this function.
+    /// This function combines the two.
     By(BuiltinScalar),
 }
 
-/// The ways of joining, by name.
+/// The combining modes of `scatter`, by name.
 pub const JOININGS: &[(&str, Joining)] = &[
     ("set", Joining::Set),
     ("add", Joining::By(BuiltinScalar::Add)),
@@ -246,13 +253,13 @@ pub const JOININGS: &[(&str, Joining)] = &[
     ("max", Joining::By(BuiltinScalar::Max)),
 ];
 
-/// The way of joining of that name.
+/// The combining mode of that name.
 pub fn joining(name: &str) -> Option<Joining> {
     JOININGS.iter().find(|(n, _)| *n == name).map(|(_, j)| *j)
 }
 
-/// The result of `select` and the arithmetic ops takes the dtype of its numeric operands; this
-/// says what dtype a builtin gives for that operand dtype.
+/// The dtype of a builtin's result for that operand dtype: `select` and the arithmetic ops keep the
+/// dtype of their numeric operands.
 pub fn scalar_result_dtype(s: BuiltinScalar, operand: DType) -> DType {
     match s.result() {
         Kind::Bool => DType::Bool,
@@ -260,7 +267,7 @@ pub fn scalar_result_dtype(s: BuiltinScalar, operand: DType) -> DType {
     }
 }
 
-/// The ways in which an epilogue term reads a tensor, by name.
+/// The ways an epilogue term can read a tensor, by name.
 pub const VIEWS: &[(&str, InView)] =
     &[("in", InView::Broadcast), ("row", InView::Row), ("col", InView::Col), ("full", InView::Full)];
 
@@ -270,8 +277,9 @@ pub fn view(name: &str) -> Option<InView> {
 }
 
 impl BuiltinOp {
-    /// Of an op that carries an epilogue term, the op that computes what the term calls `acc`. The two
-    /// have the same attributes, but for the last one of the carrier: the element type of its result.
+    /// For an op with an epilogue: the op that computes `acc`. Both have the same attributes,
+    /// except that the op with the epilogue has one more at the end: the element type of its
+    /// result.
     pub fn accumulator(self) -> Option<BuiltinOp> {
         match self {
             BuiltinOp::Gemm => Some(BuiltinOp::Matmul),
@@ -280,12 +288,14 @@ impl BuiltinOp {
         }
     }
 
-    /// True for sums of products of two operands, which the matrix units of a device compute.
+    /// True for matrix products and convolutions (sums of products of two operands), which a
+    /// device's matrix units compute.
     pub fn multiplies(self) -> bool {
         matches!(self.accumulator().unwrap_or(self), BuiltinOp::Matmul | BuiltinOp::Conv)
     }
 
-    /// Number of operands (a term and a variadic one count one each) and of attributes.
+    /// Number of operands (an epilogue term and a variadic operand count as one each) and of
+    /// attributes.
     pub fn arity(self) -> (usize, usize) {
         use BuiltinOp::*;
         match self {

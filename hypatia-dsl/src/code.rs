@@ -1,4 +1,5 @@
-//! The codes that name resolution, sema and the lints report. Their long texts are in `codes`.
+//! The diagnostic codes that name resolution, sema and the lints report. Their long texts are in
+//! `codes`.
 
 use crate::diag::Code;
 
@@ -11,119 +12,120 @@ macro_rules! codes {
 }
 
 codes! {
-    /// A name that nothing declares.
+    /// An undeclared name.
     UNKNOWN_NAME = 201;
     /// A name that is declared twice.
     DUPLICATE = 202;
-    /// A `use` that finds no file.
+    /// A `use` whose file is not found.
     NO_MODULE = 203;
-    /// Files that use each other in a circle.
+    /// Import cycle: files that `use` each other.
     USE_CYCLE = 204;
-    /// A name that two `use ...::*` bring in.
+    /// An ambiguous name: two `use ...::*` import it.
     AMBIGUOUS = 205;
     /// A file that could not be read.
     UNREADABLE = 206;
     /// A name of the wrong kind: a family where an op is needed, and so on.
     WRONG_KIND = 208;
-    /// Something that is defined by itself.
+    /// A recursive definition.
     RECURSION = 209;
     /// A setting of a ruleset that is unknown or ill-formed.
     SETTING = 210;
-    /// A name with a meaning of its own.
+    /// A reserved name.
     RESERVED = 211;
     /// Too many or too few arguments.
     ARITY = 320;
     /// An argument name that the declaration does not have, or that is given twice.
     ARGUMENT_NAME = 321;
-    /// An attribute without a value.
+    /// A missing attribute without a default.
     MISSING_ATTRIBUTE = 322;
     /// A tensor where an attribute is needed, an attribute where a tensor is needed, and so on.
     SORT = 323;
-    /// An attribute whose value is of another type.
+    /// An attribute value of the wrong type.
     ATTRIBUTE_TYPE = 324;
-    /// A type that is ill-formed.
+    /// An ill-formed type.
     BAD_TYPE = 325;
     /// A body whose type is not the declared one.
     BODY_TYPE = 326;
-    /// A `builtin` that does not exist, or is declared unlike it is.
+    /// A `builtin` that does not exist, or whose declaration does not match it.
     BUILTIN = 327;
-    /// A number where a truth value is needed, or the other way round.
+    /// A number where a boolean is needed, or the reverse.
     KIND = 328;
-    /// An optional operand that is used as if it were always there.
+    /// An optional operand used as if it were always present.
     OPTIONAL = 329;
-    /// An expression that has no meaning where it stands.
+    /// An expression that is not allowed in this context.
     MISPLACED = 330;
-    /// `grad` with a wrong number of derivatives.
+    /// `grad` with the wrong number of derivatives.
     GRAD = 331;
     /// A size or attribute divided by zero.
     ZERO_DIVISOR = 332;
-    /// A variable on the right side that the left side does not bind.
+    /// Unbound variable: the right side uses a variable that the left side does not bind.
     UNBOUND = 401;
-    /// A left side that is no application.
+    /// A left side that is not an application of an op or a scalar.
     BARE_ROOT = 402;
-    /// Several roots that have nothing in common.
+    /// Several roots that share nothing.
     UNRELATED_ROOTS = 403;
-    /// Unequal numbers of roots.
+    /// The two sides have different numbers of roots.
     ROOT_COUNT = 404;
-    /// A guard that is no truth value.
+    /// A guard that is not a boolean.
     NOT_BOOLEAN = 405;
     /// A fact that is not allowed in this guard.
     FACT_PLACE = 406;
     /// Alternatives that bind different variables.
     ALTERNATIVES = 407;
-    /// A rule that makes a class contain itself.
+    /// A rule that would make an e-class contain itself.
     SELF_CONTAINING = 408;
-    /// Too many rules or too large a pattern from one declaration.
+    /// A declaration that yields too many rules or too large a pattern.
     TOO_LARGE = 409;
-    /// An attribute without default that a pattern does not mention.
+    /// A pattern that leaves out an attribute without a default.
     UNMENTIONED_ATTRIBUTE = 410;
-    /// Sides of different types.
+    /// The two sides of a rule have different types.
     SIDES_TYPE = 411;
-    /// A rounding class that is ill-formed.
+    /// An ill-formed rounding class.
     CLASS = 412;
-    /// A variable for pointwise work that stands where it cannot.
+    /// A variable for a pointwise region where none is allowed.
     REGION = 413;
-    /// A family that is ill-formed.
+    /// An ill-formed family.
     FAMILY = 414;
-    /// A variable that is bound and never used.
+    /// An unused variable.
     UNUSED_VARIABLE = 501;
-    /// A rule that says what another one says.
+    /// A duplicate of another rule.
     DUPLICATE_RULE = 502;
-    /// A rule that can fire only where a more general one does the same.
+    /// A rule that a more general rule makes redundant.
     SUBSUMED_RULE = 503;
-    /// A guard that can never hold.
+    /// A guard that is never true.
     UNREACHABLE_GUARD = 504;
-    /// An op that nothing can run or use.
+    /// An op that no kernel runs and no rule uses.
     NO_KERNEL = 505;
-    /// A right side in which the left side matches again, without end.
+    /// A rule whose right side matches its left side again, without end.
     GROWS = 506;
-    /// A pattern that matches no value any op can produce.
+    /// A pattern that matches no value that any op can produce.
     UNMATCHABLE = 507;
     /// A named pattern that no rule uses.
     UNUSED_PATTERN = 508;
-    /// A declaration that hides one that `use ...::*` brings in.
+    /// A declaration that shadows one imported by `use ...::*`.
     SHADOWS = 509;
-    /// An element type that a declaration lets in, for which the body or the right side has no meaning.
+    /// An element type that a declaration's bounds admit but for which its body or right side is
+    /// undefined.
     BOUND = 510;
-    /// A kernel without exactly one way to make it.
+    /// A kernel that does not have exactly one backend.
     BACKEND = 601;
-    /// A kernel for something that is no op.
+    /// A kernel whose pattern is not an op.
     KERNEL_PATTERN = 602;
-    /// A tuning parameter that is ill-formed.
+    /// An ill-formed tuning parameter.
     TUNE = 603;
-    /// A setting of a kernel that is unknown.
+    /// An unknown setting of a kernel.
     KERNEL_SETTING = 604;
-    /// A template that cannot be read.
+    /// A template file that cannot be read.
     TEMPLATE_FILE = 605;
-    /// A template that is wrong.
+    /// An error in a template.
     TEMPLATE = 606;
     /// A kernel that cannot be generated from its op's body.
     KERNEL_BODY = 607;
-    /// A device that has no profile.
+    /// A device without a profile.
     TARGET = 701;
-    /// An input of a test that is ill-formed.
+    /// An ill-formed input of a test.
     TEST_INPUT = 702;
-    /// An expectation that is ill-formed.
+    /// An ill-formed expectation.
     EXPECTATION = 703;
 }
 

@@ -1,9 +1,8 @@
 //! The whole pipeline on one page: text -> tree -> names -> types -> lints -> Program.
 //!
-//! In: the files the user named, a loader that finds what they `use`, and a checker that knows which
-//! kernels can be generated. Out: a [`Program`] if
-//! there was no error, and every diagnostic of the run either way. The run-time loader, the macro
-//! and `hypatia gen` all come through here.
+//! In: the files the user named, a loader that finds the files they `use`, and a checker that knows
+//! which kernels can be generated. Out: a [`Program`] if there was no error, and all diagnostics in
+//! either case. The run-time loader, the macro and `hypatia gen` all use this module.
 
 use crate::ast;
 use crate::checker::KernelChecker;
@@ -16,11 +15,11 @@ use crate::sema::analyse;
 use crate::source::{SourceFile, SourceMap};
 use crate::templates;
 
-/// What came of a compilation.
+/// The result of a compilation.
 pub struct Compilation {
     /// All files that were read.
     pub sources: SourceMap,
-    /// Their trees, in the order in which they were read.
+    /// Their trees, in reading order.
     pub files: Vec<ast::File>,
     /// The program; `None` if there was an error.
     pub program: Option<Program>,
@@ -28,13 +27,13 @@ pub struct Compilation {
     pub diagnostics: Vec<Diagnostic>,
 }
 
-/// Compiles the given files and all that they use.
+/// Compiles the given files and all files that they use.
 pub fn compile(roots: Vec<SourceFile>, loader: &dyn Loader, checker: &dyn KernelChecker) -> Compilation {
     let mut sources = SourceMap::new();
     let mut diagnostics = Vec::new();
     let resolved = resolve(roots, loader, &mut sources, &mut diagnostics);
     let (mut program, found) = analyse(&resolved, &sources);
-    // What is only probably not meant is told when nothing is wrong.
+    // Report lints only if there are no errors.
     let (found, warnings): (Vec<_>, Vec<_>) = found.into_iter().partition(|d| d.severity == Severity::Error);
     diagnostics.extend(found);
     templates::attach(&mut program, &mut sources, checker, &mut diagnostics);
@@ -61,7 +60,7 @@ mod tests {
     use super::*;
     use crate::checker::Unchecked;
 
-    /// A "library" whose second file says what is false of types, and has a test.
+    /// A "library" whose second file has a type error and a test.
     const FILES: &[(&str, &str)] = &[
         ("core", include_str!("../../rules/core.hyp")),
         (
@@ -99,7 +98,8 @@ mod tests {
         let program =
             used.program.as_ref().map(|p| (p.rules.iter().any(|r| r.base_name == "r::squeeze"), p.tests.len()));
         assert_eq!(program, Some((true, 0)));
-        // Where their tests are asked for, where the file itself is, and where a user's file says the same.
+        // The error is reported if the library's tests are requested, if the file itself is
+        // compiled, or if a user's file has the same error.
         let asked = compile(user(), &Embedded { checked: true }, &Unchecked);
         let itself =
             compile(vec![file("<library>/broken.hyp", FILES[1].1, true)], &Embedded { checked: false }, &Unchecked);

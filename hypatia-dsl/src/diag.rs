@@ -1,8 +1,8 @@
-//! Diagnostics: the one type in which every error and warning about a `.hyp` file is told.
+//! Diagnostics: the one type of every error and warning about a `.hyp` file.
 //!
-//! In: a code, a message and spans, from any stage. Out: a list that `render` turns into text for
-//! a terminal, JSON, GitHub annotations or SARIF. Holds always: every code is in the table of
-//! `codes`, where `hypatia explain` finds its long text.
+//! In: a code, a message and spans, from any stage. Out: a list that `render` turns into text for a
+//! terminal, JSON, GitHub annotations or SARIF. Invariant: every code is in the table of `codes`,
+//! where `hypatia explain` finds its long text.
 
 use serde::{Deserialize, Serialize};
 
@@ -19,26 +19,26 @@ impl std::fmt::Display for Code {
 }
 
 impl Code {
-    /// Reads `H0304`.
+    /// Parses `H0304`.
     pub fn parse(text: &str) -> Option<Code> {
         let digits = text.strip_prefix(['H', 'h'])?;
         (digits.len() == 4).then(|| digits.parse().ok().map(Code)).flatten()
     }
 }
 
-/// How bad it is.
+/// The severity of a diagnostic.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub enum Severity {
-    /// Nothing is produced.
+    /// An error: no output is produced.
     Error,
-    /// Worth a look.
+    /// A warning: worth a look.
     Warning,
 }
 
-/// A place and what to say about it.
+/// A span with a message.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Label {
-    /// The place.
+    /// The span.
     pub span: Span,
     /// A few words; may be empty.
     pub text: String,
@@ -53,9 +53,9 @@ pub struct Diagnostic {
     pub severity: Severity,
     /// One sentence: what is wrong.
     pub message: String,
-    /// Where; the first thing underlined.
+    /// The main location, underlined first.
     pub primary: Label,
-    /// Other places that matter, perhaps in other files.
+    /// Other relevant locations, possibly in other files.
     pub secondary: Vec<Label>,
     /// Facts that help to understand.
     pub notes: Vec<String>,
@@ -64,7 +64,7 @@ pub struct Diagnostic {
 }
 
 impl Diagnostic {
-    /// An error at a place.
+    /// An error at a span.
     pub fn error(code: Code, message: impl Into<String>, span: Span) -> Diagnostic {
         Diagnostic {
             code,
@@ -77,30 +77,30 @@ impl Diagnostic {
         }
     }
 
-    /// A warning at a place.
+    /// A warning at a span.
     pub fn warning(code: Code, message: impl Into<String>, span: Span) -> Diagnostic {
         Diagnostic { severity: Severity::Warning, ..Diagnostic::error(code, message, span) }
     }
 
-    /// Says something beside the underlined text.
+    /// Sets the text beside the underlined source.
     pub fn label(mut self, text: impl Into<String>) -> Diagnostic {
         self.primary.text = text.into();
         self
     }
 
-    /// Points at another place.
+    /// Adds a secondary location.
     pub fn also(mut self, span: Span, text: impl Into<String>) -> Diagnostic {
         self.secondary.push(Label { span, text: text.into() });
         self
     }
 
-    /// Adds a fact.
+    /// Adds a note.
     pub fn note(mut self, text: impl Into<String>) -> Diagnostic {
         self.notes.push(text.into());
         self
     }
 
-    /// Adds what to do.
+    /// Adds a hint.
     pub fn hint(mut self, text: impl Into<String>) -> Diagnostic {
         self.hints.push(text.into());
         self

@@ -1,7 +1,7 @@
-//! Where the files come from that a program `use`s.
+//! Finds the files that a program `use`s.
 //!
-//! In: the module that a `use` names. Out: its file. Holds always: a file beside the user's own hides an embedded one of that
-//! name.
+//! In: the module that a `use` names. Out: its file. Invariant: a file in the folder of the user's
+//! file shadows an embedded one of that name.
 
 use std::path::Path;
 
@@ -9,34 +9,36 @@ use crate::source::SourceFile;
 
 /// Finds the file of a `use`.
 pub trait Loader {
-    /// The file that `module` (`core`, `nn/act`) names, seen from the file at `from`. `Ok(None)` if
-    /// there is none; `Err` says why it could not be read.
+    /// The file that `module` (`core`, `nn/act`) names, relative to the file at `from`. `Ok(None)`
+    /// if there is none; `Err` says why it could not be read.
     fn load(&self, module: &str, from: Option<&Path>) -> Result<Option<SourceFile>, String>;
 
-    /// The files that are part of every program, seen from its first file. Operators mean builtin scalars, so the file
-    /// that declares these is one: the one that the first file would `use`, so that a copy of the library stands alone.
+    /// The files that are part of every program, relative to its first file. Operators mean builtin
+    /// scalars, so the file that declares those is always included. It is the one that the first
+    /// file would `use`, so that a copy of the library is self-contained.
     fn always(&self, first: Option<&Path>) -> Vec<SourceFile> {
         self.load("core", first).into_iter().flatten().collect()
     }
 
-    /// Whether embedded files that other files use are checked too, and their tests stay in the program. Without, they are
-    /// taken as checked when they were embedded: checking them takes half of the time of checking a small file.
+    /// Whether embedded files that other files use are checked too, and their tests stay in the
+    /// program. If false, they count as checked since they were embedded: checking them takes half
+    /// of the time of checking a small file.
     fn wants_tests(&self) -> bool {
         false
     }
 
-    /// The tree of an embedded file as [`File::to_bytes`](crate::ast::File::to_bytes) wrote it; `None` if its text is to be
-    /// parsed.
+    /// The tree of an embedded file as [`File::to_bytes`](crate::ast::File::to_bytes) wrote it;
+    /// `None` if its text must be parsed.
     fn tree(&self, _file: &SourceFile) -> Option<&'static [u8]> {
         None
     }
 }
 
-/// Looks beside the using file, then among embedded files.
+/// Looks in the folder of the using file, then among embedded files.
 pub struct FileLoader {
     /// Module name and text of the embedded library's files.
     pub embedded: &'static [(&'static str, &'static str)],
-    /// Module name and tree of those of them that need not be parsed.
+    /// Module name and tree of those files that need no parsing.
     pub trees: &'static [(&'static str, &'static [u8])],
 }
 

@@ -1,15 +1,16 @@
-//! Operations that an absent operand takes with it.
+//! Operations that disappear with an absent operand.
 //!
-//! In: an application in a body or right side, and which optional operands are absent. Out: what is left of it. Holds
-//! always: `p + (b else 0)` with `b` absent *means* `p`, as do `p - (b else 0)`, `p * (b else 1)` and `p / (b else 1)`,
-//! with either order of `+` and `*`. So a layer without a bias adds nothing, and its -0 stays -0; everyone who
-//! gives a body its meaning asks here.
+//! In: an application in a body or right side, and which optional operands are absent. Out: its
+//! remaining operand. Invariant: `p + (b else 0)` with `b` absent *means* `p`, as do `p - (b else
+//! 0)`, `p * (b else 1)` and `p / (b else 1)`, with either order of `+` and `*`. So a layer without
+//! a bias adds nothing, and its -0 stays -0. Every stage that gives a body its meaning calls this
+//! module.
 
 use crate::builtin::BuiltinScalar;
 use crate::ir::{AExpr, AttrValue, Build, BuildArg, BuildNode, Head, Program, ScalarBody, VarId};
 
-/// The operand that is the whole application, if the other one stands for an absent operand by a number that changes
-/// nothing.
+/// The operand that replaces the whole application, if the other operand is an absent operand whose
+/// fallback is the neutral element.
 pub fn without_absent<'b>(program: &Program, n: &'b BuildNode, absent: &dyn Fn(VarId) -> bool) -> Option<&'b Build> {
     let Head::Scalar(id) = n.head else { return None };
     let ScalarBody::Builtin(scalar) = program.scalars.get(id.index())?.body else { return None };

@@ -1,17 +1,19 @@
-//! The same work on many items, on several threads.
+//! A parallel map over a slice.
 //!
-//! In: items and a function. Out: its results in the items' order, the same as on one thread. The front end is
-//! quick enough that starting threads shows: they are started for work that is worth it only.
+//! In: items and a function. Out: the results in the order of the items, the same as on one thread.
+//! The front end is so fast that the start of threads is noticeable: they are started only for
+//! enough work.
 
 use std::num::NonZero;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Threads at most: the work is small, and starting more costs more than they do.
+/// Maximum number of threads: the work is small, and starting more costs more than they gain.
 const MOST: usize = 8;
 
-/// What `f` makes of each item. A thread is started for each `share` of them, up to what the machine has; a given `stack`
-/// in bytes is what each has, and then none of the work is done on the caller's own.
+/// Maps `f` over the items. Starts one thread per `share` items, up to the number of cores. `stack`
+/// is the stack size of each thread in bytes; if it is given, no work runs on the caller's own
+/// thread.
 ///
 /// ```
 /// use hypatia_dsl::parallel::side_by_side;
@@ -42,7 +44,7 @@ pub fn side_by_side<T: Sync, R: Send>(
             .filter_map(|_| {
                 let builder = std::thread::Builder::new().name("side by side".into());
                 let builder = if let Some(bytes) = stack { builder.stack_size(bytes) } else { builder };
-                // Where the system gives no thread, the others do its share.
+                // If a thread cannot be started, the others do its share.
                 builder.spawn_scoped(scope, work).ok()
             })
             .collect();
@@ -56,7 +58,8 @@ pub fn side_by_side<T: Sync, R: Send>(
     done.into_iter().map(|(_, r)| r).collect()
 }
 
-/// The cores that this process may use. Asking the system takes as long as parsing a small file.
+/// The number of cores that this process may use. Asking the system takes as long as parsing a
+/// small file.
 fn cores() -> usize {
     static CORES: OnceLock<usize> = OnceLock::new();
     *CORES.get_or_init(|| std::thread::available_parallelism().map_or(1, NonZero::get))

@@ -1,7 +1,7 @@
-//! Rules, patterns and right sides as text, in the syntax of `.hyp`.
+//! Rules, patterns and right sides as text in `.hyp` syntax.
 //!
-//! In: parts of a [`Program`]. Out: text for `explain`, for messages and for tests. Holds always:
-//! what is printed reads as what the program means, families expanded and patterns inlined.
+//! In: parts of a [`Program`]. Out: text for `explain`, for messages and for tests. Invariant: the
+//! text shows what the program means, with families expanded and patterns inlined.
 
 use crate::dtype::Kind;
 use crate::ir::{
@@ -46,12 +46,12 @@ fn number(v: f64) -> String {
     show_value(&AttrValue::Float(v))
 }
 
-/// A whole rule on one line, without the clauses that are empty.
+/// A whole rule on one line, without empty clauses.
 pub fn show_rule(p: &Program, rule: &Rule) -> String {
     rule_clauses(p, rule).join(" ")
 }
 
-/// A whole rule, each clause on a line of its own.
+/// A whole rule, each clause on its own line.
 pub fn show_rule_lines(p: &Program, rule: &Rule) -> String {
     rule_clauses(p, rule).join("\n  ")
 }
@@ -97,7 +97,7 @@ fn rule_clauses(p: &Program, rule: &Rule) -> Vec<String> {
     out
 }
 
-/// An op's declaration up to its body: `softmax<T: float>(x: T[..s], axis: axis = -1) -> T[..s]`.
+/// An op's declaration without its body: `softmax<T: float>(x: T[..s], axis: axis = -1) -> T[..s]`.
 pub fn show_op_signature(op: &OpDef) -> String {
     let bounds = op.bounds.iter().map(|(v, dtypes)| format!("{}: {}", name(&op.vars, *v), show_bound(dtypes)));
     let bounds: Vec<String> = bounds.collect();
@@ -126,7 +126,7 @@ pub fn show_op_signature(op: &OpDef) -> String {
     format!("{}{generics}({}) -> {result}", op.name, params.join(", "))
 }
 
-/// A scalar's declaration up to its body: `within(x, low, high) -> bool`.
+/// A scalar's declaration without its body: `within(x, low, high) -> bool`.
 pub fn show_scalar_signature(s: &ScalarDef) -> String {
     let kind = |k: Kind| if k == Kind::Bool { ": bool" } else { "" };
     let params: Vec<String> = s.params.iter().map(|(n, k)| format!("{n}{}", kind(*k))).collect();
@@ -134,8 +134,9 @@ pub fn show_scalar_signature(s: &ScalarDef) -> String {
     format!("{}({}){result}", s.name, params.join(", "))
 }
 
-/// Every declaration of a Program that `wanted` asks for, as the compiler understands it: signatures with bodies, scalars
-/// simplified and with their derivatives, families expanded, the class of each rule, kernels.
+/// Every declaration of a Program for which `wanted` is true, as the compiler understands it:
+/// signatures with bodies, scalars simplified and with their derivatives, families expanded, the
+/// class of each rule, kernels.
 pub fn show_program(p: &Program, wanted: &dyn Fn(&Origin) -> bool) -> String {
     let mut out = String::new();
     for (i, s) in p.scalars.iter().enumerate().filter(|(_, s)| wanted(&s.origin)) {
@@ -179,7 +180,7 @@ pub fn show_program(p: &Program, wanted: &dyn Fn(&Origin) -> bool) -> String {
     out
 }
 
-/// A scalar with what its body is simplified to, and its derivatives.
+/// A scalar with its simplified body and its derivatives.
 fn show_scalar(p: &Program, id: ScalarId, s: &ScalarDef) -> String {
     let names: Vec<String> = s.params.iter().map(|(n, _)| n.clone()).collect();
     let mut out = format!("scalar {}", show_scalar_signature(s));
@@ -187,7 +188,7 @@ fn show_scalar(p: &Program, id: ScalarId, s: &ScalarDef) -> String {
         ScalarBody::Builtin(_) => out.push_str(" builtin"),
         ScalarBody::Term(t) => out.push_str(&format!(" = {}", show_term(p, &simplify(p, t), &names))),
     }
-    // What is a truth value has none, nor has what the library leaves without.
+    // Booleans have no derivatives; the library also leaves some out.
     if s.result == Kind::Number
         && let Ok(gradients) = gradients(p, id)
     {

@@ -1,8 +1,8 @@
-//! Examples of the pointwise work that a rule's variables stand for.
+//! Examples of the pointwise regions that a rule's variables match.
 //!
-//! In: a rule with variables of sort `Region`. Out: rules without, in which each stands for one function of its
-//! operands and of a number or a tensor beside them. Holds always: what is true of the rule is true of its examples, so that
-//! verifying these can refute the rule.
+//! In: a rule with variables of sort `Region`. Out: rules without them: each variable is replaced
+//! by one function of its operands and of a further number or tensor. Invariant: what is true of
+//! the rule is true of its examples, so that verifying these can refute the rule.
 
 use crate::builtin::BuiltinScalar;
 use crate::ir::{
@@ -10,19 +10,19 @@ use crate::ir::{
     TypePat, Var, VarId,
 };
 
-/// The variable beside the operands, and whether it is more than a number.
+/// The variable for the further operand, and whether it is more than a number.
 #[derive(Clone, Copy)]
 struct Place {
     other: VarId,
     any_shape: bool,
 }
 
-/// A function of operands: what an example puts for a region.
+/// The function that an example substitutes for a region.
 #[derive(Clone)]
 enum Sample {
     /// Operand `i`.
     Operand(usize),
-    /// The number beside them.
+    /// The further number or tensor.
     Other,
     Call(ScalarId, Vec<Sample>),
 }
@@ -30,10 +30,10 @@ enum Sample {
 /// One example of a rule.
 #[derive(Clone, Debug)]
 pub struct Example {
-    /// The rule over work that is known.
+    /// The rule with the region replaced.
     pub rule: Rule,
-    /// Operands of the work that have any shape: where the right side has another type with them, or none, nothing is
-    /// rewritten.
+    /// Operands of the region that may have any shape. If the right side would then have a
+    /// different type, or none, the rule does not apply.
     pub any_shape: Vec<VarId>,
 }
 
@@ -54,10 +54,10 @@ pub fn examples(program: &Program, rule: &Rule) -> Vec<Example> {
 /// Names of the examples.
 const SAMPLES: [&str; 5] =
     ["one function", "with another operand", "used twice", "with another tensor", "operands in order"];
-/// The one whose other operand has any shape.
+/// The index of the example whose further operand has any shape.
 const ANY_SHAPE: usize = 3;
 
-/// Example `n`, and the variables that stand beside the operands.
+/// Example `n`, and the variables of the further operands.
 fn example(program: &Program, rule: &Rule, regions: &[VarId], n: usize) -> Option<(Rule, Vec<VarId>)> {
     let (mut out, mut others) = (rule.clone(), Vec::new());
     out.name = format!("{} ({})", rule.name, SAMPLES[n]);
@@ -74,7 +74,7 @@ fn example(program: &Program, rule: &Rule, regions: &[VarId], n: usize) -> Optio
     Some((out, others))
 }
 
-/// How many operands the region has where it stands on the left.
+/// The number of operands of the region on the left side.
 fn operands(p: &Pat, v: VarId) -> Option<usize> {
     match p {
         Pat::Bind(_, p) | Pat::Typed(p, _) => operands(p, v),
@@ -85,8 +85,8 @@ fn operands(p: &Pat, v: VarId) -> Option<usize> {
     }
 }
 
-/// `tanh(x + y)`, `(x + y) * other`, `x * tanh(x)`, `(x + y) - other`, `x - tanh(x * y)`, over all operands; none where an
-/// example says no more than others.
+/// `tanh(x + y)`, `(x + y) * other`, `x * tanh(x)`, `(x + y) - other`, `x - tanh(x * y)`, over all
+/// operands; `None` if an example says no more than the others.
 fn sample(program: &Program, n: usize, operands: usize) -> Option<Sample> {
     let id = |b| program.builtin_scalar(b);
     let (add, mul, tanh) = (id(BuiltinScalar::Add)?, id(BuiltinScalar::Mul)?, id(BuiltinScalar::Tanh)?);
@@ -120,8 +120,8 @@ fn in_pattern(p: Pat, v: VarId, sample: &Sample, other: Place) -> Pat {
     }
 }
 
-/// The sample over patterns; an operand that it uses again is written again, by its name if it has one, which means the same
-/// classes. `written` has the operands that are there already.
+/// The sample as a pattern. An operand that is used again is repeated, by its name if it has one,
+/// which means the same e-classes. `written` holds the operands that occur already.
 fn pattern(sample: &Sample, args: &[Pat], place: Place, written: &mut Vec<usize>) -> Pat {
     match sample {
         Sample::Operand(i) => match args.get(*i) {
@@ -134,7 +134,7 @@ fn pattern(sample: &Sample, args: &[Pat], place: Place, written: &mut Vec<usize>
         },
         Sample::Other if place.any_shape => Pat::Var(place.other),
         Sample::Other => {
-            // Of rank 0, so that it never makes the whole larger.
+            // Rank 0, so that it never broadcasts the result to a larger shape.
             let ty = TypePat { dtype: DTypePat::Any, prefix: vec![], rest: None, suffix: vec![] };
             Pat::Typed(Box::new(Pat::Var(place.other)), ty)
         }
@@ -145,7 +145,7 @@ fn pattern(sample: &Sample, args: &[Pat], place: Place, written: &mut Vec<usize>
     }
 }
 
-/// Puts the sample into a right side; `term` where an epilogue is built.
+/// Substitutes the sample into a right side; `term` is true inside an epilogue.
 fn in_build(program: &Program, b: Build, v: VarId, sample: &Sample, other: VarId, term: bool) -> Build {
     let go = |b: Build, term: bool| in_build(program, b, v, sample, other, term);
     match b {

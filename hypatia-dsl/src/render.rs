@@ -1,9 +1,8 @@
 //! Diagnostics as text: for a terminal, as JSON, as GitHub annotations, as SARIF.
 //!
-//! In: diagnostics and the files they point into. Out: text that ends with a newline, or nothing
-//! where there is no diagnostic. Holds always: the order is that of the files and of the places
-//! in them, a diagnostic that was found twice is shown once, and no control character of a user's
-//! file reaches the terminal.
+//! In: diagnostics and the files they point into. Out: text that ends with a newline; empty if
+//! there are no diagnostics. Invariant: diagnostics are sorted by file and position and deduped,
+//! and no control character of a user's file reaches the terminal.
 
 use annotate_snippets::{AnnotationKind, Group, Level, Renderer, Snippet, normalize_untrusted_str};
 use serde::Serialize;
@@ -12,18 +11,18 @@ use crate::codes;
 use crate::diag::{Diagnostic, Severity};
 use crate::source::{FileId, SourceMap, Span};
 
-/// At most so many are shown in full; the summary counts all.
+/// Maximum number of diagnostics shown in full; the summary counts all.
 const MAX_SHOWN: usize = 100;
 
-/// A way to show diagnostics.
+/// An output format for diagnostics.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Format {
-    /// For people: the source, underlined.
+    /// For people: with underlined source.
     Full {
         /// With colours (ANSI escapes).
         color: bool,
     },
-    /// One JSON object a line.
+    /// One JSON object per line.
     Json,
     /// Workflow commands of GitHub Actions.
     Github,
@@ -31,8 +30,7 @@ pub enum Format {
     Sarif,
 }
 
-/// Sorts by file and place, errors before warnings at the same place, and removes what was said
-/// twice.
+/// Sorts by file and position, errors before warnings at the same position, and dedupes.
 pub fn sort(diagnostics: &mut Vec<Diagnostic>) {
     diagnostics.sort_by(|a, b| {
         let key = |d: &Diagnostic| (d.primary.span.file, d.primary.span.start, d.severity, d.code, d.primary.span.end);
@@ -41,7 +39,7 @@ pub fn sort(diagnostics: &mut Vec<Diagnostic>) {
     diagnostics.dedup();
 }
 
-/// All of them in that format. Sorts and de-duplicates first.
+/// Renders all of them in that format. Sorts and dedupes first.
 pub fn render(sources: &SourceMap, diagnostics: &[Diagnostic], format: Format) -> String {
     let mut sorted = diagnostics.to_vec();
     sort(&mut sorted);
@@ -103,7 +101,7 @@ fn group<'a>(sources: &'a SourceMap, d: &'a Diagnostic) -> Group<'a> {
             .filter(|(l, _)| l.span.file == file);
         let all: Vec<_> = labels.collect();
         let source = &sources.file(file).text;
-        // Only the lines around are handed over: rendering looks through all that it is given.
+        // Pass only the surrounding lines: the renderer scans all of its input.
         let from = all.iter().map(|(l, _)| clamp(l.span, source).0).min().unwrap_or(0);
         let to = all.iter().map(|(l, _)| clamp(l.span, source).1).max().unwrap_or(0);
         let start = source[..from].rfind('\n').map_or(0, |n| n + 1);
@@ -126,20 +124,19 @@ fn group<'a>(sources: &'a SourceMap, d: &'a Diagnostic) -> Group<'a> {
     group
 }
 
-/// Several lines are fine in a note; escapes are not.
+/// Removes escapes. Line breaks are allowed in a note.
 fn clean(text: &str) -> String {
     text.lines().map(normalize_untrusted_str).collect::<Vec<_>>().join("\n")
 }
 
-/// Offsets inside the text, on character boundaries, whatever the span says.
+/// The span's offsets, clamped to the text and to character boundaries.
 fn clamp(span: Span, text: &str) -> (usize, usize) {
     let floor = |at: u32| (0..=(at as usize).min(text.len())).rev().find(|i| text.is_char_boundary(*i)).unwrap_or(0);
     let start = floor(span.start);
     (start, floor(span.end).max(start))
 }
 
-/// Where something is; lines and columns count from 1, columns in characters, the end is behind
-/// the last character.
+/// A source range. Lines and columns count from 1, columns in characters; the end is exclusive.
 #[derive(Serialize)]
 struct Place {
     file: String,
@@ -157,7 +154,7 @@ fn place(sources: &SourceMap, span: Span) -> Place {
     Place { file: file.name.clone(), line, column, end_line, end_column }
 }
 
-/// A second place with its label.
+/// A secondary location with its label.
 #[derive(Serialize)]
 struct Related {
     #[serde(flatten)]
@@ -174,7 +171,7 @@ struct Line<'a> {
     message: &'a str,
     #[serde(flatten)]
     place: Place,
-    /// What stands beside the underlined text.
+    /// The text beside the underlined source.
     label: &'a str,
     related: Vec<Related>,
     notes: &'a [String],
@@ -225,7 +222,7 @@ fn github(sources: &SourceMap, d: &Diagnostic) -> String {
     let data = |s: &str| s.replace('%', "%25").replace('\r', "%0D").replace('\n', "%0A");
     let property = |s: &str| data(s).replace(':', "%3A").replace(',', "%2C");
     let p = place(sources, d.primary.span);
-    // GitHub takes columns only where both ends are on one line.
+    // GitHub accepts columns only if both ends are on one line.
     let columns = match p.line == p.end_line {
         true => format!(",col={},endColumn={}", p.column, p.end_column),
         false => String::new(),

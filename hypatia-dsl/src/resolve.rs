@@ -1,9 +1,9 @@
-//! Files and names: what `use` brings in, and which declaration a name means.
+//! Name resolution: what `use` imports, and which declaration a name refers to.
 //!
-//! In: the files the user named, and a loader. Out: every file that they reach, parsed once each,
-//! and for each file a scope from names to declarations. Holds always: a file has one index however
-//! it was reached; a declaration of the file itself hides one that a `use ...::*` brings in; the
-//! `order` has every file behind those that it uses.
+//! In: the files that the user named, and a loader. Out: every file reachable from them, parsed
+//! once each, and for each file a scope from names to declarations. Invariant: a file has one
+//! index, however it was reached; a declaration in the file itself shadows one that a `use ...::*`
+//! imports; in `order`, every file comes after the files that it uses.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::PathBuf;
@@ -16,7 +16,7 @@ use crate::parse::parse_all;
 use crate::source::{FileId, SourceFile, SourceMap, Span};
 use crate::spell::closest;
 
-/// Files of one compilation at most; a guard against a generated maze.
+/// Maximum number of files in one compilation: a guard against generated file mazes.
 const MAX_FILES: usize = 1000;
 
 /// A declaration: item `item` of file `file`.
@@ -28,7 +28,7 @@ pub struct ItemRef {
     pub item: usize,
 }
 
-/// Names of different spaces do not collide.
+/// Namespaces: names in different spaces do not collide.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub enum Space {
     /// Scalars, ops, patterns and families.
@@ -49,7 +49,7 @@ impl Space {
     }
 }
 
-/// How a name came into a scope.
+/// How a name was imported into a scope.
 #[derive(Clone, Debug)]
 enum Via {
     Own,
@@ -59,40 +59,40 @@ enum Via {
 
 #[derive(Clone, Debug)]
 struct Binding {
-    /// What it may mean: more than one only for names of several globs.
+    /// The possible targets: more than one only if several globs import the name.
     targets: Vec<ItemRef>,
     via: Via,
     span: Span,
 }
 
-/// What a file's names mean.
+/// The scope of a file: what its names refer to.
 #[derive(Clone, Debug, Default)]
 pub struct Scope {
     names: BTreeMap<(Space, String), Binding>,
-    /// Modules in reach by the path that `use` gave them: `core`, `a::b`.
+    /// Visible modules by the path in `use`: `core`, `a::b`.
     modules: BTreeMap<String, usize>,
 }
 
 /// All files and their scopes.
 #[derive(Debug, Default)]
 pub struct Resolved {
-    /// Trees, in the order in which the files were read.
+    /// Syntax trees, in the order in which the files were read.
     pub files: Vec<ast::File>,
-    /// `core`, `nn`: the file's name without folders and `.hyp`.
+    /// Module names such as `core`, `nn`: the file's name without folders and `.hyp`.
     pub names: Vec<String>,
-    /// One for each file.
+    /// One scope for each file.
     pub scopes: Vec<Scope>,
-    /// File indices, those that are used first.
+    /// File indices in dependency order: used files first.
     pub order: Vec<usize>,
-    /// Files with a `use` that failed: what they do not know may come from there.
+    /// Files with a failed `use`: names unknown in them may come from that `use`.
     pub incomplete: Vec<bool>,
-    /// Files of the embedded library that others use. They were checked when the library was made: what can only give
-    /// an error or a warning about them is not worked out again.
+    /// Files of the embedded library that other files use. They were checked when the library was
+    /// built, so checks that can only report diagnostics about them are skipped.
     pub trusted: Vec<bool>,
 }
 
 impl Resolved {
-    /// Whether a span lies in a file that is taken as checked.
+    /// Whether a span lies in a trusted file.
     pub fn trusts(&self, span: Option<Span>) -> bool {
         span.is_some_and(|s| self.files.iter().zip(&self.trusted).any(|(f, trusted)| *trusted && f.id == s.file))
     }
@@ -101,13 +101,13 @@ impl Resolved {
 struct Edge {
     target: usize,
     span: Span,
-    /// The one name, where it is no glob and no whole module.
+    /// The imported name, unless the edge is a glob or a whole module.
     name: Option<Name>,
     glob: bool,
     path: String,
 }
 
-/// Reads the roots and all that they use, and works out every scope.
+/// Reads the root files and everything that they use, and resolves every scope.
 pub fn resolve(
     roots: Vec<SourceFile>,
     loader: &dyn Loader,
@@ -126,7 +126,7 @@ pub fn resolve(
     }
     let all = files.ids.len();
     let (edges, failed) = files.load_all();
-    // The library's tests are its own business, unless it is what was asked for.
+    // Embedded files are trusted, unless the library's own tests were requested.
     let tests = loader.wants_tests();
     let trusted: Vec<bool> =
         files.ids.iter().enumerate().map(|(i, id)| i >= own && !tests && files.sources.file(*id).embedded).collect();
@@ -147,16 +147,16 @@ struct Files<'a> {
     sources: &'a mut SourceMap,
     loader: &'a dyn Loader,
     keys: HashMap<String, usize>,
-    /// All files that were found, in that order.
+    /// All files found, in the order of their indices.
     ids: Vec<FileId>,
-    /// The trees of the first of them; the others are still to be parsed.
+    /// The syntax trees of the first of them; the others are not parsed yet.
     parsed: Vec<ast::File>,
     names: Vec<String>,
     diags: &'a mut Vec<Diagnostic>,
 }
 
 impl Files<'_> {
-    /// The index of that file, which is parsed later if it is new.
+    /// The index of a file. A new file is parsed later.
     fn add(&mut self, source: SourceFile) -> usize {
         let key = match &source.path {
             Some(path) => std::fs::canonicalize(path).unwrap_or_else(|_| path.clone()).display().to_string(),
@@ -175,12 +175,12 @@ impl Files<'_> {
         self.ids.len() - 1
     }
 
-    /// Follows every `use` to its file. One entry for each file, in order, and the files with a `use` that found nothing
-    /// or nothing readable.
+    /// Follows every `use` to its file. Returns the edges of each file, in order, and the files
+    /// with a `use` whose target is missing or unreadable.
     fn load_all(&mut self) -> (Vec<Vec<Edge>>, HashSet<usize>) {
         let mut edges: Vec<Vec<Edge>> = Vec::new();
         let mut failed: HashSet<usize> = HashSet::new();
-        // Files of which nothing could be read.
+        // Files that could not be read at all.
         let mut wrecked: HashSet<usize> = HashSet::new();
         while edges.len() < self.ids.len() {
             for (file, diags) in self.trees(&self.ids[self.parsed.len()..]) {
@@ -210,7 +210,8 @@ impl Files<'_> {
         (edges, failed)
     }
 
-    /// The trees of these files. Embedded files have theirs already; the others are parsed side by side.
+    /// The syntax trees of these files. Embedded files are already parsed; the others are parsed in
+    /// parallel.
     fn trees(&self, ids: &[FileId]) -> Vec<(ast::File, Vec<Diagnostic>)> {
         let embedded = |id: &FileId| self.loader.tree(self.sources.file(*id));
         let texts: Vec<FileId> = ids.iter().filter(|id| embedded(id).is_none()).copied().collect();
@@ -229,7 +230,7 @@ impl Files<'_> {
     fn follow(&mut self, from: usize, u: &ast::Use, span: Span) -> Option<Edge> {
         let parts: Vec<&str> = u.path.parts.iter().map(|p| p.node.as_str()).collect();
         let whole = parts.len();
-        // `use a::b;` is the name b of module a, or else the module a/b.
+        // `use a::b;` means the name `b` of module `a`, or else the module `a/b`.
         let mut tries = vec![(whole, u.glob)];
         if !u.glob && whole > 1 {
             tries.insert(0, (whole - 1, false));
@@ -283,7 +284,8 @@ impl Files<'_> {
     }
 }
 
-/// Files behind those they use; circles are reported once each and cut.
+/// The dependency order: a file comes after the files that it uses. Each cycle is reported once and
+/// cut.
 fn order(
     roots: impl Iterator<Item = usize>,
     names: &[String],
@@ -296,7 +298,7 @@ fn order(
         if state[root] != 0 {
             continue;
         }
-        // An explicit stack: (file, next edge).
+        // An explicit stack of (file, next edge).
         let mut stack = vec![(root, 0usize)];
         state[root] = 1;
         while let Some(&(file, next)) = stack.last() {
@@ -346,7 +348,7 @@ fn report_cycle(
     diags.push(d.hint("move what both need into a third file"));
 }
 
-/// The name and space of what an item declares.
+/// The name and namespace that an item declares.
 pub fn declared(kind: &ItemKind) -> Option<(&Name, Space)> {
     Some(match kind {
         ItemKind::Scalar(s) => (&s.name, Space::Value),
@@ -359,7 +361,7 @@ pub fn declared(kind: &ItemKind) -> Option<(&Name, Space)> {
     })
 }
 
-/// Names that mean something of their own wherever an expression may stand.
+/// Reserved names: they have a meaning of their own wherever an expression may occur.
 const RESERVED: &[&str] = &["acc", "build", "out"];
 
 fn own_scope(resolved: &Resolved, file: usize, diags: &mut Vec<Diagnostic>) -> Scope {
@@ -408,7 +410,7 @@ fn scopes(resolved: &Resolved, edges: &[Vec<Edge>], diags: &mut Vec<Diagnostic>)
             scope.modules.insert(edge.path.clone(), edge.target);
             let theirs = &own[edge.target];
             if edge.target == file {
-                continue; // reported as a circle
+                continue; // reported as a cycle
             }
             if edge.glob {
                 glob(scope, theirs, edge, resolved, diags);
@@ -492,7 +494,8 @@ fn single(scope: &mut Scope, theirs: &Scope, edge: &Edge, name: &Name, broken: &
 }
 
 impl Resolved {
-    /// What a name means in a file, if it means one thing; without the work of saying why not.
+    /// Resolves a name in a file, if it is unambiguous. Cheaper than [`Resolved::lookup`], as it
+    /// builds no diagnostic.
     pub fn find(&self, file: usize, space: Space, path: &ast::Path) -> Option<ItemRef> {
         let (last, prefix) = path.parts.split_last()?;
         let key = (space, last.node.clone());
@@ -506,14 +509,14 @@ impl Resolved {
         matches!(binding.via, Via::Own).then_some(binding.targets[0])
     }
 
-    /// The file of a module that a path names.
+    /// The file of the module that a path names.
     fn module(&self, file: usize, prefix: &[Name]) -> Option<usize> {
         let module = prefix.iter().map(|p| p.node.as_str()).collect::<Vec<_>>().join("::");
         let own = self.names.get(file).is_some_and(|n| *n == module).then_some(file);
         self.scopes[file].modules.get(&module).copied().or(own)
     }
 
-    /// What a name means in a file. The error is ready to be reported.
+    /// Resolves a name in a file. The error is a complete diagnostic.
     pub fn lookup(&self, file: usize, space: Space, path: &ast::Path) -> Result<ItemRef, Box<Diagnostic>> {
         if let Some(found) = self.find(file, space, path) {
             return Ok(found);
@@ -540,18 +543,18 @@ impl Resolved {
         Err(Box::new(self.unknown(target, space, path)))
     }
 
-    /// True if an unknown name has its reason in an error that was reported: the item that declares it
-    /// has a syntax error, or a `use` of this file failed.
+    /// True if an error that was already reported explains an unknown name: the item that declares
+    /// it has a syntax error, or a `use` of this file failed.
     pub fn excused(&self, file: usize, name: &str) -> bool {
         self.incomplete[file] || self.files.iter().any(|f| f.broken.iter().any(|b| b == name))
     }
 
-    /// True if the name means something in that file, without reporting.
+    /// True if the name is declared in that file. Reports nothing.
     pub fn is_declared(&self, file: usize, space: Space, path: &ast::Path) -> bool {
         self.find(file, space, path).is_some()
     }
 
-    /// All names of a space that are in reach of a file.
+    /// All names of a namespace that are visible in a file.
     pub fn visible(&self, file: usize, space: Space) -> impl Iterator<Item = &str> {
         self.scopes[file].names.keys().filter(move |(s, _)| *s == space).map(|(_, n)| n.as_str())
     }

@@ -1,8 +1,8 @@
 //! Dimension algebra: sizes that are numbers or polynomials over symbols.
 //!
-//! In: sizes of tensors, and the arithmetic that types and attributes do with them. Out: normal
-//! forms that compare by value. Holds always: two `Dim`s that are equal for every value of their
-//! symbols as polynomials compare equal; symbols stand for integers of at least 0.
+//! In: sizes of tensors, and the arithmetic on them in types and attributes. Out: normal forms that
+//! compare by value. Invariant: two `Dim`s compare equal if, as polynomials, they are equal for all
+//! values of their symbols; symbols stand for integers of at least 0.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,27 +13,27 @@ use serde::{Deserialize, Serialize};
 /// A named size, such as a model's dynamic `batch`.
 pub type Symbol = Arc<str>;
 
-/// A product of symbols and opaque quotients, with exponents: `batch * n^2`. Empty for 1.
+/// A product of powers of symbols and opaque quotients: `batch * n^2`. Empty for 1.
 type Monomial = BTreeMap<Factor, u32>;
 
-/// Limits of one size. Arithmetic past them is refused like an overflow, so that no file or model
-/// makes a size that takes long to compare or to print.
+/// Limits on one size. Arithmetic that exceeds them fails like an overflow, so that no file or
+/// model can make a size that is slow to compare or to print.
 const MAX_TERMS: usize = 256;
 const MAX_EXPONENT: u32 = 64;
 const MAX_WEIGHT: usize = 1024;
 
-/// What a monomial multiplies.
+/// A factor of a monomial.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 enum Factor {
     Symbol(Symbol),
-    /// `floor(a / b)` that could not be divided out.
+    /// `floor(a / b)` that cannot be divided exactly.
     Quotient(Dim, Dim),
-    /// `a mod b` that could not be decided.
+    /// `a mod b` that cannot be decided.
     Remainder(Dim, Dim),
 }
 
 impl Factor {
-    /// True if it is at least 0 whatever its symbols are.
+    /// True if it is at least 0 for all values of its symbols.
     fn is_nonnegative(&self) -> bool {
         let nonnegative = |d: &Dim| d.lower_bound().is_some_and(|b| b >= 0);
         match self {
@@ -60,7 +60,7 @@ pub enum DimFactor {
 #[serde(into = "Polynomial", from = "Polynomial")]
 pub struct Dim(Repr);
 
-/// The terms of a [`Dim`], each a coefficient and the factors that it multiplies.
+/// The terms of a [`Dim`]: each has a coefficient and factors.
 type Polynomial = Vec<(i64, Vec<DimFactor>)>;
 
 impl From<Dim> for Polynomial {
@@ -78,18 +78,18 @@ impl From<Polynomial> for Dim {
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 enum Repr {
     Const(i64),
-    /// Coefficients by monomial; no zero coefficient, at least one monomial that is not 1.
+    /// Coefficients by monomial: no zero coefficients, and at least one monomial other than 1.
     Poly(Arc<BTreeMap<Monomial, i64>>),
 }
 
 impl Dim {
-    /// The size of that name.
+    /// A symbolic size with that name.
     pub fn symbol(name: impl Into<Symbol>) -> Dim {
         let monomial = Monomial::from([(Factor::Symbol(name.into()), 1)]);
         Dim(Repr::Poly(Arc::new(BTreeMap::from([(monomial, 1)]))))
     }
 
-    /// The number, if no symbol occurs.
+    /// The number, if the size has no symbols.
     pub fn as_const(&self) -> Option<i64> {
         match self.0 {
             Repr::Const(c) => Some(c),
@@ -97,8 +97,7 @@ impl Dim {
         }
     }
 
-    /// Its terms, each a coefficient and the factors that it multiplies: `2*b*b + 1` is
-    /// `[(1, []), (2, [b, b])]`.
+    /// Its terms, each with a coefficient and factors: `2*b*b + 1` is `[(1, []), (2, [b, b])]`.
     pub fn polynomial(&self) -> Polynomial {
         let factor = |f: &Factor| match f {
             Factor::Symbol(s) => DimFactor::Symbol(s.clone()),
@@ -109,7 +108,7 @@ impl Dim {
         self.terms().iter().map(|(m, c)| (*c, factors(m))).collect()
     }
 
-    /// The size with these terms: the inverse of [`Dim::polynomial`].
+    /// Builds a size from its terms: the inverse of [`Dim::polynomial`].
     pub fn from_polynomial(terms: Polynomial) -> Dim {
         let mut out: BTreeMap<Monomial, i64> = BTreeMap::new();
         for (coefficient, factors) in terms {
@@ -145,7 +144,7 @@ impl Dim {
         }
     }
 
-    /// Sum; `None` on overflow of a coefficient.
+    /// Sum; `None` if a coefficient overflows.
     pub fn checked_add(&self, other: &Dim) -> Option<Dim> {
         if let (Some(a), Some(b)) = (self.as_const(), other.as_const()) {
             return a.checked_add(b).map(Dim::from);
@@ -158,7 +157,7 @@ impl Dim {
         (terms.len() <= MAX_TERMS).then(|| Dim::from_terms(terms))
     }
 
-    /// Product; `None` on overflow of a coefficient.
+    /// Product; `None` if a coefficient overflows.
     pub fn checked_mul(&self, other: &Dim) -> Option<Dim> {
         if let (Some(a), Some(b)) = (self.as_const(), other.as_const()) {
             return a.checked_mul(b).map(Dim::from);
@@ -189,8 +188,8 @@ impl Dim {
         self.checked_add(&other.checked_mul(&Dim::from(-1))?)
     }
 
-    /// `self / other` where it divides as a polynomial (every coefficient and monomial divides);
-    /// `None` where that cannot be shown, or `other` is not a single term, or is 0.
+    /// Exact polynomial division `self / other`: `other` divides every coefficient and monomial.
+    /// `None` if that cannot be shown, or if `other` has more than one term or is 0.
     pub fn div_exact(&self, other: &Dim) -> Option<Dim> {
         if self == other && other.as_const() != Some(0) {
             return Some(Dim::from(1));
@@ -221,8 +220,8 @@ impl Dim {
         Some(Dim::from_terms(out))
     }
 
-    /// `floor(self / other)`: exact where it divides, else a number, else an opaque quotient.
-    /// `None` for division by 0.
+    /// `floor(self / other)`: the exact quotient if there is one, else a number if both are
+    /// numbers, else an opaque quotient. `None` for division by 0.
     pub fn floor_div(&self, other: &Dim) -> Option<Dim> {
         if let Some(d) = self.div_exact(other) {
             return Some(d);
@@ -237,7 +236,7 @@ impl Dim {
         }
     }
 
-    /// `self mod other`, of the sign of `other`. `None` for division by 0.
+    /// `self mod other`, with the sign of `other`. `None` for division by 0.
     pub fn rem(&self, other: &Dim) -> Option<Dim> {
         if self.div_exact(other).is_some() {
             return Some(Dim::from(0));
@@ -252,7 +251,7 @@ impl Dim {
         }
     }
 
-    /// A quotient or remainder that stays as it is; `None` past the limit on nesting.
+    /// An opaque quotient or remainder; `None` past the limit on nesting.
     fn opaque(a: &Dim, b: &Dim, make: fn(Dim, Dim) -> Factor) -> Option<Dim> {
         let mut budget = MAX_WEIGHT;
         a.weigh(&mut budget)?;
@@ -261,7 +260,8 @@ impl Dim {
         Some(Dim(Repr::Poly(Arc::new(BTreeMap::from([(monomial, 1)])))))
     }
 
-    /// Takes one from the budget for each factor, nested ones included; `None` when it is used up.
+    /// Charges the budget for each factor, nested factors included; `None` when the budget is used
+    /// up.
     fn weigh(&self, budget: &mut usize) -> Option<()> {
         let Repr::Poly(poly) = &self.0 else { return Some(()) };
         for factor in poly.keys().flat_map(|m| m.keys()) {
@@ -274,8 +274,8 @@ impl Dim {
         Some(())
     }
 
-    /// How much there is to it: factors with their exponents, over all terms. Whoever computes with
-    /// sizes that a file names keeps this small.
+    /// A measure of complexity: the number of factors with their exponents, over all terms. Code
+    /// that computes with sizes from a file keeps this small.
     pub fn complexity(&self) -> usize {
         let factor = |f: &Factor| match f {
             Factor::Symbol(_) => 1,
@@ -288,7 +288,7 @@ impl Dim {
         }
     }
 
-    /// A number that it never falls below, if one can be shown: symbols are at least 0.
+    /// A lower bound, if one can be shown: symbols are at least 0.
     pub fn lower_bound(&self) -> Option<i64> {
         let poly = match &self.0 {
             Repr::Const(c) => return Some(*c),
@@ -301,7 +301,7 @@ impl Dim {
             } else if *c < 0 {
                 return None;
             } else if !m.keys().all(Factor::is_nonnegative) {
-                // `floor((n - 1) / 2)` is -1 at least.
+                // `floor((n - 1) / 2)` is at least -1.
                 let [(Factor::Quotient(a, b), 1)] = m.iter().collect::<Vec<_>>()[..] else { return None };
                 let (least, by) = (a.lower_bound()?, b.as_const().filter(|b| *b > 0)?);
                 bound = c.checked_mul(least.div_euclid(by).min(0))?.checked_add(bound)?;
@@ -310,8 +310,8 @@ impl Dim {
         Some(bound)
     }
 
-    /// Whether they are equal: `Some(true)` for every value of the symbols, `Some(false)` for
-    /// none (the difference is never 0), `None` where it depends.
+    /// Whether two sizes are equal: `Some(true)` for all values of the symbols, `Some(false)` for
+    /// no values (the difference is never 0), `None` if it depends on the symbols.
     pub fn known_eq(&self, other: &Dim) -> Option<bool> {
         if self == other {
             return Some(true);
@@ -324,7 +324,8 @@ impl Dim {
         None
     }
 
-    /// Whether `self <= other`, for every value of the symbols or for none.
+    /// Whether `self <= other`: `Some(true)` for all values of the symbols, `Some(false)` for no
+    /// values, `None` if it depends on the symbols.
     pub fn known_le(&self, other: &Dim) -> Option<bool> {
         if other.checked_sub(self)?.lower_bound().is_some_and(|b| b >= 0) {
             return Some(true);
@@ -335,8 +336,8 @@ impl Dim {
         None
     }
 
-    /// The value with the symbols replaced; `None` if a symbol has none, on division by 0 and on
-    /// overflow.
+    /// Evaluates the size with the symbols' values. `None` if a symbol has no value, on division by
+    /// 0 and on overflow.
     pub fn eval(&self, lookup: &dyn Fn(&str) -> Option<i64>) -> Option<i64> {
         let mut sum = 0i64;
         for (m, c) in self.terms() {
@@ -360,8 +361,8 @@ impl Dim {
         Some(sum)
     }
 
-    /// The same size with symbols replaced by other sizes; those without one stay. `None` on
-    /// overflow and division by 0.
+    /// Substitutes sizes for symbols; symbols without a substitute stay. `None` on overflow and
+    /// division by 0.
     pub fn substitute(&self, lookup: &dyn Fn(&str) -> Option<Dim>) -> Option<Dim> {
         let mut sum = Dim::from(0);
         for (m, c) in self.terms() {
@@ -381,7 +382,7 @@ impl Dim {
         Some(sum)
     }
 
-    /// Every symbol in it, once.
+    /// The distinct symbols in it.
     pub fn symbols(&self) -> Vec<Symbol> {
         fn walk(d: &Dim, out: &mut Vec<Symbol>) {
             for m in d.terms().keys() {
@@ -449,7 +450,7 @@ impl fmt::Debug for Dim {
 /// The sizes of a tensor's axes, outermost first.
 pub type Shape = Vec<Dim>;
 
-/// `[2, batch, 64]`
+/// The text of a shape: `[2, batch, 64]`.
 pub fn show_shape(shape: &[Dim]) -> String {
     let dims: Vec<String> = shape.iter().map(Dim::to_string).collect();
     format!("[{}]", dims.join(", "))
@@ -460,9 +461,9 @@ pub fn product(shape: &[Dim]) -> Option<Dim> {
     shape.iter().try_fold(Dim::from(1), |acc, d| acc.checked_mul(d))
 }
 
-/// The shape that numpy broadcasting gives; `None` where sizes differ and neither is 1, or where
-/// a symbolic size would have to be compared with another one (a symbolic size does not
-/// broadcast against anything but itself and 1).
+/// The broadcast shape by numpy's rules. `None` if sizes differ and neither is 1, or if a symbolic
+/// size would have to be compared with another size: a symbolic size broadcasts only against itself
+/// and 1.
 pub fn broadcast(a: &[Dim], b: &[Dim]) -> Option<Shape> {
     let rank = a.len().max(b.len());
     let one = Dim::from(1);
@@ -552,7 +553,7 @@ mod tests {
         assert_eq!(broadcast(&[Dim::from(0)], &[Dim::from(1)]), Some(vec![Dim::from(0)]));
     }
 
-    /// A size from a list of choices over the symbols `b` and `n`.
+    /// Builds a size from a list of choices over the symbols `b` and `n`.
     fn build(choices: &[(u8, u8, u8)]) -> Vec<Dim> {
         let mut dims =
             vec![Dim::symbol("b"), Dim::symbol("n"), Dim::from(0), Dim::from(1), Dim::from(-3), Dim::from(4)];
@@ -571,8 +572,8 @@ mod tests {
     }
 
     proptest::proptest! {
-        /// What is said to be known holds for every value of the symbols, and symbolic arithmetic
-        /// is that of the numbers.
+        /// What the predicates report as known holds for all values of the symbols, and symbolic
+        /// arithmetic agrees with arithmetic on numbers.
         #[test]
         fn facts_hold_for_numbers(
             choices in proptest::collection::vec((0..5u8, 0..12u8, 0..12u8), 1..7),

@@ -1,7 +1,7 @@
 //! Source files and positions in them.
 //!
-//! In: text with a name. Out: `Span`s that stay meaningful across several files. Holds always:
-//! a `Span`'s offsets lie on character boundaries inside its file.
+//! In: text with a name. Out: `Span`s that are valid across several files. Invariant: a `Span`'s
+//! offsets are on character boundaries inside its file.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -25,7 +25,7 @@ pub struct Span {
 }
 
 impl Span {
-    /// The smallest span that holds both; `self` if they are in different files.
+    /// The smallest span that contains both; `self` if they are in different files.
     pub fn to(self, other: Span) -> Span {
         if self.file != other.file {
             return self;
@@ -39,7 +39,7 @@ impl Span {
 pub struct SourceFile {
     /// The name shown to the user: a path as the user wrote it, or `<inline>`.
     pub name: String,
-    /// Where the file is on disk, if it is; `use` looks beside it.
+    /// The file's path, if it is on disk; `use` looks in its folder.
     pub path: Option<PathBuf>,
     /// The whole text.
     pub text: Arc<str>,
@@ -47,20 +47,21 @@ pub struct SourceFile {
     pub embedded: bool,
 }
 
-/// Opens a regular file for reading. Every file that a user's file, model or folder names is opened here: a folder, a device
-/// or a named pipe is an error, because reading those, or even opening them, may never end.
+/// Opens a regular file for reading. Every file that a user's file, model or folder names is opened
+/// here. A folder, a device or a named pipe is an error, because reading those, or even opening
+/// them, may never end.
 pub fn open_regular(path: &Path) -> std::io::Result<std::fs::File> {
     let not_a_file = || std::io::Error::new(std::io::ErrorKind::InvalidInput, "this is not a file");
-    // Before it is opened: opening a named pipe waits for a writer.
+    // Check before opening: opening a named pipe waits for a writer.
     if !std::fs::metadata(path)?.is_file() {
         return Err(not_a_file());
     }
     let file = std::fs::File::open(path)?;
-    // Another one may have taken its place.
+    // Check again: another file may have replaced it.
     if file.metadata()?.is_file() { Ok(file) } else { Err(not_a_file()) }
 }
 
-/// The bytes of a regular file of at most so many bytes.
+/// The bytes of a regular file of at most `most` bytes.
 pub fn read_regular(path: &Path, most: u64) -> std::io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     let read = open_regular(path)?.take(most.saturating_add(1)).read_to_end(&mut bytes)?;
@@ -71,7 +72,7 @@ pub fn read_regular(path: &Path, most: u64) -> std::io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Largest size of a file in bytes.
+/// Maximum size of a file in bytes.
 pub const MAX_FILE: usize = 1 << 20;
 
 impl SourceFile {
@@ -80,16 +81,16 @@ impl SourceFile {
         SourceFile { name: format!("<library>/{module}.hyp"), path: None, text: text.into(), embedded: true }
     }
 
-    /// `core`, for a file of the embedded library.
+    /// The module name of a file of the embedded library, such as `core`.
     pub fn library_module(&self) -> Option<&str> {
         self.name.strip_prefix("<library>/")?.strip_suffix(".hyp").filter(|_| self.embedded)
     }
 
-    /// Reads a file from disk. No more than a little over [`MAX_FILE`] bytes are read, and bytes
-    /// that are not UTF-8 become U+FFFD: the parser reports both.
+    /// Reads a file from disk. Reads at most a little over [`MAX_FILE`] bytes and replaces bytes
+    /// that are not UTF-8 by U+FFFD: the parser reports both.
     ///
-    /// A folder, a device or a named pipe is an error: reading those may never end. What the shell makes of `<(...)`
-    /// is a pipe too, and is read.
+    /// A folder, a device or a named pipe is an error, because reading those may never end. The
+    /// pipe of a shell's `<(...)` is an exception and is read.
     pub fn read(path: &Path) -> std::io::Result<SourceFile> {
         let name = path.display().to_string();
         let streams = ["/dev/stdin", "/dev/fd/", "/proc/self/fd/"];
@@ -98,7 +99,7 @@ impl SourceFile {
         SourceFile::read_from(file, name, Some(path.to_path_buf()))
     }
 
-    /// The same from any reader.
+    /// Like `read`, from any reader.
     pub fn read_from(reader: impl std::io::Read, name: String, path: Option<PathBuf>) -> std::io::Result<SourceFile> {
         let mut bytes = Vec::new();
         reader.take(MAX_FILE as u64 + 1).read_to_end(&mut bytes)?;
@@ -110,7 +111,7 @@ impl SourceFile {
 #[derive(Clone, Debug, Default)]
 pub struct SourceMap {
     files: Vec<SourceFile>,
-    /// Where the lines of each file start, once that was asked for.
+    /// The line starts of each file, computed on first use.
     lines: Vec<OnceLock<Vec<u32>>>,
 }
 
@@ -127,27 +128,27 @@ impl SourceMap {
         FileId(self.files.len() as u32 - 1)
     }
 
-    /// The file of that id, which must come from this map.
+    /// The file with that id, which must come from this map.
     pub fn file(&self, id: FileId) -> &SourceFile {
         &self.files[id.0 as usize]
     }
 
-    /// All files with their ids, in the order in which they were added.
+    /// All files with their ids, in insertion order.
     pub fn files(&self) -> impl Iterator<Item = (FileId, &SourceFile)> {
         self.files.iter().enumerate().map(|(i, f)| (FileId(i as u32), f))
     }
 
-    /// The file that was added from that path, if any.
+    /// The file with that path, if any.
     pub fn find(&self, path: &Path) -> Option<FileId> {
         self.files().find(|(_, f)| f.path.as_deref() == Some(path)).map(|(id, _)| id)
     }
 
-    /// The text under a span.
+    /// The text of a span.
     pub fn slice(&self, span: Span) -> &str {
         &self.file(span.file).text[span.start as usize..span.end as usize]
     }
 
-    /// Line and column of a span's start, both from 1, the column in characters.
+    /// Line and column of a span's start, both counted from 1, the column in characters.
     pub fn line_column(&self, span: Span) -> (usize, usize) {
         let text = &self.file(span.file).text;
         let starts = self.lines[span.file.0 as usize].get_or_init(|| {

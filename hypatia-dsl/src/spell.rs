@@ -1,8 +1,9 @@
-//! What was probably meant by a name that means nothing.
+//! Suggestions for misspelt names.
 
 use std::collections::HashSet;
 
-/// The name that was probably meant: the same but for capitals, or with at most a third of it mistyped.
+/// The closest name: equal except for case, or with an edit distance of at most a third of its
+/// length.
 pub fn closest<'a>(name: &str, among: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let length = name.chars().count();
     let limit = (length / 3).max(1);
@@ -15,7 +16,7 @@ pub fn closest<'a>(name: &str, among: impl Iterator<Item = &'a str>) -> Option<&
         .map(|(_, c)| c)
 }
 
-/// Edits (insert, delete, replace, swap of neighbours) between two words.
+/// Edit distance of two words (insert, delete, replace, swap of neighbours).
 fn distance(a: &str, b: &str) -> usize {
     let (a, b): (Vec<char>, Vec<char>) = (a.chars().take(64).collect(), b.chars().take(64).collect());
     let mut rows = vec![vec![0usize; b.len() + 1]; a.len() + 1];

@@ -1,9 +1,10 @@
-//! Files of users' own kernel templates: found, contained, read and checked.
+//! Users' own kernel templates: finding, confining, reading and checking their files.
 //!
-//! In: a Program whose kernels name templates, the files it came from, and who knows what a template may say. Out: the same
-//! with the templates' texts, and what is wrong with them. Holds always: a template lies in the folder of the file that
-//! names it, or below, links followed; it is at most [`MAX_FILE`] bytes of UTF-8; what is read is a source file like any
-//! other, so that diagnostics point into it and cargo watches it.
+//! In: a Program whose kernels name templates, the files it came from, and a checker of templates.
+//! Out: the same Program with the templates' texts, and the errors in them. Invariant: a template
+//! is in the folder of the file that names it, or below, after symbolic links are resolved; it is
+//! at most [`MAX_FILE`] bytes of UTF-8; it is a source file like any other, so that diagnostics
+//! point into it and cargo watches it.
 
 use std::path::Path;
 
@@ -13,15 +14,15 @@ use crate::diag::{Diagnostic, has_errors};
 use crate::ir::{Backend, Kernel, Program};
 use crate::source::{FileId, MAX_FILE, SourceFile, SourceMap, Span, open_regular};
 
-/// Reads the template of each kernel that has one. Files that are not on disk name templates that nobody can
-/// find: their kernels stay without text.
+/// Reads the template of each kernel that has one. Templates of files that are not on disk cannot
+/// be found: their kernels stay without text.
 pub(crate) fn attach(
     program: &mut Program,
     sources: &mut SourceMap,
     checker: &dyn KernelChecker,
     diagnostics: &mut Vec<Diagnostic>,
 ) {
-    // Where something else is wrong, a kernel's types may be unknown.
+    // If there are other errors, a kernel's types may be unknown.
     let sound = !has_errors(diagnostics);
     for i in 0..program.kernels.len() {
         let Backend::Template(wanted) = &program.kernels[i].backend else { continue };
@@ -48,7 +49,7 @@ pub(crate) fn attach(
     }
 }
 
-/// The file, if it lies in the folder; the error is the end of a sentence.
+/// The file, if it is in the folder; the error is the end of a sentence.
 fn read(folder: &Path, name: &str) -> Result<SourceFile, String> {
     let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
     let path = folder.join(name);
@@ -75,7 +76,7 @@ fn read(folder: &Path, name: &str) -> Result<SourceFile, String> {
     Ok(file)
 }
 
-/// A diagnostic that points at the line of the template, or else at the kernel, which stands at `at`.
+/// A diagnostic that points at the line of the template, or else at the kernel, whose span is `at`.
 fn told(fault: TemplateFault, kernel: &Kernel, file: FileId, text: &str, at: Span) -> Diagnostic {
     let span = fault.line.and_then(|l| line_span(file, text, l)).unwrap_or(at);
     let d = Diagnostic::error(code::TEMPLATE, fault.message, span);
@@ -83,7 +84,7 @@ fn told(fault: TemplateFault, kernel: &Kernel, file: FileId, text: &str, at: Spa
     Diagnostic { notes: fault.notes, hints: fault.hints, ..d }
 }
 
-/// A line, counted from 1, without the blanks around it.
+/// The span of a line, counted from 1, without leading and trailing blanks.
 fn line_span(file: FileId, text: &str, line: usize) -> Option<Span> {
     let content = text.split('\n').nth(line.checked_sub(1)?)?;
     let start = content.as_ptr() as usize - text.as_ptr() as usize;

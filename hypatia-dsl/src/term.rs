@@ -1,8 +1,8 @@
 //! Scalar terms as data: DAGs of operations.
 //!
-//! In: built by `scalar`, from bodies of scalars, epilogues and pointwise regions. Out: parts of a Program and of kernel
-//! descriptions. Holds always: a node's arguments stand before it. What is done with terms stands in
-//! [`scalar`](crate::scalar).
+//! In: built by `scalar` from bodies of scalars, epilogues and pointwise regions. Out: parts of a
+//! Program and of kernel descriptions. Invariant: a node's arguments precede it. The functions on
+//! terms are in [`scalar`](crate::scalar).
 
 use serde::{Deserialize, Serialize};
 
@@ -11,13 +11,13 @@ use crate::dtype::DType;
 /// How a tensor is read inside an epilogue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum InView {
-    /// Broadcast as numpy does.
+    /// Broadcast with numpy's rules.
     Broadcast,
-    /// One value a column of the output: a vector along the last axis.
+    /// One value per column of the output: a vector along the last axis.
     Row,
-    /// One value a row of the output.
+    /// One value per row of the output.
     Col,
-    /// The output's own shape.
+    /// The same shape as the output.
     Full,
 }
 
@@ -39,7 +39,7 @@ pub struct TermId(pub u32);
 /// A DAG of scalar operations with one or more results.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Term {
-    /// Nodes; arguments before users.
+    /// Nodes; arguments precede their users.
     pub nodes: Vec<TermNode>,
     /// The results.
     pub roots: Vec<TermId>,
@@ -54,14 +54,14 @@ pub enum TermNode {
     Acc,
     /// An element of operand `input`.
     In {
-        /// Which operand of the kernel or node.
+        /// The index of the operand of the kernel or node.
         input: u32,
         /// How it is read.
         view: InView,
     },
     /// A number. Compares by bits.
     Lit(Literal),
-    /// A function applied.
+    /// A function call.
     Call {
         /// The function.
         scalar: ScalarId,
@@ -103,7 +103,7 @@ impl TermNode {
         }
     }
 
-    /// The same operation on other arguments, each mapped by `f`.
+    /// The same operation with each argument mapped by `f`.
     pub fn map_args(&self, mut f: impl FnMut(TermId) -> TermId) -> TermNode {
         match self {
             TermNode::Call { scalar, args } => {
@@ -121,13 +121,13 @@ impl Term {
         self.roots[0]
     }
 
-    /// The node of that id.
+    /// The node with that id.
     pub fn node(&self, id: TermId) -> &TermNode {
         &self.nodes[id.0 as usize]
     }
 
-    /// Appends a node, or returns the equal one that is there. [`TermBuilder`](crate::scalar::TermBuilder) is faster for long
-    /// terms.
+    /// Appends a node, or returns the equal existing one.
+    /// [`TermBuilder`](crate::scalar::TermBuilder) is faster for long terms.
     pub fn add(&mut self, node: TermNode) -> TermId {
         if let Some(i) = self.nodes.iter().position(|n| *n == node) {
             return TermId(i as u32);
@@ -145,7 +145,7 @@ impl Term {
         t
     }
 
-    /// A term with no nodes and no results, to be built with [`Term::add`].
+    /// A term without nodes and results, to be built with [`Term::add`].
     pub fn empty() -> Term {
         Term { nodes: Vec::new(), roots: Vec::new() }
     }

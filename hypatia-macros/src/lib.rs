@@ -1,8 +1,8 @@
 //! `hypatia_rules!`: rules compiled with the Rust program that uses them.
 //!
-//! In: rules as tokens, as text, or as a path to a `.hyp` file. Out: the module that `hypatia-emit` prints. Holds always:
-//! everything is decided in `hypatia-dsl`; an error becomes a `compile_error!` at the tokens that it is about, or at the
-//! literal, and then shows the place in its text.
+//! In: rules as tokens, as text, or as a path to a `.hyp` file. Out: the module that `hypatia-emit`
+//! prints. Invariant: `hypatia-dsl` decides everything; an error becomes a `compile_error!` at the
+//! tokens that caused it, or at the string literal with the location in its text.
 
 mod tokens;
 
@@ -93,11 +93,11 @@ struct Input {
     source: Source,
 }
 
-/// Where the rules stand.
+/// Where the rules come from.
 enum Source {
-    /// In a text, or in the file that it names.
+    /// A string literal: the rules, or the path of their file.
     Literal(LitStr),
-    /// In the tokens behind `mod name;`.
+    /// The tokens after `mod name;`.
     Tokens(proc_macro2::TokenStream),
 }
 
@@ -161,16 +161,16 @@ fn expand(input: &Input) -> syn::Result<proc_macro2::TokenStream> {
     Ok(tokens(program, &options))
 }
 
-/// What the compiler is told of rules that are wrong.
+/// Turns the errors of a compilation into a compile error.
 type Told<'a> = dyn Fn(&Compilation) -> syn::Error + 'a;
 
-/// Everything that is wrong, with the lines that it is about.
+/// All errors with their source lines.
 fn report(compiled: &Compilation) -> String {
     let report = render(&compiled.sources, &compiled.diagnostics, Format::Full { color: false });
     format!("{report}{}", summary(&compiled.diagnostics))
 }
 
-/// One error of the compiler for each error, at its tokens. The compiler shows the lines itself.
+/// One compile error per diagnostic, at its tokens. rustc shows the source lines itself.
 fn at_tokens(compiled: &Compilation, text: &Text, call: proc_macro2::Span) -> syn::Error {
     let errors = compiled.diagnostics.iter().filter(|d| d.severity == Severity::Error);
     let all = errors.map(|d| {
@@ -187,7 +187,7 @@ fn at_tokens(compiled: &Compilation, text: &Text, call: proc_macro2::Span) -> sy
     joined.unwrap_or_else(|| syn::Error::new(call, report(compiled)))
 }
 
-/// A diagnostic without the lines that it is about.
+/// A diagnostic without its source lines.
 fn in_words(d: &Diagnostic, compiled: &Compilation) -> String {
     let mut out = format!("{} [{}]", d.message, d.code);
     let mut add = |line: String| out.push_str(&format!("\n{line}"));
@@ -207,13 +207,14 @@ fn unsaved(name: &str, text: &str) -> SourceFile {
     SourceFile { name: name.into(), path: None, text: text.into(), embedded: false }
 }
 
-/// A path is relative to the folder of the user's Cargo.toml, else to the file that calls the macro.
+/// Resolves a path relative to the folder of the user's Cargo.toml, else relative to the file that
+/// calls the macro.
 fn read(name: &str, call: proc_macro2::Span) -> Result<SourceFile, String> {
     let manifest = std::env::var_os("CARGO_MANIFEST_DIR").map(PathBuf::from);
     let beside = call.local_file().and_then(|f| f.parent().map(Path::to_path_buf));
     for path in [manifest, beside].into_iter().flatten().map(|folder| folder.join(name)) {
         match open_regular(&path).and_then(std::io::read_to_string) {
-            // The compiler takes a relative path in `include_bytes!` for one beside the calling file.
+            // rustc resolves a relative path in `include_bytes!` relative to the calling file.
             Ok(text) => {
                 let path = path.canonicalize().unwrap_or(path);
                 return Ok(SourceFile { name: name.into(), path: Some(path), text: text.into(), embedded: false });

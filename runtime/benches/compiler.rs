@@ -1,13 +1,14 @@
-//! How long the compiler takes: saturation and extraction of deep models with the whole library loaded, and the
+//! Compile time: saturation and extraction of deep models with the whole library loaded, and the
 //! loading of the library, which every command pays for.
 //!
-//! `cargo bench -p hypatia --bench compiler`, or `./x bench`. `docs/benchmarks.md` has the figures and the limits.
+//! `cargo bench -p hypatia --bench compiler`, or `./x bench`. `docs/benchmarks.md` has the figures
+//! and the limits.
 #![allow(clippy::unwrap_used)]
 
 #[path = "support/models.rs"]
 mod models;
 
-/// As in the command.
+/// The same allocator as in the command.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
@@ -19,7 +20,7 @@ use hypatia_library as library;
 use hypatia_optimize::Options;
 use hypatia_pipeline::optimize;
 
-/// Milliseconds of saturation and of extraction, and what came out, for the reader of the log.
+/// Prints the milliseconds of saturation and of extraction, and the result, for the log.
 fn describe(name: &str, graph: &Graph, options: &Options) {
     let report = optimize(graph, options).unwrap().report;
     let saturation: f64 = report.stages.iter().map(|s| s.millis).sum();

@@ -1,7 +1,8 @@
-//! What the front end is told of kernels: which cannot be generated, and what is wrong with users' templates.
+//! The kernel checks for the front end: which kernels cannot be generated, and the errors in users'
+//! templates.
 //!
-//! In: a checked kernel. Out: reasons and faults, worded for the user. Holds always: a template without a fault can be filled
-//! in for each element type that its kernel allows.
+//! In: a checked kernel. Out: reasons and faults, worded for the user. Invariant: a template
+//! without a fault can be rendered for each element type that its kernel allows.
 
 use hypatia_dsl::checker::{KernelChecker, TemplateFault};
 use hypatia_dsl::ir::{Backend, Kernel, Program, TemplateFile};
@@ -10,7 +11,7 @@ use hypatia_dsl::spell::closest;
 use crate::cuda::template;
 use crate::instances::template::problem;
 
-/// Answers for the kernels that this crate generates.
+/// Checks the kernels that this crate generates.
 pub struct Checker;
 
 impl KernelChecker for Checker {
@@ -28,7 +29,7 @@ impl KernelChecker for Checker {
     }
 }
 
-/// What can be said of a template without filling it in: its syntax, and the names it uses.
+/// Checks that need no rendering: a template's syntax, and the names it uses.
 fn by_name(program: &Program, kernel: &Kernel, TemplateFile { file, text }: &TemplateFile) -> Vec<TemplateFault> {
     if let Err((line, why)) = template::safe_includes(text) {
         return vec![fault(text, Some(line), why)];
@@ -53,7 +54,7 @@ fn by_name(program: &Program, kernel: &Kernel, TemplateFile { file, text }: &Tem
         .collect()
 }
 
-/// A fault of a line, with what helps.
+/// A fault in a line, with hints.
 fn fault(text: &str, line: Option<usize>, message: String) -> TemplateFault {
     let (mut notes, mut hints) = (Vec::new(), Vec::new());
     match line.and_then(|l| text.lines().nth(l - 1)).and_then(misspelt_part) {
@@ -66,7 +67,7 @@ fn fault(text: &str, line: Option<usize>, message: String) -> TemplateFault {
     TemplateFault { line, message, notes, hints }
 }
 
-/// What to do about a message of the template language.
+/// A hint for a message of the template language.
 fn hint(message: &str) -> Option<&'static str> {
     Some(match message {
         m if m.contains("`epilogue` takes") => "in a loop over a tile: `epilogue(\"sum\", \"row\", \"col\")`",
@@ -93,7 +94,7 @@ fn hint(message: &str) -> Option<&'static str> {
     })
 }
 
-/// `acc.typ` in a line: the variable, what is asked of it, and what it has.
+/// Finds `acc.typ` in a line: the variable, the unknown field, and the fields that exist.
 fn misspelt_part(line: &str) -> Option<(&'static str, &str, &'static [&'static str])> {
     let word = |c: char| c.is_alphanumeric() || c == '_';
     let inside = line.match_indices("${").filter_map(|(i, _)| line[i + 2..].split('}').next());
@@ -109,7 +110,7 @@ fn misspelt_part(line: &str) -> Option<(&'static str, &str, &'static [&'static s
     })
 }
 
-/// True if a line has the name as a word of its own.
+/// True if a line contains the name as a whole word.
 fn mentions(line: &str, name: &str) -> bool {
     let word = |c: char| c.is_alphanumeric() || c == '_';
     line.match_indices(name).any(|(i, _)| {

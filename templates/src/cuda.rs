@@ -2,12 +2,12 @@
 //!
 //! In: a [`PointwiseKernel`] or [`RowwiseKernel`] whose operands have element types. Out: a
 //! [`CudaSource`]: one translation unit for NVRTC (or nvcc), with its entry points, their arguments
-//! and the launch geometry of each. Holds always: a kernel is right for every size (0 included), every
-//! alignment of its pointers and every grid; only the block's shape is prescribed. Arithmetic is done
-//! in the compute type of the operands and rounded once, at the store.
+//! and the launch geometry of each. Invariant: a kernel is correct for every size (0 included),
+//! every alignment of its pointers and every grid; only the block shape is fixed. Arithmetic runs
+//! in the compute type of the operands and rounds once, at the store.
 //!
-//! The skeletons are the templates of `hypatia-templates`; what varies (scalar functions, the value
-//! of one element) is printed by [`term`].
+//! The skeletons are the templates of `hypatia-templates`. [`term`] prints the parts that vary:
+//! scalar functions and the value of one element.
 
 mod carry;
 mod expr;
@@ -39,37 +39,37 @@ pub use lines::PRODUCT_TILE;
 pub use names::{comment_lines, identifier};
 pub use rowwise::RowTarget;
 
-/// Options that every source must be compiled with. Contraction of `a * b + c` is off: a fused
-/// kernel rounds after each operation, exactly as the kernels that it replaces.
+/// Required compiler options for every source. Contraction of `a * b + c` to FMA is off: a fused
+/// kernel rounds after each operation, exactly like the kernels it replaces.
 pub const NVRTC_OPTIONS: &[&str] = &["--std=c++17", "--fmad=false", "-default-device"];
 
-/// Most nodes of one term that is printed: beyond it a compiler would take minutes.
+/// Maximum nodes of a printed term. A compiler would take minutes for a larger one.
 pub const MAX_TERM_NODES: usize = 20_000;
 
-/// Threads of a block of a pointwise kernel.
+/// Threads per block of a pointwise kernel.
 const POINTWISE_BLOCK: u32 = 256;
 
-/// Why a kernel has no CUDA form.
+/// Why a kernel cannot be printed as CUDA.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EmitError {
-    /// A function of floating-point numbers is applied to integers.
+    /// A float-only function is applied to integers.
     FloatOnly {
         /// The function.
         scalar: String,
     },
-    /// A literal with a fraction meets integers.
+    /// A fractional literal is combined with integers.
     Fraction {
         /// The literal.
         literal: String,
     },
     /// The term is too large to compile in reasonable time.
     TooLarge {
-        /// Its nodes.
+        /// Its number of nodes.
         nodes: usize,
     },
-    /// The description or the program breaks its own rules.
+    /// The description or the program violates its own invariants.
     Malformed(String),
-    /// A template is wrong or missing.
+    /// A template is invalid or missing.
     Template(String),
 }
 
@@ -94,19 +94,19 @@ impl std::error::Error for EmitError {}
 pub struct CudaSource {
     /// The kernel's name, as in its description.
     pub name: String,
-    /// One line: what is computed.
+    /// One line that says what is computed.
     pub formula: String,
     /// The text.
     pub text: String,
-    /// Its kernels.
+    /// Its entry points.
     pub entries: Vec<Entry>,
-    /// The arguments, the same for each entry point.
+    /// The arguments, the same for all entry points.
     pub args: Vec<Arg>,
-    /// How it is launched, where the kernel declares that itself.
+    /// The launch configuration, if the kernel declares one.
     pub launch: Option<String>,
 }
 
-/// A kernel of a [`CudaSource`].
+/// An entry point of a [`CudaSource`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
     /// The `extern "C"` name.
@@ -120,28 +120,28 @@ pub struct Entry {
 pub struct Arg {
     /// Its name in the source.
     pub name: String,
-    /// What it is given: who launches the kernel goes by this and not by the name.
+    /// What the launcher passes for it. The launcher goes by the role, not by the name.
     pub role: ArgRole,
-    /// What it is.
+    /// Its kind.
     pub kind: ArgKind,
     /// Its shape or meaning, in words.
     pub about: String,
 }
 
 impl Arg {
-    /// The tensor that the kernel reads at that place.
+    /// The input tensor at that position.
     pub fn read(place: usize, dtype: DType, about: impl Into<String>) -> Arg {
         let role = ArgRole::Read(place);
         Arg { name: format!("in{place}"), role, kind: ArgKind::Input(dtype), about: about.into() }
     }
 
-    /// The tensor that it writes at that place.
+    /// The output tensor at that position.
     pub fn written(place: usize, dtype: DType, about: impl Into<String>) -> Arg {
         let role = ArgRole::Written(place);
         Arg { name: format!("out{place}"), role, kind: ArgKind::Output(dtype), about: about.into() }
     }
 
-    /// What the caller has under that name: memory, a size, several sizes or strides.
+    /// An argument that the caller finds by name: memory, a size, or several sizes or strides.
     pub fn named(name: impl Into<String>, kind: ArgKind, about: impl Into<String>) -> Arg {
         Arg { name: name.into(), role: ArgRole::Named, kind, about: about.into() }
     }
@@ -157,14 +157,14 @@ impl Arg {
     }
 }
 
-/// What an argument is given.
+/// What the launcher passes for an argument.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ArgRole {
-    /// The tensor that the kernel reads at that place.
+    /// The input tensor at that position.
     Read(usize),
-    /// The tensor that it writes at that place.
+    /// The output tensor at that position.
     Written(usize),
-    /// The value on which an epilogue grows: the last tensor that it reads.
+    /// The accumulator of an epilogue: the last input tensor.
     Accumulator,
     /// The number of rows.
     Rows,
@@ -177,18 +177,18 @@ pub enum ArgRole {
 /// Kinds of arguments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ArgKind {
-    /// A device pointer that is read.
+    /// A device pointer to read from.
     Input(DType),
-    /// A device pointer that is written.
+    /// A device pointer to write to.
     Output(DType),
     /// A 64-bit signed size.
     Size,
-    /// So many 64-bit signed integers, passed by value: sizes or strides, outermost first.
+    /// This many 64-bit signed integers, passed by value: sizes or strides, outermost first.
     Sizes(usize),
 }
 
 impl ArgKind {
-    /// As C++ writes it.
+    /// Its C++ type.
     pub fn c_type(self) -> String {
         match self {
             ArgKind::Input(t) => format!("const {}*", storage(t)),
@@ -202,50 +202,50 @@ impl ArgKind {
 /// How an entry point is launched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Geometry {
-    /// Threads stride over `n` elements, `vector` at a time.
+    /// A grid-stride loop over `n` elements, `vector` at a time.
     Flat {
-        /// Threads of a block.
+        /// Threads per block.
         block: u32,
-        /// Elements that a thread takes at a time, in one access or two.
+        /// Elements that a thread handles at a time, in one or two accesses.
         vector: u32,
     },
     /// A block covers columns along x and rows along y.
     Grid {
-        /// Threads of a block, along both axes together.
+        /// Threads per block, over both axes.
         block: u32,
-        /// Elements of one access.
+        /// Elements per access.
         vector: u32,
     },
-    /// `threads` share a row, `block / threads` rows a block.
+    /// `threads` threads share a row; a block handles `block / threads` rows.
     Rows {
-        /// Threads of a block.
+        /// Threads per block.
         block: u32,
         /// Threads that share a row.
         threads: u32,
-        /// The row length up to which this entry point is the best one; the widest has no limit.
+        /// The longest row for which this entry point is the fastest; the widest one has no limit.
         up_to: Option<u64>,
     },
-    /// `blocks` blocks, a cluster, share a row.
+    /// A cluster of `blocks` blocks shares a row.
     Clusters {
-        /// Threads of a block.
+        /// Threads per block.
         block: u32,
         /// Blocks that share a row.
         blocks: u32,
-        /// Dynamic shared memory of a block, in bytes. Where there is some, a cluster goes over several rows: as many clusters
-        /// as the device runs at a time are best.
+        /// Dynamic shared memory per block, in bytes. If it is not 0, each cluster loops over
+        /// several rows; it is fastest to launch as many clusters as the device runs at a time.
         shared: u32,
     },
-    /// As the kernel's declaration says: `CudaSource::launch`.
+    /// As the kernel declares: `CudaSource::launch`.
     Declared,
-    /// A thread a row: for rows that lie side by side, their elements apart.
+    /// One thread per row, for adjacent rows whose elements are strided.
     Columns {
-        /// Threads of a block.
+        /// Threads per block.
         block: u32,
     },
 }
 
 impl Geometry {
-    /// Dynamic shared memory that a launch asks for, in bytes.
+    /// Dynamic shared memory of a launch, in bytes.
     pub fn shared(self) -> u32 {
         if let Geometry::Clusters { shared, .. } = self { shared } else { 0 }
     }
@@ -309,14 +309,14 @@ impl fmt::Display for Geometry {
     }
 }
 
-/// Prints a pointwise kernel, or the pass behind a matrix product.
+/// Prints a pointwise kernel, or the pass after a matrix product.
 pub fn pointwise(program: &Program, kernel: &PointwiseKernel) -> Result<CudaSource, EmitError> {
     pointwise::emit(program, kernel, &[], None)
 }
 
-/// As [`pointwise`](fn@pointwise), where outputs may lie in the memory of some inputs: those of the indices
-/// `shared`, the accumulator counting as the input behind the last. Such an input must be full, and an output
-/// begin where it begins.
+/// Like [`pointwise`](fn@pointwise), but outputs may alias the inputs with the indices `shared`;
+/// the accumulator counts as the input after the last. An aliased input must be full, and the
+/// output must begin at the same address.
 pub fn pointwise_in_place(
     program: &Program,
     kernel: &PointwiseKernel,
@@ -325,16 +325,17 @@ pub fn pointwise_in_place(
     pointwise::emit(program, kernel, shared, None)
 }
 
-/// How much work a pointwise kernel is for.
+/// The amount of work to tune a pointwise kernel for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PointTarget {
-    /// Elements of a result.
+    /// Elements of one result.
     pub elements: u64,
     /// Threads that the device runs at a time.
     pub threads: u64,
 }
 
-/// As [`pointwise_in_place`], for so much work: correct for any, quickest for this.
+/// Like [`pointwise_in_place`], tuned for this amount of work. The kernel is correct for any
+/// amount.
 pub fn pointwise_for(
     program: &Program,
     kernel: &PointwiseKernel,
@@ -349,7 +350,7 @@ pub fn rowwise(program: &Program, kernel: &RowwiseKernel) -> Result<CudaSource, 
     rowwise::emit(program, kernel, None)
 }
 
-/// Prints a row-wise kernel for these rows alone: quicker to compile, and quicker.
+/// Prints a row-wise kernel for these rows alone. It compiles faster and runs faster.
 pub fn rowwise_for(program: &Program, kernel: &RowwiseKernel, target: RowTarget) -> Result<CudaSource, EmitError> {
     rowwise::emit(program, kernel, Some(target))
 }
@@ -359,17 +360,17 @@ pub fn moves(program: &Program, kernel: &MoveKernel) -> Result<CudaSource, EmitE
     moves::emit(program, kernel)
 }
 
-/// Prints the search for the largest element of each row.
+/// Prints an argmax over each row.
 pub fn argmax(program: &Program, kernel: &ArgmaxKernel) -> Result<CudaSource, EmitError> {
     moves::argmax(program, kernel)
 }
 
-/// Prints a product of integer matrices.
+/// Prints an integer matrix product.
 pub fn product(program: &Program, kernel: &ProductKernel) -> Result<CudaSource, EmitError> {
     lines::product(program, kernel)
 }
 
-/// Prints a running sum, or a part of it.
+/// Prints a cumsum, or a part of it.
 pub fn cumsum(program: &Program, kernel: &CumsumKernel) -> Result<CudaSource, EmitError> {
     lines::cumsum(program, kernel)
 }
@@ -379,7 +380,7 @@ pub fn sort(program: &Program, kernel: &SortKernel) -> Result<CudaSource, EmitEr
     lines::sort(program, kernel)
 }
 
-/// Prints the joining of rows.
+/// Prints a scatter of rows.
 pub fn scatter(program: &Program, kernel: &ScatterKernel) -> Result<CudaSource, EmitError> {
     lines::scatter(program, kernel)
 }
@@ -399,8 +400,8 @@ pub fn storage(dtype: DType) -> &'static str {
     }
 }
 
-/// Elements of one access: the smallest type moves 16 bytes at once, larger ones in several
-/// accesses, and never more than 8 elements of a type that is wider than a byte.
+/// Elements per access: 16 bytes of the smallest type, in several accesses for larger types; at
+/// most 8 elements for types wider than a byte.
 fn vector_width(dtypes: impl Iterator<Item = DType> + Clone) -> usize {
     let widest = dtypes.clone().map(DType::size).max().unwrap_or(4);
     let narrowest = dtypes.map(DType::size).min().unwrap_or(4);
@@ -420,7 +421,7 @@ fn includes(dtypes: impl Iterator<Item = DType> + Clone) -> Vec<&'static str> {
     out
 }
 
-/// What every template gets.
+/// The context values that every template gets.
 fn common(
     header: Header<'_>,
     functions: &Functions<'_>,
@@ -438,7 +439,7 @@ fn common(
     }
 }
 
-/// The comment at the head of a file.
+/// The comment at the top of a file.
 struct Header<'a> {
     name: &'a str,
     kind: &'a str,
@@ -484,20 +485,22 @@ impl Header<'_> {
     }
 }
 
-/// Renders a template and gives `#line` directives that lead back into the file their number.
+/// Renders a template and fills in the line numbers of `#line` directives that point back into the
+/// generated file.
 fn render(template: &str, file: &str, ctx: Value) -> Result<String, EmitError> {
     let fail = |e: minijinja::Error| EmitError::Template(format!("{e:#}"));
     let text = environment()?.get_template(template).map_err(fail)?.render(ctx).map_err(fail)?;
     Ok(tidy(&text, file))
 }
 
-/// Lines without blanks at their ends or in a row, and `#line` directives with their numbers.
+/// Trims trailing blanks, collapses consecutive empty lines, and fills in the numbers of `#line`
+/// directives.
 fn tidy(text: &str, file: &str) -> String {
     let mut out = String::with_capacity(text.len() + 64);
     let mut blank = false;
     let mut number = 0usize;
     for line in text.lines().map(str::trim_end) {
-        // Two blank lines in a row are left behind by empty parts of a template.
+        // Empty parts of a template leave two empty lines in a row.
         if line.is_empty() && (blank || out.is_empty()) {
             continue;
         }
@@ -529,7 +532,8 @@ fn build_environment() -> Result<Environment<'static>, minijinja::Error> {
     Ok(env)
 }
 
-/// The syntax of templates: the braces of CUDA C++ need no escapes, and what is not defined is an error.
+/// The template syntax. The braces of CUDA C++ need no escapes, and an undefined variable is an
+/// error.
 fn configure(env: &mut Environment<'_>) -> Result<(), minijinja::Error> {
     let mut syntax = minijinja::syntax::SyntaxConfig::builder();
     syntax.variable_delimiters("${", "}").block_delimiters("/*%", "%*/").comment_delimiters("/*#", "#*/");

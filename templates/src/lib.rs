@@ -1,13 +1,15 @@
-//! Kernels as CUDA C++: the embedded templates, and what fills them in.
+//! Kernels as CUDA C++: the embedded templates and the code that renders them.
 //!
-//! In: a checked [`Program`](hypatia_dsl::ir::Program), kernel descriptions (`hypatia_dsl::kernel`), users' templates. Out:
-//! sources with their entry points, arguments and launch geometry; and a [`Checker`], which the front end is handed.
-//! Holds always: the same input gives the same bytes, and no text of the user reaches the output except through the
-//! expression grammar, as a mangled name, or inside a comment made harmless.
+//! In: a checked [`Program`](hypatia_dsl::ir::Program), kernel descriptions
+//! (`hypatia_dsl::kernel`), users' templates. Out: sources with their entry points, arguments and
+//! launch geometry; and a [`Checker`] for the front end. Invariant: output is deterministic (the
+//! same input gives the same bytes); user text reaches the output only through the expression
+//! grammar, as a mangled name, or inside a sanitised comment.
 //!
-//! The templates are the `.cu.j2` files of this folder. `pointwise`, `epilogue`, `rowwise`, `moves`, `argmax`, `product`, `cumsum`, `sort` and `scatter` are whole files; the others are parts that they include.
-//! Syntax: minijinja with `${ }` for values, `//%` for statements and `//#` for comments on a line of
-//! their own, so that the braces of CUDA C++ need no escapes.
+//! The templates are the `.cu.j2` files of this folder. `pointwise`, `epilogue`, `rowwise`,
+//! `moves`, `argmax`, `product`, `cumsum`, `sort` and `scatter` are whole files; the others are
+//! parts that they include. Syntax: minijinja with `${ }` for values, `//%` for statements and
+//! `//#` for comments on a line of their own, so that the braces of CUDA C++ need no escapes.
 
 mod checker;
 pub mod cuda;

@@ -1,16 +1,17 @@
 //! docs/architecture.md against the code: which crate uses which, and inside the largest crates
 //! which module uses which.
 //!
-//! In: the tables of the page, `cargo metadata`, and the paths that begin with `crate::` or `super::`
-//! in the sources. Out: every arrow that the page does not allow, and every arrow that the page
-//! allows and nobody uses. Holds always: a row uses rows above it only, so no table has a cycle.
+//! In: the tables of the page, `cargo metadata`, and the paths in the sources that begin with
+//! `crate::` or `super::`. Out: every dependency that the page does not allow, and every dependency
+//! that the page allows and the code does not have. Invariant: a row uses only rows above it, so no
+//! table has a cycle.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// From a name to the names that it uses.
+/// Maps a name to the names that it uses.
 type Arrows = BTreeMap<String, BTreeSet<String>>;
 
 fn root() -> PathBuf {
@@ -21,7 +22,7 @@ fn page() -> String {
     std::fs::read_to_string(root().join("docs/architecture.md")).unwrap()
 }
 
-/// The rows of the table behind a heading: the name in the first column, and the names in the last.
+/// The rows of the table after a heading: the name in the first column, and the names in the last.
 fn table(page: &str, heading: &str) -> Vec<(String, BTreeSet<String>)> {
     let names = |cell: &str| cell.split('`').skip(1).step_by(2).map(str::to_string).collect::<Vec<_>>();
     let section = page.split(heading).nth(1).unwrap_or_else(|| panic!("no heading `{heading}`"));
@@ -31,7 +32,7 @@ fn table(page: &str, heading: &str) -> Vec<(String, BTreeSet<String>)> {
     rows.map(|c| (names(&c[0])[0].clone(), names(c.last().unwrap()).into_iter().collect())).collect()
 }
 
-/// What is wrong between a table and the arrows that were found.
+/// The differences between a table and the dependencies that were found.
 fn differences(rows: &[(String, BTreeSet<String>)], found: &Arrows) -> Vec<String> {
     let mut wrong = Vec::new();
     let mut above = BTreeSet::new();
@@ -47,8 +48,8 @@ fn differences(rows: &[(String, BTreeSet<String>)], found: &Arrows) -> Vec<Strin
     wrong
 }
 
-/// The crates of the workspace that are published, and the ones among them that each needs to be
-/// built: build dependencies too, dependencies of tests not.
+/// The published crates of the workspace, and for each the published crates that its build needs:
+/// including build dependencies, excluding dev-dependencies.
 fn crates() -> Arrows {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let args = ["metadata", "--no-deps", "--offline", "--format-version", "1"];
@@ -56,7 +57,7 @@ fn crates() -> Arrows {
     assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
     let metadata: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
     let packages = metadata["packages"].as_array().unwrap();
-    // An empty list of registries: never published.
+    // An empty list of registries means never published.
     let kept = packages.iter().filter(|p| p["publish"].as_array().is_none_or(|l| !l.is_empty()));
     let name = |v: &serde_json::Value| v["name"].as_str().unwrap().to_string();
     let ours: BTreeSet<String> = packages.iter().map(name).collect();
@@ -67,14 +68,14 @@ fn crates() -> Arrows {
     kept.map(|p| (name(p), needs(p))).collect()
 }
 
-/// A source without comments and without its tests, which stand at the end.
+/// A source without comments and without its tests, which are at the end.
 fn code(source: &str) -> String {
     let source = source.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
     let source = source.split("#[cfg(test)]\n#[allow(clippy::unwrap_used)]\nmod tests {").next().unwrap_or_default();
     source.lines().map(|l| l.split("//").next().unwrap_or_default()).collect::<Vec<_>>().join("\n")
 }
 
-/// The first names behind each `prefix::`, those in braces too.
+/// The first names after each `prefix::`, including those in braces.
 fn behind<'s>(source: &'s str, prefix: &str) -> Vec<&'s str> {
     fn word(s: &str) -> &str {
         &s[..s.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(s.len())]
@@ -108,8 +109,8 @@ fn behind<'s>(source: &'s str, prefix: &str) -> Vec<&'s str> {
     out
 }
 
-/// The modules at the top of a crate, and which of the others each names. What `lib.rs` lifts to the
-/// crate's root counts for the module that it comes from.
+/// The top-level modules of a crate, and which of the others each uses. An item that `lib.rs`
+/// re-exports at the crate's root counts as its original module.
 fn modules(src: &Path) -> Arrows {
     let mut files = Vec::new();
     collect(src, &mut files);
@@ -131,7 +132,7 @@ fn modules(src: &Path) -> Arrows {
         let own = module(&file);
         let Some(uses) = arrows.get_mut(&own) else { continue };
         let source = code(&std::fs::read_to_string(&file).unwrap());
-        // From `a/b/c.rs` three steps up is the root, from `a/b/mod.rs` two.
+        // The root is three steps up from `a/b/c.rs`, and two from `a/b/mod.rs`.
         let depth = file.strip_prefix(src).unwrap().components().count();
         let depth = if file.file_stem().unwrap() == "mod" { depth - 1 } else { depth };
         let up = "super::".repeat(depth);
@@ -147,7 +148,7 @@ fn modules(src: &Path) -> Arrows {
     arrows
 }
 
-/// For each name that `lib.rs` lifts to the root, the module that it comes from.
+/// The original module of each name that `lib.rs` re-exports at the root.
 fn lifted(lib: &str, modules: &BTreeSet<String>) -> BTreeMap<String, String> {
     let mut out = BTreeMap::new();
     for statement in lib.split(';').filter_map(|s| s.split("pub use ").nth(1)) {

@@ -1,9 +1,9 @@
-//! Committed files speak of Hypatia alone: no path, home folder or private host of the machine on
+//! Committed files mention only Hypatia: no path, home folder or private host of the machine on
 //! which a file was made, and no word of the workplace.
 //!
-//! In: every file that git tracks, or every file of the tree where there is no git, as raw bytes;
-//! archives (`.npz`) are inflated. Out: a list of what was found, with its file. Holds always: a
-//! text is forbidden everywhere, or in binary files alone; no file is excepted.
+//! In: every file that git tracks, or every file of the tree without git, as raw bytes; archives
+//! (`.npz`) are inflated. Out: a list of the findings, with their files. Invariant: a text is
+//! forbidden everywhere, or only in binary files; no file is exempt.
 
 #![allow(clippy::unwrap_used)]
 
@@ -11,7 +11,8 @@ use std::io::{Cursor, Read};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// What no file may contain. Each is cut in two, so that this file does not contain it either.
+/// Texts that no file may contain. Each is split in two, so that this file does not contain it
+/// either.
 const ANYWHERE: &[&str] = &[
     // Folders of machines.
     concat!("/wor", "k/"),
@@ -20,8 +21,8 @@ const ANYWHERE: &[&str] = &[
     concat!("/Use", "rs/"),
     concat!("C:\\Use", "rs"),
     concat!(".pye", "nv"),
-    // Hosts that a private mirror or a lock file would name. The registry of crates.io goes by the
-    // address of its index on GitHub in Cargo.lock.
+    // Hosts that a private mirror or a lock file would name. Cargo.lock names the registry of
+    // crates.io by the address of its index on GitHub.
     concat!("index.cra", "tes.io"),
     concat!("static.cra", "tes.io"),
     concat!("files.pythonho", "sted.org"),
@@ -38,15 +39,15 @@ const ANYWHERE: &[&str] = &[
     concat!("co-autho", "red-by"),
 ];
 
-/// What no binary file may contain beside these. Text may speak of such folders: where CUDA is
-/// looked for, the first line of a script.
+/// Texts that are also forbidden in binary files. Text files may name such folders: the search
+/// paths of CUDA, the first line of a script.
 const IN_BINARY: &[&str] = &["/tmp/", "/usr/", "/opt/", "/mnt/", "site-packages"];
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_path_buf()
 }
 
-/// The files that git tracks, or those of the tree where this is no checkout.
+/// The files that git tracks, or those of the tree if it is not a checkout.
 fn files() -> Vec<PathBuf> {
     let git = Command::new("git").args(["ls-files", "-z"]).current_dir(root()).output();
     if let Ok(out) = git
@@ -55,7 +56,7 @@ fn files() -> Vec<PathBuf> {
     {
         let names = out.stdout.split(|b| *b == 0).filter(|n| !n.is_empty());
         let paths = names.map(|n| root().join(String::from_utf8_lossy(n).as_ref()));
-        // A file that was deleted and not yet committed is still listed.
+        // A file that was deleted but not yet committed is still listed.
         return paths.filter(|p| p.is_file()).collect();
     }
     let mut found = Vec::new();
@@ -93,7 +94,7 @@ fn contents(bytes: Vec<u8>) -> Vec<(String, Vec<u8>)> {
     parts
 }
 
-/// The forbidden texts that occur in these bytes, in any case of letters.
+/// The forbidden texts in these bytes, ignoring case.
 fn found_in(bytes: &[u8]) -> Vec<String> {
     let lower = bytes.to_ascii_lowercase();
     let binary = bytes.contains(&0) || std::str::from_utf8(bytes).is_err();
@@ -121,7 +122,7 @@ fn files_name_no_machine_and_no_workplace() {
     assert!(findings.is_empty(), "what belongs to a machine or a workplace:\n{}", findings.join("\n"));
 }
 
-/// The scan sees text, binary data and members of archives that are compressed.
+/// The scan covers text, binary data and compressed members of archives.
 #[test]
 fn the_scan_finds_what_is_planted() {
     let path = concat!("File \"/roo", "t/a.py\"");

@@ -1,5 +1,5 @@
-//! Every kernel x element type x architecture compiles with NVRTC. Needs no GPU; where NVRTC is
-//! absent the instances are counted as skipped, with the reason.
+//! Every kernel x element type x architecture compiles with NVRTC. This needs no GPU; without NVRTC
+//! the instances are counted as skipped, with the reason.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 use std::path::Path;
@@ -47,7 +47,7 @@ fn call(p: &Program, t: &mut Term, b: BuiltinScalar, args: Vec<TermId>) -> TermI
     t.add(TermNode::Call { scalar, args })
 }
 
-/// One kernel with a result for every builtin that the element type has, and every cast.
+/// One kernel with a result for every builtin that supports the element type, and every cast.
 fn all_functions(p: &Program, dtype: DType) -> Instance {
     let mut t = Term::empty();
     let mut outputs = Vec::new();
@@ -98,7 +98,7 @@ fn all_functions(p: &Program, dtype: DType) -> Instance {
     }
 }
 
-/// Every way in which an operand can be read, with and without a product before it.
+/// Every way to read an operand, with and without a preceding product.
 fn accesses(p: &Program, dtype: DType, rank: usize, acc: bool) -> Instance {
     let mut t = Term::empty();
     let mut list = vec![Access::Full, Access::Splat, Access::Row, Access::Col];
@@ -130,14 +130,15 @@ fn accesses(p: &Program, dtype: DType, rank: usize, acc: bool) -> Instance {
     }
 }
 
-/// The same where the result lies in the accumulator's memory.
+/// The same kernel with the result in the accumulator's memory.
 fn in_place(instance: Instance) -> Instance {
     let Body::Pointwise(kernel) = instance.body else { panic!("a pointwise kernel") };
     let shared = kernel.inputs.len();
     Instance { body: Body::InPlace(kernel, vec![shared]), ..instance }
 }
 
-/// Every reduction over every kind of operand; with `strided`, the full one and the result along any axes.
+/// Every reduction over every kind of operand; with `strided`, also the full reduction and the
+/// result along any axes.
 fn reductions(p: &Program, dtype: DType, strided: bool) -> Instance {
     let full = || {
         let mut t = Term::empty();
@@ -191,7 +192,7 @@ fn reductions(p: &Program, dtype: DType, strided: bool) -> Instance {
     Instance { kernel: "reductions".into(), kind: "rowwise", origin: String::new(), dtype, body: Body::Rowwise(kernel) }
 }
 
-/// Everything that is moved, and the search for the largest.
+/// Every data movement, and argmax.
 fn moves(dtype: DType) -> Vec<Instance> {
     let index = if dtype.size() == 4 { DType::I32 } else { DType::I64 };
     let kinds = [
@@ -252,7 +253,7 @@ fn lines(dtype: DType) -> Vec<Instance> {
     bodies.into_iter().map(instance).collect()
 }
 
-/// Compiles all and says how many; one failure fails.
+/// Compiles all instances and prints their number; one failure fails the test.
 fn compile_all(what: &str, program: &Program, instances: &[Instance]) {
     let sources = instances.iter().flat_map(|i| {
         let text = i.emit(program).unwrap().text;
@@ -261,7 +262,7 @@ fn compile_all(what: &str, program: &Program, instances: &[Instance]) {
     compile_sources(what, &sources.collect::<Vec<_>>());
 }
 
-/// Compiles sources, each for an architecture, and says how many; one failure fails.
+/// Compiles sources, each for an architecture, and prints their number; one failure fails the test.
 fn compile_sources(what: &str, sources: &[(String, String, &str)]) {
     let count = sources.len();
     let local = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/nvrtc");
@@ -281,7 +282,8 @@ fn compile_sources(what: &str, sources: &[(String, String, &str)]) {
                     let Some((name, text, arch)) = sources.get(i) else { return };
                     match nvrtc.compile(text, name, arch) {
                         Ok(c) if c.log.is_empty() => {}
-                        // A loop over the lanes of one thread has none: NVRTC says so, and drops it.
+                        // A loop over the other lanes of a single thread is unreachable: NVRTC reports
+                        // that and drops it.
                         Ok(c) if !c.log.contains("error") && c.log.contains("#128-D") => {}
                         Ok(c) => failures.lock().unwrap().push(format!("{name} for {arch} warns:\n{}", c.log)),
                         Err(e) => failures.lock().unwrap().push(e.to_string()),
@@ -330,8 +332,9 @@ fn every_kernel_and_scalar_of_the_library_compiles() {
     compile_all("library", &program, &instances);
 }
 
-/// Row-wise kernels as a plan has them, for rows of one length: a lane, a warp, blocks and clusters a row, what divides
-/// into packs and what does not, rows too long to be kept.
+/// Row-wise kernels as in a plan, for rows of one length: a lane, a warp, several blocks or a
+/// cluster per row; lengths that divide into packs and lengths that do not; rows that are too long
+/// to keep.
 #[test]
 fn rows_of_known_length_compile() {
     let program = hypatia_library::load(&[]).unwrap();
@@ -351,7 +354,7 @@ fn rows_of_known_length_compile() {
     let mut sources = Vec::new();
     for (dtype, kernel) in &kernels {
         for (rows, n) in
-            // The last but one pass through shared memory.
+            // Rows of the second-to-last case pass through shared memory.
             [
                 (1, 0),
                 (9, 1),
@@ -378,7 +381,8 @@ fn rows_of_known_length_compile() {
     compile_sources("rows of known length", &sources);
 }
 
-/// The worked example of docs/language.md: every choice of its parameters, an epilogue of its own, and any other.
+/// The worked example of docs/language.md: every choice of its parameters, with its own epilogue
+/// and with any other.
 #[test]
 fn templates_of_users_compile() {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("templates/tiled_gemm.hyp");
@@ -390,7 +394,7 @@ fn templates_of_users_compile() {
     for wanted in ["tiled_gemm_TILE16 f16", "tiled_gemm_TILE32 bf16", "tiled_silu_TILE16 f32", "shares_warp f32"] {
         assert!(names.iter().any(|n| n == wanted), "{wanted} is not among {names:?}");
     }
-    // `requires` leaves f16 out.
+    // `requires` excludes f16.
     assert!(skipped.iter().any(|s| s.kernel == "tiled_silu" && s.dtype == Some(DType::F16)), "{skipped:?}");
     compile_all("users' templates", &program, &instances);
 

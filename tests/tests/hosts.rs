@@ -1,5 +1,6 @@
-//! One pipeline, several hosts: the macro's module and the run-time loader give the same Program, and on
-//! random graphs the same e-graphs, extractions and costs; `gen --emit rust` prints the macro's tokens.
+//! One pipeline, several hosts: the macro's module and the run-time loader give the same Program
+//! and, on random graphs, the same e-graphs, extractions and costs; `gen --emit rust` prints the
+//! macro's tokens.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 use std::path::Path;
@@ -68,7 +69,7 @@ fn the_text_is_the_tokens() {
     let printed = text(&program, &options).unwrap();
     let squeeze = |t: String| t.chars().filter(|c| !c.is_whitespace() && *c != ',').collect::<String>();
     let reread: proc_macro2::TokenStream = printed.parse().unwrap();
-    // The formatter drops trailing commas and needless blocks; names, literals and structure stay.
+    // The formatter drops trailing commas and redundant blocks; names, literals and structure stay.
     let (a, b) = (squeeze(reread.to_string()), squeeze(tokens(&program, &options).to_string()));
     assert!((a.len() as f64 / b.len() as f64 - 1.0).abs() < 0.01, "{} against {}", a.len(), b.len());
     assert!(printed.contains("pub fn squash(x: f32, asm: f32) -> f32"));

@@ -1,4 +1,4 @@
-//! One count of launches: what `explain`, `opt` and tests tell is what the plan runs.
+//! One count of launches: `explain`, `opt` and tests report the launches that the plan runs.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 use std::path::{Path, PathBuf};
@@ -27,7 +27,7 @@ fn models() -> Vec<PathBuf> {
     all
 }
 
-/// What `explain` tells.
+/// The launches that `explain` reports.
 fn told(graph: &Graph, options: &optimize::Options) -> Launches {
     let mut optimized = pipeline::optimize(graph, options).unwrap();
     pipeline::count_launches(&mut optimized, graph, options);
@@ -35,7 +35,7 @@ fn told(graph: &Graph, options: &optimize::Options) -> Launches {
     optimized.report.launches.unwrap()
 }
 
-/// What is run.
+/// The launches that are run.
 fn run(graph: Graph, inputs: &[(String, Tensor)], no_rules: bool) -> Launches {
     let mut options = Options { threads: 1, ..Options::default() };
     options.optimize.no_rules = no_rules;
@@ -84,7 +84,8 @@ fn what_is_told_of_random_graphs_is_what_is_run() {
     assert!(fused >= 5, "only {fused} graphs are fused: they test nothing");
 }
 
-/// For devices that are not here too, a report counts the steps of the plan for that device.
+/// For any target device, even one that is absent, a report counts the steps of the plan for that
+/// device.
 #[test]
 fn every_target_is_counted_on_its_own_plan() {
     let program = library::load(&[]).unwrap();

@@ -1,5 +1,6 @@
-//! The standard library as its reader meets it: every test in it passes, and every rule is told about, has a part in
-//! the result of one of them, and none in that of another, which nearly is its case.
+//! The standard library from the reader's side: every test in it passes, and every rule is
+//! documented, contributes to the result of at least one test, and does not fire in another test
+//! that is a near miss.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 use std::collections::BTreeSet;
@@ -13,7 +14,7 @@ use hypatia_pipeline as pipeline;
 use hypatia_target::device::Device;
 use hypatia_verify::test_runner::{given, run_test};
 
-/// Rules that nothing is nearly a case of, and why.
+/// Rules without a near miss, and why.
 const NO_NEAR_MISS: [(&str, &str); 2] = [
     ("fuse::start", "any product will do: no guard, no attribute"),
     ("fuse::conv", "any convolution will do: no guard, each attribute a variable"),
@@ -24,8 +25,8 @@ fn names(list: &[(&'static str, &str)]) -> BTreeSet<&'static str> {
     list.iter().map(|(name, _)| *name).collect()
 }
 
-/// The names of the rules about graphs as they are written, those that the compiler derived left out. Tests say nothing of
-/// generated kernels, which the other rules are about.
+/// The names of the rules about written graphs, without derived rules. Tests do not cover generated
+/// kernels, which the other rules are about.
 fn written(program: &Program) -> BTreeSet<&str> {
     program.rules.iter().filter(|r| !r.derived && !is_short(program, r)).map(|r| r.base_name.as_str()).collect()
 }
@@ -49,7 +50,7 @@ fn every_rule_of_the_library_has_a_part_in_a_test() {
         program.rules.iter().filter(|r| !is_short(&program, r)).map(|r| r.base_name.as_str()).collect();
     for test in &program.tests {
         let Ok((graph, _)) = given(&program, test) else { continue };
-        // Some rules end in what only the test's device has.
+        // Some rules need a feature that only the test's device has.
         for device in [test.target.as_deref().and_then(Device::named), Some(Device::cpu())].into_iter().flatten() {
             let options = Options { device, ..Options::default() };
             let report = pipeline::optimize(&graph, &options).unwrap().report;

@@ -1,4 +1,4 @@
-//! docs/library.md lists what the library declares. It is generated from declarations and doc
+//! docs/library.md lists the library's declarations. It is generated from declarations and doc
 //! comments, and must not be stale.
 //! `UPDATE_LIBRARY_PAGE=1 cargo test -p hypatia-tests --test library_page` rewrites it.
 
@@ -13,8 +13,8 @@ use hypatia_dsl::ir::{OpBody, Origin, Program, ScalarBody};
 use hypatia_dsl::program_print::{show_op_signature, show_scalar_signature};
 use hypatia_dsl::source::SourceFile;
 
-/// A line for each declaration of a file: its kind, its name with operands and attributes, the
-/// first sentence about it.
+/// A line for each declaration of a file: its kind, its name with operands and attributes, and the
+/// first sentence of its documentation.
 type Lines = BTreeMap<String, Vec<(&'static str, String, String)>>;
 
 fn file(origin: &Origin) -> String {
@@ -106,7 +106,7 @@ fn the_page_is_not_stale() {
     assert!(have == wanted, "docs/library.md is stale: run this test with UPDATE_LIBRARY_PAGE=1");
 }
 
-/// Rules and ops without a word about them leave a reader alone.
+/// Every rule and op must be documented.
 #[test]
 fn every_declaration_has_a_doc_comment() {
     let program = hypatia_library::load(&[]).unwrap();

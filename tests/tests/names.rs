@@ -1,5 +1,5 @@
-//! No op or scalar name of the library occurs in Rust outside the import tables: what an op means
-//! stands in `.hyp` alone.
+//! No op or scalar name of the library occurs in Rust outside the import tables: only `.hyp` files
+//! define what an op means.
 
 #![allow(clippy::unwrap_used)]
 
@@ -16,7 +16,7 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_path_buf()
 }
 
-/// Names that `rules/*.hyp` declare and that are not built in.
+/// Names that `rules/*.hyp` declare and that are not builtins.
 fn declared_names() -> BTreeSet<String> {
     let library = hypatia_library::load(&[]).unwrap();
     let ops = library.ops.iter().map(|o| o.name.clone()).filter(|n| BuiltinOp::from_name(n).is_none());
@@ -35,8 +35,8 @@ fn rust_files(dir: &Path, out: &mut Vec<PathBuf>) {
     }
 }
 
-/// String literals of a file, those of test modules left out. Doc comments are attributes, and
-/// left out too.
+/// String literals of a file, except in test modules. Doc comments are attributes, which are
+/// excluded too.
 fn literals(tokens: TokenStream, out: &mut Vec<String>) {
     let mut tokens = tokens.into_iter().peekable();
     let mut skip_next_block = false;
@@ -85,7 +85,7 @@ fn names_of_the_library_stand_in_hyp_files_only() {
     }
     let mut found = Vec::new();
     for file in files.iter().filter(|f| !f.starts_with(root().join(IMPORT_TABLES))) {
-        // Modules that hold nothing but tests.
+        // Modules that contain only tests.
         let stem = file.file_stem().and_then(|s| s.to_str()).unwrap_or_default();
         if file.components().any(|c| c.as_os_str() == "tests")
             || ["tests", "testing"].contains(&stem)

@@ -12,7 +12,7 @@ fn read(path: &str) -> String {
     std::fs::read_to_string(root().join(path)).unwrap()
 }
 
-/// The blocks of a page in that language.
+/// The blocks of a page in this language.
 fn blocks(page: &str, language: &str) -> Vec<String> {
     let open = format!("```{language}\n");
     page.split(&open).skip(1).map(|part| part.split("```").next().unwrap().to_string()).collect()

@@ -1,4 +1,5 @@
-//! `hypatia_rules!` from outside: what compiles runs, what does not points into the user's text.
+//! `hypatia_rules!` from outside: correct input compiles and runs; for wrong input the errors point
+//! into the user's text.
 #![allow(missing_docs)]
 
 #[test]

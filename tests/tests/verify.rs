@@ -1,5 +1,5 @@
-//! Verification catches planted wrong rules, lets right ones pass, and notices almost every small change
-//! to the library's rules.
+//! Verification catches planted wrong rules, passes correct ones, and notices almost every mutation
+//! of the library's rules.
 
 #![allow(clippy::unwrap_used)]
 
@@ -33,7 +33,7 @@ fn compile(name: &str, text: &str) -> Arc<Program> {
     }
 }
 
-/// Each wrong rule is caught, and its counterexample, pasted into the file, is a test that fails.
+/// Each wrong rule is caught, and its counterexample, pasted into the file, is a failing test.
 #[test]
 fn wrong_rules_are_caught() {
     let files = hyp_files(&folder("wrong"));
@@ -53,7 +53,7 @@ fn wrong_rules_are_caught() {
             escaped.push(format!("{name}: not caught"));
             continue;
         };
-        // That a library's kernel reads its operand otherwise is said without values.
+        // A library kernel that reads its operand differently is reported without values.
         if caught.test.is_empty() && caught.kind == "kernel" {
             continue;
         }
@@ -66,7 +66,7 @@ fn wrong_rules_are_caught() {
     assert!(escaped.is_empty(), "{}", escaped.join("\n"));
 }
 
-/// What the manual and the README show is true.
+/// The examples of the manual and the README are true.
 #[test]
 fn the_rules_of_the_documentation_are_true() {
     let mut rules = 0;
@@ -85,7 +85,8 @@ fn the_rules_of_the_documentation_are_true() {
     assert!(rules >= 30, "only {rules} rules and scalars are shown");
 }
 
-/// Every rule and every written derivative in these files is wrong, each in another way; so is every counterexample.
+/// Every rule and every written derivative in these files is wrong, each in a different way; so
+/// every counterexample must fail.
 #[test]
 fn each_of_many_wrong_rules_is_caught() {
     let mut escaped = Vec::new();
@@ -95,7 +96,8 @@ fn each_of_many_wrong_rules_is_caught() {
         let text = std::fs::read_to_string(&path).unwrap();
         let program = compile(&name, &text);
         let report = verify(&program, &|o| o.file == name, &Options::default(), &mut |_, _, _| {});
-        // One example of the work that a rule is over is enough; what is derived of a scalar is right.
+        // One counterexample among the examples of a rule over pointwise work is enough; what is
+        // derived from a scalar is right.
         let mut rules: BTreeMap<String, Option<String>> = BTreeMap::new();
         for e in report.entries.iter().filter(|e| !e.name.starts_with("fold::")) {
             let rule = e.name.split(" (").next().unwrap_or_default().to_string();
@@ -119,7 +121,7 @@ fn each_of_many_wrong_rules_is_caught() {
     assert!(caught >= 79, "only {caught} wrong rules are planted");
 }
 
-/// What differs in few elements only is still shown on the smallest tensors.
+/// A difference in few elements is still shown on the smallest tensors.
 #[test]
 fn counterexamples_are_small() {
     let text = std::fs::read_to_string(folder("wrong").join("rounded_bf16.hyp")).unwrap();
@@ -134,8 +136,8 @@ fn counterexamples_are_small() {
     }
 }
 
-/// A claim that is too strong is told with the one that holds, and with the side that is less precise; what is false has no
-/// class.
+/// A claim that is too strong is reported with the class that holds, and with the side that is less
+/// precise; a false rule has no class.
 #[test]
 fn broken_claims_say_what_holds() {
     let line_and_message = |name: &str| {
@@ -151,13 +153,14 @@ fn broken_claims_say_what_holds() {
     let (line, message) = line_and_message("approximation_too_tight.hyp");
     assert!(line.contains("claims approx(4) for f32, where approx("), "{line}");
     assert!(message.ends_with(": the right side is the less precise one"), "{message}");
-    // Neither side is: only the sign of a zero differs. And NaN is no matter of precision.
+    // Neither side is less precise: only the sign of a zero differs. And NaN does not concern
+    // precision.
     assert!(!line_and_message("sign_of_zero.hyp").1.contains("precise"));
     let (line, message) = line_and_message("lost_nan.hyp");
     assert!(line.ends_with(" cases)") && !message.contains("precise"), "{line}\n{message}");
 }
 
-/// What differs at infinities alone is no failure, and is not passed over in silence.
+/// A difference only at infinities is no failure, but it is reported.
 #[test]
 fn lost_infinities_are_noted() {
     for path in hyp_files(&folder("noted")) {
@@ -169,8 +172,8 @@ fn lost_infinities_are_noted() {
     }
 }
 
-/// An element type for which there is no meaning is skipped and told; a wrong meaning for another one, or a meaning for none
-/// at all, is still found.
+/// An element type for which a side is undefined is skipped and reported; a wrong meaning for
+/// another type, or an undefined meaning for all types, is still found.
 #[test]
 fn element_types_without_a_meaning_are_skipped() {
     let text = std::fs::read_to_string(folder("skipped").join("element_types.hyp")).unwrap();
@@ -185,7 +188,7 @@ fn element_types_without_a_meaning_are_skipped() {
         assert!(note.contains("has no meaning for i64, i32, i8, u8") && e.cases > 50, "{}", report.to_text());
         assert!(e.classes.iter().all(|c| c.0.is_float()), "{}", report.to_text());
     }
-    // `x + x` alone is no meaning for truth values, and no word is lost about it.
+    // `x + x` alone is undefined for truth values, which is not reported.
     let report = check("edition 1;\nuse core::*;\nop twice(x: T[..s]) -> T[..s] = x + x;\n");
     assert!(report.passed() && report.entries[0].note.is_none(), "{}", report.to_text());
     for (wrong, kind) in [
@@ -198,13 +201,14 @@ fn element_types_without_a_meaning_are_skipped() {
         let Status::False(c) = &report.entries[0].status else { panic!("{wrong}:\n{}", report.to_text()) };
         assert!(c.kind == kind && report.entries[0].note.is_none(), "{}", report.to_text());
     }
-    // The library says for which types its rules are: what it leaves open counts there.
+    // Library rules declare their element types, so `first_failure` counts an undefined one as a
+    // failure.
     let program = compile("skipped.hyp", &text);
     let half = program.rules.iter().find(|r| r.name == "some::half").unwrap();
     assert!(first_failure(&program, half, &Options::default()).is_some());
 }
 
-/// A lifted rule is verified where only an epilogue tells it from a right one.
+/// A lifted rule is verified even if only an epilogue distinguishes it from a correct rule.
 #[test]
 fn lifted_rules_are_verified_inside_epilogues() {
     let text = std::fs::read_to_string(folder("wrong").join("scale_in_epilogue.hyp")).unwrap();
@@ -214,7 +218,7 @@ fn lifted_rules_are_verified_inside_epilogues() {
     assert!(c.message.starts_with("inside an epilogue") && c.test.contains("gemm("), "{}", report.to_text());
 }
 
-/// Right rules pass, and what is derived is no weaker than what is claimed.
+/// Correct rules pass, and the derived class is no weaker than the claimed one.
 #[test]
 fn right_rules_pass() {
     for path in hyp_files(&folder("right")) {
@@ -225,8 +229,9 @@ fn right_rules_pass() {
     }
 }
 
-/// An attribute that a body uses several times is several constants, or a constant and a size, on the left side: instances in which they agree
-/// are made, not waited for.
+/// An attribute that a body uses several times is several constants, or a constant and a size, on
+/// the left side: the generator constructs instances in which they agree, instead of waiting for
+/// one.
 #[test]
 fn attributes_used_several_times_are_exercised() {
     let text = std::fs::read_to_string(folder("right").join("attributes.hyp")).unwrap();
@@ -240,7 +245,7 @@ fn attributes_used_several_times_are_exercised() {
     }
 }
 
-/// The whole embedded library.
+/// The whole embedded library is verified.
 #[test]
 fn the_library_is_verified() {
     let program = hypatia_library::load(&[]).unwrap();
@@ -248,7 +253,7 @@ fn the_library_is_verified() {
     assert!(report.passed(), "{}", report.to_text());
 }
 
-/// The same seed gives the same report, another one other cases.
+/// The same seed gives the same report, another seed other cases.
 #[test]
 fn reports_are_reproducible() {
     let text = std::fs::read_to_string(folder("wrong").join("wrong_constant.hyp")).unwrap();
@@ -260,7 +265,7 @@ fn reports_are_reproducible() {
     assert_eq!(run(1), run(1));
 }
 
-/// A rule whose guard nothing satisfies is not reported as verified.
+/// A rule whose guard is never satisfied is not reported as verified.
 #[test]
 fn what_is_not_exercised_does_not_pass() {
     let text = "edition 1;\nuse core::*;\nruleset r { until = fixpoint; }\n\
@@ -271,7 +276,7 @@ fn what_is_not_exercised_does_not_pass() {
     assert!(matches!(report.entries[0].status, Status::NotExercised { .. }), "{}", report.to_text());
 }
 
-/// Empty tensors show nothing: where no others are found, nothing is known.
+/// Empty tensors prove nothing: if there are no others, nothing is known.
 #[test]
 fn empty_tensors_alone_do_not_exercise() {
     for guard in ["dim(x, -1) % 5003 == 0", "numel(x) == 0"] {
@@ -286,11 +291,11 @@ fn empty_tensors_alone_do_not_exercise() {
     }
 }
 
-/// At most so many members of a family are mutated: the others differ in a name only.
+/// The number of members of a family that are mutated: the others differ only in a name.
 const MEMBERS: usize = 2;
 
-/// Every small change to a rule of the library is noticed, or stands in the list of equivalent
-/// mutants with the reason why it changes nothing.
+/// Every mutant of a rule of the library is noticed, or is in the list of equivalent mutants with
+/// the reason.
 #[test]
 fn mutants_of_the_library_are_noticed() {
     let program = hypatia_library::load(&[]).unwrap();
@@ -303,7 +308,7 @@ fn mutants_of_the_library_are_noticed() {
     let mut members: BTreeMap<&str, usize> = BTreeMap::new();
     let (mut killed, mut survivors, mut listed) = (0, Vec::new(), BTreeSet::new());
     let (options, longer) = (Options { cases: 60, seed: 7 }, Options { cases: 600, seed: 8 });
-    // One rule's mutants alone: HYPATIA_MUTANTS=canon::relu cargo test -p hypatia-tests mutants
+    // Mutants of one rule only: HYPATIA_MUTANTS=canon::relu cargo test -p hypatia-tests mutants
     let only = std::env::var("HYPATIA_MUTANTS").ok();
     for rule in program.rules.iter().filter(|r| only.as_ref().is_none_or(|o| r.name.starts_with(o.as_str()))) {
         let count = members.entry(&rule.base_name).or_default();
@@ -313,7 +318,8 @@ fn mutants_of_the_library_are_noticed() {
         }
         for mutant in mutants(&program, rule) {
             let id = format!("{}: {}", rule.name, mutant.change);
-            // What survives the first look gets a longer one: some mutants are wrong on few instances only.
+            // A mutant that survives the first check gets a longer one: some are wrong on few
+            // instances only.
             let noticed = [&options, &longer].into_iter().any(|o| first_failure(&program, &mutant.rule, o).is_some());
             match (noticed, equivalent.contains_key(&id)) {
                 (true, false) => killed += 1,

@@ -1,4 +1,4 @@
-//! The README's program: a layer with a rule file of one's own, on a GPU if there is one.
+//! The README's program: a layer with a custom rule file, on a GPU if there is one.
 //!
 //! `cargo run --release -p hypatia-examples --bin gated`
 
@@ -14,7 +14,7 @@ use hypatia::{Error, Tensor, shape};
 hypatia::hypatia_rules!("rules/gated.hyp");
 use gated::Formulas;
 
-/// The first GPU, with up to five seconds for measuring its products; the CPU where there is none.
+/// The first GPU, with up to five seconds for autotuning its products; the CPU if there is no GPU.
 fn device() -> Options {
     match Gpu::open(0) {
         Ok(gpu) => Options::default().on(gpu, Tuner::of_user(Duration::from_secs(5), Effort::Unknown)),

@@ -1,20 +1,22 @@
-//! A file's tree as bytes: how the embedded library is carried, so that no program parses it again.
+//! Serialisation of a file's syntax tree: the embedded library is stored in this form, so that no
+//! program parses it again.
 //!
-//! In: the tree of a text without syntax errors. Out: bytes, and the tree again. Holds always: the bytes name the version
-//! that wrote them and the hash of their text; with another version or text they are refused, never misread.
+//! In: the tree of a text without syntax errors. Out: bytes, and the tree again. Invariant: the
+//! bytes contain the version that wrote them and the hash of their text; with another version or
+//! text they are refused, never misread.
 
 use super::*;
 
-/// The version whose bytes these are.
+/// The version that writes these bytes.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 impl File {
-    /// The tree of `text` as bytes.
+    /// Serialises the tree of `text`.
     pub fn to_bytes(&self, text: &str) -> Result<Vec<u8>, String> {
         postcard::to_stdvec(&(VERSION, hash(text), self)).map_err(|e| format!("the tree cannot be written: {e}"))
     }
 
-    /// The tree of `text` that these bytes were made from, as the file `id`; or why they do not fit.
+    /// Deserialises the tree of `text`, as the file `id`; or says why the bytes do not match.
     pub fn from_bytes(bytes: &[u8], text: &str, id: FileId) -> Result<File, String> {
         let wrong = |e| format!("its tree cannot be read: {e}");
         let (version, rest): (&str, _) = postcard::take_from_bytes(bytes).map_err(wrong)?;
@@ -31,12 +33,12 @@ impl File {
     }
 }
 
-/// FNV-1a. It tells versions of one file apart; it is no protection against anyone.
+/// FNV-1a. It distinguishes versions of one file; it is not a protection against attackers.
 fn hash(text: &str) -> u64 {
     text.bytes().fold(0xcbf2_9ce4_8422_2325, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3))
 }
 
-/// Gives every span of a tree its file.
+/// Sets the file of every span in a tree.
 trait Place {
     fn place(&mut self, file: FileId);
 }
@@ -84,7 +86,7 @@ impl<T> Place for Spanned<T> {
     }
 }
 
-/// What has no span.
+/// Types without spans.
 macro_rules! without_spans {
     ($($ty:ty)*) => { $(impl Place for $ty { fn place(&mut self, _: FileId) {} })* };
 }
@@ -212,7 +214,7 @@ mod tests {
     use crate::parse::parse;
     use crate::source::{SourceFile, SourceMap};
 
-    /// Every construct of the language, as file number `before`.
+    /// The tree of a file with every construct of the language, as file number `before`.
     fn tree(before: u32) -> (String, File) {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/pass/constructs.hyp");
         let text = std::fs::read_to_string(path).unwrap();

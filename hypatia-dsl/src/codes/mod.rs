@@ -1,8 +1,8 @@
-//! The table of diagnostic codes: one row a code, with a title, an explanation and two examples.
+//! The table of diagnostic codes: one row per code, with a title, an explanation and two examples.
 //!
-//! In: a code. Out: what `hypatia explain CODE` prints. Holds always: every code that a stage
-//! emits has a row here, rows are in the order of their codes, and a test compiles both examples
-//! of every row: the wrong one gives the code, the right one gives nothing.
+//! In: a code. Out: what `hypatia explain CODE` prints. Invariant: every code that a stage emits
+//! has a row here; rows are sorted by code; a test compiles both examples of every row: the wrong
+//! one gives the code, the right one gives nothing.
 
 mod kernels;
 mod lints;
@@ -24,10 +24,10 @@ pub struct Row {
     pub title: &'static str,
     /// Several sentences: what it means, why it matters, what to do.
     pub text: &'static str,
-    /// A file that gives this code; empty where no short one can. `edition 1;` and
-    /// `use core::*;` are put before it unless it has an edition of its own or is about that.
+    /// A file that gives this code; empty if no short file can. `edition 1;` and `use core::*;` are
+    /// prepended unless it has an edition of its own or is about that.
     pub wrong: &'static str,
-    /// The same, put right.
+    /// The same file, corrected.
     pub right: &'static str,
 }
 
@@ -37,7 +37,7 @@ impl Row {
     }
 }
 
-/// The rows of all stages, in the order of their codes.
+/// The rows of all stages, sorted by code.
 pub fn all() -> impl Iterator<Item = &'static Row> {
     [
         syntax::ROWS,
@@ -73,7 +73,7 @@ pub fn explain(code: Code) -> Option<String> {
     Some(out)
 }
 
-/// An example of a row as a whole file.
+/// An example of a row as a complete file.
 pub fn example_file(example: &str) -> String {
     if example.contains("edition") || example.contains("no edition") {
         example.to_string()
@@ -117,7 +117,7 @@ mod check {
             }
             assert_eq!(codes(row.right), [], "{}: {}", row.code, row.right);
         }
-        // Whatever else is wrong in the others' examples, their syntax is right.
+        // The other examples may have further errors, but not in their syntax.
         for row in all().filter(|r| r.code.0 >= 200) {
             assert_eq!(codes(row.wrong), [], "{}: {}", row.code, row.wrong);
             assert_eq!(codes(row.right), [], "{}: {}", row.code, row.right);

@@ -1,10 +1,10 @@
-//! A small pretty printer: text, places where a line may break, and groups that break as one.
+//! A small pretty printer: text, possible line breaks, and groups whose breaks are taken together.
 //!
 //! In: a [`Doc`]. Out: text of at most [`WIDTH`] columns where the breaks allow it. A group is
-//! printed on one line if it fits; otherwise its own breaks are taken, and the groups inside
-//! decide for themselves. Holds always: no line ends with a space, and two breaks in a row are one.
+//! printed on one line if it fits; otherwise its own breaks are taken, and each inner group decides
+//! for itself. Invariant: no line ends with a space, and consecutive breaks are merged.
 
-/// Columns of a formatted file.
+/// Maximum columns of a formatted file.
 pub(super) const WIDTH: usize = 100;
 const INDENT: usize = 2;
 
@@ -13,23 +13,23 @@ const INDENT: usize = 2;
 pub(super) enum Doc {
     /// Text without a line break.
     Text(String),
-    /// A space, or a line break where the group breaks.
+    /// A space, or a line break if the group breaks.
     Line,
-    /// Nothing, or a line break where the group breaks.
+    /// Nothing, or a line break if the group breaks.
     Soft,
-    /// A space; where the group breaks, a line break if so many columns do not fit any more.
+    /// A space; if the group breaks, a line break if this many columns do not fit on the line.
     Fill(usize),
-    /// Always a line break; the groups around it break.
+    /// Always a line break; the enclosing groups break.
     Hard,
     /// An empty line.
     Blank,
-    /// One behind the other.
+    /// A concatenation.
     Concat(Vec<Doc>),
-    /// Indented by one more step behind line breaks.
+    /// Indents by one more step after line breaks.
     Nest(Box<Doc>),
     /// Never broken, except by comments.
     Flat(Box<Doc>),
-    /// Broken as one or not at all.
+    /// All of its breaks are taken, or none.
     Group(Box<Doc>),
 }
 
@@ -46,7 +46,7 @@ impl Doc {
         Doc::Group(Box::new(Doc::Concat(docs)))
     }
 
-    /// True if a line break inside cannot be avoided.
+    /// True if it contains an unavoidable line break.
     fn must_break(&self) -> bool {
         match self {
             Doc::Hard | Doc::Blank => true,
@@ -62,7 +62,7 @@ type Command<'a> = (usize, bool, &'a Doc);
 /// Prints a document.
 pub(super) fn print(doc: &Doc) -> String {
     let mut out = Output::default();
-    // Indentation, whether breaks are taken, document; the last one comes first.
+    // A stack of commands: indentation, whether breaks are taken, document.
     let mut stack: Vec<Command<'_>> = vec![(0, true, doc)];
     while let Some((indent, broken, doc)) = stack.pop() {
         match doc {
@@ -84,7 +84,7 @@ pub(super) fn print(doc: &Doc) -> String {
     out.finish()
 }
 
-/// True if a command fits on the rest of the line, with what follows up to the next break.
+/// True if a command, with what follows up to the next break, fits on the rest of the line.
 fn fits(room: usize, first: Command<'_>, rest: &[Command<'_>]) -> bool {
     let mut room = room as isize;
     let mut stack = vec![first];
@@ -114,12 +114,12 @@ fn fits(room: usize, first: Command<'_>, rest: &[Command<'_>]) -> bool {
     }
 }
 
-/// Text so far, with line breaks held back until something follows them.
+/// The text so far. Line breaks are deferred until text follows them.
 #[derive(Default)]
 struct Output {
     text: String,
     column: usize,
-    /// Indentation of a line that begins with the next text.
+    /// The indentation of the pending line break.
     pending: Option<usize>,
     blank: bool,
 }

@@ -6,7 +6,7 @@ use super::doc::Doc;
 use super::source::{Leading, Source, is_keyword};
 use crate::parse::scan::Kind;
 
-/// A token, or a bracket with what is inside.
+/// A token, or a bracket with its content.
 enum Node {
     Token(usize),
     Bracket { open: usize, inner: Vec<Node>, close: usize },
@@ -56,8 +56,8 @@ impl Layout<'_> {
         self.source.pieces[i].text
     }
 
-    /// What is before the first token of an item or statement: comments and empty lines, which
-    /// are kept there. Inside, comments are kept but empty lines are not.
+    /// The comments and empty lines before the first token of an item or statement. Inside a
+    /// statement, comments are kept but empty lines are not.
     fn separated(&self, i: usize) -> Vec<Doc> {
         let piece = &self.source.pieces[i];
         let mut all: Vec<Doc> = piece.leading.iter().flat_map(leading).collect();
@@ -78,7 +78,7 @@ impl Layout<'_> {
                 _ => current.push(Node::Token(i)),
             }
         }
-        // Brackets match in a file without errors; keep the tokens whatever happens.
+        // Brackets match in a file without errors; keep all tokens even if they do not.
         while let Some((open, mut outer)) = stack.pop() {
             outer.push(Node::Token(open));
             outer.append(&mut current);
@@ -87,7 +87,7 @@ impl Layout<'_> {
         current
     }
 
-    /// An item, its leading comments not included.
+    /// An item without its leading comments.
     fn item(&self, range: Range<usize>) -> Doc {
         let head = self.text(range.start).to_string();
         let (last, end) = (self.text(range.end - 1).to_string(), range.end);
@@ -136,8 +136,8 @@ impl Layout<'_> {
         Doc::group(all)
     }
 
-    /// `head = body` and then clauses, for scalars and ops: the clauses break first, then the
-    /// body goes to a line of its own.
+    /// `head = body` and then clauses, for scalars and ops: the clauses break first, then the body
+    /// moves to its own line.
     fn body(&self, nodes: &[Node], clauses: &[&str]) -> Doc {
         let is = |n: &Node, word: &str| matches!(n, Node::Token(i) if self.text(*i) == word);
         let clause = nodes.iter().skip(2).position(|n| clauses.iter().any(|c| is(n, c))).map_or(nodes.len(), |p| p + 2);
@@ -155,7 +155,7 @@ impl Layout<'_> {
         Doc::group(vec![doc])
     }
 
-    /// `rule name: left => right`, broken before `=>`; each clause has its line.
+    /// `rule name: left => right`, broken before `=>`; each clause is on its own line.
     fn rule(&self, nodes: &[Node]) -> Doc {
         let token = |n: &Node, words: &[&str]| matches!(n, Node::Token(i) if words.contains(&self.text(*i)));
         let colon = nodes.iter().position(|n| token(n, &[":"])).map_or(0, |c| c + 1);
@@ -177,13 +177,13 @@ impl Layout<'_> {
         Doc::Concat(all)
     }
 
-    /// An element that breaks apart from what is around it.
+    /// An element whose breaks are independent of its surroundings.
     fn value(&self, nodes: &[Node]) -> Doc {
         Doc::group(vec![self.element(nodes, true)])
     }
 
-    /// Elements separated by commas; breaks behind commas and before loose operators.
-    /// `nested` indents what follows a break.
+    /// Comma-separated elements; breaks after commas and before loose operators. `nested` indents
+    /// what follows a break.
     fn element(&self, nodes: &[Node], nested: bool) -> Doc {
         let commas = nodes.iter().any(|n| self.is_comma(n));
         if !commas {
@@ -204,7 +204,7 @@ impl Layout<'_> {
         matches!(node, Node::Token(i) if self.text(*i) == ",")
     }
 
-    /// Columns of a row of nodes on one line, roughly.
+    /// Approximate columns of a sequence of nodes on one line.
     fn width(&self, nodes: &[Node]) -> usize {
         match (nodes.first(), nodes.last()) {
             (Some(a), Some(b)) => (a.first()..=b.last()).map(|i| self.text(i).chars().count() + 1).sum(),
@@ -212,7 +212,7 @@ impl Layout<'_> {
         }
     }
 
-    /// One element: broken before its loosest operators, or behind its `=`.
+    /// One element: broken before its loosest operators, or after its `=`.
     fn expression(&self, nodes: &[Node], nested: bool) -> Doc {
         let token = |n: &Node, word: &str| matches!(n, Node::Token(i) if self.text(*i) == word);
         if let Some(at) = nodes.iter().position(|n| token(n, "=")) {
@@ -242,7 +242,7 @@ impl Layout<'_> {
         if nested { Doc::nest(parts) } else { Doc::group(vec![Doc::nest(parts)]) }
     }
 
-    /// A part of an expression; one that begins with an operator keeps it in front.
+    /// A part of an expression; a leading operator stays in front.
     fn expression_of(&self, nodes: &[Node], operator: bool) -> Doc {
         let signs = match nodes {
             // `not in` is two tokens.
@@ -259,7 +259,7 @@ impl Layout<'_> {
         Doc::Concat(vec![self.sequence(sign), Doc::text(" "), Doc::group(vec![self.expression(operand, true)])])
     }
 
-    /// How loosely a binary operator binds; breaks go before the loosest of an expression.
+    /// The precedence level of a binary operator; breaks go before the loosest of an expression.
     fn level(&self, node: &Node) -> Option<u8> {
         let Node::Token(i) = node else { return None };
         let piece = &self.source.pieces[*i];
@@ -281,7 +281,7 @@ impl Layout<'_> {
         })
     }
 
-    /// Nodes one behind the other; lines break only inside brackets.
+    /// A sequence of nodes; lines break only inside brackets.
     fn sequence(&self, nodes: &[Node]) -> Doc {
         let mut all = Vec::new();
         for (k, node) in nodes.iter().enumerate() {
@@ -302,7 +302,8 @@ impl Layout<'_> {
             self.text(open) == "<" || self.text(open) == "[" && open > 0 && self.source.pieces[open - 1].operand;
         let mut parts = vec![Doc::Soft];
         let elements: Vec<&[Node]> = inner.split_inclusive(|n| self.is_comma(n)).collect();
-        // Lists of names and numbers are filled like a paragraph, the rest has a line each.
+        // Lists of names and numbers are filled like a paragraph; other lists have one element per
+        // line.
         let short = |e: &&[Node]| e.len() <= 2 && e.iter().all(|n| matches!(n, Node::Token(_)));
         let fill = self.text(open) != "(" && elements.len() > 4 && elements.iter().all(short);
         for (k, element) in elements.iter().enumerate() {
@@ -321,7 +322,7 @@ impl Layout<'_> {
         self.source.pieces[i].leading.iter().flat_map(|c| [Doc::Hard, Doc::text(c.text), Doc::Hard])
     }
 
-    /// A closing bracket; the comments before it stand inside.
+    /// A closing bracket; the comments before it stay inside.
     fn closing(&self, i: usize) -> Doc {
         Doc::Concat(vec![Doc::text(self.text(i)), Doc::Concat(self.after(i).collect())])
     }
@@ -344,14 +345,14 @@ impl Layout<'_> {
         Doc::Concat(all)
     }
 
-    /// The comment behind a token. Behind the last one of a statement it is outside of the
-    /// statement's group, so that the comment's line break does not break the statement.
+    /// The comment after a token. After the last token of a statement it is outside the statement's
+    /// group, so that the comment's line break does not break the statement.
     fn trailing(&self, i: usize) -> impl Iterator<Item = Doc> {
         let comment = self.source.pieces[i].trailing;
         comment.into_iter().flat_map(|c| [Doc::text(format!(" {c}")), Doc::Hard])
     }
 
-    /// True if a space belongs between a token and the one before it.
+    /// True if there is a space between a token and the one before it.
     fn space(&self, i: usize) -> bool {
         let (before, piece) = (&self.source.pieces[i - 1], &self.source.pieces[i]);
         if matches!(piece.text, "," | ";" | ":" | "?" | "::" | "." | ")" | "]" | "}") || piece.angle {

@@ -1,13 +1,13 @@
-//! The formatter: one way to write a file.
+//! The formatter: one canonical layout for a file.
 //!
-//! In: a file without syntax errors. Out: its text with spaces, line breaks and indentation in
-//! one form. Holds always: the tokens and comments stay the same and in the same order (only a
-//! spare `;` behind a block goes), so the tree stays the same, and formatting twice gives what
-//! formatting once gave.
+//! In: a file without syntax errors. Out: its text with canonical spaces, line breaks and
+//! indentation. Invariant: the tokens and comments stay the same and in the same order (only a
+//! redundant `;` after a block is removed), so the tree stays the same, and formatting is
+//! idempotent.
 //!
-//! It works on tokens, not on the tree: so brackets, numbers and comments stay as they were
-//! written. `Source` gathers tokens with their comments and roles, `Layout` turns items into
-//! documents, `doc` prints these.
+//! It works on tokens, not on the tree, so that brackets, numbers and comments stay as written.
+//! `Source` collects tokens with their comments and roles, `Layout` turns items into documents,
+//! `doc` prints these.
 
 mod doc;
 mod layout;

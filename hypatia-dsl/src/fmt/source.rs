@@ -1,4 +1,4 @@
-//! Tokens of a file with their comments, and what each token is where it stands.
+//! Tokens of a file with their comments, and the role of each token.
 
 use std::ops::Range;
 
@@ -7,7 +7,7 @@ use crate::parse::scan::{self, Kind, Token};
 /// A comment on lines of its own before a token.
 pub(super) struct Leading<'a> {
     pub text: &'a str,
-    /// An empty line is before it.
+    /// True if an empty line precedes it.
     pub blank: bool,
 }
 
@@ -17,9 +17,9 @@ pub(super) struct Piece<'a> {
     pub kind: Kind,
     /// Comments on lines of their own before it.
     pub leading: Vec<Leading<'a>>,
-    /// A comment behind it on its line.
+    /// A trailing comment on its line.
     pub trailing: Option<&'a str>,
-    /// An empty line is before it (behind its leading comments).
+    /// True if an empty line precedes it (after its leading comments).
     pub blank: bool,
     /// `<` or `>` around types.
     pub angle: bool,
@@ -37,7 +37,7 @@ pub(super) struct Piece<'a> {
 pub(super) struct Source<'a> {
     pub pieces: Vec<Piece<'a>>,
     pub items: Vec<Range<usize>>,
-    /// Comments behind the last token.
+    /// Comments after the last token.
     pub rest: Vec<Leading<'a>>,
 }
 
@@ -83,12 +83,12 @@ impl<'a> Source<'a> {
         source
     }
 
-    /// A lone `;` means nothing: its comments go to what follows.
+    /// Drops redundant `;`; their comments move to the next token.
     fn drop_spare_semicolons(&mut self) {
         let lone = |r: &Range<usize>| r.len() == 1 && self.pieces[r.start].text == ";";
         let mut spare = vec![false; self.pieces.len()];
         self.items.iter().filter(|r| lone(r)).for_each(|r| spare[r.start] = true);
-        // How many go before each piece.
+        // How many are dropped before each piece.
         let mut gone = Vec::with_capacity(spare.len() + 1);
         let mut waiting: Vec<Leading<'a>> = Vec::new();
         for (mut piece, spare) in std::mem::take(&mut self.pieces).into_iter().zip(&spare) {
@@ -136,7 +136,7 @@ impl<'a> Source<'a> {
         }
     }
 
-    /// Marks where items and the statements in their blocks begin and end.
+    /// Marks the first and last tokens of items and of the statements in their blocks.
     fn statements(&mut self) {
         for range in self.items.clone() {
             self.pieces[range.start].opens = true;
@@ -163,8 +163,8 @@ impl<'a> Source<'a> {
         }
     }
 
-    /// The `>` that closes the `<` at `i`, if types stand between them: behind an op's name, or
-    /// behind a name and before the bracket of a call.
+    /// The `>` that closes the `<` at `i`, if they enclose types: after an op's name, or after a
+    /// name and before the bracket of a call.
     fn angle_end(&self, i: usize, range: Range<usize>) -> Option<usize> {
         let text = |i: usize| self.pieces.get(i).filter(|_| range.contains(&i)).map_or("", |p| p.text);
         if i == range.start + 2 && text(range.start) == "op" {
@@ -184,7 +184,7 @@ impl<'a> Source<'a> {
     }
 }
 
-/// Words that are never names.
+/// True for words that are never names.
 pub(super) fn is_keyword(word: &str) -> bool {
     matches!(
         word,

@@ -3,7 +3,7 @@
 use super::*;
 use crate::source::{SourceFile, SourceMap};
 
-/// The tree without its places.
+/// The tree without its spans.
 fn tree(text: &str) -> String {
     let mut sources = SourceMap::new();
     let id = sources.add(SourceFile { name: "t.hyp".into(), path: None, text: text.into(), embedded: false });
@@ -79,7 +79,7 @@ fn comments_and_empty_lines_stay_where_they_belong() {
     insta::assert_snapshot!(check(text));
 }
 
-/// A small generator of pseudo-random numbers.
+/// A small pseudo-random number generator.
 struct Random(u64);
 
 impl Random {
@@ -89,7 +89,7 @@ impl Random {
     }
 }
 
-/// The same tokens with other white space, and comments in between.
+/// The same tokens with different white space, and comments in between.
 fn shaken(text: &str, random: &mut Random) -> String {
     let mut out = String::new();
     let mut before = 0;

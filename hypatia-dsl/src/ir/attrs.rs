@@ -1,7 +1,8 @@
-//! Attributes, sizes and types: values, the expressions that compute them, and types with variables.
+//! Attributes, sizes and types: values, the expressions that compute them, and types with
+//! variables.
 //!
-//! In: made by `sema`. Out: `typing` evaluates the expressions and matches the types. Holds always: variables are those
-//! of the declaration that the expression stands in.
+//! In: what `sema` makes. Out: `typing` evaluates the expressions and matches the types. Invariant:
+//! a variable belongs to the declaration that contains the expression.
 
 use std::hash::{Hash, Hasher};
 
@@ -16,9 +17,9 @@ use crate::shape::Dim;
 pub enum AttrType {
     /// An integer.
     Int,
-    /// An axis of the first tensor operand; negative ones count from the end and are normalised.
+    /// An axis of the first tensor operand. Negative axes count from the end and are normalised.
     Axis,
-    /// A list of axes of the first tensor operand, normalised likewise.
+    /// A list of axes of the first tensor operand, normalised in the same way.
     Axes,
     /// A list of integers.
     Ints,
@@ -26,7 +27,7 @@ pub enum AttrType {
     Float,
     /// A list of numbers.
     Floats,
-    /// A truth value.
+    /// A boolean.
     Bool,
     /// An element type.
     DType,
@@ -34,7 +35,7 @@ pub enum AttrType {
     Dim,
     /// A list of sizes.
     Dims,
-    /// A text.
+    /// A string.
     Str,
 }
 
@@ -45,9 +46,10 @@ pub struct TypePat {
     pub dtype: DTypePat,
     /// Dimensions before the rest.
     pub prefix: Vec<DimPat>,
-    /// The rest, at most one: a variable it binds, an expression that gives a list, or nameless.
+    /// The rest, at most one: a variable that it binds, an expression that gives a list, or
+    /// unnamed.
     pub rest: Option<RestPat>,
-    /// Dimensions behind the rest.
+    /// Dimensions after the rest.
     pub suffix: Vec<DimPat>,
 }
 
@@ -71,7 +73,7 @@ pub enum DimPat {
     Any,
     /// Binds, or must equal.
     Var(VarId),
-    /// A number or a formula; compared, and solved for one unbound variable where it is linear.
+    /// A number or a formula. It is compared, and solved for one unbound variable if it is linear.
     Expr(AExpr),
 }
 
@@ -86,18 +88,19 @@ pub enum RestPat {
     Expr(AExpr),
 }
 
-/// A value of an attribute, a guard or a `let`. Numbers compare by their bits: -0 and +0 differ, NaN equals itself.
+/// A value of an attribute, a guard or a `let`. Floats compare by their bits: -0 and +0 differ, and
+/// NaN equals itself.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum AttrValue {
     /// An integer or a size.
     Dim(Dim),
     /// A number.
     Float(f64),
-    /// A truth value.
+    /// A boolean.
     Bool(bool),
     /// An element type.
     DType(DType),
-    /// A text.
+    /// A string.
     Str(String),
     /// A list.
     List(Vec<AttrValue>),
@@ -159,13 +162,13 @@ impl<const N: usize> From<[i64; N]> for AttrValue {
 }
 
 /// An expression over attributes, sizes, element types and facts of tensors: guards, `let`s,
-/// attribute values, cost formulas. Evaluation is three-valued: a fact that is not known makes the
-/// result unknown, unless the other side decides (`false and ?` is false).
+/// attribute values, cost formulas. Evaluation is three-valued: an unknown fact makes the result
+/// unknown, unless the other operand decides (`false and ?` is false).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum AExpr {
     /// A value.
     Value(AttrValue),
-    /// A variable of sort `Attr`, `Shape` or `DType`. A bound variable of a comprehension too.
+    /// A variable of sort `Attr`, `Shape` or `DType`, or the variable of a comprehension.
     Var(VarId),
     /// A list; `Spread` entries are spliced.
     List(Vec<AExpr>),
@@ -181,14 +184,14 @@ pub enum AExpr {
         var: VarId,
         /// The list.
         over: Box<AExpr>,
-        /// Keeps the elements for which it is true.
+        /// The filter: elements for which it is true are kept.
         condition: Option<Box<AExpr>>,
     },
     /// `-a`
     Neg(Box<AExpr>),
     /// `not a`
     Not(Box<AExpr>),
-    /// `a op b`; `Pow` and arithmetic on numbers, comparisons, `and`, `or`, `in`, `not in`.
+    /// `a op b`: arithmetic on numbers (`Pow` included), comparisons, `and`, `or`, `in`, `not in`.
     Binary(crate::ast::BinaryOp, Box<AExpr>, Box<AExpr>),
     /// `if c then a else b`
     If(Box<AExpr>, Box<AExpr>, Box<AExpr>),
@@ -196,17 +199,17 @@ pub enum AExpr {
     Call(AFn, Vec<AExpr>),
     /// A fact of a tensor variable.
     Fact(Fact, VarId),
-    /// `same_accumulator(t, a, b)`: the class of `t` holds a gemm over the same operands
+    /// `same_accumulator(t, a, b)`: the e-class of `t` contains a gemm over the same operands
     /// (`prefer` only).
     SameAccumulator(VarId, VarId, VarId),
     /// A property of the device: `sm`, `device` (kernels only).
     Device(DeviceFact),
 }
 
-/// A truth value over the variables of its rule.
+/// A boolean expression over the variables of its rule.
 pub type Guard = AExpr;
 
-/// Functions of attribute expressions.
+/// Functions in attribute expressions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum AFn {
     /// `len(list)`
@@ -223,7 +226,7 @@ pub enum AFn {
     Abs,
     /// `range(n)`
     Range,
-    /// `broadcast(s, t)`: unknown where it does not exist.
+    /// `broadcast(s, t)`: unknown if the shapes do not broadcast.
     Broadcast,
     /// `permute(list, perm)`
     Permute,
@@ -239,17 +242,17 @@ pub enum AFn {
     Reverse,
     /// `slice(list, from, to)`
     Slice,
-    /// `float(a)`: a size as a number; unknown while symbolic.
+    /// `float(a)`: a size as a number; unknown while the size is symbolic.
     Float,
     /// `sqrt(a)`
     Sqrt,
-    /// `size(dtype)`: bytes of an element.
+    /// `size(dtype)`: the size of an element in bytes.
     SizeOf,
     /// `is_float(dtype)`
     IsFloat,
-    /// `floor(a)`: on sizes, of a quotient `a / b`, the floor division.
+    /// `floor(a)`: floor division if `a` is a quotient `a / b` of sizes.
     Floor,
-    /// `index(list, value)`: position of the first equal element.
+    /// `index(list, value)`: the position of the first equal element.
     IndexOf,
     /// `finfo_min(dtype)`
     FloatMin,
@@ -266,23 +269,23 @@ pub enum Fact {
     DType,
     /// `rank(x)`
     Rank,
-    /// `const(x)`: computable at plan time (weights and what is built from them).
+    /// `const(x)`: computable at plan time (weights and what is computed from them).
     Const,
-    /// `value(x)`: the number, if all elements are that constant.
+    /// `value(x)`: the constant that all elements equal, if there is one.
     Value,
     /// `nonneg(x)`: every element is known to be at least 0 and not NaN.
     NonNegative,
-    /// `positive(x)`: every element is known to be above 0 and not NaN.
+    /// `positive(x)`: every element is known to be greater than 0 and not NaN.
     Positive,
     /// `finite(x)`: no NaN, no infinity.
     Finite,
-    /// `uses(x)`: how many distinct consumers (`prefer` only).
+    /// `uses(x)`: the number of distinct consumers (`prefer` only).
     Uses,
-    /// `present(x)`: an optional operand is there.
+    /// `present(x)`: whether an optional operand is present.
     Present,
     /// `numel(x)`
     Numel,
-    /// `count(xs)`: number of variadic operands.
+    /// `count(xs)`: the number of variadic operands.
     Count,
     /// `shapes(xs)`: the list of the shapes of variadic operands.
     Shapes,

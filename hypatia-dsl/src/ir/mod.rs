@@ -1,9 +1,9 @@
-//! The checked Program: what a set of `.hyp` files means, with every name resolved.
+//! The checked Program: the meaning of a set of `.hyp` files, with every name resolved.
 //!
-//! In: made by `sema` from resolved files, and read from the bytes that `hypatia_rules!` emits. Out: the
-//! optimiser lowers its rules to e-graph rewrites, `emit` prints it as Rust and CUDA. Holds
-//! always: ids index the tables of the same Program; families are expanded, patterns are inlined,
-//! attributes stand in the order of the op's declaration, one entry for each.
+//! In: what `sema` makes from resolved files, or the bytes that `hypatia_rules!` emits. Out: the
+//! optimiser lowers its rules to e-graph rewrites, and `emit` prints it as Rust and CUDA.
+//! Invariant: ids index the tables of the same Program; families are expanded; patterns are
+//! inlined; attributes are in the order of the op's declaration, one entry for each.
 
 mod attrs;
 mod bytes;
@@ -32,7 +32,7 @@ macro_rules! id {
         #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
         pub struct $name(pub u32);
         impl $name {
-            /// As an index into the Program's table.
+            /// The index into the Program's table.
             pub fn index(self) -> usize {
                 self.0 as usize
             }
@@ -60,16 +60,16 @@ id!(
     VarId
 );
 
-/// Everything that a set of files declares.
+/// All declarations of a set of files.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Program {
     /// Scalar functions, builtin ones included.
     pub scalars: Vec<ScalarDef>,
     /// Ops, builtin ones included.
     pub ops: Vec<OpDef>,
-    /// Rulesets in the order in which they run.
+    /// Rulesets in execution order.
     pub rulesets: Vec<RuleSetDef>,
-    /// Rules, families expanded, `<=>` as two.
+    /// Rules, with families expanded and each `<=>` split into two.
     pub rules: Vec<Rule>,
     /// Kernels.
     pub kernels: Vec<Kernel>,
@@ -80,57 +80,57 @@ pub struct Program {
 }
 
 impl Program {
-    /// The scalar of that name.
+    /// Looks up a scalar by name.
     pub fn find_scalar(&self, name: &str) -> Option<ScalarId> {
         self.scalars.iter().position(|s| s.name == name).map(|i| ScalarId(i as u32))
     }
 
-    /// The op of that name.
+    /// Looks up an op by name.
     pub fn find_op(&self, name: &str) -> Option<OpId> {
         self.ops.iter().position(|s| s.name == name).map(|i| OpId(i as u32))
     }
 
-    /// The op that is that builtin.
+    /// Looks up the op of a builtin.
     pub fn builtin_op(&self, op: BuiltinOp) -> Option<OpId> {
         self.ops.iter().position(|o| o.body == OpBody::Builtin(op)).map(|i| OpId(i as u32))
     }
 
-    /// The scalar that is that builtin.
+    /// Looks up the scalar of a builtin.
     pub fn builtin_scalar(&self, s: BuiltinScalar) -> Option<ScalarId> {
         self.scalars.iter().position(|o| o.body == ScalarBody::Builtin(s)).map(|i| ScalarId(i as u32))
     }
 
-    /// The scalar of that id.
+    /// The scalar with that id.
     pub fn scalar(&self, id: ScalarId) -> &ScalarDef {
         &self.scalars[id.index()]
     }
 
-    /// The op of that id.
+    /// The op with that id.
     pub fn op(&self, id: OpId) -> &OpDef {
         &self.ops[id.index()]
     }
 
-    /// Ids by name, for callers that look up many.
+    /// Ids by name, for callers that look up many names.
     pub fn op_names(&self) -> HashMap<&str, OpId> {
         self.ops.iter().enumerate().map(|(i, o)| (o.name.as_str(), OpId(i as u32))).collect()
     }
 }
 
-/// Where a declaration stands, for messages at run time: `file:line:column`.
+/// The location of a declaration, for messages at run time: `file:line:column`.
 #[derive(Clone, Debug, PartialEq, Default, Serialize, Deserialize)]
 pub struct Origin {
-    /// The file's name as shown to users.
+    /// The file's name as users see it.
     pub file: String,
-    /// From 1.
+    /// One-based.
     pub line: u32,
-    /// From 1.
+    /// One-based.
     pub column: u32,
-    /// The exact place, where the source map is still at hand.
+    /// The exact span, if the source map is still available.
     pub span: Option<Span>,
 }
 
 impl Origin {
-    /// True for what the embedded library declares: its files are named `<library>/...`.
+    /// True for declarations of the embedded library, whose files are named `<library>/...`.
     pub fn is_embedded(&self) -> bool {
         self.file.starts_with("<library>/")
     }
@@ -143,21 +143,22 @@ pub struct ScalarDef {
     pub name: String,
     /// Its doc comment.
     pub doc: String,
-    /// Where it stands.
+    /// Its location.
     pub origin: Origin,
     /// Its parameters.
     pub params: Vec<(String, Kind)>,
-    /// What it gives.
+    /// The kind of its result.
     pub result: Kind,
-    /// Its meaning.
+    /// Its definition.
     pub body: ScalarBody,
-    /// Derivative by each parameter as written, empty where not. Terms over the parameters.
+    /// Written derivatives, one for each parameter; empty if none is written. Terms over the
+    /// parameters.
     pub grads: Vec<Term>,
-    /// The short function of the device that generated kernels call for it in f32.
+    /// The fast device function that generated kernels call for it in f32.
     pub device: Option<String>,
 }
 
-/// The meaning of a scalar function.
+/// The definition of a scalar function.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum ScalarBody {
     /// Built in.
@@ -169,16 +170,16 @@ pub enum ScalarBody {
 /// A variable of a rule, op body, kernel pattern or test.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Var {
-    /// As written; made-up ones start with `_`.
+    /// As written; generated names start with `_`.
     pub name: String,
-    /// What it stands for.
+    /// Its sort.
     pub sort: Sort,
 }
 
-/// What a variable stands for.
+/// The sort of a variable: what it may stand for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Sort {
-    /// A tensor class. In a pointwise rule, lowered to the scalar sort too, a scalar class.
+    /// A tensor e-class. A pointwise rule is also lowered to scalars; there it is a scalar e-class.
     Tensor,
     /// Several tensors: a variadic operand.
     Tensors,
@@ -186,11 +187,11 @@ pub enum Sort {
     Term,
     /// An attribute value, a dimension, or a `let`.
     Attr,
-    /// A rest of dimensions: a list.
+    /// A rest of dimensions: a list of sizes.
     Shape,
     /// An element type.
     DType,
-    /// Pointwise work: `[f: pointwise]`. It stands as a head, never as an operand.
+    /// Pointwise work: `[f: pointwise]`. It occurs as a head, never as an operand.
     Region,
 }
 
@@ -201,7 +202,7 @@ pub struct OpDef {
     pub name: String,
     /// Its doc comment.
     pub doc: String,
-    /// Where it stands.
+    /// Its location.
     pub origin: Origin,
     /// Variables of its types, attributes and body. Operand and attribute `i` of `params` is
     /// `VarId(i)`.
@@ -214,27 +215,27 @@ pub struct OpDef {
     pub results: Vec<TypePat>,
     /// True if the only result is variadic (`split`).
     pub variadic_result: bool,
-    /// Must hold of operands and attributes (soundness, three-valued).
+    /// Conditions on operands and attributes (soundness guards, three-valued).
     pub requires: Vec<Guard>,
-    /// Its meaning.
+    /// Its definition.
     pub body: OpBody,
-    /// Cost formulas, where written; over the variables, and `out` for the first result's shape.
+    /// Cost formulas, if written, over the variables; `out` is the first result's shape.
     pub cost: CostFormulas,
 }
 
 impl OpDef {
-    /// Tensor and term operands in order, with their index among `params`.
+    /// Tensor and term operands in order, with their indices in `params`.
     pub fn operands(&self) -> impl Iterator<Item = (usize, &Param)> {
         self.params.iter().enumerate().filter(|(_, p)| !matches!(p.kind, ParamKind::Attr { .. }))
     }
 
-    /// Attributes in order, with their index among `params`.
+    /// Attributes in order, with their indices in `params`.
     pub fn attrs(&self) -> impl Iterator<Item = (usize, &Param)> {
         self.params.iter().enumerate().filter(|(_, p)| matches!(p.kind, ParamKind::Attr { .. }))
     }
 }
 
-/// `flops`, `read`, `write` of an op, derived from types where `None`.
+/// The cost formulas `flops`, `read` and `write` of an op. `None` means derived from the types.
 #[derive(Clone, Debug, PartialEq, Default, Serialize, Deserialize)]
 pub struct CostFormulas {
     /// Floating-point operations.
@@ -250,7 +251,7 @@ pub struct CostFormulas {
 pub struct Param {
     /// Its name.
     pub name: String,
-    /// What it is.
+    /// Its kind.
     pub kind: ParamKind,
 }
 
@@ -261,9 +262,9 @@ pub enum ParamKind {
     Tensor {
         /// Its type.
         ty: TypePat,
-        /// May be absent.
+        /// True if it may be absent.
         optional: bool,
-        /// Stands for any number of operands; only the last operand may.
+        /// True if it takes any number of operands. Only the last operand may be variadic.
         variadic: bool,
     },
     /// An epilogue term over `acc` and tensors.
@@ -272,17 +273,17 @@ pub enum ParamKind {
     Attr {
         /// Its type.
         ty: AttrType,
-        /// Its default.
+        /// Its default value.
         default: Option<AttrValue>,
     },
 }
 
-/// The meaning of an op.
+/// The definition of an op.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum OpBody {
     /// Shape function and reference are built in.
     Builtin(BuiltinOp),
-    /// One expression a result, over the params' variables.
+    /// One expression for each result, over the variables of the parameters.
     Defined(Vec<Build>),
 }
 
@@ -291,20 +292,20 @@ pub enum OpBody {
 pub enum Class {
     /// Bitwise equal.
     Exact,
-    /// Bitwise equal unless a NaN or an infinity is involved.
+    /// Bitwise equal unless a NaN or an infinity occurs.
     Finite,
     /// The same real function, rounded differently.
     Rounds,
-    /// Within so many units in the last place of the output's dtype.
+    /// Within this many units in the last place (ULPs) of the output's dtype.
     Approx(f64),
 }
 
-/// A claimed class.
+/// A claimed rounding class.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Claim {
     /// The class.
     pub class: Class,
-    /// The dtypes it is claimed for; all where empty.
+    /// The dtypes that it is claimed for; empty means all.
     pub dtypes: Vec<DType>,
 }
 
@@ -315,21 +316,22 @@ pub struct RuleSetDef {
     pub name: String,
     /// Its doc comment.
     pub doc: String,
-    /// Where it stands.
+    /// Its location.
     pub origin: Origin,
-    /// Iterations at most; a fixpoint where `None`.
+    /// The maximum number of iterations; `None` means until a fixpoint.
     pub iterations: Option<u32>,
-    /// Node budget as `fixed + per_node * nodes of the graph`.
+    /// The node budget: `fixed + per_node * nodes of the graph`.
     pub nodes: (u64, u64),
-    /// Steps of work at most in one run of the stage, as `fixed + per_node * nodes of the graph`; no bound of its own where
-    /// `None`.
+    /// The maximum number of work steps in one run of the stage:
+    /// `fixed + per_node * nodes of the graph`. `None` means that the stage has no limit of its
+    /// own.
     pub steps: Option<(u64, u64)>,
 }
 
 /// A rule.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Rule {
-    /// `fuse::unary[relu]`: the written name, with the family's choice.
+    /// `fuse::unary[relu]`: the written name with the chosen family member.
     pub name: String,
     /// `fuse::unary`.
     pub base_name: String,
@@ -337,30 +339,30 @@ pub struct Rule {
     pub ruleset: RuleSetId,
     /// Its doc comment.
     pub doc: String,
-    /// Where it stands.
+    /// Its location.
     pub origin: Origin,
     /// Its variables.
     pub vars: Vec<Var>,
-    /// Left side: one pattern a root.
+    /// Left side: one pattern for each root.
     pub lhs: Vec<Pat>,
-    /// Right side: one a root.
+    /// Right side: one expression for each root.
     pub rhs: Vec<Build>,
-    /// `let`s in order; computed after matching, before the guards.
+    /// `let`s in order, computed after matching and before the guards.
     pub lets: Vec<(VarId, AExpr)>,
     /// Soundness guards: all must be known to be true.
     pub requires: Vec<Guard>,
-    /// Profit guards.
+    /// Profit guards (preferences).
     pub prefer: Vec<Guard>,
-    /// Claims.
+    /// Claimed rounding classes.
     pub claims: Vec<Claim>,
-    /// True if both sides hold scalars only: lowered to tensors and to terms.
+    /// True if both sides contain scalars only. Such a rule is lowered to tensors and to terms.
     pub pointwise: bool,
-    /// True if the compiler made it (`body => op`, `body => scalar`).
+    /// True if the compiler derived it (`body => op`, `body => scalar`).
     pub derived: bool,
 }
 
 impl Rule {
-    /// A pattern as a rule that builds nothing and asks for nothing: to be matched, or to be filled in.
+    /// Wraps a pattern in a rule without right side and guards, for matching or for instantiation.
     pub fn of_pattern(name: &str, origin: &Origin, vars: Vec<Var>, pattern: Pat) -> Rule {
         Rule {
             name: name.into(),
@@ -381,27 +383,27 @@ impl Rule {
     }
 }
 
-/// How a kernel is made.
+/// How a kernel is implemented.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Backend {
-    /// A cuBLASLt call with that epilogue.
+    /// A cuBLASLt call with this epilogue.
     Cublaslt(String),
-    /// A template of the user's.
+    /// A user-supplied template.
     Template(TemplateFile),
-    /// Generated: a pointwise region.
+    /// A generated kernel for a pointwise region.
     Pointwise,
-    /// Generated: a row-wise kernel from the op's body.
+    /// A generated row-wise kernel from the op's body.
     Rowwise,
-    /// The op's body, optimised by itself: several launches behind one name.
+    /// A composed kernel: several launches of the op's separately optimised body.
     Composed,
 }
 
-/// A template of the user's, beside the file that names it.
+/// A user-supplied template, next to the file that names it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TemplateFile {
-    /// Its name, as it is written.
+    /// Its name as written.
     pub file: String,
-    /// Its text; empty where the file that names it is not on disk.
+    /// Its text; empty if the file that names it is not on disk.
     pub text: String,
 }
 
@@ -412,26 +414,27 @@ pub struct Kernel {
     pub name: String,
     /// Its doc comment.
     pub doc: String,
-    /// Where it stands.
+    /// Its location.
     pub origin: Origin,
     /// Variables of its pattern.
     pub vars: Vec<Var>,
-    /// What it implements. An epilogue that is a bare variable of sort `Term` matches any.
+    /// The pattern that it implements. An epilogue that is a bare variable of sort `Term` matches
+    /// any epilogue.
     pub pattern: Pat,
-    /// How it is made.
+    /// Its backend.
     pub backend: Backend,
-    /// Checked at plan time, on concrete shapes.
+    /// Guards that are checked at plan time, on concrete shapes.
     pub requires: Vec<Guard>,
     /// Tuning parameters and their choices.
     pub tune: Vec<(String, Vec<i64>)>,
     /// Launch settings, over the variables and tuning parameters.
     pub launch: Vec<(String, AExpr)>,
-    /// Claims against the op it implements.
+    /// Claims relative to the op that it implements.
     pub claims: Vec<Claim>,
-    /// True if its epilogue has no free variable of sort `Term`: its source is a constant.
+    /// True if its epilogue has no free variable of sort `Term`; then its source is constant.
     pub closed: bool,
-    /// Why no kernel can be generated from the body of its op, where a `rowwise` or `pointwise` kernel cannot be. The op then
-    /// runs as the parts of its body.
+    /// The reason why no `rowwise` or `pointwise` kernel can be generated from the op's body. The
+    /// op then runs as the ops of its body.
     pub not_generated: Option<String>,
 }
 
@@ -440,18 +443,18 @@ pub struct Kernel {
 pub struct Test {
     /// Its name.
     pub name: String,
-    /// Where it stands.
+    /// Its location.
     pub origin: Origin,
-    /// The device profile; the CPU where `None`.
+    /// The device profile; `None` means the CPU.
     pub target: Option<String>,
     /// Inputs; input `i` is `VarId(i)`.
     pub inputs: Vec<TestInput>,
-    /// What is given: one expression an output. Empty if it does not type-check, with the error
-    /// in `error`.
+    /// The given expressions, one for each output. Empty if they do not type-check; `error` then
+    /// holds the error.
     pub given: Vec<Build>,
-    /// The error of `given`, if it has one.
+    /// The type error of `given`, if there is one.
     pub error: Option<(Code, String)>,
-    /// What is expected.
+    /// Its expectations.
     pub expect: Vec<Expect>,
 }
 
@@ -464,28 +467,28 @@ pub struct TestInput {
     pub dtype: DType,
     /// Shape.
     pub shape: Vec<Dim>,
-    /// True if known at plan time.
+    /// True if its value is known at plan time.
     pub constant: bool,
-    /// Values in row-major order, a single one for a splat; random where `None`.
+    /// Values in row-major order; a single value is a splat; `None` means random.
     pub value: Option<Vec<f64>>,
 }
 
-/// What a test expects.
+/// An expectation of a test.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Expect {
-    /// Number of launches compares so.
+    /// A comparison with the number of launches.
     Launches(crate::ast::BinaryOp, i64),
-    /// Number of nodes of that op or scalar in the optimised graph compares so.
+    /// A comparison with the number of nodes of that op or scalar in the optimised graph.
     Count(Head, crate::ast::BinaryOp, i64),
     /// The given expression is rejected with this code.
     Error(Code),
-    /// A rule whose written name is this fired, or did not.
+    /// Whether a rule with this written name fired: true if it must, false if it must not.
     Fires(String, bool),
-    /// Equal values, within the dtype's tolerance.
+    /// Values that must be equal within the dtype's tolerance.
     Equal(Vec<Build>),
-    /// The optimised graph has this form.
+    /// The expected form of the optimised graph.
     Becomes(Vec<Build>),
 }
 
-/// A program that is shared by graphs, plans and threads.
+/// A Program shared by graphs, plans and threads.
 pub type SharedProgram = Arc<Program>;

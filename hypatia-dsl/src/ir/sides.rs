@@ -1,7 +1,7 @@
-//! The two sides of a rule: what is matched, and what is built.
+//! The two sides of a rule: the pattern and the replacement.
 //!
-//! In: made by `sema`; bodies of ops and tests' `given` are right sides too. Out: the optimiser matches and builds them.
-//! Holds always: operands and attributes stand in the order of the declaration.
+//! In: what `sema` makes; bodies of ops and tests' `given` are right sides too. Out: the optimiser
+//! matches and builds them. Invariant: operands and attributes are in declaration order.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,13 +12,14 @@ use super::{AExpr, InView, OpId, ScalarId, TypePat, VarId};
 pub enum Pat {
     /// `_`
     Any,
-    /// Binds a class, or must be the same class.
+    /// Binds an e-class, or must be the same e-class.
     Var(VarId),
     /// `v @ p`
     Bind(VarId, Box<Pat>),
-    /// `p: T[..s, k]`: the class has that type.
+    /// `p: T[..s, k]`: the e-class has that type.
     Typed(Box<Pat>, TypePat),
-    /// A constant whose elements all are round_T(value), or within `near` relative to it.
+    /// A constant whose elements all equal round_T(value), or are within the relative tolerance
+    /// `near` of it.
     Lit {
         /// The number.
         value: f64,
@@ -27,56 +28,58 @@ pub enum Pat {
     },
     /// An application.
     Node(NodePat),
-    /// Any of them; each binds the same variables.
+    /// Alternatives: each binds the same variables.
     OneOf(Vec<Pat>),
     /// An absent optional operand.
     Absent,
-    /// An optional operand that may be absent or present, bound either way.
+    /// An optional operand, bound whether it is absent or present.
     Optional(VarId),
 }
 
 /// An application in a pattern.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct NodePat {
-    /// What is applied.
+    /// The applied op or scalar.
     pub head: Head,
-    /// Operands in declaration order (absent optional ones as `Pat::Absent`).
+    /// Operands in declaration order (absent optional operands are `Pat::Absent`).
     pub args: Vec<Pat>,
-    /// Binds all further operands of a variadic parameter, to a variable of sort `Tensors`.
+    /// The variable of sort `Tensors` that binds all remaining operands of a variadic parameter.
     pub rest: Option<VarId>,
     /// One for each attribute, in declaration order.
     pub attrs: Vec<AttrPat>,
-    /// Which result.
+    /// Index of the result.
     pub output: u32,
 }
 
-/// What a node applies.
+/// The head of an application.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Head {
     /// An op.
     Op(OpId),
-    /// A scalar: on tensors the pointwise operation with broadcasting, on terms the function.
+    /// A scalar: on tensors the pointwise operation with broadcasting, on terms the function
+    /// itself.
     Scalar(ScalarId),
     /// `acc` (terms only).
     Acc,
-    /// `in(t)` and its checked forms (terms only); the one operand is a tensor.
+    /// `in(t)` and its checked forms (terms only). Its single operand is a tensor.
     In(InView),
-    /// `cast<T>(e)` or `round<T>(e)` inside a term: rounds to the dtype of the one attribute.
+    /// `cast<T>(e)` or `round<T>(e)` inside a term: rounds to the dtype that its single attribute
+    /// names.
     TermCast,
-    /// A variable of sort `Region`: on a left side any pointwise work over its operands and other tensors, on a right
-    /// side the same work over other operands, tensors or terms.
+    /// A variable of sort `Region`. On a left side: any pointwise work over its operands and other
+    /// tensors. On a right side: the same work over other operands, tensors or terms.
     Region(VarId),
 }
 
 /// A pattern for an attribute.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum AttrPat {
-    /// `_`, or the attribute was not mentioned and has no default.
+    /// `_`, or an attribute that is not mentioned and has no default.
     Any,
     /// Binds, or must equal.
     Var(VarId),
-    /// Must equal a value computed from what is already bound. For attributes of type `Axis` and
-    /// `Axes` both sides are normalised first.
+    /// Must equal a value computed from variables that are already bound. For attributes of type
+    /// `Axis` and `Axes` both values are normalised first.
     Is(AExpr),
     /// A list, element by element.
     List(Vec<AttrPat>),
@@ -89,14 +92,14 @@ pub enum AttrPat {
 pub enum Build {
     /// A variable of sort `Tensor` or `Term`.
     Var(VarId),
-    /// A number: a splat constant of rank 0 with the dtype of the operand beside it (the first
-    /// sibling operand that has one, else the replaced class).
+    /// A number: a splat constant of rank 0. Its dtype is that of the first sibling operand that
+    /// has one, else that of the replaced e-class.
     Number(AExpr),
     /// An application.
     Node(BuildNode),
-    /// The variable, or the other if it is absent.
+    /// The variable, or the fallback expression if the variable is absent.
     Else(VarId, Box<Build>),
-    /// `build(e)`: computed once when the plan is made, as a run would, and kept as a constant.
+    /// `build(e)`: computed once at plan time, as a run would compute it, and kept as a constant.
     Frozen(Box<Build>),
     /// An absent optional operand.
     Absent,
@@ -107,13 +110,13 @@ pub enum Build {
 /// An application on a right side.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct BuildNode {
-    /// What is applied.
+    /// The applied op or scalar.
     pub head: Head,
     /// Operands.
     pub args: Vec<BuildArg>,
     /// One for each attribute.
     pub attrs: Vec<AExpr>,
-    /// Which result.
+    /// Index of the result.
     pub output: u32,
 }
 
@@ -124,18 +127,20 @@ pub enum BuildArg {
     One(Build),
     /// Splices a variable of sort `Tensors`.
     Spread(VarId),
-    /// `..[e for x in xs]`: one operand for each of a variadic operand; `item` is of sort Tensor.
+    /// `..[e for x in xs]`: one operand for each operand of a variadic one; `item` is of sort
+    /// `Tensor`.
     Each {
         /// The element, over `item`.
         element: Build,
-        /// Bound to each in turn.
+        /// The variable that is bound to each of them in turn.
         item: VarId,
         /// The variable of sort `Tensors`.
         over: VarId,
     },
 }
 
-/// Every part of a right side, the whole first.
+/// Calls `f` for every subexpression of a right side in preorder. The flag passed to `f` is true
+/// for the root only, if `root` is.
 pub fn parts<'b>(b: &'b Build, f: &mut dyn FnMut(&'b Build, bool), root: bool) {
     f(b, root);
     match b {

@@ -1,8 +1,9 @@
 //! The body of an op as terms over a space of axes.
 //!
-//! In: a defined op with its attribute values and operand types. Out: the values of its results, each with
-//! a term and its axes, and the reductions on the way. Holds always: all reductions are over the same axes
-//! of the space; equal subexpressions are one, so that a mean that occurs three times is one step.
+//! In: a defined op with its attribute values and operand types. Out: the values of its results,
+//! each with a term and axes, and the intermediate reductions. Invariant: all reductions are over
+//! the same axes of the space; equal subexpressions are deduped, so that a mean that occurs three
+//! times is one step.
 
 use std::collections::{HashMap, HashSet};
 
@@ -19,53 +20,53 @@ use crate::typing::{Bindings, Facts, TensorType, apply_op, apply_scalar, bind_op
 use super::Reduction;
 use super::space::{Axis, Parts, Space};
 
-/// Ops inside ops at most.
+/// Maximum nesting depth of ops.
 const MAX_DEPTH: u32 = 32;
-/// Applications at most when the body is written out.
+/// Maximum number of applications in the inlined body.
 const MAX_STEPS: u32 = 10_000;
 
-/// Results of steps are numbered from here on until the number of inputs is known.
+/// Until the number of inputs is known, results of steps are numbered from here.
 pub(super) const STEP: u32 = 1 << 30;
 
-/// Why a body is no such kernel: the end of a sentence.
+/// A result, or the reason why the body has no such kernel, as the end of a sentence.
 pub(super) type Derived<T> = Result<T, String>;
 
-/// A tensor while the body is walked.
+/// A tensor during the walk over the body.
 #[derive(Clone, Debug)]
 pub(super) struct Val {
     /// Its term.
     pub id: TermId,
-    /// `None` for a number, which takes the type of what it meets.
+    /// `None` for a number, which takes the type of its sibling operands.
     pub ty: Option<TensorType>,
-    /// What each axis of its shape is made of.
+    /// The axes of the space that each axis of its shape is made of.
     pub axes: Vec<Parts>,
 }
 
-/// A reduction, and what it reduces.
+/// A reduction and its operand.
 pub(super) struct Step {
     pub kind: Reduction,
     pub value: TermId,
-    /// The axes of the reduced value.
+    /// The axes of the operand of the reduction.
     pub axes: Parts,
 }
 
-/// The walk.
+/// The state of the walk.
 pub(super) struct Body<'a> {
     program: &'a Program,
     pub space: Space,
     pub terms: TermBuilder,
-    /// Type and axes of each operand that is there.
+    /// Type and axes of each operand that is present.
     pub inputs: Vec<(TensorType, Vec<Parts>)>,
     pub steps: Vec<Step>,
-    /// The axes that are reduced, once there is a reduction.
+    /// The reduced axes, once there is a reduction.
     pub row: Option<Parts>,
     known: HashMap<(Reduction, TermId), u32>,
-    /// The axes of every value: two of one value must never fall together.
+    /// The axes of every value: no two axes of one value may be unified.
     values: Vec<Parts>,
     left: u32,
 }
 
-/// The variables of one op whose body is walked.
+/// The variables of the op whose body is walked.
 struct Scope {
     tensors: HashMap<VarId, Option<Val>>,
     bindings: Bindings,
@@ -82,8 +83,8 @@ impl Facts for Scope {
 }
 
 impl<'a> Body<'a> {
-    /// Walks the body of an op. With `aligned`, axes of operands that would meet under broadcasting are
-    /// taken to be the same from the start.
+    /// Walks the body of an op. With `aligned`, axes of operands that would meet under broadcasting
+    /// are unified from the start.
     pub fn of(
         program: &'a Program,
         op: OpId,
@@ -124,7 +125,8 @@ impl<'a> Body<'a> {
         Val { id, ty, axes }
     }
 
-    /// Axes of operands at the same place from the right are the same, if all operands broadcast together.
+    /// Unifies operand axes at the same position from the right, if all operands broadcast
+    /// together.
     fn align(&mut self) -> Derived<()> {
         let mut full: Vec<Dim> = Vec::new();
         for (ty, _) in &self.inputs {
@@ -143,7 +145,7 @@ impl<'a> Body<'a> {
         Ok(())
     }
 
-    /// That no value has an axis twice.
+    /// Checks that no value has the same axis twice.
     fn check(&self) -> Derived<()> {
         for axes in &self.values {
             let mut seen: HashSet<Axis> = HashSet::new();
@@ -179,7 +181,7 @@ impl<'a> Body<'a> {
         bodies.iter().map(|b| self.build(b, &scope, None, depth)).collect()
     }
 
-    /// A value of a body; `sibling` is the type that a number takes.
+    /// The value of an expression in a body; `sibling` is the type that a number takes.
     fn build(&mut self, build: &'a Build, scope: &Scope, sibling: Option<&TensorType>, depth: u32) -> Derived<Val> {
         self.left = self.left.checked_sub(1).ok_or("its body is too large")?;
         match build {
@@ -249,7 +251,7 @@ impl<'a> Body<'a> {
             Head::Scalar(s) => {
                 let values: Vec<Val> = args.into_iter().flatten().collect();
                 let Some(types) = values.iter().map(|v| v.ty.clone()).collect::<Option<Vec<_>>>() else {
-                    // A function of numbers alone is a number.
+                    // A function of numbers only is a number.
                     let ids = values.iter().map(|v| v.id).collect();
                     let id = self.terms.call(s, ids);
                     return Ok(Val { id, ty: None, axes: Vec::new() });
@@ -324,7 +326,7 @@ impl<'a> Body<'a> {
         Ok(self.value(id, Some(ty), axes))
     }
 
-    /// The axes of a value broadcast to a shape: new ones where it is repeated.
+    /// The axes of a value that is broadcast to a shape: new axes where it is repeated.
     fn expanded(&mut self, axes: &[Parts], from: &[Dim], to: &[Dim]) -> Vec<Parts> {
         let skip = to.len().saturating_sub(from.len());
         let mut out = Vec::with_capacity(to.len());
@@ -413,7 +415,7 @@ impl<'a> Body<'a> {
         Ok(self.value(id, Some(ty), left))
     }
 
-    /// The same axes in any order.
+    /// Whether both lists hold the same axes, in any order.
     fn same_axes(&self, a: &[Axis], b: &[Axis]) -> bool {
         let (a, b) = (self.space.now(a), self.space.now(b));
         a.len() == b.len() && a.iter().all(|x| b.contains(x))
@@ -429,7 +431,7 @@ fn permuted(axes: &[Parts], attrs: &[AttrValue]) -> Derived<Vec<Parts>> {
     perm.iter().map(at).collect::<Option<Vec<_>>>().ok_or_else(|| "a permutation is unknown".into())
 }
 
-/// Whether a builtin op may stand in the body of an op whose kernel is generated.
+/// Whether the body of an op may use this builtin op if its kernel is generated.
 pub fn fits_a_kernel(op: BuiltinOp) -> bool {
     use BuiltinOp::*;
     matches!(op, Sum | Mean | Amax | Amin | Prod | Cast | Reshape | Expand | Full | Transpose)

@@ -1,10 +1,11 @@
-//! Row-wise and pointwise kernels from the bodies of ops.
+//! Derives row-wise and pointwise kernels from the bodies of ops.
 //!
-//! In: a defined op, its attribute values and the types of its operands. Out: the reductions over rows and
-//! the outputs that a generated kernel computes, or why there is no such kernel. The work is `[rows, n]`:
-//! the axes that are reduced make a row, the others number the rows; which axes these are follows from the
-//! body. Holds always: input `i` of the kernel is the `i`-th operand that is present; a reduction is
-//! computed once for each row, never again for rows that share it.
+//! In: a defined op, its attribute values and the types of its operands. Out: the reductions over
+//! rows and the outputs that a generated kernel computes, or the reason why there is no such
+//! kernel. The iteration space is `[rows, n]`: the reduced axes make up a row, and the other axes
+//! number the rows. The body determines which axes are which. Invariant: input `i` of the kernel is
+//! the `i`-th operand that is present; a reduction is computed once for each row, and rows do not
+//! recompute a shared reduction.
 
 use crate::ir::{AttrValue, OpBody, OpId, Program};
 use crate::scalar::{Term, TermBuilder, TermId, TermNode, prune};
@@ -16,7 +17,7 @@ use super::space::{Axis, Parts};
 use super::{Access, Operand, PointwiseKernel, RowAccess, RowSpace, RowwiseKernel};
 
 /// The row-wise kernel of a defined op. `attrs` has one value for each attribute, `operands` one
-/// type for each tensor operand (`None` where an optional one is absent), `results` the op's result
+/// type for each tensor operand (`None` for an absent optional one), and `results` the op's result
 /// types. The error is the end of a sentence such as "it is not row-wise: ".
 pub fn derive_rowwise(
     program: &Program,
@@ -28,7 +29,8 @@ pub fn derive_rowwise(
     derive_rowwise_over(program, op, attrs, operands, results).map(|(kernel, _)| kernel)
 }
 
-/// As [`derive_rowwise`], with the axes that rows are numbered by and made of.
+/// Like [`derive_rowwise`], and also returns the axes that number the rows and the axes that make
+/// up a row.
 pub fn derive_rowwise_over(
     program: &Program,
     op: OpId,
@@ -39,8 +41,8 @@ pub fn derive_rowwise_over(
     derive(program, op, attrs, operands, results, true)
 }
 
-/// The pointwise kernel of a defined op whose body reduces nothing; arguments and error as for
-/// [`derive_rowwise`].
+/// The pointwise kernel of a defined op whose body has no reductions. Arguments and error are those
+/// of [`derive_rowwise`].
 pub fn derive_pointwise(
     program: &Program,
     op: OpId,
@@ -73,7 +75,7 @@ pub fn derive_pointwise(
     })
 }
 
-/// Adds the nodes of a term of one value; its root.
+/// Copies the nodes of a single-rooted term into `terms` and returns the root.
 fn copy(term: &Term, terms: &mut TermBuilder) -> TermId {
     let mut map: Vec<TermId> = Vec::with_capacity(term.nodes.len());
     for node in &term.nodes {
@@ -92,7 +94,8 @@ fn derive(
 ) -> Derived<(RowwiseKernel, RowSpace)> {
     let def = program.op(op);
     let OpBody::Defined(_) = def.body else { return Err(format!("`{}` has no body", def.name)) };
-    // Operands mostly broadcast with each other; where a body uses them otherwise, it says which axes meet.
+    // Operands usually broadcast with each other. If a body uses them otherwise, it determines
+    // which axes meet.
     let attempt = |aligned: bool| {
         let (body, values) = Body::of(program, op, attrs, operands, aligned)?;
         finish(program, op, body, &values, results, reduces)
@@ -100,7 +103,7 @@ fn derive(
     attempt(true).or_else(|why| attempt(false).map_err(|_| why))
 }
 
-/// The axes of a kernel, as they are when the whole body has been seen.
+/// The axes of a kernel, final once the whole body has been walked.
 struct Shape {
     lead: Vec<Axis>,
     row: Vec<Axis>,
@@ -157,7 +160,8 @@ fn finish(
     Ok((kernel, space))
 }
 
-/// Which axes number the rows, in the order of the first output that has most of them.
+/// The axes that number the rows, in the order of the first output that has most of them, and the
+/// axes that make up a row.
 fn shape_of(body: &Body<'_>, values: &[Val], results: &[TensorType]) -> Derived<Shape> {
     let now = |axes: &[Parts]| -> Vec<Axis> { body.space.now(&axes.iter().flatten().copied().collect::<Vec<_>>()) };
     let mut row = body.space.now(body.row.as_deref().unwrap_or_default());
@@ -180,7 +184,7 @@ fn shape_of(body: &Body<'_>, values: &[Val], results: &[TensorType]) -> Derived<
             let shape = show_shape(&ty.shape);
             return Err(format!("a result of shape {shape} has neither a value for each element nor one a row"));
         }
-        // Elements of a row in the order of the first result that has them all.
+        // The order of elements in a row comes from the first result that has all row axes.
         if !ordered && of_row.len() == row.len() {
             (row, ordered) = (of_row, true);
         }
@@ -197,7 +201,7 @@ fn shape_of(body: &Body<'_>, values: &[Val], results: &[TensorType]) -> Derived<
     Ok(Shape { lead, row })
 }
 
-/// What each axis of a tensor is made of, as indices into the axes of the kernel.
+/// The kernel axes, as indices, that each axis of a tensor is made of.
 fn placed(body: &Body<'_>, shape: &Shape, axes: &[Parts], ty: &TensorType) -> Derived<Vec<Vec<usize>>> {
     let index = |a: &Axis| shape.lead.iter().chain(&shape.row).position(|b| a == b);
     let parts = |p: &Parts| body.space.now(p).iter().map(index).collect::<Option<Vec<usize>>>();
@@ -212,8 +216,8 @@ fn placed(body: &Body<'_>, shape: &Shape, axes: &[Parts], ty: &TensorType) -> De
     })
 }
 
-/// The term of one value. Results of steps were numbered from `STEP` on while the number of inputs
-/// was still unknown.
+/// The term of one value. Renumbers results of steps, which were numbered from `STEP` on while the
+/// number of inputs was unknown.
 fn extract(body: &Body<'_>, root: TermId, base: u32) -> Term {
     let mut out = TermBuilder::new();
     let mut map: Vec<TermId> = Vec::with_capacity(body.terms.len());
@@ -230,12 +234,12 @@ fn extract(body: &Body<'_>, root: TermId, base: u32) -> Term {
 }
 
 impl RowSpace {
-    /// Which axes of the kernel a tensor varies along, in the order in which it holds them.
+    /// The kernel axes along which a tensor varies, in its memory order.
     fn order(&self, axes: &[Vec<usize>]) -> Vec<usize> {
         axes.iter().flatten().copied().collect()
     }
 
-    /// How a tensor that lies in row-major order is read.
+    /// The access mode of a row-major tensor.
     pub(super) fn access(&self, axes: &[Vec<usize>]) -> RowAccess {
         let (order, all) = (self.order(axes), self.sizes.len());
         if order.iter().copied().eq(0..all) && all > 0 {
@@ -262,7 +266,7 @@ impl RowSpace {
         Err("two results number their rows in different orders".into())
     }
 
-    /// How a pointwise kernel reads a tensor that lies in row-major order.
+    /// The access mode of a row-major tensor in a pointwise kernel.
     fn flat_access(&self, axes: &[Vec<usize>]) -> Access {
         let (order, all) = (self.order(axes), self.sizes.len());
         if order.iter().copied().eq(0..all) {

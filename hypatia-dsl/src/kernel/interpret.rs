@@ -1,6 +1,7 @@
-//! Kernel descriptions evaluated in f64: the oracle of whatever runs or prints them.
+//! Evaluates kernel descriptions in f64: the oracle for everything that runs or prints them.
 //!
-//! In: a description, where its operands lie, and its inputs as f64. Out: its outputs as f64. Slow and plain.
+//! In: a description, the layout of its operands, and its inputs as f64. Out: its outputs as f64.
+//! Slow and simple.
 
 use crate::dtype::DType;
 use crate::ir::Program;
@@ -8,9 +9,10 @@ use crate::scalar::{Leaves, Precision, Term, Value, eval};
 
 use super::{Reduction, RowAccess, RowLayout, RowwiseKernel};
 
-/// The outputs of a row-wise kernel on rows that lie so: as many elements as the output has, where the
-/// layout puts them. An empty row sums to 0, multiplies to 1, has the largest element -inf, the smallest
-/// inf, and mean NaN. An error if there are fewer inputs, or a shorter one, than the layout needs.
+/// The outputs of a row-wise kernel under a layout. Each output has as many elements as the layout
+/// spans, at the places that the layout gives them. In an empty row the sum is 0, the product 1,
+/// the maximum -inf, the minimum inf, and the mean NaN. It is an error if there are fewer inputs,
+/// or a shorter input, than the layout needs.
 pub fn interpret_rowwise(
     program: &Program,
     kernel: &RowwiseKernel,
@@ -56,7 +58,7 @@ fn element(
 ) -> Result<f64, String> {
     let mut leaves: Vec<Value> = Vec::with_capacity(inputs.len() + steps.len());
     for (i, ((dtype, _), data)) in kernel.inputs.iter().zip(inputs).enumerate() {
-        // An operand that is not used may have no elements.
+        // An unused operand may have no elements.
         let x = data.get(layout.index(i, row, column)).copied().unwrap_or(f64::NAN);
         leaves.push(match dtype {
             DType::Bool => Value::B(x != 0.0),
@@ -74,7 +76,7 @@ fn fold(reduction: Reduction, values: Vec<f64>) -> f64 {
     use crate::builtin::BuiltinScalar::{Max, Min};
     use crate::scalar::float;
     match reduction {
-        // Not `sum()`: that of nothing is -0.
+        // Not `sum()`: the sum of no elements would be -0.
         Reduction::Sum => values.iter().fold(0.0, |a, b| a + b),
         Reduction::Mean => values.iter().sum::<f64>() / values.len() as f64,
         Reduction::Max => values.iter().fold(f64::NEG_INFINITY, |a, b| float(Max, a, *b)),

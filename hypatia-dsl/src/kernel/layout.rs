@@ -1,39 +1,39 @@
-//! Where the elements of a row-wise kernel's operands lie.
+//! Memory layout of a row-wise kernel's operands.
 //!
-//! In: how the axes of operands make up rows, then sizes and strides. Out: a stride for each operand along
-//! each axis of the kernel. Holds always: a layout has one list of strides for each input and each output,
-//! in this order, and each list has one stride for each size.
+//! In: how the axes of operands make up rows, then sizes and strides. Out: a stride for each
+//! operand along each axis of the kernel. Invariant: a layout has one list of strides for each
+//! input and each output, in this order, and each list has one stride for each size.
 
 use crate::shape::Dim;
 
 use super::{RowAccess, RowwiseKernel};
 
-/// The axes of a row-wise kernel, while sizes may still be symbols.
+/// The axes of a row-wise kernel. Sizes may still be symbolic.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RowSpace {
-    /// Sizes: of the axes that number the rows, then of those that make a row.
+    /// Sizes of the axes that number the rows, then of those that make up a row.
     pub sizes: Vec<Dim>,
     /// How many axes number the rows.
     pub outer: usize,
-    /// For each input, then each output: the axes of the kernel that each axis of its shape is made of,
+    /// For each input, then each output: the kernel axes that each axis of its shape is made of,
     /// outermost first; none for an axis of size 1.
     pub tensors: Vec<Vec<Vec<usize>>>,
 }
 
-/// The same with numbers: how a kernel is run.
+/// The concrete counterpart of [`RowSpace`], with numbers: what a launch needs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RowLayout {
-    /// Sizes: of the axes that number the rows, then of those that make a row.
+    /// Sizes of the axes that number the rows, then of those that make up a row.
     pub sizes: Vec<usize>,
     /// How many axes number the rows.
     pub outer: usize,
-    /// For each input, then each output, the distance of neighbours along each axis, in elements.
+    /// Strides in elements along each axis, for each input, then each output.
     pub strides: Vec<Vec<isize>>,
 }
 
 impl RowSpace {
-    /// The layout for these sizes. `strides` has, for each input, then each output, one stride for each
-    /// axis of its shape.
+    /// The layout for concrete sizes. `strides` has, for each input, then each output, one stride
+    /// for each axis of its shape.
     pub fn layout(&self, sizes: &[usize], strides: &[Vec<isize>]) -> RowLayout {
         let mut out = Vec::with_capacity(self.tensors.len());
         for (axes, of_tensor) in self.tensors.iter().zip(strides) {
@@ -51,7 +51,7 @@ impl RowSpace {
     }
 }
 
-/// Strides of a row-major tensor of that shape.
+/// The strides of a row-major tensor with these sizes.
 fn row_major(sizes: &[usize]) -> Vec<isize> {
     let mut strides = vec![1; sizes.len()];
     for i in (1..sizes.len()).rev() {
@@ -61,8 +61,8 @@ fn row_major(sizes: &[usize]) -> Vec<isize> {
 }
 
 impl RowLayout {
-    /// `rows` rows of `n` elements, operands as the kernel says they lie. Right for kernels that have no
-    /// strided operand.
+    /// The layout of `rows` rows of `n` elements, with operands indexed by their access modes.
+    /// Correct for kernels without strided operands.
     pub fn flat(kernel: &RowwiseKernel, rows: usize, n: usize) -> RowLayout {
         let of = |access: RowAccess| match access {
             RowAccess::Full | RowAccess::Strided => vec![n as isize, 1],
@@ -84,7 +84,7 @@ impl RowLayout {
         self.sizes[self.outer..].iter().product()
     }
 
-    /// How far an element lies from the first one: `index` counts along some of the axes.
+    /// The offset of an element from the first one; `index` is row-major over some of the axes.
     fn along(&self, tensor: usize, axes: std::ops::Range<usize>, index: usize) -> isize {
         let (mut rest, mut at) = (index, 0);
         for axis in axes.rev() {
@@ -95,12 +95,12 @@ impl RowLayout {
         at
     }
 
-    /// Where a row of an operand begins.
+    /// The offset at which a row of an operand begins.
     pub fn row(&self, tensor: usize, row: usize) -> isize {
         self.along(tensor, 0..self.outer, row)
     }
 
-    /// Where an element lies. Strides must not be negative.
+    /// The offset of an element. Strides must not be negative.
     pub fn index(&self, tensor: usize, row: usize, column: usize) -> usize {
         (self.row(tensor, row) + self.along(tensor, self.outer..self.sizes.len(), column)) as usize
     }
@@ -115,7 +115,7 @@ impl RowLayout {
         usize::try_from(last).map_or(0, |l| l + 1)
     }
 
-    /// How an operand is best read, or a result written.
+    /// The cheapest access mode for reading an operand or writing a result.
     pub fn access(&self, tensor: usize) -> RowAccess {
         let strides = &self.strides[tensor];
         let like = |range: std::ops::Range<usize>, wanted: &[isize]| {

@@ -1,104 +1,108 @@
-//! Kernels over lines and places: products of integers, running sums, sorts, scatters.
+//! Kernels over lines and positions: integer matrix products, running sums (cumsum), sorts,
+//! scatters.
 //!
-//! In: element types and ranks. Out: descriptions that `hypatia-templates` prints. Holds always: sizes and strides are run-time
-//! arguments; equal operands give equal bits on every run, as no result depends on which thread comes first.
+//! In: element types and ranks. Out: descriptions that `hypatia-templates` prints. Invariant: sizes
+//! and strides are run-time arguments; equal operands give bitwise equal results on every run, as
+//! no result depends on the order of threads.
 
 use crate::builtin::Joining;
 use crate::dtype::DType;
 
-/// Elements that one block sorts in shared memory; longer lines are sorted in tiles of so many, which are then merged.
+/// The number of elements that one block sorts in shared memory. Longer lines are sorted in tiles
+/// of this size, which are then merged.
 pub const SORT_TILE: usize = 2048;
 
-/// A product of integer matrices, which wraps around in their own type.
+/// A product of integer matrices. It wraps around in the element type.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ProductKernel {
     /// An identifier.
     pub name: String,
-    /// What it is for.
+    /// A description.
     pub doc: String,
     /// Element type of operands and result.
     pub dtype: DType,
-    /// How many axes number the products.
+    /// How many axes number the products (batch axes).
     pub batch: usize,
 }
 
-/// Part of a running sum.
+/// The part of a running sum that a kernel computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Running {
     /// All of it.
     Whole,
-    /// The sum of each chunk of a line, before [`Running::Chunks`].
+    /// The sum of each chunk of a line; runs before [`Running::Chunks`].
     Sums,
-    /// All of it, chunks beside each other, each from the sums of those before it.
+    /// All of it, with the chunks in parallel: each starts from the sums of the chunks before it.
     Chunks,
 }
 
-/// Sums of all elements up to each along one axis.
+/// Running sums (cumsum) along one axis.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CumsumKernel {
     /// An identifier.
     pub name: String,
-    /// What it is for.
+    /// A description.
     pub doc: String,
     /// Element type.
     pub dtype: DType,
-    /// Not the element itself.
+    /// Exclusive: the sum leaves out the element itself.
     pub exclusive: bool,
-    /// Those behind it instead of those before it.
+    /// Sums run from the end of the axis instead of from its start.
     pub reverse: bool,
-    /// Which part of the work.
+    /// The part that this kernel computes.
     pub part: Running,
-    /// A thread a line, for lines that lie side by side; else a block a line.
+    /// True for one thread per line, for adjacent lines; false for one block per line.
     pub columns: bool,
 }
 
 impl CumsumKernel {
-    /// The type in which sums are kept: f64 for floats, i64 for integers.
+    /// The accumulator type: f64 for floats, i64 for integers.
     pub fn sums(dtype: DType) -> DType {
         if dtype.is_float() { DType::F64 } else { DType::I64 }
     }
 }
 
-/// Part of a sort.
+/// The part of a sort that a kernel computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Sorting {
-    /// Tiles of [`SORT_TILE`] elements, each by itself.
+    /// Sorts tiles of [`SORT_TILE`] elements, each on its own.
     Tiles,
-    /// Pairs of sorted runs into one.
+    /// Merges pairs of sorted runs.
     Merge,
 }
 
-/// Positions in order along one axis: equal elements as they stand, NaN largest.
+/// Argsort along one axis: a stable sort, with NaN as the largest element.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SortKernel {
     /// An identifier.
     pub name: String,
-    /// What it is for.
+    /// A description.
     pub doc: String,
     /// Element type of the operand. Positions are i64.
     pub dtype: DType,
     /// How many axes number the lines.
     pub outer: usize,
-    /// The largest first.
+    /// Sorts in descending order.
     pub descending: bool,
-    /// The operand holds indices into an axis: those that count from its end stand where they lead, those that are
-    /// outside before all others.
+    /// The operand holds indices into an axis. Negative indices, which count from the end, sort by
+    /// the position that they refer to; out-of-range indices sort before all others.
     pub indices: bool,
-    /// Which part of the work.
+    /// The part that this kernel computes.
     pub part: Sorting,
 }
 
-/// Rows joined with others that indices name, one after the other, in a result that holds the rows already.
+/// Scatters rows: combines rows with the rows that indices name, one after the other, in a result
+/// that already holds the data.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ScatterKernel {
     /// An identifier.
     pub name: String,
-    /// What it is for.
+    /// A description.
     pub doc: String,
     /// Element type of the rows.
     pub dtype: DType,
     /// Element type of the indices.
     pub index: DType,
-    /// How they are joined.
+    /// How rows are combined.
     pub how: Joining,
 }

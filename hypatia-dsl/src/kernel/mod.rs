@@ -1,8 +1,10 @@
-//! Kernel descriptions: what a generated kernel computes, apart from the machine it runs on.
+//! Kernel descriptions: what a generated kernel computes, independent of the machine that it runs
+//! on.
 //!
-//! In: pointwise regions and row-wise ops of a plan, or of a `.hyp` file. Out: the CPU executor
-//! interprets them, `hypatia-templates` prints them. Holds always: a term's `In { input }` indexes
-//! `inputs`, and for row-wise kernels, from `inputs.len()` on, the results of earlier `steps`.
+//! In: pointwise regions and row-wise ops of a plan or a `.hyp` file. Out: the CPU executor
+//! interprets them, and `hypatia-templates` prints them. Invariant: a term's `In { input }` indexes
+//! `inputs`. In row-wise kernels, indices from `inputs.len()` on refer to the results of earlier
+//! `steps`.
 
 mod body;
 mod derive;
@@ -25,19 +27,20 @@ pub use layout::{RowLayout, RowSpace};
 pub use lines::{CumsumKernel, ProductKernel, Running, SORT_TILE, ScatterKernel, SortKernel, Sorting};
 pub use moves::{ArgmaxKernel, Move, MoveKernel};
 
-/// How an operand of a pointwise kernel is indexed, the output being `[outer, n]` row-major.
+/// The access mode of a pointwise kernel's operand: how it is indexed. The output is `[outer, n]`
+/// row-major.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Access {
-    /// Same index as the output.
+    /// The same index as the output.
     Full,
-    /// One element for all.
+    /// A single element for all.
     Splat,
-    /// `[n]`, the same for every row: index modulo n.
+    /// `[n]`, broadcast over rows: index modulo n.
     Row,
-    /// `[outer]`, one element a row: index divided by n.
+    /// `[outer]`, one element per row: index divided by n.
     Col,
-    /// Anything else that is an affine function of the output's (collapsed) multi-index: a stride
-    /// for each axis of `PointwiseKernel::rank`, 0 where broadcast. The strides are run-time
+    /// Any other affine function of the output's (collapsed) multi-index: a stride for each axis of
+    /// `PointwiseKernel::rank`, 0 where the operand is broadcast. The strides are run-time
     /// arguments of the kernel.
     Strided,
 }
@@ -47,31 +50,32 @@ pub enum Access {
 pub struct Operand {
     /// Element type in memory.
     pub dtype: DType,
-    /// How it is indexed.
+    /// Its access mode.
     pub access: Access,
 }
 
-/// One output element from one element of each input.
+/// A kernel that computes each output element from one element of each input.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PointwiseKernel {
     /// An identifier, unique in its plan or file.
     pub name: String,
-    /// What it is for, in words: rule and file it comes from.
+    /// A description: the rule and the file that it comes from.
     pub doc: String,
     /// Inputs.
     pub inputs: Vec<Operand>,
-    /// Element types of the outputs, one for each root of `term`. All have the same shape.
+    /// Element types of the outputs, one for each root of `term`. All outputs have the same shape.
     pub outputs: Vec<DType>,
     /// Rank of the collapsed iteration space; 2 if no operand is `Strided`.
     pub rank: usize,
-    /// The values: leaves are `In`, and `Acc` for the result of the gemm that it follows.
+    /// The output values. Leaves are `In`, and `Acc` for the result of the preceding gemm.
     pub term: Term,
-    /// If the kernel follows a gemm: the type of the accumulator buffer it reads at `Full`.
+    /// If the kernel follows a gemm: the type of the accumulator buffer, which it reads with
+    /// `Full`.
     pub acc: Option<DType>,
 }
 
 impl PointwiseKernel {
-    /// True if it walks all elements as one row: every operand has them all, or a single one.
+    /// True if it treats all elements as one row: every operand is full or a splat.
     pub fn is_flat(&self) -> bool {
         self.inputs.iter().all(|o| matches!(o.access, Access::Full | Access::Splat))
     }
@@ -84,15 +88,15 @@ pub enum Reduction {
     Sum,
     /// Sum divided by the row's length.
     Mean,
-    /// Largest, NaN if any is NaN.
+    /// Maximum; NaN if any element is NaN.
     Max,
-    /// Smallest, NaN if any is NaN.
+    /// Minimum; NaN if any element is NaN.
     Min,
     /// Product.
     Prod,
 }
 
-/// How an operand of a row-wise kernel is indexed, the work being `[rows, n]`.
+/// The access mode of a row-wise kernel's operand. The iteration space is `[rows, n]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RowAccess {
     /// `[rows, n]`
@@ -103,33 +107,34 @@ pub enum RowAccess {
     PerRow,
     /// One element.
     Splat,
-    /// Anything else that is an affine function of the axes that number the rows and those that make a row:
-    /// a stride for each of `RowwiseKernel::axes`. The strides are run-time arguments of the kernel.
+    /// Any other affine function of the axes that number the rows and those that make up a row: a
+    /// stride for each of `RowwiseKernel::axes`. The strides are run-time arguments of the kernel.
     Strided,
 }
 
 /// Reductions over rows of `[rows, n]`, then outputs that may use their results: softmax,
-/// LayerNorm, RMSNorm and what users define so.
+/// LayerNorm, RMSNorm and similar ops that users define.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RowwiseKernel {
     /// An identifier.
     pub name: String,
-    /// What it is for.
+    /// A description: the rule and the file that it comes from.
     pub doc: String,
     /// Inputs.
     pub inputs: Vec<(DType, RowAccess)>,
-    /// Reductions in order. Step `i`'s result is `In { input: inputs.len() + i }` for later steps
-    /// and outputs, in the compute type.
+    /// Reductions in order. The result of step `i` is `In { input: inputs.len() + i }` in later
+    /// steps and in outputs, in the compute type.
     pub steps: Vec<(Reduction, Term)>,
-    /// Outputs: element type, whether one a row (`PerRow`), or one for each element (`Full`, or
-    /// `Strided` where the rows do not lie along its last axis), and the value.
+    /// Outputs: element type, access mode and value. The access mode is `PerRow` for one value per
+    /// row, `Full` for one per element, or `Strided` where the rows do not lie along the output's
+    /// last axis.
     pub outputs: Vec<(DType, RowAccess, Term)>,
-    /// How many axes number the rows, and how many make a row; 1 and 1 if nothing is `Strided`.
+    /// How many axes number the rows, and how many make up a row; 1 and 1 if nothing is `Strided`.
     pub axes: [usize; 2],
 }
 
 impl RowwiseKernel {
-    /// True if an operand or a result is read or written with strides.
+    /// True if an operand is read, or a result written, with strides.
     pub fn strided(&self) -> bool {
         let mut all = self.inputs.iter().map(|i| i.1).chain(self.outputs.iter().map(|o| o.1));
         all.any(|a| a == RowAccess::Strided)

@@ -1,42 +1,44 @@
-//! Kernels that move elements and do not compute with them, and the search for a largest element.
+//! Kernels that move elements without arithmetic, and argmax.
 //!
-//! In: what an op moves, by its axes. Out: descriptions that `hypatia-templates` prints. Holds always: sizes, strides
-//! and amounts are run-time arguments; ranks and counts are part of the kernel.
+//! In: what an op moves, by its axes. Out: descriptions that `hypatia-templates` prints. Invariant:
+//! sizes, strides and padding amounts are run-time arguments; ranks and counts are part of the
+//! kernel.
 
 use crate::dtype::DType;
 
-/// What is moved. The result is row-major.
+/// A data movement. The result is row-major.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Move {
-    /// So many operands side by side along an axis of a result of that rank.
+    /// Concatenates operands along an axis.
     Concat {
-        /// Operands.
+        /// Number of operands.
         count: usize,
         /// The axis.
         axis: usize,
-        /// Axes of the result.
+        /// Rank of the result.
         rank: usize,
     },
-    /// The second operand everywhere, then the first at a distance from the start of each axis.
+    /// Padding: fills the result with the second operand, then writes the first at an offset from
+    /// the start of each axis.
     Pad {
-        /// Axes of the result.
+        /// Rank of the result.
         rank: usize,
     },
-    /// Slices along an axis, named by indices: the result is `[outer, indices, inner]`.
+    /// Gathers slices along an axis by index: the result is `[outer, indices, inner]`.
     Gather {
         /// Element type of the indices.
         index: DType,
     },
-    /// One element for each index: the indices have the result's shape.
+    /// Gathers one element for each index; the indices have the result's shape.
     GatherElements {
         /// Element type of the indices.
         index: DType,
-        /// The axis that they count along.
+        /// The axis that the indices refer to.
         axis: usize,
-        /// Axes of the result.
+        /// Rank of the result.
         rank: usize,
     },
-    /// Slices named by tuples of indices: the result is `[batch, tuples, inner]`.
+    /// Gathers slices by index tuples: the result is `[batch, tuples, inner]`.
     GatherNd {
         /// Element type of the indices.
         index: DType,
@@ -50,25 +52,25 @@ pub enum Move {
 pub struct MoveKernel {
     /// An identifier.
     pub name: String,
-    /// What it is for.
+    /// A description.
     pub doc: String,
-    /// What is moved.
+    /// The data movement.
     pub moves: Move,
-    /// Element type of what is moved.
+    /// Element type of the moved data.
     pub dtype: DType,
 }
 
-/// Positions of largest elements along one axis; NaN is largest.
+/// Argmax: positions of the largest elements along one axis. NaN is largest.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ArgmaxKernel {
     /// An identifier.
     pub name: String,
-    /// What it is for.
+    /// A description.
     pub doc: String,
     /// Element type of the operand. Positions are i64.
     pub dtype: DType,
-    /// How many axes number the results; the axis that is searched stands behind them.
+    /// How many axes number the results; the searched axis comes after them.
     pub outer: usize,
-    /// Of equal ones the last position, else the first.
+    /// Among equal elements: the last position if true, the first if false.
     pub last: bool,
 }

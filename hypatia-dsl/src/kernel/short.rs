@@ -1,9 +1,11 @@
-//! Rules about the terms of generated kernels: functions that a device computes in fewer instructions.
+//! Shortens generated kernels: rules that replace scalars in their terms by functions that a device
+//! computes in fewer instructions.
 //!
-//! In: the description of a kernel, once it is known what it reads and writes, and which approximations are allowed. Out:
-//! the same with scalars that name a device's function (`device "..."`) where a rule puts them, and the rules that fired.
-//! Holds always: a rule fires only on values in f32, and only if its claim is allowed for the digits that the kernel's
-//! results keep; what other values need is computed as it was; a kernel without a match stays as it is, its calls
+//! In: the description of a kernel, once its inputs and outputs are known, and the approximations
+//! that are allowed. Out: the same description with scalars that name a device function
+//! (`device "..."`) where a rule inserts them, and the rules that fired. Invariant: a rule fires
+//! only on f32 values, and only if its claim is allowed for the digits that the kernel's results
+//! keep; other values are computed as before; a kernel without a match is unchanged, its calls
 //! included.
 
 use std::collections::HashSet;
@@ -20,21 +22,22 @@ use crate::typing::{Bindings, Facts, eval_guard};
 
 use super::{PointwiseKernel, RowwiseKernel};
 
-/// Definitions inside definitions at most.
+/// Maximum nesting depth of definitions.
 const MAX_DEPTH: usize = 200;
-/// Elements that a row is taken to have where guards compare sizes, as costs do for symbolic sizes.
+/// The number of elements that guards assume for a row, as costs do for symbolic sizes.
 const ROW: i64 = 8;
 
-/// What a user allows.
+/// The approximations and rules that a user allows.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Allowed {
-    /// Which approximations.
+    /// The allowed approximations.
     pub approx: Approx,
-    /// Rules, families of rules or rulesets that do not fire.
+    /// Disabled rules, families of rules or rulesets.
     pub disabled: HashSet<String>,
 }
 
-/// True for a rule about the terms of generated kernels: its right side has a scalar with a device's function.
+/// True for a rule about terms of generated kernels: its right side contains a scalar with a device
+/// function.
 pub fn is_short(program: &Program, rule: &Rule) -> bool {
     fn named(program: &Program, build: &Build) -> bool {
         let Build::Node(n) = build else { return false };
@@ -52,7 +55,7 @@ pub struct Shortener<'p> {
 }
 
 impl<'p> Shortener<'p> {
-    /// Those that are allowed.
+    /// Collects the allowed rules.
     pub fn new(program: &'p Program, allowed: &Allowed) -> Shortener<'p> {
         let off = |r: &Rule| {
             let ruleset = program.rulesets.get(r.ruleset.index()).map_or("", |s| s.name.as_str());
@@ -63,7 +66,8 @@ impl<'p> Shortener<'p> {
         Shortener { program, rules, approx: allowed.approx }
     }
 
-    /// Shortens a pointwise kernel; with `tf32` it stands behind products that keep 10 bits of their operands.
+    /// Shortens a pointwise kernel. With `tf32` it follows products that keep 10 bits of their
+    /// operands.
     pub fn pointwise(&self, kernel: &mut PointwiseKernel, tf32: bool) -> Vec<RuleId> {
         let kept = kernel.outputs.iter().map(|d| mantissa_bits(*d)).max().unwrap_or(52);
         let rules = self.allowed(if tf32 { TF32_BITS } else { kept });
@@ -80,7 +84,8 @@ impl<'p> Shortener<'p> {
         self.term(&rules, &mut kernel.term, number, &Leaves { types: &leaf, elements: &|_| None })
     }
 
-    /// Shortens a row-wise kernel. How many digits count is said by what it reads and by what it writes.
+    /// Shortens a row-wise kernel. The types of its inputs and outputs determine how many digits
+    /// count.
     pub fn rowwise(&self, kernel: &mut RowwiseKernel) -> Vec<RuleId> {
         let all = || kernel.inputs.iter().map(|i| i.0).chain(kernel.outputs.iter().map(|o| o.0));
         let Some(kept) = all().filter(|d| d.is_float()).map(mantissa_bits).max() else { return Vec::new() };
@@ -92,7 +97,8 @@ impl<'p> Shortener<'p> {
         let mut leaves: Vec<DType> = kernel.inputs.iter().map(|i| i.0).collect();
         let inputs = leaves.len() as u32;
         let elements = |node: &TermNode| match node {
-            // How an operand lies is chosen later: it may have an element for each of the row.
+            // The layout of an operand is chosen later; assume an element for each element of the
+            // row.
             TermNode::In { input, .. } => Some(if *input < inputs { ROW } else { 1 }),
             _ => None,
         };
@@ -120,13 +126,13 @@ impl<'p> Shortener<'p> {
         self.term(rules, term, number, &Leaves { types: &of(leaves), elements })
     }
 
-    /// The rules that may fire where results keep so many bits.
+    /// The rules that may fire if results keep this many bits.
     fn allowed(&self, kept: i32) -> Vec<(RuleId, &'p Rule)> {
         let allowed = |r: &Rule| claim(r).is_some_and(|c| self.approx.allows(c, DType::F32, kept));
         self.rules.iter().copied().filter(|(_, r)| allowed(r)).collect()
     }
 
-    /// Rewrites a term. What is no term is left to the printer, which says what is wrong.
+    /// Rewrites a term. An ill-typed term is left to the printer, which reports the error.
     fn term(&self, rules: &[(RuleId, &Rule)], term: &mut Term, number: DType, leaves: &Leaves<'_>) -> Vec<RuleId> {
         let Some(open) = self.opened(rules, term, number, leaves.types) else { return Vec::new() };
         let Some(matcher) = Matcher::of(self.program, &open, number, leaves) else { return Vec::new() };
@@ -148,7 +154,7 @@ impl<'p> Shortener<'p> {
         fired
     }
 
-    /// The term with those defined scalars written out in whose bodies a rule fires.
+    /// The term, with a defined scalar inlined if a rule fires in its body.
     fn opened(&self, rules: &[(RuleId, &Rule)], term: &Term, number: DType, leaf: LeafType<'_>) -> Option<Term> {
         let mut term = prune(term);
         for _ in 0..MAX_DEPTH {
@@ -191,7 +197,7 @@ impl<'p> Shortener<'p> {
     }
 }
 
-/// What a rule claims for f32.
+/// The rounding class that a rule claims for f32.
 pub fn claim(rule: &Rule) -> Option<Class> {
     let named = rule.claims.iter().find(|c| c.dtypes.contains(&DType::F32));
     let any = || rule.claims.iter().find(|c| c.dtypes.is_empty());
@@ -205,7 +211,7 @@ fn of(leaves: &[DType]) -> impl Fn(&TermNode) -> Option<DType> + '_ {
     }
 }
 
-/// The right side, its variables as `bound` has them.
+/// Builds the right side, with variables bound as in `bound`.
 fn build(side: &Build, bound: &dyn Fn(VarId) -> Option<TermId>, out: &mut TermBuilder) -> Option<TermId> {
     match side {
         Build::Var(v) => bound(*v),
@@ -225,11 +231,11 @@ fn build(side: &Build, bound: &dyn Fn(VarId) -> Option<TermId>, out: &mut TermBu
 /// What is known of the leaves of a term.
 struct Leaves<'l> {
     types: LeafType<'l>,
-    /// How many elements, of a row, where that is known.
+    /// The number of elements along a row, if it is known.
     elements: &'l dyn Fn(&TermNode) -> Option<i64>,
 }
 
-/// What the variables of a rule stand for.
+/// The bindings of a rule's variables.
 #[derive(Clone, Default)]
 struct Bound {
     vars: Vec<(VarId, TermId)>,
@@ -241,7 +247,7 @@ impl Bound {
     }
 }
 
-/// Finds left sides in one term.
+/// Matches left sides in one term.
 struct Matcher<'a> {
     program: &'a Program,
     term: &'a Term,
@@ -268,7 +274,7 @@ impl<'a> Matcher<'a> {
         Some(Matcher { program, term, types, uses, elements })
     }
 
-    /// What the variables of a rule stand for, if its left side stands there and its guards hold.
+    /// The bindings of a rule's variables, if its left side matches here and its guards hold.
     fn find(&self, rule: &Rule, at: TermId) -> Option<Bound> {
         let [side] = rule.lhs.as_slice() else { return None };
         let mut bound = Bound::default();
@@ -296,7 +302,7 @@ impl<'a> Matcher<'a> {
                 let (Head::Scalar(wanted), TermNode::Call { scalar, args }) = (node.head, &self.term.nodes[i]) else {
                     return false;
                 };
-                // What others need inside is computed in any case.
+                // An inner node with other uses is computed in any case.
                 let alone = root || self.uses[i] == 1;
                 if wanted != *scalar || !alone || self.types[i] != Some(DType::F32) || node.args.len() != args.len() {
                     return false;
@@ -320,7 +326,7 @@ impl<'a> Matcher<'a> {
     }
 }
 
-/// Facts about what the variables of a rule stand for in a term.
+/// Facts of the terms that a rule's variables are bound to.
 struct OfTerm<'m> {
     matcher: &'m Matcher<'m>,
     bound: &'m Bound,

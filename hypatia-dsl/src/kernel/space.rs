@@ -1,39 +1,40 @@
-//! The axes that a body works over: which axis of which value is the same as which of another.
+//! The space of axes that a body works over: which axes of different values are the same.
 //!
-//! In: shapes of operands, and what the body does with them. Out: for each axis of a value the axes of
-//! the common space that it is made of. Holds always: an axis of size 1 is made of none; axes are only
-//! ever found to be the same (if their sizes are), or cut in two, so that what was said of a value
-//! stays true. Whether two axes of one value fell together is for the user to check at the end.
+//! In: shapes of operands, and how the body uses them. Out: for each axis of a value, the axes of
+//! the common space that it is made of. Invariant: an axis of size 1 is made of no axes; axes are
+//! only ever unified (if their sizes are equal) or split in two, so that earlier statements about a
+//! value stay true. At the end, the caller must check whether two axes of one value were unified.
 
 use crate::shape::Dim;
 
-/// An axis of the space, under one of its names: several may be the same, or cut into parts.
+/// An axis of the space, under one of its names: it may be an alias of another axis, or split into
+/// parts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub(super) struct Axis(u32);
 
-/// An axis of a value: the axes of the space that it is made of, outermost first.
+/// An axis of a value: the space axes that it is made of, outermost first.
 pub(super) type Parts = Vec<Axis>;
 
-/// Cuts and joins that one question may need.
+/// Maximum number of splits and unifications for one query.
 const MAX_CHANGES: usize = 64;
 
 enum Node {
-    /// An axis of that size.
+    /// A whole axis of this size.
     Whole(Dim),
-    /// The same as another.
+    /// An alias of another axis.
     Same(Axis),
-    /// An outer and an inner axis.
+    /// Split into an outer and an inner axis.
     Cut(Axis, Axis),
 }
 
-/// The axes.
+/// The axes of a body: a union-find structure that can also split axes.
 #[derive(Default)]
 pub(super) struct Space {
     nodes: Vec<Node>,
 }
 
 impl Space {
-    /// The parts of a new axis of that size.
+    /// The parts of a new axis of this size.
     pub fn axis(&mut self, size: &Dim) -> Parts {
         if *size == Dim::from(1) { Vec::new() } else { vec![self.whole(size.clone())] }
     }
@@ -43,7 +44,7 @@ impl Space {
         Axis(self.nodes.len() as u32 - 1)
     }
 
-    /// The parts as they are now, each whole.
+    /// Resolves aliases and splits: the current whole axes.
     pub fn now(&self, parts: &[Axis]) -> Parts {
         let mut out = Vec::with_capacity(parts.len());
         let mut stack: Vec<Axis> = parts.iter().rev().copied().collect();
@@ -71,7 +72,7 @@ impl Space {
         }
     }
 
-    /// Cuts an axis so that its outer part has that size; false if the size does not divide it.
+    /// Splits an axis so that its outer part has this size; false if the size does not divide it.
     fn cut(&mut self, axis: Axis, outer: &Dim) -> bool {
         let Some(inner) = self.size(axis).div_exact(outer) else { return false };
         let (outer, inner) = (self.whole(outer.clone()), self.whole(inner));
@@ -79,7 +80,7 @@ impl Space {
         true
     }
 
-    /// Makes two axes of values one; false if their parts do not match.
+    /// Unifies two axes of values; false if their parts do not match.
     pub fn unify(&mut self, a: &[Axis], b: &[Axis]) -> bool {
         for _ in 0..MAX_CHANGES {
             let (a, b) = (self.now(a), self.now(b));
@@ -95,8 +96,8 @@ impl Space {
         false
     }
 
-    /// The axes of a value in row-major order under another shape; `None` if an axis would be made of
-    /// parts that do not end where it ends.
+    /// The axes of a value after a row-major reshape; `None` if an axis of the new shape does not
+    /// end where its last part ends.
     pub fn reshape(&mut self, value: &[Parts], shape: &[Dim]) -> Option<Vec<Parts>> {
         let flat: Parts = value.iter().flatten().copied().collect();
         let (mut out, mut used) = (Vec::with_capacity(shape.len()), 0);

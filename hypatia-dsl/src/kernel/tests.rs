@@ -1,4 +1,5 @@
-//! Row-wise kernels of the library's ops and of a user's, against formulas written by hand.
+//! Row-wise kernels of the library's ops and of user-defined ops, compared with hand-written
+//! formulas.
 #![allow(clippy::unwrap_used)]
 
 use super::*;
@@ -201,7 +202,8 @@ fn operands_and_outputs_of_all_kinds() {
 #[test]
 fn masks_are_inputs() {
     let p = program();
-    // With one row a head the mask is a row vector; with more it is neither row nor column.
+    // With one row per head the mask is a row vector; with more rows it is neither a row nor a
+    // column vector.
     let kernel = derive(&p, "masked", &[Some(ty(DType::F32, &[1, 4])), Some(ty(DType::Bool, &[1, 4]))]).unwrap();
     let x = data(4, 8);
     let got = interpret_rowwise(&p, &kernel, &[&x, &[1.0, 0.0, 1.0, 1.0]], &RowLayout::flat(&kernel, 1, 4)).unwrap();

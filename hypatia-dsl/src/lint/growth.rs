@@ -1,8 +1,9 @@
-//! Rules that feed each other without end: what one builds another takes, until the first one matches again, on more.
+//! Lint for rules that feed each other forever: the replacement of one rule matches another, until
+//! the first one matches again, on a larger term.
 //!
-//! In: the rules as they are written. Out: one warning for each circle of rules. A rule that feeds itself is told of in
-//! `rules`. Holds always: rules with guards or types are left out, since these may be what ends the circle; a circle is
-//! at most [`MAX_RULES`] rules long.
+//! In: the rules as written. Out: one warning for each cycle of rules. A rule that feeds itself is
+//! reported by `rules`. Invariant: rules with guards or types are skipped, since these may end the
+//! cycle; a cycle is at most [`MAX_RULES`] rules long.
 
 use std::collections::{HashMap, HashSet};
 
@@ -12,15 +13,15 @@ use crate::ir::{AExpr, Build, BuildArg, BuildNode, Head, NodePat, Pat, Program, 
 use crate::resolve::Resolved;
 use crate::sema::hygiene::{Match, closed, matches, unguarded};
 
-/// Rules of one circle at most.
+/// Maximum number of rules in a cycle.
 const MAX_RULES: usize = 4;
-/// Parts of what rules build one after the other at most; what is larger is not followed.
+/// Maximum number of parts of a term that successive rules build; larger terms are not followed.
 const MAX_PARTS: usize = 64;
-/// Steps of matching that all rules together may take.
+/// Maximum number of matching steps, over all rules.
 const MAX_STEPS: usize = 100_000;
 
 pub(super) fn lint(p: &Program, resolved: &Resolved, out: &mut Vec<Diagnostic>) {
-    // Of a family one member speaks for all.
+    // One member represents its family.
     let mut names = HashSet::new();
     let written = p.rules.iter().filter(|r| !r.derived && unguarded(r) && names.insert(r.base_name.as_str()));
     let rules: Vec<&Rule> = written.collect();
@@ -76,7 +77,8 @@ struct Search<'s> {
 }
 
 impl Search<'_> {
-    /// The shortest circle from a rule back to itself, if it comes back to more than it began with.
+    /// The shortest cycle from a rule back to itself, if the rule matches again on a larger term
+    /// than before.
     fn circle(&mut self, first: usize) -> Option<Vec<usize>> {
         let start = self.rules[first];
         let mut now: Vec<(Build, Vec<usize>)> = vec![(start.rhs[0].clone(), vec![first])];
@@ -102,7 +104,7 @@ impl Search<'_> {
         None
     }
 
-    /// All that one rule can make of one part.
+    /// All results of applying one rule to one part.
     fn rewritten(&mut self, build: &Build) -> Vec<(Build, usize)> {
         let mut out = Vec::new();
         let mut places: Vec<(usize, &Build)> = Vec::new();
@@ -140,7 +142,8 @@ impl Search<'_> {
     }
 }
 
-/// Whether the pattern matches some part with more than variables and numbers in place of its variables.
+/// Whether the pattern matches some part such that a variable stands for more than a variable or a
+/// number.
 fn holds_more(lhs: &Pat, build: &Build) -> bool {
     let mut found = false;
     parts(
@@ -152,11 +155,11 @@ fn holds_more(lhs: &Pat, build: &Build) -> bool {
         },
         true,
     );
-    // Its own root may be met under other names: `a + (b + c)` holds `b + c`.
+    // A match may be a regrouping of the pattern's own root: `a + (b + c)` contains `b + c`.
     found && root(lhs).is_some() && !only_regrouped(lhs, build)
 }
 
-/// Whether a result has no more functions than the pattern: what moves terms about comes to an end.
+/// Whether a result has no more functions than the pattern: regrouping terms terminates.
 fn only_regrouped(lhs: &Pat, build: &Build) -> bool {
     fn nodes(p: &Pat) -> usize {
         match p {
@@ -171,7 +174,8 @@ fn only_regrouped(lhs: &Pat, build: &Build) -> bool {
     made <= nodes(lhs)
 }
 
-/// A right side with what its variables stand for; `None` if it has parts of which that is not plain.
+/// Instantiates a right side with a match; `None` if it contains forms that are not plain
+/// applications.
 fn filled(b: &Build, m: &Match) -> Option<Build> {
     let attr = |e: &AExpr| match e {
         AExpr::Var(v) => m.attrs.get(v).cloned(),
@@ -197,12 +201,12 @@ fn filled(b: &Build, m: &Match) -> Option<Build> {
     })
 }
 
-/// The whole with another part in that place, as `parts` counts them.
+/// Replaces the part at an index, counted as `parts` counts them.
 fn replaced(b: &Build, at: usize, with: &Build, next: &mut usize) -> Build {
     let here = *next;
     *next += 1;
     if here == at {
-        // Parts inside are not looked at any more.
+        // Do not count the parts inside.
         *next = usize::MAX / 2;
         return with.clone();
     }

@@ -1,4 +1,4 @@
-//! Guards that can never hold: constantly false, or contradicting each other.
+//! Lint for guards that can never hold: constantly false, or contradicting each other.
 
 use crate::ast::BinaryOp;
 use crate::code;
@@ -56,15 +56,15 @@ fn conjuncts<'g>(g: &'g AExpr, out: &mut Vec<&'g AExpr>) {
     }
 }
 
-/// The values that a comparison with constants lets through.
+/// The values that satisfy a comparison with a constant.
 enum Allowed {
     /// One of these.
     OneOf(Vec<AttrValue>),
-    /// Integers or numbers from one bound to another, both included or not.
+    /// Integers or numbers in an interval, with each bound inclusive or exclusive.
     Range(f64, bool, f64, bool),
 }
 
-/// `e op constant`, from either side.
+/// Matches `e op constant` or `constant op e`.
 fn allowed(g: &AExpr) -> Option<(&AExpr, Allowed)> {
     use BinaryOp::{Eq, Ge, Gt, In, Le, Lt};
     let AExpr::Binary(op, a, b) = g else { return None };
@@ -119,7 +119,7 @@ fn contradict(a: &AExpr, b: &AExpr) -> bool {
             AttrValue::Float(f) => Some(*f),
             _ => None,
         };
-        // What is not a number is left alone.
+        // Non-numbers are kept.
         n.is_none_or(|n| (n > lo || (lc && n == lo)) && (n < hi || (hc && n == hi)))
     };
     match (ax, ay) {

@@ -1,4 +1,4 @@
-//! Kernels that cannot be generated from the body of their op.
+//! Lint for kernels that cannot be generated from the body of their op.
 
 use crate::code;
 use crate::diag::Diagnostic;

@@ -1,8 +1,8 @@
-//! Lints: warnings about declarations that are legal and probably not meant.
+//! Lints: warnings about declarations that are valid but probably not intended.
 //!
-//! In: a checked Program and the trees it came from. Out: warnings, one for each written rule however
-//! many rules its families came to. Holds always: nothing here decides whether a Program is accepted, and
-//! files that are taken as checked are not looked at.
+//! In: a checked Program and its syntax trees. Out: warnings, one for each written rule, however
+//! many rules its families expand to. Invariant: lints never decide whether a Program is accepted,
+//! and trusted files are not linted.
 
 mod growth;
 mod guards;
@@ -23,7 +23,7 @@ pub fn lint(program: &Program, resolved: &Resolved, sources: &SourceMap) -> Vec<
     guards::lint(program, resolved, &mut out);
     kernels::lint(program, resolved, &mut out);
     unused::lint(program, resolved, sources, &mut out);
-    // A rule that its families write out many times is warned about once.
+    // Warn once about a rule that its families expand many times.
     let mut seen = std::collections::HashSet::new();
     out.retain(|d| seen.insert((d.code, d.primary.span)));
     out

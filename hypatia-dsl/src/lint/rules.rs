@@ -1,4 +1,4 @@
-//! Rules that are said twice, that grow, that use nothing of what they bind, or that never match.
+//! Lint for rules that are redundant, that grow, that bind unused variables, or that never match.
 
 use std::collections::{HashMap, HashSet};
 
@@ -9,7 +9,8 @@ use crate::resolve::Resolved;
 use crate::sema::hygiene::{Instance, grows, instance_of, same_result};
 use crate::sema::walk::{build_vars, expr_vars, pat_vars};
 
-/// Pairs of rules with one head that are compared at most, so that a huge library lints in time.
+/// Maximum number of compared pairs of rules with the same head, so that linting a huge library
+/// stays fast.
 const MAX_PAIRS: usize = 200_000;
 
 pub(super) fn lint(p: &Program, resolved: &Resolved, out: &mut Vec<Diagnostic>) {
@@ -34,7 +35,7 @@ pub(super) fn lint(p: &Program, resolved: &Resolved, out: &mut Vec<Diagnostic>) 
     said_twice(&written, &trusted, out);
 }
 
-/// Variables that occur once and are used nowhere.
+/// Unused variables: those that occur once and are used nowhere.
 fn unused_variables(r: &Rule, out: &mut Vec<Diagnostic>) {
     let mut count: HashMap<VarId, usize> = HashMap::new();
     let mut add = |v: VarId| *count.entry(v).or_default() += 1;
@@ -51,7 +52,7 @@ fn unused_variables(r: &Rule, out: &mut Vec<Diagnostic>) {
     let mut names: Vec<&str> = Vec::new();
     for (i, var) in r.vars.iter().enumerate() {
         let v = VarId(i as u32);
-        // Types name their sizes for the reader's sake.
+        // Sizes in types are named for the reader.
         let speaks = !var.name.starts_with('_') && !in_types.contains(&v);
         if speaks && count.get(&v) == Some(&1) && !names.contains(&var.name.as_str()) {
             names.push(&var.name);
@@ -92,7 +93,7 @@ fn type_only(p: &Pat, out: &mut HashSet<VarId>) {
     }
 }
 
-/// Ops that can stand in an e-graph: builtin ones, those that own a kernel, and what rules build.
+/// Ops that can occur in an e-graph: builtin ops, ops that own a kernel, and ops that rules build.
 fn reachable_ops(p: &Program) -> HashSet<OpId> {
     let mut out: HashSet<OpId> = HashSet::new();
     for (i, op) in p.ops.iter().enumerate() {
@@ -123,7 +124,8 @@ fn reachable_ops(p: &Program) -> HashSet<OpId> {
     out
 }
 
-/// A defined op is unfolded where it enters; without a kernel nothing gives it back its name.
+/// Reports ops in a pattern that never occur in an e-graph. A defined op is inlined on insertion;
+/// without a kernel, no derived rule finds it again.
 fn unmatchable(p: &Program, r: &Rule, pat: &Pat, reachable: &HashSet<OpId>, out: &mut Vec<Diagnostic>) {
     match pat {
         Pat::Node(n) => {
@@ -153,7 +155,7 @@ fn unmatchable(p: &Program, r: &Rule, pat: &Pat, reachable: &HashSet<OpId>, out:
             n.args.iter().for_each(|a| unmatchable(p, r, a, reachable, out));
         }
         Pat::Bind(_, inner) | Pat::Typed(inner, _) => unmatchable(p, r, inner, reachable, out),
-        // One alternative that never matches does no harm if another one can.
+        // An alternative that never matches is harmless if another one can match.
         _ => {}
     }
 }
@@ -169,7 +171,7 @@ fn root(r: &Rule) -> Option<Head> {
     r.lhs.first().and_then(head)
 }
 
-/// The numbers that every match of a rule holds or, with `some`, that any match may hold.
+/// The numbers that every match of a rule contains or, with `some`, that any match may contain.
 fn literals(r: &Rule, some: bool) -> Vec<u64> {
     fn collect(p: &Pat, some: bool, out: &mut Vec<u64>) {
         match p {
@@ -185,7 +187,7 @@ fn literals(r: &Rule, some: bool) -> Vec<u64> {
     out
 }
 
-/// Rules that another rule makes superfluous.
+/// Rules that another rule makes redundant.
 fn said_twice(rules: &[&Rule], trusted: &[bool], out: &mut Vec<Diagnostic>) {
     let numbers: Vec<_> = rules.iter().map(|r| (literals(r, false), literals(r, true))).collect();
     let mut by_head: HashMap<Option<Head>, Vec<usize>> = HashMap::new();
@@ -203,7 +205,8 @@ fn said_twice(rules: &[&Rule], trusted: &[bool], out: &mut Vec<Diagnostic>) {
             if pairs > MAX_PAIRS {
                 return;
             }
-            // A rule that asks for a number covers none without it: most pairs of a long table end here.
+            // A rule that requires a number covers no rule without it. This rejects most pairs of a
+            // long table.
             if !numbers[j].0.iter().all(|n| numbers[i].1.contains(n)) {
                 continue;
             }
@@ -212,7 +215,7 @@ fn said_twice(rules: &[&Rule], trusted: &[bool], out: &mut Vec<Diagnostic>) {
             }
             let (Some(here), Some(there)) = (r.origin.span, other.origin.span) else { continue };
             let both = covers(r, other);
-            // Of two equal rules the later one is superfluous.
+            // Of two equal rules the later one is redundant.
             if both && here < there {
                 continue;
             }
@@ -234,7 +237,7 @@ fn said_twice(rules: &[&Rule], trusted: &[bool], out: &mut Vec<Diagnostic>) {
     }
 }
 
-/// Whether every rewrite of `special` is one of `general`.
+/// Whether `general` covers every rewrite of `special`.
 fn covers(general: &Rule, special: &Rule) -> bool {
     if general.lhs.len() != special.lhs.len() || !general.lets.is_empty() || !special.lets.is_empty() {
         return false;
@@ -242,7 +245,8 @@ fn covers(general: &Rule, special: &Rule) -> bool {
     if general.ruleset != special.ruleset {
         return false;
     }
-    // Guards are compared as they are written, with the same variables only. That is quick: it comes first.
+    // Guards are compared as written, and with the same variables only. This check is fast, so it
+    // comes first.
     let plain = general.requires.is_empty() && general.prefer.is_empty();
     let alike = general.requires == special.requires && general.prefer == special.prefer;
     if !(plain || alike && same_vars(general, special)) {

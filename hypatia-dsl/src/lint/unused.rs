@@ -1,4 +1,4 @@
-//! Declarations that nothing uses.
+//! Lint for unused declarations.
 
 use std::collections::HashSet;
 
@@ -11,7 +11,7 @@ use crate::sema::mentions::item_mentions;
 use crate::source::SourceMap;
 
 pub(super) fn lint(p: &Program, resolved: &Resolved, sources: &SourceMap, out: &mut Vec<Diagnostic>) {
-    // Most names in use are not the user's own: they need not be resolved.
+    // Most names in use are not the user's own, so they need not be resolved.
     let own = resolved.files.iter().filter(|tree| !sources.file(tree.id).embedded).flat_map(|tree| &tree.items);
     let candidates: HashSet<&str> = own
         .filter_map(|item| match &item.kind {
@@ -35,7 +35,7 @@ pub(super) fn lint(p: &Program, resolved: &Resolved, sources: &SourceMap, out: &
         }
     }
     for (file, tree) in resolved.files.iter().enumerate() {
-        // A library declares for others.
+        // A library declares names for others to use.
         if sources.file(tree.id).embedded {
             continue;
         }

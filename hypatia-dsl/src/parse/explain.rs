@@ -1,6 +1,6 @@
-//! Syntax errors in words: what was found, what was expected, and what is often meant.
+//! Syntax errors in words: what was found, what was expected, and the likely mistake.
 //!
-//! In: the grammar's furthest failure in one item. Out: a diagnostic without a word of grammar.
+//! In: the grammar's furthest failure in one item. Out: a diagnostic that mentions no grammar rule.
 
 use pest::error::{Error, ErrorVariant, InputLocation};
 
@@ -10,11 +10,11 @@ use crate::diag::{Code, Diagnostic};
 use crate::source::Span;
 use crate::spell::closest;
 
-/// Words that begin a statement of a kernel.
+/// Keywords that begin a statement of a kernel.
 const KERNEL_WORDS: [&str; 9] =
     ["cublaslt", "template", "pointwise", "rowwise", "composed", "requires", "tune", "launch", "class"];
 
-/// Signs and words of fixed text, which carry nothing into the tree.
+/// Signs and keywords of fixed text, which add nothing to the tree.
 const FIXED: &[(Rule, &str)] = &[
     (Rule::semi, ";"),
     (Rule::comma, ","),
@@ -75,12 +75,12 @@ const FIXED: &[(Rule, &str)] = &[
     (Rule::kw_not, "not"),
 ];
 
-/// True for pairs that are the same text wherever they stand.
+/// True for pairs whose text is always the same.
 pub(super) fn is_fixed_text(rule: Rule) -> bool {
     rule == Rule::EOI || FIXED.iter().any(|(r, _)| *r == rule)
 }
 
-/// What a rule of the grammar is in words; `None` for an operator or what only may follow.
+/// A grammar rule in words; `None` for an operator or an optional suffix.
 fn words(rule: Rule) -> Option<Vec<String>> {
     if let Some((_, text)) = FIXED.iter().find(|(r, _)| *r == rule) {
         return (!matches!(rule, Rule::tilde | Rule::bar | Rule::at | Rule::dots)).then(|| vec![format!("`{text}`")]);
@@ -179,7 +179,7 @@ fn is_operator(rule: Rule) -> bool {
     words(rule).is_none() && rule != Rule::EOI
 }
 
-/// The diagnostic for an item that the grammar refuses. `following` is the first token behind it.
+/// The diagnostic for an item that does not parse. `following` is the first token after it.
 pub(super) fn syntax_error(
     error: &Error<Rule>,
     tokens: &[Token],
@@ -201,11 +201,11 @@ pub(super) fn syntax_error(
         .unwrap_or_else(|| site.general())
 }
 
-/// Where the grammar gave up.
+/// The place where the grammar failed.
 struct Site<'a> {
     builder: &'a Builder<'a>,
     tokens: &'a [Token],
-    /// The token that did not fit; `tokens.len()` if the item ended too early.
+    /// The unexpected token; `tokens.len()` if the item ended too early.
     i: usize,
     following: Option<&'a Token>,
     expected: &'a [Rule],
@@ -230,7 +230,7 @@ impl Site<'_> {
         self.expected.contains(&rule)
     }
 
-    /// The item does not begin with a word that opens one.
+    /// The item does not begin with an item keyword.
     fn first_word(&self) -> Option<Diagnostic> {
         if self.i > 0 {
             return None;
@@ -255,7 +255,7 @@ impl Site<'_> {
         Some(d.note(format!("an item begins with one of {}", list(&ITEM_WORDS.map(|w| format!("`{w}`"))))))
     }
 
-    /// A number with letters stuck to it, or without digits behind its point.
+    /// A number followed directly by letters, or without digits after its point.
     fn number(&self) -> Option<Diagnostic> {
         let token = self.tokens.get(self.i).filter(|t| t.kind == Kind::Number)?;
         let word = token.text(self.builder.text);
@@ -273,7 +273,7 @@ impl Site<'_> {
         })
     }
 
-    /// `rowise;` in a kernel, `require n > 0;` in an op: what begins the statement is none of the words that may.
+    /// `rowise;` in a kernel, `require n > 0;` in an op: an unknown keyword begins the statement.
     fn statement_word(&self) -> Option<Diagnostic> {
         let at = self.i.checked_sub(1)?;
         let opens = at.checked_sub(1).is_some_and(|before| matches!(self.text(before), "{" | ";"));
@@ -300,7 +300,7 @@ impl Site<'_> {
         })
     }
 
-    /// Words by which other languages begin a condition, where a rule has `requires`.
+    /// Keywords by which other languages begin a condition, instead of `requires` in a rule.
     fn condition(&self) -> Option<String> {
         let word = self.text(self.i);
         let foreign = ["if", "iff", "where", "when", "whenever", "provided", "assuming", "guard", "unless"];
@@ -312,7 +312,7 @@ impl Site<'_> {
         Some(format!("a condition is written `requires {not}...`"))
     }
 
-    /// A choice in the order of other languages: `b if c else a`, `if c: a else b`.
+    /// A conditional in another language's syntax: `b if c else a`, `if c: a else b`.
     fn choice(&self) -> Option<String> {
         let before = self.tokens.get(..self.i)?;
         let last = |word: &str| before.iter().rposition(|t| t.text(self.builder.text) == word);
@@ -324,7 +324,8 @@ impl Site<'_> {
         })
     }
 
-    /// What a missing `;` belongs behind: the last word or sign, of a `use` all of it, as `*` alone says little.
+    /// What a missing `;` should follow: the last word or sign, or the whole of a `use`, because
+    /// `*` alone says little.
     fn ended(&self) -> &str {
         let read = self.tokens.get(..self.i).unwrap_or_default();
         match (read.first(), read.last()) {
@@ -342,7 +343,7 @@ impl Site<'_> {
         if self.i == 0 || !self.expects(Rule::semi) || !new_line {
             return None;
         }
-        // A clause word that is nearly right is the likelier mistake.
+        // A misspelt clause keyword is the likelier mistake.
         if self.i < self.tokens.len() && (self.misspelled().is_some() || self.condition().is_some()) {
             return None;
         }
@@ -361,7 +362,7 @@ impl Site<'_> {
         })
     }
 
-    /// An expected keyword that is close to what was found.
+    /// An expected keyword that is close to the one found.
     fn misspelled(&self) -> Option<String> {
         if self.tokens.get(self.i)?.kind != Kind::Word {
             return None;
@@ -375,7 +376,7 @@ impl Site<'_> {
         closest(self.text(self.i), bare.into_iter()).map(str::to_string)
     }
 
-    /// `expect equals x`: the word behind `expect` is nearly that of an expectation.
+    /// `expect equals x`: the word after `expect` is close to the name of an expectation.
     fn expectation_word(&self) -> Option<&'static str> {
         let before = self.i.checked_sub(2)?;
         let word = (self.text(before) == "expect").then(|| self.text(self.i - 1))?;
@@ -426,7 +427,7 @@ impl Site<'_> {
         d
     }
 
-    /// `x + ;`, `x + * 2`: an operator without what it works on.
+    /// `x + ;`, `x + * 2`: an operator without its operand.
     fn no_operand(&self) -> Option<String> {
         let operator =
             |w: &str| matches!(w, "+" | "-" | "*" | "/" | "%" | "**" | "==" | "!=" | "<" | ">" | "<=" | ">=");
@@ -443,7 +444,7 @@ impl Site<'_> {
             .then(|| format!("write an expression behind `{before}`, such as `x + 1`"))
     }
 
-    /// What the item around it looks like, where another language's habit shows.
+    /// A hint about the enclosing item, if it uses another language's syntax.
     fn shape_of_item(&self) -> Option<String> {
         let token = self.tokens.get(self.i)?;
         let found = self.text(self.i);
@@ -493,7 +494,7 @@ impl Site<'_> {
         })
     }
 
-    /// The expected things in words, at most six, operators only if there is nothing else.
+    /// The expected things in words, at most six; operators only if there is nothing else.
     fn expectation(&self) -> String {
         let mut all: Vec<String> = Vec::new();
         for w in self.expected.iter().filter_map(|r| words(*r)).flatten() {
@@ -502,7 +503,7 @@ impl Site<'_> {
             }
         }
         let operators = self.expected.iter().any(|r| is_operator(*r));
-        // Behind a complete expression, brackets of postfixes are possible but hardly meant.
+        // After a complete expression, postfix brackets are possible but unlikely to be meant.
         if operators && all.len() > 1 {
             all.retain(|w| !matches!(w.as_str(), "`[`" | "`(`" | "`<`" | "`::`" | "`?`" | "`else`" | "`:`"));
         }

@@ -1,8 +1,8 @@
-//! Pairs of the grammar to expressions.
+//! Grammar pairs to expressions.
 //!
-//! Operators bind, loosest first: `|`, `else`, `if`, `or`, `and`, `not`, comparisons and `in`,
-//! `+ -`, `* / %`, unary `-`, `**`, then what stands behind an operand (`.0`, `[i]`, `: T[..]`,
-//! `~ tolerance`).
+//! Precedence of operators, loosest first: `|`, `else`, `if`, `or`, `and`, `not`, comparisons and
+//! `in`, `+ -`, `* / %`, unary `-`, `**`, then postfixes of an operand (`.0`, `[i]`, `: T[..]`, `~
+//! tolerance`).
 
 use std::sync::LazyLock;
 
@@ -61,7 +61,7 @@ fn is_comparison(op: BinaryOp) -> bool {
 }
 
 impl Builder<'_> {
-    /// An expression of whatever rule.
+    /// An expression of any rule.
     pub(super) fn expr(&self, pair: Pair<'_, Rule>) -> Built<Expr> {
         let span = self.span(&pair);
         let rule = pair.as_rule();
@@ -144,14 +144,16 @@ impl Builder<'_> {
                 let (a, b) = (a?, b?);
                 let which = binary(op.as_rule()).ok_or(Bug(op.as_rule()))?;
                 let span = a.span.to(b.span);
-                // `(a < b) == c` is fine; only the written chain is an error, so look behind `a`.
+                // `(a < b) == c` is valid; only an unparenthesised chain is an error, so look at
+                // the text after `a`.
                 let bracketed = self.text[..(self.span(&op).start as usize)].trim_end().ends_with(')');
                 let a = match a.kind {
                     ExprKind::Binary(left, x, y) if is_comparison(which) && is_comparison(left) && !bracketed => {
                         let d = Diagnostic::error(Code(110), "comparisons cannot be chained", self.span(&op));
                         let d = d.label("second comparison").also(a.span, "the first one");
                         self.report(d.hint("write `a < b and b < c`, or use brackets"));
-                        // Go on with what is most likely meant, so that no error follows from this.
+                        // Continue with the likely meaning, so that no further error follows from
+                        // this.
                         let second = Expr { kind: ExprKind::Binary(which, y.clone(), Box::new(b)), span };
                         let first = Expr { kind: ExprKind::Binary(left, x, y), span: a.span };
                         let kind = ExprKind::Binary(BinaryOp::And, Box::new(first), Box::new(second));
@@ -276,7 +278,7 @@ impl Builder<'_> {
         ExprKind::Number { value, integer }
     }
 
-    /// The text of a string without quotes and escapes.
+    /// The content of a string literal, unescaped.
     pub(super) fn string(&self, pair: &Pair<'_, Rule>) -> String {
         let quoted = pair.as_str();
         let mut out = String::new();

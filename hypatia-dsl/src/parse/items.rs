@@ -1,4 +1,4 @@
-//! Pairs of the grammar to items.
+//! Grammar pairs to items.
 
 use pest::iterators::Pair;
 
@@ -7,7 +7,7 @@ use crate::ast::{self, *};
 use crate::diag::{Code, Diagnostic};
 
 impl Builder<'_> {
-    /// The item inside `Rule::item`, `Err` for an edition, which is none.
+    /// The item inside `Rule::item`; `Err` for an edition, which is not an item.
     pub(super) fn item(&self, pair: Pair<'_, Rule>) -> Built<ItemKind> {
         Ok(match pair.as_rule() {
             Rule::use_item => ItemKind::Use(self.use_item(pair)?),

@@ -1,24 +1,25 @@
 //! Limits that are checked on tokens, before anything recurses over the text.
 //!
-//! In: the tokens of one item. Out: the first bracket, string or character error, or that it is
-//! nested too deeply. Holds always: an item that passes makes a tree of at most [`MAX_DEPTH`]
-//! levels, so that no walk over a tree can overflow the stack.
+//! In: the tokens of one item. Out: the first error of brackets, strings, characters or nesting
+//! depth. Invariant: an item that passes makes a tree of at most [`MAX_DEPTH`] levels, so that no
+//! tree traversal can overflow the stack.
 
 use super::scan::{Kind, Token};
 use crate::ast::{ItemKind, Name};
 use crate::diag::{Code, Diagnostic};
 use crate::source::{FileId, Span};
 
-/// Largest number of tokens of an item: one has some hundred, a wrong file may have a million.
+/// Maximum number of tokens of an item: a normal one has some hundred, a malformed file may have a
+/// million.
 pub const MAX_TOKENS: usize = 50_000;
-/// Largest number of bytes of a name or a string: messages repeat them.
+/// Maximum number of bytes of a name or a string: messages repeat them.
 pub const MAX_WORD: usize = 256;
-/// Largest number of parameters, operands or element types that an item declares: what is checked of them is checked of
-/// pairs, and of every choice of types.
+/// Maximum number of parameters, operands or element types of an item: some checks run for each
+/// pair of them, and for each choice of types.
 pub const MAX_PARAMETERS: usize = 64;
-/// Largest depth of an expression: brackets and operators that stand in each other.
+/// Maximum depth of an expression, counting nested brackets and operators.
 pub const MAX_DEPTH: u32 = 128;
-/// Largest depth of brackets alone: the grammar recurses over these, with big stack frames.
+/// Maximum depth of brackets alone: the grammar recurses over them with big stack frames.
 pub const MAX_BRACKETS: usize = 48;
 
 /// The first lexical error of an item, if any.
@@ -34,7 +35,7 @@ fn span(token: &Token, file: FileId) -> Span {
     Span { file, start: token.start, end: token.end }
 }
 
-/// An item that no person wrote.
+/// An item longer than any that a person writes.
 fn too_long(tokens: &[Token], file: FileId) -> Option<Diagnostic> {
     let first = tokens.first().filter(|_| tokens.len() > MAX_TOKENS)?;
     let message = format!("this item is too large: the limit is {MAX_TOKENS} words and signs");
@@ -65,7 +66,7 @@ pub(super) fn too_many(kind: &ItemKind) -> Option<Diagnostic> {
     })
 }
 
-/// A name that no person wrote.
+/// A name longer than any that a person writes.
 fn long_word(tokens: &[Token], file: FileId) -> Option<Diagnostic> {
     let long = |t: &&Token| matches!(t.kind, Kind::Word | Kind::Str) && t.end - t.start > MAX_WORD as u32;
     let token = tokens.iter().find(long)?;
@@ -79,7 +80,7 @@ fn long_word(tokens: &[Token], file: FileId) -> Option<Diagnostic> {
     }))
 }
 
-/// Strings without an end, block comments, unknown characters.
+/// Unterminated strings, block comments, unknown characters.
 fn strange(tokens: &[Token], text: &str, file: FileId) -> Option<Diagnostic> {
     let token = tokens.iter().find(|t| matches!(t.kind, Kind::OpenString | Kind::BlockComment | Kind::Unknown))?;
     let at = span(token, file);
@@ -92,7 +93,7 @@ fn strange(tokens: &[Token], text: &str, file: FileId) -> Option<Diagnostic> {
             .label("`/*` means nothing here")
             .hint("start each line of the comment with `//`"),
         _ => {
-            // Quotes are shown as they are, only what cannot be seen is escaped.
+            // Quotes are shown as they are; only invisible characters are escaped.
             let visible = |c: char| if "'\"\\".contains(c) { vec![c] } else { c.escape_debug().collect() };
             let shown: String = found.chars().take(20).flat_map(visible).collect();
             let d =
@@ -122,7 +123,7 @@ fn strange(tokens: &[Token], text: &str, file: FileId) -> Option<Diagnostic> {
     })
 }
 
-/// The first bracket that does not match.
+/// The first unmatched bracket.
 fn brackets(tokens: &[Token], text: &str, file: FileId) -> Option<Diagnostic> {
     let mut open: Vec<&Token> = Vec::new();
     let unclosed = |t: &Token, close: &str| {
@@ -178,14 +179,14 @@ fn opening(close: &str) -> &'static str {
     }
 }
 
-/// Between two brackets: how deep the tree of the current expression can be at most.
+/// Upper bound on the tree depth of the current expression between two brackets.
 #[derive(Default)]
 struct Level {
     /// Operators since the last separator.
     operators: u32,
-    /// Deepest bracket since the last separator.
+    /// Depth of the deepest bracket since the last separator.
     inner: u32,
-    /// Deepest expression so far.
+    /// Depth of the deepest expression so far.
     deepest: u32,
 }
 
@@ -196,8 +197,8 @@ impl Level {
     }
 }
 
-/// Refuses items whose tree could be deeper than [`MAX_DEPTH`]. A chain of n operators makes a
-/// tree of depth n, whichever way it associates, and brackets add to it.
+/// Refuses items whose tree could be deeper than [`MAX_DEPTH`]. A chain of n operators makes a tree
+/// of depth n, whatever its associativity, and brackets add to it.
 fn depth(tokens: &[Token], text: &str, file: FileId) -> Option<Diagnostic> {
     let mut levels = vec![Level::default()];
     let mut operand_before = false;

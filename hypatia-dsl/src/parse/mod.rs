@@ -1,10 +1,10 @@
-//! Text to tree.
+//! Parsing: text to syntax tree.
 //!
-//! In: a file of the source map. Out: its tree and the syntax errors. The scanner (`scan`) cuts a
+//! In: a file of the source map. Out: its tree and the syntax errors. The scanner (`scan`) splits a
 //! file into items. Each item is checked for lexical errors and depth (`limits`) and parsed by the
-//! grammar (`hypatia-grammar`). The result is built into a tree (`items`, `expr`); an item with an
-//! error is explained (`explain`) and left out, the others are kept. Holds always: no input makes
-//! this panic, overflow the stack or take more than linear time.
+//! grammar (`hypatia-grammar`). The result is built into a tree (`items`, `expr`). An item with an
+//! error is explained (`explain`) and left out; the others are kept. Invariant: no input makes this
+//! panic, overflow the stack or take more than linear time.
 
 mod explain;
 mod expr;
@@ -26,16 +26,16 @@ use crate::parallel::side_by_side;
 use crate::source::{FileId, MAX_FILE, SourceMap, Span};
 use scan::{Kind, Token};
 
-/// The edition that this version reads.
+/// The edition that this version supports.
 pub const EDITION: u32 = 1;
 
-/// The grammar and the tree builder disagree about this rule: a bug of ours, never the user's.
+/// The grammar and the tree builder disagree about this rule: a bug of Hypatia, never of the user.
 #[derive(Debug)]
 pub(crate) struct Bug(Rule);
 type Built<T> = Result<T, Bug>;
 
-/// Room for the grammar's recursion: some 60 KiB for each level of brackets in a build without
-/// optimisation, times [`MAX_BRACKETS`], with a wide margin. Untouched pages cost nothing.
+/// Stack for the grammar's recursion: some 60 KiB per level of brackets in an unoptimised build,
+/// times [`MAX_BRACKETS`], with a wide margin. Untouched pages cost nothing.
 const STACK: usize = 32 << 20;
 
 /// Parses a file. The tree holds the items without errors.
@@ -46,9 +46,9 @@ pub fn parse(sources: &SourceMap, file: FileId) -> (File, Vec<Diagnostic>) {
     }
 }
 
-/// Parses files side by side, as [`parse`] does each.
+/// Parses files in parallel, each as [`parse`] does.
 ///
-/// The work is done on threads of their own, because the caller's stack may be small.
+/// The work runs on threads of its own, because the caller's stack may be small.
 pub fn parse_all(sources: &SourceMap, files: &[FileId]) -> Vec<(File, Vec<Diagnostic>)> {
     side_by_side(files, 1, Some(STACK), |file| parse_text(&sources.file(*file).text, *file))
 }
@@ -79,7 +79,7 @@ fn parse_text(text: &str, file: FileId) -> (File, Vec<Diagnostic>) {
     (out, diagnostics)
 }
 
-/// Why a file is not looked at, if it is too large or no text.
+/// Why a file is not parsed: it is too large or not text.
 fn unreadable(text: &str, file: FileId) -> Option<Diagnostic> {
     if text.len() > MAX_FILE {
         let message = format!("this file is too large: the limit is {MAX_FILE} bytes");
@@ -92,16 +92,16 @@ fn unreadable(text: &str, file: FileId) -> Option<Diagnostic> {
     Some(if text.contains('\0') { d.note("it holds NUL bytes: UTF-16, or no text at all") } else { d })
 }
 
-/// Goes through the items of one file.
+/// Parses the items of one file.
 struct FileParser<'a> {
     builder: Builder<'a>,
     tokens: &'a [Token],
     comments: &'a [Token],
-    /// The first comment that has no place yet.
+    /// The first comment that is not yet placed.
     next_comment: usize,
-    /// The item before had a lexical error: where it ends was a guess.
+    /// The previous item had a lexical error, so its end was a guess.
     lexical_error: bool,
-    /// An edition that does not come first.
+    /// An edition that is not the first item.
     misplaced: Option<Span>,
     out: &'a mut File,
 }
@@ -112,12 +112,12 @@ impl FileParser<'_> {
         let tokens = &self.tokens[range.clone()];
         let (Some(first), Some(last)) = (tokens.first(), tokens.last()) else { return };
         if tokens.len() == 1 && first.text(text) == ";" {
-            return; // A spare `;` behind a block.
+            return; // A redundant `;` after a block.
         }
         let span = Span { file, start: first.start, end: last.end };
         let doc = self.docs(first.start, range.start);
         self.comments_until(last.end);
-        // What is left of an item whose brackets or quotes went wrong is no second error.
+        // The remainder of an item with broken brackets or quotes is not a second error.
         let leftover = self.lexical_error
             && !scan::opens_item(tokens, 0, text)
             && crate::spell::closest(first.text(text), scan::ITEM_WORDS.into_iter()).is_none();
@@ -147,7 +147,7 @@ impl FileParser<'_> {
         }
     }
 
-    /// Remembers what an item with an error would have declared. A rule by its path.
+    /// Records the names that an item with an error would have declared; a rule by its path.
     fn broken(&mut self, tokens: &[Token]) {
         let text = self.builder.text;
         let mut words = tokens.iter().map(|t| t.text(text));
@@ -161,7 +161,7 @@ impl FileParser<'_> {
                 self.out.broken.push(std::iter::once(set).chain(path).collect());
             }
             (Some("edition" | "test"), _) | (None, _) => {}
-            // A misspelt keyword: it may declare anything.
+            // A misspelt keyword: the item may declare anything.
             _ => self.out.broken.push(UNKNOWN_ITEM.to_string()),
         }
     }
@@ -191,7 +191,7 @@ impl FileParser<'_> {
         Ok(())
     }
 
-    /// Takes an item into the tree, unless it declares more than anything can handle.
+    /// Adds an item to the tree, unless it declares too much.
     fn keep(&mut self, item: Item, tokens: &[Token]) {
         match limits::too_many(&item.kind) {
             Some(d) => {
@@ -203,7 +203,7 @@ impl FileParser<'_> {
     }
 
     /// Takes the doc comments before an item that starts at `start`. Other comments before it are
-    /// kept as they are.
+    /// kept as comments.
     fn docs(&mut self, start: u32, item: usize) -> String {
         let text = self.builder.text;
         let previous_end = item.checked_sub(1).map_or(0, |i| self.tokens[i].end);
@@ -238,7 +238,7 @@ impl FileParser<'_> {
         }
     }
 
-    /// What is behind the last item, and whether there was an edition first.
+    /// Handles what follows the last item, and checks that there was an edition.
     fn finish(&mut self) {
         while let Some(c) = self.comments.get(self.next_comment) {
             self.next_comment += 1;
@@ -265,20 +265,20 @@ impl FileParser<'_> {
     }
 }
 
-/// The words of a `/// words` line.
+/// The text of a `/// words` line.
 fn doc_line(text: &str) -> String {
     let words = &text[3..];
     words.strip_prefix(' ').unwrap_or(words).trim_end().to_string()
 }
 
-/// Turns pairs of one item into a tree, and collects what is wrong with them.
+/// Builds the tree of one item from pairs, and collects its errors.
 pub(crate) struct Builder<'a> {
     file: FileId,
     /// The whole file.
     text: &'a str,
-    /// Its tokens, comments left out.
+    /// Its tokens without comments.
     tokens: &'a [Token],
-    /// Where the item starts; pairs count from there.
+    /// Where the item starts; offsets of pairs are relative to it.
     base: u32,
     diagnostics: RefCell<Vec<Diagnostic>>,
 }
@@ -291,7 +291,7 @@ impl Builder<'_> {
     fn span(&self, pair: &Pair<'_, Rule>) -> Span {
         let s = pair.as_span();
         let (start, end) = (self.base + s.start() as u32, self.base + s.end() as u32);
-        // The grammar takes white space and comments behind a rule's last token for a part of it.
+        // The grammar includes white space and comments after a rule's last token.
         let last = self.tokens.partition_point(|t| t.end <= end);
         let end = last.checked_sub(1).map_or(end, |i| self.tokens[i].end).max(start);
         Span { file: self.file, start, end }
@@ -302,7 +302,7 @@ impl Builder<'_> {
     }
 }
 
-/// The pairs inside a pair that carry meaning: no keywords, brackets or separators.
+/// The significant pairs inside a pair: no keywords, brackets or separators.
 pub(crate) struct Kids<'a>(Pairs<'a, Rule>);
 
 impl<'a> Kids<'a> {

@@ -1,18 +1,18 @@
-//! The scanner: cuts a file into tokens and items before the grammar sees them.
+//! The scanner: splits a file into tokens and items before the grammar runs.
 //!
-//! In: the text. Out: tokens with comments apart, and the ranges of items. It knows strings,
-//! comments and brackets and nothing else, so it works on files that are wrong everywhere. Holds
-//! always: every byte that is not white space lies in exactly one token, and tokens never
-//! recurse, so the length of a file is no danger here.
+//! In: the text. Out: tokens, with comments separate, and the ranges of items. It knows only
+//! strings, comments and brackets, so it works on any malformed file. Invariant: every byte that is
+//! not white space lies in exactly one token; scanning does not recurse, so a long file cannot
+//! overflow the stack.
 
 use std::ops::Range;
 
-/// What a token is.
+/// The kind of a token.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Kind {
     /// A name or keyword.
     Word,
-    /// Starts with a digit.
+    /// A number; starts with a digit.
     Number,
     /// `"..."`
     Str,
@@ -24,11 +24,11 @@ pub(crate) enum Kind {
     Doc,
     /// `//! ...`
     ModuleDoc,
-    /// A string without its closing quote.
+    /// An unterminated string.
     OpenString,
-    /// `/* ... */`, which the language does not have.
+    /// `/* ... */`, which is not in the language.
     BlockComment,
-    /// Characters that mean nothing.
+    /// Unknown characters.
     Unknown,
 }
 
@@ -37,11 +37,11 @@ pub(crate) enum Kind {
 pub(crate) struct Token {
     /// Offset of the first byte.
     pub start: u32,
-    /// Offset behind the last byte.
+    /// Offset after the last byte.
     pub end: u32,
-    /// What it is.
+    /// Its kind.
     pub kind: Kind,
-    /// True if only white space is before it on its line.
+    /// True if it is the first token on its line.
     pub first: bool,
 }
 
@@ -62,7 +62,7 @@ const LONG_SIGNS: [&str; 13] = ["<=>", "=>", "->", "==", "!=", "<=", ">=", "**",
 /// Signs of one character.
 const SIGNS: &str = ";,:=()[]{}<>*?@~|+-/%.";
 
-/// All tokens of a text, comments among them.
+/// All tokens of a text, including comments.
 pub(crate) fn tokens(text: &str) -> Vec<Token> {
     let mut out = Vec::new();
     let mut at = 0;
@@ -74,7 +74,7 @@ pub(crate) fn tokens(text: &str) -> Vec<Token> {
             continue;
         }
         let (kind, mut length) = token(&text[at..], c);
-        // `x.0.1` is a result of a result, not a result called 0.1.
+        // `x.0.1` is a result of a result, not a result named 0.1.
         if kind == Kind::Number && out.last().is_some_and(|t: &Token| t.text(text) == ".") {
             length = text[at..].find(|c: char| !c.is_ascii_digit()).unwrap_or(length);
         }
@@ -116,13 +116,13 @@ fn token(rest: &str, c: char) -> (Kind, usize) {
     if SIGNS.contains(c) {
         return (Kind::Sign, 1);
     }
-    // A run of strange characters is one error, not many.
+    // A run of unknown characters is one error, not many.
     let end = rest
         .find(|c: char| c.is_ascii_alphanumeric() || c.is_whitespace() || c == '_' || c == '"' || SIGNS.contains(c));
     (Kind::Unknown, end.unwrap_or(rest.len()).max(c.len_utf8()))
 }
 
-/// Length of a number with its point and exponent, and of whatever letters are stuck to it.
+/// Length of a number with its point and exponent, and of any letters directly after it.
 fn number(rest: &str) -> usize {
     let bytes = rest.as_bytes();
     let is = |i: usize, f: fn(&u8) -> bool| bytes.get(i).is_some_and(f);
@@ -140,7 +140,7 @@ fn number(rest: &str) -> usize {
     i
 }
 
-/// Kind and length of a string; one that is not closed ends with its line.
+/// Kind and length of a string; an unterminated one ends with its line.
 fn string(rest: &str) -> (Kind, usize) {
     let mut escaped = false;
     for (i, c) in rest.char_indices().skip(1) {
@@ -155,17 +155,17 @@ fn string(rest: &str) -> (Kind, usize) {
     (Kind::OpenString, rest.trim_end().len())
 }
 
-/// The words that open an item.
+/// The keywords that begin an item.
 pub(crate) const ITEM_WORDS: [&str; 10] =
     ["edition", "use", "ruleset", "scalar", "op", "pattern", "rule", "kernel", "test", "family"];
 
-/// Cuts significant tokens (no comments) into items. A `;` or a block's `}` ends an item; where
-/// those are missing, an item's opening word followed by a name at the start of a line begins the
-/// next one, however the brackets stand.
+/// Splits significant tokens (no comments) into items. A `;` or a block's `}` ends an item. If
+/// those are missing, an item keyword followed by a name at the start of a line begins the next
+/// item, whatever brackets are open.
 pub(crate) fn items(tokens: &[Token], text: &str) -> Vec<Range<usize>> {
     let mut out = Vec::new();
     let mut start = 0;
-    // Open brackets; true once a `;` stood directly inside, which only blocks have.
+    // Open brackets; true once a `;` was found directly inside, which only blocks contain.
     let mut open: Vec<(&str, bool)> = Vec::new();
     for (i, token) in tokens.iter().enumerate() {
         if i > start && token.first && opens_item(tokens, i, text) {
@@ -210,7 +210,7 @@ pub(crate) fn items(tokens: &[Token], text: &str) -> Vec<Range<usize>> {
     out
 }
 
-/// True if an item's opening word stands at `i`, followed by what an item of that kind needs.
+/// True if an item keyword is at `i`, followed by what an item of that kind needs.
 pub(crate) fn opens_item(tokens: &[Token], i: usize, text: &str) -> bool {
     let Some(next) = tokens.get(i + 1) else { return false };
     tokens[i].kind == Kind::Word

@@ -95,7 +95,7 @@ fn depth_is_bounded_whatever_makes_it() {
     ] {
         assert_eq!(of(body).iter().map(|d| d.code.0).collect::<Vec<_>>(), [107]);
     }
-    // What is just allowed must not overflow the small stack of a test thread.
+    // Nesting just below the limit must not overflow the small stack of a test thread.
     for body in [
         format!("{}x{}", "(".repeat(brackets), ")".repeat(brackets)),
         format!("{}x{}", "[".repeat(brackets), "]".repeat(brackets)),

@@ -1,10 +1,10 @@
-//! Equality of terms modulo commutativity and association.
+//! Equality of terms modulo associativity and commutativity (AC).
 //!
 //! In: terms of one Program. Out: whether they are the same function after sums, products, `max`,
-//! `min`, `and`, `or`, `xor` are flattened and sorted; and for patterns, which input of the one is
-//! which of the other. Defined scalars are written out first, so that `gelu(x)` and its body are
-//! equal. Holds always: cost is near linear in the term (values are interned, never expanded as
-//! trees).
+//! `min`, `and`, `or`, `xor` are flattened and sorted; and for patterns, which input of one
+//! corresponds to which input of the other. Defined scalars are inlined first, so that `gelu(x)`
+//! and its body are equal. Invariant: the cost is near linear in the term (values are interned and
+//! never expanded as trees).
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -15,28 +15,28 @@ use super::build::expand;
 use super::simplify::simplify;
 use super::{Literal, Term, TermNode};
 
-/// Children at most of one flattened sum or product; past that an operand is left whole.
+/// Maximum number of operands of a flattened sum or product; above it an operand is not flattened.
 const MAX_CHILDREN: usize = 4096;
-/// Assignments of inputs at most that a match tries.
+/// Maximum number of input assignments that a match tries.
 const MAX_TRIALS: usize = 5040;
 
-/// An operand of a sum or product: which value, and whether it is subtracted.
+/// An operand of a sum or product: its value, and whether it is subtracted.
 type Child = (u32, bool);
 
-/// A value up to commutativity and association.
+/// A value modulo associativity and commutativity.
 #[derive(Clone, PartialEq, Eq, Hash)]
 enum Key {
     /// A leaf.
     Leaf(TermNode),
-    /// A function in the order of its arguments.
+    /// A function with its arguments in order.
     Apply(BuiltinScalar, Vec<u32>),
-    /// A conversion.
+    /// A cast.
     Cast(crate::dtype::DType, u32),
-    /// Operands with how often they occur.
+    /// Operands with their multiplicities.
     Many(BuiltinScalar, BTreeMap<Child, u64>),
 }
 
-/// Terms in one table: equal values have equal numbers.
+/// An interning table of terms: equal values have equal numbers.
 #[derive(Default)]
 struct Table {
     keys: Vec<Key>,
@@ -54,12 +54,12 @@ impl Table {
         id
     }
 
-    /// The numbers of the roots of an expanded term; `input` renames its inputs.
+    /// Interns an expanded term and returns the numbers of its roots; `input` renames its inputs.
     fn add(&mut self, program: &Program, term: &Term, input: &dyn Fn(u32) -> u32) -> Vec<u32> {
         let mut map: Vec<u32> = Vec::with_capacity(term.nodes.len());
         for node in &term.nodes {
             let id = match node {
-                // How an operand is read follows from its type.
+                // The view of an operand follows from its type.
                 TermNode::In { input: i, .. } => {
                     self.intern(Key::Leaf(TermNode::In { input: input(*i), view: InView::Broadcast }))
                 }
@@ -85,7 +85,7 @@ impl Table {
             (Sub, &[a, b]) => self.many(Add, &[(a, false), (b, true)]),
             (Mul | Max | Min | And | Or | Xor, &[a, b]) => self.many(f, &[(a, false), (b, false)]),
             (Eq, &[a, b]) => self.intern(Key::Apply(Eq, vec![a.min(b), a.max(b)])),
-            // A negated literal is a literal: `x + -1` is `x - 1` only through this.
+            // A negated literal is a literal: only this makes `x + -1` equal to `x - 1`.
             (Neg, &[a]) => match &self.keys[a as usize] {
                 Key::Leaf(TermNode::Lit(l)) => {
                     let negated = TermNode::Lit(Literal(-l.0));
@@ -97,7 +97,7 @@ impl Table {
         }
     }
 
-    /// A flattened application of an operator that associates.
+    /// A flattened application of an associative operator.
     fn many(&mut self, f: BuiltinScalar, operands: &[Child]) -> u32 {
         let mut children: BTreeMap<Child, u64> = BTreeMap::new();
         for &(mut id, mut minus) in operands {
@@ -125,26 +125,26 @@ impl Table {
     }
 }
 
-/// Written out and simplified; `None` if that is too large.
+/// The term inlined and simplified; `None` if that is too large.
 fn normal(program: &Program, term: &Term) -> Option<Term> {
     expand(program, term).ok().map(|t| simplify(program, &t))
 }
 
-/// True if the terms are equal modulo commutativity and association.
+/// True if the terms are equal modulo associativity and commutativity.
 pub fn equal_modulo_ac(program: &Program, a: &Term, b: &Term) -> bool {
     let (Some(a), Some(b)) = (normal(program, a), normal(program, b)) else { return a == b };
     let mut table = Table::default();
     table.add(program, &a, &|i| i) == table.add(program, &b, &|i| i)
 }
 
-/// A text that is equal for terms that are equal modulo commutativity and association, for grouping
-/// and caches. `None` if the term is too large.
+/// A key that is equal for terms that are equal modulo associativity and commutativity, for
+/// grouping and caches. `None` if the term is too large.
 pub fn canonical_key(program: &Program, term: &Term) -> Option<String> {
     let term = normal(program, term)?;
     let mut table = Table::default();
     let roots = table.add(program, &term, &|i| i);
-    // Numbers depend on the order of interning; text does not. Long texts are hashed on the way, so
-    // that shared subterms do not multiply.
+    // Numbers depend on the order of interning; text does not. Long texts are hashed while they are
+    // built, so that shared subterms do not multiply.
     let mut texts: Vec<String> = Vec::with_capacity(table.keys.len());
     for key in &table.keys {
         let at = |id: &u32| texts[*id as usize].clone();
@@ -173,7 +173,7 @@ pub fn canonical_key(program: &Program, term: &Term) -> Option<String> {
     Some(roots.join(";"))
 }
 
-/// 128 bits of FNV-1a: stable from run to run and build to build.
+/// 128 bits of FNV-1a: stable across runs and builds.
 fn digest(text: &str) -> String {
     let mut hash: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
     for byte in text.bytes() {
@@ -182,10 +182,10 @@ fn digest(text: &str) -> String {
     format!("#{hash:032x}")
 }
 
-/// Matches a kernel's epilogue against a term: for each input of `pattern` the input of `term` that it
-/// stands for, so that both are equal modulo commutativity and association. `fits(p, t)` says whether
-/// input `p` of the pattern may be input `t` of the term (its view and element type). Different inputs
-/// stand for different inputs, and all inputs of the term are used.
+/// Matches a kernel's epilogue against a term. Maps each input of `pattern` to an input of `term`,
+/// such that both are equal modulo associativity and commutativity. `fits(p, t)` says whether input
+/// `p` of the pattern may be mapped to input `t` of the term (its view and element type). The
+/// mapping is injective, and it uses all inputs of the term.
 pub fn match_modulo_ac(
     program: &Program,
     pattern: &Term,
@@ -207,7 +207,7 @@ pub fn match_modulo_ac(
     if !search.extend(&mut chosen) {
         return None;
     }
-    // Inputs that the pattern numbers but does not read stand for nothing.
+    // Inputs that the pattern numbers but does not read are unmapped.
     let top = wanted.iter().max().map_or(0, |m| *m as usize + 1);
     let mut out = vec![u32::MAX; top];
     for (w, c) in wanted.iter().zip(&chosen) {
@@ -216,7 +216,7 @@ pub fn match_modulo_ac(
     Some(out)
 }
 
-/// The inputs that a term reads, each once.
+/// The inputs that a term reads, deduped.
 fn inputs(term: &Term) -> Vec<u32> {
     let mut out = Vec::new();
     for node in &term.nodes {

@@ -1,7 +1,8 @@
 //! Building terms: hash-consing, inlining of definitions, removal of dead nodes.
 //!
-//! In: nodes, terms, a Program. Out: terms in which equal nodes are one. Holds always: what is built
-//! stays below a limit, so that a chain of definitions that doubles at each link ends in an error.
+//! In: nodes, terms, a Program. Out: terms in which equal nodes are deduped. Invariant: the size of
+//! a term stays below a limit, so that a chain of definitions that doubles at each link ends in an
+//! error.
 
 use std::collections::HashMap;
 
@@ -10,9 +11,9 @@ use crate::ir::{Program, ScalarBody, ScalarId};
 
 use super::{Literal, Term, TermId, TermNode};
 
-/// Nodes at most.
+/// Maximum number of nodes.
 pub(super) const MAX_NODES: usize = 1 << 16;
-/// Definitions inside definitions at most.
+/// Maximum depth of nested definitions.
 pub(super) const MAX_DEPTH: u32 = 200;
 
 /// Builds a term; equal nodes are shared.
@@ -28,7 +29,7 @@ impl TermBuilder {
         TermBuilder::default()
     }
 
-    /// The node, new or as it is there.
+    /// Adds the node, or returns the equal existing one.
     pub fn add(&mut self, node: TermNode) -> TermId {
         if let Some(id) = self.known.get(&node) {
             return *id;
@@ -39,23 +40,23 @@ impl TermBuilder {
         id
     }
 
-    /// A number.
+    /// Adds a number.
     pub fn lit(&mut self, value: f64) -> TermId {
         self.add(TermNode::Lit(Literal(value)))
     }
 
-    /// A function applied.
+    /// Adds a call of a scalar.
     pub fn call(&mut self, scalar: ScalarId, args: Vec<TermId>) -> TermId {
         self.add(TermNode::Call { scalar, args })
     }
 
-    /// A builtin applied; `None` if the Program does not declare it.
+    /// Adds a call of a builtin; `None` if the Program does not declare it.
     pub fn builtin(&mut self, program: &Program, f: BuiltinScalar, args: Vec<TermId>) -> Option<TermId> {
         Some(self.call(program.builtin_scalar(f)?, args))
     }
 
-    /// Copies a term, its parameters replaced by `params` (those without one stay). Returns its
-    /// roots here.
+    /// Copies a term and replaces its parameters by `params` (parameters without a replacement
+    /// stay). Returns the roots of the copy.
     pub fn append(&mut self, term: &Term, params: &[TermId]) -> Vec<TermId> {
         let mut map: Vec<TermId> = Vec::with_capacity(term.nodes.len());
         for node in &term.nodes {
@@ -76,23 +77,23 @@ impl TermBuilder {
         &self.nodes[id.0 as usize]
     }
 
-    /// How many nodes there are.
+    /// The number of nodes.
     pub fn len(&self) -> usize {
         self.nodes.len()
     }
 
-    /// True if there is none.
+    /// True if there are no nodes.
     pub fn is_empty(&self) -> bool {
         self.nodes.is_empty()
     }
 
-    /// The term with those results; nodes that they do not need are left out.
+    /// The term with those results, without dead nodes.
     pub fn finish(self, roots: Vec<TermId>) -> Term {
         prune(&Term { nodes: self.nodes, roots })
     }
 }
 
-/// The term without the nodes that no root needs, equal nodes merged.
+/// The term without dead nodes; equal nodes are deduped.
 pub fn prune(term: &Term) -> Term {
     let mut needed = vec![false; term.nodes.len()];
     for root in &term.roots {
@@ -111,15 +112,15 @@ pub fn prune(term: &Term) -> Term {
     Term { nodes: out.nodes, roots: term.roots.iter().map(|r| map[r.0 as usize]).collect() }
 }
 
-/// The term with every defined scalar replaced by its body, so that builtins alone are called. An
-/// error if definitions go too deep (they are recursive) or the result is too large.
+/// Inlines every defined scalar, so that only builtins are called. An error if definitions go too
+/// deep (they are recursive) or the result is too large.
 pub fn expand(program: &Program, term: &Term) -> Result<Term, String> {
     let mut out = TermBuilder::new();
     let roots = inline(program, term, None, &mut out, 0)?;
     Ok(out.finish(roots))
 }
 
-/// [`expand`] into a builder; returns the roots there.
+/// Like [`expand`], into a builder; returns the roots there.
 pub(super) fn inline(
     program: &Program,
     term: &Term,

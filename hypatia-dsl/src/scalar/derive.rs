@@ -1,10 +1,10 @@
 //! Symbolic derivatives.
 //!
 //! In: a term and the leaf to differentiate by. Out: a term over the same leaves. A function's
-//! `grad` is used where it is written (all builtins of numbers have one in `core.hyp`), else its body
-//! is differentiated. Holds always: a derivative that is 0 for every value is the literal 0 and takes
-//! the terms that it multiplies with it, so that 0 * inf does not arise. Casts between floats count
-//! as the identity; comparisons, casts to integers and truth values have derivative 0.
+//! `grad` is used if it is written (all builtins of numbers have one in `core.hyp`), otherwise its
+//! body is differentiated. Invariant: a derivative that is 0 for every value is the literal 0, and
+//! products with it are removed, so that 0 * inf does not arise. Casts between floats count as the
+//! identity; comparisons, casts to integers and booleans have derivative 0.
 
 use crate::builtin::BuiltinScalar;
 use crate::dtype::Kind;
@@ -27,8 +27,8 @@ pub fn derivative(program: &Program, term: &Term, by: &TermNode) -> Result<Term,
     Ok(simplify(program, &derive.out.finish(vec![root])))
 }
 
-/// The derivatives of a scalar by each of its parameters, as written or derived from the body. Terms
-/// over the parameters; 0 for parameters that are truth values.
+/// The derivatives of a scalar by each of its parameters, written or derived from the body. They
+/// are terms over the parameters; 0 for boolean parameters.
 pub fn gradients(program: &Program, scalar: ScalarId) -> Result<Vec<Term>, String> {
     let def = program.scalar(scalar);
     if def.grads.len() == def.params.len() && !def.params.is_empty() {
@@ -41,8 +41,8 @@ pub fn gradients(program: &Program, scalar: ScalarId) -> Result<Vec<Term>, Strin
     }
 }
 
-/// The derivatives of a body by each of its parameters, whatever is written: what a written `grad` is
-/// checked against.
+/// The derivatives of a body by each of its parameters, ignoring any written `grad`. A written
+/// `grad` is checked against them.
 pub fn derived_gradients(program: &Program, body: &Term, params: u32) -> Result<Vec<Term>, String> {
     (0..params).map(|i| derivative(program, body, &TermNode::Param(i))).collect()
 }
@@ -53,7 +53,7 @@ fn zero() -> Term {
     b.finish(vec![root])
 }
 
-/// A derivative while it is built; `None` is 0.
+/// A derivative under construction; `None` is 0.
 type Slope = Option<TermId>;
 
 struct Derive<'a> {
@@ -72,7 +72,7 @@ impl Derive<'_> {
         map
     }
 
-    /// The slope of each node; `map` says where the node is in `out`.
+    /// The derivative of each node; `map` gives the position of the node in `out`.
     fn forward(&mut self, term: &Term, map: &[TermId], by: &TermNode) -> Result<Vec<Slope>, String> {
         let kinds = kinds(self.program, term, &[]);
         let mut slopes: Vec<Slope> = Vec::with_capacity(term.nodes.len());
@@ -135,8 +135,8 @@ impl Derive<'_> {
         *body == ScalarBody::Builtin(BuiltinScalar::Select)
     }
 
-    /// `select(c, a, b)`: the derivative of the one that is taken. Not `c * da + (1 - c) * db`, which
-    /// would be NaN where the other one's derivative is infinite.
+    /// `select(c, a, b)`: the derivative of the selected branch. Not `c * da + (1 - c) * db`, which
+    /// would be NaN if the other branch's derivative is infinite.
     fn choose(&mut self, args: &[TermId], inner: &[Slope]) -> Result<Slope, String> {
         let (&[condition, ..], &[_, a, b]) = (args, inner) else { return Err("select takes three arguments".into()) };
         if a.is_none() && b.is_none() {
@@ -147,7 +147,7 @@ impl Derive<'_> {
         self.call(BuiltinScalar::Select, vec![condition, a, b]).map(Some)
     }
 
-    /// The derivative of a definition's body at `args`, by the chain rule inside.
+    /// The derivative of a definition's body at `args`: the chain rule inside the body.
     fn through(&mut self, body: &Term, args: &[TermId], inner: &[Slope]) -> Result<Slope, String> {
         if self.depth >= MAX_DEPTH {
             return Err(format!("scalars call each other more than {MAX_DEPTH} levels deep"));
@@ -210,13 +210,13 @@ mod tests {
     use super::super::{eval_f64, show_term};
     use super::*;
 
-    /// Central differences of the fourth order.
+    /// Fourth-order central differences.
     fn difference(f: impl Fn(f64) -> f64, x: f64) -> f64 {
         let h = 1e-3 * x.abs().max(0.1);
         (8.0 * (f(x + h) - f(x - h)) - (f(x + 2.0 * h) - f(x - 2.0 * h))) / (12.0 * h)
     }
 
-    /// Points that stay clear of poles, kinks and steps.
+    /// Points away from poles, kinks and steps.
     fn points(arity: usize) -> Vec<Vec<f64>> {
         let one = [0.3, 0.71, 1.27, 2.3];
         let other = [0.4, 0.85, 1.73, 2.2];
@@ -289,7 +289,7 @@ mod tests {
         assert_eq!(slope("x * x * x", 2.0), 12.0);
         assert_eq!(slope("x ** 3", 2.0), 12.0);
         assert_eq!(slope("select(x < 1, x * x, 1 / x)", 0.5), 1.0);
-        // The branch that is not taken has an infinite slope there.
+        // The branch that is not selected has an infinite derivative there.
         assert_eq!(slope("select(x <= 0, x, sqrt(x))", 0.0), 1.0);
         assert_eq!(slope("floor(x) + 3", 1.5), 0.0);
         assert_eq!(slope("cast<f16>(x) * 2", 1.5), 2.0);

@@ -1,21 +1,24 @@
-//! The short functions of a device that a scalar may name as its implementation in f32: `scalar f(x) = ... device "f";`.
+//! The short device functions that a scalar may name as its f32 implementation: `scalar f(x) = ...
+//! device "f";`.
 //!
-//! In: a name. Out: how many arguments it takes, and what it computes, in f32, as templates/prelude.cu.j2 has it. Holds
-//! always: each is a function of that file or one of the device's own, and computes here what it computes there, but for
-//! what `off` says of the device's instructions.
+//! In: a name. Out: its number of arguments, and what it computes in f32, as defined in
+//! templates/prelude.cu.j2. Invariant: each is a function of that file or one of the device's own,
+//! and the emulation here computes the same value, up to the error `off` of the device's
+//! instructions.
 
-/// A short function of a device.
+/// A short device function.
 pub struct DeviceFunction {
     /// Its name.
     pub name: &'static str,
-    /// How many numbers it takes.
+    /// Its number of arguments.
     pub arity: usize,
-    /// Its value. `off` says by how many units in the last place the device's power of two and its inverse are off: two and
-    /// one at most.
+    /// Emulates its value. `off` is the error of the device's instructions for powers of two and
+    /// their inverse, in units in the last place (ULP): at most two for the power and one for the
+    /// inverse.
     pub emulate: fn(&[f32], off: i32) -> f32,
 }
 
-/// Units that an instruction of the device is off by, at most.
+/// Maximum error of a device instruction in ULP.
 pub const MOST_OFF: i32 = 2;
 
 /// All of them.
@@ -31,7 +34,7 @@ pub fn device_function(name: &str) -> Option<&'static DeviceFunction> {
     DEVICE_FUNCTIONS.iter().find(|f| f.name == name)
 }
 
-/// The number so many units in the last place away.
+/// The number that is `off` ULP away from `x`.
 fn moved(x: f32, off: i32) -> f32 {
     if x.is_finite() && x != 0.0 { f32::from_bits(x.to_bits().saturating_add_signed(off)) } else { x }
 }
@@ -41,7 +44,7 @@ fn exp2(a: f32, off: i32) -> f32 {
     moved(libm::exp2(f64::from(a)) as f32, off)
 }
 
-/// The same; 0 for what is below the normal numbers.
+/// The same; 0 for subnormal results.
 fn near_exp2(a: f32, off: i32) -> f32 {
     let r = exp2(a, off);
     if r < f32::MIN_POSITIVE { 0.0 } else { r }

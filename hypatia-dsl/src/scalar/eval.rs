@@ -1,17 +1,19 @@
-//! Evaluation of terms: what every builtin scalar means.
+//! Evaluation of terms: the semantics of every builtin scalar.
 //!
-//! In: a term and the values of its leaves. Out: the values of its roots. This is the definition
-//! that devices are compared with:
+//! In: a term and the values of its leaves. Out: the values of its roots. Devices are compared with
+//! this definition:
 //!
 //! - Floats follow IEEE 754. Transcendental functions are libm's, in f64.
-//! - [`Precision::F64`] is the real function as f64 has it: casts between float types change nothing.
-//!   [`Precision::F32`] rounds every literal and the result of every builtin to f32, and every cast
-//!   to its type: what a kernel that computes in f32 does.
-//! - `max` and `min` give NaN if either operand is; of zeros `max` takes +0, `min` takes -0.
-//! - `sign` keeps NaN and zeros. `round` goes to even. `fmod` has the sign of its first operand.
-//! - Integers are i64 and wrap; a cast to a narrower integer wraps, a cast from a float truncates and
-//!   saturates (NaN gives 0). Integer `div` truncates; `div` and `fmod` by 0 give 0, `MIN / -1` wraps.
-//! - A literal beside an integer is an integer.
+//! - [`Precision::F64`] is the real function as f64 computes it: casts between float types change
+//!   nothing. [`Precision::F32`] rounds every literal and the result of every builtin to f32, and
+//!   every cast to its type, as a kernel that computes in f32 does.
+//! - `max` and `min` propagate NaN; of two zeros `max` returns +0, `min` returns -0.
+//! - `sign` keeps NaN and zeros. `round` rounds ties to even. The result of `fmod` has the sign of
+//!   its first operand.
+//! - Integers are i64 and wrap; a cast to a narrower integer wraps, a cast from a float truncates
+//!   and saturates (NaN gives 0). Integer `div` truncates; `div` and `fmod` by 0 give 0, `MIN / -1`
+//!   wraps.
+//! - A literal combined with an integer is an integer.
 
 use crate::builtin::BuiltinScalar;
 use crate::dtype::{DType, Kind};
@@ -27,7 +29,7 @@ pub enum Value {
     F(f64),
     /// An integer of any width.
     I(i64),
-    /// A truth value.
+    /// A boolean.
     B(bool),
 }
 
@@ -44,7 +46,7 @@ impl PartialEq for Value {
 }
 
 impl Value {
-    /// As a float; truth values are 0 and 1.
+    /// As a float; booleans are 0 and 1.
     pub fn to_f64(self) -> f64 {
         match self {
             Value::F(f) => f,
@@ -62,7 +64,7 @@ impl Value {
         }
     }
 
-    /// As a truth value: not 0.
+    /// As a boolean: true unless it is 0.
     pub fn to_bool(self) -> bool {
         match self {
             Value::F(f) => f != 0.0,
@@ -72,12 +74,12 @@ impl Value {
     }
 }
 
-/// In what floats are computed.
+/// The precision of float arithmetic.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Precision {
-    /// In f64, casts between floats ignored.
+    /// f64; casts between floats are ignored.
     F64,
-    /// Each builtin rounds to f32.
+    /// Every builtin rounds its result to f32.
     F32,
 }
 
@@ -93,15 +95,15 @@ impl Precision {
 /// The values of a term's leaves.
 #[derive(Clone, Copy, Default)]
 pub struct Leaves<'a> {
-    /// Of `Param(i)`.
+    /// The value of each `Param(i)`.
     pub params: &'a [Value],
-    /// Of `Acc`.
+    /// The value of `Acc`.
     pub acc: Option<Value>,
-    /// Of `In { input: i, .. }`.
+    /// The value of each `In { input: i, .. }`.
     pub inputs: &'a [Value],
 }
 
-/// Why a term has no value: it is malformed, or it unfolds without end.
+/// Why a term has no value: it is malformed, or inlining it does not terminate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EvalError(pub String);
 
@@ -112,7 +114,7 @@ impl std::fmt::Display for EvalError {
 }
 impl std::error::Error for EvalError {}
 
-/// A value on its way: a literal takes the type of what it meets.
+/// An intermediate value: a literal takes the type of the other operands.
 #[derive(Clone, Copy)]
 enum Slot {
     Lit(f64),
@@ -126,7 +128,7 @@ pub fn eval(program: &Program, term: &Term, leaves: Leaves, precision: Precision
     Ok(slots.into_iter().map(|s| run.settle(s)).collect())
 }
 
-/// The only root in f64, its parameters given. Truth values are 0 and 1.
+/// The only root in f64, for the given parameters. Booleans are 0 and 1.
 pub fn eval_f64(program: &Program, term: &Term, params: &[f64]) -> Result<f64, EvalError> {
     let params: Vec<Value> = params.iter().map(|p| Value::F(*p)).collect();
     let values = eval(program, term, Leaves { params: &params, ..Leaves::default() }, Precision::F64)?;
@@ -206,7 +208,7 @@ impl Run<'_> {
     }
 }
 
-/// A conversion; see the head of this file.
+/// A cast; see the module documentation.
 fn cast(value: Value, to: DType, precision: Precision) -> Value {
     if to == DType::Bool {
         return Value::B(value.to_bool());
@@ -231,7 +233,7 @@ fn wrap(dtype: DType, value: i64) -> i64 {
     }
 }
 
-/// A builtin on values; the numbers among them are all floats or all integers.
+/// Applies a builtin. The numbers among the values are all floats or all integers.
 pub fn apply(f: BuiltinScalar, args: &[Value], precision: Precision) -> Value {
     use BuiltinScalar::*;
     let at = |i: usize| args.get(i).copied().unwrap_or(Value::B(false));
@@ -262,8 +264,8 @@ pub fn apply(f: BuiltinScalar, args: &[Value], precision: Precision) -> Value {
     }
 }
 
-/// A builtin of floats that gives a float, in f64; `y` is unused by functions of one number. NaN for
-/// builtins of other kinds.
+/// A builtin from floats to a float, in f64; functions of one number ignore `y`. NaN for builtins
+/// of other kinds.
 pub fn float(f: BuiltinScalar, x: f64, y: f64) -> f64 {
     use BuiltinScalar::*;
     match f {
@@ -283,7 +285,7 @@ pub fn float(f: BuiltinScalar, x: f64, y: f64) -> f64 {
             }
         }
         Max | Min if x.is_nan() || y.is_nan() => f64::NAN,
-        // Of equal numbers, the sign decides between zeros.
+        // Of two equal numbers, the sign decides between zeros.
         Max if x == y => {
             if x.is_sign_positive() {
                 x
@@ -333,7 +335,8 @@ pub fn float(f: BuiltinScalar, x: f64, y: f64) -> f64 {
     }
 }
 
-/// A builtin of integers that gives an integer, wrapping; functions of floats are rounded toward 0.
+/// A builtin from integers to an integer, wrapping; the results of float functions are rounded
+/// toward 0.
 pub fn int(f: BuiltinScalar, x: i64, y: i64) -> i64 {
     use BuiltinScalar::*;
     match f {
@@ -354,7 +357,7 @@ pub fn int(f: BuiltinScalar, x: i64, y: i64) -> i64 {
     }
 }
 
-/// `x ** y`, wrapping; for a negative exponent the reciprocal, truncated.
+/// `x ** y`, wrapping; a negative exponent gives the truncated reciprocal.
 fn power(x: i64, y: i64) -> i64 {
     if y < 0 {
         return match x {
@@ -375,7 +378,7 @@ fn power(x: i64, y: i64) -> i64 {
     out
 }
 
-/// The kind of each node of a term over parameters of these kinds.
+/// The kind of each node of a term, for parameters of these kinds.
 pub(super) fn kinds(program: &Program, term: &Term, params: &[Kind]) -> Vec<Kind> {
     let mut out = Vec::with_capacity(term.nodes.len());
     for node in &term.nodes {
@@ -459,7 +462,7 @@ mod tests {
         assert_eq!(int(Pow, 3, 4), 81);
         assert_eq!(int(Pow, 2, -1), 0);
         assert_eq!(int(Pow, -1, -3), -1);
-        // Beyond 2^53, where a detour through f64 would lose digits.
+        // Above 2^53 a conversion through f64 would lose digits.
         let big = Value::I((1 << 53) + 1);
         assert_eq!(apply(Lt, &[Value::I(1 << 53), big], Precision::F64), Value::B(true));
     }

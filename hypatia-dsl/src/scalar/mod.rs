@@ -1,8 +1,8 @@
 //! Scalar terms: pure functions of an accumulator, parameters and operands.
 //!
 //! In: bodies of scalars, epilogues, pointwise regions. Out: evaluation in f64 and in a dtype,
-//! types, derivatives, simplification, text. Holds always: a node's arguments stand before it, so a term
-//! is evaluated in one pass and shared subterms are computed once.
+//! types, derivatives, simplification, text. Invariant: a node's arguments precede it, so a term is
+//! evaluated in one pass and shared subterms are computed once.
 
 mod ac;
 mod build;

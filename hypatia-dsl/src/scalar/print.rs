@@ -1,20 +1,20 @@
-//! Terms as text of the language.
+//! Terms as text in `.hyp` syntax.
 //!
-//! In: a term and the names of its leaves. Out: an expression with no parentheses that the grammar
-//! does not need; parsed again it is the same function (`a - 1` and a literal `-1` may come back as
-//! negations of literals, which `simplify` folds). Shared subterms are written out at each use.
+//! In: a term and the names of its leaves. Out: an expression without redundant parentheses;
+//! parsing it gives the same function (`a - 1` and a literal `-1` may come back as negations of
+//! literals, which `simplify` folds). Shared subterms are repeated at each use.
 
 use crate::builtin::BuiltinScalar;
 use crate::ir::{InView, Program, ScalarBody};
 
 use super::{Term, TermId, TermNode};
 
-/// Text past this length is cut off with `...`.
+/// Longer text is truncated with `...`.
 const MAX_TEXT: usize = 1 << 16;
-/// Nesting past this depth is cut off likewise.
+/// Deeper nesting is truncated in the same way.
 const MAX_DEPTH: u32 = 200;
 
-/// The only root, with parameters named so. Operands are `in(t0)`, `row(t1)` and so on.
+/// The only root, with these parameter names. Operands are `in(t0)`, `row(t1)` and so on.
 pub fn show_term(program: &Program, term: &Term, params: &[String]) -> String {
     show_term_with(program, term, &|node| match node {
         TermNode::Param(i) => params.get(*i as usize).cloned().unwrap_or_else(|| format!("p{i}")),
@@ -23,7 +23,7 @@ pub fn show_term(program: &Program, term: &Term, params: &[String]) -> String {
     })
 }
 
-/// The only root, each leaf other than a number named by `leaf`.
+/// The only root; `leaf` names each leaf that is not a number.
 pub fn show_term_with(program: &Program, term: &Term, leaf: &dyn Fn(&TermNode) -> String) -> String {
     let mut printer = Printer { program, term, leaf, out: String::new() };
     if let Some(root) = term.roots.first() {
@@ -32,7 +32,7 @@ pub fn show_term_with(program: &Program, term: &Term, leaf: &dyn Fn(&TermNode) -
     printer.out
 }
 
-/// The word that reads an operand with that view.
+/// The keyword for an operand with that view.
 fn view_word(view: InView) -> &'static str {
     match view {
         InView::Broadcast => "in",
@@ -42,7 +42,7 @@ fn view_word(view: InView) -> &'static str {
     }
 }
 
-/// A number as it is written: `2`, `0.5`, `1e-5`, `-0.0`, `inf`, `nan`.
+/// A number in `.hyp` syntax: `2`, `0.5`, `1e-5`, `-0.0`, `inf`, `nan`.
 pub fn show_number(value: f64) -> String {
     if value.is_nan() {
         "nan".into()
@@ -55,7 +55,7 @@ pub fn show_number(value: f64) -> String {
     }
 }
 
-/// How tightly the grammar's operators bind.
+/// Precedence of the grammar's operators.
 mod level {
     pub const OR: u8 = 1;
     pub const AND: u8 = 2;
@@ -123,7 +123,7 @@ impl<'a> Printer<'a> {
         self.out.push(')');
     }
 
-    /// Writes an application as an operator; false if it has none.
+    /// Writes an application as an operator; returns false if it has none.
     fn operator(&mut self, f: BuiltinScalar, args: &[TermId], outer: u8, depth: u32) -> bool {
         use BuiltinScalar::*;
         let (sign, own) = match f {
@@ -158,7 +158,7 @@ impl<'a> Printer<'a> {
             (Some(pair), _) => self.infix(" != ", pair, own, depth),
             (None, &[a]) => {
                 self.out.push_str(sign);
-                // `--x` would be read well, but a literal must not melt into the sign.
+                // `--x` would parse, but the sign must not become part of a literal.
                 let literal = matches!(self.term.node(a), TermNode::Lit(_));
                 self.write(a, if literal { level::ATOM } else { own }, depth);
             }
@@ -170,7 +170,7 @@ impl<'a> Printer<'a> {
         true
     }
 
-    /// Operators associate to the left, `**` to the right.
+    /// Operators are left-associative, except `**`.
     fn infix(&mut self, sign: &str, pair: &[TermId], own: u8, depth: u32) {
         let &[a, b] = pair else { return };
         let power = own == level::POWER;

@@ -1,17 +1,17 @@
-//! Simplification that changes no bit.
+//! Bit-exact simplification.
 //!
-//! In: a term. Out: a term that evaluates to the same bits for every value of its leaves, NaN (its
-//! payload apart), infinities, -0 and denormals included, in f64, in f32 and on integers. So:
+//! In: a term. Out: a term that evaluates to the same bits for every value of its leaves, including
+//! NaN (except its payload), infinities, -0 and denormals, in f64, in f32 and on integers. So:
 //!
 //! - `x * 1`, `1 * x`, `x / 1`, `x - 0`, `x + (-0)`, `-(-x)`, `not not b` give the operand;
 //! - `a - (-b)` is `a + b`, `a + (-b)` is `a - b`, `(-a) * (-b)` is `a * b`;
 //! - `max(x, x)`, `min(x, x)`, `b and b`, `b or b`, `select(c, x, x)` give the operand;
-//! - functions that do nothing when applied again (`abs`, `sign`, `floor` and the like, casts) are
-//!   applied once; `abs(-x)` is `abs(x)`;
-//! - a function of literals is folded where f64, f32 and, for integral literals, integers agree.
+//! - idempotent functions (`abs`, `sign`, `floor` and similar, casts) are applied once; `abs(-x)`
+//!   is `abs(x)`;
+//! - a function of literals is folded if f64, f32 and, for integral literals, integers agree.
 //!
-//! What looks as harmless but is not: `x + 0` (-0 becomes +0), `x * 0` (NaN, infinities, signs),
-//! `0 - x` (+0 for +0), `x - x` (NaN), `x / x`.
+//! Not exact, although they look harmless: `x + 0` (-0 becomes +0), `x * 0` (NaN, infinities,
+//! signs), `0 - x` (+0 for +0), `x - x` (NaN), `x / x`.
 
 use crate::builtin::BuiltinScalar;
 use crate::ir::{Program, ScalarBody, ScalarId};
@@ -19,7 +19,7 @@ use crate::ir::{Program, ScalarBody, ScalarId};
 use super::eval::{Precision, Value, apply};
 use super::{Term, TermBuilder, TermId, TermNode};
 
-/// The term simplified, dead nodes removed and equal nodes merged.
+/// The simplified term; dead nodes are removed and equal nodes deduped.
 pub fn simplify(program: &Program, term: &Term) -> Term {
     let mut s = Simplify { program, out: TermBuilder::new() };
     let mut map: Vec<TermId> = Vec::with_capacity(term.nodes.len());
@@ -64,7 +64,7 @@ impl Simplify<'_> {
         }
     }
 
-    /// True if the node is that number, by bits.
+    /// True if the node is that number, compared by bits.
     fn is(&self, id: TermId, value: f64) -> bool {
         self.literal(id).is_some_and(|v| v.to_bits() == value.to_bits())
     }
@@ -114,7 +114,7 @@ impl Simplify<'_> {
         }
     }
 
-    /// An application of another builtin that gives the same bits.
+    /// An application of another builtin with the same bits as result.
     fn shorter(&self, f: BuiltinScalar, args: &[TermId]) -> Option<(BuiltinScalar, Vec<TermId>)> {
         use BuiltinScalar::*;
         let inside = |id: TermId| self.applied(id, Neg).and_then(|inner| inner.first().copied());
@@ -134,7 +134,7 @@ impl Simplify<'_> {
         }
     }
 
-    /// The number that a function of literals gives, if all ways of computing agree on it.
+    /// Folds a function of literals, if all precisions agree on the result.
     fn folded(&self, f: BuiltinScalar, args: &[TermId]) -> Option<f64> {
         let numbers: Vec<f64> = args.iter().map(|a| self.literal(*a)).collect::<Option<_>>()?;
         let floats = |p: Precision| {
@@ -153,7 +153,7 @@ impl Simplify<'_> {
         if !f.float_only() && numbers.iter().all(integral) {
             let values: Vec<Value> = numbers.iter().map(|x| Value::I(*x as i64)).collect();
             match apply(f, &values, Precision::F64) {
-                // A literal -0 is 0 beside an integer.
+                // A literal -0 combined with an integer is 0.
                 Value::I(i) if i as f64 == wide => {}
                 _ => return None,
             }
@@ -194,9 +194,9 @@ mod tests {
             ("cast<f16>(cast<f32>(x))", "cast<f16>(cast<f32>(x))"),
             ("2 * 3 + x", "6 + x"),
             ("0.5 * 0.5 * x", "0.25 * x"),
-            // f32 and f64 give different numbers.
+            // f32 and f64 results differ.
             ("16777216.5 + 1 + x", "16777216.5 + 1 + x"),
-            // Integers give 3.
+            // Integer division gives 3.
             ("7 / 2 * x", "7 / 2 * x"),
             ("x + 0", "x + 0"),
             ("x * 0", "x * 0"),
@@ -239,7 +239,7 @@ mod tests {
     }
 
     proptest! {
-        /// Not a bit changes, NaN payloads apart.
+        /// All bits are equal, except NaN payloads.
         #[test]
         fn simplify_is_exact(
             choices in prop::collection::vec((any::<u8>(), any::<u8>(), any::<u8>()), 1..14),
@@ -267,7 +267,7 @@ mod tests {
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
-        /// Printed and parsed again it is the same function.
+        /// Printing and parsing gives the same function.
         #[test]
         fn print_and_parse(choices in prop::collection::vec((any::<u8>(), any::<u8>(), any::<u8>()), 1..10)) {
             let p = library();

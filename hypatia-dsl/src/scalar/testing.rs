@@ -1,4 +1,4 @@
-//! What the tests of this folder share: the compiled library, and terms from text.
+//! Shared helpers of this folder's tests: the compiled library, and terms from text.
 #![allow(clippy::unwrap_used)]
 
 use super::{Term, TermNode};
@@ -26,7 +26,7 @@ fn compiled(text: &str) -> Program {
     c.program.unwrap_or_else(|| panic!("{:#?}", c.diagnostics))
 }
 
-/// The term that a text means, over those parameters.
+/// Parses a term over those parameters.
 pub fn term(program: &Program, params: &[&str], text: &str) -> Term {
     let own = compiled(&format!("scalar term_of_a_test({}) = {text};", params.join(", ")));
     let def = own.scalar(own.find_scalar("term_of_a_test").unwrap());

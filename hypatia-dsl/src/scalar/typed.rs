@@ -1,11 +1,14 @@
-//! Scalar terms in which every value has a type, and every conversion and rounding is a step of its own.
+//! Scalar terms in which every value has a type, and every conversion and rounding is a separate
+//! step.
 //!
-//! In: a term, the types of its leaves, and the Program whose scalars it calls. Out: a [`Typed`]. The CPU's
-//! interpreter, the f64 reference and the plan take it with all scalars inlined ([`inlined`]), the CUDA printer with
-//! calls of defined scalars kept ([`with_calls`]). Holds always: a step's arguments stand before it; number arguments
-//! of a function have one type; equal steps are one; nothing stands there that no result needs.
+//! In: a term, the types of its leaves, and the Program whose scalars it calls. Out: a [`Typed`].
+//! The CPU interpreter, the f64 reference and the plan use it with all scalars inlined
+//! ([`inlined`]), the CUDA printer with calls of defined scalars kept ([`with_calls`]). Invariant:
+//! a step's arguments precede it; all number arguments of a function have one type; equal steps are
+//! deduped; there are no dead steps.
 //!
-//! A literal takes the type of the operands beside it. Arithmetic of literals alone takes the type of what uses it.
+//! A literal takes the type of the other operands. Arithmetic on literals alone takes the type that
+//! its user needs.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -18,17 +21,18 @@ use crate::ir::{Program, ScalarBody, ScalarDef, ScalarId};
 
 use super::{Literal, Term, TermId, TermNode};
 
-/// Steps at most: a chain of definitions that doubles at each link would otherwise fill the memory.
+/// Maximum number of steps: a chain of definitions that doubles at each link would otherwise fill
+/// memory.
 const MAX_STEPS: usize = 1 << 16;
-/// Calls inside calls at most.
+/// Maximum depth of nested calls.
 const MAX_DEPTH: usize = 200;
 
-/// Where a value comes from.
+/// The source of a leaf's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Source {
     /// The accumulator of a gemm.
     Acc,
-    /// The operand of that index; in the body of a scalar, the parameter.
+    /// The operand with that index; in the body of a scalar, the parameter.
     In(u32),
 }
 
@@ -37,27 +41,27 @@ pub enum Source {
 pub struct Call {
     /// The scalar.
     pub scalar: ScalarId,
-    /// The type that its number arguments have.
+    /// The type of its number arguments.
     pub number: DType,
     /// Its arguments.
     pub args: Vec<u32>,
 }
 
-/// What a step does. Numbers are indices of earlier steps. `C` is a call of a defined scalar: [`Infallible`] where all
-/// are inlined.
+/// The operation of a step. Numbers are indices of earlier steps. `C` is the call of a defined
+/// scalar: [`Infallible`] if all are inlined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum TypedOp<C = Infallible> {
     /// Reads an element and widens it.
     Load(Source),
-    /// A number.
+    /// A literal.
     Lit(Literal),
-    /// A builtin function; arguments that it does not have are 0.
+    /// A builtin function; unused argument slots are 0.
     Apply(BuiltinScalar, [u32; 3]),
-    /// A defined scalar.
+    /// A call of a defined scalar.
     Call(C),
-    /// To the step's type from another one.
+    /// Converts to the step's type from another.
     Convert(u32),
-    /// Rounds or wraps to that narrower type, widened to the step's type again.
+    /// Rounds or wraps to that narrower type, then widens to the step's type again.
     Round(DType, u32),
 }
 
@@ -66,16 +70,16 @@ pub enum TypedOp<C = Infallible> {
 pub struct TypedNode<C = Infallible> {
     /// Type of the result.
     pub ty: DType,
-    /// What it does.
+    /// Its operation.
     pub op: TypedOp<C>,
 }
 
 /// A term whose values have types.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Typed<C = Infallible> {
-    /// In order.
+    /// The steps in order.
     pub nodes: Vec<TypedNode<C>>,
-    /// The steps that are results.
+    /// The result steps.
     pub roots: Vec<u32>,
 }
 
@@ -85,19 +89,19 @@ impl<C> Default for Typed<C> {
     }
 }
 
-/// Why a term has no types.
+/// Why a term cannot be typed.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Untypable {
-    /// Operands of types that do not meet without a cast.
+    /// Operand types that need an explicit cast.
     Mixed {
         /// The function.
         function: String,
         /// The types.
         types: [DType; 2],
     },
-    /// It is too large or too deep.
+    /// The term is too large or too deep.
     TooLarge(String),
-    /// It is no term of this Program.
+    /// The term is not valid in this Program.
     Malformed(String),
 }
 
@@ -118,7 +122,8 @@ fn malformed<T>(why: impl Into<String>) -> Result<T, Untypable> {
     Err(Untypable::Malformed(why.into()))
 }
 
-/// The type that values of `dtype` have while a host computes with them: f32 for f16 and bf16, else itself.
+/// The type in which a host computes with values of `dtype`: f32 for f16 and bf16, else `dtype`
+/// itself.
 pub fn lane(dtype: DType) -> DType {
     match dtype {
         DType::F16 | DType::BF16 => DType::F32,
@@ -126,11 +131,12 @@ pub fn lane(dtype: DType) -> DType {
     }
 }
 
-/// The element type of a leaf (`Acc`, `In`, `Param`); `None` for one that does not belong into the term.
+/// The element type of a leaf (`Acc`, `In`, `Param`); `None` if the leaf is not allowed in the
+/// term.
 pub type LeafType<'a> = &'a dyn Fn(&TermNode) -> Option<DType>;
 
-/// The term with all scalars inlined, each integer type counted in itself. `acc` and `inputs` are the element types in
-/// memory.
+/// The term with all scalars inlined. Each integer type is computed in its own width. `acc` and
+/// `inputs` are the element types in memory.
 pub fn inlined(program: &Program, term: &Term, acc: Option<DType>, inputs: &[DType]) -> Result<Typed, Untypable> {
     let mut numbers = acc.iter().chain(inputs).copied().filter(|d| d.kind() == Kind::Number);
     let number = numbers.next().map_or(DType::F32, lane);
@@ -142,14 +148,15 @@ pub fn inlined(program: &Program, term: &Term, acc: Option<DType>, inputs: &[DTy
     Lower::<Infallible>::new(program, lane, None).all(term, number, &leaf)
 }
 
-/// The term with calls of defined scalars, integers counted in 64 bits. `number` is the type of literals that no operand
-/// gives a type.
+/// The term with calls of defined scalars kept. Integers are computed in 64 bits. `number` is the
+/// type of literals that take none from an operand.
 pub fn with_calls(program: &Program, term: &Term, number: DType, leaf: LeafType<'_>) -> Result<Typed<Call>, Untypable> {
     Lower::new(program, DType::compute, Some(|call| call)).all(term, number, leaf)
 }
 
 impl Typed {
-    /// One after the other, what is computed twice once; also how many steps there are behind each result.
+    /// Concatenates typed terms and dedupes equal steps. Also returns the number of steps after
+    /// each result.
     pub fn merged(parts: &[Typed]) -> (Typed, Vec<usize>) {
         let (mut out, mut ends) = (Typed::default(), Vec::new());
         let mut known: HashMap<TypedNode, u32> = HashMap::new();
@@ -158,7 +165,7 @@ impl Typed {
             for node in &part.nodes {
                 let at = |i: u32| map.get(i as usize).copied().unwrap_or(0);
                 let op = match node.op {
-                    // Arguments that a function does not have are 0, and stay so.
+                    // Unused argument slots are 0 and stay 0.
                     TypedOp::Apply(f, args) => {
                         let mut ids = [0; 3];
                         ids.iter_mut().zip(args).take(f.params().len()).for_each(|(id, arg)| *id = at(arg));
@@ -193,7 +200,8 @@ impl Typed<Call> {
     }
 }
 
-/// The compute type of numbers that nothing gives a type: that of the widest float, else integers.
+/// The compute type of numbers whose type nothing determines: that of the widest float, else
+/// integers.
 pub fn default_type(dtypes: impl Iterator<Item = DType>) -> DType {
     let mut out = DType::Bool;
     for d in dtypes.map(DType::compute) {
@@ -206,8 +214,8 @@ pub fn default_type(dtypes: impl Iterator<Item = DType>) -> DType {
     out
 }
 
-/// The type in which kernels compute each node of a term, integers counted in 64 bits; `None` for literals and for what no
-/// result needs.
+/// The type in which kernels compute each node of a term, with 64-bit integers; `None` for literals
+/// and for dead nodes.
 pub fn types(
     program: &Program,
     term: &Term,
@@ -217,7 +225,7 @@ pub fn types(
     Lower::<Call>::new(program, DType::compute, None).types(term, &live(term)?, Leaves::Types(leaf), number)
 }
 
-/// Where the value of a leaf comes from; `None` for what is no leaf.
+/// The source of a leaf's value; `None` if the node is not a leaf.
 pub fn source(node: &TermNode) -> Option<Source> {
     match node {
         TermNode::Acc => Some(Source::Acc),
@@ -226,7 +234,8 @@ pub fn source(node: &TermNode) -> Option<Source> {
     }
 }
 
-/// What stands for the leaves of a term: sources of these types, or, for an inlined body, steps that are there.
+/// What replaces the leaves of a term: sources of these types or, for an inlined body, existing
+/// steps.
 #[derive(Clone, Copy)]
 enum Leaves<'l> {
     Types(LeafType<'l>),
@@ -235,9 +244,9 @@ enum Leaves<'l> {
 
 struct Lower<'a, C> {
     program: &'a Program,
-    /// The type in which values of an element type are computed with.
+    /// The compute type of an element type.
     compute: fn(DType) -> DType,
-    /// How calls of defined scalars are kept; without it they are inlined.
+    /// How calls of defined scalars are kept; `None` inlines them.
     keep: Option<fn(Call) -> C>,
     out: Typed<C>,
     known: HashMap<TypedNode<C>, u32>,
@@ -264,7 +273,7 @@ impl<'a, C: Clone + Eq + Hash> Lower<'a, C> {
         let mut steps: Vec<Option<u32>> = vec![None; term.nodes.len()];
         for (i, node) in term.nodes.iter().enumerate().filter(|(i, _)| live[*i]) {
             steps[i] = match node {
-                // Stands where it is used, in the type that is asked for.
+                // Added at its use, in the type that the use needs.
                 TermNode::Lit(_) => None,
                 TermNode::Param(_) | TermNode::Acc | TermNode::In { .. } => Some(self.leaf(node, leaves)?),
                 TermNode::Cast { to, arg } => {
@@ -288,7 +297,7 @@ impl<'a, C: Clone + Eq + Hash> Lower<'a, C> {
         roots.map(|r| self.operand(term, &steps, *r, types[r.0 as usize].unwrap_or(number))).collect()
     }
 
-    /// The type of each node; `None` for literals, which take the type that is asked for.
+    /// The type of each node; `None` for literals, which take the type that their use needs.
     fn types(
         &self,
         term: &Term,
@@ -316,7 +325,7 @@ impl<'a, C: Clone + Eq + Hash> Lower<'a, C> {
                 }
             };
         }
-        // Arithmetic of literals alone takes the type of what uses it.
+        // Arithmetic on literals alone takes the type that its user needs.
         let mut asked: Vec<Option<DType>> = vec![None; term.nodes.len()];
         for (i, node) in term.nodes.iter().enumerate().rev().filter(|(i, _)| live[*i]) {
             if types[i].is_none() && !matches!(node, TermNode::Lit(_)) {
@@ -337,7 +346,7 @@ impl<'a, C: Clone + Eq + Hash> Lower<'a, C> {
         Ok(types)
     }
 
-    /// The type that all number operands are brought to; `None` if all are literals.
+    /// The common type of all number operands; `None` if all are literals.
     fn joined(&self, def: &ScalarDef, args: &[TermId], types: &[Option<DType>]) -> Result<Option<DType>, Untypable> {
         let mut joined: Option<DType> = None;
         for (a, _) in args.iter().zip(&def.params).filter(|(_, (_, kind))| *kind == Kind::Number) {
@@ -350,13 +359,13 @@ impl<'a, C: Clone + Eq + Hash> Lower<'a, C> {
                 None => ty,
             });
         }
-        // Where integers have 64 bits, truth values that stand for numbers are integers too.
+        // With 64-bit integers, booleans used as numbers are integers too.
         let counted =
             |t: DType| if t == DType::Bool && (self.compute)(DType::I32) == DType::I64 { DType::I64 } else { t };
         Ok(joined.map(counted))
     }
 
-    /// True for two types of integers or truth values that only a cast brings together.
+    /// True for two integer or boolean types that need an explicit cast to be combined.
     fn apart(&self, a: DType, b: DType) -> bool {
         a != b && !a.is_float() && (self.compute)(DType::I32) != DType::I64
     }
@@ -385,7 +394,7 @@ impl<'a, C: Clone + Eq + Hash> Lower<'a, C> {
         Ok(i)
     }
 
-    /// The step that stands for a leaf of an inlined body.
+    /// The step that replaces a leaf of an inlined body.
     fn given(&self, node: &TermNode, leaves: Leaves<'_>) -> Result<u32, Untypable> {
         match (node, leaves) {
             (TermNode::Param(i), Leaves::Steps(steps)) if (*i as usize) < steps.len() => Ok(steps[*i as usize]),
@@ -401,7 +410,7 @@ impl<'a, C: Clone + Eq + Hash> Lower<'a, C> {
         }
     }
 
-    /// A node's step, in the type that is asked for.
+    /// A node's step, converted to the wanted type.
     fn operand(&mut self, term: &Term, steps: &[Option<u32>], id: TermId, want: DType) -> Result<u32, Untypable> {
         match (&term.nodes[id.0 as usize], steps[id.0 as usize]) {
             (TermNode::Lit(v), _) => self.push(want, TypedOp::Lit(*v)),
@@ -418,19 +427,19 @@ impl<'a, C: Clone + Eq + Hash> Lower<'a, C> {
         self.out.nodes[step as usize].ty
     }
 
-    /// The value rounded or converted to an element type, in the type that this computes in.
+    /// The value rounded or converted to an element type, in the compute type of that element type.
     fn cast(&mut self, step: u32, to: DType) -> Result<u32, Untypable> {
         let (from, ty) = (self.type_of(step), (self.compute)(to));
         let narrow = to != ty;
         if !narrow || from == DType::Bool {
-            // Truth values are 0 and 1 in every type.
+            // Booleans are 0 and 1 in every type.
             return self.convert(step, ty);
         }
         if matches!(self.out.nodes[step as usize].op, TypedOp::Round(done, _) if done == to) {
             return Ok(step);
         }
         if to.is_float() {
-            // One rounding, in the type that the value has; integers have no digits behind the point.
+            // Round once, in the value's own type; integers have no fraction.
             let wide = if from.is_float() { step } else { self.convert(step, ty)? };
             let rounded = self.push(self.type_of(wide), TypedOp::Round(to, wide))?;
             return self.convert(rounded, ty);
@@ -438,7 +447,7 @@ impl<'a, C: Clone + Eq + Hash> Lower<'a, C> {
         self.push(ty, TypedOp::Round(to, step))
     }
 
-    /// A function of operands that have one type.
+    /// A call of a function whose operands have one type.
     fn call(&mut self, id: ScalarId, ty: DType, args: Vec<u32>, depth: usize) -> Result<u32, Untypable> {
         let def = self.scalar(id, args.len())?;
         let result = if def.result == Kind::Bool { DType::Bool } else { ty };
@@ -460,7 +469,7 @@ impl<'a, C: Clone + Eq + Hash> Lower<'a, C> {
     }
 }
 
-/// Of two types that meet, the one that holds both.
+/// The wider of two types that can be combined.
 fn wider(a: DType, b: DType) -> DType {
     let rank = |t: DType| match t {
         DType::Bool => 0,
@@ -472,7 +481,7 @@ fn wider(a: DType, b: DType) -> DType {
     if rank(b) > rank(a) { b } else { a }
 }
 
-/// Which nodes the results need.
+/// The live nodes: those that the results need.
 fn live(term: &Term) -> Result<Vec<bool>, Untypable> {
     let mut live = vec![false; term.nodes.len()];
     for r in &term.roots {
@@ -496,7 +505,7 @@ fn live(term: &Term) -> Result<Vec<bool>, Untypable> {
 }
 
 impl<C: fmt::Debug> fmt::Display for Typed<C> {
-    /// A step a line: `%2: f32 = add %0 %1`.
+    /// One step per line: `%2: f32 = add %0 %1`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (i, node) in self.nodes.iter().enumerate() {
             write!(f, "%{i}: {} = ", node.ty)?;
@@ -564,7 +573,7 @@ mod tests {
     fn scalars_are_inlined_or_called() {
         let silu = lanes("silu(x)", [F32; 3]);
         assert!(silu.contains("exp") && !silu.contains("Call"), "{silu}");
-        // What is computed twice is one step.
+        // A common subexpression becomes one step.
         assert_eq!(lanes("silu(x) + silu(x)", [F32; 3]).lines().count(), silu.lines().count() + 1);
         let silu = calls("silu(x)", [BF16; 3]);
         assert!(silu.contains("Call") && silu.lines().count() == 3, "{silu}");

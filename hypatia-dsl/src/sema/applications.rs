@@ -1,7 +1,7 @@
 //! Applications on left sides: ops, scalars, pointwise work, and the forms of epilogue terms.
 //!
-//! In: a call of an expression. Out: a [`Pat`] with operands and attributes in the declaration's order.
-//! Holds always: `None` means that the reason was reported.
+//! In: a call expression. Out: a [`Pat`] with operands and attributes in declaration order.
+//! Invariant: `None` means that the reason has been reported.
 
 use crate::ast::{Arg, Expr, ExprKind, Name, Path};
 use crate::builtin::{BuiltinOp, BuiltinScalar, view};
@@ -16,7 +16,7 @@ use super::context::{Callee, Cx, Pos};
 use super::patterns::scalar_node;
 use super::types::single;
 
-/// Operands of pointwise work at most.
+/// Maximum number of operands of pointwise work.
 const MAX_REGION_OPERANDS: usize = 4;
 
 impl<'a> Cx<'a> {
@@ -32,7 +32,7 @@ impl<'a> Cx<'a> {
         if !optional {
             return self.pattern_node(e, callee, types, args, pos, None, false);
         }
-        // `cast?(x)`: the node, or its first operand.
+        // `cast?(x)` matches the node or its first operand.
         let before = self.bound_params();
         let with = self.pattern_node(e, callee, types, args, pos, None, true);
         self.restore_params(&before);
@@ -77,7 +77,8 @@ impl<'a> Cx<'a> {
         }
     }
 
-    /// An application. `output` is the written `.n`; `loose` lets unmentioned attributes be anything.
+    /// The pattern of an application. `output` is the written `.n`; `loose` leaves unmentioned
+    /// attributes unconstrained.
     #[allow(clippy::too_many_arguments)]
     fn pattern_node(
         &mut self,
@@ -127,7 +128,7 @@ impl<'a> Cx<'a> {
         }
     }
 
-    /// Checks the operands of pointwise work: plain ones, and as many as on the left side.
+    /// Checks the operands of pointwise work: plain operands, as many as on the left side.
     pub(super) fn region_args(
         &mut self,
         v: VarId,
@@ -166,7 +167,7 @@ impl<'a> Cx<'a> {
         self.with_declaration(d, def)
     }
 
-    /// `in(t)`, `row(v)`, `cast<T>(e)`, `round<T>(e)`; `None` if it is none of them.
+    /// `in(t)`, `row(v)`, `cast<T>(e)`, `round<T>(e)`; `None` for anything else.
     fn term_form(&mut self, e: &'a Expr, callee: &'a Path, types: &'a [Name], args: &'a [Arg]) -> Option<Option<Pat>> {
         let [name] = callee.parts.as_slice() else { return None };
         if let Some(v) = view(&name.node) {
@@ -233,7 +234,7 @@ impl<'a> Cx<'a> {
         Some(scalar_node(id, out))
     }
 
-    /// Whether a pattern gives a number or a truth value, where that is known.
+    /// The kind of a pattern (number or boolean), if it is known.
     fn pat_kind(&self, p: &Pat) -> Option<Kind> {
         match p {
             Pat::Lit { .. } => Some(Kind::Number),
@@ -244,7 +245,7 @@ impl<'a> Cx<'a> {
         }
     }
 
-    /// Whether an application gives a number or a truth value, where that is known.
+    /// The kind of an application (number or boolean), if it is known.
     pub(super) fn head_kind(&self, head: Head) -> Option<Kind> {
         match head {
             Head::Scalar(id) => Some(self.s.program.scalar(id).result),
@@ -253,7 +254,7 @@ impl<'a> Cx<'a> {
         }
     }
 
-    /// Reports if argument `i` of a scalar is of the wrong kind.
+    /// Reports argument `i` of a scalar if its kind is wrong.
     pub(super) fn check_kind(&mut self, id: ScalarId, i: usize, have: Option<Kind>, span: Span) -> Option<()> {
         let def = self.s.program.scalar(id);
         let (name, wanted) = def.params.get(i)?;
@@ -350,7 +351,7 @@ impl<'a> Cx<'a> {
         self.report(d)
     }
 
-    /// Which result is meant: `.n`, or the only one.
+    /// The index of the selected result: `.n`, or 0 if the op has a single result.
     pub(super) fn output(&mut self, id: OpId, callee: &Path, output: Option<(u32, Span)>, span: Span) -> Option<u32> {
         let def = self.s.program.op(id);
         let several = def.variadic_result || def.results.len() > 1;

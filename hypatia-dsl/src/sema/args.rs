@@ -1,8 +1,7 @@
-//! Arguments of an application, brought into the order of the declaration.
+//! Arguments of an application, in declaration order.
 //!
-//! In: the arguments as written. Out: one [`Given`] for each parameter. Holds always: a parameter
-//! that has to be there is there; whether an attribute without default may be left out is for the
-//! caller to say.
+//! In: the arguments as written. Out: one [`Given`] for each parameter. Invariant: a required
+//! operand is present; the caller decides whether an attribute without default may be omitted.
 
 use crate::ast::{Arg, Expr, ExprKind, Name, Path};
 use crate::diag::Diagnostic;
@@ -14,7 +13,7 @@ use crate::spell::closest;
 use super::code;
 use super::context::Cx;
 
-/// What was given for a parameter.
+/// The argument of a parameter.
 #[derive(Clone, Debug)]
 pub(super) enum Given<'a> {
     /// Nothing.
@@ -28,7 +27,7 @@ pub(super) enum Given<'a> {
 }
 
 impl<'a> Cx<'a> {
-    /// Brings the arguments into the order of the parameters.
+    /// Assigns the arguments to the parameters, in declaration order.
     pub(super) fn given(
         &mut self,
         op: OpId,
@@ -149,7 +148,7 @@ impl<'a> Cx<'a> {
         self.report(d)
     }
 
-    /// Checks the number of a scalar's arguments, none of them named.
+    /// Checks the number of a scalar's arguments, and that none is named.
     pub(super) fn scalar_args(
         &mut self,
         id: crate::ir::ScalarId,
@@ -183,7 +182,7 @@ impl<'a> Cx<'a> {
     }
 }
 
-/// What to do about a scalar's arguments that are too few or too many.
+/// The suggested fix for too few or too many arguments of a scalar.
 pub(super) fn as_many(name: &str, params: &[&str], have: usize) -> String {
     match params.get(have..) {
         Some([missing]) => format!("add the argument `{missing}`"),
@@ -194,7 +193,7 @@ pub(super) fn as_many(name: &str, params: &[&str], have: usize) -> String {
 }
 
 impl<'a> Cx<'a> {
-    /// A scalar takes no element type in `<>`, and has one result.
+    /// Checks that a scalar has no element type in `<>` and no result index: it has one result.
     pub(super) fn plain_call(&mut self, callee: &Path, types: &[Name], output: Option<(u32, Span)>) -> Option<()> {
         if let Some(t) = types.first() {
             let message = format!("`{}` takes no element type in `<>`", callee.text());
@@ -206,8 +205,8 @@ impl<'a> Cx<'a> {
         }
     }
 
-    /// The arguments of a scalar, each read in its place, with what it gives if that is known. Every argument is read,
-    /// so that all of their mistakes are told.
+    /// Reads each argument of a scalar in its position, with its kind if that is known. It reads
+    /// every argument, so that every error is reported.
     pub(super) fn read_scalar_args<T>(
         &mut self,
         id: ScalarId,
@@ -229,7 +228,7 @@ impl<'a> Cx<'a> {
     }
 }
 
-/// `[a, b]` among the operands of a variadic parameter is `a, b`.
+/// Flattens a list among the operands of a variadic parameter: `[a, b]` means `a, b`.
 fn splice<'a>(e: &'a Expr, out: &mut Vec<&'a Expr>) {
     match &e.kind {
         ExprKind::List(items) => out.extend(items),

@@ -1,7 +1,8 @@
-//! Attributes of left sides, and the check of attribute values against their types.
+//! Attributes on left sides, and the check of attribute values against their types.
 //!
-//! In: an expression and the attribute's type. Out: an [`AttrPat`], or a checked value. Holds always: an
-//! expression over names that are bound further right is compared once everything is matched.
+//! In: an expression and the attribute's type. Out: an [`AttrPat`], or a checked value. Invariant:
+//! an expression over names that are bound further right is compared after the whole pattern has
+//! matched.
 
 use crate::ast::{Expr, ExprKind};
 use crate::diag::Diagnostic;
@@ -53,7 +54,7 @@ impl<'a> Cx<'a> {
             return self.attr_list(items, ty, e.span);
         }
         if !self.free_names(e).is_empty() {
-            // Bound further right: compared once everything is matched.
+            // A name is bound further right: compare after the whole pattern has matched.
             let v = self.fresh("_later", Sort::Attr, Some(e.span));
             let frame = self.frame;
             self.deferred.push((v, e, frame));
@@ -94,7 +95,7 @@ impl<'a> Cx<'a> {
         good.then_some(AttrPat::List(out))
     }
 
-    /// Checks an attribute's value against its type, as far as it is known.
+    /// Checks an attribute's value against its type, as far as the value is known.
     pub(super) fn attr_value(&mut self, x: AExpr, ty: AttrType, span: Span) -> Option<AExpr> {
         let kind = self.akind(&x);
         let fit = match x {

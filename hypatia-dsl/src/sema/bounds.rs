@@ -1,9 +1,10 @@
-//! Bounds of element types: the body of an op has a meaning for every element type that its declaration lets in.
+//! Bounds of element types: the body of an op must be well-typed for every element type that its
+//! declaration allows.
 //!
-//! In: an op whose body has the declared type for one element type. Out: a warning that names the bound that is missing.
-//! Holds always: an element type is called wrong only if the body has no type for it whatever the ranks are. Whoever
-//! gave no bound thought of numbers: that there is no meaning for `bool`, or that a number does not fit into the
-//! narrow integers, is worth no warning then.
+//! In: an op whose body has the declared type for one element type. Out: a warning that names the
+//! missing bound. Invariant: an element type is reported only if the body has no type for it
+//! whatever the ranks are. A declaration without a bound means numbers, so it gets no warning
+//! because of `bool`, or because a number does not fit into the narrow integer types.
 
 use crate::ast;
 use crate::diag::Diagnostic;
@@ -16,13 +17,13 @@ use super::code;
 use super::infer::Infer;
 use super::instances::{describe, instances, locate};
 
-/// A number for attributes that stand in the body: no integer type holds it.
+/// A value for number attributes that no integer type can represent.
 const NO_INTEGER: f64 = 1.5;
 
-/// Why a body has no type, where, and with which operands.
+/// A type error of a body, its location, and the operands.
 type Failure = (TypeError, Span, String);
 
-/// Checks every element type of every variable for one.
+/// Checks every element type of every type variable.
 pub(super) fn check(
     program: &Program,
     def: &OpDef,
@@ -33,7 +34,7 @@ pub(super) fn check(
     let vars = def.vars.iter().enumerate().skip(def.params.len()).filter(|(_, v)| v.sort == Sort::DType);
     vars.map(|(i, _)| VarId(i as u32)).find_map(|var| {
         let bound = def.bounds.iter().find(|(v, _)| *v == var).map(|(_, list)| list.clone());
-        // `any` says no more than nothing does.
+        // `any` is the same as no bound.
         let bound = bound.filter(|list| DType::ALL.iter().any(|d| !list.contains(d)));
         let let_in = bound.clone().unwrap_or_else(|| DType::ALL.to_vec());
         let mut fails: Vec<(DType, Failure)> = Vec::new();
@@ -71,7 +72,7 @@ fn failure(
     wanted: (VarId, DType),
 ) -> Option<Failure> {
     let mut first = None;
-    // A number that is an attribute's may be no integer.
+    // A number attribute may be a non-integer.
     let floats: Vec<VarId> = def
         .attrs()
         .filter(|(_, p)| matches!(p.kind, ParamKind::Attr { ty: AttrType::Float, .. }))
@@ -82,7 +83,7 @@ fn failure(
         let mut infer = Infer::new(program, &lookup);
         infer.absent.clone_from(&inst.absent);
         infer.bindings.clone_from(&inst.bindings);
-        // What the op refuses says nothing.
+        // Instances that the op's requirements reject prove nothing.
         let refuses = |infer: &Infer<'_>| def.requires.iter().any(|g| infer.holds(g) == Some(false));
         if refuses(&infer) {
             return None;

@@ -1,7 +1,7 @@
-//! Right sides, op bodies and what tests give: expressions as recipes for graphs.
+//! Right sides, op bodies and the `given` of tests: expressions from which graphs are built.
 //!
-//! In: an expression over bound variables. Out: a [`Build`]. Holds always: arithmetic of attributes
-//! and literals alone is one number, worked out when the node is built; everything else is a node.
+//! In: an expression over bound variables. Out: a [`Build`]. Invariant: arithmetic on attributes
+//! and literals only is one number, computed when the node is built; everything else is a node.
 
 use crate::ast::{Arg, BinaryOp, Expr, ExprKind, Name, Path, UnaryOp};
 use crate::builtin::{BuiltinOp, BuiltinScalar, view};
@@ -73,7 +73,7 @@ impl<'a> Cx<'a> {
         }
     }
 
-    /// True if an expression is over attributes and numbers alone.
+    /// True if an expression uses attributes and numbers only.
     fn is_attribute(&self, e: &Expr) -> bool {
         match &e.kind {
             ExprKind::Number { .. } => true,
@@ -110,7 +110,7 @@ impl<'a> Cx<'a> {
         }
     }
 
-    /// The expression that a `let` gave this name, or the expression itself.
+    /// The expression that a `let` bound to this name, or the expression itself.
     fn written_out(&self, e: &'a Expr) -> &'a Expr {
         match single(e).and_then(|n| self.slot(&n.node)) {
             Some(Slot::Param { expr, .. }) => expr,
@@ -118,8 +118,8 @@ impl<'a> Cx<'a> {
         }
     }
 
-    /// True if an expression of a `let` is a tensor rather than an attribute: it applies an op or a scalar, or a tensor
-    /// stands in it by itself.
+    /// True if the expression of a `let` is a tensor and not an attribute: it applies an op or a
+    /// scalar, or it is a bare tensor.
     pub(super) fn is_tensor(&self, e: &Expr) -> bool {
         match &e.kind {
             ExprKind::Path(_) => single(e).is_some_and(|n| match self.slot(&n.node) {
@@ -292,7 +292,7 @@ impl<'a> Cx<'a> {
         }
     }
 
-    /// `in(t)`, `row(v)`, `cast<T>(e)`; `None` if it is none of them.
+    /// `in(t)`, `row(v)`, `cast<T>(e)`; `None` for anything else.
     fn term_build(
         &mut self,
         e: &'a Expr,
@@ -423,8 +423,8 @@ impl<'a> Cx<'a> {
         Some(Build::Node(BuildNode { head: Head::Op(id), args: operands, attrs, output: output? }))
     }
 
-    /// A whole number where an integer tensor stands is a constant of that type, i64 where any integer type will do:
-    /// there is no other operand to take the type from.
+    /// A whole number in the place of an integer tensor is a constant of that type, or i64 if any
+    /// integer type is allowed: no other operand determines the type.
     fn integer_literal(&self, op: OpId, ty: &TypePat, e: &Expr) -> Option<Build> {
         let value = literal(e).filter(|v| v.fract() == 0.0)?;
         let dtype = match &ty.dtype {
@@ -452,7 +452,7 @@ impl<'a> Cx<'a> {
         self.with_declaration(d, def)
     }
 
-    /// An operand that may be absent: an optional variable is handed on as it is.
+    /// An optional operand: an optional variable is passed on as it is.
     fn optional_build(&mut self, e: &'a Expr) -> Option<Build> {
         if let ExprKind::Absent = e.kind {
             return Some(Build::Absent);
@@ -499,7 +499,7 @@ impl<'a> Cx<'a> {
                 Some(BuildArg::Each { element: element?, item, over })
             }
             ExprKind::Path(_) => {
-                // A list of tensors without `..` is what was meant where only one could be.
+                // A variable for several tensors needs `..`: a single tensor is expected here.
                 if let Some(name) = single(e)
                     && let Some(Slot::Var(v)) = self.slot(&name.node).cloned()
                     && self.sort(v) == Sort::Tensors
@@ -512,7 +512,7 @@ impl<'a> Cx<'a> {
         }
     }
 
-    /// A variable that stands for several tensors.
+    /// Looks up a variable that stands for several tensors.
     fn tensors(&mut self, e: &'a Expr) -> Option<VarId> {
         let Some(name) = single(e) else {
             return self.error(code::SORT, "`..` splices a variadic operand", e.span);

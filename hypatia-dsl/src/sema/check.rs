@@ -1,8 +1,9 @@
-//! Types of bodies and of rules, tried on small instances with symbolic and small sizes.
+//! Type-checks bodies and rules on small instances with symbolic and small sizes.
 //!
-//! In: checked ops and rules. Out: errors where a body's type is not the declared one, or where both
-//! sides of a rule cannot have one type; a warning where they have one for some of the element types only. Holds always: only what is certainly wrong is reported;
-//! whatever depends on values that are not known here passes.
+//! In: checked ops and rules. Out: errors if a body's type is not the declared one, or if both
+//! sides of a rule cannot have the same type; a warning if they have the same type for some element
+//! types only. Invariant: only certain errors are reported; anything that depends on unknown values
+//! passes.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -22,10 +23,10 @@ use super::code;
 use super::infer::Infer;
 use super::instances::{Instance, concrete, describe, instances, locate};
 
-/// Choices of ranks that are tried at most.
+/// Maximum number of combinations of ranks that are tried.
 const MAX_TRIES: usize = 160;
 
-/// Whether two sizes are certainly not the same for all values of their symbols.
+/// Whether two sizes certainly differ for all values of their symbols.
 fn differ(a: &Dim, b: &Dim) -> bool {
     match a.known_eq(b) {
         Some(equal) => !equal,
@@ -40,7 +41,7 @@ fn types_differ(a: &TensorType, b: &TensorType) -> bool {
     a.dtype != b.dtype || a.shape.len() != b.shape.len() || a.shape.iter().zip(&b.shape).any(|(x, y)| differ(x, y))
 }
 
-/// Checks the body of an op. `nodes` are its applications with their places, operands first.
+/// Checks the body of an op. `nodes` are its applications with their spans, operands first.
 pub(super) fn body(
     program: &Program,
     def: &OpDef,
@@ -56,7 +57,7 @@ pub(super) fn body(
         infer.bindings = inst.bindings.clone();
         infer.absent = inst.absent.clone();
         if def.requires.iter().any(|g| infer.holds(g) != Some(true)) {
-            return None; // what the guard says about sizes is not used here
+            return None; // implications of the guard for sizes are not used here
         }
         for (i, b) in bodies.iter().enumerate() {
             match infer.build(b) {
@@ -103,7 +104,7 @@ pub(super) fn body(
         }
     }
     let Some((error, inst)) = failure.filter(|_| !passed) else {
-        // What depends on the ranks the op's users are told.
+        // Some ranks type-check: users of the op get errors for the other ranks.
         return super::bounds::check(program, def, op, bodies, nodes);
     };
     let lookup = |v: VarId| inst.types.get(&v).cloned();
@@ -120,19 +121,19 @@ pub(super) fn body(
     Some(d)
 }
 
-/// What one choice of ranks tells about a rule.
+/// The result of one choice of ranks for a rule.
 enum Verdict {
-    /// The left side has no type so, or something is not known.
+    /// The left side has no type with these ranks, or something is unknown.
     Nothing,
-    /// Both sides agree as far as can be seen.
+    /// Both sides agree, as far as is known.
     Agree,
-    /// They do not: in which way, and with which operands.
+    /// The sides differ: how, and with which operands.
     Differ(String, String),
-    /// The right side has no type, with these operands.
+    /// The right side has no type with these operands.
     NoType(TypeError, String),
 }
 
-/// Checks that both sides of a rule can have one type.
+/// Checks that both sides of a rule can have the same type.
 pub(super) fn rule(program: &Program, r: &Rule, right: Span, left: Span) -> Option<Diagnostic> {
     let mut leaves: Vec<VarId> = Vec::new();
     for p in &r.lhs {
@@ -148,7 +149,7 @@ pub(super) fn rule(program: &Program, r: &Rule, right: Span, left: Span) -> Opti
     } else {
         (0..5).map(|k| vec![k; n]).collect()
     };
-    // Most rules agree on matrices: no other ranks need be tried then.
+    // Most rules type-check on matrices: then no other ranks need to be tried.
     if let Verdict::Agree = attempt(program, r, &leaves, &vec![2; n], DType::F32) {
         return without_floats(program, r, &leaves, &vec![2; n], (right, left));
     }
@@ -160,7 +161,7 @@ pub(super) fn rule(program: &Program, r: &Rule, right: Span, left: Span) -> Opti
             Verdict::Differ(what, with) => (true, what, with),
             Verdict::NoType(e, with) => (false, format!("this has no type: {}", e.message), with),
         };
-        // A difference of types says more than a type that is missing.
+        // A type difference is more informative than a missing type.
         if found.is_none() || typed {
             found = Some((what, with));
         }
@@ -175,7 +176,7 @@ pub(super) fn rule(program: &Program, r: &Rule, right: Span, left: Span) -> Opti
     )
 }
 
-/// Bool where a truth value is needed, and the element type that a type demands.
+/// The element types of leaves: bool for boolean operands, and those that a written type requires.
 fn leaf_dtypes(program: &Program, p: &Pat, out: &mut HashMap<VarId, DType>) {
     match p {
         Pat::Bind(_, p) => leaf_dtypes(program, p, out),
@@ -207,7 +208,8 @@ struct Attempt<'p> {
     rank: usize,
 }
 
-/// A rule whose left side is met by integers where its right side has no meaning for them: it is not applied there.
+/// Warns about a rule whose left side matches integers although its right side has no type for
+/// them: the rule is not applied there.
 fn without_floats(
     program: &Program,
     r: &Rule,
@@ -248,7 +250,7 @@ fn attempt(program: &Program, r: &Rule, leaves: &[VarId], ranks: &[usize], usual
         .collect();
     let rank = ranks.first().copied().unwrap_or(0);
     let mut a = Attempt { program, types: RefCell::new(types), bindings: Bindings::default(), rank };
-    // Variables that name inner nodes have the type of the node.
+    // A variable that names an inner node has the node's type.
     let mut left = Vec::new();
     for p in &r.lhs {
         match a.pat(p) {
@@ -283,7 +285,7 @@ fn attempt(program: &Program, r: &Rule, leaves: &[VarId], ranks: &[usize], usual
 }
 
 impl Attempt<'_> {
-    /// The type of a pattern; `None` if it has none with these ranks, or it is not known.
+    /// The type of a pattern; `None` if it has no type with these ranks, or if it is unknown.
     fn pat(&mut self, p: &Pat) -> Option<TensorType> {
         match p {
             Pat::Var(v) => self.types.borrow().get(v).cloned(),
@@ -314,7 +316,7 @@ impl Attempt<'_> {
                 _ if self.is_term(n.head, i) => Build::Absent,
                 _ => {
                     let t = self.pat(p)?;
-                    // A stand-in variable far behind the rule's own.
+                    // A placeholder variable, far beyond the rule's own variables.
                     let v = VarId(u32::MAX - self.types.borrow().len() as u32);
                     self.types.borrow_mut().insert(v, t);
                     Build::Var(v)
@@ -322,7 +324,7 @@ impl Attempt<'_> {
             }));
         }
         if let Head::Op(id) = n.head {
-            // Terms have no type of their own.
+            // Terms have no tensor type.
             let terms: Vec<bool> = self.program.op(id).operands().map(|(_, p)| p.kind == ParamKind::Term).collect();
             let mut i = 0;
             args.retain(|_| {
@@ -345,7 +347,7 @@ impl Attempt<'_> {
         }
     }
 
-    /// Values for the attributes of a pattern; variables get a likely one.
+    /// Values for the attributes of a pattern; variables get a plausible value.
     fn attrs(&mut self, n: &NodePat) -> Option<Vec<AExpr>> {
         let Head::Op(id) = n.head else { return Some(Vec::new()) };
         let types: Vec<AttrType> = self

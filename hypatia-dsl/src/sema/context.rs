@@ -1,7 +1,7 @@
-//! What every declaration needs while it is checked: its variables, its scope, its diagnostics.
+//! The state shared by all checks of one declaration: its variables, its scope, its diagnostics.
 //!
 //! In: the tables of [`Sema`] and the expressions of one declaration. Out: variables and
-//! diagnostics. Holds always: `None` from any method means that the reason was reported.
+//! diagnostics. Invariant: a method that returns `None` has reported the reason.
 
 use std::collections::HashMap;
 
@@ -16,12 +16,12 @@ use crate::spell::closest;
 
 use super::{Decl, Sema, code};
 
-/// Nesting of expressions and of inlined patterns at most.
+/// Maximum nesting depth of expressions and of inlined patterns.
 const MAX_DEPTH: usize = 200;
-/// Nodes that one declaration may come to, patterns inlined.
+/// Maximum number of nodes in one declaration, with patterns inlined.
 const MAX_SIZE: usize = 20_000;
 
-/// Where an attribute expression stands: decides which facts it may ask for.
+/// Where an attribute expression occurs. Decides which facts it may use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Place {
     /// An attribute or dimension of a left side.
@@ -30,7 +30,7 @@ pub(super) enum Place {
     Right,
     /// An attribute of an op's body.
     Body,
-    /// An attribute of a test.
+    /// An attribute in a test.
     Test,
     /// `requires` of a rule or an op.
     Requires,
@@ -40,11 +40,11 @@ pub(super) enum Place {
     Let,
     /// `requires` and settings of a kernel.
     Kernel,
-    /// A type or cost of an op.
+    /// A type or a cost formula of an op.
     Type,
 }
 
-/// Whether tensors or epilogue terms are meant.
+/// Whether an expression stands for tensors or for epilogue terms.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Pos {
     /// A tensor.
@@ -62,16 +62,16 @@ impl Pos {
     }
 }
 
-/// What is known of a variable beside its sort.
+/// What is known of a variable besides its sort.
 #[derive(Clone, Debug, Default)]
 pub(super) struct VarInfo {
-    /// Where it was bound first.
+    /// The location of its first binding.
     pub span: Option<Span>,
-    /// May be absent.
+    /// True if it may be absent.
     pub optional: bool,
-    /// Of pointwise work: how many operands the left side gives it.
+    /// For pointwise work: the number of operands that the left side gives it.
     pub operands: Option<usize>,
-    /// One of several operands, inside `[.. for x in xs]`: only its sizes are known.
+    /// True for one of several operands, inside `[.. for x in xs]`: only its sizes are known.
     pub item: bool,
 }
 
@@ -80,29 +80,30 @@ pub(super) struct VarInfo {
 pub(super) enum Slot<'a> {
     /// A variable.
     Var(VarId),
-    /// A parameter of a named pattern that is being inlined: its argument, in the scope `frame`.
+    /// A parameter of a named pattern that is being inlined: its argument, which belongs to the
+    /// scope `frame`.
     Param {
         /// The argument.
         expr: &'a Expr,
-        /// The scope that it belongs to.
+        /// The scope of the argument.
         frame: usize,
-        /// The variable that remembers what it matched, for its second mention.
+        /// The variable that holds what the parameter matched, for its second occurrence.
         var: Option<VarId>,
-        /// True once it was matched.
+        /// True once it has matched.
         bound: bool,
     },
 }
 
-/// The names of a declaration, or of a pattern that is inlined into it.
+/// The names of a declaration, or of a pattern inlined into it.
 #[derive(Debug)]
 pub(super) struct Frame<'a> {
-    /// The file whose declarations are in reach.
+    /// The file whose declarations are visible.
     pub file: usize,
     /// Variables and parameters.
     pub names: HashMap<String, Slot<'a>>,
 }
 
-/// What is called.
+/// The callee of an application.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Callee {
     /// A scalar or an op.
@@ -119,27 +120,27 @@ pub(super) struct Cx<'a> {
     pub frames: Vec<Frame<'a>>,
     /// The current scope.
     pub frame: usize,
-    /// `[g in unary]`: what `g` stands for.
+    /// `[g in unary]`: the family member that `g` stands for.
     pub binders: HashMap<String, Head>,
     pub diags: Vec<Diagnostic>,
-    /// Conditions of a left side that could only be checked after all of it was matched.
+    /// Conditions of a left side that can only be checked once all of it has matched.
     pub deferred: Vec<(VarId, &'a Expr, usize)>,
-    /// Guards that patterns imply.
+    /// Guards that the inlined patterns imply.
     pub implied: Vec<AExpr>,
     pub place: Place,
-    /// The pattern that a kernel implements, with all its results.
+    /// The span of the pattern that a kernel implements, with all its results.
     pub kernel_root: Option<Span>,
     /// How many of the variables are parameters of an op.
     pub params: usize,
-    /// How a name gets a value here, with the name for `{}`.
+    /// The hint for an unbound name: how to bind it here, with `{}` for the name.
     pub bind_hint: &'static str,
-    /// `[d in {f16, bf16}]`: what `d` stands for.
+    /// `[d in {f16, bf16}]`: the element type that `d` stands for.
     pub dtypes: HashMap<String, DType>,
-    /// Applications that were built, operands first, with their places.
+    /// The applications built so far, operands first, with their spans.
     pub nodes: Vec<(Build, Span)>,
     depth: usize,
     size: usize,
-    /// True once the size limit was reported.
+    /// True once the size limit has been reported.
     too_large: bool,
 }
 
@@ -167,7 +168,7 @@ impl<'a> Cx<'a> {
         }
     }
 
-    /// Reports, and gives `None` for `?`.
+    /// Reports a diagnostic and returns `None`, for use with `?`.
     pub(super) fn report<T>(&mut self, d: Diagnostic) -> Option<T> {
         if !self.diags.contains(&d) {
             self.diags.push(d);
@@ -175,12 +176,12 @@ impl<'a> Cx<'a> {
         None
     }
 
-    /// Reports an error without further words.
+    /// Reports an error that has no notes or hints.
     pub(super) fn error<T>(&mut self, code: Code, message: impl Into<String>, span: Span) -> Option<T> {
         self.report(Diagnostic::error(code, message, span))
     }
 
-    /// Counts a node and a level; to be paired with [`Cx::leave`].
+    /// Counts a node and a nesting level. Pair it with [`Cx::leave`].
     pub(super) fn enter(&mut self, span: Span) -> Option<()> {
         self.size += 1;
         self.depth += 1;
@@ -216,9 +217,9 @@ impl<'a> Cx<'a> {
         VarId(self.vars.len() as u32 - 1)
     }
 
-    /// A variable with a name of the current scope.
+    /// Declares a variable under a name of the current scope.
     pub(super) fn declare(&mut self, name: &str, sort: Sort, span: Span) -> VarId {
-        // What a named pattern binds for itself is out of the rule's reach.
+        // A variable that a named pattern binds for itself is not visible to the rule.
         let shown = if self.frame == 0 { name.to_string() } else { format!("_{name}") };
         let v = self.fresh(shown, sort, Some(span));
         let frame = self.frame;
@@ -230,7 +231,7 @@ impl<'a> Cx<'a> {
         self.frames[self.frame].names.get(name)
     }
 
-    /// The element type of that name, or that a binder of that name stands for.
+    /// The element type with that name, or the one that a binder with that name stands for.
     pub(super) fn dtype_named(&self, name: &str) -> Option<DType> {
         self.dtypes.get(name).copied().or_else(|| DType::from_name(name))
     }
@@ -239,7 +240,7 @@ impl<'a> Cx<'a> {
         self.vars[v.index()].sort
     }
 
-    /// The variable of that name with that sort, made if it is new.
+    /// Looks up a variable by name and sort; declares it if it is new.
     pub(super) fn bind(&mut self, name: &str, sort: Sort, span: Span) -> Option<VarId> {
         match self.slot(name) {
             None => Some(self.declare(name, sort, span)),
@@ -255,7 +256,7 @@ impl<'a> Cx<'a> {
         }
     }
 
-    /// Reports that a variable is of another sort than its place needs.
+    /// Reports a variable whose sort differs from the sort wanted here.
     pub(super) fn wrong_sort<T>(&mut self, name: &str, v: VarId, wanted: Sort, span: Span) -> Option<T> {
         let have = self.sort(v);
         let mut d = Diagnostic::error(
@@ -279,7 +280,7 @@ impl<'a> Cx<'a> {
         self.report(d)
     }
 
-    /// The scalar or op that a binder or declaration of that name is.
+    /// Resolves a callee: a binder or a declaration.
     pub(super) fn callee(&mut self, path: &Path) -> Option<Callee> {
         if let [one] = path.parts.as_slice()
             && let Some(head) = self.binders.get(&one.node)
@@ -292,7 +293,7 @@ impl<'a> Cx<'a> {
                 let mut d = *d;
                 let name = path.parts.last().map_or("", |p| p.node.as_str());
                 if self.s.resolved.excused(self.file(), name) {
-                    return None; // its declaration was reported
+                    return None; // the declaration already has an error
                 }
                 if matches!(self.slot(name), Some(Slot::Var(_))) {
                     d = d.note(format!("`{name}` is a variable here, and cannot be called"));
@@ -320,7 +321,7 @@ impl<'a> Cx<'a> {
         }
     }
 
-    /// The builtin scalar that an operator means.
+    /// The builtin scalar of an operator.
     pub(super) fn builtin(&mut self, b: BuiltinScalar, span: Span) -> Option<ScalarId> {
         match self.s.program.builtin_scalar(b) {
             Some(id) => Some(id),
@@ -332,7 +333,7 @@ impl<'a> Cx<'a> {
         }
     }
 
-    /// Says that an expression has no meaning where it stands.
+    /// Reports an expression that is not allowed in its place.
     pub(super) fn misplaced<T>(&mut self, e: &Expr, place: &str) -> Option<T> {
         let (what, hint) = kind_words(&e.kind);
         let mut d = Diagnostic::error(code::MISPLACED, format!("{what} has no meaning in {place}"), e.span)
@@ -344,7 +345,7 @@ impl<'a> Cx<'a> {
     }
 }
 
-/// "a tensor", "an attribute".
+/// A sort in words: "a tensor", "an attribute".
 pub(super) fn sort_words(sort: Sort) -> &'static str {
     match sort {
         Sort::Tensor => "a tensor",

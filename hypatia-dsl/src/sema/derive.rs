@@ -1,8 +1,8 @@
-//! The rules that the compiler makes: a body becomes the name of what it computes.
+//! Derived rules: each rewrites a body to the op or scalar that it defines.
 //!
-//! In: scalars with a body of two operations or more, and defined ops that own a kernel. Out: rules
-//! of the ruleset `fold`. Holds always: a rule for an op demands every type that the op demands, so
-//! that nothing is given a name that it does not deserve.
+//! In: scalars whose body has at least two operations, and defined ops that own a kernel. Out:
+//! rules of the ruleset `fold`. Invariant: a rule for an op requires all the types that the op
+//! requires, so that it never matches anything that the op would reject.
 
 use crate::ast::BinaryOp;
 use crate::dtype::{DType, Kind};
@@ -17,9 +17,9 @@ use crate::shape::Dim;
 use super::walk::pat_vars;
 use super::{Sema, ops, rulesets, tensor_param};
 
-/// Nodes of a derived pattern at most; a larger body gets no rule.
+/// Maximum number of nodes in a derived pattern; a larger body gets no rule.
 const MAX_NODES: usize = 2_000;
-/// Optional operands of an op at most: one rule for each choice.
+/// Maximum number of optional operands of an op: each choice of absent operands gets a rule.
 const MAX_OPTIONAL: usize = 6;
 
 pub(super) fn derive(s: &mut Sema<'_>) {
@@ -54,15 +54,15 @@ fn kernel_op(p: &Pat) -> Option<OpId> {
     }
 }
 
-/// `max(x, 0) * ... => name(x)`, if the body is worth it.
+/// `max(x, 0) * ... => name(x)`, if the body is large enough.
 fn scalar_rule(s: &Sema<'_>, id: ScalarId) -> Option<Rule> {
     let def = s.program.scalar(id);
     let ScalarBody::Term(term) = &def.body else { return None };
     if def.device.is_some() {
-        return None; // what rules of kernels put in is no other name of its body
+        return None; // kernel rules insert this scalar; it is not another name for its body
     }
     let operations = term.nodes.iter().filter(|n| matches!(n, TermNode::Call { .. })).count();
-    // A cast inside has no counterpart that is the same on tensors and on terms.
+    // A cast in the body has no equivalent that is the same on tensors and on terms.
     if operations < 2 || term.roots.len() != 1 || term.nodes.iter().any(|n| matches!(n, TermNode::Cast { .. })) {
         return None;
     }
@@ -82,9 +82,9 @@ fn scalar_rule(s: &Sema<'_>, id: ScalarId) -> Option<Rule> {
         }
     });
     if seen.contains(&false) {
-        return None; // a parameter that does not matter cannot be found again
+        return None; // an unused parameter cannot be recovered from a match
     }
-    // A truth value may be one of operands of any type.
+    // A boolean result may come from operands of any type.
     let truth = (def.result == Kind::Bool).then_some(DType::Bool);
     let rounded = [DType::F16, DType::BF16].into_iter().chain(truth).collect();
     let args = (0..def.params.len()).map(|i| BuildArg::One(Build::Var(VarId(i as u32)))).collect();
@@ -110,7 +110,7 @@ fn scalar_rule(s: &Sema<'_>, id: ScalarId) -> Option<Rule> {
     })
 }
 
-/// The shape that a result type says, as a list; `None` if it leaves a part open.
+/// The shape of a result type as a list expression; `None` if part of it is open.
 fn shape_expr(t: &TypePat) -> Option<AExpr> {
     let dim = |d: &DimPat| match d {
         DimPat::Any => None,
@@ -142,7 +142,7 @@ fn uses(t: &Term) -> Vec<usize> {
 struct FromTerm<'t> {
     term: &'t Term,
     vars: Vec<Var>,
-    /// The variable of an inner node that is used several times, once it was matched.
+    /// The variable of an inner node with several uses, once it has matched.
     shared: Vec<Option<VarId>>,
     uses: Vec<usize>,
     size: usize,
@@ -177,11 +177,12 @@ impl FromTerm<'_> {
     }
 }
 
-/// `body => op`, for each choice of which optional operands are there.
+/// `body => op`, for each choice of absent optional operands.
 fn op_rules(s: &Sema<'_>, id: OpId, with_kernel: &[OpId]) -> Vec<Rule> {
     let def = s.program.op(id);
     let OpBody::Defined(bodies) = &def.body else { return Vec::new() };
-    // Ops inside the body are unfolded too, as they are on entry; those with a kernel have been found again.
+    // Ops in the body are inlined too, as on insertion. Those with a kernel are found by their own
+    // derived rules.
     let unfolded = bodies.iter().map(|b| super::unfold::unfold(&s.program, b, with_kernel));
     let Some(bodies) = unfolded.collect::<Option<Vec<Build>>>() else { return Vec::new() };
     let variadic =
@@ -196,17 +197,18 @@ fn op_rules(s: &Sema<'_>, id: OpId, with_kernel: &[OpId]) -> Vec<Rule> {
     for mask in 0..1usize << optional.len() {
         let absent: Vec<VarId> =
             optional.iter().enumerate().filter(|(b, _)| mask >> b & 1 == 1).map(|(_, i)| VarId(*i as u32)).collect();
-        // With an operand absent the addition is absent too; models may write `y + 0` all the same.
+        // If an operand is absent, so is its addition; models may still write `y + 0`.
         for plain in if absent.is_empty() { vec![false] } else { vec![false, true] } {
             let mut f = FromBuild::new(s, def, &absent, plain);
             let Some(mut lhs) = f.patterns(&bodies) else { continue };
-            // A number that is an attribute elsewhere too is compared with it, whichever comes first.
+            // A number that also occurs as an attribute is compared with it, in whatever order they
+            // match.
             if f.lets.iter().any(|(v, _)| f.read.contains(v)) {
                 f = FromBuild { numbers: false, read: f.read, ..FromBuild::new(s, def, &absent, plain) };
                 let Some(again) = f.patterns(&bodies) else { continue };
                 lhs = again;
             }
-            // A result that is an operand, or another result, cannot be told from it.
+            // A result that is an operand, or equal to another result, cannot be told from it.
             let told = |p: &Pat| matches!(p, Pat::Node(_)) && lhs.iter().filter(|q| *q == p).count() == 1;
             if !lhs.iter().all(told) || !f.complete(&lhs) {
                 continue;
@@ -220,7 +222,7 @@ fn op_rules(s: &Sema<'_>, id: OpId, with_kernel: &[OpId]) -> Vec<Rule> {
     out
 }
 
-/// Nodes of a pattern.
+/// The number of nodes in a pattern.
 fn pat_size(p: &Pat) -> usize {
     match p {
         Pat::Bind(_, p) | Pat::Typed(p, _) => pat_size(p),
@@ -233,13 +235,13 @@ struct FromBuild<'s> {
     s: &'s Sema<'s>,
     def: &'s OpDef,
     absent: &'s [VarId],
-    /// Leave out additions of 0 and products with 1.
+    /// True if additions of 0 and multiplications by 1 are omitted.
     plain: bool,
     vars: Vec<Var>,
     bound: Vec<VarId>,
-    /// Attributes that those of the body are.
+    /// Attributes of the op that occur as attributes in the body.
     read: Vec<VarId>,
-    /// Numbers give their values to attributes that are read too.
+    /// True if numbers in the body also bind the attributes in `read`.
     numbers: bool,
     lets: Vec<(VarId, AExpr)>,
     requires: Vec<AExpr>,
@@ -263,12 +265,12 @@ impl<'s> FromBuild<'s> {
         }
     }
 
-    /// One for each result.
+    /// One pattern for each result.
     fn patterns(&mut self, bodies: &[Build]) -> Option<Vec<Pat>> {
         bodies.iter().map(|b| self.pat(b)).collect()
     }
 
-    /// True if the pattern found every operand and attribute.
+    /// True if the pattern binds every operand and attribute.
     fn complete(&self, lhs: &[Pat]) -> bool {
         let mut have = self.bound.clone();
         lhs.iter().for_each(|p| pat_vars(p, &mut |v| have.push(v)));
@@ -301,7 +303,7 @@ impl<'s> FromBuild<'s> {
         }
     }
 
-    /// An operand: at its first mention with its type.
+    /// An operand: typed at its first occurrence.
     fn operand(&mut self, v: VarId) -> Pat {
         if self.bound.contains(&v) {
             return Pat::Var(v);
@@ -313,7 +315,7 @@ impl<'s> FromBuild<'s> {
         }
     }
 
-    /// A number in the body: a literal, or an attribute whose value the constant gives.
+    /// A number in the body: a literal, or an attribute that the constant's value binds.
     fn number(&mut self, e: &AExpr) -> Option<Pat> {
         match e {
             AExpr::Value(AttrValue::Float(v)) => return Some(Pat::Lit { value: *v, near: None }),
@@ -333,7 +335,7 @@ impl<'s> FromBuild<'s> {
                 self.lets.push((*v, value));
                 return Some(Pat::Var(t));
             }
-            // The other attributes that are numbers are whole, and sizes are not negative.
+            // The other number attributes are integers, and sizes are not negative.
             self.lets.push((*v, AExpr::Call(AFn::Floor, vec![value.clone()])));
             if *ty == AttrType::Dim {
                 let zero = AExpr::Value(AttrValue::Dim(Dim::from(0)));
@@ -366,8 +368,8 @@ impl<'s> FromBuild<'s> {
             AExpr::List(items) if items.iter().all(|i| matches!(i, AExpr::Var(_) | AExpr::Value(_))) => {
                 AttrPat::List(items.iter().map(|i| self.attr(i)).collect())
             }
-            // An attribute among formulas, such as the groups of `[n, groups, c / groups]`, is read off the list; the
-            // formulas are compared when all is bound.
+            // An attribute among formulas, such as `groups` in `[n, groups, c / groups]`, is read
+            // from the list. The formulas are compared once everything is bound.
             AExpr::List(items) if self.reads_attribute(items) => {
                 AttrPat::List(items.iter().map(|i| self.list_item(i)).collect())
             }
@@ -375,7 +377,7 @@ impl<'s> FromBuild<'s> {
         }
     }
 
-    /// True for a list with one `..` at most in which an attribute of the op stands by itself.
+    /// True for a list with at most one `..` in which an attribute of the op occurs by itself.
     fn reads_attribute(&self, items: &[AExpr]) -> bool {
         let attribute = |e: &AExpr| matches!(e, AExpr::Var(v) if v.index() < self.def.params.len());
         items.iter().any(attribute) && items.iter().filter(|e| matches!(e, AExpr::Spread(_))).count() <= 1
@@ -395,7 +397,8 @@ impl<'s> FromBuild<'s> {
         pat
     }
 
-    /// One root for each result, the largest first: the others are then searched for near its variables.
+    /// One root for each result, the largest first: the other roots are then searched for near its
+    /// variables.
     fn rule(mut self, id: OpId, lhs: Vec<Pat>, n: usize) -> Rule {
         let def = self.def;
         let mut roots: Vec<(usize, Pat)> = lhs.into_iter().enumerate().collect();
@@ -410,7 +413,8 @@ impl<'s> FromBuild<'s> {
         let attrs: Vec<AExpr> = ops::attr_vars(def).into_iter().map(AExpr::Var).collect();
         let (mut lhs, mut rhs) = (Vec::new(), Vec::new());
         for (output, pat) in roots {
-            // A constant inside may be of a shape that makes the whole larger than the op's result.
+            // A constant inside may have a shape that broadcasts the whole to more than the op's
+            // result.
             self.vars.push(Var {
                 name: if output == 0 { "_out".into() } else { format!("_out{output}") },
                 sort: Sort::Tensor,

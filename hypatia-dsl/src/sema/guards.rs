@@ -1,8 +1,8 @@
 //! Attribute expressions: guards, `let`s, attribute values, dimensions and cost formulas.
 //!
-//! In: an expression and the place where it stands. Out: an [`AExpr`] over the variables of the
-//! declaration. Holds always: facts that may change as the e-graph grows are let into `prefer`
-//! only, facts of the device into kernels only.
+//! In: an expression and the place where it occurs. Out: an [`AExpr`] over the variables of the
+//! declaration. Invariant: facts that may change as the e-graph grows are allowed in `prefer` only,
+//! device facts in kernels only.
 
 use crate::ast::{BinaryOp, Expr, ExprKind, Path, UnaryOp};
 use crate::diag::Diagnostic;
@@ -113,7 +113,7 @@ impl<'a> Cx<'a> {
         match op {
             Add | Sub | Mul | Div | Rem | Pow | Lt | Le | Gt | Ge => {
                 for (k, e) in [(kx, a), (ky, b)] {
-                    // `+` joins lists.
+                    // `+` concatenates lists.
                     let fits = matches!(k, AKind::Number | AKind::Unknown) || (op == Add && k == AKind::List);
                     if !fits {
                         let d = Diagnostic::error(
@@ -155,7 +155,7 @@ impl<'a> Cx<'a> {
         Some(AExpr::Binary(op, Box::new(x), Box::new(y)))
     }
 
-    /// A guard: an attribute expression that is a truth value.
+    /// A guard: a boolean attribute expression.
     pub(super) fn guard(&mut self, e: &'a Expr) -> Option<AExpr> {
         let g = self.aexpr(e)?;
         match self.akind(&g) {
@@ -295,7 +295,7 @@ impl<'a> Cx<'a> {
         Some(AExpr::Call(f, args.into_iter().collect::<Option<_>>()?))
     }
 
-    /// The variable of `[.. for x in xs]` over several operands: it holds the sizes of one of them.
+    /// The variable of `[.. for x in xs]` over several operands: it has the sizes of one of them.
     fn item(&self, e: &Expr) -> Option<VarId> {
         match self.slot(&single(e)?.node) {
             Some(Slot::Var(v)) if self.info[v.index()].item => Some(*v),
@@ -336,7 +336,7 @@ impl<'a> Cx<'a> {
         self.report(d)
     }
 
-    /// The variable of sort Term that is named.
+    /// The variable of sort `Term` that the expression names.
     fn term_arg(&self, e: &Expr) -> Option<VarId> {
         let ExprKind::Path(p) = &e.kind else { return None };
         let [one] = p.parts.as_slice() else { return None };
@@ -346,7 +346,7 @@ impl<'a> Cx<'a> {
         }
     }
 
-    /// The tensor variable that a fact is asked of.
+    /// The tensor variable that is the argument of a fact.
     fn tensor_arg(&mut self, what: &str, e: &'a Expr) -> Option<VarId> {
         if let ExprKind::Path(p) = &e.kind
             && let [one] = p.parts.as_slice()
@@ -382,13 +382,13 @@ impl<'a> Cx<'a> {
         self.report(d)
     }
 
-    /// What an attribute expression gives, as far as that is known without values.
+    /// The kind of an attribute expression, as far as it is known without values.
     pub(super) fn akind(&self, e: &AExpr) -> AKind {
         akind(e, &self.vars)
     }
 }
 
-/// The fewest and the most arguments of a function.
+/// The minimum and maximum number of arguments of a function.
 fn counts(f: AFn) -> (usize, usize) {
     match f {
         AFn::Min | AFn::Max => (1, 2),
@@ -400,7 +400,7 @@ fn counts(f: AFn) -> (usize, usize) {
 
 /// `1` as a size, `1.0` as a number.
 pub(super) fn number(value: f64, integer: bool) -> AttrValue {
-    // 2^53: up to there every integer is a f64.
+    // Up to 2^53 every integer is exact in f64.
     if integer && value.abs() <= 9_007_199_254_740_992.0 {
         AttrValue::Dim(Dim::from(value as i64))
     } else {
@@ -474,7 +474,7 @@ pub(super) fn akind(e: &AExpr, vars: &[Var]) -> AKind {
             | AFn::Reverse
             | AFn::Slice => AKind::List,
             AFn::IsPermutation | AFn::IsFloat => AKind::Bool,
-            // Of a list they give an element, which is a number as far as min and max go.
+            // On a list they give an element, which is a number wherever min and max apply.
             AFn::Min | AFn::Max => args.first().map_or(AKind::Unknown, |_| AKind::Number),
             _ => AKind::Number,
         },
@@ -502,7 +502,7 @@ fn value_kind(v: &AttrValue) -> AKind {
     }
 }
 
-/// A value as the attribute's type has it (`1` as `1.0`), or `None` if it is of another type.
+/// Converts a value to the attribute's type (`1` to `1.0`); `None` if its type is another.
 pub(super) fn coerce(ty: AttrType, value: AttrValue) -> Option<AttrValue> {
     let element = |ty, list: Vec<AttrValue>| {
         list.into_iter().map(|v| coerce(ty, v)).collect::<Option<Vec<_>>>().map(AttrValue::List)

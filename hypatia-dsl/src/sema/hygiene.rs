@@ -1,7 +1,7 @@
-//! Patterns against right sides and against each other: does one match the other?
+//! Subsumption: matches patterns against right sides and against each other.
 //!
-//! In: parts of rules. Out: yes or no, with what the variables stand for. Holds always: a yes is
-//! certain as far as structure goes; guards are for the caller.
+//! In: parts of rules. Out: whether one matches the other, with the substitution. Invariant: a
+//! positive answer is certain as far as structure goes; the caller checks guards.
 
 use std::collections::HashMap;
 
@@ -9,7 +9,7 @@ use crate::ir::{
     AExpr, AttrPat, AttrValue, Build, BuildArg, BuildNode, Head, NodePat, OpBody, Pat, Program, Rule, VarId, parts,
 };
 
-/// What the variables of the pattern stand for.
+/// The bindings of a pattern's variables.
 #[derive(Default, Debug)]
 pub(crate) struct Match {
     /// Tensors and terms.
@@ -18,7 +18,7 @@ pub(crate) struct Match {
     pub attrs: HashMap<VarId, AExpr>,
 }
 
-/// Whether a pattern matches a right side taken as it is written.
+/// Whether a pattern matches a right side as written.
 pub(crate) fn matches(p: &Pat, b: &Build, m: &mut Match) -> bool {
     match (p, b) {
         (Pat::Any, _) => true,
@@ -70,7 +70,8 @@ fn attr_matches(p: &AttrPat, e: &AExpr, m: &mut Match) -> bool {
     }
 }
 
-/// True if the right side holds a match of the left side that makes the next one larger.
+/// True if the right side contains a match of the left side, so that each application makes the
+/// term larger.
 pub(crate) fn grows(r: &Rule) -> bool {
     let ([lhs], [rhs]) = (r.lhs.as_slice(), r.rhs.as_slice()) else { return false };
     if !unguarded(r) {
@@ -90,7 +91,7 @@ pub(crate) fn grows(r: &Rule) -> bool {
     found
 }
 
-/// A rule from one tensor to another that applies wherever its pattern is found.
+/// True for a rule with one root and no guards or types: it applies wherever its pattern matches.
 pub(crate) fn unguarded(r: &Rule) -> bool {
     matches!((r.lhs.as_slice(), r.rhs.as_slice()), ([lhs], [_]) if r.requires.is_empty() && !has_type(lhs))
 }
@@ -105,18 +106,19 @@ fn has_type(p: &Pat) -> bool {
     }
 }
 
-/// True if the right side is a part of the left side below scalar functions only, in a rule that is
-/// not lifted to terms: the class then contains itself, and an epilogue could take the function in
-/// again and again.
-/// A part that is known to be an op's result, such as `p @ softmax(x)`, is no such function's operand for an epilogue: only
-/// products have epilogues, so these and ops whose bodies end in one are told from the others.
+/// True if the right side is a part of the left side under scalar functions only, in a rule that is
+/// not lifted to terms: the e-class then contains itself, and an epilogue could absorb the function
+/// again and again. A part that is known to be an op's result, such as `p @ softmax(x)`, cannot be
+/// absorbed into an epilogue: only products have epilogues. So products, and ops whose bodies end
+/// in one, are distinguished from other ops.
 pub(crate) fn self_containing(p: &Program, r: &Rule) -> bool {
     let ([lhs], [rhs]) = (r.lhs.as_slice(), r.rhs.as_slice()) else { return false };
     let by_op = matches!(rhs, Build::Var(v) if is_op(p, lhs, *v));
     !r.pointwise && !by_op && scalars_only(rhs) && below(lhs, rhs)
 }
 
-/// True if the pattern binds the variable to an application of an op that is no product and has none inside.
+/// True if the pattern binds the variable to an application of an op that is not a product and
+/// contains none.
 fn is_op(program: &Program, p: &Pat, v: VarId) -> bool {
     match p {
         Pat::Bind(w, inner) => (*w == v && no_product(program, inner)) || is_op(program, inner, v),
@@ -174,7 +176,7 @@ fn below(p: &Pat, rhs: &Build) -> bool {
     }
 }
 
-/// Whether a part of the left side is the right side, as they are written.
+/// Whether a part of the left side is the same as the right side, as written.
 fn same(p: &Pat, b: &Build) -> bool {
     match (p, b) {
         (Pat::Var(v), Build::Var(w)) => v == w,
@@ -192,14 +194,14 @@ fn same(p: &Pat, b: &Build) -> bool {
     }
 }
 
-/// A substitution from one pattern's variables to another's parts.
+/// A substitution from the variables of one pattern to the parts of another.
 #[derive(Default, Debug, Clone)]
 pub(crate) struct Instance {
     pats: HashMap<VarId, Pat>,
     attrs: HashMap<VarId, AttrPat>,
 }
 
-/// Whether every match of `special` is one of `general`.
+/// Whether every match of `special` is a match of `general`.
 pub(crate) fn instance_of(general: &Pat, special: &Pat, i: &mut Instance) -> bool {
     match (general, special) {
         (Pat::Any, _) => true,
@@ -254,7 +256,7 @@ fn attr_instance(g: &AttrPat, s: &AttrPat, i: &mut Instance) -> bool {
     }
 }
 
-/// Whether the general rule's right side, with the substitution, is the special one's.
+/// Whether the general rule's right side, after substitution, equals the special one's.
 pub(crate) fn same_result(general: &Build, special: &Build, i: &Instance) -> bool {
     match (general, special) {
         (Build::Var(v), _) => i.pats.get(v).is_some_and(|p| same(p, special)),

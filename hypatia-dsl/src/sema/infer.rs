@@ -1,7 +1,7 @@
-//! Types of right sides: what `typing` says of each application, bottom-up.
+//! Types of right sides: applies `typing` to each application, bottom-up.
 //!
 //! In: a [`Build`], types of its variables, values of its attributes. Out: the type of its result,
-//! or why there is none. Holds always: `Ok(None)` means that the type depends on something unknown.
+//! or why there is none. Invariant: `Ok(None)` means that the type depends on something unknown.
 
 use crate::dtype::DType;
 use crate::ir::{AExpr, AttrValue, Build, BuildArg, BuildNode, Fact, Head, OpId, ParamKind, Program, VarId};
@@ -16,7 +16,7 @@ pub(crate) struct Infer<'p> {
     lookup: &'p dyn Fn(VarId) -> Option<TensorType>,
     /// Values of attributes and sizes.
     pub bindings: Bindings,
-    /// Types of what is not there: `Some(true)` for absent optional operands.
+    /// Absent optional operands: `present(x)` is false for them.
     pub absent: Vec<VarId>,
 }
 
@@ -39,7 +39,7 @@ impl<'p> Infer<'p> {
         Infer { program, lookup, bindings: Bindings::default(), absent: Vec::new() }
     }
 
-    /// The value of an attribute expression.
+    /// Evaluates an attribute expression.
     pub(crate) fn value(&self, e: &AExpr) -> Option<AttrValue> {
         eval(e, &self.bindings, &TypeFacts(self.lookup, &self.absent))
     }
@@ -91,7 +91,8 @@ impl<'p> Infer<'p> {
                 }
             }
         }
-        // A number is a splat of rank 0 in the dtype of the first sibling that is a number.
+        // A number is a splat of rank 0 with the dtype of the first sibling operand that is a
+        // number.
         let kinds = &self.program.scalar(id).params;
         let first = types
             .iter()
@@ -112,7 +113,7 @@ impl<'p> Infer<'p> {
         }
     }
 
-    /// True if it is a number, or the number that stands for an absent operand.
+    /// True if it is a number, or the number that replaces an absent operand.
     fn is_number(&self, b: &Build) -> bool {
         match b {
             Build::Number(_) => true,
@@ -122,7 +123,7 @@ impl<'p> Infer<'p> {
         }
     }
 
-    /// An integer type must hold the numbers that stand beside it as they are.
+    /// Checks that an integer type can represent the numbers beside it exactly.
     fn held(&self, b: &Build, dtype: DType) -> Result<(), TypeError> {
         let value = match b {
             Build::Number(e) => self.value(e),
@@ -193,7 +194,7 @@ impl<'p> Infer<'p> {
         Ok(Some(out))
     }
 
-    /// What an epilogue reads must broadcast to the output.
+    /// Checks that the tensors read by an epilogue broadcast to the output.
     fn term(&self, b: &Build, out: &TensorType) -> Result<(), TypeError> {
         let Build::Node(n) = b else { return Ok(()) };
         for a in &n.args {

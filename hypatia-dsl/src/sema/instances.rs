@@ -1,6 +1,7 @@
-//! Operands that a declaration lets in, tried one after the other.
+//! Enumerates operand types that a declaration allows.
 //!
-//! In: an op's declaration. Out: types for its operands and values for its variables, and where in a body something fails.
+//! In: an op's declaration. Out: types for its operands and values for its variables, and the
+//! location of a type error in a body.
 
 use std::collections::HashMap;
 
@@ -12,15 +13,15 @@ use crate::typing::{Bindings, NoFacts, TensorType, TypeError, eval};
 
 use super::infer::Infer;
 
-/// One way to fill an op's operands and attributes.
+/// One assignment of types and values to an op's operands and attributes.
 pub(super) struct Instance {
     pub bindings: Bindings,
     pub types: HashMap<VarId, TensorType>,
     pub absent: Vec<VarId>,
 }
 
-/// Instances of an op: rests of 0, 1 and 2 sizes, optional operands all there and all absent. An element type that
-/// `wanted` names is that one.
+/// Instances of an op: rests of 0, 1 and 2 sizes, with all optional operands present and with all
+/// absent. `wanted` fixes the element type of a variable.
 pub(super) fn instances(def: &OpDef, wanted: Option<(VarId, DType)>) -> Vec<Instance> {
     let rests: Vec<VarId> = vars_of(def, Sort::Shape).filter(|v| def.vars[v.index()].name != "out").collect();
     let free = rests.len().min(3);
@@ -47,7 +48,7 @@ pub(super) fn instances(def: &OpDef, wanted: Option<(VarId, DType)>) -> Vec<Inst
     out
 }
 
-/// `x: f32[s0, k]`, for notes.
+/// The operand types for notes: `x: f32[s0, k]`.
 pub(super) fn describe(def_vars: &[crate::ir::Var], types: &HashMap<VarId, TensorType>, absent: &[VarId]) -> String {
     let mut vars: Vec<&VarId> = types.keys().collect();
     vars.sort();
@@ -62,12 +63,12 @@ pub(super) fn describe(def_vars: &[crate::ir::Var], types: &HashMap<VarId, Tenso
     shown.join(", ")
 }
 
-/// The innermost application without a type.
+/// The innermost application that has no type.
 pub(super) fn locate(infer: &Infer<'_>, nodes: &[(Build, Span)]) -> Option<(TypeError, Span)> {
     nodes.iter().find_map(|(b, span)| infer.build(b).err().map(|e| (e, *span)))
 }
 
-/// The type that a pattern stands for, once its variables have values.
+/// The concrete type of a pattern, once its variables have values.
 pub(super) fn concrete(t: &TypePat, b: &Bindings) -> Option<TensorType> {
     let dtype = match &t.dtype {
         DTypePat::Any => DType::F32,

@@ -1,6 +1,6 @@
 //! Kernels: what they implement, how they are made, where they apply.
 //!
-//! In: `kernel` items. Out: [`Kernel`]s. Holds always: exactly one backend; the pattern's root is an
+//! In: `kernel` items. Out: [`Kernel`]s. Invariant: exactly one backend; the pattern's root is an
 //! op.
 
 use crate::ast::{self, ExprKind};
@@ -13,7 +13,7 @@ use super::context::{Cx, Place, Pos};
 use super::walk::pat_vars;
 use super::{code, rules};
 
-/// Choices of one tuning parameter at most.
+/// Maximum number of choices for one tuning parameter.
 const MAX_CHOICES: usize = 64;
 
 pub(super) fn kernel<'a>(cx: &mut Cx<'a>, k: &'a ast::Kernel, doc: &str) -> Option<Kernel> {
@@ -63,7 +63,7 @@ pub(super) fn kernel<'a>(cx: &mut Cx<'a>, k: &'a ast::Kernel, doc: &str) -> Opti
     if !good {
         return None;
     }
-    // These kernels are made from the op's body.
+    // These kernels are generated from the op's body.
     let def = cx.s.program.op(op);
     if let Backend::Rowwise | Backend::Composed = backend
         && matches!(def.body, crate::ir::OpBody::Builtin(_))
@@ -148,7 +148,7 @@ fn backend(cx: &mut Cx<'_>, k: &ast::Kernel) -> Option<Backend> {
     }
 }
 
-/// A call of cuBLASLt, if it has an epilogue of that name.
+/// A cuBLASLt call, if the library has an epilogue of that name.
 fn cublaslt(cx: &mut Cx<'_>, name: &ast::Name) -> Option<Backend> {
     if Form::named(&name.node).is_some() {
         return Some(Backend::Cublaslt(name.node.clone()));

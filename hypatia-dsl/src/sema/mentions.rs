@@ -1,8 +1,9 @@
-//! Which names an expression or an item mentions.
+//! The names that an expression or an item mentions.
 
 use crate::ast::{DimExpr, Expect, Expr, ExprKind, ItemKind, Path, TestStatement};
 
-/// Calls `f` for every path that may name a declaration, with true where it is applied. A stack of its own: no recursion.
+/// Calls `f` for every path that may name a declaration; the flag is true if the path is applied.
+/// Uses an explicit stack instead of recursion.
 pub(crate) fn mentions(e: &Expr, f: &mut dyn FnMut(&Path, bool)) {
     let mut stack = vec![e];
     while let Some(e) = stack.pop() {

@@ -1,11 +1,12 @@
-//! From resolved files to a checked [`Program`].
+//! Semantic analysis: from resolved files to a checked [`Program`].
 //!
-//! In: trees and scopes. Out: a Program, and every error of every item: an item with an error is
-//! left out and does not hide errors in others. The work goes in passes, each of which needs the
-//! one before: declarations get ids (`declare`), ops their signatures (`ops`), scalars their bodies
-//! (`scalars`), ops their bodies, then rules, kernels and tests (`rules`, `kernels`, `tests`), and
-//! last the rules that the compiler makes itself (`derive`). Expressions are read by position:
-//! `patterns` for left sides, `build` for right sides and bodies, `guards` for attributes.
+//! In: syntax trees and scopes. Out: a Program, and every error of every item. An item with an
+//! error is left out and does not hide errors in other items. The work is done in passes, each of
+//! which needs the one before: declarations get ids (`declare`), ops their signatures (`ops`),
+//! scalars their bodies (`scalars`), ops their bodies, then rules, kernels and tests (`rules`,
+//! `kernels`, `tests`), and last the derived rules (`derive`). Position determines how an
+//! expression is read: `patterns` for left sides, `build` for right sides and bodies, `guards` for
+//! attributes.
 
 mod applications;
 mod args;
@@ -48,7 +49,7 @@ use crate::source::{SourceMap, Span};
 
 use context::Cx;
 
-/// What a name in the space of values is.
+/// The meaning of a name in the namespace of values.
 #[derive(Clone, Copy, Debug)]
 enum Decl {
     Scalar(ScalarId),
@@ -57,7 +58,7 @@ enum Decl {
     Family,
 }
 
-/// The tables that every declaration reads while it is checked.
+/// The tables that all checks of declarations read.
 struct Sema<'a> {
     resolved: &'a Resolved,
     sources: &'a SourceMap,
@@ -65,11 +66,11 @@ struct Sema<'a> {
     decls: HashMap<ItemRef, Decl>,
     families: HashMap<ItemRef, Result<Vec<Head>, ()>>,
     ruleset_ids: HashMap<ItemRef, RuleSetId>,
-    /// Ops whose signature has an error: using them is not another error.
+    /// Ops with an error in the signature: their uses report no further errors.
     poisoned_ops: HashSet<OpId>,
-    /// Scalars whose body has an error: no rule is derived from them.
+    /// Scalars with an error in the body: no rule is derived from them.
     poisoned_scalars: HashSet<ScalarId>,
-    /// Patterns that are defined by themselves.
+    /// Patterns with a recursive definition.
     poisoned_items: HashSet<ItemRef>,
     diags: Vec<Diagnostic>,
 }
@@ -102,16 +103,16 @@ pub fn analyse(resolved: &Resolved, sources: &SourceMap) -> (Program, Vec<Diagno
     (s.program, s.diags)
 }
 
-/// Names of scalars and ops that are taken.
+/// Names of scalars and ops that are in use.
 #[derive(Default)]
 struct Names {
     taken: HashSet<String>,
-    /// How often a name of a module was asked for again: the next try starts there.
+    /// How often a name of a module was requested again: the next attempt starts there.
     again: HashMap<(String, String), usize>,
 }
 
 impl Names {
-    /// The name, qualified by its module and a number where it is taken.
+    /// A unique name: if the name is in use, it is qualified by its module, then numbered.
     fn unique(&mut self, module: &str, name: &str) -> String {
         if self.taken.insert(name.to_string()) {
             return name.to_string();
@@ -128,7 +129,7 @@ impl Names {
 }
 
 impl<'a> Sema<'a> {
-    /// Items of all files, those of used files first.
+    /// Items of all files in dependency order: used files first.
     fn items(&self) -> Vec<(ItemRef, &'a ast::Item)> {
         let resolved = self.resolved;
         let mut out = Vec::new();
@@ -158,7 +159,8 @@ impl<'a> Sema<'a> {
         }
     }
 
-    /// Gives ids to scalars and ops. A name that another file has taken is qualified by its module.
+    /// Assigns ids to scalars and ops. A name that another file already uses is qualified by its
+    /// module.
     fn declare(&mut self) {
         let mut names = Names::default();
         for (at, item) in self.items() {
@@ -182,7 +184,7 @@ impl<'a> Sema<'a> {
                     let id = OpId(self.program.ops.len() as u32);
                     self.decls.insert(at, Decl::Op(id));
                     let name = names.unique(module, &op.name.node);
-                    // Until its signature is read it is unusable.
+                    // Poisoned until its signature has been read.
                     self.poisoned_ops.insert(id);
                     self.program.ops.push(OpDef {
                         name,
@@ -209,7 +211,7 @@ impl<'a> Sema<'a> {
         }
     }
 
-    /// A builtin is declared once.
+    /// Reports a builtin that is declared more than once.
     fn once(&mut self, first: Option<Origin>, span: Span) {
         if let Some(first) = first {
             let mut d = Diagnostic::error(code::DUPLICATE, "this builtin is declared already", span)
@@ -266,7 +268,7 @@ impl<'a> Sema<'a> {
         }
     }
 
-    /// What a family's name stands for; `None` if it is no family, `Err` if that was reported.
+    /// The members of a family; `None` if the name is not a family, `Err` if an error was reported.
     fn family_of(&self, file: usize, path: &ast::Path) -> Option<Result<Vec<Head>, ()>> {
         if let Some(item) = self.resolved.find(file, Space::Value, path) {
             return match self.decls.get(&item)? {
@@ -274,7 +276,7 @@ impl<'a> Sema<'a> {
                 _ => None,
             };
         }
-        // Families that are there without a declaration, and take in the user's own scalars.
+        // Predefined families, which include the user's own scalars.
         match path.text().as_str() {
             "unary" => Some(Ok(rules::of_arity(self, 1))),
             "binary" => Some(Ok(rules::of_arity(self, 2))),
@@ -282,8 +284,9 @@ impl<'a> Sema<'a> {
         }
     }
 
-    /// A test that expects a rule which does not exist would pass or fail for no reason. Beside other errors rules may be missing for
-    /// these: of what is declared somewhere nothing is said then.
+    /// Reports expectations of unknown rules: such a test would pass or fail for no reason. If
+    /// there are other errors, rules may be missing because of them; then nothing is reported about
+    /// declared names.
     fn expected_rules(&mut self) {
         let known: HashSet<&str> =
             self.program.rules.iter().flat_map(|r| [r.name.as_str(), r.base_name.as_str()]).collect();
@@ -321,8 +324,8 @@ impl<'a> Sema<'a> {
         }
     }
 
-    /// Names of rules that were declared, where some may be missing for an error; of the derived ones, those of all that they may be
-    /// derived from. `None` where there is no error.
+    /// Names of declared rules, if some of them may be missing because of an error. Includes the
+    /// names of all rules that may be derived. `None` if there is no error.
     fn declared_rules(&self) -> Option<HashSet<String>> {
         let unread = |f: &ast::File| !f.broken.is_empty();
         if !crate::diag::has_errors(&self.diags) && !self.resolved.files.iter().any(unread) {
@@ -338,7 +341,8 @@ impl<'a> Sema<'a> {
         Some(self.items().iter().filter_map(|(_, i)| name(i)).chain(broken).collect())
     }
 
-    /// Why a declaration of that name gives no rule that finds its body: said of `fold::name` where there is such a one.
+    /// Why no rule `fold::name` is derived from the declaration of that name, if there is such a
+    /// declaration.
     fn not_folded(&self, rule: &str) -> Option<String> {
         let name = rule.strip_prefix("fold::")?;
         if self.program.scalars.iter().any(|s| s.name == name) {
@@ -352,8 +356,8 @@ impl<'a> Sema<'a> {
     }
 
     fn family_members(&mut self) {
-        // A family may name another one that stands further down: as many rounds as there are
-        // families settle them all.
+        // A family may name one that is declared further down: as many rounds as there are families
+        // resolve them all.
         let items: Vec<(ItemRef, &ast::Family)> = self
             .items()
             .into_iter()
@@ -422,7 +426,7 @@ impl<'a> Sema<'a> {
         self.diags.extend(found.into_iter().flatten());
     }
 
-    /// Rules, kernels and tests need nothing of each other, so they are worked out side by side.
+    /// Rules, kernels and tests are independent of each other, so they are checked in parallel.
     fn rules_kernels_tests(&mut self) {
         let mut names: HashMap<String, Span> = HashMap::new();
         let mut items = self.items();
@@ -459,13 +463,13 @@ impl<'a> Sema<'a> {
     }
 }
 
-/// Bodies of ops that are worth a thread.
+/// Minimum number of op bodies per thread.
 const BODIES_A_THREAD: usize = 10;
 
-/// Rules, kernels and tests that are worth a thread: about a millisecond's work.
+/// Minimum number of rules, kernels and tests per thread: about a millisecond of work.
 const ITEMS_A_THREAD: usize = 40;
 
-/// What an item came to.
+/// The result of checking an item.
 enum Made {
     Rules(Vec<Rule>),
     Kernel(Option<Box<Kernel>>),

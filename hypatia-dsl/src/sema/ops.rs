@@ -1,7 +1,7 @@
 //! Ops: signatures and bodies.
 //!
-//! In: `op` items. Out: [`OpDef`]s. Holds always: operand and attribute `i` is `VarId(i)`; a result
-//! mentions bound variables only; no op is defined by itself.
+//! In: `op` items. Out: [`OpDef`]s. Invariant: operand and attribute `i` is `VarId(i)`; a result
+//! mentions bound variables only; no op is recursive.
 
 use std::collections::HashMap;
 
@@ -35,7 +35,7 @@ const ATTR_TYPES: &[(&str, AttrType)] = &[
     ("string", AttrType::Str),
 ];
 
-/// The signature of an op. The body comes later, once every signature is known.
+/// The signature of an op. The body is read later, once all signatures are known.
 pub(super) fn signature<'a>(cx: &mut Cx<'a>, op: &'a ast::Op) -> Option<OpDef> {
     cx.place = Place::Type;
     let mut good = true;
@@ -217,7 +217,7 @@ fn constant<'a>(cx: &mut Cx<'a>, e: &'a Expr, ty: AttrType) -> Option<AttrValue>
     }
 }
 
-/// The element types that a bound lets in.
+/// The element types that a bound allows.
 fn bound<'a>(cx: &mut Cx<'a>, e: &'a Expr) -> Option<Vec<DType>> {
     let all = |f: fn(DType) -> bool| Some(DType::ALL.into_iter().filter(|d| f(*d)).collect());
     match &e.kind {
@@ -251,7 +251,7 @@ fn bound<'a>(cx: &mut Cx<'a>, e: &'a Expr) -> Option<Vec<DType>> {
     }
 }
 
-/// A defined op's result must name all its sizes: nothing else says what they are.
+/// Checks that a defined op's result type names all its sizes: nothing else determines them.
 fn named(cx: &mut Cx<'_>, t: &TypePat, r: &ast::ResultType, op: &ast::Op) -> Option<()> {
     let open = matches!(t.rest, Some(RestPat::Any))
         || t.prefix.iter().chain(&t.suffix).any(|d| matches!(d, crate::ir::DimPat::Any))
@@ -324,9 +324,9 @@ fn builtin(cx: &mut Cx<'_>, op: &ast::Op, params: &[Param]) -> Option<OpBody> {
     Some(OpBody::Builtin(b))
 }
 
-/// The body of an op: one expression a result, and the variables with those it made.
+/// The body of an op: one expression for each result, and the variables, including new ones.
 pub(super) fn body<'a>(cx: &mut Cx<'a>, op: &'a ast::Op, def: &OpDef) -> Option<Vec<Build>> {
-    // The same variables in the same order as the signature had them.
+    // The same variables in the same order as in the signature.
     for (i, v) in def.vars.iter().enumerate() {
         let span = op.params.get(i).map_or(op.name.span, |p| p.name.span);
         cx.declare(&v.name, v.sort, span);
@@ -356,7 +356,7 @@ pub(super) fn body<'a>(cx: &mut Cx<'a>, op: &'a ast::Op, def: &OpDef) -> Option<
     built.into_iter().collect()
 }
 
-/// The variables of an op that hold its attributes.
+/// The variables of an op's attributes.
 pub(super) fn attr_vars(def: &OpDef) -> Vec<VarId> {
     def.attrs().map(|(i, _)| VarId(i as u32)).collect()
 }

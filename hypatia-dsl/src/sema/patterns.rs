@@ -1,8 +1,8 @@
 //! Left sides: expressions as patterns over the e-graph.
 //!
-//! In: an expression. Out: a [`Pat`], named patterns inlined; what is applied is read by `applications`.
-//! Holds always: every alternative binds the same variables, apart from those that a named pattern
-//! keeps for itself (their names start with `_`).
+//! In: an expression. Out: a [`Pat`] with named patterns inlined; `applications` reads the
+//! applications. Invariant: every alternative binds the same variables, except those that are local
+//! to a named pattern (their names start with `_`).
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -75,10 +75,10 @@ impl<'a> Cx<'a> {
         }
     }
 
-    /// `name?`: bound where this alternative holds, absent elsewhere.
+    /// `name?`: bound if this alternative matches, absent otherwise.
     fn maybe_bound(&mut self, name: &'a Name, pos: Pos) -> Option<Pat> {
         if let Some(Slot::Param { expr, frame, .. }) = self.slot(&name.node).cloned() {
-            // A parameter of a named pattern: the name that it stands for.
+            // A parameter of a named pattern: use the name of its argument.
             let Some(given) = single(expr) else {
                 return self.error(code::MISPLACED, "what may be absent is given by a name", expr.span);
             };
@@ -108,7 +108,7 @@ impl<'a> Cx<'a> {
 
     fn pattern_path(&mut self, p: &'a Path, pos: Pos) -> Option<Pat> {
         let [one] = p.parts.as_slice() else {
-            // Reports an unknown name; a known one must be applied.
+            // This reports an unknown name. A known name must be applied.
             self.callee(p)?;
             return self.not_applied(p);
         };
@@ -135,8 +135,8 @@ impl<'a> Cx<'a> {
         self.report(d)
     }
 
-    /// A parameter of the pattern that is being inlined: the argument, remembered by a variable so
-    /// that its second mention is the same class.
+    /// A parameter of the pattern that is being inlined: its argument, stored in a variable so that
+    /// a second occurrence matches the same e-class.
     fn pattern_param(
         &mut self,
         name: &str,
@@ -167,7 +167,7 @@ impl<'a> Cx<'a> {
         Some(Pat::Bind(v, Box::new(inner)))
     }
 
-    /// Alternatives: each from the same state, and all of them binding the same names.
+    /// Alternatives: each starts from the same state, and all bind the same names.
     fn one_of(&mut self, list: &'a [Expr], pos: Pos, span: Span) -> Option<Pat> {
         let mut out = Vec::new();
         let mut good = true;
@@ -187,7 +187,7 @@ impl<'a> Cx<'a> {
         let sets: Vec<BTreeSet<VarId>> = out.iter().map(|(p, _)| self.named_vars(p)).collect();
         let all: BTreeSet<VarId> = sets.iter().flatten().copied().collect();
         for (set, (_, at)) in sets.iter().zip(&out) {
-            // What may be absent is absent where another alternative holds.
+            // An optional variable is absent if another alternative matches.
             if let Some(missing) = all.difference(set).find(|v| !self.info[v.index()].optional) {
                 let name = self.vars[missing.index()].name.clone();
                 let mut d =
@@ -224,7 +224,7 @@ impl<'a> Cx<'a> {
         set
     }
 
-    /// Which parameters of inlined patterns have been matched.
+    /// The parameters of inlined patterns that have matched.
     pub(super) fn bound_params(&self) -> Vec<(usize, String)> {
         let mut out = Vec::new();
         for (i, f) in self.frames.iter().enumerate() {
@@ -247,7 +247,7 @@ impl<'a> Cx<'a> {
         }
     }
 
-    /// After alternatives: a parameter that all of them matched is matched.
+    /// After alternatives: marks a parameter as matched if all alternatives matched it.
     pub(super) fn mark_params_bound(&mut self, alternatives: &[(Pat, Span)]) {
         let mut common: Option<BTreeSet<VarId>> = None;
         for (p, _) in alternatives {
@@ -270,7 +270,7 @@ impl<'a> Cx<'a> {
         }
     }
 
-    /// Writes out a named pattern.
+    /// Inlines a named pattern.
     pub(super) fn inline(
         &mut self,
         item: ItemRef,
@@ -301,7 +301,7 @@ impl<'a> Cx<'a> {
             .zip(args)
             .map(|(p, a)| (p.node.clone(), Slot::Param { expr: &a.value, frame: here, var: None, bound: false }))
             .collect();
-        // The variable of a parameter is made before alternatives branch, so that they share it.
+        // The variable of a parameter is created before alternatives branch, so that they share it.
         self.frames.push(Frame { file: item.file, names });
         self.frame = self.frames.len() - 1;
         if let ExprKind::Alternatives(_) = def.body.kind {
@@ -320,7 +320,7 @@ impl<'a> Cx<'a> {
         r
     }
 
-    /// Compares what was deferred, now that everything is bound.
+    /// Compares deferred conditions, now that everything is bound.
     pub(super) fn settle_deferred(&mut self) -> Option<()> {
         let mut good = true;
         for (v, e, frame) in std::mem::take(&mut self.deferred) {
@@ -336,7 +336,7 @@ impl<'a> Cx<'a> {
         good.then_some(())
     }
 
-    /// Drops variables that only made-up names needed and that nothing mentions again.
+    /// Removes bindings of generated names that nothing else mentions.
     pub(super) fn tidy(&self, pats: Vec<Pat>) -> Vec<Pat> {
         let mut count: HashMap<VarId, usize> = HashMap::new();
         for p in &pats {
@@ -356,7 +356,7 @@ impl<'a> Cx<'a> {
             .collect()
     }
 
-    /// True if the name means something that could be applied.
+    /// True if the name is declared as something that could be applied.
     pub(super) fn is_function(&self, name: &Name) -> bool {
         let path = Path { parts: vec![name.clone()], span: name.span };
         self.s.resolved.is_declared(self.file(), Space::Value, &path)
@@ -380,7 +380,7 @@ pub(super) fn scalar_node(id: ScalarId, args: Vec<Pat>) -> Pat {
     Pat::Node(NodePat { head: Head::Scalar(id), args, rest: None, attrs: vec![], output: 0 })
 }
 
-/// The number that a literal is, with its sign.
+/// The number of a literal, with its sign.
 pub(super) fn literal(e: &Expr) -> Option<f64> {
     match &e.kind {
         ExprKind::Number { value, .. } => Some(*value),
@@ -392,7 +392,7 @@ pub(super) fn literal(e: &Expr) -> Option<f64> {
     }
 }
 
-/// The builtin scalar that an operator means on tensors and terms, and whether its operands swap.
+/// The builtin scalar of an operator on tensors and terms, and whether its operands are swapped.
 /// `!=` is the negation of `==`.
 pub(super) fn operator(op: BinaryOp) -> Option<(BuiltinScalar, bool)> {
     Some(match op {

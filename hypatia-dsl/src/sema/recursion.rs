@@ -1,8 +1,8 @@
-//! Nothing is defined by itself: scalars, ops, patterns, families.
+//! Recursion check: scalars, ops, patterns and families must not be recursive.
 //!
-//! In: all declarations. Out: an error for each circle of definitions, naming all of it; the members
-//! are poisoned so that nothing walks round it. Holds always: no recursion here either, the walk has
-//! a stack of its own.
+//! In: all declarations. Out: an error for each cycle of definitions that names all its members.
+//! The members are poisoned so that nothing walks around the cycle. Invariant: the check itself
+//! uses an explicit stack instead of recursion.
 
 use std::collections::{HashMap, HashSet};
 
@@ -14,7 +14,7 @@ use crate::resolve::{ItemRef, Space, declared};
 use super::mentions::mentions;
 use super::{Decl, Sema, code};
 
-/// Reports circles among scalars, ops and patterns.
+/// Reports cycles among scalars, ops and patterns.
 pub(super) fn check(s: &mut Sema<'_>) {
     let mut nodes: Vec<ItemRef> = Vec::new();
     let mut edges: Vec<Vec<ItemRef>> = Vec::new();
@@ -88,7 +88,7 @@ fn report(s: &mut Sema<'_>, circle: &[ItemRef]) {
     s.diags.push(d.label("a definition may use what is defined without it only"));
 }
 
-/// Circles in a graph, each once; members of one are not searched again.
+/// The cycles of a graph, each once; members of a cycle are not searched again.
 fn circles(nodes: &[ItemRef], edges: &[Vec<ItemRef>]) -> Vec<Vec<ItemRef>> {
     let index: HashMap<ItemRef, usize> = nodes.iter().enumerate().map(|(i, n)| (*n, i)).collect();
     let mut state = vec![0u8; nodes.len()];
@@ -125,7 +125,7 @@ fn circles(nodes: &[ItemRef], edges: &[Vec<ItemRef>]) -> Vec<Vec<ItemRef>> {
     out
 }
 
-/// The order in which families can be worked out; circles are reported and left out.
+/// The order in which families can be resolved. Cycles are reported and left out.
 pub(super) fn family_order(s: &mut Sema<'_>, items: &[(ItemRef, &ast::Family)]) -> Vec<usize> {
     let index: HashMap<ItemRef, usize> = items.iter().enumerate().map(|(i, (at, _))| (*at, i)).collect();
     let mut edges: Vec<Vec<ItemRef>> = Vec::new();
@@ -149,7 +149,7 @@ pub(super) fn family_order(s: &mut Sema<'_>, items: &[(ItemRef, &ast::Family)]) 
     for c in &circles {
         report(s, c);
     }
-    // Members first: a walk with a stack of its own, (family, next member).
+    // Members first: a walk with an explicit stack of (family, next member).
     let mut order: Vec<usize> = Vec::new();
     let mut seen: Vec<bool> = nodes.iter().map(|n| bad.contains(n)).collect();
     for root in 0..items.len() {

@@ -1,8 +1,8 @@
-//! Rules: both sides, guards, families written out.
+//! Rules: both sides, guards, expansion of families.
 //!
-//! In: `rule` items. Out: [`Rule`]s, one for each choice of the families, each direction of `<=>`
-//! and each alternative of a left side's root. Holds always: the right side and the guards mention
-//! bound variables only; a rule all of whose heads are scalars is `pointwise`.
+//! In: `rule` items. Out: [`Rule`]s, one for each choice of family members, each direction of `<=>`
+//! and each alternative of a left side's root. Invariant: the right side and the guards mention
+//! bound variables only; a rule whose heads are all scalars is `pointwise`.
 
 use crate::ast::{self, Expr, ExprKind};
 use crate::diag::{Diagnostic, has_errors};
@@ -16,10 +16,10 @@ use super::walk::pat_vars;
 use super::{Sema, check, code, hygiene};
 use crate::source::Span;
 
-/// Rules that one declaration may come to.
+/// Maximum number of rules that one declaration expands to.
 const MAX_RULES: usize = 4096;
 
-/// All rules of a declaration, and what is wrong with it.
+/// All rules of a declaration, and its diagnostics.
 pub(super) fn rules(s: &Sema<'_>, file: usize, r: &ast::Rule, doc: &str) -> (Vec<Rule>, Vec<Diagnostic>) {
     let mut cx = Cx::new(s, file);
     let Some(ruleset) = ruleset(&mut cx, r) else { return (Vec::new(), cx.diags) };
@@ -61,14 +61,14 @@ pub(super) fn rules(s: &Sema<'_>, file: usize, r: &ast::Rule, doc: &str) -> (Vec
             }
             let made = one(&mut cx, r, *back);
             if !cx.diags.is_empty() {
-                // The same mistake shows in every choice.
+                // Every choice has the same error.
                 return (Vec::new(), cx.diags);
             }
             let Some(made) = made else { return (Vec::new(), cx.diags) };
             let name = rule_name(s, r, &choice, *back);
             let made = split_roots(cx, made, name, r, ruleset, doc, s);
             if n == 0 && !s.resolved.trusted[file] {
-                // What holds for one choice of the families holds for all.
+                // Checks of one choice of family members apply to all.
                 let (left, right) = if *back { (r.rhs.span, r.lhs.span) } else { (r.lhs.span, r.rhs.span) };
                 let found: Vec<Diagnostic> =
                     made.iter().filter_map(|rule| check_whole(s, rule, left, right)).take(1).collect();
@@ -103,7 +103,7 @@ fn rule_name(s: &Sema<'_>, r: &ast::Rule, choice: &[(String, Member)], back: boo
     if back {
         name.push_str(".back");
     }
-    // Pointwise work is found by the matcher: there is one rule for all of it.
+    // The matcher finds pointwise work: one rule covers all of it.
     let members: Vec<&str> = choice
         .iter()
         .filter_map(|(_, m)| match m {
@@ -127,7 +127,7 @@ fn ruleset(cx: &mut Cx<'_>, r: &ast::Rule) -> Option<RuleSetId> {
         )
         .label("which ruleset?");
         let name = &r.path.parts.last()?.node;
-        // The file's own, if it has one.
+        // Suggest the file's own ruleset, if it has one.
         let own = cx.s.resolved.files[cx.file()].items.iter().find_map(|i| match &i.kind {
             ast::ItemKind::RuleSet(set) => Some(&set.name.node),
             _ => None,
@@ -172,7 +172,7 @@ fn families(cx: &mut Cx<'_>, r: &ast::Rule) -> Option<Vec<(String, Vec<Member>)>
     Some(out)
 }
 
-/// True for the word that binds a variable for any pointwise work, unless a family has that name.
+/// True for the keyword that binds pointwise work, unless a family has that name.
 fn is_pointwise(cx: &Cx<'_>, p: &ast::Path) -> bool {
     p.text() == "pointwise" && cx.s.family_of(cx.file(), p).is_none()
 }
@@ -226,7 +226,7 @@ pub(super) fn family(cx: &mut Cx<'_>, e: &Expr) -> Option<Vec<Head>> {
     Some(out)
 }
 
-/// A rule is written once for all members: they are called alike.
+/// Checks that all members have the same signature, as a rule is written once for all of them.
 fn alike(cx: &mut Cx<'_>, members: &[Head], e: &Expr) -> Option<()> {
     let program = &cx.s.program;
     let form = |h: &Head| match h {
@@ -255,7 +255,7 @@ enum Member {
     DType(DType),
 }
 
-/// The element types of `{f16, bf16}`; `None` if something else stands there.
+/// The element types of `{f16, bf16}`; `None` for anything else.
 fn dtype_set(e: &Expr) -> Option<Vec<DType>> {
     let ExprKind::Set(items) = &e.kind else { return None };
     let mut out = Vec::new();
@@ -276,7 +276,7 @@ fn members(cx: &mut Cx<'_>, e: &Expr, out: &mut Vec<Head>, good: &mut bool) {
             let found = match cx.s.family_of(cx.file(), p) {
                 Some(Ok(list)) => list,
                 Some(Err(())) => {
-                    *good = false; // reported where it is declared
+                    *good = false; // reported at its declaration
                     return;
                 }
                 None if is_pointwise(cx, p) => {
@@ -330,18 +330,18 @@ fn members(cx: &mut Cx<'_>, e: &Expr, out: &mut Vec<Head>, good: &mut bool) {
     }
 }
 
-/// The family that is always there and has nearly that name.
+/// The predefined family with a similar name.
 fn near_family(cx: &Cx<'_>, path: &ast::Path) -> Option<String> {
     let name = path.text();
     let declared = closest(&name, cx.s.resolved.visible(cx.file(), Space::Value));
     let known = ["unary", "binary"];
     let near = closest(&name, known.into_iter()).filter(|_| declared.is_none());
-    // `unaries`: a family is named in the singular.
+    // `unaries`: the name of a family is singular.
     let singular = name.strip_suffix("ies").map(|stem| format!("{stem}y"));
     near.or_else(|| known.into_iter().find(|k| Some(*k) == singular.as_deref())).map(str::to_string)
 }
 
-/// The parts of a rule before its roots' alternatives are split.
+/// The parts of a rule before the alternatives of its roots are split.
 struct Made {
     lhs: Vec<Pat>,
     rhs: Vec<Build>,
@@ -365,7 +365,7 @@ fn one<'a>(cx: &mut Cx<'a>, r: &'a ast::Rule, back: bool) -> Option<Made> {
     let lhs: Vec<Option<Pat>> = lhs_exprs.iter().map(|e| cx.pattern(e, Pos::Tensor)).collect();
     let lhs: Option<Vec<Pat>> = lhs.into_iter().collect();
     let settled = cx.settle_deferred();
-    // After a mistake on the left, the names on the right would all look unbound.
+    // After an error on the left, all names on the right would seem unbound.
     let (lhs, ()) = (lhs?, settled?);
     let mut good = true;
     for (p, e) in lhs.iter().zip(&lhs_exprs) {
@@ -391,7 +391,7 @@ fn one<'a>(cx: &mut Cx<'a>, r: &'a ast::Rule, back: bool) -> Option<Made> {
             continue;
         }
         if cx.is_tensor(e) {
-            // Written out wherever its name stands; equal nodes are one node of the graph.
+            // Inlined wherever its name occurs; equal nodes are one node of the graph.
             let before = cx.nodes.len();
             let built = if has_results(cx, e) { cx.build_result(e, 0) } else { cx.build(e, Pos::Tensor) };
             good &= built.is_some();
@@ -450,7 +450,7 @@ fn check_root(cx: &mut Cx<'_>, p: &Pat, e: &Expr) -> Option<()> {
     }
 }
 
-/// Several roots must be held together by variables.
+/// Checks that shared variables connect the roots.
 fn check_related(cx: &mut Cx<'_>, lhs: &[Pat], e: &Expr) -> Option<()> {
     let sets: Vec<Vec<VarId>> = lhs
         .iter()
@@ -495,7 +495,7 @@ fn right_side<'a>(cx: &mut Cx<'a>, right: &'a Expr, count: usize, left: &'a Expr
         && let ExprKind::Call { callee, optional: false, .. } = &e.kind
         && let Some(Callee::Head(Head::Op(id))) = quiet_callee(cx, callee)
     {
-        // One op with as many results as there are roots.
+        // A single op with as many results as there are roots.
         let def = cx.s.program.op(id);
         if def.variadic_result || def.results.len() == count {
             return every_result(cx, e, count);
@@ -530,7 +530,8 @@ fn quiet_callee(cx: &mut Cx<'_>, path: &ast::Path) -> Option<Callee> {
     r
 }
 
-/// True for an application of an op of several results: one of them stands behind `.0` where the name is used.
+/// True for an application of an op with several results: `.0` and so on select one where the name
+/// is used.
 fn has_results(cx: &mut Cx<'_>, e: &Expr) -> bool {
     let ExprKind::Call { callee, optional: false, .. } = &e.kind else { return false };
     let Some(Callee::Head(Head::Op(id))) = quiet_callee(cx, callee) else { return false };
@@ -603,7 +604,7 @@ fn alternatives(p: Pat) -> Vec<Pat> {
     }
 }
 
-/// True if both sides hold scalars, variables and numbers only.
+/// True if both sides consist of scalars, variables and numbers only.
 pub(super) fn pointwise(lhs: &[Pat], rhs: &[Build]) -> bool {
     fn pat(p: &Pat) -> bool {
         match p {
@@ -687,7 +688,7 @@ pub(super) fn claims(cx: &mut Cx<'_>, classes: &[ast::ClassExpr]) -> Option<Vec<
     good.then_some(out)
 }
 
-/// All scalars with that many number parameters and a number as result.
+/// All scalars with `n` number parameters and a number as result.
 pub(super) fn of_arity(s: &Sema<'_>, n: usize) -> Vec<Head> {
     use crate::dtype::Kind;
     s.program

@@ -1,7 +1,7 @@
 //! Rulesets: their budgets, and the order in which they run.
 //!
-//! Holds always: `fold`, which holds the rules that the compiler makes, runs first; the others run in
-//! the order of their files and lines, unless `after` says otherwise.
+//! Invariant: `fold`, which holds the derived rules, runs first; the others run in the order of
+//! their files and lines, unless `after` says otherwise.
 
 use std::collections::HashMap;
 
@@ -17,7 +17,7 @@ use super::{Sema, code};
 pub(super) const FOLD: RuleSetId = RuleSetId(0);
 
 const SETTINGS: &[&str] = &["until", "iterations", "nodes", "steps", "after"];
-/// Nodes that a ruleset may come to, where it does not say: so many for each node of the graph.
+/// The default node budget of a ruleset: a fixed part, and a part for each node of the graph.
 const DEFAULT_NODES: (u64, u64) = (10_000, 50);
 
 pub(super) fn collect(s: &mut Sema<'_>) {
@@ -57,7 +57,7 @@ pub(super) fn collect(s: &mut Sema<'_>) {
         }
         sets.push((Some(at), def, after));
     }
-    // A stable order in which `after` holds; a circle of them keeps the file order.
+    // A stable topological order by `after`; a cycle keeps the file order.
     let mut order: Vec<usize> = Vec::new();
     while order.len() < sets.len() {
         let next = (0..sets.len()).find(|i| {
@@ -147,7 +147,7 @@ fn whole(e: &ast::Expr) -> Option<u64> {
     }
 }
 
-/// `fixed + per_node * graph`, in any order, as the two numbers.
+/// Parses `fixed + per_node * graph`, in any order, as the two numbers.
 fn budget(e: &ast::Expr) -> Option<(u64, u64)> {
     use ast::BinaryOp::{Add, Mul};
     match &e.kind {

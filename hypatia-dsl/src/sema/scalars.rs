@@ -1,7 +1,7 @@
 //! Scalar functions: signatures, bodies as terms, written derivatives.
 //!
-//! In: `scalar` items. Out: [`ScalarDef`]s. Holds always: a body's term mentions parameters by
-//! index and calls only scalars; no scalar is defined by itself.
+//! In: `scalar` items. Out: [`ScalarDef`]s. Invariant: the term of a body mentions parameters by
+//! index and calls scalars only; no scalar is recursive.
 
 use std::collections::HashMap;
 
@@ -19,7 +19,7 @@ use super::code;
 use super::context::{Callee, Cx};
 use super::patterns::operator;
 
-/// The kind that a written word means.
+/// The kind that a keyword denotes.
 fn kind(name: &ast::Name) -> Result<Kind, Box<Diagnostic>> {
     match name.node.as_str() {
         "number" => Ok(Kind::Number),
@@ -35,7 +35,7 @@ fn kind(name: &ast::Name) -> Result<Kind, Box<Diagnostic>> {
     }
 }
 
-/// The signature of a scalar, with an empty term for a body that is not builtin.
+/// The signature of a scalar. A body that is not builtin is an empty term for now.
 pub(super) fn declare(s: &ast::Scalar, diags: &mut Vec<Diagnostic>) -> ScalarDef {
     let mut get = |n: &Option<ast::Name>| match n.as_ref().map(kind) {
         Some(Ok(k)) => k,
@@ -86,7 +86,7 @@ pub(super) fn declare(s: &ast::Scalar, diags: &mut Vec<Diagnostic>) -> ScalarDef
     }
 }
 
-/// The device's function that a scalar names.
+/// The device function that a scalar names.
 fn device(s: &ast::Scalar, diags: &mut Vec<Diagnostic>) -> Option<String> {
     let named = s.device.as_ref()?;
     let known = device_function(&named.node).filter(|f| f.arity == s.params.len() && s.body.is_some());

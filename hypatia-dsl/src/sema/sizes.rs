@@ -1,8 +1,9 @@
-//! Scalars that become too large once the scalars they call are written out.
+//! Size limits of scalars once the scalars that they call are inlined.
 //!
-//! In: scalars with their bodies. Out: an error for each that would take too many operations an element, or whose calls
-//! stand too deep in each other. Holds always: no recursion here, the walk has a stack of its own; a scalar that is
-//! refused counts as one operation for its callers, so that the mistake is told once.
+//! In: scalars with their bodies. Out: an error for each that would need too many operations per
+//! element, or whose calls are nested too deeply. Invariant: the walk uses an explicit stack
+//! instead of recursion; a rejected scalar counts as one operation for its callers, so that the
+//! error is reported once.
 
 use crate::diag::Diagnostic;
 use crate::ir::{ScalarBody, ScalarId};
@@ -10,9 +11,10 @@ use crate::scalar::TermNode;
 
 use super::{Sema, code};
 
-/// Operations of one scalar at most, its callees written out: sixty scalars that call the one before twice are 2^60.
+/// Maximum number of operations of a scalar with its callees inlined: sixty scalars that each call
+/// the one before twice are 2^60.
 const MAX_OPERATIONS: u64 = 20_000;
-/// Scalars that call each other in a row at most.
+/// Maximum length of a call chain of scalars.
 const MAX_CALLS: u32 = 200;
 
 /// Reports scalars that are too large.
@@ -32,7 +34,7 @@ pub(super) fn check(s: &mut Sema<'_>) {
             }
         })
         .collect();
-    // Operations and depth of each, once known.
+    // Operations and depth of each scalar, once known.
     let mut known: Vec<Option<(u64, u32)>> = vec![None; callees.len()];
     for root in 0..callees.len() {
         let mut stack = vec![(root, 0)];
@@ -42,7 +44,7 @@ pub(super) fn check(s: &mut Sema<'_>) {
             }
             if let Some(callee) = callees[scalar].get(next) {
                 stack.push((scalar, next + 1));
-                // Circles were cut before; should one be left, it ends here.
+                // Cycles were cut earlier; any that remain end here.
                 if known[*callee].is_none() && !stack.iter().any(|(open, _)| open == callee) {
                     stack.push((*callee, 0));
                 }

@@ -1,7 +1,7 @@
-//! Tests: inputs, what is given, what is expected.
+//! Tests: inputs, given expressions, expectations.
 //!
-//! In: `test` items. Out: [`Test`]s. Holds always: input `i` is `VarId(i)`; `given` is empty exactly
-//! if it does not type-check, and then `error` says why.
+//! In: `test` items. Out: [`Test`]s. Invariant: input `i` is `VarId(i)`; `given` is empty exactly
+//! if it does not type-check, and then `error` holds the reason.
 
 use crate::ast::{self, BinaryOp, DimExpr, Expr, ExprKind, TestStatement};
 use crate::diag::{Code, Diagnostic, Severity};
@@ -16,7 +16,7 @@ use super::code;
 use super::context::{Callee, Cx, Place, Pos};
 use super::types::element_type_hint;
 
-/// Elements of a value that is written out at most.
+/// Maximum number of elements of a written value.
 const MAX_VALUES: usize = 65_536;
 
 pub(super) fn test<'a>(cx: &mut Cx<'a>, t: &'a ast::Test) -> Option<Test> {
@@ -85,7 +85,7 @@ pub(super) fn test<'a>(cx: &mut Cx<'a>, t: &'a ast::Test) -> Option<Test> {
 
 type Given = (Vec<Build>, Option<(Code, String)>);
 
-/// What is given. Its errors are the test's own if it expects one.
+/// The given expressions. Their errors belong to the test if it expects one.
 fn given<'a>(cx: &mut Cx<'a>, t: &'a ast::Test, inputs: &[TestInput], expects_error: bool) -> Option<Given> {
     let before = cx.diags.len();
     cx.place = Place::Test;
@@ -112,13 +112,13 @@ fn given<'a>(cx: &mut Cx<'a>, t: &'a ast::Test, inputs: &[TestInput], expects_er
     }
 }
 
-/// Reports if a given expression has no type.
+/// Reports a given expression that has no type.
 fn typed(cx: &mut Cx<'_>, b: &Build, e: &Expr, inputs: &[TestInput]) {
     let types: Vec<TensorType> = inputs.iter().map(|i| TensorType { dtype: i.dtype, shape: i.shape.clone() }).collect();
     let lookup = |v: crate::ir::VarId| types.get(v.index()).cloned();
     let infer = super::infer::Infer::new(&cx.s.program, &lookup);
     if let Err(err) = infer.build(b) {
-        // The innermost application that fails is the place to look at.
+        // The innermost failing application is the location of the error.
         let (err, span) = super::instances::locate(&infer, &cx.nodes).unwrap_or((err, e.span));
         let mut d = Diagnostic::error(err.code, err.message, span);
         if let Some(h) = err.hint {
@@ -195,7 +195,7 @@ fn size_of(e: &Expr, depth: usize) -> Option<Dim> {
     }
 }
 
-/// The values of an input: one number for all, or a list as deep as the shape.
+/// The values of an input: one number for all elements, or a list nested as deep as the shape.
 fn values(cx: &mut Cx<'_>, e: &Expr, shape: &[Dim]) -> Option<Vec<f64>> {
     if let Some(v) = number(e) {
         return Some(vec![v]);

@@ -1,7 +1,7 @@
 //! Types with variables: `T[..s, m, k]` in op declarations and on left sides.
 //!
-//! In: a type as written. Out: a [`TypePat`]. Holds always: a name that is seen first in a type that
-//! binds becomes a variable; in a result type every name must be bound already.
+//! In: a type as written. Out: a [`TypePat`]. Invariant: in a type that binds, the first occurrence
+//! of a name makes it a variable; in a result type every name must already be bound.
 
 use crate::ast::{DimExpr, Expr, ExprKind, Name, TypeExpr};
 use crate::diag::Diagnostic;
@@ -15,9 +15,9 @@ use super::context::{Cx, Slot};
 /// Whether a type binds its names.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum TypeMode {
-    /// Of an operand: new names become variables.
+    /// An operand type: new names become variables.
     Bind,
-    /// Of a result: all names are bound.
+    /// A result type: all names are bound.
     Result,
 }
 
@@ -75,7 +75,7 @@ impl<'a> Cx<'a> {
                 self.error(code::MISPLACED, "a parameter of a pattern cannot be an element type", name.span)
             }
             None => {
-                // `fp16` is a slip, `T` a variable.
+                // `fp16` is a typing mistake, `T` is a variable.
                 let variable = name.node.starts_with(|c: char| c.is_ascii_uppercase());
                 if mode == TypeMode::Bind && variable {
                     return Some(DTypePat::Var(self.declare(&name.node, Sort::DType, name.span)));
@@ -125,7 +125,7 @@ impl<'a> Cx<'a> {
             }
         }
         if mode == TypeMode::Bind {
-            // `2 * n` with a new `n` is solved for it.
+            // `2 * n` with an unbound `n` is solved for `n`.
             let free = self.free_names(e);
             if let [one] = free.as_slice() {
                 self.declare(&one.node, Sort::Attr, one.span);
@@ -147,7 +147,7 @@ impl<'a> Cx<'a> {
         Some(RestPat::Expr(self.aexpr(e)?))
     }
 
-    /// Names in an attribute expression that nothing has bound yet.
+    /// Unbound names in an attribute expression.
     pub(super) fn free_names(&self, e: &'a Expr) -> Vec<&'a Name> {
         let mut out = Vec::new();
         self.collect_free(e, &mut Vec::new(), &mut out);
@@ -190,7 +190,7 @@ impl<'a> Cx<'a> {
     }
 }
 
-/// The name, if the expression is a bare one.
+/// The name, if the expression is a bare name.
 pub(super) fn single(e: &Expr) -> Option<&Name> {
     match &e.kind {
         ExprKind::Path(p) => match p.parts.as_slice() {
@@ -201,7 +201,7 @@ pub(super) fn single(e: &Expr) -> Option<&Name> {
     }
 }
 
-/// Says which element types there are, and which one was probably meant.
+/// Adds a hint that lists the element types and suggests the closest one.
 pub(super) fn element_type_hint(d: Diagnostic, name: &str) -> Diagnostic {
     let names = || DType::ALL.iter().map(|d| d.name());
     let d = d.note(format!("element types are {}", names().collect::<Vec<_>>().join(", ")));

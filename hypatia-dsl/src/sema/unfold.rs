@@ -1,7 +1,8 @@
-//! Bodies without defined ops: every op in them replaced by its own body, but for those that own a kernel.
+//! Inlines defined ops in bodies: replaces each op by its own body, except ops that own a kernel.
 //!
-//! In: the body of an op. Out: the same over builtin ops, scalars and ops with a kernel, which the optimiser finds by
-//! rules of their own; or `None` where that would need the sizes of something that is no variable. Holds always: the result is no larger than `MAX_NODES`.
+//! In: the body of an op. Out: the same body over builtin ops, scalars and ops with a kernel, which
+//! have derived rules of their own; `None` if that would need the sizes of something that is not a
+//! variable. Invariant: the result has at most `MAX_NODES` nodes.
 
 use std::collections::HashMap;
 
@@ -11,15 +12,15 @@ use crate::neutral::without_absent;
 
 use super::walk::expr_vars;
 
-/// Nodes of an unfolded body at most.
+/// Maximum number of nodes in an inlined body.
 const MAX_NODES: usize = 2_000;
 
-/// The body with all defined ops unfolded that are not among `kept`.
+/// Inlines all defined ops in a body except those in `kept`.
 pub(super) fn unfold(program: &Program, body: &Build, kept: &[OpId]) -> Option<Build> {
     Unfold { program, kept, size: 0 }.build(body, 0)
 }
 
-/// What the parameters of an unfolded op stand for.
+/// The arguments of an inlined op's parameters.
 #[derive(Default)]
 struct Values {
     operands: HashMap<VarId, Build>,
@@ -70,7 +71,7 @@ impl Unfold<'_> {
         matches!(self.program.op(id).body, OpBody::Defined(_)) && !self.kept.contains(&id)
     }
 
-    /// The body of the op that a node applies, over the node's operands and attributes.
+    /// Instantiates the body of the op that a node applies with the node's operands and attributes.
     fn inline(&self, n: &BuildNode) -> Option<Build> {
         let Head::Op(id) = n.head else { return None };
         let def = self.program.op(id);
@@ -98,7 +99,7 @@ fn substitute(program: &Program, b: &Build, values: &Values) -> Option<Build> {
         Build::Absent => Build::Absent,
         Build::Else(v, other) => match values.operands.get(v)? {
             Build::Absent => substitute(program, other, values)?,
-            // The caller's own optional operand: absent there, absent here.
+            // An optional operand of the caller: if it is absent there, it is absent here.
             Build::Var(w) => Build::Else(*w, Box::new(substitute(program, other, values)?)),
             there => there.clone(),
         },
@@ -123,7 +124,8 @@ fn substitute(program: &Program, b: &Build, values: &Values) -> Option<Build> {
     })
 }
 
-/// An attribute over the caller's variables. Sizes of the unfolded op have none.
+/// Rewrites an attribute over the caller's variables. Sizes of the inlined op have no counterpart
+/// there.
 fn attr(e: &AExpr, values: &Values) -> Option<AExpr> {
     Some(match e {
         AExpr::Var(v) => values.attrs.get(v)?.clone(),

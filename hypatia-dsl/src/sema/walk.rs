@@ -1,10 +1,10 @@
-//! Walks over patterns and right sides.
+//! Traversals of patterns and right sides.
 //!
-//! Holds always: variables are visited in the order in which a matcher meets them.
+//! Invariant: variables are visited in the order in which a matcher meets them.
 
 use crate::ir::{AExpr, AttrPat, Build, BuildArg, DTypePat, DimPat, Head, Pat, RestPat, TypePat, VarId};
 
-/// Calls `f` for every variable that a pattern mentions, once for each mention.
+/// Calls `f` for every occurrence of a variable in a pattern.
 pub(crate) fn pat_vars(p: &Pat, f: &mut dyn FnMut(VarId)) {
     match p {
         Pat::Any | Pat::Lit { .. } | Pat::Absent => {}
@@ -29,7 +29,7 @@ pub(crate) fn pat_vars(p: &Pat, f: &mut dyn FnMut(VarId)) {
     }
 }
 
-/// The variables of a type.
+/// Visits the variables of a type.
 pub(crate) fn type_vars(t: &TypePat, f: &mut dyn FnMut(VarId)) {
     match &t.dtype {
         DTypePat::Var(v) => f(*v),
@@ -50,7 +50,7 @@ pub(crate) fn type_vars(t: &TypePat, f: &mut dyn FnMut(VarId)) {
     }
 }
 
-/// The variables of an attribute's pattern.
+/// Visits the variables of an attribute's pattern.
 pub(crate) fn attr_vars(a: &AttrPat, f: &mut dyn FnMut(VarId)) {
     match a {
         AttrPat::Any | AttrPat::Rest(None) => {}
@@ -60,7 +60,7 @@ pub(crate) fn attr_vars(a: &AttrPat, f: &mut dyn FnMut(VarId)) {
     }
 }
 
-/// The variables of an attribute expression, those of comprehensions included.
+/// Visits the variables of an attribute expression, including those of comprehensions.
 pub(crate) fn expr_vars(e: &AExpr, f: &mut dyn FnMut(VarId)) {
     match e {
         AExpr::Value(_) | AExpr::Device(_) => {}
@@ -82,7 +82,7 @@ pub(crate) fn expr_vars(e: &AExpr, f: &mut dyn FnMut(VarId)) {
     }
 }
 
-/// The variables of a right side.
+/// Visits the variables of a right side.
 pub(crate) fn build_vars(b: &Build, f: &mut dyn FnMut(VarId)) {
     match b {
         Build::Var(v) => f(*v),

@@ -1,8 +1,8 @@
-//! Attribute values in their one form.
+//! Normalisation of attribute values.
 //!
 //! In: the values as a file or a model gives them, some absent. Out: one value for each attribute
 //! of the op: defaults filled in, numbers of the declared type, axes counted from the front and in
-//! range. Holds always: normalising twice changes nothing.
+//! range. Invariant: normalisation is idempotent.
 
 use crate::ir::{AttrType, AttrValue, OpDef, ParamKind};
 use crate::shape::Dim;
@@ -10,9 +10,9 @@ use crate::shape::Dim;
 use super::eval::{as_dim, as_number, position};
 use super::{TypeError, attr_type_words, codes, show_value};
 
-/// One value for each attribute of `op`, in declaration order. `rank` is that of the first tensor
-/// operand; where it is `None`, negative axes cannot be normalised and are an error. The list of an
-/// attribute of type `axes` comes out sorted: it is a set.
+/// Normalises attribute values: one value for each attribute of `op`, in declaration order. `rank`
+/// is that of the first tensor operand. If it is `None`, negative axes cannot be normalised and are
+/// an error. The list of an attribute of type `axes` is a set, so it is sorted.
 pub fn normalise_attrs(
     op: &OpDef,
     attrs: &[Option<AttrValue>],
@@ -39,7 +39,7 @@ pub fn normalise_attrs(
     Ok(out)
 }
 
-/// The value in the declared type, or the end of a sentence that says why not.
+/// Converts a value to the declared type. The error is the end of a sentence that gives the reason.
 fn coerce(ty: AttrType, value: &AttrValue, rank: Option<usize>) -> Result<AttrValue, String> {
     let wrong = || format!("must be {}", attr_type_words(ty));
     let each = |element: AttrType| match value {
@@ -77,7 +77,7 @@ fn coerce(ty: AttrType, value: &AttrValue, rank: Option<usize>) -> Result<AttrVa
     }
 }
 
-/// A float that is an integer, as one: quotients that the file computes may come out so.
+/// The integer that a float equals: quotients that the file computes may be such floats.
 fn whole(f: f64) -> Option<AttrValue> {
     (f.fract() == 0.0 && f.abs() < 9_007_199_254_740_992.0).then(|| AttrValue::Dim(Dim::from(f as i64)))
 }

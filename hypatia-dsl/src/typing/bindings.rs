@@ -1,23 +1,24 @@
-//! What the variables of a rule, an op or a kernel stand for, while types, attributes and guards are worked out.
+//! Bindings: the values of the variables of a rule, an op or a kernel during the evaluation of
+//! types, attributes and guards.
 //!
-//! In: variables and their values, one at a time. Out: the value of a variable. Holds always: a variable has one value at
-//! most; those bound since a [`mark`](Values::mark) can be forgotten together, so that a search that tries many
-//! ways copies nothing.
+//! In: variables and their values, one at a time. Out: the value of a variable. Invariant: a
+//! variable has at most one value. Bindings made since a [`mark`](Values::mark) can be undone
+//! together, so that a backtracking search copies nothing.
 
 use crate::ir::{AttrValue, VarId};
 
-/// Values of variables.
+/// The values of variables.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Bindings {
-    /// By variable; attributes, dims, shapes (as lists) and dtypes.
+    /// Values by variable: attributes, dims, shapes (as lists) and dtypes.
     pub values: Values,
 }
 
-/// A map from variables to values. What is written has few variables, so that looking through all of them is quicker than
+/// A map from variables to values. Declarations have few variables, so a linear scan is faster than
 /// any table.
 #[derive(Clone, Debug, Default)]
 pub struct Values {
-    /// In the order in which they were bound.
+    /// In binding order.
     entries: Vec<(VarId, AttrValue)>,
 }
 
@@ -27,17 +28,17 @@ impl Values {
         self.entries.iter().find(|(v, _)| v == var).map(|(_, value)| value)
     }
 
-    /// Whether a variable has a value.
+    /// Whether a variable is bound.
     pub fn contains_key(&self, var: &VarId) -> bool {
         self.get(var).is_some()
     }
 
-    /// Whether no variable has a value.
+    /// Whether no variable is bound.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    /// Gives a variable a value, in place of the one that it had.
+    /// Binds a variable; replaces its earlier value.
     pub fn insert(&mut self, var: VarId, value: AttrValue) {
         match self.entries.iter_mut().find(|(v, _)| *v == var) {
             Some((_, old)) => *old = value,
@@ -45,7 +46,7 @@ impl Values {
         }
     }
 
-    /// The value of a variable, which is that one if it had none.
+    /// Returns the value of a variable; binds it to `value` first if it is unbound.
     pub fn get_or_insert(&mut self, var: VarId, value: AttrValue) -> &AttrValue {
         let at = self.entries.iter().position(|(v, _)| *v == var).unwrap_or_else(|| {
             self.entries.push((var, value));
@@ -54,22 +55,23 @@ impl Values {
         &self.entries[at].1
     }
 
-    /// All values, in the order in which their variables were bound.
+    /// All values, in binding order.
     pub fn values(&self) -> impl Iterator<Item = &AttrValue> {
         self.entries.iter().map(|(_, value)| value)
     }
 
-    /// All variables and values, in the order in which they were bound.
+    /// All variables and values, in binding order.
     pub fn iter(&self) -> impl Iterator<Item = (&VarId, &AttrValue)> {
         self.entries.iter().map(|(v, value)| (v, value))
     }
 
-    /// What is bound now, for [`forget_since`](Values::forget_since).
+    /// A checkpoint for [`forget_since`](Values::forget_since).
     pub fn mark(&self) -> usize {
         self.entries.len()
     }
 
-    /// Forgets the variables that were bound since the mark. What was bound before and has another value since keeps that.
+    /// Unbinds the variables that were bound since the mark. Variables bound earlier keep their
+    /// current values, even if those changed since.
     pub fn forget_since(&mut self, mark: usize) {
         self.entries.truncate(mark);
     }
@@ -81,7 +83,7 @@ impl Extend<(VarId, AttrValue)> for Values {
     }
 }
 
-/// Equal if the same variables have the same values, in whatever order they were bound.
+/// Equal if the same variables have the same values, in any binding order.
 impl PartialEq for Values {
     fn eq(&self, other: &Values) -> bool {
         self.entries.len() == other.entries.len() && self.iter().all(|(v, value)| other.get(v) == Some(value))

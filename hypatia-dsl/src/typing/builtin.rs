@@ -1,9 +1,10 @@
 //! Shape functions of the builtin ops.
 //!
-//! In: attribute values (normalised) and operand types, their number already checked. Out: result
-//! types, or an error that names the op and operand, what was expected and what came. Holds always:
-//! a result is given only where it holds for every value of the symbols that the op can be applied to:
-//! whether a slice or a window lies inside its operand is asked again when the symbols have values.
+//! In: attribute values (normalised) and operand types; the number of operands is already checked.
+//! Out: result types, or an error that names the op and the operand, what was expected and what was
+//! found. Invariant: a result type holds for all values of the symbols with which the op is
+//! applicable. Whether a slice or a window lies inside its operand is checked again once the
+//! symbols have values.
 
 use crate::builtin::{BuiltinOp, JOININGS, Joining, joining};
 use crate::dtype::DType;
@@ -142,11 +143,12 @@ fn slice(call: &Call) -> Types {
         return Err(call.bad_attr(3, "must not be 0"));
     }
     let size = &x.shape[axis];
-    // Forward: 0..=size; backward: from size - 1 down to -1, which stands before the first.
+    // Forward: 0..=size. Backward: from size - 1 down to -1, which is before the first element.
     let shift = Dim::from(if step > 0 { 0 } else { -1 });
     let top = size.checked_add(&shift).ok_or_else(|| call.overflow())?;
     for (i, bound) in [(1, &start), (2, &stop)] {
-        // What depends on a symbol is taken to lie inside; it is asked again when the symbol has a value.
+        // A bound that depends on a symbol is assumed to be in range; it is checked again when the
+        // symbol has a value.
         if shift.known_le(bound) == Some(false) || bound.known_le(&top) == Some(false) {
             let why = format!("must lie in {shift}..={top}: axis {axis} of {x} has size {size}");
             return Err(call
@@ -158,7 +160,7 @@ fn slice(call: &Call) -> Types {
     let span = span.ok_or_else(|| call.overflow())?;
     let count = match (Dim::from(0).known_le(&span), span.known_le(&Dim::from(0))) {
         (_, Some(true)) => Dim::from(0),
-        // A range that may be empty, with more than one element between those that are taken.
+        // A slice that may be empty, with a step greater than one.
         (None, None) if step.unsigned_abs() > 1 => {
             let text = format!("it cannot be shown that `stop` ({stop}) is not before `start` ({start})");
             return Err(call.error(codes::SIZE, text));

@@ -1,7 +1,7 @@
-//! One application of a builtin: what its shape function is given.
+//! An application of a builtin op: the input of its shape function.
 //!
-//! In: attribute values (normalised) and operand types. Out: each of them by its place, or an error that names the op, the
-//! operand or attribute, and what is wrong with it.
+//! In: attribute values (normalised) and operand types. Out: each of them by position, or an error
+//! that names the op, the operand or attribute, and what is wrong with it.
 
 use crate::dtype::DType;
 use crate::ir::{AttrValue, Param};
@@ -11,10 +11,10 @@ use super::eval::{as_dims, position};
 use super::show::one_of;
 use super::{TensorType, TypeError, codes, show_value};
 
-/// The hint where element types differ.
+/// The hint for differing element types.
 const CAST_HINT: &str = "convert one operand with `cast`: there is no implicit promotion";
 
-/// One application of a builtin.
+/// An application of a builtin op.
 pub(super) struct Call<'a> {
     /// The op's name.
     pub name: &'a str,
@@ -39,7 +39,7 @@ impl Call<'_> {
         })
     }
 
-    /// The name of tensor operand `i`; further ones of a variadic parameter are numbered.
+    /// The name of tensor operand `i`. The operands of a variadic parameter are numbered.
     pub(super) fn operand_name(&self, i: usize) -> String {
         use crate::ir::ParamKind::Tensor;
         let mut tensors = self.params.iter().filter_map(|p| match p.kind {
@@ -114,7 +114,7 @@ impl Call<'_> {
         }
     }
 
-    /// An axis of a tensor of that rank.
+    /// An axis of a tensor with that rank.
     pub(super) fn axis(&self, i: usize, rank: usize) -> Result<usize, TypeError> {
         let axis = self.int(i)?;
         position(axis, rank).ok_or_else(|| self.bad_attr(i, &format!("is out of range: the operand has {rank} axes")))
@@ -148,7 +148,7 @@ impl Call<'_> {
         Ok(())
     }
 
-    /// Operands 0 and `i` have one element type.
+    /// Checks that operands 0 and `i` have the same element type.
     pub(super) fn same_dtype(&self, i: usize) -> Result<(), TypeError> {
         let (a, b) = (self.operand(0)?, self.operand(i)?);
         if a.dtype != b.dtype {
@@ -177,7 +177,7 @@ impl Call<'_> {
     }
 }
 
-/// "must agree, but" or "cannot be shown to agree:", by what is known.
+/// "must agree, but" for a known mismatch, or "cannot be shown to agree:".
 pub(super) fn agree(known: Option<bool>) -> &'static str {
     if known == Some(false) { "must agree, but" } else { "cannot be shown to agree:" }
 }

@@ -1,8 +1,8 @@
-//! Attribute expressions: guards, `let`s, sizes of results, cost formulas.
+//! Evaluation of attribute expressions: guards, `let`s, sizes of results, cost formulas.
 //!
 //! In: an expression, values of its variables, and facts of tensors and of the device. Out: its
-//! value, or nothing where that is unknown or undefined. Holds always: evaluation ends soon and in
-//! little memory, whatever the expression (lists are capped, work is counted), and never panics.
+//! value, or `None` if that is unknown or undefined. Invariant: evaluation of any expression takes
+//! bounded time and memory (lists are capped, work is counted), and it never panics.
 
 use crate::ast::BinaryOp;
 use crate::dtype::DType;
@@ -11,24 +11,24 @@ use crate::shape::{self, Dim};
 
 use super::{Bindings, Facts};
 
-/// Longest list that an expression may make.
+/// Maximum length of a list.
 const MAX_LIST: usize = 1 << 16;
-/// Steps (nodes visited, list elements copied) that one evaluation may take.
+/// Maximum number of steps (nodes visited, list elements copied) in one evaluation.
 const MAX_STEPS: usize = 1 << 20;
-/// Deepest nesting; the parser allows less.
+/// Maximum nesting depth; the parser allows less.
 const MAX_DEPTH: u32 = 512;
-/// Largest exponent of a size.
+/// Maximum exponent of a size.
 const MAX_POWER: i64 = 64;
 
-/// Evaluates an attribute expression; `None` where it is unknown or undefined (index out of range,
-/// division by zero, overflow, past the limits). Integers are `AttrValue::Dim`; a float literal or
-/// `/` on numbers that do not divide gives `Float`. Equality of sizes is `Dim::known_eq`; floats
+/// Evaluates an attribute expression; `None` if it is unknown or undefined (index out of range,
+/// division by zero, overflow, limit exceeded). Integers are `AttrValue::Dim`; a float literal, or
+/// `/` on numbers that do not divide, gives `Float`. Equality of sizes is `Dim::known_eq`; floats
 /// compare as numbers (`-0 == 0`).
 pub fn eval(expr: &AExpr, bindings: &Bindings, facts: &dyn Facts) -> Option<AttrValue> {
     Evaluator { bindings, facts, locals: Vec::new(), steps: MAX_STEPS, depth: 0 }.expr(expr)
 }
 
-/// Evaluates a guard: `None` where it is unknown.
+/// Evaluates a guard; `None` if it is unknown.
 pub fn eval_guard(guard: &AExpr, bindings: &Bindings, facts: &dyn Facts) -> Option<bool> {
     match eval(guard, bindings, facts)? {
         AttrValue::Bool(b) => Some(b),
@@ -37,7 +37,7 @@ pub fn eval_guard(guard: &AExpr, bindings: &Bindings, facts: &dyn Facts) -> Opti
 }
 
 /// Whether two values are the same: sizes by `Dim::known_eq`, floats by bits, an integer and a
-/// float as numbers, lists element by element. `None` where it depends on a symbol.
+/// float as numbers, lists element by element. `None` if it depends on a symbol.
 pub fn same_value(a: &AttrValue, b: &AttrValue) -> Option<bool> {
     equal(a, b, |x, y| x.to_bits() == y.to_bits())
 }
@@ -56,7 +56,7 @@ fn equal(a: &AttrValue, b: &AttrValue, floats: fn(f64, f64) -> bool) -> Option<b
     }
 }
 
-/// Three-valued conjunction: one false decides.
+/// Three-valued conjunction: a single false decides.
 fn all(values: impl Iterator<Item = Option<bool>>) -> Option<bool> {
     let mut known = Some(true);
     for value in values {
@@ -72,7 +72,7 @@ fn all(values: impl Iterator<Item = Option<bool>>) -> Option<bool> {
 struct Evaluator<'a> {
     bindings: &'a Bindings,
     facts: &'a dyn Facts,
-    /// Variables of the comprehensions around, innermost last.
+    /// Variables of the enclosing comprehensions, innermost last.
     locals: Vec<(VarId, AttrValue)>,
     steps: usize,
     depth: u32,
@@ -215,7 +215,7 @@ impl Evaluator<'_> {
         use BinaryOp::*;
         let truth = match op {
             And | Or => {
-                // One side decides, even where the other is unknown.
+                // One operand decides, even if the other is unknown.
                 let decides = op == Or;
                 let left = self.truth(a);
                 if left == Some(decides) {
@@ -248,8 +248,9 @@ impl Evaluator<'_> {
         truth.map(AttrValue::Bool)
     }
 
-    /// True for `value(x)` of a constant whose elements are known to differ, against a number: no number is its value. Zero
-    /// is left open, since elements may differ as -0 and 0 do.
+    /// True for `value(x)` compared with a number, if the elements of the constant `x` are known to
+    /// differ: then no number is its value. Zero stays undecided, since elements may differ as -0
+    /// and 0 do.
     fn differs_from_every_number(&mut self, a: &AExpr, b: &AExpr) -> bool {
         let AExpr::Fact(Fact::Value, x) = a else { return false };
         self.facts.fact(Fact::Uniform, *x) == Some(AttrValue::Bool(false))
@@ -380,7 +381,7 @@ fn dims(shape: Vec<Dim>) -> AttrValue {
     AttrValue::List(shape.into_iter().map(AttrValue::Dim).collect())
 }
 
-/// The size in a value, if it is one.
+/// The size in a value, if it is a size.
 pub(super) fn as_dim(value: &AttrValue) -> Option<&Dim> {
     match value {
         AttrValue::Dim(d) => Some(d),
@@ -393,7 +394,7 @@ pub(super) fn as_dims(list: &[AttrValue]) -> Option<Vec<Dim>> {
     list.iter().map(|v| as_dim(v).cloned()).collect()
 }
 
-/// An index that may count from the end, as an offset; `None` if it is out of range.
+/// The offset of an index that may count from the end; `None` if it is out of range.
 pub(super) fn position(index: i64, len: usize) -> Option<usize> {
     let index = if index < 0 { index.checked_add(len as i64)? } else { index };
     usize::try_from(index).ok().filter(|i| *i < len)
@@ -404,7 +405,7 @@ fn clamp(index: i64, len: usize) -> usize {
     index.clamp(0, len as i64) as usize
 }
 
-/// A shape after a reduction over `axes`.
+/// The shape after a reduction over `axes`.
 pub(super) fn reduce(shape: &[Dim], axes: &[usize], keepdims: bool) -> Vec<Dim> {
     let keep = |(i, d): (usize, &Dim)| match (axes.contains(&i), keepdims) {
         (false, _) => Some(d.clone()),
@@ -414,7 +415,7 @@ pub(super) fn reduce(shape: &[Dim], axes: &[usize], keepdims: bool) -> Vec<Dim> 
     shape.iter().enumerate().filter_map(keep).collect()
 }
 
-/// The list as a permutation of `0..len`; `None` if it is none.
+/// The list as a permutation of `0..len`; `None` if it is not a permutation.
 pub(super) fn permutation(list: &[AttrValue]) -> Option<Vec<usize>> {
     let mut seen = vec![false; list.len()];
     let mut out = Vec::with_capacity(list.len());
@@ -444,7 +445,7 @@ fn sorted(mut list: Vec<AttrValue>) -> Option<AttrValue> {
     Some(AttrValue::List(list))
 }
 
-/// The value as a float; `None` if it is no number or symbolic.
+/// The value as a float; `None` if it is not a number, or is symbolic.
 pub(super) fn as_number(value: &AttrValue) -> Option<f64> {
     match value {
         AttrValue::Dim(d) => Some(d.as_const()? as f64),
@@ -523,7 +524,7 @@ fn number_function(f: AFn, a: &AttrValue) -> Option<AttrValue> {
         (AFn::Floor, AttrValue::Dim(_)) => Some(a.clone()),
         (AFn::Floor, AttrValue::Float(f)) => {
             let floor = f.floor();
-            // Beyond 2^53 a float names no single integer.
+            // Beyond 2^53 a float does not identify a single integer.
             (floor.abs() < 9_007_199_254_740_992.0).then(|| int(floor as i64))
         }
         (AFn::SizeOf, AttrValue::DType(d)) => Some(int(d.size() as i64)),

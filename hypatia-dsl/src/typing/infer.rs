@@ -1,8 +1,8 @@
-//! Result types of applications.
+//! Type inference for applications.
 //!
 //! In: an op or scalar, attribute values, operand types. Out: result types, or an error that says
-//! what was expected and what came. Defined ops go by their declared types, builtin ones by the
-//! functions in `builtin`.
+//! what was expected and what was found. For defined ops the declared types decide; for builtin ops
+//! the functions in `builtin`.
 
 use crate::builtin::BuiltinScalar;
 use crate::dtype::{DType, Kind};
@@ -21,11 +21,11 @@ use super::{
     show_expr, show_type_pat, show_value,
 };
 
-/// Result types of an op. `attrs` has one entry for each attribute (defaults filled in), `operands`
-/// one for each tensor operand in order: absent optional ones are `None`, variadic ones follow at
-/// the end. A term operand has no entry; operands of the term may follow. For defined ops the
-/// declared types decide (they were checked against the body); for builtins the built-in shape
-/// function.
+/// Result types of an op. `attrs` has one entry for each attribute (defaults filled in). `operands`
+/// has one entry for each tensor operand in order: absent optional operands are `None`, and
+/// variadic operands come last. A term operand has no entry; operands of the term may follow. For
+/// defined ops the declared types decide (they were checked against the body); for builtins the
+/// built-in shape function.
 pub fn apply_op(
     program: &Program,
     op: OpId,
@@ -53,10 +53,10 @@ pub fn apply_op(
     Ok(results)
 }
 
-/// For each tensor parameter its index among `params` and the operands it takes.
+/// For each tensor parameter, its index in `params` and the range of its operands.
 type Slots<'a> = Vec<(usize, &'a Param, std::ops::Range<usize>)>;
 
-/// Gives every operand to a parameter.
+/// Assigns operands to parameters.
 fn assign<'a>(def: &'a OpDef, operands: &[Option<TensorType>]) -> Result<Slots<'a>, TypeError> {
     let has_term = def.params.iter().any(|p| p.kind == ParamKind::Term);
     let mut slots: Slots = Vec::new();
@@ -105,7 +105,7 @@ fn wrong_count(def: &OpDef, operands: &[Option<TensorType>], fewest: usize, any_
         .about(missing)
 }
 
-/// What the types of the operands tell.
+/// Facts that follow from the operands' types.
 struct OperandFacts<'a> {
     operands: &'a [Option<TensorType>],
     slots: &'a Slots<'a>,
@@ -136,7 +136,7 @@ impl Facts for OperandFacts<'_> {
     }
 }
 
-/// The facts that a type alone decides: shape, dtype, rank, numel, and that a tensor is present.
+/// Facts that a type alone decides: shape, dtype, rank, numel, and that a tensor is present.
 pub fn type_fact(fact: Fact, ty: &TensorType) -> Option<AttrValue> {
     match fact {
         Fact::Shape => Some(AttrValue::List(ty.shape.iter().cloned().map(AttrValue::Dim).collect())),
@@ -150,8 +150,9 @@ pub fn type_fact(fact: Fact, ty: &TensorType) -> Option<AttrValue> {
     }
 }
 
-/// The values of an op's variables (attributes, sizes, element types) for these attribute values and
-/// operands, its bounds and requirements checked. What a body's formulas are evaluated with.
+/// Binds an op's variables (attributes, sizes, element types) to these attribute values and
+/// operands, and checks its bounds and requirements. The formulas in its body are evaluated with
+/// these bindings.
 pub fn bind_op(def: &OpDef, attrs: &[AttrValue], operands: &[Option<TensorType>]) -> Result<Bindings, TypeError> {
     bind(def, attrs, operands, &assign(def, operands)?)
 }
@@ -182,7 +183,7 @@ fn bind(
                 match match_operand(param, ty, &mut bindings) {
                     Ok(()) => {}
                     Err(why) if why.surely() => return Err(misfit(def, param, k, ty, &why, &bindings)),
-                    // A later operand may bind what this one's formula needs.
+                    // A later operand may bind a variable that this operand's formula needs.
                     Err(_) => unsure.push((k, param)),
                 }
             }
@@ -211,7 +212,7 @@ fn match_operand(param: &Param, ty: &TensorType, bindings: &mut Bindings) -> Res
     outcome
 }
 
-/// The error for an operand that does not fit its parameter.
+/// The error for an operand that does not match its parameter's type.
 fn misfit(def: &OpDef, param: &Param, operand: usize, ty: &TensorType, why: &Mismatch, known: &Bindings) -> TypeError {
     let ParamKind::Tensor { ty: pat, .. } = &param.kind else {
         return TypeError::new(codes::OPERANDS, format!("{}: `{}` is no tensor", def.name, param.name));
@@ -250,7 +251,7 @@ fn misfit(def: &OpDef, param: &Param, operand: usize, ty: &TensorType, why: &Mis
     }
 }
 
-/// ` with k = 256, T = f32`: what the pattern's variables are bound to.
+/// ` with k = 256, T = f32`: the bindings of the pattern's variables.
 fn legend(vars: &[Var], pat: &TypePat, known: &Bindings) -> String {
     let mut used: Vec<VarId> = Vec::new();
     if let DTypePat::Var(v) = pat.dtype {
@@ -313,7 +314,8 @@ fn check_requires(def: &OpDef, bindings: &Bindings, facts: &dyn Facts) -> Result
                 let hint = format!("give `{}` operands for which it is true, or change its `requires`", def.name);
                 return Err(TypeError::new(codes::REQUIRES, message).hint(hint));
             }
-            // What types cannot tell (constness, values) is decided where it is known.
+            // Guards that types cannot decide (constness, values) are checked where those facts are
+            // known.
             None if asks_for_values(guard) => {}
             None => {
                 let message = format!("{}: requires {}, which cannot be shown for these sizes", def.name, shown());
@@ -325,7 +327,7 @@ fn check_requires(def: &OpDef, bindings: &Bindings, facts: &dyn Facts) -> Result
     Ok(())
 }
 
-/// True if an expression asks for a fact that types do not carry.
+/// True if an expression uses a fact that does not follow from types.
 fn asks_for_values(expr: &AExpr) -> bool {
     match expr {
         AExpr::Fact(f, _) => !matches!(
@@ -394,7 +396,7 @@ fn as_dtype(value: Option<AttrValue>) -> Option<DType> {
     }
 }
 
-/// The error for `..broadcast(s, t)` where the two do not broadcast.
+/// The error for `..broadcast(s, t)` where the shapes do not broadcast.
 fn no_broadcast(def: &OpDef, rest: &RestPat, bindings: &Bindings) -> Option<TypeError> {
     let RestPat::Expr(AExpr::Call(AFn::Broadcast, args)) = rest else { return None };
     let shapes: Vec<String> =
@@ -403,7 +405,7 @@ fn no_broadcast(def: &OpDef, rest: &RestPat, bindings: &Bindings) -> Option<Type
     Some(TypeError::new(codes::BROADCAST, message).hint(BROADCAST_HINT))
 }
 
-/// Result type of a scalar on tensors: numpy broadcasting, one dtype for all numbers.
+/// The result type of a scalar on tensors: numpy broadcasting, one dtype for all numbers.
 pub fn apply_scalar(program: &Program, scalar: ScalarId, operands: &[TensorType]) -> Result<TensorType, TypeError> {
     let def = program.scalar(scalar);
     if def.params.len() != operands.len() {
@@ -462,11 +464,11 @@ pub fn apply_scalar(program: &Program, scalar: ScalarId, operands: &[TensorType]
     Ok(TensorType { dtype, shape })
 }
 
-/// Deepest chain of scalars that call each other.
+/// Maximum length of a call chain of scalars.
 const MAX_CALLS: u32 = 64;
 
-/// True if a scalar has no meaning on integers: it uses a function of floats or a number that is
-/// no integer.
+/// True if a scalar is undefined on integers: it uses a float-only function or a non-integer
+/// number.
 fn needs_float(program: &Program, scalar: ScalarId, depth: u32) -> bool {
     match &program.scalar(scalar).body {
         ScalarBody::Builtin(b) => b.float_only() || matches!(b, BuiltinScalar::IsNan | BuiltinScalar::IsInf),

@@ -1,8 +1,8 @@
-//! Concrete types against type patterns.
+//! Matching of concrete types against type patterns.
 //!
-//! In: a pattern such as `T[..s, 2 * k]`, a type, and what is bound so far. Out: whether it fits,
-//! with its variables bound, or why it does not. Holds always: what is bound is never changed; a
-//! size that depends on a symbol's value is "unknown", never "fits".
+//! In: a pattern such as `T[..s, 2 * k]`, a type, and the bindings so far. Out: whether the type
+//! matches, with its variables bound, or why it does not. Invariant: existing bindings never
+//! change; a size that depends on a symbol's value is "unknown", never a match.
 
 use crate::dtype::DType;
 use crate::ir::{AExpr, AttrValue, DTypePat, DimPat, RestPat, TypePat, VarId};
@@ -11,33 +11,33 @@ use crate::shape::Dim;
 use super::eval::{as_dim, as_dims};
 use super::{Bindings, NoFacts, TensorType, eval, same_value};
 
-/// Why a type does not fit a pattern.
+/// Why a type does not match a pattern.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Mismatch {
     /// It has too few or too many axes.
     Rank,
-    /// The element type is another one; what was wanted, if that is known.
+    /// The element type differs. Holds the wanted type, if it is known.
     DType(Option<DType>),
-    /// The size of an axis is another one, or may be.
+    /// The size of an axis differs, or may differ.
     Size {
         /// The axis.
         axis: usize,
-        /// What was wanted, if that is known.
+        /// The wanted size, if it is known.
         wanted: Option<Dim>,
-        /// True if it is surely wrong, false if that depends on symbols.
+        /// True if it certainly differs, false if that depends on symbols.
         surely: bool,
     },
-    /// The sizes of the rest are others, or may be.
+    /// The sizes of the rest differ, or may differ.
     Rest {
-        /// What was wanted, if that is known.
+        /// The wanted sizes, if they are known.
         wanted: Option<Vec<Dim>>,
-        /// True if it is surely wrong.
+        /// True if they certainly differ.
         surely: bool,
     },
 }
 
 impl Mismatch {
-    /// True if no values of symbols make it fit.
+    /// True if it mismatches for all values of the symbols.
     pub fn surely(&self) -> bool {
         match self {
             Mismatch::Rank | Mismatch::DType(_) => true,
@@ -46,8 +46,9 @@ impl Mismatch {
     }
 }
 
-/// Matches a concrete type against a type pattern, binding its variables (or comparing with what
-/// is bound). `Some(true)` matched, `Some(false)` cannot, `None` unknown for some symbol's value.
+/// Matches a concrete type against a type pattern. Binds its variables, or compares those that are
+/// bound. `Some(true)`: matched; `Some(false)`: cannot match; `None`: unknown for some value of a
+/// symbol.
 pub fn match_type(pat: &TypePat, ty: &TensorType, bindings: &mut Bindings) -> Option<bool> {
     match match_type_or_why(pat, ty, bindings) {
         Ok(()) => Some(true),
@@ -56,7 +57,7 @@ pub fn match_type(pat: &TypePat, ty: &TensorType, bindings: &mut Bindings) -> Op
     }
 }
 
-/// [`match_type`] with the reason.
+/// Like [`match_type`], but with the reason for a mismatch.
 pub fn match_type_or_why(pat: &TypePat, ty: &TensorType, bindings: &mut Bindings) -> Result<(), Mismatch> {
     let wanted = match &pat.dtype {
         DTypePat::Any => None,
@@ -80,7 +81,7 @@ pub fn match_type_or_why(pat: &TypePat, ty: &TensorType, bindings: &mut Bindings
     match_dims(pat, &ty.shape, bindings)
 }
 
-/// The shape alone.
+/// Matches the shape only.
 pub fn match_dims(pat: &TypePat, shape: &[Dim], bindings: &mut Bindings) -> Result<(), Mismatch> {
     let fixed = pat.prefix.len() + pat.suffix.len();
     if shape.len() < fixed || (pat.rest.is_none() && shape.len() > fixed) {
@@ -89,7 +90,7 @@ pub fn match_dims(pat: &TypePat, shape: &[Dim], bindings: &mut Bindings) -> Resu
     let tail = shape.len() - pat.suffix.len();
     let axes = (0..pat.prefix.len()).chain(tail..shape.len());
     let pairs: Vec<(usize, &DimPat)> = axes.zip(pat.prefix.iter().chain(&pat.suffix)).collect();
-    // Plain variables first, so that a formula before them finds them bound.
+    // Bind plain variables first, so that a formula before them finds them bound.
     let mut unsure = None;
     let mut note = |why: Mismatch| {
         if why.surely() {
@@ -158,7 +159,7 @@ fn match_rest(pat: &TypePat, sizes: &[Dim], bindings: &mut Bindings) -> Result<(
     }
 }
 
-/// Solves `expr == size` for the one variable of `expr` that is not bound, where it is linear.
+/// Solves `expr == size` for the single unbound variable of `expr`, if the equation is linear.
 fn solve(expr: &AExpr, axis: usize, size: &Dim, bindings: &mut Bindings) -> Result<(), Mismatch> {
     let unsolved = || Mismatch::Size { axis, wanted: None, surely: false };
     let mut free = Vec::new();
@@ -171,15 +172,16 @@ fn solve(expr: &AExpr, axis: usize, size: &Dim, bindings: &mut Bindings) -> Resu
             bindings.values.insert(var, AttrValue::Dim(value));
             Ok(())
         }
-        // Numbers that do not divide have no solution; with symbols it depends on them.
+        // Numbers that do not divide have no solution; with symbols it depends on their values.
         None if !slope || size.as_const().is_none() => Err(unsolved()),
         _ => Err(Mismatch::Size { axis, wanted: None, surely: true }),
     }
 }
 
-/// `(solution, whether everything was a number)` of `expr == size`; `None` if it is not linear.
+/// `(solution, whether all coefficients were numbers)` of `expr == size`; `None` if it is not
+/// linear.
 fn linear(expr: &AExpr, var: VarId, size: &Dim, bindings: &Bindings) -> Option<(Option<Dim>, bool)> {
-    // No identifier holds a space: the name cannot be taken.
+    // Identifiers cannot contain a space, so this name cannot clash.
     const UNKNOWN: &str = "the unknown";
     let mut trial = bindings.clone();
     trial.values.insert(var, AttrValue::Dim(Dim::symbol(UNKNOWN)));
@@ -196,7 +198,7 @@ fn linear(expr: &AExpr, var: VarId, size: &Dim, bindings: &Bindings) -> Option<(
     Some((rise.div_exact(&slope), numbers))
 }
 
-/// The variables of an expression that have no value, each once.
+/// The unbound variables of an expression, each once.
 fn free_vars(expr: &AExpr, bindings: &Bindings, out: &mut Vec<VarId>) {
     let mut each = |items: &[&AExpr]| items.iter().for_each(|e| free_vars(e, bindings, out));
     match expr {
@@ -273,7 +275,7 @@ mod tests {
         let symbolic = TensorType { dtype: DType::F32, shape: vec![Dim::symbol("n")] };
         assert_eq!(match_type(&p, &symbolic, &mut Bindings::default()), None);
         assert_eq!(match_type(&p, &symbolic, &mut b), None);
-        // A formula before its variable.
+        // A formula before the variable that it needs.
         let p = pat(vec![times(2, 1, 0), var(1)], None, vec![]);
         assert_eq!(match_type(&p, &ty(&[6, 3]), &mut Bindings::default()), Some(true));
         assert_eq!(match_type(&p, &ty(&[6, 4]), &mut Bindings::default()), Some(false));

@@ -1,8 +1,8 @@
 //! Types of tensors and of applications.
 //!
 //! In: an op or scalar of a Program, attribute values, operand types. Out: result types, or why
-//! there are none. Used by sema (tests, bodies), the importer, the graph builder and the e-graph's
-//! analysis, so that there is one set of typing rules. Holds always: no implicit promotion.
+//! there are none. `sema` (tests, bodies), the importer, the graph builder and the e-graph's
+//! analysis use it, so that there is one set of typing rules. Invariant: no implicit promotion.
 
 mod attrs;
 mod bindings;
@@ -31,24 +31,24 @@ pub use matching::{Mismatch, match_dims, match_type, match_type_or_why};
 pub(crate) use show::one_of;
 pub use show::{attr_type_name, attr_type_words, show_bound, show_expr, show_type_pat, show_value};
 
-/// The codes that typing reports under.
+/// Diagnostic codes of type errors.
 pub mod codes {
     use crate::diag::Code;
-    /// A tensor has another rank than the op takes.
+    /// A tensor's rank is not one that the op takes.
     pub const RANK: Code = Code(301);
-    /// Element types that must agree do not, or a type that the op does not take.
+    /// Element types that must agree differ, or the op does not take an element type.
     pub const DTYPE: Code = Code(302);
-    /// An attribute is missing, of another type, or out of range.
+    /// An attribute is missing, of the wrong type, or out of range.
     pub const ATTRIBUTE: Code = Code(303);
-    /// Sizes that must agree do not, or cannot be shown to.
+    /// Sizes that must agree differ, or cannot be shown to agree.
     pub const SIZE: Code = Code(304);
-    /// Shapes that must broadcast do not.
+    /// Shapes that must broadcast do not broadcast.
     pub const BROADCAST: Code = Code(305);
-    /// A requirement of the op does not hold, or cannot be shown to.
+    /// A requirement of the op does not hold, or cannot be shown to hold.
     pub const REQUIRES: Code = Code(306);
     /// Too few or too many operands.
     pub const OPERANDS: Code = Code(307);
-    /// The type of a result cannot be worked out.
+    /// The type of a result cannot be inferred.
     pub const RESULT: Code = Code(308);
 }
 
@@ -67,32 +67,32 @@ impl std::fmt::Display for TensorType {
     }
 }
 
-/// Why an application has no type. The message names the op, what was expected and what came.
+/// Why an application has no type. The message names the op, what was expected and what was found.
 #[derive(Clone, PartialEq, Debug)]
 pub struct TypeError {
-    /// The diagnostic code it is reported under.
+    /// Its diagnostic code.
     pub code: Code,
     /// One sentence.
     pub message: String,
-    /// Index of the operand it is about, if it is about one.
+    /// Index of the operand at fault, if there is one.
     pub operand: Option<usize>,
-    /// What to do, if that is known.
+    /// A suggested fix, if one is known.
     pub hint: Option<String>,
 }
 
 impl TypeError {
-    /// An error with that sentence.
+    /// Creates an error without operand and hint.
     pub fn new(code: Code, message: impl Into<String>) -> TypeError {
         TypeError { code, message: message.into(), operand: None, hint: None }
     }
 
-    /// About the operand of that index.
+    /// Sets the operand at fault.
     pub fn about(mut self, operand: usize) -> TypeError {
         self.operand = Some(operand);
         self
     }
 
-    /// Says what to do.
+    /// Sets the suggested fix.
     pub fn hint(mut self, hint: impl Into<String>) -> TypeError {
         self.hint = Some(hint.into());
         self
@@ -106,11 +106,11 @@ impl std::fmt::Display for TypeError {
 }
 impl std::error::Error for TypeError {}
 
-/// Facts of tensors and of the device that an attribute expression asks for. Each may be unknown.
+/// Facts of tensors and of the device that an attribute expression uses. Each may be unknown.
 pub trait Facts {
     /// The value of a fact of a tensor variable.
     fn fact(&self, fact: crate::ir::Fact, var: VarId) -> Option<AttrValue>;
-    /// `same_accumulator`.
+    /// `same_accumulator(t, a, b)`.
     fn same_accumulator(&self, _t: VarId, _a: VarId, _b: VarId) -> Option<bool> {
         None
     }
@@ -120,7 +120,7 @@ pub trait Facts {
     }
 }
 
-/// No facts at all.
+/// No facts at all: each is unknown.
 pub struct NoFacts;
 impl Facts for NoFacts {
     fn fact(&self, _: crate::ir::Fact, _: VarId) -> Option<AttrValue> {

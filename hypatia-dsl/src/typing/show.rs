@@ -1,15 +1,15 @@
-//! Text of attribute values, expressions and type patterns, for messages.
+//! Prints attribute values, expressions and type patterns for messages.
 //!
-//! In: IR and the names of its variables. Out: the text as it would stand in a `.hyp` file.
+//! In: IR and the names of its variables. Out: the text as written in a `.hyp` file.
 
 use crate::ast::BinaryOp;
 use crate::dtype::DType;
 use crate::ir::{AExpr, AFn, AttrType, AttrValue, DTypePat, DeviceFact, DimPat, Fact, RestPat, TypePat, Var, VarId};
 
-/// Deepest expression that is printed whole.
+/// Maximum depth of an expression that is printed in full.
 const MAX_DEPTH: u32 = 64;
 
-/// A value as it is written: `[1, 0]`, `f32`, `0.5`, `"same"`.
+/// A value as written: `[1, 0]`, `f32`, `0.5`, `"same"`.
 pub fn show_value(value: &AttrValue) -> String {
     match value {
         AttrValue::Dim(d) => d.to_string(),
@@ -31,7 +31,7 @@ fn show_float(f: f64) -> String {
     if f.is_nan() { "nan".into() } else { format!("{f:?}") }
 }
 
-/// An expression with its variables' names.
+/// An expression with the names of its variables.
 pub fn show_expr(vars: &[Var], expr: &AExpr) -> String {
     let mut out = String::new();
     write(vars, expr, 0, 0, &mut out);
@@ -42,7 +42,7 @@ fn name(vars: &[Var], var: VarId) -> &str {
     vars.get(var.index()).map_or("?", |v| v.name.as_str())
 }
 
-/// How tightly an operator binds; as in the grammar.
+/// The precedence of an operator, as in the grammar.
 fn precedence(op: BinaryOp) -> (u8, &'static str) {
     use BinaryOp::*;
     match op {
@@ -127,7 +127,7 @@ fn write(vars: &[Var], expr: &AExpr, outer: u8, depth: u32, out: &mut String) {
         }
         AExpr::Binary(op, a, b) => {
             let (level, symbol) = precedence(*op);
-            // Comparisons do not chain, and `**` binds to the right.
+            // Comparisons do not chain, and `**` is right-associative.
             let left = level + (level == 4 || level == 8) as u8;
             let right = level + (level != 8) as u8;
             write(vars, a, left, depth, out);
@@ -160,7 +160,7 @@ fn write(vars: &[Var], expr: &AExpr, outer: u8, depth: u32, out: &mut String) {
     }
 }
 
-/// A type pattern with its variables' names: `T[..s, m, k]`.
+/// A type pattern with the names of its variables: `T[..s, m, k]`.
 pub fn show_type_pat(vars: &[Var], pat: &TypePat) -> String {
     let dtype = match &pat.dtype {
         DTypePat::Any => "_".to_string(),
@@ -182,7 +182,7 @@ pub fn show_type_pat(vars: &[Var], pat: &TypePat) -> String {
     format!("{dtype}[{}]", dims.join(", "))
 }
 
-/// A bound on element types as it is written: `float`, `f32`, or `{f32, f16}` where no word says it.
+/// A bound on element types as written: `float`, `f32`, or `{f32, f16}` if no keyword denotes it.
 pub fn show_bound(dtypes: &[DType]) -> String {
     let classes = ["float", "int", "number", "any"];
     let holds = |class: &str, d: DType| match class {
@@ -198,7 +198,7 @@ pub fn show_bound(dtypes: &[DType]) -> String {
     }
 }
 
-/// The name of an attribute's type as it is written.
+/// The name of an attribute's type as written.
 pub fn attr_type_name(ty: AttrType) -> &'static str {
     match ty {
         AttrType::Int => "int",
@@ -215,7 +215,7 @@ pub fn attr_type_name(ty: AttrType) -> &'static str {
     }
 }
 
-/// How an attribute's type reads in a message: "an integer".
+/// An attribute's type in words: "an integer".
 pub fn attr_type_words(ty: AttrType) -> &'static str {
     match ty {
         AttrType::Int => "an integer",
@@ -235,13 +235,13 @@ pub fn attr_type_words(ty: AttrType) -> &'static str {
 macro_rules! names {
     ($ty:ident { $($variant:ident = $name:literal,)* }) => {
         impl $ty {
-            /// All of them.
+            /// All variants.
             pub const ALL: &'static [$ty] = &[$($ty::$variant,)*];
             /// The name as written.
             pub fn name(self) -> &'static str {
                 match self { $($ty::$variant => $name,)* }
             }
-            /// The one of that name.
+            /// The variant with that name.
             pub fn from_name(name: &str) -> Option<$ty> {
                 match name { $($name => Some($ty::$variant),)* _ => None }
             }

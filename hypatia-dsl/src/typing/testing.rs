@@ -1,4 +1,4 @@
-//! The builtin ops of core.hyp, for the tests of this folder.
+//! The builtin ops of core.hyp, for the tests in this folder.
 #![allow(clippy::unwrap_used)]
 
 use crate::ast::{ExprKind, ItemKind, ParamType, UnaryOp};
@@ -10,7 +10,7 @@ use crate::source::{SourceFile, SourceMap};
 
 use super::TensorType;
 
-/// `f32[2, b]`
+/// Parses a type: `f32[2, b]`.
 pub fn ty(text: &str) -> TensorType {
     let (dtype, dims) = text.split_once('[').unwrap();
     let dims = dims.strip_suffix(']').unwrap();
@@ -22,7 +22,7 @@ pub fn ty(text: &str) -> TensorType {
     TensorType { dtype: DType::from_name(dtype).unwrap(), shape }
 }
 
-/// A program of the builtin ops and scalars; operand types are not checked by pattern.
+/// A program with the builtin ops and scalars. Operand types are not checked against patterns.
 pub fn core() -> Program {
     let text = include_str!("../../../rules/core.hyp");
     let mut sources = SourceMap::new();

@@ -1,4 +1,4 @@
-//! Types of applications: what they give and how they fail.
+//! Types of applications: results and errors.
 #![allow(clippy::unwrap_used)]
 
 use super::testing::{core, ty};
@@ -295,7 +295,7 @@ fn attributes_have_one_form() {
 }
 
 proptest::proptest! {
-    /// Absurd operands and attributes give a type or an error, never a panic.
+    /// Extreme operands and attributes give a type or an error, never a panic.
     #[test]
     fn nothing_panics(
         op in 0..BuiltinOp::ALL.len(),

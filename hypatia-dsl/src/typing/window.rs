@@ -1,8 +1,8 @@
-//! Shape functions of convolutions and windows.
+//! Shape functions of convolutions and windows (pooling).
 //!
-//! In: applications of these builtins. Out: result types, or errors as in [`super::builtin`]. Holds always: a
-//! size that cannot be shown to hold a window yet is allowed, as its count is checked when the symbols have
-//! values; one that never holds a window is an error.
+//! In: applications of these builtins. Out: result types, or errors as in [`super::builtin`].
+//! Invariant: a size that cannot yet be shown to hold a window is allowed, as the number of windows
+//! is checked again once the symbols have values; a size that never holds a window is an error.
 
 use crate::dtype::DType;
 use crate::shape::Dim;
@@ -10,7 +10,7 @@ use crate::shape::Dim;
 use super::call::{Call, Types, agree, one};
 use super::{TypeError, codes};
 
-/// How windows of one axis lie.
+/// The windows along one axis.
 struct Axis {
     kernel: i64,
     stride: i64,
@@ -18,8 +18,8 @@ struct Axis {
 }
 
 impl Axis {
-    /// How many windows an axis of that size holds; `Err(true)` on overflow, `Err(false)` if there is
-    /// no room for one.
+    /// The number of windows along an axis of that size; `Err(true)` on overflow, `Err(false)` if
+    /// no window fits.
     fn count(&self, size: &Dim) -> Result<Dim, bool> {
         let reach = (self.kernel - 1).checked_mul(self.dilation).and_then(|r| r.checked_add(1)).ok_or(true)?;
         let spare = size.checked_sub(&Dim::from(reach)).ok_or(true)?;
@@ -31,7 +31,7 @@ impl Axis {
     }
 }
 
-/// The numbers of attribute `i`: `axes` of them, each at least `least`.
+/// The numbers in attribute `i`: one for each of `axes` axes, each at least `least`.
 fn numbers(call: &Call, i: usize, axes: usize, least: i64) -> Result<Vec<i64>, TypeError> {
     let list = call.list(i)?;
     if list.len() != axes {
@@ -55,7 +55,7 @@ fn counted(call: &Call, axis: &Axis, size: &Dim, at: usize) -> Result<Dim, TypeE
     })
 }
 
-/// `conv`, and with `to` its form that carries a term.
+/// `conv`; with `to`, its form with a term.
 pub(super) fn conv(call: &Call, to: Option<DType>) -> Types {
     const AXES: &str = "operands are [batch, channels, ..] and [channels, channels of a group, ..]";
     let x = call.at_least(0, 3).map_err(|e| e.hint(AXES))?;

@@ -1,8 +1,9 @@
-//! Models of any depth, in the primitives that exporters write: what the compiler's speed is measured on.
+//! Models of any depth, in the primitives that exporters write, for measuring the compiler's speed.
 //!
-//! In: a Program and a number of layers. Out: graphs. Holds always: every weight is a constant of its own, except
-//! for vectors that start out equal in a trained model too (scales of 1, biases of 0), which exporters share. The
-//! memory of weights is asked for but, apart from a few numbers that tell them apart, never touched.
+//! In: a Program and a number of layers. Out: graphs. Invariant: every weight is a separate
+//! constant, except for vectors that start out equal in a trained model too (scales of 1, biases of
+//! 0), which exporters share. The memory of weights is allocated but never touched, apart from a
+//! few numbers that distinguish the weights.
 #![allow(clippy::unwrap_used)]
 
 use std::sync::Arc;
@@ -20,9 +21,9 @@ use hypatia_tensor::Tensor;
 pub struct Bert {
     /// Encoder layers.
     pub layers: usize,
-    /// Sequences.
+    /// The number of sequences.
     pub batch: usize,
-    /// Tokens of a sequence.
+    /// Tokens per sequence.
     pub tokens: usize,
     /// Width.
     pub hidden: usize,
@@ -33,12 +34,12 @@ pub struct Bert {
 }
 
 impl Bert {
-    /// BERT-base with that many layers, 8 sequences of 128 tokens.
+    /// BERT-base with this many layers, 8 sequences of 128 tokens.
     pub fn base(layers: usize) -> Bert {
         Bert { layers, batch: 8, tokens: 128, hidden: 768, heads: 12, inner: 3072 }
     }
 
-    /// The encoder behind the embeddings: the input is `hidden`, with an additive mask.
+    /// The encoder after the embeddings: the input is `hidden`, with an additive mask.
     pub fn graph(&self, program: &Arc<Program>) -> Graph {
         let Bert { batch, tokens, hidden, heads, .. } = *self;
         let mut m = Maker::new(program.clone());
@@ -70,27 +71,28 @@ impl Bert {
 pub struct Llama {
     /// Decoder layers.
     pub layers: usize,
-    /// Sequences.
+    /// The number of sequences.
     pub batch: usize,
-    /// Tokens of a sequence.
+    /// Tokens per sequence.
     pub tokens: usize,
     /// Width.
     pub hidden: usize,
-    /// Heads of queries.
+    /// Query heads.
     pub heads: usize,
-    /// Heads of keys and values.
+    /// Key and value heads.
     pub shared: usize,
     /// Width of the gate.
     pub inner: usize,
 }
 
 impl Llama {
-    /// The shape of a Llama with that many layers: grouped heads, rotary embedding, SwiGLU, RMS norms.
+    /// The shape of a Llama with this many layers: grouped heads, rotary embedding, SwiGLU, RMS
+    /// norms.
     pub fn shaped(layers: usize) -> Llama {
         Llama { layers, batch: 1, tokens: 256, hidden: 2048, heads: 32, shared: 4, inner: 5632 }
     }
 
-    /// The decoder behind the embeddings: inputs `hidden`, the rotary tables, an additive mask.
+    /// The decoder after the embeddings: inputs `hidden`, the rotary tables, an additive mask.
     pub fn graph(&self, program: &Arc<Program>) -> Graph {
         let Llama { batch, tokens, hidden, heads, shared, inner, .. } = *self;
         let width = hidden / heads;
@@ -125,7 +127,7 @@ impl Llama {
     }
 }
 
-/// A graph that grows.
+/// A graph builder.
 struct Maker {
     graph: Graph,
     weights: u32,
@@ -196,7 +198,7 @@ impl Maker {
         self.reshape(x, shape)
     }
 
-    /// As PyTorch exports it: both operands are scaled, by the fourth root of their width.
+    /// As PyTorch exports it: both operands are scaled by the fourth root of their width.
     fn attention(&mut self, q: Value, k: Value, v: Value, mask: Option<Value>, width: f64) -> Value {
         let scale = self.number(width.powf(-0.25));
         let k = self.transpose(k, &[0, 1, 3, 2]);
@@ -254,7 +256,7 @@ impl Maker {
         self.call("mul", &[product, half])
     }
 
-    /// Each half of a head turned by its position.
+    /// Rotates each half of a head by its position.
     fn rotary(&mut self, x: Value, [cos, sin]: [Value; 2], width: usize) -> Value {
         let mut half = |from: usize, to: usize| {
             let attrs = [("axis", int(-1)), ("start", int(from as i64)), ("stop", int(to as i64))];
@@ -268,7 +270,7 @@ impl Maker {
         self.call("add", &[straight, turned])
     }
 
-    /// Each head so many times, for queries that share it.
+    /// Repeats each head this many times, for the queries that share it.
     fn repeat(&mut self, x: Value, [batch, heads, tokens, width]: [usize; 4], times: usize) -> Value {
         let x = self.reshape(x, &[batch, heads, 1, tokens, width]);
         let x = self.with("expand", &[x], &[("shape", list(&[batch, heads, times, tokens, width]))]);

@@ -1,12 +1,13 @@
-//! The user's own folder for what is kept between starts, and whom it is trusted to.
+//! The user's cache folder, and the check that it can be trusted.
 //!
-//! In: the environment. Out: a folder that the user alone can write into, or why there is none. Holds always: a folder
-//! that is a link, another user's, or open to other writers is refused and left as it is: what lies in it would be run.
+//! In: the environment. Out: a folder that only the user can write to, or why there is none.
+//! Invariant: a folder that is a symbolic link, belongs to another user, or is writable by others
+//! is refused and left unchanged, because its content would be executed.
 
 use std::fs::Metadata;
 use std::path::{Path, PathBuf};
 
-/// Entries of a folder whose name begins so, sorted; none if it cannot be read.
+/// Entries of a folder whose names have that prefix, sorted; none if the folder cannot be read.
 pub fn children(folder: &Path, prefix: &str) -> Vec<PathBuf> {
     let Ok(entries) = std::fs::read_dir(folder) else { return Vec::new() };
     let mut out: Vec<PathBuf> = entries
@@ -18,10 +19,11 @@ pub fn children(folder: &Path, prefix: &str) -> Vec<PathBuf> {
     out
 }
 
-/// The user's own cache folder for Hypatia: `HYPATIA_CACHE`, `XDG_CACHE_HOME` or `~/.cache`; made if it is not there.
+/// The user's cache folder for Hypatia: `HYPATIA_CACHE`, `XDG_CACHE_HOME` or `~/.cache`; created if
+/// it does not exist.
 pub fn cache_folder() -> Result<PathBuf, String> {
     let own = std::env::var_os("HYPATIA_CACHE").filter(|v| !v.is_empty()).map(PathBuf::from);
-    // A folder beside whatever the process happens to stand in is nobody's own.
+    // A path relative to the current directory would not be the user's own folder.
     let of = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|p| p.is_absolute());
     let folder = own
         .or_else(|| of("XDG_CACHE_HOME").map(|p| p.join("hypatia")))
@@ -31,7 +33,8 @@ pub fn cache_folder() -> Result<PathBuf, String> {
     Ok(folder)
 }
 
-/// Makes a folder that only the user can enter, or checks that nobody else can write into the one that is there.
+/// Creates a folder that only the user can enter, or checks that nobody else can write to the
+/// existing one.
 pub fn private_folder(folder: &Path) -> Result<(), String> {
     let fail = |e: std::io::Error| {
         format!(
@@ -64,11 +67,11 @@ pub fn private_folder(folder: &Path) -> Result<(), String> {
     }
 }
 
-/// Who else than the user could have written this, if anyone.
+/// Who other than the user could have written this, if anyone.
 #[cfg(unix)]
 pub(super) fn stranger(meta: &Metadata) -> Option<String> {
     use std::os::unix::fs::MetadataExt;
-    // The user's id, without a call that needs `unsafe`.
+    // Gets the user's id without a call that needs `unsafe`.
     let me = match std::fs::metadata("/proc/self") {
         Ok(m) => m.uid(),
         Err(e) => return Some(format!("this process's user is not known (/proc/self: {e})")),

@@ -1,11 +1,12 @@
-//! What is kept between starts: machine code, choices that were measured, verdicts on plans.
+//! The persistent cache: machine code, measured choices, verdicts on plans.
 //!
-//! In: a [`Key`] and bytes. Out: the same bytes at a later start, by any process of the user. Holds always: nothing
-//! here knows of a device; bytes come back as they were put there, by their SHA-256, or not at all; a cache that cannot
-//! be read or written costs time and nothing else, and [`Store::trouble`] tells why.
+//! In: a [`Key`] and bytes. Out: the same bytes at a later start, by any process of the user.
+//! Invariant: the cache knows nothing about devices; bytes come back exactly as stored (checked by
+//! SHA-256) or not at all; a cache that cannot be read or written costs only time, and
+//! [`Store::trouble`] says why.
 //!
-//! [`folder`] says where and whom to trust, [`store`] how a file is written and read, [`sealed`] when a whole folder is as
-//! it was made.
+//! [`folder`] chooses the folder and checks its owner, [`store`] reads and writes files, [`sealed`]
+//! checks that a whole folder is unchanged.
 
 mod folder;
 mod sealed;
@@ -18,7 +19,7 @@ pub use store::{Key, KeyMaker, Kind, Seen, State, Store};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
-/// What the names of folders of CUDA's headers begin with.
+/// Prefix of the names of folders of CUDA headers.
 pub const HEADERS: &str = "cuda-headers-";
 
 /// The stores of a cache folder.
@@ -28,19 +29,19 @@ pub struct Cache {
     pub folder: PathBuf,
     /// Machine code of generated kernels.
     pub cubins: Arc<Store>,
-    /// Choices that were measured.
+    /// Measured choices.
     pub choices: Arc<Store>,
-    /// What comparing a plan with the unfused one gave.
+    /// Results of comparing a plan with the unfused one.
     pub verdicts: Arc<Store>,
 }
 
 impl Cache {
-    /// The cache of the user, or why there is none.
+    /// The user's cache, or why there is none.
     pub fn of_user() -> Result<Cache, String> {
         cache_folder().map(|folder| Cache::within(&folder))
     }
 
-    /// The user's cache as this process found it when it first asked.
+    /// The user's cache, opened once per process on first use.
     pub fn shared() -> &'static Result<Cache, String> {
         static SHARED: OnceLock<Result<Cache, String>> = OnceLock::new();
         SHARED.get_or_init(Cache::of_user)
@@ -66,21 +67,21 @@ impl Cache {
         [&self.cubins, &self.choices, &self.verdicts]
     }
 
-    /// Folders of CUDA's headers that NVRTC wrote, and what is left of such.
+    /// Folders of CUDA headers that NVRTC wrote, and their leftovers.
     pub fn headers(&self) -> Vec<PathBuf> {
         let named = |prefix| children(&self.folder, prefix);
         let all = named(HEADERS).into_iter().chain(named(&format!(".{HEADERS}")));
         all.filter(|p| std::fs::symlink_metadata(p).is_ok_and(|m| m.is_dir())).collect()
     }
 
-    /// Removes these folders and returns them.
+    /// Removes these folders and returns their paths.
     pub fn clear_headers(&self) -> Result<Vec<PathBuf>, String> {
         let headers = self.headers();
         let remove = |p: &PathBuf| std::fs::remove_dir_all(p).map_err(|e| format!("{}: {e}", p.display()));
         headers.iter().try_for_each(remove).map(|()| headers)
     }
 
-    /// Why something could not be kept, if that happened.
+    /// The first write error, if any.
     pub fn trouble(&self) -> Option<String> {
         self.stores().iter().find_map(|s| s.trouble())
     }

@@ -1,7 +1,8 @@
-//! Folders that are used as a whole: sealed when they are made, looked through before they are used.
+//! Folders that are used as a whole: sealed when they are made, verified before they are used.
 //!
-//! In: a folder of files. Out: whether each byte in it is what it was when the folder was sealed. Holds always: a link,
-//! and anything that is neither file nor folder, breaks the seal, as does a file more or less.
+//! In: a folder of files. Out: whether every byte in it is unchanged since the folder was sealed.
+//! Invariant: a symbolic link, and anything that is neither a file nor a folder, breaks the seal,
+//! as does an added or removed file.
 
 use std::path::{Path, PathBuf};
 
@@ -9,23 +10,23 @@ use hypatia_dsl::source::read_regular;
 
 use super::store::{Key, KeyMaker};
 
-/// The file that holds the sum of all others.
+/// The file that holds the hash of all others.
 const SEAL: &str = "hypatia.seal";
-/// Files at most: no folder of ours has more.
+/// Maximum number of files; none of Hypatia's folders has more.
 const MOST: usize = 10_000;
 
-/// Writes down what a folder holds.
+/// Records the hash of a folder's content.
 pub fn seal(folder: &Path) -> std::io::Result<()> {
     std::fs::write(folder.join(SEAL), sum(folder)?)
 }
 
-/// True if a folder holds what it held when it was sealed.
+/// True if a folder's content is unchanged since it was sealed.
 pub fn is_sealed(folder: &Path) -> bool {
     let written = read_regular(&folder.join(SEAL), 4096);
     written.is_ok_and(|written| sum(folder).is_ok_and(|sum| sum[..] == written[..]))
 }
 
-/// The hash of names and contents of all files but the seal.
+/// The hash of the names and contents of all files except the seal.
 fn sum(folder: &Path) -> std::io::Result<Key> {
     let mut files = Vec::new();
     walk(folder, &mut files)?;

@@ -1,9 +1,11 @@
-//! One kind of entries: a folder with a file for each key.
+//! Entries of one kind: a folder with a file for each key.
 //!
-//! In: keys and bytes. Out: the bytes of a key, where a good file holds them. Holds always: a file appears whole or not
-//! at all (written beside under a lock, then renamed); its header names the key and the SHA-256 of what follows, so that a
-//! damaged, cut, exchanged or foreign file is missing, never wrong; what a killed writer leaves is removed by the next
-//! process that opens the store. No file is flushed to the disk: one that a power cut emptied is damaged, and made again.
+//! In: keys and bytes. Out: the bytes of a key, if a valid file holds them. Invariant: writes are
+//! atomic: a file appears whole or not at all (it is written to a temporary file under a lock, then
+//! renamed). The header holds the key and the SHA-256 of the content, so a damaged, truncated,
+//! swapped or foreign file is a miss and never a wrong result. The next process that opens the
+//! store removes the temporary files of killed writers. Files are not flushed to disk: one that a
+//! power cut emptied is damaged and is recomputed.
 
 use std::fs::{File, Metadata};
 use std::io::{Read, Write};
@@ -16,21 +18,22 @@ use sha2::{Digest, Sha256};
 
 use super::folder::{children, private_folder, stranger};
 
-/// First bytes of a file: a name and the version of what follows.
+/// First bytes of a file: a name and the version of the format.
 const MAGIC: &[u8; 16] = b"hypatia-cache-2\n";
 /// Bytes before the content: the magic, the key, the checksum.
 const HEADER: usize = 16 + 32 + 32;
-/// Larger files are none of ours.
+/// Maximum file size; larger files are not cache entries.
 const LARGEST: u64 = 256 << 20;
-/// Files of one kind at most; the oldest ones go.
+/// Maximum number of files of one kind; the oldest are evicted.
 const MOST: usize = 8 << 10;
-/// How often it is looked whether there are too many: for one key in so many.
+/// The number of files is checked for one key in this many.
 const LOOK: u8 = 32;
 
-/// What names an entry: a hash of all that its content depends on.
+/// The name of an entry: a hash of everything that its content depends on.
 pub type Key = [u8; 32];
 
-/// Makes a [`Key`] of parts, each with its length, so that no two lists of parts run into one.
+/// Hashes parts into a [`Key`]. Each part is hashed with its length, so that different lists of
+/// parts do not collide.
 #[derive(Clone, Default)]
 pub struct KeyMaker(Sha256);
 
@@ -43,7 +46,7 @@ impl KeyMaker {
         self
     }
 
-    /// Adds what a value shows of itself for debugging, without making the text.
+    /// Adds a value's `Debug` output without allocating the string.
     pub fn debug(mut self, value: &dyn std::fmt::Debug) -> KeyMaker {
         use std::fmt::Write;
         struct Into<'a>(&'a mut Sha256, u64);
@@ -68,19 +71,19 @@ impl KeyMaker {
     }
 }
 
-/// What is kept.
+/// The kind of entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Machine code.
     Cubin,
-    /// A choice that was measured.
+    /// A measured choice.
     Choice,
     /// A verdict on a plan.
     Verdict,
 }
 
 impl Kind {
-    /// The folder's name, and the ending of its files.
+    /// The folder's name, and the file extension.
     pub fn name(self) -> &'static str {
         match self {
             Kind::Cubin => "cubin",
@@ -90,29 +93,29 @@ impl Kind {
     }
 }
 
-/// What a file in a store is.
+/// The state of a file in a store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum State {
-    /// Its content would be used.
+    /// Valid: its content would be used.
     Good,
-    /// It has an entry's name and would not be used.
+    /// It has the name of an entry but is invalid; the reason.
     Bad(String),
-    /// Half a file of a writer that is at work, or was killed.
+    /// A temporary file of a writer that is running or was killed.
     Part,
-    /// Nothing of ours.
+    /// Not a cache file.
     Foreign,
 }
 
 /// A file in a store.
 #[derive(Clone, Debug)]
 pub struct Seen {
-    /// Where.
+    /// Its path.
     pub path: PathBuf,
     /// Its size.
     pub bytes: u64,
-    /// When it was written.
+    /// The time of its last write.
     pub written: Option<SystemTime>,
-    /// What it is.
+    /// Its state.
     pub state: State,
 }
 
@@ -126,7 +129,7 @@ pub struct Store {
 }
 
 impl Store {
-    /// The entries of that kind in a cache folder. What killed writers left is removed.
+    /// The entries of that kind in a cache folder. Removes the temporary files of killed writers.
     pub fn open(cache: &Path, kind: Kind) -> Store {
         let folder = cache.join(kind.name());
         let store = Store { kind, folder, trouble: Mutex::default(), writes: AtomicUsize::new(0) };
@@ -134,12 +137,12 @@ impl Store {
         store
     }
 
-    /// What it holds.
+    /// The kind of its entries.
     pub fn kind(&self) -> Kind {
         self.kind
     }
 
-    /// Where it lies.
+    /// Its folder.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
@@ -150,20 +153,22 @@ impl Store {
         self.folder.join(format!("{name}.{}", self.kind.name()))
     }
 
-    /// What was kept under that key, if a good file holds it.
+    /// The content stored under that key, if its file is valid.
     pub fn get(&self, key: &Key) -> Option<Vec<u8>> {
         self.trusted().ok()?;
         read(&self.file(key), key).ok()
     }
 
-    /// Keeps this under that key. What cannot be kept is made again at the next start: see [`Store::trouble`].
+    /// Stores the content under that key. If this fails, the content is recomputed at the next
+    /// start: see [`Store::trouble`].
     pub fn put(&self, key: &Key, content: &[u8]) {
         if let Err(why) = self.write(key, content) {
             self.trouble.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(why);
         }
     }
 
-    /// What was kept under that key, else what is made now, which is kept; and whether it was made.
+    /// The content stored under that key; on a miss, makes and stores it. Also returns whether it
+    /// was made.
     pub fn get_or_make<E>(&self, key: &Key, make: impl FnOnce() -> Result<Vec<u8>, E>) -> Result<(Vec<u8>, bool), E> {
         if let Some(found) = self.get(key) {
             return Ok((found, false));
@@ -173,12 +178,12 @@ impl Store {
         Ok((made, true))
     }
 
-    /// Why the first entry that could not be kept was not.
+    /// The first write error, if any.
     pub fn trouble(&self) -> Option<String> {
         self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// All files in the folder, by name.
+    /// All files in the folder, sorted by name.
     pub fn list(&self) -> Result<Vec<Seen>, String> {
         match self.trusted() {
             Err(_) if !self.folder.is_symlink() && !self.folder.exists() => return Ok(Vec::new()),
@@ -197,17 +202,17 @@ impl Store {
         Ok(out)
     }
 
-    /// The content of an entry, by its file.
+    /// The content of the entry in that file.
     pub fn content(&self, path: &Path) -> Option<Vec<u8>> {
         self.get(&self.key_of(path)?)
     }
 
-    /// Removes files that have the names of ours, and nothing else. Returns what was removed; what could not be is an
-    /// error.
+    /// Removes the files whose names are those of cache files, and nothing else. Returns the
+    /// removed files; a file that cannot be removed is an error.
     pub fn clear(&self) -> Result<Vec<Seen>, String> {
         let mut removed = Vec::new();
         for seen in self.list()? {
-            // A folder in an entry's place is nobody's that we know.
+            // A folder with the name of an entry is not a cache file.
             let is_folder = std::fs::symlink_metadata(&seen.path).is_ok_and(|m| m.is_dir());
             if seen.state == State::Foreign || is_folder {
                 continue;
@@ -218,18 +223,18 @@ impl Store {
                 Err(e) => return Err(format!("{}: {e}", seen.path.display())),
             }
         }
-        // Only an empty one goes.
+        // This removes the folder only if it is empty.
         let _ = std::fs::remove_dir(&self.folder);
         Ok(removed)
     }
 
-    /// Fails unless the folder is there and the user's alone.
+    /// Fails unless the folder exists and only the user can write to it.
     fn trusted(&self) -> Result<(), String> {
         std::fs::symlink_metadata(&self.folder).map_err(|e| format!("{}: {e}", self.folder.display()))?;
         private_folder(&self.folder)
     }
 
-    /// The key that a file's name tells.
+    /// The key in a file's name.
     fn key_of(&self, path: &Path) -> Option<Key> {
         let name = path.file_name()?.to_str()?.strip_suffix(self.kind.name())?.strip_suffix('.')?;
         let digits = |b: u8| b.is_ascii_digit() || (b'a'..=b'f').contains(&b);
@@ -243,7 +248,7 @@ impl Store {
         Some(key)
     }
 
-    /// Writes beside and renames.
+    /// Writes to a temporary file and renames it.
     fn write(&self, key: &Key, content: &[u8]) -> Result<(), String> {
         private_folder(&self.folder)?;
         let path = self.file(key);
@@ -256,7 +261,7 @@ impl Store {
         bytes.extend_from_slice(key);
         bytes.extend_from_slice(&checksum(key, content));
         bytes.extend_from_slice(content);
-        // A process that sweeps may take the file for a leftover before it is locked: then once more.
+        // A process that sweeps may remove the temporary file before it is locked: retry once.
         let gone = |e: &std::io::Error| e.kind() == std::io::ErrorKind::NotFound;
         let once = || self.write_beside(&path, &bytes);
         once().or_else(|e| if gone(&e) { once() } else { Err(e) }).map_err(fail)?;
@@ -275,36 +280,36 @@ impl Store {
         #[cfg(unix)]
         std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
         let mut file = options.open(&beside)?;
-        // While it is locked no other process takes it for a leftover. A file system without locks cannot tell the two
-        // apart, and a sweep leaves the file alone.
+        // The lock keeps other processes from removing the file as a leftover. On a file system
+        // without locks the two cannot be told apart, and the sweep leaves the file alone.
         let _ = file.lock();
         let done = file.write_all(bytes).and_then(|()| std::fs::rename(&beside, path));
         if done.is_err() {
-            // What is left of a failed write is of no use; if it cannot be removed now, the next process will.
+            // Remove the rest of a failed write. If that fails, the next process will do it.
             let _ = std::fs::remove_file(&beside);
         }
         done
     }
 
-    /// Removes what writers left that are no more: their locks went with them.
+    /// Removes the temporary files of dead writers: their locks are released.
     fn sweep(&self) {
         if self.trusted().is_err() {
             return;
         }
         for path in children(&self.folder, "") {
             let ours = is_part(&path) && std::fs::symlink_metadata(&path).is_ok_and(|m| m.is_file());
-            // Nothing is written through this: locking needs an open file.
+            // Nothing is written through this handle: locking needs an open file.
             let open = || std::fs::OpenOptions::new().write(true).open(&path);
             if let (true, Ok(file)) = (ours, open())
                 && file.try_lock().is_ok()
             {
-                // Another process may have been faster.
+                // Another process may have removed it first.
                 let _ = std::fs::remove_file(&path);
             }
         }
     }
 
-    /// Keeps so many files, the newest.
+    /// Evicts all but the newest `most` files.
     fn trim(&self, most: usize) {
         let files: Vec<PathBuf> = children(&self.folder, "").into_iter().filter(|p| self.key_of(p).is_some()).collect();
         if files.len() <= most {
@@ -313,7 +318,7 @@ impl Store {
         let age = |p: &PathBuf| std::fs::symlink_metadata(p).and_then(|m| m.modified()).ok();
         let mut dated: Vec<(Option<SystemTime>, PathBuf)> = files.into_iter().map(|p| (age(&p), p)).collect();
         dated.sort();
-        // Some more than needed, so that this is not done for every further file.
+        // Evict some more than needed, so that the next write does not evict again.
         let too_many = dated.len() - most * 7 / 8;
         for (_, path) in dated.into_iter().take(too_many) {
             let _ = std::fs::remove_file(path);
@@ -325,7 +330,7 @@ fn is_part(path: &Path) -> bool {
     path.extension().is_some_and(|e| e == "part")
 }
 
-/// The key counts as well: a file under another's name is none of ours.
+/// The key is part of the checksum: a file under another entry's name is invalid.
 fn checksum(key: &Key, content: &[u8]) -> [u8; 32] {
     let mut hash = Sha256::new();
     hash.update(MAGIC);
@@ -334,10 +339,10 @@ fn checksum(key: &Key, content: &[u8]) -> [u8; 32] {
     hash.finalize().into()
 }
 
-/// The content of a file that is as it was written, or why it is not.
+/// The content of a valid file, or why it is invalid.
 fn read(path: &Path, key: &Key) -> Result<Vec<u8>, String> {
-    // Before it is opened: a pipe would not let go. What is opened may be a newer file of the same name, and is looked
-    // at again; nobody else can put one there.
+    // Check before opening: opening a pipe would block. The opened file may be a newer one of the
+    // same name and is checked again; nobody else can put one there.
     plain(&std::fs::symlink_metadata(path).map_err(|e| e.to_string())?)?;
     let file = File::open(path).map_err(|e| e.to_string())?;
     let meta = file.metadata().map_err(|e| e.to_string())?;
@@ -353,7 +358,7 @@ fn read(path: &Path, key: &Key) -> Result<Vec<u8>, String> {
     Ok(content.to_vec())
 }
 
-/// Fails unless this is a file that the user alone could have written, of a size that ours have.
+/// Fails unless this is a regular file that only the user can write to, within the size limit.
 fn plain(meta: &Metadata) -> Result<(), String> {
     if meta.is_symlink() {
         return Err("it is a symbolic link".into());

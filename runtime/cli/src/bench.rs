@@ -1,5 +1,5 @@
-//! `hypatia bench`: how long a model takes, with and without rules side by side; kernel by kernel against
-//! what the machine can do; as a trace.
+//! `hypatia bench`: times a model with and without rules, profiles each kernel against the
+//! machine's peak rates, and writes traces.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -32,9 +32,9 @@ mod plot;
 mod roof;
 mod suite;
 
-/// Time for measuring algorithms of products, before anything is timed.
+/// Time limit of autotuning, before anything is timed.
 const TUNING: Duration = Duration::from_secs(60);
-/// Runs at least, where a duration says when to stop.
+/// The smallest number of runs if a duration limits them.
 const AT_LEAST: usize = 10;
 /// Runs of a profile, and of a trace.
 const PROFILED: usize = 30;
@@ -127,7 +127,7 @@ struct Side<'a> {
     times: Vec<Duration>,
 }
 
-/// Seconds that one burst of replays on a device takes, at least.
+/// The shortest burst of replays on a device, in seconds.
 const BURST: f64 = 2e-3;
 
 impl<'a> Side<'a> {
@@ -135,7 +135,7 @@ impl<'a> Side<'a> {
         Ok(Side { name, executor, timer: executor.timer(inputs)?, times: Vec::new() })
     }
 
-    /// Times one run; on a device the mean of a burst of replays, of so many if that is known.
+    /// Times one run; on a device, the mean of a burst of `replays` replays.
     fn once(&mut self, inputs: &[Tensor], replays: usize) -> Result<Duration> {
         match &mut self.timer {
             Some(timer) => Ok(Duration::from_secs_f64(timer.replays(replays)? * 1e-6)),
@@ -153,7 +153,7 @@ impl<'a> Side<'a> {
         times
     }
 
-    /// The time that so much of the runs are below.
+    /// The time that this share of the runs stays below.
     fn quantile(&self, share: f64) -> Duration {
         let times = self.sorted();
         let at = ((times.len() as f64 * share) as usize).min(times.len().saturating_sub(1));
@@ -172,7 +172,7 @@ impl<'a> Side<'a> {
     }
 }
 
-/// Time of each kernel over some runs.
+/// Times of each kernel over several runs.
 struct Profile {
     runs: usize,
     total: Duration,
@@ -188,7 +188,7 @@ fn ms(d: Duration) -> f64 {
     d.as_secs_f64() * 1e3
 }
 
-/// An error for an option that means nothing here: what is ignored in silence is thought to have worked.
+/// Fails on an option that has no effect here: users assume that a silently ignored option worked.
 fn refuse(options: &[(&str, bool)], why: &str) -> Result<()> {
     match options.iter().find(|o| o.1) {
         Some((name, _)) => Err(Error::Input(format!("{name} {why}"))),
@@ -232,7 +232,7 @@ impl Bench {
         }
     }
 
-    /// Draws a report of cases, those whose names hold what --rows says.
+    /// Plots a report of cases, limited to those whose names contain the text of --rows.
     fn draw(&self, report: &Value, to: &Path, global: &Global) -> Result<()> {
         let svg = plot::svg(report, &self.rows)?;
         std::fs::write(to, svg).map_err(|source| Error::Io { path: to.to_path_buf(), source })?;
@@ -242,7 +242,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Settings of the session, and what is worth telling about them.
+    /// The session's options, and notes about them.
     fn options(&self, program: &Program) -> Result<(Options, Vec<String>)> {
         let mut options = Options { threads: self.threads.unwrap_or(0).into(), ..Options::default() };
         options.optimize.no_rules = self.no_rules;
@@ -284,7 +284,7 @@ impl Bench {
         compiled.executor.run(&ordered)?;
         let first = started.elapsed();
         tell(&afterthoughts(gpu.as_ref()));
-        // A plan that is not used is no matter of taste: also with -q.
+        // A discarded plan is always reported, even with -q.
         compiled.warnings().iter().for_each(|w| eprintln!("warning: {w}"));
         let sides = self.time(&compiled, &ordered)?;
         let measured = sides.first().map(|s| s.executor).ok_or_else(|| Error::Internal("nothing to time".into()))?;
@@ -304,12 +304,12 @@ impl Bench {
         Ok(Exit::Ok)
     }
 
-    /// Runs of all kinds, taking turns.
+    /// Runs of all kinds, interleaved.
     fn time<'a>(&self, compiled: &'a Compiled, inputs: &[Tensor]) -> Result<Vec<Side<'a>>> {
         self.time_for(compiled, inputs, 1.0)
     }
 
-    /// The same for so many seconds where the user says nothing.
+    /// Like [`Self::time`], with a default duration in seconds.
     fn time_for<'a>(&self, compiled: &'a Compiled, inputs: &[Tensor], default: f64) -> Result<Vec<Side<'a>>> {
         let seconds = self.duration.unwrap_or(default);
         let side = |name, executor| Side::new(name, executor, inputs);
@@ -346,7 +346,7 @@ impl Bench {
     }
 }
 
-/// A model that was timed.
+/// A timed model.
 struct Timed<'a> {
     compiled: &'a Compiled,
     inputs: &'a [(String, Tensor)],
@@ -436,7 +436,7 @@ fn profile(executor: &Executor, gpu: Option<&OnGpu>, inputs: &[Tensor]) -> Resul
     Ok(Profile { runs: PROFILED, total, steps, roof: Roof::measure(executor.threads())? })
 }
 
-/// Kernels by time, and of each its rates and its share of the nearer roof.
+/// Kernels by time, each with its rates and its share of the nearer roof.
 fn kernels(p: &Profile, executor: &Executor) -> Vec<Value> {
     let mut rows: Vec<(Duration, Value)> = Vec::new();
     let notes = executor.notes();
@@ -489,7 +489,7 @@ fn profile_text(text: &mut String, p: &Profile, executor: &Executor) {
         let number = |key: &str| k[key].as_f64().unwrap_or(0.0);
         let word = |key: &str| k[key].as_str().unwrap_or("").to_string();
         let roof = match number("roof") {
-            // No copy through memory is that fast: the operands lie in the cache.
+            // No copy through memory is that fast: the operands are in the cache.
             share if share > 1.0 && word("bound") == "memory" => "cache".to_string(),
             share => format!("{:.0}%", 100.0 * share),
         };
@@ -515,7 +515,7 @@ fn profile_text(text: &mut String, p: &Profile, executor: &Executor) {
     }
 }
 
-/// Events in Chrome's format: one for each kernel of some runs.
+/// Events in Chrome's trace format: one for each kernel of several runs.
 fn trace(executor: &Executor, inputs: &[Tensor]) -> Result<Value> {
     let plan = executor.plan();
     let mut events = vec![json!({"ph": "M", "pid": 1, "tid": 1, "name": "process_name", "args": {"name": "hypatia"}})];

@@ -1,4 +1,5 @@
-//! `hypatia cache`: what was kept for the next start: machine code, measured choices, verdicts on plans.
+//! `hypatia cache`: what is stored for the next start: machine code, measured choices, verdicts on
+//! plans.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -39,7 +40,7 @@ enum Action {
     Clear,
 }
 
-/// A file, and what its content means.
+/// A file and its decoded content.
 struct Entry {
     kind: Kind,
     seen: Seen,
@@ -47,7 +48,7 @@ struct Entry {
 }
 
 enum Meaning {
-    /// Nothing that this command reads.
+    /// Content that this command does not decode.
     None,
     Choice(Box<Choice>),
     Verdict(Verdict),
@@ -229,7 +230,7 @@ fn headers_line(folders: &[PathBuf]) -> String {
     format!("{:<14} {:>7} {bad:>7} {kib:>9}  {newest}\n", "CUDA headers", folders.len())
 }
 
-/// What the files in a folder are, those of its folders too; links are not followed.
+/// Metadata of the files in a folder and its subfolders; links are not followed.
 fn files(folder: &Path) -> Vec<std::fs::Metadata> {
     let mut out = Vec::new();
     let mut open = vec![folder.to_path_buf()];
@@ -266,7 +267,7 @@ fn entries(kept: &Kept) -> Result<Vec<Entry>> {
     Ok(out)
 }
 
-/// Files that still stand in the folder; of a folder of entries, what is in it.
+/// Files that remain in the folder; for a folder of entries, its content.
 fn left(folder: &Path) -> Vec<PathBuf> {
     let children = |folder: &Path| hypatia_cache::children(folder, "");
     let store = |p: &PathBuf| [Kind::Cubin, Kind::Choice, Kind::Verdict].iter().any(|k| p.ends_with(k.name()));
@@ -274,7 +275,7 @@ fn left(folder: &Path) -> Vec<PathBuf> {
     children(folder).into_iter().flat_map(inside).collect()
 }
 
-/// How long ago, roughly.
+/// The approximate age.
 fn age(at: SystemTime) -> String {
     let seconds = SystemTime::now().duration_since(at).map_or(0, |d| d.as_secs());
     match seconds {

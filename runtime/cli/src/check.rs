@@ -1,4 +1,4 @@
-//! `hypatia check`: every error and warning of the given files.
+//! `hypatia check`: reports every error and warning of the given files.
 
 use std::path::PathBuf;
 
@@ -75,17 +75,18 @@ impl Check {
     }
 }
 
-/// What several compilations came to.
+/// The combined result of several compilations.
 #[derive(Default)]
 struct Checked {
     sources: SourceMap,
     diagnostics: Vec<Diagnostic>,
-    /// What `--print` prints.
+    /// The output of `--print`.
     printed: String,
 }
 
 impl Checked {
-    /// Adds a compilation of the files of these names. What it says of a file that another one has read too is told once.
+    /// Adds the compilation of the files of these names. Diagnostics of a file that several
+    /// compilations read are reported once.
     fn add(&mut self, c: Compilation, names: Vec<String>) {
         let mut ids = Vec::new();
         for (_, file) in c.sources.files() {
@@ -107,7 +108,7 @@ impl Checked {
     }
 }
 
-/// Prints diagnostics in that format, and for people a summary.
+/// Prints diagnostics in this format, and a summary for people.
 pub fn report(sources: &SourceMap, diagnostics: &[Diagnostic], format: OutputFormat, global: &Global) {
     let machine = match format {
         OutputFormat::Full => return full(sources, diagnostics, global),

@@ -14,7 +14,7 @@ pub struct Completions {
 }
 
 impl Completions {
-    /// Prints them on stdout.
+    /// Prints the completions on stdout.
     pub fn run(&self, _: &Global, command: &mut clap::Command) -> Result<Exit> {
         let mut script = Vec::new();
         clap_complete::generate(self.shell, command, "hypatia", &mut script);

@@ -1,8 +1,9 @@
-//! Where a model runs, in which precision, and what is remembered of earlier starts: options that `run`, `bench` and
-//! `tune` share.
+//! Device, precision, and the results of earlier starts: options that `run`, `bench` and `tune`
+//! share.
 //!
-//! In: arguments. Out: the session's options, with a GPU opened where one is wanted. Holds always: `auto` falls back to
-//! the CPU and says why; `cuda` fails where there is no GPU; what is not used (a tuning file, the cache) is told.
+//! In: arguments. Out: the session's options, with a GPU opened if one is wanted. Invariant: `auto`
+//! falls back to the CPU and says why; `cuda` fails without a GPU; anything that is not used (a
+//! tuning file, the cache) is reported.
 
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, channel};
@@ -66,12 +67,12 @@ pub struct On {
 }
 
 impl Precision {
-    /// True if the model is computed in another type than its own.
+    /// True if the model runs in a narrower type than its own.
     pub fn narrows(self) -> bool {
         matches!(self, Precision::Bf16 | Precision::F16)
     }
 
-    /// The model in this precision, and in words what stays f32, or that nothing changes.
+    /// The model in this precision, and a note about what stays f32, or that nothing changes.
     pub fn narrowed(self, model: Model) -> Result<(Model, Option<String>)> {
         let to = match self {
             Precision::F32 | Precision::Tf32 => return Ok((model, None)),
@@ -94,34 +95,35 @@ impl Precision {
 
 /// How algorithms are chosen on a GPU.
 pub struct Measuring<'a> {
-    /// Time for it before the first result.
+    /// Time limit of autotuning before the first result.
     pub time: Duration,
     /// What is measured.
     pub effort: Effort,
-    /// The model, beside which a tuning file may lie.
+    /// The model: a tuning file may lie next to it.
     pub model: Option<&'a Path>,
 }
 
-/// A GPU that is being opened. It stays open as long as this lives.
+/// A GPU that is being opened. It stays open as long as this value lives.
 pub struct Opening {
     profile: Receiver<Device>,
     _gpu: JoinHandle<Option<Arc<Gpu>>>,
 }
 
 impl Opening {
-    /// Waits until it is known what the GPU is, before it is open; `None` if there is none.
+    /// Waits until the GPU is identified, before it is open; `None` if there is none.
     pub fn profile(&self) -> Option<Device> {
         self.profile.recv().ok()
     }
 }
 
 impl On {
-    /// Begins to open the GPU, if one may be wanted: that takes a while, in which a model can be read and optimised.
+    /// Starts opening the GPU in the background, if one may be wanted: the model can be read and
+    /// optimised in the meantime.
     pub fn open_ahead(&self) -> Option<Opening> {
         (self.device != DeviceChoice::Cpu).then(|| {
             let (tell, profile) = channel();
             let gpu = std::thread::spawn(move || {
-                // It is no matter if nobody listens.
+                // The receiver may be gone; that is fine.
                 if let Ok(profile) = cuda::profile(0) {
                     let _ = tell.send(profile);
                 }
@@ -132,7 +134,7 @@ impl On {
         })
     }
 
-    /// Puts the choice into the options of a session. Returns what is worth telling about it.
+    /// Writes the choice into the options of a session. Returns notes about it.
     pub fn apply(&self, options: Options, measuring: &Measuring<'_>) -> Result<(Options, Vec<String>)> {
         let tf32 = self.precision == Precision::Tf32;
         let options = Options { tf32, recheck: self.recheck, ..options.remembering() };
@@ -173,7 +175,7 @@ impl On {
     }
 }
 
-/// What is worth telling after the first result: what could not be kept, chosen or measured.
+/// Notes after the first result: what could not be stored, chosen or measured.
 pub fn afterthoughts(gpu: Option<&OnGpu>) -> Vec<String> {
     let mut notes = Vec::new();
     if let Some(on) = gpu {

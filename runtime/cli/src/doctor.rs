@@ -1,4 +1,4 @@
-//! `hypatia doctor`: what this machine offers, and what Hypatia falls back to.
+//! `hypatia doctor`: reports what this machine offers, and what Hypatia falls back to.
 
 use anstream::println;
 use anstyle::{AnsiColor, Style};
@@ -25,7 +25,7 @@ pub struct Doctor {
     pub json: bool,
 }
 
-/// Something that was looked for.
+/// A component that was searched for.
 struct Line {
     key: &'static str,
     what: &'static str,
@@ -103,7 +103,7 @@ fn json(lines: &[Line], threads: usize) -> serde_json::Value {
     out
 }
 
-/// Vector extensions that matter for speed here.
+/// Vector extensions that affect speed here.
 fn features() -> Vec<&'static str> {
     #[cfg(target_arch = "x86_64")]
     {

@@ -1,4 +1,5 @@
-//! `hypatia explain`: a diagnostic's code, what is built in, what was fused in a model, or why a rule did not fire.
+//! `hypatia explain`: explains a diagnostic code, the builtins, the fusions of a model, or why a
+//! rule did not fire.
 
 use std::path::PathBuf;
 
@@ -75,7 +76,8 @@ impl Explain {
                 if self.json { json(&answer)? } else { answer.to_string() }
             }
             None => {
-                // Rules of the user's own may be wrong: what they make is run once beside the graph without rules.
+                // User rules may be wrong: the result is run once and compared with the graph
+                // without rules.
                 if !self.options.rules.is_empty() && !options.no_rules {
                     warn_if_wrong(&graph, &options, global.quiet);
                 }
@@ -101,7 +103,7 @@ impl Explain {
     }
 }
 
-/// What a tuning file says, by device.
+/// The choices of a tuning file, by device.
 fn choices(file: &TuningFile) -> String {
     let mut text = String::new();
     let mut machine = None;
@@ -120,7 +122,7 @@ fn json(value: &impl serde::Serialize) -> Result<String> {
     Ok(text + "\n")
 }
 
-/// The ops and scalars that are built in, with their types and what they mean.
+/// The builtin ops and scalars, with their types and meaning.
 fn builtins(as_json: bool) -> Result<String> {
     let program = library::load(&[])?;
     let scalars = program.scalars.iter().filter(|s| matches!(s.body, ScalarBody::Builtin(_)));
@@ -144,7 +146,7 @@ fn builtins(as_json: bool) -> Result<String> {
     Ok(out)
 }
 
-/// The ONNX ops that are imported, with the opsets whose definitions are known.
+/// The supported ONNX ops, with the opsets whose definitions are known.
 fn onnx_ops(as_json: bool) -> Result<String> {
     let all = supported();
     if as_json {

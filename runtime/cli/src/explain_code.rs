@@ -1,4 +1,4 @@
-//! `hypatia explain CODE`: a diagnostic's code at length.
+//! `hypatia explain CODE`: explains a diagnostic code in detail.
 
 use hypatia_dsl::codes;
 use hypatia_dsl::diag::Code;
@@ -8,8 +8,8 @@ use serde_json::{Value, json};
 use super::Exit;
 use super::output::write_stdout;
 
-/// Explains the code that `text` names, or lists all for `codes`, as text or as JSON. `None` if it names none at all
-/// (it is a model, then).
+/// Explains the code that `text` names, or lists all for `codes`, as text or as JSON. `None` if it
+/// names no code (then it is a model).
 pub fn run(text: &str, json: bool) -> Option<Result<Exit>> {
     if text == "codes" {
         if json {

@@ -1,7 +1,7 @@
 //! The `.hyp` files that a command was given.
 //!
-//! In: paths, folders, `-` for stdin. Out: files that could be read, and a diagnostic for each
-//! that could not, so that one bad name does not hide what the other files have to say.
+//! In: paths, folders, `-` for stdin. Out: the readable files, and a diagnostic for each unreadable
+//! one, so that one bad name does not hide the diagnostics of the other files.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -13,10 +13,11 @@ use hypatia_dsl::source::{SourceFile, SourceMap, Span};
 use hypatia_library as library;
 use hypatia_tensor::error::{Error, Result};
 
-/// The Programs of what a command was given, each with the names of its files: what is named is one, and of a folder each
-/// file is one that no other file there uses, with what it uses; the library's alone if there are no paths. A file is
-/// named with the first Program that reads it. A file that cannot be read is an error.
-/// With `tests`, those of the library's files that these use are in the Programs too.
+/// The Programs for a command's paths, each with the names of its files. All files named explicitly
+/// form one Program. In a folder, each file that no other file there uses is a Program, together
+/// with the files it uses. Without paths it is the library's Program alone. A file belongs to the
+/// first Program that reads it. An unreadable file is an error.
+/// With `tests`, the library files that these use are included in the Programs.
 pub fn programs(paths: &[PathBuf], tests: bool) -> Result<Vec<(Arc<Program>, Vec<String>)>> {
     if paths.is_empty() {
         return Ok(vec![(accepted(library::check_library())?, Vec::new())]);
@@ -62,8 +63,8 @@ fn accepted(mut compilation: Compilation) -> Result<Arc<Program>> {
     }
 }
 
-/// The compilations of a folder's files: each file that no other one of them uses, with what it uses. Files that use each other
-/// in a circle are compiled from the first of them.
+/// The compilations of a folder's files: each file that no other one uses, with the files it uses.
+/// Files in a cycle of uses are compiled from the first of them.
 pub fn roots(files: Vec<SourceFile>, compile: impl Fn(Vec<SourceFile>) -> Compilation) -> Vec<(Compilation, String)> {
     let whole: Vec<(Compilation, String)> =
         files.into_iter().map(|f| (f.name.clone(), compile(vec![f]))).map(|(n, c)| (c, n)).collect();
@@ -72,29 +73,29 @@ pub fn roots(files: Vec<SourceFile>, compile: impl Fn(Vec<SourceFile>) -> Compil
         c.sources.files().filter_map(|(_, f)| f.path.as_deref().map(real)).collect()
     };
     let reads: Vec<Vec<PathBuf>> = whole.iter().map(|(c, _)| read(c)).collect();
-    // The first file of a compilation is the one that it is of.
+    // The first file of a compilation is its root.
     let uses = |i: usize, j: usize| reads[j].first().is_some_and(|own| reads[i].contains(own));
     let root = |j: usize| !(0..reads.len()).any(|i| i != j && uses(i, j) && (i < j || !uses(j, i)));
     let roots: Vec<bool> = (0..reads.len()).map(root).collect();
     whole.into_iter().zip(roots).filter(|(_, root)| *root).map(|(one, _)| one).collect()
 }
 
-/// What the paths led to.
+/// The files found at the paths.
 #[derive(Default)]
 pub struct Files {
-    /// The files, each once, in the order given.
+    /// The files without duplicates, in the given order.
     pub read: Vec<SourceFile>,
-    /// What could not be read, with the reason.
+    /// Unreadable files, with the reason.
     pub unreadable: Vec<Unreadable>,
 }
 
 /// A file or folder that could not be read.
 pub struct Unreadable {
-    /// As it was given.
+    /// The path as given.
     pub name: String,
-    /// Why not.
+    /// The reason.
     pub reason: String,
-    /// There is no such file.
+    /// The file does not exist.
     pub missing: bool,
 }
 
@@ -106,7 +107,7 @@ impl Unreadable {
 }
 
 impl Files {
-    /// Reads all. A folder stands for the `.hyp` files below it, in alphabetical order.
+    /// Reads all files. A folder stands for the `.hyp` files below it, in alphabetical order.
     pub fn read(paths: &[PathBuf]) -> Files {
         let mut files = Files::default();
         let mut seen = Vec::new();
@@ -144,7 +145,7 @@ impl Files {
         }
     }
 
-    /// A diagnostic for each unreadable file, which becomes an empty file of the map.
+    /// A diagnostic for each unreadable file, which is added to the map as an empty file.
     pub fn report(&self, sources: &mut SourceMap) -> Vec<Diagnostic> {
         let unreadable = self.unreadable.iter();
         unreadable
@@ -161,7 +162,7 @@ impl Files {
     }
 }
 
-/// The `.hyp` files below a folder, hidden folders left out.
+/// The `.hyp` files below a folder, except in hidden folders.
 fn hyp_files(folder: &Path, out: &mut Vec<PathBuf>, depth: usize) -> std::io::Result<()> {
     let mut entries: Vec<PathBuf> =
         std::fs::read_dir(folder)?.map(|e| e.map(|e| e.path())).collect::<Result<_, _>>()?;

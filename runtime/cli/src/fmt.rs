@@ -1,4 +1,4 @@
-//! `hypatia fmt`: files in the one form of the formatter.
+//! `hypatia fmt`: formats files in the standard style.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -73,11 +73,11 @@ fn difference(name: &str, before: &str, after: &str) -> String {
     diff.unified_diff().header(name, &format!("{name} (formatted)")).to_string()
 }
 
-/// Replaces a file's text at once: whoever reads it sees the old text or the new one, and a crash
+/// Replaces a file's text atomically: a reader sees either the old text or the new one, and a crash
 /// loses neither.
 fn replace(path: &Path, text: &str) -> Result<()> {
     let error = |source| Error::Io { path: path.to_path_buf(), source };
-    // The file itself, not a link to it.
+    // Writes through a link to the file itself.
     let target = path.canonicalize().map_err(error)?;
     let folder = target.parent().unwrap_or(Path::new("."));
     let name = target.file_name().unwrap_or_default().to_string_lossy();
@@ -90,7 +90,7 @@ fn replace(path: &Path, text: &str) -> Result<()> {
         std::fs::rename(&temporary, &target)
     })();
     written.map_err(|e| {
-        // The old file is untouched; the half-written one must not stay.
+        // The old file is untouched; the partial new one must be removed.
         let _ = std::fs::remove_file(&temporary);
         error(e)
     })

@@ -77,8 +77,9 @@ fn dtype(text: &str) -> Result<DType, String> {
     found.ok_or_else(|| format!("expected one of {}", names.join(", ")))
 }
 
-/// Architectures that some release of CUDA 12 or 13 compiles for, from the first with the instructions that the kernels
-/// use (a maximum that keeps NaN); those of 9.0 and later have forms with `a` and, from 10.0 on, with `f`.
+/// Architectures that a release of CUDA 12 or 13 compiles for, from the first that has the
+/// instructions that the kernels use (a maximum that propagates NaN). Those from 9.0 on have `a`
+/// variants and those from 10.0 on `f` variants.
 const ARCHS: [u32; 12] = [80, 86, 87, 88, 89, 90, 100, 101, 103, 110, 120, 121];
 
 fn arch(text: &str) -> Result<String, String> {
@@ -100,7 +101,7 @@ fn arch(text: &str) -> Result<String, String> {
     ))
 }
 
-/// Without repetitions, in the order of the first ones.
+/// Removes duplicates; keeps the first occurrence of each.
 fn distinct<T: Clone + PartialEq>(list: &[T]) -> Vec<T> {
     let mut out: Vec<T> = Vec::new();
     list.iter().for_each(|x| {
@@ -181,8 +182,8 @@ impl Gen {
         Ok(Exit::Ok)
     }
 
-    /// The folders of files that were named by absolute paths: what is written names them from the current folder, or by
-    /// their names alone, so that it is the same on every machine.
+    /// The folders of files with absolute paths. Generated files name them relative to the current
+    /// folder, or by file name alone, so that the output is the same on every machine.
     fn folders(&self) -> Vec<(String, String)> {
         let here = std::env::current_dir().unwrap_or_default();
         let absolute = self.files.iter().filter(|f| f.is_absolute()).filter_map(|f| f.parent());
@@ -192,7 +193,7 @@ impl Gen {
             let instead = if instead.is_empty() { instead } else { instead + "/" };
             out.push((format!("{}/", folder.display()), instead));
         }
-        // What lies deeper comes first.
+        // Deeper folders first.
         out.sort_by_key(|(folder, _)| std::cmp::Reverse(folder.len()));
         out
     }
@@ -215,7 +216,7 @@ impl Gen {
         rust::text(program, &options).map_err(Error::Internal)
     }
 
-    /// The plan of a model, its dynamic sizes bound.
+    /// The plan of a model with its dynamic sizes bound.
     fn plan(&self, model: &Path, program: &Arc<Program>, quiet: bool) -> Result<Plan> {
         must_be_model(model)?;
         let device = device(&self.target)?;
@@ -231,7 +232,8 @@ impl Gen {
         pipeline::plan(&optimized.graph, &plan::Options { allowed: options.allowed(), ..plan::Options::new(device) })
     }
 
-    /// NVRTC, if machine code is wanted; an error only if it was asked for by name.
+    /// NVRTC, if machine code is wanted; its absence is an error only if machine code was requested
+    /// explicitly.
     fn compiler(&self, global: &Global) -> Result<Option<Arc<Nvrtc>>> {
         if !self.emit.is_empty() && !self.emit.contains(&Emit::Cubin) {
             return Ok(None);

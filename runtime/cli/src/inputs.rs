@@ -1,4 +1,4 @@
-//! A model and random inputs for it, where its user gives none.
+//! A model, and random inputs for it if the user gives none.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -20,8 +20,8 @@ use super::model::Sizes;
 /// Tensors by name.
 pub type Named = Vec<(String, Tensor)>;
 
-/// The model with these dynamic sizes, 1 where not given, and random values for every input; also which sizes
-/// were chosen, in words.
+/// The model with these dynamic sizes, 1 by default, and random values for every input; also a
+/// description of the chosen sizes.
 pub fn load_random(
     path: &Path,
     program: Arc<Program>,
@@ -41,11 +41,12 @@ pub fn load_random(
     Ok((model, inputs, chosen))
 }
 
-/// The number for each dynamic size where rules are tried: no size at which broadcasting hides an error.
+/// Every dynamic size when rules are tested: a size at which broadcasting cannot hide an error.
 const TRIED_SIZE: i64 = 3;
 
-/// Runs what the rules make of a graph beside the graph as given, on random inputs and the CPU, as `run` does before its
-/// first result: why what they made would not be used, or `None`. If they could not be tried, that is told.
+/// Runs the optimised graph and the original graph on random inputs on the CPU, as `run` does
+/// before its first result. Returns why the optimised graph would be refused, or `None`. Reports if
+/// the comparison could not run.
 fn wrong(graph: &Graph, options: &optimize::Options, quiet: bool) -> Option<Refusal> {
     let tried = || -> Result<Option<Refusal>> {
         let sizes: Symbols = graph.symbols().into_iter().map(|s| (s, TRIED_SIZE)).collect();
@@ -64,7 +65,7 @@ fn wrong(graph: &Graph, options: &optimize::Options, quiet: bool) -> Option<Refu
     }
 }
 
-/// For a command that writes what the rules made: an error if they are wrong on this graph.
+/// For a command that writes the optimised graph: fails if the rules are wrong on this graph.
 pub fn must_be_right(graph: &Graph, options: &optimize::Options, quiet: bool) -> Result<()> {
     let Some(Refusal { reason }) = wrong(graph, options, quiet) else { return Ok(()) };
     let f16 = match has_f16(graph) {
@@ -76,7 +77,8 @@ pub fn must_be_right(graph: &Graph, options: &optimize::Options, quiet: bool) ->
     )))
 }
 
-/// For a command that shows what the rules made: warns if they are wrong on this graph, also with -q, as `run` does.
+/// For a command that shows the optimised graph: warns if the rules are wrong on this graph, even
+/// with -q, as `run` does.
 pub fn warn_if_wrong(graph: &Graph, options: &optimize::Options, quiet: bool) {
     if let Some(Refusal { reason }) = wrong(graph, options, quiet) {
         anstream::eprintln!(
@@ -86,12 +88,12 @@ pub fn warn_if_wrong(graph: &Graph, options: &optimize::Options, quiet: bool) {
     }
 }
 
-/// True if something in the graph is of f16, whose range ends where constants that rules make may lie.
+/// True if the graph contains f16 values: constants that rules compute may leave the range of f16.
 pub fn has_f16(graph: &Graph) -> bool {
     graph.nodes.iter().flat_map(|n| &n.results).any(|ty| ty.dtype == DType::F16)
 }
 
-/// Random values for every input of a graph on known sizes.
+/// Random values for every input of a graph with known sizes.
 fn random_inputs(graph: &Graph, seed: u64) -> Result<Vec<(String, Tensor)>> {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     let mut inputs = Vec::new();
@@ -107,10 +109,10 @@ fn random_inputs(graph: &Graph, seed: u64) -> Result<Vec<(String, Tensor)>> {
     Ok(inputs)
 }
 
-/// Elements of one random input.
+/// The largest number of elements of a random input.
 const MAX_ELEMENTS: usize = 1 << 26;
 
-/// Floats between -1 and 1, truth values, integers 0 and 1 (valid as indices of nearly all tables).
+/// Floats between -1 and 1, truth values, integers 0 and 1 (valid indices of nearly all tables).
 fn random(dtype: DType, shape: &[usize], rng: &mut ChaCha8Rng) -> Result<Tensor> {
     let too_large = || {
         Error::Limit(format!(

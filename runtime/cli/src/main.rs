@@ -1,7 +1,7 @@
-//! The command line: one file a command.
+//! The command line: one file per command.
 //!
-//! In: arguments. Out: data on stdout, progress and messages on stderr, an [`Exit`] code. Holds
-//! always: a command returns its exit code, and never ends the process itself.
+//! In: arguments. Out: data on stdout, progress and messages on stderr, an [`Exit`] code.
+//! Invariant: a command returns its exit code, and never ends the process itself.
 
 use std::process::ExitCode;
 use std::sync::OnceLock;
@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 
-/// The optimiser makes and drops small lists all the time: this allocator saves it a sixth of its
-/// time.
+/// The optimiser allocates and frees small lists all the time: this allocator makes it faster by a
+/// sixth.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
@@ -35,14 +35,14 @@ mod test;
 mod tune;
 mod verify;
 
-/// What a command ends with.
+/// The exit code of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exit {
-    /// All is well.
+    /// Success.
     Ok = 0,
-    /// What the user gave has errors: diagnostics, failing tests, a mismatch.
+    /// The user's input has errors: diagnostics, failing tests, a mismatch.
     Failed = 1,
-    /// A bug of Hypatia.
+    /// A bug in Hypatia.
     Internal = 3,
     /// The model needs something that Hypatia does not support.
     Unsupported = 4,
@@ -140,12 +140,12 @@ fn since_start() -> Duration {
     START.get_or_init(Instant::now).elapsed()
 }
 
-/// Parses the arguments, runs the command, maps what came of it to an exit code.
+/// Parses the arguments, runs the command, and maps its result to an exit code.
 fn main() -> ExitCode {
     since_start();
     let cli = Cli::parse_from(model::joined(std::env::args_os()));
     output::set_color(cli.global.color);
-    // A panic is a bug of ours: it is told as one, with the documented exit code.
+    // A panic is a bug in Hypatia: it is reported as one, with the documented exit code.
     std::panic::set_hook(Box::new(|info| output::bug(&info.to_string())));
     let exit = match std::panic::catch_unwind(|| run(&cli)) {
         Ok(Ok(exit)) => exit,
@@ -161,7 +161,7 @@ fn main() -> ExitCode {
     ExitCode::from(exit as u8)
 }
 
-/// True if what the command prints is read by a program.
+/// True if the command's output is meant for a program.
 fn wants_json(command: &Command) -> bool {
     match command {
         Command::Test(c) => c.json,

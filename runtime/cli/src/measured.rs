@@ -1,26 +1,27 @@
-//! What a measurement is of: device, versions, day, command, and the source that this command was built from.
+//! The provenance of a measurement: device, versions, date, command, and the source that this
+//! binary was built from.
 //!
-//! In: where it ran. Out: the `about` of every file of measured times, as in docs/benchmarks. Holds always: what is not
-//! known is `unknown` or left out, never guessed; source and commit are those of the build (`tools/source.sh`), not of
-//! the folder that the command happens to run in.
+//! In: the device of the run. Out: the `about` object of every file of measured times, as in
+//! docs/benchmarks. Invariant: unknown values are `unknown` or left out, never guessed; source and
+//! commit are those of the build (`tools/source.sh`), not of the current folder.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use hypatia_cuda::probe;
 use serde_json::{Value, json};
 
-/// SHA-256 of the source, where the build was given it.
+/// SHA-256 of the source, if the build received it.
 pub const SOURCE: &str = match option_env!("HYPATIA_SOURCE") {
     Some(hash) => hash,
     None => "unknown",
 };
-/// The commit, where the build was given it.
+/// The commit, if the build received it.
 pub const COMMIT: &str = match option_env!("HYPATIA_COMMIT") {
     Some(commit) => commit,
     None => "unknown",
 };
 
-/// What measurements of this process are of, which ran on `device` as the executor calls it.
+/// The provenance of this process's measurements on `device`, in the executor's notation.
 pub fn about(device: Option<&str>, gpu: bool) -> Value {
     json!({
         "device": device.map(|d| if gpu { d.to_string() } else { format!("{}, {d}", processor()) }),
@@ -32,7 +33,7 @@ pub fn about(device: Option<&str>, gpu: bool) -> Value {
     })
 }
 
-/// Versions of Hypatia and, for a GPU, of what it runs on.
+/// Versions of Hypatia and, for a GPU, of its driver and libraries.
 pub fn versions(gpu: bool) -> Value {
     let mut versions = json!({"hypatia": env!("CARGO_PKG_VERSION")});
     if gpu {
@@ -45,7 +46,7 @@ pub fn versions(gpu: bool) -> Value {
     versions
 }
 
-/// The driver's own version, 580.159.04, where the kernel tells it.
+/// The driver's own version, such as 580.159.04, if the kernel reports it.
 fn driver() -> Option<String> {
     let text = std::fs::read_to_string("/proc/driver/nvidia/version").ok()?;
     driver_of(&text)
@@ -63,11 +64,11 @@ fn processor() -> String {
     name.map_or_else(|| std::env::consts::ARCH.to_string(), |(_, name)| name.trim().to_string())
 }
 
-/// The day of a time, in UTC: 2026-11-22.
+/// The date of a time, in UTC: 2026-11-22.
 fn date(time: SystemTime) -> String {
     let days = time.duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs() / 86_400) as i64;
-    // Years begin in March here, so that the odd day of a leap year is the last one; 719,468 days before 1970-01-01
-    // such a year 0 begins, and 146,097 days are 400 years.
+    // Years begin in March here, so that the leap day is the last day of its year. Such a year 0
+    // begins 719,468 days before 1970-01-01, and 400 years have 146,097 days.
     let shifted = days + 719_468;
     let (era, day) = (shifted.div_euclid(146_097), shifted.rem_euclid(146_097));
     let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
@@ -78,7 +79,7 @@ fn date(time: SystemTime) -> String {
     format!("{:04}-{month:02}-{day:02}", era * 400 + year + i64::from(month <= 2))
 }
 
-/// The arguments as one would type them.
+/// The arguments quoted for a shell.
 fn command(arguments: impl Iterator<Item = String>) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=,:+%@".contains(c);
     arguments.fold("hypatia".to_string(), |line, word| {

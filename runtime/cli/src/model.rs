@@ -1,7 +1,7 @@
 //! What the commands that take a model share: options, loading, sizes.
 //!
-//! In: arguments. Out: a graph, and the optimiser's options. Holds always: one thing has one name in every command;
-//! an unknown target, rule or size is an error that lists what there is.
+//! In: arguments. Out: a graph, and the optimiser's options. Invariant: an option has the same name
+//! in every command; an unknown target, rule or size is an error that lists the known ones.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -33,7 +33,7 @@ pub struct Firing {
 }
 
 impl Firing {
-    /// Puts this into the optimiser's options. `--disable` must name something of the program.
+    /// Writes this into the optimiser's options. `--disable` must name something in the program.
     pub fn apply(&self, program: &Program, options: &mut Options) -> Result<()> {
         for name in &self.disable {
             let known = program.rules.iter().any(|r| r.name == *name || r.base_name == *name)
@@ -52,7 +52,7 @@ fn approx(text: &str) -> Result<Approx, String> {
     Approx::named(text).ok_or_else(|| "expected `all` or `none`".to_string())
 }
 
-/// Arguments in which `--approx all` is one word: a model's name may stand behind `--approx` too.
+/// Joins `--approx all` into one argument: `--approx` may also be followed by a model's name.
 pub fn joined(args: impl Iterator<Item = OsString>) -> Vec<OsString> {
     let mut out: Vec<OsString> = Vec::new();
     for arg in args {
@@ -82,12 +82,12 @@ fn size(text: &str) -> Result<(String, i64), String> {
 }
 
 impl Sizes {
-    /// The model as a graph, these sizes filled in.
+    /// The model as a graph with these sizes bound.
     pub fn load(&self, model: &Path, program: Arc<Program>) -> Result<Graph> {
         self.load_for(model, program, &[])
     }
 
-    /// The model as a graph, these sizes filled in, and those of inputs.
+    /// The model as a graph with these sizes and those of the inputs bound.
     fn load_for(&self, model: &Path, program: Arc<Program>, inputs: &[(String, Tensor)]) -> Result<Graph> {
         let mut dims = BTreeMap::new();
         for (name, value) in &self.dim {
@@ -100,7 +100,7 @@ impl Sizes {
         Ok(hypatia_pipeline::load(model, program, &options)?.graph)
     }
 
-    /// Inputs fix the sizes: what is given beside them must be the same.
+    /// Inputs determine the sizes: sizes given in addition must agree.
     pub fn agree(&self, model: &Path, program: &Arc<Program>, inputs: &[(String, Tensor)]) -> Result<()> {
         if self.dim.is_empty() {
             return Ok(());
@@ -111,7 +111,7 @@ impl Sizes {
     }
 }
 
-/// The profile of that name.
+/// The device profile of this name.
 pub fn device(name: &str) -> Result<Device> {
     Device::named(name).ok_or_else(|| {
         let names: Vec<&str> = Device::names().collect();
@@ -141,7 +141,7 @@ pub struct ModelOptions {
 }
 
 impl ModelOptions {
-    /// The model as a graph, its sizes filled in as far as they were given.
+    /// The model as a graph; only the given sizes are bound.
     pub fn load(&self, model: &Path) -> Result<Graph> {
         must_be_model(model)?;
         let program = library::load(&self.rules)?;
@@ -159,7 +159,8 @@ impl ModelOptions {
     }
 }
 
-/// An error for a file that cannot be a model, by its name, before time is spent on anything else.
+/// Fails before any other work for a file that is missing, or whose name shows that it is not a
+/// model.
 pub fn must_be_model(path: &Path) -> Result<()> {
     if path.extension().is_some_and(|e| e == "hyp") {
         let p = path.display();

@@ -1,4 +1,4 @@
-//! `hypatia opt`: a model as the optimiser leaves it, or as it was at an earlier stage.
+//! `hypatia opt`: prints or exports the optimised model, or the model at an earlier stage.
 
 use std::path::{Path, PathBuf};
 
@@ -72,7 +72,7 @@ impl Opt {
             Stage::Optimized => {
                 let own = !self.options.rules.is_empty() && !options.no_rules;
                 match self.output.is_some() {
-                    // Constants that rules make one of may leave the range of f16, whose end is near.
+                    // Rules that combine constants may leave the range of f16, which is narrow.
                     true if own || has_f16(&graph) => must_be_right(&graph, &options, global.quiet)?,
                     false if own => warn_if_wrong(&graph, &options, global.quiet),
                     _ => {}
@@ -92,7 +92,7 @@ impl Opt {
         Ok(Exit::Ok)
     }
 
-    /// Writes the graph as a model, and says what is in it.
+    /// Writes the graph as a model, and prints what it contains.
     fn export(&self, graph: &Graph, path: &Path, global: &Global) -> Result<()> {
         let export = export::export(graph, &pipeline::FOLDER)?;
         let calls: usize = export.fusions.iter().map(|f| f.calls).sum();

@@ -1,4 +1,4 @@
-//! What the commands share when they talk: colours, messages on stderr, exit codes of errors.
+//! Output that the commands share: colours, messages on stderr, exit codes of errors.
 
 use anstream::{AutoStream, eprintln};
 use anstyle::{AnsiColor, Style};
@@ -9,7 +9,7 @@ use super::{ColorChoice, Exit};
 
 const ERROR: Style = AnsiColor::Red.on_default().bold();
 
-/// Applies `--color` to everything that is printed from now on.
+/// Applies `--color` to all following output.
 pub fn set_color(choice: ColorChoice) {
     let choice = match choice {
         ColorChoice::Auto => return,
@@ -33,7 +33,7 @@ pub fn error(error: &Error) {
     }
 }
 
-/// Prints an error for a program that reads stdout: what `--json` promises is JSON, whatever happens.
+/// Prints an error for a program that reads stdout: with `--json`, the output is always JSON.
 pub fn error_json(error: &Error) {
     let diagnostics: Vec<Value> = match error {
         Error::Rules { json, .. } => json.lines().filter_map(|line| serde_json::from_str(line).ok()).collect(),
@@ -63,7 +63,7 @@ pub fn exit_of(error: &Error) -> Exit {
     }
 }
 
-/// Writes data to stdout. A reader that went away (`| head`) is no error.
+/// Writes data to stdout. A closed reader (`| head`) is no error.
 pub fn write_stdout(text: &str) {
     use std::io::Write;
     let mut out = std::io::stdout().lock();

@@ -1,5 +1,5 @@
-//! `hypatia run`: a model, optimised by rules, on given or random inputs; its results compared with
-//! expected ones; what the rules saved.
+//! `hypatia run`: runs a model optimised by rules, on given or random inputs; compares its results
+//! with expected ones; shows what the rules saved.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -24,10 +24,10 @@ use super::model::{Firing, Sizes, must_be_model};
 use super::output::write_stdout;
 use super::{Exit, Global, since_start};
 
-/// Runs at most, for the time, and how long they may take together.
+/// Limits of the timed runs: their number and their total duration.
 const TIMED_RUNS: usize = 20;
 const TIMED_FOR: Duration = Duration::from_millis(700);
-/// Time for measuring algorithms before the first result; `hypatia tune` takes what it needs.
+/// Time limit of autotuning before the first result; `hypatia tune` takes as long as it needs.
 const TUNING: Duration = Duration::from_millis(1500);
 
 /// Run an ONNX model with the standard library's rules and your own.
@@ -96,19 +96,19 @@ fn tolerance(text: &str) -> Result<f64, String> {
     value.filter(|v| v.is_finite() && *v >= 0.0).ok_or_else(|| "expected a number of at least 0, such as 1e-3".into())
 }
 
-/// What was measured and compared.
+/// The measurements and comparisons of a run.
 struct Outcome {
     compiled: std::sync::Arc<Compiled>,
     inputs: Vec<(String, Tensor)>,
     source: String,
-    /// The precision and what stays f32, where one was asked for.
+    /// The precision and what stays f32, if a precision was requested.
     precision: Option<String>,
     outputs: Vec<(String, Tensor)>,
-    /// By output: its comparison, where there is an expected one.
+    /// For each output: its comparison, if there is an expected one.
     checks: Vec<Option<Comparison>>,
-    /// By output: why more was allowed than its type says.
+    /// For each output: why the tolerance exceeds that of its type.
     loosened: Vec<Option<Loosened>>,
-    /// With --check: outputs that the file does not have, so that nothing is known of them.
+    /// With --check: outputs that the file lacks, so that nothing is known of them.
     unchecked: Vec<String>,
     unfused_launches: usize,
     before: Duration,
@@ -119,7 +119,7 @@ struct Outcome {
 }
 
 impl Outcome {
-    /// True if the rules' plan was wrong, and the unfused one is run.
+    /// True if the rules' plan was wrong, and the unfused one runs instead.
     fn discarded(&self) -> bool {
         self.compiled.refusal.is_some()
     }
@@ -182,7 +182,7 @@ impl Run {
         let outcome = Outcome { precision, ..outcome };
         notes = afterthoughts(gpu.as_ref());
         tell(&notes);
-        // A plan that is not used is no matter of taste: also with -q.
+        // A discarded plan is always reported, even with -q.
         outcome.compiled.warnings().iter().for_each(|w| eprintln!("warning: {w}"));
         if let Some(path) = &self.outputs {
             npz::write(path, &outcome.outputs)?;
@@ -200,7 +200,7 @@ impl Run {
         Ok(if differs || !outcome.unchecked.is_empty() { Exit::Failed } else { Exit::Ok })
     }
 
-    /// What is worth knowing where outputs do not agree: that they are those of random inputs.
+    /// A hint for outputs that do not agree: the inputs were random.
     fn no_inputs(&self, model: &Model) -> Option<String> {
         let expected = self.check.as_ref().filter(|_| self.inputs.is_none())?;
         let graph = model.graph();
@@ -253,7 +253,7 @@ impl Run {
             let check = want.map(|(_, want)| Comparison::of(got, want, tolerance)).transpose();
             checks.push(check.map_err(|e| Error::Input(format!("--check: output `{name}`: {e}")))?);
         }
-        // What the caller allows is not loosened by anything.
+        // A tolerance given by the caller is never loosened.
         let loosened = match self.rtol {
             Some(_) => vec![None; checks.len()],
             None => Tolerance::loosened(model.graph()),
@@ -384,7 +384,7 @@ fn arrow(before: usize, after: usize, same: bool) -> String {
     if same { after.to_string() } else { format!("{before} -> {after}") }
 }
 
-/// Rules that the result owes something to, with how often.
+/// Rules that contributed to the result, with the number of times.
 fn fired(o: &Outcome) -> BTreeMap<String, usize> {
     let mut counts = BTreeMap::new();
     for f in o.compiled.report.firings.iter().filter(|f| f.kept) {
@@ -398,7 +398,8 @@ fn list(tensors: &[(String, Tensor)]) -> String {
     tensors.iter().map(show).collect::<Vec<_>>().join(", ")
 }
 
-/// Smallest, mean and largest element, whole numbers as such; of what has none, how many there are. The mean is that of the finite ones.
+/// Smallest, mean and largest element, integers without decimals; the numbers of NaN and infinite
+/// elements, if there are any. The mean is over the finite elements.
 fn summary(t: &Tensor) -> String {
     let values = t.to_f64();
     let numbers = || values.iter().copied().filter(|v| !v.is_nan());
@@ -423,7 +424,7 @@ fn number(v: f64) -> String {
     if v != 0.0 && !(1e-3..1e6).contains(&v.abs()) { format!("{v:.4e}") } else { format!("{v:.6}") }
 }
 
-/// The median time of some runs, and how many there were.
+/// The median time of several runs, and their number.
 fn median(mut run: impl FnMut() -> Result<Vec<Tensor>>) -> Result<(Duration, usize)> {
     let started = Instant::now();
     let mut times = Vec::new();

@@ -97,13 +97,13 @@ impl Test {
         Ok(if failed == 0 { Exit::Ok } else { Exit::Failed })
     }
 
-    /// The tests of the programs; an error if the filter leaves none.
+    /// The tests of the programs; an error if the filter matches none.
     fn tests<'p>(&self, programs: &'p [(Arc<Program>, Vec<String>)]) -> Result<Chosen<'p>> {
         let mut own: Vec<(&Arc<Program>, &Block)> = Vec::new();
         for (program, names) in programs {
             let among = |t: &&Block| self.library || names.contains(&t.origin.file);
             for test in program.tests.iter().filter(among) {
-                // What several programs use is tested once.
+                // Files that several programs use are tested once.
                 if !own.iter().any(|(_, t)| t.origin == test.origin) {
                     own.push((program, test));
                 }
@@ -121,7 +121,7 @@ impl Test {
     }
 }
 
-/// The tests to run, and how many there are.
+/// The selected tests, and their number.
 struct Chosen<'p> {
     own: usize,
     wanted: Vec<(&'p Arc<Program>, &'p Block)>,

@@ -1,4 +1,5 @@
-//! `hypatia tune`: choices of algorithms for a model on this GPU, measured thoroughly, as a file that can be committed.
+//! `hypatia tune`: autotunes a model thoroughly on this GPU and writes the choices to a file that
+//! can be committed.
 
 use std::fmt::Write;
 use std::path::PathBuf;
@@ -22,7 +23,7 @@ use super::model::{Firing, Sizes, must_be_model};
 use super::output::write_stdout;
 use super::{Exit, Global};
 
-/// Time for all of it: nobody waits for more.
+/// The time limit of the whole measurement: nobody waits longer.
 const TIME: Duration = Duration::from_secs(24 * 3600);
 
 /// Measure which algorithms are the fastest for a model on this GPU, and write them to a file.
@@ -63,7 +64,8 @@ impl Tune {
         must_be_model(&self.model)?;
         let program = library::load(&self.rules)?;
         let output = self.output.clone().unwrap_or_else(|| self.model.with_file_name(BESIDE));
-        // What stands there is read before hours are spent: it may be damaged, or something else.
+        // The existing file is read before hours are spent: it may be damaged, or not a tuning
+        // file.
         let mut file = if output.exists() { TuningFile::read(&output)? } else { TuningFile::empty(&output) };
         let gpu = Gpu::open(0).map_err(|e| {
             let why = e.to_string().replace(", or use --device cpu", "");
@@ -91,7 +93,8 @@ impl Tune {
         let (model, _) = self.precision.narrowed(model)?;
         let started = Instant::now();
         let compiled = model.compile(&inputs)?;
-        // A verdict that was kept spares the unfused plan, but not its products.
+        // With a cached verdict the unfused plan is not needed, but its products must still be
+        // tuned.
         compiled.unfused()?;
         compiled.warnings().iter().for_each(|w| eprintln!("warning: {w}"));
         let choices: Vec<Choice> = {
@@ -123,14 +126,14 @@ impl Tune {
     }
 }
 
-/// A choice for people.
+/// A choice as text.
 pub fn line(c: &Choice) -> String {
     let time = |us: Option<f64>| us.map_or("guess".to_string(), |us| format!("{us:.2}"));
     let (us, first) = (time(c.us), time(c.first_us));
     format!("  {us:>9} us ({} {first}, best of {})  {}\n", c.first(), c.candidates, c.problem)
 }
 
-/// A choice for programs.
+/// A choice as JSON.
 pub fn to_json(c: &Choice) -> serde_json::Value {
     serde_json::json!({
         "machine": c.machine.to_string(),

@@ -52,7 +52,7 @@ impl Verify {
         };
         let mut report = Report { options: options.clone(), entries: Vec::new() };
         let programs = files::programs(&self.files, false)?;
-        // What several programs use is verified once.
+        // Files that several programs use are verified once.
         let own: BTreeSet<&String> = programs.iter().flat_map(|p| &p.1).collect();
         let mut done: BTreeSet<String> = BTreeSet::new();
         for (program, names) in &programs {

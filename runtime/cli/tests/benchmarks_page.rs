@@ -1,6 +1,8 @@
-//! docs/benchmarks.md is made from docs/benchmarks/*.json, what was measured, and docs/benchmarks/page.md.j2, the words around
-//! it; the pictures beside it come from the same files. `UPDATE_BENCHMARKS_PAGE=1 cargo test -p hypatia-cli --test benchmarks_page`
-//! writes them anew. Files that were measured at another source than the present one are told, and fail nothing.
+//! docs/benchmarks.md is generated from docs/benchmarks/*.json, the measurements, and
+//! docs/benchmarks/page.md.j2, the text around them; the pictures next to it come from the same
+//! files. `UPDATE_BENCHMARKS_PAGE=1 cargo test -p hypatia-cli --test benchmarks_page` regenerates
+//! them. Files that were measured at another source than the present one are reported, but do not
+//! fail the test.
 
 #![allow(clippy::unwrap_used)]
 
@@ -13,7 +15,7 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::{Environment, Error, ErrorKind, UndefinedBehavior, context};
 use serde_json::{Value, json};
 
-/// Pictures: the SVG, the file of times, and which of its cases.
+/// Pictures: the SVG, the file of times, and the selected cases.
 const PICTURES: [(&str, &str, &str); 2] =
     [("linear.svg", "gpu_peers_h200.json", "linear "), ("mlp.svg", "gpu_peers_h200.json", "mlp ")];
 
@@ -31,7 +33,7 @@ fn records() -> Records {
     json.map(|p| (p.file_stem().unwrap().to_string_lossy().into_owned(), read(&p))).collect()
 }
 
-/// What is missing from a file's `about`.
+/// The fields that a file's `about` lacks.
 fn lacking(record: &Value) -> Vec<&'static str> {
     let text = |p: &str| record.pointer(p).and_then(Value::as_str).is_some_and(|t| !t.is_empty());
     let mut lacking: Vec<&str> = ["device", "date", "commit", "source", "command", "versions/hypatia"]
@@ -47,7 +49,7 @@ fn lacking(record: &Value) -> Vec<&'static str> {
     lacking
 }
 
-/// `tools/source.sh hash`, of a checkout.
+/// The output of `tools/source.sh hash` for a checkout.
 fn source_hash(checkout: &Path) -> String {
     let out = Command::new("bash").arg(root().join("tools/source.sh")).arg("hash").arg(checkout).output().unwrap();
     assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
@@ -72,7 +74,7 @@ fn wrong(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::InvalidOperation, message.into())
 }
 
-/// The same value for the template.
+/// The JSON value as a template value.
 fn of_json(value: &Value) -> minijinja::Value {
     match value {
         Value::Null => minijinja::Value::from(()),
@@ -84,25 +86,25 @@ fn of_json(value: &Value) -> minijinja::Value {
     }
 }
 
-/// A number with so many decimals.
+/// A number with this many decimals.
 fn fixed(value: f64, digits: usize) -> String {
     format!("{value:.digits$}")
 }
 
-/// Whether a value keeps its limit, to the decimals that are shown.
+/// Whether a value is within its limit, to the decimals that are shown.
 fn verdict(value: f64, limit: f64, digits: usize) -> &'static str {
     let shown = |v: f64| fixed(v, digits).parse::<f64>().unwrap_or(v);
     if shown(value) <= limit { "met" } else { "missed" }
 }
 
-/// The row of a case in a file; a case that is not there is an error.
+/// The row of a case in a file; an unknown case is an error.
 fn row(records: &Records, file: &str, case: &str) -> Result<minijinja::Value, Error> {
     let rows = records.get(file).and_then(|r| r["rows"].as_array()).ok_or_else(|| wrong(format!("no file {file}")))?;
     let found = rows.iter().find(|r| r["case"] == case).ok_or_else(|| wrong(format!("{file} has no case {case}")))?;
     Ok(of_json(found))
 }
 
-/// Where, with what, when, at which commit, and the raw file.
+/// Machine, versions, date, commit, and the raw file.
 fn origin(records: &Records, file: &str) -> Result<String, Error> {
     let about = &records.get(file).ok_or_else(|| wrong(format!("no file {file}")))?["about"];
     let text = |v: &Value| v.as_str().unwrap_or("unknown").to_string();
@@ -169,7 +171,7 @@ fn the_page_and_its_pictures_are_not_stale() {
     }
 }
 
-/// A notice, past the capturing of output, so that CI shows it.
+/// Prints a notice that bypasses output capture, so that CI shows it.
 #[test]
 fn old_measurements_are_told() {
     let now = source_hash(&root());
@@ -185,7 +187,7 @@ fn files_say_what_they_are_of() {
     assert!(records.len() >= 6, "{:?}", records.keys());
     for (name, record) in &records {
         assert!(lacking(record).is_empty(), "{name}.json lacks {:?}", lacking(record));
-        // One is known if and only if the other is.
+        // Either both are known or neither is.
         let unknown = |key: &str| record["about"][key] == "unknown";
         assert_eq!(unknown("commit"), unknown("source"), "{name}.json");
     }
@@ -195,7 +197,7 @@ fn files_say_what_they_are_of() {
     assert_eq!(lacking(&one), ["command", "versions/driver"]);
 }
 
-/// The page shows what the files hold: one figure changed is a page changed.
+/// The page shows the content of the files: changing one figure changes the page.
 #[test]
 fn a_changed_figure_changes_the_page() {
     let (records, template) = (records(), template());
@@ -251,7 +253,8 @@ fn measurements_of_another_source_are_found() {
     );
 }
 
-/// Contents and names count, in the four folders alone; expected texts of tests do not.
+/// The hash covers contents and names in the four folders only; it ignores the expected texts of
+/// tests.
 #[test]
 fn the_hash_is_of_the_source() {
     let folder = tempfile::tempdir().unwrap();

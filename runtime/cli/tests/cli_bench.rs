@@ -1,4 +1,4 @@
-//! `hypatia bench`: what it prints, and what it refuses.
+//! `hypatia bench`: its output and its error cases.
 
 #![allow(clippy::unwrap_used)]
 
@@ -13,7 +13,7 @@ fn model(name: &str) -> PathBuf {
 
 fn command() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_hypatia"));
-    // Not the user's cache.
+    // A cache other than the user's.
     command.env("HYPATIA_CACHE", concat!(env!("CARGO_TARGET_TMPDIR"), "/cache")).arg("bench");
     command
 }
@@ -86,7 +86,7 @@ fn a_trace_has_an_event_for_each_kernel() {
     let runs = events.iter().filter(|e| e["name"] == "run").count();
     let launches = v["with_rules"]["launches"].as_u64().unwrap() as usize;
     assert!(runs > 0 && events.len() == runs * (launches + 1), "{} events", events.len());
-    // Kernels lie inside of their run, one behind the other.
+    // Kernels are nested in their run, one after the other.
     let span = |e: &Value| (e["ts"].as_f64().unwrap(), e["ts"].as_f64().unwrap() + e["dur"].as_f64().unwrap());
     for part in events.chunks(launches + 1) {
         let (mut at, end) = (span(part[0]).0, span(part[0]).1);
@@ -118,7 +118,8 @@ fn wrong_use_is_told() {
     }
 }
 
-/// Constants of one shape have values of their own: equal ones would be one, and one product too few.
+/// Constants of one shape have different values: equal ones would be deduplicated, which saves a
+/// product.
 #[test]
 fn tests_of_a_file_are_timed_on_different_values() {
     let folder = tempfile::tempdir().unwrap();
@@ -155,7 +156,8 @@ fn tests_of_a_file_are_timed_on_different_values() {
     }
 }
 
-/// What is drawn is what was measured, at once or later from the file; both say what they are of.
+/// The plot shows the measured values, at once or later from the file; both record their
+/// provenance.
 #[test]
 fn cases_are_drawn() {
     let folder = tempfile::tempdir().unwrap();
@@ -192,7 +194,7 @@ fn cases_are_drawn() {
     assert!(String::from_utf8_lossy(&none.stderr).contains("--rows") && !at("none.svg").exists());
 }
 
-/// A library in the place of NVTX sees names, and as many ends as beginnings.
+/// A stub library that replaces NVTX receives the names, and equal numbers of begins and ends.
 #[test]
 fn profilers_are_told_names() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,4 +1,5 @@
-//! `hypatia cache` and `hypatia tune` as a user runs them, and what is kept between two starts. No GPU is needed.
+//! `hypatia cache` and `hypatia tune` as a user runs them, and what is stored between two starts.
+//! No GPU is needed.
 #![cfg(unix)]
 #![allow(clippy::unwrap_used)]
 
@@ -9,7 +10,7 @@ use hypatia_cache::{Cache, Key};
 use hypatia_cuda::tuning::{Choice, Machine, TuningFile};
 use serde_json::Value;
 
-/// The binary with that cache, and with no GPU whatever the machine has.
+/// Runs the binary with this cache, and without a GPU whatever the machine has.
 fn hypatia(cache: &Path, args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_hypatia"))
         .args(args)
@@ -39,7 +40,7 @@ fn json(cache: &Path, args: &[&str], code: i32) -> Value {
     serde_json::from_str(&out(&o)).unwrap()
 }
 
-/// Exit code 1 with these in the message.
+/// Requires exit code 1 with these texts in the message.
 fn fails(cache: &Path, args: &[&str], messages: &[&str]) {
     let o = hypatia(cache, args);
     assert_eq!(o.status.code(), Some(1), "{args:?}: {}", err(&o));
@@ -48,7 +49,7 @@ fn fails(cache: &Path, args: &[&str], messages: &[&str]) {
     }
 }
 
-/// A folder with a cache, and with the digits model and its inputs.
+/// A folder with a cache, the digits model and its inputs.
 fn place() -> (tempfile::TempDir, PathBuf, String, String) {
     let folder = tempfile::tempdir().unwrap();
     let digits = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/models/digits");
@@ -73,7 +74,7 @@ fn choice(device: &str) -> Choice {
     }
 }
 
-/// What the cache holds, of that kind.
+/// The entries of this kind in the cache.
 fn entries(cache: &Path, kind: &str) -> Vec<Value> {
     let list = json(cache, &["cache", "ls"], 0);
     list["entries"].as_array().unwrap().iter().filter(|e| e["kind"] == kind).cloned().collect()
@@ -92,7 +93,7 @@ fn verdicts_are_kept_told_and_forgotten() {
     let again: Value = serde_json::from_str(&ok(&cache, &[&run[..], &["--recheck"]].concat())).unwrap();
     assert_eq!(again["judged"], "now");
 
-    // A plan that is refused is refused at the second start too, as loudly.
+    // A plan that was refused is refused at the second start too, with the same warning.
     let rules = folder.path().join("wrong.hyp");
     let text = "edition 1;\nuse core::*;\nuse nn::*;\nruleset wrong { until = fixpoint; }\nrule wrong::dropped: relu(x) => x;\n";
     std::fs::write(&rules, text).unwrap();
@@ -124,7 +125,7 @@ fn a_cache_that_cannot_be_trusted_is_told_and_the_model_runs() {
     assert_eq!(std::fs::read_dir(&cache).unwrap().count(), 0, "nothing is written into it");
     fails(&cache, &["cache", "verify"], &["chmod 700"]);
     fails(&cache, &["cache", "clear"], &["chmod 700"]);
-    // A folder that cannot be made.
+    // A folder that cannot be created.
     let o = hypatia(Path::new("/proc/nowhere/hypatia"), &run);
     assert_eq!(o.status.code(), Some(0));
     let told = "the cache folder /proc/nowhere/hypatia cannot be used: ";
@@ -147,7 +148,7 @@ fn verify_names_bad_entries_and_clear_leaves_what_is_not_the_caches() {
         assert!(text.contains(part), "{part}: {text}");
     }
 
-    // Damaged in the file; good in the file, and no choice.
+    // First an entry with a damaged file, then an intact file that is not a choice.
     let mut bytes = std::fs::read(cache.cubins.file(&b)).unwrap();
     *bytes.last_mut().unwrap() ^= 1;
     std::fs::write(cache.cubins.file(&b), bytes).unwrap();

@@ -1,11 +1,11 @@
-//! `hypatia gen` on files at the edge of what is reasonable: what it writes, what it says, how it ends.
+//! `hypatia gen` on edge cases: the files it writes, its messages, its exit codes.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
 
-/// How a run ended: exit code, stdout, stderr.
+/// The result of a run: exit code, stdout, stderr.
 fn hypatia(args: &[&str], folder: &Path) -> (i32, String, String) {
     let o = Command::new(env!("CARGO_BIN_EXE_hypatia")).args(args).current_dir(folder).output().unwrap();
     let text = |b: &[u8]| String::from_utf8(b.to_vec()).unwrap();
@@ -48,7 +48,8 @@ fn files_without_kernels_are_no_error() {
     assert_eq!((code, names(&at.join("k"))), (0, vec!["manifest.json".to_string()]), "{out}");
     assert!(err.contains("nothing here asks for a kernel"), "{err}");
 
-    // What cannot be generated is told with its reason, there and in the manifest.
+    // A kernel that cannot be generated is reported with the reason, both on stderr and in the
+    // manifest.
     let (code, _, err) = hypatia(&["gen", "turned.hyp", "-o", "k", "--emit", "cuda", "--dtype", "f32"], at);
     assert!(code == 0 && err.contains("no kernel of `turned_k` for f32: "), "{code} {err}");
     assert!(!err.contains("nothing here asks"), "{err}");
@@ -103,8 +104,8 @@ fn wrong_options_and_folders_are_told_apart() {
         assert!(code == 1 && out.is_empty() && err.contains(said), "{args:?}: {code} {err}");
     }
     assert!(!at.join("k").exists());
-    // Machine code that was asked for by name and cannot be made is an error: there is no NVRTC, or it does not know that
-    // architecture any more.
+    // It is an error if explicitly requested machine code cannot be made: NVRTC is missing, or it
+    // no longer knows the architecture.
     let (code, _, err) = hypatia(&["gen", "s.hyp", "-o", "k", "--emit", "cubin", "--arch", "sm_101"], at);
     assert!(code == 1 && err.contains("NVRTC") && !at.join("k").exists(), "{code} {err}");
 }
@@ -125,7 +126,7 @@ fn a_second_run_gives_the_same_bytes_and_leaves_no_old_kernels() {
     assert_eq!((first, &before), (second, &contents(&at.join("k"))));
     assert!(!err.contains("removed"), "{err}");
 
-    // Kernels of the run before go, by its manifest; what somebody else put there stays.
+    // Kernels of the previous run are removed according to its manifest; files of others stay.
     for (name, text) in [("mine.cu", "// mine"), ("notes.txt", "x")] {
         std::fs::write(at.join("k").join(name), text).unwrap();
     }
@@ -133,7 +134,7 @@ fn a_second_run_gives_the_same_bytes_and_leaves_no_old_kernels() {
     assert_eq!(names(&at.join("k")), ["manifest.json", "mine.cu", "notes.txt", "soft.f32.cu"]);
     assert!(err.contains("removed") && err.contains("`exp` has no meaning on integers"), "{err}");
 
-    // A manifest that names other places is not followed.
+    // A manifest that names files elsewhere is not followed.
     let manifest = r#"{"generator": "hypatia 0", "kernels": [{"file": "../a.cu", "cubins": [{"file": "/tmp/x.cubin"}]},
         {"file": "mine.cu.bak"}, {"file": 3}, 4]}"#;
     std::fs::write(at.join("k/manifest.json"), manifest).unwrap();

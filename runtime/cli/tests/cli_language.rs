@@ -14,7 +14,7 @@ fn hypatia(args: &[&str], stdin: &str, folder: &Path) -> Output {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    // The program may refuse and end before it has read all.
+    // The program may refuse and exit before it has read everything.
     let _ = child.stdin.take().unwrap().write_all(stdin.as_bytes());
     child.wait_with_output().unwrap()
 }
@@ -69,7 +69,7 @@ fn check_tells_every_error_of_every_file() {
     assert!(err(&colored).contains("\u{1b}["));
 }
 
-/// An op that has a meaning for some element types only is warned about, and right for these.
+/// An op that is undefined for some element types gets a warning, and is correct for the others.
 #[test]
 fn a_missing_bound_is_a_warning() {
     let text = "edition 1;\nuse core::*;\nruleset r { until = fixpoint; }\n\
@@ -86,7 +86,7 @@ fn a_missing_bound_is_a_warning() {
     assert!(o.status.success() && out(&o).contains("3 passed"), "{}{}", out(&o), err(&o));
     let o = hypatia(&["verify", "half.hyp"], "", folder.path());
     assert!(o.status.success() && out(&o).contains("2 verified, 0 false"), "{}{}", out(&o), err(&o));
-    // What is an error is not buried under warnings.
+    // Errors are not buried under warnings.
     let o = hypatia(&["check", "-"], &format!("{text}scalar f(x) = y;\n"), folder.path());
     assert!(o.status.code() == Some(1) && !err(&o).contains("warning"), "{}", err(&o));
 }
@@ -126,8 +126,8 @@ fn explain_tells_codes() {
     assert_eq!(hypatia(&["explain", "H9999"], "", here).status.code(), Some(1));
 }
 
-/// Fusions that the library does not have, in the language alone, and every construct of it: their own tests say what
-/// they come to.
+/// Fusions that the library lacks, written only in the language, and every construct of the
+/// language: their own tests pass.
 #[test]
 fn the_tests_of_files_that_compile_pass() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/pass");
@@ -152,7 +152,7 @@ fn the_tests_of_files_that_compile_pass() {
     assert_eq!(there.filter(|n| n.ends_with(".hyp")).count(), files.len(), "a file that is not listed here");
 }
 
-/// Opening a named pipe waits for a writer: whatever names one is refused instead.
+/// Opening a named pipe waits for a writer, so paths of named pipes are refused.
 #[cfg(unix)]
 #[test]
 fn named_pipes_are_refused_wherever_they_are_named() {
@@ -199,10 +199,10 @@ fn files_of_a_folder_that_do_not_use_each_other_are_programs_of_their_own() {
     std::fs::write(at.join("b.hyp"), rule).unwrap();
     let o = hypatia(&["check", "."], "", at);
     assert_eq!((o.status.code(), err(&o)), (Some(0), String::new()));
-    // Named together they are one program.
+    // Files named together are one program.
     let o = hypatia(&["check", "a.hyp", "b.hyp"], "", at);
     assert!(o.status.code() == Some(1) && err(&o).contains("declared twice"), "{}", err(&o));
-    // What is used is not looked at once more, and what is wrong with it is told once.
+    // A used file is not checked again, and its errors are reported once.
     std::fs::write(at.join("c.hyp"), "edition 1;\nuse core::*;\nscalar c(x) = x + ;\n").unwrap();
     std::fs::write(at.join("d.hyp"), "edition 1;\nuse c::*;\nscalar d(x) = c(x);\n").unwrap();
     std::fs::write(at.join("e.hyp"), "edition 1;\nuse c::*;\nscalar e(x) = c(x);\n").unwrap();

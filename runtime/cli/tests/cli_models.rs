@@ -8,7 +8,7 @@ use hypatia_tensor::npz;
 
 fn hypatia(args: &[&str], folder: &Path) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_hypatia"));
-    // Not the user's.
+    // A cache other than the user's.
     command.env("HYPATIA_CACHE", concat!(env!("CARGO_TARGET_TMPDIR"), "/cache"));
     command.args(args).current_dir(folder).output().unwrap()
 }
@@ -21,7 +21,7 @@ fn err(o: &Output) -> String {
     String::from_utf8(o.stderr.clone()).unwrap()
 }
 
-/// Exit code 1, with this in the message, and nothing that is no error before it.
+/// Requires exit code 1 with this text in the message, and only errors before it.
 fn fails(args: &[&str], folder: &Path, message: &str) {
     let o = hypatia(args, folder);
     assert_eq!(o.status.code(), Some(1), "{args:?}: {}", err(&o));
@@ -98,7 +98,7 @@ fn outputs_of_random_inputs_that_do_not_agree_are_told_to_be_such() {
     let kept = folder.path().join("kept.npz").display().to_string();
     let run = |more: &[&str]| hypatia(&[&["run", "model.onnx", "--device", "cpu"], more].concat(), &at);
     let hint = "`--inputs FILE.npz` with input: f32[batch, 64]";
-    // Another shape than that of the file; another seed; the same one.
+    // A shape that differs from the file's; another seed; the same seed.
     let o = run(&["--check", "outputs.npz"]);
     assert!(o.status.code() == Some(1) && err(&o).contains(hint), "{}", err(&o));
     assert_eq!(run(&["--outputs", &kept]).status.code(), Some(0));
@@ -106,7 +106,7 @@ fn outputs_of_random_inputs_that_do_not_agree_are_told_to_be_such() {
     assert!(o.status.code() == Some(1) && err(&o).contains(hint), "{}", err(&o));
     let o = run(&["--check", &kept]);
     assert!(o.status.code() == Some(0) && !err(&o).contains("--inputs"), "{}", err(&o));
-    // Given inputs are not at fault.
+    // No hint about random inputs if inputs were given.
     let o = run(&["--inputs", "inputs.npz", "--check", "outputs.npz", "--rtol", "0", "--atol", "0"]);
     assert!(o.status.code() == Some(1) && !err(&o).contains("--inputs"), "{}", err(&o));
 }
@@ -156,7 +156,7 @@ fn what_a_wrong_rule_makes_of_a_model_is_not_written() {
     let model = model.to_str().unwrap();
     let opt = |rules| ["opt", model, "--rules", rules, "-o", "fused.onnx"];
     fails(&opt("wrong.hyp"), folder.path(), "wrong::dropped");
-    // What is only shown comes with a warning, also with -q.
+    // A result that is only shown comes with a warning, even with -q.
     for args in [&["opt", model][..], &["opt", model, "-q"], &["explain", model], &["explain", model, "--json"]] {
         for (rules, wrong) in [("wrong.hyp", true), ("right.hyp", false)] {
             let o = hypatia(&[args, &["--rules", rules]].concat(), folder.path());
@@ -193,7 +193,7 @@ fn a_model_runs_in_a_narrow_precision() {
         (json["outputs"][0]["check"]["max_error"].as_f64().unwrap(), json["outputs"][0]["dtype"].clone())
     };
     let (f32, f16, bf16) = (error("f32"), error("f16"), error("bf16"));
-    // Each type leaves the trace of its mantissa, and the outputs keep theirs.
+    // Each type shows the error of its mantissa, and the outputs keep their types.
     assert!(f32.0 * 50.0 < f16.0 && f16.0 * 4.0 < bf16.0, "{f32:?} {f16:?} {bf16:?}");
     assert!([f32.1, f16.1, bf16.1].iter().all(|d| d == "f32"));
     assert!(out(&run("bf16", &[])).contains("in f32 stay inputs and outputs"));

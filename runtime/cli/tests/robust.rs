@@ -1,5 +1,6 @@
-//! Cut, flipped and absurd inputs: each ends within ten seconds and one gibibyte of address space, with a message and an
-//! exit code that says whose fault it is; never with a panic, a signal or an internal error.
+//! Truncated, corrupted and absurd inputs: each run ends within ten seconds and one gibibyte of
+//! address space, with a message and an exit code that says whose fault it is; never with a panic,
+//! a signal or an internal error.
 #![allow(clippy::unwrap_used)]
 
 mod onnx;
@@ -15,13 +16,13 @@ const MEMORY_KIB: usize = 1 << 20;
 /// Longer messages are not read.
 const MESSAGE: u64 = 64 << 10;
 
-/// How a run of the binary ended.
+/// The result of a run of the binary.
 struct Ended {
     code: Option<i32>,
     text: String,
 }
 
-/// Runs the binary within its limits. What it says goes through files, so that nothing waits for a pipe.
+/// Runs the binary within its limits. Its output goes to files, so that nothing blocks on a pipe.
 fn hypatia(folder: &Path, args: &[&str]) -> Result<Ended, String> {
     let log = tempfile::NamedTempFile::new().unwrap();
     let write = || Stdio::from(log.reopen().unwrap());
@@ -55,7 +56,7 @@ fn hypatia(folder: &Path, args: &[&str]) -> Result<Ended, String> {
     Ok(Ended { code: status.code(), text })
 }
 
-/// Runs the binary on something bad. It may be accepted, if it is legal after all.
+/// Runs the binary on a bad input. It may be accepted if it is legal after all.
 fn survives(folder: &Path, args: &[&str]) -> Option<String> {
     let ended = match hypatia(folder, args) {
         Ok(e) => e,
@@ -63,7 +64,7 @@ fn survives(folder: &Path, args: &[&str]) -> Option<String> {
     };
     let good = match ended.code {
         Some(0) => true,
-        // 1: the input is wrong; 4: a model needs what is not supported.
+        // 1: the input is wrong; 4: the model needs something unsupported.
         Some(1 | 4) => !ended.text.trim().is_empty(),
         _ => false,
     };
@@ -72,7 +73,7 @@ fn survives(folder: &Path, args: &[&str]) -> Option<String> {
     (!good || !calm).then(|| format!("{args:?} ended with {:?}:\n{}", ended.code, ended.text))
 }
 
-/// Runs the binary on something that must be refused.
+/// Runs the binary on an input that must be refused.
 fn refused(folder: &Path, args: &[&str]) -> Option<String> {
     survives(folder, args).or_else(|| match hypatia(folder, args) {
         Ok(Ended { code: Some(0), .. }) => Some(format!("{args:?} is accepted")),
@@ -84,7 +85,7 @@ fn none_fell(falls: Vec<String>) {
     assert!(falls.is_empty(), "{} fell:\n{}", falls.len(), falls.join("\n---\n"));
 }
 
-/// The same numbers in every run.
+/// Pseudo-random numbers, the same in every run.
 fn numbers(mut state: u64) -> impl FnMut(usize) -> usize {
     move |n| {
         state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
@@ -95,7 +96,7 @@ fn numbers(mut state: u64) -> impl FnMut(usize) -> usize {
 const HEAD: &str = "edition 1;\nuse core::*;\n";
 const RULES: &str = "edition 1;\nuse core::*;\nruleset r { until = fixpoint; }\n";
 
-/// `n` definitions, each of which calls the one before twice.
+/// `n` definitions, each of which calls the previous one twice.
 fn doubling(first: &str, next: impl Fn(usize) -> String, n: usize) -> String {
     let rest: String = (1..n).map(next).collect();
     format!("{HEAD}{first}\n{rest}")
@@ -230,7 +231,7 @@ fn absurd_files_are_no_danger() {
     none_fell(falls);
 }
 
-/// A `use`, and an argument, that names what is no file.
+/// A `use`, and an argument, that names something that is not a file.
 #[cfg(unix)]
 #[test]
 fn what_is_no_file_is_refused() {
@@ -261,7 +262,7 @@ fn what_is_no_file_is_refused() {
     none_fell(falls);
 }
 
-/// A model of the repository, cut at many places and with bytes changed.
+/// A model of the repository, truncated at many places and with changed bytes.
 #[test]
 fn damaged_models_are_no_danger() {
     let whole =
@@ -271,7 +272,7 @@ fn damaged_models_are_no_danger() {
     let mut below = numbers(7);
     let mut falls = Vec::new();
     let mut damaged: Vec<Vec<u8>> = (0..12).map(|i| whole[..whole.len() * i / 12 + i].to_vec()).collect();
-    // What is behind the weights: the nodes.
+    // The part after the weights: the nodes.
     for round in 0..24 {
         let mut bytes = whole.clone();
         for _ in 0..1 + round % 5 {
@@ -377,7 +378,7 @@ fn absurd_models_are_no_danger() {
         std::fs::write(at.join(&file), model.bytes()).unwrap();
         falls.extend(survives(at, &["run", "-q", &file]));
     }
-    // Messages within messages, lengths without an end, and what is no message at all.
+    // Nested messages, unterminated lengths, and bytes that are not a message.
     let deep = (0..5_000).fold(Vec::new(), |inner, _| onnx::field(7, &inner));
     let raw: [(&str, Vec<u8>); 4] = [
         ("deep", deep),
@@ -393,7 +394,7 @@ fn absurd_models_are_no_danger() {
     none_fell(falls);
 }
 
-/// Archives that claim much and hold little.
+/// Archives that claim large contents and hold little.
 #[test]
 fn bombs_are_refused() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,9 +1,10 @@
-//! Convolutions: the matrix of their windows, which products read tile by tile, and direct sums where a
-//! group has few filters.
+//! Convolutions: the window matrix, which products read tile by tile, and direct sums if a group
+//! has few filters.
 //!
-//! In: a [`ConvStep`] and its views. Out: [`Windows`], from which [`GemmCode`](super::gemm::GemmCode) packs
-//! its right operand (im2col, never as a whole), or a [`DirectCode`]. Holds always: the operands are
-//! contiguous; results go through the epilogue while they are warm.
+//! In: a [`ConvStep`] and its views. Out: [`Windows`], from which
+//! [`GemmCode`](super::gemm::GemmCode) packs its right operand (im2col, never materialised as a
+//! whole), or a [`DirectCode`]. Invariant: the operands are contiguous; results go through the
+//! epilogue while they are in the cache.
 
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::Program;
@@ -20,39 +21,39 @@ use hypatia_graph::prim::Window;
 use hypatia_plan::{ConvStep, View, collapse};
 use hypatia_tensor::error::{Error, Result};
 
-/// Filters of a group below which sums are made directly.
+/// Groups with fewer filters than this use direct sums.
 const FEW_FILTERS: usize = 4;
-/// Products that are worth a part of their own.
+/// Minimum multiply-adds of a separate task.
 const GRAIN: usize = 1 << 15;
 /// Results that are gathered at once.
 const LINE: usize = 1024;
 
-/// The windows of one group of channels of one image, as a matrix: a row for each channel and tap, a column
-/// for each result.
+/// The windows of one channel group of one image, as a matrix: a row per channel and tap, a column
+/// per result.
 #[derive(Clone, Debug)]
 pub struct Windows {
     /// Channels of a group.
     depth: usize,
-    /// Sizes of the axes that the windows move along, and how many windows there are.
+    /// Sizes of the axes along which the windows move, and the numbers of windows.
     input: Vec<usize>,
     output: Vec<usize>,
     windows: Vec<Window>,
 }
 
-/// What a convolution multiplies.
+/// The geometry of a convolution.
 pub struct Geometry {
-    /// The matrix of a group.
+    /// The window matrix of a group.
     pub windows: Windows,
-    /// Images.
+    /// Number of images.
     pub batch: usize,
-    /// Groups of channels.
+    /// Number of channel groups.
     pub groups: usize,
-    /// Filters of a group.
+    /// Filters per group.
     pub filters: usize,
 }
 
 impl Geometry {
-    /// That of a step.
+    /// The geometry of a step.
     pub fn new(step: &ConvStep, reads: &[View], out: &View) -> Result<Geometry> {
         let ([_, w, ..], [batch, channels, input @ ..]) = (reads, &reads.first().map_or(&[][..], |x| &x.shape)) else {
             return Err(Error::Internal("a convolution of too few operands".into()));
@@ -67,24 +68,24 @@ impl Geometry {
         Ok(Geometry { windows, batch: *batch, groups, filters: w.shape[0] / groups })
     }
 
-    /// True if sums are better made directly than by products of matrices.
+    /// True if direct sums are faster than matrix products.
     pub fn is_direct(&self) -> bool {
         self.filters < FEW_FILTERS
     }
 }
 
 impl Windows {
-    /// Results of an image.
+    /// Results per image and filter.
     pub fn places(&self) -> usize {
         self.output.iter().product()
     }
 
-    /// Elements of a channel.
+    /// Elements per channel.
     pub fn plane(&self) -> usize {
         self.input.iter().product()
     }
 
-    /// Elements of a group of channels.
+    /// Elements per channel group.
     pub fn image(&self) -> usize {
         self.depth * self.plane()
     }
@@ -98,13 +99,13 @@ impl Windows {
         self.depth * self.taps()
     }
 
-    /// True if the operand is the matrix of its windows.
+    /// True if the operand already is the window matrix.
     pub fn is_plain(&self) -> bool {
         let one = |(w, (i, o)): (&Window, (&usize, &usize))| w.size == 1 && w.stride == 1 && w.before == 0 && i == o;
         self.windows.iter().zip(self.input.iter().zip(&self.output)).all(one)
     }
 
-    /// What a tap reads of a plane.
+    /// The elements of a plane that a tap reads.
     fn segments(&self, tap: usize) -> Vec<Segment> {
         let (mut all, mut done): (Vec<Segment>, usize) = (Vec::new(), 0);
         self.lines(tap, 0, self.places(), |at| {
@@ -114,7 +115,7 @@ impl Windows {
                 return;
             }
             match all.last_mut() {
-                // Lines that follow each other without a gap are one.
+                // Contiguous lines are merged into one.
                 Some(s) if s.step == 1 && at.step == 1 && s.to + s.len == to && s.from + s.len == at.start => {
                     s.len += at.read;
                 }
@@ -124,7 +125,8 @@ impl Windows {
         all
     }
 
-    /// Packs rows `ks` and columns `columns` into panels; the image begins at element `offset` of `bytes`.
+    /// Packs rows `ks` and columns `columns` into panels; the image begins at element `offset` of
+    /// `bytes`.
     pub fn pack<T: Widen>(
         &self,
         (bytes, dtype, offset): (&[u8], DType, usize),
@@ -160,7 +162,8 @@ impl Windows {
     }
 }
 
-/// Results of a plane that read neighbours: `len` of them from `to` on read from `from` on, `step` apart.
+/// Results of a plane that read evenly spaced elements: `len` results from `to` on read elements
+/// from `from` on with stride `step`.
 #[derive(Clone, Copy, Debug)]
 struct Segment {
     to: usize,
@@ -169,14 +172,14 @@ struct Segment {
     len: usize,
 }
 
-/// A convolution by direct sums that is ready to run.
+/// A prepared convolution by direct sums.
 #[derive(Clone, Debug)]
 pub struct DirectCode {
     windows: Windows,
-    /// What each tap reads.
+    /// The segments that each tap reads.
     taps: Vec<Vec<Segment>>,
     batch: usize,
-    /// Channels and filters of all groups, filters of one.
+    /// Channels and filters of all groups, filters per group.
     filters: usize,
     per_group: usize,
     acc: DType,
@@ -233,7 +236,8 @@ impl DirectCode {
         self.planes() * self.windows.places() * (self.windows.terms() + 1) > 2 * GRAIN
     }
 
-    /// Runs. `operands` are whole buffers, `inputs` the whole buffers of the epilogue's operands.
+    /// Runs the convolution. `operands` are whole buffers, `inputs` the whole buffers of the
+    /// epilogue's operands.
     pub fn run(
         &self,
         team: &Team<'_>,
@@ -259,7 +263,7 @@ impl DirectCode {
             if let Some(code) = &self.code {
                 code.start(&mut local.banks);
             }
-            // As many small planes at once as fill a block.
+            // Small planes are computed together, as many as fill a block.
             let together = (BLOCK / places.max(1)).max(1);
             for i in (0..count).step_by(together) {
                 let planes = first + i..first + count.min(i + together);
@@ -275,7 +279,7 @@ impl DirectCode {
         failed.into_inner().ok().flatten().map_or(Ok(()), Err)
     }
 
-    /// Some planes of results.
+    /// Computes some planes of results.
     fn some(
         &self,
         planes: std::ops::Range<usize>,
@@ -313,7 +317,7 @@ impl DirectCode {
         Ok(())
     }
 
-    /// Channels and filter of a plane of results, in the type of the sums.
+    /// Channels and filter of a plane of results, in the accumulator type.
     fn values<'a, T: Widen>(
         &self,
         index: usize,
@@ -362,7 +366,8 @@ impl Feed for PlaneFeed<'_, '_> {
 macro_rules! sums {
     ($name:ident, $t:ty) => {
         dispatch! {
-            /// A plane of results: for each tap a line of products is added to each line of sums.
+            /// Computes a plane of results: for each tap, a line of products is added to each line
+            /// of sums.
             fn $name(taps: &[Vec<Segment>], plane: usize, x: &[$t], w: &[$t], sums: &mut [$t]) {
                 sums.fill(0.0);
                 for (row, weight) in w.iter().enumerate() {
@@ -388,17 +393,17 @@ macro_rules! sums {
 sums!(sums_f32, f32);
 sums!(sums_f64, f64);
 
-/// What a tap reads for a run of results along the last axis.
+/// The elements that a tap reads for a run of results along the last axis.
 struct Line {
-    /// Results of the run.
+    /// Number of results.
     count: usize,
-    /// Results in front that read zeros around the operand.
+    /// Leading results that read zeros of the padding.
     skip: usize,
-    /// Results behind these that read the operand; what is left reads zeros.
+    /// Results after these that read the operand; the remaining ones read zeros.
     read: usize,
-    /// Where in the plane the first of them reads.
+    /// Index in the plane of the first element that is read.
     start: usize,
-    /// Distance of what neighbours read.
+    /// Stride of the elements that are read.
     step: usize,
 }
 
@@ -413,7 +418,7 @@ impl Windows {
         for (t, w) in taps.iter_mut().zip(outer).rev() {
             (*t, rest) = (rest % w.size, rest / w.size);
         }
-        // Results `low..high` of a whole line read the operand.
+        // Of a whole line, results `low..high` read the operand.
         let shift = tap % last.size * last.dilation;
         let low = last.before.saturating_sub(shift).div_ceil(last.stride).min(width);
         let high = (size + last.before).saturating_sub(shift).div_ceil(last.stride).clamp(low, width);
@@ -436,7 +441,7 @@ impl Windows {
         }
     }
 
-    /// Where in the plane the line begins that line `row` of results reads; `None` among zeros.
+    /// Index in the plane of the line that line `row` of results reads; `None` in the padding.
     fn line_start(&self, mut row: usize, taps: &[usize]) -> Option<usize> {
         let (mut start, mut step) = (0, self.input.last().copied()?);
         for (i, tap) in taps.iter().enumerate().rev() {

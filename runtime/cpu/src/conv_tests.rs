@@ -1,4 +1,5 @@
-//! Convolutions, windows, sorting and scattering: the executor against the reference, on random shapes.
+//! Convolutions, windows, sorting and scattering: the executor against the reference, on random
+//! shapes.
 #![allow(clippy::unwrap_used)]
 
 use std::sync::Arc;
@@ -46,14 +47,14 @@ impl Net {
         self.values(dtype, shape, |rng| rng.random_range(-2.0..2.0))
     }
 
-    /// Filters that are known when the plan is made: the host puts channels last.
+    /// Constant filters: the host puts channels last.
     fn constant(&mut self, dtype: DType, shape: &[usize]) -> Value {
         let values: Vec<f64> = (0..shape.iter().product()).map(|_| self.rng.random_range(-2.0..2.0)).collect();
         self.graph.constant(Arc::new(Tensor::from_f64(dtype, shape, &values).unwrap()))
     }
 
-    /// Results of the executor, and that of the reference. The plan for a GPU, where convolutions become other steps,
-    /// must give the same.
+    /// The executor's results, and that of the reference. The plan for a GPU, in which other steps
+    /// replace convolutions, must agree.
     fn run(self, y: Value, threads: usize) -> ([Tensor; 2], Tensor) {
         let (have, want, _) = self.run_planned(y, threads);
         (have, want)
@@ -147,7 +148,7 @@ fn convolutions_agree_with_the_reference() {
     (0..300).for_each(convolution);
 }
 
-/// Constant filters, enough of them to put the channels last: dense ones, and one for each channel.
+/// Enough constant filters to put the channels last: dense and depthwise.
 fn convolution_channels_last(seed: u64) -> bool {
     let mut n = Net::new(seed);
     let dtype = [DType::F32, DType::F32, DType::F64, DType::F16, DType::BF16][n.pick(0, 4)];
@@ -207,8 +208,8 @@ fn convolutions_with_channels_last_agree_with_the_reference() {
     }
 }
 
-/// What stands between convolutions keeps the channels last: a mean for each channel, its product with the
-/// result, a residual, and what needs them in the graph's order.
+/// The steps between convolutions keep the channels last: a mean per channel, its product with the
+/// result, a residual, and steps that need the graph's order.
 #[test]
 fn work_between_convolutions_agrees_with_the_reference() {
     for seed in 0..40 {
@@ -235,7 +236,7 @@ fn work_between_convolutions_agrees_with_the_reference() {
         let scale = scalar(&mut n, BuiltinScalar::Tanh, &[scale]);
         let y = scalar(&mut n, BuiltinScalar::Mul, &[y, scale]);
         let y = conv(&mut n, y, narrow, 0, 1);
-        // A residual that lies in the graph's order.
+        // A residual in the graph's order.
         let y = scalar(&mut n, BuiltinScalar::Add, &[y, x]);
         let threads = n.pick(1, 2);
         let (have, want, last) = n.run_planned(y, threads);
@@ -244,7 +245,7 @@ fn work_between_convolutions_agrees_with_the_reference() {
     }
 }
 
-/// Tiles of results, several threads, and sums in a panel of their own.
+/// Tiles of results, several threads, and sums longer than one panel.
 #[test]
 fn large_convolutions_agree_with_the_reference() {
     for (seed, dtype, shape, filters) in [
@@ -308,8 +309,9 @@ fn windows_sorting_and_scattering_agree_with_the_reference() {
     }
 }
 
-/// Pools of every kind: windows of one and two axes at any distances, lines longer than what is worked on at a time, NaN,
-/// infinities and zeros of both signs, several threads; bits of zeros count where nothing is rounded.
+/// Pools of every kind: windows along one and two axes with any strides, lines longer than one
+/// block, NaN, infinities and zeros of both signs, several threads. The bits of zeros count if
+/// nothing is rounded.
 #[test]
 fn pools_agree_with_the_reference() {
     for seed in 0..300 {

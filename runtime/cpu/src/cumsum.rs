@@ -1,7 +1,7 @@
-//! Sums of all elements up to each along an axis.
+//! Cumulative sums along an axis.
 //!
-//! Holds always: floats accumulate in f64, each result is rounded once; integers wrap in their own type; bits do not
-//! depend on the number of threads.
+//! Invariant: floats accumulate in f64, and each result is rounded once; integers wrap in their own
+//! type; bits do not depend on the number of threads.
 
 use half::{bf16, f16};
 use hypatia_dsl::dtype::DType;
@@ -11,10 +11,10 @@ use super::moves::Source;
 use super::threads::Team;
 use hypatia_graph::prim::Cumsum;
 
-/// Elements below which work is not shared among threads.
+/// Work with fewer elements than this runs on one thread.
 const GRAIN: usize = 1 << 13;
 
-/// Sums a contiguous tensor. A thread has whole stretches of the axes before the summed one.
+/// Sums a contiguous tensor. Each thread gets whole slices of the axes before the summed one.
 pub fn cumsum(team: &Team<'_>, x: Source<'_>, how: Cumsum, out: &mut [u8]) {
     let shape = &x.view.shape;
     let (size, inner): (usize, usize) = (shape[how.axis], shape[how.axis + 1..].iter().product());
@@ -49,7 +49,7 @@ pub fn cumsum(team: &Team<'_>, x: Source<'_>, how: Cumsum, out: &mut [u8]) {
     });
 }
 
-/// Columns side by side, a block of them at once; the rows are what is added up.
+/// Sums along the rows, a block of adjacent columns at once.
 #[inline(always)]
 fn columns<T: Copy, S: Copy + Default>(
     x: &[T],

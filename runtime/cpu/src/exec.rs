@@ -1,8 +1,8 @@
 //! The executor: runs a plan's steps in order.
 //!
-//! In: a plan for the CPU, then tensors for its inputs. Out: tensors for its outputs. Holds always: a run
-//! allocates its outputs and nothing else (memory of finished runs is used again); runs may overlap, each
-//! with an arena of its own, all with the same weights and the same threads.
+//! In: a plan for the CPU, then tensors for its inputs. Out: tensors for its outputs. Invariant: a
+//! run allocates only its outputs (memory of finished runs is reused); runs may overlap, each with
+//! its own arena, all with the same weights and threads.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -25,19 +25,19 @@ use hypatia_plan::{Action, Buffer, Place, Plan, PointwiseStep, Step, View};
 use hypatia_tensor::error::{Error, Result};
 use hypatia_tensor::tensor::Tensor;
 
-/// What a step needs beside the plan.
+/// The prepared state of a step, beyond the plan.
 enum Ready {
     Gemm(Box<GemmCode>),
-    /// A convolution of few filters a group.
+    /// A convolution with few filters per group.
     Direct(Box<DirectCode>),
-    /// A convolution with one filter for each channel, channels last.
+    /// A depthwise convolution (one filter per channel), channels last.
     Each(Box<EachCode>),
     Pointwise(Code),
     Rowwise(Box<RowCode>),
-    /// One for each read, in the order in which they are written.
+    /// One copy per read, in the order of the writes.
     Windows(Vec<Window>),
     Reduce(Reduce),
-    /// The steps of a step.
+    /// The nested steps of a composite step.
     Parts(Vec<Ready>),
     Nothing,
 }
@@ -61,7 +61,7 @@ pub struct Executor {
 }
 
 impl Executor {
-    /// Prepares a plan for so many threads; 0 means one for each core.
+    /// Prepares a plan for this many threads; 0 means one per core.
     pub fn new(plan: Arc<Plan>, threads: usize) -> Result<Executor> {
         let cores = || std::thread::available_parallelism().map_or(1, |n| n.get());
         let threads = if threads == 0 { cores() } else { threads.min(1024) };
@@ -71,7 +71,7 @@ impl Executor {
         Ok(Executor { plan, ready, threads, pool, shared, idle: Mutex::new(Vec::new()), poison: false })
     }
 
-    /// Fills the arena with NaN before each run, so that reading what was not written shows.
+    /// Poisons the arena with NaN before each run, so that reads of unwritten memory show.
     pub fn poisoned(mut self) -> Executor {
         self.poison = true;
         self
@@ -87,12 +87,12 @@ impl Executor {
         self.threads
     }
 
-    /// Runs once. The inputs stand in the plan's order.
+    /// Runs once. The inputs are in the plan's order.
     pub fn run(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
         self.run_with(inputs, None)
     }
 
-    /// Runs once, and adds to `times` how long each step took.
+    /// Runs once, and adds each step's duration to `times`.
     pub fn run_timed(&self, inputs: &[Tensor], times: &mut [Duration]) -> Result<Vec<Tensor>> {
         self.run_with(inputs, Some(times))
     }
@@ -139,7 +139,7 @@ impl Executor {
         let output = |view: &View| {
             let bytes = self.bytes(view, &rest, inputs)?;
             let size = view.dtype.size();
-            // A view without elements may begin behind the end.
+            // The offset of an empty view may lie past the end.
             let first = if view.is_empty() { 0 } else { view.offset };
             let bytes = bytes.get(first * size..(first + view.len()) * size);
             let tensor = bytes.and_then(|b| Tensor::from_bytes(view.dtype, &view.shape, b));
@@ -152,7 +152,7 @@ impl Executor {
         &self.plan.buffers[view.buffer.index()]
     }
 
-    /// The whole buffer that a view looks at.
+    /// The whole buffer of a view.
     fn bytes<'a>(&'a self, view: &View, carved: &Carved<'a>, inputs: &'a [Tensor]) -> Result<&'a [u8]> {
         let buffer = self.buffer(view);
         match buffer.place {
@@ -230,7 +230,7 @@ impl Executor {
     }
 }
 
-/// Which read each window of a step is for: a pad writes its fill first.
+/// The read of each copy of a step: a pad writes its fill first.
 fn window_reads(action: &Action, reads: usize) -> impl Iterator<Item = usize> {
     let pad = matches!(action, Action::Pad(_));
     (0..reads).map(move |i| if pad { 1 - i.min(1) } else { i })
@@ -239,7 +239,7 @@ fn window_reads(action: &Action, reads: usize) -> impl Iterator<Item = usize> {
 fn prepare(plan: &Plan, step: &Step, threads: usize) -> Result<Ready> {
     let program = &plan.program;
     let shape = step.writes.first().map_or(&[] as &[usize], |v| &v.shape);
-    // The right operand of a product, the filters of a convolution.
+    // The right operand of a product, or the filters of a convolution.
     let constant = step.reads.get(1).and_then(|v| match plan.buffers[v.buffer.index()].place {
         Place::Constant(i) => plan.constants.get(i),
         _ => None,
@@ -297,7 +297,7 @@ fn is_shared(step: &Step, ready: &Ready) -> bool {
 
 fn pointwise(p: &PointwiseStep, code: &Code, step: &Step, reads: &[&[u8]], team: &Team<'_>, outs: &mut [&mut [u8]]) {
     let len = step.writes.first().map_or(0, View::len);
-    // The accumulator of a pass behind a gemm is the last read.
+    // The accumulator of a pass after a gemm is the last read.
     let inputs = step.reads.iter().zip(reads).zip(&p.strides).map(|((v, bytes), strides)| Input {
         bytes,
         dtype: v.dtype,

@@ -1,7 +1,7 @@
-//! Constant folding by the executor that also runs plans of the host.
+//! Constant folding with the host's executor.
 //!
-//! In: a graph of builtin ops without inputs. Out: its outputs. Holds always: they have the bits
-//! that a run gives, on one thread.
+//! In: a graph of builtin ops without inputs. Out: its outputs. Invariant: they are bit-identical
+//! to a run's, on one thread.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use hypatia_target::device::Device;
 use hypatia_tensor::error::Result;
 use hypatia_tensor::tensor::Tensor;
 
-/// Computes constants as the host's executor does: by planning and running.
+/// Computes constants like the host's executor: by planning and running.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct HostFolder;
 
@@ -33,8 +33,8 @@ impl ConstantFolder for HostFolder {
     }
 }
 
-/// The graph with the values of ops without operands in their place: positions and sizes, which no
-/// step computes.
+/// The graph with ops without operands replaced by their values: positions and sizes, which no step
+/// computes.
 fn counted(mut graph: Graph) -> Result<Graph> {
     let is_counted = |n: &Node| matches!(n.kind, NodeKind::Op { .. }) && n.operands.is_empty() && !is_view(&graph, n);
     let found: Vec<Value> = (0..graph.nodes.len())

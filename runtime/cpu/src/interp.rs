@@ -1,9 +1,9 @@
 //! Scalar terms on blocks of elements: a register machine whose registers are short vectors.
 //!
-//! In: lowered terms. Out: [`Code`], run on [`BLOCK`] elements at a time, so that every function is one
-//! tight loop, compiled for the vectors of this machine, and all registers stay in the first-level cache.
-//! Holds always: a destination register is none of the arguments; literals keep their registers for the
-//! whole of a step; the bits of a result do not depend on the vectors.
+//! In: lowered terms. Out: [`Code`], run on [`BLOCK`] elements at a time, so that every function is
+//! one tight loop, compiled for this machine's vectors, and all registers stay in the L1 cache.
+//! Invariant: a destination register is never one of the arguments; literals keep their registers
+//! for the whole step; the bits of a result do not depend on the vector width.
 
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
@@ -30,24 +30,24 @@ struct Instr {
     from: DType,
     dst: usize,
     args: [usize; 3],
-    /// A load whose users can read memory instead of the register.
+    /// True for a load whose users can read memory directly instead of the register.
     direct: bool,
 }
 
-/// Registers that may be read from memory at most.
+/// Maximum number of registers that may be read directly from memory.
 const DIRECT: usize = 16;
 
-/// Memory that stands for an f32 register.
+/// Memory that replaces an f32 register.
 type Directs<'a> = [Option<&'a [f32]>; DIRECT];
 
-/// A term that is ready to run.
+/// A compiled term.
 #[derive(Clone, Debug)]
 pub struct Code {
     instrs: Vec<Instr>,
     literals: Vec<(DType, usize, f64)>,
-    /// Lane and register of each result, and the type it is stored as.
+    /// Lane and register of each result, and its storage type.
     pub roots: Vec<(DType, usize, DType)>,
-    /// For each result, how many instructions it and those before it need.
+    /// For each result, the number of instructions that it and the results before it need.
     ends: Vec<usize>,
     /// Registers of each bank: f32, f64, integers, bool.
     counts: [usize; 4],
@@ -62,7 +62,7 @@ fn bank(lane: DType) -> usize {
     }
 }
 
-/// Registers. One for each thread, shared by all steps.
+/// Registers. Each thread has one set, which all steps share.
 #[derive(Default)]
 pub struct Banks {
     f32s: Vec<Vec<f32>>,
@@ -71,7 +71,7 @@ pub struct Banks {
     bools: Vec<Vec<u8>>,
 }
 
-/// A register to be filled.
+/// A register to fill.
 pub enum Dst<'a> {
     /// f32, f16, bf16.
     F32(&'a mut [f32]),
@@ -85,23 +85,23 @@ pub enum Dst<'a> {
 
 /// Where a term's operands come from.
 pub trait Feed {
-    /// Fills `dst` with the elements from `start` on of the index space.
+    /// Fills `dst` with the elements of the index space from `start` on.
     fn load(&self, source: Source, start: usize, dst: Dst<'_>);
 
-    /// The elements that [`Feed::load`] would give, if they lie in memory as they are.
+    /// The elements that [`Feed::load`] would give, if they are contiguous f32 in memory.
     fn direct(&self, _source: Source, _start: usize, _len: usize) -> Option<&[f32]> {
         None
     }
 }
 
 impl Code {
-    /// Compiles a term; `outs` are the types its results are stored as.
+    /// Compiles a term; `outs` are the storage types of its results.
     pub fn new(program: &Program, term: &Term, acc: Option<DType>, inputs: &[DType], outs: &[DType]) -> Result<Code> {
         Ok(Code::merged(&[lowered(program, term, acc, inputs, outs)?], outs))
     }
 
-    /// Compiles terms that run one after the other on the same block, each with one result; what several
-    /// of them need is computed once. `outs` are the types of all results.
+    /// Compiles terms that run one after another on the same block, each with one result. Shared
+    /// subexpressions are computed once. `outs` are the types of all results.
     pub fn staged(program: &Program, terms: &[&Term], inputs: &[DType], outs: &[DType]) -> Result<Code> {
         let flats = terms.iter().zip(outs).map(|(term, out)| lowered(program, term, None, inputs, &[*out]));
         Ok(Code::merged(&flats.collect::<Result<Vec<_>>>()?, outs))
@@ -112,7 +112,7 @@ impl Code {
         allocate(&typed, &ends, outs)
     }
 
-    /// Makes room for blocks of [`BLOCK`] elements, and fills the registers of literals.
+    /// Allocates registers for blocks of [`BLOCK`] elements, and fills those of literals.
     pub fn start(&self, banks: &mut Banks) {
         self.start_wide(banks, BLOCK);
     }
@@ -141,7 +141,7 @@ impl Code {
         }
     }
 
-    /// Elements that are worth a part of their own: some microseconds of work.
+    /// Minimum number of elements for a separate task: a few microseconds of work.
     pub fn grain(&self) -> usize {
         let cost = |i: &Instr| match i.op {
             TypedOp::Apply(b, _) => b.cost().host,
@@ -156,13 +156,13 @@ impl Code {
         run(&self.instrs, banks, feed, start, len);
     }
 
-    /// Runs what computes result `index` and was not run for the results before it.
+    /// Runs the instructions of result `index` that did not run for the results before it.
     pub fn run_root(&self, banks: &mut Banks, feed: &dyn Feed, index: usize, start: usize, len: usize) {
         let from = if index == 0 { 0 } else { self.ends[index - 1] };
         run(&self.instrs[from..self.ends[index]], banks, feed, start, len);
     }
 
-    /// Result `index` of the last run as f64, first `len` elements, through `f`.
+    /// Passes the first `len` elements of result `index` of the last run to `f` as f64.
     pub fn root_f64(&self, banks: &Banks, index: usize, len: usize, mut f: impl FnMut(f64)) {
         let (lane, reg, _) = self.roots[index];
         match bank(lane) {
@@ -185,7 +185,8 @@ impl Code {
         self.store_at(banks, index, 0, &mut out[start * size..(start + len) * size]);
     }
 
-    /// Stores result `index` of the last run, from element `from` of the block on, as many as `out` holds.
+    /// Stores result `index` of the last run from element `from` of the block on, as many elements
+    /// as `out` holds.
     pub fn store_at(&self, banks: &Banks, index: usize, from: usize, out: &mut [u8]) {
         let (_, reg, dtype) = self.roots[index];
         macro_rules! put {
@@ -212,8 +213,8 @@ impl Code {
 }
 
 impl Code {
-    /// Stores elements `which` of the last run into an output, the first at `at`, the next ones `stride`
-    /// elements apart.
+    /// Stores elements `which` of the last run into an output: the first at `at`, then every
+    /// `stride` elements.
     pub fn store_strided(
         &self,
         banks: &Banks,
@@ -252,14 +253,14 @@ fn lowered(program: &Program, term: &Term, acc: Option<DType>, inputs: &[DType],
     Ok(simplified(typed))
 }
 
-/// The first elements of a register, as they are.
+/// Copies the first elements of a register without conversion.
 fn copy<T: bytemuck::NoUninit>(register: &[T], out: &mut [u8]) {
     let bytes: &[u8] = bytemuck::cast_slice(register);
     out.copy_from_slice(&bytes[..out.len()]);
 }
 
-/// Adds what brings a result into the lane of the type it is stored as; an f64 is rounded to f16 and bf16
-/// at once, not by way of f32.
+/// Converts a result to the lane of its storage type. An f64 is rounded to f16 or bf16 directly,
+/// without an intermediate f32 (no double rounding).
 fn store_as(typed: &mut Typed, root: u32, out: DType) -> u32 {
     let (from, to) = (typed.nodes[root as usize].ty, lane(out));
     let mut root = root;
@@ -276,7 +277,7 @@ fn store_as(typed: &mut Typed, root: u32, out: DType) -> u32 {
     root
 }
 
-/// Squares instead of powers of 2: bit for bit the same, and no call.
+/// Replaces powers of 2 by squares: bit-identical, and without a call.
 fn simplified(mut typed: Typed) -> Typed {
     for i in 0..typed.nodes.len() {
         if let TypedOp::Apply(BuiltinScalar::Pow, [a, b, c]) = typed.nodes[i].op
@@ -296,8 +297,8 @@ fn args_of(op: TypedOp) -> ([u32; 3], usize) {
     }
 }
 
-/// Registers for steps, by a scan: a register is free again behind the last use of what it holds. `ends`
-/// counts for each result the steps that it and those before it need.
+/// Linear-scan register allocation: a register is free after the last use of its value. `ends`
+/// holds for each result the number of steps that it and the results before it need.
 fn allocate(typed: &Typed, ends: &[usize], outs: &[DType]) -> Code {
     let mut last = vec![0usize; typed.nodes.len()];
     for (i, step) in typed.nodes.iter().enumerate() {
@@ -309,7 +310,7 @@ fn allocate(typed: &Typed, ends: &[usize], outs: &[DType]) -> Code {
         Code { instrs: Vec::new(), literals: Vec::new(), roots: Vec::new(), ends: Vec::new(), counts: [0; 4] };
     let mut free: [Vec<usize>; 4] = Default::default();
     let mut regs: Vec<usize> = Vec::with_capacity(typed.nodes.len());
-    // Instructions in front of each step.
+    // Number of instructions before each step.
     let mut before: Vec<usize> = Vec::with_capacity(typed.nodes.len() + 1);
     for (i, step) in typed.nodes.iter().enumerate() {
         before.push(code.instrs.len());
@@ -321,7 +322,7 @@ fn allocate(typed: &Typed, ends: &[usize], outs: &[DType]) -> Code {
             })
         };
         if let TypedOp::Lit(Literal(v)) = step.op {
-            // A register of its own: it is filled once, before the first block.
+            // A literal has its own register, which is filled once, before the first block.
             let reg = new(&mut Vec::new());
             code.literals.push((step.ty, reg, v));
             regs.push(reg);
@@ -344,7 +345,7 @@ fn allocate(typed: &Typed, ends: &[usize], outs: &[DType]) -> Code {
                 free[bank(typed.nodes[a].ty)].push(regs[a]);
             }
         }
-        // A result that nothing reads gives its register back at once.
+        // An unused result frees its register immediately.
         if last[i] == 0 {
             free[b].push(dst);
         }
@@ -356,7 +357,7 @@ fn allocate(typed: &Typed, ends: &[usize], outs: &[DType]) -> Code {
     code
 }
 
-/// True for a load that only f32 functions of the same result read; `last` is the last of them.
+/// True for a load that only f32 functions of the same result read; `last` is the last of these.
 fn reads_memory(typed: &Typed, load: usize, last: usize, ends: &[usize]) -> bool {
     let step = &typed.nodes[load];
     let end = ends.iter().copied().find(|end| *end > load).unwrap_or(0);
@@ -367,7 +368,7 @@ fn reads_memory(typed: &Typed, load: usize, last: usize, ends: &[usize]) -> bool
     matches!(step.op, TypedOp::Load(_)) && bank(step.ty) == 0 && last < end && typed.nodes.iter().all(fits)
 }
 
-/// What an f32 register holds.
+/// The contents of an f32 register.
 #[inline(always)]
 fn held<'a>(banks: &'a Banks, directs: &Directs<'a>, register: usize) -> &'a [f32] {
     match directs.get(register) {
@@ -423,7 +424,8 @@ macro_rules! map {
         map!(@ $out, $f, [$($names)*], [$($done)* ($name $x)] $(, $rest)*)
     };
     (@ $out:expr, $f:expr, [$($names:ident)*], [$(($name:ident $x:expr))+]) => {{
-        // By index over slices of one length: a loop without calls, so that it is compiled where it stands.
+        // The loop indexes slices of equal length and calls nothing, so that it is inlined and
+        // vectorised.
         let out = $out;
         let n = out.len();
         $(let $name = &$x[..n];)+
@@ -488,7 +490,7 @@ impl Instr {
                     Ceil => map!(out, |x: f32| x.ceil(), x),
                     Round => map!(out, |x: f32| x.round_ties_even(), x),
                     Trunc => map!(out, |x: f32| x.trunc(), x),
-                    // The rest is rare: one at a time in f64.
+                    // The other functions are rare: they run element by element in f64.
                     f => map!(out, |x: f32| scalars::float(f, x as f64, f64::NAN) as f32, x),
                 }
             }
@@ -628,7 +630,8 @@ impl Instr {
     }
 }
 
-/// A function of one or two numbers of a float type: what a step stores in a tensor of that type.
+/// A function of one or two numbers of a float type: the value that a step stores in a tensor of
+/// that type.
 pub fn of_numbers(f: BuiltinScalar, dtype: DType, args: [f64; 2]) -> f64 {
     struct Nothing;
     impl Feed for Nothing {
@@ -673,7 +676,7 @@ pub fn read(bytes: &[u8], dtype: DType, at: isize, stride: isize, dst: Dst<'_>) 
         (DType::I8, Dst::Int(d)) => fill::<i8, _>(bytes, at, stride, d, |v| v as i64),
         (DType::U8, Dst::Int(d)) => fill::<u8, _>(bytes, at, stride, d, |v| v as i64),
         (DType::Bool, Dst::Bool(d)) => fill::<u8, _>(bytes, at, stride, d, |v| v),
-        // Lanes follow from dtypes: no other pair is compiled.
+        // Lanes follow from dtypes, so no other pair is compiled.
         (_, Dst::F32(d)) => d.fill(f32::NAN),
         (_, Dst::F64(d)) => d.fill(f64::NAN),
         (_, Dst::Int(d)) => d.fill(0),
@@ -681,7 +684,7 @@ pub fn read(bytes: &[u8], dtype: DType, at: isize, stride: isize, dst: Dst<'_>) 
     }
 }
 
-/// Fills a register with its first `period` elements, over and over.
+/// Fills a register by repeating its first `period` elements.
 pub fn repeat(dst: Dst<'_>, period: usize) {
     fn fill<T: Copy>(all: &mut [T], period: usize) {
         let mut done = period.max(1);

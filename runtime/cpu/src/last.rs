@@ -1,10 +1,10 @@
-//! Convolutions whose channels are the last axis: the windows as rows of a left operand, and direct sums
-//! where each channel has a filter of its own.
+//! Channels-last convolutions: the windows as rows of a left operand, and direct sums for depthwise
+//! convolutions (one filter per channel).
 //!
 //! In: a [`ConvStep`] with `last` and its views. Out: [`Patches`], from which
-//! [`GemmCode`](super::gemm::GemmCode) copies rows of its left operand (im2col, never as a whole), or an
-//! [`EachCode`]. Holds always: neighbours in memory are channels of one place, so that what is copied or
-//! added up at once is long however small the image is.
+//! [`GemmCode`](super::gemm::GemmCode) copies rows of its left operand (im2col, never materialised
+//! as a whole), or an [`EachCode`]. Invariant: neighbours in memory are channels of one position,
+//! so that copies and sums are long even for small images.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ use hypatia_plan::{ConvStep, View, collapse};
 use hypatia_tensor::error::{Error, Result};
 use hypatia_tensor::tensor::Tensor;
 
-/// Products that are worth a part of their own.
+/// Minimum multiply-adds of a separate task.
 const GRAIN: usize = 1 << 15;
 
 /// How windows move along an axis.
@@ -36,7 +36,7 @@ struct Axis {
 }
 
 impl Axis {
-    /// The taps of the window of a result that read the operand; the others read zeros around it.
+    /// The taps that read the operand for a result; the other taps read the zero padding.
     #[inline(always)]
     fn taps(&self, result: usize) -> Range<usize> {
         let w = &self.window;
@@ -46,14 +46,14 @@ impl Axis {
         low..high
     }
 
-    /// What a tap reads; it must be one of [`Axis::taps`].
+    /// The index that a tap reads; the tap must be one of [`Axis::taps`].
     #[inline(always)]
     fn at(&self, result: usize, tap: usize) -> usize {
         result * self.window.stride + tap * self.window.dilation - self.window.before
     }
 }
 
-/// The windows of some images as a matrix: a row for each result, a column for each tap and channel.
+/// The windows of a batch of images as a matrix: a row per result, a column per tap and channel.
 #[derive(Clone, Debug)]
 pub struct Patches {
     images: usize,
@@ -62,7 +62,7 @@ pub struct Patches {
 }
 
 impl Patches {
-    /// Those of a step.
+    /// The patches of a step.
     pub fn new(step: &ConvStep, x: &View, out: &View) -> Result<Patches> {
         let (Some((input, [images, spatial @ ..])), Some((_, [_, output @ ..]))) =
             (x.shape.split_last(), out.shape.split_last())
@@ -79,7 +79,7 @@ impl Patches {
         Ok(Patches { images: *images, channels: *input, axes })
     }
 
-    /// Number of results, without filters.
+    /// Number of results per filter.
     pub fn rows(&self) -> usize {
         self.images * self.axes.iter().map(|a| a.output).product::<usize>()
     }
@@ -104,7 +104,7 @@ impl Patches {
         self.images * self.axes.iter().map(|a| a.input).product::<usize>() * self.channels
     }
 
-    /// True if the operand is the matrix.
+    /// True if the operand already is the matrix.
     pub fn is_plain(&self) -> bool {
         let one = |a: &Axis| {
             let w = &a.window;
@@ -113,7 +113,7 @@ impl Patches {
         self.axes.iter().all(one)
     }
 
-    /// Image and index along both axes of a result.
+    /// Image of a result, and its index along both axes.
     #[inline(always)]
     fn place(&self, row: usize) -> (usize, [usize; 2]) {
         let [y, x] = &self.axes;
@@ -121,8 +121,8 @@ impl Patches {
         (line / y.output, [line % y.output, column])
     }
 
-    /// Copies rows `rows` and columns `ks`; row i goes to `i * stride`. The operand begins at element `offset`
-    /// of `bytes`.
+    /// Copies rows `rows` and columns `ks`; row i goes to `i * stride`. The operand begins at
+    /// element `offset` of `bytes`.
     pub fn copy<T: Widen>(
         &self,
         (bytes, dtype, offset): (&[u8], DType, usize),
@@ -133,7 +133,7 @@ impl Patches {
     ) {
         let same: &[T] = if dtype == T::DTYPE { bytemuck::cast_slice(bytes) } else { &[] };
         let [y, x] = &self.axes;
-        // Taps of a line that are neighbours in memory are copied at once.
+        // Taps of a line that are contiguous in memory are copied at once.
         let (line, together) = (x.window.size * self.channels, x.window.dilation == 1);
         for (row, to) in rows.zip(to.chunks_mut(stride)) {
             let (image, [oy, ox]) = self.place(row);
@@ -148,7 +148,7 @@ impl Patches {
                 let at = offset + (image * y.input + y.at(oy, tap)) * x.input * self.channels;
                 let (from, to_end) = (own.start - tap * line, own.end - tap * line);
                 let mut segment = |taps: Range<usize>| {
-                    // Columns of the line that these taps fill, cut to those that are wanted.
+                    // The columns of the line that these taps fill, clipped to the requested ones.
                     let (low, high) = (taps.start * self.channels, taps.end * self.channels);
                     let (a, b) = (low.clamp(from, to_end), high.clamp(from, to_end));
                     if a == b {
@@ -174,11 +174,11 @@ impl Patches {
     }
 }
 
-/// A convolution with one filter for each channel that is ready to run.
+/// A prepared depthwise convolution.
 #[derive(Clone)]
 pub struct EachCode {
     patches: Patches,
-    /// A row of channels for each tap.
+    /// A row of channels per tap.
     filters: Arc<Packed>,
     acc: DType,
     offset: usize,
@@ -190,7 +190,7 @@ pub struct EachCode {
 }
 
 impl EachCode {
-    /// Prepares a step whose filters are a constant.
+    /// Prepares a step with constant filters.
     pub fn new(
         program: &Program,
         step: &ConvStep,
@@ -223,12 +223,13 @@ impl EachCode {
         self.patches.rows() * self.cost() > 2 * GRAIN
     }
 
-    /// Products of a place, counting the epilogue as one for each channel.
+    /// Multiply-adds per position, plus one per channel for the epilogue.
     fn cost(&self) -> usize {
         self.patches.channels * (self.patches.taps() + 1)
     }
 
-    /// Runs. `x` is the whole buffer of the operand, `inputs` those of the epilogue's operands.
+    /// Runs the convolution. `x` is the whole buffer of the operand, `inputs` those of the
+    /// epilogue's operands.
     pub fn run(&self, team: &Team<'_>, x: &[u8], reads: &[View], inputs: &[&[u8]], out: &mut [u8]) -> Result<()> {
         let (rows, channels) = (self.patches.rows(), self.patches.channels);
         let operand = x.len() / self.acc.size();
@@ -248,7 +249,7 @@ impl EachCode {
             if let Some(code) = &self.code {
                 code.start(&mut local.banks);
             }
-            // As many places at once as fill a block.
+            // Positions are computed together, as many as fill a block.
             let together = (BLOCK / channels.max(1)).max(1);
             for i in (0..count).step_by(together) {
                 let places = i..count.min(i + together);
@@ -263,7 +264,7 @@ impl EachCode {
         failed.into_inner().ok().flatten().map_or(Ok(()), Err)
     }
 
-    /// All channels of the places from `first` on that `out` has room for.
+    /// Computes all channels of the positions from `first` on, as many as `out` holds.
     fn some(&self, first: usize, x: &[u8], inputs: &[Input<'_>], out: &mut [u8], local: &mut Local) -> Result<()> {
         let Local { banks, c, .. } = local;
         let len = out.len() / self.out.size();
@@ -292,7 +293,7 @@ impl EachCode {
     }
 }
 
-/// Elements of some places: element 0 is element `first` of all results.
+/// Elements of a range of positions: element 0 is element `first` of all results.
 struct PlaceFeed<'a, 'b> {
     code: &'a EachCode,
     inputs: &'a [Input<'b>],
@@ -342,7 +343,7 @@ macro_rules! each {
         }
 
         dispatch! {
-            /// All channels of the places from `first` on that `out` has room for.
+            /// Computes all channels of the positions from `first` on, as many as `out` holds.
             fn $name(p: &Patches, x: &[$t], w: &[$t], first: usize, out: &mut [$t]) {
                 let ([ay, ax], channels) = (&p.axes, p.channels);
                 let x_steps = [ay.window.dilation * ax.input * channels, ax.window.dilation * channels];

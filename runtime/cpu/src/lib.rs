@@ -1,10 +1,11 @@
 //! The CPU: the reference evaluator that defines meaning, and the executor that runs plans.
 //!
-//! [`mod@reference`] is slow and obvious, and reads graphs; everything else here is the [`Executor`], which
-//! reads plans: [`exec`] walks the steps, [`gemm`], [`conv`], [`last`], [`pointwise`], [`rowwise`], [`reduce`], [`windows`], [`cumsum`] and [`moves`]
-//! compute them, [`interp`] runs scalar terms on blocks with the functions of [`math`], [`memory`] cuts
-//! the arena. [`fold`] lends the executor to the stages before it, which compute constants. Both
-//! executor and reference see a scalar term as `hypatia_dsl::scalar::typed` has it.
+//! [`mod@reference`] is slow and obvious, and reads graphs. Everything else belongs to the
+//! [`Executor`], which reads plans: [`exec`] runs the steps in order; [`gemm`], [`conv`], [`last`],
+//! [`pointwise`], [`rowwise`], [`reduce`], [`windows`], [`cumsum`] and [`moves`] compute them;
+//! [`interp`] runs scalar terms on blocks with the functions of [`math`]; [`memory`] splits the
+//! arena. Through [`fold`], earlier stages use the executor to compute constants. Executor and
+//! reference share the scalar terms of `hypatia_dsl::scalar::typed`.
 
 mod conv;
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Elementary functions in f32 as loops that compilers vectorise: no branches, no calls, no tables.
 //!
-//! Accurate to a few units in the last place over all floats (tests compare with libm); NaN gives NaN,
-//! infinities and denormals are handled.
+//! Accurate to a few ULP over all floats (tests compare with libm); NaN gives NaN; infinities and
+//! denormals are handled.
 
 /// Adding and subtracting this rounds to an integer (ties to even) where |x| < 2^22.
 const MAGIC: f32 = 12_582_912.0;
@@ -15,12 +15,12 @@ fn power_of_two(n: i32) -> f32 {
 /// e^x
 #[inline(always)]
 pub fn exp(x: f32) -> f32 {
-    // Beyond these the result is 0 or infinite. NaN fails both comparisons and stays.
+    // Beyond these bounds the result is 0 or infinite. NaN fails both comparisons and propagates.
     let x = if x < -110.0 { -110.0 } else { x };
     let x = if x > 90.0 { 90.0 } else { x };
     let shifted = x * std::f32::consts::LOG2_E + MAGIC;
     let n = shifted - MAGIC;
-    // ln 2 in two parts: the first has few bits, so n * it is exact.
+    // ln 2 in two parts: the first has few bits, so that its product with n is exact.
     let r = x - n * 0.693_359_4;
     let r = r + n * 2.121_944_4e-4;
     // e^r for |r| <= ln(2) / 2 by its series; the next term is below 1e-8.
@@ -31,7 +31,7 @@ pub fn exp(x: f32) -> f32 {
     let p = p * r + 1.0 / 6.0;
     let p = p * r + 0.5;
     let p = p * r * r + r + 1.0;
-    // Two factors: 2^n itself may be infinite or denormal where the product is not.
+    // Two factors: 2^n itself may be infinite or denormal even if the product is not.
     let n = (shifted.to_bits() as i32).wrapping_sub(MAGIC.to_bits() as i32).clamp(-200, 200);
     let half = n >> 1;
     p * power_of_two(half) * power_of_two(n - half)
@@ -49,7 +49,7 @@ pub fn tanh(x: f32) -> f32 {
     let small = p * z * x + x;
     let a = x.abs();
     let large = 1.0 - 2.0 / (exp(a + a) + 1.0);
-    // NaN takes the second branch, which keeps it. The sign of zero is lost on the way.
+    // NaN takes the second branch, which propagates it. The sign of zero is lost on the way.
     let magnitude = if a < 0.625 { small } else { large };
     magnitude.copysign(x)
 }
@@ -58,7 +58,7 @@ pub fn tanh(x: f32) -> f32 {
 #[inline(always)]
 pub fn erf(x: f32) -> f32 {
     let a = x.abs();
-    // From here on the result is 1 in f32.
+    // From 4 on the result is 1 in f32.
     let t = if a > 4.0 { 4.0 } else { a };
     let s = t * t;
     let q = -1.728_534_7e-5 * t + 3.831_971_3e-4;
@@ -80,17 +80,18 @@ pub fn erf(x: f32) -> f32 {
     magnitude.copysign(x)
 }
 
-/// Larger; NaN if either is NaN; +0 is larger than -0. Selections of whole values only: vectors do both sides.
+/// Maximum; NaN if either is NaN; +0 is larger than -0. It selects whole values only, so that
+/// vectorised code evaluates both sides.
 #[inline(always)]
 pub fn max(a: f32, b: f32) -> f32 {
-    // Of equal values the bits that both have: +0 of two zeros.
+    // For equal values, the bits that both have: +0 if the zeros differ.
     let equal = f32::from_bits(a.to_bits() & b.to_bits());
     let larger = if a > b { a } else { b };
     let larger = if a == b { equal } else { larger };
     if a.is_nan() { a } else { larger }
 }
 
-/// Smaller; NaN if either is NaN; -0 is smaller than +0.
+/// Minimum; NaN if either is NaN; -0 is smaller than +0.
 #[inline(always)]
 pub fn min(a: f32, b: f32) -> f32 {
     let equal = f32::from_bits(a.to_bits() | b.to_bits());
@@ -99,8 +100,8 @@ pub fn min(a: f32, b: f32) -> f32 {
     if a.is_nan() { a } else { smaller }
 }
 
-/// x to the power of y. Small whole exponents, the same for all of a block, are products: within one unit in
-/// the last place of the power.
+/// x to the power of y. If all exponents of a block are the same small integer, the powers are
+/// products: within one ULP.
 #[inline(always)]
 pub fn powers(x: &[f32], y: &[f32], out: &mut [f32]) {
     let exponent = y.first().copied().unwrap_or(1.0);
@@ -123,7 +124,7 @@ pub fn powers(x: &[f32], y: &[f32], out: &mut [f32]) {
     }
 }
 
-/// -1, 0 or 1; keeps NaN and the sign of zero.
+/// -1, 0 or 1; preserves NaN and the sign of zero.
 #[inline(always)]
 pub fn sign(x: f32) -> f32 {
     let one = 1f32.copysign(x);
@@ -134,7 +135,7 @@ pub fn sign(x: f32) -> f32 {
 mod tests {
     use super::*;
 
-    /// The largest error in units in the last place of f32, over floats of every exponent.
+    /// The largest error in f32 ULP, over floats of every exponent.
     fn worst(f: fn(f32) -> f32, reference: fn(f64) -> f64) -> (f64, f32) {
         let mut worst = (0.0, 0.0);
         for bits in (0..u32::MAX - 1009).step_by(1009) {
@@ -146,7 +147,7 @@ mod tests {
             }
             let rounded = want as f32;
             if rounded.is_infinite() || got.is_infinite() {
-                // At the edge of overflow one unit decides.
+                // At the overflow threshold one ULP decides.
                 assert!(got == rounded as f64 || want.abs() > 3.402e38, "f({x}) = {got}, expected {want}");
                 continue;
             }
@@ -188,7 +189,7 @@ mod tests {
         let values = [0.0, -0.0, 1.0, -1.0, 1e-45, -1e-45, f32::MAX, f32::INFINITY, f32::NEG_INFINITY, f32::NAN];
         for a in values {
             for b in values {
-                // Ordered as integers, signed zeros are apart.
+                // As ordered integers, signed zeros differ.
                 let order =
                     |v: f32| if v.is_sign_negative() { -(v.abs().to_bits() as i64) - 1 } else { v.to_bits() as i64 };
                 let (low, high) = if order(a) < order(b) { (a, b) } else { (b, a) };

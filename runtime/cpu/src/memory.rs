@@ -1,7 +1,7 @@
-//! Memory of a run: aligned bytes, and the slices of them that a step may touch.
+//! Memory of a run: aligned bytes, and the slices of them that a step may access.
 //!
-//! Holds always: the slices that a step writes are disjoint from each other and from those it reads; the
-//! borrow checker sees to it.
+//! Invariant: the slices that a step writes are disjoint from each other and from those that it
+//! reads; the borrow checker enforces this.
 
 use bytemuck::{Pod, Zeroable};
 use smallvec::SmallVec;
@@ -20,7 +20,7 @@ pub struct Bytes {
 }
 
 impl Bytes {
-    /// So many bytes, all zero.
+    /// Allocates this many bytes, zeroed.
     pub fn new(len: usize) -> Result<Bytes> {
         let count = len.div_ceil(64);
         let mut lines = Vec::new();
@@ -30,7 +30,8 @@ impl Bytes {
         Ok(Bytes { lines })
     }
 
-    /// At least so many bytes, of any content; memory is taken only if there is less so far.
+    /// At least this many bytes with arbitrary contents; allocates only if the present memory is
+    /// smaller.
     pub fn at_least(&mut self, len: usize) -> Result<&mut [u8]> {
         if self.lines.len() * 64 < len {
             *self = Bytes::new(len)?;
@@ -38,17 +39,17 @@ impl Bytes {
         Ok(&mut self.as_mut()[..len])
     }
 
-    /// The bytes, to be read.
+    /// The bytes, for reading.
     pub fn as_ref(&self) -> &[u8] {
         bytemuck::cast_slice(&self.lines)
     }
 
-    /// The bytes.
+    /// The bytes, for writing.
     pub fn as_mut(&mut self) -> &mut [u8] {
         bytemuck::cast_slice_mut(&mut self.lines)
     }
 
-    /// Fills every byte: an executor must not read what it has not written.
+    /// Fills every byte (poison): an executor must not read what it has not written.
     pub fn poison(&mut self, byte: u8) {
         self.as_mut().fill(byte);
     }
@@ -57,15 +58,15 @@ impl Bytes {
 /// Slices that a step writes, in the order of its writes.
 pub type Outs<'a> = SmallVec<[&'a mut [u8]; 4]>;
 
-/// An arena cut into what a step writes and the rest.
+/// An arena split into the slices that a step writes, and the rest.
 pub struct Carved<'a> {
-    /// What it writes.
+    /// The slices that the step writes.
     pub outs: Outs<'a>,
     /// The rest, with offsets.
     rest: SmallVec<[(usize, &'a [u8]); 5]>,
 }
 
-/// Cuts an arena. `writes` are offsets and lengths in bytes, in the order of the step's writes.
+/// Splits an arena. `writes` are offsets and lengths in bytes, in the order of the step's writes.
 pub fn carve<'a>(arena: &'a mut [u8], writes: &[(usize, usize)]) -> Result<Carved<'a>> {
     let mut order: SmallVec<[usize; 4]> = (0..writes.len()).collect();
     order.sort_unstable_by_key(|i| writes[*i].0);
@@ -91,7 +92,7 @@ impl<'a> Carved<'a> {
     /// Bytes that the step does not write.
     pub fn read(&self, offset: usize, len: usize) -> Result<&'a [u8]> {
         if len == 0 {
-            // Aligned for any element type, which `&[]` is not.
+            // Aligned for any element type, unlike `&[]`.
             return Ok(bytemuck::cast_slice::<u64, u8>(&[]));
         }
         let found = self.rest.iter().find_map(|(at, bytes)| bytes.get(offset.checked_sub(*at)?..)?.get(..len));

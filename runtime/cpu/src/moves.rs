@@ -1,6 +1,7 @@
-//! Steps that move elements: copies, concatenation, padding, gathers. Elements are words of 1 to 8 bytes.
+//! Steps that move elements: copies, concatenation, padding, gathers. Elements are words of 1 to 8
+//! bytes.
 //!
-//! Holds always: what a step needs to know of its views is worked out once, when the plan is made ready.
+//! Invariant: properties of a step's views are computed once, when the plan is prepared.
 
 use std::sync::Mutex;
 
@@ -17,21 +18,21 @@ use hypatia_eval::scalars::join;
 use hypatia_plan::{View, collapse, row_major};
 use hypatia_tensor::error::{Error, Result};
 
-/// Bytes below which work is not shared among threads.
+/// Work with fewer bytes than this runs on one thread.
 const GRAIN: usize = 1 << 15;
 /// Columns that are transposed at once.
 const TURNED: usize = 256;
 
-/// Memory and the view on it.
+/// A buffer and a view of it.
 #[derive(Clone, Copy)]
 pub struct Source<'a> {
     /// The whole buffer.
     pub bytes: &'a [u8],
-    /// What of it.
+    /// The view.
     pub view: &'a View,
 }
 
-/// Calls with the word type of an element's size.
+/// Calls a function with the word type for an element size.
 macro_rules! by_size {
     ($size:expr, $f:ident, $($arg:expr),*) => {
         match $size {
@@ -43,7 +44,7 @@ macro_rules! by_size {
     };
 }
 
-/// A window of one buffer that goes to a window of another.
+/// A copy from a window of one buffer to a window of another.
 #[derive(Clone, Debug)]
 pub struct Window {
     /// Collapsed sizes.
@@ -59,7 +60,7 @@ pub struct Window {
 }
 
 impl Window {
-    /// From a view to the window that begins at `offset` and has these strides.
+    /// Copies a view to the window that begins at `offset` and has these strides.
     fn new(view: &View, offset: isize, strides: &[isize]) -> Window {
         let (shape, both) = if view.is_empty() {
             (vec![0], vec![vec![0]; 2])
@@ -72,12 +73,12 @@ impl Window {
         Window { shape: shape.into(), strides, offsets, size: view.dtype.size(), whole }
     }
 
-    /// The elements of a view in row-major order.
+    /// Copies the elements of a view in row-major order.
     pub fn copy(view: &View) -> Window {
         Window::new(view, 0, &row_major(&view.shape))
     }
 
-    /// Operands side by side along `axis` of a result of `shape`.
+    /// Concatenates operands along `axis` of a result of `shape`.
     pub fn concat(views: &[View], axis: usize, shape: &[usize]) -> Vec<Window> {
         let strides = row_major(shape);
         let mut at = 0;
@@ -89,15 +90,16 @@ impl Window {
         views.iter().map(window).collect()
     }
 
-    /// The fill everywhere, then `x` placed `before[i]` elements from the start of axis i.
+    /// Writes the fill everywhere, then places `x` with `before[i]` elements of padding before it
+    /// along axis i.
     pub fn pad(x: &View, fill: &View, before: &[i64], shape: &[usize]) -> [Window; 2] {
-        // The fill is one element: a view of it with strides of 0 covers the result.
+        // The fill is one element, broadcast with strides of 0.
         let everywhere = View { shape: shape.to_vec(), strides: vec![0; shape.len()], ..fill.clone() };
         let strides = row_major(shape);
         let mut view = x.clone();
         let mut at = 0;
         for axis in 0..shape.len() {
-            // Element i of x goes to i + before; what falls outside is cut.
+            // Element i of x goes to i + before; elements outside the result are cropped.
             let skip = (-before[axis]).clamp(0, view.shape[axis] as i64) as usize;
             let to = before[axis].max(0);
             let room = (shape[axis] as i64 - to).max(0) as usize;
@@ -124,7 +126,7 @@ impl Window {
         }
         let row = self.shape.last().copied().unwrap_or(0) * self.size;
         if self.rows() == 1 {
-            // One long row: shared by elements.
+            // A single long row is divided among threads by elements.
             return team.chunks(
                 &mut [out],
                 &[self.size],
@@ -145,7 +147,7 @@ impl Window {
     }
 }
 
-/// Rows of a window; `offset` is where the result of the whole window begins in `out`.
+/// Copies the rows of a window; `offset` is where the result of the whole window begins in `out`.
 fn walk<T: Pod>(w: &Window, from: &[u8], out: &mut [u8], offset: isize, rows: std::ops::Range<usize>) {
     let (src, dst): (&[T], &mut [T]) = (bytemuck::cast_slice(from), bytemuck::cast_slice_mut(out));
     let Some((inner, outer)) = w.shape.split_last() else { return };
@@ -153,7 +155,7 @@ fn walk<T: Pod>(w: &Window, from: &[u8], out: &mut [u8], offset: isize, rows: st
         return;
     }
     let steps = |axis: usize| [w.strides[0][axis], w.strides[1][axis]];
-    // Rows along the next axis at once; there is one if there is no such axis.
+    // Rows along the next axis are copied together; there is one row if there is no such axis.
     let (lines, step, lead) = match outer.split_last() {
         Some((lines, lead)) => ((*lines).max(1), steps(lead.len()), lead),
         None => (1, [0, 0], outer),
@@ -173,8 +175,8 @@ fn walk<T: Pod>(w: &Window, from: &[u8], out: &mut [u8], offset: isize, rows: st
     }
 }
 
-/// Elements along two axes: by squares where each side is contiguous along another one, else the longer axis inside
-/// if neither is contiguous along the other.
+/// Copies elements along two axes: by square blocks if source and result are contiguous along
+/// different axes; with the longer axis innermost if neither is contiguous.
 fn plane<T: Pod>(
     src: &[T],
     dst: &mut [T],
@@ -216,7 +218,7 @@ fn plane<T: Pod>(
 
 /// A transpose: element i of line j goes from `i * from + j` to `j * to + i`.
 fn turn<T: Pod>(src: &[T], dst: &mut [T], [lines, count]: [usize; 2], [from, to]: [usize; 2]) {
-    // Columns whose lines of memory stay in the first-level cache until all lines are done.
+    // Blocks of columns whose cache lines stay in the L1 cache until all lines are done.
     for first in (0..count).step_by(TURNED) {
         let columns = first..count.min(first + TURNED);
         for j in (0..lines).step_by(8) {
@@ -256,7 +258,7 @@ fn resolve(value: i64, size: usize) -> Result<usize> {
     usize::try_from(at).ok().filter(|v| *v < size).ok_or_else(|| Error::outside(value, size))
 }
 
-/// Rows of `inner` elements of `x`, row i from element `at(i)`; of several errors the first.
+/// Copies rows of `inner` elements of `x`, row i from element `at(i)`. Returns the first error.
 fn rows(
     team: &Team<'_>,
     x: Source<'_>,
@@ -288,7 +290,7 @@ fn rows(
     failed.map_or(Ok(()), |(_, e)| Err(e))
 }
 
-/// Slices of `x` along `axis`, one for each index. Both views are contiguous.
+/// Gathers slices of `x` along `axis`, one per index. Both views are contiguous.
 pub fn gather(team: &Team<'_>, x: Source<'_>, ids: Source<'_>, axis: usize, out: &mut [u8]) -> Result<()> {
     let shape = &x.view.shape;
     let (size, inner) = (shape[axis], shape[axis + 1..].iter().product::<usize>());
@@ -297,7 +299,7 @@ pub fn gather(team: &Team<'_>, x: Source<'_>, ids: Source<'_>, axis: usize, out:
     rows(team, x, out, (outer * count, inner), at)
 }
 
-/// One element of `x` for each index.
+/// Gathers one element of `x` per index.
 pub fn gather_elements(team: &Team<'_>, x: Source<'_>, ids: Source<'_>, axis: usize, out: &mut [u8]) -> Result<()> {
     let strides = row_major(&x.view.shape);
     let (size, shape) = (x.view.shape[axis], &ids.view.shape);
@@ -314,7 +316,7 @@ pub fn gather_elements(team: &Team<'_>, x: Source<'_>, ids: Source<'_>, axis: us
     rows(team, x, out, (ids.view.len(), 1), at)
 }
 
-/// Slices of `x` named by index tuples, after `batch` shared axes.
+/// Gathers slices of `x` by index tuples, after `batch` shared axes.
 pub fn gather_nd(team: &Team<'_>, x: Source<'_>, ids: Source<'_>, batch: usize, out: &mut [u8]) -> Result<()> {
     let (shape, strides) = (&x.view.shape, row_major(&x.view.shape));
     let Some((width, lead)) = ids.view.shape.split_last() else {
@@ -333,7 +335,8 @@ pub fn gather_nd(team: &Team<'_>, x: Source<'_>, ids: Source<'_>, batch: usize, 
     rows(team, x, out, (lead.iter().product(), inner), at)
 }
 
-/// Rows of `out`, which is of that shape, joined with those of `updates`. Both operands are contiguous.
+/// Joins rows of `out`, which has that shape, with those of `updates`. Both operands are
+/// contiguous.
 pub fn scatter(ids: Source<'_>, updates: Source<'_>, how: Joining, shape: &[usize], out: &mut [u8]) -> Result<()> {
     let (rows, dtype) = (shape[0], updates.view.dtype);
     let (width, size) = (shape[1..].iter().product::<usize>(), dtype.size());
@@ -363,7 +366,7 @@ fn put(v: Val, dtype: DType, out: &mut [u8]) {
         DType::F32 => out.copy_from_slice(&(v.f() as f32).to_le_bytes()),
         DType::F16 => out.copy_from_slice(&to_f16(v.f()).to_le_bytes()),
         DType::BF16 => out.copy_from_slice(&to_bf16(v.f()).to_le_bytes()),
-        // The low bytes of an integer are the narrower integer.
+        // The low bytes of an integer are the narrower integer (little-endian).
         d => out.copy_from_slice(&v.i().to_le_bytes()[..d.size()]),
     }
 }

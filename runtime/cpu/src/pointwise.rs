@@ -1,7 +1,7 @@
 //! Pointwise work over a linear range of a collapsed index space, block by block, on all threads.
 //!
-//! Holds always: output element `i` of the range is written by the one block that computes it, so an
-//! operand that shares its memory with an output is read before it is overwritten.
+//! Invariant: the block that computes output element `i` of the range is the only one to write it,
+//! so an operand that shares memory with an output is read before it is overwritten.
 
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::scalar::typed::Source;
@@ -10,29 +10,29 @@ use smallvec::SmallVec;
 use super::interp::{BLOCK, Code, Dst, Feed, part, read, repeat};
 use super::threads::Team;
 
-/// An operand that walks an index space.
+/// An operand that is read along an index space.
 pub struct Input<'a> {
     /// The whole buffer.
     pub bytes: &'a [u8],
     /// Element type.
     pub dtype: DType,
-    /// The element of index 0.
+    /// Offset of the element at index 0.
     pub offset: usize,
     /// Strides along the collapsed axes.
     pub strides: &'a [isize],
 }
 
-/// One step's pointwise work.
+/// The pointwise work of a step.
 pub struct Work<'a> {
-    /// What is computed.
+    /// The compiled term.
     pub code: &'a Code,
     /// The collapsed sizes.
     pub shape: &'a [usize],
-    /// Operands; with an accumulator, it is the last.
+    /// The operands; an accumulator, if there is one, is the last.
     pub inputs: SmallVec<[Input<'a>; 8]>,
-    /// For each operand, the output that it lies in, where it is at the index that is written.
+    /// For each operand, the output whose memory it shares element by element.
     pub in_place: SmallVec<[Option<usize>; 8]>,
-    /// Bytes of an element of each output.
+    /// Element size of each output in bytes.
     pub sizes: SmallVec<[usize; 4]>,
 }
 
@@ -62,7 +62,7 @@ struct BlockFeed<'a, 'b, 'c> {
 }
 
 impl Feed for BlockFeed<'_, '_, '_> {
-    /// Operands that are contiguous.
+    /// Contiguous operands.
     fn direct(&self, source: Source, start: usize, len: usize) -> Option<&[f32]> {
         let i = match source {
             Source::In(i) => i as usize,
@@ -91,7 +91,7 @@ impl Feed for BlockFeed<'_, '_, '_> {
     }
 }
 
-/// Reads linear indices from `start` on of an operand that walks the index space with its own strides.
+/// Reads linear indices from `start` on of an operand with its own strides.
 pub fn gather(input: &Input<'_>, shape: &[usize], start: usize, mut dst: Dst<'_>) {
     let (Some((inner, outer)), Some((step, steps))) = (shape.split_last(), input.strides.split_last()) else { return };
     let len = dst.len();
@@ -100,7 +100,7 @@ pub fn gather(input: &Input<'_>, shape: &[usize], start: usize, mut dst: Dst<'_>
     }
     let (mut row, mut column) = (start / inner, start % inner);
     let mut done = 0;
-    // Rows that are all the same row.
+    // A row that repeats along the outer axis.
     let same = if steps.last() == Some(&0) { outer.last().copied().unwrap_or(1) } else { 1 };
     while done < len {
         let count = (inner - column).min(len - done);

@@ -1,7 +1,7 @@
 //! Reductions over any axes, and argmax.
 //!
-//! Holds always: floats accumulate in f64 and are rounded once; integers wrap in their own type; what a
-//! step needs to know of its views is worked out once; bits do not depend on the number of threads.
+//! Invariant: floats accumulate in f64 and are rounded once; integers wrap in their own type;
+//! properties of a step's views are computed once; bits do not depend on the number of threads.
 
 use half::{bf16, f16};
 use hypatia_dsl::dtype::{DType, to_bf16, to_f16};
@@ -17,9 +17,9 @@ use super::windows::Windows;
 use hypatia_eval::{Val, scalars, wrap};
 use hypatia_plan::{View, collapse};
 
-/// Elements below which work is not shared among threads.
+/// Work with fewer elements than this runs on one thread.
 const GRAIN: usize = 1 << 13;
-/// Elements of a result below which it is not worth a loop of its own.
+/// Results of at most this many elements do not justify a loop of their own.
 const FEW: usize = 64;
 
 /// Writes element `i` of a float output, rounded once.
@@ -41,22 +41,22 @@ fn put_int(out: &mut [u8], dtype: DType, i: usize, v: i64) {
     }
 }
 
-/// The offsets of indices of a shape, in row-major order.
+/// Iterates over the offsets of a shape's indices, in row-major order.
 pub(super) struct Offsets<'a> {
     shape: &'a [usize],
     strides: &'a [isize],
     index: SmallVec<[usize; 6]>,
-    /// The present one.
+    /// The current offset.
     pub at: isize,
 }
 
 impl<'a> Offsets<'a> {
-    /// From the first index on, whose element lies at that place.
+    /// Starts at the first index, whose element is at offset `at`.
     pub fn new(shape: &'a [usize], strides: &'a [isize], at: isize) -> Offsets<'a> {
         Offsets { shape, strides, index: SmallVec::from_elem(0, shape.len()), at }
     }
 
-    /// From the index on that stands at this place in the order.
+    /// Starts at the index at position `first` of the order.
     pub fn from(shape: &'a [usize], strides: &'a [isize], at: isize, first: usize) -> Offsets<'a> {
         let mut o = Offsets::new(shape, strides, at);
         let mut rest = first;
@@ -68,7 +68,7 @@ impl<'a> Offsets<'a> {
         o
     }
 
-    /// Goes on to the next index.
+    /// Advances to the next index.
     pub fn step(&mut self) {
         for axis in (0..self.shape.len()).rev() {
             self.index[axis] += 1;
@@ -82,7 +82,7 @@ impl<'a> Offsets<'a> {
     }
 }
 
-/// Calls `each` with memory offset, stride and length of every run of elements that are reduced together.
+/// Calls `each` with offset, stride and length of every run of elements that are reduced together.
 fn runs(shape: &[usize], strides: &[isize], at: isize, mut each: impl FnMut(isize, isize, usize)) {
     let (Some((inner, outer)), Some((step, steps))) = (shape.split_last(), strides.split_last()) else { return };
     let mut offsets = Offsets::new(outer, steps, at);
@@ -97,7 +97,7 @@ fn runs(shape: &[usize], strides: &[isize], at: isize, mut each: impl FnMut(isiz
     }
 }
 
-/// Memory for elements on their way.
+/// Scratch memory for elements.
 struct Lines {
     narrow: [f32; BLOCK],
     wide: [f64; BLOCK],
@@ -163,19 +163,19 @@ fn reduce_bools(x: Source<'_>, kind: Reduction, shape: &[usize], strides: &[isiz
     total
 }
 
-/// A reduction that is ready to run: axes that stay and axes that do not, both collapsed.
+/// A prepared reduction: kept and reduced axes, both collapsed.
 #[derive(Clone, Debug)]
 pub struct Reduce {
     kind: Reduction,
     kept: (Vec<usize>, Vec<isize>),
     gone: (Vec<usize>, Vec<isize>),
-    /// Elements that are reduced to one.
+    /// Number of elements per result.
     count: usize,
     offset: isize,
     dtype: DType,
 }
 
-/// Axes of a view, in order, collapsed.
+/// The given axes of a view in order, collapsed.
 fn collapsed(view: &View, axes: impl Iterator<Item = usize>) -> (Vec<usize>, Vec<isize>) {
     let (shape, strides): (Vec<usize>, Vec<isize>) = axes.map(|a| (view.shape[a], view.strides[a])).unzip();
     if shape.contains(&0) {
@@ -186,7 +186,7 @@ fn collapsed(view: &View, axes: impl Iterator<Item = usize>) -> (Vec<usize>, Vec
 }
 
 impl Reduce {
-    /// Reduces a view over `axes`; the result is row-major over the axes that stay.
+    /// Reduces a view over `axes`; the result is row-major over the kept axes.
     pub fn new(view: &View, kind: Reduction, axes: &[usize]) -> Reduce {
         Reduce {
             kind,
@@ -207,8 +207,8 @@ impl Reduce {
     pub fn run(&self, team: &Team<'_>, x: Source<'_>, out: &mut [u8]) {
         let units: usize = self.kept.0.iter().product();
         let size = self.dtype.size();
-        // Columns: neighbours in memory belong to different results, which are added up side by side; so do
-        // results of a few elements each, such as small windows.
+        // Column-wise: neighbours in memory belong to different results, which are accumulated side
+        // by side. Results of a few elements each, such as small windows, are handled the same way.
         let apart = self.kept.1.last() == Some(&1) && !matches!(self.gone.1.last(), Some(1));
         let few = self.count <= FEW && self.kept.1.last().is_some_and(|step| *step > 0);
         let columns = (apart || few)
@@ -246,7 +246,7 @@ impl Reduce {
         if self.kind == Reduction::Mean { total / self.count as f64 } else { total }
     }
 
-    /// Results from `first` on, a block of neighbours at once; each is one strand.
+    /// Computes results from `first` on, a block of neighbours at once; each uses one strand.
     fn columns(&self, x: Source<'_>, out: &mut [u8], first: usize, count: usize) {
         let (inner, step) = (self.kept.0.last().copied().unwrap_or(1), self.kept.1.last().copied().unwrap_or(1));
         let mut sums = [0f64; BLOCK];
@@ -271,7 +271,7 @@ impl Reduce {
 }
 
 dispatch! {
-    /// Joins each value to the sum of its column.
+    /// Joins each value to the accumulator of its column.
     fn join_all(kind: Reduction, sums: &mut [f64], values: &[f32]) {
         macro_rules! each {
             ($kind:expr) => {
@@ -289,7 +289,7 @@ dispatch! {
     }
 }
 
-/// Position of the largest element along an axis; NaN is largest.
+/// Index of the largest element along an axis; NaN counts as largest.
 pub fn argmax(team: &Team<'_>, x: Source<'_>, axis: usize, last: bool, out: &mut [u8]) {
     let (kept, kept_strides) = collapsed(x.view, (0..x.view.shape.len()).filter(|a| *a != axis));
     let (size, stride) = (x.view.shape[axis], x.view.strides[axis]);
@@ -321,7 +321,7 @@ pub fn argmax(team: &Team<'_>, x: Source<'_>, axis: usize, last: bool, out: &mut
     });
 }
 
-/// Positions in order along an axis.
+/// Argsort: the indices along an axis in sorted order.
 pub fn argsort(x: Source<'_>, axis: usize, descending: bool, out: &mut [u8]) {
     let (kept, kept_strides) = collapsed(x.view, (0..x.view.shape.len()).filter(|a| *a != axis));
     let out: &mut [i64] = bytemuck::cast_slice_mut(out);
@@ -342,7 +342,7 @@ pub fn argsort(x: Source<'_>, axis: usize, descending: bool, out: &mut [u8]) {
     }
 }
 
-/// One element, whatever its type.
+/// One element of any type.
 pub fn element(x: Source<'_>, at: isize) -> Val {
     let (mut f, mut d, mut i, mut b) = ([0f32], [0f64], [0i64], [0u8]);
     match x.view.dtype {

@@ -1,9 +1,9 @@
 //! Row-wise kernels: reductions over a row, then outputs that use them.
 //!
-//! In: a kernel and the length of a row. Out: [`RowCode`], which takes as many short rows at once as fill a
-//! block, and keeps what several reductions and outputs need in registers; rows that are too long for
-//! that are computed in pieces, each reduction and output by itself. Holds always: sums of floats run in
-//! f64, in [`STRANDS`] strands, and are rounded once to the compute type.
+//! In: a kernel and the length of a row. Out: [`RowCode`], which processes short rows together, as
+//! many as fill a block, and keeps shared values in registers. Rows too long for that are computed
+//! in pieces, each reduction and output separately. Invariant: float sums are computed in f64, in
+//! [`STRANDS`] strands, and rounded once to the compute type.
 
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::Program;
@@ -18,29 +18,29 @@ use super::threads::Team;
 use hypatia_plan::RowwiseStep;
 use hypatia_tensor::error::Result;
 
-/// Elements below which work is not shared among threads.
+/// Work with fewer elements than this runs on one thread.
 const GRAIN: usize = 1 << 12;
-/// The longest row that is kept in registers as a whole.
+/// The longest row that is kept entirely in registers.
 const WHOLE: usize = 1 << 13;
-/// Independent parts of a sum.
+/// Number of independent partial sums of a reduction.
 pub const STRANDS: usize = 16;
 
-/// A row-wise kernel that is ready to run.
+/// A prepared row-wise kernel.
 #[derive(Clone, Debug)]
 pub struct RowCode {
     reductions: Vec<Reduction>,
     /// Reductions, then outputs: for rows that fit into registers.
     whole: Code,
-    /// The same, each by itself.
+    /// The same, each compiled separately.
     pieces: Vec<Code>,
     accesses: Vec<RowAccess>,
     inputs: Vec<(DType, RowAccess)>,
     /// The type of each reduction's result.
     results: Vec<DType>,
     layout: RowLayout,
-    /// Bytes of each output for a row.
+    /// Bytes per row of each output.
     sizes: Vec<usize>,
-    /// True if an output is not made of whole rows, one behind the other.
+    /// True if an output is not a sequence of contiguous rows.
     scattered: bool,
     n: usize,
 }
@@ -83,7 +83,7 @@ impl RowCode {
 
     /// Computes all rows.
     pub fn run(&self, team: &Team<'_>, inputs: &[&[u8]], outs: &mut [&mut [u8]], rows: usize) {
-        // Outputs that are scattered are not cut.
+        // Scattered outputs are not divided among threads.
         let grain = if self.scattered { rows } else { GRAIN.div_ceil(self.n.max(1)) };
         team.chunks(outs, &self.sizes, rows, grain, |first, count, outs, local| {
             let mut results = std::mem::take(&mut local.rows);
@@ -105,7 +105,8 @@ impl RowCode {
         });
     }
 
-    /// Some rows that fill a block: from `first` on, which is row `at` of the outputs' slices.
+    /// Computes rows that together fill a block, from `first` on, which is row `at` of the outputs'
+    /// slices.
     fn together(
         &self,
         banks: &mut Banks,
@@ -156,7 +157,7 @@ impl RowCode {
         }
     }
 
-    /// One row, which is row `at` of the outputs' slices.
+    /// Computes one row, which is row `at` of the outputs' slices.
     fn in_pieces(
         &self,
         banks: &mut Banks,
@@ -207,7 +208,8 @@ impl RowCode {
         }
     }
 
-    /// Stores `count` elements of a row that lie apart, run by run: from `(row, column, element of the block)`.
+    /// Stores `count` elements of a strided row, run by run, from `(row, column, element of the
+    /// block)` on.
     fn scatter(
         &self,
         (code, root): (&Code, usize),
@@ -235,8 +237,8 @@ fn is_wide(term: &Term, dtypes: &[DType]) -> bool {
     })
 }
 
-/// The elements `start..start + count` of a row as runs along its last axis: which of them, how far the first
-/// lies from the row's first element, and the distance of neighbours.
+/// The elements `start..start + count` of a row as runs along its last axis: their indices, the
+/// distance of the first from the row's first element, and their stride.
 fn runs(layout: &RowLayout, tensor: usize, start: usize, count: usize, mut f: impl FnMut(usize, usize, isize, isize)) {
     let (sizes, strides) = (&layout.sizes[layout.outer..], &layout.strides[tensor][layout.outer..]);
     let (last, stride) = (sizes.last().copied().unwrap_or(1).max(1), strides.last().copied().unwrap_or(0));
@@ -254,7 +256,7 @@ fn runs(layout: &RowLayout, tensor: usize, start: usize, count: usize, mut f: im
     }
 }
 
-/// What a reduction starts from.
+/// The identity of a reduction.
 pub fn identity(kind: Reduction) -> f64 {
     match kind {
         Reduction::Sum | Reduction::Mean => 0.0,
@@ -264,7 +266,7 @@ pub fn identity(kind: Reduction) -> f64 {
     }
 }
 
-/// One step of a reduction; NaN stays.
+/// One step of a reduction; NaN propagates.
 #[inline(always)]
 pub fn join(kind: Reduction, a: f64, b: f64) -> f64 {
     match kind {
@@ -287,12 +289,12 @@ pub fn join(kind: Reduction, a: f64, b: f64) -> f64 {
     }
 }
 
-/// What becomes of the joined values of `n` elements.
+/// The final value of a reduction from the joined values of `n` elements.
 fn finished(kind: Reduction, value: f64, n: usize) -> f64 {
     if kind == Reduction::Mean { value / n as f64 } else { value }
 }
 
-/// The strands joined, by halves.
+/// Joins the strands pairwise, by halves.
 macro_rules! halves {
     ($strands:expr, $join:expr) => {{
         let mut width = STRANDS / 2;
@@ -306,7 +308,7 @@ macro_rules! halves {
     }};
 }
 
-/// The strands of a reduction joined.
+/// Joins the strands of a reduction.
 #[inline(always)]
 pub fn total(kind: Reduction, strands: &[f64; STRANDS]) -> f64 {
     let mut own = *strands;
@@ -316,7 +318,7 @@ pub fn total(kind: Reduction, strands: &[f64; STRANDS]) -> f64 {
     }
 }
 
-/// Joins values to independent strands: in vectors.
+/// Joins values to independent strands, so that the loop vectorises.
 macro_rules! strands {
     ($strands:expr, $values:expr, $convert:expr, $join:expr) => {{
         let (chunks, rest) = $values.as_chunks::<STRANDS>();
@@ -331,7 +333,7 @@ macro_rules! strands {
     }};
 }
 
-/// The largest or smallest of f32 is an f32: no need to widen on the way.
+/// The maximum or minimum of f32 values is an f32, so no widening is needed.
 #[inline(always)]
 fn extreme(kind: Reduction, values: &[f32]) -> f32 {
     if kind == Reduction::Max {
@@ -376,20 +378,20 @@ dispatch! {
     }
 }
 
-/// The operands of some rows.
+/// The operands of a range of rows.
 struct RowFeed<'a> {
     code: &'a RowCode,
     inputs: &'a [&'a [u8]],
-    /// Results of reductions, `rows` of each.
+    /// Results of reductions, `rows` values each.
     results: &'a [f64],
     first: usize,
     rows: usize,
-    /// Where a row that is computed in pieces goes on.
+    /// The column at which a row that is computed in pieces continues.
     column: usize,
 }
 
 impl Feed for RowFeed<'_> {
-    /// Operands whose rows follow each other in memory.
+    /// Operands whose rows are contiguous in memory.
     fn direct(&self, source: Source, _start: usize, len: usize) -> Option<&[f32]> {
         let Source::In(i) = source else { return None };
         let (DType::F32, RowAccess::Full) = self.code.inputs.get(i as usize)? else { return None };
@@ -417,7 +419,7 @@ impl Feed for RowFeed<'_> {
         let bytes = self.inputs[i];
         let n = self.code.n;
         match access {
-            // The rows of a block follow each other in memory.
+            // The rows of a block are contiguous in memory.
             RowAccess::Full => read(bytes, *dtype, (self.first * n + self.column) as isize, 1, dst),
             RowAccess::Splat => read(bytes, *dtype, 0, 0, dst),
             _ => {
@@ -436,7 +438,7 @@ impl Feed for RowFeed<'_> {
 }
 
 impl RowFeed<'_> {
-    /// Elements of a row that lie apart.
+    /// Loads the elements of a strided row.
     fn load_strided(&self, input: usize, row: usize, mut dst: Dst<'_>) {
         let (bytes, dtype, layout) = (self.inputs[input], self.code.inputs[input].0, &self.code.layout);
         let base = layout.row(input, row);

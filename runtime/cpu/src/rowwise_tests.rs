@@ -1,5 +1,5 @@
-//! Row-wise kernels of ops of all kinds, run on the CPU, against the f64 reference: ragged sizes, 0 and 1,
-//! NaN and infinities, operands behind views.
+//! Row-wise kernels of ops of all kinds, run on the CPU, against the f64 reference: ragged sizes, 0
+//! and 1, NaN and infinities, operands behind views.
 #![allow(clippy::unwrap_used)]
 
 use std::sync::Arc;
@@ -109,7 +109,7 @@ impl Case {
         self.graph.input(name, ty(dtype, shape))
     }
 
-    /// The op on these operands is one row-wise launch, and computes what the reference does.
+    /// Checks that the op on these operands is one row-wise launch, and agrees with the reference.
     fn check(mut self, op: &str, operands: &[Value], attrs: &[(&str, AttrValue)], dtype: DType) {
         let results = self.graph.call(op, operands, attrs).unwrap();
         for (i, v) in results.into_iter().enumerate() {
@@ -225,7 +225,7 @@ trait Coarser {
 }
 
 impl Coarser for DType {
-    /// The coarser of two element types.
+    /// The element type with the larger epsilon.
     fn max_epsilon(self, other: DType) -> DType {
         if self.epsilon() > other.epsilon() { self } else { other }
     }

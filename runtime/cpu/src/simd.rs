@@ -1,7 +1,8 @@
-//! Which vector instructions this machine has, and loops compiled once for each set of them.
+//! Detects this machine's vector instructions, and compiles loops once for each set of them.
 //!
-//! Holds always: [`dispatch!`] functions give the same bits on every set, as Rust never contracts a
-//! product and a sum into one rounding; only the matrix kernels, which ask for it, differ.
+//! Invariant: [`dispatch!`] functions give the same bits on every set, since Rust never contracts a
+//! multiplication and an addition into one rounding; only the matrix kernels, which request FMA,
+//! differ.
 
 /// A set of vector instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -10,7 +11,7 @@ pub enum Isa {
     Avx512,
     /// 256-bit vectors with fused multiply-add.
     Avx2,
-    /// What every processor of the target has.
+    /// The baseline of the target.
     Portable,
 }
 
@@ -19,7 +20,7 @@ thread_local! {
     static LIMIT: std::cell::Cell<u8> = const { std::cell::Cell::new(0) };
 }
 
-/// Tests only: uses nothing better than that set on this thread from now on.
+/// Tests only: limits this thread to that set from now on.
 #[cfg(test)]
 pub fn limit(isa: Isa) {
     LIMIT.set(isa as u8);
@@ -47,7 +48,7 @@ pub fn isa() -> Isa {
     Isa::Portable
 }
 
-/// A function whose body is compiled for each set; the best one runs. What the body calls must be
+/// Defines a function whose body is compiled for each set; the best one runs. Callees must be
 /// `#[inline(always)]` to be compiled with it.
 macro_rules! dispatch {
     ($(#[$meta:meta])* $vis:vis fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? $body:block) => {

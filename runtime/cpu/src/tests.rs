@@ -25,7 +25,7 @@ fn check(seed: u64, wild: bool) {
     let want = evaluate(&r.graph, &r.inputs, Mode::Rounded).unwrap();
     let inputs: Vec<Tensor> = r.inputs.iter().map(|(_, t)| t.clone()).collect();
     let epsilon = coarsest(&r.graph);
-    // Each seed on another instruction set.
+    // The seeds alternate between instruction sets.
     limit([Isa::Avx512, Isa::Avx2, Isa::Portable][seed as usize % 3]);
     for (cluster, threads) in [(true, 1), (true, 3), (false, 1)] {
         let options = Options { cluster, ..Options::new(Device::named("cpu").unwrap()) };
@@ -58,7 +58,7 @@ fn special_values_agree_with_the_reference() {
     }
 }
 
-/// A graph of one op on f32, run on so many threads.
+/// A graph of one op on f32, run on this many threads.
 fn run_one(shape: &[usize], threads: usize, build: impl Fn(&mut Graph, Value) -> Value) -> Vec<f32> {
     let mut g = Graph::new(hypatia_library::load(&[]).unwrap());
     let x = g.input("x", ty(DType::F32, shape));
@@ -110,7 +110,8 @@ fn bits_of_pointwise_and_row_wise_work_do_not_depend_on_the_instructions() {
 
 #[test]
 fn rows_of_any_length_agree_with_the_reference() {
-    // Many rows in a block, rows of exactly a block, rows beyond the registers, and no columns at all.
+    // Many rows in a block, rows of exactly one block, rows too long for the registers, and no
+    // columns at all.
     let library = hypatia_library::load(&[]).unwrap();
     for (rows, n) in [(5, 1), (700, 3), (33, 24), (2, 512), (3, 513), (2, 8192), (2, 8193), (1, 20000), (3, 0), (0, 5)]
     {
@@ -145,7 +146,7 @@ fn an_index_outside_is_an_error_that_names_the_first() {
         let ids = Tensor::from_slice(&shape, &ids).unwrap();
         let message = executor.run(&[x.clone(), ids]).unwrap_err().to_string();
         assert!(message.contains("index 40000 is outside an axis of size 40000"), "{message}");
-        // The executor goes on.
+        // The executor still works after an error.
         let ids = Tensor::from_slice(&shape, &vec![-40_000i64; shape.iter().product()]).unwrap();
         assert!(executor.run(&[x, ids]).is_ok());
     }

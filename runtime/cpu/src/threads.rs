@@ -1,9 +1,9 @@
-//! Threads that share the work of a step.
+//! A thread pool that shares the work of a step.
 //!
-//! In: a number of parts and a function. Out: the function called once for each part, by whichever
-//! thread is free. Holds always: a thread that sleeps is not waited for, as the caller can do every part
-//! itself; while a run is under way idle threads spin, because waking one costs more than most steps;
-//! a pool that is busy with another run leaves the caller to work alone.
+//! In: a number of parts and a function. Out: the function, called once for each part, by whichever
+//! thread is free. Invariant: the caller never waits for a sleeping thread, since it can do every
+//! part itself; during a run idle threads spin, because a wake-up costs more than most steps; if
+//! the pool is busy with another run, the caller works alone.
 
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -16,24 +16,25 @@ use super::interp::Banks;
 use super::memory::Bytes;
 use hypatia_tensor::error::{Error, Result};
 
-/// Looks for work before a thread yields its core, and before it sleeps when no run is under way.
+/// Number of spins before a thread yields its core, and before it sleeps when no run is in
+/// progress.
 const SPINS: u32 = 2000;
 
-/// The gate to the job is open.
+/// The gate bit: the job is open.
 const OPEN: u64 = 1 << 63;
-/// One job further; the bits below count the threads inside.
+/// The epoch's unit, incremented per job; the bits below count the workers inside.
 const EPOCH: u64 = 1 << 16;
 const INSIDE: u64 = EPOCH - 1;
 
 type Job<'a> = dyn Fn(usize) + Sync + 'a;
 
-/// What the caller and its workers share.
+/// State that the caller and its workers share.
 struct Shared {
-    /// Gate, epoch, and how many workers are inside.
+    /// Gate, epoch, and number of workers inside.
     state: AtomicU64,
     /// The job behind the gate.
     job: Mutex<Option<&'static Job<'static>>>,
-    /// Runs under way.
+    /// Number of runs in progress.
     hot: AtomicUsize,
     /// Number of sleeping workers.
     sleepers: Mutex<usize>,
@@ -42,14 +43,14 @@ struct Shared {
     panicked: AtomicBool,
 }
 
-/// Workers that wait for jobs. Shared by all executors with as many threads.
+/// Workers that wait for jobs. All executors with the same number of threads share them.
 pub struct Pool {
     shared: Arc<Shared>,
     turn: Mutex<()>,
     threads: usize,
 }
 
-/// A run is under way: workers stay awake until this is dropped.
+/// Guard of a run: workers stay awake until it is dropped.
 pub struct Awake<'a>(&'a Shared);
 
 impl Drop for Awake<'_> {
@@ -59,7 +60,7 @@ impl Drop for Awake<'_> {
 }
 
 impl Pool {
-    /// The pool of so many threads, the caller among them.
+    /// The pool of this many threads, including the caller.
     pub fn of(threads: usize) -> Result<Arc<Pool>> {
         static POOLS: Mutex<Option<HashMap<usize, Weak<Pool>>>> = Mutex::new(None);
         let mut pools = POOLS.lock().unwrap_or_else(PoisonError::into_inner);
@@ -82,7 +83,7 @@ impl Pool {
             stop: AtomicBool::new(false),
             panicked: AtomicBool::new(false),
         });
-        // Made first, so that the workers that did start end if one does not.
+        // The pool is created first, so that its workers stop if one fails to start.
         let pool = Pool { shared: shared.clone(), turn: Mutex::new(()), threads };
         for index in 1..threads {
             let shared = shared.clone();
@@ -102,17 +103,17 @@ impl Pool {
         Awake(&self.shared)
     }
 
-    /// Calls `f(0)` here, and `f(i)` on each worker that is free before this call has returned. `f` must
-    /// do all the work whoever calls it, and end when there is none left.
+    /// Calls `f(0)` here, and `f(i)` on each worker that becomes free before this call returns. `f`
+    /// must do all the work whichever thread calls it, and return when none is left.
     fn run(&self, f: &Job<'_>) {
         let _turn = match self.turn.try_lock() {
             Ok(turn) => turn,
             Err(TryLockError::Poisoned(turn)) => turn.into_inner(),
             Err(TryLockError::WouldBlock) => return f(0),
         };
-        // SAFETY: only the lifetime changes. Workers get the reference through the gate alone; `Closing`
-        // shuts the gate and waits until no worker is inside before this function returns or unwinds, so
-        // no one uses `f` after the borrow ends.
+        // SAFETY: only the lifetime changes. Workers get the reference through the gate alone;
+        // `Closing` shuts the gate and waits until no worker is inside before this function returns
+        // or unwinds, so no one uses `f` after the borrow ends.
         let job = unsafe { std::mem::transmute::<&Job<'_>, &'static Job<'static>>(f) };
         *self.shared.job.lock().unwrap_or_else(PoisonError::into_inner) = Some(job);
         let closing = Closing(&self.shared);
@@ -134,7 +135,7 @@ impl Drop for Pool {
     }
 }
 
-/// Shuts the gate, also when the caller's own part panics.
+/// Shuts the gate on drop, even if the caller's own part panics.
 struct Closing<'a>(&'a Shared);
 
 impl Drop for Closing<'_> {
@@ -148,7 +149,7 @@ impl Drop for Closing<'_> {
     }
 }
 
-/// Waits a little; after a while others get the core.
+/// Spins; after a while, yields the core.
 fn pause(spins: &mut u32) {
     *spins = spins.saturating_add(1);
     if *spins < SPINS { std::hint::spin_loop() } else { std::thread::yield_now() }
@@ -198,7 +199,7 @@ impl Shared {
     }
 }
 
-/// Memory that one thread works in.
+/// Scratch memory of one thread.
 #[derive(Default)]
 pub struct Local {
     /// Registers of scalar terms.
@@ -207,21 +208,21 @@ pub struct Local {
     pub a: Bytes,
     /// Part of the right operand.
     pub b: Bytes,
-    /// Accumulators that are not the result itself.
+    /// Accumulators, unless the result itself holds them.
     pub c: Bytes,
-    /// Results of reductions over rows.
+    /// Results of row reductions.
     pub rows: Vec<f64>,
 }
 
 /// The threads of a run, and their memory.
 pub struct Team<'a> {
-    /// The workers; `None` if the caller is alone.
+    /// The workers; `None` if the caller works alone.
     pub pool: Option<&'a Pool>,
-    /// Memory by thread.
+    /// Scratch memory per thread.
     pub locals: &'a [Mutex<Local>],
 }
 
-/// A pointer that threads may share; who uses it says why that is sound.
+/// A pointer that threads may share. Each user states why that is sound.
 #[derive(Clone, Copy)]
 pub struct Address(pub *mut u8);
 // SAFETY: an address is a number; each use that follows it states its own invariant.
@@ -254,8 +255,9 @@ impl Team<'_> {
         }
     }
 
-    /// Cuts the outputs, which hold `sizes` bytes for each of `units` units of work, into chunks of at
-    /// least `grain` units, and calls `f` with the first unit, the number of units and their outputs.
+    /// Divides the outputs into chunks of at least `grain` units of work, and calls `f` with the
+    /// first unit, the number of units and their outputs. `sizes` are the bytes per unit of each
+    /// output; there are `units` units.
     pub fn chunks(
         &self,
         outs: &mut [&mut [u8]],
@@ -267,7 +269,7 @@ impl Team<'_> {
         if units == 0 {
             return;
         }
-        // Four chunks for each thread: one that is held up does not hold up the others.
+        // Four chunks per thread, so that a delayed thread does not delay the others.
         let chunk = units.div_ceil(4 * self.threads()).max(grain).max(1);
         let fits = outs.len() == sizes.len() && outs.iter().zip(sizes).all(|(o, size)| o.len() >= units * size);
         if chunk >= units || self.pool.is_none() || !fits {
@@ -281,9 +283,10 @@ impl Team<'_> {
             let count = chunk.min(units - first);
             let mut mine: SmallVec<[&mut [u8]; 4]> = SmallVec::new();
             for (base, size) in &bases {
-                // SAFETY: `first + count <= units`, and `fits` holds, so the bytes lie in the output, which
-                // is borrowed mutably until `parts` has returned. `parts` gives each part to one thread
-                // once, and different parts have different units: no two slices overlap.
+                // SAFETY: `first + count <= units`, and `fits` holds, so the bytes lie in the
+                // output, which is borrowed mutably until `parts` has returned. `parts` gives each
+                // part to one thread once, and different parts have different units: no two slices
+                // overlap.
                 mine.push(unsafe { std::slice::from_raw_parts_mut(base.0.add(first * size), count * size) });
             }
             f(first, count, &mut mine, local);

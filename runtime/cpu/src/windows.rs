@@ -1,11 +1,12 @@
-//! Reductions over small windows that slide along rows: pools.
+//! Reductions over small windows that slide along rows: pooling.
 //!
-//! In: a view whose results lie side by side, each of a window of neighbours. Out: the reduced rows. Holds always: the
-//! largest and smallest are found in f32, which is exact; sums are f64 and rounded once; bits do not depend on the number
-//! of threads.
+//! In: a view whose results are neighbours, each the reduction of a small window. Out: the reduced
+//! rows. Invariant: maxima and minima are computed in f32, which is exact; sums are computed in f64
+//! and rounded once; bits do not depend on the number of threads.
 //!
-//! A row of results is made in two passes: the rows of the windows are joined, element by element, as they lie in memory;
-//! then the elements of each window along that one line, which is split so that neighbours belong to neighbouring results.
+//! A row of results takes two passes. The first joins the rows of the windows element by element,
+//! as stored. The second joins the elements of each window along that line, which is split by
+//! stride so that neighbouring elements belong to neighbouring results.
 
 use half::{bf16, f16};
 use hypatia_dsl::dtype::{DType, to_bf16, to_f16};
@@ -17,14 +18,15 @@ use super::reduce::Offsets;
 use super::rowwise::{identity, join};
 use super::simd::dispatch;
 
-/// Elements of a line that are worked on at a time.
+/// Elements of a line that are processed at once.
 const LINE: usize = 768;
-/// Elements from one result, or one element of a window, to the next, at most: what lies between is read as well.
+/// Maximum stride between results, and between elements of a window: the elements between them are
+/// read as well.
 const NEAR: isize = 4;
-/// Elements along a window at most.
+/// Maximum number of elements along a window.
 const LONG: usize = 32;
 
-/// Axes that stay or do not, with their strides.
+/// Kept or reduced axes: sizes and strides.
 pub(super) type Axes = (Vec<usize>, Vec<isize>);
 
 /// Windows over a view: `kept` are the axes of the results, `gone` those of a window.
@@ -32,23 +34,23 @@ pub(super) struct Windows<'a> {
     pub kind: Reduction,
     pub kept: &'a Axes,
     pub gone: &'a Axes,
-    /// Of the first element.
+    /// Offset of the first element.
     pub offset: isize,
     pub dtype: DType,
 }
 
-/// Lines of one type on their way.
+/// Line buffers of one type.
 struct Lines<T> {
-    /// A row of the windows, as it is read.
+    /// A row of the windows, as read.
     row: [f32; LINE],
     /// The joined rows of the windows.
     whole: [T; LINE],
-    /// The same, every `step`-th element together.
+    /// The same line, split: every `step`-th element together.
     split: [T; LINE],
     results: [T; LINE],
 }
 
-/// One step of a reduction for each pair.
+/// One reduction step for each pair.
 macro_rules! each {
     ($join:path, $kind:expr, $pairs:expr, $type:ty) => {
         match $kind {
@@ -60,7 +62,7 @@ macro_rules! each {
     };
 }
 
-/// The passes for both types that results are worked out in.
+/// Defines the passes for both accumulator types.
 macro_rules! passes {
     ($down:ident, $split:ident, $along:ident, $type:ty, $join:path) => {
         dispatch! {
@@ -76,7 +78,7 @@ macro_rules! passes {
             }
         }
         dispatch! {
-            /// Puts every `step`-th element together; `step` divides the length.
+            /// Groups every `step`-th element together; `step` divides the length.
             fn $split(line: &[$type], step: usize, to: &mut [$type]) {
                 let part = line.len() / step;
                 match step {
@@ -99,7 +101,7 @@ macro_rules! passes {
 passes!(down_f64, split_f64, along_f64, f64, join);
 passes!(down_f32, split_f32, along_f32, f32, join_f32);
 
-/// As [`join`], where nothing is rounded: for the largest and the smallest.
+/// As [`join`], without rounding: for maximum and minimum.
 #[inline(always)]
 fn join_f32(kind: Reduction, a: f32, b: f32) -> f32 {
     match kind {
@@ -109,19 +111,20 @@ fn join_f32(kind: Reduction, a: f32, b: f32) -> f32 {
     }
 }
 
-/// Where the windows of one line of results lie.
+/// The location of the windows for one line of results.
 #[derive(Clone, Copy)]
 struct Line {
     /// The first element.
     at: isize,
-    /// Results.
+    /// Number of results.
     width: usize,
-    /// Elements from the first to the last one of its windows, filled up to a multiple of the step between results.
+    /// Elements from the first to the last one of its windows, padded to a multiple of the stride
+    /// between results.
     span: usize,
 }
 
 impl Windows<'_> {
-    /// True if results and elements of a window lie side by side, or nearly so.
+    /// True if results and window elements are adjacent in memory, or nearly so.
     pub fn fit(&self) -> bool {
         let near = |axes: &Axes| axes.1.last().is_some_and(|step| (1..=NEAR).contains(step));
         let narrow = matches!(self.dtype, DType::F32 | DType::F16 | DType::BF16);
@@ -129,7 +132,7 @@ impl Windows<'_> {
         narrow && near(self.kept) && near(self.gone) && short && self.kept.0.last().is_some_and(|n| *n >= 8)
     }
 
-    /// `count` results from `first` on, which go to `out`.
+    /// Computes `count` results from `first` on into `out`.
     pub fn run(&self, x: Source<'_>, out: &mut [u8], first: usize, count: usize) {
         let size = self.dtype.size();
         let out = &mut out[..count * size];
@@ -156,7 +159,7 @@ impl Windows<'_> {
         }
     }
 
-    /// Calls `each` with how many results stand before a line, and the line.
+    /// Calls `each` with the number of results before a line, and the line.
     fn lines(&self, first: usize, count: usize, mut each: impl FnMut(usize, Line)) {
         let ((inner, step), (along, apart)) = (last(self.kept), last(self.gone));
         let reach = (along - 1) * apart + 1;
@@ -183,7 +186,8 @@ impl Windows<'_> {
         }
     }
 
-    /// Calls `each` with where the elements of windows that stand at the same place begin in a split line.
+    /// Calls `each` with the start, in a split line, of the elements at the same position in their
+    /// windows.
     fn elements(&self, line: Line, each: impl FnMut(usize)) {
         let ((_, step), (along, apart)) = (last(self.kept), last(self.gone));
         (0..along).map(|i| i * apart % step * (line.span / step) + i * apart / step).for_each(each);
@@ -222,7 +226,7 @@ fn store<T: Copy + Into<f64>>(results: &[T], out: &mut [u8], dtype: DType) {
     }
 }
 
-/// Size and step of the innermost axis; both are positive where windows [fit](Windows::fit).
+/// Size and stride of the innermost axis; both are positive if windows [fit](Windows::fit).
 fn last(axes: &Axes) -> (usize, usize) {
     let step = axes.1.last().map_or(1, |step| step.unsigned_abs());
     (axes.0.last().copied().unwrap_or(1), step)

@@ -1,7 +1,8 @@
-//! CUDA graphs from what is put on a stream.
+//! CUDA graphs captured from work on a stream.
 //!
-//! In: a stream and work for it. Out: a [`Graph`] that replays that work in one launch. Holds always: a capture that was
-//! begun is ended, also after a failure; the graph names memory and does not own it, but for what it is given to keep.
+//! In: a stream and work for it. Out: a [`Graph`] that replays that work in one launch. Invariant:
+//! every capture that begins also ends, even after a failure; the graph refers to memory without
+//! owning it, except for memory passed to `keeping`.
 
 use std::sync::Arc;
 
@@ -11,10 +12,10 @@ use super::device::failed;
 use super::memory::DeviceMemory;
 use hypatia_tensor::error::{Error, Result};
 
-/// A captured graph; replays nothing if it is empty.
+/// A captured graph; an empty one replays nothing.
 pub(super) struct Graph {
     graph: Option<CudaGraph>,
-    // Behind the graph, which names it.
+    // Dropped after the graph, which refers to it.
     _kept: Option<DeviceMemory>,
 }
 
@@ -22,12 +23,12 @@ pub(super) struct Graph {
 unsafe impl Send for Graph {}
 
 impl Graph {
-    /// One that replays nothing.
+    /// A graph that replays nothing.
     pub fn empty() -> Graph {
         Graph { graph: None, _kept: None }
     }
 
-    /// What `work` puts on the stream.
+    /// Captures the work that `work` submits to the stream.
     pub fn capture(stream: &Arc<CudaStream>, work: impl FnOnce() -> Result<()>) -> Result<Graph> {
         let mode = sys::CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         stream.begin_capture(mode).map_err(|e| failed("cuStreamBeginCapture", e))?;
@@ -41,12 +42,12 @@ impl Graph {
         Ok(Graph { graph: Some(graph), _kept: None })
     }
 
-    /// The same, which keeps memory that it names.
+    /// The same graph, owning memory that it refers to.
     pub fn keeping(self, memory: Option<DeviceMemory>) -> Graph {
         Graph { _kept: memory, ..self }
     }
 
-    /// Replays it on the stream that it was captured on.
+    /// Replays the graph on the stream of its capture.
     pub fn launch(&self) -> Result<()> {
         match &self.graph {
             Some(graph) => graph.launch().map_err(|e| failed("cuGraphLaunch", e)),

@@ -1,8 +1,8 @@
 //! The constants of a plan on the device.
 //!
-//! In: a plan and its launches. Out: the memory of the constants, in the orders in which they are read: as they are, or with
-//! rows and columns exchanged. Holds always: what no launch reads and what is no result is not there; a constant that
-//! launches read in both orders is there twice.
+//! In: a plan and its launches. Out: the memory of the constants, in the orders in which they are
+//! read: as stored, or transposed. Invariant: a constant is uploaded only if a launch reads it or
+//! it is a result; a constant that launches read in both orders is stored twice.
 
 use std::sync::Arc;
 
@@ -14,17 +14,18 @@ use hypatia_tensor::error::Result;
 
 /// Constants on the device, by their index in the plan.
 pub(super) struct Constants {
-    /// As they are.
+    /// As stored.
     given: Vec<Option<Arc<Weight>>>,
-    /// With rows and columns exchanged.
+    /// Transposed.
     packed: Vec<Option<Arc<Weight>>>,
 }
 
-/// Constants that are on their way to the device while it is not yet known in which order they are read: as they are.
+/// Constants in the order as stored, whose upload begins before it is known in which order they are
+/// read.
 pub(super) struct Ahead(Vec<Option<Arc<Weight>>>);
 
 impl Ahead {
-    /// Begins to copy the constants that steps of the plan read.
+    /// Begins to upload the constants that the plan's steps read.
     pub fn upload(gpu: &Gpu, plan: &Plan) -> Result<Ahead> {
         let mut read = vec![false; plan.constants.len()];
         for view in plan.steps.iter().flat_map(|step| &step.reads) {
@@ -39,7 +40,8 @@ impl Ahead {
 }
 
 impl Constants {
-    /// Uploads what is not there yet, and waits for it. Some are `ahead`: what is not read of them is given back.
+    /// Uploads the missing constants and waits for them. Constants in `ahead` that are not read are
+    /// freed.
     pub fn upload<'a>(
         gpu: &Gpu,
         plan: &Plan,
@@ -57,7 +59,8 @@ impl Constants {
         }
         let mut ahead = ahead.0.into_iter();
         for (i, ([given, packed], tensor)) in wanted.into_iter().zip(&plan.constants).enumerate() {
-            // It lives until its other order is there; then, one by one, its memory is free again if nothing reads it.
+            // Kept alive until its transpose exists; then, one by one, freed unless something reads
+            // it.
             let _ahead = ahead.next().flatten();
             constants.given[i] = given.then(|| gpu.weight(tensor, false)).transpose()?;
             constants.packed[i] = packed.then(|| gpu.weight(tensor, true)).transpose()?;
@@ -66,19 +69,19 @@ impl Constants {
         Ok(constants)
     }
 
-    /// The addresses of the constants as they are and of those with rows and columns exchanged; 0 where nothing reads them.
+    /// The addresses of the constants as stored and transposed; 0 if unused.
     pub fn addresses(&self) -> [Vec<u64>; 2] {
         [&self.given, &self.packed]
             .map(|all| all.iter().map(|w| w.as_ref().map_or(0, |w| w.memory.address())).collect())
     }
 
-    /// A constant as it is, if something reads that.
+    /// A constant as stored, if something reads it in that order.
     pub fn given(&self, index: usize) -> Option<&Weight> {
         self.given.get(index)?.as_deref()
     }
 }
 
-/// The places that a launch names, and whether with rows and columns exchanged.
+/// The places that a launch refers to, and whether each is read transposed.
 fn reads(launch: &Launch) -> Vec<(Place, bool)> {
     let places: Vec<Location> = match launch {
         Launch::Kernel(kernel) => kernel.places().copied().collect(),

@@ -1,8 +1,8 @@
 //! Machine code for generated kernels: from this process, from the user's cache, or from NVRTC.
 //!
-//! In: sources of `hypatia-templates`. Out: loaded modules. Holds always: a source is compiled at most once for an
-//! architecture and an NVRTC version; what comes from the [`hypatia_cache`] is the bytes that were put there, or it is
-//! compiled again.
+//! In: sources of `hypatia-templates`. Out: loaded modules. Invariant: a source is compiled at most
+//! once per architecture and NVRTC version; an entry of the [`hypatia_cache`] is byte-identical to
+//! what was stored, or it is recompiled.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,10 +15,10 @@ use super::nvrtc::Nvrtc;
 use hypatia_cache::{Cache, Key, KeyMaker};
 use hypatia_tensor::error::{Error, Result};
 
-/// How often machine code was found, and where.
+/// Counts of machine code by origin.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Origins {
-    /// Loaded in this process before.
+    /// Already loaded in this process.
     pub loaded: usize,
     /// Read from the cache folder.
     pub cached: usize,
@@ -26,21 +26,21 @@ pub struct Origins {
     pub compiled: usize,
 }
 
-/// The key of a source: it, the options, the architecture and the compiler.
+/// The cache key of a source: the source, the options, the architecture and the compiler version.
 fn key(source: &str, arch: &str, compiler: &str) -> Key {
     let parts = [source, arch, compiler, env!("CARGO_PKG_VERSION")];
     parts.iter().chain(&NVRTC_OPTIONS.to_vec()).fold(KeyMaker::default(), |key, part| key.part(part)).key()
 }
 
-/// Machine code for sources, which modules are made of.
+/// Machine code for sources, to be loaded as modules.
 pub struct Codes {
     keys: Vec<Key>,
     found: BTreeMap<Key, Vec<u8>>,
     origins: Origins,
 }
 
-/// The machine code of these sources, but of those whose module is loaded. All that must be compiled is, on several threads;
-/// a plan can choose its algorithms meanwhile.
+/// The machine code of these sources, except those whose module is loaded. Missing code is compiled
+/// on several threads, while the plan's algorithms can be chosen.
 pub fn codes(gpu: &Gpu, sources: &[String]) -> Result<Codes> {
     let arch = gpu.arch();
     let nvrtc = Nvrtc::get();
@@ -80,7 +80,7 @@ pub fn codes(gpu: &Gpu, sources: &[String]) -> Result<Codes> {
     Ok(Codes { keys, found, origins })
 }
 
-/// Compiles what is missing of these sources for plans that are made next.
+/// Compiles the missing code of these sources for the plans that are prepared next.
 pub fn ahead(gpu: &Gpu, sources: &[String]) -> Result<()> {
     let Codes { found, .. } = codes(gpu, sources)?;
     found.into_iter().for_each(|(key, code)| gpu.keep_code(key, code));
@@ -88,7 +88,7 @@ pub fn ahead(gpu: &Gpu, sources: &[String]) -> Result<()> {
 }
 
 impl Codes {
-    /// The modules, in the order of the sources, and where their machine code came from.
+    /// The modules in the order of the sources, and the origin of their machine code.
     pub fn load(mut self, gpu: &Gpu) -> Result<(Vec<Arc<CudaModule>>, Origins)> {
         let load = |key: &Key| gpu.module(*key, || Ok(self.found.remove(key).unwrap_or_default()));
         Ok((self.keys.iter().map(load).collect::<Result<_>>()?, self.origins))

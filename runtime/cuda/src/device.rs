@@ -1,8 +1,8 @@
-//! One GPU: its context, its library handle, the memory and modules that all plans on it share.
+//! One GPU: its context, its library handle, and the memory and modules that all plans on it share.
 //!
-//! In: an ordinal. Out: an open [`Gpu`], one for each device of the process. Holds always: no function of the
-//! driver or of cuBLASLt is called before both libraries were found and the driver is new enough, so that a
-//! machine without them gets an error and not a panic; a failing call is named in the error.
+//! In: an ordinal. Out: an open [`Gpu`], one per device and process. Invariant: no function of the
+//! driver or of cuBLASLt is called before both libraries are found and the driver is new enough, so
+//! that a machine without them gets an error and not a panic; an error names the failing call.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -18,13 +18,14 @@ use hypatia_target::device::Device;
 use hypatia_tensor::error::{Error, Result};
 use hypatia_tensor::tensor::Tensor;
 
-/// The oldest driver that runs what the oldest usable NVRTC compiles: CUDA 12.1, that is driver 530.30.
+/// The oldest driver that can run the output of the oldest supported NVRTC: CUDA 12.1, driver
+/// 530.30.
 pub const MINIMUM_DRIVER: i32 = 12_010;
 
 /// An open GPU.
 pub struct Gpu {
     context: Arc<CudaContext>,
-    /// Uploads go here.
+    /// The stream for uploads.
     stream: Arc<CudaStream>,
     name: String,
     sm: u32,
@@ -32,20 +33,20 @@ pub struct Gpu {
     driver: i32,
     lt: Lt,
     modules: Mutex<HashMap<[u8; 32], Arc<CudaModule>>>,
-    /// Machine code that was compiled ahead, until its module is loaded.
+    /// Machine code that was compiled ahead of time, until its module is loaded.
     codes: Mutex<HashMap<[u8; 32], Vec<u8>>>,
-    /// By the address of the tensor, and whether rows and columns are exchanged.
+    /// By the address of the tensor, and whether it is transposed.
     weights: Mutex<HashMap<(usize, bool), Weak<Weight>>>,
 }
 
-/// A constant on the device. The host's copy stays alive as long, since its address names it.
+/// A constant on the device. It keeps the host tensor alive, since the tensor's address is its key.
 pub struct Weight {
-    /// Its elements, in the tensor's order or, of a matrix, with rows and columns exchanged.
+    /// Its elements in the tensor's order, or, for a matrix, transposed.
     pub memory: DeviceMemory,
     _tensor: Arc<Tensor>,
 }
 
-/// What a failing call of the driver says.
+/// The error of a failing driver call.
 pub(super) fn failed(call: &str, e: DriverError) -> Error {
     let name = e.error_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_else(|_| format!("{:?}", e.0));
     let text = e.error_string().map(|s| s.to_string_lossy().into_owned()).unwrap_or_default();
@@ -72,7 +73,7 @@ fn missing(what: &str, tried: &[Tried]) -> Error {
     Error::Device(text)
 }
 
-/// Starts the driver, which was found. Returns the CUDA version that it supports.
+/// Initialises the driver, which must already be loaded. Returns the CUDA version that it supports.
 fn driver() -> Result<i32> {
     // SAFETY: it only tries to open the library.
     if !unsafe { sys::is_culib_present() } {
@@ -93,14 +94,15 @@ fn driver() -> Result<i32> {
     Ok(version)
 }
 
-/// Finds the driver and starts it, if that was not done. Returns the CUDA version that it supports.
+/// Loads and initialises the driver, unless that was already done. Returns the CUDA version that it
+/// supports.
 fn started() -> Result<i32> {
-    // It stays open for ever and is visible to what is opened later: cudarc finds it by its soname.
+    // The library is never closed and its symbols are global: cudarc finds it by its soname.
     open_first(&["libcuda.so.1"], &[], &[]).map_err(|t| missing("NVIDIA's driver (libcuda.so.1)", &t))?;
     driver()
 }
 
-/// The profile of a GPU that need not be open yet: opening it takes twice as long as to learn what it is.
+/// The profile of a GPU without opening it: opening takes twice as long as the query.
 ///
 /// # Errors
 /// If there is no driver, or no such GPU.
@@ -122,7 +124,7 @@ fn capability(major: i32, minor: i32) -> u32 {
     (major * 10 + minor).unsigned_abs()
 }
 
-/// The profile of the same name, else of the nearest older generation.
+/// The profile of the same name, else that of the nearest older generation.
 fn profile_of(name: &str, sm: u32) -> Device {
     let known = ["h200", "a100"].into_iter().find(|p| name.to_lowercase().contains(p));
     let known = known.unwrap_or(if sm >= 90 { "h200" } else { "a100" });
@@ -132,7 +134,7 @@ fn profile_of(name: &str, sm: u32) -> Device {
 }
 
 impl Gpu {
-    /// The GPU of that ordinal, opened once for all of the process.
+    /// The GPU of that ordinal, opened once per process.
     pub fn open(ordinal: usize) -> Result<Arc<Gpu>> {
         static OPEN: Mutex<Vec<(usize, Weak<Gpu>)>> = Mutex::new(Vec::new());
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -147,8 +149,8 @@ impl Gpu {
 
     fn new(ordinal: usize) -> Result<Gpu> {
         let version = started()?;
-        // The library is read while a context is made, which takes twice as long; beside the driver's own start it would make
-        // that wait, which opens libraries too.
+        // The library loads while the context is created, which takes twice as long. In parallel
+        // with the driver's initialisation it would delay that, which loads libraries too.
         let (library, context) = std::thread::scope(|scope| {
             let library = scope.spawn(|| {
                 let found = open_first(&["libcublasLt.so.13", "libcublasLt.so.12"], &["libcublas.so."], &[]);
@@ -163,8 +165,8 @@ impl Gpu {
         if !unsafe { cudarc::cublaslt::sys::is_culib_present() } {
             return Err(Error::Device("cuBLASLt was found but cannot be loaded by name".into()));
         }
-        // SAFETY: this module orders all work itself: every buffer is used on one stream, or after a
-        // synchronisation.
+        // SAFETY: this module orders all work itself: every buffer is used on one stream, or after
+        // a synchronisation.
         unsafe { context.disable_event_tracking() };
         let name = context.name().map_err(|e| failed("cuDeviceGetName", e))?;
         let (major, minor) = context.compute_capability().map_err(|e| failed("cuDeviceGetAttribute", e))?;
@@ -188,7 +190,7 @@ impl Gpu {
         })
     }
 
-    /// Its name, as the driver tells it.
+    /// Its name according to the driver.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -198,32 +200,34 @@ impl Gpu {
         self.sm
     }
 
-    /// Threads that it runs at a time.
+    /// Number of resident threads.
     pub fn threads(&self) -> u64 {
         self.threads
     }
 
-    /// The CUDA version that the driver supports, as it counts: 13000 is 13.0.
+    /// The CUDA version that the driver supports: 13000 is 13.0.
     pub fn driver(&self) -> i32 {
         self.driver
     }
 
-    /// What NVRTC calls the architecture; the variant with Hopper's and Blackwell's own instructions.
+    /// NVRTC's name of the architecture: the variant with architecture-specific instructions on
+    /// Hopper and Blackwell.
     pub fn arch(&self) -> String {
         format!("sm_{}{}", self.sm, if self.sm >= 90 { "a" } else { "" })
     }
 
-    /// Whether blocks may form clusters that read each other's shared memory.
+    /// Whether the GPU supports thread block clusters with distributed shared memory.
     pub fn runs_clusters(&self) -> bool {
         self.sm >= 90
     }
 
-    /// The profile by which work is costed: the one of the same name, else of the nearest older generation.
+    /// The profile for cost estimates: the one of the same name, else that of the nearest older
+    /// generation.
     pub fn profile(&self) -> Device {
         profile_of(&self.name, self.sm)
     }
 
-    /// Driver, compute capability and name in words.
+    /// Driver, compute capability and name as text.
     pub fn describe(&self) -> String {
         format!("{} (sm_{})", self.name, self.sm)
     }
@@ -236,7 +240,7 @@ impl Gpu {
         &self.lt
     }
 
-    /// A module that was loaded before, or is loaded now from what `cubin` gives.
+    /// A loaded module; `cubin` supplies the machine code if it is not loaded yet.
     pub(super) fn module(&self, key: [u8; 32], cubin: impl FnOnce() -> Result<Vec<u8>>) -> Result<Arc<CudaModule>> {
         if let Some(m) = self.modules.lock().unwrap_or_else(PoisonError::into_inner).get(&key) {
             return Ok(m.clone());
@@ -247,7 +251,7 @@ impl Gpu {
         Ok(module)
     }
 
-    /// Machine code that was compiled ahead.
+    /// Takes machine code that was compiled ahead of time.
     pub(super) fn code(&self, key: &[u8; 32]) -> Option<Vec<u8>> {
         self.codes.lock().unwrap_or_else(PoisonError::into_inner).remove(key)
     }
@@ -262,8 +266,9 @@ impl Gpu {
         self.modules.lock().unwrap_or_else(PoisonError::into_inner).contains_key(key)
     }
 
-    /// A constant on the device: uploaded once, shared by all plans that use the same tensor; `packed` is a matrix with rows
-    /// and columns exchanged. It is there once [`Gpu::uploaded`] returns.
+    /// A constant on the device, uploaded once and shared by all plans that use the same tensor.
+    /// `packed` requests the transpose of a matrix. The upload is complete once [`Gpu::uploaded`]
+    /// returns.
     pub(super) fn weight(&self, tensor: &Arc<Tensor>, packed: bool) -> Result<Arc<Weight>> {
         let key = |packed| (Arc::as_ptr(tensor) as usize, packed);
         let mut weights = self.weights.lock().unwrap_or_else(PoisonError::into_inner);
@@ -287,19 +292,20 @@ impl Gpu {
         Ok(memory)
     }
 
-    /// A matrix that lies in that memory, with rows and columns exchanged.
+    /// Transposes a matrix in device memory.
     fn turned(&self, tensor: &Tensor, given: &DeviceMemory) -> Result<DeviceMemory> {
         let &[rows, columns] = tensor.shape() else {
             return Err(Error::Internal(format!("a weight of shape {:?} is packed", tensor.shape())));
         };
         let memory = DeviceMemory::new(&self.stream, tensor.bytes().len())?;
         let addresses = [given.address(), memory.address()];
-        // SAFETY: both are as large as the tensor, and are given back on this stream, behind this work.
+        // SAFETY: both are as large as the tensor, and are freed on this stream, behind this
+        // work.
         unsafe { turn(&self.lt, &self.stream, tensor.dtype(), [rows, columns], addresses)? };
         Ok(memory)
     }
 
-    /// Waits for the constants that were asked for.
+    /// Waits for the requested uploads of constants.
     pub(super) fn uploaded(&self) -> Result<()> {
         self.stream.synchronize().map_err(|e| failed("uploading the weights", e))
     }

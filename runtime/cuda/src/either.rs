@@ -1,8 +1,9 @@
-//! Measured choice: a call of the library, or the launches that do without it.
+//! Measured choice between a library call and its fallback steps.
 //!
-//! In: a step that can be run both ways, both ready to be launched. Out: the launches of the faster way. What was found is
-//! kept by a [`Tuner`], as the choice of an algorithm is. Holds always: both ways run on the same memory, in a CUDA graph,
-//! in turns; the median counts; where nothing is measured the call is taken, which the library says it has.
+//! In: a step with both variants, both ready to launch. Out: the launches of the faster variant. A
+//! [`Tuner`] caches the result like the choice of an algorithm. Invariant: both variants run on the
+//! same memory, in CUDA graphs, in alternation; the median counts; without a measurement the call
+//! is used, since the library reports that it supports it.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -24,14 +25,14 @@ use crate::tuning::Choice;
 use hypatia_plan::{Place, Plan, Step};
 use hypatia_tensor::error::Result;
 
-/// How the choice is written down, where a product has its algorithm.
+/// The stored form of the choice for the call, in the field of a product's algorithm.
 const CALL: [u64; 8] = [1; 8];
 const APART: [u64; 8] = [2; 8];
-/// Launches of one way in a graph, and rounds in which the ways take turns.
+/// Launches of a variant per graph, and rounds in which the variants alternate.
 const REPEATS: usize = 16;
 const ROUNDS: usize = 11;
 
-/// The launches of the way that is faster.
+/// The launches of the faster variant.
 pub(super) fn faster(
     gpu: &Arc<Gpu>,
     plan: &Plan,
@@ -51,15 +52,15 @@ pub(super) fn faster(
     Ok(if choice.is_some_and(|c| c.algorithm == APART) { apart } else { call })
 }
 
-/// Memory in which a step can run by itself: whole buffers of random numbers.
+/// Memory in which a step can run in isolation: whole buffers of random numbers.
 struct Scratch {
     bases: Bases,
-    // Named by `bases`.
+    // Keeps the memory behind `bases` alive.
     _memory: Vec<DeviceMemory>,
 }
 
 impl Scratch {
-    /// `None` if the buffers are too large to be there a second time.
+    /// `None` if the buffers are too large to be allocated a second time.
     fn of(stream: &Arc<CudaStream>, plan: &Plan, step: &Step) -> Result<Option<Scratch>> {
         let mut sizes: HashMap<Place, (DType, usize)> = HashMap::new();
         let mut arena = 0;
@@ -95,13 +96,13 @@ impl Scratch {
             };
             *at = take(dtype, len)?;
         }
-        // Random numbers are random in either order.
+        // Random numbers can stand for their transpose.
         bases.packed.clone_from(&bases.constants);
         Ok(Some(Scratch { bases, _memory: memory }))
     }
 }
 
-/// Times both ways.
+/// Times both variants.
 fn race(gpu: &Arc<Gpu>, plan: &Plan, step: &Step, ways: &mut [Vec<Launch>; 2]) -> Result<Option<Measured>> {
     let stream = gpu.context().new_stream().map_err(|e| failed("cuStreamCreate", e))?;
     for launch in ways.iter_mut().flatten() {
@@ -123,11 +124,11 @@ fn race(gpu: &Arc<Gpu>, plan: &Plan, step: &Step, ways: &mut [Vec<Launch>; 2]) -
     let mut graphs = Vec::with_capacity(ways.len());
     for way in ways.iter_mut() {
         let mut once = || {
-            // SAFETY: every buffer that the step reads or writes is in the scratch, as large as the plan says, and lives
-            // until the stream is done, below.
+            // SAFETY: every buffer that the step reads or writes is in the scratch, as large as the
+            // plan says, and lives until the stream is done, below.
             way.iter_mut().try_for_each(|launch| unsafe { put(gpu, &stream, &sides, launch, &scratch.bases) })
         };
-        // The first launch loads code, which no capture allows.
+        // The first launch loads code, which is not allowed during a capture.
         once()?;
         stream.synchronize().map_err(|e| failed("timing a step", e))?;
         graphs.push(Graph::capture(&stream, || (0..REPEATS).try_for_each(|_| once()))?);

@@ -1,9 +1,9 @@
-//! Plans for a GPU on a host without one: generated kernels compiled with the host's C++ compiler, their threads run one
-//! after the other.
+//! GPU plans on a host without a GPU: generated kernels are compiled with the host's C++ compiler,
+//! and their threads run one after another.
 //!
-//! In: graphs whose steps all have generated kernels, with inputs. Out: their results. Holds always: arguments, grids and
-//! blocks are those that a GPU would get; accesses beyond a buffer, signed overflow, and threads that meet at different
-//! barriers end in a failure.
+//! In: graphs whose steps all have generated kernels, with inputs. Out: their results. Invariant:
+//! arguments, grids and blocks are those that a GPU would get; out-of-bounds accesses, signed
+//! overflow, and threads that meet at different barriers are failures.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::HashMap;
@@ -21,9 +21,9 @@ use hypatia_plan::{Options, Place, Plan, Step, View};
 use hypatia_target::device::Device;
 use hypatia_tensor::tensor::Tensor;
 
-/// A graph, its inputs, and what it is called.
+/// A graph, its inputs, and its name.
 pub struct Case {
-    /// In messages.
+    /// The name in messages.
     pub what: String,
     /// The graph.
     pub graph: Graph,
@@ -34,7 +34,7 @@ pub struct Case {
 /// The plan of a case and its results.
 pub type Ran = (Plan, Vec<Tensor>);
 
-/// A program that runs cases, in the making.
+/// A program under construction that runs cases.
 #[derive(Default)]
 struct Source {
     /// The kernels, each in a namespace, and their numbers.
@@ -42,7 +42,7 @@ struct Source {
     known: HashMap<String, usize>,
     /// The statements of `main`.
     main: String,
-    /// What it reads.
+    /// The program's input data.
     given: Vec<u8>,
 }
 
@@ -88,7 +88,7 @@ impl Source {
         writeln!(self.main, "  launch({}, {}, [&] {{ {call}; }});", three(grid), three(block)).unwrap();
     }
 
-    /// Adds a case; false if a step of its plan has no generated kernel.
+    /// Adds a case; returns false if a step of its plan has no generated kernel.
     fn case(&mut self, case: &Case, plan: &Plan) -> bool {
         let written = |s: &&Step| !s.writes.iter().all(View::is_empty);
         let steps: Vec<&Step> = plan.steps.iter().filter(written).collect();
@@ -109,7 +109,7 @@ impl Source {
         }
         for step in steps {
             for (body, work) in step_kernels(step) {
-                // As for a device that few elements fill, and for one that they do not.
+                // Alternates between a device that few elements fill and one that they do not.
                 let threads = [4, 1 << 20][self.known.len() % 2];
                 let source = elementwise(&plan.program, &body, &work, threads).unwrap();
                 self.launch(plan, step, &source, &work);
@@ -125,13 +125,13 @@ impl Source {
     }
 }
 
-/// Runs the cases in one program. `None` for a case with a step that has no generated kernel; an error that says why if
-/// there is no compiler.
+/// Runs the cases in one program. `None` for a case with a step that has no generated kernel; an
+/// error with the reason if there is no compiler.
 pub fn run(cases: &[Case]) -> Result<Vec<Option<Ran>>, String> {
     run_with(cases, &Options::new(Device::named("h200").unwrap()))
 }
 
-/// The same, planned with these options.
+/// As [`run`], planned with these options.
 pub fn run_with(cases: &[Case], options: &Options) -> Result<Vec<Option<Ran>>, String> {
     if !Command::new("c++").arg("--version").output().is_ok_and(|o| o.status.success()) {
         return Err("no C++ compiler".into());

@@ -1,8 +1,9 @@
 //! The executor: a whole plan as one CUDA graph.
 //!
-//! In: a plan for a GPU, then tensors for its inputs. Out: tensors for its outputs. Holds always: weights are uploaded
-//! once for all plans; runs may overlap, each on an instance of its own (stream, arena, inputs, graph); after the first
-//! run of an instance a run allocates nothing on the device.
+//! In: a plan for a GPU, then tensors for its inputs. Out: tensors for its outputs. Invariant:
+//! weights are uploaded once for all plans; runs may overlap, each on an instance of its own
+//! (stream, arena, inputs, graph); after an instance's first run, its runs allocate nothing on the
+//! device.
 
 mod foreign;
 mod resident;
@@ -34,7 +35,7 @@ pub use resident::{OnDevice, Resident};
 pub struct Executor {
     plan: Arc<Plan>,
     gpu: Arc<Gpu>,
-    /// Launches with the index of their step. Locked while a graph is captured.
+    /// Launches with the index of their step. Locked during a capture.
     launches: Mutex<Vec<(usize, Launch)>>,
     constants: Constants,
     origins: Origins,
@@ -42,9 +43,9 @@ pub struct Executor {
     poison: bool,
 }
 
-/// Memory and graph of one run in flight.
+/// Memory and graph of one run in progress.
 struct Instance {
-    // The graph goes first: it names the memory.
+    // Dropped first, since it refers to the memory.
     graph: Graph,
     stream: Arc<CudaStream>,
     inputs: Vec<DeviceMemory>,
@@ -54,18 +55,18 @@ struct Instance {
     sides: Sides,
 }
 
-/// Streams beside the main one, for calls of one step that do not wait for each other.
+/// Side streams, for independent calls of one step.
 pub(super) struct Sides {
     streams: Vec<Arc<CudaStream>>,
     fork: CudaEvent,
     joins: Vec<CudaEvent>,
 }
 
-/// Calls of a step that run at the same time, at most.
+/// Maximum number of concurrent calls of a step.
 const AT_ONCE: usize = 8;
 
 impl Sides {
-    /// For steps of that many calls.
+    /// Side streams for steps of this many calls.
     pub(super) fn new(gpu: &Gpu, calls: usize) -> Result<Sides> {
         let count = calls.min(AT_ONCE).saturating_sub(1);
         let stream = |_| gpu.context().new_stream().map_err(|e| failed("cuStreamCreate", e));
@@ -77,7 +78,7 @@ impl Sides {
         })
     }
 
-    /// Makes so many of the side streams wait for what the main one has been given.
+    /// Makes `count` side streams wait for the work submitted to the main stream.
     fn fork(&self, stream: &Arc<CudaStream>, count: usize) -> Result<()> {
         if count == 0 {
             return Ok(());
@@ -87,7 +88,7 @@ impl Sides {
         sides.try_for_each(|side| side.wait(&self.fork).map_err(|e| failed("cuStreamWaitEvent", e)))
     }
 
-    /// Makes the main stream wait for so many of the side streams.
+    /// Makes the main stream wait for `count` side streams.
     fn join(&self, stream: &Arc<CudaStream>, count: usize) -> Result<()> {
         self.streams.iter().zip(&self.joins).take(count).try_for_each(|(side, event)| {
             event.record(side).map_err(|e| failed("cuEventRecord", e))?;
@@ -121,12 +122,12 @@ impl Executor {
         })
     }
 
-    /// Compiles the kernels of a plan whose executor is made next.
+    /// Compiles the kernels of the plan whose executor is created next, ahead of time.
     pub fn ahead(plan: &Plan, gpu: &Arc<Gpu>) -> Result<()> {
         compile_ahead(gpu, plan)
     }
 
-    /// Fills the arena with NaN before each run, so that reading what was not written shows.
+    /// Poisons the arena with NaN before each run, so that reads of unwritten memory show.
     pub fn poisoned(mut self) -> Executor {
         self.poison = true;
         self
@@ -142,24 +143,24 @@ impl Executor {
         &self.gpu
     }
 
-    /// Where the kernels' machine code came from.
+    /// The origin of the kernels' machine code.
     pub fn origins(&self) -> Origins {
         self.origins
     }
 
-    /// Launches of a run: more than the plan's steps where a step is not run as one call.
+    /// Launches per run: more than the plan's steps if a step takes several calls.
     pub fn launches(&self) -> usize {
         self.launches.lock().unwrap_or_else(PoisonError::into_inner).len()
     }
 
-    /// What is worth telling of steps: that they read a weight with rows and columns exchanged.
+    /// Notes on steps: which of them read a weight transposed.
     pub fn notes(&self) -> Vec<Note> {
         let launches = self.launches.lock().unwrap_or_else(PoisonError::into_inner);
         let packed = launches.iter().filter(|(_, l)| matches!(l, Launch::Product(p) if p.packed().is_some()));
         packed.map(|(step, _)| (*step, PACKED)).collect()
     }
 
-    /// Runs once. The inputs stand in the plan's order.
+    /// Runs once. The inputs are in the plan's order.
     pub fn run(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
         self.plan.check_inputs(inputs)?;
         let mut instance = self.take()?;
@@ -168,13 +169,14 @@ impl Executor {
         Ok(outputs)
     }
 
-    /// An instance that no run uses.
+    /// An idle instance, or a new one.
     fn take(&self) -> Result<Instance> {
         let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
         idle.map_or_else(|| self.instance(), Ok)
     }
 
-    /// Gives an instance back. One whose run failed may belong to a lost context, and is not.
+    /// Returns an instance to the pool. One whose run failed is dropped, since its context may be
+    /// lost.
     fn give(&self, instance: Instance) {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(instance);
     }
@@ -184,7 +186,7 @@ impl Executor {
         self.plan.outputs.iter().map(|(name, view)| self.output(instance, inputs, name, view)).collect()
     }
 
-    /// Runs to the end.
+    /// Runs to completion.
     fn start(&self, instance: &mut Instance, inputs: &[Tensor]) -> Result<()> {
         if self.poison {
             instance.arena.fill(0xff)?;
@@ -211,14 +213,14 @@ impl Executor {
         let wrong = || Error::Internal(format!("output `{name}` of shape {:?}", view.shape));
         let mut tensor = Tensor::zeros(view.dtype, &view.shape).ok_or_else(wrong)?;
         self.read(instance, inputs, view, tensor.bytes_mut())?;
-        // A bool that is neither 0 nor 1 was not written.
+        // A bool that is neither 0 nor 1 was never written.
         match view.dtype {
             DType::Bool => Tensor::from_bytes(view.dtype, &view.shape, tensor.bytes()).ok_or_else(wrong),
             _ => Ok(tensor),
         }
     }
 
-    /// Copies what a view holds after a run to the host.
+    /// Copies the contents of a view to the host after a run.
     fn read(&self, instance: &Instance, inputs: &[Tensor], view: &View, to: &mut [u8]) -> Result<()> {
         if view.is_empty() {
             return Ok(());
@@ -262,7 +264,7 @@ impl Executor {
         }
     }
 
-    /// The whole plan as one graph.
+    /// Captures the whole plan as one graph.
     fn capture(&self, instance: &Instance) -> Result<Graph> {
         if self.launches.lock().unwrap_or_else(PoisonError::into_inner).is_empty() {
             return Ok(Graph::empty());
@@ -270,7 +272,8 @@ impl Executor {
         self.capture_over(instance, &self.bases(instance), || Ok(()), || Ok(()))
     }
 
-    /// The whole plan over these addresses, with more work before and behind it on the instance's stream.
+    /// Captures the plan over these addresses, with additional work before and after it on the
+    /// instance's stream.
     fn capture_over(
         &self,
         instance: &Instance,
@@ -284,8 +287,9 @@ impl Executor {
         let graph = Graph::capture(&instance.stream, || {
             before()?;
             launches.iter_mut().try_for_each(|(step, launch)| {
-                // SAFETY: the bases are those of the instance whose graph this is, whose memory is as large as the plan
-                // says and lives as long as the graph, or those that a caller answers for.
+                // SAFETY: the bases are those of the instance whose graph this is, whose memory is
+                // as large as the plan says and lives as long as the graph, or those that a caller
+                // answers for.
                 unsafe { put(&self.gpu, &instance.stream, &instance.sides, launch, &bases) }.map_err(|e| match e {
                     Error::Device(m) => Error::Device(format!("step `{}`: {m}", self.plan.steps[*step].name)),
                     e => e,
@@ -296,7 +300,7 @@ impl Executor {
         Ok(graph.keeping(lists))
     }
 
-    /// A stopwatch for this plan: an instance of its own whose inputs lie on the device.
+    /// A stopwatch for this plan: an instance of its own with its inputs on the device.
     pub fn timer(&self, inputs: &[Tensor]) -> Result<Timer<'_>> {
         self.plan.check_inputs(inputs)?;
         let mut instance = self.instance()?;
@@ -307,7 +311,7 @@ impl Executor {
     }
 }
 
-/// Times replays by events on the device: no copies from or to the host.
+/// Times replays with events on the device, without host copies.
 pub struct Timer<'a> {
     executor: &'a Executor,
     instance: Instance,
@@ -315,11 +319,12 @@ pub struct Timer<'a> {
     stop: CudaEvent,
 }
 
-/// Launches of a step that its profile times in one go: enough to hide the few microseconds of starting a graph.
+/// Launches of a step that its profile times together: enough to hide the few microseconds of a
+/// graph launch.
 const REPEATS: usize = 32;
 
 impl Timer<'_> {
-    /// Microseconds of one replay of the plan, as the mean of so many in a row.
+    /// Microseconds of one replay of the plan: the mean of `count` consecutive replays.
     pub fn replays(&mut self, count: usize) -> Result<f64> {
         self.elapsed(count, |timer| timer.instance.launch())
     }
@@ -336,8 +341,8 @@ impl Timer<'_> {
         Ok(f64::from(ms) * 1e3 / count.max(1) as f64)
     }
 
-    /// Microseconds of each step of the plan by itself: many launches of it in one graph, the median of some rounds. Its
-    /// operands are warm, and steps that work in place go over their own results.
+    /// Microseconds of each step of the plan in isolation: many launches in one graph, the median
+    /// of several rounds. The operands are warm, and in-place steps overwrite their own results.
     pub fn steps(&mut self, rounds: usize) -> Result<Vec<f64>> {
         let executor = self.executor;
         let mut micros = vec![0.0; executor.plan.steps.len()];
@@ -374,7 +379,7 @@ impl Instance {
     }
 }
 
-/// Puts a launch on a stream.
+/// Submits a launch to a stream.
 ///
 /// # Safety
 /// As [`super::launch::KernelLaunch::launch`].
@@ -386,7 +391,7 @@ pub(super) unsafe fn put(
     bases: &Bases,
 ) -> Result<()> {
     match launch {
-        // SAFETY: the caller answers for the bases.
+        // SAFETY: the caller guarantees the bases.
         Launch::Kernel(kernel) => unsafe { kernel.launch(stream, bases) },
         Launch::Product(product) => {
             let packed = product.packed().map(|other| (other.side, bases.packed[other.constant]));
@@ -424,7 +429,7 @@ pub(super) unsafe fn put(
         }
         Launch::Zeros(at, bytes) => {
             bind(stream)?;
-            // SAFETY: the place is that of a result of so many bytes.
+            // SAFETY: the place is that of a result with this many bytes.
             unsafe { result::memset_d8_async(bases.address(at), 0, *bytes, stream.cu_stream()) }
                 .map_err(|e| failed("cuMemsetD8Async", e))
         }

@@ -1,24 +1,24 @@
-//! Where CUDA's libraries are.
+//! Locates CUDA's libraries.
 //!
 //! In: `HYPATIA_CUDA_PATH`, the usual environment variables, system folders, toolkits and Python
-//! packages. Out: the places in the order in which they are tried, and the library opened. Holds
-//! always: a search ends with a library or with the list of every place that was tried.
+//! packages. Out: the candidate folders in search order, and the opened library. Invariant: a
+//! search ends with a library or with the list of every place that was tried.
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
 use hypatia_cache::children;
 
-/// A place that was tried in vain.
+/// A place where a library was not found or not usable.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tried {
-    /// A file or folder, or a name given to the system's loader.
+    /// A file or folder, or a name passed to the system's loader.
     pub place: String,
-    /// Why it did not do.
+    /// Why it failed.
     pub reason: String,
 }
 
-/// A folder that may hold libraries, and why it is looked into.
+/// A folder that may contain libraries, and why it is searched.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
     /// The folder.
@@ -41,7 +41,7 @@ const INSIDE: &[&str] = &[
     "nvidia/cublas/lib",
 ];
 
-/// All folders in the order in which they are tried; each exists.
+/// All existing folders in search order.
 pub fn places() -> Vec<Place> {
     let mut roots: Vec<(PathBuf, &'static str)> = Vec::new();
     let mut variable = |name: &'static str| {
@@ -56,7 +56,7 @@ pub fn places() -> Vec<Place> {
     for folder in ["/usr/local/cuda", "/opt/cuda"] {
         roots.push((folder.into(), "toolkit"));
     }
-    // Newest first.
+    // Newest version first.
     let mut versions = children(Path::new("/usr/local"), "cuda-");
     versions.sort_by(|a, b| b.cmp(a));
     roots.extend(versions.into_iter().map(|p| (p, "toolkit")));
@@ -78,7 +78,7 @@ pub fn places() -> Vec<Place> {
     out
 }
 
-/// Folders in which Python keeps packages.
+/// The folders where Python installs packages.
 fn python_folders() -> Vec<PathBuf> {
     let mut prefixes: Vec<PathBuf> =
         ["VIRTUAL_ENV", "CONDA_PREFIX"].iter().filter_map(std::env::var_os).map(PathBuf::from).collect();
@@ -99,12 +99,12 @@ fn python_folders() -> Vec<PathBuf> {
     out
 }
 
-/// An opened library. It is never closed: CUDA's libraries keep threads and exit handlers.
+/// An opened library. It is never closed, since CUDA's libraries keep threads and exit handlers.
 #[derive(Debug)]
 pub struct Library {
     /// The file, or the name by which the system's loader found it.
     pub path: PathBuf,
-    /// Why it was looked for there.
+    /// Why its folder was searched.
     pub origin: &'static str,
     handle: Handle,
 }
@@ -116,11 +116,11 @@ type Handle = std::mem::ManuallyDrop<libloading::Library>;
 
 impl Library {
     /// Opens a file, or a name for the system's loader, with its symbols visible to libraries that
-    /// are opened later.
+    /// are opened later (RTLD_GLOBAL).
     pub fn open(path: &Path, origin: &'static str) -> Result<Library, String> {
         #[cfg(unix)]
-        // SAFETY: opening runs the library's initialisers. It is one of NVIDIA's, by its name, from a
-        // folder that the user or the system set up; that it is sound is what we must assume.
+        // SAFETY: opening runs the library's initialisers. It is one of NVIDIA's, by its name, from
+        // a folder that the user or the system set up; that it is sound is what we must assume.
         let handle = unsafe {
             use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
             Library::open(Some(path), RTLD_NOW | RTLD_GLOBAL)
@@ -139,15 +139,16 @@ impl Library {
     /// # Safety
     /// `T` must be the function pointer type that the library's header declares for `name`.
     pub unsafe fn function<T: Copy>(&self, name: &str) -> Result<T, String> {
-        // SAFETY: the caller promises the type; the library is never closed, so the pointer stays valid.
+        // SAFETY: the caller promises the type; the library is never closed, so the pointer stays
+        // valid.
         let symbol = unsafe { self.handle.get::<T>(name.as_bytes()) };
         symbol.map(|s| *s).map_err(|e| e.to_string())
     }
 }
 
-/// Opens the first library of one of these names (`libnvrtc.so.13`, ...): in `first`, then by the
-/// system's loader, then in all places. The `before` prefixes name files beside it that must be
-/// opened first.
+/// Opens the first library with one of these names (`libnvrtc.so.13`, ...): in `first`, then by the
+/// system's loader, then in all places. The `before` prefixes name files in the same folder that
+/// must be opened first.
 pub fn open_first(names: &[&str], before: &[&str], first: &[PathBuf]) -> Result<Library, Vec<Tried>> {
     let mut tried = Vec::new();
     let mut folders: Vec<Place> = first.iter().flat_map(|f| inside(f, "given")).collect();

@@ -1,9 +1,9 @@
-//! A gemm step as calls of cuBLASLt.
+//! A gemm step as cuBLASLt calls.
 //!
-//! In: a [`GemmStep`] and the views of its operands. Out: a [`Product`] and where its operands lie, once for each call.
-//! Holds always: no operand is copied: leading axes become rows where one right operand serves all, one strided batch
-//! where strides can say it, and else one call over the matrices' addresses, if that is wanted, or one for each of the
-//! outer matrices.
+//! In: a [`GemmStep`] and the views of its operands. Out: a [`Product`] and the locations of its
+//! operands, one set per call. Invariant: no operand is copied. If one right operand serves all,
+//! leading axes become rows; if strides can express it, they become one strided batch; otherwise
+//! one call over matrix addresses, if requested, or one call per outer matrix.
 
 use super::lt::{Epilogue, Layout, Product, WORKSPACE};
 use hypatia_plan::{GemmStep, View, collapse, matrix_layout};
@@ -11,36 +11,36 @@ use hypatia_tensor::error::{Error, Result};
 
 /// Calls of one step.
 pub struct Calls {
-    /// What each computes.
+    /// The product that each call computes.
     pub product: Product,
-    /// Elements from the operand's first one to that of the call: A, B, D.
+    /// Offset of each call's operands in elements from the operand's first element: A, B, D.
     pub offsets: Vec<[isize; 3]>,
 }
 
-/// Bytes that divide all addresses of a matrix operand: base, offset, and steps of the batch.
+/// Alignment in bytes of all addresses of a matrix operand: base, offset, and batch strides.
 fn alignment(view: &View, batch: &[isize]) -> u32 {
     let size = view.dtype.size();
     let steps = std::iter::once(view.offset).chain(batch.iter().map(|s| s.unsigned_abs()));
-    // Bases are aligned to 256 on the device and to 64 in the arena.
+    // Bases are aligned to 256 bytes on the device and to 64 in the arena.
     let bits = steps.fold(64usize, |all, elements| all | (elements * size));
     1 << bits.trailing_zeros().min(6)
 }
 
-/// Matrices of one call over addresses, at most.
+/// Maximum number of matrices of one call over addresses.
 const MOST_ADDRESSES: usize = 1 << 15;
 
-/// What calls may do.
+/// Options of the calls.
 #[derive(Clone, Copy, Debug)]
 pub struct Terms {
     /// The library's epilogue.
     pub epilogue: Epilogue,
-    /// Round f32 operands to TF32.
+    /// Whether to round f32 operands to TF32.
     pub tf32: bool,
-    /// Take batches in which strides differ as lists of addresses.
+    /// Whether to express batches with irregular strides as lists of addresses.
     pub addresses: bool,
 }
 
-/// The calls of a step whose operands are `reads` and whose result is `d`.
+/// The calls of a step with operands `reads` and result `d`.
 pub fn calls(step: &GemmStep, reads: &[View], d: &View, terms: Terms) -> Result<Calls> {
     let [a, b, rest @ ..] = reads else { return Err(Error::Internal("a product of one operand".into())) };
     let Terms { epilogue, tf32, addresses } = terms;
@@ -49,7 +49,8 @@ pub fn calls(step: &GemmStep, reads: &[View], d: &View, terms: Terms) -> Result<
     let (mut a_batch, mut b_batch) = (a.strides[..lead].to_vec(), b.strides[..lead].to_vec());
     let mut d_batch = d.strides[..lead].to_vec();
     let (mut a_row, mut d_row) = (a.strides[lead], d.strides[lead]);
-    // One right operand for all: if the rows of the left one lie evenly, the leading axes are rows.
+    // If one right operand serves all and the rows of the left operand are evenly spaced, the
+    // leading axes become rows.
     if b_batch.iter().zip(&batch).all(|(s, n)| *s == 0 || *n == 1) {
         let sides = [a, d].map(|v| v.strides[..lead + 1].to_vec());
         let (rows, strides) = collapse(&a.shape[..lead + 1], &sides);
@@ -59,8 +60,8 @@ pub fn calls(step: &GemmStep, reads: &[View], d: &View, terms: Terms) -> Result<
         }
     }
     let (axes, strides) = collapse(&batch, &[a_batch.clone(), b_batch.clone(), d_batch]);
-    // The innermost of the leading axes is the library's batch, the others are calls of their own. A batch needs
-    // the results in order, which they are.
+    // The innermost leading axis is the library's batch, the others are separate calls. A batch
+    // requires the results to be in order, which they are.
     let (count, inner) = match axes.last() {
         Some(count) if !batch.is_empty() => (*count, [0, 1, 2].map(|i| strides[i].last().copied().unwrap_or(0))),
         _ => (1, [0; 3]),
@@ -128,7 +129,7 @@ pub fn calls(step: &GemmStep, reads: &[View], d: &View, terms: Terms) -> Result<
         },
         epilogue,
         bias: rest.first().filter(|_| epilogue.has_bias()).map_or(out, |v| v.dtype),
-        // Calls of one step run beside each other, and cannot share a workspace.
+        // Calls of one step run concurrently and cannot share a workspace.
         workspace: if offsets.len() > 1 { 0 } else { WORKSPACE },
     };
     Ok(Calls { product, offsets })
@@ -169,7 +170,7 @@ mod tests {
 
     #[test]
     fn heads_that_lie_side_by_side_are_a_strided_batch_for_each_sequence() {
-        // [b, s, h, d] seen as [b, h, s, d], times its transpose.
+        // [b, s, h, d] viewed as [b, h, s, d], times its transpose.
         let q = whole(&[2, 5, 3, 8]).transposed(&[0, 2, 1, 3]);
         let k = q.transposed(&[0, 1, 3, 2]);
         let (step, d) = (step(&[2, 3], 5, 5, 8), whole(&[2, 3, 5, 5]));
@@ -179,7 +180,7 @@ mod tests {
         assert_eq!((p.a.ld, p.a.batch_stride, p.b.ld, p.b.batch_stride), (24, 8, 24, 8));
         assert!(!p.a.transposed && p.b.transposed);
         assert_eq!((c.offsets, p.outer, p.d.alignment), (vec![[0, 0, 0], [120, 120, 75]], 1, 4));
-        // Or one call over addresses, also where the result is to lie as the operands do.
+        // Alternatively one call over addresses, also if the result has the layout of the operands.
         let heads = whole(&[2, 5, 3, 5]).transposed(&[0, 2, 1, 3]);
         for (d, strides, ld) in [(d, [25, 75], 5), (heads, [5, 75], 15)] {
             let c = calls(&step, &[q.clone(), k.clone()], &d, LISTS).unwrap();
@@ -202,7 +203,7 @@ mod tests {
         let d = whole(&[1, 5, 3, 5]).transposed(&[0, 2, 1, 3]);
         let c = calls(&step(&[1, 3], 5, 5, 8), &[q.clone(), q.transposed(&[0, 1, 3, 2])], &d, LISTS).unwrap();
         assert_eq!((c.product.outer, c.product.batch, c.product.d.batch_stride, c.product.d.ld), (1, 3, 5, 15));
-        // A result whose columns lie apart is none that the library writes.
+        // The library cannot write a result whose columns are strided.
         let d = whole(&[1, 3, 5, 5]).transposed(&[0, 1, 3, 2]);
         assert!(calls(&step(&[1, 3], 5, 5, 8), &[q.clone(), q.transposed(&[0, 1, 3, 2])], &d, LISTS).is_err());
     }

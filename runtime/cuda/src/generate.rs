@@ -1,9 +1,9 @@
-//! Kernels of `.hyp` files and of models as source files, machine code and a manifest.
+//! Generates source files, machine code and a manifest from kernels of `.hyp` files and of models.
 //!
-//! In: kernel instances of a Program or of a plan, and what is wanted of them (architectures, sources).
-//! Out: files in a folder. Holds always: the same input gives the same bytes; a file appears whole or
-//! not at all (it is written beside and renamed); `manifest.json` is written last, so that it never
-//! names a file that is not there.
+//! In: kernel instances of a Program or of a plan, and the requested outputs (architectures,
+//! sources). Out: files in a folder. Invariant: the same input gives the same bytes; a file appears
+//! complete or not at all (it is written to a temporary file and renamed); `manifest.json` is
+//! written last, so that it never names a missing file.
 
 mod plan;
 mod write;

@@ -1,5 +1,6 @@
-//! Products of many matrices as they lie, as attention has them: against the reference, by the call over addresses, by the
-//! steps that do without, measured, and over others' memory. Ragged sizes, sizes 1 and 0, every element type, odd strides.
+//! Products of many strided matrices, as in multi-head attention, against the reference: by the
+//! call over addresses, by the fallback, measured, and over foreign memory. Ragged sizes, sizes 1
+//! and 0, every element type, odd strides.
 #![allow(clippy::unwrap_used)]
 
 use std::sync::Arc;
@@ -39,8 +40,9 @@ const SHAPES: [[usize; 4]; 10] = [
 
 type Inputs = Vec<(String, Tensor)>;
 
-/// Attention over heads that lie side by side in one input, `pad` columns behind each row, and numbers for it. The scores
-/// and the result in rows are results, the latter read by another product.
+/// Multi-head attention over heads that are interleaved in one input, with `pad` columns after each
+/// row, and its inputs. The scores and the result as rows are results; another product reads the
+/// latter.
 fn case(dtype: DType, [b, s, h, d]: [usize; 4], pad: usize) -> (Graph, Inputs) {
     let mut rng = ChaCha8Rng::seed_from_u64(17);
     let mut g = Graph::new(hypatia_library::load(&[]).unwrap());
@@ -70,7 +72,7 @@ fn case(dtype: DType, [b, s, h, d]: [usize; 4], pad: usize) -> (Graph, Inputs) {
     (g, inputs)
 }
 
-/// Heads beside each other, as rows.
+/// Concatenates heads into rows.
 fn rows(g: &mut Graph, x: Value, shape: [usize; 2]) -> Value {
     let turned = g.builtin(BuiltinOp::Transpose, &[x], vec![list(&[0, 2, 1, 3])]).unwrap()[0];
     g.builtin(BuiltinOp::Reshape, &[turned], vec![list(&shape)]).unwrap()[0]
@@ -80,7 +82,7 @@ fn all() -> impl Iterator<Item = (DType, [usize; 4], usize)> {
     FLOATS.into_iter().flat_map(|d| SHAPES.into_iter().flat_map(move |s| [0, 1, 8].map(|pad| (d, s, pad))))
 }
 
-/// Steps that are one call over matrices as they lie, or several launches.
+/// The number of steps that are one call over strided matrices, or several launches.
 fn as_they_lie(plan: &Plan) -> usize {
     plan.steps.iter().filter(|s| matches!(s.action, Action::Either(_)) && s.kernel.is_none()).count()
 }
@@ -104,7 +106,7 @@ fn plans_over_heads_agree_with_the_reference_on_the_cpu() {
     }
 }
 
-/// Nothing is measured, so that the call is taken where the library has it.
+/// Nothing is measured, so the call is taken if the library supports it.
 #[test]
 fn heads_agree_with_the_reference_on_a_gpu() {
     let count = all().count();
@@ -127,7 +129,8 @@ fn heads_agree_with_the_reference_on_a_gpu() {
     assert!(called[1] > 0, "the library takes no lists of addresses");
 }
 
-/// Both ways are timed; each of them, taken from a file, gives the right result, also over others' memory.
+/// Both variants are timed; each of them, taken from a file, gives the right result, also over
+/// foreign memory.
 #[test]
 fn both_ways_over_heads_agree_on_a_gpu() {
     let shapes = [[8, 128, 12, 64], [2, 33, 3, 8], [1, 40, 4, 16], [4, 197, 12, 64]];
@@ -162,7 +165,7 @@ fn both_ways_over_heads_agree_on_a_gpu() {
     }
 }
 
-/// Runs over inputs at other addresses give the same, whatever was run before.
+/// Runs over inputs at other addresses agree, whatever ran before.
 fn foreign(gpu: &Arc<Gpu>, executor: &Executor, inputs: &[Tensor]) {
     use super::memory::DeviceMemory;
     let want = executor.run(inputs).unwrap();
@@ -177,7 +180,7 @@ fn foreign(gpu: &Arc<Gpu>, executor: &Executor, inputs: &[Tensor]) {
     let mut resident = executor.resident().unwrap();
     for round in 0..6 {
         let (ins, outs) = &sets[round % 3];
-        // What the other sets hold is overwritten: a list of stale addresses would show.
+        // The other sets are overwritten, so that a stale address list would show.
         for (other, _) in &sets {
             other.iter().for_each(|memory| memory.fill(0xff).unwrap());
         }

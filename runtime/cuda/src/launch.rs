@@ -1,8 +1,9 @@
-//! Launches of generated kernels: which entry point, which grid, which arguments.
+//! Launches of generated kernels: the entry point, the grid and the arguments.
 //!
-//! In: a source of `hypatia_templates` and the views that a step reads and writes. Out: a [`KernelLaunch`] whose addresses are
-//! named by place, so that it serves every instance of a plan. Holds always: an argument is given what its role in the
-//! source's own list says, never by a position that is agreed on elsewhere.
+//! In: a source of `hypatia_templates` and the views that a step reads and writes. Out: a
+//! [`KernelLaunch`] with symbolic addresses, so that it serves every instance of a plan. Invariant:
+//! each argument's value follows from its role in the source's own list, never from a position
+//! fixed elsewhere.
 
 use cudarc::driver::{CudaFunction, CudaStream, sys};
 use hypatia_templates::cuda::{Arg, ArgKind, ArgRole, CudaSource, Geometry};
@@ -13,41 +14,41 @@ use crate::lowering::Work;
 use hypatia_plan::{Place, Plan, View};
 use hypatia_tensor::error::{Error, Result};
 
-/// Where an operand lies.
+/// The location of an operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Location {
-    /// The buffer's place.
+    /// The buffer.
     pub place: Place,
-    /// Bytes from its start.
+    /// Byte offset from the buffer's start.
     pub bytes: usize,
 }
 
 impl Location {
-    /// Of a view's first element.
+    /// The location of a view's first element.
     pub fn of(plan: &Plan, view: &View) -> Location {
         Location { place: plan.buffers[view.buffer.index()].place, bytes: view.offset * view.dtype.size() }
     }
 }
 
-/// Addresses of the memory of one instance.
+/// Base addresses of one instance's memory.
 #[derive(Clone)]
 pub struct Bases {
-    /// The inputs'.
+    /// Addresses of the inputs.
     pub inputs: Vec<u64>,
-    /// The constants'.
+    /// Addresses of the constants.
     pub constants: Vec<u64>,
-    /// Those of constants with rows and columns exchanged.
+    /// Addresses of the transposed constants.
     pub packed: Vec<u64>,
-    /// The arena's.
+    /// Address of the arena.
     pub arena: u64,
-    /// The workspace's.
+    /// Address of the workspace.
     pub workspace: u64,
-    /// That of the lists of addresses.
+    /// Address of the address lists.
     pub lists: u64,
 }
 
 impl Bases {
-    /// The address of a place.
+    /// The address of a location.
     pub fn address(&self, at: &Location) -> u64 {
         at.bytes as u64
             + match at.place {
@@ -65,26 +66,26 @@ pub enum Argument {
     Address(Location),
     /// A 64-bit integer.
     Size(i64),
-    /// Several of them, by value.
+    /// Several 64-bit integers, by value.
     Sizes(Vec<i64>),
 }
 
-/// A launch that is ready but for the addresses.
+/// A launch that lacks only the base addresses.
 pub struct KernelLaunch {
     function: CudaFunction,
     grid: [u32; 3],
     block: [u32; 3],
-    /// Dynamic shared memory of a block, in bytes.
+    /// Dynamic shared memory per block, in bytes.
     shared: u32,
     arguments: Vec<Argument>,
 }
 
-/// Rows from which on one thread each fills a GPU.
+/// Number of rows at which one thread per row fills a GPU.
 const MANY_ROWS: usize = 1 << 12;
-/// Elements of a row that are too few for a warp.
+/// Rows with fewer elements than this are too short for a warp.
 const FEW: usize = 24;
 
-/// The entry point for that work, as its index, with grid and block.
+/// The index of the entry point for that work, with grid and block.
 pub fn entry(source: &CudaSource, work: &Work) -> Result<(usize, [u32; 3], [u32; 3])> {
     let n = work.n as u64;
     let fits = |g: &Geometry| !matches!(g, Geometry::Rows { up_to: Some(most), .. } if n > *most);
@@ -96,12 +97,12 @@ pub fn entry(source: &CudaSource, work: &Work) -> Result<(usize, [u32; 3], [u32;
     Ok((at, grid, block))
 }
 
-/// True if a kernel over strided operands gives each row a thread.
+/// True if a kernel over strided operands uses one thread per row.
 pub fn by_columns(work: &Work) -> bool {
     work.rows >= MANY_ROWS && (work.n < FEW || apart(work))
 }
 
-/// True if the elements of a row do not lie side by side in any strided operand.
+/// True if no strided operand has contiguous rows.
 fn apart(work: &Work) -> bool {
     work.strides.iter().all(|(_, strides)| strides.last() != Some(&1))
 }
@@ -125,8 +126,8 @@ pub fn arguments(
 }
 
 impl KernelLaunch {
-    /// An entry point of that geometry for a grid of blocks. Of clusters that go over several rows there are no more than the
-    /// device runs at a time.
+    /// A launch of an entry point with that geometry over a grid of blocks. If each cluster
+    /// processes several rows, the grid has no more clusters than the device can run at once.
     pub fn new(
         function: CudaFunction,
         geometry: Geometry,
@@ -145,7 +146,7 @@ impl KernelLaunch {
         Ok(KernelLaunch { function, grid, block, shared, arguments })
     }
 
-    /// The places that its arguments name.
+    /// The locations that its arguments name.
     pub fn places(&self) -> impl Iterator<Item = &Location> {
         self.arguments.iter().filter_map(|a| match a {
             Argument::Address(at) => Some(at),
@@ -153,13 +154,14 @@ impl KernelLaunch {
         })
     }
 
-    /// Launches on a stream.
+    /// Launches the kernel on a stream.
     ///
     /// # Safety
-    /// The bases must be those of memory that is as large as the plan says, valid until the stream is done.
+    /// The bases must be those of memory that is as large as the plan says, valid until the stream
+    /// is done.
     pub unsafe fn launch(&self, stream: &CudaStream, bases: &Bases) -> Result<()> {
         bind(stream)?;
-        // All values side by side; the driver reads each where its pointer says.
+        // All values in one array; the driver reads each through its pointer.
         let mut values: Vec<u64> = Vec::new();
         let mut starts = Vec::with_capacity(self.arguments.len());
         for a in &self.arguments {
@@ -172,8 +174,8 @@ impl KernelLaunch {
         }
         let mut pointers: Vec<*mut std::ffi::c_void> = starts.iter().map(|at| (&raw mut values[*at]).cast()).collect();
         let ([gx, gy, gz], [bx, by, bz]) = (self.grid, self.block);
-        // SAFETY: the function takes these arguments, as its source lists them; the driver copies them before it
-        // returns. The caller answers for the addresses.
+        // SAFETY: the function takes these arguments, as its source lists them; the driver copies
+        // them before it returns. The caller guarantees the addresses.
         let status = unsafe {
             sys::cuLaunchKernel(
                 self.function.cu_function(),
@@ -193,7 +195,7 @@ impl KernelLaunch {
     }
 }
 
-/// How many clusters of `blocks` blocks of so many threads the device runs at a time.
+/// Number of clusters of `blocks` blocks of `threads` threads that the device runs at once.
 fn resident_clusters(function: &CudaFunction, [blocks, threads]: [u32; 2], shared: u32) -> Result<u32> {
     let dimension = sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x: blocks, y: 1, z: 1 };
     let mut size = sys::CUlaunchAttribute {
@@ -214,7 +216,8 @@ fn resident_clusters(function: &CudaFunction, [blocks, threads]: [u32; 2], share
         numAttrs: 1,
     };
     let mut clusters = 0;
-    // SAFETY: the function is loaded, the configuration and its one attribute live until the call returns.
+    // SAFETY: the function is loaded, the configuration and its one attribute live until the call
+    // returns.
     let status =
         unsafe { sys::cuOccupancyMaxActiveClusters(&raw mut clusters, function.cu_function(), &raw const config) };
     status.result().map_err(|e| failed("cuOccupancyMaxActiveClusters", e))?;

@@ -1,7 +1,8 @@
-//! The CUDA side: libraries found at run time, kernels compiled with NVRTC, plans run as CUDA graphs.
+//! The CUDA backend: libraries found at run time, kernels compiled with NVRTC, plans run as CUDA
+//! graphs.
 //!
-//! Holds always: nothing here is linked; on a machine without CUDA every entry says what is missing.
-//! Almost all `unsafe` of the crate is in this folder.
+//! Invariant: nothing here is linked; on a machine without CUDA every entry point reports what is
+//! missing. Almost all `unsafe` of the crate is in this folder.
 
 mod capture;
 mod constants;

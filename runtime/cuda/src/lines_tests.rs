@@ -1,5 +1,6 @@
-//! Products of integers, running sums, sorts and scatters against the reference: every element type, sizes of 0, 1 and
-//! beyond each tile, operands that lie anywhere, NaN and infinities; on a GPU, and emulated where there is none.
+//! Integer products, cumulative sums, sorts and scatters against the reference: every element type,
+//! sizes of 0, 1 and beyond each tile, operands with any strides, NaN and infinities; on a GPU, and
+//! emulated if there is none.
 #![allow(clippy::unwrap_used)]
 
 use std::sync::Arc;
@@ -23,7 +24,7 @@ const INTS: [DType; 4] = [DType::I64, DType::I32, DType::I8, DType::U8];
 const NUMBERS: [DType; 8] =
     [DType::F32, DType::F64, DType::F16, DType::BF16, DType::I64, DType::I32, DType::I8, DType::U8];
 
-/// A case in the making.
+/// A case under construction.
 struct Build {
     rng: ChaCha8Rng,
     case: Case,
@@ -42,7 +43,7 @@ impl Build {
         value
     }
 
-    /// Integers of all sizes, or floats among which some are equal, and with `wild` some are no numbers.
+    /// Integers of all sizes, or floats with some ties; with `wild`, some are NaN or infinite.
     fn random(&mut self, dtype: DType, shape: &[usize], wild: bool) -> Value {
         let rng = &mut self.rng;
         let count: usize = shape.iter().product();
@@ -69,7 +70,7 @@ impl Build {
         self.case.graph.builtin(op, operands, attrs).unwrap()[0]
     }
 
-    /// Every `step`th element along an axis, from `start` on.
+    /// Every `step`-th element along an axis, from `start` on.
     fn slice(&mut self, x: Value, axis: i64, start: i64, stop: i64, step: i64) -> Value {
         self.op(BuiltinOp::Slice, &[x], [axis, start, stop, step].map(int).to_vec())
     }
@@ -80,7 +81,7 @@ impl Build {
     }
 }
 
-/// `abs(acc * acc + row)`, which wraps around on the way.
+/// `abs(acc * acc + row)`, whose intermediate values wrap around.
 fn square(g: &mut Graph, [x, y, row]: [Value; 3], to: DType) -> Value {
     let p = g.program.clone();
     let mut t = Term::empty();
@@ -103,7 +104,8 @@ fn products() -> Vec<Case> {
     for (i, (m, n, k)) in shapes.into_iter().enumerate() {
         for (j, dtype) in INTS.into_iter().enumerate() {
             let mut b = Build::new(format!("{dtype} product {m}x{n}x{k}"), (i * 10 + j) as u64);
-            // Plain; the left operand turned and cut out of a wider one, the right one the same for all; then the other way.
+            // Plain; then with the left operand transposed and cut out of a wider one, and the
+            // right operand shared; then the reverse.
             let (x, y) = (b.random(dtype, &[m, k], false), b.random(dtype, &[k, n], false));
             let plain = b.op(BuiltinOp::Matmul, &[x, y], vec![]);
             b.output(plain);
@@ -233,7 +235,7 @@ fn sorts() -> Vec<Case> {
             let x = b.random(dtype, shape, true);
             let descending: bool = b.rng.random();
             for (turn, descending) in [(false, descending), (true, !descending)] {
-                // From the last to the first: strides are negative.
+                // In reverse order, so that strides are negative.
                 let x = if turn { b.slice(x, axis as i64, shape[axis] as i64 - 1, -1, -1) } else { x };
                 let y = b.op(BuiltinOp::Argsort, &[x], vec![int(axis as i64), AttrValue::Bool(descending)]);
                 b.output(y);
@@ -244,7 +246,7 @@ fn sorts() -> Vec<Case> {
     out
 }
 
-/// Fails unless the results are those of the reference: integers to the bit, floats but for one rounding.
+/// Fails unless the results equal the reference: integers exactly, floats within one rounding.
 fn check(case: &Case, got: &[Tensor], plan: &dyn std::fmt::Display) {
     let want = evaluate(&case.graph, &case.inputs, Mode::Rounded).unwrap();
     for (i, (got, want)) in got.iter().zip(&want).enumerate() {
@@ -269,7 +271,7 @@ fn check(case: &Case, got: &[Tensor], plan: &dyn std::fmt::Display) {
 }
 
 fn on_a_gpu(what: &str, list: Vec<Case>) {
-    // An odd distance, so that the rest still has all element types.
+    // An odd stride, so that the selected cases still cover all element types.
     let apart = list.len().div_ceil(cases(list.len() as u64).max(1) as usize);
     let list: Vec<Case> = list.into_iter().step_by(if apart > 1 { apart | 1 } else { 1 }).collect();
     let Some(gpu) = gpu(list.len()) else { return };
@@ -283,7 +285,7 @@ fn on_a_gpu(what: &str, list: Vec<Case>) {
     println!("{} cases of {what} agree", list.len());
 }
 
-/// Compiling takes its time: of neighbours, which differ in their element types, every third.
+/// Compilation is slow, so only every third case runs; neighbours differ in their element types.
 fn emulated(what: &str, list: Vec<Case>) {
     let list: Vec<Case> = list.into_iter().step_by(3).collect();
     let results = match emulated::run(&list) {
@@ -337,7 +339,7 @@ fn emulated_sorts_agree_with_the_reference() {
     emulated("sorts", sorts());
 }
 
-/// Random graphs without products of floats, which a library computes.
+/// Random graphs without floating-point products, which a library computes.
 #[test]
 fn emulated_random_graphs_agree_with_the_reference() {
     let random = |seed: u64| {

@@ -1,7 +1,7 @@
-//! Lists of addresses, for products whose batches no one stride can say.
+//! Address lists (pointer arrays) for products whose batches no single stride can describe.
 //!
-//! In: launches and the addresses of the memory that they work on. Out: the lists on the device. Holds always: lists are
-//! written before the graph that reads them is captured, and live as long as it does.
+//! In: launches and the addresses of their memory. Out: the lists on the device. Invariant: lists
+//! are written before the graph that reads them is captured, and live as long as it does.
 
 use std::sync::Arc;
 
@@ -12,7 +12,8 @@ use super::memory::DeviceMemory;
 use super::steps::Launch;
 use hypatia_tensor::error::Result;
 
-/// Writes the lists of these launches for memory at `bases`, which learns where they lie; `None` if no launch has one.
+/// Writes the lists of these launches for memory at `bases`, and records their address there;
+/// `None` if no launch has one.
 pub(super) fn write<'a>(
     stream: &Arc<CudaStream>,
     launches: impl Iterator<Item = &'a mut Launch>,

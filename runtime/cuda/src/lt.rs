@@ -1,11 +1,12 @@
 //! cuBLASLt: matrix products with the library's epilogues.
 //!
-//! In: a [`Product`] in row-major terms. Out: [`Matmul`]s that can be launched, the library's best guess first. Holds
-//! always: descriptors live as long as the [`Matmul`] that uses them; f32 means f32, never TF32, unless it is asked
-//! for; what is supported is asked of the library's heuristics, never looked up in a table.
+//! In: a [`Product`] in row-major terms. Out: [`Matmul`]s that can be launched, the library's best
+//! guess first. Invariant: descriptors live as long as the [`Matmul`] that uses them; f32 means
+//! f32, and TF32 only on request; the library's heuristics decide what is supported, not a table.
 //!
-//! cuBLASLt is column-major: a row-major `C = A B` is its `C^T = B^T A^T`, so our B is its A, and a bias of one element a
-//! column of ours runs along its rows, as its epilogue wants it. Source: cuBLAS documentation, cublasLtMatmul.
+//! cuBLASLt is column-major. A row-major `C = A B` is its `C^T = B^T A^T`, so our B is its A. A
+//! bias with one element per column of ours runs along its rows, as its epilogue requires. Source:
+//! cuBLAS documentation, cublasLtMatmul.
 
 mod parts;
 
@@ -22,41 +23,43 @@ use self::parts::Parts;
 use super::memory::bind;
 use hypatia_tensor::error::{Error, Result};
 
-/// Bytes of workspace that an algorithm may use: what NVIDIA recommends for Hopper.
+/// Maximum workspace of an algorithm, in bytes. NVIDIA recommends this size for Hopper.
 pub const WORKSPACE: usize = 32 << 20;
 
 /// The library's handle.
 pub struct Lt {
     handle: sys::cublasLtHandle_t,
-    /// What it answered when it was asked for so many algorithms: a model has each product once a layer.
+    /// Cached answers of the heuristics, by product and number of requested algorithms. A model
+    /// repeats each product in every layer.
     answers: Mutex<HashMap<(Product, usize), Vec<Algorithm>>>,
 }
 
-// SAFETY: a cuBLASLt handle may be used by several threads at once (cuBLAS documentation, "Thread Safety").
+// SAFETY: a cuBLASLt handle may be used by several threads at once (cuBLAS documentation, "Thread
+// Safety").
 unsafe impl Send for Lt {}
 // SAFETY: as above.
 unsafe impl Sync for Lt {}
 
-/// The first version whose batches may be lists of addresses.
+/// The first cuBLASLt version that supports batches as lists of addresses (pointer arrays).
 pub const ADDRESSES_FROM: usize = 120_900;
 
 /// A matrix operand in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Layout {
-    /// True if columns lie together, not rows.
+    /// True for column-major storage, false for row-major.
     pub transposed: bool,
-    /// Elements from one row (or column) to the next.
+    /// Leading dimension: elements from one row (or column) to the next.
     pub ld: i64,
-    /// Elements from one matrix of the batch to the next; 0 if all are the same.
+    /// Elements from one matrix of the batch to the next; 0 if all share one matrix.
     pub batch_stride: i64,
-    /// Elements from one batch to the next, where there are several.
+    /// Elements from one batch to the next, if there are several.
     pub outer_stride: i64,
-    /// Bytes that divide the address.
+    /// Alignment of the address in bytes.
     pub alignment: u32,
 }
 
-/// `D = epilogue(A B)`: A is `m x k`, B `k x n`, D `m x n`. Several batches are one call whose operands are lists of the
-/// matrices' addresses, since the library knows one stride alone.
+/// `D = epilogue(A B)`: A is `m x k`, B `k x n`, D `m x n`. Several batches become one call whose
+/// operands are lists of matrix addresses, since the library supports only one batch stride.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Product {
     /// Rows of A and D.
@@ -73,36 +76,37 @@ pub struct Product {
     pub dtype: DType,
     /// Element type of D.
     pub out: DType,
-    /// True to let f32 operands be rounded to TF32.
+    /// True to allow rounding f32 operands to TF32.
     pub tf32: bool,
     /// A.
     pub a: Layout,
     /// B.
     pub b: Layout,
-    /// D, whose rows lie together.
+    /// D, which is row-major.
     pub d: Layout,
-    /// What happens to the accumulator.
+    /// The epilogue.
     pub epilogue: Epilogue,
     /// Element type of the bias, or of its gradient.
     pub bias: DType,
-    /// Bytes of workspace that an algorithm may use; 0 for products that run beside each other.
+    /// Maximum workspace of an algorithm, in bytes; 0 for products that run concurrently.
     pub workspace: usize,
 }
 
 impl Product {
-    /// True if operands are given as lists of addresses.
+    /// True if operands are passed as lists of addresses.
     pub fn by_addresses(&self) -> bool {
         self.outer > 1
     }
 
-    /// True if the matrices of D lie one behind the other without gaps.
+    /// True if the matrices of D are contiguous.
     pub fn is_dense(&self) -> bool {
         let apart = self.batch > 1 && self.d.batch_stride != (self.m * self.n) as i64;
         let outer = self.outer > 1 && self.d.outer_stride != (self.batch * self.m * self.n) as i64;
         self.d.ld == self.n as i64 && !apart && !outer
     }
 
-    /// The addresses of all matrices of A, then of B, then of D, whose first ones are given.
+    /// The addresses of all matrices of A, then of B, then of D. `first` holds the address of the
+    /// first matrix of each.
     pub fn addresses(&self, first: [u64; 3]) -> Vec<u64> {
         let sides = [(self.a, self.dtype), (self.b, self.dtype), (self.d, self.out)];
         let mut out = Vec::with_capacity(3 * self.outer * self.batch);
@@ -127,34 +131,35 @@ pub enum Epilogue {
     Bias,
     /// `max(acc + bias, 0)`, 0 for NaN.
     ReluBias,
-    /// `max(acc, 0)`, and a bit for each element: set where `acc` is not negative.
+    /// `max(acc, 0)`, and a bit mask as the second result: a bit is set where `acc` is not
+    /// negative.
     ReluAux,
-    /// The same of `acc + bias`.
+    /// As `ReluAux`, for `acc + bias`.
     ReluAuxBias,
-    /// `acc` where the bit of another matrix is set, else 0.
+    /// `acc` where the bit of the mask is set, else 0.
     Drelu,
-    /// The same, and the sums of its columns.
+    /// As `Drelu`, and its column sums.
     DreluBgrad,
-    /// GELU in its tanh form.
+    /// GELU, tanh approximation.
     Gelu,
-    /// GELU in its tanh form of `acc + bias`.
+    /// GELU of `acc + bias`, tanh approximation.
     GeluBias,
-    /// GELU, and what it is applied to.
+    /// GELU, and its argument as the second result.
     GeluAux,
-    /// GELU of `acc + bias`, and what it is applied to.
+    /// GELU of `acc + bias`, and its argument as the second result.
     GeluAuxBias,
-    /// `acc` times the derivative of GELU at another matrix.
+    /// `acc` times the derivative of GELU at the second matrix.
     Dgelu,
-    /// The same, and the sums of its columns.
+    /// As `Dgelu`, and its column sums.
     DgeluBgrad,
-    /// The accumulator, and the sums of the columns of B, which the library calls A.
+    /// The accumulator, and the column sums of B, which the library calls A.
     BgradA,
-    /// The accumulator, and the sums of the rows of A, which the library calls B.
+    /// The accumulator, and the row sums of A, which the library calls B.
     BgradB,
 }
 
 impl Epilogue {
-    /// The epilogue of the name that a `kernel` in a `.hyp` file gives.
+    /// The epilogue that a `kernel` in a `.hyp` file names.
     pub fn named(name: &str) -> Option<Epilogue> {
         Some(match name {
             "DEFAULT" => Epilogue::Default,
@@ -243,7 +248,7 @@ pub(super) fn data_type(dtype: DType) -> Result<sys::cudaDataType> {
 struct Matrix(sys::cublasLtMatrixLayout_t);
 
 impl Matrix {
-    /// A side of a product, whose columns are our rows.
+    /// The layout of one operand. The library's columns are our rows.
     fn new(p: &Product, dtype: DType, [rows, columns]: [usize; 2], side: &Layout) -> Result<Matrix> {
         use sys::cublasLtBatchMode_t::CUBLASLT_BATCH_MODE_POINTER_ARRAY;
         use sys::cublasLtMatrixLayoutAttribute_t::*;
@@ -262,7 +267,8 @@ impl Matrix {
     }
 
     fn set<T>(&self, attribute: sys::cublasLtMatrixLayoutAttribute_t, value: T) -> Result<()> {
-        // SAFETY: the layout is alive, and the value has the type that cublasLt.h gives the attribute.
+        // SAFETY: the layout is alive, and the value has the type that cublasLt.h gives the
+        // attribute.
         unsafe { result::set_matrix_layout_attribute(self.0, attribute, (&raw const value).cast(), size_of::<T>()) }
             .map_err(|e| failed("cublasLtMatrixLayoutSetAttribute", e))
     }
@@ -294,13 +300,15 @@ impl Description {
         d.set(CUBLASLT_MATMUL_DESC_TRANSA, op(p.b.transposed))?;
         d.set(CUBLASLT_MATMUL_DESC_TRANSB, op(p.a.transposed))?;
         d.set(CUBLASLT_MATMUL_DESC_EPILOGUE, p.epilogue.raw() as u32)?;
-        // The heuristics look at the addresses: any aligned one will do for now.
+        // The heuristics check the alignment of addresses. Any aligned address serves until the
+        // launch.
         if p.epilogue.has_bias() || p.epilogue.stores_sums() {
             d.set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, data_type(p.bias)? as i32)?;
             d.set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, 256u64)?;
         }
         if p.epilogue.has_aux() {
-            // Laid out like D, of its type or in bits: the library refuses rows of bits that are no multiple of 128.
+            // The second matrix has the layout of D, and either D's type or one bit per element.
+            // The library rejects rows of bits whose length is not a multiple of 128.
             d.set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, p.n as i64)?;
             d.set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, 256u64)?;
         }
@@ -308,7 +316,8 @@ impl Description {
     }
 
     fn set<T>(&self, attribute: sys::cublasLtMatmulDescAttributes_t, value: T) -> Result<()> {
-        // SAFETY: the description is alive, and the value has the type that cublasLt.h gives the attribute.
+        // SAFETY: the description is alive, and the value has the type that cublasLt.h gives the
+        // attribute.
         unsafe { result::set_matmul_desc_attribute(self.0, attribute, (&raw const value).cast(), size_of::<T>()) }
             .map_err(|e| failed("cublasLtMatmulDescSetAttribute", e))
     }
@@ -338,7 +347,8 @@ impl Preference {
     }
 
     fn set<T>(&self, attribute: sys::cublasLtMatmulPreferenceAttributes_t, value: T) -> Result<()> {
-        // SAFETY: the preference is alive, and the value has the type that cublasLt.h gives the attribute.
+        // SAFETY: the preference is alive, and the value has the type that cublasLt.h gives the
+        // attribute.
         unsafe { result::set_matmul_pref_attribute(self.0, attribute, (&raw const value).cast(), size_of::<T>()) }
             .map_err(|e| failed("cublasLtMatmulPreferenceSetAttribute", e))
     }
@@ -355,16 +365,18 @@ impl Drop for Preference {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Algorithm {
     raw: sys::cublasLtMatmulAlgo_t,
-    /// Bytes of workspace that it needs.
+    /// Bytes of workspace that it requires.
     pub workspace: usize,
-    /// True if it is for the parts of a long sum, which are launched one after another.
+    /// True if it runs the parts of a long sum, one launch after another.
     parted: bool,
 }
 
 impl Algorithm {
-    /// Its configuration, as numbers that can be kept in a file: the kernel's number, tile, split of k, reduction of the
-    /// parts, order of the tiles, variant, stages, and shapes of instruction and cluster behind whether the sum is launched
-    /// in parts. They mean something to the same version of the library alone. (What the library hands out holds other bits too, which differ from call to call.)
+    /// The algorithm's configuration as numbers that fit in a file: algorithm id, tile, split-K,
+    /// reduction scheme, tile order, custom option, stages, and the instruction and cluster shapes
+    /// packed with the flag for launches in parts. The numbers are valid only for the same version
+    /// of the library. (The library's structure also holds other bits, which vary from call to
+    /// call.)
     pub fn to_words(self) -> [u64; 8] {
         use sys::cublasLtMatmulAlgoConfigAttributes_t::*;
         let [inner, cluster] =
@@ -382,20 +394,21 @@ impl Algorithm {
         [id, tile, split, reduction, order, variant, stages, u64::from(self.parted) << 32 | inner << 16 | cluster]
     }
 
-    /// True if it is launched on parts of the sum, one after another.
+    /// True if it runs on parts of the sum, one launch after another.
     pub fn parted(&self) -> bool {
         self.parted
     }
 
-    /// Accumulators that share the terms of a sum.
+    /// Number of accumulators that share the terms of a sum (split-K).
     fn split(&self) -> usize {
         self.config(sys::cublasLtMatmulAlgoConfigAttributes_t::CUBLASLT_ALGO_CONFIG_SPLITK_NUM, 4) as usize
     }
 
-    /// A number of its configuration, `bytes` long; 0 where the library has no such number.
+    /// A configuration attribute of `bytes` bytes; 0 if the library lacks the attribute.
     fn config(&self, attribute: sys::cublasLtMatmulAlgoConfigAttributes_t, bytes: usize) -> u64 {
         let (mut value, mut written) = (0u32, 0usize);
-        // SAFETY: the algorithm came from the library, and the value has room for `bytes`, at most four.
+        // SAFETY: the algorithm came from the library, and the value has room for `bytes`, at most
+        // four.
         let status = unsafe {
             sys::cublasLtMatmulAlgoConfigGetAttribute(
                 &self.raw,
@@ -409,25 +422,26 @@ impl Algorithm {
     }
 }
 
-/// A product that is ready to be launched with any of its algorithms.
+/// A product that any of its algorithms can launch.
 pub struct Matmul {
     product: Product,
-    /// What the accumulator is multiplied by before its epilogue.
+    /// Factor of the accumulator, applied before the epilogue (alpha).
     scale: f64,
     description: Description,
-    /// What the library calls A: our B.
+    /// The library's A: our B.
     a: Matrix,
-    /// What it calls B: our A.
+    /// The library's B: our A.
     b: Matrix,
     d: Matrix,
-    /// The same over parts of the terms.
+    /// The same product over parts of the terms.
     parts: Option<Parts>,
 }
 
-// SAFETY: descriptors are plain memory of the library; they are only changed by `launch`, which takes `&mut self`.
+// SAFETY: descriptors are plain memory of the library; they are only changed by `launch`, which
+// takes `&mut self`.
 unsafe impl Send for Matmul {}
 
-/// Addresses on the device: of the operands, or of the lists of their matrices' addresses.
+/// Device addresses: of the operands, or of the lists of matrix addresses.
 #[derive(Clone, Copy, Debug)]
 pub struct Pointers {
     /// A.
@@ -436,18 +450,18 @@ pub struct Pointers {
     pub b: u64,
     /// D.
     pub d: u64,
-    /// The bias, if the epilogue reads one, or where its gradient goes.
+    /// The bias that the epilogue reads, or the destination of its gradient.
     pub bias: u64,
     /// The second matrix, if the epilogue reads or stores one.
     pub aux: u64,
-    /// The workspace, as large as the product says.
+    /// The workspace, of the size that the product gives.
     pub workspace: u64,
 }
 
 impl Matmul {
     /// Describes a product.
     pub fn new(p: Product) -> Result<Matmul> {
-        // Our B is the library's A: n x k, its columns (our rows) `ld` apart; stored transposed, k x n.
+        // Our B is the library's A: n x k with leading dimension `ld`; if transposed, k x n.
         Ok(Matmul {
             a: Matrix::new(&p, p.dtype, [p.n, p.k], &p.b)?,
             b: Matrix::new(&p, p.dtype, [p.k, p.m], &p.a)?,
@@ -459,20 +473,22 @@ impl Matmul {
         })
     }
 
-    /// The same with the accumulator multiplied by a number, not 0, before its epilogue.
+    /// The same product with the accumulator scaled before the epilogue. The factor must not be 0.
     pub fn scaled(self, scale: f64) -> Matmul {
         Matmul { scale, ..self }
     }
 
-    /// What it computes, apart from its scale.
+    /// The product, without its scale.
     pub fn product(&self) -> &Product {
         &self.product
     }
 
-    /// The library's algorithms for it, its best guess first; none if it has none. It names a few only (13.1: eight),
-    /// however many it is asked for. In f32 those that split the sums crowd out better ones, which it names where no
-    /// workspace is to be had: they follow. (H200, 1024x784x2048: 70 us instead of 72. In bf16 none of them won.) Of a long
-    /// sum in f32 those that add all terms one after another are left out for the same over parts of it.
+    /// The library's algorithms for this product, its best guess first; empty if there are none.
+    /// The library lists only a few (13.1: eight), however many are requested. In f32, split-K
+    /// algorithms crowd out better ones, which the library lists if it may use no workspace; these
+    /// are appended. (H200, 1024x784x2048: 70 us instead of 72. In bf16 none of them won.) For a
+    /// long f32 sum, algorithms that add all terms sequentially are replaced by the same algorithms
+    /// over parts of the sum.
     pub fn algorithms(&self, lt: &Lt, at_most: usize) -> Result<Vec<Algorithm>> {
         let p = &self.product;
         if let Some(known) = lt.answers.lock().unwrap_or_else(PoisonError::into_inner).get(&(*p, at_most)) {
@@ -483,7 +499,8 @@ impl Matmul {
             add_new(&mut all, self.within(lt, at_most, (0, None))?);
         }
         if let Some(parts) = &self.parts {
-            // Those of the whole run its parts as well, and the library does not name all of them for a part.
+            // Algorithms for the whole product run its parts too, and the library does not list all
+            // of them for a part.
             let mut short: Vec<Algorithm> = Vec::new();
             for workspace in [p.workspace, 0] {
                 add_new(&mut short, self.within(lt, at_most, (workspace, Some(parts)))?);
@@ -499,7 +516,7 @@ impl Matmul {
         Ok(all)
     }
 
-    /// The library's algorithms, for the whole or for its parts, that need no more than so many bytes of workspace.
+    /// The library's algorithms, for the whole or for its parts, within a workspace limit in bytes.
     fn within(&self, lt: &Lt, at_most: usize, (workspace, parts): (usize, Option<&Parts>)) -> Result<Vec<Algorithm>> {
         let preference = Preference::new(&self.product, workspace)?;
         let (a, b) = parts.map_or((&self.a, &self.b), |parts| (&parts.a[1], &parts.b[1]));
@@ -507,7 +524,7 @@ impl Matmul {
         let empty: sys::cublasLtMatmulHeuristicResult_t = unsafe { std::mem::zeroed() };
         let mut found = vec![empty; at_most.max(1)];
         let mut count = 0;
-        // SAFETY: all handles are alive; the array has as many places as is said.
+        // SAFETY: all handles are alive; the array has the stated length.
         let status = unsafe {
             sys::cublasLtMatmulAlgoGetHeuristic(
                 lt.handle,
@@ -522,7 +539,7 @@ impl Matmul {
                 &mut count,
             )
         };
-        // What is wrong with a second matrix, with sums or with lists of addresses is said in either way.
+        // The library rejects a second matrix, sums or address lists with either status.
         let epilogue = self.product.epilogue;
         let refused = status == sys::cublasStatus_t::CUBLAS_STATUS_INVALID_VALUE
             && (epilogue.has_aux() || epilogue.stores_sums() || self.product.by_addresses());
@@ -540,10 +557,11 @@ impl Matmul {
         Ok(usable.map(algorithm).collect())
     }
 
-    /// Launches on a stream.
+    /// Launches the product on a stream.
     ///
     /// # Safety
-    /// The addresses must be those of operands as the product describes them, valid until the stream is done.
+    /// The addresses must be those of operands as the product describes them, valid until the
+    /// stream is done.
     pub unsafe fn launch(&mut self, lt: &Lt, stream: &CudaStream, algorithm: &Algorithm, at: &Pointers) -> Result<()> {
         bind(stream)?;
         let epilogue = self.product.epilogue;
@@ -557,7 +575,7 @@ impl Matmul {
         }
         let whole = Call { description: &self.description, a: &self.a, b: &self.b, adds: false };
         let Some(parts) = self.parts.as_ref().filter(|_| algorithm.parted) else {
-            // SAFETY: the caller answers for the addresses.
+            // SAFETY: the caller guarantees the addresses.
             return unsafe { self.call(lt, stream, algorithm, at, whole) };
         };
         (0..parts.count).try_for_each(|part| {
@@ -571,10 +589,10 @@ impl Matmul {
         })
     }
 
-    /// One call of the library.
+    /// One library call.
     ///
     /// # Safety
-    /// As [`Matmul::launch`]; what is added to must have been written.
+    /// As [`Matmul::launch`]; a result that is added to must already be written.
     unsafe fn call(
         &self,
         lt: &Lt,
@@ -583,14 +601,14 @@ impl Matmul {
         at: &Pointers,
         call: Call<'_>,
     ) -> Result<()> {
-        // Scales have the type of the computation.
+        // The scales have the compute type.
         let beta = if call.adds { 1.0 } else { 0.0 };
         let (scale32, beta32, scale64, beta64) = (self.scale as f32, beta as f32, self.scale, beta);
         let (scale, beta): (*const c_void, *const c_void) = match self.product.dtype {
             DType::F64 => ((&raw const scale64).cast(), (&raw const beta64).cast()),
             _ => ((&raw const scale32).cast(), (&raw const beta32).cast()),
         };
-        // SAFETY: handles and scales are alive; the caller answers for the addresses.
+        // SAFETY: handles and scales are alive; the caller guarantees the addresses.
         unsafe {
             result::matmul(
                 lt.handle,
@@ -615,16 +633,16 @@ impl Matmul {
     }
 }
 
-/// What one call of the library computes: all terms of a product, or a part of them.
+/// One library call: all terms of a product, or a part of them.
 struct Call<'a> {
     description: &'a Description,
     a: &'a Matrix,
     b: &'a Matrix,
-    /// True if the result is added to what is there.
+    /// True if the result is added to D (beta is 1).
     adds: bool,
 }
 
-/// Adds those that are not yet there.
+/// Appends the algorithms that are not in the list yet.
 fn add_new(all: &mut Vec<Algorithm>, more: Vec<Algorithm>) {
     let mut known: Vec<[u64; 8]> = all.iter().map(|a| a.to_words()).collect();
     for other in more {
@@ -636,7 +654,7 @@ fn add_new(all: &mut Vec<Algorithm>, more: Vec<Algorithm>) {
 }
 
 impl Lt {
-    /// The library of the current context. It must have been found.
+    /// Opens cuBLASLt in the current context. The library must already be loaded.
     pub(super) fn new() -> Result<Lt> {
         let handle = result::create_handle().map_err(|e| failed("cublasLtCreate", e))?;
         Ok(Lt { handle, answers: Mutex::default() })
@@ -646,7 +664,7 @@ impl Lt {
         self.handle
     }
 
-    /// The library's version as it counts: 130100 is 13.1.0.
+    /// The library's version number: 130100 is 13.1.0.
     pub fn version(&self) -> usize {
         // SAFETY: the call takes nothing.
         unsafe { sys::cublasLtGetVersion() }

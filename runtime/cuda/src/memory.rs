@@ -1,8 +1,8 @@
-//! Memory on the device, and pinned memory of the host through which data travels.
+//! Device memory, and pinned host memory for transfers.
 //!
-//! In: sizes and streams. Out: RAII owners of memory. Holds always: device memory is taken from the
-//! stream-ordered pool of its stream and given back to it; a copy stays within both ends; every base address is
-//! a multiple of 256 bytes.
+//! In: sizes and streams. Out: RAII owners of memory. Invariant: device memory is allocated from
+//! the stream-ordered pool of its stream and freed to it; a copy stays within the bounds of both
+//! ends; every base address is a multiple of 256 bytes.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use cudarc::driver::{CudaStream, result, sys};
 use super::device::failed;
 use hypatia_tensor::error::{Error, Result};
 
-/// Bytes on the device.
+/// An allocation on the device.
 pub struct DeviceMemory {
     stream: Arc<CudaStream>,
     pointer: sys::CUdeviceptr,
@@ -19,7 +19,8 @@ pub struct DeviceMemory {
 }
 
 impl DeviceMemory {
-    /// Takes so many bytes; their contents are undefined. An allocation of none has a valid address too.
+    /// Allocates this many bytes with undefined contents. An empty allocation has a valid address
+    /// too.
     pub fn new(stream: &Arc<CudaStream>, bytes: usize) -> Result<DeviceMemory> {
         bind(stream)?;
         // SAFETY: the stream is alive; the size is not 0.
@@ -33,7 +34,8 @@ impl DeviceMemory {
         self.pointer
     }
 
-    /// Copies from the host, ordered on the stream. The host's bytes may be changed when it returns.
+    /// Copies from the host, ordered on the stream. The host's bytes may be modified once it
+    /// returns.
     pub fn upload(&self, from: &[u8]) -> Result<()> {
         if from.len() > self.bytes {
             return Err(Error::Internal(format!("{} bytes into {}", from.len(), self.bytes)));
@@ -42,12 +44,13 @@ impl DeviceMemory {
             return Ok(());
         }
         bind(&self.stream)?;
-        // SAFETY: both ranges are valid and long enough. Pageable memory is staged before the call returns.
+        // SAFETY: both ranges are valid and long enough. Pageable memory is staged before the call
+        // returns.
         unsafe { result::memcpy_htod_async(self.pointer, from, self.stream.cu_stream()) }
             .map_err(|e| failed("cuMemcpyHtoDAsync", e))
     }
 
-    /// Copies `to.len()` bytes from `offset` to the host and waits for them.
+    /// Copies `to.len()` bytes from `offset` to the host and waits for completion.
     pub fn download(&self, offset: usize, to: &mut [u8]) -> Result<()> {
         if offset.checked_add(to.len()).is_none_or(|end| end > self.bytes) {
             return Err(Error::Internal(format!("{} bytes at {offset} of {}", to.len(), self.bytes)));
@@ -61,7 +64,7 @@ impl DeviceMemory {
         self.stream.synchronize().map_err(|e| failed("cuStreamSynchronize", e))
     }
 
-    /// Fills with a byte, ordered on the stream.
+    /// Fills the memory with a byte, ordered on the stream.
     pub fn fill(&self, byte: u8) -> Result<()> {
         bind(&self.stream)?;
         // SAFETY: the range is valid.
@@ -73,19 +76,19 @@ impl DeviceMemory {
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
         if bind(&self.stream).is_ok() {
-            // SAFETY: the memory was taken from this stream's pool and is given back once. A failure leaks it:
-            // the context is lost then.
+            // SAFETY: the memory was allocated from this stream's pool and is freed once. A
+            // failure leaks it: the context is lost then.
             let _ = unsafe { result::free_async(self.pointer, self.stream.cu_stream()) };
         }
     }
 }
 
-/// Makes the stream's context the one of this thread.
+/// Makes the stream's context current on this thread.
 pub(super) fn bind(stream: &CudaStream) -> Result<()> {
     stream.context().bind_to_thread().map_err(|e| failed("cuCtxSetCurrent", e))
 }
 
-/// Page-locked bytes of the host: copies to and from them run at full speed and beside the host's work.
+/// Page-locked host memory: transfers run at full speed and concurrently with the host.
 pub struct Pinned {
     stream: Arc<CudaStream>,
     pointer: *mut u8,
@@ -96,21 +99,21 @@ pub struct Pinned {
 unsafe impl Send for Pinned {}
 
 impl Pinned {
-    /// Takes so many bytes, zeroed.
+    /// Allocates this many bytes, zeroed.
     pub fn new(stream: &Arc<CudaStream>, bytes: usize) -> Result<Pinned> {
         bind(stream)?;
         // SAFETY: the size is not 0; the flag says nothing.
         let pointer = unsafe { result::malloc_host(bytes.max(1), 0) }
             .map_err(|e| failed(&format!("cuMemAllocHost of {} MiB", bytes.div_ceil(1 << 20)), e))?;
-        // SAFETY: so many bytes were just taken.
+        // SAFETY: this many bytes were just allocated.
         unsafe { std::ptr::write_bytes(pointer.cast::<u8>(), 0, bytes.max(1)) };
         Ok(Pinned { stream: stream.clone(), pointer: pointer.cast(), bytes })
     }
 
-    /// The bytes, to be written. No copy from them may be under way.
+    /// The bytes, for writing. No copy from them may be in progress.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: the memory is valid, initialised and borrowed exclusively; the executor waits for its stream
-        // before it writes again.
+        // SAFETY: the memory is valid, initialised and borrowed exclusively; the executor waits for
+        // its stream before it writes again.
         unsafe { std::slice::from_raw_parts_mut(self.pointer, self.bytes) }
     }
 }
@@ -118,7 +121,7 @@ impl Pinned {
 impl Drop for Pinned {
     fn drop(&mut self) {
         if bind(&self.stream).is_ok() {
-            // SAFETY: taken by cuMemAllocHost, given back once.
+            // SAFETY: allocated by cuMemAllocHost, freed once.
             let _ = unsafe { result::free_host(self.pointer.cast()) };
         }
     }

@@ -1,9 +1,9 @@
-//! NVRTC: CUDA C++ to machine code for one architecture, on a machine with or without a GPU.
+//! NVRTC: compiles CUDA C++ to machine code for one architecture, with or without a GPU.
 //!
 //! In: a source of `hypatia-templates` and an architecture such as `sm_90a`. Out: a cubin and the
-//! compiler's log. Holds always: loading never panics and never links; where it fails, the error
-//! names every place that was tried. Sources come from our templates: the headers that they may
-//! include are cuda_fp16.h and cuda_bf16.h.
+//! compiler's log. Invariant: loading never panics and never links; a failure names every place
+//! that was tried. Sources come from our templates and may include only the headers cuda_fp16.h and
+//! cuda_bf16.h.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::fmt;
@@ -18,22 +18,22 @@ use hypatia_cache::{HEADERS, cache_folder, children, is_sealed, private_folder, 
 /// Why there is no cubin.
 #[derive(Clone, Debug)]
 pub enum NvrtcError {
-    /// The library is nowhere.
+    /// The library was not found.
     NotFound(Vec<Tried>),
-    /// The library is there but is no NVRTC that we know.
+    /// The library was found, but is not a supported NVRTC.
     Unusable {
         /// The library.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The reason.
         reason: String,
     },
-    /// The headers that half-precision kernels need are nowhere.
+    /// The headers that half-precision kernels need were not found.
     NoHeaders(String),
-    /// An architecture that this NVRTC does not know.
+    /// An architecture that this NVRTC does not support.
     UnknownArch {
-        /// What was asked for.
+        /// The requested architecture.
         arch: String,
-        /// What there is.
+        /// The supported architectures.
         known: Vec<String>,
     },
     /// The source does not compile.
@@ -49,7 +49,7 @@ pub enum NvrtcError {
     Call {
         /// The function.
         function: &'static str,
-        /// NVRTC's word for the error.
+        /// NVRTC's name for the error.
         error: String,
     },
 }
@@ -91,7 +91,7 @@ impl From<NvrtcError> for hypatia_tensor::error::Error {
 pub struct Cubin {
     /// The ELF file.
     pub bytes: Vec<u8>,
-    /// Warnings; empty as a rule.
+    /// Warnings; usually empty.
     pub log: String,
 }
 
@@ -100,7 +100,7 @@ type Program = *mut c_void;
 /// `nvrtcResult`.
 type Status = c_int;
 
-/// The functions of nvrtc.h that are used, with its types.
+/// The functions of nvrtc.h that are used, with their types.
 struct Api {
     version: unsafe extern "C" fn(*mut c_int, *mut c_int) -> Status,
     error_string: unsafe extern "C" fn(Status) -> *const c_char,
@@ -120,14 +120,14 @@ struct Api {
     log: unsafe extern "C" fn(Program, *mut c_char) -> Status,
     cubin_size: unsafe extern "C" fn(Program, *mut usize) -> Status,
     cubin: unsafe extern "C" fn(Program, *mut c_char) -> Status,
-    /// From 13.3 on.
+    /// Since 13.3.
     install_headers: Option<unsafe extern "C" fn(*const c_char, c_uint, *mut *const c_char) -> Status>,
 }
 
-/// The oldest version that knows all instructions of the kernels: `st.async` (PTX 8.1).
+/// The oldest version that supports all instructions of the kernels: `st.async` (PTX 8.1).
 const OLDEST: (i32, i32) = (12, 1);
 
-/// The loaded compiler. All its functions may be called from several threads at once.
+/// The loaded compiler. All functions are thread-safe.
 pub struct Nvrtc {
     library: Library,
     api: Api,
@@ -137,13 +137,13 @@ pub struct Nvrtc {
 }
 
 impl Nvrtc {
-    /// The compiler of this process: found once, kept for ever.
+    /// The compiler of this process, loaded once and never unloaded.
     pub fn get() -> Result<Arc<Nvrtc>, NvrtcError> {
         static SHARED: OnceLock<Result<Arc<Nvrtc>, NvrtcError>> = OnceLock::new();
         SHARED.get_or_init(|| Nvrtc::find(&[]).map(Arc::new)).clone()
     }
 
-    /// Looks in these folders, then wherever CUDA may be.
+    /// Searches these folders, then the usual places of CUDA.
     pub fn find(first: &[PathBuf]) -> Result<Nvrtc, NvrtcError> {
         let library = open_first(&["libnvrtc.so.13", "libnvrtc.so.12"], &["libnvrtc-builtins.so."], first)
             .map_err(NvrtcError::NotFound)?;
@@ -170,18 +170,18 @@ impl Nvrtc {
         self.version
     }
 
-    /// The library's file, and why it was looked for there.
+    /// The library's file, and why its folder was searched.
     pub fn library(&self) -> (&Path, &'static str) {
         (&self.library.path, self.library.origin)
     }
 
-    /// The architectures it compiles for: 80, 90, ...
+    /// The supported architectures: 80, 90, ...
     pub fn archs(&self) -> &[i32] {
         &self.archs
     }
 
-    /// The folder with cuda_fp16.h and cuda_bf16.h: beside the library, in a toolkit, or written from
-    /// the library into the user's cache folder.
+    /// The folder with cuda_fp16.h and cuda_bf16.h: beside the library, in a toolkit, or extracted
+    /// from the library into the user's cache folder.
     pub fn headers(&self) -> Result<&Path, NvrtcError> {
         let found = self
             .headers
@@ -192,7 +192,7 @@ impl Nvrtc {
         }
     }
 
-    /// Compiles a source to a cubin. `name` is what the log calls the file.
+    /// Compiles a source to a cubin. `name` is the file name in the log.
     pub fn compile(&self, source: &str, name: &str, arch: &str) -> Result<Cubin, NvrtcError> {
         let (program, log) = self.program(source, name, arch)?;
         Ok(Cubin { bytes: program.cubin()?, log })
@@ -218,7 +218,7 @@ impl Nvrtc {
         let options: Vec<CString> = options.iter().map(|o| text(o)).collect::<Result<_, _>>()?;
         let pointers: Vec<*const c_char> = options.iter().map(|o| o.as_ptr()).collect();
         let program = Handle::create(&self.api, &source, &c_name)?;
-        // SAFETY: the program is alive, and the array holds as many valid C strings as is said.
+        // SAFETY: the program is alive, and the array holds as many valid C strings as stated.
         let status = unsafe { (self.api.compile)(program.raw, pointers.len() as c_int, pointers.as_ptr()) };
         let log = program.log()?;
         if status != 0 {
@@ -227,8 +227,8 @@ impl Nvrtc {
         Ok((program, log))
     }
 
-    /// Writes the headers that the library carries, once per version. The folder belongs to the user
-    /// alone; it appears complete or not at all.
+    /// Extracts the headers that the library contains, once per version. The folder is private to
+    /// the user, and appears complete or not at all.
     fn bundled_headers(&self) -> Result<PathBuf, String> {
         self.headers_in(&cache_folder()?)
     }
@@ -239,7 +239,8 @@ impl Nvrtc {
         };
         let folder = cache.join(format!("{HEADERS}{}.{}", self.version.0, self.version.1));
         if std::fs::symlink_metadata(&folder).is_ok() {
-            // What lies in it is compiled: the user's alone, like the cache itself, and as it was written.
+            // The contents are compiled, so they must be private to the user, like the cache, and
+            // unmodified.
             private_folder(&folder)?;
             if is_sealed(&folder) {
                 return Ok(folder);
@@ -251,8 +252,8 @@ impl Nvrtc {
         private_folder(&temporary)?;
         let path = CString::new(temporary.display().to_string()).map_err(|e| e.to_string())?;
         let mut log: *const c_char = std::ptr::null();
-        // SAFETY: the path is a valid C string; the log pointer may be written and, if it is not null,
-        // points to a string that the library owns.
+        // SAFETY: the path is a valid C string; the log pointer may be written and, if it is not
+        // null, points to a string that the library owns.
         let (status, log) = unsafe {
             let status = install(path.as_ptr(), 0, &mut log);
             (status, if log.is_null() { String::new() } else { CStr::from_ptr(log).to_string_lossy().into_owned() })
@@ -267,7 +268,7 @@ impl Nvrtc {
             Err(format!("cannot rename {} to {}", temporary.display(), folder.display()))
         };
         if temporary.exists() {
-            // Another process was faster, or it failed: what is left is of no use.
+            // Another process was faster, or the rename failed: the temporary folder is useless.
             let _ = std::fs::remove_dir_all(&temporary);
         }
         done
@@ -282,8 +283,8 @@ impl fmt::Debug for Nvrtc {
 
 impl Api {
     fn load(l: &Library) -> Result<Api, String> {
-        // SAFETY: each field has the type that nvrtc.h declares for the function of that name, and they
-        // have been the same since CUDA 11.1.
+        // SAFETY: each field has the type that nvrtc.h declares for the function of that name, and
+        // they have been the same since CUDA 11.1.
         unsafe {
             Ok(Api {
                 version: l.function("nvrtcVersion")?,
@@ -315,7 +316,7 @@ impl Api {
     }
 }
 
-/// A program of NVRTC; destroyed when dropped.
+/// An NVRTC program; destroyed on drop.
 struct Handle<'a> {
     api: &'a Api,
     raw: Program,
@@ -324,8 +325,8 @@ struct Handle<'a> {
 impl<'a> Handle<'a> {
     fn create(api: &'a Api, source: &CStr, name: &CStr) -> Result<Handle<'a>, NvrtcError> {
         let mut raw: Program = std::ptr::null_mut();
-        // SAFETY: both strings end with NUL and outlive the call (NVRTC copies them); no headers are
-        // given, so their arrays may be null.
+        // SAFETY: both strings end with NUL and outlive the call (NVRTC copies them); no headers
+        // are given, so their arrays may be null.
         let status =
             unsafe { (api.create)(&mut raw, source.as_ptr(), name.as_ptr(), 0, std::ptr::null(), std::ptr::null()) };
         api.check("nvrtcCreateProgram", status)?;
@@ -361,23 +362,24 @@ impl Drop for Handle<'_> {
     }
 }
 
-/// The folder with the headers of the toolkit that the library belongs to, or of any other.
+/// The folder with the headers of the library's toolkit, or of any other toolkit.
 fn toolkit_headers(library: &Path) -> Option<PathBuf> {
     let mut folders: Vec<PathBuf> = library.ancestors().skip(1).take(4).map(|a| a.join("include")).collect();
     for place in super::find::places() {
         folders.extend(place.folder.ancestors().take(4).map(|a| a.join("include")));
-        // Wheels keep the headers in a package of their own.
+        // Python wheels keep the headers in a separate package.
         folders.extend(place.folder.ancestors().nth(2).map(|a| a.join("cuda_runtime/include")));
     }
     folders.into_iter().find(|f| f.join("cuda_fp16.h").is_file() && f.join("cuda_bf16.h").is_file())
 }
 
-/// Removes what processes left that were killed while they wrote headers: what is older than any such writing.
+/// Removes leftovers of processes that were killed while they wrote headers: folders older than any
+/// such write can take.
 fn remove_leftovers(cache: &Path) {
     for path in children(cache, &format!(".{HEADERS}")) {
         let age = std::fs::symlink_metadata(&path).and_then(|m| m.modified()).ok().and_then(|t| t.elapsed().ok());
         if age.is_some_and(|age| age.as_secs() > 3600) {
-            // Another process may have been faster.
+            // Another process may have removed it first.
             let _ = std::fs::remove_dir_all(&path);
         }
     }
@@ -403,7 +405,8 @@ mod tests {
     use hypatia_target::device::Device;
     use hypatia_testing::ty;
 
-    /// The compiler that `tools/fetch_nvrtc.sh` installs, or any other; `None` is told and skipped.
+    /// The compiler that `tools/fetch_nvrtc.sh` installs, or any other. `None` is reported, and the
+    /// test is skipped.
     fn compiler() -> Option<Nvrtc> {
         let local = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/nvrtc");
         match Nvrtc::find(&[local]) {
@@ -428,13 +431,14 @@ mod tests {
         }
     }
 
-    /// What the compiler makes of a source before machine code.
+    /// The PTX of a source.
     fn ptx(n: &Nvrtc, source: &str) -> String {
         type Size = unsafe extern "C" fn(Program, *mut usize) -> Status;
         type Text = unsafe extern "C" fn(Program, *mut c_char) -> Status;
         let (program, _) = n.program(source, "k.cu", "sm_90a").unwrap();
         let mut size = 0;
-        // SAFETY: both functions have the types that nvrtc.h declares; the buffer is as large as the first one says.
+        // SAFETY: both functions have the types that nvrtc.h declares; the buffer is as large as
+        // the first one says.
         unsafe {
             let (get_size, get) =
                 (n.library.function::<Size>("nvrtcGetPTXSize"), n.library.function::<Text>("nvrtcGetPTX"));
@@ -445,19 +449,20 @@ mod tests {
         }
     }
 
-    /// The compiler splits packs into elements where it loses sight of how they lie: a pass then takes three times as long.
+    /// The compiler splits vector accesses into elements if it cannot prove alignment. A pass then
+    /// takes three times as long.
     #[test]
     fn packs_of_pointwise_kernels_are_read_and_written_whole() {
         let Some(n) = compiler() else { return };
         let program = hypatia_library::load(&[]).unwrap();
-        // `ld.global.v4.u32`, and of words of 8 bytes two.
+        // `ld.global.v4.u32`; for 8-byte words, vectors of two.
         let packs = |ptx: &str, what: &str| {
             let is_pack =
                 |l: &&str| l.contains(".v4.") || l.contains(".v2.") && l.split_whitespace().any(|w| w.ends_with("64"));
             ptx.lines().filter(|l| l.contains(what)).filter(is_pack).count()
         };
         let mut kernels = BTreeSet::new();
-        // Behind a bias rows and columns, else one flat array; a pack for each thread, and two.
+        // With a bias, rows and columns, otherwise one flat array; one vector per thread, and two.
         let variants = [(true, 1), (false, 1), (false, 2)];
         for (dtype, (biased, share)) in
             [DType::F32, DType::F16, DType::BF16, DType::F64].map(|d| variants.map(|v| (d, v))).concat()
@@ -486,7 +491,7 @@ mod tests {
         assert!(kernels.iter().any(|k| k.contains("U = 2;")) && kernels.len() >= 12, "{} kernels", kernels.len());
     }
 
-    /// Headers that were changed in the cache are written again before anything is compiled with them.
+    /// Modified headers in the cache are rewritten before any compilation uses them.
     #[test]
     fn changed_headers_are_written_again() {
         let Some(n) = compiler() else { return };

@@ -1,7 +1,8 @@
-//! Names for what NVIDIA's profilers show: ranges on the host's timeline, through NVTX.
+//! NVTX ranges: names on the host's timeline for NVIDIA's profilers.
 //!
-//! In: [`enable`], once, where the user asks for it; names. Out: [`Range`]s, which end when they are dropped. Holds always:
-//! without `enable` a range costs one load and does nothing; ranges of a thread are nested, as they cannot leave it.
+//! In: [`enable`], once, at the user's request; names. Out: [`Range`]s, which end on drop.
+//! Invariant: without `enable` a range costs one load and does nothing; the ranges of a thread are
+//! nested, since they cannot leave it.
 
 use std::ffi::{CString, c_char, c_int};
 use std::marker::PhantomData;
@@ -10,7 +11,7 @@ use std::sync::OnceLock;
 use super::find::open_first;
 use hypatia_tensor::error::{Error, Result};
 
-/// The library for hosts that are not C, and its forerunner up to CUDA 12.
+/// The interop library for languages other than C, and its predecessor up to CUDA 12.
 const NAMES: [&str; 2] = ["libnvtx3interop.so.1", "libnvToolsExt.so.1"];
 
 struct Nvtx {
@@ -20,10 +21,10 @@ struct Nvtx {
 
 static NVTX: OnceLock<Nvtx> = OnceLock::new();
 
-/// Finds NVTX; from now on ranges are told to a profiler, where one is attached.
+/// Loads NVTX. From now on, ranges are reported to an attached profiler.
 ///
 /// # Errors
-/// If NVTX is nowhere.
+/// If NVTX is not found.
 pub fn enable() -> Result<()> {
     if NVTX.get().is_some() {
         return Ok(());
@@ -41,16 +42,16 @@ pub fn enable() -> Result<()> {
     let (push, pop) = unsafe {
         (library.function("nvtxRangePushA").map_err(wrong)?, library.function("nvtxRangePop").map_err(wrong)?)
     };
-    // Another thread may have been quicker, with the same library.
+    // Another thread may have been faster, with the same library.
     let _ = NVTX.set(Nvtx { push, pop });
     Ok(())
 }
 
-/// A part of the time with a name; it ends when this is dropped.
+/// A named range; it ends on drop.
 #[must_use = "a range ends when it is dropped"]
 pub struct Range {
     nvtx: Option<&'static Nvtx>,
-    /// It ends on the thread on which it began.
+    /// A range must end on the thread on which it began.
     _here: PhantomData<*const ()>,
 }
 
@@ -68,8 +69,9 @@ pub fn range(name: &str) -> Range {
 impl Drop for Range {
     fn drop(&mut self) {
         if let Some(nvtx) = self.nvtx {
-            // SAFETY: it takes nothing; this thread has a range open, the one begun last, since ranges are dropped in
-            // the reverse order of their scopes, and a surplus call is defined to do nothing but return an error.
+            // SAFETY: it takes nothing; this thread has a range open, the one begun last, since
+            // ranges are dropped in the reverse order of their scopes, and a surplus call is
+            // defined to do nothing but return an error.
             unsafe { (nvtx.pop)() };
         }
     }

@@ -1,12 +1,14 @@
-//! Weights in the other order, where that is faster.
+//! Transposed (packed) weights, where they are faster.
 //!
-//! In: a product with a weight: an operand that is a whole constant of the plan, a matrix. Out: the same product, which
-//! reads the weight with rows and columns exchanged, where that is measured to be faster. Holds always: without a
-//! measurement the weight is read as it lies; the other order is timed in turns with the best algorithm of the order as it
-//! lies, and what was found is kept by a [`Tuner`] as the choice of an algorithm is.
+//! In: a product with a weight: an operand that is a whole constant matrix of the plan. Out: the
+//! same product, reading the weight transposed, if that is measured to be faster. Invariant:
+//! without a measurement the weight is read as stored; the transposed product is timed in
+//! alternation with the best algorithm for the weight as stored; a [`Tuner`] caches the result like
+//! the choice of an algorithm.
 //!
-//! The library has other kernels for the other order. Which is faster follows no rule that is known: of 262 products that were
-//! timed on an H200, 30 take 3 to 45 % less, 43 take 3 to 51 % more (docs/adr/0014-packed-weights.md).
+//! The library has different kernels for the two orders. No known rule predicts which is faster: of
+//! 262 products that were timed on an H200, 30 take 3 to 45 % less, 43 take 3 to 51 % more
+//! (docs/adr/0014-packed-weights.md).
 
 use std::sync::Arc;
 
@@ -18,37 +20,39 @@ use super::tune::{self, Tuner};
 use hypatia_plan::{Place, Plan, Step};
 use hypatia_tensor::error::Result;
 
-/// A product over the other order of a weight.
+/// A product over the transposed weight.
 pub(super) struct Other {
-    /// The weight: A or B, by its place among the operands.
+    /// The weight, as its index among the operands: A or B.
     pub side: usize,
-    /// The constant that it is, by its index in the plan.
+    /// The index of the constant in the plan.
     pub constant: usize,
-    /// The product; that over the order as it lies, once this one is taken.
+    /// The product over the transposed weight; once that is taken, the product over the weight as
+    /// stored.
     matmul: Matmul,
-    /// True if the product reads this order.
+    /// True if the product reads the transposed weight.
     pub taken: bool,
 }
 
 impl Other {
-    /// What it computes.
+    /// The product's description.
     pub fn product(&self) -> &Call {
         self.matmul.product()
     }
 }
 
-/// The product over the other order of a weight, if it has one.
+/// The product over the transposed weight, if there is one.
 pub(super) fn other(plan: &Plan, step: &Step, calls: &Calls, scale: f64) -> Result<Option<Other>> {
     let Some((side, constant, product)) = weight(plan, step, calls) else { return Ok(None) };
     Ok(Some(Other { side, constant, matmul: Matmul::new(product)?.scaled(scale), taken: false }))
 }
 
-/// The side of a product that is a weight, the constant, and the product over its other order.
+/// The operand of a product that is a weight, the constant, and the product over its transpose.
 pub(super) fn weight(plan: &Plan, step: &Step, calls: &Calls) -> Option<(usize, usize, Call)> {
     if calls.offsets.len() != 1 || calls.product.by_addresses() {
         return None;
     }
-    // Of two constants the right one: models multiply by weights from the right.
+    // If both operands are constants, the right one counts: models multiply by weights from the
+    // right.
     [1, 0].into_iter().find_map(|side| {
         let view = &step.reads[side];
         let Place::Constant(constant) = plan.buffers[view.buffer.index()].place else { return None };
@@ -57,13 +61,13 @@ pub(super) fn weight(plan: &Plan, step: &Step, calls: &Calls) -> Option<(usize, 
     })
 }
 
-/// A product whose A or B is a whole matrix of that shape, over the other order of it.
+/// A product with A or B, a whole matrix of that shape, replaced by its transpose.
 fn turned(p: &Call, side: usize, shape: &[usize]) -> Option<Call> {
     let (layout, [rows, columns]) = if side == 0 { (p.a, [p.m, p.k]) } else { (p.b, [p.k, p.n]) };
     let stored = if layout.transposed { [columns, rows] } else { [rows, columns] };
     let [lines, along] = stored;
     let whole = shape == stored && layout.ld == along as i64;
-    // One line of elements lies the same in both orders.
+    // A vector has the same layout in both orders.
     if !whole || layout.batch_stride != 0 || lines < 2 || along < 2 {
         return None;
     }
@@ -71,7 +75,7 @@ fn turned(p: &Call, side: usize, shape: &[usize]) -> Option<Call> {
     Some(if side == 0 { Call { a: layout, ..*p } } else { Call { b: layout, ..*p } })
 }
 
-/// Takes the other order of a product's weight if that is measured to be faster.
+/// Uses the transposed weight if that is measured to be faster.
 pub(super) fn settle(gpu: &Arc<Gpu>, plan: &Plan, product: &mut Product, tuner: &mut Tuner) -> Result<()> {
     let Product { matmul, algorithms, other: Some(other), .. } = product else { return Ok(()) };
     let Some(best) = algorithms.first().filter(|_| !other.taken) else { return Ok(()) };
@@ -119,10 +123,10 @@ mod tests {
         let p = product();
         assert_eq!(turned(&p, 1, &[3, 7]), Some(Call { b: side(true, 3), ..p }));
         assert_eq!(turned(&p, 0, &[5, 3]), Some(Call { a: side(true, 5), ..p }));
-        // And back: a weight that the model has as [n, k].
+        // The reverse: a weight that the model stores as [n, k].
         let back = turned(&p, 1, &[3, 7]).and_then(|other| turned(&other, 1, &[7, 3]));
         assert_eq!(back, Some(p));
-        // All matrices of a batch may share it.
+        // All matrices of a batch may share the weight.
         let batch = Call { batch: 4, ..p };
         assert_eq!(turned(&batch, 1, &[3, 7]), Some(Call { b: side(true, 3), ..batch }));
     }

@@ -1,5 +1,6 @@
-//! Products whose weights are read in the other order, against the reference: forced by choices of a file, measured, kept,
-//! and over others' memory. Ragged sizes, every float, weights from either side and in either order, epilogues with a bias.
+//! Products that read their weights transposed, against the reference: forced by choices of a file,
+//! measured, cached, and over foreign memory. Ragged sizes, every float type, weights on either
+//! side and in either order, epilogues with a bias.
 #![allow(clippy::unwrap_used)]
 
 use std::sync::Arc;
@@ -29,9 +30,9 @@ use hypatia_testing::random::{coarsest, compare};
 use hypatia_testing::{int, list, ty};
 
 const FLOATS: [DType; 4] = [DType::BF16, DType::F16, DType::F32, DType::F64];
-/// Rows, length of the sums, columns.
+/// Rows, terms, columns.
 const SHAPES: [[usize; 3]; 6] = [[64, 32, 96], [5, 7, 3], [33, 129, 17], [1, 40, 24], [128, 768, 256], [200, 1601, 33]];
-/// How the weight is multiplied, and what stands behind it.
+/// How the weight is multiplied, and the epilogue.
 const FORMS: [&str; 5] = ["plain", "turned, relu", "gelu_tanh", "left", "batch, bias"];
 
 type Inputs = Vec<(String, Tensor)>;
@@ -45,7 +46,7 @@ fn matmul(g: &mut Graph, a: Value, b: Value) -> Value {
     g.builtin(BuiltinOp::Matmul, &[a, b], vec![]).unwrap()[0]
 }
 
-/// A product with a weight, in that form.
+/// A product with a weight, of that form.
 fn case(dtype: DType, [m, k, n]: [usize; 3], form: &str) -> (Graph, Inputs) {
     let mut rng = ChaCha8Rng::seed_from_u64(23);
     let mut g = Graph::new(hypatia_library::load(&[]).unwrap());
@@ -92,7 +93,7 @@ fn agrees(executor: &Executor, graph: &Graph, inputs: &Inputs, what: &str) {
     }
 }
 
-/// Choices as they were measured; those of other orders say that they are faster where `wins`.
+/// A file of measured choices; those for transposed weights are faster if `wins` says so.
 fn file<'a>(choices: impl Iterator<Item = &'a Choice>, wins: impl Fn(&Choice) -> bool) -> TuningFile {
     let mut file = TuningFile::default();
     for choice in choices {
@@ -106,7 +107,7 @@ fn file<'a>(choices: impl Iterator<Item = &'a Choice>, wins: impl Fn(&Choice) ->
     file
 }
 
-/// What a tuner finds that has all the time.
+/// A tuner with an unlimited budget, after measuring.
 fn measured(gpu: &Arc<Gpu>, plan: &Arc<Plan>) -> Tuner {
     let mut tuner = Tuner::forgetful(Duration::from_secs(600));
     Executor::new(plan.clone(), gpu.clone(), &mut tuner).unwrap();
@@ -118,7 +119,8 @@ fn from_file(gpu: &Arc<Gpu>, plan: &Arc<Plan>, file: TuningFile) -> Executor {
     Executor::new(plan.clone(), gpu.clone(), &mut tuner).unwrap().poisoned()
 }
 
-/// The weights of a plan that have another order: the step's index, the side, and the shape of the constant.
+/// The weights of a plan that can be transposed: the step's index, the side, and the shape of the
+/// constant.
 fn weights(plan: &Plan) -> Vec<(usize, usize, Vec<usize>)> {
     let of = |(i, step): (usize, &Step)| {
         let Action::Gemm(g) = &step.action else { return None };
@@ -142,7 +144,7 @@ fn weights_of_a_plan_are_whole_constants() {
         let other = [shape[1], shape[0]];
         assert!(found == [(side, shape.to_vec())] || found == [(side, other.to_vec())], "{form}: {found:?}\n{plan}");
     }
-    // Not half of a constant, not one matrix for each of a batch.
+    // Half of a constant does not qualify, nor does one matrix per batch element.
     let mut rng = ChaCha8Rng::seed_from_u64(37);
     for (w, x) in [(vec![64, 24], vec![8, 32]), (vec![3, 32, 24], vec![3, 8, 32])] {
         let mut g = Graph::new(hypatia_library::load(&[]).unwrap());
@@ -185,7 +187,7 @@ fn packed_weights_agree_with_the_reference_on_a_gpu() {
     assert!(packed > FLOATS.len() * SHAPES.len());
 }
 
-/// One weight is read in both orders, and is a result: each product decides for itself.
+/// One weight is read in both orders and is also a result: each product decides separately.
 #[test]
 fn a_weight_in_both_orders_is_there_twice_on_a_gpu() {
     let Some(gpu) = gpu(FLOATS.len()) else { return };
@@ -212,7 +214,7 @@ fn a_weight_in_both_orders_is_there_twice_on_a_gpu() {
         assert_eq!(notes.len(), 1, "{plan}\n{}", choices.to_text());
         assert_eq!(plan.steps[notes[0].0].writes[0].shape, [48, 40]);
         agrees(&executor, &g, &inputs, &format!("{dtype}"));
-        // The same memory serves another plan, whatever it reads.
+        // The same memory serves another plan, whatever that reads.
         let other = from_file(&gpu, &plan, file(tuner.choices(), |_| true));
         agrees(&other, &g, &inputs, &format!("{dtype}, the other plan"));
         drop(executor);
@@ -221,7 +223,7 @@ fn a_weight_in_both_orders_is_there_twice_on_a_gpu() {
     }
 }
 
-/// Runs that stay on the device, over memory of their own and of others.
+/// Resident runs, over their own memory and over foreign memory.
 fn foreign(gpu: &Arc<Gpu>, executor: &Executor, inputs: &Inputs, w: &Tensor) {
     let tensors: Vec<Tensor> = inputs.iter().map(|(_, t)| t.clone()).collect();
     let want = executor.run(&tensors).unwrap();
@@ -247,7 +249,7 @@ fn foreign(gpu: &Arc<Gpu>, executor: &Executor, inputs: &Inputs, w: &Tensor) {
     }
 }
 
-/// A second start times nothing and decides the same; a plan that guesses packs nothing.
+/// A second start times nothing and chooses the same; a plan with guesses packs nothing.
 #[test]
 fn a_second_start_packs_the_same_weights_on_a_gpu() {
     let Some(gpu) = gpu(3) else { return };
@@ -262,7 +264,8 @@ fn a_second_start_packs_the_same_weights_on_a_gpu() {
             (executor.notes(), tuner.counts(), executor, tuner)
         };
         if i == 2 {
-            // Without time all is guessed, the other order as well; a later start leaves it so, one that takes the time does not.
+            // Without a time budget every choice is guessed, including the transposes. A later
+            // start keeps the guesses; one with `Effort::Guessed` measures them.
             let (notes, counts, ..) = start(0, Effort::Unknown);
             assert_eq!((notes, counts.measured), (vec![], 0));
             assert_eq!(start(60, Effort::Unknown).1.measured, 0);
@@ -278,7 +281,7 @@ fn a_second_start_packs_the_same_weights_on_a_gpu() {
     }
 }
 
-/// Rows and columns are exchanged, and no number changes: signs of 0, infinities, the smallest and the largest.
+/// A transpose changes no number: signs of 0, infinities, the smallest and the largest.
 #[test]
 fn packing_exchanges_rows_and_columns_on_a_gpu() {
     let shapes = [[2, 3], [7, 130], [129, 33], [768, 100], [1, 5]];
@@ -289,7 +292,7 @@ fn packing_exchanges_rows_and_columns_on_a_gpu() {
         let mut value = |i| if i % 3 == 0 { special[i / 3 % 8] } else { rng.random_range(-2.0..2.0) };
         let values: Vec<f64> = (0..rows * columns).map(&mut value).collect();
         let tensor = Arc::new(Tensor::from_f64(dtype, &[rows, columns], &values).unwrap());
-        // With the matrix as it is on the device already, and without.
+        // With the matrix already on the device, and without.
         for given in [true, false] {
             let given = given.then(|| gpu.weight(&tensor, false).unwrap());
             let packed = gpu.weight(&tensor, true).unwrap();

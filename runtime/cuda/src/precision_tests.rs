@@ -1,5 +1,5 @@
-//! Products of long sums in parts: on whole numbers, which f32 adds exactly in any order, all algorithms
-//! give the sum of the whole.
+//! Products with long sums in parts. On integers, which f32 adds exactly in any order, all
+//! algorithms give the exact sum.
 #![allow(clippy::unwrap_used)]
 
 use std::sync::Arc;
@@ -13,16 +13,17 @@ use super::lt::{Epilogue, Layout, Matmul, Pointers, Product, WORKSPACE};
 use super::memory::DeviceMemory;
 use super::tests::{cases, gpu};
 
-/// Operands that lie in rows or in columns.
+/// Row-major and column-major operands.
 const ORDERS: [[bool; 2]; 4] = [[false, false], [false, true], [true, false], [true, true]];
 
-/// Products of long sums of small whole numbers, which f32 adds exactly in any order: in rows and columns, in batches, with
-/// and without epilogue, by every algorithm, over memory full of NaN.
+/// Products with long sums of small integers, which f32 adds exactly in any order: row-major and
+/// column-major, batched, with and without epilogue, by every algorithm, over memory poisoned with
+/// NaN.
 #[test]
 fn sums_in_parts_are_those_of_the_whole_on_a_gpu() {
     let sizes = [[2, 540, 1000, 1553], [1, 1030, 1024, 3077], [1, 1024, 1024, 4096]];
     let Some(gpu) = gpu(sizes.len() * ORDERS.len()) else { return };
-    // One is enough for a sanitizer.
+    // One case is enough for a sanitizer.
     let count = if cases(100) < 100 { 1 } else { sizes.len() };
     for size in sizes.into_iter().take(count) {
         for order in ORDERS {

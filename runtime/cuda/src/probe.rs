@@ -1,7 +1,7 @@
-//! What of CUDA this machine has: the driver and its devices, NVRTC, cuBLASLt.
+//! Detects the parts of CUDA on this machine: the driver and its devices, NVRTC, cuBLASLt.
 //!
-//! In: nothing. Out: for each library where it is and its version, or why it cannot be used. Holds
-//! always: probing starts no context and never panics.
+//! In: nothing. Out: for each library its path and version, or why it is unusable. Invariant:
+//! probing creates no context and never panics.
 
 use std::ffi::{CStr, c_char, c_int};
 
@@ -11,26 +11,26 @@ use super::nvrtc::Nvrtc;
 /// A library that was found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Found {
-    /// Its file, or the name by which the system's loader found it.
+    /// Its file, or the name that the system's loader resolved.
     pub path: String,
-    /// Why it was looked for there.
+    /// Why its folder was searched.
     pub origin: &'static str,
     /// Its version.
     pub version: String,
-    /// More: devices of the driver, architectures of NVRTC.
+    /// Details: devices of the driver, architectures of NVRTC.
     pub details: Vec<String>,
 }
 
-/// Why a library cannot be used.
+/// Why a library is unusable.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Missing {
-    /// One sentence.
+    /// The reason, as one sentence.
     pub reason: String,
     /// Every place that was tried.
     pub tried: Vec<Tried>,
 }
 
-/// A library, or why there is none.
+/// A library, or why it is unusable.
 pub type Probe = Result<Found, Missing>;
 
 fn missing(reason: impl Into<String>) -> Missing {
@@ -78,8 +78,8 @@ pub fn driver() -> Probe {
         .map(|device| {
             let mut text = [0u8; 128];
             let (mut major, mut minor) = (0, 0);
-            // SAFETY: the buffer has the given size, one byte is kept for the NUL, the device exists; 75 and
-            // 76 are CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR.
+            // SAFETY: the buffer has the given size, one byte is kept for the NUL, the device
+            // exists; 75 and 76 are CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR.
             unsafe {
                 name(text.as_mut_ptr().cast(), 127, device);
                 attribute(&mut major, 75, device);
@@ -99,7 +99,7 @@ pub fn cublaslt() -> Probe {
     let lib = open_first(&names, &["libcublas.so."], &[]).map_err(|t| nowhere("cuBLASLt", t))?;
     // SAFETY: the type is that of cublasLt.h.
     let version = unsafe { lib.function::<Version>("cublasLtGetVersion").map_err(missing)?() };
-    // 130100 is 13.1.0; 12 was counted likewise.
+    // 130100 is 13.1.0; version 12 used the same scheme.
     let text = format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100);
     Ok(found(&lib, text, Vec::new()))
 }

@@ -1,5 +1,6 @@
-//! Scalar functions of the templates against the exact values, on a GPU and compiled with the host's C++ compiler. They
-//! stand in for two steps where few digits count: plans whose products are in TF32 show them in f32.
+//! Scalar functions of the templates against the exact values, on a GPU and compiled with the
+//! host's C++ compiler. They replace two steps where low precision suffices; plans with TF32
+//! products show them in f32.
 #![allow(clippy::unwrap_used)]
 
 use std::sync::Arc;
@@ -22,7 +23,8 @@ use hypatia_target::device::Device;
 use hypatia_tensor::tensor::Tensor;
 use hypatia_testing::ty;
 
-/// Arguments over which `1 + erf(x)` and `1 + tanh(x)` go from 0 to 2, and such at which they are either.
+/// Arguments over which `1 + erf(x)` and `1 + tanh(x)` go from 0 to 2, and arguments at which they
+/// are 0 or 2.
 fn arguments() -> Vec<f32> {
     let special =
         [0.0, -0.0, 1e-40, -1e-40, 60.0, -60.0, f32::MAX, f32::MIN, f32::INFINITY, f32::NEG_INFINITY, f32::NAN];
@@ -30,7 +32,7 @@ fn arguments() -> Vec<f32> {
     special.into_iter().chain(dense.clone().map(|x| x / 8.0)).chain(dense).collect()
 }
 
-/// The functions alone, of all arguments.
+/// The functions alone, on all arguments.
 fn case() -> Case {
     let x = arguments();
     let text = "edition 1;\nuse core::*;\nscalar plus_erf(x) = 1 + erf(x);\nscalar plus_tanh(x) = tanh(x) + 1;\n";
@@ -45,7 +47,7 @@ fn case() -> Case {
     Case { what: "1 + erf(x), 1 + tanh(x) and e^x".into(), graph, inputs: vec![("x".into(), tensor)] }
 }
 
-/// Within three units of 2^-23 and, where the sum in f32 is 0 or 2, that.
+/// Within three units of 2^-23; exact if the f32 sum is 0 or 2.
 fn check(case: &Case, got: &[Tensor]) {
     let exact: [fn(f64) -> f64; 2] = [|x| libm::erfc(-x), |x| 2.0 / (1.0 + libm::exp(-2.0 * x))];
     for (exact, (got, (name, _))) in exact.into_iter().zip(got.iter().zip(&case.graph.outputs)) {
@@ -63,8 +65,8 @@ fn check(case: &Case, got: &[Tensor]) {
     }
 }
 
-/// What `verify` takes for the device's functions is what the templates compute: up to a unit of the largest step, by which
-/// two libraries' powers of two may differ.
+/// The functions that `verify` assumes for the device are those of the templates, within one unit
+/// of the largest step, by which two libraries' powers of two may differ.
 fn same(case: &Case, got: &[Tensor]) {
     for (name, got) in ["one_plus_erf", "one_plus_tanh", "__expf"].into_iter().zip(got) {
         let function = device_function(name).unwrap();
@@ -103,7 +105,7 @@ fn emulated_sums_with_one_are_near() {
     }
 }
 
-/// On the host nothing is shortened; in f32, and where the user says so, nothing either.
+/// Nothing is shortened on the host, in f32, or if the user forbids it.
 #[test]
 fn rules_of_kernels_fire_where_digits_are_lost_only() {
     let case = case();

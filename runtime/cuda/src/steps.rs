@@ -1,7 +1,8 @@
-//! Steps of a plan as work for the GPU: generated kernels and calls of cuBLASLt.
+//! Steps of a plan as GPU work: generated kernels and cuBLASLt calls.
 //!
-//! In: a plan for a GPU. Out: for each step what it launches, in order. Holds always: a step whose results are empty
-//! launches nothing; what has no kernel is an error that names the step, never a trip to the host.
+//! In: a plan for a GPU. Out: the launches of each step, in order. Invariant: a step with empty
+//! results launches nothing; a step without a kernel is an error that names the step, and never
+//! falls back to the host.
 
 use std::sync::Arc;
 
@@ -23,45 +24,47 @@ use hypatia_plan::{Action, EitherStep, GemmStep, Plan, Step, View};
 use hypatia_templates::instances::Body;
 use hypatia_tensor::error::{Error, Result};
 
-/// A product and the places of its operands, once for each call.
+/// A product and the locations of its operands, one set per call.
 pub struct Product {
-    /// What is called.
+    /// The product to call.
     pub matmul: Matmul,
-    /// The algorithms that can run it; the first one does. None yet where the library has not been asked.
+    /// The algorithms that can run it; the first one is used. Empty if the library has not been
+    /// asked yet.
     pub algorithms: Vec<Algorithm>,
-    /// True if they are not yet chosen: the library's first one is raced, or none is known.
+    /// True if the algorithm is not chosen yet: the library's first guess is raced, or none is
+    /// known.
     pub guessed: bool,
     /// A, B, D of each call.
     pub calls: Vec<[Location; 3]>,
-    /// Where its lists of addresses begin among all of a graph, in bytes.
+    /// Byte offset of its address lists among all lists of a graph.
     pub lists: u64,
-    /// The bias, or its gradient.
+    /// The bias, or the destination of its gradient.
     pub bias: Option<Location>,
     /// The second matrix of its epilogue.
     pub aux: Option<Location>,
-    /// The same over the other order of a weight.
+    /// The same product over the transposed weight.
     pub other: Option<Other>,
 }
 
 impl Product {
-    /// The weight that is read in the other order, if one is.
+    /// The weight that is read transposed, if there is one.
     pub fn packed(&self) -> Option<&Other> {
         self.other.as_ref().filter(|other| other.taken)
     }
 }
 
-/// What a step launches.
+/// A launch of a step.
 pub enum Launch {
     /// A generated kernel.
     Kernel(KernelLaunch),
-    /// cuBLASLt.
+    /// A cuBLASLt call.
     Product(Box<Product>),
-    /// Zeros in so many bytes: a product over no terms.
+    /// Zero-fills that many bytes: a product over no terms.
     Zeros(Location, usize),
 }
 
 impl Launch {
-    /// How many calls it makes that do not wait for each other.
+    /// Number of independent calls.
     pub fn calls(&self) -> usize {
         match self {
             Launch::Product(p) => p.calls.len(),
@@ -70,7 +73,7 @@ impl Launch {
     }
 }
 
-/// A step on its way: its source must still be compiled, or its algorithm chosen.
+/// An unfinished step: its source is not compiled yet, or its algorithm is not chosen yet.
 enum Draft<'p> {
     Kernel {
         source: Box<CudaSource>,
@@ -78,22 +81,22 @@ enum Draft<'p> {
         step: &'p Step,
     },
     Product(&'p Step),
-    /// A call that the library may have, and the steps that do without.
+    /// A call that the library may support, and its fallback steps.
     Either(&'p Step, Vec<Draft<'p>>),
 }
 
-/// The launches of a plan, each with the index of its step, and where their machine code came from.
+/// The launches of a plan, each with the index of its step, and the origin of their machine code.
 pub fn prepare(gpu: &Arc<Gpu>, plan: &Plan, tuner: &mut Tuner) -> Result<(Vec<(usize, Launch)>, Origins)> {
     let drafts = drafts(gpu, plan)?;
     let sources = sources(&drafts);
-    // Kernels are compiled by the host, algorithms are timed on the device: both at once.
+    // The host compiles kernels while the device times algorithms.
     let (codes, products) = std::thread::scope(|scope| {
         let compiling = scope.spawn(|| cubin::codes(gpu, &sources));
         ask_ahead(gpu, plan, &drafts, tuner.effort());
         let mut out = Vec::new();
         let mut add = |(_, d): &(usize, Draft<'_>)| products(gpu, plan, d, (tuner, false), &mut out);
         let products = drafts.iter().try_for_each(&mut add).and_then(|()| {
-            // All have their algorithms before time is spent on other orders.
+            // All products get their algorithms before transposed weights are timed.
             out.iter_mut().flatten().try_for_each(|launch| match launch {
                 Launch::Product(product) => packed::settle(gpu, plan, product, tuner),
                 Launch::Kernel(_) | Launch::Zeros(..) => Ok(()),
@@ -113,7 +116,7 @@ pub fn prepare(gpu: &Arc<Gpu>, plan: &Plan, tuner: &mut Tuner) -> Result<(Vec<(u
     Ok((launches, origins))
 }
 
-/// Compiles the kernels of a plan that is made next, so that it need not wait for them.
+/// Compiles the kernels of the plan that is prepared next, ahead of time.
 pub fn compile_ahead(gpu: &Arc<Gpu>, plan: &Plan) -> Result<()> {
     cubin::ahead(gpu, &sources(&drafts(gpu, plan)?))
 }
@@ -131,10 +134,10 @@ fn sources(drafts: &[(usize, Draft<'_>)]) -> Vec<String> {
     out
 }
 
-/// Steps for which a thread is worth it: a source takes 0.1 to 0.2 ms.
+/// Number of steps that justifies a thread: printing a source takes 0.1 to 0.2 ms.
 const DRAFTED: usize = 16;
 
-/// The steps that do something, with their indices.
+/// The steps that launch something, with their indices.
 fn drafts<'p>(gpu: &Gpu, plan: &'p Plan) -> Result<Vec<(usize, Draft<'p>)>> {
     let full = plan.steps.iter().enumerate().filter(|(_, step)| !step.writes.iter().all(View::is_empty));
     let full: Vec<(usize, &Step)> = full.collect();
@@ -146,7 +149,7 @@ fn drafts<'p>(gpu: &Gpu, plan: &'p Plan) -> Result<Vec<(usize, Draft<'p>)>> {
     Ok(out)
 }
 
-/// Asks the library about all products, as [`products`] is going to. What is wrong with one is told there.
+/// Asks the library about all products in advance, as [`products`] will. Errors are reported there.
 fn ask_ahead(gpu: &Arc<Gpu>, plan: &Plan, drafts: &[(usize, Draft<'_>)], effort: Effort) {
     fn add(plan: &Plan, draft: &Draft<'_>, effort: Effort, out: &mut Vec<(lt::Product, bool)>) -> Result<()> {
         match draft {
@@ -175,8 +178,8 @@ fn ask_ahead(gpu: &Arc<Gpu>, plan: &Plan, drafts: &[(usize, Draft<'_>)], effort:
     tune::ask_ahead(gpu, effort, &asked);
 }
 
-/// The launches of what is a product, in the order in which they are finished; `None` for a call that the library lacks.
-/// With `later` the library is not yet asked for their algorithms.
+/// The launches of the products, in the order in which they are finished; `None` for a call that
+/// the library does not support. With `later` the library is not asked for algorithms yet.
 fn products(
     gpu: &Arc<Gpu>,
     plan: &Plan,
@@ -197,8 +200,8 @@ fn products(
         Draft::Either(step, apart) => {
             let Action::Either(e) = &step.action else { return Err(Error::Internal("a call that is none".into())) };
             out.push(call(gpu, plan, step, e, tuner).map_err(|e| in_step(e, step))?);
-            // Copies cost more than any choice of algorithm saves: before a first result the way with copies is raced
-            // as the library guesses, and tuned only if it wins.
+            // Copies cost more than any choice of algorithm saves. Before a first result, the
+            // variant with copies is raced with the library's guess, and tuned only if it wins.
             let later = later || step.kernel.is_none() && tuner.effort() == Effort::Unknown;
             apart.iter().try_for_each(|d| products(gpu, plan, d, (&mut *tuner, later), out))?;
         }
@@ -206,7 +209,7 @@ fn products(
     Ok(())
 }
 
-/// What drafts wait for, in their order.
+/// Compiled code and products for the drafts, in their order.
 struct Made {
     products: std::vec::IntoIter<Option<Launch>>,
     modules: std::vec::IntoIter<Arc<CudaModule>>,
@@ -267,7 +270,7 @@ fn in_step(e: Error, step: &Step) -> Error {
     }
 }
 
-/// The tensor that a kernel's argument points to: what the work calls so, or what its role says.
+/// The tensor that a kernel argument points to, found by its name in the work or by its role.
 pub(super) fn operand<'a>(step: &'a Step, work: &'a Work, arg: &Arg) -> Option<&'a View> {
     if let Some((_, view)) = work.views.iter().find(|(n, _)| *n == arg.name) {
         return Some(view);
@@ -280,7 +283,7 @@ pub(super) fn operand<'a>(step: &'a Step, work: &'a Work, arg: &Arg) -> Option<&
     }
 }
 
-/// A step as what it launches, in order.
+/// The launches of a step in draft form, in order.
 fn draft<'p>(gpu: &Gpu, plan: &Plan, step: &'p Step) -> Result<Vec<Draft<'p>>> {
     if library_product(step).is_some() {
         return Ok(vec![Draft::Product(step)]);
@@ -298,7 +301,7 @@ fn draft<'p>(gpu: &Gpu, plan: &Plan, step: &'p Step) -> Result<Vec<Draft<'p>>> {
         let what = what.split(|c: char| !c.is_ascii_alphanumeric()).next().unwrap_or_default().to_lowercase();
         return Err(Error::Device(format!("{what} has no CUDA kernel yet; use --device cpu")));
     }
-    // Kernels are named by what they do alone, so that equal work is compiled once.
+    // Kernels are named only by their function, so that equal work is compiled once.
     let draft = |(body, work)| {
         let source = source(gpu, plan, &body, &work).map_err(emitted)?;
         Ok(Draft::Kernel { source: Box::new(source), work, step })
@@ -306,7 +309,7 @@ fn draft<'p>(gpu: &Gpu, plan: &Plan, step: &'p Step) -> Result<Vec<Draft<'p>>> {
     kernels.into_iter().map(draft).collect()
 }
 
-/// The product of a step that the library computes: one of floats.
+/// The floating-point product of a step that the library computes.
 fn library_product(step: &Step) -> Option<&GemmStep> {
     match &step.action {
         Action::Gemm(g) if g.acc.is_float() => Some(g),
@@ -314,7 +317,7 @@ fn library_product(step: &Step) -> Option<&GemmStep> {
     }
 }
 
-/// The source of a kernel for as much work as there is here.
+/// The source of a kernel for this amount of work.
 fn source(gpu: &Gpu, plan: &Plan, body: &Body, work: &Work) -> Result<CudaSource, cuda::EmitError> {
     let Body::Rowwise(kernel) = body else { return elementwise(&plan.program, body, work, gpu.threads()) };
     let target = match kernel.strided() && by_columns(work) {
@@ -324,7 +327,7 @@ fn source(gpu: &Gpu, plan: &Plan, body: &Body, work: &Work) -> Result<CudaSource
     cuda::rowwise_for(&plan.program, kernel, target)
 }
 
-/// The source of a kernel that is not row-wise, on a device that runs so many threads at a time.
+/// The source of a kernel that is not row-wise, for a device with this many resident threads.
 pub(super) fn elementwise(
     program: &Program,
     body: &Body,
@@ -388,24 +391,24 @@ fn product(plan: &Plan, step: &Step, g: &GemmStep) -> Result<Launch> {
     })))
 }
 
-/// The algorithms of a product that must have one.
+/// The algorithms of a product; it is an error if there are none.
 fn choose(gpu: &Arc<Gpu>, plan: &Plan, product: &mut Product, tuner: &mut Tuner) -> Result<()> {
     let (algorithms, choice) = tune::order(tuner, gpu, &mut product.matmul, footprint(plan))?;
     if algorithms.is_empty() {
         return Err(Error::Device(format!("cuBLASLt has no algorithm for {:?}", product.matmul.product())));
     }
     (product.algorithms, product.guessed) = (algorithms, false);
-    // Nothing is compared with a guess.
+    // A guess has no measurement to compare with.
     product.other.take_if(|_| choice.is_none_or(|c| c.us.is_none()));
     Ok(())
 }
 
-/// Bytes that divide the address of what an epilogue reads or stores beside.
+/// Alignment in bytes of an epilogue's bias and second matrix.
 const BESIDE_ALIGNMENT: usize = 16;
 
-/// The products of the call of a step that can do without, and what scales them.
+/// The products of a call with a fallback, and their scale.
 fn called(plan: &Plan, step: &Step, e: &EitherStep) -> Result<(gemm::Calls, f64)> {
-    // Without a name it is a product of many matrices as they lie.
+    // Without an epilogue name, it is a product of many strided matrices.
     let named = epilogue(plan, step)?;
     let (epilogue, scale) = match (named, e.product.scale(&plan.program)) {
         (Some(epilogue), _) => (epilogue, 1.0),
@@ -417,7 +420,7 @@ fn called(plan: &Plan, step: &Step, e: &EitherStep) -> Result<(gemm::Calls, f64)
     Ok((gemm::calls(&e.product, &step.reads[..e.reads], d, terms)?, scale))
 }
 
-/// The call of a step that can do without; `None` if the library has none for these operands.
+/// The call of a step with a fallback; `None` if the library does not support these operands.
 fn call(gpu: &Arc<Gpu>, plan: &Plan, step: &Step, e: &EitherStep, tuner: &mut Tuner) -> Result<Option<Launch>> {
     let (calls, scale) = called(plan, step, e)?;
     let (epilogue, named) = (calls.product.epilogue, step.kernel.is_some());
@@ -427,7 +430,7 @@ fn call(gpu: &Arc<Gpu>, plan: &Plan, step: &Step, e: &EitherStep, tuner: &mut Tu
     if lists && gpu.lt().version() < ADDRESSES_FROM {
         return Ok(None);
     }
-    // Sums and second matrices are those of the whole product.
+    // Sums and second matrices cover the whole product, so there must be a single call.
     let single = calls.offsets.len() == 1 && (!named || calls.product.batch == 1);
     let aligned = |v: &View| (v.offset * v.dtype.size()).is_multiple_of(BESIDE_ALIGNMENT);
     let beside = || reads[2..].iter().chain(stored);
@@ -448,7 +451,7 @@ fn call(gpu: &Arc<Gpu>, plan: &Plan, step: &Step, e: &EitherStep, tuner: &mut Tu
     Ok(Some(Launch::Product(Box::new(product))))
 }
 
-/// Where the operands of each call lie.
+/// The locations of each call's operands.
 fn places(plan: &Plan, step: &Step, offsets: &[[isize; 3]]) -> Vec<[Location; 3]> {
     let place = |v: &View, elements: isize| {
         let mut at = Location::of(plan, v);

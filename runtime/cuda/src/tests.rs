@@ -1,8 +1,8 @@
-//! Plans on a GPU against the reference: random graphs with ragged sizes, 0, 1, NaN, infinities, every element type,
-//! views in between, poisoned memory; products with every layout and epilogue.
+//! Plans on a GPU against the reference: random graphs with ragged sizes, 0, 1, NaN, infinities,
+//! every element type, views in between, poisoned memory; products with every layout and epilogue.
 //!
-//! Without a GPU each test says so and counts what it left out. `HYPATIA_NEED_GPU=1` makes that a failure, for machines
-//! that have one.
+//! Without a GPU each test reports how many cases it skips. `HYPATIA_NEED_GPU=1` makes that a
+//! failure, for machines with a GPU.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
@@ -30,7 +30,7 @@ use hypatia_tensor::tensor::Tensor;
 use hypatia_testing::random::{Random, coarsest, compare};
 use hypatia_testing::{int, list, program, ty};
 
-/// The GPU; without one says how many cases are left out.
+/// The GPU; without one, reports how many cases are skipped.
 pub(super) fn gpu(cases: usize) -> Option<Arc<Gpu>> {
     match Gpu::open(0) {
         Ok(gpu) => Some(gpu),
@@ -50,7 +50,7 @@ pub(super) fn executor(gpu: &Arc<Gpu>, graph: &Graph, cluster: bool) -> Result<(
     Ok((plan.clone(), Executor::new(plan, gpu.clone(), &mut tuner)?.poisoned()))
 }
 
-/// Runs a graph; the reason if the GPU has no kernel for one of its steps.
+/// Runs a graph and compares it; returns the reason if the GPU has no kernel for a step.
 pub(super) fn agrees(gpu: &Arc<Gpu>, graph: &Graph, inputs: &[(String, Tensor)], what: &str) -> Result<(), String> {
     let want = evaluate(graph, inputs, Mode::Rounded).unwrap();
     let tensors: Vec<Tensor> = inputs.iter().map(|(_, t)| t.clone()).collect();
@@ -74,7 +74,7 @@ pub(super) fn agrees(gpu: &Arc<Gpu>, graph: &Graph, inputs: &[(String, Tensor)],
     Ok(())
 }
 
-/// `HYPATIA_CASES` makes it fewer: a sanitizer is slow.
+/// `HYPATIA_CASES` reduces the number of cases: a sanitizer is slow.
 pub(super) fn cases(all: u64) -> u64 {
     std::env::var("HYPATIA_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(all).min(all)
 }
@@ -106,8 +106,9 @@ fn special_values_agree_with_the_reference_on_a_gpu() {
     random_graphs(5000, 300, true);
 }
 
-/// Row-wise kernels as they are compiled for one length: a few lanes, a warp, blocks and clusters a row, lengths that packs
-/// divide and others, rows too long to be kept; also of a slice, whose rows begin anywhere. NaN and infinities in some rows.
+/// Row-wise kernels as compiled for one row length: a few lanes, a warp, blocks and clusters per
+/// row; lengths that vector accesses divide and others; rows too long for registers. Also on a
+/// slice with unaligned rows. Some rows contain NaN and infinities.
 #[test]
 fn rows_of_every_length_agree_with_the_exact_values_on_a_gpu() {
     let lengths =
@@ -123,8 +124,8 @@ fn rows_of_every_length_agree_with_the_exact_values_on_a_gpu() {
     }
 }
 
-/// Pointwise kernels as they are made for little work, for more, and for more than the device does at a time; alone and
-/// behind a bias, in place and not, with a tail that packs do not divide.
+/// Pointwise kernels as generated for little work, for more, and for more than the device runs at
+/// once; alone and after a bias, in place and not, with a tail that vector accesses do not divide.
 #[test]
 fn pointwise_work_of_every_size_agrees_with_the_reference_on_a_gpu() {
     let sizes = [[3, 5], [129, 1024], [771, 1024], [1500, 2048], [1501, 2047]];
@@ -157,7 +158,8 @@ fn pointwise_work_of_every_size_agrees_with_the_reference_on_a_gpu() {
     }
 }
 
-/// Long rows, so many of them that each cluster of blocks goes over several, the next one on its way through shared memory.
+/// Long rows, so many that each cluster of blocks processes several and prefetches the next one
+/// into shared memory.
 #[test]
 fn streamed_rows_agree_with_the_exact_values_on_a_gpu() {
     let sizes = [[301, 20_000], [270, 16_640], [160, 40_008]];
@@ -165,14 +167,14 @@ fn streamed_rows_agree_with_the_exact_values_on_a_gpu() {
     let Some(gpu) = gpu(sizes.len() * floats.len()) else { return };
     let program = hypatia_library::load(&[]).unwrap();
     let mut rng = ChaCha8Rng::seed_from_u64(12);
-    // One is enough for a sanitizer.
+    // One case is enough for a sanitizer.
     let count = if cases(100) < 100 { 1 } else { sizes.len() };
     for (size, dtype) in sizes.into_iter().take(count).flat_map(|s| floats.map(|d| (s, d))) {
         rows_agree(&gpu, &program, &mut rng, size, dtype, false);
     }
 }
 
-/// Softmax, its logarithm and a normalisation over rows; with `slices`, also of rows that begin anywhere.
+/// Softmax, log-softmax and a normalisation over rows; with `slices`, also on unaligned rows.
 fn rows_agree(
     gpu: &Arc<Gpu>,
     program: &Arc<hypatia_dsl::ir::Program>,
@@ -193,7 +195,8 @@ fn rows_agree(
     let w = g.constant(Tensor::from_f64(dtype, &[n], &scale).unwrap());
     for (i, x) in [whole, head, tail].into_iter().take(if slices { 3 } else { 1 }).enumerate() {
         for (op, args) in [("softmax", vec![x]), ("log_softmax", vec![x]), ("layer_norm", vec![x, w, w])] {
-            // A number that every type holds: else the exact values are those of another one.
+            // A number that every type represents exactly; else the exact values would be those of
+            // another number.
             let eps = ("eps", AttrValue::Float(2f64.powi(-10)));
             let attrs = if op == "layer_norm" { vec![eps] } else { Vec::new() };
             let y = g.call(op, &args, &attrs).unwrap()[0];
@@ -214,7 +217,7 @@ fn rows_agree(
     let want = evaluate(&g, &inputs, Mode::Exact).unwrap();
     let (plan, executor) = executor(gpu, &g, true).unwrap();
     let got = executor.run(&inputs.map(|(_, t)| t)).unwrap();
-    // What is reduced is computed in f32; the least f16 stands far above what an f32 can say.
+    // Reductions are computed in f32; the smallest f16 is far above the smallest f32.
     let computed = if dtype == DType::F64 { 1e-11 } else { 4e-6 };
     let epsilon = dtype.epsilon().max(computed);
     let least = if dtype == DType::F16 { 2f64.powi(-24) } else { 0.0 };
@@ -231,7 +234,7 @@ fn rows_agree(
     }
 }
 
-/// Runs whose operands stay on the device, and runs into given tensors, give what a run gives and take no more memory.
+/// Resident runs and runs into given tensors agree with a plain run and allocate no memory.
 #[test]
 fn resident_runs_give_the_same_and_allocate_nothing_on_a_gpu() {
     let Some(gpu) = gpu(1) else { return };
@@ -255,7 +258,8 @@ fn resident_runs_give_the_same_and_allocate_nothing_on_a_gpu() {
     let mut resident = executor.resident().unwrap();
     let mut into: Vec<Tensor> = (0..2).map(|_| Tensor::zeros(DType::F32, &[64, 96]).unwrap()).collect();
     let free = || cudarc::driver::result::mem_get_info().unwrap().0;
-    // Tests beside this one take memory too: that a round takes none shows that it need not.
+    // Concurrent tests allocate memory too. One round without an allocation shows that none is
+    // needed.
     let mut frugal = 0;
     for _ in 0..20 {
         let inputs = random(&mut rng);
@@ -282,7 +286,8 @@ fn resident_runs_give_the_same_and_allocate_nothing_on_a_gpu() {
     println!("a run on the device of {} steps takes the host {host:.2} us", executor.plan().launches());
 }
 
-/// Runs over others' memory: aligned and not, more sets of addresses than are kept, results that are inputs.
+/// Runs over foreign memory: aligned and not, more sets of addresses than are cached, results that
+/// are inputs.
 #[test]
 fn runs_at_foreign_addresses_give_the_same_on_a_gpu() {
     let Some(gpu) = gpu(20) else { return };
@@ -303,7 +308,7 @@ fn runs_at_foreign_addresses_give_the_same_on_a_gpu() {
     let mut resident = executor.resident().unwrap();
     let stream = gpu.context().new_stream().unwrap();
     let room = |bytes: usize| DeviceMemory::new(&stream, bytes + 64).unwrap();
-    // Sets of addresses: the more of them, the more graphs, and some are used again.
+    // Each set of addresses needs a graph; some sets are used again.
     let sets: Vec<[DeviceMemory; 4]> = (0..20).map(|_| [33 * 40 * 4, 40 * 4, 33 * 40 * 4, 40 * 4].map(room)).collect();
     for round in 0..60usize {
         let (set, shift) = (&sets[(round * 7) % 20], if round % 3 == 1 { 4 } else { 0 });
@@ -337,7 +342,7 @@ fn runs_at_foreign_addresses_give_the_same_on_a_gpu() {
     }
 }
 
-/// Every layout of a product that is a view, with the epilogues that the library's menu has and others.
+/// Every layout of a product's operands that is a view, with the library's epilogues and others.
 #[test]
 fn products_of_every_layout_agree_with_the_reference_on_a_gpu() {
     let floats = [DType::F32, DType::F64, DType::F16, DType::BF16];
@@ -375,8 +380,8 @@ fn products_of_every_layout_agree_with_the_reference_on_a_gpu() {
     }
 }
 
-/// A product whose algorithm is measured, then taken from the cache, from a file, and measured again where the library
-/// does not take what the file says.
+/// A product whose algorithm is measured, then taken from the cache, then from a file, then
+/// measured again because the library rejects the file's algorithm.
 #[test]
 fn choices_are_kept_and_checked_on_a_gpu() {
     let Some(gpu) = gpu(4) else { return };
@@ -425,8 +430,8 @@ fn biased(g: &mut Graph, [x, y, bias]: [hypatia_graph::Value; 3], dtype: DType) 
     g.op(gemm, &[Some(x), Some(y), Some(bias)], vec![AttrValue::DType(dtype)], Some(t)).unwrap()[0]
 }
 
-/// Faults on purpose, for a sanitizer to find: if it does not find these, its silence about the others means nothing. They
-/// run only where `HYPATIA_PLANT` asks for them.
+/// Planted faults for a sanitizer to find. If it misses these, its silence about other code means
+/// nothing. They run only if `HYPATIA_PLANT` requests them.
 mod planted {
     use hypatia_templates::cuda::Geometry;
 

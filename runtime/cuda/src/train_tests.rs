@@ -1,5 +1,5 @@
-//! The library's calls for training on a GPU, each against the reference, called and done without: aligned and ragged sizes,
-//! every layout of the operands, every element type.
+//! The library's calls for training on a GPU, against the reference, by the call and by the
+//! fallback: aligned and ragged sizes, every layout of the operands, every element type.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
@@ -25,7 +25,7 @@ use hypatia_tensor::tensor::Tensor;
 use hypatia_testing::random::{coarsest, compare};
 use hypatia_testing::{list, ty};
 
-/// What is computed of a product `a b`: results and operands beside.
+/// The forms computed from a product `a b`, with their further results and operands.
 const FORMS: [&str; 10] = [
     "GELU_AUX",
     "GELU_AUX_BIAS",
@@ -39,7 +39,7 @@ const FORMS: [&str; 10] = [
     "DRELU_BGRAD",
 ];
 const FLOATS: [DType; 4] = [DType::BF16, DType::F16, DType::F32, DType::F64];
-/// Rows, columns, terms: some that 8 divides, and others.
+/// Rows, columns, terms: multiples of 8, and others.
 const SHAPES: [[usize; 3]; 9] = [
     [128, 256, 64],
     [64, 8, 24],
@@ -54,16 +54,17 @@ const SHAPES: [[usize; 3]; 9] = [
 
 type Inputs = Vec<(String, Tensor)>;
 
-/// A graph of that form, as rules leave it, and numbers for it. `turned` says which of the two operands is a transpose.
+/// A graph of that form, as rules produce it, and its inputs. `turned` says which of the two
+/// operands is a transpose.
 fn case(program: &Arc<Program>, form: &str, dtype: DType, [m, n, k]: [usize; 3], turned: [bool; 2]) -> (Graph, Inputs) {
     let mut rng = ChaCha8Rng::seed_from_u64(5);
     let mut g = Graph::new(program.clone());
     let mut inputs = Inputs::new();
     let signs = form.contains("RELU");
     let mut input = |g: &mut Graph, name: &str, shape: &[usize]| {
-        // Sums of many terms stay in the range in which GELU bends.
+        // Keeps sums of many terms in the range where GELU is curved.
         let size = 2.0 / (k.max(1) as f64).powf(0.25);
-        // Signs are told of sums that no order of their terms changes, and that often are 0.
+        // Tests of signs use sums that are exact in any order and are often 0.
         let step = |v: f64| if signs { (v * 4.0).round() / 4.0 } else { v };
         let values: Vec<f64> = (0..shape.iter().product()).map(|_| step(rng.random_range(-size..size))).collect();
         inputs.push((name.to_string(), Tensor::from_f64(dtype, shape, &values).unwrap()));
@@ -131,7 +132,7 @@ fn all() -> impl Iterator<Item = (&'static str, DType, [usize; 3], [bool; 2])> {
             })
         })
     });
-    // Bits make whole bytes; the accumulator that they are of is f32.
+    // A row of bits must fill whole bytes; the bits describe an f32 accumulator.
     every.filter(|(form, dtype, [_, n, _], _)| !form.contains("RELU") || n % 8 == 0 && *dtype != DType::F64)
 }
 
@@ -140,7 +141,7 @@ fn eithers(plan: &Plan) -> Vec<&Step> {
     plan.steps.iter().filter(|s| matches!(s.action, Action::Either(_))).collect()
 }
 
-/// What a plan for a GPU means, as the CPU runs it step by step.
+/// The meaning of a GPU plan, as the CPU runs it step by step.
 #[test]
 fn plans_with_calls_agree_with_the_reference_on_the_cpu() {
     let program = hypatia_library::load(&[]).unwrap();
@@ -168,7 +169,8 @@ fn plans_with_calls_agree_with_the_reference_on_the_cpu() {
     assert!(called.iter().all(|(form, n)| *n > if form.contains("RELU") { 20 } else { 30 }), "{called:?}");
 }
 
-/// The call where the library has one: nothing is measured, so that it is taken whatever it costs.
+/// Uses the call if the library supports it: nothing is measured, so the call is taken whatever its
+/// cost.
 #[test]
 fn calls_for_training_agree_with_the_reference_on_a_gpu() {
     let count = all().count();
@@ -190,14 +192,15 @@ fn calls_for_training_agree_with_the_reference_on_a_gpu() {
     for ((form, dtype), [as_call, all]) in &called {
         println!("{form} {dtype}: {as_call} of {all} cases as one call");
     }
-    // What a layer of a transformer in bf16 needs.
+    // The calls that a transformer layer in bf16 needs.
     for form in ["GELU_AUX_BIAS", "DGELU", "RELU_AUX_BIAS", "DRELU"].into_iter().filter(|_| few == count) {
         let as_call = called.get(&(form, DType::BF16.to_string())).map_or(0, |c| c[0]);
         assert!(as_call > 0, "the library has no {form} for bf16: {called:?}");
     }
 }
 
-/// What NaN becomes: the library keeps it or makes it 0, and its bit is either; every other row is as it should be.
+/// NaN handling: the library keeps NaN or replaces it by 0, with either bit; every other row must
+/// be right.
 #[test]
 fn a_nan_before_a_relu_stays_in_its_row_on_a_gpu() {
     let dtypes = [DType::F32, DType::F16, DType::BF16];
@@ -225,7 +228,7 @@ fn a_nan_before_a_relu_stays_in_its_row_on_a_gpu() {
     }
 }
 
-/// Both ways are timed once; the choice is kept, and whichever it is the result is right.
+/// Both variants are timed once; the choice is cached, and the result is right with either.
 #[test]
 fn the_faster_way_is_chosen_and_kept_on_a_gpu() {
     let shapes = [[64, 64, 64], [512, 1024, 256], [4096, 4096, 1024]];

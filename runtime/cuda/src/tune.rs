@@ -1,12 +1,14 @@
-//! Measured choice: which of cuBLASLt's algorithms is the fastest for a product on this device.
+//! Autotuning: measures which cuBLASLt algorithm is the fastest for a product on this device.
 //!
-//! In: products and the library's candidates. Out: the candidates with the fastest first. What was found is kept by a
-//! [`Tuner`]. Holds always: a choice counts only for the device, driver, library and version of Hypatia that it was
-//! measured with; the library is asked again whether it accepts a remembered algorithm before it runs.
+//! In: products and the library's candidates. Out: the candidates with the fastest first. A
+//! [`Tuner`] caches the results. Invariant: a choice applies only to the device, driver, library
+//! and Hypatia version of its measurement; before a cached algorithm runs, the library is asked
+//! whether it still accepts it.
 //!
-//! Method: random data (power depends on it), launches in a CUDA graph, timed by events, as they will run. Operands are
-//! rotated through several copies where the plan they stand in does not fit into the L2 cache either. All candidates are
-//! timed in a few rounds, the best of them in more; the median counts.
+//! Method: the operands are random (power depends on the data), the launches run in a CUDA graph as
+//! in production, and events time them. If the plan does not fit into the L2 cache, the operands
+//! rotate through several copies. All candidates are timed in a few rounds, the best of them in
+//! more rounds; the median counts.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
@@ -26,16 +28,17 @@ use crate::tuner::{Effort, Measured, Source};
 use crate::tuning::{Choice, Machine, PACKED};
 use hypatia_tensor::error::Result;
 
-/// Bytes that the rotated operands take together: more than the L2 caches of today's devices.
+/// Total bytes of the rotated operands: more than the L2 cache of current devices.
 const ROTATED: usize = 128 << 20;
-/// Copies of the operands at most.
+/// Maximum number of copies of the operands.
 const MAX_COPIES: usize = 16;
-/// Bytes of operands of one copy at most; a larger product is timed on the library's first candidates alone.
+/// Maximum operand bytes of one copy. For a larger product only the library's first candidates are
+/// timed.
 pub(super) const MAX_OPERANDS: usize = 4 << 30;
-/// A plan that touches less than this finds its operands in the L2 cache again.
+/// A plan that touches fewer bytes than this finds its operands in the L2 cache again.
 pub(super) const WARM: usize = 24 << 20;
-/// How many algorithms the library is asked for, the rounds in which all of them are timed, then those in which the best
-/// ones are, and how many of these there are.
+/// The effort of a race: the number of algorithms requested from the library, the rounds that time
+/// all of them, the rounds that time only the best, and the number of the best.
 struct Race {
     candidates: usize,
     rounds: usize,
@@ -43,11 +46,11 @@ struct Race {
     finalists: usize,
 }
 
-/// Before a first result.
+/// The effort before a first result.
 const QUICK: Race = Race { candidates: 32, rounds: 3, final_rounds: 9, finalists: 4 };
-/// Before a first result, for the other order of a weight.
+/// The effort before a first result, for the transposed weight.
 const BESIDE: Race = Race { candidates: 32, rounds: 2, final_rounds: 9, finalists: 2 };
-/// For a file that is kept.
+/// The effort for a tuning file.
 const THOROUGH: Race = Race { candidates: 128, rounds: 7, final_rounds: 31, finalists: 8 };
 
 fn race_of(effort: Effort, rival: bool) -> &'static Race {
@@ -57,13 +60,14 @@ fn race_of(effort: Effort, rival: bool) -> &'static Race {
         (_, false) => &QUICK,
     }
 }
-/// A weight is read in the other order if that takes less than so much of the time: less differs from race to race.
+/// A weight is transposed if that takes less than this fraction of the time. Smaller differences
+/// vary from race to race.
 const WORTH: f64 = 0.97;
-/// Microseconds that the launches of one graph should take, and how many they are at most.
+/// Target time of one graph's launches in microseconds, and the maximum number of launches.
 const GRAPH_US: f64 = 600.0;
 const MAX_LAUNCHES: usize = 64;
 
-/// The device and the versions that a choice counts for.
+/// The device and versions that a choice applies to.
 pub fn machine(gpu: &Gpu) -> Machine {
     Machine {
         device: gpu.describe(),
@@ -73,8 +77,8 @@ pub fn machine(gpu: &Gpu) -> Machine {
     }
 }
 
-/// Asks the library for the algorithms of products that are chosen next, on several threads: each answer takes milliseconds,
-/// and is kept. What it has no answer for is told to who asks again.
+/// Asks the library for the algorithms of the products that are chosen next, on several threads.
+/// Each answer takes milliseconds and is cached. Errors are reported to the later caller.
 pub(super) fn ask_ahead(gpu: &Gpu, effort: Effort, products: &[(Product, bool)]) {
     let mut seen = HashSet::new();
     let distinct: Vec<_> = products.iter().filter(|p| seen.insert(**p)).collect();
@@ -85,8 +89,8 @@ pub(super) fn ask_ahead(gpu: &Gpu, effort: Effort, products: &[(Product, bool)])
     });
 }
 
-/// The algorithms that can run a product, the best one first, and how it was chosen if there was a choice. `footprint` is how
-/// many bytes the plan touches.
+/// The algorithms that can run a product, the best one first, and how it was chosen if there was a
+/// choice. `footprint` is the number of bytes that the plan touches.
 pub(super) fn order(
     tuner: &mut Tuner,
     gpu: &Arc<Gpu>,
@@ -96,8 +100,8 @@ pub(super) fn order(
     race(tuner, gpu, matmul, None, footprint)
 }
 
-/// The algorithms of a product over the other order of a weight, the best one first, if that is measured to be faster than
-/// the product over the order as it lies with the best algorithm of it.
+/// The algorithms of a product over the transposed weight, the best one first, if that is measured
+/// to be faster than the best algorithm of the product over the weight as stored.
 pub(super) fn faster_than(
     tuner: &mut Tuner,
     gpu: &Arc<Gpu>,
@@ -109,12 +113,13 @@ pub(super) fn faster_than(
     Ok(choice.filter(pays).map(|_| algorithms))
 }
 
-/// True if what was measured of the other order says that it is worth it: both times are of one race.
+/// True if the measurement shows that the transpose pays off. Both times are of one race.
 fn pays(choice: &Choice) -> bool {
     matches!((choice.us, choice.first_us), (Some(us), Some(rival)) if us < rival * WORTH)
 }
 
-/// The algorithms that can run a product, the best one first, and how it was chosen, without or with a rival.
+/// The algorithms that can run a product, the best one first, and how it was chosen, with or
+/// without a rival.
 fn race(
     tuner: &mut Tuner,
     gpu: &Arc<Gpu>,
@@ -135,9 +140,10 @@ fn race(
     let cold = footprint > WARM;
     let packed = if rival.is_some() { format!("{PACKED}, ") } else { String::new() };
     let problem = packed + &problem(matmul.product(), cold);
-    // The library is asked about a product that is only read, and times one that is changed: one after the other.
+    // The heuristics borrow the product immutably and the timing borrows it mutably, one after the
+    // other.
     let matmul = std::cell::RefCell::new(matmul);
-    // A file may be anybody's: only what the library itself offers is given back to it.
+    // A tuning file is untrusted: only algorithms that the library itself offers are passed to it.
     let offered = |choice: &Choice| {
         let wanted = |a: &&Algorithm| a.to_words() == choice.algorithm && a.workspace == choice.workspace;
         candidates.iter().find(wanted).copied().or_else(|| {
@@ -155,7 +161,7 @@ fn race(
     Ok((candidates, choice))
 }
 
-/// What a choice is for: the product, and whether its operands are cold.
+/// The key of a choice: the product, and whether its operands are cold.
 pub(super) fn problem(p: &Product, cold: bool) -> String {
     let side = |l: &super::lt::Layout| {
         let outer = if p.by_addresses() { format!("+{}", l.outer_stride) } else { String::new() };
@@ -181,7 +187,7 @@ pub(super) fn problem(p: &Product, cold: bool) -> String {
     )
 }
 
-/// Elements from the first to the last one of an operand, over all matrices of the batches.
+/// Elements from the first to the last one of an operand, over all matrices of all batches.
 fn span(rows: usize, columns: usize, l: &super::lt::Layout, [outer, batch]: [usize; 2]) -> usize {
     let (lines, along) = if l.transposed { (columns, rows) } else { (rows, columns) };
     let far = |count: usize, stride: i64| (count.max(1) - 1) * usize::try_from(stride).unwrap_or(0);
@@ -197,15 +203,16 @@ fn spans(p: &Product) -> [usize; 3] {
 /// Elements of a block of random numbers.
 const BLOCK: usize = 1 << 16;
 
-/// A block of random numbers of that type, N(0, 1), as bytes. The same one each time: making it takes some milliseconds, and
-/// a product in many copies would wait for dozens.
+/// A block of random numbers of that type, N(0, 1), as bytes. The block is cached: generating it
+/// takes milliseconds, and a product with many copies would need dozens.
 fn noise(dtype: DType) -> Arc<Vec<u8>> {
     static MADE: LazyLock<Mutex<HashMap<DType, Arc<Vec<u8>>>>> = LazyLock::new(Mutex::default);
     let mut made = MADE.lock().unwrap_or_else(PoisonError::into_inner);
     let block = made.entry(dtype).or_insert_with(|| {
         let mut rng = ChaCha8Rng::seed_from_u64(1);
         let mut next = || {
-            // Twelve uniform numbers make a bell that is good enough to heat a device.
+            // The sum of twelve uniform numbers is close enough to a normal distribution to load
+            // the device.
             (0..12).map(|_| rng.random::<f64>()).sum::<f64>() - 6.0
         };
         let values: Vec<f64> = (0..BLOCK).map(|_| next()).collect();
@@ -215,7 +222,7 @@ fn noise(dtype: DType) -> Arc<Vec<u8>> {
     block.clone()
 }
 
-/// Memory filled with random numbers, a block of them over and over.
+/// Memory filled with random numbers, one block of them repeated.
 pub(super) fn random(stream: &Arc<CudaStream>, dtype: DType, elements: usize) -> Result<DeviceMemory> {
     let bytes = elements * dtype.size();
     let memory = DeviceMemory::new(stream, bytes)?;
@@ -238,11 +245,11 @@ struct Operands {
     b: Vec<DeviceMemory>,
     d: Vec<DeviceMemory>,
     aux: Vec<DeviceMemory>,
-    /// Lists of addresses, if the product takes them.
+    /// Address lists, if the product uses them.
     lists: Vec<DeviceMemory>,
     bias: DeviceMemory,
     workspace: DeviceMemory,
-    /// Bytes of the list of one operand.
+    /// Bytes of one operand's list.
     list: u64,
 }
 
@@ -283,7 +290,7 @@ impl Operands {
     }
 }
 
-/// Times work on a stream.
+/// Times work on a stream with events.
 struct Stopwatch {
     stream: Arc<CudaStream>,
     start: CudaEvent,
@@ -298,7 +305,7 @@ impl Stopwatch {
         Ok(Stopwatch { stream, start: event()?, stop: event()? })
     }
 
-    /// Microseconds.
+    /// Time in microseconds.
     fn time(&self, work: impl FnOnce() -> Result<()>) -> Result<f64> {
         self.start.record(&self.stream).map_err(|e| failed("cuEventRecord", e))?;
         work()?;
@@ -308,17 +315,17 @@ impl Stopwatch {
     }
 }
 
-/// A candidate whose launches were captured.
+/// A candidate with a captured graph.
 struct Racer {
     algorithm: Algorithm,
     graph: Graph,
-    /// How many launches there are.
+    /// Number of launches in the graph.
     launches: usize,
     times: Vec<f64>,
 }
 
 impl Racer {
-    /// Captures so many launches of what `launch` puts on the stream, over the operands of that number.
+    /// Captures that many launches of `launch`, which gets the index of the operands' copy.
     fn new(
         stream: &Arc<CudaStream>,
         algorithm: &Algorithm,
@@ -342,8 +349,8 @@ impl Racer {
     }
 }
 
-/// Times the candidates of a product; `None` if there is nothing to choose. A rival, which reads and writes as much, takes
-/// part in all rounds; its time counts as that of the first candidate.
+/// Times the candidates of a product; `None` if there is no choice. A rival, which reads and writes
+/// as many bytes, takes part in all rounds; its time replaces that of the first candidate.
 fn tune(
     gpu: &Arc<Gpu>,
     matmul: &mut Matmul,
@@ -356,7 +363,7 @@ fn tune(
     let [a, b, d] = spans(&p);
     let results = d * if p.epilogue.has_aux() { 2 } else { 1 };
     let bytes = (a + b) * p.dtype.size() + results * p.out.size();
-    // Matrices that lie one before the other reach to before the first of them.
+    // With a negative batch stride the matrices extend to addresses before the first one.
     let back = [&p.a, &p.b, &p.d].iter().any(|side| side.batch_stride < 0);
     if candidates.len() + usize::from(rival.is_some()) < 2 || bytes > MAX_OPERANDS || back {
         return Ok(None);
@@ -380,7 +387,7 @@ fn tune(
                 // SAFETY: as above: the other order of an operand has as many elements.
                 unsafe { matmul.launch(gpu.lt(), stream, algorithm, &operands.at(i)) }
             };
-            // Code that was never run is loaded by the first launch.
+            // The first launch of a kernel loads its code.
             launch(algorithm, 0)?;
             Racer::new(stream, algorithm, launches, launch)
         })
@@ -425,7 +432,7 @@ mod tests {
         for not in [(97.1, 100.0), (100.0, 100.0), (110.0, 100.0), (f64::INFINITY, f64::INFINITY)] {
             assert!(!pays(&choice(Some(not.0), Some(not.1))), "{not:?}");
         }
-        // Never without a measurement of both.
+        // Never true unless both are measured.
         assert!(!pays(&choice(None, Some(10.0))) && !pays(&choice(Some(9.0), None)) && !pays(&choice(None, None)));
     }
 

@@ -1,10 +1,11 @@
-//! Chooses algorithms: from a tuning file, from the cache, by measuring while there is time for it, else as the library
-//! guesses.
+//! Chooses algorithms: from a tuning file, from the cache, by measurement within a time budget,
+//! else by the library's guess.
 //!
-//! In: a product's name, the library's first candidate, and ways to ask whether an algorithm is accepted and to measure.
-//! Out: the choice. Holds always: what was chosen once is not measured again, in this process or, with a cache, in later
-//! ones; that includes guesses, which `hypatia bench` and `hypatia tune` measure after all; a choice that the library no
-//! longer accepts is not used. Nothing here needs a device.
+//! In: a product's name, the library's first candidate, and callbacks that check whether an
+//! algorithm is accepted, and measure. Out: the choice. Invariant: a choice is never measured twice
+//! in a process, nor in later ones that share a cache. That includes guesses, except that `hypatia
+//! bench` and `hypatia tune` measure them; a choice that the library no longer accepts is not used.
+//! Nothing here needs a device.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,21 +15,21 @@ use crate::tuning::{Choice, Machine, TuningFile};
 use hypatia_cache::{Cache, Store};
 use hypatia_tensor::error::Result;
 
-/// What is measured.
+/// Which products are measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Effort {
-    /// What nothing is known of, while there is time.
+    /// Unknown products, within the time budget.
     Unknown,
-    /// Also what was guessed at an earlier start.
+    /// Also products whose choice was guessed at an earlier start.
     Guessed,
-    /// Everything anew, more candidates and more rounds.
+    /// All products again, with more candidates and more rounds.
     Everything,
 }
 
-/// An algorithm, and what was measured of it.
+/// An algorithm and its measurement.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Measured {
-    /// The library's own words for it.
+    /// The library's configuration of it.
     pub algorithm: [u64; 8],
     /// Bytes of workspace.
     pub workspace: usize,
@@ -36,20 +37,20 @@ pub struct Measured {
     pub us: Option<f64>,
     /// Microseconds of the library's first candidate.
     pub first_us: Option<f64>,
-    /// How many there were to choose from.
+    /// Number of candidates.
     pub candidates: usize,
 }
 
-/// Where a choice is kept.
+/// Where a choice is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// In a tuning file, which may be anybody's.
+    /// In a tuning file, which is untrusted.
     File,
     /// In the user's own cache.
     Cache,
 }
 
-/// Where choices came from.
+/// Number of choices by origin.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// From a tuning file.
@@ -58,7 +59,7 @@ pub struct Counts {
     pub cached: usize,
     /// Measured now.
     pub measured: usize,
-    /// Left to the library's guess, now or at an earlier start.
+    /// The library's guess, now or at an earlier start.
     pub guessed: usize,
 }
 
@@ -69,27 +70,27 @@ pub struct Tuner {
     store: Option<Arc<Store>>,
     /// Choices of this process, by product.
     known: BTreeMap<String, Choice>,
-    /// Time left for measuring.
+    /// Remaining time for measurements.
     budget: Duration,
     effort: Effort,
     counts: Counts,
-    /// Products whose kept algorithm is not accepted any more, and where it was kept.
+    /// Products whose stored algorithm is no longer accepted, and where it was stored.
     rejected: Vec<String>,
 }
 
 impl Tuner {
-    /// With what the user's cache holds, which also gets what is found.
+    /// A tuner with the user's cache, which also stores new results.
     pub fn of_user(budget: Duration, effort: Effort) -> Tuner {
         let store = Cache::shared().as_ref().ok().map(|cache| cache.choices.clone());
         Tuner { store, effort, ..Tuner::forgetful(budget) }
     }
 
-    /// The same with that store.
+    /// A tuner with that store.
     pub fn with_store(store: Arc<Store>, budget: Duration, effort: Effort) -> Tuner {
         Tuner { store: Some(store), effort, ..Tuner::forgetful(budget) }
     }
 
-    /// With what is found in this process alone.
+    /// A tuner that keeps results only in this process.
     pub fn forgetful(budget: Duration) -> Tuner {
         Tuner {
             file: TuningFile::default(),
@@ -102,32 +103,33 @@ impl Tuner {
         }
     }
 
-    /// The same with the choices of a tuning file, which come before those of the cache.
+    /// Adds the choices of a tuning file, which take precedence over those of the cache.
     pub fn with_file(self, file: TuningFile) -> Tuner {
         Tuner { file, ..self }
     }
 
-    /// What is measured.
+    /// The effort: which products are measured.
     pub fn effort(&self) -> Effort {
         self.effort
     }
 
-    /// Where choices came from so far.
+    /// Number of choices by origin so far.
     pub fn counts(&self) -> Counts {
         self.counts
     }
 
-    /// What was chosen in this process.
+    /// The choices of this process.
     pub fn choices(&self) -> impl Iterator<Item = &Choice> {
         self.known.values()
     }
 
-    /// Products whose kept algorithm the library no longer accepts, and where it was kept.
+    /// Products whose stored algorithm the library no longer accepts, and where it was stored.
     pub fn rejected(&self) -> &[String] {
         &self.rejected
     }
 
-    /// The choice for a product; `None` where there is nothing to choose from. `measure` gives `None` for that.
+    /// The choice for a product; `None` if there are no alternatives, which `measure` reports with
+    /// `None`.
     pub fn choose(
         &mut self,
         machine: &Machine,
@@ -178,7 +180,7 @@ impl Tuner {
         Ok(Some(choice))
     }
 
-    /// What was chosen earlier, if it is still accepted.
+    /// An earlier choice, if it is still accepted.
     fn find(&mut self, machine: &Machine, problem: &str, accepts: impl Fn(&Choice, Source) -> bool) -> Option<Choice> {
         if self.effort >= Effort::Everything {
             return None;
@@ -221,7 +223,7 @@ mod tests {
 
     const GUESS: Measured = Measured { algorithm: [9; 8], workspace: 0, us: None, first_us: None, candidates: 32 };
 
-    /// A tuner of a process that has just started, and how often it has measured.
+    /// A tuner of a new process, and its number of measurements.
     struct Process {
         tuner: Tuner,
         times: Cell<usize>,
@@ -236,7 +238,7 @@ mod tests {
             Process::new(Tuner::with_store(store.clone(), budget, effort))
         }
 
-        /// The first word of the algorithm that is chosen, where measuring finds 1.
+        /// The first word of the chosen algorithm; a measurement finds 1.
         fn choose(&mut self, driver: i32, problem: &str, accepts: impl Fn(&Choice) -> bool) -> u64 {
             let measure = || {
                 self.times.set(self.times.get() + 1);
@@ -259,14 +261,14 @@ mod tests {
         let mut first = Process::start(&store, BUDGET, Effort::Unknown);
         assert_eq!([first.choose(1, "a", |_| true), first.choose(1, "a", |_| true)], [1, 1]);
         assert_eq!((first.times.get(), first.tuner.counts().measured), (1, 1));
-        // The time is over: guesses are kept as well.
+        // The time budget is spent: guesses are stored as well.
         first.tuner.budget = Duration::ZERO;
         assert_eq!(first.choose(1, "b", |_| true), 9);
         let mut second = Process::start(&store, BUDGET, Effort::Unknown);
         assert_eq!([second.choose(1, "a", |_| true), second.choose(1, "b", |_| true)], [1, 9]);
         assert_eq!(second.times.get(), 0);
         assert_eq!(second.tuner.counts(), Counts { cached: 2, guessed: 1, ..Counts::default() });
-        // Another driver is another machine.
+        // A different driver counts as a different machine.
         assert_eq!((second.choose(2, "c", |_| true), second.times.get()), (1, 1));
     }
 
@@ -306,7 +308,8 @@ mod tests {
         assert_eq!((fits.choose(1, "a", |_| true), fits.tuner.counts().file, fits.times.get()), (5, 1, 0));
         let mut other = with_file(&store);
         assert_eq!((other.choose(2, "a", |_| true), other.tuner.counts().file, other.times.get()), (1, 0, 1));
-        // Rejected in the file: that of the cache; rejected there as well: measured.
+        // If the file's choice is rejected, the cache's applies; if that is rejected too, the
+        // product is measured.
         let mut stale = with_file(&store);
         assert_eq!((stale.choose(1, "a", |c| c.algorithm[0] != 5), stale.times.get()), (1, 0));
         assert_eq!(stale.tuner.rejected(), ["m.tune: a"]);
@@ -320,7 +323,7 @@ mod tests {
         let (_folder, store) = store();
         Process::start(&store, BUDGET, Effort::Unknown).choose(1, "a", |_| true);
         let key = Choice::key(&machine(1), "a");
-        // A good file of the cache whose content is no choice.
+        // A valid cache file whose content is not a choice.
         store.put(&key, b"nonsense");
         let mut next = Process::start(&store, BUDGET, Effort::Unknown);
         assert_eq!((next.choose(1, "a", |_| true), next.times.get()), (1, 1));

@@ -1,9 +1,10 @@
-//! Choices that were measured on a device, as text that can be committed.
+//! Tuning files: choices that were measured on a device, as text that can be committed.
 //!
-//! In: lines of a tuning file, or choices. Out: the same as the other. Holds always: one line a choice, in one order, so
-//! that files differ where choices do; what is written is read back as it was; a line that is not as it was written (its
-//! sum differs) is an error that names it and says what was expected. A choice counts for the [`Machine`] that it was
-//! measured on, and no other. Nothing here needs a device.
+//! In: lines of a tuning file, or choices. Out: choices, or lines. Invariant: one line per choice,
+//! in sorted order, so that two files differ only where their choices differ; reading gives back
+//! what was written; a modified line (its checksum differs) is an error that names the line and
+//! states what was expected. A choice applies only to the [`Machine`] that it was measured on.
+//! Nothing here needs a device.
 //!
 //! ```text
 //! NVIDIA H200 (sm_90) | driver 13000 | cuBLASLt 130100 | Hypatia 0.1.0 | 64x64x64 ... | algorithm 1 0 ... | workspace 0 | 2.31 us | first 2.5 us | of 32 | sum 1a2b3c4d
@@ -20,9 +21,9 @@ use sha2::{Digest, Sha256};
 use hypatia_cache::{Key, KeyMaker};
 use hypatia_tensor::error::{Error, Result};
 
-/// How the choice for the other order of a weight begins, and what tells of a product that reads it.
+/// Prefix of the choice for a transposed weight. It also marks a product that reads one.
 pub const PACKED: &str = "packed";
-/// The name of the file that is looked for beside a model.
+/// The name of the tuning file beside a model.
 pub const BESIDE: &str = "hypatia.tune";
 /// First line of a file.
 const TITLE: &str = "# Hypatia tuning file, version 1";
@@ -30,12 +31,12 @@ const ABOUT: &str = "\
 # Written by `hypatia tune`; not to be edited: choices of other devices and versions may stand beside each other.
 # device | driver | library | Hypatia | product | algorithm | workspace | median | library's first guess | candidates | sum
 ";
-/// Between the fields of a line.
+/// The separator of a line's fields.
 const BAR: &str = " | ";
-/// Larger files are no tuning files.
+/// Upper bound for the size of a tuning file, in bytes.
 const LARGEST: u64 = 64 << 20;
 
-/// A device and the versions of what runs on it.
+/// A device and the versions of its software.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Machine {
     /// The device's name and architecture.
@@ -55,44 +56,44 @@ impl fmt::Display for Machine {
     }
 }
 
-/// Text that can be a field: no bar, no line break, no space at an end.
+/// Text that is valid as a field: no bar, no line break, no leading or trailing space.
 fn plain(text: &str) -> String {
     let text: String = text.chars().map(|c| if c == '|' || c.is_control() { '/' } else { c }).collect();
     text.trim().to_string()
 }
 
-/// The algorithm that was chosen for a product.
+/// The chosen algorithm of a product.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Choice {
-    /// Where it was measured.
+    /// The machine of the measurement.
     pub machine: Machine,
     /// The product.
     pub problem: String,
-    /// The library's own words for the algorithm.
+    /// The library's configuration of the algorithm.
     pub algorithm: [u64; 8],
     /// Bytes of workspace.
     pub workspace: usize,
-    /// Median time in microseconds; `None` if nothing was timed: it is the library's first guess.
+    /// Median time in microseconds; `None` if it is an unmeasured guess of the library.
     pub us: Option<f64>,
-    /// Microseconds of what it was measured against: see [`Choice::first`].
+    /// Time of the baseline in microseconds: see [`Choice::first`].
     pub first_us: Option<f64>,
-    /// How many algorithms there were to choose from.
+    /// Number of candidates.
     pub candidates: usize,
 }
 
 impl Choice {
-    /// What it was measured against, in words: the library's first guess or, where the choice is for the other order of a
-    /// weight, the product over the order as it lies, in the same race.
+    /// The baseline as text: the library's first guess; or, if the choice is for the transposed
+    /// weight, the product over the weight as stored, timed in the same race.
     pub fn first(&self) -> &'static str {
         if self.problem.starts_with(PACKED) { "as it lies" } else { "first guess" }
     }
 
-    /// The key under which it is kept in a cache.
+    /// Its cache key.
     pub fn key(machine: &Machine, problem: &str) -> Key {
         KeyMaker::default().part("choice 1").part(machine.to_string()).part(plain(problem)).key()
     }
 
-    /// A line without its end.
+    /// A line without its line break.
     pub fn to_line(&self) -> String {
         let words: Vec<String> = self.algorithm.iter().map(|w| format!("{w:x}")).collect();
         let time = |us: Option<f64>| us.map_or("not timed".to_string(), |us| format!("{us} us"));
@@ -109,7 +110,7 @@ impl Choice {
         format!("{text} | sum {}", sum(&text))
     }
 
-    /// Reads a line; the error says what was expected.
+    /// Parses a line; the error states what was expected.
     pub fn from_line(line: &str) -> Result<Choice, String> {
         let fields: Vec<&str> = line.split(BAR).collect();
         let [device, driver, library, hypatia, problem, algorithm, workspace, us, first, of, given] = fields[..] else {
@@ -143,18 +144,18 @@ impl Choice {
     }
 }
 
-/// The file beside one that is being written.
+/// The path of the temporary file for a file that is being written.
 fn part(path: &Path) -> PathBuf {
     let name = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
     path.with_file_name(format!(".{name}.{}.part", std::process::id()))
 }
 
-/// Eight digits that change with the text.
+/// An eight-digit checksum of the text.
 fn sum(text: &str) -> String {
     Sha256::digest(text.as_bytes()).iter().take(4).map(|b| format!("{b:02x}")).collect()
 }
 
-/// What stands behind a word.
+/// The value that follows a word.
 fn named<T: std::str::FromStr>(field: &str, word: &str, what: &str) -> Result<T, String> {
     let value = field.strip_prefix(word).filter(|v| !v.is_empty()).and_then(|v| v.parse().ok());
     value.ok_or_else(|| format!("expected {what}, found `{field}`"))
@@ -177,17 +178,17 @@ fn words(field: &str) -> Result<[u64; 8], String> {
     words.and_then(|w| w.try_into().ok()).ok_or_else(wrong)
 }
 
-/// What a tuning file says.
+/// The contents of a tuning file.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TuningFile {
-    /// The file, for messages.
+    /// The path, for messages.
     pub path: PathBuf,
     /// By machine and product.
     choices: BTreeMap<(Machine, String), Choice>,
 }
 
 impl TuningFile {
-    /// A file without choices.
+    /// An empty file.
     pub fn empty(path: &Path) -> TuningFile {
         TuningFile { path: path.to_path_buf(), choices: BTreeMap::new() }
     }
@@ -241,52 +242,52 @@ impl TuningFile {
         Ok(TuningFile { path: path.to_path_buf(), choices })
     }
 
-    /// The text of the file.
+    /// The text of the file, for writing.
     pub fn to_text(&self) -> String {
         let lines = self.choices.values().map(Choice::to_line);
         lines.fold(format!("{TITLE}\n{ABOUT}"), |text, line| text + &line + "\n")
     }
 
-    /// Fails if a file of that name could not be written, so that nobody measures for hours in vain.
+    /// Fails if the file cannot be written, so that hours of measurement are not wasted.
     pub fn writable(path: &Path) -> Result<()> {
         let beside = part(path);
         let done = std::fs::write(&beside, "").and_then(|()| std::fs::remove_file(&beside));
         done.map_err(|source| Error::Io { path: path.to_path_buf(), source })
     }
 
-    /// Writes the file: beside, then renamed.
+    /// Writes a temporary file and renames it.
     pub fn write(&self, path: &Path) -> Result<()> {
         let beside = part(path);
         let done = std::fs::write(&beside, self.to_text()).and_then(|()| std::fs::rename(&beside, path));
         if done.is_err() {
-            // Half a file is of no use.
+            // A partial file is useless.
             let _ = std::fs::remove_file(&beside);
         }
         done.map_err(|source| Error::Io { path: path.to_path_buf(), source })
     }
 
-    /// What was chosen for a product on that machine.
+    /// The choice for a product on a machine.
     pub fn find(&self, machine: &Machine, problem: &str) -> Option<&Choice> {
         self.choices.get(&(machine.clone(), plain(problem)))
     }
 
-    /// Adds a choice, in the place of one for the same product on the same machine.
+    /// Adds a choice. It replaces a choice for the same product on the same machine.
     pub fn insert(&mut self, choice: Choice) {
         let choice = Choice { problem: plain(&choice.problem), ..choice };
         self.choices.insert((choice.machine.clone(), choice.problem.clone()), choice);
     }
 
-    /// All choices, in the file's order.
+    /// All choices, in file order.
     pub fn choices(&self) -> impl Iterator<Item = &Choice> {
         self.choices.values()
     }
 
-    /// How many choices count on that machine.
+    /// Number of choices that apply to a machine.
     pub fn fitting(&self, machine: &Machine) -> usize {
         self.choices.keys().filter(|(m, _)| m == machine).count()
     }
 
-    /// What to tell of a file none of whose choices counts on that machine.
+    /// The message for a file that has no choices for this machine.
     pub fn misfit(&self, machine: &Machine) -> Option<String> {
         if self.fitting(machine) > 0 {
             return None;
@@ -345,7 +346,7 @@ mod tests {
         let lines: Vec<&str> = text.lines().filter(|l| !l.starts_with('#')).collect();
         assert_eq!(lines.len(), 3, "one line a choice: {text}");
         assert!(lines.is_sorted() && lines[0].starts_with("NVIDIA A100"), "{text}");
-        // The order of insertion leaves no trace; one more choice is one more line.
+        // The order of insertion does not matter; one more choice is one more line.
         let mut other = TuningFile { path: file.path.clone(), ..TuningFile::default() };
         file.choices().collect::<Vec<_>>().into_iter().rev().for_each(|c| other.insert(c.clone()));
         assert_eq!(other.to_text(), text);

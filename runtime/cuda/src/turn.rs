@@ -1,9 +1,10 @@
-//! Rows and columns of a matrix exchanged, on the device.
+//! Transposes a matrix on the device.
 //!
-//! In: a row-major matrix. Out: its transpose, row-major. Holds always: each element has the bits that it had, but that a
-//! NaN may become another one.
+//! In: a row-major matrix. Out: its transpose, row-major. Invariant: the bits of each element are
+//! unchanged, except that a NaN may become a different NaN.
 //!
-//! By the library, which is loaded anyway: a kernel of one's own would have to be compiled before the first result.
+//! cuBLASLt does this, since it is loaded anyway; a kernel of our own would have to be compiled
+//! before the first result.
 
 use std::ffi::c_void;
 
@@ -29,7 +30,7 @@ impl Drop for Transform {
 struct Matrix(sys::cublasLtMatrixLayout_t);
 
 impl Matrix {
-    /// A row-major matrix; to the library, which counts by columns, it is the transpose.
+    /// A row-major matrix. The library is column-major, and sees the transpose.
     fn new(dtype: DType, [rows, columns]: [usize; 2]) -> Result<Matrix> {
         let layout = result::create_matrix_layout(data_type(dtype)?, columns as u64, rows as u64, columns as i64);
         layout.map(Matrix).map_err(|e| failed("cublasLtMatrixLayoutCreate", e))
@@ -46,7 +47,8 @@ impl Drop for Matrix {
 /// Writes the transpose of a matrix of floats, ordered on the stream.
 ///
 /// # Safety
-/// Both addresses must be those of memory for so many elements, which does not overlap, valid until the stream is done.
+/// Both addresses must be those of memory for that many elements, must not overlap, and must stay
+/// valid until the stream is done.
 pub(super) unsafe fn turn(
     lt: &Lt,
     stream: &CudaStream,
@@ -79,7 +81,8 @@ pub(super) unsafe fn turn(
         )
     };
     status.result().map_err(|e| failed("cublasLtMatrixTransformDescSetAttribute", e))?;
-    // SAFETY: handles and scales are alive; there is no second matrix; the caller answers for the addresses.
+    // SAFETY: handles and scales are alive; there is no second matrix; the caller guarantees the
+    // addresses.
     let status = unsafe {
         sys::cublasLtMatrixTransform(
             lt.handle(),

@@ -1,8 +1,8 @@
 //! Builder methods of a [`Graph`].
 //!
-//! In: ops and scalars of the graph's Program, values that are already in the graph. Out: nodes
-//! whose types the typing rules gave. Holds always: a method that fails leaves the graph as it was,
-//! so a graph made by these methods alone is valid.
+//! In: ops and scalars of the graph's Program, values of the graph. Out: nodes whose types come
+//! from the typing rules. Invariant: a method that fails leaves the graph unchanged, so a graph
+//! built by these methods alone is valid.
 
 use std::sync::Arc;
 
@@ -40,7 +40,7 @@ impl Graph {
         self.push(NodeKind::Const(tensor), Vec::new(), vec![ty])
     }
 
-    /// Adds a constant of rank 0: the number rounded once to the dtype.
+    /// Adds a constant of rank 0: the number, rounded once to the dtype.
     pub fn number(&mut self, dtype: DType, value: f64) -> Result<Value> {
         let tensor = Tensor::from_f64(dtype, &[], &[value])
             .ok_or_else(|| Error::Internal("a tensor of rank 0 could not be made".into()))?;
@@ -48,8 +48,9 @@ impl Graph {
     }
 
     /// Adds an application of an op and returns its results. `operands` are the tensor operands in
-    /// declaration order (`None` for an absent optional one, variadic ones at the end), then, if
-    /// the op has a term, the tensors that the term reads. Axes among the attributes are normalised.
+    /// declaration order (`None` for an absent optional one, variadic ones at the end). If the op
+    /// has a term, the tensors that the term reads follow. Axes among the attributes are
+    /// normalised.
     pub fn op(
         &mut self,
         op: OpId,
@@ -101,7 +102,7 @@ impl Graph {
         Ok((attrs, results))
     }
 
-    /// Adds a scalar function applied element by element, with broadcasting.
+    /// Adds an element-wise scalar function, with broadcasting.
     pub fn scalar(&mut self, scalar: ScalarId, operands: &[Value]) -> Result<Value> {
         let operands: Vec<Option<Value>> = operands.iter().copied().map(Some).collect();
         self.check_values(&operands)?;
@@ -129,8 +130,8 @@ impl Graph {
         self.scalar(id, operands)
     }
 
-    /// Adds an application of the op or scalar of that name. Attributes by name; those that are
-    /// not named take their defaults. Returns all results.
+    /// Adds an application of the op or scalar of that name. Attributes are passed by name; omitted
+    /// ones take their defaults. Returns all results.
     pub fn call(&mut self, name: &str, operands: &[Value], attrs: &[(&str, AttrValue)]) -> Result<Vec<Value>> {
         if let Some(op) = self.program.find_op(name) {
             let attrs = self.named_attrs(op, attrs)?;
@@ -186,7 +187,7 @@ impl Graph {
         self.outputs.push((name.into(), value));
     }
 
-    /// Names the node behind a value, for messages.
+    /// Names the node of a value, for messages.
     pub fn name_node(&mut self, value: Value, name: impl Into<String>) {
         self.nodes[value.node.index()].name = name.into();
     }
@@ -206,7 +207,7 @@ impl Graph {
         (0..self.nodes[node.index()].results.len() as u32).map(|output| Value { node, output }).collect()
     }
 
-    /// How many of a node's operands are the op's tensor operands; the rest belong to its term.
+    /// The number of a node's tensor operands; the remaining operands belong to its term.
     pub fn tensor_operands(&self, node: &Node) -> usize {
         match &node.kind {
             NodeKind::Op { op, term: Some(_), .. } => tensor_params(self.program.op(*op)).min(node.operands.len()),
@@ -214,7 +215,7 @@ impl Graph {
         }
     }
 
-    /// The nodes that use each node: distinct users, in order; an output counts as none.
+    /// The users of each node, deduplicated and in order; outputs do not count.
     pub fn users(&self) -> Vec<Vec<NodeId>> {
         let mut users: Vec<Vec<NodeId>> = vec![Vec::new(); self.nodes.len()];
         for (i, node) in self.nodes.iter().enumerate() {
@@ -228,7 +229,7 @@ impl Graph {
         users
     }
 
-    /// The same graph without the nodes that no output needs. Inputs stay.
+    /// The graph without dead nodes. Inputs stay.
     pub fn pruned(&self) -> Graph {
         let mut live = vec![false; self.nodes.len()];
         for id in self.outputs.iter().map(|(_, v)| v.node).chain(self.inputs.iter().copied()) {

@@ -1,8 +1,8 @@
 //! Graphs written in Rust, as formulas.
 //!
-//! In: a Program, inputs, weights, ops by name or operator. Out: a [`Graph`], or every mistake with the place in the
-//! caller's source. Holds always: a mistake makes no panic and needs no `?` on the way: what depends on it is left out,
-//! and [`GraphBuilder::finish`] tells of it.
+//! In: a Program, inputs, weights, ops by name or operator. Out: a [`Graph`], or every mistake with
+//! its place in the caller's source. Invariant: a mistake does not panic and needs no `?` where it
+//! is made. Whatever depends on it is left out, and [`GraphBuilder::finish`] reports it.
 
 use std::cell::RefCell;
 use std::ops;
@@ -42,7 +42,7 @@ use hypatia_tensor::tensor::{Element, Tensor};
 /// # Ok::<(), hypatia::Error>(())
 /// ```
 ///
-/// What does not fit is told at the end, with the line that wrote it:
+/// Type errors are reported at the end, with the source line of each:
 ///
 /// ```
 /// # use hypatia::dsl::dtype::DType;
@@ -62,19 +62,19 @@ pub struct GraphBuilder {
     mistakes: RefCell<Vec<String>>,
 }
 
-/// Mistakes that are told at most.
+/// Maximum number of mistakes reported.
 const MAX_MISTAKES: usize = 20;
 
-/// A value of a graph that is being built. Formulas of it are `+ - * / %`, with numbers too, methods, and
-/// [`GraphBuilder::call`].
+/// A value of a graph that is being built. Formulas use `+ - * / %` (also with numbers), methods,
+/// and [`GraphBuilder::call`].
 #[derive(Clone, Copy)]
 pub struct Var<'g> {
     builder: &'g GraphBuilder,
-    /// `None` behind a mistake.
+    /// `None` after a mistake.
     value: Option<Value>,
 }
 
-/// A size of a [`shape!`](crate::shape): a number, or the name of a dynamic size.
+/// A size in a [`shape!`](crate::shape): a number, or the name of a dynamic size.
 pub trait Size {
     /// As a dimension.
     fn dim(&self) -> Dim;
@@ -83,7 +83,7 @@ macro_rules! sizes {
     ($($t:ty),*) => { $(
         impl Size for $t {
             fn dim(&self) -> Dim {
-                // A size beyond i64 is no size: it fails where it is used.
+                // A size beyond i64 is invalid: it fails where it is used.
                 Dim::from(i64::try_from(*self).unwrap_or(-1))
             }
         }
@@ -115,8 +115,8 @@ macro_rules! shape {
 }
 
 impl GraphBuilder {
-    /// An empty graph over the ops and scalars of a Program: `library::load(&[])`, or the `program()` of a module that
-    /// `hypatia_rules!` made.
+    /// An empty graph over the ops and scalars of a Program: `library::load(&[])`, or the
+    /// `program()` of a module that `hypatia_rules!` generated.
     pub fn new(program: Arc<Program>) -> GraphBuilder {
         GraphBuilder { graph: RefCell::new(Graph::new(program)), mistakes: RefCell::default() }
     }
@@ -132,7 +132,7 @@ impl GraphBuilder {
         Var { builder: self, value: Some(self.graph.borrow_mut().constant(tensor)) }
     }
 
-    /// A weight from its elements in row-major order.
+    /// A weight, given by its elements in row-major order.
     #[track_caller]
     pub fn tensor<T: Element>(&self, shape: &[usize], elements: &[T]) -> Var<'_> {
         let made = Tensor::from_slice(shape, elements).ok_or_else(|| {
@@ -141,7 +141,8 @@ impl GraphBuilder {
         self.add(Location::caller(), |g| Ok(g.constant(made?)))
     }
 
-    /// The op or scalar of that name; attributes by name, those that are left out take their defaults.
+    /// Applies the op or scalar of that name. Attributes are passed by name; omitted ones take
+    /// their defaults.
     ///
     /// ```
     /// # use hypatia::dsl::dtype::DType;
@@ -158,7 +159,7 @@ impl GraphBuilder {
         self.first(self.call_all(name, operands, attrs))
     }
 
-    /// All results of the op or scalar of that name; none behind a mistake.
+    /// Like [`GraphBuilder::call`], but returns all results; empty after a mistake.
     #[track_caller]
     pub fn call_all<'g>(&'g self, name: &str, operands: &[Var<'g>], attrs: &[(&str, AttrValue)]) -> Vec<Var<'g>> {
         let Some(values) = operands.iter().map(|v| v.value).collect::<Option<Vec<Value>>>() else { return Vec::new() };
@@ -169,7 +170,7 @@ impl GraphBuilder {
         })
     }
 
-    /// Tensors side by side along an axis.
+    /// Concatenates tensors along an axis.
     #[track_caller]
     pub fn concat<'g>(&'g self, parts: &[Var<'g>], axis: i64) -> Var<'g> {
         self.builtin(Location::caller(), BuiltinOp::Concat, parts, vec![axis.into()])
@@ -182,7 +183,7 @@ impl GraphBuilder {
         }
     }
 
-    /// The graph, if no mistake was made.
+    /// Returns the graph, or all mistakes.
     pub fn finish(self) -> Result<Graph> {
         let mistakes = self.mistakes.into_inner();
         if !mistakes.is_empty() {
@@ -193,7 +194,8 @@ impl GraphBuilder {
         Ok(graph)
     }
 
-    /// Applies an op by name; operands may be absent. For the code that `hypatia_rules!` makes.
+    /// Applies an op by name; operands may be absent. Called by the code that `hypatia_rules!`
+    /// generates.
     #[doc(hidden)]
     #[track_caller]
     pub fn apply<'g>(&'g self, name: &str, operands: &[Option<Var<'g>>], attrs: &[(&str, AttrValue)]) -> Vec<Var<'g>> {
@@ -244,7 +246,7 @@ impl GraphBuilder {
     }
 }
 
-/// Says which name that is declared is close to one that is not.
+/// Adds the closest declared name to an error about an undeclared one.
 fn with_closest(g: &Graph, name: &str, e: Error) -> Error {
     let names = g.program.ops.iter().map(|o| o.name.as_str());
     match closest(name, names.chain(g.program.scalars.iter().map(|s| s.name.as_str()))) {
@@ -253,7 +255,7 @@ fn with_closest(g: &Graph, name: &str, e: Error) -> Error {
     }
 }
 
-/// Says on what an op was tried.
+/// Adds the operand types to an error about an op.
 fn with_operands(g: &Graph, name: &str, values: &[Value], e: Error) -> Error {
     let types: Vec<String> = values.iter().map(|v| g.ty(*v).to_string()).collect();
     Error::Type(TypeFault { code: e.code(), message: format!("{name}({}): {e}", types.join(", ")) })
@@ -280,17 +282,17 @@ macro_rules! reductions {
 }
 
 impl<'g> Var<'g> {
-    /// Its type; `None` behind a mistake.
+    /// Its type; `None` after a mistake.
     pub fn ty(self) -> Option<TensorType> {
         self.value.map(|v| self.builder.graph.borrow().ty(v).clone())
     }
 
-    /// Its sizes; none behind a mistake.
+    /// Its sizes; empty after a mistake.
     pub fn shape(self) -> Shape {
         self.ty().map_or_else(Shape::new, |t| t.shape)
     }
 
-    /// Names it, for messages and reports.
+    /// Names the value, for messages and reports.
     pub fn named(self, name: &str) -> Var<'g> {
         if let Some(v) = self.value {
             self.builder.graph.borrow_mut().name_node(v, name);
@@ -308,38 +310,38 @@ impl<'g> Var<'g> {
         self.builder.builtin(Location::caller(), BuiltinOp::Matmul, &[self, other], Vec::new())
     }
 
-    /// The same elements under another shape; see [`shape!`](crate::shape).
+    /// Reshape; see [`shape!`](crate::shape).
     #[track_caller]
     pub fn reshape(self, shape: Shape) -> Var<'g> {
         self.builtin(Location::caller(), BuiltinOp::Reshape, vec![shape.into()])
     }
 
-    /// Broadcast to that shape.
+    /// Broadcasts to that shape.
     #[track_caller]
     pub fn expand(self, shape: Shape) -> Var<'g> {
         self.builtin(Location::caller(), BuiltinOp::Expand, vec![shape.into()])
     }
 
-    /// Axis `i` of the result is axis `perm[i]`.
+    /// Transpose: axis `i` of the result is axis `perm[i]`.
     #[track_caller]
     pub fn transpose(self, perm: &[i64]) -> Var<'g> {
         self.builtin(Location::caller(), BuiltinOp::Transpose, vec![perm.into()])
     }
 
-    /// Elements from `start` up to `stop` along an axis.
+    /// Slice: the elements from `start` up to `stop` along an axis.
     #[track_caller]
     pub fn slice(self, axis: i64, start: impl Size, stop: impl Size) -> Var<'g> {
         let attrs = vec![axis.into(), start.dim().into(), stop.dim().into(), 1.into()];
         self.builtin(Location::caller(), BuiltinOp::Slice, attrs)
     }
 
-    /// The slices along an axis that the indices name.
+    /// Gathers the slices along an axis that the indices select.
     #[track_caller]
     pub fn gather(self, indices: Var<'g>, axis: i64) -> Var<'g> {
         self.builder.builtin(Location::caller(), BuiltinOp::Gather, &[self, indices], vec![axis.into()])
     }
 
-    /// Converted to another element type.
+    /// Casts to another element type.
     #[track_caller]
     pub fn cast(self, to: DType) -> Var<'g> {
         self.builtin(Location::caller(), BuiltinOp::Cast, vec![to.into()])
@@ -350,9 +352,9 @@ impl<'g> Var<'g> {
         sum = Sum,
         /// Mean over axes.
         mean = Mean,
-        /// Largest over axes.
+        /// Maximum over axes.
         amax = Amax,
-        /// Smallest over axes.
+        /// Minimum over axes.
         amin = Amin,
     }
 
@@ -373,7 +375,7 @@ impl<'g> Var<'g> {
         abs = Abs,
     }
 
-    /// The number beside this value, in its type.
+    /// A scalar operand for this value, in its element type.
     fn number(self, number: f64, at: &Location<'_>) -> Var<'g> {
         match self.ty() {
             Some(ty) => self.builder.add(at, |g| g.number(ty.dtype, number)),

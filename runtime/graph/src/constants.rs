@@ -1,14 +1,14 @@
-//! Constant folding: expressions over constants are computed before a run, each once for all plans
-//! of a model.
+//! Constant folding: expressions over constants are computed before a run, once for all plans of a
+//! model.
 //!
-//! In: graphs, and a [`ConstantFolder`], which computes. Out: the same graphs with constant
-//! expressions replaced by their values. Holds always: a value has the bits that the host's
-//! executor gives where the same expression is computed from inputs, so whatever is rounded there
-//! is rounded here; views stay views, so a transposed weight is not copied; equal expressions over
-//! the same weights share one value.
+//! In: graphs, and a [`ConstantFolder`], which computes the values. Out: the same graphs with
+//! constant expressions replaced by their values. Invariant: a value has the same bits that the
+//! host's executor produces when it computes the expression from inputs, so rounding happens at the
+//! same places. Views stay views, so a transposed weight is not copied. Equal expressions over the
+//! same weights share one value.
 //!
-//! The importer, the optimiser and the planner all fold constants, and none of them may run an
-//! executor. So the executor comes to them as a trait object.
+//! The importer, the optimiser and the planner all fold constants, but must not depend on an
+//! executor. They therefore receive the executor as a trait object.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -24,11 +24,11 @@ use super::{Graph, Kernels, Node, NodeId, NodeKind, Value};
 use hypatia_tensor::error::{Error, Result};
 use hypatia_tensor::tensor::Tensor;
 
-/// Computes what depends on constants alone, with the bits that the host's executor gives.
+/// Computes what depends on constants alone, with the same bits as the host's executor.
 pub trait ConstantFolder: Sync {
-    /// The outputs of a graph of builtin ops that has no inputs. With `cluster`, pointwise
-    /// neighbours are computed in one launch, and so in a wider type than their own; without it
-    /// every node rounds its result.
+    /// The outputs of a graph of builtin ops that has no inputs. With `cluster`, neighbouring
+    /// pointwise nodes are computed in one launch, and therefore in a type wider than their own.
+    /// Without it, every node rounds its result.
     fn fold(&self, graph: &Graph, cluster: bool) -> Result<Vec<Tensor>>;
 
     /// A builtin function of one or two numbers of a float type, rounded to that type. A function
@@ -36,29 +36,29 @@ pub trait ConstantFolder: Sync {
     fn scalar(&self, f: BuiltinScalar, dtype: DType, args: [f64; 2]) -> f64;
 }
 
-/// Values of constant expressions. Keep one for a model, so that plans for other input shapes find
-/// them.
+/// Cache of the values of constant expressions. Keep one per model, so that plans for other input
+/// shapes reuse them.
 pub struct Constants {
-    /// What computes them.
+    /// Computes the values.
     folder: &'static dyn ConstantFolder,
-    /// Numbers of expressions, by what they are.
+    /// Ids of expressions.
     ids: HashMap<Key, usize>,
     values: HashMap<usize, Arc<Tensor>>,
-    /// Weights whose addresses name them: they must live as long as their names.
+    /// Weights that are identified by address: they must live as long as their keys.
     weights: Vec<Arc<Tensor>>,
 }
 
-/// An expression: what it applies, and the results of other expressions that it reads.
+/// An expression: its head, and the results of other expressions that it reads.
 #[derive(PartialEq, Eq, Hash)]
 struct Key {
     head: Head,
     types: Vec<TensorType>,
-    /// It is rounded with others, in one launch.
+    /// True if it is rounded together with others, in one launch.
     wider: bool,
     operands: Vec<Option<(usize, u32)>>,
 }
 
-/// What an expression applies.
+/// The head of an expression.
 #[derive(PartialEq, Eq, Hash)]
 enum Head {
     /// A weight, by its address.
@@ -74,13 +74,13 @@ impl Constants {
         Constants { folder, ids: HashMap::new(), values: HashMap::new(), weights: Vec::new() }
     }
 
-    /// What computes the values.
+    /// The folder that computes the values.
     pub fn folder(&self) -> &'static dyn ConstantFolder {
         self.folder
     }
 
-    /// Computes what depends on constants alone and is needed by something that does not; with
-    /// `cluster`, as pointwise work in one launch computes it.
+    /// Computes what depends on constants alone and is read by something that does not. With
+    /// `cluster`, values are computed as in one launch of pointwise work.
     pub fn fold(&mut self, mut graph: Graph, cluster: bool) -> Result<Graph> {
         let constant = constant_nodes(&graph);
         let frontier = frontier(&graph, &constant);
@@ -108,8 +108,8 @@ impl Constants {
         Ok(graph)
     }
 
-    /// A number for each constant node; equal expressions get the same, unless they are rounded
-    /// elsewhere.
+    /// An id for each constant node. Equal expressions share an id, unless they round at different
+    /// places.
     fn number(&mut self, graph: &Graph, constant: &[bool], cluster: bool) -> Vec<Option<usize>> {
         let mut ids: Vec<Option<usize>> = Vec::with_capacity(graph.nodes.len());
         for (node, constant) in graph.nodes.iter().zip(constant) {
@@ -137,8 +137,8 @@ impl Constants {
     }
 }
 
-/// True for pointwise work that one launch with other such work computes in a wider type than its
-/// own.
+/// True for pointwise work that runs in a type wider than its own when it shares a launch with
+/// other such work.
 fn computes_wider(graph: &Graph, node: &Node) -> bool {
     is_pointwise(graph, node) && node.results.iter().any(|t| t.dtype.is_float() && t.dtype.compute() != t.dtype)
 }
@@ -161,7 +161,7 @@ fn compute(folder: &dyn ConstantFolder, graph: &Graph, wanted: &[Value], cluster
     })
 }
 
-/// Which nodes depend on constants alone. What depends on a size that is not known yet does not.
+/// Which nodes depend on constants alone. A node that depends on a size not known yet does not.
 pub fn constant_nodes(graph: &Graph) -> Vec<bool> {
     let mut constant = vec![false; graph.nodes.len()];
     for (i, node) in graph.nodes.iter().enumerate() {
@@ -188,7 +188,7 @@ fn is_known(attr: &AttrValue) -> bool {
     }
 }
 
-/// Values to be computed now: read by nodes that are not constant, or by constant views that are
+/// Values to compute now: those read by nodes that are not constant, or by constant views that are
 /// themselves read so.
 fn frontier(graph: &Graph, constant: &[bool]) -> Vec<Value> {
     let mut wanted = vec![Vec::new(); graph.nodes.len()];

@@ -1,7 +1,7 @@
-//! Facts of a graph's values, for guards.
+//! Facts about a graph's values, for guards.
 //!
 //! In: a graph and the values that variables stand for. Out: answers to `shape(x)`, `const(x)` and
-//! the like. Holds always: an answer is true of every run; what is not known is `None`.
+//! the like. Invariant: an answer is true of every run; an unknown fact is `None`.
 
 use hypatia_dsl::ir::{AttrValue, Fact, VarId};
 use hypatia_dsl::shape::{Dim, broadcast, product};
@@ -35,7 +35,7 @@ impl Facts for GraphFacts<'_> {
             };
         }
         if let Some(term) = self.env.terms.get(&var) {
-            // A term is as large as what it reads.
+            // A term has the broadcast shape of what it reads.
             let shapes = term.reads.iter().map(|v| self.graph.ty(*v).shape.clone());
             let shape = shapes.reduce(|a, b| broadcast(&a, &b).unwrap_or(a)).unwrap_or_default();
             return match fact {
@@ -50,7 +50,7 @@ impl Facts for GraphFacts<'_> {
 }
 
 impl Graph {
-    /// A fact of a value; `None` where it is not known.
+    /// A fact about a value; `None` if it is unknown.
     pub fn fact(&self, fact: Fact, value: Value) -> Option<AttrValue> {
         let ty = self.ty(value);
         Some(match fact {
@@ -84,7 +84,7 @@ impl Graph {
         }
     }
 
-    /// True if no input reaches the value.
+    /// True if the value depends on no input.
     pub fn is_const(&self, value: Value) -> bool {
         let mut seen = vec![false; value.node.index() + 1];
         let mut work = vec![value.node];
@@ -107,7 +107,8 @@ impl Graph {
     }
 }
 
-/// The number that all elements are, bit by bit; `None` if they differ or there are none.
+/// The number that all elements equal, compared bit by bit; `None` if they differ or there are no
+/// elements.
 pub fn splat(tensor: &Tensor) -> Option<f64> {
     let size = tensor.dtype().size();
     let mut elements = tensor.bytes().chunks_exact(size);

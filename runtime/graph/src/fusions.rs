@@ -1,8 +1,9 @@
-//! Which nodes of a graph are one kernel.
+//! Which nodes of a graph become one kernel.
 //!
-//! In: a graph without constant expressions. Out: groups of nodes in an order in which they can run, those that are
-//! fusions with a name and a text. Holds always: a fusion does the work of at least two operations: a product with an
-//! epilogue, a defined op, a region of pointwise nodes, or a scalar function that has a body.
+//! In: a graph without constant expressions. Out: groups of nodes in an order in which they can
+//! run; fusions have a name and a text. Invariant: a fusion does the work of at least two
+//! operations. It is a product with an epilogue, a defined op, a region of pointwise nodes, or a
+//! scalar function with a body.
 
 use hypatia_dsl::builtin::BuiltinOp;
 use hypatia_dsl::ir::{OpBody, Program, ScalarBody};
@@ -18,13 +19,13 @@ use hypatia_tensor::error::Result;
 pub struct Fusion {
     /// Its name among the functions of an exported model.
     pub name: String,
-    /// What it computes, in the language's words.
+    /// What it computes, in the language's syntax.
     pub formula: String,
-    /// How often it is called.
+    /// Number of calls.
     pub calls: usize,
 }
 
-/// Nodes that run as one.
+/// Nodes that run as one kernel.
 pub struct Group {
     /// Indices of the nodes, ascending.
     pub nodes: Vec<usize>,
@@ -32,7 +33,7 @@ pub struct Group {
     pub fused: Option<(String, String)>,
 }
 
-/// Names of functions are not longer than that.
+/// Maximum length of a function's name.
 const MAX_NAME: usize = 48;
 
 /// The groups of a graph.
@@ -104,7 +105,7 @@ fn called<'a>(program: &'a Program, term: &'a Term) -> impl Iterator<Item = Stri
     })
 }
 
-/// `gemm_add_gelu`: names that come twice in a row once.
+/// `gemm_add_gelu`: consecutive duplicates appear once.
 fn joined(first: &str, others: impl Iterator<Item = String>) -> String {
     let mut out = identifier(first);
     let mut last = String::new();

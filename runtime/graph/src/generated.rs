@@ -1,6 +1,6 @@
-//! What the code that `hypatia_rules!` generates calls. Not for direct use.
+//! Run-time support for the code that `hypatia_rules!` generates. Not for direct use.
 //!
-//! Holds always: names of ops and scalars come from the generated code, which has them from the
+//! Invariant: names of ops and scalars come from the generated code, which takes them from the
 //! user's file.
 
 use hypatia_dsl::builtin::BuiltinScalar;
@@ -37,9 +37,9 @@ pub fn single(results: Vec<Value>) -> Result<Value> {
 
 /// f64 or f32.
 pub trait Real: Copy {
-    /// Rounded once.
+    /// Converts from f64, rounding once.
     fn of(value: f64) -> Self;
-    /// Exactly.
+    /// Converts to f64, exactly.
     fn to(self) -> f64;
 }
 

@@ -1,10 +1,10 @@
-//! Right sides, op bodies and tests' expressions as nodes of a graph.
+//! Right sides, op bodies and test expressions as nodes of a graph.
 //!
 //! In: a [`Build`] expression and an [`Env`] that says what its variables stand for. Out: nodes in
-//! a graph, equal ones shared (hash-consing), and with `unfolding` every defined op replaced by its
-//! body. Holds always: numbers become constants of rank 0 in the dtype of the operand beside them;
-//! work is bounded by a depth and a number of nodes, so that no expression of a user's file can
-//! exhaust stack or memory.
+//! a graph, deduplicated (hash-consing). With `unfolding`, every defined op is replaced by its
+//! body. Invariant: numbers become constants of rank 0 in the dtype of their sibling operand. Depth
+//! and number of nodes are bounded, so no expression in a user's file can exhaust the stack or
+//! memory.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -27,7 +27,7 @@ use hypatia_tensor::tensor::Tensor;
 pub struct Env {
     /// Tensors.
     pub tensors: HashMap<VarId, Value>,
-    /// Optional operands that are absent.
+    /// Absent optional operands.
     pub absent: HashSet<VarId>,
     /// Variadic operands.
     pub variadics: HashMap<VarId, Vec<Value>>,
@@ -35,7 +35,7 @@ pub struct Env {
     pub terms: HashMap<VarId, BoundTerm>,
     /// Attributes, sizes, shapes and dtypes.
     pub attrs: Bindings,
-    /// The dtype of a number that stands alone: that of the value it replaces.
+    /// The dtype of a number that stands alone: the dtype of the value it replaces.
     pub number: Option<DType>,
 }
 
@@ -48,29 +48,31 @@ pub struct BoundTerm {
     pub reads: Vec<Value>,
 }
 
-/// Nested expressions and op bodies at most; deeper ones are an error, not a stack overflow.
+/// Maximum depth of nested expressions and op bodies. Deeper nesting is an error, not a stack
+/// overflow.
 const MAX_DEPTH: usize = 400;
 
-/// Nodes that one instantiator may add at most; [`Graph::unfold`] scales it with the graph.
+/// Maximum number of nodes that one instantiator may add; [`Graph::unfold`] scales it with the
+/// graph.
 const MAX_NODES: usize = 100_000;
 
 /// Builds expressions into a graph.
 pub struct Instantiator<'g> {
-    /// The graph that grows.
+    /// The graph to which nodes are added.
     pub graph: &'g mut Graph,
     shared: HashMap<Key, Vec<Value>>,
     unfold: bool,
     depth: usize,
     limit: usize,
-    /// The numbers behind the constants that were made of numbers.
+    /// The unrounded numbers of the constants made from numbers.
     pub numbers: Numbers,
 }
 
 /// For constants that stand for a number of a rule or body: the number before it was rounded to the
-/// constant's element type, by the address of the constant's tensor.
+/// constant's element type. The key is the address of the constant's tensor.
 pub type Numbers = HashMap<usize, f64>;
 
-/// What makes two nodes equal.
+/// The dedupe key: nodes with equal keys are equal.
 #[derive(PartialEq, Eq, Hash)]
 enum Key {
     Number(DType, u64),
@@ -80,7 +82,7 @@ enum Key {
 }
 
 impl<'g> Instantiator<'g> {
-    /// Builds nodes as they are written.
+    /// Builds nodes as written.
     pub fn new(graph: &'g mut Graph) -> Instantiator<'g> {
         let limit = graph.nodes.len() + MAX_NODES;
         Instantiator { graph, shared: HashMap::new(), unfold: false, depth: 0, limit, numbers: Numbers::new() }
@@ -91,7 +93,7 @@ impl<'g> Instantiator<'g> {
         Instantiator { unfold: true, ..Instantiator::new(graph) }
     }
 
-    /// Allows that many more nodes than the default.
+    /// Allows this many more nodes than the default.
     pub(super) fn allow(&mut self, nodes: usize) {
         self.limit = self.limit.saturating_add(nodes);
     }
@@ -113,13 +115,14 @@ impl<'g> Instantiator<'g> {
         eval(expr, &env.attrs, &GraphFacts { graph: self.graph, env })
     }
 
-    /// A constant; the same tensor is one node.
+    /// A constant; the same tensor gives the same node.
     pub fn constant(&mut self, tensor: &Arc<Tensor>) -> Result<Value> {
         let key = Key::Const(Arc::as_ptr(tensor) as usize);
         self.share(key, |this| Ok(vec![this.graph.constant(tensor.clone())])).map(|v| v[0])
     }
 
-    /// A constant of rank 0; the same bits are one node. An integer type must hold the number as it is.
+    /// A constant of rank 0; the same bits give the same node. An integer type must represent the
+    /// number exactly.
     pub fn number(&mut self, dtype: DType, value: f64) -> Result<Value> {
         if dtype.is_int() && dtype.round(value) != value {
             let message = format!("the number {value} stands beside {dtype}, which does not hold it");
@@ -142,7 +145,7 @@ impl<'g> Instantiator<'g> {
         self.share(key, |this| Ok(vec![this.graph.scalar(scalar, operands)?])).map(|v| v[0])
     }
 
-    /// An op, or its body where it has one and the instantiator unfolds. All results.
+    /// An op, or its body if it has one and the instantiator unfolds. Returns all results.
     pub fn op(
         &mut self,
         op: OpId,
@@ -202,7 +205,7 @@ impl<'g> Instantiator<'g> {
         Ok(values)
     }
 
-    /// What the variables of an op stand for in one application of it.
+    /// The bindings of an op's variables in one application of it.
     pub fn op_env(&self, op: OpId, operands: &[Option<Value>], attrs: &[AttrValue], term: Option<Term>) -> Result<Env> {
         let program = self.graph.program.clone();
         let def = program.op(op);
@@ -243,7 +246,8 @@ impl<'g> Instantiator<'g> {
         Ok(env)
     }
 
-    /// Binds the variables of an operand's type. That it matches was checked by the typing rules.
+    /// Binds the variables of an operand's type pattern. The typing rules have already checked that
+    /// it matches.
     fn bind_type(&self, pat: &TypePat, value: Value, bindings: &mut Bindings) {
         let mut trial = bindings.clone();
         if match_type(pat, self.graph.ty(value), &mut trial) != Some(false) {
@@ -407,7 +411,7 @@ impl Host for Expression<'_, '_, '_> {
     }
 }
 
-/// The index of a tensor among a term's operands.
+/// The index of a tensor among a term's operands, adding it if it is new.
 pub fn read_index(value: Value, into: &mut BoundTerm) -> u32 {
     let at = into.reads.iter().position(|v| *v == value).unwrap_or_else(|| {
         into.reads.push(value);
@@ -438,8 +442,8 @@ pub fn splice(bound: &BoundTerm, into: &mut BoundTerm) -> Result<TermId> {
     bound.term.roots.first().and_then(|r| map.get(r.0 as usize)).copied().ok_or_else(broken)
 }
 
-/// An integer where a number is wanted is that number; a single axis where a list is wanted is not
-/// changed (the typing rules report it).
+/// Converts an integer to a number where a number is expected. A single axis where a list is
+/// expected stays unchanged (the typing rules report it).
 fn coerce(ty: AttrType, value: AttrValue) -> AttrValue {
     match (ty, value) {
         (AttrType::Float, AttrValue::Dim(d)) => match d.as_const() {
@@ -454,7 +458,7 @@ fn coerce(ty: AttrType, value: AttrValue) -> AttrValue {
 }
 
 impl Graph {
-    /// Adds a node whose types and attributes are known to be right.
+    /// Adds a node whose types and attributes are known to be correct.
     fn push_op(
         &mut self,
         op: OpId,

@@ -1,10 +1,10 @@
-//! The interpreter of [`Build`] expressions: right sides, bodies of ops, tests' expressions.
+//! The interpreter of [`Build`] expressions: right sides, op bodies, and expressions in tests.
 //!
-//! In: an expression and a [`Host`], which says what variables stand for and how nodes are made: a
-//! graph's nodes, an e-graph's. Out: a tensor or a scalar term of the host. Holds always: a number
-//! takes the element type of the first operand beside it that holds numbers, else that of what the
-//! expression replaces; operands are built from left to right, those with an element type of their
-//! own first, a term last.
+//! In: an expression and a [`Host`], which says what variables stand for and how nodes are made.
+//! Hosts are a graph and an e-graph. Out: a tensor or a scalar term of the host. Invariant: a
+//! number takes the element type of the first sibling operand that holds numbers, else the element
+//! type of what the expression replaces. Operands are built from left to right: first those with an
+//! element type of their own, the term last.
 
 use std::sync::Arc;
 
@@ -14,77 +14,77 @@ use hypatia_dsl::ir::{
 };
 use hypatia_dsl::neutral::without_absent;
 
-/// What a value stands for while the comprehension that binds it is built.
+/// The value of a comprehension variable while its comprehension is built.
 pub type Item<V> = (VarId, V);
 
-/// Where expressions are built.
+/// A target in which expressions are built.
 pub trait Host: Sized {
-    /// A tensor, or an operand that is absent.
+    /// A tensor, or an absent operand.
     type Value: Copy;
     /// A node of a scalar term.
     type Term: Copy;
-    /// A whole term, as ops take it.
+    /// A whole term, as an op's operand.
     type Epilogue;
     /// Why something cannot be built.
     type Error;
 
     /// The program of the expression.
     fn program(&self) -> &Arc<Program>;
-    /// An expression without a meaning.
+    /// The error for an ill-typed expression.
     fn ill_typed(message: String) -> Self::Error;
-    /// Goes one level deeper into expressions; an error if that is too deep.
+    /// Goes one level deeper into expressions; an error if the depth limit is exceeded.
     fn descend(&mut self) -> Result<(), Self::Error>;
-    /// Comes back.
+    /// Undoes [`Host::descend`].
     fn ascend(&mut self);
 
     /// What a variable of sort Tensor stands for.
     fn variable(&mut self, v: VarId) -> Result<Self::Value, Self::Error>;
-    /// Whether a variable of sort Tensor stands for nothing.
+    /// Whether a variable of sort Tensor is bound to an absent operand.
     fn is_absent(&self, v: VarId) -> bool;
     /// What a variable of sort Tensors stands for.
     fn variables(&self, v: VarId) -> Result<Vec<Self::Value>, Self::Error>;
-    /// What a variable of sort Term stands for, inside the term at hand; `None` if it is absent.
+    /// What a variable of sort Term stands for, inside the current term; `None` if it is absent.
     fn term_variable(&mut self, v: VarId) -> Result<Option<Self::Term>, Self::Error>;
-    /// The value of an attribute expression; `None` where it is not known.
+    /// The value of an attribute expression; `None` if it is unknown.
     fn eval(&self, expr: &AExpr, items: &[Item<Self::Value>]) -> Option<AttrValue>;
-    /// The element type of a tensor that is there.
+    /// The element type of a tensor that is present.
     fn dtype(&self, value: Self::Value) -> Option<DType>;
 
-    /// An operand that is absent.
+    /// An absent operand.
     fn absent(&mut self) -> Result<Self::Value, Self::Error>;
-    /// A constant of rank 0: the value of that expression.
+    /// A constant of rank 0 with the value of that expression.
     fn number(&mut self, expr: &AExpr, value: f64, dtype: DType) -> Result<Self::Value, Self::Error>;
-    /// A scalar function of tensors.
+    /// A scalar function applied to tensors.
     fn scalar(&mut self, scalar: ScalarId, operands: &[Self::Value]) -> Result<Self::Value, Self::Error>;
     /// A result of an op, or of its body.
     fn op(&mut self, application: Application<'_, Self>) -> Result<Self::Value, Self::Error>;
-    /// The pointwise work that a variable stands for, over these tensors.
+    /// Applies the pointwise region that a variable is bound to, to these tensors.
     fn region(&mut self, v: VarId, operands: &[Self::Value]) -> Result<Self::Value, Self::Error>;
 
-    /// The nodes of a term are made from here on.
+    /// Starts a term: the nodes made from here on belong to it.
     fn begin_term(&mut self);
-    /// The term is complete, or could not be made.
+    /// Ends a term that is complete, or that failed.
     fn end_term(&mut self, root: Result<Self::Term, Self::Error>) -> Result<Self::Epilogue, Self::Error>;
     /// The accumulator.
     fn acc(&mut self) -> Result<Self::Term, Self::Error>;
     /// A tensor that the term reads.
     fn read(&mut self, view: InView, value: Self::Value) -> Result<Self::Term, Self::Error>;
-    /// A number: the value of that expression.
+    /// A number with the value of that expression.
     fn literal(&mut self, expr: &AExpr, value: f64) -> Result<Self::Term, Self::Error>;
     /// A scalar function inside a term.
     fn call(&mut self, scalar: ScalarId, args: &[Self::Term]) -> Result<Self::Term, Self::Error>;
-    /// A conversion inside a term.
+    /// A cast inside a term.
     fn cast(&mut self, to: DType, arg: Self::Term) -> Result<Self::Term, Self::Error>;
-    /// The pointwise work that a variable stands for, inside a term.
+    /// Applies the pointwise region that a variable is bound to, inside a term.
     fn region_term(&mut self, v: VarId, args: &[Self::Term]) -> Result<Self::Term, Self::Error>;
 
-    /// The operands of a head are built from here on, up to [`Host::leave`].
+    /// Starts the operands of a head; [`Host::leave`] ends them.
     fn enter(&mut self, _head: Head) {}
-    /// They are built.
+    /// Ends the operands of a head.
     fn leave(&mut self) {}
-    /// What stands inside of `build(...)` is built from here on, up to [`Host::thaw`].
+    /// Starts the contents of `build(...)`; [`Host::thaw`] ends them.
     fn freeze(&mut self) {}
-    /// It is built.
+    /// Ends the contents of `build(...)`.
     fn thaw(&mut self, value: Self::Value) -> Result<Self::Value, Self::Error> {
         Ok(value)
     }
@@ -94,27 +94,27 @@ pub trait Host: Sized {
 pub struct Application<'a, H: Host> {
     /// The op.
     pub op: OpId,
-    /// Which result is asked for.
+    /// Which result is requested.
     pub output: u32,
     /// Tensors, in the order of the declaration.
     pub operands: &'a [H::Value],
-    /// One for each attribute, as it was evaluated.
+    /// The evaluated attributes, one value each.
     pub attrs: Vec<AttrValue>,
-    /// Its term, and before how many of the operands it was declared.
+    /// Its term, and the number of operands declared before it.
     pub term: Option<(usize, H::Epilogue)>,
 }
 
-/// A tensor. A number that stands alone is of the element type `hint`.
+/// Builds a tensor. A number that stands alone takes the element type `hint`.
 pub fn build_tensor<H: Host>(host: &mut H, build: &Build, hint: Option<DType>) -> Result<H::Value, H::Error> {
     Interpreter { host, items: Vec::new() }.tensor(build, hint)
 }
 
-/// The value of a number's expression.
+/// The value of a number expression.
 pub fn build_number<H: Host>(host: &mut H, expr: &AExpr) -> Result<f64, H::Error> {
     Interpreter { host, items: Vec::new() }.number(expr)
 }
 
-/// A term.
+/// Builds a term.
 pub fn build_term<H: Host>(host: &mut H, build: &Build) -> Result<H::Epilogue, H::Error> {
     Interpreter { host, items: Vec::new() }.epilogue(build)
 }
@@ -223,7 +223,7 @@ impl<H: Host> Interpreter<'_, H> {
         }
     }
 
-    /// True if the expression takes its element type from outside: it has no tensor of its own.
+    /// True if the expression takes its element type from outside: it contains no tensor.
     fn needs_hint(&self, build: &Build) -> bool {
         match build {
             Build::Number(_) => true,
@@ -319,10 +319,10 @@ impl<H: Host> Interpreter<'_, H> {
         self.host.op(Application { op, output: node.output, operands: &operands, attrs, term })
     }
 
-    /// Tensor operands: first those with an element type of their own, then numbers.
+    /// Builds the tensor operands: first those with an element type of their own, then numbers.
     fn operands(&mut self, args: &[Argument<'_, H::Value>], hint: Option<DType>) -> Result<Vec<H::Value>, H::Error> {
         let mut values: Vec<Option<H::Value>> = vec![None; args.len()];
-        // Truth values say nothing about the numbers beside them, unless there is nothing else.
+        // Booleans determine the type of sibling numbers only if there is no other operand.
         let (mut dtype, mut truth) = (None, None);
         for waiting in [false, true] {
             for (i, arg) in args.iter().enumerate() {
@@ -423,7 +423,7 @@ impl<H: Host> Interpreter<'_, H> {
     }
 }
 
-/// The operands of what takes no list of them.
+/// The operands of an op that takes no list.
 fn single_args<H: Host>(node: &BuildNode) -> Result<Vec<&Build>, H::Error> {
     let single = node.args.iter().map(|arg| match arg {
         BuildArg::One(build) => Ok(build),

@@ -1,10 +1,10 @@
-//! Kernel lists: what may compute a node, best first.
+//! Kernel lists: the candidate kernels of a node, best first.
 //!
-//! In: written by the optimiser once it has chosen a graph. Out: read by the planner, which takes
-//! the first candidate whose guards hold on concrete sizes and strides. Holds always: a candidate
-//! keeps what its kernel's pattern was matched with, so nobody matches it again; no candidate is
-//! refuted by what is known of the node; the last one asks for nothing. A node without a list is
-//! computed by the executor's own kernels, or by its op's body.
+//! In: written by the optimiser after it has chosen a graph. Out: read by the planner, which takes
+//! the first candidate whose guards hold for the concrete sizes and strides. Invariant: a candidate
+//! keeps the match of its kernel's pattern, so nobody matches it again. No candidate is refuted by
+//! what is known of the node. The last candidate has no guards. A node without a list runs on the
+//! executor's own kernels, or as its op's body.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ use hypatia_target::device::Device;
 /// The candidates of a node for one device.
 #[derive(Clone, Debug, Default)]
 pub struct Kernels {
-    /// The profile for which they were chosen; empty if they were not.
+    /// The device profile for which they were chosen; empty if none were chosen.
     pub device: &'static str,
     /// Best first.
     pub list: Vec<Candidate>,
@@ -32,15 +32,15 @@ pub struct Kernels {
 pub struct Candidate {
     /// What is run.
     pub way: Way,
-    /// The kernel of the Program that is part of it, and what it was matched with; `None` for what
-    /// any device has.
+    /// The Program's kernel that it uses, with its match; `None` if it needs no kernel of a
+    /// particular device.
     pub matched: Option<Matched>,
 }
 
-/// What is run for a node.
+/// How a node is computed.
 #[derive(Clone, Debug)]
 pub enum Way {
-    /// A product that stores the result of its epilogue.
+    /// A product whose kernel applies the whole epilogue.
     Whole,
     /// A product with a part of its epilogue, then a pointwise pass over its result for the rest.
     Split(Split),
@@ -48,24 +48,24 @@ pub enum Way {
     Call,
     /// One row-wise kernel.
     Rowwise,
-    /// The op's body, optimised by itself; the op's operands are its inputs, in order.
+    /// The op's body, optimised on its own. Its inputs are the op's operands, in order.
     Parts(Arc<Graph>),
-    /// The op's body as it is declared.
+    /// The op's body as declared.
     Body,
 }
 
-/// An epilogue in two parts.
+/// An epilogue split into two parts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Split {
-    /// What the product does with its accumulator.
+    /// What the product applies to its accumulator.
     pub head: Term,
-    /// What the pass does with the product's result, which it calls `acc`.
+    /// What the pass applies to the product's result, which it calls `acc`.
     pub rest: Term,
-    /// Element type of the result between the two.
+    /// Element type of the intermediate result.
     pub between: DType,
 }
 
-/// A kernel, and what the variables of its pattern stand for.
+/// A kernel, and the bindings of its pattern's variables.
 #[derive(Clone, Debug)]
 pub struct Matched {
     /// The kernel.
@@ -74,26 +74,26 @@ pub struct Matched {
     pub operands: Vec<(VarId, usize)>,
     /// Attributes, sizes and dtypes.
     pub bindings: Bindings,
-    /// How the kernel reads operands of the epilogue.
+    /// How the kernel reads the operands of the epilogue.
     pub reads: Vec<(usize, InView)>,
     /// Guards of the kernel that were neither proved nor refuted.
     pub open: Vec<usize>,
 }
 
-/// What a guard may ask of an operand.
+/// What a guard may ask about an operand.
 #[derive(Clone, Debug)]
 pub struct Known {
     /// Its type.
     pub ty: TensorType,
-    /// True if it is known when the plan is made.
+    /// True if its value is known at plan time.
     pub constant: bool,
 }
 
-/// What guards may ask, where a kernel's variables stand for these operands.
+/// What guards may ask, given the operands that a kernel's variables are bound to.
 pub struct Asked<'a> {
     /// For each tensor variable, the operand of the node.
     pub operands: &'a [(VarId, usize)],
-    /// What is known of an operand.
+    /// What is known about an operand.
     pub known: &'a dyn Fn(usize) -> Option<Known>,
     /// The device.
     pub device: &'a Device,
@@ -124,7 +124,8 @@ pub fn device_fact(device: &Device, fact: DeviceFact) -> Option<AttrValue> {
 }
 
 impl Matched {
-    /// Asks all guards of the kernel: false if one is refuted. Those that are not proved stay open.
+    /// Evaluates all guards of the kernel; returns false if one is refuted. Guards that are not
+    /// proved stay open.
     pub fn ask(&mut self, kernel: &Kernel, known: &dyn Fn(usize) -> Option<Known>, device: &Device) -> bool {
         let asked = Asked { operands: &self.operands, known, device };
         let verdicts = kernel.requires.iter().map(|g| eval_guard(g, &self.bindings, &asked));
@@ -133,7 +134,7 @@ impl Matched {
         !verdicts.contains(&Some(false))
     }
 
-    /// Whether the guards that are open hold for these operands.
+    /// Whether the open guards hold for these operands.
     pub fn holds(&self, program: &Program, known: &dyn Fn(usize) -> Option<Known>, device: &Device) -> bool {
         let asked = Asked { operands: &self.operands, known, device };
         let kernel = &program.kernels[self.kernel.index()];
@@ -143,19 +144,19 @@ impl Matched {
 }
 
 impl Candidate {
-    /// The kernel of the Program, if one is part of it.
+    /// The Program's kernel that it uses, if any.
     pub fn kernel(&self) -> Option<KernelId> {
         self.matched.as_ref().map(|m| m.kernel)
     }
 
-    /// True for a library's call that may be lacking, or slower than what it stands for.
+    /// True for a library call that may be missing or slower than its fallback.
     pub fn is_tried(&self, program: &Program) -> bool {
         let backend = self.kernel().map(|k| &program.kernels[k.index()].backend);
         matches!(backend, Some(Backend::Cublaslt(name)) if Form::named(name).is_some_and(Form::is_tried))
     }
 
-    /// In words: `cublaslt BIAS + pointwise if shape(%w)[-1] % 8 == 0`; `name` gives the operands
-    /// theirs.
+    /// As text: `cublaslt BIAS + pointwise if shape(%w)[-1] % 8 == 0`; `name` gives the names of
+    /// the operands.
     fn describe(&self, program: &Program, name: &dyn Fn(usize) -> String) -> String {
         let kernel = self.matched.as_ref().map(|m| (&program.kernels[m.kernel.index()], m));
         let what = match kernel.map(|(k, _)| &k.backend) {
@@ -193,14 +194,14 @@ impl Kernels {
 }
 
 impl Graph {
-    /// The candidates of a node in words, best first.
+    /// The candidates of a node as text, best first.
     pub fn describe_kernels(&self, node: &Node) -> Vec<String> {
         let name = |i: usize| node.operands.get(i).copied().flatten().map_or("?".into(), |v| self.value_name(v));
         node.kernels.list.iter().map(|c| c.describe(&self.program, &name)).collect()
     }
 }
 
-/// A product with its epilogue, by its types.
+/// A product with its epilogue and its types.
 #[derive(Clone, Copy, Debug)]
 pub struct Product<'a> {
     /// The epilogue.
@@ -212,7 +213,7 @@ pub struct Product<'a> {
 }
 
 impl Product<'_> {
-    /// The term of a plain product.
+    /// The term of a product without an epilogue.
     pub fn plain() -> Term {
         let mut t = Term::empty();
         let root = t.add(TermNode::Acc);
@@ -225,21 +226,23 @@ impl Product<'_> {
         if self.from.is_float() { self.from.compute() } else { self.from }
     }
 
-    /// A library writes the type of the operands or of the accumulator; a pass rounds to any other.
+    /// True if a library can store the result directly: it writes the operand type or the
+    /// accumulator type. Any other type needs a pass that rounds.
     pub fn is_direct(&self) -> bool {
         self.to == self.acc() || self.to == self.from
     }
 
-    /// The element type of the accumulator between a product and the pass behind it. A result that
-    /// is narrower than the accumulator was rounded there before anything fused, so it may be
-    /// rounded there again: half the traffic. Where a term converts, it says itself where it
-    /// rounds, and the accumulator stays whole.
+    /// The element type of the intermediate result between a product and the pass that follows it.
+    /// If the result is narrower than the accumulator, it was rounded before any fusion. It may
+    /// then be rounded at the intermediate as well, which halves the traffic. If the term contains
+    /// casts, the term says where it rounds, and the accumulator keeps its type.
     pub fn between(&self) -> DType {
         let converts = self.term.nodes.iter().any(|n| matches!(n, TermNode::Cast { .. }));
         if self.from == self.to && !converts { self.to } else { self.acc() }
     }
 
-    /// How any device computes it: a bare product, and the epilogue as a pass of its own.
+    /// The fallback of any device: a product without an epilogue, and the epilogue as a separate
+    /// pass.
     pub fn without_kernel(&self, program: &Program) -> Way {
         match self.is_direct() && scale(program, self.term, self.acc()).is_some() {
             true => Way::Whole,
@@ -248,8 +251,8 @@ impl Product<'_> {
     }
 }
 
-/// What an epilogue multiplies the accumulator by before it is stored, if it does no more with it:
-/// libraries do that in the product. Not 0, which would hide NaN and infinities.
+/// The factor of an epilogue that only multiplies the accumulator by a number: libraries apply it
+/// in the product. A factor of 0 is excluded, because it would hide NaN and infinities.
 pub fn scale(program: &Program, term: &Term, acc: DType) -> Option<f64> {
     let node = |id: TermId| term.nodes.get(id.0 as usize);
     let (scalar, args) = match node(term.root()) {

@@ -1,8 +1,8 @@
-//! What kind of work a node is.
+//! Classifies nodes.
 //!
-//! In: a node. Out: the builtin op that it applies, and whether it is a view or pointwise. Holds
-//! always: the answers follow from the op alone, not from types or users, so every stage gives the
-//! same ones.
+//! In: a node. Out: the builtin op that it applies, and whether it is a view or pointwise.
+//! Invariant: the answers follow from the op alone, not from types or users, so every stage gets
+//! the same ones.
 
 use hypatia_dsl::builtin::BuiltinOp;
 use hypatia_dsl::ir::OpBody;
@@ -20,14 +20,14 @@ pub fn builtin(graph: &Graph, node: &Node) -> Option<BuiltinOp> {
     }
 }
 
-/// True for ops whose result is a window onto their first operand, and for constant fills, which
-/// are a window onto one element.
+/// True for ops whose result is a view of their first operand, and for constant fills, which are a
+/// view of one element.
 pub fn is_view(graph: &Graph, node: &Node) -> bool {
     use BuiltinOp::*;
     matches!(builtin(graph, node), Some(Reshape | Transpose | Expand | Slice | Windows | Split | Full))
 }
 
-/// True for nodes that compute each element of their result from one of each operand.
+/// True for nodes that compute each element of their result from one element of each operand.
 pub fn is_pointwise(graph: &Graph, node: &Node) -> bool {
     matches!(node.kind, NodeKind::Scalar(_)) || builtin(graph, node) == Some(BuiltinOp::Cast)
 }

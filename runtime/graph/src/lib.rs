@@ -1,8 +1,8 @@
 //! The typed graph: what a model computes.
 //!
-//! In: built by `import`, by the builder methods, or taken from the e-graph. Out: input of the
-//! optimiser, of the reference evaluator and of the planner. Holds always (checked by `validate`):
-//! operands stand before their users; every result type is what `typing::apply_op` gives.
+//! In: built by `import`, by the builder methods, or by extraction from the e-graph. Out: input of
+//! the optimiser, of the reference evaluator and of the planner. Invariant (checked by `validate`):
+//! operands come before their users; every result type is the one that `typing::apply_op` gives.
 
 mod build;
 mod builder;
@@ -73,7 +73,7 @@ pub struct Value {
 pub struct Graph {
     /// The program whose ops and scalars the nodes name.
     pub program: Arc<Program>,
-    /// Nodes, operands before users.
+    /// Nodes in topological order: operands before users.
     pub nodes: Vec<Node>,
     /// The inputs, in the model's order; each is a node of kind `Input`.
     pub inputs: Vec<NodeId>,
@@ -86,14 +86,14 @@ pub struct Graph {
 pub struct Node {
     /// What it does.
     pub kind: NodeKind,
-    /// Its operands in the op's order; `None` for an absent optional one. If the op has a term,
-    /// the term's operands follow: `In { input: i }` is `operands[tensor operands + i]`.
+    /// Its operands in the op's order; `None` for an absent optional one. If the op has a term, the
+    /// term's operands follow: `In { input: i }` is `operands[tensor operands + i]`.
     pub operands: Vec<Option<Value>>,
     /// Types of its results.
     pub results: Vec<TensorType>,
-    /// The model's name for it, for messages: an ONNX node name, or the names that a fusion joined.
+    /// Its name in the model, for messages: an ONNX node name, or the joined names of a fusion.
     pub name: String,
-    /// What may compute it, once the optimiser has said so.
+    /// Its candidate kernels, once the optimiser has chosen them.
     pub kernels: Kernels,
 }
 
@@ -105,11 +105,11 @@ pub enum NodeKind {
         /// Its name.
         name: String,
     },
-    /// A constant: a weight, or a value known when the plan is made.
+    /// A constant: a weight, or a value known at plan time.
     Const(Arc<Tensor>),
     /// An op.
     Op {
-        /// Which.
+        /// The op.
         op: OpId,
         /// One value for each attribute, in declaration order.
         attrs: Vec<AttrValue>,

@@ -1,11 +1,14 @@
-//! The same graph computed in f16 or bf16 where it computes in f32.
+//! Narrowing: runs an f32 graph in f16 or bf16.
 //!
-//! In: a graph whose bodies have their names back, and the type. Out: one that takes and gives the same types, and the
-//! names of what it still computes in f32. Holds always: inputs and outputs keep their types; nothing that was no f32
-//! changes; numbers out of the type's range become its largest, as exporters do for masks. Computed in f32 stay: sums,
-//! means and products over axes, functions that blow small errors up (exponentials, logarithms, powers), what is made of
-//! integers (positions), and what such values flow into, up to the next matrix product or named op: that reads narrow
-//! values again, and its kernel computes in f32 inside.
+//! In: a graph whose bodies are folded back into named ops, and the narrower type. Out: a graph
+//! with the same input and output types, and the names of what it still computes in f32. Invariant:
+//! inputs and outputs keep their types. Values that were not f32 do not change. Constants out of
+//! the type's range saturate to its largest value, as exporters do for masks.
+//!
+//! These stay in f32: sums, means and products over axes; functions that amplify small errors
+//! (exponentials, logarithms, powers); values computed from integers (positions); and what such
+//! values flow into, up to the next matrix product or named op. That op reads narrow values again,
+//! and its kernel computes in f32 inside.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -21,26 +24,27 @@ use hypatia_tensor::tensor::Tensor;
 pub struct Narrowed {
     /// The graph.
     pub graph: Graph,
-    /// What is computed in f32 still: each op or scalar with the number of its places.
+    /// What is still computed in f32: each op or scalar with its number of occurrences.
     pub wide: BTreeMap<String, usize>,
-    /// How many nodes are computed in the narrower type instead of f32. If none is, the graph is the given one.
+    /// How many nodes are computed in the narrower type instead of f32. If there are none, the
+    /// graph is unchanged.
     pub narrow: usize,
 }
 
-/// What a node computes in.
+/// The type that a node computes in.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Width {
     Narrow,
     Wide,
-    /// As what reads it likes: it is made of constants alone. Casting it costs nothing when the model runs.
+    /// Whatever its reader uses: it depends on constants alone, so casting it costs nothing at run
+    /// time.
     Any,
 }
 
 impl Graph {
-    /// The graph in that type, f16 or bf16, where it is in f32.
+    /// The graph with f32 replaced by that type, f16 or bf16.
     ///
-    /// # Errors
-    /// If the type is not one of the two.
+    /// # Errors If the type is neither of the two.
     pub fn narrowed(&self, to: DType) -> Result<Narrowed> {
         if !matches!(to, DType::F16 | DType::BF16) {
             return Err(Error::Input(format!("a model is narrowed to f16 or bf16, not to {to}")));
@@ -84,7 +88,7 @@ impl Graph {
             n.widths.push(width);
         }
         if narrow == 0 {
-            // Casts to the type and back would cost digits and gain nothing.
+            // Casts to the type and back would lose digits and gain nothing.
             return Ok(Narrowed { graph: self.clone(), wide, narrow });
         }
         n.out.inputs = inputs;
@@ -103,7 +107,7 @@ struct Narrower<'g> {
     to: DType,
     map: Vec<Vec<Value>>,
     widths: Vec<Width>,
-    /// Nodes that are made of constants alone, of any type.
+    /// Nodes that depend on constants alone, of any type.
     constants: Vec<bool>,
     casts: HashMap<(Value, DType), Value>,
 }
@@ -113,7 +117,7 @@ impl Narrower<'_> {
         if self.out.ty(value).dtype == DType::F32 { self.cast(value, self.to) } else { Ok(value) }
     }
 
-    /// A value in that type, cast once.
+    /// Casts a value to that type, once.
     fn cast(&mut self, value: Value, to: DType) -> Result<Value> {
         if self.out.ty(value).dtype == to {
             return Ok(value);
@@ -132,7 +136,7 @@ impl Narrower<'_> {
         Ok(cast)
     }
 
-    /// A node in the width that suits it.
+    /// Builds a node in its preferred width.
     fn node(&mut self, node: &Node) -> Result<(Vec<Value>, Width)> {
         let floats: Vec<Width> = node
             .operands
@@ -145,7 +149,7 @@ impl Narrower<'_> {
             return passed;
         }
         let width = match self.asked(node) {
-            // What is made of no float is exact in f32, and perhaps in nothing narrower.
+            // A value computed without floats is exact in f32, but not always in a narrower type.
             _ if self.constant(node) => Width::Any,
             _ if floats.is_empty() => Width::Wide,
             Some(width) => width,
@@ -153,18 +157,18 @@ impl Narrower<'_> {
             None => Width::Narrow,
         };
         match self.build(node, width) {
-            // An op that takes no such type.
+            // The op does not support the narrower type.
             Err(_) if width == Width::Narrow => Ok((self.build(node, Width::Wide)?, Width::Wide)),
             built => Ok((built?, width)),
         }
     }
 
-    /// True if it is made of constants alone.
+    /// True if it depends on constants alone.
     fn constant(&self, node: &Node) -> bool {
         node.operands.iter().flatten().all(|v| self.constants[v.node.index()])
     }
 
-    /// A cast of a float to f32: there is nothing to do.
+    /// A cast of a float to f32 needs no node.
     fn float_cast(&self, node: &Node) -> Option<Result<(Vec<Value>, Width)>> {
         let [Some(x)] = node.operands[..] else { return None };
         let float = self.given.ty(x).dtype == DType::F32;
@@ -172,7 +176,7 @@ impl Narrower<'_> {
         (cast && float).then(|| Ok((vec![self.value(x)], self.widths[x.node.index()])))
     }
 
-    /// The width that an op wants whatever it reads.
+    /// The width that an op requires, whatever it reads.
     fn asked(&self, node: &Node) -> Option<Width> {
         match &node.kind {
             NodeKind::Scalar(s) => {
@@ -186,7 +190,7 @@ impl Narrower<'_> {
                 }
                 Some(BuiltinOp::Sum | BuiltinOp::Mean | BuiltinOp::Prod | BuiltinOp::Cumsum) => Some(Width::Wide),
                 Some(_) => None,
-                // Its kernel keeps everything between load and store in f32.
+                // Its kernel computes in f32 between load and store.
                 None => Some(Width::Narrow),
             },
         }
@@ -265,7 +269,7 @@ mod tests {
         assert_eq!(dtypes(&n.graph, "max"), [DType::BF16]);
         assert_eq!((dtypes(&n.graph, "mean"), dtypes(&n.graph, "sub")), (vec![DType::F32], vec![DType::F32]));
         assert_eq!(n.wide, BTreeMap::from([("mean".to_string(), 1), ("sub".to_string(), 1)]));
-        // The types at the border stay, and a mask's number stays finite.
+        // Input and output types stay, and a mask's constant stays finite.
         let (input, output) = (n.graph.node(n.graph.inputs[0]), n.graph.ty(n.graph.outputs[0].1));
         assert_eq!((input.results[0].dtype, output.dtype), (DType::F32, DType::F32));
         let weights = n.graph.nodes.iter().find_map(|n| if let NodeKind::Const(t) = &n.kind { Some(t) } else { None });

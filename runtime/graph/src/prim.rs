@@ -1,8 +1,8 @@
 //! Builtin ops with their attributes as plain numbers.
 //!
-//! In: a builtin op, its attribute values, and the values of the symbols in them. Out: a [`Prim`]. The
-//! reference evaluator and the planner read attributes here and nowhere else, so the order in which
-//! `core.hyp` declares them is known in one place. Holds always: axes are in range and sizes are not
+//! In: a builtin op, its attribute values, and the values of the symbols in them. Out: a [`Prim`].
+//! The reference evaluator and the planner read attributes only here, so only this module depends
+//! on the order in which `core.hyp` declares them. Invariant: axes are in range and sizes are not
 //! negative.
 
 use hypatia_dsl::builtin::{BuiltinOp, Joining, joining};
@@ -13,24 +13,24 @@ use hypatia_dsl::shape::{Dim, show_shape};
 
 use hypatia_tensor::error::{Error, Result};
 
-/// Windows along one axis: window `i` holds the elements `i * stride + j * dilation - before`, for `j` below
-/// `size`.
+/// Windows along one axis: window `i` holds the elements `i * stride + j * dilation - before`, for
+/// `j` below `size`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Window {
-    /// Elements of a window.
+    /// Number of elements in a window.
     pub size: usize,
-    /// Distance of windows.
+    /// Distance between windows.
     pub stride: usize,
-    /// Distance of the elements of a window.
+    /// Distance between the elements of a window.
     pub dilation: usize,
-    /// Zeros before the first element of the axis.
+    /// Zero padding before the first element of the axis.
     pub before: usize,
 }
 
 /// The values of symbols.
 pub type Lookup<'a> = &'a dyn Fn(&str) -> Option<i64>;
 
-/// A builtin op on known sizes. What the result's shape already says is left out.
+/// A builtin op on known sizes. It omits what the result's shape already determines.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Prim {
     /// Matrix product.
@@ -39,20 +39,20 @@ pub enum Prim {
     Gemm,
     /// Convolution, with an epilogue if the node has one.
     Conv {
-        /// How the windows lie, for each axis behind the channels; `size` is that of the filter.
+        /// The windows of each spatial axis; `size` is the filter's.
         axes: Vec<Window>,
-        /// Groups of channels.
+        /// Number of channel groups.
         groups: usize,
     },
-    /// Windows onto the last axes, one entry for each.
+    /// Windows over the last axes, one entry for each.
     Windows(Vec<Window>),
-    /// Conversion to this type.
+    /// Cast to this type.
     Cast(DType),
-    /// Row-major reinterpretation.
+    /// Row-major reshape.
     Reshape,
-    /// Axis `i` of the result is axis `perm[i]` of the operand.
+    /// Transpose: axis `i` of the result is axis `perm[i]` of the operand.
     Transpose(Vec<usize>),
-    /// Broadcasting.
+    /// Broadcast.
     Expand,
     /// Element `i` along `axis` is element `start + i * step`.
     Slice {
@@ -60,57 +60,57 @@ pub enum Prim {
         axis: usize,
         /// First element.
         start: i64,
-        /// Distance of elements.
+        /// Distance between elements.
         step: i64,
     },
-    /// Operands side by side along this axis.
+    /// Concatenation along this axis.
     Concat(usize),
-    /// Pieces along an axis.
+    /// Splits along an axis.
     Split {
         /// The axis.
         axis: usize,
-        /// Their sizes.
+        /// The sizes of the parts.
         sizes: Vec<usize>,
     },
-    /// So many elements before each axis (negative: cut).
+    /// Padding before each axis (negative: crop).
     Pad(Vec<i64>),
-    /// Slices along this axis.
+    /// Gathers slices along this axis.
     Gather(usize),
-    /// Single elements along this axis.
+    /// Gathers single elements along this axis.
     GatherElements(usize),
-    /// Slices by index tuples, after so many batch axes.
+    /// Gathers slices by index tuples, after this many batch axes.
     GatherNd(usize),
-    /// A reduction over these axes, ascending.
+    /// A reduction over these axes, in ascending order.
     Reduce(Reduction, Vec<usize>),
-    /// Sums of all elements up to each.
+    /// Cumulative sums.
     Cumsum(Cumsum),
-    /// Position of the largest element.
+    /// Index of the largest element.
     Argmax {
         /// The axis.
         axis: usize,
-        /// The last of equal ones instead of the first.
+        /// Among equal elements, the last instead of the first.
         last: bool,
     },
-    /// Rows joined with others, one after the other.
+    /// Combines rows with updates, one after the other.
     Scatter(Joining),
-    /// Positions in ascending order along this axis, in descending order if true.
+    /// Sort order (indices) along this axis: descending if true, else ascending.
     Argsort(usize, bool),
     /// The index along this axis.
     Iota(usize),
-    /// This value everywhere.
+    /// This value in every element.
     Full(f64),
     /// A number.
     Size(i64),
 }
 
-/// Which elements are summed for each along an axis.
+/// Options of a cumulative sum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cumsum {
     /// The axis.
     pub axis: usize,
-    /// Not the element itself.
+    /// Excludes the element itself.
     pub exclusive: bool,
-    /// Those behind it instead of those before it.
+    /// Sums the elements after each one instead of those before it.
     pub reverse: bool,
 }
 
@@ -125,7 +125,7 @@ pub fn sizes(shape: &[Dim], lookup: Lookup) -> Result<Vec<usize>> {
         })
 }
 
-/// Number of elements; an error where it does not fit.
+/// Number of elements; an error if it overflows.
 pub fn elements(shape: &[usize]) -> Result<usize> {
     shape
         .iter()
@@ -171,7 +171,7 @@ impl Attrs<'_> {
         list.into_iter().map(|v| usize::try_from(v).ok()).collect::<Option<_>>().ok_or_else(|| self.bad(i))
     }
 
-    /// Windows of these sizes; `before` is an attribute where there are zeros around.
+    /// Windows of these sizes; `before` is the attribute that holds the padding, if the op has one.
     fn windows(&self, sizes: &[usize], strides: usize, dilations: usize, before: Option<usize>) -> Result<Vec<Window>> {
         let (strides, dilations) = (self.counts(strides)?, self.counts(dilations)?);
         let before = before.map_or(Ok(vec![0; sizes.len()]), |i| self.counts(i))?;
@@ -215,8 +215,8 @@ impl Attrs<'_> {
 }
 
 impl Prim {
-    /// The op with those attributes. `shapes` are those of the tensor operands, `result` that of the first
-    /// result.
+    /// Reads the op with those attributes. `shapes` are the shapes of the tensor operands, `result`
+    /// is the shape of the first result.
     pub fn read(
         op: BuiltinOp,
         values: &[AttrValue],
@@ -249,8 +249,8 @@ impl Prim {
                 let size = first.and_then(|s| s.get(axis)).copied().unwrap_or(0) as i64;
                 let (start, step) = (a.int(1)?, a.int(3)?);
                 let count = result.get(axis).copied().unwrap_or(0) as i64;
-                // A start outside the axis is moved to its end; only a slice without elements has one
-                // that stays outside.
+                // A start outside the axis is clamped to its end. It stays outside only if the
+                // slice has no elements.
                 let start = if step > 0 { start.clamp(0, size) } else { start.clamp(-1, size - 1) };
                 let last = (count - 1).checked_mul(step).and_then(|d| d.checked_add(start)).ok_or_else(|| a.bad(1))?;
                 if count > 0 && !((0..size).contains(&start) && (0..size).contains(&last)) {

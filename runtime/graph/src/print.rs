@@ -1,7 +1,7 @@
 //! Text, JSON and Graphviz of a [`Graph`].
 //!
-//! In: any graph, broken ones too. Out: one line a node with its type and attributes, epilogue
-//! terms in the language's syntax; what `opt`, `explain` and the tests show.
+//! In: any graph, even an invalid one. Out: one line per node with its type and attributes, and
+//! epilogue terms in the language's syntax. `opt`, `explain` and the tests print it.
 
 use std::fmt::Write;
 
@@ -17,8 +17,9 @@ impl std::fmt::Display for Graph {
 }
 
 impl Graph {
-    /// One line a node: `%3 = gemm(%x, %w, gelu(acc + row(%b)), to = bf16) : bf16[128, 512]`. Where sizes that are not
-    /// known yet decide which kernel computes it, the candidates stand on a line below, best first.
+    /// One line per node: `%3 = gemm(%x, %w, gelu(acc + row(%b)), to = bf16) : bf16[128, 512]`. If
+    /// sizes that are not known yet decide which kernel computes it, the candidates follow on the
+    /// next line, best first.
     pub fn to_text(&self) -> String {
         let mut out = String::new();
         for i in 0..self.nodes.len() {
@@ -93,7 +94,7 @@ impl Graph {
         format!("{name}({})", args.join(", "))
     }
 
-    /// The graph in Graphviz' language.
+    /// The graph in Graphviz's DOT language.
     pub fn to_dot(&self) -> String {
         let escape = |s: &str| s.replace('\\', "\\\\").replace('"', "\\\"").replace(['\n', '\r'], " ");
         let mut out = String::from("digraph {\n  node [shape=box, fontname=monospace];\n");
@@ -155,11 +156,12 @@ impl Graph {
     }
 }
 
-/// An attribute's value for people: numbers that came from f32 as the shortest decimal that is the same f32.
+/// An attribute's value for display: numbers that came from f32 are the shortest decimal that gives
+/// the same f32.
 pub(super) fn show_attr_short(value: &AttrValue) -> String {
     match value {
         AttrValue::Float(v) if f64::from(*v as f32) == *v => {
-            // The shortest decimal of the f32, read as f64, is written as all numbers are.
+            // The shortest decimal of the f32, parsed as f64, is printed like all other numbers.
             let short = (*v as f32).to_string().parse().unwrap_or(*v);
             super::term::show_number(short)
         }
@@ -191,7 +193,7 @@ mod tests {
         {
             assert_eq!(show_attr_short(&AttrValue::Float(v)), text);
         }
-        // What is read back must be the same f64.
+        // The printed number must parse back to the same f64.
         assert_eq!(show_attr(&AttrValue::Float(f64::from(1e-6f32))), "9.999999974752427e-7");
     }
 }

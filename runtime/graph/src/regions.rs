@@ -1,11 +1,12 @@
-//! Pointwise work that is one launch: regions of nodes over one index space.
+//! Regions: pointwise nodes over one index space that become one launch.
 //!
-//! In: a graph, which of its nodes are pointwise. Out: for each node its region, if it has one, and an
-//! order of regions and other nodes. Holds always: the members of a region have one result shape; no
-//! path leaves a region and comes back, so each region can run as a whole.
+//! In: a graph, and which of its nodes are pointwise. Out: for each node its region, if it has one,
+//! and an order of regions and other nodes. Invariant: the members of a region have the same result
+//! shape. No path leaves a region and comes back, so each region can run as a whole.
 //!
-//! Greedy: each pointwise node joins the regions of its operands, in graph order; then regions that read one tensor side
-//! by side are joined, so that it is read once. A region may have several results, and operands that broadcast.
+//! The algorithm is greedy. Each pointwise node joins the regions of its operands, in graph order.
+//! Then sibling regions that read the same tensor are joined, so that it is read once. A region may
+//! have several results, and operands that broadcast.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashSet};
@@ -13,19 +14,19 @@ use std::collections::{BinaryHeap, HashSet};
 use super::Graph;
 use hypatia_tensor::error::{Error, Result};
 
-/// Nodes of a region at most: the registers of the generated code have an end.
+/// Maximum number of nodes in a region: generated code has a limited number of registers.
 const MAX_NODES: usize = 256;
-/// Foreign operands of a region at most: kernel arguments.
+/// Maximum number of operands from outside a region: they become kernel arguments.
 const MAX_OPERANDS: usize = 32;
-/// Earlier readers of a tensor that a reader is compared with.
+/// Maximum number of earlier readers of a tensor that a reader is compared with.
 const MAX_SIBLINGS: usize = 8;
-/// Groups that one search for a path may visit; if it is not enough, the regions stay apart.
+/// Maximum number of groups that one path search visits; beyond it, the regions stay separate.
 const MAX_VISITS: usize = 4096;
 
 /// A region, or a single node.
 struct Group {
     nodes: Vec<usize>,
-    /// Nodes outside that its members read.
+    /// Nodes outside the group that its members read.
     operands: Vec<usize>,
 }
 
@@ -36,7 +37,7 @@ struct Cluster<'a> {
     groups: Vec<Group>,
 }
 
-/// Groups of nodes in an order in which they can run; nodes of a group ascend.
+/// Groups of nodes in an order in which they can run; nodes within a group ascend.
 pub fn cluster(graph: &Graph, pointwise: &[bool]) -> Result<Vec<Vec<usize>>> {
     let groups = graph.nodes.iter().enumerate().map(|(i, node)| {
         let mut operands: Vec<usize> = node.operands.iter().flatten().map(|v| v.node.index()).collect();
@@ -57,7 +58,7 @@ pub fn cluster(graph: &Graph, pointwise: &[bool]) -> Result<Vec<Vec<usize>>> {
 }
 
 impl Cluster<'_> {
-    /// Joins the groups of two nodes if that makes no cycle and no giant.
+    /// Joins the groups of two nodes unless that makes a cycle or exceeds the limits.
     fn join(&mut self, a: usize, b: usize) {
         let (a, b) = (self.group_of[a], self.group_of[b]);
         if a == b || self.groups[a].nodes.len() + self.groups[b].nodes.len() > MAX_NODES {
@@ -85,8 +86,9 @@ impl Cluster<'_> {
         self.groups[b] = Group { nodes: Vec::new(), operands: Vec::new() };
     }
 
-    /// Joins groups that read a tensor of their results' shape together. Only those are that can run at the same time anyway: what
-    /// one reads and the other does not is there from the start.
+    /// Joins groups that read the same tensor of their results' shape. Only groups that could run
+    /// at the same time anyway are joined: what one reads and the other does not is available from
+    /// the start.
     fn join_siblings(&mut self, pointwise: &[bool]) {
         let graph = self.graph;
         let shape = |n: usize| &graph.nodes[n].results[0].shape;
@@ -120,10 +122,11 @@ impl Cluster<'_> {
         }
     }
 
-    /// True if a path leads from group `from` over another group to group `to`, or if that took too long
-    /// to find out.
+    /// True if a path leads from group `from` through another group to group `to`, or if the search
+    /// was cut off.
     fn reaches_around(&self, from: usize, to: usize) -> bool {
-        // Operands stand before users: what lies wholly before `from` cannot depend on it.
+        // Operands come before users, so a group that lies wholly before `from` cannot depend on
+        // it.
         let first = self.groups[from].nodes.first().copied().unwrap_or(0);
         let mut seen = HashSet::new();
         let mut stack: Vec<usize> = Vec::new();
@@ -148,8 +151,8 @@ impl Cluster<'_> {
         false
     }
 
-    /// The groups, each after those it reads; of those that could run, the one whose first node comes
-    /// first in the graph.
+    /// The groups in topological order. Among those that are ready, the one whose first node comes
+    /// first in the graph runs first.
     fn order(&self) -> Result<Vec<Vec<usize>>> {
         let n = self.graph.nodes.len();
         let mut waits = vec![0usize; n];

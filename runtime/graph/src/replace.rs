@@ -1,26 +1,26 @@
-//! Nodes replaced by other graphs: ops that no kernel computes, by what they are made of.
+//! Replaces nodes by other graphs, for example ops without a kernel by their bodies.
 //!
-//! In: a graph, and what stands for each node. Out: the same function. Holds always: the results
-//! have the types that the op gives; new nodes without a name are named after the node that they
-//! stand for; what stays keeps its kernels.
+//! In: a graph, and a replacement for each node. Out: the same function. Invariant: the results
+//! have the types that the op gives. New nodes without a name take the name of the node that they
+//! replace. Nodes that stay keep their kernels.
 
 use std::sync::Arc;
 
 use super::{Graph, Instantiator, Node, NodeKind, Value};
 use hypatia_tensor::error::{Error, Result};
 
-/// What stands for a node.
+/// The replacement of a node.
 pub enum Instead {
     /// The node itself.
     Itself,
     /// The body of its op.
     Body,
-    /// This graph; the node's operands are its inputs, in order.
+    /// This graph; its inputs are the node's operands, in order.
     Parts(Arc<Graph>),
 }
 
 impl Graph {
-    /// The graph in which others stand for some nodes.
+    /// The graph with some nodes replaced.
     pub fn replaced(&self, instead: &dyn Fn(usize, &Node) -> Instead) -> Result<Graph> {
         let mut out = Graph::new(self.program.clone());
         let mut map: Vec<Vec<Value>> = Vec::with_capacity(self.nodes.len());
@@ -48,7 +48,7 @@ impl Graph {
         Ok(out)
     }
 
-    /// The op of a node alone, its operands as inputs.
+    /// A graph of one node's op alone, with its operands as inputs.
     pub fn alone(&self, node: &Node) -> Result<Graph> {
         let NodeKind::Op { op, attrs, term } = &node.kind else {
             return Err(Error::Internal("a kernel for something that is no op".into()));
@@ -65,7 +65,7 @@ impl Graph {
     }
 }
 
-/// Puts a graph into another one, these values in the place of its inputs. Returns its outputs.
+/// Inlines a graph into another one, with these values for its inputs. Returns its outputs.
 fn splice(out: &mut Graph, part: &Graph, operands: &[Option<Value>]) -> Result<Vec<Value>> {
     let given: Vec<Value> = operands.iter().flatten().copied().collect();
     let mut map: Vec<Vec<Value>> = Vec::with_capacity(part.nodes.len());
@@ -81,7 +81,7 @@ fn splice(out: &mut Graph, part: &Graph, operands: &[Option<Value>]) -> Result<V
     Ok(part.outputs.iter().map(|(_, v)| map[v.node.index()][v.output as usize]).collect())
 }
 
-/// One node over other operands.
+/// Copies one node, with other operands.
 fn copy(out: &mut Graph, node: &Node, operands: &[Option<Value>]) -> Result<Vec<Value>> {
     let results = match &node.kind {
         NodeKind::Input { name } => vec![out.input(name.clone(), node.results[0].clone())],

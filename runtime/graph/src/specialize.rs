@@ -1,8 +1,8 @@
-//! Symbolic sizes replaced by numbers.
+//! Specialization: replaces symbolic sizes by numbers.
 //!
-//! In: a graph with symbolic sizes, and the shapes of the tensors it is run on. Out: the values of
-//! the symbols, and the graph with concrete types throughout. Holds always: a shape that
-//! contradicts another, or the graph, is an error that names the input and the axis.
+//! In: a graph with symbolic sizes, and the shapes of the tensors it runs on. Out: the values of
+//! the symbols, and the graph with concrete types throughout. Invariant: a shape that contradicts
+//! another shape, or the graph, is an error that names the input and the axis.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -33,7 +33,7 @@ impl Graph {
         out
     }
 
-    /// Values of the symbols, from the inputs' actual tensors. Checks names, dtypes, ranks, sizes.
+    /// Values of the symbols, from the input tensors. Checks names, dtypes, ranks and sizes.
     pub fn bind_symbols(&self, inputs: &HashMap<String, Tensor>) -> Result<Symbols> {
         let wanted: Vec<(&str, &TensorType)> = self
             .inputs
@@ -84,7 +84,7 @@ impl Graph {
         Ok(symbols)
     }
 
-    /// The graph with these symbols replaced by numbers, and all types worked out anew.
+    /// The graph with these symbols replaced by numbers, and all types inferred again.
     pub fn specialize(&self, symbols: &Symbols) -> Result<Graph> {
         let lookup = |s: &str| symbols.get(s).map(|v| Dim::from(*v));
         let mut out = Graph::new(self.program.clone());
@@ -121,7 +121,7 @@ impl Graph {
     }
 }
 
-/// What to do in numpy about an input of another element type.
+/// A numpy hint for an input of the wrong element type.
 fn convert_hint(name: &str, got: DType, wanted: DType) -> String {
     let numpy = match wanted {
         _ if got == wanted => return String::new(),
@@ -160,7 +160,7 @@ fn substitute_attr(attr: &AttrValue, lookup: &dyn Fn(&str) -> Option<Dim>) -> Re
 }
 
 impl Kernels {
-    /// The list for these sizes; guards that were open stay so, and are asked when it is planned.
+    /// The list for these sizes. Open guards stay open and are evaluated at plan time.
     fn specialized(&self, symbols: &Symbols, lookup: &dyn Fn(&str) -> Option<Dim>) -> Result<Kernels> {
         let mut kernels = self.clone();
         for candidate in &mut kernels.list {

@@ -1,8 +1,8 @@
 //! Epilogue terms as parts of graph nodes: legality and text.
 //!
-//! In: a term, the shape of the result it computes, the types of the tensors it reads. Out: what
-//! is wrong with it, or its text in the language's syntax. Holds always for a checked term:
-//! arguments stand before users, kinds agree, each operand is read as its view allows.
+//! In: a term, the shape of the result it computes, the types of the tensors it reads. Out: what is
+//! wrong with it, or its text in the language's syntax. Invariant (for a checked term): arguments
+//! come before users, kinds agree, and each operand is read as its view allows.
 
 use hypatia_dsl::builtin::BuiltinScalar;
 use hypatia_dsl::dtype::Kind;
@@ -54,7 +54,7 @@ pub fn check_term(program: &Program, term: &Term, shape: &[Dim], reads: &[Tensor
     }
 }
 
-/// Whether an operand of that type may be read so for a result of that shape.
+/// Checks that an operand of that type may be read through that view for a result of that shape.
 pub fn check_view(view: InView, ty: &TensorType, shape: &[Dim]) -> Result<(), String> {
     let fits = |s: &[Dim]| broadcast(s, shape).is_some_and(|b| b == shape);
     let ok = match view {
@@ -62,7 +62,7 @@ pub fn check_view(view: InView, ty: &TensorType, shape: &[Dim]) -> Result<(), St
         InView::Full => ty.shape == shape,
         InView::Row => ty.shape.len() == 1 && shape.last() == ty.shape.last(),
         InView::Col => {
-            // `col(v)` has one value a row: v broadcasts with an axis of size 1 behind it.
+            // `col(v)` has one value per row: v broadcasts with a trailing axis of size 1.
             let wide: Vec<Dim> = ty.shape.iter().cloned().chain([Dim::from(1)]).collect();
             !ty.shape.is_empty() && fits(&wide)
         }
@@ -73,7 +73,7 @@ pub fn check_view(view: InView, ty: &TensorType, shape: &[Dim]) -> Result<(), St
     Err(format!("an epilogue operand {ty} cannot be read as `{}` of a result {}", view_name(view), show_shape(shape)))
 }
 
-/// The word for a view.
+/// The keyword of a view.
 pub(super) fn view_name(view: InView) -> &'static str {
     match view {
         InView::Broadcast => "in",
@@ -83,12 +83,13 @@ pub(super) fn view_name(view: InView) -> &'static str {
     }
 }
 
-/// Length at which the text of a term is cut: a term is a DAG, its text a tree.
+/// Length at which the text of a term is cut. A term is a DAG and its text is a tree, so the text
+/// can be much longer.
 const MAX_TEXT: usize = 2000;
 
 /// The term in the language's syntax; `operand(i)` names the tensor that input `i` reads.
 pub fn show_term(program: &Program, term: &Term, operand: &dyn Fn(u32) -> String) -> String {
-    // Texts of the nodes in order, with how tightly each binds (higher is tighter).
+    // Texts of the nodes in order, each with its precedence (higher binds tighter).
     let mut texts: Vec<(String, u8)> = Vec::with_capacity(term.nodes.len());
     for node in &term.nodes {
         let (mut text, level) = show_node(program, node, operand, &texts);
@@ -142,7 +143,7 @@ fn show_call(program: &Program, scalar: ScalarId, args: Vec<(String, u8)>) -> (S
     }
 }
 
-/// A number that reads back as the same f64: `2`, `0.5`, `1e-5`, `inf`, `nan`.
+/// A number that parses back to the same f64: `2`, `0.5`, `1e-5`, `inf`, `nan`.
 pub fn show_number(v: f64) -> String {
     if v.is_nan() {
         "nan".into()

@@ -1,23 +1,24 @@
-//! Defined ops replaced by their bodies.
+//! Inlining: replaces defined ops by their bodies.
 //!
-//! In: a graph as the model or a test wrote it. Out: the same function over builtin ops and
-//! scalars only, equal nodes shared, as it enters the e-graph. Holds always: same inputs, same
-//! outputs, same types; the mean that a body mentions twice is one node.
+//! In: a graph as the model or a test wrote it. Out: the same function over builtin ops and scalars
+//! only, with equal nodes deduplicated, ready for insertion into the e-graph. Invariant: inputs,
+//! outputs and types stay the same. A subexpression that a body mentions twice, such as a mean, is
+//! one node.
 
 use super::instantiate::Numbers;
 use super::{Graph, Instantiator, NodeKind, Value};
 use hypatia_tensor::error::{Error, Result};
 
-/// Nodes that one node of the graph may become on average; more is an error.
+/// Maximum average number of nodes that one node of the graph may become; more is an error.
 const GROWTH: usize = 200;
 
 impl Graph {
-    /// The graph with every defined op replaced by its body, equal nodes shared.
+    /// The graph with every defined op replaced by its body and equal nodes deduplicated.
     pub fn unfold(&self) -> Result<Graph> {
         Ok(self.unfold_with_numbers()?.0)
     }
 
-    /// [`Graph::unfold`], with the numbers of the bodies as they were before rounding.
+    /// [`Graph::unfold`], with the unrounded numbers of the bodies.
     pub fn unfold_with_numbers(&self) -> Result<(Graph, Numbers)> {
         let mut out = Graph::new(self.program.clone());
         let mut map: Vec<Vec<Value>> = Vec::with_capacity(self.nodes.len());
@@ -49,7 +50,7 @@ impl Graph {
         let numbers = std::mem::take(&mut into.numbers);
         let outputs = self.outputs.iter().map(|(n, v)| (n.clone(), map[v.node.index()][v.output as usize]));
         out.outputs = outputs.collect();
-        // The order of the inputs is the model's, whatever the order of the nodes.
+        // Inputs keep the model's order, whatever the order of the nodes.
         out.inputs = self.inputs.iter().map(|id| map[id.index()][0].node).collect();
         Ok((out, numbers))
     }

@@ -1,8 +1,10 @@
-//! Checks what must always hold of a [`Graph`].
+//! Checks the invariants of a [`Graph`].
 //!
 //! In: a graph from the importer, the builder or the e-graph. Out: an error that names the first
-//! node that is wrong. Each stage that makes a graph runs this in its tests, and on models at run
-//! time (it is linear in the graph).
+//! invalid node.
+//!
+//! Each stage that makes a graph runs this in its tests, and on models at run time (it is linear in
+//! the graph).
 
 use std::collections::HashSet;
 
@@ -13,7 +15,8 @@ use super::{Graph, Node, NodeId, NodeKind, Value};
 use hypatia_tensor::error::{Error, Result};
 
 impl Graph {
-    /// Operands before users, types as the typing rules give them, inputs and outputs in order.
+    /// Checks that operands come before users, that types follow the typing rules, and that inputs
+    /// and outputs are in order.
     pub fn validate(&self) -> Result<()> {
         let mut names = HashSet::new();
         let mut inputs = Vec::new();

@@ -1,8 +1,9 @@
-//! The same graph computed in f32 where it computes in f16 or bf16.
+//! Widening: runs an f16 or bf16 graph in f32.
 //!
-//! In: a graph. Out: one that takes the same inputs and computes all that is narrower than f32 in f32; its outputs are
-//! f32 then. It tells how far a result is off because its types are narrow, and no more. Holds always: inputs keep their
-//! types; nothing that is f32, f64 or no float changes.
+//! In: a graph. Out: a graph that takes the same inputs and computes in f32 whatever was narrower;
+//! its narrow outputs become f32. It shows how much of a result's error comes from narrow types,
+//! and nothing else. Invariant: inputs keep their types. Values that are f32, f64 or not floats do
+//! not change.
 
 use hypatia_dsl::builtin::BuiltinOp;
 use hypatia_dsl::dtype::DType;
@@ -39,13 +40,13 @@ fn wide_term(term: &Term) -> Term {
 }
 
 impl Graph {
-    /// True if anything is computed in a float narrower than f32.
+    /// True if any node computes in a float type narrower than f32.
     pub fn computes_narrow(&self) -> bool {
         let computed = |k: &NodeKind| matches!(k, NodeKind::Op { .. } | NodeKind::Scalar(_));
         self.nodes.iter().any(|n| computed(&n.kind) && n.results.iter().any(|t| narrow(t.dtype)))
     }
 
-    /// The graph with f32 in the place of all narrower floats.
+    /// The graph with all narrower floats replaced by f32.
     pub fn widened(&self) -> Result<Graph> {
         let mut out = Graph::new(self.program.clone());
         let mut map: Vec<Vec<Value>> = Vec::with_capacity(self.nodes.len());

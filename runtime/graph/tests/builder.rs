@@ -1,4 +1,4 @@
-//! The builder: what it makes, and what it says of mistakes.
+//! The builder: the graphs it makes, and the mistakes it reports.
 #![allow(clippy::unwrap_used, missing_docs)]
 #![allow(clippy::unwrap_used)]
 use hypatia_dsl::dtype::DType;
@@ -35,7 +35,7 @@ fn every_mistake_is_told_once_with_its_line() {
     let x = g.input("x", DType::F32, shape![4, 8]);
     let y = g.input("y", DType::F32, shape![5]);
     let wrong = x + y;
-    // What depends on a mistake is no mistake of its own.
+    // What depends on a mistake is not reported as a mistake of its own.
     let further = wrong.exp() * 2.0;
     g.output("further", further);
     let unknown = g.call("gelo", &[x], &[]);

@@ -1,4 +1,4 @@
-//! Graphs of narrow types, widened to f32.
+//! Widening graphs of narrow types to f32.
 #![allow(clippy::unwrap_used, missing_docs)]
 #![allow(clippy::unwrap_used)]
 use hypatia_dsl::builtin::BuiltinScalar;

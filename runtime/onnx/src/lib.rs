@@ -1,7 +1,8 @@
-//! ONNX models in and out: [`import`] makes a graph of a model file, [`export`] a model file of a graph.
+//! ONNX models in and out: [`import`] turns a model file into a graph, [`export`] turns a graph
+//! into a model file.
 //!
-//! Holds always: what is not supported is an error that names the node, its op and its opset; nothing
-//! is executed here, constants are computed by the folder that the caller hands in.
+//! Invariant: an unsupported feature is an error that names the node, its op and its opset. Nothing
+//! is executed here: constants are computed by the folder that the caller passes in.
 
 pub mod export;
 pub mod import;

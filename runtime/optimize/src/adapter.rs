@@ -1,9 +1,8 @@
 //! A compiled rule behind `egg`'s traits.
 //!
-//! In: a [`CompiledRule`]. Out: an [`egg::Rewrite`] that searches and applies by that rule alone.
-//! Holds always: no logic stands here; what a search remembers is kept beside the rule, as `egg`
-//! hands over the e-graph and nothing else, so that no candidate is known and no guard about uses
-//! holds.
+//! In: a [`CompiledRule`]. Out: an [`egg::Rewrite`] that searches and applies with that rule alone.
+//! Invariant: this module has no logic. The search state is stored beside the rule, because `egg`
+//! passes the e-graph and nothing else; so there is no candidate, and no guard on uses holds.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -16,7 +15,7 @@ use super::language::Node;
 use super::matcher::{Match, SearchLimits, View};
 use super::rewrites::{CompiledRule, SEARCH_LIMITS, SearchState};
 
-/// One rule as both halves of an `egg` rewrite.
+/// One rule as both the searcher and the applier of an `egg` rewrite.
 struct Adapter {
     rule: CompiledRule,
     state: Mutex<State>,
@@ -25,7 +24,7 @@ struct Adapter {
 #[derive(Default)]
 struct State {
     search: SearchState,
-    /// What the last search found.
+    /// The matches of the last search.
     found: Vec<Match>,
 }
 
@@ -43,15 +42,15 @@ impl From<CompiledRule> for Rewrite {
     }
 }
 
-/// The variable under which a match's number travels through `egg`.
+/// The variable that carries the index of a match through `egg`.
 fn number_var() -> Var {
     Var::from_u32(0)
 }
 
 impl Shared {
     fn state(&self) -> MutexGuard<'_, State> {
-        // A poisoned lock means that a search panicked elsewhere; its memory is only of what was
-        // done.
+        // A poisoned lock means that a search panicked elsewhere. The state only records finished
+        // work, so it is still usable.
         self.0.state.lock().unwrap_or_else(|e| e.into_inner())
     }
 }

@@ -1,8 +1,9 @@
-//! What the e-graph knows of each class, and the tables that its nodes index.
+//! The e-class analysis: what the e-graph knows of each class, and the tables that its nodes index.
 //!
-//! In: nodes as they are added. Out: type, sort, constness, splat value and numeric facts of every class. Holds
-//! always: all nodes of a class have the same type; facts only grow (they are joined when classes merge), so that a
-//! guard that was true stays true; constants are merged only with constants of the same bits.
+//! In: nodes as they are added. Out: type, sort, constness, splat value and numeric facts of every
+//! class. Invariant: all nodes of a class have the same type. Facts only grow (they are joined when
+//! classes merge), so a guard that was true stays true. Constants are merged only with constants of
+//! the same bits.
 
 use std::sync::Arc;
 
@@ -29,7 +30,8 @@ pub type EGraph = egg::EGraph<Node, Context>;
 pub enum Sort {
     /// A tensor of that type.
     Tensor(TypeId),
-    /// The results of an op that has several, one type each: `count` entries from `first` in the table of tuples.
+    /// The results of an op that has several, one type for each: `count` entries from `first` in
+    /// the table of tuples.
     Tuple {
         /// Position in the table.
         first: u32,
@@ -38,26 +40,27 @@ pub enum Sort {
     },
     /// A scalar term.
     Term(Kind),
-    /// The operand that is not there.
+    /// An absent optional operand.
     Absent,
-    /// A node that does not type-check; never matched, never extracted.
+    /// A node that does not type-check; it is never matched and never extracted.
     Invalid,
 }
 
-/// What is known of a class.
+/// The analysis data of a class.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Data {
-    /// What it stands for.
+    /// Its kind of value.
     pub sort: Sort,
-    /// Computable when the plan is made.
+    /// Computed when the plan is made.
     pub constant: bool,
-    /// The bits of the f64 that all elements are.
+    /// If all elements are equal, the bits of their value as f64.
     pub splat: Option<u64>,
-    /// Facts of all elements.
+    /// Facts that hold for all elements.
     pub facts: NumericFacts,
-    /// Of a term: what the shapes of all tensors that it reads broadcast to.
+    /// For a term: the shapes of all tensors that it reads, broadcast.
     pub reads: ShapeId,
-    /// What it holds. Grows without anything else being made anew: nothing that is known of a class follows from it.
+    /// The heads of its nodes. When they grow, parents are not updated: no other data depends on
+    /// them.
     pub heads: Heads,
 }
 
@@ -73,7 +76,7 @@ impl Data {
         }
     }
 
-    /// The number that all elements are.
+    /// The number that all elements equal.
     pub fn value(&self) -> Option<f64> {
         self.splat.map(f64::from_bits)
     }
@@ -87,16 +90,16 @@ impl Data {
     }
 }
 
-/// A source of tensors.
+/// An input or a constant.
 #[derive(Clone, Debug)]
 pub struct Leaf {
     /// Its type.
     pub ty: TypeId,
-    /// The node of the input graph.
+    /// Its node in the input graph.
     pub node: NodeId,
     /// False for inputs.
     pub constant: bool,
-    /// What is known of its elements.
+    /// Facts that hold for its elements.
     pub facts: NumericFacts,
     /// Its elements; `None` for inputs.
     pub tensor: Option<Arc<Tensor>>,
@@ -104,20 +107,21 @@ pub struct Leaf {
 
 /// The tables of an e-graph, and the log of its changes.
 pub struct Context {
-    /// The program whose ops and scalars the nodes name.
+    /// The program that defines the ops and scalars of the nodes.
     pub program: Arc<Program>,
     /// Computes constants.
     pub folder: &'static dyn ConstantFolder,
     /// Inputs and constants.
     pub leaves: Vec<Leaf>,
-    /// Every class that was made, merged or came to be known better, in order: what a search need not
-    /// look at again is what stands before the end of the last one. `egg` tells its analysis alone.
+    /// Every class that was created, merged or learned a fact, in order. An incremental search
+    /// skips the entries that were there when the last search ended. Logged here because `egg`
+    /// reports changes only to its analysis.
     pub touched: Vec<Id>,
     types: IndexSet<TensorType, FxBuildHasher>,
     shapes: IndexSet<Shape, FxBuildHasher>,
     tuples: Vec<TypeId>,
     attrs: IndexSet<Vec<AttrValue>, FxBuildHasher>,
-    /// By op: a bit for each of its first operands that is a term.
+    /// For each op, a bit for each of its first 64 operands that is a term.
     terms: Vec<u64>,
 }
 
@@ -154,7 +158,7 @@ impl Context {
         &self.types[id.0 as usize]
     }
 
-    /// What two shapes broadcast to; `NONE` if they do not.
+    /// The broadcast of two shapes; `NONE` if they do not broadcast.
     fn joined_shape(&mut self, a: ShapeId, b: ShapeId) -> ShapeId {
         if a == b || b == ShapeId::SCALAR {
             return a;
@@ -201,7 +205,7 @@ impl Context {
     }
 }
 
-/// True if the op gives a tuple, whose parts are `Output` nodes.
+/// True if the op returns a tuple, whose parts are `Output` nodes.
 pub fn has_several_results(op: &OpDef) -> bool {
     op.variadic_result || op.results.len() != 1
 }
@@ -211,7 +215,7 @@ pub fn class_type(egraph: &EGraph, id: Id) -> Option<&TensorType> {
     egraph.analysis.data_type(&egraph[id].data)
 }
 
-/// Types of an op's operands as `typing::apply_op` wants them, without those that are terms.
+/// Types of an op's operands as `typing::apply_op` expects them, without terms.
 fn operand_types(egraph: &EGraph, op: &OpDef, children: &[Id]) -> Result<Vec<Option<TensorType>>, String> {
     let mut out = Vec::with_capacity(children.len());
     let kinds: Vec<&ParamKind> = op.operands().map(|(_, p)| &p.kind).collect();
@@ -227,7 +231,7 @@ fn operand_types(egraph: &EGraph, op: &OpDef, children: &[Id]) -> Result<Vec<Opt
     Ok(out)
 }
 
-/// The type that a node would have.
+/// The types of a node's results.
 pub fn node_types(egraph: &EGraph, node: &Node) -> Result<Vec<TensorType>, String> {
     let program = &egraph.analysis.program;
     match node.payload {
@@ -258,7 +262,7 @@ pub fn node_types(egraph: &EGraph, node: &Node) -> Result<Vec<TensorType>, Strin
     }
 }
 
-/// A term that gives truth values can be stored as bool only, and the other way round.
+/// A boolean term can be stored only as bool, and a numeric term only as numbers.
 fn check_term_kind(egraph: &EGraph, op: &OpDef, node: &Node, types: &[TensorType]) -> Result<(), String> {
     for ((_, p), child) in op.operands().zip(&node.children) {
         if let (ParamKind::Term, Sort::Term(kind), Some(t)) = (&p.kind, egraph[*child].data.sort, types.first())
@@ -276,7 +280,7 @@ fn check_term_kind(egraph: &EGraph, op: &OpDef, node: &Node, types: &[TensorType
     Ok(())
 }
 
-/// The kind of value that a term node gives, or why it is none.
+/// The kind of value of a term node, or why it is invalid.
 pub fn term_kind(egraph: &EGraph, node: &Node) -> Result<Kind, String> {
     let program = &egraph.analysis.program;
     match node.payload {
@@ -318,7 +322,7 @@ fn make_data(egraph: &mut EGraph, node: &Node) -> Data {
     if several {
         let constant = all_constant(egraph, node);
         let ids: Vec<TypeId> = types.into_iter().map(|t| egraph.analysis.type_id(t)).collect();
-        // Re-made classes look the same tuple up again rather than growing the table.
+        // When a class is rebuilt, look up its tuple instead of growing the table.
         let tuples = &mut egraph.analysis.tuples;
         let first = tuples.windows(ids.len().max(1)).position(|w| w == ids.as_slice()).unwrap_or_else(|| {
             tuples.extend(&ids);
@@ -350,7 +354,7 @@ fn term_data(egraph: &mut EGraph, node: &Node) -> Data {
     }
 }
 
-/// What the tensors that a term reads broadcast to.
+/// The shapes of all tensors that a term reads, broadcast.
 fn term_reads(egraph: &mut EGraph, node: &Node) -> ShapeId {
     match node.payload {
         Payload::In(view) => {
@@ -371,7 +375,7 @@ fn term_reads(egraph: &mut EGraph, node: &Node) -> ShapeId {
 
 fn scalar_facts(egraph: &EGraph, s: ScalarId, node: &Node, dtype: DType) -> NumericFacts {
     if !dtype.is_float() {
-        // Integers wrap: nothing but what every integer is.
+        // Integers wrap: keep only the facts of every integer.
         return NumericFacts { nonneg: dtype == DType::Bool, ..NumericFacts::TRUTH };
     }
     let args: Vec<NumericFacts> = node.children.iter().map(|c| egraph[*c].data.facts).collect();
@@ -379,7 +383,7 @@ fn scalar_facts(egraph: &EGraph, s: ScalarId, node: &Node, dtype: DType) -> Nume
     facts::apply_scalar(&egraph.analysis.program, s, &args, &same)
 }
 
-/// The value of a builtin of numbers that are known, as a run computes it.
+/// The value of a builtin scalar of known numbers, as a run computes it.
 fn scalar_splat(egraph: &EGraph, s: ScalarId, node: &Node, from: DType, to: DType) -> Option<u64> {
     let ScalarBody::Builtin(f) = egraph.analysis.program.scalar(s).body else { return None };
     if !from.is_float() || from != to {
@@ -448,7 +452,7 @@ fn cast_facts((facts, splat): (NumericFacts, Option<u64>), from: DType, to: DTyp
     }
 }
 
-/// Facts of an op's result. Views and moves keep what is known of every element.
+/// Facts of an op's result. Views and moves keep the facts of their elements.
 fn op_facts(egraph: &EGraph, op: OpId, attrs: AttrsId, node: &Node, ty: &TensorType) -> (NumericFacts, Option<u64>) {
     let unknown = (NumericFacts::UNKNOWN, None);
     let OpBody::Builtin(builtin) = &egraph.analysis.program.op(op).body else { return unknown };
@@ -478,7 +482,7 @@ fn op_facts(egraph: &EGraph, op: OpId, attrs: AttrsId, node: &Node, ty: &TensorT
         BuiltinOp::Cast => from.map_or(unknown, |from| cast_facts(of(first), from.dtype, ty.dtype)),
         BuiltinOp::Sum => (summed(of(first).0), None),
         BuiltinOp::Mean | BuiltinOp::Amax | BuiltinOp::Amin => {
-            // Over no elements the mean is NaN and the largest is an infinity.
+            // Without elements the mean is NaN and the maximum is an infinity.
             let some = from.and_then(|t| product(&t.shape)).and_then(|n| n.as_const()).is_some_and(|n| n > 0);
             match (some, builtin) {
                 (false, _) => unknown,
@@ -514,7 +518,7 @@ impl egg::Analysis<Node> for Context {
 
     fn make(egraph: &mut EGraph, node: &Node, _id: Id) -> Data {
         let data = make_data(egraph, node);
-        // A class may have a value that no node of it is.
+        // A class may have a value although none of its nodes is a splat.
         let value = data.splat.map(|_| Discriminant::Splat);
         Data { heads: value.into_iter().chain([node.payload.discriminant()]).collect(), ..data }
     }
@@ -540,8 +544,8 @@ impl egg::Analysis<Node> for Context {
     }
 }
 
-/// True for two constants that differ by rounding alone: each is computed when the plan is made, and neither is
-/// better.
+/// True for two constants that differ only by rounding: each is computed when the plan is made, and
+/// neither is better.
 pub fn rounded_apart(egraph: &EGraph, a: Id, b: Id) -> bool {
     let (da, db) = (egraph[a].data, egraph[b].data);
     let eps = egraph.analysis.data_type(&da).map_or(0.0, |t| t.dtype.epsilon());
@@ -551,7 +555,7 @@ pub fn rounded_apart(egraph: &EGraph, a: Id, b: Id) -> bool {
     }
 }
 
-/// Why two classes cannot be the same value, if they cannot.
+/// The reason why two classes cannot be equal, if there is one.
 pub fn conflict(egraph: &EGraph, a: Id, b: Id) -> Option<String> {
     let (da, db) = (egraph[a].data, egraph[b].data);
     match (da.sort, db.sort) {

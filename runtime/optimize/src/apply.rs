@@ -1,9 +1,10 @@
-//! Putting the right side of a rule into the e-graph.
+//! Applies a match: adds the right side of a rule to the e-graph.
 //!
-//! In: a match. Out: new nodes, and the classes of the roots merged with them, or the reason why not. Holds
-//! always: nothing is merged unless the rule's claim covers the dtype at hand, every `requires` is known to be
-//! true, every node that is built type-checks, both sides have the same type, and what is computed beforehand keeps its meaning in
-//! its element type (`folded`); the limit on the e-graph's size is looked at before every node.
+//! In: a match. Out: new nodes, merged with the classes of the roots, or the reason for rejection.
+//! Invariant: nothing is merged unless the rule's rounding class covers the dtype, every `requires`
+//! is known to be true, every node that is built type-checks, both sides have the same type, and
+//! folded constants keep their meaning in their element type (`folded`). The limit on the e-graph's
+//! size is checked before every node.
 
 mod builder;
 
@@ -24,34 +25,34 @@ use hypatia_graph::interpret::build_term;
 /// Why a match was not applied.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Reject {
-    /// The rule does not claim to hold for that dtype, or only approximately.
+    /// The rule makes no claim for that dtype, or claims only an approximation.
     Claim(DType),
     /// That `requires` is not known to be true.
     Requires(usize),
     /// That `prefer` is not true.
     Prefer(usize),
-    /// That `let` has no value here.
+    /// That `let` has no value.
     Let(VarId),
-    /// The right side does not type-check, or is not of the left side's type.
+    /// The right side does not type-check, or its type differs from the left side's.
     Type(String),
-    /// `build(...)` over something that is not a constant.
+    /// `build(...)` of a value that is not constant.
     NotConstant,
-    /// A constant or a number that it computes would lose what it means in its element type.
+    /// A constant or a number that it computes would lose its meaning in its element type.
     Lost(String),
     /// A limit of the stage.
     Budget,
 }
 
-/// What came of applying a match.
+/// The result of applying a match.
 #[derive(Clone, Debug, Default)]
 pub struct Applied {
-    /// True if the e-graph says more than before.
+    /// True if the e-graph changed.
     pub changed: bool,
-    /// For each root that is not a mere variable, the node that was built for it, as it was then.
+    /// For each root that is not just a variable, the node built for it, as it was at that time.
     pub built: Vec<Node>,
 }
 
-/// Whether approximations are allowed, and other settings of applying.
+/// Settings of application, such as whether approximations are allowed.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Policy {
     /// Which rules that claim no more than `approx` may fire.
@@ -67,7 +68,7 @@ pub fn claimed(rule: &Rule, dtype: DType, policy: Policy) -> bool {
     rule.claims.iter().any(|c| (c.dtypes.is_empty() || c.dtypes.contains(&dtype)) && strongest(&c.class))
 }
 
-/// Works out the `let`s of a match and checks its claims and guards.
+/// Computes the `let`s of a match, and checks its rounding class and guards.
 pub fn check(egraph: &EGraph, candidate: &Candidate, rule: &Rule, m: &mut Match, policy: Policy) -> Result<(), Reject> {
     for root in &m.roots {
         match egraph[*root].data.sort {
@@ -104,9 +105,10 @@ pub fn check(egraph: &EGraph, candidate: &Candidate, rule: &Rule, m: &mut Match,
     Ok(())
 }
 
-/// Makes the sums that a match needs, and puts them where its variables and its root are: after this the match is one of
-/// a left side as it is written. A part of a longer sum gets a value of its own, and the longer sum is also the sum of
-/// that value and the rest. The e-graph may grow to `limit` nodes.
+/// Builds the sums that a match needs, and binds its variables and its root to them, so that the
+/// match becomes one of the left side as written. A part of a longer sum gets a class of its own,
+/// and the longer sum also becomes the sum of that class and the rest. The e-graph may grow to
+/// `limit` nodes.
 pub fn settle(egraph: &mut EGraph, m: &mut Match, limit: usize) -> Result<(), Reject> {
     for pending in std::mem::take(&mut m.pending) {
         let sum = chain(egraph, pending.head, &pending.parts, None, limit)?;
@@ -135,7 +137,7 @@ pub fn settle(egraph: &mut EGraph, m: &mut Match, limit: usize) -> Result<(), Re
     Ok(())
 }
 
-/// The sum of these classes, from the left.
+/// The sum of these classes, associated to the left.
 fn chain(egraph: &mut EGraph, head: ScalarId, parts: &[Id], first: Option<Id>, limit: usize) -> Result<Id, Reject> {
     let mut sum = first;
     for part in parts {
@@ -155,7 +157,7 @@ pub(super) fn ill_typed(message: impl Into<String>) -> Reject {
     Reject::Type(message.into())
 }
 
-/// Adds a node that type-checks, within the limit.
+/// Adds a node after type-checking it, within the limit.
 pub(super) fn add_checked(egraph: &mut EGraph, node: Node, limit: usize) -> Result<Id, Reject> {
     if let Some(id) = egraph.lookup(node.clone()) {
         return Ok(id);
@@ -172,7 +174,8 @@ pub(super) fn add_checked(egraph: &mut EGraph, node: Node, limit: usize) -> Resu
     Ok(egraph.add(node))
 }
 
-/// Builds the right side of a checked match and merges it with the left. The e-graph may grow to `limit` nodes.
+/// Builds the right side of a checked match and merges it with the left side. The e-graph may grow
+/// to `limit` nodes.
 pub fn apply(egraph: &mut EGraph, rule: &Rule, terms: bool, m: &Match, limit: usize) -> Result<Applied, Reject> {
     let mut ids = Vec::with_capacity(rule.rhs.len());
     let mut built = Vec::new();

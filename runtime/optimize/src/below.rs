@@ -1,44 +1,46 @@
-//! What stands below each class of an e-graph: by it a search leaves most classes at a glance.
+//! The label filter: which heads occur below each class of an e-graph, so that a search rejects
+//! most classes early.
 //!
-//! In: an e-graph that is rebuilt, and its log of touched classes. Out: by class, what the operands of its nodes hold, and
-//! what the operands of those hold. Holds always: a [`BelowAll::refresh`] looks at what was touched since the last one and at two
-//! levels above that, no further; what was not refreshed since anything was touched is not told.
+//! In: a rebuilt e-graph, and its log of touched classes. Out: for each class, the heads of its
+//! nodes' operands, and of their operands. Invariant: a [`BelowAll::refresh`] visits only the
+//! classes touched since the last one and two levels above them. Until it is refreshed after a
+//! change, the filter answers nothing.
 
 use egg::Id;
 
 use super::analysis::EGraph;
 use super::language::Heads;
 
-/// What stands below a class.
+/// The heads below a class.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Below {
-    /// What the operands of its nodes hold.
+    /// The heads of its nodes' operands.
     pub operands: Heads,
-    /// What the operands of those hold.
+    /// The heads of the operands of those.
     pub further: Heads,
 }
 
-/// What stands below each class.
+/// The heads below each class.
 #[derive(Debug, Default)]
 pub struct BelowAll {
     by_class: Vec<Below>,
-    /// How much of the log of touched classes was looked at.
+    /// How much of the log of touched classes was processed.
     seen: usize,
 }
 
 impl BelowAll {
-    /// Where nothing was looked at.
+    /// An empty filter.
     pub fn none() -> &'static BelowAll {
         static NONE: BelowAll = BelowAll { by_class: Vec::new(), seen: 0 };
         &NONE
     }
 
-    /// What stands below a canonical class, if it is known of an e-graph whose log is so long.
+    /// The heads below a canonical class, if the filter is up to date with a log of that length.
     pub fn of(&self, class: Id, touched: usize) -> Option<Below> {
         if self.seen == touched { self.by_class.get(usize::from(class)).copied() } else { None }
     }
 
-    /// Looks at what was touched since the last time. The e-graph must be rebuilt.
+    /// Processes the classes touched since the last time. The e-graph must be rebuilt.
     pub fn refresh(&mut self, egraph: &EGraph) {
         let touched = &egraph.analysis.touched[self.seen.min(egraph.analysis.touched.len())..];
         self.by_class.resize(egraph.nodes().len(), Below::default());
@@ -50,7 +52,8 @@ impl BelowAll {
             }
         };
         touched.iter().for_each(|id| add(egraph.find(*id), &mut classes));
-        // What a class holds is seen one level above it by its users, and two levels above by theirs.
+        // The heads of a class are visible one level above, to its users, and two levels above, to
+        // theirs.
         let mut level = 0..classes.len();
         for _ in 0..2 {
             let first = classes.len();
@@ -86,7 +89,7 @@ mod tests {
     use hypatia_pipeline::FOLDER;
     use hypatia_testing::{program, ty};
 
-    /// The same from all nodes.
+    /// The same computed from all nodes.
     fn anew(egraph: &EGraph, class: Id) -> Below {
         let operands = |id: Id| egraph[id].nodes.iter().flat_map(|n| n.children.clone()).map(|c| egraph.find(c));
         let held = |id: Id| operands(id).fold(Heads::default(), |all, c| all.with(egraph[c].data.heads));
@@ -113,7 +116,7 @@ mod tests {
         assert!(!same(&egraph, &below));
         below.refresh(&egraph);
         assert!(same(&egraph, &below));
-        // exp(x) comes to be the same as cos(sin(y)): what stands two levels above holds more below it.
+        // exp(x) is merged with cos(sin(y)): classes two levels above get more heads below them.
         let find = |egraph: &EGraph, f: BuiltinScalar| {
             let scalar = egraph.analysis.program.builtin_scalar(f).unwrap();
             egraph.classes_for_op(&Discriminant::Scalar(scalar)).unwrap().next().unwrap()

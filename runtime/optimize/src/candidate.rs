@@ -1,9 +1,9 @@
-//! The candidate: the cheapest graph that extraction has found in the e-graph so far.
+//! The candidate: the cheapest graph extracted from the e-graph so far.
 //!
-//! In: the chosen node of each class that the graph needs. Out: what searches ask of it, such as
-//! how often a class is used. Holds always: classes are canonical after [`Candidate::refresh`];
-//! every class that the candidate comes to compute or to use otherwise is logged, so that a search
-//! can look at what changed alone.
+//! In: the chosen node of each class that the graph needs. Out: properties that searches query,
+//! such as use counts. Invariant: classes are canonical after [`Candidate::refresh`]. Every class
+//! whose computation or uses change in the candidate is logged, so that a search can visit only the
+//! changes.
 
 use egg::Id;
 use rustc_hash::{FxBuildHasher, FxHashMap, FxHashSet};
@@ -15,17 +15,17 @@ use super::language::Node;
 /// The extracted graph as searches see it.
 #[derive(Debug, Default)]
 pub struct Candidate {
-    /// How many distinct consumers a class has.
+    /// Number of distinct consumers of each class.
     uses: FxHashMap<Id, u32>,
     /// The scalar functions of tensors, by class.
     pointwise: FxHashMap<Id, Node>,
-    /// The classes that may stand inside a pointwise region.
+    /// The classes that may be inside a pointwise region.
     inner: FxHashSet<Id>,
-    /// Every class that came to be computed or used otherwise, in order.
+    /// Every class whose computation or uses changed, in order.
     reconsidered: Vec<Id>,
 }
 
-/// Where nothing was extracted.
+/// The candidate before any extraction.
 static NONE: Candidate = Candidate {
     uses: FxHashMap::with_hasher(FxBuildHasher),
     pointwise: FxHashMap::with_hasher(FxBuildHasher),
@@ -45,7 +45,7 @@ impl Candidate {
         self.uses.is_empty()
     }
 
-    /// How many distinct consumers a canonical class has, if the candidate needs it.
+    /// Number of distinct consumers of a canonical class, if the candidate needs it.
     pub fn uses(&self, class: Id) -> Option<u32> {
         self.uses.get(&class).copied()
     }
@@ -55,17 +55,17 @@ impl Candidate {
         self.pointwise.get(&class)
     }
 
-    /// Whether a canonical class may stand inside a pointwise region.
+    /// Whether a canonical class may be inside a pointwise region.
     pub fn is_inner(&self, class: Id) -> bool {
         self.inner.contains(&class)
     }
 
-    /// The log of classes that came to be computed or used otherwise.
+    /// The log of classes whose computation or uses changed.
     pub fn reconsidered(&self) -> &[Id] {
         &self.reconsidered
     }
 
-    /// Puts what is known of classes under the ids that they have now, after merges.
+    /// Makes all class ids canonical after merges.
     pub fn refresh(&mut self, egraph: &EGraph) {
         let moved = |id: &Id| egraph.find(*id) != *id;
         if self.uses.keys().any(moved) {
@@ -84,8 +84,8 @@ impl Candidate {
         self.inner = inner.into_iter().map(|id| egraph.find(id)).collect();
     }
 
-    /// Replaces the candidate: how often classes are used in the new one, and its scalar functions.
-    /// `order` has the classes that are needed, children first.
+    /// Replaces the candidate with a new one: its use counts and its scalar functions. `order`
+    /// holds the needed classes, children first.
     pub fn replace(&mut self, order: &[Id], uses: FxHashMap<Id, u32>, pointwise: FxHashMap<Id, Node>) {
         let (old_uses, old_pointwise) = (&self.uses, &self.pointwise);
         let used = uses.iter().filter(|(id, n)| old_uses.get(id) != Some(n)).map(|(id, _)| *id);

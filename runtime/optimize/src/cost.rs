@@ -1,9 +1,9 @@
-//! What work costs on a device.
+//! The cost model: an estimate of time on a device.
 //!
-//! In: a node of the e-graph and a device. Out: picoseconds. Time is the larger of arithmetic and memory traffic, plus a
-//! launch; `flops`, `read` and `write` come from the op's declaration where it has them, else from its types. Holds
-//! always: views cost (next to) nothing, and what is constant is computed when the plan is made; sizes that are not known
-//! count as [`ASSUMED_SIZE`].
+//! In: a node of the e-graph and a device. Out: picoseconds. Time is the maximum of arithmetic and
+//! memory traffic, plus a launch. `flops`, `read` and `write` come from the op's declaration, or
+//! else from its types. Invariant: views cost (next to) nothing; constants are computed when the
+//! plan is made, and cost next to nothing; unknown sizes count as [`ASSUMED_SIZE`].
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -29,24 +29,25 @@ use super::matcher::{MatchFacts, Slot, match_term};
 use super::{Options, kernels};
 use hypatia_target::device::Device;
 
-/// The value that a symbolic size is taken to have, where work is costed before the size is known.
+/// The value assumed for a symbolic size when work is costed before the size is known.
 pub const ASSUMED_SIZE: i64 = 8;
 
 /// Picoseconds.
 pub type Cost = u64;
 
-/// A node that is next to free: fewer of them are better still.
+/// The cost of a nearly free node: fewer of them are still better.
 const TRIFLE: Cost = 1;
-/// A function inside an epilogue: hidden behind the product's memory traffic, but a shorter term is preferred.
+/// A function inside an epilogue: the product's memory traffic hides it, but a shorter term is
+/// preferred.
 const EPILOGUE_STEP: Cost = 100;
-/// A result beside that of a product: more than the functions of an epilogue, less than anything that is launched.
+/// An additional result of a product: more than the functions of an epilogue, less than any launch.
 const BESIDE: Cost = 100 * EPILOGUE_STEP;
-/// What cannot be run.
+/// The cost of a node that cannot run.
 const IMPOSSIBLE: Cost = u64::MAX / 2;
-/// Steps of matching a kernel's epilogue at most.
+/// Maximum number of steps to match a kernel's epilogue.
 const KERNEL_STEPS: usize = 20_000;
 
-/// Work of one node.
+/// The work of one node.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Work {
     /// Floating-point operations.
@@ -57,7 +58,7 @@ pub struct Work {
     pub write: f64,
 }
 
-/// Costs of nodes that stood in one class.
+/// Cached costs of the nodes of one class.
 type Known = SmallVec<[(Node, Cost); 1]>;
 
 /// The cost of nodes on a device.
@@ -66,17 +67,17 @@ pub struct CostModel {
     device: Device,
     /// Kernels that compute an op with a term, as rules whose left side is the kernel's pattern.
     epilogues: Vec<(Rule, Prepared, KernelId)>,
-    /// Ops that some kernel computes.
+    /// Ops that have a kernel.
     has_kernel: Vec<bool>,
-    /// Ops whose body is run as several launches.
+    /// Ops whose body runs as several launches.
     composed: Vec<bool>,
-    /// For each op with a body, the library's calls that compute it.
+    /// For each op with a body, the library calls that compute it.
     calls: Vec<Vec<KernelId>>,
     /// Ops with an epilogue.
     takes_term: Vec<bool>,
     scalar_steps: Vec<f64>,
-    /// Costs of nodes that are not constant, by the class in which they stood. What depends on more than the node's own
-    /// types is not kept.
+    /// Cached costs of nodes that are not constant, by class. Costs that depend on more than the
+    /// node's own types are not cached.
     known: RefCell<Vec<Known>>,
 }
 
@@ -90,7 +91,7 @@ impl CostModel {
         let epilogues = epilogues.map(|(i, k)| (as_rule(k), prepared(k), KernelId(i as u32))).collect();
         let implemented = |op: OpId| {
             let parts = |k: &Kernel| matches!(k.backend, Backend::Composed | Backend::Cublaslt(_));
-            // What cannot be generated would run as the parts of its body.
+            // A kernel that cannot be generated would run as the parts of its body.
             let generated = |k: &Kernel| k.not_generated.is_none();
             let mut kernels = program.kernels.iter().filter(|k| (options.composed || !parts(k)) && generated(k));
             kernels.any(|k| super::apply::implements(&k.pattern, op))
@@ -115,12 +116,12 @@ impl CostModel {
         }
     }
 
-    /// What a node of a class costs apart from its children.
+    /// The cost of a node in a class, without its children.
     pub fn node(&self, egraph: &EGraph, class: &EClass<Node, Data>, node: &Node) -> Cost {
         if let Some(cost) = fixed(&class.data, node) {
             return cost;
         }
-        // What a kernel makes of a term depends on all that the term's class holds.
+        // Which kernel computes a term depends on everything in the term's class.
         if let Payload::Op(op, _) = node.payload
             && !self.device.is_host()
             && self.takes_term[op.index()]
@@ -140,8 +141,8 @@ impl CostModel {
         cost
     }
 
-    /// What a node of a class costs on top because the class is a result of the graph: a part of another tensor that does not
-    /// lie in one piece is copied out of it.
+    /// The additional cost of a node because its class is a result of the graph: a slice of another
+    /// tensor that is not contiguous has to be copied.
     pub fn stored(&self, egraph: &EGraph, class: &EClass<Node, Data>, node: &Node) -> Cost {
         let cuts = |n: &Node| {
             let Payload::Op(op, attrs) = n.payload else { return false };
@@ -167,7 +168,7 @@ impl CostModel {
         self.time(Work { flops: 0.0, read: moved, write: moved }, self.device.vector)
     }
 
-    /// What a node costs by its types, and those of its operands.
+    /// The cost of a node by its types and those of its operands.
     fn by_types(&self, egraph: &EGraph, class: Id, node: &Node) -> Cost {
         match node.payload {
             Payload::Op(op, attrs) => self.op(egraph, class, node, op, egraph.analysis.attrs(attrs)),
@@ -176,7 +177,8 @@ impl CostModel {
                 let out = class_type(egraph, class);
                 let steps = self.scalar_steps[s.index()];
                 let work = self.pointwise(egraph, node, out, steps);
-                // Memory decides; of two functions with the same traffic the simpler one is better.
+                // Memory traffic dominates; of two functions with the same traffic the simpler one
+                // is better.
                 self.time(work, self.device.vector).saturating_add(steps as Cost)
             }
             _ => 0,
@@ -211,13 +213,14 @@ impl CostModel {
             _ => Vec::new(),
         };
         let work = op_work(def, builtin, attrs, &operands, &outs);
-        // What is composed, or called, multiplies matrices for most of its time.
+        // Composed kernels and library calls spend most of their time in matrix products.
         let matrix = builtin.is_some_and(BuiltinOp::multiplies) || self.composed[op.index()] || called;
         let dtype = operands.iter().flatten().next().map_or(DType::F32, |t| t.dtype);
         let rate = if matrix { self.device.matrix_rate(dtype) } else { self.device.vector };
         let mut cost = self.time(work, rate);
         if called {
-            // What is stored beside a result is not free: an epilogue of several functions is preferred to it.
+            // An additional result is not free: an epilogue of several functions is preferred to
+            // it.
             cost = cost.saturating_add(BESIDE);
         }
         if let Some((term, out)) = term_child(egraph, def, node).zip(outs.first())
@@ -230,7 +233,8 @@ impl CostModel {
         cost
     }
 
-    /// Whether the target's library may have the call for an op: nothing that a kernel asks for is known to be false.
+    /// Whether the target's library may have the call for an op: no guard of the kernel is known to
+    /// be false.
     fn may_call(&self, egraph: &EGraph, class: Id, node: &Node, op: OpId) -> bool {
         let dtype = class_type(egraph, class).map(|t| t.dtype);
         !self.device.is_host()
@@ -257,7 +261,7 @@ impl CostModel {
         let acc = |p: &Payload| *p == Payload::Acc;
         let number = |p: &Payload| matches!(p, Payload::Lit(bits) if f64::from_bits(*bits) != 0.0);
         let mul = self.program.builtin_scalar(BuiltinScalar::Mul);
-        // Libraries scale the accumulator in the product.
+        // Libraries scale the accumulator within the product.
         let scaled = |n: &Node| {
             let Payload::Call(scalar) = n.payload else { return false };
             let [a, b] = n.children.as_slice() else { return false };
@@ -316,7 +320,7 @@ impl CostModel {
     }
 }
 
-/// What a node costs whatever its types.
+/// The cost of a node if it does not depend on types.
 fn fixed(data: &Data, node: &Node) -> Option<Cost> {
     if data.sort == Sort::Invalid {
         return Some(IMPOSSIBLE);
@@ -325,14 +329,14 @@ fn fixed(data: &Data, node: &Node) -> Option<Cost> {
         Payload::Leaf(_) | Payload::Splat(..) | Payload::Absent | Payload::Acc | Payload::Lit(_) => Some(0),
         Payload::Output(_) => Some(TRIFLE),
         Payload::Call(_) | Payload::TermCast(_) => Some(EPILOGUE_STEP),
-        // Computed once, when the plan is made: what is there already is better.
+        // Computed once, when the plan is made; an existing constant is still better.
         Payload::Op(..) | Payload::Scalar(_) if data.constant => Some(TRIFLE),
         Payload::In(_) | Payload::Op(..) | Payload::Scalar(_) => None,
     }
 }
 
 fn picoseconds(seconds: f64) -> Cost {
-    // `as` saturates; a cost stays below what means impossible.
+    // `as` saturates; a cost stays below the one that means impossible.
     ((seconds * 1e12).round() as Cost).min(IMPOSSIBLE / 1_000_000)
 }
 
@@ -342,12 +346,12 @@ fn term_child(egraph: &EGraph, def: &OpDef, node: &Node) -> Option<Id> {
     node.children.iter().copied().find(|c| matches!(egraph[*c].data.sort, Sort::Term(_)))
 }
 
-/// A kernel's pattern as a rule that has no right side.
+/// A kernel's pattern as a rule without a right side.
 fn as_rule(kernel: &Kernel) -> Rule {
     Rule::of_pattern(&kernel.name, &kernel.origin, kernel.vars.clone(), kernel.pattern.clone())
 }
 
-/// The type with every symbol at its assumed size.
+/// The type with every symbolic size replaced by the assumed size.
 fn concrete(ty: &TensorType) -> TensorType {
     let shape = ty.shape.iter().map(|d| Dim::from(d.eval(&|_| Some(ASSUMED_SIZE)).unwrap_or(ASSUMED_SIZE).max(0)));
     TensorType { dtype: ty.dtype, shape: shape.collect() }
@@ -361,7 +365,7 @@ fn bytes(ty: &TensorType) -> f64 {
     elements(ty) * ty.dtype.size() as f64
 }
 
-/// Operations of a scalar function, those of its body counted.
+/// Number of operations of a scalar function, including those of its body.
 fn steps(program: &Program, s: ScalarId, depth: usize) -> f64 {
     match &program.scalar(s).body {
         ScalarBody::Term(t) if depth < 32 => t
@@ -377,7 +381,7 @@ fn steps(program: &Program, s: ScalarId, depth: usize) -> f64 {
     }
 }
 
-/// Work of an op by its formulas, and by its types where it has none.
+/// The work of an op by its formulas or, without them, by its types.
 fn op_work(
     def: &OpDef,
     builtin: Option<BuiltinOp>,
@@ -397,7 +401,7 @@ fn op_work(
         // A row-wise body: a few operations an element for each reduction in it.
         None => 8.0 * out_elements,
     };
-    // A lookup reads what it finds, not the whole table.
+    // A lookup reads only the elements that it finds, not the whole table.
     let looks_up = matches!(builtin, Some(BuiltinOp::Gather | BuiltinOp::GatherElements | BuiltinOp::GatherNd));
     let derived = Work { flops, read: if looks_up { read.min(2.0 * write) } else { read }, write };
     let formulas = &def.cost;

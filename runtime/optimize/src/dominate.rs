@@ -1,10 +1,13 @@
-//! Which classes of the candidate may stand inside pointwise work: those whose every use comes through one function above.
+//! Post-dominators: which classes of the candidate may be inside pointwise work, namely those whose
+//! uses all pass through one function above.
 //!
-//! In: the candidate's classes, children first, how often each is used, and its scalar functions. Out: a set of classes.
-//! It is the tree of post-dominators (Cooper, Harvey and Kennedy, "A simple, fast dominance algorithm") of functions
-//! alone. Each class of that tree also points to one far above it (Myers, "An applicative random-access stack"), so that
-//! the nearest class above two others is found in a logarithmic number of steps. Holds always: the work grows with the
-//! number of uses, times a logarithm, however long a chain is and however many members of it read one tensor.
+//! In: the candidate's classes, children first, their use counts, and its scalar functions. Out: a
+//! set of classes. It is the tree of post-dominators (Cooper, Harvey and Kennedy, "A simple, fast
+//! dominance algorithm") restricted to functions. Each class of that tree also has a jump pointer
+//! to a distant ancestor (Myers, "An applicative random-access stack"), so that the nearest common
+//! ancestor of two classes is found in a logarithmic number of steps. Invariant: the work is
+//! proportional to the number of uses times a logarithm, however long a chain is and however many
+//! members of it read one tensor.
 
 use egg::Id;
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -12,26 +15,26 @@ use smallvec::SmallVec;
 
 use super::language::Node;
 
-/// The classes that may stand inside pointwise work.
+/// The classes that may be inside pointwise work.
 pub fn inner(order: &[Id], uses: &FxHashMap<Id, u32>, pointwise: &FxHashMap<Id, Node>) -> FxHashSet<Id> {
     Tree::of(order, uses, pointwise).above.into_keys().collect()
 }
 
-/// What stands above a class in the tree.
+/// The ancestors of a class in the tree.
 #[derive(Clone, Copy)]
 struct Ancestors {
-    /// The nearest function through which all uses come.
+    /// The nearest function that all uses pass through.
     parent: Id,
-    /// A function further up.
+    /// A more distant ancestor.
     jump: Id,
-    /// How many functions there are above it.
+    /// Number of ancestors.
     depth: u32,
 }
 
-/// The tree of post-dominators. Classes with nothing above them are its roots.
+/// The tree of post-dominators. Classes without ancestors are its roots.
 struct Tree {
     above: FxHashMap<Id, Ancestors>,
-    /// Steps upwards that were taken.
+    /// Number of steps upwards so far.
     steps: usize,
 }
 
@@ -63,17 +66,17 @@ impl Tree {
         self.above.get(&class).map_or(0, |p| p.depth)
     }
 
-    /// Puts a class below another one.
+    /// Adds a class below its parent.
     fn put(&mut self, class: Id, parent: Id) {
         let far = |class: Id| self.above.get(&class).map_or(class, |p| p.jump);
-        // The distances of two jumps in a row are equal: one goes over both.
+        // If two consecutive jumps are equally long, the new jump spans both.
         let (next, last) = (far(parent), far(far(parent)));
         let even = self.depth(parent) - self.depth(next) == self.depth(next) - self.depth(last);
         let above = Ancestors { parent, jump: if even { last } else { parent }, depth: self.depth(parent) + 1 };
         self.above.insert(class, above);
     }
 
-    /// The nearest class that is above both or is one of them.
+    /// The nearest common ancestor, which may be one of the two.
     fn common(&mut self, mut a: Id, mut b: Id) -> Option<Id> {
         if self.depth(a) < self.depth(b) {
             std::mem::swap(&mut a, &mut b);
@@ -85,7 +88,7 @@ impl Tree {
             self.steps += 1;
         }
         while a != b {
-            // Nothing is above a root: two that differ have nothing in common.
+            // A root has no ancestors: two different roots have none in common.
             let (at_a, at_b) = (self.above.get(&a)?, self.above.get(&b)?);
             (a, b) = if at_a.jump == at_b.jump { (at_a.parent, at_b.parent) } else { (at_a.jump, at_b.jump) };
             self.steps += 1;
@@ -107,7 +110,7 @@ mod tests {
         Node { payload: Payload::Absent, children }
     }
 
-    /// The candidate of functions by class, children first, of which some are outputs too.
+    /// A candidate of functions by class, children first, some of which are outputs too.
     fn candidate(functions: &[Vec<usize>], outputs: &[usize]) -> (Vec<Id>, FxHashMap<Id, u32>, FxHashMap<Id, Node>) {
         let mut uses: FxHashMap<Id, u32> = FxHashMap::default();
         let mut pointwise = FxHashMap::default();
@@ -120,7 +123,7 @@ mod tests {
         ((0..functions.len()).map(Id::from).collect(), uses, pointwise)
     }
 
-    /// True if there is a function without which nothing that comes of a class reaches an output.
+    /// True if removing some function disconnects the class from all outputs.
     fn by_removal(functions: &[Vec<usize>], outputs: &[usize], class: usize) -> bool {
         let reaches = |without: usize| {
             let mut seen = vec![false; functions.len()];

@@ -1,8 +1,10 @@
-//! Why a rule did not fire: the nearest miss, with the guard that failed and the values that it saw.
+//! Explains why a rule did not fire: the nearest miss, with the failing guard and the values that
+//! it saw.
 //!
-//! In: a graph, options, the name of a rule (or of a family of rules), perhaps a node. Out: a [`WhyNot`], as data and
-//! as text. The rules are run first, so that the answer is about the graph as the rule would have met it. Holds
-//! always: every name in an answer is one that the user wrote or that the graph prints.
+//! In: a graph, options, the name of a rule (or of a family of rules), optionally a node. Out: a
+//! [`WhyNot`], as data and as text. The rules are run first, so that the answer is about the graph
+//! as the rule would have seen it. Invariant: every name in an answer is one that the user wrote or
+//! that the graph prints.
 
 use std::fmt;
 
@@ -31,22 +33,22 @@ use hypatia_tensor::error::{Error, Result};
 /// The answer.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct WhyNot {
-    /// The rule that came nearest: of a family, the member.
+    /// The rule with the nearest miss; of a family, the member.
     pub rule: String,
-    /// The whole rule.
+    /// The text of the rule.
     pub text: String,
-    /// Where: the node whose value the rule would have replaced.
+    /// The node whose value the rule would have replaced.
     pub at: Option<String>,
-    /// What happened there.
+    /// The outcome there.
     #[serde(flatten)]
     pub verdict: Verdict,
 }
 
-/// What happened.
+/// The outcome.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "verdict", rename_all = "kebab-case")]
 pub enum Verdict {
-    /// It did fire, and the result owes something to it.
+    /// It fired, and the result depends on it.
     Fired {
         /// All places.
         places: Vec<String>,
@@ -76,7 +78,7 @@ pub enum Verdict {
     },
     /// Its pattern did not match.
     NoMatch {
-        /// What it wanted, and what was there.
+        /// What the pattern expected, and what it found.
         reason: String,
     },
     /// It was not tried.
@@ -191,10 +193,10 @@ fn show_lhs(rule: &Rule, program: &Program) -> String {
     rule.lhs.iter().map(|p| format!("`{}`", show_pat(program, &rule.vars, p))).collect::<Vec<_>>().join(" and ")
 }
 
-/// At most so many names are listed in an error.
+/// Maximum number of names listed in an error.
 const MAX_NAMES: usize = 10;
 
-/// The error for a rule that is not there, with what may have been meant.
+/// The error for an unknown rule, with suggestions.
 pub fn no_such_rule(program: &Program, rule: &str) -> String {
     let rule = rule.strip_suffix("::*").unwrap_or(rule);
     let names = |wanted: &dyn Fn(&Rule) -> bool| {
@@ -220,7 +222,7 @@ pub fn no_such_rule(program: &Program, rule: &str) -> String {
     if let Some(near) = closest(rule, all()) {
         return format!("there is no rule `{rule}`; did you mean `{near}`?");
     }
-    // A member that the family does not have, a name without its ruleset, another rule of the set.
+    // A member that the family lacks, a name without its ruleset, or another rule of the set.
     let base = rule.split('[').next().unwrap_or(rule);
     let last = base.rsplit("::").next().unwrap_or(base);
     let family = program.rules.iter().any(|r| r.base_name == base);
@@ -240,7 +242,7 @@ pub fn no_such_rule(program: &Program, rule: &str) -> String {
     }
 }
 
-/// True for words between `::`, perhaps with the members of families in brackets.
+/// True for words separated by `::`, optionally with family members in brackets.
 fn is_name(rule: &str) -> bool {
     let (path, members_of) = rule.split_once('[').map_or((rule, None), |(path, rest)| (path, Some(rest)));
     let word = |w: &str| !w.is_empty() && w.chars().all(|c| c.is_alphanumeric() || matches!(c, '_' | '.' | '\''));
@@ -248,7 +250,7 @@ fn is_name(rule: &str) -> bool {
     path.split("::").all(|w| w.split(':').all(word)) && members_of.is_none_or(members)
 }
 
-/// Heads of a pattern that stand nowhere in the graph: what makes it match nothing.
+/// Heads of a pattern that do not occur in the graph, so that it cannot match.
 fn absent_heads(egraph: &EGraph, rule: &Rule) -> Vec<String> {
     fn walk(pat: &Pat, out: &mut Vec<Head>) {
         match pat {
@@ -256,11 +258,11 @@ fn absent_heads(egraph: &EGraph, rule: &Rule) -> Vec<String> {
                 if !out.contains(&n.head) && matches!(n.head, Head::Op(_) | Head::Scalar(_)) {
                     out.push(n.head);
                 }
-                // What stands inside an epilogue is no node of the graph.
+                // The inside of an epilogue is no node of the graph.
                 n.args.iter().for_each(|p| walk(p, out));
             }
             Pat::Bind(_, p) | Pat::Typed(p, _) => walk(p, out),
-            // Of alternatives one is enough.
+            // One of the alternatives is enough.
             Pat::OneOf(_) | Pat::Any | Pat::Var(_) | Pat::Lit { .. } | Pat::Absent | Pat::Optional(_) => {}
         }
     }
@@ -277,13 +279,13 @@ fn absent_heads(egraph: &EGraph, rule: &Rule) -> Vec<String> {
     heads.iter().filter(|h| !there(h)).map(|h| format!("`{}`", head_name(program, *h))).collect()
 }
 
-/// The class of the node of that name, or of `%12`.
+/// The class of the node with that name or number (`%12`).
 fn find_node(session: &Session<'_>, node: &str) -> Result<Id> {
     let graph = &session.graph;
     let by_number = node.strip_prefix('%').and_then(|n| n.parse::<usize>().ok());
     let index = match by_number {
         Some(i) if i < graph.nodes.len() => Some(i),
-        // The last node of that name gives the value that the model's node gave: others are parts of it.
+        // The last node of that name has the value of the model's node; the others are parts of it.
         _ => graph
             .nodes
             .iter()
@@ -302,9 +304,9 @@ fn find_node(session: &Session<'_>, node: &str) -> Result<Id> {
 /// How near an answer is: smaller is nearer.
 type Rank = (u8, i64);
 const COST_LOST: Rank = (0, 0);
-/// Operands of a sum that are told.
+/// Maximum number of operands of a sum that are printed.
 const MAX_SHOWN: usize = 6;
-/// Matches of one rule whose cost is worked out.
+/// Maximum number of matches of one rule that are costed.
 const MAX_COSTED: usize = 8;
 
 struct Asker<'s, 'o> {
@@ -314,7 +316,7 @@ struct Asker<'s, 'o> {
 }
 
 impl Asker<'_, '_> {
-    /// The answer if it fired after all.
+    /// The answer if the rule fired after all.
     fn fired(&self, rule: &str, only: Option<Id>) -> Option<WhyNot> {
         let program = &self.session.graph.program;
         let egraph = self.session.egraph();
@@ -337,7 +339,7 @@ impl Asker<'_, '_> {
         Some(WhyNot { rule: r.name.clone(), text: show_rule_lines(program, r), at: None, verdict })
     }
 
-    /// Rules but this one that gave what was chosen for a class, in the order in which they fired.
+    /// Other rules that built the node chosen for a class, in the order in which they fired.
     fn fired_at(&self, class: Id, but: &Rule) -> Vec<String> {
         let egraph = self.session.egraph();
         let class = egraph.find(class);
@@ -362,7 +364,8 @@ impl Asker<'_, '_> {
         let mut best: Option<(Rank, WhyNot)> = None;
         let mut costed = 0;
         for m in found.matches {
-            // Extracting anew is what takes time; a few places are enough to tell by how much a rule loses.
+            // Extraction takes most of the time; a few places suffice to show by how much a rule
+            // loses.
             if costed >= MAX_COSTED {
                 break;
             }
@@ -384,7 +387,7 @@ impl Asker<'_, '_> {
         })
     }
 
-    /// What became of a match.
+    /// The outcome of a match.
     fn judge(&mut self, compiled: &CompiledRule, mut m: Match) -> (Rank, Verdict) {
         let rule = compiled.rule();
         if !m.pending.is_empty() {
@@ -423,7 +426,7 @@ impl Asker<'_, '_> {
         }
     }
 
-    /// Facts of what a match binds.
+    /// Facts about the bindings of a match.
     fn facts<'m>(&'m self, m: &'m Match) -> MatchFacts<'m> {
         let candidate = &self.session.search.candidate;
         MatchFacts { egraph: self.session.egraph(), slots: &m.slots, device: None, candidate }
@@ -476,7 +479,7 @@ impl Asker<'_, '_> {
             let value = typing::eval(leaf, &m.values, &facts);
             let value = value.map_or("is not known".to_string(), |v| format!("is {}", show_value(&v)));
             let value = match leaf {
-                // Uses are counted on the graph that is the best so far.
+                // Uses are counted on the present candidate.
                 AExpr::Fact(hypatia_dsl::ir::Fact::Uses, _) if value == "is not known" => {
                     "is 0 in the graph chosen so far".to_string()
                 }
@@ -500,12 +503,12 @@ impl Asker<'_, '_> {
         out
     }
 
-    /// A class in words: what kind of value, its name, its type.
+    /// A description of a class: kind of value, name, type.
     fn describe(&self, id: Id) -> String {
         describe(self.session.egraph(), &self.names, &self.session.graph, id)
     }
 
-    /// What the pattern wanted where it stopped, and what was there.
+    /// What the pattern expected where it failed, and what it found.
     fn miss(&self, rule: &Rule, miss: &Miss) -> String {
         let program = &self.session.graph.program;
         let egraph = self.session.egraph();
@@ -567,7 +570,7 @@ impl Asker<'_, '_> {
     }
 }
 
-/// The part of a guard that makes it not true: of a conjunction the first member that is not.
+/// The failing part of a guard: the first conjunct that is not true.
 fn failing<'g>(guard: &'g AExpr, eval: &dyn Fn(&AExpr) -> Option<AttrValue>) -> &'g AExpr {
     let holds = |e: &AExpr| eval(e) == Some(AttrValue::Bool(true));
     match guard {
@@ -612,7 +615,7 @@ fn head_name(program: &Program, head: Head) -> String {
     }
 }
 
-/// What the nodes of a class are: `a mul`, `an input`, `a matmul or a gemm`.
+/// The kinds of nodes in a class: `a mul`, `an input`, `a matmul or a gemm`.
 fn heads(egraph: &EGraph, id: Id) -> String {
     let program = &egraph.analysis.program;
     let op = |d: &OpDef| format!("`{}`", d.name);
@@ -638,7 +641,7 @@ fn heads(egraph: &EGraph, id: Id) -> String {
     out[..shown].join(" or ")
 }
 
-/// A class in words.
+/// A description of a class.
 fn describe(egraph: &EGraph, names: &FxHashMap<Id, String>, graph: &Graph, id: Id) -> String {
     let id = egraph.find(id);
     let data = &egraph[id].data;

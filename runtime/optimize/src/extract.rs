@@ -1,21 +1,23 @@
-//! Choosing one node a class: the cheapest graph, in which what is shared is paid once.
+//! Extraction: chooses one node for each class, so that the whole graph costs least and a shared
+//! value is paid for once.
 //!
-//! In: a problem, classes with costed nodes and the roots that are wanted. Out: a choice. Apart from e-graphs, so that
-//! it is compared with brute force on small random problems. Holds always: the choice is acyclic, gives every
-//! root, and never costs more than a choice that it was given to start from.
+//! In: a problem (classes with costed nodes) and the roots. Out: a choice. Independent of e-graphs,
+//! so that tests can compare it with brute force on small random problems. Invariant: the choice is
+//! acyclic, gives every root, and never costs more than the choice it started from.
 //!
-//! Finding the optimum is NP-hard. What is done here is what logic synthesis does for the same problem: a first
-//! choice by tree cost, passes by area flow (a shared node's cost is split among those who use it), then
-//! passes by exact area (what would a switch really save, counting references), then joint moves, which switch all
-//! users of a node that is worth it only if they all use it. A topological order of the whole choice is kept, so
-//! that a switch is known to be acyclic without a search of the graph.
+//! Finding the optimum is NP-hard. The heuristic is that of logic synthesis: a first choice by tree
+//! cost; passes by area flow (a shared node's cost is split among its users); passes by exact area
+//! (what a switch really saves, by reference counts); then joint moves, which switch all users of a
+//! node that pays off only if they all use it. A topological order of the whole choice is
+//! maintained, so that a switch can be checked for cycles without a search of the graph.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap};
 
 use super::problem::{Candidate, Choice, IMPOSSIBLE, Problem};
 
-/// The best choice found; `None` if a root cannot be given. `start` is a choice to be no worse than.
+/// The best choice found; `None` if a root cannot be extracted. The result is never worse than
+/// `start`.
 pub fn extract(problem: &Problem, start: Option<&Choice>) -> Option<Choice> {
     let mut best: Option<(u64, Choice)> = None;
     let users = Users::of_problem(problem);
@@ -37,7 +39,7 @@ pub fn extract(problem: &Problem, start: Option<&Choice>) -> Option<Choice> {
     let mut plain = Search::new(problem, &users, first, order);
     plain.improve();
     consider(plain.choice);
-    // From the given choice too: exact moves only ever improve it.
+    // Start from the given choice too: exact moves never make it worse.
     if let Some(start) = start
         && problem.cost(start).is_some()
         && let Some((choice, order)) = completed(problem, &users, start)
@@ -50,8 +52,8 @@ pub fn extract(problem: &Problem, start: Option<&Choice>) -> Option<Choice> {
     best.map(|(_, c)| c)
 }
 
-/// A choice by exact moves from a good one alone: what a run needs between its stages. `None` if the given one is no
-/// choice.
+/// Improves a good choice by exact moves only: enough between the stages of a run. `None` if the
+/// given choice is invalid.
 pub fn refine(problem: &Problem, start: &Choice) -> Option<Choice> {
     let users = Users::of_problem(problem);
     let (choice, order) = completed(problem, &users, start)?;
@@ -72,7 +74,8 @@ fn completed(problem: &Problem, users: &Users, start: &Choice) -> Option<(Choice
     order.iter().for_each(|c| choice[*c as usize] = start[*c as usize]);
     let needed = order.len();
     let (choice, order) = settle(problem, users, choice, order);
-    // What is not needed stands right behind the last that it needs: near to those that may come to use it.
+    // A class that is not needed is placed right behind the last class that it needs: close to its
+    // possible users.
     let mut place: Vec<u32> = vec![0; problem.len()];
     order[..needed].iter().zip(0..).for_each(|(class, i)| place[*class as usize] = i);
     let mut behind = vec![0u32; needed + 1];
@@ -82,7 +85,8 @@ fn completed(problem: &Problem, users: &Users, start: &Choice) -> Option<(Choice
         place[*class as usize] = last;
         behind[last as usize] += 1;
     }
-    // Sorted by place: each needed class, and all that stands behind it, in the order in which it was settled.
+    // Sorted by place: each needed class, followed by the classes placed behind it in the order in
+    // which they were settled.
     let mut next: Vec<u32> = Vec::with_capacity(needed + 1);
     let mut at = 0;
     for (i, n) in behind.iter().enumerate() {
@@ -102,12 +106,13 @@ fn completed(problem: &Problem, users: &Users, start: &Choice) -> Option<(Choice
     Some((choice, sorted))
 }
 
-/// Knuth's generalisation of Dijkstra's algorithm: classes are settled cheapest first, each by a node whose children
-/// are settled already. Those in `order` are settled from the start.
+/// Knuth's generalisation of Dijkstra's algorithm: settles classes cheapest first, each by a node
+/// whose children are settled already. Classes in `order` are settled from the start.
 fn settle(problem: &Problem, users: &Users, mut choice: Choice, mut order: Vec<u32>) -> (Choice, Vec<u32>) {
-    // Tree costs are exponential in depth: floats, whose bits order as they do while they are not negative.
+    // Tree costs are exponential in depth, so they are floats. The bits of non-negative floats sort
+    // like the floats.
     let key = f64::to_bits;
-    // Of all nodes, those of a class together.
+    // Indexed by node; the nodes of a class are adjacent.
     let mut missing: Vec<u32> = Vec::with_capacity(problem.nodes());
     let mut total: Vec<f64> = Vec::with_capacity(problem.nodes());
     let mut heap = BinaryHeap::new();
@@ -148,26 +153,26 @@ fn settle(problem: &Problem, users: &Users, mut choice: Choice, mut order: Vec<u
     (choice, order)
 }
 
-/// A choice that is being improved.
+/// A choice being improved.
 struct Search<'p> {
     problem: &'p Problem,
     choice: Choice,
-    /// Position of each class in `order`, [`NOWHERE`] without a choice; children stand before users.
+    /// Position of each class in `order`, [`NOWHERE`] without a choice; children precede users.
     position: Vec<u32>,
     order: Vec<u32>,
     /// How many chosen, needed nodes (and roots) use a class.
     refs: Vec<u32>,
     users: &'p Users,
-    /// The last walk that came by a class.
+    /// The last walk that visited the class.
     marks: Vec<u32>,
-    /// Classes that a walk has still to come by: kept, as most walks are short.
+    /// Worklist of a walk. Reused, as most walks are short.
     work: Vec<u32>,
     epoch: u32,
-    /// Classes that walks may still come by: what bounds the time, whatever the problem.
+    /// Number of classes that walks may still visit: bounds the time on any problem.
     effort: usize,
 }
 
-/// For each class the classes that could use it, with the node by which they would.
+/// For each class, the classes that could use it, with the node that would.
 struct Users {
     first: Vec<u32>,
     list: Vec<(u32, u32)>,
@@ -203,15 +208,15 @@ impl Users {
     }
 }
 
-/// The position of a class that has no choice.
+/// The position of a class without a choice.
 const NOWHERE: u32 = u32::MAX;
-/// Passes at most of each kind; each stops earlier when it changes nothing.
+/// Maximum number of passes of each kind; each kind stops earlier when a pass changes nothing.
 const SWEEPS: usize = 12;
-/// Classes that the walks of one search come by at most, and so many more for each class of the problem: some ten times
-/// what deep models take.
+/// Maximum number of classes that the walks of one search visit: a constant plus a number for each
+/// class of the problem. About ten times what deep models take.
 const EFFORT: usize = 10_000_000;
 const EFFORT_OF_CLASS: usize = 100;
-/// Users of a class that a joint move considers at most.
+/// Maximum number of users of a class that a joint move considers.
 const MAX_JOINT: usize = 64;
 
 impl<'p> Search<'p> {
@@ -253,7 +258,7 @@ impl<'p> Search<'p> {
         self.effort = self.effort.saturating_sub(1);
     }
 
-    /// One more use of a class; what its coming to be needed costs.
+    /// Adds a use of a class. Returns the cost added if the class becomes needed.
     fn reference(&mut self, class: u32) -> u64 {
         let mut added = 0u64;
         self.work.push(class);
@@ -270,7 +275,7 @@ impl<'p> Search<'p> {
         added
     }
 
-    /// One use less; what its no longer being needed saves.
+    /// Removes a use of a class. Returns the cost saved if the class is no longer needed.
     fn dereference(&mut self, class: u32) -> u64 {
         let mut saved = 0u64;
         self.work.push(class);
@@ -287,8 +292,8 @@ impl<'p> Search<'p> {
         saved
     }
 
-    /// Puts another node into a class, the new one referenced before the old is dereferenced. Returns by how much the
-    /// whole becomes dearer. The node must have been made legal by `make_room`.
+    /// Replaces the node of a class. References the new node before it dereferences the old one.
+    /// Returns the change in total cost. `make_room` must have made the node legal.
     fn switch(&mut self, class: u32, to: u32) -> i128 {
         let from = self.chosen(class);
         if self.refs[class as usize] == 0 {
@@ -310,8 +315,9 @@ impl<'p> Search<'p> {
         delta
     }
 
-    /// Moves whatever the node needs before the class in the order (Pearce and Kelly): only the late needs and the users of
-    /// the class among them change places. False, and nothing changed, if the class is itself needed for it.
+    /// Moves the node's dependencies before the class in the order (Pearce and Kelly): only the
+    /// late dependencies and the users of the class among them change places. Returns false and
+    /// changes nothing if a dependency needs the class.
     fn make_room(&mut self, class: u32, node: u32) -> bool {
         let at = self.position[class as usize];
         let children = self.problem.children(&self.problem.class(class as usize)[node as usize]);
@@ -321,7 +327,7 @@ impl<'p> Search<'p> {
         let positions = children.iter().map(|c| self.position[*c as usize]);
         let Some(last) = positions.filter(|p| *p > at).max() else { return true };
         self.epoch += 1;
-        // All that the late children need and that stands behind the class.
+        // All dependencies of the late children that are behind the class.
         let mut needed: Vec<u32> = Vec::new();
         let mut work: Vec<u32> = children.iter().copied().filter(|c| self.position[*c as usize] > at).collect();
         while let Some(c) = work.pop() {
@@ -333,7 +339,7 @@ impl<'p> Search<'p> {
                 work.extend(self.chosen(c).into_iter().flat_map(|n| self.problem.children(n)));
             }
         }
-        // The class, and all that needs it and stands before the last of them.
+        // The class, and all its users before the last of them.
         let mut users: Vec<u32> = Vec::new();
         work.push(class);
         while let Some(c) = work.pop() {
@@ -360,7 +366,7 @@ impl<'p> Search<'p> {
         true
     }
 
-    /// Marks a class in the present walk; false if it was.
+    /// Marks a class in the present walk; false if it was marked.
     fn mark(&mut self, class: u32) -> bool {
         self.spend();
         let new = self.marks[class as usize] != self.epoch;
@@ -368,7 +374,7 @@ impl<'p> Search<'p> {
         new
     }
 
-    /// Passes in which a child's cost is split among its estimated users.
+    /// Area flow: passes in which a child's cost is split among its estimated users.
     fn area_flow_passes(&mut self) {
         let n = self.problem.len();
         let mut estimate: Vec<f64> = self.refs.iter().map(|r| f64::from((*r).max(1))).collect();
@@ -407,7 +413,7 @@ impl<'p> Search<'p> {
         }
     }
 
-    /// Exact passes and joint moves until nothing gets better.
+    /// Exact passes and joint moves until nothing improves.
     fn improve(&mut self) {
         for _ in 0..SWEEPS {
             let exact = self.exact_pass();
@@ -438,11 +444,12 @@ impl<'p> Search<'p> {
         any
     }
 
-    /// What the present node of a needed class costs, with all that nothing else needs; `limit` if it is that or more.
+    /// The exact area of a needed class: the cost of its present node and of everything that only
+    /// it needs, capped at `limit`.
     fn worth(&mut self, class: u32, limit: u64) -> u64 {
         let Some(node) = self.chosen(class) else { return limit };
         let mut saved = node.cost;
-        // A queue, whose entries lose a use when they are reached.
+        // A queue whose entries lose a use when they are reached.
         let mut work = std::mem::take(&mut self.work);
         work.extend_from_slice(self.problem.children(node));
         let mut reached = 0;
@@ -472,7 +479,7 @@ impl<'p> Search<'p> {
         let mut improved = false;
         let mut present = self.worth(class, limit);
         for (node, to) in nodes.iter().zip(0..) {
-            // A node that costs more by itself than all that the present one needs alone cannot be better.
+            // A node whose own cost reaches the exact area of the present one cannot be better.
             if Some(to) == self.choice[class as usize] || node.cost >= IMPOSSIBLE || node.cost >= present {
                 continue;
             }
@@ -484,7 +491,7 @@ impl<'p> Search<'p> {
                 improved = true;
                 present = self.worth(class, limit);
             } else if let Some(from) = before {
-                // The old node is legal still: its needs were not moved behind the class.
+                // The old node is still legal: its dependencies were not moved behind the class.
                 self.make_room(class, from);
                 self.switch(class, from);
             }
@@ -492,11 +499,12 @@ impl<'p> Search<'p> {
         improved
     }
 
-    /// For each class that several could use: switch them all to it, keep what is cheaper.
+    /// For each class with several possible users: switches them all to it, and keeps the switch if
+    /// it is cheaper.
     fn joint_moves(&mut self) -> bool {
         let mut any = false;
         for shared in 0..self.problem.len() {
-            // Switching is worth a thought only if two that are needed do not use it yet.
+            // Only worth trying if at least two needed users do not use it yet.
             let idle = |(class, node): &&(u32, u32)| {
                 self.refs[*class as usize] > 0 && self.choice[*class as usize] != Some(*node)
             };
@@ -526,7 +534,8 @@ impl<'p> Search<'p> {
             delta += self.switch(*class, *node);
             undo.extend(before.map(|from| (*class, from)));
         }
-        // Users of the shared class may have made each other needless: drop what gained nothing, in reverse.
+        // The switches may have made some users unnecessary: undo the switches that gained nothing,
+        // in reverse.
         if undo.len() >= 2 && delta < 0 {
             return true;
         }
@@ -562,7 +571,7 @@ mod tests {
         (cost, children.to_vec())
     }
 
-    /// The cheapest choice by trying all.
+    /// The cheapest choice by brute force.
     fn brute_force(p: &Problem) -> Option<u64> {
         fn go(p: &Problem, todo: &mut Vec<u32>, choice: &mut Choice, cost: u64, best: &mut Option<u64>) {
             if best.is_some_and(|b| cost >= b) {
@@ -601,7 +610,7 @@ mod tests {
             .map(|c| {
                 let mut nodes: Nodes = (0..rng.random_range(1..4))
                     .map(|_| {
-                        // Some children twice: they are paid once.
+                        // Some children occur twice: they are paid for once.
                         let any = (0..rng.random_range(0..4)).map(|_| rng.random_range(0..n));
                         let children: Vec<u32> = any.filter(|x| *x != c).collect();
                         (rng.random_range(1..30), children)
@@ -657,7 +666,8 @@ mod tests {
 
     #[test]
     fn pays_shared_work_once() {
-        // Two outputs of one dear product: class 1 is shared; each user has an alternative that is cheaper alone.
+        // Two outputs of one expensive product: class 1 is shared; each user has an alternative
+        // that is cheaper alone.
         let user = || vec![node(1, &[1]), node(80, &[0])];
         let p = problem(&[vec![node(0, &[])], vec![node(100, &[0])], user(), user(), user()], &[2, 3, 4]);
         assert_eq!(p.cost(&extract(&p, None).unwrap()), Some(103));
@@ -665,7 +675,7 @@ mod tests {
 
     #[test]
     fn deep_sharing_does_not_drown() {
-        // A chain in which every step uses the last twice: tree cost doubles each time.
+        // A chain in which every step uses the previous one twice: tree cost doubles at each step.
         let mut classes = vec![vec![node(5, &[])]];
         for i in 0..300 {
             classes.push(vec![node(3, &[i]), node(2, &[i]), node(4, &[i])]);

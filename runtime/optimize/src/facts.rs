@@ -1,7 +1,8 @@
 //! Facts about numbers that hold for every element: not NaN, finite, at least 0, above 0.
 //!
-//! In: facts of operands. Out: facts of what builtin scalars and ops make of them. Holds always: a fact that is
-//! claimed is true of the value as rounded to its dtype, whatever the inputs; "unknown" is the safe answer.
+//! In: facts of operands. Out: facts of the results of builtin scalars and ops. Invariant: a fact
+//! that is claimed is true of the value as rounded to its dtype, whatever the inputs; "unknown" is
+//! the safe answer.
 
 use hypatia_dsl::builtin::{BuiltinOp, BuiltinScalar};
 use hypatia_dsl::dtype::DType;
@@ -32,7 +33,7 @@ pub struct NumericFacts {
 impl NumericFacts {
     /// Nothing is known.
     pub const UNKNOWN: NumericFacts = NumericFacts { not_nan: false, finite: false, nonneg: false, positive: false };
-    /// True of truth values read as numbers.
+    /// Facts of booleans read as numbers.
     pub const TRUTH: NumericFacts = NumericFacts { not_nan: true, finite: true, nonneg: true, positive: false };
 
     /// Facts of one number.
@@ -40,7 +41,7 @@ impl NumericFacts {
         NumericFacts { not_nan: !v.is_nan(), finite: v.is_finite(), nonneg: v >= 0.0, positive: v > 0.0 }
     }
 
-    /// Facts that hold of both: of a value that is the one or the other.
+    /// Facts that hold for both: for a value that is one or the other.
     pub fn and(self, o: NumericFacts) -> NumericFacts {
         NumericFacts {
             not_nan: self.not_nan && o.not_nan,
@@ -50,7 +51,7 @@ impl NumericFacts {
         }
     }
 
-    /// All that either knows of one and the same value.
+    /// The union of what is known of the same value.
     pub fn or(self, o: NumericFacts) -> NumericFacts {
         NumericFacts {
             not_nan: self.not_nan || o.not_nan,
@@ -60,13 +61,14 @@ impl NumericFacts {
         }
     }
 
-    /// What is left after rounding to a narrower float: large values overflow, small ones vanish.
+    /// Facts that remain after rounding to a narrower float: large values overflow, small ones
+    /// underflow.
     pub fn narrowed(self) -> NumericFacts {
         NumericFacts { finite: false, positive: false, ..self }
     }
 }
 
-/// Whether anything in a program asks for facts of numbers: if not, no weight need be read for them.
+/// Whether a program asks for facts of numbers anywhere: if not, no weight has to be scanned.
 pub fn are_asked(program: &Program) -> bool {
     let guards = |r: &Rule| r.requires.iter().chain(&r.prefer).chain(r.lets.iter().map(|(_, e)| e)).any(asks);
     program.rules.iter().any(|r| guards(r) || r.lhs.iter().any(pattern_asks) || r.rhs.iter().any(build_asks))
@@ -128,7 +130,7 @@ fn build_asks(b: &Build) -> bool {
 
 /// Facts of a tensor's elements, in one pass over their bits.
 pub fn of_tensor(tensor: &Tensor) -> NumericFacts {
-    // Of all floats: whether one is NaN or an infinity (its exponent is all ones), below 0, or 0.
+    // For all floats: whether one is NaN or infinite (its exponent is all ones), below 0, or 0.
     macro_rules! scan {
         ($bits:ty, $exponent:expr) => {{
             let sign: $bits = 1 << (<$bits>::BITS - 1);
@@ -157,13 +159,14 @@ pub fn of_tensor(tensor: &Tensor) -> NumericFacts {
     }
 }
 
-/// Facts of a scalar's result from those of its arguments; `same[i]` is a number that is equal for arguments that
+/// Facts of a scalar's result from those of its arguments; `same[i]` is equal for arguments that
 /// are the same value.
 pub fn apply_scalar(program: &Program, scalar: ScalarId, args: &[NumericFacts], same: &[usize]) -> NumericFacts {
     scalar_at_depth(program, scalar, args, same, 0)
 }
 
-/// Scalars may be defined over scalars; sema rejects recursion, and this bounds what a hand-made program can do.
+/// Maximum nesting of scalar bodies. Sema rejects recursion; this limit guards against handmade
+/// programs.
 const MAX_DEPTH: usize = 32;
 
 fn scalar_at_depth(
@@ -198,7 +201,8 @@ fn body(program: &Program, term: &Term, args: &[NumericFacts], depth: usize) -> 
         };
         known.push(facts);
     }
-    // The result is rounded to the tensor's dtype once more: a tiny positive value may become 0 there.
+    // The result is rounded once more to the tensor's dtype, where a tiny positive value may
+    // underflow to 0.
     term.roots.first().map_or(NumericFacts::UNKNOWN, |r| known[r.0 as usize].narrowed())
 }
 
@@ -216,7 +220,7 @@ fn builtin(s: BuiltinScalar, args: &[NumericFacts], same: bool) -> NumericFacts 
             finite: false,
         },
         Sub => NumericFacts { not_nan: both.finite, ..nothing },
-        // Two positive numbers may have a product that underflows to 0.
+        // The product of two positive numbers may underflow to 0.
         Mul => {
             let nonneg = (same && a.not_nan) || (both.nonneg && both.finite) || both.positive;
             NumericFacts { not_nan: nonneg || both.finite, nonneg, ..nothing }
@@ -256,7 +260,7 @@ mod tests {
     use super::*;
     use BuiltinScalar::*;
 
-    /// Values at the edges of what a float can be.
+    /// Values at the limits of the floats.
     const VALUES: [f64; 12] = [
         0.0,
         -0.0,

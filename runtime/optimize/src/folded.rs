@@ -1,26 +1,29 @@
-//! Constants that a rule computes before any run, and what their element type loses of them.
+//! Constants that a rule folds before any run, and what their element type loses (range loss).
 //!
-//! In: a scalar function of constants, its result's type, and where the result stands. Out: what is lost, in words, or
-//! nothing. Holds always: a function of finite operands that is reported as kept is finite; whatever is not 0 and can spoil the
-//! result as a factor keeps its digits. Functions of integers lose nothing that they do not lose in a run.
+//! In: a scalar function of constants, its result's type, and where the result is used. Out: a
+//! description of the loss, or nothing. Invariant: a function of finite operands that is reported
+//! as kept is finite; every nonzero constant that can spoil the result as a factor keeps its
+//! digits. Functions of integers lose nothing that they do not lose in a run.
 //!
-//! `(x * c) * d` is `x * (c * d)` as real numbers, but 1e-4 * 3e-4 is half of the smallest f16, and 300 * 300 is more than
-//! the largest, where `x * c * d` may well be an ordinary number. Nothing later sees that: the constant is what the graph
-//! then says. So it is asked where a constant is made.
+//! `(x * c) * d` is `x * (c * d)` as real numbers, but 1e-4 * 3e-4 is half of the smallest f16, and
+//! 300 * 300 exceeds the largest, where `x * c * d` may well be an ordinary number. Nothing later
+//! can detect the loss, because the graph then holds the folded constant. So the check is made
+//! where a constant is folded.
 //!
-//! * Too large is lost wherever it stands.
-//! * A *summand* that is too small loses what any sum of that type loses: the result is no better than a unit of the
-//!   smallest numbers either way.
-//! * A *factor* scales results, so each of its elements must keep its digits: one that is below the normal numbers and rounded
-//!   there is lost.
-//! * A *weight*, an operand of a product or a convolution, is summed with others. Of f16 weights around 0.02 some always lie below
-//!   the normal numbers, scaled or not, and mean no less for it. What is rounded there is off by half a unit of the smallest normal number
-//!   at most, so that the others drown it as long as one of them is normal: the largest of those that are summed must be.
-//!   Which are summed is not known, but those along an axis that one of the operands lacks include them: a scale that
-//!   differed along a sum could not have been moved into it.
+//! * Overflow is a loss wherever the constant is used.
+//! * A *summand* that underflows loses what any sum of that type loses: either way, the error of
+//!   the result is about one unit of the smallest numbers.
+//! * A *factor* scales results, so each of its elements must keep its digits: an element that is
+//!   subnormal and rounded is lost.
+//! * A *weight*, an operand of a product or a convolution, is summed with others. Of f16 weights
+//!   around 0.02 some are always subnormal, scaled or not, without harm. Rounding them costs at
+//!   most half a unit of the smallest normal number, which is negligible as long as one of the
+//!   weights in the sum is normal: so the largest in each sum must be. Which weights are summed is
+//!   not known, but those along an axis that one of the operands lacks are summed together: a
+//!   scale that differed along a sum could not have been moved into it.
 //!
-//! An operand that is below the normal numbers itself has lost its digits before, and nothing is asked of what it makes: channels that
-//! died in training hold such numbers.
+//! A subnormal operand has already lost its digits, so its products are not checked: dead channels
+//! after training hold subnormal numbers.
 
 use std::sync::Arc;
 
@@ -33,30 +36,30 @@ use super::facts::asks_for;
 use hypatia_graph::show_number;
 use hypatia_tensor::tensor::Tensor;
 
-/// What a constant is to what it becomes part of.
+/// The role of a constant in the expression that uses it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Place {
     /// It is added.
     Summand,
-    /// It scales, or goes into another function.
+    /// It scales, or is an operand of another function.
     Factor,
-    /// It is an operand of an op, which sums products of it.
+    /// It is an operand of an op that sums its products.
     Weight,
 }
 
 impl Place {
-    /// That of an operand of such an application, which itself stands there.
+    /// The place of an operand of `head`, where the application itself has place `self`.
     pub fn under(self, program: &Program, head: Head) -> Place {
         match head {
             Head::Op(op) => match &program.op(op).body {
                 OpBody::Builtin(b) if b.multiplies() => Place::Weight,
-                // Views and their like pass on what they are given.
+                // Views and similar ops pass on the place.
                 OpBody::Builtin(_) => self,
                 OpBody::Defined(_) => Place::Factor,
             },
             Head::Scalar(s) => match program.scalar(s).body {
                 ScalarBody::Builtin(BuiltinScalar::Add | BuiltinScalar::Sub) => Place::Summand,
-                // What becomes of a weight is summed all the same.
+                // Functions of a weight are still summed.
                 _ if self == Place::Weight => Place::Weight,
                 _ => Place::Factor,
             },
@@ -68,9 +71,9 @@ impl Place {
 /// A constant operand.
 #[derive(Clone)]
 pub enum Operand {
-    /// All elements are this number of that type.
+    /// All elements are this number in that type.
     Number(DType, f64),
-    /// Elements of their own.
+    /// A tensor.
     Tensor(Arc<Tensor>),
 }
 
@@ -99,7 +102,7 @@ impl Operand {
 
 /// A scalar function of constants.
 pub struct Folded<'a> {
-    /// Whose scalar it is.
+    /// The Program of the scalar.
     pub program: &'a Program,
     /// The function.
     pub scalar: ScalarId,
@@ -107,18 +110,18 @@ pub struct Folded<'a> {
     pub operands: &'a [Operand],
     /// The type of the result.
     pub dtype: DType,
-    /// The shape of the result: what the operands' shapes broadcast to.
+    /// The shape of the result: the operands' shapes, broadcast.
     pub shape: &'a [usize],
 }
 
 impl Folded<'_> {
-    /// What is lost of it where it stands, in words.
+    /// A description of what is lost at that place.
     pub fn loss(&self, place: Place) -> Option<String> {
         let floats = self.dtype.is_float() && self.operands.iter().all(|o| o.dtype().is_float());
         if !floats || self.product_is_kept() {
             return None;
         }
-        // Of each group the largest element, and one that is lost.
+        // For each group the largest element, and one that is lost.
         let mut groups: Vec<(f64, Option<f64>)> = vec![(0.0, None); self.groups().1];
         let mut too_large = None;
         self.each(|group, x, kept| {
@@ -139,7 +142,8 @@ impl Folded<'_> {
         too_large.or_else(|| groups.iter().find_map(spoils)).map(|x| self.told(x))
     }
 
-    /// For each element the largest one of those that it is summed with, as far as is known: its loss is to be seen beside these.
+    /// For each element the largest element that is known to be summed with it: its loss is
+    /// relative to that one.
     pub fn beside(&self) -> Vec<f64> {
         let (mut of, mut largest) = (Vec::new(), vec![0.0f64; self.groups().1]);
         self.each(|group, x, _| {
@@ -149,7 +153,7 @@ impl Folded<'_> {
         of.into_iter().map(|g| largest[g]).collect()
     }
 
-    /// By how much the number of the group changes along each axis, and how many groups there are.
+    /// The stride of the group number along each axis, and the number of groups.
     fn groups(&self) -> (Vec<usize>, usize) {
         let whole = |axis: usize, size: usize| {
             let has = |o: &Operand| o.shape().iter().rev().nth(self.shape.len() - 1 - axis) == Some(&size);
@@ -164,7 +168,7 @@ impl Folded<'_> {
         (strides, count)
     }
 
-    /// All elements in order: of which group, as a real number, and what is kept of it.
+    /// Calls `f` for all elements in order with the group, the exact value, and what is kept of it.
     fn each(&self, mut f: impl FnMut(usize, f64, Kept)) {
         let elements: Vec<Vec<f64>> = self.operands.iter().map(Operand::elements).collect();
         let mut steps: Vec<Vec<usize>> = self.operands.iter().map(|o| strides(o.shape(), self.shape)).collect();
@@ -182,8 +186,9 @@ impl Folded<'_> {
         }
     }
 
-    /// True if it is the product of two operands, no two elements of which have a product outside of the normal numbers. This is so of
-    /// nearly all weights in f32, and told in one pass over their bits.
+    /// True if it is the product of two operands, and no product of two of their elements leaves
+    /// the range of normal numbers. This holds for nearly all weights in f32, and takes one pass
+    /// over their bits to check.
     fn product_is_kept(&self) -> bool {
         let ScalarBody::Builtin(BuiltinScalar::Mul) = self.program.scalar(self.scalar).body else { return false };
         let [a, b] = self.operands else { return false };
@@ -191,7 +196,7 @@ impl Folded<'_> {
         a.0 * b.0 >= smallest_normal(self.dtype) && a.1 * b.1 <= self.dtype.largest()
     }
 
-    /// An element as a real number; NaN where that cannot be said.
+    /// An element as a real number; NaN if it is not known.
     fn value(&self, args: &[f64]) -> f64 {
         match &self.program.scalar(self.scalar).body {
             ScalarBody::Builtin(f) if f.result() == Kind::Number && f.params().iter().all(|k| *k == Kind::Number) => {
@@ -210,7 +215,8 @@ impl Folded<'_> {
         if args.iter().any(|v| !v.is_finite()) {
             return Kept::AsWell;
         }
-        // f64 has nothing wider: what a product or a quotient of numbers other than 0 has there is taken for rounded.
+        // Nothing is wider than f64: a product or quotient of nonzero numbers there is assumed to
+        // be rounded.
         let product = matches!(
             self.program.scalar(self.scalar).body,
             ScalarBody::Builtin(BuiltinScalar::Mul | BuiltinScalar::Div)
@@ -243,27 +249,27 @@ impl Folded<'_> {
 /// What a type keeps of a number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Kept {
-    /// As much as of any other.
+    /// Full precision.
     AsWell,
     TooLarge,
     TooSmall,
 }
 
-/// True if an expression of a rule's right side computes a number from the values of constants: other numbers are those of the
-/// text or of attributes, which mean what they are rounded to.
+/// True if an expression of a rule's right side computes a number from the values of constants.
+/// Other numbers come from the text or from attributes, and mean what they are rounded to.
 pub fn is_of_values(rule: &Rule, e: &AExpr) -> bool {
     let asks = |e: &AExpr| asks_for(e, &|fact| fact == Fact::Value);
     !matches!(e, AExpr::Value(_)) && (asks(e) || rule.lets.iter().any(|(_, e)| asks(e)))
 }
 
-/// What is lost of a number that a rule computed from these constants, in words.
+/// A description of what is lost of a number that a rule computed from these constants.
 pub fn number_loss(dtype: DType, x: f64, of: &[(DType, f64)]) -> Option<String> {
     if !dtype.is_float() || of.iter().any(|(_, v)| !v.is_finite()) {
         return None;
     }
     let lost = match holds(dtype, x) {
         _ if !x.is_finite() => true,
-        // f64 has nothing wider: whether it was rounded is not known.
+        // Nothing is wider than f64: whether it was rounded is not known.
         _ if dtype == DType::F64 && x.abs() < f64::MIN_POSITIVE => of.iter().all(|(_, v)| v.is_normal()),
         Kept::AsWell => false,
         Kept::TooLarge => true,
@@ -275,7 +281,7 @@ pub fn number_loss(dtype: DType, x: f64, of: &[(DType, f64)]) -> Option<String> 
     })
 }
 
-/// True for numbers other than 0 that a float type holds with less than all of its digits.
+/// True for subnormal numbers of a float type: nonzero, with fewer than all of its digits.
 fn is_subnormal(dtype: DType, v: f64) -> bool {
     v != 0.0 && v.abs() < smallest_normal(dtype)
 }
@@ -293,7 +299,7 @@ fn holds(dtype: DType, x: f64) -> Kept {
     }
 }
 
-/// The smallest number that a float type holds with all of its digits.
+/// The smallest normal number of a float type.
 pub fn smallest_normal(dtype: DType) -> f64 {
     match dtype {
         DType::F64 => f64::MIN_POSITIVE,
@@ -303,7 +309,8 @@ pub fn smallest_normal(dtype: DType) -> f64 {
     }
 }
 
-/// The smallest and the largest magnitude of the normal numbers among the elements; `None` if there are none.
+/// The smallest and the largest magnitude of the normal numbers among the elements; `None` if there
+/// are none.
 fn extent(operand: &Operand) -> Option<(f64, f64)> {
     macro_rules! scan {
         ($t:ty, $of:expr, $bits:ty, $fraction:expr, $exponent:expr) => {{
@@ -334,7 +341,7 @@ fn extent(operand: &Operand) -> Option<(f64, f64)> {
     }
 }
 
-/// By how much the place in an operand moves where that in the result moves by one, along each axis.
+/// The strides of an operand, broadcast to the shape of the result.
 fn strides(shape: &[usize], out: &[usize]) -> Vec<usize> {
     let missing = out.len().saturating_sub(shape.len());
     let mut stride = 1;
@@ -350,7 +357,7 @@ fn strides(shape: &[usize], out: &[usize]) -> Vec<usize> {
     strides
 }
 
-/// Places in all operands for each element of the result in turn.
+/// The offsets into all operands for each element of the result in turn.
 struct Odometer<'a> {
     shape: &'a [usize],
     index: Vec<usize>,
@@ -400,7 +407,8 @@ mod tests {
         Folded { program, scalar, operands, dtype, shape }.loss(place).is_some()
     }
 
-    /// Numbers at which types begin and end: what f32, f16 and bf16 keep of a product is told by multiplying in f64 and rounding.
+    /// Numbers at the range limits of the types. What f32, f16 and bf16 keep of a product is found
+    /// by multiplying in f64 and rounding.
     #[test]
     fn factors_are_lost_where_rounding_takes_their_digits() {
         let numbers = [0.0, 1e-4, -3e-4, 0.3, 1.0, 250.0, -300.0, 1e-25, 1e15, 3e37, 6.1e-5];
@@ -411,7 +419,7 @@ mod tests {
                     continue;
                 }
                 let (x, r) = (a * b, dtype.round(a * b));
-                // Half a unit of the type is what rounding costs any normal number.
+                // Rounding costs any normal number half a unit of the type.
                 let kept = r.is_finite() && (r - x).abs() <= 0.5 * dtype.epsilon() * x.abs();
                 let operands = [tensor(dtype, &[1], &[a]), tensor(dtype, &[1], &[b])];
                 let found = loses(BuiltinScalar::Mul, dtype, &operands, &[1], Place::Factor);
@@ -444,7 +452,7 @@ mod tests {
         assert!(!loses(BuiltinScalar::Mul, F16, &of(1e-4, 3e-4), &[2], Place::Summand));
         assert!(loses(BuiltinScalar::Mul, F16, &of(300.0, 300.0), &[2], Place::Summand));
         assert!(loses(BuiltinScalar::Add, F16, &of(6e4, 6e4), &[2], Place::Summand));
-        // A difference of neighbours is small, and exact.
+        // The difference of neighbours is small but exact.
         assert!(!loses(BuiltinScalar::Sub, F16, &of(6.2e-5, 6.15e-5), &[2], Place::Factor));
     }
 
@@ -460,14 +468,14 @@ mod tests {
         assert!(lost([1e-4, 2e-4]));
         assert!(lost([0.0, 2e-4]));
         assert!(!lost([0.0, 0.0]));
-        // As factors each counts.
+        // As factors, each element counts.
         assert!(loses(BuiltinScalar::Mul, F16, &weights([1.0, 1e-4]), &[2, 3], Place::Factor));
         // Filters: the scale has an axis of its own, and the axes of size 1 are summed over.
         let filters =
             |small: f64| [tensor(F16, &[2, 1, 2], &[1.0, 1.0, 1e-4, small]), tensor(F16, &[2, 1, 1], &[1.0, 3e-4])];
         assert!(loses(BuiltinScalar::Mul, F16, &filters(1e-4), &[2, 1, 2], Place::Weight));
         assert!(!loses(BuiltinScalar::Mul, F16, &filters(1.0), &[2, 1, 2], Place::Weight));
-        // Of one row each weight has a scale of its own.
+        // In a single row, each weight has its own scale.
         let row = [tensor(F16, &[1, 2], &[1.0, 1e-4]), tensor(F16, &[2], &[1.0, 3e-4])];
         assert!(loses(BuiltinScalar::Mul, F16, &row, &[1, 2], Place::Weight));
     }
@@ -478,7 +486,7 @@ mod tests {
         for v in [1e-5, f64::INFINITY, f64::NAN, 0.0, -0.0] {
             assert!(!loses(BuiltinScalar::Mul, F16, &with(v), &[2], Place::Factor), "{v}");
         }
-        // But what a small number is divided into may be too large.
+        // But dividing by a small number may overflow.
         let inverse = [Operand::Number(F32, 1.0), tensor(F32, &[1], &[1e-40])];
         assert!(loses(BuiltinScalar::Div, F32, &inverse, &[1], Place::Factor));
         assert!(!loses(
@@ -502,7 +510,7 @@ mod tests {
         assert!(number_loss(I32, 1e39, &[]).is_none());
     }
 
-    /// The pass over bits finds what the numbers say.
+    /// The pass over bits agrees with the values.
     #[test]
     fn extents_are_those_of_normal_numbers() {
         for dtype in [F64, F32, F16, BF16] {

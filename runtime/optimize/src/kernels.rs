@@ -1,11 +1,11 @@
 //! Kernel choice: which kernels of the Program may compute a node.
 //!
-//! In: a graph that was chosen, or given, and a device. Out: the same graph, each node with its
-//! list of kernels (see [`hypatia_graph::Kernels`]), a split epilogue made explicit. The cost model
-//! asks here too, of nodes of the e-graph. Holds always: a kernel stands in a list only if its
-//! pattern matches the extracted term (modulo commutativity and association) and nothing refutes
-//! what it asks for; what is not known yet stays for the planner. Of several kernels none is
-//! preferred by its place in a file; until measurements decide, a closed one is taken before an
+//! In: an extracted or given graph, and a device. Out: the same graph, each node with its list of
+//! kernels (see [`hypatia_graph::Kernels`]), with a split epilogue made explicit. The cost model
+//! calls this module too, for nodes of the e-graph. Invariant: a kernel is listed only if its
+//! pattern matches the extracted term (modulo commutativity and association) and no guard of it is
+//! known to be false; unknown guards are left to the planner. The order of kernels in a file
+//! implies no preference. Until measurements decide, a kernel with a fixed epilogue comes before an
 //! open one, which computes any epilogue.
 
 use std::collections::HashMap;
@@ -32,7 +32,7 @@ use hypatia_graph::{
 use hypatia_target::device::Device;
 use hypatia_tensor::error::Result;
 
-/// The library's calls that compute an op with a body.
+/// The library calls that compute an op with a body.
 pub(super) fn calls(program: &Program, op: OpId) -> Vec<KernelId> {
     if matches!(program.op(op).body, OpBody::Builtin(_)) {
         return Vec::new();
@@ -47,7 +47,7 @@ pub(super) fn of_op(program: &Program, op: OpId, kind: impl Fn(&Backend) -> bool
     own.map(|(i, _)| KernelId(i as u32)).collect()
 }
 
-/// The application that a pattern is.
+/// The application at the top of a pattern.
 pub(super) fn node_pattern(mut pat: &Pat) -> Option<&NodePat> {
     while let Pat::Bind(_, inner) | Pat::Typed(inner, _) = pat {
         pat = inner;
@@ -58,8 +58,8 @@ pub(super) fn node_pattern(mut pat: &Pat) -> Option<&NodePat> {
     }
 }
 
-/// The pattern of a kernel that stores an epilogue. What a template makes was not measured, and is
-/// not chosen on its word alone.
+/// The pattern of a kernel that stores an epilogue. `None` for kernels made by a template: they are
+/// not measured, so their declaration alone is not enough.
 pub(super) fn epilogue_pattern<'k>(program: &Program, kernel: &'k Kernel) -> Option<&'k NodePat> {
     let n = node_pattern(&kernel.pattern)?;
     let Head::Op(op) = n.head else { return None };
@@ -67,22 +67,22 @@ pub(super) fn epilogue_pattern<'k>(program: &Program, kernel: &'k Kernel) -> Opt
     (library && program.op(op).params.iter().any(|p| p.kind == ParamKind::Term)).then_some(n)
 }
 
-/// True unless something refutes a kernel: a guard, or its own claim of being no more than an
-/// approximation in the type of its operands.
+/// True unless a kernel is refuted: by a guard, or because it claims only an approximation for the
+/// type of its operands.
 pub(super) fn permits(kernel: &Kernel, dtype: Option<DType>, bindings: &Bindings, facts: &dyn Facts) -> bool {
     let refuted = |g: &AExpr| eval_guard(g, bindings, facts) == Some(false);
     is_precise(kernel, dtype) && !kernel.requires.iter().any(refuted)
 }
 
-/// Whether a kernel claims to be more than an approximation in that type.
+/// Whether a kernel claims more than an approximation for that type.
 fn is_precise(kernel: &Kernel, dtype: Option<DType>) -> bool {
     let speaks_of = |dtypes: &[DType]| dtypes.is_empty() || dtype.is_some_and(|d| dtypes.contains(&d));
     let claim = kernel.claims.iter().find(|c| speaks_of(&c.dtypes));
     !matches!(claim.map(|c| c.class), Some(Class::Approx(_)))
 }
 
-/// The graph with a list of kernels for each node that has a choice, and no op left that nothing
-/// but its body computes: what is planned. Lists for the same device stay as they are.
+/// The graph to plan: each node that has a choice gets a list of kernels, and ops that only their
+/// body computes are inlined. Existing lists for the same device are kept.
 pub fn select(graph: &Graph, device: &Device, folder: &'static dyn ConstantFolder) -> Result<Graph> {
     let mut listed = graph.clone();
     attach(&mut listed, device, folder)?;
@@ -101,7 +101,7 @@ pub fn attach(graph: &mut Graph, device: &Device, folder: &'static dyn ConstantF
     let mut parts: HashMap<Option<Key>, Arc<Graph>> = HashMap::new();
     for i in 0..graph.nodes.len() {
         let node = &graph.nodes[i];
-        // What is constant is computed before any kernel runs.
+        // Constants are computed before any kernel runs.
         if constant[i] || node.kernels.device == device.name {
             continue;
         }
@@ -138,7 +138,7 @@ pub(super) fn open(graph: &Graph) -> Vec<Open> {
     nodes.map(|(i, n)| Open { node: named(i, n), kernels: graph.describe_kernels(n) }).collect()
 }
 
-/// What an op's body, optimised by itself, depends on: the op, its attributes, its term, the types of
+/// Cache key of an op's separately optimised body: the op, its attributes, its term, the types of
 /// its operands.
 type Key = (OpId, Vec<AttrValue>, Option<Term>, Vec<Option<TensorType>>);
 
@@ -151,7 +151,7 @@ fn key(graph: &Graph, node: &Node) -> Option<Key> {
 /// Optimises the body of a node's op.
 type Parts<'a> = &'a mut dyn FnMut(&Node) -> Result<Arc<Graph>>;
 
-/// A node that looks for kernels.
+/// Finds the kernels of a node.
 struct Chooser<'a> {
     graph: &'a Graph,
     node: &'a Node,
@@ -169,7 +169,7 @@ impl Chooser<'_> {
         Candidate { way, matched: Some(matched) }
     }
 
-    /// What computes a node of a defined op.
+    /// The kernels of a node of a defined op.
     fn defined(&self, op: OpId, parts: Parts<'_>) -> Result<Vec<Candidate>> {
         let program = &self.graph.program;
         let mut list = Vec::new();
@@ -193,7 +193,7 @@ impl Chooser<'_> {
         Ok(list)
     }
 
-    /// What a kernel for a defined op is matched with, if nothing refutes it.
+    /// The match of a kernel for a defined op, if nothing refutes it.
     fn declared(&self, id: KernelId) -> Option<Matched> {
         let NodeKind::Op { op, attrs, .. } = &self.node.kind else { return None };
         let (program, node) = (&self.graph.program, self.node);
@@ -211,11 +211,11 @@ impl Chooser<'_> {
         binder.matched(id, kernel, Some(node.results[0].dtype), &|i| self.known(i), self.device)
     }
 
-    /// What computes a product with its epilogue on a device with a library.
+    /// The kernels of a product with its epilogue on a device with a library.
     fn products(&self, op: BuiltinOp) -> Vec<Candidate> {
         let NodeKind::Op { term, .. } = &self.node.kind else { return Vec::new() };
         let Some(from) = self.known(0).map(|k| k.ty.dtype) else { return Vec::new() };
-        // A convolution becomes a product of other matrices: what they are is known when it is
+        // A convolution becomes a product of other matrices, which are known only when it is
         // planned.
         let matrices = matches!(op, BuiltinOp::Matmul | BuiltinOp::Gemm);
         let term = term.clone().unwrap_or_else(Product::plain);
@@ -224,7 +224,7 @@ impl Chooser<'_> {
     }
 }
 
-/// A product that looks for kernels of its epilogue.
+/// Finds the kernels of a product's epilogue.
 struct Products<'a> {
     of: &'a Chooser<'a>,
     /// Its operands are those of the node.
@@ -265,7 +265,7 @@ impl Products<'_> {
         list
     }
 
-    /// The kernels that store such a term in that type, those without a free epilogue first.
+    /// The kernels that store such a term in that type, those with a fixed epilogue first.
     fn kernels(&self, term: &Term, out: DType) -> Vec<Matched> {
         let kernels = self.of.graph.program.kernels.iter().enumerate();
         let mut found: Vec<Matched> =
@@ -306,13 +306,13 @@ impl Products<'_> {
                 binder.reads.push((2 + input as usize, *view));
             }
         }
-        // The epilogue's operands have their types whatever the matrices are.
+        // The types of the epilogue's operands do not depend on the matrices.
         let known = |i: usize| self.of.known(i).filter(|_| self.matrices || i >= 2);
         binder.matched(id, kernel, Some(self.product.from), &known, self.of.device)
     }
 }
 
-/// Variables of a kernel's pattern while it is matched.
+/// Bindings of a kernel's pattern during matching.
 #[derive(Default)]
 struct Binder {
     operands: Vec<(VarId, usize)>,
@@ -322,7 +322,7 @@ struct Binder {
 
 impl Binder {
     /// Matches the pattern of an operand: its position and type, where it is known. A type that is
-    /// not known, or might be another for other sizes, is no match.
+    /// unknown, or could differ for other sizes, does not match.
     fn operand(&mut self, pat: &Pat, operand: Option<(usize, Option<&TensorType>)>) -> bool {
         match (pat, operand) {
             (Pat::Any, _) => true,
@@ -377,7 +377,7 @@ impl Binder {
         })
     }
 
-    /// The match, if neither a guard nor a claim refutes it.
+    /// The match, if neither a guard nor a rounding class refutes it.
     fn matched(
         self,
         id: KernelId,
@@ -392,10 +392,11 @@ impl Binder {
     }
 }
 
-/// False if an operand of that shape, broadcast to the output, is surely not read in that way.
+/// False if an operand of that shape, broadcast to the output, is certainly not read with that
+/// view.
 fn may_be_read(view: InView, shape: &[Dim], out: &[Dim]) -> bool {
-    // Of an axis of the output, counted from the last one: whether the operand is surely repeated
-    // along it, and whether it surely is not.
+    // For an axis of the output, counted from the last: whether the operand is certainly broadcast
+    // along it, and whether it certainly is not.
     let axis = |back: usize| {
         let size = |s: &[Dim]| s.len().checked_sub(back + 1).and_then(|i| s[i].as_const());
         let (missing, many) = (shape.len() <= back, size(out).is_some_and(|n| n > 1));
@@ -411,7 +412,7 @@ fn may_be_read(view: InView, shape: &[Dim], out: &[Dim]) -> bool {
     }
 }
 
-/// True if the accumulator has a part in that node.
+/// True if that node depends on the accumulator.
 fn reaches_acc(term: &Term, at: usize) -> bool {
     let mut reaches = vec![false; at + 1];
     for i in 0..=at {
@@ -425,8 +426,8 @@ fn reaches_acc(term: &Term, at: usize) -> bool {
     reaches[at]
 }
 
-/// The term with node `at` as its accumulator; `None` if it needs the old one too, or nothing is
-/// left.
+/// The remaining term, with node `at` as its accumulator; `None` if it still needs the old
+/// accumulator, or nothing remains.
 fn behind(term: &Term, at: usize) -> Option<Term> {
     if term.root().0 as usize == at {
         return None;
@@ -434,8 +435,7 @@ fn behind(term: &Term, at: usize) -> Option<Term> {
     let mut rest = term.clone();
     let was_acc = rest.nodes[at] == TermNode::Acc;
     if !was_acc {
-        // The old accumulator becomes something that no term holds, to see whether it is still
-        // read.
+        // Replace the old accumulator with a marker, to see whether it is still read.
         for node in rest.nodes.iter_mut().filter(|n| **n == TermNode::Acc) {
             *node = TermNode::Param(u32::MAX);
         }

@@ -1,9 +1,10 @@
-//! Values of constant classes.
+//! Constant folding of classes.
 //!
-//! In: a class that can be computed when the plan is made. Out: its elements, as the plan computes them. Holds always: what
-//! comes out is the value of some node of the class, computed from other nodes' classes without going in a circle.
+//! In: a constant class. Out: its elements, as the plan computes them. Invariant: the result is the
+//! value of some node of the class, computed from the classes of other nodes without a cycle.
 //!
-//! Only rules that compute constants ask, of the constants that they are about to compute with, so nothing is kept.
+//! Nothing is cached: only rules that compute constants ask, about the constants that they are
+//! about to use.
 
 use std::sync::Arc;
 
@@ -17,10 +18,10 @@ use super::language::{Node, Payload};
 use super::lower::splat_tensor;
 use hypatia_graph::{Graph, Value, constant_value};
 
-/// Nodes of one constant expression at most.
+/// Maximum number of nodes of one constant expression.
 const MAX_NODES: usize = 200;
 
-/// The elements of a constant class; `None` where they cannot be told.
+/// The elements of a constant class; `None` if they cannot be computed.
 pub(super) fn constant(egraph: &EGraph, id: Id) -> Option<Operand> {
     let id = egraph.find(id);
     let dtype = class_type(egraph, id)?.dtype;
@@ -43,7 +44,8 @@ pub(super) fn constant(egraph: &EGraph, id: Id) -> Option<Operand> {
 struct Way<'a> {
     egraph: &'a EGraph,
     graph: Graph,
-    /// By class: its results, or nothing if it is being looked at, absent or cannot be computed.
+    /// By class: its results; `None` while it is being visited, or if it is absent or cannot be
+    /// computed.
     values: FxHashMap<Id, Option<Vec<Value>>>,
 }
 

@@ -1,9 +1,10 @@
-//! The e-graph's nodes: tensors and scalar terms, as data rather than as one Rust type an op.
+//! The e-graph's nodes: tensors and scalar terms, as data instead of one Rust type for each op.
 //!
-//! In: graphs, and the right sides of rules. Out: what `egg` hashes, sorts and merges. Two sorts of classes live
-//! side by side: tensors (and tuples of them, for ops with several results), and terms, the epilogues of products.
-//! Holds always: a node's payload says everything but its children; attributes are part of the payload, so two
-//! different attribute values can never become equal; constants compare by their bits.
+//! In: graphs, and the right sides of rules. Out: nodes that `egg` hashes, sorts and merges. There
+//! are two sorts of classes: tensors (and tuples of them, for ops with several results), and terms,
+//! the epilogues of products. Invariant: a node's payload holds everything except its children.
+//! Attributes are part of the payload, so two different attribute values can never become equal.
+//! Constants compare by their bits.
 
 use egg::{Id, Language};
 use hypatia_dsl::dtype::DType;
@@ -36,24 +37,24 @@ table_id!(
     AttrsId
 );
 table_id!(
-    /// An input or a constant that is no splat, in the tables of a [`Context`].
+    /// An input or a constant that is not a splat, in the tables of a [`Context`].
     LeafId
 );
 
-/// What a node is, apart from its children.
+/// Everything in a node except its children.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub enum Payload {
     /// An input, or a constant whose elements differ.
     Leaf(LeafId),
-    /// A constant whose elements are all that f64, given by its bits.
+    /// A constant with equal elements: the bits of their value as f64.
     Splat(TypeId, u64),
-    /// The operand that is not there.
+    /// An absent optional operand.
     Absent,
-    /// An op; children are its operands in declaration order, terms among them.
+    /// An op; its children are its operands in declaration order, including terms.
     Op(OpId, AttrsId),
-    /// A scalar function over tensors.
+    /// A scalar function on tensors.
     Scalar(ScalarId),
-    /// A result of an op that has several; its child is the op's node.
+    /// One result of an op with several; its child is the op's node.
     Output(u32),
     /// The accumulator.
     Acc,
@@ -61,13 +62,13 @@ pub enum Payload {
     In(InView),
     /// A number inside a term, given by its bits.
     Lit(u64),
-    /// A scalar function over terms.
+    /// A scalar function on terms.
     Call(ScalarId),
     /// A rounding or conversion inside a term.
     TermCast(DType),
 }
 
-/// What classes are looked up by.
+/// The key by which classes are looked up.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub enum Discriminant {
     /// See [`Payload::Leaf`].
@@ -80,7 +81,7 @@ pub enum Discriminant {
     Op(OpId),
     /// See [`Payload::Scalar`].
     Scalar(ScalarId),
-    /// Any result of an op with several.
+    /// Any result of an op with several results.
     Output,
     /// See [`Payload::Acc`].
     Acc,
@@ -95,7 +96,7 @@ pub enum Discriminant {
 }
 
 impl Discriminant {
-    /// Its place in a table of all discriminants of programs with so many ops and scalars.
+    /// Its index in a table of all discriminants of programs with so many ops and scalars.
     pub fn place(self, ops: usize, scalars: usize) -> usize {
         use Discriminant::*;
         match self {
@@ -114,24 +115,25 @@ impl Discriminant {
     }
 }
 
-/// A set of discriminants, of which some share a place: one that seems to be in it may not be.
+/// A set of discriminants, some of which share a bit (a Bloom filter): membership may be a false
+/// positive.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Heads(u64);
 
 impl Heads {
-    /// The set of one.
+    /// A set with one member.
     pub fn of(head: Discriminant) -> Heads {
-        // Ops, scalars of tensors and scalars of terms are numbered from 0 each: those that come first, the built-in ones, begin at
-        // places apart.
+        // Ops, scalars of tensors and scalars of terms are each numbered from 0. The offsets keep
+        // the first of each, the builtins, on different bits.
         Heads(1 << (head.place(21, 18) % 64))
     }
 
-    /// Both sets together.
+    /// The union.
     pub fn with(self, other: Heads) -> Heads {
         Heads(self.0 | other.0)
     }
 
-    /// False if some of the other set is certainly not in this one.
+    /// False if some member of the other set is certainly not in this one.
     pub fn include(self, other: Heads) -> bool {
         self.0 & other.0 == other.0
     }
@@ -144,7 +146,7 @@ impl FromIterator<Discriminant> for Heads {
 }
 
 impl Payload {
-    /// What the classes that hold such a node are looked up by.
+    /// The key by which classes with such a node are looked up.
     pub fn discriminant(self) -> Discriminant {
         match self {
             Payload::Leaf(_) => Discriminant::Leaf,
@@ -165,7 +167,7 @@ impl Payload {
 /// A node of the e-graph.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct Node {
-    /// What it is.
+    /// Its payload.
     pub payload: Payload,
     /// Its operands.
     pub children: SmallVec<[Id; 4]>,

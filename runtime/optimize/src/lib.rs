@@ -1,10 +1,13 @@
-//! The optimiser: a graph, rewritten by the rules of its program.
+//! The optimiser: rewrites a graph with the rules of its program.
 //!
-//! In: a [`Graph`] and [`Options`]. Out: an equal graph that costs less, and a [`Report`] of what was done. The way
-//! through: defined ops unfold, the graph enters an e-graph (`lower`), the rulesets run in order, each to a fixpoint
-//! (`saturate`), the cheapest graph is chosen (`extract`, by `cost`), uses are counted anew on it, and the
-//! rulesets run again until nothing changes. Then each node gets its list of kernels (`kernels`). Holds always: the result passes `Graph::validate`, has the inputs and
-//! outputs of the given graph, and does not cost more.
+//! In: a [`Graph`] and [`Options`]. Out: an equal graph that costs less, and a [`Report`] of what
+//! was done. The stages: defined ops are inlined, the graph is inserted into an e-graph (`lower`),
+//! the rulesets run in order, each to a fixpoint (`saturate`), the cheapest graph is extracted
+//! (`extract`, with `cost`), uses are recounted on it, and the rulesets run again until nothing
+//! changes. Then each node gets its list of kernels (`kernels`).
+//!
+//! Invariant: the result passes `Graph::validate`, has the inputs and outputs of the given graph,
+//! and does not cost more.
 
 mod adapter;
 pub mod analysis;
@@ -44,7 +47,7 @@ use hypatia_graph::{ConstantFolder, Graph};
 use hypatia_target::device::Device;
 use hypatia_tensor::error::Result;
 
-/// A rule behind `egg`'s traits: `Rewrite::from(rule)` runs under `egg`'s own `Runner`.
+/// A rule as an `egg` rewrite: `Rewrite::from(rule)` runs in `egg`'s own `Runner`.
 pub type Rewrite = egg::Rewrite<language::Node, analysis::Context>;
 
 /// Settings of the optimiser.
@@ -54,21 +57,23 @@ pub struct Options {
     pub device: Device,
     /// Which rules that claim no more than an approximation may fire.
     pub approx: Approx,
-    /// Fire no rule at all: defined ops are unfolded, no more.
+    /// Fire no rules: only inline defined ops.
     pub no_rules: bool,
-    /// Ops that a `composed` kernel or a call of a library computes may stand in the result. Without it they are taken apart.
+    /// Allow ops in the result that a `composed` kernel or a library call computes. Otherwise they
+    /// are inlined.
     pub composed: bool,
     /// Rules, families of rules (`fuse::unary`) or rulesets that do not fire.
     pub disabled: HashSet<String>,
-    /// Nodes of the e-graph at most, whatever the rulesets say.
+    /// Maximum number of e-nodes, whatever the rulesets allow.
     pub max_nodes: usize,
-    /// Steps of work at most (matching, and applying what matched); as many as suit the size of the graph where `None`. Work
-    /// is counted, so that the same model gives the same result on any machine.
+    /// Maximum number of steps of work (matching, and applying matches); `None` scales it with the
+    /// size of the graph. Work is counted, so that the same model gives the same result on any
+    /// machine.
     pub max_steps: Option<usize>,
-    /// The wall-clock backstop: far more than the work takes that may be done. Where it fires the result may differ from run
-    /// to run, and the report says so ([`Stop::Time`]).
+    /// The wall-clock backstop: far longer than the allowed work takes. If it fires, the result may
+    /// differ from run to run, and the report says so ([`Stop::Time`]).
     pub max_time: Duration,
-    /// Bytes of the e-graph at most (an estimate).
+    /// Maximum memory of the e-graph in bytes (an estimate).
     pub max_memory: usize,
 }
 
@@ -79,8 +84,8 @@ impl Options {
         Allowed { approx, disabled: self.disabled.clone() }
     }
 
-    /// The same, for a graph whose bodies get their names back and no more: rules that grow epilogues, or that make one
-    /// op of several, do not fire.
+    /// The options that only restore the names of ops from their bodies: rules that grow epilogues,
+    /// or that make one op of several, do not fire.
     pub fn naming(&self, program: &Program) -> Options {
         let mut options = Options { no_rules: false, ..self.clone() };
         let grows = |r: &&Rule| !r.derived && (r.lhs.len() > 1 || session::builds_terms(program, r));
@@ -114,7 +119,8 @@ pub struct Optimized {
     pub report: Report,
 }
 
-/// Optimises a graph with the rules of its program. Constants that rules ask for are computed by the folder.
+/// Optimises a graph with the rules of its program. The folder computes the constants that rules
+/// ask for.
 pub fn optimize(graph: &Graph, options: &Options, folder: &'static dyn ConstantFolder) -> Result<Optimized> {
     let mut session = session::Session::start(graph, options, folder)?;
     session.run();

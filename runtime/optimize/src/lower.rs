@@ -1,8 +1,9 @@
-//! Between graphs and e-graphs.
+//! Conversion between graphs and e-graphs: insertion, and rebuilding the extracted graph.
 //!
-//! In: a graph whose defined ops are unfolded; or an e-graph and a choice of one node a class. Out: an e-graph
-//! with a class for each value; or the graph that was chosen. Holds always: the graph that comes out has the same
-//! inputs and outputs, passes `Graph::validate`, and keeps the names of the nodes whose values it still computes.
+//! In: a graph whose defined ops are inlined; or an e-graph and a choice of one node for each
+//! class. Out: an e-graph with a class for each value; or the extracted graph. Invariant: the
+//! extracted graph has the same inputs and outputs, passes `Graph::validate`, and keeps the names
+//! of the nodes whose values it still computes.
 
 use std::collections::HashMap;
 use std::hash::{Hash, Hasher};
@@ -22,7 +23,7 @@ use hypatia_graph::{ConstantFolder, Graph, Node as GraphNode, NodeId, NodeKind, 
 use hypatia_tensor::error::{Error, Result};
 use hypatia_tensor::tensor::Tensor;
 
-/// A graph inside an e-graph.
+/// A graph inserted into an e-graph.
 pub struct Entered {
     /// The e-graph, rebuilt.
     pub egraph: EGraph,
@@ -30,19 +31,19 @@ pub struct Entered {
     pub values: Vec<Vec<Id>>,
     /// The class of each output.
     pub outputs: Vec<Id>,
-    /// The node of each constant that is a splat, so that it is not made anew.
+    /// The original node of each splat constant, for reuse.
     splats: FxHashMap<Payload, NodeId>,
 }
 
-/// Larger constants, weights, are not read for facts of their elements: guards ask of numbers and vectors, and reading all
-/// weights takes as long as a third of an optimisation.
+/// Larger constants (weights) are not scanned for facts of their elements: guards ask about numbers
+/// and vectors, and scanning all weights takes as long as a third of an optimisation.
 const MAX_FACT_BYTES: usize = 64 << 10;
 
 fn internal(message: impl Into<String>) -> Error {
     Error::Internal(message.into())
 }
 
-/// Puts a graph into an empty e-graph, whose constants that folder computes.
+/// Inserts a graph into an empty e-graph, whose constants that folder computes.
 pub fn enter(graph: &Graph, folder: &'static dyn ConstantFolder) -> Result<Entered> {
     let mut egraph = EGraph::new(Context::new(graph.program.clone(), folder));
     let mut values: Vec<Vec<Id>> = Vec::with_capacity(graph.nodes.len());
@@ -114,7 +115,8 @@ fn operands(egraph: &mut EGraph, values: &[Vec<Id>], operands: &[Option<Value>])
         .collect()
 }
 
-/// The operands of an op in declaration order, its term among them, trailing optional ones filled up.
+/// The operands of an op in declaration order, including its term, with absent trailing optional
+/// operands filled in.
 fn op_operands(
     egraph: &mut EGraph,
     graph: &Graph,
@@ -171,18 +173,18 @@ fn enter_term(egraph: &mut EGraph, term: &Term, reads: &[Id]) -> Result<Id> {
     term.roots.first().and_then(|r| ids.get(r.0 as usize)).copied().ok_or_else(broken)
 }
 
-/// The constants of a graph that entered so far.
+/// The constants inserted so far.
 #[derive(Default)]
 struct Constants {
-    /// The node of each one whose elements are equal.
+    /// The node of each splat.
     splats: FxHashMap<Payload, NodeId>,
     /// The others, by a hash of their type and their ends.
     by_hash: HashMap<u64, Vec<(LeafId, Arc<Tensor>)>>,
-    /// Whether facts of their elements are wanted.
+    /// Whether facts of their elements are needed.
     facts: bool,
 }
 
-/// A constant: a splat by its value, another one by its content.
+/// Inserts a constant: a splat by its value, any other by its content.
 fn constant(
     egraph: &mut EGraph,
     node: &GraphNode,
@@ -199,7 +201,7 @@ fn constant(
     let mut h = FxHasher::default();
     (tensor.dtype(), tensor.shape()).hash(&mut h);
     let bytes = tensor.bytes();
-    // The ends are enough to tell most weights apart; equality below is exact.
+    // The ends are enough to distinguish most weights; the comparison below is exact.
     bytes[..bytes.len().min(256)].hash(&mut h);
     bytes[bytes.len() - bytes.len().min(256)..].hash(&mut h);
     let same = constants.by_hash.entry(h.finish()).or_default();
@@ -215,7 +217,7 @@ fn constant(
     Ok(leaf(egraph, Leaf { ty, node: id, constant: true, facts, tensor: Some(tensor.clone()) }))
 }
 
-/// The bits of the f64 that all elements are; `None` if they differ, or if f64 does not hold them exactly.
+/// If all elements are equal and f64 holds them exactly, the bits as f64.
 fn splat_bits(tensor: &Tensor) -> Option<u64> {
     let size = tensor.dtype().size();
     let mut elements = tensor.bytes().chunks_exact(size);
@@ -229,7 +231,7 @@ fn splat_bits(tensor: &Tensor) -> Option<u64> {
     (back.bytes() == one.bytes()).then_some(value.to_bits())
 }
 
-/// Facts of a constant's elements, where something asks for them.
+/// Facts of a constant's elements, if a rule asks for facts.
 fn tensor_facts(tensor: &Tensor, asked: bool) -> NumericFacts {
     match asked && tensor.bytes().len() <= MAX_FACT_BYTES {
         true => facts::of_tensor(tensor),
@@ -237,11 +239,11 @@ fn tensor_facts(tensor: &Tensor, asked: bool) -> NumericFacts {
     }
 }
 
-/// The graph of chosen nodes.
+/// Rebuilds a graph from chosen nodes.
 pub struct Leaver<'a> {
-    /// The graph that entered.
+    /// The graph that was inserted.
     pub original: &'a Graph,
-    /// Where it went.
+    /// The e-graph it was inserted into.
     pub entered: &'a Entered,
     /// The node of each needed class.
     pub chosen: &'a FxHashMap<Id, Node>,
@@ -265,7 +267,7 @@ impl Leaver<'_> {
         let mut graph = Graph::new(program.clone());
         let mut classes = Vec::new();
         let mut values: FxHashMap<Id, Option<Vec<Value>>> = FxHashMap::default();
-        // Inputs stay, used or not, in their order.
+        // Inputs are kept in their order, used or not.
         for id in &self.original.inputs {
             let node = self.original.node(*id);
             let NodeKind::Input { name } = &node.kind else { continue };
@@ -407,7 +409,8 @@ impl Leaver<'_> {
         Ok(term)
     }
 
-    /// Names of the needed classes: that of the node whose value it is, with the names of those that went into it.
+    /// Names of the needed classes: the name of the node with that value, joined with the names of
+    /// the nodes merged into it.
     fn names(&self) -> FxHashMap<Id, String> {
         let egraph = &self.entered.egraph;
         let mut source: FxHashMap<Id, NodeId> = FxHashMap::default();
@@ -433,7 +436,8 @@ impl Leaver<'_> {
             .collect()
     }
 
-    /// Names of a node and of its producers whose values are no longer computed, in graph order.
+    /// The joined names of a node and of its producers whose values are no longer computed, in
+    /// graph order.
     fn joined_name(&self, id: NodeId) -> String {
         const MAX_NAMES: usize = 6;
         let egraph = &self.entered.egraph;
@@ -463,7 +467,7 @@ impl Leaver<'_> {
     }
 }
 
-/// Largest constant that is made of one number.
+/// Maximum size of a constant that is materialised from one number.
 const MAX_SPLAT_BYTES: i64 = 1 << 28;
 
 pub(super) fn splat_tensor(ty: &TensorType, value: f64) -> Result<Tensor> {

@@ -1,11 +1,13 @@
-//! Finding the left side of a rule in the e-graph.
+//! E-matching: finds the left side of a rule in the e-graph.
 //!
-//! In: a rule's patterns and an e-graph. Out: matches, each with what every variable stands for. Written here
-//! because `egg`'s own patterns cannot say alternatives, typed positions, optional and variadic operands, constants
-//! by value, lists of attributes and several roots. Holds always: a match binds every variable that occurs in the
-//! pattern; commutative operands are tried in both orders; the second and later roots are looked for among the
-//! parents of what is bound already, never among all classes if they share a variable; a search that stops at a
-//! limit says so, and the next search goes on behind it.
+//! In: a rule's patterns and an e-graph. Out: matches, each with the bindings of all variables. The
+//! matcher is our own because `egg`'s patterns cannot express alternatives, typed positions,
+//! optional and variadic operands, constants by value, attribute lists and several roots.
+//!
+//! Invariant: a match binds every variable that occurs in the pattern. Commutative operands are
+//! tried in both orders. If roots share a variable, the second and later roots are searched among
+//! the parents of bound classes, never among all classes. A search that stops at a limit reports
+//! it, and the next search resumes after it.
 
 pub mod applied;
 mod attributes;
@@ -45,35 +47,35 @@ use super::analysis::EGraph;
 use super::analysis::{Sort, has_several_results};
 use super::language::{Discriminant, Node, Payload};
 
-/// How much one search may do.
+/// Limits of one search.
 #[derive(Clone, Copy, Debug)]
 pub struct SearchLimits {
-    /// Matches at most.
+    /// Maximum number of matches.
     pub matches: usize,
-    /// Steps at most.
+    /// Maximum number of steps.
     pub steps: usize,
 }
 
-/// What a search found.
+/// The result of a search.
 #[derive(Debug, Default)]
 pub struct Found {
-    /// The matches, each once.
+    /// The matches, deduped.
     pub matches: Vec<Match>,
     /// True if a limit ended the search.
     pub capped: bool,
-    /// Where to start the next one.
+    /// Where the next search starts.
     pub resume: usize,
-    /// Steps that it took.
+    /// Steps taken.
     pub steps: usize,
 }
 
-/// A rule made ready for searching.
+/// A rule prepared for searching.
 pub struct Searchable<'r> {
     /// The rule.
     pub rule: &'r Rule,
-    /// True if scalars in the pattern are those of terms.
+    /// True if scalars in the pattern are those of terms, not of tensors.
     pub terms: bool,
-    /// What was worked out before.
+    /// Analyses that do not depend on the e-graph.
     pub prepared: &'r Prepared,
 }
 
@@ -85,14 +87,14 @@ enum Goal<'r, 'e> {
         context: Position,
     },
     Attr(Attribute<'r, 'e>),
-    /// These terms of a sum stand for that class, or in its operands.
+    /// Match this set of a sum's terms with the class as a whole or with its operands.
     Deal {
         job: Rc<Job<'r>>,
         set: Set,
         class: Id,
         depth: usize,
     },
-    /// All terms of that sum are dealt out.
+    /// All terms of that sum have been assigned.
     Dealt {
         job: Rc<Job<'r>>,
     },
@@ -102,7 +104,7 @@ enum Goal<'r, 'e> {
     },
 }
 
-/// Where a pattern stands.
+/// The context of a pattern.
 #[derive(Clone, Copy)]
 enum Position {
     Tensor,
@@ -110,14 +112,15 @@ enum Position {
     Term(Option<Id>),
 }
 
-/// What is to be matched, first things first: the place of the first one in [`Matcher::goals`], which knows the next one. Lists
-/// share their ends. Who adds goals takes them off again once all ways of matching them have been tried.
+/// What remains to be matched, in order: the index of the first goal in [`Matcher::goals`], which
+/// holds the index of the next. Lists share their tails. Code that pushes goals pops them once all
+/// ways of matching them have been tried.
 type Goals = Option<usize>;
 
 type Flow = ControlFlow<()>;
 const ON: Flow = ControlFlow::Continue(());
 
-/// A wanted value, and the attribute that should have it.
+/// An expected value, and the attribute that should equal it.
 type Deferred<'r, 'e> = (&'r AExpr, Attribute<'r, 'e>);
 
 struct Matcher<'r, 'e, 'f, H: Host> {
@@ -127,13 +130,13 @@ struct Matcher<'r, 'e, 'f, H: Host> {
     values: Bindings,
     roots: Vec<Id>,
     nodes: Vec<&'e Node>,
-    /// Each with what comes after it.
+    /// Each goal with its continuation.
     goals: Vec<(Goal<'r, 'e>, Goals)>,
-    /// The sums that are being matched, innermost last.
+    /// The sums being matched, innermost last.
     dealt: Vec<Dealt>,
-    /// Sums to be made when the match is applied.
+    /// Sums to build when the match is applied.
     pending: Vec<Pending>,
-    /// Attributes that may use what is bound further on.
+    /// Attributes that may use variables bound later.
     deferred: Vec<Deferred<'r, 'e>>,
     progress: usize,
     steps: usize,
@@ -143,7 +146,7 @@ struct Matcher<'r, 'e, 'f, H: Host> {
     emit: &'f mut dyn FnMut(&Bound<'_>) -> Flow,
 }
 
-/// All that a match binds, as the matcher holds it.
+/// The bindings of a match, in the form the matcher holds them.
 struct Bound<'m> {
     roots: &'m [Id],
     slots: &'m [Slot],
@@ -156,7 +159,7 @@ impl Bound<'_> {
     fn to_match(&self) -> Match {
         Match {
             roots: self.roots.to_vec(),
-            // What only other alternatives bind is absent.
+            // Variables that only other alternatives bind are absent.
             slots: self.slots.iter().map(|s| if *s == Slot::Unbound { Slot::Absent } else { s.clone() }).collect(),
             values: self.values.clone(),
             nodes: self.nodes.iter().map(|n| (*n).clone()).collect(),
@@ -165,8 +168,8 @@ impl Bound<'_> {
     }
 }
 
-/// Finds matches that are not in `done`. The search starts at class number `start` of the candidates, so that a
-/// capped search is followed by one of the rest.
+/// Finds matches that are not in `done`. The search starts at candidate class number `start`, so
+/// that a capped search can be resumed.
 pub fn search(
     egraph: &View<'_>,
     what: &Searchable<'_>,
@@ -201,7 +204,7 @@ pub fn search(
     for i in 0..n {
         let at = (start + i) % n;
         if matcher.root(candidates[at]).is_break() {
-            // Not everything was seen: begin here the next time.
+            // Not all classes were visited: resume here.
             found.capped = true;
             found.resume = at;
             break;
@@ -212,8 +215,8 @@ pub fn search(
     found
 }
 
-/// All ways in which one pattern holds at a class, standing in the term of the op in class `of`: what its variables
-/// stand for, given what they stand for already.
+/// All matches of one pattern at a class that stands in the term of the op in class `of`, given the
+/// present bindings.
 pub fn match_term(
     egraph: &EGraph,
     (rule, prepared): (&Rule, &Prepared),
@@ -237,7 +240,7 @@ pub fn match_term(
     found
 }
 
-/// All ways in which a rule's left side, of one root, holds at a value.
+/// All matches at a value of a rule with one root.
 pub fn match_at<H: Host>(host: &H, what: &Searchable<'_>, value: Id, steps: usize) -> Vec<Match> {
     let mut found = Vec::new();
     let mut emit = |m: &Bound<'_>| {
@@ -249,7 +252,7 @@ pub fn match_at<H: Host>(host: &H, what: &Searchable<'_>, value: Id, steps: usiz
     found
 }
 
-/// Discriminants of the nodes that a pattern's top may be; `None` for any.
+/// The discriminants that the top node of a pattern may have; `None` for any.
 pub fn heads(program: &Program, pat: &Pat, terms: bool, out: &mut Option<Vec<Discriminant>>) {
     match pat {
         Pat::Node(n) => match (head_discriminant(program, n.head, terms), out.as_mut()) {
@@ -262,13 +265,14 @@ pub fn heads(program: &Program, pat: &Pat, terms: bool, out: &mut Option<Vec<Dis
     }
 }
 
-/// True for a node that needs its own class, such as `x + 0` once it is one with `x`: no graph can have it, and what would be
-/// said through it could be said again of the result, for ever.
+/// True for a node that has its own class as a child, such as `x + 0` once it equals `x`. No graph
+/// can contain it, and a rule that matched through it could match its own result again, without
+/// end.
 fn is_circular(node: &Node, class: Id) -> bool {
     node.children.contains(&class)
 }
 
-/// What the classes that hold such a node are looked up by; `None` if they may hold any.
+/// The discriminant by which classes with that head are looked up; `None` if any class may hold it.
 fn head_discriminant(program: &Program, head: Head, terms: bool) -> Option<Discriminant> {
     Some(match head {
         Head::Region(_) => return None,
@@ -310,11 +314,11 @@ impl<'r, 'e, 'f, H: Host> Matcher<'r, 'e, 'f, H> {
         }
     }
 
-    /// Tries the next root at a class.
+    /// Tries to match the next root at a class.
     fn root(&mut self, class: Id) -> Flow {
         let Some(pat) = self.what.rule.lhs.get(self.roots.len()) else { return ON };
         let class = self.host.find(class);
-        // Distinct roots are distinct values, and of equal patterns one order is enough.
+        // Distinct roots are distinct values, and for equal patterns one order is enough.
         let clash = if self.what.prepared.symmetric {
             self.roots.last().is_some_and(|r| class <= *r)
         } else {
@@ -325,7 +329,7 @@ impl<'r, 'e, 'f, H: Host> Matcher<'r, 'e, 'f, H> {
         }
         let context = if self.what.terms { Position::Term(None) } else { Position::Tensor };
         self.count_step()?;
-        // Most classes are something else.
+        // Rejects most classes early.
         let demand = self.what.prepared.demands.get(self.roots.len());
         if self.probe.is_none() && demand.is_some_and(|d| !self.host.may_hold(class, d)) {
             return ON;
@@ -336,25 +340,25 @@ impl<'r, 'e, 'f, H: Host> Matcher<'r, 'e, 'f, H> {
         flow
     }
 
-    /// Puts a goal before others.
+    /// Pushes a goal before others.
     fn push(&mut self, goal: Goal<'r, 'e>, next: Goals) -> Goals {
         self.goals.push((goal, next));
         Some(self.goals.len() - 1)
     }
 
-    /// Goes on with goals that were added when there were `mark` of them, and takes them off.
+    /// Solves the goals, then pops those above `mark`.
     fn solve_and_forget(&mut self, goals: Goals, mark: usize) -> Flow {
         let flow = self.solve(goals);
         self.goals.truncate(mark);
         flow
     }
 
-    /// Facts of what is bound so far.
+    /// Facts about the present bindings.
     fn facts(&self) -> impl Facts {
         self.host.facts(&self.slots)
     }
 
-    /// The value of an attribute expression, as far as it is bound.
+    /// The value of an attribute expression, if the present bindings determine it.
     fn eval(&self, expr: &AExpr) -> Option<AttrValue> {
         typing::eval(expr, &self.values, &self.facts())
     }
@@ -364,7 +368,7 @@ impl<'r, 'e, 'f, H: Host> Matcher<'r, 'e, 'f, H> {
         self.host.type_of(class)
     }
 
-    /// Counts what was done, up to the limit.
+    /// Counts a step, up to the limit.
     fn count_step(&mut self) -> Flow {
         self.steps += 1;
         self.capped |= self.steps > self.limit;
@@ -390,7 +394,8 @@ impl<'r, 'e, 'f, H: Host> Matcher<'r, 'e, 'f, H> {
         flow
     }
 
-    /// All patterns so far hold: the next root, or the attributes that had to wait, or a match.
+    /// All patterns so far match: continue with the next root, then the deferred attributes, then
+    /// report the match.
     fn next_root(&mut self) -> Flow {
         if self.roots.len() < self.what.rule.lhs.len() {
             for class in self.next_candidates() {
@@ -493,7 +498,7 @@ impl<'r, 'e, 'f, H: Host> Matcher<'r, 'e, 'f, H> {
         if let Head::Region(v) = n.head {
             return self.region(v, n, class, context, next);
         }
-        // Most classes are something else.
+        // Rejects most classes early.
         if self.probe.is_none() && !self.holds(n.head, class, context) {
             return ON;
         }
@@ -503,7 +508,7 @@ impl<'r, 'e, 'f, H: Host> Matcher<'r, 'e, 'f, H> {
         }
     }
 
-    /// Whether a class holds a node of that head.
+    /// Whether a class holds a node with that head.
     fn holds(&self, head: Head, class: Id, context: Position) -> bool {
         let terms = matches!(context, Position::Term(_));
         match head_discriminant(self.host.program(), head, terms) {
@@ -512,8 +517,8 @@ impl<'r, 'e, 'f, H: Host> Matcher<'r, 'e, 'f, H> {
         }
     }
 
-    /// False if a guard that asks about this variable alone does not hold. Who asks why a rule does not fire wants to see
-    /// the guard fail, so then all matches are found.
+    /// False if a guard on this variable alone does not hold. A probe (for `--why-not`) has to see
+    /// the guard fail, so it skips this check.
     fn may_be(&self, var: VarId) -> bool {
         let early = match self.what.prepared.early.get(var.index()) {
             Some(early) if !early.is_empty() && self.probe.is_none() => early,
@@ -524,8 +529,8 @@ impl<'r, 'e, 'f, H: Host> Matcher<'r, 'e, 'f, H> {
         early.iter().all(|g| typing::eval(g, &nothing, &facts) == Some(AttrValue::Bool(true)))
     }
 
-    /// False if a guard that asks about bound tensors does not hold. What is bound to sums that are yet to be made is asked
-    /// when they are.
+    /// False if a guard on bound tensors does not hold. Guards on pending sums are checked when the
+    /// sums are built.
     fn may_match(&self) -> bool {
         let late = &self.what.prepared.late;
         if late.is_empty() || !self.pending.is_empty() || self.probe.is_some() {
@@ -542,9 +547,11 @@ impl<'r, 'e, 'f, H: Host> Matcher<'r, 'e, 'f, H> {
         let mut met = false;
         for node in host.nodes(class).iter().filter(|n| !is_circular(n, class)) {
             let (node, op_class) = match (node.payload, n.head) {
-                // A result of an op with several: the op's own nodes are in the child's class.
+                // A result of an op with several results: the op's own nodes are in the child's
+                // class.
                 (Payload::Output(i), Head::Op(_)) if i == n.output => {
-                    // The result is matched too: a rule that gives back what the op was made of leaves nothing else.
+                    // The result counts as matched too: a rule that returns one of the op's
+                    // operands leaves nothing else.
                     self.nodes.push(node);
                     for inner in host.nodes(node.children[0]) {
                         if self.head_matches(n.head, inner.payload, context) {
@@ -577,8 +584,8 @@ impl<'r, 'e, 'f, H: Host> Matcher<'r, 'e, 'f, H> {
         }
     }
 
-    /// `row`, `col` and `full` are ways of reading a tensor that its type shows: a plain `in(t)` of a vector along
-    /// the last axis is a `row`.
+    /// `row`, `col` and `full` are ways of reading a tensor that its type determines: a plain
+    /// `in(t)` of a vector along the last axis is a `row`.
     fn view_matches(&self, head: Head, node: &Node, context: Position) -> bool {
         let (Head::In(want), Payload::In(have)) = (head, node.payload) else { return true };
         if want == have || want == InView::Broadcast {
@@ -591,7 +598,7 @@ impl<'r, 'e, 'f, H: Host> Matcher<'r, 'e, 'f, H> {
         view_fits(want, have, t, &out.shape)
     }
 
-    /// Attributes first, as they decide at once, then the operands in the orders that are equal.
+    /// Attributes first, as they decide at once; then the operands in every equivalent order.
     fn operands(&mut self, n: &'r NodePat, node: &'e Node, class: Id, context: Position, next: Goals) -> Flow {
         let children = &node.children;
         let enough = match n.rest {
@@ -637,7 +644,7 @@ impl<'r, 'e, 'f, H: Host> Matcher<'r, 'e, 'f, H> {
         ON
     }
 
-    /// Where the operands of a head stand.
+    /// The context of the operands of a head.
     fn inside(&self, head: Head, operand: usize, class: Id, context: Position) -> Position {
         match head {
             Head::Op(op) if self.host.takes_term(op, operand) => Position::Term(Some(class)),

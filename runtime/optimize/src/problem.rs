@@ -1,17 +1,17 @@
-//! What is to be chosen: classes, their nodes with costs, and the classes that are wanted.
+//! The extraction problem: classes, their nodes with costs, and the roots.
 //!
-//! In: nodes, class by class. Out: numbers in flat tables, since an optimisation builds one after every stage. Apart from
-//! e-graphs, so that extraction is compared with brute force on small random problems. Holds always: the children of a
-//! node are classes, each named once.
+//! In: nodes, class by class. Out: numbers in flat tables, since an optimisation builds one after
+//! every stage. Independent of e-graphs, so that tests can compare extraction with brute force on
+//! small random problems. Invariant: the children of a node are classes, without duplicates.
 
 use std::cell::Cell;
 
 /// A node of a class.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Candidate {
-    /// What it costs by itself.
+    /// Its own cost, without children.
     pub cost: u64,
-    /// Where its children begin and end in the problem's table.
+    /// The range of its children in the problem's table.
     first: u32,
     end: u32,
 }
@@ -19,19 +19,19 @@ pub struct Candidate {
 /// Costs at or above this count as impossible.
 pub const IMPOSSIBLE: u64 = u64::MAX / 4;
 
-/// A node for each class, by its place in the class; classes that cannot be given have none.
+/// The index of the chosen node in each class; `None` for classes that cannot be extracted.
 pub type Choice = Vec<Option<u32>>;
 
-/// Classes, their nodes, and what is wanted.
+/// Classes, their nodes, and the roots.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Problem {
-    /// Classes that must be given.
+    /// Classes that must be extracted.
     pub roots: Vec<u32>,
-    /// Where the nodes of each class begin, and behind the last class where the next begins.
+    /// The first node of each class; the last entry is the end of the last class.
     first: Vec<u32>,
     nodes: Vec<Candidate>,
     children: Vec<u32>,
-    /// Classes that walks of the searches for a choice came by.
+    /// Number of classes that the walks of extraction visited.
     walked: Cell<usize>,
 }
 
@@ -42,7 +42,7 @@ impl Default for Problem {
 }
 
 impl Problem {
-    /// Empty, with room for so many classes and nodes.
+    /// An empty problem, with capacity for so many classes and nodes.
     pub fn with_capacity(classes: usize, nodes: usize) -> Problem {
         let mut first = Vec::with_capacity(classes + 1);
         first.push(0);
@@ -50,7 +50,7 @@ impl Problem {
         Problem { roots: Vec::new(), first, nodes, children, walked: Cell::new(0) }
     }
 
-    /// One more node of the class that is being made. Children may be named more than once.
+    /// Adds a node to the open class. Duplicate children are allowed.
     pub fn add_node(&mut self, cost: u64, children: impl IntoIterator<Item = u32>) {
         let first = self.children.len();
         self.children.extend(children);
@@ -67,7 +67,7 @@ impl Problem {
         self.nodes.push(Candidate { cost, first: first as u32, end: self.children.len() as u32 });
     }
 
-    /// Ends the class that is being made, and begins the next.
+    /// Closes the open class and opens the next.
     pub fn end_class(&mut self) {
         self.first.push(self.nodes.len() as u32);
     }
@@ -77,7 +77,7 @@ impl Problem {
         self.walked.set(self.walked.get() + 1);
     }
 
-    /// Steps of the walks so far.
+    /// Number of steps of walks so far.
     pub fn walked(&self) -> usize {
         self.walked.get()
     }
@@ -97,7 +97,7 @@ impl Problem {
         self.nodes.len()
     }
 
-    /// Where the nodes of a class stand among all nodes.
+    /// The range of a class's nodes among all nodes.
     pub fn range(&self, class: usize) -> std::ops::Range<usize> {
         self.first[class] as usize..self.first[class + 1] as usize
     }
@@ -112,7 +112,7 @@ impl Problem {
         choice[class].map(|i| &self.class(class)[i as usize])
     }
 
-    /// Classes that a node needs, each once.
+    /// The distinct classes that a node needs.
     pub fn children(&self, node: &Candidate) -> &[u32] {
         &self.children[node.first as usize..node.end as usize]
     }
@@ -127,18 +127,20 @@ impl Problem {
         }
     }
 
-    /// What a choice costs: the nodes that the roots need, each once. `None` if a root is not given or the choice is cyclic.
+    /// The cost of a choice: the nodes that the roots need, each once. `None` if a root has no node
+    /// or the choice is cyclic.
     pub fn cost(&self, choice: &Choice) -> Option<u64> {
         Some(self.cost_of(&self.order(choice)?, choice))
     }
 
-    /// What the chosen nodes of these classes cost.
+    /// The cost of the chosen nodes of these classes.
     pub fn cost_of(&self, order: &[u32], choice: &Choice) -> u64 {
         let costs = order.iter().filter_map(|c| self.chosen(choice, *c as usize)).map(|n| n.cost);
         costs.fold(0, u64::saturating_add)
     }
 
-    /// Classes that the roots need under a choice, children first. `None` if it is cyclic or not complete.
+    /// Classes that the roots need under a choice, children first. `None` if it is cyclic or
+    /// incomplete.
     pub fn order(&self, choice: &Choice) -> Option<Vec<u32>> {
         #[derive(Clone, Copy, PartialEq)]
         enum Mark {
@@ -148,7 +150,7 @@ impl Problem {
         }
         let mut marks = vec![Mark::New; self.len()];
         let mut order = Vec::with_capacity(self.len());
-        // Classes that are open, and which of their node's children come next.
+        // Open classes, each with the range of its node's remaining children.
         let mut stack: Vec<(u32, u32, u32)> = Vec::new();
         let open = |class: u32| self.chosen(choice, class as usize).map(|n| (class, n.first, n.end));
         for root in &self.roots {

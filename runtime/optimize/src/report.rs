@@ -1,7 +1,7 @@
-//! What optimising did, as data and as text.
+//! Reports what an optimisation did, as data and as text.
 //!
-//! In: what a session recorded. Out: a [`Report`]. Holds always: launches are those of the plans; they stand in a report
-//! only if they were counted.
+//! In: the record of a session. Out: a [`Report`]. Invariant: launches are counted on plans; a
+//! report has them only if they were counted.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -18,24 +18,25 @@ use hypatia_graph::{Graph, NodeId, NodeKind};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Stop {
-    /// Nothing more could fire.
+    /// No rule changes anything any more.
     Saturated,
-    /// The ruleset's own number of iterations.
+    /// The ruleset's own limit on iterations.
     Iterations,
-    /// The budget of nodes.
+    /// The node budget.
     Nodes,
-    /// The budget of work: nodes looked through, steps of matching, and matches applied.
+    /// The work budget: nodes visited, steps of matching, and matches applied.
     Work,
-    /// The wall-clock backstop. It depends on how fast and busy the machine is, and so does the result.
+    /// The wall-clock backstop. It depends on the speed and load of the machine, and so does the
+    /// result.
     Time,
-    /// The budget of memory.
+    /// The memory budget.
     Memory,
     /// A search was cut short and found nothing new.
     Search,
 }
 
 impl Stop {
-    /// Whether there may be more to do.
+    /// Whether the stage may have missed matches.
     pub fn cut_short(self) -> bool {
         !matches!(self, Stop::Saturated | Stop::Iterations)
     }
@@ -55,69 +56,70 @@ impl fmt::Display for Stop {
     }
 }
 
-/// One stage: a ruleset run once.
+/// One stage: one run of a ruleset.
 #[derive(Clone, Debug, Serialize)]
 pub struct Stage {
     /// The ruleset.
     pub ruleset: String,
-    /// Which round, from 1: the stages are run again after uses were recounted.
+    /// The round, from 1: stages rerun after uses were recounted.
     pub round: usize,
     /// Iterations.
     pub iterations: usize,
-    /// Times a rule changed something.
+    /// Number of rule applications that changed something.
     pub fired: usize,
-    /// Nodes of the e-graph at its end.
+    /// Number of e-nodes at its end.
     pub nodes: usize,
-    /// Classes of the e-graph at its end.
+    /// Number of e-classes at its end.
     pub classes: usize,
-    /// Steps of work: of matching, and for each match that was applied as many as take as long.
+    /// Steps of work: of matching, plus an equivalent number for each match applied.
     pub steps: usize,
-    /// Nodes of the e-graph that were looked through, all iterations together.
+    /// Number of e-nodes visited in all iterations.
     pub looked_through: usize,
     /// Milliseconds.
     pub millis: f64,
     /// Why it ended.
     pub stop: Stop,
-    /// Where it was cut short, the rules that fired most often, and how often.
+    /// If it was cut short, the rules that fired most often, and how often.
     pub busiest: Vec<(String, usize)>,
 }
 
 /// A node whose kernel depends on sizes that are not known yet.
 #[derive(Clone, Debug, Serialize)]
 pub struct Open {
-    /// Its name, or that of its value.
+    /// The name of the node or of its value.
     pub node: String,
-    /// What may compute it, best first: the first whose guards hold on the sizes of a run does.
+    /// The kernels that may compute it, best first. A run uses the first whose guards hold for its
+    /// sizes.
     pub kernels: Vec<String>,
 }
 
 /// A rule that fired.
 #[derive(Clone, Debug, Serialize)]
 pub struct Firing {
-    /// The rule's whole name.
+    /// The full name of the rule.
     pub rule: String,
-    /// The name as written, without the family's choice.
+    /// The name as written, without the member of its family.
     pub base: String,
-    /// Names of the nodes whose values the roots are or, if they are none, of one that it matched; empty inside an
-    /// epilogue.
+    /// Names of the nodes whose values are the roots; if there are none, the name of one node that
+    /// it matched. Empty inside an epilogue.
     pub nodes: Vec<String>,
-    /// True if the optimised graph owes something to it.
+    /// True if the optimised graph depends on it.
     pub kept: bool,
 }
 
-/// A graph in numbers.
+/// Statistics of a graph.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Summary {
     /// Nodes that compute something: neither inputs, constants nor views.
     pub ops: usize,
-    /// Estimated time in microseconds, each node a kernel of its own.
+    /// Estimated time in microseconds, with one kernel for each node.
     pub micros: f64,
     /// How often each op and scalar occurs.
     pub counts: BTreeMap<String, usize>,
 }
 
 impl Summary {
-    /// Counts of a graph; `micros` is the cost that the caller worked out.
+    /// Statistics of a graph; the caller supplies the cost as `micros`.
     pub(super) fn of(graph: &Graph, micros: f64) -> Summary {
         let mut constant = vec![false; graph.nodes.len()];
         let mut counts = BTreeMap::new();
@@ -139,48 +141,48 @@ impl Summary {
     }
 }
 
-/// Launches of a model before and after optimising, as the plans have them.
+/// Launches of a model's plans before and after optimisation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Launches {
-    /// Of the graph as given, each pointwise node by itself.
+    /// Of the given graph, without clustering of pointwise nodes.
     pub before: usize,
-    /// Of what is run instead.
+    /// Of the optimised graph.
     pub after: usize,
 }
 
 /// The report of one optimisation.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
-    /// The device's profile.
+    /// The device profile.
     pub device: String,
-    /// The graph as given, defined ops replaced by their bodies.
+    /// The given graph, with defined ops inlined.
     pub before: Summary,
-    /// The graph that was chosen.
+    /// The optimised graph.
     pub after: Summary,
-    /// Launches of the plans of both, if they were counted: `pipeline::count_launches`.
+    /// Launches of both plans, if they were counted: `pipeline::count_launches`.
     pub launches: Option<Launches>,
-    /// The fused kernels of the graph that was chosen, equal ones once, if they were counted likewise: what an exported
-    /// model has as functions.
+    /// The fused kernels of the optimised graph, deduped, if they were counted in the same way. An
+    /// exported model has them as functions.
     pub fusions: Option<Vec<Fusion>>,
-    /// Nodes of the graph that was chosen whose kernel depends on sizes that are not known yet.
+    /// Nodes of the optimised graph whose kernel depends on sizes that are not known yet.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub open: Vec<Open>,
     /// Every stage.
     pub stages: Vec<Stage>,
-    /// Every firing, those that the result owes something to first.
+    /// Every firing, those that the result depends on first.
     pub firings: Vec<Firing>,
-    /// Rules that were rejected where they matched, and the like.
+    /// Warnings, such as rules that were rejected where they matched.
     pub warnings: Vec<String>,
-    /// Steps of the searches for the cheapest graph.
+    /// Steps of extraction.
     pub extraction_steps: usize,
     /// Milliseconds of extraction.
     pub extraction_millis: f64,
-    /// Milliseconds in all.
+    /// Milliseconds in total.
     pub millis: f64,
 }
 
 impl Report {
-    /// True if a rule of that name, whole or as written, has a part in the result.
+    /// True if the result depends on a rule with that full or written name.
     pub fn fired(&self, rule: &str) -> bool {
         self.firings.iter().any(|f| f.kept && (f.rule == rule || f.base == rule))
     }
@@ -193,7 +195,7 @@ impl Report {
 
 /// At most this many places are printed for one rule.
 const MAX_PLACES: usize = 12;
-/// The place of what matched no value of the model: an epilogue, or a node that is in no model.
+/// The place of a match without a value of the model: an epilogue, or a node that a rule made.
 pub(super) const WRITTEN: &str = "what rules wrote";
 /// Places are wrapped at this column.
 const WIDTH: usize = 110;
@@ -247,7 +249,7 @@ impl Report {
         Ok(())
     }
 
-    /// What fired and has a part in the result, and where.
+    /// The rules that the result depends on, and where they fired.
     fn show_rules(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut by_rule: Vec<(&str, Vec<String>)> = Vec::new();
         for firing in self.firings.iter().filter(|f| f.kept) {
@@ -301,7 +303,7 @@ impl Report {
         Ok(())
     }
 
-    /// Kernels that are chosen when sizes are known.
+    /// Kernels that are chosen once sizes are known.
     fn show_open(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.open.is_empty() {
             return Ok(());
@@ -335,7 +337,7 @@ fn place(f: &Firing) -> String {
     if f.nodes.is_empty() { WRITTEN.to_string() } else { f.nodes.join(" and ") }
 }
 
-/// Words of a list in lines of at most so many characters, unless one word is longer.
+/// Wraps the words of a list at that width, unless one word is longer.
 fn wrapped(text: &str, width: usize) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for word in text.split(' ') {

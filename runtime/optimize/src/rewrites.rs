@@ -1,8 +1,8 @@
-//! Rules of a Program, ready to be searched and applied.
+//! Compiled rules of a Program, ready to be searched and applied.
 //!
 //! In: a Program. Out: its rules, for the optimiser's own loop and, through `adapter`, for `egg`'s.
-//! Holds always: a compiled rule never changes; a rule whose head occurs nowhere in the graph is
-//! left out; a pointwise rule stands here twice, for tensors and for terms.
+//! Invariant: a compiled rule never changes. A rule is left out if its head occurs nowhere in the
+//! graph. A pointwise rule is compiled twice, for tensors and for terms.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -20,8 +20,8 @@ use super::language::Discriminant;
 use super::matcher::prepare::Prepared;
 use super::matcher::{Changes, Found, Match, SearchLimits, Searchable, View, search};
 
-/// A rule, lowered to one of the two sorts: what the optimiser runs, and what `hypatia_rules!`
-/// gives out. It never changes; what its searches remember stands in [`SearchState`].
+/// A rule compiled for tensors or for terms: what the optimiser runs and what `hypatia_rules!`
+/// returns. It is immutable; the state of its searches is in [`SearchState`].
 pub struct CompiledRule {
     program: Arc<Program>,
     /// Which rule.
@@ -32,26 +32,26 @@ pub struct CompiledRule {
     policy: Policy,
 }
 
-/// What searches remember from one iteration to the next, and what they ask besides the e-graph.
+/// The state that searches keep between iterations, and the inputs they have besides the e-graph.
 #[derive(Debug, Default)]
 pub struct SearchState {
     /// The extracted graph.
     pub candidate: Candidate,
-    /// What stands below each class.
+    /// The label filter of each class.
     pub below: BelowAll,
-    /// How far each rule has come.
+    /// The progress of each rule.
     pub progress: FxHashMap<RuleKey, Progress>,
 }
 
 /// A rule, and whether it rewrites terms.
 pub type RuleKey = (RuleId, bool);
 
-/// How far one rule has come.
+/// The progress of one rule.
 #[derive(Debug, Default)]
 pub struct Progress {
-    /// Fingerprints of matches that need not be looked at again.
+    /// Fingerprints of matches that need not be checked again.
     done: FxHashSet<u64>,
-    /// Where a capped search goes on.
+    /// Where a capped search resumes.
     resume: usize,
 }
 
@@ -64,28 +64,28 @@ impl CompiledRule {
         &self.program.rules[self.id.index()]
     }
 
-    /// The rule's name; a pointwise rule has one for tensors and one for terms.
+    /// The rule's name; a pointwise rule has a different name for terms.
     pub fn name(&self) -> String {
         let name = &self.rule().name;
         if self.terms { format!("{name} (in epilogues)") } else { name.clone() }
     }
 
-    /// What its progress is kept under.
+    /// The key of its progress.
     pub fn key(&self) -> RuleKey {
         (self.id, self.terms)
     }
 
-    /// What was worked out for searching it.
+    /// Its precomputed search properties.
     pub fn prepared(&self) -> &Prepared {
         &self.prepared
     }
 
-    /// The rule as what is searched for.
+    /// The rule as input of a search.
     pub fn searchable(&self) -> Searchable<'_> {
         Searchable { rule: self.rule(), terms: self.terms, prepared: &self.prepared }
     }
 
-    /// Matches that were not applied yet; with `changes`, those near what changed.
+    /// Matches that were not applied yet; with `changes`, only those near a change.
     pub fn find(
         &self,
         egraph: &View<'_>,
@@ -102,8 +102,8 @@ impl CompiledRule {
         found
     }
 
-    /// Applies a match, while the e-graph has fewer than `limit` nodes. What can never be applied,
-    /// or was, is not found again.
+    /// Applies a match, as long as the e-graph has fewer than `limit` nodes. A match that was
+    /// applied, or never can be, is not found again.
     pub fn apply(
         &self,
         egraph: &mut EGraph,
@@ -116,7 +116,7 @@ impl CompiledRule {
         let result = settle(egraph, &mut m, limit)
             .and_then(|()| check(egraph, &search.candidate, self.rule(), &mut m, self.policy))
             .and_then(|()| apply(egraph, self.rule(), self.terms, &m, limit));
-        // Facts grow and uses are counted anew, so a guard may hold later; types, claims and
+        // Facts grow and uses are recounted, so a guard may hold later; types, rounding classes and
         // constants do not change.
         if matches!(result, Ok(_) | Err(Reject::Claim(_) | Reject::Type(_) | Reject::Lost(_))) {
             search.progress.entry(self.key()).or_default().done.insert(print);
@@ -125,19 +125,19 @@ impl CompiledRule {
     }
 }
 
-/// Which rules are taken.
+/// Which rules are used.
 #[derive(Clone, Debug, Default)]
 pub struct Selection {
-    /// Rules, families (`fuse::unary`) or rulesets that are left out.
+    /// Rules, families (`fuse::unary`) or rulesets that are disabled.
     pub disabled: HashSet<String>,
     /// Which approximations may fire.
     pub approx: Approx,
 }
 
-/// Applications in the left side of a rule at most: the matcher recurses once for each.
+/// Maximum number of applications in the left side of a rule: the matcher recurses once for each.
 const MAX_PATTERN: usize = 300;
 
-/// Rules that are left out because their pattern is too large to be matched.
+/// Rules that are left out because their pattern is too large to match.
 pub fn oversized(program: &Program) -> Vec<&Rule> {
     program.rules.iter().filter(|r| is_oversized(r)).collect()
 }
@@ -166,7 +166,7 @@ pub fn compile(
         let ruleset = program.rulesets.get(rule.ruleset.index()).map_or("", |r| r.name.as_str());
         let off =
             [rule.name.as_str(), rule.base_name.as_str(), ruleset].iter().any(|n| selection.disabled.contains(*n));
-        // Those about the terms of generated kernels wait for these.
+        // Rules on the terms of generated kernels run later, in the planner.
         if off
             || is_short(program, rule)
             || rule.lhs.is_empty()
@@ -192,11 +192,10 @@ pub fn compile(
     out
 }
 
-/// Heads that are present, or that rules may build whose own heads are.
+/// Heads that are present, or that a rule may build whose own heads are reachable.
 fn reachable_heads(program: &Program, present: &HashSet<Discriminant>) -> HashSet<Discriminant> {
     let mut have = present.clone();
-    // Any scalar may come to stand in an epilogue, and any result of an op with several may be
-    // asked for.
+    // Any scalar may end up in an epilogue, and any result of an op with several may be used.
     let as_call = |h: &Discriminant| if let Discriminant::Scalar(s) = h { Some(Discriminant::Call(*s)) } else { None };
     let calls: Vec<Discriminant> = have.iter().filter_map(as_call).collect();
     have.extend(calls);
@@ -205,7 +204,7 @@ fn reachable_heads(program: &Program, present: &HashSet<Discriminant>) -> HashSe
     loop {
         let before = (have.len(), open.len());
         open.retain(|i| {
-            // On terms a pointwise rule needs the calls of the same scalars: they are there if
+            // On terms a pointwise rule needs the calls of the same scalars: they are present if
             // these are.
             let fires = needs[*i].iter().all(|h| have.contains(h) || as_call(h).is_some_and(|c| have.contains(&c)));
             if fires {
@@ -226,7 +225,7 @@ fn built_heads(program: &Program, build: &Build, out: &mut HashSet<Discriminant>
                 Head::Scalar(s) => out.extend([Discriminant::Scalar(s), Discriminant::Call(s)]),
                 Head::Op(op) => {
                     out.insert(Discriminant::Output);
-                    // It may be unfolded; bodies are not recursive, and each op adds its own.
+                    // The op may be inlined; bodies are not recursive, and each op adds its own.
                     if out.insert(Discriminant::Op(op))
                         && let hypatia_dsl::ir::OpBody::Defined(bodies) = &program.op(op).body
                     {
@@ -236,7 +235,7 @@ fn built_heads(program: &Program, build: &Build, out: &mut HashSet<Discriminant>
                 Head::Acc => out.extend([Discriminant::Acc]),
                 Head::In(_) => out.extend([Discriminant::In]),
                 Head::TermCast => out.extend([Discriminant::TermCast]),
-                // The same functions as on the left side, which are there.
+                // The same functions as on the left side, which are present.
                 Head::Region(_) => out.extend([Discriminant::In]),
             }
             for arg in &n.args {
@@ -255,7 +254,7 @@ fn built_heads(program: &Program, build: &Build, out: &mut HashSet<Discriminant>
     }
 }
 
-/// The rules of a program: what `hypatia_rules!` gives out.
+/// The compiled rules of a program, as `hypatia_rules!` returns them.
 pub fn rewrites(program: &Arc<Program>) -> Vec<CompiledRule> {
     compile(program, None, &Selection::default())
 }

@@ -1,9 +1,10 @@
-//! Running rules to a fixpoint, stage by stage, within budgets.
+//! Equality saturation: runs rules to a fixpoint, stage by stage, within budgets.
 //!
-//! In: an e-graph, compiled rules, limits. Out: a bigger e-graph, why each stage ended, and a trace of what fired.
-//! Holds always: the limits are looked at before every node that is added, so that one application cannot pass
-//! them; a stage that was cut short never says that it is saturated; limits count work, so that the same model and rules
-//! give the same e-graph on any machine, unless the wall-clock backstop fires, which is then the reason of the stop.
+//! In: an e-graph, compiled rules, limits. Out: a larger e-graph, the reason why each stage ended,
+//! and a trace of what fired. Invariant: the limits are checked before every node that is added, so
+//! that one application cannot exceed them. A stage that was cut short never claims to be
+//! saturated. Limits count work, so that the same model and rules give the same e-graph on any
+//! machine, unless the wall-clock backstop fires, which is then reported as the reason.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -19,47 +20,51 @@ use super::matcher::{Changes, Match, SearchLimits, View};
 use super::report::Stop;
 use super::rewrites::{CompiledRule, SEARCH_LIMITS, SearchState};
 
-/// Bytes that a node of the e-graph takes, with its class, its entries in the tables, and the memory of matches.
+/// Estimated bytes of an e-node, with its class, its table entries, and the memory of matches.
 const BYTES_PER_NODE: usize = 600;
 
 /// Budgets of one stage.
 #[derive(Clone, Debug)]
 pub struct Budget {
-    /// Iterations at most.
+    /// Maximum number of iterations.
     pub iterations: Option<u32>,
-    /// Nodes at most.
+    /// Maximum number of nodes.
     pub nodes: usize,
-    /// Bytes at most.
+    /// Maximum number of bytes.
     pub memory: usize,
-    /// Nodes at most that are looked through, all iterations of a stage together.
+    /// Maximum number of nodes visited in all iterations of a stage.
     pub looked_through: usize,
-    /// Steps of work at most: of matching, and [`STEPS_OF_APPLICATION`] for each match that is applied.
+    /// Maximum number of steps of work: of matching, plus [`STEPS_OF_APPLICATION`] for each match
+    /// that is applied.
     pub steps: usize,
-    /// Matches and steps of one search at most, so that a rule with many matches does not starve the others.
+    /// Limits of one search, so that a rule with many matches does not starve the others.
     pub search: SearchLimits,
     /// The wall-clock backstop.
     pub deadline: Instant,
 }
 
-/// What applying a match counts, in steps of matching that take as long.
+/// The cost of applying a match, in steps of matching that take as long.
 pub const STEPS_OF_APPLICATION: usize = 50;
 
-/// The work of a run, in steps, at most: so much, and so much for each node of the graph. A BERT encoder of 12 layers takes
-/// 400 steps a node and a Llama of 80 layers takes 330, with the whole library; sound rules take as much on any graph.
+/// Maximum steps of work of a run: a constant plus a number for each node of the graph. With the
+/// whole library, a BERT encoder of 12 layers takes 400 steps a node and a Llama of 80 layers takes
+/// 330; sound rules take about as many on any graph.
 const STEPS: (usize, usize) = (20_000_000, 8_000);
-/// Nodes that are looked through in a stage at most, likewise: those models take 27 and 22 a node.
+/// Maximum number of nodes visited in a stage, in the same form: those models take 27 and 22 a
+/// node.
 const LOOKED_THROUGH: (usize, usize) = (500_000, 500);
-/// Matches that one search may find for each node of the graph, where that is more than [`SEARCH_LIMITS`] allow: each search
-/// looks through the whole e-graph, so that a number of them that grows with the graph would cost its square.
+/// Maximum number of matches of one search for each node of the graph, where that exceeds
+/// [`SEARCH_LIMITS`]. Each search visits the whole e-graph, so if the number of searches grew with
+/// the graph, the time would be quadratic.
 const MATCHES_OF_NODE: usize = 10;
-/// Steps that one search may take for each node of the graph, likewise.
+/// Maximum number of steps of one search for each node of the graph, in the same way.
 const SEARCH_STEPS_OF_NODE: usize = 500;
 
-/// What the wall-clock backstop is at most: clocks end somewhere.
+/// Maximum of the wall-clock backstop, which keeps clock arithmetic from overflowing.
 const LONGEST: Duration = Duration::from_secs(1 << 30);
 
 impl Budget {
-    /// The limits of a run over a graph of that many nodes, far above what sound rules need.
+    /// The limits of a run on a graph with that many nodes, far above what sound rules need.
     pub fn of_run(nodes: usize, options: &Options, started: Instant) -> Budget {
         let scaled = |(fixed, per_node): (usize, usize)| per_node.saturating_mul(nodes).saturating_add(fixed);
         Budget {
@@ -76,12 +81,13 @@ impl Budget {
         }
     }
 
-    /// A ruleset's own budget for a graph of `nodes` nodes, within the limits of the whole run. The e-graph has `present`
-    /// nodes, of which earlier stages of that ruleset added `added`: what others added is not counted against it.
+    /// A ruleset's own budget for a graph of `nodes` nodes, within the limits of the whole run. The
+    /// e-graph has `present` nodes, of which earlier stages of that ruleset added `added`. Nodes
+    /// that other rulesets added are not counted.
     pub fn of(ruleset: &RuleSetDef, nodes: usize, present: usize, added: usize, all: &Budget) -> Budget {
         let scaled = |(fixed, per_node): (u64, u64)| per_node.saturating_mul(nodes as u64).saturating_add(fixed);
         let own = scaled(ruleset.nodes);
-        // A ruleset without a budget of its own gets one that no sound ruleset needs.
+        // The default budget of a ruleset is more than a sound ruleset needs.
         let own = if own == 0 { 1000 + 200 * nodes as u64 } else { own };
         let own = usize::try_from(own).unwrap_or(usize::MAX).saturating_sub(added).saturating_add(present);
         let steps = ruleset.steps.map_or(usize::MAX, |s| usize::try_from(scaled(s)).unwrap_or(usize::MAX));
@@ -93,14 +99,14 @@ impl Budget {
     }
 }
 
-/// A firing, before names are put to it.
+/// A firing, before it gets names.
 #[derive(Clone, Debug)]
 pub struct Trace {
     /// The rule.
     pub rule: RuleId,
-    /// Whether its terms.
+    /// Whether the rule ran on its terms.
     pub terms: bool,
-    /// The classes of its roots then.
+    /// The classes of its roots at that time.
     pub roots: Vec<Id>,
     /// The nodes that it matched.
     pub matched: Vec<Node>,
@@ -108,21 +114,21 @@ pub struct Trace {
     pub built: Vec<Node>,
 }
 
-/// Traces that are kept.
+/// Maximum number of traces kept.
 const MAX_TRACES: usize = 200_000;
 
-/// What a stage did.
+/// The result of a stage.
 #[derive(Debug)]
 pub struct Ran {
     /// Iterations.
     pub iterations: usize,
-    /// Times a rule changed something.
+    /// Number of rule applications that changed something.
     pub fired: usize,
     /// Why it ended.
     pub stop: Stop,
     /// Steps of work.
     pub steps: usize,
-    /// Nodes that were looked through, all iterations together.
+    /// Number of nodes visited in all iterations.
     pub looked_through: usize,
 }
 
@@ -142,7 +148,7 @@ impl Rejections {
         self.by_rule.entry(rule).or_insert((0, reason)).0 += 1;
     }
 
-    /// One line a rule that has a name, in the rules' order.
+    /// One line for each rule that has a name, in the order of the rules.
     pub fn lines(&self, name: impl Fn(RuleId) -> Option<String>) -> Vec<String> {
         let mut all: Vec<_> = self.by_rule.iter().collect();
         all.sort_by_key(|(id, _)| **id);
@@ -155,11 +161,12 @@ impl Rejections {
     }
 }
 
-/// Searches that are cut short without finding anything new, one after the other, before a stage gives up.
+/// Number of consecutive searches that are cut short without finding anything new before a stage
+/// gives up.
 const MAX_IDLE_SEARCHES: usize = 20;
 
-/// Runs the rules until nothing changes or a budget is used up. Rules about any pointwise work wait until no other rule
-/// changes anything: what single steps build is theirs.
+/// Runs the rules until nothing changes or a budget is spent. Rules on arbitrary pointwise work
+/// wait until no other rule changes anything, since they match what the other rules build.
 pub fn run(
     egraph: &mut EGraph,
     rules: &[&CompiledRule],
@@ -185,7 +192,7 @@ pub fn run(
         let (now, seen_now) = if of_work { (&whole, &mut seen.whole) } else { (&steps, &mut seen.steps) };
         let Searched { found, capped, mut stop, steps } = search_all(egraph, now, budget, search, *seen_now, ran.steps);
         ran.steps += steps;
-        // What was searched whole need not be searched again.
+        // Regions that were searched completely need no second search.
         *seen_now = (!capped && stop.is_none()).then_some(log);
         let mut changed = 0;
         for (i, (rule, m)) in found.iter().enumerate() {
@@ -265,28 +272,28 @@ fn over(egraph: &EGraph, budget: &Budget, ran: &Ran) -> Option<Stop> {
     None
 }
 
-/// How far a set of rules has looked.
+/// How far a set of rules has searched.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Seen {
-    /// The lengths of the logs of touched and of reconsidered classes at the last search of all rules but those about any
-    /// pointwise work; `None` where not all was searched.
+    /// The lengths of the logs of touched and of reconsidered classes at the last search of all
+    /// rules except those on arbitrary pointwise work; `None` if that search was incomplete.
     pub steps: Option<(usize, usize)>,
-    /// The same of rules about any pointwise work.
+    /// The same for rules on arbitrary pointwise work.
     pub whole: Option<(usize, usize)>,
 }
 
-/// What a search of all rules found.
+/// The result of searching all rules.
 struct Searched<'r> {
     /// All new matches.
     found: Vec<(&'r CompiledRule, Match)>,
-    /// The search of a rule was cut short.
+    /// The search of some rule was cut short.
     capped: bool,
-    /// The work that the run may do is used up, or the backstop fired.
+    /// The run's work budget is spent, or the backstop fired.
     stop: Option<Stop>,
     steps: usize,
 }
 
-/// Searches every rule on the e-graph as it is, after so many steps of matching.
+/// Searches every rule on the present e-graph, after so many steps of matching.
 fn search_all<'r>(
     egraph: &EGraph,
     rules: &[&'r CompiledRule],

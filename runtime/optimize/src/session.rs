@@ -34,34 +34,34 @@ pub struct Candidates {
     pub cost: Cost,
 }
 
-/// Rounds of all stages at most; each recounts uses on the present candidate.
+/// Maximum number of rounds of all stages; each recounts uses on the present candidate.
 const MAX_ROUNDS: usize = 6;
 
-/// An optimisation under way.
+/// An optimisation in progress.
 pub struct Session<'a> {
     options: &'a Options,
-    /// The given graph, unfolded.
+    /// The given graph, inlined.
     pub graph: Graph,
     /// Its e-graph.
     pub entered: Entered,
     program: Arc<Program>,
-    /// What nodes cost, those that were costed before remembered.
+    /// The cost model, with cached node costs.
     model: CostModel,
     /// The rules that may fire.
     pub rules: Vec<CompiledRule>,
-    /// What searches remember and ask.
+    /// The state of searches: what they cache and query.
     pub search: SearchState,
     /// The present candidate.
     pub best: Candidates,
-    /// The chosen node of each class of the graph as given.
+    /// The chosen node of each class of the given graph.
     given: Vec<(Id, Node)>,
     before: Summary,
     stages: Vec<Stage>,
-    /// How far the rules of each ruleset have looked.
+    /// How far the rules of each ruleset have searched.
     seen: Vec<Seen>,
     /// How many nodes the rules of each ruleset have added.
     added: Vec<usize>,
-    /// What fired.
+    /// Every firing.
     pub traces: Vec<Trace>,
     rejections: Rejections,
     started: Instant,
@@ -71,7 +71,7 @@ pub struct Session<'a> {
 }
 
 impl<'a> Session<'a> {
-    /// Unfolds the graph and puts it into an e-graph.
+    /// Inlines the graph and inserts it into an e-graph.
     pub fn start(graph: &Graph, options: &'a Options, folder: &'static dyn ConstantFolder) -> Result<Session<'a>> {
         let started = Instant::now();
         let graph = graph.unfold()?.pruned();
@@ -142,17 +142,17 @@ impl<'a> Session<'a> {
         self.choose_finally();
     }
 
-    /// The cheapest graph that can be found, once nothing fires any more.
+    /// Extracts the final graph, once nothing fires any more.
     fn choose_finally(&mut self) {
         if let Err(e) = self.choose(true) {
             self.warnings.push(e.to_string());
         }
     }
 
-    /// One stage, and a new candidate if it fired. Returns how often it fired.
+    /// Runs one stage, and extracts a new candidate if it fired. Returns how often it fired.
     fn stage(&mut self, id: RuleSetId, round: usize, all: &mut Budget) -> usize {
-        // Where epilogues grow, identities on their terms hold too, whatever stage they were declared for: else
-        // `x = x * 1` among tensors would grow an epilogue without end.
+        // Stages that grow epilogues also run the identities on terms of every other stage:
+        // otherwise `x = x * 1` on tensors would grow an epilogue without end.
         let of_stage = |r: &&CompiledRule| self.program.rules[r.id.index()].ruleset == id;
         let mut own = self.rules.iter().filter(of_stage);
         let grows = own.any(|r| builds_terms(&self.program, &self.program.rules[r.id.index()]));
@@ -195,7 +195,8 @@ impl<'a> Session<'a> {
         ran.fired
     }
 
-    /// Chooses the cheapest graph and counts uses on it: by every means, or by improving the present one.
+    /// Extracts the cheapest graph, by full search or by improving the present candidate, and
+    /// counts uses on it.
     fn choose(&mut self, every_means: bool) -> Result<()> {
         let begun = Instant::now();
         let egraph = &self.entered.egraph;
@@ -225,8 +226,8 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// How many distinct consumers each class of the candidate has when it runs: what is constant is computed before. What a
-    /// term reads, its op consumes.
+    /// Counts the distinct consumers of each class of the candidate at run time; constants are
+    /// computed earlier. The op of a term consumes what the term reads.
     fn count_uses(&mut self) {
         let egraph = &self.entered.egraph;
         let mut uses: FxHashMap<Id, u32> = FxHashMap::default();
@@ -247,7 +248,7 @@ impl<'a> Session<'a> {
         self.search.candidate.replace(&self.best.order, uses, pointwise);
     }
 
-    /// The chosen graph and the report.
+    /// The optimised graph and the report.
     pub fn finish(mut self) -> Result<Optimized> {
         let leaver = Leaver {
             original: &self.graph,
@@ -255,7 +256,8 @@ impl<'a> Session<'a> {
             chosen: &self.best.chosen,
             order: &self.best.order,
         };
-        // What the e-graph gives must be a legal graph; if it is not, that is a bug, and the given graph stands.
+        // The extracted graph must be valid. If it is not, that is a bug, and the given graph is
+        // returned.
         let left = leaver.leave().and_then(|l| l.graph.validate().map(|()| l));
         let (graph, cost) = match left {
             Ok(left) => (left.graph, self.best.cost),
@@ -266,7 +268,7 @@ impl<'a> Session<'a> {
         };
         let cost = if cost == 0 { self.before.micros } else { micros(cost) };
         let mut warnings = std::mem::take(&mut self.warnings);
-        // The library's own rules are meant to be left where they do not fit.
+        // Rules of the library are expected to be rejected where they do not fit.
         let own = |id: RuleId| Some(&self.program.rules[id.index()]).filter(|r| !r.origin.is_embedded());
         warnings.extend(self.rejections.lines(|id| own(id).map(|r| r.name.clone())));
         warnings.extend(
@@ -292,7 +294,7 @@ impl<'a> Session<'a> {
         Ok(Optimized { graph, report })
     }
 
-    /// For each trace, whether the result owes something to it.
+    /// For each trace, whether the result depends on it.
     pub fn kept(&self) -> Vec<bool> {
         let egraph = &self.entered.egraph;
         let canonical = |n: &Node| n.clone().map_children(|c| egraph.find(c));
@@ -329,8 +331,9 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Traces, not kept so far, of rules that build nothing, as `x * 1 => x`, without which the result would compute more:
-    /// a node that they matched was asked for, and its class is needed and chosen to be another node.
+    /// Traces, not kept so far, of rules that build nothing, such as `x * 1 => x`, without which
+    /// the result would compute more: a node that they matched was asked for, and its class is
+    /// needed with another node chosen.
     fn spared(&self, kept: &[bool], asked_for: impl Fn(&Node) -> bool) -> Vec<usize> {
         let egraph = &self.entered.egraph;
         let spares = |t: &Trace| {
@@ -341,7 +344,7 @@ impl<'a> Session<'a> {
                 chosen.is_some_and(|chosen| *chosen != n) && asked_for(&n)
             })
         };
-        // What a rule said twice of one value, as after a sum was written in another order, counts once.
+        // If a rule fired twice for one value, as after a sum was reordered, count it once.
         let place = |t: &Trace| (t.rule, t.roots.iter().map(|r| egraph.find(*r)).collect::<Vec<Id>>());
         let mut places: HashSet<_> = self.traces.iter().zip(kept).filter(|(_, k)| **k).map(|(t, _)| place(t)).collect();
         let open = |i: &usize| !kept[*i] && self.traces[*i].built.is_empty();
@@ -349,7 +352,7 @@ impl<'a> Session<'a> {
         spared.filter(|i| places.insert(place(&self.traces[*i]))).collect()
     }
 
-    /// The trace with names, those that the result owes something to first.
+    /// The traces with names, those that the result depends on first.
     fn firings(&self) -> Vec<Firing> {
         let names = self.names();
         let mut out: Vec<Firing> = self
@@ -366,8 +369,8 @@ impl<'a> Session<'a> {
         out
     }
 
-    /// What the best graph costs, in microseconds, in which that class is computed, by that node if one is given.
-    /// `None` if there is no such graph.
+    /// The cost in microseconds of the best graph that computes that class, with that node if one
+    /// is given. `None` if there is no such graph.
     pub fn cost_with(&self, class: Id, node: Option<&Node>) -> Option<f64> {
         let egraph = &self.entered.egraph;
         let mut built = BuiltProblem::new(egraph, &self.entered.outputs, Some(class), &self.model);
@@ -381,8 +384,8 @@ impl<'a> Session<'a> {
         built.problem.cost(&choice).map(micros)
     }
 
-    /// Where a rule fired: at the values of the given graph that its roots are or, if they are none, that it matched. Empty
-    /// inside an epilogue.
+    /// Where a rule fired: the values of the given graph that are its roots or, if there are none,
+    /// that it matched. Empty inside an epilogue.
     pub fn places(&self, names: &FxHashMap<Id, String>, trace: &Trace) -> Vec<String> {
         let egraph = &self.entered.egraph;
         let roots: Vec<String> = trace.roots.iter().filter_map(|r| self.name_of(names, *r).cloned()).collect();
@@ -394,13 +397,14 @@ impl<'a> Session<'a> {
         classes.filter_map(|c| names.get(&c).cloned()).take(1).collect()
     }
 
-    /// The name of a class by its number at some time: as it was then, if it stood for a value of the given graph, since it
-    /// may be one with another value by now.
+    /// The name of a class by its id at some time. If that id named a value of the given graph,
+    /// that name wins, since the class may have been merged with another value since.
     pub fn name_of<'n>(&self, names: &'n FxHashMap<Id, String>, class: Id) -> Option<&'n String> {
         names.get(&class).or_else(|| names.get(&self.entered.egraph.find(class)))
     }
 
-    /// A name for each class that stands for values of the given graph, by its number now and when the graph was entered.
+    /// A name for each class that holds values of the given graph, by its present id and by its id
+    /// at insertion.
     pub fn names(&self) -> FxHashMap<Id, String> {
         let mut given: Vec<(Id, String)> = Vec::new();
         for (i, outs) in self.entered.values.iter().enumerate() {
@@ -433,7 +437,7 @@ pub(super) fn builds_terms(program: &Program, rule: &Rule) -> bool {
     rule.rhs.iter().any(has_term)
 }
 
-/// The rules that fired most often, with how often they did.
+/// The rules that fired most often, and how often.
 fn busiest(program: &Program, traces: &[Trace]) -> Vec<(String, usize)> {
     const SHOWN: usize = 3;
     let mut times: FxHashMap<&str, usize> = FxHashMap::default();
@@ -448,7 +452,7 @@ fn micros(cost: Cost) -> f64 {
     cost as f64 / 1e6
 }
 
-/// Tensors that a node consumes, each once, those of its term among them.
+/// The distinct tensors that a node consumes, including those that its term reads.
 pub fn consumed(egraph: &EGraph, chosen: &FxHashMap<Id, Node>, node: &Node) -> Vec<Id> {
     let is_term = |c: Id| matches!(egraph[c].data.sort, Sort::Term(_));
     let mut out = Vec::with_capacity(node.children.len());
@@ -473,9 +477,9 @@ pub fn consumed(egraph: &EGraph, chosen: &FxHashMap<Id, Node>, node: &Node) -> V
     out
 }
 
-/// The extraction problem of an e-graph that is rebuilt, so that the children of its nodes are canonical.
+/// The extraction problem of a rebuilt e-graph, whose nodes have canonical children.
 pub struct BuiltProblem<'e> {
-    /// As numbers.
+    /// The problem with classes as numbers.
     pub problem: Problem,
     /// The class of each number.
     pub ids: Vec<Id>,
@@ -489,7 +493,8 @@ pub struct BuiltProblem<'e> {
 const NO_NUMBER: u32 = u32::MAX;
 
 impl<'e> BuiltProblem<'e> {
-    /// All that the outputs, and perhaps another class, could need. Outputs are stored; the other class is not.
+    /// Everything that the outputs, and optionally another class, could need. Outputs are stored;
+    /// the other class is not.
     pub fn new(egraph: &'e EGraph, outputs: &[Id], also: Option<Id>, model: &CostModel) -> BuiltProblem<'e> {
         let mut index = vec![NO_NUMBER; egraph.nodes().len()];
         let mut ids = Vec::with_capacity(egraph.number_of_classes());
@@ -503,7 +508,7 @@ impl<'e> BuiltProblem<'e> {
         };
         let mut problem = Problem::with_capacity(egraph.number_of_classes(), egraph.total_size());
         let mut nodes = Vec::with_capacity(egraph.total_size());
-        // The first numbers are those of the outputs.
+        // Outputs are numbered first.
         problem.roots = outputs.iter().map(|o| number(egraph.find(*o), &mut ids)).collect();
         let given = ids.len();
         problem.roots.extend(also.map(|class| number(egraph.find(class), &mut ids)));
@@ -512,7 +517,7 @@ impl<'e> BuiltProblem<'e> {
         let mut at = 0;
         while at < ids.len() {
             let class = &egraph[ids[at]];
-            // What needs itself cannot be chosen.
+            // A node that needs its own class cannot be chosen.
             for node in class.nodes.iter().filter(|n| !n.children.contains(&class.id)) {
                 let mut cost = model.node(egraph, class, node);
                 if at < given {
@@ -538,7 +543,7 @@ impl<'e> BuiltProblem<'e> {
         (number != NO_NUMBER).then_some(number as usize)
     }
 
-    /// The choice that takes these nodes, where they are still there.
+    /// The choice of these nodes, where they still exist.
     fn choice_of<'n>(&self, egraph: &EGraph, chosen: impl Iterator<Item = (&'n Id, &'n Node)>) -> Choice {
         let mut choice: Choice = vec![None; self.ids.len()];
         for (class, node) in chosen {

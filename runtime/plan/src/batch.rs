@@ -1,9 +1,11 @@
-//! Batches of matrix products, as a library takes them: one stride from each matrix to the next.
+//! Batches of matrix products, as a library accepts them: with one stride from each matrix to the
+//! next.
 //!
-//! In: the leading axes of a product and views of its operands. Out: how many library calls they make, whether copies of
-//! the operands, which make one of them, cost less, and the steps of the product: where it would be several calls or
-//! copies, one call over the addresses of the matrices is kept beside them, and the executor measures which is faster.
-//! Holds always: an operand that all matrices share is not copied.
+//! In: the leading axes of a product and views of its operands. Out: the number of library calls,
+//! whether copying the operands so that one call suffices costs less, and the steps of the product.
+//! Where several calls or copies would be needed, a call with an array of matrix addresses is kept
+//! beside them, and the executor measures which is faster. Invariant: an operand that all matrices
+//! share is not copied.
 
 use hypatia_dsl::ir::KernelId;
 
@@ -14,7 +16,7 @@ use hypatia_target::device::Device;
 use hypatia_tensor::error::Result;
 
 impl Lower<'_> {
-    /// Whether each of the operands of a product is better copied.
+    /// Whether each operand of a product should be copied.
     pub(super) fn worth_copying(&self, step: &GemmStep, views: &[View]) -> [bool; 2] {
         match views {
             [a, b, ..] if !self.plan.device.is_host() && a.dtype.is_float() => {
@@ -24,7 +26,8 @@ impl Lower<'_> {
         }
     }
 
-    /// The product of two operands into `shape`, and the two broadcast to it, copied where that makes one batch of them.
+    /// The product of two operands with result `shape`, and the two broadcast to it, copied if that
+    /// makes them one batch.
     pub(super) fn factors(&mut self, name: &str, sides: [&View; 2], shape: &[usize]) -> Result<(GemmStep, Vec<View>)> {
         let (step, mut views) = self.operands(name, sides, shape)?;
         let copied = self.worth_copying(&step, &views);
@@ -39,7 +42,8 @@ impl Lower<'_> {
         Ok(())
     }
 
-    /// Adds a product whose epilogue that kernel computes, its first two operands copied where that is said.
+    /// Adds a product whose epilogue that kernel computes. Copies its first two operands as
+    /// requested.
     pub(super) fn multiply(
         &mut self,
         name: &str,
@@ -56,14 +60,15 @@ impl Lower<'_> {
         self.set_kernel(kernel);
         if as_they_lie {
             let apart = self.plan.steps.split_off(first);
-            // What is copied in there is not there for others.
+            // Copies made inside are not available outside.
             self.copies = kept;
             self.either(name, None, step, given, vec![out], apart);
         }
         Ok(())
     }
 
-    /// Whether a library can take the matrices of a product by their addresses where no one stride leads to them all.
+    /// Whether a library can take the matrices of a product by address where no single stride
+    /// reaches them all.
     fn goes_by_addresses(&self, step: &GemmStep, views: &[View]) -> bool {
         let [a, b] = views else { return false };
         let floats = !self.plan.device.is_host() && step.acc.is_float();
@@ -73,11 +78,13 @@ impl Lower<'_> {
     }
 }
 
-/// Library calls of a product: one for each matrix of the axes that no stride joins with the innermost one.
+/// Number of library calls of a product: one for each matrix of the axes that cannot be merged with
+/// the innermost one.
 fn calls(batch: &[usize], a: &View, b: &View) -> usize {
     let lead = batch.len();
     let shared = b.strides[..lead].iter().zip(batch).all(|(stride, size)| *stride == 0 || *size == 1);
-    // One right operand for all: the leading axes are rows of the left one, if these lie evenly.
+    // All matrices share the right operand: the leading axes are rows of the left one, if they
+    // collapse to one axis.
     if shared && collapse(&a.shape[..=lead], &[a.strides[..=lead].to_vec()]).0.len() == 1 {
         return 1;
     }
@@ -86,7 +93,7 @@ fn calls(batch: &[usize], a: &View, b: &View) -> usize {
     axes[..axes.len() - 1].iter().product()
 }
 
-/// Whether each of the operands is better copied.
+/// Whether each operand should be copied.
 fn worth_copying(device: &Device, batch: &[usize], a: &View, b: &View) -> [bool; 2] {
     let dense = |v: &View| View { strides: row_major(&v.shape), offset: 0, ..v.clone() };
     let repeated =
@@ -120,7 +127,8 @@ mod tests {
     use super::*;
     use crate::BufferId;
 
-    /// Heads side by side, `[batch, sequence, 3, heads, width]`, seen as `[batch, heads, sequence, width]`.
+    /// Adjacent heads, `[batch, sequence, 3, heads, width]`, viewed as `[batch, heads, sequence,
+    /// width]`.
     fn heads(batch: usize, sequence: usize, heads: usize, width: usize) -> View {
         let all = View::whole(BufferId(0), DType::BF16, &[batch, sequence, 3, heads, width]);
         let one = all.sliced(2, 0, 1, 1).transposed(&[0, 2, 3, 1, 4]);
@@ -142,7 +150,7 @@ mod tests {
         let k = q.transposed(&[0, 1, 3, 2]);
         assert_eq!(calls(&[2, 12], &q, &k), 2);
         assert_eq!(worth_copying(&device, &[2, 12], &q, &k), [false, false]);
-        // One sequence is one batch as it lies.
+        // One sequence is one batch without copies.
         let q = heads(1, 128, 12, 64);
         assert_eq!(calls(&[1, 12], &q, &q.transposed(&[0, 1, 3, 2])), 1);
     }

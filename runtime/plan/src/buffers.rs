@@ -1,8 +1,8 @@
-//! Places in the arena.
+//! Buffer placement in the arena.
 //!
-//! In: a plan whose steps and buffers stand. Out: the same with offsets. Holds always: two buffers that
-//! are alive during the same step do not overlap, except a pointwise result that takes over the memory
-//! of an operand that dies there and is read at the very index that is written.
+//! In: a plan with final steps and buffers. Out: the same with offsets. Invariant: two buffers that
+//! are live during the same step do not overlap, except a pointwise result that reuses the memory
+//! of an operand that dies there and is read at exactly the index that is written.
 
 use std::collections::BTreeMap;
 
@@ -12,13 +12,13 @@ use hypatia_tensor::error::{Error, Result};
 /// Free ranges of the arena.
 #[derive(Default)]
 struct Arena {
-    /// Length by offset; neighbours are joined.
+    /// Length by offset; adjacent ranges are merged.
     free: BTreeMap<usize, usize>,
     size: usize,
 }
 
 impl Arena {
-    /// The smallest range that is large enough, else at the end.
+    /// Allocates from the smallest range that is large enough (best fit), otherwise at the end.
     fn take(&mut self, len: usize) -> usize {
         let best = self.free.iter().filter(|(_, l)| **l >= len).min_by_key(|(_, l)| **l).map(|(o, l)| (*o, *l));
         if let Some((offset, have)) = best {
@@ -61,8 +61,8 @@ pub(super) fn last_uses(plan: &Plan) -> Vec<usize> {
     last
 }
 
-/// The read of a pointwise step that its write `j` may replace: it dies here, is read nowhere else in the
-/// step, at the index that is written, and its elements have the same type.
+/// The read of a pointwise step that its write `j` may reuse: it dies here, is read nowhere else in
+/// the step, at the index that is written, and its elements have the same type.
 fn replaceable(plan: &Plan, step: &Step, at: usize, j: usize, last: &[usize]) -> Option<usize> {
     let Action::Pointwise(_) = &step.action else { return None };
     let out = &step.writes[j];
@@ -78,14 +78,15 @@ fn replaceable(plan: &Plan, step: &Step, at: usize, j: usize, last: &[usize]) ->
     })
 }
 
-/// Places all buffers. `limit` is how many bytes the arena and the outputs may take.
+/// Places all buffers. `limit` is the maximum number of bytes of the arena and the outputs.
 pub(super) fn place(plan: &mut Plan, limit: usize) -> Result<()> {
     let last = last_uses(plan);
     let bytes = |len: usize, size: usize| {
         len.checked_mul(size).and_then(|b| b.max(1).checked_next_multiple_of(ALIGNMENT)).filter(|b| *b <= limit)
     };
     let mut arena = Arena::default();
-    // What each arena buffer holds at present: buffers that were taken over hold nothing.
+    // The range that each arena buffer holds at present; a buffer whose memory was reused holds
+    // nothing.
     let mut held: Vec<Option<(usize, usize)>> = vec![None; plan.buffers.len()];
     for i in 0..plan.steps.len() {
         let step = plan.steps[i].clone();

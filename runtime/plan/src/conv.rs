@@ -1,9 +1,9 @@
-//! Convolutions, and which axis the channels of what they compute are.
+//! Convolutions, and the memory layout of their channels.
 //!
-//! In: a convolution and its operands. Out: a step, and a view of its result with the channels where the
-//! graph has them. Holds always: the host computes with the channels as the last axis where the filters are
-//! constant, there are enough channels to fill vectors, and the result need not be turned back at once;
-//! what comes behind reads that through strides, and pointwise work keeps it.
+//! In: a convolution and its operands. Out: a step, and a view of its result with the channels
+//! where the graph has them. Invariant: the host computes with channels last (NHWC) if the filters
+//! are constant, there are enough channels to fill vectors, and the result need not be transposed
+//! back at once. Later steps read the result through strides, and pointwise work keeps the layout.
 
 use hypatia_dsl::builtin::BuiltinOp;
 use hypatia_dsl::dtype::DType;
@@ -16,12 +16,13 @@ use hypatia_graph::prim::Window;
 use hypatia_graph::{Graph, Node, Value, builtin};
 use hypatia_tensor::error::{Error, Result};
 
-/// Filters from which on they are worth being neighbours in memory.
+/// Minimum number of filters for which channels last pays off.
 const FEW: usize = 8;
-/// Places of an image up to which turning it costs less than a product with so few columns.
+/// For images with at most this many positions, transposing costs less than a product with so few
+/// columns.
 const SMALL: usize = 1 << 10;
 
-/// The nodes whose results a convolution reads, or pointwise work that a convolution reads.
+/// The nodes read by a convolution, directly or through pointwise work.
 pub(super) fn leads_to_convolution(graph: &Graph, pointwise: &[bool]) -> Vec<bool> {
     let mut leads = vec![false; graph.nodes.len()];
     for (i, node) in graph.nodes.iter().enumerate().rev() {
@@ -33,21 +34,21 @@ pub(super) fn leads_to_convolution(graph: &Graph, pointwise: &[bool]) -> Vec<boo
     leads
 }
 
-/// The order of axes that puts the channels, which are axis 1, last.
+/// The permutation that moves the channels, axis 1, to the end.
 fn channels_last(rank: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..rank).filter(|a| *a != 1).collect();
     order.push(1);
     order
 }
 
-/// The order that undoes another one.
+/// The inverse permutation.
 fn inverse(order: &[usize]) -> Vec<usize> {
     (0..order.len()).map(|axis| order.iter().position(|a| *a == axis).unwrap_or(axis)).collect()
 }
 
 impl Lower<'_> {
-    /// A convolution, which another one follows or not. The host runs it as it is, with any epilogue; elsewhere it
-    /// becomes what [`super::unrolled`] makes of it.
+    /// A convolution, which may be followed by another. The host runs it as one step, with any
+    /// epilogue; other devices run the steps that [`super::unrolled`] makes of it.
     pub(super) fn conv(
         &mut self,
         node: &Node,
@@ -88,18 +89,18 @@ impl Lower<'_> {
         Ok(out)
     }
 
-    /// True if a convolution is computed with its channels as the last axis.
+    /// True if a convolution is computed with channels last.
     fn puts_channels_last(&self, x: &View, w: &View, windows: &[Window], groups: usize) -> bool {
         let [filters, depth, ..] = w.shape[..] else { return false };
         let constant = matches!(self.plan.buffers[w.buffer.index()].place, Place::Constant(_)) && w.is_contiguous();
-        // Filters that see all channels, or one channel each.
+        // Filters that read all channels, or one channel each.
         let all = groups == 1 && filters >= FEW;
         let each = depth == 1 && filters == groups && filters >= FEW && x.dtype == x.dtype.compute();
         self.plan.device.is_host() && constant && (1..=2).contains(&windows.len()) && !x.is_empty() && (all || each)
     }
 
-    /// The order of axes in which pointwise work is done on the host: that of an operand with its channels last,
-    /// if none of full size lies otherwise. `None` if they stay as they are.
+    /// The axis order of pointwise work on the host: that of an operand with channels last, if no
+    /// operand of full size has another order. `None` if the axes keep their order.
     pub(super) fn pointwise_order(&self, reads: &[View], shape: &[usize]) -> Option<Vec<usize>> {
         if !self.plan.device.is_host() || shape.len() < 3 {
             return None;
@@ -116,7 +117,8 @@ impl Lower<'_> {
         any.then_some(order)
     }
 
-    /// A new buffer with its axes in that order in memory, as it is written and as the graph sees it.
+    /// A new buffer with its axes in that order in memory, as two views: as written, and as the
+    /// graph sees it.
     pub(super) fn fresh_in(&mut self, dtype: DType, shape: &[usize], order: Option<&[usize]>) -> Result<[View; 2]> {
         let Some(order) = order else {
             let out = self.fresh(dtype, shape)?;

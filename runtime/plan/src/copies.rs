@@ -1,10 +1,11 @@
-//! Copies that can be spared, and copies of parts of one tensor, which are one launch.
+//! Removes copies, and merges copies of parts of one tensor into one launch.
 //!
-//! In: a plan whose buffers have no places yet. Out: the same with fewer steps: a product stores its result where a copy
-//! would bring it, if that is measured to be faster; queries, keys and values that one product computed are brought into
-//! the order of heads by one copy. Holds always: a result is stored elsewhere only if nothing but the copy reads it; parts
-//! are joined if they lie at even distances and have one shape and strides; each lies as aligned in the joint copy as in a
-//! buffer of its own; results of the plan keep theirs.
+//! In: a plan whose buffers are not placed yet. Out: the same plan with fewer steps. A product
+//! stores its result where a copy would move it, if that is measured to be faster; one copy
+//! transposes the queries, keys and values of one product into heads. Invariant: a result is stored
+//! elsewhere only if nothing but the copy reads it. Parts are merged if they are at equal distances
+//! and have one shape and strides. Each part is aligned in the merged copy as in a buffer of its
+//! own. Outputs of the plan keep their buffers.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -12,7 +13,7 @@ use super::either::either_step;
 use super::view::matrix_layout;
 use super::{ALIGNMENT, Action, Buffer, BufferId, GemmStep, Place, Plan, Step, View};
 
-/// Joins products with copies of their whole results, as one step that can do without the copy.
+/// Merges each product with the copy of its whole result into one step that can omit the copy.
 pub(super) fn spare(plan: &mut Plan) {
     let mut readers: HashMap<BufferId, usize> = HashMap::new();
     let mut makers: HashMap<BufferId, usize> = HashMap::new();
@@ -40,7 +41,8 @@ pub(super) fn spare(plan: &mut Plan) {
     plan.steps.retain(|_| at.next().is_none_or(|i| !gone.contains(&i)));
 }
 
-/// A product and the copy of its result as one step; `None` if the library cannot store it there.
+/// A product and the copy of its result as one step; `None` if the library cannot store the result
+/// there.
 fn stored_there(plan: &Plan, maker: &Step, copy: &Step, to: &View) -> Option<Step> {
     let (product, apart): (&GemmStep, Vec<Step>) = match &maker.action {
         Action::Gemm(g) => (g, vec![maker.clone()]),
@@ -59,8 +61,8 @@ fn stored_there(plan: &Plan, maker: &Step, copy: &Step, to: &View) -> Option<Ste
     Some(either_step(&maker.name, product.clone(), maker.reads[..2].to_vec(), vec![there], apart))
 }
 
-/// The elements of `out`, a whole buffer, where a copy of its view `from` brings them: into the whole buffer `to`. `None`
-/// if the copy does more than to bring axes into another order.
+/// The elements of `out`, a whole buffer, in the layout that copying its view `from` into the whole
+/// buffer `to` gives. `None` if the copy does more than permute axes.
 fn placed(out: &View, from: &View, to: &View) -> Option<View> {
     let axes = |v: &View| -> Vec<(usize, isize)> {
         v.shape.iter().copied().zip(v.strides.iter().copied()).filter(|(size, _)| *size > 1).collect()
@@ -77,10 +79,10 @@ fn placed(out: &View, from: &View, to: &View) -> Option<View> {
     Some(View { strides: strides?, shape: out.shape.clone(), ..to.clone() })
 }
 
-/// What copies must have in common: buffer, shape and strides.
+/// What mergeable copies have in common: buffer, shape and strides.
 type Key = (BufferId, Vec<usize>, Vec<isize>);
 
-/// Joins copies of parts of one buffer.
+/// Merges copies of parts of one buffer.
 pub(super) fn join(plan: &mut Plan) {
     let kept: HashSet<BufferId> = plan.outputs.iter().map(|(_, v)| v.buffer).collect();
     let mut alike: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
@@ -108,7 +110,7 @@ pub(super) fn join(plan: &mut Plan) {
     plan.steps.iter_mut().for_each(|s| rename(s, &moved));
 }
 
-/// Makes the first of these steps the copy of all parts, if they lie at even distances.
+/// Turns the first of these steps into the copy of all parts, if they are at equal distances.
 fn joined(
     plan: &mut Plan,
     steps: &[usize],
@@ -140,7 +142,7 @@ fn joined(
     gone.extend(&steps[1..]);
 }
 
-/// Reads from the joint copies what was read from copies of their own.
+/// Redirects reads of separate copies to the merged ones.
 fn rename(step: &mut Step, moved: &HashMap<BufferId, (BufferId, usize)>) {
     for view in &mut step.reads {
         if let Some((buffer, offset)) = moved.get(&view.buffer) {
@@ -168,7 +170,7 @@ mod tests {
     use hypatia_target::device::Device;
     use hypatia_testing::{int, list, ty};
 
-    /// Parts of one input, each turned about and flattened, which takes a copy.
+    /// Parts of one input, each transposed and flattened, which takes a copy.
     fn plan(parts: &[(i64, i64)], device: &str) -> Plan {
         let mut g = Graph::new(Arc::clone(&hypatia_testing::program()));
         let x = g.input("x", ty(DType::F32, &[4, 96]));
@@ -182,7 +184,7 @@ mod tests {
         planned(&g, &Options::new(Device::named(device).unwrap())).unwrap()
     }
 
-    /// Products of queries, keys and values that lie side by side, as one product leaves them.
+    /// Products of queries, keys and values that are adjacent, as one product leaves them.
     fn attention(g: &mut Graph) -> Vec<Value> {
         let all = g.input("qkv", ty(DType::BF16, &[8, 128, 3 * 768]));
         let mut heads = |k: i64| {
@@ -210,15 +212,16 @@ mod tests {
             Action::Either(e) => e.apart.iter().map(|s| matches!(s.action, Action::Copy)).collect::<Vec<_>>(),
             other => panic!("{other:?}"),
         };
-        // What is done without: both operands brought into order; the values, and the result.
+        // The copies omitted: first both transposed operands, then the values and the result.
         assert_eq!(kinds(&plan.steps[0]), [true, true, false], "{plan}");
         assert_eq!(kinds(&plan.steps[1]), [true, false, true], "{plan}");
-        // The keys' matrices are turned about where they are read.
+        // The matrices of the keys are transposed when they are read.
         assert_eq!(plan.steps[0].reads[1].strides, [128 * 2304, 64, 1, 2304]);
         assert_eq!(plan.steps[1].writes[0].strides, [128 * 768, 64, 768, 1]);
         assert_eq!(plan.steps[1].writes[0].buffer, plan.outputs[0].1.buffer);
         assert!(plan.to_string().contains("gemm of matrices as they lie, or copy; gemm; copy"), "{plan}");
-        // A result that others read too stays in order, and so does one whose columns would lie apart.
+        // A result with other readers keeps its layout, and so does one whose columns would not be
+        // contiguous.
         let with = |turned: &[usize], also: bool| {
             let mut g = Graph::new(hypatia_testing::program());
             let y = attention(&mut g)[0];
@@ -244,7 +247,7 @@ mod tests {
         assert_eq!((copies(&joint), copies(&plan(&three, "cpu"))), (1, 3), "{joint}");
         let copy = joint.steps.iter().find(|s| s.action == Action::Copy).unwrap();
         assert_eq!((copy.reads[0].shape[0], copy.reads[0].strides[0]), (3, 32));
-        // Each part is read where the joint copy has it.
+        // Each part is read from its offset in the merged copy.
         let mut offsets: Vec<usize> = joint
             .steps
             .iter()
@@ -254,7 +257,7 @@ mod tests {
             .collect();
         offsets.sort_unstable();
         assert_eq!(offsets, [0, 128, 256], "{joint}");
-        // Unlike widths, uneven distances, parts that are not aligned.
+        // Different widths, unequal distances, parts that are not aligned.
         assert_eq!(copies(&plan(&[(0, 32), (32, 48)], "h200")), 2);
         assert_eq!(copies(&plan(&[(0, 16), (16, 32), (64, 80)], "h200")), 3);
         assert_eq!(copies(&plan(&[(0, 3), (3, 6)], "h200")), 2);

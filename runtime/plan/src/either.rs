@@ -1,8 +1,9 @@
-//! Calls of a library that it may lack, or that are slower than what they stand for.
+//! Library calls with a fallback, for calls that the library may lack or that may be slower.
 //!
-//! In: an op with a body and the kernel that computes it in one call, or a product with such an epilogue. Out: one step that
-//! holds the call and the steps that do without. Holds always: the steps compute what the call does, into the same buffers,
-//! so that an executor is free to run either; what they need beside is memory of the step.
+//! In: an op with a body and the kernel that computes it in one call, or a product with such an
+//! epilogue. Out: one step with the call and its fallback steps. Invariant: the fallback computes
+//! what the call does, into the same buffers, so that an executor may run either. Additional memory
+//! of the fallback is workspace of the step.
 
 use hypatia_dsl::ir::KernelId;
 
@@ -14,8 +15,9 @@ use hypatia_graph::{Node, NodeId, Value};
 use hypatia_tensor::error::{Error, Result};
 
 impl Lower<'_> {
-    /// A node that the library computes in one call: its first two operands are those of a product, the others what the
-    /// epilogue reads; the first result is that of the product, the other one what the epilogue stores beside.
+    /// A node that the library computes in one call. Its first two operands are those of a product,
+    /// the others are read by the epilogue. The first result is that of the product, the other one
+    /// is an additional result of the epilogue.
     pub(super) fn called(&mut self, id: NodeId, node: &Node, call: &Call) -> Result<()> {
         let operands = node.operands.iter().flatten().map(|v| self.value(*v)).collect::<Result<Vec<View>>>()?;
         let [a, b, beside @ ..] = operands.as_slice() else {
@@ -30,7 +32,7 @@ impl Lower<'_> {
         for (output, view) in results.iter().enumerate() {
             self.values.insert(Value { node: id, output: output as u32 }, view.clone());
         }
-        // The call stores whole buffers, each its own.
+        // The call stores whole buffers, each distinct.
         let own = |(i, v): (usize, &View)| {
             let buffer = &self.plan.buffers[v.buffer.index()];
             let whole = v.offset == 0 && v.len() == buffer.len && v.strides == row_major(&v.shape);
@@ -46,7 +48,7 @@ impl Lower<'_> {
         Ok(())
     }
 
-    /// Adds a step that is one call, which stores `writes`, or else the steps `apart`.
+    /// Adds a step that is either one call, which stores `writes`, or the fallback steps `apart`.
     pub(super) fn either(
         &mut self,
         name: &str,
@@ -61,7 +63,7 @@ impl Lower<'_> {
     }
 }
 
-/// A step that is one call, which stores `writes`, or else the steps `apart`.
+/// A step that is either one call, which stores `writes`, or the fallback steps `apart`.
 pub(super) fn either_step(
     name: &str,
     product: GemmStep,

@@ -1,12 +1,17 @@
-//! Plans: which kernel computes what, in which order, and where the results lie.
+//! Plans: which kernel computes what, in which order, and where the results are stored.
 //!
-//! In: a graph on concrete sizes and a device. Out: a [`Plan`], that an executor runs as it stands:
-//! [`prepare`] computes what no input changes and decides what stays an op, [`lower`] turns nodes into steps and views ([`conv`] convolutions, [`unrolled`] what a device has no
-//! kernel for, [`wrapped`] integers narrower than it counts in, [`workspace`] memory that it works in) by the kernels that
-//! the optimiser listed, [`short`] puts short functions into generated ones, [`either`] keeps a way to do without a library's call, [`copies`]
-//! spares and joins copies, [`buffers`] places results in one arena. Holds always: a step reads only inputs, constants
-//! and results of earlier steps; a view costs nothing; results that are alive at the same time do not overlap, except
-//! where a step says that it works in place. [`Plan::validate`] checks all of it.
+//! In: a graph on concrete sizes and a device. Out: a [`Plan`] that an executor runs without
+//! further decisions. [`prepare`] computes everything that does not depend on an input and decides
+//! which ops are kept. [`lower`] turns nodes into steps and views, with the kernels that the
+//! optimiser listed. It uses [`conv`] for convolutions, [`unrolled`] for ops without a kernel on
+//! the device, [`wrapped`] for integers narrower than those the device computes in, and
+//! [`workspace`] for scratch memory. [`short`] puts short functions into generated kernels,
+//! [`either`] keeps the fallback of a library call, [`copies`] removes and merges copies, and
+//! [`buffers`] places results in one arena.
+//!
+//! Invariant: a step reads only inputs, constants and results of earlier steps; a view costs
+//! nothing; results that are live at the same time do not overlap, except where a step declares
+//! that it works in place. [`Plan::validate`] checks all of it.
 
 mod batch;
 mod buffers;
@@ -61,14 +66,14 @@ impl BufferId {
     }
 }
 
-/// Where a buffer lies.
+/// Where a buffer is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Place {
-    /// The input of that index.
+    /// The input with that index.
     Input(usize),
-    /// The constant of that index.
+    /// The constant with that index.
     Constant(usize),
-    /// So many bytes into the arena, a multiple of [`ALIGNMENT`].
+    /// Byte offset into the arena, a multiple of [`ALIGNMENT`].
     Arena(usize),
 }
 
@@ -82,11 +87,11 @@ pub struct Buffer {
     pub dtype: DType,
     /// Number of elements.
     pub len: usize,
-    /// Where.
+    /// Where it is stored.
     pub place: Place,
 }
 
-/// An input, as the caller must give it.
+/// An input that the caller must supply.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PlanInput {
     /// Its name.
@@ -97,8 +102,8 @@ pub struct PlanInput {
     pub shape: Vec<usize>,
 }
 
-/// A matrix product with an epilogue. `reads[0]` is `batch + [m, k]`, `reads[1]` is `batch + [k, n]`, the
-/// term's operands follow, broadcast to `batch + [m, n]`.
+/// A matrix product with an epilogue. `reads[0]` is `batch + [m, k]` and `reads[1]` is `batch + [k,
+/// n]`. The operands of the term follow, broadcast to `batch + [m, n]`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GemmStep {
     /// The leading axes.
@@ -116,28 +121,31 @@ pub struct GemmStep {
 }
 
 impl GemmStep {
-    /// True if the accumulator is stored as it is.
+    /// True if the accumulator is stored unchanged.
     pub fn is_plain(&self) -> bool {
         is_plain(&self.term)
     }
 
-    /// What the accumulator is multiplied by before it is stored, if no more is done with it: libraries do that in the
-    /// product. Not 0, which would hide NaN and infinities.
+    /// The factor by which the accumulator is multiplied before it is stored, if the epilogue does
+    /// nothing else: libraries apply it within the product. Never 0, which would hide NaN and
+    /// infinities.
     pub fn scale(&self, program: &Program) -> Option<f64> {
         scale(program, &self.term, self.acc)
     }
 }
 
-/// A convolution with an epilogue. `reads[0]` is `[n, c, ..]`, or `[n, .., c]` if the channels are last;
-/// `reads[1]` is `[o, c / groups, ..]`, both contiguous; the term's operands follow, broadcast to the result.
+/// A convolution with an epilogue. `reads[0]` is `[n, c, ..]`, or `[n, .., c]` if the channels are
+/// last; `reads[1]` is `[o, c / groups, ..]`. Both are contiguous. The operands of the term follow,
+/// broadcast to the result.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ConvStep {
-    /// How the windows lie, for each axis behind the channels.
+    /// The window of each spatial axis.
     pub windows: Vec<Window>,
     /// Groups of channels.
     pub groups: usize,
-    /// True if the channels are the last axis of operand and result, which is so for constant filters only,
-    /// one or two axes, and one group or as many as there are channels and filters.
+    /// True if the channels are the last axis of operand and result (NHWC). This requires constant
+    /// filters, one or two spatial axes, and either one group or as many groups as channels and
+    /// filters.
     pub last: bool,
     /// Element type of the accumulator: f32, or f64 for f64.
     pub acc: DType,
@@ -146,55 +154,57 @@ pub struct ConvStep {
 }
 
 impl ConvStep {
-    /// True if the accumulator is stored as it is.
+    /// True if the accumulator is stored unchanged.
     pub fn is_plain(&self) -> bool {
         is_plain(&self.term)
     }
 }
 
-/// True if the term is the accumulator alone.
+/// True if the term is only the accumulator.
 fn is_plain(term: &Term) -> bool {
     matches!(term.nodes.get(term.root().0 as usize), Some(TermNode::Acc))
 }
 
-/// Pointwise work on a collapsed index space.
+/// A pointwise step on a collapsed index space.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PointwiseStep {
-    /// What is computed.
+    /// The computation.
     pub kernel: PointwiseKernel,
-    /// The collapsed sizes, at least one; `kernel.rank` of them if an operand is strided.
+    /// The collapsed sizes: at least one, and `kernel.rank` of them if an operand is strided.
     pub shape: Vec<usize>,
-    /// For each read, its strides along these axes.
+    /// The strides of each read along these axes.
     pub strides: Vec<Vec<isize>>,
 }
 
-/// Row-wise work.
+/// A row-wise step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RowwiseStep {
-    /// What is computed.
+    /// The computation.
     pub kernel: RowwiseKernel,
     /// Number of rows.
     pub rows: usize,
     /// Length of a row.
     pub n: usize,
-    /// Where the elements of each read, then of each write, lie; at least one axis numbers the rows, and at
-    /// least one makes a row.
+    /// The layout of the elements of each read, then of each write. At least one axis numbers the
+    /// rows, and at least one makes up a row.
     pub layout: RowLayout,
 }
 
-/// One call of a library, and the steps that do without it. `reads` begin with the operands of the product and what the
-/// call's epilogue reads, `writes` with what it stores; behind them stands what the steps read and write beside. A step
-/// without a kernel is a product of many matrices as they lie, where the steps bring them into order; its result is a
-/// whole buffer whose axes may lie in another order.
+/// A library call and its fallback steps. `reads` begin with the operands of the product and the
+/// operands of the call's epilogue; `writes` begin with the results of the call. After them come
+/// the additional reads and writes of the fallback steps. A step without a kernel is a batched
+/// product of matrices in their present layout, which the fallback steps transpose first; its
+/// result is a whole buffer whose axes may be permuted.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EitherStep {
-    /// The product of the call, its accumulator stored as it is or, without a kernel, scaled.
+    /// The product of the call. Its accumulator is stored unchanged or, without a kernel, scaled.
     pub product: GemmStep,
-    /// How many of the reads the call reads.
+    /// Number of reads that the call uses.
     pub reads: usize,
-    /// How many of the writes the call stores.
+    /// Number of writes that the call stores.
     pub writes: usize,
-    /// The same results step by step: the meaning, and what runs where the library has no such call or is slower.
+    /// The fallback: the same results step by step. It defines the meaning, and runs where the
+    /// library lacks the call or is slower.
     pub apart: Vec<Step>,
 }
 
@@ -203,7 +213,8 @@ pub struct EitherStep {
 pub enum Action {
     /// A matrix product.
     Gemm(GemmStep),
-    /// A product with more than its result, or with more than a vector beside its operands, in one launch if the device can.
+    /// A product that has more results than one, or more epilogue operands than a vector; one
+    /// launch if the device supports it.
     Either(EitherStep),
     /// A convolution.
     Conv(ConvStep),
@@ -211,49 +222,50 @@ pub enum Action {
     Pointwise(PointwiseStep),
     /// Row by row.
     Rowwise(RowwiseStep),
-    /// Row-major copy of the one read.
+    /// Row-major copy of its only read.
     Copy,
-    /// The reads side by side along an axis.
+    /// Concatenates the reads along an axis.
     Concat(usize),
-    /// `reads[1]` everywhere, then `reads[0]` that many elements from the start of each axis.
+    /// Fills with `reads[1]`, then stores `reads[0]` at that offset along each axis.
     Pad(Vec<i64>),
-    /// Slices of `reads[0]` along an axis, named by `reads[1]`.
+    /// Slices of `reads[0]` along an axis, selected by `reads[1]`.
     Gather(usize),
-    /// Elements of `reads[0]` along an axis, named by `reads[1]`.
+    /// Elements of `reads[0]` along an axis, selected by `reads[1]`.
     GatherElements(usize),
-    /// Slices of `reads[0]` named by index tuples, after batch axes.
+    /// Slices of `reads[0]` selected by index tuples, after batch axes.
     GatherNd(usize),
-    /// A copy of `reads[0]` whose rows that `reads[1]` names are joined with those of `reads[2]`.
+    /// A copy of `reads[0]` in which the rows that `reads[1]` selects are combined with those of
+    /// `reads[2]`.
     Scatter(Joining),
-    /// Positions in ascending order along an axis, in descending order if true.
+    /// The permutation that sorts along an axis; descending if true.
     Argsort(usize, bool),
-    /// A reduction over these axes, ascending.
+    /// A reduction over these axes, which are ascending.
     Reduce(Reduction, Vec<usize>),
-    /// Sums of all elements up to each.
+    /// A cumulative sum.
     Cumsum(Cumsum),
-    /// Position of the largest along the axis; the last of equal ones if true.
+    /// Position of the maximum along the axis; of equal ones the last if true.
     Argmax(usize, bool),
 }
 
 /// One launch.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Step {
-    /// What it is for: the names of the model's nodes that it computes.
+    /// Label: the names of the model's nodes that it computes.
     pub name: String,
-    /// What it does.
+    /// The operation.
     pub action: Action,
-    /// What it reads.
+    /// The operands.
     pub reads: Vec<View>,
-    /// What it writes, each a whole buffer: its results, then memory that it works in.
+    /// The results, then scratch memory; each is a whole buffer.
     pub writes: Vec<View>,
-    /// For each write, the read whose memory it takes over.
+    /// For each write, the read whose memory it reuses.
     pub in_place: Vec<Option<usize>>,
-    /// The kernel of the Program that implements it; the executor's own where `None`.
+    /// The kernel of the Program that implements it; `None` for the executor's own.
     pub kernel: Option<KernelId>,
 }
 
 impl Step {
-    /// The reads whose memory results take over.
+    /// The reads whose memory is reused by results.
     pub fn shared(&self) -> Vec<usize> {
         let mut out: Vec<usize> = self.in_place.iter().flatten().copied().collect();
         out.sort_unstable();
@@ -262,23 +274,24 @@ impl Step {
     }
 }
 
-/// How a plan is made.
+/// Settings of planning.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Options {
-    /// The device it is for.
+    /// The target device.
     pub device: Device,
-    /// Cluster pointwise work; without it every scalar node is a launch of its own.
+    /// Cluster pointwise work; otherwise every scalar node is a launch of its own.
     pub cluster: bool,
-    /// Bytes that the arena and the outputs may take; a plan that needs more is an error.
+    /// Limit in bytes of the arena and the outputs; a plan that needs more is an error.
     pub memory: usize,
-    /// Let a GPU round the operands of f32 products to TF32: 10 bits of mantissa, up to seven times the speed.
+    /// Let a GPU round the operands of f32 products to TF32: 10 bits of mantissa, up to seven times
+    /// the speed.
     pub tf32: bool,
-    /// Which approximations may stand in generated kernels.
+    /// Which approximations generated kernels may use.
     pub allowed: Allowed,
 }
 
 impl Options {
-    /// Clustered, for that device, within [`memory::budget`], f32 as f32.
+    /// Clustered, for that device, within [`memory::budget`], f32 without TF32.
     pub fn new(device: Device) -> Options {
         Options { device, cluster: true, memory: memory::budget(), tf32: false, allowed: Allowed::default() }
     }
@@ -287,37 +300,39 @@ impl Options {
 /// What an executor runs.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// The Program whose scalars the terms call.
+    /// The Program that defines the scalars of the terms.
     pub program: Arc<Program>,
-    /// The device it was made for.
+    /// The device that it was made for.
     pub device: Device,
-    /// Inputs in the model's order.
+    /// Inputs in the order of the model.
     pub inputs: Vec<PlanInput>,
-    /// Weights, and what was computed from them.
+    /// Weights, and constants computed from them.
     pub constants: Vec<Arc<Tensor>>,
     /// Buffers.
     pub buffers: Vec<Buffer>,
     /// Steps in order.
     pub steps: Vec<Step>,
-    /// Name and place of each output; contiguous.
+    /// Name and view of each output; contiguous.
     pub outputs: Vec<(String, View)>,
     /// Bytes of the arena.
     pub arena: usize,
-    /// Products of f32 may round their operands to TF32.
+    /// f32 products may round their operands to TF32.
     pub tf32: bool,
-    /// Which approximations may stand in generated kernels.
+    /// Which approximations generated kernels may use.
     pub allowed: Allowed,
-    /// Where rules put short functions.
+    /// Where rules replaced functions with short ones.
     pub shortened: Vec<Shortened>,
 }
 
 impl Plan {
-    /// Plans a graph whose sizes are all numbers, with the constants that earlier plans of the model have computed.
+    /// Plans a graph whose sizes are all numbers. Reuses the constants that earlier plans of the
+    /// model have computed.
     pub fn build(graph: &Graph, options: &Options, constants: &mut Constants) -> Result<Plan> {
         Plan::of(&prepare::prepare(graph, options, constants)?, options)
     }
 
-    /// Plans a graph of builtin ops, constant work with the rest: what computes constants is planned so.
+    /// Plans a graph of builtin ops without constant folding. Constant expressions themselves are
+    /// planned this way.
     pub fn unfolded(graph: &Graph, options: &Options) -> Result<Plan> {
         let prepared = prepare::Prepared { graph: graph.clone(), kernels: prepare::Kernels::default() };
         Plan::of(&prepared, options)
@@ -337,7 +352,7 @@ impl Plan {
         Ok(plan)
     }
 
-    /// Fails unless these are the inputs that the plan was made for, in its order.
+    /// Fails unless the number, types and shapes of the inputs are those of the plan, in its order.
     pub fn check_inputs(&self, inputs: &[Tensor]) -> Result<()> {
         if inputs.len() != self.inputs.len() {
             let (got, wanted) = (inputs.len(), self.inputs.len());
@@ -352,7 +367,7 @@ impl Plan {
         Ok(())
     }
 
-    /// Fails unless results of the plan fit into these tensors, in its order.
+    /// Fails unless the tensors have the types and shapes of the plan's outputs, in its order.
     pub fn check_outputs(&self, outputs: &[Tensor]) -> Result<()> {
         if outputs.len() != self.outputs.len() {
             let (got, wanted) = (outputs.len(), self.outputs.len());

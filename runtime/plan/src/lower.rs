@@ -1,8 +1,8 @@
-//! Nodes become steps, views and constants.
+//! Lowers nodes to steps, views and constants.
 //!
-//! In: a prepared graph. Out: a plan whose buffers have no places yet. Holds always: reshape, transpose,
-//! expand, slice and split are views of their operand; a copy is made only where a step needs its
-//! operand contiguous, or a reshape cannot be said with strides.
+//! In: a prepared graph. Out: a plan whose buffers are not placed yet. Invariant: reshape,
+//! transpose, expand, slice and split are views of their operand. A copy is made only where a step
+//! needs its operand contiguous, or where strides cannot express a reshape.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -26,23 +26,24 @@ use hypatia_graph::{
 use hypatia_tensor::error::{Error, Result};
 use hypatia_tensor::tensor::Tensor;
 
-/// A plan in the making.
+/// A plan being built.
 pub(super) struct Lower<'a> {
     pub(super) graph: &'a Graph,
     kernels: &'a super::prepare::Kernels,
     pub(super) plan: Plan,
     pub(super) values: HashMap<Value, View>,
-    /// Buffers of constants by the address of their tensor: initializers are shared.
+    /// Buffers of constants by the address of their tensor: shared initializers get one buffer.
     constants: HashMap<usize, BufferId>,
-    /// Contiguous copies that were made.
+    /// Contiguous copies made so far.
     pub(super) copies: Vec<(View, View)>,
     /// True for nodes with a user outside of their group.
     leaves_group: Vec<bool>,
-    /// Buffers of results whose channels, axis 1 of the graph's value, are the last axis in memory.
+    /// Buffers of results stored with channels last (NHWC), while the channels are axis 1 of the
+    /// graph's value.
     pub(super) channels_last: HashSet<BufferId>,
-    /// True for nodes whose result reaches a convolution with its layout.
+    /// True for nodes whose result reaches a convolution with its layout unchanged.
     leads_to_convolution: Vec<bool>,
-    /// Nodes that are computed together, in order.
+    /// Groups of nodes that become one launch, in order.
     groups: Vec<Vec<usize>>,
     options: &'a Options,
 }
@@ -59,7 +60,7 @@ pub(super) fn lower(prepared: &Prepared, options: &Options) -> Result<Plan> {
     Ok(l.plan)
 }
 
-/// A plan of no steps.
+/// A plan without steps.
 fn empty(graph: &Graph, options: &Options) -> Plan {
     Plan {
         program: graph.program.clone(),
@@ -101,7 +102,7 @@ fn leaves_group(graph: &Graph, groups: &[Vec<usize>]) -> Vec<bool> {
     leaves
 }
 
-/// The one element of a float constant.
+/// The value of a one-element float constant.
 fn float_splat(node: &Node) -> Option<f64> {
     match &node.kind {
         NodeKind::Const(t) if t.len() == 1 && t.dtype().is_float() => t.to_f64().first().copied(),
@@ -110,7 +111,7 @@ fn float_splat(node: &Node) -> Option<f64> {
 }
 
 impl<'a> Lower<'a> {
-    /// Before the first node; steps are added to `plan`.
+    /// The state before the first node; steps are appended to `plan`.
     fn new(prepared: &'a Prepared, options: &'a Options, plan: Plan) -> Result<Lower<'a>> {
         let graph = &prepared.graph;
         let pointwise: Vec<bool> = graph.nodes.iter().map(|n| is_pointwise(graph, n)).collect();
@@ -143,13 +144,14 @@ impl<'a> Lower<'a> {
         Ok(())
     }
 
-    /// The steps of a graph over these operands, which are not put into the plan, and where its results lie.
+    /// The steps of a graph on these operands, without adding them to the plan, and the views of
+    /// its results.
     pub(super) fn steps_of(&mut self, prepared: &Prepared, operands: &[View]) -> Result<(Vec<Step>, Vec<View>)> {
         let outer = std::mem::replace(&mut self.plan, empty(&prepared.graph, self.options));
         let first = outer.steps.len();
         let mut inner = Lower::new(prepared, self.options, outer)?;
         inner.constants = std::mem::take(&mut self.constants);
-        // What is copied in there is not there for others.
+        // Copies made inside are not available outside.
         inner.copies.clone_from(&self.copies);
         for (id, view) in prepared.graph.inputs.iter().zip(operands) {
             inner.values.insert(Value { node: *id, output: 0 }, view.clone());
@@ -193,7 +195,7 @@ impl Lower<'_> {
 
     pub(super) fn fresh(&mut self, dtype: DType, shape: &[usize]) -> Result<View> {
         let len = elements(shape)?;
-        // The place is decided at the end.
+        // `buffers` sets the offset at the end.
         let buffer = self.buffer(dtype, len, Place::Arena(0));
         Ok(View::whole(buffer, dtype, shape))
     }
@@ -213,7 +215,7 @@ impl Lower<'_> {
         View::whole(buffer, tensor.dtype(), tensor.shape())
     }
 
-    /// Where a value is.
+    /// The view of a value.
     pub(super) fn value(&mut self, v: Value) -> Result<View> {
         if let Some(view) = self.values.get(&v) {
             return Ok(view.clone());
@@ -243,8 +245,8 @@ impl Lower<'_> {
         Ok(copy)
     }
 
-    /// Matrices one behind the other, each with the axis that is dense already: libraries take them turned about, and a copy
-    /// that turns them is slower.
+    /// A batch of contiguous matrices, each keeping the axis that is dense already: libraries
+    /// accept transposed matrices, and a transposing copy is slower.
     pub(super) fn dense_matrices(&mut self, view: &View, name: &str) -> Result<View> {
         let n = view.shape.len();
         if n < 2 || view.strides[n - 1] == 1 || view.strides[n - 2] != 1 {
@@ -300,7 +302,7 @@ impl Lower<'_> {
         Ok(())
     }
 
-    /// Ops whose results are windows onto their operand; `None` for others.
+    /// Ops whose results are views of their operand; `None` for others.
     fn views(
         &mut self,
         node: &Node,
@@ -405,7 +407,8 @@ impl Lower<'_> {
         Ok(out)
     }
 
-    /// The product of two operands into `shape`, and the two broadcast to it, as matrices that the device takes.
+    /// A product of two operands with result `shape`, and the two broadcast to it, as matrices that
+    /// the device accepts.
     pub(super) fn operands(
         &mut self,
         name: &str,
@@ -421,7 +424,8 @@ impl Lower<'_> {
         };
         let mut views = vec![wide(a, *m, k)?, wide(b, k, *n)?];
         if !self.plan.device.is_host() && a.dtype.is_float() {
-            // The library takes matrices with one dense axis; what multiplies integers takes any strides.
+            // The library needs matrices with one dense axis; the kernels for integer products
+            // accept any strides.
             for view in views.iter_mut().filter(|v| !v.is_empty() && !v.is_matrix()) {
                 *view = self.contiguous(view, name)?;
             }
@@ -430,8 +434,9 @@ impl Lower<'_> {
         Ok((GemmStep { batch: batch.to_vec(), m: *m, n: *n, k, acc, term: plain() }, views))
     }
 
-    /// A product by the first of its candidates that fits. `views` are a, b and the term's operands, all broadcast, and
-    /// whether a and b are better copied; `known` tells of each what it was before.
+    /// A product with the first candidate that fits. `views` are a, b and the term's operands, all
+    /// broadcast, and whether a and b should be copied; `known` holds the properties of each before
+    /// it was broadcast.
     pub(super) fn product(
         &mut self,
         name: &str,
@@ -466,7 +471,7 @@ impl Lower<'_> {
         Ok(())
     }
 
-    /// A product by that candidate.
+    /// A product with that candidate.
     fn chosen(
         &mut self,
         name: &str,
@@ -490,7 +495,7 @@ impl Lower<'_> {
         Ok(())
     }
 
-    /// What is known of an operand that lies behind a view.
+    /// The known properties of an operand with that view.
     pub(super) fn known(&self, view: &View) -> Known {
         let shape = view.shape.iter().map(|d| (*d as i64).into()).collect();
         let constant = matches!(self.plan.buffers[view.buffer.index()].place, Place::Constant(_));
@@ -510,8 +515,8 @@ impl Lower<'_> {
         self.pointwise(name, term, reads, vec![out], Some(dtype));
     }
 
-    /// A pointwise step over the index space of `writes[0]`; reads are broadcast to it. With `acc`, the last
-    /// read is the accumulator, which the term calls `acc`.
+    /// A pointwise step over the index space of `writes[0]`; reads are broadcast to it. With `acc`,
+    /// the last read is the accumulator, which the term calls `acc`.
     fn pointwise(&mut self, name: &str, term: Term, reads: Vec<View>, writes: Vec<View>, acc: Option<DType>) {
         let strides: Vec<Vec<isize>> = reads.iter().chain(&writes[..1]).map(|v| v.strides.clone()).collect();
         let (shape, mut strides) = collapse(&writes[0].shape, &strides);
@@ -575,7 +580,8 @@ impl Lower<'_> {
                 _ => return Err(Error::Internal("a cast of nothing".into())),
             };
             let dtype = node.results[0].dtype;
-            // Generated code counts integers in 64 bits: each result wraps to its own width, as if it were stored.
+            // Generated code computes integers in 64 bits: each result wraps to its own width, as
+            // if it were stored.
             let wraps = !self.plan.device.is_host() && dtype.is_int() && dtype != DType::I64;
             let id = if wraps { term.add(TermNode::Cast { to: dtype, arg: id }) } else { id };
             inside.insert(Value { node: NodeId(*index as u32), output: 0 }, id);
@@ -606,8 +612,8 @@ impl Lower<'_> {
         Ok(())
     }
 
-    /// The number that stands for an operand: a float constant of one element, beside an operand that gives
-    /// the literal its type.
+    /// The number that replaces an operand: a one-element float constant, where another operand
+    /// gives the literal its type.
     fn literal(&self, node: &Node, v: Value) -> Option<f64> {
         let NodeKind::Scalar(scalar) = node.kind else { return None };
         let number = float_splat(&self.graph.nodes[v.node.index()])?;
@@ -628,7 +634,7 @@ impl Lower<'_> {
         let mut reads = Vec::new();
         for v in &operands {
             let view = self.value(*v)?;
-            // A kernel counts on from the first element of its operand, never back.
+            // Row-wise kernels do not support negative strides.
             let back = view.strides.iter().zip(&view.shape).any(|(stride, size)| *stride < 0 && *size > 1);
             reads.push(if back { self.contiguous(&view, &node.name)? } else { view });
         }
@@ -655,7 +661,7 @@ pub(super) fn plain() -> Term {
     Product::plain()
 }
 
-/// True if an operand, broadcast to the output, is read in that way.
+/// True if an operand, broadcast to the output, can be read with that view.
 fn reads_as(view: InView, read: &View) -> bool {
     let Some((last, lead)) = read.strides.split_last() else { return true };
     let columns = read.shape.last().copied().unwrap_or(1);
@@ -670,7 +676,7 @@ fn reads_as(view: InView, read: &View) -> bool {
     }
 }
 
-/// The term with its unused inputs dropped, and the reads of those that are left.
+/// The term without its unused inputs, and the reads of the remaining ones.
 fn narrow(term: &Term, reads: &[View]) -> (Term, Vec<View>) {
     let mut kept: Vec<u32> = Vec::new();
     let mut term = term.clone();

@@ -1,10 +1,10 @@
-//! What is known before any input: constants computed once, ops without a kernel replaced by their
-//! bodies.
+//! Prepares a graph: constant folding, and inlining of ops without a kernel.
 //!
 //! In: a graph on concrete sizes with its lists of kernels. Out: a graph of builtin ops, scalars,
-//! and those defined ops for which a row-wise kernel or a library's call was taken from their list.
-//! Holds always: no node but a view, a constant or an op without operands depends on constants
-//! alone. What does is computed as the host would compute it from inputs.
+//! and those defined ops for which a row-wise kernel or a library call was taken from their list.
+//! Invariant: the only nodes that depend on constants alone are views, constants and ops without
+//! operands. All other such nodes are folded, with the results that the host would compute from
+//! inputs.
 
 use std::collections::HashMap;
 
@@ -19,34 +19,35 @@ use hypatia_graph::{Candidate, Constants, Graph, Instead, Known, Node, NodeId, N
 use hypatia_target::device::Device;
 use hypatia_tensor::error::{Error, Result};
 
-/// What computes the defined ops of a graph.
+/// The kernels chosen for the defined ops of a graph.
 #[derive(Default)]
 pub(super) struct Kernels {
     /// The row-wise kernel of each defined op that has one.
     pub rowwise: HashMap<NodeId, Rows>,
-    /// The call of each other defined op.
+    /// The library call of each other defined op.
     pub calls: HashMap<NodeId, Call>,
 }
 
-/// A graph that is ready to be lowered.
+/// A graph ready for lowering.
 pub(super) struct Prepared {
     /// The graph.
     pub graph: Graph,
-    /// The kernels of the defined ops that are left.
+    /// The kernels of the remaining defined ops.
     pub kernels: Kernels,
 }
 
-/// A library's call that computes an op.
+/// A library call that computes an op.
 pub(super) struct Call {
     /// The kernel.
     pub kernel: KernelId,
-    /// The same step by step: the op's operands are its inputs, in order.
+    /// The fallback: the same step by step. The op's operands are its inputs, in order.
     pub apart: Prepared,
 }
 
 pub(super) fn prepare(graph: &Graph, options: &Options, known: &mut Constants) -> Result<Prepared> {
     let device = &options.device;
-    // Parts stand for their op first: what they hold that has no kernel is unfolded with the rest.
+    // First replace composed ops by their parts, so that ops without a kernel inside the parts are
+    // inlined with the rest.
     let graph = graph.pruned();
     let parts = graph.replaced(&|_, node| match chosen(&graph, node, device).map(|c| &c.way) {
         Some(Way::Parts(parts)) => Instead::Parts(parts.clone()),
@@ -77,7 +78,8 @@ pub(super) fn prepare(graph: &Graph, options: &Options, known: &mut Constants) -
     Ok(Prepared { graph, kernels })
 }
 
-/// The first candidate for a node of a defined op that holds on its sizes; `None` for its body.
+/// The first candidate of a defined op's node whose guards hold for its sizes; `None` for a builtin
+/// op.
 fn chosen<'g>(graph: &Graph, node: &'g Node, device: &Device) -> Option<&'g Candidate> {
     let NodeKind::Op { op, .. } = &node.kind else { return None };
     if node.kernels.device != device.name || matches!(graph.program.op(*op).body, OpBody::Builtin(_)) {
@@ -94,8 +96,7 @@ fn chosen<'g>(graph: &Graph, node: &'g Node, device: &Device) -> Option<&'g Cand
     })
 }
 
-/// Replaces defined ops that neither a row-wise kernel nor a library's call computes by their
-/// bodies.
+/// Inlines the defined ops that neither a row-wise kernel nor a library call computes.
 fn unfolded(graph: &Graph, device: &Device) -> Result<Graph> {
     let constant = constant_nodes(graph);
     graph.replaced(&|i, node| {
@@ -108,7 +109,7 @@ fn unfolded(graph: &Graph, device: &Device) -> Result<Graph> {
     })
 }
 
-/// The row-wise kernel of a node of a defined op, on its sizes.
+/// The row-wise kernel of a defined op's node, for its sizes.
 fn rowwise(graph: &Graph, node: &Node) -> Option<Rows> {
     let NodeKind::Op { op, attrs, .. } = &node.kind else { return None };
     let operands: Vec<Option<TensorType>> = node.operands.iter().map(|v| v.map(|v| graph.ty(v).clone())).collect();

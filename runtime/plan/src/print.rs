@@ -66,22 +66,23 @@ impl Plan {
     }
 }
 
-/// What an executor has to say of a step, by its index, in one word.
+/// An executor's note on a step: the step's index and one word.
 pub type Note = (usize, &'static str);
 
-/// A plan with what its executor says of its steps.
+/// A plan with its executor's notes on steps.
 pub struct Noted<'a> {
     plan: &'a Plan,
     notes: &'a [Note],
 }
 
 impl Plan {
-    /// The plan as it is run: with what its executor says of its steps.
+    /// The plan as it is run: with its executor's notes on steps.
     pub fn noted<'a>(&'a self, notes: &'a [Note]) -> Noted<'a> {
         Noted { plan: self, notes }
     }
 
-    /// The plan for programs: its steps in order, with what they read and write, and what its executor says of them.
+    /// The plan for programs: its steps in order, with their reads and writes, and its executor's
+    /// notes.
     pub fn to_json(&self, notes: &[Note]) -> Value {
         let list = |views: &[View]| views.iter().map(|v| self.place(v)).collect::<Vec<_>>();
         let steps = self.steps.iter().enumerate().map(|(i, step)| {
@@ -105,7 +106,7 @@ impl Plan {
     }
 }
 
-/// What is said of a step.
+/// The note on a step.
 pub fn note(notes: &[Note], step: usize) -> Option<&'static str> {
     notes.iter().find(|(at, _)| *at == step).map(|(_, word)| *word)
 }

@@ -1,18 +1,19 @@
-//! Row-wise kernels on operands as they lie.
+//! Row-wise kernels on operands in their present layout.
 //!
-//! In: a row-wise kernel, how the axes of its operands make up rows, and views of the operands. Out: a
-//! step. Holds always: axes that every operand walks as one are joined, so that whatever can be read as
-//! `[rows, n]`, as one row or as one column is, and strides are left for the rest.
+//! In: a row-wise kernel, how the axes of its operands make up rows, and views of the operands.
+//! Out: a step. Invariant: axes that are contiguous for every operand are collapsed, so that every
+//! operand that can be read as `[rows, n]`, as one row or as one column is read in that way, and
+//! only the rest uses strides.
 
 use hypatia_dsl::kernel::{RowAccess, RowLayout, RowSpace, RowwiseKernel};
 
 use super::RowwiseStep;
 use super::view::{View, collapse, row_major};
 
-/// A row-wise kernel on concrete sizes whose operands have no places yet.
+/// A row-wise kernel on concrete sizes whose operands have no views yet.
 #[derive(Clone, Debug)]
 pub(super) struct Rows {
-    /// What is computed.
+    /// The computation.
     pub kernel: RowwiseKernel,
     /// The axes of the operands.
     pub space: RowSpace,
@@ -21,8 +22,8 @@ pub(super) struct Rows {
 }
 
 impl Rows {
-    /// The step for operands that lie so; `outputs` are the shapes of its results, which are row-major.
-    /// `None` if an operand does not have the shape that the kernel was made for.
+    /// The step for operands with these views; `outputs` are the shapes of its results, which are
+    /// row-major. `None` if an operand does not have the shape that the kernel was made for.
     pub(super) fn step(&self, reads: &[View], outputs: &[Vec<usize>]) -> Option<RowwiseStep> {
         let shapes = reads.iter().map(|v| &v.shape).chain(outputs);
         for (shape, axes) in shapes.zip(&self.space.tensors) {
@@ -41,7 +42,7 @@ impl Rows {
     }
 }
 
-/// The step of a kernel on operands that lie so: each is read in the plainest way that is right.
+/// The step of a kernel for that layout: each operand gets the simplest access that is correct.
 pub(super) fn fitted(mut kernel: RowwiseKernel, layout: &RowLayout) -> RowwiseStep {
     let layout = joined(layout);
     let inputs = kernel.inputs.len();
@@ -60,7 +61,8 @@ pub(super) fn fitted(mut kernel: RowwiseKernel, layout: &RowLayout) -> RowwiseSt
     RowwiseStep { kernel, rows: layout.rows(), n: layout.n(), layout }
 }
 
-/// Axes that all operands walk as one, joined; those of rows and those of a row apart.
+/// Collapses axes that are contiguous for all operands, separately for those across rows and those
+/// within a row.
 fn joined(layout: &RowLayout) -> RowLayout {
     let half = |range: std::ops::Range<usize>| {
         let strides: Vec<Vec<isize>> = layout.strides.iter().map(|s| s[range.clone()].to_vec()).collect();

@@ -1,7 +1,7 @@
 //! Short functions of the device in generated kernels, where a rule allows them.
 //!
-//! In: a plan for a GPU whose steps are settled. Out: the same, with kernels in which rules such as those of `short.hyp`
-//! have fired, and where they did. Holds always: a plan for the host is left alone.
+//! In: a GPU plan with final steps. Out: the same, with kernels in which rules such as those of
+//! `short.hyp` have fired, and a record of where. Invariant: a plan for the host is unchanged.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ pub struct Shortened {
     pub rule: RuleId,
 }
 
-/// Lets the rules fire.
+/// Applies the rules to generated kernels.
 pub(super) fn shorten(plan: &mut Plan) {
     let program = Arc::clone(&plan.program);
     let shortener = Shortener::new(&program, &plan.allowed);

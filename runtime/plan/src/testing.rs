@@ -1,4 +1,4 @@
-//! What the unit tests of this crate share.
+//! Helpers shared by the unit tests of this crate.
 #![allow(clippy::unwrap_used)]
 
 use hypatia_graph::Graph;
@@ -7,7 +7,7 @@ use hypatia_tensor::Result;
 
 use super::{Options, Plan};
 
-/// The plan of a graph, its lists of kernels made first.
+/// The plan of a graph, after kernel choice.
 pub fn planned(graph: &Graph, options: &Options) -> Result<Plan> {
     let graph = hypatia_optimize::kernels::select(graph, &options.device, &pipeline::FOLDER)?;
     Plan::build(&graph, options, &mut pipeline::constants())

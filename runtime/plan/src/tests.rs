@@ -1,4 +1,4 @@
-//! Plans: how many launches, which kernels, no two live buffers in one place.
+//! Plans: number of launches, choice of kernels, no overlap of live buffers.
 #![allow(clippy::unwrap_used)]
 
 use std::sync::Arc;
@@ -71,7 +71,7 @@ fn an_epilogue_is_one_launch_on_the_cpu_and_one_or_two_on_a_gpu() {
         let plan = linear(scalars, dtype, target);
         assert_eq!(plan.launches(), launches, "{scalars:?} {dtype} on {target}\n{plan}");
     }
-    // The bias goes with the product, the rest into the pass.
+    // The product adds the bias; the pass computes the rest.
     let plan = linear(&["silu"], DType::BF16, "h200");
     let kernel = plan.steps[0].kernel.map(|k| plan.program.kernels[k.index()].name.clone());
     assert_eq!(kernel.as_deref(), Some("lt_bias"), "{plan}");
@@ -96,7 +96,7 @@ fn pointwise_work_is_one_launch_and_a_region_may_have_several_results() {
 
 #[test]
 fn a_region_does_not_close_over_a_node_between_its_members() {
-    // c needs the sum of a, so a and c cannot be one launch, though c reads a.
+    // c needs the sum of a, so a and c cannot be one launch, although c reads a.
     let mut g = Graph::new(program());
     let x = g.input("x", ty(DType::F32, &[8, 16]));
     let a = g.call("exp", &[x], &[]).unwrap()[0];
@@ -116,14 +116,14 @@ fn pointwise_work_side_by_side_reads_its_operands_once() {
         let row = g.input("row", ty(DType::F32, &[16]));
         let sum = g.call("add", &[x, y], &[]).unwrap()[0];
         let other = match late {
-            // Not there when the sum could be computed.
+            // Not available when the sum could be computed.
             true => g.call("softmax", &[y], &[]).unwrap()[0],
             false => y,
         };
         let difference = if same_shape {
             g.call("sub", &[x, other], &[]).unwrap()[0]
         } else {
-            // They share a row alone, which is read from a cache.
+            // They share only a row, which is read from a cache.
             let z = g.input("z", ty(DType::F32, &[8, 16]));
             g.call("sub", &[z, row], &[]).unwrap()[0]
         };
@@ -158,12 +158,12 @@ fn constants_are_computed_once_and_views_of_them_are_not_copied() {
     let options = Options::new(Device::cpu());
     let plan = Plan::build(&g, &options, &mut known).unwrap();
     assert_eq!((plan.launches(), plan.constants.len()), (1, 1), "{plan}");
-    // Another plan over the same weights shares what was computed.
+    // Another plan with the same weights shares the computed constants.
     let again = Plan::build(&g, &options, &mut known).unwrap();
     assert!(Arc::ptr_eq(&plan.constants[0], &again.constants[0]));
 }
 
-/// Every pair of buffers that are alive during one step, against their bytes.
+/// Checks every pair of buffers that are live during one step for overlap.
 fn check_places(plan: &Plan) {
     let last = super::buffers::last_uses(plan);
     let mut first = vec![usize::MAX; plan.buffers.len()];

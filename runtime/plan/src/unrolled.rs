@@ -1,9 +1,10 @@
-//! Convolutions on devices that have no kernel for them: products over their windows, and sums where a group has few
-//! filters.
+//! Convolutions on devices without a kernel for them: products over the windows (im2col), and plain
+//! sums where a group has few filters.
 //!
-//! In: a [`ConvStep`] and the views of its operands. Out: steps that other actions already have. Holds always: zeros
-//! around the operand are a `Pad` of their own, and only where a window reaches them; where windows do not overlap nor
-//! leave gaps they are a view; the matrix of the windows (im2col) is copied only where strides cannot say it.
+//! In: a [`ConvStep`] and the views of its operands. Out: steps of other actions. Invariant:
+//! padding of the operand is a `Pad` step, made only where a window reaches the padding. Windows
+//! that tile the operand without overlaps or gaps are a view. The matrix of the windows (im2col) is
+//! copied only where strides cannot express it.
 
 use std::sync::Arc;
 
@@ -20,7 +21,8 @@ use hypatia_graph::{Known, Node};
 use hypatia_tensor::error::{Error, Result};
 use hypatia_tensor::tensor::Tensor;
 
-/// Filters of a group below which each result is a sum of its own: a product of so few rows leaves matrix units idle.
+/// With fewer filters in a group, each result is a separate sum: a product with so few rows leaves
+/// matrix units idle.
 const FEW_FILTERS: usize = 4;
 
 /// Sizes of a convolution.
@@ -52,7 +54,7 @@ impl Sizes {
         })
     }
 
-    /// `[batch, groups]` and these axes.
+    /// `[batch, groups]` followed by these axes.
     fn behind_groups(&self, rest: &[&[usize]]) -> Vec<usize> {
         let mut shape = vec![self.batch, self.groups];
         rest.iter().for_each(|r| shape.extend_from_slice(r));
@@ -74,7 +76,7 @@ impl Lower<'_> {
         let odd = || Error::Internal(format!("a convolution of {:?} with {:?}", x.shape, w.shape));
         let sizes = Sizes::new(&step, &w, &out).ok_or_else(odd)?;
         let x = self.padded(name, &step, x.clone(), &sizes)?;
-        // [batch, channels, out.., taps..], the channels by groups.
+        // [batch, channels, out.., taps..], with the channels split into groups.
         let windows = x.windowed(&step.windows, &sizes.out);
         let by_groups = sizes.behind_groups(&[&[sizes.channels], &sizes.out, &sizes.taps]);
         let windows = match windows.reshaped(&by_groups) {
@@ -84,7 +86,8 @@ impl Lower<'_> {
         if sizes.filters < FEW_FILTERS {
             return self.sums(name, &step, &sizes, [windows, w], reads, out);
         }
-        // [batch, groups, channels, taps.., out..] is the right operand: a row for each channel and tap.
+        // [batch, groups, channels, taps.., out..] is the right operand: a row for each channel and
+        // tap.
         let axes = sizes.out.len();
         let mut order: Vec<usize> = vec![0, 1, 2];
         order.extend(3 + axes..3 + 2 * axes);
@@ -112,7 +115,7 @@ impl Lower<'_> {
         self.product(name, product, (views, [false; 2]), (facts, &node.kernels), out)
     }
 
-    /// The operand with the zeros that windows reach.
+    /// The operand with the padding that windows reach.
     fn padded(&mut self, name: &str, step: &ConvStep, x: View, sizes: &Sizes) -> Result<View> {
         let lead = x.shape.len() - step.windows.len();
         let mut shape = x.shape.clone();
@@ -140,7 +143,7 @@ impl Lower<'_> {
         reshaped.ok_or_else(|| Error::Internal(format!("{:?} as {shape:?}", view.shape)))
     }
 
-    /// Each result as the sum over its window: depthwise convolutions.
+    /// Each result as a sum over its window: depthwise convolutions.
     fn sums(
         &mut self,
         name: &str,
@@ -194,7 +197,8 @@ impl Lower<'_> {
     }
 }
 
-/// The term over the operands of a row-wise kernel: its own come behind those of the sum, whose result is input `sum`.
+/// The term for a row-wise kernel: the kernel's inputs are those of the sum, whose result is input
+/// `sum`, then the term's own.
 fn epilogue(term: &Term, sum: u32) -> Term {
     let mut term = term.clone();
     for node in &mut term.nodes {

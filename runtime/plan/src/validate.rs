@@ -1,21 +1,22 @@
-//! What must hold of every plan, as a check.
+//! Validates the invariants of every plan.
 //!
-//! In: a plan. Out: nothing, or the first invariant that it breaks, as an internal error. Holds
-//! always of a plan that passes: a step reads only inputs, constants and results of earlier steps;
-//! views lie inside their buffers; writes are whole buffers of the arena, each written once;
-//! buffers that are alive at the same time do not overlap, except where a step says that it works
-//! in place; shapes of actions fit what they read and write; results are contiguous.
+//! In: a plan. Out: nothing, or the first invariant that it breaks, as an internal error. Invariant
+//! of every plan that passes: a step reads only inputs, constants and results of earlier steps;
+//! views are inside their buffers; writes are whole buffers of the arena, each written once;
+//! buffers that are live at the same time do not overlap, except where a step declares that it
+//! works in place; shapes of actions fit their reads and writes; results are contiguous.
 //!
-//! Debug builds check each plan that is made; a plan that was not placed yet has no place for this.
+//! Debug builds check each plan that is made. A plan whose buffers are not placed yet cannot be
+//! checked.
 
 use super::buffers::last_uses;
 use super::{ALIGNMENT, Action, BufferId, ConvStep, GemmStep, Place, Plan, PointwiseStep, RowwiseStep, Step, View};
 use hypatia_tensor::error::{Error, Result};
 
-/// What is wrong, without the step's name.
+/// The error, without the step's name.
 type Checked = std::result::Result<(), String>;
 
-/// Fails with these words unless something holds.
+/// Fails with this message unless the condition holds.
 fn ensure(holds: bool, words: impl FnOnce() -> String) -> Checked {
     if holds { Ok(()) } else { Err(words()) }
 }
@@ -45,7 +46,7 @@ impl Plan {
         b.len.checked_mul(b.dtype.size())
     }
 
-    /// Buffers of inputs and constants are these; places in the arena are aligned.
+    /// Buffers of inputs and constants match them; offsets in the arena are aligned.
     fn check_buffers(&self) -> Checked {
         for (i, b) in self.buffers.iter().enumerate() {
             let fits = match b.place {
@@ -61,7 +62,7 @@ impl Plan {
         Ok(())
     }
 
-    /// The elements of a view are those of its buffer.
+    /// The elements of a view are inside its buffer.
     fn check_view(&self, view: &View) -> Checked {
         let Some(buffer) = self.buffers.get(view.buffer.index()) else {
             return Err(format!("there is no buffer {}", view.buffer.0));
@@ -87,7 +88,7 @@ impl Plan {
         ensure(!arena || written[view.buffer.index()], || format!("buffer {} is read before it is made", view.buffer.0))
     }
 
-    /// A whole buffer of the arena; with `any_order`, its axes may lie in another order.
+    /// A whole buffer of the arena; with `any_order`, its axes may be permuted.
     fn check_write(&self, view: &View, any_order: bool) -> Checked {
         self.check_view(view)?;
         let buffer = &self.buffers[view.buffer.index()];
@@ -118,8 +119,8 @@ impl Plan {
         Ok(())
     }
 
-    /// The steps that do without a call: they read what the step reads and what they made, and make
-    /// all that it writes.
+    /// The fallback steps of a call: they read what the step reads and what they computed, and
+    /// write everything that it writes.
     fn check_apart(&self, step: &Step, apart: &[Step], written: &[bool]) -> Checked {
         let mut inside = written.to_vec();
         let known = |v: &View, among: &[View]| among.iter().any(|w| w.buffer == v.buffer);
@@ -139,11 +140,11 @@ impl Plan {
         })
     }
 
-    /// No two buffers that are alive during one step overlap, except an operand and the result that
-    /// takes over its place.
+    /// No two buffers that are live during one step overlap, except an operand and the result that
+    /// reuses its memory.
     fn check_lifetimes(&self) -> Checked {
         let last = last_uses(self);
-        // What is alive: its bytes in the arena.
+        // Live buffers with their bytes in the arena.
         let mut alive: Vec<(BufferId, std::ops::Range<usize>)> = Vec::new();
         for (i, step) in self.steps.iter().enumerate() {
             let mut over: Vec<(BufferId, BufferId)> = Vec::new();
@@ -177,8 +178,8 @@ impl Plan {
         Ok(())
     }
 
-    /// A pointwise result in the place of an operand that dies there and is read at the index that
-    /// is written.
+    /// A pointwise result may reuse the memory of an operand that dies there and is read at the
+    /// index that is written.
     fn check_in_place(&self, step: &Step, write: &View, read: usize, dies: bool) -> Checked {
         let Some(view) = step.reads.get(read) else { return Err("a result takes over what is not read".into()) };
         let alone = step.reads.iter().filter(|r| r.buffer == view.buffer).count() == 1;
@@ -190,7 +191,7 @@ impl Plan {
         })
     }
 
-    /// The shapes of what a step reads and writes are those of its action.
+    /// The shapes of a step's reads and writes are those of its action.
     fn check_action(&self, step: &Step) -> Checked {
         let (reads, writes) = (step.reads.as_slice(), step.writes.as_slice());
         ensure(!writes.is_empty(), || "nothing is written".into())?;
@@ -262,7 +263,7 @@ fn rowwise(r: &RowwiseStep, reads: &[View], writes: &[View]) -> bool {
         && (layout.rows(), layout.n()) == (r.rows, r.n)
 }
 
-/// Actions that move or reduce elements.
+/// Checks actions that move or reduce elements.
 fn moves(action: &Action, reads: &[View], out: &View) -> bool {
     let counts = match action {
         Action::Concat(_) => 1..=usize::MAX,
@@ -275,7 +276,7 @@ fn moves(action: &Action, reads: &[View], out: &View) -> bool {
     if keeps_type && x.dtype != out.dtype {
         return false;
     }
-    // Sizes along all other axes are the same.
+    // Sizes along all other axes are equal.
     let beside = |a: &View, b: &View, axis: usize| {
         a.shape.len() == b.shape.len()
             && axis < a.shape.len()

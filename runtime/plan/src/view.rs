@@ -1,7 +1,7 @@
-//! Windows onto buffers: reshape, transpose, slice and broadcast without a copy.
+//! Views of buffers: reshape, transpose, slice and broadcast without a copy.
 //!
-//! Holds always: every index of the shape names an element of the buffer that the view was made for, as
-//! each method keeps to the elements of the view it started from.
+//! Invariant: every index of the shape addresses an element of the buffer that the view was made
+//! for, as each method stays within the elements of the view it started from.
 
 use hypatia_dsl::dtype::DType;
 
@@ -15,11 +15,11 @@ pub struct View {
     pub buffer: BufferId,
     /// Its element type.
     pub dtype: DType,
-    /// The element of index 0.
+    /// The offset of the first element.
     pub offset: usize,
     /// Sizes.
     pub shape: Vec<usize>,
-    /// Distance of neighbours along each axis, in elements; 0 where broadcast, negative where reversed.
+    /// Strides along each axis, in elements; 0 where broadcast, negative where reversed.
     pub strides: Vec<isize>,
 }
 
@@ -33,7 +33,7 @@ pub fn row_major(shape: &[usize]) -> Vec<isize> {
 }
 
 impl View {
-    /// A whole buffer.
+    /// A view of a whole buffer.
     pub fn whole(buffer: BufferId, dtype: DType, shape: &[usize]) -> View {
         View { buffer, dtype, offset: 0, shape: shape.to_vec(), strides: row_major(shape) }
     }
@@ -48,7 +48,7 @@ impl View {
         self.shape.contains(&0)
     }
 
-    /// True if the elements lie in row-major order without gaps.
+    /// True if the elements are in row-major order without gaps.
     pub fn is_contiguous(&self) -> bool {
         let mut expected = 1;
         for (size, stride) in self.shape.iter().zip(&self.strides).rev() {
@@ -60,14 +60,14 @@ impl View {
         true
     }
 
-    /// True if the last two axes are a matrix with one dense axis, as BLAS libraries read it.
+    /// True if the last two axes are a matrix with one dense axis, as BLAS libraries accept it.
     pub fn is_matrix(&self) -> bool {
         let Some((_, [rows, columns])) = self.shape.split_last_chunk::<2>() else { return false };
         let Some((_, [row, column])) = self.strides.split_last_chunk::<2>() else { return false };
         matrix_layout(*rows, *columns, *row, *column).is_some()
     }
 
-    /// Axes in another order.
+    /// The axes permuted.
     pub fn transposed(&self, perm: &[usize]) -> View {
         View {
             shape: perm.iter().map(|p| self.shape[*p]).collect(),
@@ -76,7 +76,8 @@ impl View {
         }
     }
 
-    /// `count` elements along `axis` from `start` at distance `step`. Needs `start` and the last one in range.
+    /// A slice of `count` elements along `axis` from `start` with that `step`. `start` and the last
+    /// element must be in range.
     pub fn sliced(&self, axis: usize, start: usize, step: isize, count: usize) -> View {
         let mut v = self.clone();
         if count > 0 {
@@ -87,8 +88,8 @@ impl View {
         v
     }
 
-    /// Windows onto the last axes: how many there are instead of these axes, then the axes of one window.
-    /// Needs room for them.
+    /// Sliding windows over the last axes: these axes become the window counts, then the axes of
+    /// one window. The windows must fit.
     pub fn windowed(&self, windows: &[Window], counts: &[usize]) -> View {
         let mut v = self.clone();
         let lead = self.shape.len() - windows.len();
@@ -102,7 +103,7 @@ impl View {
         v
     }
 
-    /// Broadcast to a shape; `None` if it does not.
+    /// Broadcast to a shape; `None` if that is impossible.
     pub fn broadcast(&self, shape: &[usize]) -> Option<View> {
         let skip = shape.len().checked_sub(self.shape.len())?;
         let mut strides = vec![0; shape.len()];
@@ -116,7 +117,7 @@ impl View {
         Some(View { shape: shape.to_vec(), strides, ..self.clone() })
     }
 
-    /// The same elements in row-major order under another shape, if strides can say so.
+    /// The same elements in row-major order with another shape, if strides can express it.
     pub fn reshaped(&self, shape: &[usize]) -> Option<View> {
         if shape.iter().product::<usize>() != self.len() {
             return None;
@@ -124,7 +125,8 @@ impl View {
         if self.is_empty() || self.is_contiguous() {
             return Some(View { shape: shape.to_vec(), strides: row_major(shape), ..self.clone() });
         }
-        // Runs of axes that are one axis in memory, then the new axes cut out of these runs.
+        // Merge axes that are contiguous in memory into runs, then split the runs into the new
+        // axes.
         let mut runs: Vec<(usize, isize)> = Vec::new();
         for (size, stride) in self.shape.iter().zip(&self.strides).filter(|(size, _)| **size != 1) {
             match runs.last_mut() {
@@ -153,8 +155,9 @@ impl View {
     }
 }
 
-/// Whether the columns of a matrix lie together (else the rows do), and the elements from one row (or column) to the
-/// next; `None` if neither does, or neighbours overlap.
+/// Whether the columns of a matrix are contiguous (otherwise the rows are), and its leading
+/// dimension: the distance from one row (or column) to the next. `None` if neither is contiguous,
+/// or neighbours overlap.
 pub fn matrix_layout(rows: usize, columns: usize, row: isize, column: isize) -> Option<(bool, usize)> {
     let dense = |count: usize, stride: isize| count <= 1 || stride == 1;
     let apart = |count: usize, stride: isize, least: usize| match usize::try_from(stride) {
@@ -167,8 +170,8 @@ pub fn matrix_layout(rows: usize, columns: usize, row: isize, column: isize) -> 
     by_rows().map(|ld| (false, ld)).or_else(|| by_columns().map(|ld| (true, ld)))
 }
 
-/// Axes that every operand walks as one, joined: a shape of lower rank, and strides for each operand.
-/// Axes of size 1 vanish; the result has at least rank 1.
+/// Collapses axes that are contiguous for every operand: a shape of lower rank, and strides for
+/// each operand. Axes of size 1 are dropped; the result has at least rank 1.
 pub fn collapse(shape: &[usize], strides: &[Vec<isize>]) -> (Vec<usize>, Vec<Vec<isize>>) {
     let mut out: Vec<usize> = Vec::new();
     let mut steps: Vec<Vec<isize>> = vec![Vec::new(); strides.len()];

@@ -1,4 +1,4 @@
-//! How much a step computes and moves: what its time is measured against.
+//! The arithmetic and memory traffic of steps, with which measured times are compared.
 
 use hypatia_dsl::scalar::{Term, TermNode};
 
@@ -9,7 +9,7 @@ use super::{Action, EitherStep, Plan, Step, View};
 pub struct StepWork {
     /// Operations: two for each multiply-add, one for each call of a scalar function.
     pub flops: f64,
-    /// Bytes read and written, each element that is touched once.
+    /// Bytes read and written, counting each element once.
     pub bytes: f64,
 }
 
@@ -18,14 +18,14 @@ fn calls(term: &Term) -> f64 {
     term.nodes.iter().filter(|n| matches!(n, TermNode::Call { .. })).count() as f64
 }
 
-/// Bytes of the different elements that a view shows.
+/// Bytes of the distinct elements of a view.
 fn bytes(view: &View) -> f64 {
     let sizes = view.shape.iter().zip(&view.strides).filter(|(size, stride)| **size == 0 || **stride != 0);
     sizes.map(|(size, _)| *size as f64).product::<f64>() * view.dtype.size() as f64
 }
 
 impl Step {
-    /// What the step does.
+    /// The work of the step.
     pub fn work(&self) -> StepWork {
         let len = self.writes.first().map_or(0, View::len) as f64;
         let flops = match &self.action {
@@ -48,14 +48,14 @@ impl Step {
             }
             _ => 0.0,
         };
-        // Gathers touch as much of their source as they write.
+        // Gathers read as much of their source as they write.
         let touched = |(i, v): (usize, &View)| match self.action {
             Action::Gather(_) | Action::GatherElements(_) | Action::GatherNd(_) if i == 0 => {
                 len * v.dtype.size() as f64
             }
             _ => bytes(v),
         };
-        // What only the way without the call touches is no work.
+        // Memory traffic of only the fallback is not counted.
         let (reads, writes) = match &self.action {
             Action::Either(e) => (e.reads, e.writes),
             _ => (self.reads.len(), self.writes.len()),
@@ -64,7 +64,7 @@ impl Step {
         StepWork { flops, bytes: read + self.writes.iter().take(writes).map(bytes).sum::<f64>() }
     }
 
-    /// What kind of work it is, in a word.
+    /// The kind of work, in a word.
     pub fn kind(&self) -> &'static str {
         match &self.action {
             Action::Gemm(_) | Action::Either(_) => "gemm",

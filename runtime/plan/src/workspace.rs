@@ -1,7 +1,8 @@
-//! Memory that steps work in on a device: how much, and how the work is parted.
+//! Workspace: scratch memory of steps on a device, and how the work is split.
 //!
-//! In: sizes of running sums, sorts and scatters. Out: views behind the results of their steps. Holds always: what is
-//! empty works in nothing; the views say how the work is parted, so that executors need no other word on it.
+//! In: sizes of cumulative sums, sorts and scatters. Out: views that follow the results of their
+//! steps. Invariant: empty steps need no workspace. The views determine how the work is split, so
+//! executors need no other information.
 
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::kernel::{CumsumKernel, SORT_TILE};
@@ -12,31 +13,31 @@ use super::{Action, Step};
 use hypatia_graph::prim::Cumsum;
 use hypatia_tensor::error::Result;
 
-/// Lines side by side from which on each has a thread.
+/// With at least this many adjacent lines, each line has a thread.
 const SIDE_BY_SIDE: usize = 32;
-/// Pieces of work that fill a device: blocks, and threads of a piece each.
+/// Pieces of work that fill a device: blocks, or threads with a piece each.
 const BLOCKS: usize = 1 << 10;
 const THREADS: usize = 1 << 17;
-/// Elements of a line below which it is not parted, for a block and for a thread.
+/// Shorter lines are not split: number of elements for a block and for a thread.
 const FEW: [usize; 2] = [1 << 13, 1 << 8];
-/// Chunks of a line at most: each adds up the sums of those before it.
+/// Maximum number of chunks of a line: each adds up the sums of those before it.
 const MOST: usize = 256;
 
-/// How a running sum is parted.
+/// How a cumulative sum is split.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Parting {
-    /// Lines one after the other, elements of a line, lines side by side.
+    /// Number of outer lines, elements of a line, number of adjacent (inner) lines.
     pub sizes: [usize; 3],
-    /// A thread has a line, or a chunk of it; else a block.
+    /// True if a thread processes a line or a chunk of it; otherwise a block does.
     pub columns: bool,
-    /// Chunks of a line.
+    /// Number of chunks of a line.
     pub chunks: usize,
-    /// Elements of a chunk.
+    /// Number of elements of a chunk.
     pub length: usize,
 }
 
 impl Parting {
-    /// Of the sums along `axis` of a shape.
+    /// The split of the sums along `axis` of a shape.
     pub fn new(shape: &[usize], axis: usize) -> Parting {
         let sizes = [shape[..axis].iter().product(), shape[axis], shape[axis + 1..].iter().product()];
         let [outer, size, inner] = sizes;
@@ -48,14 +49,14 @@ impl Parting {
         Parting { sizes, columns, chunks: size.div_ceil(length).max(1), length }
     }
 
-    /// Lines of both kinds.
+    /// Number of lines, outer times inner.
     pub fn lines(&self) -> usize {
         self.sizes[0] * self.sizes[2]
     }
 }
 
 impl Lower<'_> {
-    /// What an action works in behind its result `out`, on a device.
+    /// The workspace of an action with result `out` on a device.
     pub(super) fn workspace(&mut self, action: &Action, reads: &[View], out: &View) -> Result<Vec<View>> {
         let mut needed: Vec<(DType, Vec<usize>)> = Vec::new();
         match action {
@@ -72,7 +73,7 @@ impl Lower<'_> {
             }
             Action::Scatter(_) => {
                 let count = reads.get(1).map_or(0, View::len);
-                // The order of the updates; a long one is merged between two places.
+                // The sort order of the updates; a long one is merged between two buffers.
                 let places = if count > SORT_TILE { 2 } else { usize::from(count > 0) };
                 needed.extend(vec![(DType::I64, vec![count]); places]);
             }
@@ -83,7 +84,7 @@ impl Lower<'_> {
 }
 
 impl Step {
-    /// The views that the step works in, behind its results.
+    /// The workspace of the step: the views behind its results.
     pub fn workspace(&self) -> &[View] {
         match &self.action {
             Action::Cumsum(_) | Action::Argsort(..) | Action::Scatter(_) => self.writes.get(1..).unwrap_or_default(),

@@ -1,8 +1,8 @@
-//! Terms over narrow integers on devices that count in 64 bits.
+//! Terms on narrow integers for devices that compute integers in 64 bits.
 //!
-//! In: a term, and the element types of its accumulator and operands. Out: the same over builtin functions, each result
-//! brought to the width that it has in the reference. Holds always: a term without arithmetic of narrow integers stays as
-//! it is, so that kernels which are known for it are still found.
+//! In: a term, and the element types of its accumulator and operands. Out: the same in builtin
+//! functions, with each result wrapped to its width in the reference. Invariant: a term without
+//! arithmetic on narrow integers is unchanged, so that specialised kernels for it are still found.
 
 use hypatia_dsl::builtin::BuiltinScalar;
 use hypatia_dsl::dtype::{DType, Kind};
@@ -18,7 +18,7 @@ fn overflows(step: &TypedNode) -> bool {
     narrow && matches!(step.op, TypedOp::Apply(f, _) if f.result() == Kind::Number)
 }
 
-/// The term with each result of narrow integers wrapped.
+/// The term with every narrow integer result wrapped.
 pub(super) fn wrapped(program: &Program, term: &Term, acc: DType, inputs: &[DType]) -> Result<Term> {
     if acc.is_float() && inputs.iter().all(|d| d.is_float()) {
         return Ok(term.clone());

@@ -1,4 +1,4 @@
-//! What is computed when a plan is made has the bits that a run gives.
+//! Constant folding gives the same bits as a run.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 use std::sync::Arc;
@@ -21,13 +21,13 @@ use hypatia_testing::{int, list, program, ty};
 fn run(g: &Graph, inputs: &[Tensor], cluster: bool) -> Vec<Tensor> {
     let plan = pipeline::plan(g, &Options { cluster, ..Options::new(Device::cpu()) }).unwrap();
     if inputs.is_empty() {
-        // A view is copied to where the output is.
+        // A view is copied to the place of the output.
         assert!(plan.steps.iter().all(|s| s.action == Action::Copy), "nothing else is left to be run:\n{plan}");
     }
     Executor::new(Arc::new(plan), 1).unwrap().run(inputs).unwrap()
 }
 
-/// The graph that `build` makes of a tensor that is an input, and of one that is a constant.
+/// The graph that `build` makes of a tensor, once as an input and once as a constant.
 fn agree(what: &str, x: &Tensor, build: &dyn Fn(&mut Graph, Value) -> Value) -> Tensor {
     let mut result = None;
     for cluster in [false, true] {
@@ -55,7 +55,7 @@ fn with_number(g: &mut Graph, f: BuiltinScalar, v: Value, number: f64) -> Value 
     g.builtin_scalar(f, &[v, number]).unwrap()
 }
 
-/// One more function, of the kind that the type has.
+/// One more function, of a kind that the type has.
 fn step(g: &mut Graph, v: Value, rng: &mut ChaCha8Rng) -> Value {
     let dtype = g.ty(v).dtype;
     let shape: Vec<i64> = g.ty(v).shape.iter().filter_map(|d| d.as_const()).collect();
@@ -114,7 +114,8 @@ fn a_chain_has_the_same_bits_whether_its_operand_is_known_or_given() {
 
 #[test]
 fn the_buckets_of_relative_positions_are_those_of_a_run() {
-    // At a power of two the logarithms' quotient is a whole number or nearly one: the last bit decides.
+    // At a power of two the quotient of the logarithms is an integer or nearly one: the last bit
+    // decides.
     let x = Tensor::from_slice(&[5], &[1i64, 2, 4, 16, 32]).unwrap();
     let bucket = |g: &mut Graph, v: Value| {
         let mut v = cast(g, v, DType::F32);

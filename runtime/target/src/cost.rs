@@ -1,19 +1,20 @@
-//! What builtin scalar functions cost.
+//! The cost of builtin scalar functions.
 //!
-//! In: the name of a builtin. Out: its [`Cost`]. Holds always: a function that is not listed costs 1.
+//! In: the name of a builtin. Out: its [`Cost`]. Invariant: a function that is not listed costs 1.
 
-/// What one application costs, in three ways that do not follow from each other.
+/// The cost of one application, in three independent measures.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Cost {
-    /// Operations of a device, very roughly: what the optimiser weighs.
+    /// Device operations, very roughly: the weight in the optimiser's cost model.
     pub operations: f64,
-    /// Instructions in the source of a kernel: where printing an expression twice is dearer than keeping it.
+    /// Instructions in the source of a kernel: decides whether an expression is printed twice or
+    /// kept.
     pub instructions: u64,
-    /// Time on the host, in additions: what the CPU executor splits work by.
+    /// Time on the host, in additions: the CPU executor splits work by it.
     pub host: usize,
 }
 
-/// A function that is one instruction everywhere.
+/// A function that is a single instruction everywhere.
 const PLAIN: Cost = Cost { operations: 1.0, instructions: 1, host: 1 };
 
 const fn cost(operations: f64, instructions: u64, host: usize) -> Cost {
@@ -38,7 +39,7 @@ pub const COSTS: &[(&str, Cost)] = &[
     ("rsqrt", cost(2.0, 8, 1)),
 ];
 
-/// What the builtin of that name costs.
+/// The cost of the builtin of that name.
 pub fn of(builtin: &str) -> Cost {
     COSTS.iter().find(|(name, _)| *name == builtin).map_or(PLAIN, |(_, cost)| *cost)
 }

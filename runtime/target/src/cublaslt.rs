@@ -1,17 +1,18 @@
-//! The epilogues of cuBLASLt, by the library's own names: what a `kernel` may be bound to.
+//! The epilogues of cuBLASLt that a `kernel` may use, by the library's own names.
 //!
-//! In: a name. Out: what the epilogue reads beside the two operands of the product, and what it stores beside the result,
-//! which is how a kernel's op lists its operands and results. Holds always: what the epilogues compute is not said here
-//! but documented by the library, and `verify` holds kernels against that.
+//! In: a name. Out: the extra tensor that the epilogue reads besides the two operands of the
+//! product, and the one that it stores besides the result; a kernel's op lists its operands and
+//! results in this order. Invariant: the semantics of the epilogues are not defined here but in the
+//! library's documentation, and `verify` tests kernels against it.
 
-/// A tensor beside the operands and the result of a product.
+/// An extra tensor of an epilogue, besides the operands and the result of the product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Beside {
-    /// A vector: one number for each column of the result (of BGRADB for each row).
+    /// A vector: one number per column of the result (for BGRADB, per row).
     Vector,
-    /// As many numbers as the result has.
+    /// One number per element of the result.
     Full,
-    /// One bit for each number of the result, eight in a byte, the lowest first.
+    /// One bit per element of the result, eight to a byte, lowest bit first.
     Bits,
 }
 
@@ -20,9 +21,9 @@ pub enum Beside {
 pub struct Form {
     /// The library's name for it.
     pub name: &'static str,
-    /// What it reads behind the two operands of the product.
+    /// The tensor it reads after the two operands of the product.
     pub reads: Option<Beside>,
-    /// What it stores behind the result.
+    /// The tensor it stores after the result.
     pub stores: Option<Beside>,
 }
 
@@ -56,8 +57,9 @@ impl Form {
         FORMS.iter().find(|f| f.name == name)
     }
 
-    /// True for the forms that training needs. The library has them for some types and layouts only, and they are not always
-    /// faster than a product and a pass: each is tried before it is used.
+    /// True for the epilogues that training needs. The library has them only for some types and
+    /// layouts, and they are not always faster than a product and a separate pass, so each is
+    /// measured before it is used.
     pub fn is_tried(&self) -> bool {
         self.stores.is_some() || matches!(self.reads, Some(Beside::Full | Beside::Bits))
     }

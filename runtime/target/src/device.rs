@@ -1,29 +1,29 @@
-//! Device profiles: the few figures by which work is costed.
+//! Device profiles: the figures of the cost model.
 //!
-//! In: a target's name. Out: peak rates, bandwidth and launch cost. The profiles are built in, so that
-//! `opt`, `explain`, `test ... on` and `gen` need no device. Holds always: every figure is positive, and the
-//! doc comment of each profile says where its figures come from.
+//! In: a target's name. Out: peak rates, bandwidth and launch cost. The profiles are built in, so
+//! that `opt`, `explain`, `test ... on` and `gen` need no device. Invariant: every figure is
+//! positive, and the doc comment of each profile gives the sources of its figures.
 
 use crate::dtype::DType;
 
-/// What the cost model knows of a machine.
+/// What the cost model knows about a machine.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Device {
-    /// The name by which it is asked for.
+    /// The target's name.
     pub name: &'static str,
-    /// Compute capability as a number, 90 for sm_90; 0 where there is none.
+    /// Compute capability as a number, 90 for sm_90; 0 for a host.
     pub sm: u32,
-    /// Bytes a second between memory and the processor.
+    /// Memory bandwidth in bytes per second.
     pub bandwidth: f64,
-    /// Seconds from one kernel's end to the next one's start.
+    /// Seconds from the end of one kernel to the start of the next.
     pub launch: f64,
-    /// Operations a second outside of matrix units, in f32.
+    /// f32 operations per second outside of matrix units.
     pub vector: f64,
-    /// Operations a second of a matrix product, by the dtype of its operands.
+    /// Operations per second of a matrix product, by the dtype of its operands.
     matrix: [(DType, f64); 6],
 }
 
-/// Every profile, in the order in which they are listed.
+/// All profiles, in listing order.
 static PROFILES: [Device; 3] = [CPU, H200, A100];
 
 /// One NVIDIA H200 SXM. Measured: 8192-cubed products at 790 (bf16, f16) and 51 (f32) TFLOP/s, a copy at 4.24
@@ -45,8 +45,9 @@ const H200: Device = Device {
     ],
 };
 
-/// One NVIDIA A100 SXM 80 GB, from NVIDIA's A100 data sheet: 312 TFLOP/s (bf16, f16), 19.5 (f32; f64 on tensor
-/// cores), 624 TOP/s (int8), 2.04 TB/s. The launch cost is taken to be the H200's.
+/// One NVIDIA A100 SXM 80 GB, from NVIDIA's A100 data sheet: 312 TFLOP/s (bf16, f16), 19.5 (f32;
+/// f64 on tensor cores), 624 TOP/s (int8), 2.04 TB/s. The launch cost is assumed to equal the
+/// H200's.
 const A100: Device = Device {
     name: "a100",
     sm: 80,
@@ -63,8 +64,8 @@ const A100: Device = Device {
     ],
 };
 
-/// A small host: two cores with AVX2 at 3 GHz (2 x 32 flop a cycle for f32, half for f64, f16 and bf16 widened
-/// to f32), 20 GB/s. A "launch" is the hand-over of a step to the threads.
+/// A small host: two cores with AVX2 at 3 GHz (2 x 32 flop a cycle for f32, half for f64, f16 and
+/// bf16 widened to f32), 20 GB/s. A "launch" is the handover of a step to the threads.
 const CPU: Device = Device {
     name: "cpu",
     sm: 0,
@@ -87,7 +88,7 @@ impl Device {
         PROFILES.iter().find(|d| d.name == name).cloned()
     }
 
-    /// The host.
+    /// The host's profile.
     pub fn cpu() -> Device {
         CPU
     }
@@ -97,12 +98,12 @@ impl Device {
         PROFILES.iter().map(|d| d.name)
     }
 
-    /// Operations a second of a matrix product over operands of that type.
+    /// Operations per second of a matrix product over operands of that type.
     pub fn matrix_rate(&self, dtype: DType) -> f64 {
         self.matrix.iter().find(|(d, _)| *d == dtype).map_or(self.vector, |(_, rate)| *rate)
     }
 
-    /// True if epilogues are run by an interpreter that takes any term.
+    /// True for a host, where an interpreter runs epilogues and accepts any term.
     pub fn is_host(&self) -> bool {
         self.sm == 0
     }

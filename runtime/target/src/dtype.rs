@@ -1,4 +1,4 @@
-//! Element types of tensors, and the kinds of values that scalar terms compute with.
+//! Element types of tensors, and the kinds of values in scalar terms.
 
 use std::fmt;
 
@@ -27,21 +27,21 @@ pub enum DType {
     Bool,
 }
 
-/// What a scalar value is, apart from its width.
+/// The kind of a scalar value, independent of its width.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub enum Kind {
     /// A floating-point or integer number.
     Number,
-    /// A truth value.
+    /// A boolean.
     Bool,
 }
 
 impl DType {
-    /// All element types, in the order in which they are listed to users.
+    /// All element types, in the order shown to users.
     pub const ALL: [DType; 9] =
         [DType::F64, DType::F32, DType::F16, DType::BF16, DType::I64, DType::I32, DType::I8, DType::U8, DType::Bool];
 
-    /// The name as written in a `.hyp` file.
+    /// The name in a `.hyp` file.
     pub fn name(self) -> &'static str {
         match self {
             DType::F64 => "f64",
@@ -61,7 +61,7 @@ impl DType {
         DType::ALL.into_iter().find(|d| d.name() == name)
     }
 
-    /// The element type that other languages call so: `float32`, `half`, `double`.
+    /// The element type that other languages know by that name: `float32`, `half`, `double`.
     pub fn known_elsewhere_as(name: &str) -> Option<DType> {
         Some(match name.to_ascii_lowercase().as_str() {
             "float" | "float32" | "fp32" | "single" => DType::F32,
@@ -92,7 +92,7 @@ impl DType {
         matches!(self, DType::F64 | DType::F32 | DType::F16 | DType::BF16)
     }
 
-    /// True for the integer types, `bool` not among them.
+    /// True for the integer types; `bool` is not one of them.
     pub fn is_int(self) -> bool {
         matches!(self, DType::I64 | DType::I32 | DType::I8 | DType::U8)
     }
@@ -102,8 +102,8 @@ impl DType {
         if self == DType::Bool { Kind::Bool } else { Kind::Number }
     }
 
-    /// The type in which kernels compute on elements of this type: f64 for f64, f32 for the
-    /// other floats, i64 for integers, bool for bool.
+    /// The type in which kernels compute with elements of this type: f64 for f64, f32 for the other
+    /// floats, i64 for integers, bool for bool.
     pub fn compute(self) -> DType {
         match self {
             DType::F64 => DType::F64,
@@ -113,8 +113,8 @@ impl DType {
         }
     }
 
-    /// `value` rounded once to this type (ties to even), widened again to f64. Integers
-    /// truncate toward zero and saturate; bool is `value != 0`.
+    /// `value` rounded once to this type (ties to even), then widened to f64. Integers truncate
+    /// toward zero and saturate; bool is `value != 0`.
     pub fn round(self, value: f64) -> f64 {
         match self {
             DType::F64 => value,
@@ -129,7 +129,7 @@ impl DType {
         }
     }
 
-    /// The largest finite value of a float, 0 for types that are not floats.
+    /// The largest finite value of a float type; 0 for other types.
     pub fn largest(self) -> f64 {
         match self {
             DType::F64 => f64::MAX,
@@ -140,8 +140,8 @@ impl DType {
         }
     }
 
-    /// Distance from 1.0 to the next larger value, 0 for types that are not floats. Tolerances
-    /// are derived from this.
+    /// Machine epsilon: the distance from 1.0 to the next larger value; 0 for types that are not
+    /// floats. Tolerances are derived from it.
     pub fn epsilon(self) -> f64 {
         match self {
             DType::F64 => f64::EPSILON,
@@ -153,8 +153,8 @@ impl DType {
     }
 }
 
-/// `value` rounded once to f16. (`f16::from_f64` goes by way of f32, or drops low bits, and so misses what lies next to the middle
-/// between two neighbours.)
+/// `value` rounded once to f16. (`f16::from_f64` converts through f32, or drops low bits, and so
+/// misrounds values next to the midpoint of two neighbours.)
 pub fn to_f16(value: f64) -> half::f16 {
     half::f16::from_f32(to_odd(value))
 }
@@ -164,8 +164,9 @@ pub fn to_bf16(value: f64) -> half::bf16 {
     half::bf16::from_f32(to_odd(value))
 }
 
-/// The f32 on either side of `value` whose last bit is 1, unless f32 holds `value`: rounding it further gives what rounding
-/// `value` itself gives, as f32 has more than two bits more than the narrower types.
+/// Rounds to odd: `value` itself if f32 holds it, else the neighbouring f32 whose last bit is 1.
+/// Rounding that further equals rounding `value` itself, because f32 has more than two bits more
+/// than the narrower types.
 fn to_odd(value: f64) -> f32 {
     let near = value as f32;
     let wide = near as f64;
@@ -206,7 +207,7 @@ mod tests {
             assert!(dtype.round(f64::NAN).is_nan() && dtype.round(-0.0).is_sign_negative());
             assert_eq!(dtype.round(5e-324), 0.0);
         }
-        // The middle between 0 and the smallest f16.
+        // The midpoint of 0 and the smallest f16.
         assert_eq!(DType::F16.round(2f64.powi(-25)), 0.0);
         assert_eq!(DType::F16.round(2f64.powi(-25) * 1.000_000_1), 2f64.powi(-24));
     }

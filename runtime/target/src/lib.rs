@@ -1,7 +1,9 @@
-//! What Hypatia knows of the machines that it writes programs for: tables, each of which stands here alone.
+//! Tables about the machines that Hypatia generates programs for; each table is independent of the
+//! others.
 //!
-//! In: names, such as those behind `on` and `cublaslt` in a `.hyp` file. Out: element types, device profiles, the epilogues of
-//! cuBLASLt, and what scalar functions cost. Holds always: this crate uses nothing else of Hypatia.
+//! In: names, such as those after `on` and `cublaslt` in a `.hyp` file. Out: element types, device
+//! profiles, the epilogues of cuBLASLt, and the costs of scalar functions. Invariant: this crate
+//! uses nothing else of Hypatia.
 
 pub mod cost;
 pub mod cublaslt;

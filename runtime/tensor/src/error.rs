@@ -1,7 +1,7 @@
-//! The one error type of the library.
+//! The single error type of the library.
 //!
-//! Holds always: a message names what the user gave (file, node, input), what was expected, and
-//! where it helps, what to do.
+//! Invariant: a message names what the user gave (file, node, input), what was expected, and, if it
+//! helps, what to do.
 
 use std::path::PathBuf;
 
@@ -11,7 +11,7 @@ use hypatia_dsl::diag::Code;
 use hypatia_dsl::scalar::typed::Untypable;
 use hypatia_dsl::typing::TypeError;
 
-/// Anything that can go wrong between a user's file and a result.
+/// Any error between a user's file and a result.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -20,23 +20,24 @@ pub enum Error {
     Io {
         /// The file.
         path: PathBuf,
-        /// The system's reason.
+        /// The operating system's error.
         source: std::io::Error,
     },
-    /// Rules did not compile; the text is the rendered diagnostics.
+    /// Rules did not compile.
     #[error("{rendered}")]
     Rules {
         /// Rendered diagnostics.
         rendered: String,
-        /// The same for programs: one JSON object a line, as `check --output-format json` prints them.
+        /// The same in machine-readable form: one JSON object per line, as `check --output-format
+        /// json` prints them.
         json: String,
     },
-    /// A model is damaged or says something impossible.
+    /// A model is damaged or inconsistent.
     #[error("{file}: {message}")]
     Model {
         /// The model's file.
         file: String,
-        /// What is wrong, naming the node where there is one.
+        /// The error, with the node's name if there is one.
         message: String,
     },
     /// A model uses something that Hypatia does not support.
@@ -44,34 +45,35 @@ pub enum Error {
     Unsupported {
         /// The model's file.
         file: String,
-        /// The node's name, or `#index` if it has none; empty where it is the whole model.
+        /// The node's name, or `#index` if it has none; empty if the error is about the whole
+        /// model.
         node: String,
-        /// Its op, with the domain if that is not the default one.
+        /// Its op, with the domain if it is not the default one.
         op: String,
         /// The opset version that the model imports for the op's domain.
         opset: i64,
-        /// What exactly, and what could be done.
+        /// What exactly is unsupported, and possible workarounds.
         message: String,
     },
-    /// An input is missing, unknown or of a wrong type or shape.
+    /// An input is missing or unknown, or has the wrong type or shape.
     #[error("{0}")]
     Input(String),
-    /// A graph does not type-check.
+    /// Type error in a graph.
     #[error("{0}")]
     Type(TypeFault),
-    /// A limit was hit: memory, size, time.
+    /// A limit was exceeded: memory, size, time.
     #[error("{0}")]
     Limit(String),
-    /// No device, or a failing device call.
+    /// No device, or a failed device call.
     #[error("{0}")]
     Device(String),
-    /// A broken invariant of Hypatia itself: a bug worth reporting.
+    /// A broken invariant of Hypatia itself: a bug to report.
     #[error("internal error: {0}; please report this with the model and the rules")]
     Internal(String),
 }
 
 impl Error {
-    /// An index that is outside of an axis of that size.
+    /// Out-of-bounds index into an axis of that size.
     pub fn outside(index: i64, size: usize) -> Error {
         let takes = match size.checked_sub(1) {
             Some(last) => format!("gather takes -{size} to {last}"),
@@ -80,7 +82,7 @@ impl Error {
         Error::Input(format!("index {index} is outside an axis of size {size} ({takes})"))
     }
 
-    /// The code of a type error that has one.
+    /// The diagnostic code of a type error, if it has one.
     pub fn code(&self) -> Option<Code> {
         match self {
             Error::Type(fault) => fault.code,
@@ -89,17 +91,17 @@ impl Error {
     }
 }
 
-/// Why a graph does not type-check.
+/// A type error in a graph.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TypeFault {
-    /// The code under which typing reports it; `None` where it is not the type of an application.
+    /// The diagnostic code; `None` if the error is not about the type of an application.
     pub code: Option<Code>,
-    /// What is wrong. It ends with the code where there is one.
+    /// The message. It ends with the code if there is one.
     pub message: String,
 }
 
 impl TypeFault {
-    /// The same, with the place where it is said first.
+    /// The same error, prefixed with its location.
     pub fn at(&self, place: impl fmt::Display) -> TypeFault {
         TypeFault { code: self.code, message: format!("{place}: {}", self.message) }
     }
@@ -167,7 +169,7 @@ mod tests {
         let placed = Error::Type(fault.at("node `n`"));
         assert_eq!(placed.code(), Some(code));
         assert_eq!(placed.to_string(), format!("node `n`: `x` must hold numbers, but is bool[2] [{code}]"));
-        // What only looks like a code is none.
+        // Text that only looks like a code is not one.
         assert_eq!(Error::Type(format!("odd [{code}]").into()).code(), None);
     }
 

@@ -1,7 +1,7 @@
-//! Tensors of the host, the files that hold them, the memory budget, and Hypatia's one error type.
+//! Host tensors, their file formats, the memory budget, and Hypatia's single error type.
 //!
-//! In: numbers, `.npz` and safetensors files. Out: [`Tensor`]s. Holds always: nothing here knows a
-//! graph, a rule or a device.
+//! In: numbers, `.npz` and safetensors files. Out: [`Tensor`]s. Invariant: nothing here depends on
+//! a graph, a rule or a device.
 
 pub mod error;
 pub mod memory;

@@ -1,11 +1,12 @@
-//! How much memory large tensors may take where the user says nothing.
+//! The default memory budget for large tensors.
 //!
-//! In: the limits of the process (address space, container). Out: bytes. Holds always: running out of memory ends a
-//! process without a word, so that what is large is refused before it is allocated, with an error that names it.
+//! In: the limits of the process (address space, container). Out: bytes. Invariant: running out of
+//! memory kills a process without a message, so large allocations are refused in advance, with an
+//! error that names them.
 
 use std::sync::OnceLock;
 
-/// Bytes for one stage's tensors: a gibibyte, less where the process itself may not have so much.
+/// Bytes for one stage's tensors: one gibibyte, or less if the limits of the process are lower.
 pub fn budget() -> usize {
     static BUDGET: OnceLock<usize> = OnceLock::new();
     *BUDGET.get_or_init(|| {
@@ -15,9 +16,9 @@ pub fn budget() -> usize {
     })
 }
 
-/// Fails where so many bytes are more than the machine can give now: asking for them would end the process.
+/// Fails if the machine cannot give this many bytes now: allocating them would end the process.
 pub fn must_fit(bytes: usize) -> Result<(), String> {
-    // What is small is not worth a look.
+    // Small allocations are not checked.
     if bytes < 64 << 20 {
         return Ok(());
     }
@@ -33,18 +34,19 @@ pub fn must_fit(bytes: usize) -> Result<(), String> {
     }
 }
 
-/// What Linux could give without swapping.
+/// Memory that Linux can give without swapping.
 fn free(meminfo: &str) -> Option<usize> {
     let line = meminfo.lines().find_map(|l| l.strip_prefix("MemAvailable:"))?;
     line.split_whitespace().next()?.parse::<usize>().ok()?.checked_mul(1024)
 }
 
-/// Inputs, weights, copies on the way out and the program itself need room beside a stage's tensors.
+/// Besides a stage's tensors there must be room for inputs, weights, copies of outputs and the
+/// program itself.
 fn of(limit: Option<usize>) -> usize {
     limit.map_or(1 << 30, |l| (l / 4).min(1 << 30))
 }
 
-/// The soft limit of `ulimit -v`, in the words of Linux.
+/// The soft limit of `ulimit -v`, from the text of `/proc/self/limits`.
 fn address_space(limits: &str) -> Option<usize> {
     let line = limits.lines().find_map(|l| l.strip_prefix("Max address space"))?;
     line.split_whitespace().next()?.parse().ok()

@@ -1,10 +1,10 @@
-//! `.npz` files: named tensors as numpy keeps them.
+//! `.npz` files: numpy's archives of named tensors.
 //!
-//! In and out: names with [`Tensor`]s, in the file's order. Arrays may be stored or deflated, in C or
-//! Fortran order, of either byte order. numpy has no bfloat16: as its `ml_dtypes` extension does, it
-//! is written as two opaque bytes (`<V2`), and such arrays are read as bfloat16. Holds always: what
-//! an entry claims to hold is compared with what it can hold before anything is allocated; an error
-//! names the file and the entry.
+//! In and out: names with [`Tensor`]s, in the file's order. Arrays may be stored or deflated, in C
+//! or Fortran order, of either byte order. numpy has no bfloat16: like its `ml_dtypes` extension,
+//! this module writes it as two opaque bytes (`<V2`) and reads such arrays as bfloat16. Invariant:
+//! the size that an entry claims is compared with the size that it can hold before anything is
+//! allocated; an error names the file and the entry.
 
 use std::io::{Read, Seek, Write};
 use std::path::Path;
@@ -16,10 +16,10 @@ use zip::result::ZipError;
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 
-/// The header of an array: more is no honest one.
+/// Maximum header size of an array; no valid header is longer.
 const LONGEST_HEADER: usize = 64 << 10;
 
-/// Deflated arrays larger than this may not be more than [`RATIO`] times their compressed size.
+/// Deflated arrays larger than this may be at most [`RATIO`] times their compressed size.
 const SUSPICIOUS: u64 = 256 << 20;
 const RATIO: u64 = 100;
 
@@ -33,7 +33,7 @@ pub fn read(path: &Path) -> Result<Vec<(String, Tensor)>> {
     read_from(std::io::BufReader::new(file)).map_err(|m| Error::Input(format!("{}: {m}", path.display())))
 }
 
-/// Reads all arrays of an archive; the error is in words.
+/// Reads all arrays of an archive; the error is a message.
 pub fn read_from<R: Read + Seek>(mut reader: R) -> Result<Vec<(String, Tensor)>, String> {
     let mut start = [0u8; 6];
     if reader.read_exact(&mut start).is_ok() && &start == b"\x93NUMPY" {
@@ -46,7 +46,7 @@ pub fn read_from<R: Read + Seek>(mut reader: R) -> Result<Vec<(String, Tensor)>,
             e => format!("this is not an .npz file, or it is damaged ({e})"),
         })
     };
-    // The archive keeps the last of several entries of one name, and does not tell.
+    // If several entries have the same name, the archive silently keeps the last.
     let archive = open(reader)?;
     let start = archive.central_directory_start();
     let mut reader = archive.into_inner();
@@ -77,12 +77,12 @@ pub fn read_from<R: Read + Seek>(mut reader: R) -> Result<Vec<(String, Tensor)>,
     Ok(out)
 }
 
-/// A name that the archive's directory, which begins at `start`, lists twice.
+/// A name that occurs twice in the archive's directory, which begins at `start`.
 fn listed_twice<R: Read + Seek>(reader: &mut R, start: u64) -> std::io::Result<Option<String>> {
     reader.seek(std::io::SeekFrom::Start(start))?;
     let mut seen = std::collections::HashSet::new();
     let mut entry = [0u8; 46];
-    // Each begins with the same four bytes; what follows the last one does not.
+    // Each entry begins with the same four bytes; what follows the last entry does not.
     while reader.read_exact(&mut entry).is_ok() && entry.starts_with(b"PK\x01\x02") {
         let length = |at: usize| u64::from(u16::from_le_bytes([entry[at], entry[at + 1]]));
         let mut name = Vec::new();
@@ -96,7 +96,7 @@ fn listed_twice<R: Read + Seek>(reader: &mut R, start: u64) -> std::io::Result<O
     Ok(None)
 }
 
-/// Writes arrays, not compressed. The file appears whole or not at all.
+/// Writes arrays uncompressed. The write is atomic: the file appears whole or not at all.
 pub fn write(path: &Path, tensors: &[(String, Tensor)]) -> Result<()> {
     let io = |source| Error::Io { path: path.to_path_buf(), source };
     let mut name = path.file_name().unwrap_or_default().to_os_string();
@@ -110,7 +110,7 @@ pub fn write(path: &Path, tensors: &[(String, Tensor)]) -> Result<()> {
         })
         .and_then(|()| std::fs::rename(&part, path));
     done.map_err(|e| {
-        // What is left of it helps nobody; the first error is the one to tell.
+        // Clean up the partial file. The first error is the one to report.
         let _ = std::fs::remove_file(&part);
         io(e)
     })
@@ -131,7 +131,7 @@ pub fn write_to<W: Write + Seek>(out: W, tensors: &[(String, Tensor)]) -> std::i
     Ok(())
 }
 
-/// numpy's code of an element type, little-endian.
+/// numpy's little-endian code of an element type.
 fn code(dtype: DType) -> &'static str {
     match dtype {
         DType::F64 => "<f8",
@@ -146,7 +146,7 @@ fn code(dtype: DType) -> &'static str {
     }
 }
 
-/// Magic, version 1.0, and the dictionary, padded so that the data are aligned to 64 bytes.
+/// Magic, version 1.0, and the dictionary, padded so that the data is aligned to 64 bytes.
 fn header(tensor: &Tensor) -> Vec<u8> {
     let dims: Vec<String> = tensor.shape().iter().map(usize::to_string).collect();
     let comma = if dims.len() == 1 { "," } else { "" };
@@ -165,7 +165,7 @@ fn header(tensor: &Tensor) -> Vec<u8> {
     out
 }
 
-/// What the dictionary of an array says.
+/// The content of an array's dictionary.
 #[derive(Debug, PartialEq)]
 struct Header {
     descr: String,
@@ -212,7 +212,7 @@ fn array(reader: &mut impl Read, size: u64) -> Result<Tensor, String> {
         return Err(format!("{dtype} of shape {:?} needs {bytes} bytes, but there are {there}", header.shape));
     }
     let mut data = Vec::new();
-    // The vector grows with the data that come, not with the claim.
+    // The vector grows with the data read, not with the claimed size.
     let read = reader.take(bytes as u64).read_to_end(&mut data).map_err(cut)?;
     if read != bytes {
         return Err(format!("{bytes} bytes expected, but only {read} are there"));
@@ -226,7 +226,7 @@ fn array(reader: &mut impl Read, size: u64) -> Result<Tensor, String> {
     Tensor::from_bytes(dtype, &header.shape, &data).ok_or_else(|| "a bool is neither 0 nor 1".into())
 }
 
-/// Our element type for numpy's code, and whether the bytes are in the other order.
+/// The element type of a numpy code, and whether the bytes must be swapped.
 fn element(descr: &str) -> Result<(DType, bool), String> {
     let (order, rest) = match descr.as_bytes().first() {
         Some(b'<' | b'>' | b'=' | b'|') => descr.split_at(1),
@@ -314,7 +314,7 @@ fn parse(text: &str) -> Result<Header, String> {
     }
 }
 
-/// A text in quotes, and what follows it.
+/// A quoted string, and the text after it.
 fn quoted(text: &str) -> Option<(&str, &str)> {
     let quote = text.chars().next().filter(|c| ['\'', '"'].contains(c))?;
     text[1..].split_once(quote)

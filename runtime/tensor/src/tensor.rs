@@ -1,6 +1,6 @@
 //! Concrete tensors in host memory: inputs, weights, results.
 //!
-//! Holds always: row-major and contiguous; the buffer holds exactly `product(shape)` elements and is
+//! Invariant: row-major and contiguous; the buffer holds exactly `product(shape)` elements and is
 //! aligned to 8 bytes; bool elements are 0 or 1.
 
 use std::sync::Arc;
@@ -13,12 +13,12 @@ use hypatia_dsl::dtype::{DType, to_bf16, to_f16};
 pub struct Tensor {
     dtype: DType,
     shape: Vec<usize>,
-    /// The bytes, kept as words for their alignment.
+    /// The bytes, stored as words for alignment.
     words: Arc<Vec<u64>>,
     len: usize,
 }
 
-/// A Rust type that is the element of some tensor.
+/// A Rust type that is an element type of tensors.
 pub trait Element: bytemuck::Pod {
     /// Its element type.
     const DTYPE: DType;
@@ -36,7 +36,8 @@ impl Tensor {
         Some(Tensor { dtype, shape: shape.to_vec(), words: Arc::new(vec![0; bytes.div_ceil(8)]), len })
     }
 
-    /// A tensor of these elements in row-major order. `None` if their number is not the shape's.
+    /// A tensor of these elements in row-major order. `None` if their number does not match the
+    /// shape.
     pub fn from_slice<T: Element>(shape: &[usize], data: &[T]) -> Option<Tensor> {
         let mut t = Tensor::zeros(T::DTYPE, shape)?;
         if t.len != data.len() {
@@ -46,8 +47,8 @@ impl Tensor {
         Some(t)
     }
 
-    /// A tensor of little-endian bytes. `None` if their number is not the shape's, or a bool is
-    /// neither 0 nor 1.
+    /// A tensor of little-endian bytes. `None` if their number does not match the shape, or a bool
+    /// is neither 0 nor 1.
     pub fn from_bytes(dtype: DType, shape: &[usize], bytes: &[u8]) -> Option<Tensor> {
         let len = shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d))?;
         if len.checked_mul(dtype.size())? != bytes.len() || (dtype == DType::Bool && bytes.iter().any(|b| *b > 1)) {
@@ -109,7 +110,7 @@ impl Tensor {
         self.len == 0
     }
 
-    /// The same elements under another shape; `None` if the number differs.
+    /// The same elements with another shape; `None` if the number of elements differs.
     pub fn reshaped(&self, shape: &[usize]) -> Option<Tensor> {
         let len = shape.iter().try_fold(1usize, |a, &d| a.checked_mul(d))?;
         (len == self.len).then(|| Tensor { shape: shape.to_vec(), ..self.clone() })
@@ -120,7 +121,7 @@ impl Tensor {
         &bytemuck::cast_slice(&self.words)[..self.len * self.dtype.size()]
     }
 
-    /// The bytes, to be written; copies if the data is shared.
+    /// Mutable access to the bytes; copies if the data is shared.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         let n = self.len * self.dtype.size();
         &mut bytemuck::cast_slice_mut(Arc::make_mut(&mut self.words).as_mut_slice())[..n]
@@ -137,13 +138,13 @@ impl Tensor {
         fits.then(|| &bytemuck::cast_slice(&self.words)[..self.len])
     }
 
-    /// The elements to be written, if they are of type `T`.
+    /// Mutable access to the elements, if they are of type `T`.
     pub fn as_mut_slice<T: Element>(&mut self) -> Option<&mut [T]> {
         let fits = T::DTYPE == self.dtype || (T::DTYPE == DType::U8 && self.dtype == DType::Bool);
         fits.then(|| self.words_as())
     }
 
-    /// All elements as f64 (i64 beyond 2^53 lose digits).
+    /// All elements as f64 (i64 loses digits beyond 2^53).
     pub fn to_f64(&self) -> Vec<f64> {
         macro_rules! read {
             ($t:ty, $f:expr) => {

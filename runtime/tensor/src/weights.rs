@@ -1,7 +1,8 @@
 //! Weights from safetensors files.
 //!
-//! In: a `.safetensors` file. Out: tensors by name. Holds always: the file is mapped, and a tensor is copied out of it when
-//! it is asked for; the header was checked against the file's length, so that no name leads outside of it.
+//! In: a `.safetensors` file. Out: tensors by name. Invariant: the file is memory-mapped, and a
+//! tensor is copied out of it on request; the header was checked against the file's length, so that
+//! no tensor is out of bounds.
 
 use std::path::{Path, PathBuf};
 
@@ -26,7 +27,7 @@ use crate::tensor::Tensor;
 pub struct Weights {
     path: PathBuf,
     map: memmap2::Mmap,
-    /// Where the tensors begin.
+    /// Offset of the first tensor.
     start: usize,
     header: Metadata,
 }
@@ -43,7 +44,7 @@ impl Weights {
             file: path.display().to_string(),
             message: format!("this is not a safetensors file, or it is damaged: {e}"),
         })?;
-        // Eight bytes tell the header's length.
+        // The first eight bytes are the header's length.
         Ok(Weights { path: path.to_path_buf(), map, start: length + 8, header })
     }
 
@@ -52,7 +53,7 @@ impl Weights {
         self.header.offset_keys()
     }
 
-    /// A tensor.
+    /// The tensor of that name.
     pub fn tensor(&self, name: &str) -> Result<Tensor> {
         let damaged = |message: String| Error::Model { file: self.path.display().to_string(), message };
         let info = self.header.info(name).ok_or_else(|| {

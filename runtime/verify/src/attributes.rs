@@ -65,7 +65,7 @@ impl Generator<'_, '_> {
         Ok(out)
     }
 
-    /// The number of elements that a pattern for a list fixes.
+    /// The length that a list pattern requires.
     pub(super) fn list_length(&self, pat: Option<&AttrPat>) -> Option<usize> {
         match pat? {
             AttrPat::List(items) if !items.iter().any(|p| matches!(p, AttrPat::Rest(_))) => Some(items.len()),
@@ -81,7 +81,8 @@ impl Generator<'_, '_> {
         }
     }
 
-    /// The value of a pattern that must be known or may be this one.
+    /// Matches `made` against a pattern: the result is the pattern's value if it is known, else
+    /// `made`.
     pub(super) fn match_or_make(&mut self, pat: &AttrPat, made: AttrValue) -> Try<AttrValue> {
         match pat {
             AttrPat::Is(e) => self.eval(e).ok_or_else(|| Reject("an attribute has no value".into())),
@@ -90,7 +91,7 @@ impl Generator<'_, '_> {
         }
     }
 
-    /// The value of an expression; where it needs one, of a `let` too.
+    /// The value of an expression, including that of a `let` if the expression needs one.
     fn eval(&self, e: &hypatia_dsl::ir::AExpr) -> Option<AttrValue> {
         let facts = GraphFacts { graph: &self.graph, env: &self.env };
         let found = eval(e, &self.env.attrs, &facts);
@@ -106,7 +107,7 @@ impl Generator<'_, '_> {
         eval(e, &known, &facts)
     }
 
-    /// The value that a guard `v == e` or `v in [..]` gives a variable.
+    /// The value that a guard `v == e` or `v in [..]` gives to a variable.
     pub(super) fn hinted_var(&self, var: hypatia_dsl::ir::VarId) -> Option<AttrValue> {
         let equal = self.hints.equal_var.iter().filter(|(v, _)| *v == var).find_map(|(_, e)| self.eval(e));
         equal.or_else(|| {
@@ -117,7 +118,7 @@ impl Generator<'_, '_> {
         })
     }
 
-    /// The same; of several values that `v in [..]` leaves, any.
+    /// Like [`Self::hinted_var`], but picks any of the values that `v in [..]` allows.
     pub(super) fn chosen_var(&mut self, var: hypatia_dsl::ir::VarId) -> Option<AttrValue> {
         let hints = self.hints;
         let list = hints.among.iter().filter(|(v, _)| *v == var).find_map(|(_, e)| match self.eval(e) {
@@ -130,7 +131,8 @@ impl Generator<'_, '_> {
         }
     }
 
-    /// A list that matches element patterns; elements that they leave open come from `base`.
+    /// A list that matches element patterns; elements that they leave undetermined come from
+    /// `base`.
     fn list(
         &mut self,
         items: &[AttrPat],
@@ -146,7 +148,7 @@ impl Generator<'_, '_> {
         }
         let element = if ty == AttrType::Axes { AttrType::Axis } else { AttrType::Int };
         let one = |v: AttrValue| normalised(element, v, rank);
-        // First what is fixed, then what is open.
+        // First the fixed elements, then the undetermined ones.
         let mut slots: Vec<Option<AttrValue>> = vec![None; base.len()];
         let mut at = 0;
         let mut places = Vec::new();
@@ -191,8 +193,8 @@ impl Generator<'_, '_> {
         Ok(values)
     }
 
-    /// A legal value of attribute `index`. `before` holds the attributes in front of it, `length`
-    /// the number of elements that a list must have.
+    /// A legal value of attribute `index`. `before` holds the preceding attributes, `length` the
+    /// required length of a list.
     #[allow(clippy::too_many_arguments)]
     fn random_attr(
         &mut self,
@@ -226,7 +228,7 @@ impl Generator<'_, '_> {
             (Some(BuiltinOp::Slice), 2) => {
                 let start = before.get(1).and_then(as_int).unwrap_or(0);
                 let size = axis_size().unwrap_or(0);
-                // Where it stops before it starts it is empty.
+                // A slice that ends before its start is empty.
                 let least = [start.clamp(0, size), 0][self.source.weighted(&[85, 15])];
                 int(size - self.upto(size - least))
             }
@@ -247,7 +249,7 @@ impl Generator<'_, '_> {
             (Some(BuiltinOp::Windows), _) => {
                 let axes = length.unwrap_or(1 + usize::from(shape.len() > 1)).min(shape.len());
                 let room = shape[shape.len() - axes..].iter().copied();
-                // Windows of 1 or 2 elements, at distances that leave room for one.
+                // Windows of 1 or 2 elements, with strides that leave room for one.
                 dims(room.map(|d| if d > 1 { 1 + self.source.pick(2) as i64 } else { 1 }).collect())
             }
             (Some(carrier), _) if carrier.accumulator().is_some() => {
@@ -265,8 +267,8 @@ impl Generator<'_, '_> {
         })
     }
 
-    /// Attributes of a convolution, in their order: strides, padding that leaves room for the filter,
-    /// dilations that it has room for, and as many groups as the channels make.
+    /// Attributes of a convolution, in order: strides, padding that leaves room for the filter,
+    /// dilations that fit, and as many groups as the channels require.
     fn convolution(&mut self, index: usize, x: &[i64], w: &[i64], before: &[AttrValue]) -> Try<AttrValue> {
         let (Some(d), Some(k)) = (x.get(2..), w.get(2..)) else { return reject("a convolution of low rank") };
         if d.len() != k.len() {
@@ -293,7 +295,7 @@ impl Generator<'_, '_> {
         Ok(AttrValue::List(list.map(int).collect()))
     }
 
-    /// A value for which only its type matters.
+    /// A value of which only the type matters.
     fn plain(&mut self, ty: AttrType, shape: &[i64], length: Option<usize>) -> Try<AttrValue> {
         let rank = shape.len();
         let int = |v: i64| AttrValue::Dim(Dim::from(v));
@@ -334,7 +336,7 @@ impl Generator<'_, '_> {
         })
     }
 
-    /// Where a slice that goes backwards starts, or in front of which element it stops: -1 is in front of the first.
+    /// The start of a backward slice, or the element before which it stops: -1 is before the first.
     fn backwards(&mut self, index: usize, types: &[Option<TensorType>], before: &[AttrValue]) -> Try<AttrValue> {
         let Some(first) = types.iter().flatten().next() else { return reject("a slice of nothing") };
         let axis = before.first().and_then(as_int).unwrap_or(0);
@@ -360,7 +362,7 @@ impl Generator<'_, '_> {
         p
     }
 
-    /// Another shape of as many elements.
+    /// Another shape with as many elements.
     fn reshaping(&mut self, shape: &[i64], length: Option<usize>) -> Try<Vec<i64>> {
         let mut dims = shape.to_vec();
         for _ in 0..self.source.pick(4) {
@@ -407,7 +409,7 @@ impl Generator<'_, '_> {
         Ok(dims)
     }
 
-    /// A shape that this one broadcasts to, of that rank where it is known.
+    /// A shape that this one broadcasts to, of this rank if it is known.
     fn expansion(&mut self, shape: &[i64], rank: Option<usize>) -> Vec<i64> {
         let mut dims: Vec<i64> = shape.iter().map(|d| if *d == 1 { self.size() } else { *d }).collect();
         let more = match rank {
@@ -421,7 +423,7 @@ impl Generator<'_, '_> {
         dims
     }
 
-    /// Sizes that sum to that.
+    /// Sizes whose sum is `total`.
     fn partition(&mut self, total: i64, parts: usize) -> Vec<i64> {
         let mut left = total;
         let mut out = Vec::with_capacity(parts);
@@ -441,7 +443,7 @@ fn as_int(v: &AttrValue) -> Option<i64> {
     }
 }
 
-/// Axes counted from the front, in order where they are a set; other values as they are.
+/// Axes counted from the front, sorted if they are a set; other values unchanged.
 fn normalised(ty: AttrType, value: AttrValue, rank: Option<usize>) -> AttrValue {
     let Some(rank) = rank else { return value };
     let front = |v: AttrValue| match as_int(&v) {

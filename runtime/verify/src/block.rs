@@ -1,7 +1,7 @@
 //! Counterexamples as `test` blocks.
 //!
 //! In: an instance and both sides in one graph. Out: text that can be pasted into a `.hyp` file and
-//! fails under `hypatia test`. Holds always: every tensor of the instance is written out.
+//! fails under `hypatia test`. Invariant: every tensor of the instance is written out.
 
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -18,7 +18,7 @@ use hypatia_graph::instantiate::Numbers;
 use hypatia_graph::{Graph, NodeId, NodeKind, Value, show_attr, show_number, show_term};
 use hypatia_tensor::tensor::Tensor;
 
-/// A test that fails because the sides differ as `failure` says at `difference`.
+/// A test that fails because the sides differ as `failure` says, at `difference`.
 pub fn test_block(
     title: &str,
     instance: &Instance,
@@ -37,7 +37,7 @@ pub fn test_block(
             if integers || failure != Failure::Value =>
         {
             match difference {
-                // Truth values are compared as they are.
+                // Truth values are compared directly.
                 _ if sides.graph.ty(left).dtype == DType::Bool => (l, r),
                 Some(d) if d.left == d.right && !integers => (format!("1 / {tight_l}"), format!("1 / {tight_r}")),
                 Some(d) if d.left.is_finite() && d.right.is_finite() => {
@@ -61,7 +61,8 @@ pub fn test_block(
     out
 }
 
-/// The tensors of an instance that are used, each a line; what f64 does not hold of an integer is a tensor of its own.
+/// The used tensors of an instance, one per line. The part of an integer that f64 cannot hold
+/// becomes a separate tensor.
 fn declarations(instance: &Instance, used: &dyn Fn(&str) -> bool) -> String {
     let mut out = String::new();
     let mut line = |word: &str, name: &str, tensor: &Tensor| {
@@ -83,10 +84,10 @@ fn declarations(instance: &Instance, used: &dyn Fn(&str) -> bool) -> String {
     out
 }
 
-/// Behind the name of a tensor of integers: what is to be added to it.
+/// The suffix of the tensor that is added to a tensor of integers.
 const REST: &str = "_and";
 
-/// What integers differ from the numbers that a file can hold, if any does.
+/// The differences of integers from the numbers that a file can hold, if there are any.
 fn remainders(tensor: &Tensor) -> Option<Tensor> {
     let rest: Vec<i64> = tensor.as_slice::<i64>()?.iter().map(|v| v.wrapping_sub(*v as f64 as i64)).collect();
     if rest.iter().all(|v| *v == 0) { None } else { Tensor::from_slice(tensor.shape(), &rest) }
@@ -125,17 +126,17 @@ fn nested(data: &[f64], shape: &[usize]) -> String {
 struct Writer<'a> {
     graph: &'a Graph,
     names: HashMap<NodeId, String>,
-    /// Declarations of constants that no variable stands for.
+    /// Declarations of constants that are not bound to variables.
     extra: Vec<String>,
     /// Numbers as they were written, before their constants rounded them.
     numbers: &'a Numbers,
 }
 
-/// Texts of shared nodes are repeated: instances are small, but a cap keeps a pathological one short.
+/// Texts of shared nodes are repeated. Instances are small, but this cap bounds a pathological one.
 const MAX_TEXT: usize = 20_000;
 
 impl<'a> Writer<'a> {
-    /// For a graph over the tensors of an instance.
+    /// A writer for a graph over the tensors of an instance.
     fn of(graph: &'a Graph, numbers: &'a Numbers, instance: &Instance) -> Writer<'a> {
         let whole = |name: &str, tensor: &Tensor| match remainders(tensor) {
             Some(_) => format!("({name} + {name}{REST})"),
@@ -158,7 +159,7 @@ impl<'a> Writer<'a> {
         Writer { graph, names, extra: Vec::new(), numbers }
     }
 
-    /// An expression. `level` is how tightly the place around it binds.
+    /// An expression. `level` is the precedence of the context.
     fn value(&mut self, value: Value, level: u8) -> String {
         let node = self.graph.node(value.node);
         if let Some(name) = self.names.get(&value.node) {
@@ -216,8 +217,8 @@ impl<'a> Writer<'a> {
         if text.len() > MAX_TEXT { "…".into() } else { text }
     }
 
-    /// An operand of an infix operator: a number may stand there as it is if the other operand has
-    /// its type.
+    /// An operand of an infix operator: a bare number is allowed there if the other operand has its
+    /// type.
     fn operand(&mut self, value: Value, other: Option<Value>, level: u8) -> String {
         if self.is_number(value)
             && other.is_some_and(|o| !self.is_number(o))
@@ -232,7 +233,7 @@ impl<'a> Writer<'a> {
         self.value(value, level)
     }
 
-    /// True for a constant of rank 0 that no variable of the rule stands for.
+    /// True for a constant of rank 0 that is not bound to a variable of the rule.
     fn is_number(&self, v: Value) -> bool {
         !self.names.contains_key(&v.node)
             && matches!(&self.graph.node(v.node).kind, NodeKind::Const(t) if t.shape().is_empty() && t.dtype() != DType::Bool)
@@ -246,8 +247,9 @@ impl<'a> Writer<'a> {
     }
 }
 
-/// The left side alone, with an expectation that fails, and why as a comment: where there is no right side to compare
-/// with. An expectation of `equal` compares the left side's kernels with its meaning.
+/// The left side alone, with an expectation that fails and the reason as a comment, for when there
+/// is no right side to compare with. An expectation of `equal` compares the left side's kernels
+/// with its meaning.
 pub fn left_block(title: &str, instance: &Instance, expect: &str, why: &str) -> String {
     let mut w = Writer::of(&instance.graph, &instance.numbers, instance);
     let given: Vec<String> = instance.left.iter().map(|v| w.value(*v, 0)).collect();

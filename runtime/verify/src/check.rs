@@ -1,13 +1,14 @@
-//! Both sides of a rule compared on one instance.
+//! Comparison of both sides of a rule on one instance.
 //!
-//! In: an instance of a rule's left side. Out: an [`Observation`]: in which ways, if any, the right
-//! side differs. Holds always: a difference that the rounding of the element type explains is no
-//! difference of meaning, whatever cancellation or overflow made of it.
+//! In: an instance of a rule's left side. Out: an [`Observation`]: how the right side differs, if
+//! it does. Invariant: a difference that the rounding of the element type explains, even after
+//! cancellation or overflow, is not a difference of meaning.
 //!
-//! Meaning is compared in f64 without rounding ([`Mode::Exact`]), precision with the rounding of each
-//! element type ([`Mode::Rounded`]). A difference is first measured against a tight bound. If it is
-//! larger, both sides are taken apart ([`explode`]) and run again with noise of the size of a
-//! rounding behind every operation: what the noise scatters, rounding explains.
+//! Meaning is compared in f64 without rounding ([`Mode::Exact`]); precision is compared with the
+//! rounding of each element type ([`Mode::Rounded`]). A difference is first checked against a tight
+//! bound. If it exceeds the bound, both sides are decomposed ([`explode`]) and run again with noise
+//! of the size of one rounding error after every operation. Rounding explains a difference within
+//! the scatter of the noisy runs.
 
 use hypatia_dsl::builtin::{BuiltinOp, BuiltinScalar};
 use hypatia_dsl::dtype::DType;
@@ -26,40 +27,44 @@ use hypatia_graph::{Graph, Instantiator, NodeKind, Value, show_number};
 use hypatia_tensor::error::{Error, Result};
 use hypatia_tensor::tensor::Tensor;
 
-/// What was seen of a rule on one instance.
+/// What was observed of a rule on one instance.
 #[derive(Clone, Debug, Default)]
 pub struct Observation {
     /// The element type of the first root.
     pub dtype: Option<DType>,
-    /// The right side has no meaning for an element type of the instance: the rule is not applied there.
+    /// The right side is undefined for an element type of the instance: the rule is not applied
+    /// there.
     pub no_meaning: Option<String>,
-    /// The right side cannot be built for another reason, or not evaluated, or has another type.
+    /// The right side cannot be built for another reason, cannot be evaluated, or has another type.
     pub broken: Option<String>,
-    /// Another value, beyond what rounding explains.
+    /// A different value, beyond what rounding explains.
     pub value: Option<Difference>,
     /// NaN or infinite on one side only, without overflow.
     pub structure: Option<Difference>,
-    /// Where infinities are put in: infinite on one side only, or with the other sign. What the left side leaves
-    /// undefined (NaN), the right side may define. No class promises this; the report notes it.
+    /// For inputs with infinities: infinite on one side only, or with the opposite sign. The right
+    /// side may define what the left side leaves undefined (NaN). No class promises this; the
+    /// report notes it.
     pub infinity: Option<Difference>,
     /// Less precise than rounding of the element type explains.
     pub rounding: Option<Difference>,
-    /// Another integer, where every step is rounded as its element type says. Rounding explains no integer.
+    /// A different integer when every step is rounded to its element type. Rounding never explains
+    /// a difference of integers.
     pub integer: Option<Difference>,
-    /// Other bits.
+    /// Different bits.
     pub bits: Option<Difference>,
-    /// Other bits though no NaN, no infinity and no sign of a zero is involved.
+    /// Different bits although no NaN, infinity or signed zero is involved.
     pub finite_bits: Option<Difference>,
-    /// The largest difference in units in the last place, where all is finite.
+    /// The largest difference in units in the last place, where all values are finite.
     pub ulp: f64,
-    /// Where that is.
+    /// Where the largest difference is.
     pub ulp_at: Option<Difference>,
 }
 
 /// How a rule fails; each is shrunk on its own.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Failure {
-    /// See [`Observation::no_meaning`]: a failure only if there is a meaning for no element type.
+    /// See [`Observation::no_meaning`]: a failure only if the right side is undefined for every
+    /// element type.
     NoMeaning,
     /// See [`Observation::broken`].
     Broken,
@@ -77,19 +82,19 @@ pub enum Failure {
     FiniteBits,
     /// The claim `approx(u)` is false.
     Ulp,
-    /// No legal instance was found, or not of every alternative.
+    /// No legal instance was found, or an alternative of the pattern was never covered.
     NotExercised,
 }
 
 impl Failure {
-    /// A wrong meaning, whatever is claimed; the search ends there.
+    /// The meaning is wrong, whatever the rule claims; the search stops there.
     pub(super) fn is_grave(self) -> bool {
         matches!(self, Failure::NoMeaning | Failure::Broken | Failure::Value | Failure::Structure)
     }
 }
 
 impl Difference {
-    /// Both elements as they are written.
+    /// Both elements as text.
     pub fn shown(&self) -> (String, String) {
         match self.whole {
             Some((l, r)) => (l.to_string(), r.to_string()),
@@ -97,7 +102,7 @@ impl Difference {
         }
     }
 
-    /// Which side is further from the real number, in words, where that is known.
+    /// Names the side that is further from the real number, where that is known.
     pub fn less_precise(&self) -> Option<String> {
         let x = self.exact.filter(|_| self.left != self.right && self.left.is_finite() && self.right.is_finite())?;
         let (l, r) = ((self.left - x).abs(), (self.right - x).abs());
@@ -119,7 +124,7 @@ impl Observation {
         if self.broken.is_some() {
             return Some((Failure::Broken, None));
         }
-        // The gravest first: a wrong value matters more than a wrong class.
+        // The gravest failure first: a wrong value matters more than a wrong class.
         let meaning = self.value.as_ref().map(|d| (Failure::Value, Some(d)));
         let structure = self.structure.as_ref().map(|d| (Failure::Structure, Some(d)));
         match claim {
@@ -146,11 +151,11 @@ pub struct Sides {
     pub numbers: Numbers,
 }
 
-/// Why a right side does not stand beside the left one.
+/// Why a right side cannot be compared with the left one.
 pub enum Unfit {
-    /// It has no meaning for an element type of the instance.
+    /// The right side is undefined for an element type of the instance.
     NoMeaning(String),
-    /// It has no value for another reason, or another type than the left side.
+    /// The right side has no value for another reason, or its type differs from the left side's.
     Broken(String),
 }
 
@@ -170,7 +175,7 @@ impl Unfit {
     }
 }
 
-/// Builds the right side beside the left one.
+/// Builds the right side next to the left one.
 pub fn sides(rule: &Rule, instance: &Instance) -> Result<Sides, Unfit> {
     let sides = untyped_sides(rule, instance)?;
     for (l, r) in sides.left.iter().zip(&sides.right) {
@@ -182,7 +187,7 @@ pub fn sides(rule: &Rule, instance: &Instance) -> Result<Sides, Unfit> {
     Ok(sides)
 }
 
-/// The same, whatever the type of the right side.
+/// Like [`sides`], but accepts any type of the right side.
 pub fn untyped_sides(rule: &Rule, instance: &Instance) -> Result<Sides, Unfit> {
     let mut graph = instance.graph.clone();
     let mut right = Vec::new();
@@ -194,7 +199,7 @@ pub fn untyped_sides(rule: &Rule, instance: &Instance) -> Result<Sides, Unfit> {
         let mut into = Instantiator::new(&mut graph);
         let value = into.build(build, &env)?;
         numbers.extend(std::mem::take(&mut into.numbers));
-        // A number alone fills the type of what it replaces.
+        // A bare number takes the type of what it replaces.
         let value = match build {
             Build::Number(_) => {
                 let shape = graph.ty(*left).shape.iter().cloned().map(AttrValue::Dim).collect();
@@ -214,7 +219,7 @@ pub fn untyped_sides(rule: &Rule, instance: &Instance) -> Result<Sides, Unfit> {
     Ok(Sides { graph, left: instance.left.clone(), right, numbers })
 }
 
-/// An error if `build(..)` takes what comes at run time: there the rule is matched, and cannot be applied.
+/// Fails if `build(..)` reads a run-time value: such a rule matches but cannot be applied.
 fn frozen(rule: &Rule, build: &Build, instance: &Instance, inside: bool) -> Result<(), String> {
     match build {
         Build::Var(v) => match instance.env.tensors.get(v) {
@@ -255,7 +260,7 @@ pub fn observe(rule: &Rule, instance: &Instance) -> Try<Observation> {
             return Ok(seen);
         }
     };
-    // Where a constant would lose what it means the rule is not applied.
+    // The rule is not applied where a constant would lose precision or leave its range.
     if let Some(lost) = folds::loss(rule, instance) {
         return reject(lost);
     }
@@ -302,7 +307,7 @@ pub fn observe(rule: &Rule, instance: &Instance) -> Try<Observation> {
     Ok(seen)
 }
 
-/// Rejects an instance whose left side has no value itself.
+/// Rejects an instance whose left side itself cannot be evaluated.
 fn left_alone(instance: &Instance) -> Try<()> {
     let mut graph = instance.graph.clone();
     for (i, v) in instance.left.iter().enumerate() {
@@ -314,8 +319,8 @@ fn left_alone(instance: &Instance) -> Try<()> {
     }
 }
 
-/// Whether two graphs of one test mean the same: outputs `0..roots` against the rest. The first
-/// difference that rounding does not explain.
+/// Compares the meaning of two graphs of one test: outputs `0..roots` against the remaining ones.
+/// Returns the first difference that rounding does not explain.
 pub fn same_meaning(
     graph: &Graph,
     numbers: &Numbers,
@@ -343,7 +348,7 @@ pub fn same_meaning(
     Ok(seen.value.or(seen.structure).or(seen.infinity))
 }
 
-/// Outputs of a graph as real numbers: floats in f64, literals as they are written.
+/// Outputs of a graph as real numbers: floats in f64, literals unrounded.
 pub(super) fn evaluate_exactly(
     graph: &Graph,
     numbers: &Numbers,
@@ -352,7 +357,7 @@ pub(super) fn evaluate_exactly(
     evaluate(&explode(graph, numbers, 0.0, 0)?, &wide_inputs(inputs), Mode::Exact)
 }
 
-/// The coarsest rounding that a graph has.
+/// The coarsest rounding in a graph.
 fn coarsest(graph: &Graph) -> f64 {
     graph.nodes.iter().flat_map(|n| &n.results).map(|t| t.dtype.epsilon()).fold(0.0, f64::max)
 }
@@ -368,16 +373,16 @@ struct Job<'a> {
     seen: &'a mut Observation,
 }
 
-/// Differences below this, relative to the larger value, are f64's own error.
+/// Relative differences below this are rounding errors of f64 itself.
 const TIGHT: f64 = 1e-9;
-/// Noise that stands for f64's rounding: a hundred times as large, to have some margin.
+/// Noise that represents the rounding of f64, with a margin of a factor of 100.
 const F64_NOISE: f64 = 1e-14;
-/// Noise that stands for f32's rounding, where no f64 occurs: constants are often written with the
-/// digits of f32.
+/// Noise that represents the rounding of f32, where no f64 occurs: constants are often written with
+/// only the digits of an f32.
 const F32_NOISE: f64 = 6e-8;
-/// Noisy runs.
+/// The number of noisy runs.
 const RUNS: u64 = 12;
-/// How many times the scatter of the noisy runs counts as explained.
+/// Rounding explains a difference of up to this many times the scatter of the noisy runs.
 pub(super) const FACTOR: f64 = 4.0;
 
 impl Job<'_> {
@@ -396,7 +401,7 @@ impl Job<'_> {
                     continue;
                 }
                 let diff = (l - r).abs();
-                // What was not rounded on the way has no excuse.
+                // A value without any rounded intermediate result must match exactly.
                 let strict = (discrete && !self.has_floats()) || (self.flavour == Flavour::Nice && self.unrounded()?);
                 if !strict {
                     let s = self.scatter(&mut scatter, noise)?;
@@ -424,10 +429,10 @@ impl Job<'_> {
         Ok(())
     }
 
-    /// Of two elements that are not both finite: whether one is NaN, or infinite, and the other is not.
+    /// For two elements that are not both finite: whether exactly one of them is NaN, or infinite.
     fn other_kind(&self, left: f64, right: f64) -> bool {
         match self.flavour {
-            // Large values overflow and vanish, which is no matter of meaning.
+            // Large values overflow and underflow, which does not concern the meaning.
             Flavour::Large | Flavour::Far => false,
             Flavour::Infinite => !left.is_nan() && left != right,
             _ => !(left.is_nan() && right.is_nan() || left.is_infinite() && right.is_infinite()),
@@ -450,7 +455,7 @@ impl Job<'_> {
         let (mut scatter, mut wide): (Option<Scatter>, Option<Scatter>) = (None, None);
         for (index, x) in exact.to_f64().into_iter().enumerate() {
             let (l, r) = (left.at(index).f(), right.at(index).f());
-            // Overflow on either side is no matter of precision.
+            // Overflow on either side does not concern precision.
             if !x.is_finite() || !r.is_finite() || !l.is_finite() {
                 continue;
             }
@@ -463,12 +468,12 @@ impl Job<'_> {
             if error <= FACTOR * s.spread(root + self.roots, index) + 8.0 * ulp(dtype, x) {
                 continue;
             }
-            // The left side was worked out in f64: where it cancels, that is no more precise than this.
+            // The left side was computed in f64: where it cancels, it is no more precise than this.
             let own = self.scatter(&mut wide, f64::EPSILON)?;
             if error <= FACTOR * (s.spread(root + self.roots, index) + own.spread(root, index)) + 8.0 * ulp(dtype, x) {
                 continue;
             }
-            // What comes of overflow on the way is none either.
+            // Intermediate overflow does not concern precision either.
             if !leaves_range(self.graph, self.inputs)? {
                 self.seen.rounding = Some(difference(root, index, left, right, Some(x)));
             }
@@ -477,14 +482,15 @@ impl Job<'_> {
         Ok(())
     }
 
-    /// Numbers that the left side keeps and the right side has nothing left of: of two small constants it made 0, though the
-    /// result is no small one. That is no rounding, and no overflow either.
+    /// Reports elements that the left side keeps and the right side underflows: it computed 0 from
+    /// two small constants, although the result is not small. Neither rounding nor overflow
+    /// explains that.
     fn vanished(&mut self, root: usize, exact: &RefTensor, left: &RefTensor, right: &RefTensor) -> Result<()> {
         if !left.dtype.is_float() || self.seen.rounding.is_some() {
             return Ok(());
         }
         let dtype = left.dtype;
-        // Numbers that the type holds with all of its digits.
+        // Normal numbers, which the type holds at full precision.
         let least = ulp(dtype, 0.0) / dtype.epsilon();
         let mut scatter: Option<Scatter> = None;
         for (index, x) in exact.to_f64().into_iter().enumerate() {
@@ -493,7 +499,7 @@ impl Job<'_> {
             if !kept || !r.is_finite() || (r - x).abs() < 0.5 * x.abs() {
                 continue;
             }
-            // Where it cancels, either side may be far off.
+            // Where the computation cancels, either side may be far off.
             let s = self.scatter(&mut scatter, self.epsilon)?;
             let spread = s.spread(root, index) + s.spread(root + self.roots, index);
             if (r - x).abs() > FACTOR * spread && !leaves_range(self.graph, self.inputs)? {
@@ -504,8 +510,8 @@ impl Job<'_> {
         Ok(())
     }
 
-    /// Integers, and truth values, that differ where every step is rounded. An infinity among the inputs is outside of what `rounds` promises, and
-    /// so is what overflows on the way.
+    /// Reports integers and truth values that differ when every step is rounded. `rounds` promises
+    /// nothing for infinite inputs or intermediate overflow.
     fn integer(&mut self, root: usize, left: &RefTensor, right: &RefTensor) -> Result<()> {
         if left.dtype.is_float() || self.seen.integer.is_some() {
             return Ok(());
@@ -530,7 +536,8 @@ impl Job<'_> {
         self.inputs.iter().map(|i| &i.1).chain(constants)
     }
 
-    /// True if every value of both sides is a short binary fraction: then none was rounded, in whatever type.
+    /// True if every value of both sides is a short binary fraction: then no type rounds any of
+    /// them.
     fn unrounded(&self) -> Result<bool> {
         let graph = all_values(explode(self.graph, self.numbers, 0.0, 0)?);
         let values = evaluate(&graph, &wide_inputs(self.inputs), Mode::Exact)?;
@@ -550,7 +557,7 @@ impl Job<'_> {
                 continue;
             }
             let (l, r) = (left.at(index).f(), right.at(index).f());
-            // In f64 the real number is not known any better than the left side.
+            // In f64 the real number is not known more precisely than the left side.
             let x = Some(exact.at(index).f()).filter(|x| x.is_finite() && left.dtype != DType::F64);
             let found = difference(root, index, left, right, x);
             self.seen.bits.get_or_insert_with(|| found.clone());
@@ -583,7 +590,7 @@ impl Job<'_> {
         self.graph.nodes.iter().flat_map(|n| &n.results).any(|t| t.dtype == dtype)
     }
 
-    /// True if a finite operand gives an infinite result anywhere, other than at a pole.
+    /// True if finite operands give an infinite result anywhere, except at a pole.
     fn overflows(&self) -> Result<bool> {
         let graph = all_values(explode(self.graph, self.numbers, 0.0, 0)?);
         let values = evaluate(&graph, &wide_inputs(self.inputs), Mode::Exact)?;
@@ -607,7 +614,7 @@ impl Job<'_> {
                     )
                 ),
                 NodeKind::Input { .. } | NodeKind::Const(_) => true,
-                // What comes of nothing comes of no overflow: a mean over an empty axis.
+                // A result of empty operands is no overflow: for example a mean over an empty axis.
                 NodeKind::Op { .. } => node.operands.iter().flatten().any(empty),
             };
             let result = Value { node: hypatia_graph::NodeId(i as u32), output: 0 };
@@ -616,7 +623,7 @@ impl Job<'_> {
     }
 }
 
-/// A graph that gives every value that it computes.
+/// A graph that outputs every intermediate value.
 fn all_values(mut graph: Graph) -> Graph {
     let values = (0..graph.nodes.len()).flat_map(|i| graph.results(hypatia_graph::NodeId(i as u32)));
     graph.outputs = values.enumerate().map(|(i, v)| (format!("v{i}"), v)).collect();
@@ -646,14 +653,14 @@ fn special(t: &Tensor) -> bool {
     t.dtype().is_float() && t.to_f64().iter().any(|v| !v.is_finite())
 }
 
-/// Outputs of noisy runs beside the quiet one.
+/// Outputs of the noisy runs and of the run without noise.
 pub(super) struct Scatter {
     quiet: Vec<Vec<f64>>,
     noisy: Vec<Vec<Vec<f64>>>,
 }
 
 impl Scatter {
-    /// Runs the graph with noise of that size behind every operation.
+    /// Runs the graph with noise of this size after every operation.
     pub(super) fn run(graph: &Graph, numbers: &Numbers, inputs: &[(String, Tensor)], noise: f64) -> Result<Scatter> {
         let inputs = wide_inputs(inputs);
         let run = |noise, seed| -> Result<Vec<Vec<f64>>> {
@@ -665,7 +672,7 @@ impl Scatter {
         Ok(Scatter { quiet, noisy })
     }
 
-    /// The largest distance of a noisy run from the quiet one.
+    /// The largest distance of a noisy run from the run without noise.
     pub(super) fn spread(&self, output: usize, index: usize) -> f64 {
         let at = |run: &[Vec<f64>]| run.get(output).and_then(|o| o.get(index)).copied().unwrap_or(0.0);
         let base = at(&self.quiet);
@@ -681,7 +688,7 @@ impl Scatter {
     }
 }
 
-/// The distance between neighbouring values of the type around `v`.
+/// The distance between neighbouring values of the type near `v`.
 pub fn ulp(dtype: DType, v: f64) -> f64 {
     let (least_exponent, eps) = match dtype {
         DType::F64 => (-1022, f64::EPSILON),

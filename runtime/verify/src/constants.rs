@@ -1,8 +1,9 @@
-//! The numbers that a rule is written with, so that instances meet them.
+//! The numbers in a rule's text, so that instances cover them.
 //!
-//! In: a rule and its Program. Out: sizes of axes and elements of tensors at which the rule may behave otherwise than
-//! elsewhere: the constants of guards, types and attributes, and the literals of both sides, those inside the scalars
-//! and the ops that they call among them. Holds always: the order is that of the text, so that one seed gives one report.
+//! In: a rule and its Program. Out: sizes of axes and elements of tensors at which the rule may
+//! behave differently: the constants of guards, types and attributes, and the literals of both
+//! sides, including those inside the scalars and ops that they call. Invariant: the order is that
+//! of the text, so that one seed gives one report.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,35 +16,37 @@ use hypatia_dsl::ir::{
 use hypatia_dsl::scalar::{Term, TermNode};
 use hypatia_dsl::typing::{Bindings, NoFacts, eval};
 
-/// A size beyond this is not tried.
+/// Larger sizes are not tried.
 const MAX_SIZE: i64 = 4096;
-/// A size that stands on the right side or in an op's body alone: those are seldom what a rule turns on.
+/// The limit for a size that only occurs on the right side or in an op's body: a rule rarely
+/// depends on those.
 const MAX_FAR_SIZE: i64 = 64;
-/// Elements of one tensor, however large the sizes are that a rule names.
+/// The largest number of elements of a tensor, whatever sizes a rule names.
 const MAX_ELEMENTS: i64 = 1 << 16;
-/// A rank, a length of a list or a number of operands beyond this is not tried.
+/// Larger ranks, list lengths and operand counts are not tried.
 const MAX_COUNT: i64 = 16;
-/// How many sizes and literals are kept.
+/// The number of sizes and of literals that are kept.
 const MAX_SIZES: usize = 24;
 const MAX_LITERALS: usize = 24;
 
-/// Those of one rule.
+/// The constants of one rule.
 #[derive(Clone, Debug, Default)]
 pub struct Constants {
-    /// Sizes to try, beside the usual ones: constants, and what lies next to them.
+    /// Sizes to try in addition to the usual ones: constants and their neighbours.
     pub sizes: Vec<i64>,
     /// The largest size that a guard or a type names.
     pub largest: i64,
-    /// Ranks, lengths of lists and numbers of operands to try: those that such are compared with, and their neighbours.
+    /// Ranks, list lengths and operand counts to try: the numbers that the rule compares them with,
+    /// and their neighbours.
     pub counts: Vec<i64>,
-    /// Numbers that elements are compared or combined with, and what lies next to them, by element type.
+    /// Numbers that elements are compared or combined with, and their neighbours, by element type.
     elements: BTreeMap<DType, Vec<f64>>,
-    /// A guard asks for tensors without elements.
+    /// A guard requires tensors without elements.
     pub empty: bool,
 }
 
 impl Constants {
-    /// Those of a rule.
+    /// The constants of a rule.
     pub fn of(program: &Program, rule: &Rule) -> Constants {
         let mut reader = Reader::new(program);
         rule.requires.iter().for_each(|g| reader.guard(g));
@@ -58,11 +61,11 @@ impl Constants {
                 sizes.push(n);
             }
         };
-        // All constants before what lies next to them.
+        // All constants before their neighbours.
         near.iter().for_each(|n| add(*n));
-        // What two guards ask of one size: `n % 6 == 0, n % 4 == 0`.
+        // Two guards on one size: `n % 6 == 0, n % 4 == 0`.
         moduli.iter().flat_map(|a| moduli.iter().map(|b| lcm(*a, *b))).for_each(&mut add);
-        // Multiples that are no power of two times as much.
+        // Multiples by factors that are no powers of two.
         moduli.iter().flat_map(|n| [n.saturating_mul(3), n.saturating_mul(6)]).for_each(&mut add);
         far_sizes.iter().for_each(|n| add(n.saturating_add(1)));
         near.iter().flat_map(|n| [n.saturating_mul(2), n + 1, n - 1]).for_each(&mut add);
@@ -76,12 +79,13 @@ impl Constants {
         Constants { largest, sizes, counts, elements, empty }
     }
 
-    /// The literals and what lies next to them, as elements of that type.
+    /// The literals and their neighbours, as elements of this type.
     pub fn elements(&self, dtype: DType) -> &[f64] {
         self.elements.get(&dtype).map_or(&[], Vec::as_slice)
     }
 
-    /// Elements that a tensor may have, so that two axes may have the largest size; `usual` where no size is named.
+    /// The number of elements that a tensor may have, so that two axes may have the largest size;
+    /// `usual` where the rule names no size.
     pub fn room(&self, usual: i64) -> i64 {
         (self.largest * self.largest * 2).clamp(usual, MAX_ELEMENTS.max(usual))
     }
@@ -92,7 +96,8 @@ fn around(literals: &[f64], dtype: DType) -> Vec<f64> {
     for x in literals {
         let at = dtype.round(*x);
         let step = if dtype.is_float() { super::check::ulp(dtype, at) } else { 1.0 };
-        // A square or a product of two operands comes to it here, and to a little more.
+        // A square, or a product of two operands, equals the literal at its root, and slightly
+        // exceeds it slightly above the root.
         let root = if dtype.is_float() { x.abs().sqrt() } else { at };
         for v in [at, at + step, at - step, at + 1.0, at - 1.0, -at, root, root * 1.004, -root * 1.004] {
             let v = dtype.round(v);
@@ -112,13 +117,13 @@ fn lcm(a: i64, b: i64) -> i64 {
     (a / x.max(1)).saturating_mul(b)
 }
 
-/// What is being read.
+/// The part of the rule that is being read.
 #[derive(Clone, Copy, PartialEq)]
 enum Place {
     /// Guards, types and the left side.
     Left,
-    /// The right side, where a number that stands by itself is seldom what the rule turns on, but one that is compared or
-    /// computed with is.
+    /// The right side. A rule rarely depends on a bare number here, but it may depend on one that
+    /// is compared or computed with.
     Right,
     /// The body of an op.
     Body,
@@ -126,9 +131,10 @@ enum Place {
 
 struct Reader<'a> {
     program: &'a Program,
-    /// Sizes of guards, types, the left side's attributes, and what those of the right side are computed with.
+    /// Sizes from guards, types and the left side's attributes, and sizes that attributes of the
+    /// right side are computed from.
     near: Vec<i64>,
-    /// Sizes of the right side and of bodies.
+    /// Sizes from the right side and from bodies.
     far_sizes: Vec<i64>,
     counts: Vec<i64>,
     moduli: Vec<i64>,
@@ -166,7 +172,7 @@ impl<'a> Reader<'a> {
     }
 
     fn literal(&mut self, v: f64) {
-        // What every tensor holds anyway is no news.
+        // Every tensor holds the usual values anyway.
         let usual = v.fract() == 0.0 && v.abs() <= 2.0;
         if v.is_finite() && !usual && !self.literals.contains(&v) && self.literals.len() < MAX_LITERALS {
             self.literals.push(v);
@@ -232,7 +238,8 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// An expression of the right side that decides or computes something: its numbers count as those of guards do.
+    /// An expression of the right side that decides or computes something: its numbers count like
+    /// those of guards.
     fn computed(&mut self, e: &AExpr) {
         let place = self.place;
         if place == Place::Right {
@@ -242,7 +249,7 @@ impl<'a> Reader<'a> {
         self.place = place;
     }
 
-    /// What ranks, lengths and numbers of operands are compared with.
+    /// Collects the numbers that ranks, lengths and operand counts are compared with.
     fn count(&mut self, op: BinaryOp, a: &AExpr, b: &AExpr) {
         use BinaryOp::{Eq, Ge, Gt, Le, Lt, Ne};
         let AExpr::Value(AttrValue::Dim(d)) = b else { return };
@@ -345,14 +352,14 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// True if attribute `i` names axes: no size.
+    /// True if attribute `i` names axes rather than sizes.
     fn is_axis(&self, head: Head, i: usize) -> bool {
         let Head::Op(op) = head else { return false };
         let kind = self.program.op(op).attrs().nth(i).map(|(_, p)| &p.kind);
         matches!(kind, Some(ParamKind::Attr { ty: AttrType::Axis | AttrType::Axes, .. }))
     }
 
-    /// What a scalar or an op is made of.
+    /// Reads the definition of a scalar or an op.
     fn head(&mut self, head: Head) {
         match head {
             Head::Scalar(s) => self.scalar(s),
@@ -361,7 +368,7 @@ impl<'a> Reader<'a> {
                 if matches!(def.body, OpBody::Builtin(_)) {
                     return;
                 }
-                // What the op asks of its operands is asked of an instance.
+                // Instances must also satisfy what the op requires of its operands.
                 def.requires.iter().for_each(|g| self.guard(g));
                 for param in &def.params {
                     if let ParamKind::Tensor { ty, .. } = &param.kind {
@@ -397,19 +404,19 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// The literals of a scalar, those of the scalars that it calls among them.
+/// The literals of a scalar, including those of the scalars that it calls.
 pub(super) fn literals_of(program: &Program, id: ScalarId) -> Vec<f64> {
     let mut reader = Reader::new(program);
     reader.scalar(id);
     reader.literals
 }
 
-/// A rank, a length or a number of operands.
+/// True for a rank, a length or an operand count.
 fn is_count(e: &AExpr) -> bool {
     matches!(e, AExpr::Fact(Fact::Rank | Fact::Count, _) | AExpr::Call(AFn::Len, _))
 }
 
-/// A size or a number of elements, as it stands.
+/// True for a size or an element count, without arithmetic on it.
 fn is_size(e: &AExpr) -> bool {
     match e {
         AExpr::Index(list, _) => is_size(list),

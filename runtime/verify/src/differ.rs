@@ -1,7 +1,7 @@
 //! Differences between results, and how much of a difference rounding allows.
 //!
-//! In: the elements of two results. Out: the first [`Difference`] that is more than rounding.
-//! Holds always: NaN equals NaN, and a bound follows from the element type and the largest element.
+//! In: the elements of two results. Out: the first [`Difference`] that exceeds rounding. Invariant:
+//! NaN equals NaN, and a bound follows from the element type and the largest element.
 
 use hypatia_dsl::dtype::DType;
 
@@ -10,7 +10,7 @@ use hypatia_eval::RefTensor;
 /// A difference between the two sides.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Difference {
-    /// Which root.
+    /// The index of the root.
     pub root: usize,
     /// Index of the element, row-major.
     pub index: usize,
@@ -18,14 +18,14 @@ pub struct Difference {
     pub left: f64,
     /// The right side's element.
     pub right: f64,
-    /// The element as a real number, where it was worked out.
+    /// The element as a real number, if it was computed.
     pub exact: Option<f64>,
-    /// Both elements where they are integers, which f64 may not hold.
+    /// Both elements if they are integers, which f64 may not hold exactly.
     pub whole: Option<(i64, i64)>,
 }
 
-/// The first element that is further off than the element type's rounding allows: some units in the
-/// last place of the largest element. Elements that `excused` names are not looked at.
+/// The first element whose difference exceeds the rounding of its element type: some units in the
+/// last place of the largest element. Elements for which `excused` is true are skipped.
 pub fn far_apart(
     root: usize,
     got: &RefTensor,
@@ -39,7 +39,7 @@ pub fn far_apart(
     Some(Difference { root, index, left: a[index], right: b[index], exact: None, whole: None })
 }
 
-/// By how much a result may differ from these wanted ones.
+/// How much a result may differ from these expected elements.
 pub fn tolerance(dtype: DType, wanted: &[f64]) -> f64 {
     let largest = wanted.iter().filter(|v| v.is_finite()).fold(0.0f64, |m, v| m.max(v.abs()));
     let units = match dtype {

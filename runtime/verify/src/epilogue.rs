@@ -1,8 +1,9 @@
 //! Lifted rules inside epilogues.
 //!
-//! In: a rule whose two sides hold scalars only, so that it works on tensors and inside epilogues. Out: the same rule as
-//! one over gemms: its variables stand for parts of the epilogue. Holds always: what has no form there (types, several
-//! roots, facts on the right side) gives nothing rather than another rule.
+//! In: a rule whose two sides hold only scalars, so that it works on tensors and inside epilogues.
+//! Out: the same rule over gemms: its variables stand for parts of the epilogue. Invariant: a rule
+//! that cannot be expressed there (types, several roots, facts on the right side) gives nothing
+//! rather than a different rule.
 
 use hypatia_dsl::builtin::BuiltinOp;
 use hypatia_dsl::ir::{
@@ -45,7 +46,8 @@ pub(super) fn inside_epilogue(program: &Program, rule: &Rule) -> Option<Rule> {
     Some(inside)
 }
 
-/// Products of integers have exact epilogues, and not every function has a value there: tensors show what is to be seen.
+/// Restricts a rule to floats: epilogues of integer products are exact, and not every function has
+/// a value there. Tensors cover the integers.
 pub(super) fn over_floats(a: VarId) -> AExpr {
     AExpr::Call(AFn::IsFloat, vec![AExpr::Fact(Fact::DType, a)])
 }

@@ -1,10 +1,10 @@
-//! A graph taken apart into single operations, each with a little noise behind it.
+//! A graph decomposed into single operations, with a little noise after each.
 //!
-//! In: a concrete graph, a size of the noise, a seed. Out: a graph over f64 in which gemm epilogues and
-//! defined scalars are separate nodes, and every result and number that a device would round is multiplied by
-//! 1 + u * r with r random in [-1, -1/3] or [1/3, 1]. How far its outputs scatter tells how much of a difference
-//! rounding explains (stochastic arithmetic). Holds always: with u = 0 it computes what the graph
-//! computes in Exact mode.
+//! In: a concrete graph, a noise size, a seed. Out: a graph over f64 in which gemm epilogues and
+//! defined scalars are separate nodes. Every result and number that a device would round is
+//! multiplied by 1 + u * r, with r random in [-1, -1/3] or [1/3, 1]. The scatter of its outputs
+//! shows how much of a difference rounding explains (stochastic arithmetic). Invariant: with u = 0
+//! it computes what the graph computes in Exact mode.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -25,8 +25,8 @@ use hypatia_graph::{Graph, Node, NodeId, NodeKind, Value};
 use hypatia_tensor::error::{Error, Result};
 use hypatia_tensor::tensor::Tensor;
 
-/// A noisy graph, made of f64 nodes, with the same inputs (converted to f64) and outputs.
-/// Constants that stand for a number hold the number itself, not what the element type made of it.
+/// A noisy graph of f64 nodes, with the same inputs (converted to f64) and outputs. A constant that
+/// stands for a literal holds the unrounded number.
 pub fn explode(graph: &Graph, numbers: &Numbers, noise: f64, seed: u64) -> Result<Graph> {
     let (graph, mut more) = graph.unfold_with_numbers()?;
     more.extend(numbers);
@@ -49,7 +49,7 @@ pub fn explode(graph: &Graph, numbers: &Numbers, noise: f64, seed: u64) -> Resul
     Ok(out)
 }
 
-/// The tensor in f64 if it holds floats.
+/// The tensor converted to f64 if it holds floats.
 pub fn widened(t: &Tensor) -> Tensor {
     if t.dtype().is_float() {
         Tensor::from_f64(DType::F64, t.shape(), &t.to_f64()).unwrap_or_else(|| t.clone())
@@ -58,7 +58,7 @@ pub fn widened(t: &Tensor) -> Tensor {
     }
 }
 
-/// For each node, whether comparisons alone use it.
+/// For each node, whether only comparisons use it.
 fn only_compared(graph: &Graph) -> Vec<bool> {
     let mut other = vec![false; graph.nodes.len()];
     let mut compared = vec![false; graph.nodes.len()];
@@ -73,7 +73,8 @@ fn only_compared(graph: &Graph) -> Vec<bool> {
     compared.into_iter().zip(other).map(|(c, o)| c && !o).collect()
 }
 
-/// For each node, whether it is a function of constants that comes to be a weight: an operand of a product.
+/// For each node, whether it is a function of constants that becomes a weight: an operand of a
+/// product.
 fn computed_weights(graph: &Graph) -> Vec<bool> {
     let constant = constant_nodes(graph);
     let mut weight = vec![false; graph.nodes.len()];
@@ -102,7 +103,7 @@ struct Exploder<'a> {
     rng: ChaCha8Rng,
     map: Vec<Vec<Value>>,
     numbers: Numbers,
-    /// The node at hand works in f64, which holds every number as it is written.
+    /// The current node works in f64, which holds every number unrounded.
     in_f64: bool,
 }
 
@@ -111,7 +112,7 @@ fn wide(d: DType) -> DType {
 }
 
 impl Exploder<'_> {
-    /// `compared`: nothing is done with it but comparing.
+    /// `compared`: only comparisons use the node.
     fn node(&mut self, node: &Node, compared: bool) -> Result<Vec<Value>> {
         let operands: Vec<Option<Value>> =
             node.operands.iter().map(|v| v.map(|v| self.map[v.node.index()][v.output as usize])).collect();
@@ -127,8 +128,9 @@ impl Exploder<'_> {
                 let exact = number.and_then(|v| Tensor::from_f64(DType::F64, t.shape(), &vec![*v; t.len()]));
                 let rounded = number.is_some_and(|v| t.dtype().round(*v) != *v || (!is_short(*v) && !compared));
                 let value = self.out.constant(exact.unwrap_or_else(|| widened(t)));
-                // A number that its type does not hold is rounded by every device; one with many digits was rounded when
-                // it was written. But `x == 0.3` in f64 asks for that f64: noise on it would excuse whatever a rule does there.
+                // Every device rounds a number that its type cannot hold, and a number with many
+                // digits was rounded when it was written. But `x == 0.3` in f64 means exactly that
+                // f64: noise on it would excuse any behaviour of a rule there.
                 Ok(vec![if rounded { self.noisy(value)? } else { value }])
             }
             NodeKind::Scalar(s) => {
@@ -161,7 +163,7 @@ impl Exploder<'_> {
         }
     }
 
-    /// The accumulator by itself, then its epilogue.
+    /// The bare accumulator, then its epilogue.
     fn carrier(
         &mut self,
         node: &Node,
@@ -175,7 +177,7 @@ impl Exploder<'_> {
         let acc = self.noisy(acc)?;
         let reads: Vec<Value> = operands[split..].iter().flatten().copied().collect();
         let result = self.term(term, &[], Some(acc), &reads)?;
-        // A term that does not mention `acc` may be smaller than the result.
+        // The shape of a term without `acc` may be smaller than the result's.
         let wanted = &node.results[0];
         let mut result = self.cast(result, wide(wanted.dtype))?;
         if self.out.ty(result).shape != wanted.shape {
@@ -238,7 +240,7 @@ impl Exploder<'_> {
         term.roots.first().and_then(|r| values.get(r.0 as usize)).copied().ok_or_else(broken)
     }
 
-    /// For each node of a term, whether comparisons alone use it.
+    /// For each node of a term, whether only comparisons use it.
     fn compared_in(&self, term: &Term) -> Vec<bool> {
         let mut other = vec![false; term.nodes.len()];
         let mut compared = other.clone();
@@ -256,7 +258,7 @@ impl Exploder<'_> {
         compared.into_iter().zip(other).map(|(c, o)| c && !o).collect()
     }
 
-    /// `col(v)` as an ordinary broadcast: an axis of size 1 behind the others.
+    /// `col(v)` as an ordinary broadcast: appends an axis of size 1.
     fn column(&mut self, v: Value, view: InView) -> Result<Value> {
         if view != InView::Col {
             return Ok(v);
@@ -273,8 +275,8 @@ impl Exploder<'_> {
         Ok(self.out.builtin(BuiltinOp::Cast, &[v], vec![AttrValue::DType(to)])?[0])
     }
 
-    /// Weights that are computed before a run are as precise as the largest of those that they are summed with
-    /// (`hypatia_optimize::folded`). `of` is the one that `v` was made of.
+    /// Weights that are computed before a run are only as precise as the largest weight that they
+    /// are summed with (`hypatia_optimize::folded`). `of` is the value that `v` was made from.
     fn weight(&mut self, of: Value, v: Value) -> Result<Value> {
         let Some(beside) = folded(self.from, of, |f| f.beside()).filter(|_| self.is_noisy(v)) else { return Ok(v) };
         self.add_noise(v, BuiltinScalar::Add, |i, r| beside.get(i).map_or(0.0, |b| b * r))
@@ -288,12 +290,13 @@ impl Exploder<'_> {
         self.noise != 0.0 && self.out.ty(v).dtype == DType::F64
     }
 
-    /// A value with noise of each element's own, by that function.
+    /// Combines a value with independent noise for each element, using this function.
     fn add_noise(&mut self, v: Value, by: BuiltinScalar, noise: impl Fn(usize, f64) -> f64) -> Result<Value> {
         let shape: Option<Vec<usize>> = self.out.ty(v).shape.iter().map(|d| d.as_const().map(|c| c as usize)).collect();
         let shape = shape.ok_or_else(|| Error::Internal("noise on a symbolic size".into()))?;
         let n = shape.iter().product();
-        // Of either sign, and never next to nothing: a limit may hide one sign, and the runs are few.
+        // Of either sign and never close to zero: a limit may hide one sign, and there are few
+        // runs.
         let mut random = || {
             let r: f64 = self.rng.random_range(-1.0..=1.0);
             self.noise * (r + 0.5f64.copysign(r)) / 1.5
@@ -306,18 +309,18 @@ impl Exploder<'_> {
     }
 }
 
-/// True for numbers that are what they say: short binary fractions.
+/// True for exact numbers: short binary fractions.
 pub(super) fn is_short(v: f64) -> bool {
     v.is_infinite() || (v.abs() < 1048576.0 && (v * 1048576.0).fract() == 0.0)
 }
 
-/// True if a type that holds the operands holds the result: nothing is rounded.
+/// True if a type that holds the operands also holds the result: nothing is rounded.
 fn exact(f: BuiltinScalar) -> bool {
     use BuiltinScalar::*;
     matches!(f, Neg | Abs | Sign | Max | Min | Floor | Ceil | Round | Trunc | Select | Fmod)
 }
 
-/// True if a device rounds the result of the op: it computes, rather than moves elements.
+/// True if a device rounds the result of the op: the op computes rather than moves elements.
 fn rounds(op: BuiltinOp) -> bool {
     op.multiplies()
         || matches!(op, BuiltinOp::Cast | BuiltinOp::Sum | BuiltinOp::Mean | BuiltinOp::Prod | BuiltinOp::Cumsum)

@@ -1,8 +1,11 @@
-//! Constants that a right side computes before a run: those that would lose what they mean, and those that did.
+//! Constants that a right side computes before a run: those that would lose precision or range, and
+//! those that did.
 //!
-//! In: a rule and an instance. Out: why the optimiser would not apply the rule there; and, of instances whose constants lie near
-//! the ends of the range, elements that the left side has and the right side lost. Holds always: the optimiser's own test
-//! (`hypatia_optimize::folded`) is asked of the same operands, so an instance is left out exactly where the optimiser leaves the rule out.
+//! In: a rule and an instance. Out: why the optimiser would not apply the rule there; and, for
+//! instances whose constants lie near the ends of the range, elements that the left side keeps and
+//! the right side lost. Invariant: the optimiser's own test (`hypatia_optimize::folded`) runs on
+//! the same operands, so an instance is rejected exactly where the optimiser does not apply the
+//! rule.
 
 use hypatia_dsl::ir::{AttrValue, Build, BuildArg, Head, Rule};
 use hypatia_dsl::typing::eval;
@@ -18,7 +21,7 @@ use hypatia_pipeline::FOLDER;
 use hypatia_tensor::error::Result;
 use hypatia_tensor::tensor::Tensor;
 
-/// What a constant that the right side computes would lose.
+/// What a constant computed by the right side would lose.
 pub(super) fn loss(rule: &Rule, instance: &Instance) -> Option<String> {
     rule.rhs.iter().find_map(|b| Walk { rule, instance, frozen: false }.build(b, Place::Factor))
 }
@@ -64,7 +67,7 @@ impl Walk<'_> {
         }
     }
 
-    /// What is lost of one function of constants.
+    /// What one function of constants would lose.
     fn function(self, build: &Build, place: Place) -> Option<String> {
         let mut graph = self.instance.graph.clone();
         let value = Instantiator::new(&mut graph).build(build, &self.instance.env).ok()?;
@@ -72,7 +75,7 @@ impl Walk<'_> {
     }
 }
 
-/// A value that is a scalar function of constants, with what it is made of.
+/// A value that is a scalar function of constants, with its operands.
 pub(super) fn folded<T>(graph: &Graph, value: Value, ask: impl FnOnce(&Folded<'_>) -> T) -> Option<T> {
     let node = graph.node(value.node);
     let NodeKind::Scalar(scalar) = node.kind else { return None };
@@ -84,8 +87,8 @@ pub(super) fn folded<T>(graph: &Graph, value: Value, ask: impl FnOnce(&Folded<'_
     Some(ask(&Folded { program, scalar, operands: &operands, dtype: ty.dtype, shape: &shape }))
 }
 
-/// An element of a root that the left side gives, to within a few per cent of the real number, and of which the right side has nothing
-/// left, though nothing but a constant left the range of its type.
+/// An element of a root that the left side computes to within a few per cent of the real number and
+/// that the right side has lost, although only a constant left the range of its type.
 pub(super) fn spoiled(
     sides: &Sides,
     inputs: &[(String, Tensor)],
@@ -97,7 +100,7 @@ pub(super) fn spoiled(
     for (index, x) in exact.to_f64().into_iter().enumerate().filter(|_| left.dtype.is_float()) {
         let (l, r) = (left.at(index).f(), right.at(index).f());
         let kept = x.is_finite() && x.abs() >= smallest_normal(left.dtype) && (l - x).abs() <= 0.05 * x.abs();
-        // A NaN is no less of a loss.
+        // A NaN is a loss too.
         if !kept || (r - x).abs() < 0.5 * x.abs() {
             continue;
         }
@@ -105,7 +108,7 @@ pub(super) fn spoiled(
             Some(s) => s,
             None => scatter.insert(Scatter::run(&sides.graph, &sides.numbers, inputs, epsilon)?),
         };
-        // Where it cancels, either side may be far off.
+        // Where the computation cancels, either side may be far off.
         let spread = s.spread(root, index) + s.spread(root + sides.left.len(), index);
         let explained = (r - x).abs() <= FACTOR * spread;
         if !explained && !leaves_range_outside(&sides.graph, inputs, sides.left.len())? {

@@ -1,12 +1,12 @@
 //! Random legal instances of a rule's left side.
 //!
 //! In: a rule and a source of choices. Out: a graph that holds the left side over small concrete
-//! tensors, with what each variable stands for; or why these choices gave nothing. Holds always:
-//! an instance type-checks, and every guard of the rule is known to be true of it.
+//! tensors, with the bindings of its variables; or why these choices gave no instance. Invariant:
+//! an instance type-checks, and every guard of the rule is known to be true for it.
 //!
-//! Patterns are built from the leaves up. Variables that are still open when their operator is
-//! reached take a type that fits the operands beside them; all sizes of one instance come from a
-//! pool of a few, so that sizes that must agree often do. What still does not fit is thrown away.
+//! Patterns are built from the leaves up. A variable without a type gets one that fits the sibling
+//! operands when its operator is built. All sizes of one instance come from a small pool, so that
+//! sizes that must be equal often are. Instances that still do not type-check are discarded.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ use hypatia_graph::instantiate::{BoundTerm, Numbers};
 use hypatia_graph::{Env, Graph, GraphFacts, NodeId, NodeKind, Value};
 use hypatia_tensor::tensor::Tensor;
 
-/// Why choices gave no instance.
+/// Why these choices gave no instance.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Reject(pub String);
 
@@ -44,7 +44,7 @@ pub(super) fn reject<T>(why: impl Into<String>) -> Try<T> {
 pub struct Instance {
     /// Inputs, constants and the nodes of the left side.
     pub graph: Graph,
-    /// What the rule's variables stand for.
+    /// The bindings of the rule's variables.
     pub env: Env,
     /// The roots.
     pub left: Vec<Value>,
@@ -54,33 +54,33 @@ pub struct Instance {
     pub constants: Vec<(String, NodeId)>,
     /// The kind of values.
     pub flavour: Flavour,
-    /// Which alternatives of the pattern were taken.
+    /// The alternatives of the pattern that were taken.
     pub branches: Vec<(usize, usize)>,
     /// The numbers behind the constants that stand for literals.
     pub numbers: Numbers,
 }
 
-/// Sizes that a pool is drawn from, simplest first.
+/// Sizes for the pool, simplest first.
 const SIZES: [i64; 8] = [2, 3, 1, 5, 0, 7, 8, 16];
 const SIZE_WEIGHTS: [u32; 8] = [20, 25, 15, 12, 8, 8, 8, 4];
 /// Main element types, simplest first.
 pub(super) const DTYPES: [DType; 9] =
     [DType::F32, DType::F64, DType::F16, DType::BF16, DType::I64, DType::I32, DType::I8, DType::U8, DType::Bool];
 const DTYPE_WEIGHTS: [u32; 9] = [24, 14, 14, 14, 10, 8, 5, 5, 6];
-/// Elements of one tensor, where the rule names no larger sizes.
+/// The largest number of elements of a tensor, unless the rule names larger sizes.
 const MAX_ELEMENTS: i64 = 2048;
 const MAX_RANK: usize = 5;
-/// The same where the rule asks for more.
+/// The largest rank where the rule requires more axes.
 const MOST_AXES: usize = 8;
 
-/// Sizes with their weights: the usual ones, then those that the rule is written with. These come up about as often if a
-/// guard or a type names some that are not usual.
+/// Sizes with their weights: the usual ones, then those of the rule. If a guard or a type names
+/// unusual sizes, both groups are about equally likely.
 fn candidates(constants: &Constants) -> (Vec<i64>, Vec<u32>) {
     let (mut sizes, mut weights) = (SIZES.to_vec(), SIZE_WEIGHTS.to_vec());
     let own: Vec<i64> = constants.sizes.iter().copied().filter(|n| !SIZES.contains(n)).collect();
     let total = if constants.largest > SIZES[3] { 90 } else { 12 };
     for (i, n) in own.iter().enumerate() {
-        // Those that are written come first, and count more.
+        // Sizes that the rule states explicitly come first and weigh more.
         let share = total * 2 * (own.len() - i) as u32 / (own.len() * (own.len() + 1)) as u32;
         sizes.push(*n);
         weights.push(share.max(1));
@@ -102,12 +102,12 @@ pub(super) struct Generator<'a, 's> {
     made: Vec<(Value, String, Option<VarId>)>,
     branches: Vec<(usize, usize)>,
     numbers: Numbers,
-    /// Which alternative to prefer, by address of the pattern.
+    /// The preferred alternative, by the address of the pattern.
     wanted_branch: &'a dyn Fn(usize, usize) -> Option<usize>,
 }
 
 /// An instance of the rule's left side from these choices. `wanted_branch(pattern, n)` names an
-/// alternative that was seldom taken yet.
+/// alternative that was rarely taken so far.
 pub fn instance(
     program: &Arc<Program>,
     rule: &Rule,
@@ -146,20 +146,21 @@ pub fn instance(
 }
 
 impl Generator<'_, '_> {
-    /// Gives the inputs their values, then asks the guards.
+    /// Gives the inputs their values, then evaluates the guards.
     fn finish(mut self, left: Vec<Value>) -> Try<Instance> {
         let (mut inputs, mut constants) = (Vec::new(), Vec::new());
         let indexing = self.indexing();
         let mut far = self.far();
         let mut made = std::mem::take(&mut self.made);
-        // What a `let` reads comes first: guards equate others with it.
+        // Variables that a `let` reads come first: guards equate others with them.
         made.sort_by_key(|(_, _, var)| !var.is_some_and(|v| self.hints.is_read(v)));
         for (value, name, var) in made {
             self.bind_lets();
             let mut demand = self.demand(value, var)?;
             demand.small = indexing.contains(&name);
             if let Some((constants, operand)) = &mut far {
-                // One operand makes up for the constants: two would leave the range together themselves.
+                // Only one operand compensates for the constants: two of them would leave the range
+                // together.
                 demand.far = if self.is_folded(var) { *constants } else { std::mem::take(operand) };
             }
             let ty = self.graph.ty(value).clone();
@@ -186,7 +187,7 @@ impl Generator<'_, '_> {
                 inputs.push((name, data));
             }
         }
-        // What only other alternatives bind is absent.
+        // Variables that only other alternatives bind are absent.
         for (i, var) in self.rule.vars.iter().enumerate() {
             let id = VarId(i as u32);
             if var.sort == Sort::Tensor && !self.env.tensors.contains_key(&id) {
@@ -206,7 +207,7 @@ impl Generator<'_, '_> {
         Ok(Instance { graph, env, left, inputs, constants, flavour, branches, numbers })
     }
 
-    /// Works out the `let`s that have a value by now; false if one has none.
+    /// Evaluates the `let`s whose value is known by now; false if one has no value.
     fn bind_lets(&mut self) -> bool {
         self.rule.lets.iter().all(|(var, e)| {
             let facts = GraphFacts { graph: &self.graph, env: &self.env };
@@ -215,7 +216,8 @@ impl Generator<'_, '_> {
         })
     }
 
-    /// Where constants lie, and where an operand does that makes up for them, as a factor of theirs or divided by them.
+    /// The range of the constants, and the range of one operand that compensates for them, as their
+    /// factor or divided by them.
     fn far(&mut self) -> Option<(Far, Far)> {
         let kinds = [
             (Far::Small, Far::AgainstSmall),
@@ -226,12 +228,13 @@ impl Generator<'_, '_> {
         (self.flavour == Flavour::Far).then(|| kinds[self.source.weighted(&[4, 2, 1, 1])])
     }
 
-    /// True for a variable of which a guard or a `let` asks that it is constant.
+    /// True for a variable that a guard or a `let` requires to be constant.
     fn is_folded(&self, var: Option<VarId>) -> bool {
         var.is_some_and(|v| self.hints.asks(v, Fact::Const) || self.hints.asks(v, Fact::Value))
     }
 
-    /// Integers that something is indexed with, by way of other operations or inside an op: large ones would seldom be legal.
+    /// Integer inputs that are used as indices, also through other operations or inside an op.
+    /// Large values would rarely be legal indices.
     fn indexing(&self) -> HashSet<String> {
         if !self.made.iter().any(|m| self.graph.ty(m.0).dtype.is_int()) {
             return HashSet::new();
@@ -263,7 +266,7 @@ impl Generator<'_, '_> {
         names
     }
 
-    /// What a variable's elements must be, from the guards and from its use as indices.
+    /// What a variable's elements must satisfy, from the guards and from its use as indices.
     fn demand(&mut self, value: Value, var: Option<VarId>) -> Try<Demand> {
         let mut demand = Demand::default();
         if let Some(v) = var {
@@ -304,15 +307,16 @@ impl Generator<'_, '_> {
         Ok(demand)
     }
 
-    /// The value that an equation among the guards gives a fact, if it can be worked out yet.
+    /// The value that a guard's equation gives for a fact, if it can be evaluated yet.
     fn hinted_fact(&self, fact: Fact, var: VarId) -> Option<AttrValue> {
         let facts = GraphFacts { graph: &self.graph, env: &self.env };
         let mut found = self.hints.equal_fact.iter().filter(|(f, v, _)| *f == fact && *v == var);
         found.find_map(|(_, _, e)| eval(e, &self.env.attrs, &facts))
     }
 
-    /// Sets sizes that guards equate with sizes that are known by now, or with others of the same tensor. Each in most cases
-    /// only: what guards say one way round may have to be met the other way round.
+    /// Sets sizes that guards equate with known sizes, or with other sizes of the same tensor. Each
+    /// is set most of the time only: a rule may need a guard to be satisfied in the other
+    /// direction.
     fn equate(&mut self, var: VarId, shape: &mut [i64]) {
         let hints = self.hints;
         for (_, i, e) in hints.equal_dim.iter().filter(|(v, ..)| *v == var) {
@@ -345,7 +349,7 @@ impl Generator<'_, '_> {
         }
     }
 
-    /// True if the pattern is a leaf whose type is still free.
+    /// True if the pattern is a leaf whose type is not determined yet.
     pub(super) fn open(&self, pat: &Pat) -> bool {
         match pat {
             Pat::Any | Pat::Lit { .. } | Pat::Absent => true,
@@ -433,7 +437,7 @@ impl Generator<'_, '_> {
         if dtype.is_int() && dtype.round(value) != value {
             return reject("a literal is no integer");
         }
-        // Within its tolerance a constant may have gone through a shorter type.
+        // Within its tolerance, a constant may have been rounded to a narrower type.
         let through = [None, Some(DType::F32), Some(DType::F16), Some(DType::BF16)][match near {
             Some(_) => self.source.pick(4),
             None => 0,
@@ -442,7 +446,7 @@ impl Generator<'_, '_> {
         let tolerance = near.unwrap_or(0.0);
         let actual = if (rounded - value).abs() <= tolerance * value.abs() { rounded } else { value };
         let shape = match &want.shape {
-            // A literal stands for constants that do not make the result larger.
+            // A literal matches constants that do not enlarge the result by broadcasting.
             ShapeWant::With(s) | ShapeWant::Into(s) => self.shape_that_broadcasts_into(s),
             ShapeWant::Is(s) => s.clone(),
             ShapeWant::Free | ShapeWant::Rank(_) => Vec::new(),
@@ -462,7 +466,7 @@ impl Generator<'_, '_> {
         }
     }
 
-    /// A shape that broadcasts to this one: mostly rank 0.
+    /// A shape that broadcasts to this one: usually rank 0.
     fn shape_that_broadcasts_into(&mut self, shape: &[i64]) -> Vec<i64> {
         match self.source.weighted(&[70, 10, 10, 10]) {
             0 => Vec::new(),
@@ -472,8 +476,8 @@ impl Generator<'_, '_> {
         }
     }
 
-    /// How many axes, elements of a list or operands there are: `usual`, or now and then a number that the rule compares
-    /// such with, less what is there `already`.
+    /// The number of axes, list elements or operands: `usual`, or occasionally a number that the
+    /// rule compares such a count with, minus what is there `already`.
     pub(super) fn count(&mut self, usual: usize, already: usize) -> usize {
         let named = &self.hints.constants.counts;
         if named.is_empty() || self.source.weighted(&[50, 50]) == 0 {
@@ -489,7 +493,8 @@ impl Generator<'_, '_> {
             ShapeWant::Is(s) => s.clone(),
             ShapeWant::Rank(r) => self.sizes(*r),
             ShapeWant::Free => {
-                // What is said of some elements of a list is least likely to hold of the others where there are many.
+                // A rule that indexes single elements of a list is most likely wrong for the other
+                // elements of long lists.
                 let many = self.hints.indexes && self.source.pick(2) == 1;
                 let weights = if many { [5, 5, 15, 0, 30, 45] } else { [37, 19, 23, 8, 9, 4] };
                 let rank = [2, 1, 3, 0, 4, 5][self.source.weighted(&weights)];
@@ -531,7 +536,7 @@ impl Generator<'_, '_> {
         Ok(value)
     }
 
-    /// A name that no other input, and nothing of the program, has.
+    /// A name that no other input and no declaration of the program has.
     fn name_for(&self, name: &str) -> String {
         let base = name.trim_start_matches('_');
         let base = if base.is_empty() || base.starts_with(|c: char| c.is_ascii_digit()) { "t" } else { base };
@@ -556,7 +561,7 @@ impl Generator<'_, '_> {
         let mut values: Vec<Option<Value>> = vec![None; node.args.len()];
         let mut joint: Option<Vec<Dim>> = None;
         let mut dtype = None;
-        // What has a type of its own, then variables, then literals.
+        // First operands with a type of their own, then variables, then literals.
         for pass in 0..3 {
             for (i, arg) in node.args.iter().enumerate() {
                 let turn = match (self.open(arg), arg) {
@@ -658,7 +663,7 @@ impl Generator<'_, '_> {
         self.graph.op(op, &operands, attrs, term).map_err(|e| Reject(e.to_string()))
     }
 
-    /// The operands that a variadic rest stands for.
+    /// The operands that a variadic rest matches.
     fn rest_operands(&mut self, _: &NodePat, rest: VarId, before: &[Option<Value>]) -> Try<Vec<Value>> {
         if let Some(values) = self.env.variadics.get(&rest) {
             return Ok(values.clone());
@@ -727,7 +732,7 @@ impl Generator<'_, '_> {
         Ok(inner)
     }
 
-    /// An operand of a convolution: small, and the filter's channels a part of the other's.
+    /// An operand of a convolution: small, and the filter's channels divide the other operand's.
     fn convolved(&mut self, want: Want, beside: &[Value]) -> Try<Want> {
         let dtype = want.dtype.filter(|d| d.is_float()).or(Some(DType::F32));
         let shape = match beside.first() {
@@ -749,7 +754,7 @@ impl Generator<'_, '_> {
     }
 }
 
-/// Words of the language that no input may be called.
+/// Keywords of the language, which cannot name an input.
 const RESERVED: &[&str] = &[
     "acc", "row", "col", "full", "in", "and", "or", "not", "if", "then", "else", "for", "none", "true", "false", "inf",
     "nan", "input", "const", "given", "expect", "cast", "round", "build", "let", "requires", "prefer", "class",

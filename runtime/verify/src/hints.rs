@@ -1,7 +1,7 @@
 //! What a rule's guards say about its variables, so that the generator need not guess.
 //!
-//! In: the `requires` and `let` of a rule. Out: for each variable what makes the guards more likely to hold.
-//! These are hints only: the guards themselves are evaluated on each instance.
+//! In: the `requires` and `let` of a rule. Out: for each variable, hints that make the guards more
+//! likely to hold. These are only hints: the guards themselves are evaluated on each instance.
 
 use std::collections::HashMap;
 
@@ -13,32 +13,32 @@ use super::constants::Constants;
 /// Hints of one rule.
 #[derive(Default)]
 pub struct Hints<'a> {
-    /// Facts that are asked of a tensor.
+    /// Facts that guards require of a tensor.
     pub facts: HashMap<VarId, Vec<Fact>>,
     /// `fact(x) == e` and `e == fact(x)`.
     pub equal_fact: Vec<(Fact, VarId, &'a AExpr)>,
     /// `dim(x, i) == e` and `e == dim(x, i)`.
     pub equal_dim: Vec<(VarId, &'a AExpr, &'a AExpr)>,
-    /// `v == e`, `e == v` of attributes.
+    /// `v == e` and `e == v` of attributes.
     pub equal_var: Vec<(VarId, &'a AExpr)>,
     /// `v in [..]`
     pub among: Vec<(VarId, &'a AExpr)>,
-    /// Whose values a `let` reads.
+    /// Variables whose values a `let` reads.
     read: Vec<VarId>,
-    /// Elements of lists are asked for: `p[p[0]] == 0`.
+    /// Guards read elements of lists: `p[p[0]] == 0`.
     pub indexes: bool,
-    /// Numbers that it is written with.
+    /// The numbers in the rule's text.
     pub constants: Constants,
 }
 
 impl<'a> Hints<'a> {
-    /// Those of a rule.
+    /// The hints of a rule.
     pub fn of(program: &Program, rule: &'a Rule) -> Hints<'a> {
         let mut hints = Hints { constants: Constants::of(program, rule), ..Hints::default() };
         for guard in &rule.requires {
             hints.read(guard, true, 0);
         }
-        // A `let` without a value is no instance either: `let f = value(c)` asks for a constant.
+        // A `let` without a value gives no instance either: `let f = value(c)` requires a constant.
         let guards = hints.facts.clone();
         for (_, e) in &rule.lets {
             hints.read(e, false, 0);
@@ -51,7 +51,7 @@ impl<'a> Hints<'a> {
         hints
     }
 
-    /// True if some guard asks that fact of the variable.
+    /// True if a guard requires this fact of the variable.
     pub fn asks(&self, var: VarId, fact: Fact) -> bool {
         self.facts.get(&var).is_some_and(|f| f.contains(&fact))
     }
@@ -61,7 +61,7 @@ impl<'a> Hints<'a> {
         self.read.contains(&var)
     }
 
-    /// True if it asks for constants: these may be computed with before a run.
+    /// True if the rule requires constants, which may be folded before a run.
     pub fn folds(&self) -> bool {
         self.facts.values().flatten().any(|f| matches!(f, Fact::Const | Fact::Value))
     }

@@ -1,8 +1,9 @@
-//! Kernels of a library: does it compute what the kernel's pattern means?
+//! Library kernels: does the library compute what the kernel's pattern means?
 //!
-//! In: a kernel that is bound to an epilogue of cuBLASLt, for a gemm or for an op. Out: an entry: the pattern against what the
-//! library documents for that epilogue, each result of the op against what is stored there, compared like the two sides of a rule. Holds always: no GPU is needed, so this is about what is
-//! documented, not about what a device does.
+//! In: a kernel bound to a cuBLASLt epilogue, for a gemm or for an op. Out: an entry. It compares
+//! the pattern with what the library documents for that epilogue, and each result of the op with
+//! what the library documents to store there, like the two sides of a rule. Invariant: no GPU is
+//! needed, so this checks what is documented, not what a device does.
 
 use std::sync::Arc;
 
@@ -20,7 +21,8 @@ use super::epilogue::over_floats;
 use super::report::{Counterexample, Entry, Status, Subject};
 use super::rules::verify_as;
 
-/// The entry of a kernel; nothing for kernels that Hypatia writes itself: those of ops are checked with their ops.
+/// The entry of a kernel; nothing for kernels that Hypatia generates itself: those of ops are
+/// checked with their ops.
 pub(super) fn verify_kernel(program: &Arc<Program>, kernel: &Kernel, options: &Options) -> Vec<Entry> {
     let Backend::Cublaslt(epilogue) = &kernel.backend else { return Vec::new() };
     match as_rule(program, kernel, epilogue) {
@@ -66,7 +68,8 @@ fn as_rule(program: &Program, kernel: &Kernel, epilogue: &str) -> Result<Rule, S
         }
         _ => return Err(whole.into()),
     };
-    // The one attribute: the type of a gemm's result, or whether sums keep the axis that they run over.
+    // The only attribute: the type of a gemm's result, or whether sums keep the axis that they
+    // reduce.
     let attr = match node.attrs.as_slice() {
         [] => None,
         [AttrPat::Var(v)] => Some(AExpr::Var(*v)),
@@ -89,7 +92,7 @@ fn as_rule(program: &Program, kernel: &Kernel, epilogue: &str) -> Result<Rule, S
     let beside = library.beside(epilogue, &reads, [a, b], &result, keepdims)?;
     let lhs = (0..results).map(|i| Pat::Node(NodePat { output: i as u32, ..node.clone() })).collect();
     let rhs = [result].into_iter().chain(beside).collect();
-    // What the device must be says nothing about what is computed.
+    // Requirements on the device do not affect what is computed.
     let requires = kernel.requires.iter().filter(|g| !asks_device(g)).cloned().chain([over_floats(a)]).collect();
     Ok(Rule { lhs, rhs, requires, claims: kernel.claims.clone(), ..rule })
 }
@@ -102,7 +105,7 @@ fn variable(pat: &Pat) -> Option<VarId> {
     }
 }
 
-/// What the epilogue reads, and how, in order.
+/// The operands of the epilogue and their views, in order.
 fn operands(pat: &Pat, out: &mut Vec<(VarId, InView)>) {
     match pat {
         Pat::Node(NodePat { head: Head::In(view), args, .. }) => {
@@ -124,11 +127,11 @@ fn asks_device(e: &AExpr) -> bool {
     }
 }
 
-/// The numbers in GELU's tanh form: the root of 2 / pi, and the factor of the cube.
+/// The numbers in GELU's tanh form: the square root of 2 / pi, and the factor of the cube.
 const ROOT: f64 = 0.797_884_560_802_865_4;
 const CUBIC: f64 = 0.044715;
 
-/// What cuBLASLt documents of its epilogues.
+/// The epilogues as cuBLASLt documents them.
 struct Library<'a> {
     program: &'a Program,
 }
@@ -136,7 +139,7 @@ struct Library<'a> {
 impl Library<'_> {
     /// The term of an epilogue; the bias is the only operand of those that have one.
     fn epilogue(&self, name: &str, reads: &[(VarId, InView)]) -> Result<Build, String> {
-        // What is stored beside the result changes nothing about it.
+        // Auxiliary outputs do not change the result.
         let plain = name.replace("_AUX", "").replace("_BGRAD", "");
         let acc = || self.apply(Head::Acc, Vec::new(), Vec::new());
         let read = |v: VarId, view: InView| self.apply(Head::In(view), vec![Build::Var(v)], Vec::new());
@@ -173,7 +176,7 @@ impl Library<'_> {
         }
     }
 
-    /// What an epilogue stores beside the result.
+    /// The auxiliary output of an epilogue.
     fn beside(
         &self,
         name: &str,
@@ -206,7 +209,7 @@ impl Library<'_> {
         }
     }
 
-    /// One bit for each element of a product of `a` and `b`: set where it is not negative.
+    /// One bit for each element of a product of `a` and `b`: set where the element is not negative.
     fn packed(&self, product: Build, [a, b]: [VarId; 2]) -> Result<Build, String> {
         let bytes = AExpr::Call(AFn::Floor, vec![binary(BinaryOp::Div, last(b), int(8))]);
         let groups = AExpr::List(vec![leading(a), bytes, int(8)]);
@@ -216,7 +219,7 @@ impl Library<'_> {
         self.op(BuiltinOp::Sum, vec![bits], vec![ints(&[-1]), AExpr::Value(AttrValue::Bool(false))])
     }
 
-    /// The bits of a matrix of bytes, each a truth value.
+    /// The bits of a matrix of bytes, as truth values.
     fn unpacked(&self, bits: VarId) -> Result<Build, String> {
         let shape = |items: Vec<AExpr>| vec![AExpr::List(items)];
         let each = shape(vec![AExpr::Spread(Box::new(AExpr::Fact(Fact::Shape, bits))), int(1)]);
@@ -228,7 +231,7 @@ impl Library<'_> {
         self.op(BuiltinOp::Reshape, vec![set], rows)
     }
 
-    /// What the bits of a byte count, the lowest first.
+    /// The weights of the bits of a byte, the lowest bit first.
     fn powers(&self) -> Result<Build, String> {
         let attrs = vec![ints(&[8]), int(0), AExpr::Value(AttrValue::DType(DType::U8))];
         let place = self.op(BuiltinOp::Iota, Vec::new(), attrs)?;
@@ -247,7 +250,7 @@ impl Library<'_> {
         self.mul(self.mul(number(0.5), x)?, self.add(number(1.0), tanh)?)
     }
 
-    /// Its derivative.
+    /// The derivative of [`Self::gelu`].
     fn gelu_slope(&self, x: Build) -> Result<Build, String> {
         let tanh = self.gelu_tanh(&x)?;
         let square = self.mul(x.clone(), x.clone())?;
@@ -258,7 +261,7 @@ impl Library<'_> {
         self.add(left, right)
     }
 
-    /// The hyperbolic tangent in it.
+    /// The hyperbolic tangent in GELU.
     fn gelu_tanh(&self, x: &Build) -> Result<Build, String> {
         let cube = self.mul(self.mul(x.clone(), x.clone())?, x.clone())?;
         let inner = self.mul(number(ROOT), self.add(x.clone(), self.mul(number(CUBIC), cube)?)?)?;

@@ -1,14 +1,17 @@
 //! Verification: is every rewrite true, and as precise as it claims?
 //!
-//! In: a Program, and which of its declarations to look at. Out: a [`Report`], one entry a
-//! declaration, with a shrunk counterexample for each that is false. Holds always: the same seed
-//! gives the same report; a rule of which no legal instance could be made is reported as
-//! such, never as verified.
+//! In: a Program, and which of its declarations to check. Out: a [`Report`], one entry per
+//! declaration, with a shrunk counterexample for each false one. Invariant: the same seed gives the
+//! same report; a rule for which no legal instance could be made is reported as not exercised,
+//! never as verified.
 //!
-//! `constants` reads what numbers a rule turns on, `generate` makes instances of its left side, `check` compares both sides on them (with
-//! `explode` to tell rounding from error, `range` overflow, and `folds` constants that are lost), `shrink` and `block` turn a failure into a test that
-//! can be pasted, `epilogue` moves lifted rules into epilogues, `short` checks rules that put a device's short functions into kernels, `scalars`, `ops` and `kernels` check derivatives,
-//! op bodies with their kernels, and kernels of libraries, `mutate` breaks rules to see that this notices.
+//! `constants` collects the numbers that a rule depends on. `generate` makes instances of its left
+//! side. `check` compares both sides on them, with `explode` to tell rounding from error, `range`
+//! to detect overflow, and `folds` to detect lost constants. `shrink` and `block` turn a failure
+//! into a test that can be pasted. `epilogue` moves lifted rules into epilogues. `short` checks
+//! rules that put a device's short functions into kernels. `scalars`, `ops` and `kernels` check
+//! derivatives, op bodies with their kernels, and library kernels. `mutate` breaks rules on
+//! purpose, to show that verification notices.
 
 mod attributes;
 pub mod block;
@@ -43,12 +46,12 @@ use hypatia_dsl::ir::{Origin, Program};
 pub use report::{Counterexample, Entry, Report, Status, Subject};
 pub use rules::{first_failure, verify_rule};
 
-/// How hard to look.
+/// How thorough the search is.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Legal instances of each rule.
     pub cases: usize,
-    /// Where the random choices start.
+    /// The seed of the random choices.
     pub seed: u64,
 }
 
@@ -58,8 +61,8 @@ impl Default for Options {
     }
 }
 
-/// Verifies every declaration that `wanted` accepts by its origin. `progress` is told each name
-/// before it is looked at.
+/// Verifies every declaration whose origin `wanted` accepts. `progress` receives each name before
+/// its check starts.
 pub fn verify(
     program: &Arc<Program>,
     wanted: &dyn Fn(&Origin) -> bool,
@@ -91,9 +94,10 @@ pub fn verify(
     Report { options: options.clone(), entries: entries.into_iter().flatten().collect() }
 }
 
-/// A seed of its own for each declaration, so that one more rule does not change the others' cases.
+/// A separate seed for each declaration, so that an additional rule does not change the cases of
+/// the others.
 fn seed_of(options: &Options, name: &str) -> u64 {
-    // FNV-1a: stable across versions, which `DefaultHasher` is not.
+    // FNV-1a: stable across versions, unlike `DefaultHasher`.
     let mut h = 0xcbf2_9ce4_8422_2325u64 ^ options.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     for b in name.bytes() {
         h = (h ^ b as u64).wrapping_mul(0x0000_0100_0000_01b3);

@@ -1,9 +1,9 @@
-//! Rules broken on purpose, to see that verification notices.
+//! Mutation testing: rules broken on purpose, which verification must notice.
 //!
-//! In: a rule. Out: mutants, each with one small change (a guard dropped, operands swapped, a constant or an
-//! axis changed, another function in a function's place) and a stable name for it. Holds always: a
-//! mutant differs from its rule, and is a well-formed rule of the same Program. Not every mutant is
-//! wrong: what survives must be looked at by a person.
+//! In: a rule. Out: mutants, each with one small change (a guard dropped, operands swapped, a
+//! constant or an axis changed, a function replaced by another) and a stable name for it.
+//! Invariant: a mutant differs from its rule, and is a well-formed rule of the same Program. Not
+//! every mutant is wrong: a person must review those that survive.
 
 use hypatia_dsl::builtin::{BuiltinOp, BuiltinScalar};
 use hypatia_dsl::ir::{
@@ -14,7 +14,7 @@ use hypatia_dsl::shape::Dim;
 /// A changed rule.
 #[derive(Clone, Debug)]
 pub struct Mutant {
-    /// What was changed: `right side: sub: operands swapped (2)`. The number counts equal texts.
+    /// The change: `right side: sub: operands swapped (2)`. The number counts equal texts.
     pub change: String,
     /// The rule.
     pub rule: Rule,
@@ -29,7 +29,7 @@ pub fn mutants(program: &Program, rule: &Rule) -> Vec<Mutant> {
             Mutant { change: format!("guard {} dropped", i + 1), rule: mutant }
         })
         .collect();
-    // Count the places where something can be changed, then change one at a time.
+    // Counts the places where something can be changed, then changes one at a time.
     let mut counter = Walker { program, target: usize::MAX, at: 0, change: None };
     counter.rule(&mut rule.clone());
     for target in 0..counter.at {
@@ -62,7 +62,7 @@ struct Walker<'a> {
 }
 
 impl Walker<'_> {
-    /// True if this is the place that is to be changed.
+    /// True if this is the place to change.
     fn here(&mut self, change: impl FnOnce() -> String) -> bool {
         let here = self.at == self.target;
         self.at += 1;
@@ -241,7 +241,7 @@ impl Walker<'_> {
         }
     }
 
-    /// A function that is easily mistaken for another.
+    /// A function that is easily mistaken for this one.
     fn other_head(&self, head: Head) -> Option<Head> {
         match head {
             Head::Scalar(s) => {

@@ -1,7 +1,7 @@
 //! Defined ops: the body has the declared type, and a row-wise kernel computes what the body means.
 //!
-//! In: a defined op. Out: an entry. Operands and attributes are made up as for a rule whose left side is
-//! the op alone; the kernel is run as the CPU executor runs it.
+//! In: a defined op. Out: an entry. Operands and attributes are generated as for a rule whose left
+//! side is the op alone; the kernel is run as the CPU executor runs it.
 
 use std::sync::Arc;
 
@@ -28,10 +28,10 @@ use hypatia_target::device::Device;
 use hypatia_tensor::error::{Error, Result};
 use hypatia_tensor::tensor::Tensor;
 
-/// Choices that are tried for each case.
+/// Attempts for each case.
 const TRIES_PER_CASE: usize = 100;
 
-/// Checks op number `index`; nothing for builtin ones, and for those that take a term.
+/// Checks op number `index`; returns nothing for builtin ops, and for those that take a term.
 pub(super) fn verify_op(program: &Arc<Program>, index: usize, options: &Options) -> Vec<Entry> {
     let id = OpId(index as u32);
     let def = program.op(id);
@@ -88,7 +88,7 @@ pub(super) fn verify_op(program: &Arc<Program>, index: usize, options: &Options)
     }
     if cases == 0 {
         status = match meaningless {
-            // Nothing that the declaration lets in has a meaning.
+            // The body is undefined for everything that the declaration accepts.
             Some((made, message)) if skips.hopeless() => wrong(&def.name, &made, "body", &message),
             _ => Status::NotExercised { reason: format!("no operands were found that it accepts: {last}") },
         };
@@ -130,14 +130,14 @@ fn alone(program: &Program, op: OpId) -> Rule {
     Rule::of_pattern(&def.name, &def.origin, vars, pattern)
 }
 
-/// What an instance tells about an op.
+/// What an instance shows about an op.
 enum Verdict {
     Right,
-    /// Its body has no meaning for an element type.
+    /// Its body is undefined for an element type.
     NoMeaning(String),
-    /// Its body has no value for these elements: an index outside of its axis.
+    /// Its body has no value for these elements: an index is out of bounds.
     Outside(String),
-    /// What is wrong: a stable word, and a sentence.
+    /// What is wrong: a stable identifier, and a sentence.
     Wrong(&'static str, String),
 }
 
@@ -154,7 +154,7 @@ fn check(made: &Instance, has_kernel: bool) -> Verdict {
     if !has_kernel || matches!(made.flavour, Flavour::Extreme | Flavour::Large | Flavour::Far) {
         return Verdict::Right;
     }
-    // Operands for which the body itself has no value say nothing of the kernel.
+    // Operands for which the body itself has no value say nothing about the kernel.
     if let Err(e) = evaluate(&graph, &made.inputs, Mode::Exact) {
         return Verdict::Outside(e.to_string());
     }
@@ -165,7 +165,7 @@ fn check(made: &Instance, has_kernel: bool) -> Verdict {
     }
 }
 
-/// The executor's results against the reference's.
+/// Compares the executor's results with the reference's.
 fn kernel(graph: &Graph, inputs: &[(String, Tensor)]) -> Result<Option<String>> {
     let plan = pipeline::plan(graph, &plan::Options::new(Device::cpu()))?;
     let ordered: Vec<Tensor> = plan
@@ -177,13 +177,14 @@ fn kernel(graph: &Graph, inputs: &[(String, Tensor)]) -> Result<Option<String>> 
     judge(graph, inputs, &Executor::new(Arc::new(plan), 1)?.run(&ordered)?)
 }
 
-/// What is wrong with a kernel's results.
+/// What is wrong with a kernel's results, if anything.
 fn judge(graph: &Graph, inputs: &[(String, Tensor)], got: &[Tensor]) -> Result<Option<String>> {
     let wanted = evaluate(graph, inputs, Mode::Rounded)?;
     let meaning = Meaning::of(graph, inputs)?;
     for (root, (g, w)) in got.iter().zip(&wanted).enumerate() {
         let g = RefTensor::from_tensor(g);
-        // A kernel rounds less often than the body, and overflows less often: what is nearer to the meaning is no fault.
+        // A kernel rounds and overflows less often than the body: a result closer to the meaning is
+        // no error.
         let right = |i: usize| {
             let (g_i, w_i, x) = (g.at(i).f(), w.at(i).f(), meaning.at(root, i));
             (w_i.is_finite() && (g_i - x).abs() <= (w_i - x).abs()) || meaning.excuses(root, i, &g)
@@ -209,7 +210,8 @@ mod tests {
     use super::*;
     use crate::test_runner::given;
 
-    /// f16 overflows at the squares of the body, step by step; a kernel does not, and is held against the meaning then.
+    /// The squares in the body overflow f16 when every step is rounded. A kernel does not overflow,
+    /// so it is compared with the meaning instead.
     #[test]
     fn wrong_kernels_are_caught_where_the_body_overflows() {
         let text = "edition 1;\nuse core::*;\n\

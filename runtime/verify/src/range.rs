@@ -1,11 +1,13 @@
-//! Values that leave the range of their element type on the way to a result.
+//! Intermediate values that leave the range of their element type.
 //!
-//! In: a graph with its inputs. Out: whether that happens, and what the results are to be held against then. Holds
-//! always: only a result whose meaning is finite is excused, and only for a value that is that meaning as a kernel
-//! computes it, in f32 at least and rounded once.
+//! In: a graph with its inputs. Out: whether an intermediate value leaves its range, and the
+//! reference for the results in that case. Invariant: a result is excused only if its meaning is
+//! finite, and only if its value is that meaning as a kernel computes it: in at least f32 and
+//! rounded once.
 //!
-//! `rounds` speaks of values that do not overflow on the way. A body in f16 whose every step is rounded does so at 65504,
-//! where its kernel, which keeps everything between load and store in f32, does not: the kernel is right then.
+//! `rounds` only covers intermediate values that do not overflow. An f16 body that rounds every
+//! step overflows at 65504. Its kernel, which computes in f32 between load and store, does not
+//! overflow: the kernel is right in that case.
 
 use std::cell::OnceCell;
 
@@ -21,13 +23,14 @@ use hypatia_tensor::tensor::Tensor;
 /// The rounding of f32, in which kernels compute.
 const NOISE: f64 = f32::EPSILON as f64;
 
-/// True if a value on the way is finite as a real number and not as its element type rounds it.
+/// True if an intermediate value is finite as a real number but not when rounded to its element
+/// type.
 pub fn leaves_range(graph: &Graph, inputs: &[(String, Tensor)]) -> Result<bool> {
     Ok(lost(graph.unfold()?, inputs)?.contains(&true))
 }
 
-/// The same, but for constants that are computed for none of the first `roots` outputs, and what comes of them: these are there before
-/// a run, as those of a right side.
+/// Like [`leaves_range`], but ignores constants that none of the first `roots` outputs needs, and
+/// values computed from them: like the constants of a right side, they are computed before a run.
 pub fn leaves_range_outside(graph: &Graph, inputs: &[(String, Tensor)], roots: usize) -> Result<bool> {
     let graph = graph.unfold()?;
     let mut left = vec![false; graph.nodes.len()];
@@ -40,12 +43,12 @@ pub fn leaves_range_outside(graph: &Graph, inputs: &[(String, Tensor)], roots: u
     let operands: Vec<Vec<usize>> =
         graph.nodes.iter().map(|n| n.operands.iter().flatten().map(|v| v.node.index()).collect()).collect();
     let lost = lost(graph, inputs)?;
-    // The first value that is lost on each way.
+    // The first lost value on each path.
     let first = |i: usize| lost[i] && !operands[i].iter().any(|o| lost[*o]);
     Ok((0..lost.len()).any(|i| first(i) && (left[i] || !constant[i])))
 }
 
-/// For each node whether it has a result that is lost.
+/// For each node, whether one of its results is lost.
 fn lost(mut graph: Graph, inputs: &[(String, Tensor)]) -> Result<Vec<bool>> {
     let values: Vec<_> = (0..graph.nodes.len()).flat_map(|i| graph.results(NodeId(i as u32))).collect();
     graph.outputs = values.iter().enumerate().map(|(i, v)| (format!("v{i}"), *v)).collect();
@@ -59,7 +62,7 @@ fn lost(mut graph: Graph, inputs: &[(String, Tensor)]) -> Result<Vec<bool>> {
     Ok(lost)
 }
 
-/// What a graph means, for results of kernels that compute it where its element types are too small.
+/// The meaning of a graph: the reference for kernel results where the element types are too small.
 pub struct Meaning<'a> {
     graph: &'a Graph,
     inputs: &'a [(String, Tensor)],
@@ -80,8 +83,9 @@ impl<'a> Meaning<'a> {
         self.exact[root].at(index).f()
     }
 
-    /// Whether `got` is right though it is not what rounding step by step gives: where the element types are too small it is the
-    /// meaning, computed in f32; where terms cancel it is as near to the meaning as rounding them lets it be.
+    /// Whether `got` is right although it differs from the step-by-step rounded result. Where the
+    /// element types are too small, it must be the meaning, computed in f32. Where terms cancel, it
+    /// must be as close to the meaning as rounding the terms allows.
     pub fn excuses(&self, root: usize, index: usize, got: &RefTensor) -> bool {
         let (g, x) = (got.at(index).f(), self.at(root, index));
         if !x.is_finite() {
@@ -96,8 +100,9 @@ impl<'a> Meaning<'a> {
         let near = tolerance(got.dtype, &self.exact[root].to_f64());
         let overflow = || *self.overflow.get_or_init(|| leaves_range(self.graph, self.inputs).unwrap_or(false));
         let plain = g == rounded || (g - rounded).abs() <= near;
-        // The meaning itself, where the types could have given what rounding gives, is a rounding left out: a cast that
-        // a graph asks for and a plan dropped must show.
+        // If nothing overflows, a result that equals the exact meaning instead of the step-by-step
+        // rounded result has skipped a rounding: a plan that dropped a cast of the graph must be
+        // noticed.
         (plain && overflow()) || (!plain && (g - rounded).abs() <= near + scattered())
     }
 }

@@ -1,7 +1,7 @@
-//! What verification found, as text and as JSON.
+//! The results of verification, as text and as JSON.
 //!
-//! In: entries from the checkers. Out: for people one line a declaration and a report for each
-//! failure; for programs JSON whose schema is versioned (`"schema": 1`).
+//! In: entries from the checkers. Out: for people, one line per declaration and a report for each
+//! failure; for programs, JSON with a versioned schema (`"schema": 1`).
 
 use std::fmt::Write;
 
@@ -13,9 +13,9 @@ use super::Options;
 /// All entries of a run.
 #[derive(Clone, Debug)]
 pub struct Report {
-    /// How hard was looked.
+    /// How thorough the search was.
     pub options: Options,
-    /// One for each declaration that there was something to check of.
+    /// One for each declaration that was checked.
     pub entries: Vec<Entry>,
 }
 
@@ -28,20 +28,20 @@ pub enum Subject {
     Scalar,
     /// An op: its body and its kernels.
     Op,
-    /// A kernel of a library: that the library computes what the pattern means.
+    /// A kernel of a library: whether the library computes what the pattern means.
     Kernel,
 }
 
-/// How it went.
+/// The result of a check.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Status {
     /// No difference was found.
     Verified,
     /// A difference was found.
     False(Box<Counterexample>),
-    /// No legal instance could be made, or not of every alternative: nothing is known.
+    /// No legal instance could be made, or an alternative was never covered: nothing is known.
     NotExercised {
-        /// Why not, as far as is known, and what would help.
+        /// The reason, as far as it is known, and what would help.
         reason: String,
     },
 }
@@ -49,30 +49,31 @@ pub enum Status {
 /// A failing instance.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Counterexample {
-    /// One sentence: what is wrong.
+    /// One sentence that says what is wrong.
     pub message: String,
-    /// A stable word: `type`, `value`, `nan`, `rounding`, `class`, `gradient`, `body`, `kernel`.
+    /// A stable identifier: `type`, `value`, `nan`, `rounding`, `class`, `gradient`, `body`,
+    /// `kernel`.
     pub kind: &'static str,
-    /// A `test` block that fails; empty where there is none.
+    /// A `test` block that fails; empty if there is none.
     pub test: String,
 }
 
 /// One declaration.
 #[derive(Clone, Debug)]
 pub struct Entry {
-    /// What it is.
+    /// The kind of declaration.
     pub subject: Subject,
     /// Its name.
     pub name: String,
-    /// Where it stands.
+    /// Its source location.
     pub origin: Origin,
-    /// Instances that were compared.
+    /// The number of compared instances.
     pub cases: usize,
-    /// For rules: claimed and derived class by element type. `None` if nothing holds.
+    /// For rules: claimed and derived class by element type. `None` if no class holds.
     pub classes: Vec<(DType, Class, Option<Class>)>,
-    /// How it went.
+    /// The result.
     pub status: Status,
-    /// What is no failure but worth knowing: that infinities are lost.
+    /// A remark that is no failure: that infinities are lost.
     pub note: Option<String>,
 }
 
@@ -103,7 +104,8 @@ impl Report {
             };
             let classes = match &e.status {
                 _ if e.classes.is_empty() => String::new(),
-                // What is false has no class; a claim that is too strong has one that holds.
+                // A false rule has no class, but a rule that claims too much has a weaker class
+                // that holds.
                 Status::False(c) if c.kind == "class" => format!("  {}", show_broken_claims(&e.classes)),
                 Status::False(_) => String::new(),
                 _ => format!("  {}", show_classes(&e.classes)),
@@ -157,7 +159,7 @@ impl Report {
 }
 
 impl Subject {
-    /// The word in reports.
+    /// The name in reports.
     pub fn name(self) -> &'static str {
         match self {
             Subject::Rule => "rule",
@@ -230,12 +232,12 @@ fn show_broken_claims(classes: &[(DType, Class, Option<Class>)]) -> String {
     groups.into_iter().map(said).collect::<Vec<_>>().join("; ")
 }
 
-/// `exact for f64, f32; rounds for f16`: derived classes, types of one class together.
+/// `exact for f64, f32; rounds for f16`: derived classes, with the types of one class grouped.
 fn show_classes(classes: &[(DType, Class, Option<Class>)]) -> String {
     let mut groups: Vec<(String, Vec<&str>)> = Vec::new();
     for (dtype, _, derived) in classes {
         let text = derived.map_or("wrong".to_string(), |c| match c {
-            // The number of units that was seen says nothing in this short form.
+            // The short form omits the measured number of units.
             Class::Approx(_) => "approx".into(),
             c => show_class(c),
         });

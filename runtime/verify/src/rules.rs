@@ -1,4 +1,4 @@
-//! One rule: many instances, the classes that follow, and the first failure made small.
+//! Verification of one rule: many instances, the derived classes, and the first failure, shrunk.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
@@ -27,16 +27,16 @@ use super::{Options, seed_of};
 use hypatia_graph::{NodeKind, Value, show_number};
 use hypatia_optimize::apply::{Policy, claimed};
 
-/// What is said of a rule that nothing but empty tensors met.
+/// The report for a rule that only empty tensors matched.
 const EMPTY: &str = "only tensors without elements were found that satisfy the guards";
-/// Elements of all values of all instances together, after which a rule has been looked at enough, and instances that are
-/// looked at whatever they cost.
+/// The work limit of a rule, in elements of all values of all instances, and the number of
+/// instances that run regardless of their cost.
 const WORK: usize = 1 << 20;
 const FEWEST: usize = 16;
-/// Choices that are tried for each case before a rule is given up.
+/// Attempts per case before a rule is given up.
 const TRIES_PER_CASE: usize = 300;
 
-/// Verifies one rule: on tensors, and if it is lifted, inside epilogues too.
+/// Verifies one rule: on tensors and, if it is lifted, also inside epilogues.
 pub fn verify_rule(program: &Arc<Program>, rule: &Rule, options: &Options) -> Vec<Entry> {
     if is_short(program, rule) {
         return vec![short::verify(program, rule, options)];
@@ -45,7 +45,7 @@ pub fn verify_rule(program: &Arc<Program>, rule: &Rule, options: &Options) -> Ve
     if !examples.is_empty() {
         let mut entries: Vec<Entry> = Vec::new();
         for e in &examples {
-            // Where no such work fits the rule never fires.
+            // If no such pointwise work fits, the rule never fires.
             let fits = |entry: &Entry| e.any_shape.is_empty() || !matches!(entry.status, Status::NotExercised { .. });
             entries.push(verify_example(program, e, options));
             if !entries.last().is_some_and(fits) {
@@ -62,7 +62,8 @@ pub fn verify_rule(program: &Arc<Program>, rule: &Rule, options: &Options) -> Ve
         let mut within = verify_as(program, &inside, Subject::Rule, &half);
         entry.cases += within.cases;
         entry.note = entry.note.or(within.note.take());
-        // A rule whose guards ask for what a term does not have never fires there: nothing is left to check.
+        // A rule whose guards require what a term lacks never fires there, so there is nothing to
+        // check.
         if let Status::False(c) = &mut within.status {
             c.message = format!("inside an epilogue, {}", c.message);
             entry.status = within.status;
@@ -72,14 +73,14 @@ pub fn verify_rule(program: &Arc<Program>, rule: &Rule, options: &Options) -> Ve
     vec![entry]
 }
 
-/// One example of a rule over pointwise work.
+/// Verifies one example of a rule over pointwise work.
 fn verify_example(program: &Arc<Program>, example: &Example, options: &Options) -> Entry {
     let hints = Hints::of(program, &example.rule);
     let run = Run { any_shape: &example.any_shape, ..Run::new(program, &example.rule, &hints) };
     entry_of(run, Subject::Rule, options)
 }
 
-/// Verifies what can be said as a rule.
+/// Verifies anything that can be expressed as a rule.
 pub(super) fn verify_as(program: &Arc<Program>, rule: &Rule, subject: Subject, options: &Options) -> Entry {
     let hints = Hints::of(program, rule);
     entry_of(Run::new(program, rule, &hints), subject, options)
@@ -104,8 +105,9 @@ fn entry_of(mut run: Run<'_>, subject: Subject, options: &Options) -> Entry {
     Entry { subject, name, origin, cases, classes, status, note }
 }
 
-/// How a rule fails, without a counterexample; `None` if it was verified. For many rules in a row. An element type that the
-/// guards let in, and for which the right side has no meaning, is a failure here.
+/// How a rule fails, without a counterexample; `None` if it was verified. For checking many rules
+/// in a row. Here it is a failure if the guards accept an element type for which the right side is
+/// undefined.
 pub fn first_failure(program: &Arc<Program>, rule: &Rule, options: &Options) -> Option<Failure> {
     if is_short(program, rule) {
         let entry = short::verify(program, rule, options);
@@ -131,14 +133,14 @@ fn failure_of(program: &Arc<Program>, rule: &Rule, any_shape: &[VarId], options:
     }
 }
 
-/// What a rule claims for an element type: `rounds` where it says nothing.
+/// What a rule claims for an element type: `rounds` by default.
 pub fn claim(rule: &Rule, dtype: DType) -> Class {
     let named = rule.claims.iter().find(|c| c.dtypes.contains(&dtype));
     let any = || rule.claims.iter().find(|c| c.dtypes.is_empty());
     named.or_else(any).map_or(Class::Rounds, |c| c.class)
 }
 
-/// What was seen of one element type.
+/// What was observed for one element type.
 #[derive(Default)]
 struct Seen {
     bits: bool,
@@ -190,14 +192,14 @@ struct Run<'a> {
     first: Option<(Tape, Failure)>,
     /// How the sides differ at infinities, which no class forbids.
     note: Option<String>,
-    /// Instances for which the right side has no meaning.
+    /// Instances for which the right side is undefined.
     skips: Skips,
-    /// Such instances are failures.
+    /// Treats such instances as failures.
     strict: bool,
-    /// Operands of any shape. Beside them, instances whose right side cannot be built, or has another type, say nothing:
-    /// the optimiser passes over them.
+    /// Operands of any shape. With these, instances whose right side cannot be built or has another
+    /// type are ignored: the optimiser skips them too.
     any_shape: &'a [VarId],
-    /// Instances in which nothing is empty: only these show what a rule does.
+    /// The number of instances without empty tensors: only these show what a rule does.
     full: usize,
 }
 
@@ -218,7 +220,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Runs the cases; returns how many were legal, and why others were not.
+    /// Runs the cases. Returns the number of legal ones, and why others were rejected.
     fn cases(&mut self, options: &Options) -> (usize, HashMap<String, usize>) {
         let mut rejects: HashMap<String, usize> = HashMap::new();
         let mut count = |why: String| {
@@ -228,7 +230,7 @@ impl<'a> Run<'a> {
         };
         let (mut cases, mut tries, mut work) = (0, 0u64, 0usize);
         let mut meaningless = None;
-        // Shapes that fit on both sides, and tell them apart, are rare.
+        // Shapes that fit both sides and distinguish them are rare.
         let wanted = options.cases * if self.any_shape.is_empty() { 1 } else { 5 };
         let limit = (wanted * TRIES_PER_CASE).max(3000) as u64;
         let seed = seed_of(options, &self.rule.name);
@@ -269,20 +271,20 @@ impl<'a> Run<'a> {
                 }
             }
         }
-        // Where there is a meaning for nothing that the left side matches, the rule is wrong.
+        // If the right side is undefined wherever the left side matches, the rule is wrong.
         if self.skips.hopeless() {
             self.first = meaningless.map(|tape| (tape, Failure::NoMeaning));
         }
         (cases, rejects)
     }
 
-    /// An instance with what is seen of it.
+    /// An instance and its observation.
     fn attempt(&self, source: &mut Source, room_for_empty: bool) -> Result<(Instance, Observation), Reject> {
         let instance = self.instance(source, true)?;
         if !room_for_empty && !self.is_full(&instance) {
             return reject(EMPTY);
         }
-        // One element beside the work is what another example has.
+        // Another example covers an operand of one element.
         let many = |v: &VarId| instance.env.tensors.get(v).is_some_and(|v| elements(instance.graph.ty(*v)) != 1);
         if !self.any_shape.is_empty() && !self.any_shape.iter().any(many) {
             return reject("the operand beside the work has one element");
@@ -291,7 +293,7 @@ impl<'a> Run<'a> {
         Ok((instance, seen))
     }
 
-    /// Counts what was seen of an instance that was compared; the element type of its first root.
+    /// Records the observation of a compared instance; returns the element type of its first root.
     fn add(&mut self, instance: &Instance, seen: &Observation) -> DType {
         if self.is_full(instance) {
             self.full += 1;
@@ -313,7 +315,7 @@ impl<'a> Run<'a> {
     }
 
     fn instance(&self, source: &mut Source, spread: bool) -> Result<Instance, Reject> {
-        // In most cases the alternative that was taken least, so that each is covered.
+        // Usually picks the alternative that was taken least, so that each is covered.
         let turn = RefCell::new(0usize);
         let wanted = |at: usize, n: usize| {
             *turn.borrow_mut() += 1;
@@ -323,7 +325,7 @@ impl<'a> Run<'a> {
             if !spread || least == most { None } else { counts.iter().position(|c| c == least) }
         };
         let made = instance(self.program, self.rule, self.hints, source, &wanted)?;
-        // Where a rule claims nothing it is never applied.
+        // A rule is never applied to an element type for which it claims nothing.
         let dtypes = made.left.iter().map(|v| made.graph.ty(*v).dtype);
         match dtypes.into_iter().find(|d| !claimed(self.rule, *d, Policy { approx: Approx::All })) {
             Some(d) => reject(format!("the rule claims nothing for {d}")),
@@ -331,8 +333,8 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// True if the instance shows what the rule does: its results have elements, and so have its operands unless a guard wants
-    /// them empty.
+    /// True if the instance shows what the rule does: its results have elements, and so have its
+    /// operands unless a guard requires empty ones.
     fn is_full(&self, instance: &Instance) -> bool {
         let some = |v: &Value| elements(instance.graph.ty(*v)) > 0;
         let operands =
@@ -394,7 +396,7 @@ impl<'a> Run<'a> {
                 dims.into_iter().flatten().filter_map(|d| usize::try_from(d.as_const()?).ok()).collect();
             let at = position(d.index, &shape);
             let sides = format!("element {at} is {left} on the left, {right} on the right");
-            // Only for finite values and differences of precision something is known.
+            // This is known only for finite values and differences of precision.
             d.less_precise().map_or(sides.clone(), |which| format!("{sides}; {which}"))
         });
         let units = |o: &Observation| format!("{} units in the last place apart", show_number(o.ulp));
@@ -413,7 +415,8 @@ impl<'a> Run<'a> {
             }
         };
         let title = format!("{} is false", self.rule.name);
-        // A right side of another type can be written down and compared; one that has no value cannot.
+        // A right side of another type can still be written and compared; one without a value
+        // cannot.
         let test = match untyped_sides(self.rule, &instance) {
             Ok(s) => test_block(&title, &instance, &s, failure, difference.as_ref()),
             Err(why) => {
@@ -430,7 +433,7 @@ pub(super) fn elements(ty: &TensorType) -> usize {
     ty.shape.iter().map(|d| d.as_const().map_or(1, |n| n.max(0) as usize)).product()
 }
 
-/// The alternatives of a rule's patterns: address of the list, and a count for each.
+/// The alternatives of a rule's patterns: the address of each list, and one count per alternative.
 fn branches_of(rule: &Rule) -> HashMap<usize, Vec<usize>> {
     fn walk(pat: &Pat, out: &mut HashMap<usize, Vec<usize>>) {
         match pat {

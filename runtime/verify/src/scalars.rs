@@ -1,8 +1,8 @@
 //! Scalars: the written derivative against the derived one and against finite differences.
 //!
-//! In: a scalar with `grad`. Out: an entry. Holds always: a point where the function is not smooth
-//! (the differences from both sides disagree) proves nothing and is passed over; builtin scalars,
-//! which have nothing to derive from, are compared with finite differences alone.
+//! In: a scalar with `grad`. Out: an entry. Invariant: a point where the function is not smooth
+//! (the one-sided differences disagree) proves nothing and is skipped; builtin scalars, which have
+//! no body to derive from, are compared with finite differences alone.
 
 use std::sync::Arc;
 
@@ -17,7 +17,8 @@ use super::report::{Counterexample, Entry, Status, Subject};
 use super::{Options, seed_of};
 use hypatia_graph::show_number;
 
-/// Checks the derivative of scalar number `index`; nothing if it has none, or is a truth value.
+/// Checks the derivative of scalar number `index`; returns nothing if it has none, or is a truth
+/// value.
 pub(super) fn verify_scalar(program: &Arc<Program>, index: usize, options: &Options) -> Vec<Entry> {
     let id = ScalarId(index as u32);
     let def = program.scalar(id);
@@ -90,14 +91,15 @@ pub(super) fn verify_scalar(program: &Arc<Program>, index: usize, options: &Opti
     vec![Entry { subject: Subject::Scalar, name, origin, cases, classes: Vec::new(), status, note: None }]
 }
 
-/// A coordinate of a point: mostly moderate; of any magnitude; on either side of a number that the scalar is written with.
+/// A coordinate of a point: usually moderate; sometimes of any magnitude, or on either side of a
+/// literal of the scalar.
 fn coordinate(rng: &mut ChaCha8Rng, literals: &[f64]) -> f64 {
     let near: f64 = rng.random_range(-4.0..4.0);
     match rng.random_range(0..10) {
         0 => near.signum() * 10f64.powf(rng.random_range(-2.0..4.0)),
         1..4 if !literals.is_empty() => {
             let at = literals[rng.random_range(0..literals.len())];
-            // Beyond this the differences tell nothing.
+            // Beyond this, finite differences are meaningless.
             if at.abs() > 1e6 { near } else { at + near * f64::max(1.0, at.abs() / 8.0) }
         }
         _ => near,
@@ -125,8 +127,8 @@ fn call(scalar: ScalarId, params: usize) -> Term {
     t
 }
 
-/// The slope by parameter `i` from central differences of two widths, if they agree (the function is
-/// smooth there).
+/// The slope with respect to parameter `i`, from central differences of two widths, if they agree
+/// (the function is smooth there).
 fn slope(program: &Program, body: &Term, point: &[f64], i: usize) -> Option<f64> {
     let at = |dx: f64| {
         let mut p = point.to_vec();
@@ -141,7 +143,7 @@ fn slope(program: &Program, body: &Term, point: &[f64], i: usize) -> Option<f64>
     if (left - right).abs() > 1e-2 * (1.0 + left.abs().max(right.abs())) {
         return None;
     }
-    // Fourth order, so that the difference is exact to about 1e-10 for tame functions.
+    // Fourth order, so that the difference is accurate to about 1e-10 for well-behaved functions.
     let fine = (8.0 * (p1 - m1) - (p2 - m2)) / (12.0 * h);
     let coarse = (p1 - m1) / (2.0 * h);
     ((fine - coarse).abs() <= 1e-3 * (1.0 + fine.abs())).then_some(fine)

@@ -1,9 +1,9 @@
-//! Rules that put a device's short functions into generated kernels: the function that is really used against the left
-//! side's meaning.
+//! Rules that put a device's short functions into generated kernels: compares the function that is
+//! actually used with the left side's meaning.
 //!
-//! In: such a rule. Out: an entry. Holds always: the left side is worked out in f64, the right side in f32 as the device
-//! does, with its instructions as far off as they may be; where the left side is a sum that cancels, units are those of what
-//! is summed, as they are for the sum in f32.
+//! In: such a rule. Out: an entry. Invariant: the left side is computed in f64, the right side in
+//! f32 as the device does, with the largest error that its instructions may have. Where the left
+//! side is a sum that cancels, units are those of the summands, as they are for the sum in f32.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ use super::report::{Counterexample, Entry, Status, Subject, show_class};
 use super::{Options, seed_of};
 use hypatia_graph::show_number;
 
-/// Points for each case that is asked for: one costs next to nothing.
+/// Points per requested case: a point is almost free.
 const POINTS: usize = 50;
 /// Values of which every combination is tried.
 const SPECIAL: [f32; 12] =
@@ -72,7 +72,7 @@ pub(super) fn verify(program: &Arc<Program>, rule: &Rule, options: &Options) -> 
     Entry { subject: Subject::Rule, name, origin, cases, classes, status, note: None }
 }
 
-/// Any float, one of any magnitude that exponentials have a value for, or a moderate one.
+/// Any float, one in the magnitudes where exponentials have a value, or a moderate one.
 fn coordinate(rng: &mut ChaCha8Rng) -> f32 {
     match rng.random_range(0..4) {
         0 => f32::from_bits(rng.random()),
@@ -81,14 +81,14 @@ fn coordinate(rng: &mut ChaCha8Rng) -> f32 {
     }
 }
 
-/// Both sides at a point, and by how many units they differ at most.
+/// Both sides at a point, and the largest difference in units.
 struct Seen {
     left: f64,
     right: f32,
     units: f64,
 }
 
-/// `None` where the sides cannot be worked out, or the result leaves the range of f32.
+/// `None` where a side cannot be computed, or the result leaves the range of f32.
 fn compare(program: &Program, rule: &Rule, point: &[f32]) -> Option<Seen> {
     let wide: Vec<f64> = point.iter().map(|x| f64::from(*x)).collect();
     let (left, scale) = left(program, rule.lhs.first()?, &wide)?;
@@ -100,7 +100,7 @@ fn compare(program: &Program, rule: &Rule, point: &[f32]) -> Option<Seen> {
         let right = right(program, rule.rhs.first()?, point, off)?;
         let units = match left.is_finite() {
             true => (f64::from(right) - left).abs() / ulp(DType::F32, scale),
-            // The same kind of value, or none of what is claimed holds.
+            // Both are the same kind of value, or no claim holds.
             false if left.is_nan() == right.is_nan() && (left.is_nan() || f64::from(right) == left) => 0.0,
             false => f64::INFINITY,
         };
@@ -112,7 +112,7 @@ fn compare(program: &Program, rule: &Rule, point: &[f32]) -> Option<Seen> {
     Some(seen)
 }
 
-/// The left side in f64, and the largest of it and of what it is the sum of.
+/// The left side in f64, and the largest magnitude of it and its summands.
 fn left(program: &Program, pat: &Pat, point: &[f64]) -> Option<(f64, f64)> {
     Some(match pat {
         Pat::Var(v) => point.get(v.index()).map(|x| (*x, x.abs()))?,

@@ -1,7 +1,7 @@
-//! Counterexamples made small.
+//! Shrinking of counterexamples.
 //!
-//! In: the tape of a failing instance, and a test that says whether a tape still fails the same way.
-//! Out: the simplest failing tape that was found. Holds always: the result fails; the number of
+//! In: the tape of a failing instance, and a test that says whether a tape still fails the same
+//! way. Out: the simplest failing tape that was found. Invariant: the result fails; the number of
 //! tries is bounded.
 
 use rand::{Rng, SeedableRng};
@@ -9,15 +9,15 @@ use rand_chacha::ChaCha8Rng;
 
 use super::source::Tape;
 
-/// Tries at most.
+/// The largest number of tries.
 const TRIES: usize = 6000;
-/// Fresh sets of values that are tried with each simpler structure; many once nothing else helps, because rounding
-/// shows in few elements, and a smaller tensor has fewer.
+/// Fresh sets of values that are tried with each simpler structure. Many are tried once nothing
+/// else helps, because rounding shows in few elements, and a smaller tensor has fewer.
 const FILLS: usize = 3;
 const MANY_FILLS: usize = 60;
 
 /// The simplest tape for which `fails` holds, starting from one for which it does. `fails` returns
-/// the tape as it was read (cut behind the last choice).
+/// the tape as it was read (cut after the last choice).
 pub fn shrink(start: Tape, fails: &mut dyn FnMut(&Tape) -> Option<Tape>) -> Tape {
     let mut s = Shrinker { best: start, fails, left: TRIES, fills: FILLS, rng: ChaCha8Rng::seed_from_u64(1) };
     loop {
@@ -44,8 +44,8 @@ struct Shrinker<'a> {
 }
 
 impl Shrinker<'_> {
-    /// Tries a tape with a simpler structure, with the values as they are, then with fresh ones: the
-    /// element that differs may lie elsewhere in a smaller tensor.
+    /// Tries a tape with a simpler structure, first with the same values, then with fresh ones: the
+    /// differing element may be elsewhere in a smaller tensor.
     fn attempt_structure(&mut self, tape: Tape) -> bool {
         if self.attempt(tape.clone()) {
             return true;
@@ -53,7 +53,8 @@ impl Shrinker<'_> {
         (0..self.fills).any(|fill| {
             let mut other = tape.clone();
             for v in &mut other.values {
-                // Any code of `values`, simple ones and others alike; in turn with codes that are known to fail together.
+                // Any code of `values`, simple or not; every other set mixes in codes that are
+                // known to fail together.
                 *v = match self.rng.random_range(0..3) {
                     0 => self.rng.random_range(0..10),
                     _ if fill % 2 == 1 => self.best.values[self.rng.random_range(0..self.best.values.len())],
@@ -68,7 +69,7 @@ impl Shrinker<'_> {
         if self.left == 0 || tape == self.best {
             return false;
         }
-        // Large instances take longer.
+        // Large instances take longer, so they count for more tries.
         self.left = self.left.saturating_sub(1 + tape.values.len() / 1024);
         match (self.fails)(&tape) {
             Some(read) if simpler(&read, &self.best) => {
@@ -79,7 +80,7 @@ impl Shrinker<'_> {
         }
     }
 
-    /// All values, then halves, quarters, ... of them, set to the simplest.
+    /// Sets all values, then halves, quarters, ... of them, to the simplest.
     fn zero_blocks(&mut self) {
         let mut size = self.best.values.len();
         while size > 0 {
@@ -95,7 +96,7 @@ impl Shrinker<'_> {
         }
     }
 
-    /// Choices removed: what follows moves up.
+    /// Removes choices; the following ones move up.
     fn cut_structure(&mut self) {
         for size in [8, 3, 2, 1] {
             let mut at = 0;
@@ -109,7 +110,7 @@ impl Shrinker<'_> {
         }
     }
 
-    /// Single choices lowered: to 0, to a half, by one.
+    /// Lowers single choices: to 0, to a half, by one.
     fn lower(&mut self, structure: bool) {
         let mut at = 0;
         while at < part(&self.best, structure).len() {
@@ -138,7 +139,7 @@ fn part(tape: &Tape, structure: bool) -> &[u32] {
     if structure { &tape.structure } else { &tape.values }
 }
 
-/// Fewer choices, then smaller ones.
+/// True if `a` is simpler: fewer choices, then smaller ones.
 fn simpler(a: &Tape, b: &Tape) -> bool {
     let key = |t: &Tape| (t.structure.len() + t.values.len(), t.structure.clone(), t.values.clone());
     key(a) < key(b)

@@ -1,16 +1,17 @@
-//! Instances that are skipped: what they would be compared with has no meaning for an element type.
+//! Instances that are skipped because their reference is undefined for an element type.
 //!
-//! In: instances, skipped and compared ones. Out: a note for the report. Holds always: an element type is listed only if
-//! nothing of it was compared; of `bool` alone nothing is said, as `check` says nothing of it either.
+//! In: instances, skipped and compared ones. Out: a note for the report. Invariant: an element type
+//! is listed only if no instance of it was compared; `bool` alone is not reported, as in `check`.
 
 use std::collections::BTreeSet;
 
 use hypatia_dsl::dtype::DType;
 
-/// Skips in a row, before anything was compared, that show a meaning for no element type.
+/// If this many instances are skipped before any is compared, the reference is undefined for every
+/// element type.
 const HOPELESS: usize = 200;
 
-/// What was skipped, and what was not.
+/// The skipped and the compared instances.
 #[derive(Default)]
 pub(super) struct Skips {
     count: usize,
@@ -20,24 +21,25 @@ pub(super) struct Skips {
 }
 
 impl Skips {
-    /// An instance of that element type was skipped.
+    /// Records that an instance of this element type was skipped.
     pub(super) fn skip(&mut self, dtype: Option<DType>, why: &str) {
         self.count += 1;
         self.skipped.extend(dtype);
         self.why.get_or_insert_with(|| why.to_string());
     }
 
-    /// An instance of that element type was compared.
+    /// Records that an instance of this element type was compared.
     pub(super) fn compare(&mut self, dtype: Option<DType>) {
         self.compared.extend(dtype);
     }
 
-    /// True if so much was skipped that there is a meaning for no element type.
+    /// True if so many were skipped that the reference is undefined for every element type.
     pub(super) fn hopeless(&self) -> bool {
         self.compared.is_empty() && self.count >= HOPELESS
     }
 
-    /// What was skipped, if it is worth a word. `what` is the side that has no meaning.
+    /// The skipped element types, if they are worth reporting. `what` names the side that is
+    /// undefined.
     pub(super) fn note(&self, what: &str) -> Option<String> {
         let why = self.why.as_ref()?;
         let never: Vec<DType> = self.skipped.difference(&self.compared).copied().collect();

@@ -1,9 +1,10 @@
-//! Random choices that can be replayed and made simpler.
+//! Random choices that can be replayed and simplified.
 //!
-//! In: a seed, or two tapes of recorded choices. Out: choices. Holds always: a tape that is replayed
-//! gives the same instance; a tape that is cut or changed gives some instance, because missing
-//! choices read as 0 and large ones are clamped. The generators list the simplest alternative first,
-//! so smaller numbers on a tape mean a simpler instance: that is all the shrinker needs to know.
+//! In: a seed, or two tapes of recorded choices. Out: choices. Invariant: replaying a tape gives
+//! the same instance; a tape that was cut or changed still gives an instance, because missing
+//! choices read as 0 and large ones are clamped. The generators list the simplest alternative
+//! first, so smaller numbers on a tape mean a simpler instance. The shrinker needs to know nothing
+//! else.
 
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -12,13 +13,13 @@ use rand_chacha::ChaCha8Rng;
 /// that a smaller shape does not shift the values.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Tape {
-    /// Choices that shape the instance.
+    /// Choices that determine the structure of the instance.
     pub structure: Vec<u32>,
     /// Elements of its tensors.
     pub values: Vec<u32>,
 }
 
-/// Where a generator gets its choices from.
+/// The source of a generator's choices.
 pub struct Source {
     tape: Tape,
     at: (usize, usize),
@@ -31,12 +32,12 @@ impl Source {
         Source { tape: Tape::default(), at: (0, 0), rng: Some(ChaCha8Rng::seed_from_u64(seed)) }
     }
 
-    /// The choices of a tape.
+    /// Replays the choices of a tape.
     pub fn replay(tape: Tape) -> Source {
         Source { tape, at: (0, 0), rng: None }
     }
 
-    /// What was chosen.
+    /// The recorded choices.
     pub fn into_tape(mut self) -> Tape {
         if self.rng.is_none() {
             self.tape.structure.truncate(self.at.0);
@@ -45,12 +46,12 @@ impl Source {
         self.tape
     }
 
-    /// One of `n` alternatives, all alike.
+    /// One of `n` alternatives, all equally likely.
     pub fn pick(&mut self, n: usize) -> usize {
         self.choose(n, |rng| rng.random_range(0..n as u32))
     }
 
-    /// One of the alternatives, each as likely as its weight says.
+    /// One of the alternatives, with probability proportional to its weight.
     pub fn weighted(&mut self, weights: &[u32]) -> usize {
         let total: u32 = weights.iter().sum();
         self.choose(weights.len(), |rng| {

@@ -1,7 +1,7 @@
 //! Epilogue terms of random instances.
 //!
-//! In: the pattern of an epilogue and the type of the result it computes. Out: a term that matches, with
-//! new tensors for what it reads; variables of the pattern are bound.
+//! In: the pattern of an epilogue and the type of the result it computes. Out: a term that matches,
+//! with new tensors for its operands; variables of the pattern are bound.
 
 use hypatia_dsl::builtin::BuiltinScalar;
 use hypatia_dsl::ir::{AttrValue, Head, InView, NodePat, Pat};
@@ -13,7 +13,7 @@ use super::wants::{ShapeWant, Want};
 use hypatia_graph::instantiate::{BoundTerm, read_index, splice};
 
 impl Generator<'_, '_> {
-    /// An epilogue that matches the pattern, over a result of that type.
+    /// An epilogue that matches the pattern, for a result of this type.
     pub(super) fn term(&mut self, pat: &Pat, result: &TensorType, into: &mut BoundTerm) -> Try<TermId> {
         match pat {
             Pat::Any => self.random_term(result, into, 0),
@@ -83,7 +83,7 @@ impl Generator<'_, '_> {
         }
     }
 
-    /// Some epilogue: `acc` in the simplest case.
+    /// A random epilogue: `acc` in the simplest case.
     pub(super) fn random_term(&mut self, result: &TensorType, into: &mut BoundTerm, depth: usize) -> Try<TermId> {
         let acc = into.term.add(TermNode::Acc);
         if depth > 2 {

@@ -1,9 +1,9 @@
 //! The test runner: `test` blocks of `.hyp` files.
 //!
-//! In: a Program, and which of its tests to run. Out: for each test whether it passed, and for a
-//! failure what was expected and what came, with values. Holds always: random inputs are the same in
-//! every run; `expect equal` compares the meaning of both expressions in f64, both rounded as their types
-//! say, and the optimised graph as it is executed.
+//! In: a Program, and which of its tests to run. Out: for each test whether it passed and, for a
+//! failure, the expected and the actual result with values. Invariant: random inputs are the same
+//! in every run. `expect equal` compares the meaning of both expressions in f64, both expressions
+//! rounded to their types, and the optimised graph as it is executed.
 
 use std::cell::OnceCell;
 use std::collections::HashMap;
@@ -38,17 +38,17 @@ use hypatia_tensor::tensor::Tensor;
 
 /// Lines of a graph that a failing test shows.
 const MAX_LINES: usize = 60;
-/// Elements that one input of a test may have.
+/// The largest number of elements of a test input.
 const MAX_INPUT: usize = 1 << 26;
-/// What `expect equal` may cost, which evaluates both sides several times, one element at a time: elements of all
-/// values together, and multiplications of all products.
+/// Limits of the cost of `expect equal`, which evaluates both sides several times, element by
+/// element: elements of all values together, and multiplications of all products.
 const MAX_ELEMENTS: f64 = (1 << 22) as f64;
 const MAX_PRODUCTS: f64 = (1 << 26) as f64;
 
-/// How a test went: the reasons why it failed, none if it passed.
+/// The result of a test: the reasons for its failure, none if it passed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Outcome {
-    /// One line each, or several with values.
+    /// One line each, or several lines with values.
     pub failures: Vec<String>,
 }
 
@@ -57,7 +57,7 @@ pub fn run_test(program: &Arc<Program>, test: &Test) -> Outcome {
     run_test_with(program, test, &Options::default())
 }
 
-/// Runs one test, optimised with these options; the device is the test's own.
+/// Runs one test with these optimiser options; the device is the test's own.
 pub fn run_test_with(program: &Arc<Program>, test: &Test, options: &Options) -> Outcome {
     let mut failures = Vec::new();
     let wanted_error = test.expect.iter().find_map(|e| if let Expect::Error(c) = e { Some(*c) } else { None });
@@ -86,7 +86,8 @@ pub fn run_test_with(program: &Arc<Program>, test: &Test, options: &Options) -> 
     Outcome { failures }
 }
 
-/// What a test is given, as a graph, and its inputs; `data` makes the tensors, of the shapes that it is told.
+/// The `given` expressions of a test as a graph, and its inputs; `data` makes each tensor of the
+/// requested shape.
 pub fn given_with(
     program: &Arc<Program>,
     test: &Test,
@@ -112,7 +113,7 @@ pub fn given_with(
     Ok((graph.pruned(), tensors))
 }
 
-/// What a test is given, with the values that its file says, or random ones.
+/// The `given` expressions of a test, with values from its file or random ones.
 pub fn given(program: &Arc<Program>, test: &Test) -> Result<(Graph, Vec<(String, Tensor)>)> {
     given_with(program, test, data)
 }
@@ -122,7 +123,7 @@ struct Case<'a> {
     program: &'a Arc<Program>,
     test: &'a Test,
     device: Device,
-    /// Inputs only: each expression is built upon this.
+    /// Inputs only: every expression is built on top of this graph.
     inputs: Graph,
     env: Env,
     optimized: Optimized,
@@ -156,7 +157,7 @@ impl<'a> Case<'a> {
         Ok(Case { program, test, device, inputs, env, optimized })
     }
 
-    /// Why the expectation is not met.
+    /// Why the expectation fails, or `None` if it holds.
     fn expect(&self, expect: &Expect) -> Result<Option<String>> {
         Ok(match expect {
             Expect::Error(_) => None,
@@ -231,7 +232,7 @@ impl<'a> Case<'a> {
         inputs.map(|i| Ok((i.name.clone(), data(i)?))).collect()
     }
 
-    /// The graph whose first outputs are those of `given`, the others those of `builds`.
+    /// A graph whose first outputs are those of `given`, followed by those of `builds`.
     fn pair(&self, builds: &[Build]) -> Result<(Graph, Numbers)> {
         let mut graph = self.inputs.clone();
         let mut numbers = build_into(&mut graph, &self.test.given, &self.env)?;
@@ -259,8 +260,8 @@ impl<'a> Case<'a> {
         }
         let rounded = evaluate(&graph, &tensors, Mode::Rounded)?;
         let (given, expected) = rounded.split_at(roots);
-        // Where an element type is too small for a value on the way, the meaning alone is compared. What is computed of constants alone
-        // is no such value: that is there before a run.
+        // If an element type is too small for an intermediate value, only the meaning is compared.
+        // Values computed from constants alone do not count: they are computed before any run.
         let overflow = OnceCell::new();
         let lost = |_| *overflow.get_or_init(|| leaves_range_outside(&graph, &tensors, 0).unwrap_or(false));
         for root in 0..roots {
@@ -271,14 +272,15 @@ impl<'a> Case<'a> {
         self.executed(&graph, given, &tensors)
     }
 
-    /// The optimised graph, symbolic sizes replaced by [`ASSUMED_SIZE`].
+    /// The optimised graph with symbolic sizes replaced by [`ASSUMED_SIZE`].
     fn concrete(&self) -> Result<Graph> {
         let graph = &self.optimized.graph;
         let symbols: Symbols = graph.symbols().into_iter().map(|s| (s, ASSUMED_SIZE)).collect();
         graph.specialize(&symbols)
     }
 
-    /// The optimised graph's results, as it is executed, against those of the given expression: the first outputs of the graph.
+    /// Compares the executed results of the optimised graph with those of the given expression,
+    /// which are the first outputs of the graph.
     fn executed(&self, pair: &Graph, given: &[RefTensor], tensors: &[(String, Tensor)]) -> Result<Option<String>> {
         let plan = pipeline::plan(&self.concrete()?, &plan::Options::new(Device::cpu()))?;
         let inputs: Vec<Tensor> = plan
@@ -321,7 +323,8 @@ impl<'a> Case<'a> {
         build_into(&mut expected, builds, &self.env)?;
         let mut table = Forms::default();
         let got = table.outputs(&self.optimized.graph);
-        // An op that no kernel implements never stands in an optimised graph: its body does.
+        // An optimised graph never contains an op without a kernel; it contains the op's body
+        // instead.
         let met = got == table.outputs(&expected) || got == table.outputs(&expected.unfold()?);
         Ok((!met).then(|| {
             let expected = indent(&expected.pruned().to_text());
@@ -330,7 +333,7 @@ impl<'a> Case<'a> {
     }
 }
 
-/// Builds expressions as further outputs of a graph.
+/// Builds expressions as additional outputs of a graph.
 fn build_into(graph: &mut Graph, builds: &[Build], env: &Env) -> Result<Numbers> {
     let mut into = Instantiator::new(graph);
     let values: Vec<Value> = builds.iter().map(|b| into.build(b, env)).collect::<Result<_>>()?;
@@ -342,7 +345,7 @@ fn build_into(graph: &mut Graph, builds: &[Build], env: &Env) -> Result<Numbers>
     Ok(numbers)
 }
 
-/// An error if evaluating the graph one element at a time would take too long.
+/// Fails if evaluating the graph element by element would take too long.
 fn affordable(graph: &Graph) -> Result<()> {
     let size = |v: Value| graph.ty(v).shape.iter().map(|d| d.as_const().unwrap_or(1) as f64).product::<f64>();
     let (mut elements, mut products) = (0.0, 0.0);
@@ -366,7 +369,7 @@ fn affordable(graph: &Graph) -> Result<()> {
     )))
 }
 
-/// The tensor of an input: its values, or random ones that depend on its name alone.
+/// The tensor of an input: its values, or random ones that depend only on its name.
 fn data(input: &TestInput) -> Result<Tensor> {
     let shape: Vec<usize> =
         input.shape.iter().map(|d| d.eval(&|_| Some(ASSUMED_SIZE)).unwrap_or(0).max(0) as usize).collect();
@@ -384,7 +387,7 @@ fn data(input: &TestInput) -> Result<Tensor> {
     Tensor::from_f64(input.dtype, &shape, splat.as_ref().unwrap_or(values)).ok_or_else(|| wrong(values.len()))
 }
 
-/// Elements that are made at a time: in f64 they take more room than the tensor.
+/// Elements generated at a time: in f64 they need more memory than the tensor.
 const CHUNK: usize = 1 << 16;
 
 fn random(input: &TestInput, shape: &[usize]) -> Option<Tensor> {
@@ -432,8 +435,8 @@ fn sign(op: BinaryOp) -> &'static str {
     }
 }
 
-/// Forms of graphs, shared by number, so that two graphs compare by structure: names and the order of
-/// nodes do not matter, nor does the order of a commutative scalar's operands.
+/// Hash-consed graph structures: two graphs compare by structure. Names, the order of nodes and the
+/// order of a commutative scalar's operands do not matter.
 #[derive(Default)]
 struct Forms {
     known: HashMap<String, usize>,
@@ -475,7 +478,8 @@ impl Forms {
         graph.outputs.iter().map(|(_, v)| (forms[v.node.index()], v.output)).collect()
     }
 
-    /// A term that names what it reads by form rather than by place: the order in which an op is given it makes no difference.
+    /// A term that refers to its operands by structure rather than by position, so that the order
+    /// of an op's operands does not matter.
     fn reading(&mut self, term: &Term, reads: &[String]) -> Term {
         let mut term = term.clone();
         for node in &mut term.nodes {

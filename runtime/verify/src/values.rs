@@ -1,9 +1,9 @@
 //! Elements of random tensors.
 //!
 //! In: a flavour and an element type. Out: tensors whose elements have codes on the tape; code 0 is
-//! the simplest element. Among them are those at which rules turn that are true elsewhere: halves, the ends of integer types,
-//! the rule's own numbers. Holds always: values lie in the element type's range; indices lie in the
-//! range of the axis that they index.
+//! the simplest element. The elements include the boundary values at which an otherwise true rule
+//! may fail: halves, the limits of integer types, and the rule's own numbers. Invariant: values lie
+//! in the element type's range; indices lie in the range of the axis that they index.
 
 use hypatia_dsl::dtype::DType;
 use rand::Rng;
@@ -19,24 +19,25 @@ use hypatia_tensor::tensor::Tensor;
 pub enum Flavour {
     /// Small integers: arithmetic on them is exact, and ties are frequent.
     Nice,
-    /// Moderate numbers, zeros among them.
+    /// Moderate numbers, including zeros.
     Ordinary,
-    /// Moderate numbers and some large ones: meaning is compared, precision is not (cancellation would
-    /// drown it).
+    /// Moderate numbers and some large ones. Meaning is compared; precision is not (cancellation
+    /// would hide it).
     Large,
-    /// Moderate numbers and some NaN.
+    /// Moderate numbers and some NaNs.
     Nan,
-    /// Infinities, denormals, the largest and the smallest numbers too.
+    /// Also infinities, denormals, and the largest and smallest numbers.
     Extreme,
-    /// Moderate numbers and some infinities: nothing overflows, so that an infinity is lost or made by the rule alone.
+    /// Moderate numbers and some infinities. Nothing overflows, so only the rule itself can lose or
+    /// make an infinity.
     Infinite,
-    /// Constants so small, or so large, that two of them together leave the range of their type, and an operand that makes up for it.
-    /// Only for rules that ask for constants.
+    /// Constants so small, or so large, that two of them together leave the range of their type,
+    /// and an operand that compensates for them. Only for rules that require constants.
     Far,
 }
 
 impl Flavour {
-    /// From the simplest on.
+    /// All flavours, simplest first.
     pub const ALL: [Flavour; 7] = [
         Flavour::Nice,
         Flavour::Ordinary,
@@ -47,7 +48,7 @@ impl Flavour {
         Flavour::Far,
     ];
 
-    /// The word in reports.
+    /// The name in reports.
     pub fn name(self) -> &'static str {
         match self {
             Flavour::Nice => "small integers",
@@ -61,7 +62,7 @@ impl Flavour {
     }
 }
 
-/// What is asked of one tensor's elements beyond the flavour.
+/// Requirements on one tensor's elements, beyond the flavour.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Demand {
     /// All elements are equal.
@@ -74,11 +75,11 @@ pub struct Demand {
     pub positive: bool,
     /// No NaN and no infinity.
     pub finite: bool,
-    /// Indices into an axis of that size.
+    /// Indices into an axis of this size.
     pub index: Option<i64>,
     /// Small integers only.
     pub small: bool,
-    /// Where the elements lie if the flavour is [`Flavour::Far`].
+    /// The range of the elements if the flavour is [`Flavour::Far`].
     pub far: Far,
 }
 
@@ -88,21 +89,22 @@ pub enum Far {
     /// Ordinary.
     #[default]
     Near,
-    /// Of two such numbers the product is about as small as a type holds, or smaller.
+    /// The product of two such numbers is about as small as the type holds, or smaller.
     Small,
-    /// Of two such numbers the product is about as large as a type holds, or larger.
+    /// The product of two such numbers is about as large as the type holds, or larger.
     Large,
-    /// What such a number makes of two small ones is ordinary.
+    /// Such a number combined with two small ones gives an ordinary result.
     AgainstSmall,
-    /// What such a number makes of two large ones is ordinary.
+    /// Such a number combined with two large ones gives an ordinary result.
     AgainstLarge,
 }
 
-/// Far elements that differ in magnitude.
+/// The number of magnitudes of far elements.
 const MAGNITUDES: u32 = 64;
 
 impl Far {
-    /// An element: 1 and 0 are among the small and the large ones, so that a tensor holds near and far ones.
+    /// An element. Every range also contains 1, -1.5 and 0, so that a tensor mixes near and far
+    /// elements.
     fn element(self, source: &mut Source, dtype: DType) -> f64 {
         let near = 3;
         let code = source.element(near + 2 * MAGNITUDES, |r| match r.random_range(0..8) {
@@ -124,7 +126,7 @@ impl Far {
     }
 }
 
-/// Elements at which functions turn, apart from those that every type has.
+/// Boundary values of functions, beyond those that every type has.
 #[derive(Clone, Debug, Default)]
 pub struct Special {
     elements: Vec<f64>,
@@ -132,12 +134,12 @@ pub struct Special {
     limit: f64,
 }
 
-/// Halves: where rounding to whole numbers turns.
+/// Halves: the boundaries of rounding to integers.
 const HALVES: [f64; 7] = [0.5, -0.5, 1.5, 2.5, -1.5, -2.5, 3.5];
 
 impl Special {
-    /// For a tensor of a graph: halves, the rule's own numbers as far as the flavour allows, and where narrower types of the
-    /// graph round.
+    /// The special values for a tensor of a graph: halves, the rule's own numbers as far as the
+    /// flavour allows, and the rounding boundaries of the graph's narrower types.
     pub fn of(flavour: Flavour, dtype: DType, own: &[f64], graph: &Graph) -> Special {
         let whole = |v: f64| (v * 2.0).fract() == 0.0;
         let fits = |v: &&f64| match flavour {
@@ -158,7 +160,8 @@ impl Special {
             }
         }
         out.extend(own.iter().filter(fits));
-        // In part of the flavours no integer overflows a float type: that would excuse every other difference.
+        // In some flavours no integer overflows a float type: an overflow would excuse every other
+        // difference.
         let floats = graph.nodes.iter().flat_map(|n| &n.results).map(|t| t.dtype).filter(|d| d.is_float());
         let limit = match flavour {
             Flavour::Nice => 5.0,
@@ -169,7 +172,8 @@ impl Special {
     }
 }
 
-/// Numbers half way between neighbours of a narrower type, and a little beside them: a type in between takes those for the middle.
+/// Numbers halfway between neighbours of a narrower type, and numbers slightly off: a type of
+/// intermediate width rounds the latter to the midpoint (double rounding).
 fn ties(narrow: DType, wide: DType, out: &mut Vec<f64>) {
     let little = if wide == DType::F64 { 2f64.powi(-40) } else { 2f64.powi(-20) };
     for middle in [1.0 + 0.5 * narrow.epsilon(), 1.0 + 1.5 * narrow.epsilon()] {
@@ -179,10 +183,10 @@ fn ties(narrow: DType, wide: DType, out: &mut Vec<f64>) {
 
 const NICE: [f64; 10] = [1.0, 2.0, 0.0, -1.0, 3.0, -2.0, 4.0, -3.0, 5.0, -0.0];
 const CONTINUOUS: u32 = 4096;
-/// Codes of elements that are special, as many as ever are.
+/// The number of codes reserved for special elements: an upper bound.
 const SPECIAL: u32 = 512;
-/// Larger numbers, so that branches for large arguments are taken, and some small ones: what the former make of these is
-/// ordinary, though two of these together vanish.
+/// Larger numbers, so that branches for large arguments are taken, and some small ones. A large
+/// number times a small one is ordinary, while the product of two small ones underflows.
 const LARGE: [f64; 14] =
     [7.5, 6.1e4, 19.25, -19.25, 130.5, -130.5, 3.3e3, -3.3e3, 2.5e5, -2.5e5, 1.7e9, -6.1e12, 1.1e-4, -1.7e-24];
 
@@ -198,7 +202,7 @@ fn extremes(dtype: DType) -> [f64; 14] {
     [f64::NAN, inf, -inf, -0.0, 0.0, tiny, -tiny, min, -min, max, -max, 100.0, -100.0, 1e4]
 }
 
-/// Integers at which types end, their own and others.
+/// Integers at the limits of this type and of other types.
 fn integers(dtype: DType) -> Vec<i64> {
     let powers = [7u32, 8, 11, 15, 16, 24, 31, 32, 53];
     let around = powers.iter().flat_map(|p| [(1i64 << p) - 1, 1 << p, (1 << p) + 1]);
@@ -215,7 +219,7 @@ fn integers(dtype: DType) -> Vec<i64> {
     ends.into_iter().chain(both.filter(|v| (least..=largest).contains(v))).collect()
 }
 
-/// A tensor of that type.
+/// A tensor of this type.
 pub fn tensor(
     source: &mut Source,
     flavour: Flavour,
@@ -299,7 +303,8 @@ fn element(
     if demand.positive && v == 0.0 { 1.0 } else { v }
 }
 
-/// An element of a tensor of so many distinct ones: where there are few, each is special more often.
+/// One element of a tensor with this many distinct elements: in a small tensor, each element is
+/// special more often.
 fn float(source: &mut Source, flavour: Flavour, dtype: DType, elements: usize, special: &Special) -> f64 {
     let nice = NICE.len() as u32;
     let ends = nice + CONTINUOUS;
@@ -339,7 +344,8 @@ fn float(source: &mut Source, flavour: Flavour, dtype: DType, elements: usize, s
         let mixed = (k.wrapping_mul(2_654_435_761) % 1_000_003) as f64;
         mixed / 1_000_003.0 * 6.0 - 3.0
     } else {
-        // A shrunk tape may name a special value where the flavour has none: take the flavour's.
+        // A shrunk tape may select a special value that this flavour lacks: use one of the
+        // flavour's own.
         match flavour {
             Flavour::Extreme => extremes(dtype)[(code - nice - CONTINUOUS) as usize % 14],
             Flavour::Nan => f64::NAN,

@@ -1,7 +1,7 @@
-//! Types of operands that are still open.
+//! Types for operands whose type is still undetermined.
 //!
-//! In: what the operands beside one, or the declaration of its op, say of it. Out: element types and
-//! sizes that fit, from a pool of few sizes.
+//! In: the constraints from sibling operands, or from the declaration of the op. Out: element types
+//! and sizes that satisfy them, from a pool of few sizes.
 
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::{AttrValue, DTypePat, DimPat, RestPat, TypePat, VarId};
@@ -10,7 +10,7 @@ use hypatia_dsl::typing::{Bindings, NoFacts, TensorType, eval, match_type};
 
 use super::generate::{Generator, Reject, Try, ints, reject};
 
-/// What is wanted of an operand that is still open.
+/// The constraints on an operand whose type is still undetermined.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Want {
     pub dtype: Option<DType>,
@@ -22,13 +22,13 @@ pub(super) enum ShapeWant {
     /// Anything.
     #[default]
     Free,
-    /// Anything of that rank.
+    /// Anything of this rank.
     Rank(usize),
     /// Exactly this.
     Is(Vec<i64>),
     /// Broadcasts with this, in either direction.
     With(Vec<i64>),
-    /// Broadcasts to this without making it larger.
+    /// Broadcasts to this without enlarging it.
     Into(Vec<i64>),
 }
 
@@ -53,7 +53,7 @@ impl Generator<'_, '_> {
                 shape.iter().enumerate().map(ones).collect()
             }
             3 => {
-                // Some of the last axes: `[n, 1]` beside `[b, n, k]`.
+                // Some of the last axes: `[n, 1]` with `[b, n, k]`.
                 let skip = self.source.pick(shape.len() + 1);
                 shape[skip..].iter().map(|d| if self.source.pick(2) == 1 { 1 } else { *d }).collect()
             }
@@ -70,7 +70,7 @@ impl Generator<'_, '_> {
         }
     }
 
-    /// A shape that broadcasts to this one without making it larger.
+    /// A shape that broadcasts to this one without enlarging it.
     pub(super) fn wide_into(&mut self, shape: &[i64]) -> Vec<i64> {
         let skip = self.source.pick(shape.len() + 1);
         let mut s = shape[skip..].to_vec();
@@ -81,8 +81,8 @@ impl Generator<'_, '_> {
         s
     }
 
-    /// The want of an open operand with a type pattern: what the op around it needs if that is a type of the pattern,
-    /// else any type of the pattern.
+    /// The constraints on an undetermined operand with a type pattern: those of the enclosing op if
+    /// they match the pattern, else any type of the pattern.
     pub(super) fn typed_want(&mut self, ty: &TypePat, outer: &Want) -> Try<Want> {
         if let ShapeWant::Is(shape) = &outer.shape {
             let dtype = outer.dtype.unwrap_or(self.main);
@@ -92,7 +92,7 @@ impl Generator<'_, '_> {
             }
         }
         let mut scope = self.env.attrs.clone();
-        // What guards say of its variables.
+        // Sizes that guards give to the pattern's variables.
         let dims =
             ty.prefix.iter().chain(&ty.suffix).filter_map(|d| if let DimPat::Var(v) = d { Some(*v) } else { None });
         let rest = ty.rest.iter().filter_map(|r| if let RestPat::Var(v) = r { Some(*v) } else { None });
@@ -108,7 +108,7 @@ impl Generator<'_, '_> {
         Ok(want)
     }
 
-    /// The want that a type pattern expresses; open variables of it are chosen and bound.
+    /// The constraints that a type pattern expresses; its unbound variables are chosen and bound.
     pub(super) fn want_of(
         &mut self,
         ty: &TypePat,
@@ -172,7 +172,8 @@ impl Generator<'_, '_> {
         Ok(Want { dtype, shape: ShapeWant::Is(shape) })
     }
 
-    /// Leading sizes that nothing fixes yet; those of a type beside it are likely to broadcast.
+    /// Leading sizes that nothing determines yet; they are likely to broadcast with those of a
+    /// sibling's type.
     pub(super) fn rest_list(&mut self, scope: &Bindings) -> Vec<i64> {
         let mut others: Vec<(VarId, Vec<i64>)> = scope
             .values

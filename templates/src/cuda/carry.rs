@@ -1,8 +1,10 @@
-//! Values that a pass over a row computes for each element and the results need again, as softmax its exponentials.
+//! Values that a pass over a row computes per element and that the results need again, such as the
+//! exponentials of softmax.
 //!
-//! In: a kernel, which of its steps are worth it, and the bytes that there are for an element. Out: the kernel with results
-//! that read the values which those steps reduce, and the steps. Holds always: these operands come after the inputs and
-//! the results of all steps, one for each step; what they are is what the results computed.
+//! In: a kernel, which of its steps are worth carrying, and the bytes available per element. Out:
+//! the kernel whose results read the values that those steps reduce, and the steps. Invariant: the
+//! carried operands come after the inputs and the results of all steps, one per step; their values
+//! are what the results computed before.
 
 use std::collections::HashMap;
 
@@ -12,13 +14,14 @@ use hypatia_dsl::ir::InView;
 use hypatia_dsl::kernel::{RowAccess, RowwiseKernel};
 use hypatia_dsl::scalar::{Term, TermId, TermNode};
 
-/// The operand under which the results read the elements that `step` reduces.
+/// The operand through which the results read the elements that `step` reduces.
 pub(super) fn operand(kernel: &RowwiseKernel, step: usize) -> usize {
     kernel.inputs.len() + kernel.steps.len() + step
 }
 
-/// The kernel whose results read what steps reduce, where that is `worth` it and takes no more than `most` bytes an element,
-/// the inputs included that the results read still; with the steps.
+/// Rewrites the kernel so that its results read the values that steps reduce, if that is `worth` it
+/// and takes at most `most` bytes per element, including the inputs that the results still read.
+/// Returns the kernel and the steps.
 pub(super) fn carry(kernel: &RowwiseKernel, worth: impl Fn(usize) -> bool, most: usize) -> (RowwiseKernel, Vec<usize>) {
     let mut out = (kernel.clone(), Vec::new());
     for step in (0..kernel.steps.len()).filter(|i| worth(*i)) {
@@ -32,7 +35,7 @@ pub(super) fn carry(kernel: &RowwiseKernel, worth: impl Fn(usize) -> bool, most:
     out
 }
 
-/// What an element takes whose results read so many values of steps.
+/// Bytes per element if the results read this many values of steps.
 fn bytes(kernel: &RowwiseKernel, values: usize) -> usize {
     let mut read = vec![false; kernel.inputs.len()];
     for (_, _, term) in &kernel.outputs {
@@ -49,9 +52,9 @@ fn bytes(kernel: &RowwiseKernel, values: usize) -> usize {
     inputs.map(|((d, _), _)| d.size()).sum::<usize>() + values * DType::F32.size()
 }
 
-/// The kernel whose results read what `step` reduces, if any of them computes it again.
+/// The kernel whose results read what `step` reduces; `None` if no result recomputes it.
 fn replaced(kernel: &RowwiseKernel, step: usize) -> Option<RowwiseKernel> {
-    // Equal values have equal numbers, in whichever term they are.
+    // Equal values have equal numbers, across all terms.
     let mut numbers: HashMap<TermNode, u32> = HashMap::new();
     let term = &kernel.steps[step].1;
     let reduced = number(term, &mut numbers)[term.root().0 as usize];
@@ -73,7 +76,7 @@ fn replaced(kernel: &RowwiseKernel, step: usize) -> Option<RowwiseKernel> {
     found.then_some(out)
 }
 
-/// The number of each node's value.
+/// The value number of each node.
 fn number(term: &Term, numbers: &mut HashMap<TermNode, u32>) -> Vec<u32> {
     let mut out: Vec<u32> = Vec::with_capacity(term.nodes.len());
     for node in &term.nodes {

@@ -1,7 +1,7 @@
 //! Single C++ expressions: literals, builtin functions, conversions and stores.
 //!
-//! In: operands with their compute types. Out: expressions. Holds always: an operation is one C++ operation in the compute
-//! type; literals are printed so that they read back to the same bits.
+//! In: operands with their compute types. Out: expressions. Invariant: an operation is one C++
+//! operation in the compute type; literals read back to the same bits.
 
 use std::collections::BTreeSet;
 
@@ -9,7 +9,7 @@ use super::EmitError;
 use hypatia_dsl::builtin::BuiltinScalar;
 use hypatia_dsl::dtype::DType;
 
-/// Instructions of a builtin, roughly.
+/// Approximate number of instructions of a builtin.
 pub fn weight(b: BuiltinScalar) -> u64 {
     b.cost().instructions
 }
@@ -24,12 +24,12 @@ pub fn compute_name(ty: DType) -> &'static str {
     }
 }
 
-/// Short name of a compute type in helper names.
+/// Short name of a compute type, used in helper names.
 pub fn tag(ty: DType) -> &'static str {
     ty.compute().name()
 }
 
-/// Binding strength of C++ operators, loosest first.
+/// Precedence of C++ operators, loosest first.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Prec {
     Ternary,
@@ -43,7 +43,7 @@ enum Prec {
     Primary,
 }
 
-/// An expression with its type and how tight it binds.
+/// An expression with its type and precedence.
 #[derive(Clone, Debug)]
 pub struct Expr {
     /// The text.
@@ -51,7 +51,7 @@ pub struct Expr {
     prec: Prec,
     /// The compute type.
     pub ty: DType,
-    /// The same in a narrower integer type, where it was wrapped to that.
+    /// The same value in a narrower integer type, if it was wrapped to that type.
     narrow: Option<(DType, String)>,
 }
 
@@ -65,13 +65,13 @@ impl Expr {
         Expr { text: text.into(), prec, ty, narrow: None }
     }
 
-    /// In parentheses unless it binds at least so tight.
+    /// The text, in parentheses if its precedence is lower than `prec`.
     fn at(&self, prec: Prec) -> String {
         if self.prec < prec { format!("({})", self.text) } else { self.text.clone() }
     }
 }
 
-/// What expressions need of the templates.
+/// What the expressions need from the templates.
 #[derive(Default)]
 pub struct Needs {
     /// Helper functions that are called.
@@ -81,7 +81,7 @@ pub struct Needs {
 }
 
 impl Needs {
-    /// A builtin on operands of one compute type.
+    /// Applies a builtin to operands of one compute type.
     pub fn builtin(&mut self, b: BuiltinScalar, ty: DType, args: &[Expr]) -> Result<Expr, EmitError> {
         use BuiltinScalar::*;
         if ty == DType::I64 && b.float_only() {
@@ -127,18 +127,18 @@ impl Needs {
                 Prec::Ternary,
                 ty,
             ),
-            // The rest has its C name, with an f behind it in single precision.
+            // The others have their C name, with an `f` suffix in single precision.
             _ => function(&format!("{}{}", b.name(), if ty == DType::F64 { "" } else { "f" }), ty, args),
         })
     }
 
-    /// A call of a helper of the templates.
+    /// A call of a helper function of the templates.
     pub fn helper(&mut self, name: String, ty: DType, args: &[Expr]) -> Expr {
         self.helpers.insert(format!("{name}_{}", tag(ty)));
         function(&name, ty, args)
     }
 
-    /// The value in another compute type.
+    /// Converts the value to another compute type.
     pub fn convert(&mut self, e: Expr, to: DType) -> Expr {
         let plain = |text: &str| Expr::new(format!("({text}){}", e.at(Prec::Unary)), Prec::Unary, to);
         match to {
@@ -151,7 +151,8 @@ impl Needs {
         }
     }
 
-    /// The value rounded or wrapped to a narrower element type, widened to its compute type again.
+    /// Rounds or wraps the value to a narrower element type, then widens it to its compute type
+    /// again.
     pub fn round(&mut self, e: &Expr, to: DType) -> Expr {
         self.rounded.insert(to);
         match to {
@@ -173,7 +174,7 @@ impl Needs {
         Expr::primary(format!("to_{}({})", to.name(), e.text), DType::I64)
     }
 
-    /// A root in the storage type of an output: the one rounding at the store.
+    /// Converts a root to the storage type of an output: the single rounding at the store.
     pub fn store(&mut self, root: &Expr, to: DType) -> String {
         match to {
             DType::F16 | DType::BF16 if root.ty == DType::Bool => narrowed(&self.convert(root.clone(), DType::F32), to),
@@ -208,7 +209,7 @@ fn narrowed(e: &Expr, to: DType) -> String {
     format!("{name}({})", e.text)
 }
 
-/// A storage value as its compute type.
+/// Converts a storage value to its compute type.
 pub fn widen(text: &str, from: DType) -> String {
     match from {
         DType::F16 => format!("__half2float({text})"),
@@ -248,8 +249,8 @@ pub fn literal(v: f64, ty: DType) -> Result<Expr, EmitError> {
     Ok(Expr::new(text, if negative { Prec::Unary } else { Prec::Primary }, ty.compute()))
 }
 
-/// The value with which a reduction over elements of that type begins: of a narrow integer type its own limits, as
-/// they are the result where there are no elements.
+/// The initial value of a reduction over elements of that type. For a narrow integer type it is a
+/// limit of that type, because it is the result if there are no elements.
 pub fn identity_literal(v: f64, ty: DType) -> Result<String, EmitError> {
     let limits = match ty {
         DType::I32 => Some((i32::MIN as f64, i32::MAX as f64)),

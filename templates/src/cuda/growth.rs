@@ -1,9 +1,11 @@
-//! What users' templates may say, so that filling them in takes little memory.
+//! Restrictions on users' templates that bound the memory of rendering.
 //!
-//! In: a template's text. Out: the text that is filled in, with the same lines. Holds always: a template's values grow in one
-//! way only, by `cat(...)`, which counts what it makes. minijinja bounds steps, not bytes, and thirty steps that each double
-//! a text make a gigabyte. So `~` is refused, `+` and `*` are rewritten so that they fail on texts, what captures output is
-//! refused, and only functions and filters that make nothing large are there (docs/adr/0016-templates-grow-by-one-function.md).
+//! In: a template's text. Out: the text to render, with the same lines. Invariant: a template's
+//! values grow only through `cat(...)`, which counts the bytes it makes. minijinja bounds steps,
+//! not bytes, and thirty steps that each double a text make a gigabyte. So `~` is refused, `+` and
+//! `*` are rewritten to fail on strings, statements that capture output are refused, and only
+//! functions and filters with small results are available
+//! (docs/adr/0016-templates-grow-by-one-function.md).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,16 +13,17 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use minijinja::value::{Rest, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, Value, filters, functions, tests};
 
-/// Bytes of a source at most, and of the texts that a template makes on the way.
+/// Maximum bytes of a source, and of all strings that a template makes while rendering.
 pub(super) const MAX_SOURCE: usize = 4 << 20;
-/// Values that a template keeps at most.
+/// Maximum number of values that a template keeps.
 const MAX_SETS: usize = 1_000;
-/// Bytes of a text in quotes at most.
+/// Maximum bytes of a string literal.
 const MAX_TEXT: usize = 4 << 10;
 
-/// Statements of a template.
+/// The statements that templates may use.
 const STATEMENTS: &[&str] = &["if", "elif", "else", "endif", "for", "endfor", "set", "with", "endwith", "do"];
-/// Statements that minijinja has and a template has not: they read other templates, or keep output as a text.
+/// Statements of minijinja that are refused: they read other templates, or capture output as a
+/// string.
 const REFUSED: &[&str] = &[
     "include",
     "import",
@@ -41,17 +44,17 @@ const REFUSED: &[&str] = &[
     "endset",
 ];
 
-/// A line, counted from 1, and what is wrong with it.
+/// A line, counted from 1, and the error in it.
 type Wrong = (usize, String);
 
-/// The text that is filled in: with operators that fail on texts.
+/// The text to render, with operators that fail on strings.
 pub(super) fn bounded(text: &str) -> Result<String, Wrong> {
     let mut scan = Scan { text, at: 0, out: String::with_capacity(text.len() + text.len() / 8), sets: 0 };
     scan.all()?;
     Ok(scan.out)
 }
 
-/// An environment with what a template may use.
+/// An environment with the functions and filters that a template may use.
 pub(super) fn environment<'a>() -> Environment<'a> {
     let mut env = Environment::empty();
     env.add_function("range", functions::range);
@@ -84,7 +87,7 @@ pub(super) fn environment<'a>() -> Environment<'a> {
     env
 }
 
-/// `cat("in", i, "[col]")`: texts and numbers as one text.
+/// `cat("in", i, "[col]")`: concatenates strings and numbers.
 fn concatenated(parts: &[Value], budget: &AtomicUsize) -> Result<Value, Error> {
     let mut out = String::new();
     for part in parts {
@@ -96,7 +99,7 @@ fn concatenated(parts: &[Value], budget: &AtomicUsize) -> Result<Value, Error> {
                 return Err(Error::new(ErrorKind::InvalidOperation, why));
             }
         }
-        // Not one that is too large on the way either.
+        // Check while appending: an intermediate string must not be too large either.
         if out.len() > MAX_SOURCE {
             break;
         }
@@ -104,7 +107,7 @@ fn concatenated(parts: &[Value], budget: &AtomicUsize) -> Result<Value, Error> {
     charged(out, budget)
 }
 
-/// The text, if all texts together are not too large.
+/// The string, unless all strings together are too large.
 fn charged(text: String, budget: &AtomicUsize) -> Result<Value, Error> {
     let made = budget.fetch_add(text.len(), Ordering::Relaxed).saturating_add(text.len());
     if made > MAX_SOURCE {
@@ -114,7 +117,7 @@ fn charged(text: String, budget: &AtomicUsize) -> Result<Value, Error> {
     Ok(text.into())
 }
 
-/// Walks over a template.
+/// A scanner over a template.
 struct Scan<'a> {
     text: &'a str,
     at: usize,
@@ -127,14 +130,14 @@ impl<'a> Scan<'a> {
         &self.text[self.at..]
     }
 
-    /// Copies so many bytes as they are.
+    /// Copies this many bytes unchanged.
     fn copy(&mut self, bytes: usize) {
         let end = (self.at + bytes).min(self.text.len());
         self.out.push_str(&self.text[self.at..end]);
         self.at = end;
     }
 
-    /// Copies up to the end of that mark.
+    /// Copies through the end of that mark.
     fn copy_through(&mut self, mark: &str) {
         let rest = self.rest();
         self.copy(rest.find(mark).map_or(rest.len(), |n| n + mark.len()));
@@ -172,7 +175,7 @@ impl<'a> Scan<'a> {
         Ok(())
     }
 
-    /// A statement, from its opening mark to its closing one, which stays.
+    /// Reads a statement from its opening mark to its closing mark, which is not consumed.
     fn statement(&mut self, open: usize, close: &str) -> Result<(), Wrong> {
         let start = self.at;
         self.copy(open);
@@ -204,9 +207,9 @@ impl<'a> Scan<'a> {
         Ok(())
     }
 
-    /// Expressions up to the closing mark, which stays.
+    /// Reads expressions up to the closing mark, which is not consumed.
     fn code(&mut self, close: &str, keeps: bool) -> Result<(), Wrong> {
-        // Open brackets; true for a list, false for an index, a call or a group.
+        // Open brackets: true for a list, false for an index, a call or a group.
         let mut open: Vec<bool> = Vec::new();
         let mut operand = false;
         while let Some(c) = self.rest().chars().next() {
@@ -268,7 +271,7 @@ impl<'a> Scan<'a> {
     }
 }
 
-/// Length of a text with its quotes.
+/// Length of a string literal with its quotes.
 fn quoted(rest: &str, quote: char) -> usize {
     let mut escaped = false;
     for (i, c) in rest.char_indices().skip(1) {
@@ -282,7 +285,7 @@ fn quoted(rest: &str, quote: char) -> usize {
     rest.len()
 }
 
-/// Length of a name or a number, which may have a point and an exponent.
+/// Length of a name or a number; a number may have a point and an exponent.
 fn word(rest: &str) -> usize {
     let number = rest.starts_with(|c: char| c.is_ascii_digit());
     let mut before = ' ';
@@ -301,7 +304,7 @@ mod tests_of_growth {
     #![allow(clippy::unwrap_used)]
     use super::*;
 
-    /// What a template becomes, or what is wrong with it.
+    /// The rendered template, or its error.
     fn filled(text: &str) -> Result<String, String> {
         let text = bounded(text).map_err(|(line, why)| format!("{line}: {why}"))?;
         let mut env = environment();
@@ -354,7 +357,7 @@ mod tests_of_growth {
             let said = filled(text).unwrap_err();
             assert!(said.contains(why), "{text}: {said}");
         }
-        // Doubled by the one way that there is: it ends soon.
+        // Doubling through `cat`, the only way to grow, soon hits the limit.
         let lines = "//% set x = cat(x, x, x, x)\n".repeat(20);
         let said = filled(&format!("//% set x = \"abcdefgh\"\n{lines}${{ x }}")).unwrap_err();
         assert!(said.contains("larger than 4 MiB"), "{said}");

@@ -1,7 +1,8 @@
-//! Kernels over lines and places: products of integers, running sums, sorts, scatters.
+//! Kernels over lines of elements and over positions: integer products, cumsums, sorts, scatters.
 //!
-//! In: a [`ProductKernel`], [`CumsumKernel`], [`SortKernel`] or [`ScatterKernel`]. Out: its source. Holds always: all
-//! threads of a block meet at each of its barriers, whatever the sizes; an index that is outside of its axis writes nothing.
+//! In: a [`ProductKernel`], [`CumsumKernel`], [`SortKernel`] or [`ScatterKernel`]. Out: its source.
+//! Invariant: all threads of a block reach each of its barriers, for all sizes; an out-of-bounds
+//! index writes nothing.
 
 use minijinja::{Value, context};
 
@@ -16,18 +17,18 @@ use hypatia_dsl::ir::{InView, Program};
 use hypatia_dsl::kernel::{CumsumKernel, ProductKernel, Running, SORT_TILE, ScatterKernel, SortKernel, Sorting};
 use hypatia_dsl::scalar::{Term, TermNode};
 
-/// Threads of a block, of all these kernels.
+/// Threads per block of all these kernels.
 const BLOCK: u32 = 256;
-/// Rows and columns of the result that a block computes at a time.
+/// Rows and columns of the output tile that a block computes at a time.
 pub const PRODUCT_TILE: usize = 64;
 /// Elements of a line that a thread sums at a time.
 const EACH: usize = 4;
-/// Axes at most.
+/// Maximum number of axes.
 const MAX_RANK: usize = 16;
-/// Suffix, threads that share a tile, elements of the tile, the longest line.
+/// Suffix, threads that share a tile, elements of the tile, and the longest line.
 const TEAMS: [(&str, u32, usize, Option<u64>); 2] = [("_warp", 32, 256, Some(256)), ("_block", BLOCK, SORT_TILE, None)];
 
-/// What a source says about itself.
+/// The parts of a source that describe it.
 struct About<'a> {
     name: &'a str,
     doc: &'a str,
@@ -38,7 +39,7 @@ struct About<'a> {
 }
 
 impl About<'_> {
-    /// What every template gets.
+    /// The context values that every template gets.
     fn base(&self, functions: &Functions<'_>, dtypes: &[DType]) -> Value {
         let formula = [self.formula.clone()];
         let header = Header {
@@ -71,9 +72,9 @@ fn entry(name: &str, geometry: Geometry) -> Vec<Entry> {
     vec![Entry { name: identifier("hypatia_", name), geometry }]
 }
 
-/// A block for each row, which here is a piece of work.
+/// One block per row; a row is one piece of work here.
 const PIECES: Geometry = Geometry::Rows { block: BLOCK, threads: BLOCK, up_to: None };
-/// A thread for each element.
+/// One thread per element.
 const ELEMENTS: Geometry = Geometry::Grid { block: POINTWISE_BLOCK, vector: 1 };
 
 fn malformed(name: &str, what: &str) -> EmitError {
@@ -142,7 +143,7 @@ fn cumsum_args(kernel: &CumsumKernel, sums: DType) -> Vec<Arg> {
     args
 }
 
-/// In words.
+/// The formula in words.
 fn cumsum_formula(kernel: &CumsumKernel) -> String {
     let which = if kernel.reverse { "from" } else { "up to" };
     let own = if kernel.exclusive { ", without itself" } else { "" };
@@ -192,7 +193,7 @@ pub(super) fn cumsum(program: &Program, kernel: &CumsumKernel) -> Result<CudaSou
     about.source("cumsum.cu.j2", ctx)
 }
 
-/// The arguments of a sort: what it reads and writes, then sizes and strides.
+/// The arguments of a sort: inputs and outputs, then sizes and strides.
 fn sort_args(kernel: &SortKernel, operands: &[&str]) -> Vec<Arg> {
     let axes = kernel.outer + 1;
     let mut args: Vec<Arg> = operands
@@ -221,7 +222,7 @@ fn sort_args(kernel: &SortKernel, operands: &[&str]) -> Vec<Arg> {
     args
 }
 
-/// A thread an element, or a team of them a tile.
+/// One thread per element, or one team of threads per tile.
 fn sort_entries(kernel: &SortKernel) -> Vec<Entry> {
     match kernel.part {
         Sorting::Merge => entry(&kernel.name, ELEMENTS),
@@ -286,7 +287,7 @@ pub(super) fn sort(program: &Program, kernel: &SortKernel) -> Result<CudaSource,
     about.source("sort.cu.j2", ctx)
 }
 
-/// What becomes of elements `a` and `b`: statements, then the value in its storage type.
+/// Combines elements `a` and `b`: statements, then the value in its storage type.
 fn joined(
     functions: &mut Functions<'_>,
     program: &Program,

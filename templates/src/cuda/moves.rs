@@ -1,7 +1,7 @@
-//! Kernels that move elements, and the search for the largest of a row.
+//! Kernels that move elements, and argmax over a row.
 //!
-//! In: a [`MoveKernel`] or an [`ArgmaxKernel`]. Out: its source. Holds always: an index that is outside of
-//! its axis reads nothing: the element becomes NaN, or 0 where the type has none.
+//! In: a [`MoveKernel`] or an [`ArgmaxKernel`]. Out: its source. Invariant: an out-of-bounds index
+//! reads nothing; the element becomes NaN, or 0 if the type has no NaN.
 
 use minijinja::{Value, context};
 
@@ -15,15 +15,15 @@ use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::Program;
 use hypatia_dsl::kernel::{ArgmaxKernel, Move, MoveKernel};
 
-/// Operands of a concatenation at most: arguments of a kernel.
+/// Maximum number of operands of a concatenation: they are arguments of a kernel.
 const MAX_OPERANDS: usize = 32;
-/// Axes at most.
+/// Maximum number of axes.
 const MAX_RANK: usize = 16;
 
-/// Suffix, threads of a block, threads that share a row, the longest row.
+/// Suffix, threads per block, threads that share a row, and the longest row.
 const SEARCHES: [(&str, u32, u32, Option<u64>); 2] = [("_warp", 128, 32, Some(1024)), ("_block", 256, 256, None)];
 
-/// What the template must know of a kind.
+/// What the template needs to know about a kind of move.
 struct Form {
     kind: &'static str,
     rank: usize,
@@ -119,7 +119,7 @@ pub(super) fn emit(program: &Program, kernel: &MoveKernel) -> Result<CudaSource,
         return bad("it takes 1 to 32 operands");
     }
     let dtype = kernel.dtype;
-    // What is found element by element gains nothing from packs.
+    // A gather of single elements gains nothing from vector accesses.
     let vector = if form.kind == "gather_elements" { 1 } else { vector_width([dtype].into_iter()) };
     let mut functions = Functions::new(program);
     functions.need("axes");
@@ -157,7 +157,7 @@ pub(super) fn emit(program: &Program, kernel: &MoveKernel) -> Result<CudaSource,
     Ok(CudaSource { name: kernel.name.clone(), formula: form.formula, text, entries, args: form.args, launch: None })
 }
 
-/// What stands where an index finds nothing.
+/// The value for an out-of-bounds index.
 fn missing(dtype: DType) -> &'static str {
     match dtype {
         DType::F64 => "__longlong_as_double(0x7ff8000000000000LL)",
@@ -207,7 +207,7 @@ pub(super) fn argmax(program: &Program, kernel: &ArgmaxKernel) -> Result<CudaSou
         in_place: false,
     };
     let base = common(header, &functions, [dtype].into_iter(), &[]);
-    // A truth value is searched as a number.
+    // Booleans are searched as numbers.
     let (ty, widened) = match dtype {
         DType::Bool => ("long long", "(long long)element".to_string()),
         d => (compute_name(d), widen("element", d)),

@@ -1,12 +1,12 @@
-//! User text made harmless: identifiers, comments and file names.
+//! Sanitises user text: identifiers, comments and file names.
 //!
-//! Holds always: an identifier from here is `[A-Za-z0-9_]+`, at most 64 characters, and neither a
-//! keyword nor a macro of any compiler, by its prefix; a comment line has no line break, no control
-//! character, no backslash and no comment end.
+//! Invariant: an identifier from here is `[A-Za-z0-9_]+`, at most 64 characters, and its prefix
+//! keeps it from being a keyword or a macro of any compiler; a comment line has no line break, no
+//! control character, no backslash and no comment end.
 
 pub use hypatia_dsl::ident::identifier;
 
-/// The user's text as lines of a `//` comment, at most `width` characters each, 20 lines at most.
+/// The user's text as lines of a `//` comment: at most 20 lines of at most `width` characters.
 pub fn comment_lines(text: &str, width: usize) -> Vec<String> {
     let mut out = Vec::new();
     for line in text.lines() {
@@ -32,8 +32,8 @@ pub fn comment_lines(text: &str, width: usize) -> Vec<String> {
     out.iter().map(|l| l.replace("*/", "* /").replace("/*", "/ *")).collect()
 }
 
-/// A backslash would continue the comment on the next line; control and direction characters
-/// could make the text look like something that it is not.
+/// A backslash would continue the comment on the next line. Control and direction characters could
+/// make the text look like something else.
 fn harmless(c: char) -> Option<char> {
     match c {
         '\\' => Some('/'),

@@ -1,8 +1,8 @@
-//! Pointwise kernels: a region of element-by-element operations, or the pass behind a matrix product.
+//! Pointwise kernels: a region of element-wise operations, or the pass after a matrix product.
 //!
-//! In: a [`PointwiseKernel`]. Out: its source. Holds always: a kernel whose operands are full or single
-//! elements walks its output as one flat array; any other walks rows and columns, so that no index is
-//! divided per element.
+//! In: a [`PointwiseKernel`]. Out: its source. Invariant: a kernel whose operands are full or
+//! single elements treats its output as one flat array; any other kernel loops over rows and
+//! columns, so that no index is divided per element.
 
 use minijinja::{Value, context};
 
@@ -25,8 +25,8 @@ struct Pointer {
     access: &'static str,
 }
 
-/// `shared` are the inputs whose memory an output may take over, the accumulator counting as the one behind
-/// the last: such pointers must not promise that they are the only ones to their memory.
+/// `shared` are the inputs that an output may alias; the accumulator counts as the input after the
+/// last. Such pointers must not be `__restrict__`.
 pub(super) fn emit(
     program: &Program,
     kernel: &PointwiseKernel,
@@ -118,26 +118,29 @@ pub(super) fn emit(
     Ok(CudaSource { name: kernel.name.clone(), formula: formula.join("; "), text, entries, args, launch: None })
 }
 
-/// What a thread takes at a time.
+/// The work of a thread at a time.
 struct Share {
-    /// Threads of a block.
+    /// Threads per block.
     block: u32,
-    /// Elements of one access.
+    /// Elements per access.
     vector: u32,
-    /// Accesses of each operand that are on their way together.
+    /// Accesses of each operand that are in flight together.
     packs: u32,
 }
 
-/// Operands and results whose packs are held two at a time, at most: they take registers.
+/// Maximum number of operands and results for which a thread holds two packs at a time: packs take
+/// registers.
 const FEW_OPERANDS: usize = 4;
 
 impl Share {
-    /// For packs of `widest` elements of so many operands and results. A few elements are spread over more threads, down to
-    /// two each, until they are a quarter of what the device runs at a time; where the device does not run a thread for each
-    /// pack at once, a thread asks for two before it works on the first.
+    /// For packs of `widest` elements and this many operands and results. If there are few
+    /// elements, they are spread over more threads, down to two per thread, until the threads are a
+    /// quarter of those that the device runs at a time. If there are more packs than threads that
+    /// run at a time, each thread loads two packs before it works on the first.
     ///
-    /// Measured on one H200: GELU over 131,072 elements of bf16, behind a product, 5.05 us in pairs and 5.23 in packs of 8;
-    /// over 33 million 38 us in two packs and 43 in one, over 2 million of f32 3.4 and 3.9.
+    /// Measured on one H200: GELU over 131,072 elements of bf16 after a product takes 5.05 us in
+    /// pairs and 5.23 in packs of 8; over 33 million it takes 38 us with two packs and 43 with one;
+    /// over 2 million of f32 it takes 3.4 and 3.9.
     fn of(widest: usize, operands: usize, flat: bool, target: Option<PointTarget>) -> Share {
         let mut share = Share { block: POINTWISE_BLOCK, vector: widest as u32, packs: 1 };
         let Some(PointTarget { elements, threads }) = target else { return share };
@@ -162,7 +165,8 @@ fn check(kernel: &PointwiseKernel) -> Result<(), EmitError> {
     Ok(())
 }
 
-/// The function that computes one element of each output, and the operands that it reads.
+/// Prints the function that computes one element of each output. Also returns the operands that it
+/// reads.
 fn value_function(
     functions: &mut Functions<'_>,
     kernel: &PointwiseKernel,
@@ -189,7 +193,7 @@ fn value_function(
         let widened = widen(&name, o.dtype) != name;
         Some((if widened { name.replacen("in", "x", 1) } else { name }, o.dtype.compute()))
     };
-    // A widened accumulator cannot be called `acc` as well.
+    // A widened accumulator needs a name other than `acc`.
     let leaf = |node: &TermNode| {
         let (name, ty) = leaf(node)?;
         let half = name == "acc" && kernel.acc.is_some_and(|d| d != d.compute());
@@ -210,7 +214,7 @@ fn value_function(
         lines.push(format!("{name} = {};", functions.store(root, *d)));
     }
     let list: Vec<String> = params.chain(results).collect();
-    // Once for each element of a pack, and once for single elements.
+    // One copy for each element of a pack, and one for single elements.
     let inline = inlining(size, 9);
     let mut text = String::from("// The value of one element.\n");
     text.push_str(&format!("static __device__ {inline} void value({}) {{\n", list.join(", ")));
@@ -221,7 +225,7 @@ fn value_function(
     Ok((text, used))
 }
 
-/// Which nodes the roots need.
+/// The nodes that the roots need.
 pub(super) fn reachable(term: &Term) -> Vec<bool> {
     let mut out = vec![false; term.nodes.len()];
     for r in &term.roots {
@@ -284,7 +288,7 @@ fn arguments(operands: &[Pointer], outputs: &[(String, DType)], flat: bool, stri
     out
 }
 
-/// The pointers that others may point into.
+/// The pointers that may alias.
 fn unrestricted(kernel: &PointwiseKernel, outputs: &[(String, DType)], shared: &[usize]) -> Vec<String> {
     let count = kernel.inputs.len();
     let mut out: Vec<String> =
@@ -295,12 +299,12 @@ fn unrestricted(kernel: &PointwiseKernel, outputs: &[(String, DType)], shared: &
     out
 }
 
-/// What stands behind the `*` of a pointer.
+/// The qualifier after the `*` of a pointer.
 fn restrict(name: &str, plain: &[String]) -> &'static str {
     if plain.iter().any(|p| p == name) { "" } else { " __restrict__" }
 }
 
-/// Each argument as a C++ parameter; those of the names in `plain` may point into each other's memory.
+/// Each argument as a C++ parameter. Those named in `plain` may alias each other.
 pub(super) fn declarations(args: &[Arg], plain: &[String]) -> Value {
     args.iter()
         .map(|a| {

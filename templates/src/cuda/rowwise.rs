@@ -1,9 +1,10 @@
 //! Row-wise kernels: reductions over rows, then values that may use their results.
 //!
-//! In: a [`RowwiseKernel`]. Out: its source with an entry point for short rows (one warp a row) and
-//! ones for longer rows (one block a row); or, where the length of the rows is known, one entry point for them
-//! alone. Holds always: an entry point of the first kind is right for rows of any length, and
-//! `Geometry::Rows::up_to` says only for which it is the fastest; one of the second kind is right for its length.
+//! In: a [`RowwiseKernel`]. Out: its source, with one entry point for short rows (one warp per row)
+//! and others for longer rows (one block per row); or, if the row length is known, one entry point
+//! for that length alone. Invariant: an entry point of the first kind is correct for rows of any
+//! length, and `Geometry::Rows::up_to` only says where it is the fastest; one of the second kind is
+//! correct for its length.
 
 use minijinja::{Value, context};
 
@@ -22,45 +23,48 @@ use hypatia_dsl::scalar::{Term, TermNode};
 /// Bytes of a row's operands that one thread keeps in registers.
 const KEPT_BYTES: usize = 128;
 
-/// Instructions, roughly, from which on a value is kept for a later pass rather than computed again.
+/// Approximate cost in instructions from which a value is kept for a later pass rather than
+/// recomputed.
 const WORTH_KEEPING: u64 = 8;
 
-/// Suffix, threads of a block, threads that share a row, and elements that each of them keeps at most
-/// (the passes are unrolled over them, so that more of them make larger code).
+/// Suffix, threads per block, threads that share a row, and the most elements that each of them
+/// keeps (the passes are unrolled over them, so more elements make larger code).
 const SHAPES: [(&str, u32, u32, usize); 4] =
     [("_lanes", 128, 8, 16), ("_warp", 128, 32, 32), ("_block", 256, 256, 32), ("_wide", 1024, 1024, 32)];
 
-/// Threads of a block of the entry point with one thread a row.
+/// Threads per block of the entry point with one thread per row.
 const COLUMN_BLOCK: u32 = 256;
 
-/// How often a value function is written out in the entry points, roughly.
+/// Approximate number of copies of a value function in the entry points.
 const COPIES: u64 = 90;
 
-/// The rows that a kernel is printed for.
+/// The rows that a kernel is specialised for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RowTarget {
-    /// Many rows of few elements, or of elements that lie apart while the rows lie side by side: a thread a row.
+    /// One thread per row: many short rows, or adjacent rows whose elements are strided.
     Columns,
     /// Rows of that length.
     Length {
-        /// Rows, to judge how many threads share one; any number of them is right.
+        /// The number of rows, used to choose how many threads share a row; the kernel is correct
+        /// for any number.
         rows: u64,
         /// Elements of a row.
         n: u64,
-        /// Whether the device runs clusters of blocks (compute capability 9.0), so that several may share a row.
+        /// Whether the device supports clusters of blocks (compute capability 9.0), so that several
+        /// blocks may share a row.
         clusters: bool,
     },
 }
 
-/// A printed function: what it needs and how it is called.
+/// A printed function: its needs and its call.
 struct Piece {
     inputs: Vec<usize>,
     steps: Vec<usize>,
-    /// Steps whose elements it reads as the pass over them left them.
+    /// Steps whose elements it reads as carried by the pass over them.
     carried: Vec<usize>,
     ty: DType,
     function: String,
-    /// Instructions, roughly.
+    /// Approximate number of instructions.
     size: u64,
 }
 
@@ -107,7 +111,7 @@ pub(super) fn emit(
         _ => None,
     };
     if let Some(([_, n], _)) = fixed {
-        // As many as divide a row, so that every row begins where a pack may begin.
+        // The vector width must divide the row length, so that every row begins at a pack boundary.
         while !n.is_multiple_of(vector as u64) {
             vector /= 2;
         }
@@ -134,7 +138,7 @@ pub(super) fn emit(
     let elements = team.as_ref().and_then(|t| t.chunks).map(|c| c as usize * vector);
     let carried = match elements.filter(|_| narrow) {
         Some(elements) => {
-            // Wider values the compiler carries itself.
+            // The compiler keeps wider values in registers itself.
             let worth = |i: usize| steps[i].ty == DType::F32 && steps[i].size >= WORTH_KEEPING;
             let (with, carried) = carry::carry(kernel, worth, KEPT_BYTES / elements);
             bodies.truncate(steps.len());
@@ -199,11 +203,13 @@ pub(super) fn emit(
         minblocks => team.as_ref().map(|t| t.blocks).filter(|n| *n > 0),
         streamed => streamed(kernel, stream.as_ref()),
         block => team.as_ref().map_or(0, |t| t.block),
-        // With operands of the columns the registers that this frees go to keeping more of those, and do not suffice.
+        // With per-column operands, the freed registers go to keeping more of those and do not
+        // suffice.
         whole_block => !per_column && team.as_ref().is_some_and(|t| t.block as u64 == t.threads),
         keep => team.as_ref().is_some_and(|t| t.chunks.is_some()),
         cluster => team.as_ref().map_or(1, |t| t.cluster),
-        // One barrier a row that waits for its stores is hidden by the other rows, and keeps them from crowding the memory.
+        // With one barrier per row, the wait for stores is hidden by other rows, and it keeps them
+        // from crowding memory.
         tells => kernel.steps.len() > 1,
         args => declarations(&args, &[]),
         arg_names => args.iter().map(|a| a.name.as_str()).collect::<Vec<_>>().join(", "),
@@ -270,8 +276,8 @@ fn check(kernel: &RowwiseKernel) -> Result<(), EmitError> {
     Ok(())
 }
 
-/// Prints the function of a step or output: storage types in, the compute type (or the output's
-/// storage type) out.
+/// Prints the function of a step or output. Its parameters have storage types; its result has the
+/// compute type (or the output's storage type).
 fn value_function(
     functions: &mut Functions<'_>,
     kernel: &RowwiseKernel,
@@ -353,7 +359,7 @@ fn value_function(
     Ok((Piece { inputs, steps, carried, ty, function: name.into(), size: lowered.size }, text))
 }
 
-/// Steps that do not need each other's results share one pass over the row.
+/// Groups steps into passes: steps that are independent of each other share one pass over the row.
 fn passes(
     functions: &mut Functions<'_>,
     kernel: &RowwiseKernel,
@@ -369,7 +375,7 @@ fn passes(
             _ => groups.push(vec![i]),
         }
     }
-    // Integers are counted in 64 bits; what they are limited by is the type of the elements.
+    // Integers are computed in 64 bits, but the element type sets their limits.
     let mut integers = kernel.inputs.iter().map(|i| i.0).filter(|d| d.is_int());
     let narrow = integers.next().filter(|d| integers.all(|e| e == *d)).unwrap_or(DType::I64);
     let mut out = Vec::new();
@@ -422,7 +428,7 @@ fn reduction_word(r: Reduction) -> &'static str {
     }
 }
 
-/// Two partial results as one.
+/// Combines two partial results.
 fn combine(functions: &mut Functions<'_>, kind: Reduction, ty: DType, a: &str, b: &str) -> String {
     let int = ty.compute() == DType::I64;
     let tag = ty.compute().name();
@@ -449,12 +455,13 @@ fn union<'a>(pieces: impl Iterator<Item = &'a Piece>) -> Vec<usize> {
     out
 }
 
-/// The call of a step or output function on element `k` of the loaded packs.
+/// The call of a step's or output's function on element `k` of the loaded packs.
 fn call(kernel: &RowwiseKernel, piece: &Piece, steps: &[Piece]) -> String {
     call_on(kernel, piece, steps, false)
 }
 
-/// The same; with `row` for a result of one element a row, whose strided operands have one element a row too.
+/// Like `call`; with `row`, for a result of one element per row, whose strided operands have one
+/// element per row too.
 fn call_on(kernel: &RowwiseKernel, piece: &Piece, pieces: &[Piece], row: bool) -> String {
     let inputs = piece.inputs.iter().map(|i| match kernel.inputs[*i].1 {
         RowAccess::Strided if row => format!("in{i}[0]"),
@@ -470,7 +477,7 @@ fn call_on(kernel: &RowwiseKernel, piece: &Piece, pieces: &[Piece], row: bool) -
     format!("{}({})", piece.function, all.join(", "))
 }
 
-/// Statements that bring the elements at `col` into packs.
+/// Statements that load the elements at `col` into packs.
 fn loads(kernel: &RowwiseKernel, inputs: &[usize], streamed: bool) -> Value {
     inputs
         .iter()
@@ -490,7 +497,8 @@ fn of_access(kernel: &RowwiseKernel, used: &[usize], access: RowAccess) -> Value
         .collect()
 }
 
-/// Operands that pass through shared memory, or stay there; none where rows do not.
+/// The operands that are streamed through shared memory or stay there; none if rows are not
+/// streamed.
 fn streamed(kernel: &RowwiseKernel, stream: Option<&Stream>) -> Value {
     let operands = stream.iter().flat_map(|s| &s.operands);
     operands
@@ -502,7 +510,7 @@ fn streamed(kernel: &RowwiseKernel, stream: Option<&Stream>) -> Value {
         .collect()
 }
 
-/// Operands of a value for each element, which a thread may keep.
+/// Per-element operands that a thread may keep.
 fn kept(kernel: &RowwiseKernel, used: &[usize]) -> Value {
     let own = used.iter().filter(|i| matches!(kernel.inputs[**i].1, RowAccess::Full | RowAccess::Strided));
     own.map(|i| {
@@ -514,7 +522,7 @@ fn kept(kernel: &RowwiseKernel, used: &[usize]) -> Value {
     .collect()
 }
 
-/// What is read or written with strides.
+/// The operands and results with strides.
 fn strided(kernel: &RowwiseKernel, used: &[usize]) -> Value {
     let inputs = used.iter().filter(|i| kernel.inputs[**i].1 == RowAccess::Strided).map(|i| {
         context! { name => format!("in{i}"), type => format!("const {}", storage(kernel.inputs[*i].0)) }
@@ -640,7 +648,7 @@ fn fixed_entry(kernel: &RowwiseKernel, n: u64, team: &Team, stream: Option<&Stre
     (vec![Entry { name, geometry }], std::iter::once(value).collect())
 }
 
-/// The entry point with a thread a row.
+/// The entry point with one thread per row.
 fn columns_entry(kernel: &RowwiseKernel) -> (Vec<Entry>, Value) {
     let name = format!("{}_column", identifier("hypatia_", &kernel.name));
     let value = context! {

@@ -1,57 +1,62 @@
 //! How many threads share a row of known length, and where they keep it.
 //!
-//! In: a kernel, how many rows of which length, what the device offers. Out: a [`Team`], and for long rows a [`Stream`].
-//! Holds always: the threads of a team cover a row; what a block of it asks for fits the device.
+//! In: a kernel, the number and length of its rows, and the limits of the device. Out: a [`Team`],
+//! and for long rows a [`Stream`]. Invariant: the threads of a team cover a row; the resources of
+//! its blocks fit the device.
 
 use hypatia_dsl::kernel::{RowAccess, RowwiseKernel};
 
-/// Elements of a row that one thread keeps at most where the length of the rows is known.
+/// Maximum elements of a row of known length that one thread keeps.
 const KEPT: u64 = 32;
-/// Elements of a row that one of eight lanes keeps at most: more of them and a warp is quicker.
+/// Maximum elements that one of eight lanes keeps; above this a warp is faster.
 const KEPT_BY_LANES: u64 = 16;
-/// Threads of a block that keep up to so many elements each where packs are dense and there are rows for all of them: two
-/// or three such blocks of a multiprocessor have more loads in flight than two of twice the threads with half the elements.
+/// Threads per block in which each thread keeps up to this many elements, if packs are dense and
+/// there are enough rows: two or three such blocks per multiprocessor have more loads in flight
+/// than two blocks of twice the threads with half the elements.
 const DENSE_BLOCK: u64 = 256;
 const DENSE: u64 = 64;
-/// Threads that may share a row of known length, with the threads of a block.
+/// Numbers of threads that may share a row of known length, with the threads per block.
 const TEAMS: [(u64, u32); 5] = [(8, 128), (32, 128), (128, 128), (256, 256), (512, 512)];
-/// Where a row is longer and there are no clusters.
+/// The team for longer rows on devices without clusters.
 const WIDE_TEAM: (u64, u32) = (1024, 1024);
-/// Blocks of 512 threads that may share a row; every device with clusters runs the largest.
+/// Cluster sizes: blocks of 512 threads that may share a row. Every device with clusters supports
+/// the largest.
 const CLUSTERS: [u64; 3] = [2, 4, 8];
 /// Threads that fill a device.
 const FULL: u64 = 1 << 16;
 
-/// Blocks of a stream from which on each goes over several rows.
+/// Number of blocks of a stream from which each cluster loops over several rows.
 const MANY_BLOCKS: u64 = 528;
-/// Threads of a block and blocks of a cluster of a stream.
+/// Threads per block and blocks per cluster of a stream.
 const STREAMS: [(u64, u64); 4] = [(256, 2), (256, 4), (256, 8), (512, 8)];
-/// Shared memory of a multiprocessor, and what a block takes of it beside its rows.
+/// Shared memory of a multiprocessor, and what a block uses besides its rows.
 const SHARED: u64 = 227 << 10;
 const SHARED_BESIDE: u64 = 3 << 10;
-/// Threads of a block of a cluster that does not stream.
+/// Threads per block of a cluster that does not stream.
 const CLUSTER_BLOCK: u64 = 512;
 
 /// How the threads share rows.
 pub(super) struct Team {
-    /// Threads of a block.
+    /// Threads per block.
     pub block: u32,
-    /// Threads that share a row, in all blocks of a cluster together.
+    /// Threads that share a row, over all blocks of a cluster.
     pub threads: u64,
     /// Blocks that share a row.
     pub cluster: u64,
     /// Packs of a row that one thread keeps; `None` if the row is too long to be kept.
     pub chunks: Option<u64>,
-    /// Blocks of a multiprocessor, for which registers are left; 0 if the compiler may choose.
+    /// Blocks per multiprocessor that registers are reserved for; 0 lets the compiler choose.
     pub blocks: u32,
 }
 
 impl Team {
-    /// For `rows` rows of `n` elements that are moved `vector` at a time, each thread keeping `most` elements at most: the
-    /// smallest that can keep a row, or a larger one if there are too few rows to fill a device. With `dense` a thread may
-    /// keep more than [`KEPT`], so many blocks of them on a multiprocessor.
+    /// The team for `rows` rows of `n` elements that are moved `vector` at a time; each thread
+    /// keeps at most `most` elements. Chooses the smallest team that can keep a row, or a larger
+    /// one if there are too few rows to fill a device. With `dense`, a thread may keep more than
+    /// [`KEPT`], with that many blocks per multiprocessor.
     pub fn of([rows, n]: [u64; 2], vector: u64, most: u64, dense: Option<u32>, clusters: bool) -> Team {
-        // As many blocks at a time as threads with 64 registers make: one computes while another waits for memory.
+        // As many blocks at a time as fit with 64 registers per thread: one computes while another
+        // waits for memory.
         let blocks = |block: u32| if block >= 256 { 1024 / block } else { 0 };
         let one = |(threads, block): &(u64, u32)| Team {
             block: *block,
@@ -88,17 +93,17 @@ impl Team {
     }
 }
 
-/// Rows that pass through shared memory: while a cluster works on one row, the next one is on its way.
+/// Rows streamed through shared memory: while a cluster works on one row, the next one is loading.
 pub(super) struct Stream {
     /// Dynamic shared memory of a block, in bytes.
     pub shared: u32,
-    /// Operands with an element for each of a row's, and where each lies in shared memory; those of one element a column
-    /// stay there.
+    /// Per-element operands and their offsets in shared memory. Per-column operands stay there.
     pub operands: Vec<(usize, u64)>,
 }
 
 impl Stream {
-    /// The stream and the team for `rows` rows of `n` elements, if these are long and many enough; `used` operands are read.
+    /// The stream and the team for `rows` rows of `n` elements, if the rows are long and many
+    /// enough; `used` are the operands that are read.
     pub fn of(kernel: &RowwiseKernel, used: &[usize], [rows, n]: [u64; 2], vector: u64) -> Option<(Stream, Team)> {
         let streamed: Vec<usize> = used
             .iter()
@@ -129,7 +134,7 @@ impl Stream {
             (i, start)
         };
         let operands: Vec<(usize, u64)> = streamed.into_iter().map(place).collect();
-        // Blocks that a multiprocessor has room for, with 64 registers a thread at least.
+        // Blocks that fit on a multiprocessor, with at least 64 registers per thread.
         let blocks = (1024 / block).min(SHARED / (at + SHARED_BESIDE)).max(1) as u32;
         let chunks = Some(kept(block * cluster) / vector);
         let team = Team { block: block as u32, threads: block * cluster, cluster, chunks, blocks };

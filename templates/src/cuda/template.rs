@@ -1,10 +1,11 @@
 //! Kernels from users' own templates.
 //!
-//! In: a template's text, and what it is filled in with: element types, tuning parameters, attributes, the epilogue.
-//! Out: a [`CudaSource`]. Holds always: the host's interface is Hypatia's (`params` is the parameter list), whatever
-//! the template does with it; an epilogue reaches the source through the expression grammar; rendering is bounded in
-//! steps and in size; a template reads no other file, neither while it is filled in nor, but for NVRTC's own headers,
-//! while it is compiled. docs/language.md describes the variables.
+//! In: a template's text and the values to render it with: element types, tuning parameters,
+//! attributes, the epilogue. Out: a [`CudaSource`]. Invariant: the host interface is Hypatia's
+//! (`params` is the parameter list), whatever the template does with it; an epilogue reaches the
+//! source only through the expression grammar; rendering is bounded in steps and in size; a
+//! template reads no other file when it is rendered, and only NVRTC's own headers when it is
+//! compiled. docs/language.md describes the variables.
 
 use std::io::Write;
 
@@ -22,26 +23,26 @@ use hypatia_dsl::ir::{Head, Kernel, Pat, Program};
 use hypatia_dsl::kernel::{Access, Operand};
 use hypatia_dsl::scalar::{Term, TermNode};
 
-/// Steps of rendering at most.
+/// Maximum number of rendering steps.
 const FUEL: u64 = 2_000_000;
 
-/// What every template may use, beside its tuning parameters and the attributes of its op.
+/// Variables of every template, besides its tuning parameters and the attributes of its op.
 const VARIABLES: &[&str] =
     &["entry", "params", "prelude", "inputs", "outputs", "a", "b", "out", "acc", "epilogue", "block", "dtype"];
-/// What a tensor has.
+/// Fields of a tensor.
 const OF_TENSOR: &[&str] = &["name", "type", "compute", "dtype", "rank"];
-/// What some variables have, for a misspelt one: `acc.typ`.
+/// Fields of some variables, to detect a misspelt one: `acc.typ`.
 pub(crate) const PARTS: &[(&str, &[&str])] =
     &[("a", OF_TENSOR), ("b", OF_TENSOR), ("out", OF_TENSOR), ("acc", &["type", "dtype"])];
 /// Functions of the template language.
 const LANGUAGE: &[&str] = &["range", "loop", "cat"];
 
-/// What is wrong with a template, and in which line.
+/// An error in a template, with its line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wrong {
     /// Counted from 1.
     pub line: Option<usize>,
-    /// What.
+    /// The message.
     pub message: String,
 }
 
@@ -61,7 +62,7 @@ impl From<minijinja::Error> for Wrong {
     }
 }
 
-/// The names that a template uses and does not set; or what is wrong with its syntax.
+/// The names that a template uses and does not set; or its syntax error.
 pub(crate) fn variables(name: &str, text: &str) -> Result<Vec<String>, Wrong> {
     let text = &bounded(text).map_err(|(line, message)| Wrong { line: Some(line), message })?;
     let mut env = growth::environment();
@@ -89,10 +90,11 @@ pub(crate) fn known_variables(program: &Program, kernel: &Kernel) -> Vec<String>
     out
 }
 
-/// Refuses preprocessor lines that could read a file of the user's: NVRTC's messages quote what it reads. Headers
-/// are named plainly, `<cuda_fp16.h>` or `"mma.h"`. The error has the line, counted from 1.
+/// Refuses preprocessor lines that could read one of the user's files: NVRTC's messages quote what
+/// it reads. Headers must be named plainly, `<cuda_fp16.h>` or `"mma.h"`. The error has the line,
+/// counted from 1.
 pub(crate) fn safe_includes(text: &str) -> Result<(), (usize, String)> {
-    // Lines that end in a backslash go on; each is told by its first line.
+    // A backslash continues a line; each is reported with its first line.
     let mut lines: Vec<(usize, String)> = Vec::new();
     let mut open = false;
     for (i, line) in text.lines().enumerate() {
@@ -140,16 +142,16 @@ pub struct TemplateTensor {
     pub name: String,
     /// Element type.
     pub dtype: DType,
-    /// Number of axes: that many strides are passed.
+    /// Number of axes, which is the number of strides passed.
     pub rank: usize,
 }
 
-/// What a template is filled in with.
+/// The values to render a template with.
 #[derive(Clone, Debug)]
 pub struct Filling<'a> {
     /// The kernel's name, an identifier.
     pub name: String,
-    /// What it is for.
+    /// The kernel's purpose.
     pub doc: String,
     /// The template's file name and text.
     pub file: &'a str,
@@ -169,7 +171,7 @@ pub struct Filling<'a> {
     pub block: Option<u32>,
 }
 
-/// A writer that takes so many bytes.
+/// A writer with a byte limit.
 struct Bounded(Vec<u8>);
 
 impl Write for Bounded {
@@ -186,7 +188,7 @@ impl Write for Bounded {
     }
 }
 
-/// Fills in a template.
+/// Renders a template.
 pub fn emit(program: &Program, filling: &Filling<'_>) -> Result<CudaSource, EmitError> {
     try_emit(program, filling)?.map_err(|w| {
         let line = w.line.map_or(String::new(), |l| format!(":{l}"));
@@ -194,7 +196,7 @@ pub fn emit(program: &Program, filling: &Filling<'_>) -> Result<CudaSource, Emit
     })
 }
 
-/// Fills in a template; the inner error is the template's own.
+/// Renders a template; the inner error is an error in the template itself.
 pub(crate) fn try_emit(program: &Program, filling: &Filling<'_>) -> Result<Result<CudaSource, Wrong>, EmitError> {
     if let Err((line, message)) = safe_includes(filling.text) {
         return Ok(Err(Wrong { line: Some(line), message }));
@@ -223,7 +225,7 @@ pub(crate) fn try_emit(program: &Program, filling: &Filling<'_>) -> Result<Resul
         Ok(text) => text,
         Err(wrong) => return Ok(Err(wrong)),
     };
-    // What a template prints is held against the same rule as what it says.
+    // The rendered text must obey the same rule as the template.
     if let Err((_, message)) = safe_includes(&text) {
         return Ok(Err(Wrong { line: None, message }));
     }
@@ -336,7 +338,7 @@ fn arguments(filling: &Filling<'_>) -> Vec<Arg> {
         }
     }
     for t in filling.inputs.iter().chain(if filling.epilogue.is_some() { &[] } else { filling.outputs.as_slice() }) {
-        // A value of rank 0 has no axis to speak of.
+        // A value of rank 0 has no axis.
         let axes = t.rank.max(1);
         if filling.epilogue.is_none() {
             out.push(arg(format!("{}_sizes", t.name), ArgKind::Sizes(axes), format!("sizes of {}", t.name)));
@@ -351,7 +353,8 @@ fn arguments(filling: &Filling<'_>) -> Vec<Arg> {
     out
 }
 
-/// The device function of the epilogue: accumulator and operands in, an element of the result out.
+/// The device function of the epilogue: takes the accumulator and the operands, returns an element
+/// of the result.
 fn epilogue_function(
     program: &Program,
     functions: &mut Functions<'_>,

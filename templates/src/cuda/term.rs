@@ -1,7 +1,7 @@
 //! Scalar terms as C++: scalar functions of the Program, and the value of one element.
 //!
-//! In: a [`Term`] and what its leaves are called. Out: statements and expressions, and the functions
-//! they call. Holds always: every operation is one C++ operation in the compute type, in the term's
+//! In: a [`Term`] and the names of its leaves. Out: statements and expressions, and the functions
+//! they call. Invariant: every operation is one C++ operation in the compute type, in the term's
 //! order; nesting is bounded, whatever the term's depth.
 
 use std::collections::{HashMap, HashSet};
@@ -17,20 +17,21 @@ use hypatia_dsl::ir::{InView, Program, ScalarBody, ScalarId};
 use hypatia_dsl::scalar::typed::{Call, Source, Typed, TypedOp, Untypable, source, with_calls};
 use hypatia_dsl::scalar::{Term, TermId, TermNode, show_term_with};
 
-/// Stands for a `#line` directive back into the generated file; its number is known at the end.
+/// Placeholder for a `#line` directive back into the generated file, whose line number is known
+/// only at the end.
 pub(super) const LINE_BACK: &str = "#line BACK";
 
-/// Longest expression that is written in one piece; beyond it a name is given to a part.
+/// Maximum length of one expression; parts of a longer one are bound to names.
 const MAX_EXPRESSION: usize = 72;
 
-/// Instructions, roughly, that a function may cost in all its copies: more is not inlined, so that
-/// a kernel compiles in seconds.
+/// Maximum cost of a function, in approximate instructions over all its copies, to be inlined:
+/// above it a kernel would not compile in seconds.
 const MAX_INLINE: u64 = 6_000;
 
-/// Instructions of a device's short function, roughly.
+/// Approximate instructions of a short device function.
 const DEVICE_FUNCTION: u64 = 12;
 
-/// The specifier of a function of that size that is written out so often.
+/// The inlining specifier of a function of that size with that many copies.
 pub(super) fn inlining(size: u64, copies: u64) -> &'static str {
     if size.saturating_mul(copies) > MAX_INLINE { "__noinline__" } else { "__forceinline__" }
 }
@@ -40,13 +41,13 @@ pub(super) fn inlining(size: u64, copies: u64) -> &'static str {
 pub struct Lowered {
     /// Declarations of named parts, in order.
     pub statements: Vec<String>,
-    /// Each root.
+    /// The roots.
     pub roots: Vec<Expr>,
-    /// Instructions, roughly, those of called functions included.
+    /// Approximate number of instructions, including called functions.
     pub size: u64,
 }
 
-/// What a leaf (`Param`, `Acc`, `In`) is called, and its compute type.
+/// The name of a leaf (`Param`, `Acc`, `In`), and its compute type.
 pub type Leaf<'a> = &'a dyn Fn(&TermNode) -> Option<(String, DType)>;
 
 /// A scalar function in one compute type.
@@ -80,7 +81,7 @@ impl From<EmitError> for Stop {
 }
 
 impl<'p> Functions<'p> {
-    /// None yet.
+    /// An empty set.
     pub fn new(program: &'p Program) -> Functions<'p> {
         Functions { program, done: IndexMap::new(), names: HashMap::new(), needs: Needs::default() }
     }
@@ -90,22 +91,22 @@ impl<'p> Functions<'p> {
         self.done.values().map(|f| f.text.clone()).collect()
     }
 
-    /// Names of the helper functions of the templates that are called.
+    /// Names of the template helper functions that are called.
     pub fn helpers(&self) -> Vec<String> {
         self.needs.helpers.iter().cloned().collect()
     }
 
-    /// Types that a cast inside a term rounds to; their headers are needed.
+    /// Types that a cast inside a term rounds to, whose headers are needed.
     pub fn rounded_to(&self) -> impl Iterator<Item = DType> + Clone + '_ {
         self.needs.rounded.iter().copied()
     }
 
-    /// Asks for a helper function.
+    /// Requests a helper function.
     pub fn need(&mut self, helper: impl Into<String>) {
         self.needs.helpers.insert(helper.into());
     }
 
-    /// Prints a term. `number` is the type of literals that no operand gives a type.
+    /// Prints a term. `number` is the type of literals that take none from an operand.
     pub fn lower(&mut self, term: &Term, number: DType, leaf: Leaf<'_>) -> Result<Lowered, EmitError> {
         let mut waiting: Vec<Key> = Vec::new();
         loop {
@@ -132,7 +133,7 @@ impl<'p> Functions<'p> {
         }
     }
 
-    /// A name of its own for a scalar's functions (overloads tell the compute types apart).
+    /// A unique name for a scalar's functions (overloads distinguish the compute types).
     fn name_of(&mut self, id: ScalarId) -> String {
         let base = identifier("s_", &self.program.scalar(id).name);
         let mut name = base.clone();
@@ -144,7 +145,7 @@ impl<'p> Functions<'p> {
         name
     }
 
-    /// Prints the function of a scalar, if all that it calls are printed.
+    /// Prints the function of a scalar, if all its callees are printed.
     fn try_function(&mut self, (id, ty): Key) -> Result<Function, Stop> {
         let program = self.program;
         let def = program.scalar(id);
@@ -173,7 +174,7 @@ impl<'p> Functions<'p> {
         let value = self.needs.convert(value, result).text;
         let mut name = self.name_of(id);
         if !def.params.iter().any(|(_, k)| *k == Kind::Number) {
-            // Overloads cannot differ in their result alone.
+            // Overloads cannot differ in their result type alone.
             name = format!("{name}_{}", tag(ty));
         }
         let list: Vec<String> = params.iter().map(|(n, t)| format!("const {} {n}", compute_name(*t))).collect();
@@ -254,7 +255,7 @@ impl<'p> Functions<'p> {
         Ok(out)
     }
 
-    /// A call of the function of a defined scalar, or of the device's that it names.
+    /// A call of a defined scalar's function, or of the device function that it names.
     fn call(&mut self, call: &Call, operands: &[Expr]) -> Result<(Expr, u64), Stop> {
         let key = (call.scalar, call.number);
         if let (Some(name), DType::F32) = (&self.program.scalar(call.scalar).device, call.number) {
@@ -264,7 +265,7 @@ impl<'p> Functions<'p> {
         Ok((function(&f.name, f.result, operands), f.size.saturating_add(1)))
     }
 
-    /// A root in the storage type of an output: the one rounding at the store.
+    /// Converts a root to the storage type of an output: the single rounding at the store.
     pub fn store(&mut self, root: &Expr, to: DType) -> String {
         self.needs.store(root, to)
     }
@@ -274,7 +275,7 @@ fn untypable(e: Untypable) -> EmitError {
     EmitError::Malformed(e.to_string())
 }
 
-/// How often each step is used.
+/// The number of uses of each step.
 fn uses(typed: &Typed<Call>) -> Vec<u32> {
     let mut uses = vec![0u32; typed.nodes.len()];
     let args = typed.nodes.iter().flat_map(|node| typed.args(node));
@@ -282,7 +283,8 @@ fn uses(typed: &Typed<Call>) -> Vec<u32> {
     uses
 }
 
-/// A parameter's name: one small letter as it is, else mangled so that it is no keyword or macro.
+/// A parameter's name: a single lower-case letter is kept, others are mangled so that they are no
+/// keyword or macro.
 fn parameter(name: &str) -> String {
     match name.as_bytes() {
         [c] if c.is_ascii_lowercase() => name.into(),
@@ -290,8 +292,8 @@ fn parameter(name: &str) -> String {
     }
 }
 
-/// The term in the words of a `.hyp` file, for comments; long ones are cut. `leaf` names the leaves
-/// that should not be called `acc` and `in0`.
+/// The term in `.hyp` syntax, for comments; long ones are truncated. `leaf` overrides the names
+/// `acc` and `in0` of leaves.
 pub fn formula(program: &Program, term: &Term, root: TermId, leaf: &dyn Fn(&TermNode) -> Option<String>) -> String {
     const LONGEST: usize = 160;
     let term = Term { nodes: term.nodes.clone(), roots: vec![root] };

@@ -19,14 +19,14 @@ fn builtins() -> Program {
         .unwrap()
 }
 
-/// The kernel with short functions where it may have them.
+/// The kernel with short functions wherever rules allow them.
 fn shortened(p: &Program, k: &PointwiseKernel, tf32: bool) -> PointwiseKernel {
     let mut k = k.clone();
     Shortener::new(p, &Allowed::default()).pointwise(&mut k, tf32);
     k
 }
 
-/// The same of a row-wise kernel.
+/// Like `shortened`, for a row-wise kernel.
 fn shortened_rows(p: &Program, k: &RowwiseKernel) -> RowwiseKernel {
     let mut k = k.clone();
     Shortener::new(p, &Allowed::default()).rowwise(&mut k);
@@ -101,7 +101,7 @@ fn a_bias_and_gelu_read_as_one_would_write_them() {
     let mut k = kernel("linear_gelu", b.done(&[g]), &[(DType::BF16, Access::Row)], &[DType::BF16]);
     k.acc = Some(DType::F32);
     insta::assert_snapshot!(pointwise(&p, &shortened(&p, &k, false)).unwrap().text);
-    // Where 24 bits count, each operation is its own.
+    // If 24 bits matter, each operation stays separate.
     k.outputs = vec![DType::F32];
     assert_eq!(shortened(&p, &k, false), k);
     assert!(pointwise(&p, &k).unwrap().text.contains("(1.0f + erff(x * 0.70710677f))"));
@@ -159,14 +159,14 @@ fn rows_of_known_length_get_the_threads_that_they_need() {
     assert_eq!(geometry(8192, 8192, true), rows(256, 256));
     assert_eq!(geometry(4096, 10_240, true), rows(256, 256));
     assert_eq!(geometry(4096, 16_384, true), rows(256, 256));
-    // Elements that no packs hold take a register each; few rows leave multiprocessors idle.
+    // Elements outside packs take a register each; few rows leave multiprocessors idle.
     assert_eq!(geometry(4096, 16_383, true), rows(512, 512));
     assert_eq!(geometry(200, 16_384, true), rows(512, 512));
     assert_eq!(geometry(64, 65_536, true), Geometry::Clusters { block: 512, blocks: 4, shared: 0 });
-    // Enough of them pass through shared memory.
+    // With enough rows, they stream through shared memory.
     assert_eq!(geometry(1024, 65_536, true), Geometry::Clusters { block: 256, blocks: 8, shared: 8192 * 2 });
     assert_eq!(geometry(1024, 32_768, false), rows(1024, 1024));
-    // Too long to be kept: every pass reads it again.
+    // Too long to keep: every pass reads the row again.
     assert_eq!(geometry(1, 1 << 20, true), rows(1024, 1024));
     let long = rowwise_for(&p, &k, RowTarget::Length { rows: 1024, n: 65_536, clusters: true }).unwrap();
     assert!(
@@ -174,10 +174,11 @@ fn rows_of_known_length_get_the_threads_that_they_need() {
             && long.text.contains("cp.async")
             && long.text.contains("constexpr long long n = 65536;")
     );
-    // Blocks tell each other; the cluster's own barrier, which waits for all stores, is for the beginning alone.
+    // Blocks signal each other; the cluster's own barrier, which waits for all stores, is used only
+    // at the start.
     assert_eq!(long.text.matches("barrier.cluster.arrive").count(), 1);
     assert!(long.text.contains("st.async") && long.text.contains("mbarrier.try_wait"));
-    // A barrier a row is for kernels with one reduction.
+    // One barrier per row is for kernels with one reduction.
     let mut one = k.clone();
     one.steps.truncate(1);
     let mut b = build(&p);
@@ -186,7 +187,7 @@ fn rows_of_known_length_get_the_threads_that_they_need() {
     one.outputs[0].2 = b.done(&[d]);
     let one = rowwise_for(&p, &one, RowTarget::Length { rows: 1024, n: 65_536, clusters: true }).unwrap();
     assert!(one.text.contains("*of_rank(values") && !one.text.contains("mbarrier"));
-    // The blocks of a multiprocessor leave the registers for 64 elements a thread.
+    // The blocks of a multiprocessor leave registers for 64 elements per thread.
     let dense = |k: &RowwiseKernel| {
         rowwise_for(&p, k, RowTarget::Length { rows: 4096, n: 16_384, clusters: true }).unwrap().text
     };
@@ -202,7 +203,8 @@ fn rows_of_known_length_get_the_threads_that_they_need() {
     assert!(dense(&scaled).contains("__launch_bounds__(256, 2)"));
 }
 
-/// What a pass over the row computed for each element is kept for the results, if it takes long and fits the registers.
+/// Values that a pass over the row computes per element are kept for the results, if they are
+/// expensive and fit the registers.
 #[test]
 fn results_read_what_a_pass_has_computed() {
     use BuiltinScalar::*;
@@ -214,17 +216,17 @@ fn results_read_what_a_pass_has_computed() {
     let kept = |text: &str| text.contains("const float e1 = stays(step1(in0_v.v[k], r0));");
     let short = text(&k, 8192);
     assert!(kept(&short) && short.contains("value0(r1, KEEP ? e1_kept[c].v[k] : step1(in0_v.v[k], r0))"), "{short}");
-    // In the step, and where the results have none.
+    // Only in the function of the step; the results have no copy.
     assert_eq!(short.matches("__expf").count(), 1, "{short}");
     assert!(short.contains("over_row(e1, r1)"), "{short}");
     // 64 elements as floats do not fit.
     assert!(!kept(&text(&k, 16_384)));
-    // Wide floats the compiler keeps itself.
+    // The compiler keeps wide floats itself.
     let mut wide = softmax(&p);
     wide.inputs[0].0 = DType::F32;
     wide.outputs[0].0 = DType::F32;
     assert!(!text(&wide, 8192).contains("_kept[c].v[k] = e1"));
-    // x * softmax(x): with the elements themselves it is too much for 32 of them, not for 16.
+    // x * softmax(x): together with the elements of x, 32 of them are too many, 16 are not.
     let mut more = k.clone();
     let mut b = Build(&p, more.outputs[0].2.clone());
     let root = b.1.root();
@@ -233,7 +235,8 @@ fn results_read_what_a_pass_has_computed() {
     more.outputs[0].2 = b.done(&[y]);
     assert!(!kept(&text(&more, 8192)));
     assert!(kept(&text(&more, 512)));
-    // exp(x + m) is another value than exp(x - m), and x - m is quicker to compute than to keep.
+    // exp(x + m) is a different value than exp(x - m), and x - m is cheaper to recompute than to
+    // keep.
     let mut other = k.clone();
     let mut b = build(&p);
     let (x, m) = (b.input(0), b.input(1));
@@ -247,14 +250,14 @@ fn results_read_what_a_pass_has_computed() {
     other.steps[1].1 = b.done(&[d]);
     other.outputs[0].2 = k.outputs[0].2.clone();
     assert!(!kept(&text(&other, 8192)));
-    // An operand that there is not is told of.
+    // A missing operand is reported.
     let mut wrong = k.clone();
     let mut b = build(&p);
     let x = b.input(3);
     wrong.steps[0].1 = b.done(&[x]);
     let e = rowwise_for(&p, &wrong, RowTarget::Length { rows: 1, n: 8, clusters: true }).unwrap_err();
     assert!(e.to_string().contains("neither an input nor a step"), "{e}");
-    // Two results of one element and one of the row.
+    // Two per-element results and one per-row result.
     let mut two = k.clone();
     let mut b = build(&p);
     let s = b.input(2);
@@ -332,7 +335,7 @@ fn hostile_names_stay_names() {
 #[test]
 fn deep_terms_and_long_chains_of_functions_are_bounded() {
     let mut p = builtins();
-    // f0(x) = -x, f1(x) = f0(x) + f0(x), ...: 2^40 operations if it were all inlined.
+    // f0(x) = -x, f1(x) = f0(x) + f0(x), ...: 2^40 operations if everything were inlined.
     for i in 0..40u32 {
         let mut b = build(&p);
         let x = b.1.add(TermNode::Param(0));
@@ -360,7 +363,7 @@ fn deep_terms_and_long_chains_of_functions_are_bounded() {
     let k = kernel("deep", b.done(&[x]), &[(DType::F32, Access::Full)], &[DType::F32]);
     let text = pointwise(&p, &k).unwrap().text;
     assert!(text.contains("__noinline__") && text.len() < 2_000_000);
-    // A scalar that calls itself is an error, not a loop.
+    // A recursive scalar is an error, not an endless loop.
     let id = ScalarId(p.scalars.len() as u32);
     let body = Term {
         nodes: vec![TermNode::Param(0), TermNode::Call { scalar: id, args: vec![TermId(0)] }],

@@ -1,4 +1,4 @@
-//! BERT in formulas, with mean pooling and vectors of length 1 at the end.
+//! BERT as formulas, with mean pooling and normalisation to length 1 at the end.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use hypatia::{Error, Graph, shape};
 pub struct Config {
     /// Layers.
     pub layers: usize,
-    /// Attention heads.
+    /// The hidden width.
     pub heads: i64,
     /// Width.
     pub hidden: i64,
@@ -46,7 +46,7 @@ pub fn encoder(program: Arc<Program>, weights: &Weights, config: &Config) -> Res
         x = b.layer(x, bias, &format!("encoder.layer.{layer}"))?;
     }
 
-    // The mean over tokens, then length 1: the published recipe.
+    // The mean over tokens, normalised to length 1: the published recipe.
     let mask = mask.reshape(shape!["batch", "tokens", 1]);
     let tokens = g.call("max", &[mask.sum(&[1], false), g.tensor(&[], &[1e-9f32])], &[]);
     let mean = (x * mask).sum(&[1], false) / tokens;

@@ -95,7 +95,8 @@ fn example(folder: &Path, file: &Path) -> Result<bool, Error> {
     compare(&npz::read(&reference)?, &ids, &embeddings)
 }
 
-/// The sentences by the cosine of their embedding and the first one's, which all have length 1.
+/// The sentences ranked by the cosine of their embedding and the first one's; all embeddings have
+/// length 1.
 fn ranked<'s>(embeddings: &Tensor, sentences: &[&'s str]) -> Vec<(f64, &'s str)> {
     let values = embeddings.to_f64();
     let width = embeddings.shape()[1];
@@ -107,7 +108,7 @@ fn ranked<'s>(embeddings: &Tensor, sentences: &[&'s str]) -> Vec<(f64, &'s str)>
     out
 }
 
-/// Prints how far the tokens and embeddings are from the reference.
+/// Prints the differences of the tokens and embeddings from the reference.
 fn compare(reference: &[(String, Tensor)], ids: &Tensor, embeddings: &Tensor) -> Result<bool, Error> {
     let find = |name: &str| {
         let found = reference.iter().find(|(n, _)| n == name).map(|(_, t)| t);

@@ -1,7 +1,7 @@
 //! BERT's tokenizer (uncased WordPiece): text to token ids.
 //!
-//! In: the vocabulary, one token a line; sentences. Out: ids and a mask, padded to the longest
-//! sentence. The reference that the example compares with has the ids of the `tokenizers` library.
+//! In: the vocabulary, one token per line; sentences. Out: ids and a mask, padded to the longest
+//! sentence. The example's reference has the ids of the `tokenizers` library.
 
 use std::collections::HashMap;
 
@@ -9,7 +9,7 @@ use hypatia::{Error, Tensor};
 use unicode_normalization::UnicodeNormalization;
 use unicode_normalization::char::is_combining_mark;
 
-/// The maximum number of tokens of a sentence, its ends included.
+/// The maximum number of tokens of a sentence, including the special tokens at both ends.
 const MAX_TOKENS: usize = 128;
 /// Longer words are unknown.
 const MAX_WORD: usize = 100;
@@ -23,7 +23,7 @@ pub struct WordPiece {
 }
 
 impl WordPiece {
-    /// From the text of a `vocab.txt`.
+    /// Builds a tokenizer from the text of a `vocab.txt`.
     pub fn new(vocabulary: &str) -> Result<WordPiece, String> {
         let ids: HashMap<String, i64> = vocabulary.lines().zip(0..).map(|(t, i)| (t.to_string(), i)).collect();
         let special = |name: &str| ids.get(name).copied().ok_or_else(|| format!("there is no token {name}"));
@@ -31,7 +31,7 @@ impl WordPiece {
         Ok(WordPiece { ids, unknown, first, last })
     }
 
-    /// Ids and mask of sentences, `[sentences, tokens]` both.
+    /// Ids and mask of sentences, both `[sentences, tokens]`.
     pub fn batch(&self, sentences: &[&str]) -> Result<(Tensor, Tensor), Error> {
         let rows: Vec<Vec<i64>> = sentences.iter().map(|s| self.encode(s)).collect();
         let longest = rows.iter().map(Vec::len).max().unwrap_or(0);
@@ -45,7 +45,7 @@ impl WordPiece {
             .ok_or_else(|| Error::Input("the sentences do not fit into memory".into()))
     }
 
-    /// The ids of one sentence, its ends included.
+    /// The ids of one sentence, including the special tokens at both ends.
     pub fn encode(&self, sentence: &str) -> Vec<i64> {
         let mut out = vec![self.first];
         for word in words(sentence) {
@@ -56,7 +56,8 @@ impl WordPiece {
         out
     }
 
-    /// The longest pieces from the left; a word without such pieces is unknown as a whole.
+    /// The longest pieces from the left; a word that cannot be split completely is unknown as a
+    /// whole.
     fn pieces(&self, word: &str, out: &mut Vec<i64>) {
         let begun = out.len();
         let mut rest = word;
@@ -77,7 +78,7 @@ impl WordPiece {
     }
 }
 
-/// Words in lower case without accents; punctuation and ideographs stand alone.
+/// Words in lower case without accents; punctuation and ideographs are separate words.
 fn words(text: &str) -> Vec<String> {
     let clean = text.chars().filter(|c| *c != '\0' && *c != '\u{fffd}' && (c.is_whitespace() || !c.is_control()));
     let plain = clean.nfd().filter(|c| !is_combining_mark(*c)).flat_map(char::to_lowercase);
@@ -121,7 +122,7 @@ mod tests {
     fn the_longest_pieces_win() {
         let t = tokenizer();
         assert_eq!(t.encode("Unaffable, CAFÉ"), [2, 4, 5, 6, 8, 7, 3]);
-        // Nothing of a word with an unknown rest is kept.
+        // A word with an unknown rest keeps none of its pieces.
         assert_eq!(t.encode("unx a"), [2, 1, 9, 3]);
         assert_eq!(t.encode(""), [2, 3]);
         assert_eq!(t.encode(&"a ".repeat(500)).len(), MAX_TOKENS);

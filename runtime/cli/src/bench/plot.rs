@@ -1,8 +1,10 @@
-//! Times as a picture: of each case a group of bars, Hypatia with and without rules and what else stands in the file.
+//! Bar charts of times: for each case a group of bars, Hypatia with and without rules and the other
+//! contestants in the file.
 //!
-//! In: what `--json` prints, or a file of docs/benchmarks. Out: an SVG. Holds always: a bar's length is its time over that of
-//! the same case without rules (where a case has none, over its longest), so that cases of all sizes share one axis;
-//! the microseconds stand beside it; a case that failed keeps its place and says so; equal times give equal bytes.
+//! In: the output of `--json`, or a file of docs/benchmarks. Out: an SVG. Invariant: a bar's length
+//! is its time divided by that of the same case without rules (or by its longest time, if there is
+//! none), so that cases of all sizes share one axis; the microseconds stand next to the bar; a
+//! failed case keeps its place and is marked; equal times give equal bytes.
 
 use hypatia_tensor::error::{Error, Result};
 use plotters::coord::Shift;
@@ -10,7 +12,8 @@ use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 use serde_json::Value;
 
-/// Who is timed: as the legend calls it, where its microseconds stand, and its colour (told apart by colour-blind eyes too).
+/// A timed contestant: its label in the legend, the path of its microseconds, and its colour
+/// (distinguishable for colour-blind readers).
 struct Contestant {
     label: &'static str,
     pointers: [&'static str; 2],
@@ -29,24 +32,24 @@ const CONTESTANTS: [Contestant; 6] = [
     contestant("torch.compile", ["/compiled", "/compiled"], [204, 121, 167]),
     contestant("bare products in a graph", ["/bare_gemms", "/bare_gemms"], [120, 120, 120]),
 ];
-/// The contestant that the others are held against.
+/// The contestant that the others are compared with.
 const WITHOUT_RULES: usize = 1;
 
-/// A case: its name, and of each contestant that was timed its microseconds.
+/// A case: its name, and the microseconds of each contestant that was timed.
 struct Case {
     name: String,
     times: Vec<(usize, f64)>,
 }
 
 impl Case {
-    /// What all bars of the case are divided by.
+    /// The divisor of all bars of the case.
     fn unit(&self) -> f64 {
         let without = self.times.iter().find(|t| t.0 == WITHOUT_RULES).map(|t| t.1);
         without.unwrap_or_else(|| self.times.iter().map(|t| t.1).fold(f64::MIN_POSITIVE, f64::max))
     }
 }
 
-/// Cases of a report whose names hold one of the texts; all, where there are no texts.
+/// Cases of a report whose names contain one of the texts; all, if there are no texts.
 fn cases(report: &Value, wanted: &[String]) -> Result<Vec<Case>> {
     let rows = report.get("cases").or_else(|| report.get("rows")).and_then(Value::as_array);
     let rows = rows.ok_or_else(|| Error::Input("a plot needs a file of cases: `cases` or `rows`".into()))?;
@@ -71,7 +74,8 @@ const BAR: f64 = 13.0;
 const GAP: f64 = 10.0;
 const TOP: u32 = 74;
 const BOTTOM: u32 = 48;
-/// Pixels of a letter, generously, at the size of labels here. (Sizes of fonts are those that plotters takes: points of 0.8 pixels.)
+/// A generous width of a letter in pixels, at the size of labels here. (Font sizes are those of
+/// plotters: points of 0.8 pixels.)
 const LETTER: f64 = 6.8;
 const INK: RGBColor = RGBColor(40, 40, 40);
 
@@ -127,7 +131,7 @@ fn heading(root: &Area<'_>, report: &Value, cases: &[Case]) -> Result<()> {
     Ok(())
 }
 
-/// Ticks from 0 to the longest bar, in steps that one reads easily; and their decimals.
+/// Ticks from 0 to the longest bar, in readable steps; and their number of decimals.
 fn ticks(longest: f64) -> (Vec<f64>, usize) {
     let steps = [0.1, 0.2, 0.25, 0.5, 1.0, 2.0, 2.5, 5.0, 10.0, 20.0, 50.0, 100.0];
     let step = steps.into_iter().find(|s| longest / s <= 8.0).unwrap_or(longest / 8.0);
@@ -145,7 +149,7 @@ fn bars(root: &Area<'_>, cases: &[Case], tall: f64) -> Result<()> {
     let longest = cases.iter().flat_map(|c| c.times.iter().map(|t| t.1 / c.unit())).fold(0.1, f64::max);
     let (ticks, decimals) = ticks(longest);
     let names = cases.iter().map(|c| c.name.chars().count()).max().unwrap_or(0) as f64 * LETTER;
-    // Labels of cases to the left; to the right room for the number beside the longest bar.
+    // Labels of cases on the left; on the right, room for the number next to the longest bar.
     let left = (names + 26.0).min(f64::from(WIDTH) / 2.0);
     let wide = f64::from(WIDTH) - left - 70.0;
     let x = |value: f64| (left + value / longest * wide).round() as i32;
@@ -179,7 +183,7 @@ fn bars(root: &Area<'_>, cases: &[Case], tall: f64) -> Result<()> {
     Ok(())
 }
 
-/// Three digits or four.
+/// Three or four digits.
 fn microseconds(us: f64) -> String {
     match us {
         _ if us < 100.0 => format!("{us:.2}"),
@@ -214,7 +218,7 @@ mod tests {
         assert_eq!(text, svg(&report(), &[]).unwrap());
     }
 
-    /// Half the time is half the length, whatever the size of the case.
+    /// Half the time gives half the length, whatever the size of the case.
     #[test]
     fn lengths_are_shares() {
         let text = svg(&report(), &[]).unwrap();

@@ -1,4 +1,5 @@
-//! What this machine reaches: a matrix product at a good size, and a copy of memory.
+//! Peak rates that this machine reaches: a matrix product of a favourable size, and a copy of
+//! memory.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -18,33 +19,33 @@ use hypatia_tensor::error::{Error, Result};
 
 use super::suite::noise;
 
-/// Sizes of the product.
+/// The size of the product.
 const SIDE: usize = 768;
-/// Bytes of the copy: beyond all caches.
+/// Bytes of the copy: larger than all caches.
 const COPY: usize = 1 << 27;
-/// The same for a GPU.
+/// The same sizes for a GPU.
 const GPU_SIDE: usize = 8192;
 const GPU_COPY: usize = 1 << 28;
-/// The best of so many; on a GPU their median.
+/// The number of tries: the best counts; on a GPU, the median.
 const TRIES: usize = 5;
 
-/// Rates that were reached.
+/// Measured rates.
 pub struct Roof {
-    /// Operations a second of a product, by the executor's own kernel.
+    /// Operations per second of a product, with the executor's own kernel.
     pub flops: f64,
     /// The element type of that product.
     pub dtype: DType,
-    /// Bytes a second, read and written, of a copy.
+    /// Bytes per second of a copy, read and written.
     pub bytes: f64,
 }
 
 impl Roof {
-    /// Measures on so many threads.
+    /// Measures with this many threads.
     pub fn measure(threads: usize) -> Result<Roof> {
         Ok(Roof { flops: product(threads)?, dtype: DType::F32, bytes: copy(threads) })
     }
 
-    /// Measures on a GPU, a product as most of this plan's.
+    /// Measures on a GPU, with a product like most of this plan's.
     pub fn on_gpu(on: &OnGpu, plan: &Plan) -> Result<Roof> {
         let products = plan.steps.iter().filter(|s| matches!(s.action, Action::Gemm(_)));
         let dtype = products.filter_map(|s| s.reads.first()).map(|v| v.dtype).next().unwrap_or(DType::F32);

@@ -1,8 +1,9 @@
-//! Many small cases in one go: the tests of a `.hyp` file, or a built-in set of them.
+//! Benchmarks of many small cases: the tests of a `.hyp` file, or a built-in suite.
 //!
-//! In: a file whose tests say what is given. Out: for each, microseconds with and without rules, as a table or JSON.
-//! Holds always: values are random, N(0, 1), constants of several axes scaled so that what is computed from them stays
-//! moderate; both sides of a case take turns in one process; a case that fails is told and the others go on.
+//! In: a file whose tests declare the inputs. Out: for each test, microseconds with and without
+//! rules, as a table or JSON. Invariant: values are random, N(0, 1); constants of several axes are
+//! scaled so that results computed from them stay moderate; both sides of a case are interleaved in
+//! one process; a failing case is reported and the others continue.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -37,11 +38,11 @@ pub enum Suite {
 
 const CLASSIC: &str = include_str!("classic.hyp");
 
-/// Random numbers that are made; a larger tensor repeats them.
+/// The number of distinct random numbers; a larger tensor repeats them.
 const BLOCK: usize = 1 << 16;
-/// Characters of the column of names, at least.
+/// The minimum width of the column of names, in characters.
 const NARROWEST: usize = 40;
-/// Seconds that each case is timed for.
+/// The default duration of each case, in seconds.
 const SECONDS: f64 = 0.15;
 
 /// N(0, 1), the same in every run.
@@ -49,12 +50,12 @@ pub(super) fn noise(dtype: DType, shape: &[usize]) -> Result<Tensor> {
     scaled(dtype, shape, 1.0, shape.len() as u64, BLOCK)
 }
 
-/// `N(0, scale^2)`: `block` numbers, and these again.
+/// `N(0, scale^2)`: `block` numbers, repeated.
 fn scaled(dtype: DType, shape: &[usize], scale: f64, seed: u64, block: usize) -> Result<Tensor> {
     let wrong = || Error::Internal(format!("a tensor {dtype}{shape:?}"));
     let len: usize = shape.iter().product();
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
-    // Twelve uniform numbers make a bell.
+    // The sum of twelve uniform numbers approximates a normal distribution.
     let mut next = || ((0..12).map(|_| rng.random::<f64>()).sum::<f64>() - 6.0) * scale;
     let values: Vec<f64> = (0..len.min(block)).map(|_| next()).collect();
     let block = Tensor::from_f64(dtype, &[values.len()], &values).ok_or_else(wrong)?;
@@ -77,7 +78,7 @@ fn data(input: &TestInput, block: usize) -> Result<Tensor> {
             Error::Input(format!("input `{}` has {} values, but its shape holds {len}", input.name, values.len()))
         });
     }
-    // Other names, other values: equal constants would be one.
+    // The seed depends on the name: equal constants would be deduplicated.
     let seed = input.name.bytes().fold(1u64, |h, b| h.wrapping_mul(31).wrapping_add(b.into()));
     let fan_in = if input.constant && shape.len() > 1 { shape.last().copied().unwrap_or(1).max(1) } else { 1 };
     scaled(input.dtype, &shape, 1.0 / (fan_in as f64).sqrt(), seed, block)
@@ -117,7 +118,7 @@ pub(super) fn run(bench: &Bench, path: Option<&Path>, global: &Global) -> Result
     for test in &tests {
         let row = case(bench, &program, test, &options)
             .unwrap_or_else(|e| json!({"case": test.name, "error": e.to_string()}));
-        // The table comes at the end; until then somebody may be waiting.
+        // The table is printed at the end; until then, show progress.
         if !global.quiet && bench.json {
             eprintln!("{}", line(&row, width));
         }
@@ -143,7 +144,7 @@ pub(super) fn run(bench: &Bench, path: Option<&Path>, global: &Global) -> Result
 
 fn case(bench: &Bench, program: &Arc<Program>, test: &Test, options: &Options) -> Result<Value> {
     let _range = nvtx::range(&test.name);
-    // The largest error of few numbers that come again and again is not that of as many others.
+    // The largest error of a few repeated numbers differs from that of as many distinct ones.
     let data = |input: &TestInput| data(input, if bench.errors { usize::MAX } else { BLOCK });
     let (graph, inputs) = given_with(program, test, data)?;
     let (model, _) = bench.on.precision.narrowed(Model::new(graph, options.clone()))?;
@@ -185,7 +186,7 @@ fn line(row: &Value, width: usize) -> String {
         return format!("{name:<width$} FAILED: {e}");
     }
     let side = |key: &str| match row.get(key) {
-        // A number of JSON is written without padding.
+        // Formatting a JSON value ignores the width, so numbers are extracted first.
         Some(s) => {
             format!("{:>8} {:>11.2}", s["launches"].as_u64().unwrap_or(0), s["us"].as_f64().unwrap_or(0.0))
         }

@@ -1,4 +1,4 @@
-//! ONNX models written by hand, byte by byte: what no exporter would write.
+//! ONNX models encoded by hand, byte by byte, with content that no exporter would write.
 
 /// A varint.
 fn varint(mut v: u64, out: &mut Vec<u8>) {
@@ -52,7 +52,7 @@ impl Tensor {
         Tensor { name: name.into(), dims: vec![values.len() as i64], kind: 7, raw: Some(raw), external: Vec::new() }
     }
 
-    /// One integer, of rank 0.
+    /// One integer of rank 0.
     pub fn value(self, v: i64) -> Tensor {
         Tensor { dims: Vec::new(), raw: Some(v.to_le_bytes().to_vec()), ..self }
     }
@@ -62,17 +62,17 @@ impl Tensor {
         Tensor { name: name.into(), dims: dims.to_vec(), kind: 1, raw: None, external: Vec::new() }
     }
 
-    /// So many zero bytes.
+    /// This many zero bytes.
     pub fn raw(self, bytes: usize) -> Tensor {
         Tensor { raw: Some(vec![0; bytes]), ..self }
     }
 
-    /// Another element type.
+    /// Sets another element type.
     pub fn kind(self, kind: i64) -> Tensor {
         Tensor { kind, ..self }
     }
 
-    /// Its bytes stand elsewhere.
+    /// Stores its bytes in an external file.
     pub fn external(mut self, key: &str, value: &str) -> Tensor {
         if key != "location" {
             self.external.push(("location".into(), "weights.bin".into()));
@@ -104,23 +104,23 @@ pub struct Model {
 }
 
 impl Model {
-    /// Of these nodes; `x` has this shape.
+    /// A model of these nodes; `x` has this shape.
     pub fn new(nodes: Vec<Vec<u8>>, shape: &[i64]) -> Model {
         Model { nodes, shape: shape.to_vec(), weights: Vec::new() }
     }
 
-    /// Of one node.
+    /// A model of one node.
     pub fn unary(op: &str, shape: &[i64]) -> Model {
         Model::new(vec![node(op, &["x"], &["y"])], shape)
     }
 
-    /// With an initializer.
+    /// Adds an initializer.
     pub fn with(mut self, tensor: Tensor) -> Model {
         self.weights.push(tensor);
         self
     }
 
-    /// As a file.
+    /// The encoded file.
     pub fn bytes(&self) -> Vec<u8> {
         let dims: Vec<u8> = self.shape.iter().flat_map(|d| field(1, &int(1, *d))).collect();
         let ty = field(1, &[int(1, 1), field(2, &dims)].concat());

@@ -6,11 +6,11 @@ use super::pack::Matrix;
 use hypatia_eval::wrap;
 use hypatia_tensor::error::{Error, Result};
 
-/// An integer type and its way to and from i64.
+/// An integer type, and its conversion to and from i64.
 pub trait Integer: bytemuck::Pod {
-    /// Widens.
+    /// Converts to i64.
     fn wide(self) -> i64;
-    /// Takes the low bits.
+    /// Truncates to the low bits.
     fn narrow(v: i64) -> Self;
 }
 macro_rules! integers {
@@ -21,7 +21,7 @@ macro_rules! integers {
 }
 integers!(i64, i32, i8, u8);
 
-/// Rows `first..` of `a b`, as many as `out` holds.
+/// Rows of `a b` from `first` on, as many as `out` holds.
 pub fn multiply<T: Integer>(
     dtype: DType,
     (first, k, n): (usize, usize, usize),

@@ -1,42 +1,43 @@
-//! The innermost loops of matrix products: a block of the result in registers.
+//! Microkernels of matrix products: a block of the result in registers.
 //!
-//! In: pointers and strides. Out: `c = a b` or `c += a b` for up to [`Kernel::rows`] rows and one or
-//! several panels of columns. Holds always: each element is one chain of multiply-adds in the order of k,
-//! so its bits do not depend on how the result is cut into blocks.
+//! In: pointers and strides. Out: `c = a b` or `c += a b` for up to [`Kernel::rows`] rows and one
+//! or several panels of columns. Invariant: each element is one chain of multiply-adds in the order
+//! of k, so its bits do not depend on the tiling of the result.
 
 use crate::simd::{Isa, isa};
 
-/// A block of work. `a` is row-major with unit distance along k; `b` is read `panel` columns at a time.
+/// A block of work. `a` is row-major with unit stride along k; `b` is read `panel` columns at a
+/// time.
 pub struct Block<E> {
     /// Length of the sums.
     pub k: usize,
     /// Element (0, 0) of the left operand.
     pub a: *const E,
-    /// Distance of its rows.
+    /// Row stride of `a`.
     pub a_row: usize,
     /// Element (0, 0) of the right operand.
     pub b: *const E,
-    /// Distance of its rows.
+    /// Row stride of `b`.
     pub b_k: usize,
-    /// Distance of its panels.
+    /// Panel stride of `b`.
     pub b_panel: usize,
     /// Element (0, 0) of the result.
     pub c: *mut E,
-    /// Distance of its rows.
+    /// Row stride of `c`.
     pub c_row: usize,
-    /// Columns of the result; the panels are whole.
+    /// Columns of the result. Panels of `b` are always full.
     pub columns: usize,
-    /// Adds to what is there.
+    /// Adds to the present result.
     pub add: bool,
 }
 
-/// Computes a block: so many rows, so many panels.
+/// Computes a block of a number of rows and panels.
 type Run<E> = unsafe fn(usize, usize, &Block<E>);
 
 /// The kernels of one instruction set for one type.
 #[derive(Clone, Copy)]
 pub struct Kernel<E> {
-    /// Rows of a block at most.
+    /// Maximum number of rows of a block.
     pub rows: usize,
     /// Columns of a panel.
     pub panel: usize,
@@ -44,7 +45,8 @@ pub struct Kernel<E> {
 }
 
 impl<E> Kernel<E> {
-    /// Panels that a block of so many rows takes at once: few rows alone would wait for each other's sums.
+    /// Number of panels that a block of `rows` rows takes at once. With few rows, a single panel
+    /// would leave too few independent sums to hide latency.
     pub fn panels(&self, rows: usize) -> usize {
         match rows {
             1 => 4,
@@ -53,24 +55,26 @@ impl<E> Kernel<E> {
         }
     }
 
-    /// Runs a block of `rows` rows, at most [`Kernel::rows`], and `panels` panels: 1, or [`Kernel::panels`].
+    /// Runs a block of `rows` rows, at most [`Kernel::rows`], and `panels` panels: 1, or
+    /// [`Kernel::panels`].
     ///
     /// # Safety
-    /// For every `i < rows`, `l < block.k`, `p < panels` and `j < panel`, the elements `a[i * a_row + l]` and
-    /// `b[p * b_panel + l * b_k + j]` can be read, and for `j < min(columns, panels * panel)` the elements
-    /// `c[i * c_row + j]` can be read and written, and are used by no other thread.
+    /// For every `i < rows`, `l < block.k`, `p < panels` and `j < panel`, the elements
+    /// `a[i * a_row + l]` and `b[p * b_panel + l * b_k + j]` can be read, and for
+    /// `j < min(columns, panels * panel)` the elements `c[i * c_row + j]` can be read and written,
+    /// and are used by no other thread.
     pub unsafe fn run(&self, rows: usize, panels: usize, block: &Block<E>) {
-        // SAFETY: the caller's promise is the kernel's. The kernel was chosen by `isa`, which has asked the
-        // processor for the instructions that it uses.
+        // SAFETY: the caller's promise is the kernel's. The kernel was chosen by `isa`, which has
+        // asked the processor for the instructions that it uses.
         unsafe { (self.run)(rows, panels, block) }
     }
 }
 
-/// Types that are multiplied here.
+/// Element types of the kernels.
 pub trait Float: bytemuck::Pod + Send + Sync {
     /// The best kernels of this machine.
     fn kernel() -> Kernel<Self>;
-    /// Those of a choice.
+    /// The kernel of this type among `kernels`.
     fn of(kernels: &Kernels) -> Kernel<Self>;
 }
 
@@ -82,7 +86,7 @@ pub struct Kernels {
 }
 
 impl Kernels {
-    /// The best of this machine.
+    /// The best kernels of this machine.
     pub fn best() -> Kernels {
         Kernels { f32: f32::kernel(), f64: f64::kernel() }
     }
@@ -91,7 +95,7 @@ impl Kernels {
 /// Vectors of one instruction set.
 ///
 /// # Safety
-/// The methods need the instruction set; pointers must be good for so many elements.
+/// The methods need the instruction set; pointers must be valid for that many elements.
 trait Simd: Copy {
     type E: Copy;
     type V: Copy;
@@ -112,8 +116,8 @@ trait Simd: Copy {
 /// As [`Kernel::run`], and the processor has the instructions of `S`.
 #[inline(always)]
 unsafe fn block<S: Simd, const MR: usize, const W: usize, const PER: usize>(g: &Block<S::E>) {
-    // SAFETY: loads of a and b are at the very indices that the caller promises, stores to c at columns
-    // below `columns`: whole vectors where all of them are, parts elsewhere.
+    // SAFETY: loads of a and b are at the very indices that the caller promises, stores to c at
+    // columns below `columns`: whole vectors where all of them are, parts elsewhere.
     unsafe {
         let mut acc = [[S::zero(); W]; MR];
         let (mut a, mut b) = (g.a, g.b);
@@ -146,7 +150,7 @@ unsafe fn block<S: Simd, const MR: usize, const W: usize, const PER: usize>(g: &
     }
 }
 
-/// A function that picks the kernel for a number of rows and panels.
+/// Defines a function that selects the kernel for a number of rows and panels.
 macro_rules! kernels {
     ($name:ident, $simd:ty, $e:ty, $per:literal, [$($mr:literal)*], [$($(#[$feature:meta])+)?]) => {
         /// # Safety
@@ -185,8 +189,8 @@ mod x86 {
          |$sp:ident, $sm:ident, $sv:ident| $spart:expr) => {
             #[derive(Clone, Copy)]
             pub struct $name;
-            // SAFETY of all of these: the caller has the instruction set, and pointers that are good for
-            // so many elements; none needs alignment.
+            // SAFETY of all of these: the caller has the instruction set, and pointers that are
+            // valid for that many elements; none needs alignment.
             #[allow(clippy::undocumented_unsafe_blocks)]
             impl Simd for $name {
                 type E = $e;
@@ -295,8 +299,8 @@ mod x86 {
         |p, m, v| _mm256_maskstore_pd(p, m, v)
     );
 
-    // 14 rows of two vectors: 28 sums, two vectors of the right operand and one of the left in 32 registers;
-    // 6 rows of two vectors in 16 registers.
+    // 14 rows of two vectors: 28 sums, two vectors of the right operand and one of the left in 32
+    // registers. With 16 registers, 6 rows of two vectors.
     kernels!(f32_avx512, F32x16, f32, 2, [1 2 3 4 5 6 7 8 9 10 11 12 13 14], [#[target_feature(enable = "avx512f")]]);
     kernels!(f64_avx512, F64x8, f64, 2, [1 2 3 4 5 6 7 8 9 10 11 12 13 14], [#[target_feature(enable = "avx512f")]]);
     kernels!(f32_avx2, F32x8, f32, 2, [1 2 3 4 5 6], [#[target_feature(enable = "avx2,fma")]]);
@@ -308,12 +312,12 @@ mod x86 {
     pub const F64_AVX2: Kernel<f64> = Kernel { rows: 6, panel: 8, run: f64_avx2 };
 }
 
-/// Four elements in whatever registers the compiler finds.
+/// Four elements in whichever registers the compiler selects.
 macro_rules! portable {
     ($name:ident, $e:ty) => {
         #[derive(Clone, Copy)]
         struct $name;
-        // SAFETY of all of these: the caller has pointers that are good for so many elements.
+        // SAFETY of all of these: the caller has pointers that are valid for that many elements.
         #[allow(clippy::undocumented_unsafe_blocks)]
         impl Simd for $name {
             type E = $e;
@@ -337,7 +341,7 @@ macro_rules! portable {
             }
             #[inline(always)]
             unsafe fn fma(a: [$e; 4], b: [$e; 4], c: [$e; 4]) -> [$e; 4] {
-                // Where the processor has no such instruction, `mul_add` would be a call.
+                // Without an FMA instruction, `mul_add` would be a call.
                 let one = |i: usize| {
                     if cfg!(target_arch = "aarch64") { a[i].mul_add(b[i], c[i]) } else { a[i] * b[i] + c[i] }
                 };

@@ -1,9 +1,9 @@
-//! Matrix products: cut into tiles that threads share, each multiplied and sent through the epilogue
-//! while it is warm.
+//! Matrix products: tiled among threads; each tile is multiplied and goes through the epilogue
+//! while it is in the cache.
 //!
-//! [`step`] prepares a plan's gemm and walks its tiles, [`mod@pack`] orders operands, [`kernel`] computes
-//! blocks of a tile in registers, this module multiplies a tile. Holds always: a tile is written by one
-//! thread; its bits do not depend on how the result is cut.
+//! [`step`] prepares a plan's gemm and iterates over its tiles, [`mod@pack`] reorders operands,
+//! [`kernel`] computes blocks of a tile in registers, this module multiplies a tile. Invariant: one
+//! thread writes a tile; its bits do not depend on the tiling.
 
 mod int;
 mod kernel;
@@ -26,15 +26,16 @@ pub use pack::{Filters, Packed, Widen, packed_filters};
 use pack::{Matrix, copy_rows, pack, packed_len};
 pub use step::GemmCode;
 
-/// Length of the sums that are computed at once: a panel of so many rows stays in the first-level cache.
+/// Terms that are summed at once (k blocking): a panel with this many rows stays in the L1 cache.
 const K_BLOCK: usize = 256;
-/// Rows of the left operand further apart than this share cache sets, or pages: they are copied together.
+/// Rows of the left operand with a larger stride than this conflict in cache sets, or in pages:
+/// they are copied to contiguous memory.
 const FAR: usize = 2048;
 
 /// The left operand of a tile.
 #[derive(Clone, Copy)]
 enum Left<'a> {
-    /// As it lies.
+    /// As stored.
     Plain(Matrix<'a>),
     /// Gathered from images that begin at this element of a buffer.
     Patches(&'a Patches, (&'a [u8], DType, usize)),
@@ -45,13 +46,13 @@ enum Left<'a> {
 enum Right<'a, T> {
     /// In panels of the whole matrix.
     Packed(&'a [T]),
-    /// As it lies.
+    /// As stored.
     Plain(Matrix<'a>),
     /// Gathered from an image that begins at this element of a buffer.
     Windows(&'a Windows, (&'a [u8], DType, usize)),
 }
 
-/// Where the sums of a tile go: row i of the tile begins at `i * row`.
+/// The destination of a tile's sums: row i of the tile begins at `i * row`.
 #[derive(Clone, Copy)]
 struct Target {
     base: Address,
@@ -68,7 +69,7 @@ struct Tile<'a, T> {
     k: usize,
 }
 
-/// Where the kernels read the right operand.
+/// The location from which the kernels read the right operand.
 struct Panels<T> {
     base: *const T,
     b_k: usize,
@@ -76,10 +77,11 @@ struct Panels<T> {
 }
 
 impl<T: Widen> Tile<'_, T> {
-    /// Multiplies, with memory for parts of the operands.
+    /// Multiplies, with scratch memory for parts of the operands.
     ///
     /// # Safety
-    /// `to` has room for the rows and columns of the tile, and nothing else uses that room meanwhile.
+    /// `to` has room for the rows and columns of the tile, and nothing else uses that room
+    /// meanwhile.
     unsafe fn multiply(&self, to: Target, a_memory: &mut Bytes, b_memory: &mut Bytes) -> Result<()> {
         let kernel = self.kernel;
         self.check(kernel.panel)?;
@@ -107,8 +109,8 @@ impl<T: Widen> Tile<'_, T> {
                 columns: whole,
                 add: k0 > 0,
             };
-            // SAFETY: `check` holds, so the operands have these rows and columns; `left` and `right` give
-            // rows and panels at these distances; the caller promises the result.
+            // SAFETY: `check` holds, so the operands have these rows and columns; `left` and
+            // `right` give rows and panels at these distances; the caller promises the result.
             unsafe { blocks(kernel, self.rows.len(), &block) };
             if whole < self.columns.len() {
                 let rest = self.columns.start + whole..self.columns.end;
@@ -132,7 +134,7 @@ impl<T: Widen> Tile<'_, T> {
         Ok(())
     }
 
-    /// That the operands have the rows and columns of the tile.
+    /// Checks that the operands have the rows and columns of the tile.
     fn check(&self, panel: usize) -> Result<()> {
         let right = match self.b {
             Right::Packed(values) => {
@@ -160,7 +162,7 @@ impl<T: Widen> Tile<'_, T> {
         Err(Error::Internal(format!("a product of {m}x{k} and {k}x{n} reaches beyond its operands")))
     }
 
-    /// The left operand, rows of unit distance: as it lies, or copied.
+    /// The left operand in rows with unit stride: as stored, or copied.
     fn left(&self, ks: Range<usize>, memory: &mut Bytes) -> Result<(*const T, usize)> {
         if let Left::Plain(a) = self.a {
             let near = a.row.unsigned_abs() * size_of::<T>() < FAR || self.columns.len() < 128;
@@ -170,7 +172,7 @@ impl<T: Widen> Tile<'_, T> {
                 return Ok((values[first as usize..].as_ptr(), a.row as usize));
             }
         }
-        // An odd number of cache lines: neighbouring rows do not share sets.
+        // An odd number of cache lines, so that neighbouring rows use different cache sets.
         let stride = ks.len().next_multiple_of(32) + 16;
         let memory = memory.at_least(self.rows.len() * stride * size_of::<T>())?;
         let memory: &mut [T] = bytemuck::cast_slice_mut(memory);
@@ -181,7 +183,7 @@ impl<T: Widen> Tile<'_, T> {
         Ok((memory.as_ptr(), stride))
     }
 
-    /// The right operand in panels, and how many columns they cover.
+    /// The right operand in panels, and the number of columns that they cover.
     fn right(&self, ks: Range<usize>, kernel: Kernel<T>, memory: &mut Bytes) -> Result<(Panels<T>, usize)> {
         let (panel, count) = (kernel.panel, self.columns.len());
         match self.b {
@@ -189,7 +191,7 @@ impl<T: Widen> Tile<'_, T> {
                 let at = self.columns.start * self.k + ks.start * panel;
                 Ok((Panels { base: values[at..].as_ptr(), b_k: panel, b_panel: self.k * panel }, count))
             }
-            // So few rows that packing would cost as much as multiplying.
+            // With so few rows, packing would cost as much as multiplying.
             Right::Plain(b) if b.column == 1 && b.row >= 0 && b.dtype == T::DTYPE && self.rows.len() <= kernel.rows => {
                 let values: &[T] = bytemuck::cast_slice(b.bytes);
                 let at = b.offset + ks.start as isize * b.row + self.columns.start as isize;
@@ -212,7 +214,7 @@ impl<T: Widen> Tile<'_, T> {
     }
 }
 
-/// Blocks of rows and panels, columns from outside to inside.
+/// Runs blocks of rows and panels, with columns in the outer loop.
 ///
 /// # Safety
 /// As [`Kernel::run`], for all rows and all panels that hold `block.columns` columns.
@@ -225,7 +227,7 @@ unsafe fn blocks<T: Float>(kernel: Kernel<T>, rows: usize, block: &Block<T>) {
         let panels = if wide <= left { wide } else { 1 };
         let mut row = 0;
         for part in 0..count {
-            // Blocks of nearly equal height.
+            // The blocks have nearly equal height.
             let height = (rows - row).div_ceil(count - part);
             let here = Block {
                 a: block.a.wrapping_add(row * block.a_row),

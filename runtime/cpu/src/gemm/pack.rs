@@ -1,8 +1,9 @@
-//! Operands of products brought into the order in which the kernels read them.
+//! Packing: reorders operands of products for the kernels.
 //!
-//! In: a matrix with any strides, f16 and bf16 too. Out: the right operand in panels of columns, the left
-//! one in rows with unit distance. Holds always: a panel lies at `index * k * panel`, row after row, and
-//! is filled up with zeros; a constant is packed once for all executors that read it in the same way.
+//! In: a matrix with any strides, also in f16 and bf16. Out: the right operand in panels of
+//! columns, the left one in rows with unit stride. Invariant: a panel begins at `index * k *
+//! panel`, is stored row by row, and is padded with zeros; a constant is packed once for all
+//! executors that read it in the same layout.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -16,7 +17,7 @@ use crate::memory::Bytes;
 use hypatia_tensor::error::{Error, Result};
 use hypatia_tensor::tensor::Tensor;
 
-/// An operand: a buffer, where its element (0, 0) is, and its strides.
+/// An operand: a buffer, the offset of its element (0, 0), and its strides.
 #[derive(Clone, Copy, Debug)]
 pub struct Matrix<'a> {
     /// The buffer.
@@ -25,14 +26,14 @@ pub struct Matrix<'a> {
     pub dtype: DType,
     /// Element (0, 0).
     pub offset: isize,
-    /// Distance of rows.
+    /// Row stride.
     pub row: isize,
-    /// Distance of columns.
+    /// Column stride.
     pub column: isize,
 }
 
 impl Matrix<'_> {
-    /// True if each element of a matrix of that size lies in the buffer.
+    /// True if every element of a matrix of that size is inside the buffer.
     pub fn fits(&self, rows: usize, columns: usize) -> bool {
         if rows == 0 || columns == 0 {
             return true;
@@ -48,7 +49,7 @@ impl Matrix<'_> {
     }
 }
 
-/// Where values of a type go that are read from any float.
+/// A type that any float can be read into.
 pub trait Widen: Float {
     /// Its element type.
     const DTYPE: DType;
@@ -56,7 +57,8 @@ pub trait Widen: Float {
     const ZERO: Self;
     /// A destination of [`read`].
     fn dst(values: &mut [Self]) -> Dst<'_>;
-    /// Transposes 8 by 8 elements: row i of `from` begins at `i * from_row`; true if it has been done.
+    /// Transposes 8 by 8 elements: row i of `from` begins at `i * from_row`. Returns whether
+    /// this was done.
     fn transpose8(_from: &[Self], _from_row: usize, _to: &mut [Self], _to_row: usize) -> bool {
         false
     }
@@ -74,8 +76,8 @@ impl Widen for f32 {
         if isa() == Isa::Portable || from.len() < 7 * from_row + 8 || to.len() < 7 * to_row + 8 {
             return false;
         }
-        // SAFETY: both slices hold eight rows of eight elements at these distances, and the processor has
-        // at least AVX2.
+        // SAFETY: both slices hold eight rows of eight elements at these distances, and the
+        // processor has at least AVX2.
         unsafe { transpose8_avx(from.as_ptr(), from_row, to.as_mut_ptr(), to_row) };
         true
     }
@@ -102,7 +104,7 @@ unsafe fn transpose8_avx(from: *const f32, from_row: usize, to: *mut f32, to_row
         let low = |i: usize| _mm256_unpacklo_ps(r[2 * i], r[2 * i + 1]);
         let high = |i: usize| _mm256_unpackhi_ps(r[2 * i], r[2 * i + 1]);
         let (l, h): ([__m256; 4], [__m256; 4]) = (std::array::from_fn(low), std::array::from_fn(high));
-        // Pairs of elements of four rows, in both halves.
+        // Interleaves pairs of elements of four rows, in both halves.
         let q = [
             _mm256_shuffle_ps::<0x44>(l[0], l[1]),
             _mm256_shuffle_ps::<0xee>(l[0], l[1]),
@@ -120,7 +122,7 @@ unsafe fn transpose8_avx(from: *const f32, from_row: usize, to: *mut f32, to_row
     }
 }
 
-/// Elements that one panel of so many rows takes.
+/// Number of elements of `columns` columns and `k` rows in panels.
 pub fn packed_len(k: usize, columns: usize, panel: usize) -> usize {
     columns.next_multiple_of(panel) * k
 }
@@ -142,7 +144,7 @@ pub fn pack<T: Widen>(b: Matrix<'_>, ks: Range<usize>, columns: Range<usize>, pa
     }
 }
 
-/// Packs a panel of a matrix whose columns are contiguous, by squares.
+/// Packs a panel of a matrix with contiguous columns, by transposing square blocks.
 fn turn<T: Widen>(b: Matrix<'_>, k0: usize, first: usize, (k, count): (usize, usize), panel: usize, to: &mut [T]) {
     let from: &[T] = bytemuck::cast_slice(b.bytes);
     if count < panel {
@@ -186,7 +188,7 @@ pub fn copy_rows<T: Widen>(a: Matrix<'_>, rows: Range<usize>, ks: Range<usize>, 
 /// A constant right operand in panels.
 pub struct Packed {
     data: Bytes,
-    /// Keeps the address from being used again while it is a key.
+    /// Keeps the tensor alive, so that its address is not reused while it is a cache key.
     _source: Arc<Tensor>,
 }
 
@@ -197,12 +199,12 @@ impl Packed {
     }
 }
 
-/// What tells packed constants apart: tensor, offset, strides, sizes, columns of a panel, taps.
+/// Cache key of a packed constant: tensor, offset, strides, sizes, columns of a panel, taps.
 type Key = (usize, usize, [isize; 2], [usize; 2], usize, usize);
 
 static PACKED: Mutex<Option<HashMap<Key, Weak<Packed>>>> = Mutex::new(None);
 
-/// What is kept under a key, or made now if no executor has it.
+/// The cached value of a key, or a new one if no executor holds it.
 fn kept(key: Key, make: impl FnOnce() -> Result<Packed>) -> Result<Arc<Packed>> {
     let mut known = PACKED.lock().unwrap_or_else(PoisonError::into_inner);
     let known = known.get_or_insert_default();
@@ -215,7 +217,7 @@ fn kept(key: Key, make: impl FnOnce() -> Result<Packed>) -> Result<Arc<Packed>> 
     Ok(new)
 }
 
-/// A constant `[k, n]` in panels, packed now if no executor has it.
+/// A constant `[k, n]` in panels. It is packed now unless an executor already holds it.
 pub fn packed<T: Widen>(
     tensor: &Arc<Tensor>,
     (offset, row, column): (usize, isize, isize),
@@ -233,20 +235,21 @@ pub fn packed<T: Widen>(
     })
 }
 
-/// Filters of a convolution as they lie: `[count, depth, taps]`.
+/// Filters of a convolution as stored: `[count, depth, taps]`.
 #[derive(Clone, Copy, Debug)]
 pub struct Filters {
     /// The first element.
     pub offset: usize,
     /// Number of filters.
     pub count: usize,
-    /// Channels that a filter reads.
+    /// Channels per filter.
     pub depth: usize,
-    /// Places that it reads of each.
+    /// Taps per channel.
     pub taps: usize,
 }
 
-/// Constant filters as a matrix `[taps * depth, count]` in panels, packed now if no executor has it.
+/// Constant filters as a matrix `[taps * depth, count]` in panels. They are packed now unless an
+/// executor already holds them.
 pub fn packed_filters<T: Widen>(tensor: &Arc<Tensor>, f: Filters, panel: usize) -> Result<Arc<Packed>> {
     let (k, n) = (f.taps * f.depth, f.count);
     kept((Arc::as_ptr(tensor) as usize, f.offset, [0, 0], [k, n], panel, f.taps), || {

@@ -1,5 +1,5 @@
-//! A gemm step of a plan, or a convolution, made ready: leading axes folded into rows where memory allows, constants packed,
-//! the epilogue compiled, the result cut into tiles.
+//! Prepares a gemm step of a plan, or a convolution: folds leading axes into rows where the strides
+//! allow, packs constants, compiles the epilogue and tiles the result.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
@@ -22,11 +22,12 @@ use hypatia_plan::{ConvStep, GemmStep, View, collapse};
 use hypatia_tensor::error::{Error, Result};
 use hypatia_tensor::tensor::Tensor;
 
-/// Rows and columns of a tile at most: with [`super::K_BLOCK`], its operands stay in the second-level cache.
+/// Maximum rows and columns of a tile: with [`super::K_BLOCK`], its operands stay in the L2 cache.
 const TILE: [usize; 2] = [112, 256];
-/// Multiply-adds that are worth a part of their own, and those that are worth other threads at all.
+/// Minimum multiply-adds of a separate task. Steps with more than twice as many run on several
+/// threads.
 const PART: usize = 1 << 16;
-/// Tiles for each thread, where there is enough work: one that is held up does not hold up the others.
+/// Tiles per thread if there is enough work, so that a delayed thread does not delay the others.
 const TILES_A_THREAD: usize = 3;
 
 /// One operand of the product.
@@ -36,11 +37,11 @@ struct Side {
     offset: usize,
     row: isize,
     column: isize,
-    /// Strides along the leading axes that are left.
+    /// Strides along the remaining leading axes.
     batch: Vec<isize>,
 }
 
-/// A gemm that is ready to run.
+/// A prepared gemm.
 #[derive(Clone)]
 pub struct GemmCode {
     batch: Vec<usize>,
@@ -49,11 +50,11 @@ pub struct GemmCode {
     k: usize,
     acc: DType,
     sides: [Side; 2],
-    /// The right operand, if it is one constant matrix.
+    /// The packed right operand, if it is one constant matrix.
     packed: Option<Arc<Packed>>,
-    /// The right operand, if it is made of the windows of an image.
+    /// The windows that form the right operand, if it is an image.
     windows: Option<Windows>,
-    /// The left operand, if it is made of the windows of images.
+    /// The windows that form the left operand, if it is a batch of images.
     patches: Option<Patches>,
     /// The epilogue; `None` if the accumulator is the result.
     code: Option<Code>,
@@ -65,11 +66,12 @@ pub struct GemmCode {
     kernels: Kernels,
 }
 
-/// Memory of the two operands, whole buffers.
+/// The buffers of the two operands, each as a whole.
 pub type Operands<'a> = [&'a [u8]; 2];
 
 impl GemmCode {
-    /// Prepares a step. `constant` is the right operand, if it is one; `threads` may share the work.
+    /// Prepares a step. `constant` is the right operand if it is a constant; `threads` may share
+    /// the work.
     pub fn new(
         program: &Program,
         step: &GemmStep,
@@ -90,7 +92,8 @@ impl GemmCode {
         };
         let mut sides = [side(a), side(b)];
         let one_right = sides[1].batch.iter().zip(&batch).all(|(s, size)| *s == 0 || *size == 1);
-        // One right operand for all: if the rows of the left one lie evenly, the leading axes are rows.
+        // If one right operand serves all and the rows of the left operand are evenly spaced, the
+        // leading axes become rows.
         if one_right {
             let (rows, strides) = collapse(&a.shape[..lead + 1], &[a.strides[..lead + 1].to_vec()]);
             if let ([rows], [strides]) = (rows.as_slice(), strides.as_slice()) {
@@ -141,7 +144,7 @@ impl GemmCode {
         Ok(g)
     }
 
-    /// Prepares a convolution: filters times the windows of each group of channels of each image.
+    /// Prepares a convolution: filters times the windows of each channel group of each image.
     pub fn conv(
         program: &Program,
         step: &ConvStep,
@@ -196,7 +199,7 @@ impl GemmCode {
         Ok(g)
     }
 
-    /// Prepares a convolution whose channels are the last axis: the windows of all images times constant filters.
+    /// Prepares a channels-last convolution: the windows of all images times constant filters.
     pub fn conv_last(
         program: &Program,
         step: &ConvStep,
@@ -231,7 +234,7 @@ impl GemmCode {
             n,
             k,
             acc: step.acc,
-            // The right operand is the packed one.
+            // The right operand is packed, so the second side is unused.
             sides: [left.clone(), left],
             packed: Some(packed),
             windows: None,
@@ -252,7 +255,7 @@ impl GemmCode {
         self.work() > 2 * PART
     }
 
-    /// Multiply-adds, counting those of the epilogue as one each.
+    /// Multiply-adds, plus one per result for the epilogue.
     fn work(&self) -> usize {
         self.batches() * self.m * self.n * (self.k + 1)
     }
@@ -261,7 +264,8 @@ impl GemmCode {
         self.batch.iter().product()
     }
 
-    /// Rows and columns of a tile: as many tiles as keep the threads busy, none too small to be worth it.
+    /// Rows and columns of a tile: enough tiles to keep the threads busy, none too small to pay
+    /// off.
     fn cut(&self, threads: usize) -> [usize; 2] {
         let (rows, panel) = match self.acc {
             DType::F64 => (f64::of(&self.kernels).rows, f64::of(&self.kernels).panel),
@@ -271,7 +275,8 @@ impl GemmCode {
             let parts = n.div_ceil(most).max(1);
             n.div_ceil(parts).next_multiple_of(unit).min(n.next_multiple_of(unit)).max(unit)
         };
-        // A right operand that is packed for each tile is worth more rows; few rows are worth more columns.
+        // If the right operand is packed for each tile, more rows amortise the packing; with few
+        // rows, more columns pay off.
         let most_rows = TILE[0] * if self.packed.is_some() { 1 } else { 4 };
         let most_columns = if self.m <= rows && self.windows.is_none() { 4 * TILE[1] } else { TILE[1] };
         let mut tile = [even(self.m, most_rows / rows * rows, rows), even(self.n, most_columns, panel)];
@@ -293,7 +298,8 @@ impl GemmCode {
         tile
     }
 
-    /// Runs. `operands` are whole buffers, `inputs` the whole buffers of the epilogue's operands.
+    /// Runs the product. `operands` are whole buffers, `inputs` the whole buffers of the epilogue's
+    /// operands.
     pub fn run(
         &self,
         team: &Team<'_>,
@@ -319,11 +325,11 @@ impl GemmCode {
         let failed = Mutex::new(None);
         let one = |index: usize, local: &mut Local| {
             let (batch, rest) = (index / (per[0] * per[1]), index % (per[0] * per[1]));
-            // Tiles below each other follow each other: they share the right operand.
+            // Consecutive tiles are vertical neighbours: they share the right operand.
             let (row, column) = (rest % per[0] * self.tile[0], rest / per[0] * self.tile[1]);
             let (rows, columns) = (row..self.m.min(row + self.tile[0]), column..self.n.min(column + self.tile[1]));
-            // SAFETY: the ranges of different tiles do not overlap and lie in `out`, which `run` borrows
-            // mutably; `parts` gives each tile to one thread once.
+            // SAFETY: the ranges of different tiles do not overlap and lie in `out`, which `run`
+            // borrows mutably; `parts` gives each tile to one thread once.
             if let Err(e) = unsafe { run.tile(batch, rows, columns, local) }
                 && let Ok(mut failed) = failed.lock()
             {
@@ -351,7 +357,7 @@ struct Run<'a> {
 /// Rows of a tile of the result.
 struct Rows<'a, 'b> {
     run: &'a Run<'b>,
-    /// Index of the first row among all rows of all matrices.
+    /// Index of the first row among the rows of all matrices.
     row: usize,
     columns: Range<usize>,
     /// Accumulators of the rows.
@@ -390,8 +396,8 @@ impl Run<'_> {
             Target { base: Address(memory.as_mut_ptr()), row: columns.len() }
         };
         let operands = [self.matrix(0, batch), self.matrix(1, batch)];
-        // SAFETY: the caller's promise where the target is the result; else it is memory of this thread, large
-        // enough for the tile.
+        // SAFETY: the caller's promise where the target is the result; else it is memory of this
+        // thread, large enough for the tile.
         unsafe { self.product(operands, (rows, columns.clone()), target, [a, b])? };
         let Some(code) = &g.code else { return Ok(()) };
         code.start(banks);
@@ -497,14 +503,14 @@ impl Run<'_> {
 }
 
 impl Feed for Rows<'_, '_> {
-    /// Accumulators of rows that follow each other, or of one row.
+    /// The accumulators of consecutive rows, or of part of a row.
     fn direct(&self, source: Source, _start: usize, len: usize) -> Option<&[f32]> {
         let width = self.columns.len();
         if source != Source::Acc || self.run.code.acc != DType::F32 || (len != width && self.acc.row != width) {
             return None;
         }
-        // SAFETY: whole rows, or a part of one, of the tile's accumulators: all of them have been written, and
-        // nothing is written before the term has run.
+        // SAFETY: whole rows, or a part of one, of the tile's accumulators: all of them have been
+        // written, and nothing is written before the term has run.
         Some(unsafe { std::slice::from_raw_parts(self.acc.base.0.cast::<f32>(), len) })
     }
 
@@ -513,7 +519,7 @@ impl Feed for Rows<'_, '_> {
         let width = self.columns.len();
         let (g, len) = (self.run.code, dst.len());
         debug_assert!(start == 0 && len.is_multiple_of(width));
-        // One row of the operand for all rows.
+        // The operand has one row for all rows.
         if let Source::In(input) = source
             && let Some((&1, outer)) = self.run.inputs[input as usize].strides.split_last()
             && outer.iter().all(|s| *s == 0)
@@ -523,7 +529,7 @@ impl Feed for Rows<'_, '_> {
             gather(&self.run.inputs[input as usize], &g.shape, first, part(&mut dst, 0, width));
             return repeat(dst, width);
         }
-        // Rows that follow each other are read as one.
+        // Consecutive contiguous rows are read at once.
         let together = match source {
             Source::Acc => self.acc.row == width,
             Source::In(_) => width == g.n,
@@ -535,8 +541,8 @@ impl Feed for Rows<'_, '_> {
                 Source::Acc => {
                     let size = g.acc.size();
                     let at = self.acc.base.0.wrapping_add(i * self.acc.row * size);
-                    // SAFETY: a part of a row, or whole rows, of the tile's accumulators: all of them have been written, and
-                    // nothing is written while this slice lives.
+                    // SAFETY: a part of a row, or whole rows, of the tile's accumulators: all of
+                    // them have been written, and nothing is written while this slice lives.
                     let bytes = unsafe { std::slice::from_raw_parts(at, width * size) };
                     match dst {
                         Dst::F32(d) if g.acc == DType::F32 => d.copy_from_slice(bytemuck::cast_slice(bytes)),

@@ -1,4 +1,4 @@
-//! Products against sums in f64, on every instruction set of this machine.
+//! Products against f64 sums, on every instruction set of this machine.
 #![allow(clippy::unwrap_used)]
 
 use hypatia_dsl::dtype::DType;
@@ -22,7 +22,7 @@ fn values(rng: &mut ChaCha8Rng, count: usize) -> Vec<f32> {
     (0..count).map(|_| rng.random_range(-1.0..1.0)).collect()
 }
 
-/// The product of a case, tile by tile of `rows` by `columns`.
+/// Computes the product of a case in tiles of `rows` by `columns`.
 fn product(case: &Case, a: &[f32], b: &[f32], packs: bool, rows: usize, columns: usize) -> Vec<f32> {
     let matrix = |values: &'_ [f32], strides: [isize; 2]| {
         let bytes: &[u8] = bytemuck::cast_slice(values);
@@ -74,7 +74,7 @@ fn check(case: &Case, a: &[f32], b: &[f32], what: &str) {
             );
         }
     }
-    // The bits do not depend on tiles, nor on how the right operand lies.
+    // The bits do not depend on the tiling, nor on the layout of the right operand.
     for (packs, rows, columns) in [(true, 5, panel), (false, case.m.max(1), case.n.max(1)), (false, 3, 2 * panel)] {
         let other = product(case, a, b, packs, rows, columns);
         let same = whole.iter().zip(&other).all(|(x, y)| x.to_bits() == y.to_bits());

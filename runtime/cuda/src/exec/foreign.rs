@@ -1,11 +1,13 @@
-//! Runs on memory that belongs to others: a framework's tensors, by their addresses on the device.
+//! Runs on foreign memory: a framework's tensors, by their device addresses.
 //!
-//! In: a [`Resident`] and addresses of inputs and results. Out: the results, there. Holds always: a graph is captured once for
-//! each set of addresses and kept, the [`KEPT`] most recent of them, so that a loop that swaps a few buffers captures
-//! nothing after its first rounds; a graph is destroyed when nothing of it runs any more.
+//! In: a [`Resident`] and addresses of inputs and results. Out: the results at those addresses.
+//! Invariant: a graph is captured once per set of addresses and cached, the [`KEPT`] most recently
+//! used, so that a loop that swaps a few buffers captures nothing after its first rounds; a graph
+//! is destroyed only when none of its work is running.
 //!
-//! Inputs are read where they lie. Results are copied from the arena, whose places they share with what was computed before
-//! them. Algorithms were chosen for addresses that are multiples of [`ALIGNMENT`]; what lies elsewhere is first copied.
+//! Inputs are read in place. Results are copied from the arena, where they share memory with
+//! earlier intermediate values. Algorithms were chosen for addresses that are multiples of
+//! [`ALIGNMENT`]; other inputs are first copied.
 
 use cudarc::driver::result;
 
@@ -13,29 +15,31 @@ use super::{Executor, Graph, Instance, Resident, failed};
 use hypatia_plan::Place;
 use hypatia_tensor::error::{Error, Result};
 
-/// Sets of addresses whose graphs are kept.
+/// Number of cached graphs.
 const KEPT: usize = 16;
-/// Inputs at multiples of this are read in place.
+/// Inputs with this alignment are read in place.
 const ALIGNMENT: u64 = 256;
 
-/// Graphs over others' memory, the one that was used last at the end.
+/// Graphs over foreign memory, the most recently used last.
 #[derive(Default)]
 pub(super) struct Foreign {
     graphs: Vec<(Vec<u64>, Graph)>,
 }
 
 impl Resident<'_> {
-    /// Starts a run on inputs and into results that lie in memory of the caller, by the addresses of their first elements, in the
-    /// plan's order, row-major; returns at once. Nothing is copied over the bus. The first run over a set of addresses
-    /// captures a graph for it (some milliseconds); the sixteen most recent are kept. Fewer or more addresses than the plan
-    /// has inputs and results, null, or an address that is no multiple of its element's size are errors.
+    /// Starts a run on inputs and into results in the caller's memory, and returns immediately. The
+    /// addresses are those of the first elements, in the plan's order; tensors are row-major.
+    /// Nothing is copied over the bus. The first run over a set of addresses captures a graph for
+    /// it (some milliseconds); the sixteen most recently used are cached. It is an error to pass
+    /// fewer or more addresses than the plan has inputs and results, null, or an address that is
+    /// not a multiple of its element's size.
     ///
-    /// Work is put on [`stream`](Resident::stream): what writes the inputs must be ordered before it, what reads the results
-    /// behind it.
+    /// Work is submitted to [`stream`](Resident::stream): writes of the inputs must be ordered
+    /// before it, reads of the results after it.
     ///
     /// # Safety
-    /// Each address is that of memory of this device's primary context, as large as the plan's type says, and stays
-    /// valid until the run is done. Results overlap neither inputs nor each other.
+    /// Each address is that of memory of this device's primary context, as large as the plan's type
+    /// says, and stays valid until the run is done. Results overlap neither inputs nor each other.
     pub unsafe fn run_at(&mut self, inputs: &[u64], outputs: &[u64]) -> Result<()> {
         self.executor.check_addresses(inputs, outputs)?;
         let key = [inputs, outputs].concat();
@@ -74,7 +78,7 @@ impl Executor {
         Ok(())
     }
 
-    /// The plan's graph over these addresses.
+    /// Captures the plan's graph over these addresses.
     fn capture_at(&self, instance: &Instance, inputs: &[u64], outputs: &[u64]) -> Result<Graph> {
         let mut bases = self.bases(instance);
         let (mut before, mut behind) = (Vec::new(), Vec::new());
@@ -100,7 +104,8 @@ impl Executor {
         let stream = instance.stream.cu_stream();
         let copies = |list: &[(u64, u64, usize)]| {
             list.iter().try_for_each(|(to, from, bytes)| {
-                // SAFETY: the caller answers for its addresses, the plan's types for the others; the work is recorded only.
+                // SAFETY: the caller guarantees its addresses, the plan's types for the others;
+                // the work is recorded only.
                 unsafe { result::memcpy_dtod_async(*to, *from, *bytes, stream) }
                     .map_err(|e| failed("cuMemcpyDtoDAsync", e))
             })

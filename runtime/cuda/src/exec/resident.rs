@@ -1,8 +1,8 @@
-//! Runs whose operands stay on the device, and runs into tensors that are there already.
+//! Runs whose operands stay on the device, and runs into existing tensors.
 //!
-//! In: an executor. Out: memory on the device that holds inputs and outputs, and runs that neither copy nor allocate.
-//! Holds always: a [`Resident`] has an instance of its own, so that its addresses stay the same as long as it lives and
-//! no other run writes there.
+//! In: an executor. Out: device memory that holds inputs and outputs, and runs that neither copy
+//! nor allocate. Invariant: a [`Resident`] owns an instance, so that its addresses are stable for
+//! its lifetime and no other run writes there.
 
 use super::foreign::Foreign;
 use super::{Executor, Instance, failed};
@@ -10,31 +10,31 @@ use hypatia_plan::{Place, View};
 use hypatia_tensor::error::{Error, Result};
 use hypatia_tensor::tensor::Tensor;
 
-/// Where a tensor lies on the device.
+/// The location of a tensor on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OnDevice {
     /// The address of its first element.
     pub address: u64,
-    /// Its size; it is row-major.
+    /// Its size in bytes; it is row-major.
     pub bytes: usize,
 }
 
-/// A plan with memory of its own on the device.
+/// A plan with its own device memory.
 pub struct Resident<'a> {
     pub(super) executor: &'a Executor,
-    // Before the instance: the graphs name its memory.
+    // Dropped before the instance: the graphs refer to its memory.
     pub(super) foreign: Foreign,
     pub(super) instance: Instance,
 }
 
 impl Executor {
-    /// Memory for inputs and results that stay on the device, and the plan's graph over it.
+    /// Allocates device memory for inputs and results, and captures the plan's graph over it.
     pub fn resident(&self) -> Result<Resident<'_>> {
         Ok(Resident { executor: self, foreign: Foreign::default(), instance: self.instance()? })
     }
 
-    /// Runs once, into tensors of the plan's types that nobody else holds. From the second run on nothing is allocated,
-    /// on the device or on the host.
+    /// Runs once into tensors of the plan's types that have no other owner. From the second run on,
+    /// nothing is allocated on the device or the host.
     pub fn run_into(&self, inputs: &[Tensor], outputs: &mut [Tensor]) -> Result<()> {
         self.plan.check_inputs(inputs)?;
         self.plan.check_outputs(outputs)?;
@@ -49,7 +49,8 @@ impl Executor {
 }
 
 impl Resident<'_> {
-    /// Where an input lies, by its place in the plan's order. What is written there is read by the next run.
+    /// The location of an input, by its index in the plan's order. The next run reads the data
+    /// written there.
     pub fn input(&self, index: usize) -> Option<OnDevice> {
         let memory = self.instance.inputs.get(index)?;
         let input = self.executor.plan.inputs.get(index)?;
@@ -57,7 +58,8 @@ impl Resident<'_> {
         Some(OnDevice { address: memory.address(), bytes })
     }
 
-    /// Where a result lies, by its place in the plan's order, once a run is done; the next one overwrites it.
+    /// The location of a result, by its index in the plan's order. It is valid after a run; the
+    /// next run overwrites it.
     pub fn output(&self, index: usize) -> Option<OnDevice> {
         let (_, view) = self.executor.plan.outputs.get(index)?;
         let base = match self.executor.plan.buffers[view.buffer.index()].place {
@@ -69,7 +71,7 @@ impl Resident<'_> {
         Some(OnDevice { address: base + (view.offset * size) as u64, bytes: view.len() * size })
     }
 
-    /// The CUDA stream that runs are put on, as the driver's handle: other work is ordered by it.
+    /// The CUDA stream of the runs as a driver handle, so that other work can be ordered with it.
     pub fn stream(&self) -> *mut std::ffi::c_void {
         self.instance.stream.cu_stream().cast()
     }
@@ -78,21 +80,21 @@ impl Resident<'_> {
     pub fn upload(&mut self, inputs: &[Tensor]) -> Result<()> {
         self.executor.plan.check_inputs(inputs)?;
         self.executor.upload(&mut self.instance, inputs)?;
-        // The staging memory may be written again when this returns.
+        // The staging memory may be written again once this returns.
         self.synchronize()
     }
 
-    /// Starts a run on the inputs as they lie on the device, and returns at once: one launch of a graph.
+    /// Starts a run on the inputs on the device, and returns immediately: one graph launch.
     pub fn run_on_device(&mut self) -> Result<()> {
         self.instance.launch()
     }
 
-    /// Waits for what was started.
+    /// Waits for the started work.
     pub fn synchronize(&self) -> Result<()> {
         self.instance.stream.synchronize().map_err(|e| failed("running the plan", e))
     }
 
-    /// Waits, and copies a result to the host.
+    /// Waits, then copies a result to the host.
     pub fn download(&self, index: usize) -> Result<Tensor> {
         let plan = &self.executor.plan;
         let (name, view) =

@@ -1,7 +1,8 @@
-//! The kernels that a plan launches, apart from library calls.
+//! The kernels that a plan launches, without library calls.
 //!
-//! In: a [`Plan`]. Out: an [`Instance`] for each different kernel, and what runs when. Holds always: two steps that compute
-//! the same function of operands of the same kinds share one.
+//! In: a [`Plan`]. Out: an [`Instance`] for each distinct kernel, and the launches in order.
+//! Invariant: two steps that compute the same function on operands of the same kinds share one
+//! kernel.
 
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::kernel::short::Shortener;
@@ -13,21 +14,21 @@ use super::{Body, Instance, Skipped};
 use crate::lowering::{Work, step_kernels};
 use hypatia_plan::{Action, GemmStep, Plan, Step, View, row_major};
 
-/// What `gen` makes of a plan.
+/// The kernels and launches of a plan, for `gen`.
 #[derive(Debug, Default)]
 pub struct OfPlan {
-    /// The kernels, each once.
+    /// The kernels, deduplicated.
     pub instances: Vec<Instance>,
     /// Steps without a kernel.
     pub skipped: Vec<Skipped>,
-    /// What runs when, in order.
+    /// The launches in order.
     pub steps: Vec<StepEntry>,
 }
 
 /// The kernels of a plan, and the steps that run them.
 pub fn of_plan(plan: &Plan) -> OfPlan {
     let mut out = OfPlan::default();
-    // By kernel: the names of the steps that run it.
+    // For each kernel, the names of the steps that run it.
     let mut named: Vec<Vec<String>> = Vec::new();
     let shortener = Shortener::new(&plan.program, &plan.allowed);
     for (i, step) in plan.steps.iter().enumerate() {
@@ -45,7 +46,7 @@ pub fn of_plan(plan: &Plan) -> OfPlan {
                     continue;
                 }
                 Part::Kernel { kind, mut body, work, runs } => {
-                    // A plan for a GPU has them already.
+                    // In a plan for a GPU this was done already.
                     body.shorten(&shortener, plan.tf32);
                     (kind, *body, work, runs)
                 }
@@ -75,11 +76,11 @@ pub fn of_plan(plan: &Plan) -> OfPlan {
     out
 }
 
-/// What a step launches.
+/// A launch of a step.
 enum Part {
-    /// A call of a library, or what has no kernel.
+    /// A library call, or a step without a kernel.
     Library,
-    /// A kernel, over so many rows of so many elements.
+    /// A kernel, with its number of rows and its row length.
     Kernel { kind: &'static str, body: Box<Body>, work: (usize, usize), runs: &'static str },
 }
 
@@ -107,8 +108,8 @@ fn parts(plan: &Plan, step: &Step) -> Vec<Part> {
     }
 }
 
-/// The nodes that a step computes. One that rules made of parts of several nodes has no name of its own: it is told by who
-/// reads it.
+/// The nodes that a step computes. A step that rules made from parts of several nodes has no name
+/// of its own: its readers identify it.
 fn name(plan: &Plan, i: usize) -> String {
     let step = &plan.steps[i];
     if !step.name.is_empty() {
@@ -125,7 +126,7 @@ fn name(plan: &Plan, i: usize) -> String {
     }
 }
 
-/// What a kernel is for: the nodes whose steps run it.
+/// The purpose of a kernel: the nodes whose steps run it.
 fn computes(steps: &[String]) -> String {
     let shown = steps.iter().take(4).map(String::as_str).collect::<Vec<_>>().join(", ");
     match steps.len() {
@@ -154,7 +155,7 @@ fn reason(action: &Action) -> String {
     format!("{word} has no generated kernel yet")
 }
 
-/// The same function, whatever it is called.
+/// True if both compute the same function, regardless of names.
 fn same(a: &Body, b: &Body) -> bool {
     let bare = |body: &Body| {
         let mut body = body.clone();
@@ -166,7 +167,7 @@ fn same(a: &Body, b: &Body) -> bool {
     bare(a) == bare(b)
 }
 
-/// The pass behind a matrix product.
+/// The pointwise pass after a matrix product.
 fn epilogue(gemm: &GemmStep, step: &Step) -> PointwiseKernel {
     let mut shape = gemm.batch.clone();
     shape.extend([gemm.m, gemm.n]);
@@ -184,7 +185,7 @@ fn epilogue(gemm: &GemmStep, step: &Step) -> PointwiseKernel {
     }
 }
 
-/// How an operand that is broadcast to `shape` is read.
+/// The access pattern of an operand that is broadcast to `shape`.
 fn access(view: &View, shape: &[usize]) -> Access {
     if view.shape != shape || shape.is_empty() {
         return Access::Strided;

@@ -1,7 +1,8 @@
 //! The files of `hypatia gen`, and their manifest.
 //!
-//! In: kernel instances and a folder. Out: the files. Holds always: nothing is written before every
-//! kernel is printed and compiled; each file is renamed into place; the manifest comes last.
+//! In: kernel instances and a folder. Out: the files. Invariant: every kernel is printed and
+//! compiled before anything is written; each file is renamed into place; the manifest is written
+//! last.
 
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -18,23 +19,23 @@ use super::{Instance, Skipped};
 use crate::nvrtc::{Nvrtc, NvrtcError};
 use hypatia_tensor::error::{Error, Result};
 
-/// What `manifest.json` says. docs/manifest.md describes each field.
+/// The contents of `manifest.json`. docs/manifest.md describes each field.
 #[derive(Clone, Debug, Serialize)]
 pub struct Manifest {
     /// Version of this schema.
     pub schema: u32,
     /// Name and version of the generator.
     pub generator: String,
-    /// Options that every source must be compiled with, the architecture apart.
+    /// Compile options of every source, except the architecture.
     pub compile_options: Vec<String>,
-    /// Version of the NVRTC that made the cubins, if there are any.
+    /// Version of the NVRTC that compiled the cubins, if there are any.
     pub nvrtc: Option<String>,
-    /// One entry a kernel and element type.
+    /// One entry per kernel and element type.
     pub kernels: Vec<KernelEntry>,
-    /// For a model: what runs when, in order.
+    /// For a model: the launches in order.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub steps: Vec<StepEntry>,
-    /// Declarations of which nothing was generated.
+    /// Declarations for which nothing was generated.
     pub skipped: Vec<SkippedEntry>,
 }
 
@@ -49,17 +50,17 @@ pub struct KernelEntry {
     pub origin: String,
     /// The element type.
     pub dtype: String,
-    /// What is computed.
+    /// The formula that the kernel computes.
     pub formula: String,
     /// The CUDA C++ file.
     pub file: Option<String>,
     /// SHA-256 of the CUDA C++ text, in hex.
     pub sha256: String,
-    /// The arguments of every entry point, in order.
+    /// The arguments of all entry points, in order.
     pub args: Vec<ArgEntry>,
     /// The entry points.
     pub entries: Vec<EntryEntry>,
-    /// Machine code, one entry an architecture.
+    /// Machine code, one entry per architecture.
     pub cubins: Vec<CubinEntry>,
 }
 
@@ -70,11 +71,11 @@ pub struct ArgEntry {
     pub name: String,
     /// `input`, `output` (device pointers), `size` (i64) or `sizes` (i64s by value).
     pub role: String,
-    /// Element type of pointers, `i64` else.
+    /// Element type of pointers, otherwise `i64`.
     pub dtype: String,
-    /// How many integers; 1 for pointers and sizes.
+    /// Number of integers; 1 for pointers and sizes.
     pub count: usize,
-    /// Its shape or meaning, in words.
+    /// Its shape or meaning, as text.
     pub about: String,
 }
 
@@ -85,36 +86,37 @@ pub struct EntryEntry {
     pub symbol: String,
     /// `flat`, `grid` or `rows`.
     pub geometry: String,
-    /// Threads of a block.
+    /// Threads per block.
     pub block: u32,
-    /// Elements of one access (flat and grid).
+    /// Vector width: elements per access (flat and grid).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vector: Option<u32>,
-    /// Threads that share a row (rows).
+    /// Threads per row (rows).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub threads_per_row: Option<u32>,
-    /// The longest row for which this entry point is the best (rows); no limit where absent.
+    /// The longest row for which this entry point is the best (rows); absent if there is no limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub up_to: Option<u64>,
-    /// Bytes of dynamic shared memory that a launch asks for.
+    /// Bytes of dynamic shared memory per launch.
     pub shared_memory: u32,
-    /// The grid's x, y and z as expressions of C over `rows`, `n` and the names of `launch`; `None` where the declaration
-    /// says it in words. A launch whose grid has a zero is left out.
+    /// The grid's x, y and z as C expressions over `rows`, `n` and the names of `launch`; `None` if
+    /// the declaration describes the grid in words. A launch with a zero in its grid is skipped.
     pub grid: Option<[String; 3]>,
     /// The launch as formulas over the arguments.
     pub launch: String,
 }
 
-/// A launch of a model's run.
+/// A launch of a model.
 #[derive(Clone, Debug, Serialize)]
 pub struct StepEntry {
     /// The nodes of the model that the step computes.
     pub step: String,
-    /// What runs: a kernel of this manifest by name; `None` for a library call or a step that has no kernel.
+    /// The name of a kernel in this manifest; `None` for a library call or a step without a kernel.
     pub kernel: Option<String>,
-    /// `kernel`, `library`, or `product and kernel` where a kernel passes over the result of a library call.
+    /// `kernel`, `library`, or `product and kernel` if a kernel post-processes the result of a
+    /// library call.
     pub runs: String,
-    /// Rows and their length, for the formulas of `grid`; `None` without a kernel.
+    /// Number of rows and row length, for the formulas of `grid`; `None` without a kernel.
     pub rows: Option<usize>,
     /// See `rows`.
     pub n: Option<usize>,
@@ -127,55 +129,57 @@ pub struct CubinEntry {
     pub arch: String,
     /// The file.
     pub file: String,
-    /// SHA-256 of its bytes, in hex.
+    /// SHA-256 of the file, in hex.
     pub sha256: String,
 }
 
-/// What was not generated.
+/// A declaration for which nothing was generated.
 #[derive(Clone, Debug, Serialize)]
 pub struct SkippedEntry {
     /// The declaration's name.
     pub kernel: String,
-    /// The element type, if it is about one.
+    /// The element type, if the reason concerns one.
     pub dtype: Option<String>,
-    /// Why.
+    /// The reason.
     pub reason: String,
 }
 
-/// What is wanted.
+/// The input of [`write()`].
 pub struct Request<'a> {
-    /// The Program that the kernels call scalars of.
+    /// The Program with the scalar functions that the kernels call.
     pub program: &'a Program,
     /// The kernels.
     pub instances: &'a [Instance],
     /// Declarations without kernels.
     pub skipped: Vec<Skipped>,
-    /// What runs when, for a model.
+    /// For a model: the launches in order.
     pub steps: Vec<StepEntry>,
-    /// Write CUDA C++.
+    /// Whether to write CUDA C++.
     pub cuda: bool,
-    /// Compile with this, for these architectures.
+    /// The compiler for cubins, and the architectures.
     pub cubins: Option<(&'a Nvrtc, &'a [String])>,
-    /// What stands before the files' names and is the user's own affair: folders of absolute paths, and what is written instead.
+    /// Folder prefixes to redact: absolute paths that concern only the user, and their
+    /// replacements.
     pub folders: &'a [(String, String)],
-    /// Further files: name and text.
+    /// Additional files: name and text.
     pub more: Vec<(String, String)>,
-    /// Told how many cubins of how many are compiled.
+    /// Progress callback: the number of compiled cubins, and their total.
     pub progress: &'a (dyn Fn(usize, usize) + Sync),
 }
 
-/// What was written.
+/// The result of [`write()`].
 #[derive(Clone, Debug)]
 pub struct Written {
-    /// The files in the order in which they were written.
+    /// The files in the order of writing.
     pub files: Vec<PathBuf>,
-    /// What the manifest says.
+    /// The manifest.
     pub manifest: Manifest,
     /// Files of an earlier run that were removed.
     pub removed: Vec<PathBuf>,
 }
 
-/// The kernels' files that an earlier run wrote, by its manifest. Whatever else lies in the folder is not ours.
+/// The kernel files that an earlier run wrote, according to its manifest. Other files in the folder
+/// are not ours.
 fn earlier(folder: &Path) -> Vec<String> {
     let text = read_regular(&folder.join(MANIFEST), LARGEST_MANIFEST).unwrap_or_default();
     let Ok(json) = serde_json::from_slice::<serde_json::Value>(&text) else { return Vec::new() };
@@ -192,13 +196,13 @@ fn earlier(folder: &Path) -> Vec<String> {
     out
 }
 
-/// The manifest's name.
+/// The file name of the manifest.
 const MANIFEST: &str = "manifest.json";
-/// No manifest of ours is larger.
+/// Upper bound for the size of our manifests, in bytes.
 const LARGEST_MANIFEST: u64 = 256 << 20;
 
-/// Prints, compiles and writes everything. Kernels that an earlier run wrote into the folder and that are not made again
-/// are removed.
+/// Prints, compiles and writes everything. Removes kernels of an earlier run that are not generated
+/// again.
 pub fn write(request: Request<'_>, folder: &Path) -> Result<Written> {
     let io = |path: &Path| {
         let path = path.to_path_buf();
@@ -218,7 +222,7 @@ pub fn write(request: Request<'_>, folder: &Path) -> Result<Written> {
                 source.text = own_lines(&bare(&source.text, request.folders), &format!("{}.cu", stem(instance)));
                 sources.push((instance, source));
             }
-            // The user's own file is wrong.
+            // A template of the user's is invalid.
             Err(EmitError::Template(why)) if instance.kind == "template" => {
                 return Err(Error::Input(format!("kernel `{}`, {why}", instance.kernel)));
             }
@@ -289,12 +293,13 @@ pub fn write(request: Request<'_>, folder: &Path) -> Result<Written> {
     Ok(Written { files, manifest, removed })
 }
 
-/// A text without the folders that only this machine has.
+/// The text with machine-specific folders replaced.
 fn bare(text: &str, folders: &[(String, String)]) -> String {
     folders.iter().fold(text.to_string(), |text, (folder, instead)| text.replace(folder.as_str(), instead))
 }
 
-/// A source whose `#line` directives that lead back into it name the file that it is written to.
+/// Rewrites the `#line` directives that refer to the source itself, so that they name its output
+/// file.
 fn own_lines(text: &str, file: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for (i, line) in text.lines().enumerate() {
@@ -315,10 +320,10 @@ fn stem(instance: &Instance) -> String {
 /// The index of the source, the architecture, the machine code.
 type Compiled = (usize, String, Vec<u8>);
 
-/// What NVRTC made of one source for one architecture.
+/// The result of compiling one source for one architecture.
 type Outcome = Result<Vec<u8>, NvrtcError>;
 
-/// Every source for every architecture, on all cores, in order.
+/// Compiles every source for every architecture on all cores; the results are in order.
 fn compile(
     nvrtc: &Nvrtc,
     sources: &[(&Instance, CudaSource)],
@@ -339,7 +344,7 @@ fn compile(
             if let Ok(mut slot) = results[at].lock() {
                 *slot = Some(result);
             }
-            // What failed is told as an error, not counted as done.
+            // A failure is reported as an error and does not count as progress.
             if good {
                 progress(done.fetch_add(1, Ordering::Relaxed) + 1, jobs.len());
             }
@@ -417,7 +422,7 @@ fn entry(instance: &Instance, source: &CudaSource, file: Option<String>, cubins:
     }
 }
 
-/// The grid as C computes it with 64-bit integers.
+/// The grid as C expressions in 64-bit integers.
 fn grid(geometry: Geometry) -> Option<[String; 3]> {
     let ceil = |what: &str, by: u32| if by == 1 { what.to_string() } else { format!("({what} + {}) / {by}", by - 1) };
     let one = || "1".to_string();

@@ -1,8 +1,8 @@
-//! Steps over lines and places: products of integers, running sums, sorts, scatters.
+//! Steps along an axis or by index: integer products, cumulative sums, sorts, scatters.
 //!
-//! In: such a step, with the memory that its plan gave it to work in. Out: its kernels in the order in which they are
-//! launched, each with its work. Holds always: every element that a kernel reads was written by one before it, in this
-//! step or an earlier one.
+//! In: such a step, with its workspace from the plan. Out: its kernels in launch order, each with
+//! its work. Invariant: a kernel reads only elements that an earlier kernel wrote, in this step or
+//! an earlier one.
 
 use hypatia_dsl::builtin::Joining;
 use hypatia_dsl::kernel::{CumsumKernel, ProductKernel, Running, SORT_TILE, ScatterKernel, SortKernel, Sorting};
@@ -13,12 +13,12 @@ use super::{Work, copy};
 use hypatia_graph::prim::Cumsum;
 use hypatia_plan::{GemmStep, Parting, Step, View, collapse, row_major};
 
-/// Rows and columns that a block of a product computes; as in `templates/product.cu.j2`.
+/// The tile of a block of an integer product; must match `templates/product.cu.j2`.
 use hypatia_templates::cuda::PRODUCT_TILE;
 
 type Kernels = Option<Vec<(Body, Work)>>;
 
-/// A product of integers.
+/// An integer product.
 pub(super) fn product(step: &Step, g: &GemmStep) -> Kernels {
     let [a, b, ..] = step.reads.as_slice() else { return None };
     let lead = g.batch.len();
@@ -35,7 +35,7 @@ pub(super) fn product(step: &Step, g: &GemmStep) -> Kernels {
     Some(vec![(Body::Product(kernel), work)])
 }
 
-/// A running sum: in one kernel, or the sums of chunks first.
+/// A cumulative sum: one kernel, or the sums of chunks first.
 pub(super) fn cumsum(step: &Step, how: Cumsum) -> Kernels {
     let out = step.writes.first()?;
     let parting = Parting::new(&out.shape, how.axis);
@@ -68,23 +68,24 @@ pub(super) fn cumsum(step: &Step, how: Cumsum) -> Kernels {
     })
 }
 
-/// What is sorted, and where its order goes.
+/// The operand of a sort, and the destination of its order.
 struct Sort<'a> {
     /// The elements.
     of: &'a View,
-    /// The axis that is sorted.
+    /// The sorted axis.
     axis: usize,
     descending: bool,
-    /// They are indices into an axis of that size.
+    /// If the elements are indices: the size of the axis that they index.
     indices: Option<usize>,
-    /// The order.
+    /// The destination of the order.
     to: &'a View,
-    /// Room for another order of so many elements, if the lines are long.
+    /// Workspace for a second order of the same size, if the lines are long.
     room: Option<&'a View>,
 }
 
 impl Sort<'_> {
-    /// The kernels: tiles, then merges that go back and forth between the order and the room, to end in the order.
+    /// The kernels: sorted tiles, then merges that alternate between the order and the workspace,
+    /// so that the last one writes the order.
     fn kernels(&self) -> Kernels {
         let n = *self.of.shape.get(self.axis)?;
         let lead: Vec<usize> = (0..self.of.shape.len()).filter(|a| *a != self.axis).collect();
@@ -101,7 +102,7 @@ impl Sort<'_> {
         let to = (self.to, of_to);
         let merges = n.div_ceil(SORT_TILE).next_power_of_two().trailing_zeros() as usize;
         let other = if merges > 0 { (self.room?, of_room) } else { to };
-        // What pass `i` writes: the last one the order.
+        // The destination of pass `i`: the last pass writes the order.
         let written = |i: usize| if (merges - i).is_multiple_of(2) { to } else { other };
         let work = |rows: usize, part: Sorting, (view, strides): (&View, &Vec<isize>)| {
             let kernel = SortKernel {
@@ -127,13 +128,14 @@ impl Sort<'_> {
     }
 }
 
-/// Positions in order.
+/// Argsort: the indices in sorted order.
 pub(super) fn argsort(step: &Step, axis: usize, descending: bool) -> Kernels {
     let (of, to, room) = (step.reads.first()?, step.writes.first()?, step.workspace().first());
     Sort { of, axis, descending, indices: None, to, room }.kernels()
 }
 
-/// Rows joined with others: a copy, the order in which the indices lead, then each row with all that come to it.
+/// A scatter with a join: a copy, an argsort of the indices, then each row joined with all its
+/// updates.
 pub(super) fn scatter(step: &Step, how: Joining) -> Kernels {
     let ([x, ids, updates], Some(out)) = (step.reads.as_slice(), step.writes.first()) else { return None };
     let mut kernels = vec![copy(x)];

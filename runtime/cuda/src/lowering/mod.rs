@@ -1,8 +1,9 @@
-//! The generated kernels of a step, and what they are called with.
+//! The generated kernels of a step, and their arguments.
 //!
-//! In: a step of a plan that is no library call. Out: the descriptions that `hypatia-templates` prints, in the order in which they
-//! are launched, and the values of their sizes and strides. Holds always: equal work gives equal descriptions, whatever the step is called, so that it is
-//! printed and compiled once; an argument is named as in the source.
+//! In: a step of a plan that is not a library call. Out: the kernel descriptions that
+//! `hypatia-templates` prints, in launch order, and the values of their sizes and strides.
+//! Invariant: equal work gives equal descriptions, whatever the step's name, so that it is printed
+//! and compiled once; arguments have their names from the source.
 
 mod lines;
 
@@ -16,7 +17,7 @@ use hypatia_templates::instances::Body;
 
 use hypatia_plan::{Action, PointwiseStep, RowwiseStep, Step, View, collapse, row_major};
 
-/// The work of a kernel, apart from its pointers.
+/// The work of a kernel, without its pointers.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Work {
     /// Rows.
@@ -27,8 +28,8 @@ pub struct Work {
     pub sizes: Vec<(String, Vec<i64>)>,
     /// Values of arguments that are strides, by name.
     pub strides: Vec<(String, Vec<i64>)>,
-    /// What lies where arguments point that are not called by their place among the reads (`in0`) or writes (`out0`) of
-    /// the step.
+    /// The views of pointer arguments that are not named by their index among the step's reads
+    /// (`in0`) or writes (`out0`).
     pub views: Vec<(String, View)>,
 }
 
@@ -53,7 +54,8 @@ impl Work {
     }
 }
 
-/// The kernels of a step and their work, one after the other; none for products of floats and convolutions.
+/// The kernels of a step and their work, in launch order; empty for floating-point products and
+/// convolutions.
 pub fn step_kernels(step: &Step) -> Vec<(Body, Work)> {
     let many = match &step.action {
         Action::Gemm(g) if g.acc.is_int() => lines::product(step, g),
@@ -65,7 +67,7 @@ pub fn step_kernels(step: &Step) -> Vec<(Body, Work)> {
     many.unwrap_or_default()
 }
 
-/// The kernel of a step that has one.
+/// The kernel of a step with a single kernel.
 fn step_kernel(step: &Step) -> Option<(Body, Work)> {
     match &step.action {
         Action::Gemm(_) | Action::Either(_) | Action::Conv(_) | Action::Scatter(_) => None,
@@ -135,7 +137,7 @@ fn move_body(name: &str, moves: Move, dtype: DType) -> Body {
     Body::Move(MoveKernel { name: name.into(), doc: String::new(), moves, dtype })
 }
 
-/// A result of rank 0 is one of rank 1 and size 1.
+/// Treats a result of rank 0 as one of rank 1 and size 1.
 fn ranked<T: Copy>(values: &[T], scalar: T) -> Vec<T> {
     if values.is_empty() { vec![scalar] } else { values.to_vec() }
 }
@@ -205,7 +207,7 @@ fn gather_nd(step: &Step, batch: usize) -> Option<(Body, Work)> {
     Some((move_body("gather_nd", Move::GatherNd { index: ids.dtype, width: *width }, out.dtype), work))
 }
 
-/// The axes that are left, then the others, each collapsed; and their strides.
+/// The remaining axes, then the given ones, each group collapsed; and their strides.
 fn parted(view: &View, axes: &[usize]) -> RowLayout {
     let part = |inside: bool| {
         let chosen = (0..view.shape.len()).filter(|a| axes.contains(a) == inside);
@@ -234,7 +236,7 @@ fn reduce(step: &Step, kind: Reduction, axes: &[usize]) -> Option<(Body, Work)> 
     layout.strides.push(of_out);
     let access = match layout.access(0) {
         access @ (RowAccess::Full | RowAccess::Strided) => access,
-        // A row that is repeated is read as it lies.
+        // A repeated row is read with strides.
         _ => RowAccess::Strided,
     };
     let mut kernel = RowwiseKernel {

@@ -1,36 +1,36 @@
-//! Long sums of f32 in parts.
+//! Long f32 sums in parts.
 //!
-//! In: a product of f32 over many terms. Out: the products over parts of the terms that are launched one after another,
-//! each adding to the result of those before. Holds always: the epilogue is that of the last part alone; parts begin at
-//! addresses that are aligned like the operands themselves.
+//! In: an f32 product over many terms. Out: products over parts of the terms, launched one after
+//! another, each adding to the result of the previous ones. Invariant: only the last part has the
+//! epilogue; parts begin at addresses with the alignment of the operands.
 //!
-//! An accumulator that takes `l` terms of size `1 / sqrt(k)` one after another is off by some `eps * sqrt(l) / 2`, and the
-//! worst of millions by ten times as much: 2e-5 for 4096 terms, 8e-6 in three parts. It costs 1 to 4 % of the time
-//! (docs/adr/0013-long-sums-in-parts.md).
+//! An accumulator that adds `l` terms of size `1 / sqrt(k)` sequentially has an error of about
+//! `eps * sqrt(l) / 2`, and the worst of millions an error ten times as large: 2e-5 for 4096 terms,
+//! 8e-6 in three parts. Parts cost 1 to 4 % of the time (docs/adr/0013-long-sums-in-parts.md).
 
 use super::{Algorithm, Description, Epilogue, Lt, Matrix, Product, sys};
 use hypatia_dsl::dtype::DType;
 use hypatia_tensor::error::Result;
 
-/// Terms that an accumulator of f32 takes one after another, at most.
+/// Maximum number of terms that an f32 accumulator adds sequentially.
 const LONGEST: usize = 1536;
-/// Results from which on the worst of them is far enough from the middle to matter; smaller products would wait for their
-/// launches.
+/// Number of results above which the worst error is large enough to matter. Smaller products would
+/// be dominated by launch overhead.
 const MANY: usize = 1 << 20;
-/// What the length of a part is a multiple of: 64 bytes.
+/// The length of a part is a multiple of this many elements: 64 bytes.
 const ALIGNED: usize = 16;
 
 /// The parts of a product.
 pub(super) struct Parts {
-    /// Terms of each part but the last.
+    /// Terms of each part except the last.
     pub length: usize,
-    /// How many there are.
+    /// Number of parts.
     pub count: usize,
-    /// What all but the last do with the accumulator: nothing.
+    /// The description of all parts except the last: without an epilogue.
     pub plain: Description,
-    /// What the library calls A, our B, of each part but the last, and of the last.
+    /// The library's A, our B: of each part except the last, and of the last.
     pub a: [Matrix; 2],
-    /// What it calls B, our A, of them.
+    /// The library's B, our A, likewise.
     pub b: [Matrix; 2],
 }
 
@@ -43,21 +43,22 @@ fn needed(p: &Product) -> bool {
     f32 && simple && !p.by_addresses() && p.k > LONGEST && results >= MANY
 }
 
-/// Length of each part but the last, and how many there are.
+/// Length of each part except the last, and the number of parts.
 fn cut(k: usize) -> (usize, usize) {
     let length = k.div_ceil(k.div_ceil(LONGEST)).next_multiple_of(ALIGNED);
     (length, k.div_ceil(length))
 }
 
-/// Elements from one term of A, and of B, to the next.
+/// Strides along the terms of A and of B, in elements.
 fn steps(p: &Product) -> [usize; 2] {
-    // The terms of a row of A lie together, those of a column of B apart, unless they are stored transposed.
+    // Terms are contiguous in a row of A and strided in a column of B; the reverse if stored
+    // transposed.
     [if p.a.transposed { p.a.ld } else { 1 }, if p.b.transposed { 1 } else { p.b.ld }]
         .map(|step| step.unsigned_abs() as usize)
 }
 
 impl Parts {
-    /// Those of a product, if it has any.
+    /// The parts of a product, if it needs any.
     pub fn of(p: &Product) -> Result<Option<Parts>> {
         if !needed(p) {
             return Ok(None);
@@ -75,12 +76,13 @@ impl Parts {
         }))
     }
 
-    /// Bytes from the first term of our A, and of our B, to the first one of a part.
+    /// Byte offsets in our A and our B from the first term to the first term of a part.
     pub fn offsets(&self, p: &Product, part: usize) -> [u64; 2] {
         steps(p).map(|step| (part * self.length * step * p.dtype.size()) as u64)
     }
 
-    /// True if an algorithm runs the last part, with the first description, and the others, with the second.
+    /// True if an algorithm runs the last part, with the first description, and the other parts,
+    /// with the second.
     pub fn accept(&self, lt: &Lt, algorithm: &Algorithm, descriptions: [&Description; 2], d: &Matrix) -> bool {
         let runs = |(description, part): (&Description, usize)| {
             // SAFETY: all-zero bytes are a valid result: a plain structure of numbers.
@@ -95,7 +97,7 @@ impl Parts {
     }
 }
 
-/// True if an algorithm adds no more terms one after another than an accumulator should take.
+/// True if an algorithm adds no more terms sequentially than an accumulator should.
 pub(super) fn short_enough(p: &Product, algorithm: &Algorithm) -> bool {
     p.k.div_ceil(algorithm.split().max(1)) <= LONGEST
 }

@@ -1,7 +1,7 @@
-//! A list of ONNX nodes that grows: the main graph, or the body of a function.
+//! A list of ONNX nodes under construction: the main graph, or the body of a function.
 //!
-//! In: ops by their ONNX names, operands by the names of values. Out: nodes, and names of results. Holds always: every
-//! name is given once; equal constants and equal sizes are one value.
+//! In: ops by their ONNX names, operands by the names of values. Out: nodes, and names of results.
+//! Invariant: every name is defined once; equal constants and equal sizes are deduplicated.
 
 use std::collections::{HashMap, HashSet};
 
@@ -15,11 +15,11 @@ use crate::import::onnx::proto::{AttributeProto, NodeProto, TensorProto};
 use hypatia_tensor::error::{Error, Result};
 use hypatia_tensor::tensor::Tensor;
 
-/// Where the values of sizes come from.
+/// The source of the values of sizes.
 pub(super) enum Sizes {
     /// The axes of inputs.
     Inputs(HashMap<Symbol, (String, i64)>),
-    /// The caller of the function: a size is a parameter, of which these are the meanings.
+    /// The caller of the function: a size is a parameter, and these are the sizes it stands for.
     Parameters(Vec<Dim>),
 }
 
@@ -34,21 +34,21 @@ pub(super) enum Attr<'a> {
 pub(super) struct Body {
     /// The nodes.
     pub nodes: Vec<NodeProto>,
-    /// Sizes that are not numbers.
+    /// Sources of symbolic sizes.
     pub sizes: Sizes,
     taken: HashSet<String>,
     constants: HashMap<(i32, Vec<i64>, Vec<u8>), String>,
     dims: HashMap<Dim, String>,
     next: usize,
-    /// Names of nodes that were given, and how many nodes asked for one.
+    /// Node names in use, and how many nodes requested each name.
     named: HashSet<String>,
     asked: HashMap<String, usize>,
-    /// The name of the graph's node that is being written, for the nodes that it becomes.
+    /// The name of the graph node that is being written, for the ONNX nodes that it becomes.
     pub label: String,
 }
 
 impl Body {
-    /// An empty body in which these names are taken.
+    /// An empty body with these names reserved.
     pub fn new(sizes: Sizes, taken: HashSet<String>) -> Body {
         Body {
             nodes: Vec::new(),
@@ -89,7 +89,8 @@ impl Body {
         out
     }
 
-    /// A name for the next node, that no other has: runtimes refuse a model in which two nodes are called alike.
+    /// A unique name for the next node: runtimes reject a model in which two nodes have the same
+    /// name.
     fn node_name(&mut self) -> Option<String> {
         if self.label.is_empty() {
             return None;
@@ -118,7 +119,7 @@ impl Body {
         });
     }
 
-    /// A constant; an equal one is not made again.
+    /// A constant; equal ones are deduplicated.
     pub fn constant(&mut self, tensor: &Tensor) -> String {
         let proto = tensor_proto(tensor, None);
         let key = (code(tensor.dtype()), proto.dims.clone(), tensor.bytes().to_vec());
@@ -184,7 +185,7 @@ impl Body {
         }
     }
 
-    /// A size worked out from the inputs' axes.
+    /// Computes a size from the inputs' axes.
     fn formula(&mut self, dim: &Dim) -> Result<String> {
         let mut sum: Option<String> = None;
         for (coefficient, factors) in dim.polynomial() {
@@ -227,7 +228,7 @@ impl Body {
                 let ends = [("start", Attr::Int(axis)), ("end", Attr::Int(axis + 1))];
                 return Ok(self.op("Shape", &[&input], &ends));
             }
-            // Sizes are not negative, where truncating and rounding down are the same.
+            // Sizes are not negative, so truncating and flooring are the same.
             DimFactor::Quotient(a, b) => ("Div", a, b),
             DimFactor::Remainder(a, b) => ("Mod", a, b),
         };
@@ -247,7 +248,7 @@ fn attribute(name: &str, value: &Attr) -> AttributeProto {
     }
 }
 
-/// The ONNX number of an element type.
+/// The ONNX code of an element type.
 pub(super) fn code(dtype: DType) -> i32 {
     let ty = match dtype {
         DType::F64 => DataType::Double,
@@ -263,7 +264,7 @@ pub(super) fn code(dtype: DType) -> i32 {
     ty as i32
 }
 
-/// A tensor as ONNX keeps it.
+/// A tensor in ONNX's encoding.
 pub(super) fn tensor_proto(tensor: &Tensor, name: Option<String>) -> TensorProto {
     TensorProto {
         dims: tensor.shape().iter().map(|d| *d as i64).collect(),

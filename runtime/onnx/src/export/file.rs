@@ -1,7 +1,8 @@
-//! Models on disk.
+//! Writes models to disk.
 //!
-//! In: a model, a path. Out: the file, and one with the weights beside it where the model would pass the 2 GiB that a
-//! protobuf message may have. Holds always: a file is complete or not there; what stood there before is replaced at once.
+//! In: a model, a path. Out: the file, and a second file with the weights if the model would exceed
+//! the 2 GiB that a protobuf message may have. Invariant: a file is complete or absent; an existing
+//! file is replaced atomically.
 
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -12,19 +13,20 @@ use crate::import::onnx::proto::tensor_proto::DataLocation;
 use crate::import::onnx::proto::{ModelProto, StringStringEntryProto};
 use hypatia_tensor::error::{Error, Result};
 
-/// Weights of that size in all go to a file of their own.
+/// Minimum total size of weights that go to a separate file.
 const LARGEST: usize = 1 << 30;
 /// Smaller weights stay in the model.
 const SMALL: usize = 1 << 10;
-/// Weights start at multiples of that, so that they can be mapped.
+/// Alignment of weights, so that they can be mapped.
 const ALIGNMENT: usize = 4096;
 
-/// Writes a model file, and `NAME.data` beside it if the weights are large. Returns the files that were written.
+/// Writes a model file, and `NAME.data` beside it if the weights are large. Returns the files that
+/// were written.
 pub fn write(model: ModelProto, path: &Path) -> Result<Vec<PathBuf>> {
     write_with(model, path, LARGEST)
 }
 
-/// The same with another limit.
+/// Like [`write`], with another limit.
 pub(super) fn write_with(mut model: ModelProto, path: &Path, largest: usize) -> Result<Vec<PathBuf>> {
     let weights = model.graph.iter().flat_map(|g| &g.initializer);
     let total: usize = weights.map(|t| t.raw_data.as_ref().map_or(0, |d| d.len())).sum();
@@ -75,7 +77,7 @@ fn external(model: &mut ModelProto, data: &Path, out: &mut dyn Write) -> std::io
     Ok(())
 }
 
-/// Writes beside the file and then takes its place.
+/// Writes a temporary file beside the target and renames it over the target.
 fn replace(path: &Path, write: impl FnOnce(&mut dyn Write) -> std::io::Result<()>) -> Result<()> {
     let io = |source| Error::Io { path: path.to_path_buf(), source };
     let mut name = path.file_name().unwrap_or_default().to_os_string();
@@ -88,7 +90,7 @@ fn replace(path: &Path, write: impl FnOnce(&mut dyn Write) -> std::io::Result<()
     });
     let done = written.and_then(|()| std::fs::rename(&part, path));
     if done.is_err() {
-        // The first error is the one to tell.
+        // The first error is the one to report.
         let _ = std::fs::remove_file(&part);
     }
     done.map_err(io)

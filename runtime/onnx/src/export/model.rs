@@ -1,7 +1,8 @@
-//! The model: inputs, initializers, nodes and calls in order, functions, outputs.
+//! Builds the model: inputs, initializers, nodes and calls in order, functions, outputs.
 //!
-//! In: a graph. Out: a `ModelProto` and its fusions. Holds always: inputs and outputs have the graph's names and types,
-//! plain dynamic sizes their symbols; a function is there once however often it is called.
+//! In: a graph. Out: a `ModelProto` and its fusions. Invariant: inputs and outputs have the graph's
+//! names and types, and plain dynamic sizes keep their symbols. A function is written once however
+//! often it is called.
 
 use std::collections::{HashMap, HashSet};
 
@@ -21,9 +22,9 @@ use hypatia_graph::fusions::{Fusion, Group, groups};
 use hypatia_graph::{ConstantFolder, Constants, Graph, NodeId, NodeKind, Value};
 use hypatia_tensor::error::{Error, Result};
 
-/// The version of the standard ops that is written.
+/// The opset of the standard ops that is written.
 const OPSET: i64 = 20;
-/// The file format's version that knows functions of that opset.
+/// The IR version that supports functions of that opset.
 const IR_VERSION: i64 = 10;
 /// The domain of the functions.
 const DOMAIN: &str = "hypatia";
@@ -36,7 +37,7 @@ pub struct Export {
     pub fusions: Vec<Fusion>,
 }
 
-/// Writes a graph as an ONNX model.
+/// Exports a graph as an ONNX model.
 pub fn export(graph: &Graph, folder: &'static dyn ConstantFolder) -> Result<Export> {
     let graph = Constants::new(folder).fold(graph.pruned(), false)?.pruned();
     let mut writer = Writer::new(&graph);
@@ -46,7 +47,7 @@ pub fn export(graph: &Graph, folder: &'static dyn ConstantFolder) -> Result<Expo
     writer.finish()
 }
 
-/// Adds the node's name to what went wrong.
+/// Adds the node's name to an error.
 fn named(e: Error, graph: &Graph, group: &Group) -> Error {
     let node = group.nodes.iter().map(|n| graph.nodes[*n].name.as_str()).find(|n| !n.is_empty());
     match (e, node) {
@@ -69,12 +70,12 @@ struct Writer<'a> {
     names: HashMap<Value, String>,
     initializers: Vec<TensorProto>,
     functions: Vec<Function>,
-    /// Functions by what they are, names apart.
+    /// Functions by their content without names, for deduplication.
     known: HashMap<Vec<u8>, usize>,
-    /// How many functions wanted that name.
+    /// Number of functions that requested each name.
     wanted: HashMap<String, usize>,
     labels: HashSet<String>,
-    /// The nodes that read each node.
+    /// The users of each node.
     users: Vec<Vec<NodeId>>,
     outputs: HashSet<Value>,
 }
@@ -130,7 +131,7 @@ impl<'a> Writer<'a> {
             return Ok(());
         }
         let last = group.nodes.last().map_or("", |n| self.graph.nodes[*n].name.as_str());
-        // Names of nodes are given once, as those of values are.
+        // Node names are unique, like value names.
         self.main.label = if self.labels.insert(last.to_string()) { last.to_string() } else { String::new() };
         match &group.fused {
             Some((name, formula)) => self.function_call(group, name, formula),
@@ -138,7 +139,7 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// A node that is no fusion.
+    /// Writes a node that is not a fusion.
     fn plain(&mut self, index: usize) -> Result<()> {
         let node = &self.graph.nodes[index];
         let operands = node
@@ -153,7 +154,7 @@ impl<'a> Writer<'a> {
         Ok(())
     }
 
-    /// A fusion: its function, if there is no equal one yet, and the call.
+    /// Writes a fusion: its function, unless an equal one exists, and the call.
     fn function_call(&mut self, group: &Group, name: &str, formula: &str) -> Result<()> {
         let inside = |v: &Value| group.nodes.binary_search(&v.node.index()).is_ok();
         let results = self.results(group);
@@ -165,7 +166,7 @@ impl<'a> Writer<'a> {
                 if local.contains_key(v) {
                     continue;
                 }
-                // Numbers are part of the function, tensors are given to it.
+                // Scalar constants become part of the function; tensors are passed as operands.
                 let text = match &self.graph.node(v.node).kind {
                     NodeKind::Const(t) if t.shape().is_empty() => body.constant(t),
                     _ => {
@@ -182,7 +183,8 @@ impl<'a> Writer<'a> {
         let mut outputs: Vec<String> = Vec::new();
         for v in &results {
             let made = local.get(v).ok_or_else(|| Error::Internal("a result of a fusion was not written".into()))?;
-            // A result has a name of its own, even where it is a parameter or another result.
+            // Each result needs a name of its own, even if it is a parameter or equals another
+            // result.
             let own = body.nodes.iter().any(|n| n.output.contains(made)) && !outputs.contains(made);
             outputs.push(if own { made.clone() } else { body.op("Identity", &[made], &[]) });
         }
@@ -201,7 +203,7 @@ impl<'a> Writer<'a> {
         Ok(())
     }
 
-    /// The values of a group that are read outside of it.
+    /// The values of a group that are read outside it.
     fn results(&self, group: &Group) -> Vec<Value> {
         let inside = |n: usize| group.nodes.binary_search(&n).is_ok();
         let values = group.nodes.iter().flat_map(|n| self.graph.results(NodeId(*n as u32)));
@@ -212,7 +214,7 @@ impl<'a> Writer<'a> {
         values.filter(read_outside).collect()
     }
 
-    /// A node inside a function; a defined op is written out.
+    /// Writes a node inside a function; a defined op is expanded into its body.
     fn inner(&self, body: &mut Body, index: usize, local: &mut HashMap<Value, String>) -> Result<()> {
         let node = &self.graph.nodes[index];
         let operands: Vec<Option<String>> =
@@ -229,7 +231,7 @@ impl<'a> Writer<'a> {
         Ok(())
     }
 
-    /// The body of a defined op.
+    /// Writes the body of a defined op.
     fn written_out(&self, body: &mut Body, index: usize, operands: &[Option<String>]) -> Result<Vec<String>> {
         let node = &self.graph.nodes[index];
         let NodeKind::Op { op, attrs, term } = &node.kind else {
@@ -248,7 +250,7 @@ impl<'a> Writer<'a> {
         let results = part.op(*op, &given, attrs.clone(), term.clone())?;
         results.iter().enumerate().for_each(|(i, v)| part.output(i.to_string(), *v));
         let part = part.unfold()?.pruned();
-        // Inputs keep their order, and stand first in both graphs.
+        // Inputs keep their order, and come first in both graphs.
         let names: HashMap<Value, String> = part
             .inputs
             .iter()
@@ -258,7 +260,7 @@ impl<'a> Writer<'a> {
         write_all(body, &part, names)
     }
 
-    /// The function with that body, an equal one that is there or a new one, and the sizes that this call gives it.
+    /// The function with that body, deduplicated, and the sizes that this call passes to it.
     fn function(
         &mut self,
         body: Body,
@@ -331,7 +333,8 @@ impl<'a> Writer<'a> {
         Ok(Export { model, fusions })
     }
 
-    /// The outputs under their names: the node that makes a value gives it its name, the first time.
+    /// The outputs under their names. The node that computes a value is renamed to produce it
+    /// directly, the first time.
     fn outputs(&mut self) -> Result<Vec<ValueInfoProto>> {
         let mut renamed: HashMap<String, String> = HashMap::new();
         let mut infos = Vec::new();
@@ -357,7 +360,7 @@ impl<'a> Writer<'a> {
     }
 }
 
-/// All nodes of a graph of builtin ops and scalars; returns the names of its outputs.
+/// Writes all nodes of a graph of builtin ops and scalars; returns the names of its outputs.
 fn write_all(body: &mut Body, part: &Graph, mut names: HashMap<Value, String>) -> Result<Vec<String>> {
     for (i, node) in part.nodes.iter().enumerate() {
         let id = NodeId(i as u32);

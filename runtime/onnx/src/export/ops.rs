@@ -1,7 +1,8 @@
-//! One node of a graph as ONNX nodes.
+//! Writes one node of a graph as ONNX nodes.
 //!
-//! In: a builtin op or a scalar, the names of its operands. Out: nodes of a [`Body`], and the names of its results. Holds
-//! always: what a standard op means otherwise (negative bounds, no axes, few types) is written so that it means the same.
+//! In: a builtin op or a scalar, the names of its operands. Out: nodes of a [`Body`], and the names
+//! of its results. Invariant: if a standard op has other semantics (negative bounds, no axes, few
+//! types), the nodes compensate for the difference.
 
 use hypatia_dsl::builtin::{BuiltinOp, Joining, joining};
 use hypatia_dsl::dtype::{DType, Kind};
@@ -35,7 +36,7 @@ impl Body {
         }
     }
 
-    /// A scalar function of tensors.
+    /// An element-wise scalar function of tensors.
     fn lifted(&mut self, call: &Call, scalar: ScalarId) -> Result<String> {
         let reads: Vec<(String, DType)> = (0..call.operands.len()).map(|i| call.read(i)).collect::<Result<_>>()?;
         let mut term = Term::empty();
@@ -154,7 +155,7 @@ impl Body {
         let (x, dtype) = call.read(0)?;
         let x = self.cast(&x, dtype, reducible(dtype));
         let axes = a.ints(0)?;
-        // Without axes ONNX would take all of them.
+        // With no axes, ONNX would reduce all of them.
         let noop = Attr::Int(i64::from(axes.is_empty()));
         let axes = self.vector(&axes)?;
         let attrs = [("keepdims", Attr::Int(a.int(1)?)), ("noop_with_empty_axes", noop)];
@@ -165,13 +166,14 @@ impl Body {
     fn reshape(&mut self, x: &str, shape: &[Dim]) -> Result<String> {
         let numbers: Vec<Option<i64>> = shape.iter().map(Dim::as_const).collect();
         let unknown = numbers.iter().filter(|n| n.is_none()).count();
-        // One size that follows from the others needs no arithmetic.
+        // A single unknown size is inferred from the others without arithmetic.
         if unknown == 1 && !numbers.contains(&Some(0)) {
             let target = self.vector(&numbers.iter().map(|n| n.unwrap_or(-1)).collect::<Vec<_>>())?;
             return Ok(self.op("Reshape", &[x, &target], &[]));
         }
         let target = self.dims(shape)?;
-        // A size that may turn out as 0 is one: without the attribute it says that an axis keeps its size.
+        // A size that may be 0 must be taken literally: without the attribute a 0 means that an
+        // axis keeps its size.
         let may_be_empty = unknown > 0 || numbers.contains(&Some(0));
         let zero = [("allowzero", Attr::Int(1))];
         Ok(self.op("Reshape", &[x, &target], if may_be_empty { &zero } else { &[] }))
@@ -179,14 +181,14 @@ impl Body {
 
     fn slice(&mut self, call: &Call, a: &Attrs) -> Result<String> {
         let (axis, start, stop, step) = (a.int(0)?, a.dim(1)?, a.dim(2)?, a.int(3)?);
-        // Negative bounds are outside of the axis, where ONNX would count from its end.
+        // Negative bounds lie outside the axis here, but ONNX counts them from its end.
         let bound = |d: Dim, from_end: i64| match d.as_const() {
             Some(c) if c < 0 => Dim::from(from_end),
             _ => d,
         };
         let (start, stop) = match step > 0 {
             true => (bound(start, 0), bound(stop, 0)),
-            // Nothing lies before the first element.
+            // No element comes before the first one, so the slice is empty.
             false if start.as_const().is_some_and(|s| s < 0) => (Dim::from(0), Dim::from(0)),
             false => (start, bound(stop, i64::MIN)),
         };
@@ -195,7 +197,7 @@ impl Body {
         Ok(self.op("Slice", &[&call.read(0)?.0, &starts, &ends, &axes, &steps], &[]))
     }
 
-    /// Windows as gathered elements: a table of positions for each axis.
+    /// Windows as a gather: one table of positions per axis.
     fn windows(&mut self, call: &Call, a: &Attrs) -> Result<String> {
         let (mut x, _) = call.read(0)?;
         let (sizes, strides, dilations) = (a.ints(0)?, a.ints(1)?, a.ints(2)?);
@@ -213,7 +215,7 @@ impl Body {
             let at = (0..count).flat_map(|w| (0..size).map(move |j| w * stride + j * dilation));
             let table = hypatia_tensor::Tensor::from_slice(&[count as usize, size as usize], &at.collect::<Vec<i64>>());
             let table = self.constant(&table.ok_or_else(|| Error::Internal("a table of positions".into()))?);
-            // Axes before this one are two each by now.
+            // Each axis before this one has become two axes by now.
             x = self.op("Gather", &[&x, &table], &[("axis", Attr::Int((first + 2 * i) as i64))]);
         }
         let pairs = |odd: usize| (0..n).map(move |i| (first + 2 * i + odd) as i64);
@@ -221,7 +223,7 @@ impl Body {
         Ok(self.op("Transpose", &[&x], &[("perm", Attr::Ints(&perm))]))
     }
 
-    /// Rows written by indices of one element each.
+    /// Scatters rows by indices of one element each.
     fn scatter(&mut self, call: &Call, attrs: &[AttrValue]) -> Result<String> {
         let how = match attrs.first() {
             Some(AttrValue::Str(name)) if joining(name) == Some(Joining::Set) => "none",
@@ -234,7 +236,7 @@ impl Body {
         Ok(self.op("ScatterND", &[&call.read(0)?.0, &indices, &call.read(2)?.0], &attrs))
     }
 
-    /// All elements of an axis in order, of which the places are wanted.
+    /// Sorts the whole axis with TopK and keeps the indices.
     fn argsort(&mut self, call: &Call, a: &Attrs) -> Result<String> {
         let (x, dtype) = call.read(0)?;
         let x = self.cast(&x, dtype, reducible(dtype));

@@ -1,7 +1,8 @@
-//! Scalar terms as ONNX nodes.
+//! Writes scalar terms as ONNX nodes.
 //!
-//! In: a term, the names of the values that its leaves read. Out: nodes of a [`Body`], and the name of the result. Holds
-//! always: defined scalars are written out in builtin ones; numbers compute in the type that Hypatia computes in.
+//! In: a term, the names of the values that its leaves read. Out: nodes of a [`Body`], and the name
+//! of the result. Invariant: defined scalars are expanded into builtin ones; numbers are computed
+//! in the type that Hypatia computes in.
 
 use hypatia_dsl::builtin::BuiltinScalar;
 use hypatia_dsl::dtype::{DType, Kind};
@@ -11,7 +12,7 @@ use hypatia_dsl::scalar::{Term, TermNode, expand};
 use super::body::{Attr, Body, code};
 use hypatia_tensor::error::{Error, Result};
 
-/// The type in which elements of that type are computed with.
+/// The compute type of an element type.
 pub(super) fn computed_in(dtype: DType) -> DType {
     match dtype {
         DType::F16 | DType::BF16 => DType::F32,
@@ -21,20 +22,20 @@ pub(super) fn computed_in(dtype: DType) -> DType {
     }
 }
 
-/// What a term's leaves are.
+/// The values of a term's leaves.
 pub(super) struct Leaves<'a> {
-    /// The accumulator, in the type of computation.
+    /// The accumulator, in the compute type.
     pub acc: Option<String>,
     /// The tensors that it reads, with their types.
     pub reads: &'a [(String, DType)],
-    /// The type of computation.
+    /// The compute type.
     pub compute: DType,
     /// The type of the result.
     pub result: DType,
 }
 
 impl Body {
-    /// Adds a conversion, where one is needed.
+    /// Adds a cast if one is needed.
     pub fn cast(&mut self, value: &str, from: DType, to: DType) -> String {
         if from == to {
             return value.to_string();
@@ -47,7 +48,7 @@ impl Body {
         let term = expand(program, term).map_err(Error::Limit)?;
         let compute = leaves.compute;
         let broken = || Error::Internal("a term is not in order".into());
-        // Name and kind of each node's value; numbers are in the type of computation.
+        // Name and kind of each node's value; numbers are in the compute type.
         let mut values: Vec<(String, Kind)> = Vec::with_capacity(term.nodes.len());
         for node in &term.nodes {
             values.push(match node {
@@ -145,7 +146,7 @@ impl Body {
                 let sum = self.op("Add", &[args[0], &one], &[]);
                 return Ok(self.op("Log", &[&sum], &[]));
             }
-            // tanh(x / 2) * (e^x + 1): precise near 0, and right at both infinities.
+            // tanh(x / 2) * (e^x + 1): precise near 0, and correct at both infinities.
             Expm1 => {
                 let (one, half) = (self.number(compute, 1.0)?, self.number(compute, 0.5)?);
                 let scaled = self.op("Mul", &[args[0], &half], &[]);

@@ -1,4 +1,5 @@
-//! Exported models are read back and computed by the reference: what comes out must be what went in.
+//! Round trips: exported models are imported again and evaluated by the reference, and must give
+//! the same results.
 #![allow(clippy::unwrap_used)]
 
 use std::path::PathBuf;
@@ -21,7 +22,7 @@ use hypatia_pipeline as pipeline;
 use hypatia_pipeline::FOLDER;
 use hypatia_tensor::{Tensor, npz};
 
-/// The graph as a model, read back.
+/// Exports a graph and imports it again.
 fn back(graph: &Graph) -> (Export, Graph) {
     let export = export(graph, &FOLDER).unwrap();
     if let Some(main) = &export.model.graph {
@@ -84,7 +85,7 @@ fn numbers(shape: &[usize], from: f64, step: f64) -> Tensor {
     Tensor::from_f64(DType::F32, shape, &(0..n).map(|i| from + step * i as f64).collect::<Vec<_>>()).unwrap()
 }
 
-/// Every builtin op on a dynamic batch, and what becomes of it.
+/// Every builtin op on a dynamic batch, and the result of its round trip.
 #[test]
 fn every_op_on_dynamic_sizes() {
     type Make = for<'g> fn(&'g GraphBuilder, Var<'g>) -> Vec<Var<'g>>;
@@ -160,7 +161,8 @@ fn every_op_on_dynamic_sizes() {
     }
 }
 
-/// Every scalar of the library, alone and so as a function of its own, on the values where they differ.
+/// Every scalar of the library, alone and therefore as a function, on the values where scalars
+/// differ.
 #[test]
 fn every_scalar() {
     let program = library::load(&[]).unwrap();
@@ -228,7 +230,7 @@ fn large_weights_go_to_a_file_of_their_own() {
     assert_eq!(std::fs::metadata(&files[1]).unwrap().len(), 64 * 32 * 4);
     let read = import::load_with(&path, graph.program.clone(), &import::Options::default(), &FOLDER).unwrap().graph;
     equal(&graph, &read, &[("x".into(), numbers(&[2, 64], 0.0, 0.01))], 0.0);
-    // No half-written file is left beside them.
+    // No temporary file is left beside them.
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2);
 }
 
@@ -241,7 +243,7 @@ fn a_size_that_no_input_tells_is_an_error_that_names_it() {
     assert!(e.contains("`n`") && e.contains("--inputs"), "{e}");
 }
 
-/// A reshape to sizes that are worked out becomes several nodes; `back` holds that none are called alike.
+/// A reshape to computed sizes becomes several nodes; `back` checks that node names are unique.
 #[test]
 fn nodes_of_one_name_are_told_apart() {
     let mut g = Graph::new(library::load(&[]).unwrap());
@@ -256,7 +258,7 @@ fn nodes_of_one_name_are_told_apart() {
     let nodes = export.model.graph.unwrap().node;
     assert!(nodes.iter().filter(|n| n.name().starts_with("split_heads")).count() > 1);
     equal(&g, &read, &[("x".to_string(), numbers(&[2, 3, 8], 0.0, 1.0))], 0.0);
-    // A size of 0 is one, and does not say that an axis keeps its size.
+    // A size of 0 is taken literally, and does not mean that an axis keeps its size.
     for empty in [[2, 0, 8], [0, 3, 8]] {
         equal(&g, &read, &[("x".to_string(), numbers(&empty, 0.0, 1.0))], 0.0);
     }

@@ -1,8 +1,8 @@
 //! Attributes of an ONNX node, read with their types checked.
 //!
-//! In: a node's `AttributeProto`s. Out: numbers, lists and texts. Holds always: every attribute
-//! that a handler reads is marked, and [`Attrs::unread`] names the others, so that no attribute is
-//! passed over in silence.
+//! In: a node's `AttributeProto`s. Out: numbers, lists and strings. Invariant: every attribute that
+//! a handler reads is marked, and [`Attrs::unread`] finds the others, so no attribute is silently
+//! ignored.
 
 use std::cell::RefCell;
 use std::collections::HashSet;
@@ -16,11 +16,11 @@ pub(super) struct Attrs<'a> {
     read: RefCell<HashSet<&'a str>>,
 }
 
-/// What is wrong with an attribute, in words.
+/// The error describes what is wrong with an attribute.
 type Reading<T> = Result<T, String>;
 
 impl<'a> Attrs<'a> {
-    /// Checks that no name comes twice.
+    /// Rejects duplicate names.
     pub fn new(list: impl IntoIterator<Item = &'a AttributeProto>) -> Reading<Attrs<'a>> {
         let list: Vec<_> = list.into_iter().collect();
         let mut names = HashSet::new();
@@ -35,7 +35,7 @@ impl<'a> Attrs<'a> {
     fn find(&self, name: &str, ty: AttributeType) -> Reading<Option<&'a AttributeProto>> {
         let Some(a) = self.list.iter().find(|a| a.name() == name) else { return Ok(None) };
         self.read.borrow_mut().insert(a.name());
-        // Files of IR version 1 left the type out.
+        // Files of IR version 1 omit the type.
         if a.r#type.is_some_and(|t| t != ty as i32 && t != 0) {
             let have = a.r#type().as_str_name();
             return Err(format!("the attribute `{name}` should be {}, but is {have}", ty.as_str_name()));
@@ -53,7 +53,7 @@ impl<'a> Attrs<'a> {
         Ok(self.int(name)?.unwrap_or(default))
     }
 
-    /// An integer that means a truth value: 0 or 1.
+    /// A boolean stored as an integer: 0 or 1.
     pub fn flag(&self, name: &str, default: bool) -> Reading<bool> {
         match self.int(name)? {
             None => Ok(default),
@@ -83,7 +83,7 @@ impl<'a> Attrs<'a> {
         Ok(self.find(name, AttributeType::Floats)?.map(|a| a.floats.as_slice()))
     }
 
-    /// A text, or the default.
+    /// A string, or the default.
     pub fn text_or(&self, name: &str, default: &str) -> Reading<String> {
         match self.find(name, AttributeType::String)? {
             None => Ok(default.to_string()),
@@ -96,14 +96,14 @@ impl<'a> Attrs<'a> {
         Ok(self.find(name, AttributeType::Tensor)?.and_then(|a| a.t.as_ref()))
     }
 
-    /// Marks an attribute that has no bearing on the result.
+    /// Marks an attribute that does not affect the result as read.
     pub fn ignore(&self, name: &str) {
         if let Some(a) = self.list.iter().find(|a| a.name() == name) {
             self.read.borrow_mut().insert(a.name());
         }
     }
 
-    /// The first attribute that nobody read.
+    /// The first unread attribute.
     pub fn unread(&self) -> Option<&'a str> {
         self.list.iter().map(|a| a.name()).find(|n| !self.read.borrow().contains(n))
     }

@@ -1,7 +1,9 @@
-//! Whether dynamic sizes are to blame for a failure of the import, or any number for them would do no better.
+//! Decides whether dynamic sizes caused an import failure, or whether no number for them would
+//! help.
 //!
-//! In: what failed, at which node, and the numbers that the node has. Out: numbers that are worth a try for the dynamic
-//! sizes. Holds always: two failures are the same if they are of one kind at one node, whatever they say.
+//! In: the failure, the node that failed, and the numbers in that node. Out: candidate numbers to
+//! try for the dynamic sizes. Invariant: two failures are equal if they have the same kind and the
+//! same node, whatever their messages are.
 
 use hypatia_dsl::diag::Code;
 use hypatia_dsl::typing::TensorType;
@@ -39,20 +41,20 @@ impl Blame {
     }
 }
 
-/// Numbers that are tried for dynamic sizes whatever the node has: small ones, and one that any window fits into.
+/// Numbers that are always tried for dynamic sizes: small ones, and one that any window fits into.
 const ALWAYS: [i64; 3] = [1, 2, 64];
-/// The largest number of a node that is tried.
+/// Maximum number of a node that is tried.
 const LARGEST: i64 = 4096;
-/// How many are tried at most: each is an import of its own.
+/// Maximum count of numbers tried: each attempt is a whole import.
 const MOST: usize = 32;
 
-/// The numbers of a node that a dynamic size could have to fit: its operands' sizes and elements and its attributes, with
-/// their sums and products, and the quotients of those.
+/// The numbers of a node that a dynamic size might have to match: the sizes and elements of its
+/// operands and its attributes, their sums and products, and the quotients of the products.
 #[derive(Debug, Default)]
 pub(super) struct Numbers(Vec<Vec<i64>>);
 
 impl Numbers {
-    /// Those of a node.
+    /// The numbers of a node.
     pub fn of<'a>(
         operands: impl IntoIterator<Item = (&'a Bound, TensorType)>,
         attributes: impl IntoIterator<Item = &'a AttributeProto>,
@@ -68,10 +70,10 @@ impl Numbers {
         Numbers(lists)
     }
 
-    /// What to try: the numbers themselves first.
+    /// The numbers to try; the numbers of the node come first.
     pub fn tried(&self) -> Vec<i64> {
         let sum = |list: &Vec<i64>| list.iter().try_fold(0i64, |sum, n| sum.checked_add(*n));
-        // A size that is asked for as -1 is what is left.
+        // A size of -1 is inferred from the others.
         let product = |list: &Vec<i64>| list.iter().filter(|n| **n > 0).try_fold(1i64, |all, n| all.checked_mul(*n));
         let products: Vec<i64> = self.0.iter().filter_map(product).collect();
         let quotient = |a: &i64| products.iter().filter(|b| a % **b == 0).map(|b| a / b).collect::<Vec<i64>>();
@@ -94,7 +96,7 @@ mod tests {
 
     #[test]
     fn numbers_that_could_fit_are_tried() {
-        // A reshape of [n, 3] to [2, 6] fits for n = 4, a split of n into 3 and 7 for n = 10.
+        // A reshape of [n, 3] to [2, 6] fits for n = 4; a split of n into 3 and 7 fits for n = 10.
         let reshape = Numbers(vec![vec![3], vec![2, 6]]).tried();
         assert!([2, 3, 6, 12, 4].iter().all(|n| reshape.contains(n)), "{reshape:?}");
         assert!(Numbers(vec![vec![3, 7]]).tried().contains(&10));

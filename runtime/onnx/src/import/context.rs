@@ -1,8 +1,8 @@
-//! What an import handler works with: one ONNX node, its operands, and the graph that grows.
+//! The context of an import handler: one ONNX node, its operands, and the graph under construction.
 //!
-//! In: made by `model` for each node. Out: graph nodes, and the [`Bound`] values of the node's
-//! outputs. Holds always: shape arithmetic stays symbolic until a graph node really needs it as a
-//! tensor; every failure is a [`Fail`], to which `model` adds the node, the op and the file.
+//! In: created by `model` for each node. Out: graph nodes, and the [`Bound`] values of the node's
+//! outputs. Invariant: shape arithmetic stays symbolic until a graph node needs it as a tensor.
+//! Every failure is a [`Fail`], to which `model` adds the node, the op and the file.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -19,16 +19,16 @@ use hypatia_graph::{ConstantFolder, Graph, Node, NodeId, NodeKind, Value, consta
 use hypatia_tensor::error::Error;
 use hypatia_tensor::tensor::Tensor;
 
-/// Nodes of an expression over constants at most.
+/// Maximum number of nodes in an expression over constants that is evaluated.
 const FOLLOWED: usize = 256;
 
 /// Why a node could not be imported.
 pub(super) enum Fail {
-    /// The model says something impossible.
+    /// The model is invalid.
     Model(String),
-    /// Hypatia does not do this.
+    /// Hypatia does not support this.
     Unsupported(String),
-    /// The graph builder refused it, or a limit was hit.
+    /// The graph builder rejected it, or a limit was exceeded.
     Other(Error),
 }
 
@@ -51,13 +51,13 @@ impl From<Bad> for Fail {
     }
 }
 
-/// What a handler gives.
+/// The result of a handler.
 pub(super) type Out<T = Vec<Bound>> = Result<T, Fail>;
 
-/// An ONNX value: in the graph, known as sizes, or both.
+/// An ONNX value: in the graph, known as symbolic sizes, or both.
 #[derive(Clone, Debug)]
 pub(super) struct Bound {
-    /// Where it is in the graph, if it is there yet.
+    /// Its value in the graph, if it has been added.
     pub value: Option<Value>,
     /// Its elements, if they are sizes.
     pub sym: Option<Sym>,
@@ -78,7 +78,7 @@ impl From<Sym> for Bound {
 pub(super) struct Builder {
     /// The graph.
     pub graph: Graph,
-    /// Computes constants.
+    /// Folds constants.
     folder: &'static dyn ConstantFolder,
     made: HashMap<Sym, Value>,
 }
@@ -105,7 +105,7 @@ impl Builder {
         Ok(value)
     }
 
-    /// A tensor of symbolic sizes: each by itself, then joined.
+    /// A tensor of symbolic sizes: each size is a node, and the nodes are concatenated.
     fn sizes(&mut self, sym: &Sym) -> Out<Value> {
         let mut parts = Vec::new();
         for d in &sym.items {
@@ -149,7 +149,8 @@ impl Builder {
         }
     }
 
-    /// The tensor behind a value, if it is a constant, or a few elements that are computed from constants.
+    /// The tensor of a value that is a constant, or that has few elements and is computed from
+    /// constants.
     pub fn constant(&self, bound: &Bound) -> Option<std::sync::Arc<Tensor>> {
         match bound.value {
             Some(v) => match &self.graph.node(v.node).kind {
@@ -163,8 +164,8 @@ impl Builder {
 }
 
 impl Builder {
-    /// The value of an expression over constants, none of them larger than sizes are: what exporters compute in floats,
-    /// or with ops that are not followed on sizes.
+    /// The value of an expression over constants in which no tensor is larger than a shape tensor.
+    /// Exporters compute sizes in floats, or with ops that have no symbolic form.
     fn computed(&self, v: Value) -> Option<Tensor> {
         let few = |n: &Node| {
             let sizes = |t: &TensorType| t.shape.iter().map(Dim::as_const).try_fold(1i64, |n, d| n.checked_mul(d?));
@@ -181,7 +182,7 @@ impl Builder {
             }
             open.extend(node.operands.iter().flatten().map(|o| o.node).filter(|n| found.insert(*n)));
         }
-        // Operands stand before their users.
+        // Operands come before their users.
         let moved = |o: &Value| {
             let at = found.iter().position(|n| *n == o.node)?;
             Some(Value { node: NodeId(at as u32), output: o.output })
@@ -195,7 +196,7 @@ impl Builder {
     }
 }
 
-/// A broken invariant.
+/// An internal error: a broken invariant.
 pub(super) fn internal(message: &str) -> Fail {
     Fail::Other(Error::Internal(message.into()))
 }
@@ -215,13 +216,13 @@ pub(super) fn int(value: i64) -> AttrValue {
     AttrValue::Dim(Dim::from(value))
 }
 
-/// One ONNX node that is being imported.
+/// One ONNX node during import.
 pub(super) struct Ctx<'n> {
     /// The graph.
     pub builder: &'n mut Builder,
-    /// Its operands; `None` for those left out.
+    /// Its operands; `None` for omitted ones.
     pub inputs: Vec<Option<Bound>>,
-    /// For each input whether it is a constant that stands in the model, not one that is worked out from sizes.
+    /// For each input whether it is a constant of the model, rather than one computed from sizes.
     pub given: Vec<bool>,
     /// For each output whether it has a name.
     pub outputs: Vec<bool>,
@@ -231,17 +232,17 @@ pub(super) struct Ctx<'n> {
     pub since: i64,
     /// Ops and scalars that its handler uses, from the table.
     pub names: &'static [&'static str],
-    /// The folder of the model, for external data.
+    /// The model's folder, for external data.
     pub dir: Option<&'n std::path::Path>,
 }
 
 impl Ctx<'_> {
-    /// An error for what is not supported.
+    /// An error for an unsupported feature.
     pub fn unsupported<T>(&self, message: impl Into<String>) -> Out<T> {
         Err(Fail::Unsupported(message.into()))
     }
 
-    /// An error for what is impossible.
+    /// An error for an invalid model.
     pub fn wrong<T>(&self, message: impl Into<String>) -> Out<T> {
         Err(Fail::Model(message.into()))
     }
@@ -259,12 +260,12 @@ impl Ctx<'_> {
         Ok(())
     }
 
-    /// Whether an operand is there.
+    /// Whether an operand is present.
     pub fn has(&self, i: usize) -> bool {
         matches!(self.inputs.get(i), Some(Some(_)))
     }
 
-    /// Whether an output is asked for.
+    /// Whether an output is requested.
     pub fn wanted(&self, i: usize) -> bool {
         self.outputs.get(i).copied().unwrap_or(false)
     }
@@ -287,23 +288,23 @@ impl Ctx<'_> {
         Ok(value)
     }
 
-    /// An operand as a graph value, if it is there.
+    /// An operand as a graph value, if it is present.
     pub fn maybe(&mut self, i: usize) -> Out<Option<Value>> {
         if self.has(i) { self.value(i).map(Some) } else { Ok(None) }
     }
 
-    /// An operand as sizes, if it is known so.
+    /// An operand as symbolic sizes, if they are known.
     pub fn sym(&self, i: usize) -> Option<Sym> {
         self.inputs.get(i)?.as_ref()?.sym.clone()
     }
 
-    /// All operands as sizes.
+    /// All operands as symbolic sizes.
     pub fn syms(&self) -> Option<Vec<Sym>> {
         (0..self.inputs.len()).map(|i| self.sym(i)).collect()
     }
 
-    /// Refuses an integer divisor that stands in the model and holds a 0: the quotient has no meaning, and other runtimes
-    /// stop there.
+    /// Rejects an integer divisor that is a constant of the model and contains a 0: the quotient is
+    /// undefined, and other runtimes abort.
     pub fn divides_by(&self, i: usize) -> Out<()> {
         let constant = self.given.get(i) == Some(&true) && self.ty(i)?.dtype.is_int();
         let divisor = if constant { self.builder.constant(&self.bound(i)?) } else { None };
@@ -313,7 +314,7 @@ impl Ctx<'_> {
         }
     }
 
-    /// The type of an operand, without putting it into the graph.
+    /// The type of an operand, without adding it to the graph.
     pub fn ty(&self, i: usize) -> Out<TensorType> {
         Ok(self.builder.ty(&self.bound(i)?))
     }
@@ -333,7 +334,7 @@ impl Ctx<'_> {
         self.builder.graph.ty(v).dtype
     }
 
-    /// The sizes in a vector operand, which must be known now.
+    /// The sizes in a vector operand, which must be known at import.
     pub fn sizes(&self, i: usize, what: &str) -> Out<Vec<Dim>> {
         let ty = self.ty(i)?;
         match self.sym(i) {
@@ -350,7 +351,7 @@ impl Ctx<'_> {
         }
     }
 
-    /// The numbers in a vector operand, which must be known now.
+    /// The numbers in a vector operand, which must be known at import.
     pub fn numbers(&self, i: usize, what: &str) -> Out<Vec<i64>> {
         let sizes = self.sizes(i, what)?;
         match sizes.iter().map(Dim::as_const).collect::<Option<Vec<_>>>() {
@@ -387,7 +388,8 @@ impl Ctx<'_> {
         Ok(self.builder.graph.scalar(id, operands)?)
     }
 
-    /// A defined op by name, with one result; attributes by name, the others take their defaults.
+    /// A defined op by name, with one result. Attributes are passed by name; omitted ones take
+    /// their defaults.
     pub fn call(&mut self, name: &str, operands: &[Option<Value>], attrs: &[(&str, AttrValue)]) -> Out<Value> {
         let Some(id) = self.builder.graph.program.find_op(name) else {
             return self.unsupported(format!("the rules define no op `{name}`"));
@@ -397,7 +399,7 @@ impl Ctx<'_> {
         results.first().copied().ok_or_else(|| internal("an op without results"))
     }
 
-    /// The value under another shape; itself if it has that shape.
+    /// Reshapes the value; returns it unchanged if it has that shape.
     pub fn reshape(&mut self, x: Value, shape: &[Dim]) -> Out<Value> {
         if self.shape_of(x) == shape {
             return Ok(x);
@@ -405,7 +407,7 @@ impl Ctx<'_> {
         self.op(BuiltinOp::Reshape, &[x], vec![dims(shape)])
     }
 
-    /// The value with its axes in another order; itself for the identity.
+    /// Transposes the value; returns it unchanged for the identity permutation.
     pub fn transpose(&mut self, x: Value, perm: &[i64]) -> Out<Value> {
         if perm.iter().enumerate().all(|(i, p)| i as i64 == *p) {
             return Ok(x);
@@ -413,7 +415,7 @@ impl Ctx<'_> {
         self.op(BuiltinOp::Transpose, &[x], vec![ints(perm)])
     }
 
-    /// The value in another element type; itself if it has that type.
+    /// Casts the value; returns it unchanged if it has that type.
     pub fn cast(&mut self, x: Value, to: DType) -> Out<Value> {
         if self.dtype_of(x) == to {
             return Ok(x);
@@ -421,7 +423,7 @@ impl Ctx<'_> {
         self.op(BuiltinOp::Cast, &[x], vec![AttrValue::DType(to)])
     }
 
-    /// The value broadcast to a shape; itself if it has that shape.
+    /// Broadcasts the value to a shape; returns it unchanged if it has that shape.
     pub fn expand(&mut self, x: Value, shape: &[Dim]) -> Out<Value> {
         if self.shape_of(x) == shape {
             return Ok(x);
@@ -434,7 +436,7 @@ impl Ctx<'_> {
         self.op(op, &[x], vec![ints(axes), AttrValue::Bool(keepdims)])
     }
 
-    /// Checks that `small` broadcasts to `large` without changing it (ONNX: "unidirectional").
+    /// Checks that `small` broadcasts to `large` without changing `large` (ONNX: "unidirectional").
     pub fn fits(&self, small: &[Dim], large: &[Dim], what: &str) -> Out<()> {
         if broadcast(small, large).as_deref() == Some(large) {
             return Ok(());
@@ -442,7 +444,7 @@ impl Ctx<'_> {
         self.wrong(format!("{what} of shape {} does not broadcast to {}", show_shape(small), show_shape(large)))
     }
 
-    /// An axis from the end or the start, as one from the start.
+    /// Normalises an axis: a negative one counts from the end.
     pub fn axis(&self, axis: i64, rank: usize) -> Out<usize> {
         let rank = rank as i64;
         match if axis < 0 { axis.checked_add(rank) } else { Some(axis) } {
@@ -451,7 +453,7 @@ impl Ctx<'_> {
         }
     }
 
-    /// Axes from the end or the start, as ones from the start; none may come twice.
+    /// Normalises axes: negative ones count from the end. Duplicates are an error.
     pub fn axes(&self, axes: &[i64], rank: usize) -> Out<Vec<usize>> {
         let mut out = Vec::with_capacity(axes.len().min(rank));
         for a in axes {

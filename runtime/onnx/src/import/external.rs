@@ -1,8 +1,9 @@
 //! External data: weights in files beside the model.
 //!
-//! In: a tensor's `external_data` entries and the model's folder. Out: its bytes. Holds always:
-//! only regular files inside the model's folder are opened, `..` and symbolic links resolved, and
-//! nothing is allocated before the file is known to be long enough, and memory to be free for it.
+//! In: a tensor's `external_data` entries and the model's folder. Out: its bytes. Invariant: only
+//! regular files inside the model's folder are opened, after `..` and symbolic links are resolved.
+//! Nothing is allocated before the file is known to be long enough and enough memory is known to be
+//! free.
 
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Component, Path, PathBuf};
@@ -12,7 +13,8 @@ use hypatia_dsl::source::open_regular;
 use super::onnx::proto::StringStringEntryProto;
 use hypatia_tensor::memory;
 
-/// The `expected` bytes of a tensor. `dir` is the model's folder, `None` for a model from memory.
+/// The `expected` bytes of a tensor. `dir` is the model's folder, or `None` for a model from
+/// memory.
 pub(super) fn read(entries: &[StringStringEntryProto], dir: Option<&Path>, expected: usize) -> Result<Vec<u8>, String> {
     let get = |key: &str| entries.iter().find(|e| e.key() == key).map(|e| e.value());
     let number = |key: &str| match get(key) {
@@ -40,7 +42,7 @@ pub(super) fn read(entries: &[StringStringEntryProto], dir: Option<&Path>, expec
             "external data: {shown} has {length} bytes, but {expected} bytes from {offset} on are needed"
         ));
     }
-    // A sparse file is as long as it likes.
+    // A sparse file can have any length.
     memory::must_fit(expected)?;
     let mut bytes = vec![0; expected];
     file.seek(SeekFrom::Start(offset)).map_err(failed)?;
@@ -48,7 +50,7 @@ pub(super) fn read(entries: &[StringStringEntryProto], dir: Option<&Path>, expec
     Ok(bytes)
 }
 
-/// The file of a location, which must lie in the model's folder.
+/// The file at a location, which must lie in the model's folder.
 fn resolve(dir: &Path, location: &str) -> Result<PathBuf, String> {
     let outside = || format!("external data: `{location}` lies outside the model's folder; move the file there");
     let relative = Path::new(location);
@@ -81,7 +83,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let file = std::fs::File::create(dir.path().join("w.bin")).unwrap();
         let length = 1u64 << 41;
-        // Some file systems have no such files.
+        // Some file systems have no sparse files.
         if file.set_len(length).is_ok() {
             let started = std::time::Instant::now();
             let why = read(&entries(&[("location", "w.bin")]), Some(dir.path()), length as usize).unwrap_err();

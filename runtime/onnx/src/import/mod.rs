@@ -1,13 +1,13 @@
-//! Models from other systems: ONNX files as typed graphs.
+//! Imports ONNX files as typed graphs.
 //!
-//! In: an `.onnx` file (opsets 13 to 28, and of earlier ones the ops that have not changed since) and a Program, whose ops and scalars the graph uses. Out: a
-//! [`Graph`] in which each ONNX node has become one or a few nodes of the same meaning. Holds
-//! always: what is not handled exactly is refused, with an error that names the node, its op, the
-//! opset and the file; declared types are checked against inferred ones; no file makes this panic
-//! or take memory out of proportion.
+//! In: an `.onnx` file (opsets 13 to 28, and of earlier ones the ops that have not changed since)
+//! and a Program, whose ops and scalars the graph uses. Out: a [`Graph`] in which each ONNX node
+//! has become one or a few nodes of the same meaning. Invariant: what is not handled exactly is
+//! rejected, with an error that names the node, its op, the opset and the file. Declared types are
+//! checked against inferred ones. No file causes a panic or a disproportionate use of memory.
 //!
-//! The way of a node: `model` finds its row in `tables`, the row's handler (in `ops`) works on a
-//! `context::Ctx`. Shape arithmetic is done on sizes (`symbolic`), so that a Reshape by computed
+//! How a node is imported: `model` finds its row in `tables`, and the row's handler (in `ops`)
+//! works on a `context::Ctx`. Shape arithmetic is symbolic (`symbolic`), so a Reshape by computed
 //! sizes has a typed result, with the names that the model gives its dynamic sizes.
 
 mod attrs;
@@ -37,29 +37,29 @@ use hypatia_tensor::tensor::Tensor;
 
 pub use tables::{Supported, supported};
 
-/// What a caller knows about a model beyond its file.
+/// What a caller specifies about a model beyond its file.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
     /// Concrete shapes of inputs, by name. A model whose dynamic sizes leave a shape undecided can
-    /// be imported with the shapes of the actual inputs; inputs not named here keep their symbols,
-    /// save those that a named input binds.
+    /// be imported with the shapes of the actual inputs. Inputs not listed here keep their symbols,
+    /// except those that a listed input binds.
     pub shapes: BTreeMap<String, Vec<usize>>,
     /// Numbers for dynamic sizes, by the names that the model gives them.
     pub dims: BTreeMap<String, i64>,
-    /// Inputs that are constants of the graph instead, by name: for operands that decide shapes.
+    /// Inputs to replace by constants, by name: for operands that decide shapes.
     pub constants: BTreeMap<String, Tensor>,
 }
 
 /// An imported model.
 pub struct Import {
-    /// The graph, without nodes that no output needs.
+    /// The graph, without dead nodes.
     pub graph: Graph,
     /// Name and inferred type of every value of the model's main graph, in the order of its nodes.
     pub types: Vec<(String, TensorType)>,
 }
 
-/// Imports a model file with what the caller knows about its inputs. The folder computes sizes that the model computes
-/// from constants.
+/// Imports a model file with what the caller specifies about its inputs. The folder evaluates sizes
+/// that the model computes from constants.
 pub fn load_with(
     path: &Path,
     program: Arc<Program>,

@@ -1,7 +1,7 @@
-//! The walk over a model: inputs, initializers, nodes in order, model-local functions, outputs.
+//! The traversal of a model: inputs, initializers, nodes in order, model-local functions, outputs.
 //!
-//! In: a decoded model. Out: an [`Import`]. Holds always: each name is given once, before it is
-//! used; each node's outputs agree with the types that the model declares for them.
+//! In: a decoded model. Out: an [`Import`]. Invariant: each name is defined once, before its use.
+//! Each node's outputs agree with the types that the model declares for them.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -26,32 +26,32 @@ use hypatia_graph::{ConstantFolder, Graph};
 use hypatia_tensor::error::{Error, Result, TypeFault};
 use hypatia_tensor::tensor::Tensor;
 
-/// Opset versions of the default domain that are understood.
+/// Supported opset versions of the default domain.
 const OPSETS: std::ops::RangeInclusive<i64> = 7..=28;
-/// Nodes at most, functions expanded.
+/// Maximum number of nodes, with functions expanded.
 const NODES: usize = 400_000;
-/// Depth of functions that call functions.
+/// Maximum nesting of function calls.
 const FUNCTION_DEPTH: usize = 16;
-/// Axes at most.
+/// Maximum rank.
 const RANK: usize = 32;
-/// `Dim::complexity` at most.
+/// Maximum `Dim::complexity`.
 const COMPLEX: usize = 256;
 
-/// A name's meaning.
+/// What a name refers to.
 enum Meaning<'a> {
     Bound(Bound),
-    /// Converted when it is first used.
+    /// Converted on first use.
     Initializer(&'a TensorProto),
 }
 
-/// The names of a graph or of one call of a function.
+/// The scope of a graph, or of one function call.
 struct Scope<'a> {
     values: HashMap<&'a str, Meaning<'a>>,
-    /// Names of initializers and of what nodes without inputs give: constants that stand in the model.
+    /// Names of initializers and of outputs of nodes without inputs: the constants of the model.
     constants: HashSet<&'a str>,
     /// Version of the default domain.
     opset: i64,
-    /// Calls of functions around it, for names in messages.
+    /// Enclosing function calls, for names in messages.
     prefix: String,
     depth: usize,
 }
@@ -68,20 +68,21 @@ struct Importer<'a> {
     dir: Option<&'a Path>,
     functions: HashMap<(&'a str, &'a str, &'a str), &'a FunctionProto>,
     nodes_left: usize,
-    /// Types that the main graph declares, by value.
+    /// Types that the main graph declares, by value name.
     declared: HashMap<&'a str, Declared>,
-    /// Sizes by the names that inputs declare.
+    /// Sizes, by the names that inputs declare.
     symbols: BTreeMap<String, Dim>,
     types: Vec<(String, TensorType)>,
     /// The opsets of all domains that the model imports.
     opsets: HashMap<&'a str, i64>,
     /// The node that failed.
     blame: Option<Blame>,
-    /// What is not decided of it.
+    /// Set if dynamic sizes may have caused the failure.
     undecided: Option<Undecided>,
 }
 
-/// Imports a decoded model. What fails at dynamic sizes is told to do so only if some number would help.
+/// Imports a decoded model. An error blames dynamic sizes only if fixing them to some number would
+/// help.
 pub(super) fn import(
     model: &ModelProto,
     file: &str,
@@ -102,12 +103,12 @@ pub(super) fn import(
             _ => false,
         }
     };
-    // The same at the same node, whatever the number: the sizes have nothing to do with it.
+    // If every number gives the same failure at the same node, the dynamic sizes are not its cause.
     let regardless = !symbols.is_empty() && numbers.tried().iter().all(same);
     Err(with_dims(if regardless { plain } else { error }, options))
 }
 
-/// What came of walking over a model once.
+/// The outcome of one traversal.
 enum Attempt {
     Done(Box<Import>),
     Failed(Box<Failure>),
@@ -115,23 +116,23 @@ enum Attempt {
 
 struct Failure {
     error: Error,
-    /// The node that failed, where it is one.
+    /// The node that failed, if a node failed.
     blame: Option<Blame>,
-    /// Where dynamic sizes may have to do with it.
+    /// Set if dynamic sizes may have caused the failure.
     undecided: Option<Undecided>,
     /// The names of the inputs' dynamic sizes.
     symbols: Vec<String>,
 }
 
-/// A failure at operands of dynamic sizes.
+/// A failure on operands of dynamic sizes.
 struct Undecided {
-    /// The failure as it is told if these have nothing to do with it.
+    /// The error to report if the dynamic sizes are not its cause.
     plain: Error,
     /// The numbers of the node that failed.
     numbers: Numbers,
 }
 
-/// Walks over a model with these numbers for dynamic sizes.
+/// Traverses a model with these numbers for dynamic sizes.
 fn attempt(
     model: &ModelProto,
     file: &str,
@@ -186,7 +187,7 @@ fn attempt(
     })
 }
 
-/// The size behind a name: the number that the caller gives it, else a symbol.
+/// The size of that name: the caller's number, else a symbol.
 fn named(name: &str, options: &Options) -> Dim {
     options.dims.get(name).map_or_else(|| Dim::symbol(name), |v| Dim::from(*v))
 }
@@ -206,13 +207,13 @@ fn opset(imports: &[OperatorSetIdProto]) -> Result<i64, String> {
     }
     match default {
         None if imports.is_empty() => Err("no opset is imported".into()),
-        // Ops of other domains only.
+        // The model uses ops of other domains only.
         None => Ok(*OPSETS.end()),
         Some(v) => Ok(v),
     }
 }
 
-/// What does not fit may not fit because of the numbers that dynamic sizes were given.
+/// Adds the numbers given to dynamic sizes to an error, because they may be its cause.
 fn with_dims(error: Error, options: &Options) -> Error {
     let given: Vec<String> = options.dims.iter().map(|(name, n)| format!("{name} = {n}")).collect();
     let told = |m: String| if given.is_empty() { m } else { format!("{m} (with {}, as given)", given.join(", ")) };
@@ -226,7 +227,8 @@ fn with_dims(error: Error, options: &Options) -> Error {
     }
 }
 
-/// A failure at operands of dynamic sizes: what to do about them. `None` if these are not to blame.
+/// A hint about dynamic sizes for a failure on operands of dynamic sizes. `None` if they are not
+/// its cause.
 fn undecided(fail: &Fail, dynamic: &[String]) -> Option<Fail> {
     let first = dynamic.first()?;
     let hint = |m: &str| {
@@ -236,7 +238,7 @@ fn undecided(fail: &Fail, dynamic: &[String]) -> Option<Fail> {
         )
     };
     match fail {
-        // What does not type-check for any size may do so for the actual ones.
+        // What does not type-check for all sizes may type-check for the actual ones.
         Fail::Unsupported(m) => Some(Fail::Unsupported(hint(m))),
         Fail::Other(Error::Type(fault)) => Some(Fail::Unsupported(hint(&fault.message))),
         _ => None,
@@ -248,7 +250,7 @@ impl<'a> Importer<'a> {
         Error::Model { file: self.file.into(), message: message.into() }
     }
 
-    /// Adds what and where to a failure.
+    /// Adds the node, the op and the opset to a failure.
     fn fail(&self, fail: Fail, node: &str, op: &str, opset: i64) -> Error {
         let place = |message: &str| format!("node `{node}` ({op}, opset {opset}): {message}");
         match fail {
@@ -290,7 +292,7 @@ impl<'a> Importer<'a> {
         Ok(())
     }
 
-    /// Inputs that are not the names of initializers; those have their values.
+    /// Adds the inputs. An input that names an initializer takes its value from there.
     fn inputs(&mut self, graph: &'a GraphProto, scope: &mut Scope<'a>, options: &Options) -> Result<()> {
         let mut types = Vec::new();
         let mut names = HashSet::new();
@@ -328,7 +330,7 @@ impl<'a> Importer<'a> {
         Ok(())
     }
 
-    /// An input that the caller gives a value.
+    /// An input for which the caller gives a constant value.
     fn constant_input(&mut self, name: &'a str, ty: &Declared, t: &Tensor, scope: &mut Scope<'a>) -> Result<()> {
         let shape = t.shape().iter().map(|d| Dim::from(*d as i64)).collect();
         let given = TensorType { dtype: t.dtype(), shape };
@@ -342,7 +344,7 @@ impl<'a> Importer<'a> {
         Ok(())
     }
 
-    /// Gives each named size of an input its meaning: a symbol, or the number that a given shape says.
+    /// Binds each named size of an input: to a symbol, or to the number in a given shape.
     fn bind_symbols(&mut self, types: &[(&str, Declared)], options: &Options) -> Result<()> {
         for (name, ty) in types {
             let given = options.shapes.get(*name);
@@ -394,7 +396,7 @@ impl<'a> Importer<'a> {
             (Size::Is(v), None) => Dim::from(*v),
             (Size::Named(n), None) => self.symbols.get(n).cloned().unwrap_or_else(|| Dim::symbol(n.as_str())),
             (Size::Unknown, None) => {
-                // A name of its own, that no other size has.
+                // A fresh name that no other size has.
                 let mut fresh = format!("{name}_{axis}");
                 while self.symbols.contains_key(&fresh) {
                     fresh.push('_');
@@ -405,7 +407,7 @@ impl<'a> Importer<'a> {
         Ok(sizes.iter().enumerate().map(dim).collect())
     }
 
-    /// Every number that the caller gives must be for a dynamic size that there is.
+    /// Checks that every number the caller gives belongs to an existing dynamic size.
     fn check_dims(&self, types: &[(&str, Declared)], shapes: &[Vec<Dim>], options: &Options) -> Result<()> {
         let mut names: Vec<String> = self.symbols.keys().cloned().collect();
         for ((input, ty), shape) in types.iter().zip(shapes) {
@@ -424,10 +426,11 @@ impl<'a> Importer<'a> {
         }
     }
 
-    /// Types of inner values and outputs, to be checked when the values are there.
+    /// Records declared types of inner values and outputs, which are checked when the values are
+    /// bound.
     fn declare(&mut self, graph: &'a GraphProto, opset: i64) -> Result<()> {
         for info in &graph.value_info {
-            // A type that we cannot read is met when its node is imported, if that matters.
+            // An unreadable type is reported when its node is imported, if it matters there.
             if let Ok(ty) = declared(info.r#type.as_ref()) {
                 self.declared.insert(info.name(), ty);
             }
@@ -443,7 +446,7 @@ impl<'a> Importer<'a> {
         Ok(())
     }
 
-    /// Looks for ops that are not supported before any work is done, and names them all.
+    /// Checks for unsupported ops before any other work, and lists all of them.
     fn survey(&self, graph: &'a GraphProto, opset: i64) -> Result<()> {
         let mut first: Option<(usize, &NodeProto, String)> = None;
         let mut kinds: Vec<String> = Vec::new();
@@ -472,7 +475,8 @@ impl<'a> Importer<'a> {
         self.functions.get(&(domain(node.domain()), node.op_type(), node.overload())).copied()
     }
 
-    /// Nodes in their order. `attrs` gives the attributes of a node, those of a function put in.
+    /// Imports nodes in order. `attrs` gives the attributes of a node, with those of the enclosing
+    /// function substituted.
     fn nodes(
         &mut self,
         nodes: &'a [NodeProto],
@@ -515,7 +519,7 @@ impl<'a> Importer<'a> {
         Ok(())
     }
 
-    /// Adds what and where to the failure of a node, and what to do about dynamic sizes.
+    /// Adds the location to a node's failure, and a hint about dynamic sizes.
     fn fail_at(
         &mut self,
         fail: Fail,
@@ -534,7 +538,7 @@ impl<'a> Importer<'a> {
         }
     }
 
-    /// The names of the dynamic sizes that the inputs have.
+    /// The names of the inputs' dynamic sizes.
     fn symbols_of_inputs(&self) -> Vec<String> {
         let graph = &self.builder.graph;
         let types = graph.inputs.iter().flat_map(|id| &graph.node(*id).results);
@@ -545,7 +549,8 @@ impl<'a> Importer<'a> {
         names
     }
 
-    /// The opset that the model imports for the node's domain; `default` is that of the default one.
+    /// The opset that the model imports for the node's domain; `default` is the opset of the
+    /// default domain.
     fn opset_of(&self, node: &NodeProto, default: i64) -> i64 {
         match domain(node.domain()) {
             "" => default,
@@ -553,7 +558,7 @@ impl<'a> Importer<'a> {
         }
     }
 
-    /// The numbers that a node has.
+    /// The numbers that occur in a node.
     fn numbers(&self, operands: &[Option<Bound>], attributes: &[Cow<AttributeProto>]) -> Numbers {
         let operands = operands.iter().flatten().map(|b| (b, self.builder.ty(b)));
         Numbers::of(operands, attributes.iter().map(|a| a.as_ref()))
@@ -569,7 +574,7 @@ impl<'a> Importer<'a> {
         names
     }
 
-    /// The values of a node's inputs; an empty name is an absent one.
+    /// The values of a node's inputs; an empty name means absent.
     fn operands(
         &mut self,
         node: &'a NodeProto,
@@ -596,7 +601,7 @@ impl<'a> Importer<'a> {
         Ok(out)
     }
 
-    /// The value of a name; an initializer becomes a constant the first time.
+    /// The value of a name; an initializer becomes a constant on first use.
     fn lookup(&mut self, name: &str, scope: &mut Scope<'a>) -> Result<Option<Bound>> {
         let t = match scope.values.get(name) {
             None => return Ok(None),
@@ -608,7 +613,7 @@ impl<'a> Importer<'a> {
         Ok(Some(bound))
     }
 
-    /// A constant; small integers stay sizes until they are needed.
+    /// A constant; small integer tensors stay symbolic until they are needed.
     fn constant(&mut self, t: &TensorProto, name: &str) -> Result<Bound, Fail> {
         let tensor = tensor::read(t, self.dir)?;
         if tensor.len() <= LARGEST
@@ -621,7 +626,7 @@ impl<'a> Importer<'a> {
         Ok(value.into())
     }
 
-    /// One node by its row in the table.
+    /// Imports one node through its row in the table.
     fn apply(
         &mut self,
         node: &NodeProto,
@@ -655,7 +660,7 @@ impl<'a> Importer<'a> {
         Ok(results)
     }
 
-    /// A call of a model-local function: its nodes, in a scope of their own.
+    /// Inlines a call of a model-local function: imports its nodes in a new scope.
     fn call(
         &mut self,
         f: &'a FunctionProto,
@@ -678,7 +683,7 @@ impl<'a> Importer<'a> {
                 scope.values.insert(formal, Meaning::Bound(b));
             }
         }
-        // An attribute that the caller leaves out and that has no default is left out inside too.
+        // An attribute that the caller omits and that has no default is omitted inside as well.
         let put_in = |a: &'a AttributeProto| {
             let outer = a.ref_attr_name();
             if outer.is_empty() {
@@ -700,7 +705,7 @@ impl<'a> Importer<'a> {
         Ok(results)
     }
 
-    /// Gives a name its value, checked against the declared type.
+    /// Binds a name to its value, checked against the declared type.
     fn bind(&mut self, name: &'a str, bound: Bound, scope: &mut Scope<'a>) -> Result<(), Fail> {
         if name.is_empty() {
             return Ok(());
@@ -746,7 +751,8 @@ impl<'a> Importer<'a> {
             let opset = scope.opset;
             let value = self.builder.materialise(&bound).map_err(|f| self.fail(f, name, "output", opset))?;
             let lookup = |n: &str| self.symbols.get(n).cloned();
-            // Inputs and initializers that are outputs come by no node that would have been checked.
+            // Inputs and initializers that are outputs are not results of a node, so their types
+            // are checked here.
             if let Some(d) = self.declared.get(name)
                 && let Some(m) = contradiction(d, self.builder.graph.ty(value), &lookup)
             {
@@ -758,7 +764,7 @@ impl<'a> Importer<'a> {
     }
 }
 
-/// The op as shown in messages.
+/// The op as printed in messages.
 fn shown_op(node: &NodeProto) -> String {
     match domain(node.domain()) {
         "" => node.op_type().to_string(),
@@ -766,7 +772,7 @@ fn shown_op(node: &NodeProto) -> String {
     }
 }
 
-/// A node's name: its own, or its first output's, or its number.
+/// A node's name: its own, else its first output's, else its number.
 fn node_name(node: &NodeProto, index: usize, prefix: &str) -> String {
     let own = Some(node.name()).filter(|n| !n.is_empty());
     match own.or(node.output.iter().map(String::as_str).find(|n| !n.is_empty())) {

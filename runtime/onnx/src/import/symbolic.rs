@@ -1,10 +1,11 @@
-//! Small integer tensors whose elements are known as sizes: the arithmetic of shapes.
+//! Shape arithmetic: small integer tensors whose elements are symbolic sizes.
 //!
-//! Exporters compute shapes with ordinary nodes (Shape, Gather, Mul, Concat, ...). In: their
-//! operands as [`Sym`]s. Out: results as [`Sym`]s, or `None` where a result is not known; then the
-//! node is imported as it stands. Holds always: an element is what the node gives for every value
-//! of the symbols; a `Sym` has at most [`LARGEST`] elements of complexity at most [`COMPLEX`], and
-//! constants within its dtype.
+//! Exporters compute shapes with ordinary nodes (Shape, Gather, Mul, Concat, ...).
+//!
+//! In: their operands as [`Sym`]s. Out: results as [`Sym`]s, or `None` if a result is unknown; the
+//! node is then imported as an ordinary node. Invariant: an element is what the node gives for
+//! every value of the symbols. A `Sym` has at most [`LARGEST`] elements of complexity at most
+//! [`COMPLEX`], and constants within its dtype.
 
 use hypatia_dsl::builtin::BuiltinScalar;
 use hypatia_dsl::dtype::{DType, Kind};
@@ -12,7 +13,7 @@ use hypatia_dsl::shape::Dim;
 
 use hypatia_tensor::tensor::Tensor;
 
-/// More elements than this are data, not a shape.
+/// A tensor with more elements than this is data, not a shape.
 pub(super) const LARGEST: usize = 1024;
 
 /// A limit on `Dim::complexity`, against files that multiply sizes without end.
@@ -30,7 +31,7 @@ pub(super) struct Sym {
 }
 
 impl Sym {
-    /// Checks the limits.
+    /// Creates one, if it is within the limits.
     pub fn new(dtype: DType, shape: Vec<usize>, items: Vec<Dim>) -> Option<Sym> {
         let len = shape.iter().try_fold(1usize, |a, d| a.checked_mul(*d))?;
         let fits = |d: &Dim| match (dtype, d.as_const()) {
@@ -81,12 +82,12 @@ impl Sym {
         }
     }
 
-    /// The same elements under another shape.
+    /// Reshape.
     pub fn reshaped(&self, shape: Vec<usize>) -> Option<Sym> {
         Sym::new(self.dtype, shape, self.items.clone())
     }
 
-    /// The elements in another integer type; `None` if one may not fit. A symbolic size is taken
+    /// Cast to another integer type; `None` if an element may not fit. A symbolic size is assumed
     /// to fit in 32 bits.
     pub fn cast(&self, to: DType) -> Option<Sym> {
         let items = match to {
@@ -98,8 +99,8 @@ impl Sym {
         Sym::new(to, self.shape.clone(), items)
     }
 
-    /// The elements that `from` names: it turns an index of the result into one of this tensor. `None` for an index
-    /// outside.
+    /// Gathers elements: `from` turns an index of the result into an index of this tensor. `None`
+    /// for an index out of range.
     fn picked(&self, shape: Vec<usize>, from: impl Fn(&mut [usize])) -> Option<Sym> {
         let len = shape.iter().try_fold(1usize, |a, d| a.checked_mul(*d)).filter(|len| *len <= LARGEST)?;
         let mut items = Vec::with_capacity(len);
@@ -116,18 +117,18 @@ impl Sym {
         Sym::new(self.dtype, shape, items)
     }
 
-    /// Slices `indices` of an axis; negative indices count from the end.
+    /// Gathers the slices `indices` of an axis; negative indices count from the end.
     pub fn gather(&self, indices: &Sym, axis: usize) -> Option<Sym> {
         let (before, size, inner) = around(&self.shape, axis)?;
         let rows = indices.consts()?.into_iter().map(|i| usize::try_from(if i < 0 { i + size as i64 } else { i }).ok());
         let rows: Vec<usize> = rows.collect::<Option<_>>()?;
-        // The axis alone, and the axes of the indices as one.
+        // Isolates the axis, and flattens the axes of the indices into one.
         let flat = self.reshaped(vec![before, size, inner])?;
         let picked = flat.picked(vec![before, rows.len(), inner], |index| index[1] = rows[index[1]])?;
         picked.reshaped([&self.shape[..axis], &indices.shape, &self.shape[axis + 1..]].concat())
     }
 
-    /// Axes in another order.
+    /// Transpose.
     pub fn transposed(&self, perm: &[usize]) -> Option<Sym> {
         let shape = perm.iter().map(|p| self.shape.get(*p).copied()).collect::<Option<Vec<_>>>()?;
         self.picked(shape, |index| {
@@ -136,13 +137,13 @@ impl Sym {
         })
     }
 
-    /// Copies side by side, so many along each axis.
+    /// Tiles: this many copies along each axis.
     pub fn tiled(&self, repeats: &[usize]) -> Option<Sym> {
         let shape = self.shape.iter().zip(repeats).map(|(d, r)| d.checked_mul(*r)).collect::<Option<Vec<_>>>()?;
         self.picked(shape, |index| index.iter_mut().zip(&self.shape).for_each(|(at, size)| *at %= size))
     }
 
-    /// Side by side along an axis.
+    /// Concatenates along an axis.
     pub fn concat(parts: &[&Sym], axis: usize) -> Option<Sym> {
         let first = parts.first()?;
         let (before, _, inner) = around(&first.shape, axis)?;
@@ -177,7 +178,7 @@ impl Sym {
         self.picked(shape, |index| index[axis] = places[index[axis]])
     }
 
-    /// Broadcast as numpy does.
+    /// Broadcasts as numpy does.
     pub fn expand(&self, shape: &[usize]) -> Option<Sym> {
         if shape.iter().try_fold(1usize, |a, d| a.checked_mul(*d))? > LARGEST || shape.len() < self.shape.len() {
             return None;
@@ -193,7 +194,7 @@ impl Sym {
     }
 }
 
-/// Elements before an axis, its size, elements behind it.
+/// The number of elements before an axis, its size, and the number of elements after it.
 fn around(shape: &[usize], axis: usize) -> Option<(usize, usize, usize)> {
     let size = *shape.get(axis)?;
     Some((shape[..axis].iter().product(), size, shape[axis + 1..].iter().product()))
@@ -203,8 +204,8 @@ fn bool_dim(b: bool) -> Dim {
     Dim::from(i64::from(b))
 }
 
-/// Whether two sizes are equal, where that is certain; unlike `Dim::known_eq` this knows that
-/// symbols are not negative, so that `batch` is not -1.
+/// Whether two sizes are equal; `None` if uncertain. Unlike `Dim::known_eq` this uses that symbols
+/// are not negative, so `batch` is not -1.
 pub(super) fn known_eq(a: &Dim, b: &Dim) -> Option<bool> {
     a.known_eq(b).or_else(|| {
         let apart = |x: &Dim, y: &Dim| x.checked_sub(y).and_then(|d| d.lower_bound()).is_some_and(|l| l > 0);
@@ -212,7 +213,7 @@ pub(super) fn known_eq(a: &Dim, b: &Dim) -> Option<bool> {
     })
 }
 
-/// `a < b`, where that is certain.
+/// `a < b`; `None` if uncertain.
 fn known_lt(a: &Dim, b: &Dim) -> Option<bool> {
     let bound = |x: &Dim, y: &Dim| x.checked_sub(y).and_then(|d| d.lower_bound());
     if bound(b, a) >= Some(1) {
@@ -229,7 +230,7 @@ fn element(f: BuiltinScalar, args: &[&Dim]) -> Option<Dim> {
         (Add, [a, b]) => a.checked_add(b)?,
         (Sub, [a, b]) => a.checked_sub(b)?,
         (Mul, [a, b]) => a.checked_mul(b)?,
-        // Truncating division is the floor where nothing is negative.
+        // Truncating division equals floor division if nothing is negative.
         (Div, [a, b]) => match (a.as_const(), b.as_const()) {
             (Some(a), Some(b)) => Dim::from(a.checked_div(b)?),
             _ if natural(a, 0) && natural(b, 1) => a.floor_div(b)?,
@@ -257,7 +258,7 @@ fn element(f: BuiltinScalar, args: &[&Dim]) -> Option<Dim> {
     })
 }
 
-/// A builtin scalar function, element by element with broadcasting.
+/// A builtin scalar function, element-wise with broadcasting.
 pub(super) fn pointwise(f: BuiltinScalar, operands: &[&Sym]) -> Option<Sym> {
     if operands.len() != f.params().len() {
         return None;
@@ -275,7 +276,7 @@ pub(super) fn pointwise(f: BuiltinScalar, operands: &[&Sym]) -> Option<Sym> {
     elementwise(dtype, &wide, |args| element(f, args))
 }
 
-/// Remainders of the sign of the divisor.
+/// Remainders with the sign of the divisor.
 pub(super) fn modulo(a: &Sym, b: &Sym) -> Option<Sym> {
     let wide = broadcast(&[a, b])?;
     let certain = |d: &Dim| d.as_const().is_some_and(|c| c != 0) || d.lower_bound() >= Some(1);
@@ -285,7 +286,7 @@ pub(super) fn modulo(a: &Sym, b: &Sym) -> Option<Sym> {
     elementwise(a.dtype, &wide, |args| args[0].rem(args[1]))
 }
 
-/// The largest, or the smallest, element of a vector, where that is certain.
+/// The maximum or the minimum of a vector, if it is certain.
 pub(super) fn extreme(f: BuiltinScalar, of: &[Dim]) -> Option<Dim> {
     let (first, rest) = of.split_first()?;
     rest.iter().try_fold(first.clone(), |best, d| element(f, &[&best, d]))
@@ -297,7 +298,7 @@ fn elementwise(dtype: DType, operands: &[Sym], f: impl Fn(&[&Dim]) -> Option<Dim
     Sym::new(dtype, first.shape.clone(), items.collect::<Option<_>>()?)
 }
 
-/// All of one shape.
+/// Broadcasts all operands to one shape.
 fn broadcast(operands: &[&Sym]) -> Option<Vec<Sym>> {
     let rank = operands.iter().map(|s| s.shape.len()).max()?;
     let mut shape = vec![1usize; rank];
@@ -372,7 +373,7 @@ mod tests {
     fn remainders_have_the_sign_of_the_divisor() {
         let w = Dim::symbol("w");
         let four = sym(&[Dim::from(4)]);
-        // What fills a size up to the next multiple of 4.
+        // The padding that rounds a size up to the next multiple of 4.
         let over = modulo(&sym(&[w]), &four).unwrap();
         let missing = modulo(&pointwise(BuiltinScalar::Sub, &[&four, &over]).unwrap(), &four).unwrap();
         for (w, pad) in [(0, 0), (3, 1), (4, 0), (30, 2)] {

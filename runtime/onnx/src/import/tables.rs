@@ -1,9 +1,12 @@
-//! The ONNX ops that are imported: which versions, by what, and under which names of the library.
+//! The table of imported ONNX ops: their versions, their handlers, and the names they use in the
+//! library.
 //!
-//! This is the one place, besides `hypatia_dsl::builtin`, where names of ops and scalars stand in
-//! Rust. Holds always: a row's versions are those of ONNX's own schema from the one that applies at
-//! opset 13 on (checked against a list that the `onnx` package wrote), and its target handles all
-//! of them.
+//! This and `hypatia_dsl::builtin` are the only places in Rust that contain names of ops and
+//! scalars.
+//!
+//! Invariant: a row's versions are those of ONNX's own schema, from the one that applies at opset
+//! 13 on (checked against a list that the `onnx` package wrote), and its target handles all of
+//! them.
 
 use super::context::{Ctx, Out};
 use super::ops::{
@@ -14,25 +17,26 @@ use super::ops::{
 pub(super) struct Row {
     /// Its name in the default domain.
     pub op: &'static str,
-    /// The opsets that defined or changed it, from the definition that applies at opset 13 on.
+    /// The opsets that defined or changed it, starting with the definition that applies at opset
+    /// 13.
     pub since: &'static [i64],
     /// What it becomes.
     pub target: Target,
-    /// Names of the library that the target uses.
+    /// Names from the library that the target uses.
     pub names: &'static [&'static str],
 }
 
 /// What an ONNX op becomes.
 pub(super) enum Target {
-    /// The scalar `names[0]` of all operands.
+    /// The scalar `names[0]` applied to all operands.
     Scalar,
-    /// The scalar `names[0]` of the operands in reverse.
+    /// The scalar `names[0]` applied to the operands in reverse order.
     Swapped,
-    /// The scalar `names[0]` of the operands and of these attributes with their defaults.
+    /// The scalar `names[0]` applied to the operands and to these attributes with their defaults.
     With(&'static [(&'static str, f32)]),
-    /// The scalar `names[0]` of two, over any number of operands.
+    /// The binary scalar `names[0]`, folded over any number of operands.
     Fold,
-    /// A function.
+    /// A handler function.
     Run(fn(&mut Ctx) -> Out),
 }
 
@@ -218,7 +222,8 @@ pub(super) static ROWS: &[Row] = &[
     scalar("Xor", &[7], &["xor"]),
 ];
 
-/// The row of an op, and the version of its definition that applies; or why there is none.
+/// The row of an op, and the version of its definition that applies; an error says why there is
+/// none.
 pub(super) fn find(domain: &str, op: &str, opset: i64) -> Result<(&'static Row, i64), String> {
     if !domain.is_empty() {
         return Err(format!("the operator domain `{domain}` is not known; export the model with standard ops only"));
@@ -248,7 +253,8 @@ pub struct Supported {
     pub domain: &'static str,
     /// Its name.
     pub op: &'static str,
-    /// The opsets that defined or changed it, from the definition that applies at opset 13 on.
+    /// The opsets that defined or changed it, starting with the definition that applies at opset
+    /// 13.
     pub since: &'static [i64],
 }
 

@@ -1,8 +1,8 @@
-//! `TensorProto`s as tensors: every encoding of ONNX for our element types.
+//! Decodes `TensorProto`s: every ONNX encoding of the supported element types.
 //!
-//! In: a `TensorProto`. Out: a [`Tensor`], or what is wrong. Holds always: the number of elements
-//! that the data hold is compared with the shape before anything is allocated; a value that its
-//! type cannot hold is an error.
+//! In: a `TensorProto`. Out: a [`Tensor`], or what is wrong. Invariant: the number of elements in
+//! the data is compared with the shape before any allocation. A value that its type cannot
+//! represent is an error.
 
 use std::path::Path;
 
@@ -15,9 +15,9 @@ use hypatia_tensor::tensor::Tensor;
 
 /// Why a tensor could not be read.
 pub(super) enum Bad {
-    /// It is damaged.
+    /// It is malformed.
     Damaged(String),
-    /// It is of a kind that is not supported.
+    /// Its kind is not supported.
     Unsupported(String),
 }
 
@@ -27,7 +27,7 @@ impl From<String> for Bad {
     }
 }
 
-/// Our element type for an ONNX one.
+/// Converts an ONNX element type.
 pub(super) fn dtype(code: i32) -> Result<DType, Bad> {
     let ty = DataType::try_from(code).map_err(|_| format!("element type {code} is unknown"))?;
     Ok(match ty {
@@ -89,7 +89,7 @@ pub(super) fn read(t: &TensorProto, dir: Option<&Path>) -> Result<Tensor, Bad> {
     typed(t, dtype, &shape, len, &wrong)
 }
 
-/// Data in the typed fields.
+/// Reads data from the typed fields.
 fn typed(
     t: &TensorProto,
     dtype: DType,
@@ -99,7 +99,7 @@ fn typed(
 ) -> Result<Tensor, Bad> {
     let whole = |tensor: Option<Tensor>| tensor.ok_or_else(|| Bad::Damaged("the data do not fit the shape".into()));
     let counted = |have: usize, what: &str| if have == len { Ok(()) } else { Err(wrong(have, what)) };
-    // int32_data holds everything that is narrower than 32 bits.
+    // int32_data holds all types narrower than 32 bits.
     let narrow = |low: i64, high: i64| -> Result<(), Bad> {
         counted(t.int32_data.len(), "numbers")?;
         match t.int32_data.iter().find(|v| !(low..=high).contains(&i64::from(**v))) {

@@ -1,4 +1,4 @@
-//! Types that a model declares, and whether they agree with what we infer.
+//! Types that a model declares, and whether they agree with inferred types.
 
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::shape::{Dim, show_shape};
@@ -16,7 +16,7 @@ pub(super) enum Size {
     Is(i64),
     /// A name.
     Named(String),
-    /// Nothing is said.
+    /// Not specified.
     Unknown,
 }
 
@@ -24,7 +24,7 @@ pub(super) enum Size {
 pub(super) struct Declared {
     /// Element type.
     pub dtype: DType,
-    /// Sizes; `None` where even the rank is unknown.
+    /// Sizes; `None` if even the rank is unknown.
     pub shape: Option<Vec<Size>>,
 }
 
@@ -55,8 +55,8 @@ pub(super) fn declared(ty: Option<&TypeProto>) -> Result<Declared, Bad> {
     Ok(Declared { dtype: dtype(tensor.elem_type())?, shape })
 }
 
-/// Whether a declared type contradicts an inferred one. `lookup` gives the size behind a name that
-/// an input declares.
+/// Describes how a declared type contradicts an inferred one, if it does. `lookup` gives the size
+/// of a name that an input declares.
 pub(super) fn contradiction(
     declared: &Declared,
     inferred: &TensorType,

@@ -1,9 +1,9 @@
 //! The e-graph as a host of the interpreter of right sides.
 //!
-//! In: a match, and what the interpreter asks to be made of its rule's right side. Out: new nodes.
-//! Holds always: every node that is built type-checks, the limit on the e-graph's size is looked at
-//! before every node, and what is computed beforehand keeps its meaning in its element type
-//! (`folded`); an op that no kernel computes whole is unfolded.
+//! In: a match, and the requests of the interpreter for nodes of the rule's right side. Out: new
+//! nodes. Invariant: every node that is built type-checks. The limit on the e-graph's size is
+//! checked before every node. Folded constants keep their meaning in their element type (`folded`).
+//! An op without a kernel for the whole op is inlined.
 
 use std::sync::Arc;
 
@@ -26,14 +26,14 @@ use super::{Reject, add_checked, ill_typed, implements};
 use hypatia_graph::check_view;
 use hypatia_graph::interpret::{Application, Host, Item, build_number, build_tensor};
 
-/// Ops within bodies of ops at most.
+/// Maximum depth of inlining.
 const MAX_UNFOLD: usize = 16;
-/// Nested expressions at most; deeper ones are rejected, rather than overflow the stack.
+/// Maximum nesting of expressions; deeper ones are rejected before they overflow the stack.
 const MAX_DEPTH: usize = 400;
 
 type Built = Result<Id, Reject>;
 
-/// A term, and what it reads other than by broadcasting.
+/// A term, and its reads that are not plain broadcasts.
 pub(super) struct Epilogue {
     pub root: Id,
     views: Vec<(InView, Id)>,
@@ -43,31 +43,31 @@ pub(super) struct Epilogue {
 pub(super) struct Builder<'a> {
     egraph: &'a mut EGraph,
     m: &'a Match,
-    /// Nodes of the e-graph at most.
+    /// Maximum number of nodes of the e-graph.
     limit: usize,
-    /// The rule whose right side it is; none in bodies of ops.
+    /// The rule whose right side is built; `None` in bodies of ops.
     rule: Option<&'a Rule>,
-    /// Bodies of ops that are being unfolded.
+    /// Depth of inlining so far.
     unfolded: usize,
-    /// Expressions that are being built.
+    /// Nesting of expressions so far.
     depth: usize,
-    /// The node that was added last.
+    /// The node added last.
     pub last: Option<Node>,
-    /// What each term that is being built reads other than by broadcasting.
+    /// For each open term, its reads that are not plain broadcasts.
     views: Vec<Vec<(InView, Id)>>,
-    /// Where what is being built stands, innermost last.
+    /// The places of the open expressions, innermost last.
     places: Vec<Place>,
-    /// How many `build(...)` it stands inside of.
+    /// Number of enclosing `build(...)`.
     frozen: usize,
 }
 
 impl<'a> Builder<'a> {
-    /// For the right side of a rule.
+    /// A builder for the right side of a rule.
     pub fn of_rule(egraph: &'a mut EGraph, m: &'a Match, rule: &'a Rule, limit: usize) -> Builder<'a> {
         Builder { rule: Some(rule), ..Builder::of_body(egraph, m, limit, 0) }
     }
 
-    /// For the body of an op.
+    /// A builder for the body of an op.
     fn of_body(egraph: &'a mut EGraph, m: &'a Match, limit: usize, unfolded: usize) -> Builder<'a> {
         Builder {
             egraph,
@@ -83,7 +83,8 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// The whole right side: a number there fills the type of what it replaces.
+    /// Builds the whole right side. A single number is broadcast to the type of the value that it
+    /// replaces.
     pub fn root(&mut self, build: &Build, replaced: Id) -> Built {
         if let Build::Number(expr) = build {
             let ty = class_type(self.egraph, replaced).cloned().ok_or_else(|| ill_typed("no tensor"))?;
@@ -99,13 +100,13 @@ impl<'a> Builder<'a> {
         self.places.last().copied().unwrap_or(Place::Factor)
     }
 
-    /// Adds a node whose type is known to be right, within the limits.
+    /// Adds a node known to be well-typed, within the limits.
     fn add(&mut self, node: Node) -> Built {
         self.last = Some(node.clone());
         add_checked(self.egraph, node, self.limit)
     }
 
-    /// An error if a number that is computed from constants loses digits in that type.
+    /// An error if a number computed from constants loses digits in that type.
     fn keep_number(&self, expr: &AExpr, value: f64, dtype: DType) -> Result<(), Reject> {
         if !self.rule.is_some_and(|r| is_of_values(r, expr)) {
             return Ok(());
@@ -123,7 +124,7 @@ impl<'a> Builder<'a> {
 
     /// A splat constant.
     fn splat(&mut self, ty: TensorType, value: f64) -> Built {
-        // An integer type must hold the number as it is: 0.5 beside integers is an error, not 0.
+        // An integer type must hold the number exactly: 0.5 beside integers is an error, not 0.
         if ty.dtype.is_int() && ty.dtype.round(value) != value {
             return Err(ill_typed(format!("the number {value} stands beside {}, which does not hold it", ty.dtype)));
         }
@@ -132,8 +133,8 @@ impl<'a> Builder<'a> {
         self.add(Node::leaf(Payload::Splat(ty, bits)))
     }
 
-    /// An error if a function of constants loses what it means when it is rounded. What cannot be
-    /// computed now is not known to keep it.
+    /// An error if rounding destroys the meaning of a function of constants. If it cannot be
+    /// computed now, this is an error too.
     fn keep(&self, scalar: ScalarId, node: &Node) -> Result<(), Reject> {
         if !node.children.iter().all(|c| self.egraph[*c].data.constant) {
             return Err(Reject::NotConstant);
@@ -151,8 +152,8 @@ impl<'a> Builder<'a> {
         folded.loss(self.place()).map_or(Ok(()), |lost| Err(Reject::Lost(lost)))
     }
 
-    /// An error if the op's term says of an operand that it is a row, a column or whole, and it is
-    /// none of the result.
+    /// An error if the op's term reads an operand as row, column or full, and its shape does not
+    /// fit the result.
     fn check_views(&self, node: &Node, views: &[(InView, Id)]) -> Result<(), Reject> {
         if views.is_empty() {
             return Ok(());
@@ -167,7 +168,7 @@ impl<'a> Builder<'a> {
         Ok(())
     }
 
-    /// The body of an op that no kernel computes whole.
+    /// Inlines the body of an op that has no kernel for the whole op.
     fn unfold(&mut self, def: &OpDef, body: &Build, children: &[Id], attrs: Vec<AttrValue>) -> Built {
         if self.unfolded >= MAX_UNFOLD {
             return Err(ill_typed(format!("`{}` is defined by itself", def.name)));
@@ -180,7 +181,7 @@ impl<'a> Builder<'a> {
         Ok(id)
     }
 
-    /// The pointwise work that a variable stands for.
+    /// The pointwise work bound to a variable.
     fn work(&self, v: VarId) -> Result<&'a Region, Reject> {
         match self.m.slots.get(v.index()) {
             Some(Slot::Region(region)) => Ok(region),
@@ -188,7 +189,7 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// Pointwise work over these operands, as tensors or inside a term.
+    /// Builds pointwise work on these operands, as tensors or inside a term.
     fn steps(&mut self, v: VarId, args: &[Id], term: bool) -> Built {
         let mut made: Vec<Id> = Vec::new();
         for step in &self.work(v)?.steps {
@@ -211,7 +212,7 @@ impl<'a> Builder<'a> {
     }
 }
 
-/// What the variables of an op stand for in one application of it.
+/// The bindings of an op's variables in one application of it.
 fn operands_of(egraph: &EGraph, def: &OpDef, children: &[Id], attrs: Vec<AttrValue>) -> Match {
     let mut m = Match {
         roots: Vec::new(),
@@ -372,7 +373,7 @@ impl Host for Builder<'_> {
         self.add(Node::leaf(Payload::Acc))
     }
 
-    /// A constant number is part of the term, not something to be read.
+    /// A constant number becomes part of the term instead of a read.
     fn read(&mut self, view: InView, value: Id) -> Built {
         let data = self.egraph[value].data;
         match (data.splat, self.egraph.analysis.data_type(&data)) {
@@ -388,7 +389,7 @@ impl Host for Builder<'_> {
         }
     }
 
-    /// Terms compute in f32, or in f64, which holds more.
+    /// Terms compute in f32, or in f64, which is wider.
     fn literal(&mut self, expr: &AExpr, value: f64) -> Built {
         self.keep_number(expr, value, DType::F32)?;
         self.add(Node::leaf(Payload::Lit(value.to_bits())))

@@ -1,8 +1,8 @@
 //! One application in a graph, with its term, as a host of the matcher: does a kernel compute it?
 //!
-//! In: an op, the types of its operands, its term. Out: a host with one node a value. Holds always:
-//! equal nodes of a term have one number; terms, and the epilogues of the patterns that are matched
-//! against them ([`kernel_rule`]), are written out and simplified first, so that `gelu_tanh(acc)`
+//! In: an op, the types of its operands, its term. Out: a host with one node for each value.
+//! Invariant: equal nodes of a term have one id. Terms, and the epilogues of the patterns that they
+//! are matched with ([`kernel_rule`]), are inlined and simplified first, so that `gelu_tanh(acc)`
 //! and its body are equal.
 
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use crate::analysis::has_several_results;
 use crate::candidate::Candidate;
 use crate::language::{AttrsId, LeafId};
 
-/// Nested functions of an epilogue at most.
+/// Maximum nesting of functions in an epilogue.
 const MAX_DEPTH: usize = 200;
 
 /// An application.
@@ -33,7 +33,7 @@ pub struct Applied<'p> {
     attrs: Vec<Vec<AttrValue>>,
 }
 
-/// What is known of a value.
+/// Properties of a value.
 #[derive(Clone, Default)]
 struct Known {
     ty: Option<TensorType>,
@@ -42,7 +42,7 @@ struct Known {
 }
 
 impl<'p> Applied<'p> {
-    /// Nothing is applied yet.
+    /// Empty: no application yet.
     pub fn new(program: &'p Arc<Program>) -> Applied<'p> {
         Applied { program, nodes: Vec::new(), known: Vec::new(), attrs: Vec::new() }
     }
@@ -53,7 +53,7 @@ impl<'p> Applied<'p> {
         Id::from(self.nodes.len() - 1)
     }
 
-    /// The number of a node, which is made if it is not there.
+    /// The id of a node, which is added if it is new (hash-consing).
     fn share(&mut self, node: Node, number: Option<f64>) -> Id {
         match self.nodes.iter().position(|n| *n == node) {
             Some(at) => Id::from(at),
@@ -61,18 +61,18 @@ impl<'p> Applied<'p> {
         }
     }
 
-    /// A tensor; `number` is what all its elements are, if that is known.
+    /// Adds a tensor; `number` is the value of all its elements, if it is known.
     pub fn tensor(&mut self, ty: TensorType, constant: bool, number: Option<f64>) -> Id {
         let leaf = Node::leaf(Payload::Leaf(LeafId(self.nodes.len() as u32)));
         self.push(leaf, Known { ty: Some(ty), constant, number })
     }
 
-    /// The operand that is not there.
+    /// An absent optional operand.
     pub fn absent(&mut self) -> Id {
         self.share(Node::leaf(Payload::Absent), None)
     }
 
-    /// A term that reads these tensors; `None` if it is not in order.
+    /// Adds a term that reads these tensors; `None` if it is malformed.
     pub fn term(&mut self, term: &Term, reads: &[Id]) -> Option<Id> {
         let term = normal(self.program, term);
         let mut made: Vec<Id> = Vec::with_capacity(term.nodes.len());
@@ -95,7 +95,7 @@ impl<'p> Applied<'p> {
         made.get(term.roots.first()?.0 as usize).copied()
     }
 
-    /// An op over these operands, terms among them. Returns its results.
+    /// Adds an op on these operands, including terms. Returns its results.
     pub fn op(&mut self, op: OpId, attrs: Vec<AttrValue>, operands: &[Id], results: &[TensorType]) -> Vec<Id> {
         self.attrs.push(attrs);
         let payload = Payload::Op(op, AttrsId(self.attrs.len() as u32 - 1));
@@ -177,7 +177,7 @@ impl Host for Applied<'_> {
     }
 }
 
-/// Facts of what a match binds.
+/// Facts about the bindings of a match.
 struct AppliedFacts<'a, 'p> {
     host: &'a Applied<'p>,
     slots: &'a [Slot],
@@ -200,7 +200,7 @@ impl Facts for AppliedFacts<'_, '_> {
     }
 }
 
-/// Written out and simplified; as it is where that would be too large.
+/// The term inlined and simplified; unchanged if that would be too large.
 fn normal(program: &Program, term: &Term) -> Term {
     match expand(program, term) {
         Ok(expanded) => prune(&simplify(program, &expanded)),
@@ -208,7 +208,7 @@ fn normal(program: &Program, term: &Term) -> Term {
     }
 }
 
-/// A kernel's pattern as a rule that builds nothing, its epilogue written out and simplified.
+/// A kernel's pattern as a rule that builds nothing, with its epilogue inlined and simplified.
 pub fn kernel_rule(program: &Program, kernel: &Kernel) -> Rule {
     let mut pattern = kernel.pattern.clone();
     let mut inner = &mut pattern;
@@ -229,8 +229,8 @@ pub fn kernel_rule(program: &Program, kernel: &Kernel) -> Rule {
     Rule::of_pattern(&kernel.name, &kernel.origin, kernel.vars.clone(), pattern)
 }
 
-/// The pattern of an epilogue as a term, and the patterns of what it reads, in the order in which
-/// they are found.
+/// The pattern of an epilogue as a term, and the patterns of its reads, in the order in which they
+/// are found.
 pub fn epilogue_term(pat: &Pat, reads: &mut Vec<Pat>) -> Option<Term> {
     let mut term = Term::empty();
     let root = add_term(pat, reads, &mut term, 0)?;
@@ -270,7 +270,7 @@ fn add_term(pat: &Pat, reads: &mut Vec<Pat>, term: &mut Term, depth: usize) -> O
     Some(term.add(node))
 }
 
-/// The way back.
+/// The inverse of `epilogue_term`.
 fn epilogue_pattern(term: &Term, reads: &[Pat]) -> Option<Pat> {
     let node = |head: Head, args: Vec<Pat>, to: Option<DType>| {
         let attrs = to.map(|t| AttrPat::Is(AExpr::Value(AttrValue::DType(t)))).into_iter().collect();

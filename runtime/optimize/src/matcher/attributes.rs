@@ -1,7 +1,8 @@
-//! Attributes of a node against those of a pattern.
+//! Matches the attributes of a node.
 //!
-//! In: the attribute patterns of an application and the values that a node has. Out: what their variables stand for. Holds
-//! always: what a value is computed from may be bound further on in the pattern; such a value is compared in the end.
+//! In: the attribute patterns of an application and the values of a node. Out: bindings of their
+//! variables. Invariant: an attribute computed from variables that are bound later in the pattern
+//! is deferred and compared at the end.
 
 use std::borrow::Cow;
 
@@ -9,23 +10,23 @@ use hypatia_dsl::dtype::DType;
 
 use super::*;
 
-/// An attribute of a node, and the pattern that it should fit.
+/// An attribute of a node, and the pattern that it must match.
 #[derive(Clone, Copy)]
 pub(super) struct Attribute<'r, 'e> {
     pat: &'r AttrPat,
     ty: AttrType,
     value: Held<'e>,
-    /// The rank of the node's first operand, which axes are counted by.
+    /// The rank of the node's first operand, which resolves negative axes.
     rank: Option<usize>,
-    /// The node's head and class, and which of its attributes it is.
+    /// The node's head and class, and the index of the attribute.
     at: (Head, usize, Id),
 }
 
-/// What a node has as an attribute, or as a part of one.
+/// An attribute of a node, or a part of one.
 #[derive(Clone, Copy)]
 enum Held<'e> {
     Value(&'e AttrValue),
-    /// Some neighbours within a list.
+    /// Adjacent entries of a list.
     Part(&'e [AttrValue]),
     Type(DType),
 }
@@ -41,7 +42,7 @@ impl<'e> Held<'e> {
 }
 
 impl Attribute<'_, '_> {
-    /// Whether it has that value; `None` if that depends on symbols.
+    /// Whether it equals that value; `None` if that depends on symbols.
     pub(super) fn equals(&self, wanted: &AttrValue) -> Option<bool> {
         attr_equal(&self.value.value(), &normal_attr(self.ty, wanted.clone(), self.rank))
     }
@@ -56,7 +57,7 @@ fn attr_types(op: &OpDef) -> impl Iterator<Item = AttrType> {
 }
 
 impl<'r, 'e, H: Host> Matcher<'r, 'e, '_, H> {
-    /// Puts the goals that a node's attributes are before others.
+    /// Pushes the goals for a node's attributes before others.
     pub(super) fn attribute_goals(&mut self, n: &'r NodePat, node: &Node, class: Id, mut goals: Goals) -> Goals {
         if n.attrs.iter().all(|a| *a == AttrPat::Any) {
             return goals;
@@ -88,7 +89,7 @@ impl<'r, 'e, H: Host> Matcher<'r, 'e, '_, H> {
         goals
     }
 
-    /// An attribute is not what the pattern wants.
+    /// Records a near miss: an attribute has another value than the pattern expects.
     pub(super) fn missed(&mut self, attribute: Attribute<'_, '_>) -> Flow {
         let (head, i, class) = attribute.at;
         self.miss(class, || MissReason::Attr(head, i, attribute.value.value().into_owned()))
@@ -113,7 +114,7 @@ impl<'r, 'e, H: Host> Matcher<'r, 'e, '_, H> {
                 match self.eval(want) {
                     Some(w) if attribute.equals(&w) == Some(true) => self.advance(next),
                     Some(_) => self.missed(attribute),
-                    // It may use what is bound further on.
+                    // It may use variables bound later.
                     None => {
                         self.deferred.push((want, attribute));
                         let flow = self.advance(next);

@@ -1,7 +1,8 @@
-//! What a match binds, and the comparisons that matching is made of.
+//! Bindings of a match, and the comparisons that matching uses.
 //!
-//! In: classes and attributes. Out: facts of what a match binds, for guards, and whether a value is the one
-//! that a pattern asks for. Holds always: a fact that is given stays true as the e-graph grows.
+//! In: classes and attributes. Out: facts about the bindings of a match, for guards, and whether a
+//! value is the one that a pattern asks for. Invariant: a reported fact stays true as the e-graph
+//! grows.
 
 use std::hash::{Hash, Hasher};
 
@@ -19,23 +20,23 @@ use super::super::language::{Node, Payload};
 use super::{Pending, Region, Target};
 use hypatia_target::device::Device;
 
-/// What a variable stands for.
+/// The binding of a variable.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Slot {
-    /// Nothing yet; attribute variables stay so, their values are in [`Match::values`].
+    /// Not bound yet; always so for attribute variables, whose values are in [`Match::values`].
     #[default]
     Unbound,
     /// A class.
     Class(Id),
     /// Variadic operands.
     Classes(Vec<Id>),
-    /// An optional operand that is not there.
+    /// An absent optional operand.
     Absent,
     /// Pointwise work.
     Region(Box<Region>),
 }
 
-/// A place where the left side holds.
+/// A match of the left side.
 #[derive(Clone, Debug)]
 pub struct Match {
     /// The class of each root.
@@ -44,14 +45,14 @@ pub struct Match {
     pub slots: Vec<Slot>,
     /// Attributes, sizes, shapes and dtypes.
     pub values: Bindings,
-    /// The nodes that the pattern's applications were.
+    /// The nodes that the pattern's applications matched.
     pub nodes: Vec<Node>,
-    /// Sums that the match needs and that are made when it is applied.
+    /// Sums that the match needs, built when it is applied.
     pub pending: Vec<Pending>,
 }
 
 impl Match {
-    /// The class that a variable stands for.
+    /// The class that a variable is bound to.
     pub fn class(&self, var: VarId) -> Option<Id> {
         match self.slots.get(var.index())? {
             Slot::Class(id) => Some(*id),
@@ -59,7 +60,7 @@ impl Match {
         }
     }
 
-    /// A number that is equal for equal matches.
+    /// A hash that is equal for equal matches.
     pub fn fingerprint(&self, egraph: &EGraph) -> u64 {
         let mut h = FxHasher::default();
         for r in &self.roots {
@@ -89,15 +90,15 @@ impl Match {
     }
 }
 
-/// Facts of what a match binds, for guards.
+/// Facts about the bindings of a match, for guards.
 pub struct MatchFacts<'a> {
     /// The e-graph.
     pub egraph: &'a EGraph,
-    /// What the variables stand for.
+    /// The bindings of the variables.
     pub slots: &'a [Slot],
-    /// The device, where one is asked about.
+    /// The device, if there is one.
     pub device: Option<&'a Device>,
-    /// The candidate, by which uses are counted.
+    /// The candidate, on which uses are counted.
     pub candidate: &'a Candidate,
 }
 
@@ -143,8 +144,8 @@ impl Facts for MatchFacts<'_> {
     }
 }
 
-/// A fact of a class that every candidate shares; `None` where it is not known. What is not known to be true of every element is unknown
-/// rather than false: facts grow.
+/// A fact of a class that does not depend on the candidate; `None` if unknown. A property not known
+/// to hold for every element is unknown, not false: facts grow.
 pub fn class_fact(egraph: &EGraph, fact: Fact, id: Id) -> Option<AttrValue> {
     let data = &egraph[id].data;
     let truth = |known: bool| known.then_some(AttrValue::Bool(true));
@@ -159,7 +160,7 @@ pub fn class_fact(egraph: &EGraph, fact: Fact, id: Id) -> Option<AttrValue> {
         _ => {}
     }
     match data.sort {
-        // A term is as large as what it reads.
+        // A term has the shape of its reads, broadcast.
         Sort::Term(_) => shape_fact(fact, egraph.analysis.shape(data.reads)?),
         _ => {
             let ty = class_type(egraph, id)?;
@@ -178,7 +179,8 @@ fn shape_fact(fact: Fact, shape: &[Dim]) -> Option<AttrValue> {
     }
 }
 
-/// Whether all elements of a constant are equal, where they are known: a weight is a leaf only if they differ.
+/// Whether all elements of a constant are equal, if they are known: a constant is a leaf only if
+/// they differ.
 fn uniform(egraph: &EGraph, id: Id) -> Option<bool> {
     if egraph[id].data.value().is_some() {
         return Some(true);
@@ -191,7 +193,7 @@ fn uniform(egraph: &EGraph, id: Id) -> Option<bool> {
     egraph[id].nodes.iter().any(leaf).then_some(false)
 }
 
-/// The integer of an attribute, where it is known.
+/// The integer of an attribute, if it is known.
 fn as_int(v: &AttrValue) -> Option<i64> {
     match v {
         AttrValue::Dim(d) => d.as_const(),
@@ -199,7 +201,8 @@ fn as_int(v: &AttrValue) -> Option<i64> {
     }
 }
 
-/// An attribute value as graphs hold it: axes not negative, numbers where numbers are wanted.
+/// An attribute value normalised as in graphs: non-negative axes, and numbers where numbers are
+/// expected.
 pub fn normal_attr(ty: AttrType, value: AttrValue, rank: Option<usize>) -> AttrValue {
     match (ty, value) {
         (AttrType::Axis, AttrValue::Dim(d)) => match (d.as_const(), rank) {
@@ -223,8 +226,8 @@ pub fn normal_attr(ty: AttrType, value: AttrValue, rank: Option<usize>) -> AttrV
     }
 }
 
-/// Whether an attribute of a graph is the value that a pattern asks for. Models keep numbers in f32, so a number
-/// is met by its nearest f32 too. `None` where sizes cannot be compared.
+/// Whether an attribute of a graph equals the value that a pattern asks for. Models store numbers
+/// in f32, so the nearest f32 of a number matches too. `None` if the sizes cannot be compared.
 pub fn attr_equal(have: &AttrValue, want: &AttrValue) -> Option<bool> {
     match (have, want) {
         (AttrValue::Dim(a), AttrValue::Dim(b)) => a.known_eq(b),
@@ -248,8 +251,8 @@ pub fn attr_equal(have: &AttrValue, want: &AttrValue) -> Option<bool> {
     }
 }
 
-/// Whether a constant is the number that a pattern asks for. A type without fractions must hold the number as it is: 0.5
-/// is no integer, and is not rounded into one.
+/// Whether a constant is the number that a pattern asks for. An integer type must hold the number
+/// exactly: 0.5 is not rounded to an integer.
 pub fn literal_matches(have: f64, dtype: Option<DType>, want: f64, near: Option<f64>) -> bool {
     let bits = |v: f64| v.to_bits();
     let equal = match dtype {
@@ -260,13 +263,13 @@ pub fn literal_matches(have: f64, dtype: Option<DType>, want: f64, near: Option<
             have == want
         }
         Some(t) => bits(have) == bits(t.round(want)),
-        // Inside a term a number was rounded to the dtype of the tensor that it came from, or not at all.
+        // Inside a term, a number was rounded to the dtype of its tensor, or not at all.
         None => bits(have) == bits(want) || bits(have) == bits(DType::F32.round(want)),
     };
     equal || near.is_some_and(|tol| (have - want).abs() <= tol * want.abs())
 }
 
-/// Whether a tensor that is read as `have` may be said to be read as `want` by a result of that shape.
+/// Whether a tensor that is read as `have` can be read as `want` by a result of that shape.
 pub fn view_fits(want: InView, have: InView, t: &TensorType, out: &[Dim]) -> bool {
     if !matches!(have, InView::Broadcast | InView::Full) {
         return false;

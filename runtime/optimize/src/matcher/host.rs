@@ -1,9 +1,9 @@
-//! What a pattern is matched against.
+//! The interface to what a pattern is matched against.
 //!
-//! In: a value, by its number. Out: the nodes that it may be, their operands and attributes, its
-//! type and users. Holds always: the answers are about one state of the host; two numbers stand for
-//! one value if [`Host::find`] gives the same for both. The matcher is compiled for each host
-//! apart, so that the e-graph's pays nothing for the others.
+//! In: the id of a value. Out: its possible nodes, their operands and attributes, its type and
+//! users. Invariant: the answers are about one state of the host; two ids are the same value if
+//! [`Host::find`] returns the same for both. The matcher is monomorphised for each host, so that
+//! the e-graph's matcher pays nothing for the others.
 
 use std::sync::Arc;
 
@@ -17,19 +17,19 @@ use crate::analysis::Sort;
 use crate::candidate::Candidate;
 use crate::language::{AttrsId, Discriminant, Node};
 
-/// An e-graph, or an application in a graph with its term.
+/// An e-graph, or one application in a graph with its term.
 pub trait Host {
-    /// The program whose ops and scalars the nodes name.
+    /// The program that defines the ops and scalars of the nodes.
     fn program(&self) -> &Arc<Program>;
-    /// The one number of a value.
+    /// The canonical id of a value.
     fn find(&self, value: Id) -> Id;
-    /// The nodes that a value may be: several in an e-graph, one elsewhere.
+    /// The nodes of a value: several in an e-graph, otherwise one.
     fn nodes(&self, value: Id) -> &[Node];
-    /// Those of them that are looked up by that.
+    /// Its nodes with that discriminant.
     fn holding(&self, value: Id, wanted: Discriminant) -> impl Iterator<Item = &Node> {
         self.nodes(value).iter().filter(move |n| n.payload.discriminant() == wanted)
     }
-    /// False if a value certainly does not hold a pattern that demands that.
+    /// False if a value certainly cannot match a pattern with that label filter.
     fn may_hold(&self, _value: Id, _demand: &Demand) -> bool {
         true
     }
@@ -39,19 +39,19 @@ pub trait Host {
     fn takes_term(&self, op: OpId, operand: usize) -> bool;
     /// The type of a tensor.
     fn type_of(&self, value: Id) -> Option<&TensorType>;
-    /// The number that all elements are.
+    /// The number that all elements equal.
     fn number(&self, value: Id) -> Option<f64>;
-    /// Whether it is the operand that is not there.
+    /// Whether it is an absent optional operand.
     fn is_absent(&self, value: Id) -> bool;
-    /// Whether it can be computed when the plan is made.
+    /// Whether it is computed when the plan is made.
     fn is_constant(&self, value: Id) -> bool;
     /// Values that have it as an operand.
     fn users(&self, value: Id) -> Vec<Id>;
     /// How many nodes have it as an operand.
     fn use_count(&self, value: Id) -> usize;
-    /// All values that hold such nodes; all values where `None`.
+    /// All values that hold nodes with these heads; all values if `None`.
     fn everywhere(&self, heads: Option<&[Discriminant]>) -> Vec<Id>;
-    /// Facts of what a match binds.
+    /// Facts about the bindings of a match.
     fn facts<'a>(&'a self, slots: &'a [Slot]) -> impl Facts + 'a;
     /// The candidate.
     fn candidate(&self) -> &Candidate;

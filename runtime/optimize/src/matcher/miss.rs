@@ -1,60 +1,60 @@
-//! How far a pattern came where it did not match: what `explain --why-not` tells.
+//! Near misses: how far a pattern matched before it failed, which `explain --why-not` prints.
 //!
-//! In: a search with a [`Probe`]. Out: the deepest miss. Holds always: the search with a probe is
-//! the search without one, but that nothing is ruled out at a glance, so that the reason is seen.
+//! In: a search with a [`Probe`]. Out: the deepest miss. Invariant: a search with a probe finds the
+//! same matches as one without; it only skips the early filters, so that the reason is seen.
 
 use super::*;
 
-/// The point at which a match failed, and how far it had come.
+/// The point at which a match failed, and how far it got.
 #[derive(Clone, Debug)]
 pub struct Miss {
-    /// Positions of the pattern that held before.
+    /// Number of pattern positions that matched before.
     pub progress: usize,
-    /// The root under which it was tried.
+    /// The root at which it was tried.
     pub root: Id,
-    /// The class at hand.
+    /// The class where it failed.
     pub class: Id,
-    /// What the pattern wanted there.
+    /// What the pattern expected there.
     pub reason: MissReason,
 }
 
-/// What a pattern wanted.
+/// What a pattern expected.
 #[derive(Clone, Debug)]
 pub enum MissReason {
     /// An application that the class does not hold.
     Head(NodePat),
-    /// A constant of that value.
+    /// A constant with that value.
     Literal(f64),
     /// Another type.
     Type,
-    /// The same class as the variable stands for already.
+    /// The class that the variable is already bound to.
     Same(VarId, Id),
-    /// An attribute of another value: its position, and what the node has.
+    /// Another attribute value: its position, and the value of the node.
     Attr(Head, usize, AttrValue),
     /// Another number of operands.
     Arity(Head, usize),
-    /// An operand that is there, or one that is not.
+    /// A present operand, or an absent one.
     Presence(bool),
     /// No further root was found.
     Root(usize),
     /// A term that a sum or product of these classes does not have.
     Term(Pat, Head, Vec<Id>),
-    /// Pointwise work over that, where what is there is pointwise work over these classes, or none
-    /// at all.
+    /// Pointwise work on that pattern. The class is pointwise work on these classes, or, if there
+    /// are none, no pointwise work.
     Region(VarId, Pat, Vec<Id>),
 }
 
 /// Collects the deepest miss of a search, under one root class or under all.
 #[derive(Debug, Default)]
 pub struct Probe {
-    /// Only this root.
+    /// Restricts the probe to this root.
     pub only: Option<Id>,
     /// The deepest miss.
     pub best: Option<Miss>,
 }
 
 impl<H: Host> Matcher<'_, '_, '_, H> {
-    /// Notes a miss, if somebody asks and it is deeper than those before.
+    /// Records a miss, if there is a probe and it is deeper than those before.
     pub(super) fn miss(&mut self, class: Id, reason: impl FnOnce() -> MissReason) -> Flow {
         let (progress, root) = (self.progress, self.roots.first().copied().unwrap_or(class));
         if let Some(probe) = &mut self.probe

@@ -1,7 +1,9 @@
-//! Where a rule is looked for: all classes of its head, or those near what changed since the last search.
+//! Incremental (semi-naive) search: where a rule is searched, which is all classes with its head,
+//! or only those near a change since the last search (the dirty frontier).
 //!
-//! In: an e-graph, and how far its logs of changes were looked at. Out: classes that may hold the first root of a rule.
-//! Holds always: a class that is left out cannot hold a match that was not there at the last search.
+//! In: an e-graph, and how far its change logs were processed. Out: classes that may hold the first
+//! root of a rule. Invariant: a class that is left out cannot hold a match that did not exist at
+//! the last search.
 
 use std::ops::{Deref, Index};
 
@@ -15,17 +17,17 @@ use crate::below::{Below, BelowAll};
 use crate::candidate::Candidate;
 use crate::language::Heads;
 
-/// An e-graph as a search sees it, with what is known of the candidate and of what stands below each class.
+/// An e-graph as a search sees it, with the candidate and the label filter.
 pub struct View<'e> {
     egraph: &'e EGraph,
-    /// The classes, found without hashing.
+    /// The classes by id, to avoid hashing.
     classes: Vec<Option<&'e EClass<Node, Data>>>,
     candidate: &'e Candidate,
     below: &'e BelowAll,
 }
 
 impl<'e> View<'e> {
-    /// Of an e-graph that is searched for many rules.
+    /// A view for searching many rules.
     pub fn of(egraph: &'e EGraph, candidate: &'e Candidate, below: &'e BelowAll) -> View<'e> {
         let mut classes = vec![None; egraph.nodes().len()];
         for class in egraph.classes() {
@@ -34,7 +36,7 @@ impl<'e> View<'e> {
         View { egraph, classes, candidate, below }
     }
 
-    /// Of an e-graph that is looked at here and there, where nothing was extracted.
+    /// A view for occasional queries, without a candidate.
     pub fn plain(egraph: &'e EGraph) -> View<'e> {
         View { egraph, classes: Vec::new(), candidate: Candidate::none(), below: BelowAll::none() }
     }
@@ -44,14 +46,14 @@ impl<'e> View<'e> {
         self.candidate
     }
 
-    /// The nodes of a canonical class that are looked up by that.
+    /// The nodes of a canonical class with that discriminant.
     pub(super) fn nodes_holding(&self, class: Id, wanted: Discriminant) -> impl Iterator<Item = &'e Node> + use<'e> {
         let class = self.class(class);
         let nodes: &'e [Node] = if class.data.heads.include(Heads::of(wanted)) { &class.nodes } else { &[] };
         nodes.iter().filter(move |n| n.payload.discriminant() == wanted)
     }
 
-    /// False if a canonical class certainly does not hold a pattern that demands that.
+    /// False if a canonical class certainly cannot match a pattern with that label filter.
     pub(super) fn may_demand(&self, class: Id, demand: &Demand) -> bool {
         let touched = self.egraph.analysis.touched.len();
         let Some(Below { operands, further }) = self.below.of(class, touched) else { return true };
@@ -83,30 +85,31 @@ impl Index<Id> for View<'_> {
     }
 }
 
-/// What changed since a search: where else it can find anything new.
+/// The changes since a search: a new search can find something new only near them.
 pub struct Changes {
-    /// Of what classes hold.
+    /// Changes of the e-graph.
     held: Near,
-    /// Of that and of the candidate, if that changed at all.
+    /// Those and the changes of the candidate, if there are any.
     chosen: Option<Near>,
 }
 
-/// The distance of a class that no change is near to.
+/// The distance of a class without a change nearby.
 const FAR: u16 = u16::MAX;
 
 /// Classes near a change.
 struct Near {
-    /// By what they hold ([`Discriminant::place`]), sorted, with the distance of the nearest change below them.
+    /// Classes by the heads they hold ([`Discriminant::place`]), sorted, with the distance of the
+    /// nearest change below them.
     by_head: Vec<Vec<(Id, u16)>>,
-    /// The distance of the nearest change below each class; [`FAR`] where there is none.
+    /// The distance of the nearest change below each class; [`FAR`] if there is none.
     level: Vec<u16>,
     /// Nothing changed.
     none: bool,
 }
 
 impl Changes {
-    /// Of the logs of touched and of reconsidered classes what stands behind these places, seen from `depth` classes above
-    /// at most.
+    /// The classes at most `depth` levels above the entries of the logs of touched and of
+    /// reconsidered classes behind these positions.
     pub fn since(egraph: &View<'_>, (touched, reconsidered): (usize, usize), depth: usize) -> Changes {
         let touched = egraph.analysis.touched.get(touched..).unwrap_or_default();
         let reconsidered = egraph.candidate.reconsidered().get(reconsidered..).unwrap_or_default();
@@ -153,7 +156,7 @@ impl Near {
             let class = Id::from(class);
             let mut last = None;
             for node in &egraph[class].nodes {
-                // Nodes of a class are sorted, so that equal heads stand together.
+                // Nodes of a class are sorted, so equal heads are adjacent.
                 let head = node.payload.discriminant().place(ops, scalars);
                 if last != Some(head) {
                     by_head[head].push((class, *distance));
@@ -165,7 +168,7 @@ impl Near {
     }
 }
 
-/// What a class holds over which a pattern wants pointwise work, if it is such a pattern and says so.
+/// The heads of the operand of a pattern for pointwise work, if it is one and restricts them.
 fn heads_below_work(egraph: &EGraph, pat: &Pat) -> Option<Vec<Discriminant>> {
     match pat {
         Pat::Bind(_, p) | Pat::Typed(p, _) => heads_below_work(egraph, p),
@@ -190,7 +193,7 @@ pub(super) fn root_candidates(egraph: &View<'_>, what: &Searchable<'_>, changes:
     if let Some(first) = what.rule.lhs.first() {
         heads(&egraph.analysis.program, first, what.terms, &mut wanted);
     }
-    // What further roots share with the first may have changed far from it.
+    // A shared part of further roots may have changed far from the first root.
     let changes = changes.map(|c| c.of_rule(what.prepared)).filter(|c| what.rule.lhs.len() == 1 || c.none);
     if let Some(heads) = what.rule.lhs.first().and_then(|p| heads_below_work(egraph, p))
         && !egraph.candidate.is_none()
@@ -217,7 +220,7 @@ pub(super) fn root_candidates(egraph: &View<'_>, what: &Searchable<'_>, changes:
             .map(|c| c.id)
             .collect(),
     };
-    // One head's classes near changes are sorted already.
+    // With a single head, its classes near changes are sorted already.
     if !ids.is_sorted() {
         ids.sort_unstable();
     }

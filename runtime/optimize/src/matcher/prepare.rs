@@ -1,7 +1,7 @@
-//! What is worked out once for a rule, before it is searched for.
+//! Precomputes what every search for a rule needs.
 //!
-//! In: a rule. Out: facts of its left side that every search needs. Holds always: nothing here depends on an e-graph,
-//! and a rule that is prepared twice is prepared alike.
+//! In: a rule. Out: properties of its left side. Invariant: nothing here depends on an e-graph, and
+//! preparation is deterministic.
 
 use hypatia_dsl::ast::BinaryOp;
 use hypatia_dsl::builtin::BuiltinScalar;
@@ -13,41 +13,45 @@ use hypatia_dsl::ir::{
 use super::Discriminant;
 use crate::language::Heads;
 
-/// Facts of a rule's left side.
+/// Precomputed properties of a rule's left side.
 #[derive(Debug, Default)]
 pub struct Prepared {
-    /// True if all roots are the same pattern up to their own variables: then one order of them is enough.
+    /// True if all roots are the same pattern up to their own variables: then one order of them is
+    /// enough.
     pub symmetric: bool,
-    /// By variable: the parts of guards that ask about it alone, so that they can be asked as soon as it is bound.
+    /// By variable: the conjuncts of guards on it alone, checked as soon as it is bound.
     pub(super) early: Vec<Vec<AExpr>>,
-    /// Parts of guards that ask about several bound tensors, and nothing else: they are asked before a match is made.
+    /// Conjuncts of guards on several bound tensors only, checked before a match is reported.
     pub(super) late: Vec<AExpr>,
-    /// By variable: a guard wants it to be constant.
+    /// By variable: a guard requires it to be constant.
     pub(super) constant: Vec<bool>,
-    /// By variable: it stands once on the left side and may be any tensor, so that it can take what is left of a sum.
+    /// By variable: it occurs once on the left side and may be any tensor, so that it can take the
+    /// rest of a sum.
     pub(super) free: Vec<bool>,
-    /// Element types for which sums and products of floats match in any association; `None` for all.
+    /// Element types for which sums and products of floats match in any association; `None` for
+    /// all.
     regroups: Option<Vec<DType>>,
-    /// How many classes below its root a match can reach at most.
+    /// Maximum depth of a match below its root, in classes.
     pub depth: usize,
-    /// What it matches depends on the present candidate: its use counts and its sums.
+    /// Its matches depend on the present candidate: on use counts, or on sums with a rest.
     pub by_candidate: bool,
-    /// A variable of it stands for any pointwise work.
+    /// One of its variables matches arbitrary pointwise work.
     pub any_work: bool,
-    /// Nodes that the e-graph must hold for there to be a match.
+    /// Nodes that the e-graph must hold for a match to exist.
     pub needed: Vec<Discriminant>,
-    /// What each root needs near it.
+    /// The label filter of each root.
     pub(super) demands: Vec<Demand>,
 }
 
-/// What the operands of a pattern's top must hold, and the operands of those.
+/// Label filter: what the operands of a pattern's top must hold, and their operands.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Demand {
-    /// Of operands.
+    /// In operands.
     pub below: Heads,
-    /// Of operands of operands.
+    /// In operands of operands.
     pub further: Heads,
-    /// Unless the top is a sum within which there is another: then the operands may stand further in.
+    /// The head of the top if it is associative. A class that holds it among its operands passes the
+    /// filter, since the operands of the pattern may be deeper in a nested sum.
     pub nests: Option<Heads>,
 }
 
@@ -82,7 +86,8 @@ fn unnamed(p: &Pat) -> &Pat {
     }
 }
 
-/// The operands of an application, and whether they are terms. Those of an op with several results stand further away.
+/// The operands of an application, and whether they are terms. Empty for an op with several
+/// results, whose operands are one level deeper.
 fn operands<'p>(
     program: &'p Program,
     n: &'p NodePat,
@@ -93,7 +98,7 @@ fn operands<'p>(
     args.iter().enumerate().map(move |(i, arg)| (arg, is_term(program, n.head, i, terms)))
 }
 
-/// What a class must hold for a pattern to be matched there.
+/// What a class must hold for a pattern to match there.
 fn held(program: &Program, p: &Pat, terms: bool) -> Heads {
     match unnamed(p) {
         Pat::Node(n) => super::head_discriminant(program, n.head, terms).into_iter().collect(),
@@ -102,7 +107,7 @@ fn held(program: &Program, p: &Pat, terms: bool) -> Heads {
     }
 }
 
-/// Whether that operand of a head is a term, where the head stands among terms or not.
+/// Whether that operand of a head is a term, depending on whether the head is in a term.
 fn is_term(program: &Program, head: Head, operand: usize, terms: bool) -> bool {
     match head {
         Head::Op(op) => program.op(op).operands().nth(operand).is_some_and(|(_, p)| p.kind == ParamKind::Term),
@@ -112,7 +117,7 @@ fn is_term(program: &Program, head: Head, operand: usize, terms: bool) -> bool {
 }
 
 impl Prepared {
-    /// The facts of a rule.
+    /// Prepares a rule.
     pub fn of(program: &Program, rule: &Rule, terms: bool) -> Prepared {
         let n = rule.vars.len();
         let mut count = vec![0usize; n];
@@ -158,7 +163,7 @@ impl Prepared {
     }
 }
 
-/// Applications that every match has.
+/// Applications that every match contains.
 fn needs(program: &Program, p: &Pat, terms: bool, out: &mut Vec<Discriminant>) {
     match p {
         Pat::Bind(_, p) | Pat::Typed(p, _) => needs(program, p, terms, out),
@@ -172,12 +177,12 @@ fn needs(program: &Program, p: &Pat, terms: bool, out: &mut Vec<Discriminant>) {
                 needs(program, arg, is_term(program, n.head, i, terms), out);
             }
         }
-        // One alternative is enough.
+        // One of the alternatives is enough.
         Pat::OneOf(_) | Pat::Any | Pat::Var(_) | Pat::Lit { .. } | Pat::Absent | Pat::Optional(_) => {}
     }
 }
 
-/// Classes from a pattern's root to its deepest part.
+/// Depth of a pattern, in classes below its root.
 fn depth(program: &Program, p: &Pat, root: bool) -> usize {
     match p {
         Pat::Bind(_, p) | Pat::Typed(p, _) => depth(program, p, root),
@@ -187,12 +192,12 @@ fn depth(program: &Program, p: &Pat, root: bool) -> usize {
                 |args: &mut dyn Iterator<Item = &Pat>| args.map(|a| depth(program, a, false)).max().unwrap_or(0);
             if associative(program, n.head).is_some() {
                 let terms = super::sums::terms(n);
-                // A sum with a rest is looked into further than it is written.
+                // A sum with a rest is searched deeper than it is written.
                 let rest = root || terms.iter().any(|t| matches!(t, Pat::Var(_)));
                 let nested = terms.len().max(2) - 1 + if rest { super::sums::MAX_DEPTH } else { 0 };
                 return nested + below(&mut terms.into_iter());
             }
-            // A result of an op with several stands two nodes above the op's operands.
+            // A result of an op with several is two nodes above the op's operands.
             let several = matches!(n.head, Head::Op(op) if super::has_several_results(program.op(op)));
             let between = if matches!(n.head, Head::Region(_)) { super::regions::MAX_DEPTH } else { 0 };
             1 + between + usize::from(several) + below(&mut n.args.iter())
@@ -201,7 +206,8 @@ fn depth(program: &Program, p: &Pat, root: bool) -> usize {
     }
 }
 
-/// True if the pattern holds what is cut out of the candidate: a sum that may have a rest, pointwise work.
+/// True if the pattern matches parts of the candidate: a sum that may have a rest, or pointwise
+/// work.
 fn cuts(program: &Program, p: &Pat) -> bool {
     match p {
         Pat::Bind(_, p) | Pat::Typed(p, _) => cuts(program, p),
@@ -212,8 +218,8 @@ fn cuts(program: &Program, p: &Pat) -> bool {
     }
 }
 
-/// Element types for which the rule claims no more than `rounds`. What the compiler derived claims `exact` for the body as
-/// written, and is meant for every form of it.
+/// Element types for which the rule claims at most `rounds`. A derived rule claims `exact` for the
+/// body as written, but is meant for every form of it.
 fn regroups(rule: &Rule) -> Option<Vec<DType>> {
     if rule.derived || rule.claims.is_empty() {
         return None;
@@ -226,7 +232,7 @@ fn regroups(rule: &Rule) -> Option<Vec<DType>> {
     Some(DType::ALL.iter().copied().filter(|d| !bitwise(*d)).collect())
 }
 
-/// The operator whose applications a pattern may take in any association, if it is one.
+/// The operator, if the pattern's applications of it may match in any association.
 pub(super) fn associative(program: &Program, head: Head) -> Option<(ScalarId, BuiltinScalar)> {
     let Head::Scalar(s) = head else { return None };
     match &program.scalar(s).body {
@@ -235,7 +241,7 @@ pub(super) fn associative(program: &Program, head: Head) -> Option<(ScalarId, Bu
     }
 }
 
-/// How often each variable stands in a pattern, its types and attributes left out.
+/// How often each variable occurs in a pattern, not counting types and attributes.
 fn mentions(p: &Pat, count: &mut [usize]) {
     fn add(v: VarId, count: &mut [usize]) {
         if let Some(n) = count.get_mut(v.index()) {
@@ -249,7 +255,7 @@ fn mentions(p: &Pat, count: &mut [usize]) {
             mentions(p, count);
         }
         Pat::Typed(p, _) => mentions(p, count),
-        // What stands in alternatives is bound by each of them.
+        // Each alternative binds its variables.
         Pat::OneOf(ps) => ps.iter().for_each(|p| mentions(p, count)),
         Pat::Node(n) => {
             n.args.iter().for_each(|a| mentions(a, count));
@@ -263,7 +269,8 @@ fn is_tensor(rule: &Rule, v: VarId) -> bool {
     rule.vars.get(v.index()).is_some_and(|v| v.sort == Sort::Tensor)
 }
 
-/// The parts of a rule's guards that bound tensors decide: by variable those about one, and those about several.
+/// The conjuncts of a rule's guards that bound tensors decide: those on one variable, by variable,
+/// and those on several.
 fn soon_asked(rule: &Rule) -> (Vec<Vec<AExpr>>, Vec<AExpr>) {
     let (mut early, mut late) = (vec![Vec::new(); rule.vars.len()], Vec::new());
     let mut parts: Vec<AExpr> = rule.requires.iter().chain(&rule.prefer).map(|g| without_lets(g, rule)).collect();
@@ -284,14 +291,14 @@ fn soon_asked(rule: &Rule) -> (Vec<Vec<AExpr>>, Vec<AExpr>) {
     (early, late)
 }
 
-/// True if tensors alone decide an expression.
+/// True if an expression depends on tensors only.
 fn is_of_tensors(e: &AExpr) -> bool {
     let mut asked = Asked::default();
     asks(e, &mut asked);
     !asked.other
 }
 
-/// A guard in which each `let` that tensors alone decide is written out.
+/// A guard with every `let` inlined that depends on tensors only.
 fn without_lets(e: &AExpr, rule: &Rule) -> AExpr {
     let inner = |e: &AExpr| Box::new(without_lets(e, rule));
     match e {
@@ -310,11 +317,11 @@ fn without_lets(e: &AExpr, rule: &Rule) -> AExpr {
 #[derive(Default)]
 struct Asked {
     vars: Vec<VarId>,
-    /// It asks for something that few tensors have.
+    /// It asks for a property that few tensors have.
     telling: bool,
-    /// It asks for what is true of the present candidate, or of the e-graph, as it is.
+    /// It depends on the present state of the candidate or of the e-graph.
     uses: bool,
-    /// It asks for attributes, or of the device, or for what matching cannot know.
+    /// It depends on attributes, on the device, or on what matching cannot know.
     other: bool,
 }
 
@@ -361,7 +368,8 @@ fn is_symmetric(rule: &Rule) -> bool {
             Pat::Any | Pat::Lit { .. } | Pat::Absent => {}
         }
     }
-    // Alpha-equivalence: erase the variables and compare shapes, then compare which positions are shared.
+    // Alpha-equivalence: erase the variables and compare shapes, then compare which positions are
+    // shared.
     fn erased(p: &Pat) -> Pat {
         match p {
             Pat::Var(_) => Pat::Var(VarId(0)),

@@ -1,24 +1,25 @@
-//! Pointwise work as a variable: `f(gemm(a, b, e))`, where `f` is whatever stands between.
+//! Matches pointwise work as a variable: `f(gemm(a, b, e))`, where `f` is any work in between.
 //!
-//! In: a pattern whose head is a variable for pointwise work, and a class. Out: every way in which the class is such
-//! work over the operands of the pattern: the work as data, to be built again over others. The work is cut out of the
-//! present candidate, one node a class, from the class downwards to the operands; whatever else it reads is an operand
-//! of its own. Holds always: it has one step at least and [`MAX_STEPS`] at most, goes [`MAX_DEPTH`] deep at most, casts
-//! nothing, and no value inside it is needed outside.
+//! In: a pattern whose head is a variable for pointwise work, and a class. Out: every way in which
+//! the class is such work on the operands of the pattern. The work is returned as data, so that it
+//! can be rebuilt on other operands. It is cut out of the present candidate, one node for each
+//! class, from the class downwards to the operands; any other tensor that it reads becomes an
+//! additional operand. Invariant: it has at least one step and at most [`MAX_STEPS`], is at most
+//! [`MAX_DEPTH`] deep, contains no cast, and no value inside it is used outside.
 
 use hypatia_dsl::ir::ScalarId;
 
 use super::*;
 
-/// Scalar functions above each other at most.
+/// Maximum nesting of scalar functions.
 pub const MAX_DEPTH: usize = 16;
-/// Steps at most.
+/// Maximum number of steps.
 pub const MAX_STEPS: usize = 48;
 
 /// Pointwise work.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Region {
-    /// Its steps, each over earlier ones; the last one is the result.
+    /// Its steps, each on earlier ones; the last one is the result.
     pub steps: Vec<Step>,
 }
 
@@ -33,14 +34,14 @@ pub enum Step {
     Call(ScalarId, Vec<usize>),
 }
 
-/// Where work is cut out.
+/// Work being cut out.
 pub(super) struct Cut {
     var: VarId,
     top: Id,
     arguments: Vec<Id>,
 }
 
-/// Classes that may be pointwise work over one that holds a node of these heads.
+/// Classes that may be pointwise work on a class with a node of one of these heads.
 pub(super) fn tops(egraph: &View<'_>, heads: &[Discriminant]) -> Vec<Id> {
     let candidate = egraph.candidate_of();
     let seeds = heads.iter().filter_map(|h| egraph.classes_for_op(h)).flatten().map(|c| egraph.find(c));
@@ -52,7 +53,7 @@ pub(super) fn tops(egraph: &View<'_>, heads: &[Discriminant]) -> Vec<Id> {
             for parent in egraph[class].parents().map(|p| egraph.find(p)) {
                 let Some(node) = candidate.pointwise(parent) else { continue };
                 if node.children.iter().any(|c| egraph.find(*c) == class) && seen.insert(parent) {
-                    // What stands above it stands above work that ends in it, if that may stand inside.
+                    // Work that ends in the parent may extend upwards, if the parent may be inside.
                     if candidate.is_inner(parent) {
                         further.push(parent);
                     }
@@ -67,7 +68,8 @@ pub(super) fn tops(egraph: &View<'_>, heads: &[Discriminant]) -> Vec<Id> {
 }
 
 impl<'r, 'e, H: Host> Matcher<'r, 'e, '_, H> {
-    /// Matches pointwise work: the operands of the pattern are looked for among the classes below, nearest first.
+    /// Matches pointwise work: searches the classes below for the operands of the pattern, nearest
+    /// first.
     pub(super) fn region(&mut self, var: VarId, n: &'r NodePat, class: Id, context: Position, next: Goals) -> Flow {
         if !matches!(context, Position::Tensor) {
             return ON;
@@ -101,7 +103,8 @@ impl<'r, 'e, H: Host> Matcher<'r, 'e, '_, H> {
         ON
     }
 
-    /// Whether a class may be an operand. What any tensor may be stands for a value that is no pointwise work itself.
+    /// Whether a class may be an operand. A pattern that matches any tensor is bound only to a
+    /// value that is not pointwise work itself.
     fn argument(&self, pat: &Pat, class: Id) -> bool {
         let inner = if let Pat::Typed(p, _) = pat { p } else { pat };
         let open = match inner {
@@ -113,7 +116,7 @@ impl<'r, 'e, H: Host> Matcher<'r, 'e, '_, H> {
         !(open && computed) && self.could_be(pat, class, Position::Tensor)
     }
 
-    /// How the candidate computes a class, if by a scalar function.
+    /// The scalar function by which the candidate computes a class, if it does.
     fn step(&self, class: Id) -> Option<(ScalarId, &'e Node)> {
         let candidate = self.host.candidate();
         let node = match candidate.is_none() {
@@ -132,7 +135,7 @@ impl<'r, 'e, H: Host> Matcher<'r, 'e, '_, H> {
         self.step(class).into_iter().flat_map(|(_, n)| &n.children).map(move |c| host.find(*c))
     }
 
-    /// Classes below one through scalar functions, nearest first.
+    /// Classes that are reachable downwards through scalar functions, nearest first.
     fn below(&self, top: Id) -> Vec<Id> {
         let mut out: Vec<Id> = Vec::new();
         let mut ring = vec![top];
@@ -151,7 +154,7 @@ impl<'r, 'e, H: Host> Matcher<'r, 'e, '_, H> {
         out
     }
 
-    /// All operands match: the work between them and the top is what the variable stands for.
+    /// All operands match: binds the variable to the work between them and the top.
     pub(super) fn cut(&mut self, cut: &Cut, next: Goals) -> Flow {
         let mut work = Work { steps: Vec::new(), at: FxHashMap::default(), inside: Vec::new() };
         for (i, class) in cut.arguments.iter().enumerate() {
@@ -171,7 +174,8 @@ impl<'r, 'e, H: Host> Matcher<'r, 'e, '_, H> {
         ON
     }
 
-    /// The number of a class's step, made if an argument stands below it; `None` past the limits.
+    /// The index of a class's step, which is added if an argument is below it; `None` past the
+    /// limits.
     fn add_step(&self, class: Id, depth: usize, arguments: usize, work: &mut Work) -> Option<usize> {
         if let Some(i) = work.at.get(&class) {
             return Some(*i);
@@ -195,7 +199,7 @@ impl<'r, 'e, H: Host> Matcher<'r, 'e, '_, H> {
         Some(work.steps.len() - 1)
     }
 
-    /// Whether an argument of the work stands below a class.
+    /// Whether an argument of the work is reachable below a class.
     fn reaches(&self, class: Id, depth: usize, arguments: usize, work: &Work) -> bool {
         let mut seen = vec![class];
         let mut ring = vec![class];
@@ -217,21 +221,21 @@ impl<'r, 'e, H: Host> Matcher<'r, 'e, '_, H> {
         false
     }
 
-    /// Whether all that comes of a value comes through one function, as far as the candidate goes: others cannot stand
-    /// inside.
+    /// Whether all paths from a value pass through one function in the candidate (a
+    /// post-dominator); other values cannot be inside.
     fn may_be_inside(&self, class: Id) -> bool {
         let candidate = self.host.candidate();
         candidate.is_none() || candidate.is_inner(class)
     }
 
-    /// Whether all users of a value inside the work are inside too, as far as the candidate goes.
+    /// Whether all users of a value inside the work are inside too, in the candidate.
     fn needed_inside(&self, class: Id, inside: &[Id]) -> bool {
         let Some(uses) = self.host.candidate().uses(class) else { return true };
         inside.iter().filter(|c| self.inputs(**c).any(|child| child == class)).count() >= uses as usize
     }
 }
 
-/// Work that is being cut out.
+/// Work being cut out.
 struct Work {
     steps: Vec<Step>,
     /// The step of each class.

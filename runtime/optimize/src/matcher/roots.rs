@@ -1,13 +1,13 @@
-//! Where the second and later roots of a rule may be.
+//! Candidates for the second and later roots of a rule.
 //!
-//! In: what the roots so far have bound. Out: values that may be the next root. Holds always: a
-//! root that shares a variable with those before is looked for among the users of what the variable
-//! stands for, never among all values.
+//! In: the bindings of the roots so far. Out: values that may be the next root. Invariant: a root
+//! that shares a variable with earlier ones is searched among the users of the variable's value,
+//! never among all values.
 
 use super::*;
 
 impl<H: Host> Matcher<'_, '_, '_, H> {
-    /// Classes where the next root may be: ancestors of what its variables are bound to.
+    /// Classes that may be the next root: ancestors of its bound variables.
     pub(super) fn next_candidates(&self) -> Vec<Id> {
         let pat = &self.what.rule.lhs[self.roots.len()];
         let program = self.host.program();
@@ -39,9 +39,8 @@ impl<H: Host> Matcher<'_, '_, '_, H> {
         ids
     }
 
-    /// The bound variable that stands highest in a pattern: its class, and how deep it stands, at
-    /// least and at most (the terms of a sum stand at several depths). Of equally high ones that
-    /// with the fewest parents.
+    /// The bound variable nearest to the top of a pattern: its class, and its minimum and maximum
+    /// depth (the terms of a sum occur at several depths). Ties are broken by the fewest parents.
     fn anchor(&self, pat: &Pat, least: usize, most: usize) -> Option<(Id, usize, usize)> {
         match pat {
             Pat::Var(v) => match self.slots.get(v.index()) {
@@ -49,10 +48,10 @@ impl<H: Host> Matcher<'_, '_, '_, H> {
                 _ => None,
             },
             Pat::Bind(_, p) | Pat::Typed(p, _) => self.anchor(p, least, most),
-            // What it is over may stand anywhere below it.
+            // Its operands may be anywhere below it.
             Pat::Node(n) if matches!(n.head, Head::Region(_)) => None,
             Pat::Node(n) => {
-                // A result of an op with several stands two nodes above the op's operands.
+                // A result of an op with several is two nodes above the op's operands.
                 let program = self.host.program();
                 let step = match n.head {
                     Head::Op(op) if has_several_results(program.op(op)) => 2,
@@ -64,7 +63,7 @@ impl<H: Host> Matcher<'_, '_, '_, H> {
                     .filter_map(|a| self.anchor(a, least + step, most + spread))
                     .min_by_key(|(id, _, d)| (*d, self.host.use_count(*id)))
             }
-            // Alternatives may hold the variable at different depths.
+            // Alternatives may have the variable at different depths.
             Pat::OneOf(_) | Pat::Any | Pat::Lit { .. } | Pat::Absent | Pat::Optional(_) => None,
         }
     }

@@ -1,17 +1,19 @@
-//! Sums and products as what they are: many operands, in any order and any association.
+//! AC matching: sums and products with many operands, in any order and any association.
 //!
-//! In: a pattern whose top is an operator that associates (`add`, `mul`, `max`, ...) and a class. Out: every way in
-//! which the pattern's terms are the terms of that class. Nothing is rewritten for it: the terms of the pattern are
-//! dealt out over the nodes of the operator, from the class downwards, so that each association that the e-graph
-//! holds is met, and no other one is made.
+//! In: a pattern whose top is an associative operator (`add`, `mul`, `max`, ...) and a class. Out:
+//! every way in which the pattern's terms are the terms of that class. The e-graph is not rewritten
+//! for it. The matcher distributes the terms of the pattern over the nodes of the operator, from
+//! the class downwards, so it finds exactly the associations that the e-graph holds.
 //!
-//! A class may hold more terms than the pattern. Then, at the root of a rule, the pattern stands for some of them and
-//! the others are the *rest*; and a variable that can be any tensor takes all that the other terms leave. Either needs a
-//! value that the e-graph may not hold yet: it is a [`Pending`] of the match, made when the rule is applied.
+//! A class may hold more terms than the pattern. Then, at the root of a rule, the pattern matches
+//! some of them and the others are the *rest*; and a variable of unrestricted type takes all terms
+//! that the others leave. Both need a value that the e-graph may not hold yet: it becomes a
+//! [`Pending`] of the match and is built when the rule is applied.
 //!
-//! Holds always: for a rest, a sum is looked at as the present candidate computes it, only where no other value needs its
-//! partial sums, and [`MAX_DEPTH`] deep at most, so that long chains cost next to nothing and a rule cannot feed itself; a rule that claims bitwise equality is left to the written
-//! association wherever floats would round differently.
+//! Invariant: with a rest, only the nodes that the present candidate chose are searched, only
+//! through partial sums that no other value uses, and at most [`MAX_DEPTH`] deep, so that long
+//! chains stay cheap and a rule cannot feed itself. A rule that claims bitwise equality keeps the
+//! written association wherever floats would round differently.
 
 use std::rc::Rc;
 
@@ -22,14 +24,15 @@ use hypatia_dsl::ir::ScalarId;
 use super::prepare::associative;
 use super::*;
 
-/// Partial sums within partial sums that are looked into.
+/// Maximum nesting of partial sums that are searched.
 pub const MAX_DEPTH: usize = 6;
-/// Classes of one sum that are looked at.
+/// Maximum number of classes of one sum that are searched.
 const MAX_PARTS: usize = 48;
-/// Levels of a pattern, below its top, that are compared with a class before it is matched there: what is cheap to look
-/// at and rules out most.
+/// Levels of a pattern below its top that are checked against a class before matching there: a
+/// cheap check that rejects most classes.
 const FORESIGHT: usize = 2;
-/// Terms of a pattern that are matched in any association; more are matched as they are written.
+/// Maximum number of terms of a pattern that is matched in any association; longer ones are matched
+/// as written.
 const MAX_TERMS: usize = 8;
 
 /// A sum or product that a match needs and that the e-graph may not hold.
@@ -39,16 +42,17 @@ pub struct Pending {
     pub head: ScalarId,
     /// Its operands, two or more, sorted.
     pub parts: Vec<Id>,
-    /// What it is for.
+    /// Its role in the match.
     pub target: Target,
 }
 
-/// What a [`Pending`] is for.
+/// The role of a [`Pending`].
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Target {
-    /// The variable stands for it.
+    /// It is bound to the variable.
     Variable(VarId),
-    /// The rule's left side is this part of a longer sum, which has these operands besides; the variables stand for it.
+    /// The rule's left side is this part of a longer sum that has these further operands; the
+    /// variables are bound to it.
     Root {
         /// The other operands of the longer sum.
         rest: Vec<Id>,
@@ -57,20 +61,20 @@ pub enum Target {
     },
 }
 
-/// A sum that is being matched.
+/// A sum being matched.
 pub(super) struct Job<'r> {
     head: ScalarId,
     terms: SmallVec<[&'r Pat; 8]>,
     context: Position,
-    /// The variable that takes what is left.
+    /// The variable that takes the remaining terms.
     free: Option<VarId>,
-    /// There may be a rest.
+    /// A rest is allowed.
     rest: bool,
     /// It is the root of a rule.
     root: bool,
 }
 
-/// What a sum's terms were found to be so far.
+/// The assignment of a sum's terms so far.
 #[derive(Default)]
 pub(super) struct Dealt {
     taken: Vec<Id>,
@@ -81,8 +85,8 @@ pub(super) struct Dealt {
 pub(super) type Set = u32;
 
 impl<'r, 'e, H: Host> Matcher<'r, 'e, '_, H> {
-    /// Matches a pattern as a sum, if it is one and may be taken apart here; `None` if the two orders of its operands are
-    /// all there is to it.
+    /// Matches a pattern as a sum, if it is one and may be regrouped here; `None` if only the two
+    /// orders of its operands need to be tried.
     pub(super) fn sum(&mut self, n: &'r NodePat, class: Id, context: Position, next: Goals) -> Option<Flow> {
         let (head, operator) = associative(self.host.program(), n.head)?;
         if n.args.len() != 2 || !self.may_regroup(operator, class) {
@@ -97,7 +101,7 @@ impl<'r, 'e, H: Host> Matcher<'r, 'e, '_, H> {
             return None;
         }
         if self.probe.is_none() && !self.nests(head, class, context) {
-            // As it is written, or not at all.
+            // As written, or not at all.
             return if terms.len() == 2 { None } else { Some(ON) };
         }
         let missing = self.lacking(&terms, head, class, context);
@@ -124,11 +128,11 @@ impl<'r, 'e, H: Host> Matcher<'r, 'e, '_, H> {
         }
     }
 
-    /// The same sum with a rest, where there may be one: beside the result of a rule, or in the one variable that any
-    /// tensor may be.
+    /// The same sum with a rest, where one is allowed: beside the result of a rule, or in the only
+    /// variable of unrestricted type.
     fn partial(&self, head: ScalarId, terms: &SmallVec<[&'r Pat; 8]>, context: Position) -> Option<Job<'r>> {
         if self.what.terms || matches!(context, Position::Term(_)) {
-            return None; // terms of epilogues are not made anew
+            return None; // terms of epilogues are not rebuilt
         }
         let root = self.nodes.is_empty() && self.what.rule.lhs.len() == 1;
         let free = |p: &&'r Pat| match p {
@@ -139,12 +143,12 @@ impl<'r, 'e, H: Host> Matcher<'r, 'e, '_, H> {
         let (first, several) = (frees.next(), frees.next().is_some());
         let typed = matches!(self.what.rule.lhs.first(), Some(Pat::Typed(..)));
         let fixed: SmallVec<[&'r Pat; 8]> = terms.iter().copied().filter(|t| free(t).is_none()).collect();
-        // One fixed term stands beside all the others somewhere further in.
+        // One fixed term stands beside all others at a deeper level.
         let possible = if root { fixed.len() > 1 && (first.is_some() || !typed) } else { first.is_some() };
         (possible && !several).then_some(Job { head, terms: fixed, context, free: first, rest: true, root })
     }
 
-    /// Deals the terms of a sum out over the nodes of a class.
+    /// Distributes the terms of a sum over the nodes of a class.
     fn start(&mut self, job: Job<'r>, class: Id, next: Goals) -> Flow {
         let job = Rc::new(job);
         let all: Set = (1 << job.terms.len()) - 1;
@@ -157,7 +161,8 @@ impl<'r, 'e, H: Host> Matcher<'r, 'e, '_, H> {
         flow
     }
 
-    /// Whether the operands of that operator may be grouped anew without a claim being broken.
+    /// Whether operands of that operator may be regrouped without breaking the rule's rounding
+    /// class.
     fn may_regroup(&self, operator: BuiltinScalar, class: Id) -> bool {
         if !matches!(operator, BuiltinScalar::Add | BuiltinScalar::Mul) {
             return true;
@@ -166,7 +171,7 @@ impl<'r, 'e, H: Host> Matcher<'r, 'e, '_, H> {
             Some(t) => t.dtype.is_float(),
             None => true,
         };
-        // A claim is about the element type of the root; terms compute in f32 or f64.
+        // The rounding class is about the element type of the root; terms compute in f32 or f64.
         let root = self.roots.first().and_then(|r| self.type_of(*r)).map(|t| t.dtype);
         !floats
             || match root {
@@ -175,15 +180,15 @@ impl<'r, 'e, H: Host> Matcher<'r, 'e, '_, H> {
             }
     }
 
-    /// Whether a sum is a term of a sum in a class.
+    /// Whether a class holds a sum that has a sum as an operand.
     fn nests(&self, head: ScalarId, class: Id, context: Position) -> bool {
         self.operations(head, class, context)
             .flat_map(|n| &n.children)
             .any(|c| self.operations(head, self.host.find(*c), context).next().is_some())
     }
 
-    /// The first term of the pattern that no part of the sum can be: `None` if there is none, and what to say of it if
-    /// somebody asks.
+    /// The first term of the pattern that no part of the sum can match; `None` if there is none. A
+    /// probe also gets the reason.
     fn lacking(&self, terms: &[&'r Pat], head: ScalarId, class: Id, context: Position) -> Option<Option<MissReason>> {
         let asked = self.probe.is_some();
         let mut parts: SmallVec<[Id; 16]> = SmallVec::new();
@@ -218,7 +223,7 @@ impl<'r, 'e, H: Host> Matcher<'r, 'e, '_, H> {
         Some(asked.then(why))
     }
 
-    /// The parts that are no sums themselves.
+    /// The parts that are not sums themselves.
     fn leaves(&self, head: ScalarId, parts: &[Id], context: Position) -> Vec<Id> {
         parts.iter().copied().filter(|p| self.operations(head, *p, context).next().is_none()).collect()
     }
@@ -232,8 +237,8 @@ impl<'r, 'e, H: Host> Matcher<'r, 'e, '_, H> {
         self.host.holding(class, wanted).filter(move |n| n.children.len() == 2 && !is_circular(n, class))
     }
 
-    /// False if a pattern certainly does not match a class, as far as [`FORESIGHT`] levels tell. Who asks why a rule does
-    /// not fire wants to see how far it comes, so then the top decides alone.
+    /// False if a pattern certainly does not match a class, judged by [`FORESIGHT`] levels. A probe
+    /// (for `--why-not`) has to see how far the match gets, so it checks the top only.
     pub(super) fn could_be(&self, pat: &Pat, class: Id, context: Position) -> bool {
         self.could(pat, class, context, if self.probe.is_some() { 0 } else { FORESIGHT })
     }
@@ -248,7 +253,7 @@ impl<'r, 'e, H: Host> Matcher<'r, 'e, '_, H> {
                 let terms = matches!(context, Position::Term(_));
                 let Some(wanted) = head_discriminant(self.host.program(), n.head, terms) else { return true };
                 let mut nodes = self.host.holding(class, wanted);
-                // The operands of an op with several results stand in a class of their own.
+                // The operands of an op with several results are in another class.
                 if levels == 0 || n.rest.is_some() || wanted == Discriminant::Output {
                     return nodes.next().is_some();
                 }
@@ -267,7 +272,8 @@ impl<'r, 'e, H: Host> Matcher<'r, 'e, '_, H> {
         }
     }
 
-    /// Whether the operands of a node could be those of a pattern, in any order and any association.
+    /// Whether the operands of a node could match those of a pattern, in any order and any
+    /// association.
     fn operands_could(&self, n: &NodePat, node: &Node, class: Id, context: Position, levels: usize) -> bool {
         if n.args.len() != node.children.len() {
             return false;
@@ -275,7 +281,7 @@ impl<'r, 'e, H: Host> Matcher<'r, 'e, '_, H> {
         let child = |i: usize| self.host.find(node.children[i]);
         let program = self.host.program();
         if let Some((head, _)) = associative(program, n.head) {
-            // What stands further in is not looked at.
+            // Nested sums are not searched here.
             let nested = |c: Id| self.operations(head, c, context).next().is_some();
             let (a, b) = (child(0), child(1));
             return nested(a)
@@ -288,7 +294,8 @@ impl<'r, 'e, H: Host> Matcher<'r, 'e, '_, H> {
         commutes || n.args.iter().enumerate().all(|(i, p)| one(i, p))
     }
 
-    /// Deals a set of terms out over a class: the class as a whole is one of them, or its operands hold them.
+    /// Distributes a set of terms over a class: either the class as a whole is one of them, or its
+    /// operands hold them.
     pub(super) fn deal(&mut self, job: &Rc<Job<'r>>, set: Set, class: Id, depth: usize, next: Goals) -> Flow {
         if set == 0 {
             return self.left(class, next);
@@ -301,7 +308,7 @@ impl<'r, 'e, H: Host> Matcher<'r, 'e, '_, H> {
         if deeper { self.split(job, set, class, depth, next) } else { ON }
     }
 
-    /// Deals a set of terms out over the two operands of each node of the operator.
+    /// Distributes a set of terms over the two operands of each node of the operator.
     fn split(&mut self, job: &Rc<Job<'r>>, set: Set, class: Id, depth: usize, next: Goals) -> Flow {
         for node in self.operations(job.head, class, job.context) {
             if job.rest && !self.is_present(class, node) {
@@ -321,7 +328,8 @@ impl<'r, 'e, H: Host> Matcher<'r, 'e, '_, H> {
         loop {
             let other = set & !one;
             let whole = one == 0 || other == 0;
-            // At the root, terms that all stand within one operand are matched there, with less of a rest.
+            // At the root, terms that are all within one operand are matched there, with a smaller
+            // rest.
             let elsewhere = whole && (!job.rest || (job.root && depth == 0));
             let mirrored = a == b && one < other;
             if !(elsewhere || mirrored) {
@@ -340,7 +348,7 @@ impl<'r, 'e, H: Host> Matcher<'r, 'e, '_, H> {
         }
     }
 
-    /// A class is one of the terms.
+    /// Assigns a class to a term.
     pub(super) fn take(&mut self, job: &Rc<Job<'r>>, term: usize, class: Id, next: Goals) -> Flow {
         self.with_dealt(|d| d.taken.push(class));
         let flow = self.class(job.terms[term], class, job.context, next);
@@ -350,7 +358,7 @@ impl<'r, 'e, H: Host> Matcher<'r, 'e, '_, H> {
         flow
     }
 
-    /// A class belongs to the rest.
+    /// Assigns a class to the rest.
     fn left(&mut self, class: Id, next: Goals) -> Flow {
         self.with_dealt(|d| d.rest.push(class));
         let flow = self.solve(next);
@@ -366,13 +374,14 @@ impl<'r, 'e, H: Host> Matcher<'r, 'e, '_, H> {
         }
     }
 
-    /// Whether looking into a class doubles no work: the present candidate needs it for one value only.
+    /// Whether searching a class duplicates no work: the present candidate uses it only once.
     fn used_once(&self, class: Id) -> bool {
         let candidate = self.host.candidate();
         if candidate.is_none() { self.host.use_count(class) <= 1 } else { candidate.uses(class) == Some(1) }
     }
 
-    /// Whether the present candidate computes the class so. Where there is none yet, any node will do.
+    /// Whether the present candidate computes the class with this node. Without a candidate, any
+    /// node will do.
     fn is_present(&self, class: Id, node: &Node) -> bool {
         let candidate = self.host.candidate();
         if candidate.is_none() {
@@ -385,7 +394,8 @@ impl<'r, 'e, H: Host> Matcher<'r, 'e, '_, H> {
         })
     }
 
-    /// All terms are dealt: the rest goes to the variable that takes it, or stays beside the rule's result.
+    /// All terms are assigned: the rest goes to the variable that takes it, or stays beside the
+    /// rule's result.
     pub(super) fn dealt(&mut self, job: &Rc<Job<'r>>, next: Goals) -> Flow {
         let Some(mine) = self.dealt.pop() else { return ON };
         let flow = match (job.free, mine.rest.as_slice()) {
@@ -398,7 +408,7 @@ impl<'r, 'e, H: Host> Matcher<'r, 'e, '_, H> {
                 let target = Target::Root { rest: sorted(rest), named: named(&self.what.rule.lhs[0]) };
                 self.with_pending(Pending { head: job.head, parts: sorted(&mine.taken), target }, next)
             }
-            // With nothing left, or one class for the variable, it is the sum without a rest.
+            // If nothing remains, or one class for the variable, this is the sum without a rest.
             _ => ON,
         };
         self.dealt.push(mine);
@@ -419,7 +429,7 @@ fn sorted(ids: &[Id]) -> Vec<Id> {
     ids
 }
 
-/// The terms of a sum as it is written.
+/// Appends the terms of a sum as written.
 fn flatten<'r>(n: &'r NodePat, out: &mut SmallVec<[&'r Pat; 8]>) {
     for arg in &n.args {
         match arg {
@@ -431,14 +441,14 @@ fn flatten<'r>(n: &'r NodePat, out: &mut SmallVec<[&'r Pat; 8]>) {
     }
 }
 
-/// The terms of a sum as it is written.
+/// The terms of a sum as written.
 pub(super) fn terms(n: &NodePat) -> SmallVec<[&Pat; 8]> {
     let mut out = SmallVec::new();
     flatten(n, &mut out);
     out
 }
 
-/// How many terms a pattern's sum has; 1 if it is none.
+/// Number of terms of a pattern's sum; 1 if it is not a sum.
 pub(super) fn width(program: &Program, n: &NodePat) -> usize {
     if associative(program, n.head).is_none() || n.args.len() != 2 {
         return 1;

@@ -1,4 +1,4 @@
-//! The same rules under `egg`'s own `Runner` and under our loop.
+//! The same rules in `egg`'s own `Runner` and in our loop give the same result.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -24,12 +24,11 @@ use crate::session::BuiltProblem;
 use crate::{CompiledRule, Options, Rewrite, rewrites};
 use hypatia_graph::Graph;
 
-/// Lets rules about any pointwise region wait until no other rule changes anything, as our loop
-/// does.
+/// Delays rules on arbitrary pointwise work until no other rule changes anything, as our loop does.
 struct InTurn {
-    /// Names of the rules that wait.
+    /// Names of the delayed rules.
     whole: Vec<String>,
-    /// They may go now.
+    /// True when they may run.
     turn: bool,
     changed: bool,
 }
@@ -70,7 +69,7 @@ fn of_set(program: &Arc<Program>, set: usize) -> Vec<CompiledRule> {
     rules.into_iter().filter(|r| r.rule().ruleset == RuleSetId(set as u32)).collect()
 }
 
-/// All rulesets in order, each to its fixpoint, under our loop. Returns how often a rule changed
+/// Runs all rulesets in order, each to its fixpoint, in our loop. Returns how often a rule changed
 /// something.
 fn under_our_loop(program: &Arc<Program>, egraph: &mut EGraph) -> usize {
     let options = Options { max_nodes: 100_000, max_time: Duration::from_secs(600), ..Options::default() };
@@ -87,7 +86,7 @@ fn under_our_loop(program: &Arc<Program>, egraph: &mut EGraph) -> usize {
     fired
 }
 
-/// The same under `egg`'s.
+/// The same in `egg`'s `Runner`.
 fn under_eggs_runner(program: &Arc<Program>, mut egraph: EGraph) -> EGraph {
     for set in 0..program.rulesets.len() {
         let rules = of_set(program, set);
@@ -114,7 +113,7 @@ fn classes(egraph: &EGraph) -> Vec<(Id, Vec<Node>)> {
     out
 }
 
-/// What the cheapest graph costs, and its nodes.
+/// The cost of the cheapest graph, and its nodes.
 fn extraction(egraph: &EGraph, outputs: &[Id], program: &Arc<Program>) -> (u64, Vec<Option<u32>>) {
     let model = CostModel::new(program, &Options::default());
     let built = BuiltProblem::new(egraph, outputs, None, &model);
@@ -149,7 +148,7 @@ fn graphs_of_the_library_give_equal_e_graphs() {
     let y = apply(&mut g, "mul", &[sum, s]);
     g.output("y", y);
     fired += agree(&g);
-    // Softmax and layer norm by parts, behind each other.
+    // Softmax, then layer norm, written out in basic ops.
     let mut g = Graph::new(library());
     let x = g.input("x", ty(DType::F32, &[4, 8]));
     let largest = g.builtin(BuiltinOp::Amax, &[x], axes(-1)).unwrap()[0];

@@ -1,5 +1,5 @@
-//! Kernels of the library on single applications: the matcher's answers are those that terms
-//! compared modulo commutativity and association give.
+//! Kernels of the library on single applications: the matcher agrees with comparing terms modulo
+//! commutativity and associativity.
 
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ fn epilogue<'k>(program: &Program, kernel: &'k Kernel) -> Option<&'k Pat> {
     args.get(2).filter(|p| gemm && !matches!(p, Pat::Var(_)))
 }
 
-/// The shape of what a term reads so.
+/// The shape of an operand that a term reads with that view.
 fn shape_of(view: InView) -> Vec<i64> {
     match view {
         InView::Row => vec![SHAPE[1]],
@@ -34,11 +34,11 @@ fn shape_of(view: InView) -> Vec<i64> {
     }
 }
 
-/// A term and the shapes of what it reads.
+/// A term and the shapes of its reads.
 type Sample = (Term, Vec<Vec<i64>>);
 
-/// The term with the operands of every function of two exchanged, where they commute if that is
-/// asked for.
+/// The term with the operands of every binary function swapped, only of commutative ones if
+/// requested.
 fn exchanged(program: &Program, (term, shapes): &Sample, commuting: bool) -> Sample {
     let mut term = term.clone();
     for node in &mut term.nodes {
@@ -65,7 +65,7 @@ fn samples(program: &Program) -> Vec<Sample> {
                 shapes[*input as usize] = shape_of(*view);
             }
         }
-        // Models say how an operand is read by its shape.
+        // Models imply the view of an operand by its shape.
         let mut plain = term.clone();
         for node in &mut plain.nodes {
             if let TermNode::In { view, .. } = node {
@@ -86,7 +86,7 @@ fn samples(program: &Program) -> Vec<Sample> {
     out
 }
 
-/// Whether the kernel's pattern holds, by the matcher.
+/// Whether the kernel's pattern matches, by the matcher.
 fn by_matcher(program: &Arc<Program>, kernel: &Kernel, (term, shapes): &Sample) -> bool {
     let rule = kernel_rule(program, kernel);
     let prepared = Prepared::of(program, &rule, false);
@@ -101,7 +101,7 @@ fn by_matcher(program: &Arc<Program>, kernel: &Kernel, (term, shapes): &Sample) 
     !match_at(&host, &what, out[0], 100_000).is_empty()
 }
 
-/// The same by terms.
+/// The same by comparing terms.
 fn by_terms(program: &Program, kernel: &Kernel, (term, shapes): &Sample) -> bool {
     let mut reads = Vec::new();
     let pattern = epilogue_term(epilogue(program, kernel).unwrap(), &mut reads).unwrap();

@@ -1,4 +1,5 @@
-//! A small Program built by hand, so that the optimiser is tested apart from the compiler of `.hyp` files.
+//! A small Program built by hand, so that tests of the optimiser do not depend on the compiler of
+//! `.hyp` files.
 
 use std::sync::Arc;
 
@@ -63,7 +64,7 @@ fn ruleset(name: &str) -> RuleSetDef {
     }
 }
 
-/// A rule in ruleset `set` with nothing but its sides.
+/// A rule in ruleset `set` with only its two sides.
 pub fn rule(set: u32, name: &str, vars: &[(&str, Sort)], lhs: Vec<Pat>, rhs: Vec<Build>) -> Rule {
     Rule {
         name: name.into(),
@@ -105,12 +106,13 @@ pub fn b(i: u32) -> Build {
 
 /// The program.
 pub struct Handmade {
-    /// It.
+    /// The program.
     pub program: Program,
 }
 
 impl Handmade {
-    /// Builtins, some defined scalars, the rulesets `fold`, `canon`, `fuse` (0, 1, 2) and the gemm rules.
+    /// Builtins, some defined scalars, the rulesets `fold`, `canon`, `fuse` (0, 1, 2) and the gemm
+    /// rules.
     pub fn new() -> Handmade {
         let mut program = Program::default();
         for s in BuiltinScalar::ALL {
@@ -177,7 +179,7 @@ impl Handmade {
         let silu = vec![x, call(sigmoid, &[0]), call(s(&made, B::Mul), &[0, 1])];
         let silu = made.scalar("silu", silu);
         made.fuse_rules(&["relu", "sigmoid", "silu", "tanh", "exp", "neg"], &[B::Add, B::Sub, B::Mul, B::Max]);
-        // fold::silu: x * sigmoid(x) => silu(x), on both sorts.
+        // fold::silu: x * sigmoid(x) => silu(x), for tensors and for terms.
         let pattern =
             pn(Head::Scalar(made.s(B::Mul)), vec![v(0), pn(Head::Scalar(sigmoid), vec![v(0)], vec![])], vec![]);
         let mut fold = rule(
@@ -193,7 +195,7 @@ impl Handmade {
         made
     }
 
-    /// Shared.
+    /// In an `Arc`.
     pub fn arc(self) -> Arc<Program> {
         Arc::new(self.program)
     }

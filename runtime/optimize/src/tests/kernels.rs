@@ -1,5 +1,5 @@
-//! Lists of kernels: what stands in them, what sizes decide, and that the planner takes the first
-//! that holds.
+//! Lists of kernels: their contents, what sizes decide, and that the planner takes the first that
+//! holds.
 
 use crate::optimize;
 use hypatia_dsl::dtype::DType;
@@ -15,7 +15,7 @@ use hypatia_plan as plan;
 use hypatia_target::device::Device;
 use hypatia_tensor::tensor::Tensor;
 
-/// `y = gelu_tanh(x @ w + b)` and the slope of such a layer, whose columns are `n`.
+/// `y = gelu_tanh(x @ w + b)` and the gradient of such a layer, with `n` columns.
 fn layers(n: Dim) -> Graph {
     let mut g = Graph::new(library::load(&[]).unwrap());
     let ty = |shape: [Dim; 2]| TensorType { dtype: DType::BF16, shape: shape.to_vec() };
@@ -52,12 +52,12 @@ fn what_sizes_decide_is_listed_and_told() {
     assert_eq!(lines, wanted, "{text}");
     assert_eq!(out.report.open.len(), lines.len(), "{}", out.report);
     assert!(out.report.to_string().contains("sizes that are not known yet decide these kernels"), "{}", out.report);
-    // With the sizes nothing is open.
+    // With fixed sizes no choice is open.
     let fixed = optimize(&layers(Dim::from(256)), &options(), &FOLDER).unwrap();
     assert!(!fixed.graph.to_text().contains("kernels: ") && fixed.report.open.is_empty(), "{}", fixed.graph);
 }
 
-/// The list of a graph on symbolic sizes leads to the plan that the graph on those sizes has.
+/// The kernel lists of a graph on symbolic sizes give the same plan as the graph on those sizes.
 #[test]
 fn the_planner_takes_the_first_that_holds() {
     let symbolic = optimize(&layers(Dim::symbol("n")), &options(), &FOLDER).unwrap().graph;
@@ -75,7 +75,7 @@ fn the_planner_takes_the_first_that_holds() {
     assert_ne!(kinds[0], kinds[1], "sizes decide nothing");
 }
 
-/// The last candidate asks for nothing, whatever the epilogue, and a split is explicit.
+/// The last candidate has no guard, whatever the epilogue, and a split is explicit.
 #[test]
 fn the_last_candidate_is_unconditional() {
     let mut g = Graph::new(library::load(&[]).unwrap());

@@ -1,4 +1,4 @@
-//! What must hold of every optimised graph.
+//! Invariants of every optimised graph.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -44,7 +44,7 @@ pub(super) fn apply(g: &mut Graph, f: &str, args: &[Value]) -> Value {
     g.call(f, args, &[]).unwrap()[0]
 }
 
-/// Optimises, and holds the result to the laws.
+/// Optimises a graph and checks the invariants of the result.
 pub(super) fn check(g: &Graph, options: &Options) -> Optimized {
     let out = optimize(g, options, &FOLDER).unwrap();
     out.graph.validate().unwrap();
@@ -64,7 +64,8 @@ pub(super) fn check(g: &Graph, options: &Options) -> Optimized {
     let have = evaluate(&out.graph, &inputs, Mode::Exact).unwrap();
     for (w, h) in want.iter().zip(&have) {
         for (a, b) in w.to_f64().iter().zip(h.to_f64()) {
-            // A body that gets its name back has its numbers as written, not as rounded to the dtype of the graph.
+            // When a body is replaced by its op, its numbers are used as written, without rounding
+            // to the dtype of the graph.
             assert!((a - b).abs() <= 1e-6 * a.abs().max(1.0), "{a} and {b}\n{}\n{}", g, out.graph);
         }
     }
@@ -200,7 +201,8 @@ fn residual_streams_grow_linearly() {
         let nodes = out.report.stages.iter().map(|s| s.nodes).max().unwrap();
         println!("{layers} layers: {nodes} nodes, {took:?}, extraction {:.1} ms", out.report.extraction_millis);
         assert!(out.report.complete(), "{}", out.report);
-        // Three products a layer, with bias, activation and residual inside; two means and two differences.
+        // Three products a layer, with bias, activation and residual inside; two means and two
+        // differences.
         assert_eq!(out.report.after.ops, 7 * layers, "{}", out.report);
         assert!(took < Duration::from_secs(10), "{layers} layers took {took:?}");
         sizes.push(nodes as f64 / layers as f64);
@@ -212,7 +214,7 @@ fn residual_streams_grow_linearly() {
 #[test]
 fn budgets_hold_and_are_reported() {
     let mut h = Handmade::new();
-    // exp(x) => 0.5 * exp(x + 1): every application makes another place where it fires.
+    // exp(x) => 0.5 * exp(x + 1): every application makes another match.
     let [exp, add, mul] =
         [BuiltinScalar::Exp, BuiltinScalar::Add, BuiltinScalar::Mul].map(|s| hypatia_dsl::ir::Head::Scalar(h.s(s)));
     let number = |v: f64| hypatia_dsl::ir::Build::Number(AExpr::Value(AttrValue::Float(v)));
@@ -257,7 +259,7 @@ fn constants_compare_by_bits() {
     }
     let out = optimize(&g, &Options::default(), &FOLDER).unwrap();
     out.graph.validate().unwrap();
-    // +0 and -0 stay apart; NaN equals itself, so those two are one.
+    // +0 and -0 stay apart; NaN equals itself, so those two are merged.
     assert_eq!(count(&out, "div"), 4, "{}", out.graph);
 }
 

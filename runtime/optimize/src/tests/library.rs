@@ -106,10 +106,10 @@ fn products_that_share_an_input_become_one() {
     );
     let mut g = Graph::new(program);
     let x = g.input("x", ty(DType::F32, &[4, 8]));
-    // Unequal widths, as with grouped queries.
+    // Different widths, as with grouped-query attention.
     for (i, n) in [16, 4, 4].into_iter().enumerate() {
         let w = weight(&mut g, &[8, n], i as u64);
-        // Results that are parts of the product would have to be copied out of it.
+        // Results that are slices of the product would have to be copied out of it.
         let y = matmul(&mut g, x, w);
         let y = g.call("softmax", &[y], &[]).unwrap()[0];
         g.output(format!("y{i}"), y);
@@ -120,8 +120,9 @@ fn products_that_share_an_input_become_one() {
 
 #[test]
 fn neutral_elements_do_not_feed_rules_for_ever() {
-    // A normalisation as it is exported with a scale of one and a shift of nothing, scaled and shifted once more: `y + 0` is
-    // `y`, and through a node that needs its own class each constant would make the next.
+    // An exported normalisation with scale 1 and shift 0, then scaled and shifted again: `y + 0` is
+    // `y`, and through a node that has its own class as a child each constant would produce the
+    // next.
     let mut g = Graph::new(library());
     let x = g.input("x", ty(DType::F32, &[2, 8, 16]));
     let mut number = |v: f64| {
@@ -168,7 +169,8 @@ fn a_ruleset_without_end_leaves_the_others_their_budgets() {
 
 #[test]
 fn a_long_sum_of_products_ends_by_counted_work() {
-    // Every product takes in every partial sum behind it: more nodes each time, until the work that is allowed is done.
+    // Every product can absorb every partial sum behind it: the e-graph grows until the work budget
+    // is spent.
     let mut g = Graph::new(library());
     let mut sum = None;
     for i in 0..150 {
@@ -206,7 +208,8 @@ fn a_rule_that_builds_nothing_is_seen_where_it_spared_something() {
         let firing = out.report.firings.iter().find(|f| f.rule == rule).unwrap();
         assert!(firing.kept && firing.nodes.iter().any(|n| n == node), "{firing:?}\n{}", out.report);
     }
-    // What matches nowhere, or only what another rule wrote and nobody wants, has no part in the result.
+    // A rule has no part in the result if it matches nowhere, or only an unused result of another
+    // rule.
     assert!(!out.report.fired("own::whole") && !out.report.fired("own::nothing"), "{}", out.report);
     let told = why_not(&g, &Options::default(), &FOLDER, "own::undone", None).unwrap().to_string();
     assert!(told.contains("did fire, at `back`"), "{told}");
@@ -232,6 +235,7 @@ fn parts_that_are_results_are_copied_and_cost_it() {
         let out = optimize(&g, &Options::default(), &FOLDER).unwrap();
         count(&out, "gather")
     };
-    // Where something reads the parts, they are views; as results each would be a copy, and two look-ups are cheaper.
+    // If an op reads the parts, they are views. As outputs each would be a copy, and two lookups
+    // are cheaper.
     assert_eq!((gathers(true), gathers(false)), (1, 2));
 }

@@ -1,4 +1,4 @@
-//! Laws of the optimiser, on graphs built in code.
+//! Tests of the optimiser's invariants, on graphs built in code.
 #![allow(clippy::unwrap_used)]
 
 mod adapter;

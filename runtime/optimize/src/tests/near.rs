@@ -1,4 +1,4 @@
-//! Near misses: what `explain --why-not` says, one golden text each.
+//! Near misses: the output of `explain --why-not`, one golden text each.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ fn program() -> Arc<Program> {
     Arc::new(compilation.program.unwrap_or_else(|| panic!("{errors}")))
 }
 
-/// One graph with a place for every rule to miss.
+/// One graph in which every rule has a near miss.
 fn graph() -> Graph {
     let mut g = Graph::new(program());
     let ty = |d, s: &[i64]| TensorType { dtype: d, shape: s.iter().map(|n| Dim::from(*n)).collect() };

@@ -21,7 +21,7 @@ rule t::both[f: pointwise]: f(gemm(a, b, e, to = d), gemm(a, b, g, to = d)) => g
 rule t::floors[f: pointwise]: f(floor(x)) => f(ceil(x));
 ";
 
-/// The rules that do one function at a time are off: what fuses, fuses by the variable.
+/// The rules that fuse one function at a time are off, so that only the variable fuses.
 fn options() -> Options {
     let off = ["fuse::unary", "fuse::operand", "fuse::operand_left", "fuse::both"];
     Options { disabled: off.iter().map(|r| r.to_string()).collect(), ..Options::default() }
@@ -39,7 +39,7 @@ fn product(program: &Arc<Program>) -> (Graph, Value, Value) {
 fn any_work_behind_a_product_is_its_epilogue() {
     let program = with_rules(RULES);
     let (mut g, _, m) = product(&program);
-    // (t - tanh(m)) ** 2 * (m < row ? m : row): the product is used three times, all of them inside.
+    // (t - tanh(m)) ** 2 * (m < row ? m : row): the product is used three times, always inside.
     let t = g.input("t", ty(DType::F32, &[4, 16]));
     let row = weight(&mut g, &[16], 3);
     let two = g.number(DType::F32, 2.0).unwrap();
@@ -71,7 +71,7 @@ fn two_operands_of_one_work() {
     g.output("y", y);
     let out = optimize(&g, &off, &FOLDER).unwrap();
     out.graph.validate().unwrap();
-    // One product alone is no match of two.
+    // A single product does not match a pattern with two.
     assert!(!out.report.firings.iter().any(|f| f.rule == "t::both"), "{}", out.report);
 }
 
@@ -101,7 +101,7 @@ fn what_others_need_is_not_taken_in() {
     g.output("inside", a);
     g.output("y", y);
     let out = check(&g, &options());
-    // tanh of the product is stored; what follows reads it.
+    // tanh of the product is stored, and later nodes read it.
     assert_eq!((count(&out, "gemm"), count(&out, "mul")), (1, 1), "{}", out.graph);
 }
 

@@ -1,4 +1,4 @@
-//! Sums and products in any association and order, alone and within longer ones.
+//! AC matching: sums and products in any association and order, alone and within longer ones.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ enum Tree {
     Both(Box<Tree>, Box<Tree>),
 }
 
-/// Every tree over these operands, in every order.
+/// Every tree on these operands, in every order.
 fn trees(of: &[usize]) -> Vec<Tree> {
     if let [one] = of {
         return vec![Tree::Leaf(*one)];
@@ -49,7 +49,7 @@ fn build(g: &mut Graph, f: &str, tree: &Tree, leaves: &[Value]) -> Value {
     }
 }
 
-/// `0.5`, `x`, `1 + erf(x * 0.7071..)`, and perhaps one factor more.
+/// `0.5`, `x`, `1 + erf(x * 0.7071..)`, and optionally one more factor.
 fn gelu_factors(g: &mut Graph, x: Value) -> Vec<Value> {
     let mut number = |v: f64| g.number(DType::F32, v).unwrap();
     let (half, one, root) = (number(0.5), number(1.0), number(std::f64::consts::FRAC_1_SQRT_2));
@@ -116,7 +116,8 @@ fn a_norm_is_found_in_every_association() {
 #[test]
 fn a_norm_is_found_before_a_residual() {
     let program = library();
-    // residual + (normed + bias), and (residual + normed) + bias: the norm with its bias is part of a longer sum.
+    // residual + (normed + bias), and (residual + normed) + bias: the norm with its bias is part of
+    // a longer sum.
     for tree in trees(&[0, 1, 2]) {
         let mut g = Graph::new(program.clone());
         let x = g.input("x", ty(DType::F32, &[4, 8]));
@@ -162,7 +163,7 @@ fn sum_of(program: &Arc<Program>, names: &[&str], tree: &Tree, dtype: DType) -> 
 #[test]
 fn a_bitwise_claim_keeps_to_the_written_association() {
     let program = with_rules(RULES);
-    // Swapping the operands of a float sum changes no bit, grouping them anew does.
+    // Swapping the operands of a float sum changes no bit; regrouping them does.
     let written: BTreeSet<Tree> = trees(&[0, 1, 2])
         .into_iter()
         .filter(|t| matches!(t, Tree::Both(a, b) if **a == Tree::Leaf(2) || **b == Tree::Leaf(2)))
@@ -194,7 +195,7 @@ fn a_repeated_operand_joins_terms_that_stand_apart() {
 
 #[test]
 fn a_variable_takes_what_is_left() {
-    // x * 2 * y * 3: the two constants meet, and x stands for all that is left.
+    // x * 2 * y * 3: the two constants are combined, and x takes the rest.
     let program = with_rules(RULES);
     for tree in trees(&[0, 1, 2, 3]) {
         let mut g = Graph::new(program.clone());
@@ -268,7 +269,7 @@ fn a_half_is_no_integer() {
 
 #[test]
 fn long_sums_stay_cheap() {
-    // A hundred terms of two kinds, one after the other: partial sums are looked into a few deep at most.
+    // A hundred terms of two kinds, alternating: partial sums are searched only to a small depth.
     let mut g = Graph::new(with_rules(
         "ruleset t { until = fixpoint; }\nscalar both(a, b) = sin(a) * cos(b);\nrule t::both: sin(a) + cos(b) => both(a, b);",
     ));

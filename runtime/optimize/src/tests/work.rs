@@ -1,4 +1,4 @@
-//! How much work optimising takes, counted and not timed.
+//! The work of an optimisation, counted instead of timed.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +14,8 @@ use hypatia_graph::{Graph, Value};
 use hypatia_library as library;
 use hypatia_testing::int;
 
-/// A chain of one operator, made by a function of the last value, an input, and the number of the link.
+/// A chain of one operator, made by a function of the last value, an input, and the number of the
+/// link.
 type Link = fn(&mut Graph, Value, Value, usize) -> Value;
 
 const CHAINS: &[(&str, Link)] = &[
@@ -25,7 +26,7 @@ const CHAINS: &[(&str, Link)] = &[
     ("concat", |g, y, x, _| g.call("concat", &[y, x], &[("axis", int(0))]).unwrap()[0]),
 ];
 
-/// Numbers that all differ: each link is another value.
+/// Numbers that all differ, so that each link has another value.
 const BIASES: Link = |g, y, _, i| {
     let bias = weight(g, &[2, 4], i as u64);
     apply(g, "add", &[y, bias])
@@ -70,7 +71,7 @@ fn work_grows_linearly_with_the_length_of_a_chain() {
 
 #[test]
 fn work_grows_linearly_where_every_link_fires_rules() {
-    // Extraction is cut short there, so that its work does not tell.
+    // Extraction is cut short there, so its work is not compared.
     grows_linearly("biases", BIASES, [500, 1_000, 2_000], saturation);
 }
 
@@ -113,7 +114,7 @@ fn a_ruleset_may_bound_its_steps() {
     };
     assert_eq!(run("").0, Stop::Nodes);
     let (stop, steps) = run("steps = 300 + 10 * graph;");
-    // What is looked at last may take a few steps more.
+    // The last search may exceed the budget by a few steps.
     assert!(stop == Stop::Work && steps < 500, "{stop:?} after {steps}");
 }
 

@@ -1,8 +1,8 @@
-//! ONNX files as messages: reading, decoding, and the checks that come before any use.
+//! Reads and decodes ONNX files, with the checks that precede any use.
 //!
-//! In: a path or bytes. Out: a [`proto::ModelProto`] whose weights share the file's buffer. Holds
-//! always: a file is weighed (see [`weigh`]) before it is decoded, so that decoding cannot ask for
-//! much more memory than the file's size.
+//! In: a path or bytes. Out: a [`proto::ModelProto`] whose weights share the file's buffer.
+//! Invariant: the decoded size of a file is estimated (see [`weigh`]) before it is decoded, so
+//! decoding cannot ask for much more memory than the file's size.
 
 #[allow(missing_docs)]
 pub mod proto;
@@ -17,10 +17,10 @@ use prost::bytes::Bytes;
 
 use hypatia_tensor::error::{Error, Result};
 
-/// Files from this size on are mapped, not read.
+/// Minimum size of a file that is mapped instead of read.
 const MAP_FROM: u64 = 16 << 20;
 
-/// A protobuf message cannot be larger.
+/// Maximum size of a protobuf message.
 const LARGEST: u64 = i32::MAX as u64;
 
 /// Reads and decodes a model file.
@@ -42,16 +42,16 @@ pub fn read(path: &Path) -> Result<proto::ModelProto> {
         file.by_ref().take(MAP_FROM).read_to_end(&mut bytes).map_err(io)?;
         Bytes::from(bytes)
     } else {
-        // SAFETY: the map is private to this process and only read. What remains is that another
-        // process may change the file meanwhile: then the import reads other bytes (each use checks
-        // what it reads) or is stopped by the system, as for every mapped file.
+        // SAFETY: the map is private to this process and only read. Another process may still
+        // change the file meanwhile: then the import reads other bytes (each use checks what it
+        // reads) or is stopped by the system, as for every mapped file.
         let map = unsafe { memmap2::Mmap::map(&file) }.map_err(io)?;
         Bytes::from_owner(map)
     };
     decode(bytes, &path.display().to_string())
 }
 
-/// What a file is instead that begins so, if that is known.
+/// The other file format that these bytes begin, if it is recognised.
 fn other_format(bytes: &[u8]) -> Option<&'static str> {
     let known: [(&[u8], &str); 3] = [
         (

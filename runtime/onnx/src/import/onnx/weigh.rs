@@ -1,17 +1,19 @@
-//! Weighs a protobuf file before it is decoded.
+//! Estimates the decoded size of a protobuf file before it is decoded.
 //!
-//! An empty message takes two bytes in a file and hundreds in memory, so that a file of a few
-//! megabytes could ask for gigabytes. This pass walks the messages without building them, and
-//! counts what they would take. In: the bytes. Out: an error for files that are damaged or absurd.
-//! Holds always: no allocation, recursion no deeper than [`DEPTH`].
+//! An empty message takes two bytes in a file and hundreds in memory, so a file of a few megabytes
+//! could ask for gigabytes. This pass walks the messages without building them, and adds up what
+//! they would take.
+//!
+//! In: the bytes. Out: an error for files that are malformed or too large. Invariant: no
+//! allocation, and no recursion deeper than [`DEPTH`].
 
-/// Bytes that all messages may take beyond the file's own size.
+/// Maximum memory of all messages beyond the file's own size, in bytes.
 const BUDGET: u64 = 512 << 20;
 
-/// Nesting of messages; prost allows 100.
+/// Maximum nesting of messages; prost allows 100.
 const DEPTH: u32 = 64;
 
-/// The messages that matter; all others hold no messages, or few.
+/// The message kinds that matter; all others contain no messages, or few.
 #[derive(Clone, Copy, PartialEq)]
 enum Kind {
     Model,
@@ -66,7 +68,7 @@ fn child(kind: Kind, field: u64) -> Option<Kind> {
     })
 }
 
-/// What one message of a kind takes in memory, roughly, with the slack of growing vectors.
+/// Approximate memory of one message of a kind, with the slack of growing vectors.
 fn size(kind: Kind) -> u64 {
     match kind {
         Kind::Attribute => 1200,
@@ -85,7 +87,7 @@ fn walk(mut bytes: &[u8], kind: Kind, depth: u32, used: &mut u64) -> Result<(), 
         let (field, wire) = (tag >> 3, tag & 7);
         let cut = || format!("this is not an ONNX model, or it is cut short (field {field} has no end)");
         match wire {
-            // A number: 8 bytes of a vector at most, grown by doubling.
+            // A number takes at most 8 bytes of a vector that grows by doubling.
             0 => {
                 varint(&mut bytes).ok_or_else(cut)?;
                 *used += 16;
@@ -102,9 +104,10 @@ fn walk(mut bytes: &[u8], kind: Kind, depth: u32, used: &mut u64) -> Result<(), 
                         *used += size(inner);
                         walk(inside, inner, depth + 1, used)?;
                     }
-                    // Packed varints of tensors (int32_data, int64_data, uint64_data): up to 8 bytes for one.
+                    // Packed varints of tensors (int32_data, int64_data, uint64_data): up to 8
+                    // bytes per byte.
                     None if kind == Kind::Tensor && matches!(field, 1 | 5 | 7 | 11) => *used += 8 * len as u64,
-                    // raw_data is shared; everything else is copied, with the head of a string.
+                    // raw_data is shared; everything else is copied, with a string header.
                     None if kind == Kind::Tensor && field == 9 => {}
                     None => *used += 48 + len as u64,
                 }
@@ -122,7 +125,7 @@ fn walk(mut bytes: &[u8], kind: Kind, depth: u32, used: &mut u64) -> Result<(), 
     Ok(())
 }
 
-/// A base-128 number of at most ten bytes.
+/// A varint: a base-128 number of at most ten bytes.
 fn varint(bytes: &mut &[u8]) -> Option<u64> {
     let mut value = 0u64;
     for i in 0..10 {
@@ -154,7 +157,7 @@ mod tests {
         file.extend(&nodes);
         assert!(check(&file).is_err_and(|e| e.contains("absurd")));
         assert!(check(&file[..100]).is_err_and(|e| e.contains("cut short")));
-        // Attributes in graphs in attributes, for ever.
+        // Attributes in graphs in attributes, nested too deeply.
         let mut nested = Vec::new();
         for i in 0..40 {
             let tag = [0x2a, 0x32, 0x0a][i % 3];

@@ -1,7 +1,8 @@
 //! Attention and rotary embedding, composed of products, masks and softmax.
 //!
-//! In: ONNX's `Attention` (opset 23 on) and `RotaryEmbedding`. Out: the nodes that an exporter writes for
-//! them, so that the rules for attention see one form. Holds always: a query that may see no key gives 0.
+//! In: ONNX's `Attention` (opset 23 on) and `RotaryEmbedding`. Out: the same nodes that an exporter
+//! writes for them, so that the rules for attention match one form. Invariant: a query whose keys
+//! are all masked gives 0.
 
 use hypatia_dsl::builtin::{BuiltinOp, BuiltinScalar};
 use hypatia_dsl::dtype::DType;
@@ -13,7 +14,7 @@ use super::super::symbolic::Sym;
 use super::super::tensor;
 use hypatia_graph::Value;
 
-/// `[b, s, heads * size]` as `[b, heads, s, size]`.
+/// Splits the heads: `[b, s, heads * size]` as `[b, heads, s, size]`.
 fn heads(ctx: &mut Ctx, x: Value, count: Option<i64>) -> Out<Value> {
     let shape = ctx.shape_of(x);
     match (&shape[..], count) {
@@ -29,7 +30,7 @@ fn heads(ctx: &mut Ctx, x: Value, count: Option<i64>) -> Out<Value> {
     }
 }
 
-/// Each head of keys or values as often as queries share it.
+/// Repeats each head of keys or values for all queries that share it.
 fn repeated(ctx: &mut Ctx, x: Value, queries: &Dim) -> Out<Value> {
     let shape = ctx.shape_of(x);
     if shape[1] == *queries {
@@ -56,15 +57,15 @@ fn iota(ctx: &mut Ctx, shape: &[Dim], axis: i64) -> Out<Value> {
     ctx.op(BuiltinOp::Iota, &[], vec![dims(shape), int(axis), AttrValue::DType(DType::I64)])
 }
 
-/// What masks say, all of shapes that broadcast to `[b, heads, queries, keys]`.
+/// The masks. All shapes broadcast to `[b, heads, queries, keys]`.
 struct Masks {
-    /// Keys that a query may see.
+    /// Keys that a query may attend to.
     allowed: Vec<Value>,
-    /// What is added to the scores.
+    /// The bias added to the scores.
     bias: Option<Value>,
 }
 
-/// How many keys come before the first query, as i64 of shape `[]` or `[b, 1, 1, 1]`.
+/// The number of keys before the first query, as i64 of shape `[]` or `[b, 1, 1, 1]`.
 fn offset(ctx: &mut Ctx, queries: &Dim) -> Out<Option<Value>> {
     if ctx.has(4) {
         let past = ctx.ty(4)?.shape;
@@ -133,7 +134,7 @@ fn masks(ctx: &mut Ctx, scores: &[Dim]) -> Out<Masks> {
     Ok(masks)
 }
 
-/// A mask for fewer keys: those behind are masked.
+/// Pads a mask that covers fewer keys: the remaining keys are masked.
 fn widened(ctx: &mut Ctx, mask: Value, keys: &Dim) -> Out<Value> {
     let shape = ctx.shape_of(mask);
     let Some(last) = shape.last() else { return Ok(mask) };
@@ -149,7 +150,7 @@ fn widened(ctx: &mut Ctx, mask: Value, keys: &Dim) -> Out<Value> {
     ctx.op(BuiltinOp::Pad, &[mask, fill], vec![dims(&nothing), dims(&behind)])
 }
 
-/// Keys and values with what was there before.
+/// Keys or values, with the past ones before them.
 fn cached(ctx: &mut Ctx, x: Value, past: usize) -> Out<Value> {
     match ctx.maybe(past)? {
         Some(p) => ctx.op(BuiltinOp::Concat, &[p, x], vec![int(2)]),
@@ -199,7 +200,7 @@ pub fn attention(ctx: &mut Ctx) -> Out {
     Ok(results)
 }
 
-/// `q k^T`, both scaled by the root of the scale, as ONNX says.
+/// `q k^T`, with both operands scaled by the root of the scale, as ONNX specifies.
 fn scores(ctx: &mut Ctx, q: Value, k: Value) -> Out<Value> {
     let size = ctx.shape_of(q).last().and_then(Dim::as_const);
     let scale = match (ctx.attrs.float("scale")?, size) {
@@ -229,7 +230,7 @@ fn softcap(ctx: &mut Ctx, x: Value) -> Out<Value> {
     ctx.builtin(BuiltinScalar::Mul, &[x, cap])
 }
 
-/// All masks as one.
+/// Combines all masks.
 fn both(ctx: &mut Ctx, allowed: &[Value]) -> Out<Option<Value>> {
     let Some((first, rest)) = allowed.split_first() else { return Ok(None) };
     let mut all = *first;
@@ -239,14 +240,14 @@ fn both(ctx: &mut Ctx, allowed: &[Value]) -> Out<Option<Value>> {
     Ok(Some(all))
 }
 
-/// -infinity where a key is not to be seen.
+/// Sets masked scores to -infinity.
 fn masked(ctx: &mut Ctx, x: Value, allowed: &[Value]) -> Out<Value> {
     let Some(allowed) = both(ctx, allowed)? else { return Ok(x) };
     let low = ctx.number(ctx.dtype_of(x), f64::NEG_INFINITY)?;
     ctx.builtin(BuiltinScalar::Select, &[allowed, x, low])
 }
 
-/// Softmax of the scores; rows of queries that may see no key are 0.
+/// Softmax of the scores; rows of queries whose keys are all masked are 0.
 fn weights(ctx: &mut Ctx, x: Value, masks: &Masks, scores: &[Dim]) -> Out<Value> {
     let dtype = ctx.dtype_of(x);
     let wide = match ctx.attrs.int("softmax_precision")? {
@@ -263,7 +264,7 @@ fn weights(ctx: &mut Ctx, x: Value, masks: &Masks, scores: &[Dim]) -> Out<Value>
     if masks.allowed.is_empty() && masks.bias.is_none() {
         return Ok(all);
     }
-    // What is added to the scores decides, not the scores, which may be infinite themselves.
+    // The bias decides which rows are masked, not the scores: they may be infinite themselves.
     let zero = ctx.number(dtype, 0.0)?;
     let bias = match masks.bias {
         Some(b) => b,
@@ -279,7 +280,7 @@ fn weights(ctx: &mut Ctx, x: Value, masks: &Masks, scores: &[Dim]) -> Out<Value>
     ctx.builtin(BuiltinScalar::Select, &[none, zero, all])
 }
 
-/// `[b, heads, s, size]` as `[b, s, heads * size]`.
+/// Joins the heads: `[b, heads, s, size]` as `[b, s, heads * size]`.
 fn unsplit(ctx: &mut Ctx, x: Value) -> Out<Value> {
     let [b, n, s, size] = &ctx.shape_of(x)[..] else { return ctx.wrong("operands of rank 4 were expected") };
     let Some(width) = n.checked_mul(size) else { return ctx.wrong("the result is too large") };
@@ -288,7 +289,7 @@ fn unsplit(ctx: &mut Ctx, x: Value) -> Out<Value> {
     ctx.reshape(x, &shape)
 }
 
-/// Pairs of elements rotated by angles whose cosines and sines are given.
+/// Rotates pairs of elements by angles given as cosines and sines.
 pub fn rotary(ctx: &mut Ctx) -> Out {
     ctx.arity(3, 4, 1)?;
     let x = ctx.value(0)?;
@@ -338,7 +339,8 @@ pub fn rotary(ctx: &mut Ctx) -> Out {
     Ok(vec![y.into()])
 }
 
-/// A cache of cosines or sines as `[b, 1, s, turned / 2]`: rows that the positions name, or one for each.
+/// A cache of cosines or sines as `[b, 1, s, turned / 2]`: rows selected by the positions, or one
+/// row per position.
 fn angles(ctx: &mut Ctx, i: usize, shape: &[Dim], turned: i64) -> Out<Value> {
     let mut cache = ctx.value(i)?;
     if let Some(positions) = ctx.maybe(3)? {

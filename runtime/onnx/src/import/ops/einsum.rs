@@ -1,7 +1,7 @@
-//! Einstein sums, as matrix products where two operands meet.
+//! Einstein sums, as matrix products of pairs of operands.
 //!
-//! Holds always: a letter has one size in all operands; an ellipsis broadcasts; what is summed away in one
-//! operand alone is summed before the product.
+//! Invariant: a label has the same size in all operands. An ellipsis broadcasts. A label that
+//! occurs in one operand only, and not in the result, is summed before the product.
 
 use hypatia_dsl::builtin::BuiltinOp;
 use hypatia_dsl::shape::{Dim, product};
@@ -15,7 +15,7 @@ struct Term {
     labels: Vec<char>,
 }
 
-/// The label of axis `i` of an ellipsis, counted from the last.
+/// The label of axis `i` of an ellipsis, counted from the last axis.
 fn ellipsis(i: usize) -> Option<char> {
     char::from_u32(0xE0FF - u32::try_from(i).ok().filter(|i| *i < 0xff)?)
 }
@@ -57,7 +57,8 @@ pub fn einsum(ctx: &mut Ctx) -> Out {
     let all: Vec<char> = operands.iter().flatten().copied().collect();
     let result = match right {
         Some(r) => labels(r, most).ok_or_else(misfit)?,
-        // Without an arrow: an ellipsis, then labels that stand once, in alphabetical order.
+        // Without an arrow the result is the ellipsis, then the labels that occur once, in
+        // alphabetical order.
         None => {
             let mut once: Vec<char> =
                 all.iter().copied().filter(|c| all.iter().filter(|d| *d == c).count() == 1 && c.is_ascii()).collect();
@@ -86,7 +87,7 @@ pub fn einsum(ctx: &mut Ctx) -> Out {
     Ok(vec![ordered(ctx, &sum, &result)?.into()])
 }
 
-/// The operand with each label once: of axes that share one, the diagonal.
+/// The operand with each label once: axes that share a label become their diagonal.
 fn diagonals(ctx: &mut Ctx, mut t: Term) -> Out<Term> {
     while let Some(second) = (1..t.labels.len()).find(|i| t.labels[..*i].contains(&t.labels[*i])) {
         let label = t.labels[second];
@@ -99,7 +100,7 @@ fn diagonals(ctx: &mut Ctx, mut t: Term) -> Out<Term> {
         let Some(size) = size.filter(|s| (0..1 << 31).contains(s)) else {
             return ctx.unsupported(format!("the diagonal of axes of dynamic size, `{label}`"));
         };
-        // With the two axes last and joined, the diagonal is every (size + 1)-th element.
+        // If the two axes are last and joined, the diagonal is every (size + 1)-th element.
         let others: Vec<usize> = (0..shape.len()).filter(|i| *i != first && *i != second).collect();
         let perm: Vec<i64> = others.iter().chain(&[first, second]).map(|i| *i as i64).collect();
         let kept: Vec<Dim> = others.iter().map(|i| shape[*i].clone()).collect();
@@ -113,7 +114,7 @@ fn diagonals(ctx: &mut Ctx, mut t: Term) -> Out<Term> {
     Ok(t)
 }
 
-/// Axes of an ellipsis that have size 1 in one operand and another in others, as in the others.
+/// Broadcasts the axes of an ellipsis that have size 1 in one operand and another size in others.
 fn stretch(ctx: &mut Ctx, terms: &mut [Term]) -> Out<()> {
     let one = Dim::from(1);
     let mut wide: Vec<(char, Dim)> = Vec::new();
@@ -155,7 +156,7 @@ fn sizes_agree(ctx: &Ctx, terms: &[Term], equation: &str) -> Out<()> {
     Ok(())
 }
 
-/// The sum over all labels but those kept.
+/// Sums over all labels except those kept.
 fn summed(ctx: &mut Ctx, t: Term, keep: &[char]) -> Out<Term> {
     let axes: Vec<i64> = (0..t.labels.len()).filter(|i| !keep.contains(&t.labels[*i])).map(|i| i as i64).collect();
     if axes.is_empty() {
@@ -165,13 +166,13 @@ fn summed(ctx: &mut Ctx, t: Term, keep: &[char]) -> Out<Term> {
     Ok(Term { value, labels: t.labels.into_iter().filter(|c| keep.contains(c)).collect() })
 }
 
-/// The operand with its axes in this order of its labels.
+/// Transposes the operand to this order of labels.
 fn ordered(ctx: &mut Ctx, t: &Term, labels: &[char]) -> Out<Value> {
     let perm: Vec<i64> = labels.iter().filter_map(|c| t.labels.iter().position(|d| d == c)).map(|i| i as i64).collect();
     ctx.transpose(t.value, &perm)
 }
 
-/// The product of two, with the labels that are needed later.
+/// The product of two operands, with the labels that are needed later.
 fn pair(ctx: &mut Ctx, a: Term, b: Term, later: &[char]) -> Out<Term> {
     let with = |other: &[char]| [later, other].concat();
     let (a, b) = (summed(ctx, a, &with(&b.labels))?, b);

@@ -9,7 +9,7 @@ use super::super::context::{Ctx, Out, dims, int};
 use super::super::symbolic::Sym;
 use hypatia_graph::{Graph, Node, NodeKind, Value};
 
-/// Slices along an axis.
+/// Gathers slices along an axis.
 pub fn gather(ctx: &mut Ctx) -> Out {
     ctx.arity(2, 2, 1)?;
     let axis = ctx.attrs.int_or("axis", 0)?;
@@ -24,7 +24,7 @@ pub fn gather(ctx: &mut Ctx) -> Out {
     Ok(vec![ctx.op(BuiltinOp::Gather, &[x, i], vec![int(axis as i64)])?.into()])
 }
 
-/// Checks constant indices, so that a wrong model is told of before it runs.
+/// Checks constant indices, so that an invalid model is reported before it runs.
 fn in_range(ctx: &Ctx, axis: usize) -> Out<()> {
     let size = ctx.ty(0)?.shape.get(axis).and_then(Dim::as_const);
     let known = ctx.sym(1).map(|s| s.items.iter().filter_map(Dim::as_const).collect::<Vec<_>>());
@@ -36,7 +36,7 @@ fn in_range(ctx: &Ctx, axis: usize) -> Out<()> {
     Ok(())
 }
 
-/// One element for each index.
+/// Gathers one element per index.
 pub fn gather_elements(ctx: &mut Ctx) -> Out {
     ctx.arity(2, 2, 1)?;
     let axis = ctx.attrs.int_or("axis", 0)?;
@@ -46,7 +46,7 @@ pub fn gather_elements(ctx: &mut Ctx) -> Out {
     Ok(vec![ctx.op(BuiltinOp::GatherElements, &[x, i], vec![int(axis as i64)])?.into()])
 }
 
-/// Slices by tuples of indices.
+/// Gathers slices by index tuples.
 pub fn gather_nd(ctx: &mut Ctx) -> Out {
     ctx.arity(2, 2, 1)?;
     let batch = ctx.attrs.int_or("batch_dims", 0)?;
@@ -62,7 +62,7 @@ pub fn gather_nd(ctx: &mut Ctx) -> Out {
     Ok(vec![ctx.op(BuiltinOp::GatherNd, &[x, i], vec![int(batch)])?.into()])
 }
 
-/// A gather at one known tuple: slices, which cost nothing.
+/// A gather at one constant tuple becomes slices, which copy nothing.
 fn at_one_place(ctx: &mut Ctx, mut x: Value, indices: Value) -> Out<Option<Value>> {
     let NodeKind::Const(tuple) = &ctx.builder.graph.node(indices.node).kind else { return Ok(None) };
     let (tuple, shape, places) = (tuple.to_f64(), ctx.shape_of(x), ctx.shape_of(indices));
@@ -81,15 +81,15 @@ fn at_one_place(ctx: &mut Ctx, mut x: Value, indices: Value) -> Out<Option<Value
     Ok(Some(ctx.reshape(x, &[outer, &shape[tuple.len()..]].concat())?))
 }
 
-/// A gather whose tuples count along axes of their own: `x[i, j]` at `[i, .., j]`. It is the operand, broadcast; so
-/// exporters write masks.
+/// A gather whose index tuples are iotas: `x[i, j]` at `[i, .., j]`. It is the operand, broadcast.
+/// Exporters write masks in this form.
 fn counted(ctx: &mut Ctx, x: Value, indices: Value) -> Out<Option<Value>> {
     let (shape, places) = (ctx.shape_of(x), ctx.shape_of(indices));
     let Some(entries) = counting(&ctx.builder.graph, indices).filter(|e| e.len() <= shape.len()) else {
         return Ok(None);
     };
     let (outer, rest) = (&places[..places.len() - 1], &shape[entries.len()..]);
-    // There is but one place along an axis of size 1.
+    // An axis of size 1 has only one valid index.
     let wide = entries.iter().zip(&shape).filter(|(_, size)| size.as_const() != Some(1));
     let Some(axes) = wide.map(|(axis, size)| axis.map(|axis| (axis, size))).collect::<Option<Vec<_>>>() else {
         return Ok(None);
@@ -104,8 +104,9 @@ fn counted(ctx: &mut Ctx, x: Value, indices: Value) -> Out<Option<Value>> {
     Ok(Some(ctx.expand(y, &[outer, rest].concat())?))
 }
 
-/// For each entry of the tuples along the last axis, the axis along which it counts: 0, 1, 2, and the same along all
-/// others, if there is one. `None` for what is not made of entries.
+/// For each entry of the index tuples along the last axis, the axis along which it is an iota (0,
+/// 1, 2, and constant along all other axes), if there is one. `None` if the tuples are not a
+/// concatenation of entries.
 fn counting(graph: &Graph, tuples: Value) -> Option<Vec<Option<usize>>> {
     let node = graph.node(tuples.node);
     let last = graph.ty(tuples).shape.len().checked_sub(1)?;
@@ -127,7 +128,7 @@ fn counting(graph: &Graph, tuples: Value) -> Option<Vec<Option<usize>>> {
     }
 }
 
-/// The axis along which a tensor counts.
+/// The axis along which a tensor is an iota.
 fn counts_along(graph: &Graph, v: Value) -> Option<usize> {
     let node = graph.node(v.node);
     let shape = &graph.ty(v).shape;
@@ -148,7 +149,7 @@ fn counts_along(graph: &Graph, v: Value) -> Option<usize> {
             let to = axis + shape.len().checked_sub(from.len())?;
             (shape.get(to) == from.get(axis)).then_some(to)
         }
-        // Axes of size 1 come and go.
+        // Axes of size 1 can be added or removed.
         (BuiltinOp::Reshape, _) => {
             let (axis, from) = before()?;
             let wide = |shape: &[Dim]| (0..shape.len()).filter(|i| shape[*i].as_const() != Some(1)).collect::<Vec<_>>();
@@ -161,7 +162,7 @@ fn counts_along(graph: &Graph, v: Value) -> Option<usize> {
     }
 }
 
-/// The axis along which elements of this shape count.
+/// The axis along which elements of this shape are an iota.
 fn counts(shape: &[usize], element: impl Fn(usize) -> Option<f64>) -> Option<usize> {
     let len: usize = shape.iter().product();
     (0..shape.len()).find(|axis| {
@@ -185,7 +186,7 @@ fn iota(ctx: &mut Ctx, shape: &[Dim], axis: usize) -> Out<Value> {
     ctx.op(BuiltinOp::Iota, &[], vec![dims(shape), int(axis as i64), AttrValue::DType(DType::I64)])
 }
 
-/// `a` where `c`, else `b`, for truth values too.
+/// Select: `a` where `c`, else `b`; booleans are supported too.
 fn choose(ctx: &mut Ctx, c: Value, a: Value, b: Value) -> Out<Value> {
     if ctx.dtype_of(a) != DType::Bool {
         return ctx.builtin(BuiltinScalar::Select, &[c, a, b]);
@@ -195,7 +196,7 @@ fn choose(ctx: &mut Ctx, c: Value, a: Value, b: Value) -> Out<Value> {
     ctx.builtin(BuiltinScalar::Or, &[yes, no])
 }
 
-/// The size of the new axis: a number of any type, or a size.
+/// The size of the new axis: a constant of any type, or a symbolic size.
 fn depth(ctx: &Ctx) -> Out<Dim> {
     let ty = ctx.ty(1)?;
     let number = match ty.dtype.is_float() {
@@ -212,7 +213,7 @@ fn depth(ctx: &Ctx) -> Out<Dim> {
     }
 }
 
-/// A new axis that is on at each index, off elsewhere.
+/// One-hot: a new axis with the on value at each index and the off value elsewhere.
 pub fn one_hot(ctx: &mut Ctx) -> Out {
     ctx.arity(3, 3, 1)?;
     let indices = ctx.value(0)?;
@@ -282,19 +283,20 @@ fn cumulative(ctx: &mut Ctx) -> Out<(Value, usize, [bool; 2])> {
     Ok((x, axis, [ctx.attrs.flag("exclusive", false)?, ctx.attrs.flag("reverse", false)?]))
 }
 
-/// Sums of all elements up to each along an axis.
+/// Cumulative sums along an axis.
 pub fn cumulative_sum(ctx: &mut Ctx) -> Out {
     let (x, axis, how) = cumulative(ctx)?;
     let attrs = [vec![int(axis as i64)], how.map(AttrValue::Bool).to_vec()].concat();
     Ok(vec![ctx.op(BuiltinOp::Cumsum, &[x], attrs)?.into()])
 }
 
-/// Products of all elements up to each along an axis: of a triangle of copies, so that no infinity meets a zero.
+/// Cumulative products along an axis, as products over a triangle of copies, so that no infinity
+/// meets a zero.
 pub fn cumulative_product(ctx: &mut Ctx) -> Out {
     let (x, axis, [exclusive, reverse]) = cumulative(ctx)?;
     let mut shape = ctx.shape_of(x);
     let size = shape[axis].clone();
-    // Axis `axis` is where a sum ends, the one behind it what it adds up.
+    // Axis `axis` is the position of the result, and the next axis holds the elements to multiply.
     let mut ends = vec![Dim::from(1); shape.len() + 1];
     let mut items = ends.clone();
     ends[axis] = size.clone();

@@ -6,7 +6,7 @@ use hypatia_dsl::shape::Dim;
 use super::super::context::{Ctx, Out};
 use hypatia_graph::Value;
 
-/// numpy's matmul: vectors are a row on the left and a column on the right.
+/// numpy's matmul: a vector is a row on the left and a column on the right.
 pub fn matmul(ctx: &mut Ctx) -> Out {
     ctx.arity(2, 2, 1)?;
     let (mut a, mut b) = (ctx.value(0)?, ctx.value(1)?);

@@ -1,4 +1,4 @@
-//! Ops that make tensors from attributes and sizes, and those that pass theirs on.
+//! Ops that make tensors from attributes and sizes, and ops that pass their operand on.
 
 use hypatia_dsl::builtin::{BuiltinOp, BuiltinScalar};
 use hypatia_dsl::dtype::DType;
@@ -10,10 +10,10 @@ use super::super::symbolic::{LARGEST, Sym};
 use super::super::tensor;
 use hypatia_tensor::tensor::Tensor;
 
-/// Elements of a float range at most.
+/// Maximum number of elements of a float range.
 const LONGEST: f64 = (1u64 << 24) as f64;
 
-/// A tensor as a value: sizes if it is a small tensor of integers.
+/// A constant tensor as a value: symbolic if it is a small tensor of integers.
 fn given(ctx: &mut Ctx, t: Tensor) -> Bound {
     match Sym::from_tensor(&t) {
         Some(s) => s.into(),
@@ -44,7 +44,7 @@ pub fn constant(ctx: &mut Ctx) -> Out {
     }
 }
 
-/// One value everywhere.
+/// Fills a shape with one value.
 pub fn constant_of_shape(ctx: &mut Ctx) -> Out {
     ctx.arity(1, 1, 1)?;
     let value = match ctx.attrs.tensor("value")? {
@@ -70,7 +70,7 @@ pub fn constant_of_shape(ctx: &mut Ctx) -> Out {
     Ok(vec![ctx.expand(value, &shape)?.into()])
 }
 
-/// Numbers at equal distances.
+/// An arithmetic progression.
 pub fn range(ctx: &mut Ctx) -> Out {
     ctx.arity(3, 3, 1)?;
     ctx.attrs.ignore("stash_type");
@@ -154,7 +154,7 @@ pub fn identity(ctx: &mut Ctx) -> Out {
     Ok(vec![ctx.bound(0)?])
 }
 
-/// At inference the operand itself, and a mask that is true everywhere.
+/// At inference: the operand itself, and a mask that is true everywhere.
 pub fn dropout(ctx: &mut Ctx) -> Out {
     ctx.arity(1, 3, 2)?;
     ctx.attrs.ignore("seed");

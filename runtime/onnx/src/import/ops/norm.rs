@@ -9,7 +9,7 @@ use super::super::context::{Bound, Ctx, Out, dims, int};
 use super::super::tensor;
 use hypatia_graph::Value;
 
-/// Softmax or its logarithm along one axis.
+/// Softmax or log-softmax along one axis.
 pub fn softmax(ctx: &mut Ctx) -> Out {
     ctx.arity(1, 1, 1)?;
     let x = ctx.value(0)?;
@@ -19,9 +19,9 @@ pub fn softmax(ctx: &mut Ctx) -> Out {
     Ok(vec![ctx.call(name, &[Some(x)], &[("axis", int(axis as i64))])?.into()])
 }
 
-/// The normalised axes as one: the operand as `[.., prod]` in the type of the computation.
+/// The operand with the normalised axes joined into one, `[.., prod]`, in the compute type.
 struct Flat {
-    /// The operand in that type, its own shape.
+    /// The operand in the compute type, with its own shape.
     wide: Value,
     /// The operand with the normalised axes joined.
     joined: Value,
@@ -29,7 +29,7 @@ struct Flat {
     stash: DType,
 }
 
-/// Joins the axes from `axis` on, and widens to the `stash_type`. f64 is never narrowed.
+/// Joins the axes from `axis` on, and casts to the `stash_type`. f64 is never narrowed.
 fn flat(ctx: &mut Ctx) -> Out<Flat> {
     let x = ctx.value(0)?;
     let ty = ctx.type_of(x);
@@ -47,7 +47,7 @@ fn flat(ctx: &mut Ctx) -> Out<Flat> {
     Ok(Flat { wide, joined, axis, stash })
 }
 
-/// A scale or bias as a vector over the joined axes; `None` if it varies along other axes.
+/// A scale or bias as a vector over the joined axis; `None` if it varies along other axes.
 fn vector(ctx: &mut Ctx, v: Value, flat: &Flat) -> Out<Option<Value>> {
     let normalised = ctx.shape_of(flat.wide)[flat.axis..].to_vec();
     let mut shape = ctx.shape_of(v);
@@ -64,14 +64,15 @@ fn vector(ctx: &mut Ctx, v: Value, flat: &Flat) -> Out<Option<Value>> {
     Ok(Some(ctx.reshape(v, &[last])?))
 }
 
-/// A vector of ones over the joined axes.
+/// A vector of ones over the joined axis.
 fn ones(ctx: &mut Ctx, flat: &Flat) -> Out<Value> {
     let last = ctx.shape_of(flat.joined).pop().unwrap_or(Dim::from(1));
     let one = ctx.number(flat.stash, 1.0)?;
     ctx.expand(one, &[last])
 }
 
-/// Scale and bias that were not part of the normalisation itself, then the operand's own type.
+/// Applies a scale and a bias that the normalisation itself did not take, then casts to the
+/// operand's type.
 fn finish(ctx: &mut Ctx, y: Value, flat: &Flat, scale: Option<Value>, bias: Option<Value>) -> Out<Value> {
     let mut y = ctx.reshape(y, &ctx.shape_of(flat.wide))?;
     for (v, f) in [(scale, BuiltinScalar::Mul), (bias, BuiltinScalar::Add)] {
@@ -84,7 +85,7 @@ fn finish(ctx: &mut Ctx, y: Value, flat: &Flat, scale: Option<Value>, bias: Opti
     ctx.cast(y, to)
 }
 
-/// Layer normalisation; mean and inverse deviation are further outputs.
+/// Layer normalisation; mean and inverse standard deviation are optional outputs.
 pub fn layer(ctx: &mut Ctx) -> Out {
     ctx.arity(2, 3, 3)?;
     let eps = f64::from(ctx.attrs.float_or("epsilon", 1e-5)?);
@@ -98,7 +99,7 @@ pub fn layer(ctx: &mut Ctx) -> Out {
     }
     let scale_vector = vector(ctx, scale, &flat)?;
     let bias_vector = match bias {
-        // After a scale that is applied later, the bias is later too.
+        // If the scale is applied later, so is the bias.
         Some(b) if scale_vector.is_some() => vector(ctx, b, &flat)?,
         _ => None,
     };
@@ -119,7 +120,7 @@ pub fn layer(ctx: &mut Ctx) -> Out {
     Ok(results)
 }
 
-/// Mean and 1 / sqrt(variance + eps), the normalised axes kept with size 1.
+/// Mean and 1 / sqrt(variance + eps); the normalised axes are kept with size 1.
 fn moments(ctx: &mut Ctx, flat: &Flat, eps: f64) -> Out<(Value, Value)> {
     let rank = ctx.shape_of(flat.wide).len() as i64;
     let axes: Vec<i64> = (flat.axis as i64..rank).collect();
@@ -132,7 +133,7 @@ fn moments(ctx: &mut Ctx, flat: &Flat, eps: f64) -> Out<(Value, Value)> {
     Ok((mean, ctx.builtin(BuiltinScalar::Rsqrt, &[sum])?))
 }
 
-/// Division by the root of the mean square.
+/// RMS normalisation: division by the root of the mean square.
 pub fn rms(ctx: &mut Ctx) -> Out {
     ctx.arity(2, 2, 1)?;
     let eps = f64::from(ctx.attrs.float_or("epsilon", 1e-5)?);
@@ -178,7 +179,8 @@ pub fn batch(ctx: &mut Ctx) -> Out {
     let bias = channels(ctx, 2, &ty.shape, "B")?;
     let mean = channels(ctx, 3, &ty.shape, "the mean")?;
     let variance = channels(ctx, 4, &ty.shape, "the variance")?;
-    // Since opset 14 scale, statistics and operand may have three types: all in the widest.
+    // Since opset 14 scale, statistics and operand may have three types: all are cast to the
+    // widest.
     let wide = [x, scale, bias, mean, variance]
         .iter()
         .map(|v| ctx.dtype_of(*v))
@@ -197,7 +199,7 @@ pub fn batch(ctx: &mut Ctx) -> Out {
     Ok(vec![ctx.cast(y, ty.dtype)?.into()])
 }
 
-/// Normalises over groups of channels and all axes behind them.
+/// Normalises over groups of channels and all spatial axes.
 fn grouped(ctx: &mut Ctx, groups: Dim, stash: DType) -> Out {
     let x = ctx.value(0)?;
     let ty = ctx.type_of(x);
@@ -224,7 +226,7 @@ fn grouped(ctx: &mut Ctx, groups: Dim, stash: DType) -> Out {
     Ok(vec![ctx.cast(y, ty.dtype)?.into()])
 }
 
-/// Each channel of each sample by itself.
+/// Instance normalisation: each channel of each sample separately.
 pub fn instance(ctx: &mut Ctx) -> Out {
     ctx.arity(3, 3, 1)?;
     match ctx.ty(0)?.shape.get(1) {
@@ -233,7 +235,7 @@ pub fn instance(ctx: &mut Ctx) -> Out {
     }
 }
 
-/// Groups of channels. The definition of opset 18, with a scale for each group, was withdrawn.
+/// Group normalisation. The definition of opset 18, with a scale for each group, was withdrawn.
 pub fn group(ctx: &mut Ctx) -> Out {
     ctx.arity(3, 3, 1)?;
     if ctx.since < 21 {
@@ -249,7 +251,7 @@ pub fn group(ctx: &mut Ctx) -> Out {
     grouped(ctx, Dim::from(groups), stash)
 }
 
-/// The p-th root of the sum of the p-th powers of absolute values.
+/// The p-norm: the p-th root of the sum of the p-th powers of absolute values.
 pub(super) fn p_norm(ctx: &mut Ctx, x: Value, p: i64, axes: &[i64], keepdims: bool) -> Out<Value> {
     let dtype = ctx.dtype_of(x);
     match p {
@@ -273,7 +275,7 @@ pub(super) fn p_norm(ctx: &mut Ctx, x: Value, p: i64, axes: &[i64], keepdims: bo
     }
 }
 
-/// Division by the norm along an axis; rows of zeros stay.
+/// Division by the norm along an axis; rows of zeros stay zero.
 pub fn lp_norm(ctx: &mut Ctx) -> Out {
     ctx.arity(1, 1, 1)?;
     let x = ctx.value(0)?;
@@ -290,7 +292,7 @@ pub fn lp_norm(ctx: &mut Ctx) -> Out {
     Ok(vec![ctx.builtin(BuiltinScalar::Select, &[empty, zero, y])?.into()])
 }
 
-/// Mean 0 and deviation 1 over axes.
+/// Normalises to mean 0 and standard deviation 1 over axes.
 pub fn mean_variance(ctx: &mut Ctx) -> Out {
     ctx.arity(1, 1, 1)?;
     let x = ctx.value(0)?;
@@ -302,13 +304,13 @@ pub fn mean_variance(ctx: &mut Ctx) -> Out {
     let square = ctx.builtin(BuiltinScalar::Mul, &[off, off])?;
     let variance = ctx.reduce(BuiltinOp::Mean, square, &axes, true)?;
     let deviation = ctx.builtin(BuiltinScalar::Sqrt, &[variance])?;
-    // The body of ONNX's function adds this.
+    // The body of ONNX's function adds this epsilon.
     let eps = ctx.number(ctx.dtype_of(x), 1e-9)?;
     let deviation = ctx.builtin(BuiltinScalar::Add, &[deviation, eps])?;
     Ok(vec![ctx.builtin(BuiltinScalar::Div, &[off, deviation])?.into()])
 }
 
-/// Division by a power of the mean square of neighbouring channels.
+/// Local response normalisation: division by a power of the mean square of neighbouring channels.
 pub fn local_response(ctx: &mut Ctx) -> Out {
     ctx.arity(1, 1, 1)?;
     let x = ctx.value(0)?;
@@ -334,7 +336,7 @@ pub fn local_response(ctx: &mut Ctx) -> Out {
     let zero = ctx.number(dtype, 0.0)?;
     let before = (size - 1) / 2;
     let padded = ctx.op(BuiltinOp::Pad, &[square, zero], vec![around(before), around(size - 1 - before)])?;
-    // Windows move along the last axis.
+    // Windows apply to the last axis, so transpose the channels there.
     let mut turn: Vec<i64> = (0..rank as i64).filter(|a| *a != 1).collect();
     turn.push(1);
     let last = ctx.transpose(padded, &turn)?;

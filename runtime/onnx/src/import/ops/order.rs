@@ -1,4 +1,4 @@
-//! Ops that order elements, write to places that indices name, or select what a mask or length says.
+//! Ops that sort elements, scatter them to indices, or select them by a mask or length.
 
 use hypatia_dsl::builtin::{BuiltinOp, BuiltinScalar};
 use hypatia_dsl::dtype::DType;
@@ -23,14 +23,14 @@ fn size(ctx: &mut Ctx, d: &Dim) -> Out<Value> {
     }
 }
 
-/// The shape with another size along an axis, and 1 along all others.
+/// The rank's shape with this size along one axis, and 1 along all others.
 fn line(rank: usize, axis: usize, size: &Dim) -> Vec<Dim> {
     let mut shape = vec![Dim::from(1); rank];
     shape[axis] = size.clone();
     shape
 }
 
-/// Indices of which negative ones count from the end, as i64 from the front.
+/// Normalises indices to i64: negative ones count from the end.
 fn from_front(ctx: &mut Ctx, indices: Value, axis_size: &Dim) -> Out<Value> {
     let indices = ctx.cast(indices, DType::I64)?;
     let (axis_size, zero) = (size(ctx, axis_size)?, ctx.number(DType::I64, 0.0)?);
@@ -39,10 +39,10 @@ fn from_front(ctx: &mut Ctx, indices: Value, axis_size: &Dim) -> Out<Value> {
     ctx.builtin(BuiltinScalar::Select, &[negative, wrapped, indices])
 }
 
-/// The first elements in order, and where they are.
+/// The first elements in sorted order, and their indices.
 pub fn top_k(ctx: &mut Ctx) -> Out {
     ctx.arity(2, 2, 2)?;
-    // The order of unsorted results is left open.
+    // ONNX leaves the order of unsorted results open.
     ctx.attrs.ignore("sorted");
     let x = ctx.value(0)?;
     let shape = ctx.shape_of(x);
@@ -60,7 +60,7 @@ pub fn top_k(ctx: &mut Ctx) -> Out {
     Ok(vec![values.into(), places.into()])
 }
 
-/// The way of joining that `reduction` names.
+/// The reduction that the attribute `reduction` names.
 fn joining(ctx: &Ctx, since: i64) -> Out<AttrValue> {
     let name = if ctx.since >= since { ctx.attrs.text_or("reduction", "none")? } else { "none".into() };
     match name.as_str() {
@@ -71,7 +71,7 @@ fn joining(ctx: &Ctx, since: i64) -> Out<AttrValue> {
     }
 }
 
-/// Slices written where index tuples say: rows of the operand with the indexed axes joined.
+/// Scatters slices to index tuples: the operand's indexed axes are joined into rows.
 pub fn scatter_nd(ctx: &mut Ctx) -> Out {
     ctx.arity(3, 3, 1)?;
     let how = joining(ctx, 16)?;
@@ -108,7 +108,7 @@ pub fn scatter_nd(ctx: &mut Ctx) -> Out {
     Ok(vec![ctx.reshape(y, &shape)?.into()])
 }
 
-/// Elements written where indices along an axis say: in the operand as a vector.
+/// Scatters elements to indices along an axis: the operand is flattened to a vector.
 pub fn scatter_elements(ctx: &mut Ctx) -> Out {
     ctx.arity(3, 3, 1)?;
     let how = joining(ctx, 16)?;
@@ -119,7 +119,7 @@ pub fn scatter_elements(ctx: &mut Ctx) -> Out {
     if places.len() != shape.len() || ctx.shape_of(updates) != places {
         return ctx.wrong("operand, indices and updates should have one rank, indices and updates one shape");
     }
-    // An index along another axis that leaves the operand would name an element of the next row.
+    // An index out of range along another axis would address an element of the next row.
     let inside = |(i, (a, b)): (usize, (&Dim, &Dim))| i == axis || a.known_le(b) == Some(true);
     if !places.iter().zip(&shape).enumerate().all(inside) {
         return ctx.wrong(format!(
@@ -153,7 +153,7 @@ pub fn scatter_elements(ctx: &mut Ctx) -> Out {
     Ok(vec![ctx.reshape(y, &shape)?.into()])
 }
 
-/// The elements of a constant operand; how many there are decides the result's size.
+/// The elements of a constant operand; their values decide the result's size.
 fn known(ctx: &Ctx, i: usize, what: &str) -> Out<std::sync::Arc<Tensor>> {
     match ctx.builder.constant(&ctx.bound(i)?) {
         Some(t) => Ok(t),
@@ -168,7 +168,7 @@ fn constant(ctx: &mut Ctx, shape: &[usize], values: &[i64]) -> Out<Value> {
     }
 }
 
-/// Slices where a constant mask is true.
+/// Selects the slices where a constant mask is true.
 pub fn compress(ctx: &mut Ctx) -> Out {
     ctx.arity(2, 2, 1)?;
     let mask = known(ctx, 1, "the condition")?;
@@ -192,7 +192,7 @@ pub fn compress(ctx: &mut Ctx) -> Out {
     Ok(vec![ctx.op(BuiltinOp::Gather, &[x, at], vec![int(axis as i64)])?.into()])
 }
 
-/// Where a constant is not 0.
+/// Indices of the nonzero elements of a constant.
 pub fn non_zero(ctx: &mut Ctx) -> Out {
     ctx.arity(1, 1, 1)?;
     let x = known(ctx, 0, "its operand")?;
@@ -206,7 +206,7 @@ pub fn non_zero(ctx: &mut Ctx) -> Out {
     Ok(vec![constant(ctx, &[shape.len(), found.len()], &out)?.into()])
 }
 
-/// Ones on a diagonal.
+/// A matrix with ones on a diagonal.
 pub fn eye_like(ctx: &mut Ctx) -> Out {
     ctx.arity(1, 1, 1)?;
     let ty = ctx.ty(0)?;
@@ -224,7 +224,7 @@ pub fn eye_like(ctx: &mut Ctx) -> Out {
     Ok(vec![ctx.cast(on, to)?.into()])
 }
 
-/// The first elements of each sequence in reverse.
+/// Reverses the first elements of each sequence.
 pub fn reverse_sequence(ctx: &mut Ctx) -> Out {
     ctx.arity(2, 2, 1)?;
     let (x, lengths) = (ctx.value(0)?, ctx.value(1)?);
@@ -249,7 +249,7 @@ pub fn reverse_sequence(ctx: &mut Ctx) -> Out {
     Ok(vec![ctx.op(BuiltinOp::GatherElements, &[x, at], vec![int(time as i64)])?.into()])
 }
 
-/// Cut or filled with zeros on both sides to a size.
+/// Crops or zero-pads both sides to a given size.
 pub fn center_crop_pad(ctx: &mut Ctx) -> Out {
     ctx.arity(2, 2, 1)?;
     let x = ctx.value(0)?;
@@ -266,7 +266,7 @@ pub fn center_crop_pad(ctx: &mut Ctx) -> Out {
     for (axis, wanted) in axes.into_iter().zip(wanted) {
         let Some(have) = shape[axis].as_const() else { return ctx.unsupported("an axis of dynamic size") };
         let more = wanted - have;
-        // What is odd goes behind; a cut begins at half of it, rounded down.
+        // An odd element goes to the end; a crop begins at half of the surplus, rounded down.
         let front = if more >= 0 { more / 2 } else { -(-more / 2) };
         (before[axis], after[axis]) = (Dim::from(front), Dim::from(more - front));
     }

@@ -1,4 +1,4 @@
-//! Ops that work element by element.
+//! Element-wise ops.
 
 use hypatia_dsl::builtin::BuiltinScalar;
 use hypatia_dsl::dtype::DType;
@@ -9,7 +9,7 @@ use super::super::tensor;
 use hypatia_graph::Value;
 use hypatia_tensor::tensor::Tensor;
 
-/// The scalar `names[0]` of all operands, or of them in reverse.
+/// The scalar `names[0]` applied to all operands, or to them in reverse order.
 pub fn scalar(ctx: &mut Ctx, swapped: bool) -> Out {
     let name = ctx.name(0)?;
     let arity = arity(ctx, name)?;
@@ -28,7 +28,7 @@ pub fn scalar(ctx: &mut Ctx, swapped: bool) -> Out {
     Ok(vec![ctx.scalar(name, &operands)?.into()])
 }
 
-/// The scalar `names[0]` of the operands and of attributes as constants.
+/// The scalar `names[0]` applied to the operands and to attributes as constants.
 pub fn with(ctx: &mut Ctx, attrs: &[(&str, f32)]) -> Out {
     let name = ctx.name(0)?;
     let own = arity(ctx, name)?
@@ -44,7 +44,7 @@ pub fn with(ctx: &mut Ctx, attrs: &[(&str, f32)]) -> Out {
     Ok(vec![ctx.scalar(name, &operands)?.into()])
 }
 
-/// The scalar `names[0]` of two, over any number of operands.
+/// The binary scalar `names[0]`, folded over any number of operands.
 pub fn fold(ctx: &mut Ctx) -> Out {
     let count = ctx.inputs.len();
     ctx.arity(1, count.max(1), 1)?;
@@ -83,14 +83,14 @@ fn values(ctx: &mut Ctx, count: usize) -> Out<Vec<Value>> {
     (0..count).map(|i| ctx.value(i)).collect()
 }
 
-/// The result on sizes, if the scalar is a builtin and all operands are sizes.
+/// The symbolic result, if the scalar is a builtin and all operands are symbolic sizes.
 fn symbolically(ctx: &Ctx, name: &str) -> Option<Bound> {
     let f = BuiltinScalar::from_name(name)?;
     let syms = ctx.syms()?;
     symbolic::pointwise(f, &syms.iter().collect::<Vec<_>>()).map(Bound::from)
 }
 
-/// Equality; that of truth values too.
+/// Equality, of booleans too.
 pub fn equal(ctx: &mut Ctx) -> Out {
     ctx.arity(2, 2, 1)?;
     if let Some(sym) = symbolically(ctx, BuiltinScalar::Eq.name()) {
@@ -104,7 +104,7 @@ pub fn equal(ctx: &mut Ctx) -> Out {
     Ok(vec![ctx.builtin(BuiltinScalar::Eq, &[a, b])?.into()])
 }
 
-/// `Where`: of numbers, or of truth values.
+/// `Where`: of numbers or of booleans.
 pub fn select(ctx: &mut Ctx) -> Out {
     ctx.arity(3, 3, 1)?;
     if let Some(sym) = symbolically(ctx, BuiltinScalar::Select.name()) {
@@ -120,7 +120,7 @@ pub fn select(ctx: &mut Ctx) -> Out {
     Ok(vec![ctx.builtin(BuiltinScalar::Or, &[yes, no])?.into()])
 }
 
-/// Limits from below and above, either of which may be absent.
+/// Clamps from below and above; either limit may be absent.
 pub fn clip(ctx: &mut Ctx) -> Out {
     ctx.arity(1, 3, 1)?;
     let single = |i: usize| !ctx.has(i) || ctx.sym(i).is_some_and(|s| s.items.len() == 1 && s.shape.len() < 2);
@@ -150,7 +150,7 @@ pub fn clip(ctx: &mut Ctx) -> Out {
     Ok(vec![x.into()])
 }
 
-/// GELU by the error function, or by tanh.
+/// GELU through the error function or through tanh.
 pub fn gelu(ctx: &mut Ctx) -> Out {
     ctx.arity(1, 1, 1)?;
     let name = match ctx.attrs.text_or("approximate", "none")?.as_str() {
@@ -162,7 +162,7 @@ pub fn gelu(ctx: &mut Ctx) -> Out {
     Ok(vec![ctx.scalar(name, &[x])?.into()])
 }
 
-/// x * sigmoid(alpha * x): a function of its own where alpha is 1.
+/// x * sigmoid(alpha * x): a named scalar if alpha is 1.
 pub fn swish(ctx: &mut Ctx) -> Out {
     ctx.arity(1, 1, 1)?;
     Ok(vec![swish_of(ctx)?.into()])
@@ -198,7 +198,7 @@ pub fn prelu(ctx: &mut Ctx) -> Out {
     Ok(vec![ctx.scalar(name, &[x, slope])?.into()])
 }
 
-/// Infinities of one sign or both.
+/// Tests for infinities of one sign or both.
 pub fn is_inf(ctx: &mut Ctx) -> Out {
     ctx.arity(1, 1, 1)?;
     let x = ctx.value(0)?;
@@ -210,7 +210,7 @@ pub fn is_inf(ctx: &mut Ctx) -> Out {
         let sides = match (negative, positive) {
             (true, _) => vec![x, zero],
             (_, true) => vec![zero, x],
-            // Neither: nothing is both below and above 0.
+            // Neither sign: no element is both below and above 0.
             _ => vec![zero, zero],
         };
         let side = ctx.builtin(BuiltinScalar::Lt, &sides)?;
@@ -219,13 +219,13 @@ pub fn is_inf(ctx: &mut Ctx) -> Out {
     Ok(vec![found.into()])
 }
 
-/// Powers; the exponent may have another type than the base, which decides the result's.
+/// Powers. The exponent may have another type than the base; the base decides the result's type.
 pub fn pow(ctx: &mut Ctx) -> Out {
     ctx.arity(2, 2, 1)?;
     let (base, exponent) = (ctx.ty(0)?.dtype, ctx.ty(1)?.dtype);
     let known = ctx.builder.constant(&ctx.bound(1)?);
     if base.is_int() {
-        // What integers to negative powers are is left open by ONNX.
+        // ONNX leaves integers to negative powers undefined.
         let natural = exponent.is_int() && known.as_ref().is_some_and(|t| t.to_f64().iter().all(|v| *v >= 0.0));
         if !natural {
             return ctx
@@ -237,7 +237,7 @@ pub fn pow(ctx: &mut Ctx) -> Out {
         let y = ctx.value(1)?;
         return Ok(vec![ctx.builtin(BuiltinScalar::Pow, &[x, y])?.into()]);
     }
-    // A constant that the base's type holds exactly.
+    // A constant that the base's type represents exactly.
     let exact = known.and_then(|t| {
         let values = t.to_f64();
         Tensor::from_f64(base, t.shape(), &values).filter(|c| c.to_f64() == values)
@@ -255,7 +255,7 @@ pub fn pow(ctx: &mut Ctx) -> Out {
     Ok(vec![ctx.cast(power, base)?.into()])
 }
 
-/// Remainders: of the sign of the divisor, or with `fmod` of the dividend.
+/// Remainders with the sign of the divisor, or with `fmod` of the dividend.
 pub fn modulo(ctx: &mut Ctx) -> Out {
     ctx.arity(2, 2, 1)?;
     let truncated = ctx.attrs.flag("fmod", false)?;
@@ -279,10 +279,10 @@ pub fn modulo(ctx: &mut Ctx) -> Out {
     Ok(vec![ctx.scalar(name, &[a, b])?.into()])
 }
 
-/// Conversion to a given element type.
+/// Cast to a given element type.
 pub fn cast(ctx: &mut Ctx) -> Out {
     ctx.arity(1, 1, 1)?;
-    // These two are about 8-bit floats only.
+    // These two attributes concern 8-bit floats only.
     ctx.attrs.ignore("saturate");
     ctx.attrs.ignore("round_mode");
     let Some(to) = ctx.attrs.int("to")? else { return ctx.wrong("the attribute `to` is missing") };
@@ -290,7 +290,7 @@ pub fn cast(ctx: &mut Ctx) -> Out {
     convert(ctx, to)
 }
 
-/// Conversion to the element type of another operand.
+/// Cast to the element type of another operand.
 pub fn cast_like(ctx: &mut Ctx) -> Out {
     ctx.arity(2, 2, 1)?;
     ctx.attrs.ignore("saturate");
@@ -310,7 +310,8 @@ fn convert(ctx: &mut Ctx, to: DType) -> Out {
     Ok(vec![ctx.cast(x, to)?.into()])
 }
 
-/// Bits moved left or right; shifts as wide as the type, or negative ones, leave the sign alone.
+/// Shifts bits left or right. A shift that is negative, or at least as wide as the type, gives 0,
+/// or -1 for a right shift of a negative number.
 pub fn bit_shift(ctx: &mut Ctx) -> Out {
     ctx.arity(2, 2, 1)?;
     let (x, y) = (ctx.value(0)?, ctx.value(1)?);
@@ -327,14 +328,14 @@ pub fn bit_shift(ctx: &mut Ctx) -> Out {
     let number = |ctx: &mut Ctx, v: f64| ctx.number(DType::I64, v);
     let (x, y) = (ctx.cast(x, DType::I64)?, ctx.cast(y, DType::I64)?);
     let (zero, one, two) = (number(ctx, 0.0)?, number(ctx, 1.0)?, number(ctx, 2.0)?);
-    // Right by all bits but the sign is what lies beyond already.
+    // A right shift by all bits except the sign bit already gives the result of every larger shift.
     let width = number(ctx, if left || dtype == DType::U8 { bits } else { bits - 1.0 })?;
     let below = ctx.builtin(BuiltinScalar::Lt, &[y, width])?;
     let natural = ctx.builtin(BuiltinScalar::Le, &[zero, y])?;
     let inside = ctx.builtin(BuiltinScalar::And, &[below, natural])?;
     let amount = ctx.builtin(BuiltinScalar::Select, &[inside, y, zero])?;
     let (shifted, beyond) = if left {
-        // In two steps, as no power of 2 in i64 moves by 63 bits.
+        // In two steps, because i64 cannot represent the power of 2 that shifts by 63 bits.
         let half = ctx.builtin(BuiltinScalar::Div, &[amount, two])?;
         let rest = ctx.builtin(BuiltinScalar::Sub, &[amount, half])?;
         let (half, rest) =
@@ -345,7 +346,7 @@ pub fn bit_shift(ctx: &mut Ctx) -> Out {
         let power = ctx.builtin(BuiltinScalar::Pow, &[two, amount])?;
         let minus = ctx.builtin(BuiltinScalar::Neg, &[one])?;
         let negative = ctx.builtin(BuiltinScalar::Lt, &[x, zero])?;
-        // Rounded down: of a negative number, -1 - (-1 - x) / 2^y.
+        // Floor division: for a negative number, -1 - (-1 - x) / 2^y.
         let mirrored = ctx.builtin(BuiltinScalar::Sub, &[minus, x])?;
         let from = ctx.builtin(BuiltinScalar::Select, &[negative, mirrored, x])?;
         let quotient = ctx.builtin(BuiltinScalar::Div, &[from, power])?;

@@ -1,4 +1,4 @@
-//! Linear quantisation to and from integers, and products of what was quantised.
+//! Linear quantisation to and from integers, and products of quantised operands.
 
 use hypatia_dsl::builtin::{BuiltinOp, BuiltinScalar};
 use hypatia_dsl::dtype::DType;
@@ -8,8 +8,8 @@ use super::super::context::{Ctx, Out};
 use super::super::tensor;
 use hypatia_graph::Value;
 
-/// A scale or zero point, broadcast to the operand: one number, one for each index of an axis, or one
-/// for each block along it.
+/// A scale or zero point, broadcast to the operand: per tensor, per index of an axis, or per block
+/// along it.
 fn spread(ctx: &mut Ctx, v: Value, shape: &[Dim], axis: Option<usize>, block: i64) -> Out<Value> {
     let have = ctx.shape_of(v);
     if have.iter().all(|d| *d == Dim::from(1)) && have.len() <= 1 {
@@ -37,14 +37,14 @@ fn spread(ctx: &mut Ctx, v: Value, shape: &[Dim], axis: Option<usize>, block: i6
     ctx.reshape(v, shape)
 }
 
-/// The axis and the block size, which stand in some versions only.
+/// The axis and the block size; some versions have no block size.
 fn place(ctx: &Ctx, rank: usize) -> Out<(Option<usize>, i64)> {
     let axis = ctx.attrs.int_or("axis", 1)?;
     let block = if ctx.since >= 21 { ctx.attrs.int_or("block_size", 0)? } else { 0 };
     Ok((ctx.axis(axis, rank).ok(), block))
 }
 
-/// The element type that an attribute names, if it does.
+/// The element type that an attribute names, if it is set.
 fn named(ctx: &Ctx, attr: &str, since: i64) -> Out<Option<DType>> {
     match if ctx.since >= since { ctx.attrs.int_or(attr, 0)? } else { 0 } {
         0 => Ok(None),
@@ -52,10 +52,10 @@ fn named(ctx: &Ctx, attr: &str, since: i64) -> Out<Option<DType>> {
     }
 }
 
-/// x / scale, rounded, plus the zero point, within the range of the integer type.
+/// x / scale, rounded, plus the zero point, saturated to the integer type.
 pub fn quantize(ctx: &mut Ctx) -> Out {
     ctx.arity(2, 3, 1)?;
-    // About 8-bit floats only.
+    // Concerns 8-bit floats only.
     ctx.attrs.ignore("saturate");
     let (x, scale) = (ctx.value(0)?, ctx.value(1)?);
     let shape = ctx.shape_of(x);
@@ -76,7 +76,7 @@ pub fn quantize(ctx: &mut Ctx) -> Out {
     let (x, scale) = (ctx.cast(x, compute)?, ctx.cast(scale, compute)?);
     let y = ctx.builtin(BuiltinScalar::Div, &[x, scale])?;
     let y = ctx.builtin(BuiltinScalar::Round, &[y])?;
-    // Narrow floats do not hold all sums.
+    // Narrow floats cannot represent all sums.
     let mut y = ctx.cast(y, if compute == DType::F64 { DType::F64 } else { DType::F32 })?;
     let wide = ctx.dtype_of(y);
     if let Some(z) = zero {
@@ -111,7 +111,7 @@ pub fn dequantize(ctx: &mut Ctx) -> Out {
     Ok(vec![ctx.builtin(BuiltinScalar::Mul, &[y, scale])?.into()])
 }
 
-/// A product of 8-bit integers less their zero points, in 32 bits.
+/// A matrix product of 8-bit integers minus their zero points, in 32 bits.
 pub fn matmul(ctx: &mut Ctx) -> Out {
     ctx.arity(2, 4, 1)?;
     let mut sides = Vec::new();
@@ -123,7 +123,7 @@ pub fn matmul(ctx: &mut Ctx) -> Out {
         let mut x = ctx.cast(x, DType::I32)?;
         if let Some(z) = ctx.maybe(i + 2)? {
             let mut z = ctx.cast(z, DType::I32)?;
-            // One for each row of the first operand, or each column of the second.
+            // A zero point per row of the first operand, or per column of the second.
             if let ([n], 0) = (&ctx.shape_of(z)[..], i)
                 && *n != Dim::from(1)
             {
@@ -139,7 +139,8 @@ pub fn matmul(ctx: &mut Ctx) -> Out {
     Ok(vec![ctx.op(BuiltinOp::Matmul, &sides, vec![])?.into()])
 }
 
-/// Quantisation to u8 by the operand's own range, which 0 is part of; scale and zero point are outputs too.
+/// Dynamic quantisation to u8 by the operand's own range, extended to include 0. Scale and zero
+/// point are outputs too.
 pub fn dynamic(ctx: &mut Ctx) -> Out {
     ctx.arity(1, 1, 3)?;
     let x = ctx.value(0)?;

@@ -1,4 +1,4 @@
-//! Reductions, and the index of an extreme.
+//! Reductions, and the index of a maximum or minimum.
 
 use hypatia_dsl::builtin::{BuiltinOp, BuiltinScalar};
 use hypatia_dsl::dtype::DType;
@@ -9,8 +9,8 @@ use super::super::context::{Ctx, Out, int, ints};
 use super::super::symbolic::{self, Sym};
 use hypatia_graph::Value;
 
-/// What is reduced: the operand, its axes, and whether they stay with size 1. `None` for axes if the
-/// node leaves its operand as it is.
+/// The parameters of a reduction: the operand, its axes, and whether they stay with size 1. `axes`
+/// is `None` if the node leaves its operand unchanged.
 struct What {
     x: Value,
     axes: Option<Vec<i64>>,
@@ -57,7 +57,7 @@ fn square(ctx: &mut Ctx, x: Value) -> Out<Value> {
     ctx.builtin(BuiltinScalar::Mul, &[x, x])
 }
 
-/// The sum, the product or an extreme of a whole vector of sizes.
+/// The sum, the product, the maximum or the minimum of a whole symbolic vector.
 fn symbolically(ctx: &Ctx, op: BuiltinOp) -> Out<Option<Sym>> {
     let Some(sym) = ctx.sym(0).filter(|s| s.shape.len() == 1 && s.dtype != DType::Bool) else { return Ok(None) };
     let axes = match ctx.inputs.get(1) {
@@ -93,7 +93,7 @@ pub fn prod(ctx: &mut Ctx) -> Out {
     Ok(vec![plain(ctx, 18, BuiltinOp::Prod, same)?.into()])
 }
 
-/// Mean. ONNX leaves that of no elements undefined; it is NaN.
+/// Mean. ONNX leaves the mean of no elements undefined; here it is NaN.
 pub fn mean(ctx: &mut Ctx) -> Out {
     if !ctx.ty(0)?.dtype.is_float() {
         return ctx.unsupported("the mean of integers; cast to float first");
@@ -118,13 +118,13 @@ fn extreme(ctx: &mut Ctx, op: BuiltinOp) -> Out {
     if ctx.ty(0)?.dtype != DType::Bool {
         return Ok(vec![plain(ctx, 18, op, same)?.into()]);
     }
-    // Of truth values as 0 and 1.
+    // Booleans are reduced as 0 and 1.
     let all = plain(ctx, 18, op, |ctx, x| ctx.cast(x, DType::U8))?;
     Ok(vec![ctx.cast(all, DType::Bool)?.into()])
 }
 
-/// Whether the operand stays as it is; what then becomes of the function around the reduction is
-/// left open by ONNX.
+/// Rejects a reduction that leaves its operand unchanged: ONNX does not define what then happens to
+/// the function around the reduction.
 fn decided(ctx: &Ctx) -> Out<()> {
     if ctx.attrs.flag("noop_with_empty_axes", false)? && (!ctx.has(1) || ctx.numbers(1, "axes")?.is_empty()) {
         return ctx.unsupported("noop_with_empty_axes without axes");
@@ -189,8 +189,8 @@ pub fn arg_max(ctx: &mut Ctx) -> Out {
     index_of_largest(ctx, x)
 }
 
-/// Index of the smallest element: of the largest after an order-reversing map. -1 - x cannot
-/// overflow where -x can.
+/// Index of the smallest element: the index of the largest after an order-reversing map. -1 - x
+/// cannot overflow where -x can.
 pub fn arg_min(ctx: &mut Ctx) -> Out {
     ctx.arity(1, 1, 1)?;
     let mut x = ctx.value(0)?;
@@ -214,12 +214,12 @@ fn index_of_largest(ctx: &mut Ctx, x: Value) -> Out {
     Ok(vec![ctx.op(BuiltinOp::Argmax, &[x], attrs)?.into()])
 }
 
-/// Mean over all axes behind the channels.
+/// Mean over all spatial axes.
 pub fn global_average(ctx: &mut Ctx) -> Out {
     global(ctx, BuiltinOp::Mean)
 }
 
-/// Maximum over all axes behind the channels.
+/// Maximum over all spatial axes.
 pub fn global_max(ctx: &mut Ctx) -> Out {
     global(ctx, BuiltinOp::Amax)
 }

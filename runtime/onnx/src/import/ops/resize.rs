@@ -1,9 +1,9 @@
-//! Resize: each axis by itself, as a gather of neighbours and a weighted sum of them.
+//! Resize: each axis separately, as a gather of neighbours and a weighted sum of them.
 //!
-//! In: sizes that are known at import. Out: for an axis that changes, a gather by constant indices, and,
-//! unless one neighbour is enough, a product with constant weights and a sum. Weights are worked out in
-//! f64. Holds always: neighbours beyond the operand are those at its edge, and weights are those of
-//! ONNX's own reference.
+//! In: sizes that are known at import. Out: for an axis that changes, a gather by constant indices
+//! and, unless one neighbour is enough, a product with constant weights and a sum. Weights are
+//! computed in f64. Invariant: neighbours outside the operand are clamped to its edge, and weights
+//! equal those of ONNX's own reference.
 
 use hypatia_dsl::builtin::{BuiltinOp, BuiltinScalar};
 use hypatia_dsl::dtype::DType;
@@ -13,10 +13,10 @@ use super::super::context::{Ctx, Out, int};
 use hypatia_graph::Value;
 use hypatia_tensor::tensor::Tensor;
 
-/// Neighbours of all results along an axis at most.
+/// Maximum total number of neighbours along an axis.
 const LARGEST: usize = 1 << 22;
 
-/// How an index of the result becomes a position in the operand.
+/// How an index of the result maps to a position in the operand.
 #[derive(Clone, Copy, PartialEq)]
 enum Place {
     HalfPixel,
@@ -27,7 +27,7 @@ enum Place {
     CropAndResize,
 }
 
-/// How neighbours are weighed.
+/// The interpolation kind.
 #[derive(Clone, Copy, PartialEq)]
 enum Kind {
     Nearest,
@@ -85,7 +85,7 @@ fn how(ctx: &Ctx) -> Out<How> {
     })
 }
 
-/// The numbers of a constant operand of floats, `None` if it is absent or empty.
+/// The numbers of a constant operand of floats; `None` if it is absent or empty.
 fn floats(ctx: &Ctx, i: usize, what: &str) -> Out<Option<Vec<f64>>> {
     if !ctx.has(i) {
         return Ok(None);
@@ -97,15 +97,15 @@ fn floats(ctx: &Ctx, i: usize, what: &str) -> Out<Option<Vec<f64>>> {
     }
 }
 
-/// The axes that may change: those of known size, each with its scale and sizes, and dynamic ones whose elements are
-/// repeated, each with how often.
+/// The axes that may change: those of known size, each with its scale and sizes, and dynamic ones
+/// whose elements are repeated, each with its factor.
 #[derive(Default)]
 struct Axes {
     known: Vec<(usize, Axis)>,
     repeated: Vec<(usize, i64)>,
 }
 
-/// Reads what becomes of each axis.
+/// Reads the scale or size of each axis.
 fn axes(ctx: &Ctx, shape: &[Dim], how: &How) -> Out<Axes> {
     let named = match ctx.attrs.ints("axes")? {
         Some(a) if ctx.since >= 18 => ctx.axes(a, shape.len())?,
@@ -125,7 +125,7 @@ fn axes(ctx: &Ctx, shape: &[Dim], how: &How) -> Out<Axes> {
     let mut out = Axes::default();
     for (i, axis) in named.iter().enumerate() {
         if sizes.as_ref().is_some_and(|s| s[i] == shape[*axis]) || scales.as_ref().is_some_and(|s| s[i] == 1.0) {
-            // A dynamic size that stays.
+            // A dynamic size that does not change.
             if shape[*axis].as_const().is_none() {
                 continue;
             }
@@ -161,7 +161,7 @@ fn axes(ctx: &Ctx, shape: &[Dim], how: &How) -> Out<Axes> {
         out.known.push((*axis, Axis { scale, input, output, region }));
     }
     let policy = policy(ctx)?;
-    // Scales are what they are: only sizes can be told to keep their ratio.
+    // Scales are used as given: the policy for the aspect ratio applies to sizes only.
     if let (Some(sizes), Some(choose)) = (&sizes, policy) {
         if out.known.len() != sizes.len() {
             return ctx.unsupported("one scale for all axes, of which some are dynamic");
@@ -171,12 +171,12 @@ fn axes(ctx: &Ctx, shape: &[Dim], how: &How) -> Out<Axes> {
     Ok(out)
 }
 
-/// One of two scales.
+/// Chooses one of two scales.
 type Choice = fn(f64, f64) -> f64;
 
-/// Which of the axes' scales is that of all; `None` if each has its own.
+/// How to choose the common scale of all axes; `None` if each has its own.
 fn policy(ctx: &Ctx) -> Out<Option<Choice>> {
-    // Before opset 18 there was no such attribute.
+    // The attribute does not exist before opset 18.
     let name =
         if ctx.since >= 18 { ctx.attrs.text_or("keep_aspect_ratio_policy", "stretch")? } else { "stretch".into() };
     match name.as_str() {
@@ -187,7 +187,7 @@ fn policy(ctx: &Ctx) -> Out<Option<Choice>> {
     }
 }
 
-/// One scale for all axes.
+/// Applies one scale to all axes.
 fn keep_aspect(axes: &mut [(usize, Axis)], choose: Choice) {
     let Some(scale) = axes.iter().map(|(_, a)| a.scale).reduce(choose) else { return };
     for (_, a) in axes {
@@ -196,7 +196,8 @@ fn keep_aspect(axes: &mut [(usize, Axis)], choose: Choice) {
 }
 
 impl How {
-    /// True if a whole scale gives each element so many times, one behind the other: no position lies between two.
+    /// True if an integer scale repeats each element consecutively: no position falls between two
+    /// elements.
     fn repeats(&self) -> bool {
         let nearest = match self.place {
             Place::Asymmetric => self.rounding == "floor",
@@ -206,7 +207,7 @@ impl How {
         self.kind == Kind::Nearest && nearest
     }
 
-    /// Where in the operand result `i` lies; `None` outside of a cropped region.
+    /// The position of result `i` in the operand; `None` outside a cropped region.
     fn position(&self, a: &Axis, i: i64) -> Option<f64> {
         let (x, input, output) = (i as f64, a.input as f64, a.scale * a.input as f64);
         let half = (x + 0.5) / a.scale - 0.5;
@@ -240,7 +241,7 @@ impl How {
         })
     }
 
-    /// Weights of the neighbours of a position `ratio` behind the one on its left.
+    /// Weights of the neighbours of a position that lies `ratio` after its left neighbour.
     fn weights(&self, ratio: f64, scale: f64) -> Vec<f64> {
         let scale = if self.antialias { scale.min(1.0) } else { 1.0 };
         let a = self.cubic;
@@ -274,7 +275,7 @@ impl How {
     /// Neighbours of result `i` and their weights.
     fn neighbours(&self, a: &Axis, i: i64) -> Option<(Vec<i64>, Vec<f64>)> {
         let x = self.position(a, i)?;
-        // At an element the one on its left counts as left neighbour.
+        // At an element's own position, the element before it counts as the left neighbour.
         let left = x.ceil() as i64 - 1;
         let mut weights = self.weights(x - left as f64, a.scale);
         let start = left + 1 - weights.len() as i64 / 2;
@@ -291,7 +292,7 @@ impl How {
     }
 }
 
-/// Resize by scales or to sizes.
+/// Resizes by scales or to sizes.
 pub fn resize(ctx: &mut Ctx) -> Out {
     ctx.arity(1, 4, 1)?;
     let how = how(ctx)?;
@@ -320,7 +321,7 @@ pub fn resize(ctx: &mut Ctx) -> Out {
     Ok(vec![x.into()])
 }
 
-/// Each element of an axis so many times.
+/// Repeats each element of an axis `factor` times.
 fn repeated(ctx: &mut Ctx, x: Value, axis: usize, factor: i64) -> Out<Value> {
     let (factor, mut joined) = (Dim::from(factor), ctx.shape_of(x));
     let mut single = joined.clone();
@@ -363,7 +364,7 @@ fn along(ctx: &mut Ctx, x: Value, axis: usize, a: &Axis, how: &How) -> Out<Value
         }
         let mut wide = vec![1; ctx.shape_of(x).len() + 1];
         (wide[axis], wide[axis + 1]) = (rows.len(), taps);
-        // Narrow floats are weighed in f32 and rounded once.
+        // Narrow floats are weighted in f32 and rounded once.
         let compute = dtype.compute();
         let at = constant(ctx, Tensor::from_slice(&[rows.len(), taps], &at))?;
         let weights = constant(ctx, Tensor::from_f64(compute, &wide, &weights))?;

@@ -1,7 +1,7 @@
-//! Sampling at positions that another tensor names.
+//! Sampling at positions given by another tensor.
 //!
-//! In: `GridSample`, for planes and volumes. Out: a gather for each combination of neighbours along the axes,
-//! weighted and added up. Holds always: an index that is gathered lies inside the operand, whatever the
+//! In: `GridSample`, for planes and volumes. Out: a gather for each combination of neighbours along
+//! the axes, weighted and summed. Invariant: a gathered index lies inside the operand, whatever the
 //! positions are.
 
 use hypatia_dsl::builtin::{BuiltinOp, BuiltinScalar};
@@ -11,7 +11,7 @@ use hypatia_dsl::shape::{Dim, product};
 use super::super::context::{Ctx, Out, int};
 use hypatia_graph::Value;
 
-/// What lies outside of the operand.
+/// The padding mode: values outside the operand.
 #[derive(Clone, Copy, PartialEq)]
 enum Outside {
     Zeros,
@@ -26,7 +26,8 @@ struct Axis {
     high: f64,
 }
 
-/// A neighbour along an axis: its index, its weight if it is not the only one, and whether it lies inside.
+/// A neighbour along an axis: its index, its weight unless it is the only one, and whether it lies
+/// inside.
 #[derive(Clone, Copy)]
 struct Neighbour {
     index: Value,
@@ -45,7 +46,7 @@ fn clamp(ctx: &mut Ctx, x: Value, low: f64, high: f64) -> Out<Value> {
     with(ctx, BuiltinScalar::Min, x, high)
 }
 
-/// `x` reflected at both ends until it lies between them.
+/// Reflects `x` at both ends until it lies between them.
 fn reflect(ctx: &mut Ctx, x: Value, axis: &Axis) -> Out<Value> {
     let span = axis.high - axis.low;
     if span <= 0.0 {
@@ -64,7 +65,7 @@ fn reflect(ctx: &mut Ctx, x: Value, axis: &Axis) -> Out<Value> {
     ctx.builtin(BuiltinScalar::Select, &[odd, back, forth])
 }
 
-/// Weights of the neighbours of positions `fraction` behind the one before them.
+/// Weights of the neighbours of positions that lie `fraction` after their left neighbour.
 fn weights(ctx: &mut Ctx, mode: &str, fraction: Value) -> Out<Vec<(f64, Value)>> {
     let one = ctx.number(ctx.dtype_of(fraction), 1.0)?;
     let left = ctx.builtin(BuiltinScalar::Sub, &[one, fraction])?;
@@ -131,7 +132,7 @@ fn neighbours(
             Outside::Zeros => Some(ctx.builtin(BuiltinScalar::Eq, &[kept, index])?),
             _ => None,
         };
-        // NaN, which no clamp moves, becomes 0 here.
+        // NaN passes through clamps; here it becomes 0.
         let index = ctx.cast(kept, DType::I64)?;
         let weight = weight.map(|w| ctx.cast(w, dtype)).transpose()?;
         out.push(Neighbour { index, weight, inside });
@@ -139,7 +140,7 @@ fn neighbours(
     Ok(out)
 }
 
-/// Values at positions between -1 and 1 along each axis.
+/// Samples values at positions between -1 and 1 along each axis.
 pub fn grid_sample(ctx: &mut Ctx) -> Out {
     ctx.arity(2, 2, 1)?;
     let (x, grid) = (ctx.value(0)?, ctx.value(1)?);
@@ -176,18 +177,18 @@ pub fn grid_sample(ctx: &mut Ctx) -> Out {
         };
         let edge = if corners { 0.0 } else { 0.5 };
         let axis = Axis { size, low: -edge, high: size as f64 - 1.0 + edge };
-        // Positions stand with the last axis first.
+        // Positions list the last axis first.
         let last = count as i64 - 1 - i as i64;
         let at = ctx.op(BuiltinOp::Slice, &[grid], vec![int(count as i64 + 1), int(last), int(last + 1), int(1)])?;
         let at = ctx.reshape(at, &[shape[0].clone(), total.clone(), Dim::from(1)])?;
-        // From -1..1 to the middles of the elements at the ends, or to the ends themselves.
+        // Maps -1..1 to the centres of the first and last elements, or to their outer edges.
         let span = if corners { size as f64 - 1.0 } else { size as f64 };
         let at = with(ctx, BuiltinScalar::Add, at, 1.0)?;
         let at = with(ctx, BuiltinScalar::Mul, at, span / 2.0)?;
         let at = with(ctx, BuiltinScalar::Sub, at, edge)?;
         axes.push((neighbours(ctx, at, &axis, mode, outside, dtype)?, size));
     }
-    // Each element with all its channels as a row.
+    // Each element becomes a row with all its channels.
     let rows = ctx.reshape(x, &[shape[0].clone(), shape[1].clone(), inner])?;
     let rows = ctx.transpose(rows, &[0, 2, 1])?;
     let mut sum: Option<Value> = None;
@@ -212,7 +213,7 @@ pub fn grid_sample(ctx: &mut Ctx) -> Out {
     Ok(vec![ctx.reshape(y, &[&shape[..2], &places[1..=count]].concat())?.into()])
 }
 
-/// The rows that one neighbour along each axis names, weighted.
+/// Gathers the rows of one neighbour along each axis, weighted.
 fn sampled(ctx: &mut Ctx, rows: Value, chosen: &[(Neighbour, i64)]) -> Out<Value> {
     let (mut index, mut weight, mut inside): (Option<Value>, Option<Value>, Option<Value>) = (None, None, None);
     let joined = |ctx: &mut Ctx, f, a: Option<Value>, b: Option<Value>| match (a, b) {

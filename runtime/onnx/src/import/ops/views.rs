@@ -1,4 +1,4 @@
-//! Ops that arrange elements: reshapes, transposes, slices, joins, pads.
+//! Ops that rearrange elements: reshapes, transposes, slices, concatenations, pads.
 
 use hypatia_dsl::builtin::BuiltinOp;
 use hypatia_dsl::shape::{Dim, Shape, broadcast, product, show_shape};
@@ -8,15 +8,15 @@ use super::super::symbolic::{Sym, known_eq};
 use hypatia_graph::Value;
 use hypatia_tensor::tensor::Tensor;
 
-/// An index that stands for "to the end".
+/// An index from this on means "to the end".
 const FAR: i64 = i32::MAX as i64;
 
-/// Numbers as sizes of a concrete shape, where they are.
+/// Sizes as numbers, if all are concrete.
 fn concrete(shape: &[Dim]) -> Option<Vec<usize>> {
     shape.iter().map(|d| d.as_const().and_then(|c| usize::try_from(c).ok())).collect()
 }
 
-/// The same value under another shape; sizes stay sizes.
+/// Reshapes operand 0; symbolic sizes stay symbolic.
 fn reshaped(ctx: &mut Ctx, shape: &[Dim]) -> Out {
     if let Some(sym) = ctx.sym(0)
         && let Some(s) = concrete(shape).and_then(|c| sym.reshaped(c))
@@ -27,7 +27,7 @@ fn reshaped(ctx: &mut Ctx, shape: &[Dim]) -> Out {
     Ok(vec![ctx.reshape(x, shape)?.into()])
 }
 
-/// Another shape: 0 copies a size, -1 is what remains.
+/// Reshape: 0 copies a size, -1 is inferred.
 pub fn reshape(ctx: &mut Ctx) -> Out {
     ctx.arity(2, 2, 1)?;
     let allow_zero = ctx.since >= 14 && ctx.attrs.flag("allowzero", false)?;
@@ -59,11 +59,11 @@ pub fn reshape(ctx: &mut Ctx) -> Out {
     }
 }
 
-/// The size that makes `to` hold as many elements as `from`.
+/// The size that gives `to` as many elements as `from`.
 fn remaining(ctx: &Ctx, from: &[Dim], to: &[Dim], at: usize) -> Out<Dim> {
     let mut have = from.to_vec();
     let mut rest = Vec::new();
-    // Sizes that stand on both sides divide out, whatever they are.
+    // Sizes on both sides cancel, whatever their values are.
     for (_, d) in to.iter().enumerate().filter(|(i, _)| *i != at) {
         match have.iter().position(|h| h == d && h.as_const() != Some(0)) {
             Some(p) => drop(have.remove(p)),
@@ -84,7 +84,7 @@ fn remaining(ctx: &Ctx, from: &[Dim], to: &[Dim], at: usize) -> Out<Dim> {
     }
 }
 
-/// A matrix: axes before `axis`, and from it on.
+/// Flattens to a matrix: the axes before `axis`, and the axes from it on.
 pub fn flatten(ctx: &mut Ctx) -> Out {
     ctx.arity(1, 1, 1)?;
     let shape = ctx.ty(0)?.shape;
@@ -101,7 +101,7 @@ pub fn flatten(ctx: &mut Ctx) -> Out {
     }
 }
 
-/// Axes of size 1 removed.
+/// Removes axes of size 1.
 pub fn squeeze(ctx: &mut Ctx) -> Out {
     ctx.arity(1, 2, 1)?;
     let shape = ctx.ty(0)?.shape;
@@ -125,7 +125,7 @@ pub fn squeeze(ctx: &mut Ctx) -> Out {
     reshaped(ctx, &kept)
 }
 
-/// Axes of size 1 put in.
+/// Inserts axes of size 1.
 pub fn unsqueeze(ctx: &mut Ctx) -> Out {
     ctx.arity(2, 2, 1)?;
     let mut left = ctx.ty(0)?.shape.into_iter();
@@ -140,7 +140,7 @@ pub fn unsqueeze(ctx: &mut Ctx) -> Out {
     }
 }
 
-/// Axes in another order, reversed without `perm`.
+/// Transposes; without `perm` the axes are reversed.
 pub fn transpose(ctx: &mut Ctx) -> Out {
     ctx.arity(1, 1, 1)?;
     let rank = ctx.ty(0)?.shape.len();
@@ -164,7 +164,7 @@ pub fn transpose(ctx: &mut Ctx) -> Out {
     Ok(vec![ctx.transpose(x, &perm)?.into()])
 }
 
-/// Broadcast with a shape: sizes of 1 there keep the operand's.
+/// Broadcasts with a shape: a size of 1 there keeps the operand's size.
 pub fn expand(ctx: &mut Ctx) -> Out {
     ctx.arity(2, 2, 1)?;
     let from = ctx.ty(0)?.shape;
@@ -185,7 +185,7 @@ pub fn expand(ctx: &mut Ctx) -> Out {
     Ok(vec![ctx.expand(x, &to)?.into()])
 }
 
-/// Operands side by side.
+/// Concatenates operands.
 pub fn concat(ctx: &mut Ctx) -> Out {
     let count = ctx.inputs.len();
     ctx.arity(1, count.max(1), 1)?;
@@ -204,7 +204,7 @@ pub fn concat(ctx: &mut Ctx) -> Out {
     Ok(vec![ctx.op(BuiltinOp::Concat, &parts, vec![int(axis as i64)])?.into()])
 }
 
-/// Pieces along an axis: of given sizes, or of equal ones.
+/// Splits along an axis: into given sizes, or into equal ones.
 pub fn split(ctx: &mut Ctx) -> Out {
     let count = ctx.outputs.len();
     ctx.arity(1, 2, count)?;
@@ -237,7 +237,7 @@ pub fn split(ctx: &mut Ctx) -> Out {
     Ok(pieces.into_iter().map(Bound::from).collect())
 }
 
-/// Pieces of sizes, one behind the other.
+/// Consecutive slices of these sizes.
 fn pieces_of(sym: &Sym, axis: usize, sizes: &[Dim]) -> Option<Vec<Sym>> {
     let mut start = 0i64;
     let mut piece = |d: &Dim| {
@@ -247,7 +247,7 @@ fn pieces_of(sym: &Sym, axis: usize, sizes: &[Dim]) -> Option<Vec<Sym>> {
     sizes.iter().map(&mut piece).collect()
 }
 
-/// Equal pieces; with `ragged` the last may be smaller.
+/// The sizes of equal parts; with `ragged` the last may be smaller.
 fn equal_pieces(ctx: &Ctx, size: &Dim, count: usize, ragged: bool) -> Out<Vec<Dim>> {
     let number = Dim::from(count as i64);
     if let Some(each) = size.div_exact(&number) {
@@ -269,7 +269,7 @@ fn equal_pieces(ctx: &Ctx, size: &Dim, count: usize, ragged: bool) -> Out<Vec<Di
     Ok(pieces)
 }
 
-/// Ranges along axes.
+/// Slices along axes.
 pub fn slice(ctx: &mut Ctx) -> Out {
     ctx.arity(3, 5, 1)?;
     let shape = ctx.ty(0)?.shape;
@@ -311,8 +311,8 @@ pub fn slice(ctx: &mut Ctx) -> Out {
     Ok(vec![bound])
 }
 
-/// A range as positions in the axis. Where the size or an index is symbolic, an index is taken to
-/// lie inside the axis; types that are made concrete later check that.
+/// A range as positions in the axis. If the size or an index is symbolic, the index is assumed to
+/// lie inside the axis; specialization checks that later.
 fn range(ctx: &Ctx, size: &Dim, start: &Dim, stop: &Dim, step: i64) -> Out<(Dim, Dim)> {
     let from_end = |d: &Dim| match d.as_const() {
         Some(c) if c < 0 => size.checked_add(d),
@@ -339,7 +339,7 @@ fn range(ctx: &Ctx, size: &Dim, start: &Dim, stop: &Dim, step: i64) -> Out<(Dim,
     let (Some(start), Some(stop)) = (place(start, true), place(stop, false)) else {
         return ctx.wrong("an index overflows");
     };
-    // An empty range, in one form.
+    // Canonical form of an empty range.
     let stop = match (start.as_const(), stop.as_const()) {
         (Some(a), Some(b)) if (step > 0 && b < a) || (step < 0 && b > a) => start.clone(),
         _ => stop,
@@ -347,7 +347,7 @@ fn range(ctx: &Ctx, size: &Dim, start: &Dim, stop: &Dim, step: i64) -> Out<(Dim,
     Ok((start, stop))
 }
 
-/// The shape, or a part of it.
+/// The shape, or a slice of it.
 pub fn shape(ctx: &mut Ctx) -> Out {
     ctx.arity(1, 1, 1)?;
     let shape = ctx.ty(0)?.shape;
@@ -375,7 +375,7 @@ pub fn size(ctx: &mut Ctx) -> Out {
     }
 }
 
-/// Copies side by side along each axis.
+/// Tiles: repeats the operand along each axis.
 pub fn tile(ctx: &mut Ctx) -> Out {
     ctx.arity(2, 2, 1)?;
     let shape = ctx.ty(0)?.shape;
@@ -408,7 +408,7 @@ pub fn tile(ctx: &mut Ctx) -> Out {
     Ok(vec![ctx.reshape(x, &joined)?.into()])
 }
 
-/// Elements around a tensor: a constant, or copies from inside.
+/// Pads a tensor with a constant, or with copies of its elements.
 pub fn pad(ctx: &mut Ctx) -> Out {
     ctx.arity(2, if ctx.since >= 18 { 4 } else { 3 }, 1)?;
     let mode = ctx.attrs.text_or("mode", "constant")?;
@@ -441,7 +441,7 @@ pub fn pad(ctx: &mut Ctx) -> Out {
     Ok(vec![ctx.op(BuiltinOp::Pad, &[x, value], vec![dims(&before), dims(&after)])?.into()])
 }
 
-/// Each axis as a gather by constant indices.
+/// Pads each axis with a gather by constant indices.
 fn pad_by_copies(ctx: &mut Ctx, mut x: Value, mode: &str, before: &[Dim], after: &[Dim]) -> Out {
     const LONGEST: i64 = 1 << 20;
     if !["edge", "reflect", "wrap"].contains(&mode) || (mode == "wrap" && ctx.since < 19) {
@@ -499,7 +499,7 @@ fn rearrange(ctx: &mut Ctx, x: Value, split: &[Dim], perm: &[i64], join: &[Optio
     Ok(vec![ctx.reshape(x, &joined)?.into()])
 }
 
-/// Blocks from the channels into the plane.
+/// Moves blocks from the channels into the plane.
 pub fn depth_to_space(ctx: &mut Ctx) -> Out {
     let (x, s, b) = blocks(ctx)?;
     let mode = ctx.attrs.text_or("mode", "DCR")?;
@@ -515,7 +515,7 @@ pub fn depth_to_space(ctx: &mut Ctx) -> Out {
     }
 }
 
-/// Blocks from the plane into the channels.
+/// Moves blocks from the plane into the channels.
 pub fn space_to_depth(ctx: &mut Ctx) -> Out {
     let (x, s, b) = blocks(ctx)?;
     let mode = if ctx.since >= 28 { ctx.attrs.text_or("mode", "DCR")? } else { "DCR".into() };

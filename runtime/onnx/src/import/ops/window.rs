@@ -1,7 +1,8 @@
-//! Convolutions and pools: what moves a window over the axes behind the channels.
+//! Convolutions and pools: ops that move a window over the spatial axes (those after the channels).
 //!
-//! Holds always: padding that ONNX leaves open (`auto_pad`, `ceil_mode`, `output_shape`) is a number on
-//! each side before anything enters the graph; a pool is a reduction of windows of the padded operand.
+//! Invariant: padding that ONNX leaves implicit (`auto_pad`, `ceil_mode`, `output_shape`) is
+//! resolved to a number on each side before anything enters the graph. A pool is a reduction of
+//! windows of the padded operand.
 
 use hypatia_dsl::builtin::{BuiltinOp, BuiltinScalar};
 use hypatia_dsl::dtype::DType;
@@ -11,7 +12,7 @@ use hypatia_dsl::shape::{Dim, Shape, product, show_shape};
 use super::super::context::{Bound, Ctx, Out, dims, int, ints};
 use hypatia_graph::Value;
 
-/// How windows lie, an entry for each axis behind the channels.
+/// The window parameters, with one entry per spatial axis.
 struct Layout {
     sizes: Vec<i64>,
     strides: Vec<i64>,
@@ -20,10 +21,10 @@ struct Layout {
     after: Vec<i64>,
 }
 
-/// A limit on attributes, so that no sum of them overflows.
+/// A limit on attributes, so that sums of them do not overflow.
 const LARGE: i64 = 1 << 31;
 
-/// An attribute with an entry for each axis.
+/// An attribute with one entry per axis.
 fn list(ctx: &Ctx, name: &str, count: usize, default: i64, least: i64) -> Out<Vec<i64>> {
     let Some(list) = ctx.attrs.ints(name)? else { return Ok(vec![default; count]) };
     if list.len() != count || list.iter().any(|v| !(least..LARGE).contains(v)) {
@@ -52,12 +53,12 @@ impl Layout {
         Ok(l)
     }
 
-    /// From the first to the last element of a window.
+    /// The extent of a window, from its first to its last element.
     fn reach(&self, i: usize) -> i64 {
         self.sizes[i].saturating_sub(1).saturating_mul(self.dilations[i]).saturating_add(1)
     }
 
-    /// Padding that makes as many windows as the axis has strides.
+    /// SAME padding: the number of windows is the axis size divided by the stride, rounded up.
     fn same(&mut self, ctx: &Ctx, axes: &[Dim], upper: bool) -> Out<()> {
         for (i, size) in axes.iter().enumerate() {
             let total = match size.as_const() {
@@ -78,7 +79,8 @@ impl Layout {
         Ok(())
     }
 
-    /// More padding behind, so that a last window that is cut off counts too, if it does not begin there.
+    /// Increases the padding at the end so that a partial last window counts too, unless it begins
+    /// in that padding.
     fn ceil(&mut self, ctx: &Ctx, axes: &[Dim]) -> Out<()> {
         for (i, size) in axes.iter().enumerate().filter(|(i, _)| self.strides[*i] > 1) {
             let Some(size) = size.as_const() else {
@@ -101,7 +103,7 @@ impl Layout {
     }
 }
 
-/// The axes behind the channels.
+/// The spatial axes.
 fn spatial(ctx: &Ctx, x: Value) -> Out<Shape> {
     match ctx.shape_of(x).split_at_checked(2) {
         Some((_, axes)) if !axes.is_empty() => Ok(axes.to_vec()),
@@ -109,7 +111,7 @@ fn spatial(ctx: &Ctx, x: Value) -> Out<Shape> {
     }
 }
 
-/// The sizes of a filter, which `kernel_shape` repeats if it is given.
+/// The sizes of a filter; `kernel_shape` must repeat them if it is given.
 fn filter_sizes(ctx: &Ctx, w: Value, count: usize) -> Out<Vec<i64>> {
     let shape = ctx.shape_of(w);
     let sizes: Option<Vec<i64>> = shape.iter().skip(2).map(Dim::as_const).collect();
@@ -134,7 +136,7 @@ pub fn conv(ctx: &mut Ctx) -> Out {
     biased(ctx, y)
 }
 
-/// Operand 2 added to the channels.
+/// Adds operand 2 to the channels.
 fn biased(ctx: &mut Ctx, y: Value) -> Out {
     let Some(b) = ctx.maybe(2)? else { return Ok(vec![y.into()]) };
     let shape = ctx.shape_of(y);
@@ -147,8 +149,8 @@ fn biased(ctx: &mut Ctx, y: Value) -> Out {
     Ok(vec![ctx.builtin(BuiltinScalar::Add, &[y, b])?.into()])
 }
 
-/// The transpose of a convolution: a convolution of the operand with zeros between its elements by the
-/// filters in reverse.
+/// Transposed convolution: a convolution of the operand, with zeros inserted between its elements,
+/// and the reversed filters.
 pub fn conv_transpose(ctx: &mut Ctx) -> Out {
     ctx.arity(2, 3, 1)?;
     let (mut x, w) = (ctx.value(0)?, ctx.value(1)?);
@@ -164,7 +166,8 @@ pub fn conv_transpose(ctx: &mut Ctx) -> Out {
     let reach = |i: usize| layout.reach(i) - 1;
     let before: Vec<i64> = (0..count).map(|i| reach(i) - layout.before[i]).collect();
     let after: Vec<i64> = (0..count).map(|i| reach(i) - layout.after[i]).collect();
-    // Padding beyond the filter's reach cuts elements; there may be more behind than the filter reaches.
+    // Padding beyond the filter's extent crops elements. The padding at the end may also exceed
+    // that extent.
     let cut = |list: &[i64]| -> Vec<Dim> { [0, 0].iter().chain(list).map(|v| Dim::from((*v).min(0))).collect() };
     let (front, back) = (cut(&before), cut(&after));
     if front.iter().chain(&back).any(|d| *d != Dim::from(0)) {
@@ -177,7 +180,7 @@ pub fn conv_transpose(ctx: &mut Ctx) -> Out {
     biased(ctx, y)
 }
 
-/// The layout of a transposed convolution; `after` is less what `output_padding` adds.
+/// The layout of a transposed convolution; `after` is reduced by `output_padding`.
 fn transposed_layout(ctx: &Ctx, sizes: Vec<i64>, axes: &[Dim]) -> Out<Layout> {
     let count = axes.len();
     let strides = list(ctx, "strides", count, 1, 1)?;
@@ -193,7 +196,7 @@ fn transposed_layout(ctx: &Ctx, sizes: Vec<i64>, axes: &[Dim]) -> Out<Layout> {
         w => w,
     };
     for (i, size) in axes.iter().enumerate() {
-        // What padding must take away for the output that is asked for.
+        // The total padding that gives the requested output size.
         let total = match (&wanted, auto.as_str()) {
             (Some(w), _) => match size.as_const() {
                 Some(size) => {
@@ -217,7 +220,7 @@ fn transposed_layout(ctx: &Ctx, sizes: Vec<i64>, axes: &[Dim]) -> Out<Layout> {
     Ok(l)
 }
 
-/// `stride - 1` zeros between the elements along an axis.
+/// Inserts `stride - 1` zeros between the elements along an axis.
 fn spread(ctx: &mut Ctx, x: Value, axis: usize, stride: i64) -> Out<Value> {
     if stride == 1 {
         return Ok(x);
@@ -235,7 +238,7 @@ fn spread(ctx: &mut Ctx, x: Value, axis: usize, stride: i64) -> Out<Value> {
     let zero = ctx.number(ctx.dtype_of(x), 0.0)?;
     let x = ctx.op(BuiltinOp::Pad, &[x, zero], vec![dims(&nothing), dims(&behind)])?;
     let x = ctx.reshape(x, &joined)?;
-    // The zeros behind the last element do not lie between two.
+    // Removes the zeros after the last element, which do not lie between two elements.
     let mut behind = vec![Dim::from(0); joined.len()];
     let nothing = behind.clone();
     behind[axis] = Dim::from(1 - stride);
@@ -243,7 +246,7 @@ fn spread(ctx: &mut Ctx, x: Value, axis: usize, stride: i64) -> Out<Value> {
     ctx.op(BuiltinOp::Pad, &[x, zero], vec![dims(&nothing), dims(&behind)])
 }
 
-/// Filters `[c, o / groups, ..]` as `[o, c / groups, ..]`, each axis behind the channels in reverse.
+/// Filters `[c, o / groups, ..]` as `[o, c / groups, ..]`, with each spatial axis reversed.
 fn reversed(ctx: &mut Ctx, mut w: Value, groups: i64) -> Out<Value> {
     let shape = ctx.shape_of(w);
     let each = if groups >= 1 { shape[0].div_exact(&Dim::from(groups)) } else { None };
@@ -263,7 +266,7 @@ fn reversed(ctx: &mut Ctx, mut w: Value, groups: i64) -> Out<Value> {
     ctx.reshape(w, &[&[all, each], &shape[2..]].concat())
 }
 
-/// The windows of an operand, `fill` around it: axes of the windows behind all others.
+/// The windows of an operand padded with `fill`; the window axes come last.
 fn windows(ctx: &mut Ctx, x: Value, layout: &Layout, fill: f64) -> Out<Value> {
     let lead = ctx.shape_of(x).len() - layout.sizes.len();
     let amounts =
@@ -278,13 +281,13 @@ fn windows(ctx: &mut Ctx, x: Value, layout: &Layout, fill: f64) -> Out<Value> {
     ctx.op(BuiltinOp::Windows, &[x], attrs)
 }
 
-/// The axes of the windows.
+/// The window axes.
 fn window_axes(ctx: &Ctx, windows: Value, layout: &Layout) -> Vec<i64> {
     let rank = ctx.shape_of(windows).len() as i64;
     (rank - layout.sizes.len() as i64..rank).collect()
 }
 
-/// The layout of a pool, and whether its last windows may be cut off.
+/// Reads the layout of a pool; with `ceil`, partial last windows count.
 fn pool(ctx: &Ctx, x: Value, ceil: bool) -> Out<Layout> {
     let axes = spatial(ctx, x)?;
     if ctx.attrs.ints("kernel_shape")?.is_none() {
@@ -294,7 +297,7 @@ fn pool(ctx: &Ctx, x: Value, ceil: bool) -> Out<Layout> {
     Layout::read(ctx, sizes, &axes, ceil)
 }
 
-/// The smallest number of an element type.
+/// The lowest value of an element type.
 fn lowest(dtype: DType) -> f64 {
     match dtype {
         DType::I64 => i64::MIN as f64,
@@ -305,7 +308,7 @@ fn lowest(dtype: DType) -> f64 {
     }
 }
 
-/// The largest element of each window, and where in the operand it is.
+/// The maximum of each window, and its index in the operand.
 pub fn max(ctx: &mut Ctx) -> Out {
     ctx.arity(1, 1, 2)?;
     let x = ctx.value(0)?;
@@ -322,7 +325,7 @@ pub fn max(ctx: &mut Ctx) -> Out {
     Ok(results)
 }
 
-/// The index in the operand of the largest element of each window.
+/// The index in the operand of each window's maximum.
 fn places(ctx: &mut Ctx, x: Value, all: Value, layout: &Layout, columns_first: bool) -> Out<Value> {
     let shape = ctx.shape_of(x);
     let Some(count) = product(&shape) else { return ctx.wrong("the operand is too large") };
@@ -348,7 +351,7 @@ fn places(ctx: &mut Ctx, x: Value, all: Value, layout: &Layout, columns_first: b
     ctx.reshape(picked, &wide[..lead])
 }
 
-/// The mean of each window: over its elements inside the operand, or inside the padding too.
+/// The mean of each window: over its elements inside the operand, or including the padding.
 pub fn average(ctx: &mut Ctx) -> Out {
     ctx.arity(1, 1, 1)?;
     let x = ctx.value(0)?;
@@ -363,7 +366,7 @@ pub fn average(ctx: &mut Ctx) -> Out {
     if none(&layout) || (with_pads && same) {
         return Ok(vec![ctx.reduce(BuiltinOp::Mean, all, &axes, false)?.into()]);
     }
-    // How many elements of each window count.
+    // The number of elements of each window that count.
     let dtype = ctx.dtype_of(x);
     let one = ctx.number(dtype, 1.0)?;
     let mut inside = spatial(ctx, x)?;
@@ -396,7 +399,7 @@ pub fn lp(ctx: &mut Ctx) -> Out {
     Ok(vec![super::norm::p_norm(ctx, all, p, &axes, false)?.into()])
 }
 
-/// The p-norm over all axes behind the channels.
+/// The p-norm over all spatial axes.
 pub fn global_lp(ctx: &mut Ctx) -> Out {
     ctx.arity(1, 1, 1)?;
     let x = ctx.value(0)?;

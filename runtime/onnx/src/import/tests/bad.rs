@@ -1,4 +1,4 @@
-//! Models that are damaged, contradictory or beyond us: each gives an error that says so.
+//! Damaged, contradictory or unsupported models: each gives an error that says what is wrong.
 
 use prost::Message;
 use rand::{Rng, SeedableRng};
@@ -46,7 +46,7 @@ fn opset(domain: &str, version: i64) -> OperatorSetIdProto {
     OperatorSetIdProto { domain: Some(domain.into()), version: Some(version) }
 }
 
-/// x: f32[2, 3] and i: i64[2] in, y out.
+/// A model with inputs x: f32[2, 3] and i: i64[2], and output y.
 fn model(nodes: Vec<NodeProto>) -> ModelProto {
     let graph = GraphProto {
         node: nodes,
@@ -214,7 +214,7 @@ fn functions_that_never_end_are_refused() {
     };
     let own = edited(vec![call("f0", "x", "y")], |m| m.functions = vec![function("f0", vec![call("f0", "a", "b")])]);
     assert!(import(&own).unwrap_err().to_string().contains("call each other more than"));
-    // Each calls the next forty times: 40^10 nodes.
+    // Each function calls the next forty times: 40^10 nodes.
     let many = edited(vec![call("f0", "x", "y")], |m| {
         m.functions = (0..10)
             .map(|i| {
@@ -231,7 +231,7 @@ fn functions_that_never_end_are_refused() {
 
 #[test]
 fn shape_arithmetic_without_end_is_refused() {
-    // Doubling the rank's size: x is squared as a shape again and again.
+    // Squares the shape of x again and again, which doubles the complexity each time.
     let mut nodes = vec![node("Shape", &["x"], &["s0"])];
     for k in 0..200 {
         nodes.push(node("Mul", &[&format!("s{k}"), &format!("s{k}")], &[&format!("s{}", k + 1)]));
@@ -245,7 +245,7 @@ fn shape_arithmetic_without_end_is_refused() {
         }
     });
     assert!(import(&dynamic).is_err());
-    // Axes put in until there are too many.
+    // Inserts axes until there are too many.
     let axes = TensorProto {
         name: Some("a".into()),
         data_type: Some(7),
@@ -258,7 +258,7 @@ fn shape_arithmetic_without_end_is_refused() {
     assert!(import(&deep).unwrap_err().to_string().contains("32 is the most"));
 }
 
-/// Cut and flipped files: an error or a graph, never a panic.
+/// Truncated files and files with flipped bits give an error or a graph, never a panic.
 #[test]
 fn mutated_files_never_panic() {
     let mut rng = rand_chacha::ChaCha8Rng::seed_from_u64(22);
@@ -291,7 +291,7 @@ fn mutated_files_never_panic() {
     let digits = std::fs::read(models().join("digits/model.onnx")).unwrap();
     for _ in 0..60 {
         let mut bad = digits.clone();
-        // The description is at the ends, the weights in between.
+        // The model's structure is at both ends of the file, the weights in between.
         let window = rng.random_range(0..2) * (bad.len() - 3000);
         let at = window + rng.random_range(0..3000);
         bad[at] ^= 1 << rng.random_range(0..8);

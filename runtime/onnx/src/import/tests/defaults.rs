@@ -1,6 +1,7 @@
-//! Attributes that say what they would be without: every one of every imported op may stand in a node.
+//! Attributes written out with their default values: every attribute of every imported op may
+//! appear in a node.
 //!
-//! The defaults are those of ONNX's own schemas; tools/onnx_defaults.py writes them.
+//! The defaults come from ONNX's own schemas; tools/onnx_defaults.py writes them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,7 +16,7 @@ use super::{models, program};
 use hypatia_pipeline::FOLDER;
 use hypatia_tensor::error::Error;
 
-/// Default values by op, version of its definition, and name.
+/// Default values by op, version of its definition, and attribute name.
 type Defaults = BTreeMap<String, BTreeMap<i64, BTreeMap<String, BTreeMap<String, Value>>>>;
 
 fn defaults() -> Defaults {
@@ -48,7 +49,7 @@ fn attribute(name: &str, value: &BTreeMap<String, Value>) -> AttributeProto {
     a
 }
 
-/// Adds what the node leaves to its defaults, if there is anything.
+/// Writes out the attributes that the node omits; true if there are any.
 fn spell_out(node: &mut NodeProto, opset: i64, defaults: &Defaults) -> bool {
     let imported = node.domain().is_empty() && supported().iter().any(|r| r.op == node.op_type());
     let versions = defaults.get(node.op_type()).filter(|_| imported);
@@ -62,7 +63,8 @@ fn spell_out(node: &mut NodeProto, opset: i64, defaults: &Defaults) -> bool {
     node.attribute.len() > before
 }
 
-/// The model with all defaults of its nodes written out; whether there are any; the attributes that it has then.
+/// The model with all default attributes written out, whether there are any, and the attributes
+/// that it then has.
 fn spelled(bytes: &[u8], defaults: &Defaults) -> (Vec<u8>, bool, Vec<(String, String)>) {
     let mut model = ModelProto::decode(bytes).unwrap();
     let opset = model.opset_import.iter().find(|o| o.domain().is_empty()).map_or(0, |o| o.version());
@@ -85,7 +87,7 @@ fn attributes_may_state_their_defaults() {
             failed.push(format!("{name}: {e}"));
         }
     }
-    // The node tests of onnx: what is imported without them is imported with them.
+    // The node tests of onnx: what is imported without these attributes is imported with them.
     let archive = super::nodes::archive().is_file();
     for (name, model, constants) in if archive { super::nodes::files() } else { Vec::new() } {
         let fixed = Options { constants, ..Options::default() };
@@ -103,7 +105,7 @@ fn attributes_may_state_their_defaults() {
         }
     }
     assert!(failed.is_empty(), "{} fail:\n{}", failed.len(), failed.join("\n"));
-    // Every attribute with a default has stood in a model.
+    // Every attribute with a default has appeared in a model.
     let known = |op: &str| defaults.get(op).and_then(|v| v.last_key_value()).map(|(_, values)| values.keys().cloned());
     let missing: Vec<(&str, String)> = supported()
         .iter()

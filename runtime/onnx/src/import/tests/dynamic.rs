@@ -1,4 +1,4 @@
-//! Dynamic sizes that stay so.
+//! Dynamic sizes that stay dynamic.
 
 use prost::Message;
 
@@ -23,7 +23,7 @@ fn text(name: &str, s: &str) -> AttributeProto {
     }
 }
 
-/// y = Resize(x: f32[1, h], scales) to the nearest element.
+/// y = Resize(x: f32[1, h], scales), nearest.
 fn resized(scales: [f32; 2], place: &str, rounding: &str) -> Result<Graph, Error> {
     let mut x = value("x", 1, &[1, 0]);
     if let Some(type_proto::Value::TensorType(t)) = x.r#type.as_mut().and_then(|t| t.value.as_mut())
@@ -90,7 +90,7 @@ fn other_scales_of_a_dynamic_axis_are_refused() {
     }
 }
 
-/// y = op(x: f32[n, 8], w: f32[shape]) with these whole-number attributes.
+/// y = op(x: f32[n, 8], w: f32[shape]) with these integer attributes.
 fn with_rows(op: &str, shape: &[i64], attributes: &[(&str, i64)]) -> Result<(), Error> {
     let mut x = value("x", 1, &[0, 8]);
     if let Some(type_proto::Value::TensorType(t)) = x.r#type.as_mut().and_then(|t| t.value.as_mut())

@@ -1,4 +1,4 @@
-//! Masks as exporters write them: gathers at tuples that count.
+//! Masks as exporters write them: gathers whose index tuples are iotas.
 
 use std::collections::BTreeMap;
 
@@ -41,7 +41,8 @@ pub(super) fn ints(name: &str, dims: &[i64], values: &[i64]) -> TensorProto {
     }
 }
 
-/// y = x[i, j] at `[i, 0, j]`, where `i` and `j` count to these numbers, or the other way round.
+/// y = x[i, j] at `[i, 0, j]`, where `i` and `j` are iotas of these lengths, or with `i` and `j`
+/// swapped.
 fn model(shape: [i64; 2], counts: [i64; 2], swapped: bool) -> Vec<u8> {
     let [b, n] = counts;
     let order = if swapped { ["j", "i"] } else { ["i", "j"] };
@@ -74,7 +75,7 @@ fn model(shape: [i64; 2], counts: [i64; 2], swapped: bool) -> Vec<u8> {
         .encode_to_vec()
 }
 
-/// How many gathers are left, and the result for x = 0, 1, 2, ...
+/// The number of remaining gathers, and the result for x = 0, 1, 2, ...
 fn gathers(shape: [i64; 2], counts: [i64; 2], swapped: bool) -> (usize, Vec<usize>, Vec<f64>) {
     let bytes = model(shape, counts, swapped);
     let graph = load_bytes(&bytes, "mask", program(), &Options::default(), &FOLDER).unwrap().graph;
@@ -90,7 +91,7 @@ fn gathers(shape: [i64; 2], counts: [i64; 2], swapped: bool) -> (usize, Vec<usiz
 fn a_gather_at_tuples_that_count_is_the_operand() {
     let all = |n: usize| (0..n).map(|v| v as f64).collect::<Vec<_>>();
     assert_eq!(gathers([2, 3], [2, 3], false), (0, vec![2, 1, 3], all(6)));
-    // As a graph: the indices are too many to be known by themselves.
+    // The indices stay in the graph, because they are too many to be folded to constants at import.
     assert_eq!(gathers([40, 50], [40, 50], false), (0, vec![40, 1, 50], all(2000)));
     // One sequence.
     assert_eq!(gathers([1, 3], [1, 3], false), (0, vec![1, 1, 3], all(3)));

@@ -1,4 +1,4 @@
-//! Imports against what the `onnx` package and onnxruntime say, and against damaged files.
+//! Compares imports with the `onnx` package and onnxruntime, and tests damaged files.
 //!
 //! The models and expected values are in tests/models; tools/make_op_models.py and
 //! tools/onnx_types.py write them.

@@ -1,7 +1,7 @@
 //! Reductions over an axis of size 0.
 //!
-//! ONNX says what they give, but for the mean, which it leaves undefined; the reference of the `onnx` package divides 0 by 0, as is done
-//! here. onnxruntime gives 0.
+//! ONNX defines their results, except for the mean, which it leaves undefined. The reference of the
+//! `onnx` package divides 0 by 0, and so does Hypatia. onnxruntime gives 0.
 
 use prost::Message;
 
@@ -14,7 +14,7 @@ use hypatia_eval::{Mode, evaluate};
 use hypatia_pipeline::FOLDER;
 use hypatia_tensor::tensor::Tensor;
 
-/// The op over the second axis of `x`.
+/// A model of the op over the second axis of `x`.
 fn model(op: &str) -> Vec<u8> {
     let graph = GraphProto {
         node: vec![node(op, &["x", "axes"], "y", None)],

@@ -1,9 +1,10 @@
-//! The node tests of the `onnx` package: each runs through the reference evaluator and through the CPU
-//! executor, or ends in an error that says what is not supported.
+//! The node tests of the `onnx` package: each runs through the reference evaluator and through the
+//! CPU executor, or ends in an error that says what is not supported.
 //!
-//! In: target/onnx-nodes/cases.npz, which tools/fetch_node_cases.sh writes, and what is expected of each
-//! case, tests/models/onnx_nodes.txt. Out: docs/onnx-ops.md must be what the cases give. Run with
-//! `HYPATIA_UPDATE=1` to write both anew. Holds always: a wrong answer fails, whatever is expected.
+//! In: target/onnx-nodes/cases.npz, which tools/fetch_node_cases.sh writes, and the expected
+//! outcome of each case, tests/models/onnx_nodes.txt. Out: docs/onnx-ops.md must match the
+//! outcomes. Run with `HYPATIA_UPDATE=1` to rewrite both. Invariant: a wrong result fails, whatever
+//! outcome is expected.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -21,7 +22,7 @@ use hypatia_tensor::error::Error;
 use hypatia_tensor::npz;
 use hypatia_tensor::tensor::Tensor;
 
-/// A case as it lies in the archive.
+/// A case as stored in the archive.
 #[derive(Default)]
 struct Case {
     model: Vec<u8>,
@@ -29,16 +30,16 @@ struct Case {
     outputs: Vec<(String, Vec<u8>)>,
 }
 
-/// What became of a case.
+/// The outcome of a case.
 #[derive(Clone, PartialEq, PartialOrd, Eq, Ord)]
 enum Status {
-    /// Right.
+    /// The results match.
     Pass,
-    /// Right where operands that decide shapes are constants of the model.
+    /// The results match if operands that decide shapes are constants of the model.
     Fixed,
-    /// Refused, for this reason.
+    /// Rejected, for this reason.
     Refused(String),
-    /// Wrong.
+    /// The results differ.
     Wrong(String),
 }
 
@@ -62,7 +63,7 @@ fn is_shape(t: &Tensor) -> bool {
     t.shape().len() <= 1
 }
 
-/// The model of each case, and what may have to be constants of it.
+/// The model of each case, and the operands that may have to be constants of it.
 pub(super) fn files() -> Vec<(String, Vec<u8>, BTreeMap<String, Tensor>)> {
     let constants = |case: &Case| tensors(&case.inputs).unwrap_or_default().into_iter().filter(|(_, t)| is_shape(t));
     let of = |(name, case): (String, Case)| {
@@ -87,7 +88,7 @@ fn cases() -> BTreeMap<String, Case> {
     cases
 }
 
-/// Tensors of the case; the reason where one has an element type that there is none for.
+/// Tensors of the case, or the reason why an element type is not supported.
 fn tensors(list: &[(String, Vec<u8>)]) -> Result<Vec<(String, Tensor)>, String> {
     list.iter()
         .map(|(name, bytes)| {
@@ -100,10 +101,10 @@ fn tensors(list: &[(String, Vec<u8>)]) -> Result<Vec<(String, Tensor)>, String> 
         .collect()
 }
 
-/// Cases whose expected values are written with four digits.
+/// Cases whose expected values have only four digits.
 const ROUNDED: &[&str] = &["test_averagepool_2d_ceil_last_window_starts_on_pad"];
 
-/// Of the largest element.
+/// Relative to the largest element.
 fn tolerance(name: &str, dtype: DType) -> f64 {
     match dtype {
         _ if ROUNDED.contains(&name) => 1e-3,
@@ -128,12 +129,12 @@ fn differs(name: &str, have: &Tensor, want: &Tensor) -> Option<String> {
     Some(format!("element {at} is {}, {} expected", have[at], want64[at]))
 }
 
-/// Imports and runs; with `fixed`, operands that hold few integers or truth values are constants.
+/// Imports and runs a case; with `fixed`, operands that may decide shapes become constants.
 fn run(name: &str, case: &Case, fixed: bool) -> Result<Status, Error> {
     let refused = |m: String| Ok(Status::Refused(m));
     let inputs = match tensors(&case.inputs) {
         Ok(t) => t,
-        // The model says so too.
+        // The importer rejects the model as well.
         Err(m) => {
             let error = load_bytes(&case.model, name, program(), &Options::default(), &FOLDER).err();
             return match error {

@@ -1,4 +1,4 @@
-//! Tiny models of single ops, at each version of their definitions, against onnxruntime.
+//! Tiny models of single ops, at each version of their definitions, compared with onnxruntime.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -37,7 +37,7 @@ pub(super) fn cases(path: &Path) -> BTreeMap<String, Case> {
     cases
 }
 
-/// Relative to the largest element, with room for libraries' own approximations.
+/// Relative to the largest element, with room for approximations in libraries.
 fn tolerance(dtype: DType) -> f64 {
     match dtype {
         DType::F64 => 1e-9,
@@ -60,7 +60,7 @@ fn differs(have: &[f64], want: &Tensor) -> Option<String> {
     Some(format!("element {at} is {}, {} expected", have[at], want64[at]))
 }
 
-/// Whole small networks: through the optimiser and the executor too.
+/// Runs whole small networks through the optimiser and the executor too.
 fn check_optimised(name: &str, case: &Case) -> Result<(), Error> {
     let shapes = case.inputs.iter().map(|(n, t)| (n.clone(), t.shape().to_vec())).collect();
     let graph = load_bytes(&case.model, name, program(), &Options { shapes, ..Options::default() }, &FOLDER)?.graph;
@@ -75,7 +75,7 @@ fn check_optimised(name: &str, case: &Case) -> Result<(), Error> {
     Ok(())
 }
 
-/// Imports and evaluates; what is wrong, if anything is.
+/// Imports and evaluates a case; the error says what is wrong.
 pub(super) fn check(name: &str, case: &Case) -> Result<(), Error> {
     let import = load_bytes(&case.model, name, program(), &Options::default(), &FOLDER)?;
     import.graph.validate()?;
@@ -106,7 +106,7 @@ fn ops_agree_with_onnxruntime() {
     assert!(failed.is_empty(), "{} of {} fail:\n{}", failed.len(), all.len(), failed.join("\n"));
 }
 
-/// Whole models, or all folders of another path.
+/// Whole models, or all folders in another path.
 #[test]
 fn models_agree_with_their_exporter() {
     let folders = match std::env::var_os("HYPATIA_MODELS") {
