@@ -1,11 +1,13 @@
-//! The CPU: the reference evaluator that defines meaning, and the executor that runs plans.
+//! The executor that runs plans on the host.
 //!
-//! [`mod@reference`] is slow and obvious, and reads graphs. Everything else belongs to the
-//! [`Executor`], which reads plans: [`exec`] runs the steps in order; [`gemm`], [`conv`], [`last`],
-//! [`pointwise`], [`rowwise`], [`reduce`], [`windows`], [`cumsum`] and [`moves`] compute them;
-//! [`interp`] runs scalar terms on blocks with the functions of [`math`]; [`memory`] splits the
-//! arena. Through [`fold`], earlier stages use the executor to compute constants. Executor and
-//! reference share the scalar terms of `hypatia_dsl::scalar::typed`.
+//! In: a plan, and tensors. Out: tensors. Invariant: results do not depend on the number of threads
+//! or on the processor's vector instructions, and agree with the f64 reference of `hypatia-eval`.
+//!
+//! [`exec`] runs the steps in order; [`gemm`], [`conv`], [`last`], [`pointwise`], [`rowwise`],
+//! [`reduce`], [`windows`], [`cumsum`] and [`moves`] compute them; [`interp`] runs scalar terms on
+//! blocks with the functions of [`math`]; [`memory`] splits the arena. Through [`fold`], earlier
+//! stages use the [`Executor`] to compute constants. Executor and reference share the scalar terms
+//! of `hypatia_dsl::scalar::typed`.
 
 mod conv;
 #[cfg(test)]
@@ -26,7 +28,7 @@ mod rowwise;
 mod rowwise_tests;
 mod simd;
 #[cfg(test)]
-pub mod tests;
+mod tests;
 mod threads;
 mod windows;
 

@@ -1,6 +1,6 @@
 //! The builder: the graphs it makes, and the mistakes it reports.
 #![allow(clippy::unwrap_used, missing_docs)]
-#![allow(clippy::unwrap_used)]
+
 use hypatia_dsl::dtype::DType;
 use hypatia_eval::{Mode, evaluate};
 use hypatia_graph::*;

@@ -1,6 +1,6 @@
 //! Widening graphs of narrow types to f32.
 #![allow(clippy::unwrap_used, missing_docs)]
-#![allow(clippy::unwrap_used)]
+
 use hypatia_dsl::builtin::BuiltinScalar;
 use hypatia_dsl::dtype::DType;
 use hypatia_eval::{Mode, evaluate};

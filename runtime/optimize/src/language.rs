@@ -19,11 +19,11 @@ macro_rules! table_id {
     };
 }
 table_id!(
-    /// A type in the tables of a [`Context`].
+    /// A type in the tables of a [`Context`](super::analysis::Context).
     TypeId
 );
 table_id!(
-    /// A shape in the tables of a [`Context`].
+    /// A shape in the tables of a [`Context`](super::analysis::Context).
     ShapeId
 );
 impl ShapeId {
@@ -33,11 +33,11 @@ impl ShapeId {
     pub const NONE: ShapeId = ShapeId(u32::MAX);
 }
 table_id!(
-    /// A list of attribute values in the tables of a [`Context`].
+    /// A list of attribute values in the tables of a [`Context`](super::analysis::Context).
     AttrsId
 );
 table_id!(
-    /// An input or a constant that is not a splat, in the tables of a [`Context`].
+    /// An input or a constant that is not a splat, in the tables of a [`Context`](super::analysis::Context).
     LeafId
 );
 

@@ -146,7 +146,7 @@ impl Needs {
             DType::F64 => plain("double"),
             DType::Bool => Expr::new(format!("{} != 0", e.at(Prec::Relation)), Prec::Equality, DType::Bool),
             DType::I64 if e.ty == DType::Bool => plain("long long"),
-            DType::I64 => self.to_integer(&e, DType::I64),
+            DType::I64 => self.integer(&e, DType::I64),
             _ => plain("float"),
         }
     }
@@ -164,11 +164,11 @@ impl Needs {
                     ..Expr::new(format!("(long long){inner}"), Prec::Unary, e.ty)
                 }
             }
-            _ => self.to_integer(e, to),
+            _ => self.integer(e, to),
         }
     }
 
-    fn to_integer(&mut self, e: &Expr, to: DType) -> Expr {
+    fn integer(&mut self, e: &Expr, to: DType) -> Expr {
         self.helpers.insert(format!("to_{}_{}", to.name(), tag(e.ty)));
         self.helpers.insert(format!("to_i64_{}", tag(e.ty)));
         Expr::primary(format!("to_{}({})", to.name(), e.text), DType::I64)
@@ -185,7 +185,7 @@ impl Needs {
                     let whole = match root.ty {
                         DType::I64 => root.clone(),
                         DType::Bool => self.convert(root.clone(), DType::I64),
-                        _ => self.to_integer(root, to),
+                        _ => self.integer(root, to),
                     };
                     format!("({}){}", super::storage(to), whole.at(Prec::Unary))
                 }

@@ -26,7 +26,7 @@ pub fn write(model: ModelProto, path: &Path) -> Result<Vec<PathBuf>> {
     write_with(model, path, LARGEST)
 }
 
-/// Like [`write`], with another limit.
+/// Like [`write()`], with another limit.
 pub(super) fn write_with(mut model: ModelProto, path: &Path, largest: usize) -> Result<Vec<PathBuf>> {
     let weights = model.graph.iter().flat_map(|g| &g.initializer);
     let total: usize = weights.map(|t| t.raw_data.as_ref().map_or(0, |d| d.len())).sum();
