@@ -87,10 +87,9 @@ fn names_of_the_library_stand_in_hyp_files_only() {
     for file in files.iter().filter(|f| !f.starts_with(root().join(IMPORT_TABLES))) {
         // Modules that contain only tests.
         let stem = file.file_stem().and_then(|s| s.to_str()).unwrap_or_default();
-        if file.components().any(|c| c.as_os_str() == "tests")
-            || ["tests", "testing"].contains(&stem)
-            || stem.ends_with("_tests")
-        {
+        let of_tests =
+            |c: std::path::Component<'_>| ["tests", "testing", "benches"].iter().any(|t| c.as_os_str() == *t);
+        if file.components().any(of_tests) || ["tests", "testing"].contains(&stem) || stem.ends_with("_tests") {
             continue;
         }
         let mut strings = Vec::new();
