@@ -16,7 +16,7 @@
 //!   mean square of a normal distribution with such a quarter. So neither a mask of -3.4e38 nor a few rows of
 //!   another magnitude, up to three quarters of the elements, can hide an error in the others.
 //!
-//! Holds always: NaN and infinities agree only with themselves; integers and truth values must be equal.
+//! Invariant: NaN and infinities agree only with themselves; integers and truth values must be equal.
 
 use hypatia_dsl::dtype::DType;
 

@@ -1,6 +1,6 @@
 //! The executor of a plan, wherever it runs.
 //!
-//! In: a plan, and the device it was made for. Out: results of runs. Holds always: the CPU and the GPU take the same
+//! In: a plan, and the device it was made for. Out: results of runs. Invariant: the CPU and the GPU take the same
 //! [`Plan`] type and give tensors of the host.
 
 use std::sync::Arc;

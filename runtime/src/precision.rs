@@ -1,7 +1,7 @@
 //! How far f32 is from the exact values.
 //!
 //! In: a test whose inputs are f32, their values, and results for them. Out: the largest difference from what the same test
-//! gives in f64, where no rule is applied. Holds always: both sides start from the same numbers, which f64 holds exactly;
+//! gives in f64, where no rule is applied. Invariant: both sides start from the same numbers, which f64 holds exactly;
 //! the f64 side runs where the options say, so that large cases take a device no longer than their products do.
 
 use std::sync::Arc;

@@ -1,6 +1,6 @@
 //! The front door of the library: a model, its rules, and runs.
 //!
-//! In: a model file and a Program. Out: results of runs, and reports of what was done. Holds always: one
+//! In: a model file and a Program. Out: results of runs, and reports of what was done. Invariant: one
 //! plan for each combination of input shapes, made when it is first needed; in CHECK mode a new plan is
 //! compared once with the unfused plan on the inputs at hand, and if they differ, the unfused plan is
 //! used and the report names the rules that fired. A verdict that was kept spares a later start the unfused plan.

@@ -1,6 +1,6 @@
 //! What comparing a fused plan with the unfused one gave, remembered.
 //!
-//! In: all that a comparison depends on. Out: its verdict, if this user's machine came to one before. Holds always: a
+//! In: all that a comparison depends on. Out: its verdict, if this user's machine came to one before. Invariant: a
 //! verdict counts for the same graph with the same weights, the same rules and templates, the same build of Hypatia, the
 //! same device with the same versions, and the same precision; one that cannot be read is none, and is come to again.
 //!

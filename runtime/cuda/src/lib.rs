@@ -2,7 +2,7 @@
 //! graphs.
 //!
 //! Invariant: nothing here is linked; on a machine without CUDA every entry point reports what is
-//! missing. Almost all `unsafe` of the crate is in this folder.
+//! missing. Almost all `unsafe` of the workspace is in this crate.
 
 mod capture;
 mod constants;

@@ -1,4 +1,7 @@
 //! Loading rules at run time: the embedded standard library plus the user's files, as one Program.
+//!
+//! In: paths or texts of `.hyp` files. Out: a [`Program`], or the rendered diagnostics. Invariant: the
+//! embedded library is read in the parsed form that its build made, never parsed again.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

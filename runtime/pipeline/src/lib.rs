@@ -1,9 +1,9 @@
-//! The way from a model to a plan, stage by stage, with constants computed by the host's executor.
+//! The path from a model to a plan, stage by stage.
 //!
-//! In: a model file, a graph or a plan's settings. Out: what each stage gives. The stages know
-//! nothing of each other's insides and run no executor; here is what hands them the [`HostFolder`],
-//! and what compares the plans of two graphs. Holds always: whoever plans a model goes this way, so
-//! that one count of launches is told and run.
+//! In: a model file, a graph or a plan's settings. Out: the result of each stage. The stages run no
+//! executor: this crate hands them the [`HostFolder`], which computes constants, and compares the
+//! plans of two graphs. Invariant: every caller that plans a model takes this path, so the number of
+//! launches that is reported is the number that runs.
 
 #[cfg(feature = "onnx")]
 use std::path::Path;

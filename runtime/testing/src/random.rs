@@ -1,7 +1,7 @@
 //! Random graphs of builtin ops, and how close results over them must be.
 //!
 //! In: a seed. Out: a graph and its inputs: ragged sizes, 0, 1, NaN, infinities, every element type.
-//! Holds always: equal seeds give equal graphs, on every host.
+//! Invariant: equal seeds give equal graphs, on every host.
 
 use hypatia_dsl::builtin::{BuiltinOp, BuiltinScalar, JOININGS};
 use hypatia_dsl::dtype::{DType, Kind};
