@@ -336,6 +336,8 @@ pub enum Backend {
     Rowwise(Span),
     /// `composed;`
     Composed(Span),
+    /// `tiled;`
+    Tiled(Span),
 }
 
 /// `family NAME = {a, b};`

@@ -173,6 +173,7 @@ pub fn show_program(p: &Program, wanted: &dyn Fn(&Origin) -> bool) -> String {
             Backend::Pointwise => "pointwise".into(),
             Backend::Rowwise => "rowwise".into(),
             Backend::Composed => "composed".into(),
+            Backend::Tiled => "tiled".into(),
         };
         let requires: String = k.requires.iter().map(|g| format!(" requires {};", show_expr(&k.vars, g))).collect();
         out.push_str(&format!("{} {{ {how};{requires} }}\n", show_kernel(p, k)));

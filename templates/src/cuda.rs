@@ -11,6 +11,7 @@
 
 mod carry;
 mod expr;
+mod gemm;
 mod growth;
 mod lines;
 mod moves;
@@ -31,7 +32,8 @@ use minijinja::{Environment, UndefinedBehavior, Value, context};
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::Program;
 use hypatia_dsl::kernel::{
-    ArgmaxKernel, CumsumKernel, MoveKernel, PointwiseKernel, ProductKernel, RowwiseKernel, ScatterKernel, SortKernel,
+    ArgmaxKernel, CumsumKernel, GemmKernel, MoveKernel, PointwiseKernel, ProductKernel, RowwiseKernel, ScatterKernel,
+    SortKernel,
 };
 use term::Functions;
 
@@ -141,6 +143,12 @@ impl Arg {
         Arg { name: format!("out{place}"), role, kind: ArgKind::Output(dtype), about: about.into() }
     }
 
+    /// A descriptor of a tensor for the copy engine, for boxes of that many elements of its two inner
+    /// axes.
+    pub fn map(name: String, role: ArgRole, dtype: DType, inner: [usize; 2], about: &str) -> Arg {
+        Arg { name, role, kind: ArgKind::Map { dtype, inner: inner.map(|n| n as u32) }, about: about.into() }
+    }
+
     /// An argument that the caller finds by name: memory, a size, or several sizes or strides.
     pub fn named(name: impl Into<String>, kind: ArgKind, about: impl Into<String>) -> Arg {
         Arg { name: name.into(), role: ArgRole::Named, kind, about: about.into() }
@@ -185,6 +193,14 @@ pub enum ArgKind {
     Size,
     /// This many 64-bit signed integers, passed by value: sizes or strides, outermost first.
     Sizes(usize),
+    /// A `CUtensorMap` of three axes, passed by value: for boxes of `inner` elements of the two inner
+    /// axes, the densest first, in rows of 128 bytes that are swizzled; zero outside of the tensor.
+    Map {
+        /// Element type.
+        dtype: DType,
+        /// Elements of a box along the dense axis and along the next one.
+        inner: [u32; 2],
+    },
 }
 
 impl ArgKind {
@@ -195,6 +211,7 @@ impl ArgKind {
             ArgKind::Output(t) => format!("{}*", storage(t)),
             ArgKind::Size => "long long".into(),
             ArgKind::Sizes(count) => format!("Axes<{count}>"),
+            ArgKind::Map { .. } => "CUtensorMap".into(),
         }
     }
 }
@@ -237,6 +254,19 @@ pub enum Geometry {
     },
     /// As the kernel declares: `CudaSource::launch`.
     Declared,
+    /// Persistent blocks that walk over tiles of a matrix, in clusters.
+    Tiles {
+        /// Threads per block.
+        block: u32,
+        /// Blocks per cluster.
+        cluster: u32,
+        /// Rows of a cluster's tile.
+        rows: u32,
+        /// Columns of a cluster's tile.
+        columns: u32,
+        /// Dynamic shared memory per block, in bytes.
+        shared: u32,
+    },
     /// One thread per row, for adjacent rows whose elements are strided.
     Columns {
         /// Threads per block.
@@ -247,7 +277,10 @@ pub enum Geometry {
 impl Geometry {
     /// Dynamic shared memory of a launch, in bytes.
     pub fn shared(self) -> u32 {
-        if let Geometry::Clusters { shared, .. } = self { shared } else { 0 }
+        match self {
+            Geometry::Clusters { shared, .. } | Geometry::Tiles { shared, .. } => shared,
+            _ => 0,
+        }
     }
 
     /// Grid and block for `rows` rows of `n` elements (`rows` is 1 for flat kernels).
@@ -265,6 +298,10 @@ impl Geometry {
                 ([cap(lanes.div_ceil(x as u64), i32::MAX as u64), cap(rows.div_ceil(y as u64), 65_535), 1], [x, y, 1])
             }
             Geometry::Declared => ([1, 1, 1], [1, 1, 1]),
+            Geometry::Tiles { block, cluster, rows: of_tile, columns, .. } => {
+                let tiles = rows.div_ceil(of_tile as u64).saturating_mul(n.div_ceil(columns as u64));
+                ([cap(tiles, (i32::MAX as u32 / cluster) as u64) * cluster, 1, 1], [block, 1, 1])
+            }
             Geometry::Clusters { block, blocks, .. } => {
                 ([cap(rows, (i32::MAX as u32 / blocks) as u64) * blocks, 1, 1], [block, 1, 1])
             }
@@ -286,6 +323,11 @@ impl fmt::Display for Geometry {
                  block (x, y), grid (ceil(lanes / x), min(65535, ceil(rows / y)))"
             ),
             Geometry::Declared => write!(f, "as the kernel declares"),
+            Geometry::Tiles { block, cluster, rows, columns, shared } => write!(
+                f,
+                "block ({block}), grid ({cluster} * min(clusters that run at a time, batches * ceil(rows / {rows}) * \
+                 ceil(columns / {columns}))), clusters of {cluster}, {shared} bytes of shared memory"
+            ),
             Geometry::Clusters { block, blocks, .. } => {
                 write!(f, "block ({block}), grid ({blocks} * rows), clusters of {blocks} blocks")
             }
@@ -343,6 +385,11 @@ pub fn pointwise_for(
     target: PointTarget,
 ) -> Result<CudaSource, EmitError> {
     pointwise::emit(program, kernel, shared, Some(target))
+}
+
+/// Prints a tiled matrix product with its epilogue, for sm_90a.
+pub fn gemm(program: &Program, kernel: &GemmKernel) -> Result<CudaSource, EmitError> {
+    gemm::emit(program, kernel)
 }
 
 /// Prints a row-wise kernel.
@@ -478,7 +525,9 @@ impl Header<'_> {
             out.extend(self.entries.iter().map(|e| format!("  {}: {}", e.name, e.geometry)));
         }
         out.push(String::new());
-        out.push(format!("Compile with NVRTC: --gpu-architecture=sm_80 or newer {}", NVRTC_OPTIONS.join(" ")));
+        let tiles = self.entries.iter().any(|e| matches!(e.geometry, Geometry::Tiles { .. }));
+        let machine = if tiles { "sm_90a" } else { "sm_80 or newer" };
+        out.push(format!("Compile with NVRTC: --gpu-architecture={machine} {}", NVRTC_OPTIONS.join(" ")));
         out.push("With nvcc the same, but for -default-device, which is NVRTC's alone.".into());
         out.push(format!("Generated by Hypatia {}; do not edit.", env!("CARGO_PKG_VERSION")));
         out

@@ -15,8 +15,8 @@ use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::{Backend, Kernel, Origin, Program, RuleId};
 use hypatia_dsl::kernel::short::{Allowed, Shortener};
 use hypatia_dsl::kernel::{
-    ArgmaxKernel, CumsumKernel, MoveKernel, Operand, PointwiseKernel, ProductKernel, RowwiseKernel, ScatterKernel,
-    SortKernel,
+    ArgmaxKernel, CumsumKernel, GemmKernel, MoveKernel, Operand, PointwiseKernel, ProductKernel, RowwiseKernel,
+    ScatterKernel, SortKernel,
 };
 use hypatia_dsl::scalar::Term;
 
@@ -64,6 +64,8 @@ pub enum Body {
     InPlace(PointwiseKernel, Vec<usize>),
     /// Row by row.
     Rowwise(RowwiseKernel),
+    /// A matrix product with its epilogue.
+    Gemm(GemmKernel),
     /// Elements moved.
     Move(MoveKernel),
     /// Positions of largest elements.
@@ -87,6 +89,7 @@ impl Body {
             Body::Pointwise(k) => cuda::pointwise(program, k),
             Body::InPlace(k, shared) => cuda::pointwise_in_place(program, k, shared),
             Body::Rowwise(k) => cuda::rowwise(program, k),
+            Body::Gemm(k) => cuda::gemm(program, k),
             Body::Move(k) => cuda::moves(program, k),
             Body::Argmax(k) => cuda::argmax(program, k),
             Body::Product(k) => cuda::product(program, k),
@@ -102,6 +105,10 @@ impl Body {
         match self {
             Body::Pointwise(k) | Body::InPlace(k, _) => shortener.pointwise(k, tf32),
             Body::Rowwise(k) => shortener.rowwise(k),
+            Body::Gemm(k) => {
+                let inputs: Vec<DType> = k.inputs.iter().map(|o| o.dtype).collect();
+                shortener.product(&mut k.term, &inputs, k.output)
+            }
             _ => Vec::new(),
         }
     }
@@ -111,6 +118,7 @@ impl Body {
         match self {
             Body::Pointwise(k) | Body::InPlace(k, _) => (&mut k.name, &mut k.doc),
             Body::Rowwise(k) => (&mut k.name, &mut k.doc),
+            Body::Gemm(k) => (&mut k.name, &mut k.doc),
             Body::Move(k) => (&mut k.name, &mut k.doc),
             Body::Argmax(k) => (&mut k.name, &mut k.doc),
             Body::Product(k) => (&mut k.name, &mut k.doc),

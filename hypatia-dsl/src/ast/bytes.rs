@@ -142,7 +142,7 @@ one_of! {
     ItemKind { Use(x) RuleSet(x) Scalar(x) Op(x) Pattern(x) Rule(x) Kernel(x) Test(x) Family(x) }
     ParamType { Tensor(x) Named(x) }
     DimExpr { Dim(x) Rest(x span) }
-    Backend { Cublaslt(x) Template(x) Pointwise(x) Rowwise(x) Composed(x) }
+    Backend { Cublaslt(x) Template(x) Pointwise(x) Rowwise(x) Composed(x) Tiled(x) }
     Expect { Compare(x) Error(x) Fires(path yes) Equal(x) Becomes(x) }
 }
 

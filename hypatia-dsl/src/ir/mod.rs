@@ -396,6 +396,8 @@ pub enum Backend {
     Rowwise,
     /// A composed kernel: several launches of the op's separately optimised body.
     Composed,
+    /// A generated matrix product in tiles, with its epilogue on the accumulators.
+    Tiled,
 }
 
 /// A user-supplied template, next to the file that names it.

@@ -8,6 +8,7 @@
 
 mod body;
 mod derive;
+mod gemm;
 mod interpret;
 mod layout;
 mod lines;
@@ -22,6 +23,7 @@ use crate::scalar::Term;
 
 pub use body::fits_a_kernel;
 pub use derive::{derive_pointwise, derive_rowwise, derive_rowwise_over};
+pub use gemm::{GemmKernel, TILE_K, TUNE, Tiling};
 pub use interpret::interpret_rowwise;
 pub use layout::{RowLayout, RowSpace};
 pub use lines::{CumsumKernel, ProductKernel, Running, SORT_TILE, ScatterKernel, SortKernel, Sorting};

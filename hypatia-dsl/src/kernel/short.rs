@@ -84,6 +84,22 @@ impl<'p> Shortener<'p> {
         self.term(&rules, &mut kernel.term, number, &Leaves { types: &leaf, elements: &|_| None })
     }
 
+    /// Shortens the epilogue of a product with f32 accumulators, whose operands have these types.
+    /// The type of the result determines how many digits count.
+    pub fn product(&self, term: &mut Term, inputs: &[DType], output: DType) -> Vec<RuleId> {
+        let rules = self.allowed(mantissa_bits(output));
+        if rules.is_empty() {
+            return Vec::new();
+        }
+        let number = default_type(inputs.iter().copied().chain([DType::F32, output]));
+        let leaf = |node: &TermNode| match node {
+            TermNode::Acc => Some(DType::F32),
+            TermNode::In { input, .. } => inputs.get(*input as usize).copied(),
+            _ => None,
+        };
+        self.term(&rules, term, number, &Leaves { types: &leaf, elements: &|_| None })
+    }
+
     /// Shortens a row-wise kernel. The types of its inputs and outputs determine how many digits
     /// count.
     pub fn rowwise(&self, kernel: &mut RowwiseKernel) -> Vec<RuleId> {

@@ -11,8 +11,8 @@ use crate::source::Span;
 use crate::spell::closest;
 
 /// Keywords that begin a statement of a kernel.
-const KERNEL_WORDS: [&str; 9] =
-    ["cublaslt", "template", "pointwise", "rowwise", "composed", "requires", "tune", "launch", "class"];
+const KERNEL_WORDS: [&str; 10] =
+    ["cublaslt", "template", "pointwise", "rowwise", "composed", "tiled", "requires", "tune", "launch", "class"];
 
 /// Signs and keywords of fixed text, which add nothing to the tree.
 const FIXED: &[(Rule, &str)] = &[
@@ -62,6 +62,7 @@ const FIXED: &[(Rule, &str)] = &[
     (Rule::kw_pointwise, "pointwise"),
     (Rule::kw_rowwise, "rowwise"),
     (Rule::kw_composed, "composed"),
+    (Rule::kw_tiled, "tiled"),
     (Rule::kw_tune, "tune"),
     (Rule::kw_launch, "launch"),
     (Rule::kw_input, "input"),
@@ -145,6 +146,7 @@ fn words(rule: Rule) -> Option<Vec<String>> {
         Rule::pointwise => quoted(&["pointwise"]),
         Rule::rowwise => quoted(&["rowwise"]),
         Rule::composed => quoted(&["composed"]),
+        Rule::tiled => quoted(&["tiled"]),
         Rule::tune => quoted(&["tune"]),
         Rule::launch => quoted(&["launch"]),
         Rule::input => quoted(&["input", "const"]),

@@ -264,6 +264,7 @@ impl Builder<'_> {
                 Rule::pointwise => Backend::Pointwise(span),
                 Rule::rowwise => Backend::Rowwise(span),
                 Rule::composed => Backend::Composed(span),
+                Rule::tiled => Backend::Tiled(span),
                 _ => {
                     self.kernel_statement(which, inner, &mut kernel)?;
                     continue;

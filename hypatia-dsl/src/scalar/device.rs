@@ -22,10 +22,12 @@ pub struct DeviceFunction {
 pub const MOST_OFF: i32 = 2;
 
 /// All of them.
-pub const DEVICE_FUNCTIONS: [DeviceFunction; 4] = [
+pub const DEVICE_FUNCTIONS: [DeviceFunction; 6] = [
     DeviceFunction { name: "__expf", arity: 1, emulate: |x, off| exp2(x[0] * std::f32::consts::LOG2_E, off) },
     DeviceFunction { name: "one_plus_erf", arity: 1, emulate: |x, off| one_plus_erf(x[0], off) },
     DeviceFunction { name: "one_plus_tanh", arity: 1, emulate: |x, off| one_plus_tanh(x[0], off) },
+    DeviceFunction { name: "one_over_one_plus_exp", arity: 1, emulate: |x, off| logistic(x[0], off) },
+    DeviceFunction { name: "tanh_approx", arity: 1, emulate: |x, off| tanh_approx(x[0], off) },
     DeviceFunction { name: "over_row", arity: 2, emulate: |x, _| over_row(x[0], x[1]) },
 ];
 
@@ -72,6 +74,16 @@ fn one_plus_tanh(x: f32, off: i32) -> f32 {
     let y = 1.0 + near_exp2(-2.885_39 * x, off);
     let r = moved(1.0 / y, off.signum());
     1.0 + 2f32.mul_add(r, -1.0)
+}
+
+fn logistic(x: f32, off: i32) -> f32 {
+    let y = near_exp2(x.mul_add(std::f32::consts::LOG2_E, -24.0), off) + 5.9604645e-8;
+    5.9604645e-8 * moved(1.0 / y, off.signum())
+}
+
+/// The device's instruction has a relative error of at most 2^-11.
+fn tanh_approx(x: f32, off: i32) -> f32 {
+    moved(libm::tanh(f64::from(x)) as f32, off * 2048).clamp(-1.0, 1.0)
 }
 
 fn over_row(x: f32, y: f32) -> f32 {

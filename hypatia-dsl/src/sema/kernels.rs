@@ -4,8 +4,10 @@
 //! op.
 
 use crate::ast::{self, ExprKind};
+use crate::builtin::BuiltinOp;
 use crate::diag::Diagnostic;
-use crate::ir::{AExpr, AttrValue, Backend, Head, Kernel, NodePat, ParamKind, Pat, Sort, TemplateFile};
+use crate::ir::{AExpr, AttrValue, Backend, Head, Kernel, NodePat, OpBody, OpDef, ParamKind, Pat, Sort, TemplateFile};
+use crate::kernel::TUNE;
 use crate::spell::closest;
 use hypatia_target::cublaslt::{FORMS, Form};
 
@@ -77,6 +79,9 @@ pub(super) fn kernel<'a>(cx: &mut Cx<'a>, k: &'a ast::Kernel, doc: &str) -> Opti
         .hint("define an op with a body, and let the kernel be for it");
         return cx.with_declaration(d, def);
     }
+    if backend == Backend::Tiled {
+        tiled(cx, k, (def, closed))?;
+    }
     Some(Kernel {
         name: k.name.node.clone(),
         doc: doc.to_string(),
@@ -91,6 +96,28 @@ pub(super) fn kernel<'a>(cx: &mut Cx<'a>, k: &'a ast::Kernel, doc: &str) -> Opti
         closed,
         not_generated: None,
     })
+}
+
+/// Checks a tiled product: it is for a gemm with any epilogue, and its tuning parameters are those
+/// of a tiling.
+fn tiled<'a>(cx: &mut Cx<'a>, k: &'a ast::Kernel, (def, closed): (&OpDef, bool)) -> Option<()> {
+    if def.body != OpBody::Builtin(BuiltinOp::Gemm) || closed {
+        let d = Diagnostic::error(code::BACKEND, "`tiled` computes a gemm with any epilogue", k.pattern.span)
+            .hint("write `kernel name for gemm(a, b, e, to = d) { tiled; ... }`");
+        return cx.report(d);
+    }
+    for (name, _) in &k.tune {
+        if !TUNE.contains(&name.node.as_str()) {
+            let message = format!("a tiled kernel has no tuning parameter `{}`", name.node);
+            let mut d = Diagnostic::error(code::TUNE, message, name.span)
+                .note(format!("its tuning parameters are {}", TUNE.join(", ")));
+            if let Some(n) = closest(&name.node, TUNE.iter().copied()) {
+                d = d.hint(format!("did you mean `{n}`?"));
+            }
+            return cx.report(d);
+        }
+    }
+    Some(())
 }
 
 fn root(cx: &mut Cx<'_>, p: &Pat, k: &ast::Kernel) -> Option<crate::ir::OpId> {
@@ -135,6 +162,7 @@ fn backend(cx: &mut Cx<'_>, k: &ast::Kernel) -> Option<Backend> {
         Some(ast::Backend::Pointwise(_)) => Some(Backend::Pointwise),
         Some(ast::Backend::Rowwise(_)) => Some(Backend::Rowwise),
         Some(ast::Backend::Composed(_)) => Some(Backend::Composed),
+        Some(ast::Backend::Tiled(_)) => Some(Backend::Tiled),
         None => {
             let d = Diagnostic::error(
                 code::BACKEND,
@@ -142,7 +170,7 @@ fn backend(cx: &mut Cx<'_>, k: &ast::Kernel) -> Option<Backend> {
                 k.name.span,
             )
             .label("no backend")
-            .hint("add one of `cublaslt BIAS;`, `template \"file.cu.j2\";`, `pointwise;`, `rowwise;`, `composed;`");
+            .hint("add one of `cublaslt BIAS;`, `template \"file.cu.j2\";`, `pointwise;`, `rowwise;`, `composed;`, `tiled;`");
             cx.report(d)
         }
     }

@@ -216,6 +216,11 @@ impl Gpu {
         format!("sm_{}{}", self.sm, if self.sm >= 90 { "a" } else { "" })
     }
 
+    /// Number of multiprocessors.
+    pub fn multiprocessors(&self) -> usize {
+        (self.threads / 2048).max(1) as usize
+    }
+
     /// Whether the GPU supports thread block clusters with distributed shared memory.
     pub fn runs_clusters(&self) -> bool {
         self.sm >= 90

@@ -27,7 +27,7 @@ use hypatia_tensor::error::Result;
 
 /// The stored form of the choice for the call, in the field of a product's algorithm.
 const CALL: [u64; 8] = [1; 8];
-const APART: [u64; 8] = [2; 8];
+pub(super) const APART: [u64; 8] = [2; 8];
 /// Launches of a variant per graph, and rounds in which the variants alternate.
 const REPEATS: usize = 16;
 const ROUNDS: usize = 11;
@@ -47,7 +47,14 @@ pub(super) fn faster(
     let guess = Measured { algorithm: CALL, workspace: 0, us: None, first_us: None, candidates: 2 };
     let known = |choice: &Choice, _| [CALL, APART].contains(&choice.algorithm);
     let mut ways = [vec![call], apart];
-    let choice = tuner.choose(&machine(gpu), &problem, guess, known, || race(gpu, plan, step, &mut ways))?;
+    let measure = || {
+        let Some(times) = race(gpu, plan, step, &mut ways)? else { return Ok(None) };
+        let [call, apart] = times.as_slice() else { return Ok(None) };
+        let algorithm = if apart < call { APART } else { CALL };
+        let us = Some(call.min(*apart));
+        Ok(Some(Measured { algorithm, workspace: 0, us, first_us: Some(*call), candidates: 2 }))
+    };
+    let choice = tuner.choose(&machine(gpu), &problem, guess, known, measure)?;
     let [call, apart] = ways;
     Ok(if choice.is_some_and(|c| c.algorithm == APART) { apart } else { call })
 }
@@ -102,8 +109,8 @@ impl Scratch {
     }
 }
 
-/// Times both variants.
-fn race(gpu: &Arc<Gpu>, plan: &Plan, step: &Step, ways: &mut [Vec<Launch>; 2]) -> Result<Option<Measured>> {
+/// The median time of each variant in microseconds; `None` if they cannot be timed.
+pub(super) fn race(gpu: &Arc<Gpu>, plan: &Plan, step: &Step, ways: &mut [Vec<Launch>]) -> Result<Option<Vec<f64>>> {
     let stream = gpu.context().new_stream().map_err(|e| failed("cuStreamCreate", e))?;
     for launch in ways.iter_mut().flatten() {
         if let Launch::Product(product) = launch
@@ -154,13 +161,5 @@ fn race(gpu: &Arc<Gpu>, plan: &Plan, step: &Step, ways: &mut [Vec<Launch>; 2]) -
             t.get(t.len() / 2).copied().unwrap_or(f64::INFINITY)
         })
         .collect();
-    let [call, apart] = medians.as_slice() else { return Ok(None) };
-    let algorithm = if apart < call { APART } else { CALL };
-    Ok(Some(Measured {
-        algorithm,
-        workspace: 0,
-        us: Some(call.min(*apart)),
-        first_us: Some(*call),
-        candidates: ways.len(),
-    }))
+    Ok(Some(medians))
 }

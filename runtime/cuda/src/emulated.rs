@@ -59,7 +59,8 @@ impl Source {
             .replace("asm(\"min.NaN.f32 %0, %1, %2;\" : \"=f\"(r) : \"f\"(a), \"f\"(b));", "r = emu_min(a, b);")
             .replace("__expf(", "emu_expf(")
             .replace("asm(\"ex2.approx.ftz.f32 %0, %1;\" : \"=f\"(r) : \"f\"(a));", "r = exp2f(a);")
-            .replace("asm(\"rcp.approx.ftz.f32 %0, %1;\" : \"=f\"(r) : \"f\"(y));", "r = 1 / y;");
+            .replace("asm(\"rcp.approx.ftz.f32 %0, %1;\" : \"=f\"(r) : \"f\"(y));", "r = 1 / y;")
+            .replace("asm(\"tanh.approx.f32 %0, %1;\" : \"=f\"(r) : \"f\"(x));", "r = tanhf(x);");
         let lines: Vec<&str> = host.lines().filter(|l| !l.starts_with("#include") && !l.starts_with("#line")).collect();
         writeln!(self.kernels, "namespace k{count} {{\n{}\n}}", lines.join("\n")).unwrap();
         count

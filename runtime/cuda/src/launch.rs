@@ -6,11 +6,14 @@
 //! fixed elsewhere.
 
 use cudarc::driver::{CudaFunction, CudaStream, sys};
+use hypatia_dsl::dtype::DType;
 use hypatia_templates::cuda::{Arg, ArgKind, ArgRole, CudaSource, Geometry};
 
 use super::device::failed;
 use super::memory::bind;
+use super::tensor_map;
 use crate::lowering::Work;
+use crate::lowering::tiled::MapShape;
 use hypatia_plan::{Place, Plan, View};
 use hypatia_tensor::error::{Error, Result};
 
@@ -68,6 +71,17 @@ pub enum Argument {
     Size(i64),
     /// Several 64-bit integers, by value.
     Sizes(Vec<i64>),
+    /// A descriptor of a tensor for the copy engine, by value.
+    Map {
+        /// Its first element.
+        at: Location,
+        /// Element type.
+        dtype: DType,
+        /// Sizes and strides.
+        shape: MapShape,
+        /// Elements of a box along the two inner axes.
+        inner: [u32; 2],
+    },
 }
 
 /// A launch that lacks only the base addresses.
@@ -120,6 +134,10 @@ pub fn arguments(
         (ArgKind::Size, ArgRole::RowLength) => Some(Argument::Size(work.n as i64)),
         (ArgKind::Size, ArgRole::Rows) => Some(Argument::Size(work.rows as i64)),
         (ArgKind::Size, _) => sizes(&a.name).and_then(|v| v.first().copied()).map(Argument::Size),
+        (ArgKind::Map { dtype, inner }, _) => {
+            let shape = work.maps.iter().find(|(n, _)| *n == a.name).map(|(_, shape)| *shape);
+            pointer(a).zip(shape).map(|(at, shape)| Argument::Map { at, dtype, shape, inner })
+        }
         (ArgKind::Sizes(count), _) => sizes(&a.name).filter(|v| v.len() == count).cloned().map(Argument::Sizes),
     };
     source.args.iter().map(|a| argument(a).ok_or_else(|| unknown(&a.name))).collect()
@@ -127,7 +145,7 @@ pub fn arguments(
 
 impl KernelLaunch {
     /// A launch of an entry point with that geometry over a grid of blocks. If each cluster
-    /// processes several rows, the grid has no more clusters than the device can run at once.
+    /// processes several rows or tiles, the grid has no more clusters than the device can run at once.
     pub fn new(
         function: CudaFunction,
         geometry: Geometry,
@@ -135,9 +153,12 @@ impl KernelLaunch {
         arguments: Vec<Argument>,
     ) -> Result<KernelLaunch> {
         let shared = geometry.shared();
-        if let Geometry::Clusters { blocks, .. } = geometry
-            && shared > 0
-        {
+        let blocks = match geometry {
+            Geometry::Clusters { blocks, .. } => Some(blocks),
+            Geometry::Tiles { cluster, .. } => Some(cluster),
+            _ => None,
+        };
+        if let Some(blocks) = blocks.filter(|_| shared > 0) {
             let most = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
             function.set_attribute(most, shared as i32).map_err(|e| failed("cuFuncSetAttribute", e))?;
             let resident = resident_clusters(&function, [blocks, block[0]], shared)?;
@@ -149,7 +170,7 @@ impl KernelLaunch {
     /// The locations that its arguments name.
     pub fn places(&self) -> impl Iterator<Item = &Location> {
         self.arguments.iter().filter_map(|a| match a {
-            Argument::Address(at) => Some(at),
+            Argument::Address(at) | Argument::Map { at, .. } => Some(at),
             Argument::Size(_) | Argument::Sizes(_) => None,
         })
     }
@@ -162,7 +183,7 @@ impl KernelLaunch {
     pub unsafe fn launch(&self, stream: &CudaStream, bases: &Bases) -> Result<()> {
         bind(stream)?;
         // All values in one array; the driver reads each through its pointer.
-        let mut values: Vec<u64> = Vec::new();
+        let mut values: Vec<u64> = Vec::with_capacity(self.arguments.len() * tensor_map::WORDS);
         let mut starts = Vec::with_capacity(self.arguments.len());
         for a in &self.arguments {
             starts.push(values.len());
@@ -170,6 +191,9 @@ impl KernelLaunch {
                 Argument::Address(at) => values.push(bases.address(at)),
                 Argument::Size(v) => values.push(*v as u64),
                 Argument::Sizes(v) => values.extend(v.iter().map(|v| *v as u64)),
+                Argument::Map { at, dtype, shape, inner } => {
+                    values.extend(tensor_map::encode(bases.address(at), *dtype, shape, *inner)?);
+                }
             }
         }
         let mut pointers: Vec<*mut std::ffi::c_void> = starts.iter().map(|at| (&raw mut values[*at]).cast()).collect();

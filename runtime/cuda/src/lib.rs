@@ -35,8 +35,12 @@ pub mod probe;
 #[cfg(test)]
 mod scalar_tests;
 mod steps;
+mod tensor_map;
 #[cfg(test)]
 mod tests;
+mod tiled;
+#[cfg(test)]
+mod tiled_tests;
 #[cfg(test)]
 mod train_tests;
 pub mod tune;

@@ -16,6 +16,7 @@ use super::device::{Gpu, failed};
 use super::launch::{KernelLaunch, Location, arguments, by_columns, entry};
 use super::lt::{self, ADDRESSES_FROM, Algorithm, Epilogue, Matmul};
 use super::packed::Other;
+use super::tiled::{self, Tilings};
 use super::tune::{self, Tuner};
 use super::{either, gemm, packed};
 use crate::lowering::{Work, step_kernels};
@@ -83,11 +84,16 @@ enum Draft<'p> {
     Product(&'p Step),
     /// A call that the library may support, and its fallback steps.
     Either(&'p Step, Vec<Draft<'p>>),
+    /// A tiled product, if tiles can compute it, and its fallback steps.
+    Tiled(&'p Step, Option<Tilings>, Vec<Draft<'p>>),
 }
 
 /// The launches of a plan, each with the index of its step, and the origin of their machine code.
 pub fn prepare(gpu: &Arc<Gpu>, plan: &Plan, tuner: &mut Tuner) -> Result<(Vec<(usize, Launch)>, Origins)> {
-    let drafts = drafts(gpu, plan)?;
+    let mut drafts = drafts(gpu, plan)?;
+    for (_, draft) in &mut drafts {
+        tilings(gpu, plan, draft, tuner)?;
+    }
     let sources = sources(&drafts);
     // The host compiles kernels while the device times algorithms.
     let (codes, products) = std::thread::scope(|scope| {
@@ -127,6 +133,11 @@ fn sources(drafts: &[(usize, Draft<'_>)]) -> Vec<String> {
             Draft::Kernel { source, .. } => out.push(source.text.clone()),
             Draft::Product(_) => {}
             Draft::Either(_, apart) => apart.iter().for_each(|d| add(d, out)),
+            Draft::Tiled(_, tilings, apart) => {
+                let variants = tilings.iter().flat_map(|t| &t.variants);
+                out.extend(variants.map(|(_, source, _)| source.text.clone()));
+                apart.iter().for_each(|d| add(d, out));
+            }
         }
     }
     let mut out = Vec::new();
@@ -169,6 +180,7 @@ fn ask_ahead(gpu: &Arc<Gpu>, plan: &Plan, drafts: &[(usize, Draft<'_>)], effort:
                     apart.iter().try_for_each(|d| add(plan, d, effort, out))?;
                 }
             }
+            Draft::Tiled(_, _, apart) => apart.iter().try_for_each(|d| add(plan, d, effort, out))?,
         }
         Ok(())
     }
@@ -205,6 +217,9 @@ fn products(
             let later = later || step.kernel.is_none() && tuner.effort() == Effort::Unknown;
             apart.iter().try_for_each(|d| products(gpu, plan, d, (&mut *tuner, later), out))?;
         }
+        Draft::Tiled(_, _, apart) => {
+            apart.iter().try_for_each(|d| products(gpu, plan, d, (&mut *tuner, later), out))?;
+        }
     }
     Ok(())
 }
@@ -224,6 +239,7 @@ fn finish(gpu: &Arc<Gpu>, plan: &Plan, draft: Draft<'_>, made: &mut Made, tuner:
             let module = made.modules.next().ok_or_else(lost)?;
             Ok(vec![kernel_launch(plan, step, &module, (&source, &work))?])
         }
+        Draft::Tiled(step, tilings, apart) => finish_tiled(gpu, plan, (step, tilings, apart), made, tuner),
         Draft::Either(step, apart) => {
             let call = made.products.next().ok_or_else(lost)?;
             let mut launches = Vec::new();
@@ -245,6 +261,43 @@ fn finish(gpu: &Arc<Gpu>, plan: &Plan, draft: Draft<'_>, made: &mut Made, tuner:
             Ok(chosen)
         }
     }
+}
+
+/// The launches of a tiled product: the fastest tiling, or the fallback.
+fn finish_tiled(
+    gpu: &Arc<Gpu>,
+    plan: &Plan,
+    (step, tilings, apart): (&Step, Option<Tilings>, Vec<Draft<'_>>),
+    made: &mut Made,
+    tuner: &mut Tuner,
+) -> Result<Vec<Launch>> {
+    let lost = || Error::Internal("a module was lost".into());
+    let mut ways: Vec<Vec<Launch>> = Vec::new();
+    for (_, source, work) in tilings.iter().flat_map(|t| &t.variants) {
+        let module = made.modules.next().ok_or_else(lost)?;
+        ways.push(vec![kernel_launch(plan, step, &module, (source, work))?]);
+    }
+    let mut fallback = Vec::new();
+    for draft in apart {
+        fallback.extend(finish(gpu, plan, draft, made, tuner)?);
+    }
+    ways.push(fallback);
+    let chosen = match &tilings {
+        Some(tilings) => tilings.choose(gpu, tuner, || either::race(gpu, plan, step, &mut ways)),
+        None => Ok(None),
+    };
+    let at = chosen.map_err(|e| in_step(e, step))?.unwrap_or(ways.len() - 1);
+    Ok(ways.swap_remove(at))
+}
+
+/// Finds the tilings of tiled products that are compiled.
+fn tilings(gpu: &Gpu, plan: &Plan, draft: &mut Draft<'_>, tuner: &Tuner) -> Result<()> {
+    if let Draft::Tiled(step, tilings, _) = draft
+        && let (Action::Either(e), Some(kernel)) = (&step.action, tiled::kernel(plan, step))
+    {
+        *tilings = Tilings::of(gpu, plan, (step, e, kernel), tuner).map_err(|error| in_step(error, step))?;
+    }
+    Ok(())
 }
 
 fn kernel_launch(
@@ -293,7 +346,10 @@ fn draft<'p>(gpu: &Gpu, plan: &Plan, step: &'p Step) -> Result<Vec<Draft<'p>>> {
         for part in e.apart.iter().filter(|s| !s.writes.iter().all(View::is_empty)) {
             apart.extend(draft(gpu, plan, part)?);
         }
-        return Ok(vec![Draft::Either(step, apart)]);
+        return Ok(vec![match tiled::kernel(plan, step) {
+            Some(_) => Draft::Tiled(step, None, apart),
+            None => Draft::Either(step, apart),
+        }]);
     }
     let kernels = step_kernels(step);
     if kernels.is_empty() {

@@ -128,6 +128,20 @@ impl Tuner {
         &self.rejected
     }
 
+    /// An earlier choice for a product, without counting it as used.
+    pub fn known(&self, machine: &Machine, problem: &str) -> Option<Choice> {
+        if self.effort >= Effort::Everything {
+            return None;
+        }
+        let of_file = || self.file.find(machine, problem).cloned();
+        let of_store = || {
+            let kept = self.store.as_ref()?.get(&Choice::key(machine, problem))?;
+            let choice = std::str::from_utf8(&kept).ok().and_then(|line| Choice::from_line(line).ok())?;
+            (choice.machine == *machine).then_some(choice)
+        };
+        self.known.get(problem).cloned().or_else(of_file).or_else(of_store)
+    }
+
     /// The choice for a product; `None` if there are no alternatives, which `measure` reports with
     /// `None`.
     pub fn choose(

@@ -149,10 +149,15 @@ impl Candidate {
         self.matched.as_ref().map(|m| m.kernel)
     }
 
-    /// True for a library call that may be missing or slower than its fallback.
+    /// True for a library call that may be missing, and for a kernel that may be slower than its
+    /// fallback.
     pub fn is_tried(&self, program: &Program) -> bool {
         let backend = self.kernel().map(|k| &program.kernels[k.index()].backend);
-        matches!(backend, Some(Backend::Cublaslt(name)) if Form::named(name).is_some_and(Form::is_tried))
+        match backend {
+            Some(Backend::Cublaslt(name)) => Form::named(name).is_some_and(Form::is_tried),
+            Some(Backend::Tiled) => true,
+            _ => false,
+        }
     }
 
     /// As text: `cublaslt BIAS + pointwise if shape(%w)[-1] % 8 == 0`; `name` gives the names of
@@ -161,6 +166,7 @@ impl Candidate {
         let kernel = self.matched.as_ref().map(|m| (&program.kernels[m.kernel.index()], m));
         let what = match kernel.map(|(k, _)| &k.backend) {
             Some(Backend::Cublaslt(form)) => format!("cublaslt {form}"),
+            Some(Backend::Tiled) => "tiled product".to_string(),
             Some(_) if matches!(self.way, Way::Rowwise) => "row-wise".to_string(),
             Some(_) => kernel.map_or(String::new(), |(k, _)| k.name.clone()),
             None => "product".to_string(),

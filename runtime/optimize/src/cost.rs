@@ -47,6 +47,18 @@ const IMPOSSIBLE: Cost = u64::MAX / 2;
 /// Maximum number of steps to match a kernel's epilogue.
 const KERNEL_STEPS: usize = 20_000;
 
+/// A tiled kernel's time above the library's: one part in so many, and half a launch.
+const TILED_SHARE: Cost = 32;
+
+/// The kernel that stores an epilogue's result directly.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stored {
+    /// The library's, or the host's executor.
+    Library,
+    /// A tiled kernel.
+    Tiled,
+}
+
 /// The work of one node.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Work {
@@ -223,12 +235,17 @@ impl CostModel {
             // it.
             cost = cost.saturating_add(BESIDE);
         }
-        if let Some((term, out)) = term_child(egraph, def, node).zip(outs.first())
-            && !self.implements_term(egraph, class, node, op, term)
-        {
-            // The product stores its accumulator, and a second kernel reads it back.
-            let accumulator = elements(out) * dtype.compute().size() as f64;
-            cost = cost.saturating_add(self.time(Work { flops: 0.0, read: accumulator, write: accumulator }, rate));
+        if let Some((term, out)) = term_child(egraph, def, node).zip(outs.first()) {
+            cost = cost.saturating_add(match self.implements_term(egraph, class, node, op, term) {
+                Some(Stored::Library) => 0,
+                // Less tuned than the library's kernels.
+                Some(Stored::Tiled) => cost / TILED_SHARE + picoseconds(self.device.launch / 2.0),
+                // The product stores its accumulator, and a second kernel reads it back.
+                None => {
+                    let accumulator = elements(out) * dtype.compute().size() as f64;
+                    self.time(Work { flops: 0.0, read: accumulator, write: accumulator }, rate)
+                }
+            });
         }
         cost
     }
@@ -255,8 +272,9 @@ impl CostModel {
             })
     }
 
-    /// Whether a kernel of the target stores the result of this epilogue directly.
-    fn implements_term(&self, egraph: &EGraph, class: Id, node: &Node, op: OpId, term: Id) -> bool {
+    /// Which kernel of the target stores the result of this epilogue directly, if one does; the
+    /// library's if there are both.
+    fn implements_term(&self, egraph: &EGraph, class: Id, node: &Node, op: OpId, term: Id) -> Option<Stored> {
         let is = |id: &Id, what: &dyn Fn(&Payload) -> bool| egraph[*id].nodes.iter().any(|n| what(&n.payload));
         let acc = |p: &Payload| *p == Payload::Acc;
         let number = |p: &Payload| matches!(p, Payload::Lit(bits) if f64::from_bits(*bits) != 0.0);
@@ -270,10 +288,10 @@ impl CostModel {
         let plain = egraph[term].nodes.iter().any(|n| n.payload == Payload::Acc || scaled(n));
         // The host's executor runs any term on the blocks of a product.
         if plain || self.device.is_host() {
-            return true;
+            return Some(Stored::Library);
         }
         let dtype = node.children.first().and_then(|c| class_type(egraph, *c)).map(|t| t.dtype);
-        self.epilogues.iter().any(|(rule, prepared, kernel)| {
+        let fits = |(rule, prepared, kernel): &&(Rule, Prepared, KernelId)| {
             let kernel = &self.program.kernels[kernel.index()];
             let Some(pattern) = kernels::epilogue_pattern(&self.program, kernel) else { return false };
             if pattern.head != Head::Op(op) {
@@ -300,7 +318,15 @@ impl CostModel {
                     kernels::permits(kernel, dtype, &m.values, &facts)
                 },
             )
-        })
+        };
+        let tiled = |id: KernelId| self.program.kernels[id.index()].backend == Backend::Tiled;
+        let (open, closed): (Vec<_>, Vec<_>) = self.epilogues.iter().partition(|(_, _, id)| tiled(*id));
+        let any = |list: &[&(Rule, Prepared, KernelId)]| list.iter().any(|e| fits(&e));
+        match () {
+            () if any(&closed) => Some(Stored::Library),
+            () if any(&open) => Some(Stored::Tiled),
+            () => None,
+        }
     }
 
     fn pointwise(&self, egraph: &EGraph, node: &Node, out: Option<&TensorType>, steps: f64) -> Work {

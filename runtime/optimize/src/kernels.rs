@@ -58,13 +58,13 @@ pub(super) fn node_pattern(mut pat: &Pat) -> Option<&NodePat> {
     }
 }
 
-/// The pattern of a kernel that stores an epilogue. `None` for kernels made by a template: they are
-/// not measured, so their declaration alone is not enough.
+/// The pattern of a kernel that stores an epilogue. `None` for kernels made by a user's template:
+/// they are not measured, so their declaration alone is not enough.
 pub(super) fn epilogue_pattern<'k>(program: &Program, kernel: &'k Kernel) -> Option<&'k NodePat> {
     let n = node_pattern(&kernel.pattern)?;
     let Head::Op(op) = n.head else { return None };
-    let library = matches!(kernel.backend, Backend::Cublaslt(_));
-    (library && program.op(op).params.iter().any(|p| p.kind == ParamKind::Term)).then_some(n)
+    let stores = matches!(kernel.backend, Backend::Cublaslt(_) | Backend::Tiled);
+    (stores && program.op(op).params.iter().any(|p| p.kind == ParamKind::Term)).then_some(n)
 }
 
 /// True unless a kernel is refuted: by a guard, or because it claims only an approximation for the
@@ -256,7 +256,9 @@ impl Products<'_> {
             let mut head = term.clone();
             head.roots = vec![TermId(at as u32)];
             let head = prune(&head);
-            for matched in self.kernels(&head, between) {
+            // A tiled kernel computes the whole epilogue or nothing.
+            let library = |m: &Matched| program.kernels[m.kernel.index()].backend != Backend::Tiled;
+            for matched in self.kernels(&head, between).into_iter().filter(library) {
                 let split = Split { head: head.clone(), rest: rest.clone(), between };
                 list.push(self.of.candidate(Way::Split(split), matched));
             }

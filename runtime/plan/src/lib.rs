@@ -197,7 +197,8 @@ pub struct RowwiseStep {
 /// result is a whole buffer whose axes may be permuted.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EitherStep {
-    /// The product of the call. Its accumulator is stored unchanged or, without a kernel, scaled.
+    /// The product of the call. Its accumulator is stored unchanged or, without a kernel, scaled. Of
+    /// a tiled kernel it has the epilogue.
     pub product: GemmStep,
     /// Number of reads that the call uses.
     pub reads: usize,

@@ -8,7 +8,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use hypatia_dsl::dtype::{DType, Kind};
-use hypatia_dsl::ir::InView;
+use hypatia_dsl::ir::{Backend, InView};
 use hypatia_dsl::kernel::{Access, Operand, PointwiseKernel};
 use hypatia_dsl::scalar::{Literal, Term, TermId, TermNode};
 use hypatia_dsl::typing::TensorType;
@@ -467,7 +467,10 @@ impl Lower<'_> {
         self.chosen(name, sure, step.clone(), (views.clone(), copied), out.clone())?;
         let apart = self.plan.steps.split_off(first);
         self.copies = kept;
-        self.either(name, Some(kernel), GemmStep { term: plain(), ..step }, views, vec![out], apart);
+        // A library call has its epilogue from the kernel's name.
+        let tiled = program.kernels[kernel.index()].backend == Backend::Tiled;
+        let product = if tiled { step } else { GemmStep { term: plain(), ..step } };
+        self.either(name, Some(kernel), product, views, vec![out], apart);
         Ok(())
     }
 

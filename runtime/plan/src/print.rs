@@ -38,6 +38,10 @@ impl Plan {
                 let apart: Vec<String> = e.apart.iter().map(|s| self.action(s)).collect();
                 format!("gemm of matrices as they lie, or {}", apart.join("; "))
             }
+            Action::Either(e) if !e.product.is_plain() => {
+                let term = self.term(&e.product.term, reads.get(2..e.reads).unwrap_or_default());
+                format!("gemm, {term}, or {} steps", e.apart.len())
+            }
             Action::Either(e) => format!("gemm with {} results, or {} steps", e.writes, e.apart.len()),
             Action::Conv(c) => {
                 let what = if c.last { "conv, channels last" } else { "conv" };

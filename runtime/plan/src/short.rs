@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 
+use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::RuleId;
 use hypatia_dsl::kernel::short::Shortener;
 
@@ -32,7 +33,16 @@ fn shorten_step(shortener: &Shortener<'_>, step: &mut Step, tf32: bool, fired: &
     let rules = match &mut step.action {
         Action::Pointwise(p) => shortener.pointwise(&mut p.kernel, tf32),
         Action::Rowwise(r) => shortener.rowwise(&mut r.kernel),
-        Action::Either(e) => return e.apart.iter_mut().for_each(|s| shorten_step(shortener, s, tf32, fired)),
+        Action::Either(e) => {
+            e.apart.iter_mut().for_each(|s| shorten_step(shortener, s, tf32, fired));
+            if e.product.is_plain() {
+                return;
+            }
+            let inputs: Vec<DType> = step.reads[2..e.reads].iter().map(|v| v.dtype).collect();
+            // The fallback records the rules.
+            shortener.product(&mut e.product.term, &inputs, step.writes[0].dtype);
+            return;
+        }
         _ => return,
     };
     fired.extend(rules.into_iter().map(|rule| Shortened { step: step.name.clone(), rule }));

@@ -139,6 +139,7 @@ fn kind(body: &Body) -> &'static str {
     match body {
         Body::Pointwise(_) | Body::InPlace(..) => "pointwise",
         Body::Rowwise(_) => "rowwise",
+        Body::Gemm(_) => "product",
         Body::Move(_) => "move",
         Body::Argmax(_) => "search",
         Body::Product(_) => "product",

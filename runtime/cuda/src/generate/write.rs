@@ -373,6 +373,7 @@ fn entry(instance: &Instance, source: &CudaSource, file: Option<String>, cubins:
                 ArgKind::Output(d) => ("output", d, 1),
                 ArgKind::Size => ("size", DType::I64, 1),
                 ArgKind::Sizes(n) => ("sizes", DType::I64, n),
+                ArgKind::Map { dtype, .. } => ("tensor_map", dtype, 1),
             };
             ArgEntry {
                 name: a.name.clone(),
@@ -393,6 +394,7 @@ fn entry(instance: &Instance, source: &CudaSource, file: Option<String>, cubins:
                 Geometry::Rows { block, threads, up_to } => ("rows", block, None, Some(threads), up_to),
                 Geometry::Columns { block } => ("columns", block, None, None, None),
                 Geometry::Clusters { block, blocks, .. } => ("clusters", block, None, Some(block * blocks), None),
+                Geometry::Tiles { block, .. } => ("tiles", block, None, None, None),
                 Geometry::Declared => ("declared", 0, None, None, None),
             };
             EntryEntry {
@@ -432,6 +434,10 @@ fn grid(geometry: Geometry) -> Option<[String; 3]> {
         Geometry::Rows { block, threads, .. } => [ceil("rows", block / threads), one(), one()],
         Geometry::Columns { block } => [ceil("rows", block), one(), one()],
         Geometry::Clusters { blocks, .. } => [format!("{blocks} * rows"), one(), one()],
+        Geometry::Tiles { rows, columns, cluster, .. } => {
+            let tiles = format!("batches * ({}) * ({})", ceil("rows", rows), ceil("columns", columns));
+            [format!("{cluster} * min(clusters, {tiles})"), one(), one()]
+        }
         Geometry::Declared => return None,
     })
 }

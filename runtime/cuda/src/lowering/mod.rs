@@ -6,6 +6,7 @@
 //! and compiled once; arguments have their names from the source.
 
 mod lines;
+pub mod tiled;
 
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::InView;
@@ -31,11 +32,13 @@ pub struct Work {
     /// The views of pointer arguments that are not named by their index among the step's reads
     /// (`in0`) or writes (`out0`).
     pub views: Vec<(String, View)>,
+    /// The shapes of tensors that the copy engine moves, by argument.
+    pub maps: Vec<(String, tiled::MapShape)>,
 }
 
 impl Work {
     fn new(rows: usize, n: usize) -> Work {
-        Work { rows, n, sizes: Vec::new(), strides: Vec::new(), views: Vec::new() }
+        Work { rows, n, sizes: Vec::new(), strides: Vec::new(), views: Vec::new(), maps: Vec::new() }
     }
 
     fn view(mut self, name: &str, view: &View) -> Work {

@@ -1,0 +1,244 @@
+//! Tiled matrix products: the product, its epilogue, and how it is cut into tiles.
+//!
+//! In: a product of a plan, with the layout of its operands. Out: a [`GemmKernel`] that
+//! `hypatia-templates` prints, for each [`Tiling`] that fits. Invariant: every tiling computes the
+//! same elements, each summed over k in ascending order; the tiling decides only the speed.
+
+use crate::dtype::DType;
+use crate::scalar::Term;
+
+use super::{Access, Operand};
+
+/// Elements of k that one stage holds: 128 bytes of a 16-bit type, the widest swizzle of the copy
+/// engine.
+pub const TILE_K: usize = 64;
+/// Shared memory that a block may use on Hopper, in bytes.
+const SHARED: usize = 232_448;
+/// Alignment of the stages, in bytes: the swizzle repeats with this period.
+const ALIGNMENT: usize = 1024;
+/// Bytes of a row of a stage or of a part of the result.
+const ROW: usize = 128;
+/// Operands of the result's shape that the copy engine fetches; more are read directly.
+const MAX_FETCHED: usize = 2;
+/// More stages than this hide no more latency.
+const MAX_STAGES: usize = 12;
+
+/// How a product is cut into tiles.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Tiling {
+    /// Rows of the result that one group of consumers (128 threads) owns: 64 or 128.
+    pub rows: usize,
+    /// Columns of a tile: a multiple of 64, at most 256.
+    pub columns: usize,
+    /// Groups of consumers in a block: 1 or 2.
+    pub consumers: usize,
+    /// True if each group owns a whole tile, so that one group's epilogue overlaps with the other's
+    /// product. Otherwise the groups share a tile.
+    pub pingpong: bool,
+    /// Blocks along the rows and along the columns that load shared operands once.
+    pub cluster: [usize; 2],
+    /// Tiles along the rows that are computed before the next column, for reuse in the L2 cache.
+    pub group: usize,
+}
+
+/// Names of the tuning parameters of a `tiled` kernel.
+pub const TUNE: &[&str] = &["tile_m", "tile_n", "consumers", "pingpong", "cluster_m", "cluster_n", "group"];
+
+/// Marks the stored form of a tiling.
+const STORED: u64 = 3;
+
+impl Tiling {
+    /// The tiling that these tuning parameters name, if the hardware can run it. Parameters that
+    /// are missing have the value of the first choice that makes sense for any product.
+    pub fn named(values: &[(&str, i64)]) -> Option<Tiling> {
+        let value = |name: &str, otherwise: usize| {
+            let found = values.iter().find(|(n, _)| *n == name).map(|(_, v)| *v);
+            usize::try_from(found.unwrap_or(otherwise as i64)).ok()
+        };
+        let tiling = Tiling {
+            rows: value("tile_m", 64)?,
+            columns: value("tile_n", 128)?,
+            consumers: value("consumers", 2)?,
+            pingpong: value("pingpong", 0)? != 0,
+            cluster: [value("cluster_m", 1)?, value("cluster_n", 1)?],
+            group: value("group", 8)?,
+        };
+        tiling.is_possible().then_some(tiling)
+    }
+
+    fn is_possible(&self) -> bool {
+        let [m, n] = self.cluster;
+        // A thread keeps the sums of its part of a tile in registers, at most 128 of 232.
+        let sums = self.rows * self.columns / 128;
+        matches!(self.rows, 64 | 128)
+            && self.columns.is_multiple_of(64)
+            && (64..=256).contains(&self.columns)
+            && sums <= 128
+            && matches!(self.consumers, 1 | 2)
+            && (!self.pingpong || self.consumers == 2)
+            && matches!(m, 1 | 2)
+            && matches!(n, 1 | 2)
+            && (1..=64).contains(&self.group)
+    }
+
+    /// Rows of a block's tile.
+    pub fn block_rows(&self) -> usize {
+        self.rows * if self.pingpong { 1 } else { self.consumers }
+    }
+
+    /// Threads of a block: the producer's group and the consumers'.
+    pub fn threads(&self) -> usize {
+        128 * (self.consumers + 1)
+    }
+
+    /// Blocks of a cluster.
+    pub fn blocks(&self) -> usize {
+        self.cluster[0] * self.cluster[1]
+    }
+
+    /// As eight numbers, for a tuning file.
+    pub fn words(&self) -> [u64; 8] {
+        let [m, n] = self.cluster;
+        let both = [self.rows, self.columns, self.consumers, usize::from(self.pingpong), m, n, self.group];
+        let mut out = [STORED; 8];
+        out[1..].copy_from_slice(&both.map(|v| v as u64));
+        out
+    }
+
+    /// The tiling that [`Tiling::words`] gave, if it is one.
+    pub fn of_words(words: &[u64; 8]) -> Option<Tiling> {
+        let [STORED, rest @ ..] = words else { return None };
+        let values: Vec<(&str, i64)> =
+            TUNE.iter().zip(rest).map(|(n, v)| Some((*n, i64::try_from(*v).ok()?))).collect::<Option<_>>()?;
+        Tiling::named(&values)
+    }
+}
+
+/// A matrix product with an epilogue on its accumulators, in tiles. The accumulators are f32.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GemmKernel {
+    /// An identifier.
+    pub name: String,
+    /// A description.
+    pub doc: String,
+    /// Element type of both factors: f16 or bf16.
+    pub factor: DType,
+    /// For each factor, true if k is its dense axis: `[m, k]` or `[n, k]` in memory.
+    pub dense_k: [bool; 2],
+    /// What the epilogue's `In` leaves read.
+    pub inputs: Vec<Operand>,
+    /// Element type of the result.
+    pub output: DType,
+    /// The epilogue.
+    pub term: Term,
+    /// The tiles.
+    pub tiling: Tiling,
+}
+
+impl GemmKernel {
+    /// The operands of the result's shape that the copy engine fetches ahead of the epilogue.
+    pub fn fetched(&self) -> Vec<usize> {
+        let fits = |o: &Operand| o.access == Access::Full && o.dtype == self.output;
+        let all = self.inputs.iter().enumerate().filter(|(_, o)| fits(o)).map(|(i, _)| i);
+        all.take(MAX_FETCHED).collect()
+    }
+
+    /// Columns of the result in 128 bytes, which one store of the copy engine takes.
+    pub fn chunk(&self) -> usize {
+        ROW / self.output.size()
+    }
+
+    /// Bytes of one stage: a slice of each factor.
+    fn stage(&self) -> usize {
+        (self.tiling.block_rows() + self.tiling.columns) * ROW
+    }
+
+    /// Bytes from which one group of consumers stores, and into which its operands are fetched.
+    fn staging(&self) -> usize {
+        let chunks = self.tiling.columns.div_ceil(self.chunk());
+        self.tiling.rows * ROW * chunks * self.fetched().len().max(1)
+    }
+
+    /// Bytes besides the stages: the staging of all groups, alignment, barriers.
+    fn besides(&self) -> usize {
+        let barriers = 8 * (2 * MAX_STAGES + self.tiling.consumers);
+        self.tiling.consumers * self.staging() + ALIGNMENT + barriers
+    }
+
+    /// Stages that fit into shared memory; `None` if fewer than two do, or if a factor whose dense
+    /// axis is not k cannot be cut for the cluster.
+    pub fn stages(&self) -> Option<usize> {
+        let [a, b] = self.dense_k;
+        let [m, n] = self.tiling.cluster;
+        let cut = |dense: bool, size: usize, parts: usize| dense || (size / parts).is_multiple_of(64);
+        let cut = cut(a, self.tiling.block_rows(), n) && cut(b, self.tiling.columns, m);
+        let stages = SHARED.checked_sub(self.besides())? / self.stage();
+        (cut && stages >= 2).then_some(stages.min(MAX_STAGES))
+    }
+
+    /// Dynamic shared memory of a block, in bytes.
+    pub fn shared(&self) -> usize {
+        self.stages().unwrap_or(0) * self.stage() + self.besides()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::scalar::TermNode;
+
+    const WIDE: Tiling = Tiling { rows: 128, columns: 128, consumers: 2, pingpong: true, cluster: [2, 1], group: 8 };
+
+    fn kernel(tiling: Tiling, fulls: usize) -> GemmKernel {
+        let mut term = Term::empty();
+        let root = term.add(TermNode::Acc);
+        term.roots.push(root);
+        let full = Operand { dtype: DType::BF16, access: Access::Full };
+        GemmKernel {
+            name: "k".into(),
+            doc: String::new(),
+            factor: DType::BF16,
+            dense_k: [true, true],
+            inputs: vec![full; fulls],
+            output: DType::BF16,
+            term,
+            tiling,
+        }
+    }
+
+    #[test]
+    fn a_tiling_survives_its_stored_form() {
+        assert_eq!(Tiling::of_words(&WIDE.words()), Some(WIDE));
+        assert_eq!(Tiling::of_words(&[1; 8]), None);
+        let mut words = WIDE.words();
+        words[2] = 1 << 40;
+        assert_eq!(Tiling::of_words(&words), None);
+        words[2] = u64::MAX;
+        assert_eq!(Tiling::of_words(&words), None);
+    }
+
+    #[test]
+    fn tilings_that_the_hardware_cannot_run_are_refused() {
+        let named = |name: &str, value: i64| Tiling::named(&[(name, value)]);
+        assert!(named("tile_n", 128).is_some() && named("tile_n", 96).is_none() && named("tile_n", 320).is_none());
+        assert!(named("consumers", 3).is_none() && named("cluster_m", 4).is_none() && named("group", 0).is_none());
+        assert!(named("tile_m", -64).is_none());
+        // 128 x 256 sums are 256 registers a thread.
+        assert_eq!(Tiling::named(&[("tile_m", 128), ("tile_n", 256)]), None);
+        assert_eq!(Tiling::named(&[("consumers", 1), ("pingpong", 1)]), None);
+    }
+
+    #[test]
+    fn stages_fill_what_the_epilogue_leaves_of_shared_memory() {
+        for (fulls, stages) in [(0, 5), (1, 5), (2, 3), (3, 3)] {
+            let k = kernel(WIDE, fulls);
+            assert_eq!((k.stages(), k.fetched().len()), (Some(stages), fulls.min(2)), "{fulls} operands");
+            assert!(k.shared() <= SHARED);
+        }
+        // Rows of n cannot be cut into halves of 32 columns.
+        let narrow = Tiling { columns: 64, ..WIDE };
+        let by_n = GemmKernel { dense_k: [true, false], ..kernel(narrow, 0) };
+        assert_eq!((by_n.stages(), kernel(narrow, 0).stages().is_some()), (None, true));
+    }
+}

@@ -1,0 +1,281 @@
+//! Tiled products with their epilogue: the kernel of a step for a tiling, and its arguments.
+//!
+//! In: a product with its epilogue, and the views of its operands. Out: for each tiling, the kernel
+//! and its [`Work`]; none if the copy engine cannot read the operands in place. Invariant: no
+//! operand is copied; leading axes become rows if one right operand serves all of them, or one
+//! batch if strides can express it.
+
+use hypatia_dsl::kernel::{Access, GemmKernel, Operand, Tiling};
+use hypatia_dsl::scalar::Term;
+use hypatia_templates::instances::Body;
+
+use super::Work;
+use hypatia_plan::{GemmStep, View, collapse, matrix_layout};
+
+/// Addresses and strides of what the copy engine moves are multiples of this many bytes.
+const ALIGNMENT: usize = 16;
+/// The largest size of an axis: coordinates are 32-bit integers.
+const LARGEST: usize = 1 << 30;
+
+/// The shape of a tensor of three axes for the copy engine, the dense one first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MapShape {
+    /// Elements along each axis.
+    pub sizes: [u64; 3],
+    /// Bytes between neighbours along the second and the third axis.
+    pub strides: [u64; 2],
+}
+
+impl MapShape {
+    /// `None` if the copy engine cannot move such a tensor.
+    fn of(view: &View, sizes: [usize; 3], strides: [usize; 2]) -> Option<MapShape> {
+        let bytes = |elements: usize| elements * view.dtype.size();
+        let [inner, outer, batch] = sizes;
+        // The stride of an axis of size 1 does not matter, but it must be valid.
+        let padded = bytes(inner).next_multiple_of(ALIGNMENT);
+        let row = if outer == 1 { padded } else { bytes(strides[0]) };
+        let plane = if batch == 1 { row * outer } else { bytes(strides[1]) };
+        let fits = [bytes(view.offset), row, plane].iter().all(|b| b.is_multiple_of(ALIGNMENT))
+            && row >= bytes(inner)
+            && plane > 0
+            && plane < 1 << 39
+            && sizes.iter().all(|s| (1..LARGEST).contains(s));
+        fits.then_some(MapShape { sizes: sizes.map(|s| s as u64), strides: [row as u64, plane as u64] })
+    }
+}
+
+/// A product that tiles can compute in place.
+#[derive(Clone, Debug)]
+pub struct TiledProduct {
+    /// Products, and rows, columns and length of the sums of each.
+    sizes: [usize; 4],
+    kernel: GemmKernel,
+    maps: Vec<(String, MapShape)>,
+    strides: Vec<(String, Vec<i64>)>,
+}
+
+/// The strides of an operand along the batch, the rows and the columns.
+type Strides = [isize; 3];
+
+impl TiledProduct {
+    /// The product of a step; `None` if an operand would have to be copied.
+    pub fn of(step: &GemmStep, reads: &[View], out: &View) -> Option<TiledProduct> {
+        let [a, b, beside @ ..] = reads else { return None };
+        let lead = step.batch.len();
+        let all: Vec<&View> = [a, b, out].into_iter().chain(beside).collect();
+        let mut batches = 1;
+        let mut m = step.m;
+        // Along the batch, the rows and the columns of each view.
+        let mut strides: Vec<Strides> = all.iter().map(|v| [0, v.strides[lead], v.strides[lead + 1]]).collect();
+        let shared = b.strides[..lead].iter().zip(&step.batch).all(|(s, n)| *s == 0 || *n == 1);
+        let leading = |v: &View, axes: usize| v.strides[..axes].to_vec();
+        if shared && lead > 0 {
+            let rows = [&step.batch[..], &[m]].concat();
+            let others: Vec<usize> = (0..all.len()).filter(|i| *i != 1).collect();
+            let sides: Vec<Vec<isize>> = others.iter().map(|i| leading(all[*i], lead + 1)).collect();
+            let (sizes, collapsed) = collapse(&rows, &sides);
+            let [rows] = sizes.as_slice() else { return None };
+            m = *rows;
+            others.iter().zip(collapsed).for_each(|(i, s)| strides[*i][1] = s[0]);
+        } else if lead > 0 {
+            let sides: Vec<Vec<isize>> = all.iter().map(|v| leading(v, lead)).collect();
+            let (sizes, collapsed) = collapse(&step.batch, &sides);
+            let [size] = sizes.as_slice() else { return None };
+            batches = *size;
+            strides.iter_mut().zip(collapsed).for_each(|(s, c)| s[0] = c[0]);
+        }
+        TiledProduct::of_strides(step, &all, [batches, m, step.n, step.k], &strides)
+    }
+
+    fn of_strides(step: &GemmStep, all: &[&View], sizes: [usize; 4], strides: &[Strides]) -> Option<TiledProduct> {
+        let [batches, m, n, k] = sizes;
+        let [a, b, out, beside @ ..] = all else { return None };
+        let batch = |i: usize| usize::try_from(strides[i][0]).ok();
+        // True if k is the dense axis, and the distance between neighbours along the other one.
+        let (a_by_m, a_ld) = matrix_layout(m, k, strides[0][1], strides[0][2])?;
+        let (b_by_k, b_ld) = matrix_layout(k, n, strides[1][1], strides[1][2])?;
+        let (out_by_m, out_ld) = matrix_layout(m, n, strides[2][1], strides[2][2])?;
+        if out_by_m {
+            return None;
+        }
+        let map = |view: &View, inner: usize, outer: usize, ld: usize, i: usize| {
+            MapShape::of(view, [inner, outer, batches], [ld, batch(i)?])
+        };
+        let (a_inner, a_outer) = if a_by_m { (m, k) } else { (k, m) };
+        let (b_inner, b_outer) = if b_by_k { (k, n) } else { (n, k) };
+        let mut maps = vec![
+            ("in0_map".to_string(), map(a, a_inner, a_outer, a_ld, 0)?),
+            ("in1_map".to_string(), map(b, b_inner, b_outer, b_ld, 1)?),
+            ("out0_map".to_string(), map(out, n, m, out_ld, 2)?),
+        ];
+        let mut inputs = Vec::new();
+        let mut of_inputs = Vec::new();
+        for (i, view) in beside.iter().enumerate() {
+            let own = strides[i + 3];
+            let mut access = access(own, sizes);
+            let shape = map(view, n, m, usize::try_from(own[1]).unwrap_or(0), i + 3);
+            match (&access, shape) {
+                (Access::Full, Some(shape)) => maps.push((format!("in{}_map", i + 2), shape)),
+                (Access::Full, None) => access = Access::Strided,
+                _ => {}
+            }
+            of_inputs.push((format!("in{}_strides", i + 2), own.map(|s| s as i64).to_vec()));
+            inputs.push(Operand { dtype: view.dtype, access });
+        }
+        let kernel = GemmKernel {
+            name: "product".into(),
+            doc: String::new(),
+            factor: a.dtype,
+            dense_k: [!a_by_m, b_by_k],
+            inputs,
+            output: out.dtype,
+            term: step.term.clone(),
+            tiling: Tiling::named(&[])?,
+        };
+        Some(TiledProduct { sizes, kernel, maps, strides: of_inputs })
+    }
+
+    /// The kernel with that tiling, and its arguments; `None` if the tiling does not fit.
+    pub fn tiled(&self, tiling: Tiling) -> Option<(Body, Work)> {
+        let kernel = GemmKernel { tiling, ..self.kernel.clone() };
+        kernel.stages()?;
+        let [batches, m, n, k] = self.sizes;
+        let of_cluster = tiling.block_rows() * tiling.cluster[0];
+        // Each product begins a new tile.
+        let mut work = Work::new(batches * m.next_multiple_of(of_cluster), n);
+        for (name, size) in [("batches", batches), ("rows", m), ("columns", n), ("depth", k)] {
+            work = work.sizes(name, &[size]);
+        }
+        work.maps.clone_from(&self.maps);
+        work.strides.extend(self.strides.iter().cloned());
+        Some((Body::Gemm(kernel), work))
+    }
+
+    /// The tilings among these that fit, the one with the shortest predicted time first, for a device
+    /// with that many multiprocessors.
+    pub fn plausible(&self, tilings: &[Tiling], multiprocessors: usize) -> Vec<Tiling> {
+        let fits = |t: &&Tiling| GemmKernel { tiling: **t, ..self.kernel.clone() }.stages().is_some();
+        let mut found: Vec<(f64, Tiling)> =
+            tilings.iter().filter(fits).map(|t| (self.cycles(t, multiprocessors), *t)).collect();
+        found.sort_by(|x, y| x.0.total_cmp(&y.0));
+        found.into_iter().map(|(_, t)| t).collect()
+    }
+
+    /// Predicted cycles of a multiprocessor. Rough: it only ranks tilings.
+    fn cycles(&self, t: &Tiling, multiprocessors: usize) -> f64 {
+        /// Products and sums per cycle, and bytes per cycle from the L2 cache.
+        const RATE: f64 = 2048.0 * 0.85;
+        const BYTES: f64 = 56.0;
+        let [batches, m, n, k] = self.sizes;
+        let [cluster_m, cluster_n] = t.cluster;
+        let (rows, columns) = (t.block_rows(), t.columns);
+        let clusters = m.div_ceil(rows * cluster_m) * n.div_ceil(columns * cluster_n) * batches;
+        let waves = clusters.div_ceil(multiprocessors / t.blocks()) as f64;
+        let k = k.next_multiple_of(64) as f64;
+        let elements = (rows * columns) as f64;
+        let bytes = (rows as f64 / cluster_n as f64 + columns as f64 / cluster_m as f64) * k * 2.0;
+        let product = (elements * k / RATE).max(bytes / BYTES);
+        // Operations of the epilogue: 128 threads each, half of the issue slots.
+        let calls = self.kernel.term.nodes.len() as f64 * 3.0 + 8.0;
+        let groups = if t.pingpong { 1.0 } else { t.consumers as f64 };
+        let epilogue = elements * calls / (128.0 * groups * 0.5) + 1000.0;
+        let start = 1500.0 + if t.blocks() > 1 { 600.0 } else { 0.0 };
+        match t.pingpong {
+            true => start + waves * product.max(epilogue / 2.0) + epilogue,
+            false => start + waves * (product + epilogue),
+        }
+    }
+
+    /// What the kernel computes, without its tiling.
+    pub fn term(&self) -> &Term {
+        &self.kernel.term
+    }
+
+    /// Batches, rows, columns and length of the sums.
+    pub fn sizes(&self) -> [usize; 4] {
+        self.sizes
+    }
+}
+
+/// How an operand with these strides is read.
+fn access([batch, row, column]: Strides, [batches, m, n, _]: [usize; 4]) -> Access {
+    let fixed = |stride: isize, size: usize| stride == 0 || size == 1;
+    let along = |stride: isize, size: usize, expected: usize| size == 1 || stride == expected as isize;
+    match () {
+        () if fixed(batch, batches) && fixed(row, m) && fixed(column, n) => Access::Splat,
+        () if fixed(batch, batches) && fixed(row, m) && column == 1 => Access::Row,
+        () if along(batch, batches, m) && along(row, m, 1) && fixed(column, n) => Access::Col,
+        () if along(batch, batches, m * n) && along(row, m, n) && along(column, n, 1) => Access::Full,
+        () => Access::Strided,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use hypatia_dsl::dtype::DType;
+    use hypatia_dsl::scalar::TermNode;
+
+    use super::*;
+    use hypatia_plan::BufferId;
+
+    fn step(batch: &[usize], m: usize, n: usize, k: usize) -> GemmStep {
+        let mut term = Term::empty();
+        let acc = term.add(TermNode::Acc);
+        term.roots.push(acc);
+        GemmStep { batch: batch.to_vec(), m, n, k, acc: DType::F32, term }
+    }
+
+    fn whole(shape: &[usize]) -> View {
+        View::whole(BufferId(0), DType::BF16, shape)
+    }
+
+    #[test]
+    fn a_linear_layer_over_sequences_is_one_product() {
+        let x = whole(&[2, 3, 64]);
+        let w = whole(&[32, 64]).transposed(&[1, 0]).broadcast(&[2, 64, 32]).unwrap();
+        let bias = whole(&[32]).broadcast(&[2, 3, 32]).unwrap();
+        let residual = whole(&[2, 3, 32]);
+        let t = TiledProduct::of(&step(&[2], 3, 32, 64), &[x, w, bias, residual], &whole(&[2, 3, 32])).unwrap();
+        assert_eq!((t.sizes(), t.kernel.dense_k), ([1, 6, 32, 64], [true, true]));
+        let access: Vec<Access> = t.kernel.inputs.iter().map(|o| o.access.clone()).collect();
+        assert_eq!(access, [Access::Row, Access::Full]);
+        let shape = |sizes, strides| MapShape { sizes, strides };
+        let maps: Vec<MapShape> = t.maps.iter().map(|(_, m)| *m).collect();
+        let full = shape([32, 6, 1], [64, 384]);
+        assert_eq!(maps, [shape([64, 6, 1], [128, 768]), shape([64, 32, 1], [128, 4096]), full, full]);
+        let (_, work) = t.tiled(Tiling::named(&[("tile_m", 64)]).unwrap()).unwrap();
+        assert_eq!((work.rows, work.n), (128, 32));
+    }
+
+    #[test]
+    fn a_batch_keeps_its_axis_and_a_weight_its_order() {
+        let (x, w) = (whole(&[4, 16, 64]), whole(&[4, 64, 24]));
+        let t = TiledProduct::of(&step(&[4], 16, 24, 64), &[x, w], &whole(&[4, 16, 24])).unwrap();
+        assert_eq!((t.sizes(), t.kernel.dense_k), ([4, 16, 24, 64], [true, false]));
+        assert_eq!(t.maps[1].1, MapShape { sizes: [24, 64, 4], strides: [48, 3072] });
+    }
+
+    #[test]
+    fn what_the_copy_engine_cannot_move_is_refused() {
+        let of = |x: View, k: usize, n: usize| {
+            let w = whole(&[k, n]);
+            TiledProduct::of(&step(&[], 16, n, k), &[x, w], &whole(&[16, n])).is_some()
+        };
+        assert!(of(whole(&[16, 64]), 64, 24));
+        // Rows of 65 elements, a result with rows of 20, an offset of one element.
+        assert!(!of(whole(&[16, 65]), 65, 24) && !of(whole(&[16, 64]), 64, 20));
+        assert!(!of(whole(&[16, 72]).sliced(1, 1, 1, 64), 64, 24) && of(whole(&[16, 72]).sliced(1, 8, 1, 64), 64, 24));
+    }
+
+    #[test]
+    fn few_tiles_are_predicted_to_be_slower_than_many() {
+        let (x, w) = (whole(&[1024, 1024]), whole(&[1024, 1024]));
+        let t = TiledProduct::of(&step(&[], 1024, 1024, 1024), &[x, w], &whole(&[1024, 1024])).unwrap();
+        let tiling = |rows: i64, columns: i64, pingpong: i64| {
+            Tiling::named(&[("tile_m", rows), ("tile_n", columns), ("pingpong", pingpong)]).unwrap()
+        };
+        let all = [tiling(64, 256, 0), tiling(64, 128, 1), tiling(128, 128, 0)];
+        assert_eq!(t.plausible(&all, 132)[0], all[1]);
+    }
+}

@@ -1,0 +1,218 @@
+//! Tiled matrix products with an epilogue on their accumulators, for Hopper.
+//!
+//! In: a [`GemmKernel`] whose tiling fits. Out: its source. Invariant: the epilogue is one inlined
+//! function of the accumulator and its operands, in the compute types; the template calls it once
+//! for each element of the result and rounds once.
+
+use minijinja::{Value, context};
+
+use super::pointwise::default_type;
+use super::term::{Functions, compute_name, inlining, widen};
+use super::{Arg, ArgKind, CudaSource, EmitError, Entry, Geometry, Header, common, identifier, render, storage};
+use hypatia_dsl::dtype::DType;
+use hypatia_dsl::ir::Program;
+use hypatia_dsl::kernel::{Access, GemmKernel, Operand, TILE_K};
+use hypatia_dsl::scalar::TermNode;
+
+/// Factors of the product, which come before the epilogue's operands.
+const FACTORS: usize = 2;
+/// Rows or columns of a part of an operand or result that the copy engine moves at a time.
+const PART: usize = 64;
+
+pub(super) fn emit(program: &Program, kernel: &GemmKernel) -> Result<CudaSource, EmitError> {
+    let malformed = |what: &str| EmitError::Malformed(format!("tiled product {}: {what}", kernel.name));
+    let stages = kernel.stages().ok_or_else(|| malformed("its tiles do not fit into shared memory"))?;
+    let half = |d: DType| matches!(d, DType::F16 | DType::BF16);
+    if !half(kernel.factor) || !(kernel.output == kernel.factor || kernel.output == DType::F32) {
+        return Err(malformed("its factors are f16 or bf16, its result of the same type or f32"));
+    }
+    let other_half = |o: &Operand| half(o.dtype) && o.dtype != kernel.factor;
+    if kernel.inputs.iter().any(other_half) {
+        return Err(malformed("f16 and bf16 operands together"));
+    }
+    let mut functions = Functions::new(program);
+    let body = epilogue(&mut functions, kernel)?;
+    if kernel.inputs.iter().any(|o| o.access == Access::Strided) {
+        functions.need("axes");
+    }
+    let args = arguments(kernel);
+    let t = &kernel.tiling;
+    let geometry = Geometry::Tiles {
+        block: t.threads() as u32,
+        cluster: t.blocks() as u32,
+        rows: (t.block_rows() * t.cluster[0]) as u32,
+        columns: (t.columns * t.cluster[1]) as u32,
+        shared: kernel.shared() as u32,
+    };
+    let entries = vec![Entry { name: identifier("hypatia_", &kernel.name), geometry }];
+    let formula = super::term::formula(program, &kernel.term, kernel.term.root(), &|node| match node {
+        TermNode::In { input, .. } => Some(format!("in{}", *input as usize + FACTORS)),
+        _ => None,
+    });
+    let formula = vec![format!("out0 = {formula}, where acc = in0 in1")];
+    let header = Header {
+        name: &kernel.name,
+        kind: "a matrix product with its epilogue",
+        doc: &kernel.doc,
+        formula: &formula,
+        args: &args,
+        entries: &entries,
+        in_place: false,
+    };
+    let rounded: Vec<DType> = functions.rounded_to().collect();
+    let base = common(header, &functions, rounded.into_iter(), &[body]);
+    let fetched = kernel.fetched();
+    let [a, b] = kernel.dense_k;
+    let ctx = context! {
+        entry => entries[0].name.clone(),
+        params => args.iter().map(parameter).collect::<Value>(),
+        half => kernel.factor.name(),
+        size => kernel.output.size(),
+        chunk => kernel.chunk(),
+        tile_m => t.rows,
+        tile_n => t.columns,
+        consumers => t.consumers,
+        pingpong => if t.pingpong { "true" } else { "false" },
+        cluster_m => t.cluster[0],
+        cluster_n => t.cluster[1],
+        group => t.group,
+        stages => stages,
+        a_by_k => a,
+        b_by_k => b,
+        fetched => fetched.iter().map(|i| i + FACTORS).collect::<Value>(),
+        inputs => kernel.inputs.iter().enumerate().map(|(i, o)| input(kernel, &fetched, i, o)).collect::<Value>(),
+        ..base
+    };
+    let text = render("gemm_sm90.cu.j2", &format!("{}.cu", identifier("", &kernel.name)), ctx)?;
+    Ok(CudaSource { name: kernel.name.clone(), formula: formula.join("; "), text, entries, args, launch: None })
+}
+
+/// The type in memory, without the headers of 16-bit types.
+fn plain_storage(dtype: DType) -> &'static str {
+    if matches!(dtype, DType::F16 | DType::BF16) { "unsigned short" } else { storage(dtype) }
+}
+
+/// The compute value of an element.
+fn loaded(dtype: DType, text: &str) -> String {
+    match dtype {
+        DType::F16 | DType::BF16 => format!("widened({text})"),
+        _ => widen(text, dtype),
+    }
+}
+
+fn parameter(a: &Arg) -> String {
+    match a.kind {
+        ArgKind::Map { .. } => format!("const __grid_constant__ TensorMap {}", a.name),
+        ArgKind::Input(t) => format!("const {}* __restrict__ {}", plain_storage(t), a.name),
+        kind => format!("const {} {}", kind.c_type(), a.name),
+    }
+}
+
+/// An operand of the epilogue as the template sees it.
+fn input(kernel: &GemmKernel, fetched: &[usize], i: usize, o: &Operand) -> Value {
+    let name = format!("in{}", i + FACTORS);
+    let zero = format!("({})0", compute_name(o.dtype));
+    let load = |index: &str| loaded(o.dtype, &format!("{name}[{index}]"));
+    let value = match (&o.access, fetched.iter().position(|f| *f == i)) {
+        (_, Some(at)) if kernel.output.size() == 2 => {
+            format!("widened((unsigned short)(fetched{at}[q] >> (16 * e)))")
+        }
+        (_, Some(at)) => format!("fetched{at}[e]"),
+        (Access::Splat, _) => format!("{name}_all"),
+        (Access::Row, _) => format!("q_col < n ? {} : {zero}", load("q_col")),
+        (Access::Col, _) => {
+            format!("q_row < m ? {} : {zero}", load("(long long)tile.batch * m + q_row"))
+        }
+        (Access::Full, _) => {
+            let index = "((long long)tile.batch * m + q_row) * n + q_col";
+            format!("q_row < m && q_col < n ? {} : {zero}", load(index))
+        }
+        (Access::Strided, _) => {
+            let s = |axis: usize| format!("{name}_strides.at[{axis}]");
+            let index = format!("tile.batch * {} + q_row * {} + q_col * {}", s(0), s(1), s(2));
+            format!("q_row < m && q_col < n ? {} : {zero}", load(&index))
+        }
+    };
+    context! {
+        index => i + FACTORS,
+        splat => o.access == Access::Splat,
+        first => load("0"),
+        compute => compute_name(o.dtype),
+        value => value,
+    }
+}
+
+fn arguments(kernel: &GemmKernel) -> Vec<Arg> {
+    let t = &kernel.tiling;
+    let [m, n] = t.cluster;
+    let factor = |i: usize, dense: bool, part: usize, about: &str| {
+        let lead = if dense { [TILE_K, part] } else { [PART, TILE_K] };
+        Arg::map(format!("in{i}_map"), super::ArgRole::Read(i), kernel.factor, lead, about)
+    };
+    let [a, b] = kernel.dense_k;
+    let mut out = vec![
+        factor(0, a, t.block_rows() / n, if a { "batches x rows x depth" } else { "batches x depth x rows" }),
+        factor(1, b, t.columns / m, if b { "batches x columns x depth" } else { "batches x depth x columns" }),
+    ];
+    let result = [kernel.chunk(), PART];
+    let shape = "batches x rows x columns";
+    out.push(Arg::map("out0_map".into(), super::ArgRole::Written(0), kernel.output, result, shape));
+    let fetched = kernel.fetched();
+    for (i, o) in kernel.inputs.iter().enumerate() {
+        let at = i + FACTORS;
+        if fetched.contains(&i) {
+            out.push(Arg::map(format!("in{at}_map"), super::ArgRole::Read(at), o.dtype, result, shape));
+            continue;
+        }
+        let about = match o.access {
+            Access::Full => shape,
+            Access::Row => "one element a column",
+            Access::Col => "one element a row",
+            Access::Splat => "one element",
+            Access::Strided => "read with its strides",
+        };
+        out.push(Arg::read(at, o.dtype, about));
+        if o.access == Access::Strided {
+            let about = format!("elements of in{at} between neighbouring products, rows and columns");
+            out.push(Arg::named(format!("in{at}_strides"), ArgKind::Sizes(3), about));
+        }
+    }
+    let sizes = [
+        ("rows", "rows of each product"),
+        ("columns", "columns of each product"),
+        ("depth", "length of the sums, above 0"),
+        ("batches", "products"),
+    ];
+    out.extend(sizes.map(|(name, about)| Arg::named(name, ArgKind::Size, about)));
+    out
+}
+
+/// The device function of the epilogue, which returns the value to round.
+fn epilogue(functions: &mut Functions<'_>, kernel: &GemmKernel) -> Result<String, EmitError> {
+    let number = default_type(kernel.inputs.iter().map(|o| o.dtype).chain([DType::F32, kernel.output]));
+    let leaf = |node: &TermNode| match node {
+        TermNode::Acc => Some(("acc".to_string(), DType::F32)),
+        TermNode::In { input, .. } => {
+            let o = kernel.inputs.get(*input as usize)?;
+            Some((format!("in{}", *input as usize + FACTORS), o.dtype.compute()))
+        }
+        _ => None,
+    };
+    let lowered = functions.lower(&kernel.term, number, &leaf)?;
+    let root = lowered.roots.first().cloned();
+    let root = root.ok_or_else(|| EmitError::Malformed("an epilogue without a value".into()))?;
+    let mut params = vec!["const float acc".to_string()];
+    let operand = |(i, o): (usize, &Operand)| format!("const {} in{}", compute_name(o.dtype), i + FACTORS);
+    params.extend(kernel.inputs.iter().enumerate().map(operand));
+    let copies = (kernel.tiling.rows * kernel.tiling.columns / 128) as u64;
+    let inline = inlining(lowered.size, copies);
+    let mut text = format!(
+        "// What becomes of an element of the product.\nstatic __device__ {inline} float epilogue({}) {{\n",
+        params.join(", ")
+    );
+    for s in &lowered.statements {
+        text.push_str(&format!("  {s}\n"));
+    }
+    text.push_str(&format!("  return {};\n}}\n", functions.store(&root, DType::F32)));
+    Ok(text)
+}
