@@ -11,70 +11,23 @@ use hypatia_dsl::ir::{Backend, Program};
 use hypatia_dsl::parallel::side_by_side;
 use hypatia_templates::cuda::{self, Arg, ArgRole, CudaSource, Entry, PointTarget, RowTarget};
 
+use super::address::Location;
 use super::cubin::{self, Origins};
-use super::device::{Gpu, failed};
-use super::launch::{KernelLaunch, Location, arguments, by_columns, entry};
-use super::lt::{self, ADDRESSES_FROM, Algorithm, Epilogue, Matmul};
-use super::packed::Other;
-use super::tune::{self, Tuner};
-use super::{either, gemm, packed};
+use super::device::Gpu;
+use super::driver::failed;
+use super::kernel::{KernelLaunch, arguments, by_columns, entry};
+use super::launch::{Launch, Product};
+use super::lt::{self, ADDRESSES_FROM, Epilogue, Matmul};
+use super::tune::{self, Tuner, footprint};
+use super::{fallback, gemm, weight_layout};
 use crate::lowering::{Work, step_kernels};
 use crate::tuner::Effort;
-use hypatia_plan::{Action, EitherStep, GemmStep, Plan, Step, View};
+use hypatia_plan::{Action, CallStep, GemmStep, Plan, Step, View};
 use hypatia_templates::instances::Body;
 use hypatia_tensor::error::{Error, Result};
 
-/// A product and the locations of its operands, one set per call.
-pub struct Product {
-    /// The product to call.
-    pub matmul: Matmul,
-    /// The algorithms that can run it; the first one is used. Empty if the library has not been
-    /// asked yet.
-    pub algorithms: Vec<Algorithm>,
-    /// True if the algorithm is not chosen yet: the library's first guess is raced, or none is
-    /// known.
-    pub guessed: bool,
-    /// A, B, D of each call.
-    pub calls: Vec<[Location; 3]>,
-    /// Byte offset of its address lists among all lists of a graph.
-    pub lists: u64,
-    /// The bias, or the destination of its gradient.
-    pub bias: Option<Location>,
-    /// The second matrix of its epilogue.
-    pub aux: Option<Location>,
-    /// The same product over the transposed weight.
-    pub other: Option<Other>,
-}
-
-impl Product {
-    /// The weight that is read transposed, if there is one.
-    pub fn packed(&self) -> Option<&Other> {
-        self.other.as_ref().filter(|other| other.taken)
-    }
-}
-
-/// A launch of a step.
-pub enum Launch {
-    /// A generated kernel.
-    Kernel(KernelLaunch),
-    /// A cuBLASLt call.
-    Product(Box<Product>),
-    /// Zero-fills that many bytes: a product over no terms.
-    Zeros(Location, usize),
-}
-
-impl Launch {
-    /// Number of independent calls.
-    pub fn calls(&self) -> usize {
-        match self {
-            Launch::Product(p) => p.calls.len(),
-            Launch::Kernel(_) | Launch::Zeros(..) => 1,
-        }
-    }
-}
-
 /// An unfinished step: its source is not compiled yet, or its algorithm is not chosen yet.
-enum Draft<'p> {
+enum PendingLaunch<'p> {
     Kernel {
         source: Box<CudaSource>,
         work: Work,
@@ -82,23 +35,23 @@ enum Draft<'p> {
     },
     Product(&'p Step),
     /// A call that the library may support, and its fallback steps.
-    Either(&'p Step, Vec<Draft<'p>>),
+    Either(&'p Step, Vec<PendingLaunch<'p>>),
 }
 
 /// The launches of a plan, each with the index of its step, and the origin of their machine code.
 pub fn prepare(gpu: &Arc<Gpu>, plan: &Plan, tuner: &mut Tuner) -> Result<(Vec<(usize, Launch)>, Origins)> {
-    let drafts = drafts(gpu, plan)?;
-    let sources = sources(&drafts);
+    let pending = pending(gpu, plan)?;
+    let sources = sources(&pending);
     // The host compiles kernels while the device times algorithms.
     let (codes, products) = std::thread::scope(|scope| {
         let compiling = scope.spawn(|| cubin::codes(gpu, &sources));
-        ask_ahead(gpu, plan, &drafts, tuner.effort());
+        ask_ahead(gpu, plan, &pending, tuner.effort());
         let mut out = Vec::new();
-        let mut add = |(_, d): &(usize, Draft<'_>)| products(gpu, plan, d, (tuner, false), &mut out);
-        let products = drafts.iter().try_for_each(&mut add).and_then(|()| {
+        let mut add = |(_, d): &(usize, PendingLaunch<'_>)| products(gpu, plan, d, (tuner, false), &mut out);
+        let products = pending.iter().try_for_each(&mut add).and_then(|()| {
             // All products get their algorithms before transposed weights are timed.
             out.iter_mut().flatten().try_for_each(|launch| match launch {
-                Launch::Product(product) => packed::settle(gpu, plan, product, tuner),
+                Launch::Product(product) => weight_layout::settle(gpu, plan, product, tuner),
                 Launch::Kernel(_) | Launch::Zeros(..) => Ok(()),
             })?;
             Ok(out)
@@ -108,8 +61,8 @@ pub fn prepare(gpu: &Arc<Gpu>, plan: &Plan, tuner: &mut Tuner) -> Result<(Vec<(u
     let lost = |_| Error::Internal("the compiling thread was lost".into());
     let (modules, origins) = codes.map_err(lost)??.load(gpu)?;
     let mut made = Made { products: products?.into_iter(), modules: modules.into_iter() };
-    let mut launches = Vec::with_capacity(drafts.len());
-    for (step, draft) in drafts {
+    let mut launches = Vec::with_capacity(pending.len());
+    for (step, draft) in pending {
         let finished = finish(gpu, plan, draft, &mut made, tuner)?;
         launches.extend(finished.into_iter().map(|launch| (step, launch)));
     }
@@ -118,52 +71,54 @@ pub fn prepare(gpu: &Arc<Gpu>, plan: &Plan, tuner: &mut Tuner) -> Result<(Vec<(u
 
 /// Compiles the kernels of the plan that is prepared next, ahead of time.
 pub fn compile_ahead(gpu: &Arc<Gpu>, plan: &Plan) -> Result<()> {
-    cubin::ahead(gpu, &sources(&drafts(gpu, plan)?))
+    cubin::ahead(gpu, &sources(&pending(gpu, plan)?))
 }
 
-fn sources(drafts: &[(usize, Draft<'_>)]) -> Vec<String> {
-    fn add(draft: &Draft<'_>, out: &mut Vec<String>) {
+fn sources(pending: &[(usize, PendingLaunch<'_>)]) -> Vec<String> {
+    fn add(draft: &PendingLaunch<'_>, out: &mut Vec<String>) {
         match draft {
-            Draft::Kernel { source, .. } => out.push(source.text.clone()),
-            Draft::Product(_) => {}
-            Draft::Either(_, apart) => apart.iter().for_each(|d| add(d, out)),
+            PendingLaunch::Kernel { source, .. } => out.push(source.text.clone()),
+            PendingLaunch::Product(_) => {}
+            PendingLaunch::Either(_, apart) => apart.iter().for_each(|d| add(d, out)),
         }
     }
     let mut out = Vec::new();
-    drafts.iter().for_each(|(_, d)| add(d, &mut out));
+    pending.iter().for_each(|(_, d)| add(d, &mut out));
     out
 }
 
 /// Number of steps that justifies a thread: printing a source takes 0.1 to 0.2 ms.
-const DRAFTED: usize = 16;
+const STEPS_A_THREAD: usize = 16;
 
 /// The steps that launch something, with their indices.
-fn drafts<'p>(gpu: &Gpu, plan: &'p Plan) -> Result<Vec<(usize, Draft<'p>)>> {
+fn pending<'p>(gpu: &Gpu, plan: &'p Plan) -> Result<Vec<(usize, PendingLaunch<'p>)>> {
     let full = plan.steps.iter().enumerate().filter(|(_, step)| !step.writes.iter().all(View::is_empty));
     let full: Vec<(usize, &Step)> = full.collect();
-    let drafts = side_by_side(&full, DRAFTED, None, |(_, step)| draft(gpu, plan, step).map_err(|e| in_step(e, step)));
+    let pending = side_by_side(&full, STEPS_A_THREAD, None, |(_, step)| {
+        pending_launches(gpu, plan, step).map_err(|e| in_step(e, step))
+    });
     let mut out = Vec::new();
-    for ((index, _), drafts) in full.iter().zip(drafts) {
-        out.extend(drafts?.into_iter().map(|draft| (*index, draft)));
+    for ((index, _), pending) in full.iter().zip(pending) {
+        out.extend(pending?.into_iter().map(|draft| (*index, draft)));
     }
     Ok(out)
 }
 
 /// Asks the library about all products in advance, as [`products`] will. Errors are reported there.
-fn ask_ahead(gpu: &Arc<Gpu>, plan: &Plan, drafts: &[(usize, Draft<'_>)], effort: Effort) {
-    fn add(plan: &Plan, draft: &Draft<'_>, effort: Effort, out: &mut Vec<(lt::Product, bool)>) -> Result<()> {
+fn ask_ahead(gpu: &Arc<Gpu>, plan: &Plan, pending: &[(usize, PendingLaunch<'_>)], effort: Effort) {
+    fn add(plan: &Plan, draft: &PendingLaunch<'_>, effort: Effort, out: &mut Vec<(lt::Product, bool)>) -> Result<()> {
         match draft {
-            Draft::Kernel { .. } => {}
-            Draft::Product(step) => {
+            PendingLaunch::Kernel { .. } => {}
+            PendingLaunch::Product(step) => {
                 if let Some(g) = library_product(step)
                     && let Launch::Product(made) = product(plan, step, g)?
                 {
                     out.push((*made.matmul.product(), false));
-                    out.extend(made.other.iter().map(|other| (*other.product(), true)));
+                    out.extend(made.transposed.iter().map(|t| (*t.product(), true)));
                 }
             }
-            Draft::Either(step, apart) => {
-                let Action::Either(e) = &step.action else { return Ok(()) };
+            PendingLaunch::Either(step, apart) => {
+                let Action::Call(e) = &step.action else { return Ok(()) };
                 out.push((called(plan, step, e)?.0.product, false));
                 if step.kernel.is_some() || effort != Effort::Unknown {
                     apart.iter().try_for_each(|d| add(plan, d, effort, out))?;
@@ -173,7 +128,7 @@ fn ask_ahead(gpu: &Arc<Gpu>, plan: &Plan, drafts: &[(usize, Draft<'_>)], effort:
         Ok(())
     }
     let mut asked = Vec::new();
-    drafts.iter().for_each(|(_, draft)| drop(add(plan, draft, effort, &mut asked)));
+    pending.iter().for_each(|(_, draft)| drop(add(plan, draft, effort, &mut asked)));
     asked.retain(|(p, _)| !p.by_addresses() || gpu.lt().version() >= ADDRESSES_FROM);
     tune::ask_ahead(gpu, effort, &asked);
 }
@@ -183,13 +138,13 @@ fn ask_ahead(gpu: &Arc<Gpu>, plan: &Plan, drafts: &[(usize, Draft<'_>)], effort:
 fn products(
     gpu: &Arc<Gpu>,
     plan: &Plan,
-    draft: &Draft<'_>,
+    draft: &PendingLaunch<'_>,
     (tuner, later): (&mut Tuner, bool),
     out: &mut Vec<Option<Launch>>,
 ) -> Result<()> {
     match draft {
-        Draft::Kernel { .. } => {}
-        Draft::Product(step) => {
+        PendingLaunch::Kernel { .. } => {}
+        PendingLaunch::Product(step) => {
             let g = library_product(step).ok_or_else(|| Error::Internal("a product that is none".into()))?;
             let mut launch = product(plan, step, g).map_err(|e| in_step(e, step))?;
             if let (Launch::Product(product), false) = (&mut launch, later) {
@@ -197,8 +152,8 @@ fn products(
             }
             out.push(Some(launch));
         }
-        Draft::Either(step, apart) => {
-            let Action::Either(e) = &step.action else { return Err(Error::Internal("a call that is none".into())) };
+        PendingLaunch::Either(step, apart) => {
+            let Action::Call(e) = &step.action else { return Err(Error::Internal("a call that is none".into())) };
             out.push(call(gpu, plan, step, e, tuner).map_err(|e| in_step(e, step))?);
             // Copies cost more than any choice of algorithm saves. Before a first result, the
             // variant with copies is raced with the library's guess, and tuned only if it wins.
@@ -209,29 +164,35 @@ fn products(
     Ok(())
 }
 
-/// Compiled code and products for the drafts, in their order.
+/// Compiled code and products for the pending, in their order.
 struct Made {
     products: std::vec::IntoIter<Option<Launch>>,
     modules: std::vec::IntoIter<Arc<CudaModule>>,
 }
 
 /// The launches of a step, in order.
-fn finish(gpu: &Arc<Gpu>, plan: &Plan, draft: Draft<'_>, made: &mut Made, tuner: &mut Tuner) -> Result<Vec<Launch>> {
+fn finish(
+    gpu: &Arc<Gpu>,
+    plan: &Plan,
+    draft: PendingLaunch<'_>,
+    made: &mut Made,
+    tuner: &mut Tuner,
+) -> Result<Vec<Launch>> {
     let lost = || Error::Internal("a product or a module was lost".into());
     match draft {
-        Draft::Product(_) => Ok(vec![made.products.next().flatten().ok_or_else(lost)?]),
-        Draft::Kernel { source, work, step } => {
+        PendingLaunch::Product(_) => Ok(vec![made.products.next().flatten().ok_or_else(lost)?]),
+        PendingLaunch::Kernel { source, work, step } => {
             let module = made.modules.next().ok_or_else(lost)?;
             Ok(vec![kernel_launch(plan, step, &module, (&source, &work))?])
         }
-        Draft::Either(step, apart) => {
+        PendingLaunch::Either(step, apart) => {
             let call = made.products.next().ok_or_else(lost)?;
             let mut launches = Vec::new();
             for draft in apart {
                 launches.extend(finish(gpu, plan, draft, made, tuner)?);
             }
             let mut chosen = match call {
-                Some(call) => either::faster(gpu, plan, step, call, launches, tuner).map_err(|e| in_step(e, step))?,
+                Some(call) => fallback::faster(gpu, plan, step, call, launches, tuner).map_err(|e| in_step(e, step))?,
                 None => launches,
             };
             for launch in &mut chosen {
@@ -239,7 +200,7 @@ fn finish(gpu: &Arc<Gpu>, plan: &Plan, draft: Draft<'_>, made: &mut Made, tuner:
                     && product.guessed
                 {
                     choose(gpu, plan, product, tuner).map_err(|e| in_step(e, step))?;
-                    packed::settle(gpu, plan, product, tuner).map_err(|e| in_step(e, step))?;
+                    weight_layout::settle(gpu, plan, product, tuner).map_err(|e| in_step(e, step))?;
                 }
             }
             Ok(chosen)
@@ -284,16 +245,16 @@ pub(super) fn operand<'a>(step: &'a Step, work: &'a Work, arg: &Arg) -> Option<&
 }
 
 /// The launches of a step in draft form, in order.
-fn draft<'p>(gpu: &Gpu, plan: &Plan, step: &'p Step) -> Result<Vec<Draft<'p>>> {
+fn pending_launches<'p>(gpu: &Gpu, plan: &Plan, step: &'p Step) -> Result<Vec<PendingLaunch<'p>>> {
     if library_product(step).is_some() {
-        return Ok(vec![Draft::Product(step)]);
+        return Ok(vec![PendingLaunch::Product(step)]);
     }
-    if let Action::Either(e) = &step.action {
+    if let Action::Call(e) = &step.action {
         let mut apart = Vec::new();
-        for part in e.apart.iter().filter(|s| !s.writes.iter().all(View::is_empty)) {
-            apart.extend(draft(gpu, plan, part)?);
+        for part in e.fallback.iter().filter(|s| !s.writes.iter().all(View::is_empty)) {
+            apart.extend(pending_launches(gpu, plan, part)?);
         }
-        return Ok(vec![Draft::Either(step, apart)]);
+        return Ok(vec![PendingLaunch::Either(step, apart)]);
     }
     let kernels = step_kernels(step);
     if kernels.is_empty() {
@@ -304,7 +265,7 @@ fn draft<'p>(gpu: &Gpu, plan: &Plan, step: &'p Step) -> Result<Vec<Draft<'p>>> {
     // Kernels are named only by their function, so that equal work is compiled once.
     let draft = |(body, work)| {
         let source = source(gpu, plan, &body, &work).map_err(emitted)?;
-        Ok(Draft::Kernel { source: Box::new(source), work, step })
+        Ok(PendingLaunch::Kernel { source: Box::new(source), work, step })
     };
     kernels.into_iter().map(draft).collect()
 }
@@ -346,11 +307,6 @@ fn emitted(e: cuda::EmitError) -> Error {
     Error::Device(format!("no CUDA kernel: {e}"))
 }
 
-/// Bytes that a plan touches.
-pub(super) fn footprint(plan: &Plan) -> usize {
-    plan.arena + plan.constants.iter().map(|t| t.bytes().len()).sum::<usize>()
-}
-
 /// The epilogue that a step's kernel names.
 fn epilogue(plan: &Plan, step: &Step) -> Result<Option<Epilogue>> {
     match step.kernel.map(|k| &plan.program.kernels[k.index()].backend) {
@@ -387,7 +343,7 @@ fn product(plan: &Plan, step: &Step, g: &GemmStep) -> Result<Launch> {
         lists: 0,
         bias: step.reads.get(2).map(|v| Location::of(plan, v)),
         aux: None,
-        other: packed::other(plan, step, &calls, scale)?,
+        transposed: weight_layout::transposed(plan, step, &calls, scale)?,
     })))
 }
 
@@ -399,7 +355,7 @@ fn choose(gpu: &Arc<Gpu>, plan: &Plan, product: &mut Product, tuner: &mut Tuner)
     }
     (product.algorithms, product.guessed) = (algorithms, false);
     // A guess has no measurement to compare with.
-    product.other.take_if(|_| choice.is_none_or(|c| c.us.is_none()));
+    product.transposed.take_if(|_| choice.is_none_or(|c| c.us.is_none()));
     Ok(())
 }
 
@@ -407,7 +363,7 @@ fn choose(gpu: &Arc<Gpu>, plan: &Plan, product: &mut Product, tuner: &mut Tuner)
 const BESIDE_ALIGNMENT: usize = 16;
 
 /// The products of a call with a fallback, and their scale.
-fn called(plan: &Plan, step: &Step, e: &EitherStep) -> Result<(gemm::Calls, f64)> {
+fn called(plan: &Plan, step: &Step, e: &CallStep) -> Result<(gemm::Calls, f64)> {
     // Without an epilogue name, it is a product of many strided matrices.
     let named = epilogue(plan, step)?;
     let (epilogue, scale) = match (named, e.product.scale(&plan.program)) {
@@ -421,7 +377,7 @@ fn called(plan: &Plan, step: &Step, e: &EitherStep) -> Result<(gemm::Calls, f64)
 }
 
 /// The call of a step with a fallback; `None` if the library does not support these operands.
-fn call(gpu: &Arc<Gpu>, plan: &Plan, step: &Step, e: &EitherStep, tuner: &mut Tuner) -> Result<Option<Launch>> {
+fn call(gpu: &Arc<Gpu>, plan: &Plan, step: &Step, e: &CallStep, tuner: &mut Tuner) -> Result<Option<Launch>> {
     let (calls, scale) = called(plan, step, e)?;
     let (epilogue, named) = (calls.product.epilogue, step.kernel.is_some());
     let (reads, writes) = (&step.reads[..e.reads], &step.writes[..e.writes]);
@@ -447,7 +403,7 @@ fn call(gpu: &Arc<Gpu>, plan: &Plan, step: &Step, e: &EitherStep, tuner: &mut Tu
     let aux = if epilogue.stores_aux() { stored } else { read.filter(|_| epilogue.has_aux()) };
     let [bias, aux] = [bias, aux].map(|v| v.map(|v| Location::of(plan, v)));
     let calls = places(plan, step, &calls.offsets);
-    let product = Product { matmul, algorithms, guessed: false, calls, lists: 0, bias, aux, other: None };
+    let product = Product { matmul, algorithms, guessed: false, calls, lists: 0, bias, aux, transposed: None };
     Ok(Some(Launch::Product(Box::new(product))))
 }
 

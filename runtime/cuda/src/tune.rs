@@ -20,12 +20,14 @@ use rand::prelude::*;
 use rand_chacha::ChaCha8Rng;
 
 use super::capture::Graph;
-use super::device::{Gpu, failed};
+use super::device::Gpu;
+use super::driver::failed;
 use super::lt::{Algorithm, Matmul, Pointers, Product, WORKSPACE};
 use super::memory::DeviceMemory;
 pub use crate::tuner::Tuner;
 use crate::tuner::{Effort, Measured, Source};
 use crate::tuning::{Choice, Machine, PACKED};
+use hypatia_plan::Plan;
 use hypatia_tensor::error::Result;
 
 /// Total bytes of the rotated operands: more than the L2 cache of current devices.
@@ -75,6 +77,11 @@ pub fn machine(gpu: &Gpu) -> Machine {
         library: gpu.lt().version(),
         hypatia: env!("CARGO_PKG_VERSION").into(),
     }
+}
+
+/// Bytes that a plan touches.
+pub(super) fn footprint(plan: &Plan) -> usize {
+    plan.arena + plan.constants.iter().map(|t| t.bytes().len()).sum::<usize>()
 }
 
 /// Asks the library for the algorithms of the products that are chosen next, on several threads.

@@ -6,7 +6,7 @@
 //! and number of nodes are bounded, so no expression in a user's file can exhaust the stack or
 //! memory.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use hypatia_dsl::dtype::DType;
@@ -17,36 +17,11 @@ use hypatia_dsl::scalar::{Literal, Term, TermId, TermNode};
 use hypatia_dsl::typing::{Bindings, TensorType, TypeError, codes, eval, match_type};
 
 use super::build::tensor_params;
+use super::env::{BoundTerm, Env};
 use super::interpret::{self, Application, Host, Item, build_tensor};
 use super::{Graph, GraphFacts, NodeKind, Value};
 use hypatia_tensor::error::{Error, Result};
 use hypatia_tensor::tensor::Tensor;
-
-/// What the variables of a rule, op or test stand for.
-#[derive(Clone, Debug, Default)]
-pub struct Env {
-    /// Tensors.
-    pub tensors: HashMap<VarId, Value>,
-    /// Absent optional operands.
-    pub absent: HashSet<VarId>,
-    /// Variadic operands.
-    pub variadics: HashMap<VarId, Vec<Value>>,
-    /// Epilogue terms.
-    pub terms: HashMap<VarId, BoundTerm>,
-    /// Attributes, sizes, shapes and dtypes.
-    pub attrs: Bindings,
-    /// The dtype of a number that stands alone: the dtype of the value it replaces.
-    pub number: Option<DType>,
-}
-
-/// A term with the tensors that it reads.
-#[derive(Clone, Debug)]
-pub struct BoundTerm {
-    /// The term.
-    pub term: Term,
-    /// Operand `i` of the term.
-    pub reads: Vec<Value>,
-}
 
 /// Maximum depth of nested expressions and op bodies. Deeper nesting is an error, not a stack
 /// overflow.

@@ -11,9 +11,10 @@ use hypatia_dsl::builtin::BuiltinScalar;
 use hypatia_dsl::dtype::{DType, Kind};
 use hypatia_dsl::ir::ScalarBody;
 
-use super::check::{Failure, Sides};
+use super::check::Failure;
 use super::differ::Difference;
 use super::generate::Instance;
+use super::sides::Sides;
 use hypatia_graph::instantiate::Numbers;
 use hypatia_graph::{Graph, NodeId, NodeKind, Value, show_attr, show_number, show_term};
 use hypatia_tensor::tensor::Tensor;

@@ -16,8 +16,8 @@ use hypatia_dsl::ir::{
 };
 use hypatia_target::cublaslt::{Beside, Form};
 
-use super::Options;
 use super::epilogue::over_floats;
+use super::options::Options;
 use super::report::{Counterexample, Entry, Status, Subject};
 use super::rules::verify_as;
 

@@ -12,13 +12,13 @@ use super::block::left_block;
 use super::differ::{far_apart, position};
 use super::generate::{Instance, Reject, instance};
 use super::hints::Hints;
+use super::options::{Options, seed_of};
 use super::range::Meaning;
 use super::report::{Counterexample, Entry, Status, Subject};
 use super::rules::elements;
 use super::skips::Skips;
 use super::source::Source;
-use super::values::Flavour;
-use super::{Options, seed_of};
+use super::values::Distribution;
 use hypatia_cpu::Executor;
 use hypatia_eval::{Mode, RefTensor, evaluate};
 use hypatia_graph::{Graph, show_number};
@@ -151,7 +151,7 @@ fn check(made: &Instance, has_kernel: bool) -> Verdict {
         Err(e) if e.code() == Some(codes::DTYPE) => return Verdict::NoMeaning(e.to_string()),
         Err(e) => return Verdict::Wrong("body", e.to_string()),
     }
-    if !has_kernel || matches!(made.flavour, Flavour::Extreme | Flavour::Large | Flavour::Far) {
+    if !has_kernel || matches!(made.distribution, Distribution::Extreme | Distribution::Large | Distribution::Far) {
         return Verdict::Right;
     }
     // Operands for which the body itself has no value say nothing about the kernel.

@@ -12,18 +12,19 @@ use hypatia_dsl::regions::{Example, examples};
 use hypatia_dsl::typing::{TensorType, show_expr};
 
 use super::block::{left_block, test_block};
-use super::check::{Failure, Observation, observe, untyped_sides};
+use super::check::{Failure, Observation, observe};
 use super::differ::Difference;
 use super::differ::position;
 use super::epilogue::inside_epilogue;
 use super::generate::{Instance, Reject, instance, reject};
 use super::hints::Hints;
+use super::options::{Options, seed_of};
 use super::report::{Counterexample, Entry, Status, Subject, show_class};
 use super::short;
 use super::shrink::shrink;
+use super::sides::untyped_sides;
 use super::skips::Skips;
-use super::source::{Source, Tape};
-use super::{Options, seed_of};
+use super::source::{ChoiceSequence, Source};
 use hypatia_graph::{NodeKind, Value, show_number};
 use hypatia_optimize::apply::{Policy, claimed};
 
@@ -91,7 +92,7 @@ fn entry_of(mut run: Run<'_>, subject: Subject, options: &Options) -> Entry {
     let (cases, rejects) = run.cases(options);
     let classes = run.seen.iter().map(|(dtype, s)| (*dtype, claim(rule, *dtype), s.derived())).collect();
     let status = match run.first.take() {
-        Some((tape, failure)) => Status::False(Box::new(run.counterexample(tape, failure))),
+        Some((choices, failure)) => Status::False(Box::new(run.counterexample(choices, failure))),
         None => run.exercised(cases, &rejects),
     };
     let (name, origin) = (rule.name.clone(), rule.origin.clone());
@@ -189,7 +190,7 @@ struct Run<'a> {
     seen: BTreeMap<DType, Seen>,
     /// How often each alternative of each `|` was taken.
     branches: HashMap<usize, Vec<usize>>,
-    first: Option<(Tape, Failure)>,
+    first: Option<(ChoiceSequence, Failure)>,
     /// How the sides differ at infinities, which no class forbids.
     note: Option<String>,
     /// Instances for which the right side is undefined.
@@ -256,7 +257,7 @@ impl<'a> Run<'a> {
             if let Some(why) = observation.no_meaning.as_ref().filter(|_| !self.strict) {
                 self.skips.skip(observation.dtype, why);
                 count(why.clone());
-                meaningless.get_or_insert_with(|| source.into_tape());
+                meaningless.get_or_insert_with(|| source.into_choices());
                 continue;
             }
             self.skips.compare(observation.dtype);
@@ -264,7 +265,7 @@ impl<'a> Run<'a> {
             let dtype = self.add(&instance, &observation);
             if let Some((failure, _)) = observation.against(claim(self.rule, dtype)) {
                 if self.first.is_none() || failure.is_grave() {
-                    self.first = Some((source.into_tape(), failure));
+                    self.first = Some((source.into_choices(), failure));
                 }
                 if failure.is_grave() {
                     break;
@@ -273,7 +274,7 @@ impl<'a> Run<'a> {
         }
         // If the right side is undefined wherever the left side matches, the rule is wrong.
         if self.skips.hopeless() {
-            self.first = meaningless.map(|tape| (tape, Failure::NoMeaning));
+            self.first = meaningless.map(|choices| (choices, Failure::NoMeaning));
         }
         (cases, rejects)
     }
@@ -369,17 +370,17 @@ impl<'a> Run<'a> {
         }
     }
 
-    fn counterexample(&self, tape: Tape, failure: Failure) -> Counterexample {
-        let look = |tape: &Tape| -> Option<(Tape, Instance, Observation, Option<Difference>)> {
-            let mut source = Source::replay(tape.clone());
+    fn counterexample(&self, choices: ChoiceSequence, failure: Failure) -> Counterexample {
+        let look = |choices: &ChoiceSequence| -> Option<(ChoiceSequence, Instance, Observation, Option<Difference>)> {
+            let mut source = Source::replay(choices.clone());
             let instance = self.instance(&mut source, false).ok()?;
             let seen = observe(self.rule, &instance).ok()?;
             let dtype = seen.dtype?;
             let (kind, difference) = seen.against(claim(self.rule, dtype))?;
             let difference = difference.cloned();
-            (kind == failure).then(|| (source.into_tape(), instance, seen, difference))
+            (kind == failure).then(|| (source.into_choices(), instance, seen, difference))
         };
-        let small = shrink(tape, &mut |t| look(t).map(|l| l.0));
+        let small = shrink(choices, &mut |t| look(t).map(|l| l.0));
         let Some((_, instance, seen, difference)) = look(&small) else {
             return Counterexample {
                 message: "the failure could not be repeated".into(),

@@ -12,7 +12,7 @@
 use cudarc::driver::result;
 
 use super::{Executor, Graph, Instance, Resident, failed};
-use hypatia_plan::Place;
+use hypatia_plan::Storage;
 use hypatia_tensor::error::{Error, Result};
 
 /// Number of cached graphs.
@@ -91,10 +91,10 @@ impl Executor {
             }
         }
         for ((_, view), to) in self.plan.outputs.iter().zip(outputs) {
-            let base = match self.plan.buffers[view.buffer.index()].place {
-                Place::Input(i) => bases.inputs[i],
-                Place::Constant(i) => bases.constants[i],
-                Place::Arena(offset) => bases.arena + offset as u64,
+            let base = match self.plan.buffers[view.buffer.index()].storage {
+                Storage::Input(i) => bases.inputs[i],
+                Storage::Constant(i) => bases.constants[i],
+                Storage::Arena(offset) => bases.arena + offset as u64,
             };
             let size = view.dtype.size();
             if !view.is_empty() {

@@ -6,7 +6,7 @@
 
 use super::foreign::Foreign;
 use super::{Executor, Instance, failed};
-use hypatia_plan::{Place, View};
+use hypatia_plan::{Storage, View};
 use hypatia_tensor::error::{Error, Result};
 use hypatia_tensor::tensor::Tensor;
 
@@ -62,10 +62,10 @@ impl Resident<'_> {
     /// next run overwrites it.
     pub fn output(&self, index: usize) -> Option<OnDevice> {
         let (_, view) = self.executor.plan.outputs.get(index)?;
-        let base = match self.executor.plan.buffers[view.buffer.index()].place {
-            Place::Input(i) => self.instance.inputs.get(i)?.address(),
-            Place::Constant(i) => self.executor.constants.given(i)?.memory.address(),
-            Place::Arena(offset) => self.instance.arena.address() + offset as u64,
+        let base = match self.executor.plan.buffers[view.buffer.index()].storage {
+            Storage::Input(i) => self.instance.inputs.get(i)?.address(),
+            Storage::Constant(i) => self.executor.constants.given(i)?.memory.address(),
+            Storage::Arena(offset) => self.instance.arena.address() + offset as u64,
         };
         let size = view.dtype.size();
         Some(OnDevice { address: base + (view.offset * size) as u64, bytes: view.len() * size })
@@ -111,13 +111,13 @@ impl Resident<'_> {
 
     fn copy(&self, view: &View, to: &mut [u8]) -> Result<()> {
         let from = view.offset * view.dtype.size();
-        match self.executor.plan.buffers[view.buffer.index()].place {
-            Place::Input(i) => self.instance.inputs[i].download(from, to),
-            Place::Constant(i) => {
+        match self.executor.plan.buffers[view.buffer.index()].storage {
+            Storage::Input(i) => self.instance.inputs[i].download(from, to),
+            Storage::Constant(i) => {
                 let lost = || Error::Internal("a result that was not uploaded".into());
                 self.executor.constants.given(i).ok_or_else(lost)?.memory.download(from, to)
             }
-            Place::Arena(offset) => self.instance.arena.download(offset + from, to),
+            Storage::Arena(offset) => self.instance.arena.download(offset + from, to),
         }
     }
 }
