@@ -100,7 +100,8 @@ impl<'g> Instantiator<'g> {
     /// number exactly.
     pub fn number(&mut self, dtype: DType, value: f64) -> Result<Value> {
         if dtype.is_int() && dtype.round(value) != value {
-            let message = format!("the number {value} stands beside {dtype}, which does not hold it");
+            let message =
+                format!("{dtype} cannot represent the number {value}, which takes the type of its sibling operand");
             return Err(TypeError::new(codes::DTYPE, message).into());
         }
         let key = Key::Number(dtype, value.to_bits());
@@ -144,7 +145,7 @@ impl<'g> Instantiator<'g> {
             return Ok(values.clone());
         }
         if self.graph.nodes.len() >= self.limit {
-            return Err(Error::Limit(format!("the graph grows past {} nodes while ops are unfolded", self.limit)));
+            return Err(Error::Limit(format!("the graph exceeds {} nodes while ops are inlined", self.limit)));
         }
         let values = make(self)?;
         self.shared.insert(key, values.clone());
@@ -339,12 +340,13 @@ impl Host for Expression<'_, '_, '_> {
             bound.term
         });
         let results = self.into.op(op, &operands, &attrs, term)?;
-        let asked = || Error::Type(format!("result {output} of {} is asked for", results.len()).into());
+        let asked =
+            || Error::Type(format!("result {output} is requested of an op with {} results", results.len()).into());
         results.get(output as usize).copied().map(Some).ok_or_else(asked)
     }
 
     fn region(&mut self, _: VarId, _: &[Option<Value>]) -> Result<Option<Value>> {
-        Err(Error::Type("pointwise work stands for nothing here".into()))
+        Err(Error::Type("a pointwise region has no value here".into()))
     }
 
     fn begin_term(&mut self) {
@@ -382,7 +384,7 @@ impl Host for Expression<'_, '_, '_> {
     }
 
     fn region_term(&mut self, _: VarId, _: &[TermId]) -> Result<TermId> {
-        Err(Error::Type("pointwise work stands for nothing here".into()))
+        Err(Error::Type("a pointwise region has no value here".into()))
     }
 }
 

@@ -109,7 +109,7 @@ pub(super) fn place(plan: &mut Plan, limit: usize) -> Result<()> {
             held[write.buffer.index()] = Some(slot);
             plan.buffers[write.buffer.index()].storage = Storage::Arena(slot.0);
             if arena.size > limit {
-                return Err(too_much(limit, &format!("results up to step `{}` do not fit", step.name)));
+                return Err(too_much(limit, &format!("the results up to step `{}` need more", step.name)));
             }
         }
         for v in step.reads.iter().chain(&step.writes) {
@@ -133,5 +133,5 @@ pub(super) fn place(plan: &mut Plan, limit: usize) -> Result<()> {
 }
 
 fn too_much(limit: usize, what: &str) -> Error {
-    Error::Limit(format!("{what}: more than the {} MiB that intermediate results and outputs may take", limit >> 20))
+    Error::Limit(format!("{what}: intermediate results and outputs may take at most {} MiB", limit >> 20))
 }

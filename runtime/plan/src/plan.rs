@@ -68,7 +68,7 @@ impl Plan {
     pub fn check_inputs(&self, inputs: &[Tensor]) -> Result<()> {
         if inputs.len() != self.inputs.len() {
             let (got, wanted) = (inputs.len(), self.inputs.len());
-            return Err(Error::Input(format!("{got} inputs were given, the plan has {wanted}")));
+            return Err(Error::Input(format!("the plan takes {wanted} inputs, but {got} inputs were given")));
         }
         for (t, i) in inputs.iter().zip(&self.inputs) {
             if t.dtype() != i.dtype || t.shape() != i.shape {
@@ -83,7 +83,7 @@ impl Plan {
     pub fn check_outputs(&self, outputs: &[Tensor]) -> Result<()> {
         if outputs.len() != self.outputs.len() {
             let (got, wanted) = (outputs.len(), self.outputs.len());
-            return Err(Error::Input(format!("{got} tensors were given for the outputs, the plan has {wanted}")));
+            return Err(Error::Input(format!("the plan has {wanted} outputs, but {got} tensors were given for them")));
         }
         for (t, (name, view)) in outputs.iter().zip(&self.outputs) {
             if t.dtype() != view.dtype || t.shape() != view.shape {

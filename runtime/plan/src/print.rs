@@ -36,9 +36,9 @@ impl Plan {
             Action::Gemm(g) => format!("gemm, {}", self.term(&g.term, reads.get(2..).unwrap_or_default())),
             Action::Call(e) if step.kernel.is_none() => {
                 let fallback: Vec<String> = e.fallback.iter().map(|s| self.action(s)).collect();
-                format!("gemm without copies, or {}", fallback.join("; "))
+                format!("gemm without copies (fallback: {})", fallback.join("; "))
             }
-            Action::Call(e) => format!("gemm with {} results, or {} steps", e.writes, e.fallback.len()),
+            Action::Call(e) => format!("gemm with {} results (fallback: {} steps)", e.writes, e.fallback.len()),
             Action::Conv(c) => {
                 let what = if c.channels_last { "conv, channels last" } else { "conv" };
                 let term = self.term(&c.term, reads.get(2..).unwrap_or_default());

@@ -59,7 +59,7 @@ impl Plan {
                 }
                 Storage::Arena(offset) => offset.is_multiple_of(ALIGNMENT),
             };
-            ensure(fits, || format!("buffer {i} is not what lies at {:?}", b.storage))?;
+            ensure(fits, || format!("buffer {i} does not match {:?}", b.storage))?;
         }
         Ok(())
     }
@@ -70,7 +70,9 @@ impl Plan {
             return Err(format!("there is no buffer {}", view.buffer.0));
         };
         ensure(view.dtype == buffer.dtype, || format!("{} is read as {}", buffer.dtype, view.dtype))?;
-        ensure(view.shape.len() == view.strides.len(), || "a view has a stride too many or too few".into())?;
+        ensure(view.shape.len() == view.strides.len(), || {
+            "the number of strides of a view differs from its rank".into()
+        })?;
         if view.is_empty() {
             return Ok(());
         }
@@ -87,7 +89,9 @@ impl Plan {
     fn check_read(&self, view: &View, written: &[bool]) -> Checked {
         self.check_view(view)?;
         let arena = matches!(self.buffers[view.buffer.index()].storage, Storage::Arena(_));
-        ensure(!arena || written[view.buffer.index()], || format!("buffer {} is read before it is made", view.buffer.0))
+        ensure(!arena || written[view.buffer.index()], || {
+            format!("buffer {} is read before it is written", view.buffer.0)
+        })
     }
 
     /// A whole buffer of the arena; with `any_order`, its axes may be permuted.
@@ -130,15 +134,15 @@ impl Plan {
             let earlier: Vec<View> = fallback[..i].iter().flat_map(|s| s.writes.clone()).collect();
             for view in &part.reads {
                 ensure(known(view, &step.reads) || known(view, &earlier), || {
-                    format!("what does without the call reads buffer {}, which the step does not", view.buffer.0)
+                    format!("the fallback reads buffer {}, which the step does not read", view.buffer.0)
                 })?;
             }
             let strange = part.writes.iter().find(|v| !known(v, &step.writes));
-            ensure(strange.is_none(), || "what does without the call writes what the step does not".into())?;
+            ensure(strange.is_none(), || "the fallback writes a buffer that the step does not write".into())?;
             self.check_step(part, &mut inside).map_err(|m| format!("part {i}: {m}"))?;
         }
         ensure(step.writes.iter().all(|v| inside[v.buffer.index()]), || {
-            "what does without the call leaves a result unwritten".into()
+            "the fallback does not write every result".into()
         })
     }
 
@@ -150,7 +154,9 @@ impl Plan {
         let mut alive: Vec<(BufferId, std::ops::Range<usize>)> = Vec::new();
         for (i, step) in self.steps.iter().enumerate() {
             let mut over: Vec<(BufferId, BufferId)> = Vec::new();
-            ensure(step.in_place.len() == step.writes.len(), || format!("step {i} says too little of its places"))?;
+            ensure(step.in_place.len() == step.writes.len(), || {
+                format!("step {i} does not say for each write whether it is in place")
+            })?;
             for (write, read) in step.writes.iter().zip(&step.in_place) {
                 if let Some(read) = read {
                     let dies = step.reads.get(*read).is_some_and(|r| last[r.buffer.index()] == i);
@@ -183,13 +189,15 @@ impl Plan {
     /// A pointwise result may reuse the memory of an operand that dies there and is read at the
     /// index that is written.
     fn check_in_place(&self, step: &Step, write: &View, read: usize, dies: bool) -> Checked {
-        let Some(view) = step.reads.get(read) else { return Err("a result takes over what is not read".into()) };
+        let Some(view) = step.reads.get(read) else {
+            return Err("a result reuses the memory of an operand that the step does not have".into());
+        };
         let alone = step.reads.iter().filter(|r| r.buffer == view.buffer).count() == 1;
         let place = |v: &View| self.buffers[v.buffer.index()].storage;
         let same = view.dtype == write.dtype && view.shape == write.shape && view.is_contiguous() && view.offset == 0;
         let pointwise = matches!(step.action, Action::Pointwise(_));
         ensure(pointwise && alone && dies && same && place(view) == place(write), || {
-            format!("buffer {} may not take over buffer {}", write.buffer.0, view.buffer.0)
+            format!("buffer {} may not reuse the memory of buffer {}", write.buffer.0, view.buffer.0)
         })
     }
 
@@ -356,7 +364,7 @@ mod tests {
         let pointwise = |p: &Plan| at(p, |a| matches!(a, Action::Pointwise(_)));
         let concat = |p: &Plan| at(p, |a| matches!(a, Action::Concat(_)));
         assert!(sound().steps[pointwise(&sound())].in_place[0].is_some(), "nothing works in place");
-        refused("is read before it is made", |p| p.steps.swap(0, 1));
+        refused("is read before it is written", |p| p.steps.swap(0, 1));
         refused("leaves its buffer", |p| p.steps[1].reads[0].offset += 1);
         refused("is read as", |p| p.steps[0].reads[0].dtype = DType::F16);
         refused("a part of buffer", |p| p.steps[0].writes[0].shape[0] -= 1);
@@ -381,11 +389,11 @@ mod tests {
             let i = pointwise(p);
             p.steps[i].in_place[0] = None;
         });
-        refused("may not take over", |p| {
+        refused("may not reuse the memory", |p| {
             let i = concat(p);
             p.steps[i].in_place[0] = Some(0);
         });
-        refused("is not what lies at", |p| {
+        refused("does not match", |p| {
             let buffer = p.steps[0].writes[0].buffer.index();
             p.buffers[buffer].storage = Storage::Arena(ALIGNMENT / 2);
         });
@@ -394,6 +402,6 @@ mod tests {
             let view = &mut p.outputs[0].1;
             *view = view.transposed(&[1, 0]);
         });
-        refused("says too little", |p| p.steps[0].in_place.clear());
+        refused("does not say for each write", |p| p.steps[0].in_place.clear());
     }
 }

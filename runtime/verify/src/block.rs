@@ -237,7 +237,8 @@ impl<'a> Writer<'a> {
     /// True for a constant of rank 0 that is not bound to a variable of the rule.
     fn is_number(&self, v: Value) -> bool {
         !self.names.contains_key(&v.node)
-            && matches!(&self.graph.node(v.node).kind, NodeKind::Const(t) if t.shape().is_empty() && t.dtype() != DType::Bool)
+            && matches!(&self.graph.node(v.node).kind, NodeKind::Const(t)
+                if t.shape().is_empty() && t.dtype() != DType::Bool)
     }
 
     fn constant(&mut self, node: NodeId, tensor: &Tensor) -> String {

@@ -55,11 +55,11 @@ impl Difference {
         let x = self.exact.filter(|_| self.left != self.right && self.left.is_finite() && self.right.is_finite())?;
         let (l, r) = ((self.left - x).abs(), (self.right - x).abs());
         let which = match l.total_cmp(&r) {
-            std::cmp::Ordering::Less => "the right side is the less precise one",
-            std::cmp::Ordering::Greater => "the left side is the less precise one",
-            std::cmp::Ordering::Equal => "both sides are as far from it",
+            std::cmp::Ordering::Less => "the right side is less precise",
+            std::cmp::Ordering::Greater => "the left side is less precise",
+            std::cmp::Ordering::Equal => "both sides are equally far from it",
         };
-        Some(format!("exactly it is {}: {which}", show_number(x)))
+        Some(format!("the exact value is {}: {which}", show_number(x)))
     }
 }
 

@@ -29,7 +29,7 @@ use hypatia_graph::{NodeKind, Value, show_number};
 use hypatia_optimize::apply::{Policy, claimed};
 
 /// The report for a rule that only empty tensors matched.
-const EMPTY: &str = "only tensors without elements were found that satisfy the guards";
+const EMPTY: &str = "the search found only empty tensors that satisfy the guards";
 /// The work limit of a rule, in elements of all values of all instances, and the number of
 /// instances that run regardless of their cost.
 const WORK: usize = 1 << 20;
@@ -99,7 +99,7 @@ fn entry_of(mut run: Run<'_>, subject: Subject, options: &Options) -> Entry {
     let skipped = run.skips.note("the right side").filter(|_| !matches!(status, Status::False(_)));
     let few = (status == Status::Verified && run.full < FEWEST.min(options.cases)).then(|| {
         let tried: Vec<&str> = run.seen.keys().map(|d| d.name()).collect();
-        format!("only {} of {} instances were found, in {} alone", run.full, options.cases, tried.join(", "))
+        format!("only {} of {} instances were found, all of them in {}", run.full, options.cases, tried.join(", "))
     });
     let notes: Vec<String> = run.note.into_iter().chain(skipped).chain(few).collect();
     let note = (!notes.is_empty()).then(|| notes.join("; "));
@@ -288,7 +288,7 @@ impl<'a> Run<'a> {
         // Another example covers an operand of one element.
         let many = |v: &VarId| instance.env.tensors.get(v).is_some_and(|v| elements(instance.graph.ty(*v)) != 1);
         if !self.any_shape.is_empty() && !self.any_shape.iter().any(many) {
-            return reject("the operand beside the work has one element");
+            return reject("the other operand of the region has one element");
         }
         let seen = observe(self.rule, &instance)?;
         Ok((instance, seen))
@@ -356,7 +356,7 @@ impl<'a> Run<'a> {
                 0 => "no instance of the left side was found that type-checks and satisfies the guards",
                 _ => EMPTY,
             };
-            let reason = format!("{none}, so nothing is known of this rule\n{}", lines.join("\n"));
+            let reason = format!("{none}, so this rule is not verified\n{}", lines.join("\n"));
             return Status::NotExercised { reason };
         }
         let missed: Vec<usize> = self.branches.values().map(|b| b.iter().filter(|n| **n == 0).count()).collect();
@@ -364,7 +364,7 @@ impl<'a> Run<'a> {
             0 => Status::Verified,
             n => Status::NotExercised {
                 reason: format!(
-                    "{n} of the pattern's alternatives never matched a legal instance, so nothing is known of them"
+                    "{n} of the pattern's alternatives never matched a legal instance, so they are not verified"
                 ),
             },
         }
@@ -383,7 +383,7 @@ impl<'a> Run<'a> {
         let small = shrink(choices, &mut |t| look(t).map(|l| l.0));
         let Some((_, instance, seen, difference)) = look(&small) else {
             return Counterexample {
-                message: "the failure could not be repeated".into(),
+                message: "the failure could not be reproduced".into(),
                 kind: "value",
                 test: String::new(),
             };
@@ -405,7 +405,7 @@ impl<'a> Run<'a> {
             Failure::NoMeaning => ("type", seen.no_meaning.clone().unwrap_or_default()),
             Failure::Broken => ("type", seen.broken.clone().unwrap_or_default()),
             Failure::Value | Failure::Integer => ("value", format!("the sides differ in {dtype}: {values}")),
-            Failure::Structure => ("nan", format!("a NaN or an infinity is lost or made in {dtype}: {values}")),
+            Failure::Structure => ("nan", format!("a NaN or an infinity is lost or introduced in {dtype}: {values}")),
             Failure::Rounding => {
                 ("rounding", format!("the right side is less precise than rounding in {dtype} explains: {values}"))
             }

@@ -53,7 +53,7 @@ pub(super) fn verify(program: &Arc<Program>, rule: &Rule, options: &Options) -> 
                 .map(|(v, x)| format!("{} = {}", v.name, show_number(f64::from(*x))))
                 .collect();
             let message = format!(
-                "claims `{}` for f32, but at {} the device's function gives {}, {} units off: exactly it is {}",
+                "claims `{}` for f32, but at {} the device's function gives {}, {} units off: the exact value is {}",
                 show_class(claimed),
                 place.join(", "),
                 show_number(f64::from(seen.right)),

@@ -99,7 +99,8 @@ fn frozen(rule: &Rule, build: &Build, instance: &Instance, inside: bool) -> Resu
             Some(value) if inside && !instance.graph.is_const(*value) => {
                 let name = rule.vars.get(v.index()).map_or("an operand", |v| v.name.as_str());
                 Err(format!(
-                    "`build(..)` is computed when the plan is made, but `{name}` comes at run time: ask for `const({name})`"
+                    "`build(..)` is computed when the plan is made, but `{name}` is known at run time only: \
+                     require `const({name})`"
                 ))
             }
             _ => Ok(()),

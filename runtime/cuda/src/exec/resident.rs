@@ -97,8 +97,10 @@ impl Resident<'_> {
     /// Waits, then copies a result to the host.
     pub fn download(&self, index: usize) -> Result<Tensor> {
         let plan = &self.executor.plan;
-        let (name, view) =
-            plan.outputs.get(index).ok_or_else(|| Error::Input(format!("output {index} of {}", plan.outputs.len())))?;
+        let (name, view) = plan
+            .outputs
+            .get(index)
+            .ok_or_else(|| Error::Input(format!("there is no output {index}: the plan has {}", plan.outputs.len())))?;
         let mut tensor = Tensor::zeros(view.dtype, &view.shape)
             .ok_or_else(|| Error::Internal(format!("output `{name}` of shape {:?}", view.shape)))?;
         if view.is_empty() {

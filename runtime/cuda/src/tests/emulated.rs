@@ -167,7 +167,8 @@ fn execute(source: &Source) -> Vec<u8> {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name);
     let text = format!(
-        "{}\n{}\nint main(int, char** names) {{\n  given = std::fopen(names[1], \"rb\");\n  made = std::fopen(names[2], \"wb\");\n{}  \
+        "{}\n{}\nint main(int, char** names) {{\n  given = std::fopen(names[1], \"rb\");\n  \
+         made = std::fopen(names[2], \"wb\");\n{}  \
          return std::fclose(made);\n}}\n",
         include_str!("emulator.h"),
         source.kernels,
@@ -178,7 +179,8 @@ fn execute(source: &Source) -> Vec<u8> {
     if let Some(kept) = std::env::var_os("HYPATIA_EMULATED") {
         std::fs::write(kept, &text).unwrap();
     }
-    let flags = "-std=c++17 -O1 -g1 -w -fsanitize=address,undefined -fno-sanitize-recover=all -ffp-contract=off -U_FORTIFY_SOURCE";
+    let flags = "-std=c++17 -O1 -g1 -w -fsanitize=address,undefined -fno-sanitize-recover=all \
+                 -ffp-contract=off -U_FORTIFY_SOURCE";
     let mut compiler = Command::new("c++");
     compiler.args(flags.split(' ')).arg(path("run.cpp")).arg("-o").arg(path("run"));
     let done = compiler.output().unwrap();

@@ -1,6 +1,7 @@
-// What generated kernels need to run on a host, one thread of a block after the other: enough for those without inline
-// assembly but max and min. Every buffer is an allocation of its own, so that a sanitizer sees what goes beyond it; shared
-// memory holds NaN before each block; threads that meet at different barriers end the program.
+// What generated kernels need to run on a host, one thread of a block after another. It suffices
+// for kernels whose only inline assembly is max and min. Every buffer is a separate allocation, so
+// that a sanitizer sees accesses beyond it. Shared memory holds NaN before each block. Threads that
+// meet at different barriers end the program.
 #include <ucontext.h>
 
 #include <algorithm>
@@ -96,7 +97,8 @@ static void run_block(const int threads, const bool backwards) {
     makecontext(&f.context, enter, 0);
     f.waits = RUNS;
   }
-  // Each warp runs as far as it can before the next one: what no barrier orders is done in the oddest order.
+  // Each warp runs as far as it can before the next one, so that work that no barrier orders runs
+  // in the least expected order.
   const int warps = (threads + 31) / 32;
   for (;;) {
     int done = 0, at_block = 0;
@@ -194,7 +196,10 @@ static long long __double_as_longlong(const double x) {
   std::memcpy(&bits, &x, 8);
   return bits;
 }
-static float emu_max(const float a, const float b) { return std::isnan(a) || std::isnan(b) ? NAN : a > b ? a : b > a ? b : std::signbit(a) ? b : a; }
+static float emu_max(const float a, const float b) {
+  if (std::isnan(a) || std::isnan(b)) return NAN;
+  return a > b ? a : b > a ? b : std::signbit(a) ? b : a;
+}
 static float emu_expf(const float x) { return exp2f(x * 1.44269504f); }
 static float emu_min(const float a, const float b) { return -emu_max(-a, -b); }
 static __half __ll2half_rn(const long long x) { return __double2half((double)x); }

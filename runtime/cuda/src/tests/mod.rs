@@ -341,7 +341,7 @@ fn runs_at_foreign_addresses_give_the_same_on_a_gpu() {
     let [x, b, y, c] = [0, 1, 2, 3].map(|i| sets[0][i].address());
     for (inputs, outputs, says) in [
         (&[x][..], &[y, c][..], "1 addresses of inputs and 2 of results"),
-        (&[x, b], &[y, 0], "cannot lie at the address 0x0"),
+        (&[x, b], &[y, 0], "cannot start at the address 0x0"),
         (&[x, b + 2], &[y, c], "cannot lie"),
     ] {
         // SAFETY: nothing is run.

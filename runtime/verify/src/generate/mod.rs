@@ -418,11 +418,11 @@ impl Generator<'_, '_> {
                 let results = match node.head {
                     Head::Scalar(_) => vec![self.scalar_node(node, want)?],
                     Head::Op(_) => self.op_node(node, want)?,
-                    _ => return reject("an epilogue term stands outside of an epilogue"),
+                    _ => return reject("an epilogue term is used outside of an epilogue"),
                 };
                 match results.get(node.output as usize) {
                     Some(v) => Ok(Some(*v)),
-                    None => reject("a result is asked for that is not there"),
+                    None => reject("the op does not have the requested result"),
                 }
             }
         }

@@ -41,7 +41,7 @@ impl Generator<'_, '_> {
                 self.term(pat, result, into)
             }
             Pat::Node(node) => self.term_node(node, result, into),
-            Pat::Typed(..) | Pat::Absent | Pat::Optional(_) => reject("this pattern stands for no epilogue term"),
+            Pat::Typed(..) | Pat::Absent | Pat::Optional(_) => reject("this pattern is not an epilogue term"),
         }
     }
 
@@ -79,8 +79,8 @@ impl Generator<'_, '_> {
                 };
                 Ok(into.term.add(TermNode::Cast { to, arg }))
             }
-            Head::Op(_) => reject("an op stands in an epilogue"),
-            Head::Region(_) => reject("pointwise work stands for nothing here"),
+            Head::Op(_) => reject("an epilogue calls an op"),
+            Head::Region(_) => reject("a pointwise region has no value here"),
         }
     }
 

@@ -64,15 +64,18 @@ impl Executor {
         if (inputs.len(), outputs.len()) != (plan.inputs.len(), plan.outputs.len()) {
             let (have, want) = ((inputs.len(), outputs.len()), (plan.inputs.len(), plan.outputs.len()));
             return Err(Error::Input(format!(
-                "{} addresses of inputs and {} of results, for a plan of {} and {}",
-                have.0, have.1, want.0, want.1
+                "the plan has {} inputs and {} outputs, but {} and {} addresses were given",
+                want.0, want.1, have.0, have.1
             )));
         }
         let ins = plan.inputs.iter().map(|i| (&i.name, i.dtype, i.shape.contains(&0)));
         let outs = plan.outputs.iter().map(|(name, view)| (name, view.dtype, view.is_empty()));
         for ((name, dtype, empty), address) in ins.chain(outs).zip(inputs.iter().chain(outputs)) {
             if !empty && (*address == 0 || address % dtype.size() as u64 != 0) {
-                return Err(Error::Input(format!("`{name}` of type {dtype} cannot lie at the address {address:#x}")));
+                return Err(Error::Input(format!(
+                    "`{name}` of type {dtype} cannot start at the address {address:#x}: pass a multiple of {}",
+                    dtype.size()
+                )));
             }
         }
         Ok(())
