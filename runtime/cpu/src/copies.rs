@@ -21,7 +21,7 @@ use hypatia_tensor::error::{Error, Result};
 /// Work with fewer bytes than this runs on one thread.
 const GRAIN: usize = 1 << 15;
 /// Columns that are transposed at once.
-const TURNED: usize = 256;
+const TRANSPOSED: usize = 256;
 
 /// Calls a function with the word type for an element size.
 macro_rules! by_size {
@@ -178,7 +178,7 @@ fn plane<T: Pod>(
     let turns = step[1] == 1 && line[0] == 1 && step[0] > 0 && line[1] > 0 && lines.min(count) >= 8;
     if turns {
         let (src, dst) = (&src[a as usize..], &mut dst[b as usize..]);
-        return turn(src, dst, [lines, count], [step[0] as usize, line[1] as usize]);
+        return transpose(src, dst, [lines, count], [step[0] as usize, line[1] as usize]);
     }
     if step != [1, 1] && count < 16 && lines > count {
         (lines, line, count, step) = (count, step, lines, line);
@@ -208,10 +208,10 @@ fn plane<T: Pod>(
 }
 
 /// A transpose: element i of line j goes from `i * from + j` to `j * to + i`.
-fn turn<T: Pod>(src: &[T], dst: &mut [T], [lines, count]: [usize; 2], [from, to]: [usize; 2]) {
+fn transpose<T: Pod>(src: &[T], dst: &mut [T], [lines, count]: [usize; 2], [from, to]: [usize; 2]) {
     // Blocks of columns whose cache lines stay in the L1 cache until all lines are done.
-    for first in (0..count).step_by(TURNED) {
-        let columns = first..count.min(first + TURNED);
+    for first in (0..count).step_by(TRANSPOSED) {
+        let columns = first..count.min(first + TRANSPOSED);
         for j in (0..lines).step_by(8) {
             let height = 8.min(lines - j);
             for i in columns.clone().step_by(8) {

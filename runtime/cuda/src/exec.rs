@@ -5,7 +5,7 @@
 //! (stream, arena, inputs, graph); after an instance's first run, its runs allocate nothing on the
 //! device.
 
-mod foreign;
+mod caller_memory;
 mod resident;
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -22,7 +22,7 @@ use super::driver::failed;
 use super::launch::Launch;
 use super::lt::WORKSPACE;
 use super::memory::{DeviceMemory, Pinned};
-use super::steps::{compile_ahead, prepare};
+use super::steps::{precompile, prepare};
 use super::submit::{SideStreams, submit};
 use super::tune::Tuner;
 use super::{nvtx, pointer_arrays};
@@ -83,8 +83,8 @@ impl Executor {
     }
 
     /// Compiles the kernels of the plan whose executor is created next, ahead of time.
-    pub fn ahead(plan: &Plan, gpu: &Arc<Gpu>) -> Result<()> {
-        compile_ahead(gpu, plan)
+    pub fn precompile(plan: &Plan, gpu: &Arc<Gpu>) -> Result<()> {
+        precompile(gpu, plan)
     }
 
     /// Poisons the arena with NaN before each run, so that reads of unwritten memory show.

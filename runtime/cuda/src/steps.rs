@@ -35,7 +35,7 @@ enum PendingLaunch<'p> {
     },
     Product(&'p Step),
     /// A call that the library may support, and its fallback steps.
-    Either(&'p Step, Vec<PendingLaunch<'p>>),
+    Call(&'p Step, Vec<PendingLaunch<'p>>),
 }
 
 /// The launches of a plan, each with the index of its step, and the origin of their machine code.
@@ -60,26 +60,26 @@ pub fn prepare(gpu: &Arc<Gpu>, plan: &Plan, tuner: &mut Tuner) -> Result<(Vec<(u
     });
     let lost = |_| Error::Internal("the compiling thread was lost".into());
     let (modules, origins) = codes.map_err(lost)??.load(gpu)?;
-    let mut made = Made { products: products?.into_iter(), modules: modules.into_iter() };
+    let mut ready = Finished { products: products?.into_iter(), modules: modules.into_iter() };
     let mut launches = Vec::with_capacity(pending.len());
-    for (step, draft) in pending {
-        let finished = finish(gpu, plan, draft, &mut made, tuner)?;
+    for (step, launch) in pending {
+        let finished = finish(gpu, plan, launch, &mut ready, tuner)?;
         launches.extend(finished.into_iter().map(|launch| (step, launch)));
     }
     Ok((launches, origins))
 }
 
 /// Compiles the kernels of the plan that is prepared next, ahead of time.
-pub fn compile_ahead(gpu: &Arc<Gpu>, plan: &Plan) -> Result<()> {
-    cubin::ahead(gpu, &sources(&pending(gpu, plan)?))
+pub fn precompile(gpu: &Arc<Gpu>, plan: &Plan) -> Result<()> {
+    cubin::precompile(gpu, &sources(&pending(gpu, plan)?))
 }
 
 fn sources(pending: &[(usize, PendingLaunch<'_>)]) -> Vec<String> {
-    fn add(draft: &PendingLaunch<'_>, out: &mut Vec<String>) {
-        match draft {
+    fn add(launch: &PendingLaunch<'_>, out: &mut Vec<String>) {
+        match launch {
             PendingLaunch::Kernel { source, .. } => out.push(source.text.clone()),
             PendingLaunch::Product(_) => {}
-            PendingLaunch::Either(_, apart) => apart.iter().for_each(|d| add(d, out)),
+            PendingLaunch::Call(_, fallback) => fallback.iter().for_each(|d| add(d, out)),
         }
     }
     let mut out = Vec::new();
@@ -99,36 +99,36 @@ fn pending<'p>(gpu: &Gpu, plan: &'p Plan) -> Result<Vec<(usize, PendingLaunch<'p
     });
     let mut out = Vec::new();
     for ((index, _), pending) in full.iter().zip(pending) {
-        out.extend(pending?.into_iter().map(|draft| (*index, draft)));
+        out.extend(pending?.into_iter().map(|launch| (*index, launch)));
     }
     Ok(out)
 }
 
 /// Asks the library about all products in advance, as [`products`] will. Errors are reported there.
 fn ask_ahead(gpu: &Arc<Gpu>, plan: &Plan, pending: &[(usize, PendingLaunch<'_>)], effort: Effort) {
-    fn add(plan: &Plan, draft: &PendingLaunch<'_>, effort: Effort, out: &mut Vec<(lt::Product, bool)>) -> Result<()> {
-        match draft {
+    fn add(plan: &Plan, launch: &PendingLaunch<'_>, effort: Effort, out: &mut Vec<(lt::Product, bool)>) -> Result<()> {
+        match launch {
             PendingLaunch::Kernel { .. } => {}
             PendingLaunch::Product(step) => {
                 if let Some(g) = library_product(step)
-                    && let Launch::Product(made) = product(plan, step, g)?
+                    && let Launch::Product(finished) = product(plan, step, g)?
                 {
-                    out.push((*made.matmul.product(), false));
-                    out.extend(made.transposed.iter().map(|t| (*t.product(), true)));
+                    out.push((*finished.matmul.product(), false));
+                    out.extend(finished.transposed.iter().map(|t| (*t.product(), true)));
                 }
             }
-            PendingLaunch::Either(step, apart) => {
+            PendingLaunch::Call(step, fallback) => {
                 let Action::Call(e) = &step.action else { return Ok(()) };
                 out.push((called(plan, step, e)?.0.product, false));
                 if step.kernel.is_some() || effort != Effort::Unknown {
-                    apart.iter().try_for_each(|d| add(plan, d, effort, out))?;
+                    fallback.iter().try_for_each(|d| add(plan, d, effort, out))?;
                 }
             }
         }
         Ok(())
     }
     let mut asked = Vec::new();
-    pending.iter().for_each(|(_, draft)| drop(add(plan, draft, effort, &mut asked)));
+    pending.iter().for_each(|(_, launch)| drop(add(plan, launch, effort, &mut asked)));
     asked.retain(|(p, _)| !p.by_addresses() || gpu.lt().version() >= ADDRESSES_FROM);
     tune::ask_ahead(gpu, effort, &asked);
 }
@@ -138,11 +138,11 @@ fn ask_ahead(gpu: &Arc<Gpu>, plan: &Plan, pending: &[(usize, PendingLaunch<'_>)]
 fn products(
     gpu: &Arc<Gpu>,
     plan: &Plan,
-    draft: &PendingLaunch<'_>,
+    launch: &PendingLaunch<'_>,
     (tuner, later): (&mut Tuner, bool),
     out: &mut Vec<Option<Launch>>,
 ) -> Result<()> {
-    match draft {
+    match launch {
         PendingLaunch::Kernel { .. } => {}
         PendingLaunch::Product(step) => {
             let g = library_product(step).ok_or_else(|| Error::Internal("a product that is none".into()))?;
@@ -152,20 +152,20 @@ fn products(
             }
             out.push(Some(launch));
         }
-        PendingLaunch::Either(step, apart) => {
+        PendingLaunch::Call(step, fallback) => {
             let Action::Call(e) = &step.action else { return Err(Error::Internal("a call that is none".into())) };
             out.push(call(gpu, plan, step, e, tuner).map_err(|e| in_step(e, step))?);
             // Copies cost more than any choice of algorithm saves. Before a first result, the
             // variant with copies is raced with the library's guess, and tuned only if it wins.
             let later = later || step.kernel.is_none() && tuner.effort() == Effort::Unknown;
-            apart.iter().try_for_each(|d| products(gpu, plan, d, (&mut *tuner, later), out))?;
+            fallback.iter().try_for_each(|d| products(gpu, plan, d, (&mut *tuner, later), out))?;
         }
     }
     Ok(())
 }
 
 /// Compiled code and products for the pending, in their order.
-struct Made {
+struct Finished {
     products: std::vec::IntoIter<Option<Launch>>,
     modules: std::vec::IntoIter<Arc<CudaModule>>,
 }
@@ -174,22 +174,22 @@ struct Made {
 fn finish(
     gpu: &Arc<Gpu>,
     plan: &Plan,
-    draft: PendingLaunch<'_>,
-    made: &mut Made,
+    launch: PendingLaunch<'_>,
+    finished: &mut Finished,
     tuner: &mut Tuner,
 ) -> Result<Vec<Launch>> {
     let lost = || Error::Internal("a product or a module was lost".into());
-    match draft {
-        PendingLaunch::Product(_) => Ok(vec![made.products.next().flatten().ok_or_else(lost)?]),
+    match launch {
+        PendingLaunch::Product(_) => Ok(vec![finished.products.next().flatten().ok_or_else(lost)?]),
         PendingLaunch::Kernel { source, work, step } => {
-            let module = made.modules.next().ok_or_else(lost)?;
+            let module = finished.modules.next().ok_or_else(lost)?;
             Ok(vec![kernel_launch(plan, step, &module, (&source, &work))?])
         }
-        PendingLaunch::Either(step, apart) => {
-            let call = made.products.next().ok_or_else(lost)?;
+        PendingLaunch::Call(step, fallback) => {
+            let call = finished.products.next().ok_or_else(lost)?;
             let mut launches = Vec::new();
-            for draft in apart {
-                launches.extend(finish(gpu, plan, draft, made, tuner)?);
+            for launch in fallback {
+                launches.extend(finish(gpu, plan, launch, finished, tuner)?);
             }
             let mut chosen = match call {
                 Some(call) => fallback::faster(gpu, plan, step, call, launches, tuner).map_err(|e| in_step(e, step))?,
@@ -244,17 +244,17 @@ pub(super) fn operand<'a>(step: &'a Step, work: &'a Work, arg: &Arg) -> Option<&
     }
 }
 
-/// The launches of a step in draft form, in order.
+/// The launches of a step in pending form, in order.
 fn pending_launches<'p>(gpu: &Gpu, plan: &Plan, step: &'p Step) -> Result<Vec<PendingLaunch<'p>>> {
     if library_product(step).is_some() {
         return Ok(vec![PendingLaunch::Product(step)]);
     }
     if let Action::Call(e) = &step.action {
-        let mut apart = Vec::new();
+        let mut fallback = Vec::new();
         for part in e.fallback.iter().filter(|s| !s.writes.iter().all(View::is_empty)) {
-            apart.extend(pending_launches(gpu, plan, part)?);
+            fallback.extend(pending_launches(gpu, plan, part)?);
         }
-        return Ok(vec![PendingLaunch::Either(step, apart)]);
+        return Ok(vec![PendingLaunch::Call(step, fallback)]);
     }
     let kernels = step_kernels(step);
     if kernels.is_empty() {
@@ -263,11 +263,11 @@ fn pending_launches<'p>(gpu: &Gpu, plan: &Plan, step: &'p Step) -> Result<Vec<Pe
         return Err(Error::Device(format!("{what} has no CUDA kernel yet; use --device cpu")));
     }
     // Kernels are named only by their function, so that equal work is compiled once.
-    let draft = |(body, work)| {
+    let launch = |(body, work)| {
         let source = source(gpu, plan, &body, &work).map_err(emitted)?;
         Ok(PendingLaunch::Kernel { source: Box::new(source), work, step })
     };
-    kernels.into_iter().map(draft).collect()
+    kernels.into_iter().map(launch).collect()
 }
 
 /// The floating-point product of a step that the library computes.
@@ -360,7 +360,7 @@ fn choose(gpu: &Arc<Gpu>, plan: &Plan, product: &mut Product, tuner: &mut Tuner)
 }
 
 /// Alignment in bytes of an epilogue's bias and second matrix.
-const BESIDE_ALIGNMENT: usize = 16;
+const AUX_ALIGNMENT: usize = 16;
 
 /// The products of a call with a fallback, and their scale.
 fn called(plan: &Plan, step: &Step, e: &CallStep) -> Result<(gemm::Calls, f64)> {
@@ -388,9 +388,9 @@ fn call(gpu: &Arc<Gpu>, plan: &Plan, step: &Step, e: &CallStep, tuner: &mut Tune
     }
     // Sums and second matrices cover the whole product, so there must be a single call.
     let single = calls.offsets.len() == 1 && (!named || calls.product.batch == 1);
-    let aligned = |v: &View| (v.offset * v.dtype.size()).is_multiple_of(BESIDE_ALIGNMENT);
-    let beside = || reads[2..].iter().chain(stored);
-    if e.product.k == 0 || !single || writes.iter().any(View::is_empty) || !beside().all(aligned) {
+    let aligned = |v: &View| (v.offset * v.dtype.size()).is_multiple_of(AUX_ALIGNMENT);
+    let auxiliary = || reads[2..].iter().chain(stored);
+    if e.product.k == 0 || !single || writes.iter().any(View::is_empty) || !auxiliary().all(aligned) {
         return Ok(None);
     }
     let mut matmul = Matmul::new(calls.product)?.scaled(scale);

@@ -1,4 +1,4 @@
-//! Runs on foreign memory: a framework's tensors, by their device addresses.
+//! Runs on the caller's memory: a framework's tensors, by their device addresses.
 //!
 //! In: a [`Resident`] and addresses of inputs and results. Out: the results at those addresses.
 //! Invariant: a graph is captured once per set of addresses and cached, the [`KEPT`] most recently
@@ -20,9 +20,9 @@ const KEPT: usize = 16;
 /// Inputs with this alignment are read in place.
 const ALIGNMENT: u64 = 256;
 
-/// Graphs over foreign memory, the most recently used last.
+/// Graphs over the caller's memory, the most recently used last.
 #[derive(Default)]
-pub(super) struct Foreign {
+pub(super) struct CallerGraphs {
     graphs: Vec<(Vec<u64>, Graph)>,
 }
 
@@ -43,7 +43,7 @@ impl Resident<'_> {
     pub unsafe fn run_at(&mut self, inputs: &[u64], outputs: &[u64]) -> Result<()> {
         self.executor.check_addresses(inputs, outputs)?;
         let key = [inputs, outputs].concat();
-        let kept = &mut self.foreign.graphs;
+        let kept = &mut self.caller_graphs.graphs;
         if let Some(at) = kept.iter().position(|(k, _)| *k == key) {
             kept[at..].rotate_left(1);
         } else {

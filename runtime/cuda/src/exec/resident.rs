@@ -4,7 +4,7 @@
 //! nor allocate. Invariant: a [`Resident`] owns an instance, so that its addresses are stable for
 //! its lifetime and no other run writes there.
 
-use super::foreign::Foreign;
+use super::caller_memory::CallerGraphs;
 use super::{Executor, Instance, failed};
 use hypatia_plan::{Storage, View};
 use hypatia_tensor::error::{Error, Result};
@@ -23,14 +23,14 @@ pub struct OnDevice {
 pub struct Resident<'a> {
     pub(super) executor: &'a Executor,
     // Dropped before the instance: the graphs refer to its memory.
-    pub(super) foreign: Foreign,
+    pub(super) caller_graphs: CallerGraphs,
     pub(super) instance: Instance,
 }
 
 impl Executor {
     /// Allocates device memory for inputs and results, and captures the plan's graph over it.
     pub fn resident(&self) -> Result<Resident<'_>> {
-        Ok(Resident { executor: self, foreign: Foreign::default(), instance: self.instance()? })
+        Ok(Resident { executor: self, caller_graphs: CallerGraphs::default(), instance: self.instance()? })
     }
 
     /// Runs once into tensors of the plan's types that have no other owner. From the second run on,

@@ -1,6 +1,6 @@
 //! Products of many strided matrices, as in multi-head attention, against the reference: by the
-//! call over addresses, by the fallback, measured, and over foreign memory. Ragged sizes, sizes 1
-//! and 0, every element type, odd strides.
+//! call over addresses, by the fallback, measured, and over the caller's memory. Ragged sizes,
+//! sizes 1 and 0, every element type, odd strides.
 #![allow(clippy::unwrap_used)]
 
 use std::sync::Arc;
@@ -130,7 +130,7 @@ fn heads_agree_with_the_reference_on_a_gpu() {
 }
 
 /// Both variants are timed; each of them, taken from a file, gives the right result, also over
-/// foreign memory.
+/// the caller's memory.
 #[test]
 fn both_ways_over_heads_agree_on_a_gpu() {
     let shapes = [[8, 128, 12, 64], [2, 33, 3, 8], [1, 40, 4, 16], [4, 197, 12, 64]];
@@ -159,14 +159,14 @@ fn both_ways_over_heads_agree_on_a_gpu() {
                 compare(got, &w.to_tensor().unwrap(), w.dtype, coarsest(&graph), &what);
             }
             launches.push(executor.launches());
-            foreign(&gpu, &executor, &tensors);
+            at_addresses(&gpu, &executor, &tensors);
         }
         assert!(ways.is_empty() || launches[0] < launches[1], "{launches:?}\n{plan}");
     }
 }
 
 /// Runs over inputs at other addresses agree, whatever ran before.
-fn foreign(gpu: &Arc<Gpu>, executor: &Executor, inputs: &[Tensor]) {
+fn at_addresses(gpu: &Arc<Gpu>, executor: &Executor, inputs: &[Tensor]) {
     use crate::memory::DeviceMemory;
     let want = executor.run(inputs).unwrap();
     let stream = gpu.context().new_stream().unwrap();

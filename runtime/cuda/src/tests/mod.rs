@@ -294,10 +294,10 @@ fn resident_runs_give_the_same_and_allocate_nothing_on_a_gpu() {
     println!("a run on the device of {} steps takes the host {host:.2} us", executor.plan().launches());
 }
 
-/// Runs over foreign memory: aligned and not, more sets of addresses than are cached, results that
-/// are inputs.
+/// Runs over the caller's memory: aligned and not, more sets of addresses than are cached, results
+/// that are inputs.
 #[test]
-fn runs_at_foreign_addresses_give_the_same_on_a_gpu() {
+fn runs_at_callers_addresses_give_the_same_on_a_gpu() {
     let Some(gpu) = gpu(20) else { return };
     let mut g = Graph::new(hypatia_library::load(&[]).unwrap());
     let (x, b) = (g.input("x", ty(DType::F32, &[33, 40])), g.input("b", ty(DType::F32, &[40])));

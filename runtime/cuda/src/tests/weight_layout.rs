@@ -1,6 +1,6 @@
 //! Products that read their weights transposed, against the reference: forced by choices of a file,
-//! measured, cached, and over foreign memory. Ragged sizes, every float type, weights on either
-//! side and in either order, epilogues with a bias.
+//! measured, cached, and over the caller's memory. Ragged sizes, every float type, weights on
+//! either side and in either order, epilogues with a bias.
 #![allow(clippy::unwrap_used)]
 
 use std::sync::Arc;
@@ -219,12 +219,12 @@ fn a_weight_in_both_orders_is_there_twice_on_a_gpu() {
         agrees(&other, &g, &inputs, &format!("{dtype}, the other plan"));
         drop(executor);
         agrees(&other, &g, &inputs, &format!("{dtype}, alone"));
-        foreign(&gpu, &other, &inputs, &w);
+        at_addresses(&gpu, &other, &inputs, &w);
     }
 }
 
-/// Resident runs, over their own memory and over foreign memory.
-fn foreign(gpu: &Arc<Gpu>, executor: &Executor, inputs: &Inputs, w: &Tensor) {
+/// Resident runs, over their own memory and over the caller's memory.
+fn at_addresses(gpu: &Arc<Gpu>, executor: &Executor, inputs: &Inputs, w: &Tensor) {
     let tensors: Vec<Tensor> = inputs.iter().map(|(_, t)| t.clone()).collect();
     let want = executor.run(&tensors).unwrap();
     let mut resident = executor.resident().unwrap();
