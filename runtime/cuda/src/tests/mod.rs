@@ -36,22 +36,14 @@ use hypatia_plan::{Options, Plan};
 use hypatia_tensor::error::Error;
 use hypatia_tensor::tensor::Tensor;
 use hypatia_testing::random::{Random, coarsest, compare};
-use hypatia_testing::{int, list, program, ty};
+use hypatia_testing::{gpu_or_skip, int, list, program, ty};
 
 /// The GPU; without one, reports how many cases are skipped.
-pub(super) fn gpu(cases: usize) -> Option<Arc<Gpu>> {
-    match Gpu::open(0) {
-        Ok(gpu) => Some(gpu),
-        Err(e) if std::env::var_os("HYPATIA_NEED_GPU").is_some() => panic!("{e}"),
-        Err(e) => {
-            let why = e.to_string();
-            eprintln!("SKIPPED {cases} cases on a GPU: {}", why.lines().next().unwrap_or_default());
-            None
-        }
-    }
+fn gpu(cases: usize) -> Option<Arc<Gpu>> {
+    gpu_or_skip(Gpu::open(0), cases)
 }
 
-pub(super) fn executor(gpu: &Arc<Gpu>, graph: &Graph, cluster: bool) -> Result<(Arc<Plan>, Executor), Error> {
+fn executor(gpu: &Arc<Gpu>, graph: &Graph, cluster: bool) -> Result<(Arc<Plan>, Executor), Error> {
     let options = Options { cluster, ..Options::new(gpu.profile()) };
     let plan = Arc::new(pipeline::plan(graph, &options)?);
     let mut tuner = Tuner::forgetful(Duration::ZERO);
@@ -59,7 +51,7 @@ pub(super) fn executor(gpu: &Arc<Gpu>, graph: &Graph, cluster: bool) -> Result<(
 }
 
 /// Runs a graph and compares it; returns the reason if the GPU has no kernel for a step.
-pub(super) fn agrees(gpu: &Arc<Gpu>, graph: &Graph, inputs: &[(String, Tensor)], what: &str) -> Result<(), String> {
+fn agrees(gpu: &Arc<Gpu>, graph: &Graph, inputs: &[(String, Tensor)], what: &str) -> Result<(), String> {
     let want = evaluate(graph, inputs, Mode::Rounded).unwrap();
     let tensors: Vec<Tensor> = inputs.iter().map(|(_, t)| t.clone()).collect();
     let epsilon = coarsest(graph);
@@ -83,7 +75,7 @@ pub(super) fn agrees(gpu: &Arc<Gpu>, graph: &Graph, inputs: &[(String, Tensor)],
 }
 
 /// `HYPATIA_CASES` reduces the number of cases: a sanitizer is slow.
-pub(super) fn cases(all: u64) -> u64 {
+fn cases(all: u64) -> u64 {
     std::env::var("HYPATIA_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(all).min(all)
 }
 
