@@ -56,6 +56,6 @@ impl OnGpu {
 
     /// Compiles a plan's kernels for the executor that is made next.
     pub(crate) fn compile_ahead(&self, plan: &Arc<Plan>) -> Result<()> {
-        cuda::Executor::ahead(plan, &self.gpu).map(drop)
+        cuda::Executor::precompile(plan, &self.gpu).map(drop)
     }
 }

@@ -175,8 +175,15 @@ fn collect(folder: &Path, out: &mut Vec<PathBuf>) {
 }
 
 /// The crates whose modules the page lists, with their sources.
-const LISTED: [(&str, &str); 2] =
-    [("## Modules of `hypatia-dsl`", "hypatia-dsl/src"), ("## Modules of `hypatia-optimize`", "runtime/optimize/src")];
+const LISTED: [(&str, &str); 7] = [
+    ("## Modules of `hypatia-dsl`", "hypatia-dsl/src"),
+    ("## Modules of `hypatia-optimize`", "runtime/optimize/src"),
+    ("## Modules of `hypatia-graph`", "runtime/graph/src"),
+    ("## Modules of `hypatia-plan`", "runtime/plan/src"),
+    ("## Modules of `hypatia-cpu`", "runtime/cpu/src"),
+    ("## Modules of `hypatia-cuda`", "runtime/cuda/src"),
+    ("## Modules of `hypatia-verify`", "runtime/verify/src"),
+];
 
 #[test]
 fn crates_use_what_the_page_allows() {

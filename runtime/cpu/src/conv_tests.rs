@@ -68,7 +68,7 @@ impl Net {
         let have = ["cpu", "h200"].map(|device| {
             let plan = Arc::new(pipeline::plan(&self.graph, &Options::new(Device::named(device).unwrap())).unwrap());
             last.extend(plan.steps.iter().filter_map(|s| match &s.action {
-                Action::Conv(c) => Some(c.last),
+                Action::Conv(c) => Some(c.channels_last),
                 _ => None,
             }));
             let given = |n: &str| self.inputs.iter().find(|(i, _)| i == n).unwrap().1.clone();

@@ -7,20 +7,20 @@ use half::{bf16, f16};
 use hypatia_dsl::dtype::DType;
 
 use super::interp::BLOCK;
-use super::moves::Source;
-use super::threads::Team;
+use super::operand::Operand;
+use super::threads::Workers;
 use hypatia_graph::prim::Cumsum;
 
 /// Work with fewer elements than this runs on one thread.
 const GRAIN: usize = 1 << 13;
 
 /// Sums a contiguous tensor. Each thread gets whole slices of the axes before the summed one.
-pub fn cumsum(team: &Team<'_>, x: Source<'_>, how: Cumsum, out: &mut [u8]) {
+pub fn cumsum(workers: &Workers<'_>, x: Operand<'_>, how: Cumsum, out: &mut [u8]) {
     let shape = &x.view.shape;
     let (size, inner): (usize, usize) = (shape[how.axis], shape[how.axis + 1..].iter().product());
     let (outer, stretch) = (shape[..how.axis].iter().product(), size * inner * x.view.dtype.size());
     let x_bytes = &x.bytes[x.view.offset * x.view.dtype.size()..];
-    team.chunks(&mut [out], &[stretch], outer, GRAIN.div_ceil((size * inner).max(1)), |first, count, outs, _| {
+    workers.chunks(&mut [out], &[stretch], outer, GRAIN.div_ceil((size * inner).max(1)), |first, count, outs, _| {
         let bytes = &x_bytes[first * stretch..(first + count) * stretch];
         let out = &mut outs[0][..count * stretch];
         macro_rules! sum {

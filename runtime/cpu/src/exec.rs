@@ -10,18 +10,20 @@ use std::time::{Duration, Instant};
 use hypatia_dsl::dtype::DType;
 use smallvec::SmallVec;
 
-use super::conv::{DirectCode, Geometry};
+use super::conv::DirectCode;
+use super::copies::{self, StridedCopy};
 use super::cumsum;
+use super::depthwise::DepthwiseCode;
 use super::gemm::GemmCode;
+use super::im2col::Geometry;
 use super::interp::Code;
-use super::last::EachCode;
-use super::memory::{Bytes, Carved, carve};
-use super::moves::{self, Source, Window};
+use super::memory::{Bytes, SplitArena, split_arena};
+use super::operand::Operand;
 use super::pointwise::{Input, Work};
 use super::reduce::{self, Reduce};
 use super::rowwise::RowCode;
-use super::threads::{Local, Pool, Team};
-use hypatia_plan::{Action, Buffer, Place, Plan, PointwiseStep, Step, View};
+use super::threads::{Local, Pool, Workers};
+use hypatia_plan::{Action, Buffer, Plan, PointwiseStep, Step, Storage, View};
 use hypatia_tensor::error::{Error, Result};
 use hypatia_tensor::tensor::Tensor;
 
@@ -31,11 +33,11 @@ enum Ready {
     /// A convolution with few filters per group.
     Direct(Box<DirectCode>),
     /// A depthwise convolution (one filter per channel), channels last.
-    Each(Box<EachCode>),
+    Depthwise(Box<DepthwiseCode>),
     Pointwise(Code),
     Rowwise(Box<RowCode>),
     /// One copy per read, in the order of the writes.
-    Windows(Vec<Window>),
+    Copies(Vec<StridedCopy>),
     Reduce(Reduce),
     /// The nested steps of a composite step.
     Parts(Vec<Ready>),
@@ -135,7 +137,7 @@ impl Executor {
                 *time += start.elapsed();
             }
         }
-        let rest = carve(instance.arena.as_mut(), &[])?;
+        let rest = split_arena(instance.arena.as_mut(), &[])?;
         let output = |view: &View| {
             let bytes = self.bytes(view, &rest, inputs)?;
             let size = view.dtype.size();
@@ -153,12 +155,12 @@ impl Executor {
     }
 
     /// The whole buffer of a view.
-    fn bytes<'a>(&'a self, view: &View, carved: &Carved<'a>, inputs: &'a [Tensor]) -> Result<&'a [u8]> {
+    fn bytes<'a>(&'a self, view: &View, arena: &SplitArena<'a>, inputs: &'a [Tensor]) -> Result<&'a [u8]> {
         let buffer = self.buffer(view);
-        match buffer.place {
-            Place::Input(i) => Ok(inputs[i].bytes()),
-            Place::Constant(i) => Ok(self.plan.constants[i].bytes()),
-            Place::Arena(offset) => carved.read(offset, buffer.len * buffer.dtype.size()),
+        match buffer.storage {
+            Storage::Input(i) => Ok(inputs[i].bytes()),
+            Storage::Constant(i) => Ok(self.plan.constants[i].bytes()),
+            Storage::Arena(offset) => arena.read(offset, buffer.len * buffer.dtype.size()),
         }
     }
 
@@ -166,64 +168,64 @@ impl Executor {
         if step.writes.iter().all(View::is_empty) {
             return Ok(());
         }
-        if let (Action::Either(e), Ready::Parts(parts)) = (&step.action, ready) {
-            return e.apart.iter().zip(parts).try_for_each(|(s, ready)| self.step(s, ready, instance, inputs));
+        if let (Action::Call(e), Ready::Parts(parts)) = (&step.action, ready) {
+            return e.fallback.iter().zip(parts).try_for_each(|(s, ready)| self.step(s, ready, instance, inputs));
         }
-        let range = |v: &View| match self.buffer(v).place {
-            Place::Arena(offset) => Ok((offset, self.buffer(v).len * v.dtype.size())),
+        let range = |v: &View| match self.buffer(v).storage {
+            Storage::Arena(offset) => Ok((offset, self.buffer(v).len * v.dtype.size())),
             _ => Err(Error::Internal("a write outside of the arena".into())),
         };
         let writes = step.writes.iter().map(range).collect::<Result<SmallVec<[(usize, usize); 4]>>>()?;
-        let mut carved = carve(instance.arena.as_mut(), &writes)?;
-        let mut outs = std::mem::take(&mut carved.outs);
+        let mut arena = split_arena(instance.arena.as_mut(), &writes)?;
+        let mut outs = std::mem::take(&mut arena.outs);
         let mut reads: SmallVec<[&[u8]; 8]> = SmallVec::new();
         for (i, v) in step.reads.iter().enumerate() {
             let in_place = step.in_place.contains(&Some(i));
-            reads.push(if in_place { &[] } else { self.bytes(v, &carved, inputs)? });
+            reads.push(if in_place { &[] } else { self.bytes(v, &arena, inputs)? });
         }
-        let source = |i: usize| Source { bytes: reads[i], view: &step.reads[i] };
+        let source = |i: usize| Operand { bytes: reads[i], view: &step.reads[i] };
         let pool = self.pool.as_deref().filter(|_| self.shared);
-        let team = Team { pool, locals: &instance.locals };
+        let workers = Workers { pool, locals: &instance.locals };
         match (&step.action, ready) {
             (Action::Gemm(_), Ready::Gemm(g)) => {
-                g.run(&team, [reads[0], reads[1]], &step.reads[2..], &reads[2..], outs[0])?;
+                g.run(&workers, [reads[0], reads[1]], &step.reads[2..], &reads[2..], outs[0])?;
             }
-            (Action::Conv(c), Ready::Gemm(g)) if c.last => {
-                g.run(&team, [reads[0], reads[1]], &step.reads[2..], &reads[2..], outs[0])?;
+            (Action::Conv(c), Ready::Gemm(g)) if c.channels_last => {
+                g.run(&workers, [reads[0], reads[1]], &step.reads[2..], &reads[2..], outs[0])?;
             }
             // The filters are the left operand.
             (Action::Conv(_), Ready::Gemm(g)) => {
-                g.run(&team, [reads[1], reads[0]], &step.reads[2..], &reads[2..], outs[0])?;
+                g.run(&workers, [reads[1], reads[0]], &step.reads[2..], &reads[2..], outs[0])?;
             }
-            (_, Ready::Each(c)) => c.run(&team, reads[0], &step.reads[2..], &reads[2..], outs[0])?,
-            (_, Ready::Direct(c)) => c.run(&team, [reads[0], reads[1]], &step.reads[2..], &reads[2..], outs[0])?,
-            (Action::Pointwise(p), Ready::Pointwise(code)) => pointwise(p, code, step, &reads, &team, &mut outs),
+            (_, Ready::Depthwise(c)) => c.run(&workers, reads[0], &step.reads[2..], &reads[2..], outs[0])?,
+            (_, Ready::Direct(c)) => c.run(&workers, [reads[0], reads[1]], &step.reads[2..], &reads[2..], outs[0])?,
+            (Action::Pointwise(p), Ready::Pointwise(code)) => pointwise(p, code, step, &reads, &workers, &mut outs),
             (Action::Rowwise(r), Ready::Rowwise(code)) => {
                 let mut own: SmallVec<[&[u8]; 8]> = SmallVec::new();
                 for (bytes, v) in reads.iter().zip(&step.reads) {
                     own.push(if v.is_empty() { bytes } else { &bytes[v.offset * v.dtype.size()..] });
                 }
-                code.run(&team, &own, &mut outs, r.rows);
+                code.run(&workers, &own, &mut outs, r.rows);
             }
-            (Action::Scatter(how), Ready::Windows(windows)) => {
-                windows.iter().for_each(|w| w.run(&team, reads[0], outs[0]));
+            (Action::Scatter(how), Ready::Copies(copies)) => {
+                copies.iter().for_each(|w| w.run(&workers, reads[0], outs[0]));
                 let shape = step.writes.first().map_or(&[] as &[usize], |v| &v.shape);
-                moves::scatter(source(1), source(2), *how, shape, outs[0])?;
+                copies::scatter(source(1), source(2), *how, shape, outs[0])?;
             }
             (Action::Argsort(axis, descending), _) => reduce::argsort(source(0), *axis, *descending, outs[0]),
-            (_, Ready::Windows(windows)) => {
-                for (window, i) in windows.iter().zip(window_reads(&step.action, reads.len())) {
-                    window.run(&team, reads[i], outs[0]);
+            (_, Ready::Copies(copies)) => {
+                for (window, i) in copies.iter().zip(window_reads(&step.action, reads.len())) {
+                    window.run(&workers, reads[i], outs[0]);
                 }
             }
-            (_, Ready::Reduce(r)) => r.run(&team, source(0), outs[0]),
-            (Action::Gather(axis), _) => moves::gather(&team, source(0), source(1), *axis, outs[0])?,
+            (_, Ready::Reduce(r)) => r.run(&workers, source(0), outs[0]),
+            (Action::Gather(axis), _) => copies::gather(&workers, source(0), source(1), *axis, outs[0])?,
             (Action::GatherElements(axis), _) => {
-                moves::gather_elements(&team, source(0), source(1), *axis, outs[0])?;
+                copies::gather_elements(&workers, source(0), source(1), *axis, outs[0])?;
             }
-            (Action::GatherNd(batch), _) => moves::gather_nd(&team, source(0), source(1), *batch, outs[0])?,
-            (Action::Cumsum(how), _) => cumsum::cumsum(&team, source(0), *how, outs[0]),
-            (Action::Argmax(axis, last), _) => reduce::argmax(&team, source(0), *axis, *last, outs[0]),
+            (Action::GatherNd(batch), _) => copies::gather_nd(&workers, source(0), source(1), *batch, outs[0])?,
+            (Action::Cumsum(how), _) => cumsum::cumsum(&workers, source(0), *how, outs[0]),
+            (Action::Argmax(axis, last), _) => reduce::argmax(&workers, source(0), *axis, *last, outs[0]),
             _ => return Err(Error::Internal("a step that was not prepared".into())),
         }
         Ok(())
@@ -240,8 +242,8 @@ fn prepare(plan: &Plan, step: &Step, threads: usize) -> Result<Ready> {
     let program = &plan.program;
     let shape = step.writes.first().map_or(&[] as &[usize], |v| &v.shape);
     // The right operand of a product, or the filters of a convolution.
-    let constant = step.reads.get(1).and_then(|v| match plan.buffers[v.buffer.index()].place {
-        Place::Constant(i) => plan.constants.get(i),
+    let constant = step.reads.get(1).and_then(|v| match plan.buffers[v.buffer.index()].storage {
+        Storage::Constant(i) => plan.constants.get(i),
         _ => None,
     });
     Ok(match &step.action {
@@ -250,10 +252,10 @@ fn prepare(plan: &Plan, step: &Step, threads: usize) -> Result<Ready> {
         }
         Action::Conv(c) => {
             let (reads, out) = (&step.reads, &step.writes[0]);
-            if c.last && c.groups > 1 {
-                return Ok(Ready::Each(Box::new(EachCode::new(program, c, reads, out, constant)?)));
+            if c.channels_last && c.groups > 1 {
+                return Ok(Ready::Depthwise(Box::new(DepthwiseCode::new(program, c, reads, out, constant)?)));
             }
-            if c.last {
+            if c.channels_last {
                 return Ok(Ready::Gemm(Box::new(GemmCode::conv_last(program, c, reads, out, constant, threads)?)));
             }
             let geometry = Geometry::new(c, reads, out)?;
@@ -268,12 +270,12 @@ fn prepare(plan: &Plan, step: &Step, threads: usize) -> Result<Ready> {
             Ready::Pointwise(Code::new(program, &p.kernel.term, p.kernel.acc, &inputs, &p.kernel.outputs)?)
         }
         Action::Rowwise(r) => Ready::Rowwise(Box::new(RowCode::new(program, r)?)),
-        Action::Copy | Action::Scatter(_) => Ready::Windows(vec![Window::copy(&step.reads[0])]),
-        Action::Concat(axis) => Ready::Windows(Window::concat(&step.reads, *axis, shape)),
-        Action::Pad(before) => Ready::Windows(Window::pad(&step.reads[0], &step.reads[1], before, shape).into()),
+        Action::Copy | Action::Scatter(_) => Ready::Copies(vec![StridedCopy::copy(&step.reads[0])]),
+        Action::Concat(axis) => Ready::Copies(StridedCopy::concat(&step.reads, *axis, shape)),
+        Action::Pad(before) => Ready::Copies(StridedCopy::pad(&step.reads[0], &step.reads[1], before, shape).into()),
         Action::Reduce(kind, axes) => Ready::Reduce(Reduce::new(&step.reads[0], *kind, axes)),
-        Action::Either(e) => {
-            Ready::Parts(e.apart.iter().map(|s| prepare(plan, s, threads)).collect::<Result<Vec<_>>>()?)
+        Action::Call(e) => {
+            Ready::Parts(e.fallback.iter().map(|s| prepare(plan, s, threads)).collect::<Result<Vec<_>>>()?)
         }
         _ => Ready::Nothing,
     })
@@ -285,17 +287,24 @@ fn is_shared(step: &Step, ready: &Ready) -> bool {
     match (&step.action, ready) {
         (_, Ready::Gemm(g)) => g.is_shared(),
         (_, Ready::Direct(c)) => c.is_shared(),
-        (_, Ready::Each(c)) => c.is_shared(),
+        (_, Ready::Depthwise(c)) => c.is_shared(),
         (_, Ready::Pointwise(code)) => len > 2 * code.grain(),
         (Action::Rowwise(r), Ready::Rowwise(code)) => code.is_shared(r.rows),
-        (_, Ready::Windows(windows)) => windows.iter().any(Window::is_shared),
+        (_, Ready::Copies(copies)) => copies.iter().any(StridedCopy::is_shared),
         (_, Ready::Reduce(r)) => r.is_shared(),
-        (Action::Either(e), Ready::Parts(parts)) => e.apart.iter().zip(parts).any(|(s, ready)| is_shared(s, ready)),
+        (Action::Call(e), Ready::Parts(parts)) => e.fallback.iter().zip(parts).any(|(s, ready)| is_shared(s, ready)),
         _ => len > 1 << 15,
     }
 }
 
-fn pointwise(p: &PointwiseStep, code: &Code, step: &Step, reads: &[&[u8]], team: &Team<'_>, outs: &mut [&mut [u8]]) {
+fn pointwise(
+    p: &PointwiseStep,
+    code: &Code,
+    step: &Step,
+    reads: &[&[u8]],
+    workers: &Workers<'_>,
+    outs: &mut [&mut [u8]],
+) {
     let len = step.writes.first().map_or(0, View::len);
     // The accumulator of a pass after a gemm is the last read.
     let inputs = step.reads.iter().zip(reads).zip(&p.strides).map(|((v, bytes), strides)| Input {
@@ -311,5 +320,5 @@ fn pointwise(p: &PointwiseStep, code: &Code, step: &Step, reads: &[&[u8]], team:
         in_place: (0..reads.len()).map(|i| step.in_place.iter().position(|r| *r == Some(i))).collect(),
         sizes: p.kernel.outputs.iter().map(|d| d.size()).collect(),
     };
-    work.run(team, outs, len);
+    work.run(workers, outs, len);
 }

@@ -64,7 +64,7 @@ fn bank(lane: DType) -> usize {
 
 /// Registers. Each thread has one set, which all steps share.
 #[derive(Default)]
-pub struct Banks {
+pub struct Registers {
     f32s: Vec<Vec<f32>>,
     f64s: Vec<Vec<f64>>,
     ints: Vec<Vec<i64>>,
@@ -113,12 +113,12 @@ impl Code {
     }
 
     /// Allocates registers for blocks of [`BLOCK`] elements, and fills those of literals.
-    pub fn start(&self, banks: &mut Banks) {
-        self.start_wide(banks, BLOCK);
+    pub fn start(&self, registers: &mut Registers) {
+        self.start_wide(registers, BLOCK);
     }
 
     /// As [`Code::start`], for blocks of `width` elements.
-    pub fn start_wide(&self, banks: &mut Banks, width: usize) {
+    pub fn start_wide(&self, registers: &mut Registers, width: usize) {
         fn grow<T: Copy>(bank: &mut Vec<Vec<T>>, count: usize, width: usize, zero: T) {
             if bank.len() < count {
                 bank.resize_with(count, Vec::new);
@@ -127,16 +127,16 @@ impl Code {
                 register.resize(width, zero);
             }
         }
-        grow(&mut banks.f32s, self.counts[0], width, 0.0);
-        grow(&mut banks.f64s, self.counts[1], width, 0.0);
-        grow(&mut banks.ints, self.counts[2], width, 0);
-        grow(&mut banks.bools, self.counts[3], width, 0);
+        grow(&mut registers.f32s, self.counts[0], width, 0.0);
+        grow(&mut registers.f64s, self.counts[1], width, 0.0);
+        grow(&mut registers.ints, self.counts[2], width, 0);
+        grow(&mut registers.bools, self.counts[3], width, 0);
         for (lane, reg, value) in &self.literals {
             match bank(*lane) {
-                0 => banks.f32s[*reg][..width].fill(*value as f32),
-                1 => banks.f64s[*reg][..width].fill(*value),
-                2 => banks.ints[*reg][..width].fill(lane.round(*value) as i64),
-                _ => banks.bools[*reg][..width].fill((*value != 0.0) as u8),
+                0 => registers.f32s[*reg][..width].fill(*value as f32),
+                1 => registers.f64s[*reg][..width].fill(*value),
+                2 => registers.ints[*reg][..width].fill(lane.round(*value) as i64),
+                _ => registers.bools[*reg][..width].fill((*value != 0.0) as u8),
             }
         }
     }
@@ -152,62 +152,62 @@ impl Code {
     }
 
     /// Runs on `len` elements from `start` on.
-    pub fn run(&self, banks: &mut Banks, feed: &dyn Feed, start: usize, len: usize) {
-        run(&self.instrs, banks, feed, start, len);
+    pub fn run(&self, registers: &mut Registers, feed: &dyn Feed, start: usize, len: usize) {
+        run(&self.instrs, registers, feed, start, len);
     }
 
     /// Runs the instructions of result `index` that did not run for the results before it.
-    pub fn run_root(&self, banks: &mut Banks, feed: &dyn Feed, index: usize, start: usize, len: usize) {
+    pub fn run_root(&self, registers: &mut Registers, feed: &dyn Feed, index: usize, start: usize, len: usize) {
         let from = if index == 0 { 0 } else { self.ends[index - 1] };
-        run(&self.instrs[from..self.ends[index]], banks, feed, start, len);
+        run(&self.instrs[from..self.ends[index]], registers, feed, start, len);
     }
 
     /// Passes the first `len` elements of result `index` of the last run to `f` as f64.
-    pub fn root_f64(&self, banks: &Banks, index: usize, len: usize, mut f: impl FnMut(f64)) {
+    pub fn root_f64(&self, registers: &Registers, index: usize, len: usize, mut f: impl FnMut(f64)) {
         let (lane, reg, _) = self.roots[index];
         match bank(lane) {
-            0 => banks.f32s[reg][..len].iter().for_each(|v| f(*v as f64)),
-            1 => banks.f64s[reg][..len].iter().for_each(|v| f(*v)),
-            2 => banks.ints[reg][..len].iter().for_each(|v| f(*v as f64)),
-            _ => banks.bools[reg][..len].iter().for_each(|v| f(*v as f64)),
+            0 => registers.f32s[reg][..len].iter().for_each(|v| f(*v as f64)),
+            1 => registers.f64s[reg][..len].iter().for_each(|v| f(*v)),
+            2 => registers.ints[reg][..len].iter().for_each(|v| f(*v as f64)),
+            _ => registers.bools[reg][..len].iter().for_each(|v| f(*v as f64)),
         }
     }
 
     /// Result `index` of the last run, if it is in an f32 lane.
-    pub fn root_f32<'a>(&self, banks: &'a Banks, index: usize, len: usize) -> Option<&'a [f32]> {
+    pub fn root_f32<'a>(&self, registers: &'a Registers, index: usize, len: usize) -> Option<&'a [f32]> {
         let (lane, reg, _) = self.roots[index];
-        (bank(lane) == 0).then(|| &banks.f32s[reg][..len])
+        (bank(lane) == 0).then(|| &registers.f32s[reg][..len])
     }
 
     /// Stores result `index` of the last run into elements `start..start + len` of an output.
-    pub fn store(&self, banks: &Banks, index: usize, out: &mut [u8], start: usize, len: usize) {
+    pub fn store(&self, registers: &Registers, index: usize, out: &mut [u8], start: usize, len: usize) {
         let size = self.roots[index].2.size();
-        self.store_at(banks, index, 0, &mut out[start * size..(start + len) * size]);
+        self.store_at(registers, index, 0, &mut out[start * size..(start + len) * size]);
     }
 
     /// Stores result `index` of the last run from element `from` of the block on, as many elements
     /// as `out` holds.
-    pub fn store_at(&self, banks: &Banks, index: usize, from: usize, out: &mut [u8]) {
+    pub fn store_at(&self, registers: &Registers, index: usize, from: usize, out: &mut [u8]) {
         let (_, reg, dtype) = self.roots[index];
         macro_rules! put {
             ($bank:ident, $t:ty, $f:expr) => {{
                 let to: &mut [$t] = bytemuck::cast_slice_mut(out);
-                to.iter_mut().zip(&banks.$bank[reg][from..]).for_each(|(o, v)| *o = $f(*v));
+                to.iter_mut().zip(&registers.$bank[reg][from..]).for_each(|(o, v)| *o = $f(*v));
             }};
         }
         match dtype {
-            DType::F32 => copy(&banks.f32s[reg][from..], out),
+            DType::F32 => copy(&registers.f32s[reg][from..], out),
             DType::F16 => {
                 let to: &mut [f16] = bytemuck::cast_slice_mut(out);
-                to.convert_from_f32_slice(&banks.f32s[reg][from..from + to.len()]);
+                to.convert_from_f32_slice(&registers.f32s[reg][from..from + to.len()]);
             }
             DType::BF16 => put!(f32s, bf16, bf16::from_f32),
-            DType::F64 => copy(&banks.f64s[reg][from..], out),
-            DType::I64 => copy(&banks.ints[reg][from..], out),
+            DType::F64 => copy(&registers.f64s[reg][from..], out),
+            DType::I64 => copy(&registers.ints[reg][from..], out),
             DType::I32 => put!(ints, i32, |v: i64| v as i32),
             DType::I8 => put!(ints, i8, |v: i64| v as i8),
             DType::U8 => put!(ints, u8, |v: i64| v as u8),
-            DType::Bool => copy(&banks.bools[reg][from..], out),
+            DType::Bool => copy(&registers.bools[reg][from..], out),
         }
     }
 }
@@ -217,7 +217,7 @@ impl Code {
     /// `stride` elements.
     pub fn store_strided(
         &self,
-        banks: &Banks,
+        registers: &Registers,
         index: usize,
         out: &mut [u8],
         which: std::ops::Range<usize>,
@@ -228,7 +228,7 @@ impl Code {
         macro_rules! put {
             ($bank:ident, $t:ty, $f:expr) => {{
                 let out: &mut [$t] = bytemuck::cast_slice_mut(out);
-                let values = &banks.$bank[reg][which];
+                let values = &registers.$bank[reg][which];
                 out[at..].iter_mut().step_by(stride.max(1)).zip(values).for_each(|(o, v)| *o = $f(*v));
             }};
         }
@@ -370,16 +370,16 @@ fn reads_memory(typed: &Typed, load: usize, last: usize, ends: &[usize]) -> bool
 
 /// The contents of an f32 register.
 #[inline(always)]
-fn held<'a>(banks: &'a Banks, directs: &Directs<'a>, register: usize) -> &'a [f32] {
+fn held<'a>(registers: &'a Registers, directs: &Directs<'a>, register: usize) -> &'a [f32] {
     match directs.get(register) {
         Some(Some(memory)) => memory,
-        _ => &banks.f32s[register],
+        _ => &registers.f32s[register],
     }
 }
 
 dispatch! {
     /// Runs instructions on `len` elements from `start` on.
-    fn run(instrs: &[Instr], banks: &mut Banks, feed: &dyn Feed, start: usize, len: usize) {
+    fn run(instrs: &[Instr], registers: &mut Registers, feed: &dyn Feed, start: usize, len: usize) {
         let mut directs: Directs<'_> = [None; DIRECT];
         for i in instrs {
             match bank(i.lane) {
@@ -390,27 +390,27 @@ dispatch! {
                         directs[i.dst] = Some(memory);
                         continue;
                     }
-                    let mut out = std::mem::take(&mut banks.f32s[i.dst]);
-                    i.run_f32(banks, &directs, feed, start, &mut out[..len]);
-                    banks.f32s[i.dst] = out;
+                    let mut out = std::mem::take(&mut registers.f32s[i.dst]);
+                    i.run_f32(registers, &directs, feed, start, &mut out[..len]);
+                    registers.f32s[i.dst] = out;
                     if let Some(direct) = directs.get_mut(i.dst) {
                         *direct = None;
                     }
                 }
                 1 => {
-                    let mut out = std::mem::take(&mut banks.f64s[i.dst]);
-                    i.run_f64(banks, feed, start, &mut out[..len]);
-                    banks.f64s[i.dst] = out;
+                    let mut out = std::mem::take(&mut registers.f64s[i.dst]);
+                    i.run_f64(registers, feed, start, &mut out[..len]);
+                    registers.f64s[i.dst] = out;
                 }
                 2 => {
-                    let mut out = std::mem::take(&mut banks.ints[i.dst]);
-                    i.run_int(banks, feed, start, &mut out[..len]);
-                    banks.ints[i.dst] = out;
+                    let mut out = std::mem::take(&mut registers.ints[i.dst]);
+                    i.run_int(registers, feed, start, &mut out[..len]);
+                    registers.ints[i.dst] = out;
                 }
                 _ => {
-                    let mut out = std::mem::take(&mut banks.bools[i.dst]);
-                    i.run_bool(banks, feed, start, &mut out[..len]);
-                    banks.bools[i.dst] = out;
+                    let mut out = std::mem::take(&mut registers.bools[i.dst]);
+                    i.run_bool(registers, feed, start, &mut out[..len]);
+                    registers.bools[i.dst] = out;
                 }
             }
         }
@@ -438,7 +438,7 @@ macro_rules! map {
 
 impl Instr {
     #[inline(always)]
-    fn run_f32(&self, banks: &Banks, directs: &Directs<'_>, feed: &dyn Feed, start: usize, out: &mut [f32]) {
+    fn run_f32(&self, registers: &Registers, directs: &Directs<'_>, feed: &dyn Feed, start: usize, out: &mut [f32]) {
         use BuiltinScalar::*;
         let [a, b, c] = self.args;
         let op = self.op;
@@ -446,37 +446,37 @@ impl Instr {
             TypedOp::Load(source) => feed.load(source, start, Dst::F32(out)),
             TypedOp::Lit(Literal(v)) => out.fill(v as f32),
             TypedOp::Convert(_) => match bank(self.from) {
-                0 => out.copy_from_slice(&banks.f32s[a][..out.len()]),
-                1 => map!(out, |x: f64| x as f32, banks.f64s[a]),
-                2 => map!(out, |x: i64| x as f32, banks.ints[a]),
-                _ => map!(out, |x: u8| x as f32, banks.bools[a]),
+                0 => out.copy_from_slice(&registers.f32s[a][..out.len()]),
+                1 => map!(out, |x: f64| x as f32, registers.f64s[a]),
+                2 => map!(out, |x: i64| x as f32, registers.ints[a]),
+                _ => map!(out, |x: u8| x as f32, registers.bools[a]),
             },
-            TypedOp::Round(DType::F16, _) => map!(out, |x: f32| f16::from_f32(x).to_f32(), banks.f32s[a]),
-            TypedOp::Round(DType::BF16, _) => map!(out, |x: f32| bf16::from_f32(x).to_f32(), banks.f32s[a]),
-            TypedOp::Round(..) => out.copy_from_slice(&banks.f32s[a][..out.len()]),
+            TypedOp::Round(DType::F16, _) => map!(out, |x: f32| f16::from_f32(x).to_f32(), registers.f32s[a]),
+            TypedOp::Round(DType::BF16, _) => map!(out, |x: f32| bf16::from_f32(x).to_f32(), registers.f32s[a]),
+            TypedOp::Round(..) => out.copy_from_slice(&registers.f32s[a][..out.len()]),
             TypedOp::Apply(Select, _) => {
                 map!(
                     out,
                     |c: u8, x: f32, y: f32| if c != 0 { x } else { y },
-                    banks.bools[a],
-                    held(banks, directs, b),
-                    held(banks, directs, c)
+                    registers.bools[a],
+                    held(registers, directs, b),
+                    held(registers, directs, c)
                 );
             }
             TypedOp::Apply(f, _) => {
-                let x = held(banks, directs, a);
+                let x = held(registers, directs, a);
                 match f {
-                    Add => map!(out, |x: f32, y: f32| x + y, x, held(banks, directs, b)),
-                    Sub => map!(out, |x: f32, y: f32| x - y, x, held(banks, directs, b)),
-                    Mul => map!(out, |x: f32, y: f32| x * y, x, held(banks, directs, b)),
-                    Div => map!(out, |x: f32, y: f32| x / y, x, held(banks, directs, b)),
-                    Max => map!(out, math::max, x, held(banks, directs, b)),
-                    Min => map!(out, math::min, x, held(banks, directs, b)),
+                    Add => map!(out, |x: f32, y: f32| x + y, x, held(registers, directs, b)),
+                    Sub => map!(out, |x: f32, y: f32| x - y, x, held(registers, directs, b)),
+                    Mul => map!(out, |x: f32, y: f32| x * y, x, held(registers, directs, b)),
+                    Div => map!(out, |x: f32, y: f32| x / y, x, held(registers, directs, b)),
+                    Max => map!(out, math::max, x, held(registers, directs, b)),
+                    Min => map!(out, math::min, x, held(registers, directs, b)),
                     Pow => {
                         let n = out.len();
-                        math::powers(&x[..n], &held(banks, directs, b)[..n], out);
+                        math::powers(&x[..n], &held(registers, directs, b)[..n], out);
                     }
-                    Fmod => map!(out, |x: f32, y: f32| x % y, x, held(banks, directs, b)),
+                    Fmod => map!(out, |x: f32, y: f32| x % y, x, held(registers, directs, b)),
                     Neg => map!(out, |x: f32| -x, x),
                     Abs => map!(out, |x: f32| x.abs(), x),
                     Sign => map!(out, math::sign, x),
@@ -498,7 +498,7 @@ impl Instr {
     }
 
     #[inline(always)]
-    fn run_f64(&self, banks: &Banks, feed: &dyn Feed, start: usize, out: &mut [f64]) {
+    fn run_f64(&self, registers: &Registers, feed: &dyn Feed, start: usize, out: &mut [f64]) {
         use BuiltinScalar::*;
         let [a, b, c] = self.args;
         let op = self.op;
@@ -506,29 +506,31 @@ impl Instr {
             TypedOp::Load(source) => feed.load(source, start, Dst::F64(out)),
             TypedOp::Lit(Literal(v)) => out.fill(v),
             TypedOp::Convert(_) => match bank(self.from) {
-                0 => map!(out, |x: f32| x as f64, banks.f32s[a]),
-                1 => out.copy_from_slice(&banks.f64s[a][..out.len()]),
-                2 => map!(out, |x: i64| x as f64, banks.ints[a]),
-                _ => map!(out, |x: u8| x as f64, banks.bools[a]),
+                0 => map!(out, |x: f32| x as f64, registers.f32s[a]),
+                1 => out.copy_from_slice(&registers.f64s[a][..out.len()]),
+                2 => map!(out, |x: i64| x as f64, registers.ints[a]),
+                _ => map!(out, |x: u8| x as f64, registers.bools[a]),
             },
-            TypedOp::Round(to, _) => map!(out, |x: f64| to.round(x), banks.f64s[a]),
+            TypedOp::Round(to, _) => map!(out, |x: f64| to.round(x), registers.f64s[a]),
             TypedOp::Apply(Select, _) => {
                 map!(
                     out,
                     |c: u8, x: f64, y: f64| if c != 0 { x } else { y },
-                    banks.bools[a],
-                    banks.f64s[b],
-                    banks.f64s[c]
+                    registers.bools[a],
+                    registers.f64s[b],
+                    registers.f64s[c]
                 );
             }
             TypedOp::Apply(f, _) => {
-                let x = &banks.f64s[a];
+                let x = &registers.f64s[a];
                 match f {
-                    Add => map!(out, |x: f64, y: f64| x + y, x, banks.f64s[b]),
-                    Sub => map!(out, |x: f64, y: f64| x - y, x, banks.f64s[b]),
-                    Mul => map!(out, |x: f64, y: f64| x * y, x, banks.f64s[b]),
-                    Div => map!(out, |x: f64, y: f64| x / y, x, banks.f64s[b]),
-                    f if f.params().len() == 2 => map!(out, |x: f64, y: f64| scalars::float(f, x, y), x, banks.f64s[b]),
+                    Add => map!(out, |x: f64, y: f64| x + y, x, registers.f64s[b]),
+                    Sub => map!(out, |x: f64, y: f64| x - y, x, registers.f64s[b]),
+                    Mul => map!(out, |x: f64, y: f64| x * y, x, registers.f64s[b]),
+                    Div => map!(out, |x: f64, y: f64| x / y, x, registers.f64s[b]),
+                    f if f.params().len() == 2 => {
+                        map!(out, |x: f64, y: f64| scalars::float(f, x, y), x, registers.f64s[b])
+                    }
                     f => map!(out, |x: f64| scalars::float(f, x, 0.0), x),
                 }
             }
@@ -536,7 +538,7 @@ impl Instr {
     }
 
     #[inline(always)]
-    fn run_int(&self, banks: &Banks, feed: &dyn Feed, start: usize, out: &mut [i64]) {
+    fn run_int(&self, registers: &Registers, feed: &dyn Feed, start: usize, out: &mut [i64]) {
         use BuiltinScalar::*;
         let [a, b, c] = self.args;
         let dtype = self.lane;
@@ -545,29 +547,29 @@ impl Instr {
             TypedOp::Load(source) => feed.load(source, start, Dst::Int(out)),
             TypedOp::Lit(Literal(v)) => out.fill(dtype.round(v) as i64),
             TypedOp::Convert(_) => match bank(self.from) {
-                0 => map!(out, |x: f32| convert(Val::F(x as f64), dtype, true).i(), banks.f32s[a]),
-                1 => map!(out, |x: f64| convert(Val::F(x), dtype, true).i(), banks.f64s[a]),
-                2 => map!(out, |x: i64| wrap(dtype, x), banks.ints[a]),
-                _ => map!(out, |x: u8| x as i64, banks.bools[a]),
+                0 => map!(out, |x: f32| convert(Val::F(x as f64), dtype, true).i(), registers.f32s[a]),
+                1 => map!(out, |x: f64| convert(Val::F(x), dtype, true).i(), registers.f64s[a]),
+                2 => map!(out, |x: i64| wrap(dtype, x), registers.ints[a]),
+                _ => map!(out, |x: u8| x as i64, registers.bools[a]),
             },
-            TypedOp::Round(..) => out.copy_from_slice(&banks.ints[a][..out.len()]),
+            TypedOp::Round(..) => out.copy_from_slice(&registers.ints[a][..out.len()]),
             TypedOp::Apply(Select, _) => {
                 map!(
                     out,
                     |c: u8, x: i64, y: i64| if c != 0 { x } else { y },
-                    banks.bools[a],
-                    banks.ints[b],
-                    banks.ints[c]
+                    registers.bools[a],
+                    registers.ints[b],
+                    registers.ints[c]
                 );
             }
             TypedOp::Apply(f, _) => {
-                let x = &banks.ints[a];
+                let x = &registers.ints[a];
                 match f {
-                    Add => map!(out, |x: i64, y: i64| wrap(dtype, x.wrapping_add(y)), x, banks.ints[b]),
-                    Sub => map!(out, |x: i64, y: i64| wrap(dtype, x.wrapping_sub(y)), x, banks.ints[b]),
-                    Mul => map!(out, |x: i64, y: i64| wrap(dtype, x.wrapping_mul(y)), x, banks.ints[b]),
+                    Add => map!(out, |x: i64, y: i64| wrap(dtype, x.wrapping_add(y)), x, registers.ints[b]),
+                    Sub => map!(out, |x: i64, y: i64| wrap(dtype, x.wrapping_sub(y)), x, registers.ints[b]),
+                    Mul => map!(out, |x: i64, y: i64| wrap(dtype, x.wrapping_mul(y)), x, registers.ints[b]),
                     f if f.params().len() == 2 => {
-                        map!(out, |x: i64, y: i64| scalars::int(f, dtype, x, y), x, banks.ints[b])
+                        map!(out, |x: i64, y: i64| scalars::int(f, dtype, x, y), x, registers.ints[b])
                     }
                     f => map!(out, |x: i64| scalars::int(f, dtype, x, 0), x),
                 }
@@ -576,16 +578,16 @@ impl Instr {
     }
 
     #[inline(always)]
-    fn run_bool(&self, banks: &Banks, feed: &dyn Feed, start: usize, out: &mut [u8]) {
+    fn run_bool(&self, registers: &Registers, feed: &dyn Feed, start: usize, out: &mut [u8]) {
         use BuiltinScalar::*;
         let [a, b, c] = self.args;
         macro_rules! compare {
             ($f:expr) => {
                 match bank(self.from) {
-                    0 => map!(out, |x: f32, y: f32| $f(&x, &y) as u8, banks.f32s[a], banks.f32s[b]),
-                    1 => map!(out, |x: f64, y: f64| $f(&x, &y) as u8, banks.f64s[a], banks.f64s[b]),
-                    2 => map!(out, |x: i64, y: i64| $f(&x, &y) as u8, banks.ints[a], banks.ints[b]),
-                    _ => map!(out, |x: u8, y: u8| $f(&x, &y) as u8, banks.bools[a], banks.bools[b]),
+                    0 => map!(out, |x: f32, y: f32| $f(&x, &y) as u8, registers.f32s[a], registers.f32s[b]),
+                    1 => map!(out, |x: f64, y: f64| $f(&x, &y) as u8, registers.f64s[a], registers.f64s[b]),
+                    2 => map!(out, |x: i64, y: i64| $f(&x, &y) as u8, registers.ints[a], registers.ints[b]),
+                    _ => map!(out, |x: u8, y: u8| $f(&x, &y) as u8, registers.bools[a], registers.bools[b]),
                 }
             };
         }
@@ -594,34 +596,34 @@ impl Instr {
             TypedOp::Load(source) => feed.load(source, start, Dst::Bool(out)),
             TypedOp::Lit(Literal(v)) => out.fill((v != 0.0) as u8),
             TypedOp::Convert(_) => match bank(self.from) {
-                0 => map!(out, |x: f32| (x != 0.0) as u8, banks.f32s[a]),
-                1 => map!(out, |x: f64| (x != 0.0) as u8, banks.f64s[a]),
-                2 => map!(out, |x: i64| (x != 0) as u8, banks.ints[a]),
-                _ => out.copy_from_slice(&banks.bools[a][..out.len()]),
+                0 => map!(out, |x: f32| (x != 0.0) as u8, registers.f32s[a]),
+                1 => map!(out, |x: f64| (x != 0.0) as u8, registers.f64s[a]),
+                2 => map!(out, |x: i64| (x != 0) as u8, registers.ints[a]),
+                _ => out.copy_from_slice(&registers.bools[a][..out.len()]),
             },
-            TypedOp::Round(..) => out.copy_from_slice(&banks.bools[a][..out.len()]),
+            TypedOp::Round(..) => out.copy_from_slice(&registers.bools[a][..out.len()]),
             TypedOp::Apply(f, _) => match f {
                 Eq => compare!(PartialEq::eq),
                 Lt => compare!(PartialOrd::lt),
                 Le => compare!(PartialOrd::le),
-                Not => map!(out, |x: u8| (x == 0) as u8, banks.bools[a]),
-                And => map!(out, |x: u8, y: u8| x & y, banks.bools[a], banks.bools[b]),
-                Or => map!(out, |x: u8, y: u8| x | y, banks.bools[a], banks.bools[b]),
-                Xor => map!(out, |x: u8, y: u8| x ^ y, banks.bools[a], banks.bools[b]),
+                Not => map!(out, |x: u8| (x == 0) as u8, registers.bools[a]),
+                And => map!(out, |x: u8, y: u8| x & y, registers.bools[a], registers.bools[b]),
+                Or => map!(out, |x: u8, y: u8| x | y, registers.bools[a], registers.bools[b]),
+                Xor => map!(out, |x: u8, y: u8| x ^ y, registers.bools[a], registers.bools[b]),
                 IsNan | IsInf => match bank(self.from) {
-                    0 if f == IsNan => map!(out, |x: f32| x.is_nan() as u8, banks.f32s[a]),
-                    1 if f == IsNan => map!(out, |x: f64| x.is_nan() as u8, banks.f64s[a]),
-                    0 => map!(out, |x: f32| x.is_infinite() as u8, banks.f32s[a]),
-                    1 => map!(out, |x: f64| x.is_infinite() as u8, banks.f64s[a]),
+                    0 if f == IsNan => map!(out, |x: f32| x.is_nan() as u8, registers.f32s[a]),
+                    1 if f == IsNan => map!(out, |x: f64| x.is_nan() as u8, registers.f64s[a]),
+                    0 => map!(out, |x: f32| x.is_infinite() as u8, registers.f32s[a]),
+                    1 => map!(out, |x: f64| x.is_infinite() as u8, registers.f64s[a]),
                     _ => out.fill(0),
                 },
                 Select => {
                     map!(
                         out,
                         |c: u8, x: u8, y: u8| if c != 0 { x } else { y },
-                        banks.bools[a],
-                        banks.bools[b],
-                        banks.bools[c]
+                        registers.bools[a],
+                        registers.bools[b],
+                        registers.bools[c]
                     );
                 }
                 _ => out.fill(0),
@@ -639,12 +641,12 @@ pub fn of_numbers(f: BuiltinScalar, dtype: DType, args: [f64; 2]) -> f64 {
     }
     let lane = lane(dtype);
     let instr = Instr { op: TypedOp::Apply(f, [0, 1, 0]), lane, from: lane, dst: 2, args: [0, 1, 0], direct: false };
-    let mut banks = Banks::default();
-    let registers = [args[0], args[1], 0.0];
-    banks.f64s = registers.iter().map(|v| vec![*v]).collect();
-    banks.f32s = registers.iter().map(|v| vec![*v as f32]).collect();
-    run(&[instr], &mut banks, &Nothing, 0, 1);
-    dtype.round(if lane == DType::F64 { banks.f64s[2][0] } else { banks.f32s[2][0] as f64 })
+    let mut registers = Registers::default();
+    let values = [args[0], args[1], 0.0];
+    registers.f64s = values.iter().map(|v| vec![*v]).collect();
+    registers.f32s = values.iter().map(|v| vec![*v as f32]).collect();
+    run(&[instr], &mut registers, &Nothing, 0, 1);
+    dtype.round(if lane == DType::F64 { registers.f64s[2][0] } else { registers.f32s[2][0] as f64 })
 }
 
 /// Fills a register from elements `at`, `at + stride`, ... of typed memory.

@@ -3,25 +3,28 @@
 //! In: a plan, and tensors. Out: tensors. Invariant: results do not depend on the number of threads
 //! or on the processor's vector instructions, and agree with the f64 reference of `hypatia-eval`.
 //!
-//! [`exec`] runs the steps in order; [`gemm`], [`conv`], [`last`], [`pointwise`], [`rowwise`],
-//! [`reduce`], [`windows`], [`cumsum`] and [`moves`] compute them; [`interp`] runs scalar terms on
-//! blocks with the functions of [`math`]; [`memory`] splits the arena. Through [`fold`], earlier
-//! stages use the [`Executor`] to compute constants. Executor and reference share the scalar terms
-//! of `hypatia_dsl::scalar::typed`.
+//! [`exec`] runs the steps in order. [`gemm`], [`conv`], [`depthwise`], [`pointwise`], [`rowwise`],
+//! [`reduce`], [`pooling`], [`cumsum`] and [`copies`] compute them; [`im2col`] gives products the
+//! windows of a convolution. [`interp`] runs scalar terms on blocks with the functions of [`math`];
+//! [`memory`] splits the arena. Through [`fold`], earlier stages use the [`Executor`] to compute
+//! constants. Executor and reference share the scalar terms of `hypatia_dsl::scalar::typed`.
 
 mod conv;
 #[cfg(test)]
 mod conv_tests;
+mod copies;
 mod cumsum;
+mod depthwise;
 mod exec;
 mod fold;
 mod gemm;
+mod im2col;
 mod interp;
-mod last;
 mod math;
 mod memory;
-mod moves;
+mod operand;
 mod pointwise;
+mod pooling;
 mod reduce;
 mod rowwise;
 #[cfg(test)]
@@ -30,7 +33,7 @@ mod simd;
 #[cfg(test)]
 mod tests;
 mod threads;
-mod windows;
+mod widen;
 
 pub use exec::Executor;
 pub use fold::HostFolder;

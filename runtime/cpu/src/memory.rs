@@ -59,7 +59,7 @@ impl Bytes {
 pub type Outs<'a> = SmallVec<[&'a mut [u8]; 4]>;
 
 /// An arena split into the slices that a step writes, and the rest.
-pub struct Carved<'a> {
+pub struct SplitArena<'a> {
     /// The slices that the step writes.
     pub outs: Outs<'a>,
     /// The rest, with offsets.
@@ -67,7 +67,7 @@ pub struct Carved<'a> {
 }
 
 /// Splits an arena. `writes` are offsets and lengths in bytes, in the order of the step's writes.
-pub fn carve<'a>(arena: &'a mut [u8], writes: &[(usize, usize)]) -> Result<Carved<'a>> {
+pub fn split_arena<'a>(arena: &'a mut [u8], writes: &[(usize, usize)]) -> Result<SplitArena<'a>> {
     let mut order: SmallVec<[usize; 4]> = (0..writes.len()).collect();
     order.sort_unstable_by_key(|i| writes[*i].0);
     let mut outs: SmallVec<[Option<&'a mut [u8]>; 4]> = writes.iter().map(|_| None).collect();
@@ -85,10 +85,10 @@ pub fn carve<'a>(arena: &'a mut [u8], writes: &[(usize, usize)]) -> Result<Carve
     }
     rest.push((at, &*left));
     let outs: Option<Outs<'a>> = outs.into_iter().collect();
-    Ok(Carved { outs: outs.ok_or_else(|| Error::Internal("a write without memory".into()))?, rest })
+    Ok(SplitArena { outs: outs.ok_or_else(|| Error::Internal("a write without memory".into()))?, rest })
 }
 
-impl<'a> Carved<'a> {
+impl<'a> SplitArena<'a> {
     /// Bytes that the step does not write.
     pub fn read(&self, offset: usize, len: usize) -> Result<&'a [u8]> {
         if len == 0 {

@@ -8,7 +8,7 @@ use hypatia_dsl::scalar::typed::Source;
 use smallvec::SmallVec;
 
 use super::interp::{BLOCK, Code, Dst, Feed, part, read, repeat};
-use super::threads::Team;
+use super::threads::Workers;
 
 /// An operand that is read along an index space.
 pub struct Input<'a> {
@@ -38,16 +38,16 @@ pub struct Work<'a> {
 
 impl Work<'_> {
     /// Computes all `len` elements.
-    pub fn run(&self, team: &Team<'_>, outs: &mut [&mut [u8]], len: usize) {
+    pub fn run(&self, workers: &Workers<'_>, outs: &mut [&mut [u8]], len: usize) {
         let grain = self.code.grain().next_multiple_of(BLOCK);
-        team.chunks(outs, &self.sizes, len, grain, |first, len, outs, local| {
-            self.code.start(&mut local.banks);
+        workers.chunks(outs, &self.sizes, len, grain, |first, len, outs, local| {
+            self.code.start(&mut local.registers);
             for at in (0..len).step_by(BLOCK) {
                 let count = BLOCK.min(len - at);
                 let feed = BlockFeed { work: self, outs: &*outs, first };
-                self.code.run(&mut local.banks, &feed, first + at, count);
+                self.code.run(&mut local.registers, &feed, first + at, count);
                 for (i, out) in outs.iter_mut().enumerate() {
-                    self.code.store(&local.banks, i, out, at, count);
+                    self.code.store(&local.registers, i, out, at, count);
                 }
             }
         });

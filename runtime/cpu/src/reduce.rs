@@ -6,14 +6,13 @@
 use half::{bf16, f16};
 use hypatia_dsl::dtype::{DType, to_bf16, to_f16};
 use hypatia_dsl::kernel::Reduction;
-use smallvec::SmallVec;
 
 use super::interp::{BLOCK, Dst, read};
-use super::moves::Source;
+use super::operand::{Offsets, Operand};
+use super::pooling::Pooling;
 use super::rowwise::{STRANDS, accumulate, identity, join, total};
 use super::simd::dispatch;
-use super::threads::Team;
-use super::windows::Windows;
+use super::threads::Workers;
 use hypatia_eval::{Val, scalars, wrap};
 use hypatia_plan::{View, collapse};
 
@@ -41,47 +40,6 @@ fn put_int(out: &mut [u8], dtype: DType, i: usize, v: i64) {
     }
 }
 
-/// Iterates over the offsets of a shape's indices, in row-major order.
-pub(super) struct Offsets<'a> {
-    shape: &'a [usize],
-    strides: &'a [isize],
-    index: SmallVec<[usize; 6]>,
-    /// The current offset.
-    pub at: isize,
-}
-
-impl<'a> Offsets<'a> {
-    /// Starts at the first index, whose element is at offset `at`.
-    pub fn new(shape: &'a [usize], strides: &'a [isize], at: isize) -> Offsets<'a> {
-        Offsets { shape, strides, index: SmallVec::from_elem(0, shape.len()), at }
-    }
-
-    /// Starts at the index at position `first` of the order.
-    pub fn from(shape: &'a [usize], strides: &'a [isize], at: isize, first: usize) -> Offsets<'a> {
-        let mut o = Offsets::new(shape, strides, at);
-        let mut rest = first;
-        for (axis, size) in shape.iter().enumerate().rev() {
-            o.index[axis] = rest % size;
-            o.at += (rest % size) as isize * strides[axis];
-            rest /= size;
-        }
-        o
-    }
-
-    /// Advances to the next index.
-    pub fn step(&mut self) {
-        for axis in (0..self.shape.len()).rev() {
-            self.index[axis] += 1;
-            self.at += self.strides[axis];
-            if self.index[axis] < self.shape[axis] {
-                return;
-            }
-            self.at -= self.strides[axis] * self.shape[axis] as isize;
-            self.index[axis] = 0;
-        }
-    }
-}
-
 /// Calls `each` with offset, stride and length of every run of elements that are reduced together.
 fn runs(shape: &[usize], strides: &[isize], at: isize, mut each: impl FnMut(isize, isize, usize)) {
     let (Some((inner, outer)), Some((step, steps))) = (shape.split_last(), strides.split_last()) else { return };
@@ -104,7 +62,7 @@ struct Lines {
 }
 
 fn reduce_floats(
-    x: Source<'_>,
+    x: Operand<'_>,
     kind: Reduction,
     shape: &[usize],
     strides: &[isize],
@@ -128,7 +86,7 @@ fn reduce_floats(
     total(kind, &strands)
 }
 
-fn reduce_ints(x: Source<'_>, kind: Reduction, shape: &[usize], strides: &[isize], at: isize) -> i64 {
+fn reduce_ints(x: Operand<'_>, kind: Reduction, shape: &[usize], strides: &[isize], at: isize) -> i64 {
     use hypatia_dsl::builtin::BuiltinScalar::{Add, Max, Min, Mul};
     let dtype = x.view.dtype;
     let (low, high) = match dtype {
@@ -151,7 +109,7 @@ fn reduce_ints(x: Source<'_>, kind: Reduction, shape: &[usize], strides: &[isize
     wrap(dtype, total)
 }
 
-fn reduce_bools(x: Source<'_>, kind: Reduction, shape: &[usize], strides: &[isize], at: isize) -> bool {
+fn reduce_bools(x: Operand<'_>, kind: Reduction, shape: &[usize], strides: &[isize], at: isize) -> bool {
     let all = matches!(kind, Reduction::Prod | Reduction::Min);
     let mut total = all;
     let mut values = [0u8; BLOCK];
@@ -204,7 +162,7 @@ impl Reduce {
     }
 
     /// Reduces.
-    pub fn run(&self, team: &Team<'_>, x: Source<'_>, out: &mut [u8]) {
+    pub fn run(&self, workers: &Workers<'_>, x: Operand<'_>, out: &mut [u8]) {
         let units: usize = self.kept.0.iter().product();
         let size = self.dtype.size();
         // Column-wise: neighbours in memory belong to different results, which are accumulated side
@@ -215,8 +173,8 @@ impl Reduce {
             && self.kept.0.last().is_some_and(|n| *n >= 8)
             && matches!(self.dtype, DType::F32 | DType::F16 | DType::BF16);
         let (kept, gone) = (&self.kept, &self.gone);
-        let windows = Windows { kind: self.kind, kept, gone, offset: self.offset, dtype: self.dtype };
-        team.chunks(&mut [out], &[size], units, GRAIN.div_ceil(self.count.max(1)), |first, count, outs, _| {
+        let windows = Pooling { kind: self.kind, kept, gone, offset: self.offset, dtype: self.dtype };
+        workers.chunks(&mut [out], &[size], units, GRAIN.div_ceil(self.count.max(1)), |first, count, outs, _| {
             if windows.fit() {
                 windows.run(x, outs[0], first, count);
             } else if columns {
@@ -227,7 +185,7 @@ impl Reduce {
         });
     }
 
-    fn one_by_one(&self, x: Source<'_>, out: &mut [u8], first: usize, count: usize) {
+    fn one_by_one(&self, x: Operand<'_>, out: &mut [u8], first: usize, count: usize) {
         let (shape, strides) = (self.gone.0.as_slice(), self.gone.1.as_slice());
         let mut lines = Lines { narrow: [0.0; BLOCK], wide: [0.0; BLOCK] };
         let mut offsets = Offsets::from(&self.kept.0, &self.kept.1, self.offset, first);
@@ -247,7 +205,7 @@ impl Reduce {
     }
 
     /// Computes results from `first` on, a block of neighbours at once; each uses one strand.
-    fn columns(&self, x: Source<'_>, out: &mut [u8], first: usize, count: usize) {
+    fn columns(&self, x: Operand<'_>, out: &mut [u8], first: usize, count: usize) {
         let (inner, step) = (self.kept.0.last().copied().unwrap_or(1), self.kept.1.last().copied().unwrap_or(1));
         let mut sums = [0f64; BLOCK];
         let mut values = [0f32; BLOCK];
@@ -290,18 +248,18 @@ dispatch! {
 }
 
 /// Index of the largest element along an axis; NaN counts as largest.
-pub fn argmax(team: &Team<'_>, x: Source<'_>, axis: usize, last: bool, out: &mut [u8]) {
+pub fn argmax(workers: &Workers<'_>, x: Operand<'_>, axis: usize, last: bool, out: &mut [u8]) {
     let (kept, kept_strides) = collapsed(x.view, (0..x.view.shape.len()).filter(|a| *a != axis));
     let (size, stride) = (x.view.shape[axis], x.view.strides[axis]);
     if size == 0 {
         return out.fill(0);
     }
     let units = out.len() / size_of::<i64>();
-    team.chunks(&mut [out], &[size_of::<i64>()], units, GRAIN.div_ceil(size.max(1)), |first, _, outs, _| {
+    workers.chunks(&mut [out], &[size_of::<i64>()], units, GRAIN.div_ceil(size.max(1)), |first, _, outs, _| {
         let out: &mut [i64] = bytemuck::cast_slice_mut(outs[0]);
         let mut offsets = Offsets::from(&kept, &kept_strides, x.view.offset as isize, first);
         for o in out.iter_mut() {
-            let at = |i: usize| element(x, offsets.at + i as isize * stride);
+            let at = |i: usize| x.element(offsets.at + i as isize * stride);
             let (mut best, mut value) = (0, at(0));
             for i in 1..size {
                 let next = at(i);
@@ -322,7 +280,7 @@ pub fn argmax(team: &Team<'_>, x: Source<'_>, axis: usize, last: bool, out: &mut
 }
 
 /// Argsort: the indices along an axis in sorted order.
-pub fn argsort(x: Source<'_>, axis: usize, descending: bool, out: &mut [u8]) {
+pub fn argsort(x: Operand<'_>, axis: usize, descending: bool, out: &mut [u8]) {
     let (kept, kept_strides) = collapsed(x.view, (0..x.view.shape.len()).filter(|a| *a != axis));
     let out: &mut [i64] = bytemuck::cast_slice_mut(out);
     let (size, stride) = (x.view.shape[axis], x.view.strides[axis]);
@@ -331,7 +289,7 @@ pub fn argsort(x: Source<'_>, axis: usize, descending: bool, out: &mut [u8]) {
     let mut order: Vec<(Val, i64)> = Vec::with_capacity(size);
     for line in 0..kept.iter().product() {
         order.clear();
-        order.extend((0..size).map(|i| (element(x, offsets.at + i as isize * stride), i as i64)));
+        order.extend((0..size).map(|i| (x.element(offsets.at + i as isize * stride), i as i64)));
         order
             .sort_by(|(a, _), (b, _)| if descending { scalars::ascending(*b, *a) } else { scalars::ascending(*a, *b) });
         let first = line / inner.max(1) * inner * size + line % inner.max(1);
@@ -339,28 +297,5 @@ pub fn argsort(x: Source<'_>, axis: usize, descending: bool, out: &mut [u8]) {
             out[first + i * inner] = *from;
         }
         offsets.step();
-    }
-}
-
-/// One element of any type.
-pub fn element(x: Source<'_>, at: isize) -> Val {
-    let (mut f, mut d, mut i, mut b) = ([0f32], [0f64], [0i64], [0u8]);
-    match x.view.dtype {
-        DType::F64 => {
-            read(x.bytes, DType::F64, at, 1, Dst::F64(&mut d));
-            Val::F(d[0])
-        }
-        DType::Bool => {
-            read(x.bytes, DType::Bool, at, 1, Dst::Bool(&mut b));
-            Val::B(b[0] != 0)
-        }
-        dtype if dtype.is_int() => {
-            read(x.bytes, dtype, at, 1, Dst::Int(&mut i));
-            Val::I(i[0])
-        }
-        dtype => {
-            read(x.bytes, dtype, at, 1, Dst::F32(&mut f));
-            Val::F(f[0] as f64)
-        }
     }
 }

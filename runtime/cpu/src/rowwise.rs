@@ -11,10 +11,10 @@ use hypatia_dsl::kernel::{Reduction, RowAccess, RowLayout};
 use hypatia_dsl::scalar::typed::Source;
 use hypatia_dsl::scalar::{Term, TermNode};
 
-use super::interp::{BLOCK, Banks, Code, Dst, Feed, part, read};
+use super::interp::{BLOCK, Code, Dst, Feed, Registers, part, read};
 use super::math;
 use super::simd::dispatch;
-use super::threads::Team;
+use super::threads::Workers;
 use hypatia_plan::RowwiseStep;
 use hypatia_tensor::error::Result;
 
@@ -82,23 +82,23 @@ impl RowCode {
     }
 
     /// Computes all rows.
-    pub fn run(&self, team: &Team<'_>, inputs: &[&[u8]], outs: &mut [&mut [u8]], rows: usize) {
+    pub fn run(&self, workers: &Workers<'_>, inputs: &[&[u8]], outs: &mut [&mut [u8]], rows: usize) {
         // Scattered outputs are not divided among threads.
         let grain = if self.scattered { rows } else { GRAIN.div_ceil(self.n.max(1)) };
-        team.chunks(outs, &self.sizes, rows, grain, |first, count, outs, local| {
+        workers.chunks(outs, &self.sizes, rows, grain, |first, count, outs, local| {
             let mut results = std::mem::take(&mut local.rows);
             if self.n == 0 || self.n > WHOLE {
                 results.resize(self.reductions.len(), 0.0);
                 for row in 0..count {
-                    self.in_pieces(&mut local.banks, &mut results, inputs, outs, first + row, row);
+                    self.in_pieces(&mut local.registers, &mut results, inputs, outs, first + row, row);
                 }
             } else {
                 let together = (BLOCK / self.n).max(1);
                 results.resize(self.reductions.len() * together, 0.0);
-                self.whole.start_wide(&mut local.banks, BLOCK.max(self.n));
+                self.whole.start_wide(&mut local.registers, BLOCK.max(self.n));
                 for row in (0..count).step_by(together) {
                     let rows = together.min(count - row);
-                    self.together(&mut local.banks, &mut results, inputs, outs, (first + row, row, rows));
+                    self.together(&mut local.registers, &mut results, inputs, outs, (first + row, row, rows));
                 }
             }
             local.rows = results;
@@ -109,7 +109,7 @@ impl RowCode {
     /// slices.
     fn together(
         &self,
-        banks: &mut Banks,
+        registers: &mut Registers,
         results: &mut [f64],
         inputs: &[&[u8]],
         outs: &mut [&mut [u8]],
@@ -119,13 +119,13 @@ impl RowCode {
         for (i, kind) in self.reductions.iter().enumerate() {
             let (done, mine) = results.split_at_mut(i * rows);
             let feed = RowFeed { code: self, inputs, results: done, first, rows, column: 0 };
-            self.whole.run_root(banks, &feed, i, 0, len);
-            match self.whole.root_f32(banks, i, len) {
+            self.whole.run_root(registers, &feed, i, 0, len);
+            match self.whole.root_f32(registers, i, len) {
                 Some(values) => reduce_rows(*kind, values, n, mine),
                 None => {
                     mine[..rows].fill(identity(*kind));
                     let mut at = 0;
-                    self.whole.root_f64(banks, i, len, |v| {
+                    self.whole.root_f64(registers, i, len, |v| {
                         mine[at / n] = join(*kind, mine[at / n], v);
                         at += 1;
                     });
@@ -137,22 +137,22 @@ impl RowCode {
         let steps = self.reductions.len();
         let feed = RowFeed { code: self, inputs, results: &results[..steps * rows], first, rows, column: 0 };
         for (i, access) in self.accesses.iter().enumerate() {
-            self.whole.run_root(banks, &feed, steps + i, 0, len);
+            self.whole.run_root(registers, &feed, steps + i, 0, len);
             match access {
                 RowAccess::PerRow => {
                     for row in 0..rows {
                         let size = self.sizes[i];
                         let to = &mut outs[i][(at + row) * size..(at + row + 1) * size];
-                        self.whole.store_at(banks, steps + i, row * n, to);
+                        self.whole.store_at(registers, steps + i, row * n, to);
                     }
                 }
                 RowAccess::Strided => {
                     for row in 0..rows {
                         let from = (first + row, 0, row * n);
-                        self.scatter((&self.whole, steps + i), banks, outs[i], i, from, n);
+                        self.scatter((&self.whole, steps + i), registers, outs[i], i, from, n);
                     }
                 }
-                _ => self.whole.store(banks, steps + i, outs[i], at * n, len),
+                _ => self.whole.store(registers, steps + i, outs[i], at * n, len),
             }
         }
     }
@@ -160,7 +160,7 @@ impl RowCode {
     /// Computes one row, which is row `at` of the outputs' slices.
     fn in_pieces(
         &self,
-        banks: &mut Banks,
+        registers: &mut Registers,
         results: &mut [f64],
         inputs: &[&[u8]],
         outs: &mut [&mut [u8]],
@@ -172,17 +172,17 @@ impl RowCode {
             let (done, mine) = results.split_at_mut(i);
             let mut feed = RowFeed { code: self, inputs, results: done, first: row, rows: 1, column: 0 };
             let code = &self.pieces[i];
-            code.start(banks);
+            code.start(registers);
             let mut strands = [identity(*kind); STRANDS];
             for start in (0..self.n).step_by(BLOCK) {
                 let count = BLOCK.min(self.n - start);
                 feed.column = start;
-                code.run(banks, &feed, 0, count);
-                match code.root_f32(banks, 0, count) {
+                code.run(registers, &feed, 0, count);
+                match code.root_f32(registers, 0, count) {
                     Some(values) => accumulate(*kind, &mut strands, values),
                     None => {
                         let mut i = 0;
-                        code.root_f64(banks, 0, count, |v| {
+                        code.root_f64(registers, 0, count, |v| {
                             strands[i % STRANDS] = join(*kind, strands[i % STRANDS], v);
                             i += 1;
                         });
@@ -194,15 +194,15 @@ impl RowCode {
         let mut feed = RowFeed { code: self, inputs, results, first: row, rows: 1, column: 0 };
         for (i, access) in self.accesses.iter().enumerate() {
             let code = &self.pieces[steps + i];
-            code.start(banks);
+            code.start(registers);
             let (base, len) = if *access == RowAccess::PerRow { (at, 1) } else { (at * self.n, self.n) };
             for start in (0..len).step_by(BLOCK) {
                 let count = BLOCK.min(len - start);
                 feed.column = start;
-                code.run(banks, &feed, 0, count);
+                code.run(registers, &feed, 0, count);
                 match access {
-                    RowAccess::Strided => self.scatter((code, 0), banks, outs[i], i, (row, start, 0), count),
-                    _ => code.store(banks, 0, outs[i], base + start, count),
+                    RowAccess::Strided => self.scatter((code, 0), registers, outs[i], i, (row, start, 0), count),
+                    _ => code.store(registers, 0, outs[i], base + start, count),
                 }
             }
         }
@@ -213,7 +213,7 @@ impl RowCode {
     fn scatter(
         &self,
         (code, root): (&Code, usize),
-        banks: &Banks,
+        registers: &Registers,
         out: &mut [u8],
         output: usize,
         (row, column, element): (usize, usize, usize),
@@ -223,7 +223,7 @@ impl RowCode {
         let base = self.layout.row(tensor, row);
         runs(&self.layout, tensor, column, count, |from, to, at, stride| {
             let which = element + from..element + to;
-            code.store_strided(banks, root, out, which, (base + at) as usize, stride as usize);
+            code.store_strided(registers, root, out, which, (base + at) as usize, stride as usize);
         });
     }
 }

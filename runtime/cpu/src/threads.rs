@@ -12,7 +12,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError, TryLockError, Weak};
 
 use smallvec::SmallVec;
 
-use super::interp::Banks;
+use super::interp::Registers;
 use super::memory::Bytes;
 use hypatia_tensor::error::{Error, Result};
 
@@ -203,7 +203,7 @@ impl Shared {
 #[derive(Default)]
 pub struct Local {
     /// Registers of scalar terms.
-    pub banks: Banks,
+    pub registers: Registers,
     /// Part of the left operand of a product.
     pub a: Bytes,
     /// Part of the right operand.
@@ -215,7 +215,7 @@ pub struct Local {
 }
 
 /// The threads of a run, and their memory.
-pub struct Team<'a> {
+pub struct Workers<'a> {
     /// The workers; `None` if the caller works alone.
     pub pool: Option<&'a Pool>,
     /// Scratch memory per thread.
@@ -230,7 +230,7 @@ unsafe impl Send for Address {}
 // SAFETY: as above.
 unsafe impl Sync for Address {}
 
-impl Team<'_> {
+impl Workers<'_> {
     /// Number of threads.
     pub fn threads(&self) -> usize {
         self.pool.map_or(1, |p| p.threads)
@@ -306,11 +306,11 @@ mod tests {
     #[test]
     fn every_part_is_done_once() {
         let (pool, locals) = (Pool::of(3).unwrap(), locals(3));
-        let team = Team { pool: Some(&pool), locals: &locals };
+        let workers = Workers { pool: Some(&pool), locals: &locals };
         for count in [0, 1, 2, 7, 1000] {
             let done: Vec<AtomicUsize> = (0..count).map(|_| AtomicUsize::new(0)).collect();
             let _awake = pool.awake();
-            team.parts(count, |i, _| {
+            workers.parts(count, |i, _| {
                 done[i].fetch_add(1, Ordering::Relaxed);
             });
             assert!(done.iter().all(|d| d.load(Ordering::Relaxed) == 1), "{count}");
@@ -320,10 +320,10 @@ mod tests {
     #[test]
     fn chunks_cover_the_outputs_without_overlap() {
         let (pool, locals) = (Pool::of(3).unwrap(), locals(3));
-        let team = Team { pool: Some(&pool), locals: &locals };
+        let workers = Workers { pool: Some(&pool), locals: &locals };
         for units in [0usize, 1, 5, 64, 1001] {
             let (mut a, mut b) = (vec![0u8; units * 2], vec![0u8; units]);
-            team.chunks(&mut [&mut a, &mut b], &[2, 1], units, 3, |first, count, outs, _| {
+            workers.chunks(&mut [&mut a, &mut b], &[2, 1], units, 3, |first, count, outs, _| {
                 outs[0].iter_mut().for_each(|v| *v += 1);
                 for (i, v) in outs[1].iter_mut().enumerate().take(count) {
                     *v += (first + i) as u8;
@@ -341,11 +341,11 @@ mod tests {
             for _ in 0..4 {
                 s.spawn(|| {
                     let locals = locals(2);
-                    let team = Team { pool: Some(&pool), locals: &locals };
+                    let workers = Workers { pool: Some(&pool), locals: &locals };
                     for round in 0..200 {
                         let sum = AtomicUsize::new(0);
                         let _awake = (round % 3 == 0).then(|| pool.awake());
-                        team.parts(10, |i, _| {
+                        workers.parts(10, |i, _| {
                             sum.fetch_add(i, Ordering::Relaxed);
                         });
                         assert_eq!(sum.into_inner(), 45);
@@ -361,11 +361,11 @@ mod tests {
     #[test]
     fn a_panic_reaches_the_caller_and_the_pool_goes_on() {
         let (pool, locals) = (Pool::of(2).unwrap(), locals(2));
-        let team = Team { pool: Some(&pool), locals: &locals };
-        let panics = || team.parts(100, |i, _| assert!(i != 57, "part 57"));
+        let workers = Workers { pool: Some(&pool), locals: &locals };
+        let panics = || workers.parts(100, |i, _| assert!(i != 57, "part 57"));
         assert!(catch_unwind(AssertUnwindSafe(panics)).is_err());
         let sum = AtomicUsize::new(0);
-        team.parts(4, |i, _| {
+        workers.parts(4, |i, _| {
             sum.fetch_add(i, Ordering::Relaxed);
         });
         assert_eq!(sum.into_inner(), 6);

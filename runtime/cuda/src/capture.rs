@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaGraph, CudaStream, sys};
 
-use super::device::failed;
+use super::driver::failed;
 use super::memory::DeviceMemory;
 use hypatia_tensor::error::{Error, Result};
 

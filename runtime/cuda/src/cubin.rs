@@ -81,7 +81,7 @@ pub fn codes(gpu: &Gpu, sources: &[String]) -> Result<Codes> {
 }
 
 /// Compiles the missing code of these sources for the plans that are prepared next.
-pub fn ahead(gpu: &Gpu, sources: &[String]) -> Result<()> {
+pub fn precompile(gpu: &Gpu, sources: &[String]) -> Result<()> {
     let Codes { found, .. } = codes(gpu, sources)?;
     found.into_iter().for_each(|(key, code)| gpu.keep_code(key, code));
     Ok(())

@@ -8,19 +8,16 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use cudarc::driver::{CudaContext, CudaModule, CudaStream, DriverError, result, sys};
+use cudarc::driver::{CudaContext, CudaModule, CudaStream, result, sys};
 
-use super::find::{Tried, open_first};
+use super::driver::{failed, missing, started};
+use super::find::open_first;
 use super::lt::Lt;
 use super::memory::DeviceMemory;
-use super::turn::turn;
+use super::transpose::transpose;
 use hypatia_target::device::Device;
 use hypatia_tensor::error::{Error, Result};
 use hypatia_tensor::tensor::Tensor;
-
-/// The oldest driver that can run the output of the oldest supported NVRTC: CUDA 12.1, driver
-/// 530.30.
-pub const MINIMUM_DRIVER: i32 = 12_010;
 
 /// An open GPU.
 pub struct Gpu {
@@ -44,62 +41,6 @@ pub struct Weight {
     /// Its elements in the tensor's order, or, for a matrix, transposed.
     pub memory: DeviceMemory,
     _tensor: Arc<Tensor>,
-}
-
-/// The error of a failing driver call.
-pub(super) fn failed(call: &str, e: DriverError) -> Error {
-    let name = e.error_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_else(|_| format!("{:?}", e.0));
-    let text = e.error_string().map(|s| s.to_string_lossy().into_owned()).unwrap_or_default();
-    use sys::cudaError_enum::*;
-    let advice = match e.0 {
-        CUDA_ERROR_OUT_OF_MEMORY => "; free memory on the device, use a smaller batch, or --device cpu",
-        CUDA_ERROR_ILLEGAL_ADDRESS
-        | CUDA_ERROR_LAUNCH_FAILED
-        | CUDA_ERROR_MISALIGNED_ADDRESS
-        | CUDA_ERROR_ILLEGAL_INSTRUCTION
-        | CUDA_ERROR_ECC_UNCORRECTABLE => "; the device's context is lost: this process can no longer use the GPU",
-        CUDA_ERROR_NO_DEVICE => "; no NVIDIA GPU is visible (CUDA_VISIBLE_DEVICES may hide it)",
-        _ => "",
-    };
-    Error::Device(format!("{call}: {name}: {text}{advice}"))
-}
-
-fn missing(what: &str, tried: &[Tried]) -> Error {
-    let mut text = format!("{what} was not found. Tried:");
-    for t in tried {
-        text.push_str(&format!("\n  {}: {}", t.place, t.reason));
-    }
-    text.push_str("\nName its folder in HYPATIA_CUDA_PATH, or use --device cpu");
-    Error::Device(text)
-}
-
-/// Initialises the driver, which must already be loaded. Returns the CUDA version that it supports.
-fn driver() -> Result<i32> {
-    // SAFETY: it only tries to open the library.
-    if !unsafe { sys::is_culib_present() } {
-        return Err(Error::Device("the driver was found but cannot be loaded by name".into()));
-    }
-    let mut version = 0;
-    // SAFETY: the pointer is valid; the call needs no context.
-    unsafe { sys::cuDriverGetVersion(&mut version) }.result().map_err(|e| failed("cuDriverGetVersion", e))?;
-    if version < MINIMUM_DRIVER {
-        let say = |v: i32| format!("{}.{}", v / 1000, v % 1000 / 10);
-        return Err(Error::Device(format!(
-            "the driver supports CUDA {}, Hypatia needs {} or newer (driver 530.30): update it, or use --device cpu",
-            say(version),
-            say(MINIMUM_DRIVER)
-        )));
-    }
-    result::init().map_err(|e| failed("cuInit", e))?;
-    Ok(version)
-}
-
-/// Loads and initialises the driver, unless that was already done. Returns the CUDA version that it
-/// supports.
-fn started() -> Result<i32> {
-    // The library is never closed and its symbols are global: cudarc finds it by its soname.
-    open_first(&["libcuda.so.1"], &[], &[]).map_err(|t| missing("NVIDIA's driver (libcuda.so.1)", &t))?;
-    driver()
 }
 
 /// The profile of a GPU without opening it: opening takes twice as long as the query.
@@ -272,22 +213,22 @@ impl Gpu {
     }
 
     /// A constant on the device, uploaded once and shared by all plans that use the same tensor.
-    /// `packed` requests the transpose of a matrix. The upload is complete once [`Gpu::uploaded`]
-    /// returns.
-    pub(super) fn weight(&self, tensor: &Arc<Tensor>, packed: bool) -> Result<Arc<Weight>> {
-        let key = |packed| (Arc::as_ptr(tensor) as usize, packed);
+    /// `transposed` requests the transpose of a matrix. The upload is complete once
+    /// [`Gpu::uploaded`] returns.
+    pub(super) fn weight(&self, tensor: &Arc<Tensor>, transposed: bool) -> Result<Arc<Weight>> {
+        let key = |transposed| (Arc::as_ptr(tensor) as usize, transposed);
         let mut weights = self.weights.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(w) = weights.get(&key(packed)).and_then(Weak::upgrade) {
+        if let Some(w) = weights.get(&key(transposed)).and_then(Weak::upgrade) {
             return Ok(w);
         }
-        let memory = match (packed, weights.get(&key(false)).and_then(Weak::upgrade)) {
+        let memory = match (transposed, weights.get(&key(false)).and_then(Weak::upgrade)) {
             (false, _) => self.upload(tensor)?,
-            (true, Some(given)) => self.turned(tensor, &given.memory)?,
-            (true, None) => self.turned(tensor, &self.upload(tensor)?)?,
+            (true, Some(given)) => self.transposed(tensor, &given.memory)?,
+            (true, None) => self.transposed(tensor, &self.upload(tensor)?)?,
         };
         let weight = Arc::new(Weight { memory, _tensor: tensor.clone() });
         weights.retain(|_, w| w.strong_count() > 0);
-        weights.insert(key(packed), Arc::downgrade(&weight));
+        weights.insert(key(transposed), Arc::downgrade(&weight));
         Ok(weight)
     }
 
@@ -298,15 +239,15 @@ impl Gpu {
     }
 
     /// Transposes a matrix in device memory.
-    fn turned(&self, tensor: &Tensor, given: &DeviceMemory) -> Result<DeviceMemory> {
+    fn transposed(&self, tensor: &Tensor, given: &DeviceMemory) -> Result<DeviceMemory> {
         let &[rows, columns] = tensor.shape() else {
-            return Err(Error::Internal(format!("a weight of shape {:?} is packed", tensor.shape())));
+            return Err(Error::Internal(format!("a weight of shape {:?} is transposed", tensor.shape())));
         };
         let memory = DeviceMemory::new(&self.stream, tensor.bytes().len())?;
         let addresses = [given.address(), memory.address()];
         // SAFETY: both are as large as the tensor, and are freed on this stream, behind this
         // work.
-        unsafe { turn(&self.lt, &self.stream, tensor.dtype(), [rows, columns], addresses)? };
+        unsafe { transpose(&self.lt, &self.stream, tensor.dtype(), [rows, columns], addresses)? };
         Ok(memory)
     }
 

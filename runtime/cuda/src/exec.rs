@@ -5,27 +5,29 @@
 //! (stream, arena, inputs, graph); after an instance's first run, its runs allocate nothing on the
 //! device.
 
-mod foreign;
+mod caller_memory;
 mod resident;
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use cudarc::driver::{CudaEvent, CudaStream, result, sys};
+use cudarc::driver::{CudaEvent, CudaStream, sys};
 use hypatia_dsl::dtype::DType;
 
+use super::address::Bases;
 use super::capture::Graph;
-use super::constants::{Ahead, Constants};
+use super::constants::{Constants, Prefetch};
 use super::cubin::Origins;
-use super::device::{Gpu, failed};
-use super::launch::Bases;
-use super::lists;
-use super::lt::{Pointers, WORKSPACE};
-use super::memory::{DeviceMemory, Pinned, bind};
-use super::nvtx;
-use super::steps::{Launch, Product, compile_ahead, prepare};
+use super::device::Gpu;
+use super::driver::failed;
+use super::launch::Launch;
+use super::lt::WORKSPACE;
+use super::memory::{DeviceMemory, Pinned};
+use super::steps::{precompile, prepare};
+use super::submit::{SideStreams, submit};
 use super::tune::Tuner;
+use super::{nvtx, pointer_arrays};
 use crate::tuning::PACKED;
-use hypatia_plan::{Note, Place, Plan, View};
+use hypatia_plan::{Note, Plan, Storage, View};
 use hypatia_tensor::error::{Error, Result};
 use hypatia_tensor::tensor::Tensor;
 
@@ -52,65 +54,23 @@ struct Instance {
     arena: DeviceMemory,
     workspace: DeviceMemory,
     staging: Pinned,
-    sides: Sides,
-}
-
-/// Side streams, for independent calls of one step.
-pub(super) struct Sides {
-    streams: Vec<Arc<CudaStream>>,
-    fork: CudaEvent,
-    joins: Vec<CudaEvent>,
-}
-
-/// Maximum number of concurrent calls of a step.
-const AT_ONCE: usize = 8;
-
-impl Sides {
-    /// Side streams for steps of this many calls.
-    pub(super) fn new(gpu: &Gpu, calls: usize) -> Result<Sides> {
-        let count = calls.min(AT_ONCE).saturating_sub(1);
-        let stream = |_| gpu.context().new_stream().map_err(|e| failed("cuStreamCreate", e));
-        let event = |_| gpu.context().new_event(None).map_err(|e| failed("cuEventCreate", e));
-        Ok(Sides {
-            streams: (0..count).map(stream).collect::<Result<_>>()?,
-            fork: event(0)?,
-            joins: (0..count).map(event).collect::<Result<_>>()?,
-        })
-    }
-
-    /// Makes `count` side streams wait for the work submitted to the main stream.
-    fn fork(&self, stream: &Arc<CudaStream>, count: usize) -> Result<()> {
-        if count == 0 {
-            return Ok(());
-        }
-        self.fork.record(stream).map_err(|e| failed("cuEventRecord", e))?;
-        let mut sides = self.streams.iter().take(count);
-        sides.try_for_each(|side| side.wait(&self.fork).map_err(|e| failed("cuStreamWaitEvent", e)))
-    }
-
-    /// Makes the main stream wait for `count` side streams.
-    fn join(&self, stream: &Arc<CudaStream>, count: usize) -> Result<()> {
-        self.streams.iter().zip(&self.joins).take(count).try_for_each(|(side, event)| {
-            event.record(side).map_err(|e| failed("cuEventRecord", e))?;
-            stream.wait(event).map_err(|e| failed("cuStreamWaitEvent", e))
-        })
-    }
+    sides: SideStreams,
 }
 
 impl Executor {
     /// Prepares a plan: compiles what is not cached, chooses algorithms, uploads the weights.
     pub fn new(plan: Arc<Plan>, gpu: Arc<Gpu>, tuner: &mut Tuner) -> Result<Executor> {
-        if let Some(b) = plan.buffers.iter().find(|b| matches!(b.place, Place::Arena(o) if o % 64 != 0)) {
-            return Err(Error::Internal(format!("a buffer at {:?}", b.place)));
+        if let Some(b) = plan.buffers.iter().find(|b| matches!(b.storage, Storage::Arena(o) if o % 64 != 0)) {
+            return Err(Error::Internal(format!("a buffer at {:?}", b.storage)));
         }
         // The weights are copied while algorithms are chosen.
-        let (prepared, ahead) = std::thread::scope(|scope| {
-            let ahead = scope.spawn(|| Ahead::upload(&gpu, &plan));
-            (prepare(&gpu, &plan, tuner), ahead.join())
+        let (prepared, prefetched) = std::thread::scope(|scope| {
+            let uploading = scope.spawn(|| Prefetch::upload(&gpu, &plan));
+            (prepare(&gpu, &plan, tuner), uploading.join())
         });
-        let ((launches, origins), ahead) =
-            (prepared?, ahead.map_err(|_| Error::Internal("the uploading thread was lost".into()))??);
-        let constants = Constants::upload(&gpu, &plan, launches.iter().map(|(_, launch)| launch), ahead)?;
+        let ((launches, origins), prefetched) =
+            (prepared?, prefetched.map_err(|_| Error::Internal("the uploading thread was lost".into()))??);
+        let constants = Constants::upload(&gpu, &plan, launches.iter().map(|(_, launch)| launch), prefetched)?;
         Ok(Executor {
             plan,
             gpu,
@@ -123,8 +83,8 @@ impl Executor {
     }
 
     /// Compiles the kernels of the plan whose executor is created next, ahead of time.
-    pub fn ahead(plan: &Plan, gpu: &Arc<Gpu>) -> Result<()> {
-        compile_ahead(gpu, plan)
+    pub fn precompile(plan: &Plan, gpu: &Arc<Gpu>) -> Result<()> {
+        precompile(gpu, plan)
     }
 
     /// Poisons the arena with NaN before each run, so that reads of unwritten memory show.
@@ -156,8 +116,9 @@ impl Executor {
     /// Notes on steps: which of them read a weight transposed.
     pub fn notes(&self) -> Vec<Note> {
         let launches = self.launches.lock().unwrap_or_else(PoisonError::into_inner);
-        let packed = launches.iter().filter(|(_, l)| matches!(l, Launch::Product(p) if p.packed().is_some()));
-        packed.map(|(step, _)| (*step, PACKED)).collect()
+        let transposed =
+            launches.iter().filter(|(_, l)| matches!(l, Launch::Product(p) if p.transposed_weight().is_some()));
+        transposed.map(|(step, _)| (*step, PACKED)).collect()
     }
 
     /// Runs once. The inputs are in the plan's order.
@@ -227,10 +188,10 @@ impl Executor {
         }
         let size = view.dtype.size();
         let range = view.offset * size..(view.offset + view.len()) * size;
-        let given = match self.plan.buffers[view.buffer.index()].place {
-            Place::Input(i) => inputs[i].bytes(),
-            Place::Constant(i) => self.plan.constants[i].bytes(),
-            Place::Arena(offset) => return instance.arena.download(offset + range.start, to),
+        let given = match self.plan.buffers[view.buffer.index()].storage {
+            Storage::Input(i) => inputs[i].bytes(),
+            Storage::Constant(i) => self.plan.constants[i].bytes(),
+            Storage::Arena(offset) => return instance.arena.download(offset + range.start, to),
         };
         let given = given.get(range).filter(|g| g.len() == to.len());
         to.copy_from_slice(given.ok_or_else(|| Error::Internal("a result lies outside of its buffer".into()))?);
@@ -246,18 +207,18 @@ impl Executor {
         let workspace = DeviceMemory::new(&stream, WORKSPACE)?;
         let staging = Pinned::new(&stream, bytes.iter().map(|b| b.next_multiple_of(64)).sum())?;
         let calls = self.launches.lock().unwrap_or_else(PoisonError::into_inner).iter().map(|(_, l)| l.calls()).max();
-        let sides = Sides::new(&self.gpu, calls.unwrap_or(1))?;
+        let sides = SideStreams::new(&self.gpu, calls.unwrap_or(1))?;
         let mut instance = Instance { graph: Graph::empty(), stream, inputs, arena, workspace, staging, sides };
         instance.graph = self.capture(&instance)?;
         Ok(instance)
     }
 
     fn bases(&self, instance: &Instance) -> Bases {
-        let [constants, packed] = self.constants.addresses();
+        let [constants, transposed] = self.constants.addresses();
         Bases {
             inputs: instance.inputs.iter().map(DeviceMemory::address).collect(),
             constants,
-            packed,
+            transposed,
             arena: instance.arena.address(),
             workspace: instance.workspace.address(),
             lists: 0,
@@ -283,14 +244,14 @@ impl Executor {
     ) -> Result<Graph> {
         let mut launches = self.launches.lock().unwrap_or_else(PoisonError::into_inner);
         let mut bases = bases.clone();
-        let lists = lists::write(&instance.stream, launches.iter_mut().map(|(_, launch)| launch), &mut bases)?;
+        let lists = pointer_arrays::write(&instance.stream, launches.iter_mut().map(|(_, launch)| launch), &mut bases)?;
         let graph = Graph::capture(&instance.stream, || {
             before()?;
             launches.iter_mut().try_for_each(|(step, launch)| {
                 // SAFETY: the bases are those of the instance whose graph this is, whose memory is
                 // as large as the plan says and lives as long as the graph, or those that a caller
                 // answers for.
-                unsafe { put(&self.gpu, &instance.stream, &instance.sides, launch, &bases) }.map_err(|e| match e {
+                unsafe { submit(&self.gpu, &instance.stream, &instance.sides, launch, &bases) }.map_err(|e| match e {
                     Error::Device(m) => Error::Device(format!("step `{}`: {m}", self.plan.steps[*step].name)),
                     e => e,
                 })
@@ -351,7 +312,7 @@ impl Timer<'_> {
         let sides = &self.instance.sides;
         let mut launches = executor.launches.lock().unwrap_or_else(PoisonError::into_inner);
         let count = launches.len();
-        let _lists = lists::write(&stream, launches.iter_mut().map(|(_, launch)| launch), &mut bases)?;
+        let _lists = pointer_arrays::write(&stream, launches.iter_mut().map(|(_, launch)| launch), &mut bases)?;
         drop(launches);
         for at in 0..count {
             let mut launches = executor.launches.lock().unwrap_or_else(PoisonError::into_inner);
@@ -360,7 +321,7 @@ impl Timer<'_> {
             let _range = nvtx::range(&executor.plan.steps[step].name);
             let graph = Graph::capture(&stream, || {
                 // SAFETY: the bases are those of this timer's instance, which outlives the graph.
-                (0..REPEATS).try_for_each(|_| unsafe { put(&executor.gpu, &stream, sides, launch, &bases) })
+                (0..REPEATS).try_for_each(|_| unsafe { submit(&executor.gpu, &stream, sides, launch, &bases) })
             })?;
             drop(launches);
             graph.launch()?;
@@ -376,62 +337,5 @@ impl Timer<'_> {
 impl Instance {
     fn launch(&self) -> Result<()> {
         self.graph.launch()
-    }
-}
-
-/// Submits a launch to a stream.
-///
-/// # Safety
-/// As [`super::launch::KernelLaunch::launch`].
-pub(super) unsafe fn put(
-    gpu: &Gpu,
-    stream: &Arc<CudaStream>,
-    sides: &Sides,
-    launch: &mut Launch,
-    bases: &Bases,
-) -> Result<()> {
-    match launch {
-        // SAFETY: the caller guarantees the bases.
-        Launch::Kernel(kernel) => unsafe { kernel.launch(stream, bases) },
-        Launch::Product(product) => {
-            let packed = product.packed().map(|other| (other.side, bases.packed[other.constant]));
-            let Product { matmul, algorithms, calls, lists, bias, aux, .. } = product.as_mut();
-            let what = *matmul.product();
-            let list = (what.outer * what.batch * size_of::<u64>()) as u64;
-            let algorithm = algorithms.first().ok_or_else(|| Error::Internal("no algorithm".into()))?;
-            let beside = (calls.len() - 1).min(sides.streams.len());
-            sides.fork(stream, beside)?;
-            for (i, [a, b, d]) in calls.iter().enumerate() {
-                let on = match i % (beside + 1) {
-                    0 => stream,
-                    side => &sides.streams[side - 1],
-                };
-                let mut operands = match what.by_addresses() {
-                    true => [0, 1, 2].map(|side| bases.lists + *lists + side * list),
-                    false => [a, b, d].map(|side| bases.address(side)),
-                };
-                if let Some((side, address)) = packed {
-                    operands[side] = address;
-                }
-                let [a, b, d] = operands;
-                let at = Pointers {
-                    a,
-                    b,
-                    d,
-                    bias: bias.as_ref().map_or(0, |b| bases.address(b)),
-                    aux: aux.as_ref().map_or(0, |a| bases.address(a)),
-                    workspace: bases.workspace,
-                };
-                // SAFETY: as above; the places are those of the step's operands.
-                unsafe { matmul.launch(gpu.lt(), on, algorithm, &at)? };
-            }
-            sides.join(stream, beside)
-        }
-        Launch::Zeros(at, bytes) => {
-            bind(stream)?;
-            // SAFETY: the place is that of a result with this many bytes.
-            unsafe { result::memset_d8_async(bases.address(at), 0, *bytes, stream.cu_stream()) }
-                .map_err(|e| failed("cuMemsetD8Async", e))
-        }
     }
 }

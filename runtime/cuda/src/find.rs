@@ -20,7 +20,7 @@ pub struct Tried {
 
 /// A folder that may contain libraries, and why it is searched.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct SearchFolder {
     /// The folder.
     pub folder: PathBuf,
     /// `HYPATIA_CUDA_PATH`, `toolkit`, ...
@@ -42,7 +42,7 @@ const INSIDE: &[&str] = &[
 ];
 
 /// All existing folders in search order.
-pub fn places() -> Vec<Place> {
+pub fn places() -> Vec<SearchFolder> {
     let mut roots: Vec<(PathBuf, &'static str)> = Vec::new();
     let mut variable = |name: &'static str| {
         if let Some(v) = std::env::var_os(name).filter(|v| !v.is_empty()) {
@@ -71,7 +71,7 @@ pub fn places() -> Vec<Place> {
         for sub in INSIDE {
             let folder = if sub.is_empty() { root.clone() } else { root.join(sub) };
             if folder.is_dir() && seen.insert(folder.canonicalize().unwrap_or_else(|_| folder.clone())) {
-                out.push(Place { folder, origin });
+                out.push(SearchFolder { folder, origin });
             }
         }
     }
@@ -151,9 +151,10 @@ impl Library {
 /// must be opened first.
 pub fn open_first(names: &[&str], before: &[&str], first: &[PathBuf]) -> Result<Library, Vec<Tried>> {
     let mut tried = Vec::new();
-    let mut folders: Vec<Place> = first.iter().flat_map(|f| inside(f, "given")).collect();
+    let mut folders: Vec<SearchFolder> = first.iter().flat_map(|f| inside(f, "given")).collect();
     let all = places();
-    let (own, others): (Vec<Place>, Vec<Place>) = all.into_iter().partition(|p| p.origin == "HYPATIA_CUDA_PATH");
+    let (own, others): (Vec<SearchFolder>, Vec<SearchFolder>) =
+        all.into_iter().partition(|p| p.origin == "HYPATIA_CUDA_PATH");
     folders.extend(own);
     for place in &folders {
         if let Some(found) = open_in(place, names, before, &mut tried) {
@@ -174,15 +175,15 @@ pub fn open_first(names: &[&str], before: &[&str], first: &[PathBuf]) -> Result<
     Err(tried)
 }
 
-fn inside(root: &Path, origin: &'static str) -> Vec<Place> {
+fn inside(root: &Path, origin: &'static str) -> Vec<SearchFolder> {
     INSIDE
         .iter()
-        .map(|s| Place { folder: if s.is_empty() { root.to_path_buf() } else { root.join(s) }, origin })
+        .map(|s| SearchFolder { folder: if s.is_empty() { root.to_path_buf() } else { root.join(s) }, origin })
         .filter(|p| p.folder.is_dir())
         .collect()
 }
 
-fn open_in(place: &Place, names: &[&str], before: &[&str], tried: &mut Vec<Tried>) -> Option<Library> {
+fn open_in(place: &SearchFolder, names: &[&str], before: &[&str], tried: &mut Vec<Tried>) -> Option<Library> {
     for name in names {
         let path = place.folder.join(name);
         if !path.is_file() {

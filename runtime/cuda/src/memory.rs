@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaStream, result, sys};
 
-use super::device::failed;
+use super::driver::failed;
 use hypatia_tensor::error::{Error, Result};
 
 /// An allocation on the device.

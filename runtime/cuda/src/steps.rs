@@ -11,71 +11,24 @@ use hypatia_dsl::ir::{Backend, Program};
 use hypatia_dsl::parallel::side_by_side;
 use hypatia_templates::cuda::{self, Arg, ArgRole, CudaSource, Entry, PointTarget, RowTarget};
 
+use super::address::Location;
 use super::cubin::{self, Origins};
-use super::device::{Gpu, failed};
-use super::launch::{KernelLaunch, Location, arguments, by_columns, entry};
-use super::lt::{self, ADDRESSES_FROM, Algorithm, Epilogue, Matmul};
-use super::packed::Other;
+use super::device::Gpu;
+use super::driver::failed;
+use super::kernel::{KernelLaunch, arguments, by_columns, entry};
+use super::launch::{Launch, Product};
+use super::lt::{self, ADDRESSES_FROM, Epilogue, Matmul};
 use super::tiled::{self, Tilings};
-use super::tune::{self, Tuner};
-use super::{either, gemm, packed};
+use super::tune::{self, Tuner, footprint};
+use super::{fallback, gemm, weight_layout};
 use crate::lowering::{Work, step_kernels};
 use crate::tuner::Effort;
-use hypatia_plan::{Action, EitherStep, GemmStep, Plan, Step, View};
+use hypatia_plan::{Action, CallStep, GemmStep, Plan, Step, View};
 use hypatia_templates::instances::Body;
 use hypatia_tensor::error::{Error, Result};
 
-/// A product and the locations of its operands, one set per call.
-pub struct Product {
-    /// The product to call.
-    pub matmul: Matmul,
-    /// The algorithms that can run it; the first one is used. Empty if the library has not been
-    /// asked yet.
-    pub algorithms: Vec<Algorithm>,
-    /// True if the algorithm is not chosen yet: the library's first guess is raced, or none is
-    /// known.
-    pub guessed: bool,
-    /// A, B, D of each call.
-    pub calls: Vec<[Location; 3]>,
-    /// Byte offset of its address lists among all lists of a graph.
-    pub lists: u64,
-    /// The bias, or the destination of its gradient.
-    pub bias: Option<Location>,
-    /// The second matrix of its epilogue.
-    pub aux: Option<Location>,
-    /// The same product over the transposed weight.
-    pub other: Option<Other>,
-}
-
-impl Product {
-    /// The weight that is read transposed, if there is one.
-    pub fn packed(&self) -> Option<&Other> {
-        self.other.as_ref().filter(|other| other.taken)
-    }
-}
-
-/// A launch of a step.
-pub enum Launch {
-    /// A generated kernel.
-    Kernel(KernelLaunch),
-    /// A cuBLASLt call.
-    Product(Box<Product>),
-    /// Zero-fills that many bytes: a product over no terms.
-    Zeros(Location, usize),
-}
-
-impl Launch {
-    /// Number of independent calls.
-    pub fn calls(&self) -> usize {
-        match self {
-            Launch::Product(p) => p.calls.len(),
-            Launch::Kernel(_) | Launch::Zeros(..) => 1,
-        }
-    }
-}
-
 /// An unfinished step: its source is not compiled yet, or its algorithm is not chosen yet.
-enum Draft<'p> {
+enum PendingLaunch<'p> {
     Kernel {
         source: Box<CudaSource>,
         work: Work,
@@ -83,28 +36,28 @@ enum Draft<'p> {
     },
     Product(&'p Step),
     /// A call that the library may support, and its fallback steps.
-    Either(&'p Step, Vec<Draft<'p>>),
+    Call(&'p Step, Vec<PendingLaunch<'p>>),
     /// A tiled product, if tiles can compute it, and its fallback steps.
-    Tiled(&'p Step, Option<Tilings>, Vec<Draft<'p>>),
+    Tiled(&'p Step, Option<Tilings>, Vec<PendingLaunch<'p>>),
 }
 
 /// The launches of a plan, each with the index of its step, and the origin of their machine code.
 pub fn prepare(gpu: &Arc<Gpu>, plan: &Plan, tuner: &mut Tuner) -> Result<(Vec<(usize, Launch)>, Origins)> {
-    let mut drafts = drafts(gpu, plan)?;
-    for (_, draft) in &mut drafts {
-        tilings(gpu, plan, draft, tuner)?;
+    let mut pending = pending(gpu, plan)?;
+    for (_, launch) in &mut pending {
+        tilings(gpu, plan, launch, tuner)?;
     }
-    let sources = sources(&drafts);
+    let sources = sources(&pending);
     // The host compiles kernels while the device times algorithms.
     let (codes, products) = std::thread::scope(|scope| {
         let compiling = scope.spawn(|| cubin::codes(gpu, &sources));
-        ask_ahead(gpu, plan, &drafts, tuner.effort());
+        ask_ahead(gpu, plan, &pending, tuner.effort());
         let mut out = Vec::new();
-        let mut add = |(_, d): &(usize, Draft<'_>)| products(gpu, plan, d, (tuner, false), &mut out);
-        let products = drafts.iter().try_for_each(&mut add).and_then(|()| {
+        let mut add = |(_, d): &(usize, PendingLaunch<'_>)| products(gpu, plan, d, (tuner, false), &mut out);
+        let products = pending.iter().try_for_each(&mut add).and_then(|()| {
             // All products get their algorithms before transposed weights are timed.
             out.iter_mut().flatten().try_for_each(|launch| match launch {
-                Launch::Product(product) => packed::settle(gpu, plan, product, tuner),
+                Launch::Product(product) => weight_layout::settle(gpu, plan, product, tuner),
                 Launch::Kernel(_) | Launch::Zeros(..) => Ok(()),
             })?;
             Ok(out)
@@ -113,79 +66,81 @@ pub fn prepare(gpu: &Arc<Gpu>, plan: &Plan, tuner: &mut Tuner) -> Result<(Vec<(u
     });
     let lost = |_| Error::Internal("the compiling thread was lost".into());
     let (modules, origins) = codes.map_err(lost)??.load(gpu)?;
-    let mut made = Made { products: products?.into_iter(), modules: modules.into_iter() };
-    let mut launches = Vec::with_capacity(drafts.len());
-    for (step, draft) in drafts {
-        let finished = finish(gpu, plan, draft, &mut made, tuner)?;
+    let mut ready = Finished { products: products?.into_iter(), modules: modules.into_iter() };
+    let mut launches = Vec::with_capacity(pending.len());
+    for (step, launch) in pending {
+        let finished = finish(gpu, plan, launch, &mut ready, tuner)?;
         launches.extend(finished.into_iter().map(|launch| (step, launch)));
     }
     Ok((launches, origins))
 }
 
 /// Compiles the kernels of the plan that is prepared next, ahead of time.
-pub fn compile_ahead(gpu: &Arc<Gpu>, plan: &Plan) -> Result<()> {
-    cubin::ahead(gpu, &sources(&drafts(gpu, plan)?))
+pub fn precompile(gpu: &Arc<Gpu>, plan: &Plan) -> Result<()> {
+    cubin::precompile(gpu, &sources(&pending(gpu, plan)?))
 }
 
-fn sources(drafts: &[(usize, Draft<'_>)]) -> Vec<String> {
-    fn add(draft: &Draft<'_>, out: &mut Vec<String>) {
-        match draft {
-            Draft::Kernel { source, .. } => out.push(source.text.clone()),
-            Draft::Product(_) => {}
-            Draft::Either(_, apart) => apart.iter().for_each(|d| add(d, out)),
-            Draft::Tiled(_, tilings, apart) => {
+fn sources(pending: &[(usize, PendingLaunch<'_>)]) -> Vec<String> {
+    fn add(launch: &PendingLaunch<'_>, out: &mut Vec<String>) {
+        match launch {
+            PendingLaunch::Kernel { source, .. } => out.push(source.text.clone()),
+            PendingLaunch::Product(_) => {}
+            PendingLaunch::Call(_, fallback) => fallback.iter().for_each(|d| add(d, out)),
+            PendingLaunch::Tiled(_, tilings, fallback) => {
                 let variants = tilings.iter().flat_map(|t| &t.variants);
                 out.extend(variants.map(|(_, source, _)| source.text.clone()));
-                apart.iter().for_each(|d| add(d, out));
+                fallback.iter().for_each(|d| add(d, out));
             }
         }
     }
     let mut out = Vec::new();
-    drafts.iter().for_each(|(_, d)| add(d, &mut out));
+    pending.iter().for_each(|(_, d)| add(d, &mut out));
     out
 }
 
 /// Number of steps that justifies a thread: printing a source takes 0.1 to 0.2 ms.
-const DRAFTED: usize = 16;
+const STEPS_A_THREAD: usize = 16;
 
 /// The steps that launch something, with their indices.
-fn drafts<'p>(gpu: &Gpu, plan: &'p Plan) -> Result<Vec<(usize, Draft<'p>)>> {
+fn pending<'p>(gpu: &Gpu, plan: &'p Plan) -> Result<Vec<(usize, PendingLaunch<'p>)>> {
     let full = plan.steps.iter().enumerate().filter(|(_, step)| !step.writes.iter().all(View::is_empty));
     let full: Vec<(usize, &Step)> = full.collect();
-    let drafts = side_by_side(&full, DRAFTED, None, |(_, step)| draft(gpu, plan, step).map_err(|e| in_step(e, step)));
+    let pending = side_by_side(&full, STEPS_A_THREAD, None, |(_, step)| {
+        pending_launches(gpu, plan, step).map_err(|e| in_step(e, step))
+    });
     let mut out = Vec::new();
-    for ((index, _), drafts) in full.iter().zip(drafts) {
-        out.extend(drafts?.into_iter().map(|draft| (*index, draft)));
+    for ((index, _), pending) in full.iter().zip(pending) {
+        out.extend(pending?.into_iter().map(|launch| (*index, launch)));
     }
     Ok(out)
 }
 
 /// Asks the library about all products in advance, as [`products`] will. Errors are reported there.
-fn ask_ahead(gpu: &Arc<Gpu>, plan: &Plan, drafts: &[(usize, Draft<'_>)], effort: Effort) {
-    fn add(plan: &Plan, draft: &Draft<'_>, effort: Effort, out: &mut Vec<(lt::Product, bool)>) -> Result<()> {
-        match draft {
-            Draft::Kernel { .. } => {}
-            Draft::Product(step) => {
+fn ask_ahead(gpu: &Arc<Gpu>, plan: &Plan, pending: &[(usize, PendingLaunch<'_>)], effort: Effort) {
+    fn add(plan: &Plan, launch: &PendingLaunch<'_>, effort: Effort, out: &mut Vec<(lt::Product, bool)>) -> Result<()> {
+        match launch {
+            PendingLaunch::Kernel { .. } => {}
+            PendingLaunch::Product(step) => {
                 if let Some(g) = library_product(step)
-                    && let Launch::Product(made) = product(plan, step, g)?
+                    && let Launch::Product(finished) = product(plan, step, g)?
                 {
-                    out.push((*made.matmul.product(), false));
-                    out.extend(made.other.iter().map(|other| (*other.product(), true)));
+                    out.push((*finished.matmul.product(), false));
+                    out.extend(finished.transposed.iter().map(|t| (*t.product(), true)));
                 }
             }
-            Draft::Either(step, apart) => {
-                let Action::Either(e) = &step.action else { return Ok(()) };
+            PendingLaunch::Call(step, fallback) => {
+                let Action::Call(e) = &step.action else { return Ok(()) };
                 out.push((called(plan, step, e)?.0.product, false));
                 if step.kernel.is_some() || effort != Effort::Unknown {
-                    apart.iter().try_for_each(|d| add(plan, d, effort, out))?;
+                    fallback.iter().try_for_each(|d| add(plan, d, effort, out))?;
                 }
             }
-            Draft::Tiled(_, _, apart) => apart.iter().try_for_each(|d| add(plan, d, effort, out))?,
+            PendingLaunch::Tiled(_, _, fallback) => fallback.iter().try_for_each(|d| add(plan, d, effort, out))?,
         }
         Ok(())
     }
     let mut asked = Vec::new();
-    drafts.iter().for_each(|(_, draft)| drop(add(plan, draft, effort, &mut asked)));
+    pending.iter().for_each(|(_, launch)| drop(add(plan, launch, effort, &mut asked)));
     asked.retain(|(p, _)| !p.by_addresses() || gpu.lt().version() >= ADDRESSES_FROM);
     tune::ask_ahead(gpu, effort, &asked);
 }
@@ -195,13 +150,13 @@ fn ask_ahead(gpu: &Arc<Gpu>, plan: &Plan, drafts: &[(usize, Draft<'_>)], effort:
 fn products(
     gpu: &Arc<Gpu>,
     plan: &Plan,
-    draft: &Draft<'_>,
+    launch: &PendingLaunch<'_>,
     (tuner, later): (&mut Tuner, bool),
     out: &mut Vec<Option<Launch>>,
 ) -> Result<()> {
-    match draft {
-        Draft::Kernel { .. } => {}
-        Draft::Product(step) => {
+    match launch {
+        PendingLaunch::Kernel { .. } => {}
+        PendingLaunch::Product(step) => {
             let g = library_product(step).ok_or_else(|| Error::Internal("a product that is none".into()))?;
             let mut launch = product(plan, step, g).map_err(|e| in_step(e, step))?;
             if let (Launch::Product(product), false) = (&mut launch, later) {
@@ -209,45 +164,53 @@ fn products(
             }
             out.push(Some(launch));
         }
-        Draft::Either(step, apart) => {
-            let Action::Either(e) = &step.action else { return Err(Error::Internal("a call that is none".into())) };
+        PendingLaunch::Call(step, fallback) => {
+            let Action::Call(e) = &step.action else { return Err(Error::Internal("a call that is none".into())) };
             out.push(call(gpu, plan, step, e, tuner).map_err(|e| in_step(e, step))?);
             // Copies cost more than any choice of algorithm saves. Before a first result, the
             // variant with copies is raced with the library's guess, and tuned only if it wins.
             let later = later || step.kernel.is_none() && tuner.effort() == Effort::Unknown;
-            apart.iter().try_for_each(|d| products(gpu, plan, d, (&mut *tuner, later), out))?;
+            fallback.iter().try_for_each(|d| products(gpu, plan, d, (&mut *tuner, later), out))?;
         }
-        Draft::Tiled(_, _, apart) => {
-            apart.iter().try_for_each(|d| products(gpu, plan, d, (&mut *tuner, later), out))?;
+        PendingLaunch::Tiled(_, _, fallback) => {
+            fallback.iter().try_for_each(|d| products(gpu, plan, d, (&mut *tuner, later), out))?;
         }
     }
     Ok(())
 }
 
-/// Compiled code and products for the drafts, in their order.
-struct Made {
+/// Compiled code and products for the pending, in their order.
+struct Finished {
     products: std::vec::IntoIter<Option<Launch>>,
     modules: std::vec::IntoIter<Arc<CudaModule>>,
 }
 
 /// The launches of a step, in order.
-fn finish(gpu: &Arc<Gpu>, plan: &Plan, draft: Draft<'_>, made: &mut Made, tuner: &mut Tuner) -> Result<Vec<Launch>> {
+fn finish(
+    gpu: &Arc<Gpu>,
+    plan: &Plan,
+    launch: PendingLaunch<'_>,
+    finished: &mut Finished,
+    tuner: &mut Tuner,
+) -> Result<Vec<Launch>> {
     let lost = || Error::Internal("a product or a module was lost".into());
-    match draft {
-        Draft::Product(_) => Ok(vec![made.products.next().flatten().ok_or_else(lost)?]),
-        Draft::Kernel { source, work, step } => {
-            let module = made.modules.next().ok_or_else(lost)?;
+    match launch {
+        PendingLaunch::Product(_) => Ok(vec![finished.products.next().flatten().ok_or_else(lost)?]),
+        PendingLaunch::Kernel { source, work, step } => {
+            let module = finished.modules.next().ok_or_else(lost)?;
             Ok(vec![kernel_launch(plan, step, &module, (&source, &work))?])
         }
-        Draft::Tiled(step, tilings, apart) => finish_tiled(gpu, plan, (step, tilings, apart), made, tuner),
-        Draft::Either(step, apart) => {
-            let call = made.products.next().ok_or_else(lost)?;
+        PendingLaunch::Tiled(step, tilings, fallback) => {
+            finish_tiled(gpu, plan, (step, tilings, fallback), finished, tuner)
+        }
+        PendingLaunch::Call(step, fallback) => {
+            let call = finished.products.next().ok_or_else(lost)?;
             let mut launches = Vec::new();
-            for draft in apart {
-                launches.extend(finish(gpu, plan, draft, made, tuner)?);
+            for launch in fallback {
+                launches.extend(finish(gpu, plan, launch, finished, tuner)?);
             }
             let mut chosen = match call {
-                Some(call) => either::faster(gpu, plan, step, call, launches, tuner).map_err(|e| in_step(e, step))?,
+                Some(call) => fallback::faster(gpu, plan, step, call, launches, tuner).map_err(|e| in_step(e, step))?,
                 None => launches,
             };
             for launch in &mut chosen {
@@ -255,7 +218,7 @@ fn finish(gpu: &Arc<Gpu>, plan: &Plan, draft: Draft<'_>, made: &mut Made, tuner:
                     && product.guessed
                 {
                     choose(gpu, plan, product, tuner).map_err(|e| in_step(e, step))?;
-                    packed::settle(gpu, plan, product, tuner).map_err(|e| in_step(e, step))?;
+                    weight_layout::settle(gpu, plan, product, tuner).map_err(|e| in_step(e, step))?;
                 }
             }
             Ok(chosen)
@@ -267,35 +230,35 @@ fn finish(gpu: &Arc<Gpu>, plan: &Plan, draft: Draft<'_>, made: &mut Made, tuner:
 fn finish_tiled(
     gpu: &Arc<Gpu>,
     plan: &Plan,
-    (step, tilings, apart): (&Step, Option<Tilings>, Vec<Draft<'_>>),
-    made: &mut Made,
+    (step, tilings, pending): (&Step, Option<Tilings>, Vec<PendingLaunch<'_>>),
+    finished: &mut Finished,
     tuner: &mut Tuner,
 ) -> Result<Vec<Launch>> {
     let lost = || Error::Internal("a module was lost".into());
-    let mut ways: Vec<Vec<Launch>> = Vec::new();
+    let mut variants: Vec<Vec<Launch>> = Vec::new();
     for (_, source, work) in tilings.iter().flat_map(|t| &t.variants) {
-        let module = made.modules.next().ok_or_else(lost)?;
-        ways.push(vec![kernel_launch(plan, step, &module, (source, work))?]);
+        let module = finished.modules.next().ok_or_else(lost)?;
+        variants.push(vec![kernel_launch(plan, step, &module, (source, work))?]);
     }
-    let mut fallback = Vec::new();
-    for draft in apart {
-        fallback.extend(finish(gpu, plan, draft, made, tuner)?);
+    let mut launches = Vec::new();
+    for launch in pending {
+        launches.extend(finish(gpu, plan, launch, finished, tuner)?);
     }
-    ways.push(fallback);
+    variants.push(launches);
     let chosen = match &tilings {
-        Some(tilings) => tilings.choose(gpu, tuner, || either::race(gpu, plan, step, &mut ways)),
+        Some(tilings) => tilings.choose(gpu, tuner, || fallback::time(gpu, plan, step, &mut variants)),
         None => Ok(None),
     };
-    let at = chosen.map_err(|e| in_step(e, step))?.unwrap_or(ways.len() - 1);
-    Ok(ways.swap_remove(at))
+    let at = chosen.map_err(|e| in_step(e, step))?.unwrap_or(variants.len() - 1);
+    Ok(variants.swap_remove(at))
 }
 
-/// Finds the tilings of tiled products that are compiled.
-fn tilings(gpu: &Gpu, plan: &Plan, draft: &mut Draft<'_>, tuner: &Tuner) -> Result<()> {
-    if let Draft::Tiled(step, tilings, _) = draft
-        && let (Action::Either(e), Some(kernel)) = (&step.action, tiled::kernel(plan, step))
+/// Finds the tilings of a tiled product that are compiled.
+fn tilings(gpu: &Gpu, plan: &Plan, launch: &mut PendingLaunch<'_>, tuner: &Tuner) -> Result<()> {
+    if let PendingLaunch::Tiled(step, tilings, _) = launch
+        && let (Action::Call(call), Some(kernel)) = (&step.action, tiled::kernel(plan, step))
     {
-        *tilings = Tilings::of(gpu, plan, (step, e, kernel), tuner).map_err(|error| in_step(error, step))?;
+        *tilings = Tilings::of(gpu, plan, (step, call, kernel), tuner).map_err(|error| in_step(error, step))?;
     }
     Ok(())
 }
@@ -336,19 +299,19 @@ pub(super) fn operand<'a>(step: &'a Step, work: &'a Work, arg: &Arg) -> Option<&
     }
 }
 
-/// The launches of a step in draft form, in order.
-fn draft<'p>(gpu: &Gpu, plan: &Plan, step: &'p Step) -> Result<Vec<Draft<'p>>> {
+/// The launches of a step in pending form, in order.
+fn pending_launches<'p>(gpu: &Gpu, plan: &Plan, step: &'p Step) -> Result<Vec<PendingLaunch<'p>>> {
     if library_product(step).is_some() {
-        return Ok(vec![Draft::Product(step)]);
+        return Ok(vec![PendingLaunch::Product(step)]);
     }
-    if let Action::Either(e) = &step.action {
-        let mut apart = Vec::new();
-        for part in e.apart.iter().filter(|s| !s.writes.iter().all(View::is_empty)) {
-            apart.extend(draft(gpu, plan, part)?);
+    if let Action::Call(e) = &step.action {
+        let mut fallback = Vec::new();
+        for part in e.fallback.iter().filter(|s| !s.writes.iter().all(View::is_empty)) {
+            fallback.extend(pending_launches(gpu, plan, part)?);
         }
         return Ok(vec![match tiled::kernel(plan, step) {
-            Some(_) => Draft::Tiled(step, None, apart),
-            None => Draft::Either(step, apart),
+            Some(_) => PendingLaunch::Tiled(step, None, fallback),
+            None => PendingLaunch::Call(step, fallback),
         }]);
     }
     let kernels = step_kernels(step);
@@ -358,11 +321,11 @@ fn draft<'p>(gpu: &Gpu, plan: &Plan, step: &'p Step) -> Result<Vec<Draft<'p>>> {
         return Err(Error::Device(format!("{what} has no CUDA kernel yet; use --device cpu")));
     }
     // Kernels are named only by their function, so that equal work is compiled once.
-    let draft = |(body, work)| {
+    let launch = |(body, work)| {
         let source = source(gpu, plan, &body, &work).map_err(emitted)?;
-        Ok(Draft::Kernel { source: Box::new(source), work, step })
+        Ok(PendingLaunch::Kernel { source: Box::new(source), work, step })
     };
-    kernels.into_iter().map(draft).collect()
+    kernels.into_iter().map(launch).collect()
 }
 
 /// The floating-point product of a step that the library computes.
@@ -402,11 +365,6 @@ fn emitted(e: cuda::EmitError) -> Error {
     Error::Device(format!("no CUDA kernel: {e}"))
 }
 
-/// Bytes that a plan touches.
-pub(super) fn footprint(plan: &Plan) -> usize {
-    plan.arena + plan.constants.iter().map(|t| t.bytes().len()).sum::<usize>()
-}
-
 /// The epilogue that a step's kernel names.
 fn epilogue(plan: &Plan, step: &Step) -> Result<Option<Epilogue>> {
     match step.kernel.map(|k| &plan.program.kernels[k.index()].backend) {
@@ -443,7 +401,7 @@ fn product(plan: &Plan, step: &Step, g: &GemmStep) -> Result<Launch> {
         lists: 0,
         bias: step.reads.get(2).map(|v| Location::of(plan, v)),
         aux: None,
-        other: packed::other(plan, step, &calls, scale)?,
+        transposed: weight_layout::transposed(plan, step, &calls, scale)?,
     })))
 }
 
@@ -455,15 +413,15 @@ fn choose(gpu: &Arc<Gpu>, plan: &Plan, product: &mut Product, tuner: &mut Tuner)
     }
     (product.algorithms, product.guessed) = (algorithms, false);
     // A guess has no measurement to compare with.
-    product.other.take_if(|_| choice.is_none_or(|c| c.us.is_none()));
+    product.transposed.take_if(|_| choice.is_none_or(|c| c.us.is_none()));
     Ok(())
 }
 
 /// Alignment in bytes of an epilogue's bias and second matrix.
-const BESIDE_ALIGNMENT: usize = 16;
+const AUX_ALIGNMENT: usize = 16;
 
 /// The products of a call with a fallback, and their scale.
-fn called(plan: &Plan, step: &Step, e: &EitherStep) -> Result<(gemm::Calls, f64)> {
+fn called(plan: &Plan, step: &Step, e: &CallStep) -> Result<(gemm::Calls, f64)> {
     // Without an epilogue name, it is a product of many strided matrices.
     let named = epilogue(plan, step)?;
     let (epilogue, scale) = match (named, e.product.scale(&plan.program)) {
@@ -477,7 +435,7 @@ fn called(plan: &Plan, step: &Step, e: &EitherStep) -> Result<(gemm::Calls, f64)
 }
 
 /// The call of a step with a fallback; `None` if the library does not support these operands.
-fn call(gpu: &Arc<Gpu>, plan: &Plan, step: &Step, e: &EitherStep, tuner: &mut Tuner) -> Result<Option<Launch>> {
+fn call(gpu: &Arc<Gpu>, plan: &Plan, step: &Step, e: &CallStep, tuner: &mut Tuner) -> Result<Option<Launch>> {
     let (calls, scale) = called(plan, step, e)?;
     let (epilogue, named) = (calls.product.epilogue, step.kernel.is_some());
     let (reads, writes) = (&step.reads[..e.reads], &step.writes[..e.writes]);
@@ -488,9 +446,9 @@ fn call(gpu: &Arc<Gpu>, plan: &Plan, step: &Step, e: &EitherStep, tuner: &mut Tu
     }
     // Sums and second matrices cover the whole product, so there must be a single call.
     let single = calls.offsets.len() == 1 && (!named || calls.product.batch == 1);
-    let aligned = |v: &View| (v.offset * v.dtype.size()).is_multiple_of(BESIDE_ALIGNMENT);
-    let beside = || reads[2..].iter().chain(stored);
-    if e.product.k == 0 || !single || writes.iter().any(View::is_empty) || !beside().all(aligned) {
+    let aligned = |v: &View| (v.offset * v.dtype.size()).is_multiple_of(AUX_ALIGNMENT);
+    let auxiliary = || reads[2..].iter().chain(stored);
+    if e.product.k == 0 || !single || writes.iter().any(View::is_empty) || !auxiliary().all(aligned) {
         return Ok(None);
     }
     let mut matmul = Matmul::new(calls.product)?.scaled(scale);
@@ -503,7 +461,7 @@ fn call(gpu: &Arc<Gpu>, plan: &Plan, step: &Step, e: &EitherStep, tuner: &mut Tu
     let aux = if epilogue.stores_aux() { stored } else { read.filter(|_| epilogue.has_aux()) };
     let [bias, aux] = [bias, aux].map(|v| v.map(|v| Location::of(plan, v)));
     let calls = places(plan, step, &calls.offsets);
-    let product = Product { matmul, algorithms, guessed: false, calls, lists: 0, bias, aux, other: None };
+    let product = Product { matmul, algorithms, guessed: false, calls, lists: 0, bias, aux, transposed: None };
     Ok(Some(Launch::Product(Box::new(product))))
 }
 

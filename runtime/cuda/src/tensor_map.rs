@@ -11,7 +11,7 @@ use std::mem::MaybeUninit;
 use cudarc::driver::sys;
 use hypatia_dsl::dtype::DType;
 
-use super::device::failed;
+use super::driver::failed;
 use crate::lowering::tiled::MapShape;
 use hypatia_tensor::error::{Error, Result};
 

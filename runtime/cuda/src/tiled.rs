@@ -11,14 +11,13 @@ use hypatia_dsl::kernel::Tiling;
 use hypatia_templates::cuda::CudaSource;
 
 use super::device::Gpu;
-use super::either::APART;
-use super::steps::footprint;
-use super::tune::{Tuner, WARM, machine};
+use super::fallback::FALLBACK;
+use super::tune::{Tuner, WARM, footprint, machine};
 use crate::lowering::Work;
 use crate::lowering::tiled::TiledProduct;
 use crate::tuner::{Effort, Measured, Source};
 use crate::tuning::Choice;
-use hypatia_plan::{EitherStep, Plan, Step};
+use hypatia_plan::{CallStep, Plan, Step};
 use hypatia_tensor::error::{Error, Result};
 
 /// Tilings that are compiled and timed, by effort. Each takes half a second to compile.
@@ -58,14 +57,14 @@ impl Tilings {
     pub(super) fn of(
         gpu: &Gpu,
         plan: &Plan,
-        (step, either, kernel): (&Step, &EitherStep, &Kernel),
+        (step, call, kernel): (&Step, &CallStep, &Kernel),
         tuner: &Tuner,
     ) -> Result<Option<Tilings>> {
-        let [out] = &step.writes[..either.writes] else { return Ok(None) };
-        if either.product.k == 0 {
+        let [out] = &step.writes[..call.writes] else { return Ok(None) };
+        if call.product.k == 0 {
             return Ok(None);
         }
-        let Some(product) = TiledProduct::of(&either.product, &step.reads[..either.reads], out) else {
+        let Some(product) = TiledProduct::of(&call.product, &step.reads[..call.reads], out) else {
             return Ok(None);
         };
         let all = product.plausible(&declared(kernel), gpu.multiprocessors());
@@ -75,7 +74,7 @@ impl Tilings {
             Ok(Some((*tiling, source, work)))
         };
         let Some(first) = all.first().map(source).transpose()?.flatten() else { return Ok(None) };
-        let problem = problem(plan, step, either, &product, &first.1.text);
+        let problem = problem(plan, step, call, &product, &first.1.text);
         let known = tuner.known(&machine(gpu), &problem).filter(|c| accepted(&all, c));
         let wanted: Vec<Tiling> = match (known.map(|c| (Tiling::of_words(&c.algorithm), c.us)), tuner.effort()) {
             (Some((tiling, _)), Effort::Unknown) => tiling.into_iter().collect(),
@@ -96,13 +95,13 @@ impl Tilings {
         tuner: &mut Tuner,
         race: impl FnOnce() -> Result<Option<Vec<f64>>>,
     ) -> Result<Option<usize>> {
-        let guess = Measured { algorithm: APART, workspace: 0, us: None, first_us: None, candidates: 1 };
+        let guess = Measured { algorithm: FALLBACK, workspace: 0, us: None, first_us: None, candidates: 1 };
         let tilings: Vec<Tiling> = self.variants.iter().map(|(t, ..)| *t).collect();
         let measure = || {
             let Some(times) = race()? else { return Ok(None) };
             let fastest = (0..times.len()).min_by(|i, j| times[*i].total_cmp(&times[*j])).unwrap_or(0);
             Ok(Some(Measured {
-                algorithm: tilings.get(fastest).map_or(APART, Tiling::words),
+                algorithm: tilings.get(fastest).map_or(FALLBACK, Tiling::words),
                 workspace: 0,
                 us: Some(times[fastest]),
                 first_us: times.last().copied(),
@@ -116,17 +115,17 @@ impl Tilings {
 }
 
 fn accepted(tilings: &[Tiling], choice: &Choice) -> bool {
-    choice.algorithm == APART || Tiling::of_words(&choice.algorithm).is_some_and(|t| tilings.contains(&t))
+    choice.algorithm == FALLBACK || Tiling::of_words(&choice.algorithm).is_some_and(|t| tilings.contains(&t))
 }
 
 /// The name of a problem in tuning files: sizes, layouts, and a hash of what is computed.
-fn problem(plan: &Plan, step: &Step, either: &EitherStep, product: &TiledProduct, source: &str) -> String {
+fn problem(plan: &Plan, step: &Step, call: &CallStep, product: &TiledProduct, source: &str) -> String {
     let [batches, m, n, k] = product.sizes();
     let strides: Vec<String> =
-        step.reads[..either.reads].iter().map(|v| format!("{}:{:?}", v.offset, v.strides)).collect();
+        step.reads[..call.reads].iter().map(|v| format!("{}:{:?}", v.offset, v.strides)).collect();
     let term = KeyMaker::default().part(source).part(strides.join(";")).key();
     let term: String = term[..8].iter().map(|b| format!("{b:02x}")).collect();
     let cold = if footprint(plan) > WARM { "cold" } else { "warm" };
     let dtype = step.reads[0].dtype;
-    format!("tiled or {} launches, {m}x{n}x{k} batch {batches} {dtype} {term}, {cold}", either.apart.len())
+    format!("tiled or {} launches, {m}x{n}x{k} batch {batches} {dtype} {term}, {cold}", call.fallback.len())
 }

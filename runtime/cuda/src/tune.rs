@@ -20,12 +20,14 @@ use rand::prelude::*;
 use rand_chacha::ChaCha8Rng;
 
 use super::capture::Graph;
-use super::device::{Gpu, failed};
+use super::device::Gpu;
+use super::driver::failed;
 use super::lt::{Algorithm, Matmul, Pointers, Product, WORKSPACE};
 use super::memory::DeviceMemory;
 pub use crate::tuner::Tuner;
 use crate::tuner::{Effort, Measured, Source};
 use crate::tuning::{Choice, Machine, PACKED};
+use hypatia_plan::Plan;
 use hypatia_tensor::error::Result;
 
 /// Total bytes of the rotated operands: more than the L2 cache of current devices.
@@ -37,9 +39,9 @@ const MAX_COPIES: usize = 16;
 pub(super) const MAX_OPERANDS: usize = 4 << 30;
 /// A plan that touches fewer bytes than this finds its operands in the L2 cache again.
 pub(super) const WARM: usize = 24 << 20;
-/// The effort of a race: the number of algorithms requested from the library, the rounds that time
-/// all of them, the rounds that time only the best, and the number of the best.
-struct Race {
+/// The effort of a comparison: the number of algorithms requested from the library, the rounds that
+/// time all of them, the rounds that time only the best, and the number of the best.
+struct Rounds {
     candidates: usize,
     rounds: usize,
     final_rounds: usize,
@@ -47,21 +49,21 @@ struct Race {
 }
 
 /// The effort before a first result.
-const QUICK: Race = Race { candidates: 32, rounds: 3, final_rounds: 9, finalists: 4 };
+const QUICK: Rounds = Rounds { candidates: 32, rounds: 3, final_rounds: 9, finalists: 4 };
 /// The effort before a first result, for the transposed weight.
-const BESIDE: Race = Race { candidates: 32, rounds: 2, final_rounds: 9, finalists: 2 };
+const TRANSPOSED: Rounds = Rounds { candidates: 32, rounds: 2, final_rounds: 9, finalists: 2 };
 /// The effort for a tuning file.
-const THOROUGH: Race = Race { candidates: 128, rounds: 7, final_rounds: 31, finalists: 8 };
+const THOROUGH: Rounds = Rounds { candidates: 128, rounds: 7, final_rounds: 31, finalists: 8 };
 
-fn race_of(effort: Effort, rival: bool) -> &'static Race {
+fn rounds_for(effort: Effort, rival: bool) -> &'static Rounds {
     match (effort, rival) {
         (Effort::Everything, _) => &THOROUGH,
-        (_, true) => &BESIDE,
+        (_, true) => &TRANSPOSED,
         (_, false) => &QUICK,
     }
 }
 /// A weight is transposed if that takes less than this fraction of the time. Smaller differences
-/// vary from race to race.
+/// vary from one comparison to the next.
 const WORTH: f64 = 0.97;
 /// Target time of one graph's launches in microseconds, and the maximum number of launches.
 const GRAPH_US: f64 = 600.0;
@@ -77,6 +79,11 @@ pub fn machine(gpu: &Gpu) -> Machine {
     }
 }
 
+/// Bytes that a plan touches.
+pub(super) fn footprint(plan: &Plan) -> usize {
+    plan.arena + plan.constants.iter().map(|t| t.bytes().len()).sum::<usize>()
+}
+
 /// Asks the library for the algorithms of the products that are chosen next, on several threads.
 /// Each answer takes milliseconds and is cached. Errors are reported to the later caller.
 pub(super) fn ask_ahead(gpu: &Gpu, effort: Effort, products: &[(Product, bool)]) {
@@ -85,7 +92,7 @@ pub(super) fn ask_ahead(gpu: &Gpu, effort: Effort, products: &[(Product, bool)])
     side_by_side(&distinct, 1, None, |(product, other_order)| {
         gpu.context().bind_to_thread().ok()?;
         let matmul = Matmul::new(*product).ok()?;
-        matmul.algorithms(gpu.lt(), race_of(effort, *other_order).candidates).ok()
+        matmul.algorithms(gpu.lt(), rounds_for(effort, *other_order).candidates).ok()
     });
 }
 
@@ -97,7 +104,7 @@ pub(super) fn order(
     matmul: &mut Matmul,
     footprint: usize,
 ) -> Result<(Vec<Algorithm>, Option<Choice>)> {
-    race(tuner, gpu, matmul, None, footprint)
+    compare(tuner, gpu, matmul, None, footprint)
 }
 
 /// The algorithms of a product over the transposed weight, the best one first, if that is measured
@@ -109,25 +116,25 @@ pub(super) fn faster_than(
     rival: (&mut Matmul, &Algorithm),
     footprint: usize,
 ) -> Result<Option<Vec<Algorithm>>> {
-    let (algorithms, choice) = race(tuner, gpu, matmul, Some(rival), footprint)?;
+    let (algorithms, choice) = compare(tuner, gpu, matmul, Some(rival), footprint)?;
     Ok(choice.filter(pays).map(|_| algorithms))
 }
 
-/// True if the measurement shows that the transpose pays off. Both times are of one race.
+/// True if the measurement shows that the transpose pays off. Both times are of one comparison.
 fn pays(choice: &Choice) -> bool {
     matches!((choice.us, choice.first_us), (Some(us), Some(rival)) if us < rival * WORTH)
 }
 
 /// The algorithms that can run a product, the best one first, and how it was chosen, with or
 /// without a rival.
-fn race(
+fn compare(
     tuner: &mut Tuner,
     gpu: &Arc<Gpu>,
     matmul: &mut Matmul,
     rival: Option<(&mut Matmul, &Algorithm)>,
     footprint: usize,
 ) -> Result<(Vec<Algorithm>, Option<Choice>)> {
-    let settings = race_of(tuner.effort(), rival.is_some());
+    let settings = rounds_for(tuner.effort(), rival.is_some());
     let mut candidates = matmul.algorithms(gpu.lt(), settings.candidates)?;
     let Some(first) = candidates.first() else { return Ok((candidates, None)) };
     let guess = Measured {
@@ -316,7 +323,7 @@ impl Stopwatch {
 }
 
 /// A candidate with a captured graph.
-struct Racer {
+struct CapturedCandidate {
     algorithm: Algorithm,
     graph: Graph,
     /// Number of launches in the graph.
@@ -324,17 +331,17 @@ struct Racer {
     times: Vec<f64>,
 }
 
-impl Racer {
+impl CapturedCandidate {
     /// Captures that many launches of `launch`, which gets the index of the operands' copy.
     fn new(
         stream: &Arc<CudaStream>,
         algorithm: &Algorithm,
         launches: usize,
         mut launch: impl FnMut(&Algorithm, usize) -> Result<()>,
-    ) -> Result<Racer> {
+    ) -> Result<CapturedCandidate> {
         let graph = Graph::capture(stream, || (0..launches).try_for_each(|i| launch(algorithm, i)))?;
         graph.launch()?;
-        Ok(Racer { algorithm: *algorithm, graph, launches, times: Vec::new() })
+        Ok(CapturedCandidate { algorithm: *algorithm, graph, launches, times: Vec::new() })
     }
 
     fn run(&mut self, watch: &Stopwatch) -> Result<()> {
@@ -357,7 +364,7 @@ fn tune(
     candidates: &[Algorithm],
     rival: Option<(&mut Matmul, &Algorithm)>,
     cold: bool,
-    settings: &Race,
+    settings: &Rounds,
 ) -> Result<Option<Measured>> {
     let p = *matmul.product();
     let [a, b, d] = spans(&p);
@@ -379,8 +386,8 @@ fn tune(
     watch.time(|| launch(&candidates[0], 0))?;
     let once = watch.time(|| launch(&candidates[0], 1))?.max(1.0);
     let launches = ((GRAPH_US / once) as usize).clamp(2, MAX_LAUNCHES);
-    let racer = |algorithm| Racer::new(stream, algorithm, launches, &mut launch);
-    let mut racers = candidates.iter().map(racer).collect::<Result<Vec<_>>>()?;
+    let candidate = |algorithm| CapturedCandidate::new(stream, algorithm, launches, &mut launch);
+    let mut captured = candidates.iter().map(candidate).collect::<Result<Vec<_>>>()?;
     let mut rival = rival
         .map(|(matmul, algorithm)| {
             let mut launch = |algorithm: &Algorithm, i: usize| {
@@ -389,21 +396,21 @@ fn tune(
             };
             // The first launch of a kernel loads its code.
             launch(algorithm, 0)?;
-            Racer::new(stream, algorithm, launches, launch)
+            CapturedCandidate::new(stream, algorithm, launches, launch)
         })
         .transpose()?;
-    let mut race = |racers: &mut [Racer], rounds: usize| -> Result<Option<f64>> {
-        let mut all: Vec<&mut Racer> = racers.iter_mut().chain(&mut rival).collect();
-        (0..rounds).try_for_each(|_| all.iter_mut().try_for_each(|racer| racer.run(&watch)))?;
-        Ok(rival.as_ref().map(Racer::median))
+    let mut compare = |captured: &mut [CapturedCandidate], rounds: usize| -> Result<Option<f64>> {
+        let mut all: Vec<&mut CapturedCandidate> = captured.iter_mut().chain(&mut rival).collect();
+        (0..rounds).try_for_each(|_| all.iter_mut().try_for_each(|candidate| candidate.run(&watch)))?;
+        Ok(rival.as_ref().map(CapturedCandidate::median))
     };
-    race(&mut racers, settings.rounds)?;
-    let first_us = racers.first().map_or(f64::INFINITY, Racer::median);
-    racers.sort_by(|a, b| a.median().total_cmp(&b.median()));
-    racers.truncate(settings.finalists);
-    let rival_us = race(&mut racers, settings.final_rounds)?;
-    racers.sort_by(|a, b| a.median().total_cmp(&b.median()));
-    Ok(racers.first().map(|best| Measured {
+    compare(&mut captured, settings.rounds)?;
+    let first_us = captured.first().map_or(f64::INFINITY, CapturedCandidate::median);
+    captured.sort_by(|a, b| a.median().total_cmp(&b.median()));
+    captured.truncate(settings.finalists);
+    let rival_us = compare(&mut captured, settings.final_rounds)?;
+    captured.sort_by(|a, b| a.median().total_cmp(&b.median()));
+    Ok(captured.first().map(|best| Measured {
         algorithm: best.algorithm.to_words(),
         workspace: best.algorithm.workspace,
         us: Some(best.median()),

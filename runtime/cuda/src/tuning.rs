@@ -7,7 +7,8 @@
 //! Nothing here needs a device.
 //!
 //! ```text
-//! NVIDIA H200 (sm_90) | driver 13000 | cuBLASLt 130100 | Hypatia 0.1.0 | 64x64x64 ... | algorithm 1 0 ... | workspace 0 | 2.31 us | first 2.5 us | of 32 | sum 1a2b3c4d
+//! NVIDIA H200 (sm_90) | driver 13000 | cuBLASLt 130100 | Hypatia 0.1.0 | 64x64x64 ...
+//!   | algorithm 1 0 ... | workspace 0 | 2.31 us | first 2.5 us | of 32 | sum 1a2b3c4d
 //! ```
 
 use std::collections::BTreeMap;
@@ -28,8 +29,9 @@ pub const BESIDE: &str = "hypatia.tune";
 /// First line of a file.
 const TITLE: &str = "# Hypatia tuning file, version 1";
 const ABOUT: &str = "\
-# Written by `hypatia tune`; not to be edited: choices of other devices and versions may stand beside each other.
-# device | driver | library | Hypatia | product | algorithm | workspace | median | library's first guess | candidates | sum
+# Written by `hypatia tune`: do not edit it. One file may hold choices for several devices and versions.
+# device | driver | library | Hypatia | product | algorithm | workspace | median | library's first guess \
+| candidates | sum
 ";
 /// The separator of a line's fields.
 const BAR: &str = " | ";
@@ -85,7 +87,7 @@ impl Choice {
     /// The baseline as text: the library's first guess; or, if the choice is for the transposed
     /// weight, the product over the weight as stored, timed in the same race.
     pub fn first(&self) -> &'static str {
-        if self.problem.starts_with(PACKED) { "as it lies" } else { "first guess" }
+        if self.problem.starts_with(PACKED) { "as stored" } else { "first guess" }
     }
 
     /// Its cache key.
@@ -135,8 +137,8 @@ impl Choice {
         };
         if given.strip_prefix("sum ") != Some(sum(text).as_str()) {
             return Err(
-                "the line was changed: its sum is that of other text; expected it as `hypatia tune` wrote it, so \
-                        take that again or remove the line"
+                "the line was changed: its checksum does not match; restore the line that `hypatia tune` wrote, or \
+                        remove it"
                     .into(),
             );
         }
@@ -198,7 +200,10 @@ impl TuningFile {
         let io = |source| Error::Io { path: path.to_path_buf(), source };
         let file = open_regular(path).map_err(io)?;
         if file.metadata().map_err(io)?.len() > LARGEST {
-            return Err(Error::Input(format!("{}: this is no tuning file: it is too large", path.display())));
+            return Err(Error::Input(format!(
+                "{}: this is not a tuning file: it is larger than 64 MiB",
+                path.display()
+            )));
         }
         let mut bytes = Vec::new();
         file.take(LARGEST).read_to_end(&mut bytes).map_err(io)?;
@@ -221,7 +226,7 @@ impl TuningFile {
         let mut lines = text.lines().enumerate();
         let (_, title) = lines.next().unwrap_or((0, ""));
         if title != TITLE {
-            return Err(fail(1, format!("expected `{TITLE}`; this is no tuning file, or one of another version")));
+            return Err(fail(1, format!("expected `{TITLE}`; this is not a tuning file, or its version differs")));
         }
         let mut choices: BTreeMap<(Machine, String), Choice> = BTreeMap::new();
         let mut numbers: BTreeMap<(Machine, String), usize> = BTreeMap::new();
@@ -234,7 +239,7 @@ impl TuningFile {
             if let Some(before) = numbers.insert(key.clone(), i + 1) {
                 return Err(fail(
                     i + 1,
-                    format!("expected each product once; line {before} is of the same: remove one"),
+                    format!("expected each product once; line {before} has the same product: remove one"),
                 ));
             }
             choices.insert(key, choice);
@@ -296,10 +301,13 @@ impl TuningFile {
         others.dedup();
         let of = match others.as_slice() {
             [] => "holds no choice".to_string(),
-            [one] => format!("is of {one}"),
-            [one, rest @ ..] => format!("is of {one} and {} more", rest.len()),
+            [one] => format!("is for {one}"),
+            [one, rest @ ..] => format!("is for {one} and {} more", rest.len()),
         };
-        Some(format!("{} {of}; this is {machine}: measuring as usual", self.path.display()))
+        Some(format!(
+            "{} {of}; this machine is {machine}: Hypatia measures as if there were no file",
+            self.path.display()
+        ))
     }
 }
 
@@ -367,7 +375,7 @@ mod tests {
     #[test]
     fn choices_say_what_they_were_measured_against() {
         let first = |problem: &str| choice(machine("GPU", 1), problem, 1.0).first();
-        assert_eq!(["64x64x64 batch 1", "packed, 64x64x64 batch 1"].map(first), ["first guess", "as it lies"]);
+        assert_eq!(["64x64x64 batch 1", "packed, 64x64x64 batch 1"].map(first), ["first guess", "as stored"]);
     }
 
     #[test]

@@ -1,15 +1,16 @@
 //! The reference evaluator: what a graph means. Slow and obvious.
 //!
-//! In: a graph, and a tensor for each of its inputs. Out: one [`RefTensor`] for each of its outputs. It
-//! reads nothing but the graph: no plan, no kernels, no blocks, so that it can judge all of these. Holds
-//! always: a result has the type that the graph says; bad inputs are errors that name them.
+//! In: a graph, and a tensor for each of its inputs. Out: one [`RefTensor`] for each of its
+//! outputs. It reads nothing but the graph: no plan, no kernels, no blocks, so that it can judge
+//! all of these. Holds always: a result has the type that the graph says; bad inputs are errors
+//! that name them.
 //!
-//! [`Mode::Exact`] treats floats as real numbers, as well as f64 can: nothing is rounded, not even by a
-//! cast from one float type to another, so two graphs that are equal as real functions give equal
-//! results up to f64's own error. A cast to an integer type truncates in any mode. [`Mode::Rounded`]
-//! is how a careful device computes: each scalar function in the compute type of its operands (f32 for
-//! f32, f16 and bf16), sums in f64, the accumulator of a gemm rounded to its compute type, and one
-//! rounding to the result's type at the end of each node.
+//! [`Mode::Exact`] treats floats as real numbers, as well as f64 can: nothing is rounded, not even
+//! by a cast from one float type to another, so two graphs that are equal as real functions give
+//! equal results up to f64's own error. A cast to an integer type truncates in any mode.
+//! [`Mode::Rounded`] is how a careful device computes: each scalar function in the compute type of
+//! its operands (f32 for f32, f16 and bf16), sums in f64, the accumulator of a gemm rounded to its
+//! compute type, and one rounding to the result's type at the end of each node.
 
 mod matmul;
 mod ops;

@@ -19,7 +19,8 @@ fn product<T: Copy>((m, k, n): (usize, usize, usize), a: &[T], b: &[T], out: &mu
     }
 }
 
-/// The product without any rounding of its elements; the leading axes broadcast to those of `shape`.
+/// The product without any rounding of its elements; the leading axes broadcast to those of
+/// `shape`.
 pub(super) fn matmul(a: &RefTensor, b: &RefTensor, dtype: DType, shape: &[usize]) -> Result<RefTensor> {
     let split = |s: &[usize]| match s {
         [.., r, c] => Ok((*r, *c, s.len() - 2)),

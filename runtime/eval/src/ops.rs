@@ -9,7 +9,8 @@ use super::value::{RefTensor, Val, convert};
 use super::{Mode, scalars};
 use hypatia_tensor::error::{Error, Result};
 
-/// Strides with which an operand of shape `from` is read at the indices of `to`; 0 where it broadcasts.
+/// Strides with which an operand of shape `from` is read at the indices of `to`; 0 where it
+/// broadcasts.
 fn broadcast_strides(from: &[usize], to: &[usize]) -> Result<Vec<usize>> {
     let skip = to.len().checked_sub(from.len());
     let mut strides = vec![0; to.len()];

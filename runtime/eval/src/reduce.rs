@@ -1,5 +1,5 @@
-//! Reductions. Floats accumulate in f64 and are rounded once; a sum over nothing is 0, a product 1, a
-//! mean NaN, the largest of nothing the smallest value of the type.
+//! Reductions. Floats accumulate in f64 and are rounded once; a sum over nothing is 0, a product 1,
+//! a mean NaN, the largest of nothing the smallest value of the type.
 
 use hypatia_dsl::builtin::BuiltinScalar;
 use hypatia_dsl::dtype::DType;

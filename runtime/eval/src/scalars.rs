@@ -1,8 +1,8 @@
 //! Builtin scalar functions on single elements, and terms evaluated with them.
 //!
-//! Floats compute in f64. In Rounded mode each function's result is rounded to the lane it has, so f32
-//! stays f32 inside a term. Integers are exact and wrap to their type after each function; division by 0
-//! gives 0.
+//! Floats compute in f64. In Rounded mode each function's result is rounded to the lane it has, so
+//! f32 stays f32 inside a term. Integers are exact and wrap to their type after each function;
+//! division by 0 gives 0.
 
 use hypatia_dsl::builtin::BuiltinScalar;
 use hypatia_dsl::dtype::DType;
@@ -51,8 +51,8 @@ pub fn apply(f: BuiltinScalar, lane: DType, args: [Val; 3], mode: Mode) -> Val {
     }
 }
 
-/// Evaluates a term at one element: `load` reads its sources. `values` is scratch space; afterwards it
-/// holds one value for each step.
+/// Evaluates a term at one element: `load` reads its sources. `values` is scratch space; afterwards
+/// it holds one value for each step.
 pub fn eval(typed: &Typed, mode: Mode, values: &mut Vec<Val>, load: impl Fn(Source) -> Val) {
     values.clear();
     let rounded = mode == Mode::Rounded;

@@ -83,8 +83,8 @@ pub fn convert(v: Val, to: DType, round: bool) -> Val {
     }
 }
 
-/// A tensor whose elements are wide enough for the element type's values, and for what Exact mode makes
-/// of them.
+/// A tensor whose elements are wide enough for the element type's values, and for what Exact mode
+/// makes of them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RefTensor {
     /// The element type that it stands for.

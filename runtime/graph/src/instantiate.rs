@@ -6,7 +6,7 @@
 //! and number of nodes are bounded, so no expression in a user's file can exhaust the stack or
 //! memory.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use hypatia_dsl::dtype::DType;
@@ -17,36 +17,11 @@ use hypatia_dsl::scalar::{Literal, Term, TermId, TermNode};
 use hypatia_dsl::typing::{Bindings, TensorType, TypeError, codes, eval, match_type};
 
 use super::build::tensor_params;
+use super::env::{BoundTerm, Env};
 use super::interpret::{self, Application, Host, Item, build_tensor};
 use super::{Graph, GraphFacts, NodeKind, Value};
 use hypatia_tensor::error::{Error, Result};
 use hypatia_tensor::tensor::Tensor;
-
-/// What the variables of a rule, op or test stand for.
-#[derive(Clone, Debug, Default)]
-pub struct Env {
-    /// Tensors.
-    pub tensors: HashMap<VarId, Value>,
-    /// Absent optional operands.
-    pub absent: HashSet<VarId>,
-    /// Variadic operands.
-    pub variadics: HashMap<VarId, Vec<Value>>,
-    /// Epilogue terms.
-    pub terms: HashMap<VarId, BoundTerm>,
-    /// Attributes, sizes, shapes and dtypes.
-    pub attrs: Bindings,
-    /// The dtype of a number that stands alone: the dtype of the value it replaces.
-    pub number: Option<DType>,
-}
-
-/// A term with the tensors that it reads.
-#[derive(Clone, Debug)]
-pub struct BoundTerm {
-    /// The term.
-    pub term: Term,
-    /// Operand `i` of the term.
-    pub reads: Vec<Value>,
-}
 
 /// Maximum depth of nested expressions and op bodies. Deeper nesting is an error, not a stack
 /// overflow.
@@ -125,7 +100,8 @@ impl<'g> Instantiator<'g> {
     /// number exactly.
     pub fn number(&mut self, dtype: DType, value: f64) -> Result<Value> {
         if dtype.is_int() && dtype.round(value) != value {
-            let message = format!("the number {value} stands beside {dtype}, which does not hold it");
+            let message =
+                format!("{dtype} cannot represent the number {value}, which takes the type of its sibling operand");
             return Err(TypeError::new(codes::DTYPE, message).into());
         }
         let key = Key::Number(dtype, value.to_bits());
@@ -169,7 +145,7 @@ impl<'g> Instantiator<'g> {
             return Ok(values.clone());
         }
         if self.graph.nodes.len() >= self.limit {
-            return Err(Error::Limit(format!("the graph grows past {} nodes while ops are unfolded", self.limit)));
+            return Err(Error::Limit(format!("the graph exceeds {} nodes while ops are inlined", self.limit)));
         }
         let values = make(self)?;
         self.shared.insert(key, values.clone());
@@ -364,12 +340,13 @@ impl Host for Expression<'_, '_, '_> {
             bound.term
         });
         let results = self.into.op(op, &operands, &attrs, term)?;
-        let asked = || Error::Type(format!("result {output} of {} is asked for", results.len()).into());
+        let asked =
+            || Error::Type(format!("result {output} is requested of an op with {} results", results.len()).into());
         results.get(output as usize).copied().map(Some).ok_or_else(asked)
     }
 
     fn region(&mut self, _: VarId, _: &[Option<Value>]) -> Result<Option<Value>> {
-        Err(Error::Type("pointwise work stands for nothing here".into()))
+        Err(Error::Type("a pointwise region has no value here".into()))
     }
 
     fn begin_term(&mut self) {
@@ -407,7 +384,7 @@ impl Host for Expression<'_, '_, '_> {
     }
 
     fn region_term(&mut self, _: VarId, _: &[TermId]) -> Result<TermId> {
-        Err(Error::Type("pointwise work stands for nothing here".into()))
+        Err(Error::Type("a pointwise region has no value here".into()))
     }
 }
 

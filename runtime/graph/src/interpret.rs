@@ -151,7 +151,7 @@ impl<H: Host> Interpreter<'_, H> {
                 let value = self.number(expr)?;
                 let Some(dtype) = hint else {
                     return failure::<H, _>(format!(
-                        "the number {value} needs a tensor beside it, whose element type it takes"
+                        "the number {value} has no element type here: combine it with a tensor, whose type it takes"
                     ));
                 };
                 self.host.number(expr, value, dtype)
@@ -181,7 +181,7 @@ impl<H: Host> Interpreter<'_, H> {
                         self.host.region(v, &args)
                     }
                     Head::Acc | Head::In(_) | Head::TermCast => {
-                        failure::<H, _>("an epilogue term stands outside of an epilogue")
+                        failure::<H, _>("an epilogue term is used outside of an epilogue")
                     }
                 }
             }
@@ -368,7 +368,7 @@ impl<H: Host> Interpreter<'_, H> {
         match build {
             Build::Var(v) => match self.host.term_variable(*v)? {
                 Some(term) => Ok(term),
-                None => failure::<H, _>("an absent operand stands in an epilogue"),
+                None => failure::<H, _>("an epilogue uses an absent operand"),
             },
             Build::Else(v, other) => match self.host.term_variable(*v)? {
                 Some(term) => Ok(term),
@@ -383,7 +383,7 @@ impl<H: Host> Interpreter<'_, H> {
                 let branch = if self.truth(guard)? { a } else { b };
                 self.term(branch)
             }
-            Build::Absent => failure::<H, _>("an absent operand stands in an epilogue"),
+            Build::Absent => failure::<H, _>("an epilogue uses an absent operand"),
             Build::Node(node) => self.term_node(node),
         }
     }
@@ -417,7 +417,7 @@ impl<H: Host> Interpreter<'_, H> {
             }
             Head::Op(op) => {
                 let name = &self.host.program().op(op).name;
-                failure::<H, _>(format!("the op `{name}` stands in an epilogue, where only scalars may"))
+                failure::<H, _>(format!("an epilogue calls the op `{name}`, but may call scalars only"))
             }
         }
     }

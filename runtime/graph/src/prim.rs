@@ -121,7 +121,7 @@ pub fn sizes(shape: &[Dim], lookup: Lookup) -> Result<Vec<usize>> {
         .map(|d| d.eval(lookup).and_then(|v| usize::try_from(v).ok()))
         .collect::<Option<Vec<usize>>>()
         .ok_or_else(|| {
-            Error::Input(format!("the sizes {} are not known or negative for these inputs", show_shape(shape)))
+            Error::Input(format!("the sizes {} are unknown or negative for these inputs", show_shape(shape)))
         })
 }
 

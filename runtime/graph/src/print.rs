@@ -51,6 +51,12 @@ impl Graph {
         out
     }
 
+    /// The candidate kernels of a node as text, best first.
+    pub fn describe_kernels(&self, node: &Node) -> Vec<String> {
+        let name = |i: usize| node.operands.get(i).copied().flatten().map_or("?".into(), |v| self.value_name(v));
+        node.kernels.list.iter().map(|c| c.describe(&self.program, &name)).collect()
+    }
+
     /// `%3`, `%3.1` for a further result, `%x` for an input of that name.
     pub fn value_name(&self, value: Value) -> String {
         match self.nodes.get(value.node.index()).map(|n| &n.kind) {

@@ -10,7 +10,7 @@ use super::{Graph, Instantiator, Node, NodeKind, Value};
 use hypatia_tensor::error::{Error, Result};
 
 /// The replacement of a node.
-pub enum Instead {
+pub enum Replacement {
     /// The node itself.
     Itself,
     /// The body of its op.
@@ -21,7 +21,7 @@ pub enum Instead {
 
 impl Graph {
     /// The graph with some nodes replaced.
-    pub fn replaced(&self, instead: &dyn Fn(usize, &Node) -> Instead) -> Result<Graph> {
+    pub fn replaced(&self, instead: &dyn Fn(usize, &Node) -> Replacement) -> Result<Graph> {
         let mut out = Graph::new(self.program.clone());
         let mut map: Vec<Vec<Value>> = Vec::with_capacity(self.nodes.len());
         for (i, node) in self.nodes.iter().enumerate() {
@@ -29,8 +29,8 @@ impl Graph {
                 node.operands.iter().map(|v| v.map(|v| map[v.node.index()][v.output as usize])).collect();
             let start = out.nodes.len();
             let results = match (instead(i, node), &node.kind) {
-                (Instead::Parts(part), _) => splice(&mut out, &part, &operands)?,
-                (Instead::Body, NodeKind::Op { op, attrs, term }) => {
+                (Replacement::Parts(part), _) => splice(&mut out, &part, &operands)?,
+                (Replacement::Body, NodeKind::Op { op, attrs, term }) => {
                     Instantiator::unfolding(&mut out).op(*op, &operands, attrs, term.clone())?
                 }
                 _ => copy(&mut out, node, &operands)?,

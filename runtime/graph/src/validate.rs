@@ -25,7 +25,9 @@ impl Graph {
             for v in node.operands.iter().flatten() {
                 let known = v.node < id && (v.output as usize) < self.nodes[v.node.index()].results.len();
                 if !known {
-                    return Err(self.broken(id, format!("operand {}.{} does not stand before it", v.node.0, v.output)));
+                    return Err(
+                        self.broken(id, format!("its operand {}.{} does not come before it", v.node.0, v.output))
+                    );
                 }
             }
             if let NodeKind::Input { name } = &node.kind {

@@ -26,8 +26,8 @@ use super::matcher::{attr_equal, normal_attr};
 use super::report::Open;
 use super::{Options, optimize};
 use hypatia_graph::{
-    Asked, Candidate, ConstantFolder, Graph, Instead, Kernels, Known, Matched, Node, NodeId, NodeKind, Product, Split,
-    Value, Way, constant_nodes,
+    Candidate, CandidateFacts, ConstantFolder, Graph, Kernels, Known, Matched, Node, NodeId, NodeKind, Product,
+    Replacement, Split, Value, Way, constant_nodes,
 };
 use hypatia_target::device::Device;
 use hypatia_tensor::error::Result;
@@ -90,7 +90,7 @@ pub fn select(graph: &Graph, device: &Device, folder: &'static dyn ConstantFolde
     if !listed.nodes.iter().any(plain) {
         return Ok(listed);
     }
-    let mut out = listed.replaced(&|_, n| if plain(n) { Instead::Body } else { Instead::Itself })?;
+    let mut out = listed.replaced(&|_, n| if plain(n) { Replacement::Body } else { Replacement::Itself })?;
     attach(&mut out, device, folder)?;
     Ok(out)
 }
@@ -354,7 +354,7 @@ impl Binder {
         (known, device): (&dyn Fn(usize) -> Option<Known>, &Device),
     ) -> bool {
         let operands = self.operands.clone();
-        let facts = &Asked { operands: &operands, known, device };
+        let facts = &CandidateFacts { operands: &operands, known, device };
         let types: Vec<AttrType> = def
             .attrs()
             .filter_map(|(_, p)| match p.kind {

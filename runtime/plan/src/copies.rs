@@ -9,9 +9,8 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use super::either::either_step;
 use super::view::matrix_layout;
-use super::{ALIGNMENT, Action, Buffer, BufferId, GemmStep, Place, Plan, Step, View};
+use super::{ALIGNMENT, Action, Buffer, BufferId, GemmStep, Plan, Step, Storage, View};
 
 /// Merges each product with the copy of its whole result into one step that can omit the copy.
 pub(super) fn spare(plan: &mut Plan) {
@@ -44,9 +43,9 @@ pub(super) fn spare(plan: &mut Plan) {
 /// A product and the copy of its result as one step; `None` if the library cannot store the result
 /// there.
 fn stored_there(plan: &Plan, maker: &Step, copy: &Step, to: &View) -> Option<Step> {
-    let (product, apart): (&GemmStep, Vec<Step>) = match &maker.action {
+    let (product, fallback): (&GemmStep, Vec<Step>) = match &maker.action {
         Action::Gemm(g) => (g, vec![maker.clone()]),
-        Action::Either(e) if maker.kernel.is_none() => (&e.product, e.apart.clone()),
+        Action::Call(e) if maker.kernel.is_none() => (&e.product, e.fallback.clone()),
         _ => return None,
     };
     product.scale(&plan.program).filter(|_| product.acc.is_float() && product.k > 0)?;
@@ -57,8 +56,8 @@ fn stored_there(plan: &Plan, maker: &Step, copy: &Step, to: &View) -> Option<Ste
     let there = placed(out, &copy.reads[0], to)?;
     let (_, [row, column]) = there.strides.split_last_chunk::<2>()?;
     matrix_layout(product.m, product.n, *row, *column).filter(|(transposed, _)| !transposed)?;
-    let apart = [apart, vec![copy.clone()]].concat();
-    Some(either_step(&maker.name, product.clone(), maker.reads[..2].to_vec(), vec![there], apart))
+    let fallback = [fallback, vec![copy.clone()]].concat();
+    Some(Step::call(&maker.name, product.clone(), maker.reads[..2].to_vec(), vec![there], fallback))
 }
 
 /// The elements of `out`, a whole buffer, in the layout that copying its view `from` into the whole
@@ -133,7 +132,7 @@ fn joined(
     let names: Vec<&str> = steps.iter().map(|i| plan.steps[*i].name.as_str()).collect();
     let name = names.join(", ");
     let buffer = BufferId(plan.buffers.len() as u32);
-    plan.buffers.push(Buffer { dtype, len: len * parts.len(), place: Place::Arena(0) });
+    plan.buffers.push(Buffer { dtype, len: len * parts.len(), storage: Storage::Arena(0) });
     for (place, step) in parts.iter().enumerate() {
         moved.insert(plan.steps[*step].writes[0].buffer, (buffer, place * len));
     }
@@ -150,8 +149,8 @@ fn rename(step: &mut Step, moved: &HashMap<BufferId, (BufferId, usize)>) {
             view.offset += offset;
         }
     }
-    if let Action::Either(either) = &mut step.action {
-        either.apart.iter_mut().for_each(|s| rename(s, moved));
+    if let Action::Call(call) = &mut step.action {
+        call.fallback.iter_mut().for_each(|s| rename(s, moved));
     }
 }
 
@@ -209,7 +208,7 @@ mod tests {
         let plan = planned(&g, &Options::new(Device::named("h200").unwrap())).unwrap();
         assert_eq!((copies(&plan), plan.launches()), (0, 2), "{plan}");
         let kinds = |step: &Step| match &step.action {
-            Action::Either(e) => e.apart.iter().map(|s| matches!(s.action, Action::Copy)).collect::<Vec<_>>(),
+            Action::Call(e) => e.fallback.iter().map(|s| matches!(s.action, Action::Copy)).collect::<Vec<_>>(),
             other => panic!("{other:?}"),
         };
         // The copies omitted: first both transposed operands, then the values and the result.
@@ -219,7 +218,7 @@ mod tests {
         assert_eq!(plan.steps[0].reads[1].strides, [128 * 2304, 64, 1, 2304]);
         assert_eq!(plan.steps[1].writes[0].strides, [128 * 768, 64, 768, 1]);
         assert_eq!(plan.steps[1].writes[0].buffer, plan.outputs[0].1.buffer);
-        assert!(plan.to_string().contains("gemm of matrices as they lie, or copy; gemm; copy"), "{plan}");
+        assert!(plan.to_string().contains("gemm without copies (fallback: copy; gemm; copy)"), "{plan}");
         // A result with other readers keeps its layout, and so does one whose columns would not be
         // contiguous.
         let with = |turned: &[usize], also: bool| {

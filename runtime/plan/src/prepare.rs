@@ -15,7 +15,7 @@ use hypatia_dsl::typing::TensorType;
 use super::Options;
 use super::rows::Rows;
 use hypatia_graph::prim::sizes;
-use hypatia_graph::{Candidate, Constants, Graph, Instead, Known, Node, NodeId, NodeKind, Way, constant_nodes};
+use hypatia_graph::{Candidate, Constants, Graph, Known, Node, NodeId, NodeKind, Replacement, Way, constant_nodes};
 use hypatia_target::device::Device;
 use hypatia_tensor::error::{Error, Result};
 
@@ -41,7 +41,7 @@ pub(super) struct Call {
     /// The kernel.
     pub kernel: KernelId,
     /// The fallback: the same step by step. The op's operands are its inputs, in order.
-    pub apart: Prepared,
+    pub fallback: Prepared,
 }
 
 pub(super) fn prepare(graph: &Graph, options: &Options, known: &mut Constants) -> Result<Prepared> {
@@ -50,8 +50,8 @@ pub(super) fn prepare(graph: &Graph, options: &Options, known: &mut Constants) -
     // inlined with the rest.
     let graph = graph.pruned();
     let parts = graph.replaced(&|_, node| match chosen(&graph, node, device).map(|c| &c.way) {
-        Some(Way::Parts(parts)) => Instead::Parts(parts.clone()),
-        _ => Instead::Itself,
+        Some(Way::Parts(parts)) => Replacement::Parts(parts.clone()),
+        _ => Replacement::Itself,
     })?;
     let graph = known.fold(unfolded(&parts, device)?, options.cluster)?.pruned();
     let graph = unfolded(&graph, device)?;
@@ -69,8 +69,8 @@ pub(super) fn prepare(graph: &Graph, options: &Options, known: &mut Constants) -
                     _ => None,
                 });
                 let parts = parts.ok_or_else(|| Error::Internal("a call without its parts".into()))?;
-                let apart = prepare(parts, options, known)?;
-                kernels.calls.insert(id, Call { kernel: matched.kernel, apart });
+                let fallback = prepare(parts, options, known)?;
+                kernels.calls.insert(id, Call { kernel: matched.kernel, fallback });
             }
             _ => {}
         }
@@ -100,11 +100,11 @@ fn chosen<'g>(graph: &Graph, node: &'g Node, device: &Device) -> Option<&'g Cand
 fn unfolded(graph: &Graph, device: &Device) -> Result<Graph> {
     let constant = constant_nodes(graph);
     graph.replaced(&|i, node| {
-        let NodeKind::Op { op, .. } = &node.kind else { return Instead::Itself };
+        let NodeKind::Op { op, .. } = &node.kind else { return Replacement::Itself };
         let whole = || matches!(chosen(graph, node, device).map(|c| &c.way), Some(Way::Rowwise | Way::Call));
         match graph.program.op(*op).body {
-            OpBody::Defined(_) if constant[i] || !whole() => Instead::Body,
-            _ => Instead::Itself,
+            OpBody::Defined(_) if constant[i] || !whole() => Replacement::Body,
+            _ => Replacement::Itself,
         }
     })
 }

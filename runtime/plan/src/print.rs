@@ -5,15 +5,15 @@ use std::fmt;
 use hypatia_dsl::scalar::{Term, TermNode};
 use serde_json::{Value, json};
 
-use super::{Action, Place, Plan, Step, View};
+use super::{Action, Plan, Step, Storage, View};
 use hypatia_graph::show_term;
 
 impl Plan {
     fn place(&self, view: &View) -> String {
-        let name = match self.buffers[view.buffer.index()].place {
-            Place::Input(i) => self.inputs[i].name.clone(),
-            Place::Constant(i) => format!("const{i}"),
-            Place::Arena(offset) => format!("b{}@{offset}", view.buffer.0),
+        let name = match self.buffers[view.buffer.index()].storage {
+            Storage::Input(i) => self.inputs[i].name.clone(),
+            Storage::Constant(i) => format!("const{i}"),
+            Storage::Arena(offset) => format!("b{}@{offset}", view.buffer.0),
         };
         let window = if view.is_contiguous() { "" } else { "~" };
         format!("{name}{window}: {}{:?}", view.dtype, view.shape)
@@ -34,17 +34,17 @@ impl Plan {
         match &step.action {
             Action::Gemm(g) if g.is_plain() => "gemm".to_string(),
             Action::Gemm(g) => format!("gemm, {}", self.term(&g.term, reads.get(2..).unwrap_or_default())),
-            Action::Either(e) if step.kernel.is_none() => {
-                let apart: Vec<String> = e.apart.iter().map(|s| self.action(s)).collect();
-                format!("gemm of matrices as they lie, or {}", apart.join("; "))
+            Action::Call(e) if step.kernel.is_none() => {
+                let fallback: Vec<String> = e.fallback.iter().map(|s| self.action(s)).collect();
+                format!("gemm without copies (fallback: {})", fallback.join("; "))
             }
-            Action::Either(e) if !e.product.is_plain() => {
+            Action::Call(e) if !e.product.is_plain() => {
                 let term = self.term(&e.product.term, reads.get(2..e.reads).unwrap_or_default());
-                format!("gemm, {term}, or {} steps", e.apart.len())
+                format!("gemm, {term} (fallback: {} steps)", e.fallback.len())
             }
-            Action::Either(e) => format!("gemm with {} results, or {} steps", e.writes, e.apart.len()),
+            Action::Call(e) => format!("gemm with {} results (fallback: {} steps)", e.writes, e.fallback.len()),
             Action::Conv(c) => {
-                let what = if c.last { "conv, channels last" } else { "conv" };
+                let what = if c.channels_last { "conv, channels last" } else { "conv" };
                 let term = self.term(&c.term, reads.get(2..).unwrap_or_default());
                 if c.is_plain() { what.to_string() } else { format!("{what}, {term}") }
             }

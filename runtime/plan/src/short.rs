@@ -6,19 +6,9 @@
 use std::sync::Arc;
 
 use hypatia_dsl::dtype::DType;
-use hypatia_dsl::ir::RuleId;
 use hypatia_dsl::kernel::short::Shortener;
 
-use super::{Action, Plan, Step};
-
-/// A rule that fired in a generated kernel.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Shortened {
-    /// The step's name: the nodes of the model that it computes.
-    pub step: String,
-    /// The rule.
-    pub rule: RuleId,
-}
+use super::{Action, Plan, Shortened, Step};
 
 /// Applies the rules to generated kernels.
 pub(super) fn shorten(plan: &mut Plan) {
@@ -33,8 +23,8 @@ fn shorten_step(shortener: &Shortener<'_>, step: &mut Step, tf32: bool, fired: &
     let rules = match &mut step.action {
         Action::Pointwise(p) => shortener.pointwise(&mut p.kernel, tf32),
         Action::Rowwise(r) => shortener.rowwise(&mut r.kernel),
-        Action::Either(e) => {
-            e.apart.iter_mut().for_each(|s| shorten_step(shortener, s, tf32, fired));
+        Action::Call(e) => {
+            e.fallback.iter_mut().for_each(|s| shorten_step(shortener, s, tf32, fired));
             if e.product.is_plain() {
                 return;
             }

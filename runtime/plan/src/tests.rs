@@ -6,7 +6,7 @@ use std::sync::Arc;
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::Program;
 
-use super::{Action, Options, Place, Plan};
+use super::{Action, Options, Plan, Storage};
 use crate::testing::planned;
 use hypatia_graph::{Graph, Value};
 use hypatia_library as library;
@@ -165,7 +165,7 @@ fn constants_are_computed_once_and_views_of_them_are_not_copied() {
 
 /// Checks every pair of buffers that are live during one step for overlap.
 fn check_places(plan: &Plan) {
-    let last = super::buffers::last_uses(plan);
+    let last = super::arena::last_uses(plan);
     let mut first = vec![usize::MAX; plan.buffers.len()];
     for (i, step) in plan.steps.iter().enumerate() {
         step.writes.iter().for_each(|v| first[v.buffer.index()] = i);
@@ -174,8 +174,8 @@ fn check_places(plan: &Plan) {
         .buffers
         .iter()
         .enumerate()
-        .filter_map(|(i, b)| match b.place {
-            Place::Arena(offset) if first[i] != usize::MAX => Some((i, offset, offset + b.len * b.dtype.size())),
+        .filter_map(|(i, b)| match b.storage {
+            Storage::Arena(offset) if first[i] != usize::MAX => Some((i, offset, offset + b.len * b.dtype.size())),
             _ => None,
         })
         .collect();

@@ -9,8 +9,8 @@
 //! Debug builds check each plan that is made. A plan whose buffers are not placed yet cannot be
 //! checked.
 
-use super::buffers::last_uses;
-use super::{ALIGNMENT, Action, BufferId, ConvStep, GemmStep, Place, Plan, PointwiseStep, RowwiseStep, Step, View};
+use super::arena::last_uses;
+use super::{ALIGNMENT, Action, BufferId, ConvStep, GemmStep, Plan, PointwiseStep, RowwiseStep, Step, Storage, View};
 use hypatia_tensor::error::{Error, Result};
 
 /// The error, without the step's name.
@@ -49,15 +49,17 @@ impl Plan {
     /// Buffers of inputs and constants match them; offsets in the arena are aligned.
     fn check_buffers(&self) -> Checked {
         for (i, b) in self.buffers.iter().enumerate() {
-            let fits = match b.place {
-                Place::Input(at) => self
+            let fits = match b.storage {
+                Storage::Input(at) => self
                     .inputs
                     .get(at)
                     .is_some_and(|input| input.dtype == b.dtype && input.shape.iter().product::<usize>() == b.len),
-                Place::Constant(at) => self.constants.get(at).is_some_and(|t| t.dtype() == b.dtype && t.len() == b.len),
-                Place::Arena(offset) => offset.is_multiple_of(ALIGNMENT),
+                Storage::Constant(at) => {
+                    self.constants.get(at).is_some_and(|t| t.dtype() == b.dtype && t.len() == b.len)
+                }
+                Storage::Arena(offset) => offset.is_multiple_of(ALIGNMENT),
             };
-            ensure(fits, || format!("buffer {i} is not what lies at {:?}", b.place))?;
+            ensure(fits, || format!("buffer {i} does not match {:?}", b.storage))?;
         }
         Ok(())
     }
@@ -68,7 +70,9 @@ impl Plan {
             return Err(format!("there is no buffer {}", view.buffer.0));
         };
         ensure(view.dtype == buffer.dtype, || format!("{} is read as {}", buffer.dtype, view.dtype))?;
-        ensure(view.shape.len() == view.strides.len(), || "a view has a stride too many or too few".into())?;
+        ensure(view.shape.len() == view.strides.len(), || {
+            "the number of strides of a view differs from its rank".into()
+        })?;
         if view.is_empty() {
             return Ok(());
         }
@@ -84,15 +88,17 @@ impl Plan {
 
     fn check_read(&self, view: &View, written: &[bool]) -> Checked {
         self.check_view(view)?;
-        let arena = matches!(self.buffers[view.buffer.index()].place, Place::Arena(_));
-        ensure(!arena || written[view.buffer.index()], || format!("buffer {} is read before it is made", view.buffer.0))
+        let arena = matches!(self.buffers[view.buffer.index()].storage, Storage::Arena(_));
+        ensure(!arena || written[view.buffer.index()], || {
+            format!("buffer {} is read before it is written", view.buffer.0)
+        })
     }
 
     /// A whole buffer of the arena; with `any_order`, its axes may be permuted.
     fn check_write(&self, view: &View, any_order: bool) -> Checked {
         self.check_view(view)?;
         let buffer = &self.buffers[view.buffer.index()];
-        ensure(matches!(buffer.place, Place::Arena(_)), || "an input or a constant is written".into())?;
+        ensure(matches!(buffer.storage, Storage::Arena(_)), || "an input or a constant is written".into())?;
         let mut axes: Vec<usize> = (0..view.shape.len()).collect();
         if any_order {
             axes.sort_by_key(|a| std::cmp::Reverse(view.strides[*a]));
@@ -105,15 +111,15 @@ impl Plan {
 
     fn check_step(&self, step: &Step, written: &mut [bool]) -> Checked {
         step.reads.iter().try_for_each(|v| self.check_read(v, written))?;
-        let any_order = matches!(step.action, Action::Either(_)) && step.kernel.is_none();
+        let any_order = matches!(step.action, Action::Call(_)) && step.kernel.is_none();
         for (i, view) in step.writes.iter().enumerate() {
             self.check_write(view, any_order)?;
             let twice = written[view.buffer.index()] || step.writes[..i].iter().any(|w| w.buffer == view.buffer);
             ensure(!twice, || format!("buffer {} is written twice", view.buffer.0))?;
         }
         self.check_action(step)?;
-        if let Action::Either(either) = &step.action {
-            self.check_apart(step, &either.apart, written)?;
+        if let Action::Call(call) = &step.action {
+            self.check_fallback(step, &call.fallback, written)?;
         }
         step.writes.iter().for_each(|v| written[v.buffer.index()] = true);
         Ok(())
@@ -121,22 +127,22 @@ impl Plan {
 
     /// The fallback steps of a call: they read what the step reads and what they computed, and
     /// write everything that it writes.
-    fn check_apart(&self, step: &Step, apart: &[Step], written: &[bool]) -> Checked {
+    fn check_fallback(&self, step: &Step, fallback: &[Step], written: &[bool]) -> Checked {
         let mut inside = written.to_vec();
         let known = |v: &View, among: &[View]| among.iter().any(|w| w.buffer == v.buffer);
-        for (i, part) in apart.iter().enumerate() {
-            let earlier: Vec<View> = apart[..i].iter().flat_map(|s| s.writes.clone()).collect();
+        for (i, part) in fallback.iter().enumerate() {
+            let earlier: Vec<View> = fallback[..i].iter().flat_map(|s| s.writes.clone()).collect();
             for view in &part.reads {
                 ensure(known(view, &step.reads) || known(view, &earlier), || {
-                    format!("what does without the call reads buffer {}, which the step does not", view.buffer.0)
+                    format!("the fallback reads buffer {}, which the step does not read", view.buffer.0)
                 })?;
             }
             let strange = part.writes.iter().find(|v| !known(v, &step.writes));
-            ensure(strange.is_none(), || "what does without the call writes what the step does not".into())?;
+            ensure(strange.is_none(), || "the fallback writes a buffer that the step does not write".into())?;
             self.check_step(part, &mut inside).map_err(|m| format!("part {i}: {m}"))?;
         }
         ensure(step.writes.iter().all(|v| inside[v.buffer.index()]), || {
-            "what does without the call leaves a result unwritten".into()
+            "the fallback does not write every result".into()
         })
     }
 
@@ -148,7 +154,9 @@ impl Plan {
         let mut alive: Vec<(BufferId, std::ops::Range<usize>)> = Vec::new();
         for (i, step) in self.steps.iter().enumerate() {
             let mut over: Vec<(BufferId, BufferId)> = Vec::new();
-            ensure(step.in_place.len() == step.writes.len(), || format!("step {i} says too little of its places"))?;
+            ensure(step.in_place.len() == step.writes.len(), || {
+                format!("step {i} does not say for each write whether it is in place")
+            })?;
             for (write, read) in step.writes.iter().zip(&step.in_place) {
                 if let Some(read) = read {
                     let dies = step.reads.get(*read).is_some_and(|r| last[r.buffer.index()] == i);
@@ -157,7 +165,7 @@ impl Plan {
                 }
             }
             for write in &step.writes {
-                let Place::Arena(from) = self.buffers[write.buffer.index()].place else { continue };
+                let Storage::Arena(from) = self.buffers[write.buffer.index()].storage else { continue };
                 let end = self.bytes(write.buffer.index()).and_then(|b| from.checked_add(b));
                 let to = end
                     .filter(|to| *to <= self.arena)
@@ -181,13 +189,15 @@ impl Plan {
     /// A pointwise result may reuse the memory of an operand that dies there and is read at the
     /// index that is written.
     fn check_in_place(&self, step: &Step, write: &View, read: usize, dies: bool) -> Checked {
-        let Some(view) = step.reads.get(read) else { return Err("a result takes over what is not read".into()) };
+        let Some(view) = step.reads.get(read) else {
+            return Err("a result reuses the memory of an operand that the step does not have".into());
+        };
         let alone = step.reads.iter().filter(|r| r.buffer == view.buffer).count() == 1;
-        let place = |v: &View| self.buffers[v.buffer.index()].place;
+        let place = |v: &View| self.buffers[v.buffer.index()].storage;
         let same = view.dtype == write.dtype && view.shape == write.shape && view.is_contiguous() && view.offset == 0;
         let pointwise = matches!(step.action, Action::Pointwise(_));
         ensure(pointwise && alone && dies && same && place(view) == place(write), || {
-            format!("buffer {} may not take over buffer {}", write.buffer.0, view.buffer.0)
+            format!("buffer {} may not reuse the memory of buffer {}", write.buffer.0, view.buffer.0)
         })
     }
 
@@ -197,7 +207,7 @@ impl Plan {
         ensure(!writes.is_empty(), || "nothing is written".into())?;
         let fits = match &step.action {
             Action::Gemm(g) => gemm(g, reads, writes),
-            Action::Either(e) => {
+            Action::Call(e) => {
                 let (Some(own), Some(stored)) = (reads.get(..e.reads), writes.get(..e.writes)) else {
                     return Err("the call reads or stores more than the step".into());
                 };
@@ -230,7 +240,7 @@ fn gemm(g: &GemmStep, reads: &[View], writes: &[View]) -> bool {
 fn conv(c: &ConvStep, reads: &[View], writes: &[View]) -> bool {
     let ([x, w, beside @ ..], [out]) = (reads, writes) else { return false };
     let rank = c.windows.len() + 2;
-    let channels = |v: &View| if c.last { v.shape.last() } else { v.shape.get(1) }.copied();
+    let channels = |v: &View| if c.channels_last { v.shape.last() } else { v.shape.get(1) }.copied();
     [x, w, out].iter().all(|v| v.shape.len() == rank)
         && x.shape[0] == out.shape[0]
         && channels(x) == w.shape[1].checked_mul(c.groups)
@@ -354,7 +364,7 @@ mod tests {
         let pointwise = |p: &Plan| at(p, |a| matches!(a, Action::Pointwise(_)));
         let concat = |p: &Plan| at(p, |a| matches!(a, Action::Concat(_)));
         assert!(sound().steps[pointwise(&sound())].in_place[0].is_some(), "nothing works in place");
-        refused("is read before it is made", |p| p.steps.swap(0, 1));
+        refused("is read before it is written", |p| p.steps.swap(0, 1));
         refused("leaves its buffer", |p| p.steps[1].reads[0].offset += 1);
         refused("is read as", |p| p.steps[0].reads[0].dtype = DType::F16);
         refused("a part of buffer", |p| p.steps[0].writes[0].shape[0] -= 1);
@@ -373,25 +383,25 @@ mod tests {
         });
         refused("overlaps", |p| {
             let (first, second) = (p.steps[0].writes[0].buffer.index(), p.steps[1].writes[0].buffer.index());
-            p.buffers[second].place = p.buffers[first].place;
+            p.buffers[second].storage = p.buffers[first].storage;
         });
         refused("overlaps", |p| {
             let i = pointwise(p);
             p.steps[i].in_place[0] = None;
         });
-        refused("may not take over", |p| {
+        refused("may not reuse the memory", |p| {
             let i = concat(p);
             p.steps[i].in_place[0] = Some(0);
         });
-        refused("is not what lies at", |p| {
+        refused("does not match", |p| {
             let buffer = p.steps[0].writes[0].buffer.index();
-            p.buffers[buffer].place = Place::Arena(ALIGNMENT / 2);
+            p.buffers[buffer].storage = Storage::Arena(ALIGNMENT / 2);
         });
         refused("does not end inside the arena", |p| p.arena -= ALIGNMENT);
         refused("it is not contiguous", |p| {
             let view = &mut p.outputs[0].1;
             *view = view.transposed(&[1, 0]);
         });
-        refused("says too little", |p| p.steps[0].in_place.clear());
+        refused("does not say for each write", |p| p.steps[0].in_place.clear());
     }
 }

@@ -2,7 +2,7 @@
 
 use hypatia_dsl::scalar::{Term, TermNode};
 
-use super::{Action, EitherStep, Plan, Step, View};
+use super::{Action, CallStep, Plan, Step, View};
 
 /// Arithmetic and memory traffic of a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -29,9 +29,7 @@ impl Step {
     pub fn work(&self) -> StepWork {
         let len = self.writes.first().map_or(0, View::len) as f64;
         let flops = match &self.action {
-            Action::Gemm(g) | Action::Either(EitherStep { product: g, .. }) => {
-                len * (2.0 * g.k as f64 + calls(&g.term))
-            }
+            Action::Gemm(g) | Action::Call(CallStep { product: g, .. }) => len * (2.0 * g.k as f64 + calls(&g.term)),
             Action::Conv(c) => {
                 let terms: usize = self.reads.get(1).map_or(0, |w| w.shape[1..].iter().product());
                 len * (2.0 * terms as f64 + calls(&c.term))
@@ -57,7 +55,7 @@ impl Step {
         };
         // Memory traffic of only the fallback is not counted.
         let (reads, writes) = match &self.action {
-            Action::Either(e) => (e.reads, e.writes),
+            Action::Call(e) => (e.reads, e.writes),
             _ => (self.reads.len(), self.writes.len()),
         };
         let read: f64 = self.reads.iter().take(reads).enumerate().map(touched).sum();
@@ -67,7 +65,7 @@ impl Step {
     /// The kind of work, in a word.
     pub fn kind(&self) -> &'static str {
         match &self.action {
-            Action::Gemm(_) | Action::Either(_) => "gemm",
+            Action::Gemm(_) | Action::Call(_) => "gemm",
             Action::Conv(_) => "conv",
             Action::Pointwise(_) => "pointwise",
             Action::Rowwise(_) => "row-wise",

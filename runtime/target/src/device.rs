@@ -26,9 +26,9 @@ pub struct Device {
 /// All profiles, in listing order.
 static PROFILES: [Device; 3] = [CPU, H200, A100];
 
-/// One NVIDIA H200 SXM. Measured: 8192-cubed products at 790 (bf16, f16) and 51 (f32) TFLOP/s, a copy at 4.24
-/// TB/s, a launch inside a CUDA graph 1 us. From the data sheet: f64 (67, tensor cores), int8 (1979), and
-/// 67 TFLOP/s of f32 outside of the tensor cores.
+/// One NVIDIA H200 SXM. Measured: 8192-cubed products at 790 (bf16, f16) and 51 (f32) TFLOP/s, a
+/// copy at 4.24 TB/s, a launch inside a CUDA graph 1 us. From the data sheet: f64 (67, tensor
+/// cores), int8 (1979), and 67 TFLOP/s of f32 outside of the tensor cores.
 const H200: Device = Device {
     name: "h200",
     sm: 90,

@@ -14,6 +14,21 @@ use hypatia_dsl::ir::{
 use hypatia_dsl::scalar::{Literal, Term, TermNode};
 use hypatia_dsl::shape::Dim;
 use hypatia_dsl::typing::TensorType;
+use hypatia_tensor::error::Error;
+
+/// What opening a GPU gave; without one, reports how many cases are skipped. `HYPATIA_NEED_GPU=1`
+/// makes that a failure, for machines with a GPU.
+pub fn gpu_or_skip<G>(opened: Result<G, Error>, cases: usize) -> Option<G> {
+    match opened {
+        Ok(gpu) => Some(gpu),
+        Err(e) if std::env::var_os("HYPATIA_NEED_GPU").is_some() => panic!("{e}"),
+        Err(e) => {
+            let why = e.to_string();
+            eprintln!("SKIPPED {cases} cases on a GPU: {}", why.lines().next().unwrap_or_default());
+            None
+        }
+    }
+}
 
 /// A type of numbers.
 pub fn ty(dtype: DType, shape: &[usize]) -> TensorType {

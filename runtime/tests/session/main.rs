@@ -9,16 +9,9 @@ mod threads;
 use std::sync::Arc;
 
 use hypatia_cuda::Gpu;
+use hypatia_testing::gpu_or_skip;
 
-/// The GPU; without one, so many cases are skipped, or fail if `HYPATIA_NEED_GPU` is set.
+/// The GPU; without one, reports how many cases are skipped.
 fn gpu(cases: usize) -> Option<Arc<Gpu>> {
-    match Gpu::open(0) {
-        Ok(gpu) => Some(gpu),
-        Err(e) if std::env::var_os("HYPATIA_NEED_GPU").is_some() => panic!("{e}"),
-        Err(e) => {
-            let why = e.to_string();
-            eprintln!("SKIPPED {cases} cases on a GPU: {}", why.lines().next().unwrap_or_default());
-            None
-        }
-    }
+    gpu_or_skip(Gpu::open(0), cases)
 }

@@ -11,9 +11,10 @@ use hypatia_dsl::builtin::BuiltinScalar;
 use hypatia_dsl::dtype::{DType, Kind};
 use hypatia_dsl::ir::ScalarBody;
 
-use super::check::{Failure, Sides};
+use super::check::Failure;
 use super::differ::Difference;
 use super::generate::Instance;
+use super::sides::Sides;
 use hypatia_graph::instantiate::Numbers;
 use hypatia_graph::{Graph, NodeId, NodeKind, Value, show_attr, show_number, show_term};
 use hypatia_tensor::tensor::Tensor;
@@ -236,7 +237,8 @@ impl<'a> Writer<'a> {
     /// True for a constant of rank 0 that is not bound to a variable of the rule.
     fn is_number(&self, v: Value) -> bool {
         !self.names.contains_key(&v.node)
-            && matches!(&self.graph.node(v.node).kind, NodeKind::Const(t) if t.shape().is_empty() && t.dtype() != DType::Bool)
+            && matches!(&self.graph.node(v.node).kind, NodeKind::Const(t)
+                if t.shape().is_empty() && t.dtype() != DType::Bool)
     }
 
     fn constant(&mut self, node: NodeId, tensor: &Tensor) -> String {

@@ -6,24 +6,25 @@
 //!
 //! Meaning is compared in f64 without rounding ([`Mode::Exact`]); precision is compared with the
 //! rounding of each element type ([`Mode::Rounded`]). A difference is first checked against a tight
-//! bound. If it exceeds the bound, both sides are decomposed ([`explode`]) and run again with noise
-//! of the size of one rounding error after every operation. Rounding explains a difference within
-//! the scatter of the noisy runs.
+//! bound. If it exceeds the bound, both sides are decomposed ([`noisy_graph`]) and run again with
+//! noise of the size of one rounding error after every operation. Rounding explains a difference
+//! within the scatter of the noisy runs.
 
-use hypatia_dsl::builtin::{BuiltinOp, BuiltinScalar};
+use hypatia_dsl::builtin::BuiltinScalar;
 use hypatia_dsl::dtype::DType;
-use hypatia_dsl::ir::{AttrValue, Build, BuildArg, Class, Rule, ScalarBody};
-use hypatia_dsl::typing::codes;
+use hypatia_dsl::ir::{Class, Rule, ScalarBody};
 
-use super::differ::Difference;
-use super::explode::{explode, is_short, widened};
-use super::folds;
+use super::differ::{Difference, ulp};
 use super::generate::{Instance, Reject, Try, reject};
+use super::noise::{is_short, noisy_graph};
 use super::range::leaves_range;
-use super::values::Flavour;
-use hypatia_eval::{Data, Mode, RefTensor, Val, evaluate};
+use super::range_loss;
+use super::scatter::{FACTOR, Scatter, evaluate_exactly, wide_inputs};
+use super::sides::{NotComparable, sides};
+use super::values::Distribution;
+use hypatia_eval::{Data, Mode, RefTensor, evaluate};
 use hypatia_graph::instantiate::Numbers;
-use hypatia_graph::{Graph, Instantiator, NodeKind, Value, show_number};
+use hypatia_graph::{Graph, NodeKind, Value};
 use hypatia_tensor::error::{Error, Result};
 use hypatia_tensor::tensor::Tensor;
 
@@ -93,28 +94,6 @@ impl Failure {
     }
 }
 
-impl Difference {
-    /// Both elements as text.
-    pub fn shown(&self) -> (String, String) {
-        match self.whole {
-            Some((l, r)) => (l.to_string(), r.to_string()),
-            None => (show_number(self.left), show_number(self.right)),
-        }
-    }
-
-    /// Names the side that is further from the real number, where that is known.
-    pub fn less_precise(&self) -> Option<String> {
-        let x = self.exact.filter(|_| self.left != self.right && self.left.is_finite() && self.right.is_finite())?;
-        let (l, r) = ((self.left - x).abs(), (self.right - x).abs());
-        let which = match l.total_cmp(&r) {
-            std::cmp::Ordering::Less => "the right side is the less precise one",
-            std::cmp::Ordering::Greater => "the left side is the less precise one",
-            std::cmp::Ordering::Equal => "both sides are as far from it",
-        };
-        Some(format!("exactly it is {}: {which}", show_number(x)))
-    }
-}
-
 impl Observation {
     /// How the observation contradicts a claim.
     pub fn against(&self, claim: Class) -> Option<(Failure, Option<&Difference>)> {
@@ -139,112 +118,6 @@ impl Observation {
     }
 }
 
-/// Both sides in one graph: outputs are the left roots, then the right ones.
-pub struct Sides {
-    /// The graph.
-    pub graph: Graph,
-    /// The left roots.
-    pub left: Vec<Value>,
-    /// The right roots.
-    pub right: Vec<Value>,
-    /// The numbers behind constants that stand for literals.
-    pub numbers: Numbers,
-}
-
-/// Why a right side cannot be compared with the left one.
-pub enum Unfit {
-    /// The right side is undefined for an element type of the instance.
-    NoMeaning(String),
-    /// The right side has no value for another reason, or its type differs from the left side's.
-    Broken(String),
-}
-
-impl From<Error> for Unfit {
-    fn from(e: Error) -> Unfit {
-        let message = format!("the right side has no value here: {e}");
-        if e.code() == Some(codes::DTYPE) { Unfit::NoMeaning(message) } else { Unfit::Broken(message) }
-    }
-}
-
-impl Unfit {
-    /// The reason.
-    pub fn message(self) -> String {
-        match self {
-            Unfit::NoMeaning(m) | Unfit::Broken(m) => m,
-        }
-    }
-}
-
-/// Builds the right side next to the left one.
-pub fn sides(rule: &Rule, instance: &Instance) -> Result<Sides, Unfit> {
-    let sides = untyped_sides(rule, instance)?;
-    for (l, r) in sides.left.iter().zip(&sides.right) {
-        let (l, r) = (sides.graph.ty(*l), sides.graph.ty(*r));
-        if l != r {
-            return Err(Unfit::Broken(format!("the left side is {l}, the right side is {r}")));
-        }
-    }
-    Ok(sides)
-}
-
-/// Like [`sides`], but accepts any type of the right side.
-pub fn untyped_sides(rule: &Rule, instance: &Instance) -> Result<Sides, Unfit> {
-    let mut graph = instance.graph.clone();
-    let mut right = Vec::new();
-    let mut numbers = instance.numbers.clone();
-    for (build, left) in rule.rhs.iter().zip(&instance.left) {
-        frozen(rule, build, instance, false).map_err(Unfit::Broken)?;
-        let mut env = instance.env.clone();
-        env.number = Some(graph.ty(*left).dtype);
-        let mut into = Instantiator::new(&mut graph);
-        let value = into.build(build, &env)?;
-        numbers.extend(std::mem::take(&mut into.numbers));
-        // A bare number takes the type of what it replaces.
-        let value = match build {
-            Build::Number(_) => {
-                let shape = graph.ty(*left).shape.iter().cloned().map(AttrValue::Dim).collect();
-                let filled = graph.builtin(BuiltinOp::Expand, &[value], vec![AttrValue::List(shape)]);
-                filled.map_err(|e| Unfit::Broken(e.to_string()))?[0]
-            }
-            _ => value,
-        };
-        right.push(value);
-    }
-    for (i, v) in instance.left.iter().enumerate() {
-        graph.output(format!("left{i}"), *v);
-    }
-    for (i, v) in right.iter().enumerate() {
-        graph.output(format!("right{i}"), *v);
-    }
-    Ok(Sides { graph, left: instance.left.clone(), right, numbers })
-}
-
-/// Fails if `build(..)` reads a run-time value: such a rule matches but cannot be applied.
-fn frozen(rule: &Rule, build: &Build, instance: &Instance, inside: bool) -> Result<(), String> {
-    match build {
-        Build::Var(v) => match instance.env.tensors.get(v) {
-            Some(value) if inside && !instance.graph.is_const(*value) => {
-                let name = rule.vars.get(v.index()).map_or("an operand", |v| v.name.as_str());
-                Err(format!(
-                    "`build(..)` is computed when the plan is made, but `{name}` comes at run time: ask for `const({name})`"
-                ))
-            }
-            _ => Ok(()),
-        },
-        Build::Number(_) | Build::Absent => Ok(()),
-        Build::Else(v, other) => match instance.env.tensors.contains_key(v) {
-            true => frozen(rule, &Build::Var(*v), instance, inside),
-            false => frozen(rule, other, instance, inside),
-        },
-        Build::Frozen(inner) => frozen(rule, inner, instance, true),
-        Build::If(_, a, b) => frozen(rule, a, instance, inside).and(frozen(rule, b, instance, inside)),
-        Build::Node(node) => node.args.iter().try_for_each(|arg| match arg {
-            BuildArg::One(b) => frozen(rule, b, instance, inside),
-            BuildArg::Each { .. } | BuildArg::Spread(_) => Ok(()),
-        }),
-    }
-}
-
 /// Compares both sides on an instance. An instance whose left side has no value is rejected.
 pub fn observe(rule: &Rule, instance: &Instance) -> Try<Observation> {
     let mut seen =
@@ -254,14 +127,14 @@ pub fn observe(rule: &Rule, instance: &Instance) -> Try<Observation> {
         Err(why) => {
             left_alone(instance)?;
             match why {
-                Unfit::NoMeaning(why) => seen.no_meaning = Some(why),
-                Unfit::Broken(why) => seen.broken = Some(why),
+                NotComparable::NoMeaning(why) => seen.no_meaning = Some(why),
+                NotComparable::Broken(why) => seen.broken = Some(why),
             }
             return Ok(seen);
         }
     };
     // The rule is not applied where a constant would lose precision or leave its range.
-    if let Some(lost) = folds::loss(rule, instance) {
+    if let Some(lost) = range_loss::loss(rule, instance) {
         return reject(lost);
     }
     let roots = sides.left.len();
@@ -281,24 +154,24 @@ pub fn observe(rule: &Rule, instance: &Instance) -> Try<Observation> {
         numbers: &sides.numbers,
         inputs: &instance.inputs,
         roots,
-        flavour: instance.flavour,
+        distribution: instance.distribution,
         epsilon: coarsest(&instance.graph),
         seen: &mut seen,
     };
     for root in 0..roots {
-        if instance.flavour != Flavour::Extreme {
+        if instance.distribution != Distribution::Extreme {
             job.meaning(root, left[root].dtype, &exact_left[root], &exact_right[root])
                 .map_err(|e| Reject(e.to_string()))?;
         }
-        if !matches!(instance.flavour, Flavour::Extreme | Flavour::Large | Flavour::Far) {
+        if !matches!(instance.distribution, Distribution::Extreme | Distribution::Large | Distribution::Far) {
             job.rounding(root, &exact_left[root], &left[root], &right[root]).map_err(|e| Reject(e.to_string()))?;
         }
-        if instance.flavour == Flavour::Large {
+        if instance.distribution == Distribution::Large {
             job.vanished(root, &exact_left[root], &left[root], &right[root]).map_err(|e| Reject(e.to_string()))?;
         }
-        if instance.flavour == Flavour::Far && job.seen.rounding.is_none() {
+        if instance.distribution == Distribution::Far && job.seen.rounding.is_none() {
             let values = [&exact_left[root], &left[root], &right[root]];
-            let spoiled = folds::spoiled(&sides, &instance.inputs, job.epsilon, root, values);
+            let spoiled = range_loss::spoiled(&sides, &instance.inputs, job.epsilon, root, values);
             job.seen.rounding = spoiled.map_err(|e| Reject(e.to_string()))?;
         }
         job.integer(root, &left[root], &right[root]).map_err(|e| Reject(e.to_string()))?;
@@ -334,9 +207,9 @@ pub fn same_meaning(
         _ => None,
     });
     let nice = inputs.iter().map(|i| &i.1).chain(constants).all(whole);
-    let flavour = if nice { Flavour::Nice } else { Flavour::Ordinary };
+    let distribution = if nice { Distribution::Nice } else { Distribution::Ordinary };
     let mut seen = Observation::default();
-    let mut job = Job { graph, numbers, inputs, roots, flavour, epsilon: coarsest(graph), seen: &mut seen };
+    let mut job = Job { graph, numbers, inputs, roots, distribution, epsilon: coarsest(graph), seen: &mut seen };
     let (left, right) = exact.split_at(roots);
     for root in 0..roots {
         let dtype = graph.ty(graph.outputs[root].1).dtype;
@@ -346,15 +219,6 @@ pub fn same_meaning(
         }
     }
     Ok(seen.value.or(seen.structure).or(seen.infinity))
-}
-
-/// Outputs of a graph as real numbers: floats in f64, literals unrounded.
-pub(super) fn evaluate_exactly(
-    graph: &Graph,
-    numbers: &Numbers,
-    inputs: &[(String, Tensor)],
-) -> Result<Vec<RefTensor>> {
-    evaluate(&explode(graph, numbers, 0.0, 0)?, &wide_inputs(inputs), Mode::Exact)
 }
 
 /// The coarsest rounding in a graph.
@@ -367,7 +231,7 @@ struct Job<'a> {
     numbers: &'a Numbers,
     inputs: &'a [(String, Tensor)],
     roots: usize,
-    flavour: Flavour,
+    distribution: Distribution,
     /// The coarsest rounding of the left side.
     epsilon: f64,
     seen: &'a mut Observation,
@@ -380,18 +244,13 @@ const F64_NOISE: f64 = 1e-14;
 /// Noise that represents the rounding of f32, where no f64 occurs: constants are often written with
 /// only the digits of an f32.
 const F32_NOISE: f64 = 6e-8;
-/// The number of noisy runs.
-const RUNS: u64 = 12;
-/// Rounding explains a difference of up to this many times the scatter of the noisy runs.
-pub(super) const FACTOR: f64 = 4.0;
-
 impl Job<'_> {
     fn meaning(&mut self, root: usize, dtype: DType, left: &RefTensor, right: &RefTensor) -> Result<()> {
         let discrete = !dtype.is_float();
         let noise = if self.has(DType::F64) { F64_NOISE } else { F32_NOISE };
         let mut scatter: Option<Scatter> = None;
         for (index, (l, r)) in left.to_f64().into_iter().zip(right.to_f64()).enumerate() {
-            let found = difference(root, index, left, right, None);
+            let found = Difference::between(root, index, left, right, None);
             if l.is_finite() && r.is_finite() {
                 let same = match discrete {
                     true => left.at(index) == right.at(index),
@@ -402,7 +261,8 @@ impl Job<'_> {
                 }
                 let diff = (l - r).abs();
                 // A value without any rounded intermediate result must match exactly.
-                let strict = (discrete && !self.has_floats()) || (self.flavour == Flavour::Nice && self.unrounded()?);
+                let strict = (discrete && !self.has_floats())
+                    || (self.distribution == Distribution::Nice && self.unrounded()?);
                 if !strict {
                     let s = self.scatter(&mut scatter, noise)?;
                     if diff <= FACTOR * (s.spread(root, index) + s.spread(root + self.roots, index)) {
@@ -414,14 +274,14 @@ impl Job<'_> {
                 if self.overflows()? {
                     continue;
                 }
-                if self.flavour != Flavour::Nice {
+                if self.distribution != Distribution::Nice {
                     let s = self.scatter(&mut scatter, noise)?;
                     if s.unsteady(root, index) || s.unsteady(root + self.roots, index) {
                         continue;
                     }
                 }
-                match self.flavour {
-                    Flavour::Infinite => self.seen.infinity = Some(found),
+                match self.distribution {
+                    Distribution::Infinite => self.seen.infinity = Some(found),
                     _ => self.seen.structure = Some(found),
                 }
             }
@@ -431,10 +291,10 @@ impl Job<'_> {
 
     /// For two elements that are not both finite: whether exactly one of them is NaN, or infinite.
     fn other_kind(&self, left: f64, right: f64) -> bool {
-        match self.flavour {
+        match self.distribution {
             // Large values overflow and underflow, which does not concern the meaning.
-            Flavour::Large | Flavour::Far => false,
-            Flavour::Infinite => !left.is_nan() && left != right,
+            Distribution::Large | Distribution::Far => false,
+            Distribution::Infinite => !left.is_nan() && left != right,
             _ => !(left.is_nan() && right.is_nan() || left.is_infinite() && right.is_infinite()),
         }
     }
@@ -475,7 +335,7 @@ impl Job<'_> {
             }
             // Intermediate overflow does not concern precision either.
             if !leaves_range(self.graph, self.inputs)? {
-                self.seen.rounding = Some(difference(root, index, left, right, Some(x)));
+                self.seen.rounding = Some(Difference::between(root, index, left, right, Some(x)));
             }
             return Ok(());
         }
@@ -503,7 +363,7 @@ impl Job<'_> {
             let s = self.scatter(&mut scatter, self.epsilon)?;
             let spread = s.spread(root, index) + s.spread(root + self.roots, index);
             if (r - x).abs() > FACTOR * spread && !leaves_range(self.graph, self.inputs)? {
-                self.seen.rounding = Some(difference(root, index, left, right, Some(x)));
+                self.seen.rounding = Some(Difference::between(root, index, left, right, Some(x)));
                 return Ok(());
             }
         }
@@ -522,7 +382,7 @@ impl Job<'_> {
             && !self.tensors().any(infinite)
             && !leaves_range(self.graph, self.inputs)?
         {
-            self.seen.integer = Some(difference(root, index, left, right, None));
+            self.seen.integer = Some(Difference::between(root, index, left, right, None));
         }
         Ok(())
     }
@@ -539,7 +399,7 @@ impl Job<'_> {
     /// True if every value of both sides is a short binary fraction: then no type rounds any of
     /// them.
     fn unrounded(&self) -> Result<bool> {
-        let graph = all_values(explode(self.graph, self.numbers, 0.0, 0)?);
+        let graph = all_values(noisy_graph(self.graph, self.numbers, 0.0, 0)?);
         let values = evaluate(&graph, &wide_inputs(self.inputs), Mode::Exact)?;
         Ok(values.iter().all(|t| t.to_f64().into_iter().all(|v| v.is_finite() && is_short(v))))
     }
@@ -559,12 +419,12 @@ impl Job<'_> {
             let (l, r) = (left.at(index).f(), right.at(index).f());
             // In f64 the real number is not known more precisely than the left side.
             let x = Some(exact.at(index).f()).filter(|x| x.is_finite() && left.dtype != DType::F64);
-            let found = difference(root, index, left, right, x);
+            let found = Difference::between(root, index, left, right, x);
             self.seen.bits.get_or_insert_with(|| found.clone());
             let finite = l.is_finite() && r.is_finite() && !special_input;
             if finite && l != r {
                 self.seen.finite_bits.get_or_insert_with(|| found.clone());
-                if !matches!(self.flavour, Flavour::Extreme | Flavour::Large | Flavour::Far) {
+                if !matches!(self.distribution, Distribution::Extreme | Distribution::Large | Distribution::Far) {
                     let units = (l - r).abs() / ulp(left.dtype, l.abs().max(r.abs()));
                     if units > self.seen.ulp {
                         self.seen.ulp = units;
@@ -592,7 +452,7 @@ impl Job<'_> {
 
     /// True if finite operands give an infinite result anywhere, except at a pole.
     fn overflows(&self) -> Result<bool> {
-        let graph = all_values(explode(self.graph, self.numbers, 0.0, 0)?);
+        let graph = all_values(noisy_graph(self.graph, self.numbers, 0.0, 0)?);
         let values = evaluate(&graph, &wide_inputs(self.inputs), Mode::Exact)?;
         let infinite = |v: &Value| {
             let at = graph.outputs.iter().position(|o| o.1 == *v);
@@ -630,75 +490,6 @@ fn all_values(mut graph: Graph) -> Graph {
     graph
 }
 
-pub(super) fn difference(
-    root: usize,
-    index: usize,
-    left: &RefTensor,
-    right: &RefTensor,
-    exact: Option<f64>,
-) -> Difference {
-    let (l, r) = (left.at(index), right.at(index));
-    let whole = match (l, r) {
-        (Val::I(l), Val::I(r)) => Some((l, r)),
-        _ => None,
-    };
-    Difference { root, index, left: l.f(), right: r.f(), exact, whole }
-}
-
-fn wide_inputs(inputs: &[(String, Tensor)]) -> Vec<(String, Tensor)> {
-    inputs.iter().map(|(n, t)| (n.clone(), widened(t))).collect()
-}
-
 fn special(t: &Tensor) -> bool {
     t.dtype().is_float() && t.to_f64().iter().any(|v| !v.is_finite())
-}
-
-/// Outputs of the noisy runs and of the run without noise.
-pub(super) struct Scatter {
-    quiet: Vec<Vec<f64>>,
-    noisy: Vec<Vec<Vec<f64>>>,
-}
-
-impl Scatter {
-    /// Runs the graph with noise of this size after every operation.
-    pub(super) fn run(graph: &Graph, numbers: &Numbers, inputs: &[(String, Tensor)], noise: f64) -> Result<Scatter> {
-        let inputs = wide_inputs(inputs);
-        let run = |noise, seed| -> Result<Vec<Vec<f64>>> {
-            let g = explode(graph, numbers, noise, seed)?;
-            Ok(evaluate(&g, &inputs, Mode::Exact)?.iter().map(RefTensor::to_f64).collect())
-        };
-        let quiet = run(0.0, 0)?;
-        let noisy = (1..=RUNS).map(|seed| run(noise, seed)).collect::<Result<_>>()?;
-        Ok(Scatter { quiet, noisy })
-    }
-
-    /// The largest distance of a noisy run from the run without noise.
-    pub(super) fn spread(&self, output: usize, index: usize) -> f64 {
-        let at = |run: &[Vec<f64>]| run.get(output).and_then(|o| o.get(index)).copied().unwrap_or(0.0);
-        let base = at(&self.quiet);
-        let far = self.noisy.iter().map(|run| (at(run) - base).abs());
-        far.fold(0.0, |a, b| if b.is_nan() { f64::INFINITY } else { a.max(b) })
-    }
-
-    /// True if noise changes whether the element is finite.
-    fn unsteady(&self, output: usize, index: usize) -> bool {
-        let at = |run: &[Vec<f64>]| run.get(output).and_then(|o| o.get(index)).copied().unwrap_or(0.0).is_finite();
-        let base = at(&self.quiet);
-        self.noisy.iter().any(|run| at(run) != base)
-    }
-}
-
-/// The distance between neighbouring values of the type near `v`.
-pub fn ulp(dtype: DType, v: f64) -> f64 {
-    let (least_exponent, eps) = match dtype {
-        DType::F64 => (-1022, f64::EPSILON),
-        DType::F32 => (-126, f32::EPSILON as f64),
-        DType::F16 => (-14, dtype.epsilon()),
-        DType::BF16 => (-126, dtype.epsilon()),
-        _ => return 1.0,
-    };
-    let v = v.abs();
-    let exponent =
-        if v == 0.0 || !v.is_finite() { least_exponent } else { (v.log2().floor() as i32).max(least_exponent) };
-    eps * 2f64.powi(exponent)
 }

@@ -52,7 +52,7 @@ impl Constants {
         rule.requires.iter().for_each(|g| reader.guard(g));
         rule.lets.iter().for_each(|(_, e)| reader.expr(e));
         rule.lhs.iter().for_each(|p| reader.pat(p));
-        reader.place = Place::Right;
+        reader.context = Context::Right;
         rule.rhs.iter().for_each(|b| reader.build(b));
         let Reader { near, far_sizes, moduli, literals, empty, counts, .. } = reader;
         let mut sizes: Vec<i64> = Vec::new();
@@ -95,7 +95,7 @@ fn around(literals: &[f64], dtype: DType) -> Vec<f64> {
     let mut out: Vec<f64> = Vec::new();
     for x in literals {
         let at = dtype.round(*x);
-        let step = if dtype.is_float() { super::check::ulp(dtype, at) } else { 1.0 };
+        let step = if dtype.is_float() { super::differ::ulp(dtype, at) } else { 1.0 };
         // A square, or a product of two operands, equals the literal at its root, and slightly
         // exceeds it slightly above the root.
         let root = if dtype.is_float() { x.abs().sqrt() } else { at };
@@ -119,7 +119,7 @@ fn lcm(a: i64, b: i64) -> i64 {
 
 /// The part of the rule that is being read.
 #[derive(Clone, Copy, PartialEq)]
-enum Place {
+enum Context {
     /// Guards, types and the left side.
     Left,
     /// The right side. A rule rarely depends on a bare number here, but it may depend on one that
@@ -140,7 +140,7 @@ struct Reader<'a> {
     moduli: Vec<i64>,
     literals: Vec<f64>,
     empty: bool,
-    place: Place,
+    context: Context,
     seen_ops: BTreeSet<OpId>,
     seen_scalars: BTreeSet<ScalarId>,
 }
@@ -155,14 +155,14 @@ impl<'a> Reader<'a> {
             literals: Vec::new(),
             empty: false,
             counts: Vec::new(),
-            place: Place::Left,
+            context: Context::Left,
             seen_ops: BTreeSet::new(),
             seen_scalars: BTreeSet::new(),
         }
     }
 
     fn size(&mut self, n: i64) {
-        if self.place != Place::Left {
+        if self.context != Context::Left {
             if (2..=MAX_FAR_SIZE).contains(&n) && !self.far_sizes.contains(&n) {
                 self.far_sizes.push(n);
             }
@@ -241,12 +241,12 @@ impl<'a> Reader<'a> {
     /// An expression of the right side that decides or computes something: its numbers count like
     /// those of guards.
     fn computed(&mut self, e: &AExpr) {
-        let place = self.place;
-        if place == Place::Right {
-            self.place = Place::Left;
+        let context = self.context;
+        if context == Context::Right {
+            self.context = Context::Left;
         }
         self.expr(e);
-        self.place = place;
+        self.context = context;
     }
 
     /// Collects the numbers that ranks, lengths and operand counts are compared with.
@@ -375,11 +375,11 @@ impl<'a> Reader<'a> {
                         self.ty(ty);
                     }
                 }
-                let place = std::mem::replace(&mut self.place, Place::Body);
+                let context = std::mem::replace(&mut self.context, Context::Body);
                 if let OpBody::Defined(bodies) = &def.body {
                     bodies.iter().for_each(|b| self.build(b));
                 }
-                self.place = place;
+                self.context = context;
             }
             _ => {}
         }

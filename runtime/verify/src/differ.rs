@@ -5,7 +5,8 @@
 
 use hypatia_dsl::dtype::DType;
 
-use hypatia_eval::RefTensor;
+use hypatia_eval::{RefTensor, Val};
+use hypatia_graph::show_number;
 
 /// A difference between the two sides.
 #[derive(Clone, Debug, PartialEq)]
@@ -22,6 +23,44 @@ pub struct Difference {
     pub exact: Option<f64>,
     /// Both elements if they are integers, which f64 may not hold exactly.
     pub whole: Option<(i64, i64)>,
+}
+
+impl Difference {
+    /// The difference between one element of the left and of the right side.
+    pub(super) fn between(
+        root: usize,
+        index: usize,
+        left: &RefTensor,
+        right: &RefTensor,
+        exact: Option<f64>,
+    ) -> Difference {
+        let (l, r) = (left.at(index), right.at(index));
+        let whole = match (l, r) {
+            (Val::I(l), Val::I(r)) => Some((l, r)),
+            _ => None,
+        };
+        Difference { root, index, left: l.f(), right: r.f(), exact, whole }
+    }
+
+    /// Both elements as text.
+    pub fn shown(&self) -> (String, String) {
+        match self.whole {
+            Some((l, r)) => (l.to_string(), r.to_string()),
+            None => (show_number(self.left), show_number(self.right)),
+        }
+    }
+
+    /// Names the side that is further from the real number, where that is known.
+    pub fn less_precise(&self) -> Option<String> {
+        let x = self.exact.filter(|_| self.left != self.right && self.left.is_finite() && self.right.is_finite())?;
+        let (l, r) = ((self.left - x).abs(), (self.right - x).abs());
+        let which = match l.total_cmp(&r) {
+            std::cmp::Ordering::Less => "the right side is less precise",
+            std::cmp::Ordering::Greater => "the left side is less precise",
+            std::cmp::Ordering::Equal => "both sides are equally far from it",
+        };
+        Some(format!("the exact value is {}: {which}", show_number(x)))
+    }
 }
 
 /// The first element whose difference exceeds the rounding of its element type: some units in the
@@ -64,4 +103,19 @@ pub fn position(index: usize, shape: &[usize]) -> String {
         .collect();
     at.reverse();
     format!("{at:?}")
+}
+
+/// The distance between neighbouring values of the type near `v`.
+pub fn ulp(dtype: DType, v: f64) -> f64 {
+    let (least_exponent, eps) = match dtype {
+        DType::F64 => (-1022, f64::EPSILON),
+        DType::F32 => (-126, f32::EPSILON as f64),
+        DType::F16 => (-14, dtype.epsilon()),
+        DType::BF16 => (-126, dtype.epsilon()),
+        _ => return 1.0,
+    };
+    let v = v.abs();
+    let exponent =
+        if v == 0.0 || !v.is_finite() { least_exponent } else { (v.log2().floor() as i32).max(least_exponent) };
+    eps * 2f64.powi(exponent)
 }

@@ -16,8 +16,8 @@ use hypatia_dsl::ir::{
 };
 use hypatia_target::cublaslt::{Beside, Form};
 
-use super::Options;
 use super::epilogue::over_floats;
+use super::options::Options;
 use super::report::{Counterexample, Entry, Status, Subject};
 use super::rules::verify_as;
 
@@ -29,7 +29,7 @@ pub(super) fn verify_kernel(program: &Arc<Program>, kernel: &Kernel, options: &O
         Ok(rule) => {
             let mut entry = verify_as(program, &rule, Subject::Kernel, options);
             if let Status::False(c) = &mut entry.status {
-                c.message = format!("cuBLASLt's {epilogue} is not what the pattern says: {}", c.message);
+                c.message = format!("the pattern does not describe cuBLASLt's {epilogue}: {}", c.message);
             }
             vec![entry]
         }
@@ -44,9 +44,9 @@ pub(super) fn verify_kernel(program: &Arc<Program>, kernel: &Kernel, options: &O
 
 /// `pattern => gemm(a, b, what the library computes)`; one such pair for each result.
 fn as_rule(program: &Program, kernel: &Kernel, epilogue: &str) -> Result<Rule, String> {
-    let form = Form::named(epilogue).ok_or_else(|| format!("cuBLASLt's {epilogue} is not known"))?;
-    let whole = "a cuBLASLt kernel is for `gemm(a, b, epilogue, to = d)` with variables for a, b and d, or for an op whose \
-                 operands are variables";
+    let form = Form::named(epilogue).ok_or_else(|| format!("cuBLASLt has no epilogue {epilogue}"))?;
+    let whole = "a cuBLASLt kernel is for `gemm(a, b, epilogue, to = d)` with variables for a, b and d, or for an op \
+                 whose operands are variables";
     let (Pat::Node(node), Some(gemm)) = (&kernel.pattern, program.builtin_op(BuiltinOp::Gemm)) else {
         return Err(whole.into());
     };
@@ -83,7 +83,7 @@ fn as_rule(program: &Program, kernel: &Kernel, epilogue: &str) -> Result<Rule, S
     };
     let wanted = 1 + usize::from(form.stores.is_some());
     if results != wanted {
-        return Err(format!("cuBLASLt's {epilogue} stores {wanted} results, and the kernel is for {results}"));
+        return Err(format!("cuBLASLt's {epilogue} stores {wanted} results, but the kernel has {results}"));
     }
     let library = Library { program };
     let product = |meaning: Build| library.apply(Head::Op(gemm), vec![Build::Var(a), Build::Var(b), meaning], vec![to]);
@@ -172,7 +172,7 @@ impl Library<'_> {
                     "cuBLASLt's {name} reads one matrix: the pattern must read one operand, as `full(pre)`"
                 )),
             },
-            _ => Err(format!("nothing is documented of cuBLASLt's {name}")),
+            _ => Err(format!("cuBLASLt's documentation does not describe {name}")),
         }
     }
 

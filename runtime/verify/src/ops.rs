@@ -12,13 +12,13 @@ use super::block::left_block;
 use super::differ::{far_apart, position};
 use super::generate::{Instance, Reject, instance};
 use super::hints::Hints;
+use super::options::{Options, seed_of};
 use super::range::Meaning;
 use super::report::{Counterexample, Entry, Status, Subject};
 use super::rules::elements;
 use super::skips::Skips;
 use super::source::Source;
-use super::values::Flavour;
-use super::{Options, seed_of};
+use super::values::Distribution;
 use hypatia_cpu::Executor;
 use hypatia_eval::{Mode, RefTensor, evaluate};
 use hypatia_graph::{Graph, show_number};
@@ -90,11 +90,11 @@ pub(super) fn verify_op(program: &Arc<Program>, index: usize, options: &Options)
         status = match meaningless {
             // The body is undefined for everything that the declaration accepts.
             Some((made, message)) if skips.hopeless() => wrong(&def.name, &made, "body", &message),
-            _ => Status::NotExercised { reason: format!("no operands were found that it accepts: {last}") },
+            _ => Status::NotExercised { reason: format!("the search found no operands that it accepts: {last}") },
         };
     }
     if cases > 0 && full == 0 && status == Status::Verified {
-        let reason = "only operands without elements were found that it accepts".to_string();
+        let reason = "the search found only empty operands that it accepts".to_string();
         status = Status::NotExercised { reason };
     }
     let (name, origin) = (def.name.clone(), def.origin.clone());
@@ -105,7 +105,7 @@ pub(super) fn verify_op(program: &Arc<Program>, index: usize, options: &Options)
 fn wrong(name: &str, made: &Instance, kind: &'static str, message: &str) -> Status {
     let types: Vec<String> = made.inputs.iter().map(|(n, t)| format!("{n}: {}{:?}", t.dtype(), t.shape())).collect();
     let message = if types.is_empty() { message.to_string() } else { format!("{message} (for {})", types.join(", ")) };
-    let test = left_block(&format!("{name} is not what its declaration says"), made, "equal", &message);
+    let test = left_block(&format!("{name} does not compute what its declaration says"), made, "equal", &message);
     Status::False(Box::new(Counterexample { message, kind, test }))
 }
 
@@ -151,7 +151,7 @@ fn check(made: &Instance, has_kernel: bool) -> Verdict {
         Err(e) if e.code() == Some(codes::DTYPE) => return Verdict::NoMeaning(e.to_string()),
         Err(e) => return Verdict::Wrong("body", e.to_string()),
     }
-    if !has_kernel || matches!(made.flavour, Flavour::Extreme | Flavour::Large | Flavour::Far) {
+    if !has_kernel || matches!(made.distribution, Distribution::Extreme | Distribution::Large | Distribution::Far) {
         return Verdict::Right;
     }
     // Operands for which the body itself has no value say nothing about the kernel.

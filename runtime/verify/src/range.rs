@@ -11,8 +11,8 @@
 
 use std::cell::OnceCell;
 
-use super::check::{FACTOR, Scatter, evaluate_exactly};
 use super::differ::tolerance;
+use super::scatter::{FACTOR, Scatter, evaluate_exactly};
 use hypatia_eval::{Mode, RefTensor, evaluate};
 use hypatia_graph::constant_nodes;
 use hypatia_graph::instantiate::Numbers;

@@ -8,7 +8,7 @@ use std::fmt::Write;
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::{Class, Origin};
 
-use super::Options;
+use super::options::Options;
 
 /// All entries of a run.
 #[derive(Clone, Debug)]

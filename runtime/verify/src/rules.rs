@@ -12,23 +12,24 @@ use hypatia_dsl::regions::{Example, examples};
 use hypatia_dsl::typing::{TensorType, show_expr};
 
 use super::block::{left_block, test_block};
-use super::check::{Failure, Observation, observe, untyped_sides};
+use super::check::{Failure, Observation, observe};
 use super::differ::Difference;
 use super::differ::position;
 use super::epilogue::inside_epilogue;
 use super::generate::{Instance, Reject, instance, reject};
 use super::hints::Hints;
+use super::options::{Options, seed_of};
 use super::report::{Counterexample, Entry, Status, Subject, show_class};
 use super::short;
 use super::shrink::shrink;
+use super::sides::untyped_sides;
 use super::skips::Skips;
-use super::source::{Source, Tape};
-use super::{Options, seed_of};
+use super::source::{ChoiceSequence, Source};
 use hypatia_graph::{NodeKind, Value, show_number};
 use hypatia_optimize::apply::{Policy, claimed};
 
 /// The report for a rule that only empty tensors matched.
-const EMPTY: &str = "only tensors without elements were found that satisfy the guards";
+const EMPTY: &str = "the search found only empty tensors that satisfy the guards";
 /// The work limit of a rule, in elements of all values of all instances, and the number of
 /// instances that run regardless of their cost.
 const WORK: usize = 1 << 20;
@@ -91,14 +92,14 @@ fn entry_of(mut run: Run<'_>, subject: Subject, options: &Options) -> Entry {
     let (cases, rejects) = run.cases(options);
     let classes = run.seen.iter().map(|(dtype, s)| (*dtype, claim(rule, *dtype), s.derived())).collect();
     let status = match run.first.take() {
-        Some((tape, failure)) => Status::False(Box::new(run.counterexample(tape, failure))),
+        Some((choices, failure)) => Status::False(Box::new(run.counterexample(choices, failure))),
         None => run.exercised(cases, &rejects),
     };
     let (name, origin) = (rule.name.clone(), rule.origin.clone());
     let skipped = run.skips.note("the right side").filter(|_| !matches!(status, Status::False(_)));
     let few = (status == Status::Verified && run.full < FEWEST.min(options.cases)).then(|| {
         let tried: Vec<&str> = run.seen.keys().map(|d| d.name()).collect();
-        format!("only {} of {} instances were found, in {} alone", run.full, options.cases, tried.join(", "))
+        format!("only {} of {} instances were found, all of them in {}", run.full, options.cases, tried.join(", "))
     });
     let notes: Vec<String> = run.note.into_iter().chain(skipped).chain(few).collect();
     let note = (!notes.is_empty()).then(|| notes.join("; "));
@@ -189,7 +190,7 @@ struct Run<'a> {
     seen: BTreeMap<DType, Seen>,
     /// How often each alternative of each `|` was taken.
     branches: HashMap<usize, Vec<usize>>,
-    first: Option<(Tape, Failure)>,
+    first: Option<(ChoiceSequence, Failure)>,
     /// How the sides differ at infinities, which no class forbids.
     note: Option<String>,
     /// Instances for which the right side is undefined.
@@ -256,7 +257,7 @@ impl<'a> Run<'a> {
             if let Some(why) = observation.no_meaning.as_ref().filter(|_| !self.strict) {
                 self.skips.skip(observation.dtype, why);
                 count(why.clone());
-                meaningless.get_or_insert_with(|| source.into_tape());
+                meaningless.get_or_insert_with(|| source.into_choices());
                 continue;
             }
             self.skips.compare(observation.dtype);
@@ -264,7 +265,7 @@ impl<'a> Run<'a> {
             let dtype = self.add(&instance, &observation);
             if let Some((failure, _)) = observation.against(claim(self.rule, dtype)) {
                 if self.first.is_none() || failure.is_grave() {
-                    self.first = Some((source.into_tape(), failure));
+                    self.first = Some((source.into_choices(), failure));
                 }
                 if failure.is_grave() {
                     break;
@@ -273,7 +274,7 @@ impl<'a> Run<'a> {
         }
         // If the right side is undefined wherever the left side matches, the rule is wrong.
         if self.skips.hopeless() {
-            self.first = meaningless.map(|tape| (tape, Failure::NoMeaning));
+            self.first = meaningless.map(|choices| (choices, Failure::NoMeaning));
         }
         (cases, rejects)
     }
@@ -287,7 +288,7 @@ impl<'a> Run<'a> {
         // Another example covers an operand of one element.
         let many = |v: &VarId| instance.env.tensors.get(v).is_some_and(|v| elements(instance.graph.ty(*v)) != 1);
         if !self.any_shape.is_empty() && !self.any_shape.iter().any(many) {
-            return reject("the operand beside the work has one element");
+            return reject("the other operand of the region has one element");
         }
         let seen = observe(self.rule, &instance)?;
         Ok((instance, seen))
@@ -355,7 +356,7 @@ impl<'a> Run<'a> {
                 0 => "no instance of the left side was found that type-checks and satisfies the guards",
                 _ => EMPTY,
             };
-            let reason = format!("{none}, so nothing is known of this rule\n{}", lines.join("\n"));
+            let reason = format!("{none}, so this rule is not verified\n{}", lines.join("\n"));
             return Status::NotExercised { reason };
         }
         let missed: Vec<usize> = self.branches.values().map(|b| b.iter().filter(|n| **n == 0).count()).collect();
@@ -363,26 +364,26 @@ impl<'a> Run<'a> {
             0 => Status::Verified,
             n => Status::NotExercised {
                 reason: format!(
-                    "{n} of the pattern's alternatives never matched a legal instance, so nothing is known of them"
+                    "{n} of the pattern's alternatives never matched a legal instance, so they are not verified"
                 ),
             },
         }
     }
 
-    fn counterexample(&self, tape: Tape, failure: Failure) -> Counterexample {
-        let look = |tape: &Tape| -> Option<(Tape, Instance, Observation, Option<Difference>)> {
-            let mut source = Source::replay(tape.clone());
+    fn counterexample(&self, choices: ChoiceSequence, failure: Failure) -> Counterexample {
+        let look = |choices: &ChoiceSequence| -> Option<(ChoiceSequence, Instance, Observation, Option<Difference>)> {
+            let mut source = Source::replay(choices.clone());
             let instance = self.instance(&mut source, false).ok()?;
             let seen = observe(self.rule, &instance).ok()?;
             let dtype = seen.dtype?;
             let (kind, difference) = seen.against(claim(self.rule, dtype))?;
             let difference = difference.cloned();
-            (kind == failure).then(|| (source.into_tape(), instance, seen, difference))
+            (kind == failure).then(|| (source.into_choices(), instance, seen, difference))
         };
-        let small = shrink(tape, &mut |t| look(t).map(|l| l.0));
+        let small = shrink(choices, &mut |t| look(t).map(|l| l.0));
         let Some((_, instance, seen, difference)) = look(&small) else {
             return Counterexample {
-                message: "the failure could not be repeated".into(),
+                message: "the failure could not be reproduced".into(),
                 kind: "value",
                 test: String::new(),
             };
@@ -404,7 +405,7 @@ impl<'a> Run<'a> {
             Failure::NoMeaning => ("type", seen.no_meaning.clone().unwrap_or_default()),
             Failure::Broken => ("type", seen.broken.clone().unwrap_or_default()),
             Failure::Value | Failure::Integer => ("value", format!("the sides differ in {dtype}: {values}")),
-            Failure::Structure => ("nan", format!("a NaN or an infinity is lost or made in {dtype}: {values}")),
+            Failure::Structure => ("nan", format!("a NaN or an infinity is lost or introduced in {dtype}: {values}")),
             Failure::Rounding => {
                 ("rounding", format!("the right side is less precise than rounding in {dtype} explains: {values}"))
             }

@@ -13,8 +13,8 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use super::constants::literals_of;
+use super::options::{Options, seed_of};
 use super::report::{Counterexample, Entry, Status, Subject};
-use super::{Options, seed_of};
 use hypatia_graph::show_number;
 
 /// Checks the derivative of scalar number `index`; returns nothing if it has none, or is a truth

@@ -16,9 +16,9 @@ use hypatia_dsl::scalar::{Leaves, Precision, Term, TermNode, Value, eval, float}
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use super::check::ulp;
+use super::differ::ulp;
+use super::options::{Options, seed_of};
 use super::report::{Counterexample, Entry, Status, Subject, show_class};
-use super::{Options, seed_of};
 use hypatia_graph::show_number;
 
 /// Points per requested case: a point is almost free.
@@ -53,7 +53,7 @@ pub(super) fn verify(program: &Arc<Program>, rule: &Rule, options: &Options) -> 
                 .map(|(v, x)| format!("{} = {}", v.name, show_number(f64::from(*x))))
                 .collect();
             let message = format!(
-                "claims `{}` for f32, but at {} the device's function gives {}, {} units off: exactly it is {}",
+                "claims `{}` for f32, but at {} the device's function gives {}, {} units off: the exact value is {}",
                 show_class(claimed),
                 place.join(", "),
                 show_number(f64::from(seen.right)),

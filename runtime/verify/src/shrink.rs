@@ -1,13 +1,13 @@
 //! Shrinking of counterexamples.
 //!
-//! In: the tape of a failing instance, and a test that says whether a tape still fails the same
-//! way. Out: the simplest failing tape that was found. Invariant: the result fails; the number of
-//! tries is bounded.
+//! In: the choice sequence of a failing instance, and a test that says whether a choice sequence
+//! still fails the same way. Out: the simplest failing choice sequence that was found. Invariant:
+//! the result fails; the number of tries is bounded.
 
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use super::source::Tape;
+use super::source::ChoiceSequence;
 
 /// The largest number of tries.
 const TRIES: usize = 6000;
@@ -16,9 +16,12 @@ const TRIES: usize = 6000;
 const FILLS: usize = 3;
 const MANY_FILLS: usize = 60;
 
-/// The simplest tape for which `fails` holds, starting from one for which it does. `fails` returns
-/// the tape as it was read (cut after the last choice).
-pub fn shrink(start: Tape, fails: &mut dyn FnMut(&Tape) -> Option<Tape>) -> Tape {
+/// The simplest choice sequence for which `fails` holds, starting from one for which it does.
+/// `fails` returns the choice sequence as it was read (cut after the last choice).
+pub fn shrink(
+    start: ChoiceSequence,
+    fails: &mut dyn FnMut(&ChoiceSequence) -> Option<ChoiceSequence>,
+) -> ChoiceSequence {
     let mut s = Shrinker { best: start, fails, left: TRIES, fills: FILLS, rng: ChaCha8Rng::seed_from_u64(1) };
     loop {
         let before = s.best.clone();
@@ -36,22 +39,22 @@ pub fn shrink(start: Tape, fails: &mut dyn FnMut(&Tape) -> Option<Tape>) -> Tape
 }
 
 struct Shrinker<'a> {
-    best: Tape,
-    fails: &'a mut dyn FnMut(&Tape) -> Option<Tape>,
+    best: ChoiceSequence,
+    fails: &'a mut dyn FnMut(&ChoiceSequence) -> Option<ChoiceSequence>,
     left: usize,
     fills: usize,
     rng: ChaCha8Rng,
 }
 
 impl Shrinker<'_> {
-    /// Tries a tape with a simpler structure, first with the same values, then with fresh ones: the
-    /// differing element may be elsewhere in a smaller tensor.
-    fn attempt_structure(&mut self, tape: Tape) -> bool {
-        if self.attempt(tape.clone()) {
+    /// Tries a choice sequence with a simpler structure, first with the same values, then with
+    /// fresh ones: the differing element may be elsewhere in a smaller tensor.
+    fn attempt_structure(&mut self, choices: ChoiceSequence) -> bool {
+        if self.attempt(choices.clone()) {
             return true;
         }
         (0..self.fills).any(|fill| {
-            let mut other = tape.clone();
+            let mut other = choices.clone();
             for v in &mut other.values {
                 // Any code of `values`, simple or not; every other set mixes in codes that are
                 // known to fail together.
@@ -65,13 +68,13 @@ impl Shrinker<'_> {
         })
     }
 
-    fn attempt(&mut self, tape: Tape) -> bool {
-        if self.left == 0 || tape == self.best {
+    fn attempt(&mut self, choices: ChoiceSequence) -> bool {
+        if self.left == 0 || choices == self.best {
             return false;
         }
         // Large instances take longer, so they count for more tries.
-        self.left = self.left.saturating_sub(1 + tape.values.len() / 1024);
-        match (self.fails)(&tape) {
+        self.left = self.left.saturating_sub(1 + choices.values.len() / 1024);
+        match (self.fails)(&choices) {
             Some(read) if simpler(&read, &self.best) => {
                 self.best = read;
                 true
@@ -87,9 +90,9 @@ impl Shrinker<'_> {
             let mut at = 0;
             while at < self.best.values.len() {
                 let end = (at + size).min(self.best.values.len());
-                let mut tape = self.best.clone();
-                tape.values[at..end].fill(0);
-                self.attempt(tape);
+                let mut choices = self.best.clone();
+                choices.values[at..end].fill(0);
+                self.attempt(choices);
                 at += size;
             }
             size /= 2;
@@ -101,9 +104,9 @@ impl Shrinker<'_> {
         for size in [8, 3, 2, 1] {
             let mut at = 0;
             while at + size <= self.best.structure.len() {
-                let mut tape = self.best.clone();
-                tape.structure.drain(at..at + size);
-                if !self.attempt_structure(tape) {
+                let mut choices = self.best.clone();
+                choices.structure.drain(at..at + size);
+                if !self.attempt_structure(choices) {
                     at += 1;
                 }
             }
@@ -116,10 +119,10 @@ impl Shrinker<'_> {
         while at < part(&self.best, structure).len() {
             let now = part(&self.best, structure)[at];
             let lower = |this: &mut Self, v: u32| {
-                let mut tape = this.best.clone();
-                let part = if structure { &mut tape.structure } else { &mut tape.values };
+                let mut choices = this.best.clone();
+                let part = if structure { &mut choices.structure } else { &mut choices.values };
                 part[at] = v;
-                if structure { this.attempt_structure(tape) } else { this.attempt(tape) }
+                if structure { this.attempt_structure(choices) } else { this.attempt(choices) }
             };
             if now > 0 && !lower(self, 0) {
                 let mut small = 1;
@@ -135,12 +138,12 @@ impl Shrinker<'_> {
     }
 }
 
-fn part(tape: &Tape, structure: bool) -> &[u32] {
-    if structure { &tape.structure } else { &tape.values }
+fn part(choices: &ChoiceSequence, structure: bool) -> &[u32] {
+    if structure { &choices.structure } else { &choices.values }
 }
 
 /// True if `a` is simpler: fewer choices, then smaller ones.
-fn simpler(a: &Tape, b: &Tape) -> bool {
-    let key = |t: &Tape| (t.structure.len() + t.values.len(), t.structure.clone(), t.values.clone());
+fn simpler(a: &ChoiceSequence, b: &ChoiceSequence) -> bool {
+    let key = |t: &ChoiceSequence| (t.structure.len() + t.values.len(), t.structure.clone(), t.values.clone());
     key(a) < key(b)
 }

@@ -44,11 +44,11 @@ impl Skips {
         let why = self.why.as_ref()?;
         let never: Vec<DType> = self.skipped.difference(&self.compared).copied().collect();
         match never.as_slice() {
-            [] => Some(format!("{} instances were skipped, where {what} has no meaning: {why}", self.count)),
+            [] => Some(format!("{} instances were skipped because {what} is undefined there: {why}", self.count)),
             [DType::Bool] => None,
             some => {
                 let names: Vec<&str> = some.iter().map(|d| d.name()).collect();
-                Some(format!("{what} has no meaning for {}: skipped", names.join(", ")))
+                Some(format!("{what} is undefined for {}: skipped", names.join(", ")))
             }
         }
     }

@@ -1,18 +1,17 @@
 //! Random choices that can be replayed and simplified.
 //!
-//! In: a seed, or two tapes of recorded choices. Out: choices. Invariant: replaying a tape gives
-//! the same instance; a tape that was cut or changed still gives an instance, because missing
+//! In: a seed, or recorded choices. Out: choices. Invariant: replaying choices gives the same
+//! instance; a choice sequence that was cut or changed still gives an instance, because missing
 //! choices read as 0 and large ones are clamped. The generators list the simplest alternative
-//! first, so smaller numbers on a tape mean a simpler instance. The shrinker needs to know nothing
-//! else.
+//! first, so smaller numbers mean a simpler instance. The shrinker needs to know nothing else.
 
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-/// Recorded choices: shapes, attributes and types on one tape, elements of tensors on the other, so
+/// Recorded choices: shapes, attributes and types in one list, elements of tensors in the other, so
 /// that a smaller shape does not shift the values.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Tape {
+pub struct ChoiceSequence {
     /// Choices that determine the structure of the instance.
     pub structure: Vec<u32>,
     /// Elements of its tensors.
@@ -21,7 +20,7 @@ pub struct Tape {
 
 /// The source of a generator's choices.
 pub struct Source {
-    tape: Tape,
+    choices: ChoiceSequence,
     at: (usize, usize),
     rng: Option<ChaCha8Rng>,
 }
@@ -29,21 +28,21 @@ pub struct Source {
 impl Source {
     /// Fresh choices, recorded.
     pub fn random(seed: u64) -> Source {
-        Source { tape: Tape::default(), at: (0, 0), rng: Some(ChaCha8Rng::seed_from_u64(seed)) }
+        Source { choices: ChoiceSequence::default(), at: (0, 0), rng: Some(ChaCha8Rng::seed_from_u64(seed)) }
     }
 
-    /// Replays the choices of a tape.
-    pub fn replay(tape: Tape) -> Source {
-        Source { tape, at: (0, 0), rng: None }
+    /// Replays recorded choices.
+    pub fn replay(choices: ChoiceSequence) -> Source {
+        Source { choices, at: (0, 0), rng: None }
     }
 
     /// The recorded choices.
-    pub fn into_tape(mut self) -> Tape {
+    pub fn into_choices(mut self) -> ChoiceSequence {
         if self.rng.is_none() {
-            self.tape.structure.truncate(self.at.0);
-            self.tape.values.truncate(self.at.1);
+            self.choices.structure.truncate(self.at.0);
+            self.choices.values.truncate(self.at.1);
         }
-        self.tape
+        self.choices
     }
 
     /// One of `n` alternatives, all equally likely.
@@ -65,7 +64,7 @@ impl Source {
         })
     }
 
-    /// One of `n` alternatives: the preferred one, unless a tape says otherwise.
+    /// One of `n` alternatives: the preferred one, unless a choice sequence says otherwise.
     pub fn prefer(&mut self, n: usize, preferred: usize) -> usize {
         self.choose(n, |_| preferred as u32)
     }
@@ -77,24 +76,24 @@ impl Source {
         let choice = match &mut self.rng {
             Some(rng) => {
                 let c = fresh(rng);
-                self.tape.structure.push(c);
+                self.choices.structure.push(c);
                 c
             }
-            None => self.tape.structure.get(self.at.0).copied().unwrap_or(0),
+            None => self.choices.structure.get(self.at.0).copied().unwrap_or(0),
         };
         self.at.0 += 1;
         (choice as usize).min(n - 1)
     }
 
-    /// An element's code on the tape of values.
+    /// An element's code among the values.
     pub fn element(&mut self, n: u32, fresh: impl FnOnce(&mut ChaCha8Rng) -> u32) -> u32 {
         let choice = match &mut self.rng {
             Some(rng) => {
                 let c = fresh(rng);
-                self.tape.values.push(c);
+                self.choices.values.push(c);
                 c
             }
-            None => self.tape.values.get(self.at.1).copied().unwrap_or(0),
+            None => self.choices.values.get(self.at.1).copied().unwrap_or(0),
         };
         self.at.1 += 1;
         choice.min(n.saturating_sub(1))

@@ -194,7 +194,7 @@ impl<'a> Case<'a> {
                         self.optimized.report.firings.iter().filter(|f| f.kept).map(|f| f.rule.as_str()).collect();
                     names.dedup();
                     let others = if names.is_empty() { "none".to_string() } else { names.join(", ") };
-                    format!("{rule} {word}; rules that have a part in the result: {others}\n{}", self.graph_text())
+                    format!("{rule} {word}; rules that contributed to the result: {others}\n{}", self.graph_text())
                 })
             }
             Expect::Equal(builds) => self.equal(builds)?,
@@ -295,7 +295,8 @@ impl<'a> Case<'a> {
         for (root, (a, b)) in results.iter().zip(given).enumerate() {
             if let Some(d) = far_apart(root, a, b, &|i| meaning.excuses(root, i, a)) {
                 return Ok(Some(format!(
-                    "the optimised graph gives {} where the given expression gives {} (element {} of output {root}):\n{}",
+                    "the optimised graph gives {} where the given expression gives {} (element {} of \
+                     output {root}):\n{}",
                     show_number(d.left),
                     show_number(d.right),
                     position(d.index, &a.shape),
@@ -328,7 +329,7 @@ impl<'a> Case<'a> {
         let met = got == table.outputs(&expected) || got == table.outputs(&expected.unfold()?);
         Ok((!met).then(|| {
             let expected = indent(&expected.pruned().to_text());
-            format!("the optimised graph has another form; expected\n{expected}but it is\n{}", self.graph_text())
+            format!("the optimised graph is not the expected one; expected\n{expected}but got\n{}", self.graph_text())
         }))
     }
 }
@@ -364,8 +365,8 @@ fn affordable(graph: &Graph) -> Result<()> {
     }
     Err(Error::Limit(format!(
         "`equal` evaluates both sides in f64, one element at a time: {elements:.0} elements and {products:.0} \
-         multiplications of products are too many (limits: {MAX_ELEMENTS:.0}, {MAX_PRODUCTS:.0}); give the inputs smaller \
-         shapes"
+         multiplications of products are too many (limits: {MAX_ELEMENTS:.0}, {MAX_PRODUCTS:.0}); give the inputs \
+         smaller shapes"
     )))
 }
 

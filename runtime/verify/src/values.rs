@@ -1,9 +1,9 @@
 //! Elements of random tensors.
 //!
-//! In: a flavour and an element type. Out: tensors whose elements have codes on the tape; code 0 is
-//! the simplest element. The elements include the boundary values at which an otherwise true rule
-//! may fail: halves, the limits of integer types, and the rule's own numbers. Invariant: values lie
-//! in the element type's range; indices lie in the range of the axis that they index.
+//! In: a distribution and an element type. Out: tensors whose elements have codes on the tape; code
+//! 0 is the simplest element. The elements include the boundary values at which an otherwise true
+//! rule may fail: halves, the limits of integer types, and the rule's own numbers. Invariant:
+//! values lie in the element type's range; indices lie in the range of the axis that they index.
 
 use hypatia_dsl::dtype::DType;
 use rand::Rng;
@@ -16,7 +16,7 @@ use hypatia_tensor::tensor::Tensor;
 
 /// What kind of values an instance has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Flavour {
+pub enum Distribution {
     /// Small integers: arithmetic on them is exact, and ties are frequent.
     Nice,
     /// Moderate numbers, including zeros.
@@ -36,33 +36,33 @@ pub enum Flavour {
     Far,
 }
 
-impl Flavour {
-    /// All flavours, simplest first.
-    pub const ALL: [Flavour; 7] = [
-        Flavour::Nice,
-        Flavour::Ordinary,
-        Flavour::Large,
-        Flavour::Nan,
-        Flavour::Extreme,
-        Flavour::Infinite,
-        Flavour::Far,
+impl Distribution {
+    /// All distributions, simplest first.
+    pub const ALL: [Distribution; 7] = [
+        Distribution::Nice,
+        Distribution::Ordinary,
+        Distribution::Large,
+        Distribution::Nan,
+        Distribution::Extreme,
+        Distribution::Infinite,
+        Distribution::Far,
     ];
 
     /// The name in reports.
     pub fn name(self) -> &'static str {
         match self {
-            Flavour::Nice => "small integers",
-            Flavour::Ordinary => "ordinary values",
-            Flavour::Large => "large values",
-            Flavour::Nan => "values with NaN",
-            Flavour::Extreme => "extreme values",
-            Flavour::Infinite => "values with infinities",
-            Flavour::Far => "constants near the ends of the range",
+            Distribution::Nice => "small integers",
+            Distribution::Ordinary => "ordinary values",
+            Distribution::Large => "large values",
+            Distribution::Nan => "values with NaN",
+            Distribution::Extreme => "extreme values",
+            Distribution::Infinite => "values with infinities",
+            Distribution::Far => "constants near the ends of the range",
         }
     }
 }
 
-/// Requirements on one tensor's elements, beyond the flavour.
+/// Requirements on one tensor's elements, beyond the distribution.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Demand {
     /// All elements are equal.
@@ -79,13 +79,13 @@ pub struct Demand {
     pub index: Option<i64>,
     /// Small integers only.
     pub small: bool,
-    /// The range of the elements if the flavour is [`Flavour::Far`].
-    pub far: Far,
+    /// The range of the elements if the distribution is [`Distribution::Far`].
+    pub far: Magnitude,
 }
 
 /// Magnitudes of elements: powers of the smallest or the largest normal number of their type.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub enum Far {
+pub enum Magnitude {
     /// Ordinary.
     #[default]
     Near,
@@ -102,7 +102,7 @@ pub enum Far {
 /// The number of magnitudes of far elements.
 const MAGNITUDES: u32 = 64;
 
-impl Far {
+impl Magnitude {
     /// An element. Every range also contains 1, -1.5 and 0, so that a tensor mixes near and far
     /// elements.
     fn element(self, source: &mut Source, dtype: DType) -> f64 {
@@ -115,11 +115,11 @@ impl Far {
         let part = f64::from(far / 2 % MAGNITUDES) / f64::from(MAGNITUDES);
         let (least, largest) = (smallest_normal(dtype).log2(), dtype.largest().log2());
         let exponent = match self {
-            Far::Near => 2.0 * part - 1.0,
-            Far::Small => least * (0.3 + 0.69 * part),
-            Far::Large => largest * (0.3 + 0.69 * part),
-            Far::AgainstSmall => -least * (0.5 + 0.45 * part),
-            Far::AgainstLarge => -largest * (0.5 + 0.4 * part),
+            Magnitude::Near => 2.0 * part - 1.0,
+            Magnitude::Small => least * (0.3 + 0.69 * part),
+            Magnitude::Large => largest * (0.3 + 0.69 * part),
+            Magnitude::AgainstSmall => -least * (0.5 + 0.45 * part),
+            Magnitude::AgainstLarge => -largest * (0.5 + 0.4 * part),
         };
         let v = exponent.exp2();
         if far.is_multiple_of(2) { v } else { -v }
@@ -128,7 +128,7 @@ impl Far {
 
 /// Boundary values of functions, beyond those that every type has.
 #[derive(Clone, Debug, Default)]
-pub struct Special {
+pub struct SpecialValues {
     elements: Vec<f64>,
     /// The largest integer.
     limit: f64,
@@ -137,22 +137,22 @@ pub struct Special {
 /// Halves: the boundaries of rounding to integers.
 const HALVES: [f64; 7] = [0.5, -0.5, 1.5, 2.5, -1.5, -2.5, 3.5];
 
-impl Special {
+impl SpecialValues {
     /// The special values for a tensor of a graph: halves, the rule's own numbers as far as the
-    /// flavour allows, and the rounding boundaries of the graph's narrower types.
-    pub fn of(flavour: Flavour, dtype: DType, own: &[f64], graph: &Graph) -> Special {
+    /// distribution allows, and the rounding boundaries of the graph's narrower types.
+    pub fn of(distribution: Distribution, dtype: DType, own: &[f64], graph: &Graph) -> SpecialValues {
         let whole = |v: f64| (v * 2.0).fract() == 0.0;
-        let fits = |v: &&f64| match flavour {
-            Flavour::Nice => whole(**v) && v.abs() <= 64.0,
-            Flavour::Ordinary | Flavour::Nan | Flavour::Infinite | Flavour::Far => v.abs() <= 100.0,
-            Flavour::Large | Flavour::Extreme => true,
+        let fits = |v: &&f64| match distribution {
+            Distribution::Nice => whole(**v) && v.abs() <= 64.0,
+            Distribution::Ordinary | Distribution::Nan | Distribution::Infinite | Distribution::Far => v.abs() <= 100.0,
+            Distribution::Large | Distribution::Extreme => true,
         };
         let mut out: Vec<f64> = Vec::new();
         if dtype.is_float() {
             out.extend(HALVES);
             let narrower = |d: &DType| d.is_float() && d.epsilon() > dtype.epsilon();
             let casts = graph.nodes.iter().flat_map(|n| &n.results).any(|t| narrower(&t.dtype));
-            if flavour != Flavour::Nice && casts {
+            if distribution != Distribution::Nice && casts {
                 [DType::F32, DType::BF16, DType::F16]
                     .iter()
                     .filter(|d| narrower(d))
@@ -160,15 +160,17 @@ impl Special {
             }
         }
         out.extend(own.iter().filter(fits));
-        // In some flavours no integer overflows a float type: an overflow would excuse every other
-        // difference.
+        // In some distributions no integer overflows a float type: an overflow would excuse every
+        // other difference.
         let floats = graph.nodes.iter().flat_map(|n| &n.results).map(|t| t.dtype).filter(|d| d.is_float());
-        let limit = match flavour {
-            Flavour::Nice => 5.0,
-            Flavour::Ordinary | Flavour::Nan | Flavour::Far => floats.map(DType::largest).fold(f64::INFINITY, f64::min),
+        let limit = match distribution {
+            Distribution::Nice => 5.0,
+            Distribution::Ordinary | Distribution::Nan | Distribution::Far => {
+                floats.map(DType::largest).fold(f64::INFINITY, f64::min)
+            }
             _ => f64::INFINITY,
         };
-        Special { elements: out, limit }
+        SpecialValues { elements: out, limit }
     }
 }
 
@@ -222,11 +224,11 @@ fn integers(dtype: DType) -> Vec<i64> {
 /// A tensor of this type.
 pub fn tensor(
     source: &mut Source,
-    flavour: Flavour,
+    distribution: Distribution,
     dtype: DType,
     shape: &[usize],
     demand: &Demand,
-    special: &Special,
+    special: &SpecialValues,
 ) -> Option<Tensor> {
     if dtype.is_int() {
         return whole(source, dtype, shape, demand, special);
@@ -237,7 +239,7 @@ pub fn tensor(
     for _ in 0..distinct {
         let v = match demand.is {
             Some(v) => v,
-            None => element(source, flavour, dtype, demand, distinct, special),
+            None => element(source, distribution, dtype, demand, distinct, special),
         };
         data.push(dtype.round(v));
     }
@@ -247,7 +249,13 @@ pub fn tensor(
 }
 
 /// A tensor of integers.
-fn whole(source: &mut Source, dtype: DType, shape: &[usize], demand: &Demand, special: &Special) -> Option<Tensor> {
+fn whole(
+    source: &mut Source,
+    dtype: DType,
+    shape: &[usize],
+    demand: &Demand,
+    special: &SpecialValues,
+) -> Option<Tensor> {
     let n = shape.iter().try_fold(1usize, |a, d| a.checked_mul(*d))?;
     let distinct = if demand.splat || demand.is.is_some() { n.min(1) } else { n };
     let own = special.elements.iter().filter(|v| v.abs() < 1e18).map(|v| *v as i64);
@@ -284,18 +292,18 @@ fn integer(source: &mut Source, dtype: DType, demand: &Demand, table: &[i64]) ->
 
 fn element(
     source: &mut Source,
-    flavour: Flavour,
+    distribution: Distribution,
     dtype: DType,
     demand: &Demand,
     elements: usize,
-    special: &Special,
+    special: &SpecialValues,
 ) -> f64 {
     let v = if dtype == DType::Bool {
         source.element(2, |r| r.random_range(0..2)) as f64
-    } else if flavour == Flavour::Far {
+    } else if distribution == Distribution::Far {
         demand.far.element(source, dtype)
     } else {
-        float(source, flavour, dtype, elements, special)
+        float(source, distribution, dtype, elements, special)
     };
     let v = if (demand.finite || demand.nonnegative || demand.positive) && v.is_nan() { 1.0 } else { v };
     let v = if demand.finite && v.is_infinite() { 1.0 } else { v };
@@ -305,20 +313,26 @@ fn element(
 
 /// One element of a tensor with this many distinct elements: in a small tensor, each element is
 /// special more often.
-fn float(source: &mut Source, flavour: Flavour, dtype: DType, elements: usize, special: &Special) -> f64 {
+fn float(
+    source: &mut Source,
+    distribution: Distribution,
+    dtype: DType,
+    elements: usize,
+    special: &SpecialValues,
+) -> f64 {
     let nice = NICE.len() as u32;
     let ends = nice + CONTINUOUS;
     let all = ends + 14 + SPECIAL;
     let seldom = f64::max(0.12, 0.35 / elements.max(1) as f64);
     let code = source.element(all, |r| {
-        let (p_nice, p_special) = match flavour {
-            Flavour::Nice => (1.0, 0.0),
-            Flavour::Ordinary => (0.2, 0.0),
-            Flavour::Large => (0.15, 0.3),
-            Flavour::Nan => (0.2, seldom),
-            Flavour::Extreme => (0.15, 0.35),
-            Flavour::Infinite => (0.2, seldom),
-            Flavour::Far => (1.0, 0.0),
+        let (p_nice, p_special) = match distribution {
+            Distribution::Nice => (1.0, 0.0),
+            Distribution::Ordinary => (0.2, 0.0),
+            Distribution::Large => (0.15, 0.3),
+            Distribution::Nan => (0.2, seldom),
+            Distribution::Extreme => (0.15, 0.35),
+            Distribution::Infinite => (0.2, seldom),
+            Distribution::Far => (1.0, 0.0),
         };
         let p: f64 = r.random();
         let own = special.elements.len().min(SPECIAL as usize) as u32;
@@ -327,7 +341,7 @@ fn float(source: &mut Source, flavour: Flavour, dtype: DType, elements: usize, s
         } else if p < p_nice {
             r.random_range(0..nice)
         } else if p < p_nice + p_special {
-            let kinds = if flavour == Flavour::Nan { 1 } else { 14 };
+            let kinds = if distribution == Distribution::Nan { 1 } else { 14 };
             nice + CONTINUOUS + r.random_range(0..kinds)
         } else {
             nice + r.random_range(0..CONTINUOUS)
@@ -344,14 +358,14 @@ fn float(source: &mut Source, flavour: Flavour, dtype: DType, elements: usize, s
         let mixed = (k.wrapping_mul(2_654_435_761) % 1_000_003) as f64;
         mixed / 1_000_003.0 * 6.0 - 3.0
     } else {
-        // A shrunk tape may select a special value that this flavour lacks: use one of the
-        // flavour's own.
-        match flavour {
-            Flavour::Extreme => extremes(dtype)[(code - nice - CONTINUOUS) as usize % 14],
-            Flavour::Nan => f64::NAN,
-            Flavour::Infinite if (code - nice - CONTINUOUS).is_multiple_of(2) => f64::INFINITY,
-            Flavour::Infinite => f64::NEG_INFINITY,
-            Flavour::Large => {
+        // A shrunk tape may select a special value that this distribution lacks: use one of the
+        // distribution's own.
+        match distribution {
+            Distribution::Extreme => extremes(dtype)[(code - nice - CONTINUOUS) as usize % 14],
+            Distribution::Nan => f64::NAN,
+            Distribution::Infinite if (code - nice - CONTINUOUS).is_multiple_of(2) => f64::INFINITY,
+            Distribution::Infinite => f64::NEG_INFINITY,
+            Distribution::Large => {
                 let v = LARGE[(code - nice - CONTINUOUS) as usize % 14];
                 if dtype.round(v).is_finite() && dtype.round(v) != 0.0 { v } else { 19.25 }
             }

@@ -5,6 +5,7 @@
 //! of k, so its bits do not depend on the tiling of the result.
 
 use crate::simd::{Isa, isa};
+use crate::widen::Widen;
 
 /// A block of work. `a` is row-major with unit stride along k; `b` is read `panel` columns at a
 /// time.
@@ -71,7 +72,7 @@ impl<E> Kernel<E> {
 }
 
 /// Element types of the kernels.
-pub trait Float: bytemuck::Pod + Send + Sync {
+pub trait Float: Widen {
     /// The best kernels of this machine.
     fn kernel() -> Kernel<Self>;
     /// The kernel of this type among `kernels`.

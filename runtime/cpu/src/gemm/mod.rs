@@ -16,13 +16,12 @@ use std::ops::Range;
 
 use hypatia_dsl::dtype::DType;
 
-use super::conv::Windows;
-use super::last::Patches;
+use super::im2col::{Patches, Windows};
 use super::memory::Bytes;
 use super::threads::Address;
 use hypatia_tensor::error::{Error, Result};
 use kernel::{Block, Float, Kernel};
-pub use pack::{Filters, Packed, Widen, packed_filters};
+pub use pack::{Filters, Packed, packed_filters};
 use pack::{Matrix, copy_rows, pack, packed_len};
 pub use step::GemmCode;
 
@@ -76,7 +75,7 @@ struct Panels<T> {
     b_panel: usize,
 }
 
-impl<T: Widen> Tile<'_, T> {
+impl<T: Float> Tile<'_, T> {
     /// Multiplies, with scratch memory for parts of the operands.
     ///
     /// # Safety

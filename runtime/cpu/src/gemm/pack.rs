@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use hypatia_dsl::dtype::DType;
 
 use super::kernel::Float;
-use crate::interp::{Dst, read};
+use crate::interp::read;
 use crate::memory::Bytes;
 use hypatia_tensor::error::{Error, Result};
 use hypatia_tensor::tensor::Tensor;
@@ -49,91 +49,18 @@ impl Matrix<'_> {
     }
 }
 
-/// A type that any float can be read into.
-pub trait Widen: Float {
-    /// Its element type.
-    const DTYPE: DType;
-    /// 0
-    const ZERO: Self;
-    /// A destination of [`read`].
-    fn dst(values: &mut [Self]) -> Dst<'_>;
-    /// Transposes 8 by 8 elements: row i of `from` begins at `i * from_row`. Returns whether
-    /// this was done.
-    fn transpose8(_from: &[Self], _from_row: usize, _to: &mut [Self], _to_row: usize) -> bool {
-        false
-    }
-}
-
-impl Widen for f32 {
-    const DTYPE: DType = DType::F32;
-    const ZERO: f32 = 0.0;
-    fn dst(values: &mut [f32]) -> Dst<'_> {
-        Dst::F32(values)
-    }
-    #[cfg(target_arch = "x86_64")]
-    fn transpose8(from: &[f32], from_row: usize, to: &mut [f32], to_row: usize) -> bool {
-        use crate::simd::{Isa, isa};
-        if isa() == Isa::Portable || from.len() < 7 * from_row + 8 || to.len() < 7 * to_row + 8 {
-            return false;
-        }
-        // SAFETY: both slices hold eight rows of eight elements at these distances, and the
-        // processor has at least AVX2.
-        unsafe { transpose8_avx(from.as_ptr(), from_row, to.as_mut_ptr(), to_row) };
-        true
-    }
-}
-
-impl Widen for f64 {
-    const DTYPE: DType = DType::F64;
-    const ZERO: f64 = 0.0;
-    fn dst(values: &mut [f64]) -> Dst<'_> {
-        Dst::F64(values)
-    }
-}
-
-/// # Safety
-/// Eight rows of eight elements can be read and written at these distances; the processor has AVX.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx")]
-unsafe fn transpose8_avx(from: *const f32, from_row: usize, to: *mut f32, to_row: usize) {
-    use std::arch::x86_64::*;
-    // SAFETY: the caller's promise for all loads and stores.
-    unsafe {
-        let row = |i: usize| _mm256_loadu_ps(from.add(i * from_row));
-        let r: [__m256; 8] = std::array::from_fn(row);
-        let low = |i: usize| _mm256_unpacklo_ps(r[2 * i], r[2 * i + 1]);
-        let high = |i: usize| _mm256_unpackhi_ps(r[2 * i], r[2 * i + 1]);
-        let (l, h): ([__m256; 4], [__m256; 4]) = (std::array::from_fn(low), std::array::from_fn(high));
-        // Interleaves pairs of elements of four rows, in both halves.
-        let q = [
-            _mm256_shuffle_ps::<0x44>(l[0], l[1]),
-            _mm256_shuffle_ps::<0xee>(l[0], l[1]),
-            _mm256_shuffle_ps::<0x44>(h[0], h[1]),
-            _mm256_shuffle_ps::<0xee>(h[0], h[1]),
-            _mm256_shuffle_ps::<0x44>(l[2], l[3]),
-            _mm256_shuffle_ps::<0xee>(l[2], l[3]),
-            _mm256_shuffle_ps::<0x44>(h[2], h[3]),
-            _mm256_shuffle_ps::<0xee>(h[2], h[3]),
-        ];
-        for i in 0..4 {
-            _mm256_storeu_ps(to.add(i * to_row), _mm256_permute2f128_ps::<0x20>(q[i], q[i + 4]));
-            _mm256_storeu_ps(to.add((i + 4) * to_row), _mm256_permute2f128_ps::<0x31>(q[i], q[i + 4]));
-        }
-    }
-}
-
 /// Number of elements of `columns` columns and `k` rows in panels.
 pub fn packed_len(k: usize, columns: usize, panel: usize) -> usize {
     columns.next_multiple_of(panel) * k
 }
 
 /// Packs rows `ks` and columns `columns` of a matrix into panels.
-pub fn pack<T: Widen>(b: Matrix<'_>, ks: Range<usize>, columns: Range<usize>, panel: usize, to: &mut [T]) {
+pub fn pack<T: Float>(b: Matrix<'_>, ks: Range<usize>, columns: Range<usize>, panel: usize, to: &mut [T]) {
     let k = ks.len();
     for (panel_to, first) in to.chunks_exact_mut((k * panel).max(1)).zip(columns.clone().step_by(panel)) {
         let count = panel.min(columns.end - first);
         if b.row == 1 && b.column != 1 && b.dtype == T::DTYPE {
-            turn(b, ks.start, first, (k, count), panel, panel_to);
+            transpose(b, ks.start, first, (k, count), panel, panel_to);
             continue;
         }
         for (l, row) in panel_to.chunks_exact_mut(panel).enumerate() {
@@ -145,7 +72,7 @@ pub fn pack<T: Widen>(b: Matrix<'_>, ks: Range<usize>, columns: Range<usize>, pa
 }
 
 /// Packs a panel of a matrix with contiguous columns, by transposing square blocks.
-fn turn<T: Widen>(b: Matrix<'_>, k0: usize, first: usize, (k, count): (usize, usize), panel: usize, to: &mut [T]) {
+fn transpose<T: Float>(b: Matrix<'_>, k0: usize, first: usize, (k, count): (usize, usize), panel: usize, to: &mut [T]) {
     let from: &[T] = bytemuck::cast_slice(b.bytes);
     if count < panel {
         to.fill(T::ZERO);
@@ -163,7 +90,7 @@ fn turn<T: Widen>(b: Matrix<'_>, k0: usize, first: usize, (k, count): (usize, us
     one_by_one(b, from, (k0, 0..k), (first, squares(count)..count), panel, to);
 }
 
-fn one_by_one<T: Widen>(
+fn one_by_one<T: Float>(
     b: Matrix<'_>,
     from: &[T],
     (k0, ks): (usize, Range<usize>),
@@ -179,7 +106,7 @@ fn one_by_one<T: Widen>(
 }
 
 /// Copies rows `rows` and columns `ks` of a matrix; row i goes to `i * stride`.
-pub fn copy_rows<T: Widen>(a: Matrix<'_>, rows: Range<usize>, ks: Range<usize>, stride: usize, to: &mut [T]) {
+pub fn copy_rows<T: Float>(a: Matrix<'_>, rows: Range<usize>, ks: Range<usize>, stride: usize, to: &mut [T]) {
     for (i, row) in to.chunks_mut(stride).zip(rows).map(|(to, i)| (i, to)) {
         read(a.bytes, a.dtype, a.at(i, ks.start), a.column, T::dst(&mut row[..ks.len()]));
     }
@@ -194,7 +121,7 @@ pub struct Packed {
 
 impl Packed {
     /// The elements.
-    pub fn values<T: Widen>(&self) -> &[T] {
+    pub fn values<T: Float>(&self) -> &[T] {
         bytemuck::cast_slice(self.data.as_ref())
     }
 }
@@ -218,7 +145,7 @@ fn kept(key: Key, make: impl FnOnce() -> Result<Packed>) -> Result<Arc<Packed>> 
 }
 
 /// A constant `[k, n]` in panels. It is packed now unless an executor already holds it.
-pub fn packed<T: Widen>(
+pub fn packed<T: Float>(
     tensor: &Arc<Tensor>,
     (offset, row, column): (usize, isize, isize),
     (k, n): (usize, usize),
@@ -250,7 +177,7 @@ pub struct Filters {
 
 /// Constant filters as a matrix `[taps * depth, count]` in panels. They are packed now unless an
 /// executor already holds them.
-pub fn packed_filters<T: Widen>(tensor: &Arc<Tensor>, f: Filters, panel: usize) -> Result<Arc<Packed>> {
+pub fn packed_filters<T: Float>(tensor: &Arc<Tensor>, f: Filters, panel: usize) -> Result<Arc<Packed>> {
     let (k, n) = (f.taps * f.depth, f.count);
     kept((Arc::as_ptr(tensor) as usize, f.offset, [0, 0], [k, n], panel, f.taps), || {
         if f.offset + k * n > tensor.len() {

@@ -11,13 +11,12 @@ use smallvec::SmallVec;
 
 use super::int::{self, Integer};
 use super::kernel::{Float, Kernels};
-use super::pack::{Filters, Matrix, Packed, Widen, packed, packed_filters};
+use super::pack::{Filters, Matrix, Packed, packed, packed_filters};
 use super::{Left, Right, Target, Tile};
-use crate::conv::{Geometry, Windows};
+use crate::im2col::{Geometry, Patches, Windows};
 use crate::interp::{BLOCK, Code, Dst, Feed, part, read, repeat};
-use crate::last::Patches;
 use crate::pointwise::{Input, gather};
-use crate::threads::{Address, Local, Team};
+use crate::threads::{Address, Local, Workers};
 use hypatia_plan::{ConvStep, GemmStep, View, collapse};
 use hypatia_tensor::error::{Error, Result};
 use hypatia_tensor::tensor::Tensor;
@@ -302,7 +301,7 @@ impl GemmCode {
     /// operands.
     pub fn run(
         &self,
-        team: &Team<'_>,
+        workers: &Workers<'_>,
         operands: Operands<'_>,
         reads: &[View],
         inputs: &[&[u8]],
@@ -338,9 +337,9 @@ impl GemmCode {
         };
         let count = self.batches() * per[0] * per[1];
         if self.is_shared() {
-            team.parts(count, one);
+            workers.parts(count, one);
         } else {
-            Team { pool: None, locals: team.locals }.parts(count, one);
+            Workers { pool: None, locals: workers.locals }.parts(count, one);
         }
         failed.into_inner().ok().flatten().map_or(Ok(()), Err)
     }
@@ -388,7 +387,7 @@ impl Run<'_> {
         let g = self.code;
         let first = batch * g.m + rows.start;
         let height = rows.len();
-        let Local { banks, a, b, c, .. } = local;
+        let Local { registers, a, b, c, .. } = local;
         let target = if g.acc == g.out {
             Target { base: self.at(first, columns.start), row: g.n }
         } else {
@@ -400,7 +399,7 @@ impl Run<'_> {
         // thread, large enough for the tile.
         unsafe { self.product(operands, (rows, columns.clone()), target, [a, b])? };
         let Some(code) = &g.code else { return Ok(()) };
-        code.start(banks);
+        code.start(registers);
         let together = (BLOCK / columns.len().max(1)).max(1);
         for row in (0..height).step_by(together) {
             let count = together.min(height - row);
@@ -414,15 +413,15 @@ impl Run<'_> {
                     columns: column..column + width,
                     acc: Target { base, ..target },
                 };
-                code.run(banks, &feed, 0, count * width);
+                code.run(registers, &feed, 0, count * width);
                 if width == g.n {
                     let len = count * width * g.out.size();
                     // SAFETY: whole rows of the tile, which the caller promises.
                     let to = unsafe { std::slice::from_raw_parts_mut(self.at(first + row, column).0, len) };
-                    code.store_at(banks, 0, 0, to);
+                    code.store_at(registers, 0, 0, to);
                     continue;
                 }
-                let narrow = if g.out == DType::F32 { code.root_f32(banks, 0, count * width) } else { None };
+                let narrow = if g.out == DType::F32 { code.root_f32(registers, 0, count * width) } else { None };
                 for i in 0..count {
                     // SAFETY: a part of a row of the tile, which the caller promises.
                     let to = unsafe {
@@ -430,7 +429,7 @@ impl Run<'_> {
                     };
                     match narrow {
                         Some(values) => to.copy_from_slice(bytemuck::cast_slice(&values[i * width..][..width])),
-                        None => code.store_at(banks, 0, i * width, to),
+                        None => code.store_at(registers, 0, i * width, to),
                     }
                 }
             }
@@ -450,7 +449,7 @@ impl Run<'_> {
         let g = self.code;
         /// # Safety
         /// As `product`.
-        unsafe fn float<T: Widen>(
+        unsafe fn float<T: Float>(
             g: &GemmCode,
             [a, b]: [Matrix<'_>; 2],
             (rows, columns): (Range<usize>, Range<usize>),

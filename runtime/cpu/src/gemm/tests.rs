@@ -5,9 +5,10 @@ use hypatia_dsl::dtype::DType;
 use rand::prelude::*;
 use rand_chacha::ChaCha8Rng;
 
-use super::pack::{Matrix, Widen, pack, packed_len};
+use super::pack::{Matrix, pack, packed_len};
 use super::*;
 use crate::simd::{Isa, limit};
+use crate::widen::Widen;
 
 struct Case {
     m: usize,

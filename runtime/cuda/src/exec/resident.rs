@@ -4,9 +4,9 @@
 //! nor allocate. Invariant: a [`Resident`] owns an instance, so that its addresses are stable for
 //! its lifetime and no other run writes there.
 
-use super::foreign::Foreign;
+use super::caller_memory::CallerGraphs;
 use super::{Executor, Instance, failed};
-use hypatia_plan::{Place, View};
+use hypatia_plan::{Storage, View};
 use hypatia_tensor::error::{Error, Result};
 use hypatia_tensor::tensor::Tensor;
 
@@ -23,14 +23,14 @@ pub struct OnDevice {
 pub struct Resident<'a> {
     pub(super) executor: &'a Executor,
     // Dropped before the instance: the graphs refer to its memory.
-    pub(super) foreign: Foreign,
+    pub(super) caller_graphs: CallerGraphs,
     pub(super) instance: Instance,
 }
 
 impl Executor {
     /// Allocates device memory for inputs and results, and captures the plan's graph over it.
     pub fn resident(&self) -> Result<Resident<'_>> {
-        Ok(Resident { executor: self, foreign: Foreign::default(), instance: self.instance()? })
+        Ok(Resident { executor: self, caller_graphs: CallerGraphs::default(), instance: self.instance()? })
     }
 
     /// Runs once into tensors of the plan's types that have no other owner. From the second run on,
@@ -62,10 +62,10 @@ impl Resident<'_> {
     /// next run overwrites it.
     pub fn output(&self, index: usize) -> Option<OnDevice> {
         let (_, view) = self.executor.plan.outputs.get(index)?;
-        let base = match self.executor.plan.buffers[view.buffer.index()].place {
-            Place::Input(i) => self.instance.inputs.get(i)?.address(),
-            Place::Constant(i) => self.executor.constants.given(i)?.memory.address(),
-            Place::Arena(offset) => self.instance.arena.address() + offset as u64,
+        let base = match self.executor.plan.buffers[view.buffer.index()].storage {
+            Storage::Input(i) => self.instance.inputs.get(i)?.address(),
+            Storage::Constant(i) => self.executor.constants.given(i)?.memory.address(),
+            Storage::Arena(offset) => self.instance.arena.address() + offset as u64,
         };
         let size = view.dtype.size();
         Some(OnDevice { address: base + (view.offset * size) as u64, bytes: view.len() * size })
@@ -97,8 +97,10 @@ impl Resident<'_> {
     /// Waits, then copies a result to the host.
     pub fn download(&self, index: usize) -> Result<Tensor> {
         let plan = &self.executor.plan;
-        let (name, view) =
-            plan.outputs.get(index).ok_or_else(|| Error::Input(format!("output {index} of {}", plan.outputs.len())))?;
+        let (name, view) = plan
+            .outputs
+            .get(index)
+            .ok_or_else(|| Error::Input(format!("there is no output {index}: the plan has {}", plan.outputs.len())))?;
         let mut tensor = Tensor::zeros(view.dtype, &view.shape)
             .ok_or_else(|| Error::Internal(format!("output `{name}` of shape {:?}", view.shape)))?;
         if view.is_empty() {
@@ -111,13 +113,13 @@ impl Resident<'_> {
 
     fn copy(&self, view: &View, to: &mut [u8]) -> Result<()> {
         let from = view.offset * view.dtype.size();
-        match self.executor.plan.buffers[view.buffer.index()].place {
-            Place::Input(i) => self.instance.inputs[i].download(from, to),
-            Place::Constant(i) => {
+        match self.executor.plan.buffers[view.buffer.index()].storage {
+            Storage::Input(i) => self.instance.inputs[i].download(from, to),
+            Storage::Constant(i) => {
                 let lost = || Error::Internal("a result that was not uploaded".into());
                 self.executor.constants.given(i).ok_or_else(lost)?.memory.download(from, to)
             }
-            Place::Arena(offset) => self.instance.arena.download(offset + from, to),
+            Storage::Arena(offset) => self.instance.arena.download(offset + from, to),
         }
     }
 }

@@ -63,7 +63,7 @@ pub fn of_plan(plan: &Plan) -> OfPlan {
             let (kernel, (rows, n)) = (Some(out.instances[at].kernel.clone()), work);
             out.steps.push(StepEntry { step: name.clone(), kernel, runs: runs.into(), rows: Some(rows), n: Some(n) });
         }
-        if !matches!(step.action, Action::Gemm(_) | Action::Either(_)) && step_kernels(step).is_empty() {
+        if !matches!(step.action, Action::Gemm(_) | Action::Call(_)) && step_kernels(step).is_empty() {
             let reason = reason(&step.action);
             out.skipped.push(Skipped { kernel: step.name.clone(), dtype: None, reason });
         }
@@ -89,7 +89,7 @@ fn parts(plan: &Plan, step: &Step) -> Vec<Part> {
         Action::Gemm(g) if g.acc.is_float() && (g.scale(&plan.program).is_some() || step.kernel.is_some()) => {
             vec![Part::Library]
         }
-        Action::Either(_) => vec![Part::Library],
+        Action::Call(_) => vec![Part::Library],
         Action::Gemm(g) if g.acc.is_float() => {
             let work = (g.batch.iter().product::<usize>() * g.m, g.n);
             let body = Box::new(Body::Pointwise(epilogue(g, step)));

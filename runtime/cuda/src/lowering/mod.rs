@@ -5,7 +5,7 @@
 //! Invariant: equal work gives equal descriptions, whatever the step's name, so that it is printed
 //! and compiled once; arguments have their names from the source.
 
-mod lines;
+mod irregular;
 pub mod tiled;
 
 use hypatia_dsl::dtype::DType;
@@ -61,10 +61,10 @@ impl Work {
 /// convolutions.
 pub fn step_kernels(step: &Step) -> Vec<(Body, Work)> {
     let many = match &step.action {
-        Action::Gemm(g) if g.acc.is_int() => lines::product(step, g),
-        Action::Cumsum(how) => lines::cumsum(step, *how),
-        Action::Argsort(axis, descending) => lines::argsort(step, *axis, *descending),
-        Action::Scatter(how) => lines::scatter(step, *how),
+        Action::Gemm(g) if g.acc.is_int() => irregular::product(step, g),
+        Action::Cumsum(how) => irregular::cumsum(step, *how),
+        Action::Argsort(axis, descending) => irregular::argsort(step, *axis, *descending),
+        Action::Scatter(how) => irregular::scatter(step, *how),
         _ => return step_kernel(step).into_iter().collect(),
     };
     many.unwrap_or_default()
@@ -73,7 +73,7 @@ pub fn step_kernels(step: &Step) -> Vec<(Body, Work)> {
 /// The kernel of a step with a single kernel.
 fn step_kernel(step: &Step) -> Option<(Body, Work)> {
     match &step.action {
-        Action::Gemm(_) | Action::Either(_) | Action::Conv(_) | Action::Scatter(_) => None,
+        Action::Gemm(_) | Action::Call(_) | Action::Conv(_) | Action::Scatter(_) => None,
         Action::Argsort(..) | Action::Cumsum(_) => None,
         Action::Pointwise(p) => Some(pointwise(p, step)),
         Action::Rowwise(r) => Some(rowwise(r)),

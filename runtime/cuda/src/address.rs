@@ -1,0 +1,51 @@
+//! Addresses of operands: symbolic in a plan, numbers in an instance of it.
+//!
+//! In: views of a plan, and the base addresses of one instance's memory. Out: device addresses.
+//! Invariant: a [`Location`] names no instance, so launches serve all of them.
+
+use hypatia_plan::{Plan, Storage, View};
+
+/// The location of an operand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Location {
+    /// The buffer.
+    pub storage: Storage,
+    /// Byte offset from the buffer's start.
+    pub bytes: usize,
+}
+
+impl Location {
+    /// The location of a view's first element.
+    pub fn of(plan: &Plan, view: &View) -> Location {
+        Location { storage: plan.buffers[view.buffer.index()].storage, bytes: view.offset * view.dtype.size() }
+    }
+}
+
+/// Base addresses of one instance's memory.
+#[derive(Clone)]
+pub struct Bases {
+    /// Addresses of the inputs.
+    pub inputs: Vec<u64>,
+    /// Addresses of the constants.
+    pub constants: Vec<u64>,
+    /// Addresses of the transposed constants.
+    pub transposed: Vec<u64>,
+    /// Address of the arena.
+    pub arena: u64,
+    /// Address of the workspace.
+    pub workspace: u64,
+    /// Address of the address lists.
+    pub lists: u64,
+}
+
+impl Bases {
+    /// The address of a location.
+    pub fn address(&self, at: &Location) -> u64 {
+        at.bytes as u64
+            + match at.storage {
+                Storage::Input(i) => self.inputs[i],
+                Storage::Constant(i) => self.constants[i],
+                Storage::Arena(offset) => self.arena + offset as u64,
+            }
+    }
+}

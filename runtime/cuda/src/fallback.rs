@@ -1,0 +1,171 @@
+//! Measured choice between a library call and its fallback steps.
+//!
+//! In: a step with both variants, both ready to launch. Out: the launches of the faster variant. A
+//! [`Tuner`] caches the result like the choice of an algorithm. Invariant: both variants run on the
+//! same memory, in CUDA graphs, in alternation; the median counts; without a measurement the call
+//! is used, since the library reports that it supports it.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use cudarc::driver::{CudaStream, sys};
+use hypatia_dsl::dtype::DType;
+
+use super::address::Bases;
+use super::capture::Graph;
+use super::device::Gpu;
+use super::driver::failed;
+use super::launch::Launch;
+use super::lt::WORKSPACE;
+use super::memory::DeviceMemory;
+use super::pointer_arrays;
+use super::submit::{SideStreams, submit};
+use super::tune::{MAX_OPERANDS, Tuner, WARM, footprint, machine, problem, random};
+use crate::tuner::Measured;
+use crate::tuning::Choice;
+use hypatia_plan::{Plan, Step, Storage};
+use hypatia_tensor::error::Result;
+
+/// The stored form of the choice for the call, in the field of a product's algorithm.
+const CALL: [u64; 8] = [1; 8];
+pub(super) const FALLBACK: [u64; 8] = [2; 8];
+/// Launches of a variant per graph, and rounds in which the variants alternate.
+const REPEATS: usize = 16;
+const ROUNDS: usize = 11;
+
+/// The launches of the faster variant.
+pub(super) fn faster(
+    gpu: &Arc<Gpu>,
+    plan: &Plan,
+    step: &Step,
+    call: Launch,
+    fallback: Vec<Launch>,
+    tuner: &mut Tuner,
+) -> Result<Vec<Launch>> {
+    let Launch::Product(product) = &call else { return Ok(vec![call]) };
+    let what = problem(product.matmul.product(), footprint(plan) > WARM);
+    let problem = format!("one call or {} launches, {what}", fallback.len());
+    let guess = Measured { algorithm: CALL, workspace: 0, us: None, first_us: None, candidates: 2 };
+    let known = |choice: &Choice, _| [CALL, FALLBACK].contains(&choice.algorithm);
+    let mut variants = [vec![call], fallback];
+    let measure = || {
+        let Some(times) = time(gpu, plan, step, &mut variants)? else { return Ok(None) };
+        let [call, fallback] = times.as_slice() else { return Ok(None) };
+        let algorithm = if fallback < call { FALLBACK } else { CALL };
+        let us = Some(call.min(*fallback));
+        Ok(Some(Measured { algorithm, workspace: 0, us, first_us: Some(*call), candidates: 2 }))
+    };
+    let choice = tuner.choose(&machine(gpu), &problem, guess, known, measure)?;
+    let [call, fallback] = variants;
+    Ok(if choice.is_some_and(|c| c.algorithm == FALLBACK) { fallback } else { call })
+}
+
+/// Memory in which a step can run in isolation: whole buffers of random numbers.
+struct Scratch {
+    bases: Bases,
+    // Keeps the memory behind `bases` alive.
+    _memory: Vec<DeviceMemory>,
+}
+
+impl Scratch {
+    /// `None` if the buffers are too large to be allocated a second time.
+    fn of(stream: &Arc<CudaStream>, plan: &Plan, step: &Step) -> Result<Option<Scratch>> {
+        let mut sizes: HashMap<Storage, (DType, usize)> = HashMap::new();
+        let mut arena = 0;
+        for view in step.reads.iter().chain(&step.writes) {
+            let buffer = &plan.buffers[view.buffer.index()];
+            match buffer.storage {
+                Storage::Arena(offset) => arena = arena.max(offset + buffer.len * buffer.dtype.size()),
+                place => drop(sizes.insert(place, (buffer.dtype, buffer.len))),
+            }
+        }
+        if arena + sizes.values().map(|(dtype, len)| dtype.size() * len).sum::<usize>() > MAX_OPERANDS {
+            return Ok(None);
+        }
+        let mut memory = Vec::new();
+        let mut take = |dtype: DType, len: usize| -> Result<u64> {
+            memory.push(random(stream, dtype, len)?);
+            Ok(memory.last().map_or(0, DeviceMemory::address))
+        };
+        let dtype = step.reads.first().map_or(DType::F32, |v| v.dtype);
+        let mut bases = Bases {
+            inputs: vec![0; plan.inputs.len()],
+            constants: vec![0; plan.constants.len()],
+            transposed: Vec::new(),
+            arena: take(dtype, arena.div_ceil(dtype.size()))?,
+            workspace: take(DType::U8, WORKSPACE)?,
+            lists: 0,
+        };
+        for (place, (dtype, len)) in sizes {
+            let at = match place {
+                Storage::Input(i) => &mut bases.inputs[i],
+                Storage::Constant(i) => &mut bases.constants[i],
+                Storage::Arena(_) => continue,
+            };
+            *at = take(dtype, len)?;
+        }
+        // Random numbers can stand for their transpose.
+        bases.transposed.clone_from(&bases.constants);
+        Ok(Some(Scratch { bases, _memory: memory }))
+    }
+}
+
+/// The median time of each variant in microseconds; `None` if they cannot be timed.
+pub(super) fn time(
+    gpu: &Arc<Gpu>,
+    plan: &Plan,
+    step: &Step,
+    variants: &mut [Vec<Launch>],
+) -> Result<Option<Vec<f64>>> {
+    let stream = gpu.context().new_stream().map_err(|e| failed("cuStreamCreate", e))?;
+    for launch in variants.iter_mut().flatten() {
+        if let Launch::Product(product) = launch
+            && product.guessed
+        {
+            product.algorithms = product.matmul.algorithms(gpu.lt(), 1)?;
+            if product.algorithms.is_empty() {
+                return Ok(None);
+            }
+        }
+    }
+    let Some(mut scratch) = Scratch::of(&stream, plan, step)? else { return Ok(None) };
+    let _lists = pointer_arrays::write(&stream, variants.iter_mut().flatten(), &mut scratch.bases)?;
+    let sides = SideStreams::new(gpu, variants.iter().flatten().map(Launch::calls).max().unwrap_or(1))?;
+    let flags = Some(sys::CUevent_flags::CU_EVENT_DEFAULT);
+    let event = || gpu.context().new_event(flags).map_err(|e| failed("cuEventCreate", e));
+    let (start, stop) = (event()?, event()?);
+    let mut graphs = Vec::with_capacity(variants.len());
+    for variant in variants.iter_mut() {
+        let mut once = || {
+            // SAFETY: every buffer that the step reads or writes is in the scratch, as large as the
+            // plan says, and lives until the stream is done, below.
+            variant.iter_mut().try_for_each(|launch| unsafe { submit(gpu, &stream, &sides, launch, &scratch.bases) })
+        };
+        // The first launch loads code, which is not allowed during a capture.
+        once()?;
+        stream.synchronize().map_err(|e| failed("timing a step", e))?;
+        graphs.push(Graph::capture(&stream, || (0..REPEATS).try_for_each(|_| once()))?);
+    }
+    let mut times = vec![Vec::with_capacity(ROUNDS); graphs.len()];
+    for round in 0..=ROUNDS {
+        for (graph, times) in graphs.iter().zip(&mut times) {
+            start.record(&stream).map_err(|e| failed("cuEventRecord", e))?;
+            graph.launch()?;
+            stop.record(&stream).map_err(|e| failed("cuEventRecord", e))?;
+            stream.synchronize().map_err(|e| failed("timing a step", e))?;
+            let ms = start.elapsed_ms(&stop).map_err(|e| failed("cuEventElapsedTime", e))?;
+            // The first round warms up.
+            if round > 0 {
+                times.push(f64::from(ms) * 1e3 / REPEATS as f64);
+            }
+        }
+    }
+    let medians: Vec<f64> = times
+        .into_iter()
+        .map(|mut t| {
+            t.sort_by(f64::total_cmp);
+            t.get(t.len() / 2).copied().unwrap_or(f64::INFINITY)
+        })
+        .collect();
+    Ok(Some(medians))
+}

@@ -1,0 +1,204 @@
+//! Launches of generated kernels: the entry point, the grid and the arguments.
+//!
+//! In: a source of `hypatia_templates` and the views that a step reads and writes. Out: a
+//! [`KernelLaunch`] with symbolic addresses, so that it serves every instance of a plan. Invariant:
+//! each argument's value follows from its role in the source's own list, never from a position
+//! fixed elsewhere.
+
+use cudarc::driver::{CudaFunction, CudaStream, sys};
+use hypatia_dsl::dtype::DType;
+use hypatia_templates::cuda::{Arg, ArgKind, ArgRole, CudaSource, Geometry};
+
+use super::address::{Bases, Location};
+use super::driver::failed;
+use super::memory::bind;
+use super::tensor_map;
+use crate::lowering::Work;
+use crate::lowering::tiled::MapShape;
+use hypatia_tensor::error::{Error, Result};
+
+/// An argument.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Argument {
+    /// A pointer.
+    Address(Location),
+    /// A 64-bit integer.
+    Size(i64),
+    /// Several 64-bit integers, by value.
+    Sizes(Vec<i64>),
+    /// A descriptor of a tensor for the copy engine, by value.
+    Map {
+        /// Its first element.
+        at: Location,
+        /// Element type.
+        dtype: DType,
+        /// Sizes and strides.
+        shape: MapShape,
+        /// Elements of a box along the two inner axes.
+        inner: [u32; 2],
+    },
+}
+
+/// A launch that lacks only the base addresses.
+pub struct KernelLaunch {
+    function: CudaFunction,
+    grid: [u32; 3],
+    block: [u32; 3],
+    /// Dynamic shared memory per block, in bytes.
+    shared: u32,
+    arguments: Vec<Argument>,
+}
+
+/// Number of rows at which one thread per row fills a GPU.
+const MANY_ROWS: usize = 1 << 12;
+/// Rows with fewer elements than this are too short for a warp.
+const FEW: usize = 24;
+
+/// The index of the entry point for that work, with grid and block.
+pub fn entry(source: &CudaSource, work: &Work) -> Result<(usize, [u32; 3], [u32; 3])> {
+    let n = work.n as u64;
+    let fits = |g: &Geometry| !matches!(g, Geometry::Rows { up_to: Some(most), .. } if n > *most);
+    let columns = source.entries.iter().position(|e| matches!(e.geometry, Geometry::Columns { .. }));
+    let columns = columns.filter(|_| by_columns(work));
+    let at = columns.or_else(|| source.entries.iter().position(|e| fits(&e.geometry)));
+    let at = at.ok_or_else(|| Error::Internal(format!("kernel {} has no entry point", source.name)))?;
+    let (grid, block) = source.entries[at].geometry.launch(work.rows as u64, n);
+    Ok((at, grid, block))
+}
+
+/// True if a kernel over strided operands uses one thread per row.
+pub fn by_columns(work: &Work) -> bool {
+    work.rows >= MANY_ROWS && (work.n < FEW || apart(work))
+}
+
+/// True if no strided operand has contiguous rows.
+fn apart(work: &Work) -> bool {
+    work.strides.iter().all(|(_, strides)| strides.last() != Some(&1))
+}
+
+/// The arguments of a source, in its order.
+pub fn arguments(
+    source: &CudaSource,
+    work: &Work,
+    pointer: &dyn Fn(&Arg) -> Option<Location>,
+) -> Result<Vec<Argument>> {
+    let unknown = |name: &str| Error::Internal(format!("kernel {} has an unknown argument `{name}`", source.name));
+    let sizes = |name: &str| work.sizes.iter().chain(&work.strides).find(|(n, _)| n == name).map(|(_, v)| v);
+    let argument = |a: &Arg| match (a.kind, a.role) {
+        (ArgKind::Input(_) | ArgKind::Output(_), _) => pointer(a).map(Argument::Address),
+        (ArgKind::Size, ArgRole::RowLength) => Some(Argument::Size(work.n as i64)),
+        (ArgKind::Size, ArgRole::Rows) => Some(Argument::Size(work.rows as i64)),
+        (ArgKind::Size, _) => sizes(&a.name).and_then(|v| v.first().copied()).map(Argument::Size),
+        (ArgKind::Map { dtype, inner }, _) => {
+            let shape = work.maps.iter().find(|(n, _)| *n == a.name).map(|(_, shape)| *shape);
+            pointer(a).zip(shape).map(|(at, shape)| Argument::Map { at, dtype, shape, inner })
+        }
+        (ArgKind::Sizes(count), _) => sizes(&a.name).filter(|v| v.len() == count).cloned().map(Argument::Sizes),
+    };
+    source.args.iter().map(|a| argument(a).ok_or_else(|| unknown(&a.name))).collect()
+}
+
+impl KernelLaunch {
+    /// A launch of an entry point with that geometry over a grid of blocks. If each cluster
+    /// processes several rows, the grid has no more clusters than the device can run at once.
+    pub fn new(
+        function: CudaFunction,
+        geometry: Geometry,
+        [mut grid, block]: [[u32; 3]; 2],
+        arguments: Vec<Argument>,
+    ) -> Result<KernelLaunch> {
+        let shared = geometry.shared();
+        let blocks = match geometry {
+            Geometry::Clusters { blocks, .. } => Some(blocks),
+            Geometry::Tiles { cluster, .. } => Some(cluster),
+            _ => None,
+        };
+        if let Some(blocks) = blocks.filter(|_| shared > 0) {
+            let most = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            function.set_attribute(most, shared as i32).map_err(|e| failed("cuFuncSetAttribute", e))?;
+            let resident = resident_clusters(&function, [blocks, block[0]], shared)?;
+            grid[0] = grid[0].min(resident.max(1) * blocks);
+        }
+        Ok(KernelLaunch { function, grid, block, shared, arguments })
+    }
+
+    /// The locations that its arguments name.
+    pub fn places(&self) -> impl Iterator<Item = &Location> {
+        self.arguments.iter().filter_map(|a| match a {
+            Argument::Address(at) | Argument::Map { at, .. } => Some(at),
+            Argument::Size(_) | Argument::Sizes(_) => None,
+        })
+    }
+
+    /// Launches the kernel on a stream.
+    ///
+    /// # Safety
+    /// The bases must be those of memory that is as large as the plan says, valid until the stream
+    /// is done.
+    pub unsafe fn launch(&self, stream: &CudaStream, bases: &Bases) -> Result<()> {
+        bind(stream)?;
+        // All values in one array; the driver reads each through its pointer.
+        let mut values: Vec<u64> = Vec::with_capacity(self.arguments.len() * tensor_map::WORDS);
+        let mut starts = Vec::with_capacity(self.arguments.len());
+        for a in &self.arguments {
+            starts.push(values.len());
+            match a {
+                Argument::Address(at) => values.push(bases.address(at)),
+                Argument::Size(v) => values.push(*v as u64),
+                Argument::Sizes(v) => values.extend(v.iter().map(|v| *v as u64)),
+                Argument::Map { at, dtype, shape, inner } => {
+                    values.extend(tensor_map::encode(bases.address(at), *dtype, shape, *inner)?);
+                }
+            }
+        }
+        let mut pointers: Vec<*mut std::ffi::c_void> = starts.iter().map(|at| (&raw mut values[*at]).cast()).collect();
+        let ([gx, gy, gz], [bx, by, bz]) = (self.grid, self.block);
+        // SAFETY: the function takes these arguments, as its source lists them; the driver copies
+        // them before it returns. The caller guarantees the addresses.
+        let status = unsafe {
+            sys::cuLaunchKernel(
+                self.function.cu_function(),
+                gx,
+                gy,
+                gz,
+                bx,
+                by,
+                bz,
+                self.shared,
+                stream.cu_stream(),
+                pointers.as_mut_ptr(),
+                std::ptr::null_mut(),
+            )
+        };
+        status.result().map_err(|e| failed("cuLaunchKernel", e))
+    }
+}
+
+/// Number of clusters of `blocks` blocks of `threads` threads that the device runs at once.
+fn resident_clusters(function: &CudaFunction, [blocks, threads]: [u32; 2], shared: u32) -> Result<u32> {
+    let dimension = sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x: blocks, y: 1, z: 1 };
+    let mut size = sys::CUlaunchAttribute {
+        id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
+        pad: [0; 4],
+        value: sys::CUlaunchAttributeValue { clusterDim: dimension },
+    };
+    let config = sys::CUlaunchConfig {
+        gridDimX: blocks,
+        gridDimY: 1,
+        gridDimZ: 1,
+        blockDimX: threads,
+        blockDimY: 1,
+        blockDimZ: 1,
+        sharedMemBytes: shared,
+        hStream: std::ptr::null_mut(),
+        attrs: &raw mut size,
+        numAttrs: 1,
+    };
+    let mut clusters = 0;
+    // SAFETY: the function is loaded, the configuration and its one attribute live until the call
+    // returns.
+    let status =
+        unsafe { sys::cuOccupancyMaxActiveClusters(&raw mut clusters, function.cu_function(), &raw const config) };
+    status.result().map_err(|e| failed("cuOccupancyMaxActiveClusters", e))?;
+    Ok(clusters.max(0) as u32)
+}

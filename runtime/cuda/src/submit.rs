@@ -1,0 +1,115 @@
+//! Submits launches to streams.
+//!
+//! In: a launch, and the addresses of its operands. Out: work on a stream; independent calls of one
+//! step run on side streams. Invariant: work submitted after a step waits for all of its calls.
+
+use std::sync::Arc;
+
+use cudarc::driver::{CudaEvent, CudaStream, result};
+
+use super::address::Bases;
+use super::device::Gpu;
+use super::driver::failed;
+use super::launch::{Launch, Product};
+use super::lt::Pointers;
+use super::memory::bind;
+use hypatia_tensor::error::{Error, Result};
+
+/// Side streams, for independent calls of one step.
+pub(super) struct SideStreams {
+    streams: Vec<Arc<CudaStream>>,
+    fork: CudaEvent,
+    joins: Vec<CudaEvent>,
+}
+
+/// Maximum number of concurrent calls of a step.
+const AT_ONCE: usize = 8;
+
+impl SideStreams {
+    /// Side streams for steps of this many calls.
+    pub(super) fn new(gpu: &Gpu, calls: usize) -> Result<SideStreams> {
+        let count = calls.min(AT_ONCE).saturating_sub(1);
+        let stream = |_| gpu.context().new_stream().map_err(|e| failed("cuStreamCreate", e));
+        let event = |_| gpu.context().new_event(None).map_err(|e| failed("cuEventCreate", e));
+        Ok(SideStreams {
+            streams: (0..count).map(stream).collect::<Result<_>>()?,
+            fork: event(0)?,
+            joins: (0..count).map(event).collect::<Result<_>>()?,
+        })
+    }
+
+    /// Makes `count` side streams wait for the work submitted to the main stream.
+    fn fork(&self, stream: &Arc<CudaStream>, count: usize) -> Result<()> {
+        if count == 0 {
+            return Ok(());
+        }
+        self.fork.record(stream).map_err(|e| failed("cuEventRecord", e))?;
+        let mut sides = self.streams.iter().take(count);
+        sides.try_for_each(|side| side.wait(&self.fork).map_err(|e| failed("cuStreamWaitEvent", e)))
+    }
+
+    /// Makes the main stream wait for `count` side streams.
+    fn join(&self, stream: &Arc<CudaStream>, count: usize) -> Result<()> {
+        self.streams.iter().zip(&self.joins).take(count).try_for_each(|(side, event)| {
+            event.record(side).map_err(|e| failed("cuEventRecord", e))?;
+            stream.wait(event).map_err(|e| failed("cuStreamWaitEvent", e))
+        })
+    }
+}
+
+/// Submits a launch to a stream.
+///
+/// # Safety
+/// As [`super::kernel::KernelLaunch::launch`].
+pub(super) unsafe fn submit(
+    gpu: &Gpu,
+    stream: &Arc<CudaStream>,
+    sides: &SideStreams,
+    launch: &mut Launch,
+    bases: &Bases,
+) -> Result<()> {
+    match launch {
+        // SAFETY: the caller guarantees the bases.
+        Launch::Kernel(kernel) => unsafe { kernel.launch(stream, bases) },
+        Launch::Product(product) => {
+            let transposed = product.transposed_weight().map(|t| (t.side, bases.transposed[t.constant]));
+            let Product { matmul, algorithms, calls, lists, bias, aux, .. } = product.as_mut();
+            let what = *matmul.product();
+            let list = (what.outer * what.batch * size_of::<u64>()) as u64;
+            let algorithm = algorithms.first().ok_or_else(|| Error::Internal("no algorithm".into()))?;
+            let extra = (calls.len() - 1).min(sides.streams.len());
+            sides.fork(stream, extra)?;
+            for (i, [a, b, d]) in calls.iter().enumerate() {
+                let on = match i % (extra + 1) {
+                    0 => stream,
+                    side => &sides.streams[side - 1],
+                };
+                let mut operands = match what.by_addresses() {
+                    true => [0, 1, 2].map(|side| bases.lists + *lists + side * list),
+                    false => [a, b, d].map(|side| bases.address(side)),
+                };
+                if let Some((side, address)) = transposed {
+                    operands[side] = address;
+                }
+                let [a, b, d] = operands;
+                let at = Pointers {
+                    a,
+                    b,
+                    d,
+                    bias: bias.as_ref().map_or(0, |b| bases.address(b)),
+                    aux: aux.as_ref().map_or(0, |a| bases.address(a)),
+                    workspace: bases.workspace,
+                };
+                // SAFETY: as above; the places are those of the step's operands.
+                unsafe { matmul.launch(gpu.lt(), on, algorithm, &at)? };
+            }
+            sides.join(stream, extra)
+        }
+        Launch::Zeros(at, bytes) => {
+            bind(stream)?;
+            // SAFETY: the place is that of a result with this many bytes.
+            unsafe { result::memset_d8_async(bases.address(at), 0, *bytes, stream.cu_stream()) }
+                .map_err(|e| failed("cuMemsetD8Async", e))
+        }
+    }
+}

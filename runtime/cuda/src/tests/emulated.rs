@@ -1,0 +1,192 @@
+//! GPU plans on a host without a GPU: generated kernels are compiled with the host's C++ compiler,
+//! and their threads run one after another.
+//!
+//! In: graphs whose steps all have generated kernels, with inputs. Out: their results. Invariant:
+//! arguments, grids and blocks are those that a GPU would get; out-of-bounds accesses, signed
+//! overflow, and threads that meet at different barriers are failures.
+#![allow(clippy::unwrap_used)]
+
+use std::collections::HashMap;
+use std::fmt::Write;
+use std::process::Command;
+
+use hypatia_templates::cuda::{ArgKind, CudaSource, storage};
+
+use crate::address::Location;
+use crate::kernel::{Argument, arguments, entry};
+use crate::lowering::{Work, step_kernels};
+use crate::steps::{elementwise, operand};
+use hypatia_graph::Graph;
+use hypatia_pipeline as pipeline;
+use hypatia_plan::{Options, Plan, Step, Storage, View};
+use hypatia_target::device::Device;
+use hypatia_tensor::tensor::Tensor;
+
+/// A graph, its inputs, and its name.
+pub struct Case {
+    /// The name in messages.
+    pub what: String,
+    /// The graph.
+    pub graph: Graph,
+    /// Its inputs.
+    pub inputs: Vec<(String, Tensor)>,
+}
+
+/// The plan of a case and its results.
+pub type Ran = (Plan, Vec<Tensor>);
+
+/// A program under construction that runs cases.
+#[derive(Default)]
+struct Source {
+    /// The kernels, each in a namespace, and their numbers.
+    kernels: String,
+    known: HashMap<String, usize>,
+    /// The statements of `main`.
+    main: String,
+    /// The program's input data.
+    given: Vec<u8>,
+}
+
+impl Source {
+    fn kernel(&mut self, text: &str) -> usize {
+        let count = self.known.len();
+        if let Some(at) = self.known.get(text) {
+            return *at;
+        }
+        self.known.insert(text.into(), count);
+        let host = text
+            .replace("extern \"C\" ", "")
+            .replace("asm(\"max.NaN.f32 %0, %1, %2;\" : \"=f\"(r) : \"f\"(a), \"f\"(b));", "r = emu_max(a, b);")
+            .replace("asm(\"min.NaN.f32 %0, %1, %2;\" : \"=f\"(r) : \"f\"(a), \"f\"(b));", "r = emu_min(a, b);")
+            .replace("__expf(", "emu_expf(")
+            .replace("asm(\"ex2.approx.ftz.f32 %0, %1;\" : \"=f\"(r) : \"f\"(a));", "r = exp2f(a);")
+            .replace("asm(\"rcp.approx.ftz.f32 %0, %1;\" : \"=f\"(r) : \"f\"(y));", "r = 1 / y;")
+            .replace("asm(\"tanh.approx.f32 %0, %1;\" : \"=f\"(r) : \"f\"(x));", "r = tanhf(x);");
+        let lines: Vec<&str> = host.lines().filter(|l| !l.starts_with("#include") && !l.starts_with("#line")).collect();
+        writeln!(self.kernels, "namespace k{count} {{\n{}\n}}", lines.join("\n")).unwrap();
+        count
+    }
+
+    fn launch(&mut self, plan: &Plan, step: &Step, source: &CudaSource, work: &Work) {
+        let (at, grid, block) = entry(source, work).unwrap();
+        let number = self.kernel(&source.text);
+        let nowhere = Location { storage: Storage::Arena(0), bytes: 0 };
+        let values = arguments(source, work, &|arg| operand(step, work, arg).map(|_| nowhere)).unwrap();
+        let list = |v: &[i64]| v.iter().map(|v| format!("{v}LL")).collect::<Vec<_>>().join(", ");
+        let values = source.args.iter().zip(&values).map(|(arg, value)| match (arg.kind, value) {
+            (ArgKind::Input(dtype) | ArgKind::Output(dtype), _) => {
+                let view = operand(step, work, arg).unwrap();
+                assert_eq!(view.dtype, dtype, "{} of {}", arg.name, source.text);
+                assert!(view.is_empty() || view.offset < plan.buffers[view.buffer.index()].len);
+                format!("({}*)b[{}] + {}", storage(dtype), view.buffer.0, view.offset)
+            }
+            (_, Argument::Sizes(v)) => format!("k{number}::Axes<{}>{{{{{}}}}}", v.len(), list(v)),
+            (_, Argument::Size(v)) => format!("{v}LL"),
+            _ => panic!("{arg:?}"),
+        });
+        let values: Vec<String> = values.collect();
+        let three = |v: [u32; 3]| format!("Dim{{{}, {}, {}}}", v[0], v[1], v[2]);
+        let call = format!("k{number}::{}({})", source.entries[at].name, values.join(", "));
+        writeln!(self.main, "  launch({}, {}, [&] {{ {call}; }});", three(grid), three(block)).unwrap();
+    }
+
+    /// Adds a case; returns false if a step of its plan has no generated kernel.
+    fn case(&mut self, case: &Case, plan: &Plan) -> bool {
+        let written = |s: &&Step| !s.writes.iter().all(View::is_empty);
+        let steps: Vec<&Step> = plan.steps.iter().filter(written).collect();
+        if steps.iter().any(|s| step_kernels(s).is_empty()) {
+            return false;
+        }
+        writeln!(self.main, "  std::fprintf(stderr, \"%s\\n\", {:?});\n  {{", case.what).unwrap();
+        writeln!(self.main, "  void* b[{}];", plan.buffers.len().max(1)).unwrap();
+        for (i, buffer) in plan.buffers.iter().enumerate() {
+            let bytes = buffer.len * buffer.dtype.size();
+            let filled = match buffer.storage {
+                Storage::Input(at) => Some(case.inputs[at].1.bytes()),
+                Storage::Constant(at) => Some(plan.constants[at].bytes()),
+                Storage::Arena(_) => None,
+            };
+            self.given.extend(filled.unwrap_or_default());
+            writeln!(self.main, "  b[{i}] = buffer({bytes}, {});", filled.is_some()).unwrap();
+        }
+        for step in steps {
+            for (body, work) in step_kernels(step) {
+                // Alternates between a device that few elements fill and one that they do not.
+                let threads = [4, 1 << 20][self.known.len() % 2];
+                let source = elementwise(&plan.program, &body, &work, threads).unwrap();
+                self.launch(plan, step, &source, &work);
+            }
+        }
+        for (_, view) in &plan.outputs {
+            let (at, size) = (view.buffer.0, view.dtype.size());
+            let (from, bytes) = (view.offset * size, view.len() * size);
+            writeln!(self.main, "  std::fwrite((char*)b[{at}] + {from}, 1, {bytes}, made);").unwrap();
+        }
+        writeln!(self.main, "  for (void* p : b) std::free(p);\n  }}").unwrap();
+        true
+    }
+}
+
+/// Runs the cases in one program. `None` for a case with a step that has no generated kernel; an
+/// error with the reason if there is no compiler.
+pub fn run(cases: &[Case]) -> Result<Vec<Option<Ran>>, String> {
+    run_with(cases, &Options::new(Device::named("h200").unwrap()))
+}
+
+/// As [`run`], planned with these options.
+pub fn run_with(cases: &[Case], options: &Options) -> Result<Vec<Option<Ran>>, String> {
+    if !Command::new("c++").arg("--version").output().is_ok_and(|o| o.status.success()) {
+        return Err("no C++ compiler".into());
+    }
+    let mut source = Source::default();
+    let plans = cases.iter().map(|case| {
+        let plan = pipeline::plan(&case.graph, options).unwrap_or_else(|e| panic!("{}: {e}", case.what));
+        let runs = source.case(case, &plan);
+        runs.then_some(plan)
+    });
+    let plans: Vec<Option<Plan>> = plans.collect();
+    let made = execute(&source);
+    let mut rest = made.as_slice();
+    let outputs = plans.into_iter().map(|plan| {
+        plan.map(|plan| {
+            let read = |(_, v): &(String, View)| {
+                let (bytes, behind) = rest.split_at(v.len() * v.dtype.size());
+                rest = behind;
+                Tensor::from_bytes(v.dtype, &v.shape, bytes).unwrap_or_else(|| panic!("a bool that is none"))
+            };
+            let tensors = plan.outputs.iter().map(read).collect();
+            (plan, tensors)
+        })
+    });
+    let outputs = outputs.collect();
+    assert!(rest.is_empty());
+    Ok(outputs)
+}
+
+/// Compiles the program and runs it.
+fn execute(source: &Source) -> Vec<u8> {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let text = format!(
+        "{}\n{}\nint main(int, char** names) {{\n  given = std::fopen(names[1], \"rb\");\n  \
+         made = std::fopen(names[2], \"wb\");\n{}  \
+         return std::fclose(made);\n}}\n",
+        include_str!("emulator.h"),
+        source.kernels,
+        source.main
+    );
+    std::fs::write(path("run.cpp"), &text).unwrap();
+    std::fs::write(path("given"), &source.given).unwrap();
+    if let Some(kept) = std::env::var_os("HYPATIA_EMULATED") {
+        std::fs::write(kept, &text).unwrap();
+    }
+    let flags = "-std=c++17 -O1 -g1 -w -fsanitize=address,undefined -fno-sanitize-recover=all \
+                 -ffp-contract=off -U_FORTIFY_SOURCE";
+    let mut compiler = Command::new("c++");
+    compiler.args(flags.split(' ')).arg(path("run.cpp")).arg("-o").arg(path("run"));
+    let done = compiler.output().unwrap();
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    let done = Command::new(path("run")).arg(path("given")).arg(path("made")).output().unwrap();
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    std::fs::read(path("made")).unwrap()
+}

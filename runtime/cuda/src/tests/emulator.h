@@ -1,0 +1,230 @@
+// What generated kernels need to run on a host, one thread of a block after another. It suffices
+// for kernels whose only inline assembly is max and min. Every buffer is a separate allocation, so
+// that a sanitizer sees accesses beyond it. Shared memory holds NaN before each block. Threads that
+// meet at different barriers end the program.
+#include <ucontext.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <type_traits>
+
+using std::max;
+using std::min;
+#define __device__
+#define __global__ static
+#define __forceinline__ inline
+#define __noinline__
+#define __launch_bounds__(threads)
+#define __shared__ static __attribute__((section("emu_shared")))
+__attribute__((used)) static int emu_first[1] __attribute__((section("emu_shared")));
+extern char __start_emu_shared, __stop_emu_shared;
+
+struct Dim {
+  unsigned x, y, z;
+};
+static Dim threadIdx, blockIdx, blockDim, gridDim;
+
+// A thread: what it waits for, -1 if for nothing.
+enum { RUNS = -1, DONE = -2, BLOCK = 1 << 20 };
+struct Fiber {
+  ucontext_t context;
+  char* stack;
+  int waits;
+  unsigned long long slot;
+};
+static Fiber fibers[1024];
+static ucontext_t scheduler;
+static int current;
+static std::function<void()> body;
+
+static void meet(int what) {
+  const int self = current;
+  fibers[self].waits = what;
+  swapcontext(&fibers[self].context, &scheduler);
+}
+static void __syncthreads() { meet(BLOCK); }
+static void __syncwarp() { meet(current / 32); }
+
+template <typename T>
+static T exchange(const T x, const int from) {
+  unsigned long long bits = 0;
+  std::memcpy(&bits, &x, sizeof x);
+  fibers[current].slot = bits;
+  __syncwarp();
+  bits = fibers[from].slot;
+  __syncwarp();
+  T y;
+  std::memcpy(&y, &bits, sizeof y);
+  return y;
+}
+template <typename T>
+static T __shfl_up_sync(unsigned, const T x, const unsigned d) {
+  return exchange(x, current % 32 >= (int)d ? current - (int)d : current);
+}
+template <typename T>
+static T __shfl_xor_sync(unsigned, const T x, const int d) {
+  return exchange(x, current ^ d);
+}
+
+static void enter() {
+  body();
+  fibers[current].waits = DONE;
+  swapcontext(&fibers[current].context, &scheduler);
+}
+
+static void run_thread(const int t) {
+  current = t;
+  threadIdx = {t % blockDim.x, t / blockDim.x % blockDim.y, t / blockDim.x / blockDim.y};
+  swapcontext(&scheduler, &fibers[t].context);
+}
+
+static void run_block(const int threads, const bool backwards) {
+  std::memset(&__start_emu_shared, 0xff, &__stop_emu_shared - &__start_emu_shared);
+  for (int t = 0; t < threads; ++t) {
+    Fiber& f = fibers[t];
+    constexpr size_t STACK = 1 << 17;
+    if (!f.stack) f.stack = (char*)std::malloc(STACK);
+    getcontext(&f.context);
+    f.context.uc_stack.ss_sp = f.stack;
+    f.context.uc_stack.ss_size = STACK;
+    f.context.uc_link = nullptr;
+    makecontext(&f.context, enter, 0);
+    f.waits = RUNS;
+  }
+  // Each warp runs as far as it can before the next one, so that work that no barrier orders runs
+  // in the least expected order.
+  const int warps = (threads + 31) / 32;
+  for (;;) {
+    int done = 0, at_block = 0;
+    for (int w = 0; w < warps; ++w) {
+      const int first = (backwards ? warps - 1 - w : w) * 32, end = std::min(first + 32, threads);
+      for (bool released = true; released;) {
+        for (int i = first; i < end; ++i) {
+          const int t = backwards ? first + end - 1 - i : i;
+          if (fibers[t].waits == RUNS) run_thread(t);
+        }
+        released = std::all_of(fibers + first, fibers + end, [&](const Fiber& f) { return f.waits == first / 32; });
+        if (released) std::for_each(fibers + first, fibers + end, [](Fiber& f) { f.waits = RUNS; });
+      }
+    }
+    for (int t = 0; t < threads; ++t) done += fibers[t].waits == DONE, at_block += fibers[t].waits == BLOCK;
+    if (done == threads) return;
+    if (at_block != threads) {
+      std::fprintf(stderr, "threads of a block wait at different barriers\n");
+      std::abort();
+    }
+    for (int t = 0; t < threads; ++t) fibers[t].waits = RUNS;
+  }
+}
+
+template <typename F>
+static void launch(const Dim grid, const Dim block, const F kernel) {
+  static int count = 0;
+  const bool backwards = ++count % 2 == 0;
+  gridDim = grid;
+  blockDim = block;
+  body = kernel;
+  const long long blocks = (long long)grid.x * grid.y * grid.z;
+  for (long long b = 0; b < blocks; ++b) {
+    const long long at = backwards ? blocks - 1 - b : b;
+    blockIdx = {(unsigned)(at % grid.x), (unsigned)(at / grid.x % grid.y), (unsigned)(at / grid.x / grid.y)};
+    run_block(block.x * block.y * block.z, backwards);
+  }
+}
+
+// Narrow floats.
+struct __half {
+  uint16_t bits;
+};
+struct __nv_bfloat16 {
+  uint16_t bits;
+};
+static float __half2float(const __half h) {
+  const int e = h.bits >> 10 & 31, m = h.bits & 1023;
+  const float v = e == 31 ? (m ? NAN : INFINITY) : e ? std::ldexp(1024 + m, e - 25) : std::ldexp(m, -24);
+  return h.bits >> 15 ? -v : v;
+}
+static __half __double2half(const double x) {
+  const uint16_t sign = std::signbit(x) ? 0x8000 : 0;
+  if (std::isnan(x)) return {0x7e00};
+  const double a = std::fabs(x);
+  if (a >= 65520) return {(uint16_t)(sign | 0x7c00)};
+  int e = 0;
+  std::frexp(a, &e);
+  const int unit = std::max(e - 11, -24);  // the exponent of the last bit
+  const double units = std::nearbyint(std::ldexp(a, -unit));
+  const double whole = std::ldexp(units, unit);
+  if (whole == 0) return {sign};
+  std::frexp(whole, &e);
+  const int last = std::max(e - 11, -24);
+  const unsigned bits = (unsigned)std::ldexp(whole, -last);
+  return {(uint16_t)(sign | (bits < 1024 ? bits : (unsigned)(e + 14) << 10 | (bits & 1023)))};
+}
+static __half __float2half_rn(const float x) { return __double2half(x); }
+static float __bfloat162float(const __nv_bfloat16 h) {
+  const uint32_t bits = (uint32_t)h.bits << 16;
+  float v;
+  std::memcpy(&v, &bits, 4);
+  return v;
+}
+static __nv_bfloat16 __double2bfloat16(const double x) {
+  if (std::isnan(x)) return {0x7fc0};
+  // Round to odd in f32, then to even: as if rounded once.
+  float f = (float)x;
+  uint32_t bits;
+  std::memcpy(&bits, &f, 4);
+  if ((double)f != x && !std::isinf(f)) {
+    if (std::fabs((double)f) > std::fabs(x)) --bits;
+    bits |= 1;
+  }
+  return {(uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
+}
+static __nv_bfloat16 __float2bfloat16_rn(const float x) { return __double2bfloat16(x); }
+static unsigned __float_as_uint(const float x) {
+  unsigned bits;
+  std::memcpy(&bits, &x, 4);
+  return bits;
+}
+static long long __double_as_longlong(const double x) {
+  long long bits;
+  std::memcpy(&bits, &x, 8);
+  return bits;
+}
+static float emu_max(const float a, const float b) {
+  if (std::isnan(a) || std::isnan(b)) return NAN;
+  return a > b ? a : b > a ? b : std::signbit(a) ? b : a;
+}
+static float emu_expf(const float x) { return exp2f(x * 1.44269504f); }
+static float emu_min(const float a, const float b) { return -emu_max(-a, -b); }
+static __half __ll2half_rn(const long long x) { return __double2half((double)x); }
+static __nv_bfloat16 __ll2bfloat16_rn(const long long x) { return __double2bfloat16((double)x); }
+static float __int_as_float(const int bits) {
+  float x;
+  std::memcpy(&x, &bits, 4);
+  return x;
+}
+static double __longlong_as_double(const long long bits) {
+  double x;
+  std::memcpy(&x, &bits, 8);
+  return x;
+}
+static __half __ushort_as_half(const unsigned short bits) { return {bits}; }
+static __nv_bfloat16 __ushort_as_bfloat16(const unsigned short bits) { return {bits}; }
+static float rsqrtf(const float x) { return 1 / std::sqrt(x); }
+static double rsqrt(const double x) { return 1 / std::sqrt(x); }
+using std::isinf;
+using std::isnan;
+
+static FILE *given, *made;
+static void* buffer(const size_t bytes, const bool filled) {
+  void* p = std::malloc(bytes ? bytes : 1);
+  std::memset(p, 0xff, bytes);
+  if (filled && std::fread(p, 1, bytes, given) != bytes) std::abort();
+  return p;
+}

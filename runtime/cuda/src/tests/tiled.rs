@@ -1,0 +1,256 @@
+//! Tiled products with an epilogue, against the reference: every tiling that the library declares,
+//! ragged sizes, both orders of both factors, batches, all kinds of operands, poisoned results;
+//! the measured choice; repeated runs.
+use std::sync::Arc;
+use std::time::Duration;
+
+use hypatia_dsl::builtin::BuiltinOp;
+use hypatia_dsl::dtype::DType;
+use hypatia_dsl::kernel::Tiling;
+use rand::prelude::*;
+use rand_chacha::ChaCha8Rng;
+
+use super::{cases, gpu};
+use crate::lowering::tiled::TiledProduct;
+use crate::tiled::{self, Tilings, declared};
+use crate::tune::machine;
+use crate::tuner::{Effort, Tuner};
+use crate::tuning::{Choice, TuningFile};
+use crate::{Executor, Gpu};
+use hypatia_eval::{Mode, evaluate};
+use hypatia_graph::{Graph, Value};
+use hypatia_optimize as optimize;
+use hypatia_pipeline as pipeline;
+use hypatia_plan::{Action, CallStep, Options, Plan, Step};
+use hypatia_target::device::Device;
+use hypatia_templates::cuda::CudaSource;
+use hypatia_tensor::tensor::Tensor;
+use hypatia_testing::random::{coarsest, compare};
+use hypatia_testing::{list, ty};
+
+type Inputs = Vec<(String, Tensor)>;
+
+/// Products, rows, columns, length of the sums.
+const SHAPES: [[usize; 4]; 6] =
+    [[1, 128, 128, 64], [1, 304, 520, 200], [2, 200, 264, 72], [3, 8, 8, 8], [1, 1, 1024, 256], [1, 520, 392, 776]];
+/// Epilogues: of a bias, of operands of the result's shape, of one column, of one number.
+const EPILOGUES: [&str; 7] = ["silu", "bias, gelu", "residual", "gate", "gate, residual", "column", "number, select"];
+
+struct Case {
+    graph: Graph,
+    inputs: Inputs,
+    rng: ChaCha8Rng,
+    dtype: DType,
+}
+
+impl Case {
+    fn input(&mut self, shape: &[usize]) -> Value {
+        let values: Vec<f64> = (0..shape.iter().product()).map(|_| self.rng.random_range(-1.0..1.0)).collect();
+        let name = format!("x{}", self.inputs.len());
+        let v = self.graph.input(&name, ty(self.dtype, shape));
+        self.inputs.push((name, Tensor::from_f64(self.dtype, shape, &values).unwrap()));
+        v
+    }
+
+    fn call(&mut self, name: &str, operands: &[Value]) -> Value {
+        self.graph.call(name, operands, &[]).unwrap()[0]
+    }
+
+    /// A factor of `rows` by `columns`, in memory as it is or transposed.
+    fn factor(&mut self, batch: usize, [rows, columns]: [usize; 2], transposed: bool) -> Value {
+        let lead: &[usize] = if batch > 1 { &[batch] } else { &[] };
+        let shape = if transposed { [columns, rows] } else { [rows, columns] };
+        let v = self.input(&[lead, &shape].concat());
+        let axes: &[usize] = if batch > 1 { &[0, 2, 1] } else { &[1, 0] };
+        match transposed {
+            true => self.graph.builtin(BuiltinOp::Transpose, &[v], vec![list(axes)]).unwrap()[0],
+            false => v,
+        }
+    }
+}
+
+/// A product with that epilogue.
+fn case(dtype: DType, [batch, m, n, k]: [usize; 4], [a, b]: [bool; 2], epilogue: &str) -> (Graph, Inputs) {
+    let graph = Graph::new(hypatia_library::load(&[]).unwrap());
+    let mut c = Case { graph, inputs: Vec::new(), rng: ChaCha8Rng::seed_from_u64(31), dtype };
+    let (a, b) = (c.factor(batch, [m, k], a), c.factor(batch, [k, n], b));
+    let mut y = c.graph.builtin(BuiltinOp::Matmul, &[a, b], vec![]).unwrap()[0];
+    let lead: &[usize] = if batch > 1 { &[batch] } else { &[] };
+    let full = [lead, &[m, n]].concat();
+    for part in epilogue.split(", ") {
+        y = match part {
+            "bias" => {
+                let bias = c.input(&[n]);
+                c.call("add", &[y, bias])
+            }
+            "column" => {
+                let scale = c.input(&[lead, &[m, 1]].concat());
+                let y = c.call("mul", &[y, scale]);
+                c.call("tanh", &[y])
+            }
+            "number" => {
+                let scale = c.input(&[1]);
+                c.call("mul", &[y, scale])
+            }
+            "select" => {
+                let other = c.input(&full);
+                let above = c.call("lt", &[other, y]);
+                c.call("select", &[above, y, other])
+            }
+            "residual" => {
+                let x = c.input(&full);
+                c.call("add", &[y, x])
+            }
+            "gate" => {
+                let x = c.input(&full);
+                let y = c.call("silu", &[y]);
+                c.call("mul", &[y, x])
+            }
+            name => c.call(name, &[y]),
+        };
+    }
+    c.graph.output("y", y);
+    (c.graph, c.inputs)
+}
+
+fn planned(device: &Device, graph: &Graph) -> Arc<Plan> {
+    let options = optimize::Options { device: device.clone(), ..optimize::Options::default() };
+    let graph = pipeline::optimize(graph, &options).unwrap().graph;
+    Arc::new(pipeline::plan(&graph, &Options::new(device.clone())).unwrap())
+}
+
+/// The tiled step of a plan that consists of it.
+fn tiled_step(plan: &Plan) -> Option<(&Step, &CallStep)> {
+    match plan.steps.as_slice() {
+        [step @ Step { action: Action::Call(e), .. }] if tiled::kernel(plan, step).is_some() => Some((step, e)),
+        _ => None,
+    }
+}
+
+fn all_tilings(plan: &Plan) -> Vec<Tiling> {
+    declared(plan.program.kernels.iter().find(|k| k.name == "tiles").unwrap())
+}
+
+/// The source of a plan's only step for a tiling, if it fits.
+fn source(plan: &Plan, tiling: Tiling) -> Option<CudaSource> {
+    let (step, e) = tiled_step(plan).unwrap_or_else(|| panic!("not one tiled step:\n{plan}"));
+    let product = TiledProduct::of(&e.product, &step.reads[..e.reads], &step.writes[0]).unwrap();
+    Some(product.tiled(tiling)?.0.emit(&plan.program).unwrap())
+}
+
+#[test]
+fn a_tiled_product_reads_as_one_would_write_it() {
+    let (graph, _) = case(DType::BF16, [1, 256, 512, 256], [false, true], "bias, silu, residual");
+    let plan = planned(&Device::named("h200").unwrap(), &graph);
+    let tiling = Tiling::named(&[("tile_m", 128), ("pingpong", 1), ("cluster_n", 2)]).unwrap();
+    insta::assert_snapshot!(source(&plan, tiling).unwrap().text);
+}
+
+#[test]
+fn every_epilogue_is_one_tiled_step_on_hopper() {
+    let device = Device::named("h200").unwrap();
+    for (i, epilogue) in EPILOGUES.iter().enumerate() {
+        for shape in SHAPES {
+            let (graph, _) = case(DType::BF16, shape, [i % 2 == 0, i % 3 == 0], epilogue);
+            let plan = planned(&device, &graph);
+            // A residual of one row is a bias, which the library adds.
+            let library = *epilogue == "residual" && shape[1] == 1;
+            assert!(plan.steps.len() == 1 && tiled_step(&plan).is_some() != library, "{epilogue} {shape:?}\n{plan}");
+        }
+    }
+    // Rows that the copy engine cannot move, and devices and types without such kernels.
+    for (dtype, shape, target) in
+        [(DType::BF16, [1, 64, 65, 64], "h200"), (DType::F32, SHAPES[0], "h200"), (DType::F16, SHAPES[0], "a100")]
+    {
+        let (graph, _) = case(dtype, shape, [false, false], "silu");
+        let plan = planned(&Device::named(target).unwrap(), &graph);
+        assert!(tiled_step(&plan).is_none() && plan.steps.len() == 2, "{dtype} {shape:?} {target}\n{plan}");
+    }
+}
+
+/// A file that says that a tiling is the fastest, and the step's problem.
+fn forced(gpu: &Gpu, plan: &Plan, tiling: Tiling) -> Option<TuningFile> {
+    let (step, e) = tiled_step(plan).unwrap_or_else(|| panic!("not one tiled step:\n{plan}"));
+    let kernel = tiled::kernel(plan, step).unwrap();
+    source(plan, tiling)?;
+    let tilings = Tilings::of(gpu, plan, (step, e, kernel), &Tuner::forgetful(Duration::ZERO)).unwrap().unwrap();
+    let mut file = TuningFile::default();
+    file.insert(Choice {
+        machine: machine(gpu),
+        problem: tilings.problem,
+        algorithm: tiling.words(),
+        workspace: 0,
+        us: Some(1.0),
+        first_us: Some(2.0),
+        candidates: 2,
+    });
+    Some(file)
+}
+
+fn check(executor: &Executor, graph: &Graph, inputs: &Inputs, what: &str) -> Vec<Tensor> {
+    let want = evaluate(graph, inputs, Mode::Rounded).unwrap();
+    let tensors: Vec<Tensor> = inputs.iter().map(|(_, t)| t.clone()).collect();
+    let got = executor.run(&tensors).unwrap();
+    for (got, want) in got.iter().zip(&want) {
+        compare(got, &want.to_tensor().unwrap(), want.dtype, coarsest(graph), what);
+    }
+    got
+}
+
+#[test]
+fn every_tiling_agrees_with_the_reference_on_a_gpu() {
+    let some = planned(&Device::named("h200").unwrap(), &case(DType::BF16, SHAPES[0], [false, false], "silu").0);
+    let tilings = all_tilings(&some);
+    let orders = [[false, true], [false, false], [true, false], [true, true]];
+    let Some(gpu) = gpu(tilings.len() * 3) else { return };
+    if !gpu.runs_clusters() {
+        return eprintln!("SKIPPED: tiled products are for Hopper");
+    }
+    let (mut ran, mut at) = (0, 0);
+    for tiling in tilings.into_iter().take(cases(1000) as usize) {
+        for _ in 0..3 {
+            at += 1;
+            let dtype = if at % 4 == 0 { DType::F16 } else { DType::BF16 };
+            let (shape, order, epilogue) =
+                (SHAPES[at % SHAPES.len()], orders[at % 5 % 4], EPILOGUES[at % EPILOGUES.len()]);
+            let (graph, inputs) = case(dtype, shape, order, epilogue);
+            let plan = planned(&gpu.profile(), &graph);
+            let Some(file) = tiled_step(&plan).and_then(|_| forced(&gpu, &plan, tiling)) else { continue };
+            let mut tuner = Tuner::forgetful(Duration::ZERO).with_file(file);
+            let executor = Executor::new(plan.clone(), gpu.clone(), &mut tuner).unwrap().poisoned();
+            assert_eq!((executor.launches(), tuner.counts().file), (1, 1), "{tiling:?}\n{plan}");
+            let what = format!("{tiling:?} {dtype} {shape:?} {order:?} {epilogue}");
+            let first = check(&executor, &graph, &inputs, &what);
+            assert_eq!(check(&executor, &graph, &inputs, &what)[0].bytes(), first[0].bytes(), "{what}: runs differ");
+            ran += 1;
+        }
+    }
+    println!("{ran} tiled products agree");
+    assert!(ran > 0);
+}
+
+/// The quickest is chosen, kept, and run again; it is never slower than the fallback.
+#[test]
+fn the_measured_choice_is_kept_on_a_gpu() {
+    let Some(gpu) = gpu(2) else { return };
+    if !gpu.runs_clusters() {
+        return eprintln!("SKIPPED: tiled products are for Hopper");
+    }
+    for shape in [[1, 2048, 2048, 512], [1, 64, 64, 64]] {
+        let (graph, inputs) = case(DType::BF16, shape, [false, true], "bias, silu, residual");
+        let plan = planned(&gpu.profile(), &graph);
+        let folder = tempfile::tempdir().unwrap();
+        let store = Arc::new(hypatia_cache::Store::open(folder.path(), hypatia_cache::Kind::Choice));
+        let mut tuner = Tuner::with_store(store.clone(), Duration::from_secs(60), Effort::Unknown);
+        let executor = Executor::new(plan.clone(), gpu.clone(), &mut tuner).unwrap().poisoned();
+        check(&executor, &graph, &inputs, "measured");
+        let choice = tuner.choices().find(|c| c.problem.starts_with("tiled")).unwrap().clone();
+        println!("{shape:?}: {:?} us {:?} fallback {:?}", choice.algorithm, choice.us, choice.first_us);
+        assert!(choice.us <= choice.first_us);
+        let mut again = Tuner::with_store(store, Duration::from_secs(60), Effort::Unknown);
+        let executor = Executor::new(plan.clone(), gpu.clone(), &mut again).unwrap().poisoned();
+        assert_eq!(again.counts().measured, 0);
+        assert_eq!(again.choices().find(|c| c.problem == choice.problem).unwrap().algorithm, choice.algorithm);
+        check(&executor, &graph, &inputs, "from the store");
+    }
+}

@@ -1,0 +1,270 @@
+//! Kernel lists: the candidate kernels of a node, best first.
+//!
+//! In: written by the optimiser after it has chosen a graph. Out: read by the planner, which takes
+//! the first candidate whose guards hold for the concrete sizes and strides. Invariant: a candidate
+//! keeps the match of its kernel's pattern, so nobody matches it again. No candidate is refuted by
+//! what is known of the node. The last candidate has no guards. A node without a list runs on the
+//! executor's own kernels, or as its op's body.
+
+use std::sync::Arc;
+
+use hypatia_dsl::builtin::BuiltinScalar;
+use hypatia_dsl::dtype::DType;
+use hypatia_dsl::ir::{AttrValue, Backend, DeviceFact, Fact, InView, Kernel, KernelId, Program, VarId};
+use hypatia_dsl::scalar::{Term, TermId, TermNode};
+use hypatia_dsl::typing::{Bindings, Facts, TensorType, eval_guard, show_expr, type_fact};
+use hypatia_target::cublaslt::Form;
+
+use super::Graph;
+use hypatia_target::device::Device;
+
+/// The candidates of a node for one device.
+#[derive(Clone, Debug, Default)]
+pub struct Kernels {
+    /// The device profile for which they were chosen; empty if none were chosen.
+    pub device: &'static str,
+    /// Best first.
+    pub list: Vec<Candidate>,
+}
+
+/// One way to compute a node.
+#[derive(Clone, Debug)]
+pub struct Candidate {
+    /// What is run.
+    pub way: Way,
+    /// The Program's kernel that it uses, with its match; `None` if it needs no kernel of a
+    /// particular device.
+    pub matched: Option<Matched>,
+}
+
+/// How a node is computed.
+#[derive(Clone, Debug)]
+pub enum Way {
+    /// A product whose kernel applies the whole epilogue.
+    Whole,
+    /// A product with a part of its epilogue, then a pointwise pass over its result for the rest.
+    Split(Split),
+    /// One library call for the whole op.
+    Call,
+    /// One row-wise kernel.
+    Rowwise,
+    /// The op's body, optimised on its own. Its inputs are the op's operands, in order.
+    Parts(Arc<Graph>),
+    /// The op's body as declared.
+    Body,
+}
+
+/// An epilogue split into two parts.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Split {
+    /// What the product applies to its accumulator.
+    pub head: Term,
+    /// What the pass applies to the product's result, which it calls `acc`.
+    pub rest: Term,
+    /// Element type of the intermediate result.
+    pub between: DType,
+}
+
+/// A kernel, and the bindings of its pattern's variables.
+#[derive(Clone, Debug)]
+pub struct Matched {
+    /// The kernel.
+    pub kernel: KernelId,
+    /// For each tensor variable, the operand of the node.
+    pub operands: Vec<(VarId, usize)>,
+    /// Attributes, sizes and dtypes.
+    pub bindings: Bindings,
+    /// How the kernel reads the operands of the epilogue.
+    pub reads: Vec<(usize, InView)>,
+    /// Guards of the kernel that were neither proved nor refuted.
+    pub open: Vec<usize>,
+}
+
+/// What a guard may ask about an operand.
+#[derive(Clone, Debug)]
+pub struct Known {
+    /// Its type.
+    pub ty: TensorType,
+    /// True if its value is known at plan time.
+    pub constant: bool,
+}
+
+/// What guards may ask, given the operands that a kernel's variables are bound to.
+pub struct CandidateFacts<'a> {
+    /// For each tensor variable, the operand of the node.
+    pub operands: &'a [(VarId, usize)],
+    /// What is known about an operand.
+    pub known: &'a dyn Fn(usize) -> Option<Known>,
+    /// The device.
+    pub device: &'a Device,
+}
+
+impl Facts for CandidateFacts<'_> {
+    fn fact(&self, fact: Fact, var: VarId) -> Option<AttrValue> {
+        let at = self.operands.iter().find(|(v, _)| *v == var).map(|(_, at)| *at);
+        match (fact, at) {
+            (Fact::Present, _) => Some(AttrValue::Bool(at.is_some())),
+            (_, None) => None,
+            (Fact::Const, Some(at)) => (self.known)(at).map(|k| AttrValue::Bool(k.constant)),
+            (_, Some(at)) => type_fact(fact, &(self.known)(at)?.ty),
+        }
+    }
+
+    fn device(&self, fact: DeviceFact) -> Option<AttrValue> {
+        device_fact(self.device, fact)
+    }
+}
+
+/// A property of a device.
+pub fn device_fact(device: &Device, fact: DeviceFact) -> Option<AttrValue> {
+    Some(match fact {
+        DeviceFact::Sm => AttrValue::Dim((device.sm as i64).into()),
+        DeviceFact::Name => AttrValue::Str(device.name.to_string()),
+    })
+}
+
+impl Matched {
+    /// Evaluates all guards of the kernel; returns false if one is refuted. Guards that are not
+    /// proved stay open.
+    pub fn ask(&mut self, kernel: &Kernel, known: &dyn Fn(usize) -> Option<Known>, device: &Device) -> bool {
+        let asked = CandidateFacts { operands: &self.operands, known, device };
+        let verdicts = kernel.requires.iter().map(|g| eval_guard(g, &self.bindings, &asked));
+        let verdicts: Vec<Option<bool>> = verdicts.collect();
+        self.open = (0..verdicts.len()).filter(|i| verdicts[*i] != Some(true)).collect();
+        !verdicts.contains(&Some(false))
+    }
+
+    /// Whether the open guards hold for these operands.
+    pub fn holds(&self, program: &Program, known: &dyn Fn(usize) -> Option<Known>, device: &Device) -> bool {
+        let asked = CandidateFacts { operands: &self.operands, known, device };
+        let kernel = &program.kernels[self.kernel.index()];
+        let guards = self.open.iter().filter_map(|i| kernel.requires.get(*i));
+        guards.into_iter().all(|g| eval_guard(g, &self.bindings, &asked) == Some(true))
+    }
+}
+
+impl Candidate {
+    /// The Program's kernel that it uses, if any.
+    pub fn kernel(&self) -> Option<KernelId> {
+        self.matched.as_ref().map(|m| m.kernel)
+    }
+
+    /// True for a library call that may be missing, and for a kernel that may be slower than its
+    /// fallback.
+    pub fn is_tried(&self, program: &Program) -> bool {
+        let backend = self.kernel().map(|k| &program.kernels[k.index()].backend);
+        match backend {
+            Some(Backend::Cublaslt(name)) => Form::named(name).is_some_and(Form::is_tried),
+            Some(Backend::Tiled) => true,
+            _ => false,
+        }
+    }
+
+    /// As text: `cublaslt BIAS + pointwise if shape(%w)[-1] % 8 == 0`; `name` gives the names of
+    /// the operands.
+    pub(crate) fn describe(&self, program: &Program, name: &dyn Fn(usize) -> String) -> String {
+        let kernel = self.matched.as_ref().map(|m| (&program.kernels[m.kernel.index()], m));
+        let what = match kernel.map(|(k, _)| &k.backend) {
+            Some(Backend::Cublaslt(form)) => format!("cublaslt {form}"),
+            Some(Backend::Tiled) => "tiled product".to_string(),
+            Some(_) if matches!(self.way, Way::Rowwise) => "row-wise".to_string(),
+            Some(_) => kernel.map_or(String::new(), |(k, _)| k.name.clone()),
+            None => "product".to_string(),
+        };
+        let mut text = match &self.way {
+            Way::Whole | Way::Call | Way::Rowwise => what,
+            Way::Split(_) => format!("{what} + pointwise"),
+            Way::Parts(_) => "its parts".to_string(),
+            Way::Body => "its body".to_string(),
+        };
+        let open = kernel.into_iter().flat_map(|(k, m)| {
+            let mut vars = k.vars.clone();
+            for (var, operand) in &m.operands {
+                vars[var.index()].name = name(*operand);
+            }
+            m.open.iter().filter_map(|i| k.requires.get(*i)).map(|g| show_expr(&vars, g)).collect::<Vec<_>>()
+        });
+        let open: Vec<String> = open.collect();
+        if !open.is_empty() {
+            text.push_str(&format!(" if {}", open.join(" and ")));
+        }
+        text
+    }
+}
+
+impl Kernels {
+    /// True if sizes that are not known yet decide which candidate computes the node.
+    pub fn is_open(&self) -> bool {
+        self.list.iter().any(|c| c.matched.as_ref().is_some_and(|m| !m.open.is_empty()))
+    }
+}
+
+/// A product with its epilogue and its types.
+#[derive(Clone, Copy, Debug)]
+pub struct Product<'a> {
+    /// The epilogue.
+    pub term: &'a Term,
+    /// Element type of the operands.
+    pub from: DType,
+    /// Element type of the result.
+    pub to: DType,
+}
+
+impl Product<'_> {
+    /// The term of a product without an epilogue.
+    pub fn plain() -> Term {
+        let mut t = Term::empty();
+        let root = t.add(TermNode::Acc);
+        t.roots.push(root);
+        t
+    }
+
+    /// Element type of the accumulator: f32 (f64 for f64); integers accumulate in their own type.
+    pub fn acc(&self) -> DType {
+        if self.from.is_float() { self.from.compute() } else { self.from }
+    }
+
+    /// True if a library can store the result directly: it writes the operand type or the
+    /// accumulator type. Any other type needs a pass that rounds.
+    pub fn is_direct(&self) -> bool {
+        self.to == self.acc() || self.to == self.from
+    }
+
+    /// The element type of the intermediate result between a product and the pass that follows it.
+    /// If the result is narrower than the accumulator, it was rounded before any fusion. It may
+    /// then be rounded at the intermediate as well, which halves the traffic. If the term contains
+    /// casts, the term says where it rounds, and the accumulator keeps its type.
+    pub fn between(&self) -> DType {
+        let converts = self.term.nodes.iter().any(|n| matches!(n, TermNode::Cast { .. }));
+        if self.from == self.to && !converts { self.to } else { self.acc() }
+    }
+
+    /// The fallback of any device: a product without an epilogue, and the epilogue as a separate
+    /// pass.
+    pub fn without_kernel(&self, program: &Program) -> Way {
+        match self.is_direct() && scale(program, self.term, self.acc()).is_some() {
+            true => Way::Whole,
+            false => Way::Split(Split { head: Product::plain(), rest: self.term.clone(), between: self.between() }),
+        }
+    }
+}
+
+/// The factor of an epilogue that only multiplies the accumulator by a number: libraries apply it
+/// in the product. A factor of 0 is excluded, because it would hide NaN and infinities.
+pub fn scale(program: &Program, term: &Term, acc: DType) -> Option<f64> {
+    let node = |id: TermId| term.nodes.get(id.0 as usize);
+    let (scalar, args) = match node(term.root()) {
+        Some(TermNode::Acc) => return Some(1.0),
+        Some(TermNode::Call { scalar, args }) => (scalar, args),
+        _ => return None,
+    };
+    let number = match (args.first().copied().and_then(node), args.get(1).copied().and_then(node)) {
+        (Some(TermNode::Acc), Some(TermNode::Lit(number))) | (Some(TermNode::Lit(number)), Some(TermNode::Acc)) => {
+            number.0
+        }
+        _ => return None,
+    };
+    let multiplies = program.builtin_scalar(BuiltinScalar::Mul) == Some(*scalar);
+    let fits = acc.is_float() && number.is_finite() && (number as f32) != 0.0;
+    (multiplies && args.len() == 2 && fits).then_some(number)
+}

@@ -1,0 +1,133 @@
+//! Convolutions, and the memory layout of their channels.
+//!
+//! In: a convolution and its operands. Out: a step, and a view of its result with the channels
+//! where the graph has them. Invariant: the host computes with channels last (NHWC) if the filters
+//! are constant, there are enough channels to fill vectors, and the result need not be transposed
+//! back at once. Later steps read the result through strides, and pointwise work keeps the layout.
+
+use hypatia_dsl::builtin::BuiltinOp;
+use hypatia_dsl::dtype::DType;
+use hypatia_dsl::scalar::Term;
+
+use super::{Lower, plain};
+use crate::view::{View, row_major};
+use crate::{Action, ConvStep, Storage};
+use hypatia_graph::prim::Window;
+use hypatia_graph::{Graph, Node, Value, builtin};
+use hypatia_tensor::error::{Error, Result};
+
+/// Minimum number of filters for which channels last pays off.
+const FEW: usize = 8;
+/// For images with at most this many positions, transposing costs less than a product with so few
+/// columns.
+const SMALL: usize = 1 << 10;
+
+/// The nodes read by a convolution, directly or through pointwise work.
+pub(super) fn leads_to_convolution(graph: &Graph, pointwise: &[bool]) -> Vec<bool> {
+    let mut leads = vec![false; graph.nodes.len()];
+    for (i, node) in graph.nodes.iter().enumerate().rev() {
+        let convolves = matches!(builtin(graph, node), Some(BuiltinOp::Conv | BuiltinOp::ConvGemm));
+        if convolves || (pointwise[i] && leads[i]) {
+            node.operands.iter().flatten().for_each(|v| leads[v.node.index()] = true);
+        }
+    }
+    leads
+}
+
+/// The permutation that moves the channels, axis 1, to the end.
+fn channels_last(rank: usize) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..rank).filter(|a| *a != 1).collect();
+    order.push(1);
+    order
+}
+
+/// The inverse permutation.
+fn inverse(order: &[usize]) -> Vec<usize> {
+    (0..order.len()).map(|axis| order.iter().position(|a| *a == axis).unwrap_or(axis)).collect()
+}
+
+impl Lower<'_> {
+    /// A convolution, which may be followed by another. The host runs it as one step, with any
+    /// epilogue; other devices run the steps that [`super::im2col`] makes of it.
+    pub(super) fn conv(
+        &mut self,
+        node: &Node,
+        operands: &[Value],
+        term: Option<&Term>,
+        (windows, groups): (Vec<Window>, usize),
+        (dtype, shape): (DType, &[usize]),
+        follows: bool,
+    ) -> Result<View> {
+        let [x, w, reads @ ..] = operands else { return Err(Error::Internal("a convolution of one operand".into())) };
+        let (x, w) = (self.value(*x)?, self.value(*w)?);
+        let acc = x.dtype.compute();
+        let small = shape[2..].iter().product::<usize>() <= SMALL;
+        let stays = small || follows || self.channels_last.contains(&x.buffer);
+        let last = stays && self.puts_channels_last(&x, &w, &windows, groups);
+        let step = ConvStep { windows, groups, channels_last: last, acc, term: term.cloned().unwrap_or_else(plain) };
+        if last {
+            let order = channels_last(shape.len());
+            let mut views = vec![self.contiguous(&x.transposed(&order), &node.name)?, w];
+            for v in reads {
+                views.push(self.broadcast(*v, shape)?.transposed(&order));
+            }
+            let sizes: Vec<usize> = order.iter().map(|a| shape[*a]).collect();
+            let out = self.fresh(dtype, &sizes)?;
+            self.channels_last.insert(out.buffer);
+            self.step(&node.name, Action::Conv(step), views, vec![out.clone()]);
+            return Ok(out.transposed(&inverse(&order)));
+        }
+        let reads = reads.iter().map(|v| self.broadcast(*v, shape)).collect::<Result<Vec<_>>>()?;
+        let out = self.fresh(dtype, shape)?;
+        if !self.plan.device.is_host() {
+            self.im2col(node, step, [x, w], reads, out.clone())?;
+            return Ok(out);
+        }
+        let mut views = vec![self.contiguous(&x, &node.name)?, self.contiguous(&w, &node.name)?];
+        views.extend(reads);
+        self.step(&node.name, Action::Conv(step), views, vec![out.clone()]);
+        Ok(out)
+    }
+
+    /// True if a convolution is computed with channels last.
+    fn puts_channels_last(&self, x: &View, w: &View, windows: &[Window], groups: usize) -> bool {
+        let [filters, depth, ..] = w.shape[..] else { return false };
+        let constant = matches!(self.plan.buffers[w.buffer.index()].storage, Storage::Constant(_)) && w.is_contiguous();
+        // Filters that read all channels, or one channel each.
+        let all = groups == 1 && filters >= FEW;
+        let each = depth == 1 && filters == groups && filters >= FEW && x.dtype == x.dtype.compute();
+        self.plan.device.is_host() && constant && (1..=2).contains(&windows.len()) && !x.is_empty() && (all || each)
+    }
+
+    /// The axis order of pointwise work on the host: that of an operand with channels last, if no
+    /// operand of full size has another order. `None` if the axes keep their order.
+    pub(super) fn pointwise_order(&self, reads: &[View], shape: &[usize]) -> Option<Vec<usize>> {
+        if !self.plan.device.is_host() || shape.len() < 3 {
+            return None;
+        }
+        let order = channels_last(shape.len());
+        let full = |v: &&View| v.strides.iter().zip(shape).all(|(stride, size)| *stride != 0 || *size == 1);
+        let mut any = false;
+        for v in reads.iter().filter(full) {
+            if v.is_contiguous() || !v.transposed(&order).is_contiguous() {
+                return None;
+            }
+            any |= self.channels_last.contains(&v.buffer);
+        }
+        any.then_some(order)
+    }
+
+    /// A new buffer with its axes in that order in memory, as two views: as written, and as the
+    /// graph sees it.
+    pub(super) fn fresh_in(&mut self, dtype: DType, shape: &[usize], order: Option<&[usize]>) -> Result<[View; 2]> {
+        let Some(order) = order else {
+            let out = self.fresh(dtype, shape)?;
+            return Ok([out.clone(), out]);
+        };
+        let sizes: Vec<usize> = order.iter().map(|a| shape[*a]).collect();
+        let out = self.fresh(dtype, &sizes)?;
+        self.channels_last.insert(out.buffer);
+        debug_assert_eq!(out.strides, row_major(&sizes));
+        Ok([out.clone(), out.transposed(&inverse(order))])
+    }
+}

@@ -1,0 +1,707 @@
+//! Lowers nodes to steps, views and constants.
+//!
+//! In: a prepared graph. Out: a plan whose buffers are not placed yet. Invariant: reshape,
+//! transpose, expand, slice and split are views of their operand. A copy is made only where a step
+//! needs its operand contiguous, or where strides cannot express a reshape.
+//!
+//! [`batch`] lowers batched products, [`conv`] convolutions, [`im2col`] convolutions on devices
+//! without a kernel for them, [`fallback`] library calls; [`workspace`] adds scratch memory.
+
+mod batch;
+mod conv;
+mod fallback;
+mod im2col;
+mod workspace;
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use hypatia_dsl::dtype::{DType, Kind};
+use hypatia_dsl::ir::{Backend, InView};
+use hypatia_dsl::kernel::{Access, Operand, PointwiseKernel};
+use hypatia_dsl::scalar::{Literal, Term, TermId, TermNode};
+use hypatia_dsl::typing::TensorType;
+
+use self::conv::leads_to_convolution;
+pub use self::workspace::ScanSplit;
+use crate::prepare::{self, Prepared};
+use crate::rows::Rows;
+use crate::view::{View, collapse, row_major};
+use crate::wrapping::wrap_integers;
+use crate::{Action, Buffer, BufferId, GemmStep, Options, Plan, PlanInput, PointwiseStep, Step, Storage};
+use hypatia_graph::prim::{Prim, elements, sizes};
+use hypatia_graph::{
+    Candidate, Graph, Kernels, Known, Node, NodeId, NodeKind, Product, Value, Way, builtin, cluster, is_pointwise,
+};
+use hypatia_tensor::error::{Error, Result};
+use hypatia_tensor::tensor::Tensor;
+
+/// A plan being built.
+pub(super) struct Lower<'a> {
+    pub(super) graph: &'a Graph,
+    kernels: &'a prepare::Kernels,
+    pub(super) plan: Plan,
+    pub(super) values: HashMap<Value, View>,
+    /// Buffers of constants by the address of their tensor: shared initializers get one buffer.
+    constants: HashMap<usize, BufferId>,
+    /// Contiguous copies made so far.
+    pub(super) copies: Vec<(View, View)>,
+    /// True for nodes with a user outside of their group.
+    leaves_group: Vec<bool>,
+    /// Buffers of results stored with channels last (NHWC), while the channels are axis 1 of the
+    /// graph's value.
+    pub(super) channels_last: HashSet<BufferId>,
+    /// True for nodes whose result reaches a convolution with its layout unchanged.
+    leads_to_convolution: Vec<bool>,
+    /// Groups of nodes that become one launch, in order.
+    groups: Vec<Vec<usize>>,
+    options: &'a Options,
+}
+
+pub(super) fn lower(prepared: &Prepared, options: &Options) -> Result<Plan> {
+    let mut l = Lower::new(prepared, options, empty(&prepared.graph, options))?;
+    l.inputs()?;
+    l.nodes()?;
+    for (name, v) in &prepared.graph.outputs {
+        let view = l.value(*v)?;
+        let view = l.contiguous(&view, name)?;
+        l.plan.outputs.push((name.clone(), view));
+    }
+    Ok(l.plan)
+}
+
+/// A plan without steps.
+fn empty(graph: &Graph, options: &Options) -> Plan {
+    Plan {
+        program: graph.program.clone(),
+        device: options.device.clone(),
+        inputs: Vec::new(),
+        constants: Vec::new(),
+        buffers: Vec::new(),
+        steps: Vec::new(),
+        outputs: Vec::new(),
+        arena: 0,
+        tf32: options.tf32,
+        allowed: options.allowed.clone(),
+        shortened: Vec::new(),
+    }
+}
+
+fn at_node(e: Error, graph: &Graph, group: &[usize]) -> Error {
+    let name = group.first().map_or("", |n| graph.nodes[*n].name.as_str());
+    match e {
+        Error::Limit(m) => Error::Limit(format!("node `{name}`: {m}")),
+        Error::Type(m) => Error::Type(m.at(format_args!("node `{name}`"))),
+        Error::Internal(m) => Error::Internal(format!("node `{name}`: {m}")),
+        e => e,
+    }
+}
+
+fn leaves_group(graph: &Graph, groups: &[Vec<usize>]) -> Vec<bool> {
+    let mut group_of = vec![0; graph.nodes.len()];
+    for (g, nodes) in groups.iter().enumerate() {
+        nodes.iter().for_each(|n| group_of[*n] = g);
+    }
+    let mut leaves = vec![false; graph.nodes.len()];
+    for (i, node) in graph.nodes.iter().enumerate() {
+        for v in node.operands.iter().flatten().filter(|v| group_of[v.node.index()] != group_of[i]) {
+            leaves[v.node.index()] = true;
+        }
+    }
+    graph.outputs.iter().for_each(|(_, v)| leaves[v.node.index()] = true);
+    leaves
+}
+
+/// The value of a one-element float constant.
+fn float_splat(node: &Node) -> Option<f64> {
+    match &node.kind {
+        NodeKind::Const(t) if t.len() == 1 && t.dtype().is_float() => t.to_f64().first().copied(),
+        _ => None,
+    }
+}
+
+impl<'a> Lower<'a> {
+    /// The state before the first node; steps are appended to `plan`.
+    fn new(prepared: &'a Prepared, options: &'a Options, plan: Plan) -> Result<Lower<'a>> {
+        let graph = &prepared.graph;
+        let pointwise: Vec<bool> = graph.nodes.iter().map(|n| is_pointwise(graph, n)).collect();
+        let none = vec![false; pointwise.len()];
+        let groups = cluster(graph, if options.cluster { &pointwise } else { &none })?;
+        Ok(Lower {
+            graph,
+            kernels: &prepared.kernels,
+            plan,
+            values: HashMap::new(),
+            constants: HashMap::new(),
+            copies: Vec::new(),
+            leaves_group: leaves_group(graph, &groups),
+            channels_last: HashSet::new(),
+            leads_to_convolution: leads_to_convolution(graph, &pointwise),
+            groups,
+            options,
+        })
+    }
+
+    fn nodes(&mut self) -> Result<()> {
+        let graph = self.graph;
+        for group in std::mem::take(&mut self.groups) {
+            match group.as_slice() {
+                [node] if !is_pointwise(graph, &graph.nodes[*node]) => self.node(*node),
+                nodes => self.region(nodes),
+            }
+            .map_err(|e| at_node(e, graph, &group))?;
+        }
+        Ok(())
+    }
+
+    /// The steps of a graph on these operands, without adding them to the plan, and the views of
+    /// its results.
+    pub(super) fn steps_of(&mut self, prepared: &Prepared, operands: &[View]) -> Result<(Vec<Step>, Vec<View>)> {
+        let outer = std::mem::replace(&mut self.plan, empty(&prepared.graph, self.options));
+        let first = outer.steps.len();
+        let mut inner = Lower::new(prepared, self.options, outer)?;
+        inner.constants = std::mem::take(&mut self.constants);
+        // Copies made inside are not available outside.
+        inner.copies.clone_from(&self.copies);
+        for (id, view) in prepared.graph.inputs.iter().zip(operands) {
+            inner.values.insert(Value { node: *id, output: 0 }, view.clone());
+        }
+        inner.nodes()?;
+        let mut results = Vec::new();
+        for (name, v) in &prepared.graph.outputs {
+            let view = inner.value(*v)?;
+            results.push(inner.contiguous(&view, name)?);
+        }
+        let steps = inner.plan.steps.split_off(first);
+        (self.plan, self.constants) = (inner.plan, inner.constants);
+        Ok((steps, results))
+    }
+}
+
+impl Lower<'_> {
+    fn inputs(&mut self) -> Result<()> {
+        for (i, id) in self.graph.inputs.iter().enumerate() {
+            let node = &self.graph.nodes[id.index()];
+            let (dtype, shape) = self.ty(Value { node: *id, output: 0 })?;
+            let NodeKind::Input { name } = &node.kind else {
+                return Err(Error::Internal("an input that is none".into()));
+            };
+            let buffer = self.buffer(dtype, elements(&shape)?, Storage::Input(i));
+            self.values.insert(Value { node: *id, output: 0 }, View::whole(buffer, dtype, &shape));
+            self.plan.inputs.push(PlanInput { name: name.clone(), dtype, shape });
+        }
+        Ok(())
+    }
+
+    pub(super) fn ty(&self, v: Value) -> Result<(DType, Vec<usize>)> {
+        let ty = self.graph.ty(v);
+        Ok((ty.dtype, sizes(&ty.shape, &|_| None)?))
+    }
+
+    fn buffer(&mut self, dtype: DType, len: usize, storage: Storage) -> BufferId {
+        self.plan.buffers.push(Buffer { dtype, len, storage });
+        BufferId(self.plan.buffers.len() as u32 - 1)
+    }
+
+    pub(super) fn fresh(&mut self, dtype: DType, shape: &[usize]) -> Result<View> {
+        let len = elements(shape)?;
+        // `buffers` sets the offset at the end.
+        let buffer = self.buffer(dtype, len, Storage::Arena(0));
+        Ok(View::whole(buffer, dtype, shape))
+    }
+
+    pub(super) fn constant(&mut self, tensor: &Arc<Tensor>) -> View {
+        let key = Arc::as_ptr(tensor) as usize;
+        let buffer = match self.constants.get(&key) {
+            Some(b) => *b,
+            None => {
+                self.plan.constants.push(tensor.clone());
+                let storage = Storage::Constant(self.plan.constants.len() - 1);
+                let b = self.buffer(tensor.dtype(), tensor.len(), storage);
+                self.constants.insert(key, b);
+                b
+            }
+        };
+        View::whole(buffer, tensor.dtype(), tensor.shape())
+    }
+
+    /// The view of a value.
+    pub(super) fn value(&mut self, v: Value) -> Result<View> {
+        if let Some(view) = self.values.get(&v) {
+            return Ok(view.clone());
+        }
+        let graph = self.graph;
+        match graph.nodes.get(v.node.index()).map(|n| &n.kind) {
+            Some(NodeKind::Const(t)) => Ok(self.constant(t)),
+            _ => Err(Error::Internal(format!("value {}.{} is used before it is made", v.node.0, v.output))),
+        }
+    }
+
+    pub(super) fn step(&mut self, name: &str, action: Action, reads: Vec<View>, writes: Vec<View>) {
+        let in_place = vec![None; writes.len()];
+        self.plan.steps.push(Step { name: name.to_string(), action, reads, writes, in_place, kernel: None });
+    }
+
+    pub(super) fn contiguous(&mut self, view: &View, name: &str) -> Result<View> {
+        if view.is_contiguous() {
+            return Ok(View { strides: row_major(&view.shape), ..view.clone() });
+        }
+        if let Some((_, copy)) = self.copies.iter().find(|(v, _)| v == view) {
+            return Ok(copy.clone());
+        }
+        let copy = self.fresh(view.dtype, &view.shape)?;
+        self.step(name, Action::Copy, vec![view.clone()], vec![copy.clone()]);
+        self.copies.push((view.clone(), copy.clone()));
+        Ok(copy)
+    }
+
+    /// A batch of contiguous matrices, each keeping the axis that is dense already: libraries
+    /// accept transposed matrices, and a transposing copy is slower.
+    pub(super) fn dense_matrices(&mut self, view: &View, name: &str) -> Result<View> {
+        let n = view.shape.len();
+        if n < 2 || view.strides[n - 1] == 1 || view.strides[n - 2] != 1 {
+            return self.contiguous(view, name);
+        }
+        let mut swapped: Vec<usize> = (0..n).collect();
+        swapped.swap(n - 2, n - 1);
+        Ok(self.contiguous(&view.transposed(&swapped), name)?.transposed(&swapped))
+    }
+
+    pub(super) fn broadcast(&mut self, v: Value, shape: &[usize]) -> Result<View> {
+        let view = self.value(v)?;
+        view.broadcast(shape)
+            .ok_or_else(|| Error::Internal(format!("{:?} does not broadcast to {shape:?}", view.shape)))
+    }
+
+    fn node(&mut self, index: usize) -> Result<()> {
+        let graph = self.graph;
+        let (id, node) = (NodeId(index as u32), &graph.nodes[index]);
+        let NodeKind::Op { attrs, term, .. } = &node.kind else { return Ok(()) };
+        if let Some(kernel) = self.kernels.rowwise.get(&id) {
+            return self.rowwise_node(id, node, kernel);
+        }
+        if let Some(call) = self.kernels.calls.get(&id) {
+            return self.called(id, node, call);
+        }
+        let op = builtin(graph, node).ok_or_else(|| Error::Internal("an op without a kernel".into()))?;
+        let (dtype, shape) = self.ty(Value { node: id, output: 0 })?;
+        let operands: Vec<Value> = node.operands.iter().flatten().copied().collect();
+        let shapes = operands.iter().map(|v| Ok(self.ty(*v)?.1)).collect::<Result<Vec<_>>>()?;
+        let shapes: Vec<&[usize]> = shapes.iter().map(Vec::as_slice).collect();
+        let prim = Prim::read(op, attrs, &|_| None, &shapes, &shape)?;
+        if op.multiplies() {
+            let view = match prim {
+                Prim::Conv { axes, groups } => {
+                    let follows = self.leads_to_convolution[index];
+                    self.conv(node, &operands, term.as_ref(), (axes, groups), (dtype, &shape), follows)?
+                }
+                _ => self.gemm(node, &operands, term.as_ref(), dtype, &shape)?,
+            };
+            self.values.insert(Value { node: id, output: 0 }, view);
+            return Ok(());
+        }
+        let views = operands.iter().map(|v| self.value(*v)).collect::<Result<Vec<_>>>()?;
+        let results = self.views(node, &prim, &views, dtype, &shape)?;
+        let results = match results {
+            Some(results) => results,
+            None => vec![self.moving(node, prim, &views, dtype, &shape)?],
+        };
+        for (output, view) in results.into_iter().enumerate() {
+            self.values.insert(Value { node: id, output: output as u32 }, view);
+        }
+        Ok(())
+    }
+
+    /// Ops whose results are views of their operand; `None` for others.
+    fn views(
+        &mut self,
+        node: &Node,
+        prim: &Prim,
+        x: &[View],
+        dtype: DType,
+        shape: &[usize],
+    ) -> Result<Option<Vec<View>>> {
+        if let Prim::Full(value) = prim {
+            let one = Tensor::from_f64(dtype, &[], &[*value]).ok_or_else(|| Error::Internal("a number".into()))?;
+            return Ok(self.constant(&Arc::new(one)).broadcast(shape).map(|v| vec![v]));
+        }
+        let Some(x) = x.first() else { return Ok(None) };
+        Ok(Some(match prim {
+            Prim::Reshape => {
+                let view = match x.reshaped(shape) {
+                    Some(view) => Some(view),
+                    None => self.contiguous(x, &node.name)?.reshaped(shape),
+                };
+                vec![view.ok_or_else(|| Error::Internal(format!("reshape of {:?} to {shape:?}", x.shape)))?]
+            }
+            Prim::Transpose(perm) => vec![x.transposed(perm)],
+            Prim::Expand => {
+                let view = x.broadcast(shape);
+                vec![view.ok_or_else(|| Error::Internal(format!("expand of {:?} to {shape:?}", x.shape)))?]
+            }
+            Prim::Slice { axis, start, step } => {
+                let start = usize::try_from(*start).map_err(|_| Error::Internal("a slice from before 0".into()))?;
+                vec![x.sliced(*axis, start, *step as isize, shape[*axis])]
+            }
+            Prim::Windows(axes) => {
+                let lead = x.shape.len() - axes.len();
+                vec![x.windowed(axes, &shape[lead..lead + axes.len()])]
+            }
+            Prim::Split { axis, sizes } => {
+                let starts = sizes.iter().scan(0, |at, size| Some(std::mem::replace(at, *at + size)));
+                starts.zip(sizes).map(|(start, size)| x.sliced(*axis, start, 1, *size)).collect()
+            }
+            // A reduction over no axes.
+            Prim::Reduce(_, axes) if axes.is_empty() => vec![x.clone()],
+            _ => return Ok(None),
+        }))
+    }
+
+    /// Ops that move or reduce elements.
+    fn moving(&mut self, node: &Node, prim: Prim, x: &[View], dtype: DType, shape: &[usize]) -> Result<View> {
+        let mut reads = x.to_vec();
+        let action = match prim {
+            Prim::Concat(axis) => Action::Concat(axis),
+            Prim::Pad(before) => Action::Pad(before),
+            Prim::Gather(axis) => Action::Gather(axis),
+            Prim::GatherElements(axis) => Action::GatherElements(axis),
+            Prim::GatherNd(batch) => Action::GatherNd(batch),
+            Prim::Scatter(how) => Action::Scatter(how),
+            Prim::Argsort(axis, descending) => Action::Argsort(axis, descending),
+            Prim::Reduce(kind, axes) => Action::Reduce(kind, axes),
+            Prim::Cumsum(how) => Action::Cumsum(how),
+            Prim::Argmax { axis, last } => Action::Argmax(axis, last),
+            other => return Err(Error::Internal(format!("{other:?} cannot be planned"))),
+        };
+        let whole = matches!(
+            action,
+            Action::Gather(_)
+                | Action::GatherElements(_)
+                | Action::GatherNd(_)
+                | Action::Scatter(_)
+                | Action::Cumsum(_)
+        );
+        if whole {
+            for r in &mut reads {
+                *r = self.contiguous(r, &node.name)?;
+            }
+        }
+        let out = self.fresh(dtype, shape)?;
+        let mut writes = vec![out.clone()];
+        writes.extend(self.workspace(&action, &reads, &out)?);
+        self.step(&node.name, action, reads, writes);
+        Ok(out)
+    }
+
+    fn gemm(
+        &mut self,
+        node: &Node,
+        operands: &[Value],
+        term: Option<&Term>,
+        dtype: DType,
+        shape: &[usize],
+    ) -> Result<View> {
+        let [a, b, reads @ ..] = operands else { return Err(Error::Internal("a product of one operand".into())) };
+        let (a, b) = (self.value(*a)?, self.value(*b)?);
+        let (step, mut views) = self.operands(&node.name, [&a, &b], shape)?;
+        let mut known = vec![self.known(&a), self.known(&b)];
+        for r in reads {
+            let view = self.value(*r)?;
+            known.push(self.known(&view));
+            views.push(self.broadcast(*r, shape)?);
+        }
+        let step = GemmStep { term: term.cloned().unwrap_or_else(plain), ..step };
+        let out = self.fresh(dtype, shape)?;
+        let order = self.worth_copying(&step, &views);
+        self.product(&node.name, step, (views, order), (known, &node.kernels), out.clone())?;
+        Ok(out)
+    }
+
+    /// A product of two operands with result `shape`, and the two broadcast to it, as matrices that
+    /// the device accepts.
+    pub(super) fn operands(
+        &mut self,
+        name: &str,
+        [a, b]: [&View; 2],
+        shape: &[usize],
+    ) -> Result<(GemmStep, Vec<View>)> {
+        let (Some(k), Some((batch, [m, n]))) = (a.shape.last().copied(), shape.split_last_chunk::<2>()) else {
+            return Err(Error::Internal("a product of rank below 2".into()));
+        };
+        let wide = |v: &View, rows: usize, columns: usize| {
+            let view = v.broadcast(&[batch, &[rows, columns]].concat());
+            view.ok_or_else(|| Error::Internal(format!("a product of {:?} into {shape:?}", v.shape)))
+        };
+        let mut views = vec![wide(a, *m, k)?, wide(b, k, *n)?];
+        if !self.plan.device.is_host() && a.dtype.is_float() {
+            // The library needs matrices with one dense axis; the kernels for integer products
+            // accept any strides.
+            for view in views.iter_mut().filter(|v| !v.is_empty() && !v.is_matrix()) {
+                *view = self.contiguous(view, name)?;
+            }
+        }
+        let acc = if a.dtype.is_float() { a.dtype.compute() } else { a.dtype };
+        Ok((GemmStep { batch: batch.to_vec(), m: *m, n: *n, k, acc, term: plain() }, views))
+    }
+
+    /// A product with the first candidate that fits. `views` are a, b and the term's operands, all
+    /// broadcast, and whether a and b should be copied; `known` holds the properties of each before
+    /// it was broadcast.
+    pub(super) fn product(
+        &mut self,
+        name: &str,
+        step: GemmStep,
+        (views, copied): (Vec<View>, [bool; 2]),
+        (known, kernels): (Vec<Known>, &Kernels),
+        out: View,
+    ) -> Result<()> {
+        let (program, device) = (self.plan.program.clone(), self.plan.device.clone());
+        let product = Product { term: &step.term, from: views[0].dtype, to: out.dtype };
+        let way = if device.is_host() { Way::Whole } else { product.without_kernel(&program) };
+        let last = Candidate { way, matched: None };
+        let listed = if kernels.device == device.name { kernels.list.as_slice() } else { &[] };
+        let fits = |c: &&Candidate| {
+            c.matched.as_ref().is_none_or(|m| {
+                let reads = m.reads.iter().all(|(i, view)| views.get(*i).is_some_and(|v| reads_as(*view, v)));
+                reads && m.holds(&program, &|i| known.get(i).cloned(), &device)
+            })
+        };
+        let first = listed.iter().find(fits).unwrap_or(&last);
+        let whole = matches!(first.way, Way::Whole);
+        let Some(kernel) = first.kernel().filter(|_| whole && first.is_tried(&program)) else {
+            return self.chosen(name, first, step, (views, copied), out);
+        };
+        let sure = listed.iter().filter(|c| !c.is_tried(&program)).find(fits).unwrap_or(&last);
+        let first = self.plan.steps.len();
+        let kept = self.copies.clone();
+        self.chosen(name, sure, step.clone(), (views.clone(), copied), out.clone())?;
+        let fallback = self.plan.steps.split_off(first);
+        self.copies = kept;
+        // A library call has its epilogue from the kernel's name.
+        let tiled = program.kernels[kernel.index()].backend == Backend::Tiled;
+        let product = if tiled { step } else { GemmStep { term: plain(), ..step } };
+        self.call_or_fallback(name, Some(kernel), product, views, vec![out], fallback);
+        Ok(())
+    }
+
+    /// A product with that candidate.
+    fn chosen(
+        &mut self,
+        name: &str,
+        candidate: &Candidate,
+        step: GemmStep,
+        (views, copied): (Vec<View>, [bool; 2]),
+        out: View,
+    ) -> Result<()> {
+        let Way::Split(split) = &candidate.way else {
+            return self.multiply(name, candidate.kernel(), step, (views, copied), out);
+        };
+        let mid = self.fresh(split.between, &out.shape)?;
+        let (head, head_reads) = narrow(&split.head, &views[2..]);
+        let head_views = [&views[..2], &head_reads].concat();
+        let head = GemmStep { term: head, ..step };
+        self.multiply(name, candidate.kernel(), head, (head_views, copied), mid.clone())?;
+        let inputs: Vec<DType> = views[2..].iter().map(|v| v.dtype).collect();
+        let rest = wrap_integers(&self.plan.program, &split.rest, split.between, &inputs)?;
+        let (rest, rest_reads) = narrow(&rest, &views[2..]);
+        self.pass(name, rest, mid, rest_reads, out);
+        Ok(())
+    }
+
+    /// The known properties of an operand with that view.
+    pub(super) fn known(&self, view: &View) -> Known {
+        let shape = view.shape.iter().map(|d| (*d as i64).into()).collect();
+        let constant = matches!(self.plan.buffers[view.buffer.index()].storage, Storage::Constant(_));
+        Known { ty: TensorType { dtype: view.dtype, shape }, constant }
+    }
+
+    pub(super) fn set_kernel(&mut self, kernel: Option<hypatia_dsl::ir::KernelId>) {
+        if let Some(step) = self.plan.steps.last_mut() {
+            step.kernel = kernel;
+        }
+    }
+
+    /// A pointwise pass over the accumulator of a gemm.
+    pub(super) fn pass(&mut self, name: &str, term: Term, acc: View, reads: Vec<View>, out: View) {
+        let dtype = acc.dtype;
+        let reads = [reads, vec![acc]].concat();
+        self.pointwise(name, term, reads, vec![out], Some(dtype));
+    }
+
+    /// A pointwise step over the index space of `writes[0]`; reads are broadcast to it. With `acc`,
+    /// the last read is the accumulator, which the term calls `acc`.
+    fn pointwise(&mut self, name: &str, term: Term, reads: Vec<View>, writes: Vec<View>, acc: Option<DType>) {
+        let strides: Vec<Vec<isize>> = reads.iter().chain(&writes[..1]).map(|v| v.strides.clone()).collect();
+        let (shape, mut strides) = collapse(&writes[0].shape, &strides);
+        let full = strides.pop().unwrap_or_default();
+        let access = |s: &Vec<isize>| match s.as_slice() {
+            _ if shape == [1] || *s == full => Access::Full,
+            s if s.iter().all(|x| *x == 0) => Access::Splat,
+            [0, 1] => Access::Row,
+            [1, 0] => Access::Col,
+            _ => Access::Strided,
+        };
+        let inputs = reads.iter().zip(&strides).map(|(v, s)| Operand { dtype: v.dtype, access: access(s) });
+        let mut inputs: Vec<Operand> = inputs.collect();
+        if acc.is_some() {
+            inputs.pop();
+        }
+        let kernel = PointwiseKernel {
+            name: format!("pointwise_{}", self.plan.steps.len()),
+            doc: name.to_string(),
+            outputs: writes.iter().map(|v| v.dtype).collect(),
+            rank: if inputs.iter().any(|i| i.access == Access::Strided) { shape.len() } else { 2 },
+            inputs,
+            term,
+            acc,
+        };
+        self.step(name, Action::Pointwise(PointwiseStep { kernel, shape, strides }), reads, writes);
+    }
+
+    fn region(&mut self, nodes: &[usize]) -> Result<()> {
+        let graph = self.graph;
+        let last = nodes.last().copied().ok_or_else(|| Error::Internal("an empty region".into()))?;
+        let (_, shape) = self.ty(Value { node: NodeId(last as u32), output: 0 })?;
+        let mut term = Term::empty();
+        let mut inside: HashMap<Value, TermId> = HashMap::new();
+        let mut reads: Vec<(Value, View)> = Vec::new();
+        for index in nodes {
+            let node = &graph.nodes[*index];
+            let mut args = Vec::new();
+            for v in node.operands.iter().flatten() {
+                let arg = match inside.get(v) {
+                    Some(id) => *id,
+                    None => match self.literal(node, *v) {
+                        Some(number) => term.add(TermNode::Lit(Literal(number))),
+                        None => {
+                            let input = match reads.iter().position(|(w, _)| w == v) {
+                                Some(i) => i,
+                                None => {
+                                    reads.push((*v, self.broadcast(*v, &shape)?));
+                                    reads.len() - 1
+                                }
+                            };
+                            term.add(TermNode::In { input: input as u32, view: InView::Broadcast })
+                        }
+                    },
+                };
+                args.push(arg);
+            }
+            let id = match (&node.kind, args.first()) {
+                (NodeKind::Scalar(scalar), _) => term.add(TermNode::Call { scalar: *scalar, args }),
+                (_, Some(arg)) => term.add(TermNode::Cast { to: node.results[0].dtype, arg: *arg }),
+                _ => return Err(Error::Internal("a cast of nothing".into())),
+            };
+            let dtype = node.results[0].dtype;
+            // Generated code computes integers in 64 bits: each result wraps to its own width, as
+            // if it were stored.
+            let wraps = !self.plan.device.is_host() && dtype.is_int() && dtype != DType::I64;
+            let id = if wraps { term.add(TermNode::Cast { to: dtype, arg: id }) } else { id };
+            inside.insert(Value { node: NodeId(*index as u32), output: 0 }, id);
+        }
+        let mut reads: Vec<View> = reads.into_iter().map(|(_, v)| v).collect();
+        let order = self.pointwise_order(&reads, &shape);
+        if let Some(order) = &order {
+            reads.iter_mut().for_each(|v| *v = v.transposed(order));
+        }
+        let mut writes = Vec::new();
+        for index in nodes {
+            if !self.leaves_group[*index] {
+                continue;
+            }
+            let value = Value { node: NodeId(*index as u32), output: 0 };
+            let [out, seen] = self.fresh_in(graph.nodes[*index].results[0].dtype, &shape, order.as_deref())?;
+            term.roots.push(inside[&value]);
+            self.values.insert(value, seen);
+            writes.push(out);
+        }
+        if writes.is_empty() {
+            return Ok(());
+        }
+        let mut names: Vec<&str> =
+            nodes.iter().map(|n| graph.nodes[*n].name.as_str()).filter(|n| !n.is_empty()).collect();
+        names.dedup();
+        self.pointwise(&names.join(" + "), term, reads, writes, None);
+        Ok(())
+    }
+
+    /// The number that replaces an operand: a one-element float constant, where another operand
+    /// gives the literal its type.
+    fn literal(&self, node: &Node, v: Value) -> Option<f64> {
+        let NodeKind::Scalar(scalar) = node.kind else { return None };
+        let number = float_splat(&self.graph.nodes[v.node.index()])?;
+        let dtype = self.graph.ty(v).dtype;
+        let params = &self.graph.program.scalar(scalar).params;
+        let typed = node.operands.iter().zip(params).any(|(o, (_, kind))| {
+            o.is_some_and(|o| {
+                *kind == Kind::Number
+                    && self.graph.ty(o).dtype == dtype
+                    && float_splat(&self.graph.nodes[o.node.index()]).is_none()
+            })
+        });
+        typed.then_some(number)
+    }
+
+    fn rowwise_node(&mut self, id: NodeId, node: &Node, rows: &Rows) -> Result<()> {
+        let operands: Vec<Value> = node.operands.iter().flatten().copied().collect();
+        let mut reads = Vec::new();
+        for v in &operands {
+            let view = self.value(*v)?;
+            // Row-wise kernels do not support negative strides.
+            let back = view.strides.iter().zip(&view.shape).any(|(stride, size)| *stride < 0 && *size > 1);
+            reads.push(if back { self.contiguous(&view, &node.name)? } else { view });
+        }
+        let types = (0..node.results.len()).map(|output| self.ty(Value { node: id, output: output as u32 }));
+        let types = types.collect::<Result<Vec<(DType, Vec<usize>)>>>()?;
+        let shapes: Vec<Vec<usize>> = types.iter().map(|(_, shape)| shape.clone()).collect();
+        let step = rows.step(&reads, &shapes);
+        let mut step =
+            step.ok_or_else(|| Error::Internal(format!("kernel {} does not fit its operands", rows.kernel.name)))?;
+        let mut writes = Vec::new();
+        for (output, (dtype, shape)) in types.into_iter().enumerate() {
+            let out = self.fresh(dtype, &shape)?;
+            self.values.insert(Value { node: id, output: output as u32 }, out.clone());
+            writes.push(out);
+        }
+        step.kernel.name = format!("{}_{}", step.kernel.name, self.plan.steps.len());
+        self.step(&node.name, Action::Rowwise(step), reads, writes);
+        Ok(())
+    }
+}
+
+/// The term of a plain product.
+pub(super) fn plain() -> Term {
+    Product::plain()
+}
+
+/// True if an operand, broadcast to the output, can be read with that view.
+fn reads_as(view: InView, read: &View) -> bool {
+    let Some((last, lead)) = read.strides.split_last() else { return true };
+    let columns = read.shape.last().copied().unwrap_or(1);
+    match view {
+        InView::Broadcast => true,
+        InView::Full => read.is_contiguous(),
+        InView::Row => lead.iter().all(|s| *s == 0) && (*last == 1 || columns == 1),
+        InView::Col => {
+            let rows = View { shape: read.shape[..lead.len()].to_vec(), strides: lead.to_vec(), ..read.clone() };
+            (*last == 0 || columns == 1) && rows.is_contiguous()
+        }
+    }
+}
+
+/// The term without its unused inputs, and the reads of the remaining ones.
+fn narrow(term: &Term, reads: &[View]) -> (Term, Vec<View>) {
+    let mut kept: Vec<u32> = Vec::new();
+    let mut term = term.clone();
+    for node in &mut term.nodes {
+        if let TermNode::In { input, .. } = node {
+            let at = kept.iter().position(|k| k == input).unwrap_or_else(|| {
+                kept.push(*input);
+                kept.len() - 1
+            });
+            *input = at as u32;
+        }
+    }
+    let views = kept.iter().filter_map(|k| reads.get(*k as usize).cloned()).collect();
+    (term, views)
+}

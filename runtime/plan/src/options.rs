@@ -1,0 +1,32 @@
+//! Settings of planning.
+//!
+//! In: a device, and what the caller allows. Out: what `prepare` and `lower` read. Invariant: the
+//! defaults let no result differ from the rounding that the rules claim.
+
+use hypatia_dsl::kernel::short::Allowed;
+
+use hypatia_target::device::Device;
+use hypatia_tensor::memory;
+
+/// Settings of planning.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Options {
+    /// The target device.
+    pub device: Device,
+    /// Cluster pointwise work; otherwise every scalar node is a launch of its own.
+    pub cluster: bool,
+    /// Limit in bytes of the arena and the outputs; a plan that needs more is an error.
+    pub memory: usize,
+    /// Let a GPU round the operands of f32 products to TF32: 10 bits of mantissa, up to seven times
+    /// the speed.
+    pub tf32: bool,
+    /// Which approximations generated kernels may use.
+    pub allowed: Allowed,
+}
+
+impl Options {
+    /// Clustered, for that device, within [`memory::budget`], f32 without TF32.
+    pub fn new(device: Device) -> Options {
+        Options { device, cluster: true, memory: memory::budget(), tf32: false, allowed: Allowed::default() }
+    }
+}

@@ -1,0 +1,211 @@
+//! Steps: what one launch computes, from which views to which.
+//!
+//! In: nothing; `lower` makes them. Out: what executors run. Invariant: a step reads only inputs,
+//! constants and results of earlier steps; its results are whole buffers.
+
+use hypatia_dsl::builtin::Joining;
+use hypatia_dsl::dtype::DType;
+use hypatia_dsl::ir::{KernelId, Program};
+use hypatia_dsl::kernel::{PointwiseKernel, Reduction, RowLayout, RowwiseKernel};
+use hypatia_dsl::scalar::{Term, TermNode};
+
+use super::view::View;
+use hypatia_graph::prim::{Cumsum, Window};
+use hypatia_graph::scale;
+
+/// A matrix product with an epilogue. `reads[0]` is `batch + [m, k]` and `reads[1]` is `batch + [k,
+/// n]`. The operands of the term follow, broadcast to `batch + [m, n]`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GemmStep {
+    /// The leading axes.
+    pub batch: Vec<usize>,
+    /// Rows.
+    pub m: usize,
+    /// Columns.
+    pub n: usize,
+    /// Length of the sums.
+    pub k: usize,
+    /// Element type of the accumulator: f32 (f64 for f64; integers accumulate in their own type).
+    pub acc: DType,
+    /// The epilogue; `acc` alone for a plain product.
+    pub term: Term,
+}
+
+impl GemmStep {
+    /// True if the accumulator is stored unchanged.
+    pub fn is_plain(&self) -> bool {
+        is_plain(&self.term)
+    }
+
+    /// The factor by which the accumulator is multiplied before it is stored, if the epilogue does
+    /// nothing else: libraries apply it within the product. Never 0, which would hide NaN and
+    /// infinities.
+    pub fn scale(&self, program: &Program) -> Option<f64> {
+        scale(program, &self.term, self.acc)
+    }
+}
+
+/// A convolution with an epilogue. `reads[0]` is `[n, c, ..]`, or `[n, .., c]` if the channels are
+/// last; `reads[1]` is `[o, c / groups, ..]`. Both are contiguous. The operands of the term follow,
+/// broadcast to the result.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ConvStep {
+    /// The window of each spatial axis.
+    pub windows: Vec<Window>,
+    /// Groups of channels.
+    pub groups: usize,
+    /// True if the channels are the last axis of operand and result (NHWC). This requires constant
+    /// filters, one or two spatial axes, and either one group or as many groups as channels and
+    /// filters.
+    pub channels_last: bool,
+    /// Element type of the accumulator: f32, or f64 for f64.
+    pub acc: DType,
+    /// The epilogue; `acc` alone for a plain convolution.
+    pub term: Term,
+}
+
+impl ConvStep {
+    /// True if the accumulator is stored unchanged.
+    pub fn is_plain(&self) -> bool {
+        is_plain(&self.term)
+    }
+}
+
+/// True if the term is only the accumulator.
+fn is_plain(term: &Term) -> bool {
+    matches!(term.nodes.get(term.root().0 as usize), Some(TermNode::Acc))
+}
+
+/// A pointwise step on a collapsed index space.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PointwiseStep {
+    /// The computation.
+    pub kernel: PointwiseKernel,
+    /// The collapsed sizes: at least one, and `kernel.rank` of them if an operand is strided.
+    pub shape: Vec<usize>,
+    /// The strides of each read along these axes.
+    pub strides: Vec<Vec<isize>>,
+}
+
+/// A row-wise step.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RowwiseStep {
+    /// The computation.
+    pub kernel: RowwiseKernel,
+    /// Number of rows.
+    pub rows: usize,
+    /// Length of a row.
+    pub n: usize,
+    /// The layout of the elements of each read, then of each write. At least one axis numbers the
+    /// rows, and at least one makes up a row.
+    pub layout: RowLayout,
+}
+
+/// A library call and its fallback steps. `reads` begin with the operands of the product and the
+/// operands of the call's epilogue; `writes` begin with the results of the call. After them come
+/// the additional reads and writes of the fallback steps. A step without a kernel is a batched
+/// product of matrices in their present layout, which the fallback steps transpose first; its
+/// result is a whole buffer whose axes may be permuted.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CallStep {
+    /// The product of the call. Its accumulator is stored unchanged or, without a kernel, scaled. Of
+    /// a tiled kernel it has the epilogue.
+    pub product: GemmStep,
+    /// Number of reads that the call uses.
+    pub reads: usize,
+    /// Number of writes that the call stores.
+    pub writes: usize,
+    /// The fallback: the same results step by step. It defines the meaning, and runs where the
+    /// library lacks the call or is slower.
+    pub fallback: Vec<Step>,
+}
+
+/// What a step does with its reads.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Action {
+    /// A matrix product.
+    Gemm(GemmStep),
+    /// A product that has more results than one, or more epilogue operands than a vector; one
+    /// launch if the device supports it.
+    Call(CallStep),
+    /// A convolution.
+    Conv(ConvStep),
+    /// Pointwise.
+    Pointwise(PointwiseStep),
+    /// Row by row.
+    Rowwise(RowwiseStep),
+    /// Row-major copy of its only read.
+    Copy,
+    /// Concatenates the reads along an axis.
+    Concat(usize),
+    /// Fills with `reads[1]`, then stores `reads[0]` at that offset along each axis.
+    Pad(Vec<i64>),
+    /// Slices of `reads[0]` along an axis, selected by `reads[1]`.
+    Gather(usize),
+    /// Elements of `reads[0]` along an axis, selected by `reads[1]`.
+    GatherElements(usize),
+    /// Slices of `reads[0]` selected by index tuples, after batch axes.
+    GatherNd(usize),
+    /// A copy of `reads[0]` in which the rows that `reads[1]` selects are combined with those of
+    /// `reads[2]`.
+    Scatter(Joining),
+    /// The permutation that sorts along an axis; descending if true.
+    Argsort(usize, bool),
+    /// A reduction over these axes, which are ascending.
+    Reduce(Reduction, Vec<usize>),
+    /// A cumulative sum.
+    Cumsum(Cumsum),
+    /// Position of the maximum along the axis; of equal ones the last if true.
+    Argmax(usize, bool),
+}
+
+/// One launch.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Step {
+    /// Label: the names of the model's nodes that it computes.
+    pub name: String,
+    /// The operation.
+    pub action: Action,
+    /// The operands.
+    pub reads: Vec<View>,
+    /// The results, then scratch memory; each is a whole buffer.
+    pub writes: Vec<View>,
+    /// For each write, the read whose memory it reuses.
+    pub in_place: Vec<Option<usize>>,
+    /// The kernel of the Program that implements it; `None` for the executor's own.
+    pub kernel: Option<KernelId>,
+}
+
+impl Step {
+    /// A library call, which stores `writes`, with its fallback steps. What the fallback reads and
+    /// writes besides is added to the step's reads and writes.
+    pub(super) fn call(
+        name: &str,
+        product: GemmStep,
+        mut reads: Vec<View>,
+        mut writes: Vec<View>,
+        fallback: Vec<Step>,
+    ) -> Step {
+        let call = CallStep { product, reads: reads.len(), writes: writes.len(), fallback };
+        for view in call.fallback.iter().flat_map(|s| &s.writes) {
+            if !writes.iter().any(|w| w.buffer == view.buffer) {
+                writes.push(view.clone());
+            }
+        }
+        for view in call.fallback.iter().flat_map(|s| &s.reads) {
+            if !writes.iter().any(|w| w.buffer == view.buffer) && !reads.contains(view) {
+                reads.push(view.clone());
+            }
+        }
+        let in_place = vec![None; writes.len()];
+        Step { name: name.to_string(), action: Action::Call(call), reads, writes, in_place, kernel: None }
+    }
+
+    /// The reads whose memory is reused by results.
+    pub fn shared(&self) -> Vec<usize> {
+        let mut out: Vec<usize> = self.in_place.iter().flatten().copied().collect();
+        out.sort_unstable();
+        out.dedup();
+        out
+    }
+}

@@ -1,0 +1,467 @@
+//! Attributes of random instances.
+//!
+//! In: an op, its operands' types and the patterns of its attributes. Out: attribute values that
+//! are legal for these operands and match the patterns; variables of the patterns are bound.
+
+use hypatia_dsl::builtin::{BuiltinOp, JOININGS};
+use hypatia_dsl::dtype::DType;
+use hypatia_dsl::ir::{AttrPat, AttrType, AttrValue, NodePat, OpBody, OpId, ParamKind};
+use hypatia_dsl::shape::Dim;
+use hypatia_dsl::typing::{TensorType, eval, same_value};
+
+use super::{DTYPES, Generator, Reject, Try, ints, reject, sizes};
+use hypatia_graph::GraphFacts;
+
+impl Generator<'_, '_> {
+    /// One value for each attribute of an op over operands of these types.
+    pub(super) fn attributes(&mut self, op: OpId, node: &NodePat, types: &[Option<TensorType>]) -> Try<Vec<AttrValue>> {
+        let program = self.program.clone();
+        let def = program.op(op);
+        let builtin = if let OpBody::Builtin(b) = def.body { Some(b) } else { None };
+        let rank = types.iter().flatten().next().map(|t| t.shape.len());
+        let mut out: Vec<AttrValue> = Vec::with_capacity(node.attrs.len());
+        for (i, (pat, (_, param))) in node.attrs.iter().zip(def.attrs()).enumerate() {
+            let ParamKind::Attr { ty, .. } = &param.kind else { continue };
+            let backwards = builtin == Some(BuiltinOp::Slice)
+                && node.attrs.get(3).is_some_and(
+                    |p| matches!(p, AttrPat::Is(e) if self.eval(e).and_then(|v| as_int(&v)).is_some_and(|s| s < 0)),
+                );
+            let value = match pat {
+                AttrPat::Var(v) if backwards && (1..=2).contains(&i) && !self.env.attrs.values.contains_key(v) => {
+                    let value = self.backwards(i, types, &out)?;
+                    self.env.attrs.values.insert(*v, value.clone());
+                    value
+                }
+                AttrPat::Is(e) => {
+                    self.eval(e).ok_or_else(|| Reject(format!("attribute `{}` has no value", param.name)))?
+                }
+                AttrPat::Var(v) if self.env.attrs.values.contains_key(v) => {
+                    self.env.attrs.values.get(v).cloned().ok_or_else(|| Reject("an attribute has no value".into()))?
+                }
+                AttrPat::Var(v) => {
+                    let value = match self.chosen_var(*v) {
+                        Some(value) => value,
+                        None => self.random_attr(builtin, i, *ty, types, &out, node.output as usize, None)?,
+                    };
+                    let value = normalised(*ty, value, rank);
+                    self.env.attrs.values.insert(*v, value.clone());
+                    value
+                }
+                AttrPat::Any | AttrPat::Rest(_) => {
+                    self.random_attr(builtin, i, *ty, types, &out, node.output as usize, None)?
+                }
+                AttrPat::List(items) => {
+                    let fixed = items.iter().filter(|p| !matches!(p, AttrPat::Rest(_))).count();
+                    let open = items.len() > fixed;
+                    let length = if open { None } else { Some(fixed) };
+                    let base = self.random_attr(builtin, i, *ty, types, &out, node.output as usize, length)?;
+                    let AttrValue::List(base) = base else { return reject("a list is wanted for a single value") };
+                    let permutation = builtin == Some(BuiltinOp::Transpose);
+                    AttrValue::List(self.list(items, base, permutation, *ty, rank)?)
+                }
+            };
+            out.push(value);
+        }
+        Ok(out)
+    }
+
+    /// The length that a list pattern requires.
+    pub(super) fn list_length(&self, pat: Option<&AttrPat>) -> Option<usize> {
+        match pat? {
+            AttrPat::List(items) if !items.iter().any(|p| matches!(p, AttrPat::Rest(_))) => Some(items.len()),
+            AttrPat::Is(e) => match self.eval(e)? {
+                AttrValue::List(l) => Some(l.len()),
+                _ => None,
+            },
+            AttrPat::Var(v) => match self.env.attrs.values.get(v).cloned().or_else(|| self.hinted_var(*v))? {
+                AttrValue::List(l) => Some(l.len()),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+
+    /// Matches `made` against a pattern: the result is the pattern's value if it is known, else
+    /// `made`.
+    pub(super) fn match_or_make(&mut self, pat: &AttrPat, made: AttrValue) -> Try<AttrValue> {
+        match pat {
+            AttrPat::Is(e) => self.eval(e).ok_or_else(|| Reject("an attribute has no value".into())),
+            AttrPat::Var(v) => Ok(self.env.attrs.values.get_or_insert(*v, made).clone()),
+            _ => Ok(made),
+        }
+    }
+
+    /// The value of an expression, including that of a `let` if the expression needs one.
+    fn eval(&self, e: &hypatia_dsl::ir::AExpr) -> Option<AttrValue> {
+        let facts = GraphFacts { graph: &self.graph, env: &self.env };
+        let found = eval(e, &self.env.attrs, &facts);
+        if found.is_some() || self.rule.lets.is_empty() {
+            return found;
+        }
+        let mut known = self.env.attrs.clone();
+        for (var, e) in &self.rule.lets {
+            if let Some(v) = eval(e, &known, &facts) {
+                known.values.get_or_insert(*var, v);
+            }
+        }
+        eval(e, &known, &facts)
+    }
+
+    /// The value that a guard `v == e` or `v in [..]` gives to a variable.
+    pub(super) fn hinted_var(&self, var: hypatia_dsl::ir::VarId) -> Option<AttrValue> {
+        let equal = self.hints.equal_var.iter().filter(|(v, _)| *v == var).find_map(|(_, e)| self.eval(e));
+        equal.or_else(|| {
+            self.hints.among.iter().filter(|(v, _)| *v == var).find_map(|(_, e)| match self.eval(e) {
+                Some(AttrValue::List(l)) => l.first().cloned(),
+                _ => None,
+            })
+        })
+    }
+
+    /// Like [`Self::hinted_var`], but picks any of the values that `v in [..]` allows.
+    pub(super) fn chosen_var(&mut self, var: hypatia_dsl::ir::VarId) -> Option<AttrValue> {
+        let hints = self.hints;
+        let list = hints.among.iter().filter(|(v, _)| *v == var).find_map(|(_, e)| match self.eval(e) {
+            Some(AttrValue::List(l)) if !l.is_empty() => Some(l),
+            _ => None,
+        });
+        match list {
+            Some(l) if !hints.equal_var.iter().any(|(v, _)| *v == var) => l.get(self.source.pick(l.len())).cloned(),
+            _ => self.hinted_var(var),
+        }
+    }
+
+    /// A list that matches element patterns; elements that they leave undetermined come from
+    /// `base`.
+    fn list(
+        &mut self,
+        items: &[AttrPat],
+        base: Vec<AttrValue>,
+        permutation: bool,
+        ty: AttrType,
+        rank: Option<usize>,
+    ) -> Try<Vec<AttrValue>> {
+        let fixed = items.iter().filter(|p| !matches!(p, AttrPat::Rest(_))).count();
+        let Some(spare) = base.len().checked_sub(fixed) else { return reject("a list is too short for its pattern") };
+        if spare > 0 && fixed == items.len() {
+            return reject("a list is too long for its pattern");
+        }
+        let element = if ty == AttrType::Axes { AttrType::Axis } else { AttrType::Int };
+        let one = |v: AttrValue| normalised(element, v, rank);
+        // First the fixed elements, then the undetermined ones.
+        let mut slots: Vec<Option<AttrValue>> = vec![None; base.len()];
+        let mut at = 0;
+        let mut places = Vec::new();
+        for item in items {
+            places.push(at);
+            match item {
+                AttrPat::Is(e) => {
+                    slots[at] = Some(one(self.eval(e).ok_or_else(|| Reject("a list has no value".into()))?))
+                }
+                AttrPat::Var(v) => slots[at] = self.env.attrs.values.get(v).cloned(),
+                _ => {}
+            }
+            at += if matches!(item, AttrPat::Rest(_)) { spare } else { 1 };
+        }
+        if permutation {
+            let used: Vec<AttrValue> = slots.iter().flatten().cloned().collect();
+            let mut free = base.into_iter().filter(|b| !used.contains(b));
+            for slot in &mut slots {
+                if slot.is_none() {
+                    *slot = free.next();
+                }
+            }
+        } else {
+            for (slot, b) in slots.iter_mut().zip(base) {
+                slot.get_or_insert(b);
+            }
+        }
+        let Some(values) = slots.into_iter().collect::<Option<Vec<_>>>() else {
+            return reject("a list pattern cannot be a permutation");
+        };
+        for (item, at) in items.iter().zip(places) {
+            let (var, value) = match item {
+                AttrPat::Var(v) => (v, values[at].clone()),
+                AttrPat::Rest(Some(v)) => (v, AttrValue::List(values[at..at + spare].to_vec())),
+                _ => continue,
+            };
+            let bound = self.env.attrs.values.get_or_insert(*var, value.clone());
+            if same_value(bound, &value) != Some(true) {
+                return reject("a variable of a list stands for two values");
+            }
+        }
+        Ok(values)
+    }
+
+    /// A legal value of attribute `index`. `before` holds the preceding attributes, `length` the
+    /// required length of a list.
+    #[allow(clippy::too_many_arguments)]
+    fn random_attr(
+        &mut self,
+        builtin: Option<BuiltinOp>,
+        index: usize,
+        ty: AttrType,
+        types: &[Option<TensorType>],
+        before: &[AttrValue],
+        output: usize,
+        length: Option<usize>,
+    ) -> Try<AttrValue> {
+        let first = types.iter().flatten().next();
+        let shape = match first {
+            Some(t) => sizes(t)?,
+            None => Vec::new(),
+        };
+        let axis_size = || match before.first() {
+            Some(AttrValue::Dim(a)) => a.as_const().and_then(|a| {
+                let a = if a < 0 { a + shape.len() as i64 } else { a };
+                shape.get(a as usize).copied()
+            }),
+            _ => None,
+        };
+        let dims = |l: Vec<i64>| AttrValue::List(l.into_iter().map(|d| AttrValue::Dim(Dim::from(d))).collect());
+        let int = |v: i64| AttrValue::Dim(Dim::from(v));
+        Ok(match (builtin, index) {
+            (Some(BuiltinOp::Transpose), 0) => dims(self.permutation(shape.len())),
+            (Some(BuiltinOp::Reshape), 0) => dims(self.reshaping(&shape, length)?),
+            (Some(BuiltinOp::Expand), 0) => dims(self.expansion(&shape, length)),
+            (Some(BuiltinOp::Slice), 1) => int(self.upto(axis_size().unwrap_or(0))),
+            (Some(BuiltinOp::Slice), 2) => {
+                let start = before.get(1).and_then(as_int).unwrap_or(0);
+                let size = axis_size().unwrap_or(0);
+                // A slice that ends before its start is empty.
+                let least = [start.clamp(0, size), 0][self.source.weighted(&[85, 15])];
+                int(size - self.upto(size - least))
+            }
+            (Some(BuiltinOp::Slice), 3) => int([1, 2, 3][self.source.weighted(&[70, 20, 10])]),
+            (Some(BuiltinOp::Split), 1) => {
+                let parts = length.unwrap_or_else(|| output + 1 + self.source.pick(2));
+                dims(self.partition(axis_size().unwrap_or(0), parts))
+            }
+            (Some(BuiltinOp::Pad), _) => {
+                dims(shape.iter().map(|_| [0, 1, 2, -1][self.source.weighted(&[50, 25, 15, 10])]).collect())
+            }
+            (Some(BuiltinOp::GatherNd), 0) => int(0),
+            (Some(BuiltinOp::Scatter), 0) => AttrValue::Str(JOININGS[self.source.pick(JOININGS.len())].0.to_string()),
+            (Some(BuiltinOp::Conv | BuiltinOp::ConvGemm), 0..=4) => {
+                let filter = types.get(1).and_then(|t| t.as_ref()).map(sizes).transpose()?.unwrap_or_default();
+                self.convolution(index, &shape, &filter, before)?
+            }
+            (Some(BuiltinOp::Windows), _) => {
+                let axes = length.unwrap_or(1 + usize::from(shape.len() > 1)).min(shape.len());
+                let room = shape[shape.len() - axes..].iter().copied();
+                // Windows of 1 or 2 elements, with strides that leave room for one.
+                dims(room.map(|d| if d > 1 { 1 + self.source.pick(2) as i64 } else { 1 }).collect())
+            }
+            (Some(carrier), _) if carrier.accumulator().is_some() => {
+                let own = first.map_or(self.main, |t| t.dtype);
+                // No device narrows an f64 product at the store.
+                let narrow = own.is_float() && own != DType::F64 && self.source.weighted(&[4, 1]) == 1;
+                AttrValue::DType(if narrow { [DType::F32, DType::BF16][self.source.pick(2)] } else { own })
+            }
+            (Some(BuiltinOp::Cast), 0) => {
+                let float = [DType::F32, DType::F16, DType::BF16, DType::F64][self.source.pick(4)];
+                let any = DTYPES[self.source.pick(DTYPES.len())];
+                AttrValue::DType([self.main, float, any][self.source.weighted(&[30, 40, 30])])
+            }
+            _ => self.plain(ty, &shape, length)?,
+        })
+    }
+
+    /// Attributes of a convolution, in order: strides, padding that leaves room for the filter,
+    /// dilations that fit, and as many groups as the channels require.
+    fn convolution(&mut self, index: usize, x: &[i64], w: &[i64], before: &[AttrValue]) -> Try<AttrValue> {
+        let (Some(d), Some(k)) = (x.get(2..), w.get(2..)) else { return reject("a convolution of low rank") };
+        if d.len() != k.len() {
+            return reject("a filter of another rank");
+        }
+        let int = |v: i64| AttrValue::Dim(Dim::from(v));
+        let padding = |list: usize, i: usize| match before.get(list) {
+            Some(AttrValue::List(l)) => l.get(i).and_then(as_int).unwrap_or(0),
+            _ => 0,
+        };
+        if index == 4 {
+            let groups = if w[1] > 0 && x[1] % w[1] == 0 { (x[1] / w[1]).max(1) } else { 1 };
+            return Ok(int(groups));
+        }
+        let list = (0..d.len()).map(|i| match index {
+            0 => 1 + self.source.weighted(&[70, 30]) as i64,
+            1 => self.source.weighted(&[50, 30, 20]) as i64,
+            2 => (k[i] - d[i] - padding(1, i)).max(self.source.weighted(&[50, 30, 20]) as i64),
+            _ => {
+                let room = d[i] + padding(1, i) + padding(2, i);
+                if 2 * (k[i] - 1) < room && self.source.pick(2) == 1 { 2 } else { 1 }
+            }
+        });
+        Ok(AttrValue::List(list.map(int).collect()))
+    }
+
+    /// A value of which only the type matters.
+    fn plain(&mut self, ty: AttrType, shape: &[i64], length: Option<usize>) -> Try<AttrValue> {
+        let rank = shape.len();
+        let int = |v: i64| AttrValue::Dim(Dim::from(v));
+        let few = |g: &mut Self| {
+            length.unwrap_or_else(|| {
+                let usual = 1 + g.source.pick(2);
+                g.count(usual, 0)
+            })
+        };
+        Ok(match ty {
+            AttrType::Axis if rank == 0 => return reject("a tensor of rank 0 has no axis"),
+            AttrType::Axis => int(self.source.pick(rank) as i64),
+            AttrType::Axes => {
+                let mut axes: Vec<i64> = (0..rank as i64).filter(|_| self.source.weighted(&[50, 50]) == 0).collect();
+                if let Some(n) = length {
+                    axes = self.permutation(rank).into_iter().take(n).collect();
+                }
+                AttrValue::List(axes.into_iter().map(int).collect())
+            }
+            AttrType::Int => int([1, 0, 2, -1, 3][self.source.pick(5)]),
+            AttrType::Ints => {
+                let n = few(self);
+                AttrValue::List((0..n).map(|_| int([1, 0, 2, -1, 3][self.source.pick(5)])).collect())
+            }
+            AttrType::Dim => int(self.size()),
+            AttrType::Dims => {
+                let n = few(self);
+                AttrValue::List(self.sizes(n).into_iter().map(int).collect())
+            }
+            AttrType::Float => AttrValue::Float([0.5, 1e-5, 2.0, 1e-3, -1.5][self.source.pick(5)]),
+            AttrType::Floats => {
+                let n = few(self);
+                AttrValue::List((0..n).map(|_| AttrValue::Float([0.5, 2.0, -1.5][self.source.pick(3)])).collect())
+            }
+            AttrType::Bool => AttrValue::Bool(self.source.pick(2) == 0),
+            AttrType::DType => AttrValue::DType(self.main),
+            AttrType::Str => AttrValue::Str(String::new()),
+        })
+    }
+
+    /// The start of a backward slice, or the element before which it stops: -1 is before the first.
+    fn backwards(&mut self, index: usize, types: &[Option<TensorType>], before: &[AttrValue]) -> Try<AttrValue> {
+        let Some(first) = types.iter().flatten().next() else { return reject("a slice of nothing") };
+        let axis = before.first().and_then(as_int).unwrap_or(0);
+        let rank = first.shape.len() as i64;
+        let size = sizes(first)?.get((if axis < 0 { axis + rank } else { axis }) as usize).copied().unwrap_or(0);
+        let start = before.get(1).and_then(as_int).unwrap_or(0);
+        Ok(AttrValue::Dim(Dim::from(match index {
+            1 => size - 1 - self.upto(size - 1),
+            _ => self.upto(start) - 1,
+        })))
+    }
+
+    fn upto(&mut self, n: i64) -> i64 {
+        self.source.pick(n.max(0) as usize + 1) as i64
+    }
+
+    fn permutation(&mut self, rank: usize) -> Vec<i64> {
+        let mut p: Vec<i64> = (0..rank as i64).collect();
+        for i in 0..rank {
+            let j = i + self.source.pick(rank - i);
+            p.swap(i, j);
+        }
+        p
+    }
+
+    /// Another shape with as many elements.
+    fn reshaping(&mut self, shape: &[i64], length: Option<usize>) -> Try<Vec<i64>> {
+        let mut dims = shape.to_vec();
+        for _ in 0..self.source.pick(4) {
+            match self.source.pick(4) {
+                0 if dims.len() > 1 => {
+                    let at = self.source.pick(dims.len() - 1);
+                    let d = dims.remove(at + 1);
+                    dims[at] *= d;
+                }
+                1 if dims.len() < 5 => {
+                    let at = self.source.pick(dims.len() + 1);
+                    dims.insert(at, 1);
+                }
+                2 if !dims.is_empty() && dims.len() < 5 => {
+                    let at = self.source.pick(dims.len());
+                    let d = dims[at];
+                    let factors: Vec<i64> = (2..d).filter(|f| d % f == 0).collect();
+                    if !factors.is_empty() {
+                        let f = factors[self.source.pick(factors.len())];
+                        dims[at] = f;
+                        dims.insert(at + 1, d / f);
+                    }
+                }
+                _ => {
+                    if let Some(at) = dims.iter().position(|d| *d == 1) {
+                        dims.remove(at);
+                    }
+                }
+            }
+        }
+        if let Some(n) = length {
+            while dims.len() > n && dims.len() > 1 {
+                let d = dims.remove(1);
+                dims[0] *= d;
+            }
+            while dims.len() < n {
+                let at = self.source.pick(dims.len() + 1);
+                dims.insert(at, 1);
+            }
+            if dims.len() != n {
+                return reject("no reshape of that rank");
+            }
+        }
+        Ok(dims)
+    }
+
+    /// A shape that this one broadcasts to, of this rank if it is known.
+    fn expansion(&mut self, shape: &[i64], rank: Option<usize>) -> Vec<i64> {
+        let mut dims: Vec<i64> = shape.iter().map(|d| if *d == 1 { self.size() } else { *d }).collect();
+        let more = match rank {
+            Some(r) => r.saturating_sub(shape.len()),
+            None => self.source.weighted(&[60, 30, 10]),
+        };
+        for _ in 0..more {
+            let d = self.size();
+            dims.insert(0, d);
+        }
+        dims
+    }
+
+    /// Sizes whose sum is `total`.
+    fn partition(&mut self, total: i64, parts: usize) -> Vec<i64> {
+        let mut left = total;
+        let mut out = Vec::with_capacity(parts);
+        for i in 0..parts {
+            let d = if i + 1 == parts { left } else { self.upto(left) };
+            out.push(d);
+            left -= d;
+        }
+        out
+    }
+}
+
+fn as_int(v: &AttrValue) -> Option<i64> {
+    match v {
+        AttrValue::Dim(d) => d.as_const(),
+        _ => None,
+    }
+}
+
+/// Axes counted from the front, sorted if they are a set; other values unchanged.
+fn normalised(ty: AttrType, value: AttrValue, rank: Option<usize>) -> AttrValue {
+    let Some(rank) = rank else { return value };
+    let front = |v: AttrValue| match as_int(&v) {
+        Some(a) if a < 0 => AttrValue::Dim(Dim::from(a + rank as i64)),
+        _ => v,
+    };
+    match (ty, value) {
+        (AttrType::Axis, v) => front(v),
+        (AttrType::Axes, AttrValue::List(l)) => {
+            let l: Vec<AttrValue> = l.into_iter().map(front).collect();
+            match ints(&l) {
+                Some(mut axes) => {
+                    axes.sort();
+                    AttrValue::List(axes.into_iter().map(|a| AttrValue::Dim(Dim::from(a))).collect())
+                }
+                None => AttrValue::List(l),
+            }
+        }
+        (_, v) => v,
+    }
+}

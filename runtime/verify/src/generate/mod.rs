@@ -1,0 +1,786 @@
+//! Random legal instances of a rule's left side.
+//!
+//! In: a rule and a source of choices. Out: a graph that holds the left side over small concrete
+//! tensors, with the bindings of its variables; or why these choices gave no instance. Invariant:
+//! an instance type-checks, and every guard of the rule is known to be true for it.
+//!
+//! Patterns are built from the leaves up. A variable without a type gets one that fits the sibling
+//! operands when its operator is built. All sizes of one instance come from a small pool, so that
+//! sizes that must be equal often are. Instances that still do not type-check are discarded.
+
+mod attributes;
+mod open_types;
+mod terms;
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use hypatia_dsl::builtin::BuiltinOp;
+use hypatia_dsl::dtype::{DType, Kind};
+use hypatia_dsl::ir::{
+    AExpr, AttrValue, DTypePat, Fact, Head, NodePat, OpBody, ParamKind, Pat, Program, Rule, Sort, TypePat, VarId,
+};
+use hypatia_dsl::scalar::Term;
+use hypatia_dsl::shape::{Dim, broadcast};
+use hypatia_dsl::typing::{Bindings, NoFacts, TensorType, apply_op, eval, eval_guard, match_type};
+
+use self::open_types::{OpenShape, OpenType};
+use crate::constants::Constants;
+use crate::hints::Hints;
+use crate::source::Source;
+use crate::values::{Demand, Distribution, Magnitude, SpecialValues, tensor};
+use hypatia_graph::BoundTerm;
+use hypatia_graph::instantiate::Numbers;
+use hypatia_graph::{Env, Graph, GraphFacts, NodeId, NodeKind, Value};
+use hypatia_tensor::tensor::Tensor;
+
+/// Why these choices gave no instance.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Reject(pub String);
+
+pub(super) type Try<T> = Result<T, Reject>;
+
+pub(super) fn reject<T>(why: impl Into<String>) -> Try<T> {
+    Err(Reject(why.into()))
+}
+
+/// A left side over concrete tensors.
+#[derive(Clone, Debug)]
+pub struct Instance {
+    /// Inputs, constants and the nodes of the left side.
+    pub graph: Graph,
+    /// The bindings of the rule's variables.
+    pub env: Env,
+    /// The roots.
+    pub left: Vec<Value>,
+    /// Tensors of the inputs.
+    pub inputs: Vec<(String, Tensor)>,
+    /// Names of the constants that stand for variables.
+    pub constants: Vec<(String, NodeId)>,
+    /// The kind of values.
+    pub distribution: Distribution,
+    /// The alternatives of the pattern that were taken.
+    pub branches: Vec<(usize, usize)>,
+    /// The numbers behind the constants that stand for literals.
+    pub numbers: Numbers,
+}
+
+/// Sizes for the pool, simplest first.
+const SIZES: [i64; 8] = [2, 3, 1, 5, 0, 7, 8, 16];
+const SIZE_WEIGHTS: [u32; 8] = [20, 25, 15, 12, 8, 8, 8, 4];
+/// Main element types, simplest first.
+pub(super) const DTYPES: [DType; 9] =
+    [DType::F32, DType::F64, DType::F16, DType::BF16, DType::I64, DType::I32, DType::I8, DType::U8, DType::Bool];
+const DTYPE_WEIGHTS: [u32; 9] = [24, 14, 14, 14, 10, 8, 5, 5, 6];
+/// The largest number of elements of a tensor, unless the rule names larger sizes.
+const MAX_ELEMENTS: i64 = 2048;
+const MAX_RANK: usize = 5;
+/// The largest rank where the rule requires more axes.
+const MOST_AXES: usize = 8;
+
+/// Sizes with their weights: the usual ones, then those of the rule. If a guard or a type names
+/// unusual sizes, both groups are about equally likely.
+fn candidates(constants: &Constants) -> (Vec<i64>, Vec<u32>) {
+    let (mut sizes, mut weights) = (SIZES.to_vec(), SIZE_WEIGHTS.to_vec());
+    let own: Vec<i64> = constants.sizes.iter().copied().filter(|n| !SIZES.contains(n)).collect();
+    let total = if constants.largest > SIZES[3] { 90 } else { 12 };
+    for (i, n) in own.iter().enumerate() {
+        // Sizes that the rule states explicitly come first and weigh more.
+        let share = total * 2 * (own.len() - i) as u32 / (own.len() * (own.len() + 1)) as u32;
+        sizes.push(*n);
+        weights.push(share.max(1));
+    }
+    (sizes, weights)
+}
+
+/// Builds one instance.
+struct Generator<'a, 's> {
+    pub program: Arc<Program>,
+    pub rule: &'a Rule,
+    pub hints: &'a Hints<'a>,
+    pub source: &'s mut Source,
+    pub graph: Graph,
+    pub env: Env,
+    pub main: DType,
+    pub pool: Vec<i64>,
+    distribution: Distribution,
+    made: Vec<(Value, String, Option<VarId>)>,
+    branches: Vec<(usize, usize)>,
+    numbers: Numbers,
+    /// The preferred alternative, by the address of the pattern.
+    wanted_branch: &'a dyn Fn(usize, usize) -> Option<usize>,
+}
+
+/// An instance of the rule's left side from these choices. `wanted_branch(pattern, n)` names an
+/// alternative that was rarely taken so far.
+pub fn instance(
+    program: &Arc<Program>,
+    rule: &Rule,
+    hints: &Hints<'_>,
+    source: &mut Source,
+    wanted_branch: &dyn Fn(usize, usize) -> Option<usize>,
+) -> Try<Instance> {
+    let main = DTYPES[source.weighted(&DTYPE_WEIGHTS)];
+    let distributions: &[u32] = if hints.folds() { &[18, 30, 12, 18, 22, 10, 20] } else { &[18, 30, 12, 18, 22, 10] };
+    let distribution = Distribution::ALL[source.weighted(distributions)];
+    let (sizes, weights) = candidates(&hints.constants);
+    let pool = (0..1 + source.weighted(&[30, 45, 25])).map(|_| sizes[source.weighted(&weights)]).collect();
+    let mut g = Generator {
+        program: program.clone(),
+        rule,
+        hints,
+        source,
+        graph: Graph::new(program.clone()),
+        env: Env::default(),
+        main,
+        pool,
+        distribution,
+        made: Vec::new(),
+        branches: Vec::new(),
+        numbers: Numbers::new(),
+        wanted_branch,
+    };
+    let mut left = Vec::new();
+    for pat in &rule.lhs {
+        match g.tensor(pat, &OpenType::default())? {
+            Some(v) => left.push(v),
+            None => return reject("a root is an absent operand"),
+        }
+    }
+    g.finish(left)
+}
+
+impl Generator<'_, '_> {
+    /// Gives the inputs their values, then evaluates the guards.
+    fn finish(mut self, left: Vec<Value>) -> Try<Instance> {
+        let (mut inputs, mut constants) = (Vec::new(), Vec::new());
+        let indexing = self.indexing();
+        let mut far = self.far();
+        let mut made = std::mem::take(&mut self.made);
+        // Variables that a `let` reads come first: guards equate others with them.
+        made.sort_by_key(|(_, _, var)| !var.is_some_and(|v| self.hints.is_read(v)));
+        for (value, name, var) in made {
+            self.bind_lets();
+            let mut demand = self.demand(value, var)?;
+            demand.small = indexing.contains(&name);
+            if let Some((constants, operand)) = &mut far {
+                // Only one operand compensates for the constants: two of them would leave the range
+                // together.
+                demand.far = if self.is_folded(var) { *constants } else { std::mem::take(operand) };
+            }
+            let ty = self.graph.ty(value).clone();
+            let shape: Vec<usize> = sizes(&ty)?.into_iter().map(|d| d as usize).collect();
+            let special =
+                SpecialValues::of(self.distribution, ty.dtype, self.hints.constants.elements(ty.dtype), &self.graph);
+            let Some(data) = tensor(self.source, self.distribution, ty.dtype, &shape, &demand, &special) else {
+                return reject("a tensor is too large");
+            };
+            let asks = |f| var.is_some_and(|v| self.hints.asks(v, f));
+            let must =
+                [Fact::Const, Fact::Value, Fact::Positive, Fact::NonNegative, Fact::Finite].into_iter().any(asks);
+            let constant = if self.distribution == Distribution::Far {
+                usize::from(self.is_folded(var))
+            } else if must {
+                self.source.weighted(&[1, 15])
+            } else {
+                self.source.weighted(&[4, 1])
+            };
+            if constant == 1 {
+                self.graph.nodes[value.node.index()].kind = NodeKind::Const(Arc::new(data));
+                self.graph.inputs.retain(|i| *i != value.node);
+                constants.push((name, value.node));
+            } else {
+                inputs.push((name, data));
+            }
+        }
+        // Variables that only other alternatives bind are absent.
+        for (i, var) in self.rule.vars.iter().enumerate() {
+            let id = VarId(i as u32);
+            if var.sort == Sort::Tensor && !self.env.tensors.contains_key(&id) {
+                self.env.absent.insert(id);
+            }
+        }
+        if !self.bind_lets() {
+            return reject("a `let` has no value");
+        }
+        for (i, guard) in self.rule.requires.iter().enumerate() {
+            let facts = GraphFacts { graph: &self.graph, env: &self.env };
+            if eval_guard(guard, &self.env.attrs, &facts) != Some(true) {
+                return reject(format!("guard {} of the rule does not hold", i + 1));
+            }
+        }
+        let Generator { graph, env, distribution, branches, numbers, .. } = self;
+        Ok(Instance { graph, env, left, inputs, constants, distribution, branches, numbers })
+    }
+
+    /// Evaluates the `let`s whose value is known by now; false if one has no value.
+    fn bind_lets(&mut self) -> bool {
+        self.rule.lets.iter().all(|(var, e)| {
+            let facts = GraphFacts { graph: &self.graph, env: &self.env };
+            let value = eval(e, &self.env.attrs, &facts);
+            value.map(|v| self.env.attrs.values.insert(*var, v)).is_some()
+        })
+    }
+
+    /// The range of the constants, and the range of one operand that compensates for them, as their
+    /// factor or divided by them.
+    fn far(&mut self) -> Option<(Magnitude, Magnitude)> {
+        let kinds = [
+            (Magnitude::Small, Magnitude::AgainstSmall),
+            (Magnitude::Large, Magnitude::AgainstLarge),
+            (Magnitude::Small, Magnitude::AgainstLarge),
+            (Magnitude::Large, Magnitude::AgainstSmall),
+        ];
+        (self.distribution == Distribution::Far).then(|| kinds[self.source.weighted(&[4, 2, 1, 1])])
+    }
+
+    /// True for a variable that a guard or a `let` requires to be constant.
+    fn is_folded(&self, var: Option<VarId>) -> bool {
+        var.is_some_and(|v| self.hints.asks(v, Fact::Const) || self.hints.asks(v, Fact::Value))
+    }
+
+    /// Integer inputs that are used as indices, also through other operations or inside an op.
+    /// Large values would rarely be legal indices.
+    fn indexing(&self) -> HashSet<String> {
+        if !self.made.iter().any(|m| self.graph.ty(m.0).dtype.is_int()) {
+            return HashSet::new();
+        }
+        let Ok(graph) = self.graph.unfold() else { return HashSet::new() };
+        let mut used = vec![false; graph.nodes.len()];
+        let mut names = HashSet::new();
+        for (i, node) in graph.nodes.iter().enumerate().rev() {
+            let indexed = match &node.kind {
+                NodeKind::Op { op, .. } => matches!(
+                    graph.program.op(*op).body,
+                    OpBody::Builtin(
+                        BuiltinOp::Gather | BuiltinOp::GatherElements | BuiltinOp::GatherNd | BuiltinOp::Scatter
+                    )
+                ),
+                _ => false,
+            };
+            if let NodeKind::Input { name } = &node.kind
+                && used[i]
+            {
+                names.insert(name.clone());
+            }
+            let all = used[i];
+            let through = node.operands.iter().enumerate().filter(|(at, _)| all || (indexed && *at == 1));
+            for operand in through.filter_map(|(_, o)| *o) {
+                used[operand.node.index()] = true;
+            }
+        }
+        names
+    }
+
+    /// What a variable's elements must satisfy, from the guards and from its use as indices.
+    fn demand(&mut self, value: Value, var: Option<VarId>) -> Try<Demand> {
+        let mut demand = Demand::default();
+        if let Some(v) = var {
+            demand.positive = self.hints.asks(v, Fact::Positive);
+            demand.nonnegative = self.hints.asks(v, Fact::NonNegative);
+            demand.finite = self.hints.asks(v, Fact::Finite);
+            if self.hints.asks(v, Fact::Value) {
+                demand.splat = true;
+                demand.is = self.hinted_fact(Fact::Value, v).and_then(|v| match v {
+                    AttrValue::Float(f) => Some(f),
+                    AttrValue::Dim(d) => d.as_const().map(|c| c as f64),
+                    _ => None,
+                });
+            }
+        }
+        for node in &self.graph.nodes {
+            let NodeKind::Op { op, attrs, .. } = &node.kind else { continue };
+            let OpBody::Builtin(builtin) = self.program.op(*op).body else { continue };
+            if node.operands.get(1) != Some(&Some(value)) {
+                continue;
+            }
+            let Some(Some(data)) = node.operands.first() else { continue };
+            let data = sizes(self.graph.ty(*data))?;
+            let at = match (builtin, attrs.first()) {
+                (BuiltinOp::Gather | BuiltinOp::GatherElements, Some(AttrValue::Dim(axis))) => {
+                    axis.as_const().and_then(|a| data.get(a as usize).copied())
+                }
+                (BuiltinOp::Scatter, _) => data.first().copied(),
+                (BuiltinOp::GatherNd, _) => data.iter().copied().min(),
+                _ => continue,
+            };
+            let Some(size) = at else { continue };
+            if size == 0 && !sizes(self.graph.ty(value))?.contains(&0) {
+                return reject("an empty axis is indexed");
+            }
+            demand.index = Some(demand.index.map_or(size, |d: i64| d.min(size)));
+        }
+        Ok(demand)
+    }
+
+    /// The value that a guard's equation gives for a fact, if it can be evaluated yet.
+    fn hinted_fact(&self, fact: Fact, var: VarId) -> Option<AttrValue> {
+        let facts = GraphFacts { graph: &self.graph, env: &self.env };
+        let mut found = self.hints.equal_fact.iter().filter(|(f, v, _)| *f == fact && *v == var);
+        found.find_map(|(_, _, e)| eval(e, &self.env.attrs, &facts))
+    }
+
+    /// Sets sizes that guards equate with known sizes, or with other sizes of the same tensor. Each
+    /// is set most of the time only: a rule may need a guard to be satisfied in the other
+    /// direction.
+    fn equate(&mut self, var: VarId, shape: &mut [i64]) {
+        let hints = self.hints;
+        for (_, i, e) in hints.equal_dim.iter().filter(|(v, ..)| *v == var) {
+            let place = |i: &AExpr, rank: usize| match eval(i, &Bindings::default(), &NoFacts) {
+                Some(AttrValue::Dim(d)) => {
+                    let at = d.as_const()?;
+                    usize::try_from(if at < 0 { at + rank as i64 } else { at }).ok().filter(|at| *at < rank)
+                }
+                _ => None,
+            };
+            let rank = shape.len();
+            let other = match e {
+                AExpr::Index(list, j) if matches!(&**list, AExpr::Fact(Fact::Shape, v) if *v == var) => {
+                    place(j, rank).map(|j| shape[j])
+                }
+                e => {
+                    let facts = GraphFacts { graph: &self.graph, env: &self.env };
+                    match eval(e, &self.env.attrs, &facts) {
+                        Some(AttrValue::Dim(d)) => d.as_const(),
+                        _ => None,
+                    }
+                }
+            };
+            if let (Some(at), Some(size)) = (place(i, rank), other)
+                && size != shape[at]
+                && self.source.pick(4) > 0
+            {
+                shape[at] = size;
+            }
+        }
+    }
+
+    /// True if the pattern is a leaf whose type is not determined yet.
+    pub(super) fn open(&self, pat: &Pat) -> bool {
+        match pat {
+            Pat::Any | Pat::Lit { .. } | Pat::Absent => true,
+            Pat::Var(v) | Pat::Optional(v) => !self.env.tensors.contains_key(v) && !self.env.absent.contains(v),
+            Pat::Bind(v, p) => !self.env.tensors.contains_key(v) && self.open(p),
+            Pat::Typed(p, _) => self.open(p),
+            Pat::Node(_) | Pat::OneOf(_) => false,
+        }
+    }
+
+    pub(super) fn tensor(&mut self, pat: &Pat, want: &OpenType) -> Try<Option<Value>> {
+        match pat {
+            Pat::Any => self.fresh("t", None, want).map(Some),
+            Pat::Absent => Ok(None),
+            Pat::Var(v) | Pat::Optional(v) => {
+                if let Some(value) = self.env.tensors.get(v) {
+                    return Ok(Some(*value));
+                }
+                if self.env.absent.contains(v) {
+                    return Ok(None);
+                }
+                if matches!(pat, Pat::Optional(_)) && self.source.pick(2) == 1 {
+                    self.env.absent.insert(*v);
+                    return Ok(None);
+                }
+                let var = self.rule.vars.get(v.index());
+                if var.is_none_or(|v| v.sort != Sort::Tensor) {
+                    return reject("a variable that is no tensor stands for a tensor");
+                }
+                let name = var.map_or("t", |v| v.name.as_str()).to_string();
+                let value = self.fresh(&name, Some(*v), want)?;
+                self.env.tensors.insert(*v, value);
+                Ok(Some(value))
+            }
+            Pat::Bind(v, p) => {
+                let value = self.tensor(p, want)?;
+                if let Some(value) = value
+                    && *self.env.tensors.entry(*v).or_insert(value) != value
+                {
+                    return reject("a variable stands for two values");
+                }
+                Ok(value)
+            }
+            Pat::Typed(p, ty) => {
+                let want = if self.open(p) { self.typed_want(ty, want)? } else { want.clone() };
+                let value = self.tensor(p, &want)?;
+                if let Some(v) = value
+                    && match_type(ty, self.graph.ty(v), &mut self.env.attrs) != Some(true)
+                {
+                    return reject("a typed pattern does not match");
+                }
+                Ok(value)
+            }
+            Pat::Lit { value, near } => self.literal(*value, *near, want).map(Some),
+            Pat::OneOf(pats) => {
+                let pat = self.alternative(pats);
+                self.tensor(pat, want)
+            }
+            Pat::Node(node) => {
+                let results = match node.head {
+                    Head::Scalar(_) => vec![self.scalar_node(node, want)?],
+                    Head::Op(_) => self.op_node(node, want)?,
+                    _ => return reject("an epilogue term is used outside of an epilogue"),
+                };
+                match results.get(node.output as usize) {
+                    Some(v) => Ok(Some(*v)),
+                    None => reject("the op does not have the requested result"),
+                }
+            }
+        }
+    }
+
+    pub(super) fn alternative<'p>(&mut self, pats: &'p [Pat]) -> &'p Pat {
+        let id = pats.as_ptr() as usize;
+        let i = match (self.wanted_branch)(id, pats.len()) {
+            Some(b) => self.source.prefer(pats.len(), b),
+            None => self.source.pick(pats.len()),
+        };
+        self.branches.push((id, i));
+        &pats[i.min(pats.len().saturating_sub(1))]
+    }
+
+    fn literal(&mut self, value: f64, near: Option<f64>, want: &OpenType) -> Try<Value> {
+        let dtype = want.dtype.unwrap_or(self.main);
+        if dtype.is_int() && dtype.round(value) != value {
+            return reject("a literal is no integer");
+        }
+        // Within its tolerance, a constant may have been rounded to a narrower type.
+        let through = [None, Some(DType::F32), Some(DType::F16), Some(DType::BF16)][match near {
+            Some(_) => self.source.pick(4),
+            None => 0,
+        }];
+        let rounded = through.map_or(value, |d| d.round(value));
+        let tolerance = near.unwrap_or(0.0);
+        let actual = if (rounded - value).abs() <= tolerance * value.abs() { rounded } else { value };
+        let shape = match &want.shape {
+            // A literal matches constants that do not enlarge the result by broadcasting.
+            OpenShape::With(s) | OpenShape::Into(s) => self.shape_that_broadcasts_into(s),
+            OpenShape::Is(s) => s.clone(),
+            OpenShape::Free | OpenShape::Rank(_) => Vec::new(),
+        };
+        let shape: Vec<usize> = shape.into_iter().map(|d| d as usize).collect();
+        let n = shape.iter().product::<usize>();
+        if n == 0 {
+            return reject("a constant without elements has no value");
+        }
+        match Tensor::from_f64(dtype, &shape, &vec![dtype.round(actual); n]) {
+            Some(t) => {
+                let tensor = Arc::new(t);
+                self.numbers.insert(Arc::as_ptr(&tensor) as usize, value);
+                Ok(self.graph.constant(tensor))
+            }
+            None => reject("a constant is too large"),
+        }
+    }
+
+    /// A shape that broadcasts to this one: usually rank 0.
+    fn shape_that_broadcasts_into(&mut self, shape: &[i64]) -> Vec<i64> {
+        match self.source.weighted(&[70, 10, 10, 10]) {
+            0 => Vec::new(),
+            1 => vec![1; shape.len().min(1)],
+            2 => shape.to_vec(),
+            _ => shape.last().copied().into_iter().collect(),
+        }
+    }
+
+    /// The number of axes, list elements or operands: `usual`, or occasionally a number that the
+    /// rule compares such a count with, minus what is there `already`.
+    pub(super) fn count(&mut self, usual: usize, already: usize) -> usize {
+        let named = &self.hints.constants.counts;
+        if named.is_empty() || self.source.weighted(&[50, 50]) == 0 {
+            return usual;
+        }
+        let n = named[self.source.pick(named.len())];
+        (n as usize).saturating_sub(already)
+    }
+
+    pub(super) fn fresh(&mut self, name: &str, var: Option<VarId>, want: &OpenType) -> Try<Value> {
+        let mut dtype = want.dtype.unwrap_or(self.main);
+        let mut shape = match &want.shape {
+            OpenShape::Is(s) => s.clone(),
+            OpenShape::Rank(r) => self.sizes(*r),
+            OpenShape::Free => {
+                // A rule that indexes single elements of a list is most likely wrong for the other
+                // elements of long lists.
+                let many = self.hints.indexes && self.source.pick(2) == 1;
+                let weights = if many { [5, 5, 15, 0, 30, 45] } else { [37, 19, 23, 8, 9, 4] };
+                let rank = [2, 1, 3, 0, 4, 5][self.source.weighted(&weights)];
+                let rank = self.count(rank, 0).min(MOST_AXES);
+                self.sizes(rank)
+            }
+            OpenShape::With(s) => self.with_shape(&s.clone()),
+            OpenShape::Into(s) => self.wide_into(&s.clone()),
+        };
+        if let Some(v) = var {
+            if let Some(AttrValue::List(dims)) = self.hinted_fact(Fact::Shape, v)
+                && let Some(dims) = ints(&dims)
+            {
+                shape = dims;
+            }
+            if let Some(AttrValue::Dim(r)) = self.hinted_fact(Fact::Rank, v)
+                && let Some(r) = r.as_const()
+                && r as usize != shape.len()
+                && (0..=MOST_AXES as i64).contains(&r)
+                && !matches!(want.shape, OpenShape::Is(_))
+            {
+                shape = self.sizes(r as usize);
+            }
+            self.equate(v, &mut shape);
+            if let Some(AttrValue::DType(d)) = self.hinted_fact(Fact::DType, v) {
+                dtype = d;
+            }
+        }
+        let room = self.hints.constants.room(MAX_ELEMENTS);
+        let count = shape.iter().try_fold(1i64, |a, d| a.checked_mul(*d).filter(|n| *n <= room));
+        let most = self.hints.constants.counts.iter().fold(MAX_RANK, |m, n| m.max(*n as usize)).min(MOST_AXES);
+        if shape.len() > most || count.is_none() || shape.iter().any(|d| *d < 0) {
+            return reject("a tensor is too large");
+        }
+        let name = self.name_for(name);
+        let ty = TensorType { dtype, shape: shape.into_iter().map(Dim::from).collect() };
+        let value = self.graph.input(name.clone(), ty);
+        self.made.push((value, name, var));
+        Ok(value)
+    }
+
+    /// A name that no other input and no declaration of the program has.
+    fn name_for(&self, name: &str) -> String {
+        let base = name.trim_start_matches('_');
+        let base = if base.is_empty() || base.starts_with(|c: char| c.is_ascii_digit()) { "t" } else { base };
+        let taken = |n: &str| {
+            self.made.iter().any(|m| m.1 == n)
+                || self.program.find_op(n).is_some()
+                || self.program.find_scalar(n).is_some()
+                || DType::from_name(n).is_some()
+                || RESERVED.contains(&n)
+        };
+        if !taken(base) {
+            return base.to_string();
+        }
+        (1..).map(|i| format!("{base}_{i}")).find(|n| !taken(n)).unwrap_or_default()
+    }
+
+    fn scalar_node(&mut self, node: &NodePat, want: &OpenType) -> Try<Value> {
+        let Head::Scalar(scalar) = node.head else { return reject("not a scalar") };
+        let program = self.program.clone();
+        let def = program.scalar(scalar);
+        let kind = |i: usize| def.params.get(i).map_or(Kind::Number, |p| p.1);
+        let mut values: Vec<Option<Value>> = vec![None; node.args.len()];
+        let mut joint: Option<Vec<Dim>> = None;
+        let mut dtype = None;
+        // First operands with a type of their own, then variables, then literals.
+        for pass in 0..3 {
+            for (i, arg) in node.args.iter().enumerate() {
+                let turn = match (self.open(arg), arg) {
+                    (true, Pat::Lit { .. }) => 2,
+                    (true, _) => 1,
+                    (false, _) => 0,
+                };
+                if values[i].is_some() || turn > pass {
+                    continue;
+                }
+                let inner = match (kind(i), pass) {
+                    (Kind::Bool, _) => Some(DType::Bool),
+                    (_, 0) => dtype,
+                    _ => dtype.or(if def.result == Kind::Number { want.dtype } else { None }).or(Some(self.main)),
+                };
+                if kind(i) == Kind::Number && inner == Some(DType::Bool) {
+                    return reject("numbers are wanted, not truth values");
+                }
+                let shape = match &joint {
+                    Some(s) => OpenShape::With(known(s)?),
+                    None => want.shape.clone(),
+                };
+                let Some(v) = self.tensor(arg, &OpenType { dtype: inner, shape })? else {
+                    return reject("an operand of a scalar is absent");
+                };
+                let ty = self.graph.ty(v).clone();
+                if kind(i) == Kind::Number {
+                    dtype = dtype.or(Some(ty.dtype));
+                }
+                joint = match &joint {
+                    None => Some(ty.shape),
+                    Some(s) => match broadcast(s, &ty.shape) {
+                        Some(s) => Some(s),
+                        None => return reject("operands of a scalar do not broadcast"),
+                    },
+                };
+                values[i] = Some(v);
+            }
+        }
+        let values: Vec<Value> = values.into_iter().flatten().collect();
+        self.graph.scalar(scalar, &values).map_err(|e| Reject(e.to_string()))
+    }
+
+    fn op_node(&mut self, node: &NodePat, want: &OpenType) -> Try<Vec<Value>> {
+        let Head::Op(op) = node.head else { return reject("not an op") };
+        let program = self.program.clone();
+        let def = program.op(op);
+        let params: Vec<&ParamKind> = def.operands().map(|(_, p)| &p.kind).collect();
+        let mut scope = Bindings::default();
+        let mut operands: Vec<Option<Option<Value>>> = vec![None; node.args.len()];
+        let param = |i: usize| params.get(i).or(params.last()).copied();
+        for pass in 0..2 {
+            for (i, arg) in node.args.iter().enumerate() {
+                let Some(ParamKind::Tensor { ty, optional, variadic }) = param(i) else { continue };
+                if operands[i].is_some() || (pass == 0 && self.open(arg)) {
+                    continue;
+                }
+                let inner = if pass == 0 {
+                    let dtype = if let DTypePat::Is(d) = ty.dtype { Some(d) } else { None };
+                    OpenType { dtype, shape: OpenShape::Free }
+                } else {
+                    let beside: Vec<Value> = operands.iter().flatten().flatten().copied().collect();
+                    self.operand_want(node, ty, *variadic, &mut scope, &beside, def, want)?
+                };
+                let value = self.tensor(arg, &inner)?;
+                match value {
+                    None if !optional => return reject("an operand that is required is absent"),
+                    None => {}
+                    Some(_) if *variadic => {}
+                    Some(v) => {
+                        if match_type(ty, self.graph.ty(v), &mut scope) == Some(false) {
+                            return reject(format!("an operand of `{}` has another type", def.name));
+                        }
+                    }
+                }
+                operands[i] = Some(value);
+            }
+        }
+        let mut operands: Vec<Option<Value>> = operands.into_iter().flatten().collect();
+        if let Some(rest) = node.rest {
+            let more = self.rest_operands(node, rest, &operands)?;
+            operands.extend(more.into_iter().map(Some));
+        }
+        let types: Vec<Option<TensorType>> = operands.iter().map(|v| v.map(|v| self.graph.ty(v).clone())).collect();
+        let attrs = self.attributes(op, node, &types)?;
+        let term_at = params.iter().position(|p| **p == ParamKind::Term);
+        let term = match term_at.and_then(|i| node.args.get(i)) {
+            None => None,
+            Some(pat) => {
+                let results = apply_op(&program, op, &attrs, &types).map_err(|e| Reject(e.to_string()))?;
+                let Some(result) = results.first() else { return reject("an op without a result") };
+                let mut bound = BoundTerm { term: Term::empty(), reads: Vec::new() };
+                let root = self.term(pat, result, &mut bound)?;
+                bound.term.roots = vec![root];
+                operands.extend(bound.reads.into_iter().map(Some));
+                Some(bound.term)
+            }
+        };
+        self.graph.op(op, &operands, attrs, term).map_err(|e| Reject(e.to_string()))
+    }
+
+    /// The operands that a variadic rest matches.
+    fn rest_operands(&mut self, _: &NodePat, rest: VarId, before: &[Option<Value>]) -> Try<Vec<Value>> {
+        if let Some(values) = self.env.variadics.get(&rest) {
+            return Ok(values.clone());
+        }
+        let least = usize::from(before.is_empty());
+        let count = least + self.source.pick(3);
+        let count = self.count(count, before.len()).max(least);
+        let name = self.rule.vars.get(rest.index()).map_or("t".to_string(), |v| v.name.clone());
+        let mut values: Vec<Value> = Vec::new();
+        for _ in 0..count {
+            let first = before.iter().flatten().chain(&values).next().copied();
+            let want = match first {
+                None => OpenType::default(),
+                Some(v) => self.beside(v)?,
+            };
+            values.push(self.fresh(&name, None, &want)?);
+        }
+        self.env.variadics.insert(rest, values.clone());
+        Ok(values)
+    }
+
+    /// An operand of the same type, or one that differs in one axis, as `concat` allows.
+    fn beside(&mut self, first: Value) -> Try<OpenType> {
+        let ty = self.graph.ty(first).clone();
+        let mut shape = sizes(&ty)?;
+        if !shape.is_empty() && self.source.pick(2) == 1 {
+            let at = self.source.pick(shape.len());
+            shape[at] = self.size();
+        }
+        Ok(OpenType { dtype: Some(ty.dtype), shape: OpenShape::Is(shape) })
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn operand_want(
+        &mut self,
+        node: &NodePat,
+        ty: &TypePat,
+        variadic: bool,
+        scope: &mut Bindings,
+        beside: &[Value],
+        def: &hypatia_dsl::ir::OpDef,
+        want: &OpenType,
+    ) -> Try<OpenType> {
+        if variadic && let Some(first) = beside.first() {
+            return self.beside(*first);
+        }
+        let builtin = if let OpBody::Builtin(b) = def.body { Some(b) } else { None };
+        let outer = OpenType { dtype: want.dtype.filter(|_| builtin != Some(BuiltinOp::Cast)), shape: OpenShape::Free };
+        let mut inner = self.want_of(ty, scope, &def.bounds, &outer)?;
+        if builtin == Some(BuiltinOp::Cast) && want.dtype.is_some() {
+            inner.dtype = Some(DTYPES[self.source.weighted(&DTYPE_WEIGHTS)]);
+        }
+        if builtin == Some(BuiltinOp::Transpose)
+            && let Some(rank) = self.list_length(node.attrs.first())
+        {
+            inner.shape = OpenShape::Rank(rank);
+        }
+        if builtin.is_some_and(|b| matches!(b.accumulator().unwrap_or(b), BuiltinOp::Conv)) {
+            inner = self.convolved(inner, beside)?;
+        }
+        if builtin == Some(BuiltinOp::GatherElements)
+            && let Some(first) = beside.first()
+        {
+            inner.shape = OpenShape::Is(sizes(self.graph.ty(*first))?);
+        }
+        Ok(inner)
+    }
+
+    /// An operand of a convolution: small, and the filter's channels divide the other operand's.
+    fn convolved(&mut self, want: OpenType, beside: &[Value]) -> Try<OpenType> {
+        let dtype = want.dtype.filter(|d| d.is_float()).or(Some(DType::F32));
+        let shape = match beside.first() {
+            None => {
+                let axes = 1 + self.source.pick(2);
+                let (n, c) = (self.size().min(3), self.size().min(4));
+                [n, c].into_iter().chain((0..axes).map(|_| self.size().clamp(1, 5))).collect()
+            }
+            Some(x) => {
+                let x = sizes(self.graph.ty(*x))?;
+                let [_, c, d @ ..] = &x[..] else { return reject("a convolution of low rank") };
+                let groups = if *c > 0 && self.source.pick(3) == 2 { *c } else { 1 };
+                let o = groups * self.size().min(3);
+                let filter = d.iter().map(|d| 1 + self.source.pick((*d).clamp(1, 3) as usize) as i64);
+                [o, c / groups].into_iter().chain(filter).collect()
+            }
+        };
+        Ok(OpenType { dtype, shape: OpenShape::Is(shape) })
+    }
+}
+
+/// Keywords of the language, which cannot name an input.
+const RESERVED: &[&str] = &[
+    "acc", "row", "col", "full", "in", "and", "or", "not", "if", "then", "else", "for", "none", "true", "false", "inf",
+    "nan", "input", "const", "given", "expect", "cast", "round", "build", "let", "requires", "prefer", "class",
+];
+
+/// The sizes of a type as numbers.
+pub(super) fn sizes(ty: &TensorType) -> Try<Vec<i64>> {
+    known(&ty.shape)
+}
+
+fn known(shape: &[Dim]) -> Try<Vec<i64>> {
+    shape.iter().map(|d| d.as_const().ok_or_else(|| Reject("a symbolic size".into()))).collect()
+}
+
+/// A list of numbers.
+pub(super) fn ints(list: &[AttrValue]) -> Option<Vec<i64>> {
+    list.iter()
+        .map(|v| match v {
+            AttrValue::Dim(d) => d.as_const(),
+            _ => None,
+        })
+        .collect()
+}

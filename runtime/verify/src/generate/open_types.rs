@@ -1,0 +1,228 @@
+//! Types for operands whose type is still undetermined.
+//!
+//! In: the constraints from sibling operands, or from the declaration of the op. Out: element types
+//! and sizes that satisfy them, from a pool of few sizes.
+
+use hypatia_dsl::dtype::DType;
+use hypatia_dsl::ir::{AttrValue, DTypePat, DimPat, RestPat, TypePat, VarId};
+use hypatia_dsl::shape::Dim;
+use hypatia_dsl::typing::{Bindings, NoFacts, TensorType, eval, match_type};
+
+use super::{Generator, Reject, Try, ints, reject};
+
+/// The constraints on an operand whose type is still undetermined.
+#[derive(Clone, Debug, Default)]
+pub(super) struct OpenType {
+    pub dtype: Option<DType>,
+    pub shape: OpenShape,
+}
+
+#[derive(Clone, Debug, Default)]
+pub(super) enum OpenShape {
+    /// Anything.
+    #[default]
+    Free,
+    /// Anything of this rank.
+    Rank(usize),
+    /// Exactly this.
+    Is(Vec<i64>),
+    /// Broadcasts with this, in either direction.
+    With(Vec<i64>),
+    /// Broadcasts to this without enlarging it.
+    Into(Vec<i64>),
+}
+
+impl Generator<'_, '_> {
+    pub(super) fn size(&mut self) -> i64 {
+        self.pool[self.source.pick(self.pool.len())]
+    }
+
+    pub(super) fn sizes(&mut self, rank: usize) -> Vec<i64> {
+        (0..rank).map(|_| self.size()).collect()
+    }
+
+    /// A shape that broadcasts with this one.
+    pub(super) fn with_shape(&mut self, shape: &[i64]) -> Vec<i64> {
+        match self.source.weighted(&[38, 14, 11, 22, 10, 5]) {
+            0 => shape.to_vec(),
+            1 => Vec::new(),
+            2 => shape[shape.len().saturating_sub(1)..].to_vec(),
+            3 if self.source.pick(3) == 0 => {
+                let at = self.source.pick(shape.len() + 1);
+                let ones = |(i, d): (usize, &i64)| if i == at { 1 } else { *d };
+                shape.iter().enumerate().map(ones).collect()
+            }
+            3 => {
+                // Some of the last axes: `[n, 1]` with `[b, n, k]`.
+                let skip = self.source.pick(shape.len() + 1);
+                shape[skip..].iter().map(|d| if self.source.pick(2) == 1 { 1 } else { *d }).collect()
+            }
+            4 => {
+                // Where this one has an axis of size 1, the other may be larger.
+                let larger = self.size();
+                shape.iter().map(|d| if *d == 1 { larger } else { *d }).collect()
+            }
+            _ => {
+                let mut s = vec![self.size()];
+                s.extend(shape);
+                s
+            }
+        }
+    }
+
+    /// A shape that broadcasts to this one without enlarging it.
+    pub(super) fn wide_into(&mut self, shape: &[i64]) -> Vec<i64> {
+        let skip = self.source.pick(shape.len() + 1);
+        let mut s = shape[skip..].to_vec();
+        if !s.is_empty() && self.source.pick(3) == 2 {
+            let at = self.source.pick(s.len());
+            s[at] = 1;
+        }
+        s
+    }
+
+    /// The constraints on an undetermined operand with a type pattern: those of the enclosing op if
+    /// they match the pattern, else any type of the pattern.
+    pub(super) fn typed_want(&mut self, ty: &TypePat, outer: &OpenType) -> Try<OpenType> {
+        if let OpenShape::Is(shape) = &outer.shape {
+            let dtype = outer.dtype.unwrap_or(self.main);
+            let needed = TensorType { dtype, shape: shape.iter().copied().map(Dim::from).collect() };
+            if match_type(ty, &needed, &mut self.env.attrs.clone()) == Some(true) {
+                return Ok(OpenType { dtype: Some(dtype), shape: outer.shape.clone() });
+            }
+        }
+        let mut scope = self.env.attrs.clone();
+        // Sizes that guards give to the pattern's variables.
+        let dims =
+            ty.prefix.iter().chain(&ty.suffix).filter_map(|d| if let DimPat::Var(v) = d { Some(*v) } else { None });
+        let rest = ty.rest.iter().filter_map(|r| if let RestPat::Var(v) = r { Some(*v) } else { None });
+        for v in dims.chain(rest).collect::<Vec<_>>() {
+            if !scope.values.contains_key(&v)
+                && let Some(value) = self.chosen_var(v)
+            {
+                scope.values.insert(v, value);
+            }
+        }
+        let want = self.want_of(ty, &mut scope, &[], outer)?;
+        self.env.attrs = scope;
+        Ok(want)
+    }
+
+    /// The constraints that a type pattern expresses; its unbound variables are chosen and bound.
+    pub(super) fn want_of(
+        &mut self,
+        ty: &TypePat,
+        scope: &mut Bindings,
+        bounds: &[(VarId, Vec<DType>)],
+        outer: &OpenType,
+    ) -> Try<OpenType> {
+        let dtype = match &ty.dtype {
+            DTypePat::Is(d) => Some(*d),
+            DTypePat::Any => outer.dtype.or(Some(self.main)),
+            DTypePat::Expr(e) => match eval(e, scope, &NoFacts) {
+                Some(AttrValue::DType(d)) => Some(d),
+                _ => outer.dtype,
+            },
+            DTypePat::Var(v) => match scope.values.get(v) {
+                Some(AttrValue::DType(d)) => Some(*d),
+                _ => {
+                    let main = outer.dtype.unwrap_or(self.main);
+                    let allowed = bounds.iter().find(|b| b.0 == *v).map(|b| &b.1[..]).unwrap_or(&DType::ALL);
+                    let chosen = if allowed.contains(&main) { main } else { allowed[self.source.pick(allowed.len())] };
+                    scope.values.insert(*v, AttrValue::DType(chosen));
+                    Some(chosen)
+                }
+            },
+        };
+        if ty.prefix.is_empty() && ty.suffix.is_empty() {
+            match &ty.rest {
+                Some(RestPat::Any) => return Ok(OpenType { dtype, shape: outer.shape.clone() }),
+                Some(RestPat::Var(v)) if scope.values.is_empty() || !has_list(scope) => {
+                    if !scope.values.contains_key(v) {
+                        return Ok(OpenType { dtype, shape: outer.shape.clone() });
+                    }
+                }
+                _ => {}
+            }
+        }
+        let mut shape = self.dims_of(&ty.prefix, scope)?;
+        let suffix = self.dims_of(&ty.suffix, scope)?;
+        let rest = match &ty.rest {
+            None => Vec::new(),
+            Some(RestPat::Any) => {
+                let n = self.source.weighted(&[50, 35, 15]);
+                self.sizes(n)
+            }
+            Some(RestPat::Expr(e)) => match eval(e, scope, &NoFacts) {
+                Some(AttrValue::List(l)) => ints(&l).unwrap_or_default(),
+                _ => return reject("a shape of a type has no value yet"),
+            },
+            Some(RestPat::Var(v)) => match scope.values.get(v) {
+                Some(AttrValue::List(l)) => ints(l).unwrap_or_default(),
+                _ => {
+                    let rest = self.rest_list(scope);
+                    let list = rest.iter().map(|d| AttrValue::Dim(Dim::from(*d))).collect();
+                    scope.values.insert(*v, AttrValue::List(list));
+                    rest
+                }
+            },
+        };
+        shape.extend(rest);
+        shape.extend(suffix);
+        Ok(OpenType { dtype, shape: OpenShape::Is(shape) })
+    }
+
+    /// Leading sizes that nothing determines yet; they are likely to broadcast with those of a
+    /// sibling's type.
+    pub(super) fn rest_list(&mut self, scope: &Bindings) -> Vec<i64> {
+        let mut others: Vec<(VarId, Vec<i64>)> = scope
+            .values
+            .iter()
+            .filter_map(|(v, value)| match value {
+                AttrValue::List(l) => ints(l).map(|l| (*v, l)),
+                _ => None,
+            })
+            .collect();
+        others.sort();
+        match others.first() {
+            Some((_, other)) => {
+                let other = other.clone();
+                match self.source.weighted(&[40, 40, 20]) {
+                    0 => other,
+                    1 => Vec::new(),
+                    _ => self.with_shape(&other),
+                }
+            }
+            None => {
+                let n = self.source.weighted(&[50, 35, 15]);
+                self.sizes(n)
+            }
+        }
+    }
+
+    pub(super) fn dims_of(&mut self, pats: &[DimPat], scope: &mut Bindings) -> Try<Vec<i64>> {
+        let mut out = Vec::with_capacity(pats.len());
+        for pat in pats {
+            out.push(match pat {
+                DimPat::Any => self.size(),
+                DimPat::Var(v) => match scope.values.get(v) {
+                    Some(AttrValue::Dim(d)) => d.as_const().ok_or_else(|| Reject("a symbolic size".into()))?,
+                    _ => {
+                        let d = self.size();
+                        scope.values.insert(*v, AttrValue::Dim(Dim::from(d)));
+                        d
+                    }
+                },
+                DimPat::Expr(e) => match eval(e, scope, &NoFacts) {
+                    Some(AttrValue::Dim(d)) => d.as_const().ok_or_else(|| Reject("a symbolic size".into()))?,
+                    _ => self.size(),
+                },
+            });
+        }
+        Ok(out)
+    }
+}
+
+fn has_list(scope: &Bindings) -> bool {
+    scope.values.values().any(|v| matches!(v, AttrValue::List(_)))
+}

@@ -1,0 +1,327 @@
+//! A graph decomposed into single operations, with a little noise after each.
+//!
+//! In: a concrete graph, a noise size, a seed. Out: a graph over f64 in which gemm epilogues and
+//! defined scalars are separate nodes. Every result and number that a device would round is
+//! multiplied by 1 + u * r, with r random in [-1, -1/3] or [1/3, 1]. The scatter of its outputs
+//! shows how much of a difference rounding explains (stochastic arithmetic). Invariant: with u = 0
+//! it computes what the graph computes in Exact mode.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use hypatia_dsl::builtin::{BuiltinOp, BuiltinScalar};
+use hypatia_dsl::dtype::{DType, Kind};
+use hypatia_dsl::ir::{AttrValue, InView, OpBody, ScalarBody, ScalarId};
+use hypatia_dsl::scalar::{Term, TermNode};
+use hypatia_dsl::shape::Dim;
+use hypatia_dsl::typing::TensorType;
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+use super::folded_call::folded;
+use hypatia_graph::constant_nodes;
+use hypatia_graph::instantiate::Numbers;
+use hypatia_graph::{Graph, Node, NodeId, NodeKind, Value};
+use hypatia_tensor::error::{Error, Result};
+use hypatia_tensor::tensor::Tensor;
+
+/// A noisy graph of f64 nodes, with the same inputs (converted to f64) and outputs. A constant that
+/// stands for a literal holds the unrounded number.
+pub fn noisy_graph(graph: &Graph, numbers: &Numbers, noise: f64, seed: u64) -> Result<Graph> {
+    let (graph, mut more) = graph.unfold_with_numbers()?;
+    more.extend(numbers);
+    let out = Graph::new(graph.program.clone());
+    let rng = ChaCha8Rng::seed_from_u64(seed);
+    let mut e = NoisyGraph { from: &graph, out, noise, rng, map: Vec::new(), numbers: more, in_f64: false };
+    let compared = only_compared(&graph);
+    let weights = computed_weights(&graph);
+    for (i, node) in graph.nodes.iter().enumerate() {
+        let mut results = e.node(node, compared[i])?;
+        if let (Some(v), true) = (results.first_mut(), weights[i]) {
+            *v = e.weight(Value { node: NodeId(i as u32), output: 0 }, *v)?;
+        }
+        e.map.push(results);
+    }
+    let NoisyGraph { mut out, map, .. } = e;
+    for (name, v) in &graph.outputs {
+        out.output(name.clone(), map[v.node.index()][v.output as usize]);
+    }
+    Ok(out)
+}
+
+/// The tensor converted to f64 if it holds floats.
+pub fn widened(t: &Tensor) -> Tensor {
+    if t.dtype().is_float() {
+        Tensor::from_f64(DType::F64, t.shape(), &t.to_f64()).unwrap_or_else(|| t.clone())
+    } else {
+        t.clone()
+    }
+}
+
+/// For each node, whether only comparisons use it.
+fn only_compared(graph: &Graph) -> Vec<bool> {
+    let mut other = vec![false; graph.nodes.len()];
+    let mut compared = vec![false; graph.nodes.len()];
+    for node in &graph.nodes {
+        let to = match &node.kind {
+            NodeKind::Scalar(s) if compares(graph, *s) => &mut compared,
+            _ => &mut other,
+        };
+        node.operands.iter().flatten().for_each(|v| to[v.node.index()] = true);
+    }
+    graph.outputs.iter().for_each(|(_, v)| other[v.node.index()] = true);
+    compared.into_iter().zip(other).map(|(c, o)| c && !o).collect()
+}
+
+/// For each node, whether it is a function of constants that becomes a weight: an operand of a
+/// product.
+fn computed_weights(graph: &Graph) -> Vec<bool> {
+    let constant = constant_nodes(graph);
+    let mut weight = vec![false; graph.nodes.len()];
+    for (i, node) in graph.nodes.iter().enumerate().rev() {
+        let multiplies = match &node.kind {
+            NodeKind::Op { op, .. } => matches!(graph.program.op(*op).body, OpBody::Builtin(b) if b.multiplies()),
+            _ => false,
+        };
+        if multiplies || weight[i] {
+            node.operands.iter().flatten().for_each(|v| weight[v.node.index()] |= constant[v.node.index()]);
+        }
+    }
+    let function = |n: &Node| matches!(n.kind, NodeKind::Scalar(_));
+    weight.into_iter().zip(&graph.nodes).map(|(w, n)| w && function(n)).collect()
+}
+
+fn compares(graph: &Graph, scalar: ScalarId) -> bool {
+    use BuiltinScalar::*;
+    matches!(graph.program.scalar(scalar).body, ScalarBody::Builtin(Eq | Lt | Le))
+}
+
+struct NoisyGraph<'a> {
+    from: &'a Graph,
+    out: Graph,
+    noise: f64,
+    rng: ChaCha8Rng,
+    map: Vec<Vec<Value>>,
+    numbers: Numbers,
+    /// The current node works in f64, which holds every number unrounded.
+    in_f64: bool,
+}
+
+fn wide(d: DType) -> DType {
+    if d.is_float() { DType::F64 } else { d }
+}
+
+impl NoisyGraph<'_> {
+    /// `compared`: only comparisons use the node.
+    fn node(&mut self, node: &Node, compared: bool) -> Result<Vec<Value>> {
+        let operands: Vec<Option<Value>> =
+            node.operands.iter().map(|v| v.map(|v| self.map[v.node.index()][v.output as usize])).collect();
+        self.in_f64 = node.operands.iter().flatten().any(|v| self.from.ty(*v).dtype == DType::F64);
+        match &node.kind {
+            NodeKind::Input { name } => {
+                let ty = &node.results[0];
+                let ty = TensorType { dtype: wide(ty.dtype), shape: ty.shape.clone() };
+                Ok(vec![self.out.input(name.clone(), ty)])
+            }
+            NodeKind::Const(t) => {
+                let number = self.numbers.get(&(Arc::as_ptr(t) as usize)).filter(|_| t.dtype().is_float());
+                let exact = number.and_then(|v| Tensor::from_f64(DType::F64, t.shape(), &vec![*v; t.len()]));
+                let rounded = number.is_some_and(|v| t.dtype().round(*v) != *v || (!is_short(*v) && !compared));
+                let value = self.out.constant(exact.unwrap_or_else(|| widened(t)));
+                // Every device rounds a number that its type cannot hold, and a number with many
+                // digits was rounded when it was written. But `x == 0.3` in f64 means exactly that
+                // f64: noise on it would excuse any behaviour of a rule there.
+                Ok(vec![if rounded { self.noisy(value)? } else { value }])
+            }
+            NodeKind::Scalar(s) => {
+                let args: Vec<Value> = operands.into_iter().flatten().collect();
+                Ok(vec![self.call(*s, &args)?])
+            }
+            NodeKind::Op { op, attrs, term } => {
+                let builtin = match self.from.program.op(*op).body {
+                    OpBody::Builtin(b) => b,
+                    OpBody::Defined(_) => return Err(Error::Internal("a defined op was not unfolded".into())),
+                };
+                let mut attrs: Vec<AttrValue> = attrs
+                    .iter()
+                    .map(|a| match a {
+                        AttrValue::DType(d) => AttrValue::DType(wide(*d)),
+                        a => a.clone(),
+                    })
+                    .collect();
+                match (term, builtin.accumulator()) {
+                    (Some(term), Some(accumulator)) => {
+                        attrs.pop();
+                        Ok(vec![self.carrier(node, (accumulator, attrs), term, &operands)?])
+                    }
+                    _ => {
+                        let results = self.out.op(*op, &operands, attrs, None)?;
+                        if rounds(builtin) { results.into_iter().map(|v| self.noisy(v)).collect() } else { Ok(results) }
+                    }
+                }
+            }
+        }
+    }
+
+    /// The bare accumulator, then its epilogue.
+    fn carrier(
+        &mut self,
+        node: &Node,
+        (accumulator, attrs): (BuiltinOp, Vec<AttrValue>),
+        term: &Term,
+        operands: &[Option<Value>],
+    ) -> Result<Value> {
+        let split = self.from.tensor_operands(node);
+        let product: Vec<Value> = operands[..split].iter().flatten().copied().collect();
+        let acc = self.out.builtin(accumulator, &product, attrs)?[0];
+        let acc = self.noisy(acc)?;
+        let reads: Vec<Value> = operands[split..].iter().flatten().copied().collect();
+        let result = self.term(term, &[], Some(acc), &reads)?;
+        // The shape of a term without `acc` may be smaller than the result's.
+        let wanted = &node.results[0];
+        let mut result = self.cast(result, wide(wanted.dtype))?;
+        if self.out.ty(result).shape != wanted.shape {
+            let shape = wanted.shape.iter().cloned().map(AttrValue::Dim).collect();
+            result = self.out.builtin(BuiltinOp::Expand, &[result], vec![AttrValue::List(shape)])?[0];
+        }
+        self.noisy(result)
+    }
+
+    fn call(&mut self, scalar: ScalarId, args: &[Value]) -> Result<Value> {
+        let program = self.from.program.clone();
+        match &program.scalar(scalar).body {
+            ScalarBody::Builtin(f) => {
+                let v = self.out.scalar(scalar, args)?;
+                if exact(*f) { Ok(v) } else { self.noisy(v) }
+            }
+            ScalarBody::Term(term) => self.term(term, args, None, &[]),
+        }
+    }
+
+    fn term(&mut self, term: &Term, params: &[Value], acc: Option<Value>, reads: &[Value]) -> Result<Value> {
+        let broken = || Error::Internal("a term is not in order".into());
+        let numbers = || params.iter().chain(&acc).chain(reads).map(|v| self.out.ty(*v).dtype);
+        let default = numbers().find(|d| d.kind() == Kind::Number).unwrap_or(DType::F64);
+        let mut values: Vec<Value> = Vec::with_capacity(term.nodes.len());
+        let mut numbers: HashMap<u64, Value> = HashMap::new();
+        let compared = self.compared_in(term);
+        for (i, node) in term.nodes.iter().enumerate() {
+            let at = |id: &hypatia_dsl::scalar::TermId| values.get(id.0 as usize).copied().ok_or_else(broken);
+            let value = match node {
+                TermNode::Param(i) => *params.get(*i as usize).ok_or_else(broken)?,
+                TermNode::Acc => acc.ok_or_else(broken)?,
+                TermNode::In { input, view } => {
+                    let v = *reads.get(*input as usize).ok_or_else(broken)?;
+                    let v = self.column(v, *view)?;
+                    if self.out.ty(v).dtype == DType::Bool { v } else { self.cast(v, default)? }
+                }
+                TermNode::Lit(l) if compared[i] && self.in_f64 => self.out.number(default, l.0)?,
+                TermNode::Lit(l) => match numbers.get(&l.0.to_bits()) {
+                    Some(v) => *v,
+                    None => {
+                        let v = self.out.number(default, l.0)?;
+                        let v = if is_short(l.0) { v } else { self.noisy(v)? };
+                        numbers.insert(l.0.to_bits(), v);
+                        v
+                    }
+                },
+                TermNode::Call { scalar, args } => {
+                    let args: Vec<Value> = args.iter().map(at).collect::<Result<_>>()?;
+                    self.call(*scalar, &args)?
+                }
+                TermNode::Cast { to, arg } => {
+                    let v = at(arg)?;
+                    let v = self.cast(v, wide(*to))?;
+                    self.noisy(v)?
+                }
+            };
+            values.push(value);
+        }
+        term.roots.first().and_then(|r| values.get(r.0 as usize)).copied().ok_or_else(broken)
+    }
+
+    /// For each node of a term, whether only comparisons use it.
+    fn compared_in(&self, term: &Term) -> Vec<bool> {
+        let mut other = vec![false; term.nodes.len()];
+        let mut compared = other.clone();
+        for node in &term.nodes {
+            match node {
+                TermNode::Call { scalar, args } if compares(self.from, *scalar) => {
+                    args.iter().for_each(|a| compared[a.0 as usize] = true)
+                }
+                TermNode::Call { args, .. } => args.iter().for_each(|a| other[a.0 as usize] = true),
+                TermNode::Cast { arg, .. } => other[arg.0 as usize] = true,
+                _ => {}
+            }
+        }
+        term.roots.iter().for_each(|r| other[r.0 as usize] = true);
+        compared.into_iter().zip(other).map(|(c, o)| c && !o).collect()
+    }
+
+    /// `col(v)` as an ordinary broadcast: appends an axis of size 1.
+    fn column(&mut self, v: Value, view: InView) -> Result<Value> {
+        if view != InView::Col {
+            return Ok(v);
+        }
+        let shape: Vec<AttrValue> =
+            self.out.ty(v).shape.iter().cloned().chain([Dim::from(1)]).map(AttrValue::Dim).collect();
+        Ok(self.out.builtin(BuiltinOp::Reshape, &[v], vec![AttrValue::List(shape)])?[0])
+    }
+
+    fn cast(&mut self, v: Value, to: DType) -> Result<Value> {
+        if self.out.ty(v).dtype == to {
+            return Ok(v);
+        }
+        Ok(self.out.builtin(BuiltinOp::Cast, &[v], vec![AttrValue::DType(to)])?[0])
+    }
+
+    /// Weights that are computed before a run are only as precise as the largest weight that they
+    /// are summed with (`hypatia_optimize::folded`). `of` is the value that `v` was made from.
+    fn weight(&mut self, of: Value, v: Value) -> Result<Value> {
+        let Some(beside) = folded(self.from, of, |f| f.beside()).filter(|_| self.is_noisy(v)) else { return Ok(v) };
+        self.add_noise(v, BuiltinScalar::Add, |i, r| beside.get(i).map_or(0.0, |b| b * r))
+    }
+
+    fn noisy(&mut self, v: Value) -> Result<Value> {
+        if self.is_noisy(v) { self.add_noise(v, BuiltinScalar::Mul, |_, r| 1.0 + r) } else { Ok(v) }
+    }
+
+    fn is_noisy(&self, v: Value) -> bool {
+        self.noise != 0.0 && self.out.ty(v).dtype == DType::F64
+    }
+
+    /// Combines a value with independent noise for each element, using this function.
+    fn add_noise(&mut self, v: Value, by: BuiltinScalar, noise: impl Fn(usize, f64) -> f64) -> Result<Value> {
+        let shape: Option<Vec<usize>> = self.out.ty(v).shape.iter().map(|d| d.as_const().map(|c| c as usize)).collect();
+        let shape = shape.ok_or_else(|| Error::Internal("noise on a symbolic size".into()))?;
+        let n = shape.iter().product();
+        // Of either sign and never close to zero: a limit may hide one sign, and there are few
+        // runs.
+        let mut random = || {
+            let r: f64 = self.rng.random_range(-1.0..=1.0);
+            self.noise * (r + 0.5f64.copysign(r)) / 1.5
+        };
+        let noise: Vec<f64> = (0..n).map(|i| noise(i, random())).collect();
+        let noise =
+            Tensor::from_f64(DType::F64, &shape, &noise).ok_or_else(|| Error::Limit("a tensor is too large".into()))?;
+        let noise = self.out.constant(Arc::new(noise));
+        self.out.builtin_scalar(by, &[v, noise])
+    }
+}
+
+/// True for exact numbers: short binary fractions.
+pub(super) fn is_short(v: f64) -> bool {
+    v.is_infinite() || (v.abs() < 1048576.0 && (v * 1048576.0).fract() == 0.0)
+}
+
+/// True if a type that holds the operands also holds the result: nothing is rounded.
+fn exact(f: BuiltinScalar) -> bool {
+    use BuiltinScalar::*;
+    matches!(f, Neg | Abs | Sign | Max | Min | Floor | Ceil | Round | Trunc | Select | Fmod)
+}
+
+/// True if a device rounds the result of the op: the op computes rather than moves elements.
+fn rounds(op: BuiltinOp) -> bool {
+    op.multiplies()
+        || matches!(op, BuiltinOp::Cast | BuiltinOp::Sum | BuiltinOp::Mean | BuiltinOp::Prod | BuiltinOp::Cumsum)
+}
