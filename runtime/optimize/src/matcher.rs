@@ -219,22 +219,21 @@ pub fn search(
 /// present bindings.
 pub fn match_term(
     egraph: &EGraph,
-    (rule, prepared): (&Rule, &Prepared),
+    what: &Searchable<'_>,
     pat: &Pat,
     class: Id,
     of: Id,
     slots: &[Slot],
     steps: usize,
 ) -> Vec<Match> {
-    let what = Searchable { rule, terms: false, prepared };
     let view = View::plain(egraph);
     let mut found = Vec::new();
     let mut emit = |m: &Bound<'_>| {
         found.push(m.to_match());
         ON
     };
-    let mut matcher = Matcher::new(&view, &what, slots.to_vec(), steps, &mut emit);
-    matcher.roots = vec![of; rule.lhs.len()];
+    let mut matcher = Matcher::new(&view, what, slots.to_vec(), steps, &mut emit);
+    matcher.roots = vec![of; what.rule.lhs.len()];
     let goals = matcher.push(Goal::Class { pat, class, context: Position::Term(Some(of)) }, None);
     let _ = matcher.solve(goals);
     found
@@ -472,8 +471,26 @@ impl<'r, 'e, 'f, H: Host> Matcher<'r, 'e, 'f, H> {
                 }
                 ON
             }
+            Pat::Node(n) if self.host.is_whole_term(class) => self.whole_term(n, class, context, next),
             Pat::Node(n) => self.node(n, class, context, next),
         }
+    }
+
+    /// Matches a term that the host compares as a whole, then the tensors that it reads.
+    fn whole_term(&mut self, n: &'r NodePat, class: Id, context: Position, next: Goals) -> Flow {
+        let reads = match context {
+            Position::Term(Some(op)) => self.host.compare_term(n, class, op),
+            _ => None,
+        };
+        let Some(reads) = reads else { return self.miss(class, || MissReason::Head(n.clone())) };
+        let mark = self.goals.len();
+        let mut goals = next;
+        for (pat, class) in reads.into_iter().rev() {
+            goals = self.push(Goal::Class { pat, class, context: Position::Tensor }, goals);
+        }
+        let flow = self.advance(goals);
+        self.goals.truncate(mark);
+        flow
     }
 
     fn bind(&mut self, var: VarId, slot: Slot, class: Id, next: Goals) -> Flow {

@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use egg::Id;
-use hypatia_dsl::ir::{AttrValue, OpId, Program};
+use hypatia_dsl::ir::{AttrValue, NodePat, OpId, Pat, Program};
 use hypatia_dsl::typing::{Facts, TensorType};
 
 use super::prepare::Demand;
@@ -32,6 +32,15 @@ pub trait Host {
     /// False if a value certainly cannot match a pattern with that label filter.
     fn may_hold(&self, _value: Id, _demand: &Demand) -> bool {
         true
+    }
+    /// Whether the value is a term that is compared with patterns as a whole, not walked.
+    fn is_whole_term(&self, _value: Id) -> bool {
+        false
+    }
+    /// Compares such a term, of the op `op`, with a pattern: the pattern of each tensor that it
+    /// reads, and that tensor. `None` if it does not match.
+    fn compare_term<'r>(&self, _pattern: &'r NodePat, _term: Id, _op: Id) -> Option<Vec<(&'r Pat, Id)>> {
+        None
     }
     /// The attributes of that id.
     fn attrs(&self, attrs: AttrsId) -> &[AttrValue];

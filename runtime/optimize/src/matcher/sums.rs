@@ -249,6 +249,7 @@ impl<'r, 'e, H: Host> Matcher<'r, 'e, '_, H> {
                 let dtype = self.host.type_of(class).map(|t| t.dtype);
                 self.host.number(class).is_some_and(|v| literal_matches(v, dtype, *value, *near))
             }
+            Pat::Node(_) if self.host.is_whole_term(class) => true,
             Pat::Node(n) => {
                 let terms = matches!(context, Position::Term(_));
                 let Some(wanted) = head_discriminant(self.host.program(), n.head, terms) else { return true };
