@@ -3,7 +3,7 @@
 //!
 //! In: a rule and an instance. Out: why the optimiser would not apply the rule there; and, for
 //! instances whose constants lie near the ends of the range, elements that the left side keeps and
-//! the right side lost. Invariant: the optimiser's own test (`hypatia_optimize::folded`) runs on
+//! the right side lost. Invariant: the optimiser's own test (`hypatia_optimize::range_loss`) runs on
 //! the same operands, so an instance is rejected exactly where the optimiser does not apply the
 //! rule.
 
@@ -16,14 +16,14 @@ use super::generate::Instance;
 use super::range::leaves_range_outside;
 use hypatia_eval::RefTensor;
 use hypatia_graph::{Graph, GraphFacts, Instantiator, NodeKind, Value, constant_value, splat};
-use hypatia_optimize::folded::{Folded, Operand, Place, is_of_values, number_loss, smallest_normal};
+use hypatia_optimize::range_loss::{FoldedCall, Operand, OperandRole, is_of_values, number_loss, smallest_normal};
 use hypatia_pipeline::FOLDER;
 use hypatia_tensor::error::Result;
 use hypatia_tensor::tensor::Tensor;
 
 /// What a constant computed by the right side would lose.
 pub(super) fn loss(rule: &Rule, instance: &Instance) -> Option<String> {
-    rule.rhs.iter().find_map(|b| Walk { rule, instance, frozen: false }.build(b, Place::Factor))
+    rule.rhs.iter().find_map(|b| Walk { rule, instance, frozen: false }.build(b, OperandRole::Factor))
 }
 
 #[derive(Clone, Copy)]
@@ -34,7 +34,7 @@ struct Walk<'a> {
 }
 
 impl Walk<'_> {
-    fn build(self, build: &Build, place: Place) -> Option<String> {
+    fn build(self, build: &Build, place: OperandRole) -> Option<String> {
         match build {
             Build::Var(_) | Build::Absent => None,
             Build::Number(e) => {
@@ -68,7 +68,7 @@ impl Walk<'_> {
     }
 
     /// What one function of constants would lose.
-    fn function(self, build: &Build, place: Place) -> Option<String> {
+    fn function(self, build: &Build, place: OperandRole) -> Option<String> {
         let mut graph = self.instance.graph.clone();
         let value = Instantiator::new(&mut graph).build(build, &self.instance.env).ok()?;
         folded(&graph, value, |folded| folded.loss(place))?
@@ -76,7 +76,7 @@ impl Walk<'_> {
 }
 
 /// A value that is a scalar function of constants, with its operands.
-pub(super) fn folded<T>(graph: &Graph, value: Value, ask: impl FnOnce(&Folded<'_>) -> T) -> Option<T> {
+pub(super) fn folded<T>(graph: &Graph, value: Value, ask: impl FnOnce(&FoldedCall<'_>) -> T) -> Option<T> {
     let node = graph.node(value.node);
     let NodeKind::Scalar(scalar) = node.kind else { return None };
     let operand = |v: &Option<Value>| constant_value(&FOLDER, graph, (*v)?).map(|t| Operand::Tensor(t.into()));
@@ -84,7 +84,7 @@ pub(super) fn folded<T>(graph: &Graph, value: Value, ask: impl FnOnce(&Folded<'_
     let ty = graph.ty(value);
     let shape = ty.shape.iter().map(|d| usize::try_from(d.as_const()?).ok()).collect::<Option<Vec<_>>>()?;
     let program = &graph.program;
-    Some(ask(&Folded { program, scalar, operands: &operands, dtype: ty.dtype, shape: &shape }))
+    Some(ask(&FoldedCall { program, scalar, operands: &operands, dtype: ty.dtype, shape: &shape }))
 }
 
 /// An element of a root that the left side computes to within a few per cent of the real number and

@@ -1,10 +1,10 @@
 //! One application in a graph, with its term, as a host of the matcher: does a kernel compute it?
 //!
-//! In: an op, its term, and what is known of its operands. Out: a host with one node for each value.
-//! Invariant: a term is one value. It is compared with a pattern as a whole, modulo commutativity
-//! and association and with defined functions inlined, at a cost near linear in its size: walking
-//! would expand shared parts as trees. A view that no known size contradicts is a match, since the
-//! planner checks views on the sizes.
+//! In: an op, its term, and what is known of its operands. Out: a host with one node for each
+//! value. Invariant: a term is one value. It is compared with a pattern as a whole, modulo
+//! commutativity and association and with defined functions inlined, at a cost near linear in its
+//! size: walking would expand shared parts as trees. A view that no known size contradicts is a
+//! match, since the planner checks views on the sizes.
 
 use std::sync::Arc;
 

@@ -11,7 +11,7 @@ use egg::Id;
 use hypatia_dsl::ir::{AttrValue, NodePat, OpId, Pat, Program};
 use hypatia_dsl::typing::{Facts, TensorType};
 
-use super::prepare::Demand;
+use super::prepare::RequiredLabels;
 use super::{MatchFacts, Slot, View};
 use crate::analysis::Sort;
 use crate::candidate::Candidate;
@@ -30,7 +30,7 @@ pub trait Host {
         self.nodes(value).iter().filter(move |n| n.payload.discriminant() == wanted)
     }
     /// False if a value certainly cannot match a pattern with that label filter.
-    fn may_hold(&self, _value: Id, _demand: &Demand) -> bool {
+    fn may_hold(&self, _value: Id, _required: &RequiredLabels) -> bool {
         true
     }
     /// Whether the value is a term that is compared with patterns as a whole, not walked.
@@ -83,8 +83,8 @@ impl Host for View<'_> {
         self.nodes_holding(value, wanted)
     }
 
-    fn may_hold(&self, value: Id, demand: &Demand) -> bool {
-        self.may_demand(value, demand)
+    fn may_hold(&self, value: Id, required: &RequiredLabels) -> bool {
+        self.may_have(value, required)
     }
 
     fn attrs(&self, attrs: AttrsId) -> &[AttrValue] {
