@@ -12,7 +12,6 @@ pub mod fusions;
 #[doc(hidden)]
 pub mod generated;
 pub mod instantiate;
-pub mod interpret;
 mod kernels;
 mod kinds;
 mod narrow;

@@ -20,7 +20,7 @@ use super::analysis::{Sort, conflict, is_term, node_types, rounded_apart, term_k
 use super::candidate::Candidate;
 use super::language::{Node, Payload};
 use super::matcher::{Match, MatchFacts, Slot, Target};
-use hypatia_graph::interpret::build_term;
+use hypatia_dsl::interpret::build_term;
 
 /// Why a match was not applied.
 #[derive(Clone, Debug, PartialEq)]

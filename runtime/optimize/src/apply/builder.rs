@@ -25,7 +25,7 @@ use super::super::matcher::{Match, MatchFacts, Region, Slot, Step};
 use super::super::range_loss::{FoldedCall, OperandRole, is_of_values, number_loss};
 use super::{Reject, add_checked, ill_typed, implements};
 use hypatia_graph::check_view;
-use hypatia_graph::interpret::{Application, Host, Item, build_number, build_tensor};
+use hypatia_dsl::interpret::{Application, Host, Item, build_number, build_tensor};
 
 /// Maximum depth of inlining.
 const MAX_UNFOLD: usize = 16;
@@ -249,6 +249,8 @@ impl Host for Builder<'_> {
     type Term = Id;
     type Epilogue = Epilogue;
     type Error = Reject;
+
+    type Program = Arc<Program>;
 
     fn program(&self) -> &Arc<Program> {
         &self.egraph.analysis.program
