@@ -10,7 +10,9 @@
 use std::ops::Deref;
 
 use crate::dtype::{DType, Kind};
-use crate::ir::{AExpr, AttrValue, Build, BuildArg, BuildNode, Head, InView, OpId, ParamKind, Program, ScalarId, VarId};
+use crate::ir::{
+    AExpr, AttrValue, Build, BuildArg, BuildNode, Head, InView, OpId, ParamKind, Program, ScalarId, VarId,
+};
 use crate::neutral::without_absent;
 use crate::typing::show_value;
 

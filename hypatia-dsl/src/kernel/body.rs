@@ -2,9 +2,9 @@
 //!
 //! In: a defined op with its attribute values and operand types. Out: the values of its results,
 //! each with a term and axes, and the intermediate reductions. The walk itself is that of
-//! `interpret`; here is what a node of a body becomes. Invariant: all reductions are over
-//! the same axes of the space; equal subexpressions are deduped, so that a mean that occurs three
-//! times is one step.
+//! `interpret`; here is what a node of a body becomes. Invariant: all reductions are over the same
+//! axes of the space; equal subexpressions are deduped, so that a mean that occurs three times is
+//! one step.
 
 use std::collections::{HashMap, HashSet};
 
@@ -189,14 +189,9 @@ impl<'a> Body<'a> {
             scope.types.extend(types.get(slot).cloned().flatten().map(|ty| (var, ty)));
         }
         self.scopes.push(scope);
-        let results = bodies.iter().map(|b| self.present(build_tensor(self, b, None)?));
-        let results = results.collect();
+        let results = bodies.iter().map(|b| present(build_tensor(self, b, None)?)).collect();
         self.scopes.pop();
         results
-    }
-
-    fn present(&self, value: Option<ValId>) -> Derived<ValId> {
-        value.ok_or_else(|| "an operand that must be there is absent".into())
     }
 
     fn scope(&self) -> Derived<&Scope> {
@@ -397,8 +392,7 @@ impl<'a> Host for Body<'a> {
     }
 
     fn scalar(&mut self, scalar: ScalarId, operands: &[Option<ValId>]) -> Derived<Option<ValId>> {
-        let values: Vec<Val> =
-            operands.iter().map(|v| Ok(self.val(self.present(*v)?).clone())).collect::<Derived<_>>()?;
+        let values: Vec<Val> = operands.iter().map(|v| Ok(self.val(present(*v)?).clone())).collect::<Derived<_>>()?;
         let types: Vec<TensorType> = values.iter().map(|v| v.ty.clone()).collect();
         let ty = apply_scalar(self.program, scalar, &types).map_err(|e| e.message)?;
         let axes = self.join(&values, &ty)?;
@@ -420,6 +414,10 @@ impl<'a> Host for Body<'a> {
             OpBody::Builtin(b) => self.builtin(op, b, &attrs, operands).map(Some),
         }
     }
+}
+
+fn present(value: Option<ValId>) -> Derived<ValId> {
+    value.ok_or_else(|| "an operand that must be there is absent".into())
 }
 
 fn permuted(axes: &[Parts], attrs: &[AttrValue]) -> Derived<Vec<Parts>> {
