@@ -24,8 +24,8 @@ use super::super::language::{Node, Payload};
 use super::super::matcher::{Match, MatchFacts, Region, Slot, Step};
 use super::super::range_loss::{FoldedCall, OperandRole, is_of_values, number_loss};
 use super::{Reject, add_checked, ill_typed, implements};
-use hypatia_graph::check_view;
 use hypatia_dsl::interpret::{Application, Host, Item, build_number, build_tensor};
+use hypatia_graph::check_view;
 
 /// Maximum depth of inlining.
 const MAX_UNFOLD: usize = 16;
