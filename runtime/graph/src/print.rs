@@ -57,12 +57,12 @@ impl Graph {
     pub fn parts_to_text(&self) -> String {
         let mut bodies: Vec<(&Arc<Graph>, Vec<String>)> = Vec::new();
         for (i, node) in self.nodes.iter().enumerate() {
-            let parts = node.kernels.list.iter().filter_map(|c| match &c.way {
+            let mut parts = node.kernels.list.iter().filter_map(|c| match &c.way {
                 Way::Parts(parts) => Some(parts),
                 _ => None,
             });
             // All candidates of a node that run its body run the same one.
-            let Some(parts) = parts.last() else { continue };
+            let Some(parts) = parts.next() else { continue };
             let name = format!("%{i} = {}", self.head_name(NodeId(i as u32)));
             match bodies.iter_mut().find(|(known, _)| Arc::ptr_eq(known, parts)) {
                 Some((_, names)) => names.push(name),
