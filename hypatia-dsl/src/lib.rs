@@ -12,6 +12,7 @@ pub mod compile;
 pub mod diag;
 pub mod fmt;
 pub mod ident;
+pub mod interpret;
 pub mod ir;
 pub mod kernel;
 pub mod lint;

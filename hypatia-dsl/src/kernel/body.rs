@@ -1,18 +1,17 @@
 //! The body of an op as terms over a space of axes.
 //!
 //! In: a defined op with its attribute values and operand types. Out: the values of its results,
-//! each with a term and axes, and the intermediate reductions. Invariant: all reductions are over
-//! the same axes of the space; equal subexpressions are deduped, so that a mean that occurs three
-//! times is one step.
+//! each with a term and axes, and the intermediate reductions. The walk itself is that of
+//! `interpret`; here is what a node of a body becomes. Invariant: all reductions are over the same
+//! axes of the space; equal subexpressions are deduped, so that a mean that occurs three times is
+//! one step.
 
 use std::collections::{HashMap, HashSet};
 
 use crate::builtin::BuiltinOp;
 use crate::dtype::DType;
-use crate::ir::{
-    AExpr, AttrValue, Build, BuildArg, BuildNode, Fact, Head, InView, OpBody, OpDef, OpId, ParamKind, Program, VarId,
-};
-use crate::neutral::without_absent;
+use crate::interpret::{Application, Host, Item, build_tensor};
+use crate::ir::{AExpr, AttrValue, Fact, InView, OpBody, OpDef, OpId, ParamKind, Program, ScalarId, VarId};
 use crate::scalar::{TermBuilder, TermId, TermNode};
 use crate::shape::{Dim, broadcast, show_shape};
 use crate::typing::{Bindings, Facts, TensorType, apply_op, apply_scalar, bind_op, eval, normalise_attrs, type_fact};
@@ -21,8 +20,8 @@ use super::Reduction;
 use super::space::{Axis, Parts, Space};
 
 /// Maximum nesting depth of ops.
-const MAX_DEPTH: u32 = 32;
-/// Maximum number of applications in the inlined body.
+const MAX_DEPTH: usize = 32;
+/// Maximum number of expressions in the inlined body.
 const MAX_STEPS: u32 = 10_000;
 
 /// Until the number of inputs is known, results of steps are numbered from here.
@@ -36,8 +35,8 @@ pub(super) type Derived<T> = Result<T, String>;
 pub(super) struct Val {
     /// Its term.
     pub id: TermId,
-    /// `None` for a number, which takes the type of its sibling operands.
-    pub ty: Option<TensorType>,
+    /// Its type.
+    pub ty: TensorType,
     /// The axes of the space that each axis of its shape is made of.
     pub axes: Vec<Parts>,
 }
@@ -61,23 +60,31 @@ pub(super) struct Body<'a> {
     /// The reduced axes, once there is a reduction.
     pub row: Option<Parts>,
     known: HashMap<(Reduction, TermId), u32>,
-    /// The axes of every value: no two axes of one value may be unified.
-    values: Vec<Parts>,
+    /// Every value: no two axes of one value may be unified.
+    values: Vec<Val>,
+    /// The ops whose bodies are walked, innermost last.
+    scopes: Vec<Scope>,
     left: u32,
 }
 
 /// The variables of the op whose body is walked.
 struct Scope {
-    tensors: HashMap<VarId, Option<Val>>,
+    tensors: HashMap<VarId, Option<ValId>>,
+    /// The types of those that are present.
+    types: HashMap<VarId, TensorType>,
     bindings: Bindings,
 }
 
+/// A value of the walk.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ValId(usize);
+
 impl Facts for Scope {
     fn fact(&self, fact: Fact, var: VarId) -> Option<AttrValue> {
-        match (fact, self.tensors.get(&var)?) {
-            (Fact::Present, v) => Some(AttrValue::Bool(v.is_some())),
-            (fact, Some(Val { ty: Some(ty), .. })) => type_fact(fact, ty),
-            _ => None,
+        let present = self.tensors.get(&var)?.is_some();
+        match fact {
+            Fact::Present => Some(AttrValue::Bool(present)),
+            _ => type_fact(fact, self.types.get(&var)?),
         }
     }
 }
@@ -101,28 +108,34 @@ impl<'a> Body<'a> {
             row: None,
             known: HashMap::new(),
             values: Vec::new(),
+            scopes: Vec::new(),
             left: MAX_STEPS,
         };
-        let values: Vec<Option<Val>> = operands.iter().map(|ty| ty.as_ref().map(|ty| body.operand(ty))).collect();
+        let values: Vec<Option<ValId>> = operands.iter().map(|ty| ty.as_ref().map(|ty| body.operand(ty))).collect();
         if aligned {
             body.align()?;
         }
-        let results = body.op_body(program.op(op), attrs, &values, 0)?;
+        let results = body.op_body(program.op(op), attrs, &values)?;
         body.check()?;
+        let results = results.into_iter().map(|v| body.val(v).clone()).collect();
         Ok((body, results))
     }
 
-    fn operand(&mut self, ty: &TensorType) -> Val {
+    fn operand(&mut self, ty: &TensorType) -> ValId {
         let axes: Vec<Parts> = ty.shape.iter().map(|d| self.space.axis(d)).collect();
         let input = self.inputs.len() as u32;
         self.inputs.push((ty.clone(), axes.clone()));
         let id = self.terms.add(TermNode::In { input, view: InView::Broadcast });
-        self.value(id, Some(ty.clone()), axes)
+        self.value(id, ty.clone(), axes)
     }
 
-    fn value(&mut self, id: TermId, ty: Option<TensorType>, axes: Vec<Parts>) -> Val {
-        self.values.push(axes.iter().flatten().copied().collect());
-        Val { id, ty, axes }
+    fn value(&mut self, id: TermId, ty: TensorType, axes: Vec<Parts>) -> ValId {
+        self.values.push(Val { id, ty, axes });
+        ValId(self.values.len() - 1)
+    }
+
+    fn val(&self, at: ValId) -> &Val {
+        &self.values[at.0]
     }
 
     /// Unifies operand axes at the same position from the right, if all operands broadcast
@@ -147,146 +160,47 @@ impl<'a> Body<'a> {
 
     /// Checks that no value has the same axis twice.
     fn check(&self) -> Derived<()> {
-        for axes in &self.values {
+        for value in &self.values {
             let mut seen: HashSet<Axis> = HashSet::new();
-            if !self.space.now(axes).into_iter().all(|a| seen.insert(a)) {
+            let axes: Parts = value.axes.iter().flatten().copied().collect();
+            if !self.space.now(&axes).into_iter().all(|a| seen.insert(a)) {
                 return Err("a value lies across the rows of another".into());
             }
         }
         Ok(())
     }
 
-    fn op_body(
-        &mut self,
-        def: &'a OpDef,
-        attrs: &[AttrValue],
-        operands: &[Option<Val>],
-        depth: u32,
-    ) -> Derived<Vec<Val>> {
-        if depth > MAX_DEPTH {
+    fn op_body(&mut self, def: &'a OpDef, attrs: &[AttrValue], operands: &[Option<ValId>]) -> Derived<Vec<ValId>> {
+        if self.scopes.len() > MAX_DEPTH {
             return Err(format!("ops are defined by each other more than {MAX_DEPTH} levels deep"));
         }
         let OpBody::Defined(bodies) = &def.body else { return Err(format!("`{}` has no body", def.name)) };
-        let types: Vec<Option<TensorType>> = operands.iter().map(|v| v.as_ref().and_then(|v| v.ty.clone())).collect();
+        let ty = |v: &Option<ValId>| v.map(|v| self.val(v).ty.clone());
+        let types: Vec<Option<TensorType>> = operands.iter().map(ty).collect();
         let bindings = bind_op(def, attrs, &types).map_err(|e| e.message)?;
-        let mut tensors = HashMap::new();
+        let mut scope = Scope { tensors: HashMap::new(), types: HashMap::new(), bindings };
         for (slot, (i, param)) in def.operands().enumerate() {
             match param.kind {
                 ParamKind::Tensor { variadic: false, .. } => {}
                 _ => return Err(format!("`{}` has an operand that is not a single tensor", def.name)),
             }
-            tensors.insert(VarId(i as u32), operands.get(slot).cloned().flatten());
+            let var = VarId(i as u32);
+            scope.tensors.insert(var, operands.get(slot).copied().flatten());
+            scope.types.extend(types.get(slot).cloned().flatten().map(|ty| (var, ty)));
         }
-        let scope = Scope { tensors, bindings };
-        bodies.iter().map(|b| self.build(b, &scope, None, depth)).collect()
+        self.scopes.push(scope);
+        let results = bodies.iter().map(|b| present(build_tensor(self, b, None)?)).collect();
+        self.scopes.pop();
+        results
     }
 
-    /// The value of an expression in a body; `sibling` is the type that a number takes.
-    fn build(&mut self, build: &'a Build, scope: &Scope, sibling: Option<&TensorType>, depth: u32) -> Derived<Val> {
-        self.left = self.left.checked_sub(1).ok_or("its body is too large")?;
-        match build {
-            Build::Var(v) => match scope.tensors.get(v) {
-                Some(Some(value)) => Ok(value.clone()),
-                Some(None) => Err("it uses an operand that is absent".into()),
-                None => Err("it uses a variable that is no tensor".into()),
-            },
-            Build::Number(e) => self.number(e, scope, sibling),
-            Build::Node(node) => {
-                let absent = |v: VarId| !matches!(scope.tensors.get(&v), Some(Some(_)));
-                match without_absent(self.program, node, &absent) {
-                    Some(rest) => self.build(rest, scope, sibling, depth),
-                    None => self.node(node, scope, depth),
-                }
-            }
-            Build::Else(v, other) => match scope.tensors.get(v) {
-                Some(Some(value)) => Ok(value.clone()),
-                _ => self.build(other, scope, sibling, depth),
-            },
-            Build::Frozen(inner) => self.build(inner, scope, sibling, depth),
-            Build::If(guard, a, b) => match eval(guard, &scope.bindings, scope) {
-                Some(AttrValue::Bool(true)) => self.build(a, scope, sibling, depth),
-                Some(AttrValue::Bool(false)) => self.build(b, scope, sibling, depth),
-                _ => Err("a condition in its body cannot be decided".into()),
-            },
-            Build::Absent => Err("an operand that must be there is absent".into()),
-        }
+    fn scope(&self) -> Derived<&Scope> {
+        self.scopes.last().ok_or_else(|| "it is the body of no op".into())
     }
 
-    fn number(&mut self, e: &AExpr, scope: &Scope, sibling: Option<&TensorType>) -> Derived<Val> {
-        let value = match eval(e, &scope.bindings, scope) {
-            Some(AttrValue::Float(f)) => f,
-            Some(AttrValue::Dim(d)) => d.as_const().ok_or("a number in its body is symbolic")? as f64,
-            _ => return Err("a number in its body is unknown".into()),
-        };
-        let id = self.terms.lit(value);
-        let ty = sibling.map(|t| TensorType { dtype: t.dtype, shape: Vec::new() });
-        Ok(Val { id, ty, axes: Vec::new() })
-    }
-
-    fn node(&mut self, node: &'a BuildNode, scope: &Scope, depth: u32) -> Derived<Val> {
-        // Numbers take the type of the first operand that has one.
-        let mut args: Vec<Option<Val>> = Vec::with_capacity(node.args.len());
-        let mut waiting: Vec<(usize, &'a Build)> = Vec::new();
-        for (i, arg) in node.args.iter().enumerate() {
-            let BuildArg::One(build) = arg else { return Err("it has a variable number of operands".into()) };
-            args.push(match build {
-                Build::Absent => None,
-                Build::Var(v) if matches!(scope.tensors.get(v), Some(None)) => None,
-                build => {
-                    let value = self.build(build, scope, None, depth)?;
-                    if value.ty.is_none() {
-                        waiting.push((i, build));
-                    }
-                    Some(value)
-                }
-            });
-        }
-        let sibling = args.iter().flatten().filter_map(|v| v.ty.clone()).find(|t| t.dtype != DType::Bool);
-        if let Some(sibling) = &sibling {
-            for (i, build) in waiting {
-                args[i] = Some(self.build(build, scope, Some(sibling), depth)?);
-            }
-        }
-        match node.head {
-            Head::Scalar(s) => {
-                let values: Vec<Val> = args.into_iter().flatten().collect();
-                let Some(types) = values.iter().map(|v| v.ty.clone()).collect::<Option<Vec<_>>>() else {
-                    // A function of numbers only is a number.
-                    let ids = values.iter().map(|v| v.id).collect();
-                    let id = self.terms.call(s, ids);
-                    return Ok(Val { id, ty: None, axes: Vec::new() });
-                };
-                let ty = apply_scalar(self.program, s, &types).map_err(|e| e.message)?;
-                let axes = self.join(&values, &ty)?;
-                let id = self.terms.call(s, values.iter().map(|v| v.id).collect());
-                Ok(self.value(id, Some(ty), axes))
-            }
-            Head::Op(op) => {
-                let rank = args.iter().flatten().find_map(|v| v.ty.as_ref()).map(|t| t.shape.len());
-                let def = self.program.op(op);
-                let given: Vec<Option<AttrValue>> =
-                    node.attrs.iter().map(|a| eval(a, &scope.bindings, scope)).collect();
-                if let Some(i) = given.iter().position(Option::is_none) {
-                    let name = def.attrs().nth(i).map_or("?", |(_, p)| p.name.as_str());
-                    return Err(format!("attribute `{name}` of `{}` is unknown", def.name));
-                }
-                let attrs = normalise_attrs(def, &given, rank).map_err(|e| e.message)?;
-                match def.body {
-                    OpBody::Defined(_) => {
-                        let results = self.op_body(def, &attrs, &args, depth + 1)?;
-                        let result = results.into_iter().nth(node.output as usize);
-                        result.ok_or_else(|| format!("`{}` has no result {}", def.name, node.output))
-                    }
-                    OpBody::Builtin(b) => self.builtin(op, b, &attrs, args),
-                }
-            }
-            Head::Acc | Head::In(_) | Head::TermCast | Head::Region(_) => Err("it is a term".into()),
-        }
-    }
-
-    fn builtin(&mut self, op: OpId, b: BuiltinOp, attrs: &[AttrValue], args: Vec<Option<Val>>) -> Derived<Val> {
+    fn builtin(&mut self, op: OpId, b: BuiltinOp, attrs: &[AttrValue], args: &[Option<ValId>]) -> Derived<ValId> {
         let name = &self.program.op(op).name;
-        let types: Vec<Option<TensorType>> = args.iter().map(|v| v.as_ref().and_then(|v| v.ty.clone())).collect();
+        let types: Vec<Option<TensorType>> = args.iter().map(|v| v.map(|v| self.val(v).ty.clone())).collect();
         let reduction = match b {
             BuiltinOp::Sum => Some(Reduction::Sum),
             BuiltinOp::Mean => Some(Reduction::Mean),
@@ -305,10 +219,11 @@ impl<'a> Body<'a> {
             let Some(AttrValue::Float(value)) = attrs.get(1) else { return Err("a constant is unknown".into()) };
             let id = self.terms.lit(*value);
             let axes = ty.shape.iter().map(|d| self.space.axis(d)).collect();
-            return Ok(self.value(id, Some(ty), axes));
+            return Ok(self.value(id, ty, axes));
         }
-        let Some(Some(x)) = args.into_iter().next() else { return Err(format!("`{name}` lacks its operand")) };
-        let Some(from) = x.ty.clone() else { return Err(format!("`{name}` is applied to a number")) };
+        let Some(Some(x)) = args.first() else { return Err(format!("`{name}` lacks its operand")) };
+        let x = self.val(*x).clone();
+        let from = x.ty.clone();
         if let Some(reduction) = reduction {
             return self.reduce(reduction, x, &from, attrs, ty);
         }
@@ -323,7 +238,7 @@ impl<'a> Body<'a> {
             }
             _ => (x.id, self.expanded(&x.axes, &from.shape, &ty.shape)),
         };
-        Ok(self.value(id, Some(ty), axes))
+        Ok(self.value(id, ty, axes))
     }
 
     /// The axes of a value that is broadcast to a shape: new axes where it is repeated.
@@ -365,7 +280,7 @@ impl<'a> Body<'a> {
         from: &TensorType,
         attrs: &[AttrValue],
         ty: TensorType,
-    ) -> Derived<Val> {
+    ) -> Derived<ValId> {
         let Some(AttrValue::List(axes)) = attrs.first() else { return Err("reduced axes are unknown".into()) };
         let reduced: Option<Vec<usize>> = axes
             .iter()
@@ -412,7 +327,7 @@ impl<'a> Body<'a> {
                 false => left.push(parts),
             }
         }
-        Ok(self.value(id, Some(ty), left))
+        Ok(self.value(id, ty, left))
     }
 
     /// Whether both lists hold the same axes, in any order.
@@ -420,6 +335,89 @@ impl<'a> Body<'a> {
         let (a, b) = (self.space.now(a), self.space.now(b));
         a.len() == b.len() && a.iter().all(|x| b.contains(x))
     }
+}
+
+/// The body as a host of the interpreter: a tensor is a term with axes.
+impl<'a> Host for Body<'a> {
+    type Value = Option<ValId>;
+    type Term = ();
+    type Epilogue = ();
+    type Error = String;
+    type Program = &'a Program;
+
+    fn program(&self) -> &Self::Program {
+        &self.program
+    }
+
+    fn ill_typed(message: String) -> String {
+        message
+    }
+
+    fn descend(&mut self) -> Derived<()> {
+        self.left = self.left.checked_sub(1).ok_or("its body is too large")?;
+        Ok(())
+    }
+
+    fn ascend(&mut self) {}
+
+    fn variable(&mut self, v: VarId) -> Derived<Option<ValId>> {
+        let value = self.scope()?.tensors.get(&v).copied();
+        value.ok_or_else(|| "it uses a variable that is no tensor".into())
+    }
+
+    fn is_absent(&self, v: VarId) -> bool {
+        self.scope().is_ok_and(|s| !matches!(s.tensors.get(&v), Some(Some(_))))
+    }
+
+    fn variables(&self, _v: VarId) -> Derived<Vec<Option<ValId>>> {
+        Err("it has a variable number of operands".into())
+    }
+
+    fn eval(&self, expr: &AExpr, _items: &[Item<Option<ValId>>]) -> Option<AttrValue> {
+        let scope = self.scopes.last()?;
+        eval(expr, &scope.bindings, scope)
+    }
+
+    fn dtype(&self, value: Option<ValId>) -> Option<DType> {
+        value.map(|v| self.val(v).ty.dtype)
+    }
+
+    fn absent(&mut self) -> Derived<Option<ValId>> {
+        Ok(None)
+    }
+
+    fn number(&mut self, _expr: &AExpr, value: f64, dtype: DType) -> Derived<Option<ValId>> {
+        let id = self.terms.lit(value);
+        Ok(Some(self.value(id, TensorType { dtype, shape: Vec::new() }, Vec::new())))
+    }
+
+    fn scalar(&mut self, scalar: ScalarId, operands: &[Option<ValId>]) -> Derived<Option<ValId>> {
+        let values: Vec<Val> = operands.iter().map(|v| Ok(self.val(present(*v)?).clone())).collect::<Derived<_>>()?;
+        let types: Vec<TensorType> = values.iter().map(|v| v.ty.clone()).collect();
+        let ty = apply_scalar(self.program, scalar, &types).map_err(|e| e.message)?;
+        let axes = self.join(&values, &ty)?;
+        let id = self.terms.call(scalar, values.iter().map(|v| v.id).collect());
+        Ok(Some(self.value(id, ty, axes)))
+    }
+
+    fn op(&mut self, application: Application<'_, Self>) -> Derived<Option<ValId>> {
+        let Application { op, output, operands, attrs, .. } = application;
+        let def = self.program.op(op);
+        let rank = operands.iter().flatten().next().map(|v| self.val(*v).ty.shape.len());
+        let given: Vec<Option<AttrValue>> = attrs.into_iter().map(Some).collect();
+        let attrs = normalise_attrs(def, &given, rank).map_err(|e| e.message)?;
+        match def.body {
+            OpBody::Defined(_) => {
+                let result = self.op_body(def, &attrs, operands)?.into_iter().nth(output as usize);
+                result.map(Some).ok_or_else(|| format!("`{}` has no result {output}", def.name))
+            }
+            OpBody::Builtin(b) => self.builtin(op, b, &attrs, operands).map(Some),
+        }
+    }
+}
+
+fn present(value: Option<ValId>) -> Derived<ValId> {
+    value.ok_or_else(|| "an operand that must be there is absent".into())
 }
 
 fn permuted(axes: &[Parts], attrs: &[AttrValue]) -> Derived<Vec<Parts>> {

@@ -167,7 +167,7 @@ fn shape_of(body: &Body<'_>, values: &[Val], results: &[TensorType]) -> Derived<
     let mut row = body.space.now(body.row.as_deref().unwrap_or_default());
     let mut lead: Vec<Axis> = Vec::new();
     for (value, ty) in values.iter().zip(results) {
-        if value.ty.as_ref().is_none_or(|t| t.shape != ty.shape) {
+        if value.ty.shape != ty.shape {
             return Err(format!("a result is not of shape {}", show_shape(&ty.shape)));
         }
         let axes = now(&value.axes);

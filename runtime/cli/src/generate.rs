@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use anstream::eprintln;
 use clap::{Args, ValueEnum};
-use hypatia_cuda::generate::{OfPlan, Request, Scope, of_plan, of_program, write};
+use hypatia_cuda::generate::{ChoiceEntry, OfPlan, Request, Scope, of_plan, of_program, write};
 use hypatia_cuda::nvrtc::Nvrtc;
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::Program;
@@ -134,9 +134,14 @@ impl Gen {
             false => Vec::new(),
         };
         let kernels = self.emit.is_empty() || self.emit.iter().any(|e| *e != Emit::Rust);
+        let mut choices = Vec::new();
         let OfPlan { instances, skipped, steps } = match &self.model {
             _ if !kernels => OfPlan::default(),
-            Some(model) => of_plan(&self.plan(model, &program, global.quiet)?),
+            Some(model) => {
+                let (plan, open) = self.plan(model, &program, global.quiet)?;
+                choices = open;
+                of_plan(&plan)
+            }
             None => {
                 let (instances, skipped) = of_program(&program, &scope, &dtypes);
                 OfPlan { instances, skipped, steps: Vec::new() }
@@ -154,6 +159,7 @@ impl Gen {
             instances: &instances,
             skipped,
             steps,
+            choices,
             cuda: self.emit.is_empty() || self.emit.contains(&Emit::Cuda),
             cubins: nvrtc.as_ref().map(|n| (&**n, &archs[..])),
             folders: &self.folders(),
@@ -168,6 +174,9 @@ impl Gen {
             for s in &written.manifest.skipped {
                 let dtype = s.dtype.as_deref().map_or(String::new(), |d| format!(" for {d}"));
                 eprintln!("note: no kernel of `{}`{dtype}: {}", s.kernel, s.reason);
+            }
+            for c in &written.manifest.choices {
+                eprintln!("note: sizes that are not known decide the kernel of {}: {}", c.node, c.kernels.join("; "));
             }
             for f in &written.removed {
                 eprintln!("note: removed {}: nothing that was asked for now makes it", f.display());
@@ -216,20 +225,28 @@ impl Gen {
         rust::text(program, &options).map_err(Error::Internal)
     }
 
-    /// The plan of a model with its dynamic sizes bound.
-    fn plan(&self, model: &Path, program: &Arc<Program>, quiet: bool) -> Result<Plan> {
+    /// The plan of a model with its dynamic sizes bound, and the choices that depend on them.
+    fn plan(&self, model: &Path, program: &Arc<Program>, quiet: bool) -> Result<(Plan, Vec<ChoiceEntry>)> {
         must_be_model(model)?;
         let device = device(&self.target)?;
         let graph = self.sizes.load(model, program.clone())?;
-        let sizes: Symbols = graph.symbols().into_iter().map(|s| (s, 8)).collect();
-        let graph = graph.specialize(&sizes)?;
         let mut options = optimize::Options { device: device.clone(), ..optimize::Options::default() };
         self.firing.apply(program, &mut options)?;
+        let symbols = graph.symbols();
+        // A run optimises the model on its sizes, and so does the plan below.
+        let open = match symbols.is_empty() {
+            true => Vec::new(),
+            false => pipeline::optimize(&graph, &options)?.report.open,
+        };
+        let choices = open.into_iter().map(|o| ChoiceEntry { node: o.node, kernels: o.kernels }).collect();
+        let sizes: Symbols = symbols.into_iter().map(|s| (s, 8)).collect();
+        let graph = graph.specialize(&sizes)?;
         if !self.files.is_empty() {
             must_be_right(&graph, &options, quiet)?;
         }
         let optimized = pipeline::optimize(&graph, &options)?;
-        pipeline::plan(&optimized.graph, &plan::Options { allowed: options.allowed(), ..plan::Options::new(device) })
+        let plan = plan::Options { allowed: options.allowed(), ..plan::Options::new(device) };
+        Ok((pipeline::plan(&optimized.graph, &plan)?, choices))
     }
 
     /// NVRTC, if machine code is wanted; its absence is an error only if machine code was requested

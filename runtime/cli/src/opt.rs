@@ -17,7 +17,8 @@ use super::{Exit, Global};
 
 /// Optimise a model and print the result of each stage, or write it as an ONNX model.
 ///
-/// The graph goes to stdout, one line a node; a summary goes to stderr. With `-o` the graph goes to that file as an ONNX
+/// The graph goes to stdout, one line a node, then the optimised bodies of its ops that run as several launches; a
+/// summary goes to stderr. With `-o` the graph goes to that file as an ONNX
 /// model that any runtime runs: fused kernels are model-local functions with their bodies in standard ops. `hypatia
 /// explain MODEL` tells which rules fired where. With rules of your own, both graphs are run once on random inputs, and
 /// if they differ, nothing is written; without `-o` a warning says so.
@@ -113,7 +114,7 @@ impl Opt {
             return format!("{:#}\n", json!({ "graph": graph.to_json(), "report": report }));
         }
         match self.format {
-            Format::Text => graph.to_text(),
+            Format::Text => graph.to_text() + &graph.parts_to_text(),
             Format::Dot => graph.to_dot(),
         }
     }

@@ -5,6 +5,11 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
 
+use hypatia_dsl::dtype::DType;
+use hypatia_dsl::shape::Dim;
+use hypatia_dsl::typing::TensorType;
+use hypatia_graph::Graph;
+
 /// The result of a run: exit code, stdout, stderr.
 fn hypatia(args: &[&str], folder: &Path) -> (i32, String, String) {
     let o = Command::new(env!("CARGO_BIN_EXE_hypatia")).args(args).current_dir(folder).output().unwrap();
@@ -191,4 +196,34 @@ fn a_models_manifest_tells_what_runs_when() {
     for entry in manifest["kernels"].as_array().unwrap().iter().flat_map(|k| k["entries"].as_array().unwrap()) {
         assert!(entry["shared_memory"] == 0 && entry["grid"].as_array().is_some_and(|g| g.len() == 3), "{entry}");
     }
+}
+
+#[test]
+fn a_models_manifest_lists_what_sizes_decide() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut graph = Graph::new(hypatia_library::load(&[]).unwrap());
+    let ty = |shape: [Dim; 2]| TensorType { dtype: DType::F32, shape: shape.to_vec() };
+    let x = graph.input("x", ty([128.into(), 64.into()]));
+    let w = graph.input("w", ty([64.into(), Dim::symbol("n")]));
+    let pre = graph.input("pre", ty([128.into(), Dim::symbol("n")]));
+    let product = graph.call("matmul", &[x, w], &[]).unwrap()[0];
+    let slope = graph.call("gelu_tanh_grad", &[pre], &[]).unwrap()[0];
+    let y = graph.call("mul", &[product, slope], &[]).unwrap()[0];
+    graph.output("y", y);
+    let model = hypatia_onnx::export::export(&graph, &hypatia_pipeline::FOLDER).unwrap().model;
+    hypatia_onnx::export::write(model, &folder.path().join("m.onnx")).unwrap();
+    let gen_with = |more: &[&str]| {
+        let args = [&["gen", "--model", "m.onnx", "-o", "k", "--emit", "cuda"], more].concat();
+        let (code, _, err) = hypatia(&args, folder.path());
+        assert_eq!(code, 0, "{err}");
+        let manifest = std::fs::read(folder.path().join("k/manifest.json")).unwrap();
+        (serde_json::from_slice::<serde_json::Value>(&manifest).unwrap()["choices"].clone(), err)
+    };
+    let (choices, err) = gen_with(&[]);
+    let [choice] = choices.as_array().unwrap().as_slice() else { panic!("{choices}") };
+    let kernels: Vec<&str> = choice["kernels"].as_array().unwrap().iter().filter_map(|k| k.as_str()).collect();
+    assert!(kernels.len() > 1 && kernels[0] == "cublaslt DGELU if shape(%w)[-1] % 8 == 0", "{choices}");
+    assert!(err.contains(kernels[0]), "{err}");
+    let (choices, err) = gen_with(&["--dim", "n=64"]);
+    assert!(choices.is_null() && !err.contains("sizes that are not known"), "{choices} {err}");
 }

@@ -11,4 +11,4 @@ mod write;
 pub use hypatia_templates::cuda::{CudaSource, EmitError};
 pub use hypatia_templates::instances::{Body, Instance, Scope, Skipped, instantiate, of_program};
 pub use plan::{OfPlan, of_plan};
-pub use write::{Manifest, Request, StepEntry, Written, write};
+pub use write::{ChoiceEntry, Manifest, Request, StepEntry, Written, write};

@@ -10,6 +10,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use hypatia_dsl::dtype::DType;
+use hypatia_dsl::interpret::{self, Application, Host, Item, build_tensor};
 use hypatia_dsl::ir::{
     AExpr, AttrType, AttrValue, Build, InView, OpBody, OpId, ParamKind, Program, ScalarId, TypePat, VarId,
 };
@@ -18,7 +19,6 @@ use hypatia_dsl::typing::{Bindings, TensorType, TypeError, codes, eval, match_ty
 
 use super::build::tensor_params;
 use super::env::{BoundTerm, Env};
-use super::interpret::{self, Application, Host, Item, build_tensor};
 use super::{Graph, GraphFacts, NodeKind, Value};
 use hypatia_tensor::error::{Error, Result};
 use hypatia_tensor::tensor::Tensor;
@@ -251,6 +251,8 @@ impl Host for Expression<'_, '_, '_> {
     type Term = TermId;
     type Epilogue = BoundTerm;
     type Error = Error;
+
+    type Program = Arc<Program>;
 
     fn program(&self) -> &Arc<Program> {
         &self.into.graph.program

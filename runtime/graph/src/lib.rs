@@ -14,7 +14,6 @@ pub mod fusions;
 pub mod generated;
 mod graph;
 pub mod instantiate;
-pub mod interpret;
 mod kinds;
 mod narrow;
 pub mod prim;

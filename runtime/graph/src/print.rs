@@ -4,11 +4,12 @@
 //! epilogue terms in the language's syntax. `opt`, `explain` and the tests print it.
 
 use std::fmt::Write;
+use std::sync::Arc;
 
 use hypatia_dsl::ir::AttrValue;
 use hypatia_dsl::typing::TensorType;
 
-use super::{Graph, Node, NodeId, NodeKind, Value, facts::splat, show_term};
+use super::{Graph, Node, NodeId, NodeKind, Value, Way, facts::splat, show_term};
 
 impl std::fmt::Display for Graph {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -55,6 +56,33 @@ impl Graph {
     pub fn describe_kernels(&self, node: &Node) -> Vec<String> {
         let name = |i: usize| node.operands.get(i).copied().flatten().map_or("?".into(), |v| self.value_name(v));
         node.kernels.list.iter().map(|c| c.describe(&self.program, &name)).collect()
+    }
+
+    /// The optimised bodies in the lists of kernels, each once, with the nodes that it may compute.
+    /// Empty if there are none.
+    pub fn parts_to_text(&self) -> String {
+        let mut bodies: Vec<(&Arc<Graph>, Vec<String>)> = Vec::new();
+        for (i, node) in self.nodes.iter().enumerate() {
+            let mut parts = node.kernels.list.iter().filter_map(|c| match &c.way {
+                Way::Parts(parts) => Some(parts),
+                _ => None,
+            });
+            // All candidates of a node that run its body run the same one.
+            let Some(parts) = parts.next() else { continue };
+            let name = format!("%{i} = {}", self.head_name(NodeId(i as u32)));
+            match bodies.iter_mut().find(|(known, _)| Arc::ptr_eq(known, parts)) {
+                Some((_, names)) => names.push(name),
+                None => bodies.push((parts, vec![name])),
+            }
+        }
+        let mut out = String::new();
+        for (parts, names) in bodies {
+            let _ = writeln!(out, "parts of {}:", names.join(", "));
+            for line in parts.to_text().lines() {
+                let _ = writeln!(out, "    {line}");
+            }
+        }
+        out
     }
 
     /// `%3`, `%3.1` for a further result, `%x` for an input of that name.

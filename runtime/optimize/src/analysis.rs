@@ -18,7 +18,7 @@ use indexmap::IndexSet;
 use rustc_hash::FxBuildHasher;
 
 use super::facts::{self, NumericFacts};
-use super::language::{AttrsId, Discriminant, Heads, LeafId, Node, Payload, ShapeId, TypeId};
+use super::language::{AttrsId, Discriminant, LabelSet, LeafId, Node, Payload, ShapeId, TypeId};
 use hypatia_graph::{ConstantFolder, NodeId};
 use hypatia_tensor::tensor::Tensor;
 
@@ -59,9 +59,9 @@ pub struct Data {
     pub facts: NumericFacts,
     /// For a term: the shapes of all tensors that it reads, broadcast.
     pub reads: ShapeId,
-    /// The heads of its nodes. When they grow, parents are not updated: no other data depends on
+    /// The labels of its nodes. When they grow, parents are not updated: no other data depends on
     /// them.
-    pub heads: Heads,
+    pub labels: LabelSet,
 }
 
 impl Data {
@@ -72,7 +72,7 @@ impl Data {
             splat: None,
             facts: NumericFacts::UNKNOWN,
             reads: ShapeId::SCALAR,
-            heads: Heads::default(),
+            labels: LabelSet::default(),
         }
     }
 
@@ -116,7 +116,7 @@ pub struct Context {
     /// Every class that was created, merged or learned a fact, in order. An incremental search
     /// skips the entries that were there when the last search ended. Logged here because `egg`
     /// reports changes only to its analysis.
-    pub touched: Vec<Id>,
+    pub dirty: Vec<Id>,
     types: IndexSet<TensorType, FxBuildHasher>,
     shapes: IndexSet<Shape, FxBuildHasher>,
     tuples: Vec<TypeId>,
@@ -135,7 +135,7 @@ impl Context {
             program,
             folder,
             leaves: Vec::new(),
-            touched: Vec::new(),
+            dirty: Vec::new(),
             types: IndexSet::default(),
             shapes: [Shape::new()].into_iter().collect(),
             tuples: Vec::new(),
@@ -520,18 +520,18 @@ impl egg::Analysis<Node> for Context {
         let data = make_data(egraph, node);
         // A class may have a value although none of its nodes is a splat.
         let value = data.splat.map(|_| Discriminant::Splat);
-        Data { heads: value.into_iter().chain([node.payload.discriminant()]).collect(), ..data }
+        Data { labels: value.into_iter().chain([node.payload.discriminant()]).collect(), ..data }
     }
 
     fn modify(egraph: &mut EGraph, id: Id) {
-        egraph.analysis.touched.push(id);
+        egraph.analysis.dirty.push(id);
     }
 
     fn merge(&mut self, a: &mut Data, mut b: Data) -> DidMerge {
-        a.heads = a.heads.with(b.heads);
-        b.heads = a.heads;
+        a.labels = a.labels.with(b.labels);
+        b.labels = a.labels;
         let joined = Data {
-            heads: a.heads,
+            labels: a.labels,
             sort: if a.sort == Sort::Invalid { b.sort } else { a.sort },
             constant: a.constant || b.constant,
             splat: a.splat.or(b.splat),

@@ -3,8 +3,8 @@
 //! In: a match. Out: new nodes, merged with the classes of the roots, or the reason for rejection.
 //! Invariant: nothing is merged unless the rule's rounding class covers the dtype, every `requires`
 //! is known to be true, every node that is built type-checks, both sides have the same type, and
-//! folded constants keep their meaning in their element type (`folded`). The limit on the e-graph's
-//! size is checked before every node.
+//! folded constants keep their meaning in their element type (`range_loss`). The limit on the
+//! e-graph's size is checked before every node.
 
 mod builder;
 
@@ -20,7 +20,7 @@ use super::analysis::{Sort, conflict, is_term, node_types, rounded_apart, term_k
 use super::candidate::Candidate;
 use super::language::{Node, Payload};
 use super::matcher::{Match, MatchFacts, Slot, Target};
-use hypatia_graph::interpret::build_term;
+use hypatia_dsl::interpret::build_term;
 
 /// Why a match was not applied.
 #[derive(Clone, Debug, PartialEq)]
@@ -110,16 +110,16 @@ pub fn check(egraph: &EGraph, candidate: &Candidate, rule: &Rule, m: &mut Match,
 /// and the longer sum also becomes the sum of that class and the rest. The e-graph may grow to
 /// `limit` nodes.
 pub fn settle(egraph: &mut EGraph, m: &mut Match, limit: usize) -> Result<(), Reject> {
-    for pending in std::mem::take(&mut m.pending) {
-        let sum = chain(egraph, pending.head, &pending.parts, None, limit)?;
-        match pending.target {
+    for virtual_sum in std::mem::take(&mut m.virtual_sums) {
+        let sum = chain(egraph, virtual_sum.head, &virtual_sum.parts, None, limit)?;
+        match virtual_sum.target {
             Target::Variable(v) => {
                 if let Some(slot) = m.slots.get_mut(v.index()) {
                     *slot = Slot::Class(sum);
                 }
             }
             Target::Root { rest, named } => {
-                let whole = chain(egraph, pending.head, &rest, Some(sum), limit)?;
+                let whole = chain(egraph, virtual_sum.head, &rest, Some(sum), limit)?;
                 let Some(root) = m.roots.first_mut() else { continue };
                 if let Some(why) = conflict(egraph, whole, *root) {
                     return Err(ill_typed(format!("a sum in another association is of another type: {why}")));

@@ -12,7 +12,7 @@ use egg::{EClass, Id};
 use hypatia_dsl::builtin::{BuiltinOp, BuiltinScalar};
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::{
-    AExpr, AttrValue, Backend, Head, Kernel, KernelId, OpBody, OpDef, OpId, ParamKind, Pat, Program, Rule, ScalarBody,
+    AExpr, AttrValue, Backend, Head, Kernel, KernelId, OpBody, OpDef, OpId, ParamKind, Pat, Program, ScalarBody,
     ScalarId, VarId,
 };
 use hypatia_dsl::shape::Dim;
@@ -23,8 +23,8 @@ use super::analysis::EGraph;
 use super::analysis::{Data, Sort, class_type};
 use super::candidate::Candidate;
 use super::facts::is_view;
+use super::kernels::KernelPattern;
 use super::language::{Node, Payload};
-use super::matcher::prepare::Prepared;
 use super::matcher::{MatchFacts, Slot, match_term};
 use super::{Options, kernels};
 use hypatia_target::device::Device;
@@ -77,8 +77,8 @@ type Known = SmallVec<[(Node, Cost); 1]>;
 pub struct CostModel {
     program: Arc<Program>,
     device: Device,
-    /// Kernels that compute an op with a term, as rules whose left side is the kernel's pattern.
-    epilogues: Vec<(Rule, Prepared, KernelId)>,
+    /// Kernels that compute an op with a term.
+    epilogues: Vec<(KernelPattern, KernelId)>,
     /// Ops that have a kernel.
     has_kernel: Vec<bool>,
     /// Ops whose body runs as several launches.
@@ -99,8 +99,7 @@ impl CostModel {
         let device = &options.device;
         let all = program.kernels.iter().enumerate();
         let epilogues = all.filter(|(_, k)| kernels::epilogue_pattern(program, k).is_some());
-        let prepared = |k: &Kernel| Prepared::of(program, &as_rule(k), false);
-        let epilogues = epilogues.map(|(i, k)| (as_rule(k), prepared(k), KernelId(i as u32))).collect();
+        let epilogues = epilogues.map(|(i, k)| (KernelPattern::of(program, k), KernelId(i as u32))).collect();
         let implemented = |op: OpId| {
             let parts = |k: &Kernel| matches!(k.backend, Backend::Composed | Backend::Cublaslt(_));
             // A kernel that cannot be generated would run as the parts of its body.
@@ -291,7 +290,7 @@ impl CostModel {
             return Some(Stored::Library);
         }
         let dtype = node.children.first().and_then(|c| class_type(egraph, *c)).map(|t| t.dtype);
-        let fits = |(rule, prepared, kernel): &&(Rule, Prepared, KernelId)| {
+        let fits = |(prepared, kernel): &&(KernelPattern, KernelId)| {
             let kernel = &self.program.kernels[kernel.index()];
             let Some(pattern) = kernels::epilogue_pattern(&self.program, kernel) else { return false };
             if pattern.head != Head::Op(op) {
@@ -307,7 +306,7 @@ impl CostModel {
                 }
             }
             let Some(term_pat) = term_pat else { return false };
-            match_term(egraph, (rule, prepared), term_pat, egraph.find(term), class, &slots, KERNEL_STEPS).iter().any(
+            match_term(egraph, &prepared.search(), term_pat, egraph.find(term), class, &slots, KERNEL_STEPS).iter().any(
                 |m| {
                     let facts = MatchFacts {
                         egraph,
@@ -320,8 +319,8 @@ impl CostModel {
             )
         };
         let tiled = |id: KernelId| self.program.kernels[id.index()].backend == Backend::Tiled;
-        let (open, closed): (Vec<_>, Vec<_>) = self.epilogues.iter().partition(|(_, _, id)| tiled(*id));
-        let any = |list: &[&(Rule, Prepared, KernelId)]| list.iter().any(|e| fits(&e));
+        let (open, closed): (Vec<_>, Vec<_>) = self.epilogues.iter().partition(|(_, id)| tiled(*id));
+        let any = |list: &[&(KernelPattern, KernelId)]| list.iter().any(|e| fits(&e));
         match () {
             () if any(&closed) => Some(Stored::Library),
             () if any(&open) => Some(Stored::Tiled),
@@ -370,11 +369,6 @@ fn picoseconds(seconds: f64) -> Cost {
 fn term_child(egraph: &EGraph, def: &OpDef, node: &Node) -> Option<Id> {
     def.params.iter().any(|p| p.kind == ParamKind::Term).then_some(())?;
     node.children.iter().copied().find(|c| matches!(egraph[*c].data.sort, Sort::Term(_)))
-}
-
-/// A kernel's pattern as a rule without a right side.
-fn as_rule(kernel: &Kernel) -> Rule {
-    Rule::of_pattern(&kernel.name, &kernel.origin, kernel.vars.clone(), kernel.pattern.clone())
 }
 
 /// The type with every symbolic size replaced by the assumed size.

@@ -169,15 +169,16 @@ pub fn why_not(
         .filter(|r| r.rule().name == rule || r.rule().base_name == rule)
         .filter(|r| only.is_none() || !r.terms)
         .collect();
-    let mut asker = Asker { names: session.names(), session: &mut session, policy: Policy { approx: options.approx } };
-    if let Some(w) = asker.fired(rule, only) {
+    let mut explainer =
+        Explainer { names: session.names(), session: &mut session, policy: Policy { approx: options.approx } };
+    if let Some(w) = explainer.fired(rule, only) {
         return Ok(w);
     }
-    let best = rules.iter().filter_map(|r| asker.ask(r, only)).min_by_key(|(rank, _)| *rank);
+    let best = rules.iter().filter_map(|r| explainer.ask(r, only)).min_by_key(|(rank, _)| *rank);
     match best {
         Some((_, w)) => Ok(w),
         None => {
-            let absent = absent_heads(asker.session.egraph(), first);
+            let absent = absent_heads(explainer.session.egraph(), first);
             let reason = match absent.as_slice() {
                 [] => format!("no value of the graph is of the form {}", show_lhs(first, &program)),
                 heads => {
@@ -291,7 +292,7 @@ fn find_node(session: &Session<'_>, node: &str) -> Result<Id> {
             .iter()
             .rposition(|n| n.name == node || matches!(&n.kind, NodeKind::Input { name } if name == node)),
     };
-    let Some(id) = index.and_then(|i| session.entered.values[i].first()) else {
+    let Some(id) = index.and_then(|i| session.inserted.values[i].first()) else {
         let mut near: Vec<&str> =
             graph.nodes.iter().map(|n| n.name.as_str()).filter(|n| !n.is_empty() && n.contains(node)).collect();
         near.truncate(8);
@@ -309,13 +310,13 @@ const MAX_SHOWN: usize = 6;
 /// Maximum number of matches of one rule that are costed.
 const MAX_COSTED: usize = 8;
 
-struct Asker<'s, 'o> {
+struct Explainer<'s, 'o> {
     session: &'s mut Session<'o>,
     names: FxHashMap<Id, String>,
     policy: Policy,
 }
 
-impl Asker<'_, '_> {
+impl Explainer<'_, '_> {
     /// The answer if the rule fired after all.
     fn fired(&self, rule: &str, only: Option<Id>) -> Option<WhyNot> {
         let program = &self.session.graph.program;
@@ -390,8 +391,8 @@ impl Asker<'_, '_> {
     /// The outcome of a match.
     fn judge(&mut self, compiled: &CompiledRule, mut m: Match) -> (Rank, Verdict) {
         let rule = compiled.rule();
-        if !m.pending.is_empty() {
-            let egraph = &mut self.session.entered.egraph;
+        if !m.virtual_sums.is_empty() {
+            let egraph = &mut self.session.inserted.egraph;
             let settled = settle(egraph, &mut m, usize::MAX);
             egraph.rebuild();
             if let Err(reject) = settled {
@@ -405,7 +406,7 @@ impl Asker<'_, '_> {
         let before = self.session.cost_with(root, None);
         let instead = self.fired_at(root, rule);
         let applied = {
-            let egraph = &mut self.session.entered.egraph;
+            let egraph = &mut self.session.inserted.egraph;
             let applied = apply(egraph, rule, compiled.terms, &m, usize::MAX);
             egraph.rebuild();
             applied

@@ -11,26 +11,50 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use egg::Id;
 use hypatia_dsl::builtin::BuiltinOp;
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::{
-    AExpr, AttrPat, AttrType, AttrValue, Backend, Class, Head, InView, Kernel, KernelId, NodePat, OpBody, OpDef, OpId,
-    ParamKind, Pat, Program, Sort, VarId,
+    AExpr, AttrValue, Backend, Class, Head, InView, Kernel, KernelId, NodePat, OpBody, OpId, Param, ParamKind, Pat,
+    Program, Rule, VarId,
 };
-use hypatia_dsl::scalar::{Literal, Term, TermId, TermNode, match_modulo_ac, prune};
-use hypatia_dsl::shape::Dim;
-use hypatia_dsl::typing::{Bindings, Facts, TensorType, eval, eval_guard, match_type};
+use hypatia_dsl::scalar::{Term, TermId, TermNode, prune};
+use hypatia_dsl::typing::{Bindings, Facts, TensorType, eval_guard};
 
 use super::apply::implements;
-use super::matcher::{attr_equal, normal_attr};
+use super::matcher::applied::{Applied, Epilogue};
+use super::matcher::prepare::Prepared;
+use super::matcher::{Match, Searchable, match_at};
 use super::report::Open;
 use super::{Options, optimize};
 use hypatia_graph::{
-    Candidate, CandidateFacts, ConstantFolder, Graph, Kernels, Known, Matched, Node, NodeId, NodeKind, Product,
-    Replacement, Split, Value, Way, constant_nodes,
+    Candidate, ConstantFolder, Graph, Kernels, Known, Matched, Node, NodeId, NodeKind, Product, Replacement, Split,
+    Value, Way, constant_nodes,
 };
 use hypatia_target::device::Device;
 use hypatia_tensor::error::Result;
+
+/// Maximum number of steps to match a kernel's pattern with a node.
+const MATCH_STEPS: usize = 20_000;
+
+/// A kernel's pattern, prepared for the matcher.
+pub(super) struct KernelPattern {
+    rule: Rule,
+    prepared: Prepared,
+}
+
+impl KernelPattern {
+    /// Prepares the pattern of a kernel. Its guards are not part of it: they may stay open.
+    pub(super) fn of(program: &Program, kernel: &Kernel) -> KernelPattern {
+        let rule = Rule::of_pattern(&kernel.name, &kernel.origin, kernel.vars.clone(), kernel.pattern.clone());
+        KernelPattern { prepared: Prepared::of(program, &rule, false), rule }
+    }
+
+    /// The form that the matcher takes.
+    pub(super) fn search(&self) -> Searchable<'_> {
+        Searchable { rule: &self.rule, terms: false, prepared: &self.prepared }
+    }
+}
 
 /// The library calls that compute an op with a body.
 pub(super) fn calls(program: &Program, op: OpId) -> Vec<KernelId> {
@@ -63,8 +87,12 @@ pub(super) fn node_pattern(mut pat: &Pat) -> Option<&NodePat> {
 pub(super) fn epilogue_pattern<'k>(program: &Program, kernel: &'k Kernel) -> Option<&'k NodePat> {
     let n = node_pattern(&kernel.pattern)?;
     let Head::Op(op) = n.head else { return None };
-    let stores = matches!(kernel.backend, Backend::Cublaslt(_) | Backend::Tiled);
-    (stores && program.op(op).params.iter().any(|p| p.kind == ParamKind::Term)).then_some(n)
+    (stores_epilogues(&kernel.backend) && program.op(op).params.iter().any(|p| p.kind == ParamKind::Term)).then_some(n)
+}
+
+/// Whether kernels of a product with that backend are listed.
+fn stores_epilogues(backend: &Backend) -> bool {
+    matches!(backend, Backend::Cublaslt(_) | Backend::Tiled)
 }
 
 /// True unless a kernel is refuted: by a guard, or because it claims only an approximation for the
@@ -98,6 +126,8 @@ pub fn select(graph: &Graph, device: &Device, folder: &'static dyn ConstantFolde
 /// Gives each node that has a choice its list of kernels.
 pub fn attach(graph: &mut Graph, device: &Device, folder: &'static dyn ConstantFolder) -> Result<()> {
     let constant = constant_nodes(graph);
+    let patterns: Vec<KernelPattern> =
+        graph.program.kernels.iter().map(|k| KernelPattern::of(&graph.program, k)).collect();
     let mut parts: HashMap<Option<Key>, Arc<Graph>> = HashMap::new();
     for i in 0..graph.nodes.len() {
         let node = &graph.nodes[i];
@@ -105,12 +135,12 @@ pub fn attach(graph: &mut Graph, device: &Device, folder: &'static dyn ConstantF
         if constant[i] || node.kernels.device == device.name {
             continue;
         }
-        let chooser = Chooser { graph, node, constant: &constant, device };
+        let chooser = Chooser { graph, node, constant: &constant, patterns: &patterns, device };
         let list = match &node.kind {
-            NodeKind::Op { op, .. } => match graph.program.op(*op).body {
+            NodeKind::Op { op, attrs, .. } => match graph.program.op(*op).body {
                 OpBody::Builtin(b) if b.multiplies() && !device.is_host() => chooser.products(b),
                 OpBody::Builtin(_) => Vec::new(),
-                OpBody::Defined(_) => chooser.defined(*op, &mut |node| {
+                OpBody::Defined(_) => chooser.defined((*op, attrs), &mut |node| {
                     let key = key(graph, node);
                     if let Some(known) = parts.get(&key) {
                         return Ok(known.clone());
@@ -156,6 +186,8 @@ struct Chooser<'a> {
     graph: &'a Graph,
     node: &'a Node,
     constant: &'a [bool],
+    /// By kernel.
+    patterns: &'a [KernelPattern],
     device: &'a Device,
 }
 
@@ -170,12 +202,15 @@ impl Chooser<'_> {
     }
 
     /// The kernels of a node of a defined op.
-    fn defined(&self, op: OpId, parts: Parts<'_>) -> Result<Vec<Candidate>> {
+    fn defined(&self, (op, attrs): (OpId, &[AttrValue]), parts: Parts<'_>) -> Result<Vec<Candidate>> {
         let program = &self.graph.program;
+        let application = Application::of_node(self, op, attrs);
+        let dtype = self.node.results.first().map(|t| t.dtype);
+        let declared = |kernel: KernelId| application.matched(kernel, dtype);
         let mut list = Vec::new();
         let mut add = |way: Way, kind: &dyn Fn(&Backend) -> bool| {
             for kernel in of_op(program, op, kind) {
-                list.extend(self.declared(kernel).map(|m| self.candidate(way.clone(), m)));
+                list.extend(declared(kernel).map(|m| self.candidate(way.clone(), m)));
             }
         };
         if !calls(program, op).is_empty() {
@@ -185,30 +220,12 @@ impl Chooser<'_> {
             list.push(Candidate { way: Way::Parts(parts(self.node)?), matched: None });
             return Ok(list);
         }
-        if of_op(program, op, |b| *b == Backend::Composed).into_iter().any(|k| self.declared(k).is_some()) {
+        if of_op(program, op, |b| *b == Backend::Composed).into_iter().any(|k| declared(k).is_some()) {
             add(Way::Parts(parts(self.node)?), &|b| *b == Backend::Composed);
         }
         add(Way::Rowwise, &|b| *b == Backend::Rowwise);
         list.push(Candidate { way: Way::Body, matched: None });
         Ok(list)
-    }
-
-    /// The match of a kernel for a defined op, if nothing refutes it.
-    fn declared(&self, id: KernelId) -> Option<Matched> {
-        let NodeKind::Op { op, attrs, .. } = &self.node.kind else { return None };
-        let (program, node) = (&self.graph.program, self.node);
-        let kernel = &program.kernels[id.index()];
-        let Pat::Node(NodePat { args, attrs: pats, .. }) = &kernel.pattern else { return None };
-        let mut binder = Binder::default();
-        let rank = node.operands.first().and_then(|v| *v).map(|v| self.graph.ty(v).shape.len());
-        let operands = args.iter().enumerate().all(|(i, p)| {
-            let ty = node.operands.get(i).copied().flatten().map(|v| self.graph.ty(v));
-            binder.operand(p, ty.map(|ty| (i, Some(ty))))
-        });
-        if !operands || !binder.attrs(program.op(*op), pats, (attrs, rank), (&|i| self.known(i), self.device)) {
-            return None;
-        }
-        binder.matched(id, kernel, Some(node.results[0].dtype), &|i| self.known(i), self.device)
     }
 
     /// The kernels of a product with its epilogue on a device with a library.
@@ -269,148 +286,108 @@ impl Products<'_> {
 
     /// The kernels that store such a term in that type, those with a fixed epilogue first.
     fn kernels(&self, term: &Term, out: DType) -> Vec<Matched> {
-        let kernels = self.of.graph.program.kernels.iter().enumerate();
-        let mut found: Vec<Matched> =
-            kernels.filter_map(|(i, _)| self.matched(KernelId(i as u32), term, out)).collect();
-        found.sort_by_key(|m| !self.of.graph.program.kernels[m.kernel.index()].closed);
+        let program = &self.of.graph.program;
+        let Some(gemm) = program.builtin_op(BuiltinOp::Gemm) else { return Vec::new() };
+        let application = Application::of_product(self.of, gemm, self.matrices, (term, out));
+        let kernels = program.kernels.iter().enumerate();
+        let kernels = kernels.filter(|(_, k)| epilogue_pattern(program, k).is_some());
+        let matched = |(i, _)| application.matched(KernelId(i as u32), Some(self.product.from));
+        let mut found: Vec<Matched> = kernels.filter_map(matched).collect();
+        found.sort_by_key(|m| !program.kernels[m.kernel.index()].closed);
         found
     }
+}
 
-    fn matched(&self, id: KernelId, term: &Term, out: DType) -> Option<Matched> {
-        let program = &self.of.graph.program;
-        let kernel = &program.kernels[id.index()];
-        let NodePat { head: Head::Op(op), args, attrs, .. } = epilogue_pattern(program, kernel)? else { return None };
-        let def = program.op(*op);
-        let [a, b, epilogue] = args.as_slice() else { return None };
-        if def.body != OpBody::Builtin(BuiltinOp::Gemm) {
-            return None;
+/// An op applied to the operands of a node, for matching.
+struct Application<'a> {
+    of: &'a Chooser<'a>,
+    host: Applied<'a>,
+    /// What stands for each operand of the node.
+    operands: Vec<Id>,
+    results: Vec<Id>,
+    /// Number of operands, from the first, of which nothing is known.
+    unknown: usize,
+}
+
+impl<'a> Application<'a> {
+    /// The operands of the chooser's node, not applied yet.
+    fn of_operands(of: &'a Chooser<'a>, unknown: usize) -> Application<'a> {
+        let mut host = Applied::new(&of.graph.program);
+        // A variable that occurs twice stands for one value. What an epilogue reads is bound by its
+        // position.
+        let mut own: HashMap<Value, Id> = HashMap::new();
+        let tensors = of.graph.tensor_operands(of.node);
+        let mut operands = Vec::with_capacity(of.node.operands.len());
+        for (i, value) in of.node.operands.iter().enumerate() {
+            operands.push(match value {
+                None => host.absent(),
+                Some(_) if i < unknown => host.tensor(None),
+                Some(v) if i < tensors => *own.entry(*v).or_insert_with(|| host.tensor(of.known(i))),
+                Some(_) => host.tensor(of.known(i)),
+            });
         }
-        let known = |i: usize| self.of.known(i).filter(|_| self.matrices);
-        let (ka, kb) = (known(0), known(1));
-        let mut binder = Binder::default();
-        let bound = binder.operand(a, Some((0, ka.as_ref().map(|k| &k.ty))))
-            && binder.operand(b, Some((1, kb.as_ref().map(|k| &k.ty))))
-            && binder.attrs(def, attrs, (&[AttrValue::DType(out)], None), (&known, self.of.device));
-        if !bound {
-            return None;
-        }
-        if !matches!(epilogue, Pat::Var(v) if kernel.vars[v.index()].sort == Sort::Term) {
-            let mut reads = Vec::new();
-            let pattern = term_of(epilogue, &mut reads)?;
-            let shape = &self.of.node.results[0].shape;
-            let fits = |p: u32, t: u32| match (reads.get(p as usize), self.of.known(2 + t as usize)) {
-                (Some((_, view)), Some(k)) => !self.matrices || may_be_read(*view, &k.ty.shape, shape),
-                _ => false,
-            };
-            let chosen = match_modulo_ac(program, &pattern, term, &fits)?;
-            for ((var, view), input) in reads.iter().zip(chosen) {
-                binder.operands.push((*var, 2 + input as usize));
-                binder.reads.push((2 + input as usize, *view));
-            }
-        }
-        // The types of the epilogue's operands do not depend on the matrices.
-        let known = |i: usize| self.of.known(i).filter(|_| self.matrices || i >= 2);
-        binder.matched(id, kernel, Some(self.product.from), &known, self.of.device)
+        Application { of, host, operands, results: Vec::new(), unknown }
+    }
+
+    /// The node's own op.
+    fn of_node(of: &'a Chooser<'a>, op: OpId, attrs: &[AttrValue]) -> Application<'a> {
+        let mut out = Application::of_operands(of, 0);
+        // Trailing optional operands may be left out.
+        let declared = of.graph.program.op(op).operands().count();
+        let missing = declared.saturating_sub(out.operands.len());
+        out.operands.extend((0..missing).map(|_| out.host.absent()));
+        out.results = out.host.op(op, attrs.to_vec(), &out.operands, &of.node.results);
+        out
+    }
+
+    /// The product with that term that the node is, or becomes, stored in that type.
+    fn of_product(of: &'a Chooser<'a>, gemm: OpId, matrices: bool, (term, to): (&Term, DType)) -> Application<'a> {
+        let mut out = Application::of_operands(of, if matrices { 0 } else { 2 });
+        let Some((product, read)) = out.operands.split_at_checked(2) else { return out };
+        let term = out.host.term(term.clone(), read.to_vec());
+        let shape = of.node.results.first().filter(|_| matrices).map(|t| t.shape.clone());
+        let ty = shape.map(|shape| TensorType { dtype: to, shape });
+        out.results = out.host.op(gemm, vec![AttrValue::DType(to)], &[product[0], product[1], term], ty.as_slice());
+        out
+    }
+
+    /// The match of a kernel, if neither a guard nor a rounding class refutes it.
+    fn matched(&self, id: KernelId, dtype: Option<DType>) -> Option<Matched> {
+        let kernel = &self.of.graph.program.kernels[id.index()];
+        let pattern = self.of.patterns.get(id.index()).filter(|_| is_precise(kernel, dtype))?;
+        let matches = self.results.iter().flat_map(|r| match_at(&self.host, &pattern.search(), *r, MATCH_STEPS));
+        matches.into_iter().find_map(|m| self.admitted(id, kernel, m))
+    }
+
+    /// The match in terms of the node, if no guard refutes it.
+    fn admitted(&self, id: KernelId, kernel: &Kernel, m: Match) -> Option<Matched> {
+        let at = |v: VarId| self.operands.iter().position(|o| Some(*o) == m.class(v));
+        let vars = (0..m.slots.len()).map(|v| VarId(v as u32));
+        let operands = vars.filter_map(|v| Some((v, at(v)?))).collect();
+        let reads = reads(&self.of.graph.program, kernel);
+        let reads = reads.into_iter().filter_map(|(v, view)| Some((at(v)?, view))).collect();
+        let mut matched = Matched { kernel: id, operands, bindings: m.values, reads, open: Vec::new() };
+        let known = |i: usize| self.of.known(i).filter(|_| i >= self.unknown);
+        matched.ask(kernel, &known, self.of.device).then_some(matched)
     }
 }
 
-/// Bindings of a kernel's pattern during matching.
-#[derive(Default)]
-struct Binder {
-    operands: Vec<(VarId, usize)>,
-    bindings: Bindings,
-    reads: Vec<(usize, InView)>,
+/// The variables that the epilogue of a kernel's pattern reads, and how.
+fn reads(program: &Program, kernel: &Kernel) -> Vec<(VarId, InView)> {
+    let Some(NodePat { head: Head::Op(op), args, .. }) = node_pattern(&kernel.pattern) else { return Vec::new() };
+    let is_term = |(_, (_, param)): &(&Pat, (usize, &Param))| param.kind == ParamKind::Term;
+    let term = args.iter().zip(program.op(*op).operands()).find(is_term);
+    let Some((Pat::Node(epilogue), _)) = term else { return Vec::new() };
+    let reads = Epilogue::of(epilogue).map_or(Vec::new(), |e| e.reads);
+    reads.into_iter().filter_map(|(pat, view)| Some((variable(pat)?, view))).collect()
 }
 
-impl Binder {
-    /// Matches the pattern of an operand: its position and type, where it is known. A type that is
-    /// unknown, or could differ for other sizes, does not match.
-    fn operand(&mut self, pat: &Pat, operand: Option<(usize, Option<&TensorType>)>) -> bool {
-        match (pat, operand) {
-            (Pat::Any, _) => true,
-            (Pat::Absent, o) => o.is_none(),
-            (Pat::Optional(_), None) => true,
-            (Pat::Var(v) | Pat::Optional(v), Some((at, _))) => {
-                self.operands.push((*v, at));
-                true
-            }
-            (Pat::Bind(v, inner), Some((at, _))) => {
-                self.operands.push((*v, at));
-                self.operand(inner, operand)
-            }
-            (Pat::Typed(inner, ty), Some((_, Some(have)))) => {
-                match_type(ty, have, &mut self.bindings) == Some(true) && self.operand(inner, operand)
-            }
-            (Pat::OneOf(any), o) => any.iter().any(|p| self.operand(p, o)),
-            _ => false,
-        }
-    }
-
-    fn attrs(
-        &mut self,
-        def: &OpDef,
-        pats: &[AttrPat],
-        (values, rank): (&[AttrValue], Option<usize>),
-        (known, device): (&dyn Fn(usize) -> Option<Known>, &Device),
-    ) -> bool {
-        let operands = self.operands.clone();
-        let facts = &CandidateFacts { operands: &operands, known, device };
-        let types: Vec<AttrType> = def
-            .attrs()
-            .filter_map(|(_, p)| match p.kind {
-                ParamKind::Attr { ty, .. } => Some(ty),
-                _ => None,
-            })
-            .collect();
-        pats.iter().zip(values).zip(types).all(|((pat, value), ty)| match pat {
-            AttrPat::Any => true,
-            AttrPat::Var(v) => match self.bindings.values.get(v) {
-                Some(bound) => attr_equal(value, bound) == Some(true),
-                None => {
-                    self.bindings.values.insert(*v, value.clone());
-                    true
-                }
-            },
-            AttrPat::Is(expr) => {
-                let wanted = eval(expr, &self.bindings, facts).map(|w| normal_attr(ty, w, rank));
-                wanted.is_some_and(|w| attr_equal(value, &w) == Some(true))
-            }
-            AttrPat::List(_) | AttrPat::Rest(_) => false,
-        })
-    }
-
-    /// The match, if neither a guard nor a rounding class refutes it.
-    fn matched(
-        self,
-        id: KernelId,
-        kernel: &Kernel,
-        dtype: Option<DType>,
-        known: &dyn Fn(usize) -> Option<Known>,
-        device: &Device,
-    ) -> Option<Matched> {
-        let Binder { operands, bindings, reads } = self;
-        let mut matched = Matched { kernel: id, operands, bindings, reads, open: Vec::new() };
-        (is_precise(kernel, dtype) && matched.ask(kernel, known, device)).then_some(matched)
-    }
-}
-
-/// False if an operand of that shape, broadcast to the output, is certainly not read with that
-/// view.
-fn may_be_read(view: InView, shape: &[Dim], out: &[Dim]) -> bool {
-    // For an axis of the output, counted from the last: whether the operand is certainly broadcast
-    // along it, and whether it certainly is not.
-    let axis = |back: usize| {
-        let size = |s: &[Dim]| s.len().checked_sub(back + 1).and_then(|i| s[i].as_const());
-        let (missing, many) = (shape.len() <= back, size(out).is_some_and(|n| n > 1));
-        let repeated = many && (missing || size(shape) == Some(1));
-        (repeated, !missing && size(shape).is_some_and(|n| n > 1))
-    };
-    let mut lead = (1..out.len()).map(axis);
-    match view {
-        InView::Broadcast => true,
-        InView::Full => !(0..out.len()).any(|back| axis(back).0),
-        InView::Row => !axis(0).0 && !lead.any(|(_, varies)| varies),
-        InView::Col => !axis(0).1 && !lead.any(|(repeated, _)| repeated),
+/// The variable that a pattern of a tensor binds.
+fn variable(pat: &Pat) -> Option<VarId> {
+    match pat {
+        Pat::Var(v) | Pat::Bind(v, _) => Some(*v),
+        Pat::Typed(inner, _) => variable(inner),
+        _ => None,
     }
 }
 
@@ -445,51 +422,4 @@ fn behind(term: &Term, at: usize) -> Option<Term> {
     }
     let rest = prune(&rest);
     (!rest.nodes.contains(&TermNode::Param(u32::MAX))).then_some(rest)
-}
-
-/// The pattern of an epilogue as a term; its inputs in the order in which they are found.
-fn term_of(pat: &Pat, reads: &mut Vec<(VarId, InView)>) -> Option<Term> {
-    fn walk(pat: &Pat, reads: &mut Vec<(VarId, InView)>, term: &mut Term, depth: usize) -> Option<TermId> {
-        if depth > 200 {
-            return None;
-        }
-        let node = match pat {
-            Pat::Lit { value, .. } => TermNode::Lit(Literal(*value)),
-            Pat::Typed(inner, _) | Pat::Bind(_, inner) => return walk(inner, reads, term, depth + 1),
-            Pat::Node(n) => match n.head {
-                Head::Region(_) => return None,
-                Head::Acc => TermNode::Acc,
-                Head::In(view) => {
-                    let mut operand = n.args.first()?;
-                    while let Pat::Typed(inner, _) = operand {
-                        operand = inner;
-                    }
-                    let Pat::Var(var) = operand else { return None };
-                    let at = reads.iter().position(|(v, _)| v == var).unwrap_or_else(|| {
-                        reads.push((*var, view));
-                        reads.len() - 1
-                    });
-                    TermNode::In { input: at as u32, view }
-                }
-                Head::Scalar(scalar) => {
-                    let args = n.args.iter().map(|p| walk(p, reads, term, depth + 1));
-                    TermNode::Call { scalar, args: args.collect::<Option<_>>()? }
-                }
-                Head::TermCast => {
-                    let arg = walk(n.args.first()?, reads, term, depth + 1)?;
-                    match n.attrs.first()? {
-                        AttrPat::Is(AExpr::Value(AttrValue::DType(to))) => TermNode::Cast { to: *to, arg },
-                        _ => return None,
-                    }
-                }
-                Head::Op(_) => return None,
-            },
-            _ => return None,
-        };
-        Some(term.add(node))
-    }
-    let mut term = Term::empty();
-    let root = walk(pat, reads, &mut term, 0)?;
-    term.roots.push(root);
-    Some(term)
 }

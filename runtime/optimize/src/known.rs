@@ -13,9 +13,9 @@ use rustc_hash::FxHashMap;
 
 use super::analysis::EGraph;
 use super::analysis::{class_type, is_term};
-use super::folded::Operand;
 use super::language::{Node, Payload};
 use super::lower::splat_tensor;
+use super::range_loss::Operand;
 use hypatia_graph::{Graph, Value, constant_value};
 
 /// Maximum number of nodes of one constant expression.

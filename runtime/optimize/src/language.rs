@@ -97,7 +97,7 @@ pub enum Discriminant {
 
 impl Discriminant {
     /// Its index in a table of all discriminants of programs with so many ops and scalars.
-    pub fn place(self, ops: usize, scalars: usize) -> usize {
+    pub fn index(self, ops: usize, scalars: usize) -> usize {
         use Discriminant::*;
         match self {
             Leaf => 0,
@@ -118,30 +118,30 @@ impl Discriminant {
 /// A set of discriminants, some of which share a bit (a Bloom filter): membership may be a false
 /// positive.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Heads(u64);
+pub struct LabelSet(u64);
 
-impl Heads {
+impl LabelSet {
     /// A set with one member.
-    pub fn of(head: Discriminant) -> Heads {
+    pub fn of(head: Discriminant) -> LabelSet {
         // Ops, scalars of tensors and scalars of terms are each numbered from 0. The offsets keep
         // the first of each, the builtins, on different bits.
-        Heads(1 << (head.place(21, 18) % 64))
+        LabelSet(1 << (head.index(21, 18) % 64))
     }
 
     /// The union.
-    pub fn with(self, other: Heads) -> Heads {
-        Heads(self.0 | other.0)
+    pub fn with(self, other: LabelSet) -> LabelSet {
+        LabelSet(self.0 | other.0)
     }
 
     /// False if some member of the other set is certainly not in this one.
-    pub fn include(self, other: Heads) -> bool {
+    pub fn include(self, other: LabelSet) -> bool {
         self.0 & other.0 == other.0
     }
 }
 
-impl FromIterator<Discriminant> for Heads {
-    fn from_iter<I: IntoIterator<Item = Discriminant>>(heads: I) -> Heads {
-        heads.into_iter().fold(Heads::default(), |all, head| all.with(Heads::of(head)))
+impl FromIterator<Discriminant> for LabelSet {
+    fn from_iter<I: IntoIterator<Item = Discriminant>>(heads: I) -> LabelSet {
+        heads.into_iter().fold(LabelSet::default(), |all, head| all.with(LabelSet::of(head)))
     }
 }
 

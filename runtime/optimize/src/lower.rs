@@ -24,7 +24,7 @@ use hypatia_tensor::error::{Error, Result};
 use hypatia_tensor::tensor::Tensor;
 
 /// A graph inserted into an e-graph.
-pub struct Entered {
+pub struct Inserted {
     /// The e-graph, rebuilt.
     pub egraph: EGraph,
     /// The class of each result of each node.
@@ -44,7 +44,7 @@ fn internal(message: impl Into<String>) -> Error {
 }
 
 /// Inserts a graph into an empty e-graph, whose constants that folder computes.
-pub fn enter(graph: &Graph, folder: &'static dyn ConstantFolder) -> Result<Entered> {
+pub fn insert_graph(graph: &Graph, folder: &'static dyn ConstantFolder) -> Result<Inserted> {
     let mut egraph = EGraph::new(Context::new(graph.program.clone(), folder));
     let mut values: Vec<Vec<Id>> = Vec::with_capacity(graph.nodes.len());
     let mut constants = Constants { facts: facts::are_asked(&graph.program), ..Constants::default() };
@@ -84,7 +84,7 @@ pub fn enter(graph: &Graph, folder: &'static dyn ConstantFolder) -> Result<Enter
     egraph.rebuild();
     let outputs =
         graph.outputs.iter().map(|(_, v)| value(&values, *v).map(|id| egraph.find(id))).collect::<Result<_>>()?;
-    Ok(Entered { egraph, values, outputs, splats: constants.splats })
+    Ok(Inserted { egraph, values, outputs, splats: constants.splats })
 }
 
 fn first_type(node: &GraphNode) -> Result<TensorType> {
@@ -240,11 +240,11 @@ fn tensor_facts(tensor: &Tensor, asked: bool) -> NumericFacts {
 }
 
 /// Rebuilds a graph from chosen nodes.
-pub struct Leaver<'a> {
+pub struct Rebuilder<'a> {
     /// The graph that was inserted.
     pub original: &'a Graph,
     /// The e-graph it was inserted into.
-    pub entered: &'a Entered,
+    pub inserted: &'a Inserted,
     /// The node of each needed class.
     pub chosen: &'a FxHashMap<Id, Node>,
     /// Needed classes, children first.
@@ -252,18 +252,18 @@ pub struct Leaver<'a> {
 }
 
 /// A graph from the e-graph, and the class of each of its nodes.
-pub struct Left {
+pub struct Rebuilt {
     /// The graph.
     pub graph: Graph,
     /// The class of each node; of an op with several results, the class of the op.
     pub classes: Vec<Id>,
 }
 
-impl Leaver<'_> {
+impl Rebuilder<'_> {
     /// Builds the graph.
-    pub fn leave(&self) -> Result<Left> {
+    pub fn rebuild(&self) -> Result<Rebuilt> {
         let program: &Arc<Program> = &self.original.program;
-        let egraph = &self.entered.egraph;
+        let egraph = &self.inserted.egraph;
         let mut graph = Graph::new(program.clone());
         let mut classes = Vec::new();
         let mut values: FxHashMap<Id, Option<Vec<Value>>> = FxHashMap::default();
@@ -272,7 +272,7 @@ impl Leaver<'_> {
             let node = self.original.node(*id);
             let NodeKind::Input { name } = &node.kind else { continue };
             let v = graph.input(name.clone(), first_type(node)?);
-            let class = egraph.find(value(&self.entered.values, Value { node: *id, output: 0 })?);
+            let class = egraph.find(value(&self.inserted.values, Value { node: *id, output: 0 })?);
             classes.resize(graph.nodes.len(), class);
             values.insert(class, Some(vec![v]));
         }
@@ -301,20 +301,20 @@ impl Leaver<'_> {
             }
             values.insert(*class, built);
         }
-        for ((name, _), class) in self.original.outputs.iter().zip(&self.entered.outputs) {
+        for ((name, _), class) in self.original.outputs.iter().zip(&self.inserted.outputs) {
             let v = self.operand(&values, *class)?.and_then(|v| v.first().copied());
             graph.output(name.clone(), v.ok_or_else(|| internal(format!("output `{name}` was not built")))?);
         }
-        Ok(Left { graph, classes })
+        Ok(Rebuilt { graph, classes })
     }
 
     fn operand(&self, values: &FxHashMap<Id, Option<Vec<Value>>>, class: Id) -> Result<Option<Vec<Value>>> {
-        let class = self.entered.egraph.find(class);
+        let class = self.inserted.egraph.find(class);
         values.get(&class).cloned().ok_or_else(|| internal("an operand was not built"))
     }
 
     fn node(&self, graph: &mut Graph, values: &FxHashMap<Id, Option<Vec<Value>>>, node: &Node) -> Result<Vec<Value>> {
-        let egraph = &self.entered.egraph;
+        let egraph = &self.inserted.egraph;
         let single =
             |id: Id| -> Result<Option<Value>> { Ok(self.operand(values, id)?.and_then(|v| v.first().copied())) };
         match node.payload {
@@ -326,7 +326,7 @@ impl Leaver<'_> {
                 }
             }
             Payload::Splat(ty, bits) => {
-                let made = match self.entered.splats.get(&node.payload).map(|n| &self.original.node(*n).kind) {
+                let made = match self.inserted.splats.get(&node.payload).map(|n| &self.original.node(*n).kind) {
                     Some(NodeKind::Const(t)) => t.clone(),
                     _ => Arc::new(splat_tensor(egraph.analysis.ty(ty), f64::from_bits(bits))?),
                 };
@@ -359,7 +359,7 @@ impl Leaver<'_> {
 
     /// The chosen term of a class, with the tensors that it reads.
     fn term(&self, root: Id, values: &FxHashMap<Id, Option<Vec<Value>>>, reads: &mut Vec<Value>) -> Result<Term> {
-        let egraph = &self.entered.egraph;
+        let egraph = &self.inserted.egraph;
         let mut term = Term::empty();
         let mut done: FxHashMap<Id, TermId> = FxHashMap::default();
         let mut stack = vec![egraph.find(root)];
@@ -412,9 +412,9 @@ impl Leaver<'_> {
     /// Names of the needed classes: the name of the node with that value, joined with the names of
     /// the nodes merged into it.
     fn names(&self) -> FxHashMap<Id, String> {
-        let egraph = &self.entered.egraph;
+        let egraph = &self.inserted.egraph;
         let mut source: FxHashMap<Id, NodeId> = FxHashMap::default();
-        for (i, outs) in self.entered.values.iter().enumerate() {
+        for (i, outs) in self.inserted.values.iter().enumerate() {
             let id = NodeId(i as u32);
             let class = match outs.as_slice() {
                 [one] if self.original.node(id).results.len() == 1 => egraph.find(*one),
@@ -440,8 +440,8 @@ impl Leaver<'_> {
     /// graph order.
     fn joined_name(&self, id: NodeId) -> String {
         const MAX_NAMES: usize = 6;
-        let egraph = &self.entered.egraph;
-        let kept = |v: Value| match value(&self.entered.values, v) {
+        let egraph = &self.inserted.egraph;
+        let kept = |v: Value| match value(&self.inserted.values, v) {
             Ok(c) => self.chosen.contains_key(&egraph.find(c)),
             Err(_) => true,
         };

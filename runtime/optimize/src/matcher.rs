@@ -12,9 +12,9 @@
 pub mod applied;
 mod attributes;
 pub mod bindings;
+mod frontier;
 pub mod host;
 mod miss;
-mod near;
 pub mod prepare;
 pub mod regions;
 mod roots;
@@ -34,15 +34,15 @@ use smallvec::SmallVec;
 use self::attributes::Attribute;
 pub use self::bindings::{Match, MatchFacts, Slot, attr_equal, normal_attr};
 use self::bindings::{literal_matches, view_fits};
+use self::frontier::root_candidates;
+pub use self::frontier::{Frontiers, View};
 use self::host::Host;
 pub use self::miss::{Miss, MissReason, Probe};
-use self::near::root_candidates;
-pub use self::near::{Changes, View};
 use self::prepare::Prepared;
-use self::regions::Cut;
+use self::regions::Boundary;
 pub use self::regions::{Region, Step};
-use self::sums::{Dealt, Job, Set};
-pub use self::sums::{Pending, Target};
+use self::sums::{Job, PartialAssignment, Set};
+pub use self::sums::{Target, VirtualSum};
 use super::analysis::EGraph;
 use super::analysis::{Sort, has_several_results};
 use super::language::{Discriminant, Node, Payload};
@@ -88,19 +88,19 @@ enum Goal<'r, 'e> {
     },
     Attr(Attribute<'r, 'e>),
     /// Match this set of a sum's terms with the class as a whole or with its operands.
-    Deal {
+    Assign {
         job: Rc<Job<'r>>,
         set: Set,
         class: Id,
         depth: usize,
     },
     /// All terms of that sum have been assigned.
-    Dealt {
+    Assigned {
         job: Rc<Job<'r>>,
     },
     /// The operands of pointwise work are matched.
-    Cut {
-        cut: Rc<Cut>,
+    Boundary {
+        boundary: Rc<Boundary>,
     },
 }
 
@@ -133,9 +133,9 @@ struct Matcher<'r, 'e, 'f, H: Host> {
     /// Each goal with its continuation.
     goals: Vec<(Goal<'r, 'e>, Goals)>,
     /// The sums being matched, innermost last.
-    dealt: Vec<Dealt>,
+    assignments: Vec<PartialAssignment>,
     /// Sums to build when the match is applied.
-    pending: Vec<Pending>,
+    virtual_sums: Vec<VirtualSum>,
     /// Attributes that may use variables bound later.
     deferred: Vec<Deferred<'r, 'e>>,
     progress: usize,
@@ -143,19 +143,19 @@ struct Matcher<'r, 'e, 'f, H: Host> {
     limit: usize,
     capped: bool,
     probe: Option<&'f mut Probe>,
-    emit: &'f mut dyn FnMut(&Bound<'_>) -> Flow,
+    emit: &'f mut dyn FnMut(&MatchState<'_>) -> Flow,
 }
 
 /// The bindings of a match, in the form the matcher holds them.
-struct Bound<'m> {
+struct MatchState<'m> {
     roots: &'m [Id],
     slots: &'m [Slot],
     values: &'m Bindings,
     nodes: &'m [&'m Node],
-    pending: &'m [Pending],
+    virtual_sums: &'m [VirtualSum],
 }
 
-impl Bound<'_> {
+impl MatchState<'_> {
     fn to_match(&self) -> Match {
         Match {
             roots: self.roots.to_vec(),
@@ -163,7 +163,7 @@ impl Bound<'_> {
             slots: self.slots.iter().map(|s| if *s == Slot::Unbound { Slot::Absent } else { s.clone() }).collect(),
             values: self.values.clone(),
             nodes: self.nodes.iter().map(|n| (*n).clone()).collect(),
-            pending: self.pending.to_vec(),
+            virtual_sums: self.virtual_sums.to_vec(),
         }
     }
 }
@@ -176,7 +176,7 @@ pub fn search(
     done: &FxHashSet<u64>,
     start: usize,
     limits: SearchLimits,
-    changes: Option<&Changes>,
+    changes: Option<&Frontiers>,
     probe: Option<&mut Probe>,
 ) -> Found {
     let mut candidates = root_candidates(egraph, what, changes);
@@ -189,7 +189,7 @@ pub fn search(
     let n = candidates.len();
     let mut seen = FxHashSet::default();
     let mut matches = Vec::new();
-    let mut emit = |m: &Bound<'_>| {
+    let mut emit = |m: &MatchState<'_>| {
         let hit = m.to_match();
         let print = hit.fingerprint(egraph);
         if !done.contains(&print) && seen.insert(print) {
@@ -219,22 +219,21 @@ pub fn search(
 /// present bindings.
 pub fn match_term(
     egraph: &EGraph,
-    (rule, prepared): (&Rule, &Prepared),
+    what: &Searchable<'_>,
     pat: &Pat,
     class: Id,
     of: Id,
     slots: &[Slot],
     steps: usize,
 ) -> Vec<Match> {
-    let what = Searchable { rule, terms: false, prepared };
     let view = View::plain(egraph);
     let mut found = Vec::new();
-    let mut emit = |m: &Bound<'_>| {
+    let mut emit = |m: &MatchState<'_>| {
         found.push(m.to_match());
         ON
     };
-    let mut matcher = Matcher::new(&view, &what, slots.to_vec(), steps, &mut emit);
-    matcher.roots = vec![of; rule.lhs.len()];
+    let mut matcher = Matcher::new(&view, what, slots.to_vec(), steps, &mut emit);
+    matcher.roots = vec![of; what.rule.lhs.len()];
     let goals = matcher.push(Goal::Class { pat, class, context: Position::Term(Some(of)) }, None);
     let _ = matcher.solve(goals);
     found
@@ -243,7 +242,7 @@ pub fn match_term(
 /// All matches at a value of a rule with one root.
 pub fn match_at<H: Host>(host: &H, what: &Searchable<'_>, value: Id, steps: usize) -> Vec<Match> {
     let mut found = Vec::new();
-    let mut emit = |m: &Bound<'_>| {
+    let mut emit = |m: &MatchState<'_>| {
         found.push(m.to_match());
         ON
     };
@@ -292,7 +291,7 @@ impl<'r, 'e, 'f, H: Host> Matcher<'r, 'e, 'f, H> {
         what: &'r Searchable<'r>,
         slots: Vec<Slot>,
         limit: usize,
-        emit: &'f mut dyn FnMut(&Bound<'_>) -> Flow,
+        emit: &'f mut dyn FnMut(&MatchState<'_>) -> Flow,
     ) -> Matcher<'r, 'e, 'f, H> {
         Matcher {
             host,
@@ -302,8 +301,8 @@ impl<'r, 'e, 'f, H: Host> Matcher<'r, 'e, 'f, H> {
             roots: Vec::new(),
             nodes: Vec::new(),
             goals: Vec::new(),
-            dealt: Vec::new(),
-            pending: Vec::new(),
+            assignments: Vec::new(),
+            virtual_sums: Vec::new(),
             deferred: Vec::new(),
             progress: 0,
             steps: 0,
@@ -330,8 +329,8 @@ impl<'r, 'e, 'f, H: Host> Matcher<'r, 'e, 'f, H> {
         let context = if self.what.terms { Position::Term(None) } else { Position::Tensor };
         self.count_step()?;
         // Rejects most classes early.
-        let demand = self.what.prepared.demands.get(self.roots.len());
-        if self.probe.is_none() && demand.is_some_and(|d| !self.host.may_hold(class, d)) {
+        let required = self.what.prepared.required.get(self.roots.len());
+        if self.probe.is_none() && required.is_some_and(|d| !self.host.may_hold(class, d)) {
             return ON;
         }
         self.roots.push(class);
@@ -381,9 +380,9 @@ impl<'r, 'e, 'f, H: Host> Matcher<'r, 'e, 'f, H> {
         match goal {
             Goal::Class { pat, class, context } => self.class(pat, self.host.find(class), context, next),
             Goal::Attr(attribute) => self.attr(attribute, next),
-            Goal::Deal { job, set, class, depth } => self.deal(&job, set, self.host.find(class), depth, next),
-            Goal::Dealt { job } => self.dealt(&job, next),
-            Goal::Cut { cut } => self.cut(&cut, next),
+            Goal::Assign { job, set, class, depth } => self.assign(&job, set, self.host.find(class), depth, next),
+            Goal::Assigned { job } => self.assigned(&job, next),
+            Goal::Boundary { boundary } => self.within(&boundary, next),
         }
     }
 
@@ -414,12 +413,12 @@ impl<'r, 'e, 'f, H: Host> Matcher<'r, 'e, 'f, H> {
         if !self.may_match() {
             return ON;
         }
-        (self.emit)(&Bound {
+        (self.emit)(&MatchState {
             roots: &self.roots,
             slots: &self.slots,
             values: &self.values,
             nodes: &self.nodes,
-            pending: &self.pending,
+            virtual_sums: &self.virtual_sums,
         })
     }
 
@@ -472,8 +471,26 @@ impl<'r, 'e, 'f, H: Host> Matcher<'r, 'e, 'f, H> {
                 }
                 ON
             }
+            Pat::Node(n) if self.host.is_whole_term(class) => self.whole_term(n, class, context, next),
             Pat::Node(n) => self.node(n, class, context, next),
         }
+    }
+
+    /// Matches a term that the host compares as a whole, then the tensors that it reads.
+    fn whole_term(&mut self, n: &'r NodePat, class: Id, context: Position, next: Goals) -> Flow {
+        let reads = match context {
+            Position::Term(Some(op)) => self.host.compare_term(n, class, op),
+            _ => None,
+        };
+        let Some(reads) = reads else { return self.miss(class, || MissReason::Head(n.clone())) };
+        let mark = self.goals.len();
+        let mut goals = next;
+        for (pat, class) in reads.into_iter().rev() {
+            goals = self.push(Goal::Class { pat, class, context: Position::Tensor }, goals);
+        }
+        let flow = self.advance(goals);
+        self.goals.truncate(mark);
+        flow
     }
 
     fn bind(&mut self, var: VarId, slot: Slot, class: Id, next: Goals) -> Flow {
@@ -529,11 +546,11 @@ impl<'r, 'e, 'f, H: Host> Matcher<'r, 'e, 'f, H> {
         early.iter().all(|g| typing::eval(g, &nothing, &facts) == Some(AttrValue::Bool(true)))
     }
 
-    /// False if a guard on bound tensors does not hold. Guards on pending sums are checked when the
+    /// False if a guard on bound tensors does not hold. Guards on virtual sums are checked when the
     /// sums are built.
     fn may_match(&self) -> bool {
         let late = &self.what.prepared.late;
-        if late.is_empty() || !self.pending.is_empty() || self.probe.is_some() {
+        if late.is_empty() || !self.virtual_sums.is_empty() || self.probe.is_some() {
             return true;
         }
         let facts = self.facts();

@@ -14,11 +14,11 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::analysis::EGraph;
 use super::apply::{Applied, Policy, Reject, apply, check, settle};
-use super::below::BelowAll;
 use super::candidate::Candidate;
+use super::label_filter::LabelFilter;
 use super::language::Discriminant;
 use super::matcher::prepare::Prepared;
-use super::matcher::{Changes, Found, Match, SearchLimits, Searchable, View, search};
+use super::matcher::{Found, Frontiers, Match, SearchLimits, Searchable, View, search};
 
 /// A rule compiled for tensors or for terms: what the optimiser runs and what `hypatia_rules!`
 /// returns. It is immutable; the state of its searches is in [`SearchState`].
@@ -38,7 +38,7 @@ pub struct SearchState {
     /// The extracted graph.
     pub candidate: Candidate,
     /// The label filter of each class.
-    pub below: BelowAll,
+    pub labels: LabelFilter,
     /// The progress of each rule.
     pub progress: FxHashMap<RuleKey, Progress>,
 }
@@ -91,7 +91,7 @@ impl CompiledRule {
         egraph: &View<'_>,
         progress: &mut Progress,
         limits: SearchLimits,
-        changes: Option<&Changes>,
+        changes: Option<&Frontiers>,
     ) -> Found {
         let absent = |h: &Discriminant| egraph.classes_for_op(h).is_none_or(|mut c| c.next().is_none());
         if self.prepared.needed.iter().any(absent) {

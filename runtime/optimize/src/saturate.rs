@@ -16,7 +16,7 @@ use super::Options;
 use super::analysis::EGraph;
 use super::apply::Reject;
 use super::language::Node;
-use super::matcher::{Changes, Match, SearchLimits, View};
+use super::matcher::{Frontiers, Match, SearchLimits, View};
 use super::report::Stop;
 use super::rewrites::{CompiledRule, SEARCH_LIMITS, SearchState};
 
@@ -187,8 +187,8 @@ pub fn run(
         }
         ran.iterations += 1;
         ran.looked_through += egraph.total_size();
-        search.below.refresh(egraph);
-        let log = (egraph.analysis.touched.len(), search.candidate.reconsidered().len());
+        search.labels.refresh(egraph);
+        let log = (egraph.analysis.dirty.len(), search.candidate.reconsidered().len());
         let (now, seen_now) = if of_work { (&whole, &mut seen.whole) } else { (&steps, &mut seen.steps) };
         let Searched { found, capped, mut stop, steps } = search_all(egraph, now, budget, search, *seen_now, ran.steps);
         ran.steps += steps;
@@ -275,7 +275,7 @@ fn over(egraph: &EGraph, budget: &Budget, ran: &Ran) -> Option<Stop> {
 /// How far a set of rules has searched.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Seen {
-    /// The lengths of the logs of touched and of reconsidered classes at the last search of all
+    /// The lengths of the logs of dirty and of reconsidered classes at the last search of all
     /// rules except those on arbitrary pointwise work; `None` if that search was incomplete.
     pub steps: Option<(usize, usize)>,
     /// The same for rules on arbitrary pointwise work.
@@ -306,9 +306,9 @@ fn search_all<'r>(
     // Each match is held in memory until it is applied.
     let limits = SearchLimits { matches: budget.search.matches.min(budget.node_limit().max(1)), ..budget.search };
     let depth = rules.iter().map(|r| r.prepared().depth).max().unwrap_or(0);
-    let SearchState { candidate, below, progress } = search;
-    let view = View::of(egraph, candidate, below);
-    let changes = seen.map(|from| Changes::since(&view, from, depth));
+    let SearchState { candidate, labels, progress } = search;
+    let view = View::of(egraph, candidate, labels);
+    let changes = seen.map(|from| Frontiers::since(&view, from, depth));
     for rule in rules {
         if steps + out.steps > budget.steps {
             out.stop = Some(Stop::Work);

@@ -13,7 +13,7 @@ use super::analysis::Sort;
 use super::cost::{Cost, CostModel};
 use super::extract::{extract, refine};
 use super::language::{Discriminant, Node, Payload};
-use super::lower::{Entered, Leaver, enter};
+use super::lower::{Inserted, Rebuilder, insert_graph};
 use super::matcher::View;
 use super::problem::{Choice, Problem};
 use super::report::{Firing, Report, Stage, Summary};
@@ -43,7 +43,7 @@ pub struct Session<'a> {
     /// The given graph, inlined.
     pub graph: Graph,
     /// Its e-graph.
-    pub entered: Entered,
+    pub inserted: Inserted,
     program: Arc<Program>,
     /// The cost model, with cached node costs.
     model: CostModel,
@@ -75,14 +75,14 @@ impl<'a> Session<'a> {
     pub fn start(graph: &Graph, options: &'a Options, folder: &'static dyn ConstantFolder) -> Result<Session<'a>> {
         let started = Instant::now();
         let graph = graph.unfold()?.pruned();
-        let entered = enter(&graph, folder)?;
+        let inserted = insert_graph(&graph, folder)?;
         let program = graph.program.clone();
-        let given = entered.egraph.classes().filter_map(|c| c.nodes.first().map(|n| (c.id, n.clone()))).collect();
+        let given = inserted.egraph.classes().filter_map(|c| c.nodes.first().map(|n| (c.id, n.clone()))).collect();
         let rules = if options.no_rules {
             Vec::new()
         } else {
             let present: HashSet<Discriminant> =
-                entered.egraph.classes().flat_map(|c| c.nodes.iter().map(Language::discriminant)).collect();
+                inserted.egraph.classes().flat_map(|c| c.nodes.iter().map(Language::discriminant)).collect();
             let selection = Selection { disabled: options.disabled.clone(), approx: options.approx };
             compile(&program, Some(&present), &selection)
         };
@@ -92,7 +92,7 @@ impl<'a> Session<'a> {
         let mut session = Session {
             options,
             graph,
-            entered,
+            inserted,
             program,
             model,
             rules,
@@ -119,12 +119,12 @@ impl<'a> Session<'a> {
 
     /// The e-graph.
     pub fn egraph(&self) -> &EGraph {
-        &self.entered.egraph
+        &self.inserted.egraph
     }
 
     /// The e-graph as searches see it.
     pub fn view(&self) -> View<'_> {
-        View::of(&self.entered.egraph, &self.search.candidate, &self.search.below)
+        View::of(&self.inserted.egraph, &self.search.candidate, &self.search.labels)
     }
 
     /// Runs all stages until a round changes nothing.
@@ -166,21 +166,21 @@ impl<'a> Session<'a> {
         }
         let begun = Instant::now();
         let ruleset = &self.program.rulesets[id.index()];
-        let present = self.entered.egraph.total_size();
+        let present = self.inserted.egraph.total_size();
         let budget = Budget::of(ruleset, self.graph.nodes.len(), present, self.added[id.index()], all);
         let seen = &mut self.seen[id.index()];
         let traced = self.traces.len();
         let search = &mut self.search;
-        let ran = run(&mut self.entered.egraph, &rules, &budget, search, seen, &mut self.traces, &mut self.rejections);
+        let ran = run(&mut self.inserted.egraph, &rules, &budget, search, seen, &mut self.traces, &mut self.rejections);
         all.steps = all.steps.saturating_sub(ran.steps);
-        self.added[id.index()] += self.entered.egraph.total_size().saturating_sub(present);
+        self.added[id.index()] += self.inserted.egraph.total_size().saturating_sub(present);
         self.stages.push(Stage {
             ruleset: ruleset.name.clone(),
             round,
             iterations: ran.iterations,
             fired: ran.fired,
-            nodes: self.entered.egraph.total_number_of_nodes(),
-            classes: self.entered.egraph.number_of_classes(),
+            nodes: self.inserted.egraph.total_number_of_nodes(),
+            classes: self.inserted.egraph.number_of_classes(),
             millis: begun.elapsed().as_secs_f64() * 1e3,
             steps: ran.steps,
             looked_through: ran.looked_through,
@@ -199,8 +199,8 @@ impl<'a> Session<'a> {
     /// counts uses on it.
     fn choose(&mut self, every_means: bool) -> Result<()> {
         let begun = Instant::now();
-        let egraph = &self.entered.egraph;
-        let built = BuiltProblem::new(egraph, &self.entered.outputs, None, &self.model);
+        let egraph = &self.inserted.egraph;
+        let built = BuiltProblem::new(egraph, &self.inserted.outputs, None, &self.model);
         let start = match self.best.chosen.is_empty() {
             true => built.choice_of(egraph, self.given.iter().map(|(c, n)| (c, n))),
             false => built.choice_of(egraph, self.best.chosen.iter()),
@@ -229,7 +229,7 @@ impl<'a> Session<'a> {
     /// Counts the distinct consumers of each class of the candidate at run time; constants are
     /// computed earlier. The op of a term consumes what the term reads.
     fn count_uses(&mut self) {
-        let egraph = &self.entered.egraph;
+        let egraph = &self.inserted.egraph;
         let mut uses: FxHashMap<Id, u32> = FxHashMap::default();
         for class in &self.best.order {
             let Some(node) = self.best.chosen.get(class) else { continue };
@@ -240,7 +240,7 @@ impl<'a> Session<'a> {
                 *uses.entry(used).or_insert(0) += 1;
             }
         }
-        for class in &self.entered.outputs {
+        for class in &self.inserted.outputs {
             *uses.entry(egraph.find(*class)).or_insert(0) += 1;
         }
         let scalars = self.best.chosen.iter().filter(|(_, n)| matches!(n.payload, Payload::Scalar(_)));
@@ -250,15 +250,15 @@ impl<'a> Session<'a> {
 
     /// The optimised graph and the report.
     pub fn finish(mut self) -> Result<Optimized> {
-        let leaver = Leaver {
+        let rebuilder = Rebuilder {
             original: &self.graph,
-            entered: &self.entered,
+            inserted: &self.inserted,
             chosen: &self.best.chosen,
             order: &self.best.order,
         };
         // The extracted graph must be valid. If it is not, that is a bug, and the given graph is
         // returned.
-        let left = leaver.leave().and_then(|l| l.graph.validate().map(|()| l));
+        let left = rebuilder.rebuild().and_then(|l| l.graph.validate().map(|()| l));
         let (graph, cost) = match left {
             Ok(left) => (left.graph, self.best.cost),
             Err(e) => {
@@ -296,7 +296,7 @@ impl<'a> Session<'a> {
 
     /// For each trace, whether the result depends on it.
     pub fn kept(&self) -> Vec<bool> {
-        let egraph = &self.entered.egraph;
+        let egraph = &self.inserted.egraph;
         let canonical = |n: &Node| n.clone().map_children(|c| egraph.find(c));
         let mut kept = vec![false; self.traces.len()];
         let mut by_built: FxHashMap<Node, usize> = FxHashMap::default();
@@ -335,7 +335,7 @@ impl<'a> Session<'a> {
     /// the result would compute more: a node that they matched was asked for, and its class is
     /// needed with another node chosen.
     fn spared(&self, kept: &[bool], asked_for: impl Fn(&Node) -> bool) -> Vec<usize> {
-        let egraph = &self.entered.egraph;
+        let egraph = &self.inserted.egraph;
         let spares = |t: &Trace| {
             t.matched.iter().any(|n| {
                 let n = n.clone().map_children(|c| egraph.find(c));
@@ -372,8 +372,8 @@ impl<'a> Session<'a> {
     /// The cost in microseconds of the best graph that computes that class, with that node if one
     /// is given. `None` if there is no such graph.
     pub fn cost_with(&self, class: Id, node: Option<&Node>) -> Option<f64> {
-        let egraph = &self.entered.egraph;
-        let mut built = BuiltProblem::new(egraph, &self.entered.outputs, Some(class), &self.model);
+        let egraph = &self.inserted.egraph;
+        let mut built = BuiltProblem::new(egraph, &self.inserted.outputs, Some(class), &self.model);
         if let Some(node) = node {
             let at = built.at(egraph, class)?;
             let node = node.clone().map_children(|c| egraph.find(c));
@@ -387,7 +387,7 @@ impl<'a> Session<'a> {
     /// Where a rule fired: the values of the given graph that are its roots or, if there are none,
     /// that it matched. Empty inside an epilogue.
     pub fn places(&self, names: &FxHashMap<Id, String>, trace: &Trace) -> Vec<String> {
-        let egraph = &self.entered.egraph;
+        let egraph = &self.inserted.egraph;
         let roots: Vec<String> = trace.roots.iter().filter_map(|r| self.name_of(names, *r).cloned()).collect();
         if trace.terms || !roots.is_empty() {
             return roots;
@@ -400,14 +400,14 @@ impl<'a> Session<'a> {
     /// The name of a class by its id at some time. If that id named a value of the given graph,
     /// that name wins, since the class may have been merged with another value since.
     pub fn name_of<'n>(&self, names: &'n FxHashMap<Id, String>, class: Id) -> Option<&'n String> {
-        names.get(&class).or_else(|| names.get(&self.entered.egraph.find(class)))
+        names.get(&class).or_else(|| names.get(&self.inserted.egraph.find(class)))
     }
 
     /// A name for each class that holds values of the given graph, by its present id and by its id
     /// at insertion.
     pub fn names(&self) -> FxHashMap<Id, String> {
         let mut given: Vec<(Id, String)> = Vec::new();
-        for (i, outs) in self.entered.values.iter().enumerate() {
+        for (i, outs) in self.inserted.values.iter().enumerate() {
             let node = &self.graph.nodes[i];
             for (k, id) in outs.iter().enumerate() {
                 let v = Value { node: hypatia_graph::NodeId(i as u32), output: k as u32 };
@@ -420,7 +420,7 @@ impl<'a> Session<'a> {
             names.entry(*id).or_insert_with(|| name.clone());
         }
         for (id, name) in given {
-            names.entry(self.entered.egraph.find(id)).or_insert(name);
+            names.entry(self.inserted.egraph.find(id)).or_insert(name);
         }
         names
     }

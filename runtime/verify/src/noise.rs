@@ -276,7 +276,7 @@ impl NoisyGraph<'_> {
     }
 
     /// Weights that are computed before a run are only as precise as the largest weight that they
-    /// are summed with (`hypatia_optimize::folded`). `of` is the value that `v` was made from.
+    /// are summed with (`hypatia_optimize::range_loss`). `of` is the value that `v` was made from.
     fn weight(&mut self, of: Value, v: Value) -> Result<Value> {
         let Some(beside) = folded(self.from, of, |f| f.beside()).filter(|_| self.is_noisy(v)) else { return Ok(v) };
         self.add_noise(v, BuiltinScalar::Add, |i, r| beside.get(i).map_or(0.0, |b| b * r))

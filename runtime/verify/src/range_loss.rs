@@ -3,7 +3,7 @@
 //!
 //! In: a rule and an instance. Out: why the optimiser would not apply the rule there; and, for
 //! instances whose constants lie near the ends of the range, elements that the left side keeps and
-//! the right side lost. Invariant: the optimiser's own test (`hypatia_optimize::folded`) runs on
+//! the right side lost. Invariant: the optimiser's own test (`hypatia_optimize::range_loss`) runs on
 //! the same operands, so an instance is rejected exactly where the optimiser does not apply the
 //! rule.
 
@@ -18,13 +18,13 @@ use super::scatter::{FACTOR, Scatter};
 use super::sides::Sides;
 use hypatia_eval::RefTensor;
 use hypatia_graph::{GraphFacts, Instantiator, NodeKind, Value, splat};
-use hypatia_optimize::folded::{Place, is_of_values, number_loss, smallest_normal};
+use hypatia_optimize::range_loss::{OperandRole, is_of_values, number_loss, smallest_normal};
 use hypatia_tensor::error::Result;
 use hypatia_tensor::tensor::Tensor;
 
 /// What a constant computed by the right side would lose.
 pub(super) fn loss(rule: &Rule, instance: &Instance) -> Option<String> {
-    rule.rhs.iter().find_map(|b| Walk { rule, instance, frozen: false }.build(b, Place::Factor))
+    rule.rhs.iter().find_map(|b| Walk { rule, instance, frozen: false }.build(b, OperandRole::Factor))
 }
 
 #[derive(Clone, Copy)]
@@ -35,7 +35,7 @@ struct Walk<'a> {
 }
 
 impl Walk<'_> {
-    fn build(self, build: &Build, place: Place) -> Option<String> {
+    fn build(self, build: &Build, place: OperandRole) -> Option<String> {
         match build {
             Build::Var(_) | Build::Absent => None,
             Build::Number(e) => {
@@ -69,7 +69,7 @@ impl Walk<'_> {
     }
 
     /// What one function of constants would lose.
-    fn function(self, build: &Build, place: Place) -> Option<String> {
+    fn function(self, build: &Build, place: OperandRole) -> Option<String> {
         let mut graph = self.instance.graph.clone();
         let value = Instantiator::new(&mut graph).build(build, &self.instance.env).ok()?;
         folded(&graph, value, |folded| folded.loss(place))?

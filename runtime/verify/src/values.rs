@@ -11,7 +11,7 @@ use rand::Rng;
 use super::source::Source;
 use hypatia_eval::{Data, RefTensor};
 use hypatia_graph::Graph;
-use hypatia_optimize::folded::smallest_normal;
+use hypatia_optimize::range_loss::smallest_normal;
 use hypatia_tensor::tensor::Tensor;
 
 /// What kind of values an instance has.

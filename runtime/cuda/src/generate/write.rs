@@ -35,6 +35,9 @@ pub struct Manifest {
     /// For a model: the launches in order.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub steps: Vec<StepEntry>,
+    /// For a model with sizes that are not known: the nodes whose kernel they decide.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub choices: Vec<ChoiceEntry>,
     /// Declarations for which nothing was generated.
     pub skipped: Vec<SkippedEntry>,
 }
@@ -122,6 +125,15 @@ pub struct StepEntry {
     pub n: Option<usize>,
 }
 
+/// A node of a model whose kernel depends on sizes that are not known.
+#[derive(Clone, Debug, Serialize)]
+pub struct ChoiceEntry {
+    /// The name of the node or of its value.
+    pub node: String,
+    /// The kernels that may compute it, best first, with the conditions on sizes.
+    pub kernels: Vec<String>,
+}
+
 /// Machine code.
 #[derive(Clone, Debug, Serialize)]
 pub struct CubinEntry {
@@ -154,6 +166,8 @@ pub struct Request<'a> {
     pub skipped: Vec<Skipped>,
     /// For a model: the launches in order.
     pub steps: Vec<StepEntry>,
+    /// For a model with sizes that are not known: the nodes whose kernel they decide.
+    pub choices: Vec<ChoiceEntry>,
     /// Whether to write CUDA C++.
     pub cuda: bool,
     /// The compiler for cubins, and the architectures.
@@ -280,6 +294,7 @@ pub fn write(request: Request<'_>, folder: &Path) -> Result<Written> {
         nvrtc: request.cubins.map(|(n, _)| format!("{}.{}", n.version().0, n.version().1)),
         kernels,
         steps: request.steps,
+        choices: request.choices,
         skipped: skipped
             .into_iter()
             .map(|s| SkippedEntry { kernel: s.kernel, dtype: s.dtype.map(|d| d.to_string()), reason: s.reason })

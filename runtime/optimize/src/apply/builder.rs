@@ -2,7 +2,8 @@
 //!
 //! In: a match, and the requests of the interpreter for nodes of the rule's right side. Out: new
 //! nodes. Invariant: every node that is built type-checks. The limit on the e-graph's size is
-//! checked before every node. Folded constants keep their meaning in their element type (`folded`).
+//! checked before every node. Folded constants keep their meaning in their element type
+//! (`range_loss`).
 //! An op without a kernel for the whole op is inlined.
 
 use std::sync::Arc;
@@ -18,13 +19,13 @@ use hypatia_dsl::typing::{self, Bindings, TensorType};
 use super::super::analysis::EGraph;
 use super::super::analysis::{class_type, has_several_results, node_types};
 use super::super::candidate::Candidate;
-use super::super::folded::{Folded, Place, is_of_values, number_loss};
 use super::super::known;
 use super::super::language::{Node, Payload};
 use super::super::matcher::{Match, MatchFacts, Region, Slot, Step};
+use super::super::range_loss::{FoldedCall, OperandRole, is_of_values, number_loss};
 use super::{Reject, add_checked, ill_typed, implements};
+use hypatia_dsl::interpret::{Application, Host, Item, build_number, build_tensor};
 use hypatia_graph::check_view;
-use hypatia_graph::interpret::{Application, Host, Item, build_number, build_tensor};
 
 /// Maximum depth of inlining.
 const MAX_UNFOLD: usize = 16;
@@ -56,7 +57,7 @@ pub(super) struct Builder<'a> {
     /// For each open term, its reads that are not plain broadcasts.
     views: Vec<Vec<(InView, Id)>>,
     /// The places of the open expressions, innermost last.
-    places: Vec<Place>,
+    roles: Vec<OperandRole>,
     /// Number of enclosing `build(...)`.
     frozen: usize,
 }
@@ -78,7 +79,7 @@ impl<'a> Builder<'a> {
             depth: 0,
             last: None,
             views: Vec::new(),
-            places: Vec::new(),
+            roles: Vec::new(),
             frozen: 0,
         }
     }
@@ -96,8 +97,8 @@ impl<'a> Builder<'a> {
         build_tensor(self, build, hint)
     }
 
-    fn place(&self) -> Place {
-        self.places.last().copied().unwrap_or(Place::Factor)
+    fn role(&self) -> OperandRole {
+        self.roles.last().copied().unwrap_or(OperandRole::Factor)
     }
 
     /// Adds a node known to be well-typed, within the limits.
@@ -148,8 +149,8 @@ impl<'a> Builder<'a> {
             return Err(Reject::Lost("what `build(...)` computes is not known".to_string()));
         };
         let program = &self.egraph.analysis.program;
-        let folded = Folded { program, scalar, operands: &operands, dtype: ty.dtype, shape: &shape };
-        folded.loss(self.place()).map_or(Ok(()), |lost| Err(Reject::Lost(lost)))
+        let folded = FoldedCall { program, scalar, operands: &operands, dtype: ty.dtype, shape: &shape };
+        folded.loss(self.role()).map_or(Ok(()), |lost| Err(Reject::Lost(lost)))
     }
 
     /// An error if the op's term reads an operand as row, column or full, and its shape does not
@@ -219,7 +220,7 @@ fn operands_of(egraph: &EGraph, def: &OpDef, children: &[Id], attrs: Vec<AttrVal
         slots: vec![Slot::Unbound; def.vars.len()],
         values: Bindings::default(),
         nodes: Vec::new(),
-        pending: Vec::new(),
+        virtual_sums: Vec::new(),
     };
     let mut attrs = attrs.into_iter();
     let mut next = children.iter();
@@ -248,6 +249,8 @@ impl Host for Builder<'_> {
     type Term = Id;
     type Epilogue = Epilogue;
     type Error = Reject;
+
+    type Program = Arc<Program>;
 
     fn program(&self) -> &Arc<Program> {
         &self.egraph.analysis.program
@@ -408,12 +411,12 @@ impl Host for Builder<'_> {
     }
 
     fn enter(&mut self, head: Head) {
-        let within = self.place().under(&self.egraph.analysis.program, head);
-        self.places.push(within);
+        let within = self.role().under(&self.egraph.analysis.program, head);
+        self.roles.push(within);
     }
 
     fn leave(&mut self) {
-        self.places.pop();
+        self.roles.pop();
     }
 
     fn freeze(&mut self) {

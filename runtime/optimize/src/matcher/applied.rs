@@ -1,20 +1,19 @@
 //! One application in a graph, with its term, as a host of the matcher: does a kernel compute it?
 //!
-//! In: an op, the types of its operands, its term. Out: a host with one node for each value.
-//! Invariant: equal nodes of a term have one id. Terms, and the epilogues of the patterns that they
-//! are matched with ([`kernel_rule`]), are inlined and simplified first, so that `gelu_tanh(acc)`
-//! and its body are equal.
+//! In: an op, its term, and what is known of its operands. Out: a host with one node for each
+//! value. Invariant: a term is one value. It is compared with a pattern as a whole, modulo
+//! commutativity and association and with defined functions inlined, at a cost near linear in its
+//! size: walking would expand shared parts as trees. A view that no known size contradicts is a
+//! match, since the planner checks views on the sizes.
 
 use std::sync::Arc;
 
 use egg::Id;
-use hypatia_dsl::dtype::DType;
-use hypatia_dsl::ir::{
-    AExpr, AttrPat, AttrValue, Fact, Head, Kernel, NodePat, OpId, ParamKind, Pat, Program, Rule, Sort, VarId,
-};
-use hypatia_dsl::scalar::{Literal, Term, TermId, TermNode, expand, prune, simplify};
+use hypatia_dsl::ir::{AExpr, AttrPat, AttrValue, Fact, Head, InView, NodePat, OpId, ParamKind, Pat, Program, VarId};
+use hypatia_dsl::scalar::{Literal, Term, TermId, TermNode, match_modulo_ac};
 use hypatia_dsl::shape::Dim;
 use hypatia_dsl::typing::{Facts, TensorType, type_fact};
+use hypatia_graph::Known;
 
 use super::host::Host;
 use super::{Discriminant, Node, Payload, Slot};
@@ -29,91 +28,71 @@ const MAX_DEPTH: usize = 200;
 pub struct Applied<'p> {
     program: &'p Arc<Program>,
     nodes: Vec<Node>,
-    known: Vec<Known>,
+    values: Vec<Value>,
     attrs: Vec<Vec<AttrValue>>,
 }
 
-/// Properties of a value.
-#[derive(Clone, Default)]
-struct Known {
-    ty: Option<TensorType>,
-    constant: bool,
-    number: Option<f64>,
+/// A value of the application.
+enum Value {
+    /// A tensor; `None` if nothing is known of it.
+    Tensor(Option<Known>),
+    Absent,
+    /// A term, and the tensors that are its inputs.
+    Term(Term, Vec<Id>),
+    /// The op, or one of its results.
+    Result(Option<TensorType>),
 }
 
 impl<'p> Applied<'p> {
     /// Empty: no application yet.
     pub fn new(program: &'p Arc<Program>) -> Applied<'p> {
-        Applied { program, nodes: Vec::new(), known: Vec::new(), attrs: Vec::new() }
+        Applied { program, nodes: Vec::new(), values: Vec::new(), attrs: Vec::new() }
     }
 
-    fn push(&mut self, node: Node, known: Known) -> Id {
+    fn push(&mut self, node: Node, value: Value) -> Id {
         self.nodes.push(node);
-        self.known.push(known);
+        self.values.push(value);
         Id::from(self.nodes.len() - 1)
     }
 
-    /// The id of a node, which is added if it is new (hash-consing).
-    fn share(&mut self, node: Node, number: Option<f64>) -> Id {
-        match self.nodes.iter().position(|n| *n == node) {
-            Some(at) => Id::from(at),
-            None => self.push(node, Known { number, ..Known::default() }),
-        }
+    fn leaf(&self) -> Node {
+        Node::leaf(Payload::Leaf(LeafId(self.nodes.len() as u32)))
     }
 
-    /// Adds a tensor; `number` is the value of all its elements, if it is known.
-    pub fn tensor(&mut self, ty: TensorType, constant: bool, number: Option<f64>) -> Id {
-        let leaf = Node::leaf(Payload::Leaf(LeafId(self.nodes.len() as u32)));
-        self.push(leaf, Known { ty: Some(ty), constant, number })
+    /// Adds a tensor; `None` if nothing is known of it.
+    pub fn tensor(&mut self, known: Option<Known>) -> Id {
+        self.push(self.leaf(), Value::Tensor(known))
     }
 
-    /// An absent optional operand.
+    /// Adds an absent optional operand.
     pub fn absent(&mut self) -> Id {
-        self.share(Node::leaf(Payload::Absent), None)
+        self.push(Node::leaf(Payload::Absent), Value::Absent)
     }
 
-    /// Adds a term that reads these tensors; `None` if it is malformed.
-    pub fn term(&mut self, term: &Term, reads: &[Id]) -> Option<Id> {
-        let term = normal(self.program, term);
-        let mut made: Vec<Id> = Vec::with_capacity(term.nodes.len());
-        for node in &term.nodes {
-            let at = |id: &TermId| made.get(id.0 as usize).copied();
-            let (node, number) = match node {
-                TermNode::Acc => (Node::leaf(Payload::Acc), None),
-                TermNode::Lit(Literal(v)) => (Node::leaf(Payload::Lit(v.to_bits())), Some(*v)),
-                TermNode::In { input, view } => (Node::new(Payload::In(*view), [*reads.get(*input as usize)?]), None),
-                TermNode::Cast { to, arg } => (Node::new(Payload::TermCast(*to), [at(arg)?]), None),
-                TermNode::Call { scalar, args } => {
-                    let args = args.iter().map(at).collect::<Option<Vec<Id>>>()?;
-                    (Node::new(Payload::Call(*scalar), args), None)
-                }
-                TermNode::Param(_) => return None,
-            };
-            let id = self.share(node, number);
-            made.push(id);
-        }
-        made.get(term.roots.first()?.0 as usize).copied()
+    /// Adds a term whose inputs are these tensors.
+    pub fn term(&mut self, term: Term, inputs: Vec<Id>) -> Id {
+        self.push(self.leaf(), Value::Term(term, inputs))
     }
 
-    /// Adds an op on these operands, including terms. Returns its results.
+    /// Adds an op on these operands, including its term. Returns its results. Their types may be
+    /// unknown.
     pub fn op(&mut self, op: OpId, attrs: Vec<AttrValue>, operands: &[Id], results: &[TensorType]) -> Vec<Id> {
         self.attrs.push(attrs);
         let payload = Payload::Op(op, AttrsId(self.attrs.len() as u32 - 1));
         let several = has_several_results(self.program.op(op));
         let ty = results.first().filter(|_| !several).cloned();
-        let id = self.push(Node::new(payload, operands.iter().copied()), Known { ty, ..Known::default() });
+        let id = self.push(Node::new(payload, operands.iter().copied()), Value::Result(ty));
         if !several {
             return vec![id];
         }
         let result = |(i, ty): (usize, &TensorType)| {
-            let known = Known { ty: Some(ty.clone()), ..Known::default() };
-            self.push(Node::new(Payload::Output(i as u32), [id]), known)
+            self.push(Node::new(Payload::Output(i as u32), [id]), Value::Result(Some(ty.clone())))
         };
         results.iter().enumerate().map(result).collect()
     }
 
-    fn known(&self, value: Id) -> Option<&Known> {
-        self.known.get(usize::from(value))
+    fn value(&self, id: Id) -> Option<&Value> {
+        self.values.get(usize::from(id))
     }
 }
 
@@ -130,6 +109,28 @@ impl Host for Applied<'_> {
         self.nodes.get(usize::from(value)).map_or(&[], std::slice::from_ref)
     }
 
+    fn is_whole_term(&self, value: Id) -> bool {
+        matches!(self.value(value), Some(Value::Term(..)))
+    }
+
+    fn compare_term<'r>(&self, pattern: &'r NodePat, term: Id, op: Id) -> Option<Vec<(&'r Pat, Id)>> {
+        let Some(Value::Term(term, inputs)) = self.value(term) else { return None };
+        let epilogue = Epilogue::of(pattern)?;
+        let out = self.type_of(op).map(|t| t.shape.as_slice());
+        let fits = |p: u32, t: u32| {
+            let have = inputs.get(t as usize).and_then(|id| self.type_of(*id));
+            epilogue
+                .reads
+                .get(p as usize)
+                .zip(have)
+                .is_some_and(|((_, view), have)| out.is_none_or(|out| may_be_read(*view, &have.shape, out)))
+        };
+        let chosen = match_modulo_ac(self.program, &epilogue.term, term, &fits)?;
+        // What simplification removed from the pattern has no input.
+        let read = |((pat, _), input): (&(&'r Pat, InView), &u32)| Some((*pat, *inputs.get(*input as usize)?));
+        Some(epilogue.reads.iter().zip(&chosen).filter_map(read).collect())
+    }
+
     fn attrs(&self, attrs: AttrsId) -> &[AttrValue] {
         self.attrs.get(attrs.0 as usize).map_or(&[], Vec::as_slice)
     }
@@ -139,19 +140,24 @@ impl Host for Applied<'_> {
     }
 
     fn type_of(&self, value: Id) -> Option<&TensorType> {
-        self.known(value)?.ty.as_ref()
+        match self.value(value)? {
+            Value::Tensor(known) => known.as_ref().map(|k| &k.ty),
+            Value::Result(ty) => ty.as_ref(),
+            Value::Absent | Value::Term(..) => None,
+        }
     }
 
-    fn number(&self, value: Id) -> Option<f64> {
-        self.known(value)?.number
+    /// Kernels are chosen by types: no pattern of a kernel is about the value of an operand.
+    fn number(&self, _value: Id) -> Option<f64> {
+        None
     }
 
     fn is_absent(&self, value: Id) -> bool {
-        self.nodes(value).iter().any(|n| n.payload == Payload::Absent)
+        matches!(self.value(value), Some(Value::Absent))
     }
 
     fn is_constant(&self, value: Id) -> bool {
-        self.known(value).is_some_and(|k| k.constant)
+        matches!(self.value(value), Some(Value::Tensor(Some(known))) if known.constant)
     }
 
     fn users(&self, value: Id) -> Vec<Id> {
@@ -185,111 +191,89 @@ struct AppliedFacts<'a, 'p> {
 
 impl Facts for AppliedFacts<'_, '_> {
     fn fact(&self, fact: Fact, var: VarId) -> Option<AttrValue> {
-        let known = match self.slots.get(var.index())? {
+        let id = match self.slots.get(var.index())? {
             Slot::Absent if fact == Fact::Present => return Some(AttrValue::Bool(false)),
             Slot::Classes(ids) if fact == Fact::Count => return Some(AttrValue::Dim(Dim::from(ids.len() as i64))),
-            Slot::Class(id) => self.host.known(*id)?,
+            Slot::Class(id) => *id,
             _ => return None,
         };
-        match fact {
-            Fact::Present => Some(AttrValue::Bool(true)),
-            Fact::Const => Some(AttrValue::Bool(known.constant)),
-            Fact::Value => known.number.map(AttrValue::Float),
-            _ => type_fact(fact, known.ty.as_ref()?),
+        match (fact, self.host.value(id)?) {
+            (Fact::Present, _) => Some(AttrValue::Bool(true)),
+            (Fact::Const, Value::Tensor(known)) => known.as_ref().map(|k| AttrValue::Bool(k.constant)),
+            _ => type_fact(fact, self.host.type_of(id)?),
         }
     }
 }
 
-/// The term inlined and simplified; unchanged if that would be too large.
-fn normal(program: &Program, term: &Term) -> Term {
-    match expand(program, term) {
-        Ok(expanded) => prune(&simplify(program, &expanded)),
-        Err(_) => term.clone(),
-    }
+/// The pattern of an epilogue as a term.
+pub struct Epilogue<'r> {
+    /// The term.
+    pub term: Term,
+    /// The pattern of each input and the view that reads it, in the order in which they are found.
+    pub reads: Vec<(&'r Pat, InView)>,
 }
 
-/// A kernel's pattern as a rule that builds nothing, with its epilogue inlined and simplified.
-pub fn kernel_rule(program: &Program, kernel: &Kernel) -> Rule {
-    let mut pattern = kernel.pattern.clone();
-    let mut inner = &mut pattern;
-    while let Pat::Bind(_, p) | Pat::Typed(p, _) = inner {
-        inner = p;
+impl<'r> Epilogue<'r> {
+    /// `None` if the pattern is not a single term, such as one with alternatives.
+    pub fn of(pattern: &'r NodePat) -> Option<Epilogue<'r>> {
+        let mut out = Epilogue { term: Term::empty(), reads: Vec::new() };
+        let root = out.node(pattern, 0)?;
+        out.term.roots.push(root);
+        Some(out)
     }
-    if let Pat::Node(NodePat { head: Head::Op(op), args, .. }) = inner {
-        for (arg, (_, param)) in args.iter_mut().zip(program.op(*op).operands()) {
-            let open = matches!(arg, Pat::Var(v) if kernel.vars.get(v.index()).is_some_and(|v| v.sort == Sort::Term));
-            if param.kind == ParamKind::Term && !open {
-                let mut reads = Vec::new();
-                if let Some(term) = epilogue_term(arg, &mut reads) {
-                    *arg = epilogue_pattern(&normal(program, &term), &reads).unwrap_or_else(|| arg.clone());
-                }
-            }
+
+    fn add(&mut self, pat: &'r Pat, depth: usize) -> Option<TermId> {
+        match pat {
+            _ if depth > MAX_DEPTH => None,
+            Pat::Lit { value, .. } => Some(self.term.add(TermNode::Lit(Literal(*value)))),
+            Pat::Typed(inner, _) | Pat::Bind(_, inner) => self.add(inner, depth + 1),
+            Pat::Node(n) => self.node(n, depth),
+            _ => None,
         }
     }
-    Rule::of_pattern(&kernel.name, &kernel.origin, kernel.vars.clone(), pattern)
-}
 
-/// The pattern of an epilogue as a term, and the patterns of its reads, in the order in which they
-/// are found.
-pub fn epilogue_term(pat: &Pat, reads: &mut Vec<Pat>) -> Option<Term> {
-    let mut term = Term::empty();
-    let root = add_term(pat, reads, &mut term, 0)?;
-    term.roots.push(root);
-    Some(term)
-}
-
-fn add_term(pat: &Pat, reads: &mut Vec<Pat>, term: &mut Term, depth: usize) -> Option<TermId> {
-    if depth > MAX_DEPTH {
-        return None;
-    }
-    let node = match pat {
-        Pat::Lit { value, near: None } => TermNode::Lit(Literal(*value)),
-        Pat::Node(n) => match n.head {
+    fn node(&mut self, n: &'r NodePat, depth: usize) -> Option<TermId> {
+        let node = match n.head {
             Head::Acc => TermNode::Acc,
             Head::In(view) => {
                 let operand = n.args.first()?;
-                let at = reads.iter().position(|p| p == operand).unwrap_or_else(|| {
-                    reads.push(operand.clone());
-                    reads.len() - 1
+                let at = self.reads.iter().position(|(p, _)| *p == operand).unwrap_or_else(|| {
+                    self.reads.push((operand, view));
+                    self.reads.len() - 1
                 });
                 TermNode::In { input: at as u32, view }
             }
             Head::Scalar(scalar) => {
-                let args = n.args.iter().map(|p| add_term(p, reads, term, depth + 1));
+                let args = n.args.iter().map(|p| self.add(p, depth + 1));
                 TermNode::Call { scalar, args: args.collect::<Option<_>>()? }
             }
             Head::TermCast => {
-                let arg = add_term(n.args.first()?, reads, term, depth + 1)?;
+                let arg = self.add(n.args.first()?, depth + 1)?;
                 let AttrPat::Is(AExpr::Value(AttrValue::DType(to))) = n.attrs.first()? else { return None };
                 TermNode::Cast { to: *to, arg }
             }
             Head::Op(_) | Head::Region(_) => return None,
-        },
-        _ => return None,
-    };
-    Some(term.add(node))
+        };
+        Some(self.term.add(node))
+    }
 }
 
-/// The inverse of `epilogue_term`.
-fn epilogue_pattern(term: &Term, reads: &[Pat]) -> Option<Pat> {
-    let node = |head: Head, args: Vec<Pat>, to: Option<DType>| {
-        let attrs = to.map(|t| AttrPat::Is(AExpr::Value(AttrValue::DType(t)))).into_iter().collect();
-        Pat::Node(NodePat { head, args, rest: None, attrs, output: 0 })
+/// False if an operand of that shape, broadcast to the output, is certainly not read with that
+/// view.
+pub fn may_be_read(view: InView, shape: &[Dim], out: &[Dim]) -> bool {
+    // For an axis of the output, counted from the last: whether the operand is certainly broadcast
+    // along it, and whether it certainly is not.
+    let axis = |back: usize| {
+        let size = |s: &[Dim]| s.len().checked_sub(back + 1).and_then(|i| s[i].as_const());
+        let (missing, many) = (shape.len() <= back, size(out).is_some_and(|n| n > 1));
+        let repeated = many && (missing || size(shape) == Some(1));
+        (repeated, !missing && size(shape).is_some_and(|n| n > 1))
     };
-    let mut made: Vec<Pat> = Vec::with_capacity(term.nodes.len());
-    for t in &term.nodes {
-        let at = |id: &TermId| made.get(id.0 as usize).cloned();
-        let pat = match t {
-            TermNode::Acc => node(Head::Acc, Vec::new(), None),
-            TermNode::Lit(Literal(value)) => Pat::Lit { value: *value, near: None },
-            TermNode::In { input, view } => node(Head::In(*view), vec![reads.get(*input as usize)?.clone()], None),
-            TermNode::Cast { to, arg } => node(Head::TermCast, vec![at(arg)?], Some(*to)),
-            TermNode::Call { scalar, args } => {
-                node(Head::Scalar(*scalar), args.iter().map(at).collect::<Option<_>>()?, None)
-            }
-            TermNode::Param(_) => return None,
-        };
-        made.push(pat);
+    let mut lead = (1..out.len()).map(axis);
+    match view {
+        InView::Broadcast => true,
+        InView::Full => !(0..out.len()).any(|back| axis(back).0),
+        InView::Row => !axis(0).0 && !lead.any(|(_, varies)| varies),
+        InView::Col => !axis(0).1 && !lead.any(|(repeated, _)| repeated),
     }
-    made.get(term.roots.first()?.0 as usize).cloned()
 }

@@ -17,7 +17,7 @@ use super::super::analysis::EGraph;
 use super::super::analysis::{Sort, class_type};
 use super::super::candidate::Candidate;
 use super::super::language::{Node, Payload};
-use super::{Pending, Region, Target};
+use super::{Region, Target, VirtualSum};
 use hypatia_target::device::Device;
 
 /// The binding of a variable.
@@ -48,7 +48,7 @@ pub struct Match {
     /// The nodes that the pattern's applications matched.
     pub nodes: Vec<Node>,
     /// Sums that the match needs, built when it is applied.
-    pub pending: Vec<Pending>,
+    pub virtual_sums: Vec<VirtualSum>,
 }
 
 impl Match {
@@ -79,7 +79,7 @@ impl Match {
             var.hash(&mut h);
             value.hash(&mut h);
         }
-        for p in &self.pending {
+        for p in &self.virtual_sums {
             p.head.hash(&mut h);
             p.parts.iter().for_each(|id| egraph.find(*id).hash(&mut h));
             if let Target::Root { rest, .. } = &p.target {

@@ -8,10 +8,10 @@
 use std::sync::Arc;
 
 use egg::Id;
-use hypatia_dsl::ir::{AttrValue, OpId, Program};
+use hypatia_dsl::ir::{AttrValue, NodePat, OpId, Pat, Program};
 use hypatia_dsl::typing::{Facts, TensorType};
 
-use super::prepare::Demand;
+use super::prepare::RequiredLabels;
 use super::{MatchFacts, Slot, View};
 use crate::analysis::Sort;
 use crate::candidate::Candidate;
@@ -30,8 +30,17 @@ pub trait Host {
         self.nodes(value).iter().filter(move |n| n.payload.discriminant() == wanted)
     }
     /// False if a value certainly cannot match a pattern with that label filter.
-    fn may_hold(&self, _value: Id, _demand: &Demand) -> bool {
+    fn may_hold(&self, _value: Id, _required: &RequiredLabels) -> bool {
         true
+    }
+    /// Whether the value is a term that is compared with patterns as a whole, not walked.
+    fn is_whole_term(&self, _value: Id) -> bool {
+        false
+    }
+    /// Compares such a term, of the op `op`, with a pattern: the pattern of each tensor that it
+    /// reads, and that tensor. `None` if it does not match.
+    fn compare_term<'r>(&self, _pattern: &'r NodePat, _term: Id, _op: Id) -> Option<Vec<(&'r Pat, Id)>> {
+        None
     }
     /// The attributes of that id.
     fn attrs(&self, attrs: AttrsId) -> &[AttrValue];
@@ -74,8 +83,8 @@ impl Host for View<'_> {
         self.nodes_holding(value, wanted)
     }
 
-    fn may_hold(&self, value: Id, demand: &Demand) -> bool {
-        self.may_demand(value, demand)
+    fn may_hold(&self, value: Id, required: &RequiredLabels) -> bool {
+        self.may_have(value, required)
     }
 
     fn attrs(&self, attrs: AttrsId) -> &[AttrValue] {

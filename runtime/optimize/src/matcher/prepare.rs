@@ -11,7 +11,7 @@ use hypatia_dsl::ir::{
 };
 
 use super::Discriminant;
-use crate::language::Heads;
+use crate::language::LabelSet;
 
 /// Precomputed properties of a rule's left side.
 #[derive(Debug, Default)]
@@ -40,41 +40,41 @@ pub struct Prepared {
     /// Nodes that the e-graph must hold for a match to exist.
     pub needed: Vec<Discriminant>,
     /// The label filter of each root.
-    pub(super) demands: Vec<Demand>,
+    pub(super) required: Vec<RequiredLabels>,
 }
 
 /// Label filter: what the operands of a pattern's top must hold, and their operands.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Demand {
+pub struct RequiredLabels {
     /// In operands.
-    pub below: Heads,
+    pub operands: LabelSet,
     /// In operands of operands.
-    pub further: Heads,
+    pub further: LabelSet,
     /// The head of the top if it is associative. A class that holds it among its operands passes the
     /// filter, since the operands of the pattern may be deeper in a nested sum.
-    pub nests: Option<Heads>,
+    pub nests: Option<LabelSet>,
 }
 
-impl Demand {
-    fn of(program: &Program, p: &Pat, terms: bool) -> Demand {
-        let mut demand = Demand::default();
-        let Pat::Node(n) = unnamed(p) else { return demand };
-        let Some(head) = super::head_discriminant(program, n.head, terms) else { return demand };
+impl RequiredLabels {
+    fn of(program: &Program, p: &Pat, terms: bool) -> RequiredLabels {
+        let mut required = RequiredLabels::default();
+        let Pat::Node(n) = unnamed(p) else { return required };
+        let Some(head) = super::head_discriminant(program, n.head, terms) else { return required };
         if associative(program, n.head).is_some() {
-            demand.nests = Some(Heads::of(head));
+            required.nests = Some(LabelSet::of(head));
         }
         for (arg, terms) in operands(program, n, head, terms) {
-            demand.below = demand.below.with(held(program, arg, terms));
+            required.operands = required.operands.with(held(program, arg, terms));
             if let Pat::Node(n) = unnamed(arg)
                 && let Some(head) = super::head_discriminant(program, n.head, terms)
                 && associative(program, n.head).is_none()
             {
                 for (arg, terms) in operands(program, n, head, terms) {
-                    demand.further = demand.further.with(held(program, arg, terms));
+                    required.further = required.further.with(held(program, arg, terms));
                 }
             }
         }
-        demand
+        required
     }
 }
 
@@ -99,11 +99,11 @@ fn operands<'p>(
 }
 
 /// What a class must hold for a pattern to match there.
-fn held(program: &Program, p: &Pat, terms: bool) -> Heads {
+fn held(program: &Program, p: &Pat, terms: bool) -> LabelSet {
     match unnamed(p) {
         Pat::Node(n) => super::head_discriminant(program, n.head, terms).into_iter().collect(),
-        Pat::Lit { .. } => Heads::of(Discriminant::Splat),
-        _ => Heads::default(),
+        Pat::Lit { .. } => LabelSet::of(Discriminant::Splat),
+        _ => LabelSet::default(),
     }
 }
 
@@ -124,14 +124,14 @@ impl Prepared {
         rule.lhs.iter().for_each(|p| mentions(p, &mut count));
         let mut telling = vec![false; n];
         for guard in &rule.requires {
-            let mut asked = Asked::default();
-            asks(guard, &mut asked);
-            if let [v] = asked.vars.as_slice()
-                && !asked.other
-                && !asked.uses
+            let mut query = Query::default();
+            asks(guard, &mut query);
+            if let [v] = query.vars.as_slice()
+                && !query.other
+                && !query.uses
                 && is_tensor(rule, *v)
             {
-                telling[v.index()] |= asked.telling;
+                telling[v.index()] |= query.telling;
             }
         }
         let (early, late) = soon_asked(rule);
@@ -140,8 +140,8 @@ impl Prepared {
         let free = (0..n).map(|i| count[i] == 1 && !telling[i]).collect();
         let mut needed = Vec::new();
         rule.lhs.iter().for_each(|p| needs(program, p, terms, &mut needed));
-        let mut asked = Asked::default();
-        rule.prefer.iter().for_each(|g| asks(g, &mut asked));
+        let mut query = Query::default();
+        rule.prefer.iter().for_each(|g| asks(g, &mut query));
         Prepared {
             symmetric: is_symmetric(rule),
             early,
@@ -150,10 +150,10 @@ impl Prepared {
             free,
             regroups: regroups(rule),
             depth: rule.lhs.iter().map(|p| depth(program, p, true)).max().unwrap_or(0),
-            by_candidate: asked.other || asked.uses || rule.lhs.iter().any(|p| cuts(program, p)),
+            by_candidate: query.other || query.uses || rule.lhs.iter().any(|p| is_partial(program, p)),
             any_work: rule.vars.iter().any(|v| v.sort == Sort::Region),
             needed,
-            demands: rule.lhs.iter().map(|p| Demand::of(program, p, terms)).collect(),
+            required: rule.lhs.iter().map(|p| RequiredLabels::of(program, p, terms)).collect(),
         }
     }
 
@@ -208,12 +208,12 @@ fn depth(program: &Program, p: &Pat, root: bool) -> usize {
 
 /// True if the pattern matches parts of the candidate: a sum that may have a rest, or pointwise
 /// work.
-fn cuts(program: &Program, p: &Pat) -> bool {
+fn is_partial(program: &Program, p: &Pat) -> bool {
     match p {
-        Pat::Bind(_, p) | Pat::Typed(p, _) => cuts(program, p),
-        Pat::OneOf(ps) => ps.iter().any(|p| cuts(program, p)),
+        Pat::Bind(_, p) | Pat::Typed(p, _) => is_partial(program, p),
+        Pat::OneOf(ps) => ps.iter().any(|p| is_partial(program, p)),
         Pat::Node(n) if matches!(n.head, Head::Region(_)) => true,
-        Pat::Node(n) => associative(program, n.head).is_some() || n.args.iter().any(|a| cuts(program, a)),
+        Pat::Node(n) => associative(program, n.head).is_some() || n.args.iter().any(|a| is_partial(program, a)),
         Pat::Any | Pat::Var(_) | Pat::Lit { .. } | Pat::Absent | Pat::Optional(_) => false,
     }
 }
@@ -279,10 +279,10 @@ fn soon_asked(rule: &Rule) -> (Vec<Vec<AExpr>>, Vec<AExpr>) {
             parts.extend([*a, *b]);
             continue;
         }
-        let mut asked = Asked::default();
-        asks(&part, &mut asked);
-        match asked.vars.as_slice() {
-            _ if asked.other => {}
+        let mut query = Query::default();
+        asks(&part, &mut query);
+        match query.vars.as_slice() {
+            _ if query.other => {}
             [v] if is_tensor(rule, *v) => early[v.index()].push(part),
             vars if !vars.is_empty() && vars.iter().all(|v| is_tensor(rule, *v)) => late.push(part),
             _ => {}
@@ -293,9 +293,9 @@ fn soon_asked(rule: &Rule) -> (Vec<Vec<AExpr>>, Vec<AExpr>) {
 
 /// True if an expression depends on tensors only.
 fn is_of_tensors(e: &AExpr) -> bool {
-    let mut asked = Asked::default();
-    asks(e, &mut asked);
-    !asked.other
+    let mut query = Query::default();
+    asks(e, &mut query);
+    !query.other
 }
 
 /// A guard with every `let` inlined that depends on tensors only.
@@ -315,7 +315,7 @@ fn without_lets(e: &AExpr, rule: &Rule) -> AExpr {
 }
 
 #[derive(Default)]
-struct Asked {
+struct Query {
     vars: Vec<VarId>,
     /// It asks for a property that few tensors have.
     telling: bool,
@@ -325,7 +325,7 @@ struct Asked {
     other: bool,
 }
 
-fn asks(e: &AExpr, out: &mut Asked) {
+fn asks(e: &AExpr, out: &mut Query) {
     match e {
         AExpr::Fact(fact, v) => {
             if !out.vars.contains(v) {

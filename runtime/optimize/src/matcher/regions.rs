@@ -35,7 +35,7 @@ pub enum Step {
 }
 
 /// Work being cut out.
-pub(super) struct Cut {
+pub(super) struct Boundary {
     var: VarId,
     top: Id,
     arguments: Vec<Id>,
@@ -79,25 +79,25 @@ impl<'r, 'e, H: Host> Matcher<'r, 'e, '_, H> {
             let leaves: Vec<Id> = below.iter().copied().filter(|c| self.step(*c).is_none()).collect();
             return self.miss(class, || MissReason::Region(var, p.clone(), leaves));
         }
-        self.arguments(Cut { var, top: class, arguments: Vec::new() }, n, &below, next)
+        self.arguments(Boundary { var, top: class, arguments: Vec::new() }, n, &below, next)
     }
 
     /// Chooses a class for each operand in turn.
-    fn arguments(&mut self, cut: Cut, n: &'r NodePat, below: &[Id], next: Goals) -> Flow {
-        let Some(pat) = n.args.get(cut.arguments.len()) else {
-            let chosen = cut.arguments.clone();
+    fn arguments(&mut self, boundary: Boundary, n: &'r NodePat, below: &[Id], next: Goals) -> Flow {
+        let Some(pat) = n.args.get(boundary.arguments.len()) else {
+            let chosen = boundary.arguments.clone();
             let mark = self.goals.len();
-            let mut goals = self.push(Goal::Cut { cut: Rc::new(cut) }, next);
+            let mut goals = self.push(Goal::Boundary { boundary: Rc::new(boundary) }, next);
             for (pat, class) in n.args.iter().zip(chosen).rev() {
                 goals = self.push(Goal::Class { pat, class, context: Position::Tensor }, goals);
             }
             return self.solve_and_forget(goals, mark);
         };
         for class in below {
-            if !cut.arguments.contains(class) && self.argument(pat, *class) {
-                let mut arguments = cut.arguments.clone();
+            if !boundary.arguments.contains(class) && self.argument(pat, *class) {
+                let mut arguments = boundary.arguments.clone();
                 arguments.push(*class);
-                self.arguments(Cut { arguments, ..cut }, n, below, next)?;
+                self.arguments(Boundary { arguments, ..boundary }, n, below, next)?;
             }
         }
         ON
@@ -155,21 +155,21 @@ impl<'r, 'e, H: Host> Matcher<'r, 'e, '_, H> {
     }
 
     /// All operands match: binds the variable to the work between them and the top.
-    pub(super) fn cut(&mut self, cut: &Cut, next: Goals) -> Flow {
+    pub(super) fn within(&mut self, boundary: &Boundary, next: Goals) -> Flow {
         let mut work = Work { steps: Vec::new(), at: FxHashMap::default(), inside: Vec::new() };
-        for (i, class) in cut.arguments.iter().enumerate() {
+        for (i, class) in boundary.arguments.iter().enumerate() {
             work.at.insert(self.host.find(*class), i);
             work.steps.push(Step::Argument(i));
         }
-        let arguments = cut.arguments.len();
-        if self.add_step(cut.top, 0, arguments, &mut work).is_none() {
+        let arguments = boundary.arguments.len();
+        if self.add_step(boundary.top, 0, arguments, &mut work).is_none() {
             return ON;
         }
         let uses = |i: usize| work.steps.iter().any(|s| matches!(s, Step::Call(_, of) if of.contains(&i)));
-        let closed = work.inside.iter().all(|c| *c == cut.top || self.needed_inside(*c, &work.inside));
+        let closed = work.inside.iter().all(|c| *c == boundary.top || self.needed_inside(*c, &work.inside));
         if closed && (0..arguments).all(uses) {
             let region = Region { steps: work.steps };
-            return self.bind(cut.var, Slot::Region(Box::new(region)), cut.top, next);
+            return self.bind(boundary.var, Slot::Region(Box::new(region)), boundary.top, next);
         }
         ON
     }

@@ -8,7 +8,7 @@
 //! A class may hold more terms than the pattern. Then, at the root of a rule, the pattern matches
 //! some of them and the others are the *rest*; and a variable of unrestricted type takes all terms
 //! that the others leave. Both need a value that the e-graph may not hold yet: it becomes a
-//! [`Pending`] of the match and is built when the rule is applied.
+//! [`VirtualSum`] of the match and is built when the rule is applied.
 //!
 //! Invariant: with a rest, only the nodes that the present candidate chose are searched, only
 //! through partial sums that no other value uses, and at most [`MAX_DEPTH`] deep, so that long
@@ -37,7 +37,7 @@ const MAX_TERMS: usize = 8;
 
 /// A sum or product that a match needs and that the e-graph may not hold.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Pending {
+pub struct VirtualSum {
     /// The operator.
     pub head: ScalarId,
     /// Its operands, two or more, sorted.
@@ -46,7 +46,7 @@ pub struct Pending {
     pub target: Target,
 }
 
-/// The role of a [`Pending`].
+/// The role of a [`VirtualSum`].
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Target {
     /// It is bound to the variable.
@@ -76,7 +76,7 @@ pub(super) struct Job<'r> {
 
 /// The assignment of a sum's terms so far.
 #[derive(Default)]
-pub(super) struct Dealt {
+pub(super) struct PartialAssignment {
     taken: Vec<Id>,
     rest: Vec<Id>,
 }
@@ -152,12 +152,12 @@ impl<'r, 'e, H: Host> Matcher<'r, 'e, '_, H> {
     fn start(&mut self, job: Job<'r>, class: Id, next: Goals) -> Flow {
         let job = Rc::new(job);
         let all: Set = (1 << job.terms.len()) - 1;
-        self.dealt.push(Dealt::default());
+        self.assignments.push(PartialAssignment::default());
         let mark = self.goals.len();
-        let goals = self.push(Goal::Dealt { job: job.clone() }, next);
+        let goals = self.push(Goal::Assigned { job: job.clone() }, next);
         let flow = self.split(&job, all, class, 0, goals);
         self.goals.truncate(mark);
-        self.dealt.pop();
+        self.assignments.pop();
         flow
     }
 
@@ -249,6 +249,7 @@ impl<'r, 'e, H: Host> Matcher<'r, 'e, '_, H> {
                 let dtype = self.host.type_of(class).map(|t| t.dtype);
                 self.host.number(class).is_some_and(|v| literal_matches(v, dtype, *value, *near))
             }
+            Pat::Node(_) if self.host.is_whole_term(class) => true,
             Pat::Node(n) => {
                 let terms = matches!(context, Position::Term(_));
                 let Some(wanted) = head_discriminant(self.host.program(), n.head, terms) else { return true };
@@ -296,7 +297,7 @@ impl<'r, 'e, H: Host> Matcher<'r, 'e, '_, H> {
 
     /// Distributes a set of terms over a class: either the class as a whole is one of them, or its
     /// operands hold them.
-    pub(super) fn deal(&mut self, job: &Rc<Job<'r>>, set: Set, class: Id, depth: usize, next: Goals) -> Flow {
+    pub(super) fn assign(&mut self, job: &Rc<Job<'r>>, set: Set, class: Id, depth: usize, next: Goals) -> Flow {
         if set == 0 {
             return self.left(class, next);
         }
@@ -335,7 +336,7 @@ impl<'r, 'e, H: Host> Matcher<'r, 'e, '_, H> {
             if !(elsewhere || mirrored) {
                 // `y * y` needs `y` twice.
                 let depth = if a == b && job.rest { MAX_DEPTH } else { depth + 1 };
-                let goal = |set: Set, class: Id| Goal::Deal { job: job.clone(), set, class, depth };
+                let goal = |set: Set, class: Id| Goal::Assign { job: job.clone(), set, class, depth };
                 let mark = self.goals.len();
                 let second = self.push(goal(other, b), next);
                 let first = self.push(goal(one, a), second);
@@ -350,9 +351,9 @@ impl<'r, 'e, H: Host> Matcher<'r, 'e, '_, H> {
 
     /// Assigns a class to a term.
     pub(super) fn take(&mut self, job: &Rc<Job<'r>>, term: usize, class: Id, next: Goals) -> Flow {
-        self.with_dealt(|d| d.taken.push(class));
+        self.with_assignment(|d| d.taken.push(class));
         let flow = self.class(job.terms[term], class, job.context, next);
-        self.with_dealt(|d| {
+        self.with_assignment(|d| {
             d.taken.pop();
         });
         flow
@@ -360,16 +361,16 @@ impl<'r, 'e, H: Host> Matcher<'r, 'e, '_, H> {
 
     /// Assigns a class to the rest.
     fn left(&mut self, class: Id, next: Goals) -> Flow {
-        self.with_dealt(|d| d.rest.push(class));
+        self.with_assignment(|d| d.rest.push(class));
         let flow = self.solve(next);
-        self.with_dealt(|d| {
+        self.with_assignment(|d| {
             d.rest.pop();
         });
         flow
     }
 
-    fn with_dealt(&mut self, f: impl FnOnce(&mut Dealt)) {
-        if let Some(d) = self.dealt.last_mut() {
+    fn with_assignment(&mut self, f: impl FnOnce(&mut PartialAssignment)) {
+        if let Some(d) = self.assignments.last_mut() {
             f(d);
         }
     }
@@ -396,29 +397,29 @@ impl<'r, 'e, H: Host> Matcher<'r, 'e, '_, H> {
 
     /// All terms are assigned: the rest goes to the variable that takes it, or stays beside the
     /// rule's result.
-    pub(super) fn dealt(&mut self, job: &Rc<Job<'r>>, next: Goals) -> Flow {
-        let Some(mine) = self.dealt.pop() else { return ON };
+    pub(super) fn assigned(&mut self, job: &Rc<Job<'r>>, next: Goals) -> Flow {
+        let Some(mine) = self.assignments.pop() else { return ON };
         let flow = match (job.free, mine.rest.as_slice()) {
             (None, []) if !job.rest => self.advance(next),
             (Some(v), [_, _, ..]) => {
-                let pending = Pending { head: job.head, parts: sorted(&mine.rest), target: Target::Variable(v) };
-                self.with_pending(pending, next)
+                let sum = VirtualSum { head: job.head, parts: sorted(&mine.rest), target: Target::Variable(v) };
+                self.with_virtual_sum(sum, next)
             }
             (None, rest @ [_, ..]) if job.rest => {
                 let target = Target::Root { rest: sorted(rest), named: named(&self.what.rule.lhs[0]) };
-                self.with_pending(Pending { head: job.head, parts: sorted(&mine.taken), target }, next)
+                self.with_virtual_sum(VirtualSum { head: job.head, parts: sorted(&mine.taken), target }, next)
             }
             // If nothing remains, or one class for the variable, this is the sum without a rest.
             _ => ON,
         };
-        self.dealt.push(mine);
+        self.assignments.push(mine);
         flow
     }
 
-    fn with_pending(&mut self, pending: Pending, next: Goals) -> Flow {
-        self.pending.push(pending);
+    fn with_virtual_sum(&mut self, sum: VirtualSum, next: Goals) -> Flow {
+        self.virtual_sums.push(sum);
         let flow = self.advance(next);
-        self.pending.pop();
+        self.virtual_sums.pop();
         flow
     }
 }

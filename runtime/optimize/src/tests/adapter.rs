@@ -16,7 +16,7 @@ use crate::analysis::EGraph;
 use crate::cost::CostModel;
 use crate::extract::extract;
 use crate::language::{Node, Payload};
-use crate::lower::{Entered, enter};
+use crate::lower::{Inserted, insert_graph};
 use crate::report::Stop;
 use crate::rewrites::{SearchState, Selection, compile};
 use crate::saturate::{Budget, Rejections, Seen, run};
@@ -124,8 +124,8 @@ fn extraction(egraph: &EGraph, outputs: &[Id], program: &Arc<Program>) -> (u64, 
 fn agree(g: &Graph) -> usize {
     let program = g.program.clone();
     let g = g.unfold().unwrap().pruned();
-    let (Entered { egraph: mut ours, outputs, .. }, theirs) =
-        (enter(&g, &FOLDER).unwrap(), enter(&g, &FOLDER).unwrap().egraph);
+    let (Inserted { egraph: mut ours, outputs, .. }, theirs) =
+        (insert_graph(&g, &FOLDER).unwrap(), insert_graph(&g, &FOLDER).unwrap().egraph);
     let fired = under_our_loop(&program, &mut ours);
     let theirs = under_eggs_runner(&program, theirs);
     assert_eq!(ours.number_of_classes(), theirs.number_of_classes());
@@ -210,16 +210,16 @@ fn the_library_runs_under_eggs_own_runner() {
     let m = matmul(&mut g, x, w);
     let y = apply(&mut g, "relu", &[m]);
     g.output("y", y);
-    let entered = enter(&g.unfold().unwrap(), &FOLDER).unwrap();
-    let classes = entered.egraph.number_of_classes();
+    let inserted = insert_graph(&g.unfold().unwrap(), &FOLDER).unwrap();
+    let classes = inserted.egraph.number_of_classes();
     let rewrites: Vec<Rewrite> = rewrites(&program).into_iter().map(Rewrite::from).collect();
     let runner = Runner::<Node, Context>::new(Context::new(program.clone(), &FOLDER))
-        .with_egraph(entered.egraph)
+        .with_egraph(inserted.egraph)
         .with_iter_limit(10)
         .run(&rewrites);
     assert!(matches!(runner.stop_reason, Some(StopReason::Saturated)), "{:?}", runner.stop_reason);
     assert!(runner.egraph.number_of_classes() > classes);
-    let y = runner.egraph.find(entered.outputs[0]);
+    let y = runner.egraph.find(inserted.outputs[0]);
     let gemm = program.builtin_op(BuiltinOp::Gemm).unwrap();
     let is_gemm = |n: &Node| matches!(n.payload, Payload::Op(op, _) if op == gemm);
     assert!(runner.egraph[y].nodes.iter().any(is_gemm));

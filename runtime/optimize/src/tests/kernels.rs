@@ -75,6 +75,27 @@ fn the_planner_takes_the_first_that_holds() {
     assert_ne!(kinds[0], kinds[1], "sizes decide nothing");
 }
 
+/// An op that runs as several launches is printed as one node, and what these are after the graph.
+#[test]
+fn the_parts_of_an_op_are_printed_once() {
+    let mut g = Graph::new(library::load(&[]).unwrap());
+    let ty = TensorType { dtype: DType::F16, shape: [1, 2, 64, 64].map(Dim::from).to_vec() };
+    let [q, k, v] = ["q", "k", "v"].map(|name| g.input(name, ty.clone()));
+    let scale = [("scale", hypatia_dsl::ir::AttrValue::Float(0.125))];
+    for (name, operands) in [("y", [q, k, v]), ("z", [v, q, k])] {
+        let y = g.call("attention", &operands, &scale).unwrap()[0];
+        g.output(name, y);
+    }
+    let out = optimize(&g, &options(), &FOLDER).unwrap().graph;
+    let text = out.parts_to_text();
+    let heads: Vec<&str> = text.lines().filter(|l| !l.starts_with(' ')).collect();
+    let nodes: Vec<usize> = (0..out.nodes.len()).filter(|i| !out.nodes[*i].kernels.list.is_empty()).collect();
+    let [y, z] = nodes.as_slice() else { panic!("{out}") };
+    assert_eq!(heads, [format!("parts of %{y} = attention, %{z} = attention:")], "{out}");
+    assert!(text.matches("matmul(").count() + text.matches("gemm(").count() == 2, "{text}");
+    assert!(!out.to_text().contains("matmul(") && layers(64.into()).parts_to_text().is_empty(), "{out}");
+}
+
 /// The last candidate has no guard, whatever the epilogue, and a split is explicit.
 #[test]
 fn the_last_candidate_is_unconditional() {

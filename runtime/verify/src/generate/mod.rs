@@ -7,6 +7,9 @@
 //! Patterns are built from the leaves up. A variable without a type gets one that fits the sibling
 //! operands when its operator is built. All sizes of one instance come from a small pool, so that
 //! sizes that must be equal often are. Instances that still do not type-check are discarded.
+//!
+//! This walk over a pattern is the inverse of matching: there is no graph yet in which the matcher
+//! could find it.
 
 mod attributes;
 mod open_types;

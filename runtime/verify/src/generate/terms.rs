@@ -1,7 +1,8 @@
 //! Epilogue terms of random instances.
 //!
 //! In: the pattern of an epilogue and the type of the result it computes. Out: a term that matches,
-//! with new tensors for its operands; variables of the pattern are bound.
+//! with new tensors for its operands; variables of the pattern are bound. Like `generate`, this
+//! makes what the matcher would find; it matches nothing.
 
 use hypatia_dsl::builtin::BuiltinScalar;
 use hypatia_dsl::ir::{AttrValue, Head, InView, NodePat, Pat};

@@ -38,7 +38,7 @@ use hypatia_tensor::tensor::Tensor;
 
 /// The role of a constant in the expression that uses it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Place {
+pub enum OperandRole {
     /// It is added.
     Summand,
     /// It scales, or is an operand of another function.
@@ -47,23 +47,23 @@ pub enum Place {
     Weight,
 }
 
-impl Place {
+impl OperandRole {
     /// The place of an operand of `head`, where the application itself has place `self`.
-    pub fn under(self, program: &Program, head: Head) -> Place {
+    pub fn under(self, program: &Program, head: Head) -> OperandRole {
         match head {
             Head::Op(op) => match &program.op(op).body {
-                OpBody::Builtin(b) if b.multiplies() => Place::Weight,
+                OpBody::Builtin(b) if b.multiplies() => OperandRole::Weight,
                 // Views and similar ops pass on the place.
                 OpBody::Builtin(_) => self,
-                OpBody::Defined(_) => Place::Factor,
+                OpBody::Defined(_) => OperandRole::Factor,
             },
             Head::Scalar(s) => match program.scalar(s).body {
-                ScalarBody::Builtin(BuiltinScalar::Add | BuiltinScalar::Sub) => Place::Summand,
+                ScalarBody::Builtin(BuiltinScalar::Add | BuiltinScalar::Sub) => OperandRole::Summand,
                 // Functions of a weight are still summed.
-                _ if self == Place::Weight => Place::Weight,
-                _ => Place::Factor,
+                _ if self == OperandRole::Weight => OperandRole::Weight,
+                _ => OperandRole::Factor,
             },
-            Head::Acc | Head::In(_) | Head::TermCast | Head::Region(_) => Place::Factor,
+            Head::Acc | Head::In(_) | Head::TermCast | Head::Region(_) => OperandRole::Factor,
         }
     }
 }
@@ -101,7 +101,7 @@ impl Operand {
 }
 
 /// A scalar function of constants.
-pub struct Folded<'a> {
+pub struct FoldedCall<'a> {
     /// The Program of the scalar.
     pub program: &'a Program,
     /// The function.
@@ -114,9 +114,9 @@ pub struct Folded<'a> {
     pub shape: &'a [usize],
 }
 
-impl Folded<'_> {
+impl FoldedCall<'_> {
     /// A description of what is lost at that place.
-    pub fn loss(&self, place: Place) -> Option<String> {
+    pub fn loss(&self, role: OperandRole) -> Option<String> {
         let floats = self.dtype.is_float() && self.operands.iter().all(|o| o.dtype().is_float());
         if !floats || self.product_is_kept() {
             return None;
@@ -125,19 +125,19 @@ impl Folded<'_> {
         let mut groups: Vec<(f64, Option<f64>)> = vec![(0.0, None); self.groups().1];
         let mut too_large = None;
         self.each(|group, x, kept| {
-            if kept == Kept::TooLarge {
+            if kept == Representable::TooLarge {
                 too_large = Some(x);
             }
             if let Some((largest, lost)) = groups.get_mut(group) {
                 *largest = largest.max(x.abs());
-                *lost = lost.or((kept == Kept::TooSmall).then_some(x));
+                *lost = lost.or((kept == Representable::TooSmall).then_some(x));
             }
         });
         let least = smallest_normal(self.dtype);
-        let spoils = |(largest, lost): &(f64, Option<f64>)| match place {
-            Place::Summand => None,
-            Place::Factor => *lost,
-            Place::Weight => lost.filter(|_| *largest < least),
+        let spoils = |(largest, lost): &(f64, Option<f64>)| match role {
+            OperandRole::Summand => None,
+            OperandRole::Factor => *lost,
+            OperandRole::Weight => lost.filter(|_| *largest < least),
         };
         too_large.or_else(|| groups.iter().find_map(spoils)).map(|x| self.told(x))
     }
@@ -169,7 +169,7 @@ impl Folded<'_> {
     }
 
     /// Calls `f` for all elements in order with the group, the exact value, and what is kept of it.
-    fn each(&self, mut f: impl FnMut(usize, f64, Kept)) {
+    fn each(&self, mut f: impl FnMut(usize, f64, Representable)) {
         let elements: Vec<Vec<f64>> = self.operands.iter().map(Operand::elements).collect();
         let mut steps: Vec<Vec<usize>> = self.operands.iter().map(|o| strides(o.shape(), self.shape)).collect();
         steps.push(self.groups().0);
@@ -211,9 +211,9 @@ impl Folded<'_> {
         }
     }
 
-    fn keeps(&self, x: f64, args: &[f64]) -> Kept {
+    fn keeps(&self, x: f64, args: &[f64]) -> Representable {
         if args.iter().any(|v| !v.is_finite()) {
-            return Kept::AsWell;
+            return Representable::AsWell;
         }
         // Nothing is wider than f64: a product or quotient of nonzero numbers there is assumed to
         // be rounded.
@@ -223,12 +223,12 @@ impl Folded<'_> {
         );
         let kept = match x.abs() {
             v if !(self.dtype == DType::F64 && product && args.iter().all(|v| *v != 0.0)) => holds(self.dtype, v),
-            v if v.is_infinite() => Kept::TooLarge,
-            v if v < f64::MIN_POSITIVE => Kept::TooSmall,
-            _ => Kept::AsWell,
+            v if v.is_infinite() => Representable::TooLarge,
+            v if v < f64::MIN_POSITIVE => Representable::TooSmall,
+            _ => Representable::AsWell,
         };
         let poor = || args.iter().zip(self.operands).any(|(v, o)| is_subnormal(o.dtype(), *v));
-        if kept == Kept::TooSmall && poor() { Kept::AsWell } else { kept }
+        if kept == Representable::TooSmall && poor() { Representable::AsWell } else { kept }
     }
 
     fn told(&self, x: f64) -> String {
@@ -248,7 +248,7 @@ impl Folded<'_> {
 
 /// What a type keeps of a number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Kept {
+enum Representable {
     /// Full precision.
     AsWell,
     TooLarge,
@@ -271,9 +271,9 @@ pub fn number_loss(dtype: DType, x: f64, of: &[(DType, f64)]) -> Option<String> 
         _ if !x.is_finite() => true,
         // Nothing is wider than f64: whether it was rounded is not known.
         _ if dtype == DType::F64 && x.abs() < f64::MIN_POSITIVE => of.iter().all(|(_, v)| v.is_normal()),
-        Kept::AsWell => false,
-        Kept::TooLarge => true,
-        Kept::TooSmall => !of.iter().any(|(d, v)| is_subnormal(*d, *v)),
+        Representable::AsWell => false,
+        Representable::TooLarge => true,
+        Representable::TooSmall => !of.iter().any(|(d, v)| is_subnormal(*d, *v)),
     };
     lost.then(|| {
         let kept = show_number(dtype.round(x));
@@ -286,16 +286,16 @@ fn is_subnormal(dtype: DType, v: f64) -> bool {
     v != 0.0 && v.abs() < smallest_normal(dtype)
 }
 
-fn holds(dtype: DType, x: f64) -> Kept {
+fn holds(dtype: DType, x: f64) -> Representable {
     if x.abs() >= smallest_normal(dtype) && x.abs() <= dtype.largest() {
-        return Kept::AsWell;
+        return Representable::AsWell;
     }
     let rounded = dtype.round(x);
     match () {
-        () if !x.is_finite() => Kept::AsWell,
-        () if !rounded.is_finite() => Kept::TooLarge,
-        () if is_subnormal(dtype, x) && rounded != x => Kept::TooSmall,
-        () => Kept::AsWell,
+        () if !x.is_finite() => Representable::AsWell,
+        () if !rounded.is_finite() => Representable::TooLarge,
+        () if is_subnormal(dtype, x) && rounded != x => Representable::TooSmall,
+        () => Representable::AsWell,
     }
 }
 
@@ -400,11 +400,11 @@ mod tests {
         Operand::Tensor(Arc::new(Tensor::from_f64(dtype, shape, elements).unwrap()))
     }
 
-    fn loses(f: BuiltinScalar, dtype: DType, operands: &[Operand], shape: &[usize], place: Place) -> bool {
+    fn loses(f: BuiltinScalar, dtype: DType, operands: &[Operand], shape: &[usize], role: OperandRole) -> bool {
         static PROGRAM: LazyLock<Arc<Program>> = LazyLock::new(|| hypatia_library::load(&[]).unwrap());
         let program = &**PROGRAM;
         let scalar = program.builtin_scalar(f).unwrap();
-        Folded { program, scalar, operands, dtype, shape }.loss(place).is_some()
+        FoldedCall { program, scalar, operands, dtype, shape }.loss(role).is_some()
     }
 
     /// Numbers at the range limits of the types. What f32, f16 and bf16 keep of a product is found
@@ -422,7 +422,7 @@ mod tests {
                 // Rounding costs any normal number half a unit of the type.
                 let kept = r.is_finite() && (r - x).abs() <= 0.5 * dtype.epsilon() * x.abs();
                 let operands = [tensor(dtype, &[1], &[a]), tensor(dtype, &[1], &[b])];
-                let found = loses(BuiltinScalar::Mul, dtype, &operands, &[1], Place::Factor);
+                let found = loses(BuiltinScalar::Mul, dtype, &operands, &[1], OperandRole::Factor);
                 assert!(!found || !kept || x.abs() < smallest_normal(dtype), "{dtype}: {a} * {b} is kept");
                 assert!(found || kept, "{dtype}: {a} * {b} is lost");
                 lost += usize::from(found);
@@ -441,19 +441,19 @@ mod tests {
             (1e-200, 1e150, false),
             (1e-160, 1e-150, true),
         ] {
-            assert_eq!(loses(BuiltinScalar::Mul, F64, &of(a, b), &[], Place::Factor), wanted, "{a} * {b}");
+            assert_eq!(loses(BuiltinScalar::Mul, F64, &of(a, b), &[], OperandRole::Factor), wanted, "{a} * {b}");
         }
-        assert!(loses(BuiltinScalar::Div, F64, &of(1e-200, 1e200), &[], Place::Factor));
+        assert!(loses(BuiltinScalar::Div, F64, &of(1e-200, 1e200), &[], OperandRole::Factor));
     }
 
     #[test]
     fn summands_may_be_small_but_not_too_large() {
         let of = |a: f64, b: f64| [tensor(F16, &[2], &[a, 1.0]), tensor(F16, &[2], &[b, 1.0])];
-        assert!(!loses(BuiltinScalar::Mul, F16, &of(1e-4, 3e-4), &[2], Place::Summand));
-        assert!(loses(BuiltinScalar::Mul, F16, &of(300.0, 300.0), &[2], Place::Summand));
-        assert!(loses(BuiltinScalar::Add, F16, &of(6e4, 6e4), &[2], Place::Summand));
+        assert!(!loses(BuiltinScalar::Mul, F16, &of(1e-4, 3e-4), &[2], OperandRole::Summand));
+        assert!(loses(BuiltinScalar::Mul, F16, &of(300.0, 300.0), &[2], OperandRole::Summand));
+        assert!(loses(BuiltinScalar::Add, F16, &of(6e4, 6e4), &[2], OperandRole::Summand));
         // The difference of neighbours is small but exact.
-        assert!(!loses(BuiltinScalar::Sub, F16, &of(6.2e-5, 6.15e-5), &[2], Place::Factor));
+        assert!(!loses(BuiltinScalar::Sub, F16, &of(6.2e-5, 6.15e-5), &[2], OperandRole::Factor));
     }
 
     #[test]
@@ -463,38 +463,38 @@ mod tests {
             let elements = [1.0, column[0], 1.0, 1.0, column[1], 1.0];
             [tensor(F16, &[2, 3], &elements), scale.clone()]
         };
-        let lost = |column| loses(BuiltinScalar::Mul, F16, &weights(column), &[2, 3], Place::Weight);
+        let lost = |column| loses(BuiltinScalar::Mul, F16, &weights(column), &[2, 3], OperandRole::Weight);
         assert!(!lost([1.0, 1e-4]));
         assert!(lost([1e-4, 2e-4]));
         assert!(lost([0.0, 2e-4]));
         assert!(!lost([0.0, 0.0]));
         // As factors, each element counts.
-        assert!(loses(BuiltinScalar::Mul, F16, &weights([1.0, 1e-4]), &[2, 3], Place::Factor));
+        assert!(loses(BuiltinScalar::Mul, F16, &weights([1.0, 1e-4]), &[2, 3], OperandRole::Factor));
         // Filters: the scale has an axis of its own, and the axes of size 1 are summed over.
         let filters =
             |small: f64| [tensor(F16, &[2, 1, 2], &[1.0, 1.0, 1e-4, small]), tensor(F16, &[2, 1, 1], &[1.0, 3e-4])];
-        assert!(loses(BuiltinScalar::Mul, F16, &filters(1e-4), &[2, 1, 2], Place::Weight));
-        assert!(!loses(BuiltinScalar::Mul, F16, &filters(1.0), &[2, 1, 2], Place::Weight));
+        assert!(loses(BuiltinScalar::Mul, F16, &filters(1e-4), &[2, 1, 2], OperandRole::Weight));
+        assert!(!loses(BuiltinScalar::Mul, F16, &filters(1.0), &[2, 1, 2], OperandRole::Weight));
         // In a single row, each weight has its own scale.
         let row = [tensor(F16, &[1, 2], &[1.0, 1e-4]), tensor(F16, &[2], &[1.0, 3e-4])];
-        assert!(loses(BuiltinScalar::Mul, F16, &row, &[1, 2], Place::Weight));
+        assert!(loses(BuiltinScalar::Mul, F16, &row, &[1, 2], OperandRole::Weight));
     }
 
     #[test]
     fn what_was_lost_before_is_no_loss() {
         let with = |v: f64| [tensor(F16, &[2], &[v, 1.0]), tensor(F16, &[2], &[0.3, 1.0])];
         for v in [1e-5, f64::INFINITY, f64::NAN, 0.0, -0.0] {
-            assert!(!loses(BuiltinScalar::Mul, F16, &with(v), &[2], Place::Factor), "{v}");
+            assert!(!loses(BuiltinScalar::Mul, F16, &with(v), &[2], OperandRole::Factor), "{v}");
         }
         // But dividing by a small number may overflow.
         let inverse = [Operand::Number(F32, 1.0), tensor(F32, &[1], &[1e-40])];
-        assert!(loses(BuiltinScalar::Div, F32, &inverse, &[1], Place::Factor));
+        assert!(loses(BuiltinScalar::Div, F32, &inverse, &[1], OperandRole::Factor));
         assert!(!loses(
             BuiltinScalar::Mul,
             I32,
             &[tensor(I32, &[1], &[1e9]), tensor(I32, &[1], &[9.0])],
             &[1],
-            Place::Factor
+            OperandRole::Factor
         ));
     }
 

@@ -1,18 +1,20 @@
 //! The interpreter of [`Build`] expressions: right sides, op bodies, and expressions in tests.
 //!
 //! In: an expression and a [`Host`], which says what variables stand for and how nodes are made.
-//! Hosts are a graph and an e-graph. Out: a tensor or a scalar term of the host. Invariant: a
+//! Hosts are a graph, an e-graph, and a kernel that is derived from a body, which has no terms of
+//! its own. Out: a tensor or a scalar term of the host. Invariant: a
 //! number takes the element type of the first sibling operand that holds numbers, else the element
 //! type of what the expression replaces. Operands are built from left to right: first those with an
 //! element type of their own, the term last.
 
-use std::sync::Arc;
+use std::ops::Deref;
 
-use hypatia_dsl::dtype::{DType, Kind};
-use hypatia_dsl::ir::{
+use crate::dtype::{DType, Kind};
+use crate::ir::{
     AExpr, AttrValue, Build, BuildArg, BuildNode, Head, InView, OpId, ParamKind, Program, ScalarId, VarId,
 };
-use hypatia_dsl::neutral::without_absent;
+use crate::neutral::without_absent;
+use crate::typing::show_value;
 
 /// The value of a comprehension variable while its comprehension is built.
 pub type Item<V> = (VarId, V);
@@ -28,8 +30,10 @@ pub trait Host: Sized {
     /// Why something cannot be built.
     type Error;
 
+    /// A reference to a program.
+    type Program: Deref<Target = Program> + Clone;
     /// The program of the expression.
-    fn program(&self) -> &Arc<Program>;
+    fn program(&self) -> &Self::Program;
     /// The error for an ill-typed expression.
     fn ill_typed(message: String) -> Self::Error;
     /// Goes one level deeper into expressions; an error if the depth limit is exceeded.
@@ -44,7 +48,9 @@ pub trait Host: Sized {
     /// What a variable of sort Tensors stands for.
     fn variables(&self, v: VarId) -> Result<Vec<Self::Value>, Self::Error>;
     /// What a variable of sort Term stands for, inside the current term; `None` if it is absent.
-    fn term_variable(&mut self, v: VarId) -> Result<Option<Self::Term>, Self::Error>;
+    fn term_variable(&mut self, _v: VarId) -> Result<Option<Self::Term>, Self::Error> {
+        Err(Self::without_terms())
+    }
     /// The value of an attribute expression; `None` if it is unknown.
     fn eval(&self, expr: &AExpr, items: &[Item<Self::Value>]) -> Option<AttrValue>;
     /// The element type of a tensor that is present.
@@ -59,24 +65,45 @@ pub trait Host: Sized {
     /// A result of an op, or of its body.
     fn op(&mut self, application: Application<'_, Self>) -> Result<Self::Value, Self::Error>;
     /// Applies the pointwise region that a variable is bound to, to these tensors.
-    fn region(&mut self, v: VarId, operands: &[Self::Value]) -> Result<Self::Value, Self::Error>;
+    fn region(&mut self, _v: VarId, _operands: &[Self::Value]) -> Result<Self::Value, Self::Error> {
+        Err(Self::ill_typed("it applies work that is not known here".into()))
+    }
+
+    /// The error of a host without terms, which implements none of the functions that follow.
+    fn without_terms() -> Self::Error {
+        Self::ill_typed("it is a term".into())
+    }
 
     /// Starts a term: the nodes made from here on belong to it.
-    fn begin_term(&mut self);
+    fn begin_term(&mut self) {}
     /// Ends a term that is complete, or that failed.
-    fn end_term(&mut self, root: Result<Self::Term, Self::Error>) -> Result<Self::Epilogue, Self::Error>;
+    fn end_term(&mut self, root: Result<Self::Term, Self::Error>) -> Result<Self::Epilogue, Self::Error> {
+        root.and_then(|_| Err(Self::without_terms()))
+    }
     /// The accumulator.
-    fn acc(&mut self) -> Result<Self::Term, Self::Error>;
+    fn acc(&mut self) -> Result<Self::Term, Self::Error> {
+        Err(Self::without_terms())
+    }
     /// A tensor that the term reads.
-    fn read(&mut self, view: InView, value: Self::Value) -> Result<Self::Term, Self::Error>;
+    fn read(&mut self, _view: InView, _value: Self::Value) -> Result<Self::Term, Self::Error> {
+        Err(Self::without_terms())
+    }
     /// A number with the value of that expression.
-    fn literal(&mut self, expr: &AExpr, value: f64) -> Result<Self::Term, Self::Error>;
+    fn literal(&mut self, _expr: &AExpr, _value: f64) -> Result<Self::Term, Self::Error> {
+        Err(Self::without_terms())
+    }
     /// A scalar function inside a term.
-    fn call(&mut self, scalar: ScalarId, args: &[Self::Term]) -> Result<Self::Term, Self::Error>;
+    fn call(&mut self, _scalar: ScalarId, _args: &[Self::Term]) -> Result<Self::Term, Self::Error> {
+        Err(Self::without_terms())
+    }
     /// A cast inside a term.
-    fn cast(&mut self, to: DType, arg: Self::Term) -> Result<Self::Term, Self::Error>;
+    fn cast(&mut self, _to: DType, _arg: Self::Term) -> Result<Self::Term, Self::Error> {
+        Err(Self::without_terms())
+    }
     /// Applies the pointwise region that a variable is bound to, inside a term.
-    fn region_term(&mut self, v: VarId, args: &[Self::Term]) -> Result<Self::Term, Self::Error>;
+    fn region_term(&mut self, _v: VarId, _args: &[Self::Term]) -> Result<Self::Term, Self::Error> {
+        Err(Self::without_terms())
+    }
 
     /// Starts the operands of a head; [`Host::leave`] ends them.
     fn enter(&mut self, _head: Head) {}
@@ -211,7 +238,7 @@ impl<H: Host> Interpreter<'_, H> {
                 Some(c) => Ok(c as f64),
                 None => failure::<H, _>(format!("the size `{d}` is not known, so it cannot be used as a number")),
             },
-            Some(other) => failure::<H, _>(format!("{} is not a number", super::print::show_attr(&other))),
+            Some(other) => failure::<H, _>(format!("{} is not a number", show_value(&other))),
             None => failure::<H, _>("a number of the expression cannot be computed here"),
         }
     }

@@ -10,12 +10,12 @@ use std::ops::{Deref, Index};
 use egg::EClass;
 use hypatia_dsl::ir::ScalarId;
 
-use super::prepare::Demand;
+use super::prepare::RequiredLabels;
 use super::*;
 use crate::analysis::Data;
-use crate::below::{Below, BelowAll};
 use crate::candidate::Candidate;
-use crate::language::Heads;
+use crate::label_filter::{LabelFilter, LabelsBelow};
+use crate::language::LabelSet;
 
 /// An e-graph as a search sees it, with the candidate and the label filter.
 pub struct View<'e> {
@@ -23,22 +23,22 @@ pub struct View<'e> {
     /// The classes by id, to avoid hashing.
     classes: Vec<Option<&'e EClass<Node, Data>>>,
     candidate: &'e Candidate,
-    below: &'e BelowAll,
+    labels: &'e LabelFilter,
 }
 
 impl<'e> View<'e> {
     /// A view for searching many rules.
-    pub fn of(egraph: &'e EGraph, candidate: &'e Candidate, below: &'e BelowAll) -> View<'e> {
+    pub fn of(egraph: &'e EGraph, candidate: &'e Candidate, labels: &'e LabelFilter) -> View<'e> {
         let mut classes = vec![None; egraph.nodes().len()];
         for class in egraph.classes() {
             classes[usize::from(class.id)] = Some(class);
         }
-        View { egraph, classes, candidate, below }
+        View { egraph, classes, candidate, labels }
     }
 
     /// A view for occasional queries, without a candidate.
     pub fn plain(egraph: &'e EGraph) -> View<'e> {
-        View { egraph, classes: Vec::new(), candidate: Candidate::none(), below: BelowAll::none() }
+        View { egraph, classes: Vec::new(), candidate: Candidate::none(), labels: LabelFilter::none() }
     }
 
     /// The candidate.
@@ -49,16 +49,16 @@ impl<'e> View<'e> {
     /// The nodes of a canonical class with that discriminant.
     pub(super) fn nodes_holding(&self, class: Id, wanted: Discriminant) -> impl Iterator<Item = &'e Node> + use<'e> {
         let class = self.class(class);
-        let nodes: &'e [Node] = if class.data.heads.include(Heads::of(wanted)) { &class.nodes } else { &[] };
+        let nodes: &'e [Node] = if class.data.labels.include(LabelSet::of(wanted)) { &class.nodes } else { &[] };
         nodes.iter().filter(move |n| n.payload.discriminant() == wanted)
     }
 
     /// False if a canonical class certainly cannot match a pattern with that label filter.
-    pub(super) fn may_demand(&self, class: Id, demand: &Demand) -> bool {
-        let touched = self.egraph.analysis.touched.len();
-        let Some(Below { operands, further }) = self.below.of(class, touched) else { return true };
-        demand.nests.is_some_and(|head| operands.include(head))
-            || (operands.include(demand.below) && further.include(demand.further))
+    pub(super) fn may_have(&self, class: Id, required: &RequiredLabels) -> bool {
+        let dirty = self.egraph.analysis.dirty.len();
+        let Some(LabelsBelow { operands, further }) = self.labels.of(class, dirty) else { return true };
+        required.nests.is_some_and(|head| operands.include(head))
+            || (operands.include(required.operands) && further.include(required.further))
     }
 
     fn class(&self, id: Id) -> &'e EClass<Node, Data> {
@@ -86,19 +86,19 @@ impl Index<Id> for View<'_> {
 }
 
 /// The changes since a search: a new search can find something new only near them.
-pub struct Changes {
+pub struct Frontiers {
     /// Changes of the e-graph.
-    held: Near,
+    held: Frontier,
     /// Those and the changes of the candidate, if there are any.
-    chosen: Option<Near>,
+    chosen: Option<Frontier>,
 }
 
 /// The distance of a class without a change nearby.
 const FAR: u16 = u16::MAX;
 
 /// Classes near a change.
-struct Near {
-    /// Classes by the heads they hold ([`Discriminant::place`]), sorted, with the distance of the
+struct Frontier {
+    /// Classes by the heads they hold ([`Discriminant::index`]), sorted, with the distance of the
     /// nearest change below them.
     by_head: Vec<Vec<(Id, u16)>>,
     /// The distance of the nearest change below each class; [`FAR`] if there is none.
@@ -107,26 +107,26 @@ struct Near {
     none: bool,
 }
 
-impl Changes {
-    /// The classes at most `depth` levels above the entries of the logs of touched and of
+impl Frontiers {
+    /// The classes at most `depth` levels above the entries of the logs of dirty and of
     /// reconsidered classes behind these positions.
-    pub fn since(egraph: &View<'_>, (touched, reconsidered): (usize, usize), depth: usize) -> Changes {
-        let touched = egraph.analysis.touched.get(touched..).unwrap_or_default();
+    pub fn since(egraph: &View<'_>, (dirty, reconsidered): (usize, usize), depth: usize) -> Frontiers {
+        let dirty = egraph.analysis.dirty.get(dirty..).unwrap_or_default();
         let reconsidered = egraph.candidate.reconsidered().get(reconsidered..).unwrap_or_default();
-        let both = || Near::of(egraph, touched.iter().chain(reconsidered), depth);
-        Changes { held: Near::of(egraph, touched.iter(), depth), chosen: (!reconsidered.is_empty()).then(both) }
+        let both = || Frontier::of(egraph, dirty.iter().chain(reconsidered), depth);
+        Frontiers { held: Frontier::of(egraph, dirty.iter(), depth), chosen: (!reconsidered.is_empty()).then(both) }
     }
 
-    fn of_rule(&self, prepared: &Prepared) -> &Near {
+    fn of_rule(&self, prepared: &Prepared) -> &Frontier {
         match &self.chosen {
-            Some(near) if prepared.by_candidate => near,
+            Some(frontier) if prepared.by_candidate => frontier,
             _ => &self.held,
         }
     }
 }
 
-impl Near {
-    fn of<'a>(egraph: &View<'_>, changed: impl Iterator<Item = &'a Id>, depth: usize) -> Near {
+impl Frontier {
+    fn of<'a>(egraph: &View<'_>, changed: impl Iterator<Item = &'a Id>, depth: usize) -> Frontier {
         let mut level = vec![FAR; egraph.egraph.nodes().len()];
         let mut all: Vec<Id> = Vec::new();
         for id in changed {
@@ -151,20 +151,20 @@ impl Near {
         }
         let (ops, scalars) = sizes(egraph);
         let mut by_head: Vec<Vec<(Id, u16)>> =
-            vec![Vec::new(); Discriminant::Call(ScalarId(0)).place(ops, scalars) + scalars];
+            vec![Vec::new(); Discriminant::Call(ScalarId(0)).index(ops, scalars) + scalars];
         for (class, distance) in level.iter().enumerate().filter(|(_, distance)| **distance != FAR) {
             let class = Id::from(class);
             let mut last = None;
             for node in &egraph[class].nodes {
                 // Nodes of a class are sorted, so equal heads are adjacent.
-                let head = node.payload.discriminant().place(ops, scalars);
+                let head = node.payload.discriminant().index(ops, scalars);
                 if last != Some(head) {
                     by_head[head].push((class, *distance));
                     last = Some(head);
                 }
             }
         }
-        Near { by_head, level, none: all.is_empty() }
+        Frontier { by_head, level, none: all.is_empty() }
     }
 }
 
@@ -188,7 +188,7 @@ fn sizes(egraph: &EGraph) -> (usize, usize) {
 }
 
 /// Classes that may hold the first root.
-pub(super) fn root_candidates(egraph: &View<'_>, what: &Searchable<'_>, changes: Option<&Changes>) -> Vec<Id> {
+pub(super) fn root_candidates(egraph: &View<'_>, what: &Searchable<'_>, changes: Option<&Frontiers>) -> Vec<Id> {
     let mut wanted = Some(Vec::new());
     if let Some(first) = what.rule.lhs.first() {
         heads(&egraph.analysis.program, first, what.terms, &mut wanted);
@@ -199,8 +199,8 @@ pub(super) fn root_candidates(egraph: &View<'_>, what: &Searchable<'_>, changes:
         && !egraph.candidate.is_none()
     {
         let mut tops = regions::tops(egraph, &heads);
-        if let Some(near) = changes {
-            tops.retain(|c| usize::from(near.level[usize::from(*c)]) <= what.prepared.depth);
+        if let Some(frontier) = changes {
+            tops.retain(|c| usize::from(frontier.level[usize::from(*c)]) <= what.prepared.depth);
         }
         return tops;
     }
@@ -208,7 +208,7 @@ pub(super) fn root_candidates(egraph: &View<'_>, what: &Searchable<'_>, changes:
     let mut ids: Vec<Id> = match (wanted, changes) {
         (Some(heads), Some(changes)) => {
             let near = |(id, distance): &(Id, u16)| (usize::from(*distance) <= what.prepared.depth).then_some(*id);
-            heads.iter().filter_map(|h| changes.by_head.get(h.place(ops, scalars))).flatten().filter_map(near).collect()
+            heads.iter().filter_map(|h| changes.by_head.get(h.index(ops, scalars))).flatten().filter_map(near).collect()
         }
         (None, Some(changes)) if changes.none => Vec::new(),
         (Some(heads), None) => {
