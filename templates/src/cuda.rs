@@ -16,6 +16,7 @@ mod lines;
 mod moves;
 mod names;
 mod pointwise;
+pub(crate) mod problem;
 mod rowwise;
 mod teams;
 pub mod template;
