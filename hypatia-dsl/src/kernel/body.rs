@@ -150,7 +150,7 @@ impl<'a> Body<'a> {
         for axes in &self.values {
             let mut seen: HashSet<Axis> = HashSet::new();
             if !self.space.now(axes).into_iter().all(|a| seen.insert(a)) {
-                return Err("a value lies across the rows of another".into());
+                return Err("a value does not lie along the rows of another".into());
             }
         }
         Ok(())
@@ -164,7 +164,7 @@ impl<'a> Body<'a> {
         depth: u32,
     ) -> Derived<Vec<Val>> {
         if depth > MAX_DEPTH {
-            return Err(format!("ops are defined by each other more than {MAX_DEPTH} levels deep"));
+            return Err(format!("op definitions are nested more than {MAX_DEPTH} levels deep"));
         }
         let OpBody::Defined(bodies) = &def.body else { return Err(format!("`{}` has no body", def.name)) };
         let types: Vec<Option<TensorType>> = operands.iter().map(|v| v.as_ref().and_then(|v| v.ty.clone())).collect();
@@ -187,8 +187,8 @@ impl<'a> Body<'a> {
         match build {
             Build::Var(v) => match scope.tensors.get(v) {
                 Some(Some(value)) => Ok(value.clone()),
-                Some(None) => Err("it uses an operand that is absent".into()),
-                None => Err("it uses a variable that is no tensor".into()),
+                Some(None) => Err("it uses an absent operand".into()),
+                None => Err("it uses a variable that is not a tensor".into()),
             },
             Build::Number(e) => self.number(e, scope, sibling),
             Build::Node(node) => {
@@ -206,9 +206,9 @@ impl<'a> Body<'a> {
             Build::If(guard, a, b) => match eval(guard, &scope.bindings, scope) {
                 Some(AttrValue::Bool(true)) => self.build(a, scope, sibling, depth),
                 Some(AttrValue::Bool(false)) => self.build(b, scope, sibling, depth),
-                _ => Err("a condition in its body cannot be decided".into()),
+                _ => Err("a condition in its body is unknown".into()),
             },
-            Build::Absent => Err("an operand that must be there is absent".into()),
+            Build::Absent => Err("a required operand is absent".into()),
         }
     }
 
@@ -280,7 +280,7 @@ impl<'a> Body<'a> {
                     OpBody::Builtin(b) => self.builtin(op, b, &attrs, args),
                 }
             }
-            Head::Acc | Head::In(_) | Head::TermCast | Head::Region(_) => Err("it is a term".into()),
+            Head::Acc | Head::In(_) | Head::TermCast | Head::Region(_) => Err("it is an epilogue term".into()),
         }
     }
 
@@ -307,7 +307,7 @@ impl<'a> Body<'a> {
             let axes = ty.shape.iter().map(|d| self.space.axis(d)).collect();
             return Ok(self.value(id, Some(ty), axes));
         }
-        let Some(Some(x)) = args.into_iter().next() else { return Err(format!("`{name}` lacks its operand")) };
+        let Some(Some(x)) = args.into_iter().next() else { return Err(format!("`{name}` has no operand")) };
         let Some(from) = x.ty.clone() else { return Err(format!("`{name}` is applied to a number")) };
         if let Some(reduction) = reduction {
             return self.reduce(reduction, x, &from, attrs, ty);
@@ -351,7 +351,7 @@ impl<'a> Body<'a> {
                     slot.clone_from(parts);
                 } else if !self.space.unify(slot, parts) {
                     let shape = show_shape(&ty.shape);
-                    return Err(format!("two values of shape {shape} are cut into rows in different places"));
+                    return Err(format!("two values of shape {shape} are divided into rows in different ways"));
                 }
             }
         }
@@ -387,7 +387,7 @@ impl<'a> Body<'a> {
                     let shown = crate::typing::show_value(&AttrValue::List(axes.clone()));
                     let shape = show_shape(&from.shape);
                     return Err(format!(
-                        "it reduces axes {shown} of {shape}, which are not those of its other reductions"
+                        "it reduces axes {shown} of {shape}; its other reductions reduce different axes"
                     ));
                 }
             }
@@ -423,12 +423,12 @@ impl<'a> Body<'a> {
 }
 
 fn permuted(axes: &[Parts], attrs: &[AttrValue]) -> Derived<Vec<Parts>> {
-    let Some(AttrValue::List(perm)) = attrs.first() else { return Err("a permutation is unknown".into()) };
+    let Some(AttrValue::List(perm)) = attrs.first() else { return Err("the value of a permutation is unknown".into()) };
     let at = |p: &AttrValue| match p {
         AttrValue::Dim(d) => axes.get(usize::try_from(d.as_const()?).ok()?).cloned(),
         _ => None,
     };
-    perm.iter().map(at).collect::<Option<Vec<_>>>().ok_or_else(|| "a permutation is unknown".into())
+    perm.iter().map(at).collect::<Option<Vec<_>>>().ok_or_else(|| "the value of a permutation is unknown".into())
 }
 
 /// Whether the body of an op may use this builtin op if its kernel is generated.

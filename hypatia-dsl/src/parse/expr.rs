@@ -150,8 +150,8 @@ impl Builder<'_> {
                 let a = match a.kind {
                     ExprKind::Binary(left, x, y) if is_comparison(which) && is_comparison(left) && !bracketed => {
                         let d = Diagnostic::error(Code(110), "comparisons cannot be chained", self.span(&op));
-                        let d = d.label("second comparison").also(a.span, "the first one");
-                        self.report(d.hint("write `a < b and b < c`, or use brackets"));
+                        let d = d.label("second comparison").also(a.span, "first comparison");
+                        self.report(d.hint("write `a < b and b < c`, or use parentheses"));
                         // Continue with the likely meaning, so that no further error follows from
                         // this.
                         let second = Expr { kind: ExprKind::Binary(which, y.clone(), Box::new(b)), span };
@@ -266,8 +266,8 @@ impl Builder<'_> {
             Some(("this number is too large", "write `inf` if infinity is meant"))
         } else if integer && value > 9007199254740992.0 {
             Some((
-                "this whole number is too large to be exact",
-                "numbers are exact up to 2 ** 53; write it with a point if an approximation is enough",
+                "this integer is too large to be exact",
+                "integers are exact up to 2 ** 53; write a decimal point if an approximation is enough",
             ))
         } else {
             None
@@ -299,7 +299,7 @@ impl Builder<'_> {
                         format!("unknown escape `\\{shown}` in a string"),
                         self.span(pair),
                     );
-                    self.report(d.hint("the escapes are \\\\, \\\", \\n and \\t"));
+                    self.report(d.hint("the valid escapes are \\\\, \\\", \\n and \\t"));
                 }
             }
         }

@@ -43,7 +43,7 @@ impl Builder<'_> {
         if !glob && parts.len() == 1 {
             let name = &first.node;
             self.report(
-                Diagnostic::error(Code(101), "what is to be used from this file?", span)
+                Diagnostic::error(Code(101), "this `use` does not say which names to import", span)
                     .hint(format!("write `use {name}::*;` for everything, or `use {name}::NAME;` for one name")),
             );
         }
@@ -270,8 +270,10 @@ impl Builder<'_> {
                 }
             };
             if kernel.backend.replace(backend).is_some() {
-                let d = Diagnostic::error(Code(101), "a kernel is made in one way only", span);
-                self.report(d.label("a second one").hint("write two kernels: the faster one is chosen by measuring"));
+                let d = Diagnostic::error(Code(101), "a kernel has one backend only", span);
+                self.report(
+                    d.label("second backend").hint("write two kernels: Hypatia measures both and uses the faster one"),
+                );
             }
         }
         Ok(kernel)
