@@ -51,7 +51,7 @@ impl Space {
 
 /// How a name was imported into a scope.
 #[derive(Clone, Debug)]
-enum Via {
+enum ImportedBy {
     Own,
     Single,
     Glob,
@@ -61,7 +61,7 @@ enum Via {
 struct Binding {
     /// The possible targets: more than one only if several globs import the name.
     targets: Vec<ItemRef>,
-    via: Via,
+    via: ImportedBy,
     span: Span,
 }
 
@@ -379,7 +379,7 @@ fn own_scope(resolved: &Resolved, file: usize, diags: &mut Vec<Diagnostic>) -> S
                     .hint(format!("choose another name, such as `my_{}`", name.node)),
             );
         }
-        let binding = Binding { targets: vec![ItemRef { file, item }], via: Via::Own, span: name.span };
+        let binding = Binding { targets: vec![ItemRef { file, item }], via: ImportedBy::Own, span: name.span };
         if let Some(first) = scope.names.get(&(space, name.node.clone())) {
             diags.push(
                 Diagnostic::error(
@@ -423,10 +423,10 @@ fn glob(scope: &mut Scope, theirs: &Scope, edge: &Edge, resolved: &Resolved, dia
     for (key, binding) in &theirs.names {
         match scope.names.get_mut(key) {
             None => {
-                let b = Binding { targets: binding.targets.clone(), via: Via::Glob, span: edge.span };
+                let b = Binding { targets: binding.targets.clone(), via: ImportedBy::Glob, span: edge.span };
                 scope.names.insert(key.clone(), b);
             }
-            Some(have) if matches!(have.via, Via::Glob) => {
+            Some(have) if matches!(have.via, ImportedBy::Glob) => {
                 for t in &binding.targets {
                     if !have.targets.contains(t) {
                         have.targets.push(*t);
@@ -434,7 +434,9 @@ fn glob(scope: &mut Scope, theirs: &Scope, edge: &Edge, resolved: &Resolved, dia
                 }
             }
             Some(have) => {
-                if key.0 == Space::Value && matches!(have.via, Via::Own) && !have.targets.contains(&binding.targets[0])
+                if key.0 == Space::Value
+                    && matches!(have.via, ImportedBy::Own)
+                    && !have.targets.contains(&binding.targets[0])
                 {
                     let module = &resolved.names[edge.target];
                     diags.push(
@@ -460,19 +462,21 @@ fn single(scope: &mut Scope, theirs: &Scope, edge: &Edge, name: &Name, broken: &
         let Some(b) = theirs.names.get(&key) else { continue };
         found = true;
         match scope.names.get(&key) {
-            Some(have) if matches!(have.via, Via::Own) => diags.push(
+            Some(have) if matches!(have.via, ImportedBy::Own) => diags.push(
                 Diagnostic::error(code::DUPLICATE, format!("`{}` is both declared and imported", name.node), name.span)
                     .label("imported here")
                     .also(have.span, "declared here")
                     .hint("rename the declaration, or remove the `use`"),
             ),
-            Some(have) if matches!(have.via, Via::Single) && have.targets != b.targets => diags.push(
+            Some(have) if matches!(have.via, ImportedBy::Single) && have.targets != b.targets => diags.push(
                 Diagnostic::error(code::DUPLICATE, format!("`{}` is imported twice", name.node), name.span)
                     .label("imported again here")
                     .also(have.span, "first imported here"),
             ),
             _ => {
-                scope.names.insert(key, Binding { targets: b.targets.clone(), via: Via::Single, span: name.span });
+                scope
+                    .names
+                    .insert(key, Binding { targets: b.targets.clone(), via: ImportedBy::Single, span: name.span });
             }
         }
     }
@@ -503,7 +507,7 @@ impl Resolved {
             };
         }
         let binding = self.scopes[self.module(file, prefix)?].names.get(&key)?;
-        matches!(binding.via, Via::Own).then_some(binding.targets[0])
+        matches!(binding.via, ImportedBy::Own).then_some(binding.targets[0])
     }
 
     /// The file of the module that a path names.
@@ -567,7 +571,7 @@ impl Resolved {
         let elsewhere = self
             .scopes
             .iter()
-            .position(|s| s.names.get(&(space, name.to_string())).is_some_and(|b| matches!(b.via, Via::Own)));
+            .position(|s| s.names.get(&(space, name.to_string())).is_some_and(|b| matches!(b.via, ImportedBy::Own)));
         if let (Some(m), 1) = (elsewhere, path.parts.len()) {
             let module = &self.names[m];
             d = d.hint(format!("module `{module}` declares it: add `use {module}::*;` at the top of the file"));

@@ -168,9 +168,9 @@ impl FileParser<'_> {
     }
 
     fn built(&mut self, mut pairs: Pairs<'_, Rule>, span: Span, doc: String, tokens: &[Token]) -> Built<()> {
-        let pair = Kids(pairs.next().ok_or(Bug(Rule::item))?.into_inner()).first()?;
+        let pair = Children(pairs.next().ok_or(Bug(Rule::item))?.into_inner()).first()?;
         if pair.as_rule() == Rule::edition {
-            let number = Kids::of(pair).first()?;
+            let number = Children::of(pair).first()?;
             let at = self.builder.span(&number);
             let edition = Spanned { node: number.as_str().parse().unwrap_or(u32::MAX), span: at };
             if edition.node != EDITION {
@@ -299,11 +299,11 @@ impl Builder<'_> {
 }
 
 /// The significant pairs inside a pair: no keywords, brackets or separators.
-pub(crate) struct Kids<'a>(Pairs<'a, Rule>);
+pub(crate) struct Children<'a>(Pairs<'a, Rule>);
 
-impl<'a> Kids<'a> {
-    fn of(pair: Pair<'a, Rule>) -> Kids<'a> {
-        Kids(pair.into_inner())
+impl<'a> Children<'a> {
+    fn of(pair: Pair<'a, Rule>) -> Children<'a> {
+        Children(pair.into_inner())
     }
 
     fn first(&mut self) -> Built<Pair<'a, Rule>> {
@@ -311,7 +311,7 @@ impl<'a> Kids<'a> {
     }
 }
 
-impl<'a> Iterator for Kids<'a> {
+impl<'a> Iterator for Children<'a> {
     type Item = Pair<'a, Rule>;
 
     fn next(&mut self) -> Option<Pair<'a, Rule>> {
