@@ -463,5 +463,5 @@ fn an_embedded_tree_that_does_not_fit_its_text_is_an_error() {
     let file = SourceFile { name: "user.hyp".into(), path: None, text: "edition 1;\n".into(), embedded: false };
     let c = compile(vec![file], &FileLoader { embedded: EDITED, trees: hypatia_rules::TREES }, &Checker);
     assert!(codes_of(&c).contains(&Code(206)) && c.program.is_none(), "{}", report(&c));
-    assert!(report(&c).contains("another text"), "{}", report(&c));
+    assert!(report(&c).contains("a different text"), "{}", report(&c));
 }

@@ -77,7 +77,7 @@ fn full(sources: &SourceMap, diagnostics: &[Diagnostic], color: bool) -> String 
         out.push_str("\n\n");
     }
     if diagnostics.len() > MAX_SHOWN {
-        out.push_str(&format!("... and {} more; mend these first\n\n", diagnostics.len() - MAX_SHOWN));
+        out.push_str(&format!("... and {} more; fix these first\n\n", diagnostics.len() - MAX_SHOWN));
     }
     out
 }
@@ -244,7 +244,9 @@ fn sarif(sources: &SourceMap, diagnostics: &[Diagnostic]) -> String {
         let mut location = serde_json::json!({
             "physicalLocation": {
                 "artifactLocation": { "uri": p.file.replace('\\', "/").replace('%', "%25").replace(' ', "%20") },
-                "region": { "startLine": p.line, "startColumn": p.column, "endLine": p.end_line, "endColumn": p.end_column },
+                "region": {
+                    "startLine": p.line, "startColumn": p.column, "endLine": p.end_line, "endColumn": p.end_column,
+                },
             },
         });
         if !text.is_empty() {

@@ -51,7 +51,7 @@ impl Space {
 
 /// How a name was imported into a scope.
 #[derive(Clone, Debug)]
-enum Via {
+enum ImportedBy {
     Own,
     Single,
     Glob,
@@ -61,7 +61,7 @@ enum Via {
 struct Binding {
     /// The possible targets: more than one only if several globs import the name.
     targets: Vec<ItemRef>,
-    via: Via,
+    via: ImportedBy,
     span: Span,
 }
 
@@ -221,7 +221,7 @@ impl Files<'_> {
             Err(why) => {
                 let message = format!("cannot read {}", self.sources.file(*id).name);
                 let d = Diagnostic::error(code::UNREADABLE, message, Span { file: *id, start: 0, end: 0 });
-                (ast::File::empty(*id), vec![d.note(why).hint("build Hypatia anew, all of its crates together")])
+                (ast::File::empty(*id), vec![d.note(why).hint("rebuild all of Hypatia's crates together")])
             }
         };
         ids.iter().filter_map(|id| embedded(id).map_or_else(|| parsed.next(), |bytes| Some(read(id, bytes)))).collect()
@@ -238,8 +238,9 @@ impl Files<'_> {
         let path = self.sources.file(self.parsed[from].id).path.clone();
         for (n, glob) in tries {
             if self.ids.len() >= MAX_FILES {
-                let d = Diagnostic::error(code::UNREADABLE, format!("more than {MAX_FILES} files"), span);
-                self.diags.push(d.hint("join some of them"));
+                let d =
+                    Diagnostic::error(code::UNREADABLE, format!("the program has more than {MAX_FILES} files"), span);
+                self.diags.push(d.hint("merge some of them"));
                 return None;
             }
             match self.loader.load(&parts[..n].join("/"), path.as_deref()) {
@@ -336,16 +337,12 @@ fn report_cycle(
     let mut path: Vec<&str> = circle.iter().map(|(f, _)| names[*f].as_str()).collect();
     path.push(&names[target]);
     let Some((_, first)) = circle.first() else { return };
-    let mut d = Diagnostic::error(
-        code::USE_CYCLE,
-        format!("files use each other in a circle: {}", path.join(" -> ")),
-        first.span,
-    )
-    .label(format!("`{}` uses `{}` here", names[target], names[first.target]));
+    let mut d = Diagnostic::error(code::USE_CYCLE, format!("import cycle: {}", path.join(" -> ")), first.span)
+        .label(format!("`{}` uses `{}` here", names[target], names[first.target]));
     for (f, e) in &circle[1..] {
         d = d.also(e.span, format!("`{}` uses `{}` here", names[*f], names[e.target]));
     }
-    diags.push(d.hint("move what both need into a third file"));
+    diags.push(d.hint("move the declarations that both need into a third file"));
 }
 
 /// The name and namespace that an item declares.
@@ -377,12 +374,12 @@ fn own_scope(resolved: &Resolved, file: usize, diags: &mut Vec<Diagnostic>) -> S
         };
         if reserved {
             diags.push(
-                Diagnostic::error(code::RESERVED, format!("`{}` has a meaning of its own", name.node), name.span)
-                    .label("choose another name")
-                    .hint(format!("call it `my_{}`, say", name.node)),
+                Diagnostic::error(code::RESERVED, format!("the name `{}` is reserved", name.node), name.span)
+                    .label("reserved name")
+                    .hint(format!("choose another name, such as `my_{}`", name.node)),
             );
         }
-        let binding = Binding { targets: vec![ItemRef { file, item }], via: Via::Own, span: name.span };
+        let binding = Binding { targets: vec![ItemRef { file, item }], via: ImportedBy::Own, span: name.span };
         if let Some(first) = scope.names.get(&(space, name.node.clone())) {
             diags.push(
                 Diagnostic::error(
@@ -426,10 +423,10 @@ fn glob(scope: &mut Scope, theirs: &Scope, edge: &Edge, resolved: &Resolved, dia
     for (key, binding) in &theirs.names {
         match scope.names.get_mut(key) {
             None => {
-                let b = Binding { targets: binding.targets.clone(), via: Via::Glob, span: edge.span };
+                let b = Binding { targets: binding.targets.clone(), via: ImportedBy::Glob, span: edge.span };
                 scope.names.insert(key.clone(), b);
             }
-            Some(have) if matches!(have.via, Via::Glob) => {
+            Some(have) if matches!(have.via, ImportedBy::Glob) => {
                 for t in &binding.targets {
                     if !have.targets.contains(t) {
                         have.targets.push(*t);
@@ -437,18 +434,20 @@ fn glob(scope: &mut Scope, theirs: &Scope, edge: &Edge, resolved: &Resolved, dia
                 }
             }
             Some(have) => {
-                if key.0 == Space::Value && matches!(have.via, Via::Own) && !have.targets.contains(&binding.targets[0])
+                if key.0 == Space::Value
+                    && matches!(have.via, ImportedBy::Own)
+                    && !have.targets.contains(&binding.targets[0])
                 {
                     let module = &resolved.names[edge.target];
                     diags.push(
                         Diagnostic::warning(
                             code::SHADOWS,
-                            format!("`{}` hides `{module}::{}`", key.1, key.1),
+                            format!("`{}` shadows `{module}::{}`", key.1, key.1),
                             have.span,
                         )
-                        .label(format!("rules of other files keep using `{module}::{}`", key.1))
-                        .also(binding.span, "the hidden declaration")
-                        .hint("choose another name, or import single names instead of `*`"),
+                        .label(format!("rules in other files still use `{module}::{}`", key.1))
+                        .also(binding.span, "the shadowed declaration")
+                        .hint("choose another name, or import names one by one instead of `*`"),
                     );
                 }
             }
@@ -463,26 +462,28 @@ fn single(scope: &mut Scope, theirs: &Scope, edge: &Edge, name: &Name, broken: &
         let Some(b) = theirs.names.get(&key) else { continue };
         found = true;
         match scope.names.get(&key) {
-            Some(have) if matches!(have.via, Via::Own) => diags.push(
-                Diagnostic::error(code::DUPLICATE, format!("`{}` is declared here and imported", name.node), name.span)
+            Some(have) if matches!(have.via, ImportedBy::Own) => diags.push(
+                Diagnostic::error(code::DUPLICATE, format!("`{}` is both declared and imported", name.node), name.span)
                     .label("imported here")
                     .also(have.span, "declared here")
-                    .hint("rename the declaration, or drop the `use`"),
+                    .hint("rename the declaration, or remove the `use`"),
             ),
-            Some(have) if matches!(have.via, Via::Single) && have.targets != b.targets => diags.push(
+            Some(have) if matches!(have.via, ImportedBy::Single) && have.targets != b.targets => diags.push(
                 Diagnostic::error(code::DUPLICATE, format!("`{}` is imported twice", name.node), name.span)
                     .label("imported again here")
                     .also(have.span, "first imported here"),
             ),
             _ => {
-                scope.names.insert(key, Binding { targets: b.targets.clone(), via: Via::Single, span: name.span });
+                scope
+                    .names
+                    .insert(key, Binding { targets: b.targets.clone(), via: ImportedBy::Single, span: name.span });
             }
         }
     }
     if !found && !broken.contains(&name.node) {
         let mut d = Diagnostic::error(
             code::UNKNOWN_NAME,
-            format!("module `{}` declares no `{}`", edge.path, name.node),
+            format!("module `{}` does not declare `{}`", edge.path, name.node),
             name.span,
         )
         .label("not found in that module");
@@ -506,7 +507,7 @@ impl Resolved {
             };
         }
         let binding = self.scopes[self.module(file, prefix)?].names.get(&key)?;
-        matches!(binding.via, Via::Own).then_some(binding.targets[0])
+        matches!(binding.via, ImportedBy::Own).then_some(binding.targets[0])
     }
 
     /// The file of the module that a path names.
@@ -523,7 +524,7 @@ impl Resolved {
         }
         let (last, prefix) = match path.parts.split_last() {
             Some(x) => x,
-            None => return Err(Box::new(Diagnostic::error(code::UNKNOWN_NAME, "an empty name", path.span))),
+            None => return Err(Box::new(Diagnostic::error(code::UNKNOWN_NAME, "the name is empty", path.span))),
         };
         if prefix.is_empty() {
             return Err(Box::new(match self.scopes[file].names.get(&(space, last.node.clone())) {
@@ -533,7 +534,7 @@ impl Resolved {
         }
         let Some(target) = self.module(file, prefix) else {
             let module = prefix.iter().map(|p| p.node.as_str()).collect::<Vec<_>>().join("::");
-            let mut d = Diagnostic::error(code::UNKNOWN_NAME, format!("there is no module `{module}` here"), path.span)
+            let mut d = Diagnostic::error(code::UNKNOWN_NAME, format!("module `{module}` is not imported"), path.span)
                 .label("not imported");
             if self.names.contains(&module) {
                 d = d.hint(format!("add `use {module};` at the top of the file"));
@@ -570,7 +571,7 @@ impl Resolved {
         let elsewhere = self
             .scopes
             .iter()
-            .position(|s| s.names.get(&(space, name.to_string())).is_some_and(|b| matches!(b.via, Via::Own)));
+            .position(|s| s.names.get(&(space, name.to_string())).is_some_and(|b| matches!(b.via, ImportedBy::Own)));
         if let (Some(m), 1) = (elsewhere, path.parts.len()) {
             let module = &self.names[m];
             d = d.hint(format!("module `{module}` declares it: add `use {module}::*;` at the top of the file"));
@@ -582,20 +583,19 @@ impl Resolved {
                 Space::RuleSet => format!("`ruleset {name} {{ until = fixpoint; }}`"),
                 Space::Kernel => format!("`kernel {name} for ...`"),
             };
-            d = d.hint(format!("declare it, {declaration}, or `use` the file that does"));
+            d = d.hint(format!("declare it, {declaration}, or add a `use` for the file that declares it"));
         }
         d
     }
 
     fn ambiguous(&self, several: &[ItemRef], path: &ast::Path) -> Diagnostic {
-        let mut d =
-            Diagnostic::error(code::AMBIGUOUS, format!("`{}` could mean several things", path.text()), path.span);
+        let mut d = Diagnostic::error(code::AMBIGUOUS, format!("the name `{}` is ambiguous", path.text()), path.span);
         for t in several {
             if let Some((name, _)) = declared(&self.files[t.file].items[t.item].kind) {
                 d = d.also(name.span, format!("`{}::{}`", self.names[t.file], name.node));
             }
         }
         let first = &self.names[several[0].file];
-        d.hint(format!("say which one: `{first}::{}`", path.text()))
+        d.hint(format!("qualify it, for example `{first}::{}`", path.text()))
     }
 }

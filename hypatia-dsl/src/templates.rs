@@ -33,7 +33,7 @@ pub(crate) fn attach(
             Ok(file) => file,
             Err(why) => {
                 let d = Diagnostic::error(code::TEMPLATE_FILE, format!("the template {name:?} {why}"), at);
-                diagnostics.push(d.hint("a template lies beside the file that names it, or in a folder there"));
+                diagnostics.push(d.hint("put the template in the folder of the file that names it, or below"));
                 continue;
             }
         };
@@ -45,11 +45,11 @@ pub(crate) fn attach(
         }
         let kernel = &program.kernels[i];
         let faults = checker.template_faults(program, kernel, sound);
-        diagnostics.extend(faults.into_iter().map(|f| told(f, kernel, id, &text, at)));
+        diagnostics.extend(faults.into_iter().map(|f| diagnostic(f, kernel, id, &text, at)));
     }
 }
 
-/// The file, if it is in the folder; the error is the end of a sentence.
+/// The file, if it is in the folder; the error completes the sentence "the template ...".
 fn read(folder: &Path, name: &str) -> Result<SourceFile, String> {
     let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
     let path = folder.join(name);
@@ -57,12 +57,12 @@ fn read(folder: &Path, name: &str) -> Result<SourceFile, String> {
     let (base, target) = match (real(folder), real(&path)) {
         (Ok(base), Ok(target)) => (base, target),
         (_, Err(e)) | (Err(e), _) if e.kind() == std::io::ErrorKind::NotFound => {
-            return Err(format!("is not there: {} does not exist", path.display()));
+            return Err(format!("does not exist: looked for {}", path.display()));
         }
         (_, Err(e)) | (Err(e), _) => return Err(format!("cannot be read: {e}")),
     };
     if !target.starts_with(&base) {
-        return Err(format!("leads out of {}", folder.display()));
+        return Err(format!("is outside of {}", folder.display()));
     }
     let file = open_regular(&target).map_err(|e| format!("cannot be read: {e}"))?;
     let file = SourceFile::read_from(file, path.display().to_string(), Some(path.clone()))
@@ -77,7 +77,7 @@ fn read(folder: &Path, name: &str) -> Result<SourceFile, String> {
 }
 
 /// A diagnostic that points at the line of the template, or else at the kernel, whose span is `at`.
-fn told(fault: TemplateFault, kernel: &Kernel, file: FileId, text: &str, at: Span) -> Diagnostic {
+fn diagnostic(fault: TemplateFault, kernel: &Kernel, file: FileId, text: &str, at: Span) -> Diagnostic {
     let span = fault.line.and_then(|l| line_span(file, text, l)).unwrap_or(at);
     let d = Diagnostic::error(code::TEMPLATE, fault.message, span);
     let d = d.also(at, format!("the template of `{}`", kernel.name));

@@ -2,7 +2,7 @@
 //!
 //! In: rules as tokens, as text, or as a path to a `.hyp` file. Out: the module that `hypatia-emit`
 //! prints. Invariant: `hypatia-dsl` decides everything; an error becomes a `compile_error!` at the
-//! tokens that caused it, or at the string literal with the location in its text.
+//! tokens that caused it, or at the string literal, with line, column and caret in its text.
 
 mod tokens;
 
@@ -27,7 +27,7 @@ use crate::tokens::Text;
 /// ```text
 /// hypatia_rules!("rules/fusions.hyp");                  // private module `fusions`
 /// hypatia_rules!(pub mod mine = "rules/fusions.hyp");   // relative to Cargo.toml, or to this file
-/// hypatia_rules! {                                      // the compiler points at the word that is wrong
+/// hypatia_rules! {                                      // the compiler points at the wrong word
 ///     mod mine;
 ///     use core::*;
 ///     scalar cube(x) = x * x * x;
@@ -39,9 +39,10 @@ use crate::tokens::Text;
 /// "#);
 /// ```
 ///
-/// Rules are checked as `hypatia check` does, and an error is a compile error. Between braces it stands at the tokens that it is
-/// about; of a file or a text it shows the place. Rules between braces are of edition 1 unless they say so themselves. Cargo builds
-/// anew when a file, or one that it uses, has changed.
+/// Rules are checked as `hypatia check` does, and an error is a compile error. For rules between
+/// braces it points at the wrong tokens; for a file or a string it shows the line and the column in
+/// the rules. Rules between braces are of edition 1 unless they declare another one. Cargo rebuilds
+/// when a file, or a file that it uses, has changed.
 ///
 /// # What the module has
 ///
@@ -123,7 +124,7 @@ impl Parse for Input {
 
 fn expand(input: &Input) -> syn::Result<proc_macro2::TokenStream> {
     let call = input.module.as_ref().map_or_else(proc_macro2::Span::call_site, Ident::span);
-    let (file, told): (SourceFile, Box<Told<'_>>) = match &input.source {
+    let (file, to_error): (SourceFile, Box<ToError<'_>>) = match &input.source {
         Source::Literal(literal) => {
             let (text, at) = (literal.value(), literal.span());
             let is_path = text.ends_with(".hyp") && !text.contains('\n');
@@ -148,7 +149,7 @@ fn expand(input: &Input) -> syn::Result<proc_macro2::TokenStream> {
         hypatia_rules::FILES.iter().map(|(name, text)| SourceFile::library(name, text)).collect();
     roots.push(file);
     let compiled = compile(roots, &loader, &Checker);
-    let Some(program) = &compiled.program else { return Err(told(&compiled)) };
+    let Some(program) = &compiled.program else { return Err(to_error(&compiled)) };
     let watch = compiled.sources.files().filter_map(|(_, f)| f.path.as_ref()).map(|p| p.display().to_string());
     let options = Options {
         module,
@@ -162,7 +163,7 @@ fn expand(input: &Input) -> syn::Result<proc_macro2::TokenStream> {
 }
 
 /// Turns the errors of a compilation into a compile error.
-type Told<'a> = dyn Fn(&Compilation) -> syn::Error + 'a;
+type ToError<'a> = dyn Fn(&Compilation) -> syn::Error + 'a;
 
 /// All errors with their source lines.
 fn report(compiled: &Compilation) -> String {

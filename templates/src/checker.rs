@@ -8,6 +8,7 @@ use hypatia_dsl::checker::{KernelChecker, TemplateFault};
 use hypatia_dsl::ir::{Backend, Kernel, Program, TemplateFile};
 use hypatia_dsl::spell::closest;
 
+use crate::cuda::problem::Wrong;
 use crate::cuda::template;
 use crate::instances::template::problem;
 
@@ -23,7 +24,7 @@ impl KernelChecker for Checker {
         let Backend::Template(template) = &kernel.backend else { return Vec::new() };
         let faults = by_name(program, kernel, template);
         match faults.is_empty() && sound {
-            true => problem(program, kernel).map(|w| fault(&template.text, w.line, w.message)).into_iter().collect(),
+            true => problem(program, kernel).map(|w| fault(&template.text, w)).into_iter().collect(),
             false => faults,
         }
     }
@@ -31,67 +32,43 @@ impl KernelChecker for Checker {
 
 /// Checks that need no rendering: a template's syntax, and the names it uses.
 fn by_name(program: &Program, kernel: &Kernel, TemplateFile { file, text }: &TemplateFile) -> Vec<TemplateFault> {
-    if let Err((line, why)) = template::safe_includes(text) {
-        return vec![fault(text, Some(line), why)];
+    if let Err(wrong) = template::safe_includes(text) {
+        return vec![fault(text, wrong)];
     }
     let used = match template::variables(file, text) {
         Ok(used) => used,
-        Err(e) => return vec![fault(text, e.line, e.message)],
+        Err(wrong) => return vec![fault(text, wrong)],
     };
     let known = template::known_variables(program, kernel);
     let unknown = used.into_iter().filter(|u| !known.contains(u));
     unknown
         .map(|u| {
             let line = text.lines().position(|l| mentions(l, &u)).map(|l| l + 1);
-            let mut fault = fault(text, line, format!("the template uses `{u}`, which nothing defines"));
-            fault.notes.push(format!("it may use {}", known.join(", ")));
-            fault.hints.push(match closest(&u, known.iter().map(String::as_str)) {
+            let hint = match closest(&u, known.iter().map(String::as_str)) {
                 Some(near) => format!("did you mean `{near}`?"),
                 None => format!("declare a tuning parameter with `tune {u} in {{...}};`"),
-            });
-            fault
+            };
+            TemplateFault {
+                line,
+                message: format!("the template uses the undefined name `{u}`"),
+                notes: vec![format!("the defined names are {}", known.join(", "))],
+                hints: vec![hint],
+            }
         })
         .collect()
 }
 
 /// A fault in a line, with hints.
-fn fault(text: &str, line: Option<usize>, message: String) -> TemplateFault {
+fn fault(text: &str, Wrong { line, problem }: Wrong) -> TemplateFault {
     let (mut notes, mut hints) = (Vec::new(), Vec::new());
     match line.and_then(|l| text.lines().nth(l - 1)).and_then(misspelt_part) {
         Some((of, part, known)) => {
-            notes.push(format!("`{of}` has {}, no `{part}`", known.join(", ")));
+            notes.push(format!("`{of}` has the fields {}, but not `{part}`", known.join(", ")));
             hints.extend(closest(part, known.iter().copied()).map(|near| format!("did you mean `{of}.{near}`?")));
         }
-        None => hints.extend(hint(&message).map(str::to_string)),
+        None => hints.extend(problem.hint().map(str::to_string)),
     }
-    TemplateFault { line, message, notes, hints }
-}
-
-/// A hint for a message of the template language.
-fn hint(message: &str) -> Option<&'static str> {
-    Some(match message {
-        m if m.contains("`epilogue` takes") => "in a loop over a tile: `epilogue(\"sum\", \"row\", \"col\")`",
-        m if m.contains("may be included") => "paste what you need of the file into the template",
-        m if m.contains("endfor") => "close what was opened: `//% for i in range(4)` ... `//% endfor`",
-        m if m.contains("endif") => "close what was opened: `//% if rank > 1` ... `//% endif`",
-        m if m.starts_with("syntax error") => "statements stand on lines that begin with `//%`, values in `${ }`",
-        m if m.contains("stands alone") => "paste the text of the other file here",
-        m if m.contains("joined by `~`") => "write `cat(a, b)`, or print one behind the other: `${ a }${ b }`",
-        m if m.contains("joined by `cat") => "numbers are added, texts are joined by `cat(a, b)`",
-        m if m.contains("no statement") || m.contains("keeps no output") => {
-            "repeat the lines, or write a `__device__` function in CUDA"
-        }
-        m if m.contains("is kept holds") || m.contains("no dictionaries") => {
-            "keep each value under a name of its own: `//% set a = 1`"
-        }
-        m if m.contains("unknown filter") => {
-            "see docs/language.md, \"Templates of your own\", for the filters that there are"
-        }
-        m if m.contains("texts that it makes") => "make shorter texts: what is printed need not be kept",
-        m if m.contains("steps") => "make the loop shorter, or write it in CUDA: `#pragma unroll`",
-        m if m.contains("becomes larger") => "print less: a kernel's source has some hundred lines",
-        _ => return None,
-    })
+    TemplateFault { line, message: problem.to_string(), notes, hints }
 }
 
 /// Finds `acc.typ` in a line: the variable, the unknown field, and the fields that exist.

@@ -17,6 +17,7 @@ mod lines;
 mod moves;
 mod names;
 mod pointwise;
+pub(crate) mod problem;
 mod rowwise;
 mod teams;
 pub mod template;
@@ -319,7 +320,8 @@ impl fmt::Display for Geometry {
             Geometry::Flat { block, vector } => write!(f, "block ({block}), grid (ceil(n / {}))", block * vector),
             Geometry::Grid { block, vector } => write!(
                 f,
-                "lanes = n % {vector} == 0 ? n / {vector} : n; x = min({block}, next power of two of lanes); y = {block} / x; \
+                "lanes = n % {vector} == 0 ? n / {vector} : n; x = min({block}, next power of two of lanes); y = \
+                 {block} / x; \
                  block (x, y), grid (ceil(lanes / x), min(65535, ceil(rows / y)))"
             ),
             Geometry::Declared => write!(f, "as the kernel declares"),

@@ -13,19 +13,19 @@ const VERSION: &str = env!("CARGO_PKG_VERSION");
 impl File {
     /// Serialises the tree of `text`.
     pub fn to_bytes(&self, text: &str) -> Result<Vec<u8>, String> {
-        postcard::to_stdvec(&(VERSION, hash(text), self)).map_err(|e| format!("the tree cannot be written: {e}"))
+        postcard::to_stdvec(&(VERSION, hash(text), self)).map_err(|e| format!("cannot serialize the syntax tree: {e}"))
     }
 
     /// Deserialises the tree of `text`, as the file `id`; or says why the bytes do not match.
     pub fn from_bytes(bytes: &[u8], text: &str, id: FileId) -> Result<File, String> {
-        let wrong = |e| format!("its tree cannot be read: {e}");
+        let wrong = |e| format!("its syntax tree cannot be read: {e}");
         let (version, rest): (&str, _) = postcard::take_from_bytes(bytes).map_err(wrong)?;
         if version != VERSION {
-            return Err(format!("its tree was made by version {version}, and this is version {VERSION}"));
+            return Err(format!("its syntax tree has version {version}; version {VERSION} is expected"));
         }
         let (of, rest): (u64, _) = postcard::take_from_bytes(rest).map_err(wrong)?;
         if of != hash(text) {
-            return Err("its tree was made from another text".into());
+            return Err("its syntax tree was made from a different text".into());
         }
         let mut file: File = postcard::from_bytes(rest).map_err(wrong)?;
         file.place(id);
@@ -241,9 +241,9 @@ mod tests {
         let (text, file) = tree(0);
         let bytes = file.to_bytes(&text).unwrap();
         let why = |bytes: &[u8], text: &str| File::from_bytes(bytes, text, FileId(0)).unwrap_err();
-        assert!(why(&bytes, &text.replace("edition", "Edition")).contains("another text"));
+        assert!(why(&bytes, &text.replace("edition", "Edition")).contains("a different text"));
         let other = postcard::to_stdvec(&("0.0.9", hash(&text), &file)).unwrap();
-        assert!(why(&other, &text).contains("made by version 0.0.9"));
+        assert!(why(&other, &text).contains("has version 0.0.9"));
         assert!(why(&bytes[..bytes.len() - 1], &text).contains("cannot be read"));
         assert!(why(&[], &text).contains("cannot be read"));
     }

@@ -19,12 +19,12 @@ impl Program {
     /// # Ok::<(), String>(())
     /// ```
     pub fn to_bytes(&self) -> Result<Vec<u8>, String> {
-        postcard::to_stdvec(self).map_err(|e| format!("the program cannot be written: {e}"))
+        postcard::to_stdvec(self).map_err(|e| format!("cannot serialize the program: {e}"))
     }
 
     /// Deserialises a Program.
     pub fn from_bytes(bytes: &[u8]) -> Result<Program, String> {
-        postcard::from_bytes(bytes).map_err(|e| format!("these bytes are no program of version {VERSION}: {e}"))
+        postcard::from_bytes(bytes).map_err(|e| format!("these bytes are not a program of version {VERSION}: {e}"))
     }
 }
 

@@ -164,7 +164,7 @@ impl<'a> Body<'a> {
             let mut seen: HashSet<Axis> = HashSet::new();
             let axes: Parts = value.axes.iter().flatten().copied().collect();
             if !self.space.now(&axes).into_iter().all(|a| seen.insert(a)) {
-                return Err("a value lies across the rows of another".into());
+                return Err("a value does not lie along the rows of another".into());
             }
         }
         Ok(())
@@ -172,7 +172,7 @@ impl<'a> Body<'a> {
 
     fn op_body(&mut self, def: &'a OpDef, attrs: &[AttrValue], operands: &[Option<ValId>]) -> Derived<Vec<ValId>> {
         if self.scopes.len() > MAX_DEPTH {
-            return Err(format!("ops are defined by each other more than {MAX_DEPTH} levels deep"));
+            return Err(format!("op definitions are nested more than {MAX_DEPTH} levels deep"));
         }
         let OpBody::Defined(bodies) = &def.body else { return Err(format!("`{}` has no body", def.name)) };
         let ty = |v: &Option<ValId>| v.map(|v| self.val(v).ty.clone());
@@ -221,7 +221,7 @@ impl<'a> Body<'a> {
             let axes = ty.shape.iter().map(|d| self.space.axis(d)).collect();
             return Ok(self.value(id, ty, axes));
         }
-        let Some(Some(x)) = args.first() else { return Err(format!("`{name}` lacks its operand")) };
+        let Some(Some(x)) = args.first() else { return Err(format!("`{name}` has no operand")) };
         let x = self.val(*x).clone();
         let from = x.ty.clone();
         if let Some(reduction) = reduction {
@@ -266,7 +266,7 @@ impl<'a> Body<'a> {
                     slot.clone_from(parts);
                 } else if !self.space.unify(slot, parts) {
                     let shape = show_shape(&ty.shape);
-                    return Err(format!("two values of shape {shape} are cut into rows in different places"));
+                    return Err(format!("two values of shape {shape} are divided into rows in different ways"));
                 }
             }
         }
@@ -302,7 +302,7 @@ impl<'a> Body<'a> {
                     let shown = crate::typing::show_value(&AttrValue::List(axes.clone()));
                     let shape = show_shape(&from.shape);
                     return Err(format!(
-                        "it reduces axes {shown} of {shape}, which are not those of its other reductions"
+                        "it reduces axes {shown} of {shape}; its other reductions reduce different axes"
                     ));
                 }
             }
@@ -362,7 +362,7 @@ impl<'a> Host for Body<'a> {
 
     fn variable(&mut self, v: VarId) -> Derived<Option<ValId>> {
         let value = self.scope()?.tensors.get(&v).copied();
-        value.ok_or_else(|| "it uses a variable that is no tensor".into())
+        value.ok_or_else(|| "it uses a variable that is not a tensor".into())
     }
 
     fn is_absent(&self, v: VarId) -> bool {
@@ -417,16 +417,16 @@ impl<'a> Host for Body<'a> {
 }
 
 fn present(value: Option<ValId>) -> Derived<ValId> {
-    value.ok_or_else(|| "an operand that must be there is absent".into())
+    value.ok_or_else(|| "a required operand is absent".into())
 }
 
 fn permuted(axes: &[Parts], attrs: &[AttrValue]) -> Derived<Vec<Parts>> {
-    let Some(AttrValue::List(perm)) = attrs.first() else { return Err("a permutation is unknown".into()) };
+    let Some(AttrValue::List(perm)) = attrs.first() else { return Err("the value of a permutation is unknown".into()) };
     let at = |p: &AttrValue| match p {
         AttrValue::Dim(d) => axes.get(usize::try_from(d.as_const()?).ok()?).cloned(),
         _ => None,
     };
-    perm.iter().map(at).collect::<Option<Vec<_>>>().ok_or_else(|| "a permutation is unknown".into())
+    perm.iter().map(at).collect::<Option<Vec<_>>>().ok_or_else(|| "the value of a permutation is unknown".into())
 }
 
 /// Whether the body of an op may use this builtin op if its kernel is generated.

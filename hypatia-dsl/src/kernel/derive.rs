@@ -182,7 +182,7 @@ fn shape_of(body: &Body<'_>, values: &[Val], results: &[TensorType]) -> Derived<
         let whole = of_row.is_empty() || of_row.len() == row.len();
         if !whole || own.len() != lead.len() || !own.iter().all(|a| lead.contains(a)) {
             let shape = show_shape(&ty.shape);
-            return Err(format!("a result of shape {shape} has neither a value for each element nor one a row"));
+            return Err(format!("a result of shape {shape} has neither one value per element nor one per row"));
         }
         // The order of elements in a row comes from the first result that has all row axes.
         if !ordered && of_row.len() == row.len() {
@@ -194,7 +194,8 @@ fn shape_of(body: &Body<'_>, values: &[Val], results: &[TensorType]) -> Derived<
         if let Some(missing) = lead.iter().find(|a| !axes.contains(a)) {
             let size = body.space.size(*missing);
             return Err(format!(
-                "a reduction does not depend on an axis of size {size} of the result: it would be computed again for each"
+                "a reduction does not depend on an axis of size {size} of the result: it would be computed again \
+                 for each"
             ));
         }
     }
@@ -263,7 +264,7 @@ impl RowSpace {
         if order.iter().copied().eq(0..self.outer) {
             return Ok(RowAccess::PerRow);
         }
-        Err("two results number their rows in different orders".into())
+        Err("two results have their rows in different orders".into())
     }
 
     /// The access mode of a row-major tensor in a pointwise kernel.

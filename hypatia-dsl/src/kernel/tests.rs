@@ -233,8 +233,8 @@ fn what_is_not_row_wise_says_why() {
     let square = || [Some(ty(DType::F32, &[4, 4]))];
     for (name, words) in [
         ("product", "it uses `matmul`"),
-        ("both", "it reduces axes [0] of [4, 4], which are not those"),
-        ("across", "a value lies across the rows"),
+        ("both", "it reduces axes [0] of [4, 4]; its other reductions"),
+        ("across", "a value does not lie along the rows"),
     ] {
         let why = derive(&p, name, &square()).unwrap_err();
         assert!(why.contains(words), "{name}: {why}");

@@ -48,14 +48,17 @@ fn report(circle: &[&Rule], out: &mut Vec<Diagnostic>) {
     let [first, others @ ..] = circle else { return };
     let Some(span) = first.origin.span else { return };
     let names: Vec<String> = others.iter().map(|r| format!("`{}`", r.base_name)).collect();
-    let message =
-        format!("`{}` matches again inside what {} makes of its right side", first.base_name, names.join(" and then "));
+    let message = format!(
+        "`{}` matches again in what {} produces from its right side",
+        first.base_name,
+        names.join(" and then ")
+    );
     let mut d = Diagnostic::warning(code::GROWS, message, span)
-        .label("would be applied again and again")
-        .hint("turn one of them round, or add a `requires` that its own result does not meet");
+        .label("can be applied without end")
+        .hint("reverse one of them, or add a `requires` that is false for its own result");
     for other in others {
         if let Some(s) = other.origin.span {
-            d = d.also(s, "by way of this rule");
+            d = d.also(s, "through this rule");
         }
     }
     out.push(d);

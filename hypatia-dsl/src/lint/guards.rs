@@ -27,7 +27,7 @@ fn check(what: &str, vars: &[Var], guards: &[AExpr], span: Option<Span>, out: &m
             out.push(
                 Diagnostic::warning(code::UNREACHABLE_GUARD, format!("{what} can never apply"), span)
                     .note(format!("`{}` is always false", show_expr(vars, g)))
-                    .hint("mend the condition, or remove it"),
+                    .hint("fix the condition, or remove it"),
             );
             return;
         }
@@ -37,8 +37,8 @@ fn check(what: &str, vars: &[Var], guards: &[AExpr], span: Option<Span>, out: &m
             if contradict(a, b) {
                 out.push(
                     Diagnostic::warning(code::UNREACHABLE_GUARD, format!("{what} can never apply"), span)
-                        .note(format!("`{}` and `{}` never hold together", show_expr(vars, a), show_expr(vars, b)))
-                        .hint("mend one of the conditions, or remove it"),
+                        .note(format!("`{}` and `{}` are never both true", show_expr(vars, a), show_expr(vars, b)))
+                        .hint("fix one of the conditions, or remove it"),
                 );
                 return;
             }

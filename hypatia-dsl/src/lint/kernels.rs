@@ -16,8 +16,8 @@ pub(super) fn lint(p: &Program, resolved: &Resolved, out: &mut Vec<Diagnostic>) 
                 span,
             )
             .label(why.as_str())
-            .note("the op runs as the parts of its body then, and nothing is saved by it")
-            .hint("keep what does not fit out of the body, or use another backend"),
+            .note("the op then runs as the separate parts of its body, and the kernel saves nothing")
+            .hint("remove from the body what does not fit, or use another backend"),
         );
     }
 }

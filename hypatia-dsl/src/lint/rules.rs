@@ -24,8 +24,8 @@ pub(super) fn lint(p: &Program, resolved: &Resolved, out: &mut Vec<Diagnostic>) 
         {
             out.push(
                 Diagnostic::warning(code::GROWS, format!("`{}` matches inside its own right side", r.base_name), span)
-                    .label("would be applied again and again")
-                    .hint("turn it round, or add a `requires` that its own result does not meet"),
+                    .label("can be applied without end")
+                    .hint("reverse it, or add a `requires` that is false for its own result"),
             );
         }
         for l in &r.lhs {
@@ -70,9 +70,9 @@ fn unused_variables(r: &Rule, out: &mut Vec<Diagnostic>) {
         span,
     );
     d = if bound_by_let {
-        d.hint("drop the `let`")
+        d.hint("remove the `let`")
     } else {
-        d.hint("write `_` where any tensor or attribute will do, or start the name with `_`")
+        d.hint("write `_` to match anything, or start the name with `_`")
     };
     out.push(d);
 }
@@ -136,15 +136,15 @@ fn unmatchable(p: &Program, r: &Rule, pat: &Pat, reachable: &HashSet<OpId>, out:
                 let op = p.op(id);
                 let mut d = Diagnostic::warning(
                     code::UNMATCHABLE,
-                    format!("`{}` can never match: no graph holds `{}`", r.base_name, op.name),
+                    format!("`{}` can never match: no graph contains `{}`", r.base_name, op.name),
                     span,
                 )
                 .note(format!(
-                    "`{}` has a body and no kernel: a model's `{}` is replaced by its body before rules run",
+                    "`{}` has a body but no kernel: in a model, the body replaces `{}` before any rule runs",
                     op.name, op.name
                 ))
                 .hint(format!(
-                    "match what the body says, or give `{}` a kernel: `kernel k for {}(...) {{ rowwise; }}`",
+                    "match the body instead, or give `{}` a kernel: `kernel k for {}(...) {{ rowwise; }}`",
                     op.name, op.name
                 ));
                 if let Some(s) = op.origin.span {
@@ -220,15 +220,11 @@ fn said_twice(rules: &[&Rule], trusted: &[bool], out: &mut Vec<Diagnostic>) {
                 continue;
             }
             let (code, message, label) = if both {
-                (
-                    code::DUPLICATE_RULE,
-                    format!("`{}` says what `{}` says", r.base_name, other.base_name),
-                    "the same rule",
-                )
+                (code::DUPLICATE_RULE, format!("`{}` repeats `{}`", r.base_name, other.base_name), "the same rule")
             } else {
                 (
                     code::SUBSUMED_RULE,
-                    format!("`{}` does nothing that `{}` does not do", r.base_name, other.base_name),
+                    format!("`{}` is redundant: `{}` already covers it", r.base_name, other.base_name),
                     "the more general rule",
                 )
             };

@@ -62,12 +62,12 @@ pub(super) fn lint(p: &Program, resolved: &Resolved, sources: &SourceMap, out: &
                         out.push(
                             Diagnostic::warning(
                                 code::NO_KERNEL,
-                                format!("nothing implements or uses the op `{}`", x.name.node),
+                                format!("the op `{}` is never used", x.name.node),
                                 x.name.span,
                             )
                             .label("no kernel, rule, test or body mentions it")
                             .hint(format!(
-                                "add `kernel {}_k for {}(...) {{ rowwise; }}`, a test, or remove it",
+                                "add `kernel {}_k for {}(...) {{ rowwise; }}` or a test, or remove the op",
                                 x.name.node, x.name.node
                             )),
                         );

@@ -110,8 +110,8 @@ fn words(rule: Rule) -> Option<Vec<String>> {
         Rule::dim | Rule::dim_rest => plain("a dimension"),
         Rule::bound => plain("a bound such as `float`"),
         Rule::number | Rule::integer => plain("a number"),
-        Rule::digits => plain("the number of a result, as in `.0`"),
-        Rule::string => plain("a text in double quotes"),
+        Rule::digits => plain("a result number such as `.0`"),
+        Rule::string => plain("a string in double quotes"),
         Rule::alternatives
         | Rule::otherwise
         | Rule::choice
@@ -238,23 +238,23 @@ impl Site<'_> {
             return None;
         }
         let word = self.text(0);
-        let d = Diagnostic::error(Code(111), format!("`{}` does not begin an item", shorten(word)), self.span(0))
+        let d = Diagnostic::error(Code(111), format!("`{}` does not start an item", shorten(word)), self.span(0))
             .label("not an item");
         let d = match closest(word, ITEM_WORDS.into_iter()) {
             Some(w) => d.hint(format!("did you mean `{w}`?")),
             None => match word {
                 "fn" | "def" | "func" | "function" => {
-                    d.hint("a function of numbers is a `scalar`, one of tensors an `op`")
+                    d.hint("declare a function of numbers with `scalar`, a function of tensors with `op`")
                 }
                 "import" | "include" | "from" => d.hint("write `use FILE::*;`"),
                 "requires" | "prefer" | "class" | "grad" | "let" => {
-                    d.hint("it belongs to the item before: remove the `;` that ends that one too early")
+                    d.hint("it belongs to the previous item: remove the `;` that ends that item too early")
                 }
                 "rewrite" => d.hint("write `rule NAME: PATTERN => RESULT;`"),
                 _ => d,
             },
         };
-        Some(d.note(format!("an item begins with one of {}", list(&ITEM_WORDS.map(|w| format!("`{w}`"))))))
+        Some(d.note(format!("an item starts with one of {}", list(&ITEM_WORDS.map(|w| format!("`{w}`"))))))
     }
 
     /// A number followed directly by letters, or without digits after its point.
@@ -270,7 +270,7 @@ impl Site<'_> {
             (_, rest) if rest.starts_with('_') => d.hint("write the digits without `_`"),
             ("0", rest) if rest.starts_with(['x', 'X', 'b', 'o']) => d.hint("write it in decimal"),
             (digits, name) => {
-                d.hint(format!("for a product write `{digits} * {}`; names cannot begin with a digit", shorten(name)))
+                d.hint(format!("write a product as `{digits} * {}`; a name cannot start with a digit", shorten(name)))
             }
         })
     }
@@ -288,15 +288,19 @@ impl Site<'_> {
         if !opens || !self.expects(Rule::assign) || words.contains(&word) {
             return None;
         }
-        let d = Diagnostic::error(Code(101), format!("{item} has no statement `{}`", shorten(word)), self.span(at))
-            .label("not expected here");
+        let d = Diagnostic::error(
+            Code(101),
+            format!("{item} cannot contain the statement `{}`", shorten(word)),
+            self.span(at),
+        )
+        .label("not expected here");
         Some(match closest(word, words.iter().copied()) {
             Some(near) => d.hint(format!("did you mean `{near}`?")),
             None => {
                 let quoted: Vec<String> = words.iter().map(|w| format!("`{w}`")).collect();
-                d.note(format!("its statements begin with {}", list(&quoted))).hint(match item {
-                    "a kernel" => "say how it is made: `rowwise;`, `pointwise;`, or `template \"file.cu.j2\";`",
-                    _ => "write a condition as `requires n > 0;`, a cost as `flops = 2 * n;`",
+                d.note(format!("its statements start with {}", list(&quoted))).hint(match item {
+                    "a kernel" => "choose a backend: `rowwise;`, `pointwise;`, or `template \"file.cu.j2\";`",
+                    _ => "write a condition as `requires n > 0;` and a cost as `flops = 2 * n;`",
                 })
             }
         })
@@ -311,7 +315,7 @@ impl Site<'_> {
             return None;
         }
         let not = if word == "unless" { "not " } else { "" };
-        Some(format!("a condition is written `requires {not}...`"))
+        Some(format!("write a condition as `requires {not}...`"))
     }
 
     /// A conditional in another language's syntax: `b if c else a`, `if c: a else b`.
@@ -322,7 +326,7 @@ impl Site<'_> {
         let no_then = last("if").is_some_and(|at| last("then").is_none_or(|then| then < at))
             && (self.text(self.i) == "else" || self.expects(Rule::kw_then));
         (python || no_then).then(|| {
-            "a choice is written `if c then a else b`; what stands for an absent operand, `(b else 0)`".to_string()
+            "write a choice as `if c then a else b`, and a default for an absent operand as `(b else 0)`".to_string()
         })
     }
 
@@ -351,7 +355,7 @@ impl Site<'_> {
         }
         let previous = self.span(self.i - 1);
         let d = Diagnostic::error(Code(112), "missing `;`", previous)
-            .label("expected `;` behind this")
+            .label("expected `;` after this")
             .hint(format!("write `{};`", shorten(self.ended())));
         let next = self.tokens.get(self.i).or(self.following);
         Some(match next {
@@ -397,7 +401,7 @@ impl Site<'_> {
         d = d.label(if self.i < self.tokens.len() {
             "not expected here".to_string()
         } else {
-            format!("expected {expected} behind this")
+            format!("expected {expected} after this")
         });
         if let Some(hint) = self.wrong_sign() {
             return d.hint(hint);
@@ -415,7 +419,7 @@ impl Site<'_> {
             return d.hint(hint);
         }
         if self.tokens.get(self.i).is_some_and(|t| t.kind == Kind::Word) && is_reserved(self.text(self.i)) {
-            return d.note(format!("`{}` is a word of the language and cannot be a name", self.text(self.i)));
+            return d.note(format!("`{}` is a keyword and cannot be a name", self.text(self.i)));
         }
         if let Some(hint) = self.shape_of_item() {
             return d.hint(hint);
@@ -424,7 +428,7 @@ impl Site<'_> {
             return d.hint(hint);
         }
         if opens_item(self.tokens, self.i, self.builder.text) && self.i > 0 {
-            return d.hint("is a `;` missing before it?");
+            return d.hint("is there a `;` missing before it?");
         }
         d
     }
@@ -437,13 +441,13 @@ impl Site<'_> {
         let ended = self.i >= self.tokens.len() || matches!(found, ";" | "," | ")" | "]" | "}");
         if operator(before) || matches!(before, "and" | "or" | "not") {
             return Some(if ended || operator(found) {
-                format!("write what `{before}` works on behind it, or remove it")
+                format!("write the operand of `{before}` after it, or remove `{before}`")
             } else {
-                format!("an expression follows `{before}`: a name, a number, a call, or `(...)`")
+                format!("write an expression after `{before}`: a name, a number, a call, or `(...)`")
             });
         }
         (ended && matches!(before, "=" | "=>"))
-            .then(|| format!("write an expression behind `{before}`, such as `x + 1`"))
+            .then(|| format!("write an expression after `{before}`, such as `x + 1`"))
     }
 
     /// A hint about the enclosing item, if it uses another language's syntax.
@@ -451,17 +455,17 @@ impl Site<'_> {
         let token = self.tokens.get(self.i)?;
         let found = self.text(self.i);
         Some(match found {
-            "{" if self.expects(Rule::assign) => "the body stands behind `=`, without braces: `f(x) = x + 1;`".into(),
+            "{" if self.expects(Rule::assign) => "write the body after `=`, without braces: `f(x) = x + 1;`".into(),
             "," if self.text(0) == "rule" && self.expects(Rule::becomes) => {
-                "several roots stand in parentheses: `(p, q) => (r, s)`".into()
+                "put several roots in parentheses: `(p, q) => (r, s)`".into()
             }
-            "," | ")" if self.expects(Rule::colon) => "an operand has a type: `x: T[..s]`".into(),
+            "," | ")" if self.expects(Rule::colon) => "give the operand a type: `x: T[..s]`".into(),
             _ if token.kind == Kind::Str && self.text(0) == "use" => {
                 let module = found.trim_matches('"').trim_end_matches(".hyp").replace('/', "::");
-                format!("a module is named without quotes: `use {}::*;`", shorten(&module))
+                format!("write the module without quotes: `use {}::*;`", shorten(&module))
             }
             _ if token.kind != Kind::Sign && self.expects(Rule::comma) => {
-                format!("is a `,` missing before {}?", describe(found))
+                format!("is there a `,` missing before {}?", describe(found))
             }
             _ => return None,
         })
@@ -476,9 +480,9 @@ impl Site<'_> {
             "->" | "=" | "==" if self.expects(Rule::becomes) => {
                 "write `=>` between the two sides of a rule".to_string()
             }
-            "=" if operator => "write `==` to compare; `=` gives a name to an argument or a body".to_string(),
+            "=" if operator => "write `==` to compare; `=` names an argument or starts a body".to_string(),
             ":" if self.expects(Rule::assign) && self.expects(Rule::scalar_result) => {
-                "write `=` before the body, or `->` before the type of a result that is no number".to_string()
+                "write `=` before the body, or `->` before the result's type if it is not a number".to_string()
             }
             "=>" | ":" | "=" if self.expects(Rule::arrow) || self.expects(Rule::scalar_result) => {
                 "write `->` before the result's type".to_string()
@@ -490,7 +494,7 @@ impl Site<'_> {
             "=>" if operator => "write `>=` to compare; `=>` separates the two sides of a rule".to_string(),
             ";" if self.expects(Rule::comma) && !self.expects(Rule::semi) => "separate them with `,`".to_string(),
             "?" if operator => {
-                "a choice is written `if c then a else b`; optional is a name only: `bias?`, `cast?(x)`".to_string()
+                "write a choice as `if c then a else b`; `?` marks an optional name: `bias?`, `cast?(x)`".to_string()
             }
             _ => return None,
         })
@@ -524,7 +528,7 @@ impl Site<'_> {
 
 fn describe(found: &str) -> String {
     match found.chars().next() {
-        Some('"') => format!("the text {}", shorten(found)),
+        Some('"') => format!("the string {}", shorten(found)),
         Some(c) if c.is_ascii_digit() => format!("the number `{}`", shorten(found)),
         _ => format!("`{}`", shorten(found)),
     }

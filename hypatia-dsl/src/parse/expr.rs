@@ -9,7 +9,7 @@ use std::sync::LazyLock;
 use pest::iterators::Pair;
 use pest::pratt_parser::{Assoc, Op, PrattParser};
 
-use super::{Bug, Builder, Built, Kids, Rule};
+use super::{Bug, Builder, Built, Children, Rule};
 use crate::ast::*;
 use crate::diag::{Code, Diagnostic};
 
@@ -68,16 +68,16 @@ impl Builder<'_> {
         let kind = match rule {
             Rule::alternatives => return self.alternatives(pair),
             Rule::otherwise => return self.otherwise(pair),
-            Rule::choice | Rule::primary | Rule::dim => return self.expr(Kids::of(pair).first()?),
+            Rule::choice | Rule::primary | Rule::dim => return self.expr(Children::of(pair).first()?),
             Rule::conditional => {
-                let mut kids = Kids::of(pair);
+                let mut kids = Children::of(pair);
                 let (c, a, b) = (self.expr(kids.first()?)?, self.expr(kids.first()?)?, self.expr(kids.first()?)?);
                 ExprKind::If(Box::new(c), Box::new(a), Box::new(b))
             }
             Rule::operation => return self.operation(pair),
             Rule::term => return self.term(pair),
             Rule::binding => {
-                let mut kids = Kids::of(pair);
+                let mut kids = Children::of(pair);
                 ExprKind::Bind(self.name(kids.first()?), Box::new(self.expr(kids.first()?)?))
             }
             Rule::number => self.number(&pair),
@@ -89,13 +89,13 @@ impl Builder<'_> {
             Rule::boolean => ExprKind::Bool(pair.as_str() == "true"),
             Rule::absent => ExprKind::Absent,
             Rule::hole => ExprKind::Hole,
-            Rule::optional => ExprKind::Optional(self.name(Kids::of(pair).first()?)),
+            Rule::optional => ExprKind::Optional(self.name(Children::of(pair).first()?)),
             Rule::path => ExprKind::Path(self.path(pair)?),
             Rule::call => self.call(pair)?,
             Rule::spread | Rule::dim_rest => {
-                ExprKind::Spread(Kids::of(pair).next().map(|e| self.expr(e)).transpose()?.map(Box::new))
+                ExprKind::Spread(Children::of(pair).next().map(|e| self.expr(e)).transpose()?.map(Box::new))
             }
-            Rule::set => ExprKind::Set(self.exprs(Kids::of(pair))?),
+            Rule::set => ExprKind::Set(self.exprs(Children::of(pair))?),
             Rule::group => return self.group(pair),
             Rule::list => self.list(pair)?,
             _ => return Err(Bug(rule)),
@@ -104,13 +104,13 @@ impl Builder<'_> {
     }
 
     /// All remaining pairs as expressions.
-    pub(super) fn exprs(&self, kids: Kids<'_>) -> Built<Vec<Expr>> {
+    pub(super) fn exprs(&self, kids: Children<'_>) -> Built<Vec<Expr>> {
         kids.map(|e| self.expr(e)).collect()
     }
 
     fn alternatives(&self, pair: Pair<'_, Rule>) -> Built<Expr> {
         let span = self.span(&pair);
-        let mut all = self.exprs(Kids::of(pair))?;
+        let mut all = self.exprs(Children::of(pair))?;
         Ok(match all.pop() {
             Some(only) if all.is_empty() => only,
             Some(last) => {
@@ -122,7 +122,7 @@ impl Builder<'_> {
     }
 
     fn otherwise(&self, pair: Pair<'_, Rule>) -> Built<Expr> {
-        let mut kids = Kids::of(pair);
+        let mut kids = Children::of(pair);
         let first = self.expr(kids.first()?)?;
         kids.try_fold(first, |a, b| {
             let b = self.expr(b)?;
@@ -150,8 +150,8 @@ impl Builder<'_> {
                 let a = match a.kind {
                     ExprKind::Binary(left, x, y) if is_comparison(which) && is_comparison(left) && !bracketed => {
                         let d = Diagnostic::error(Code(110), "comparisons cannot be chained", self.span(&op));
-                        let d = d.label("second comparison").also(a.span, "the first one");
-                        self.report(d.hint("write `a < b and b < c`, or use brackets"));
+                        let d = d.label("second comparison").also(a.span, "first comparison");
+                        self.report(d.hint("write `a < b and b < c`, or use parentheses"));
                         // Continue with the likely meaning, so that no further error follows from
                         // this.
                         let second = Expr { kind: ExprKind::Binary(which, y.clone(), Box::new(b)), span };
@@ -163,16 +163,16 @@ impl Builder<'_> {
                 };
                 Ok(Expr { kind: ExprKind::Binary(which, Box::new(a), Box::new(b)), span })
             })
-            .parse(Kids::of(pair))
+            .parse(Children::of(pair))
     }
 
     fn term(&self, pair: Pair<'_, Rule>) -> Built<Expr> {
-        let mut kids = Kids::of(pair);
+        let mut kids = Children::of(pair);
         let first = self.expr(kids.first()?)?;
         kids.try_fold(first, |e, p| {
             let span = e.span.to(self.span(&p));
             let rule = p.as_rule();
-            let mut inner = Kids::of(p);
+            let mut inner = Children::of(p);
             let e = Box::new(e);
             let kind = match rule {
                 Rule::result => {
@@ -193,7 +193,7 @@ impl Builder<'_> {
         })
     }
 
-    fn near(&self, mut kids: Kids<'_>) -> Built<Expr> {
+    fn near(&self, mut kids: Children<'_>) -> Built<Expr> {
         let first = kids.first()?;
         if first.as_rule() != Rule::neg {
             return self.expr(first);
@@ -203,20 +203,21 @@ impl Builder<'_> {
     }
 
     fn call(&self, pair: Pair<'_, Rule>) -> Built<ExprKind> {
-        let mut kids = Kids::of(pair);
+        let mut kids = Children::of(pair);
         let callee = self.path(kids.first()?)?;
         let (mut optional, mut types, mut args) = (false, Vec::new(), Vec::new());
         for p in kids {
             match p.as_rule() {
                 Rule::question => optional = true,
-                Rule::type_args => types = Kids::of(p).map(|t| self.name(t)).collect(),
+                Rule::type_args => types = Children::of(p).map(|t| self.name(t)).collect(),
                 Rule::arg => {
-                    let mut parts = Kids::of(p);
+                    let mut parts = Children::of(p);
                     let first = parts.first()?;
                     args.push(match first.as_rule() {
-                        Rule::arg_name => {
-                            Arg { name: Some(self.name(Kids::of(first).first()?)), value: self.expr(parts.first()?)? }
-                        }
+                        Rule::arg_name => Arg {
+                            name: Some(self.name(Children::of(first).first()?)),
+                            value: self.expr(parts.first()?)?,
+                        },
                         _ => Arg { name: None, value: self.expr(first)? },
                     });
                 }
@@ -230,7 +231,7 @@ impl Builder<'_> {
     fn group(&self, pair: Pair<'_, Rule>) -> Built<Expr> {
         let span = self.span(&pair);
         let trailing = pair.as_str().trim_end().strip_suffix(')').is_some_and(|t| t.trim_end().ends_with(','));
-        let mut all = self.exprs(Kids::of(pair))?;
+        let mut all = self.exprs(Children::of(pair))?;
         match all.pop() {
             Some(only) if all.is_empty() && !trailing => Ok(only),
             Some(last) => {
@@ -243,12 +244,12 @@ impl Builder<'_> {
 
     fn list(&self, pair: Pair<'_, Rule>) -> Built<ExprKind> {
         let mut elements = Vec::new();
-        for p in Kids::of(pair) {
+        for p in Children::of(pair) {
             if p.as_rule() != Rule::comprehension {
                 elements.push(self.expr(p)?);
                 continue;
             }
-            let mut kids = Kids::of(p);
+            let mut kids = Children::of(p);
             let name = self.name(kids.first()?);
             let over = Box::new(self.expr(kids.first()?)?);
             let condition = kids.next().map(|c| self.expr(c)).transpose()?.map(Box::new);
@@ -266,8 +267,8 @@ impl Builder<'_> {
             Some(("this number is too large", "write `inf` if infinity is meant"))
         } else if integer && value > 9007199254740992.0 {
             Some((
-                "this whole number is too large to be exact",
-                "numbers are exact up to 2 ** 53; write it with a point if an approximation is enough",
+                "this integer is too large to be exact",
+                "integers are exact up to 2 ** 53; write a decimal point if an approximation is enough",
             ))
         } else {
             None
@@ -299,7 +300,7 @@ impl Builder<'_> {
                         format!("unknown escape `\\{shown}` in a string"),
                         self.span(pair),
                     );
-                    self.report(d.hint("the escapes are \\\\, \\\", \\n and \\t"));
+                    self.report(d.hint("the valid escapes are \\\\, \\\", \\n and \\t"));
                 }
             }
         }
@@ -309,16 +310,16 @@ impl Builder<'_> {
     /// `T[..s, k]`
     pub(super) fn type_expr(&self, pair: Pair<'_, Rule>) -> Built<TypeExpr> {
         let span = self.span(&pair);
-        let mut kids = Kids::of(pair);
+        let mut kids = Children::of(pair);
         let dtype = self.name(kids.first()?);
         let dims = kids
             .map(|p| {
-                let inner = Kids::of(p).first()?;
+                let inner = Children::of(p).first()?;
                 if inner.as_rule() != Rule::dim_rest {
                     return Ok(DimExpr::Dim(self.expr(inner)?));
                 }
                 let at = self.span(&inner);
-                Ok(DimExpr::Rest(Kids::of(inner).next().map(|e| self.expr(e)).transpose()?, at))
+                Ok(DimExpr::Rest(Children::of(inner).next().map(|e| self.expr(e)).transpose()?, at))
             })
             .collect::<Built<_>>()?;
         Ok(TypeExpr { dtype, dims, span })
@@ -327,7 +328,7 @@ impl Builder<'_> {
     /// `a::b`
     pub(super) fn path(&self, pair: Pair<'_, Rule>) -> Built<Path> {
         let span = self.span(&pair);
-        let parts: Vec<Name> = Kids::of(pair).map(|p| self.name(p)).collect();
+        let parts: Vec<Name> = Children::of(pair).map(|p| self.name(p)).collect();
         if parts.is_empty() { Err(Bug(Rule::path)) } else { Ok(Path { parts, span }) }
     }
 }

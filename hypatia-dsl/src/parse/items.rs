@@ -2,7 +2,7 @@
 
 use pest::iterators::Pair;
 
-use super::{Bug, Builder, Built, Kids, Rule};
+use super::{Bug, Builder, Built, Children, Rule};
 use crate::ast::{self, *};
 use crate::diag::{Code, Diagnostic};
 
@@ -19,7 +19,7 @@ impl Builder<'_> {
             Rule::kernel => ItemKind::Kernel(self.kernel(pair)?),
             Rule::test => ItemKind::Test(self.test(pair)?),
             Rule::family => {
-                let mut kids = Kids::of(pair);
+                let mut kids = Children::of(pair);
                 ItemKind::Family(Family { name: self.name(kids.first()?), members: self.expr(kids.first()?)? })
             }
             other => return Err(Bug(other)),
@@ -29,7 +29,7 @@ impl Builder<'_> {
     fn use_item(&self, pair: Pair<'_, Rule>) -> Built<Use> {
         let mut parts: Vec<Name> = Vec::new();
         let mut glob = false;
-        for p in Kids::of(pair) {
+        for p in Children::of(pair) {
             if glob {
                 self.report(Diagnostic::error(Code(101), "nothing may follow `*` here", self.span(&p)));
             } else if p.as_rule() == Rule::star {
@@ -43,7 +43,7 @@ impl Builder<'_> {
         if !glob && parts.len() == 1 {
             let name = &first.node;
             self.report(
-                Diagnostic::error(Code(101), "what is to be used from this file?", span)
+                Diagnostic::error(Code(101), "this `use` does not say which names to import", span)
                     .hint(format!("write `use {name}::*;` for everything, or `use {name}::NAME;` for one name")),
             );
         }
@@ -51,33 +51,33 @@ impl Builder<'_> {
     }
 
     fn ruleset(&self, pair: Pair<'_, Rule>) -> Built<RuleSet> {
-        let mut kids = Kids::of(pair);
+        let mut kids = Children::of(pair);
         Ok(RuleSet { name: self.name(kids.first()?), settings: kids.map(|s| self.setting(s)).collect::<Built<_>>()? })
     }
 
     fn setting(&self, pair: Pair<'_, Rule>) -> Built<Setting> {
-        let mut kids = Kids::of(pair);
+        let mut kids = Children::of(pair);
         Ok(Setting { key: self.name(kids.first()?), value: self.expr(kids.first()?)? })
     }
 
     fn scalar(&self, pair: Pair<'_, Rule>) -> Built<Scalar> {
-        let mut kids = Kids::of(pair);
+        let mut kids = Children::of(pair);
         let name = self.name(kids.first()?);
         let mut scalar = Scalar { name, params: Vec::new(), result: None, body: None, device: None, grads: Vec::new() };
         for p in kids {
             match p.as_rule() {
                 Rule::scalar_param => {
-                    let mut parts = Kids::of(p);
+                    let mut parts = Children::of(p);
                     let name = self.name(parts.first()?);
                     scalar.params.push(ScalarParam { name, kind: parts.next().map(|k| self.name(k)) });
                 }
-                Rule::scalar_result => scalar.result = Some(self.name(Kids::of(p).first()?)),
+                Rule::scalar_result => scalar.result = Some(self.name(Children::of(p).first()?)),
                 Rule::alternatives => scalar.body = Some(self.expr(p)?),
                 Rule::device => {
-                    let text = Kids::of(p).first()?;
+                    let text = Children::of(p).first()?;
                     scalar.device = Some(Spanned { node: self.string(&text), span: self.span(&text) });
                 }
-                Rule::grads => scalar.grads = self.exprs(Kids::of(p))?,
+                Rule::grads => scalar.grads = self.exprs(Children::of(p))?,
                 other => return Err(Bug(other)),
             }
         }
@@ -85,7 +85,7 @@ impl Builder<'_> {
     }
 
     fn op(&self, pair: Pair<'_, Rule>) -> Built<Op> {
-        let mut kids = Kids::of(pair);
+        let mut kids = Children::of(pair);
         let mut op = Op {
             name: self.name(kids.first()?),
             generics: Vec::new(),
@@ -99,11 +99,11 @@ impl Builder<'_> {
         for p in kids {
             match p.as_rule() {
                 Rule::generics => {
-                    for g in Kids::of(p) {
-                        let mut parts = Kids::of(g);
+                    for g in Children::of(p) {
+                        let mut parts = Children::of(g);
                         let name = self.name(parts.first()?);
                         let bound = match parts.next() {
-                            Some(b) => Some(self.expr(Kids::of(b).first()?)?),
+                            Some(b) => Some(self.expr(Children::of(b).first()?)?),
                             None => None,
                         };
                         op.generics.push(Generic { name, bound });
@@ -111,8 +111,8 @@ impl Builder<'_> {
                 }
                 Rule::op_param => op.params.push(self.op_param(p)?),
                 Rule::results => {
-                    for r in Kids::of(p) {
-                        let mut parts = Kids::of(r);
+                    for r in Children::of(p) {
+                        let mut parts = Children::of(r);
                         let first = parts.first()?;
                         let variadic = first.as_rule() == Rule::star;
                         let ty = self.type_expr(if variadic { parts.first()? } else { first })?;
@@ -121,7 +121,7 @@ impl Builder<'_> {
                 }
                 Rule::op_block => self.op_block(p, &mut op)?,
                 Rule::op_body => {
-                    for part in Kids::of(p) {
+                    for part in Children::of(p) {
                         if part.as_rule() == Rule::op_block {
                             self.op_block(part, &mut op)?;
                         } else {
@@ -136,14 +136,14 @@ impl Builder<'_> {
     }
 
     fn op_param(&self, pair: Pair<'_, Rule>) -> Built<OpParam> {
-        let mut kids = Kids::of(pair);
+        let mut kids = Children::of(pair);
         let mut first = kids.first()?;
         let variadic = first.as_rule() == Rule::star;
         if variadic {
             first = kids.first()?;
         }
         let name = self.name(first);
-        let ty = Kids::of(kids.first()?).first()?;
+        let ty = Children::of(kids.first()?).first()?;
         let ty = match ty.as_rule() {
             Rule::type_expr => ParamType::Tensor(self.type_expr(ty)?),
             _ => ParamType::Named(self.name(ty)),
@@ -152,7 +152,7 @@ impl Builder<'_> {
         for p in kids {
             match p.as_rule() {
                 Rule::question => param.optional = true,
-                Rule::default => param.default = Some(self.expr(Kids::of(p).first()?)?),
+                Rule::default => param.default = Some(self.expr(Children::of(p).first()?)?),
                 other => return Err(Bug(other)),
             }
         }
@@ -160,13 +160,13 @@ impl Builder<'_> {
     }
 
     fn op_block(&self, pair: Pair<'_, Rule>, op: &mut Op) -> Built<()> {
-        for p in Kids::of(pair) {
+        for p in Children::of(pair) {
             match p.as_rule() {
                 Rule::builtin => op.builtin = true,
                 Rule::setting => op.settings.push(self.setting(p)?),
                 Rule::requires_statement => {
-                    let requires = Kids::of(p).first()?;
-                    op.requires.extend(self.exprs(Kids::of(requires))?);
+                    let requires = Children::of(p).first()?;
+                    op.requires.extend(self.exprs(Children::of(requires))?);
                 }
                 other => return Err(Bug(other)),
             }
@@ -176,7 +176,7 @@ impl Builder<'_> {
 
     fn pattern(&self, pair: Pair<'_, Rule>) -> Built<Pattern> {
         let mut names = Vec::new();
-        for p in Kids::of(pair) {
+        for p in Children::of(pair) {
             if p.as_rule() == Rule::alternatives {
                 let body = self.expr(p)?;
                 let mut names = names.into_iter();
@@ -189,13 +189,13 @@ impl Builder<'_> {
     }
 
     fn rule(&self, pair: Pair<'_, Rule>) -> Built<ast::Rule> {
-        let mut kids = Kids::of(pair);
+        let mut kids = Children::of(pair);
         let path = self.path(kids.first()?)?;
         let mut binders = Vec::new();
         let mut next = kids.first()?;
         if next.as_rule() == Rule::binders {
-            for b in Kids::of(next) {
-                let mut parts = Kids::of(b);
+            for b in Children::of(next) {
+                let mut parts = Children::of(b);
                 let name = self.name(parts.first()?);
                 let family = parts.find(|p| p.as_rule() != Rule::op_in).ok_or(Bug(Rule::binder))?;
                 binders.push(Binder { name, family: self.expr(family)? });
@@ -209,11 +209,11 @@ impl Builder<'_> {
         let mut rule = ast::Rule { path, binders, lhs, both_ways, rhs, lets, requires, prefer, classes };
         for p in kids {
             let which = p.as_rule();
-            let inner = Kids::of(p);
+            let inner = Children::of(p);
             match which {
                 Rule::let_clause => {
                     for binding in inner {
-                        let mut parts = Kids::of(binding);
+                        let mut parts = Children::of(binding);
                         rule.lets.push((self.name(parts.first()?), self.expr(parts.first()?)?));
                     }
                 }
@@ -231,7 +231,7 @@ impl Builder<'_> {
     }
 
     fn class(&self, pair: Pair<'_, Rule>) -> Built<ClassExpr> {
-        let mut kids = Kids::of(pair);
+        let mut kids = Children::of(pair);
         let mut class = ClassExpr { class: self.name(kids.first()?), ulp: None, dtypes: Vec::new() };
         for p in kids {
             match p.as_rule() {
@@ -239,7 +239,7 @@ impl Builder<'_> {
                     let value = p.as_str().parse().unwrap_or(f64::INFINITY);
                     class.ulp = Some(Spanned { node: value, span: self.span(&p) });
                 }
-                Rule::class_dtypes => class.dtypes = Kids::of(p).map(|d| self.name(d)).collect(),
+                Rule::class_dtypes => class.dtypes = Children::of(p).map(|d| self.name(d)).collect(),
                 other => return Err(Bug(other)),
             }
         }
@@ -247,14 +247,14 @@ impl Builder<'_> {
     }
 
     fn kernel(&self, pair: Pair<'_, Rule>) -> Built<Kernel> {
-        let mut kids = Kids::of(pair);
+        let mut kids = Children::of(pair);
         let (name, pattern) = (self.name(kids.first()?), self.expr(kids.first()?)?);
         let (requires, tune, settings, classes) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let mut kernel = Kernel { name, pattern, backend: None, requires, tune, settings, classes };
         for p in kids {
             let span = self.span(&p);
             let which = p.as_rule();
-            let mut inner = Kids::of(p);
+            let mut inner = Children::of(p);
             let backend = match which {
                 Rule::cublaslt => Backend::Cublaslt(self.name(inner.first()?)),
                 Rule::template => {
@@ -271,17 +271,19 @@ impl Builder<'_> {
                 }
             };
             if kernel.backend.replace(backend).is_some() {
-                let d = Diagnostic::error(Code(101), "a kernel is made in one way only", span);
-                self.report(d.label("a second one").hint("write two kernels: the faster one is chosen by measuring"));
+                let d = Diagnostic::error(Code(101), "a kernel has one backend only", span);
+                self.report(
+                    d.label("second backend").hint("write two kernels: Hypatia measures both and uses the faster one"),
+                );
             }
         }
         Ok(kernel)
     }
 
-    fn kernel_statement(&self, which: Rule, mut inner: Kids<'_>, kernel: &mut Kernel) -> Built<()> {
+    fn kernel_statement(&self, which: Rule, mut inner: Children<'_>, kernel: &mut Kernel) -> Built<()> {
         match which {
             Rule::requires_statement => {
-                kernel.requires.extend(self.exprs(Kids::of(inner.first()?))?);
+                kernel.requires.extend(self.exprs(Children::of(inner.first()?))?);
             }
             Rule::tune => {
                 kernel.tune.push((self.name(inner.first()?), self.expr(inner.first()?)?));
@@ -292,7 +294,7 @@ impl Builder<'_> {
                 }
             }
             Rule::class_statement => {
-                for c in Kids::of(inner.first()?) {
+                for c in Children::of(inner.first()?) {
                     kernel.classes.push(self.class(c)?);
                 }
             }
@@ -305,7 +307,7 @@ impl Builder<'_> {
     }
 
     fn test(&self, pair: Pair<'_, Rule>) -> Built<Test> {
-        let mut kids = Kids::of(pair);
+        let mut kids = Children::of(pair);
         let name = kids.first()?;
         let name = Spanned { node: self.string(&name), span: self.span(&name) };
         let mut test = Test { name, target: None, statements: Vec::new() };
@@ -316,7 +318,7 @@ impl Builder<'_> {
                 test.target = Some(self.name(p));
                 continue;
             }
-            let mut inner = Kids::of(p);
+            let mut inner = Children::of(p);
             test.statements.push(match which {
                 Rule::input => TestStatement::Input {
                     constant,
@@ -338,7 +340,7 @@ impl Builder<'_> {
         if which == Rule::alternatives {
             return Ok(Expect::Compare(self.expr(pair)?));
         }
-        let mut kids = Kids::of(pair);
+        let mut kids = Children::of(pair);
         let inner = kids.first()?;
         Ok(match which {
             Rule::expect_error => Expect::Error(self.name(inner)),
@@ -346,7 +348,7 @@ impl Builder<'_> {
                 let mut rule = self.path(inner)?;
                 if let Some(members) = kids.next() {
                     let end = self.span(&members).end;
-                    rule.choose(&Kids::of(members).map(|p| self.name(p)).collect::<Vec<_>>(), end);
+                    rule.choose(&Children::of(members).map(|p| self.name(p)).collect::<Vec<_>>(), end);
                 }
                 Expect::Fires(rule, fires)
             }

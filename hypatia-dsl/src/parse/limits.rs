@@ -38,9 +38,9 @@ fn span(token: &Token, file: FileId) -> Span {
 /// An item longer than any that a person writes.
 fn too_long(tokens: &[Token], file: FileId) -> Option<Diagnostic> {
     let first = tokens.first().filter(|_| tokens.len() > MAX_TOKENS)?;
-    let message = format!("this item is too large: the limit is {MAX_TOKENS} words and signs");
-    let d = Diagnostic::error(Code(108), message, span(first, file)).label("begins here");
-    Some(d.hint("split it into several items; is the `;` behind it missing?"))
+    let message = format!("this item is too large: the limit is {MAX_TOKENS} tokens");
+    let d = Diagnostic::error(Code(108), message, span(first, file)).label("starts here");
+    Some(d.hint("split it into several items; is there a `;` missing at its end?"))
 }
 
 /// More parameters than any item needs.
@@ -55,14 +55,16 @@ pub(super) fn too_many(kind: &ItemKind) -> Option<Diagnostic> {
         _ => return None,
     };
     let first = names.get(MAX_PARAMETERS)?;
-    let message = format!("too many {what}: {}, where the limit is {MAX_PARAMETERS}", names.len());
-    let d = Diagnostic::error(Code(108), message, first.span).label("the first that is too many");
+    let message = format!("too many {what}: {}; the limit is {MAX_PARAMETERS}", names.len());
+    let d = Diagnostic::error(Code(108), message, first.span).label("first one over the limit");
     Some(match what {
         "element types" => {
-            d.hint("operands that share an element type share its name: `op f<T: float>(a: T[..s], b: T[..s])`")
+            d.hint("give operands of one element type the same name: `op f<T: float>(a: T[..s], b: T[..s])`")
         }
-        "parameters" => d.hint("split it: give the parts names of their own, each with the parameters that it needs"),
-        _ => d.hint("take any number of operands as one: `op f(*xs: T[..s]) -> ...`, or split the op"),
+        "parameters" => {
+            d.hint("split it into parts with names of their own, each with only the parameters that it needs")
+        }
+        _ => d.hint("use a variadic operand, `op f(*xs: T[..s]) -> ...`, or split the op"),
     })
 }
 
@@ -76,7 +78,7 @@ fn long_word(tokens: &[Token], file: FileId) -> Option<Diagnostic> {
         Diagnostic::error(Code(108), message, span(token, file)).label(format!("{} bytes", token.end - token.start));
     Some(d.hint(match token.kind {
         Kind::Word => "choose a shorter name; is this a `.hyp` file at all?",
-        _ => "shorten it, or say the rest in a comment above: `// ...`",
+        _ => "shorten it, or move the rest into a comment above: `// ...`",
     }))
 }
 
@@ -86,36 +88,36 @@ fn strange(tokens: &[Token], text: &str, file: FileId) -> Option<Diagnostic> {
     let at = span(token, file);
     let found = token.text(text);
     Some(match token.kind {
-        Kind::OpenString => Diagnostic::error(Code(105), "this string is not closed", at)
+        Kind::OpenString => Diagnostic::error(Code(105), "this string is never closed", at)
             .label("no `\"` before the end of the line")
-            .hint("add the closing `\"`; a string cannot go over several lines"),
+            .hint("add the closing `\"`; a string must end on its own line"),
         Kind::BlockComment => Diagnostic::error(Code(106), "there are no block comments", at)
-            .label("`/*` means nothing here")
+            .label("`/*` is not part of the language")
             .hint("start each line of the comment with `//`"),
         _ => {
             // Quotes are shown as they are; only invisible characters are escaped.
             let visible = |c: char| if "'\"\\".contains(c) { vec![c] } else { c.escape_debug().collect() };
             let shown: String = found.chars().take(20).flat_map(visible).collect();
             let d =
-                Diagnostic::error(Code(106), format!("unknown text `{shown}`"), at).label("not part of the language");
+                Diagnostic::error(Code(106), format!("unknown symbol `{shown}`"), at).label("not part of the language");
             match found.chars().next() {
                 Some('&') => d.hint("write `and`"),
                 Some('!') => d.hint("write `not`"),
                 Some('^') => d.hint("write `**` for a power"),
                 Some('#') => d.hint("comments start with `//`"),
                 Some('\'' | '\u{201c}' | '\u{201d}' | '\u{2018}' | '\u{2019}') => {
-                    d.hint("strings stand in straight double quotes: \"text\"")
+                    d.hint("put strings in straight double quotes: \"text\"")
                 }
-                Some('\0') => d.note("the file holds NUL bytes: is it really a text file?"),
+                Some('\0') => d.note("the file contains NUL bytes: is it a text file?"),
                 Some('\u{d7}') => d.hint("write `*`"),
                 Some('\u{f7}') => d.hint("write `/`"),
                 Some('\u{2212}' | '\u{2013}' | '\u{2014}') => d.hint("write `-`"),
                 Some('\u{2264}') => d.hint("write `<=`"),
                 Some('\u{2265}') => d.hint("write `>=`"),
                 Some('\u{2260}') => d.hint("write `!=`"),
-                Some('\u{2192}' | '\u{21d2}') => d.hint("write `=>` in a rule, `->` before the type of a result"),
+                Some('\u{2192}' | '\u{21d2}') => d.hint("write `=>` in a rule, or `->` before the type of a result"),
                 Some(c) if c.is_alphabetic() => {
-                    d.hint("names are made of the letters a to z and A to Z, digits and `_`")
+                    d.hint("names consist of the letters a to z and A to Z, digits and `_`")
                 }
                 _ => d,
             }
@@ -145,7 +147,7 @@ fn brackets(tokens: &[Token], text: &str, file: FileId) -> Option<Diagnostic> {
                     );
                 }
                 None => {
-                    let message = format!("this `{sign}` closes nothing");
+                    let message = format!("this `{sign}` has no opening bracket");
                     return Some(
                         Diagnostic::error(Code(104), message, span(token, file))
                             .hint(format!("remove it, or add the missing `{}`", opening(sign))),
@@ -230,8 +232,11 @@ fn depth(tokens: &[Token], text: &str, file: FileId) -> Option<Diagnostic> {
             return Some(
                 Diagnostic::error(Code(107), message, span(token, file))
                     .label("too many brackets and operators in one expression")
-                    .note(format!("one expression may hold at most {MAX_BRACKETS} levels of brackets, and {MAX_DEPTH} of brackets and operators"))
-                    .hint("name parts of it, as a `scalar`, an `op` or a `let`"),
+                    .note(format!(
+                        "one expression may have at most {MAX_BRACKETS} levels of brackets, and \
+                        {MAX_DEPTH} of brackets and operators"
+                    ))
+                    .hint("give parts of it a name, with a `scalar`, an `op` or a `let`"),
             );
         }
     }

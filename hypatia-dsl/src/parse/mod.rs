@@ -88,8 +88,8 @@ fn unreadable(text: &str, file: FileId) -> Option<Diagnostic> {
     }
     let at = text.find('\u{fffd}')? as u32;
     let d = Diagnostic::error(Code(114), "this file is not UTF-8 text", Span { file, start: at, end: at + 3 });
-    let d = d.label("not a character").hint("save the file as UTF-8");
-    Some(if text.contains('\0') { d.note("it holds NUL bytes: UTF-16, or no text at all") } else { d })
+    let d = d.label("not a UTF-8 character").hint("save the file as UTF-8");
+    Some(if text.contains('\0') { d.note("it contains NUL bytes: it is UTF-16, or not text") } else { d })
 }
 
 /// Parses the items of one file.
@@ -139,9 +139,10 @@ impl FileParser<'_> {
             }
             Ok(pairs) => {
                 if let Err(bug) = self.built(pairs, span, doc, tokens) {
-                    let message = format!("internal error: the parser lost its way in a {:?}", bug.0);
-                    self.builder
-                        .report(Diagnostic::error(Code(101), message, span).note("please report this with the file"));
+                    let message = format!("internal error: the parser did not recognise a {:?}", bug.0);
+                    self.builder.report(
+                        Diagnostic::error(Code(101), message, span).note("please report this error, with the file"),
+                    );
                 }
             }
         }
@@ -167,9 +168,9 @@ impl FileParser<'_> {
     }
 
     fn built(&mut self, mut pairs: Pairs<'_, Rule>, span: Span, doc: String, tokens: &[Token]) -> Built<()> {
-        let pair = Kids(pairs.next().ok_or(Bug(Rule::item))?.into_inner()).first()?;
+        let pair = Children(pairs.next().ok_or(Bug(Rule::item))?.into_inner()).first()?;
         if pair.as_rule() == Rule::edition {
-            let number = Kids::of(pair).first()?;
+            let number = Children::of(pair).first()?;
             let at = self.builder.span(&number);
             let edition = Spanned { node: number.as_str().parse().unwrap_or(u32::MAX), span: at };
             if edition.node != EDITION {
@@ -178,7 +179,7 @@ impl FileParser<'_> {
                     format!("edition {} does not exist", explain::shorten(number.as_str())),
                     at,
                 );
-                self.builder.report(d.label("not an edition").hint(format!("write `edition {EDITION};`")));
+                self.builder.report(d.label("unknown edition").hint(format!("write `edition {EDITION};`")));
             }
             if self.out.edition.is_some() || !self.out.items.is_empty() {
                 self.misplaced = Some(span);
@@ -249,18 +250,13 @@ impl FileParser<'_> {
         }
         let file = self.builder.file;
         if let Some(span) = self.misplaced {
-            let d =
-                Diagnostic::error(Code(102), "`edition` must be the first item, and the only one of its kind", span);
+            let d = Diagnostic::error(Code(102), "`edition` must be the first item, and may appear only once", span);
             self.builder.report(d.hint("move it to the top of the file"));
         } else if self.out.edition.is_none() && !self.tokens.iter().any(|t| t.text(self.builder.text) == "edition") {
             let (start, end) = self.tokens.first().map_or((0, 0), |t| (t.start, t.end));
-            let d = Diagnostic::error(
-                Code(102),
-                "this file does not say which edition of the language it uses",
-                Span { file, start, end },
-            );
+            let d = Diagnostic::error(Code(102), "this file does not declare its edition", Span { file, start, end });
             let d = d.label(format!("expected `edition {EDITION};` before this"));
-            self.builder.report(d.hint(format!("make `edition {EDITION};` the first line of the file")));
+            self.builder.report(d.hint(format!("write `edition {EDITION};` as the first line of the file")));
         }
     }
 }
@@ -303,11 +299,11 @@ impl Builder<'_> {
 }
 
 /// The significant pairs inside a pair: no keywords, brackets or separators.
-pub(crate) struct Kids<'a>(Pairs<'a, Rule>);
+pub(crate) struct Children<'a>(Pairs<'a, Rule>);
 
-impl<'a> Kids<'a> {
-    fn of(pair: Pair<'a, Rule>) -> Kids<'a> {
-        Kids(pair.into_inner())
+impl<'a> Children<'a> {
+    fn of(pair: Pair<'a, Rule>) -> Children<'a> {
+        Children(pair.into_inner())
     }
 
     fn first(&mut self) -> Built<Pair<'a, Rule>> {
@@ -315,7 +311,7 @@ impl<'a> Kids<'a> {
     }
 }
 
-impl<'a> Iterator for Kids<'a> {
+impl<'a> Iterator for Children<'a> {
     type Item = Pair<'a, Rule>;
 
     fn next(&mut self) -> Option<Pair<'a, Rule>> {

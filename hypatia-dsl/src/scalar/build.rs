@@ -129,21 +129,21 @@ pub(super) fn inline(
     depth: u32,
 ) -> Result<Vec<TermId>, String> {
     if depth > MAX_DEPTH {
-        return Err(format!("scalars call each other more than {MAX_DEPTH} levels deep"));
+        return Err(format!("scalar calls are nested more than {MAX_DEPTH} levels deep"));
     }
     let mut map: Vec<TermId> = Vec::with_capacity(term.nodes.len());
     for node in &term.nodes {
         if out.len() > MAX_NODES {
-            return Err(format!("the term has more than {MAX_NODES} operations when its scalars are written out"));
+            return Err(format!("the term has more than {MAX_NODES} operations once its scalars are inlined"));
         }
         let id = match node {
             TermNode::Param(i) if params.is_some() => {
                 let given = params.and_then(|p| p.get(*i as usize));
-                *given.ok_or_else(|| format!("parameter {i} is not given"))?
+                *given.ok_or_else(|| format!("parameter {i} has no value"))?
             }
             TermNode::Call { scalar, args } => {
                 let args: Vec<TermId> = args.iter().map(|a| map[a.0 as usize]).collect();
-                let def = program.scalars.get(scalar.index()).ok_or("a term calls a scalar that is not there")?;
+                let def = program.scalars.get(scalar.index()).ok_or("a term calls a scalar that does not exist")?;
                 match &def.body {
                     ScalarBody::Builtin(_) => out.call(*scalar, args),
                     ScalarBody::Term(body) => *inline(program, body, Some(&args), out, depth + 1)?

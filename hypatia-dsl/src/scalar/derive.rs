@@ -101,7 +101,7 @@ impl Derive<'_> {
             return Ok(None);
         }
         let program = self.program;
-        let def = program.scalars.get(scalar.index()).ok_or("a term calls a scalar that is not there")?;
+        let def = program.scalars.get(scalar.index()).ok_or("a term calls a scalar that does not exist")?;
         if self.select(&def.body) {
             return self.choose(args, inner);
         }
@@ -150,7 +150,7 @@ impl Derive<'_> {
     /// The derivative of a definition's body at `args`: the chain rule inside the body.
     fn through(&mut self, body: &Term, args: &[TermId], inner: &[Slope]) -> Result<Slope, String> {
         if self.depth >= MAX_DEPTH {
-            return Err(format!("scalars call each other more than {MAX_DEPTH} levels deep"));
+            return Err(format!("scalar calls are nested more than {MAX_DEPTH} levels deep"));
         }
         self.depth += 1;
         let mut map: Vec<TermId> = Vec::with_capacity(body.nodes.len());
@@ -162,7 +162,7 @@ impl Derive<'_> {
             }
             if let TermNode::Param(p) = node {
                 let p = *p as usize;
-                map.push(*args.get(p).ok_or("a definition reads a parameter that is not given")?);
+                map.push(*args.get(p).ok_or("a definition reads a parameter that has no value")?);
                 slopes.push(inner.get(p).copied().flatten());
                 continue;
             }

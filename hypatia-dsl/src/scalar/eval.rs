@@ -151,15 +151,15 @@ impl Run<'_> {
     }
 
     fn term(&mut self, term: &Term, params: Option<&[Slot]>, depth: u32) -> Result<Vec<Slot>, EvalError> {
-        let missing = |what: &str| EvalError(format!("the term reads {what} that is not given"));
+        let missing = |what: &str| EvalError(format!("the term reads {what} that has no value"));
         if depth > MAX_DEPTH {
-            return Err(EvalError(format!("scalars call each other more than {MAX_DEPTH} levels deep")));
+            return Err(EvalError(format!("scalar calls are nested more than {MAX_DEPTH} levels deep")));
         }
         let mut slots: Vec<Slot> = Vec::with_capacity(term.nodes.len());
         for node in &term.nodes {
             self.steps += 1;
             if self.steps > MAX_NODES * 16 {
-                return Err(EvalError("the term is too large when its scalars are written out".into()));
+                return Err(EvalError("the term is too large once its scalars are inlined".into()));
             }
             let slot = match node {
                 TermNode::Param(i) => match params {

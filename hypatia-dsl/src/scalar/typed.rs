@@ -265,7 +265,7 @@ impl<'a, C: Clone + Eq + Hash> Lower<'a, C> {
     /// The results of a term.
     fn term(&mut self, term: &Term, leaves: Leaves<'_>, number: DType, depth: usize) -> Result<Vec<u32>, Untypable> {
         if depth > MAX_DEPTH {
-            let why = format!("scalar functions call each other more than {MAX_DEPTH} levels deep");
+            let why = format!("scalar calls are nested more than {MAX_DEPTH} levels deep");
             return Err(Untypable::TooLarge(why));
         }
         let live = live(term)?;
@@ -385,7 +385,8 @@ impl<'a, C: Clone + Eq + Hash> Lower<'a, C> {
         }
         if self.out.nodes.len() >= MAX_STEPS {
             return Err(Untypable::TooLarge(format!(
-                "a scalar function unfolds to more than {MAX_STEPS} operations; name parts of it with kernels of their own"
+                "a scalar function has more than {MAX_STEPS} operations once inlined; move parts of it into ops \
+                 with kernels of their own"
             )));
         }
         self.out.nodes.push(node.clone());
@@ -398,7 +399,7 @@ impl<'a, C: Clone + Eq + Hash> Lower<'a, C> {
     fn given(&self, node: &TermNode, leaves: Leaves<'_>) -> Result<u32, Untypable> {
         match (node, leaves) {
             (TermNode::Param(i), Leaves::Steps(steps)) if (*i as usize) < steps.len() => Ok(steps[*i as usize]),
-            _ => malformed(format!("{node:?} does not belong into this term")),
+            _ => malformed(format!("{node:?} does not belong in this term")),
         }
     }
 
@@ -406,7 +407,7 @@ impl<'a, C: Clone + Eq + Hash> Lower<'a, C> {
         let Leaves::Types(leaf) = leaves else { return self.given(node, leaves) };
         match (leaf(node), source(node)) {
             (Some(dtype), Some(source)) => self.push((self.compute)(dtype), TypedOp::Load(source)),
-            _ => malformed(format!("{node:?} does not belong into this term")),
+            _ => malformed(format!("{node:?} does not belong in this term")),
         }
     }
 
@@ -415,7 +416,7 @@ impl<'a, C: Clone + Eq + Hash> Lower<'a, C> {
         match (&term.nodes[id.0 as usize], steps[id.0 as usize]) {
             (TermNode::Lit(v), _) => self.push(want, TypedOp::Lit(*v)),
             (_, Some(step)) => self.convert(step, want),
-            _ => malformed("an argument stands behind its use"),
+            _ => malformed("an argument comes after its use"),
         }
     }
 
@@ -487,7 +488,7 @@ fn live(term: &Term) -> Result<Vec<bool>, Untypable> {
     for r in &term.roots {
         match live.get_mut(r.0 as usize) {
             Some(slot) => *slot = true,
-            None => return malformed("a result that is no node"),
+            None => return malformed("a result is not a node"),
         }
     }
     for (i, node) in term.nodes.iter().enumerate().rev() {
@@ -496,7 +497,7 @@ fn live(term: &Term) -> Result<Vec<bool>, Untypable> {
         }
         for a in node.args() {
             if a.0 as usize >= i {
-                return malformed("a node's argument stands behind it");
+                return malformed("a node's argument comes after it");
             }
             live[a.0 as usize] = true;
         }

@@ -48,11 +48,11 @@ impl<'a> Cx<'a> {
             let name = self.vars[v.index()].name.clone();
             let d = Diagnostic::error(
                 code::ALTERNATIVES,
-                format!("`{name}` is not bound where `{}` is missing", callee.text()),
+                format!("`{name}` is not bound where `{}` is absent", callee.text()),
                 e.span,
             )
-            .label("this node may be missing")
-            .hint("a node that may be missing binds variables in its first operand only; write `_` for the others");
+            .label("this node may be absent")
+            .hint("a node that may be absent can bind variables in its first operand only; write `_` for the others");
             return self.report(d);
         }
         let mut pats: Vec<Pat> = Vec::new();
@@ -73,7 +73,7 @@ impl<'a> Cx<'a> {
                 self.leave();
                 r
             }
-            _ => self.misplaced(e, "front of a result number"),
+            _ => self.misplaced(e, "in front of a result number"),
         }
     }
 
@@ -112,10 +112,13 @@ impl<'a> Cx<'a> {
                 if pos == Pos::Term {
                     let d = Diagnostic::error(
                         code::REGION,
-                        format!("on a left side `{}` is work on whole tensors, not inside an epilogue", callee.text()),
+                        format!(
+                            "on a left side, `{}` stands for operations on tensors and is not allowed in an epilogue",
+                            callee.text()
+                        ),
                         e.span,
                     )
-                    .hint("bind the epilogue as a whole: `gemm(a, b, e, to = d)`");
+                    .hint("bind the whole epilogue: `gemm(a, b, e, to = d)`");
                     return self.report(d);
                 }
                 self.region_args(v, e, callee, (types, args))?;
@@ -150,19 +153,22 @@ impl<'a> Cx<'a> {
             Some(n) => format!("{n}, as on the left side"),
             None => format!("one to {MAX_REGION_OPERANDS}"),
         };
-        let d =
-            Diagnostic::error(code::REGION, format!("`{name}` stands for pointwise work over operands alone"), e.span)
-                .label(format!("expected operands: {wanted}"));
+        let d = Diagnostic::error(
+            code::REGION,
+            format!("`{name}` stands for pointwise operations and takes operands only"),
+            e.span,
+        )
+        .label(format!("expected operands: {wanted}"));
         self.report(d)
     }
 
     pub(super) fn op_in_term<T>(&mut self, id: OpId, callee: &Path) -> Option<T> {
         let d = Diagnostic::error(
             code::SORT,
-            format!("`{}` works on whole tensors, not inside an epilogue", callee.text()),
+            format!("`{}` works on whole tensors and is not allowed in an epilogue", callee.text()),
             callee.span,
         )
-        .label("an epilogue term holds scalars, `acc`, `in(t)`, `row(v)`, `col(v)` and `full(t)`");
+        .label("an epilogue term may contain scalars, `acc`, `in(t)`, `row(v)`, `col(v)` and `full(t)`");
         let def = self.s.program.op(id);
         self.with_declaration(d, def)
     }
@@ -262,16 +268,16 @@ impl<'a> Cx<'a> {
         if have == *wanted {
             return Some(());
         }
-        let word = |k: Kind| if k == Kind::Bool { "a truth value" } else { "a number" };
+        let word = |k: Kind| if k == Kind::Bool { "a boolean" } else { "a number" };
         let mut d = Diagnostic::error(
             code::KIND,
-            format!("`{name}` of `{}` is {}, but this is {}", def.name, word(*wanted), word(have)),
+            format!("parameter `{name}` of `{}` is {}, but this is {}", def.name, word(*wanted), word(have)),
             span,
         )
         .label(format!("expected {}", word(*wanted)))
         .hint(match wanted {
-            Kind::Bool => "compare it: `x != 0` is a truth value",
-            _ => "make it a number: `if c then 1 else 0`",
+            Kind::Bool => "compare it with a number: `x != 0`",
+            _ => "convert it to a number: `if c then 1 else 0`",
         });
         if let Some(s) = def.origin.span {
             d = d.also(s, format!("`{}` is declared here", def.name));
@@ -343,11 +349,11 @@ impl<'a> Cx<'a> {
     fn unmentioned<T>(&mut self, attr: &str, op: &str, span: Span) -> Option<T> {
         let d = Diagnostic::error(
             code::UNMENTIONED_ATTRIBUTE,
-            format!("the pattern says nothing about `{attr}` of `{op}`"),
+            format!("the pattern does not mention the attribute `{attr}` of `{op}`"),
             span,
         )
         .label(format!("`{attr}` has no default"))
-        .hint(format!("write `{attr} = _` to match any, or `{attr} = p` to use it on the right side"));
+        .hint(format!("write `{attr} = _` to match any value, or `{attr} = p` to use it on the right side"));
         self.report(d)
     }
 
@@ -360,16 +366,16 @@ impl<'a> Cx<'a> {
             Some((0, _)) if !several => Some(0),
             Some((n, at)) => {
                 let have = def.results.len();
-                let d = Diagnostic::error(code::ARITY, format!("`{}` has no result {n}", callee.text()), at)
-                    .label(format!("it has {have} result{}, counted from 0", if have == 1 { "" } else { "s" }));
+                let d = Diagnostic::error(code::ARITY, format!("`{}` does not have result {n}", callee.text()), at)
+                    .label(format!("it has {have} result{}, numbered from 0", if have == 1 { "" } else { "s" }));
                 self.with_declaration(d, def)
             }
             // A kernel computes all results.
             None if several && self.kernel_root == Some(span) => Some(0),
             None if several => {
                 let d = Diagnostic::error(code::ARITY, format!("`{}` has several results", callee.text()), span)
-                    .label("which one?")
-                    .hint(format!("write `{}(...).0` for the first", callee.text()));
+                    .label("does not say which result")
+                    .hint(format!("write `{}(...).0` for the first result", callee.text()));
                 self.with_declaration(d, def)
             }
             None => Some(0),
@@ -395,9 +401,13 @@ impl<'a> Cx<'a> {
             match &e.kind {
                 ExprKind::Spread(inner) => {
                     if i + 1 != list.len() {
-                        let d = Diagnostic::error(code::MISPLACED, "`..` matches the last operands", e.span)
-                            .label("more operands follow")
-                            .hint("put it last");
+                        let d = Diagnostic::error(
+                            code::MISPLACED,
+                            "`..` matches the remaining operands and must come last",
+                            e.span,
+                        )
+                        .label("more operands follow")
+                        .hint("move it to the end");
                         good = false;
                         self.report::<()>(d);
                         continue;
@@ -406,7 +416,7 @@ impl<'a> Cx<'a> {
                         None => Some(self.fresh("_rest", Sort::Tensors, Some(e.span))),
                         Some(x) => match single(x) {
                             Some(n) => self.bind(&n.node, Sort::Tensors, n.span),
-                            None => self.misplaced(x, "`..` of a left side"),
+                            None => self.misplaced(x, "in `..` on a left side"),
                         },
                     };
                     good &= v.is_some();

@@ -76,7 +76,7 @@ impl<'a> Cx<'a> {
                 }
             }
         } else if let Some(t) = types.get(1) {
-            return self.error(code::ARITY, "one element type at most stands in `<>`", t.span);
+            return self.error(code::ARITY, "at most one element type is allowed in `<>`", t.span);
         }
         for (p, g) in def.params.iter().zip(&mut out) {
             match (&p.kind, &g) {
@@ -132,11 +132,11 @@ impl<'a> Cx<'a> {
         let most = def.params.len();
         let d = Diagnostic::error(
             code::ARITY,
-            format!("`{}` takes {most} arguments at most, not {positional}", callee.text()),
+            format!("`{}` takes at most {most} arguments, but {positional} are given", callee.text()),
             span,
         )
         .label(format!("expected {}", signature(def)))
-        .hint("remove what is too much; attributes are given by name: `axis = 1`");
+        .hint("remove the extra arguments; pass attributes by name: `axis = 1`");
         self.with_declaration(d, def)
     }
 
@@ -187,7 +187,7 @@ pub(super) fn as_many(name: &str, params: &[&str], have: usize) -> String {
     match params.get(have..) {
         Some([missing]) => format!("add the argument `{missing}`"),
         Some([]) | None if params.is_empty() => format!("write `{name}()`"),
-        Some([]) | None => format!("remove what stands behind `{}`", params.join(", ")),
+        Some([]) | None => format!("remove the arguments after `{}`", params.join(", ")),
         Some(missing) => format!("add the arguments `{}`", missing.join("`, `")),
     }
 }

@@ -70,7 +70,7 @@ impl<'a> Cx<'a> {
             AttrType::Dims => AttrType::Dim,
             AttrType::Floats => AttrType::Float,
             _ => {
-                let d = Diagnostic::error(code::ATTRIBUTE_TYPE, "a list where one value is needed", span)
+                let d = Diagnostic::error(code::ATTRIBUTE_TYPE, "found a list, expected one value", span)
                     .label(format!("expected {}", attr_type_words(ty)));
                 return self.report(d);
             }
@@ -82,7 +82,7 @@ impl<'a> Cx<'a> {
                 ExprKind::Spread(None) => Some(AttrPat::Rest(None)),
                 ExprKind::Spread(Some(x)) => match single(x) {
                     Some(n) => self.bind(&n.node, Sort::Attr, n.span).map(|v| AttrPat::Rest(Some(v))),
-                    None => self.misplaced(x, "`..` of a left side"),
+                    None => self.misplaced(x, "in `..` on a left side"),
                 },
                 _ => self.attr_pat(item, element),
             };
@@ -90,7 +90,7 @@ impl<'a> Cx<'a> {
             out.extend(p);
         }
         if out.iter().filter(|p| matches!(p, AttrPat::Rest(_))).count() > 1 {
-            return self.error(code::MISPLACED, "a list has one `..` at most", span);
+            return self.error(code::MISPLACED, "a list can contain at most one `..`", span);
         }
         good.then_some(AttrPat::List(out))
     }
@@ -107,7 +107,7 @@ impl<'a> Cx<'a> {
         }
         let mut d = Diagnostic::error(
             code::ATTRIBUTE_TYPE,
-            format!("this attribute is {}, but {} was given", attr_type_words(ty), kind.words()),
+            format!("this attribute must be {}, but is {}", attr_type_words(ty), kind.words()),
             span,
         )
         .label(format!("expected {}", attr_type_words(ty)));

@@ -49,15 +49,15 @@ pub(super) fn check(
         let (_, (error, span, with)) = fails.into_iter().next()?;
         let (name, t) = (&op.name.node, &def.vars[var.index()].name);
         let message = match bound {
-            None => format!("`{name}` takes any element type, but its body has no meaning for {}", one_of(&wrong)),
-            Some(_) => format!("the bound of `{t}` lets in {}, for which the body has no meaning", one_of(&wrong)),
+            None => format!("`{name}` takes any element type, but its body is undefined for {}", one_of(&wrong)),
+            Some(_) => format!("the bound of `{t}` admits {}, for which the body is undefined", one_of(&wrong)),
         };
         Some(
             Diagnostic::warning(code::BOUND, message, span)
                 .label(error.message)
                 .also(op.name.span, "declared here")
                 .note(format!("with {with}"))
-                .hint(format!("bound it: `op {name}<{t}: {}>(...)`", show_bound(&right))),
+                .hint(format!("add a bound: `op {name}<{t}: {}>(...)`", show_bound(&right))),
         )
     })
 }

@@ -50,7 +50,7 @@ impl<'a> Cx<'a> {
                 ExprKind::Call { callee, optional: false, types, args } => {
                     self.build_call(inner, callee, types, args, pos, Some((*n, e.span)))
                 }
-                _ => self.misplaced(inner, "front of a result number"),
+                _ => self.misplaced(inner, "in front of a result number"),
             },
             ExprKind::Unary(UnaryOp::Neg, a) => self.scalar_build(BuiltinScalar::Neg, &[a], pos, e.span),
             ExprKind::Unary(UnaryOp::Not, a) => self.scalar_build(BuiltinScalar::Not, &[a], pos, e.span),
@@ -62,14 +62,14 @@ impl<'a> Cx<'a> {
             ExprKind::Binary(op, a, b) => match operator(*op) {
                 Some((s, false)) => self.scalar_build(s, &[a, b], pos, e.span),
                 Some((s, true)) => self.scalar_build(s, &[b, a], pos, e.span),
-                None => self.misplaced(e, "a right side"),
+                None => self.misplaced(e, "on a right side"),
             },
             ExprKind::Else(a, b) => self.build_else(a, b, pos),
             ExprKind::If(c, a, b) => {
                 let (c, a, b) = (self.guard(c), self.build(a, pos), self.build(b, pos));
                 Some(Build::If(Box::new(c?), Box::new(a?), Box::new(b?)))
             }
-            _ => self.misplaced(e, "a right side"),
+            _ => self.misplaced(e, "on a right side"),
         }
     }
 
@@ -184,7 +184,7 @@ impl<'a> Cx<'a> {
         match (self.sort(v), pos) {
             (Sort::Tensor, Pos::Tensor) if self.info[v.index()].optional => {
                 let mut d = Diagnostic::error(code::OPTIONAL, format!("`{name}` may be absent"), p.span)
-                    .label("what should stand here then?")
+                    .label("needs a default for when it is absent")
                     .hint(format!("write `({name} else 0)`"));
                 if let Some(s) = self.info[v.index()].span {
                     d = d.also(s, format!("`{name}` is optional"));
@@ -210,12 +210,12 @@ impl<'a> Cx<'a> {
         }
         if one.node == "acc" {
             let d = Diagnostic::error(code::SORT, "`acc` is the accumulator inside an epilogue term", p.span)
-                .label("a tensor is needed here");
+                .label("expected a tensor");
             return self.report(d);
         }
         let near = closest(&one.node, self.frames[self.frame].names.keys().map(String::as_str)).map(str::to_string);
         let mut d = Diagnostic::error(code::UNBOUND, format!("`{}` is not bound", one.node), p.span)
-            .label("nothing gives it a value");
+            .label("no value is bound to this name");
         d = match near {
             Some(s) => d.hint(format!("did you mean `{s}`?")),
             None => d.hint(self.bind_hint.replace("{}", &one.node)),
@@ -228,17 +228,18 @@ impl<'a> Cx<'a> {
             && let Some(Slot::Var(v)) = self.slot(&name.node).cloned()
         {
             if !self.info[v.index()].optional {
-                let mut d = Diagnostic::error(code::OPTIONAL, format!("`{}` is always there", name.node), a.span)
-                    .label("`else` has no use here");
+                let mut d = Diagnostic::error(code::OPTIONAL, format!("`{}` is never absent", name.node), a.span)
+                    .label("this `else` is never used");
                 if let Some(s) = self.info[v.index()].span {
                     d = d.also(s, "declared without `?`");
                 }
-                return self.report(d.hint(format!("write `{}` alone, or make it optional with `?`", name.node)));
+                return self
+                    .report(d.hint(format!("write `{}` without `else`, or make it optional with `?`", name.node)));
             }
             let other = self.build(b, pos)?;
             return Some(Build::Else(v, Box::new(other)));
         }
-        let d = Diagnostic::error(code::OPTIONAL, "in front of `else` stands an optional operand", a.span)
+        let d = Diagnostic::error(code::OPTIONAL, "`else` must follow an optional operand", a.span)
             .label("not an optional variable");
         self.report(d)
     }
@@ -257,7 +258,7 @@ impl<'a> Cx<'a> {
                 return self.error(code::ARITY, "`build` takes one expression", e.span);
             };
             if pos == Pos::Term {
-                return self.misplaced(e, "an epilogue term");
+                return self.misplaced(e, "in an epilogue term");
             }
             return Some(Build::Frozen(Box::new(self.build(&arg.value, pos)?)));
         }
@@ -270,10 +271,10 @@ impl<'a> Cx<'a> {
             Callee::Pattern(_) => {
                 let d = Diagnostic::error(
                     code::WRONG_KIND,
-                    format!("`{}` is a pattern, not something to build", callee.text()),
+                    format!("`{}` is a pattern and cannot be built", callee.text()),
                     callee.span,
                 )
-                .label("a right side needs scalars and ops");
+                .label("a right side consists of scalars and ops");
                 self.report(d)
             }
             Callee::Head(Head::Scalar(id)) => {
@@ -483,8 +484,8 @@ impl<'a> Cx<'a> {
             },
             ExprKind::Comprehension { element, name, over, condition } => {
                 if let Some(c) = condition {
-                    let d = Diagnostic::error(code::MISPLACED, "operands cannot be left out by a condition", c.span)
-                        .hint("use every operand, or match the ones you need one by one");
+                    let d = Diagnostic::error(code::MISPLACED, "a condition cannot filter operands", c.span)
+                        .hint("use every operand, or match the needed operands one by one");
                     return self.report(d);
                 }
                 let over = self.tensors(over)?;
@@ -515,14 +516,14 @@ impl<'a> Cx<'a> {
     /// Looks up a variable that stands for several tensors.
     fn tensors(&mut self, e: &'a Expr) -> Option<VarId> {
         let Some(name) = single(e) else {
-            return self.error(code::SORT, "`..` splices a variadic operand", e.span);
+            return self.error(code::SORT, "`..` must be followed by a variadic operand", e.span);
         };
         match self.slot(&name.node).cloned() {
             Some(Slot::Var(v)) if self.sort(v) == Sort::Tensors => Some(v),
             Some(Slot::Var(v)) => self.wrong_sort(&name.node, v, Sort::Tensors, e.span),
             _ => {
                 let d = Diagnostic::error(code::UNBOUND, format!("`{}` is not bound", name.node), e.span)
-                    .label("nothing gives it a value")
+                    .label("no value is bound to this name")
                     .hint(format!("bind it on the left side: `..{}`", name.node));
                 self.report(d)
             }

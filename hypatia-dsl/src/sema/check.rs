@@ -71,20 +71,19 @@ pub(super) fn body(
                         return Some(
                             Diagnostic::error(
                                 code::BODY_TYPE,
-                                format!("the body of `{}` is not of the declared type", def.name),
+                                format!("the body of `{}` does not have the declared type", def.name),
                                 body,
                             )
-                            .label(format!("this gives {have}"))
+                            .label(format!("this has type {have}"))
                             .also(at, format!("declared as {wanted}"))
                             .note(format!("with {}", describe(&def.vars, &inst.types, &inst.absent)))
                             .hint(match have.shape == wanted.shape {
                                 true => format!(
-                                    "declare the element type that the body has, or convert: `cast(..., to = {})`",
+                                    "declare the element type of the body, or convert the body: `cast(..., to = {})`",
                                     wanted.dtype
                                 ),
-                                false => {
-                                    "declare the shape that the body has, or make the body have this one".to_string()
-                                }
+                                false => "declare the shape of the body, or change the body to the declared shape"
+                                    .to_string(),
                             }),
                         );
                     }
@@ -168,11 +167,11 @@ pub(super) fn rule(program: &Program, r: &Rule, right: Span, left: Span) -> Opti
     }
     let (what, with) = found?;
     Some(
-        Diagnostic::error(code::SIDES_TYPE, "both sides of a rule must have one type", right)
+        Diagnostic::error(code::SIDES_TYPE, "both sides of a rule must have the same type", right)
             .label(what)
             .also(left, "the left side")
-            .note(format!("with {with}; no other ranks up to 4 fit either"))
-            .hint("a rule replaces a tensor by another one of the same element type and shape: add a `cast`, `reshape` or `keepdims`"),
+            .note(format!("with {with}; no other rank up to 4 fits either"))
+            .hint("a rule must keep the element type and the shape: add a `cast`, `reshape` or `keepdims`"),
     )
 }
 
@@ -224,14 +223,14 @@ fn without_floats(
         return None;
     }
     let guard = match leaves.iter().map(|v| &r.vars[v.index()].name).find(|n| !n.starts_with('_')) {
-        None => "say for which element types it is: `class rounds for f64, f32, f16, bf16`".to_string(),
+        None => "state the element types: `class rounds for f64, f32, f16, bf16`".to_string(),
         Some(x) => format!("add `requires is_float(dtype({x}))`"),
     };
-    let message = format!("the right side has no meaning where the left side is of {dtype}");
+    let message = format!("the right side is undefined where the left side has element type {dtype}");
     Some(
         Diagnostic::warning(code::BOUND, message, right)
             .label(e.message)
-            .also(left, "which this matches")
+            .also(left, "this matches it")
             .note(format!("with {with}"))
             .hint(guard),
     )
@@ -275,7 +274,7 @@ fn attempt(program: &Program, r: &Rule, leaves: &[VarId], ranks: &[usize], usual
         match infer.build(b) {
             Ok(None) => return Verdict::Agree,
             Ok(Some(have)) if have != *t => {
-                return Verdict::Differ(format!("this is {have}, the left side {t}"), shown());
+                return Verdict::Differ(format!("this has type {have}, the left side has {t}"), shown());
             }
             Ok(Some(_)) => {}
             Err(e) => return Verdict::NoType(e, shown()),

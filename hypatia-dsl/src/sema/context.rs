@@ -188,13 +188,10 @@ impl<'a> Cx<'a> {
         if self.depth > MAX_DEPTH || self.size > MAX_SIZE {
             if !self.too_large {
                 self.too_large = true;
-                let d = Diagnostic::error(
-                    code::TOO_LARGE,
-                    "this grows too large once its named patterns are written out",
-                    span,
-                )
-                .label(format!("past {MAX_SIZE} nodes, or nested deeper than {MAX_DEPTH}"))
-                .hint("split it into several rules, or use fewer alternatives");
+                let d =
+                    Diagnostic::error(code::TOO_LARGE, "this is too large once its named patterns are inlined", span)
+                        .label(format!("more than {MAX_SIZE} nodes, or nested deeper than {MAX_DEPTH}"))
+                        .hint("split it into several rules, or use fewer alternatives");
                 self.report::<()>(d);
             }
             self.depth -= 1;
@@ -261,7 +258,7 @@ impl<'a> Cx<'a> {
         let have = self.sort(v);
         let mut d = Diagnostic::error(
             code::SORT,
-            format!("`{name}` is {}, but {} is needed here", sort_words(have), sort_words(wanted)),
+            format!("expected {1}, but `{name}` is {0}", sort_words(have), sort_words(wanted)),
             span,
         )
         .label(format!("expected {}", sort_words(wanted)));
@@ -269,12 +266,12 @@ impl<'a> Cx<'a> {
             d = d.also(first, format!("`{name}` is {} here", sort_words(have)));
         }
         d = match (have, wanted) {
-            (Sort::Tensor, Sort::Term) => d.hint(format!("an epilogue reads a tensor with `in({name})`")),
-            (Sort::Tensor, Sort::Attr | Sort::Shape) => {
-                d.hint(format!("its number is `value({name})`, its sizes are `shape({name})` and `dim({name}, i)`"))
-            }
+            (Sort::Tensor, Sort::Term) => d.hint(format!("to read a tensor in an epilogue, write `in({name})`")),
+            (Sort::Tensor, Sort::Attr | Sort::Shape) => d.hint(format!(
+                "write `value({name})` for its number, `shape({name})` or `dim({name}, i)` for its sizes"
+            )),
             (Sort::Tensor, Sort::DType) => d.hint(format!("write `dtype({name})`")),
-            (Sort::Tensors, Sort::Tensor) => d.hint(format!("splice all of them with `..{name}`")),
+            (Sort::Tensors, Sort::Tensor) => d.hint(format!("write `..{name}` to pass all of them")),
             _ => d,
         };
         self.report(d)
@@ -296,7 +293,7 @@ impl<'a> Cx<'a> {
                     return None; // the declaration already has an error
                 }
                 if matches!(self.slot(name), Some(Slot::Var(_))) {
-                    d = d.note(format!("`{name}` is a variable here, and cannot be called"));
+                    d = d.note(format!("`{name}` is a variable here and cannot be called"));
                 } else if let Some(s) = closest(name, self.binders.keys().map(String::as_str)) {
                     d.hints = vec![format!("did you mean `{s}`?")];
                 }
@@ -327,7 +324,7 @@ impl<'a> Cx<'a> {
             Some(id) => Some(id),
             None => self.error(
                 code::BUILTIN,
-                format!("this operator means the builtin scalar `{}`, which no file declares", b.name()),
+                format!("this operator stands for the builtin scalar `{}`, which no file declares", b.name()),
                 span,
             ),
         }
@@ -336,8 +333,8 @@ impl<'a> Cx<'a> {
     /// Reports an expression that is not allowed in its place.
     pub(super) fn misplaced<T>(&mut self, e: &Expr, place: &str) -> Option<T> {
         let (what, hint) = kind_words(&e.kind);
-        let mut d = Diagnostic::error(code::MISPLACED, format!("{what} has no meaning in {place}"), e.span)
-            .label("not possible here");
+        let mut d = Diagnostic::error(code::MISPLACED, format!("{what} is not allowed {place}"), e.span)
+            .label("not allowed here");
         if let Some(h) = hint {
             d = d.hint(h);
         }
@@ -354,47 +351,43 @@ pub(super) fn sort_words(sort: Sort) -> &'static str {
         Sort::Attr => "an attribute or size",
         Sort::Shape => "a list of sizes",
         Sort::DType => "an element type",
-        Sort::Region => "pointwise work",
+        Sort::Region => "pointwise operations",
     }
 }
 
 fn kind_words(kind: &ExprKind) -> (&'static str, Option<&'static str>) {
     match kind {
         ExprKind::Number { .. } => ("a number", None),
-        ExprKind::Str(_) => ("a text", None),
-        ExprKind::Bool(_) => ("a truth value", None),
+        ExprKind::Str(_) => ("a string", None),
+        ExprKind::Bool(_) => ("a boolean", None),
         ExprKind::Path(_) => ("a name", None),
         ExprKind::Hole => ("`_`", Some("`_` matches anything on a left side; name the variable to use it elsewhere")),
-        ExprKind::Absent => ("`none`", Some("`none` may stand for an optional operand only")),
-        ExprKind::Optional(_) => {
-            ("an optional variable", Some("`x?` may stand for an optional operand of a left side only"))
-        }
+        ExprKind::Absent => ("`none`", Some("use `none` only for an optional operand")),
+        ExprKind::Optional(_) => ("an optional variable", Some("use `x?` only for an optional operand on a left side")),
         ExprKind::Call { .. } => ("an application", None),
         ExprKind::Result(..) => (
-            "the choice of a result",
-            Some("`f(x).0` is the first result of an op of several; a number has one point: `1.5`"),
+            "a choice of result",
+            Some("`f(x).0` is the first result of an op with several; a number has one decimal point: `1.5`"),
         ),
         ExprKind::Index(..) => {
             ("an index", Some("attributes and lists of sizes have elements: `perm[0]`, `shape(x)[0]`"))
         }
-        ExprKind::List(_) => {
-            ("a list", Some("a list may stand for an attribute, or for the operands of a variadic op"))
-        }
+        ExprKind::List(_) => ("a list", Some("use a list only for an attribute or for the operands of a variadic op")),
         ExprKind::Comprehension { .. } => (
             "a comprehension",
-            Some("a comprehension may stand for an attribute, or for variadic operands of a right side"),
+            Some("use a comprehension only for an attribute or for variadic operands on a right side"),
         ),
-        ExprKind::Set(_) => ("a set", Some("sets stand behind `in`")),
+        ExprKind::Set(_) => ("a set", Some("use a set only after `in`")),
         ExprKind::Spread(_) => {
-            ("`..`", Some("`..xs` may stand among the operands of a variadic op, in a list, or in a type"))
+            ("`..`", Some("use `..xs` only among the operands of a variadic op, in a list, or in a type"))
         }
         ExprKind::Unary(..) | ExprKind::Binary(..) => ("this operator", None),
-        ExprKind::Else(..) => ("`else`", Some("`b else 0` may stand on a right side, for an optional operand `b`")),
-        ExprKind::If(..) => ("`if`", Some("write two rules with a `requires` each")),
-        ExprKind::Bind(..) => ("`@`", Some("`name @ pattern` may stand on a left side only")),
-        ExprKind::Typed(..) => ("a type", Some("`x: T[..]` may stand on a left side only")),
-        ExprKind::Near(..) => ("`~`", Some("`2.0 ~ 1e-3` may stand on a left side only")),
-        ExprKind::Alternatives(_) => ("`|`", Some("alternatives may stand on a left side only")),
-        ExprKind::Tuple(_) => ("a tuple", Some("several roots or results stand in parentheses at the outside only")),
+        ExprKind::Else(..) => ("`else`", Some("use `b else 0` only on a right side, for an optional operand `b`")),
+        ExprKind::If(..) => ("`if`", Some("write two rules, each with a `requires`")),
+        ExprKind::Bind(..) => ("`@`", Some("use `name @ pattern` only on a left side")),
+        ExprKind::Typed(..) => ("a type", Some("use `x: T[..]` only on a left side")),
+        ExprKind::Near(..) => ("`~`", Some("use `2.0 ~ 1e-3` only on a left side")),
+        ExprKind::Alternatives(_) => ("`|`", Some("use alternatives only on a left side")),
+        ExprKind::Tuple(_) => ("a tuple", Some("use a tuple only around all roots or results of a side")),
     }
 }

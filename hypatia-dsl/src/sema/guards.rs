@@ -37,7 +37,7 @@ impl<'a> Cx<'a> {
                 let named = args.iter().find_map(|a| a.name.as_ref());
                 if let Some(name) = named {
                     let span = name.span;
-                    return self.error(code::ARGUMENT_NAME, "functions of attributes take no named arguments", span);
+                    return self.error(code::ARGUMENT_NAME, "attribute functions take no named arguments", span);
                 }
                 let values: Vec<&'a Expr> = args.iter().map(|a| &a.value).collect();
                 self.aexpr_call(e.span, callee, &values)
@@ -87,7 +87,7 @@ impl<'a> Cx<'a> {
                 let (c, a, b) = (self.guard(c), self.aexpr(a), self.aexpr(b));
                 Some(AExpr::If(Box::new(c?), Box::new(a?), Box::new(b?)))
             }
-            _ => self.misplaced(e, "an expression over attributes"),
+            _ => self.misplaced(e, "in an expression over attributes"),
         }
     }
 
@@ -118,7 +118,7 @@ impl<'a> Cx<'a> {
                     if !fits {
                         let d = Diagnostic::error(
                             code::ATTRIBUTE_TYPE,
-                            format!("{} where a number is needed", k.words()),
+                            format!("found {}, expected a number", k.words()),
                             e.span,
                         )
                         .label("expected a number or a size");
@@ -132,13 +132,13 @@ impl<'a> Cx<'a> {
                     format!("{} is never equal to {}", kx.words(), ky.words()),
                     span,
                 )
-                .label("these two cannot be compared");
+                .label("these two values cannot be compared");
                 return self.report(d);
             }
             In | NotIn if !matches!(ky, AKind::List | AKind::Unknown) => {
                 let d = Diagnostic::error(
                     code::ATTRIBUTE_TYPE,
-                    format!("`in` needs a set or a list, not {}", ky.words()),
+                    format!("`in` needs a set or a list, but this is {}", ky.words()),
                     b.span,
                 )
                 .hint("write `a in {x, y}`");
@@ -149,7 +149,7 @@ impl<'a> Cx<'a> {
         if matches!(op, Div | Rem) && matches!(&y, AExpr::Value(AttrValue::Dim(d)) if d.as_const() == Some(0)) {
             let d = Diagnostic::error(code::ZERO_DIVISOR, "this divides by zero", b.span)
                 .label("always zero")
-                .hint("divide by a size or number that is not 0");
+                .hint("divide by a size or a number other than 0");
             return self.report(d);
         }
         Some(AExpr::Binary(op, Box::new(x), Box::new(y)))
@@ -163,11 +163,11 @@ impl<'a> Cx<'a> {
             other => {
                 let d = Diagnostic::error(
                     code::NOT_BOOLEAN,
-                    format!("a condition must be true or false, this is {}", other.words()),
+                    format!("a condition must be a boolean, but this is {}", other.words()),
                     e.span,
                 )
-                .label("not a truth value")
-                .hint("compare it with something: `== 1`, `% 8 == 0`, `in {f16, bf16}`");
+                .label("not a boolean")
+                .hint("compare it with a value: `== 1`, `% 8 == 0`, `in {f16, bf16}`");
                 self.report(d)
             }
         }
@@ -175,7 +175,7 @@ impl<'a> Cx<'a> {
 
     fn aexpr_path(&mut self, p: &'a Path) -> Option<AExpr> {
         let [one] = p.parts.as_slice() else {
-            return self.error(code::MISPLACED, format!("`{}` is no attribute or size", p.text()), p.span);
+            return self.error(code::MISPLACED, format!("`{}` is not an attribute or a size", p.text()), p.span);
         };
         let name = one.node.as_str();
         match self.slot(name).cloned() {
@@ -208,25 +208,25 @@ impl<'a> Cx<'a> {
             }
             let d = Diagnostic::error(
                 code::FACT_PLACE,
-                format!("`{name}` is a fact of the device, known to kernels only"),
+                format!("`{name}` is a fact about the device, which only kernels can read"),
                 p.span,
             )
             .label("not allowed here")
-            .hint("move it to the `requires` of the kernel: what a rule means must not depend on the device");
+            .hint("move it to the `requires` of the kernel: the meaning of a rule must not depend on the device");
             return self.report(d);
         }
         let frame = &self.frames[self.frame];
         let near = closest(name, frame.names.keys().map(String::as_str)).map(str::to_string);
         let mut d =
-            Diagnostic::error(code::UNBOUND, format!("`{name}` is not bound"), p.span).label("no such variable");
+            Diagnostic::error(code::UNBOUND, format!("`{name}` is not bound"), p.span).label("unknown variable");
         if let Some(s) = near {
             d = d.hint(format!("did you mean `{s}`?"));
         } else if matches!(self.place, Place::Requires | Place::Prefer | Place::Let | Place::Right) {
-            d = d.hint(format!("the left side binds sizes with a type: `x: T[..s, {name}]`"));
+            d = d.hint(format!("bind a size on the left side with a type: `x: T[..s, {name}]`"));
         } else if self.place == Place::Test {
-            d = d.hint("a test has no variables for sizes: write a number, or read the size off an input, `dim(x, 0)`");
+            d = d.hint("a test has no size variables: write a number, or read the size of an input, `dim(x, 0)`");
         } else {
-            d = d.hint(format!("the types of the operands bind sizes and shapes: `x: T[..s, {name}]`"));
+            d = d.hint(format!("bind sizes and shapes in the types of the operands: `x: T[..s, {name}]`"));
         }
         self.report(d)
     }
@@ -280,8 +280,8 @@ impl<'a> Cx<'a> {
                 None => {
                     let mut names: Vec<&str> = names.collect();
                     names.sort_unstable();
-                    d.note(format!("there are {}", names.join(", "))).hint(
-                        "sizes, attributes and facts are computed with these; scalars and ops are functions of tensors",
+                    d.note(format!("the known names are {}", names.join(", "))).hint(
+                        "only these compute with sizes, attributes and facts; scalars and ops are functions of tensors",
                     )
                 }
             };
@@ -312,9 +312,9 @@ impl<'a> Cx<'a> {
             ("numel", [_]) => Some(AExpr::Call(AFn::Prod, vec![sizes])),
             _ => {
                 let shown = self.vars[item.index()].name.clone();
-                let d = Diagnostic::error(code::SORT, format!("`{name}` cannot be asked of `{shown}`"), span)
+                let d = Diagnostic::error(code::SORT, format!("`{name}` cannot be applied to `{shown}`"), span)
                     .label("one of several operands")
-                    .hint("of one of several operands `shape`, `dim`, `rank` and `numel` are known");
+                    .hint("for one of several operands, use `shape`, `dim`, `rank` or `numel`");
                 self.report(d)
             }
         }
@@ -329,9 +329,9 @@ impl<'a> Cx<'a> {
     }
 
     fn misplaced_fact<T>(&mut self, name: &str, span: Span) -> Option<T> {
-        let d = Diagnostic::error(code::FACT_PLACE, format!("`{name}` may stand in `prefer` only"), span)
-            .label("not a fact that stays true")
-            .note("uses come and go while rules are applied: what is sound must not depend on them, what is profitable may")
+        let d = Diagnostic::error(code::FACT_PLACE, format!("`{name}` is allowed in `prefer` only"), span)
+            .label("this fact can change")
+            .note("rules change how often a value is used: soundness must not depend on it, profit may")
             .hint("move this condition to `prefer`");
         self.report(d)
     }
@@ -367,18 +367,18 @@ impl<'a> Cx<'a> {
                     let near = closest(&one.node, self.frames[self.frame].names.keys().map(String::as_str))
                         .map(str::to_string);
                     let mut d = Diagnostic::error(code::UNBOUND, format!("`{}` is not bound", one.node), e.span)
-                        .label("no such variable");
+                        .label("unknown variable");
                     d = d.hint(match near {
                         Some(s) => format!("did you mean `{s}`?"),
-                        None => "name an operand that is bound where this stands".to_string(),
+                        None => "name an operand that is already bound here".to_string(),
                     });
                     self.report(d)
                 }
             };
         }
-        let d = Diagnostic::error(code::SORT, format!("`{what}` asks about a variable"), e.span)
+        let d = Diagnostic::error(code::SORT, format!("`{what}` needs a variable"), e.span)
             .label("not a variable")
-            .hint(format!("name it on the left side, `y @ ...`, and write `{what}(y)`"));
+            .hint(format!("bind it on the left side with `y @ ...`, and write `{what}(y)`"));
         self.report(d)
     }
 
@@ -423,9 +423,9 @@ impl AKind {
     pub(super) fn words(self) -> &'static str {
         match self {
             AKind::Number => "a number",
-            AKind::Bool => "a truth value",
+            AKind::Bool => "a boolean",
             AKind::DType => "an element type",
-            AKind::Str => "a text",
+            AKind::Str => "a string",
             AKind::List => "a list",
             AKind::Unknown => "something",
         }

@@ -140,7 +140,7 @@ impl<'p> Infer<'p> {
             _ => return Ok(()),
         };
         if dtype.is_int() && dtype.round(number) != number {
-            let message = format!("the number {number} stands beside {dtype}, which does not hold it");
+            let message = format!("{dtype} cannot represent the number {number}");
             return Err(TypeError::new(crate::diag::Code(302), message));
         }
         Ok(())

@@ -47,7 +47,7 @@ pub(super) fn kernel<'a>(cx: &mut Cx<'a>, k: &'a ast::Kernel, doc: &str) -> Opti
                 format!("a kernel has no setting `{}`", s.key.node),
                 s.key.span,
             )
-            .note(format!("launch settings are {}", KNOWN.join(", ")));
+            .note(format!("the launch settings are {}", KNOWN.join(", ")));
             if let Some(n) = closest(&s.key.node, KNOWN.iter().copied()) {
                 d = d.hint(format!("did you mean `{n}`?"));
             }
@@ -73,10 +73,10 @@ pub(super) fn kernel<'a>(cx: &mut Cx<'a>, k: &'a ast::Kernel, doc: &str) -> Opti
         let word = if backend == Backend::Rowwise { "rowwise" } else { "composed" };
         let d = Diagnostic::error(
             code::BACKEND,
-            format!("`{word}` is generated from an op's body, and `{}` has none", def.name),
+            format!("`{word}` generates a kernel from the op's body, but `{}` has no body", def.name),
             k.pattern.span,
         )
-        .hint("define an op with a body, and let the kernel be for it");
+        .hint("define an op with a body, and write the kernel for that op");
         return cx.with_declaration(d, def);
     }
     if backend == Backend::Tiled {
@@ -127,7 +127,10 @@ fn root(cx: &mut Cx<'_>, p: &Pat, k: &ast::Kernel) -> Option<crate::ir::OpId> {
         _ => {
             let d = Diagnostic::error(code::KERNEL_PATTERN, "a kernel implements one op", k.pattern.span)
                 .label("not an application of an op")
-                .hint("write `kernel name for gemm(a, b, e, to = d) { ... }`; pointwise scalars need no kernel of their own");
+                .hint(
+                    "write `kernel name for gemm(a, b, e, to = d) { ... }`; pointwise scalars need no kernel of \
+                    their own",
+                );
             cx.report(d)
         }
     }
@@ -153,7 +156,7 @@ fn backend(cx: &mut Cx<'_>, k: &ast::Kernel) -> Option<Backend> {
             let path = std::path::Path::new(&file.node);
             let plain = path.components().all(|c| matches!(c, std::path::Component::Normal(_)));
             if !plain || file.node.is_empty() {
-                let d = Diagnostic::error(code::BACKEND, "a template is named by its file alone", file.span)
+                let d = Diagnostic::error(code::BACKEND, "`template` takes a file name only", file.span)
                     .hint("write `template \"gemm_sm90.cu.j2\";`");
                 return cx.report(d);
             }
@@ -164,13 +167,9 @@ fn backend(cx: &mut Cx<'_>, k: &ast::Kernel) -> Option<Backend> {
         Some(ast::Backend::Composed(_)) => Some(Backend::Composed),
         Some(ast::Backend::Tiled(_)) => Some(Backend::Tiled),
         None => {
-            let d = Diagnostic::error(
-                code::BACKEND,
-                format!("kernel `{}` does not say how it is made", k.name.node),
-                k.name.span,
-            )
-            .label("no backend")
-            .hint("add one of `cublaslt BIAS;`, `template \"file.cu.j2\";`, `pointwise;`, `rowwise;`, `composed;`, `tiled;`");
+            let d = Diagnostic::error(code::BACKEND, format!("kernel `{}` has no backend", k.name.node), k.name.span)
+                .label("no backend")
+                .hint("add one of `cublaslt BIAS;`, `template \"file.cu.j2\";`, `pointwise;`, `rowwise;`, `composed;`, `tiled;`");
             cx.report(d)
         }
     }
@@ -211,7 +210,7 @@ fn tune<'a>(cx: &mut Cx<'a>, k: &'a ast::Kernel) -> Option<Vec<(String, Vec<i64>
 
 fn choices<'a>(cx: &mut Cx<'a>, e: &'a ast::Expr) -> Option<Vec<i64>> {
     let bad = |cx: &mut Cx<'a>, span| {
-        let d = Diagnostic::error(code::TUNE, "a tuning parameter takes its values from a set of integers", span)
+        let d = Diagnostic::error(code::TUNE, "the values of a tuning parameter must be a set of integers", span)
             .hint("write `tune BM in {64, 128};`");
         cx.report(d)
     };
@@ -219,12 +218,12 @@ fn choices<'a>(cx: &mut Cx<'a>, e: &'a ast::Expr) -> Option<Vec<i64>> {
     if items.is_empty() || items.len() > MAX_CHOICES {
         let d = Diagnostic::error(
             code::TUNE,
-            format!("a tuning parameter has 1 to {MAX_CHOICES} choices, not {}", items.len()),
+            format!("a tuning parameter has 1 to {MAX_CHOICES} values, but this has {}", items.len()),
             e.span,
         );
         return cx.report(match items.is_empty() {
-            true => d.hint("write the values to choose from: `tune BM in {64, 128};`"),
-            false => d.hint("leave out the values that are never the best"),
+            true => d.hint("list the values: `tune BM in {64, 128};`"),
+            false => d.hint("remove values that are never the best"),
         });
     }
     let mut out = Vec::new();

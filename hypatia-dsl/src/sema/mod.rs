@@ -214,8 +214,8 @@ impl<'a> Sema<'a> {
     /// Reports a builtin that is declared more than once.
     fn once(&mut self, first: Option<Origin>, span: Span) {
         if let Some(first) = first {
-            let mut d = Diagnostic::error(code::DUPLICATE, "this builtin is declared already", span)
-                .hint("drop this declaration and `use core::*;`");
+            let mut d = Diagnostic::error(code::DUPLICATE, "this builtin is already declared", span)
+                .hint("remove this declaration and write `use core::*;`");
             if let Some(s) = first.span {
                 d = d.also(s, "first declared here");
             }
@@ -313,14 +313,15 @@ impl<'a> Sema<'a> {
 
     fn no_rule(&self, name: &str, span: Span, mut names: Vec<&str>) -> Diagnostic {
         names.sort_unstable();
-        let d =
-            Diagnostic::error(code::EXPECTATION, format!("there is no rule `{name}`"), span).label("can never fire");
+        let d = Diagnostic::error(code::EXPECTATION, format!("there is no rule `{name}`"), span).label("unknown rule");
         if let Some(why) = self.not_folded(name) {
             return d.hint(why);
         }
         match crate::spell::closest(name, names.into_iter()) {
             Some(s) => d.hint(format!("did you mean `{s}`?")),
-            None => d.hint("only rules of this file and of what it uses take part: is a `use` missing?"),
+            None => {
+                d.hint("a test sees only the rules of this file and of the files that it uses: is a `use` missing?")
+            }
         }
     }
 
@@ -347,12 +348,15 @@ impl<'a> Sema<'a> {
         let name = rule.strip_prefix("fold::")?;
         if self.program.scalars.iter().any(|s| s.name == name) {
             return Some(format!(
-                "drop this: a body of one operation is not looked for, `{name}` stands in a graph as it is written"
+                "remove this expectation: a body of one operation has no fold rule, because `{name}` is already one \
+                 node in the graph"
             ));
         }
-        self.program.ops.iter().any(|o| o.name == name).then(|| {
-            format!("the body of an op is looked for if the op has a kernel: declare one, `kernel k for {name}(...)`")
-        })
+        self.program
+            .ops
+            .iter()
+            .any(|o| o.name == name)
+            .then(|| format!("an op has a fold rule only if it has a kernel: declare one, `kernel k for {name}(...)`"))
     }
 
     fn family_members(&mut self) {

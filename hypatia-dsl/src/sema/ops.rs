@@ -58,7 +58,7 @@ pub(super) fn signature<'a>(cx: &mut Cx<'a>, op: &'a ast::Op) -> Option<OpDef> {
     for g in &op.generics {
         if let Some(first) = seen.insert(g.name.node.as_str(), g.name.span) {
             let d = Diagnostic::error(code::DUPLICATE, format!("`{}` is declared twice", g.name.node), g.name.span);
-            cx.report::<()>(d.also(first, "first declared here").hint("give it a name of its own"));
+            cx.report::<()>(d.also(first, "first declared here").hint("give it another name"));
             good = false;
             continue;
         }
@@ -76,10 +76,10 @@ pub(super) fn signature<'a>(cx: &mut Cx<'a>, op: &'a ast::Op) -> Option<OpDef> {
         if p.variadic && last_tensor != Some(i) {
             let d = Diagnostic::error(
                 code::BAD_TYPE,
-                format!("variadic operand `{}` must be the last one", p.name.node),
+                format!("variadic operand `{}` must be last", p.name.node),
                 p.name.span,
             );
-            good &= cx.report::<()>(d.hint("move it behind the other operands")).is_some();
+            good &= cx.report::<()>(d.hint("move it after the other operands")).is_some();
         }
         match param(cx, p) {
             Some(kind) => params.push(Param { name: p.name.node.clone(), kind }),
@@ -88,7 +88,9 @@ pub(super) fn signature<'a>(cx: &mut Cx<'a>, op: &'a ast::Op) -> Option<OpDef> {
     }
     let variadic_result = op.results.iter().any(|r| r.variadic);
     if variadic_result && op.results.len() > 1 {
-        good &= cx.error::<()>(code::BAD_TYPE, "a variadic result is the only one", op.results[0].ty.span).is_some();
+        good &= cx
+            .error::<()>(code::BAD_TYPE, "a variadic result must be the only result", op.results[0].ty.span)
+            .is_some();
     }
     let mut results = Vec::new();
     for r in &op.results {
@@ -111,13 +113,13 @@ pub(super) fn signature<'a>(cx: &mut Cx<'a>, op: &'a ast::Op) -> Option<OpDef> {
         (Some(_), false) => Some(OpBody::Defined(Vec::new())),
         (Some(b), true) => {
             let d =
-                Diagnostic::error(code::BUILTIN, format!("`{}` has a body and says `builtin`", op.name.node), b.span);
-            cx.report(d.hint("keep one of the two"))
+                Diagnostic::error(code::BUILTIN, format!("`{}` has both a body and `builtin`", op.name.node), b.span);
+            cx.report(d.hint("remove one of the two"))
         }
         (None, false) => {
-            let d = Diagnostic::error(code::BUILTIN, format!("`{}` has no meaning", op.name.node), op.name.span)
+            let d = Diagnostic::error(code::BUILTIN, format!("`{}` has no definition", op.name.node), op.name.span)
                 .label("neither a body nor `builtin`")
-                .hint("say what it computes: `= matmul(x, w);`");
+                .hint("add a body, such as `= matmul(x, w);`");
             cx.report(d)
         }
     };
@@ -161,7 +163,7 @@ fn param<'a>(cx: &mut Cx<'a>, p: &'a ast::OpParam) -> Option<ParamKind> {
                 return cx.report(d);
             }
             if p.optional && p.variadic {
-                return cx.error(code::BAD_TYPE, "a variadic operand may be empty already", p.name.span);
+                return cx.error(code::BAD_TYPE, "a variadic operand can already be empty", p.name.span);
             }
             Some(ParamKind::Tensor { ty: ty?, optional: p.optional, variadic: p.variadic })
         }
@@ -169,10 +171,10 @@ fn param<'a>(cx: &mut Cx<'a>, p: &'a ast::OpParam) -> Option<ParamKind> {
             if p.optional || p.variadic {
                 let d = Diagnostic::error(
                     code::BAD_TYPE,
-                    format!("`{}` is no tensor: only tensors are optional or variadic", p.name.node),
+                    format!("`{}` is not a tensor: only tensors can be optional or variadic", p.name.node),
                     p.name.span,
                 );
-                return cx.report(d.hint("give an attribute a default instead: `= 0`"));
+                return cx.report(d.hint("give the attribute a default instead: `= 0`"));
             }
             if n.node == TERM_WORD {
                 return Some(ParamKind::Term);
@@ -182,7 +184,7 @@ fn param<'a>(cx: &mut Cx<'a>, p: &'a ast::OpParam) -> Option<ParamKind> {
                     Diagnostic::error(code::BAD_TYPE, format!("there is no attribute type `{}`", n.node), n.span)
                         .label("unknown type")
                         .note(format!(
-                            "attribute types are {}; tensors are written `T[..s]`",
+                            "the attribute types are {}; write a tensor as `T[..s]`",
                             ATTR_TYPES.iter().map(|t| t.0).collect::<Vec<_>>().join(", ")
                         ));
                 if let Some(s) = closest(&n.node, ATTR_TYPES.iter().map(|t| t.0)) {
@@ -204,12 +206,9 @@ fn constant<'a>(cx: &mut Cx<'a>, e: &'a Expr, ty: AttrType) -> Option<AttrValue>
         AExpr::Value(v) => match coerce(ty, v) {
             Some(v) => Some(v),
             None => {
-                let d = Diagnostic::error(
-                    code::ATTRIBUTE_TYPE,
-                    "the default is of another type than the attribute",
-                    e.span,
-                )
-                .label(format!("expected {}", attr_type_words(ty)));
+                let d =
+                    Diagnostic::error(code::ATTRIBUTE_TYPE, "the default does not have the attribute's type", e.span)
+                        .label(format!("expected {}", attr_type_words(ty)));
                 cx.report(d)
             }
         },
@@ -235,7 +234,7 @@ fn bound<'a>(cx: &mut Cx<'a>, e: &'a Expr) -> Option<Vec<DType>> {
                         e.span,
                     )
                     .label("unknown bound")
-                    .note("bounds are float, int, number, any, or a set such as {f16, bf16}");
+                    .note("a bound is float, int, number, any, or a set such as {f16, bf16}");
                     if let Some(s) = closest(other, ["float", "int", "number", "any"].into_iter()) {
                         d = d.hint(format!("did you mean `{s}`?"));
                     }
@@ -247,7 +246,7 @@ fn bound<'a>(cx: &mut Cx<'a>, e: &'a Expr) -> Option<Vec<DType>> {
             let lists: Vec<Option<Vec<DType>>> = items.iter().map(|i| bound(cx, i)).collect();
             Some(lists.into_iter().collect::<Option<Vec<_>>>()?.concat())
         }
-        _ => cx.misplaced(e, "a bound"),
+        _ => cx.misplaced(e, "in a bound"),
     }
 }
 
@@ -257,8 +256,8 @@ fn named(cx: &mut Cx<'_>, t: &TypePat, r: &ast::ResultType, op: &ast::Op) -> Opt
         || t.prefix.iter().chain(&t.suffix).any(|d| matches!(d, crate::ir::DimPat::Any))
         || matches!(t.dtype, crate::ir::DTypePat::Any);
     if op.body.is_some() && open {
-        let d = Diagnostic::error(code::BAD_TYPE, "a result with a body must name all its sizes", r.ty.span)
-            .label("`_` and a nameless `..` say nothing")
+        let d = Diagnostic::error(code::BAD_TYPE, "a result with a body must name all of its sizes", r.ty.span)
+            .label("`_` and `..` without a name are not allowed here")
             .hint("use the variables of the operands: `T[..s, n]`");
         return cx.report(d);
     }
@@ -281,7 +280,10 @@ fn costs<'a>(cx: &mut Cx<'a>, op: &'a ast::Op) -> Option<CostFormulas> {
             "write" => &mut cost.write,
             other => {
                 let mut d = Diagnostic::error(code::SETTING, format!("an op has no setting `{other}`"), s.key.span)
-                    .note("settings are flops, read, write; `builtin;` and `requires ...;` stand in the block too");
+                    .note(
+                        "the settings are flops, read and write; a block can also contain `builtin;` and \
+                        `requires ...;`",
+                    );
                 if let Some(n) = closest(other, ["flops", "read", "write", "builtin", "requires"].into_iter()) {
                     d = d.hint(format!("did you mean `{n}`?"));
                 }
@@ -314,11 +316,11 @@ fn builtin(cx: &mut Cx<'_>, op: &ast::Op, params: &[Param]) -> Option<OpBody> {
     if params.len() - have_attrs != operands || have_attrs != attrs {
         let d = Diagnostic::error(
             code::BUILTIN,
-            format!("the builtin `{}` is declared unlike it is", b.name()),
+            format!("the declaration of the builtin `{}` does not match it", b.name()),
             op.name.span,
         )
         .label(format!("it has {operands} operands and {attrs} attributes"))
-        .hint("copy the declaration of the embedded `core`");
+        .hint("copy the declaration from the library's `core`");
         return cx.report(d);
     }
     Some(OpBody::Builtin(b))
@@ -336,7 +338,7 @@ pub(super) fn body<'a>(cx: &mut Cx<'a>, op: &'a ast::Op, def: &OpDef) -> Option<
     }
     cx.params = op.params.len();
     cx.place = Place::Body;
-    cx.bind_hint = "declare it among the operands, `{}: T[..]`, or as an attribute, `{}: float = 1.0`";
+    cx.bind_hint = "declare it as an operand, `{}: T[..]`, or as an attribute, `{}: float = 1.0`";
     let body = op.body.as_ref()?;
     let parts: Vec<&'a Expr> = match &body.kind {
         ExprKind::Tuple(items) => items.iter().collect(),
@@ -348,7 +350,7 @@ pub(super) fn body<'a>(cx: &mut Cx<'a>, op: &'a ast::Op, def: &OpDef) -> Option<
             format!("`{}` declares {} results, but its body has {}", op.name.node, op.results.len(), parts.len()),
             body.span,
         )
-        .label("one expression for each result, in parentheses")
+        .label("write one expression per result, in parentheses")
         .also(op.results[0].ty.span, "declared here");
         return cx.report(d);
     }

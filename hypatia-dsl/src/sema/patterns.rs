@@ -44,7 +44,7 @@ impl<'a> Cx<'a> {
             }
             ExprKind::Typed(inner, ty) => {
                 if pos == Pos::Term {
-                    return self.misplaced(e, "an epilogue term");
+                    return self.misplaced(e, "in an epilogue term");
                 }
                 let inner = self.pattern(inner, pos);
                 let ty = self.type_pat(ty, TypeMode::Bind);
@@ -69,9 +69,9 @@ impl<'a> Cx<'a> {
             ExprKind::Binary(op, a, b) => match operator(*op) {
                 Some((s, false)) => self.scalar_pattern(s, &[a, b], pos, e.span),
                 Some((s, true)) => self.scalar_pattern(s, &[b, a], pos, e.span),
-                None => self.misplaced(e, "a pattern"),
+                None => self.misplaced(e, "in a pattern"),
             },
-            _ => self.misplaced(e, "a pattern"),
+            _ => self.misplaced(e, "in a pattern"),
         }
     }
 
@@ -80,7 +80,7 @@ impl<'a> Cx<'a> {
         if let Some(Slot::Param { expr, frame, .. }) = self.slot(&name.node).cloned() {
             // A parameter of a named pattern: use the name of its argument.
             let Some(given) = single(expr) else {
-                return self.error(code::MISPLACED, "what may be absent is given by a name", expr.span);
+                return self.error(code::MISPLACED, "only a name can be optional", expr.span);
             };
             let here = std::mem::replace(&mut self.frame, frame);
             let made = self.maybe_bound(given, pos);
@@ -96,12 +96,12 @@ impl<'a> Cx<'a> {
         let (Some(v), Some(t)) = (literal(value), literal(tolerance)) else {
             return self.error(
                 code::MISPLACED,
-                "`~` stands between two numbers: `2.0 ~ 1e-3`",
+                "write a number on each side of `~`: `2.0 ~ 1e-3`",
                 value.span.to(tolerance.span),
             );
         };
         if !(t >= 0.0 && t.is_finite()) {
-            return self.error(code::MISPLACED, "a tolerance is a number of at least 0", tolerance.span);
+            return self.error(code::MISPLACED, "a tolerance must be a number of at least 0", tolerance.span);
         }
         Some(Pat::Lit { value: v, near: Some(t) })
     }
@@ -120,7 +120,7 @@ impl<'a> Cx<'a> {
             return self.not_applied(p);
         }
         if DType::from_name(name).is_some() {
-            return self.error(code::SORT, format!("`{name}` is an element type, a tensor is needed here"), p.span);
+            return self.error(code::SORT, format!("expected a tensor, but `{name}` is an element type"), p.span);
         }
         match self.slot(name).cloned() {
             Some(Slot::Param { expr, frame, var, bound }) => self.pattern_param(name, expr, frame, var, bound, pos),
@@ -192,9 +192,12 @@ impl<'a> Cx<'a> {
                 let name = self.vars[missing.index()].name.clone();
                 let mut d =
                     Diagnostic::error(code::ALTERNATIVES, format!("this alternative does not bind `{name}`"), *at)
-                        .label(format!("no `{name}` in here"))
-                        .hint("bind the same variables in every alternative, write `_` where the value is not used, or `name?` for what \
-                         may be absent");
+                        .label(format!("does not bind `{name}`"))
+                        .hint(
+                            "bind the same variables in every alternative, write `_` where the value is not used, \
+                            or `name?` for what \
+                         may be absent",
+                        );
                 if let Some(first) = self.info[missing.index()].span {
                     d = d.also(first, "bound here");
                 }

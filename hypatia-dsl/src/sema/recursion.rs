@@ -69,23 +69,21 @@ fn report(s: &mut Sema<'_>, circle: &[ItemRef]) {
     let mut path: Vec<&str> = names.iter().map(|n| n.0).collect();
     path.push(first.0);
     let d = if rest.is_empty() {
-        Diagnostic::error(code::RECURSION, format!("`{}` is defined by itself", first.0), first.1)
+        Diagnostic::error(code::RECURSION, format!("`{}` is defined in terms of itself", first.0), first.1)
     } else {
-        let mut d = Diagnostic::error(
-            code::RECURSION,
-            format!("definitions go round in a circle: {}", path.join(" -> ")),
-            first.1,
-        );
+        let mut d = Diagnostic::error(code::RECURSION, format!("circular definition: {}", path.join(" -> ")), first.1);
         for (n, span) in rest {
-            d = d.also(*span, format!("`{n}` is part of the circle"));
+            d = d.also(*span, format!("`{n}` is part of the cycle"));
         }
         d
     };
     let d = match rest.first() {
-        Some((next, _)) => d.hint(format!("write in `{}` what `{next}` computes, without `{}`", first.0, first.0)),
-        None => d.hint("write the body out; there are no loops, and `builtin` is for the library"),
+        Some((next, _)) => {
+            d.hint(format!("write in `{}` what `{next}` computes, without using `{}`", first.0, first.0))
+        }
+        None => d.hint("write the computation out; the language has no loops, and `builtin` is for the library only"),
     };
-    s.diags.push(d.label("a definition may use what is defined without it only"));
+    s.diags.push(d.label("a definition cannot use itself, directly or through others"));
 }
 
 /// The cycles of a graph, each once; members of a cycle are not searched again.

@@ -28,10 +28,10 @@ pub(super) fn rules(s: &Sema<'_>, file: usize, r: &ast::Rule, doc: &str) -> (Vec
     if count > MAX_RULES {
         let d = Diagnostic::error(
             code::TOO_LARGE,
-            format!("the families of `{}` come to more than {MAX_RULES} rules", r.path.text()),
+            format!("the families of `{}` produce more than {MAX_RULES} rules", r.path.text()),
             r.path.span,
         )
-        .hint("bind fewer families, or smaller ones");
+        .hint("bind fewer or smaller families");
         return (Vec::new(), vec![d]);
     }
     let (mut out, mut warnings) = (Vec::new(), Vec::new());
@@ -87,12 +87,19 @@ pub(super) fn rules(s: &Sema<'_>, file: usize, r: &ast::Rule, doc: &str) -> (Vec
 fn check_whole(s: &Sema<'_>, r: &Rule, left: Span, right: Span) -> Option<Diagnostic> {
     if hygiene::self_containing(&s.program, r) {
         return Some(
-            Diagnostic::error(code::SELF_CONTAINING, format!("`{}` makes a tensor contain itself", r.base_name), right)
-                .label("this is a part of the left side")
-                .also(left, "below these functions")
-                .note("the rule is about tensors only: an epilogue could take the outer function in again and again")
-                .hint("state it on scalars, without types: it then holds inside epilogues too, and ends there")
-                .hint("or say which op makes the inner tensor, if it is no matrix product: `p @ softmax(x, axis = a)`"),
+            Diagnostic::error(
+                code::SELF_CONTAINING,
+                format!("`{}` makes a tensor its own operand", r.base_name),
+                right,
+            )
+            .label("this is part of the left side")
+            .also(left, "below these functions")
+            .note("the rule applies to tensors only, so an epilogue could absorb the outer function without end")
+            .hint("write it for scalars, without types: it then applies in epilogues too and terminates")
+            .hint(
+                "or name the op that produces the inner tensor, if it is not a matrix product: `p @ \
+                    softmax(x, axis = a)`",
+            ),
         );
     }
     check::rule(&s.program, r, right, left)
@@ -122,10 +129,10 @@ fn ruleset(cx: &mut Cx<'_>, r: &ast::Rule) -> Option<RuleSetId> {
     let [set, _] = r.path.parts.as_slice() else {
         let d = Diagnostic::error(
             code::UNKNOWN_NAME,
-            format!("a rule's name is `ruleset::name`, not `{}`", r.path.text()),
+            format!("a rule's name must have the form `ruleset::name`, but this is `{}`", r.path.text()),
             r.path.span,
         )
-        .label("which ruleset?");
+        .label("the ruleset is missing");
         let name = &r.path.parts.last()?.node;
         // Suggest the file's own ruleset, if it has one.
         let own = cx.s.resolved.files[cx.file()].items.iter().find_map(|i| match &i.kind {
@@ -133,7 +140,9 @@ fn ruleset(cx: &mut Cx<'_>, r: &ast::Rule) -> Option<RuleSetId> {
             _ => None,
         });
         return cx.report(match own {
-            Some(set) => d.hint(format!("write `rule {set}::{name}: ...`, with the ruleset in which it is to run")),
+            Some(set) => {
+                d.hint(format!("write `rule {set}::{name}: ...`, where `{set}` is the ruleset that runs the rule"))
+            }
             None => d.hint(format!(
                 "declare one, `ruleset mine {{ until = fixpoint; }}`, and write `rule mine::{name}: ...`"
             )),
@@ -199,10 +208,10 @@ fn check_regions(cx: &mut Cx<'_>, lhs: &[Pat], left: &Expr) -> Option<()> {
             let name = cx.vars[i].name.clone();
             let d = Diagnostic::error(
                 code::REGION,
-                format!("the left side applies `{name}` {n} times, and must apply it once"),
+                format!("the left side must apply `{name}` once, but applies it {n} times"),
                 left.span,
             )
-            .label(format!("`{name}` stands for pointwise work that is found here"))
+            .label(format!("`{name}` stands for the pointwise operations that match here"))
             .hint("the right side may apply it any number of times");
             cx.report::<()>(d);
         }
@@ -220,7 +229,7 @@ pub(super) fn family(cx: &mut Cx<'_>, e: &Expr) -> Option<Vec<Head>> {
     }
     if out.is_empty() {
         let d = Diagnostic::error(code::FAMILY, "this family is empty", e.span);
-        return cx.report(d.hint("name its members, such as `{exp, log}`, or take a family of the library: `unary`"));
+        return cx.report(d.hint("list its members, such as `{exp, log}`, or use a family of the library: `unary`"));
     }
     alike(cx, &out, e)?;
     Some(out)
@@ -241,10 +250,10 @@ fn alike(cx: &mut Cx<'_>, members: &[Head], e: &Expr) -> Option<()> {
     };
     let first = members.first()?;
     let Some(other) = members.iter().find(|h| form(h) != form(first)) else { return Some(()) };
-    let d = Diagnostic::error(code::FAMILY, "the members of a family must be called alike", e.span)
+    let d = Diagnostic::error(code::FAMILY, "all members of a family must take the same arguments", e.span)
         .label(format!("{}, {}", show(first), show(other)))
-        .note("a rule over a family is written once: `g(x)` or `g(x, y)` for every member")
-        .hint("make a family of each kind");
+        .note("a rule applies every member in the same way: `g(x)` or `g(x, y)`")
+        .hint("write one family for each kind");
     cx.report(d)
 }
 
@@ -282,11 +291,11 @@ fn members(cx: &mut Cx<'_>, e: &Expr, out: &mut Vec<Head>, good: &mut bool) {
                 None if is_pointwise(cx, p) => {
                     let d = Diagnostic::error(
                         code::REGION,
-                        "`pointwise` is no set of functions, and cannot be part of one",
+                        "`pointwise` is not a family and cannot be a member of one",
                         e.span,
                     )
-                    .label("stands for any pointwise work")
-                    .hint("bind a variable of its own: `[f: pointwise, g in {relu, gelu}]`");
+                    .label("stands for any pointwise operations")
+                    .hint("bind it to a separate variable: `[f: pointwise, g in {relu, gelu}]`");
                     *good = false;
                     return cx.report::<()>(d).unwrap_or(());
                 }
@@ -303,7 +312,7 @@ fn members(cx: &mut Cx<'_>, e: &Expr, out: &mut Vec<Head>, good: &mut bool) {
                     Some(Callee::Pattern(_)) => {
                         let d = Diagnostic::error(
                             code::WRONG_KIND,
-                            format!("`{}` is a pattern; a family has scalars and ops", p.text()),
+                            format!("`{}` is a pattern; a family contains scalars and ops only", p.text()),
                             e.span,
                         );
                         *good = false;
@@ -323,7 +332,7 @@ fn members(cx: &mut Cx<'_>, e: &Expr, out: &mut Vec<Head>, good: &mut bool) {
         }
         _ => {
             *good = false;
-            let d = Diagnostic::error(code::FAMILY, "a family is a name or a set of names", e.span)
+            let d = Diagnostic::error(code::FAMILY, "a family must be a name or a set of names", e.span)
                 .hint("write `{relu, gelu}`");
             cx.report::<()>(d);
         }
@@ -378,11 +387,11 @@ fn one<'a>(cx: &mut Cx<'a>, r: &'a ast::Rule, back: bool) -> Option<Made> {
     for (name, e) in &r.lets {
         if let Some(super::context::Slot::Param { .. }) = cx.slot(&name.node) {
             good = false;
-            cx.error::<()>(code::DUPLICATE, format!("`{}` is bound already", name.node), name.span);
+            cx.error::<()>(code::DUPLICATE, format!("`{}` is already bound", name.node), name.span);
             continue;
         }
         if let Some(super::context::Slot::Var(v)) = cx.slot(&name.node).cloned() {
-            let mut d = Diagnostic::error(code::DUPLICATE, format!("`{}` is bound already", name.node), name.span);
+            let mut d = Diagnostic::error(code::DUPLICATE, format!("`{}` is already bound", name.node), name.span);
             if let Some(first) = cx.info[v.index()].span {
                 d = d.also(first, "first bound here");
             }
@@ -481,8 +490,8 @@ fn check_related(cx: &mut Cx<'_>, lhs: &[Pat], e: &Expr) -> Option<()> {
         if open.len() == before {
             let at = roots(e)[open[0]].span;
             let d = Diagnostic::error(code::UNRELATED_ROOTS, "this root shares no tensor with the others", at)
-                .label("would be matched with every other one in the graph")
-                .hint("let all roots share an operand, such as the input of several products");
+                .label("every combination in the graph would match")
+                .hint("make all roots share an operand, such as the input of several products");
             return cx.report(d);
         }
     }
@@ -505,16 +514,16 @@ fn right_side<'a>(cx: &mut Cx<'a>, right: &'a Expr, count: usize, left: &'a Expr
         let d = Diagnostic::error(
             code::ROOT_COUNT,
             format!(
-                "the left side has {count} root{}, the right side {}",
+                "the left side has {count} root{}, but the right side has {}",
                 if count == 1 { "" } else { "s" },
                 exprs.len()
             ),
             right.span,
         )
-        .label("one for each root of the left side")
+        .label("expected one expression per root of the left side")
         .also(left.span, "the left side")
         .hint(match (count, exprs.len()) {
-            (1, _) => "write one expression, or give the left side as many roots: `(p, q) => (r, s)`".to_string(),
+            (1, _) => "write one expression, or add roots to the left side: `(p, q) => (r, s)`".to_string(),
             (n, _) => format!("write {n} expressions: `({})`", vec!["..."; n.min(6)].join(", ")),
         });
         return cx.report(d);
@@ -641,20 +650,20 @@ pub(super) fn claims(cx: &mut Cx<'_>, classes: &[ast::ClassExpr]) -> Option<Vec<
             ("approx", None) => {
                 let d = Diagnostic::error(
                     code::CLASS,
-                    "`approx` says within how many units in the last place",
+                    "`approx` needs a bound in units in the last place (ULP)",
                     c.class.span,
                 )
                 .hint("write `class approx(4)`");
                 cx.report(d)
             }
             ("exact" | "finite" | "rounds", Some(u)) => {
-                cx.error(code::CLASS, format!("`{}` takes no number", c.class.node), u.span)
+                cx.error(code::CLASS, format!("class `{}` takes no number", c.class.node), u.span)
             }
             (other, _) => {
                 let mut d =
                     Diagnostic::error(code::CLASS, format!("there is no rounding class `{other}`"), c.class.span)
                         .label("unknown class")
-                        .note("classes are exact, finite, rounds and approx(ulp)");
+                        .note("the classes are exact, finite, rounds and approx(ulp)");
                 if let Some(s) = closest(other, ["exact", "finite", "rounds", "approx"].into_iter()) {
                     d = d.hint(format!("did you mean `{s}`?"));
                 }

@@ -23,7 +23,7 @@ const DEFAULT_NODES: (u64, u64) = (10_000, 50);
 pub(super) fn collect(s: &mut Sema<'_>) {
     let fold = RuleSetDef {
         name: "fold".to_string(),
-        doc: "Bodies become the names of what they compute: rules that the compiler makes.".to_string(),
+        doc: "Rules that the compiler derives: each replaces the body of an op by the op.".to_string(),
         origin: Origin::default(),
         iterations: None,
         nodes: DEFAULT_NODES,
@@ -86,7 +86,7 @@ fn apply(
     setting: &Setting,
 ) -> Result<(), Box<Diagnostic>> {
     let at = setting.value.span;
-    let wrong = |what: &str| Diagnostic::error(code::SETTING, format!("`{}` is {what}", setting.key.node), at);
+    let wrong = |what: &str| Diagnostic::error(code::SETTING, format!("`{}` must be {what}", setting.key.node), at);
     let bad = |what: &str| Err(Box::new(wrong(what)));
     match setting.key.node.as_str() {
         "until" => match &setting.value.kind {
@@ -108,8 +108,8 @@ fn apply(
         },
         "time" => {
             let d = Diagnostic::error(code::SETTING, "a ruleset has no setting `time`", setting.key.span)
-                .note("a result must not depend on how fast or busy a machine is")
-                .hint("bound the work instead: `steps = 500000 + 2000 * graph;`");
+                .note("a result must not depend on the speed or the load of a machine")
+                .hint("limit the work instead: `steps = 500000 + 2000 * graph;`");
             return Err(Box::new(d));
         }
         "nodes" => match budget(&setting.value) {
@@ -127,11 +127,12 @@ fn apply(
         other => {
             let mut d =
                 Diagnostic::error(code::SETTING, format!("a ruleset has no setting `{other}`"), setting.key.span)
-                    .note(format!("settings are {}", SETTINGS.join(", ")));
+                    .note(format!("the settings are {}", SETTINGS.join(", ")));
             d = match closest(other, SETTINGS.iter().copied()) {
                 Some(n) => d.hint(format!("did you mean `{n}`?")),
                 None => d.hint(
-                    "write `iterations = 30;` for a number of rounds, `until = fixpoint;` for as many as it takes",
+                    "write `iterations = 30;` for a fixed number of rounds, or `until = fixpoint;` for no limit on \
+                     rounds",
                 ),
             };
             return Err(Box::new(d));

@@ -27,10 +27,10 @@ fn kind(name: &ast::Name) -> Result<Kind, Box<Diagnostic>> {
         other => Err(Box::new(
             Diagnostic::error(
                 code::BAD_TYPE,
-                format!("a scalar parameter is a `number` or a `bool`, not `{other}`"),
+                format!("a scalar parameter must be a `number` or a `bool`, but this is `{other}`"),
                 name.span,
             )
-            .hint("scalars work on every element type: leave the type out for a number"),
+            .hint("scalars work on every element type: omit the type for a number"),
         )),
     }
 }
@@ -71,7 +71,7 @@ pub(super) fn declare(s: &ast::Scalar, diags: &mut Vec<Diagnostic>) -> ScalarDef
                 at,
             )
             .label("one for each parameter, in their order")
-            .hint("leave `grad` out: derivatives are worked out from the body"),
+            .hint("remove `grad`: derivatives are computed from the body"),
         );
     }
     ScalarDef {
@@ -93,8 +93,9 @@ fn device(s: &ast::Scalar, diags: &mut Vec<Diagnostic>) -> Option<String> {
     if known.is_none() {
         let names: Vec<String> = DEVICE_FUNCTIONS.iter().map(|f| format!("`{}` of {}", f.name, f.arity)).collect();
         let message = format!("there is no device function `{}` of {} numbers", named.node, s.params.len());
-        let d = Diagnostic::error(code::BUILTIN, message, named.span).note(format!("there are {}", names.join(", ")));
-        diags.push(d.hint("a scalar with a device function has a body too: what the function means"));
+        let d = Diagnostic::error(code::BUILTIN, message, named.span)
+            .note(format!("the known names are {}", names.join(", ")));
+        diags.push(d.hint("a scalar with a device function also needs a body, which defines its meaning"));
     }
     known.map(|f| f.name.to_string())
 }
@@ -118,10 +119,10 @@ fn builtin(s: &ast::Scalar, params: &[(String, Kind)], result: Kind, diags: &mut
         diags.push(
             Diagnostic::error(
                 code::BUILTIN,
-                format!("the builtin `{}` is declared unlike it is", b.name()),
+                format!("the declaration of the builtin `{}` does not match it", b.name()),
                 s.name.span,
             )
-            .label(format!("it takes ({}) and gives a {}", wanted.join(", "), word(&b.result()))),
+            .label(format!("it takes ({}) and returns a {}", wanted.join(", "), word(&b.result()))),
         );
     }
     ScalarBody::Builtin(b)
@@ -140,15 +141,15 @@ pub(super) fn body(cx: &mut Cx<'_>, id: ScalarId, s: &ast::Scalar) -> (Option<Te
         let mut t = TermBuilder { params: &params, term: Term::empty() };
         let (root, have) = t.term(cx, e)?;
         if have != wanted {
-            let word = |k: Kind| if k == Kind::Bool { "a truth value" } else { "a number" };
+            let word = |k: Kind| if k == Kind::Bool { "a boolean" } else { "a number" };
             let mut d = Diagnostic::error(
                 code::KIND,
-                format!("this is {}, but {} is declared", word(have), word(wanted)),
+                format!("the declaration says {1}, but this is {0}", word(have), word(wanted)),
                 e.span,
             )
             .label(format!("expected {}", word(wanted)));
             if have == Kind::Bool {
-                d = d.hint("declare `-> bool`, or make a number of it: `select(c, 1, 0)`");
+                d = d.hint("declare `-> bool`, or convert it to a number: `select(c, 1, 0)`");
             }
             return cx.report(d);
         }
@@ -195,7 +196,7 @@ impl TermBuilder<'_> {
                     return Some((self.term.add(TermNode::Param(*i)), *k));
                 }
                 let mut d =
-                    Diagnostic::error(code::UNBOUND, format!("`{name}` is no parameter of this scalar"), p.span)
+                    Diagnostic::error(code::UNBOUND, format!("`{name}` is not a parameter of this scalar"), p.span)
                         .label("not bound");
                 let mut names: Vec<&str> = self.params.keys().copied().collect();
                 names.sort_unstable();
@@ -227,7 +228,7 @@ impl TermBuilder<'_> {
                             callee.span,
                         )
                         .label("not a scalar")
-                        .hint("declare an `op` instead if whole tensors are needed");
+                        .hint("declare an `op` if it needs whole tensors");
                         cx.report(d)
                     }
                 }
@@ -248,13 +249,13 @@ impl TermBuilder<'_> {
                     let id = cx.builtin(s, e.span)?;
                     if swap { self.call(cx, id, &[b, a]) } else { self.call(cx, id, &[a, b]) }
                 }
-                None => cx.misplaced(e, "a scalar"),
+                None => cx.misplaced(e, "in a scalar"),
             },
             ExprKind::If(c, a, b) => {
                 let id = cx.builtin(BuiltinScalar::Select, e.span)?;
                 self.call(cx, id, &[c, a, b])
             }
-            _ => cx.misplaced(e, "a scalar"),
+            _ => cx.misplaced(e, "in a scalar"),
         }
     }
 

@@ -67,9 +67,9 @@ fn report(s: &mut Sema<'_>, scalar: ScalarId, operations: u64) {
     let def = s.program.scalar(scalar);
     let Some(span) = def.origin.span else { return };
     let why = match operations > MAX_OPERATIONS {
-        true => format!("it takes more than {MAX_OPERATIONS} operations an element"),
-        false => format!("more than {MAX_CALLS} scalars call each other in a row"),
+        true => format!("it takes more than {MAX_OPERATIONS} operations per element"),
+        false => format!("scalar calls are nested more than {MAX_CALLS} levels deep"),
     };
-    let message = format!("`{}` grows too large once the scalars that it calls are written out", def.name);
+    let message = format!("`{}` is too large once the scalars that it calls are inlined", def.name);
     s.diags.push(Diagnostic::error(code::TOO_LARGE, message, span).label(why).hint("compute it as an `op`, in steps"));
 }

@@ -28,7 +28,7 @@ pub(super) fn test<'a>(cx: &mut Cx<'a>, t: &'a ast::Test) -> Option<Test> {
         let mut d =
             Diagnostic::error(code::TARGET, format!("there is no device profile `{}`", target.node), target.span)
                 .label("unknown target")
-                .note(format!("profiles are {}", Device::names().collect::<Vec<_>>().join(", ")));
+                .note(format!("the profiles are {}", Device::names().collect::<Vec<_>>().join(", ")));
         if let Some(s) = closest(&target.node, Device::names()) {
             d = d.hint(format!("did you mean `{s}`?"));
         }
@@ -68,8 +68,7 @@ pub(super) fn test<'a>(cx: &mut Cx<'a>, t: &'a ast::Test) -> Option<Test> {
         }
     }
     if !t.statements.iter().any(|s| matches!(s, TestStatement::Given(_))) {
-        let d = Diagnostic::error(code::EXPECTATION, "this test gives nothing to compile", t.name.span)
-            .hint("add `given f(x);`");
+        let d = Diagnostic::error(code::EXPECTATION, "this test has no `given`", t.name.span).hint("add `given f(x);`");
         return cx.report(d);
     }
     good.then(|| Test {
@@ -138,7 +137,7 @@ fn input<'a>(
     let Some(dtype) = DType::from_name(&ty.dtype.node) else {
         let d =
             Diagnostic::error(code::TEST_INPUT, format!("there is no element type `{}`", ty.dtype.node), ty.dtype.span)
-                .label("an input has a definite type");
+                .label("the type of an input must be known");
         return cx.report(element_type_hint(d, &ty.dtype.node));
     };
     let mut shape = Vec::new();
@@ -146,7 +145,11 @@ fn input<'a>(
         match d {
             DimExpr::Dim(e) => shape.push(size(cx, e)?),
             DimExpr::Rest(_, span) => {
-                return cx.error(code::TEST_INPUT, "an input has a definite rank: `..` has no place here", *span);
+                return cx.error(
+                    code::TEST_INPUT,
+                    "the rank of an input must be known: `..` is not allowed here",
+                    *span,
+                );
             }
         }
     }
@@ -204,7 +207,7 @@ fn values(cx: &mut Cx<'_>, e: &Expr, shape: &[Dim]) -> Option<Vec<f64>> {
     for d in shape {
         match d.as_const() {
             Some(c) => sizes.push(c as usize),
-            None => return cx.error(code::TEST_INPUT, "values need a shape without symbols", e.span),
+            None => return cx.error(code::TEST_INPUT, "values need a shape without symbolic sizes", e.span),
         }
     }
     let mut out = Vec::new();
@@ -227,32 +230,31 @@ fn fill(cx: &mut Cx<'_>, e: &Expr, sizes: &[usize], out: &mut Vec<f64>) -> Optio
                 Some(())
             }
             Some(_) => cx.error(code::TEST_INPUT, format!("more than {MAX_VALUES} values"), e.span),
-            None => cx.error(code::TEST_INPUT, "a number is needed here", e.span),
+            None => cx.error(code::TEST_INPUT, "expected a number", e.span),
         };
     };
     match &e.kind {
         ExprKind::List(items) if items.len() == *n => items.iter().try_for_each(|i| fill(cx, i, rest, out)),
         ExprKind::List(items) => {
-            let d = Diagnostic::error(
-                code::TEST_INPUT,
-                format!("{n} elements are needed here, not {}", items.len()),
-                e.span,
-            )
-            .label("does not fit the declared shape");
+            let d = Diagnostic::error(code::TEST_INPUT, format!("expected {n} elements, not {}", items.len()), e.span)
+                .label("does not fit the declared shape");
             cx.report(match items.len() > *n {
-                true => d.hint(format!("remove {}, or declare the shape that you mean", items.len() - n)),
-                false => d.hint(format!("add {}, or give one number alone, which fills all of it", n - items.len())),
+                true => d.hint(format!("remove {}, or change the declared shape", items.len() - n)),
+                false => d.hint(format!("add {}, or give a single number to fill the whole tensor", n - items.len())),
             })
         }
         _ => {
             let shape: Vec<String> = sizes.iter().map(usize::to_string).collect();
             let d = Diagnostic::error(
                 code::TEST_INPUT,
-                format!("a list of {n} numbers is needed here, not one number"),
+                format!("expected a list of {n} numbers, but this is one number"),
                 e.span,
             )
-            .label(format!("this stands for a part of shape [{}]", shape.join(", ")))
-            .hint("values are nested as the shape is: an input of shape [2, 2] is `[[1, 2], [3, 4]]`; one number alone fills all of it");
+            .label(format!("this is a part of shape [{}]", shape.join(", ")))
+            .hint(
+                "nest the values as the shape is: an input of shape [2, 2] is `[[1, 2], [3, 4]]`; a single number \
+                fills the whole tensor",
+            );
             cx.report(d)
         }
     }
@@ -268,8 +270,8 @@ fn expectation<'a>(cx: &mut Cx<'a>, e: &'a ast::Expect, inputs: &[TestInput]) ->
         let mut out = Vec::new();
         for p in parts {
             if let ExprKind::List(_) = p.kind {
-                let d = Diagnostic::error(code::EXPECTATION, "values stand behind the name of an input", p.span)
-                    .label("no expression over the inputs")
+                let d = Diagnostic::error(code::EXPECTATION, "values must follow the name of an input", p.span)
+                    .label("not a value")
                     .hint("declare them, `const y: f32[3] = [1, 2, 3];`, and write `expect equal y;`");
                 return cx.report(d);
             }
@@ -285,13 +287,13 @@ fn expectation<'a>(cx: &mut Cx<'a>, e: &'a ast::Expect, inputs: &[TestInput]) ->
             Some(c) if crate::codes::find(c).is_some() => Some(Expect::Error(c)),
             Some(_) => {
                 let d = Diagnostic::error(code::EXPECTATION, format!("no error has the code `{}`", n.node), n.span)
-                    .label("can never be given")
-                    .hint("`hypatia explain H0304` tells what a code means; `hypatia check` prints that of an error");
+                    .label("unknown code")
+                    .hint("`hypatia check` prints the code of an error; `hypatia explain H0304` explains a code");
                 cx.report(d)
             }
             None => {
-                let d = Diagnostic::error(code::EXPECTATION, format!("`{}` is no code of an error", n.node), n.span)
-                    .hint("codes look like `H0304`; `hypatia explain H0304` tells what one means");
+                let d = Diagnostic::error(code::EXPECTATION, format!("`{}` is not an error code", n.node), n.span)
+                    .hint("an error code looks like `H0304`; `hypatia explain H0304` explains it");
                 cx.report(d)
             }
         },
@@ -330,12 +332,14 @@ fn compare<'a>(cx: &mut Cx<'a>, e: &'a Expr) -> Option<Expect> {
             _ => {}
         }
     }
-    let d = Diagnostic::error(code::EXPECTATION, "this expectation has no meaning", e.span)
-        .note("expect `launches == 1`, `count(gemm) <= 2`, `error H0304`, `fires fuse::unary`, `not fires r`, `equal e` or `becomes e`");
+    let d = Diagnostic::error(code::EXPECTATION, "unknown expectation", e.span).note(
+        "write `launches == 1`, `count(gemm) <= 2`, `error H0304`, `fires fuse::unary`, `not fires r`, `equal \
+            e` or `becomes e`",
+    );
     cx.report(match &e.kind {
-        ExprKind::Binary(Eq, ..) => d.hint("`given a; expect equal b;` says that a and b have the same values"),
+        ExprKind::Binary(Eq, ..) => d.hint("`given a; expect equal b;` tests that a and b have the same values"),
         ExprKind::Path(p) if p.text() == "launches" => d.hint("compare it: `expect launches == 1;`"),
         ExprKind::Call { callee, .. } if callee.text() == "count" => d.hint("compare it: `expect count(gemm) == 1;`"),
-        _ => d.hint("`expect becomes e;` asks what the rules make of it, `expect equal e;` what values it has"),
+        _ => d.hint("`expect becomes e;` tests what the rules produce, `expect equal e;` tests the values"),
     })
 }

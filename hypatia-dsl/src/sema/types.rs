@@ -31,10 +31,11 @@ impl<'a> Cx<'a> {
             match d {
                 DimExpr::Rest(e, span) => {
                     if rest.is_some() {
-                        let d = Diagnostic::error(code::BAD_TYPE, "a shape has one rest at most", *span)
+                        let d = Diagnostic::error(code::BAD_TYPE, "a shape can contain at most one `..`", *span)
                             .label("a second `..`")
                             .hint(
-                                "split the pattern, or match the whole shape with one rest and index it in `requires`",
+                                "split the pattern, or match the whole shape with one `..s` and index `s` in \
+                                 `requires`",
                             );
                         self.report::<()>(d);
                         good = false;
@@ -87,12 +88,12 @@ impl<'a> Cx<'a> {
                     d.message = format!("no operand binds the element type `{}`", name.node);
                     d = d
                         .label("not bound")
-                        .hint("a result's element type is that of an operand, or an attribute of type `dtype`");
+                        .hint("use the element type of an operand, or an attribute of type `dtype`");
                 } else {
                     d = element_type_hint(d, &name.node);
                     if name.node.len() <= 2 {
                         d = d.hint(format!(
-                            "variables for element types start with a capital: `{}`",
+                            "a variable for an element type starts with a capital: `{}`",
                             name.node.to_uppercase()
                         ));
                     }
@@ -115,7 +116,7 @@ impl<'a> Cx<'a> {
                 Some(Slot::Var(v)) if self.sort(v) == Sort::Shape => {
                     let d = Diagnostic::error(
                         code::BAD_TYPE,
-                        format!("`{}` is a rest of sizes, not one size", name.node),
+                        format!("`{}` stands for several sizes, not for one", name.node),
                         e.span,
                     )
                     .hint(format!("write `..{}`", name.node));
@@ -204,7 +205,7 @@ pub(super) fn single(e: &Expr) -> Option<&Name> {
 /// Adds a hint that lists the element types and suggests the closest one.
 pub(super) fn element_type_hint(d: Diagnostic, name: &str) -> Diagnostic {
     let names = || DType::ALL.iter().map(|d| d.name());
-    let d = d.note(format!("element types are {}", names().collect::<Vec<_>>().join(", ")));
+    let d = d.note(format!("the element types are {}", names().collect::<Vec<_>>().join(", ")));
     let meant = DType::known_elsewhere_as(name).map(DType::name).or_else(|| closest(name, names()));
     match meant {
         Some(s) => d.hint(format!("did you mean `{s}`?")),

@@ -87,7 +87,7 @@ fn axis(index: i64, rank: Option<usize>) -> Result<AttrValue, String> {
         return if index >= 0 {
             Ok(AttrValue::Dim(Dim::from(index)))
         } else {
-            Err("counts from the end, but there is no operand to count on".into())
+            Err("counts from the end, but there is no operand to count in".into())
         };
     };
     match position(index, rank) {

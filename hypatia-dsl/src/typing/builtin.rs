@@ -48,7 +48,7 @@ pub(super) fn apply(call: &Call, op: BuiltinOp) -> Types {
 }
 
 fn matmul(call: &Call, to: Option<DType>) -> Types {
-    const VECTOR: &str = "give a vector a second axis with `reshape`";
+    const VECTOR: &str = "add a second axis to a vector with `reshape`";
     let a = call.at_least(0, 2).map_err(|e| e.hint(VECTOR))?;
     let b = call.at_least(1, 2).map_err(|e| e.hint(VECTOR))?;
     call.needs_numbers(0)?;
@@ -59,7 +59,7 @@ fn matmul(call: &Call, to: Option<DType>) -> Types {
     let known = k.known_eq(k2);
     if known != Some(true) {
         let text = format!(
-            "the inner sizes {} `{}` is {a} and `{}` is {b}: {k} against {k2}",
+            "the inner sizes {} `{}` is {a} and `{}` is {b}: {k} and {k2}",
             agree(known),
             call.operand_name(0),
             call.operand_name(1)
@@ -70,13 +70,13 @@ fn matmul(call: &Call, to: Option<DType>) -> Types {
         } else if a.shape[ra - 2] == *k2 {
             error.hint("transpose the first operand")
         } else {
-            error.hint("the last axis of the first operand meets the second-last axis of the second")
+            error.hint("the last axis of the first operand must equal the second-last axis of the second")
         });
     }
     let batch = shape::broadcast(&a.shape[..ra - 2], &b.shape[..rb - 2]).ok_or_else(|| {
         let (s, t) = (show_shape(&a.shape[..ra - 2]), show_shape(&b.shape[..rb - 2]));
         let text = format!(
-            "the leading axes do not broadcast: `{}` is {a} and `{}` is {b}, {s} against {t}",
+            "the leading axes do not broadcast: `{}` is {a} and `{}` is {b}, so {s} meets {t}",
             call.operand_name(0),
             call.operand_name(1)
         );
@@ -120,7 +120,7 @@ fn transpose(call: &Call) -> Types {
         None => {
             let why = format!("must name each of the {rank} axes of {x} once, counted from 0");
             let axes: Vec<String> = (0..rank).rev().map(|i| i.to_string()).collect();
-            Err(call.bad_attr(0, &why).hint(format!("`perm = [{}]` turns all axes round", axes.join(", "))))
+            Err(call.bad_attr(0, &why).hint(format!("`perm = [{}]` reverses all axes", axes.join(", "))))
         }
     }
 }
@@ -151,9 +151,7 @@ fn slice(call: &Call) -> Types {
         // symbol has a value.
         if shift.known_le(bound) == Some(false) || bound.known_le(&top) == Some(false) {
             let why = format!("must lie in {shift}..={top}: axis {axis} of {x} has size {size}");
-            return Err(call
-                .bad_attr(i, &why)
-                .hint("count from the front: negative positions are not understood here"));
+            return Err(call.bad_attr(i, &why).hint("count from the front: negative positions are not allowed here"));
         }
     }
     let span = if step > 0 { stop.checked_sub(&start) } else { start.checked_sub(&stop) };
@@ -191,7 +189,8 @@ fn concat(call: &Call) -> Types {
             let known = a.known_eq(b);
             if k != axis && known != Some(true) {
                 let text = format!(
-                    "sizes other than along axis {axis} {} operand 0 is {first} and operand {i} is {x}: axis {k} is {a} against {b}",
+                    "the sizes of all axes except {axis} {} operand 0 is {first} and operand {i} is {x}: axis {k} \
+                     is {a} and {b}",
                     agree(known)
                 );
                 return Err(call.error(codes::SIZE, text).about(i));
@@ -215,7 +214,7 @@ fn split(call: &Call) -> Types {
     let known = total.known_eq(&x.shape[axis]);
     if known != Some(true) {
         let how = if known == Some(false) { "must add up" } else { "cannot be shown to add up" };
-        let why = format!("{how} to the size of axis {axis} of {x}: {total} against {}", x.shape[axis]);
+        let why = format!("{how} to the size of axis {axis} of {x}: {total} instead of {}", x.shape[axis]);
         let value = show_value(call.attr(1)?);
         return Err(call.error(codes::SIZE, format!("attribute `{} = {value}` {why}", call.attr_name(1))).about(0));
     }
@@ -249,8 +248,10 @@ fn pad(call: &Call) -> Types {
             Some(true) => out.push(padded),
             known => {
                 let how = if known == Some(false) { "is" } else { "may be" };
-                let text =
-                    format!("axis {i} of {x} {how} cut below 0: {size} + {} + {} = {padded}", before[i], after[i]);
+                let text = format!(
+                    "the padded size of axis {i} of {x} {how} negative: {size} + {} + {} = {padded}",
+                    before[i], after[i]
+                );
                 return Err(call.error(codes::SIZE, text).about(0));
             }
         }
@@ -283,7 +284,7 @@ fn gather_elements(call: &Call) -> Types {
         let known = wanted.known_le(size);
         if k != axis && known != Some(true) {
             let how = if known == Some(false) { "must not be" } else { "cannot be shown not to be" };
-            let text = format!("`{inn}` {how} larger than `{xn}` along axis {k}: {indices} against {x}");
+            let text = format!("`{inn}` {how} larger than `{xn}` along axis {k}: {indices} and {x}");
             return Err(call.error(codes::SIZE, text).about(1));
         }
     }
@@ -314,7 +315,8 @@ fn gather_nd(call: &Call) -> Types {
     let depth = tuple.as_const().and_then(|d| usize::try_from(d).ok());
     let Some(depth) = depth.filter(|d| *d <= x.shape.len() - batch) else {
         let text = format!(
-            "the last axis of `{inn}` must be a number of at most {}, but is {tuple}: it names axes of `{xn}`, which is {x}",
+            "the last axis of `{inn}` must be a number of at most {}, but is {tuple}: it names axes of `{xn}`, \
+             which is {x}",
             x.shape.len() - batch
         );
         return Err(call.error(codes::SIZE, text).about(1));
@@ -381,7 +383,8 @@ fn scatter(call: &Call) -> Types {
     let same = wanted.len() == updates.shape.len() && wanted.iter().zip(&updates.shape).all(|(a, b)| a == b);
     if !same {
         let text = format!(
-            "`{un}` must hold a row of `{xn}` for each index, {}, but is {updates}: `{xn}` is {x} and `{inn}` is {indices}",
+            "`{un}` must have one row of `{xn}` per index, {}, but is {updates}: `{xn}` is {x} and `{inn}` is \
+             {indices}",
             show_shape(&wanted)
         );
         return Err(call.error(codes::SIZE, text).about(2));
@@ -408,7 +411,7 @@ fn iota(call: &Call) -> Types {
     call.axis(1, shape.len())?;
     let to = call.dtype(2)?;
     if to == DType::Bool {
-        return Err(call.bad_attr(2, "must be an element type of numbers"));
+        return Err(call.bad_attr(2, "must be a numeric element type"));
     }
     one(to, shape)
 }

@@ -34,8 +34,8 @@ pub(super) fn one(dtype: DType, shape: Shape) -> Types {
 impl Call<'_> {
     pub(super) fn operand(&self, i: usize) -> Result<&TensorType, TypeError> {
         self.operands.get(i).ok_or_else(|| {
-            let text = format!("{}: {} operands are too few", self.name, self.operands.len());
-            TypeError::new(codes::OPERANDS, text).hint(format!("give one at least: `{}(x, ...)`", self.name))
+            let text = format!("{}: {} operands are not enough", self.name, self.operands.len());
+            TypeError::new(codes::OPERANDS, text).hint(format!("pass at least one: `{}(x, ...)`", self.name))
         })
     }
 
@@ -108,8 +108,8 @@ impl Call<'_> {
         let sizes = self.list(i)?;
         match sizes.iter().find(|d| d.known_le(&Dim::from(-1)) == Some(true)) {
             Some(d) => Err(self
-                .bad_attr(i, &format!("holds {d}, but a size is at least 0"))
-                .hint("write the size itself: -1 does not stand for \"what is left\"")),
+                .bad_attr(i, &format!("contains {d}, but a size must be at least 0"))
+                .hint("write the size itself: -1 does not mean \"infer this size\"")),
             None => Ok(sizes),
         }
     }
@@ -123,7 +123,7 @@ impl Call<'_> {
     pub(super) fn needs_numbers(&self, i: usize) -> Result<(), TypeError> {
         let ty = self.operand(i)?;
         if ty.dtype == DType::Bool {
-            let text = format!("`{}` must hold numbers, but is {ty}", self.operand_name(i));
+            let text = format!("`{}` must contain numbers, but is {ty}", self.operand_name(i));
             return Err(self.error(codes::DTYPE, text).about(i).hint("convert it with `cast`"));
         }
         Ok(())
@@ -142,7 +142,7 @@ impl Call<'_> {
     pub(super) fn needs_indices(&self, i: usize) -> Result<(), TypeError> {
         let ty = self.operand(i)?;
         if !ty.dtype.is_int() {
-            let text = format!("`{}` must hold integers, but is {ty}", self.operand_name(i));
+            let text = format!("`{}` must contain integers, but is {ty}", self.operand_name(i));
             return Err(self.error(codes::DTYPE, text).about(i).hint("convert it with `cast(.., to = i64)`"));
         }
         Ok(())
@@ -153,7 +153,7 @@ impl Call<'_> {
         let (a, b) = (self.operand(0)?, self.operand(i)?);
         if a.dtype != b.dtype {
             let text = format!(
-                "the operands must have one element type, but `{}` is {a} and `{}` is {b}",
+                "the operands must have the same element type, but `{}` is {a} and `{}` is {b}",
                 self.operand_name(0),
                 self.operand_name(i)
             );

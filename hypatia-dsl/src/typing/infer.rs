@@ -101,7 +101,7 @@ fn wrong_count(def: &OpDef, operands: &[Option<TensorType>], fewest: usize, any_
     }
     let missing = operands.iter().position(Option::is_none).unwrap_or(fewest);
     let name = names.get(missing).map_or("?", String::as_str);
-    TypeError::new(codes::OPERANDS, format!("{}: operand `{name}` is absent, but it is not optional", def.name))
+    TypeError::new(codes::OPERANDS, format!("{}: operand `{name}` is absent, but it is required", def.name))
         .about(missing)
 }
 
@@ -215,7 +215,7 @@ fn match_operand(param: &Param, ty: &TensorType, bindings: &mut Bindings) -> Res
 /// The error for an operand that does not match its parameter's type.
 fn misfit(def: &OpDef, param: &Param, operand: usize, ty: &TensorType, why: &Mismatch, known: &Bindings) -> TypeError {
     let ParamKind::Tensor { ty: pat, .. } = &param.kind else {
-        return TypeError::new(codes::OPERANDS, format!("{}: `{}` is no tensor", def.name, param.name));
+        return TypeError::new(codes::OPERANDS, format!("{}: `{}` is not a tensor", def.name, param.name));
     };
     let (op, name) = (&def.name, &param.name);
     let expected = format!("{}{}", show_type_pat(&def.vars, pat), legend(&def.vars, pat, known));
@@ -311,7 +311,7 @@ fn check_requires(def: &OpDef, bindings: &Bindings, facts: &dyn Facts) -> Result
             Some(true) => {}
             Some(false) => {
                 let message = format!("{}: requires {}, which is false", def.name, shown());
-                let hint = format!("give `{}` operands for which it is true, or change its `requires`", def.name);
+                let hint = format!("pass operands to `{}` for which it is true, or change its `requires`", def.name);
                 return Err(TypeError::new(codes::REQUIRES, message).hint(hint));
             }
             // Guards that types cannot decide (constness, values) are checked where those facts are
@@ -319,7 +319,8 @@ fn check_requires(def: &OpDef, bindings: &Bindings, facts: &dyn Facts) -> Result
             None if asks_for_values(guard) => {}
             None => {
                 let message = format!("{}: requires {}, which cannot be shown for these sizes", def.name, shown());
-                let hint = "a guard must hold for every value of a size that is not known: `requires` the same where it is used";
+                let hint =
+                    "a guard must hold for every value of a symbolic size: repeat the `requires` where the op is used";
                 return Err(TypeError::new(codes::REQUIRES, message).hint(hint));
             }
         }
@@ -349,9 +350,9 @@ fn asks_for_values(expr: &AExpr) -> bool {
 fn result_type(def: &OpDef, pat: &TypePat, bindings: &Bindings, facts: &dyn Facts) -> Result<TensorType, TypeError> {
     let unknown = |what: String| {
         let shown = show_type_pat(&def.vars, pat);
-        let message = format!("{}: {what} of the result {shown} cannot be worked out", def.name);
+        let message = format!("{}: {what} of the result {shown} cannot be computed", def.name);
         TypeError::new(codes::RESULT, message)
-            .hint("use it in the type of an operand or of an attribute of the op, so that each call tells it")
+            .hint("use it in the type of an operand or of an attribute of the op, so that each call determines it")
     };
     let dtype = match &pat.dtype {
         DTypePat::Is(d) => Some(*d),
@@ -423,7 +424,7 @@ pub fn apply_scalar(program: &Program, scalar: ScalarId, operands: &[TensorType]
             match number {
                 Some((first, d)) if d != ty.dtype => {
                     let message = format!(
-                        "{}: all numbers must have one element type, but `{}` is {} and `{name}` is {ty}",
+                        "{}: all numbers must have the same element type, but `{}` is {} and `{name}` is {ty}",
                         def.name, def.params[first].0, operands[first]
                     );
                     return Err(TypeError::new(codes::DTYPE, message)
@@ -446,7 +447,7 @@ pub fn apply_scalar(program: &Program, scalar: ScalarId, operands: &[TensorType]
         (Kind::Bool, _) => DType::Bool,
         (Kind::Number, Some((_, d))) => d,
         (Kind::Number, None) => {
-            let message = format!("{}: gives a number, but no operand says of which element type", def.name);
+            let message = format!("{}: returns a number, but no operand determines its element type", def.name);
             return Err(TypeError::new(codes::RESULT, message));
         }
     };

@@ -48,15 +48,15 @@ fn matmul() {
     assert_eq!(mm("f32[0,3]", "f32[3,0]"), "f32[0, 0]");
     assert_eq!(
         mm("f32[128,256]", "f32[255,512]"),
-        "matmul: the inner sizes must agree, but `a` is f32[128, 256] and `b` is f32[255, 512]: 256 against 255 \
-         [H0304]; the last axis of the first operand meets the second-last axis of the second"
+        "matmul: the inner sizes must agree, but `a` is f32[128, 256] and `b` is f32[255, 512]: 256 and 255 \
+         [H0304]; the last axis of the first operand must equal the second-last axis of the second"
     );
     starts(mm("f32[2,k]", "f32[j,4]"), "matmul: the inner sizes cannot be shown to agree: `a`");
     assert!(mm("f32[2,3]", "f32[4,3]").ends_with("transpose the second operand"));
     assert!(mm("f32[3,2]", "f32[3,4]").ends_with("transpose the first operand"));
     starts(mm("f32[3]", "f32[3,4]"), "matmul: `a` must have at least 2 axes, but is f32[3] [H0301]");
-    starts(mm("f32[2,3]", "f16[3,4]"), "matmul: the operands must have one element type, but `a` is f32[2, 3]");
-    starts(mm("bool[2,3]", "bool[3,4]"), "matmul: `a` must hold numbers, but is bool[2, 3] [H0302]");
+    starts(mm("f32[2,3]", "f16[3,4]"), "matmul: the operands must have the same element type, but `a` is f32[2, 3]");
+    starts(mm("bool[2,3]", "bool[3,4]"), "matmul: `a` must contain numbers, but is bool[2, 3] [H0302]");
     starts(mm("f32[2,2,3]", "f32[5,3,4]"), "matmul: the leading axes do not broadcast");
     starts(mm("f32[b,2,3]", "f32[c,3,4]"), "matmul: the leading axes do not broadcast");
     assert_eq!(apply(BuiltinOp::Matmul, &[], &["f32[2,3]"]), "matmul: takes (a, b), but 1 operands is given [H0307]");
@@ -73,7 +73,7 @@ fn views() {
         apply(Reshape, &[list(&[5])], &["f32[2,3]"]),
         "reshape: the number of elements must stay the same, but `x` is f32[2, 3] (6) and the new shape is [5] (5)",
     );
-    starts(apply(Reshape, &[list(&[-1])], &["f32[2,3]"]), "reshape: attribute `shape = [-1]` holds -1");
+    starts(apply(Reshape, &[list(&[-1])], &["f32[2,3]"]), "reshape: attribute `shape = [-1]` contains -1");
     starts(apply(Reshape, &[AttrValue::List(vec![sym("c")])], &["f32[b]"]), "reshape: the number of elements cannot");
     assert_eq!(apply(Transpose, &[list(&[2, 0, 1])], &["f32[2,3,b]"]), "f32[b, 2, 3]");
     for bad in [&[0, 0][..], &[0, 2], &[0], &[-1, 0]] {
@@ -113,10 +113,10 @@ fn joining_and_cutting() {
     assert_eq!(apply(Concat, &[int(1)], &["f32[2,n]", "f32[2,n]", "f32[2,3]"]), "f32[2, 2*n + 3]");
     starts(
         apply(Concat, &[int(1)], &["f32[2,3]", "f32[4,3]"]),
-        "concat: sizes other than along axis 1 must agree, but operand 0 is f32[2, 3] and operand 1 is f32[4, 3]: axis 0",
+        "concat: the sizes of all axes except 1 must agree, but operand 0 is f32[2, 3] and",
     );
     starts(apply(Concat, &[int(0)], &["f32[2]", "f32[2,1]"]), "concat: operands must have the same number of axes");
-    starts(apply(Concat, &[int(0)], &["f32[2]", "f16[2]"]), "concat: the operands must have one element type");
+    starts(apply(Concat, &[int(0)], &["f32[2]", "f16[2]"]), "concat: the operands must have the same element type");
     assert!(apply(Concat, &[int(0)], &[]).contains("H0307") || apply(Concat, &[int(0)], &[]).contains("H0303"));
     let big = format!("f32[{}]", i64::MAX);
     starts(apply(Concat, &[int(0)], &[&big, &big]), "concat: a size of the result is too large");
@@ -125,8 +125,14 @@ fn joining_and_cutting() {
     starts(apply(Split, &[int(0), pieces], &["f32[5]"]), "split: attribute `sizes = [n, 3]` cannot be shown to add up");
     starts(apply(Split, &[int(0), list(&[1, 1])], &["f32[3]"]), "split: attribute `sizes = [1, 1]` must add up");
     assert_eq!(apply(Pad, &[list(&[1, 0]), list(&[-1, 2])], &["f32[2,n]", "f32[]"]), "f32[2, n + 2]");
-    starts(apply(Pad, &[list(&[0]), list(&[-3])], &["f32[2]", "f32[]"]), "pad: axis 0 of f32[2] is cut below 0");
-    starts(apply(Pad, &[list(&[0]), list(&[-3])], &["f32[n]", "f32[]"]), "pad: axis 0 of f32[n] may be cut below 0");
+    starts(
+        apply(Pad, &[list(&[0]), list(&[-3])], &["f32[2]", "f32[]"]),
+        "pad: the padded size of axis 0 of f32[2] is negative",
+    );
+    starts(
+        apply(Pad, &[list(&[0]), list(&[-3])], &["f32[n]", "f32[]"]),
+        "pad: the padded size of axis 0 of f32[n] may be negative",
+    );
     starts(apply(Pad, &[list(&[0]), list(&[0, 0])], &["f32[2]", "f32[]"]), "pad: attribute `after = [0, 0]`");
     starts(apply(Pad, &[list(&[0]), list(&[0])], &["f32[2]", "f32[1]"]), "pad: `value` must be one value of rank 0");
 }
@@ -135,7 +141,7 @@ fn joining_and_cutting() {
 fn gathers_and_reductions() {
     use BuiltinOp::*;
     assert_eq!(apply(Gather, &[int(1)], &["f32[2,3,4]", "i64[b,5]"]), "f32[2, b, 5, 4]");
-    starts(apply(Gather, &[int(0)], &["f32[2]", "f32[1]"]), "gather: `indices` must hold integers, but is f32[1]");
+    starts(apply(Gather, &[int(0)], &["f32[2]", "f32[1]"]), "gather: `indices` must contain integers, but is f32[1]");
     assert_eq!(apply(GatherElements, &[int(0)], &["f32[2,3]", "i64[7,3]"]), "f32[7, 3]");
     starts(
         apply(GatherElements, &[int(0)], &["f32[2,3]", "i64[7,4]"]),
@@ -157,7 +163,7 @@ fn gathers_and_reductions() {
     );
     assert_eq!(apply(Cumsum, &[int(-1), F, T], &["i32[b,4]"]), "i32[b, 4]");
     starts(apply(Cumsum, &[int(2), F, F], &["f32[b,4]"]), "cumsum: attribute `axis = 2`");
-    starts(apply(Cumsum, &[int(0), F, F], &["bool[4]"]), "cumsum: `x` must hold numbers, but is bool[4]");
+    starts(apply(Cumsum, &[int(0), F, F], &["bool[4]"]), "cumsum: `x` must contain numbers, but is bool[4]");
     assert_eq!(apply(Argmax, &[int(-1), F, F], &["f32[b,4]"]), "i64[b]");
     starts(apply(Argmax, &[int(-1), F, F], &["f32[b,0]"]), "argmax: axis 1 of `x` is empty");
     assert_eq!(apply(Iota, &[list(&[2, 3]), int(1), AttrValue::DType(DType::I64)], &[]), "i64[2, 3]");
@@ -183,7 +189,7 @@ fn scalars_broadcast_and_keep_their_type() {
     assert_eq!(apply(Add, &["f32[b,1,4]", "f32[3,1]"]), "f32[b, 3, 4]");
     assert_eq!(apply(Lt, &["i64[2]", "i64[]"]), "bool[2]");
     assert_eq!(apply(Select, &["bool[2,1]", "f16[3]", "f16[]"]), "f16[2, 3]");
-    starts(apply(Add, &["f32[2]", "f16[2]"]), "add: all numbers must have one element type");
+    starts(apply(Add, &["f32[2]", "f16[2]"]), "add: all numbers must have the same element type");
     starts(apply(Add, &["f32[b]", "f32[4]"]), "add: the shapes [b] and [4] do not broadcast [H0305]");
     starts(apply(Exp, &["i64[2]"]), "exp: needs a float element type");
     starts(apply(And, &["f32[2]", "bool[2]"]), "and: operand `a` must be bool");
@@ -273,7 +279,7 @@ fn defined_ops_go_by_their_declaration() {
         apply(&[Some("f64[8]"), Some("f64[4]"), None], &eps),
         "f: the element type T must be f32 or f16, but is f64",
     );
-    starts(apply(&[Some("f32[8]"), None, None], &eps), "f: operand `w` is absent, but it is not optional [H0307]");
+    starts(apply(&[Some("f32[8]"), None, None], &eps), "f: operand `w` is absent, but it is required [H0307]");
     starts(apply(&[Some("f32[8]")], &eps), "f: takes (x, w, b?), but 1 operand");
     assert_eq!(
         apply(&[Some("f32[8]"), Some("f32[4]"), None], &[AttrValue::Float(0.0)]),

@@ -39,7 +39,7 @@ fn numbers(call: &Call, i: usize, axes: usize, least: i64) -> Result<Vec<i64>, T
         return Err(call.bad_attr(i, &why));
     }
     let known: Option<Vec<i64>> = list.iter().map(|d| d.as_const().filter(|v| *v >= least)).collect();
-    known.ok_or_else(|| call.bad_attr(i, &format!("must hold numbers of at least {least}")))
+    known.ok_or_else(|| call.bad_attr(i, &format!("must contain numbers of at least {least}")))
 }
 
 fn counted(call: &Call, axis: &Axis, size: &Dim, at: usize) -> Result<Dim, TypeError> {
@@ -49,7 +49,8 @@ fn counted(call: &Call, axis: &Axis, size: &Dim, at: usize) -> Result<Dim, TypeE
         }
         let Axis { kernel, dilation, .. } = axis;
         let text = format!(
-            "axis {at} has no room for a window of {kernel} elements at distance {dilation}: its size is {size}, padding included"
+            "axis {at} is too small for a window of {kernel} elements with dilation {dilation}: its padded size is \
+             {size}"
         );
         call.error(codes::SIZE, text).about(0)
     })
@@ -78,7 +79,7 @@ pub(super) fn conv(call: &Call, to: Option<DType>) -> Types {
     let known = channels.known_eq(&x.shape[1]);
     if known != Some(true) {
         let text = format!(
-            "the channels {} `{xn}` is {x} and `{wn}` is {w} with {groups} groups: {} against {channels}",
+            "the channels {} `{xn}` is {x} and `{wn}` is {w} with {groups} groups: {} and {channels}",
             agree(known),
             x.shape[1]
         );

@@ -38,7 +38,8 @@ pub fn cache_folder() -> Result<PathBuf, String> {
 pub fn private_folder(folder: &Path) -> Result<(), String> {
     let fail = |e: std::io::Error| {
         format!(
-            "the cache folder {} cannot be used: {e}; nothing is kept for the next start (HYPATIA_CACHE names another folder)",
+            "the cache folder {} cannot be used: {e}; nothing is stored for the next start (HYPATIA_CACHE names \
+             another folder)",
             folder.display()
         )
     };
@@ -56,13 +57,16 @@ pub fn private_folder(folder: &Path) -> Result<(), String> {
     let meta = std::fs::symlink_metadata(folder).map_err(fail)?;
     let refuse = |why: String| Err(format!("the cache folder {} is not used: {why}", folder.display()));
     if meta.is_symlink() {
-        return refuse("it is a symbolic link; name the folder that it leads to in HYPATIA_CACHE".into());
+        return refuse("it is a symbolic link; set HYPATIA_CACHE to the folder that it points to".into());
     }
     if !meta.is_dir() {
         return refuse("it is not a folder".into());
     }
     match stranger(&meta) {
-        Some(why) => refuse(format!("{why}; make it yours and run chmod 700, or name another one in HYPATIA_CACHE")),
+        Some(why) => refuse(format!(
+            "{why}; take ownership of it and run chmod 700, or set HYPATIA_CACHE to another \
+            folder"
+        )),
         None => Ok(()),
     }
 }

@@ -349,11 +349,11 @@ fn read(path: &Path, key: &Key) -> Result<Vec<u8>, String> {
     plain(&meta)?;
     let mut bytes = Vec::with_capacity(meta.len() as usize);
     file.take(LARGEST).read_to_end(&mut bytes).map_err(|e| e.to_string())?;
-    let rest = bytes.strip_prefix(MAGIC).ok_or("it is no file of this version's cache")?;
-    let rest = rest.strip_prefix(key).ok_or("it is another entry's")?;
-    let (sum, content) = rest.split_at_checked(32).ok_or("it is cut off")?;
+    let rest = bytes.strip_prefix(MAGIC).ok_or("it is not a file of this version's cache")?;
+    let rest = rest.strip_prefix(key).ok_or("it belongs to another entry")?;
+    let (sum, content) = rest.split_at_checked(32).ok_or("it is truncated")?;
     if sum != checksum(key, content) {
-        return Err("its bytes are not those that were written".into());
+        return Err("its content has changed since it was written".into());
     }
     Ok(content.to_vec())
 }

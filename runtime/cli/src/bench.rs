@@ -42,56 +42,59 @@ const TRACED: usize = 10;
 
 /// Time an ONNX model, or the tests of a `.hyp` file, with and without rules side by side.
 ///
-/// Runs of both kinds take turns, so that what else the machine does touches both alike; the ratio is the
-/// median of the ratios of neighbours. On a GPU a time is that of replaying the plan's graph, by events on the device,
-/// inputs in place. With --profile, each kernel's time, GFLOP/s and GB/s, and its share of what this machine reached in
-/// the same run: a large matrix product, and a copy of memory; `cache` stands for a share above 100 % of the copy, where what a
-/// kernel reads lies in the processor's cache (in JSON `roof` is then a number above 1).
+/// Runs of both kinds alternate, so that other load on the machine affects both; the ratio is the
+/// median of the ratios of neighbouring runs. On a GPU, events on the device time replays of the
+/// plan's CUDA graph, with inputs in place. --profile shows each kernel's time, GFLOP/s and GB/s,
+/// and its share of what this machine reached in the same run with a large matrix product and with
+/// a copy of memory; `cache` means more than 100 % of the copy, because what the kernel reads is in
+/// the processor's cache (in JSON, `roof` is then greater than 1).
 #[derive(Args)]
 pub struct Bench {
-    /// The model, or a file with tests: what each is given is timed.
-    #[arg(value_name = "MODEL.onnx", required_unless_present_any = ["suite", "from"], conflicts_with_all = ["suite", "from"])]
+    /// The model, or a file with tests: `bench` times the `given` of each.
+    #[arg(value_name = "MODEL.onnx", required_unless_present_any = ["suite", "from"], conflicts_with_all =
+        ["suite", "from"])]
     model: Option<PathBuf>,
     /// A built-in set of cases.
     #[arg(long, value_enum)]
     suite: Option<Suite>,
-    /// Of a set of cases or a file's tests, those whose names hold this text; may be given several times.
+    /// Only the cases or tests whose names contain this text; can be given several times.
     #[arg(long, value_name = "TEXT")]
     rows: Vec<String>,
     #[command(flatten)]
     on: On,
-    /// Inputs by name; random ones where not given.
+    /// Inputs by name; inputs that are not given are random.
     #[arg(long, value_name = "FILE.npz")]
     inputs: Option<PathBuf>,
     #[command(flatten)]
     sizes: Sizes,
-    /// Seed of a model's random inputs; 0 if not given.
+    /// Seed of a model's random inputs; 0 by default.
     #[arg(long, value_name = "SEED")]
     seed: Option<u64>,
-    /// So many runs of each kind; by default as many as fit into the duration.
+    /// Number of runs of each kind; by default as many as fit into the duration.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     runs: Option<u32>,
-    /// Runs of each kind that are not counted.
+    /// Number of warm-up runs of each kind, which are not counted.
     #[arg(long, value_name = "N", default_value_t = 5)]
     warmup: u32,
-    /// Seconds that the counted runs may take; 1 if not given, of a set of cases 0.15 each.
+    /// Seconds for the counted runs; by default 1 for a model, and 0.15 for each of a set of cases.
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     duration: Option<f64>,
-    /// Threads; all cores if not given.
+    /// Number of threads; all cores by default.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
-    /// Rules beside the standard library.
+    /// Rules in addition to the standard library's.
     #[arg(long, value_name = "FILE.hyp")]
     rules: Vec<PathBuf>,
     #[command(flatten)]
     firing: Firing,
-    /// Of cases in f32 that multiply matrices, also the largest error: the difference from the same case in f64.
+    /// Also show the largest error of f32 cases that multiply matrices: the difference from the
+    /// same case in f64.
     #[arg(long)]
     errors: bool,
-    /// Only without rules.
+    /// Run only without rules.
     #[arg(long, conflicts_with = "rules")]
     no_rules: bool,
-    /// Only with rules: do not run without them.
+    /// Run only with rules.
     #[arg(long, conflicts_with = "no_rules")]
     no_compare: bool,
     /// Time each kernel of a model.
@@ -100,13 +103,15 @@ pub struct Bench {
     /// Write a trace of some runs of a model, for Perfetto or chrome://tracing.
     #[arg(long, value_name = "FILE.json")]
     trace: Option<PathBuf>,
-    /// Draw the times of a set of cases, as bars.
+    /// Plot the times of a set of cases as bars.
     #[arg(long, value_name = "FILE.svg")]
     plot: Option<PathBuf>,
-    /// Time nothing: draw what --json or tools/gpu_peers.py wrote.
-    #[arg(long, value_name = "FILE.json", requires = "plot", conflicts_with_all = ["suite", "json", "errors", "nvtx", "profile", "trace", "inputs", "runs"])]
+    /// Time nothing: plot what --json or tools/gpu_peers.py wrote.
+    #[arg(long, value_name = "FILE.json", requires = "plot", conflicts_with_all = ["suite", "json", "errors",
+        "nvtx", "profile", "trace", "inputs", "runs"])]
     from: Option<PathBuf>,
-    /// Name what is done for NVIDIA's profilers (`nsys profile hypatia bench ...`): cases, plans, steps of --profile.
+    /// Annotate cases, plans and the steps of --profile for NVIDIA's profilers (`nsys profile
+    /// hypatia bench ...`).
     #[arg(long)]
     nvtx: bool,
     /// Print one JSON object instead of text.
@@ -211,8 +216,8 @@ impl Bench {
         let is_model = |path: &&PathBuf| path.extension().is_none_or(|e| e != "hyp");
         match self.model.as_ref().filter(is_model) {
             Some(path) => {
-                refuse(&[("--rows", !self.rows.is_empty())], "chooses among cases: a model is one case")?;
-                refuse(&[("--plot", self.plot.is_some())], "draws a set of cases: a model is one case")?;
+                refuse(&[("--rows", !self.rows.is_empty())], "selects cases, but a model is one case")?;
+                refuse(&[("--plot", self.plot.is_some())], "plots a set of cases, but a model is one case")?;
                 self.run_model(path, global)
             }
             None => {
@@ -223,10 +228,7 @@ impl Bench {
                     ("--dim", !self.sizes.dim.is_empty()),
                     ("--seed", self.seed.is_some()),
                 ];
-                refuse(
-                    &of_a_model,
-                    "is for a model, MODEL.onnx: a set of cases has its own inputs, and is a table of times",
-                )?;
+                refuse(&of_a_model, "is for a model, MODEL.onnx, but a set of cases was given")?;
                 suite::run(self, self.model.as_deref(), global)
             }
         }
@@ -508,10 +510,10 @@ fn profile_text(text: &mut String, p: &Profile, executor: &Executor) {
     }
     let (total, inside) = (ms(p.total), ms(p.steps.iter().sum()));
     let outside = 100.0 * (total - inside).max(0.0) / total.max(1e-9);
-    let _ = writeln!(text, "{:>9.2} us a run, {outside:.1}% of it outside of kernels", 1e3 * total / p.runs as f64);
+    let _ = writeln!(text, "{:>9.2} us per run, {outside:.1}% of it outside of kernels", 1e3 * total / p.runs as f64);
     if cached {
         let _ =
-            writeln!(text, "cache: faster than a copy through memory, as what it reads and writes lies in the cache");
+            writeln!(text, "cache: faster than a copy through memory, because its data is in the processor's cache");
     }
 }
 
@@ -526,7 +528,10 @@ fn trace(executor: &Executor, inputs: &[Tensor]) -> Result<Value> {
         executor.run_timed(inputs, &mut steps)?;
         let whole = started.elapsed() - begin;
         let micros = |d: Duration| d.as_secs_f64() * 1e6;
-        let event = |name: &str, ts: Duration, dur: Duration, args: Value| json!({"ph": "X", "pid": 1, "tid": 1, "name": name, "ts": micros(ts), "dur": micros(dur), "args": args});
+        let event = |name: &str, ts: Duration, dur: Duration, args: Value| {
+            json!({"ph": "X", "pid": 1, "tid": 1,
+            "name": name, "ts": micros(ts), "dur": micros(dur), "args": args})
+        };
         events.push(event("run", begin, whole, json!({"run": run})));
         let mut at = begin;
         for (step, time) in plan.steps.iter().zip(&steps) {

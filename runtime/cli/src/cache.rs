@@ -15,12 +15,13 @@ use serde_json::{Value, json};
 use super::output::write_stdout;
 use super::{Exit, Global, tune};
 
-/// Look into the cache of machine code, measured choices and verdicts on plans.
+/// Inspect the cache of machine code, measured choices and verdicts on plans.
 ///
-/// It lies in HYPATIA_CACHE, else in hypatia/ under XDG_CACHE_HOME or ~/.cache, and can be removed at any time: what is
-/// missing or damaged is made again. A folder that is a link, another user's, or writable by others is refused.
+/// The cache is in HYPATIA_CACHE, otherwise in hypatia/ under XDG_CACHE_HOME or ~/.cache. You can
+/// remove it at any time: missing and damaged entries are made again. A folder that is a link,
+/// belongs to another user, or is writable by others is refused.
 ///
-/// Exit codes: 0 success; 1 `verify` found an entry that would not be used, or the folder is refused.
+/// Exit codes: 0 success; 1 `verify` found an unusable entry, or the folder is refused.
 #[derive(Args)]
 pub struct Cache {
     #[command(subcommand)]
@@ -32,11 +33,11 @@ pub struct Cache {
 
 #[derive(Subcommand)]
 enum Action {
-    /// List what is kept.
+    /// List the entries.
     Ls,
-    /// Check every entry; exit code 1 if one is damaged or not ours.
+    /// Check every entry; exit code 1 if one is damaged or does not belong to the cache.
     Verify,
-    /// Remove what is the cache's, and nothing else.
+    /// Remove the cache's files, and nothing else.
     Clear,
 }
 
@@ -66,7 +67,7 @@ impl Entry {
             };
             match found {
                 Some(found) => meaning = found,
-                None => seen.state = State::Bad(format!("it holds no {}", store.kind().name())),
+                None => seen.state = State::Bad(format!("it does not contain a {}", store.kind().name())),
             }
         }
         Entry { kind: store.kind(), seen, meaning }
@@ -175,7 +176,7 @@ impl Cache {
         let headers = kept.headers();
         let broken: Vec<&PathBuf> = headers.iter().filter(|p| !is_sealed(p)).collect();
         let (all, failed) = (ours.len() + headers.len(), bad.len() + broken.len());
-        const BROKEN: &str = "its files are not those that were written";
+        const BROKEN: &str = "its files have changed since they were written";
         if self.json {
             let folders = broken
                 .iter()
@@ -207,7 +208,7 @@ impl Cache {
         let headers = kept.clear_headers().map_err(Error::Input)?;
         headers.iter().for_each(|p| text.push_str(&format!("removed {}\n", p.display())));
         let left = left(&kept.folder);
-        left.iter().for_each(|p| text.push_str(&format!("left    {}: not the cache's\n", p.display())));
+        left.iter().for_each(|p| text.push_str(&format!("left    {}: not part of the cache\n", p.display())));
         if self.json {
             let paths = |list: &[PathBuf]| list.iter().map(|p| p.display().to_string()).collect::<Vec<_>>();
             let folder = kept.folder.display().to_string();

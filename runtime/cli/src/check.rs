@@ -17,20 +17,21 @@ use super::{Exit, Global};
 
 /// Check .hyp files and report every error in them.
 ///
-/// Nothing is printed and the exit code is 0 if all is well. Reports for people go to stderr, those
-/// for programs to stdout. `hypatia explain CODE` tells a code at length. Files that are named are one program. Of a
-/// folder, each file that no other one there uses is a program of its own, with what it uses: what only stands in the same
-/// folder may have the same names.
+/// If there are no errors, nothing is printed and the exit code is 0. Reports for people go to
+/// stderr, reports for programs to stdout. `hypatia explain CODE` explains a code. The files given
+/// are checked as one program. In a folder, each file that no other file there uses is a program of
+/// its own, together with the files that it uses, so unrelated files can declare the same names.
 #[derive(Args)]
 pub struct Check {
     /// Files, folders, or `-` for stdin.
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
-    /// How to report.
+    /// The format of the report.
     #[arg(long, value_enum, default_value_t = OutputFormat::Full)]
     output_format: OutputFormat,
-    /// Print the declarations of the files as the compiler understands them: scalars simplified and with their derivatives,
-    /// ops with types and bodies, rules with families expanded, patterns inlined and their class, kernels.
+    /// Print the declarations as the compiler understands them: scalars simplified and with
+    /// derivatives, ops with types and bodies, rules with their class, families expanded and
+    /// patterns inlined, and kernels.
     #[arg(long, conflicts_with = "output_format")]
     print: bool,
 }
@@ -40,7 +41,7 @@ pub struct Check {
 pub enum OutputFormat {
     /// For people: the source, underlined, with hints.
     Full,
-    /// One JSON object a line: severity, code, message, file, line, column, end_line, end_column,
+    /// One JSON object per line: severity, code, message, file, line, column, end_line, end_column,
     /// label, related, notes, hints.
     Json,
     /// Annotations of GitHub Actions.

@@ -6,7 +6,7 @@ use hypatia_tensor::error::Result;
 
 use super::{Exit, Global};
 
-/// Print shell completions, to be sourced by the shell.
+/// Print shell completions, for the shell to source.
 #[derive(Args)]
 pub struct Completions {
     /// The shell.

@@ -27,7 +27,7 @@ use hypatia_tensor::error::{Error, Result};
 /// Where to run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum DeviceChoice {
-    /// A GPU if one can be used, else the CPU.
+    /// A GPU if one can be used, otherwise the CPU.
     Auto,
     /// The CPU.
     Cpu,
@@ -35,15 +35,16 @@ pub enum DeviceChoice {
     Cuda,
 }
 
-/// What products of f32 are computed in.
+/// The type in which f32 products are computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Precision {
-    /// As the model says.
+    /// The types of the model.
     F32,
-    /// On a GPU, operands of f32 products rounded to TF32 (10 bits of mantissa); everything else stays f32.
+    /// On a GPU, round the operands of f32 products to TF32 (10 bits of mantissa); everything else
+    /// stays f32.
     Tf32,
-    /// Products, normalisations and pointwise work of f32 models in bf16 (8 bits of mantissa), accumulated in f32; sums,
-    /// exponentials and positions that stand alone stay f32.
+    /// Compute products, normalisations and pointwise operations of f32 models in bf16 (8 bits of
+    /// mantissa), and accumulate in f32; sums, exponentials and positions outside of them stay f32.
     Bf16,
     /// The same in f16 (11 bits of mantissa, numbers up to 65504).
     F16,
@@ -58,10 +59,11 @@ pub struct On {
     /// What products of f32 are computed in.
     #[arg(long, value_enum, default_value_t = Precision::F32)]
     pub precision: Precision,
-    /// Choices of algorithms that `hypatia tune` wrote; hypatia.tune beside the model, where not given and there.
+    /// Choices of algorithms that `hypatia tune` wrote; by default hypatia.tune beside the model,
+    /// if it exists.
     #[arg(long, value_name = "FILE")]
     pub tuning: Option<PathBuf>,
-    /// Compare the fused plan with the unfused one anew, whatever an earlier start found.
+    /// Compare the fused plan with the unfused one again, even if an earlier start did.
     #[arg(long)]
     pub recheck: bool,
 }
@@ -82,11 +84,11 @@ impl Precision {
         let model = model.narrowed(to)?;
         let wide: Vec<String> = model.wide().into_iter().flatten().map(|(name, n)| format!("{name} x{n}")).collect();
         let told = match (model.narrow(), wide.is_empty()) {
-            (0, true) => format!("as the model has it: nothing in it is computed in f32, so that {to} changes nothing"),
-            (0, false) => format!("as the model has it: {to} changes nothing, in f32 stay {}", wide.join(", ")),
-            (_, true) => format!("{to}, accumulated in f32; in f32 stay inputs and outputs, and nothing else"),
+            (0, true) => format!("unchanged: the model computes nothing in f32, so {to} has no effect"),
+            (0, false) => format!("unchanged: {to} has no effect; these stay in f32: {}", wide.join(", ")),
+            (_, true) => format!("{to}, accumulated in f32; only inputs and outputs stay in f32"),
             (_, false) => {
-                format!("{to}, accumulated in f32; in f32 stay inputs and outputs, and {}", wide.join(", "))
+                format!("{to}, accumulated in f32; these stay in f32: inputs, outputs, {}", wide.join(", "))
             }
         };
         Ok((model, Some(told)))
@@ -145,7 +147,7 @@ impl On {
             DeviceChoice::Auto => Gpu::open(0).map_err(|e| {
                 let e = e.to_string();
                 let why = e.lines().next().unwrap_or_default().trim_end_matches(" Tried:").trim_end_matches('.');
-                Some(format!("running on the CPU: {why} (`hypatia doctor` tells more)"))
+                Some(format!("running on the CPU: {why} (`hypatia doctor` shows details)"))
             }),
         };
         let mut notes: Vec<String> = Cache::shared().as_ref().err().cloned().into_iter().collect();
@@ -165,10 +167,11 @@ impl On {
                 }
                 Ok((options.on(gpu, tuner), notes))
             }
-            Err(_) if tf32 => Err(Error::Input("--precision tf32 needs a GPU: the CPU computes in f32".into())),
+            Err(_) if tf32 => Err(Error::Input("--precision tf32 needs a GPU; the CPU computes in f32".into())),
             Err(note) => {
                 notes.extend(note);
-                notes.extend(given.map(|f| format!("{}: not used: its choices are for GPUs", f.path.display())));
+                notes
+                    .extend(given.map(|f| format!("{}: not used, because its choices are for GPUs", f.path.display())));
                 Ok((options, notes))
             }
         }
@@ -181,13 +184,21 @@ pub fn afterthoughts(gpu: Option<&OnGpu>) -> Vec<String> {
     if let Some(on) = gpu {
         let tuner = on.tuner.lock().unwrap_or_else(PoisonError::into_inner);
         let rejected = tuner.rejected().iter();
-        notes.extend(rejected.map(|what| format!("cuBLASLt no longer takes the algorithm of {what}: chosen anew")));
+        notes.extend(rejected.map(|what| {
+            format!(
+                "cuBLASLt no longer accepts the algorithm for {what}; another one \
+            was chosen"
+            )
+        }));
         let guessed = tuner.counts().guessed;
         if guessed > 0 {
-            notes.push(format!("{guessed} products run as cuBLASLt guesses: `hypatia tune` measures them"));
+            notes.push(format!(
+                "{guessed} products use the algorithm that cuBLASLt guesses; `hypatia tune` measures \
+                which is fastest"
+            ));
         }
     }
     let trouble = Cache::shared().as_ref().ok().and_then(Cache::trouble);
-    notes.extend(trouble.map(|why| format!("not kept for the next start: {why}")));
+    notes.extend(trouble.map(|why| format!("not stored for the next start: {why}")));
     notes
 }

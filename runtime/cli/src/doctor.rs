@@ -11,13 +11,13 @@ use super::{Exit, Global, measured};
 const GOOD: Style = AnsiColor::Green.on_default().bold();
 const LACKING: Style = AnsiColor::Yellow.on_default().bold();
 
-/// Tell what this machine offers, and what Hypatia falls back to.
+/// Show what this machine offers, and what Hypatia falls back to.
 ///
-/// Names each library with its place and version, or every place where it was looked for. Always ends
-/// with exit code 0: a machine without a GPU is not ill.
+/// Shows each library with its path and version, or every place that was searched. The exit code is
+/// always 0: a machine without a GPU is not an error.
 #[derive(Args)]
 pub struct Doctor {
-    /// List every place that was tried, also of what was found elsewhere.
+    /// List every place that was searched, even for libraries that were found.
     #[arg(short, long)]
     verbose: bool,
     /// Print JSON.
@@ -70,7 +70,7 @@ impl Doctor {
             }
         }
         if lines.iter().any(|l| l.probe.is_err()) {
-            println!("Folders with CUDA libraries in an unusual place can be named in HYPATIA_CUDA_PATH.");
+            println!("If the CUDA libraries are in another folder, set HYPATIA_CUDA_PATH to it.");
         }
         Ok(Exit::Ok)
     }
@@ -96,7 +96,8 @@ fn json(lines: &[Line], threads: usize) -> serde_json::Value {
                 "found": false,
                 "reason": m.reason,
                 "without": l.without,
-                "tried": m.tried.iter().map(|t| serde_json::json!({ "place": t.place, "reason": t.reason })).collect::<Vec<_>>(),
+                "tried": m.tried.iter().map(|t| serde_json::json!({ "place": t.place, "reason": t.reason
+                 })).collect::<Vec<_>>(),
             }),
         };
     }

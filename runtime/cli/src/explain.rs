@@ -21,9 +21,11 @@ use super::{Exit, Global, tune};
 
 /// Explain an error code, a model's fusions, or why a rule did not fire.
 ///
-/// `hypatia explain H0304` tells a code at length, `hypatia explain codes` lists them all, `hypatia explain builtins`
-/// lists the ops and scalars that are built in, `hypatia explain onnx` the ONNX ops that are imported. With a model it tells which rules fired where, what the
-/// graph was before and after, and what both cost, and warns if rules of your own change what the model computes; with --why-not it tells how near a rule came to firing.
+/// `hypatia explain H0304` explains a code, `hypatia explain codes` lists all codes, `hypatia
+/// explain builtins` lists the built-in ops and scalars, and `hypatia explain onnx` the ONNX ops
+/// that can be imported. For a model it shows which rules fired where, the graph before and after,
+/// and the cost of both, and warns if rules of your own change what the model computes. --why-not
+/// shows how close a rule came to firing.
 #[derive(Args)]
 pub struct Explain {
     /// A code such as H0304, `codes`, `builtins`, `onnx`, or a model.
@@ -34,11 +36,12 @@ pub struct Explain {
     /// A rule (fuse::unary[relu]) or a family of rules (fuse::unary): why did it not fire?
     #[arg(long, value_name = "RULE")]
     why_not: Option<String>,
-    /// Only at this node, by its name in the model or by its number in the unfolded graph (%12).
+    /// Only at this node, given by its name in the model or by its number in the graph before
+    /// optimisation (%12).
     #[arg(long, value_name = "NODE", requires = "why_not")]
     node: Option<String>,
-    /// Also list the choices of algorithms of this file that `hypatia tune` wrote; of hypatia.tune beside the model, where
-    /// not given and there.
+    /// Also list the choices of algorithms in this file, which `hypatia tune` wrote; by default
+    /// hypatia.tune beside the model, if it exists.
     #[arg(long, value_name = "FILE")]
     tuning: Option<PathBuf>,
     /// Print JSON.
@@ -62,7 +65,7 @@ impl Explain {
         }
         if !self.what.exists() && self.what.extension().is_none_or(|e| e != "hyp") {
             return Err(Error::Input(format!(
-                "`{}` is neither a code (H0304), nor `codes`, `builtins` or `onnx`, nor the file of a model",
+                "`{}` is not an error code (H0304), not `codes`, `builtins` or `onnx`, and not a model's file",
                 self.what.display()
             )));
         }

@@ -26,7 +26,8 @@ pub fn run(text: &str, json: bool) -> Option<Result<Exit>> {
         (Some(row), Some(explanation)) => {
             if json {
                 let value = json!({
-                    "code": row.code.to_string(), "title": row.title, "text": row.text, "wrong": row.wrong, "right": row.right,
+                    "code": row.code.to_string(), "title": row.title, "text": row.text, "wrong": row.wrong,
+                     "right": row.right,
                 });
                 write_stdout(&format!("{value:#}\n"));
             } else {
@@ -34,6 +35,6 @@ pub fn run(text: &str, json: bool) -> Option<Result<Exit>> {
             }
             Ok(Exit::Ok)
         }
-        _ => Err(Error::Input(format!("there is no code {code}; `hypatia explain codes` lists them all"))),
+        _ => Err(Error::Input(format!("there is no code {code}; `hypatia explain codes` lists all codes"))),
     })
 }

@@ -154,7 +154,7 @@ impl Files {
                 let span = Span { file: sources.add(file), start: 0, end: 0 };
                 let hint = match missing {
                     true => "give the path of a `.hyp` file, a folder of them, or `-` for stdin",
-                    false => "give a `.hyp` file that may be read, a folder of them, or `-` for stdin",
+                    false => "give a `.hyp` file that you can read, a folder of them, or `-` for stdin",
                 };
                 Diagnostic::error(Code(115), format!("cannot read {name}: {reason}"), span).hint(hint)
             })

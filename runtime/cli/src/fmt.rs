@@ -17,13 +17,13 @@ use super::{Exit, Global};
 
 /// Format .hyp files.
 ///
-/// A file with syntax errors is left as it is, and its errors are shown.
+/// A file with syntax errors is not changed, and its errors are shown.
 #[derive(Args)]
 pub struct Fmt {
     /// Files, folders, or `-` to read stdin and write stdout.
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
-    /// Write nothing; print what would change, and exit with 1 if anything would.
+    /// Write nothing: print the changes, and exit with code 1 if there are any.
     #[arg(long)]
     check: bool,
 }

@@ -25,36 +25,37 @@ use super::{Exit, Global};
 
 /// Generate CUDA kernels, machine code or Rust.
 ///
-/// Writes one CUDA C++ file for each kernel and element type, machine code for each architecture where
-/// NVRTC is installed (no GPU is needed), and manifest.json, which tells how each is called. Of a .hyp
-/// file this is every `kernel` it declares and a pointwise kernel for every `scalar` it defines; of a
-/// model, the kernels that its plan launches apart from library calls. Kernels that an earlier run left
-/// in the folder, by its manifest.json, are removed.
+/// Writes one CUDA C++ file for each kernel and element type, machine code for each architecture if
+/// NVRTC is installed (no GPU is needed), and manifest.json, which says how to call each kernel.
+/// From a .hyp file it generates every `kernel` that the file declares and a pointwise kernel for
+/// every `scalar` that it defines; from a model, the kernels that its plan launches, except library
+/// calls. Kernels that an earlier run left in the folder, according to its manifest.json, are
+/// removed.
 #[derive(Args)]
 pub struct Gen {
-    /// The .hyp files; the standard library where none is given. With --model, further rules.
+    /// The .hyp files; by default the standard library. With --model, additional rules.
     #[arg(value_name = "FILE.hyp")]
     files: Vec<PathBuf>,
-    /// The folder to write to; it is made if it is not there.
+    /// The folder to write to; it is created if it does not exist.
     #[arg(short, long, value_name = "DIR")]
     output: PathBuf,
-    /// Generate the kernels of this model's plan instead, in the model's own element types.
+    /// Generate the kernels of this model's plan instead, in the model's element types.
     #[arg(long, value_name = "MODEL.onnx")]
     model: Option<PathBuf>,
     #[command(flatten)]
     sizes: Sizes,
     #[command(flatten)]
     firing: Firing,
-    /// The device profile that the model is planned for.
+    /// The device profile to plan the model for.
     #[arg(long, value_name = "NAME", default_value = "h200", requires = "model")]
     target: String,
-    /// Element types of the kernels of .hyp files.
+    /// Element types of the kernels generated from .hyp files.
     #[arg(long, value_name = "TYPES", value_delimiter = ',', default_value = "f32,f16,bf16", value_parser = dtype)]
     dtype: Vec<DType>,
     /// GPU architectures to compile for.
     #[arg(long, value_name = "ARCHS", value_delimiter = ',', default_value = "sm_90a,sm_80", value_parser = arch)]
     arch: Vec<String>,
-    /// What to write; without this, CUDA, and machine code where NVRTC is installed.
+    /// What to write; by default CUDA, and machine code if NVRTC is installed.
     #[arg(long, value_delimiter = ',', value_enum)]
     emit: Vec<Emit>,
 }
@@ -66,7 +67,7 @@ enum Emit {
     Cuda,
     /// Machine code; an error if NVRTC is not installed.
     Cubin,
-    /// The module that `hypatia_rules!` makes of the files, as rules.rs.
+    /// The module that `hypatia_rules!` generates from the files, as rules.rs.
     Rust,
 }
 
@@ -92,11 +93,15 @@ fn arch(text: &str) -> Result<String, String> {
     }
     let number: Option<u32> = text.strip_prefix("sm_").and_then(|n| n.parse().ok());
     if number.is_some_and(|n| (50..ARCHS[0]).contains(&n)) {
-        return Err(format!("sm_{} is the least: the kernels use instructions that {text} has not", ARCHS[0]));
+        return Err(format!(
+            "the oldest supported architecture is sm_{}: the kernels use instructions that {text} \
+            lacks",
+            ARCHS[0]
+        ));
     }
     let names: Vec<String> = ARCHS.into_iter().map(|n| format!("sm_{n}")).collect();
     Err(format!(
-        "there is no such architecture; known are {}, and from sm_90 on the same with `a`, from sm_100 on with `f`",
+        "unknown architecture; the known ones are {}, from sm_90 on also with `a`, from sm_100 on also with `f`",
         names.join(", ")
     ))
 }
@@ -119,9 +124,7 @@ impl Gen {
         if self.model.is_none()
             && (!self.sizes.dim.is_empty() || self.firing.approx.is_some() || !self.firing.disable.is_empty())
         {
-            return Err(Error::Input(
-                "--dim, --approx and --disable are about a model's plan: give --model too".into(),
-            ));
+            return Err(Error::Input("--dim, --approx and --disable apply to a model's plan: add --model".into()));
         }
         let program = library::load(&self.files)?;
         let scope = match self.files.is_empty() {
@@ -173,17 +176,18 @@ impl Gen {
         if say {
             for s in &written.manifest.skipped {
                 let dtype = s.dtype.as_deref().map_or(String::new(), |d| format!(" for {d}"));
-                eprintln!("note: no kernel of `{}`{dtype}: {}", s.kernel, s.reason);
+                eprintln!("note: cannot generate `{}`{dtype}: {}", s.kernel, s.reason);
             }
             for c in &written.manifest.choices {
                 eprintln!("note: sizes that are not known decide the kernel of {}: {}", c.node, c.kernels.join("; "));
             }
             for f in &written.removed {
-                eprintln!("note: removed {}: nothing that was asked for now makes it", f.display());
+                eprintln!("note: removed {}: it is no longer generated", f.display());
             }
             if kernels && written.manifest.kernels.is_empty() && written.manifest.skipped.is_empty() {
                 eprintln!(
-                    "note: nothing here asks for a kernel by itself: declare a `kernel` or a `scalar`. What rules fuse has its kernels \
+                    "note: nothing here asks for a kernel by itself: declare a `kernel` or a `scalar`. What rules \
+                     fuse has its kernels \
                      where it is found: `hypatia gen --model MODEL.onnx FILE.hyp`"
                 );
             }
@@ -261,7 +265,8 @@ impl Gen {
             Err(_) => {
                 if !global.quiet {
                     eprintln!(
-                        "note: NVRTC is not installed: CUDA sources only (`hypatia doctor` tells where it was looked for)"
+                        "note: NVRTC is not installed: wrote CUDA sources only (`hypatia doctor` shows where it was \
+                         searched)"
                     );
                 }
                 Ok(None)

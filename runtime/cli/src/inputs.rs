@@ -58,7 +58,7 @@ fn wrong(graph: &Graph, options: &optimize::Options, quiet: bool) -> Option<Refu
         Ok(refusal) => refusal,
         Err(e) => {
             if !quiet {
-                anstream::eprintln!("note: the rules were not tried on the model: {e}");
+                anstream::eprintln!("note: the rules were not tested on the model: {e}");
             }
             None
         }
@@ -69,11 +69,12 @@ fn wrong(graph: &Graph, options: &optimize::Options, quiet: bool) -> Option<Refu
 pub fn must_be_right(graph: &Graph, options: &optimize::Options, quiet: bool) -> Result<()> {
     let Some(Refusal { reason }) = wrong(graph, options, quiet) else { return Ok(()) };
     let f16 = match has_f16(graph) {
-        true => "; a constant that a rule makes may also be too large or too small for f16",
+        true => "; a constant that a rule computes may also be too large or too small for f16",
         false => "",
     };
     Err(Error::Input(format!(
-        "nothing was written: the rules change what the model computes: {reason}{f16}. `--disable RULE` leaves a rule out"
+        "nothing was written: the rules change what the model computes: {reason}{f16}. `--disable RULE` leaves a \
+         rule out"
     )))
 }
 
@@ -82,7 +83,8 @@ pub fn must_be_right(graph: &Graph, options: &optimize::Options, quiet: bool) ->
 pub fn warn_if_wrong(graph: &Graph, options: &optimize::Options, quiet: bool) {
     if let Some(Refusal { reason }) = wrong(graph, options, quiet) {
         anstream::eprintln!(
-            "warning: the rules change what the model computes, and `run` would not use this: {reason}. `--disable RULE` \
+            "warning: the rules change what the model computes, and `run` would not use this: {reason}. `--disable \
+             RULE` \
              leaves a rule out"
         );
     }
@@ -103,7 +105,7 @@ fn random_inputs(graph: &Graph, seed: u64) -> Result<Vec<(String, Tensor)>> {
         let ty = &node.results[0];
         let shape: Option<Vec<usize>> =
             ty.shape.iter().map(|d| Dim::as_const(d).and_then(|v| usize::try_from(v).ok())).collect();
-        let shape = shape.ok_or_else(|| Error::Input(format!("input `{name}`: {ty} has no known sizes")))?;
+        let shape = shape.ok_or_else(|| Error::Input(format!("input `{name}`: the sizes of {ty} are not known")))?;
         inputs.push((name.clone(), random(ty.dtype, &shape, &mut rng)?));
     }
     Ok(inputs)

@@ -48,7 +48,7 @@ pub enum Exit {
     Unsupported = 4,
 }
 
-/// Hypatia: write how operators fuse, have it checked, and run your model with it.
+/// Hypatia: write how operators fuse, check it, and run your model with it.
 #[derive(Parser)]
 #[command(name = "hypatia", version, about, long_about = LONG_ABOUT, after_help = AFTER_HELP, max_term_width = 100)]
 struct Cli {
@@ -61,10 +61,10 @@ struct Cli {
 /// Options of every command.
 #[derive(Args, Clone, Debug)]
 pub struct Global {
-    /// Say nothing on stderr but errors.
+    /// Print nothing on stderr except errors.
     #[arg(short, long, global = true)]
     pub quiet: bool,
-    /// Draw no progress bars.
+    /// Show no progress bars.
     #[arg(long, global = true)]
     pub no_progress: bool,
     /// When to use colours (NO_COLOR is respected).
@@ -84,8 +84,8 @@ pub enum ColorChoice {
 }
 
 const LONG_ABOUT: &str = "\
-Hypatia is a declarative fusion compiler for neural networks. You write in a .hyp file how operators
-fuse; Hypatia checks the rule, verifies it, applies it to a model and generates its CUDA kernels.";
+Hypatia is a declarative fusion compiler for neural networks. You write rules for fusing operators in a
+.hyp file; Hypatia checks and verifies them, applies them to a model and generates CUDA kernels.";
 
 const AFTER_HELP: &str = "\
 First steps:
@@ -95,12 +95,12 @@ First steps:
   hypatia run model.onnx --rules my.hyp       run the model with it
   hypatia gen my.hyp -o kernels               its CUDA kernels
 
-Exit codes: 0 success; 1 errors in what you gave (diagnostics, failing tests, mismatching outputs);
-2 wrong usage; 3 a bug in Hypatia; 4 the model uses something that is not supported.
+Exit codes: 0 success; 1 errors in your input (diagnostics, failing tests, mismatching outputs);
+2 wrong usage; 3 a bug in Hypatia; 4 the model uses an unsupported feature.
 
-With --json a command prints one JSON object on stdout. If an error ends it, that is
-{\"error\": {\"message\", \"exit_code\", \"diagnostics\"}}, the diagnostics as `check --output-format json` has them;
-wrong usage (exit code 2) is told on stderr alone.";
+With --json, a command prints one JSON object on stdout. If it fails, the object is
+{\"error\": {\"message\", \"exit_code\", \"diagnostics\"}}, with the diagnostics in the format of `check --output-format json`;
+wrong usage (exit code 2) is reported on stderr only.";
 
 #[derive(Subcommand)]
 enum Command {
@@ -110,7 +110,7 @@ enum Command {
     Fmt(fmt::Fmt),
     /// Run the `test` blocks of .hyp files.
     Test(test::Test),
-    /// Verify rules against random inputs: is each rewrite true, and as precise as it claims?
+    /// Verify rules with random inputs: is each rewrite true, and as precise as it claims?
     Verify(verify::Verify),
     /// Generate CUDA kernels or Rust code from .hyp files or from a model.
     Gen(generate::Gen),
@@ -120,13 +120,13 @@ enum Command {
     Run(run::Run),
     /// Time a model, with and without rules, as a whole and kernel by kernel.
     Bench(bench::Bench),
-    /// Measure a model's choices on this GPU and write them to a file that can be committed.
+    /// Measure which algorithms are fastest for a model on this GPU, and write them to a file.
     Tune(tune::Tune),
     /// Explain an error code (H0304), a model's fusions, or why a rule did not fire.
     Explain(explain::Explain),
-    /// Tell what this machine offers, and what Hypatia falls back to.
+    /// Show what this machine offers, and what Hypatia falls back to.
     Doctor(doctor::Doctor),
-    /// Look into the cache of machine code, measured choices and verdicts.
+    /// Inspect the cache of machine code, measured choices and verdicts.
     Cache(cache::Cache),
     /// Print shell completions.
     Completions(completions::Completions),

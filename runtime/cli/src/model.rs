@@ -23,12 +23,13 @@ use hypatia_tensor::npz;
 /// Which rules may fire.
 #[derive(Args, Clone, Debug, Default)]
 pub struct Firing {
-    /// Leave out a rule, a family of rules (fuse::unary) or a ruleset; may be given several times.
+    /// Disable a rule, a family of rules (fuse::unary) or a ruleset; can be given several times.
     #[arg(long, value_name = "RULE")]
     pub disable: Vec<String>,
-    /// Allow all rules that only claim to be approximately right (`class approx`), or none. Where not given, those whose
-    /// error is lost where results are rounded.
-    #[arg(long, value_name = "all|none", num_args = 0..=1, require_equals = true, default_missing_value = "all", value_parser = approx)]
+    /// Allow all rules that are only approximately right (`class approx`), or none. By default,
+    /// those whose error is lost when results are rounded.
+    #[arg(long, value_name = "all|none", num_args = 0..=1, require_equals = true, default_missing_value = "all",
+        value_parser = approx)]
     pub approx: Option<Approx>,
 }
 
@@ -39,7 +40,7 @@ impl Firing {
             let known = program.rules.iter().any(|r| r.name == *name || r.base_name == *name)
                 || program.rulesets.iter().any(|r| r.name == *name);
             if !known {
-                return Err(Error::Input(format!("--disable: there is no rule and no ruleset `{name}`")));
+                return Err(Error::Input(format!("--disable: there is no rule or ruleset `{name}`")));
             }
         }
         options.approx = self.approx.unwrap_or_default();
@@ -68,8 +69,8 @@ pub fn joined(args: impl Iterator<Item = OsString>) -> Vec<OsString> {
 /// Numbers for the dynamic sizes of a model.
 #[derive(Args, Clone, Debug, Default)]
 pub struct Sizes {
-    /// The number for a dynamic size of the model, such as batch=8; may be given several times. Where not
-    /// given it stays open, but for `run` (1, if there are no inputs) and `gen` (8).
+    /// The value of a dynamic size of the model, such as batch=8; can be given several times. By
+    /// default the size stays dynamic, except for `run` (1, if there are no inputs) and `gen` (8).
     #[arg(long, alias = "size", value_name = "NAME=N", value_parser = size)]
     pub dim: Vec<(String, i64)>,
 }
@@ -78,7 +79,7 @@ fn size(text: &str) -> Result<(String, i64), String> {
     let wrong = || "expected a name and a size, such as batch=8".to_string();
     let (name, size) = text.split_once('=').ok_or_else(wrong)?;
     let size: i64 = size.trim().parse().map_err(|_| wrong())?;
-    if size < 0 { Err("a size is at least 0".into()) } else { Ok((name.trim().into(), size)) }
+    if size < 0 { Err("a size must be at least 0".into()) } else { Ok((name.trim().into(), size)) }
 }
 
 impl Sizes {
@@ -115,27 +116,28 @@ impl Sizes {
 pub fn device(name: &str) -> Result<Device> {
     Device::named(name).ok_or_else(|| {
         let names: Vec<&str> = Device::names().collect();
-        Error::Input(format!("there is no target `{name}`; there are {}", names.join(", ")))
+        Error::Input(format!("there is no target `{name}`; the targets are {}", names.join(", ")))
     })
 }
 
 /// Options of the commands that optimise a model without running it.
 #[derive(Args, Clone, Debug)]
 pub struct ModelOptions {
-    /// Rules of your own, beside the library's; may be given several times.
+    /// Rules of your own, in addition to the library's; can be given several times.
     #[arg(long, value_name = "FILE.hyp")]
     pub rules: Vec<PathBuf>,
-    /// The device whose costs decide: h200, a100 or cpu.
+    /// The device whose cost model is used: h200, a100 or cpu.
     #[arg(long, default_value = "cpu", value_name = "DEVICE")]
     pub target: String,
     #[command(flatten)]
     pub sizes: Sizes,
-    /// Take the dynamic sizes from the arrays of this file: for a model that cannot be imported without them.
+    /// Take the dynamic sizes from the arrays in this file, for a model that cannot be imported
+    /// without them.
     #[arg(long, value_name = "FILE.npz")]
     pub inputs: Option<PathBuf>,
     #[command(flatten)]
     pub firing: Firing,
-    /// Fire no rule.
+    /// Disable all rules.
     #[arg(long)]
     pub no_rules: bool,
 }
@@ -165,7 +167,8 @@ pub fn must_be_model(path: &Path) -> Result<()> {
     if path.extension().is_some_and(|e| e == "hyp") {
         let p = path.display();
         return Err(Error::Input(format!(
-            "{p} is a .hyp file, not a model: `hypatia check {p}` checks it; rules are given by `--rules {p}` beside a model"
+            "{p} is a .hyp file, not a model: check it with `hypatia check {p}`, or add it to a model with `--rules \
+             {p}`"
         )));
     }
     match std::fs::metadata(path) {

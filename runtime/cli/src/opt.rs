@@ -17,11 +17,12 @@ use super::{Exit, Global};
 
 /// Optimise a model and print the result of each stage, or write it as an ONNX model.
 ///
-/// The graph goes to stdout, one line a node, then the optimised bodies of its ops that run as several launches; a
-/// summary goes to stderr. With `-o` the graph goes to that file as an ONNX
-/// model that any runtime runs: fused kernels are model-local functions with their bodies in standard ops. `hypatia
-/// explain MODEL` tells which rules fired where. With rules of your own, both graphs are run once on random inputs, and
-/// if they differ, nothing is written; without `-o` a warning says so.
+/// Prints the graph on stdout, one line per node, then the optimised bodies of ops that run as
+/// several launches, and a summary on stderr. -o writes the graph to a
+/// file as an ONNX model that any runtime can run: fused kernels become model-local functions whose
+/// bodies are standard ops. `hypatia explain MODEL` shows which rules fired where. If you add rules
+/// of your own, both graphs are run once on random inputs; if their results differ, nothing is
+/// written, and without -o there is a warning.
 #[derive(Args)]
 pub struct Opt {
     /// The model.
@@ -38,7 +39,7 @@ pub struct Opt {
     /// How to print it.
     #[arg(long, value_enum, default_value_t = Format::Text, conflicts_with = "json")]
     format: Format,
-    /// Print graph and report as JSON.
+    /// Print the graph and the report as JSON.
     #[arg(long)]
     pub json: bool,
 }
@@ -50,13 +51,13 @@ enum Stage {
     Imported,
     /// Defined ops replaced by their bodies: what enters the e-graph.
     Unfolded,
-    /// What the rules made of it.
+    /// Optimised by the rules.
     Optimized,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Format {
-    /// One line a node.
+    /// One line per node.
     Text,
     /// Graphviz.
     Dot,

@@ -51,7 +51,7 @@ pub fn error_json(error: &Error) {
 /// Prints that Hypatia itself failed; `what` says where.
 pub fn bug(what: &str) {
     eprintln!("{ERROR}internal error{ERROR:#}: {what}");
-    eprintln!("This is a bug of Hypatia: please report it with the command, the model and the rules.");
+    eprintln!("This is a bug in Hypatia. Please report it with the command, the model and the rules.");
 }
 
 /// The exit code of an error.

@@ -32,43 +32,45 @@ const TUNING: Duration = Duration::from_millis(1500);
 
 /// Run an ONNX model with the standard library's rules and your own.
 ///
-/// Prints what fused, launches and time before and after, and each output. With --check, outputs are compared with
-/// expected ones: a float output agrees if every element is within atol + rtol * |expected|, others must be equal.
-/// The exit code is 1 if one does not agree, or is not in the file. `rtol` is 1e-4, or what the least precise float type that the model
-/// computes the output in can hold, and `atol` is rtol times the ordinary magnitude of the output, which outliers do not
-/// raise: docs/language.md, "When results agree".
+/// Prints the fusions, the launches and the time before and after, and each output. --check
+/// compares the outputs with expected ones: a float output agrees if every element is within atol +
+/// rtol * |expected|; others must be equal. The exit code is 1 if an output does not agree, or is
+/// missing in the file. By default, `rtol` is 1e-4, or the precision of the least precise float
+/// type in which the model computes the output, and `atol` is rtol times the ordinary magnitude of
+/// the output, which outliers do not raise: see docs/language.md, "When results agree".
 #[derive(Args)]
 pub struct Run {
     /// The model.
     #[arg(value_name = "MODEL.onnx")]
     model: PathBuf,
-    /// Inputs by name; random ones where not given.
+    /// Inputs by name; inputs that are not given are random.
     #[arg(long, value_name = "FILE.npz")]
     inputs: Option<PathBuf>,
-    /// Write the outputs to this file. numpy has no bf16: such arrays are written as numpy writes those of ml_dtypes, as two
-    /// bytes an element (`V2`); `array.view(ml_dtypes.bfloat16)` has the numbers.
+    /// Write the outputs to this file. numpy has no bf16: such arrays are written as numpy writes
+    /// those of ml_dtypes, with two bytes per element (`V2`); `array.view(ml_dtypes.bfloat16)`
+    /// gives the numbers.
     #[arg(long, value_name = "FILE.npz")]
     outputs: Option<PathBuf>,
-    /// Compare the outputs with those of this file.
+    /// Compare the outputs with those in this file.
     #[arg(long, value_name = "FILE.npz")]
     check: Option<PathBuf>,
-    /// With --check: by how much of its own magnitude an element may differ.
+    /// With --check: the relative tolerance of an element.
     #[arg(long, value_name = "R", requires = "check", value_parser = tolerance, allow_hyphen_values = true)]
     rtol: Option<f64>,
-    /// With --check: by how much any element may differ.
+    /// With --check: the absolute tolerance of an element.
     #[arg(long, value_name = "A", requires = "check", value_parser = tolerance, allow_hyphen_values = true)]
     atol: Option<f64>,
-    /// Rules of your own, beside the library's; may be given several times.
+    /// Rules of your own, in addition to the library's; can be given several times.
     #[arg(long, value_name = "FILE.hyp")]
     rules: Vec<PathBuf>,
     #[command(flatten)]
     firing: Firing,
-    /// Fire no rule.
+    /// Disable all rules.
     #[arg(long, conflicts_with_all = ["rules", "disable", "approx"])]
     no_rules: bool,
     #[command(flatten)]
     on: On,
-    /// Threads; all cores if not given.
+    /// Number of threads; all cores by default.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
     #[command(flatten)]
@@ -76,14 +78,15 @@ pub struct Run {
     /// Seed of random inputs.
     #[arg(long, value_name = "SEED", default_value_t = 0)]
     seed: u64,
-    /// Memory for intermediate results and outputs, in MiB; a model that needs more is refused. 1024, or
-    /// what the limits of the process leave, where not given.
+    /// Memory limit for intermediate results and outputs, in MiB; a model that needs more is
+    /// refused. By default 1024, or what the limits of the process leave.
     #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u32).range(1..))]
     memory: Option<u32>,
-    /// Print the plan too.
+    /// Also print the plan.
     #[arg(long)]
     plan: bool,
-    /// Name what is done for NVIDIA's profilers (`nsys profile hypatia run ...`): compiling, the first run, the timed ones.
+    /// Annotate compiling, the first run and the timed runs for NVIDIA's profilers (`nsys profile
+    /// hypatia run ...`).
     #[arg(long)]
     nvtx: bool,
     /// Print one JSON object instead of text.
@@ -192,7 +195,7 @@ impl Run {
         let differs = outcome.checks.iter().flatten().any(|c| !c.ok);
         if let (Some(file), false) = (&self.check, outcome.unchecked.is_empty()) {
             let (file, missing) = (file.display(), outcome.unchecked.join(", "));
-            eprintln!("error: --check: {file} has nothing to compare with: {missing}");
+            eprintln!("error: --check: {file} has no expected values for {missing}");
         }
         if let Some(hint) = hint.filter(|_| differs) {
             eprintln!("{hint}");
@@ -216,7 +219,8 @@ impl Run {
         let list = inputs.join(", ");
         (!inputs.is_empty()).then(|| {
             format!(
-                "hint: without --inputs the model runs on random ones (seed {}); if {file} has the outputs of others, give \
+                "hint: without --inputs the model runs on random ones (seed {}); if {file} has the outputs of \
+                 others, give \
                  those: `--inputs FILE.npz` with {list}",
                 self.seed
             )
@@ -306,8 +310,8 @@ impl Run {
                 fired.iter().map(|(r, n)| if *n > 1 { format!("{r} x{n}") } else { r.clone() }).collect();
             let fused = if fired.is_empty() { "no rule".to_string() } else { fired.join(", ") };
             let discarded = match fired.is_empty() {
-                true => "no rule: the plan that the rules made is not used".to_string(),
-                false => format!("no rule: the plan of {fused} is not used"),
+                true => "no rule: the optimised plan is not used".to_string(),
+                false => format!("no rule: the plan fused by {fused} is not used"),
             };
             line("fused by", if o.discarded() { discarded } else { fused });
         }

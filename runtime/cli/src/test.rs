@@ -20,18 +20,19 @@ const BAD: Style = AnsiColor::Red.on_default().bold();
 
 /// Run the `test` blocks of .hyp files.
 ///
-/// Each test is optimised with the rules of its file (and of what it uses) for the device that it
-/// names, or for the CPU. No GPU is needed. Exit code 1 if a test fails.
+/// Each test is optimised with the rules of its file, and of the files that it uses, for the device
+/// that the test names, or for the CPU. No GPU is needed. The exit code is 1 if a test fails.
 #[derive(Args)]
 pub struct Test {
-    /// Files, folders, or `-` for stdin. Files that are named are one program; of a folder, each file that no other one there
-    /// uses is one.
+    /// Files, folders, or `-` for stdin. The files given are one program; in a folder, each file
+    /// that no other file there uses is one.
     #[arg(required_unless_present = "library", value_name = "FILE")]
     files: Vec<PathBuf>,
-    /// Run the tests of what the files use too; without files, those of the library that comes with Hypatia.
+    /// Also run the tests of the files that these use; without files, those of the standard
+    /// library.
     #[arg(long)]
     library: bool,
-    /// Run only the tests whose name holds this text.
+    /// Run only the tests whose name contains this text.
     #[arg(long, value_name = "TEXT")]
     filter: Option<String>,
     #[command(flatten)]
@@ -115,7 +116,7 @@ impl Test {
             let names: Vec<String> = own.iter().take(8).map(|(_, t)| format!("\n  {}", t.name)).collect();
             let have =
                 if names.is_empty() { "; there are none".into() } else { format!("; there are{}", names.concat()) };
-            return Err(Error::Input(format!("--filter: no test has `{filter}` in its name{have}")));
+            return Err(Error::Input(format!("--filter: no test's name contains `{filter}`{have}")));
         }
         Ok(Chosen { own: own.len(), wanted })
     }

@@ -26,29 +26,31 @@ use super::{Exit, Global};
 /// The time limit of the whole measurement: nobody waits longer.
 const TIME: Duration = Duration::from_secs(24 * 3600);
 
-/// Measure which algorithms are the fastest for a model on this GPU, and write them to a file.
+/// Measure which algorithms are fastest for a model on this GPU, and write them to a file.
 ///
-/// Every product of the plan, with rules and without, is timed with all algorithms that cuBLASLt offers, one with a weight also
-/// over the other order of it (`packed`). The file has one line a choice and can be committed: `run`, `bench` and `explain` take it (`--tuning FILE`, or hypatia.tune beside the
-/// model) where device, driver, library and Hypatia are the same; choices of other devices that it holds stay. The
-/// choices go to the user's cache as well. Exit code 1 if there is no GPU.
+/// Times every product of the plan, with rules and without, with all algorithms that cuBLASLt
+/// offers; a product with a weight is also timed with the transposed weight (`packed`). The file
+/// has one line per choice and can be committed: `run`, `bench` and `explain` use it (`--tuning
+/// FILE`, or hypatia.tune beside the model) if device, driver, library and Hypatia are the same.
+/// Choices for other devices in the file are kept. The choices are also stored in the user's cache.
+/// The exit code is 1 if there is no GPU.
 #[derive(Args)]
 pub struct Tune {
     /// The model.
     #[arg(value_name = "MODEL.onnx")]
     model: PathBuf,
-    /// The file to write, or to bring up to date; hypatia.tune beside the model, where not given.
+    /// The file to write or update; by default hypatia.tune beside the model.
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// Rules of your own, beside the library's; may be given several times.
+    /// Rules of your own, in addition to the library's; can be given several times.
     #[arg(long, value_name = "FILE.hyp")]
     rules: Vec<PathBuf>,
     #[command(flatten)]
     firing: Firing,
-    /// What products of f32 are computed in.
+    /// The type in which f32 products are computed.
     #[arg(long, value_enum, default_value_t = Precision::F32)]
     precision: Precision,
-    /// Inputs by name, whose sizes count; random ones where not given.
+    /// Inputs by name, for their sizes; inputs that are not given are random.
     #[arg(long, value_name = "FILE.npz")]
     inputs: Option<PathBuf>,
     #[command(flatten)]
@@ -69,9 +71,7 @@ impl Tune {
         let mut file = if output.exists() { TuningFile::read(&output)? } else { TuningFile::empty(&output) };
         let gpu = Gpu::open(0).map_err(|e| {
             let why = e.to_string().replace(", or use --device cpu", "");
-            Error::Device(format!(
-                "`hypatia tune` measures on an NVIDIA GPU, and needs it, its driver and cuBLASLt: {why}"
-            ))
+            Error::Device(format!("`hypatia tune` needs an NVIDIA GPU, its driver and cuBLASLt: {why}"))
         })?;
         TuningFile::writable(&output)?;
         let here = machine(&gpu);

@@ -12,24 +12,25 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use super::{Exit, Global, files};
 
-/// Verify rules against random inputs.
+/// Verify rules with random inputs.
 ///
-/// Makes up shapes, attributes and values for each rule's left side, and compares both sides in f64
-/// and in every element type. Written derivatives are compared with derived ones and with finite
-/// differences, ops' bodies with their declared types. Exit code 1 if anything is false or could not be exercised.
+/// Generates shapes, attributes and values for each rule's left side, and compares both sides in
+/// f64 and in every element type. Compares written derivatives with derived ones and with finite
+/// differences, and the bodies of ops with their declared types. The exit code is 1 if anything is
+/// false or could not be tested.
 #[derive(Args)]
 pub struct Verify {
-    /// Files, folders, or `-` for stdin. What they `use` is not verified. Files that are named are one program; of a folder,
-    /// each file that no other one there uses is one.
+    /// Files, folders, or `-` for stdin. The files that they `use` are not verified. The files
+    /// given are one program; in a folder, each file that no other file there uses is one.
     #[arg(value_name = "FILE", required_unless_present = "library")]
     files: Vec<PathBuf>,
-    /// Verify what the files use too; without files, the whole library that comes with Hypatia.
+    /// Also verify the files that these use; without files, the whole standard library.
     #[arg(long)]
     library: bool,
-    /// Instances of each rule.
+    /// Number of instances of each rule.
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     cases: u32,
-    /// Start of the random choices; the same seed gives the same report.
+    /// Seed of the random choices; the same seed gives the same report.
     #[arg(long, default_value_t = 0)]
     seed: u64,
     /// Print the report as JSON.

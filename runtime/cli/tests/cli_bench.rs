@@ -106,8 +106,8 @@ fn wrong_use_is_told() {
         (&["--no-rules", "--no-compare"], 2, "cannot be used with"),
         (&["--dim", "nonsense=3"], 1, "nonsense"),
         (&["--inputs", "absent.npz"], 1, "absent.npz"),
-        (&["--rows", "x"], 1, "--rows chooses among cases"),
-        (&["--plot", "x.svg"], 1, "--plot draws a set of cases"),
+        (&["--rows", "x"], 1, "--rows selects cases"),
+        (&["--plot", "x.svg"], 1, "--plot plots a set of cases"),
         (&["--from", "x.json", "--plot", "x.svg"], 2, "cannot be used with"),
         (&["--trace", "/nonexistent/folder/t.json", "--runs", "1"], 1, "/nonexistent/folder/t.json"),
     ] {

@@ -129,7 +129,7 @@ fn a_cache_that_cannot_be_trusted_is_told_and_the_model_runs() {
     let o = hypatia(Path::new("/proc/nowhere/hypatia"), &run);
     assert_eq!(o.status.code(), Some(0));
     let told = "the cache folder /proc/nowhere/hypatia cannot be used: ";
-    assert!(err(&o).contains(told) && err(&o).contains("nothing is kept"), "{}", err(&o));
+    assert!(err(&o).contains(told) && err(&o).contains("nothing is stored"), "{}", err(&o));
 }
 
 #[test]
@@ -167,7 +167,7 @@ fn verify_names_bad_entries_and_clear_leaves_what_is_not_the_caches() {
     }
     let bad = json(&folder, &["cache", "verify"], 1);
     assert_eq!(bad["bad"].as_array().unwrap().len(), 3, "{bad}");
-    assert!(bad["bad"][0]["why"].as_str().unwrap().contains("not those that were written"), "{bad}");
+    assert!(bad["bad"][0]["why"].as_str().unwrap().contains("has changed since it was written"), "{bad}");
 
     let gone = json(&folder, &["cache", "clear"], 0);
     assert_eq!((&gone["removed"]["cubin"]["files"], &gone["removed"]["choice"]["files"]), (&3.into(), &2.into()));
@@ -181,11 +181,7 @@ fn verify_names_bad_entries_and_clear_leaves_what_is_not_the_caches() {
 #[test]
 fn tune_says_that_it_needs_a_gpu_and_writes_nothing() {
     let (folder, cache, model, _) = place();
-    fails(
-        &cache,
-        &["tune", &model],
-        &["`hypatia tune` measures on an NVIDIA GPU, and needs it, its driver and cuBLASLt"],
-    );
+    fails(&cache, &["tune", &model], &["`hypatia tune` needs an NVIDIA GPU, its driver and cuBLASLt"]);
     assert!(!folder.path().join("hypatia.tune").exists());
     fails(&cache, &["tune", "missing.onnx"], &["missing.onnx"]);
     // A file that is no tuning file is not overwritten.
@@ -217,7 +213,7 @@ fn tuning_files_are_read_told_and_refused_where_they_are_damaged() {
     let run = ["run", &model, "--inputs", &inputs, "--device", "cpu", "--tuning", moved];
     let o = hypatia(&cache, &run);
     assert_eq!(o.status.code(), Some(0));
-    assert_eq!(err(&o).matches("other.tune: not used: its choices are for GPUs").count(), 1, "{}", err(&o));
+    assert_eq!(err(&o).matches("other.tune: not used, because its choices are for GPUs").count(), 1, "{}", err(&o));
     let quiet = hypatia(&cache, &[&run[..], &["-q"]].concat());
     assert_eq!(err(&quiet), "");
 

@@ -111,12 +111,7 @@ impl Scratch {
 }
 
 /// The median time of each variant in microseconds; `None` if they cannot be timed.
-pub(super) fn time(
-    gpu: &Arc<Gpu>,
-    plan: &Plan,
-    step: &Step,
-    variants: &mut [Vec<Launch>],
-) -> Result<Option<Vec<f64>>> {
+pub(super) fn time(gpu: &Arc<Gpu>, plan: &Plan, step: &Step, variants: &mut [Vec<Launch>]) -> Result<Option<Vec<f64>>> {
     let stream = gpu.context().new_stream().map_err(|e| failed("cuStreamCreate", e))?;
     for launch in variants.iter_mut().flatten() {
         if let Launch::Product(product) = launch

@@ -92,7 +92,7 @@ pub fn compared(given: &Graph, optimized: &Graph, device: &Device, no_rules: boo
 pub fn count_launches(optimized: &mut Optimized, given: &Graph, options: &optimize::Options) {
     match compared(given, &optimized.graph, &options.device, options.no_rules) {
         Ok(launches) => optimized.report.launches = Some(launches),
-        Err(e) => optimized.report.warnings.push(format!("launches are not counted: {e}")),
+        Err(e) => optimized.report.warnings.push(format!("the launches cannot be counted: {e}")),
     }
     match shortened(&optimized.graph, &options.device, options.allowed()) {
         Ok(shortened) => {
@@ -104,11 +104,11 @@ pub fn count_launches(optimized: &mut Optimized, given: &Graph, options: &optimi
             };
             optimized.report.firings.extend(shortened.iter().map(firing));
         }
-        Err(e) => optimized.report.warnings.push(format!("short functions are not listed: {e}")),
+        Err(e) => optimized.report.warnings.push(format!("the short functions cannot be listed: {e}")),
     }
     #[cfg(feature = "onnx")]
     match export::fusions(&optimized.graph, &FOLDER) {
         Ok(fusions) => optimized.report.fusions = Some(fusions),
-        Err(e) => optimized.report.warnings.push(format!("fusions are not counted: {e}")),
+        Err(e) => optimized.report.warnings.push(format!("the fusions cannot be counted: {e}")),
     }
 }

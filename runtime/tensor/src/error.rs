@@ -79,7 +79,7 @@ impl Error {
             Some(last) => format!("gather takes -{size} to {last}"),
             None => "it has no elements".to_string(),
         };
-        Error::Input(format!("index {index} is outside an axis of size {size} ({takes})"))
+        Error::Input(format!("index {index} is out of range for an axis of size {size} ({takes})"))
     }
 
     /// The diagnostic code of a type error, if it has one.
@@ -164,11 +164,11 @@ mod tests {
     #[test]
     fn a_type_error_keeps_its_code_wherever_it_is_met() {
         let code = hypatia_dsl::typing::codes::DTYPE;
-        let error = Error::from(TypeError::new(code, "`x` must hold numbers, but is bool[2]"));
+        let error = Error::from(TypeError::new(code, "`x` must contain numbers, but is bool[2]"));
         let Error::Type(fault) = error else { panic!("{error}") };
         let placed = Error::Type(fault.at("node `n`"));
         assert_eq!(placed.code(), Some(code));
-        assert_eq!(placed.to_string(), format!("node `n`: `x` must hold numbers, but is bool[2] [{code}]"));
+        assert_eq!(placed.to_string(), format!("node `n`: `x` must contain numbers, but is bool[2] [{code}]"));
         // Text that only looks like a code is not one.
         assert_eq!(Error::Type(format!("odd [{code}]").into()).code(), None);
     }
@@ -176,7 +176,7 @@ mod tests {
     #[test]
     fn indices_outside_are_told_what_there_is() {
         let told = |size| Error::outside(7, size).to_string();
-        assert_eq!(told(3), "index 7 is outside an axis of size 3 (gather takes -3 to 2)");
-        assert_eq!(told(0), "index 7 is outside an axis of size 0 (it has no elements)");
+        assert_eq!(told(3), "index 7 is out of range for an axis of size 3 (gather takes -3 to 2)");
+        assert_eq!(told(0), "index 7 is out of range for an axis of size 0 (it has no elements)");
     }
 }

@@ -51,7 +51,7 @@ pub fn read_from<R: Read + Seek>(mut reader: R) -> Result<Vec<(String, Tensor)>,
     let start = archive.central_directory_start();
     let mut reader = archive.into_inner();
     if let Some(name) = listed_twice(&mut reader, start).map_err(|e| format!("it could not be read ({e})"))? {
-        return Err(format!("`{}` comes twice", name.strip_suffix(".npy").unwrap_or(&name)));
+        return Err(format!("`{}` occurs twice", name.strip_suffix(".npy").unwrap_or(&name)));
     }
     let mut archive = open(reader)?;
     let mut out: Vec<(String, Tensor)> = Vec::new();
@@ -63,12 +63,12 @@ pub fn read_from<R: Read + Seek>(mut reader: R) -> Result<Vec<(String, Tensor)>,
         }
         let name = file.strip_suffix(".npy").unwrap_or(&file).to_string();
         if out.iter().any(|(n, _)| *n == name) {
-            return Err(format!("`{name}` comes twice"));
+            return Err(format!("`{name}` occurs twice"));
         }
         let (size, packed) = (entry.size(), entry.compressed_size());
         if size > SUSPICIOUS && size / RATIO > packed {
             return Err(format!(
-                "`{name}`: {packed} bytes that unpack to {size} are refused; save without compression"
+                "`{name}`: {packed} bytes unpack to {size}, which is refused; save without compression"
             ));
         }
         let tensor = array(&mut entry, size).map_err(|m| format!("`{name}`: {m}"))?;
@@ -192,14 +192,14 @@ fn array(reader: &mut impl Read, size: u64) -> Result<Tensor, String> {
             reader.read_exact(&mut b).map_err(cut)?;
             (12, u32::from_le_bytes(b) as usize)
         }
-        v => return Err(format!("version {v} of numpy's format is not known")),
+        v => return Err(format!("version {v} of numpy's format is unknown")),
     };
     if length > LONGEST_HEADER {
         return Err(format!("its header of {length} bytes is too long"));
     }
     let mut text = vec![0u8; length];
     reader.read_exact(&mut text).map_err(cut)?;
-    let text = String::from_utf8(text).map_err(|_| "its header is not text")?;
+    let text = String::from_utf8(text).map_err(|_| "its header is not UTF-8 text")?;
     let header = parse(&text)?;
     let (dtype, swap) = element(&header.descr)?;
     let bytes = header
@@ -215,7 +215,7 @@ fn array(reader: &mut impl Read, size: u64) -> Result<Tensor, String> {
     // The vector grows with the data read, not with the claimed size.
     let read = reader.take(bytes as u64).read_to_end(&mut data).map_err(cut)?;
     if read != bytes {
-        return Err(format!("{bytes} bytes expected, but only {read} are there"));
+        return Err(format!("{bytes} bytes expected, but only {read} found"));
     }
     if swap {
         data.chunks_exact_mut(dtype.size()).for_each(<[u8]>::reverse);
@@ -274,15 +274,15 @@ fn from_fortran(data: &[u8], shape: &[usize], size: usize) -> Vec<u8> {
 fn parse(text: &str) -> Result<Header, String> {
     let bad = |what: &str| format!("its header {what}: {}", text.trim().chars().take(100).collect::<String>());
     let body =
-        text.trim().strip_prefix('{').and_then(|t| t.strip_suffix('}')).ok_or_else(|| bad("is no dictionary"))?;
+        text.trim().strip_prefix('{').and_then(|t| t.strip_suffix('}')).ok_or_else(|| bad("is not a dictionary"))?;
     let (mut descr, mut fortran, mut shape) = (None, None, None);
     let mut rest = body.trim();
     while !rest.is_empty() {
-        let (key, after) = quoted(rest).ok_or_else(|| bad("has a key that is no text"))?;
-        rest = after.trim_start().strip_prefix(':').ok_or_else(|| bad("lacks a colon"))?.trim_start();
+        let (key, after) = quoted(rest).ok_or_else(|| bad("has a key that is not a string"))?;
+        rest = after.trim_start().strip_prefix(':').ok_or_else(|| bad("has no colon"))?.trim_start();
         match key {
             "descr" => {
-                let (value, after) = quoted(rest).ok_or_else(|| bad("has a type that is not a plain one"))?;
+                let (value, after) = quoted(rest).ok_or_else(|| bad("has a structured element type"))?;
                 descr = Some(value.to_string());
                 rest = after;
             }
@@ -291,16 +291,16 @@ fn parse(text: &str) -> Result<Header, String> {
                 fortran = match value.trim() {
                     "True" => Some(true),
                     "False" => Some(false),
-                    _ => return Err(bad("has an order that is neither True nor False")),
+                    _ => return Err(bad("has a `fortran_order` that is neither True nor False")),
                 };
                 rest = after;
             }
             "shape" => {
-                let inner = rest.strip_prefix('(').ok_or_else(|| bad("has a shape that is no tuple"))?;
-                let (inner, after) = inner.split_once(')').ok_or_else(|| bad("has a shape without an end"))?;
+                let inner = rest.strip_prefix('(').ok_or_else(|| bad("has a shape that is not a tuple"))?;
+                let (inner, after) = inner.split_once(')').ok_or_else(|| bad("has a shape that does not end"))?;
                 let sizes = inner.split(',').map(str::trim).filter(|s| !s.is_empty());
                 let sizes = sizes.map(|s| s.trim_end_matches('L').parse::<usize>());
-                shape = Some(sizes.collect::<Result<Vec<_>, _>>().map_err(|_| bad("has a size that is no number"))?);
+                shape = Some(sizes.collect::<Result<Vec<_>, _>>().map_err(|_| bad("has a size that is not a number"))?);
                 rest = after;
             }
             _ => return Err(bad("has an unknown key")),
@@ -370,7 +370,7 @@ mod tests {
                 bytes[at..at + 5].copy_from_slice(b"first");
             }
         }
-        assert_eq!(read_from(Cursor::new(&bytes)).unwrap_err(), "`first` comes twice");
+        assert_eq!(read_from(Cursor::new(&bytes)).unwrap_err(), "`first` occurs twice");
     }
 
     #[test]
@@ -415,11 +415,14 @@ mod tests {
             (npy(&dict("<f4", "(3,)"), &[0; 8]), "needs 12 bytes, but there are 8"),
             (npy(&dict("<f4", "(999999999999,)"), &[0; 8]), "needs 3999999999996 bytes"),
             (npy(&dict("<f4", "(4294967296, 4294967296)"), &[0; 8]), "too large"),
-            (npy(&dict("<f4", "(-1,)"), &[0; 8]), "no number"),
+            (npy(&dict("<f4", "(-1,)"), &[0; 8]), "not a number"),
             (npy(&dict("<u2", "(4,)"), &[0; 8]), "convert it with `astype`"),
             (npy(&dict("|O", "(1,)"), &[0; 8]), "not supported"),
             (npy(&dict("|b1", "(2,)"), &[0, 2]), "neither 0 nor 1"),
-            (npy("{'descr': [('a', '<f4')], 'fortran_order': False, 'shape': (1,)}", &[0; 4]), "not a plain one"),
+            (
+                npy("{'descr': [('a', '<f4')], 'fortran_order': False, 'shape': (1,)}", &[0; 4]),
+                "structured element type",
+            ),
             (b"\x93NUMPY\x09\x00".to_vec(), "version 9"),
             (b"\x93NUMPY\x02\x00\xff\xff\xff\xff".to_vec(), "too long"),
             (b"hello".to_vec(), "cut short"),

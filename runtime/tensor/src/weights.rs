@@ -69,7 +69,7 @@ impl Weights {
         let bytes = self.start.checked_add(from).zip(self.start.checked_add(to)).and_then(|(a, b)| self.map.get(a..b));
         bytes
             .and_then(|b| Tensor::from_bytes(dtype, &info.shape, b))
-            .ok_or_else(|| damaged(format!("tensor `{name}` is not as long as its shape {:?} needs", info.shape)))
+            .ok_or_else(|| damaged(format!("the length of tensor `{name}` does not match its shape {:?}", info.shape)))
     }
 }
 

@@ -11,17 +11,20 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use minijinja::value::{Rest, ValueKind};
-use minijinja::{Environment, Error, ErrorKind, Value, filters, functions, tests};
+use minijinja::{Environment, Error, Value, filters, functions, tests};
+
+use super::problem::{Problem, Wrong};
 
 /// Maximum bytes of a source, and of all strings that a template makes while rendering.
 pub(super) const MAX_SOURCE: usize = 4 << 20;
 /// Maximum number of values that a template keeps.
-const MAX_SETS: usize = 1_000;
+pub(super) const MAX_SETS: usize = 1_000;
 /// Maximum bytes of a string literal.
-const MAX_TEXT: usize = 4 << 10;
+pub(super) const MAX_TEXT: usize = 4 << 10;
 
 /// The statements that templates may use.
-const STATEMENTS: &[&str] = &["if", "elif", "else", "endif", "for", "endfor", "set", "with", "endwith", "do"];
+pub(super) const STATEMENTS: &[&str] =
+    &["if", "elif", "else", "endif", "for", "endfor", "set", "with", "endwith", "do"];
 /// Statements of minijinja that are refused: they read other templates, or capture output as a
 /// string.
 const REFUSED: &[&str] = &[
@@ -44,12 +47,10 @@ const REFUSED: &[&str] = &[
     "endset",
 ];
 
-/// A line, counted from 1, and the error in it.
-type Wrong = (usize, String);
-
 /// The text to render, with operators that fail on strings.
 pub(super) fn bounded(text: &str) -> Result<String, Wrong> {
-    let mut scan = Scan { text, at: 0, out: String::with_capacity(text.len() + text.len() / 8), sets: 0 };
+    let mut scan =
+        Scan { text, at: 0, out: String::with_capacity(text.len() + text.len() / 8), sets: 0, blocks: Vec::new() };
     scan.all()?;
     Ok(scan.out)
 }
@@ -94,10 +95,7 @@ fn concatenated(parts: &[Value], budget: &AtomicUsize) -> Result<Value, Error> {
         match part.kind() {
             ValueKind::String => out.push_str(part.as_str().unwrap_or_default()),
             ValueKind::Number | ValueKind::Bool => out.push_str(&part.to_string()),
-            other => {
-                let why = format!("`cat` takes texts and numbers, not a {other}");
-                return Err(Error::new(ErrorKind::InvalidOperation, why));
-            }
+            other => return Err(Problem::Cat(other.to_string()).raise()),
         }
         // Check while appending: an intermediate string must not be too large either.
         if out.len() > MAX_SOURCE {
@@ -111,8 +109,7 @@ fn concatenated(parts: &[Value], budget: &AtomicUsize) -> Result<Value, Error> {
 fn charged(text: String, budget: &AtomicUsize) -> Result<Value, Error> {
     let made = budget.fetch_add(text.len(), Ordering::Relaxed).saturating_add(text.len());
     if made > MAX_SOURCE {
-        let why = format!("the texts that it makes become larger than {} MiB", MAX_SOURCE >> 20);
-        return Err(Error::new(ErrorKind::InvalidOperation, why));
+        return Err(Problem::StringsTooLarge.raise());
     }
     Ok(text.into())
 }
@@ -123,6 +120,8 @@ struct Scan<'a> {
     at: usize,
     out: String,
     sets: usize,
+    /// Open blocks: the word of each, and where its statement starts.
+    blocks: Vec<(&'a str, usize)>,
 }
 
 impl<'a> Scan<'a> {
@@ -143,8 +142,8 @@ impl<'a> Scan<'a> {
         self.copy(rest.find(mark).map_or(rest.len(), |n| n + mark.len()));
     }
 
-    fn wrong<T>(&self, at: usize, message: impl Into<String>) -> Result<T, Wrong> {
-        Err((self.text[..at].matches('\n').count() + 1, message.into()))
+    fn wrong<T>(&self, at: usize, problem: Problem) -> Result<T, Wrong> {
+        Err(Wrong { line: Some(self.text[..at].matches('\n').count() + 1), problem })
     }
 
     fn all(&mut self) -> Result<(), Wrong> {
@@ -172,7 +171,25 @@ impl<'a> Scan<'a> {
                 self.copy(c.len_utf8());
             }
         }
-        Ok(())
+        match self.blocks.pop() {
+            Some((word, at)) => self.wrong(at, Problem::Unclosed(word.into())),
+            None => Ok(()),
+        }
+    }
+
+    /// Opens or closes the block of a statement that starts at `start`.
+    fn block(&mut self, word: &'a str, start: usize) -> Result<(), Wrong> {
+        if matches!(word, "for" | "if" | "with") {
+            self.blocks.push((word, start));
+        }
+        let Some(closed) = word.strip_prefix("end").filter(|w| matches!(*w, "for" | "if" | "with")) else {
+            return Ok(());
+        };
+        match self.blocks.pop() {
+            Some((open, _)) if open == closed => Ok(()),
+            Some((open, at)) => self.wrong(at, Problem::Unclosed(open.into())),
+            None => self.wrong(start, Problem::Unopened(closed.into())),
+        }
     }
 
     /// Reads a statement from its opening mark to its closing mark, which is not consumed.
@@ -184,25 +201,23 @@ impl<'a> Scan<'a> {
         let keeps = matches!(word, "set" | "with");
         self.sets += usize::from(keeps);
         if self.sets > MAX_SETS {
-            return self.wrong(start, format!("a template keeps {MAX_SETS} values at most"));
+            return self.wrong(start, Problem::TooManyValues);
         }
         if matches!(word, "include" | "import" | "from" | "extends") {
-            return self.wrong(start, format!("`{word}`: a template stands alone: it cannot include others"));
+            return self.wrong(start, Problem::OtherTemplate(word.into()));
         }
         if REFUSED.contains(&word) {
-            return self.wrong(
-                start,
-                format!("a template has no statement `{word}`: its statements are {}", STATEMENTS.join(", ")),
-            );
+            return self.wrong(start, Problem::Statement(word.into()));
         }
+        self.block(word, start)?;
         let from = self.out.len();
         self.code(close, keeps)?;
         let said = &self.out[from..];
         if word == "set" && !said.contains('=') {
-            return self.wrong(start, "a template keeps no output as a text: write `set name = value`");
+            return self.wrong(start, Problem::CapturedOutput);
         }
         if word == "for" && said.trim_end().ends_with("recursive") {
-            return self.wrong(start, "a template has no recursive loops");
+            return self.wrong(start, Problem::Recursive);
         }
         Ok(())
     }
@@ -221,12 +236,12 @@ impl<'a> Scan<'a> {
                 '"' | '\'' => {
                     let length = quoted(rest, c);
                     if length > MAX_TEXT {
-                        return self.wrong(self.at, format!("this text is too long: the limit is {MAX_TEXT} bytes"));
+                        return self.wrong(self.at, Problem::LongString);
                     }
                     self.copy(length);
                     operand = true;
                 }
-                '~' => return self.wrong(self.at, "texts are not joined by `~`"),
+                '~' => return self.wrong(self.at, Problem::Tilde),
                 '+' if operand && !rest[1..].starts_with(close) => self.replace(1, "- 0 +", &mut operand),
                 '*' if rest.starts_with("**") => {
                     self.copy(2);
@@ -236,7 +251,7 @@ impl<'a> Scan<'a> {
                 '(' | '[' | '{' => {
                     let list = c == '{' || c == '[' && !operand;
                     if list && keeps && c == '{' {
-                        return self.wrong(self.at, "a template keeps numbers and texts, no dictionaries");
+                        return self.wrong(self.at, Problem::Dictionary);
                     }
                     open.push(list);
                     self.copy(1);
@@ -250,7 +265,7 @@ impl<'a> Scan<'a> {
                 _ if c.is_alphanumeric() || c == '_' => {
                     let length = word(rest);
                     if keeps && open.contains(&true) && !c.is_ascii_digit() {
-                        return self.wrong(self.at, "a list that is kept holds numbers and texts in quotes only");
+                        return self.wrong(self.at, Problem::ListElement);
                     }
                     self.copy(length);
                     operand = true;
@@ -306,7 +321,7 @@ mod tests_of_growth {
 
     /// The rendered template, or its error.
     fn filled(text: &str) -> Result<String, String> {
-        let text = bounded(text).map_err(|(line, why)| format!("{line}: {why}"))?;
+        let text = bounded(text).map_err(|w| format!("{}: {}", w.line.unwrap(), w.problem))?;
         let mut env = environment();
         super::super::configure(&mut env).unwrap();
         env.set_fuel(Some(100_000));
@@ -339,17 +354,20 @@ mod tests_of_growth {
     #[test]
     fn texts_do_not_grow() {
         for (text, why) in [
-            ("\n${ name ~ name }", "2: texts are not joined by `~`"),
+            ("\n${ name ~ name }", "2: `~` cannot join strings"),
             ("//% set x = name + name\n${ x }", "unsupported types"),
             ("${ 1 + name }", "unsupported types"),
             ("${ name * 1000000 }", "unsupported types"),
             ("${ 1000000 * name }", "invalid operation"),
-            ("//% set x = [list, list]\n", "numbers and texts in quotes only"),
+            ("//% set x = [list, list]\n", "only numbers and strings in quotes"),
             ("//% set x = {\"a\": list}\n", "no dictionaries"),
-            ("//% set x\n${ name }\n//% endset\n", "keeps no output"),
+            ("//% set x\n${ name }\n//% endset\n", "cannot keep output"),
             ("//% macro f()\n//% endmacro\n", "no statement `macro`"),
-            ("/*% include \"x\" %*/", "stands alone"),
-            ("//% for x in list recursive\n//% endfor\n", "no recursive loops"),
+            ("/*% include \"x\" %*/", "cannot include other templates"),
+            ("//% for x in list recursive\n//% endfor\n", "recursive loops"),
+            ("x\n//% for x in list\n", "2: this `for` has no `endfor`"),
+            ("//% if n\n//% endfor\n", "1: this `if` has no `endif`"),
+            ("x\n/*% endif %*/", "2: this `endif` has no `if`"),
             ("${ list|join(name) }", "unknown filter"),
             ("${ name|replace(\"a\", name) }", "unknown filter"),
             ("${ dict(a=1) }", "unknown"),

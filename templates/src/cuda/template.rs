@@ -10,10 +10,11 @@
 use std::io::Write;
 
 use minijinja::value::Rest;
-use minijinja::{ErrorKind, Value, context};
+use minijinja::{Value, context};
 
 use super::growth::{self, MAX_SOURCE, bounded};
 use super::pointwise::{declarations, default_type};
+use super::problem::{Problem, Wrong};
 use super::term::{Functions, compute_name, inlining, widen};
 use super::{
     Arg, ArgKind, CudaSource, EmitError, Entry, Geometry, Header, common, configure, identifier, render, storage, tidy,
@@ -24,7 +25,7 @@ use hypatia_dsl::kernel::{Access, Operand};
 use hypatia_dsl::scalar::{Term, TermNode};
 
 /// Maximum number of rendering steps.
-const FUEL: u64 = 2_000_000;
+pub(super) const FUEL: u64 = 2_000_000;
 
 /// Variables of every template, besides its tuning parameters and the attributes of its op.
 const VARIABLES: &[&str] =
@@ -37,34 +38,9 @@ pub(crate) const PARTS: &[(&str, &[&str])] =
 /// Functions of the template language.
 const LANGUAGE: &[&str] = &["range", "loop", "cat"];
 
-/// An error in a template, with its line.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Wrong {
-    /// Counted from 1.
-    pub line: Option<usize>,
-    /// The message.
-    pub message: String,
-}
-
-impl From<minijinja::Error> for Wrong {
-    fn from(e: minijinja::Error) -> Wrong {
-        let on_texts = "; texts are joined by `cat(a, b)`";
-        let said = e.detail().map_or_else(|| e.kind().to_string(), |d| format!("{}: {d}", e.kind()));
-        let message = match e.kind() {
-            ErrorKind::OutOfFuel => {
-                format!("filling it in takes more than {FUEL} steps: is there a loop that is too long?")
-            }
-            ErrorKind::TemplateNotFound => format!("{said} (a template stands alone: it cannot include others)"),
-            ErrorKind::InvalidOperation if said.contains("unsupported types") => said + on_texts,
-            _ => said,
-        };
-        Wrong { line: e.line(), message }
-    }
-}
-
 /// The names that a template uses and does not set; or its syntax error.
 pub(crate) fn variables(name: &str, text: &str) -> Result<Vec<String>, Wrong> {
-    let text = &bounded(text).map_err(|(line, message)| Wrong { line: Some(line), message })?;
+    let text = &bounded(text)?;
     let mut env = growth::environment();
     configure(&mut env)?;
     let found = env.template_from_named_str(name, text)?.undeclared_variables(false);
@@ -93,7 +69,7 @@ pub(crate) fn known_variables(program: &Program, kernel: &Kernel) -> Vec<String>
 /// Refuses preprocessor lines that could read one of the user's files: NVRTC's messages quote what
 /// it reads. Headers must be named plainly, `<cuda_fp16.h>` or `"mma.h"`. The error has the line,
 /// counted from 1.
-pub(crate) fn safe_includes(text: &str) -> Result<(), (usize, String)> {
+pub(crate) fn safe_includes(text: &str) -> Result<(), Wrong> {
     // A backslash continues a line; each is reported with its first line.
     let mut lines: Vec<(usize, String)> = Vec::new();
     let mut open = false;
@@ -113,8 +89,7 @@ pub(crate) fn safe_includes(text: &str) -> Result<(), (usize, String)> {
         let reads = ["include", "import", "embed"].iter().any(|word| line.contains(word));
         let opens = line.trim_start().starts_with(['#', '%', '?']) && line.contains("/*") && !line.contains("*/");
         if directive && (opens || reads && !plain_include(&line)) {
-            let message = "only headers of CUDA may be included, and named plainly: `#include <cuda_fp16.h>`";
-            return Err((at, message.into()));
+            return Err(Wrong { line: Some(at), problem: Problem::Include });
         }
     }
     Ok(())
@@ -161,7 +136,8 @@ pub struct Filling<'a> {
     pub inputs: Vec<TemplateTensor>,
     /// Results; `out` for a matrix product.
     pub outputs: Vec<TemplateTensor>,
-    /// For a matrix product: the epilogue, what its `In` leaves read, and the accumulator's element type.
+    /// For a matrix product: the epilogue, the operands of its `In` leaves, and the accumulator's
+    /// element type.
     pub epilogue: Option<(&'a Term, &'a [Operand], DType)>,
     /// Tuning parameters and attributes by name.
     pub numbers: Vec<(String, Value)>,
@@ -177,7 +153,7 @@ struct Bounded(Vec<u8>);
 impl Write for Bounded {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
         if self.0.len() + bytes.len() > MAX_SOURCE {
-            return Err(std::io::Error::other(format!("it becomes larger than {} MiB", MAX_SOURCE >> 20)));
+            return Err(std::io::Error::other(Problem::SourceTooLarge));
         }
         self.0.extend_from_slice(bytes);
         Ok(bytes.len())
@@ -192,14 +168,14 @@ impl Write for Bounded {
 pub fn emit(program: &Program, filling: &Filling<'_>) -> Result<CudaSource, EmitError> {
     try_emit(program, filling)?.map_err(|w| {
         let line = w.line.map_or(String::new(), |l| format!(":{l}"));
-        EmitError::Template(format!("{}{line}: {}", filling.file, w.message))
+        EmitError::Template(format!("{}{line}: {}", filling.file, w.problem))
     })
 }
 
 /// Renders a template; the inner error is an error in the template itself.
 pub(crate) fn try_emit(program: &Program, filling: &Filling<'_>) -> Result<Result<CudaSource, Wrong>, EmitError> {
-    if let Err((line, message)) = safe_includes(filling.text) {
-        return Ok(Err(Wrong { line: Some(line), message }));
+    if let Err(wrong) = safe_includes(filling.text) {
+        return Ok(Err(wrong));
     }
     let mut functions = Functions::new(program);
     functions.need("axes");
@@ -226,8 +202,8 @@ pub(crate) fn try_emit(program: &Program, filling: &Filling<'_>) -> Result<Resul
         Err(wrong) => return Ok(Err(wrong)),
     };
     // The rendered text must obey the same rule as the template.
-    if let Err((_, message)) = safe_includes(&text) {
-        return Ok(Err(Wrong { line: None, message }));
+    if let Err(wrong) = safe_includes(&text) {
+        return Ok(Err(Wrong { line: None, ..wrong }));
     }
     Ok(Ok(CudaSource {
         name: filling.name.clone(),
@@ -267,29 +243,17 @@ fn fill(filling: &Filling<'_>, entry: &str, args: &[Arg], prelude: String) -> Re
         let calls: Vec<(usize, Access)> = operands.iter().map(|o| o.access.clone()).enumerate().collect();
         let call = move |given: Rest<String>| match given.as_slice() {
             [value, row, col] => Ok(epilogue_call(&calls, value, row, col)),
-            _ => Err(minijinja::Error::new(
-                ErrorKind::InvalidOperation,
-                "`epilogue` takes three texts, the value, its row and its column: `epilogue(\"sum\", \"row\", \"col\")`",
-            )),
+            _ => Err(Problem::EpilogueArguments.raise()),
         };
         put("epilogue", Value::from_function(call));
     }
-    let text = bounded(filling.text).map_err(|(line, message)| Wrong { line: Some(line), message })?;
+    let text = bounded(filling.text)?;
     let mut env = growth::environment();
     configure(&mut env)?;
     env.set_fuel(Some(FUEL));
     env.set_recursion_limit(50);
     let mut out = Bounded(Vec::new());
-    env.template_from_named_str(filling.file, &text)?.render_captured_to(Value::from_pairs(values), &mut out).map_err(
-        |e| {
-            let large = std::error::Error::source(&e).map(|s| s.to_string());
-            let mut wrong = Wrong::from(e);
-            if let Some(why) = large {
-                wrong.message = why;
-            }
-            wrong
-        },
-    )?;
+    env.template_from_named_str(filling.file, &text)?.render_captured_to(Value::from_pairs(values), &mut out)?;
     Ok(tidy(&String::from_utf8_lossy(&out.0), filling.file))
 }
 
@@ -303,7 +267,8 @@ fn epilogue_call(operands: &[(usize, Access)], value: &str, row: &str, col: &str
             Access::Col => format!("in{i}[{row}]"),
             Access::Splat => format!("in{i}[0]"),
             Access::Strided => format!(
-                "in{i}[({row}) / m * in{i}_strides.at[0] + ({row}) % m * in{i}_strides.at[1] + ({col}) * in{i}_strides.at[2]]"
+                "in{i}[({row}) / m * in{i}_strides.at[0] + ({row}) % m * in{i}_strides.at[1] \
+                 + ({col}) * in{i}_strides.at[2]]"
             ),
         });
     }

@@ -6,7 +6,8 @@
 
 use minijinja::Value;
 
-use crate::cuda::template::{Filling, TemplateTensor, Wrong, emit, try_emit};
+use crate::cuda::problem::Wrong;
+use crate::cuda::template::{Filling, TemplateTensor, emit, try_emit};
 use crate::cuda::{CudaSource, EmitError};
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::{AttrValue, Backend, Fact, Kernel, Pat, Program, Sort, TemplateFile, VarId};

@@ -52,7 +52,13 @@ impl Case {
 /// Cases of a report whose names contain one of the texts; all, if there are no texts.
 fn cases(report: &Value, wanted: &[String]) -> Result<Vec<Case>> {
     let rows = report.get("cases").or_else(|| report.get("rows")).and_then(Value::as_array);
-    let rows = rows.ok_or_else(|| Error::Input("a plot needs a file of cases: `cases` or `rows`".into()))?;
+    let rows = rows.ok_or_else(|| {
+        Error::Input(
+            "a plot needs a report of cases: this file has neither `cases` nor \
+        `rows`"
+                .into(),
+        )
+    })?;
     let mut cases = Vec::new();
     for row in rows {
         let Some(name) = row.get("case").and_then(Value::as_str) else { continue };
@@ -64,7 +70,7 @@ fn cases(report: &Value, wanted: &[String]) -> Result<Vec<Case>> {
         cases.push(Case { name: name.to_string(), times });
     }
     match cases.is_empty() {
-        true => Err(Error::Input("a plot needs a case: none has a name that holds what --rows says".into())),
+        true => Err(Error::Input("a plot needs at least one case: no name contains the text of --rows".into())),
         false => Ok(cases),
     }
 }

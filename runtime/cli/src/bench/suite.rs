@@ -68,14 +68,14 @@ fn scaled(dtype: DType, shape: &[usize], scale: f64, seed: u64, block: usize) ->
 
 fn data(input: &TestInput, block: usize) -> Result<Tensor> {
     let sizes = input.shape.iter().map(|d| d.as_const().and_then(|v| usize::try_from(v).ok()));
-    let shape: Vec<usize> = sizes.collect::<Option<_>>().ok_or_else(|| {
-        Error::Input(format!("input `{}` has sizes that are no numbers: what is timed needs numbers", input.name))
-    })?;
+    let shape: Vec<usize> = sizes
+        .collect::<Option<_>>()
+        .ok_or_else(|| Error::Input(format!("input `{}` has symbolic sizes; `bench` needs numbers", input.name)))?;
     if let Some(values) = &input.value {
         let len = shape.iter().product();
         let all = if let [one] = values.as_slice() { vec![*one; len] } else { values.clone() };
         return Tensor::from_f64(input.dtype, &shape, &all).ok_or_else(|| {
-            Error::Input(format!("input `{}` has {} values, but its shape holds {len}", input.name, values.len()))
+            Error::Input(format!("input `{}` has {} values, but its shape needs {len}", input.name, values.len()))
         });
     }
     // The seed depends on the name: equal constants would be deduplicated.
@@ -101,8 +101,8 @@ fn load(bench: &Bench, path: Option<&Path>) -> Result<(Arc<Program>, Vec<Test>)>
     };
     let tests: Vec<Test> = program.tests.iter().filter(wanted).cloned().collect();
     if tests.is_empty() {
-        let which = if bench.rows.is_empty() { "no tests" } else { "no test whose name holds what --rows says" };
-        return Err(Error::Input(format!("{name} has {which}: what its `test` blocks are given is timed")));
+        let which = if bench.rows.is_empty() { "no tests" } else { "no test whose name contains the text of --rows" };
+        return Err(Error::Input(format!("{name} has {which}; `bench` times the `given` of `test` blocks")));
     }
     Ok((Arc::new(program), tests))
 }

@@ -217,7 +217,7 @@ impl Body {
         let (op, a, b) = match factor {
             DimFactor::Symbol(s) => {
                 let Sizes::Inputs(axes) = &self.sizes else {
-                    return Err(Error::Internal("a function worked out a size by itself".into()));
+                    return Err(Error::Internal("a function computed a size by itself".into()));
                 };
                 let Some((input, axis)) = axes.get(s).cloned() else {
                     return Err(Error::Input(format!(

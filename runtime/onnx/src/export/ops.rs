@@ -32,7 +32,7 @@ impl Body {
                 OpBody::Builtin(b) => self.builtin(call, b, attrs, term.as_ref()),
                 OpBody::Defined(_) => Err(Error::Internal("a defined op was to be written out".into())),
             },
-            _ => Err(Error::Internal("inputs and constants are no nodes of a model".into())),
+            _ => Err(Error::Internal("inputs and constants are not nodes of a model".into())),
         }
     }
 

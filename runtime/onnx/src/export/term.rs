@@ -47,7 +47,7 @@ impl Body {
     pub fn term(&mut self, program: &Program, term: &Term, leaves: &Leaves) -> Result<String> {
         let term = expand(program, term).map_err(Error::Limit)?;
         let compute = leaves.compute;
-        let broken = || Error::Internal("a term is not in order".into());
+        let broken = || Error::Internal("the nodes of a term are not in order".into());
         // Name and kind of each node's value; numbers are in the compute type.
         let mut values: Vec<(String, Kind)> = Vec::with_capacity(term.nodes.len());
         for node in &term.nodes {

@@ -345,7 +345,8 @@ impl Ctx<'_> {
             None => match self.builder.constant(&self.bound(i)?).and_then(|t| Sym::from_tensor(&t)) {
                 Some(s) => Ok(s.items),
                 None => self.unsupported(format!(
-                "{what} must be known when the model is imported: constants, or computed from shapes; here it is computed from data"
+                    "{what} must be known when the model is imported: constants, or computed from shapes; here it is \
+                 computed from data"
                 )),
             },
         }
@@ -356,13 +357,13 @@ impl Ctx<'_> {
         let sizes = self.sizes(i, what)?;
         match sizes.iter().map(Dim::as_const).collect::<Option<Vec<_>>>() {
             Some(v) => Ok(v),
-            None => self.unsupported(format!("{what} must be numbers, but is {}", show_shape(&sizes))),
+            None => self.unsupported(format!("{what} must contain numbers, but is {}", show_shape(&sizes))),
         }
     }
 
     /// The name of an op or scalar from the table.
     pub fn name(&self, i: usize) -> Out<&'static str> {
-        self.names.get(i).copied().ok_or_else(|| internal("an import handler lacks a name in its table"))
+        self.names.get(i).copied().ok_or_else(|| internal("an import handler has no name in its table"))
     }
 
     /// A rank-0 constant.

@@ -23,7 +23,7 @@ pub(super) fn read(entries: &[StringStringEntryProto], dir: Option<&Path>, expec
             text.trim().parse::<u64>().map(Some).map_err(|_| format!("external data: {key} `{text}` is not a size"))
         }
     };
-    let location = get("location").filter(|l| !l.is_empty()).ok_or("external data: there is no location")?;
+    let location = get("location").filter(|l| !l.is_empty()).ok_or("external data: the location is missing")?;
     let offset = number("offset")?.unwrap_or(0);
     if let Some(length) = number("length")?
         && length != expected as u64
@@ -52,7 +52,7 @@ pub(super) fn read(entries: &[StringStringEntryProto], dir: Option<&Path>, expec
 
 /// The file at a location, which must lie in the model's folder.
 fn resolve(dir: &Path, location: &str) -> Result<PathBuf, String> {
-    let outside = || format!("external data: `{location}` lies outside the model's folder; move the file there");
+    let outside = || format!("external data: `{location}` is outside of the model's folder; move the file there");
     let relative = Path::new(location);
     if !relative.components().all(|c| matches!(c, Component::Normal(_) | Component::CurDir | Component::ParentDir)) {
         return Err(outside());

@@ -141,7 +141,7 @@ fn attempt(
     options: &Options,
 ) -> Result<Attempt> {
     let damaged = |message: String| Error::Model { file: file.into(), message };
-    let graph = model.graph.as_ref().ok_or_else(|| damaged("it holds no graph".into()))?;
+    let graph = model.graph.as_ref().ok_or_else(|| damaged("it contains no graph".into()))?;
     let opset = opset(&model.opset_import).map_err(damaged)?;
     if !OPSETS.contains(&opset) {
         let message = format!(
@@ -234,7 +234,8 @@ fn undecided(fail: &Fail, dynamic: &[String]) -> Option<Fail> {
     let hint = |m: &str| {
         let all = dynamic.join(", ");
         format!(
-            "{m}; its operands have the dynamic sizes {all}: give them numbers (--dim {first}=1), or the actual inputs (--inputs FILE.npz)"
+            "{m}; its operands have the dynamic sizes {all}: give them numbers (--dim {first}=1), or the actual \
+             inputs (--inputs FILE.npz)"
         )
     };
     match fail {
@@ -298,7 +299,7 @@ impl<'a> Importer<'a> {
         let mut names = HashSet::new();
         for input in &graph.input {
             if input.name().is_empty() || !names.insert(input.name()) {
-                return Err(self.damaged(format!("the input `{}` has no name, or comes twice", input.name())));
+                return Err(self.damaged(format!("the input `{}` has no name, or occurs twice", input.name())));
             }
             if scope.values.contains_key(input.name()) {
                 continue;
@@ -593,7 +594,7 @@ impl<'a> Importer<'a> {
                 Some(b) => out.push(Some(b)),
                 None => {
                     let later = nodes[at..].iter().any(|n| n.output.contains(input));
-                    let why = if later { "comes only later, or depends on this node" } else { "does not exist" };
+                    let why = if later { "is computed later, or depends on this node" } else { "does not exist" };
                     return Err(self.damaged(format!("node `{name}` ({}): its input `{input}` {why}", shown_op(node))));
                 }
             }
@@ -637,7 +638,11 @@ impl<'a> Importer<'a> {
         let (row, since) =
             tables::find(domain(node.domain()), node.op_type(), scope.opset).map_err(Fail::Unsupported)?;
         if let Some(a) = attrs.iter().find(|a| !a.ref_attr_name().is_empty()) {
-            return Err(Fail::Model(format!("the attribute `{}` refers to a function's, outside of any", a.name())));
+            return Err(Fail::Model(format!(
+                "the attribute `{}` refers to a function's attribute, but the node is \
+                not in a function",
+                a.name()
+            )));
         }
         let mut ctx = Ctx {
             builder: &mut self.builder,
@@ -651,7 +656,7 @@ impl<'a> Importer<'a> {
         };
         let results = row.target.apply(&mut ctx)?;
         if let Some(name) = ctx.attrs.unread() {
-            return Err(Fail::Unsupported(format!("the attribute `{name}` is not understood")));
+            return Err(Fail::Unsupported(format!("the attribute `{name}` has an unknown kind")));
         }
         let wanted = ctx.outputs.iter().rposition(|w| *w).map_or(0, |i| i + 1);
         if results.len() < wanted {
@@ -671,7 +676,7 @@ impl<'a> Importer<'a> {
     ) -> Result<Vec<Bound>> {
         let here = |m: String| format!("node `{name}`, function `{}`: {m}", f.name());
         if outer.depth >= FUNCTION_DEPTH {
-            return Err(self.damaged(here(format!("functions call each other more than {FUNCTION_DEPTH} deep"))));
+            return Err(self.damaged(here(format!("function calls are nested more than {FUNCTION_DEPTH} levels deep"))));
         }
         if inputs.len() > f.input.len() {
             return Err(self.damaged(here(format!("{} inputs given, it has {}", inputs.len(), f.input.len()))));
@@ -713,12 +718,15 @@ impl<'a> Importer<'a> {
         let ty = self.builder.ty(&bound);
         if ty.shape.len() > RANK {
             return Err(Fail::Unsupported(format!(
-                "its output `{name}` has rank {}; {RANK} is the most",
+                "its output `{name}` has rank {}; the limit is {RANK}",
                 ty.shape.len()
             )));
         }
         if ty.shape.iter().any(|d| d.complexity() > COMPLEX) {
-            return Err(Fail::Other(Error::Limit(format!("{}: a size of `{name}` is too long a formula", self.file))));
+            return Err(Fail::Other(Error::Limit(format!(
+                "{}: the formula of a size of `{name}` is too long",
+                self.file
+            ))));
         }
         if scope.depth == 0 {
             let lookup = |n: &str| self.symbols.get(n).cloned();
@@ -746,7 +754,7 @@ impl<'a> Importer<'a> {
                 return Err(self.damaged(format!("the output `{name}` is given twice")));
             }
             let Some(bound) = self.lookup(name, scope)? else {
-                return Err(self.damaged(format!("the output `{name}` is made by no node")));
+                return Err(self.damaged(format!("no node computes the output `{name}`")));
             };
             let opset = scope.opset;
             let value = self.builder.materialise(&bound).map_err(|f| self.fail(f, name, "output", opset))?;

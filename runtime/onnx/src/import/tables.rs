@@ -226,19 +226,19 @@ pub(super) static ROWS: &[Row] = &[
 /// none.
 pub(super) fn find(domain: &str, op: &str, opset: i64) -> Result<(&'static Row, i64), String> {
     if !domain.is_empty() {
-        return Err(format!("the operator domain `{domain}` is not known; export the model with standard ops only"));
+        return Err(format!("the operator domain `{domain}` is unknown; export the model with standard ops only"));
     }
     let Ok(i) = ROWS.binary_search_by(|r| r.op.cmp(op)) else {
         return Err(match op {
             "If" | "Loop" | "Scan" => "control flow is not supported; export the model with fixed control flow".into(),
-            "" => "the node has no op".into(),
-            _ => "there is no import for this op".into(),
+            "" => "the node names no op".into(),
+            _ => "Hypatia does not import this op".into(),
         });
     };
     let row = &ROWS[i];
     match row.since.iter().rev().find(|v| **v <= opset) {
         Some(v) => Ok((row, *v)),
-        None if row.since[0] > 13 => Err(format!("this op exists from opset {} on", row.since[0])),
+        None if row.since[0] > 13 => Err(format!("this op exists only from opset {} on", row.since[0])),
         None => Err(format!(
             "only its definitions from opset {} on are known; convert the model with onnx.version_converter",
             row.since[0]

@@ -40,11 +40,11 @@ pub(super) fn dtype(code: i32) -> Result<DType, Bad> {
         DataType::Int8 => DType::I8,
         DataType::Uint8 => DType::U8,
         DataType::Bool => DType::Bool,
-        DataType::Undefined => return Err(Bad::Damaged("the element type is not given".into())),
+        DataType::Undefined => return Err(Bad::Damaged("the element type is missing".into())),
         other => {
             let have: Vec<_> = DType::ALL.iter().map(|d| d.name()).collect();
             return Err(Bad::Unsupported(format!(
-                "element type {} (there are {})",
+                "element type {}; the supported ones are {}",
                 other.as_str_name(),
                 have.join(", ")
             )));
@@ -97,7 +97,7 @@ fn typed(
     len: usize,
     wrong: &dyn Fn(usize, &str) -> Bad,
 ) -> Result<Tensor, Bad> {
-    let whole = |tensor: Option<Tensor>| tensor.ok_or_else(|| Bad::Damaged("the data do not fit the shape".into()));
+    let whole = |tensor: Option<Tensor>| tensor.ok_or_else(|| Bad::Damaged("the data does not match the shape".into()));
     let counted = |have: usize, what: &str| if have == len { Ok(()) } else { Err(wrong(have, what)) };
     // int32_data holds all types narrower than 32 bits.
     let narrow = |low: i64, high: i64| -> Result<(), Bad> {

@@ -38,7 +38,7 @@ pub(super) fn declared(ty: Option<&TypeProto>) -> Result<Declared, Bad> {
         Some(type_proto::Value::OptionalType(_)) => return kind("optional"),
         Some(type_proto::Value::SparseTensorType(_)) => return kind("a sparse tensor"),
         Some(type_proto::Value::OpaqueType(_)) => return kind("opaque"),
-        None => return Err(Bad::Damaged("its type is not given".into())),
+        None => return Err(Bad::Damaged("its type is missing".into())),
     };
     let size = |d: &super::onnx::proto::tensor_shape_proto::Dimension| match &d.value {
         // Some exporters write -1 for an unknown size.

@@ -54,10 +54,7 @@ pub fn read(path: &Path) -> Result<proto::ModelProto> {
 /// The other file format that these bytes begin, if it is recognised.
 fn other_format(bytes: &[u8]) -> Option<&'static str> {
     let known: [(&[u8], &str); 3] = [
-        (
-            b"PK\x03\x04",
-            "a zip archive, such as an .npz file of arrays (those are given by --inputs) or a PyTorch file",
-        ),
+        (b"PK\x03\x04", "a zip archive, such as an .npz file of arrays (pass those with --inputs) or a PyTorch file"),
         (b"\x93NUMPY", "an .npy file, an array"),
         (b"\x89HDF\r\n", "an HDF5 file"),
     ];
@@ -77,7 +74,7 @@ pub fn decode(bytes: Bytes, file: &str) -> Result<proto::ModelProto> {
     let model = proto::ModelProto::decode(bytes)
         .map_err(|e| damaged(format!("this is not an ONNX model, or it is damaged ({e})")))?;
     if model.graph.is_none() {
-        return Err(damaged("this is not an ONNX model: it holds no graph".into()));
+        return Err(damaged("this is not an ONNX model: it contains no graph".into()));
     }
     Ok(model)
 }

@@ -49,7 +49,7 @@ fn repeated(ctx: &mut Ctx, x: Value, queries: &Dim) -> Out<Value> {
 fn size(ctx: &mut Ctx, d: &Dim) -> Out<Value> {
     match Sym::new(DType::I64, vec![], vec![d.clone()]) {
         Some(s) => ctx.builder.materialise(&s.into()),
-        None => ctx.unsupported("a size is too long a formula"),
+        None => ctx.unsupported("the formula of a size is too long"),
     }
 }
 
@@ -162,7 +162,7 @@ fn cached(ctx: &mut Ctx, x: Value, past: usize) -> Out<Value> {
 pub fn attention(ctx: &mut Ctx) -> Out {
     ctx.arity(3, if ctx.since >= 24 { 7 } else { 6 }, 4)?;
     if ctx.has(4) != ctx.has(5) {
-        return ctx.wrong("past_key and past_value come together");
+        return ctx.wrong("past_key and past_value must be given together");
     }
     let (q_heads, kv_heads) = (ctx.attrs.int("q_num_heads")?, ctx.attrs.int("kv_num_heads")?);
     let (q, k, v) = (ctx.value(0)?, ctx.value(1)?, ctx.value(2)?);
@@ -305,7 +305,7 @@ pub fn rotary(ctx: &mut Ctx) -> Out {
         n => return ctx.wrong(format!("rotary_embedding_dim {n} of heads of size {size}")),
     };
     if turned % 2 != 0 {
-        return ctx.wrong(format!("{turned} elements do not come in pairs"));
+        return ctx.wrong(format!("{turned} elements cannot be split into pairs"));
     }
     let (cos, sin) = (angles(ctx, 1, &shape, turned)?, angles(ctx, 2, &shape, turned)?);
     let part = |ctx: &mut Ctx, x: Value, from: i64, to: i64, step: i64| {

@@ -38,7 +38,7 @@ pub fn einsum(ctx: &mut Ctx) -> Out {
         Some((l, r)) => (l, Some(r)),
         None => (equation.as_str(), None),
     };
-    let misfit = || Fail::Model(format!("the equation `{equation}` does not fit {count} operands"));
+    let misfit = || Fail::Model(format!("the equation `{equation}` does not match {count} operands"));
     let texts: Vec<&str> = left.split(',').collect();
     if texts.len() != count {
         return Err(misfit());
@@ -140,7 +140,7 @@ fn sizes_agree(ctx: &Ctx, terms: &[Term], equation: &str) -> Out<()> {
         let shape = ctx.shape_of(t.value);
         if shape.len() != t.labels.len() {
             return ctx.wrong(format!(
-                "an operand has rank {}, the equation `{equation}` says {}",
+                "an operand has rank {}, but the equation `{equation}` needs {}",
                 shape.len(),
                 t.labels.len()
             ));

@@ -31,7 +31,7 @@ fn in_range(ctx: &Ctx, axis: usize) -> Out<()> {
     if let (Some(size), Some(indices)) = (size, known)
         && let Some(bad) = indices.iter().find(|i| **i >= size || **i < -size)
     {
-        return ctx.wrong(format!("the index {bad} is outside of axis {axis}, which has size {size}"));
+        return ctx.wrong(format!("the index {bad} is out of range for axis {axis}, which has size {size}"));
     }
     Ok(())
 }
@@ -237,7 +237,7 @@ pub fn one_hot(ctx: &mut Ctx) -> Out {
     let here = ctx.builtin(BuiltinScalar::Eq, &[indices, counted])?;
     let values = ctx.value(2)?;
     if ctx.shape_of(values) != [Dim::from(2)] {
-        return ctx.wrong("its values should be two: off and on");
+        return ctx.wrong("it should have two values: off and on");
     }
     let one_of = |ctx: &mut Ctx, i: i64| {
         let part = ctx.op(BuiltinOp::Slice, &[values], vec![int(0), int(i), int(i + 1), int(1)])?;

@@ -103,7 +103,7 @@ pub fn range(ctx: &mut Ctx) -> Out {
         _ => None,
     };
     let Some(count) = count else {
-        return ctx.unsupported("the number of elements cannot be worked out from sizes");
+        return ctx.unsupported("the number of elements cannot be computed from sizes");
     };
     if let (Some(a), Some(n)) = (start.as_const(), count.as_const())
         && n <= LARGEST as i64

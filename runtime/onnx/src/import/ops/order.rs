@@ -19,7 +19,7 @@ fn iota(ctx: &mut Ctx, shape: &[Dim], axis: usize) -> Out<Value> {
 fn size(ctx: &mut Ctx, d: &Dim) -> Out<Value> {
     match Sym::new(DType::I64, vec![], vec![d.clone()]) {
         Some(s) => ctx.builder.materialise(&s.into()),
-        None => ctx.unsupported("a size is too long a formula"),
+        None => ctx.unsupported("the formula of a size is too long"),
     }
 }
 

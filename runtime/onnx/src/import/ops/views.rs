@@ -77,7 +77,7 @@ fn remaining(ctx: &Ctx, from: &[Dim], to: &[Dim], at: usize) -> Out<Dim> {
             ctx.wrong(format!("{} cannot be reshaped to {}", show_shape(from), show_shape(to)))
         }
         None => ctx.unsupported(format!(
-            "the -1 in {} cannot be worked out from {}; give the model's inputs, so that their sizes are known",
+            "the -1 in {} cannot be inferred from {}; give the model's inputs, so that their sizes are known",
             show_shape(to),
             show_shape(from)
         )),
@@ -136,7 +136,7 @@ pub fn unsqueeze(ctx: &mut Ctx) -> Out {
         (0..rank).map(|i| if axes.contains(&i) { Some(Dim::from(1)) } else { left.next() }).collect();
     match shape {
         Some(s) => reshaped(ctx, &s),
-        None => ctx.wrong("its axes do not fit the rank"),
+        None => ctx.wrong("its axes do not match the rank"),
     }
 }
 
@@ -148,7 +148,7 @@ pub fn transpose(ctx: &mut Ctx) -> Out {
         Some(p) => {
             let axes = ctx.axes(p, rank)?;
             if axes.len() != rank || p.iter().any(|a| *a < 0) {
-                return ctx.wrong(format!("perm {p:?} is not an order of {rank} axes"));
+                return ctx.wrong(format!("perm {p:?} is not a permutation of {rank} axes"));
             }
             p.to_vec()
         }
@@ -174,7 +174,10 @@ pub fn expand(ctx: &mut Ctx) -> Out {
     }
     let Some(to) = broadcast(&from, &shape) else {
         let (from, shape) = (show_shape(&from), show_shape(&shape));
-        return ctx.wrong(format!("{from} does not broadcast with {shape} (a dynamic size broadcasts only with 1)"));
+        return ctx.wrong(format!(
+            "{from} does not broadcast with {shape} (a dynamic size broadcasts only with \
+            itself and 1)"
+        ));
     };
     if let Some(s) = ctx.sym(0)
         && let Some(s) = concrete(&to).and_then(|c| s.expand(&c))
@@ -214,7 +217,7 @@ pub fn split(ctx: &mut Ctx) -> Out {
     let size = &shape[axis];
     let stated = if ctx.since >= 18 { ctx.attrs.int("num_outputs")? } else { None };
     if stated.is_some_and(|n| n != count as i64) {
-        return ctx.wrong(format!("num_outputs does not say {count}, the number of its outputs"));
+        return ctx.wrong(format!("num_outputs is not {count}, the number of its outputs"));
     }
     let sizes = if ctx.has(1) {
         if stated.is_some() {
@@ -227,7 +230,7 @@ pub fn split(ctx: &mut Ctx) -> Out {
     let total = sizes.iter().try_fold(Dim::from(0), |a, d| a.checked_add(d));
     let negative = sizes.iter().any(|d| d.as_const().is_some_and(|c| c < 0));
     if sizes.len() != count || negative || total.as_ref().is_none_or(|t| known_eq(t, size) == Some(false)) {
-        return ctx.wrong(format!("pieces of {} for {count} outputs do not make up {size}", show_shape(&sizes)));
+        return ctx.wrong(format!("pieces of {} for {count} outputs do not add up to {size}", show_shape(&sizes)));
     }
     if let Some(pieces) = ctx.sym(0).and_then(|s| pieces_of(&s, axis, &sizes)) {
         return Ok(pieces.into_iter().map(Bound::from).collect());
@@ -254,7 +257,7 @@ fn equal_pieces(ctx: &Ctx, size: &Dim, count: usize, ragged: bool) -> Out<Vec<Di
         return Ok(vec![each; count]);
     }
     let Some(size) = size.as_const() else {
-        return ctx.unsupported(format!("{count} pieces of the dynamic size {size}, which need not divide"));
+        return ctx.unsupported(format!("{count} equal pieces of the dynamic size {size}, which may not be divisible"));
     };
     if !ragged || count == 0 {
         return ctx.wrong(format!("{count} equal pieces of {size}"));
@@ -361,7 +364,7 @@ pub fn shape(ctx: &mut Ctx) -> Out {
     let part = shape.get(start..end.max(start)).unwrap_or_default().to_vec();
     match Sym::vector(part) {
         Some(s) => Ok(vec![s.into()]),
-        None => ctx.unsupported("a size is too long a formula"),
+        None => ctx.unsupported("the formula of a size is too long"),
     }
 }
 
@@ -371,7 +374,7 @@ pub fn size(ctx: &mut Ctx) -> Out {
     let count = product(&ctx.ty(0)?.shape);
     match count.and_then(|d| Sym::new(hypatia_dsl::dtype::DType::I64, vec![], vec![d])) {
         Some(s) => Ok(vec![s.into()]),
-        None => ctx.unsupported("the number of elements is too long a formula"),
+        None => ctx.unsupported("the formula of the number of elements is too long"),
     }
 }
 
@@ -492,7 +495,7 @@ fn blocks(ctx: &mut Ctx) -> Out<(Value, Shape, Dim)> {
 /// Reshape, transpose, reshape.
 fn rearrange(ctx: &mut Ctx, x: Value, split: &[Dim], perm: &[i64], join: &[Option<Dim>]) -> Out {
     let Some(joined) = join.iter().cloned().collect::<Option<Vec<_>>>() else {
-        return ctx.wrong("the blocks do not divide the operand");
+        return ctx.wrong("the block size does not divide the operand's axes");
     };
     let x = ctx.reshape(x, split)?;
     let x = ctx.transpose(x, perm)?;
@@ -504,7 +507,7 @@ pub fn depth_to_space(ctx: &mut Ctx) -> Out {
     let (x, s, b) = blocks(ctx)?;
     let mode = ctx.attrs.text_or("mode", "DCR")?;
     let Some(depth) = b.checked_mul(&b).and_then(|bb| s[1].div_exact(&bb)) else {
-        return ctx.wrong("the blocks do not divide the channels");
+        return ctx.wrong("the block size does not divide the channels");
     };
     let join = [Some(s[0].clone()), Some(depth.clone()), s[2].checked_mul(&b), s[3].checked_mul(&b)];
     let (n, h, w) = (s[0].clone(), s[2].clone(), s[3].clone());
@@ -520,7 +523,7 @@ pub fn space_to_depth(ctx: &mut Ctx) -> Out {
     let (x, s, b) = blocks(ctx)?;
     let mode = if ctx.since >= 28 { ctx.attrs.text_or("mode", "DCR")? } else { "DCR".into() };
     let (Some(h), Some(w)) = (s[2].div_exact(&b), s[3].div_exact(&b)) else {
-        return ctx.wrong("the blocks do not divide the plane");
+        return ctx.wrong("the block size does not divide the plane");
     };
     let depth = b.checked_mul(&b).and_then(|bb| s[1].checked_mul(&bb));
     let join = [Some(s[0].clone()), depth, Some(h.clone()), Some(w.clone())];

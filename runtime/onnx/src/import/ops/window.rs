@@ -119,7 +119,7 @@ fn filter_sizes(ctx: &Ctx, w: Value, count: usize) -> Out<Vec<i64>> {
         return ctx.wrong(format!("filters of shape {} for {count} axes", show_shape(&shape)));
     };
     if ctx.attrs.ints("kernel_shape")?.is_some_and(|k| k != sizes) {
-        return ctx.wrong(format!("kernel_shape does not say {sizes:?}, the sizes of its filters"));
+        return ctx.wrong(format!("kernel_shape is not {sizes:?}, the sizes of its filters"));
     }
     Ok(sizes)
 }

@@ -85,10 +85,10 @@ fn errors_name_the_node_and_say_what_is_wrong() {
     };
     let cases = [
         (model(vec![node("Relu", &["z"], &["y"])]), "node `the_Relu` (Relu): its input `z` does not exist"),
-        (model(vec![node("Neg", &["z"], &["y"]), node("Neg", &["x"], &["z"])]), "`z` comes only later"),
+        (model(vec![node("Neg", &["z"], &["y"]), node("Neg", &["x"], &["z"])]), "`z` is computed later"),
         (model(vec![node("Neg", &["y"], &["y"])]), "depends on this node"),
         (model(vec![relu(), relu()]), "its output `y` has the name of another value"),
-        (model(vec![]), "the output `y` is made by no node"),
+        (model(vec![]), "no node computes the output `y`"),
         (model(vec![node("Add", &["x", "i"], &["y"])]), "node `the_Add` (Add, opset 20): "),
         (model(vec![node("Relu", &["x", "x"], &["y"])]), "it has 2 inputs; 1 were expected"),
         (model(vec![node("Relu", &[], &["y"])]), "it has 0 inputs; 1 were expected"),
@@ -98,7 +98,7 @@ fn errors_name_the_node_and_say_what_is_wrong() {
         (model(vec![with(node("Cast", &["x"], &["y"]), vec![attribute("to", 99)])]), "element type 99 is unknown"),
         (model(vec![with(relu(), vec![attribute("a", 1), attribute("a", 1)])]), "`a` is given twice"),
         (edited(vec![relu()], |m| m.opset_import.clear()), "no opset is imported"),
-        (edited(vec![relu()], |m| m.graph = None), "it holds no graph"),
+        (edited(vec![relu()], |m| m.graph = None), "it contains no graph"),
         (
             edited(vec![node("Div", &["i", "w"], &["y"])], |m| {
                 let zero = TensorProto { data_type: Some(7), int64_data: vec![3, 0], ..tensor("w", &[2]) };
@@ -122,7 +122,7 @@ fn errors_name_the_node_and_say_what_is_wrong() {
             edited(vec![relu()], |m| graph(m, |g| g.value_info = vec![value("y", 11, &[2, 3])])),
             "the element types differ",
         ),
-        (edited(vec![relu()], |m| graph(m, |g| g.input.push(value("x", 1, &[])))), "`x` has no name, or comes twice"),
+        (edited(vec![relu()], |m| graph(m, |g| g.input.push(value("x", 1, &[])))), "`x` has no name, or occurs twice"),
         (edited(vec![relu()], |m| graph(m, |g| g.input[0] = value("x", 1, &[-5]))), "a size is -5"),
         (
             edited(vec![node("Neg", &["w"], &["y"])], |m| {
@@ -158,7 +158,8 @@ fn what_is_not_supported_says_so() {
         ),
         (
             model(vec![node("LSTM", &["x", "x", "x"], &["y"]), node("Unique", &["x"], &["z"])]),
-            "LSTM (opset 20) is not supported: there is no import for this op (nor are other ops of this model: Unique)",
+            "LSTM (opset 20) is not supported: Hypatia does not import this op (nor are other ops of this model: \
+             Unique)",
         ),
         (model(vec![node("If", &["x"], &["y"])]), "control flow"),
         (
@@ -175,12 +176,12 @@ fn what_is_not_supported_says_so() {
             edited(vec![relu()], |m| m.opset_import = vec![opset("", 9)]),
             "Relu (opset 9) is not supported: only its definitions from opset 13 on are known",
         ),
-        (model(vec![with(relu(), vec![attribute("odd", 1)])]), "the attribute `odd` is not understood"),
+        (model(vec![with(relu(), vec![attribute("odd", 1)])]), "the attribute `odd` has an unknown kind"),
         (model(vec![node("Reshape", &["x", "i"], &["y"])]), "must be known when the model is imported"),
         (model(vec![with(node("Cast", &["x"], &["y"]), vec![attribute("to", 4)])]), "element type UINT16"),
         (
             edited(vec![node("Gelu", &["x"], &["y"])], |m| m.opset_import = vec![opset("", 19)]),
-            "this op exists from opset 20 on",
+            "this op exists only from opset 20 on",
         ),
         (edited(vec![relu()], |m| m.graph.as_mut().unwrap().input.push(value("s", 8, &[]))), "element type STRING"),
         (
@@ -213,7 +214,7 @@ fn functions_that_never_end_are_refused() {
         ..Default::default()
     };
     let own = edited(vec![call("f0", "x", "y")], |m| m.functions = vec![function("f0", vec![call("f0", "a", "b")])]);
-    assert!(import(&own).unwrap_err().to_string().contains("call each other more than"));
+    assert!(import(&own).unwrap_err().to_string().contains("calls are nested more than"));
     // Each function calls the next forty times: 40^10 nodes.
     let many = edited(vec![call("f0", "x", "y")], |m| {
         m.functions = (0..10)
@@ -255,7 +256,7 @@ fn shape_arithmetic_without_end_is_refused() {
     };
     let deep =
         edited(vec![node("Unsqueeze", &["x", "a"], &["y"])], |m| m.graph.as_mut().unwrap().initializer = vec![axes]);
-    assert!(import(&deep).unwrap_err().to_string().contains("32 is the most"));
+    assert!(import(&deep).unwrap_err().to_string().contains("the limit is 32"));
 }
 
 /// Truncated files and files with flipped bits give an error or a graph, never a panic.

@@ -128,7 +128,7 @@ fn with_rows(op: &str, shape: &[i64], attributes: &[(&str, i64)]) -> Result<(), 
 fn dynamic_sizes_are_blamed_only_where_some_number_would_help() {
     let wrong = with_rows("MatMul", &[9, 8], &[]).unwrap_err();
     assert!(matches!(&wrong, Error::Model { .. }), "{wrong:?}");
-    assert!(wrong.to_string().contains("8 against 9") && !wrong.to_string().contains("--dim"), "{wrong}");
+    assert!(wrong.to_string().contains("8 and 9") && !wrong.to_string().contains("--dim"), "{wrong}");
     let unknown = with_rows("Softmax", &[], &[("axes", 1)]).unwrap_err();
     assert!(matches!(&unknown, Error::Unsupported { .. }), "{unknown:?}");
     assert!(unknown.to_string().contains("`axes`") && !unknown.to_string().contains("--dim"), "{unknown}");
