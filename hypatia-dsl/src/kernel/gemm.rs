@@ -143,6 +143,12 @@ impl GemmKernel {
         all.take(MAX_FETCHED).collect()
     }
 
+    /// The operands of a row that are copied to shared memory during the product.
+    pub fn staged_rows(&self) -> Vec<usize> {
+        let fits = |o: &Operand| o.access == Access::Row && (o.dtype == self.factor || o.dtype == DType::F32);
+        self.inputs.iter().enumerate().filter(|(_, o)| fits(o)).map(|(i, _)| i).collect()
+    }
+
     /// Columns of the result in 128 bytes, which one store of the copy engine takes.
     pub fn chunk(&self) -> usize {
         ROW / self.output.size()
@@ -162,7 +168,8 @@ impl GemmKernel {
     /// Bytes besides the stages: the staging of all groups, alignment, barriers.
     fn besides(&self) -> usize {
         let barriers = 8 * (2 * MAX_STAGES + self.tiling.consumers);
-        self.tiling.consumers * self.staging() + ALIGNMENT + barriers
+        let rows = self.staged_rows().len() * self.tiling.columns * 4;
+        self.tiling.consumers * (self.staging() + rows) + ALIGNMENT + barriers
     }
 
     /// Stages that fit into shared memory; `None` if fewer than two do, or if a factor whose dense

@@ -152,12 +152,26 @@ impl<'p> Shortener<'p> {
     fn term(&self, rules: &[(RuleId, &Rule)], term: &mut Term, number: DType, leaves: &Leaves<'_>) -> Vec<RuleId> {
         let Some(open) = self.opened(rules, term, number, leaves.types) else { return Vec::new() };
         let Some(matcher) = Matcher::of(self.program, &open, number, leaves) else { return Vec::new() };
+        // From the root inwards: a function that a match has taken in is not replaced by itself.
+        let mut found: Vec<Option<(RuleId, &Rule, Bound)>> = vec![None; open.nodes.len()];
+        let mut needed = vec![false; open.nodes.len()];
+        open.roots.iter().for_each(|r| needed[r.0 as usize] = true);
+        for (i, node) in open.nodes.iter().enumerate().rev() {
+            let at = TermId(i as u32);
+            if !needed[i] {
+                continue;
+            }
+            found[i] = rules.iter().find_map(|(id, rule)| Some((*id, *rule, matcher.find(rule, at)?)));
+            match &found[i] {
+                Some((_, _, bound)) => bound.vars.iter().for_each(|(_, t)| needed[t.0 as usize] = true),
+                None => node.args().iter().for_each(|a| needed[a.0 as usize] = true),
+            }
+        }
         let mut fired = Vec::new();
         let mut out = TermBuilder::new();
         let mut map: Vec<TermId> = Vec::with_capacity(open.nodes.len());
         for (i, node) in open.nodes.iter().enumerate() {
-            let found = rules.iter().find_map(|(id, rule)| Some((*id, *rule, matcher.find(rule, TermId(i as u32))?)));
-            let built = found.and_then(|(id, rule, bound)| {
+            let built = found[i].take().and_then(|(id, rule, bound)| {
                 let new = build(rule.rhs.first()?, &|v| bound.of(v).map(|t| map[t.0 as usize]), &mut out)?;
                 fired.push(id);
                 Some(new)

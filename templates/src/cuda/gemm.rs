@@ -62,6 +62,7 @@ pub(super) fn emit(program: &Program, kernel: &GemmKernel) -> Result<CudaSource,
     let rounded: Vec<DType> = functions.rounded_to().collect();
     let base = common(header, &functions, rounded.into_iter(), &[body]);
     let fetched = kernel.fetched();
+    let staged_rows = kernel.staged_rows();
     let [a, b] = kernel.dense_k;
     let ctx = context! {
         entry => entries[0].name.clone(),
@@ -80,7 +81,8 @@ pub(super) fn emit(program: &Program, kernel: &GemmKernel) -> Result<CudaSource,
         a_by_k => a,
         b_by_k => b,
         fetched => fetched.iter().map(|i| i + FACTORS).collect::<Value>(),
-        inputs => kernel.inputs.iter().enumerate().map(|(i, o)| input(kernel, &fetched, i, o)).collect::<Value>(),
+        rows => staged_rows.iter().map(|i| context! { index => i + FACTORS, size => kernel.inputs[*i].dtype.size() }).collect::<Value>(),
+        inputs => kernel.inputs.iter().enumerate().map(|(i, o)| input(kernel, i, o)).collect::<Value>(),
         ..base
     };
     let text = render("gemm_sm90.cu.j2", &format!("{}.cu", identifier("", &kernel.name)), ctx)?;
@@ -109,17 +111,23 @@ fn parameter(a: &Arg) -> String {
 }
 
 /// An operand of the epilogue as the template sees it.
-fn input(kernel: &GemmKernel, fetched: &[usize], i: usize, o: &Operand) -> Value {
+fn input(kernel: &GemmKernel, i: usize, o: &Operand) -> Value {
+    let place = |list: Vec<usize>| list.iter().position(|f| *f == i);
+    let (fetched, row) = (place(kernel.fetched()), place(kernel.staged_rows()));
     let name = format!("in{}", i + FACTORS);
     let zero = format!("({})0", compute_name(o.dtype));
     let load = |index: &str| loaded(o.dtype, &format!("{name}[{index}]"));
-    let value = match (&o.access, fetched.iter().position(|f| *f == i)) {
+    let value = match (&o.access, fetched.or(row)) {
+        (Access::Row, Some(at)) if o.dtype.size() == 2 => {
+            format!("widened((unsigned short)(row{at}[q_half] >> (16 * e)))")
+        }
+        (Access::Row, Some(at)) => format!("row{at}[q_half][e]"),
         (_, Some(at)) if kernel.output.size() == 2 => {
             format!("widened((unsigned short)(fetched{at}[q] >> (16 * e)))")
         }
         (_, Some(at)) => format!("fetched{at}[e]"),
         (Access::Splat, _) => format!("{name}_all"),
-        (Access::Row, _) => format!("q_col < n ? {} : {zero}", load("q_col")),
+        (Access::Row, None) => format!("q_col < n ? {} : {zero}", load("q_col")),
         (Access::Col, _) => {
             format!("q_row < m ? {} : {zero}", load("(long long)tile.batch * m + q_row"))
         }

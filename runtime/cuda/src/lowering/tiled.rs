@@ -113,6 +113,10 @@ impl TiledProduct {
         for (i, view) in beside.iter().enumerate() {
             let own = strides[i + 3];
             let mut access = access(own, sizes);
+            // Operands of a row are copied in words of four bytes.
+            if access == Access::Row && !(view.offset * view.dtype.size()).is_multiple_of(4) {
+                access = Access::Strided;
+            }
             let shape = map(view, n, m, usize::try_from(own[1]).unwrap_or(0), i + 3);
             match (&access, shape) {
                 (Access::Full, Some(shape)) => maps.push((format!("in{}_map", i + 2), shape)),

@@ -138,7 +138,8 @@ fn all() -> impl Iterator<Item = (&'static str, DType, [usize; 3], [bool; 2])> {
 
 /// The steps of a plan that are one call or several launches.
 fn eithers(plan: &Plan) -> Vec<&Step> {
-    plan.steps.iter().filter(|s| matches!(s.action, Action::Call(_))).collect()
+    let library = |s: &&Step| matches!(s.action, Action::Call(_)) && crate::tiled::kernel(plan, s).is_none();
+    plan.steps.iter().filter(library).collect()
 }
 
 /// The meaning of a GPU plan, as the CPU runs it step by step.

@@ -47,7 +47,8 @@ fn what_sizes_decide_is_listed_and_told() {
     let lines: Vec<&str> = text.lines().filter(|l| l.trim_start().starts_with("kernels: ")).collect();
     let wanted = [
         "    kernels: cublaslt GELU_AUX_BIAS if shape(%w)[-1] % 8 == 0; its parts",
-        "    kernels: cublaslt DGELU if shape(%v)[-1] % 8 == 0; cublaslt DEFAULT + pointwise; product + pointwise",
+        "    kernels: cublaslt DGELU if shape(%v)[-1] % 8 == 0; \
+         tiled product if shape(%v)[-1] % 8 == 0 and numel(%v) > 0; cublaslt DEFAULT + pointwise; product + pointwise",
     ];
     assert_eq!(lines, wanted, "{text}");
     assert_eq!(out.report.open.len(), lines.len(), "{}", out.report);
