@@ -169,7 +169,10 @@ fn backend(cx: &mut Cx<'_>, k: &ast::Kernel) -> Option<Backend> {
         None => {
             let d = Diagnostic::error(code::BACKEND, format!("kernel `{}` has no backend", k.name.node), k.name.span)
                 .label("no backend")
-                .hint("add one of `cublaslt BIAS;`, `template \"file.cu.j2\";`, `pointwise;`, `rowwise;`, `composed;`, `tiled;`");
+                .hint(
+                    "add one of `cublaslt BIAS;`, `template \"file.cu.j2\";`, `pointwise;`, `rowwise;`, \
+                     `composed;`, `tiled;`",
+                );
             cx.report(d)
         }
     }

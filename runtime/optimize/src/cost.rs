@@ -290,7 +290,7 @@ impl CostModel {
             return Some(Stored::Library);
         }
         let dtype = node.children.first().and_then(|c| class_type(egraph, *c)).map(|t| t.dtype);
-        let fits = |(prepared, kernel): &&(KernelPattern, KernelId)| {
+        let fits = |(prepared, kernel): &(KernelPattern, KernelId)| {
             let kernel = &self.program.kernels[kernel.index()];
             let Some(pattern) = kernels::epilogue_pattern(&self.program, kernel) else { return false };
             if pattern.head != Head::Op(op) {
@@ -320,7 +320,7 @@ impl CostModel {
         };
         let tiled = |id: KernelId| self.program.kernels[id.index()].backend == Backend::Tiled;
         let (open, closed): (Vec<_>, Vec<_>) = self.epilogues.iter().partition(|(_, id)| tiled(*id));
-        let any = |list: &[&(KernelPattern, KernelId)]| list.iter().any(|e| fits(&e));
+        let any = |list: &[&(KernelPattern, KernelId)]| list.iter().copied().any(fits);
         match () {
             () if any(&closed) => Some(Stored::Library),
             () if any(&open) => Some(Stored::Tiled),

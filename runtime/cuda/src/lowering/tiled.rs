@@ -177,13 +177,14 @@ impl TiledProduct {
         let waves = clusters.div_ceil(multiprocessors / t.blocks()) as f64;
         let k = k.next_multiple_of(64) as f64;
         let elements = (rows * columns) as f64;
-        let bytes = (rows as f64 / cluster_n as f64 + columns as f64 / cluster_m as f64) * k * 2.0;
+        // Clusters load less, but were measured to gain nothing.
+        let bytes = (rows + columns) as f64 * k * 2.0;
         let product = (elements * k / RATE).max(bytes / BYTES);
         // Operations of the epilogue: 128 threads each, half of the issue slots.
         let calls = self.kernel.term.nodes.len() as f64 * 3.0 + 8.0;
         let groups = if t.pingpong { 1.0 } else { t.consumers as f64 };
         let epilogue = elements * calls / (128.0 * groups * 0.5) + 1000.0;
-        let start = 1500.0 + if t.blocks() > 1 { 600.0 } else { 0.0 };
+        let start = 1500.0 + if t.blocks() > 1 { 2000.0 } else { 0.0 };
         match t.pingpong {
             true => start + waves * product.max(epilogue / 2.0) + epilogue,
             false => start + waves * (product + epilogue),

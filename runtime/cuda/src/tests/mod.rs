@@ -333,9 +333,9 @@ fn runs_at_callers_addresses_give_the_same_on_a_gpu() {
     }
     let [x, b, y, c] = [0, 1, 2, 3].map(|i| sets[0][i].address());
     for (inputs, outputs, says) in [
-        (&[x][..], &[y, c][..], "1 addresses of inputs and 2 of results"),
+        (&[x][..], &[y, c][..], "the plan has 2 inputs and 2 outputs, but 1 and 2 addresses were given"),
         (&[x, b], &[y, 0], "cannot start at the address 0x0"),
-        (&[x, b + 2], &[y, c], "cannot lie"),
+        (&[x, b + 2], &[y, c], "cannot start at the address"),
     ] {
         // SAFETY: nothing is run.
         let wrong = unsafe { resident.run_at(inputs, outputs) }.unwrap_err().to_string();

@@ -140,6 +140,9 @@ fn source(plan: &Plan, tiling: Tiling) -> Option<CudaSource> {
 
 #[test]
 fn a_tiled_product_reads_as_one_would_write_it() {
+    if !std::path::Path::new(env!("CARGO_MANIFEST_DIR")).exists() {
+        return eprintln!("SKIPPED: a golden file, where there are no sources");
+    }
     let (graph, _) = case(DType::BF16, [1, 256, 512, 256], [false, true], "bias, silu, residual");
     let plan = planned(&Device::named("h200").unwrap(), &graph);
     let tiling = Tiling::named(&[("tile_m", 128), ("pingpong", 1), ("cluster_n", 2)]).unwrap();
