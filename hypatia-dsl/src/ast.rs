@@ -149,7 +149,8 @@ pub struct ScalarParam {
     pub kind: Option<Name>,
 }
 
-/// `scalar NAME(params) [-> kind] = body [device "name"] [grad e1, e2];` or `scalar NAME(params) builtin ...;`
+/// `scalar NAME(params) [-> kind] = body [device "name"] [grad e1, e2];` or `scalar NAME(params)
+/// builtin ...;`
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Scalar {
     /// Its name.
@@ -195,8 +196,8 @@ pub struct OpParam {
 pub enum ParamType {
     /// `T[..s, k]`
     Tensor(TypeExpr),
-    /// `int`, `ints`, `axis`, `axes`, `float`, `floats`, `bool`, `dtype`, `dim`, `dims`, `string`, or `scalar`
-    /// (an epilogue term).
+    /// `int`, `ints`, `axis`, `axes`, `float`, `floats`, `bool`, `dtype`, `dim`, `dims`, `string`,
+    /// or `scalar` (an epilogue term).
     Named(Name),
 }
 

@@ -144,8 +144,8 @@ impl Arg {
         Arg { name: format!("out{place}"), role, kind: ArgKind::Output(dtype), about: about.into() }
     }
 
-    /// A descriptor of a tensor for the copy engine, for boxes of that many elements of its two inner
-    /// axes.
+    /// A descriptor of a tensor for the copy engine, for boxes of that many elements of its two
+    /// inner axes.
     pub fn map(name: String, role: ArgRole, dtype: DType, inner: [usize; 2], about: &str) -> Arg {
         Arg { name, role, kind: ArgKind::Map { dtype, inner: inner.map(|n| n as u32) }, about: about.into() }
     }
@@ -194,8 +194,9 @@ pub enum ArgKind {
     Size,
     /// This many 64-bit signed integers, passed by value: sizes or strides, outermost first.
     Sizes(usize),
-    /// A `CUtensorMap` of three axes, passed by value: for boxes of `inner` elements of the two inner
-    /// axes, the densest first, in rows of 128 bytes that are swizzled; zero outside of the tensor.
+    /// A `CUtensorMap` of three axes, passed by value: for boxes of `inner` elements of the two
+    /// inner axes, the densest first, in rows of 128 bytes that are swizzled; zero outside of the
+    /// tensor.
     Map {
         /// Element type.
         dtype: DType,

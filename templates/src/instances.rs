@@ -45,7 +45,8 @@ impl Scope {
 pub struct Instance {
     /// The name of the declaration, or of the plan's step.
     pub kernel: String,
-    /// `pointwise`, `epilogue`, `rowwise`, `move`, `search`, `product`, `cumsum`, `sort`, `scatter` or `template`.
+    /// `pointwise`, `epilogue`, `rowwise`, `move`, `search`, `product`, `cumsum`, `sort`, `scatter`
+    /// or `template`.
     pub kind: &'static str,
     /// Where it is declared: `file:line`; empty for a plan's kernels.
     pub origin: String,
@@ -100,7 +101,8 @@ impl Body {
         }
     }
 
-    /// Puts short functions where rules allow them: see [`Shortener`]. With `tf32` it stands behind products in TF32.
+    /// Puts short functions where rules allow them: see [`Shortener`]. With `tf32` it stands behind
+    /// products in TF32.
     pub fn shorten(&mut self, shortener: &Shortener<'_>, tf32: bool) -> Vec<RuleId> {
         match self {
             Body::Pointwise(k) | Body::InPlace(k, _) => shortener.pointwise(k, tf32),
@@ -137,11 +139,11 @@ impl Instance {
     }
 }
 
-/// The CUDA C++ of an open kernel for one epilogue: the pass behind the matrix product. `acc` is the
-/// element type of the product's result, `operands` are what the term's `In` leaves read, `output` is
-/// the element type that is stored, and `tune` chooses values for tuning parameters, the first choice for the others.
-/// A kernel from a template takes its operands a and b in the result's element type; [`template::of_gemm`] says
-/// otherwise.
+/// The CUDA C++ of an open kernel for one epilogue: the pass behind the matrix product. `acc` is
+/// the element type of the product's result, `operands` are what the term's `In` leaves read,
+/// `output` is the element type that is stored, and `tune` chooses values for tuning parameters,
+/// the first choice for the others. A kernel from a template takes its operands a and b in the
+/// result's element type; [`template::of_gemm`] says otherwise.
 pub fn instantiate(
     program: &Program,
     kernel: &str,

@@ -30,8 +30,8 @@ pub(super) fn encode(address: u64, dtype: DType, shape: &MapShape, inner: [u32; 
     let boxes = [inner[0], inner[1], 1];
     let steps = [1u32; 3];
     let mut map: MaybeUninit<sys::CUtensorMap> = MaybeUninit::zeroed();
-    // SAFETY: all arrays have three entries (strides: two) and live during the call, which writes the
-    // descriptor and reads no device memory.
+    // SAFETY: all arrays have three entries (strides: two) and live during the call, which writes
+    // the descriptor and reads no device memory.
     let status = unsafe {
         sys::cuTensorMapEncodeTiled(
             map.as_mut_ptr(),

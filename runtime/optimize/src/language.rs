@@ -37,7 +37,8 @@ table_id!(
     AttrsId
 );
 table_id!(
-    /// An input or a constant that is not a splat, in the tables of a [`Context`](super::analysis::Context).
+    /// An input or a constant that is not a splat, in the tables of a
+    /// [`Context`](super::analysis::Context).
     LeafId
 );
 

@@ -2,8 +2,8 @@
 //!
 //! In: a model file, a graph or a plan's settings. Out: the result of each stage. The stages run no
 //! executor: this crate hands them the [`HostFolder`], which computes constants, and compares the
-//! plans of two graphs. Invariant: every caller that plans a model takes this path, so the number of
-//! launches that is reported is the number that runs.
+//! plans of two graphs. Invariant: every caller that plans a model takes this path, so the number
+//! of launches that is reported is the number that runs.
 
 #[cfg(feature = "onnx")]
 use std::path::Path;

@@ -108,8 +108,8 @@ pub struct RowwiseStep {
 /// result is a whole buffer whose axes may be permuted.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CallStep {
-    /// The product of the call. Its accumulator is stored unchanged or, without a kernel, scaled. Of
-    /// a tiled kernel it has the epilogue.
+    /// The product of the call. Its accumulator is stored unchanged or, without a kernel, scaled.
+    /// Of a tiled kernel it has the epilogue.
     pub product: GemmStep,
     /// Number of reads that the call uses.
     pub reads: usize,

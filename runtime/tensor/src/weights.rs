@@ -37,8 +37,9 @@ impl Weights {
     pub fn open(path: &Path) -> Result<Weights> {
         let io = |source| Error::Io { path: path.to_path_buf(), source };
         let file = open_regular(path).map_err(io)?;
-        // SAFETY: the map is private to this process and only read. What remains is that another process may change the
-        // file meanwhile: then other numbers are read, or the system stops this process, as for every mapped file.
+        // SAFETY: the map is private to this process and only read. What remains is that another
+        // process may change the file meanwhile: then other numbers are read, or the system stops
+        // this process, as for every mapped file.
         let map = unsafe { memmap2::Mmap::map(&file) }.map_err(io)?;
         let (length, header) = SafeTensors::read_metadata(&map).map_err(|e| Error::Model {
             file: path.display().to_string(),

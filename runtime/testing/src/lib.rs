@@ -1,4 +1,5 @@
-//! What tests of several modules share: a Program that holds the builtins, and a few scalars and ops.
+//! What tests of several modules share: a Program that holds the builtins, and a few scalars and
+//! ops.
 #![allow(clippy::unwrap_used)]
 
 pub mod random;

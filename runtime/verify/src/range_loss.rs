@@ -3,8 +3,8 @@
 //!
 //! In: a rule and an instance. Out: why the optimiser would not apply the rule there; and, for
 //! instances whose constants lie near the ends of the range, elements that the left side keeps and
-//! the right side lost. Invariant: the optimiser's own test (`hypatia_optimize::range_loss`) runs on
-//! the same operands, so an instance is rejected exactly where the optimiser does not apply the
+//! the right side lost. Invariant: the optimiser's own test (`hypatia_optimize::range_loss`) runs
+//! on the same operands, so an instance is rejected exactly where the optimiser does not apply the
 //! rule.
 
 use hypatia_dsl::ir::{AttrValue, Build, BuildArg, Head, Rule};

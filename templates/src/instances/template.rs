@@ -1,8 +1,8 @@
 //! Kernels from users' templates: what a template is filled in with.
 //!
-//! In: a `kernel ... { template "..."; }`, element types, a term for an open epilogue, tuning values. Out: a [`Filled`],
-//! which prints itself. Holds always: a choice is one that the kernel declares; the types are ones that its
-//! `requires` does not rule out.
+//! In: a `kernel ... { template "..."; }`, element types, a term for an open epilogue, tuning
+//! values. Out: a [`Filled`], which prints itself. Holds always: a choice is one that the kernel
+//! declares; the types are ones that its `requires` does not rule out.
 
 use minijinja::Value;
 
@@ -19,7 +19,8 @@ use hypatia_dsl::typing::{Bindings, Facts, NoFacts, TensorType, eval, eval_guard
 
 use super::{check_tuning, epilogue, op};
 
-/// Combinations of tuning parameters that are generated at most; with more, the first choice of each alone.
+/// Combinations of tuning parameters that are generated at most; with more, the first choice of
+/// each alone.
 const MAX_CHOICES: usize = 16;
 
 /// A template and its values.
@@ -63,8 +64,9 @@ impl Filled {
     }
 }
 
-/// What is wrong with a kernel's template where it is filled in as `gen` does it: for each element type that its
-/// `requires` allows, and for each choice of tuning parameters. What has no instance is no fault of the template.
+/// What is wrong with a kernel's template where it is filled in as `gen` does it: for each element
+/// type that its `requires` allows, and for each choice of tuning parameters. What has no instance
+/// is no fault of the template.
 pub(crate) fn problem(program: &Program, kernel: &Kernel) -> Option<Wrong> {
     let mut dtypes: Vec<DType> = vec![DType::F32];
     dtypes.extend(DType::ALL.into_iter().filter(|d| !matches!(d, DType::F32 | DType::Bool)));
@@ -111,7 +113,8 @@ pub(super) fn label(name: &str, tune: &[(&str, i64)]) -> String {
     crate::cuda::identifier("", &format!("{name}{values}"))
 }
 
-/// The kernel as `gen` writes it: with its own epilogue, or the plain accumulator where it takes any.
+/// The kernel as `gen` writes it: with its own epilogue, or the plain accumulator where it takes
+/// any.
 pub(super) fn sample(
     program: &Program,
     kernel: &Kernel,
@@ -139,8 +142,8 @@ pub(super) fn sample(
     of_gemm(program, kernel, name, &term, &operands, [dtype, dtype, acc, dtype], tune).map_err(|e| e.to_string())
 }
 
-/// A matrix product for one epilogue. `types` are those of a, b, the accumulator and the result; parameters that
-/// `tune` does not name take their first choice.
+/// A matrix product for one epilogue. `types` are those of a, b, the accumulator and the result;
+/// parameters that `tune` does not name take their first choice.
 pub fn of_gemm(
     _program: &Program,
     kernel: &Kernel,
@@ -207,7 +210,8 @@ fn of_op(program: &Program, kernel: &Kernel, name: &str, dtype: DType, tune: &[(
     })
 }
 
-/// Tuning parameters with their values, the declared launch in words, and the block where it is a number.
+/// Tuning parameters with their values, the declared launch in words, and the block where it is a
+/// number.
 fn settings(kernel: &Kernel, tune: &[(&str, i64)]) -> (Vec<(String, AttrValue)>, String, Option<u32>) {
     let mut bindings = Bindings::default();
     let mut numbers = Vec::new();

@@ -155,8 +155,8 @@ impl TiledProduct {
         Some((Body::Gemm(kernel), work))
     }
 
-    /// The tilings among these that fit, the one with the shortest predicted time first, for a device
-    /// with that many multiprocessors.
+    /// The tilings among these that fit, the one with the shortest predicted time first, for a
+    /// device with that many multiprocessors.
     pub fn plausible(&self, tilings: &[Tiling], multiprocessors: usize) -> Vec<Tiling> {
         let fits = |t: &&Tiling| GemmKernel { tiling: **t, ..self.kernel.clone() }.stages().is_some();
         let mut found: Vec<(f64, Tiling)> =

@@ -50,8 +50,8 @@ pub struct RequiredLabels {
     pub operands: LabelSet,
     /// In operands of operands.
     pub further: LabelSet,
-    /// The head of the top if it is associative. A class that holds it among its operands passes the
-    /// filter, since the operands of the pattern may be deeper in a nested sum.
+    /// The head of the top if it is associative. A class that holds it among its operands passes
+    /// the filter, since the operands of the pattern may be deeper in a nested sum.
     pub nests: Option<LabelSet>,
 }
 
