@@ -44,7 +44,7 @@ pub(super) fn dtype(code: i32) -> Result<DType, Bad> {
         other => {
             let have: Vec<_> = DType::ALL.iter().map(|d| d.name()).collect();
             return Err(Bad::Unsupported(format!(
-                "element type {}; the supported ones are {}",
+                "element type {} (supported: {})",
                 other.as_str_name(),
                 have.join(", ")
             )));
