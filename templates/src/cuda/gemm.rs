@@ -81,12 +81,17 @@ pub(super) fn emit(program: &Program, kernel: &GemmKernel) -> Result<CudaSource,
         a_by_k => a,
         b_by_k => b,
         fetched => fetched.iter().map(|i| i + FACTORS).collect::<Value>(),
-        rows => staged_rows.iter().map(|i| context! { index => i + FACTORS, size => kernel.inputs[*i].dtype.size() }).collect::<Value>(),
+        rows => staged_rows.iter().map(|i| row(kernel, *i)).collect::<Value>(),
         inputs => kernel.inputs.iter().enumerate().map(|(i, o)| input(kernel, i, o)).collect::<Value>(),
         ..base
     };
     let text = render("gemm_sm90.cu.j2", &format!("{}.cu", identifier("", &kernel.name)), ctx)?;
     Ok(CudaSource { name: kernel.name.clone(), formula: formula.join("; "), text, entries, args, launch: None })
+}
+
+/// An operand of a row as the template sees it.
+fn row(kernel: &GemmKernel, i: usize) -> Value {
+    context! { index => i + FACTORS, size => kernel.inputs[i].dtype.size() }
 }
 
 /// The type in memory, without the headers of 16-bit types.
