@@ -176,7 +176,9 @@ pub fn show_program(p: &Program, wanted: &dyn Fn(&Origin) -> bool) -> String {
             Backend::Tiled => "tiled".into(),
         };
         let requires: String = k.requires.iter().map(|g| format!(" requires {};", show_expr(&k.vars, g))).collect();
-        out.push_str(&format!("{} {{ {how};{requires} }}\n", show_kernel(p, k)));
+        let values = |list: &[i64]| list.iter().map(i64::to_string).collect::<Vec<_>>().join(", ");
+        let tune: String = k.tune.iter().map(|(n, list)| format!(" tune {n} in {{{}}};", values(list))).collect();
+        out.push_str(&format!("{} {{ {how};{requires}{tune} }}\n", show_kernel(p, k)));
     }
     out
 }

@@ -8,9 +8,9 @@ pub(super) const ROWS: &[Row] = &[
         601,
         "missing or unknown backend",
         "A kernel has one backend: `cublaslt EPILOGUE;` calls the library, `template \"file.cu.j2\";` fills in a
-template, `pointwise;` and `rowwise;` generate a kernel, and `composed;` runs the op's body, optimised by
-itself. `rowwise;` and `composed;` need an op with a body. The backend is missing, unknown, or does not
-fit the op.",
+template, `pointwise;` and `rowwise;` generate a kernel, `tiled;` generates a matrix product with its
+epilogue, and `composed;` runs the op's body, optimised by itself. `rowwise;` and `composed;` need an op
+with a body; `tiled;` needs `gemm(a, b, e, to = d)`. The backend is missing, unknown, or does not fit the op.",
         "kernel k for gemm(a, b, acc, to = d) { requires dtype(a) == f16; }",
         "kernel k for gemm(a, b, acc, to = d) { cublaslt DEFAULT; requires dtype(a) == f16; }",
     ),
@@ -27,7 +27,8 @@ and generates one kernel per region.",
         603,
         "malformed tuning parameter",
         "`tune NAME in {a, b}` declares a parameter of the template and the integers to try for it, at most 64.
-The name must not be in use.",
+The name must not be in use. A `tiled` kernel has parameters of its own: tile_m, tile_n, consumers, pingpong,
+cluster_m, cluster_n and group, each with the values that the hardware has.",
         "kernel k for gemm(a, b, e, to = d) { template \"gemm.cu.j2\"; tune BM in {}; }",
         "kernel k for gemm(a, b, e, to = d) { template \"gemm.cu.j2\"; tune BM in {64, 128}; }",
     ),
@@ -35,7 +36,7 @@ The name must not be in use.",
         604,
         "unknown setting of a kernel",
         "The launch settings of a kernel are grid, block, cluster, shared, stages and workspace. The value of each
-is a formula of operand sizes and tuning parameters.",
+is a formula of operand sizes and tuning parameters. A `tiled` kernel has none: its tiling decides.",
         "kernel k for gemm(a, b, e, to = d) { template \"gemm.cu.j2\"; launch blocks = 128; }",
         "kernel k for gemm(a, b, e, to = d) { template \"gemm.cu.j2\"; launch block = 128; }",
     ),

@@ -41,8 +41,16 @@ pub struct Tiling {
     pub group: usize,
 }
 
-/// Names of the tuning parameters of a `tiled` kernel.
-pub const TUNE: &[&str] = &["tile_m", "tile_n", "consumers", "pingpong", "cluster_m", "cluster_n", "group"];
+/// The tuning parameters of a `tiled` kernel, each with the values that the hardware has.
+pub const TUNE: &[(&str, &[i64])] = &[
+    ("tile_m", &[64, 128]),
+    ("tile_n", &[64, 128, 192, 256]),
+    ("consumers", &[1, 2]),
+    ("pingpong", &[0, 1]),
+    ("cluster_m", &[1, 2]),
+    ("cluster_n", &[1, 2]),
+    ("group", &[1, 2, 4, 8, 16, 32, 64]),
+];
 
 /// Marks the stored form of a tiling.
 const STORED: u64 = 3;
@@ -51,9 +59,10 @@ impl Tiling {
     /// The tiling that these tuning parameters name, if the hardware can run it. Parameters that
     /// are missing have the value of the first choice that makes sense for any product.
     pub fn named(values: &[(&str, i64)]) -> Option<Tiling> {
-        let value = |name: &str, otherwise: usize| {
-            let found = values.iter().find(|(n, _)| *n == name).map(|(_, v)| *v);
-            usize::try_from(found.unwrap_or(otherwise as i64)).ok()
+        let value = |name: &str, otherwise: i64| {
+            let value = values.iter().find(|(n, _)| *n == name).map_or(otherwise, |(_, v)| *v);
+            let (_, known) = TUNE.iter().find(|(n, _)| *n == name)?;
+            usize::try_from(value).ok().filter(|_| known.contains(&value))
         };
         let tiling = Tiling {
             rows: value("tile_m", 64)?,
@@ -66,19 +75,24 @@ impl Tiling {
         tiling.is_possible().then_some(tiling)
     }
 
+    /// The tilings that these tuning parameters of a kernel name, without combinations that the
+    /// hardware cannot run.
+    pub fn all(tune: &[(String, Vec<i64>)]) -> Vec<Tiling> {
+        let mut choices: Vec<Vec<(&str, i64)>> = vec![Vec::new()];
+        for (name, values) in tune {
+            let Some((_, known)) = TUNE.iter().find(|(n, _)| n == name) else { return Vec::new() };
+            // Each value once, so that their product stays small.
+            let values = known.iter().filter(|v| values.contains(v));
+            let with = |c: Vec<(_, i64)>| values.clone().map(move |v| [&c[..], &[(name.as_str(), *v)]].concat());
+            choices = choices.into_iter().flat_map(with).collect();
+        }
+        choices.iter().filter_map(|c| Tiling::named(c)).collect()
+    }
+
     fn is_possible(&self) -> bool {
-        let [m, n] = self.cluster;
         // A thread keeps the sums of its part of a tile in registers, at most 128 of 232.
         let sums = self.rows * self.columns / 128;
-        matches!(self.rows, 64 | 128)
-            && self.columns.is_multiple_of(64)
-            && (64..=256).contains(&self.columns)
-            && sums <= 128
-            && matches!(self.consumers, 1 | 2)
-            && (!self.pingpong || self.consumers == 2)
-            && matches!(m, 1 | 2)
-            && matches!(n, 1 | 2)
-            && (1..=64).contains(&self.group)
+        sums <= 128 && (!self.pingpong || self.consumers == 2)
     }
 
     /// Rows of a block's tile.
@@ -109,7 +123,7 @@ impl Tiling {
     pub fn of_words(words: &[u64; 8]) -> Option<Tiling> {
         let [STORED, rest @ ..] = words else { return None };
         let values: Vec<(&str, i64)> =
-            TUNE.iter().zip(rest).map(|(n, v)| Some((*n, i64::try_from(*v).ok()?))).collect::<Option<_>>()?;
+            TUNE.iter().zip(rest).map(|((n, _), v)| Some((*n, i64::try_from(*v).ok()?))).collect::<Option<_>>()?;
         Tiling::named(&values)
     }
 }
@@ -147,6 +161,20 @@ impl GemmKernel {
     pub fn staged_rows(&self) -> Vec<usize> {
         let fits = |o: &Operand| o.access == Access::Row && (o.dtype == self.factor || o.dtype == DType::F32);
         self.inputs.iter().enumerate().filter(|(_, o)| fits(o)).map(|(i, _)| i).collect()
+    }
+
+    /// Why no tiling computes this product, if none does.
+    pub fn refusal(&self) -> Option<&'static str> {
+        let half = |d: DType| matches!(d, DType::F16 | DType::BF16);
+        let other_half = |o: &Operand| half(o.dtype) && o.dtype != self.factor;
+        match () {
+            () if !half(self.factor) => Some("its factors are not f16 or bf16"),
+            () if self.output != self.factor && self.output != DType::F32 => {
+                Some("its result has neither the type of the factors nor f32")
+            }
+            () if self.inputs.iter().any(other_half) => Some("its epilogue reads both f16 and bf16"),
+            () => None,
+        }
     }
 
     /// Columns of the result in 128 bytes, which one store of the copy engine takes.
@@ -231,9 +259,19 @@ mod tests {
         assert!(named("tile_n", 128).is_some() && named("tile_n", 96).is_none() && named("tile_n", 320).is_none());
         assert!(named("consumers", 3).is_none() && named("cluster_m", 4).is_none() && named("group", 0).is_none());
         assert!(named("tile_m", -64).is_none());
+        assert_eq!(named("pingpong", 2), None);
         // 128 x 256 sums are 256 registers a thread.
         assert_eq!(Tiling::named(&[("tile_m", 128), ("tile_n", 256)]), None);
         assert_eq!(Tiling::named(&[("consumers", 1), ("pingpong", 1)]), None);
+    }
+
+    #[test]
+    fn declared_tilings_are_those_that_the_hardware_can_run() {
+        let tune = |list: &[(&str, &[i64])]| -> Vec<_> { list.iter().map(|(n, v)| (n.to_string(), v.to_vec())).collect() };
+        let of = |list: &[(&str, &[i64])]| Tiling::all(&tune(list)).iter().map(|t| (t.rows, t.columns)).collect::<Vec<_>>();
+        assert_eq!(of(&[("tile_m", &[64, 128, 96, 64]), ("tile_n", &[256])]), [(64, 256)]);
+        assert_eq!(of(&[("tile_m", &[128]), ("tile_n", &[256])]), []);
+        assert_eq!(of(&[]), [(64, 128)]);
     }
 
     #[test]

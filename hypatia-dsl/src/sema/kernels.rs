@@ -4,16 +4,14 @@
 //! op.
 
 use crate::ast::{self, ExprKind};
-use crate::builtin::BuiltinOp;
 use crate::diag::Diagnostic;
-use crate::ir::{AExpr, AttrValue, Backend, Head, Kernel, NodePat, OpBody, OpDef, ParamKind, Pat, Sort, TemplateFile};
-use crate::kernel::TUNE;
+use crate::ir::{AExpr, AttrValue, Backend, Head, Kernel, NodePat, ParamKind, Pat, Sort, TemplateFile};
 use crate::spell::closest;
 use hypatia_target::cublaslt::{FORMS, Form};
 
 use super::context::{Cx, Place, Pos};
 use super::walk::pat_vars;
-use super::{code, rules};
+use super::{code, rules, tiled};
 
 /// Maximum number of choices for one tuning parameter.
 const MAX_CHOICES: usize = 64;
@@ -26,7 +24,7 @@ pub(super) fn kernel<'a>(cx: &mut Cx<'a>, k: &'a ast::Kernel, doc: &str) -> Opti
     let backend = backend(cx, k);
     let claims = rules::claims(cx, &k.classes);
     let (pattern, ()) = (pattern?, settled?);
-    let pattern = cx.tidy(vec![pattern]).pop()?;
+    let mut pattern = cx.tidy(vec![pattern]).pop()?;
     let op = root(cx, &pattern, k)?;
     cx.place = Place::Kernel;
     let mut good = true;
@@ -80,7 +78,8 @@ pub(super) fn kernel<'a>(cx: &mut Cx<'a>, k: &'a ast::Kernel, doc: &str) -> Opti
         return cx.with_declaration(d, def);
     }
     if backend == Backend::Tiled {
-        tiled(cx, k, (def, closed))?;
+        tiled::check(cx, k, (def, closed), &tune)?;
+        requires.extend(tiled::limits(cx, &mut pattern));
     }
     Some(Kernel {
         name: k.name.node.clone(),
@@ -96,28 +95,6 @@ pub(super) fn kernel<'a>(cx: &mut Cx<'a>, k: &'a ast::Kernel, doc: &str) -> Opti
         closed,
         not_generated: None,
     })
-}
-
-/// Checks a tiled product: it is for a gemm with any epilogue, and its tuning parameters are those
-/// of a tiling.
-fn tiled<'a>(cx: &mut Cx<'a>, k: &'a ast::Kernel, (def, closed): (&OpDef, bool)) -> Option<()> {
-    if def.body != OpBody::Builtin(BuiltinOp::Gemm) || closed {
-        let d = Diagnostic::error(code::BACKEND, "`tiled` computes a gemm with any epilogue", k.pattern.span)
-            .hint("write `kernel name for gemm(a, b, e, to = d) { tiled; ... }`");
-        return cx.report(d);
-    }
-    for (name, _) in &k.tune {
-        if !TUNE.contains(&name.node.as_str()) {
-            let message = format!("a tiled kernel has no tuning parameter `{}`", name.node);
-            let mut d = Diagnostic::error(code::TUNE, message, name.span)
-                .note(format!("its tuning parameters are {}", TUNE.join(", ")));
-            if let Some(n) = closest(&name.node, TUNE.iter().copied()) {
-                d = d.hint(format!("did you mean `{n}`?"));
-            }
-            return cx.report(d);
-        }
-    }
-    Some(())
 }
 
 fn root(cx: &mut Cx<'_>, p: &Pat, k: &ast::Kernel) -> Option<crate::ir::OpId> {

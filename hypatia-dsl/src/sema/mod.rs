@@ -30,6 +30,7 @@ mod rulesets;
 mod scalars;
 mod sizes;
 mod test_blocks;
+mod tiled;
 mod types;
 mod unfold;
 pub(crate) mod walk;

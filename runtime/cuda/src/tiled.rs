@@ -39,18 +39,6 @@ pub(super) fn kernel<'p>(plan: &'p Plan, step: &Step) -> Option<&'p Kernel> {
     (kernel.backend == Backend::Tiled).then_some(kernel)
 }
 
-/// All tilings that a kernel declares and the hardware can run.
-pub(super) fn declared(kernel: &Kernel) -> Vec<Tiling> {
-    let mut choices: Vec<Vec<(&str, i64)>> = vec![Vec::new()];
-    for (name, values) in &kernel.tune {
-        let with = |c: Vec<(_, i64)>| values.iter().map(move |v| [&c[..], &[(name.as_str(), *v)]].concat());
-        choices = choices.into_iter().flat_map(with).collect();
-    }
-    let mut out: Vec<Tiling> = choices.iter().filter_map(|c| Tiling::named(c)).collect();
-    out.dedup();
-    out
-}
-
 impl Tilings {
     /// What is to be compiled for a step: the tiling chosen earlier, or the most plausible ones.
     /// `None` if the copy engine cannot read the operands in place.
@@ -67,7 +55,7 @@ impl Tilings {
         let Some(product) = TiledProduct::of(&call.product, &step.reads[..call.reads], out) else {
             return Ok(None);
         };
-        let all = product.plausible(&declared(kernel), gpu.multiprocessors());
+        let all = product.plausible(&Tiling::all(&kernel.tune), gpu.multiprocessors());
         let source = |tiling: &Tiling| -> Result<Option<(Tiling, CudaSource, Work)>> {
             let Some((body, work)) = product.tiled(*tiling) else { return Ok(None) };
             let source = body.emit(&plan.program).map_err(|e| Error::Device(format!("no CUDA kernel: {e}")))?;

@@ -22,13 +22,8 @@ const PART: usize = 64;
 pub(super) fn emit(program: &Program, kernel: &GemmKernel) -> Result<CudaSource, EmitError> {
     let malformed = |what: &str| EmitError::Malformed(format!("tiled product {}: {what}", kernel.name));
     let stages = kernel.stages().ok_or_else(|| malformed("its tiles do not fit into shared memory"))?;
-    let half = |d: DType| matches!(d, DType::F16 | DType::BF16);
-    if !half(kernel.factor) || !(kernel.output == kernel.factor || kernel.output == DType::F32) {
-        return Err(malformed("its factors are f16 or bf16, its result of the same type or f32"));
-    }
-    let other_half = |o: &Operand| half(o.dtype) && o.dtype != kernel.factor;
-    if kernel.inputs.iter().any(other_half) {
-        return Err(malformed("f16 and bf16 operands together"));
+    if let Some(why) = kernel.refusal() {
+        return Err(malformed(why));
     }
     let mut functions = Functions::new(program);
     let body = epilogue(&mut functions, kernel)?;

@@ -136,7 +136,7 @@ impl TiledProduct {
             term: step.term.clone(),
             tiling: Tiling::named(&[])?,
         };
-        Some(TiledProduct { sizes, kernel, maps, strides: of_inputs })
+        kernel.refusal().is_none().then_some(TiledProduct { sizes, kernel, maps, strides: of_inputs })
     }
 
     /// The kernel with that tiling, and its arguments; `None` if the tiling does not fit.

@@ -128,7 +128,7 @@ fn tiled_step(plan: &Plan) -> Option<(&Step, &CallStep)> {
 }
 
 fn all_tilings(plan: &Plan) -> Vec<Tiling> {
-    declared(plan.program.kernels.iter().find(|k| k.name == "tiles").unwrap())
+    Tiling::all(&plan.program.kernels.iter().find(|k| k.name == "tiles").unwrap().tune)
 }
 
 /// The source of a plan's only step for a tiling, if it fits.

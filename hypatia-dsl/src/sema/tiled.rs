@@ -1,0 +1,139 @@
+//! `tiled` kernels: what their declaration may say, and where they apply.
+//!
+//! In: a `kernel` item whose backend is `tiled`. Out: errors, and the guards that every such kernel
+//! has. Invariant: the guards admit only what the generated kernel computes, so that costs, plans
+//! and `expect launches` never count a kernel that cannot run.
+
+use hypatia_target::dtype::DType;
+
+use crate::ast::{self, BinaryOp};
+use crate::builtin::BuiltinOp;
+use crate::diag::Diagnostic;
+use crate::ir::{AExpr, AttrPat, AttrValue, DeviceFact, Fact, NodePat, OpBody, OpDef, Pat, Sort, VarId};
+use crate::kernel::{TUNE, Tiling};
+use crate::shape::Dim;
+use crate::spell::closest;
+
+use super::code;
+use super::context::Cx;
+
+/// The compute capability of Hopper, whose instructions the template uses.
+const SM: i64 = 90;
+/// The copy engine moves rows of 16 bytes: eight elements of 16 bits.
+const ROW: i64 = 8;
+
+/// Checks that a tiled kernel is for a gemm with any epilogue, that its tuning parameters name
+/// tilings, and that it sets no launch.
+pub(super) fn check(
+    cx: &mut Cx<'_>,
+    k: &ast::Kernel,
+    (def, closed): (&OpDef, bool),
+    choices: &[(String, Vec<i64>)],
+) -> Option<()> {
+    if def.body != OpBody::Builtin(BuiltinOp::Gemm) {
+        let message = format!("`tiled` generates matrix products, but the kernel is for `{}`", def.name);
+        let d = Diagnostic::error(code::BACKEND, message, k.pattern.span)
+            .hint("write `kernel name for gemm(a, b, e, to = d) { tiled; ... }`");
+        return cx.report(d);
+    }
+    if closed {
+        let message = "a tiled kernel computes any epilogue, but this pattern fixes it";
+        let d = Diagnostic::error(code::BACKEND, message, k.pattern.span)
+            .hint("use a variable for the epilogue: `gemm(a, b, e, to = d)`");
+        return cx.report(d);
+    }
+    if let Some(setting) = k.settings.first() {
+        let message = "a tiled kernel sets no launch: its tiling decides";
+        let d = Diagnostic::error(code::KERNEL_SETTING, message, setting.key.span)
+            .hint("remove it, and list tilings with `tune tile_m in {64, 128};`");
+        return cx.report(d);
+    }
+    tune(cx, k, choices)
+}
+
+/// Checks the tuning parameters, whose choices are these.
+fn tune(cx: &mut Cx<'_>, k: &ast::Kernel, choices: &[(String, Vec<i64>)]) -> Option<()> {
+    for ((name, values), (_, list)) in k.tune.iter().zip(choices) {
+        let names = || TUNE.iter().map(|(n, _)| *n);
+        let Some((_, known)) = TUNE.iter().find(|(n, _)| *n == name.node) else {
+            let message = format!("a tiled kernel has no tuning parameter `{}`", name.node);
+            let hint = match closest(&name.node, names()) {
+                Some(n) => format!("did you mean `{n}`?"),
+                None => format!("its tuning parameters are {}", names().collect::<Vec<_>>().join(", ")),
+            };
+            return cx.report(Diagnostic::error(code::TUNE, message, name.span).hint(hint));
+        };
+        if let Some(wrong) = list.iter().find(|v| !known.contains(v)) {
+            let known: Vec<String> = known.iter().map(i64::to_string).collect();
+            let message = format!("`{}` of a tiled kernel cannot be {wrong}", name.node);
+            let d = Diagnostic::error(code::TUNE, message, values.span)
+                .hint(format!("its values are {}", known.join(", ")));
+            return cx.report(d);
+        }
+    }
+    if Tiling::all(choices).is_empty() {
+        let message = format!("the tuning parameters of kernel `{}` allow no tiling", k.name.node);
+        let d = Diagnostic::error(code::TUNE, message, k.name.span)
+            .note("a tile of a group has at most 128 x 128 or 64 x 256 elements; `pingpong` takes two consumers")
+            .hint("add smaller values of `tile_m` or `tile_n`");
+        return cx.report(d);
+    }
+    Some(())
+}
+
+/// The guards of a tiled kernel. Operands of its pattern that have no variable get one.
+pub(super) fn limits(cx: &mut Cx<'_>, pattern: &mut Pat) -> Vec<AExpr> {
+    let Some(gemm) = application(pattern) else { return Vec::new() };
+    let [a, b, ..] = gemm.args.as_mut_slice() else { return Vec::new() };
+    let (a, b) = (variable(cx, a), variable(cx, b));
+    let to = match gemm.attrs.first() {
+        Some(AttrPat::Var(v)) => AExpr::Var(*v),
+        Some(AttrPat::Is(e)) => e.clone(),
+        _ => {
+            let v = cx.fresh("_to", Sort::DType, None);
+            gemm.attrs = vec![AttrPat::Var(v)];
+            AExpr::Var(v)
+        }
+    };
+    let fact = AExpr::Fact;
+    let number = |n: i64| AExpr::Value(AttrValue::Dim(Dim::from(n)));
+    let op = |op: BinaryOp, x: AExpr, y: AExpr| AExpr::Binary(op, Box::new(x), Box::new(y));
+    let half = AExpr::List([DType::F16, DType::BF16].map(|d| AExpr::Value(AttrValue::DType(d))).to_vec());
+    let last = |v: VarId| AExpr::Index(Box::new(fact(Fact::Shape, v)), Box::new(number(-1)));
+    let rows = |v: VarId| op(BinaryOp::Eq, op(BinaryOp::Rem, last(v), number(ROW)), number(0));
+    vec![
+        op(BinaryOp::Ge, AExpr::Device(DeviceFact::Sm), number(SM)),
+        op(BinaryOp::In, fact(Fact::DType, a), half),
+        op(BinaryOp::Eq, fact(Fact::DType, b), fact(Fact::DType, a)),
+        op(BinaryOp::Eq, to, fact(Fact::DType, a)),
+        rows(a),
+        rows(b),
+        op(BinaryOp::Gt, fact(Fact::Numel, a), number(0)),
+        op(BinaryOp::Gt, fact(Fact::Numel, b), number(0)),
+    ]
+}
+
+/// The application at the top of a pattern.
+fn application(pattern: &mut Pat) -> Option<&mut NodePat> {
+    match pattern {
+        Pat::Bind(_, inner) | Pat::Typed(inner, _) => application(inner),
+        Pat::Node(n) => Some(n),
+        _ => None,
+    }
+}
+
+/// The variable that a pattern of an operand binds.
+fn variable(cx: &mut Cx<'_>, pat: &mut Pat) -> VarId {
+    match pat {
+        Pat::Var(v) | Pat::Bind(v, _) => *v,
+        Pat::Typed(inner, _) => variable(cx, inner),
+        _ => {
+            let v = cx.fresh("_operand", Sort::Tensor, None);
+            *pat = match std::mem::replace(pat, Pat::Any) {
+                Pat::Any => Pat::Var(v),
+                other => Pat::Bind(v, Box::new(other)),
+            };
+            v
+        }
+    }
+}
