@@ -9,6 +9,7 @@
 //! The skeletons are the templates of `hypatia-templates`. [`term`] prints the parts that vary:
 //! scalar functions and the value of one element.
 
+mod attention;
 mod carry;
 mod expr;
 mod gemm;
@@ -32,6 +33,7 @@ use minijinja::{Environment, UndefinedBehavior, Value, context};
 
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::Program;
+use hypatia_dsl::kernel::attention::AttentionKernel;
 use hypatia_dsl::kernel::{
     ArgmaxKernel, CumsumKernel, GemmKernel, MoveKernel, PointwiseKernel, ProductKernel, RowwiseKernel, ScatterKernel,
     SortKernel,
@@ -393,6 +395,11 @@ pub fn pointwise_for(
 /// Prints a tiled matrix product with its epilogue, for sm_90a.
 pub fn gemm(program: &Program, kernel: &GemmKernel) -> Result<CudaSource, EmitError> {
     gemm::emit(program, kernel)
+}
+
+/// Prints attention in tiles, for sm_90a.
+pub fn attention(program: &Program, kernel: &AttentionKernel) -> Result<CudaSource, EmitError> {
+    attention::emit(program, kernel)
 }
 
 /// Prints a row-wise kernel.

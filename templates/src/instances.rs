@@ -13,6 +13,7 @@ pub use op::not_generated;
 use super::cuda::{self, CudaSource, EmitError};
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::{Backend, Kernel, Origin, Program, RuleId};
+use hypatia_dsl::kernel::attention::AttentionKernel;
 use hypatia_dsl::kernel::short::{Allowed, Shortener};
 use hypatia_dsl::kernel::{
     ArgmaxKernel, CumsumKernel, GemmKernel, MoveKernel, Operand, PointwiseKernel, ProductKernel, RowwiseKernel,
@@ -67,6 +68,8 @@ pub enum Body {
     Rowwise(RowwiseKernel),
     /// A matrix product with its epilogue.
     Gemm(GemmKernel),
+    /// Attention.
+    Attention(AttentionKernel),
     /// Elements moved.
     Move(MoveKernel),
     /// Positions of largest elements.
@@ -91,6 +94,7 @@ impl Body {
             Body::InPlace(k, shared) => cuda::pointwise_in_place(program, k, shared),
             Body::Rowwise(k) => cuda::rowwise(program, k),
             Body::Gemm(k) => cuda::gemm(program, k),
+            Body::Attention(k) => cuda::attention(program, k),
             Body::Move(k) => cuda::moves(program, k),
             Body::Argmax(k) => cuda::argmax(program, k),
             Body::Product(k) => cuda::product(program, k),
@@ -121,6 +125,7 @@ impl Body {
             Body::Pointwise(k) | Body::InPlace(k, _) => (&mut k.name, &mut k.doc),
             Body::Rowwise(k) => (&mut k.name, &mut k.doc),
             Body::Gemm(k) => (&mut k.name, &mut k.doc),
+            Body::Attention(k) => (&mut k.name, &mut k.doc),
             Body::Move(k) => (&mut k.name, &mut k.doc),
             Body::Argmax(k) => (&mut k.name, &mut k.doc),
             Body::Product(k) => (&mut k.name, &mut k.doc),

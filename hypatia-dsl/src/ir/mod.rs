@@ -224,6 +224,12 @@ pub struct OpDef {
 }
 
 impl OpDef {
+    /// True if what a term of this op reads must broadcast to its first result. In an op with a
+    /// body, the op that is handed the term decides.
+    pub fn terms_read_results(&self) -> bool {
+        matches!(self.body, OpBody::Builtin(_))
+    }
+
     /// Tensor and term operands in order, with their indices in `params`.
     pub fn operands(&self) -> impl Iterator<Item = (usize, &Param)> {
         self.params.iter().enumerate().filter(|(_, p)| !matches!(p.kind, ParamKind::Attr { .. }))

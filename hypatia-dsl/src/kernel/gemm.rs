@@ -267,8 +267,10 @@ mod tests {
 
     #[test]
     fn declared_tilings_are_those_that_the_hardware_can_run() {
-        let tune = |list: &[(&str, &[i64])]| -> Vec<_> { list.iter().map(|(n, v)| (n.to_string(), v.to_vec())).collect() };
-        let of = |list: &[(&str, &[i64])]| Tiling::all(&tune(list)).iter().map(|t| (t.rows, t.columns)).collect::<Vec<_>>();
+        let tune =
+            |list: &[(&str, &[i64])]| -> Vec<_> { list.iter().map(|(n, v)| (n.to_string(), v.to_vec())).collect() };
+        let of =
+            |list: &[(&str, &[i64])]| Tiling::all(&tune(list)).iter().map(|t| (t.rows, t.columns)).collect::<Vec<_>>();
         assert_eq!(of(&[("tile_m", &[64, 128, 96, 64]), ("tile_n", &[256])]), [(64, 256)]);
         assert_eq!(of(&[("tile_m", &[128]), ("tile_n", &[256])]), []);
         assert_eq!(of(&[]), [(64, 128)]);

@@ -6,6 +6,7 @@
 //! `inputs`. In row-wise kernels, indices from `inputs.len()` on refer to the results of earlier
 //! `steps`.
 
+pub mod attention;
 mod body;
 mod derive;
 mod gemm;

@@ -188,7 +188,7 @@ impl<'p> Infer<'p> {
                 format!("`{}` has {} results here, not {}", def.name, results.len(), n.output + 1),
             ));
         };
-        for t in terms {
+        for t in terms.into_iter().filter(|_| def.terms_read_results()) {
             self.term(t, &out)?;
         }
         Ok(Some(out))

@@ -10,6 +10,7 @@ use crate::ast::{self, BinaryOp};
 use crate::builtin::BuiltinOp;
 use crate::diag::Diagnostic;
 use crate::ir::{AExpr, AttrPat, AttrValue, DeviceFact, Fact, NodePat, OpBody, OpDef, Pat, Sort, VarId};
+use crate::kernel::attention::ATTENTION_TUNE;
 use crate::kernel::{TUNE, Tiling};
 use crate::shape::Dim;
 use crate::spell::closest;
@@ -22,21 +23,49 @@ const SM: i64 = 90;
 /// The copy engine moves rows of 16 bytes: eight elements of 16 bits.
 const ROW: i64 = 8;
 
-/// Checks that a tiled kernel is for a gemm with any epilogue, that its tuning parameters name
-/// tilings, and that it sets no launch.
+/// What a tiled kernel computes.
+#[derive(Clone, Copy, PartialEq)]
+enum Kind {
+    Product,
+    Attention,
+}
+
+impl Kind {
+    /// The tuning parameters, with the values that the hardware has.
+    fn tune(self) -> &'static [(&'static str, &'static [i64])] {
+        match self {
+            Kind::Product => TUNE,
+            Kind::Attention => ATTENTION_TUNE,
+        }
+    }
+}
+
+/// What a tiled kernel for that op computes; `None` if there is none.
+fn kind(def: &OpDef) -> Option<Kind> {
+    match &def.body {
+        OpBody::Builtin(BuiltinOp::Gemm) => Some(Kind::Product),
+        OpBody::Builtin(_) => None,
+        OpBody::Defined(results) => (results.len() == 1).then_some(Kind::Attention),
+    }
+}
+
+/// Checks that a tiled kernel is for a gemm with any epilogue, or for an op whose body may be
+/// attention; that its tuning parameters name tilings, and that it sets no launch.
 pub(super) fn check(
     cx: &mut Cx<'_>,
     k: &ast::Kernel,
     (def, closed): (&OpDef, bool),
     choices: &[(String, Vec<i64>)],
 ) -> Option<()> {
-    if def.body != OpBody::Builtin(BuiltinOp::Gemm) {
-        let message = format!("`tiled` generates matrix products, but the kernel is for `{}`", def.name);
-        let d = Diagnostic::error(code::BACKEND, message, k.pattern.span)
-            .hint("write `kernel name for gemm(a, b, e, to = d) { tiled; ... }`");
+    let Some(kind) = kind(def) else {
+        let message = format!("`tiled` generates products and attention, but the kernel is for `{}`", def.name);
+        let d = Diagnostic::error(code::BACKEND, message, k.pattern.span).hint(
+            "write `kernel name for gemm(a, b, e, to = d) { tiled; ... }`, or name an op whose body is \
+             `matmul(softmax(..), v)`",
+        );
         return cx.report(d);
-    }
-    if closed {
+    };
+    if kind == Kind::Product && closed {
         let message = "a tiled kernel computes any epilogue, but this pattern fixes it";
         let d = Diagnostic::error(code::BACKEND, message, k.pattern.span)
             .hint("use a variable for the epilogue: `gemm(a, b, e, to = d)`");
@@ -45,17 +74,17 @@ pub(super) fn check(
     if let Some(setting) = k.settings.first() {
         let message = "a tiled kernel sets no launch: its tiling decides";
         let d = Diagnostic::error(code::KERNEL_SETTING, message, setting.key.span)
-            .hint("remove it, and list tilings with `tune tile_m in {64, 128};`");
+            .hint("remove it, and list tilings with `tune`");
         return cx.report(d);
     }
-    tune(cx, k, choices)
+    tune(cx, k, kind, choices)
 }
 
 /// Checks the tuning parameters, whose choices are these.
-fn tune(cx: &mut Cx<'_>, k: &ast::Kernel, choices: &[(String, Vec<i64>)]) -> Option<()> {
+fn tune(cx: &mut Cx<'_>, k: &ast::Kernel, kind: Kind, choices: &[(String, Vec<i64>)]) -> Option<()> {
     for ((name, values), (_, list)) in k.tune.iter().zip(choices) {
-        let names = || TUNE.iter().map(|(n, _)| *n);
-        let Some((_, known)) = TUNE.iter().find(|(n, _)| *n == name.node) else {
+        let names = || kind.tune().iter().map(|(n, _)| *n);
+        let Some((_, known)) = kind.tune().iter().find(|(n, _)| *n == name.node) else {
             let message = format!("a tiled kernel has no tuning parameter `{}`", name.node);
             let hint = match closest(&name.node, names()) {
                 Some(n) => format!("did you mean `{n}`?"),
@@ -71,7 +100,7 @@ fn tune(cx: &mut Cx<'_>, k: &ast::Kernel, choices: &[(String, Vec<i64>)]) -> Opt
             return cx.report(d);
         }
     }
-    if Tiling::all(choices).is_empty() {
+    if kind == Kind::Product && Tiling::all(choices).is_empty() {
         let message = format!("the tuning parameters of kernel `{}` allow no tiling", k.name.node);
         let d = Diagnostic::error(code::TUNE, message, k.name.span)
             .note("a tile of a group has at most 128 x 128 or 64 x 256 elements; `pingpong` takes two consumers")
@@ -82,8 +111,14 @@ fn tune(cx: &mut Cx<'_>, k: &ast::Kernel, choices: &[(String, Vec<i64>)]) -> Opt
 }
 
 /// The guards of a tiled kernel. Operands of its pattern that have no variable get one.
-pub(super) fn limits(cx: &mut Cx<'_>, pattern: &mut Pat) -> Vec<AExpr> {
+pub(super) fn limits(cx: &mut Cx<'_>, def: &OpDef, pattern: &mut Pat) -> Vec<AExpr> {
     let Some(gemm) = application(pattern) else { return Vec::new() };
+    if kind(def) == Some(Kind::Attention) {
+        // Which operands are multiplied is known only once the body is built.
+        let first = gemm.args.first_mut().map(|a| variable(cx, a));
+        let types = first.map(|a| op(BinaryOp::In, AExpr::Fact(Fact::DType, a), half()));
+        return [at_least(SM)].into_iter().chain(types).collect();
+    }
     let [a, b, ..] = gemm.args.as_mut_slice() else { return Vec::new() };
     let (a, b) = (variable(cx, a), variable(cx, b));
     let to = match gemm.attrs.first() {
@@ -96,14 +131,11 @@ pub(super) fn limits(cx: &mut Cx<'_>, pattern: &mut Pat) -> Vec<AExpr> {
         }
     };
     let fact = AExpr::Fact;
-    let number = |n: i64| AExpr::Value(AttrValue::Dim(Dim::from(n)));
-    let op = |op: BinaryOp, x: AExpr, y: AExpr| AExpr::Binary(op, Box::new(x), Box::new(y));
-    let half = AExpr::List([DType::F16, DType::BF16].map(|d| AExpr::Value(AttrValue::DType(d))).to_vec());
     let last = |v: VarId| AExpr::Index(Box::new(fact(Fact::Shape, v)), Box::new(number(-1)));
     let rows = |v: VarId| op(BinaryOp::Eq, op(BinaryOp::Rem, last(v), number(ROW)), number(0));
     vec![
-        op(BinaryOp::Ge, AExpr::Device(DeviceFact::Sm), number(SM)),
-        op(BinaryOp::In, fact(Fact::DType, a), half),
+        at_least(SM),
+        op(BinaryOp::In, fact(Fact::DType, a), half()),
         op(BinaryOp::Eq, fact(Fact::DType, b), fact(Fact::DType, a)),
         op(BinaryOp::Eq, to, fact(Fact::DType, a)),
         rows(a),
@@ -111,6 +143,24 @@ pub(super) fn limits(cx: &mut Cx<'_>, pattern: &mut Pat) -> Vec<AExpr> {
         op(BinaryOp::Gt, fact(Fact::Numel, a), number(0)),
         op(BinaryOp::Gt, fact(Fact::Numel, b), number(0)),
     ]
+}
+
+fn number(n: i64) -> AExpr {
+    AExpr::Value(AttrValue::Dim(Dim::from(n)))
+}
+
+fn op(op: BinaryOp, x: AExpr, y: AExpr) -> AExpr {
+    AExpr::Binary(op, Box::new(x), Box::new(y))
+}
+
+/// The types that the matrix units take.
+fn half() -> AExpr {
+    AExpr::List([DType::F16, DType::BF16].map(|d| AExpr::Value(AttrValue::DType(d))).to_vec())
+}
+
+/// That the device has that compute capability.
+fn at_least(sm: i64) -> AExpr {
+    op(BinaryOp::Ge, AExpr::Device(DeviceFact::Sm), number(sm))
 }
 
 /// The application at the top of a pattern.

@@ -5,23 +5,27 @@
 //! each argument's value follows from its role in the source's own list, never from a position
 //! fixed elsewhere.
 
+use std::sync::Arc;
+
 use cudarc::driver::{CudaFunction, CudaStream, sys};
 use hypatia_dsl::dtype::DType;
 use hypatia_templates::cuda::{Arg, ArgKind, ArgRole, CudaSource, Geometry};
 
 use super::address::{Bases, Location};
 use super::driver::failed;
-use super::memory::bind;
+use super::memory::{DeviceMemory, bind};
 use super::tensor_map;
 use crate::lowering::Work;
-use crate::lowering::tiled::MapShape;
+use crate::lowering::map_shape::MapShape;
 use hypatia_tensor::error::{Error, Result};
 
 /// An argument.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone)]
 pub enum Argument {
     /// A pointer.
     Address(Location),
+    /// A pointer to memory of the launch's own.
+    Own(Arc<DeviceMemory>),
     /// A 64-bit integer.
     Size(i64),
     /// Several 64-bit integers, by value.
@@ -76,16 +80,21 @@ fn apart(work: &Work) -> bool {
     work.strides.iter().all(|(_, strides)| strides.last() != Some(&1))
 }
 
-/// The arguments of a source, in its order.
+/// The arguments of a source, in its order. `own` is memory that holds the work's own data, by
+/// argument.
 pub fn arguments(
     source: &CudaSource,
     work: &Work,
+    own: &[(String, Arc<DeviceMemory>)],
     pointer: &dyn Fn(&Arg) -> Option<Location>,
 ) -> Result<Vec<Argument>> {
     let unknown = |name: &str| Error::Internal(format!("kernel {} has an unknown argument `{name}`", source.name));
     let sizes = |name: &str| work.sizes.iter().chain(&work.strides).find(|(n, _)| n == name).map(|(_, v)| v);
     let argument = |a: &Arg| match (a.kind, a.role) {
-        (ArgKind::Input(_) | ArgKind::Output(_), _) => pointer(a).map(Argument::Address),
+        (ArgKind::Input(_) | ArgKind::Output(_), _) => match own.iter().find(|(n, _)| *n == a.name) {
+            Some((_, memory)) => Some(Argument::Own(memory.clone())),
+            None => pointer(a).map(Argument::Address),
+        },
         (ArgKind::Size, ArgRole::RowLength) => Some(Argument::Size(work.n as i64)),
         (ArgKind::Size, ArgRole::Rows) => Some(Argument::Size(work.rows as i64)),
         (ArgKind::Size, _) => sizes(&a.name).and_then(|v| v.first().copied()).map(Argument::Size),
@@ -126,7 +135,7 @@ impl KernelLaunch {
     pub fn places(&self) -> impl Iterator<Item = &Location> {
         self.arguments.iter().filter_map(|a| match a {
             Argument::Address(at) | Argument::Map { at, .. } => Some(at),
-            Argument::Size(_) | Argument::Sizes(_) => None,
+            Argument::Own(_) | Argument::Size(_) | Argument::Sizes(_) => None,
         })
     }
 
@@ -144,6 +153,7 @@ impl KernelLaunch {
             starts.push(values.len());
             match a {
                 Argument::Address(at) => values.push(bases.address(at)),
+                Argument::Own(memory) => values.push(memory.address()),
                 Argument::Size(v) => values.push(*v as u64),
                 Argument::Sizes(v) => values.extend(v.iter().map(|v| *v as u64)),
                 Argument::Map { at, dtype, shape, inner } => {

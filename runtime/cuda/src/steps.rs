@@ -18,6 +18,7 @@ use super::driver::failed;
 use super::kernel::{KernelLaunch, arguments, by_columns, entry};
 use super::launch::{Launch, Product};
 use super::lt::{self, ADDRESSES_FROM, Epilogue, Matmul};
+use super::memory::DeviceMemory;
 use super::tiled::{self, Tilings};
 use super::tune::{self, Tuner, footprint};
 use super::{fallback, gemm, weight_layout};
@@ -198,7 +199,7 @@ fn finish(
         PendingLaunch::Product(_) => Ok(vec![finished.products.next().flatten().ok_or_else(lost)?]),
         PendingLaunch::Kernel { source, work, step } => {
             let module = finished.modules.next().ok_or_else(lost)?;
-            Ok(vec![kernel_launch(plan, step, &module, (&source, &work))?])
+            Ok(vec![kernel_launch(gpu, plan, step, &module, (&source, &work))?])
         }
         PendingLaunch::Tiled(step, tilings, fallback) => {
             finish_tiled(gpu, plan, (step, tilings, fallback), finished, tuner)
@@ -238,7 +239,7 @@ fn finish_tiled(
     let mut variants: Vec<Vec<Launch>> = Vec::new();
     for (_, source, work) in tilings.iter().flat_map(|t| &t.variants) {
         let module = finished.modules.next().ok_or_else(lost)?;
-        variants.push(vec![kernel_launch(plan, step, &module, (source, work))?]);
+        variants.push(vec![kernel_launch(gpu, plan, step, &module, (source, work))?]);
     }
     let mut launches = Vec::new();
     for launch in pending {
@@ -264,6 +265,7 @@ fn tilings(gpu: &Gpu, plan: &Plan, launch: &mut PendingLaunch<'_>, tuner: &Tuner
 }
 
 fn kernel_launch(
+    gpu: &Arc<Gpu>,
     plan: &Plan,
     step: &Step,
     module: &Arc<CudaModule>,
@@ -273,8 +275,25 @@ fn kernel_launch(
     let Entry { name, geometry } = &source.entries[at];
     let function = module.load_function(name).map_err(|e| failed(&format!("cuModuleGetFunction of {name}"), e))?;
     let pointer = |arg: &Arg| operand(step, work, arg).map(|v| Location::of(plan, v));
-    let arguments = arguments(source, work, &pointer)?;
+    let arguments = arguments(source, work, &uploaded(gpu, work)?, &pointer)?;
     Ok(Launch::Kernel(KernelLaunch::new(function, *geometry, [grid, block], arguments)?))
+}
+
+/// Memory of the device with the integers that a launch reads.
+fn uploaded(gpu: &Arc<Gpu>, work: &Work) -> Result<Vec<(String, Arc<DeviceMemory>)>> {
+    if work.data.is_empty() {
+        return Ok(Vec::new());
+    }
+    let stream = gpu.context().new_stream().map_err(|e| failed("cuStreamCreate", e))?;
+    let mut out = Vec::new();
+    for (name, values) in &work.data {
+        let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_ne_bytes()).collect();
+        let memory = DeviceMemory::new(&stream, bytes.len())?;
+        memory.upload(&bytes)?;
+        out.push((name.clone(), Arc::new(memory)));
+    }
+    stream.synchronize().map_err(|e| failed("cuStreamSynchronize", e))?;
+    Ok(out)
 }
 
 fn in_step(e: Error, step: &Step) -> Error {
@@ -424,14 +443,15 @@ const AUX_ALIGNMENT: usize = 16;
 fn called(plan: &Plan, step: &Step, e: &CallStep) -> Result<(gemm::Calls, f64)> {
     // Without an epilogue name, it is a product of many strided matrices.
     let named = epilogue(plan, step)?;
-    let (epilogue, scale) = match (named, e.product.scale(&plan.program)) {
+    let product = e.product().ok_or_else(|| Error::Internal("a call that is no product".into()))?;
+    let (epilogue, scale) = match (named, product.scale(&plan.program)) {
         (Some(epilogue), _) => (epilogue, 1.0),
         (None, Some(scale)) => (Epilogue::Default, scale),
         (None, None) => return Err(Error::Internal("a call without a name".into())),
     };
     let [d, ..] = &step.writes[..e.writes] else { return Err(Error::Internal("a call without a result".into())) };
     let terms = gemm::Terms { epilogue, tf32: plan.tf32, addresses: named.is_none() };
-    Ok((gemm::calls(&e.product, &step.reads[..e.reads], d, terms)?, scale))
+    Ok((gemm::calls(product, &step.reads[..e.reads], d, terms)?, scale))
 }
 
 /// The call of a step with a fallback; `None` if the library does not support these operands.
@@ -448,7 +468,8 @@ fn call(gpu: &Arc<Gpu>, plan: &Plan, step: &Step, e: &CallStep, tuner: &mut Tune
     let single = calls.offsets.len() == 1 && (!named || calls.product.batch == 1);
     let aligned = |v: &View| (v.offset * v.dtype.size()).is_multiple_of(AUX_ALIGNMENT);
     let auxiliary = || reads[2..].iter().chain(stored);
-    if e.product.k == 0 || !single || writes.iter().any(View::is_empty) || !auxiliary().all(aligned) {
+    if e.product().is_none_or(|g| g.k == 0) || !single || writes.iter().any(View::is_empty) || !auxiliary().all(aligned)
+    {
         return Ok(None);
     }
     let mut matmul = Matmul::new(calls.product)?.scaled(scale);

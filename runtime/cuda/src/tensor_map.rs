@@ -12,7 +12,7 @@ use cudarc::driver::sys;
 use hypatia_dsl::dtype::DType;
 
 use super::driver::failed;
-use crate::lowering::tiled::MapShape;
+use crate::lowering::map_shape::MapShape;
 use hypatia_tensor::error::{Error, Result};
 
 /// The words of a descriptor.
@@ -27,19 +27,21 @@ pub(super) fn encode(address: u64, dtype: DType, shape: &MapShape, inner: [u32; 
         DType::F32 => T::CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
         other => return Err(Error::Internal(format!("a tensor map of {other}"))),
     };
-    let boxes = [inner[0], inner[1], 1];
-    let steps = [1u32; 3];
+    let (sizes, strides) = (shape.sizes(), shape.strides());
+    let mut boxes = [1u32; 5];
+    boxes[..2].copy_from_slice(&inner);
+    let steps = [1u32; 5];
     let mut map: MaybeUninit<sys::CUtensorMap> = MaybeUninit::zeroed();
-    // SAFETY: all arrays have three entries (strides: two) and live during the call, which writes
-    // the descriptor and reads no device memory.
+    // SAFETY: all arrays have an entry for each axis, at most five (strides: one less), and live
+    // during the call, which writes the descriptor and reads no device memory.
     let status = unsafe {
         sys::cuTensorMapEncodeTiled(
             map.as_mut_ptr(),
             kind,
-            3,
+            sizes.len() as u32,
             address as *mut std::ffi::c_void,
-            shape.sizes.as_ptr(),
-            shape.strides.as_ptr(),
+            sizes.as_ptr(),
+            strides.as_ptr(),
             boxes.as_ptr(),
             steps.as_ptr(),
             sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,

@@ -1,4 +1,4 @@
-//! Measured choice among the tilings of a generated product, and its fallback steps.
+//! Measured choice among the tilings of a generated product or attention, and its fallback steps.
 //!
 //! In: a step whose kernel is tiled. Out: the launch of the fastest tiling, or the launches of the
 //! fallback if these are faster. The tuner keeps the result like the choice of an algorithm.
@@ -8,16 +8,19 @@
 use hypatia_cache::KeyMaker;
 use hypatia_dsl::ir::{Backend, Kernel};
 use hypatia_dsl::kernel::Tiling;
+use hypatia_dsl::kernel::attention::AttentionTiling;
 use hypatia_templates::cuda::CudaSource;
 
 use super::device::Gpu;
 use super::fallback::FALLBACK;
 use super::tune::{Tuner, WARM, footprint, machine};
 use crate::lowering::Work;
+use crate::lowering::attention::TiledAttention;
 use crate::lowering::tiled::TiledProduct;
 use crate::tuner::{Effort, Measured, Source};
 use crate::tuning::Choice;
-use hypatia_plan::{CallStep, Plan, Step};
+use hypatia_plan::{CallStep, Called, Plan, Step};
+use hypatia_templates::instances::Body;
 use hypatia_tensor::error::{Error, Result};
 
 /// Tilings that are compiled and timed, by effort. Each takes half a second to compile.
@@ -25,12 +28,68 @@ const FIRST: usize = 3;
 const MORE: usize = 8;
 const MOST: usize = 24;
 
+/// What a step computes in tiles.
+enum Tiled {
+    Product(TiledProduct),
+    Attention(TiledAttention),
+}
+
+/// A tiling in its stored form.
+type Words = [u64; 8];
+
+impl Tiled {
+    /// `None` if the copy engine cannot move the operands in place.
+    fn of(plan: &Plan, step: &Step, call: &CallStep) -> Option<Tiled> {
+        let [out] = &step.writes[..call.writes] else { return None };
+        let reads = &step.reads[..call.reads];
+        match &call.called {
+            Called::Product(g) if g.k == 0 => None,
+            Called::Product(g) => TiledProduct::of(g, reads, out).map(Tiled::Product),
+            Called::Attention(a) => TiledAttention::of(plan, a, reads, out).map(Tiled::Attention),
+        }
+    }
+
+    /// The tilings that a kernel declares and that fit, the one with the best prediction first.
+    fn plausible(&self, kernel: &Kernel, multiprocessors: usize) -> Vec<Words> {
+        match self {
+            Tiled::Product(p) => {
+                p.plausible(&Tiling::all(&kernel.tune), multiprocessors).iter().map(Tiling::words).collect()
+            }
+            Tiled::Attention(a) => {
+                let all = a.plausible(&AttentionTiling::all(&kernel.tune), multiprocessors);
+                all.iter().map(AttentionTiling::words).collect()
+            }
+        }
+    }
+
+    fn tiled(&self, words: &Words) -> Option<(Body, Work)> {
+        match self {
+            Tiled::Product(p) => p.tiled(Tiling::of_words(words)?),
+            Tiled::Attention(a) => a.tiled(AttentionTiling::of_words(words)?),
+        }
+    }
+
+    /// What is computed, for people.
+    fn name(&self) -> String {
+        match self {
+            Tiled::Product(p) => {
+                let [batches, m, n, k] = p.sizes();
+                format!("{m}x{n}x{k} batch {batches}")
+            }
+            Tiled::Attention(a) => {
+                let [heads, queries, keys, head] = a.sizes();
+                format!("attention {queries}x{keys}x{head} heads {heads}")
+            }
+        }
+    }
+}
+
 /// The tilings of a step that are compiled, the best predicted one first.
 pub(super) struct Tilings {
     /// The problem's name in tuning files.
     pub problem: String,
     /// Each with its source and arguments.
-    pub variants: Vec<(Tiling, CudaSource, Work)>,
+    pub variants: Vec<(Words, CudaSource, Work)>,
 }
 
 /// The kernel of a step, if it is tiled.
@@ -48,25 +107,20 @@ impl Tilings {
         (step, call, kernel): (&Step, &CallStep, &Kernel),
         tuner: &Tuner,
     ) -> Result<Option<Tilings>> {
-        let [out] = &step.writes[..call.writes] else { return Ok(None) };
-        if call.product.k == 0 {
-            return Ok(None);
-        }
-        let Some(product) = TiledProduct::of(&call.product, &step.reads[..call.reads], out) else {
-            return Ok(None);
-        };
-        let all = product.plausible(&Tiling::all(&kernel.tune), gpu.multiprocessors());
-        let source = |tiling: &Tiling| -> Result<Option<(Tiling, CudaSource, Work)>> {
-            let Some((body, work)) = product.tiled(*tiling) else { return Ok(None) };
+        let Some(work) = Tiled::of(plan, step, call) else { return Ok(None) };
+        let all = work.plausible(kernel, gpu.multiprocessors());
+        let source = |words: &Words| -> Result<Option<(Words, CudaSource, Work)>> {
+            let Some((body, work)) = work.tiled(words) else { return Ok(None) };
             let source = body.emit(&plan.program).map_err(|e| Error::Device(format!("no CUDA kernel: {e}")))?;
-            Ok(Some((*tiling, source, work)))
+            Ok(Some((*words, source, work)))
         };
         let Some(first) = all.first().map(source).transpose()?.flatten() else { return Ok(None) };
-        let problem = problem(plan, step, call, &product, &first.1.text);
+        let problem = problem(plan, step, call, &work.name(), &first.1.text);
         let known = tuner.known(&machine(gpu), &problem).filter(|c| accepted(&all, c));
-        let wanted: Vec<Tiling> = match (known.map(|c| (Tiling::of_words(&c.algorithm), c.us)), tuner.effort()) {
-            (Some((tiling, _)), Effort::Unknown) => tiling.into_iter().collect(),
-            (Some((tiling, Some(_))), Effort::Guessed) => tiling.into_iter().collect(),
+        let chosen = |c: &Choice| if c.algorithm == FALLBACK { Vec::new() } else { vec![c.algorithm] };
+        let wanted: Vec<Words> = match (known, tuner.effort()) {
+            (Some(c), Effort::Unknown) => chosen(&c),
+            (Some(c), Effort::Guessed) if c.us.is_some() => chosen(&c),
             (_, Effort::Unknown) => all.iter().copied().take(FIRST).collect(),
             (_, Effort::Guessed) => all.iter().copied().take(MORE).collect(),
             (_, Effort::Everything) => all.iter().copied().take(MOST).collect(),
@@ -84,12 +138,12 @@ impl Tilings {
         race: impl FnOnce() -> Result<Option<Vec<f64>>>,
     ) -> Result<Option<usize>> {
         let guess = Measured { algorithm: FALLBACK, workspace: 0, us: None, first_us: None, candidates: 1 };
-        let tilings: Vec<Tiling> = self.variants.iter().map(|(t, ..)| *t).collect();
+        let tilings: Vec<Words> = self.variants.iter().map(|(t, ..)| *t).collect();
         let measure = || {
             let Some(times) = race()? else { return Ok(None) };
             let fastest = (0..times.len()).min_by(|i, j| times[*i].total_cmp(&times[*j])).unwrap_or(0);
             Ok(Some(Measured {
-                algorithm: tilings.get(fastest).map_or(FALLBACK, Tiling::words),
+                algorithm: tilings.get(fastest).copied().unwrap_or(FALLBACK),
                 workspace: 0,
                 us: Some(times[fastest]),
                 first_us: times.last().copied(),
@@ -98,22 +152,21 @@ impl Tilings {
         };
         let accepts = |c: &Choice, _: Source| accepted(&tilings, c);
         let choice = tuner.choose(&machine(gpu), &self.problem, guess, accepts, measure)?;
-        Ok(choice.and_then(|c| tilings.iter().position(|t| t.words() == c.algorithm)))
+        Ok(choice.and_then(|c| tilings.iter().position(|t| *t == c.algorithm)))
     }
 }
 
-fn accepted(tilings: &[Tiling], choice: &Choice) -> bool {
-    choice.algorithm == FALLBACK || Tiling::of_words(&choice.algorithm).is_some_and(|t| tilings.contains(&t))
+fn accepted(tilings: &[Words], choice: &Choice) -> bool {
+    choice.algorithm == FALLBACK || tilings.contains(&choice.algorithm)
 }
 
 /// The name of a problem in tuning files: sizes, layouts, and a hash of what is computed.
-fn problem(plan: &Plan, step: &Step, call: &CallStep, product: &TiledProduct, source: &str) -> String {
-    let [batches, m, n, k] = product.sizes();
+fn problem(plan: &Plan, step: &Step, call: &CallStep, what: &str, source: &str) -> String {
     let strides: Vec<String> =
         step.reads[..call.reads].iter().map(|v| format!("{}:{:?}", v.offset, v.strides)).collect();
     let term = KeyMaker::default().part(source).part(strides.join(";")).key();
     let term: String = term[..8].iter().map(|b| format!("{b:02x}")).collect();
     let cold = if footprint(plan) > WARM { "cold" } else { "warm" };
     let dtype = step.reads[0].dtype;
-    format!("tiled or {} launches, {m}x{n}x{k} batch {batches} {dtype} {term}, {cold}", call.fallback.len())
+    format!("tiled or {} launches, {what} {dtype} {term}, {cold}", call.fallback.len())
 }

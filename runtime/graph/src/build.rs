@@ -92,7 +92,8 @@ impl Graph {
                     operands[split..].iter().map(|v| v.map(|v| self.ty(v).clone())).collect::<Option<_>>().ok_or_else(
                         || Error::Type(format!("`{}`: an operand of the term is absent", def.name).into()),
                     )?;
-                check_term(program, term, &results[0].shape, &reads)
+                let shape = def.terms_read_results().then(|| results[0].shape.as_slice());
+                check_term(program, term, shape, &reads)
                     .map_err(|m| Error::Type(format!("`{}`: {m}", def.name).into()))?;
             }
             (true, None) => return Err(Error::Type(format!("`{}` needs an epilogue term", def.name).into())),

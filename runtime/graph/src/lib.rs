@@ -4,6 +4,7 @@
 //! the optimiser, of the reference evaluator and of the planner. Invariant (checked by `validate`):
 //! operands come before their users; every result type is the one that `typing::apply_op` gives.
 
+mod attention;
 mod build;
 mod builder;
 mod constants;
@@ -26,6 +27,7 @@ mod unfold;
 mod validate;
 mod widen;
 
+pub use attention::Attention;
 pub use builder::{GraphBuilder, Size, Var};
 pub use constants::{ConstantFolder, Constants, constant_nodes, constant_value};
 pub use env::{BoundTerm, Env};

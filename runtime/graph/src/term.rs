@@ -11,8 +11,9 @@ use hypatia_dsl::scalar::{Term, TermId, TermNode};
 use hypatia_dsl::shape::{Dim, broadcast, show_shape};
 use hypatia_dsl::typing::TensorType;
 
-/// Checks a term that computes elements of a tensor of that shape from `acc` and these operands.
-pub fn check_term(program: &Program, term: &Term, shape: &[Dim], reads: &[TensorType]) -> Result<(), String> {
+/// Checks a term that computes elements of a tensor of that shape, if it is known, from `acc` and
+/// these operands.
+pub fn check_term(program: &Program, term: &Term, shape: Option<&[Dim]>, reads: &[TensorType]) -> Result<(), String> {
     let mut kinds: Vec<Kind> = Vec::with_capacity(term.nodes.len());
     for (i, node) in term.nodes.iter().enumerate() {
         let kind_of = |id: &TermId, kinds: &[Kind]| {
@@ -25,7 +26,7 @@ pub fn check_term(program: &Program, term: &Term, shape: &[Dim], reads: &[Tensor
                 let ty = reads
                     .get(*input as usize)
                     .ok_or_else(|| format!("the term reads operand {input} of {}", reads.len()))?;
-                check_view(*view, ty, shape)?;
+                shape.map_or(Ok(()), |shape| check_view(*view, ty, shape))?;
                 ty.dtype.kind()
             }
             TermNode::Call { scalar, args } => {

@@ -270,7 +270,7 @@ fn check_term_kind(egraph: &EGraph, op: &OpDef, node: &Node, types: &[TensorType
         {
             return Err(format!("the term of `{}` does not give what {} holds", op.name, t.dtype));
         }
-        if let (ParamKind::Term, Some(t)) = (&p.kind, types.first()) {
+        if let (ParamKind::Term, Some(t), true) = (&p.kind, types.first(), op.terms_read_results()) {
             let reads = egraph.analysis.shape(egraph[*child].data.reads);
             if reads.and_then(|r| broadcast(r, &t.shape)).is_none_or(|s| s != t.shape) {
                 return Err(format!("the term of `{}` reads a tensor that does not broadcast to {t}", op.name));

@@ -27,6 +27,7 @@ use super::kernels::KernelPattern;
 use super::language::{Node, Payload};
 use super::matcher::{MatchFacts, Slot, match_term};
 use super::{Options, kernels};
+use hypatia_graph::CandidateFacts;
 use hypatia_target::device::Device;
 
 /// The value assumed for a symbolic size when work is costed before the size is known.
@@ -101,10 +102,16 @@ impl CostModel {
         let epilogues = all.filter(|(_, k)| kernels::epilogue_pattern(program, k).is_some());
         let epilogues = epilogues.map(|(i, k)| (KernelPattern::of(program, k), KernelId(i as u32))).collect();
         let implemented = |op: OpId| {
-            let parts = |k: &Kernel| matches!(k.backend, Backend::Composed | Backend::Cublaslt(_));
+            // A tiled kernel of an op with a body is attention, which has parts.
+            let parts = |k: &Kernel| matches!(k.backend, Backend::Composed | Backend::Cublaslt(_) | Backend::Tiled);
             // A kernel that cannot be generated would run as the parts of its body.
             let generated = |k: &Kernel| k.not_generated.is_none();
-            let mut kernels = program.kernels.iter().filter(|k| (options.composed || !parts(k)) && generated(k));
+            // Guards that only ask about the device.
+            let asked = CandidateFacts { operands: &[], known: &|_| None, device };
+            let refuted = |g: &AExpr| typing::eval_guard(g, &Bindings::default(), &asked) == Some(false);
+            let possible = |k: &Kernel| k.backend != Backend::Tiled || !k.requires.iter().any(refuted);
+            let kernels = program.kernels.iter().filter(|k| (options.composed || !parts(k)) && generated(k));
+            let mut kernels = kernels.filter(|k| possible(k));
             kernels.any(|k| super::apply::implements(&k.pattern, op))
         };
         CostModel {
@@ -113,7 +120,10 @@ impl CostModel {
             known: RefCell::default(),
             epilogues,
             composed: (0..program.ops.len())
-                .map(|i| !kernels::of_op(program, OpId(i as u32), |b| *b == Backend::Composed).is_empty())
+                .map(|i| {
+                    !kernels::of_op(program, OpId(i as u32), |b| matches!(b, Backend::Composed | Backend::Tiled))
+                        .is_empty()
+                })
                 .collect(),
             calls: (0..program.ops.len()).map(|i| kernels::calls(program, OpId(i as u32))).collect(),
             takes_term: program.ops.iter().map(|op| op.params.iter().any(|p| p.kind == ParamKind::Term)).collect(),

@@ -18,7 +18,9 @@ use hypatia_dsl::ir::{
     AExpr, AttrValue, Backend, Class, Head, InView, Kernel, KernelId, NodePat, OpBody, OpId, Param, ParamKind, Pat,
     Program, Rule, VarId,
 };
+use hypatia_dsl::kernel::attention::MAX_HEAD;
 use hypatia_dsl::scalar::{Term, TermId, TermNode, prune};
+use hypatia_dsl::shape::Dim;
 use hypatia_dsl::typing::{Bindings, Facts, TensorType, eval_guard};
 
 use super::apply::implements;
@@ -28,8 +30,8 @@ use super::matcher::{Match, Searchable, match_at};
 use super::report::Open;
 use super::{Options, optimize};
 use hypatia_graph::{
-    Candidate, ConstantFolder, Graph, Kernels, Known, Matched, Node, NodeId, NodeKind, Product, Replacement, Split,
-    Value, Way, constant_nodes,
+    Attention, Candidate, ConstantFolder, Graph, Kernels, Known, Matched, Node, NodeId, NodeKind, Product, Replacement,
+    Split, Value, Way, constant_nodes,
 };
 use hypatia_target::device::Device;
 use hypatia_tensor::error::Result;
@@ -207,23 +209,31 @@ impl Chooser<'_> {
         let application = Application::of_node(self, op, attrs);
         let dtype = self.node.results.first().map(|t| t.dtype);
         let declared = |kernel: KernelId| application.matched(kernel, dtype);
-        let mut list = Vec::new();
-        let mut add = |way: Way, kind: &dyn Fn(&Backend) -> bool| {
-            for kernel in of_op(program, op, kind) {
-                list.extend(declared(kernel).map(|m| self.candidate(way.clone(), m)));
-            }
+        let listed = |way: Way, kind: &dyn Fn(&Backend) -> bool| -> Vec<Candidate> {
+            let kernels = of_op(program, op, kind).into_iter();
+            kernels.filter_map(|k| declared(k).map(|m| self.candidate(way.clone(), m))).collect()
         };
+        let mut list = Vec::new();
         if !calls(program, op).is_empty() {
             if !self.device.is_host() {
-                add(Way::Call, &|b| matches!(b, Backend::Cublaslt(_)));
+                list = listed(Way::Call, &|b| matches!(b, Backend::Cublaslt(_)));
             }
             list.push(Candidate { way: Way::Parts(parts(self.node)?), matched: None });
             return Ok(list);
         }
-        if of_op(program, op, |b| *b == Backend::Composed).into_iter().any(|k| declared(k).is_some()) {
-            add(Way::Parts(parts(self.node)?), &|b| *b == Backend::Composed);
+        let tiled = listed(Way::Call, &|b| *b == Backend::Tiled);
+        let is_composed = of_op(program, op, |b| *b == Backend::Composed).into_iter().any(|k| declared(k).is_some());
+        if is_composed || !tiled.is_empty() {
+            let parts = parts(self.node)?;
+            if Attention::of(&parts).is_some_and(|a| fits(&parts, &a)) {
+                list.extend(tiled);
+            }
+            match is_composed {
+                true => list.extend(listed(Way::Parts(parts), &|b| *b == Backend::Composed)),
+                false => list.push(Candidate { way: Way::Parts(parts), matched: None }),
+            }
         }
-        add(Way::Rowwise, &|b| *b == Backend::Rowwise);
+        list.extend(listed(Way::Rowwise, &|b| *b == Backend::Rowwise));
         list.push(Candidate { way: Way::Body, matched: None });
         Ok(list)
     }
@@ -239,6 +249,18 @@ impl Chooser<'_> {
         let to = self.node.results[0].dtype;
         Products { of: self, matrices, product: Product { term: &term, from, to } }.list()
     }
+}
+
+/// Whether no size that is known keeps a tiled kernel from computing an attention.
+fn fits(graph: &Graph, attention: &Attention) -> bool {
+    /// The copy engine moves rows of 16 bytes: eight elements of 16 bits.
+    const ROW: i64 = 8;
+    let [q, k, v] = attention.factors.map(|f| graph.ty(f));
+    let size = |t: &TensorType, from_last: usize| t.shape.iter().rev().nth(from_last).and_then(Dim::as_const);
+    let heads = [size(q, 0), size(v, 0)];
+    let alike = [k, v].iter().all(|t| t.dtype == q.dtype);
+    let good = |s: &Option<i64>| s.is_none_or(|s| s > 0 && s % ROW == 0 && s <= MAX_HEAD as i64);
+    alike && heads.iter().all(good) && [size(q, 1), size(k, 0)].iter().all(|s| *s != Some(0))
 }
 
 /// Finds the kernels of a product's epilogue.

@@ -10,7 +10,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use super::view::matrix_layout;
-use super::{ALIGNMENT, Action, Buffer, BufferId, GemmStep, Plan, Step, Storage, View};
+use super::{ALIGNMENT, Action, Buffer, BufferId, Called, Plan, Step, Storage, View};
 
 /// Merges each product with the copy of its whole result into one step that can omit the copy.
 pub(super) fn spare(plan: &mut Plan) {
@@ -43,21 +43,31 @@ pub(super) fn spare(plan: &mut Plan) {
 /// A product and the copy of its result as one step; `None` if the library cannot store the result
 /// there.
 fn stored_there(plan: &Plan, maker: &Step, copy: &Step, to: &View) -> Option<Step> {
-    let (product, fallback): (&GemmStep, Vec<Step>) = match &maker.action {
-        Action::Gemm(g) => (g, vec![maker.clone()]),
-        Action::Call(e) if maker.kernel.is_none() => (&e.product, e.fallback.clone()),
+    let (called, reads, fallback): (Called, usize, Vec<Step>) = match &maker.action {
+        Action::Gemm(g) => (Called::Product(g.clone()), 2, vec![maker.clone()]),
+        Action::Call(e) => (e.called.clone(), e.reads, e.fallback.clone()),
         _ => return None,
     };
-    product.scale(&plan.program).filter(|_| product.acc.is_float() && product.k > 0)?;
-    let ([_, _], [out]) = (maker.reads.get(..2)?, maker.writes.get(..1)?) else { return None };
+    let out = maker.writes.first()?;
     if to.is_empty() || out.len() != to.len() {
         return None;
     }
     let there = placed(out, &copy.reads[0], to)?;
     let (_, [row, column]) = there.strides.split_last_chunk::<2>()?;
-    matrix_layout(product.m, product.n, *row, *column).filter(|(transposed, _)| !transposed)?;
+    match &called {
+        Called::Product(g) => {
+            let plain = g.scale(&plan.program).filter(|_| g.acc.is_float() && g.k > 0);
+            plain.filter(|_| reads == 2 && (matches!(maker.action, Action::Gemm(_)) || maker.kernel.is_none()))?;
+            matrix_layout(g.m, g.n, *row, *column).filter(|(transposed, _)| !transposed)?;
+        }
+        // The kernel stores whole rows of values.
+        Called::Attention(_) if *column != 1 => return None,
+        Called::Attention(_) => {}
+    }
+    let kernel = maker.kernel.filter(|_| matches!(called, Called::Attention(_)));
     let fallback = [fallback, vec![copy.clone()]].concat();
-    Some(Step::call(&maker.name, product.clone(), maker.reads[..2].to_vec(), vec![there], fallback))
+    let step = Step::call(&maker.name, called, maker.reads[..reads].to_vec(), vec![there], fallback);
+    Some(Step { kernel, ..step })
 }
 
 /// The elements of `out`, a whole buffer, in the layout that copying its view `from` into the whole

@@ -37,6 +37,6 @@ pub use lower::ScanSplit;
 pub use options::Options;
 pub use plan::{Plan, PlanInput, Shortened};
 pub use print::{Note, Noted, note};
-pub use step::{Action, CallStep, ConvStep, GemmStep, PointwiseStep, RowwiseStep, Step};
+pub use step::{Action, AttentionStep, CallStep, Called, ConvStep, GemmStep, PointwiseStep, RowwiseStep, Step};
 pub use view::{View, collapse, matrix_layout, row_major};
 pub use work::StepWork;

@@ -5,7 +5,7 @@ use std::fmt;
 use hypatia_dsl::scalar::{Term, TermNode};
 use serde_json::{Value, json};
 
-use super::{Action, Plan, Step, Storage, View};
+use super::{Action, Called, Plan, Step, Storage, View};
 use hypatia_graph::show_term;
 
 impl Plan {
@@ -38,11 +38,15 @@ impl Plan {
                 let fallback: Vec<String> = e.fallback.iter().map(|s| self.action(s)).collect();
                 format!("gemm without copies (fallback: {})", fallback.join("; "))
             }
-            Action::Call(e) if !e.product.is_plain() => {
-                let term = self.term(&e.product.term, reads.get(2..e.reads).unwrap_or_default());
-                format!("gemm, {term} (fallback: {} steps)", e.fallback.len())
+            Action::Call(e) => {
+                let read = |first: usize| reads.get(first..e.reads).unwrap_or_default();
+                let what = match &e.called {
+                    Called::Attention(a) => format!("attention, score {}", self.term(&a.term, read(3))),
+                    Called::Product(g) if g.is_plain() => format!("gemm with {} results", e.writes),
+                    Called::Product(g) => format!("gemm, {}", self.term(&g.term, read(2))),
+                };
+                format!("{what} (fallback: {} steps)", e.fallback.len())
             }
-            Action::Call(e) => format!("gemm with {} results (fallback: {} steps)", e.writes, e.fallback.len()),
             Action::Conv(c) => {
                 let what = if c.channels_last { "conv, channels last" } else { "conv" };
                 let term = self.term(&c.term, reads.get(2..).unwrap_or_default());

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::kernel::short::Shortener;
 
-use super::{Action, Plan, Shortened, Step};
+use super::{Action, Called, Plan, Shortened, Step};
 
 /// Applies the rules to generated kernels.
 pub(super) fn shorten(plan: &mut Plan) {
@@ -25,12 +25,14 @@ fn shorten_step(shortener: &Shortener<'_>, step: &mut Step, tf32: bool, fired: &
         Action::Rowwise(r) => shortener.rowwise(&mut r.kernel),
         Action::Call(e) => {
             e.fallback.iter_mut().for_each(|s| shorten_step(shortener, s, tf32, fired));
-            if e.product.is_plain() {
-                return;
+            // The fallback records the rules. Scores keep their precision: a softmax magnifies
+            // their errors.
+            if let Called::Product(g) = &mut e.called
+                && !g.is_plain()
+            {
+                let inputs: Vec<DType> = step.reads[2..e.reads].iter().map(|v| v.dtype).collect();
+                shortener.product(&mut g.term, &inputs, step.writes[0].dtype);
             }
-            let inputs: Vec<DType> = step.reads[2..e.reads].iter().map(|v| v.dtype).collect();
-            // The fallback records the rules.
-            shortener.product(&mut e.product.term, &inputs, step.writes[0].dtype);
             return;
         }
         _ => return,

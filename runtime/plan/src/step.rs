@@ -101,23 +101,64 @@ pub struct RowwiseStep {
     pub layout: RowLayout,
 }
 
-/// A library call and its fallback steps. `reads` begin with the operands of the product and the
-/// operands of the call's epilogue; `writes` begin with the results of the call. After them come
-/// the additional reads and writes of the fallback steps. A step without a kernel is a batched
-/// product of matrices in their present layout, which the fallback steps transpose first; its
-/// result is a whole buffer whose axes may be permuted.
+/// Attention over a batch of heads: softmax(score(q k^T)) v. `reads[0]` is `batch + [queries,
+/// head]`, `reads[1]` `batch + [keys, head]`, `reads[2]` `batch + [keys, value]`. The operands of
+/// the term follow, broadcast to `batch + [queries, keys]`. The result is `batch + [queries,
+/// value]`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AttentionStep {
+    /// The leading axes.
+    pub batch: Vec<usize>,
+    /// Number of queries.
+    pub queries: usize,
+    /// Number of keys.
+    pub keys: usize,
+    /// Elements of a query and of a key.
+    pub head: usize,
+    /// Elements of a value.
+    pub value: usize,
+    /// The score of a query and a key, from their product.
+    pub term: Term,
+    /// True if a row that the softmax makes NaN is 0.
+    pub safe: bool,
+}
+
+/// What a call computes in one launch.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Called {
+    /// A product. Its accumulator is stored unchanged or, without a kernel, scaled. Of a tiled
+    /// kernel it has the epilogue.
+    Product(GemmStep),
+    /// Attention, by a tiled kernel.
+    Attention(AttentionStep),
+}
+
+/// One launch that the device may lack or that may be slower, and its fallback steps. `reads` begin
+/// with the operands of the launch, and `writes` with its results. After them come the additional
+/// reads and writes of the fallback steps. A product without a kernel is a batched one of matrices
+/// in their present layout, which the fallback steps transpose first; its result is a whole buffer
+/// whose axes may be permuted.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CallStep {
-    /// The product of the call. Its accumulator is stored unchanged or, without a kernel, scaled.
-    /// Of a tiled kernel it has the epilogue.
-    pub product: GemmStep,
-    /// Number of reads that the call uses.
+    /// What the launch computes.
+    pub called: Called,
+    /// Number of reads that the launch uses.
     pub reads: usize,
-    /// Number of writes that the call stores.
+    /// Number of writes that the launch stores.
     pub writes: usize,
     /// The fallback: the same results step by step. It defines the meaning, and runs where the
-    /// library lacks the call or is slower.
+    /// device lacks the launch or is slower with it.
     pub fallback: Vec<Step>,
+}
+
+impl CallStep {
+    /// The product, if that is what the launch computes.
+    pub fn product(&self) -> Option<&GemmStep> {
+        match &self.called {
+            Called::Product(g) => Some(g),
+            Called::Attention(_) => None,
+        }
+    }
 }
 
 /// What a step does with its reads.
@@ -125,8 +166,8 @@ pub struct CallStep {
 pub enum Action {
     /// A matrix product.
     Gemm(GemmStep),
-    /// A product that has more results than one, or more epilogue operands than a vector; one
-    /// launch if the device supports it.
+    /// A product with more than an accumulator to store, or attention; one launch if the device
+    /// supports it and is not slower with it.
     Call(CallStep),
     /// A convolution.
     Conv(ConvStep),
@@ -177,16 +218,16 @@ pub struct Step {
 }
 
 impl Step {
-    /// A library call, which stores `writes`, with its fallback steps. What the fallback reads and
-    /// writes besides is added to the step's reads and writes.
+    /// A launch that stores `writes`, with its fallback steps. What the fallback reads and writes
+    /// besides is added to the step's reads and writes.
     pub(super) fn call(
         name: &str,
-        product: GemmStep,
+        called: Called,
         mut reads: Vec<View>,
         mut writes: Vec<View>,
         fallback: Vec<Step>,
     ) -> Step {
-        let call = CallStep { product, reads: reads.len(), writes: writes.len(), fallback };
+        let call = CallStep { called, reads: reads.len(), writes: writes.len(), fallback };
         for view in call.fallback.iter().flat_map(|s| &s.writes) {
             if !writes.iter().any(|w| w.buffer == view.buffer) {
                 writes.push(view.clone());

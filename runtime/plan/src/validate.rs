@@ -10,7 +10,10 @@
 //! checked.
 
 use super::arena::last_uses;
-use super::{ALIGNMENT, Action, BufferId, ConvStep, GemmStep, Plan, PointwiseStep, RowwiseStep, Step, Storage, View};
+use super::{
+    ALIGNMENT, Action, AttentionStep, BufferId, Called, ConvStep, GemmStep, Plan, PointwiseStep, RowwiseStep, Step,
+    Storage, View,
+};
 use hypatia_tensor::error::{Error, Result};
 
 /// The error, without the step's name.
@@ -111,7 +114,10 @@ impl Plan {
 
     fn check_step(&self, step: &Step, written: &mut [bool]) -> Checked {
         step.reads.iter().try_for_each(|v| self.check_read(v, written))?;
-        let any_order = matches!(step.action, Action::Call(_)) && step.kernel.is_none();
+        let any_order = match &step.action {
+            Action::Call(e) => step.kernel.is_none() || matches!(e.called, Called::Attention(_)),
+            _ => false,
+        };
         for (i, view) in step.writes.iter().enumerate() {
             self.check_write(view, any_order)?;
             let twice = written[view.buffer.index()] || step.writes[..i].iter().any(|w| w.buffer == view.buffer);
@@ -211,7 +217,10 @@ impl Plan {
                 let (Some(own), Some(stored)) = (reads.get(..e.reads), writes.get(..e.writes)) else {
                     return Err("the call reads or stores more than the step".into());
                 };
-                own.len() >= 2 && !stored.is_empty() && factors(&e.product, own, &stored[0])
+                match &e.called {
+                    Called::Product(g) => own.len() >= 2 && !stored.is_empty() && factors(g, own, &stored[0]),
+                    Called::Attention(a) => attention(a, own, stored),
+                }
             }
             Action::Conv(c) => conv(c, reads, writes),
             Action::Pointwise(p) => pointwise(p, reads, writes),
@@ -230,6 +239,16 @@ impl Plan {
 fn factors(g: &GemmStep, reads: &[View], out: &View) -> bool {
     let shaped = |v: &View, rows: usize, columns: usize| v.shape == [&g.batch[..], &[rows, columns]].concat();
     shaped(&reads[0], g.m, g.k) && shaped(&reads[1], g.k, g.n) && shaped(out, g.m, g.n)
+}
+
+fn attention(a: &AttentionStep, reads: &[View], writes: &[View]) -> bool {
+    let ([q, k, v, beside @ ..], [out]) = (reads, writes) else { return false };
+    let shaped = |view: &View, rows: usize, columns: usize| view.shape == [&a.batch[..], &[rows, columns]].concat();
+    shaped(q, a.queries, a.head)
+        && shaped(k, a.keys, a.head)
+        && shaped(v, a.keys, a.value)
+        && shaped(out, a.queries, a.value)
+        && beside.iter().all(|view| shaped(view, a.queries, a.keys))
 }
 
 fn gemm(g: &GemmStep, reads: &[View], writes: &[View]) -> bool {

@@ -2,7 +2,7 @@
 
 use hypatia_dsl::scalar::{Term, TermNode};
 
-use super::{Action, CallStep, Plan, Step, View};
+use super::{Action, CallStep, Called, Plan, Step, View};
 
 /// Arithmetic and memory traffic of a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -29,7 +29,14 @@ impl Step {
     pub fn work(&self) -> StepWork {
         let len = self.writes.first().map_or(0, View::len) as f64;
         let flops = match &self.action {
-            Action::Gemm(g) | Action::Call(CallStep { product: g, .. }) => len * (2.0 * g.k as f64 + calls(&g.term)),
+            Action::Gemm(g) | Action::Call(CallStep { called: Called::Product(g), .. }) => {
+                len * (2.0 * g.k as f64 + calls(&g.term))
+            }
+            Action::Call(CallStep { called: Called::Attention(a), .. }) => {
+                let scores = len / (a.value.max(1) as f64) * a.keys as f64;
+                // Besides the score: the maximum, the exponential, the sum.
+                scores * (2.0 * (a.head + a.value) as f64 + calls(&a.term) + 4.0)
+            }
             Action::Conv(c) => {
                 let terms: usize = self.reads.get(1).map_or(0, |w| w.shape[1..].iter().product());
                 len * (2.0 * terms as f64 + calls(&c.term))
@@ -65,6 +72,7 @@ impl Step {
     /// The kind of work, in a word.
     pub fn kind(&self) -> &'static str {
         match &self.action {
+            Action::Call(CallStep { called: Called::Attention(_), .. }) => "attention",
             Action::Gemm(_) | Action::Call(_) => "gemm",
             Action::Conv(_) => "conv",
             Action::Pointwise(_) => "pointwise",

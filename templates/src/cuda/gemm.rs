@@ -63,6 +63,7 @@ pub(super) fn emit(program: &Program, kernel: &GemmKernel) -> Result<CudaSource,
         entry => entries[0].name.clone(),
         params => args.iter().map(parameter).collect::<Value>(),
         half => kernel.factor.name(),
+        axes => 3,
         size => kernel.output.size(),
         chunk => kernel.chunk(),
         tile_m => t.rows,
@@ -95,14 +96,14 @@ fn plain_storage(dtype: DType) -> &'static str {
 }
 
 /// The compute value of an element.
-fn loaded(dtype: DType, text: &str) -> String {
+pub(super) fn loaded(dtype: DType, text: &str) -> String {
     match dtype {
         DType::F16 | DType::BF16 => format!("widened({text})"),
         _ => widen(text, dtype),
     }
 }
 
-fn parameter(a: &Arg) -> String {
+pub(super) fn parameter(a: &Arg) -> String {
     match a.kind {
         ArgKind::Map { .. } => format!("const __grid_constant__ TensorMap {}", a.name),
         ArgKind::Input(t) => format!("const {}* __restrict__ {}", plain_storage(t), a.name),

@@ -5,7 +5,10 @@
 //! Invariant: equal work gives equal descriptions, whatever the step's name, so that it is printed
 //! and compiled once; arguments have their names from the source.
 
+pub mod attention;
+mod intervals;
 mod irregular;
+pub mod map_shape;
 pub mod tiled;
 
 use hypatia_dsl::dtype::DType;
@@ -33,12 +36,14 @@ pub struct Work {
     /// (`in0`) or writes (`out0`).
     pub views: Vec<(String, View)>,
     /// The shapes of tensors that the copy engine moves, by argument.
-    pub maps: Vec<(String, tiled::MapShape)>,
+    pub maps: Vec<(String, map_shape::MapShape)>,
+    /// Integers that the kernel reads from memory, by argument.
+    pub data: Vec<(String, Vec<i32>)>,
 }
 
 impl Work {
     fn new(rows: usize, n: usize) -> Work {
-        Work { rows, n, sizes: Vec::new(), strides: Vec::new(), views: Vec::new(), maps: Vec::new() }
+        Work { rows, n, ..Work::default() }
     }
 
     fn view(mut self, name: &str, view: &View) -> Work {

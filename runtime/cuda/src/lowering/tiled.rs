@@ -10,39 +10,8 @@ use hypatia_dsl::scalar::Term;
 use hypatia_templates::instances::Body;
 
 use super::Work;
+use super::map_shape::MapShape;
 use hypatia_plan::{GemmStep, View, collapse, matrix_layout};
-
-/// Addresses and strides of what the copy engine moves are multiples of this many bytes.
-const ALIGNMENT: usize = 16;
-/// The largest size of an axis: coordinates are 32-bit integers.
-const LARGEST: usize = 1 << 30;
-
-/// The shape of a tensor of three axes for the copy engine, the dense one first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MapShape {
-    /// Elements along each axis.
-    pub sizes: [u64; 3],
-    /// Bytes between neighbours along the second and the third axis.
-    pub strides: [u64; 2],
-}
-
-impl MapShape {
-    /// `None` if the copy engine cannot move such a tensor.
-    fn of(view: &View, sizes: [usize; 3], strides: [usize; 2]) -> Option<MapShape> {
-        let bytes = |elements: usize| elements * view.dtype.size();
-        let [inner, outer, batch] = sizes;
-        // The stride of an axis of size 1 does not matter, but it must be valid.
-        let padded = bytes(inner).next_multiple_of(ALIGNMENT);
-        let row = if outer == 1 { padded } else { bytes(strides[0]) };
-        let plane = if batch == 1 { row * outer } else { bytes(strides[1]) };
-        let fits = [bytes(view.offset), row, plane].iter().all(|b| b.is_multiple_of(ALIGNMENT))
-            && row >= bytes(inner)
-            && plane > 0
-            && plane < 1 << 39
-            && sizes.iter().all(|s| (1..LARGEST).contains(s));
-        fits.then_some(MapShape { sizes: sizes.map(|s| s as u64), strides: [row as u64, plane as u64] })
-    }
-}
 
 /// A product that tiles can compute in place.
 #[derive(Clone, Debug)]
@@ -99,7 +68,7 @@ impl TiledProduct {
             return None;
         }
         let map = |view: &View, inner: usize, outer: usize, ld: usize, i: usize| {
-            MapShape::of(view, [inner, outer, batches], [ld, batch(i)?])
+            MapShape::of(view, &[inner, outer, batches], &[ld, batch(i)?])
         };
         let (a_inner, a_outer) = if a_by_m { (m, k) } else { (k, m) };
         let (b_inner, b_outer) = if b_by_k { (k, n) } else { (n, k) };
@@ -245,7 +214,7 @@ mod tests {
         assert_eq!((t.sizes(), t.kernel.dense_k), ([1, 6, 32, 64], [true, true]));
         let access: Vec<Access> = t.kernel.inputs.iter().map(|o| o.access.clone()).collect();
         assert_eq!(access, [Access::Row, Access::Full]);
-        let shape = |sizes, strides| MapShape { sizes, strides };
+        let shape = |sizes: [u64; 3], strides: [u64; 2]| MapShape::new(&sizes, &strides);
         let maps: Vec<MapShape> = t.maps.iter().map(|(_, m)| *m).collect();
         let full = shape([32, 6, 1], [64, 384]);
         assert_eq!(maps, [shape([64, 6, 1], [128, 768]), shape([64, 32, 1], [128, 4096]), full, full]);
@@ -258,7 +227,7 @@ mod tests {
         let (x, w) = (whole(&[4, 16, 64]), whole(&[4, 64, 24]));
         let t = TiledProduct::of(&step(&[4], 16, 24, 64), &[x, w], &whole(&[4, 16, 24])).unwrap();
         assert_eq!((t.sizes(), t.kernel.dense_k), ([4, 16, 24, 64], [true, false]));
-        assert_eq!(t.maps[1].1, MapShape { sizes: [24, 64, 4], strides: [48, 3072] });
+        assert_eq!(t.maps[1].1, MapShape::new(&[24, 64, 4], &[48, 3072]));
     }
 
     #[test]

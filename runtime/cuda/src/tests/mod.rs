@@ -5,6 +5,7 @@
 //! failure, for machines with a GPU.
 #![allow(clippy::unwrap_used)]
 
+mod attention;
 mod emulated;
 mod heads;
 mod irregular;

@@ -12,7 +12,7 @@ use rand_chacha::ChaCha8Rng;
 
 use super::{cases, gpu};
 use crate::lowering::tiled::TiledProduct;
-use crate::tiled::{self, Tilings, declared};
+use crate::tiled::{self, Tilings};
 use crate::tune::machine;
 use crate::tuner::{Effort, Tuner};
 use crate::tuning::{Choice, TuningFile};
@@ -134,7 +134,7 @@ fn all_tilings(plan: &Plan) -> Vec<Tiling> {
 /// The source of a plan's only step for a tiling, if it fits.
 fn source(plan: &Plan, tiling: Tiling) -> Option<CudaSource> {
     let (step, e) = tiled_step(plan).unwrap_or_else(|| panic!("not one tiled step:\n{plan}"));
-    let product = TiledProduct::of(&e.product, &step.reads[..e.reads], &step.writes[0]).unwrap();
+    let product = TiledProduct::of(e.product().unwrap(), &step.reads[..e.reads], &step.writes[0]).unwrap();
     Some(product.tiled(tiling)?.0.emit(&plan.program).unwrap())
 }
 

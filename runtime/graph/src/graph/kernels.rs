@@ -44,7 +44,7 @@ pub enum Way {
     Whole,
     /// A product with a part of its epilogue, then a pointwise pass over its result for the rest.
     Split(Split),
-    /// One library call for the whole op.
+    /// One launch for the whole op: a library call, or a tiled kernel.
     Call,
     /// One row-wise kernel.
     Rowwise,
@@ -166,6 +166,7 @@ impl Candidate {
         let kernel = self.matched.as_ref().map(|m| (&program.kernels[m.kernel.index()], m));
         let what = match kernel.map(|(k, _)| &k.backend) {
             Some(Backend::Cublaslt(form)) => format!("cublaslt {form}"),
+            Some(Backend::Tiled) if matches!(self.way, Way::Call) => "tiled attention".to_string(),
             Some(Backend::Tiled) => "tiled product".to_string(),
             Some(_) if matches!(self.way, Way::Rowwise) => "row-wise".to_string(),
             Some(_) => kernel.map_or(String::new(), |(k, _)| k.name.clone()),

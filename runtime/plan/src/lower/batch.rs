@@ -11,7 +11,7 @@ use hypatia_dsl::ir::KernelId;
 
 use super::Lower;
 use crate::view::{View, collapse, row_major};
-use crate::{Action, GemmStep};
+use crate::{Action, Called, GemmStep};
 use hypatia_target::device::Device;
 use hypatia_tensor::error::Result;
 
@@ -62,7 +62,7 @@ impl Lower<'_> {
             let fallback = self.plan.steps.split_off(first);
             // Copies made inside are not available outside.
             self.copies = kept;
-            self.call_or_fallback(name, None, step, given, vec![out], fallback);
+            self.call_or_fallback(name, None, Called::Product(step), given, vec![out], fallback);
         }
         Ok(())
     }

@@ -5,13 +5,15 @@
 //! what the call does, into the same buffers, so that an executor may run either. Additional memory
 //! of the fallback is workspace of the step.
 
-use hypatia_dsl::ir::KernelId;
+use std::collections::{HashMap, HashSet};
 
-use super::Lower;
+use hypatia_dsl::ir::{Backend, KernelId};
+
+use super::{Lower, Parts};
 use crate::prepare::Call;
 use crate::view::row_major;
-use crate::{GemmStep, Step, Storage, View};
-use hypatia_graph::{Node, NodeId, Value};
+use crate::{AttentionStep, BufferId, Called, Step, Storage, View};
+use hypatia_graph::{Attention, Node, NodeId, Value};
 use hypatia_tensor::error::{Error, Result};
 
 impl Lower<'_> {
@@ -20,6 +22,9 @@ impl Lower<'_> {
     /// is an additional result of the epilogue.
     pub(super) fn called(&mut self, id: NodeId, node: &Node, call: &Call) -> Result<()> {
         let operands = node.operands.iter().flatten().map(|v| self.value(*v)).collect::<Result<Vec<View>>>()?;
+        if self.plan.program.kernels[call.kernel.index()].backend == Backend::Tiled {
+            return self.attended(id, node, call, &operands);
+        }
         let [a, b, beside @ ..] = operands.as_slice() else {
             return Err(Error::Internal("a product of one operand".into()));
         };
@@ -28,22 +33,47 @@ impl Lower<'_> {
         for view in beside {
             reads.push(self.contiguous(view, &node.name)?);
         }
-        let (fallback, results) = self.steps_of(&call.fallback, &operands)?;
+        let Parts { steps: fallback, results, .. } = self.steps_of(&call.fallback, &operands)?;
         for (output, view) in results.iter().enumerate() {
             self.values.insert(Value { node: id, output: output as u32 }, view.clone());
         }
-        // The call stores whole buffers, each distinct.
+        if self.own_buffers(&results, &fallback) {
+            let called = Called::Product(product);
+            self.call_or_fallback(&node.name, Some(call.kernel), called, reads, results, fallback);
+        } else {
+            self.plan.steps.extend(fallback);
+        }
+        Ok(())
+    }
+
+    /// Whether these steps store each result in a whole buffer of its own, as one launch does.
+    fn own_buffers(&self, results: &[View], steps: &[Step]) -> bool {
         let own = |(i, v): (usize, &View)| {
             let buffer = &self.plan.buffers[v.buffer.index()];
             let whole = v.offset == 0 && v.len() == buffer.len && v.strides == row_major(&v.shape);
             let alone = results[..i].iter().all(|w| w.buffer != v.buffer);
-            let written = fallback.iter().any(|s| s.writes.iter().any(|w| w.buffer == v.buffer));
+            let written = steps.iter().any(|s| s.writes.iter().any(|w| w.buffer == v.buffer));
             matches!(buffer.storage, Storage::Arena(_)) && whole && alone && written
         };
-        if results.iter().enumerate().all(own) {
-            self.call_or_fallback(&node.name, Some(call.kernel), product, reads, results, fallback);
-        } else {
-            self.plan.steps.extend(fallback);
+        results.iter().enumerate().all(own)
+    }
+
+    /// A node that is attention: one launch, or its parts.
+    fn attended(&mut self, id: NodeId, node: &Node, call: &Call, operands: &[View]) -> Result<()> {
+        let Parts { steps, results, values } = self.steps_of(&call.fallback, operands)?;
+        for (output, view) in results.iter().enumerate() {
+            self.values.insert(Value { node: id, output: output as u32 }, view.clone());
+        }
+        let attention = Attention::of(&call.fallback.graph).and_then(|a| attention(&a, &values, results.first()?));
+        match attention {
+            Some((step, reads)) if self.own_buffers(&results, &steps) => {
+                // What computes the operands runs in any case.
+                let (before, fallback) = split(steps, &reads);
+                self.plan.steps.extend(before);
+                let called = Called::Attention(step);
+                self.call_or_fallback(&node.name, Some(call.kernel), called, reads, results, fallback);
+            }
+            _ => self.plan.steps.extend(steps),
         }
         Ok(())
     }
@@ -54,12 +84,54 @@ impl Lower<'_> {
         &mut self,
         name: &str,
         kernel: Option<KernelId>,
-        product: GemmStep,
+        called: Called,
         reads: Vec<View>,
         writes: Vec<View>,
         fallback: Vec<Step>,
     ) {
-        let step = Step::call(name, product, reads, writes, fallback);
+        let step = Step::call(name, called, reads, writes, fallback);
         self.plan.steps.push(Step { kernel, ..step });
     }
+}
+
+/// The step of an attention and its operands, broadcast.
+fn attention(a: &Attention, values: &HashMap<Value, View>, out: &View) -> Option<(AttentionStep, Vec<View>)> {
+    let [q, k, v] = a.factors.map(|f| values.get(&f));
+    let (q, k, v) = (q?, k?, v?);
+    let (batch, [queries, value]) = out.shape.split_last_chunk::<2>()?;
+    let [head, keys] = *k.shape.last_chunk::<2>()?;
+    let of = |rows: usize, columns: usize| [batch, &[rows, columns]].concat();
+    let mut reads = vec![q.broadcast(&of(*queries, head))?];
+    let k = k.broadcast(&of(head, keys))?;
+    let mut swapped: Vec<usize> = (0..batch.len() + 2).collect();
+    swapped.swap(batch.len(), batch.len() + 1);
+    reads.push(k.transposed(&swapped));
+    reads.push(v.broadcast(&of(keys, *value))?);
+    for read in &a.reads {
+        reads.push(values.get(read)?.broadcast(&of(*queries, keys))?);
+    }
+    let step = AttentionStep {
+        batch: batch.to_vec(),
+        queries: *queries,
+        keys,
+        head,
+        value: *value,
+        term: a.term.clone(),
+        safe: a.safe,
+    };
+    Some((step, reads))
+}
+
+/// Divides steps into those that these views need, and the others.
+fn split(steps: Vec<Step>, reads: &[View]) -> (Vec<Step>, Vec<Step>) {
+    let mut needed: HashSet<BufferId> = reads.iter().map(|v| v.buffer).collect();
+    let mut early = vec![false; steps.len()];
+    for (i, step) in steps.iter().enumerate().rev() {
+        early[i] = step.writes.iter().any(|w| needed.contains(&w.buffer));
+        if early[i] {
+            needed.extend(step.reads.iter().map(|v| v.buffer));
+        }
+    }
+    let mut early = early.into_iter();
+    steps.into_iter().partition(|_| early.next() == Some(true))
 }

@@ -28,7 +28,7 @@ use crate::prepare::{self, Prepared};
 use crate::rows::Rows;
 use crate::view::{View, collapse, row_major};
 use crate::wrapping::wrap_integers;
-use crate::{Action, Buffer, BufferId, GemmStep, Options, Plan, PlanInput, PointwiseStep, Step, Storage};
+use crate::{Action, Buffer, BufferId, Called, GemmStep, Options, Plan, PlanInput, PointwiseStep, Step, Storage};
 use hypatia_graph::prim::{Prim, elements, sizes};
 use hypatia_graph::{
     Candidate, Graph, Kernels, Known, Node, NodeId, NodeKind, Product, Value, Way, builtin, cluster, is_pointwise,
@@ -56,6 +56,15 @@ pub(super) struct Lower<'a> {
     /// Groups of nodes that become one launch, in order.
     groups: Vec<Vec<usize>>,
     options: &'a Options,
+}
+
+/// An op's body, lowered on its own.
+struct Parts {
+    steps: Vec<Step>,
+    /// The views of its results, contiguous.
+    results: Vec<View>,
+    /// The views of all values.
+    values: HashMap<Value, View>,
 }
 
 pub(super) fn lower(prepared: &Prepared, options: &Options) -> Result<Plan> {
@@ -154,9 +163,8 @@ impl<'a> Lower<'a> {
         Ok(())
     }
 
-    /// The steps of a graph on these operands, without adding them to the plan, and the views of
-    /// its results.
-    pub(super) fn steps_of(&mut self, prepared: &Prepared, operands: &[View]) -> Result<(Vec<Step>, Vec<View>)> {
+    /// The steps of a graph on these operands, without adding them to the plan.
+    fn steps_of(&mut self, prepared: &Prepared, operands: &[View]) -> Result<Parts> {
         let outer = std::mem::replace(&mut self.plan, empty(&prepared.graph, self.options));
         let first = outer.steps.len();
         let mut inner = Lower::new(prepared, self.options, outer)?;
@@ -173,8 +181,14 @@ impl<'a> Lower<'a> {
             results.push(inner.contiguous(&view, name)?);
         }
         let steps = inner.plan.steps.split_off(first);
+        let mut values = std::mem::take(&mut inner.values);
+        for (i, node) in prepared.graph.nodes.iter().enumerate() {
+            if let NodeKind::Const(t) = &node.kind {
+                values.insert(Value { node: NodeId(i as u32), output: 0 }, inner.constant(t));
+            }
+        }
         (self.plan, self.constants) = (inner.plan, inner.constants);
-        Ok((steps, results))
+        Ok(Parts { steps, results, values })
     }
 }
 
@@ -480,7 +494,7 @@ impl Lower<'_> {
         // A library call has its epilogue from the kernel's name.
         let tiled = program.kernels[kernel.index()].backend == Backend::Tiled;
         let product = if tiled { step } else { GemmStep { term: plain(), ..step } };
-        self.call_or_fallback(name, Some(kernel), product, views, vec![out], fallback);
+        self.call_or_fallback(name, Some(kernel), Called::Product(product), views, vec![out], fallback);
         Ok(())
     }
 

@@ -1,0 +1,260 @@
+//! Attention without stored scores: softmax(score(q k^T)) v, and how it is cut into tiles.
+//!
+//! In: an attention of a plan, with the layout of its operands; a row-wise kernel that may be a
+//! softmax. Out: an [`AttentionKernel`] that `hypatia-templates` prints, for each
+//! [`AttentionTiling`] that fits; the term whose softmax a kernel is. Invariant: every tiling sums
+//! the same weights and values in f32; the tiling decides the order of the sums and the speed.
+//!
+//! Source: Dao et al., FlashAttention (arXiv 2205.14135) and FlashAttention-3 (arXiv 2407.08608).
+
+use std::collections::HashMap;
+
+use crate::builtin::BuiltinScalar;
+use crate::dtype::DType;
+use crate::ir::{InView, Program};
+use crate::scalar::{Literal, Term, TermBuilder, TermId, TermNode, prune};
+
+use super::{Operand, Reduction, RowAccess, RowwiseKernel};
+
+/// Rows of queries that a group of 128 threads owns.
+pub const QUERY_ROWS: usize = 64;
+/// Columns of 16 bits in the 128 bytes that the copy engine moves for each row.
+const CHUNK: usize = 64;
+/// Bytes of a row of a chunk.
+const ROW: usize = 128;
+/// Shared memory that a block may use on Hopper, in bytes.
+const SHARED: usize = 232_448;
+/// Alignment of tiles, in bytes: the swizzle repeats with this period.
+const ALIGNMENT: usize = 1024;
+/// The largest size of a head: the sums of 64 rows are 128 registers a thread.
+pub const MAX_HEAD: usize = 256;
+/// Axes of the batch that a kernel counts.
+pub const BATCH: usize = 3;
+/// Slots for keys and values; more hide no more latency.
+const MAX_STAGES: usize = 2;
+
+/// How an attention is cut into tiles.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct AttentionTiling {
+    /// Keys of a tile: a multiple of 16.
+    pub keys: usize,
+    /// Groups of consumers in a block, each with 64 rows of queries: 1 to 3.
+    pub consumers: usize,
+}
+
+/// The tuning parameters of a `tiled` kernel for attention, with the values that the hardware has.
+pub const ATTENTION_TUNE: &[(&str, &[i64])] =
+    &[("tile_n", &[16, 32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208]), ("consumers", &[1, 2, 3])];
+
+/// Marks the stored form of a tiling.
+const STORED: u64 = 4;
+
+impl AttentionTiling {
+    /// The tiling that these tuning parameters name, if the hardware can run it. Parameters that
+    /// are missing have a value that makes sense for most lengths.
+    pub fn named(values: &[(&str, i64)]) -> Option<AttentionTiling> {
+        let value = |name: &str, otherwise: i64| {
+            let value = values.iter().find(|(n, _)| *n == name).map_or(otherwise, |(_, v)| *v);
+            let (_, known) = ATTENTION_TUNE.iter().find(|(n, _)| *n == name)?;
+            usize::try_from(value).ok().filter(|_| known.contains(&value))
+        };
+        Some(AttentionTiling { keys: value("tile_n", 128)?, consumers: value("consumers", 2)? })
+    }
+
+    /// The tilings that these tuning parameters of a kernel name.
+    pub fn all(tune: &[(String, Vec<i64>)]) -> Vec<AttentionTiling> {
+        let list = |name: &str, otherwise: i64| -> Vec<i64> {
+            let own = tune.iter().find(|(n, _)| n == name).map(|(_, v)| v.clone());
+            own.unwrap_or_else(|| vec![otherwise])
+        };
+        let mut out = Vec::new();
+        for keys in list("tile_n", 128) {
+            for consumers in list("consumers", 2) {
+                out.extend(AttentionTiling::named(&[("tile_n", keys), ("consumers", consumers)]));
+            }
+        }
+        out
+    }
+
+    /// Rows of queries of a block.
+    pub fn rows(&self) -> usize {
+        QUERY_ROWS * self.consumers
+    }
+
+    /// Threads of a block: the producer's group and the consumers'.
+    pub fn threads(&self) -> usize {
+        128 * (self.consumers + 1)
+    }
+
+    /// As eight numbers, for a tuning file.
+    pub fn words(&self) -> [u64; 8] {
+        [STORED, self.keys as u64, self.consumers as u64, 0, 0, 0, 0, 0]
+    }
+
+    /// The tiling that [`AttentionTiling::words`] gave, if it is one.
+    pub fn of_words(words: &[u64; 8]) -> Option<AttentionTiling> {
+        let [STORED, keys, consumers, 0, 0, 0, 0, 0] = words else { return None };
+        let number = |v: &u64| i64::try_from(*v).ok();
+        AttentionTiling::named(&[("tile_n", number(keys)?), ("consumers", number(consumers)?)])
+    }
+}
+
+/// How an operand of the scores varies along an axis.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Along {
+    /// It does not.
+    Same,
+    /// Neighbours are adjacent in memory.
+    Dense,
+    /// By a stride, which is an argument.
+    Strided,
+}
+
+/// softmax(score(q k^T)) v for a batch of heads, in tiles. Sums and scores are f32.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AttentionKernel {
+    /// An identifier.
+    pub name: String,
+    /// A description.
+    pub doc: String,
+    /// Element type of queries, keys, values and results: f16 or bf16.
+    pub dtype: DType,
+    /// Elements of a query and a key.
+    pub head: usize,
+    /// Elements of a value.
+    pub value: usize,
+    /// For keys and for values, whether they vary along each axis of the batch.
+    pub varies: [[bool; BATCH]; 2],
+    /// What the term's `In` leaves read, each `Splat` or `Strided`.
+    pub inputs: Vec<Operand>,
+    /// For each input, how it varies along the axes: those of the batch, queries, keys.
+    pub along: Vec<[Along; BATCH + 2]>,
+    /// The score of a query and a key, from the accumulator.
+    pub term: Term,
+    /// True if a row that the softmax makes NaN is 0.
+    pub safe: bool,
+    /// True if each row attends to the keys of an interval, which the kernel is given.
+    pub intervals: bool,
+    /// The tiles.
+    pub tiling: AttentionTiling,
+}
+
+impl AttentionKernel {
+    /// Why no tiling computes this attention, if none does.
+    pub fn refusal(&self) -> Option<&'static str> {
+        let half = |d: DType| matches!(d, DType::F16 | DType::BF16);
+        match () {
+            () if !half(self.dtype) => Some("its operands are not f16 or bf16"),
+            () if self.head == 0 || self.value == 0 => Some("its heads are empty"),
+            () if self.head > MAX_HEAD || self.value > MAX_HEAD => Some("its heads have more than 256 elements"),
+            () if self.inputs.iter().any(|o| half(o.dtype) && o.dtype != self.dtype) => {
+                Some("its scores read both f16 and bf16")
+            }
+            () => None,
+        }
+    }
+
+    /// Elements of a query as the matrix units take them.
+    pub fn padded_head(&self) -> usize {
+        self.head.next_multiple_of(16)
+    }
+
+    /// Elements of a value as the matrix units take them.
+    pub fn padded_value(&self) -> usize {
+        self.value.next_multiple_of(16)
+    }
+
+    /// Bytes of the memory for queries, keys, values and results.
+    fn parts(&self) -> [usize; 4] {
+        let (head, value) = (self.padded_head().div_ceil(CHUNK), self.padded_value().div_ceil(CHUNK));
+        let (rows, keys) = (self.tiling.rows() * ROW, self.tiling.keys * ROW);
+        [head * rows, head * keys, value * keys, value * rows]
+    }
+
+    /// Slots for keys and values; `None` if not even two fit, or a thread has too few registers.
+    pub fn stages(&self) -> Option<usize> {
+        let [queries, keys, values, _] = self.parts();
+        // A thread keeps the scores and the weights of a tile, and the sums, in registers.
+        let registers = self.tiling.keys / 2 + self.tiling.keys / 4 + self.padded_value() / 2;
+        let most = if self.tiling.consumers == 3 { 136 } else { 208 };
+        let fits = self.besides() + queries + MAX_STAGES * (keys + values) <= SHARED;
+        // Results take the place of queries if they have no memory of their own.
+        let placed = self.has_staging() || self.padded_value() <= self.padded_head();
+        (fits && registers <= most && placed).then_some(MAX_STAGES)
+    }
+
+    /// True if results are stored from memory of their own.
+    pub fn has_staging(&self) -> bool {
+        let [queries, keys, values, results] = self.parts();
+        self.besides() + queries + MAX_STAGES * (keys + values) + results <= SHARED
+    }
+
+    /// Bytes of barriers and alignment.
+    fn besides(&self) -> usize {
+        ALIGNMENT + 8 * (2 + 4 * MAX_STAGES)
+    }
+
+    /// Dynamic shared memory of a block, in bytes.
+    pub fn shared(&self) -> usize {
+        let [queries, keys, values, results] = self.parts();
+        let staging = if self.has_staging() { results } else { 0 };
+        self.besides() + queries + MAX_STAGES * (keys + values) + staging
+    }
+}
+
+/// What a row-wise kernel takes the softmax of, and whether rows of NaN become 0; `None` if it
+/// computes something else. The term reads the kernel's inputs.
+pub fn softmax_of(program: &Program, kernel: &RowwiseKernel) -> Option<(Term, bool)> {
+    let [(Reduction::Max, t), (Reduction::Sum, weight)] = kernel.steps.as_slice() else { return None };
+    let [(_, RowAccess::Full | RowAccess::Strided, out)] = kernel.outputs.as_slice() else { return None };
+    let step = |i: usize| TermNode::In { input: (kernel.inputs.len() + i) as u32, view: InView::Broadcast };
+    let call = |terms: &mut TermBuilder, b: BuiltinScalar, args: &[TermId]| {
+        let scalar = program.builtin_scalar(b)?;
+        Some(terms.add(TermNode::Call { scalar, args: args.into() }))
+    };
+    let mut terms = TermBuilder::new();
+    let score = copied(t, &mut terms);
+    let top = terms.add(step(0));
+    let less = call(&mut terms, BuiltinScalar::Sub, &[score, top])?;
+    let expected = call(&mut terms, BuiltinScalar::Exp, &[less])?;
+    let sum = terms.add(step(1));
+    let plain = call(&mut terms, BuiltinScalar::Div, &[expected, sum])?;
+    let not = call(&mut terms, BuiltinScalar::IsNan, &[plain])?;
+    let zero = terms.add(TermNode::Lit(Literal(0.0)));
+    let safe = call(&mut terms, BuiltinScalar::Select, &[not, zero, plain])?;
+    let all = terms.finish(vec![expected, plain, safe]);
+    let is = |term: &Term, root: TermId| same(term, term.root(), &all, root, &mut HashMap::new());
+    match () {
+        () if !is(weight, expected) => None,
+        () if is(out, plain) => Some((prune(t), false)),
+        () if is(out, safe) => Some((prune(t), true)),
+        () => None,
+    }
+}
+
+/// Copies a term's nodes; returns its root.
+fn copied(term: &Term, terms: &mut TermBuilder) -> TermId {
+    let mut map: Vec<TermId> = Vec::with_capacity(term.nodes.len());
+    for node in &term.nodes {
+        map.push(terms.add(node.map_args(|a| map[a.0 as usize])));
+    }
+    map[term.root().0 as usize]
+}
+
+/// Whether two terms have the same structure. How an operand broadcasts does not matter: the rows
+/// decide. `seen` holds pairs of nodes that were compared before.
+fn same(a: &Term, at: TermId, b: &Term, bt: TermId, seen: &mut HashMap<(TermId, TermId), bool>) -> bool {
+    if let Some(known) = seen.get(&(at, bt)) {
+        return *known;
+    }
+    let equal = match (&a.nodes[at.0 as usize], &b.nodes[bt.0 as usize]) {
+        (TermNode::In { input: x, .. }, TermNode::In { input: y, .. }) => x == y,
+        (TermNode::Call { scalar: x, args: xs }, TermNode::Call { scalar: y, args: ys }) => {
+            x == y && xs.len() == ys.len() && xs.iter().zip(ys.iter()).all(|(p, q)| same(a, *p, b, *q, seen))
+        }
+        (TermNode::Cast { to: x, arg: p }, TermNode::Cast { to: y, arg: q }) => x == y && same(a, *p, b, *q, seen),
+        (x, y) => x == y,
+    };
+    seen.insert((at, bt), equal);
+    equal
+}

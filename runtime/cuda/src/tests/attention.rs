@@ -1,0 +1,339 @@
+//! Attention in tiles, against the reference: every tiling that the library declares, ragged sizes,
+//! heads as a projection leaves them, grouped heads, masks of all kinds, hidden rows, poisoned
+//! results, repeated runs; and which masks become intervals.
+use std::sync::Arc;
+use std::time::Duration;
+
+use hypatia_dsl::builtin::BuiltinOp;
+use hypatia_dsl::dtype::DType;
+use hypatia_dsl::kernel::attention::AttentionTiling;
+use rand::prelude::*;
+use rand_chacha::ChaCha8Rng;
+
+use super::{cases, gpu};
+use crate::lowering::attention::TiledAttention;
+use crate::tiled::{self, Tilings};
+use crate::tune::machine;
+use crate::tuner::Tuner;
+use crate::tuning::{Choice, TuningFile};
+use crate::{Executor, Gpu};
+use hypatia_eval::{Mode, evaluate};
+use hypatia_graph::{Graph, Value};
+use hypatia_optimize as optimize;
+use hypatia_pipeline as pipeline;
+use hypatia_plan::{Action, CallStep, Called, Options, Plan, Step};
+use hypatia_target::device::Device;
+use hypatia_tensor::tensor::Tensor;
+use hypatia_testing::random::{coarsest, compare};
+use hypatia_testing::{int, list, ty};
+
+type Inputs = Vec<(String, Tensor)>;
+
+/// Batch, heads, queries, keys, elements of a query, elements of a value.
+const SHAPES: [[usize; 6]; 7] = [
+    [1, 1, 128, 128, 64, 64],
+    [2, 3, 197, 197, 64, 64],
+    [1, 2, 70, 300, 128, 128],
+    [2, 2, 1, 77, 32, 32],
+    [1, 2, 130, 16, 16, 24],
+    [1, 2, 500, 500, 80, 96],
+    [1, 1, 260, 260, 256, 256],
+];
+
+/// What stands between the products.
+const SCORES: [&str; 13] = [
+    "plain",
+    "causal",
+    "causal by a sum",
+    "window",
+    "mask",
+    "padding",
+    "rows without keys",
+    "causal for each sequence",
+    "number",
+    "the lowest number",
+    "hidden by the lowest number",
+    "alibi",
+    "softcap, bias",
+];
+
+/// Whether a mask of these scores is known when the plan is made, so that tiles are skipped.
+fn has_intervals(scores: &str) -> bool {
+    ["causal", "causal by a sum", "window", "rows without keys", "the lowest number"].contains(&scores)
+}
+
+struct Case {
+    graph: Graph,
+    inputs: Inputs,
+    rng: ChaCha8Rng,
+    dtype: DType,
+}
+
+impl Case {
+    fn input(&mut self, shape: &[usize], of: impl Fn(usize, f64) -> f64) -> Value {
+        let values: Vec<f64> = (0..shape.iter().product()).map(|i| of(i, self.rng.random_range(-1.0..1.0))).collect();
+        let name = format!("x{}", self.inputs.len());
+        let v = self.graph.input(&name, ty(self.dtype, shape));
+        self.inputs.push((name, Tensor::from_f64(self.dtype, shape, &values).unwrap()));
+        v
+    }
+
+    fn call(&mut self, name: &str, operands: &[Value]) -> Value {
+        self.graph.call(name, operands, &[]).unwrap()[0]
+    }
+
+    fn number(&mut self, n: f64) -> Value {
+        self.graph.constant(Tensor::from_f64(self.dtype, &[], &[n]).unwrap())
+    }
+
+    fn constant(&mut self, dtype: DType, shape: &[usize], of: impl Fn(usize) -> f64) -> Value {
+        let values: Vec<f64> = (0..shape.iter().product()).map(of).collect();
+        self.graph.constant(Tensor::from_f64(dtype, shape, &values).unwrap())
+    }
+
+    fn turned(&mut self, v: Value, axes: &[usize]) -> Value {
+        self.graph.builtin(BuiltinOp::Transpose, &[v], vec![list(axes)]).unwrap()[0]
+    }
+
+    /// Queries, keys and values as one projection leaves them: parts of `[b, rows, 3 * h * d]`.
+    fn merged(&mut self, [b, h, rows, d]: [usize; 4]) -> [Value; 3] {
+        let all = self.input(&[b, rows, 3 * h * d], |_, x| x * 2.0);
+        [0, 1, 2].map(|part| {
+            let (from, to) = ((part * h * d) as i64, ((part + 1) * h * d) as i64);
+            let cut =
+                self.graph.builtin(BuiltinOp::Slice, &[all], vec![int(2), int(from), int(to), int(1)]).unwrap()[0];
+            let shape = list(&[b, rows, h, d]);
+            let heads = self.graph.builtin(BuiltinOp::Reshape, &[cut], vec![shape]).unwrap()[0];
+            self.turned(heads, &[0, 2, 1, 3])
+        })
+    }
+
+    /// Heads `[b, h, rows, d]`, in memory as they are or as `[b, rows, h, d]`.
+    fn heads(&mut self, [b, h, rows, d]: [usize; 4], apart: bool) -> Value {
+        if apart {
+            return self.input(&[b, h, rows, d], |_, x| x * 2.0);
+        }
+        let v = self.input(&[b, rows, h, d], |_, x| x * 2.0);
+        self.turned(v, &[0, 2, 1, 3])
+    }
+}
+
+/// Attention with those scores. Queries, keys and values are parts of one projection if their sizes
+/// allow it and they are not apart.
+fn case(dtype: DType, [b, h, m, n, d, e]: [usize; 6], apart: bool, scores: &str) -> (Graph, Inputs) {
+    let graph = Graph::new(hypatia_library::load(&[]).unwrap());
+    let mut c = Case { graph, inputs: Vec::new(), rng: ChaCha8Rng::seed_from_u64(7), dtype };
+    let [q, k, v] = match !apart && m == n && d == e {
+        true => c.merged([b, h, m, d]),
+        false => {
+            let (q, k) = (c.heads([b, h, m, d], apart), c.heads([b, h, n, d], apart));
+            [q, k, c.heads([b, h, n, e], apart)]
+        }
+    };
+    let kt = c.turned(k, &[0, 1, 3, 2]);
+    let product = c.graph.builtin(BuiltinOp::Matmul, &[q, kt], vec![]).unwrap()[0];
+    let scale = c.number(1.0 / (d as f64).sqrt());
+    let mut y = c.call("mul", &[product, scale]);
+    let ahead = n as isize - m as isize;
+    let seen = |i: usize| (i % n) as isize <= (i / n) as isize + ahead.max(0);
+    let hides = |hidden: bool| if hidden { f64::NEG_INFINITY } else { 0.0 };
+    let mut soft = "softmax";
+    match scores {
+        "plain" => {}
+        "causal" | "window" | "rows without keys" => {
+            let near = |i: usize| scores != "window" || (i / n) as isize + ahead.max(0) - 40 < (i % n) as isize;
+            let some = |i: usize| scores != "rows without keys" || (i / n) % 3 != 1;
+            let keep = c.constant(DType::Bool, &[m, n], |i| f64::from(u8::from(seen(i) && near(i) && some(i))));
+            let other = c.number(f64::NEG_INFINITY);
+            y = c.call("select", &[keep, y, other]);
+            if scores == "rows without keys" {
+                soft = "safe_softmax";
+            }
+        }
+        "causal by a sum" => {
+            let mask = c.constant(dtype, &[1, 1, m, n], |i| hides(!seen(i)));
+            y = c.call("add", &[y, mask]);
+        }
+        "causal for each sequence" => {
+            let mask =
+                c.constant(dtype, &[b, 1, m, n], |i| hides(!seen(i % (m * n)) || (i / n / m == 1 && i % n == 0)));
+            y = c.call("add", &[y, mask]);
+            soft = "safe_softmax";
+        }
+        "the lowest number" => {
+            let mask = c.constant(dtype, &[b, 1, m, n], |i| if seen(i % (m * n)) { 0.0 } else { -dtype.largest() });
+            y = c.call("add", &[y, mask]);
+        }
+        "hidden by the lowest number" => {
+            let mask = c.input(&[m, n], |i, _| if i / n % 3 != 1 && seen(i) { 0.0 } else { -dtype.largest() });
+            y = c.call("add", &[y, mask]);
+        }
+        "number" => {
+            let number = c.input(&[1], |_, x| x);
+            y = c.call("add", &[y, number]);
+        }
+        "mask" => {
+            let mask = c.input(&[m, n], |_, x| hides(x > 0.5));
+            y = c.call("add", &[y, mask]);
+            soft = "safe_softmax";
+        }
+        "padding" => {
+            let mask = c.input(&[b, 1, 1, n], |i, _| hides(i % n > n / 2));
+            y = c.call("add", &[y, mask]);
+        }
+        "softcap, bias" => {
+            let (cap, by) = (c.number(5.0), c.number(0.2));
+            let bias = c.input(&[h, m, n], |_, x| x);
+            let (less, more) = (c.call("mul", &[y, by]), cap);
+            let bounded = c.call("tanh", &[less]);
+            let capped = c.call("mul", &[bounded, more]);
+            y = c.call("add", &[capped, bias]);
+        }
+        "alibi" => {
+            let slopes = c.input(&[h, 1, 1], |_, x| x.abs());
+            let places = c.constant(dtype, &[1, n], |i| -(i as f64) / 16.0);
+            let bias = c.call("mul", &[slopes, places]);
+            y = c.call("add", &[y, bias]);
+        }
+        other => panic!("{other}"),
+    }
+    let soft = c.call(soft, &[y]);
+    let out = c.graph.builtin(BuiltinOp::Matmul, &[soft, v], vec![]).unwrap()[0];
+    // As the next product reads it.
+    let out = c.turned(out, &[0, 2, 1, 3]);
+    let out = c.graph.builtin(BuiltinOp::Reshape, &[out], vec![list(&[b, m, h * e])]).unwrap()[0];
+    c.graph.output("y", out);
+    (c.graph, c.inputs)
+}
+
+fn planned(device: &Device, graph: &Graph) -> Arc<Plan> {
+    let options = optimize::Options { device: device.clone(), ..optimize::Options::default() };
+    let graph = pipeline::optimize(graph, &options).unwrap().graph;
+    Arc::new(pipeline::plan(&graph, &Options::new(device.clone())).unwrap())
+}
+
+/// The attention of a plan, if it has one.
+fn attention_step(plan: &Plan) -> Option<(&Step, &CallStep)> {
+    plan.steps.iter().find_map(|step| match &step.action {
+        Action::Call(e) if matches!(e.called, Called::Attention(_)) => Some((step, e)),
+        _ => None,
+    })
+}
+
+fn tiled_attention(plan: &Plan) -> Option<TiledAttention> {
+    let (step, e) = attention_step(plan)?;
+    let Called::Attention(a) = &e.called else { return None };
+    TiledAttention::of(plan, a, &step.reads[..e.reads], &step.writes[0])
+}
+
+#[test]
+fn attention_reads_as_one_would_write_it() {
+    if !std::path::Path::new(env!("CARGO_MANIFEST_DIR")).exists() {
+        return eprintln!("SKIPPED: a golden file, where there are no sources");
+    }
+    let (graph, _) = case(DType::BF16, [2, 3, 256, 256, 64, 64], false, "causal");
+    let plan = planned(&Device::named("h200").unwrap(), &graph);
+    let (body, _) = tiled_attention(&plan).unwrap().tiled(AttentionTiling::named(&[]).unwrap()).unwrap();
+    insta::assert_snapshot!(body.emit(&plan.program).unwrap().text);
+}
+
+/// One launch for each kind of scores, with the result stored where the next product reads it.
+#[test]
+fn every_score_is_one_launch_on_hopper() {
+    let device = Device::named("h200").unwrap();
+    for (i, scores) in SCORES.iter().enumerate() {
+        for shape in SHAPES {
+            let (graph, _) = case(DType::BF16, shape, i % 2 == 0, scores);
+            let plan = planned(&device, &graph);
+            let what = format!("{scores} {shape:?}\n{plan}");
+            let alone = plan.steps.iter().filter(|s| !matches!(s.action, Action::Pointwise(_))).count();
+            assert!(attention_step(&plan).is_some() && alone == 1, "{what}");
+            let tiled = tiled_attention(&plan).unwrap_or_else(|| panic!("{what}"));
+            let (_, work) = tiled.tiled(AttentionTiling::named(&[("tile_n", 64)]).unwrap()).unwrap();
+            // A single query attends to all keys here, and one sequence has one mask.
+            let all = shape[2] == 1 || *scores == "causal for each sequence";
+            assert!(all || work.data.is_empty() != has_intervals(scores), "{what}");
+        }
+    }
+    for (dtype, shape, target) in [
+        (DType::BF16, [1, 1, 64, 64, 63, 64], "h200"),
+        (DType::BF16, [1, 1, 64, 64, 264, 64], "h200"),
+        (DType::F32, SHAPES[0], "h200"),
+        (DType::F16, SHAPES[0], "a100"),
+        (DType::F32, SHAPES[0], "cpu"),
+    ] {
+        let plan = planned(&Device::named(target).unwrap(), &case(dtype, shape, true, "plain").0);
+        assert!(attention_step(&plan).is_none(), "{dtype} {shape:?} {target}\n{plan}");
+    }
+}
+
+/// Tiles of keys that a mask hides are skipped, and those that it hides nothing of are not masked.
+#[test]
+fn a_causal_mask_skips_half_of_the_tiles() {
+    let ranges = |scores: &str| {
+        let (graph, _) = case(DType::BF16, [1, 1, 300, 300, 64, 64], true, scores);
+        let plan = planned(&Device::named("h200").unwrap(), &graph);
+        let tiling = AttentionTiling::named(&[("tile_n", 64), ("consumers", 1)]).unwrap();
+        let (_, work) = tiled_attention(&plan).unwrap().tiled(tiling).unwrap();
+        work.data[0].1.clone()
+    };
+    let causal = [0, 1, 0, 0, 0, 2, 0, 1, 0, 3, 0, 2, 0, 4, 0, 3, 0, 5, 0, 4];
+    assert_eq!((ranges("causal").as_slice(), ranges("causal by a sum").as_slice()), (&causal[..], &causal[..]));
+    // A row sees itself and 39 keys before it.
+    assert_eq!(ranges("window"), [0, 1, 1, 1, 0, 2, 2, 2, 1, 3, 3, 3, 2, 4, 4, 4, 3, 5, 5, 5]);
+}
+
+/// A file that says that a tiling is the fastest.
+fn forced(gpu: &Gpu, plan: &Plan, tiling: AttentionTiling) -> Option<TuningFile> {
+    let (step, e) = attention_step(plan)?;
+    tiled_attention(plan)?.tiled(tiling)?;
+    let kernel = tiled::kernel(plan, step).unwrap();
+    let tilings = Tilings::of(gpu, plan, (step, e, kernel), &Tuner::forgetful(Duration::ZERO)).unwrap()?;
+    let mut file = TuningFile::default();
+    file.insert(Choice {
+        machine: machine(gpu),
+        problem: tilings.problem,
+        algorithm: tiling.words(),
+        workspace: 0,
+        us: Some(1.0),
+        first_us: Some(2.0),
+        candidates: 2,
+    });
+    Some(file)
+}
+
+#[test]
+fn every_tiling_of_attention_agrees_with_the_reference_on_a_gpu() {
+    let some = planned(&Device::named("h200").unwrap(), &case(DType::BF16, SHAPES[0], true, "plain").0);
+    let kernel = some.program.kernels.iter().find(|k| k.name == "attention_tiles").unwrap();
+    let tilings = AttentionTiling::all(&kernel.tune);
+    let Some(gpu) = gpu(tilings.len() * 5) else { return };
+    if !gpu.runs_clusters() {
+        return eprintln!("SKIPPED: tiled attention is for Hopper");
+    }
+    let (mut ran, mut at) = (0, 0);
+    for tiling in tilings.into_iter().take(cases(1000) as usize) {
+        for _ in 0..5 {
+            at += 1;
+            let (shape, scores) = (SHAPES[at % SHAPES.len()], SCORES[at % SCORES.len()]);
+            // The lowest number of f16 does not swallow a score.
+            let f16 = at % 4 == 0 && !scores.contains("lowest");
+            let dtype = if f16 { DType::F16 } else { DType::BF16 };
+            let (graph, inputs) = case(dtype, shape, at % 2 == 0, scores);
+            let plan = planned(&gpu.profile(), &graph);
+            let Some(file) = forced(&gpu, &plan, tiling) else { continue };
+            let mut tuner = Tuner::forgetful(Duration::ZERO).with_file(file);
+            let executor = Executor::new(plan.clone(), gpu.clone(), &mut tuner).unwrap().poisoned();
+            let what = format!("{tiling:?} {dtype} {shape:?} {scores}");
+            assert_eq!(tuner.counts().file, 1, "{what}\n{plan}");
+            let want = evaluate(&graph, &inputs, Mode::Rounded).unwrap();
+            let tensors: Vec<Tensor> = inputs.iter().map(|(_, t)| t.clone()).collect();
+            let got = executor.run(&tensors).unwrap();
+            compare(&got[0], &want[0].to_tensor().unwrap(), want[0].dtype, coarsest(&graph), &what);
+            assert_eq!(executor.run(&tensors).unwrap()[0].bytes(), got[0].bytes(), "{what}: runs differ");
+            ran += 1;
+        }
+    }
+    println!("{ran} attentions agree");
+    assert!(ran > 0);
+}

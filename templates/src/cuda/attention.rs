@@ -1,0 +1,204 @@
+//! Attention in tiles that stores no scores, for Hopper.
+//!
+//! In: an [`AttentionKernel`] whose tiling fits. Out: its source. Invariant: the score is one
+//! inlined function of the product and of what the term reads; a positive factor of the whole score
+//! becomes a factor of the exponent, and nothing else of the term is changed.
+
+use minijinja::{Value, context};
+
+use super::gemm::{loaded, parameter};
+use super::pointwise::default_type;
+use super::term::{Functions, compute_name, inlining};
+use super::{Arg, ArgKind, ArgRole, CudaSource, EmitError, Entry, Geometry, Header, common, identifier, render};
+use hypatia_dsl::builtin::BuiltinScalar;
+use hypatia_dsl::dtype::DType;
+use hypatia_dsl::ir::Program;
+use hypatia_dsl::kernel::attention::{Along, AttentionKernel, BATCH, QUERY_ROWS};
+use hypatia_dsl::kernel::{Access, Operand};
+use hypatia_dsl::scalar::{Literal, Term, TermId, TermNode, prune};
+
+/// Queries, keys and values, which come before what the scores read.
+const FACTORS: usize = 3;
+/// Axes of the tensors that the copy engine moves: elements of a head, rows, the batch.
+const AXES: usize = 2 + BATCH;
+/// Columns that the copy engine moves at a time.
+const CHUNK: usize = 64;
+
+pub(super) fn emit(program: &Program, kernel: &AttentionKernel) -> Result<CudaSource, EmitError> {
+    let malformed = |what: &str| EmitError::Malformed(format!("attention {}: {what}", kernel.name));
+    if let Some(why) = kernel.refusal() {
+        return Err(malformed(why));
+    }
+    let stages = kernel.stages().ok_or_else(|| malformed("its tiles do not fit into shared memory or registers"))?;
+    let (factor, term) = factored(program, &kernel.term);
+    let mut functions = Functions::new(program);
+    let score = score(&mut functions, kernel, &term)?;
+    if kernel.inputs.iter().any(|o| o.access != Access::Splat) {
+        functions.need("axes");
+    }
+    let args = arguments(kernel);
+    let t = &kernel.tiling;
+    let geometry = Geometry::Tiles {
+        block: t.threads() as u32,
+        cluster: 1,
+        rows: t.rows() as u32,
+        columns: kernel.padded_value().next_multiple_of(CHUNK) as u32,
+        shared: kernel.shared() as u32,
+    };
+    let entries = vec![Entry { name: identifier("hypatia_", &kernel.name), geometry }];
+    let formula = super::term::formula(program, &kernel.term, kernel.term.root(), &|node| match node {
+        TermNode::In { input, .. } => Some(format!("in{}", *input as usize + FACTORS)),
+        _ => None,
+    });
+    let formula = vec![format!("out0 = softmax({formula}) in2, where acc = in0 transpose(in1)")];
+    let header = Header {
+        name: &kernel.name,
+        kind: "attention",
+        doc: &kernel.doc,
+        formula: &formula,
+        args: &args,
+        entries: &entries,
+        in_place: false,
+    };
+    let rounded: Vec<DType> = functions.rounded_to().collect();
+    let base = common(header, &functions, rounded.into_iter(), &[score]);
+    let flag = |b: bool| if b { "true" } else { "false" };
+    let uses = |i: usize| kernel.varies[i].iter().map(|v| u8::from(*v)).collect::<Value>();
+    let ctx = context! {
+        entry => entries[0].name.clone(),
+        params => args.iter().map(parameter).collect::<Value>(),
+        half => kernel.dtype.name(),
+        axes => AXES,
+        tile_n => t.keys,
+        consumers => t.consumers,
+        turns => flag(t.consumers > 1),
+        stages => stages,
+        head => kernel.padded_head(),
+        value => kernel.padded_value(),
+        own_staging => flag(kernel.has_staging()),
+        safe => flag(kernel.safe),
+        exponent => format!("{:?}f", (factor * std::f64::consts::LOG2_E) as f32),
+        intervals => kernel.intervals,
+        bounded => kernel.inputs.iter().any(|o| o.dtype.is_float() || o.dtype == DType::Bool),
+        k_uses => uses(0),
+        v_uses => uses(1),
+        inputs => kernel.inputs.iter().enumerate().map(|(i, o)| input(kernel, i, o)).collect::<Value>(),
+        ..base
+    };
+    let text = render("attention_sm90.cu.j2", &format!("{}.cu", identifier("", &kernel.name)), ctx)?;
+    Ok(CudaSource { name: kernel.name.clone(), formula: formula.join("; "), text, entries, args, launch: None })
+}
+
+/// A positive factor of a whole term, and the rest of the term.
+fn factored(program: &Program, term: &Term) -> (f64, Term) {
+    /// Factors beyond these would overflow or underflow scores that the term holds.
+    const RANGE: std::ops::Range<f64> = 1e-9..1e9;
+    let (mut factor, mut root) = (1.0, term.root());
+    let node = |id: TermId| &term.nodes[id.0 as usize];
+    while let TermNode::Call { scalar, args } = node(root) {
+        let [a, b] = args.as_slice() else { break };
+        let (number, rest) = match (node(*a), node(*b)) {
+            (TermNode::Lit(Literal(n)), _) => (*n, *b),
+            (_, TermNode::Lit(Literal(n))) => (*n, *a),
+            _ => break,
+        };
+        if program.builtin_scalar(BuiltinScalar::Mul) != Some(*scalar) || !RANGE.contains(&(factor * number)) {
+            break;
+        }
+        (factor, root) = (factor * number, rest);
+    }
+    (factor, prune(&Term { nodes: term.nodes.clone(), roots: vec![root] }))
+}
+
+/// An operand of the scores as the template sees it.
+fn input(kernel: &AttentionKernel, i: usize, o: &Operand) -> Value {
+    let name = format!("in{}", i + FACTORS);
+    let load = |index: &str| loaded(o.dtype, &format!("{name}[{index}]"));
+    let places = ["tile.b0", "tile.b1", "tile.b2", "min(q_row, m - 1)", "min(q_col, n - 1)"];
+    let steps = places.iter().zip(&kernel.along[i]).enumerate().filter_map(|(axis, (place, along))| match along {
+        Along::Same => None,
+        Along::Dense => Some((*place).to_string()),
+        Along::Strided => Some(format!("{place} * {name}_strides.at[{axis}]")),
+    });
+    let index: Vec<String> = steps.collect();
+    let splat = o.access == Access::Splat;
+    context! {
+        index => i + FACTORS,
+        splat => splat,
+        first => load("0"),
+        compute => compute_name(o.dtype),
+        value => if splat { format!("{name}_all") } else { load(&index.join(" + ")) },
+    }
+}
+
+fn arguments(kernel: &AttentionKernel) -> Vec<Arg> {
+    let t = &kernel.tiling;
+    let map = |name: &str, role: ArgRole, rows: usize, about: &str| {
+        Arg::map(name.to_string(), role, kernel.dtype, [CHUNK, rows], about)
+    };
+    let mut out = vec![
+        map("q_map", ArgRole::Read(0), t.rows(), "batch x queries x head"),
+        map("k_map", ArgRole::Read(1), t.keys, "batch x keys x head"),
+        map("v_map", ArgRole::Read(2), t.keys, "batch x keys x value"),
+        map("out_map", ArgRole::Written(0), QUERY_ROWS, "batch x queries x value"),
+    ];
+    for (i, o) in kernel.inputs.iter().enumerate() {
+        let at = i + FACTORS;
+        if o.access == Access::Splat {
+            out.push(Arg::read(at, o.dtype, "one element"));
+            continue;
+        }
+        out.push(Arg::read(at, o.dtype, "read with its strides"));
+        let about = format!("elements of in{at} between neighbours along the batch's axes, queries and keys");
+        out.push(Arg::named(format!("in{at}_strides"), ArgKind::Sizes(AXES), about));
+    }
+    let sizes = [
+        ("queries", "queries of each head"),
+        ("keys", "keys of each head, above 0"),
+        ("batch0", "first axis of the batch"),
+        ("batch1", "second axis of the batch"),
+        ("batch2", "third axis of the batch"),
+        ("section", "heads whose keys and values stay in the L2 cache together"),
+    ];
+    out.extend(sizes.map(|(name, about)| Arg::named(name, ArgKind::Size, about)));
+    if kernel.intervals {
+        let about = format!(
+            "for each {} queries the tiles of {} keys that they attend to, [first, end), and those that hide nothing",
+            t.rows(),
+            t.keys
+        );
+        out.push(Arg::named("ranges", ArgKind::Input(DType::I32), about));
+        out.push(Arg::named("intervals", ArgKind::Input(DType::I32), "for each query its keys, [first, end)"));
+    }
+    out
+}
+
+/// The device function of the score.
+fn score(functions: &mut Functions<'_>, kernel: &AttentionKernel, term: &Term) -> Result<String, EmitError> {
+    let number = default_type(kernel.inputs.iter().map(|o| o.dtype).chain([DType::F32]));
+    let leaf = |node: &TermNode| match node {
+        TermNode::Acc => Some(("acc".to_string(), DType::F32)),
+        TermNode::In { input, .. } => {
+            let o = kernel.inputs.get(*input as usize)?;
+            Some((format!("in{}", *input as usize + FACTORS), o.dtype.compute()))
+        }
+        _ => None,
+    };
+    let lowered = functions.lower(term, number, &leaf)?;
+    let root = lowered.roots.first().cloned();
+    let root = root.ok_or_else(|| EmitError::Malformed("a score without a value".into()))?;
+    let mut params = vec!["const float acc".to_string()];
+    let operand = |(i, o): (usize, &Operand)| format!("const {} in{}", compute_name(o.dtype), i + FACTORS);
+    params.extend(kernel.inputs.iter().enumerate().map(operand));
+    // Tiles that hide keys, and those that hide none.
+    let inline = inlining(lowered.size, kernel.tiling.keys as u64);
+    let mut text = format!(
+        "// The score of a query and a key, from their product.\nstatic __device__ {inline} float score({}) {{\n",
+        params.join(", ")
+    );
+    for s in &lowered.statements {
+        text.push_str(&format!("  {s}\n"));
+    }
+    text.push_str(&format!("  return {};\n}}\n", functions.store(&root, DType::F32)));
+    Ok(text)
+}
