@@ -21,7 +21,7 @@ use super::super::analysis::{class_type, has_several_results, node_types};
 use super::super::candidate::Candidate;
 use super::super::known;
 use super::super::language::{Node, Payload};
-use super::super::matcher::{Match, MatchFacts, Region, Slot, Step};
+use super::super::matcher::{Binding, Match, MatchFacts, Region, Step};
 use super::super::range_loss::{FoldedCall, OperandRole, is_of_values, number_loss};
 use super::{Reject, add_checked, ill_typed, implements};
 use hypatia_dsl::interpret::{Application, Host, Item, build_number, build_tensor};
@@ -112,8 +112,8 @@ impl<'a> Builder<'a> {
         if !self.rule.is_some_and(|r| is_of_values(r, expr)) {
             return Ok(());
         }
-        let known = |slot: &Slot| match slot {
-            Slot::Class(id) => {
+        let known = |binding: &Binding| match binding {
+            Binding::Class(id) => {
                 let of = class_type(self.egraph, *id).map_or(dtype, |t| t.dtype);
                 self.egraph[*id].data.value().map(|v| (of, v))
             }
@@ -185,7 +185,7 @@ impl<'a> Builder<'a> {
     /// The pointwise work bound to a variable.
     fn work(&self, v: VarId) -> Result<&'a Region, Reject> {
         match self.m.slots.get(v.index()) {
-            Some(Slot::Region(region)) => Ok(region),
+            Some(Binding::Region(region)) => Ok(region),
             _ => Err(ill_typed("a variable stands for no pointwise work")),
         }
     }
@@ -217,7 +217,7 @@ impl<'a> Builder<'a> {
 fn operands_of(egraph: &EGraph, def: &OpDef, children: &[Id], attrs: Vec<AttrValue>) -> Match {
     let mut m = Match {
         roots: Vec::new(),
-        slots: vec![Slot::Unbound; def.vars.len()],
+        slots: vec![Binding::Unbound; def.vars.len()],
         values: Bindings::default(),
         nodes: Vec::new(),
         virtual_sums: Vec::new(),
@@ -227,16 +227,16 @@ fn operands_of(egraph: &EGraph, def: &OpDef, children: &[Id], attrs: Vec<AttrVal
     for (i, param) in def.params.iter().enumerate() {
         match &param.kind {
             ParamKind::Attr { .. } => m.values.values.extend(attrs.next().map(|v| (VarId(i as u32), v))),
-            ParamKind::Tensor { variadic: true, .. } => m.slots[i] = Slot::Classes(next.by_ref().copied().collect()),
-            ParamKind::Term => m.slots[i] = next.next().map_or(Slot::Absent, |id| Slot::Class(*id)),
+            ParamKind::Tensor { variadic: true, .. } => m.slots[i] = Binding::Classes(next.by_ref().copied().collect()),
+            ParamKind::Term => m.slots[i] = next.next().map_or(Binding::Absent, |id| Binding::Class(*id)),
             ParamKind::Tensor { ty, .. } => {
                 let Some(id) = next.next() else { continue };
                 m.slots[i] = match class_type(egraph, *id) {
                     Some(have) => {
                         let _ = typing::match_type(ty, have, &mut m.values);
-                        Slot::Class(*id)
+                        Binding::Class(*id)
                     }
-                    None => Slot::Absent,
+                    None => Binding::Absent,
                 };
             }
         }
@@ -274,19 +274,19 @@ impl Host for Builder<'_> {
 
     fn variable(&mut self, v: VarId) -> Built {
         match self.m.slots.get(v.index()) {
-            Some(Slot::Class(id)) => Ok(self.egraph.find(*id)),
-            Some(Slot::Absent) => self.absent(),
+            Some(Binding::Class(id)) => Ok(self.egraph.find(*id)),
+            Some(Binding::Absent) => self.absent(),
             _ => Err(ill_typed("a variable stands for no tensor")),
         }
     }
 
     fn is_absent(&self, v: VarId) -> bool {
-        matches!(self.m.slots.get(v.index()), Some(Slot::Absent) | None)
+        matches!(self.m.slots.get(v.index()), Some(Binding::Absent) | None)
     }
 
     fn variables(&self, v: VarId) -> Result<Vec<Id>, Reject> {
         match self.m.slots.get(v.index()) {
-            Some(Slot::Classes(ids)) => Ok(ids.clone()),
+            Some(Binding::Classes(ids)) => Ok(ids.clone()),
             _ => Err(ill_typed("a variable stands for no list of operands")),
         }
     }
@@ -303,8 +303,8 @@ impl Host for Builder<'_> {
         }
         let mut slots = self.m.slots.clone();
         for (v, id) in items {
-            if let Some(slot) = slots.get_mut(v.index()) {
-                *slot = Slot::Class(*id);
+            if let Some(binding) = slots.get_mut(v.index()) {
+                *binding = Binding::Class(*id);
             }
         }
         typing::eval(expr, &self.m.values, &MatchFacts { egraph, slots: &slots, device: None, candidate })

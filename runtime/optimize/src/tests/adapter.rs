@@ -19,7 +19,7 @@ use crate::language::{Node, Payload};
 use crate::lower::{Inserted, insert_graph};
 use crate::report::Stop;
 use crate::rewrites::{SearchState, Selection, compile};
-use crate::saturate::{Budget, Rejections, Seen, run};
+use crate::saturate::{Budget, Rejections, SearchProgress, run};
 use crate::session::BuiltProblem;
 use crate::{CompiledRule, Options, Rewrite, rewrites};
 use hypatia_graph::Graph;
@@ -78,7 +78,7 @@ fn under_our_loop(program: &Arc<Program>, egraph: &mut EGraph) -> usize {
         let rules = of_set(program, set);
         let rules: Vec<&CompiledRule> = rules.iter().collect();
         let budget = Budget::of_run(100_000, &options, Instant::now());
-        let (search, seen) = (&mut SearchState::default(), &mut Seen::default());
+        let (search, seen) = (&mut SearchState::default(), &mut SearchProgress::default());
         let ran = run(egraph, &rules, &budget, search, seen, &mut Vec::new(), &mut Rejections::default());
         assert_eq!(ran.stop, Stop::Saturated, "{}", program.rulesets[set].name);
         fired += ran.fired;
