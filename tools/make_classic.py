@@ -66,8 +66,8 @@ for n in ROWS:
             case(f"{name} {(1 << 26) // n}x{n} {dtype}", inputs, given)
 
 head = """edition 1;
-//! The cases of `hypatia bench --suite classic`: linear layers with epilogues, multi-layer perceptrons, a gate, rows.
-//! Written by tools/make_classic.py.
+//! The cases of `hypatia bench --suite classic`: linear layers with epilogues, multi-layer
+//! perceptrons, a gate, rows. Written by tools/make_classic.py.
 use core::*;
 use nn::*;
 

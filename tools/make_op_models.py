@@ -95,8 +95,8 @@ def versions(op):
 
 
 def case(name, op, inputs, attrs=None, opsets=None, outputs=1, consts=(), dims=None):
-    """One op. `None` among the inputs is one left out. The first case of an op runs at each version of its
-    definition, the others at the newest."""
+    """One op. `None` among the inputs is an omitted input. The first case of an op runs at each
+    version of its definition, the others at the newest."""
     if opsets is None:
         opsets = versions(op) if op not in COVERED else versions(op)[-1:]
         COVERED.add(op)

@@ -1,6 +1,8 @@
-//! How long the front end takes: a thousand rules parsed, checked and emitted, and each file of the library checked.
+//! How long the front end takes: a thousand rules parsed, checked and emitted, and each file of the
+//! library checked.
 //!
-//! `cargo bench -p hypatia-dsl --bench language`, or `./x bench`. `docs/benchmarks.md` has the figures and the limits.
+//! `cargo bench -p hypatia-dsl --bench language`, or `./x bench`. `docs/benchmarks.md` has the
+//! figures and the limits.
 #![allow(clippy::unwrap_used)]
 
 use std::fmt::Write;
@@ -33,7 +35,8 @@ fn checked(name: &str, text: &str) -> Compilation {
     c
 }
 
-/// A file of a thousand rules of several forms: epilogues, views with computed attributes, guards, constants.
+/// A file of a thousand rules of several forms: epilogues, views with computed attributes, guards,
+/// constants.
 fn thousand() -> String {
     let mut text = String::from("edition 1;\nuse core::*;\nuse nn::*;\n\nruleset many { until = fixpoint; }\n\n");
     for i in 0..250 {

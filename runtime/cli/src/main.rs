@@ -145,6 +145,7 @@ fn main() -> ExitCode {
     since_start();
     let cli = Cli::parse_from(model::joined(std::env::args_os()));
     output::set_color(cli.global.color);
+    output::set_quiet(cli.global.quiet);
     // A panic is a bug in Hypatia: it is reported as one, with the documented exit code.
     std::panic::set_hook(Box::new(|info| output::bug(&info.to_string())));
     let exit = match std::panic::catch_unwind(|| run(&cli)) {

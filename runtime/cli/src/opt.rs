@@ -8,6 +8,7 @@ use hypatia_onnx::export;
 use hypatia_optimize::Report;
 use hypatia_pipeline as pipeline;
 use hypatia_tensor::error::Result;
+use hypatia_tensor::file;
 use serde_json::json;
 
 use super::inputs::{has_f16, must_be_right, warn_if_wrong};
@@ -66,6 +67,9 @@ enum Format {
 impl Opt {
     /// Runs the command.
     pub fn run(&self, global: &Global) -> Result<Exit> {
+        if let Some(path) = &self.output {
+            file::check(path, &self.options.files(&self.model))?;
+        }
         let graph = self.options.load(&self.model)?;
         let options = self.options.options(&graph)?;
         let (graph, report) = match self.stage {

@@ -2,7 +2,7 @@
 //!
 //! In: a graph, and a tensor for each of its inputs. Out: one [`RefTensor`] for each of its
 //! outputs. It reads nothing but the graph: no plan, no kernels, no blocks, so that it can judge
-//! all of these. Holds always: a result has the type that the graph says; bad inputs are errors
+//! all of these. Invariant: a result has the type that the graph says; bad inputs are errors
 //! that name them.
 //!
 //! [`Mode::Exact`] treats floats as real numbers, as well as f64 can: nothing is rounded, not even

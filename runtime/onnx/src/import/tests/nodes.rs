@@ -95,7 +95,7 @@ fn tensors(list: &[(String, Vec<u8>)]) -> Result<Vec<(String, Tensor)>, String> 
             let proto = TensorProto::decode(&bytes[..]).map_err(|e| e.to_string())?;
             match tensor::read(&proto, None) {
                 Ok(t) => Ok((name.clone(), t)),
-                Err(tensor::Bad::Unsupported(m) | tensor::Bad::Damaged(m)) => Err(m),
+                Err(tensor::TensorFault::Unsupported(m) | tensor::TensorFault::Damaged(m)) => Err(m),
             }
         })
         .collect()
