@@ -47,7 +47,8 @@ fn thousand() -> String {
              rule many::scaled_{i}: mul(gelu(gemm(a, b, e, to = d)), {c}) => gemm(a, b, gelu(e) * {c}, to = d)\n  \
              class exact for f64, f32, rounds for f16, bf16;\n\
              /// Views.\n\
-             rule many::views_{i}: transpose(reshape(transpose(x, perm = p), shape = s), perm = q) => reshape(x, shape = s)\n  \
+             rule many::views_{i}: transpose(reshape(transpose(x, perm = p), shape = s), perm = q)\n  \
+             => reshape(x, shape = s)\n  \
              requires rank(x) == {i}, p == [1, 0], len(q) == {r}, false;\n\
              /// Sums.\n\
              rule many::sums_{i}: (x * {c} + y * {c}) => (x + y) * {c}\n  \

@@ -19,6 +19,7 @@ mod derive;
 mod guards;
 pub(crate) mod hygiene;
 pub(crate) mod infer;
+mod inline;
 mod instances;
 mod kernels;
 pub(crate) mod mentions;
@@ -31,7 +32,6 @@ mod scalars;
 mod sizes;
 mod test_blocks;
 mod types;
-mod unfold;
 pub(crate) mod walk;
 
 use std::collections::{HashMap, HashSet};

@@ -51,7 +51,7 @@ enum Stage {
     /// As imported.
     Imported,
     /// Defined ops replaced by their bodies: what enters the e-graph.
-    Unfolded,
+    Inlined,
     /// Optimised by the rules.
     Optimized,
 }
@@ -74,7 +74,7 @@ impl Opt {
         let options = self.options.options(&graph)?;
         let (graph, report) = match self.stage {
             Stage::Imported => (graph, None),
-            Stage::Unfolded => (graph.unfold()?, None),
+            Stage::Inlined => (graph.inlined()?, None),
             Stage::Optimized => {
                 let own = !self.options.rules.is_empty() && !options.no_rules;
                 match self.output.is_some() {

@@ -95,7 +95,8 @@ fn verdicts_are_kept_told_and_forgotten() {
 
     // A plan that was refused is refused at the second start too, with the same warning.
     let rules = folder.path().join("wrong.hyp");
-    let text = "edition 1;\nuse core::*;\nuse nn::*;\nruleset wrong { until = fixpoint; }\nrule wrong::dropped: relu(x) => x;\n";
+    let text = "edition 1;\nuse core::*;\nuse nn::*;\nruleset wrong { until = fixpoint; }\n\
+                rule wrong::dropped: relu(x) => x;\n";
     std::fs::write(&rules, text).unwrap();
     let wrong = [&run[..], &["--rules", rules.to_str().unwrap()]].concat();
     let starts = [0, 1].map(|_| hypatia(&cache, &wrong));

@@ -62,7 +62,8 @@ fn what_is_no_name_of_a_rule_is_told_to_be_none() {
         ask(
             pattern,
             &format!(
-                "`{pattern}` is no name of a rule, such as fuse::unary or fuse::unary[relu]; to ask about a pattern, write it"
+                "`{pattern}` is not the name of a rule, such as fuse::unary or fuse::unary[relu]; to ask about a \
+                 pattern, write it"
             ),
         );
     }

@@ -57,7 +57,7 @@ pub fn evaluate(graph: &Graph, inputs: &[(String, Tensor)], mode: Mode) -> Resul
         _ => false,
     };
     if graph.nodes.iter().any(defined) {
-        return Evaluator { graph: &graph.unfold()?, symbols, mode, live: 0 }.run(&by_name);
+        return Evaluator { graph: &graph.inlined()?, symbols, mode, live: 0 }.run(&by_name);
     }
     Evaluator { graph, symbols, mode, live: 0 }.run(&by_name)
 }
@@ -143,7 +143,7 @@ impl Evaluator<'_> {
                     let prim = Prim::read(*builtin, attrs, &lookup, &shapes, &result)?;
                     self.prim(&prim, term.as_ref(), &args, &types)?
                 }
-                OpBody::Defined(_) => return Err(Error::Internal("a defined op that was not unfolded".into())),
+                OpBody::Defined(_) => return Err(Error::Internal("a defined op that was not inlined".into())),
             },
         };
         for (t, (dtype, shape)) in results.iter().zip(&types) {

@@ -13,6 +13,7 @@ pub mod fusions;
 #[doc(hidden)]
 pub mod generated;
 mod graph;
+mod inline;
 pub mod instantiate;
 mod kinds;
 mod narrow;
@@ -22,7 +23,6 @@ mod regions;
 mod replace;
 mod specialize;
 mod term;
-mod unfold;
 mod validate;
 mod widen;
 

@@ -74,7 +74,7 @@ impl<'a> Session<'a> {
     /// Inlines the graph and inserts it into an e-graph.
     pub fn start(graph: &Graph, options: &'a Options, folder: &'static dyn ConstantFolder) -> Result<Session<'a>> {
         let started = Instant::now();
-        let graph = graph.unfold()?.pruned();
+        let graph = graph.inlined()?.pruned();
         let inserted = insert_graph(&graph, folder)?;
         let program = graph.program.clone();
         let given = inserted.egraph.classes().filter_map(|c| c.nodes.first().map(|n| (c.id, n.clone()))).collect();

@@ -28,7 +28,7 @@ use hypatia_dsl::interpret::{Application, Host, Item, build_number, build_tensor
 use hypatia_graph::check_view;
 
 /// Maximum depth of inlining.
-const MAX_UNFOLD: usize = 16;
+const MAX_INLINED: usize = 16;
 /// Maximum nesting of expressions; deeper ones are rejected before they overflow the stack.
 const MAX_DEPTH: usize = 400;
 
@@ -49,7 +49,7 @@ pub(super) struct Builder<'a> {
     /// The rule whose right side is built; `None` in bodies of ops.
     rule: Option<&'a Rule>,
     /// Depth of inlining so far.
-    unfolded: usize,
+    inlined: usize,
     /// Nesting of expressions so far.
     depth: usize,
     /// The node added last.
@@ -69,13 +69,13 @@ impl<'a> Builder<'a> {
     }
 
     /// A builder for the body of an op.
-    fn of_body(egraph: &'a mut EGraph, m: &'a Match, limit: usize, unfolded: usize) -> Builder<'a> {
+    fn of_body(egraph: &'a mut EGraph, m: &'a Match, limit: usize, inlined: usize) -> Builder<'a> {
         Builder {
             egraph,
             m,
             limit,
             rule: None,
-            unfolded,
+            inlined,
             depth: 0,
             last: None,
             views: Vec::new(),
@@ -170,13 +170,13 @@ impl<'a> Builder<'a> {
     }
 
     /// Inlines the body of an op that has no kernel for the whole op.
-    fn unfold(&mut self, def: &OpDef, body: &Build, children: &[Id], attrs: Vec<AttrValue>) -> Built {
-        if self.unfolded >= MAX_UNFOLD {
+    fn inline(&mut self, def: &OpDef, body: &Build, children: &[Id], attrs: Vec<AttrValue>) -> Built {
+        if self.inlined >= MAX_INLINED {
             return Err(ill_typed(format!("`{}` is defined by itself", def.name)));
         }
         let m = operands_of(self.egraph, def, children, attrs);
         let hint = children.iter().find_map(|c| class_type(self.egraph, *c)).map(|t| t.dtype);
-        let mut inner = Builder::of_body(self.egraph, &m, self.limit, self.unfolded + 1);
+        let mut inner = Builder::of_body(self.egraph, &m, self.limit, self.inlined + 1);
         let id = build_tensor(&mut inner, body, hint)?;
         self.last = inner.last;
         Ok(id)
@@ -350,7 +350,7 @@ impl Host for Builder<'_> {
             && !program.kernels.iter().any(|k| implements(&k.pattern, op))
         {
             let body = bodies.get(output as usize).ok_or_else(|| ill_typed("there is no such result"))?;
-            return self.unfold(def, body, &children, attrs);
+            return self.inline(def, body, &children, attrs);
         }
         let attrs = self.egraph.analysis.attrs_id(attrs);
         let node = Node::new(Payload::Op(op, attrs), children);

@@ -181,15 +181,15 @@ fn what_is_not_supported_says_so() {
         ),
         (
             model(vec![node("LSTM", &["x", "x", "x"], &["y"]), node("Unique", &["x"], &["z"])]),
-            "node `the_LSTM`: LSTM (opset 20) is not supported: export the model without it; docs/onnx-ops.md lists the \
-             supported ops; other unsupported ops of this model: Unique",
+            "node `the_LSTM`: LSTM (opset 20) is not supported: export the model without it; docs/onnx-ops.md lists \
+             the supported ops; other unsupported ops of this model: Unique",
         ),
         (model(vec![node("GRU", &["x", "x", "x"], &["y"])]), "node `the_GRU`: GRU (opset 20) is not supported"),
         (model(vec![node("DFT", &["x"], &["y"])]), "node `the_DFT`: DFT (opset 20) is not supported"),
         (model(vec![node("NonMaxSuppression", &["x", "x"], &["y"])]), "node `the_NonMaxSuppression`: NonMaxSup"),
         (
             model(vec![node("QLinearConv", &["x"; 8], &["y"])]),
-            "node `the_QLinearConv`: QLinearConv (opset 20) is not supported: quantise the model with QuantizeLinear and",
+            "node `the_QLinearConv`: QLinearConv (opset 20) is not supported: quantise the model with QuantizeLinear",
         ),
         (model(vec![node("ConvInteger", &["x", "x"], &["y"])]), "ConvInteger (opset 20) is not supported: quantise"),
         (

@@ -236,7 +236,8 @@ fn page(ops: &BTreeMap<String, Tally>, expanded: &Tally) -> String {
     let [pass, fixed, refused] = expanded.counts;
     writeln!(
         out,
-        "\nCases named `_expanded`, which write an op as the function that defines it: {pass} pass, {fixed} fixed, {refused} refused."
+        "\nCases named `_expanded`, which write an op as the function that defines it: {pass} pass, {fixed} fixed, \
+         {refused} refused."
     )
     .unwrap();
     out.push_str("\n## Not imported\n\n| op | cases |\n|---|---|\n");
