@@ -34,7 +34,8 @@ def case(name, inputs, given):
 for m, k, n in SHAPES:
     for dtype in DTYPES:
         for name, given in EPILOGUES.items():
-            inputs = [("input", "x", f"{dtype}[{m}, {k}]"), ("const", "w", f"{dtype}[{n}, {k}]"), ("const", "b", f"{dtype}[{n}]")]
+            inputs = [("input", "x", f"{dtype}[{m}, {k}]"), ("const", "w", f"{dtype}[{n}, {k}]"),
+                ("const", "b", f"{dtype}[{n}]")]
             if name in ("residual", "silu_gate"):
                 inputs.append(("input", "t", f"{dtype}[{m}, {n}]"))
             case(f"linear {name} {m}x{k}x{n} {dtype}", inputs, given)
