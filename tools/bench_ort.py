@@ -246,7 +246,8 @@ def main():
             verdict = "ok" if r["ratio"] <= goal and r["rules"] <= 1.02 else "MISSED"
             print(
                 f"{name:<28} ort {r['onnxruntime_ms']:8.3f} ms  hypatia {r['hypatia_ms']:8.3f} ms"
-                f"  ratio {r['ratio']:5.2f} (goal {goal})  rules {r['rules']:.2f}  off by {r['largest_difference']:.1e}  {verdict}",
+                f"  ratio {r['ratio']:5.2f} (goal {goal})  rules {r['rules']:.2f}"
+                f"  off by {r['largest_difference']:.1e}  {verdict}",
                 flush=True,
             )
             if args.json:

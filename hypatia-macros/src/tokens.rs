@@ -1,9 +1,9 @@
-//! Rules written as tokens between the braces of the macro: their text, and the span of each part.
+//! Rules written as tokens between the braces of the macro: their text, and each part's span.
 //!
 //! In: tokens. Out: their text, and the span of each token beside its range in that text.
 //! Invariant: tokens keep the lines and columns that they have in the user's file; comments between
-//! them are left out. The range of an error gives the tokens that it covers, and the compiler points
-//! at those.
+//! them are left out. The range of an error gives the tokens that it covers, and the compiler
+//! points at those.
 
 use std::ops::Range;
 

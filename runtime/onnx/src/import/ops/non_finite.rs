@@ -2,9 +2,9 @@
 //!
 //! In: an operand, filters, and how the two are convolved. Out: the convolution as ONNX defines it.
 //! Hypatia's convolutions multiply the filters with the zeros of the padding, and those of a
-//! transposed convolution with the zeros between its elements; in ONNX no such products exist. Finite
-//! filters do not show the difference, but 0 times an infinity is NaN. Invariant: the result has an
-//! infinity or NaN exactly where a product of an element with a non-finite entry makes one.
+//! transposed convolution with the zeros between its elements; in ONNX no such products exist.
+//! Finite filters do not show the difference, but 0 times an infinity is NaN. Invariant: the result
+//! has an infinity or NaN exactly where a product of an element with a non-finite entry makes one.
 //!
 //! Only filters that are constants are looked at.
 
