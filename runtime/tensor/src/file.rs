@@ -28,8 +28,8 @@ enum Target {
     Stream,
 }
 
-/// Fails if [`write`] would: before work is spent on what cannot be stored. `inputs` are files that
-/// must not be overwritten.
+/// Fails if [`write()`] would: before work is spent on what cannot be stored. `inputs` are files
+/// that must not be overwritten.
 ///
 /// # Errors
 /// If the path is one of the inputs, a folder or a disk, or cannot be written.
