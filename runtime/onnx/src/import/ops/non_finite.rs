@@ -1,10 +1,10 @@
-//! Convolutions whose filters hold infinities or NaN.
+//! Transposed convolutions whose filters hold infinities or NaN.
 //!
-//! In: an operand, filters, and how the two are convolved. Out: the convolution as ONNX defines it.
-//! Hypatia's convolutions multiply the filters with the zeros of the padding, and those of a
-//! transposed convolution with the zeros between its elements; in ONNX no such products exist.
-//! Finite filters do not show the difference, but 0 times an infinity is NaN. Invariant: the result
-//! has an infinity or NaN exactly where a product of an element with a non-finite entry makes one.
+//! In: an operand, filters, and the ordinary convolution that the transposed one becomes. Out: the
+//! result as ONNX defines it. The ordinary convolution multiplies the filters with the zeros that
+//! it has between the elements and around them; the transposed one has no such products. Finite
+//! filters do not show the difference, but 0 times an infinity is NaN. Invariant: the result has an
+//! infinity or NaN exactly where a product of an element with a non-finite entry makes one.
 //!
 //! Only filters that are constants are looked at.
 
@@ -15,24 +15,13 @@ use hypatia_dsl::builtin::BuiltinScalar;
 use hypatia_dsl::dtype::DType;
 
 use super::super::context::{Ctx, Out, internal};
+use super::window::Transposed;
 use hypatia_graph::Value;
 use hypatia_tensor::tensor::Tensor;
 
-/// How an operand and filters become a result.
-pub(super) trait Convolve {
-    /// The operand with the zeros that lie between its elements.
-    fn spread(&self, ctx: &mut Ctx, x: Value) -> Out<Value>;
-    /// The convolution of a spread operand.
-    fn convolve(&self, ctx: &mut Ctx, x: Value, w: Value) -> Out<Value>;
-    /// True if filters meet zeros that are no elements.
-    fn meets_zeros(&self) -> bool;
-}
-
-/// The convolution of `x` with operand 1.
-pub(super) fn convolution(ctx: &mut Ctx, x: Value, how: &dyn Convolve) -> Out<Value> {
-    let w = ctx.value(1)?;
-    let constant = if how.meets_zeros() { ctx.builder.constant(&ctx.bound(1)?) } else { None };
-    match constant.filter(|t| !is_finite(t)) {
+/// The transposed convolution of an operand and filters.
+pub(super) fn transposed(ctx: &mut Ctx, [x, w]: [Value; 2], how: &Transposed) -> Out<Value> {
+    match ctx.builder.constant(&w.into()).filter(|t| !is_finite(t)) {
         None => {
             let x = how.spread(ctx, x)?;
             how.convolve(ctx, x, w)
@@ -53,7 +42,7 @@ fn is_finite(t: &Tensor) -> bool {
 
 /// Convolves with finite filters, and adds infinities and NaN where products make them: separate
 /// convolutions count those products for each result.
-fn exact(ctx: &mut Ctx, x: Value, filters: &Arc<Tensor>, how: &dyn Convolve) -> Out<Value> {
+fn exact(ctx: &mut Ctx, x: Value, filters: &Arc<Tensor>, how: &Transposed) -> Out<Value> {
     let dtype = ctx.dtype_of(x);
     let (zero, one) = (ctx.number(dtype, 0.0)?, ctx.number(dtype, 1.0)?);
     let ones = ctx.expand(one, &ctx.shape_of(x))?;

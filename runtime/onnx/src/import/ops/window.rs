@@ -10,7 +10,7 @@ use hypatia_dsl::ir::AttrValue;
 use hypatia_dsl::shape::{Dim, Shape, product, show_shape};
 
 use super::super::context::{Bound, Ctx, Out, dims, int, ints};
-use super::non_finite::{self, Convolve};
+use super::non_finite;
 use hypatia_graph::Value;
 
 /// The window parameters, with one entry per spatial axis.
@@ -139,28 +139,8 @@ pub fn conv(ctx: &mut Ctx) -> Out {
     let sizes = filter_sizes(ctx, w, axes.len())?;
     let layout = Layout::read(ctx, sizes, &axes, false)?;
     let groups = ctx.attrs.int_or("group", 1)?;
-    let y = non_finite::convolution(ctx, x, &Plain { layout, groups })?;
+    let y = ctx.op(BuiltinOp::Conv, &[x, w], [&layout.attrs()[..], &[int(groups)]].concat())?;
     biased(ctx, y)
-}
-
-/// An ordinary convolution.
-struct Plain {
-    layout: Layout,
-    groups: i64,
-}
-
-impl Convolve for Plain {
-    fn spread(&self, _: &mut Ctx, x: Value) -> Out<Value> {
-        Ok(x)
-    }
-
-    fn convolve(&self, ctx: &mut Ctx, x: Value, w: Value) -> Out<Value> {
-        ctx.op(BuiltinOp::Conv, &[x, w], [&self.layout.attrs()[..], &[int(self.groups)]].concat())
-    }
-
-    fn meets_zeros(&self) -> bool {
-        self.layout.before.iter().chain(&self.layout.after).any(|pad| *pad > 0)
-    }
 }
 
 /// Adds operand 2 to the channels.
@@ -188,12 +168,12 @@ pub fn conv_transpose(ctx: &mut Ctx) -> Out {
     let reach = |i: usize| layout.reach(i) - 1;
     let before = (0..axes.len()).map(|i| reach(i) - layout.before[i]).collect();
     let after = (0..axes.len()).map(|i| reach(i) - layout.after[i]).collect();
-    let y = non_finite::convolution(ctx, x, &Transposed { layout, groups, before, after })?;
+    let y = non_finite::transposed(ctx, [x, w], &Transposed { layout, groups, before, after })?;
     biased(ctx, y)
 }
 
 /// A transposed convolution as an ordinary one.
-struct Transposed {
+pub(super) struct Transposed {
     layout: Layout,
     groups: i64,
     /// The padding of the ordinary convolution; what is negative crops elements.
@@ -201,8 +181,9 @@ struct Transposed {
     after: Vec<i64>,
 }
 
-impl Convolve for Transposed {
-    fn spread(&self, ctx: &mut Ctx, mut x: Value) -> Out<Value> {
+impl Transposed {
+    /// The operand with zeros between its elements, cropped.
+    pub(super) fn spread(&self, ctx: &mut Ctx, mut x: Value) -> Out<Value> {
         for (i, stride) in self.layout.strides.iter().enumerate() {
             x = spread(ctx, x, 2 + i, *stride)?;
         }
@@ -217,18 +198,14 @@ impl Convolve for Transposed {
         ctx.op(BuiltinOp::Pad, &[x, zero], vec![dims(&front), dims(&back)])
     }
 
-    fn convolve(&self, ctx: &mut Ctx, x: Value, w: Value) -> Out<Value> {
+    /// The convolution of a spread operand.
+    pub(super) fn convolve(&self, ctx: &mut Ctx, x: Value, w: Value) -> Out<Value> {
         let w = reversed(ctx, w, self.groups)?;
         let kept = |list: &[i64]| ints(&list.iter().map(|v| (*v).max(0)).collect::<Vec<_>>());
         let strides = ints(&vec![1; self.before.len()]);
         let dilations = ints(&self.layout.dilations);
         let attrs = vec![strides, kept(&self.before), kept(&self.after), dilations, int(self.groups)];
         ctx.op(BuiltinOp::Conv, &[x, w], attrs)
-    }
-
-    fn meets_zeros(&self) -> bool {
-        // The padding of the ordinary convolution is the extent of the filter.
-        true
     }
 }
 

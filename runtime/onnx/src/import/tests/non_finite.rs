@@ -111,7 +111,7 @@ fn values(rng: &mut ChaCha8Rng, count: usize, odd: f64) -> Vec<f64> {
 }
 
 #[test]
-fn filters_meet_elements_and_no_padding() {
+fn filters_meet_the_zeros_of_the_padding() {
     let mut rng = ChaCha8Rng::seed_from_u64(3);
     for case in 0..60 {
         let [n, c, o, k] = [6, 1 + case % 2, [1, 5][case / 2 % 2], 3];
@@ -122,7 +122,7 @@ fn filters_meet_elements_and_no_padding() {
         for (at, sum) in want.iter_mut().enumerate() {
             for (i, w) in w[at / places * c * k..][..c * k].iter().enumerate() {
                 let from = (at % places * stride + i % k).checked_sub(before).filter(|p| *p < n);
-                *sum += from.map_or(0.0, |p| x[i / k * n + p] * w);
+                *sum += from.map_or(0.0, |p| x[i / k * n + p]) * w;
             }
         }
         let [s, b, a] = [stride, before, after].map(|v| v as i64);
@@ -134,7 +134,7 @@ fn filters_meet_elements_and_no_padding() {
 }
 
 #[test]
-fn transposed_filters_meet_elements_and_no_zeros_between_them() {
+fn transposed_filters_meet_elements_alone() {
     let mut rng = ChaCha8Rng::seed_from_u64(4);
     for case in 0..60 {
         let [n, c, o, k] = [4, 1 + case % 2, [1, 5][case / 2 % 2], 3];
