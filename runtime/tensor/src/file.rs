@@ -2,8 +2,8 @@
 //!
 //! In: a path and its new content. Out: the file at that path. Invariant: at every moment, a
 //! regular file has its old content or the whole new one, and it keeps its permissions. Symbolic
-//! links stay and are followed. A stream (a pipe, a terminal, `/dev/stdout`) is written to in place.
-//! Nothing else is written to.
+//! links stay and are followed. A stream (a pipe, a terminal, `/dev/stdout`) is written to in
+//! place. Nothing else is written to.
 
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{BufWriter, Cursor, ErrorKind, Seek, Write};
