@@ -454,7 +454,8 @@ rule r::a[g in fs]: (q @ g(x: T[..s], b?), mm(x, none, axis = a)) => (x, add(x, 
 
 kernel k for mm(a, b, ..c) { template \"a.cu\"; requires sm >= 80; tune BM in {64, 128}; launch grid = m; }
 
-test \"t\" on h200 { input x: f32[2, n] = [[1, -2.0]]; const y: bf16[]; given add(x, y); expect launches == 1; expect fires r::a; }
+test \"t\" on h200 { input x: f32[2, n] = [[1, -2.0]]; const y: bf16[]; given add(x, y); \
+  expect launches == 1; expect fires r::a; }
 ";
 
 #[test]

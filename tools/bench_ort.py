@@ -62,13 +62,15 @@ class Builder:
 
     def gelu(self, x):
         e = self.op("Erf", self.op("Div", x, self.const(np.float32(np.sqrt(2.0)))))
-        return self.op("Mul", self.op("Mul", x, self.op("Add", e, self.const(np.float32(1)))), self.const(np.float32(0.5)))
+        return self.op("Mul", self.op("Mul", x, self.op("Add", e, self.const(np.float32(1)))),
+            self.const(np.float32(0.5)))
 
     def save(self, path, inputs, output, shape):
         values = [helper.make_tensor_value_info(n, t, s) for n, t, s in inputs]
         self.nodes[-1].output[0] = output
         graph = helper.make_graph(
-            self.nodes, path.stem, values, [helper.make_tensor_value_info(output, TensorProto.FLOAT, shape)], self.weights
+            self.nodes, path.stem, values, [helper.make_tensor_value_info(output, TensorProto.FLOAT, shape)],
+                self.weights
         )
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=9)
         onnx.checker.check_model(model)
@@ -81,7 +83,8 @@ def mlp(path, widths, batch, act):
     for i, (m, n) in enumerate(zip(widths, widths[1:])):
         x = b.linear(x, m, n)
         if i < len(widths) - 2 or len(widths) == 2:
-            x = {"relu": lambda v: b.op("Relu", v), "silu": lambda v: b.op("Mul", v, b.op("Sigmoid", v)), "gelu": b.gelu}[act](x)
+            x = {"relu": lambda v: b.op("Relu", v), "silu": lambda v: b.op("Mul", v, b.op("Sigmoid", v)),
+                "gelu": b.gelu}[act](x)
     b.save(path, [("x", TensorProto.FLOAT, [batch, widths[0]])], "y", [batch, widths[-1]])
     return {"x": b.rng.standard_normal((batch, widths[0])).astype(np.float32)}
 
@@ -242,8 +245,9 @@ def main():
             results.append(r)
             verdict = "ok" if r["ratio"] <= goal and r["rules"] <= 1.02 else "MISSED"
             print(
-                f"{name:<28} ort {r['onnxruntime_ms']:8.3f} ms  hypatia {r['hypatia_ms']:8.3f} ms  ratio {r['ratio']:5.2f}"
-                f" (goal {goal})  rules {r['rules']:.2f}  off by {r['largest_difference']:.1e}  {verdict}",
+                f"{name:<28} ort {r['onnxruntime_ms']:8.3f} ms  hypatia {r['hypatia_ms']:8.3f} ms"
+                f"  ratio {r['ratio']:5.2f} (goal {goal})  rules {r['rules']:.2f}"
+                f"  off by {r['largest_difference']:.1e}  {verdict}",
                 flush=True,
             )
             if args.json:

@@ -42,7 +42,8 @@ def main():
     if not found:
         sys.exit(f"{sys.argv[1]} holds no new/estimates.json")
     root = pathlib.Path(__file__).resolve().parent
-    ask = lambda what: subprocess.run([root / "source.sh", what], check=True, capture_output=True, text=True).stdout.strip()
+    ask = lambda what: subprocess.run([root / "source.sh", what], check=True, capture_output=True,
+        text=True).stdout.strip()
     version = re.search(r'^version = "(.*)"', (root.parent / "Cargo.toml").read_text(), re.M).group(1)
     device = measured.processor(len(os.sched_getaffinity(0)))
     about = measured.record(device, {"hypatia": version}, ask("commit"), ask("hash"), f"./x bench {sys.argv[2]}")

@@ -58,13 +58,15 @@ class Net:
 
     def gelu(self, x):
         e = self.op("Erf", self.op("Div", x, self.const(np.float32(1.4142135))))
-        return self.op("Mul", self.op("Mul", x, self.op("Add", e, self.const(np.float32(1)))), self.const(np.float32(0.5)))
+        return self.op("Mul", self.op("Mul", x, self.op("Add", e, self.const(np.float32(1)))),
+            self.const(np.float32(0.5)))
 
     def ln(self, x, c):
         return self.op("LayerNormalization", x, self.w(c, scale=1.0), self.w(c, scale=0.1), axis=-1, epsilon=1e-6)
 
     def softmax_attention(self, q, k, v, scale, mask=None):
-        scores = self.op("MatMul", self.op("Mul", q, self.const(np.float32(scale))), self.op("Transpose", k, perm=[0, 1, 3, 2]))
+        scores = self.op("MatMul", self.op("Mul", q, self.const(np.float32(scale))),
+            self.op("Transpose", k, perm=[0, 1, 3, 2]))
         if mask:
             scores = self.op("Add", scores, mask)
         return self.op("MatMul", self.op("Softmax", scores, axis=-1), v)
@@ -120,7 +122,8 @@ def unet():
     up = n.op("ConvTranspose", c, n.w(8, 8, 2, 2), n.w(8, scale=0.1), kernel_shape=[2, 2], strides=[2, 2])
     x = n.op("Relu", n.conv(n.op("Concat", up, b, axis=1), 16, 4))
     scales = n.const(np.array([1, 1, 2, 2], np.float32))
-    near = n.op("Resize", x, "", scales, mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor")
+    near = n.op("Resize", x, "", scales, mode="nearest", coordinate_transformation_mode="asymmetric",
+        nearest_mode="floor")
     smooth = n.op("Resize", x, "", scales, mode="linear", coordinate_transformation_mode="half_pixel")
     x = n.conv(n.op("Concat", near, smooth, a, axis=1), 12, 3, k=1)
     x = n.op("Slice", x, n.ints(1, 1), n.ints(-1, 2**63 - 1), n.ints(2, 3))
@@ -164,7 +167,8 @@ def swin():
     # Patch merging: every second row and column.
     y = n.op("Reshape", x, n.ints(2, h, w, c))
     end, step = n.ints(2**63 - 1), n.ints(2)
-    part = lambda a, b: n.op("Slice", n.op("Slice", y, n.ints(a), end, n.ints(1), step), n.ints(b), end, n.ints(2), step)
+    part = lambda a, b: n.op("Slice", n.op("Slice", y, n.ints(a), end, n.ints(1), step), n.ints(b), end, n.ints(2),
+        step)
     y = n.op("Concat", part(0, 0), part(1, 0), part(0, 1), part(1, 1), axis=-1)
     return n, [n.op("MatMul", n.ln(n.op("Reshape", y, n.ints(2, -1, 4 * c)), 4 * c), n.w(4 * c, 2 * c))]
 
@@ -186,7 +190,8 @@ def masked_encoder():
     b, s, c, heads = 2, 5, 8, 2
     ids = n.input("input_ids", RNG.integers(0, 11, (b, s)))
     mask = n.input("attention_mask", np.array([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]]))
-    x = n.op("Add", n.op("Gather", n.w(11, c, scale=1.0), ids), n.op("Slice", n.w(1, 16, c, scale=1.0), n.ints(0), n.ints(s), n.ints(1)))
+    x = n.op("Add", n.op("Gather", n.w(11, c, scale=1.0), ids),
+        n.op("Slice", n.w(1, 16, c, scale=1.0), n.ints(0), n.ints(s), n.ints(1)))
     x = n.ln(x, c)
     m = n.op("Unsqueeze", n.op("Unsqueeze", mask, n.ints(1)), n.ints(2))
     m = n.op("Cast", n.op("Expand", m, n.ints(b, 1, s, s)), to=1)

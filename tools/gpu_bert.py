@@ -70,14 +70,16 @@ def main():
         want = full.cuda()(ids.cuda()).cpu().numpy()
         model = full.cpu().to(DTYPES[a.dtype])
         path = work / "bert.onnx"
-        torch.onnx.export(model, (ids,), str(path), dynamo=True, opset_version=20, input_names=["ids"], output_names=["y"])
+        torch.onnx.export(model, (ids,), str(path), dynamo=True, opset_version=20, input_names=["ids"],
+            output_names=["y"])
         np.savez(work / "in.npz", ids=ids.numpy())
         np.savez(work / "want.npz", y=want)
         model = model.cuda()
         on = ids.cuda()
         got = model(on).cpu().numpy()
         eager_error = float(np.abs(got - want).max())
-        row = {"case": f"bert-base b{a.batch} s{a.seq} {a.dtype}", "eager_error": eager_error, "max": float(np.abs(want).max())}
+        row = {"case": f"bert-base b{a.batch} s{a.seq} {a.dtype}", "eager_error": eager_error,
+            "max": float(np.abs(want).max())}
         row["eager"] = timed(lambda: model(on))
         row["eager_graph"] = timed(graphed(lambda: model(on)))
         if a.compile:
@@ -89,7 +91,8 @@ def main():
     a.out.mkdir(parents=True, exist_ok=True)
     for start in ("cold", "warm"):
         begin = time.time()
-        command = [a.hypatia, "run", str(path), "--inputs", str(work / "in.npz"), "--check", str(work / "want.npz"), "--device", "cuda", "--json", "--outputs", str(work / f"out_{start}.npz")]
+        command = [a.hypatia, "run", str(path), "--inputs", str(work / "in.npz"), "--check", str(work / "want.npz"),
+            "--device", "cuda", "--json", "--outputs", str(work / f"out_{start}.npz")]
         done = subprocess.run(command, capture_output=True, text=True)
         row[f"run_{start}_s"] = time.time() - begin
         # From the start of the process to the first result. `run` measures more after it, for its

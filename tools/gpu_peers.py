@@ -197,7 +197,8 @@ def median(rounds):
 
 def show(row):
     number = lambda k: f"{row[k]:9.2f}" if row.get(k) else " " * 9
-    numbers = " ".join(number(k) for k in ("hypatia", "hypatia_unfused", "eager", "addmm_activation", "bare_gemms", "compiled"))
+    numbers = " ".join(number(k) for k in ("hypatia", "hypatia_unfused", "eager", "addmm_activation", "bare_gemms",
+        "compiled"))
     ratio = f"{row['ratio']:6.3f}" if row["ratio"] else "FAILED " + str(row["error"])[:200]
     bandwidth = ""
     if "hypatia_tbps" in row:
@@ -217,7 +218,8 @@ def main():
     about = measured.about(a.hypatia, torch.cuda.get_device_name(), gpu=True, torch=torch.__version__)
     torch.manual_seed(0)
     rounds = [one_round(a) for _ in range(max(1, a.rounds))]
-    print(f"{'case':<42} {'hypatia':>9} {'unfused':>9} {'eager':>9} {'addmm':>9} {'bare':>9} {'compiled':>9} {'ratio':>6}")
+    names = ["hypatia", "unfused", "eager", "addmm", "bare", "compiled"]
+    print(f"{'case':<42} {' '.join(f'{name:>9}' for name in names)} {'ratio':>6}")
     out = [median(case) for case in zip(*rounds)]
     for row in out:
         show(row)

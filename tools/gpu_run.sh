@@ -65,7 +65,8 @@ else
     tool=${pair%%:*} fault=${pair##*:}
     only=()
     [ "$tool" = racecheck ] && only=("${ours[@]}")
-    if HYPATIA_PLANT=1 "$sanitizer" --tool "$tool" "${only[@]}" --error-exitcode 9 "$here/tests" "planted::$fault" --nocapture \
+    if HYPATIA_PLANT=1 "$sanitizer" --tool "$tool" "${only[@]}" --error-exitcode 9 \
+      "$here/tests" "planted::$fault" --nocapture \
       >"$out/planted-$fault.log" 2>&1; then
       say "FAILED  $tool did not find the planted fault $fault: its verdicts do not count"
       failed=1
@@ -93,7 +94,8 @@ else
     [ "$tool" = initcheck ] && tests+=(--skip both_ways_over_heads --skip a_checked_session)
     (
       failed=0
-      part "sanitizer-$tool" "$sanitizer" --tool "$tool" "${only[@]}" --error-exitcode 9 "$here/tests" "${tests[@]}" --nocapture --test-threads 1
+      part "sanitizer-$tool" "$sanitizer" --tool "$tool" "${only[@]}" --error-exitcode 9 \
+        "$here/tests" "${tests[@]}" --nocapture --test-threads 1
       exit $failed
     ) &
     running+=($!)

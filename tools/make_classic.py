@@ -34,7 +34,8 @@ def case(name, inputs, given):
 for m, k, n in SHAPES:
     for dtype in DTYPES:
         for name, given in EPILOGUES.items():
-            inputs = [("input", "x", f"{dtype}[{m}, {k}]"), ("const", "w", f"{dtype}[{n}, {k}]"), ("const", "b", f"{dtype}[{n}]")]
+            inputs = [("input", "x", f"{dtype}[{m}, {k}]"), ("const", "w", f"{dtype}[{n}, {k}]"),
+                ("const", "b", f"{dtype}[{n}]")]
             if name in ("residual", "silu_gate"):
                 inputs.append(("input", "t", f"{dtype}[{m}, {n}]"))
             case(f"linear {name} {m}x{k}x{n} {dtype}", inputs, given)
@@ -66,8 +67,8 @@ for n in ROWS:
             case(f"{name} {(1 << 26) // n}x{n} {dtype}", inputs, given)
 
 head = """edition 1;
-//! The cases of `hypatia bench --suite classic`: linear layers with epilogues, multi-layer perceptrons, a gate, rows.
-//! Written by tools/make_classic.py.
+//! The cases of `hypatia bench --suite classic`: linear layers with epilogues, multi-layer
+//! perceptrons, a gate, rows. Written by tools/make_classic.py.
 use core::*;
 use nn::*;
 

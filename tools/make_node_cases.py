@@ -51,4 +51,5 @@ for case in collect_testcases(None):
 
 with open(sys.argv[1], "wb") as out:
     np.savez(out, **archive)
-print(f"{sum(name.endswith('/model') for name in archive)} cases of onnx {onnx.__version__} in {sys.argv[1]}", file=sys.stderr)
+print(f"{sum(name.endswith('/model') for name in archive)} cases of onnx {onnx.__version__} in {sys.argv[1]}",
+    file=sys.stderr)

@@ -95,8 +95,8 @@ def versions(op):
 
 
 def case(name, op, inputs, attrs=None, opsets=None, outputs=1, consts=(), dims=None):
-    """One op. `None` among the inputs is one left out. The first case of an op runs at each version of its
-    definition, the others at the newest."""
+    """One op. `None` among the inputs is an omitted input. The first case of an op runs at each
+    version of its definition, the others at the newest."""
     if opsets is None:
         opsets = versions(op) if op not in COVERED else versions(op)[-1:]
         COVERED.add(op)
@@ -125,7 +125,8 @@ def pointwise():
     case("huge", "Cosh", {"x": np.array([-89.0, 89.0], np.float32)}, opsets=[13])
     for op in ["Log", "Sqrt", "Reciprocal"]:
         case("positive", op, {"x": np.array([1e-3, 0.5, 1.0, 7.0], np.float32)})
-    for op, attrs in [("Elu", {"alpha": 0.7}), ("Celu", {"alpha": 0.7}), ("Selu", {}), ("Selu", {"alpha": 1.5, "gamma": 2.0}),
+    for op, attrs in [("Elu", {"alpha": 0.7}), ("Celu", {"alpha": 0.7}), ("Selu", {}),
+        ("Selu", {"alpha": 1.5, "gamma": 2.0}),
                       ("LeakyRelu", {"alpha": 0.3}), ("LeakyRelu", {}), ("ThresholdedRelu", {"alpha": 0.8}),
                       ("HardSigmoid", {}), ("HardSigmoid", {"alpha": 0.3, "beta": 0.2}), ("Swish", {"alpha": 1.5}),
                       ("Swish", {}), ("Shrink", {"bias": 0.3, "lambd": 0.7})]:
@@ -188,11 +189,13 @@ def casts():
 
 
 def linear():
-    for name, a, b in [("plain", (3, 4), (4, 2)), ("batch", (2, 3, 4), (2, 4, 2)), ("broadcast", (2, 1, 3, 4), (5, 4, 2)),
+    for name, a, b in [("plain", (3, 4), (4, 2)), ("batch", (2, 3, 4), (2, 4, 2)),
+        ("broadcast", (2, 1, 3, 4), (5, 4, 2)),
                        ("vector_matrix", (4,), (4, 2)), ("matrix_vector", (3, 4), (4,)), ("vectors", (4,), (4,)),
                        ("vector_batch", (4,), (2, 4, 3)), ("batch_vector", (2, 3, 4), (4,)), ("empty", (3, 0), (0, 2))]:
         case(name, "MatMul", {"a": f(*a), "b": f(*b)})
-    case("ints", "MatMul", {"a": RNG.integers(-5, 5, (2, 3), dtype=np.int32), "b": RNG.integers(-5, 5, (3, 2), dtype=np.int32)})
+    case("ints", "MatMul", {"a": RNG.integers(-5, 5, (2, 3), dtype=np.int32),
+        "b": RNG.integers(-5, 5, (3, 2), dtype=np.int32)})
     for ta in [0, 1]:
         for tb in [0, 1]:
             a, b = f(*((4, 3) if ta else (3, 4))), f(*((2, 4) if tb else (4, 2)))
@@ -207,7 +210,8 @@ def linear():
 
     for name, equation, shapes in [
         ("matmul", "ij,jk->ik", [(2, 3), (3, 4)]), ("heads", "bqhd,bkhd->bhqk", [(2, 3, 2, 4), (2, 5, 2, 4)]),
-        ("implicit", "bij,bjk", [(2, 3, 4), (2, 4, 3)]), ("outer", "i,j->ij", [(2,), (3,)]), ("transpose", "ijk->kij", [(2, 3, 4)]),
+        ("implicit", "bij,bjk", [(2, 3, 4), (2, 4, 3)]), ("outer", "i,j->ij", [(2,), (3,)]),
+            ("transpose", "ijk->kij", [(2, 3, 4)]),
         ("total", "ij->", [(2, 3)]), ("lonely", "ij,jk->k", [(2, 3), (3, 4)]), ("dot", "i, i -> ", [(3,), (3,)]),
         ("three", "ij,jk,kl->li", [(2, 3), (3, 4), (4, 2)]), ("product", "ij,ij->ij", [(2, 3), (2, 3)]),
     ]:
@@ -238,10 +242,13 @@ def reductions():
             if by_input and op in ["ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd"]:
                 reduce("noop", None, noop_with_empty_axes=1)
                 reduce("noop_empty", [], noop_with_empty_axes=1)
-    case("nan", "ReduceMax", {"x": np.array([[1, np.nan], [3, 2]], np.float32), "axes": i(1)}, opsets=[18], consts=["axes"])
+    case("nan", "ReduceMax", {"x": np.array([[1, np.nan], [3, 2]], np.float32), "axes": i(1)}, opsets=[18],
+        consts=["axes"])
     case("ints", "ReduceSum", {"x": i(1, 2, 3)}, opsets=[13])
-    case("bools", "ReduceMax", {"x": np.array([[True, False], [False, False]]), "axes": i(1)}, opsets=[20], consts=["axes"])
-    case("bools", "ReduceMin", {"x": np.array([[True, False], [True, True]]), "axes": i(1)}, opsets=[20], consts=["axes"])
+    case("bools", "ReduceMax", {"x": np.array([[True, False], [False, False]]), "axes": i(1)}, opsets=[20],
+        consts=["axes"])
+    case("bools", "ReduceMin", {"x": np.array([[True, False], [True, True]]), "axes": i(1)}, opsets=[20],
+        consts=["axes"])
     case("infinite", "ReduceLogSumExp", {"x": np.array([[-np.inf, -np.inf], [1, 200.0]], np.float32), "axes": i(1)},
          opsets=[18], consts=["axes"])
     for name, attrs in [("plain", {}), ("exclusive", {"exclusive": 1}), ("reverse", {"reverse": 1}),
@@ -268,7 +275,8 @@ def norms():
     case("two_axes", "LayerNormalization", {"x": f(2, 3, 4), "s": f(3, 4), "b": f(3, 4)}, {"axis": -2})
     case("scale_of_one", "LayerNormalization", {"x": f(2, 3, 4), "s": f(1), "b": f(1)}, {"axis": 1})
     case("moments", "LayerNormalization", {"x": f(2, 3, 4), "s": f(4), "b": f(4)}, outputs=3)
-    case("f16", "LayerNormalization", {"x": f(2, 8, dtype=np.float16), "s": f(8, dtype=np.float16), "b": f(8, dtype=np.float16)})
+    case("f16", "LayerNormalization", {"x": f(2, 8, dtype=np.float16), "s": f(8, dtype=np.float16),
+        "b": f(8, dtype=np.float16)})
     case("last", "RMSNormalization", {"x": f(2, 3, 4), "s": f(4)})
     case("two_axes", "RMSNormalization", {"x": f(2, 3, 4), "s": f(3, 4)}, {"axis": 1, "epsilon": 1e-2})
     channels = {"s": f(3), "b": f(3), "m": f(3), "v": f(3, low=0.2)}
@@ -338,7 +346,8 @@ def indices():
     case("batch", "GatherND", {"x": f(2, 3, 2), "i": np.array([[1], [2]])}, {"batch_dims": 1})
     values = np.array([0.5, 9.0], np.float32)
     case("default", "OneHot", {"i": i(0, 2, -1, 7), "d": np.array(3), "v": values}, consts=["d"])
-    case("float_depth", "OneHot", {"i": np.array([0, 2], np.float32), "d": np.array(3, np.float32), "v": values}, consts=["d"])
+    case("float_depth", "OneHot", {"i": np.array([0, 2], np.float32), "d": np.array(3, np.float32), "v": values},
+        consts=["d"])
     case("axis", "OneHot", {"i": np.array([[0, 1]]), "d": np.array(3), "v": values}, {"axis": 1}, consts=["d"])
     for upper in [0, 1]:
         case(f"upper{upper}", "Trilu", {"x": f(2, 4, 3)}, {"upper": upper})
@@ -357,11 +366,14 @@ def makers():
     case("part", "Shape", {"x": f(2, 3, 4)}, {"start": 1, "end": -1}, [15, 19, 21])
     case("all", "Shape", {"x": f(2, 3, 4)})
     case("all", "Size", {"x": f(2, 3, 4)})
-    for name, dtype, a, b, c in [("ints", np.int64, 2, 11, 3), ("down", np.int32, 10, 4, -2), ("none", np.int64, 3, 1, 1),
+    for name, dtype, a, b, c in [("ints", np.int64, 2, 11, 3), ("down", np.int32, 10, 4, -2),
+        ("none", np.int64, 3, 1, 1),
                                  ("floats", np.float32, 0.5, 2.6, 0.5)]:
-        case(name, "Range", {"a": np.array(a, dtype), "b": np.array(b, dtype), "c": np.array(c, dtype)}, consts=["a", "b", "c"])
+        case(name, "Range", {"a": np.array(a, dtype), "b": np.array(b, dtype), "c": np.array(c, dtype)},
+            consts=["a", "b", "c"])
     case("inference", "Dropout", {"x": f(2, 3)}, opsets=[13])
-    case("mask", "Dropout", {"x": f(2, 3), "r": np.array(0.5, np.float32), "t": np.array(False)}, outputs=2, consts=["r", "t"])
+    case("mask", "Dropout", {"x": f(2, 3), "r": np.array(0.5, np.float32), "t": np.array(False)}, outputs=2,
+        consts=["r", "t"])
 
 
 def graphs():
@@ -390,7 +402,8 @@ def graphs():
     nodes = [
         n("Shape", ["x"], ["shape"]), const("one", np.array(1)), const("zero", np.array(0)),
         n("Gather", ["shape", "one"], ["s"]), n("Range", ["zero", "s", "one"], ["p"]),
-        const("a0", i(0)), const("a1", i(1)), n("Unsqueeze", ["p", "a0"], ["row"]), n("Unsqueeze", ["p", "a1"], ["col"]),
+        const("a0", i(0)), const("a1", i(1)), n("Unsqueeze", ["p", "a0"], ["row"]),
+            n("Unsqueeze", ["p", "a1"], ["col"]),
         n("LessOrEqual", ["row", "col"], ["mask"]), const("low", np.float32(-1e9)), const("fill", np.float32(0)),
         n("Where", ["mask", "fill", "low"], ["bias"]), n("Add", ["x", "bias"], ["z"]),
     ]
@@ -426,7 +439,8 @@ def encodings():
     kinds = {
         "float": (TensorProto.FLOAT, [1.5, -2.0]), "double": (TensorProto.DOUBLE, [1.5, -2.0]),
         "float16": (TensorProto.FLOAT16, [1.5, -2.0]), "bfloat16": (TensorProto.BFLOAT16, [1.5, -2.0]),
-        "int64": (TensorProto.INT64, [3, -4]), "int32": (TensorProto.INT32, [3, -4]), "int8": (TensorProto.INT8, [3, -4]),
+        "int64": (TensorProto.INT64, [3, -4]), "int32": (TensorProto.INT32, [3, -4]),
+            "int8": (TensorProto.INT8, [3, -4]),
         "uint8": (TensorProto.UINT8, [3, 200]), "bool": (TensorProto.BOOL, [1, 0]),
     }
     for name, (kind, values) in kinds.items():
@@ -437,7 +451,8 @@ def encodings():
             else:
                 tensor = helper.make_tensor("w", kind, [2], values)
             node = helper.make_node("Cast", ["w"], ["y"], to=TensorProto.DOUBLE)
-            graph = helper.make_graph([node], "g", [], [helper.make_tensor_value_info("y", TensorProto.DOUBLE, [2])], [tensor])
+            graph = helper.make_graph([node], "g", [], [helper.make_tensor_value_info("y", TensorProto.DOUBLE, [2])],
+                [tensor])
             model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=IR)
             store(f"encoding_{name}_{'raw' if raw else 'typed'}_13", model, {}, {"y": np.array(values, np.float64)})
 
@@ -471,7 +486,8 @@ def windows():
         ("dilated", f(4, 2, 2, 3), {"dilations": [3, 2], "strides": [2, 1]}),
         ("cut", f(4, 2, 2, 2), {"pads": [1, 1, 1, 1], "strides": [1, 2]}),
     ]:
-        case(name, "ConvTranspose", {"x": x, "w": w, "b": f(w.shape[1] * attrs.get("group", 1))}, attrs, consts=["w", "b"])
+        case(name, "ConvTranspose", {"x": x, "w": w, "b": f(w.shape[1] * attrs.get("group", 1))}, attrs,
+            consts=["w", "b"])
     for name, attrs in [
         ("ceil", {"kernel_shape": [3, 3], "strides": [2, 2], "ceil_mode": 1}),
         ("padded", {"kernel_shape": [3, 2], "pads": [1, 0, 2, 1], "strides": [2, 1]}),
@@ -484,7 +500,8 @@ def windows():
 
 
 def main():
-    for group in [pointwise, casts, linear, reductions, norms, views, indices, makers, graphs, encodings, windows, families]:
+    for group in [pointwise, casts, linear, reductions, norms, views, indices, makers, graphs, encodings, windows,
+        families]:
         group()
     np.savez_compressed(OUT, **ARCHIVE)
     print(f"{sum(n.endswith('/model') for n in ARCHIVE)} models, {os.path.getsize(OUT)} bytes")

@@ -6,7 +6,7 @@
 #   tools/publish.sh --execute [CRATE]   publishes, after `cargo login`; from CRATE on to resume
 #
 # In: `cargo metadata`, and what `cargo package --list` says goes into each crate. Out: the order,
-# or everything that is missing. Holds always: nothing is uploaded without --execute, nor with a
+# or everything that is missing. Invariant: nothing is uploaded without --execute, nor with a
 # finding.
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -56,7 +56,8 @@ def encode(ids, mask, w):
         scores = np.exp(scores - scores.max(-1, keepdims=True))
         context = (scores / scores.sum(-1, keepdims=True)) @ v
         context = context.transpose(0, 2, 1, 3).reshape(batch, tokens, hidden)
-        x = layer_norm(x + linear(context, w, f"{name}.attention.output.dense"), w, f"{name}.attention.output.LayerNorm")
+        x = layer_norm(x + linear(context, w, f"{name}.attention.output.dense"), w,
+            f"{name}.attention.output.LayerNorm")
         inner = linear(x, w, f"{name}.intermediate.dense")
         inner = 0.5 * inner * (1 + erf(inner / math.sqrt(2)))
         x = layer_norm(x + linear(inner, w, f"{name}.output.dense"), w, f"{name}.output.LayerNorm")

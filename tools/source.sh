@@ -18,7 +18,8 @@ folders() { shopt -s nullglob && folders=(rules templates runtime/src runtime/*/
 case "${1:-}" in
   hash)
     cd "${2:-$(dirname "$0")/..}" && folders
-    find "${folders[@]}" -type f -not -path '*/snapshots/*' -print0 | sort -z | xargs -0 sha256sum | sha256sum | cut -d ' ' -f 1
+    find "${folders[@]}" -type f -not -path '*/snapshots/*' -print0 | sort -z |
+      xargs -0 sha256sum | sha256sum | cut -d ' ' -f 1
     ;;
   commit)
     cd "$(dirname "$0")/.." && folders

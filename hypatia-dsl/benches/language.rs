@@ -1,6 +1,8 @@
-//! How long the front end takes: a thousand rules parsed, checked and emitted, and each file of the library checked.
+//! How long the front end takes: a thousand rules parsed, checked and emitted, and each file of the
+//! library checked.
 //!
-//! `cargo bench -p hypatia-dsl --bench language`, or `./x bench`. `docs/benchmarks.md` has the figures and the limits.
+//! `cargo bench -p hypatia-dsl --bench language`, or `./x bench`. `docs/benchmarks.md` has the
+//! figures and the limits.
 #![allow(clippy::unwrap_used)]
 
 use std::fmt::Write;
@@ -33,7 +35,8 @@ fn checked(name: &str, text: &str) -> Compilation {
     c
 }
 
-/// A file of a thousand rules of several forms: epilogues, views with computed attributes, guards, constants.
+/// A file of a thousand rules of several forms: epilogues, views with computed attributes, guards,
+/// constants.
 fn thousand() -> String {
     let mut text = String::from("edition 1;\nuse core::*;\nuse nn::*;\n\nruleset many { until = fixpoint; }\n\n");
     for i in 0..250 {
@@ -44,7 +47,8 @@ fn thousand() -> String {
              rule many::scaled_{i}: mul(gelu(gemm(a, b, e, to = d)), {c}) => gemm(a, b, gelu(e) * {c}, to = d)\n  \
              class exact for f64, f32, rounds for f16, bf16;\n\
              /// Views.\n\
-             rule many::views_{i}: transpose(reshape(transpose(x, perm = p), shape = s), perm = q) => reshape(x, shape = s)\n  \
+             rule many::views_{i}: transpose(reshape(transpose(x, perm = p), shape = s), perm = q)\n  \
+             => reshape(x, shape = s)\n  \
              requires rank(x) == {i}, p == [1, 0], len(q) == {r}, false;\n\
              /// Sums.\n\
              rule many::sums_{i}: (x * {c} + y * {c}) => (x + y) * {c}\n  \

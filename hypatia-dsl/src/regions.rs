@@ -12,7 +12,7 @@ use crate::ir::{
 
 /// The variable for the further operand, and whether it is more than a number.
 #[derive(Clone, Copy)]
-struct Place {
+struct FurtherOperand {
     other: VarId,
     any_shape: bool,
 }
@@ -67,8 +67,8 @@ fn example(program: &Program, rule: &Rule, regions: &[VarId], n: usize) -> Optio
         others.push(other);
         out.vars.push(Var { name: format!("{}_operand", rule.vars[v.index()].name), sort: Sort::Tensor });
         let sample = sample(program, n, operands)?;
-        let place = Place { other, any_shape: n == ANY_SHAPE };
-        out.lhs = out.lhs.into_iter().map(|p| in_pattern(p, *v, &sample, place)).collect();
+        let further = FurtherOperand { other, any_shape: n == ANY_SHAPE };
+        out.lhs = out.lhs.into_iter().map(|p| in_pattern(p, *v, &sample, further)).collect();
         out.rhs = out.rhs.into_iter().map(|b| in_build(program, b, *v, &sample, other, false)).collect();
     }
     Some((out, others))
@@ -106,7 +106,7 @@ fn sample(program: &Program, n: usize, operands: usize) -> Option<Sample> {
     })
 }
 
-fn in_pattern(p: Pat, v: VarId, sample: &Sample, other: Place) -> Pat {
+fn in_pattern(p: Pat, v: VarId, sample: &Sample, other: FurtherOperand) -> Pat {
     match p {
         Pat::Bind(w, p) => Pat::Bind(w, Box::new(in_pattern(*p, v, sample, other))),
         Pat::Typed(p, t) => Pat::Typed(Box::new(in_pattern(*p, v, sample, other)), t),
@@ -122,7 +122,7 @@ fn in_pattern(p: Pat, v: VarId, sample: &Sample, other: Place) -> Pat {
 
 /// The sample as a pattern. An operand that is used again is repeated, by its name if it has one,
 /// which means the same e-classes. `written` holds the operands that occur already.
-fn pattern(sample: &Sample, args: &[Pat], place: Place, written: &mut Vec<usize>) -> Pat {
+fn pattern(sample: &Sample, args: &[Pat], further: FurtherOperand, written: &mut Vec<usize>) -> Pat {
     match sample {
         Sample::Operand(i) => match args.get(*i) {
             Some(Pat::Bind(name, _)) if written.contains(i) => Pat::Var(*name),
@@ -132,14 +132,14 @@ fn pattern(sample: &Sample, args: &[Pat], place: Place, written: &mut Vec<usize>
             }
             None => Pat::Any,
         },
-        Sample::Other if place.any_shape => Pat::Var(place.other),
+        Sample::Other if further.any_shape => Pat::Var(further.other),
         Sample::Other => {
             // Rank 0, so that it never broadcasts the result to a larger shape.
             let ty = TypePat { dtype: DTypePat::Any, prefix: vec![], rest: None, suffix: vec![] };
-            Pat::Typed(Box::new(Pat::Var(place.other)), ty)
+            Pat::Typed(Box::new(Pat::Var(further.other)), ty)
         }
         Sample::Call(s, parts) => {
-            let args = parts.iter().map(|p| pattern(p, args, place, written)).collect();
+            let args = parts.iter().map(|p| pattern(p, args, further, written)).collect();
             Pat::Node(NodePat { head: Head::Scalar(*s), args, rest: None, attrs: vec![], output: 0 })
         }
     }

@@ -138,7 +138,7 @@ fn clamp(span: Span, text: &str) -> (usize, usize) {
 
 /// A source range. Lines and columns count from 1, columns in characters; the end is exclusive.
 #[derive(Serialize)]
-struct Place {
+struct Location {
     file: String,
     line: usize,
     column: usize,
@@ -146,19 +146,19 @@ struct Place {
     end_column: usize,
 }
 
-fn place(sources: &SourceMap, span: Span) -> Place {
+fn location(sources: &SourceMap, span: Span) -> Location {
     let file = sources.file(span.file);
     let (start, end) = clamp(span, &file.text);
     let at = |offset: usize| sources.line_column(Span { start: offset as u32, end: offset as u32, ..span });
     let ((line, column), (end_line, end_column)) = (at(start), at(end));
-    Place { file: file.name.clone(), line, column, end_line, end_column }
+    Location { file: file.name.clone(), line, column, end_line, end_column }
 }
 
 /// A secondary location with its label.
 #[derive(Serialize)]
 struct Related {
     #[serde(flatten)]
-    place: Place,
+    location: Location,
     message: String,
 }
 
@@ -170,7 +170,7 @@ struct Line<'a> {
     code: String,
     message: &'a str,
     #[serde(flatten)]
-    place: Place,
+    location: Location,
     /// The text beside the underlined source.
     label: &'a str,
     related: Vec<Related>,
@@ -186,7 +186,7 @@ fn word(severity: Severity) -> &'static str {
 }
 
 fn related(sources: &SourceMap, d: &Diagnostic) -> Vec<Related> {
-    d.secondary.iter().map(|l| Related { place: place(sources, l.span), message: l.text.clone() }).collect()
+    d.secondary.iter().map(|l| Related { location: location(sources, l.span), message: l.text.clone() }).collect()
 }
 
 fn json(sources: &SourceMap, d: &Diagnostic) -> String {
@@ -194,7 +194,7 @@ fn json(sources: &SourceMap, d: &Diagnostic) -> String {
         severity: word(d.severity),
         code: d.code.to_string(),
         message: &d.message,
-        place: place(sources, d.primary.span),
+        location: location(sources, d.primary.span),
         label: &d.primary.text,
         related: related(sources, d),
         notes: &d.notes,
@@ -221,7 +221,7 @@ fn long_message(d: &Diagnostic) -> String {
 fn github(sources: &SourceMap, d: &Diagnostic) -> String {
     let data = |s: &str| s.replace('%', "%25").replace('\r', "%0D").replace('\n', "%0A");
     let property = |s: &str| data(s).replace(':', "%3A").replace(',', "%2C");
-    let p = place(sources, d.primary.span);
+    let p = location(sources, d.primary.span);
     // GitHub accepts columns only if both ends are on one line.
     let columns = match p.line == p.end_line {
         true => format!(",col={},endColumn={}", p.column, p.end_column),
@@ -240,7 +240,7 @@ fn github(sources: &SourceMap, d: &Diagnostic) -> String {
 
 fn sarif(sources: &SourceMap, diagnostics: &[Diagnostic]) -> String {
     let location = |span: Span, text: &str| {
-        let p = place(sources, span);
+        let p = location(sources, span);
         let mut location = serde_json::json!({
             "physicalLocation": {
                 "artifactLocation": { "uri": p.file.replace('\\', "/").replace('%', "%25").replace(' ', "%20") },

@@ -50,7 +50,7 @@ use crate::tokens::Text;
 /// |---|---|
 /// | `program()` | the checked Program: the standard library and this file |
 /// | `rewrites()` | its rules, as the optimiser runs them |
-/// | `trait Formulas` | a method of `hypatia::graph::GraphBuilder` for each op and scalar of the file |
+/// | `trait Formulas` | a method of `GraphBuilder` for each op and scalar of the file |
 /// | `trait Ops` | the same for `hypatia::Graph`: values, and a `Result` from each method |
 /// | `scalars::f64`, `scalars::f32` | the scalars as native Rust functions |
 /// | `kernels` | CUDA sources of the kernels |

@@ -1,14 +1,16 @@
-//! Rules that stand as tokens between the braces of the macro: their text, and where each part of it stands.
+//! Rules written as tokens between the braces of the macro: their text, and each part's span.
 //!
-//! In: tokens. Out: the text that they were read from, and the span of each token beside its range in the text. Holds always:
-//! tokens stand in the text on the lines and in the columns of the user's file, comments between them left out; an error's
-//! range gives the tokens that it covers, so that the compiler points at these.
+//! In: tokens. Out: their text, and the span of each token beside its range in that text.
+//! Invariant: tokens keep the lines and columns that they have in the user's file; comments between
+//! them are left out. The range of an error gives the tokens that it covers, and the compiler
+//! points at those.
 
 use std::ops::Range;
 
 use proc_macro2::{Delimiter, Group, Spacing, Span, TokenStream, TokenTree};
 
-/// Blank lines in front of a token at most. Tokens that a macro put together may come from anywhere.
+/// Maximum number of blank lines before a token. Tokens that a macro put together may come from
+/// anywhere.
 const FAR: usize = 10_000;
 
 /// A text, and the tokens that it was made of.

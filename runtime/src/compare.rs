@@ -1,22 +1,24 @@
 //! How near two tensors must be to count as the same result.
 //!
-//! In: a result, its reference, and what the graph says about the way to it. Out: a [`Comparison`] that
-//! names the worst element. Both the self-check of a new plan and `hypatia run --check` use it. An element
+//! In: a result, its reference, and the graph that leads to it. Out: a [`Comparison`] that names
+//! the worst element. The self-check of a new plan and `hypatia run --check` use it. An element
 //! agrees if
 //!
 //! ```text
 //! |result - reference| <= rtol * (|reference| + scale)
 //! ```
 //!
-//! * `rtol` is 1e-4, or 16 units in the last place of the least precise float type in which anything on the way to the
-//!   output was computed, if that is more: a model that computes in f16 and casts its result to f32 is as precise as
-//!   f16. Long chains of such nodes add up: up to four times as much, by the root of their length.
-//! * `scale` is what rounding in sums is measured by: elements that cancelled to nearly nothing are as far off as their
-//!   neighbours. It is worked out from the smallest quarter of the distinct magnitudes of the reference, as the root
-//!   mean square of a normal distribution with such a quarter. So neither a mask of -3.4e38 nor a few rows of
-//!   another magnitude, up to three quarters of the elements, can hide an error in the others.
+//! * `rtol` is 1e-4, or 16 units in the last place of the least precise float type in which a node
+//!   that leads to the output computes, if that is more: a model that computes in f16 and casts
+//!   its result to f32 is as precise as f16. Errors of long chains of such nodes add up: `rtol`
+//!   grows with the root of their length, up to four times.
+//! * `scale` is the magnitude that rounding in sums is relative to: elements that cancelled to
+//!   nearly nothing have errors as large as their neighbours'. It is the root mean square of a
+//!   normal distribution whose smallest quarter of magnitudes is that of the reference's distinct
+//!   magnitudes. So neither a mask of -3.4e38 nor rows of another magnitude, up to three quarters
+//!   of the elements, can hide an error in the others.
 //!
-//! Invariant: NaN and infinities agree only with themselves; integers and truth values must be equal.
+//! Invariant: NaN and infinities agree only with themselves; integers and booleans must be equal.
 
 use hypatia_dsl::dtype::DType;
 
@@ -24,52 +26,54 @@ use hypatia_graph::{Graph, Node, NodeKind, Value};
 use hypatia_tensor::error::{Error, Result};
 use hypatia_tensor::tensor::Tensor;
 
-/// The relative difference that is allowed whatever the element type: order of summation, other libraries' functions.
+/// The relative difference that is allowed for every element type: sums may be taken in another
+/// order, and other libraries' functions differ.
 const LEAST: f64 = 1e-4;
-/// Units in the last place that one stretch of nodes may differ by, and how many nodes that is.
+/// Units in the last place that one stretch of nodes may differ by, and the length of a stretch.
 const UNITS: f64 = 16.0;
 const STRETCH: f64 = 32.0;
-/// The root mean square of a normal distribution, over that of the smallest quarter of its magnitudes.
+/// The root mean square of a normal distribution, divided by that of the smallest quarter of its
+/// magnitudes.
 const QUARTER: f64 = 5.43;
-/// Elements that are looked at for the scale.
+/// Maximum number of elements that are sampled for the scale.
 const SAMPLE: usize = 1 << 16;
-/// With fewer elements a quarter says little.
+/// With fewer elements, a quarter of them says little.
 const FEW: usize = 16;
 
-/// What may differ between a result and its reference.
+/// How far a result may differ from its reference.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Tolerance {
-    /// By how much of its own magnitude an element may differ.
+    /// The relative difference of an element.
     pub rtol: f64,
-    /// By how much any element may differ; `None`: by `rtol` times the scale of the reference.
+    /// The absolute difference of an element; `None`: `rtol` times the scale of the reference.
     pub atol: Option<f64>,
 }
 
 impl Tolerance {
-    /// For a result that was computed in this element type, by so many nodes in a row.
+    /// For a result computed in this element type by this many nodes in a row.
     pub fn of(dtype: DType, nodes: usize) -> Tolerance {
         let longer = (nodes as f64 / STRETCH).sqrt().clamp(1.0, 4.0);
         Tolerance { rtol: (UNITS * longer * dtype.epsilon()).max(LEAST), atol: None }
     }
 
-    /// For each output of a graph, from the least precise float type in which anything on the way to it was computed.
+    /// For each output of a graph, from the least precise float type of the nodes that lead to it.
     pub fn of_outputs(graph: &Graph) -> Vec<Tolerance> {
-        let ways = ways(graph);
+        let precision_paths = precision_paths(graph);
         let outputs = graph.outputs.iter();
         outputs
             .map(|(_, v)| {
-                let way = ways[v.node.index()];
+                let way = precision_paths[v.node.index()];
                 Tolerance::of(way.dtype.unwrap_or(graph.ty(*v).dtype), way.nodes)
             })
             .collect()
     }
 
-    /// For each output of a graph, the first node on the way to it that computes in a less precise type than its own, if
-    /// there is one: the reason why more may differ than the output's type says.
+    /// For each output of a graph, the first node that leads to it and computes in a less precise
+    /// type than the output's own, if there is one. It is the reason for a larger tolerance.
     pub fn loosened(graph: &Graph) -> Vec<Option<Loosened>> {
-        let ways = ways(graph);
+        let precision_paths = precision_paths(graph);
         let of = |v: &Value| {
-            let (way, own) = (ways[v.node.index()], graph.ty(*v).dtype);
+            let (way, own) = (precision_paths[v.node.index()], graph.ty(*v).dtype);
             let dtype = way.dtype.filter(|d| own.is_float() && d.epsilon() > own.epsilon())?;
             Some(Loosened { dtype: dtype.name(), node: graph.nodes.get(way.first)?.name.clone() })
         };
@@ -77,10 +81,10 @@ impl Tolerance {
     }
 }
 
-/// Why an output may differ by more than its type says.
+/// Why the tolerance of an output is larger than that of its type.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct Loosened {
-    /// The least precise type on the way to it.
+    /// The least precise type of the nodes that lead to it.
     pub dtype: &'static str,
     /// The first node that computes in it.
     pub node: String,
@@ -92,59 +96,63 @@ impl std::fmt::Display for Loosened {
     }
 }
 
-/// What leads to each node.
-fn ways(graph: &Graph) -> Vec<Way> {
-    let mut ways: Vec<Way> = Vec::with_capacity(graph.nodes.len());
+/// The precision of what leads to each node.
+fn precision_paths(graph: &Graph) -> Vec<PrecisionPath> {
+    let mut precision_paths: Vec<PrecisionPath> = Vec::with_capacity(graph.nodes.len());
     for (i, node) in graph.nodes.iter().enumerate() {
-        let before = node.operands.iter().flatten().map(|v| ways[v.node.index()]);
-        let way = before.fold(Way::default(), Way::join);
-        ways.push(way.join(Way { first: i, ..Way::of(node, way) }));
+        let before = node.operands.iter().flatten().map(|v| precision_paths[v.node.index()]);
+        let way = before.fold(PrecisionPath::default(), PrecisionPath::join);
+        precision_paths.push(way.join(PrecisionPath { first: i, ..PrecisionPath::of(node, way) }));
     }
-    ways
+    precision_paths
 }
 
-/// The least precise float type on the way to a node, and the longest chain of nodes that compute in it.
+/// The least precise float type of the nodes that lead to a node, and the longest chain of nodes
+/// that compute in it.
 #[derive(Clone, Copy, Default)]
-struct Way {
+struct PrecisionPath {
     dtype: Option<DType>,
     nodes: usize,
     /// The first node that computes in it.
     first: usize,
 }
 
-impl Way {
-    /// What a node adds. Inputs and constants are given, not computed: reading them rounds nothing.
-    fn of(node: &Node, before: Way) -> Way {
+impl PrecisionPath {
+    /// What a node adds. Inputs and constants are not computed, so reading them rounds nothing.
+    fn of(node: &Node, before: PrecisionPath) -> PrecisionPath {
         let computed = matches!(node.kind, NodeKind::Op { .. } | NodeKind::Scalar(_));
         let dtype = node.results.iter().map(|t| t.dtype).find(|d| computed && d.is_float());
         let nodes = if dtype.is_some() && before.dtype == dtype { before.nodes + 1 } else { 1 };
-        Way { dtype, nodes, first: 0 }
+        PrecisionPath { dtype, nodes, first: 0 }
     }
 
-    fn join(self, other: Way) -> Way {
-        let epsilon = |w: &Way| w.dtype.map_or(-1.0, DType::epsilon);
+    fn join(self, other: PrecisionPath) -> PrecisionPath {
+        let epsilon = |w: &PrecisionPath| w.dtype.map_or(-1.0, DType::epsilon);
         match epsilon(&self).total_cmp(&epsilon(&other)) {
             std::cmp::Ordering::Less => other,
             std::cmp::Ordering::Greater => self,
-            std::cmp::Ordering::Equal => {
-                Way { dtype: self.dtype, nodes: self.nodes.max(other.nodes), first: self.first.min(other.first) }
-            }
+            std::cmp::Ordering::Equal => PrecisionPath {
+                dtype: self.dtype,
+                nodes: self.nodes.max(other.nodes),
+                first: self.first.min(other.first),
+            },
         }
     }
 }
 
-/// Two tensors side by side.
+/// The comparison of a result with its reference.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
 pub struct Comparison {
     /// The largest absolute difference; infinite if NaN or infinities do not agree.
     pub max_error: f64,
     /// The largest finite absolute value of the reference.
     pub max_reference: f64,
-    /// Index of the worst element, in row-major order: the difference that is the most of what is allowed.
+    /// Index of the worst element, in row-major order: the one whose difference is the largest
+    /// share of its bound.
     pub worst: usize,
-    /// The difference there.
+    /// The difference of that element.
     pub error: f64,
-    /// What the difference may be there.
+    /// The bound of that difference.
     pub bound: f64,
     /// True if all differences are within their bounds.
     pub ok: bool,
@@ -163,11 +171,11 @@ impl Comparison {
     pub fn of(got: &Tensor, want: &Tensor, tolerance: Tolerance) -> Result<Comparison> {
         if got.dtype().is_float() != want.dtype().is_float() || got.shape() != want.shape() {
             let show = |t: &Tensor| format!("{}{:?}", t.dtype(), t.shape());
-            return Err(Error::Input(format!("the result is {}, the reference {}", show(got), show(want))));
+            return Err(Error::Input(format!("the result is {}, but the reference is {}", show(got), show(want))));
         }
         let floats = got.dtype().is_float();
         let (g, w) = (got.to_f64(), want.to_f64());
-        // A reference may itself be less precise than what it judges.
+        // The reference may be less precise than the result.
         let rtol = tolerance.rtol.max(if floats { want.dtype().epsilon() } else { 0.0 });
         let atol = if floats { tolerance.atol.unwrap_or_else(|| tolerance.rtol * scale(&w)) } else { 0.0 };
         let mut c = Comparison { max_error: 0.0, max_reference: 0.0, worst: 0, error: 0.0, bound: 0.0, ok: true };
@@ -191,8 +199,9 @@ impl Comparison {
     }
 }
 
-/// True if `got` is about as close to `truth` as `other` is: by its mean square and by its worst element. Where `other`
-/// has what no rounding makes (NaN, an infinity), `got` must have the same.
+/// True if `got` is about as close to `truth` as `other` is, by its mean square and by its worst
+/// element. Where `other` has NaN or an infinity, which rounding does not make, `got` must have the
+/// same.
 pub fn no_less_precise(got: &Tensor, other: &Tensor, truth: &Tensor) -> bool {
     if got.shape() != truth.shape() || other.shape() != truth.shape() || !got.dtype().is_float() {
         return false;
@@ -210,11 +219,11 @@ pub fn no_less_precise(got: &Tensor, other: &Tensor, truth: &Tensor) -> bool {
             worst[i] = worst[i].max(error);
         }
     }
-    // Twice the error of the unfused plan: the rounding of one step more, not another function.
+    // Twice the error of the unfused plan: one more rounding step, not another function.
     square[0] <= 4.0 * square[1] && worst[0] <= 4.0 * worst[1]
 }
 
-/// The magnitude by which rounding is measured: see the top of this file.
+/// The magnitude that rounding is relative to: see the top of this file.
 fn scale(values: &[f64]) -> f64 {
     let step = values.len().div_ceil(SAMPLE).max(1) | 1;
     let magnitudes = values.iter().step_by(step).map(|v| v.abs());
@@ -223,7 +232,7 @@ fn scale(values: &[f64]) -> f64 {
     sorted.dedup();
     let Some(largest) = sorted.last().copied() else { return 0.0 };
     let quarter = &sorted[..sorted.len().div_ceil(4)];
-    // Scaled by the largest of them, so that squares stay finite.
+    // Divided by the largest of them, so that squares stay finite.
     let top = quarter[quarter.len() - 1];
     let square = quarter.iter().map(|v| (v / top) * (v / top)).sum::<f64>() / quarter.len() as f64;
     let normal = (top * square.sqrt() * QUARTER).min(largest);

@@ -1,7 +1,7 @@
 //! The executor of a plan, wherever it runs.
 //!
-//! In: a plan, and the device it was made for. Out: results of runs. Invariant: the CPU and the GPU take the same
-//! [`Plan`] type and give tensors of the host.
+//! In: a plan, and the device that it was made for. Out: results of runs. Invariant: the CPU and
+//! the GPU take the same [`Plan`] type and return tensors of the host.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,7 +24,7 @@ pub enum Executor {
 }
 
 impl Executor {
-    /// An executor on that GPU, or on the host with so many threads (0 means one for each core).
+    /// An executor on that GPU, or on the host with this many threads (0 means one for each core).
     pub fn new(plan: Arc<Plan>, gpu: Option<&OnGpu>, threads: usize) -> Result<Executor> {
         Ok(match gpu {
             Some(on) => on.executor(plan)?,
@@ -41,7 +41,7 @@ impl Executor {
         }
     }
 
-    /// What is worth telling of steps beside the plan.
+    /// Remarks on steps, shown beside the plan.
     pub fn notes(&self) -> Vec<Note> {
         match self {
             Executor::Cpu(_) => Vec::new(),
@@ -50,7 +50,7 @@ impl Executor {
         }
     }
 
-    /// Runs once. The inputs stand in the plan's order.
+    /// Runs once. The inputs are in the plan's order.
     pub fn run(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
         match self {
             Executor::Cpu(e) => e.run(inputs),
@@ -59,8 +59,9 @@ impl Executor {
         }
     }
 
-    /// Runs once, into tensors of the plan's types that nobody else holds. On a GPU nothing is allocated from the second run
-    /// on; the host allocates what [`run`](Executor::run) does.
+    /// Runs once and writes the results into tensors of the plan's types that have no other owner.
+    /// On a GPU, runs after the first allocate nothing; the host allocates what
+    /// [`run`](Executor::run) does.
     ///
     /// # Errors
     /// If inputs or outputs are not of the plan's types, in its order.
@@ -87,8 +88,8 @@ impl Executor {
         }
     }
 
-    /// Runs once on the host, and adds to `times` how long each step took. A GPU runs all steps as one: there its
-    /// [`Timer`](cuda::Timer) times each step by itself.
+    /// Runs once on the host, and adds the time of each step to `times`. A GPU runs all steps as
+    /// one; there, its [`Timer`](cuda::Timer) times each step separately.
     pub fn run_timed(&self, inputs: &[Tensor], times: &mut [Duration]) -> Result<Vec<Tensor>> {
         match self {
             Executor::Cpu(e) => e.run_timed(inputs, times),
@@ -116,7 +117,7 @@ impl Executor {
         }
     }
 
-    /// The place in words: `CPU, 2 threads`, or the GPU's name.
+    /// The place as text: `CPU, 2 threads`, or the GPU's name.
     pub fn place(&self) -> String {
         match self {
             Executor::Cpu(e) => match e.threads() {

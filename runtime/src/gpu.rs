@@ -44,7 +44,7 @@ impl OnGpu {
     }
 
     /// What results on the GPU depend on: device, driver and libraries, in words.
-    pub(crate) fn place(&self) -> String {
+    pub(crate) fn machine(&self) -> String {
         let compiler = Nvrtc::get().map_or_else(|_| "none".to_string(), |n| format!("{:?}", n.version()));
         format!("{}; NVRTC {compiler}", machine(&self.gpu))
     }

@@ -1,9 +1,9 @@
 //! Hypatia: a declarative fusion compiler for neural networks.
 //!
-//! One way through the house: rules (`.hyp`) become a [`Program`](hypatia_dsl::ir::Program); a model
+//! Data flows one way: rules (`.hyp`) become a [`Program`](hypatia_dsl::ir::Program); a model
 //! becomes a [`graph::Graph`], an e-graph, a better [`graph::Graph`], a plan, and results.
 //!
-//! A scalar and a test of one's own, checked when the program is compiled, and a graph that is built with them:
+//! A scalar of your own, checked when the program is compiled, and a graph that uses it:
 //!
 //! ```
 //! use hypatia::dsl::dtype::DType;
@@ -28,7 +28,7 @@
 //!     let w = g.tensor(&[2, 2], &[1.0f32, 0.0, 0.0, -1.0]);
 //!     g.output("y", g.tenth_relu(x.matmul(w) + 0.5));
 //!     let model = Model::new(g.finish()?, Options::default());
-//!     let batch = Tensor::from_slice(&[1, 2], &[1.5f32, 10.5]).expect("as many numbers as the shape holds");
+//!     let batch = Tensor::from_slice(&[1, 2], &[1.5f32, 10.5]).expect("two numbers");
 //!     let y = model.run(&[("x".to_string(), batch)])?;
 //!     assert_eq!(y[0].to_f64(), [2.0, -1.0]);
 //!     Ok(())
@@ -74,7 +74,7 @@ pub use hypatia_tensor::{Error, Result, Tensor};
 #[doc(no_inline)]
 pub use hypatia_tensor::{npz, weights};
 
-/// What the code that `hypatia_rules!` generates calls. Not for direct use.
+/// Called by the code that `hypatia_rules!` generates. Not for direct use.
 #[doc(hidden)]
 pub mod generate {
     pub use hypatia_templates::cuda::{CudaSource, EmitError};

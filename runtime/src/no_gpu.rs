@@ -23,7 +23,7 @@ impl OnGpu {
         match *self {}
     }
 
-    pub(crate) fn place(&self) -> String {
+    pub(crate) fn machine(&self) -> String {
         match *self {}
     }
 

@@ -1,8 +1,9 @@
 //! How far f32 is from the exact values.
 //!
-//! In: a test whose inputs are f32, their values, and results for them. Out: the largest difference from what the same test
-//! gives in f64, where no rule is applied. Invariant: both sides start from the same numbers, which f64 holds exactly;
-//! the f64 side runs where the options say, so that large cases take a device no longer than their products do.
+//! In: a test whose inputs are f32, their values, and results for them. Out: the largest difference
+//! from the results of the same test in f64, where no rule is applied. Invariant: both sides start
+//! from the same numbers, which f64 represents exactly. The f64 side runs where the options say, so
+//! that large cases take no longer than their products do.
 
 use std::sync::Arc;
 
@@ -16,7 +17,7 @@ use hypatia_verify::test_runner::given_with;
 
 /// How far results are from those in f64.
 pub struct Deviation {
-    /// The largest difference of an element; NaN if one is no number on one side alone.
+    /// The largest difference of an element; NaN if only one side is NaN.
     pub error: f64,
     /// The largest magnitude of a result in f64.
     pub largest: f64,
@@ -24,15 +25,15 @@ pub struct Deviation {
     pub exact: Vec<Tensor>,
 }
 
-/// True if everything that a test is given is f32.
+/// True if all inputs of a test are f32.
 pub fn is_f32(test: &Test) -> bool {
     test.inputs.iter().all(|i| i.dtype == DType::F32)
 }
 
-/// How far `got` is from what the test gives in f64 for the values that `data` makes in f32.
+/// How far `got` is from the results of the test in f64, for the values that `data` makes in f32.
 ///
 /// # Errors
-/// If the test is not one in f32, has no meaning in f64, or cannot be run.
+/// If an input of the test is not f32, or if the test has no meaning in f64 or cannot be run.
 pub fn deviation(
     program: &Arc<Program>,
     test: &Test,
@@ -41,7 +42,7 @@ pub fn deviation(
     got: &[Tensor],
 ) -> Result<Deviation> {
     if !is_f32(test) {
-        return Err(Error::Input(format!("test \"{}\" is not in f32 alone", test.name)));
+        return Err(Error::Input(format!("test \"{}\": all inputs must be f32", test.name)));
     }
     let mut wide = test.clone();
     wide.inputs.iter_mut().for_each(|i| i.dtype = DType::F64);
@@ -60,7 +61,7 @@ pub fn deviation(
         }
         for (g, e) in got.to_f64().into_iter().zip(exact.to_f64()) {
             let off = if g == e || (g.is_nan() && e.is_nan()) { 0.0 } else { (g - e).abs() };
-            // `max` would pass over a NaN.
+            // `max` would ignore a NaN.
             error = if off.is_nan() || error.is_nan() { f64::NAN } else { error.max(off) };
             largest = largest.max(e.abs());
         }
@@ -77,7 +78,7 @@ mod tests {
     use hypatia_library as library;
 
     #[test]
-    fn what_is_off_is_seen_and_nothing_else() {
+    fn deviations_are_seen_and_nothing_else() {
         let text = "edition 1; use core::*; use nn::*;
             test \"t\" { input x: f32[3, 16]; const w: f32[8, 16]; given relu(linear(x, w)); expect launches >= 1; }";
         let file = SourceFile { name: "t.hyp".into(), path: None, text: text.into(), embedded: false };

@@ -1,9 +1,10 @@
 //! The front door of the library: a model, its rules, and runs.
 //!
-//! In: a model file and a Program. Out: results of runs, and reports of what was done. Invariant: one
-//! plan for each combination of input shapes, made when it is first needed; in CHECK mode a new plan is
-//! compared once with the unfused plan on the inputs at hand, and if they differ, the unfused plan is
-//! used and the report names the rules that fired. A verdict that was kept spares a later start the unfused plan.
+//! In: a model file and a Program. Out: results of runs, and reports of what was done. Invariant:
+//! there is one plan for each combination of input shapes, made when it is first needed. In CHECK
+//! mode, a new plan is compared once with the unfused plan on the given inputs; if they differ, the
+//! unfused plan runs and the report names the rules that fired. A cached verdict spares a later
+//! start the unfused plan.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
@@ -18,7 +19,7 @@ use hypatia_dsl::ir::Program;
 use crate::device::Device;
 use crate::executor::Executor;
 use crate::gpu::OnGpu;
-use crate::verdict::{self, Memory, Subject, Verdict};
+use crate::verdict::{self, Subject, Verdict, VerdictEntry};
 use hypatia_cache::{Cache, Store};
 #[cfg(feature = "cuda")]
 use hypatia_cuda::{Gpu, tuner::Tuner};
@@ -58,14 +59,14 @@ pub struct Options {
     pub gpu: Option<OnGpu>,
     /// Threads of the host; 0 means one for each core.
     pub threads: usize,
-    /// Bytes that intermediate results and outputs may take.
+    /// Maximum number of bytes of intermediate results and outputs.
     pub memory: usize,
-    /// Let a GPU round the operands of f32 products to TF32. Results agree to about 1e-3 then.
+    /// Let a GPU round the operands of f32 products to TF32. Results then agree to about 1e-3.
     pub tf32: bool,
-    /// Where verdicts on plans are kept; `None`: every start comes to its own. On a GPU the user's cache, see
-    /// [`Options::on`].
+    /// Where verdicts on plans are cached; with `None`, every start compares again. On a GPU it is
+    /// the user's cache, see [`Options::on`].
     pub verdicts: Option<Arc<Store>>,
-    /// Come to a verdict anew, whatever was kept.
+    /// Compare again, even if a verdict is cached.
     pub recheck: bool,
 }
 
@@ -85,8 +86,8 @@ impl Default for Options {
 }
 
 impl Options {
-    /// The same, on that GPU, with that choice of algorithms: costs are those of the GPU's profile, verdicts are kept in
-    /// the user's cache.
+    /// The same settings on that GPU, with that choice of algorithms. Costs are those of the GPU's
+    /// profile, and verdicts go to the user's cache.
     #[cfg(feature = "cuda")]
     pub fn on(mut self, gpu: Arc<Gpu>, tuner: Tuner) -> Options {
         self = self.remembering();
@@ -95,32 +96,33 @@ impl Options {
         self
     }
 
-    /// The same, with verdicts kept in the user's cache, if there is one.
+    /// The same settings, with verdicts in the user's cache, if there is one.
     pub fn remembering(mut self) -> Options {
         self.verdicts = Cache::shared().as_ref().ok().map(|cache| cache.verdicts.clone());
         self
     }
 }
 
-/// The place of a plan. Who makes it holds the lock: others that need it wait, and it is made once. What failed is tried
-/// again.
+/// Holds a plan once it is made. The thread that makes it holds the lock and others wait, so it is
+/// made once. A failed attempt is repeated.
 type PlanCell = Mutex<Option<Arc<Compiled>>>;
 
-/// A model with its rules. Any number of threads may run it at once, each its own inputs.
+/// A model with its rules. Any number of threads may run it at once, each on its own inputs.
 pub struct Model {
     graph: Graph,
+    warnings: Vec<String>,
     options: Options,
     plans: Mutex<HashMap<Vec<Vec<usize>>, Arc<PlanCell>>>,
     constants: Arc<Mutex<Constants>>,
-    /// What a narrowed model computes in f32 still.
+    /// What a narrowed model still computes in f32.
     wide: Option<BTreeMap<String, usize>>,
-    /// How many nodes a narrowed model computes in the narrow type.
+    /// The number of nodes that a narrowed model computes in the narrow type.
     narrow: usize,
-    ahead: Mutex<Option<Ahead>>,
+    early: Mutex<Option<EarlyPlan>>,
 }
 
-/// The part of making a plan that needs no open device, done ahead, and for what.
-struct Ahead {
+/// A plan made for a device that is not open yet, and what it was made for.
+struct EarlyPlan {
     shapes: Vec<Vec<usize>>,
     optimize: optimize::Options,
     plan: plan::Options,
@@ -139,16 +141,16 @@ pub struct Compiled {
     /// In CHECK mode, why the fused plan was wrong: then the unfused one runs.
     pub refusal: Option<Refusal>,
     /// How the plan came to be trusted.
-    pub judged: Judged,
+    pub checked: Checked,
 }
 
 impl Compiled {
-    /// What is worth telling the user.
+    /// What the user should know.
     pub fn warnings(&self) -> Vec<String> {
         self.refusal.iter().map(Refusal::to_string).collect()
     }
 
-    /// The plan without any rule: what the rules are measured against. It is made when it is first asked for.
+    /// The plan without any rule, which the rules are measured against. It is made on first use.
     pub fn unfused(&self) -> Result<&Executor> {
         self.unfused.get()
     }
@@ -167,24 +169,24 @@ impl fmt::Display for Refusal {
     }
 }
 
-/// How a plan came to be trusted.
+/// Whether the results of a plan were compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Judged {
-    /// Its results were compared now.
+pub enum Checked {
+    /// At this start.
     Now,
-    /// They were compared at an earlier start.
+    /// At an earlier start.
     Before,
-    /// They were not.
+    /// Not at all.
     Never,
 }
 
-impl Judged {
-    /// In one word.
+impl Checked {
+    /// The word in reports.
     pub fn name(self) -> &'static str {
         match self {
-            Judged::Now => "now",
-            Judged::Before => "before",
-            Judged::Never => "never",
+            Checked::Now => "now",
+            Checked::Before => "before",
+            Checked::Never => "never",
         }
     }
 }
@@ -193,7 +195,7 @@ impl Judged {
 struct Unfused {
     graph: Graph,
     planner: Planner,
-    /// The plan, where it was made already.
+    /// The plan, if it has been made.
     plan: Option<Arc<Plan>>,
     made: OnceLock<Executor>,
 }
@@ -212,7 +214,7 @@ impl Unfused {
     }
 }
 
-/// The unfused graph in f32, where it is narrower, and its plan if that was made already.
+/// The unfused graph in f32 if it is narrower, and its plan if that has been made.
 struct Precise {
     graph: Graph,
     plan: Option<Arc<Plan>>,
@@ -238,7 +240,7 @@ impl Planner {
         Ok(Arc::new(pipeline::plan_with(graph, &options, &mut constants)?))
     }
 
-    /// The plan that runs unless it turns out to be wrong.
+    /// The plan that runs unless the comparison rejects it.
     fn first(&self, graph: &Graph, optimized: &Optimized, options: &optimize::Options) -> Result<Arc<Plan>> {
         if options.no_rules { self.build(graph, false) } else { self.build(&optimized.graph, true) }
     }
@@ -247,9 +249,10 @@ impl Planner {
         Executor::new(plan, gpu, self.threads)
     }
 
-    /// The plan of a graph without rules, its kernels compiled for the executor that is made next. `None` on the host, or if
-    /// anything fails: then it will fail where the executor is made.
-    fn ahead(&self, graph: &Graph) -> Option<Arc<Plan>> {
+    /// The plan of a graph without rules, with its kernels compiled for the executor that is made
+    /// next. `None` on the host, or if anything fails: it will fail again where the executor is
+    /// made.
+    fn compile_ahead(&self, graph: &Graph) -> Option<Arc<Plan>> {
         let on = self.gpu.as_ref()?;
         let plan = self.build(graph, false).ok()?;
         on.compile_ahead(&plan).ok()?;
@@ -261,11 +264,11 @@ impl Model {
     /// Loads a model file.
     #[cfg(feature = "onnx")]
     pub fn load(path: &Path, program: Arc<Program>, options: Options) -> Result<Model> {
-        Ok(Model::new(pipeline::load(path, program, &import::Options::default())?.graph, options))
+        Ok(Model::imported(pipeline::load(path, program, &import::Options::default())?, options))
     }
 
-    /// Loads a model file whose dynamic sizes are those of these inputs: for models whose shapes cannot be
-    /// worked out without them.
+    /// Loads a model file with the dynamic sizes of these inputs: for models whose shapes cannot be
+    /// inferred without them.
     #[cfg(feature = "onnx")]
     pub fn load_for(
         path: &Path,
@@ -274,67 +277,79 @@ impl Model {
         inputs: &[(String, Tensor)],
     ) -> Result<Model> {
         let shapes = inputs.iter().map(|(n, t)| (n.clone(), t.shape().to_vec())).collect();
-        Ok(Model::new(pipeline::load(path, program, &import::Options { shapes, ..Default::default() })?.graph, options))
+        Ok(Model::imported(pipeline::load(path, program, &import::Options { shapes, ..Default::default() })?, options))
+    }
+
+    /// A model from a file that was imported.
+    #[cfg(feature = "onnx")]
+    pub fn imported(import: import::Import, options: Options) -> Model {
+        Model { warnings: import.warnings, ..Model::new(import.graph, options) }
     }
 
     /// A model from a graph.
     pub fn new(graph: Graph, options: Options) -> Model {
         Model {
             graph,
+            warnings: Vec::new(),
             options,
             plans: Mutex::default(),
             constants: Arc::new(Mutex::new(pipeline::constants())),
             wide: None,
             narrow: 0,
-            ahead: Mutex::default(),
+            early: Mutex::default(),
         }
     }
 
-    /// The model computed in f16 or bf16 where it is in f32: products, ops with kernels of their own and pointwise work
-    /// between them. Inputs and outputs keep their types; [`Model::wide`] tells what stays f32.
+    /// The model computed in f16 or bf16 where it is in f32: products, ops with kernels of their
+    /// own and pointwise work between them. Inputs and outputs keep their types; [`Model::wide`]
+    /// lists what stays f32.
     ///
     /// # Errors
     /// If the type is not one of the two, or the graph cannot be written in it.
     pub fn narrowed(self, to: DType) -> Result<Model> {
-        // A norm or a softmax that is written out would lose its sums: they get their names back first.
+        // Sums of a norm or a softmax that is written out would be narrowed: the rules name those
+        // ops first.
         let naming = self.options.optimize.naming(&self.graph.program);
         let narrowed = pipeline::optimize(&self.graph, &naming)?.graph.narrowed(to)?;
         let (wide, narrow) = (Some(narrowed.wide), narrowed.narrow);
-        Ok(Model { wide, narrow, ..Model::new(narrowed.graph, self.options) })
+        Ok(Model { wide, narrow, warnings: self.warnings, ..Model::new(narrowed.graph, self.options) })
     }
 
-    /// How many nodes a narrowed model computes in the narrow type. If it is none, narrowing changed nothing.
+    /// The number of nodes that a narrowed model computes in the narrow type; 0 if narrowing
+    /// changed nothing.
     pub fn narrow(&self) -> usize {
         self.narrow
     }
 
-    /// What a narrowed model computes in f32 still: each op or scalar with the number of its places. `None` if the model
-    /// was not narrowed.
+    /// What a narrowed model still computes in f32: each op or scalar with the number of its uses.
+    /// `None` if the model was not narrowed.
     pub fn wide(&self) -> Option<&BTreeMap<String, usize>> {
         self.wide.as_ref()
     }
 
-    /// The same model with other settings: a device that was opened while the file was read.
+    /// The same model with other settings, such as a device that was opened while the file was
+    /// read.
     pub fn with_options(self, options: Options) -> Model {
         Model { options, plans: Mutex::default(), ..self }
     }
 
-    /// Optimises and plans for these inputs and for a device of that profile that is not open yet, so that
-    /// [`Model::compile`] finds it done if it is asked for the same. What fails is left to it.
-    pub fn ahead(&self, device: &Device, inputs: &[(String, Tensor)]) {
-        if let Ok(made) = self.made_ahead(device, inputs) {
-            *self.ahead.lock().unwrap_or_else(PoisonError::into_inner) = Some(made);
+    /// Optimises and plans for these inputs and for a device of that profile that is not open yet,
+    /// so that [`Model::compile`] finds the plan if it is asked for the same. A failure is left to
+    /// `compile`.
+    pub fn plan_ahead(&self, device: &Device, inputs: &[(String, Tensor)]) {
+        if let Ok(made) = self.early_plan(device, inputs) {
+            *self.early.lock().unwrap_or_else(PoisonError::into_inner) = Some(made);
         }
     }
 
-    fn made_ahead(&self, device: &Device, inputs: &[(String, Tensor)]) -> Result<Ahead> {
+    fn early_plan(&self, device: &Device, inputs: &[(String, Tensor)]) -> Result<EarlyPlan> {
         let shapes = shapes(&self.order(inputs)?);
         let graph = self.specialized(inputs)?;
         let optimize = optimize::Options { device: device.clone(), ..self.options.optimize.clone() };
         let optimized = pipeline::optimize(&graph, &optimize)?;
         let planner = self.planner(device.clone(), None);
         let fused = planner.first(&graph, &optimized, &optimize)?;
-        Ok(Ahead { shapes, optimize, plan: planner.options, graph, optimized, fused })
+        Ok(EarlyPlan { shapes, optimize, plan: planner.options, graph, optimized, fused })
     }
 
     /// The graph on the sizes of these inputs.
@@ -362,12 +377,17 @@ impl Model {
         &self.graph
     }
 
+    /// Contradictions in the model's file that do not change what it computes.
+    pub fn warnings(&self) -> &[String] {
+        &self.warnings
+    }
+
     /// Names of the outputs, in order.
     pub fn outputs(&self) -> Vec<&str> {
         self.graph.outputs.iter().map(|(n, _)| n.as_str()).collect()
     }
 
-    /// What may differ between an output and a reference for it, for each output: see [`crate::compare`].
+    /// How far an output may differ from its reference, for each output: see [`crate::compare`].
     pub fn tolerances(&self) -> Vec<Tolerance> {
         let mut tolerances = Tolerance::of_outputs(&self.graph);
         if self.options.tf32 && self.options.gpu.is_some() {
@@ -378,20 +398,20 @@ impl Model {
         tolerances
     }
 
-    /// The plan for these inputs, made now if there is none. Threads that ask for one plan get the same one; those that ask
-    /// for others do not wait for it.
+    /// The plan for these inputs, made now if there is none. Threads that ask for the same plan
+    /// share it; those that ask for another do not wait for it.
     pub fn compile(&self, inputs: &[(String, Tensor)]) -> Result<Arc<Compiled>> {
         let ordered = self.order(inputs)?;
         let key = shapes(&ordered);
-        let slot = self.plans.lock().unwrap_or_else(PoisonError::into_inner).entry(key).or_default().clone();
-        let mut plan = slot.lock().unwrap_or_else(PoisonError::into_inner);
+        let cell = self.plans.lock().unwrap_or_else(PoisonError::into_inner).entry(key).or_default().clone();
+        let mut plan = cell.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(found) = plan.as_ref() {
             return Ok(found.clone());
         }
         Ok(plan.insert(Arc::new(self.compile_new(inputs, &ordered)?)).clone())
     }
 
-    /// Runs once; the results stand in the order of the model's outputs.
+    /// Runs once; the results are in the order of the model's outputs.
     pub fn run(&self, inputs: &[(String, Tensor)]) -> Result<Vec<Tensor>> {
         self.compile(inputs)?.executor.run(&self.order(inputs)?)
     }
@@ -405,17 +425,17 @@ impl Model {
             _ => None,
         });
         let found: Option<Vec<Tensor>> = names.map(|n| named.get(n).cloned()).collect();
-        found.ok_or_else(|| Error::Internal("an input that was bound is missing".into()))
+        found.ok_or_else(|| Error::Internal("a bound input is missing".into()))
     }
 
     fn compile_new(&self, inputs: &[(String, Tensor)], ordered: &[Tensor]) -> Result<Compiled> {
         let gpu = self.options.gpu.as_ref();
         let planner = self.planner(gpu.map_or_else(Device::cpu, |on| on.profile()), gpu);
-        let ahead = self.ahead.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let ahead = ahead.filter(|a| {
+        let early = self.early.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let early = early.filter(|a| {
             a.shapes == shapes(ordered) && a.optimize == self.options.optimize && a.plan == planner.options
         });
-        let (graph, optimized, fused) = match ahead {
+        let (graph, optimized, fused) = match early {
             Some(a) => (a.graph, a.optimized, Some(a.fused)),
             None => {
                 let graph = self.specialized(inputs)?;
@@ -424,51 +444,52 @@ impl Model {
             }
         };
         let (rules, check) = (!self.options.optimize.no_rules, self.options.check == CheckMode::Check);
-        // To look a verdict up all weights are read: what will run, if it is to be trusted, is planned meanwhile.
+        // Looking up a verdict reads all weights: meanwhile, the plan that probably runs is made.
         let ((memory, kept), first) = std::thread::scope(|scope| {
             let looking = (rules && check).then(|| scope.spawn(|| self.recall(&graph, &optimized.graph)));
             let first = fused.map_or_else(|| planner.first(&graph, &optimized, &self.options.optimize), Ok);
             (looking.and_then(|l| l.join().ok()).unwrap_or_default(), first)
         });
         let compares = rules && check && kept.is_none();
-        // On a GPU the graph in f32 is likely to be asked for: compiling it takes long.
+        // On a GPU, the comparison probably needs the graph in f32, which takes long to compile.
         let narrow = compares && gpu.is_some() && graph.computes_narrow();
         let widened = narrow.then(|| graph.widened().ok()).flatten();
-        // What will run is planned first: it has the time that there is for measuring. What it is compared with is compiled
-        // meanwhile.
+        // The plan that runs comes first: it may use the time for measuring. What it is compared
+        // with is compiled meanwhile.
         let (made, [unfused, wide]) = std::thread::scope(|scope| {
             let others = [Some(&graph).filter(|_| compares), widened.as_ref()];
-            let others = others.map(|g| g.filter(|_| gpu.is_some()).map(|g| scope.spawn(|| planner.ahead(g))));
+            let others = others.map(|g| g.filter(|_| gpu.is_some()).map(|g| scope.spawn(|| planner.compile_ahead(g))));
             let made = match kept {
                 Some(Verdict::Differ(why)) => {
                     let refusal = Some(Refusal { reason: why });
-                    planner.plan(&graph, false, gpu).map(|e| (e, Judged::Before, refusal))
+                    planner.plan(&graph, false, gpu).map(|e| (e, Checked::Before, refusal))
                 }
                 kept => {
-                    let judged = if kept.is_some() { Judged::Before } else { Judged::Never };
-                    first.and_then(|plan| planner.executor(plan, gpu)).map(|e| (e, judged, None))
+                    let checked = if kept.is_some() { Checked::Before } else { Checked::Never };
+                    first.and_then(|plan| planner.executor(plan, gpu)).map(|e| (e, checked, None))
                 }
             };
             (made, others.map(|p| p.and_then(|p| p.join().ok().flatten())))
         });
-        let (executor, judged, refusal) = made?;
+        let (executor, checked, refusal) = made?;
         let unfused = Unfused { graph, planner: planner.clone(), plan: unfused, made: OnceLock::new() };
-        let compiled = Compiled { executor, unfused, report: optimized.report, refusal, judged };
-        if !rules || !check || judged == Judged::Before {
+        let compiled = Compiled { executor, unfused, report: optimized.report, refusal, checked };
+        if !rules || !check || checked == Checked::Before {
             return Ok(compiled);
         }
         let precise = widened.map(|graph| Precise { graph, plan: wide });
-        self.judge(compiled, &planner, precise.as_ref(), ordered, memory.as_ref())
+        self.compare(compiled, &planner, precise.as_ref(), ordered, memory.as_ref())
     }
 
-    /// Compares a new fused plan with the unfused one, keeps the verdict, and puts the unfused one in its place if it is wrong.
-    fn judge(
+    /// Compares a new fused plan with the unfused one and caches the verdict. If they differ, the
+    /// unfused plan takes its place.
+    fn compare(
         &self,
         mut compiled: Compiled,
         planner: &Planner,
         precise: Option<&Precise>,
         inputs: &[Tensor],
-        memory: Option<&Memory>,
+        memory: Option<&VerdictEntry>,
     ) -> Result<Compiled> {
         let gpu = self.options.gpu.as_ref();
         let why = self.difference(&compiled, inputs, || {
@@ -484,11 +505,11 @@ impl Model {
             };
             planner.executor(plan, once.as_ref())?.run(inputs).map(Some)
         })?;
-        let verdict = why.map_or(Verdict::Agree, |why| Verdict::Differ(blamed(&why, &compiled.report)));
+        let verdict = why.map_or(Verdict::Agree, |why| Verdict::Differ(describe(&why, &compiled.report)));
         if let Some(memory) = memory {
             memory.keep(&verdict);
         }
-        compiled.judged = Judged::Now;
+        compiled.checked = Checked::Now;
         if let Verdict::Differ(why) = verdict {
             compiled.refusal = Some(Refusal { reason: why });
             compiled.executor = planner.plan(&compiled.unfused.graph, false, gpu)?;
@@ -496,29 +517,31 @@ impl Model {
         Ok(compiled)
     }
 
-    /// Where the verdict on these graphs is kept, if verdicts are, and the verdict if there is one that counts.
-    fn recall(&self, given: &Graph, fused: &Graph) -> (Option<Memory>, Option<Verdict>) {
+    /// The cache entry of the verdict on these graphs, if verdicts are cached, and the verdict if
+    /// there is a valid one.
+    fn recall(&self, given: &Graph, fused: &Graph) -> (Option<VerdictEntry>, Option<Verdict>) {
         let memory = self.memory(given, fused);
-        let kept = memory.as_ref().filter(|_| !self.options.recheck).and_then(Memory::recall);
+        let kept = memory.as_ref().filter(|_| !self.options.recheck).and_then(VerdictEntry::load);
         (memory, kept)
     }
 
-    /// Where the verdict on these graphs is kept, if verdicts are.
-    fn memory(&self, given: &Graph, fused: &Graph) -> Option<Memory> {
-        let place = match &self.options.gpu {
+    /// The cache entry of the verdict on these graphs, if verdicts are cached.
+    fn memory(&self, given: &Graph, fused: &Graph) -> Option<VerdictEntry> {
+        let machine = match &self.options.gpu {
             None => verdict::host(self.options.threads),
-            Some(on) => on.place(),
+            Some(on) => on.machine(),
         };
-        // What a graph computes is in the graphs; how its products round is not.
+        // The graphs say what is computed, but not how products are rounded.
         let allowed = self.options.optimize.allowed();
         let mut disabled: Vec<&String> = allowed.disabled.iter().collect();
         disabled.sort();
         let settings = format!("tf32 {} approx {:?} without {disabled:?}", self.options.tf32, allowed.approx);
-        Memory::of(self.options.verdicts.as_ref()?, &Subject { given, fused, place, settings })
+        VerdictEntry::of(self.options.verdicts.as_ref()?, &Subject { given, fused, machine, settings })
     }
 
-    /// What differs between the fused and the unfused plan, if anything does. `precise` runs the unfused graph in f32
-    /// where it is narrower: rounding may take both far from each other, and neither further from that than the other.
+    /// Describes how the results of the fused and the unfused plan differ, if they do. `precise`
+    /// runs the unfused graph in f32 where it is narrower: both plans may be far apart by rounding
+    /// alone, if neither is further from that result than the other.
     fn difference(
         &self,
         compiled: &Compiled,
@@ -550,9 +573,10 @@ fn shapes(inputs: &[Tensor]) -> Vec<Vec<usize>> {
     inputs.iter().map(|t| t.shape().to_vec()).collect()
 }
 
-/// What differs, and the rules that may be wrong. A rule whose right side is a part of its left one leaves nothing
-/// of its own behind, so rules that fired and are not seen in the result are named too.
-fn blamed(why: &str, report: &Report) -> String {
+/// Describes the difference and names the rules that may be wrong. A rule whose right side is a
+/// part of its left side leaves no node of its own, so rules that fired without a trace in the
+/// result are named too.
+fn describe(why: &str, report: &Report) -> String {
     let named = |kept: bool| -> BTreeSet<&str> {
         report.firings.iter().filter(|f| f.kept == kept).map(|f| f.base.as_str()).collect()
     };
@@ -563,11 +587,10 @@ fn blamed(why: &str, report: &Report) -> String {
     let all = match (seen.is_empty(), unseen.is_empty()) {
         (_, true) => list(&seen),
         (true, _) => list(&unseen),
-        _ => format!("{}; or, of those that left no trace: {}", list(&seen), list(&unseen)),
+        _ => format!("{}; or one of these, which left no trace in the result: {}", list(&seen), list(&unseen)),
     };
     format!(
-        "{why}. One of these rules is wrong (your own first of all): {all}. \
-         `hypatia verify` finds out which"
+        "{why}. One of these rules is probably wrong, most likely one of your own: {all}. `hypatia verify` tells which"
     )
 }
 
@@ -617,7 +640,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_made_ahead_is_used_where_it_is_for_the_same() {
+    fn an_early_plan_is_used_for_the_same_inputs_and_settings() {
         let program = library::load(&[]).unwrap();
         let load = |options| Model::load(&model("digits").join("model.onnx"), program.clone(), options).unwrap();
         let inputs = npz::read(&model("digits").join("inputs.npz")).unwrap();
@@ -636,8 +659,8 @@ mod tests {
             ("other memory", Device::cpu(), &more, &inputs[..], false),
         ] {
             let model = load(plain.clone());
-            model.ahead(&device, given);
-            let made = model.ahead.lock().unwrap().as_ref().map(|a| a.fused.clone()).unwrap();
+            model.plan_ahead(&device, given);
+            let made = model.early.lock().unwrap().as_ref().map(|a| a.fused.clone()).unwrap();
             let model = model.with_options(options.clone());
             let compiled = model.compile(&inputs).unwrap();
             assert_eq!(std::ptr::eq(&*made, compiled.executor.plan()), used, "{what}");
@@ -679,7 +702,7 @@ mod tests {
         assert!(m.compile(&inputs).unwrap().refusal.is_none() && !agrees(&m));
     }
 
-    /// The digits model with a rule of one's own, as a process that starts now would load it.
+    /// The digits model with a rule of the user's own, as a process that starts now would load it.
     fn start(rule: &str, store: &Arc<Store>, change: impl FnOnce(&mut Options, &mut Graph)) -> Arc<Compiled> {
         let path = store.folder().with_file_name("own.hyp");
         let head = "edition 1;\nuse core::*;\nuse nn::*;\nruleset own { until = fixpoint; }";
@@ -704,17 +727,17 @@ mod tests {
         let (_folder, store) = store();
         let same = |_: &mut Options, _: &mut Graph| {};
         let first = start("", &store, same);
-        assert_eq!((first.judged, first.unfused.made.get().is_some()), (Judged::Now, true));
+        assert_eq!((first.checked, first.unfused.made.get().is_some()), (Checked::Now, true));
         let second = start("", &store, same);
-        assert_eq!((second.judged, second.unfused.made.get().is_some()), (Judged::Before, false));
+        assert_eq!((second.checked, second.unfused.made.get().is_some()), (Checked::Before, false));
         assert_eq!(second.executor.plan().launches(), first.executor.plan().launches());
         assert!(second.unfused().unwrap().plan().launches() > second.executor.plan().launches());
 
-        assert_eq!(start("", &store, |o, _| o.recheck = true).judged, Judged::Now);
-        assert_eq!(start("", &store, |o, _| o.check = CheckMode::Off).judged, Judged::Never);
-        assert_eq!(start("", &store, |o, _| o.threads = 2).judged, Judged::Now);
-        assert_eq!(start("", &store, |o, _| o.tf32 = true).judged, Judged::Now);
-        assert_eq!(start("rule own::add: x + 0 => x;", &store, same).judged, Judged::Now);
+        assert_eq!(start("", &store, |o, _| o.recheck = true).checked, Checked::Now);
+        assert_eq!(start("", &store, |o, _| o.check = CheckMode::Off).checked, Checked::Never);
+        assert_eq!(start("", &store, |o, _| o.threads = 2).checked, Checked::Now);
+        assert_eq!(start("", &store, |o, _| o.tf32 = true).checked, Checked::Now);
+        assert_eq!(start("rule own::add: x + 0 => x;", &store, same).checked, Checked::Now);
         let one_bit = |_: &mut Options, g: &mut Graph| {
             let weight = g.nodes.iter_mut().find_map(|n| match &mut n.kind {
                 NodeKind::Const(t) if t.bytes().len() > 64 => Some(t),
@@ -725,17 +748,17 @@ mod tests {
             bytes[8] ^= 1;
             *weight = Arc::new(Tensor::from_bytes(weight.dtype(), weight.shape(), &bytes).unwrap());
         };
-        assert_eq!(start("", &store, one_bit).judged, Judged::Now);
-        assert_eq!(start("", &store, one_bit).judged, Judged::Before);
+        assert_eq!(start("", &store, one_bit).checked, Checked::Now);
+        assert_eq!(start("", &store, one_bit).checked, Checked::Before);
 
-        assert_eq!(start("", &store, same).judged, Judged::Before);
+        assert_eq!(start("", &store, same).checked, Checked::Before);
         for seen in store.list().unwrap() {
             std::fs::write(&seen.path, "damaged").unwrap();
         }
-        assert_eq!(start("", &store, same).judged, Judged::Now);
+        assert_eq!(start("", &store, same).checked, Checked::Now);
         store.clear().unwrap();
-        assert_eq!(start("", &store, same).judged, Judged::Now);
-        assert_eq!(start("", &store, same).judged, Judged::Before);
+        assert_eq!(start("", &store, same).checked, Checked::Now);
+        assert_eq!(start("", &store, same).checked, Checked::Before);
     }
 
     #[test]
@@ -743,9 +766,9 @@ mod tests {
         let (_folder, store) = store();
         let rule = "rule own::dropped: relu(x) => x;";
         let first = start(rule, &store, |_, _| {});
-        assert_eq!((first.judged, first.warnings().len()), (Judged::Now, 1));
+        assert_eq!((first.checked, first.warnings().len()), (Checked::Now, 1));
         let second = start(rule, &store, |_, _| {});
-        assert_eq!((second.judged, &second.refusal), (Judged::Before, &first.refusal));
+        assert_eq!((second.checked, &second.refusal), (Checked::Before, &first.refusal));
         assert!(second.warnings()[0].contains("own::dropped"));
         assert_eq!(second.executor.plan().launches(), first.unfused().unwrap().plan().launches());
         assert!(second.unfused.made.get().is_none());

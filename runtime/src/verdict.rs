@@ -1,11 +1,12 @@
-//! What comparing a fused plan with the unfused one gave, remembered.
+//! Verdicts: the cached results of comparing fused plans with unfused ones.
 //!
-//! In: all that a comparison depends on. Out: its verdict, if this user's machine came to one before. Invariant: a
-//! verdict counts for the same graph with the same weights, the same rules and templates, the same build of Hypatia, the
-//! same device with the same versions, and the same precision; one that cannot be read is none, and is come to again.
+//! In: everything that a comparison depends on. Out: its verdict, if this user's machine has one.
+//! Invariant: a verdict holds for the same graph with the same weights, the same rules and
+//! templates, the same build of Hypatia, the same device with the same versions, and the same
+//! precision. An unreadable verdict is recomputed.
 //!
-//! Where the rules' files lie is a part of it, and on which lines, as for all that a Program says of itself. What is not:
-//! the values of the inputs, and which of a library's algorithms computes a product.
+//! The paths and lines of the rules' files count too, because a Program contains them. The values
+//! of the inputs do not count, nor which of a library's algorithms computes a product.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,12 +18,12 @@ use hypatia_cache::{Key, KeyMaker, Store};
 use hypatia_graph::{Graph, NodeKind};
 use hypatia_tensor::tensor::Tensor;
 
-/// What comparing two plans gave.
+/// The result of comparing two plans.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// Their results agree: the fused plan is used.
     Agree,
-    /// They do not: what differs, and what may be wrong.
+    /// They differ: the description, and what may be wrong.
     Differ(String),
 }
 
@@ -34,7 +35,7 @@ impl Verdict {
         }
     }
 
-    /// What is kept as these bytes.
+    /// Decodes a verdict.
     pub fn from_bytes(bytes: &[u8]) -> Option<Verdict> {
         let text = std::str::from_utf8(bytes).ok()?;
         match text.split_once('\n')? {
@@ -49,51 +50,52 @@ impl Verdict {
 pub struct Subject<'a> {
     /// The graph that defines the results, on concrete sizes.
     pub given: &'a Graph,
-    /// What the rules made of it.
+    /// The graph after the rules were applied.
     pub fused: &'a Graph,
-    /// Where it runs: the device, and versions of what runs it.
-    pub place: String,
+    /// The device, and the versions of the software that runs it.
+    pub machine: String,
     /// Settings of the plan that change results.
     pub settings: String,
 }
 
 impl Subject<'_> {
-    /// The key; `None` if this build cannot be told from others.
+    /// The key; `None` if this build cannot be distinguished from others.
     pub fn key(&self) -> Option<Key> {
         let p = &self.given.program;
         let templates = hypatia_templates::TEMPLATES.iter().flat_map(|(name, text)| [name, text]);
-        let key = KeyMaker::default().part("verdict 2").part(build()?).part(&self.place).part(&self.settings);
+        let key = KeyMaker::default().part("verdict 2").part(build()?).part(&self.machine).part(&self.settings);
         let key = templates.fold(key, |key, part| key.part(part));
         let key = key.debug(&(&p.scalars, &p.ops, &p.rulesets, &p.rules, &p.kernels, &p.families));
-        let weights = Weights::of(&[self.given, self.fused]);
+        let weights = WeightHashes::of(&[self.given, self.fused]);
         Some([self.given, self.fused].into_iter().fold(key, |key, g| weights.graph(key, g)).key())
     }
 }
 
-/// A verdict's place in a store.
-pub struct Memory {
+/// The cache entry of a verdict.
+pub struct VerdictEntry {
     store: Arc<Store>,
     key: Key,
 }
 
-impl Memory {
-    /// Where the verdict on that subject is kept.
-    pub fn of(store: &Arc<Store>, subject: &Subject<'_>) -> Option<Memory> {
-        subject.key().map(|key| Memory { store: store.clone(), key })
+impl VerdictEntry {
+    /// The entry of the verdict on that subject.
+    pub fn of(store: &Arc<Store>, subject: &Subject<'_>) -> Option<VerdictEntry> {
+        subject.key().map(|key| VerdictEntry { store: store.clone(), key })
     }
 
     /// The verdict, if there is one.
-    pub fn recall(&self) -> Option<Verdict> {
+    pub fn load(&self) -> Option<Verdict> {
         Verdict::from_bytes(&self.store.get(&self.key)?)
     }
 
-    /// Keeps a verdict.
+    /// Stores a verdict.
     pub fn keep(&self, verdict: &Verdict) {
         self.store.put(&self.key, &verdict.to_bytes());
     }
 }
 
-/// This build: its version, and the program's file. A library that another program loads is told by the version alone.
+/// This build: its version, and the program's file. A library that another program loads is
+/// identified by its version alone.
 fn build() -> Option<String> {
     let file = std::env::current_exe().ok()?;
     let meta = std::fs::metadata(&file).ok()?;
@@ -101,7 +103,7 @@ fn build() -> Option<String> {
     Some(format!("{} {} {} {}", env!("CARGO_PKG_VERSION"), file.display(), meta.len(), written.as_nanos()))
 }
 
-/// The host, as far as results depend on it.
+/// The features of the host on which results depend.
 pub fn host(threads: usize) -> String {
     #[cfg(target_arch = "x86_64")]
     let features = [
@@ -116,14 +118,14 @@ pub fn host(threads: usize) -> String {
     format!("{} {features:?}, {threads} threads", std::env::consts::ARCH)
 }
 
-/// Bytes that are hashed at a time.
+/// Number of bytes that are hashed at a time.
 const PIECE: usize = 4 << 20;
 
 /// Hashes of the constants of some graphs, by address: each is read once.
-struct Weights(HashMap<usize, [u8; 32]>);
+struct WeightHashes(HashMap<usize, [u8; 32]>);
 
-impl Weights {
-    fn of(graphs: &[&Graph]) -> Weights {
+impl WeightHashes {
+    fn of(graphs: &[&Graph]) -> WeightHashes {
         let mut tensors: HashMap<usize, &Arc<Tensor>> = HashMap::new();
         for node in graphs.iter().flat_map(|g| &g.nodes) {
             if let NodeKind::Const(t) = &node.kind {
@@ -158,7 +160,7 @@ impl Weights {
                 sum.update(hash);
             }
         }
-        Weights(whole.into_iter().map(|(at, sum)| (at, sum.finalize().into())).collect())
+        WeightHashes(whole.into_iter().map(|(at, sum)| (at, sum.finalize().into())).collect())
     }
 
     /// Adds a graph: its nodes, its constants, its inputs and outputs. Names of nodes do not count.
@@ -196,12 +198,12 @@ mod tests {
         g
     }
 
-    fn key(given: &Graph, fused: &Graph, place: &str, settings: &str) -> Key {
-        Subject { given, fused, place: place.into(), settings: settings.into() }.key().unwrap()
+    fn key(given: &Graph, fused: &Graph, machine: &str, settings: &str) -> Key {
+        Subject { given, fused, machine: machine.into(), settings: settings.into() }.key().unwrap()
     }
 
     #[test]
-    fn all_that_a_verdict_depends_on_is_in_its_key() {
+    fn everything_that_a_verdict_depends_on_is_in_its_key() {
         let (a, b) = (graph(&[1.0, 2.0]), graph(&[1.0, 2.0 + 2.0 * f64::from(f32::EPSILON)]));
         let base = key(&a, &a, "cpu", "f32");
         assert_eq!(base, key(&a.clone(), &graph(&[1.0, 2.0]), "cpu", "f32"), "equal graphs at other addresses");
@@ -245,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn verdicts_come_back_and_other_bytes_are_none() {
+    fn verdicts_round_trip_and_other_bytes_are_rejected() {
         for v in [Verdict::Agree, Verdict::Differ("output `y` differs\nby much".into())] {
             assert_eq!(Verdict::from_bytes(&v.to_bytes()), Some(v));
         }

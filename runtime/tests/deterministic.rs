@@ -1,5 +1,5 @@
-//! The same model, rules and target give the same plan: twice in one process, in other processes, and however busy the
-//! machine is.
+//! The same model, rules and target give the same plan: twice in one process, in other processes,
+//! and however busy the machine is.
 #![allow(clippy::unwrap_used)]
 
 #[path = "../benches/support/models.rs"]

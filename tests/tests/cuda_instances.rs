@@ -282,8 +282,8 @@ fn compile_sources(what: &str, sources: &[(String, String, &str)]) {
                     let Some((name, text, arch)) = sources.get(i) else { return };
                     match nvrtc.compile(text, name, arch) {
                         Ok(c) if c.log.is_empty() => {}
-                        // A loop over the other lanes of a single thread is unreachable: NVRTC reports
-                        // that and drops it.
+                        // A loop over the other lanes of a single thread is unreachable: NVRTC
+                        // reports that and drops it.
                         Ok(c) if !c.log.contains("error") && c.log.contains("#128-D") => {}
                         Ok(c) => failures.lock().unwrap().push(format!("{name} for {arch} warns:\n{}", c.log)),
                         Err(e) => failures.lock().unwrap().push(e.to_string()),

@@ -111,7 +111,8 @@ fn every_target_is_counted_on_its_own_plan() {
 #[test]
 fn tests_count_what_is_run() {
     let text = "edition 1;\nuse core::*;\nuse nn::*;\nuse fuse::*;\n\
-        test \"t\" { input x: f32[8, 16]; input w: f32[16, 4]; given softmax(gelu(matmul(x, w)) + 1); expect launches == 99; }\n";
+        test \"t\" { input x: f32[8, 16]; input w: f32[16, 4]; given softmax(gelu(matmul(x, w)) + 1); \
+        expect launches == 99; }\n";
     let file = hypatia_dsl::source::SourceFile { name: "t.hyp".into(), path: None, text: text.into(), embedded: false };
     let program = Arc::new(library::check(vec![file]).program.unwrap());
     let failures = hypatia_verify::test_runner::run_test(&program, program.tests.last().unwrap()).failures;

@@ -1,7 +1,8 @@
 //! The grammar of the Hypatia language (`hyp.pest`), and the parser that pest makes of it.
 //!
-//! In: the text of one item. Out: pairs of [`Rule`]s, or where the grammar got stuck. `hypatia-dsl` builds the tree and
-//! words the errors. It is a crate of its own so that the generated code is compiled once, and optimised in dev builds too.
+//! In: the text of one item. Out: pairs of [`Rule`]s, or where the grammar got stuck. `hypatia-dsl`
+//! builds the tree and words the errors. It is a crate of its own so that the generated code is
+//! compiled once, and optimised in dev builds too.
 
 // The generated rules cannot carry doc comments.
 #[allow(missing_docs)]

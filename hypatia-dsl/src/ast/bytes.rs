@@ -28,7 +28,7 @@ impl File {
             return Err("its syntax tree was made from a different text".into());
         }
         let mut file: File = postcard::from_bytes(rest).map_err(wrong)?;
-        file.place(id);
+        file.set_file(id);
         Ok(file)
     }
 }
@@ -39,73 +39,73 @@ fn hash(text: &str) -> u64 {
 }
 
 /// Sets the file of every span in a tree.
-trait Place {
-    fn place(&mut self, file: FileId);
+trait SetFile {
+    fn set_file(&mut self, file: FileId);
 }
 
-impl Place for Span {
-    fn place(&mut self, file: FileId) {
+impl SetFile for Span {
+    fn set_file(&mut self, file: FileId) {
         self.file = file;
     }
 }
 
-impl Place for FileId {
-    fn place(&mut self, file: FileId) {
+impl SetFile for FileId {
+    fn set_file(&mut self, file: FileId) {
         *self = file;
     }
 }
 
-impl<T: Place> Place for Vec<T> {
-    fn place(&mut self, file: FileId) {
-        self.iter_mut().for_each(|x| x.place(file));
+impl<T: SetFile> SetFile for Vec<T> {
+    fn set_file(&mut self, file: FileId) {
+        self.iter_mut().for_each(|x| x.set_file(file));
     }
 }
 
-impl<T: Place> Place for Option<T> {
-    fn place(&mut self, file: FileId) {
-        self.iter_mut().for_each(|x| x.place(file));
+impl<T: SetFile> SetFile for Option<T> {
+    fn set_file(&mut self, file: FileId) {
+        self.iter_mut().for_each(|x| x.set_file(file));
     }
 }
 
-impl<T: Place> Place for Box<T> {
-    fn place(&mut self, file: FileId) {
-        (**self).place(file);
+impl<T: SetFile> SetFile for Box<T> {
+    fn set_file(&mut self, file: FileId) {
+        (**self).set_file(file);
     }
 }
 
-impl<A: Place, B: Place> Place for (A, B) {
-    fn place(&mut self, file: FileId) {
-        self.0.place(file);
-        self.1.place(file);
+impl<A: SetFile, B: SetFile> SetFile for (A, B) {
+    fn set_file(&mut self, file: FileId) {
+        self.0.set_file(file);
+        self.1.set_file(file);
     }
 }
 
-impl<T> Place for Spanned<T> {
-    fn place(&mut self, file: FileId) {
-        self.span.place(file);
+impl<T> SetFile for Spanned<T> {
+    fn set_file(&mut self, file: FileId) {
+        self.span.set_file(file);
     }
 }
 
 /// Types without spans.
 macro_rules! without_spans {
-    ($($ty:ty)*) => { $(impl Place for $ty { fn place(&mut self, _: FileId) {} })* };
+    ($($ty:ty)*) => { $(impl SetFile for $ty { fn set_file(&mut self, _: FileId) {} })* };
 }
 
 /// A new field or variant does not compile until it is listed here.
 macro_rules! with_spans {
-    ($($ty:ident { $($field:ident)* })*) => { $(impl Place for $ty {
-        fn place(&mut self, file: FileId) {
+    ($($ty:ident { $($field:ident)* })*) => { $(impl SetFile for $ty {
+        fn set_file(&mut self, file: FileId) {
             let $ty { $($field),* } = self;
-            $($field.place(file);)*
+            $($field.set_file(file);)*
         }
     })* };
 }
 
 macro_rules! one_of {
-    ($($ty:ident { $($variant:ident($($part:ident)*))* })*) => { $(impl Place for $ty {
-        fn place(&mut self, file: FileId) {
+    ($($ty:ident { $($variant:ident($($part:ident)*))* })*) => { $(impl SetFile for $ty {
+        fn set_file(&mut self, file: FileId) {
             match self {
-                $($ty::$variant($($part),*) => { $($part.place(file);)* })*
+                $($ty::$variant($($part),*) => { $($part.set_file(file);)* })*
             }
         }
     })* };
@@ -146,62 +146,62 @@ one_of! {
     Expect { Compare(x) Error(x) Fires(path yes) Equal(x) Becomes(x) }
 }
 
-impl Place for TestStatement {
-    fn place(&mut self, file: FileId) {
+impl SetFile for TestStatement {
+    fn set_file(&mut self, file: FileId) {
         match self {
             TestStatement::Input { constant: _, name, ty, value } => {
-                name.place(file);
-                ty.place(file);
-                value.place(file);
+                name.set_file(file);
+                ty.set_file(file);
+                value.set_file(file);
             }
-            TestStatement::Given(given) => given.place(file),
-            TestStatement::Expect(expect) => expect.place(file),
+            TestStatement::Given(given) => given.set_file(file),
+            TestStatement::Expect(expect) => expect.set_file(file),
         }
     }
 }
 
-impl Place for ExprKind {
-    fn place(&mut self, file: FileId) {
+impl SetFile for ExprKind {
+    fn set_file(&mut self, file: FileId) {
         match self {
             ExprKind::Number { value: _, integer: _ }
             | ExprKind::Str(_)
             | ExprKind::Bool(_)
             | ExprKind::Hole
             | ExprKind::Absent => {}
-            ExprKind::Path(path) => path.place(file),
-            ExprKind::Optional(name) => name.place(file),
+            ExprKind::Path(path) => path.set_file(file),
+            ExprKind::Optional(name) => name.set_file(file),
             ExprKind::Call { callee, optional: _, types, args } => {
-                callee.place(file);
-                types.place(file);
-                args.place(file);
+                callee.set_file(file);
+                types.set_file(file);
+                args.set_file(file);
             }
-            ExprKind::Result(e, _) | ExprKind::Unary(_, e) => e.place(file),
+            ExprKind::Result(e, _) | ExprKind::Unary(_, e) => e.set_file(file),
             ExprKind::Binary(_, a, b) | ExprKind::Index(a, b) | ExprKind::Else(a, b) | ExprKind::Near(a, b) => {
-                a.place(file);
-                b.place(file);
+                a.set_file(file);
+                b.set_file(file);
             }
             ExprKind::List(all) | ExprKind::Set(all) | ExprKind::Alternatives(all) | ExprKind::Tuple(all) => {
-                all.place(file);
+                all.set_file(file);
             }
             ExprKind::Comprehension { element, name, over, condition } => {
-                element.place(file);
-                name.place(file);
-                over.place(file);
-                condition.place(file);
+                element.set_file(file);
+                name.set_file(file);
+                over.set_file(file);
+                condition.set_file(file);
             }
-            ExprKind::Spread(e) => e.place(file),
+            ExprKind::Spread(e) => e.set_file(file),
             ExprKind::If(a, b, c) => {
-                a.place(file);
-                b.place(file);
-                c.place(file);
+                a.set_file(file);
+                b.set_file(file);
+                c.set_file(file);
             }
             ExprKind::Bind(name, e) => {
-                name.place(file);
-                e.place(file);
+                name.set_file(file);
+                e.set_file(file);
             }
             ExprKind::Typed(e, ty) => {
-                e.place(file);
-                ty.place(file);
+                e.set_file(file);
+                ty.set_file(file);
             }
         }
     }

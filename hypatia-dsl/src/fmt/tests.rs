@@ -51,7 +51,8 @@ rule r::one[g in unary, h: pointwise, k in {a, b}]: (q @ m(x, w: T[..s, k]).0, n
   <=> (z[i][0], split([..a, b, ..], [e for x in l if x not in m])) let a = dim(x, 0), b = 2 let c = 3
   requires not a == b, c or d and e prefer uses(x) == 1 class exact for f64, f32, approx(4) for bf16;
 rule r::two: round<f16>(x) - -y => (b else 0) * (x + y) * true - inf / nan;
-kernel k for o(x, b?) { template "a \"b\".j2"; requires sm == 90; tune BM in {64, 128}; launch grid = a, block = [1, 2]; class rounds; x = 1; }
+kernel k for o(x, b?) { template "a \"b\".j2"; requires sm == 90; tune BM in {64, 128};
+  launch grid = a, block = [1, 2]; class rounds; x = 1; }
 kernel l for gemm(a, b, gelu(acc + in(t))) { cublaslt GELU; }
 kernel m for n(x) { pointwise; }
 test "a" on h200 {
@@ -75,7 +76,9 @@ fn every_construct() {
 
 #[test]
 fn comments_and_empty_lines_stay_where_they_belong() {
-    let text = "// top\nedition 1; // first\n\n\n\nuse a::*;\n;;// spare\n/// doc\nscalar f(x) = // why\n  x // x\n  // own line\n  + 1; // end\nkernel k for f(x) { // open\n\n// before\npointwise; // way\n\n\nclass exact;\n// last\n}\n// bottom";
+    let text = "// top\nedition 1; // first\n\n\n\nuse a::*;\n;;// spare\n/// doc\nscalar f(x) = // why\n  \
+                x // x\n  // own line\n  + 1; // end\nkernel k for f(x) { // open\n\n// before\npointwise; // way\n\n\n\
+                class exact;\n// last\n}\n// bottom";
     insta::assert_snapshot!(check(text));
 }
 

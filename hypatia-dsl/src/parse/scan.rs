@@ -251,7 +251,8 @@ mod tests {
 
     #[test]
     fn items_end_at_semicolons_and_blocks() {
-        let text = "rule a: x => y requires d in {f, g}, z;\nkernel k for f(x) { pointwise; }\nop f() -> T[] { builtin; } op g<T: {a}>() -> T[] = x;";
+        let text = "rule a: x => y requires d in {f, g}, z;\nkernel k for f(x) { pointwise; }\n\
+                    op f() -> T[] { builtin; } op g<T: {a}>() -> T[] = x;";
         assert_eq!(cut(text).len(), 4);
     }
 

@@ -116,7 +116,7 @@ impl std::error::Error for EvalError {}
 
 /// An intermediate value: a literal takes the type of the other operands.
 #[derive(Clone, Copy)]
-enum Slot {
+enum Intermediate {
     Lit(f64),
     Value(Value),
 }
@@ -124,8 +124,8 @@ enum Slot {
 /// The values of the roots.
 pub fn eval(program: &Program, term: &Term, leaves: Leaves, precision: Precision) -> Result<Vec<Value>, EvalError> {
     let mut run = Run { program, leaves, precision, steps: 0 };
-    let slots = run.term(term, None, 0)?;
-    Ok(slots.into_iter().map(|s| run.settle(s)).collect())
+    let results = run.term(term, None, 0)?;
+    Ok(results.into_iter().map(|s| run.settle(s)).collect())
 }
 
 /// The only root in f64, for the given parameters. Booleans are 0 and 1.
@@ -143,43 +143,50 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    fn settle(&self, slot: Slot) -> Value {
-        match slot {
-            Slot::Lit(x) => Value::F(self.precision.round(x)),
-            Slot::Value(v) => v,
+    fn settle(&self, result: Intermediate) -> Value {
+        match result {
+            Intermediate::Lit(x) => Value::F(self.precision.round(x)),
+            Intermediate::Value(v) => v,
         }
     }
 
-    fn term(&mut self, term: &Term, params: Option<&[Slot]>, depth: u32) -> Result<Vec<Slot>, EvalError> {
+    fn term(
+        &mut self,
+        term: &Term,
+        params: Option<&[Intermediate]>,
+        depth: u32,
+    ) -> Result<Vec<Intermediate>, EvalError> {
         let missing = |what: &str| EvalError(format!("the term reads {what} that has no value"));
         if depth > MAX_DEPTH {
             return Err(EvalError(format!("scalar calls are nested more than {MAX_DEPTH} levels deep")));
         }
-        let mut slots: Vec<Slot> = Vec::with_capacity(term.nodes.len());
+        let mut results: Vec<Intermediate> = Vec::with_capacity(term.nodes.len());
         for node in &term.nodes {
             self.steps += 1;
             if self.steps > MAX_NODES * 16 {
                 return Err(EvalError("the term is too large once its scalars are inlined".into()));
             }
-            let slot = match node {
+            let result = match node {
                 TermNode::Param(i) => match params {
                     Some(p) => *p.get(*i as usize).ok_or_else(|| missing("a parameter"))?,
-                    None => Slot::Value(*self.leaves.params.get(*i as usize).ok_or_else(|| missing("a parameter"))?),
+                    None => {
+                        Intermediate::Value(*self.leaves.params.get(*i as usize).ok_or_else(|| missing("a parameter"))?)
+                    }
                 },
-                TermNode::Acc => Slot::Value(self.leaves.acc.ok_or_else(|| missing("an accumulator"))?),
+                TermNode::Acc => Intermediate::Value(self.leaves.acc.ok_or_else(|| missing("an accumulator"))?),
                 TermNode::In { input, .. } => {
-                    Slot::Value(*self.leaves.inputs.get(*input as usize).ok_or_else(|| missing("an input"))?)
+                    Intermediate::Value(*self.leaves.inputs.get(*input as usize).ok_or_else(|| missing("an input"))?)
                 }
-                TermNode::Lit(l) => Slot::Lit(l.0),
+                TermNode::Lit(l) => Intermediate::Lit(l.0),
                 TermNode::Cast { to, arg } => {
-                    let value = self.settle(slots[arg.0 as usize]);
-                    Slot::Value(cast(value, *to, self.precision))
+                    let value = self.settle(results[arg.0 as usize]);
+                    Intermediate::Value(cast(value, *to, self.precision))
                 }
                 TermNode::Call { scalar, args } => {
-                    let args: Vec<Slot> = args.iter().map(|a| slots[a.0 as usize]).collect();
+                    let args: Vec<Intermediate> = args.iter().map(|a| results[a.0 as usize]).collect();
                     let def = self.program.scalars.get(scalar.index()).ok_or_else(|| missing("a scalar"))?;
                     match &def.body {
-                        ScalarBody::Builtin(f) => Slot::Value(self.builtin(*f, &args)?),
+                        ScalarBody::Builtin(f) => Intermediate::Value(self.builtin(*f, &args)?),
                         ScalarBody::Term(body) => {
                             let inner = self.term(body, Some(&args), depth + 1)?;
                             *inner.first().ok_or_else(|| missing("a result"))?
@@ -187,21 +194,21 @@ impl Run<'_> {
                     }
                 }
             };
-            slots.push(slot);
+            results.push(result);
         }
-        Ok(term.roots.iter().map(|r| slots[r.0 as usize]).collect())
+        Ok(term.roots.iter().map(|r| results[r.0 as usize]).collect())
     }
 
-    fn builtin(&self, f: BuiltinScalar, args: &[Slot]) -> Result<Value, EvalError> {
+    fn builtin(&self, f: BuiltinScalar, args: &[Intermediate]) -> Result<Value, EvalError> {
         if args.len() != f.params().len() {
             return Err(EvalError(format!("{} takes {} arguments, not {}", f.name(), f.params().len(), args.len())));
         }
-        let integers = args.iter().any(|a| matches!(a, Slot::Value(Value::I(_))));
+        let integers = args.iter().any(|a| matches!(a, Intermediate::Value(Value::I(_))));
         let mut values = [Value::B(false); 3];
-        for (value, slot) in values.iter_mut().zip(args) {
-            *value = match slot {
-                Slot::Lit(x) if integers => Value::I(*x as i64),
-                slot => self.settle(*slot),
+        for (value, arg) in values.iter_mut().zip(args) {
+            *value = match arg {
+                Intermediate::Lit(x) if integers => Value::I(*x as i64),
+                arg => self.settle(*arg),
             };
         }
         Ok(apply(f, &values[..args.len()], self.precision))

@@ -10,7 +10,7 @@ use crate::dtype::Kind;
 use crate::ir::{AExpr, AttrPat, AttrType, AttrValue, Head, NodePat, OpId, ParamKind, Pat, ScalarId, Sort, VarId};
 use crate::source::Span;
 
-use super::args::Given;
+use super::args::Argument;
 use super::code;
 use super::context::{Callee, Cx, Pos};
 use super::patterns::scalar_node;
@@ -304,8 +304,8 @@ impl<'a> Cx<'a> {
             match (&p.kind, g) {
                 (ParamKind::Attr { ty, default }, g) => {
                     let a = match g {
-                        Given::One(e) => self.attr_pat(e, *ty),
-                        Given::Type(t) => self.dtype_name_pat(t),
+                        Argument::One(e) => self.attr_pat(e, *ty),
+                        Argument::Type(t) => self.dtype_name_pat(t),
                         _ if loose => Some(AttrPat::Any),
                         _ => match default {
                             Some(v) => Some(AttrPat::Is(AExpr::Value(v.clone()))),
@@ -317,20 +317,20 @@ impl<'a> Cx<'a> {
                 }
                 (ParamKind::Tensor { optional: true, .. }, g) => {
                     let a = match g {
-                        Given::One(e) => self.optional_pattern(e),
+                        Argument::One(e) => self.optional_pattern(e),
                         _ => Some(Pat::Absent),
                     };
                     good &= a.is_some();
                     operands.extend(a);
                 }
-                (ParamKind::Tensor { .. }, Given::Many(list)) => match self.variadic_pattern(&list) {
+                (ParamKind::Tensor { .. }, Argument::Many(list)) => match self.variadic_pattern(&list) {
                     Some((fixed, r)) => {
                         operands.extend(fixed);
                         rest = r;
                     }
                     None => good = false,
                 },
-                (kind, Given::One(e)) => {
+                (kind, Argument::One(e)) => {
                     let pos = if matches!(kind, ParamKind::Term) { Pos::Term } else { Pos::Tensor };
                     let a = self.pattern(e, pos);
                     good &= a.is_some();

@@ -1,6 +1,6 @@
 //! Arguments of an application, in declaration order.
 //!
-//! In: the arguments as written. Out: one [`Given`] for each parameter. Invariant: a required
+//! In: the arguments as written. Out: one [`Argument`] for each parameter. Invariant: a required
 //! operand is present; the caller decides whether an attribute without default may be omitted.
 
 use crate::ast::{Arg, Expr, ExprKind, Name, Path};
@@ -15,7 +15,7 @@ use super::context::Cx;
 
 /// The argument of a parameter.
 #[derive(Clone, Debug)]
-pub(super) enum Given<'a> {
+pub(super) enum Argument<'a> {
     /// Nothing.
     Missing,
     /// One expression.
@@ -35,9 +35,9 @@ impl<'a> Cx<'a> {
         types: &'a [Name],
         args: &'a [Arg],
         span: Span,
-    ) -> Option<Vec<Given<'a>>> {
+    ) -> Option<Vec<Argument<'a>>> {
         let def = self.s.program.op(op);
-        let mut out: Vec<Given<'a>> = vec![Given::Missing; def.params.len()];
+        let mut out: Vec<Argument<'a>> = vec![Argument::Missing; def.params.len()];
         let mut next = 0;
         let mut good = true;
         for arg in args {
@@ -47,30 +47,30 @@ impl<'a> Cx<'a> {
             }
             match def.params.get(next) {
                 Some(p) if is_variadic(p) => match &mut out[next] {
-                    Given::Many(list) => splice(&arg.value, list),
-                    slot => {
+                    Argument::Many(list) => splice(&arg.value, list),
+                    param => {
                         let mut list = Vec::new();
                         splice(&arg.value, &mut list);
-                        *slot = Given::Many(list);
+                        *param = Argument::Many(list);
                     }
                 },
                 Some(_) => {
-                    if !matches!(out[next], Given::Missing) {
+                    if !matches!(out[next], Argument::Missing) {
                         self.twice(&def.params[next].name, arg.value.span)?;
                     }
-                    out[next] = Given::One(&arg.value);
+                    out[next] = Argument::One(&arg.value);
                     next += 1;
                 }
                 None => return self.too_many(def, callee, args, span),
             }
         }
         if let [t] = types {
-            let slot = def
+            let param = def
                 .params
                 .iter()
                 .position(|p| matches!(p.kind, ParamKind::Attr { ty: crate::ir::AttrType::DType, .. }));
-            match slot {
-                Some(i) if matches!(out[i], Given::Missing) => out[i] = Given::Type(t),
+            match param {
+                Some(i) if matches!(out[i], Argument::Missing) => out[i] = Argument::Type(t),
                 _ => {
                     return self.error(code::ARITY, format!("`{}` takes no element type in `<>`", def.name), t.span);
                 }
@@ -80,8 +80,8 @@ impl<'a> Cx<'a> {
         }
         for (p, g) in def.params.iter().zip(&mut out) {
             match (&p.kind, &g) {
-                (ParamKind::Tensor { variadic: true, .. }, Given::Missing) => *g = Given::Many(Vec::new()),
-                (ParamKind::Tensor { optional: false, .. } | ParamKind::Term, Given::Missing) => {
+                (ParamKind::Tensor { variadic: true, .. }, Argument::Missing) => *g = Argument::Many(Vec::new()),
+                (ParamKind::Tensor { optional: false, .. } | ParamKind::Term, Argument::Missing) => {
                     let d = Diagnostic::error(
                         code::ARITY,
                         format!("operand `{}` of `{}` is missing", p.name, def.name),
@@ -97,7 +97,7 @@ impl<'a> Cx<'a> {
         good.then_some(out)
     }
 
-    fn named(&mut self, def: &OpDef, out: &mut [Given<'a>], name: &'a Name, value: &'a Expr) -> Option<()> {
+    fn named(&mut self, def: &OpDef, out: &mut [Argument<'a>], name: &'a Name, value: &'a Expr) -> Option<()> {
         let Some(i) = def.params.iter().position(|p| p.name == name.node) else {
             let mut d = Diagnostic::error(
                 code::ARGUMENT_NAME,
@@ -110,15 +110,15 @@ impl<'a> Cx<'a> {
             }
             return self.with_declaration(d, def);
         };
-        if !matches!(out[i], Given::Missing) {
+        if !matches!(out[i], Argument::Missing) {
             return self.twice(&name.node, name.span);
         }
         out[i] = if is_variadic(&def.params[i]) {
             let mut list = Vec::new();
             splice(value, &mut list);
-            Given::Many(list)
+            Argument::Many(list)
         } else {
-            Given::One(value)
+            Argument::One(value)
         };
         Some(())
     }

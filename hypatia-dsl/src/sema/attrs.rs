@@ -10,7 +10,7 @@ use crate::ir::{AExpr, AttrPat, AttrType, Sort};
 use crate::source::Span;
 
 use super::code;
-use super::context::{Cx, Slot};
+use super::context::{Cx, Definition};
 use super::guards::{AKind, coerce, kind_fits};
 use super::types::single;
 use crate::typing::attr_type_words;
@@ -31,14 +31,16 @@ impl<'a> Cx<'a> {
         if let Some(name) = single(e)
             && self.dtype_named(&name.node).is_none()
         {
-            match self.slot(&name.node).cloned() {
-                Some(Slot::Param { expr, frame, .. }) => {
-                    let here = std::mem::replace(&mut self.frame, frame);
+            match self.definition(&name.node).cloned() {
+                Some(Definition::Param { expr, scope, .. }) => {
+                    let here = std::mem::replace(&mut self.scope, scope);
                     let r = self.attr_pat(expr, ty);
-                    self.frame = here;
+                    self.scope = here;
                     return r;
                 }
-                Some(Slot::Var(v)) if matches!(self.sort(v), Sort::Attr | Sort::Shape) == (ty != AttrType::DType) => {
+                Some(Definition::Var(v))
+                    if matches!(self.sort(v), Sort::Attr | Sort::Shape) == (ty != AttrType::DType) =>
+                {
                     if matches!(self.sort(v), Sort::Attr | Sort::Shape | Sort::DType) {
                         return Some(AttrPat::Var(v));
                     }
@@ -56,8 +58,8 @@ impl<'a> Cx<'a> {
         if !self.free_names(e).is_empty() {
             // A name is bound further right: compare after the whole pattern has matched.
             let v = self.fresh("_later", Sort::Attr, Some(e.span));
-            let frame = self.frame;
-            self.deferred.push((v, e, frame));
+            let scope = self.scope;
+            self.deferred.push((v, e, scope));
             return Some(AttrPat::Var(v));
         }
         let x = self.aexpr(e)?;

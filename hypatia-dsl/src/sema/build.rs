@@ -14,9 +14,9 @@ use crate::ir::{
 use crate::source::Span;
 use crate::spell::closest;
 
-use super::args::Given;
+use super::args::Argument;
 use super::code;
-use super::context::{Callee, Cx, Pos, Slot};
+use super::context::{Callee, Cx, Definition, Pos};
 use super::patterns::{literal, operator};
 use super::types::{element_type_hint, single};
 
@@ -77,8 +77,8 @@ impl<'a> Cx<'a> {
     fn is_attribute(&self, e: &Expr) -> bool {
         match &e.kind {
             ExprKind::Number { .. } => true,
-            ExprKind::Path(_) => single(e).is_some_and(|n| match self.slot(&n.node) {
-                Some(Slot::Var(v)) => matches!(self.sort(*v), Sort::Attr | Sort::Shape),
+            ExprKind::Path(_) => single(e).is_some_and(|n| match self.definition(&n.node) {
+                Some(Definition::Var(v)) => matches!(self.sort(*v), Sort::Attr | Sort::Shape),
                 _ => false,
             }),
             ExprKind::Unary(UnaryOp::Neg, a) => self.is_attribute(a),
@@ -112,8 +112,8 @@ impl<'a> Cx<'a> {
 
     /// The expression that a `let` bound to this name, or the expression itself.
     fn written_out(&self, e: &'a Expr) -> &'a Expr {
-        match single(e).and_then(|n| self.slot(&n.node)) {
-            Some(Slot::Param { expr, .. }) => expr,
+        match single(e).and_then(|n| self.definition(&n.node)) {
+            Some(Definition::Param { expr, .. }) => expr,
             _ => e,
         }
     }
@@ -122,9 +122,9 @@ impl<'a> Cx<'a> {
     /// scalar, or it is a bare tensor.
     pub(super) fn is_tensor(&self, e: &Expr) -> bool {
         match &e.kind {
-            ExprKind::Path(_) => single(e).is_some_and(|n| match self.slot(&n.node) {
-                Some(Slot::Var(v)) => self.sort(*v) == Sort::Tensor,
-                Some(Slot::Param { .. }) => true,
+            ExprKind::Path(_) => single(e).is_some_and(|n| match self.definition(&n.node) {
+                Some(Definition::Var(v)) => self.sort(*v) == Sort::Tensor,
+                Some(Definition::Param { .. }) => true,
                 None => false,
             }),
             ExprKind::Unary(_, a) | ExprKind::Result(a, _) => self.is_tensor(a),
@@ -171,12 +171,12 @@ impl<'a> Cx<'a> {
         if pos == Pos::Term && name == "acc" {
             return Some(node(Head::Acc, vec![]));
         }
-        let v = match self.slot(name).cloned() {
-            Some(Slot::Var(v)) => v,
-            Some(Slot::Param { expr, frame, .. }) => {
-                let here = std::mem::replace(&mut self.frame, frame);
+        let v = match self.definition(name).cloned() {
+            Some(Definition::Var(v)) => v,
+            Some(Definition::Param { expr, scope, .. }) => {
+                let here = std::mem::replace(&mut self.scope, scope);
                 let r = self.build(expr, pos);
-                self.frame = here;
+                self.scope = here;
                 return r;
             }
             None => return self.unbound(one, p),
@@ -213,7 +213,7 @@ impl<'a> Cx<'a> {
                 .label("expected a tensor");
             return self.report(d);
         }
-        let near = closest(&one.node, self.frames[self.frame].names.keys().map(String::as_str)).map(str::to_string);
+        let near = closest(&one.node, self.scopes[self.scope].names.keys().map(String::as_str)).map(str::to_string);
         let mut d = Diagnostic::error(code::UNBOUND, format!("`{}` is not bound", one.node), p.span)
             .label("no value is bound to this name");
         d = match near {
@@ -225,7 +225,7 @@ impl<'a> Cx<'a> {
 
     fn build_else(&mut self, a: &'a Expr, b: &'a Expr, pos: Pos) -> Option<Build> {
         if let Some(name) = single(a)
-            && let Some(Slot::Var(v)) = self.slot(&name.node).cloned()
+            && let Some(Definition::Var(v)) = self.definition(&name.node).cloned()
         {
             if !self.info[v.index()].optional {
                 let mut d = Diagnostic::error(code::OPTIONAL, format!("`{}` is never absent", name.node), a.span)
@@ -329,9 +329,9 @@ impl<'a> Cx<'a> {
         if let Some(d) = self.dtype_named(&t.node) {
             return Some(AExpr::Value(AttrValue::DType(d)));
         }
-        match self.slot(&t.node).cloned() {
-            Some(Slot::Var(v)) if self.sort(v) == Sort::DType => Some(AExpr::Var(v)),
-            Some(Slot::Var(v)) => self.wrong_sort(&t.node, v, Sort::DType, t.span),
+        match self.definition(&t.node).cloned() {
+            Some(Definition::Var(v)) if self.sort(v) == Sort::DType => Some(AExpr::Var(v)),
+            Some(Definition::Var(v)) => self.wrong_sort(&t.node, v, Sort::DType, t.span),
             _ => {
                 let d = Diagnostic::error(code::BAD_TYPE, format!("there is no element type `{}`", t.node), t.span);
                 self.report(element_type_hint(d, &t.node))
@@ -380,8 +380,8 @@ impl<'a> Cx<'a> {
             match (&p.kind, g) {
                 (ParamKind::Attr { ty, default }, g) => {
                     let a = match g {
-                        Given::One(e) => self.aexpr(e).and_then(|x| self.attr_value(x, *ty, e.span)),
-                        Given::Type(t) => self.dtype_name_build(t),
+                        Argument::One(e) => self.aexpr(e).and_then(|x| self.attr_value(x, *ty, e.span)),
+                        Argument::Type(t) => self.dtype_name_build(t),
                         _ => match default {
                             Some(v) => Some(AExpr::Value(v.clone())),
                             None => self.missing_attribute(&p.name, id, e.span),
@@ -392,23 +392,23 @@ impl<'a> Cx<'a> {
                 }
                 (ParamKind::Tensor { optional: true, .. }, g) => {
                     let a = match g {
-                        Given::One(e) => self.optional_build(e),
+                        Argument::One(e) => self.optional_build(e),
                         _ => Some(Build::Absent),
                     };
                     good &= a.is_some();
                     operands.extend(a.map(BuildArg::One));
                 }
-                (ParamKind::Tensor { .. }, Given::Many(list)) => {
+                (ParamKind::Tensor { .. }, Argument::Many(list)) => {
                     for e in list {
                         let a = self.variadic_build(e);
                         good &= a.is_some();
                         operands.extend(a);
                     }
                 }
-                (ParamKind::Tensor { ty, .. }, Given::One(e)) if self.integer_literal(id, ty, e).is_some() => {
+                (ParamKind::Tensor { ty, .. }, Argument::One(e)) if self.integer_literal(id, ty, e).is_some() => {
                     operands.extend(self.integer_literal(id, ty, e).map(BuildArg::One));
                 }
-                (kind, Given::One(e)) => {
+                (kind, Argument::One(e)) => {
                     let pos = if matches!(kind, ParamKind::Term) { Pos::Term } else { Pos::Tensor };
                     let a = self.build(e, pos);
                     good &= a.is_some();
@@ -469,8 +469,8 @@ impl<'a> Cx<'a> {
             ExprKind::Optional(name) => name,
             _ => single(e)?,
         };
-        match self.slot(&name.node) {
-            Some(Slot::Var(v)) if self.sort(*v) == Sort::Tensor && self.info[v.index()].optional => Some(*v),
+        match self.definition(&name.node) {
+            Some(Definition::Var(v)) if self.sort(*v) == Sort::Tensor && self.info[v.index()].optional => Some(*v),
             _ => None,
         }
     }
@@ -490,19 +490,19 @@ impl<'a> Cx<'a> {
                 }
                 let over = self.tensors(over)?;
                 let item = self.fresh(name.node.clone(), Sort::Tensor, Some(name.span));
-                let frame = self.frame;
-                let hidden = self.frames[frame].names.insert(name.node.clone(), Slot::Var(item));
+                let scope = self.scope;
+                let hidden = self.scopes[scope].names.insert(name.node.clone(), Definition::Var(item));
                 let element = self.build(element, Pos::Tensor);
                 match hidden {
-                    Some(slot) => self.frames[frame].names.insert(name.node.clone(), slot),
-                    None => self.frames[frame].names.remove(&name.node),
+                    Some(before) => self.scopes[scope].names.insert(name.node.clone(), before),
+                    None => self.scopes[scope].names.remove(&name.node),
                 };
                 Some(BuildArg::Each { element: element?, item, over })
             }
             ExprKind::Path(_) => {
                 // A variable for several tensors needs `..`: a single tensor is expected here.
                 if let Some(name) = single(e)
-                    && let Some(Slot::Var(v)) = self.slot(&name.node).cloned()
+                    && let Some(Definition::Var(v)) = self.definition(&name.node).cloned()
                     && self.sort(v) == Sort::Tensors
                 {
                     return self.wrong_sort(&name.node, v, Sort::Tensor, e.span);
@@ -518,9 +518,9 @@ impl<'a> Cx<'a> {
         let Some(name) = single(e) else {
             return self.error(code::SORT, "`..` must be followed by a variadic operand", e.span);
         };
-        match self.slot(&name.node).cloned() {
-            Some(Slot::Var(v)) if self.sort(v) == Sort::Tensors => Some(v),
-            Some(Slot::Var(v)) => self.wrong_sort(&name.node, v, Sort::Tensors, e.span),
+        match self.definition(&name.node).cloned() {
+            Some(Definition::Var(v)) if self.sort(v) == Sort::Tensors => Some(v),
+            Some(Definition::Var(v)) => self.wrong_sort(&name.node, v, Sort::Tensors, e.span),
             _ => {
                 let d = Diagnostic::error(code::UNBOUND, format!("`{}` is not bound", name.node), e.span)
                     .label("no value is bound to this name")

@@ -23,7 +23,7 @@ const MAX_SIZE: usize = 20_000;
 
 /// Where an attribute expression occurs. Decides which facts it may use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Place {
+pub(super) enum AttrContext {
     /// An attribute or dimension of a left side.
     Pattern,
     /// An attribute of a right side.
@@ -77,16 +77,16 @@ pub(super) struct VarInfo {
 
 /// What a name means inside a declaration.
 #[derive(Clone, Debug)]
-pub(super) enum Slot<'a> {
+pub(super) enum Definition<'a> {
     /// A variable.
     Var(VarId),
     /// A parameter of a named pattern that is being inlined: its argument, which belongs to the
-    /// scope `frame`.
+    /// scope of that index.
     Param {
         /// The argument.
         expr: &'a Expr,
         /// The scope of the argument.
-        frame: usize,
+        scope: usize,
         /// The variable that holds what the parameter matched, for its second occurrence.
         var: Option<VarId>,
         /// True once it has matched.
@@ -96,11 +96,11 @@ pub(super) enum Slot<'a> {
 
 /// The names of a declaration, or of a pattern inlined into it.
 #[derive(Debug)]
-pub(super) struct Frame<'a> {
+pub(super) struct Scope<'a> {
     /// The file whose declarations are visible.
     pub file: usize,
     /// Variables and parameters.
-    pub names: HashMap<String, Slot<'a>>,
+    pub names: HashMap<String, Definition<'a>>,
 }
 
 /// The callee of an application.
@@ -117,9 +117,9 @@ pub(super) struct Cx<'a> {
     pub s: &'a Sema<'a>,
     pub vars: Vec<Var>,
     pub info: Vec<VarInfo>,
-    pub frames: Vec<Frame<'a>>,
+    pub scopes: Vec<Scope<'a>>,
     /// The current scope.
-    pub frame: usize,
+    pub scope: usize,
     /// `[g in unary]`: the family member that `g` stands for.
     pub binders: HashMap<String, Head>,
     pub diags: Vec<Diagnostic>,
@@ -127,7 +127,7 @@ pub(super) struct Cx<'a> {
     pub deferred: Vec<(VarId, &'a Expr, usize)>,
     /// Guards that the inlined patterns imply.
     pub implied: Vec<AExpr>,
-    pub place: Place,
+    pub context: AttrContext,
     /// The span of the pattern that a kernel implements, with all its results.
     pub kernel_root: Option<Span>,
     /// How many of the variables are parameters of an op.
@@ -150,13 +150,13 @@ impl<'a> Cx<'a> {
             s,
             vars: Vec::new(),
             info: Vec::new(),
-            frames: vec![Frame { file, names: HashMap::new() }],
-            frame: 0,
+            scopes: vec![Scope { file, names: HashMap::new() }],
+            scope: 0,
             binders: HashMap::new(),
             diags: Vec::new(),
             deferred: Vec::new(),
             implied: Vec::new(),
-            place: Place::Pattern,
+            context: AttrContext::Pattern,
             kernel_root: None,
             params: 0,
             bind_hint: "bind `{}` on the left side, or declare it",
@@ -205,7 +205,7 @@ impl<'a> Cx<'a> {
     }
 
     pub(super) fn file(&self) -> usize {
-        self.frames[self.frame].file
+        self.scopes[self.scope].file
     }
 
     pub(super) fn fresh(&mut self, name: impl Into<String>, sort: Sort, span: Option<Span>) -> VarId {
@@ -217,15 +217,15 @@ impl<'a> Cx<'a> {
     /// Declares a variable under a name of the current scope.
     pub(super) fn declare(&mut self, name: &str, sort: Sort, span: Span) -> VarId {
         // A variable that a named pattern binds for itself is not visible to the rule.
-        let shown = if self.frame == 0 { name.to_string() } else { format!("_{name}") };
+        let shown = if self.scope == 0 { name.to_string() } else { format!("_{name}") };
         let v = self.fresh(shown, sort, Some(span));
-        let frame = self.frame;
-        self.frames[frame].names.insert(name.to_string(), Slot::Var(v));
+        let scope = self.scope;
+        self.scopes[scope].names.insert(name.to_string(), Definition::Var(v));
         v
     }
 
-    pub(super) fn slot(&self, name: &str) -> Option<&Slot<'a>> {
-        self.frames[self.frame].names.get(name)
+    pub(super) fn definition(&self, name: &str) -> Option<&Definition<'a>> {
+        self.scopes[self.scope].names.get(name)
     }
 
     /// The element type with that name, or the one that a binder with that name stands for.
@@ -239,13 +239,13 @@ impl<'a> Cx<'a> {
 
     /// Looks up a variable by name and sort; declares it if it is new.
     pub(super) fn bind(&mut self, name: &str, sort: Sort, span: Span) -> Option<VarId> {
-        match self.slot(name) {
+        match self.definition(name) {
             None => Some(self.declare(name, sort, span)),
-            Some(Slot::Var(v)) => {
+            Some(Definition::Var(v)) => {
                 let v = *v;
                 if self.sort(v) == sort { Some(v) } else { self.wrong_sort(name, v, sort, span) }
             }
-            Some(Slot::Param { .. }) => self.error(
+            Some(Definition::Param { .. }) => self.error(
                 code::MISPLACED,
                 format!("`{name}` is a parameter of this pattern and cannot be bound again"),
                 span,
@@ -292,7 +292,7 @@ impl<'a> Cx<'a> {
                 if self.s.resolved.excused(self.file(), name) {
                     return None; // the declaration already has an error
                 }
-                if matches!(self.slot(name), Some(Slot::Var(_))) {
+                if matches!(self.definition(name), Some(Definition::Var(_))) {
                     d = d.note(format!("`{name}` is a variable here and cannot be called"));
                 } else if let Some(s) = closest(name, self.binders.keys().map(String::as_str)) {
                     d.hints = vec![format!("did you mean `{s}`?")];

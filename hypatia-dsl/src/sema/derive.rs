@@ -183,8 +183,8 @@ fn op_rules(s: &Sema<'_>, id: OpId, with_kernel: &[OpId]) -> Vec<Rule> {
     let OpBody::Defined(bodies) = &def.body else { return Vec::new() };
     // Ops in the body are inlined too, as on insertion. Those with a kernel are found by their own
     // derived rules.
-    let unfolded = bodies.iter().map(|b| super::unfold::unfold(&s.program, b, with_kernel));
-    let Some(bodies) = unfolded.collect::<Option<Vec<Build>>>() else { return Vec::new() };
+    let inlined = bodies.iter().map(|b| super::inline::inline(&s.program, b, with_kernel));
+    let Some(bodies) = inlined.collect::<Option<Vec<Build>>>() else { return Vec::new() };
     let variadic =
         def.params.iter().any(|p| matches!(p.kind, ParamKind::Tensor { variadic: true, .. } | ParamKind::Term));
     let optional: Vec<usize> = (0..def.params.len())

@@ -12,7 +12,7 @@ use crate::source::Span;
 use crate::spell::closest;
 
 use super::code;
-use super::context::{Cx, Place, Slot};
+use super::context::{AttrContext, Cx, Definition};
 use super::types::single;
 
 const SAME_ACCUMULATOR: &str = "same_accumulator";
@@ -49,8 +49,8 @@ impl<'a> Cx<'a> {
                 Some(AExpr::Index(Box::new(list?), Box::new(i?)))
             }
             ExprKind::Comprehension { element, name, over, condition } => {
-                let several = single(over).and_then(|n| match self.slot(&n.node) {
-                    Some(Slot::Var(v)) if self.sort(*v) == Sort::Tensors => Some(*v),
+                let several = single(over).and_then(|n| match self.definition(&n.node) {
+                    Some(Definition::Var(v)) if self.sort(*v) == Sort::Tensors => Some(*v),
                     _ => None,
                 });
                 let over = match several {
@@ -60,13 +60,13 @@ impl<'a> Cx<'a> {
                 let sort = if several.is_some() { Sort::Shape } else { Sort::Attr };
                 let v = self.fresh(name.node.clone(), sort, Some(name.span));
                 self.info[v.index()].item = several.is_some();
-                let frame = self.frame;
-                let hidden = self.frames[frame].names.insert(name.node.clone(), Slot::Var(v));
+                let scope = self.scope;
+                let hidden = self.scopes[scope].names.insert(name.node.clone(), Definition::Var(v));
                 let element = self.aexpr(element);
                 let condition = condition.as_deref().map(|c| self.guard(c));
                 match hidden {
-                    Some(slot) => self.frames[frame].names.insert(name.node.clone(), slot),
-                    None => self.frames[frame].names.remove(&name.node),
+                    Some(before) => self.scopes[scope].names.insert(name.node.clone(), before),
+                    None => self.scopes[scope].names.remove(&name.node),
                 };
                 let condition = match condition {
                     Some(c) => Some(Box::new(c?)),
@@ -178,15 +178,15 @@ impl<'a> Cx<'a> {
             return self.error(code::MISPLACED, format!("`{}` is not an attribute or a size", p.text()), p.span);
         };
         let name = one.node.as_str();
-        match self.slot(name).cloned() {
-            Some(Slot::Var(v)) => match self.sort(v) {
+        match self.definition(name).cloned() {
+            Some(Definition::Var(v)) => match self.sort(v) {
                 Sort::Attr | Sort::Shape | Sort::DType => Some(AExpr::Var(v)),
                 _ => self.wrong_sort(name, v, Sort::Attr, p.span),
             },
-            Some(Slot::Param { expr, frame, .. }) => {
-                let here = std::mem::replace(&mut self.frame, frame);
+            Some(Definition::Param { expr, scope, .. }) => {
+                let here = std::mem::replace(&mut self.scope, scope);
                 let r = self.aexpr(expr);
-                self.frame = here;
+                self.scope = here;
                 r
             }
             None => self.aexpr_free_name(name, p),
@@ -203,7 +203,7 @@ impl<'a> Cx<'a> {
             _ => None,
         };
         if let Some(f) = device {
-            if self.place == Place::Kernel {
+            if self.context == AttrContext::Kernel {
                 return Some(AExpr::Device(f));
             }
             let d = Diagnostic::error(
@@ -215,15 +215,18 @@ impl<'a> Cx<'a> {
             .hint("move it to the `requires` of the kernel: the meaning of a rule must not depend on the device");
             return self.report(d);
         }
-        let frame = &self.frames[self.frame];
-        let near = closest(name, frame.names.keys().map(String::as_str)).map(str::to_string);
+        let scope = &self.scopes[self.scope];
+        let near = closest(name, scope.names.keys().map(String::as_str)).map(str::to_string);
         let mut d =
             Diagnostic::error(code::UNBOUND, format!("`{name}` is not bound"), p.span).label("unknown variable");
         if let Some(s) = near {
             d = d.hint(format!("did you mean `{s}`?"));
-        } else if matches!(self.place, Place::Requires | Place::Prefer | Place::Let | Place::Right) {
+        } else if matches!(
+            self.context,
+            AttrContext::Requires | AttrContext::Prefer | AttrContext::Let | AttrContext::Right
+        ) {
             d = d.hint(format!("bind a size on the left side with a type: `x: T[..s, {name}]`"));
-        } else if self.place == Place::Test {
+        } else if self.context == AttrContext::Test {
             d = d.hint("a test has no size variables: write a number, or read the size of an input, `dim(x, 0)`");
         } else {
             d = d.hint(format!("bind sizes and shapes in the types of the operands: `x: T[..s, {name}]`"));
@@ -235,7 +238,7 @@ impl<'a> Cx<'a> {
         let name = callee.text();
         if name == SAME_ACCUMULATOR {
             let [t, a, b] = args else { return self.wrong_count(&name, span, 3, 3, args.len()) };
-            if self.place != Place::Prefer {
+            if self.context != AttrContext::Prefer {
                 return self.misplaced_fact(&name, span);
             }
             let (t, a, b) = (self.tensor_arg(&name, t), self.tensor_arg(&name, a), self.tensor_arg(&name, b));
@@ -251,7 +254,7 @@ impl<'a> Cx<'a> {
         }
         if let Some(f) = Fact::from_name(&name) {
             let [x] = args else { return self.wrong_count(&name, span, 1, 1, args.len()) };
-            if f == Fact::Uses && self.place != Place::Prefer {
+            if f == Fact::Uses && self.context != AttrContext::Prefer {
                 return self.misplaced_fact(&name, span);
             }
             let v = match self.term_arg(x) {
@@ -297,8 +300,8 @@ impl<'a> Cx<'a> {
 
     /// The variable of `[.. for x in xs]` over several operands: it has the sizes of one of them.
     fn item(&self, e: &Expr) -> Option<VarId> {
-        match self.slot(&single(e)?.node) {
-            Some(Slot::Var(v)) if self.info[v.index()].item => Some(*v),
+        match self.definition(&single(e)?.node) {
+            Some(Definition::Var(v)) if self.info[v.index()].item => Some(*v),
             _ => None,
         }
     }
@@ -340,8 +343,8 @@ impl<'a> Cx<'a> {
     fn term_arg(&self, e: &Expr) -> Option<VarId> {
         let ExprKind::Path(p) = &e.kind else { return None };
         let [one] = p.parts.as_slice() else { return None };
-        match self.slot(&one.node) {
-            Some(Slot::Var(v)) if self.sort(*v) == Sort::Term => Some(*v),
+        match self.definition(&one.node) {
+            Some(Definition::Var(v)) if self.sort(*v) == Sort::Term => Some(*v),
             _ => None,
         }
     }
@@ -351,20 +354,20 @@ impl<'a> Cx<'a> {
         if let ExprKind::Path(p) = &e.kind
             && let [one] = p.parts.as_slice()
         {
-            return match self.slot(&one.node).cloned() {
-                Some(Slot::Var(v)) if matches!(self.sort(v), Sort::Tensor | Sort::Tensors) => Some(v),
-                Some(Slot::Var(v)) => self.wrong_sort(&one.node, v, Sort::Tensor, e.span),
-                Some(Slot::Param { expr, frame, var, .. }) => {
+            return match self.definition(&one.node).cloned() {
+                Some(Definition::Var(v)) if matches!(self.sort(v), Sort::Tensor | Sort::Tensors) => Some(v),
+                Some(Definition::Var(v)) => self.wrong_sort(&one.node, v, Sort::Tensor, e.span),
+                Some(Definition::Param { expr, scope, var, .. }) => {
                     if let Some(v) = var {
                         return Some(v);
                     }
-                    let here = std::mem::replace(&mut self.frame, frame);
+                    let here = std::mem::replace(&mut self.scope, scope);
                     let r = self.tensor_arg(what, expr);
-                    self.frame = here;
+                    self.scope = here;
                     r
                 }
                 None => {
-                    let near = closest(&one.node, self.frames[self.frame].names.keys().map(String::as_str))
+                    let near = closest(&one.node, self.scopes[self.scope].names.keys().map(String::as_str))
                         .map(str::to_string);
                     let mut d = Diagnostic::error(code::UNBOUND, format!("`{}` is not bound", one.node), e.span)
                         .label("unknown variable");

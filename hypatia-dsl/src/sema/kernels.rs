@@ -9,7 +9,7 @@ use crate::ir::{AExpr, AttrValue, Backend, Head, Kernel, NodePat, ParamKind, Pat
 use crate::spell::closest;
 use hypatia_target::cublaslt::{FORMS, Form};
 
-use super::context::{Cx, Place, Pos};
+use super::context::{AttrContext, Cx, Pos};
 use super::walk::pat_vars;
 use super::{code, rules, tiled};
 
@@ -17,7 +17,7 @@ use super::{code, rules, tiled};
 const MAX_CHOICES: usize = 64;
 
 pub(super) fn kernel<'a>(cx: &mut Cx<'a>, k: &'a ast::Kernel, doc: &str) -> Option<Kernel> {
-    cx.place = Place::Pattern;
+    cx.context = AttrContext::Pattern;
     cx.kernel_root = Some(k.pattern.span);
     let pattern = cx.pattern(&k.pattern, Pos::Tensor);
     let settled = cx.settle_deferred();
@@ -26,7 +26,7 @@ pub(super) fn kernel<'a>(cx: &mut Cx<'a>, k: &'a ast::Kernel, doc: &str) -> Opti
     let (pattern, ()) = (pattern?, settled?);
     let mut pattern = cx.tidy(vec![pattern]).pop()?;
     let op = root(cx, &pattern, k)?;
-    cx.place = Place::Kernel;
+    cx.context = AttrContext::Kernel;
     let mut good = true;
     let mut requires = std::mem::take(&mut cx.implied);
     let tune = tune(cx, k);
@@ -174,7 +174,7 @@ fn tune<'a>(cx: &mut Cx<'a>, k: &'a ast::Kernel) -> Option<Vec<(String, Vec<i64>
     let mut out: Vec<(String, Vec<i64>)> = Vec::new();
     let mut good = true;
     for (name, e) in &k.tune {
-        if out.iter().any(|(n, _)| *n == name.node) || cx.slot(&name.node).is_some() {
+        if out.iter().any(|(n, _)| *n == name.node) || cx.definition(&name.node).is_some() {
             good = false;
             cx.error::<()>(code::TUNE, format!("`{}` is declared twice", name.node), name.span);
             continue;

@@ -19,6 +19,7 @@ mod derive;
 mod guards;
 pub(crate) mod hygiene;
 pub(crate) mod infer;
+mod inline;
 mod instances;
 mod kernels;
 pub(crate) mod mentions;
@@ -32,7 +33,6 @@ mod sizes;
 mod test_blocks;
 mod tiled;
 mod types;
-mod unfold;
 pub(crate) mod walk;
 
 use std::collections::{HashMap, HashSet};
@@ -456,13 +456,13 @@ impl<'a> Sema<'a> {
             _ => false,
         });
         let s: &Sema<'_> = self;
-        let made = side_by_side(&items, ITEMS_A_THREAD, None, |(at, item)| Made::from(s, *at, item));
+        let made = side_by_side(&items, ITEMS_A_THREAD, None, |(at, item)| CheckedItem::from(s, *at, item));
         for (made, diags) in made {
             self.diags.extend(diags);
             match made {
-                Made::Rules(rules) => self.program.rules.extend(rules),
-                Made::Kernel(kernel) => self.program.kernels.extend(kernel.map(|k| *k)),
-                Made::Test(test) => self.program.tests.extend(test.map(|t| *t)),
+                CheckedItem::Rules(rules) => self.program.rules.extend(rules),
+                CheckedItem::Kernel(kernel) => self.program.kernels.extend(kernel.map(|k| *k)),
+                CheckedItem::Test(test) => self.program.tests.extend(test.map(|t| *t)),
             }
         }
     }
@@ -475,23 +475,23 @@ const BODIES_A_THREAD: usize = 10;
 const ITEMS_A_THREAD: usize = 40;
 
 /// The result of checking an item.
-enum Made {
+enum CheckedItem {
     Rules(Vec<Rule>),
     Kernel(Option<Box<Kernel>>),
     Test(Option<Box<Test>>),
 }
 
-impl Made {
-    fn from(s: &Sema<'_>, at: ItemRef, item: &ast::Item) -> (Made, Vec<Diagnostic>) {
+impl CheckedItem {
+    fn from(s: &Sema<'_>, at: ItemRef, item: &ast::Item) -> (CheckedItem, Vec<Diagnostic>) {
         let mut cx = Cx::new(s, at.file);
         let made = match &item.kind {
             ItemKind::Rule(r) => {
                 let (rules, diags) = rules::rules(s, at.file, r, &item.doc);
-                return (Made::Rules(rules), diags);
+                return (CheckedItem::Rules(rules), diags);
             }
-            ItemKind::Kernel(k) => Made::Kernel(kernels::kernel(&mut cx, k, &item.doc).map(Box::new)),
-            ItemKind::Test(t) => Made::Test(test_blocks::test(&mut cx, t).map(Box::new)),
-            _ => Made::Rules(Vec::new()),
+            ItemKind::Kernel(k) => CheckedItem::Kernel(kernels::kernel(&mut cx, k, &item.doc).map(Box::new)),
+            ItemKind::Test(t) => CheckedItem::Test(test_blocks::test(&mut cx, t).map(Box::new)),
+            _ => CheckedItem::Rules(Vec::new()),
         };
         (made, cx.diags)
     }

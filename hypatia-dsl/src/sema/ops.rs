@@ -15,7 +15,7 @@ use crate::ir::{
 use crate::spell::closest;
 
 use super::code;
-use super::context::{Cx, Place, Pos};
+use super::context::{AttrContext, Cx, Pos};
 use super::guards::coerce;
 use super::types::TypeMode;
 use crate::typing::attr_type_words;
@@ -37,7 +37,7 @@ const ATTR_TYPES: &[(&str, AttrType)] = &[
 
 /// The signature of an op. The body is read later, once all signatures are known.
 pub(super) fn signature<'a>(cx: &mut Cx<'a>, op: &'a ast::Op) -> Option<OpDef> {
-    cx.place = Place::Type;
+    cx.context = AttrContext::Type;
     let mut good = true;
     let mut seen = HashMap::new();
     for p in &op.params {
@@ -103,7 +103,7 @@ pub(super) fn signature<'a>(cx: &mut Cx<'a>, op: &'a ast::Op) -> Option<OpDef> {
         }
     }
     let requires: Vec<Option<AExpr>> = {
-        cx.place = Place::Requires;
+        cx.context = AttrContext::Requires;
         op.requires.iter().map(|g| cx.guard(g)).collect()
     };
     let requires: Option<Vec<AExpr>> = requires.into_iter().collect();
@@ -269,7 +269,7 @@ fn costs<'a>(cx: &mut Cx<'a>, op: &'a ast::Op) -> Option<CostFormulas> {
     if op.settings.is_empty() {
         return Some(cost);
     }
-    cx.place = Place::Type;
+    cx.context = AttrContext::Type;
     let at = op.name.span;
     cx.declare("out", Sort::Shape, at);
     let mut good = true;
@@ -337,7 +337,7 @@ pub(super) fn body<'a>(cx: &mut Cx<'a>, op: &'a ast::Op, def: &OpDef) -> Option<
         cx.info[i].optional = p.optional;
     }
     cx.params = op.params.len();
-    cx.place = Place::Body;
+    cx.context = AttrContext::Body;
     cx.bind_hint = "declare it as an operand, `{}: T[..]`, or as an attribute, `{}: float = 1.0`";
     let body = op.body.as_ref()?;
     let parts: Vec<&'a Expr> = match &body.kind {

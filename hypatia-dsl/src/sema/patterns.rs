@@ -15,7 +15,7 @@ use crate::resolve::{ItemRef, Space};
 use crate::source::Span;
 
 use super::code;
-use super::context::{Cx, Frame, Pos, Slot};
+use super::context::{Cx, Definition, Pos, Scope};
 use super::types::{TypeMode, single};
 use super::walk::{pat_vars, visit_pat};
 
@@ -77,14 +77,14 @@ impl<'a> Cx<'a> {
 
     /// `name?`: bound if this alternative matches, absent otherwise.
     fn maybe_bound(&mut self, name: &'a Name, pos: Pos) -> Option<Pat> {
-        if let Some(Slot::Param { expr, frame, .. }) = self.slot(&name.node).cloned() {
+        if let Some(Definition::Param { expr, scope, .. }) = self.definition(&name.node).cloned() {
             // A parameter of a named pattern: use the name of its argument.
             let Some(given) = single(expr) else {
                 return self.error(code::MISPLACED, "only a name can be optional", expr.span);
             };
-            let here = std::mem::replace(&mut self.frame, frame);
+            let here = std::mem::replace(&mut self.scope, scope);
             let made = self.maybe_bound(given, pos);
-            self.frame = here;
+            self.scope = here;
             return made;
         }
         let v = self.bind(&name.node, pos.sort(), name.span)?;
@@ -122,8 +122,10 @@ impl<'a> Cx<'a> {
         if DType::from_name(name).is_some() {
             return self.error(code::SORT, format!("expected a tensor, but `{name}` is an element type"), p.span);
         }
-        match self.slot(name).cloned() {
-            Some(Slot::Param { expr, frame, var, bound }) => self.pattern_param(name, expr, frame, var, bound, pos),
+        match self.definition(name).cloned() {
+            Some(Definition::Param { expr, scope, var, bound }) => {
+                self.pattern_param(name, expr, scope, var, bound, pos)
+            }
             _ => Some(Pat::Var(self.bind(name, pos.sort(), one.span)?)),
         }
     }
@@ -141,7 +143,7 @@ impl<'a> Cx<'a> {
         &mut self,
         name: &str,
         expr: &'a Expr,
-        frame: usize,
+        scope: usize,
         var: Option<VarId>,
         bound: bool,
         pos: Pos,
@@ -149,9 +151,9 @@ impl<'a> Cx<'a> {
         if let (true, Some(v)) = (bound, var) {
             return Some(Pat::Var(v));
         }
-        let here = std::mem::replace(&mut self.frame, frame);
+        let here = std::mem::replace(&mut self.scope, scope);
         let inner = self.pattern(expr, pos);
-        self.frame = here;
+        self.scope = here;
         let inner = inner?;
         if let Pat::Var(_) = inner {
             return Some(inner);
@@ -163,7 +165,7 @@ impl<'a> Cx<'a> {
         if self.sort(v) != pos.sort() {
             return self.wrong_sort(name, v, pos.sort(), expr.span);
         }
-        self.frames[here].names.insert(name.to_string(), Slot::Param { expr, frame, var: Some(v), bound: true });
+        self.scopes[here].names.insert(name.to_string(), Definition::Param { expr, scope, var: Some(v), bound: true });
         Some(Pat::Bind(v, Box::new(inner)))
     }
 
@@ -230,9 +232,9 @@ impl<'a> Cx<'a> {
     /// The parameters of inlined patterns that have matched.
     pub(super) fn bound_params(&self) -> Vec<(usize, String)> {
         let mut out = Vec::new();
-        for (i, f) in self.frames.iter().enumerate() {
-            for (name, slot) in &f.names {
-                if let Slot::Param { bound: true, .. } = slot {
+        for (i, f) in self.scopes.iter().enumerate() {
+            for (name, definition) in &f.names {
+                if let Definition::Param { bound: true, .. } = definition {
                     out.push((i, name.clone()));
                 }
             }
@@ -241,9 +243,9 @@ impl<'a> Cx<'a> {
     }
 
     pub(super) fn restore_params(&mut self, before: &[(usize, String)]) {
-        for (i, f) in self.frames.iter_mut().enumerate() {
-            for (name, slot) in &mut f.names {
-                if let Slot::Param { bound, .. } = slot {
+        for (i, f) in self.scopes.iter_mut().enumerate() {
+            for (name, definition) in &mut f.names {
+                if let Definition::Param { bound, .. } = definition {
                     *bound = before.iter().any(|(b, n)| *b == i && n == name);
                 }
             }
@@ -264,9 +266,9 @@ impl<'a> Cx<'a> {
             });
         }
         let common = common.unwrap_or_default();
-        for f in &mut self.frames {
-            for slot in f.names.values_mut() {
-                if let Slot::Param { bound, var: Some(v), .. } = slot {
+        for f in &mut self.scopes {
+            for definition in f.names.values_mut() {
+                if let Definition::Param { bound, var: Some(v), .. } = definition {
                     *bound |= common.contains(v);
                 }
             }
@@ -297,44 +299,44 @@ impl<'a> Cx<'a> {
             .also(def.name.span, format!("`{}` is declared here", def.name.node));
             return self.report(d);
         }
-        let here = self.frame;
-        let names: HashMap<String, Slot<'a>> = def
+        let here = self.scope;
+        let names: HashMap<String, Definition<'a>> = def
             .params
             .iter()
             .zip(args)
-            .map(|(p, a)| (p.node.clone(), Slot::Param { expr: &a.value, frame: here, var: None, bound: false }))
+            .map(|(p, a)| (p.node.clone(), Definition::Param { expr: &a.value, scope: here, var: None, bound: false }))
             .collect();
         // The variable of a parameter is created before alternatives branch, so that they share it.
-        self.frames.push(Frame { file: item.file, names });
-        self.frame = self.frames.len() - 1;
+        self.scopes.push(Scope { file: item.file, names });
+        self.scope = self.scopes.len() - 1;
         if let ExprKind::Alternatives(_) = def.body.kind {
             for (p, a) in def.params.iter().zip(args) {
                 let needed = !matches!(a.value.kind, ExprKind::Path(_));
                 if needed && mentions_as_operand(&def.body, &p.node) {
                     let v = self.fresh(format!("_{}", p.node), pos.sort(), Some(a.value.span));
-                    let slot = Slot::Param { expr: &a.value, frame: here, var: Some(v), bound: false };
-                    let frame = self.frame;
-                    self.frames[frame].names.insert(p.node.clone(), slot);
+                    let definition = Definition::Param { expr: &a.value, scope: here, var: Some(v), bound: false };
+                    let scope = self.scope;
+                    self.scopes[scope].names.insert(p.node.clone(), definition);
                 }
             }
         }
         let r = self.pattern(&def.body, pos);
-        self.frame = here;
+        self.scope = here;
         r
     }
 
     /// Compares deferred conditions, now that everything is bound.
     pub(super) fn settle_deferred(&mut self) -> Option<()> {
         let mut good = true;
-        for (v, e, frame) in std::mem::take(&mut self.deferred) {
-            let here = std::mem::replace(&mut self.frame, frame);
+        for (v, e, scope) in std::mem::take(&mut self.deferred) {
+            let here = std::mem::replace(&mut self.scope, scope);
             match self.aexpr(e) {
                 Some(x) => {
                     self.implied.push(AExpr::Binary(BinaryOp::Eq, Box::new(AExpr::Var(v)), Box::new(x)));
                 }
                 None => good = false,
             }
-            self.frame = here;
+            self.scope = here;
         }
         good.then_some(())
     }

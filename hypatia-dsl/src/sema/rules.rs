@@ -11,7 +11,7 @@ use crate::ir::{AExpr, Build, BuildNode, Claim, Class, Head, Origin, Pat, Rule, 
 use crate::resolve::Space;
 use crate::spell::closest;
 
-use super::context::{Callee, Cx, Place, Pos};
+use super::context::{AttrContext, Callee, Cx, Pos};
 use super::walk::pat_vars;
 use super::{Sema, check, code, hygiene};
 use crate::source::Span;
@@ -351,7 +351,7 @@ fn near_family(cx: &Cx<'_>, path: &ast::Path) -> Option<String> {
 }
 
 /// The parts of a rule before the alternatives of its roots are split.
-struct Made {
+struct RuleParts {
     lhs: Vec<Pat>,
     rhs: Vec<Build>,
     lets: Vec<(VarId, AExpr)>,
@@ -367,9 +367,9 @@ fn roots(e: &Expr) -> Vec<&Expr> {
     }
 }
 
-fn one<'a>(cx: &mut Cx<'a>, r: &'a ast::Rule, back: bool) -> Option<Made> {
+fn one<'a>(cx: &mut Cx<'a>, r: &'a ast::Rule, back: bool) -> Option<RuleParts> {
     let (left, right) = if back { (&r.rhs, &r.lhs) } else { (&r.lhs, &r.rhs) };
-    cx.place = Place::Pattern;
+    cx.context = AttrContext::Pattern;
     let lhs_exprs = roots(left);
     let lhs: Vec<Option<Pat>> = lhs_exprs.iter().map(|e| cx.pattern(e, Pos::Tensor)).collect();
     let lhs: Option<Vec<Pat>> = lhs.into_iter().collect();
@@ -382,15 +382,15 @@ fn one<'a>(cx: &mut Cx<'a>, r: &'a ast::Rule, back: bool) -> Option<Made> {
     }
     good &= check_related(cx, &lhs, left).is_some();
     good &= check_regions(cx, &lhs, left).is_some();
-    cx.place = Place::Let;
+    cx.context = AttrContext::Let;
     let mut lets = Vec::new();
     for (name, e) in &r.lets {
-        if let Some(super::context::Slot::Param { .. }) = cx.slot(&name.node) {
+        if let Some(super::context::Definition::Param { .. }) = cx.definition(&name.node) {
             good = false;
             cx.error::<()>(code::DUPLICATE, format!("`{}` is already bound", name.node), name.span);
             continue;
         }
-        if let Some(super::context::Slot::Var(v)) = cx.slot(&name.node).cloned() {
+        if let Some(super::context::Definition::Var(v)) = cx.definition(&name.node).cloned() {
             let mut d = Diagnostic::error(code::DUPLICATE, format!("`{}` is already bound", name.node), name.span);
             if let Some(first) = cx.info[v.index()].span {
                 d = d.also(first, "first bound here");
@@ -405,9 +405,9 @@ fn one<'a>(cx: &mut Cx<'a>, r: &'a ast::Rule, back: bool) -> Option<Made> {
             let built = if has_results(cx, e) { cx.build_result(e, 0) } else { cx.build(e, Pos::Tensor) };
             good &= built.is_some();
             cx.nodes.truncate(before);
-            let (frame, slot) =
-                (cx.frame, super::context::Slot::Param { expr: e, frame: cx.frame, var: None, bound: true });
-            cx.frames[frame].names.insert(name.node.clone(), slot);
+            let (scope, definition) =
+                (cx.scope, super::context::Definition::Param { expr: e, scope: cx.scope, var: None, bound: true });
+            cx.scopes[scope].names.insert(name.node.clone(), definition);
             continue;
         }
         let x = cx.aexpr(e);
@@ -421,9 +421,9 @@ fn one<'a>(cx: &mut Cx<'a>, r: &'a ast::Rule, back: bool) -> Option<Made> {
             None => good = false,
         }
     }
-    cx.place = Place::Right;
+    cx.context = AttrContext::Right;
     let rhs = right_side(cx, right, lhs.len(), left);
-    cx.place = Place::Requires;
+    cx.context = AttrContext::Requires;
     let mut requires = std::mem::take(&mut cx.implied);
     for g in &r.requires {
         match cx.guard(g) {
@@ -431,7 +431,7 @@ fn one<'a>(cx: &mut Cx<'a>, r: &'a ast::Rule, back: bool) -> Option<Made> {
             None => good = false,
         }
     }
-    cx.place = Place::Prefer;
+    cx.context = AttrContext::Prefer;
     let mut prefer = Vec::new();
     for g in &r.prefer {
         match cx.guard(g) {
@@ -442,7 +442,7 @@ fn one<'a>(cx: &mut Cx<'a>, r: &'a ast::Rule, back: bool) -> Option<Made> {
     let claims = claims(cx, &r.classes);
     let (rhs, claims) = (rhs?, claims?);
     let lhs = cx.tidy(lhs);
-    good.then_some(Made { lhs, rhs, lets, requires, prefer, claims })
+    good.then_some(RuleParts { lhs, rhs, lets, requires, prefer, claims })
 }
 
 fn check_root(cx: &mut Cx<'_>, p: &Pat, e: &Expr) -> Option<()> {
@@ -563,7 +563,7 @@ fn every_result<'a>(cx: &mut Cx<'a>, e: &'a Expr, count: usize) -> Option<Vec<Bu
 /// One rule for each alternative of its first root.
 fn split_roots(
     cx: Cx<'_>,
-    made: Made,
+    made: RuleParts,
     name: String,
     r: &ast::Rule,
     ruleset: RuleSetId,

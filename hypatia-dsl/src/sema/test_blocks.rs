@@ -13,7 +13,7 @@ use crate::typing::TensorType;
 use hypatia_target::device::Device;
 
 use super::code;
-use super::context::{Callee, Cx, Place, Pos};
+use super::context::{AttrContext, Callee, Cx, Pos};
 use super::types::element_type_hint;
 
 /// Maximum number of elements of a written value.
@@ -38,7 +38,7 @@ pub(super) fn test<'a>(cx: &mut Cx<'a>, t: &'a ast::Test) -> Option<Test> {
     let mut inputs = Vec::new();
     for st in &t.statements {
         if let TestStatement::Input { constant, name, ty, value } = st {
-            if cx.slot(&name.node).is_some() {
+            if cx.definition(&name.node).is_some() {
                 cx.error::<()>(code::DUPLICATE, format!("input `{}` is declared twice", name.node), name.span);
                 good = false;
                 continue;
@@ -87,7 +87,7 @@ type Given = (Vec<Build>, Option<(Code, String)>);
 /// The given expressions. Their errors belong to the test if it expects one.
 fn given<'a>(cx: &mut Cx<'a>, t: &'a ast::Test, inputs: &[TestInput], expects_error: bool) -> Option<Given> {
     let before = cx.diags.len();
-    cx.place = Place::Test;
+    cx.context = AttrContext::Test;
     let mut out = Vec::new();
     for st in &t.statements {
         let TestStatement::Given(list) = st else { continue };
@@ -261,7 +261,7 @@ fn fill(cx: &mut Cx<'_>, e: &Expr, sizes: &[usize], out: &mut Vec<f64>) -> Optio
 }
 
 fn expectation<'a>(cx: &mut Cx<'a>, e: &'a ast::Expect, inputs: &[TestInput]) -> Option<Expect> {
-    cx.place = Place::Test;
+    cx.context = AttrContext::Test;
     let build = |cx: &mut Cx<'a>, e: &'a Expr| -> Option<Vec<Build>> {
         let parts: Vec<&'a Expr> = match &e.kind {
             ExprKind::Tuple(l) => l.iter().collect(),

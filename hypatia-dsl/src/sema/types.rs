@@ -10,7 +10,7 @@ use crate::ir::{AExpr, DTypePat, DimPat, RestPat, Sort, TypePat};
 use crate::spell::closest;
 
 use super::code;
-use super::context::{Cx, Slot};
+use super::context::{Cx, Definition};
 
 /// Whether a type binds its names.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -66,13 +66,13 @@ impl<'a> Cx<'a> {
         if let Some(d) = self.dtype_named(&name.node) {
             return Some(DTypePat::Is(d));
         }
-        match self.slot(&name.node).cloned() {
-            Some(Slot::Var(v)) if self.sort(v) == Sort::DType => {
+        match self.definition(&name.node).cloned() {
+            Some(Definition::Var(v)) if self.sort(v) == Sort::DType => {
                 let is_attribute = mode == TypeMode::Result && v.index() < self.params;
                 Some(if is_attribute { DTypePat::Expr(AExpr::Var(v)) } else { DTypePat::Var(v) })
             }
-            Some(Slot::Var(v)) => self.wrong_sort(&name.node, v, Sort::DType, name.span),
-            Some(Slot::Param { .. }) => {
+            Some(Definition::Var(v)) => self.wrong_sort(&name.node, v, Sort::DType, name.span),
+            Some(Definition::Param { .. }) => {
                 self.error(code::MISPLACED, "a parameter of a pattern cannot be an element type", name.span)
             }
             None => {
@@ -108,12 +108,12 @@ impl<'a> Cx<'a> {
             return Some(DimPat::Any);
         }
         if let Some(name) = single(e) {
-            match self.slot(&name.node).cloned() {
+            match self.definition(&name.node).cloned() {
                 None if mode == TypeMode::Bind && self.dtype_named(&name.node).is_none() => {
                     return Some(DimPat::Var(self.declare(&name.node, Sort::Attr, name.span)));
                 }
-                Some(Slot::Var(v)) if self.sort(v) == Sort::Attr => return Some(DimPat::Var(v)),
-                Some(Slot::Var(v)) if self.sort(v) == Sort::Shape => {
+                Some(Definition::Var(v)) if self.sort(v) == Sort::Attr => return Some(DimPat::Var(v)),
+                Some(Definition::Var(v)) if self.sort(v) == Sort::Shape => {
                     let d = Diagnostic::error(
                         code::BAD_TYPE,
                         format!("`{}` stands for several sizes, not for one", name.node),
@@ -137,11 +137,13 @@ impl<'a> Cx<'a> {
 
     fn rest_pat(&mut self, e: &'a Expr, mode: TypeMode) -> Option<RestPat> {
         if let Some(name) = single(e) {
-            match self.slot(&name.node).cloned() {
+            match self.definition(&name.node).cloned() {
                 None if mode == TypeMode::Bind => {
                     return Some(RestPat::Var(self.declare(&name.node, Sort::Shape, name.span)));
                 }
-                Some(Slot::Var(v)) if matches!(self.sort(v), Sort::Shape | Sort::Attr) => return Some(RestPat::Var(v)),
+                Some(Definition::Var(v)) if matches!(self.sort(v), Sort::Shape | Sort::Attr) => {
+                    return Some(RestPat::Var(v));
+                }
                 _ => {}
             }
         }
@@ -159,7 +161,7 @@ impl<'a> Cx<'a> {
         match &e.kind {
             ExprKind::Path(_) => {
                 if let Some(n) = single(e) {
-                    let known = self.slot(&n.node).is_some() || bound.contains(&n.node.as_str());
+                    let known = self.definition(&n.node).is_some() || bound.contains(&n.node.as_str());
                     if !known && self.dtype_named(&n.node).is_none() && !out.iter().any(|o| o.node == n.node) {
                         out.push(n);
                     }

@@ -1,7 +1,8 @@
 //! The parts of the module that a user calls: builder methods and kernels.
 //!
-//! In: a Program and the user's scope. Out: `trait Ops` on graphs, `trait Formulas` on graph builders, and `mod kernels`.
-//! Holds always: a method's parameters are the op's operands and attributes in the order of their declaration.
+//! In: a Program and the user's scope. Out: `trait Ops` on graphs, `trait Formulas` on graph
+//! builders, and `mod kernels`. Invariant: a method's parameters are the op's operands and
+//! attributes in the order of their declaration.
 
 use std::collections::HashSet;
 

@@ -1,9 +1,10 @@
-//! A Program as a Rust module: what `hypatia_rules!` expands to and `hypatia gen --emit rust` prints.
+//! A Program as a Rust module: what `hypatia_rules!` expands to and `hypatia gen --emit rust`
+//! prints.
 //!
-//! In: a Program and what of it is the user's own. Out: the tokens of a module with the Program itself
-//! (`program`), its rules as egg rewrites (`rewrites`), builder methods of its ops (`Ops`), native
-//! functions of its scalars (`scalars`) and its kernels (`kernels`). Holds always: the module's
-//! `program()` is `==` to the Program it was made from; both hosts get the same tokens.
+//! In: a Program and what of it is the user's own. Out: the tokens of a module with the Program
+//! itself (`program`), its rules as egg rewrites (`rewrites`), builder methods of its ops (`Ops`),
+//! native functions of its scalars (`scalars`) and its kernels (`kernels`). Invariant: the
+//! module's `program()` is `==` to the Program it was made from; both hosts get the same tokens.
 
 mod api;
 mod scalars;
@@ -120,7 +121,8 @@ fn dtype(ty: DType) -> TokenStream {
     quote!(DType::#name)
 }
 
-/// A doc comment of the user's text. rustdoc must not take brackets for links nor run indented code.
+/// A doc comment of the user's text. rustdoc must not take brackets for links nor run indented
+/// code.
 fn docs(text: &str) -> Vec<TokenStream> {
     text.lines()
         .map(|l| {

@@ -1,8 +1,8 @@
 //! Scalar functions as native Rust, in f64 and in f32.
 //!
 //! In: the scalars of a Program. Out: `pub mod scalars` with one function for each defined scalar.
-//! Holds always: each operation rounds to the type of the module, as kernels do; builtins are called
-//! by what they are, not by a name of Rust's library.
+//! Invariant: each operation rounds to the type of the module, as kernels do; a builtin is
+//! identified by its kind, not by a name of Rust's library.
 
 use std::collections::HashSet;
 

@@ -14,7 +14,7 @@ mod store;
 
 pub use folder::{cache_folder, children, private_folder};
 pub use sealed::{is_sealed, seal};
-pub use store::{Key, KeyMaker, Kind, Seen, State, Store};
+pub use store::{Key, KeyMaker, Kind, State, Store, StoredFile};
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};

@@ -108,7 +108,7 @@ pub enum State {
 
 /// A file in a store.
 #[derive(Clone, Debug)]
-pub struct Seen {
+pub struct StoredFile {
     /// Its path.
     pub path: PathBuf,
     /// Its size.
@@ -184,7 +184,7 @@ impl Store {
     }
 
     /// All files in the folder, sorted by name.
-    pub fn list(&self) -> Result<Vec<Seen>, String> {
+    pub fn list(&self) -> Result<Vec<StoredFile>, String> {
         match self.trusted() {
             Err(_) if !self.folder.is_symlink() && !self.folder.exists() => return Ok(Vec::new()),
             trusted => trusted?,
@@ -197,7 +197,7 @@ impl Store {
                 (None, true) if meta.is_file() => State::Part,
                 _ => State::Foreign,
             };
-            out.push(Seen { path, bytes: meta.len(), written: meta.modified().ok(), state });
+            out.push(StoredFile { path, bytes: meta.len(), written: meta.modified().ok(), state });
         }
         Ok(out)
     }
@@ -209,7 +209,7 @@ impl Store {
 
     /// Removes the files whose names are those of cache files, and nothing else. Returns the
     /// removed files; a file that cannot be removed is an error.
-    pub fn clear(&self) -> Result<Vec<Seen>, String> {
+    pub fn clear(&self) -> Result<Vec<StoredFile>, String> {
         let mut removed = Vec::new();
         for seen in self.list()? {
             // A folder with the name of an entry is not a cache file.

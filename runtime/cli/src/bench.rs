@@ -20,16 +20,16 @@ use hypatia_tensor::error::{Error, Result};
 use hypatia_tensor::npz;
 use serde_json::{Value, json};
 
-use super::device::{Measuring, On, afterthoughts};
+use super::device::{DeviceOptions, Measuring, notes_after_run};
 use super::inputs::load_random;
-use super::model::{Firing, Sizes, must_be_model};
+use super::model::{RuleOptions, Sizes, must_be_model};
 use super::output::write_stdout;
 use super::{Exit, Global, measured};
-use roof::Roof;
+use roofline::Roofline;
 use suite::Suite;
 
 mod plot;
-mod roof;
+mod roofline;
 mod suite;
 
 /// Time limit of autotuning, before anything is timed.
@@ -61,7 +61,7 @@ pub struct Bench {
     #[arg(long, value_name = "TEXT")]
     rows: Vec<String>,
     #[command(flatten)]
-    on: On,
+    on: DeviceOptions,
     /// Inputs by name; inputs that are not given are random.
     #[arg(long, value_name = "FILE.npz")]
     inputs: Option<PathBuf>,
@@ -86,7 +86,7 @@ pub struct Bench {
     #[arg(long, value_name = "FILE.hyp")]
     rules: Vec<PathBuf>,
     #[command(flatten)]
-    firing: Firing,
+    firing: RuleOptions,
     /// Also show the largest error of f32 cases that multiply matrices: the difference from the
     /// same case in f64.
     #[arg(long)]
@@ -125,7 +125,7 @@ fn seconds(text: &str) -> Result<f64, String> {
 }
 
 /// One way to run the model, and its times.
-struct Side<'a> {
+struct Variant<'a> {
     name: &'static str,
     executor: &'a Executor,
     timer: Option<Timer<'a>>,
@@ -135,9 +135,9 @@ struct Side<'a> {
 /// The shortest burst of replays on a device, in seconds.
 const BURST: f64 = 2e-3;
 
-impl<'a> Side<'a> {
-    fn new(name: &'static str, executor: &'a Executor, inputs: &[Tensor]) -> Result<Side<'a>> {
-        Ok(Side { name, executor, timer: executor.timer(inputs)?, times: Vec::new() })
+impl<'a> Variant<'a> {
+    fn new(name: &'static str, executor: &'a Executor, inputs: &[Tensor]) -> Result<Variant<'a>> {
+        Ok(Variant { name, executor, timer: executor.timer(inputs)?, times: Vec::new() })
     }
 
     /// Times one run; on a device, the mean of a burst of `replays` replays.
@@ -182,7 +182,7 @@ struct Profile {
     runs: usize,
     total: Duration,
     steps: Vec<Duration>,
-    roof: Roof,
+    roof: Roofline,
 }
 
 fn on_gpu(executor: &Executor) -> bool {
@@ -266,9 +266,8 @@ impl Bench {
         let (model, inputs, source) = match &self.inputs {
             Some(given) => {
                 let inputs = npz::read(given)?;
-                self.sizes.agree(path, &program, &inputs)?;
-                let model = Model::load_for(path, program, options, &inputs)?;
-                (model, inputs, format!("from {}", given.display()))
+                let graph = self.sizes.load_for(path, program, &inputs)?;
+                (Model::new(graph, options), inputs, format!("from {}", given.display()))
             }
             None => {
                 let seed = self.seed.unwrap_or(0);
@@ -285,18 +284,18 @@ impl Bench {
         let ordered = model.order(&inputs)?;
         compiled.executor.run(&ordered)?;
         let first = started.elapsed();
-        tell(&afterthoughts(gpu.as_ref()));
+        tell(&notes_after_run(gpu.as_ref()));
         // A discarded plan is always reported, even with -q.
         compiled.warnings().iter().for_each(|w| eprintln!("warning: {w}"));
-        let sides = self.time(&compiled, &ordered)?;
-        let measured = sides.first().map(|s| s.executor).ok_or_else(|| Error::Internal("nothing to time".into()))?;
+        let variants = self.time(&compiled, &ordered)?;
+        let measured = variants.first().map(|s| s.executor).ok_or_else(|| Error::Internal("nothing to time".into()))?;
         let profile = if self.profile { Some(profile(measured, gpu.as_ref(), &ordered)?) } else { None };
         if let Some(path) = &self.trace {
             let text =
                 serde_json::to_string(&trace(measured, &ordered)?).map_err(|e| Error::Internal(e.to_string()))?;
             std::fs::write(path, text).map_err(|e| Error::Input(format!("{}: {e}", path.display())))?;
         }
-        let case = Timed { compiled: &compiled, inputs: &inputs, source: &source, first, sides: &sides };
+        let case = Timed { compiled: &compiled, inputs: &inputs, source: &source, first, variants: &variants };
         let text = if self.json {
             format!("{:#}\n", case.to_json(&path.display().to_string(), self.warmup, profile.as_ref()))
         } else {
@@ -307,23 +306,23 @@ impl Bench {
     }
 
     /// Runs of all kinds, interleaved.
-    fn time<'a>(&self, compiled: &'a Compiled, inputs: &[Tensor]) -> Result<Vec<Side<'a>>> {
+    fn time<'a>(&self, compiled: &'a Compiled, inputs: &[Tensor]) -> Result<Vec<Variant<'a>>> {
         self.time_for(compiled, inputs, 1.0)
     }
 
     /// Like [`Self::time`], with a default duration in seconds.
-    fn time_for<'a>(&self, compiled: &'a Compiled, inputs: &[Tensor], default: f64) -> Result<Vec<Side<'a>>> {
+    fn time_for<'a>(&self, compiled: &'a Compiled, inputs: &[Tensor], default: f64) -> Result<Vec<Variant<'a>>> {
         let seconds = self.duration.unwrap_or(default);
-        let side = |name, executor| Side::new(name, executor, inputs);
-        let mut sides = match (self.no_rules, self.no_compare) {
-            (true, _) => vec![side("without rules", &compiled.executor)?],
-            (_, true) => vec![side("with rules", &compiled.executor)?],
-            _ => vec![side("with rules", &compiled.executor)?, side("without rules", compiled.unfused()?)?],
+        let variant = |name, executor| Variant::new(name, executor, inputs);
+        let mut variants = match (self.no_rules, self.no_compare) {
+            (true, _) => vec![variant("without rules", &compiled.executor)?],
+            (_, true) => vec![variant("with rules", &compiled.executor)?],
+            _ => vec![variant("with rules", &compiled.executor)?, variant("without rules", compiled.unfused()?)?],
         };
-        let mut replays = vec![1; sides.len()];
-        for (side, replays) in sides.iter_mut().zip(&mut replays) {
+        let mut replays = vec![1; variants.len()];
+        for (variant, replays) in variants.iter_mut().zip(&mut replays) {
             for _ in 0..self.warmup {
-                let once = side.once(inputs, 1)?;
+                let once = variant.once(inputs, 1)?;
                 *replays = ((BURST / once.as_secs_f64().max(1e-9)).ceil() as usize).clamp(1, 10_000);
             }
         }
@@ -335,13 +334,13 @@ impl Bench {
                 None => done >= AT_LEAST && started.elapsed().as_secs_f64() >= seconds,
             };
             if enough {
-                return Ok(sides);
+                return Ok(variants);
             }
-            for (side, replays) in sides.iter_mut().zip(&replays) {
-                let range = nvtx::range(side.name);
-                let once = side.once(inputs, *replays)?;
+            for (variant, replays) in variants.iter_mut().zip(&replays) {
+                let range = nvtx::range(variant.name);
+                let once = variant.once(inputs, *replays)?;
                 drop(range);
-                side.times.push(once);
+                variant.times.push(once);
             }
             done += 1;
         }
@@ -355,64 +354,64 @@ struct Timed<'a> {
     source: &'a str,
     /// From the loaded model to its first result: rules, plan, kernels, weights.
     first: Duration,
-    sides: &'a [Side<'a>],
+    variants: &'a [Variant<'a>],
 }
 
 impl Timed<'_> {
     fn to_text(&self, model: &str, profile: Option<&Profile>) -> String {
-        let (sides, mut text) = (self.sides, String::new());
+        let (variants, mut text) = (self.variants, String::new());
         let _ = writeln!(text, "model      {model}");
         let _ = writeln!(text, "inputs     {}", self.source);
-        if let Some(side) = sides.first() {
-            let _ = writeln!(text, "device     {}", side.executor.place());
+        if let Some(variant) = variants.first() {
+            let _ = writeln!(text, "device     {}", variant.executor.place());
         }
         let _ = writeln!(
             text,
             "{:<14} {:>8} {:>6} {:>11} {:>11} {:>11}",
             "", "launches", "runs", "median ms", "min", "p90"
         );
-        for s in sides {
+        for s in variants {
             let (launches, runs) = (s.executor.plan().launches(), s.times.len());
             let [median, min, p90] = [0.5, 0.0, 0.9].map(|q| ms(s.quantile(q)));
             let _ = writeln!(text, "{:<14} {launches:>8} {runs:>6} {median:>11.4} {min:>11.4} {p90:>11.4}", s.name);
         }
         let _ =
             writeln!(text, "first      {:.3} s from the loaded model to its first result", self.first.as_secs_f64());
-        if let Some(ratio) = paired_ratio(sides) {
+        if let Some(ratio) = paired_ratio(variants) {
             let _ = writeln!(text, "ratio      {ratio:.3} (with / without, median of pairs)");
         }
-        if let (Some(p), Some(side)) = (profile, sides.first()) {
-            profile_text(&mut text, p, side.executor);
+        if let (Some(p), Some(variant)) = (profile, variants.first()) {
+            profile_text(&mut text, p, variant.executor);
         }
         text
     }
 
     fn to_json(&self, model: &str, warmup: u32, profile: Option<&Profile>) -> Value {
-        let sides = self.sides;
+        let variants = self.variants;
         let tensor =
             |(name, t): &(String, Tensor)| json!({"name": name, "dtype": t.dtype().name(), "shape": t.shape()});
-        let side = |name: &str| sides.iter().find(|s| s.name == name).map(Side::to_json);
+        let variant = |name: &str| variants.iter().find(|s| s.name == name).map(Variant::to_json);
         json!({
-            "about": sides.first().map(|s| measured::about(Some(&s.executor.place()), on_gpu(s.executor))),
+            "about": variants.first().map(|s| measured::about(Some(&s.executor.place()), on_gpu(s.executor))),
             "model": model,
-            "device": sides.first().map(|s| s.executor.place()),
+            "device": variants.first().map(|s| s.executor.place()),
             "inputs": self.inputs.iter().map(tensor).collect::<Vec<_>>(),
             "inputs_source": self.source,
             "warmup": warmup,
             "first_s": self.first.as_secs_f64(),
-            "with_rules": side("with rules"),
-            "without_rules": side("without rules"),
-            "ratio": paired_ratio(sides),
-            "profile": profile.zip(sides.first()).map(|(p, s)| profile_json(p, s.executor)),
-            "judged": self.compiled.judged.name(),
+            "with_rules": variant("with rules"),
+            "without_rules": variant("without rules"),
+            "ratio": paired_ratio(variants),
+            "profile": profile.zip(variants.first()).map(|(p, s)| profile_json(p, s.executor)),
+            "checked": self.compiled.checked.name(),
             "warnings": self.compiled.warnings(),
         })
     }
 }
 
 /// The median of the ratios of neighbouring runs.
-fn paired_ratio(sides: &[Side<'_>]) -> Option<f64> {
-    let [a, b] = sides else { return None };
+fn paired_ratio(variants: &[Variant<'_>]) -> Option<f64> {
+    let [a, b] = variants else { return None };
     let mut ratios: Vec<f64> =
         a.times.iter().zip(&b.times).map(|(a, b)| a.as_secs_f64() / b.as_secs_f64().max(1e-9)).collect();
     ratios.sort_by(f64::total_cmp);
@@ -425,7 +424,7 @@ fn profile(executor: &Executor, gpu: Option<&OnGpu>, inputs: &[Tensor]) -> Resul
     if let (Some(mut timer), Some(on)) = (executor.timer(inputs)?, gpu) {
         let total = micros(&timer.replays(PROFILED)?);
         let steps = timer.steps(5)?.iter().map(micros).collect();
-        return Ok(Profile { runs: 1, total, steps, roof: Roof::on_gpu(on, executor.plan())? });
+        return Ok(Profile { runs: 1, total, steps, roof: Roofline::on_gpu(on, executor.plan())? });
     }
     let mut steps = vec![Duration::ZERO; executor.plan().steps.len()];
     executor.run_timed(inputs, &mut steps)?;
@@ -435,7 +434,7 @@ fn profile(executor: &Executor, gpu: Option<&OnGpu>, inputs: &[Tensor]) -> Resul
         executor.run_timed(inputs, &mut steps)?;
     }
     let total = started.elapsed();
-    Ok(Profile { runs: PROFILED, total, steps, roof: Roof::measure(executor.threads())? })
+    Ok(Profile { runs: PROFILED, total, steps, roof: Roofline::measure(executor.threads())? })
 }
 
 /// Kernels by time, each with its rates and its share of the nearer roof.

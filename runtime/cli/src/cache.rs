@@ -7,7 +7,7 @@ use std::time::SystemTime;
 
 use clap::{Args, Subcommand};
 use hypatia::verdict::Verdict;
-use hypatia_cache::{Cache as Kept, Kind, Seen, State, Store, is_sealed};
+use hypatia_cache::{Cache as Kept, Kind, State, Store, StoredFile, is_sealed};
 use hypatia_cuda::tuning::Choice;
 use hypatia_tensor::error::{Error, Result};
 use serde_json::{Value, json};
@@ -44,7 +44,7 @@ enum Action {
 /// A file and its decoded content.
 struct Entry {
     kind: Kind,
-    seen: Seen,
+    seen: StoredFile,
     meaning: Meaning,
 }
 
@@ -56,7 +56,7 @@ enum Meaning {
 }
 
 impl Entry {
-    fn of(store: &Store, mut seen: Seen) -> Entry {
+    fn of(store: &Store, mut seen: StoredFile) -> Entry {
         let mut meaning = Meaning::None;
         if seen.state == State::Good && store.kind() != Kind::Cubin {
             let content = store.content(&seen.path);

@@ -52,7 +52,7 @@ pub enum Precision {
 
 /// Device and precision, and what earlier starts found.
 #[derive(Args, Clone, Debug)]
-pub struct On {
+pub struct DeviceOptions {
     /// Where to run.
     #[arg(long, value_enum, default_value_t = DeviceChoice::Auto)]
     pub device: DeviceChoice,
@@ -118,7 +118,7 @@ impl Opening {
     }
 }
 
-impl On {
+impl DeviceOptions {
     /// Starts opening the GPU in the background, if one may be wanted: the model can be read and
     /// optimised in the meantime.
     pub fn open_ahead(&self) -> Option<Opening> {
@@ -179,7 +179,7 @@ impl On {
 }
 
 /// Notes after the first result: what could not be stored, chosen or measured.
-pub fn afterthoughts(gpu: Option<&OnGpu>) -> Vec<String> {
+pub fn notes_after_run(gpu: Option<&OnGpu>) -> Vec<String> {
     let mut notes = Vec::new();
     if let Some(on) = gpu {
         let tuner = on.tuner.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,14 +1,14 @@
 //! `hypatia fmt`: formats files in the standard style.
 
-use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::Args;
 use hypatia_dsl::diag::{Diagnostic, has_errors};
 use hypatia_dsl::fmt::format;
 use hypatia_dsl::parse::parse;
 use hypatia_dsl::source::{SourceFile, SourceMap};
-use hypatia_tensor::error::{Error, Result};
+use hypatia_tensor::error::Result;
+use hypatia_tensor::file;
 
 use super::check::{OutputFormat, report};
 use super::files::Files;
@@ -49,7 +49,7 @@ impl Fmt {
                 write_stdout(&difference(&file.name, &file.text, &formatted));
             } else if let Some(path) = &file.path {
                 if changed {
-                    replace(path, &formatted)?;
+                    file::write(path, |out| out.write_all(formatted.as_bytes()))?;
                     note(global, file);
                 }
             } else {
@@ -71,27 +71,4 @@ fn note(global: &Global, file: &SourceFile) {
 fn difference(name: &str, before: &str, after: &str) -> String {
     let diff = similar::TextDiff::configure().timeout(std::time::Duration::from_secs(2)).diff_lines(before, after);
     diff.unified_diff().header(name, &format!("{name} (formatted)")).to_string()
-}
-
-/// Replaces a file's text atomically: a reader sees either the old text or the new one, and a crash
-/// loses neither.
-fn replace(path: &Path, text: &str) -> Result<()> {
-    let error = |source| Error::Io { path: path.to_path_buf(), source };
-    // Writes through a link to the file itself.
-    let target = path.canonicalize().map_err(error)?;
-    let folder = target.parent().unwrap_or(Path::new("."));
-    let name = target.file_name().unwrap_or_default().to_string_lossy();
-    let temporary = folder.join(format!(".{name}.{}.tmp", std::process::id()));
-    let written = (|| {
-        let mut file = std::fs::OpenOptions::new().write(true).create_new(true).open(&temporary)?;
-        file.write_all(text.as_bytes())?;
-        file.set_permissions(std::fs::metadata(&target)?.permissions())?;
-        file.sync_all()?;
-        std::fs::rename(&temporary, &target)
-    })();
-    written.map_err(|e| {
-        // The old file is untouched; the partial new one must be removed.
-        let _ = std::fs::remove_file(&temporary);
-        error(e)
-    })
 }

@@ -19,7 +19,7 @@ use hypatia_plan::Plan;
 use hypatia_tensor::error::{Error, Result};
 
 use super::inputs::must_be_right;
-use super::model::{Firing, Sizes, device, must_be_model};
+use super::model::{RuleOptions, Sizes, device, must_be_model};
 use super::output::write_stdout;
 use super::{Exit, Global};
 
@@ -45,7 +45,7 @@ pub struct Gen {
     #[command(flatten)]
     sizes: Sizes,
     #[command(flatten)]
-    firing: Firing,
+    firing: RuleOptions,
     /// The device profile to plan the model for.
     #[arg(long, value_name = "NAME", default_value = "h200", requires = "model")]
     target: String,

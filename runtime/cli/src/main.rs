@@ -99,8 +99,8 @@ Exit codes: 0 success; 1 errors in your input (diagnostics, failing tests, misma
 2 wrong usage; 3 a bug in Hypatia; 4 the model uses an unsupported feature.
 
 With --json, a command prints one JSON object on stdout. If it fails, the object is
-{\"error\": {\"message\", \"exit_code\", \"diagnostics\"}}, with the diagnostics in the format of `check --output-format json`;
-wrong usage (exit code 2) is reported on stderr only.";
+{\"error\": {\"message\", \"exit_code\", \"diagnostics\"}}, with the diagnostics in the format of
+`check --output-format json`; wrong usage (exit code 2) is reported on stderr only.";
 
 #[derive(Subcommand)]
 enum Command {
@@ -145,6 +145,7 @@ fn main() -> ExitCode {
     since_start();
     let cli = Cli::parse_from(model::joined(std::env::args_os()));
     output::set_color(cli.global.color);
+    output::set_quiet(cli.global.quiet);
     // A panic is a bug in Hypatia: it is reported as one, with the documented exit code.
     std::panic::set_hook(Box::new(|info| output::bug(&info.to_string())));
     let exit = match std::panic::catch_unwind(|| run(&cli)) {

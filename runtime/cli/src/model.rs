@@ -20,9 +20,11 @@ use hypatia_tensor::Tensor;
 use hypatia_tensor::error::{Error, Result};
 use hypatia_tensor::npz;
 
+use super::output::warning;
+
 /// Which rules may fire.
 #[derive(Args, Clone, Debug, Default)]
-pub struct Firing {
+pub struct RuleOptions {
     /// Disable a rule, a family of rules (fuse::unary) or a ruleset; can be given several times.
     #[arg(long, value_name = "RULE")]
     pub disable: Vec<String>,
@@ -33,7 +35,7 @@ pub struct Firing {
     pub approx: Option<Approx>,
 }
 
-impl Firing {
+impl RuleOptions {
     /// Writes this into the optimiser's options. `--disable` must name something in the program.
     pub fn apply(&self, program: &Program, options: &mut Options) -> Result<()> {
         for name in &self.disable {
@@ -83,13 +85,20 @@ fn size(text: &str) -> Result<(String, i64), String> {
 }
 
 impl Sizes {
-    /// The model as a graph with these sizes bound.
+    /// The model as a graph with these sizes bound. Prints what is odd about the model's file.
     pub fn load(&self, model: &Path, program: Arc<Program>) -> Result<Graph> {
         self.load_for(model, program, &[])
     }
 
-    /// The model as a graph with these sizes and those of the inputs bound.
-    fn load_for(&self, model: &Path, program: Arc<Program>, inputs: &[(String, Tensor)]) -> Result<Graph> {
+    /// [`Sizes::load`], with the sizes of these inputs bound too, which must agree.
+    pub fn load_for(&self, model: &Path, program: Arc<Program>, inputs: &[(String, Tensor)]) -> Result<Graph> {
+        self.agree(model, &program, inputs)?;
+        let import = self.import(model, program, inputs)?;
+        import.warnings.iter().for_each(|w| warning(w));
+        Ok(import.graph)
+    }
+
+    fn import(&self, model: &Path, program: Arc<Program>, inputs: &[(String, Tensor)]) -> Result<import::Import> {
         let mut dims = BTreeMap::new();
         for (name, value) in &self.dim {
             if let Some(before) = dims.insert(name.clone(), *value).filter(|b| b != value) {
@@ -98,16 +107,16 @@ impl Sizes {
         }
         let shapes = inputs.iter().map(|(name, t)| (name.clone(), t.shape().to_vec())).collect();
         let options = import::Options { dims, shapes, ..import::Options::default() };
-        Ok(hypatia_pipeline::load(model, program, &options)?.graph)
+        hypatia_pipeline::load(model, program, &options)
     }
 
     /// Inputs determine the sizes: sizes given in addition must agree.
-    pub fn agree(&self, model: &Path, program: &Arc<Program>, inputs: &[(String, Tensor)]) -> Result<()> {
-        if self.dim.is_empty() {
+    fn agree(&self, model: &Path, program: &Arc<Program>, inputs: &[(String, Tensor)]) -> Result<()> {
+        if self.dim.is_empty() || inputs.is_empty() {
             return Ok(());
         }
         let named = inputs.iter().cloned().collect();
-        let bound = self.load(model, program.clone())?.bind_symbols(&named);
+        let bound = self.import(model, program.clone(), &[])?.graph.bind_symbols(&named);
         bound.map(|_| ()).map_err(|e| Error::Input(format!("--dim contradicts --inputs: {e}")))
     }
 }
@@ -136,7 +145,7 @@ pub struct ModelOptions {
     #[arg(long, value_name = "FILE.npz")]
     pub inputs: Option<PathBuf>,
     #[command(flatten)]
-    pub firing: Firing,
+    pub firing: RuleOptions,
     /// Disable all rules.
     #[arg(long)]
     pub no_rules: bool,
@@ -148,9 +157,13 @@ impl ModelOptions {
         must_be_model(model)?;
         let program = library::load(&self.rules)?;
         let Some(path) = &self.inputs else { return self.sizes.load(model, program) };
-        let inputs = npz::read(path)?;
-        self.sizes.agree(model, &program, &inputs)?;
-        self.sizes.load_for(model, program, &inputs)
+        self.sizes.load_for(model, program, &npz::read(path)?)
+    }
+
+    /// The files that the command reads.
+    pub fn files<'a>(&'a self, model: &'a Path) -> Vec<&'a Path> {
+        let others = self.inputs.iter().chain(&self.rules).map(PathBuf::as_path);
+        std::iter::once(model).chain(others).collect()
     }
 
     /// The optimiser's options.

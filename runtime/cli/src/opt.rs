@@ -8,6 +8,7 @@ use hypatia_onnx::export;
 use hypatia_optimize::Report;
 use hypatia_pipeline as pipeline;
 use hypatia_tensor::error::Result;
+use hypatia_tensor::file;
 use serde_json::json;
 
 use super::inputs::{has_f16, must_be_right, warn_if_wrong};
@@ -50,7 +51,7 @@ enum Stage {
     /// As imported.
     Imported,
     /// Defined ops replaced by their bodies: what enters the e-graph.
-    Unfolded,
+    Inlined,
     /// Optimised by the rules.
     Optimized,
 }
@@ -66,11 +67,14 @@ enum Format {
 impl Opt {
     /// Runs the command.
     pub fn run(&self, global: &Global) -> Result<Exit> {
+        if let Some(path) = &self.output {
+            file::check(path, &self.options.files(&self.model))?;
+        }
         let graph = self.options.load(&self.model)?;
         let options = self.options.options(&graph)?;
         let (graph, report) = match self.stage {
             Stage::Imported => (graph, None),
-            Stage::Unfolded => (graph.unfold()?, None),
+            Stage::Inlined => (graph.inlined()?, None),
             Stage::Optimized => {
                 let own = !self.options.rules.is_empty() && !options.no_rules;
                 match self.output.is_some() {

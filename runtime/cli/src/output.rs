@@ -1,5 +1,7 @@
 //! Output that the commands share: colours, messages on stderr, exit codes of errors.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use anstream::{AutoStream, eprintln};
 use anstyle::{AnsiColor, Style};
 use hypatia_tensor::Error;
@@ -17,6 +19,21 @@ pub fn set_color(choice: ColorChoice) {
         ColorChoice::Never => anstream::ColorChoice::Never,
     };
     choice.write_global();
+}
+
+/// Set by `--quiet`: warnings are not printed.
+static QUIET: AtomicBool = AtomicBool::new(false);
+
+/// Applies `--quiet` to all following warnings.
+pub fn set_quiet(quiet: bool) {
+    QUIET.store(quiet, Ordering::Relaxed);
+}
+
+/// Prints a warning, unless `--quiet` is given.
+pub fn warning(text: &str) {
+    if !QUIET.load(Ordering::Relaxed) {
+        eprintln!("warning: {text}");
+    }
 }
 
 /// True if stderr shows colours.

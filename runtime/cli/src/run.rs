@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anstream::eprintln;
@@ -15,12 +15,12 @@ use hypatia_graph::NodeKind;
 use hypatia_library as library;
 use hypatia_tensor::Tensor;
 use hypatia_tensor::error::{Error, Result};
-use hypatia_tensor::npz;
+use hypatia_tensor::{file, npz};
 use serde_json::{Value, json};
 
-use super::device::{Measuring, On, Opening, Precision, afterthoughts};
+use super::device::{DeviceOptions, Measuring, Opening, Precision, notes_after_run};
 use super::inputs::load_random;
-use super::model::{Firing, Sizes, must_be_model};
+use super::model::{RuleOptions, Sizes, must_be_model};
 use super::output::write_stdout;
 use super::{Exit, Global, since_start};
 
@@ -64,12 +64,12 @@ pub struct Run {
     #[arg(long, value_name = "FILE.hyp")]
     rules: Vec<PathBuf>,
     #[command(flatten)]
-    firing: Firing,
+    firing: RuleOptions,
     /// Disable all rules.
     #[arg(long, conflicts_with_all = ["rules", "disable", "approx"])]
     no_rules: bool,
     #[command(flatten)]
-    on: On,
+    on: DeviceOptions,
     /// Number of threads; all cores by default.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
@@ -135,6 +135,11 @@ impl Run {
             nvtx::enable()?;
         }
         must_be_model(&self.model)?;
+        if let Some(path) = &self.outputs {
+            let others = self.inputs.iter().chain(&self.check).chain(&self.rules).map(PathBuf::as_path);
+            let inputs: Vec<&Path> = others.chain([self.model.as_path()]).collect();
+            file::check(path, &inputs)?;
+        }
         let opening = self.on.open_ahead();
         let program = library::load(&self.rules)?;
         let mut options = Options { threads: self.threads.unwrap_or(0).into(), ..Options::default() };
@@ -149,9 +154,8 @@ impl Run {
         let (model, inputs, source) = match &self.inputs {
             Some(path) => {
                 let inputs = npz::read(path)?;
-                self.sizes.agree(&self.model, &program, &inputs)?;
-                let model = Model::load_for(&self.model, program, Options::default(), &inputs)?;
-                (model, inputs, format!("from {}", path.display()))
+                let graph = self.sizes.load_for(&self.model, program, &inputs)?;
+                (Model::new(graph, Options::default()), inputs, format!("from {}", path.display()))
             }
             None => {
                 let (model, inputs, dims) =
@@ -164,7 +168,7 @@ impl Run {
             Some(device) => {
                 let options = Options { tf32: self.on.precision == Precision::Tf32, ..options.clone() };
                 let model = model.with_options(options);
-                model.ahead(&device, &inputs);
+                model.plan_ahead(&device, &inputs);
                 model
             }
             None => model,
@@ -177,13 +181,16 @@ impl Run {
         let tell = |notes: &[String]| notes.iter().filter(|_| !global.quiet).for_each(|note| eprintln!("{note}"));
         tell(&notes);
         let expected = self.check.as_ref().map(|path| npz::read(path)).transpose()?;
+        if self.outputs.is_some() {
+            npz::check_names(model.outputs())?;
+        }
         let hint = self.no_inputs(&model);
         let outcome = self.execute(&model, inputs, source, expected.as_deref()).map_err(|e| match (&hint, e) {
             (Some(hint), Error::Input(what)) => Error::Input(format!("{what}\n{hint}")),
             (_, e) => e,
         })?;
         let outcome = Outcome { precision, ..outcome };
-        notes = afterthoughts(gpu.as_ref());
+        notes = notes_after_run(gpu.as_ref());
         tell(&notes);
         // A discarded plan is always reported, even with -q.
         outcome.compiled.warnings().iter().for_each(|w| eprintln!("warning: {w}"));
@@ -372,7 +379,7 @@ impl Run {
             "time_ms": {"before": ms(o.before), "after": ms(o.after), "runs": o.runs},
             "first_s": o.first.as_secs_f64(),
             "arena_bytes": fused.arena,
-            "judged": o.compiled.judged.name(),
+            "checked": o.compiled.checked.name(),
             "warnings": o.compiled.warnings(),
             "unchecked": o.unchecked,
             "ok": o.checks.iter().flatten().all(|c| c.ok) && o.unchecked.is_empty(),

@@ -12,7 +12,7 @@ use hypatia_optimize::Options;
 use hypatia_tensor::error::{Error, Result};
 use hypatia_verify::test_runner::run_test_with;
 
-use super::model::Firing;
+use super::model::RuleOptions;
 use super::{Exit, Global, files};
 
 const GOOD: Style = AnsiColor::Green.on_default();
@@ -36,7 +36,7 @@ pub struct Test {
     #[arg(long, value_name = "TEXT")]
     filter: Option<String>,
     #[command(flatten)]
-    firing: Firing,
+    firing: RuleOptions,
     /// Print the results as JSON.
     #[arg(long)]
     pub json: bool,

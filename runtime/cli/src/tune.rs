@@ -17,9 +17,9 @@ use hypatia_library as library;
 use hypatia_tensor::error::{Error, Result};
 use hypatia_tensor::npz;
 
-use super::device::{Precision, afterthoughts};
+use super::device::{Precision, notes_after_run};
 use super::inputs::load_random;
-use super::model::{Firing, Sizes, must_be_model};
+use super::model::{RuleOptions, Sizes, must_be_model};
 use super::output::write_stdout;
 use super::{Exit, Global};
 
@@ -46,7 +46,7 @@ pub struct Tune {
     #[arg(long, value_name = "FILE.hyp")]
     rules: Vec<PathBuf>,
     #[command(flatten)]
-    firing: Firing,
+    firing: RuleOptions,
     /// The type in which f32 products are computed.
     #[arg(long, value_enum, default_value_t = Precision::F32)]
     precision: Precision,
@@ -82,8 +82,8 @@ impl Tune {
         let (model, inputs, source) = match &self.inputs {
             Some(path) => {
                 let inputs = npz::read(path)?;
-                self.sizes.agree(&self.model, &program, &inputs)?;
-                (Model::load_for(&self.model, program, options, &inputs)?, inputs, path.display().to_string())
+                let graph = self.sizes.load_for(&self.model, program, &inputs)?;
+                (Model::new(graph, options), inputs, path.display().to_string())
             }
             None => {
                 let (model, inputs, dims) = load_random(&self.model, program, options, &self.sizes, 0)?;
@@ -104,7 +104,7 @@ impl Tune {
         choices.iter().for_each(|c| file.insert(c.clone()));
         file.write(&output)?;
         if !global.quiet {
-            afterthoughts(None).iter().for_each(|note| eprintln!("{note}"));
+            notes_after_run(None).iter().for_each(|note| eprintln!("{note}"));
         }
         let seconds = started.elapsed().as_secs_f64();
         let text = if self.json {

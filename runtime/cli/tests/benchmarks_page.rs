@@ -65,7 +65,10 @@ fn stale(records: &Records, now: &str) -> Vec<String> {
         .map(|(name, r)| {
             let (hash, commit) = (short(&about(r, "source")), about(r, "commit"));
             let now = short(now);
-            format!("STALE: docs/benchmarks/{name}.json was measured at another source (hash {hash}, commit {commit}; now {now})")
+            format!(
+                "STALE: docs/benchmarks/{name}.json was measured at another source (hash {hash}, commit {commit}; \
+                 now {now})"
+            )
         })
         .collect()
 }

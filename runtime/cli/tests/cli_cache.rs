@@ -87,29 +87,30 @@ fn verdicts_are_kept_told_and_forgotten() {
     let (first, second) = (ok(&cache, &run), ok(&cache, &run));
     let [first, second] = [first, second].map(|text| serde_json::from_str::<Value>(&text).unwrap());
     assert_eq!(first["launches"], second["launches"]);
-    assert_eq!((&first["judged"], &second["judged"]), (&"now".into(), &"before".into()));
+    assert_eq!((&first["checked"], &second["checked"]), (&"now".into(), &"before".into()));
     let kept = entries(&cache, "verdict");
     assert_eq!((kept.len(), &kept[0]["verdict"]["agree"]), (1, &true.into()));
     let again: Value = serde_json::from_str(&ok(&cache, &[&run[..], &["--recheck"]].concat())).unwrap();
-    assert_eq!(again["judged"], "now");
+    assert_eq!(again["checked"], "now");
 
     // A plan that was refused is refused at the second start too, with the same warning.
     let rules = folder.path().join("wrong.hyp");
-    let text = "edition 1;\nuse core::*;\nuse nn::*;\nruleset wrong { until = fixpoint; }\nrule wrong::dropped: relu(x) => x;\n";
+    let text = "edition 1;\nuse core::*;\nuse nn::*;\nruleset wrong { until = fixpoint; }\n\
+                rule wrong::dropped: relu(x) => x;\n";
     std::fs::write(&rules, text).unwrap();
     let wrong = [&run[..], &["--rules", rules.to_str().unwrap()]].concat();
     let starts = [0, 1].map(|_| hypatia(&cache, &wrong));
     assert!(err(&starts[0]).contains("wrong::dropped"), "{}", err(&starts[0]));
     assert_eq!(err(&starts[0]), err(&starts[1]));
-    let judged = starts.map(|o| serde_json::from_str::<Value>(&out(&o)).unwrap()["judged"].clone());
-    assert_eq!(judged, ["now", "before"]);
+    let checked = starts.map(|o| serde_json::from_str::<Value>(&out(&o)).unwrap()["checked"].clone());
+    assert_eq!(checked, ["now", "before"]);
     let text = ok(&cache, &["cache", "ls"]);
     assert!(text.contains("refused plan") && text.contains("wrong::dropped"), "{text}");
 
     let text = ok(&cache, &["cache", "clear"]);
     assert!(text.contains("removed      2 verdicts"), "{text}");
     assert_eq!(entries(&cache, "verdict").len(), 0);
-    assert_eq!(serde_json::from_str::<Value>(&ok(&cache, &run)).unwrap()["judged"], "now");
+    assert_eq!(serde_json::from_str::<Value>(&ok(&cache, &run)).unwrap()["checked"], "now");
 }
 
 #[test]

@@ -194,7 +194,8 @@ fn named_pipes_are_refused_wherever_they_are_named() {
 fn files_of_a_folder_that_do_not_use_each_other_are_programs_of_their_own() {
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path();
-    let rule = "edition 1;\nuse core::*;\nruleset r { until = fixpoint; }\nrule r::a: exp(log(x)) => x requires positive(x);\n";
+    let rule = "edition 1;\nuse core::*;\nruleset r { until = fixpoint; }\n\
+                rule r::a: exp(log(x)) => x requires positive(x);\n";
     std::fs::write(at.join("a.hyp"), rule).unwrap();
     std::fs::write(at.join("b.hyp"), rule).unwrap();
     let o = hypatia(&["check", "."], "", at);

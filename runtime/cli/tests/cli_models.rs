@@ -62,7 +62,8 @@ fn what_is_no_name_of_a_rule_is_told_to_be_none() {
         ask(
             pattern,
             &format!(
-                "`{pattern}` is no name of a rule, such as fuse::unary or fuse::unary[relu]; to ask about a pattern, write it"
+                "`{pattern}` is not the name of a rule, such as fuse::unary or fuse::unary[relu]; to ask about a \
+                 pattern, write it"
             ),
         );
     }
@@ -89,6 +90,40 @@ fn the_user_may_set_the_tolerance() {
         assert!(err(&o).contains("expected a number of at least 0, such as 1e-3"), "{wrong:?}: {}", err(&o));
     }
     assert_eq!(hypatia(&["run", "model.onnx", "--rtol", "1e-3"], &at).status.code(), Some(2), "--rtol is for --check");
+}
+
+/// Written through links, into streams and with the file's mode; never over an input.
+#[cfg(unix)]
+#[test]
+fn outputs_go_where_they_are_asked_to_and_nowhere_else() {
+    use std::os::unix::fs::{PermissionsExt, symlink};
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    std::fs::copy(digits().join("model.onnx"), at.join("model.onnx")).unwrap();
+    std::fs::set_permissions(at.join("model.onnx"), std::fs::Permissions::from_mode(0o644)).unwrap();
+    let model = std::fs::read(at.join("model.onnx")).unwrap();
+    symlink("model.onnx", at.join("link")).unwrap();
+    for name in ["model.onnx", "link"] {
+        fails(&["run", "model.onnx", "--device", "cpu", "--outputs", name], at, "would overwrite the input");
+        fails(&["opt", "model.onnx", "-o", name], at, "would overwrite the input");
+    }
+    fails(&["run", "model.onnx", "--device", "cpu", "--outputs", "."], at, "is a folder");
+    fails(&["opt", "model.onnx", "-o", "none/fused.onnx"], at, "there is no folder none");
+    assert_eq!(std::fs::read(at.join("model.onnx")).unwrap(), model);
+
+    std::fs::write(at.join("out.npz"), "old").unwrap();
+    std::fs::set_permissions(at.join("out.npz"), std::fs::Permissions::from_mode(0o600)).unwrap();
+    symlink("out.npz", at.join("to_out")).unwrap();
+    let o = hypatia(&["run", "model.onnx", "--device", "cpu", "--outputs", "to_out"], at);
+    assert_eq!(o.status.code(), Some(0), "{}", err(&o));
+    assert!(at.join("to_out").is_symlink());
+    assert_eq!(npz::read(&at.join("out.npz")).unwrap().len(), 1);
+    assert_eq!(std::fs::metadata(at.join("out.npz")).unwrap().permissions().mode() & 0o777, 0o600);
+
+    let o = hypatia(&["opt", "model.onnx", "-q", "-o", "/dev/stdout"], at);
+    std::fs::write(at.join("fused.onnx"), &o.stdout).unwrap();
+    let o = hypatia(&["run", "fused.onnx", "--device", "cpu"], at);
+    assert_eq!(o.status.code(), Some(0), "{}", err(&o));
 }
 
 #[test]

@@ -185,7 +185,8 @@ fn absurd_files() -> Vec<(&'static str, String)> {
         (
             "grows",
             format!(
-                "{RULES}rule r::a: neg(x) => neg(neg(neg(x)));\ntest \"t\" {{ input x: f32[4]; given neg(x); expect launches == 1; }}"
+                "{RULES}rule r::a: neg(x) => neg(neg(neg(x)));\n\
+                 test \"t\" {{ input x: f32[4]; given neg(x); expect launches == 1; }}"
             ),
         ),
         ("large_input", test("input x: f32[1000000, 1000000]; given exp(x); expect equal exp(x);")),
@@ -200,13 +201,15 @@ fn absurd_files() -> Vec<(&'static str, String)> {
         (
             "far_slice",
             test(
-                "input x: f32[4]; given slice(x, axis = 0, start = 9007199254740991, end = 9007199254740991, step = 9007199254740991); expect launches == 1;",
+                "input x: f32[4]; given slice(x, axis = 0, start = 9007199254740991, end = 9007199254740991, \
+                 step = 9007199254740991); expect launches == 1;",
             ),
         ),
         (
             "far_pad",
             test(
-                "input x: f32[4]; const z: f32[]; given pad(x, z, before = [9007199254740991], after = [9007199254740991]); expect launches == 1;",
+                "input x: f32[4]; const z: f32[]; given pad(x, z, before = [9007199254740991], \
+                 after = [9007199254740991]); expect launches == 1;",
             ),
         ),
         ("outside_template", format!("{HEAD}kernel k for gemm(a, b, e) {{ template \"/etc/passwd\"; }}")),

@@ -213,6 +213,19 @@ impl Feed for PlaneFeed<'_, '_> {
     }
 }
 
+/// Products of an infinity or NaN with the zeros of the padding, which the segments of a tap leave
+/// out, are NaN.
+fn meet_padding<T: Widen>(segments: &[Segment], sums: &mut [T]) {
+    let mut done = 0;
+    for s in segments {
+        if s.to > done {
+            sums[done..s.to].fill(T::NAN);
+        }
+        done = s.to + s.len;
+    }
+    sums[done..].fill(T::NAN);
+}
+
 macro_rules! sums {
     ($name:ident, $t:ty) => {
         dispatch! {
@@ -222,6 +235,9 @@ macro_rules! sums {
                 sums.fill(0.0);
                 for (row, weight) in w.iter().enumerate() {
                     let plane = &x[row / taps.len() * plane..(row / taps.len() + 1) * plane];
+                    if !weight.is_finite() {
+                        meet_padding(&taps[row % taps.len()], sums);
+                    }
                     for s in &taps[row % taps.len()] {
                         let line = &mut sums[s.to..s.to + s.len];
                         if s.step == 1 {

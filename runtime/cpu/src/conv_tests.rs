@@ -49,7 +49,11 @@ impl Net {
 
     /// Constant filters: the host puts channels last.
     fn constant(&mut self, dtype: DType, shape: &[usize]) -> Value {
-        let values: Vec<f64> = (0..shape.iter().product()).map(|_| self.rng.random_range(-2.0..2.0)).collect();
+        self.constant_of(dtype, shape, |rng| rng.random_range(-2.0..2.0))
+    }
+
+    fn constant_of(&mut self, dtype: DType, shape: &[usize], value: impl Fn(&mut ChaCha8Rng) -> f64) -> Value {
+        let values: Vec<f64> = (0..shape.iter().product()).map(|_| value(&mut self.rng)).collect();
         self.graph.constant(Arc::new(Tensor::from_f64(dtype, shape, &values).unwrap()))
     }
 
@@ -107,6 +111,16 @@ fn close(have: &Tensor, want: &Tensor, seed: u64) {
     }
 }
 
+/// Numbers, and if `special`, now and then an infinity or NaN.
+fn number_or_special(special: bool) -> impl Fn(&mut ChaCha8Rng) -> f64 {
+    move |rng| match rng.random_range(0..40) {
+        0 if special => f64::NAN,
+        1 if special => f64::INFINITY,
+        2 if special => f64::NEG_INFINITY,
+        _ => rng.random_range(-2.0..2.0),
+    }
+}
+
 fn convolution(seed: u64) {
     let mut n = Net::new(seed);
     let dtype = [DType::F32, DType::F32, DType::F64, DType::F16, DType::BF16][n.pick(0, 4)];
@@ -125,10 +139,12 @@ fn convolution(seed: u64) {
         }
     }
     let [size, kernel, strides, before, after, dilations] = lists;
-    let x = n.input(dtype, &[&[batch, groups * depth], &size[..]].concat());
-    let w = n.input(dtype, &[&[groups * filters, depth], &kernel[..]].concat());
+    let plain = n.rng.random_bool(0.3);
+    let value = number_or_special(plain && n.rng.random_bool(0.5));
+    let x = n.values(dtype, &[&[batch, groups * depth], &size[..]].concat(), &value);
+    let w = n.values(dtype, &[&[groups * filters, depth], &kernel[..]].concat(), &value);
     let mut attrs = vec![list(&strides), list(&before), list(&after), list(&dilations), int(groups as i64)];
-    let y = if n.rng.random_bool(0.3) {
+    let y = if plain {
         n.graph.builtin(BuiltinOp::Conv, &[x, w], attrs).unwrap()
     } else {
         let bias = n.input(dtype, &[&[groups * filters], &vec![1; axes][..]].concat());
@@ -173,13 +189,10 @@ fn convolution_channels_last(seed: u64) -> bool {
     let [size, kernel, strides, before, after, dilations] = lists;
     let shape = [&[batch, groups * depth], &size[..]].concat();
     let special = n.rng.random_bool(0.2);
-    let x = n.values(dtype, &shape, |rng| match rng.random_range(0..40) {
-        0 if special => f64::NAN,
-        1 if special => f64::INFINITY,
-        2 if special => f64::NEG_INFINITY,
-        _ => rng.random_range(-2.0..2.0),
-    });
-    let w = n.constant(dtype, &[&[groups * filters, depth], &kernel[..]].concat());
+    let value = number_or_special(special);
+    let x = n.values(dtype, &shape, &value);
+    // The zeros of the padding are factors like all others.
+    let w = n.constant_of(dtype, &[&[groups * filters, depth], &kernel[..]].concat(), &value);
     let mut attrs = vec![list(&strides), list(&before), list(&after), list(&dilations), int(groups as i64)];
     let y = if special || n.rng.random_bool(0.3) {
         n.graph.builtin(BuiltinOp::Conv, &[x, w], attrs).unwrap()

@@ -17,6 +17,7 @@ use super::interp::{BLOCK, Code, Dst, Feed, read};
 use super::pointwise::{Input, gather};
 use super::simd::dispatch;
 use super::threads::{Local, Workers};
+use super::widen::Widen;
 use hypatia_plan::{ConvStep, View, collapse};
 use hypatia_tensor::error::{Error, Result};
 use hypatia_tensor::tensor::Tensor;
@@ -30,6 +31,8 @@ pub struct DepthwiseCode {
     patches: Patches,
     /// A row of channels per tap.
     filters: Arc<Packed>,
+    /// False if a filter holds an infinity or NaN: their products with the padding are NaN.
+    finite: bool,
     acc: DType,
     offset: usize,
     /// The epilogue; `None` if the accumulator is the result.
@@ -65,7 +68,12 @@ impl DepthwiseCode {
         };
         let all: Vec<Vec<isize>> = inputs.iter().chain([out]).map(|v| v.strides.clone()).collect();
         let (shape, strides) = collapse(&out.shape, &all);
-        Ok(DepthwiseCode { patches, filters, acc: step.acc, offset: x.offset, code, shape, strides, out: out.dtype })
+        let finite = match step.acc {
+            DType::F64 => filters.values::<f64>().iter().all(|v| v.is_finite()),
+            _ => filters.values::<f32>().iter().all(|v| v.is_finite()),
+        };
+        let (acc, offset) = (step.acc, x.offset);
+        Ok(DepthwiseCode { patches, filters, finite, acc, offset, code, shape, strides, out: out.dtype })
     }
 
     /// True if there is enough work for several threads.
@@ -122,11 +130,19 @@ impl DepthwiseCode {
         match self.acc {
             DType::F64 => {
                 let x = &bytemuck::cast_slice(x)[self.offset..];
-                depthwise_f64(&self.patches, x, self.filters.values(), first, bytemuck::cast_slice_mut(sums));
+                let (w, sums) = (self.filters.values(), bytemuck::cast_slice_mut(sums));
+                depthwise_f64(&self.patches, x, w, first, sums);
+                if !self.finite {
+                    meet_padding::<f64>(&self.patches, w, first, sums);
+                }
             }
             _ => {
                 let x = &bytemuck::cast_slice(x)[self.offset..];
-                depthwise_f32(&self.patches, x, self.filters.values(), first, bytemuck::cast_slice_mut(sums));
+                let (w, sums) = (self.filters.values(), bytemuck::cast_slice_mut(sums));
+                depthwise_f32(&self.patches, x, w, first, sums);
+                if !self.finite {
+                    meet_padding::<f32>(&self.patches, w, first, sums);
+                }
             }
         }
         let Some(code) = &self.code else {
@@ -140,6 +156,25 @@ impl DepthwiseCode {
             code.store(registers, 0, out, at, count);
         }
         Ok(())
+    }
+}
+
+/// Products of an infinity or NaN with the zeros of the padding, which the sums leave out, are NaN.
+fn meet_padding<T: Widen>(p: &Patches, w: &[T], first: usize, out: &mut [T]) {
+    let ([ay, ax], channels) = (p.axes(), p.channels());
+    for (i, out) in out.chunks_exact_mut(channels).enumerate() {
+        let (_, [oy, ox]) = p.place(first + i);
+        let (lines, taps) = (ay.taps(oy), ax.taps(ox));
+        for (tap, weights) in w.chunks_exact(channels).enumerate().take(p.taps()) {
+            if lines.contains(&(tap / ax.window.size)) && taps.contains(&(tap % ax.window.size)) {
+                continue;
+            }
+            for (out, weight) in out.iter_mut().zip(weights) {
+                if !weight.is_finite() {
+                    *out = T::NAN;
+                }
+            }
+        }
     }
 }
 

@@ -28,7 +28,7 @@ use hypatia_tensor::error::{Error, Result};
 use hypatia_tensor::tensor::Tensor;
 
 /// The prepared state of a step, beyond the plan.
-enum Ready {
+enum PreparedStep {
     Gemm(Box<GemmCode>),
     /// A convolution with few filters per group.
     Direct(Box<DirectCode>),
@@ -40,7 +40,7 @@ enum Ready {
     Copies(Vec<StridedCopy>),
     Reduce(Reduce),
     /// The nested steps of a composite step.
-    Parts(Vec<Ready>),
+    Parts(Vec<PreparedStep>),
     Nothing,
 }
 
@@ -53,7 +53,7 @@ struct Instance {
 /// Runs a plan on the CPU.
 pub struct Executor {
     plan: Arc<Plan>,
-    ready: Vec<Ready>,
+    ready: Vec<PreparedStep>,
     threads: usize,
     pool: Option<Arc<Pool>>,
     /// True if a step has enough work for several threads.
@@ -164,11 +164,11 @@ impl Executor {
         }
     }
 
-    fn step(&self, step: &Step, ready: &Ready, instance: &mut Instance, inputs: &[Tensor]) -> Result<()> {
+    fn step(&self, step: &Step, ready: &PreparedStep, instance: &mut Instance, inputs: &[Tensor]) -> Result<()> {
         if step.writes.iter().all(View::is_empty) {
             return Ok(());
         }
-        if let (Action::Call(e), Ready::Parts(parts)) = (&step.action, ready) {
+        if let (Action::Call(e), PreparedStep::Parts(parts)) = (&step.action, ready) {
             return e.fallback.iter().zip(parts).try_for_each(|(s, ready)| self.step(s, ready, instance, inputs));
         }
         let range = |v: &View| match self.buffer(v).storage {
@@ -187,38 +187,42 @@ impl Executor {
         let pool = self.pool.as_deref().filter(|_| self.shared);
         let workers = Workers { pool, locals: &instance.locals };
         match (&step.action, ready) {
-            (Action::Gemm(_), Ready::Gemm(g)) => {
+            (Action::Gemm(_), PreparedStep::Gemm(g)) => {
                 g.run(&workers, [reads[0], reads[1]], &step.reads[2..], &reads[2..], outs[0])?;
             }
-            (Action::Conv(c), Ready::Gemm(g)) if c.channels_last => {
+            (Action::Conv(c), PreparedStep::Gemm(g)) if c.channels_last => {
                 g.run(&workers, [reads[0], reads[1]], &step.reads[2..], &reads[2..], outs[0])?;
             }
             // The filters are the left operand.
-            (Action::Conv(_), Ready::Gemm(g)) => {
+            (Action::Conv(_), PreparedStep::Gemm(g)) => {
                 g.run(&workers, [reads[1], reads[0]], &step.reads[2..], &reads[2..], outs[0])?;
             }
-            (_, Ready::Depthwise(c)) => c.run(&workers, reads[0], &step.reads[2..], &reads[2..], outs[0])?,
-            (_, Ready::Direct(c)) => c.run(&workers, [reads[0], reads[1]], &step.reads[2..], &reads[2..], outs[0])?,
-            (Action::Pointwise(p), Ready::Pointwise(code)) => pointwise(p, code, step, &reads, &workers, &mut outs),
-            (Action::Rowwise(r), Ready::Rowwise(code)) => {
+            (_, PreparedStep::Depthwise(c)) => c.run(&workers, reads[0], &step.reads[2..], &reads[2..], outs[0])?,
+            (_, PreparedStep::Direct(c)) => {
+                c.run(&workers, [reads[0], reads[1]], &step.reads[2..], &reads[2..], outs[0])?
+            }
+            (Action::Pointwise(p), PreparedStep::Pointwise(code)) => {
+                pointwise(p, code, step, &reads, &workers, &mut outs)
+            }
+            (Action::Rowwise(r), PreparedStep::Rowwise(code)) => {
                 let mut own: SmallVec<[&[u8]; 8]> = SmallVec::new();
                 for (bytes, v) in reads.iter().zip(&step.reads) {
                     own.push(if v.is_empty() { bytes } else { &bytes[v.offset * v.dtype.size()..] });
                 }
                 code.run(&workers, &own, &mut outs, r.rows);
             }
-            (Action::Scatter(how), Ready::Copies(copies)) => {
+            (Action::Scatter(how), PreparedStep::Copies(copies)) => {
                 copies.iter().for_each(|w| w.run(&workers, reads[0], outs[0]));
                 let shape = step.writes.first().map_or(&[] as &[usize], |v| &v.shape);
                 copies::scatter(source(1), source(2), *how, shape, outs[0])?;
             }
             (Action::Argsort(axis, descending), _) => reduce::argsort(source(0), *axis, *descending, outs[0]),
-            (_, Ready::Copies(copies)) => {
+            (_, PreparedStep::Copies(copies)) => {
                 for (window, i) in copies.iter().zip(window_reads(&step.action, reads.len())) {
                     window.run(&workers, reads[i], outs[0]);
                 }
             }
-            (_, Ready::Reduce(r)) => r.run(&workers, source(0), outs[0]),
+            (_, PreparedStep::Reduce(r)) => r.run(&workers, source(0), outs[0]),
             (Action::Gather(axis), _) => copies::gather(&workers, source(0), source(1), *axis, outs[0])?,
             (Action::GatherElements(axis), _) => {
                 copies::gather_elements(&workers, source(0), source(1), *axis, outs[0])?;
@@ -238,7 +242,7 @@ fn window_reads(action: &Action, reads: usize) -> impl Iterator<Item = usize> {
     (0..reads).map(move |i| if pad { 1 - i.min(1) } else { i })
 }
 
-fn prepare(plan: &Plan, step: &Step, threads: usize) -> Result<Ready> {
+fn prepare(plan: &Plan, step: &Step, threads: usize) -> Result<PreparedStep> {
     let program = &plan.program;
     let shape = step.writes.first().map_or(&[] as &[usize], |v| &v.shape);
     // The right operand of a product, or the filters of a convolution.
@@ -248,51 +252,57 @@ fn prepare(plan: &Plan, step: &Step, threads: usize) -> Result<Ready> {
     });
     Ok(match &step.action {
         Action::Gemm(g) => {
-            Ready::Gemm(Box::new(GemmCode::new(program, g, &step.reads, &step.writes[0], constant, threads)?))
+            PreparedStep::Gemm(Box::new(GemmCode::new(program, g, &step.reads, &step.writes[0], constant, threads)?))
         }
         Action::Conv(c) => {
             let (reads, out) = (&step.reads, &step.writes[0]);
             if c.channels_last && c.groups > 1 {
-                return Ok(Ready::Depthwise(Box::new(DepthwiseCode::new(program, c, reads, out, constant)?)));
+                return Ok(PreparedStep::Depthwise(Box::new(DepthwiseCode::new(program, c, reads, out, constant)?)));
             }
             if c.channels_last {
-                return Ok(Ready::Gemm(Box::new(GemmCode::conv_last(program, c, reads, out, constant, threads)?)));
+                return Ok(PreparedStep::Gemm(Box::new(GemmCode::conv_last(
+                    program, c, reads, out, constant, threads,
+                )?)));
             }
             let geometry = Geometry::new(c, reads, out)?;
             if geometry.is_direct() {
-                Ready::Direct(Box::new(DirectCode::new(program, c, geometry, reads, out)?))
+                PreparedStep::Direct(Box::new(DirectCode::new(program, c, geometry, reads, out)?))
             } else {
-                Ready::Gemm(Box::new(GemmCode::conv(program, c, geometry, reads, out, threads)?))
+                PreparedStep::Gemm(Box::new(GemmCode::conv(program, c, geometry, reads, out, threads)?))
             }
         }
         Action::Pointwise(p) => {
             let inputs: Vec<DType> = p.kernel.inputs.iter().map(|o| o.dtype).collect();
-            Ready::Pointwise(Code::new(program, &p.kernel.term, p.kernel.acc, &inputs, &p.kernel.outputs)?)
+            PreparedStep::Pointwise(Code::new(program, &p.kernel.term, p.kernel.acc, &inputs, &p.kernel.outputs)?)
         }
-        Action::Rowwise(r) => Ready::Rowwise(Box::new(RowCode::new(program, r)?)),
-        Action::Copy | Action::Scatter(_) => Ready::Copies(vec![StridedCopy::copy(&step.reads[0])]),
-        Action::Concat(axis) => Ready::Copies(StridedCopy::concat(&step.reads, *axis, shape)),
-        Action::Pad(before) => Ready::Copies(StridedCopy::pad(&step.reads[0], &step.reads[1], before, shape).into()),
-        Action::Reduce(kind, axes) => Ready::Reduce(Reduce::new(&step.reads[0], *kind, axes)),
+        Action::Rowwise(r) => PreparedStep::Rowwise(Box::new(RowCode::new(program, r)?)),
+        Action::Copy | Action::Scatter(_) => PreparedStep::Copies(vec![StridedCopy::copy(&step.reads[0])]),
+        Action::Concat(axis) => PreparedStep::Copies(StridedCopy::concat(&step.reads, *axis, shape)),
+        Action::Pad(before) => {
+            PreparedStep::Copies(StridedCopy::pad(&step.reads[0], &step.reads[1], before, shape).into())
+        }
+        Action::Reduce(kind, axes) => PreparedStep::Reduce(Reduce::new(&step.reads[0], *kind, axes)),
         Action::Call(e) => {
-            Ready::Parts(e.fallback.iter().map(|s| prepare(plan, s, threads)).collect::<Result<Vec<_>>>()?)
+            PreparedStep::Parts(e.fallback.iter().map(|s| prepare(plan, s, threads)).collect::<Result<Vec<_>>>()?)
         }
-        _ => Ready::Nothing,
+        _ => PreparedStep::Nothing,
     })
 }
 
 /// True if a step has enough work for several threads.
-fn is_shared(step: &Step, ready: &Ready) -> bool {
+fn is_shared(step: &Step, ready: &PreparedStep) -> bool {
     let len = step.writes.first().map_or(0, View::len);
     match (&step.action, ready) {
-        (_, Ready::Gemm(g)) => g.is_shared(),
-        (_, Ready::Direct(c)) => c.is_shared(),
-        (_, Ready::Depthwise(c)) => c.is_shared(),
-        (_, Ready::Pointwise(code)) => len > 2 * code.grain(),
-        (Action::Rowwise(r), Ready::Rowwise(code)) => code.is_shared(r.rows),
-        (_, Ready::Copies(copies)) => copies.iter().any(StridedCopy::is_shared),
-        (_, Ready::Reduce(r)) => r.is_shared(),
-        (Action::Call(e), Ready::Parts(parts)) => e.fallback.iter().zip(parts).any(|(s, ready)| is_shared(s, ready)),
+        (_, PreparedStep::Gemm(g)) => g.is_shared(),
+        (_, PreparedStep::Direct(c)) => c.is_shared(),
+        (_, PreparedStep::Depthwise(c)) => c.is_shared(),
+        (_, PreparedStep::Pointwise(code)) => len > 2 * code.grain(),
+        (Action::Rowwise(r), PreparedStep::Rowwise(code)) => code.is_shared(r.rows),
+        (_, PreparedStep::Copies(copies)) => copies.iter().any(StridedCopy::is_shared),
+        (_, PreparedStep::Reduce(r)) => r.is_shared(),
+        (Action::Call(e), PreparedStep::Parts(parts)) => {
+            e.fallback.iter().zip(parts).any(|(s, ready)| is_shared(s, ready))
+        }
         _ => len > 1 << 15,
     }
 }

@@ -24,7 +24,7 @@ pub struct HostFolder;
 impl ConstantFolder for HostFolder {
     fn fold(&self, graph: &Graph, cluster: bool) -> Result<Vec<Tensor>> {
         let options = Options { cluster, ..Options::new(Device::cpu()) };
-        let plan = Plan::unfolded(&counted(graph.clone())?, &options)?;
+        let plan = Plan::inlined(&counted(graph.clone())?, &options)?;
         Executor::new(Arc::new(plan), 1)?.run(&[])
     }
 

@@ -46,8 +46,14 @@ kernel channel_norm_row for channel_norm(x, scale, eps = eps) { rowwise; }
 /// Groups of channels: rows of two axes that the operand has as one.
 op group_norm<T: float>(x: T[b, c, n], scale: T[c], bias: T[c], groups: int, eps: float = 1e-5) -> T[b, c, n]
   = reshape(
-      (reshape(x, shape = [b, groups, c / groups, n]) - mean(reshape(x, shape = [b, groups, c / groups, n]), axes = [2, 3]))
-      * rsqrt(mean(reshape(x, shape = [b, groups, c / groups, n]) * reshape(x, shape = [b, groups, c / groups, n]), axes = [2, 3]) + eps),
+      (reshape(x, shape = [b, groups, c / groups, n])
+        - mean(reshape(x, shape = [b, groups, c / groups, n]), axes = [2, 3]))
+      * rsqrt(
+        mean(
+          reshape(x, shape = [b, groups, c / groups, n]) * reshape(x, shape = [b, groups, c / groups, n]),
+          axes = [2, 3]
+        ) + eps
+      ),
       shape = [b, c, n]) * reshape(scale, shape = [c, 1]) + reshape(bias, shape = [c, 1]);
 kernel group_norm_row for group_norm(x, scale, bias, groups = g, eps = eps) { rowwise; }
 

@@ -12,6 +12,10 @@ pub trait Widen: bytemuck::Pod + Send + Sync {
     const DTYPE: DType;
     /// 0
     const ZERO: Self;
+    /// NaN
+    const NAN: Self;
+    /// True unless it is infinite or NaN.
+    fn is_finite(self) -> bool;
     /// A destination of [`read`](super::interp::read).
     fn dst(values: &mut [Self]) -> Dst<'_>;
     /// Transposes 8 by 8 elements: row i of `from` begins at `i * from_row`. Returns whether
@@ -24,6 +28,10 @@ pub trait Widen: bytemuck::Pod + Send + Sync {
 impl Widen for f32 {
     const DTYPE: DType = DType::F32;
     const ZERO: f32 = 0.0;
+    const NAN: f32 = f32::NAN;
+    fn is_finite(self) -> bool {
+        f32::is_finite(self)
+    }
     fn dst(values: &mut [f32]) -> Dst<'_> {
         Dst::F32(values)
     }
@@ -36,6 +44,10 @@ impl Widen for f32 {
 impl Widen for f64 {
     const DTYPE: DType = DType::F64;
     const ZERO: f64 = 0.0;
+    const NAN: f64 = f64::NAN;
+    fn is_finite(self) -> bool {
+        f64::is_finite(self)
+    }
     fn dst(values: &mut [f64]) -> Dst<'_> {
         Dst::F64(values)
     }

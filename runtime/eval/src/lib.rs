@@ -2,7 +2,7 @@
 //!
 //! In: a graph, and a tensor for each of its inputs. Out: one [`RefTensor`] for each of its
 //! outputs. It reads nothing but the graph: no plan, no kernels, no blocks, so that it can judge
-//! all of these. Holds always: a result has the type that the graph says; bad inputs are errors
+//! all of these. Invariant: a result has the type that the graph says; bad inputs are errors
 //! that name them.
 //!
 //! [`Mode::Exact`] treats floats as real numbers, as well as f64 can: nothing is rounded, not even
@@ -57,7 +57,7 @@ pub fn evaluate(graph: &Graph, inputs: &[(String, Tensor)], mode: Mode) -> Resul
         _ => false,
     };
     if graph.nodes.iter().any(defined) {
-        return Evaluator { graph: &graph.unfold()?, symbols, mode, live: 0 }.run(&by_name);
+        return Evaluator { graph: &graph.inlined()?, symbols, mode, live: 0 }.run(&by_name);
     }
     Evaluator { graph, symbols, mode, live: 0 }.run(&by_name)
 }
@@ -143,7 +143,7 @@ impl Evaluator<'_> {
                     let prim = Prim::read(*builtin, attrs, &lookup, &shapes, &result)?;
                     self.prim(&prim, term.as_ref(), &args, &types)?
                 }
-                OpBody::Defined(_) => return Err(Error::Internal("a defined op that was not unfolded".into())),
+                OpBody::Defined(_) => return Err(Error::Internal("a defined op that was not inlined".into())),
             },
         };
         for (t, (dtype, shape)) in results.iter().zip(&types) {

@@ -155,7 +155,7 @@ fn compute(folder: &dyn ConstantFolder, graph: &Graph, wanted: &[Value], cluster
     let mut part = graph.clone();
     part.inputs.clear();
     part.outputs = wanted.iter().enumerate().map(|(i, v)| (i.to_string(), *v)).collect();
-    folder.fold(&part.pruned().unfold()?, cluster).map_err(|e| match e {
+    folder.fold(&part.pruned().inlined()?, cluster).map_err(|e| match e {
         Error::Limit(m) => Error::Limit(format!("computing the model's constants: {m}")),
         e => e,
     })

@@ -1,7 +1,7 @@
 //! Right sides, op bodies and test expressions as nodes of a graph.
 //!
 //! In: a [`Build`] expression and an [`Env`] that says what its variables stand for. Out: nodes in
-//! a graph, deduplicated (hash-consing). With `unfolding`, every defined op is replaced by its
+//! a graph, deduplicated (hash-consing). With `inlining`, every defined op is replaced by its
 //! body. Invariant: numbers become constants of rank 0 in the dtype of their sibling operand. Depth
 //! and number of nodes are bounded, so no expression in a user's file can exhaust the stack or
 //! memory.
@@ -27,7 +27,7 @@ use hypatia_tensor::tensor::Tensor;
 /// overflow.
 const MAX_DEPTH: usize = 400;
 
-/// Maximum number of nodes that one instantiator may add; [`Graph::unfold`] scales it with the
+/// Maximum number of nodes that one instantiator may add; [`Graph::inlined`] scales it with the
 /// graph.
 const MAX_NODES: usize = 100_000;
 
@@ -36,7 +36,7 @@ pub struct Instantiator<'g> {
     /// The graph to which nodes are added.
     pub graph: &'g mut Graph,
     shared: HashMap<Key, Vec<Value>>,
-    unfold: bool,
+    inline: bool,
     depth: usize,
     limit: usize,
     /// The unrounded numbers of the constants made from numbers.
@@ -60,12 +60,12 @@ impl<'g> Instantiator<'g> {
     /// Builds nodes as written.
     pub fn new(graph: &'g mut Graph) -> Instantiator<'g> {
         let limit = graph.nodes.len() + MAX_NODES;
-        Instantiator { graph, shared: HashMap::new(), unfold: false, depth: 0, limit, numbers: Numbers::new() }
+        Instantiator { graph, shared: HashMap::new(), inline: false, depth: 0, limit, numbers: Numbers::new() }
     }
 
     /// Builds nodes with every defined op replaced by its body.
-    pub fn unfolding(graph: &'g mut Graph) -> Instantiator<'g> {
-        Instantiator { unfold: true, ..Instantiator::new(graph) }
+    pub fn inlining(graph: &'g mut Graph) -> Instantiator<'g> {
+        Instantiator { inline: true, ..Instantiator::new(graph) }
     }
 
     /// Allows this many more nodes than the default.
@@ -121,7 +121,7 @@ impl<'g> Instantiator<'g> {
         self.share(key, |this| Ok(vec![this.graph.scalar(scalar, operands)?])).map(|v| v[0])
     }
 
-    /// An op, or its body if it has one and the instantiator unfolds. Returns all results.
+    /// An op, or its body if it has one and the instantiator inlines. Returns all results.
     pub fn op(
         &mut self,
         op: OpId,
@@ -134,7 +134,7 @@ impl<'g> Instantiator<'g> {
         self.share(key, |this| {
             let program = this.graph.program.clone();
             match &program.op(op).body {
-                OpBody::Defined(body) if this.unfold => this.expand(op, operands, &attrs, term, body, &results),
+                OpBody::Defined(body) if this.inline => this.expand(op, operands, &attrs, term, body, &results),
                 _ => Ok(this.graph.push_op(op, attrs, term, operands, results)),
             }
         })

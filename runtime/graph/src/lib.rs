@@ -14,6 +14,7 @@ pub mod fusions;
 #[doc(hidden)]
 pub mod generated;
 mod graph;
+mod inline;
 pub mod instantiate;
 mod kinds;
 mod narrow;
@@ -23,7 +24,6 @@ mod regions;
 mod replace;
 mod specialize;
 mod term;
-mod unfold;
 mod validate;
 mod widen;
 

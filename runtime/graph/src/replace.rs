@@ -31,7 +31,7 @@ impl Graph {
             let results = match (instead(i, node), &node.kind) {
                 (Replacement::Parts(part), _) => splice(&mut out, &part, &operands)?,
                 (Replacement::Body, NodeKind::Op { op, attrs, term }) => {
-                    Instantiator::unfolding(&mut out).op(*op, &operands, attrs, term.clone())?
+                    Instantiator::inlining(&mut out).op(*op, &operands, attrs, term.clone())?
                 }
                 _ => copy(&mut out, node, &operands)?,
             };

@@ -38,10 +38,10 @@ fn normed() -> Graph {
 }
 
 #[test]
-fn unfolding_shares_what_a_body_repeats() {
+fn inlining_shares_what_a_body_repeats() {
     let g = normed();
     g.validate().unwrap();
-    let u = g.unfold().unwrap();
+    let u = g.inlined().unwrap();
     u.validate().unwrap();
     let means = u.nodes.iter().filter(|n| match &n.kind {
         NodeKind::Op { op, .. } => u.program.op(*op).name == "mean",
@@ -73,7 +73,7 @@ fn absent_operands_take_the_other_branch() {
     let op = g.program.find_op("linear").unwrap();
     let y = g.op(op, &[Some(x), Some(w), None], Vec::new(), None).unwrap()[0];
     g.output("y", y);
-    let u = g.unfold().unwrap();
+    let u = g.inlined().unwrap();
     u.validate().unwrap();
     assert_eq!(u.ty(u.outputs[0].1).to_string(), "f32[2, 3]");
 }

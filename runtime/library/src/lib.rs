@@ -1,7 +1,7 @@
 //! Loading rules at run time: the embedded standard library plus the user's files, as one Program.
 //!
-//! In: paths or texts of `.hyp` files. Out: a [`Program`], or the rendered diagnostics. Invariant: the
-//! embedded library is read in the parsed form that its build made, never parsed again.
+//! In: paths or texts of `.hyp` files. Out: a [`Program`], or the rendered diagnostics. Invariant:
+//! the embedded library is read in the parsed form that its build made, never parsed again.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -19,9 +19,9 @@ pub fn loader() -> FileLoader {
     FileLoader { embedded: hypatia_rules::FILES, trees: hypatia_rules::TREES }
 }
 
-/// Compiles the whole embedded library together with these files; diagnostics are in the result. If one
-/// of the files is the library's own (its `core.hyp`), these files are compiled alone: they `use`
-/// each other from their own folder.
+/// Compiles the whole embedded library together with these files; diagnostics are in the result. If
+/// one of the files is the library's own (its `core.hyp`), these files are compiled alone: they
+/// `use` each other from their own folder.
 pub fn compile_files(paths: &[PathBuf]) -> Result<Compilation> {
     let mut users = Vec::new();
     for path in paths {

@@ -19,7 +19,7 @@ use super::analysis::EGraph;
 use super::analysis::{Sort, conflict, is_term, node_types, rounded_apart, term_kind};
 use super::candidate::Candidate;
 use super::language::{Node, Payload};
-use super::matcher::{Match, MatchFacts, Slot, Target};
+use super::matcher::{Binding, Match, MatchFacts, Target};
 use hypatia_dsl::interpret::build_term;
 
 /// Why a match was not applied.
@@ -114,8 +114,8 @@ pub fn settle(egraph: &mut EGraph, m: &mut Match, limit: usize) -> Result<(), Re
         let sum = chain(egraph, virtual_sum.head, &virtual_sum.parts, None, limit)?;
         match virtual_sum.target {
             Target::Variable(v) => {
-                if let Some(slot) = m.slots.get_mut(v.index()) {
-                    *slot = Slot::Class(sum);
+                if let Some(binding) = m.slots.get_mut(v.index()) {
+                    *binding = Binding::Class(sum);
                 }
             }
             Target::Root { rest, named } => {
@@ -127,8 +127,8 @@ pub fn settle(egraph: &mut EGraph, m: &mut Match, limit: usize) -> Result<(), Re
                 egraph.union(*root, whole);
                 *root = sum;
                 for v in named {
-                    if let Some(slot) = m.slots.get_mut(v.index()) {
-                        *slot = Slot::Class(sum);
+                    if let Some(binding) = m.slots.get_mut(v.index()) {
+                        *binding = Binding::Class(sum);
                     }
                 }
             }

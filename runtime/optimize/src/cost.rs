@@ -25,7 +25,7 @@ use super::candidate::Candidate;
 use super::facts::is_view;
 use super::kernels::KernelPattern;
 use super::language::{Node, Payload};
-use super::matcher::{MatchFacts, Slot, match_term};
+use super::matcher::{Binding, MatchFacts, match_term};
 use super::{Options, kernels};
 use hypatia_graph::CandidateFacts;
 use hypatia_target::device::Device;
@@ -267,11 +267,11 @@ impl CostModel {
             && self.calls[op.index()].iter().any(|id| {
                 let kernel = &self.program.kernels[id.index()];
                 let Some(pattern) = kernels::node_pattern(&kernel.pattern) else { return false };
-                let mut slots = vec![Slot::Unbound; kernel.vars.len()];
+                let mut slots = vec![Binding::Unbound; kernel.vars.len()];
                 let fits = pattern.args.iter().zip(&node.children).all(|(pat, child)| {
                     let absent = egraph[*child].data.sort == Sort::Absent;
                     if let Pat::Var(v) = pat {
-                        slots[v.index()] = Slot::Class(egraph.find(*child));
+                        slots[v.index()] = Binding::Class(egraph.find(*child));
                     }
                     matches!(pat, Pat::Optional(_)) || absent == (*pat == Pat::Absent)
                 });
@@ -306,12 +306,12 @@ impl CostModel {
             if pattern.head != Head::Op(op) {
                 return false;
             }
-            let mut slots = vec![Slot::Unbound; kernel.vars.len()];
+            let mut slots = vec![Binding::Unbound; kernel.vars.len()];
             let mut term_pat = None;
             for (pat, child) in pattern.args.iter().zip(&node.children) {
                 match (pat, *child == term) {
                     (pat, true) => term_pat = Some(pat),
-                    (Pat::Var(v), false) => slots[v.index()] = Slot::Class(egraph.find(*child)),
+                    (Pat::Var(v), false) => slots[v.index()] = Binding::Class(egraph.find(*child)),
                     _ => {}
                 }
             }

@@ -101,8 +101,8 @@ impl fmt::Display for WhyNot {
             Verdict::CostLost { with, without, .. } if with < without => {
                 writeln!(
                     f,
-                    "{rule} matched{at} and would gain, {with:.2} us with it, {without:.2} us without, but a ruleset was cut short \
-                     before it could: `hypatia explain` tells which, and why"
+                    "{rule} matched{at} and would gain, {with:.2} us with it, {without:.2} us without, but a ruleset \
+                     was cut short before it could: `hypatia explain` tells which, and why"
                 )?;
             }
             Verdict::CostLost { with, without, instead } => {
@@ -157,7 +157,8 @@ pub fn why_not(
         return Ok(answer(first, None, Verdict::NotTried { reason }));
     }
     if is_short(&program, first) {
-        let reason = "it is about generated kernels, not about graphs: `hypatia explain MODEL --target h200` lists where it fired";
+        let reason = "it applies to generated kernels, not to graphs: `hypatia explain MODEL --target h200` lists \
+                      where it fired";
         return Ok(answer(first, None, Verdict::NotTried { reason: reason.into() }));
     }
     let mut session = Session::start(graph, options, folder)?;
@@ -211,8 +212,8 @@ pub fn no_such_rule(program: &Program, rule: &str) -> String {
     };
     if !is_name(rule) {
         return format!(
-            "`{rule}` is no name of a rule, such as fuse::unary or fuse::unary[relu]; to ask about a pattern, write it as a rule into a file, \
-             give the file with --rules, and ask for the rule's name"
+            "`{rule}` is not the name of a rule, such as fuse::unary or fuse::unary[relu]; to ask about a pattern, \
+             write it as a rule into a file, give the file with --rules, and ask for the rule's name"
         );
     }
     let set = program.rulesets.iter().position(|s| s.name == rule);

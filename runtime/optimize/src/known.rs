@@ -35,13 +35,14 @@ pub(super) fn constant(egraph: &EGraph, id: Id) -> Option<Operand> {
     if let Some(tensor) = egraph[id].nodes.iter().find_map(leaf) {
         return Some(Operand::Tensor(tensor));
     }
-    let mut way = Way { egraph, graph: Graph::new(egraph.analysis.program.clone()), values: FxHashMap::default() };
-    let value = way.class(id)?;
-    constant_value(egraph.analysis.folder, &way.graph, value).map(|t| Operand::Tensor(Arc::new(t)))
+    let mut constants =
+        ConstantGraph { egraph, graph: Graph::new(egraph.analysis.program.clone()), values: FxHashMap::default() };
+    let value = constants.class(id)?;
+    constant_value(egraph.analysis.folder, &constants.graph, value).map(|t| Operand::Tensor(Arc::new(t)))
 }
 
 /// A graph of constant classes.
-struct Way<'a> {
+struct ConstantGraph<'a> {
     egraph: &'a EGraph,
     graph: Graph,
     /// By class: its results; `None` while it is being visited, or if it is absent or cannot be
@@ -49,7 +50,7 @@ struct Way<'a> {
     values: FxHashMap<Id, Option<Vec<Value>>>,
 }
 
-impl Way<'_> {
+impl ConstantGraph<'_> {
     fn class(&mut self, id: Id) -> Option<Value> {
         self.results(id)?.first().copied()
     }

@@ -32,7 +32,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
 use self::attributes::Attribute;
-pub use self::bindings::{Match, MatchFacts, Slot, attr_equal, normal_attr};
+pub use self::bindings::{Binding, Match, MatchFacts, attr_equal, normal_attr};
 use self::bindings::{literal_matches, view_fits};
 use self::frontier::root_candidates;
 pub use self::frontier::{Frontiers, View};
@@ -41,7 +41,7 @@ pub use self::miss::{Miss, MissReason, Probe};
 use self::prepare::Prepared;
 use self::regions::Boundary;
 pub use self::regions::{Region, Step};
-use self::sums::{Job, PartialAssignment, Set};
+use self::sums::{PartialAssignment, Set, SumPattern};
 pub use self::sums::{Target, VirtualSum};
 use super::analysis::EGraph;
 use super::analysis::{Sort, has_several_results};
@@ -58,7 +58,7 @@ pub struct SearchLimits {
 
 /// The result of a search.
 #[derive(Debug, Default)]
-pub struct Found {
+pub struct SearchResult {
     /// The matches, deduped.
     pub matches: Vec<Match>,
     /// True if a limit ended the search.
@@ -89,14 +89,14 @@ enum Goal<'r, 'e> {
     Attr(Attribute<'r, 'e>),
     /// Match this set of a sum's terms with the class as a whole or with its operands.
     Assign {
-        job: Rc<Job<'r>>,
+        sum: Rc<SumPattern<'r>>,
         set: Set,
         class: Id,
         depth: usize,
     },
     /// All terms of that sum have been assigned.
     Assigned {
-        job: Rc<Job<'r>>,
+        sum: Rc<SumPattern<'r>>,
     },
     /// The operands of pointwise work are matched.
     Boundary {
@@ -126,7 +126,7 @@ type Deferred<'r, 'e> = (&'r AExpr, Attribute<'r, 'e>);
 struct Matcher<'r, 'e, 'f, H: Host> {
     host: &'e H,
     what: &'r Searchable<'r>,
-    slots: Vec<Slot>,
+    slots: Vec<Binding>,
     values: Bindings,
     roots: Vec<Id>,
     nodes: Vec<&'e Node>,
@@ -149,7 +149,7 @@ struct Matcher<'r, 'e, 'f, H: Host> {
 /// The bindings of a match, in the form the matcher holds them.
 struct MatchState<'m> {
     roots: &'m [Id],
-    slots: &'m [Slot],
+    slots: &'m [Binding],
     values: &'m Bindings,
     nodes: &'m [&'m Node],
     virtual_sums: &'m [VirtualSum],
@@ -160,7 +160,11 @@ impl MatchState<'_> {
         Match {
             roots: self.roots.to_vec(),
             // Variables that only other alternatives bind are absent.
-            slots: self.slots.iter().map(|s| if *s == Slot::Unbound { Slot::Absent } else { s.clone() }).collect(),
+            slots: self
+                .slots
+                .iter()
+                .map(|s| if *s == Binding::Unbound { Binding::Absent } else { s.clone() })
+                .collect(),
             values: self.values.clone(),
             nodes: self.nodes.iter().map(|n| (*n).clone()).collect(),
             virtual_sums: self.virtual_sums.to_vec(),
@@ -178,7 +182,7 @@ pub fn search(
     limits: SearchLimits,
     changes: Option<&Frontiers>,
     probe: Option<&mut Probe>,
-) -> Found {
+) -> SearchResult {
     let mut candidates = root_candidates(egraph, what, changes);
     if let Some(only) = probe.as_ref().and_then(|p| p.only) {
         candidates.retain(|c| egraph.find(*c) == egraph.find(only));
@@ -197,10 +201,10 @@ pub fn search(
         }
         if matches.len() >= limits.matches { ControlFlow::Break(()) } else { ON }
     };
-    let slots = vec![Slot::Unbound; what.rule.vars.len()];
+    let slots = vec![Binding::Unbound; what.rule.vars.len()];
     let mut matcher = Matcher::new(egraph, what, slots, limits.steps, &mut emit);
     matcher.probe = probe;
-    let mut found = Found::default();
+    let mut found = SearchResult::default();
     for i in 0..n {
         let at = (start + i) % n;
         if matcher.root(candidates[at]).is_break() {
@@ -223,7 +227,7 @@ pub fn match_term(
     pat: &Pat,
     class: Id,
     of: Id,
-    slots: &[Slot],
+    slots: &[Binding],
     steps: usize,
 ) -> Vec<Match> {
     let view = View::plain(egraph);
@@ -246,7 +250,7 @@ pub fn match_at<H: Host>(host: &H, what: &Searchable<'_>, value: Id, steps: usiz
         found.push(m.to_match());
         ON
     };
-    let slots = vec![Slot::Unbound; what.rule.vars.len()];
+    let slots = vec![Binding::Unbound; what.rule.vars.len()];
     let _ = Matcher::new(host, what, slots, steps, &mut emit).root(value);
     found
 }
@@ -289,7 +293,7 @@ impl<'r, 'e, 'f, H: Host> Matcher<'r, 'e, 'f, H> {
     fn new(
         host: &'e H,
         what: &'r Searchable<'r>,
-        slots: Vec<Slot>,
+        slots: Vec<Binding>,
         limit: usize,
         emit: &'f mut dyn FnMut(&MatchState<'_>) -> Flow,
     ) -> Matcher<'r, 'e, 'f, H> {
@@ -380,8 +384,8 @@ impl<'r, 'e, 'f, H: Host> Matcher<'r, 'e, 'f, H> {
         match goal {
             Goal::Class { pat, class, context } => self.class(pat, self.host.find(class), context, next),
             Goal::Attr(attribute) => self.attr(attribute, next),
-            Goal::Assign { job, set, class, depth } => self.assign(&job, set, self.host.find(class), depth, next),
-            Goal::Assigned { job } => self.assigned(&job, next),
+            Goal::Assign { sum, set, class, depth } => self.assign(&sum, set, self.host.find(class), depth, next),
+            Goal::Assigned { sum } => self.assigned(&sum, next),
             Goal::Boundary { boundary } => self.within(&boundary, next),
         }
     }
@@ -428,9 +432,9 @@ impl<'r, 'e, 'f, H: Host> Matcher<'r, 'e, 'f, H> {
             Pat::Any if absent() => self.miss(class, || MissReason::Presence(true)),
             Pat::Any => self.advance(next),
             Pat::Var(_) if absent() => self.miss(class, || MissReason::Presence(true)),
-            Pat::Var(v) => self.bind(*v, Slot::Class(class), class, next),
+            Pat::Var(v) => self.bind(*v, Binding::Class(class), class, next),
             Pat::Optional(v) => {
-                let slot = if absent() { Slot::Absent } else { Slot::Class(class) };
+                let slot = if absent() { Binding::Absent } else { Binding::Class(class) };
                 self.bind(*v, slot, class, next)
             }
             Pat::Absent if absent() => self.advance(next),
@@ -438,7 +442,7 @@ impl<'r, 'e, 'f, H: Host> Matcher<'r, 'e, 'f, H> {
             Pat::Bind(v, p) => {
                 let mark = self.goals.len();
                 let goals = self.push(Goal::Class { pat: p, class, context }, next);
-                let flow = self.bind(*v, Slot::Class(class), class, goals);
+                let flow = self.bind(*v, Binding::Class(class), class, goals);
                 self.goals.truncate(mark);
                 flow
             }
@@ -493,19 +497,19 @@ impl<'r, 'e, 'f, H: Host> Matcher<'r, 'e, 'f, H> {
         flow
     }
 
-    fn bind(&mut self, var: VarId, slot: Slot, class: Id, next: Goals) -> Flow {
+    fn bind(&mut self, var: VarId, slot: Binding, class: Id, next: Goals) -> Flow {
         let i = var.index();
         match self.slots.get(i) {
             None => ON,
-            Some(Slot::Unbound) => {
+            Some(Binding::Unbound) => {
                 self.slots[i] = slot;
                 let flow = if self.may_be(var) { self.advance(next) } else { ON };
-                self.slots[i] = Slot::Unbound;
+                self.slots[i] = Binding::Unbound;
                 flow
             }
             Some(bound) if *bound == slot => self.advance(next),
             Some(bound) => {
-                let to = if let Slot::Class(id) = bound { *id } else { class };
+                let to = if let Binding::Class(id) = bound { *id } else { class };
                 self.miss(class, || MissReason::Same(var, to))
             }
         }
@@ -650,7 +654,7 @@ impl<'r, 'e, 'f, H: Host> Matcher<'r, 'e, 'f, H> {
             let flow = match n.rest {
                 Some(v) => {
                     let rest = children[n.args.len()..].iter().map(|c| self.host.find(*c)).collect();
-                    self.bind(v, Slot::Classes(rest), class, goals)
+                    self.bind(v, Binding::Classes(rest), class, goals)
                 }
                 None => self.advance(goals),
             };

@@ -48,12 +48,12 @@ pub enum OperandRole {
 }
 
 impl OperandRole {
-    /// The place of an operand of `head`, where the application itself has place `self`.
+    /// The role of an operand of `head`, where the application itself has the role `self`.
     pub fn under(self, program: &Program, head: Head) -> OperandRole {
         match head {
             Head::Op(op) => match &program.op(op).body {
                 OpBody::Builtin(b) if b.multiplies() => OperandRole::Weight,
-                // Views and similar ops pass on the place.
+                // Views and similar ops pass on the role.
                 OpBody::Builtin(_) => self,
                 OpBody::Defined(_) => OperandRole::Factor,
             },

@@ -225,7 +225,8 @@ impl Report {
         writeln!(f, "  {:<10} {:>9}  {:>9}  inputs, constants and views are not counted", "ops", b.ops, a.ops)?;
         writeln!(
             f,
-            "  {:<10} {:>9.1}  {:>9.1}  us, estimated op by op: arithmetic or memory traffic, and a launch (pointwise neighbours then share one)",
+            "  {:<10} {:>9.1}  {:>9.1}  us, estimated op by op: arithmetic or memory traffic, and a launch (pointwise \
+             neighbours then share one)",
             "cost", b.micros, a.micros
         )
     }

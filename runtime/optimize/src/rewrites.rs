@@ -18,7 +18,7 @@ use super::candidate::Candidate;
 use super::label_filter::LabelFilter;
 use super::language::Discriminant;
 use super::matcher::prepare::Prepared;
-use super::matcher::{Found, Frontiers, Match, SearchLimits, Searchable, View, search};
+use super::matcher::{Frontiers, Match, SearchLimits, SearchResult, Searchable, View, search};
 
 /// A rule compiled for tensors or for terms: what the optimiser runs and what `hypatia_rules!`
 /// returns. It is immutable; the state of its searches is in [`SearchState`].
@@ -92,10 +92,10 @@ impl CompiledRule {
         progress: &mut Progress,
         limits: SearchLimits,
         changes: Option<&Frontiers>,
-    ) -> Found {
+    ) -> SearchResult {
         let absent = |h: &Discriminant| egraph.classes_for_op(h).is_none_or(|mut c| c.next().is_none());
         if self.prepared.needed.iter().any(absent) {
-            return Found::default();
+            return SearchResult::default();
         }
         let found = search(egraph, &self.searchable(), &progress.done, progress.resume, limits, changes, None);
         progress.resume = found.resume;

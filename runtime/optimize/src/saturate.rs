@@ -119,7 +119,7 @@ const MAX_TRACES: usize = 200_000;
 
 /// The result of a stage.
 #[derive(Debug)]
-pub struct Ran {
+pub struct StageResult {
     /// Iterations.
     pub iterations: usize,
     /// Number of rule applications that changed something.
@@ -172,11 +172,11 @@ pub fn run(
     rules: &[&CompiledRule],
     budget: &Budget,
     search: &mut SearchState,
-    seen: &mut Seen,
+    seen: &mut SearchProgress,
     traces: &mut Vec<Trace>,
     rejections: &mut Rejections,
-) -> Ran {
-    let mut ran = Ran { iterations: 0, fired: 0, stop: Stop::Saturated, steps: 0, looked_through: 0 };
+) -> StageResult {
+    let mut ran = StageResult { iterations: 0, fired: 0, stop: Stop::Saturated, steps: 0, looked_through: 0 };
     let mut idle = 0;
     let (steps, whole): (Vec<&CompiledRule>, Vec<&CompiledRule>) = rules.iter().partition(|r| !r.prepared().any_work);
     let mut of_work = steps.is_empty();
@@ -235,7 +235,7 @@ pub fn run(
         ran.fired += changed;
         if let Some(stop) = stop {
             ran.stop = stop;
-            *seen = Seen::default();
+            *seen = SearchProgress::default();
             break;
         }
         idle = if changed == 0 && capped { idle + 1 } else { 0 };
@@ -255,7 +255,7 @@ pub fn run(
     ran
 }
 
-fn over(egraph: &EGraph, budget: &Budget, ran: &Ran) -> Option<Stop> {
+fn over(egraph: &EGraph, budget: &Budget, ran: &StageResult) -> Option<Stop> {
     if budget.iterations.is_some_and(|n| ran.iterations >= n as usize) {
         return Some(Stop::Iterations);
     }
@@ -274,7 +274,7 @@ fn over(egraph: &EGraph, budget: &Budget, ran: &Ran) -> Option<Stop> {
 
 /// How far a set of rules has searched.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Seen {
+pub struct SearchProgress {
     /// The lengths of the logs of dirty and of reconsidered classes at the last search of all
     /// rules except those on arbitrary pointwise work; `None` if that search was incomplete.
     pub steps: Option<(usize, usize)>,

@@ -18,7 +18,7 @@ use super::matcher::View;
 use super::problem::{Choice, Problem};
 use super::report::{Firing, Report, Stage, Summary};
 use super::rewrites::{CompiledRule, SearchState, Selection, compile, oversized};
-use super::saturate::{Budget, Rejections, Seen, Trace, run};
+use super::saturate::{Budget, Rejections, SearchProgress, Trace, run};
 use super::{Optimized, Options};
 use hypatia_graph::{ConstantFolder, Graph, Value};
 use hypatia_tensor::error::{Error, Result};
@@ -58,7 +58,7 @@ pub struct Session<'a> {
     before: Summary,
     stages: Vec<Stage>,
     /// How far the rules of each ruleset have searched.
-    seen: Vec<Seen>,
+    seen: Vec<SearchProgress>,
     /// How many nodes the rules of each ruleset have added.
     added: Vec<usize>,
     /// Every firing.
@@ -74,7 +74,7 @@ impl<'a> Session<'a> {
     /// Inlines the graph and inserts it into an e-graph.
     pub fn start(graph: &Graph, options: &'a Options, folder: &'static dyn ConstantFolder) -> Result<Session<'a>> {
         let started = Instant::now();
-        let graph = graph.unfold()?.pruned();
+        let graph = graph.inlined()?.pruned();
         let inserted = insert_graph(&graph, folder)?;
         let program = graph.program.clone();
         let given = inserted.egraph.classes().filter_map(|c| c.nodes.first().map(|n| (c.id, n.clone()))).collect();
@@ -110,7 +110,7 @@ impl<'a> Session<'a> {
             extraction_millis: 0.0,
             warnings,
         };
-        session.seen = vec![Seen::default(); session.program.rulesets.len()];
+        session.seen = vec![SearchProgress::default(); session.program.rulesets.len()];
         session.added = vec![0; session.program.rulesets.len()];
         session.choose(false)?;
         session.before = Summary::of(&session.graph, micros(session.best.cost));

@@ -18,7 +18,7 @@ impl Plan {
 
     /// Plans a graph of builtin ops without constant folding. Constant expressions themselves are
     /// planned this way.
-    pub fn unfolded(graph: &Graph, options: &Options) -> Result<Plan> {
+    pub fn inlined(graph: &Graph, options: &Options) -> Result<Plan> {
         let prepared = prepare::Prepared { graph: graph.clone(), kernels: prepare::Kernels::default() };
         Plan::of(&prepared, options)
     }

@@ -53,8 +53,8 @@ pub(super) fn prepare(graph: &Graph, options: &Options, known: &mut Constants) -
         Some(Way::Parts(parts)) => Replacement::Parts(parts.clone()),
         _ => Replacement::Itself,
     })?;
-    let graph = known.fold(unfolded(&parts, device)?, options.cluster)?.pruned();
-    let graph = unfolded(&graph, device)?;
+    let graph = known.fold(inlined(&parts, device)?, options.cluster)?.pruned();
+    let graph = inlined(&graph, device)?;
     let mut kernels = Kernels::default();
     for (i, node) in graph.nodes.iter().enumerate() {
         let id = NodeId(i as u32);
@@ -97,7 +97,7 @@ fn chosen<'g>(graph: &Graph, node: &'g Node, device: &Device) -> Option<&'g Cand
 }
 
 /// Inlines the defined ops that neither a row-wise kernel nor a library call computes.
-fn unfolded(graph: &Graph, device: &Device) -> Result<Graph> {
+fn inlined(graph: &Graph, device: &Device) -> Result<Graph> {
     let constant = constant_nodes(graph);
     graph.replaced(&|i, node| {
         let NodeKind::Op { op, .. } = &node.kind else { return Replacement::Itself };

@@ -14,10 +14,14 @@ use hypatia_dsl::source::open_regular;
 use zip::result::ZipError;
 
 use crate::error::{Error, Result};
+use crate::file;
 use crate::tensor::Tensor;
 
 /// Maximum header size of an array; no valid header is longer.
 const LONGEST_HEADER: usize = 64 << 10;
+
+/// Maximum length of a name: with `.npy`, what an archive can hold.
+const LONGEST_NAME: usize = u16::MAX as usize - 4;
 
 /// Deflated arrays larger than this may be at most [`RATIO`] times their compressed size.
 const SUSPICIOUS: u64 = 256 << 20;
@@ -96,24 +100,35 @@ fn listed_twice<R: Read + Seek>(reader: &mut R, start: u64) -> std::io::Result<O
     Ok(None)
 }
 
-/// Writes arrays uncompressed. The write is atomic: the file appears whole or not at all.
+/// Writes arrays uncompressed, as [`file::write`] does: the file appears whole or not at all.
+///
+/// # Errors
+/// If a name cannot be that of an entry, or if writing fails.
 pub fn write(path: &Path, tensors: &[(String, Tensor)]) -> Result<()> {
-    let io = |source| Error::Io { path: path.to_path_buf(), source };
-    let mut name = path.file_name().unwrap_or_default().to_os_string();
-    name.push(format!(".{}.part", std::process::id()));
-    let part = path.with_file_name(name);
-    let done = std::fs::File::create(&part)
-        .and_then(|file| {
-            let mut out = std::io::BufWriter::new(file);
-            write_to(&mut out, tensors)?;
-            out.flush()
-        })
-        .and_then(|()| std::fs::rename(&part, path));
-    done.map_err(|e| {
-        // Clean up the partial file. The first error is the one to report.
-        let _ = std::fs::remove_file(&part);
-        io(e)
-    })
+    check_names(tensors.iter().map(|(name, _)| name.as_str()))?;
+    file::write(path, |out| write_to(out, tensors))
+}
+
+/// Fails if one of the names cannot be that of an entry. Programs that unpack the archive make
+/// files of these names: no name may lead out of their folder.
+pub fn check_names<'a>(names: impl IntoIterator<Item = &'a str>) -> Result<()> {
+    for name in names {
+        let wrong = if name.split(['/', '\\']).any(|part| part == "..") {
+            "contains `..`"
+        } else if name.chars().any(char::is_control) {
+            "contains a control character"
+        } else if name.len() > LONGEST_NAME {
+            "is too long"
+        } else {
+            continue;
+        };
+        let shown: String = name.chars().take(100).collect();
+        return Err(Error::Input(format!(
+            "{shown:?} cannot be the name of an array in an .npz file, because it {wrong}: rename the output in the \
+             model"
+        )));
+    }
+    Ok(())
 }
 
 /// Writes arrays as an archive.
@@ -371,6 +386,32 @@ mod tests {
             }
         }
         assert_eq!(read_from(Cursor::new(&bytes)).unwrap_err(), "`first` occurs twice");
+    }
+
+    #[test]
+    fn names_that_lead_out_of_a_folder_are_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let one = Tensor::from_f64(DType::F32, &[1], &[1.0]).unwrap();
+        let file = folder.path().join("out.npz");
+        let put = |name: &str| write(&file, &[(name.to_string(), one.clone())]);
+        for good in ["y", "/model/Add_output_0", "a..b", "..c", "größe", "a\\b", ""] {
+            put(good).unwrap();
+            assert_eq!(read(&file).unwrap()[0].0, good);
+        }
+        let long = "n".repeat(LONGEST_NAME + 1);
+        for (bad, says) in [
+            ("../y", "`..`"),
+            ("a/../../y", "`..`"),
+            ("..\\y", "`..`"),
+            ("..", "`..`"),
+            ("y\0z", "control"),
+            ("y\n", "control"),
+            (&long, "too long"),
+        ] {
+            let error = put(bad).unwrap_err().to_string();
+            assert!(error.contains(says) && error.contains("rename the output"), "{error}");
+        }
+        assert_eq!(read(&file).unwrap()[0].0, "", "a refused name leaves the file as it was");
     }
 
     #[test]

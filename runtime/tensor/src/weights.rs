@@ -106,7 +106,10 @@ mod tests {
 
     #[test]
     fn tensors_come_out_and_errors_say_what_is_wrong() {
-        let header = r#"{"weight":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"b":{"dtype":"BF16","shape":[],"data_offsets":[8,10]},"__metadata__":{"format":"pt"}}"#;
+        let header = concat!(
+            r#"{"weight":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"#,
+            r#""b":{"dtype":"BF16","shape":[],"data_offsets":[8,10]},"__metadata__":{"format":"pt"}}"#
+        );
         let mut data = [1.5f32, -2.0].iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>();
         data.extend([0x80, 0x3f]);
         let good = file(header, &data);

@@ -1,7 +1,7 @@
 //! Random graphs of builtin ops, and how close results over them must be.
 //!
-//! In: a seed. Out: a graph and its inputs: ragged sizes, 0, 1, NaN, infinities, every element type.
-//! Invariant: equal seeds give equal graphs, on every host.
+//! In: a seed. Out: a graph and its inputs: ragged sizes, 0, 1, NaN, infinities, every element
+//! type. Invariant: equal seeds give equal graphs, on every host.
 
 use hypatia_dsl::builtin::{BuiltinOp, BuiltinScalar, JOININGS};
 use hypatia_dsl::dtype::{DType, Kind};
@@ -108,7 +108,8 @@ impl Random {
             let Some(v) = all.choose(&mut self.rng) else { return };
             operands.push(*v);
         }
-        // Comparisons of floats that were rounded differently may differ, and so may what asks for the sign of one that vanished.
+        // Comparisons of floats that were rounded differently may differ, and so may the sign of a
+        // float that cancelled to 0.
         let signed = [BuiltinScalar::Log, BuiltinScalar::Sqrt, BuiltinScalar::Rsqrt].contains(&f);
         if (f.result() == Kind::Bool || signed) && float && !operands.iter().all(|v| self.is_leaf(*v)) {
             return;
@@ -331,7 +332,8 @@ impl Random {
     }
 }
 
-/// Compares with a tolerance that is relative to the largest finite value; NaN and infinities must agree.
+/// Compares with a tolerance that is relative to the largest finite value; NaN and infinities must
+/// agree.
 pub fn compare(got: &Tensor, want: &Tensor, dtype: DType, epsilon: f64, what: &str) {
     assert_eq!((got.dtype(), got.shape()), (want.dtype(), want.shape()), "{what}");
     if !dtype.is_float() {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use hypatia::session::{Judged, Model, Options};
+use hypatia::session::{Checked, Model, Options};
 use hypatia_cuda::tuner::Tuner;
 use hypatia_cuda::tuning::{Choice, PACKED, TuningFile};
 use hypatia_cuda::{Executor, Gpu};
@@ -68,7 +68,7 @@ fn a_checked_session_takes_packed_weights_on_a_gpu() {
         let model = Model::new(graph.clone(), options);
         let compiled = model.compile(&inputs).unwrap();
         assert_eq!(compiled.warnings(), [] as [String; 0]);
-        assert_eq!(compiled.judged, Judged::Now);
+        assert_eq!(compiled.checked, Checked::Now);
         assert_eq!(compiled.executor.notes().len(), 1, "{dtype}");
         let want = evaluate(&graph, &inputs, Mode::Rounded).unwrap();
         let got = model.run(&inputs).unwrap();

@@ -1,6 +1,7 @@
-//! How far f32 is from the exact values on a GPU, at the linear layers and perceptrons of `hypatia bench --suite classic`:
-//! x ~ N(0, 1), w ~ N(0, 1) / sqrt(k). The exact values are the device's in f64, and those are held against sums that the
-//! host works out for one row. Algorithms of products are those that the library guesses.
+//! How far f32 is from the exact values on a GPU, at the linear layers and perceptrons of `hypatia
+//! bench --suite classic`: x ~ N(0, 1), w ~ N(0, 1) / sqrt(k). The exact values are the device's in
+//! f64, and those are held against sums that the host works out for one row. Algorithms of products
+//! are those that the library guesses.
 
 use std::collections::HashMap;
 use std::f64::consts::TAU;
@@ -58,7 +59,7 @@ fn limit(test: &Test, data: &mut Data) -> f64 {
     gate.map_or(LIMIT, |t| t.as_slice::<f32>().unwrap().iter().fold(0.0, |m, v| v.abs().max(m)) as f64 * LIMIT)
 }
 
-/// The first row in f64, of linear layers with nothing or a ReLU behind them: `None` where something else is computed.
+/// The first row in f64 of a linear layer alone or with a ReLU; `None` for anything else.
 fn first_row(test: &Test, data: &mut Data) -> Option<Vec<f64>> {
     let perceptron = test.name.starts_with("mlp ");
     if !perceptron && !test.name.starts_with("linear none ") && !test.name.starts_with("linear relu ") {

@@ -1,4 +1,5 @@
-//! Many threads at once: one model and several, of equal and of different shapes, on the host and on a GPU.
+//! Many threads at once: one model and several, of equal and of different shapes, on the host and
+//! on a GPU.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Barrier, Mutex};
@@ -48,7 +49,8 @@ fn layers() -> Graph {
     g
 }
 
-/// Eight threads on three models with these options, each with inputs of its own, all beginning with plans that nobody has.
+/// Eight threads on three models with these options, each with inputs of its own. All start before
+/// any plan is made.
 pub(crate) fn many_threads(options: &Options) {
     let graph = layers();
     let models: Vec<Model> = (0..3).map(|_| Model::new(graph.clone(), options.clone())).collect();

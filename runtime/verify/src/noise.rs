@@ -28,7 +28,7 @@ use hypatia_tensor::tensor::Tensor;
 /// A noisy graph of f64 nodes, with the same inputs (converted to f64) and outputs. A constant that
 /// stands for a literal holds the unrounded number.
 pub fn noisy_graph(graph: &Graph, numbers: &Numbers, noise: f64, seed: u64) -> Result<Graph> {
-    let (graph, mut more) = graph.unfold_with_numbers()?;
+    let (graph, mut more) = graph.inlined_with_numbers()?;
     more.extend(numbers);
     let out = Graph::new(graph.program.clone());
     let rng = ChaCha8Rng::seed_from_u64(seed);
@@ -140,7 +140,7 @@ impl NoisyGraph<'_> {
             NodeKind::Op { op, attrs, term } => {
                 let builtin = match self.from.program.op(*op).body {
                     OpBody::Builtin(b) => b,
-                    OpBody::Defined(_) => return Err(Error::Internal("a defined op was not unfolded".into())),
+                    OpBody::Defined(_) => return Err(Error::Internal("a defined op was not inlined".into())),
                 };
                 let mut attrs: Vec<AttrValue> = attrs
                     .iter()

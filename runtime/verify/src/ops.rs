@@ -146,7 +146,7 @@ fn check(made: &Instance, has_kernel: bool) -> Verdict {
     for (i, v) in made.left.iter().flat_map(|v| graph.results(v.node)).enumerate().collect::<Vec<_>>() {
         graph.output(format!("result{i}"), v);
     }
-    match graph.unfold() {
+    match graph.inlined() {
         Ok(_) => {}
         Err(e) if e.code() == Some(codes::DTYPE) => return Verdict::NoMeaning(e.to_string()),
         Err(e) => return Verdict::Wrong("body", e.to_string()),

@@ -26,13 +26,13 @@ const NOISE: f64 = f32::EPSILON as f64;
 /// True if an intermediate value is finite as a real number but not when rounded to its element
 /// type.
 pub fn leaves_range(graph: &Graph, inputs: &[(String, Tensor)]) -> Result<bool> {
-    Ok(lost(graph.unfold()?, inputs)?.contains(&true))
+    Ok(lost(graph.inlined()?, inputs)?.contains(&true))
 }
 
 /// Like [`leaves_range`], but ignores constants that none of the first `roots` outputs needs, and
 /// values computed from them: like the constants of a right side, they are computed before a run.
 pub fn leaves_range_outside(graph: &Graph, inputs: &[(String, Tensor)], roots: usize) -> Result<bool> {
-    let graph = graph.unfold()?;
+    let graph = graph.inlined()?;
     let mut left = vec![false; graph.nodes.len()];
     graph.outputs.iter().take(roots).for_each(|(_, v)| left[v.node.index()] = true);
     for (i, node) in graph.nodes.iter().enumerate().rev() {

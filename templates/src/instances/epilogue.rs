@@ -1,6 +1,7 @@
 //! What a kernel's declaration says of its epilogue and of itself.
 //!
-//! In: a kernel of a Program. Out: the epilogue as a pattern and as a term with its operands, and the comment for its source.
+//! In: a kernel of a Program. Out: the epilogue as a pattern and as a term with its operands, and
+//! the comment for its source.
 
 use hypatia_dsl::builtin::BuiltinOp;
 use hypatia_dsl::ir::{AExpr, AttrPat, AttrValue, Head, InView, Kernel, NodePat, OpBody, Origin, Pat, Program, Sort};

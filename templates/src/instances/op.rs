@@ -1,8 +1,8 @@
 //! Kernels that implement a defined op: its body on operands of symbolic sizes.
 //!
-//! In: a `kernel ... for op(...)` of a Program. Out: the kernel of each form that its pattern allows (an
-//! optional operand is there or not), in an element type. Holds always: attributes that the pattern
-//! leaves open take their defaults, and the kernel's comment says so.
+//! In: a `kernel ... for op(...)` of a Program. Out: the kernel of each form that its pattern
+//! allows (an optional operand is there or not), in an element type. Holds always: attributes that
+//! the pattern leaves open take their defaults, and the kernel's comment says so.
 
 use std::collections::HashMap;
 
@@ -147,8 +147,8 @@ fn main_type(def: &OpDef) -> Option<VarId> {
     })
 }
 
-/// Why no kernel can be generated from the body of the op that a `rowwise` or `pointwise` kernel is for, in any element type
-/// and form; `None` if one can, or if it is no such kernel.
+/// Why no kernel can be generated from the body of the op that a `rowwise` or `pointwise` kernel is
+/// for, in any element type and form; `None` if one can, or if it is no such kernel.
 pub fn not_generated(program: &Program, kernel: &Kernel) -> Option<String> {
     let rowwise = match kernel.backend {
         Backend::Rowwise => true,
@@ -200,8 +200,8 @@ fn foreign(program: &Program, def: &OpDef, depth: usize) -> Option<String> {
     found
 }
 
-/// A type for each operand: sizes are symbols, a rest of dimensions is `rows`, or `rows` and `n` where
-/// nothing names the last axis.
+/// A type for each operand: sizes are symbols, a rest of dimensions is `rows`, or `rows` and `n`
+/// where nothing names the last axis.
 fn operands(def: &OpDef, present: &[bool], dtype: DType) -> Result<Vec<Option<TensorType>>, String> {
     let patterns: Vec<Option<&TypePat>> = def
         .operands()

@@ -1,7 +1,9 @@
-//! Writes the Rust messages of ONNX: `cargo run -- path/to/onnx.proto ../../runtime/onnx/src/import/onnx/proto.rs`
+//! Writes the Rust messages of ONNX:
+//! `cargo run -- path/to/onnx.proto ../../runtime/onnx/src/import/onnx/proto.rs`
 //!
-//! The `.proto` file comes with the Python package: `python -c "import onnx; print(onnx.__path__)"`.
-//! Its comments are left out: they are the ONNX specification, at great length, and stay readable there.
+//! The `.proto` file comes with the Python package:
+//! `python -c "import onnx; print(onnx.__path__)"`. Its comments are left out: they are the ONNX
+//! specification, which can be read there.
 
 use std::error::Error;
 use std::path::PathBuf;

@@ -101,7 +101,8 @@ fn is_punctuation(c: char) -> bool {
     // General punctuation, and marks of CJK text; ASCII symbols count too.
     c.is_ascii_punctuation()
         || matches!(c, '\u{a1}' | '\u{a7}' | '\u{ab}' | '\u{b6}' | '\u{b7}' | '\u{bb}' | '\u{bf}')
-        || matches!(c, '\u{2010}'..='\u{2027}' | '\u{2030}'..='\u{205e}' | '\u{3001}'..='\u{3003}' | '\u{3008}'..='\u{3011}')
+        || matches!(c, '\u{2010}'..='\u{2027}' | '\u{2030}'..='\u{205e}')
+        || matches!(c, '\u{3001}'..='\u{3003}' | '\u{3008}'..='\u{3011}')
 }
 
 fn is_ideograph(c: char) -> bool {

@@ -1,5 +1,5 @@
-//! Bar charts of times: for each case a group of bars, Hypatia with and without rules and the other
-//! contestants in the file.
+//! Bar charts of times: for each case a group of bars, one for each series in the file, such as
+//! Hypatia with and without rules.
 //!
 //! In: the output of `--json`, or a file of docs/benchmarks. Out: an SVG. Invariant: a bar's length
 //! is its time divided by that of the same case without rules (or by its longest time, if there is
@@ -12,30 +12,30 @@ use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 use serde_json::Value;
 
-/// A timed contestant: its label in the legend, the path of its microseconds, and its colour
+/// A timed series: its label in the legend, the path of its microseconds, and its colour
 /// (distinguishable for colour-blind readers).
-struct Contestant {
+struct Series {
     label: &'static str,
     pointers: [&'static str; 2],
     color: RGBColor,
 }
 
-const fn contestant(label: &'static str, pointers: [&'static str; 2], color: [u8; 3]) -> Contestant {
-    Contestant { label, pointers, color: RGBColor(color[0], color[1], color[2]) }
+const fn series(label: &'static str, pointers: [&'static str; 2], color: [u8; 3]) -> Series {
+    Series { label, pointers, color: RGBColor(color[0], color[1], color[2]) }
 }
 
-const CONTESTANTS: [Contestant; 6] = [
-    contestant("Hypatia", ["/hypatia", "/with_rules/us"], [0, 114, 178]),
-    contestant("Hypatia without rules", ["/hypatia_unfused", "/without_rules/us"], [86, 180, 233]),
-    contestant("PyTorch eager in a graph", ["/eager", "/eager"], [230, 159, 0]),
-    contestant("_addmm_activation in a graph", ["/addmm_activation", "/addmm_activation"], [0, 158, 115]),
-    contestant("torch.compile", ["/compiled", "/compiled"], [204, 121, 167]),
-    contestant("bare products in a graph", ["/bare_gemms", "/bare_gemms"], [120, 120, 120]),
+const SERIES: [Series; 6] = [
+    series("Hypatia", ["/hypatia", "/with_rules/us"], [0, 114, 178]),
+    series("Hypatia without rules", ["/hypatia_unfused", "/without_rules/us"], [86, 180, 233]),
+    series("PyTorch eager in a graph", ["/eager", "/eager"], [230, 159, 0]),
+    series("_addmm_activation in a graph", ["/addmm_activation", "/addmm_activation"], [0, 158, 115]),
+    series("torch.compile", ["/compiled", "/compiled"], [204, 121, 167]),
+    series("bare products in a graph", ["/bare_gemms", "/bare_gemms"], [120, 120, 120]),
 ];
-/// The contestant that the others are compared with.
+/// The series that the others are compared with.
 const WITHOUT_RULES: usize = 1;
 
-/// A case: its name, and the microseconds of each contestant that was timed.
+/// A case: its name, and the microseconds of each series that was timed.
 struct Case {
     name: String,
     times: Vec<(usize, f64)>,
@@ -65,8 +65,8 @@ fn cases(report: &Value, wanted: &[String]) -> Result<Vec<Case>> {
         if !wanted.is_empty() && !wanted.iter().any(|w| name.contains(w.as_str())) {
             continue;
         }
-        let time = |c: &Contestant| c.pointers.iter().find_map(|p| row.pointer(p)?.as_f64().filter(|t| *t > 0.0));
-        let times = CONTESTANTS.iter().enumerate().filter_map(|(i, c)| Some((i, time(c)?))).collect();
+        let time = |c: &Series| c.pointers.iter().find_map(|p| row.pointer(p)?.as_f64().filter(|t| *t > 0.0));
+        let times = SERIES.iter().enumerate().filter_map(|(i, c)| Some((i, time(c)?))).collect();
         cases.push(Case { name: name.to_string(), times });
     }
     match cases.is_empty() {
@@ -125,7 +125,7 @@ fn heading(root: &Area<'_>, report: &Value, cases: &[Case]) -> Result<()> {
     let parts: Vec<&str> = [device, date, commit.as_deref()].into_iter().flatten().collect();
     draw(&parts.join(", "), (14, 32), 14)?;
     let mut x = 14.0;
-    for (i, c) in CONTESTANTS.iter().enumerate() {
+    for (i, c) in SERIES.iter().enumerate() {
         if !cases.iter().any(|case| case.times.iter().any(|t| t.0 == i)) {
             continue;
         }
@@ -180,7 +180,7 @@ fn bars(root: &Area<'_>, cases: &[Case], tall: f64) -> Result<()> {
         for (i, (who, us)) in case.times.iter().enumerate() {
             let above = y + i as f64 * BAR;
             let corners = [(x(0.0), above as i32), (x(us / case.unit()), (above + BAR - 2.0) as i32)];
-            root.draw(&Rectangle::new(corners, CONTESTANTS[*who].color.filled())).map_err(failed)?;
+            root.draw(&Rectangle::new(corners, SERIES[*who].color.filled())).map_err(failed)?;
             let at = (corners[1].0 + 4, (above + BAR / 2.0 - 1.0) as i32);
             root.draw_text(&microseconds(*us), &beside, at).map_err(failed)?;
         }
@@ -229,7 +229,7 @@ mod tests {
     fn lengths_are_shares() {
         let text = svg(&report(), &[]).unwrap();
         let color = |c: usize| {
-            let RGBColor(r, g, b) = CONTESTANTS[c].color;
+            let RGBColor(r, g, b) = SERIES[c].color;
             format!("#{r:02X}{g:02X}{b:02X}")
         };
         let width = |line: &str| line.split("width=\"").nth(1)?.split('"').next()?.parse::<f64>().ok();

@@ -31,7 +31,7 @@ const TILES_A_THREAD: usize = 3;
 
 /// One operand of the product.
 #[derive(Clone, Debug)]
-struct Side {
+struct Operand {
     dtype: DType,
     offset: usize,
     row: isize,
@@ -48,7 +48,7 @@ pub struct GemmCode {
     n: usize,
     k: usize,
     acc: DType,
-    sides: [Side; 2],
+    sides: [Operand; 2],
     /// The packed right operand, if it is one constant matrix.
     packed: Option<Arc<Packed>>,
     /// The windows that form the right operand, if it is an image.
@@ -82,7 +82,7 @@ impl GemmCode {
         let [a, b, inputs @ ..] = reads else { return Err(Error::Internal("a product of one operand".into())) };
         let lead = step.batch.len();
         let (mut batch, mut m) = (step.batch.clone(), step.m);
-        let side = |v: &View| Side {
+        let side = |v: &View| Operand {
             dtype: v.dtype,
             offset: v.offset,
             row: v.strides[lead],
@@ -155,14 +155,14 @@ impl GemmCode {
         let [x, w, inputs @ ..] = reads else { return Err(Error::Internal("a convolution of one operand".into())) };
         let Geometry { windows, batch, groups, filters } = geometry;
         let (terms, image, places) = (windows.terms(), windows.image(), windows.places());
-        let filter = Side {
+        let filter = Operand {
             dtype: w.dtype,
             offset: w.offset,
             row: terms as isize,
             column: 1,
             batch: vec![0, (filters * terms) as isize],
         };
-        let plain = Side {
+        let plain = Operand {
             dtype: x.dtype,
             offset: x.offset,
             row: places as isize,
@@ -212,7 +212,7 @@ impl GemmCode {
         };
         let patches = Patches::new(step, x, out)?;
         let (m, n, k) = (patches.rows(), w.shape[0], patches.columns());
-        let left = Side { dtype: x.dtype, offset: x.offset, row: k as isize, column: 1, batch: Vec::new() };
+        let left = Operand { dtype: x.dtype, offset: x.offset, row: k as isize, column: 1, batch: Vec::new() };
         let dtypes: Vec<DType> = inputs.iter().map(|v| v.dtype).collect();
         let code = if step.is_plain() && step.acc == out.dtype {
             None

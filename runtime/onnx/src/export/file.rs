@@ -1,10 +1,9 @@
 //! Writes models to disk.
 //!
 //! In: a model, a path. Out: the file, and a second file with the weights if the model would exceed
-//! the 2 GiB that a protobuf message may have. Invariant: a file is complete or absent; an existing
-//! file is replaced atomically.
+//! the 2 GiB that a protobuf message may have. Invariant: files are written as
+//! [`file::write`] does: each appears whole or not at all.
 
-use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use prost::Message;
@@ -12,6 +11,7 @@ use prost::Message;
 use crate::import::onnx::proto::tensor_proto::DataLocation;
 use crate::import::onnx::proto::{ModelProto, StringStringEntryProto};
 use hypatia_tensor::error::{Error, Result};
+use hypatia_tensor::file;
 
 /// Minimum total size of weights that go to a separate file.
 const LARGEST: usize = 1 << 30;
@@ -32,8 +32,14 @@ pub(super) fn write_with(mut model: ModelProto, path: &Path, largest: usize) -> 
     let total: usize = weights.map(|t| t.raw_data.as_ref().map_or(0, |d| d.len())).sum();
     let mut written = vec![path.to_path_buf()];
     if total > largest {
+        if file::is_stream(path) {
+            return Err(Error::Limit(format!(
+                "{}: the weights have more than {largest} bytes, which go to a second file: give the name of a file",
+                path.display()
+            )));
+        }
         let data = data_path(path)?;
-        replace(&data, |out| external(&mut model, &data, out))?;
+        file::write(&data, |out| external(&mut model, &data, out))?;
         written.push(data);
     }
     if model.encoded_len() > i32::MAX as usize {
@@ -42,7 +48,7 @@ pub(super) fn write_with(mut model: ModelProto, path: &Path, largest: usize) -> 
             path.display()
         )));
     }
-    replace(path, |out| out.write_all(&model.encode_to_vec()))?;
+    file::write(path, |out| out.write_all(&model.encode_to_vec()))?;
     Ok(written)
 }
 
@@ -57,7 +63,7 @@ fn data_path(path: &Path) -> Result<PathBuf> {
 }
 
 /// Moves large weights out of the model.
-fn external(model: &mut ModelProto, data: &Path, out: &mut dyn Write) -> std::io::Result<()> {
+fn external(model: &mut ModelProto, data: &Path, out: &mut dyn file::Sink) -> std::io::Result<()> {
     let location = data.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
     let mut offset = 0usize;
     for t in model.graph.iter_mut().flat_map(|g| &mut g.initializer) {
@@ -75,23 +81,4 @@ fn external(model: &mut ModelProto, data: &Path, out: &mut dyn Write) -> std::io
         t.data_location = Some(DataLocation::External as i32);
     }
     Ok(())
-}
-
-/// Writes a temporary file beside the target and renames it over the target.
-fn replace(path: &Path, write: impl FnOnce(&mut dyn Write) -> std::io::Result<()>) -> Result<()> {
-    let io = |source| Error::Io { path: path.to_path_buf(), source };
-    let mut name = path.file_name().unwrap_or_default().to_os_string();
-    name.push(format!(".{}.part", std::process::id()));
-    let part = path.with_file_name(name);
-    let written = std::fs::File::create(&part).and_then(|f| {
-        let mut out = BufWriter::new(f);
-        write(&mut out)?;
-        out.flush()
-    });
-    let done = written.and_then(|()| std::fs::rename(&part, path));
-    if done.is_err() {
-        // The first error is the one to report.
-        let _ = std::fs::remove_file(&part);
-    }
-    done.map_err(io)
 }

@@ -249,7 +249,7 @@ impl<'a> Writer<'a> {
         }
         let results = part.op(*op, &given, attrs.clone(), term.clone())?;
         results.iter().enumerate().for_each(|(i, v)| part.output(i.to_string(), *v));
-        let part = part.unfold()?.pruned();
+        let part = part.inlined()?.pruned();
         // Inputs keep their order, and come first in both graphs.
         let names: HashMap<Value, String> = part
             .inputs

@@ -154,7 +154,7 @@ fn every_op_on_dynamic_sizes() {
             g.output(&format!("{name} {i}"), v);
         }
         let graph = g.finish().unwrap_or_else(|e| panic!("{name}: {e}"));
-        for graph in [&graph.unfold().unwrap(), &optimized(&graph)] {
+        for graph in [&graph.inlined().unwrap(), &optimized(&graph)] {
             let (_, read) = back(graph);
             equal(graph, &read, &inputs, 2e-6);
         }

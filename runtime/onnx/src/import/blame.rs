@@ -14,7 +14,7 @@ use hypatia_tensor::error::Error;
 
 /// A failure of a node of the model.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Blame {
+pub(super) struct NodeFailure {
     /// The node's name.
     node: String,
     kind: Kind,
@@ -29,15 +29,15 @@ enum Kind {
     Other,
 }
 
-impl Blame {
-    pub fn of(fail: &Fail, node: &str) -> Blame {
+impl NodeFailure {
+    pub fn of(fail: &Fail, node: &str) -> NodeFailure {
         let kind = match fail {
             Fail::Model(_) => Kind::Damaged,
             Fail::Unsupported(_) => Kind::Unsupported,
             Fail::Other(e @ Error::Type(_)) => Kind::Type(e.code()),
             Fail::Other(_) => Kind::Other,
         };
-        Blame { node: node.into(), kind }
+        NodeFailure { node: node.into(), kind }
     }
 }
 
@@ -108,7 +108,7 @@ mod tests {
     #[test]
     fn failures_are_the_same_by_kind_and_node() {
         let unsupported = |m: &str| Fail::Unsupported(m.into());
-        let blame = |fail: &Fail, node: &str| Blame::of(fail, node);
+        let blame = |fail: &Fail, node: &str| NodeFailure::of(fail, node);
         assert_eq!(blame(&unsupported("of 3"), "a"), blame(&unsupported("of 4"), "a"));
         assert_ne!(blame(&unsupported("of 3"), "a"), blame(&unsupported("of 3"), "b"));
         assert_ne!(blame(&unsupported("of 3"), "a"), blame(&Fail::Model("of 3".into()), "a"));

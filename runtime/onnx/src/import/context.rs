@@ -14,7 +14,7 @@ use hypatia_dsl::typing::TensorType;
 
 use super::attrs::Attrs;
 use super::symbolic::{LARGEST, Sym};
-use super::tensor::Bad;
+use super::tensor::TensorFault;
 use hypatia_graph::{ConstantFolder, Graph, Node, NodeId, NodeKind, Value, constant_value};
 use hypatia_tensor::error::Error;
 use hypatia_tensor::tensor::Tensor;
@@ -42,11 +42,11 @@ impl From<Error> for Fail {
         Fail::Other(e)
     }
 }
-impl From<Bad> for Fail {
-    fn from(b: Bad) -> Fail {
+impl From<TensorFault> for Fail {
+    fn from(b: TensorFault) -> Fail {
         match b {
-            Bad::Damaged(m) => Fail::Model(m),
-            Bad::Unsupported(m) => Fail::Unsupported(m),
+            TensorFault::Damaged(m) => Fail::Model(m),
+            TensorFault::Unsupported(m) => Fail::Unsupported(m),
         }
     }
 }

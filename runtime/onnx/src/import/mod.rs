@@ -4,7 +4,8 @@
 //! and a Program, whose ops and scalars the graph uses. Out: a [`Graph`] in which each ONNX node
 //! has become one or a few nodes of the same meaning. Invariant: what is not handled exactly is
 //! rejected, with an error that names the node, its op, the opset and the file. Declared types are
-//! checked against inferred ones. No file causes a panic or a disproportionate use of memory.
+//! checked against inferred ones; other sizes of an output are only a warning. No file causes a
+//! panic or a disproportionate use of memory.
 //!
 //! How a node is imported: `model` finds its row in `tables`, and the row's handler (in `ops`)
 //! works on a `context::Ctx`. Shape arithmetic is symbolic (`symbolic`), so a Reshape by computed
@@ -56,6 +57,8 @@ pub struct Import {
     pub graph: Graph,
     /// Name and inferred type of every value of the model's main graph, in the order of its nodes.
     pub types: Vec<(String, TensorType)>,
+    /// Contradictions in the model that do not change what it computes.
+    pub warnings: Vec<String>,
 }
 
 /// Imports a model file with what the caller specifies about its inputs. The folder evaluates sizes

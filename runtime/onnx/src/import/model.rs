@@ -13,7 +13,7 @@ use hypatia_dsl::shape::Dim;
 use hypatia_dsl::typing::TensorType;
 
 use super::attrs::Attrs;
-use super::blame::{Blame, Numbers};
+use super::blame::{NodeFailure, Numbers};
 use super::context::{Bound, Builder, Ctx, Fail};
 use super::onnx::proto::{
     AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto,
@@ -38,7 +38,7 @@ const RANK: usize = 32;
 const COMPLEX: usize = 256;
 
 /// What a name refers to.
-enum Meaning<'a> {
+enum Definition<'a> {
     Bound(Bound),
     /// Converted on first use.
     Initializer(&'a TensorProto),
@@ -46,7 +46,7 @@ enum Meaning<'a> {
 
 /// The scope of a graph, or of one function call.
 struct Scope<'a> {
-    values: HashMap<&'a str, Meaning<'a>>,
+    values: HashMap<&'a str, Definition<'a>>,
     /// Names of initializers and of outputs of nodes without inputs: the constants of the model.
     constants: HashSet<&'a str>,
     /// Version of the default domain.
@@ -70,13 +70,17 @@ struct Importer<'a> {
     nodes_left: usize,
     /// Types that the main graph declares, by value name.
     declared: HashMap<&'a str, Declared>,
+    /// Names of the main graph's outputs.
+    outputs: HashSet<&'a str>,
+    /// Contradictions in the model that do not change what it computes.
+    warnings: Vec<String>,
     /// Sizes, by the names that inputs declare.
     symbols: BTreeMap<String, Dim>,
     types: Vec<(String, TensorType)>,
     /// The opsets of all domains that the model imports.
     opsets: HashMap<&'a str, i64>,
     /// The node that failed.
-    blame: Option<Blame>,
+    blame: Option<NodeFailure>,
     /// Set if dynamic sizes may have caused the failure.
     undecided: Option<Undecided>,
 }
@@ -117,7 +121,7 @@ enum Attempt {
 struct Failure {
     error: Error,
     /// The node that failed, if a node failed.
-    blame: Option<Blame>,
+    blame: Option<NodeFailure>,
     /// Set if dynamic sizes may have caused the failure.
     undecided: Option<Undecided>,
     /// The names of the inputs' dynamic sizes.
@@ -171,6 +175,8 @@ fn attempt(
         functions,
         nodes_left: NODES,
         declared: HashMap::new(),
+        outputs: graph.output.iter().map(|o| o.name()).collect(),
+        warnings: Vec::new(),
         symbols: BTreeMap::new(),
         types: Vec::new(),
         opsets: model.opset_import.iter().map(|o| (domain(o.domain()), o.version())).collect(),
@@ -178,7 +184,11 @@ fn attempt(
         undecided: None,
     };
     Ok(match importer.graph(graph, opset, options) {
-        Ok(()) => Attempt::Done(Box::new(Import { graph: importer.builder.graph.pruned(), types: importer.types })),
+        Ok(()) => Attempt::Done(Box::new(Import {
+            graph: importer.builder.graph.pruned(),
+            types: importer.types,
+            warnings: importer.warnings,
+        })),
         Err(error) => {
             let symbols = importer.symbols_of_inputs();
             let Importer { blame, undecided, .. } = importer;
@@ -197,12 +207,14 @@ fn domain(name: &str) -> &str {
     if name == "ai.onnx" { "" } else { name }
 }
 
-/// The opset of the default domain.
+/// The opset of the default domain. Some exporters list a domain twice, which harms nothing if both
+/// entries have one version.
 fn opset(imports: &[OperatorSetIdProto]) -> Result<i64, String> {
     let mut default = None;
-    for import in imports {
-        if domain(import.domain()).is_empty() && default.replace(import.version()).is_some() {
-            return Err("the default opset is imported twice".into());
+    for import in imports.iter().filter(|i| domain(i.domain()).is_empty()) {
+        if let Some(other) = default.replace(import.version()).filter(|other| *other != import.version()) {
+            let version = import.version();
+            return Err(format!("the default opset is imported twice, as versions {other} and {version}"));
         }
     }
     match default {
@@ -286,7 +298,7 @@ impl<'a> Importer<'a> {
                 return Err(self.damaged("an initializer has no name"));
             }
             scope.constants.insert(t.name());
-            if scope.values.insert(t.name(), Meaning::Initializer(t)).is_some() {
+            if scope.values.insert(t.name(), Definition::Initializer(t)).is_some() {
                 return Err(self.damaged(format!("the initializer `{}` is given twice", t.name())));
             }
         }
@@ -326,7 +338,7 @@ impl<'a> Importer<'a> {
             let ty = TensorType { dtype: ty.dtype, shape };
             self.types.push((name.into(), ty.clone()));
             let value = self.builder.graph.input(name, ty);
-            scope.values.insert(name, Meaning::Bound(value.into()));
+            scope.values.insert(name, Definition::Bound(value.into()));
         }
         Ok(())
     }
@@ -335,13 +347,13 @@ impl<'a> Importer<'a> {
     fn constant_input(&mut self, name: &'a str, ty: &Declared, t: &Tensor, scope: &mut Scope<'a>) -> Result<()> {
         let shape = t.shape().iter().map(|d| Dim::from(*d as i64)).collect();
         let given = TensorType { dtype: t.dtype(), shape };
-        if let Some(why) = contradiction(ty, &given, &|_| None) {
-            return Err(Error::Input(format!("the constant for input `{name}` {why}")));
+        if let Some(found) = contradiction(ty, &given, &|_| None) {
+            return Err(Error::Input(format!("the constant for input `{name}` {}", found.message)));
         }
         let value = self.builder.graph.constant(t.clone());
         let bound = Bound { value: Some(value), sym: Sym::from_tensor(t) };
         self.types.push((name.into(), given));
-        scope.values.insert(name, Meaning::Bound(bound));
+        scope.values.insert(name, Definition::Bound(bound));
         Ok(())
     }
 
@@ -353,7 +365,10 @@ impl<'a> Importer<'a> {
             if let Some(given) = given
                 && given.len() != sizes.len()
             {
-                return Err(Error::Input(format!("input `{name}`: rank {} expected, {given:?} given", sizes.len())));
+                return Err(Error::Input(format!(
+                    "input `{name}` should have rank {}, but is given the shape {given:?}",
+                    sizes.len()
+                )));
             }
             for (axis, size) in sizes.iter().enumerate() {
                 let actual = given.map(|g| Dim::from(g[axis] as i64));
@@ -466,7 +481,7 @@ impl<'a> Importer<'a> {
         kinds.remove(0);
         if !kinds.is_empty() {
             kinds.truncate(20);
-            why = format!("{why} (nor are other ops of this model: {})", kinds.join(", "));
+            why = format!("{why}; other unsupported ops of this model: {}", kinds.join(", "));
         }
         let opset = self.opset_of(node, opset);
         Err(self.fail(Fail::Unsupported(why), &node_name(node, i, ""), &shown_op(node), opset))
@@ -529,7 +544,7 @@ impl<'a> Importer<'a> {
         op: &str,
         opset: i64,
     ) -> Error {
-        self.blame = Some(Blame::of(&fail, node));
+        self.blame = Some(NodeFailure::of(&fail, node));
         match undecided(&fail, dynamic) {
             None => self.fail(fail, node, op, opset),
             Some(hinted) => {
@@ -606,11 +621,11 @@ impl<'a> Importer<'a> {
     fn lookup(&mut self, name: &str, scope: &mut Scope<'a>) -> Result<Option<Bound>> {
         let t = match scope.values.get(name) {
             None => return Ok(None),
-            Some(Meaning::Bound(b)) => return Ok(Some(b.clone())),
-            Some(Meaning::Initializer(t)) => *t,
+            Some(Definition::Bound(b)) => return Ok(Some(b.clone())),
+            Some(Definition::Initializer(t)) => *t,
         };
         let bound = self.constant(t, t.name()).map_err(|f| self.fail(f, name, "initializer", scope.opset))?;
-        scope.values.insert(t.name(), Meaning::Bound(bound.clone()));
+        scope.values.insert(t.name(), Definition::Bound(bound.clone()));
         Ok(Some(bound))
     }
 
@@ -679,13 +694,17 @@ impl<'a> Importer<'a> {
             return Err(self.damaged(here(format!("function calls are nested more than {FUNCTION_DEPTH} levels deep"))));
         }
         if inputs.len() > f.input.len() {
-            return Err(self.damaged(here(format!("{} inputs given, it has {}", inputs.len(), f.input.len()))));
+            return Err(self.damaged(here(format!(
+                "the call gives {} inputs, but the function has {}",
+                inputs.len(),
+                f.input.len()
+            ))));
         }
         let opset = opset(&f.opset_import).map_err(|m| self.damaged(here(m)))?;
         let mut scope = Scope::new(opset, format!("{name}/"), outer.depth + 1);
         for (formal, actual) in f.input.iter().zip(inputs) {
             if let Some(b) = actual {
-                scope.values.insert(formal, Meaning::Bound(b));
+                scope.values.insert(formal, Definition::Bound(b));
             }
         }
         // An attribute that the caller omits and that has no default is omitted inside as well.
@@ -731,13 +750,15 @@ impl<'a> Importer<'a> {
         if scope.depth == 0 {
             let lookup = |n: &str| self.symbols.get(n).cloned();
             if let Some(d) = self.declared.get(name)
-                && let Some(m) = contradiction(d, &ty, &lookup)
+                && let Some(found) = contradiction(d, &ty, &lookup)
+                // The sizes of an output are checked once, when it is added.
+                && !(found.sizes_only && self.outputs.contains(name))
             {
-                return Err(Fail::Model(format!("its output `{name}` {m}")));
+                return Err(Fail::Model(format!("its output `{name}` {}", found.message)));
             }
             self.types.push((name.into(), ty));
         }
-        if scope.values.insert(name, Meaning::Bound(bound)).is_some() {
+        if scope.values.insert(name, Definition::Bound(bound)).is_some() {
             return Err(Fail::Model(format!("its output `{name}` has the name of another value")));
         }
         Ok(())
@@ -760,11 +781,16 @@ impl<'a> Importer<'a> {
             let value = self.builder.materialise(&bound).map_err(|f| self.fail(f, name, "output", opset))?;
             let lookup = |n: &str| self.symbols.get(n).cloned();
             // Inputs and initializers that are outputs are not results of a node, so their types
-            // are checked here.
+            // are checked here. Exporters leave the sizes of the example input in the outputs of
+            // dynamic models: nothing depends on them.
             if let Some(d) = self.declared.get(name)
-                && let Some(m) = contradiction(d, self.builder.graph.ty(value), &lookup)
+                && let Some(found) = contradiction(d, self.builder.graph.ty(value), &lookup)
             {
-                return Err(self.damaged(format!("the output `{name}` {m}")));
+                let message = format!("the output `{name}` {}", found.message);
+                if !found.sizes_only {
+                    return Err(self.damaged(message));
+                }
+                self.warnings.push(format!("{}: {message}; the declared sizes are ignored", self.file));
             }
             self.builder.graph.output(name, value);
         }

@@ -230,9 +230,12 @@ pub(super) fn find(domain: &str, op: &str, opset: i64) -> Result<(&'static Row, 
     }
     let Ok(i) = ROWS.binary_search_by(|r| r.op.cmp(op)) else {
         return Err(match op {
-            "If" | "Loop" | "Scan" => "control flow is not supported; export the model with fixed control flow".into(),
+            "If" | "Loop" | "Scan" => "control flow is not imported; export the model with fixed control flow".into(),
             "" => "the node names no op".into(),
-            _ => "Hypatia does not import this op".into(),
+            op if op.starts_with("QLinear") || op == "ConvInteger" => {
+                "quantise the model with QuantizeLinear and DequantizeLinear (the QDQ format) instead".into()
+            }
+            _ => "export the model without it; docs/onnx-ops.md lists the supported ops".into(),
         });
     };
     let row = &ROWS[i];

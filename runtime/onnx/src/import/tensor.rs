@@ -14,21 +14,21 @@ use super::onnx::proto::tensor_proto::{DataLocation, DataType};
 use hypatia_tensor::tensor::Tensor;
 
 /// Why a tensor could not be read.
-pub(super) enum Bad {
+pub(super) enum TensorFault {
     /// It is malformed.
     Damaged(String),
     /// Its kind is not supported.
     Unsupported(String),
 }
 
-impl From<String> for Bad {
-    fn from(s: String) -> Bad {
-        Bad::Damaged(s)
+impl From<String> for TensorFault {
+    fn from(s: String) -> TensorFault {
+        TensorFault::Damaged(s)
     }
 }
 
 /// Converts an ONNX element type.
-pub(super) fn dtype(code: i32) -> Result<DType, Bad> {
+pub(super) fn dtype(code: i32) -> Result<DType, TensorFault> {
     let ty = DataType::try_from(code).map_err(|_| format!("element type {code} is unknown"))?;
     Ok(match ty {
         DataType::Float => DType::F32,
@@ -40,10 +40,10 @@ pub(super) fn dtype(code: i32) -> Result<DType, Bad> {
         DataType::Int8 => DType::I8,
         DataType::Uint8 => DType::U8,
         DataType::Bool => DType::Bool,
-        DataType::Undefined => return Err(Bad::Damaged("the element type is missing".into())),
+        DataType::Undefined => return Err(TensorFault::Damaged("the element type is missing".into())),
         other => {
             let have: Vec<_> = DType::ALL.iter().map(|d| d.name()).collect();
-            return Err(Bad::Unsupported(format!(
+            return Err(TensorFault::Unsupported(format!(
                 "element type {} (supported: {})",
                 other.as_str_name(),
                 have.join(", ")
@@ -53,10 +53,10 @@ pub(super) fn dtype(code: i32) -> Result<DType, Bad> {
 }
 
 /// Reads a tensor. `dir` is the model's folder, for external data.
-pub(super) fn read(t: &TensorProto, dir: Option<&Path>) -> Result<Tensor, Bad> {
+pub(super) fn read(t: &TensorProto, dir: Option<&Path>) -> Result<Tensor, TensorFault> {
     let dtype = dtype(t.data_type())?;
     if t.segment.is_some() {
-        return Err(Bad::Unsupported("a tensor in segments".into()));
+        return Err(TensorFault::Unsupported("a tensor in segments".into()));
     }
     let shape: Vec<usize> = t
         .dims
@@ -70,12 +70,12 @@ pub(super) fn read(t: &TensorProto, dir: Option<&Path>) -> Result<Tensor, Bad> {
         .ok_or_else(|| format!("the shape {shape:?} is too large"))?;
     let bytes = len * dtype.size();
     let wrong = |have: usize, what: &str| {
-        Bad::Damaged(format!(
+        TensorFault::Damaged(format!(
             "the shape {shape:?} of {dtype} needs {len} elements ({bytes} bytes), but there are {have} {what}"
         ))
     };
     let build = |raw: &[u8]| {
-        Tensor::from_bytes(dtype, &shape, raw).ok_or_else(|| Bad::Damaged("a bool is neither 0 nor 1".into()))
+        Tensor::from_bytes(dtype, &shape, raw).ok_or_else(|| TensorFault::Damaged("a bool is neither 0 nor 1".into()))
     };
     if t.data_location() == DataLocation::External {
         return build(&super::external::read(&t.external_data, dir, bytes)?);
@@ -95,15 +95,16 @@ fn typed(
     dtype: DType,
     shape: &[usize],
     len: usize,
-    wrong: &dyn Fn(usize, &str) -> Bad,
-) -> Result<Tensor, Bad> {
-    let whole = |tensor: Option<Tensor>| tensor.ok_or_else(|| Bad::Damaged("the data does not match the shape".into()));
+    wrong: &dyn Fn(usize, &str) -> TensorFault,
+) -> Result<Tensor, TensorFault> {
+    let whole =
+        |tensor: Option<Tensor>| tensor.ok_or_else(|| TensorFault::Damaged("the data does not match the shape".into()));
     let counted = |have: usize, what: &str| if have == len { Ok(()) } else { Err(wrong(have, what)) };
     // int32_data holds all types narrower than 32 bits.
-    let narrow = |low: i64, high: i64| -> Result<(), Bad> {
+    let narrow = |low: i64, high: i64| -> Result<(), TensorFault> {
         counted(t.int32_data.len(), "numbers")?;
         match t.int32_data.iter().find(|v| !(low..=high).contains(&i64::from(**v))) {
-            Some(v) => Err(Bad::Damaged(format!("{v} is not a value of {dtype}"))),
+            Some(v) => Err(TensorFault::Damaged(format!("{v} is not a value of {dtype}"))),
             None => Ok(()),
         }
     };
@@ -152,7 +153,7 @@ mod tests {
     fn ok(t: &TensorProto) -> Vec<f64> {
         match read(t, None) {
             Ok(t) => t.to_f64(),
-            Err(Bad::Damaged(m) | Bad::Unsupported(m)) => panic!("{m}"),
+            Err(TensorFault::Damaged(m) | TensorFault::Unsupported(m)) => panic!("{m}"),
         }
     }
 
@@ -172,12 +173,12 @@ mod tests {
         assert_eq!(ok(&int(DataType::Int8, &[-128])), [-128.0]);
         assert_eq!(ok(&int(DataType::Uint8, &[255])), [255.0]);
         assert_eq!(ok(&int(DataType::Bool, &[1, 0])), [1.0, 0.0]);
-        assert!(matches!(read(&int(DataType::Bool, &[2]), None), Err(Bad::Damaged(_))));
-        assert!(matches!(read(&int(DataType::Uint8, &[-1]), None), Err(Bad::Damaged(_))));
-        assert!(matches!(read(&int(DataType::Int16, &[1]), None), Err(Bad::Unsupported(_))));
-        assert!(matches!(read(&make(DataType::Float, &[1 << 40]), None), Err(Bad::Damaged(_))));
-        assert!(matches!(read(&make(DataType::Float, &[1 << 62, 8]), None), Err(Bad::Damaged(_))));
-        assert!(matches!(read(&make(DataType::Float, &[-1]), None), Err(Bad::Damaged(_))));
+        assert!(matches!(read(&int(DataType::Bool, &[2]), None), Err(TensorFault::Damaged(_))));
+        assert!(matches!(read(&int(DataType::Uint8, &[-1]), None), Err(TensorFault::Damaged(_))));
+        assert!(matches!(read(&int(DataType::Int16, &[1]), None), Err(TensorFault::Unsupported(_))));
+        assert!(matches!(read(&make(DataType::Float, &[1 << 40]), None), Err(TensorFault::Damaged(_))));
+        assert!(matches!(read(&make(DataType::Float, &[1 << 62, 8]), None), Err(TensorFault::Damaged(_))));
+        assert!(matches!(read(&make(DataType::Float, &[-1]), None), Err(TensorFault::Damaged(_))));
         assert_eq!(ok(&make(DataType::Float, &[0, 3])), [0.0; 0]);
     }
 }

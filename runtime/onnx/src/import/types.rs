@@ -7,7 +7,7 @@ use hypatia_dsl::typing::TensorType;
 use super::onnx::proto::tensor_shape_proto::dimension;
 use super::onnx::proto::{TypeProto, type_proto};
 use super::symbolic::known_eq;
-use super::tensor::{Bad, dtype};
+use super::tensor::{TensorFault, dtype};
 
 /// A declared size.
 #[derive(Clone, PartialEq, Debug)]
@@ -29,8 +29,9 @@ pub(super) struct Declared {
 }
 
 /// Reads a declared type.
-pub(super) fn declared(ty: Option<&TypeProto>) -> Result<Declared, Bad> {
-    let kind = |what: &str| Err(Bad::Unsupported(format!("a value that is {what}; only tensors are supported")));
+pub(super) fn declared(ty: Option<&TypeProto>) -> Result<Declared, TensorFault> {
+    let kind =
+        |what: &str| Err(TensorFault::Unsupported(format!("a value that is {what}; only tensors are supported")));
     let tensor = match ty.and_then(|t| t.value.as_ref()) {
         Some(type_proto::Value::TensorType(t)) => t,
         Some(type_proto::Value::SequenceType(_)) => return kind("a sequence"),
@@ -38,12 +39,12 @@ pub(super) fn declared(ty: Option<&TypeProto>) -> Result<Declared, Bad> {
         Some(type_proto::Value::OptionalType(_)) => return kind("optional"),
         Some(type_proto::Value::SparseTensorType(_)) => return kind("a sparse tensor"),
         Some(type_proto::Value::OpaqueType(_)) => return kind("opaque"),
-        None => return Err(Bad::Damaged("its type is missing".into())),
+        None => return Err(TensorFault::Damaged("its type is missing".into())),
     };
     let size = |d: &super::onnx::proto::tensor_shape_proto::Dimension| match &d.value {
         // Some exporters write -1 for an unknown size.
         Some(dimension::Value::DimValue(-1)) | None => Ok(Size::Unknown),
-        Some(dimension::Value::DimValue(v)) if *v < 0 => Err(Bad::Damaged(format!("a size is {v}"))),
+        Some(dimension::Value::DimValue(v)) if *v < 0 => Err(TensorFault::Damaged(format!("a size is {v}"))),
         Some(dimension::Value::DimValue(v)) => Ok(Size::Is(*v)),
         Some(dimension::Value::DimParam(p)) if p.is_empty() => Ok(Size::Unknown),
         Some(dimension::Value::DimParam(p)) => Ok(Size::Named(p.clone())),
@@ -55,13 +56,21 @@ pub(super) fn declared(ty: Option<&TypeProto>) -> Result<Declared, Bad> {
     Ok(Declared { dtype: dtype(tensor.elem_type())?, shape })
 }
 
-/// Describes how a declared type contradicts an inferred one, if it does. `lookup` gives the size
-/// of a name that an input declares.
+/// How a declared type contradicts an inferred one.
+pub(super) struct Contradiction {
+    /// The description, which follows the name of the value.
+    pub message: String,
+    /// True if element types and ranks agree.
+    pub sizes_only: bool,
+}
+
+/// How a declared type contradicts an inferred one, if it does. `lookup` gives the size of a name
+/// that an input declares.
 pub(super) fn contradiction(
     declared: &Declared,
     inferred: &TensorType,
     lookup: &dyn Fn(&str) -> Option<Dim>,
-) -> Option<String> {
+) -> Option<Contradiction> {
     let shown = || {
         let dims: Vec<String> = declared
             .shape
@@ -75,13 +84,16 @@ pub(super) fn contradiction(
             .collect();
         format!("{}[{}]", declared.dtype, dims.join(", "))
     };
-    let says = |what: &str| Some(format!("is declared as {}, but is {inferred}: {what}", shown()));
+    let says = |what: &str, sizes_only: bool| {
+        let message = format!("is declared as {}, but is {inferred}: {what}", shown());
+        Some(Contradiction { message, sizes_only })
+    };
     if declared.dtype != inferred.dtype {
-        return says("the element types differ");
+        return says("the element types differ", false);
     }
     let shape = declared.shape.as_ref()?;
     if shape.len() != inferred.shape.len() {
-        return says("the ranks differ");
+        return says("the ranks differ", false);
     }
     for (axis, (d, i)) in shape.iter().zip(&inferred.shape).enumerate() {
         let d = match d {
@@ -93,7 +105,7 @@ pub(super) fn contradiction(
             Size::Unknown => continue,
         };
         if known_eq(&d, i) == Some(false) {
-            return says(&format!("the sizes of axis {axis} differ ({})", show_shape(&[d, i.clone()])));
+            return says(&format!("the sizes of axis {axis} differ ({})", show_shape(&[d, i.clone()])), true);
         }
     }
     None

@@ -21,14 +21,14 @@ use super::super::analysis::{class_type, has_several_results, node_types};
 use super::super::candidate::Candidate;
 use super::super::known;
 use super::super::language::{Node, Payload};
-use super::super::matcher::{Match, MatchFacts, Region, Slot, Step};
+use super::super::matcher::{Binding, Match, MatchFacts, Region, Step};
 use super::super::range_loss::{FoldedCall, OperandRole, is_of_values, number_loss};
 use super::{Reject, add_checked, ill_typed, implements};
 use hypatia_dsl::interpret::{Application, Host, Item, build_number, build_tensor};
 use hypatia_graph::check_view;
 
 /// Maximum depth of inlining.
-const MAX_UNFOLD: usize = 16;
+const MAX_INLINED: usize = 16;
 /// Maximum nesting of expressions; deeper ones are rejected before they overflow the stack.
 const MAX_DEPTH: usize = 400;
 
@@ -49,7 +49,7 @@ pub(super) struct Builder<'a> {
     /// The rule whose right side is built; `None` in bodies of ops.
     rule: Option<&'a Rule>,
     /// Depth of inlining so far.
-    unfolded: usize,
+    inlined: usize,
     /// Nesting of expressions so far.
     depth: usize,
     /// The node added last.
@@ -69,13 +69,13 @@ impl<'a> Builder<'a> {
     }
 
     /// A builder for the body of an op.
-    fn of_body(egraph: &'a mut EGraph, m: &'a Match, limit: usize, unfolded: usize) -> Builder<'a> {
+    fn of_body(egraph: &'a mut EGraph, m: &'a Match, limit: usize, inlined: usize) -> Builder<'a> {
         Builder {
             egraph,
             m,
             limit,
             rule: None,
-            unfolded,
+            inlined,
             depth: 0,
             last: None,
             views: Vec::new(),
@@ -112,8 +112,8 @@ impl<'a> Builder<'a> {
         if !self.rule.is_some_and(|r| is_of_values(r, expr)) {
             return Ok(());
         }
-        let known = |slot: &Slot| match slot {
-            Slot::Class(id) => {
+        let known = |binding: &Binding| match binding {
+            Binding::Class(id) => {
                 let of = class_type(self.egraph, *id).map_or(dtype, |t| t.dtype);
                 self.egraph[*id].data.value().map(|v| (of, v))
             }
@@ -172,13 +172,13 @@ impl<'a> Builder<'a> {
     }
 
     /// Inlines the body of an op that has no kernel for the whole op.
-    fn unfold(&mut self, def: &OpDef, body: &Build, children: &[Id], attrs: Vec<AttrValue>) -> Built {
-        if self.unfolded >= MAX_UNFOLD {
+    fn inline(&mut self, def: &OpDef, body: &Build, children: &[Id], attrs: Vec<AttrValue>) -> Built {
+        if self.inlined >= MAX_INLINED {
             return Err(ill_typed(format!("`{}` is defined by itself", def.name)));
         }
         let m = operands_of(self.egraph, def, children, attrs);
         let hint = children.iter().find_map(|c| class_type(self.egraph, *c)).map(|t| t.dtype);
-        let mut inner = Builder::of_body(self.egraph, &m, self.limit, self.unfolded + 1);
+        let mut inner = Builder::of_body(self.egraph, &m, self.limit, self.inlined + 1);
         let id = build_tensor(&mut inner, body, hint)?;
         self.last = inner.last;
         Ok(id)
@@ -187,7 +187,7 @@ impl<'a> Builder<'a> {
     /// The pointwise work bound to a variable.
     fn work(&self, v: VarId) -> Result<&'a Region, Reject> {
         match self.m.slots.get(v.index()) {
-            Some(Slot::Region(region)) => Ok(region),
+            Some(Binding::Region(region)) => Ok(region),
             _ => Err(ill_typed("a variable stands for no pointwise work")),
         }
     }
@@ -219,7 +219,7 @@ impl<'a> Builder<'a> {
 fn operands_of(egraph: &EGraph, def: &OpDef, children: &[Id], attrs: Vec<AttrValue>) -> Match {
     let mut m = Match {
         roots: Vec::new(),
-        slots: vec![Slot::Unbound; def.vars.len()],
+        slots: vec![Binding::Unbound; def.vars.len()],
         values: Bindings::default(),
         nodes: Vec::new(),
         virtual_sums: Vec::new(),
@@ -229,16 +229,16 @@ fn operands_of(egraph: &EGraph, def: &OpDef, children: &[Id], attrs: Vec<AttrVal
     for (i, param) in def.params.iter().enumerate() {
         match &param.kind {
             ParamKind::Attr { .. } => m.values.values.extend(attrs.next().map(|v| (VarId(i as u32), v))),
-            ParamKind::Tensor { variadic: true, .. } => m.slots[i] = Slot::Classes(next.by_ref().copied().collect()),
-            ParamKind::Term => m.slots[i] = next.next().map_or(Slot::Absent, |id| Slot::Class(*id)),
+            ParamKind::Tensor { variadic: true, .. } => m.slots[i] = Binding::Classes(next.by_ref().copied().collect()),
+            ParamKind::Term => m.slots[i] = next.next().map_or(Binding::Absent, |id| Binding::Class(*id)),
             ParamKind::Tensor { ty, .. } => {
                 let Some(id) = next.next() else { continue };
                 m.slots[i] = match class_type(egraph, *id) {
                     Some(have) => {
                         let _ = typing::match_type(ty, have, &mut m.values);
-                        Slot::Class(*id)
+                        Binding::Class(*id)
                     }
-                    None => Slot::Absent,
+                    None => Binding::Absent,
                 };
             }
         }
@@ -276,19 +276,19 @@ impl Host for Builder<'_> {
 
     fn variable(&mut self, v: VarId) -> Built {
         match self.m.slots.get(v.index()) {
-            Some(Slot::Class(id)) => Ok(self.egraph.find(*id)),
-            Some(Slot::Absent) => self.absent(),
+            Some(Binding::Class(id)) => Ok(self.egraph.find(*id)),
+            Some(Binding::Absent) => self.absent(),
             _ => Err(ill_typed("a variable stands for no tensor")),
         }
     }
 
     fn is_absent(&self, v: VarId) -> bool {
-        matches!(self.m.slots.get(v.index()), Some(Slot::Absent) | None)
+        matches!(self.m.slots.get(v.index()), Some(Binding::Absent) | None)
     }
 
     fn variables(&self, v: VarId) -> Result<Vec<Id>, Reject> {
         match self.m.slots.get(v.index()) {
-            Some(Slot::Classes(ids)) => Ok(ids.clone()),
+            Some(Binding::Classes(ids)) => Ok(ids.clone()),
             _ => Err(ill_typed("a variable stands for no list of operands")),
         }
     }
@@ -305,8 +305,8 @@ impl Host for Builder<'_> {
         }
         let mut slots = self.m.slots.clone();
         for (v, id) in items {
-            if let Some(slot) = slots.get_mut(v.index()) {
-                *slot = Slot::Class(*id);
+            if let Some(binding) = slots.get_mut(v.index()) {
+                *binding = Binding::Class(*id);
             }
         }
         typing::eval(expr, &self.m.values, &MatchFacts { egraph, slots: &slots, device: None, candidate })
@@ -352,7 +352,7 @@ impl Host for Builder<'_> {
             && !program.kernels.iter().any(|k| implements(&k.pattern, op))
         {
             let body = bodies.get(output as usize).ok_or_else(|| ill_typed("there is no such result"))?;
-            return self.unfold(def, body, &children, attrs);
+            return self.inline(def, body, &children, attrs);
         }
         let attrs = self.egraph.analysis.attrs_id(attrs);
         let node = Node::new(Payload::Op(op, attrs), children);

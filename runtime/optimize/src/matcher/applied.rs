@@ -16,7 +16,7 @@ use hypatia_dsl::typing::{Facts, TensorType, type_fact};
 use hypatia_graph::Known;
 
 use super::host::Host;
-use super::{Discriminant, Node, Payload, Slot};
+use super::{Binding, Discriminant, Node, Payload};
 use crate::analysis::has_several_results;
 use crate::candidate::Candidate;
 use crate::language::{AttrsId, LeafId};
@@ -174,7 +174,7 @@ impl Host for Applied<'_> {
         self.nodes.iter().enumerate().filter(|(_, n)| wanted(n)).map(|(i, _)| Id::from(i)).collect()
     }
 
-    fn facts<'a>(&'a self, slots: &'a [Slot]) -> impl Facts + 'a {
+    fn facts<'a>(&'a self, slots: &'a [Binding]) -> impl Facts + 'a {
         AppliedFacts { host: self, slots }
     }
 
@@ -186,15 +186,15 @@ impl Host for Applied<'_> {
 /// Facts about the bindings of a match.
 struct AppliedFacts<'a, 'p> {
     host: &'a Applied<'p>,
-    slots: &'a [Slot],
+    slots: &'a [Binding],
 }
 
 impl Facts for AppliedFacts<'_, '_> {
     fn fact(&self, fact: Fact, var: VarId) -> Option<AttrValue> {
         let id = match self.slots.get(var.index())? {
-            Slot::Absent if fact == Fact::Present => return Some(AttrValue::Bool(false)),
-            Slot::Classes(ids) if fact == Fact::Count => return Some(AttrValue::Dim(Dim::from(ids.len() as i64))),
-            Slot::Class(id) => *id,
+            Binding::Absent if fact == Fact::Present => return Some(AttrValue::Bool(false)),
+            Binding::Classes(ids) if fact == Fact::Count => return Some(AttrValue::Dim(Dim::from(ids.len() as i64))),
+            Binding::Class(id) => *id,
             _ => return None,
         };
         match (fact, self.host.value(id)?) {

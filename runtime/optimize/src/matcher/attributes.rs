@@ -15,7 +15,7 @@ use super::*;
 pub(super) struct Attribute<'r, 'e> {
     pat: &'r AttrPat,
     ty: AttrType,
-    value: Held<'e>,
+    value: AttrRef<'e>,
     /// The rank of the node's first operand, which resolves negative axes.
     rank: Option<usize>,
     /// The node's head and class, and the index of the attribute.
@@ -24,19 +24,19 @@ pub(super) struct Attribute<'r, 'e> {
 
 /// An attribute of a node, or a part of one.
 #[derive(Clone, Copy)]
-enum Held<'e> {
+enum AttrRef<'e> {
     Value(&'e AttrValue),
     /// Adjacent entries of a list.
     Part(&'e [AttrValue]),
     Type(DType),
 }
 
-impl<'e> Held<'e> {
+impl<'e> AttrRef<'e> {
     fn value(self) -> Cow<'e, AttrValue> {
         match self {
-            Held::Value(v) => Cow::Borrowed(v),
-            Held::Part(items) => Cow::Owned(AttrValue::List(items.to_vec())),
-            Held::Type(t) => Cow::Owned(AttrValue::DType(t)),
+            AttrRef::Value(v) => Cow::Borrowed(v),
+            AttrRef::Part(items) => Cow::Owned(AttrValue::List(items.to_vec())),
+            AttrRef::Type(t) => Cow::Owned(AttrValue::DType(t)),
         }
     }
 }
@@ -73,14 +73,14 @@ impl<'r, 'e, H: Host> Matcher<'r, 'e, '_, H> {
                     if let (Some(ty), Some(value)) = (types.get(i), values.get(i))
                         && *pat != AttrPat::Any
                     {
-                        let value = Held::Value(value);
+                        let value = AttrRef::Value(value);
                         goals = self.push(Goal::Attr(Attribute { pat, ty: *ty, value, rank, at: at(i) }), goals);
                     }
                 }
             }
             Payload::TermCast(to) => {
                 if let Some(pat) = n.attrs.first() {
-                    let (ty, value) = (AttrType::DType, Held::Type(to));
+                    let (ty, value) = (AttrType::DType, AttrRef::Type(to));
                     goals = self.push(Goal::Attr(Attribute { pat, ty, value, rank, at: at(0) }), goals);
                 }
             }
@@ -129,8 +129,8 @@ impl<'r, 'e, H: Host> Matcher<'r, 'e, '_, H> {
 
     fn attr_list(&mut self, pats: &'r [AttrPat], list: Attribute<'r, 'e>, mut next: Goals) -> Flow {
         let items = match list.value {
-            Held::Value(AttrValue::List(items)) => items.as_slice(),
-            Held::Part(items) => items,
+            AttrRef::Value(AttrValue::List(items)) => items.as_slice(),
+            AttrRef::Part(items) => items,
             _ => return self.missed(list),
         };
         let element = match list.ty {
@@ -151,10 +151,10 @@ impl<'r, 'e, H: Host> Matcher<'r, 'e, '_, H> {
         for pat in pats.iter().rev() {
             let (ty, value) = if matches!(pat, AttrPat::Rest(_)) {
                 from -= spread;
-                (list.ty, Held::Part(&items[from..from + spread]))
+                (list.ty, AttrRef::Part(&items[from..from + spread]))
             } else {
                 from -= 1;
-                (element, Held::Value(&items[from]))
+                (element, AttrRef::Value(&items[from]))
             };
             next = self.push(Goal::Attr(Attribute { pat, ty, value, ..list }), next);
         }

@@ -22,7 +22,7 @@ use hypatia_target::device::Device;
 
 /// The binding of a variable.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
-pub enum Slot {
+pub enum Binding {
     /// Not bound yet; always so for attribute variables, whose values are in [`Match::values`].
     #[default]
     Unbound,
@@ -42,7 +42,7 @@ pub struct Match {
     /// The class of each root.
     pub roots: Vec<Id>,
     /// By variable.
-    pub slots: Vec<Slot>,
+    pub slots: Vec<Binding>,
     /// Attributes, sizes, shapes and dtypes.
     pub values: Bindings,
     /// The nodes that the pattern's applications matched.
@@ -55,7 +55,7 @@ impl Match {
     /// The class that a variable is bound to.
     pub fn class(&self, var: VarId) -> Option<Id> {
         match self.slots.get(var.index())? {
-            Slot::Class(id) => Some(*id),
+            Binding::Class(id) => Some(*id),
             _ => None,
         }
     }
@@ -68,8 +68,8 @@ impl Match {
         }
         for s in &self.slots {
             match s {
-                Slot::Class(id) => egraph.find(*id).hash(&mut h),
-                Slot::Classes(ids) => ids.iter().for_each(|i| egraph.find(*i).hash(&mut h)),
+                Binding::Class(id) => egraph.find(*id).hash(&mut h),
+                Binding::Classes(ids) => ids.iter().for_each(|i| egraph.find(*i).hash(&mut h)),
                 other => other.hash(&mut h),
             }
         }
@@ -95,7 +95,7 @@ pub struct MatchFacts<'a> {
     /// The e-graph.
     pub egraph: &'a EGraph,
     /// The bindings of the variables.
-    pub slots: &'a [Slot],
+    pub slots: &'a [Binding],
     /// The device, if there is one.
     pub device: Option<&'a Device>,
     /// The candidate, on which uses are counted.
@@ -105,13 +105,13 @@ pub struct MatchFacts<'a> {
 impl Facts for MatchFacts<'_> {
     fn fact(&self, fact: Fact, var: VarId) -> Option<AttrValue> {
         let id = match self.slots.get(var.index())? {
-            Slot::Class(id) => *id,
-            Slot::Classes(ids) if fact == Fact::Count => return Some(AttrValue::Dim(Dim::from(ids.len() as i64))),
-            Slot::Classes(ids) if fact == Fact::Shapes => {
+            Binding::Class(id) => *id,
+            Binding::Classes(ids) if fact == Fact::Count => return Some(AttrValue::Dim(Dim::from(ids.len() as i64))),
+            Binding::Classes(ids) if fact == Fact::Shapes => {
                 let shapes = ids.iter().map(|id| class_fact(self.egraph, Fact::Shape, *id));
                 return shapes.collect::<Option<_>>().map(AttrValue::List);
             }
-            Slot::Absent if fact == Fact::Present => return Some(AttrValue::Bool(false)),
+            Binding::Absent if fact == Fact::Present => return Some(AttrValue::Bool(false)),
             _ => return None,
         };
         match fact {
@@ -122,7 +122,7 @@ impl Facts for MatchFacts<'_> {
 
     fn same_accumulator(&self, t: VarId, a: VarId, b: VarId) -> Option<bool> {
         let class = |v: VarId| match self.slots.get(v.index()) {
-            Some(Slot::Class(id)) => Some(self.egraph.find(*id)),
+            Some(Binding::Class(id)) => Some(self.egraph.find(*id)),
             _ => None,
         };
         let (t, a, b) = (class(t)?, class(a)?, class(b)?);

@@ -12,7 +12,7 @@ use hypatia_dsl::ir::{AttrValue, NodePat, OpId, Pat, Program};
 use hypatia_dsl::typing::{Facts, TensorType};
 
 use super::prepare::RequiredLabels;
-use super::{MatchFacts, Slot, View};
+use super::{Binding, MatchFacts, View};
 use crate::analysis::Sort;
 use crate::candidate::Candidate;
 use crate::language::{AttrsId, Discriminant, Node};
@@ -61,7 +61,7 @@ pub trait Host {
     /// All values that hold nodes with these heads; all values if `None`.
     fn everywhere(&self, heads: Option<&[Discriminant]>) -> Vec<Id>;
     /// Facts about the bindings of a match.
-    fn facts<'a>(&'a self, slots: &'a [Slot]) -> impl Facts + 'a;
+    fn facts<'a>(&'a self, slots: &'a [Binding]) -> impl Facts + 'a;
     /// The candidate.
     fn candidate(&self) -> &Candidate;
 }
@@ -126,7 +126,7 @@ impl Host for View<'_> {
         }
     }
 
-    fn facts<'a>(&'a self, slots: &'a [Slot]) -> impl Facts + 'a {
+    fn facts<'a>(&'a self, slots: &'a [Binding]) -> impl Facts + 'a {
         MatchFacts { egraph: self, slots, device: None, candidate: self.candidate_of() }
     }
 

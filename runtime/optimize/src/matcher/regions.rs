@@ -108,7 +108,7 @@ impl<'r, 'e, H: Host> Matcher<'r, 'e, '_, H> {
     fn argument(&self, pat: &Pat, class: Id) -> bool {
         let inner = if let Pat::Typed(p, _) = pat { p } else { pat };
         let open = match inner {
-            Pat::Var(v) => matches!(self.slots.get(v.index()), Some(Slot::Unbound)),
+            Pat::Var(v) => matches!(self.slots.get(v.index()), Some(Binding::Unbound)),
             Pat::Any => true,
             _ => false,
         };
@@ -169,7 +169,7 @@ impl<'r, 'e, H: Host> Matcher<'r, 'e, '_, H> {
         let closed = work.inside.iter().all(|c| *c == boundary.top || self.needed_inside(*c, &work.inside));
         if closed && (0..arguments).all(uses) {
             let region = Region { steps: work.steps };
-            return self.bind(boundary.var, Slot::Region(Box::new(region)), boundary.top, next);
+            return self.bind(boundary.var, Binding::Region(Box::new(region)), boundary.top, next);
         }
         ON
     }

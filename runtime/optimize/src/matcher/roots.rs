@@ -44,7 +44,7 @@ impl<H: Host> Matcher<'_, '_, '_, H> {
     fn anchor(&self, pat: &Pat, least: usize, most: usize) -> Option<(Id, usize, usize)> {
         match pat {
             Pat::Var(v) => match self.slots.get(v.index()) {
-                Some(Slot::Class(id)) => Some((self.host.find(*id), least, most)),
+                Some(Binding::Class(id)) => Some((self.host.find(*id), least, most)),
                 _ => None,
             },
             Pat::Bind(_, p) | Pat::Typed(p, _) => self.anchor(p, least, most),

@@ -62,7 +62,7 @@ pub enum Target {
 }
 
 /// A sum being matched.
-pub(super) struct Job<'r> {
+pub(super) struct SumPattern<'r> {
     head: ScalarId,
     terms: SmallVec<[&'r Pat; 8]>,
     context: Position,
@@ -105,7 +105,7 @@ impl<'r, 'e, H: Host> Matcher<'r, 'e, '_, H> {
             return if terms.len() == 2 { None } else { Some(ON) };
         }
         let missing = self.lacking(&terms, head, class, context);
-        let exact = Job { head, terms, context, free: None, rest: false, root: false };
+        let exact = SumPattern { head, terms, context, free: None, rest: false, root: false };
         let flow = match (exact.terms.len(), missing) {
             (2, missing) => {
                 let flow = self.written(n, class, context, next);
@@ -123,14 +123,14 @@ impl<'r, 'e, H: Host> Matcher<'r, 'e, '_, H> {
             (_, None) => self.start(exact, class, next),
         };
         match partial {
-            Some(job) if flow.is_continue() => Some(self.start(job, class, next)),
+            Some(sum) if flow.is_continue() => Some(self.start(sum, class, next)),
             _ => Some(flow),
         }
     }
 
     /// The same sum with a rest, where one is allowed: beside the result of a rule, or in the only
     /// variable of unrestricted type.
-    fn partial(&self, head: ScalarId, terms: &SmallVec<[&'r Pat; 8]>, context: Position) -> Option<Job<'r>> {
+    fn partial(&self, head: ScalarId, terms: &SmallVec<[&'r Pat; 8]>, context: Position) -> Option<SumPattern<'r>> {
         if self.what.terms || matches!(context, Position::Term(_)) {
             return None; // terms of epilogues are not rebuilt
         }
@@ -145,17 +145,17 @@ impl<'r, 'e, H: Host> Matcher<'r, 'e, '_, H> {
         let fixed: SmallVec<[&'r Pat; 8]> = terms.iter().copied().filter(|t| free(t).is_none()).collect();
         // One fixed term stands beside all others at a deeper level.
         let possible = if root { fixed.len() > 1 && (first.is_some() || !typed) } else { first.is_some() };
-        (possible && !several).then_some(Job { head, terms: fixed, context, free: first, rest: true, root })
+        (possible && !several).then_some(SumPattern { head, terms: fixed, context, free: first, rest: true, root })
     }
 
     /// Distributes the terms of a sum over the nodes of a class.
-    fn start(&mut self, job: Job<'r>, class: Id, next: Goals) -> Flow {
-        let job = Rc::new(job);
-        let all: Set = (1 << job.terms.len()) - 1;
+    fn start(&mut self, sum: SumPattern<'r>, class: Id, next: Goals) -> Flow {
+        let sum = Rc::new(sum);
+        let all: Set = (1 << sum.terms.len()) - 1;
         self.assignments.push(PartialAssignment::default());
         let mark = self.goals.len();
-        let goals = self.push(Goal::Assigned { job: job.clone() }, next);
-        let flow = self.split(&job, all, class, 0, goals);
+        let goals = self.push(Goal::Assigned { sum: sum.clone() }, next);
+        let flow = self.split(&sum, all, class, 0, goals);
         self.goals.truncate(mark);
         self.assignments.pop();
         flow
@@ -263,8 +263,8 @@ impl<'r, 'e, H: Host> Matcher<'r, 'e, '_, H> {
             Pat::Bind(_, p) | Pat::Typed(p, _) => self.could(p, class, context, levels),
             Pat::OneOf(ps) => ps.iter().any(|p| self.could(p, class, context, levels)),
             Pat::Var(v) => match self.slots.get(v.index()) {
-                Some(Slot::Class(id)) => self.host.find(*id) == class,
-                Some(Slot::Unbound) if levels > 0 && self.what.prepared.constant.get(v.index()) == Some(&true) => {
+                Some(Binding::Class(id)) => self.host.find(*id) == class,
+                Some(Binding::Unbound) if levels > 0 && self.what.prepared.constant.get(v.index()) == Some(&true) => {
                     self.host.is_constant(class)
                 }
                 _ => true,
@@ -297,46 +297,46 @@ impl<'r, 'e, H: Host> Matcher<'r, 'e, '_, H> {
 
     /// Distributes a set of terms over a class: either the class as a whole is one of them, or its
     /// operands hold them.
-    pub(super) fn assign(&mut self, job: &Rc<Job<'r>>, set: Set, class: Id, depth: usize, next: Goals) -> Flow {
+    pub(super) fn assign(&mut self, sum: &Rc<SumPattern<'r>>, set: Set, class: Id, depth: usize, next: Goals) -> Flow {
         if set == 0 {
             return self.left(class, next);
         }
         if set.count_ones() == 1 {
-            self.take(job, set.trailing_zeros() as usize, class, next)?;
+            self.take(sum, set.trailing_zeros() as usize, class, next)?;
         }
-        let may = if job.rest { self.used_once(class) } else { set.count_ones() > 1 };
+        let may = if sum.rest { self.used_once(class) } else { set.count_ones() > 1 };
         let deeper = may && depth < MAX_DEPTH;
-        if deeper { self.split(job, set, class, depth, next) } else { ON }
+        if deeper { self.split(sum, set, class, depth, next) } else { ON }
     }
 
     /// Distributes a set of terms over the two operands of each node of the operator.
-    fn split(&mut self, job: &Rc<Job<'r>>, set: Set, class: Id, depth: usize, next: Goals) -> Flow {
-        for node in self.operations(job.head, class, job.context) {
-            if job.rest && !self.is_present(class, node) {
+    fn split(&mut self, sum: &Rc<SumPattern<'r>>, set: Set, class: Id, depth: usize, next: Goals) -> Flow {
+        for node in self.operations(sum.head, class, sum.context) {
+            if sum.rest && !self.is_present(class, node) {
                 continue;
             }
             let (a, b) = (self.host.find(node.children[0]), self.host.find(node.children[1]));
             self.nodes.push(node);
-            let flow = self.split_node(job, set, (a, b), depth, next);
+            let flow = self.split_node(sum, set, (a, b), depth, next);
             self.nodes.pop();
             flow?;
         }
         ON
     }
 
-    fn split_node(&mut self, job: &Rc<Job<'r>>, set: Set, (a, b): (Id, Id), depth: usize, next: Goals) -> Flow {
+    fn split_node(&mut self, sum: &Rc<SumPattern<'r>>, set: Set, (a, b): (Id, Id), depth: usize, next: Goals) -> Flow {
         let mut one = set;
         loop {
             let other = set & !one;
             let whole = one == 0 || other == 0;
             // At the root, terms that are all within one operand are matched there, with a smaller
             // rest.
-            let elsewhere = whole && (!job.rest || (job.root && depth == 0));
+            let elsewhere = whole && (!sum.rest || (sum.root && depth == 0));
             let mirrored = a == b && one < other;
             if !(elsewhere || mirrored) {
                 // `y * y` needs `y` twice.
-                let depth = if a == b && job.rest { MAX_DEPTH } else { depth + 1 };
-                let goal = |set: Set, class: Id| Goal::Assign { job: job.clone(), set, class, depth };
+                let depth = if a == b && sum.rest { MAX_DEPTH } else { depth + 1 };
+                let goal = |set: Set, class: Id| Goal::Assign { sum: sum.clone(), set, class, depth };
                 let mark = self.goals.len();
                 let second = self.push(goal(other, b), next);
                 let first = self.push(goal(one, a), second);
@@ -350,9 +350,9 @@ impl<'r, 'e, H: Host> Matcher<'r, 'e, '_, H> {
     }
 
     /// Assigns a class to a term.
-    pub(super) fn take(&mut self, job: &Rc<Job<'r>>, term: usize, class: Id, next: Goals) -> Flow {
+    pub(super) fn take(&mut self, sum: &Rc<SumPattern<'r>>, term: usize, class: Id, next: Goals) -> Flow {
         self.with_assignment(|d| d.taken.push(class));
-        let flow = self.class(job.terms[term], class, job.context, next);
+        let flow = self.class(sum.terms[term], class, sum.context, next);
         self.with_assignment(|d| {
             d.taken.pop();
         });
@@ -397,17 +397,17 @@ impl<'r, 'e, H: Host> Matcher<'r, 'e, '_, H> {
 
     /// All terms are assigned: the rest goes to the variable that takes it, or stays beside the
     /// rule's result.
-    pub(super) fn assigned(&mut self, job: &Rc<Job<'r>>, next: Goals) -> Flow {
+    pub(super) fn assigned(&mut self, sum: &Rc<SumPattern<'r>>, next: Goals) -> Flow {
         let Some(mine) = self.assignments.pop() else { return ON };
-        let flow = match (job.free, mine.rest.as_slice()) {
-            (None, []) if !job.rest => self.advance(next),
+        let flow = match (sum.free, mine.rest.as_slice()) {
+            (None, []) if !sum.rest => self.advance(next),
             (Some(v), [_, _, ..]) => {
-                let sum = VirtualSum { head: job.head, parts: sorted(&mine.rest), target: Target::Variable(v) };
+                let sum = VirtualSum { head: sum.head, parts: sorted(&mine.rest), target: Target::Variable(v) };
                 self.with_virtual_sum(sum, next)
             }
-            (None, rest @ [_, ..]) if job.rest => {
+            (None, rest @ [_, ..]) if sum.rest => {
                 let target = Target::Root { rest: sorted(rest), named: named(&self.what.rule.lhs[0]) };
-                self.with_virtual_sum(VirtualSum { head: job.head, parts: sorted(&mine.taken), target }, next)
+                self.with_virtual_sum(VirtualSum { head: sum.head, parts: sorted(&mine.taken), target }, next)
             }
             // If nothing remains, or one class for the variable, this is the sum without a rest.
             _ => ON,

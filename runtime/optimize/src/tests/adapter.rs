@@ -19,7 +19,7 @@ use crate::language::{Node, Payload};
 use crate::lower::{Inserted, insert_graph};
 use crate::report::Stop;
 use crate::rewrites::{SearchState, Selection, compile};
-use crate::saturate::{Budget, Rejections, Seen, run};
+use crate::saturate::{Budget, Rejections, SearchProgress, run};
 use crate::session::BuiltProblem;
 use crate::{CompiledRule, Options, Rewrite, rewrites};
 use hypatia_graph::Graph;
@@ -78,7 +78,7 @@ fn under_our_loop(program: &Arc<Program>, egraph: &mut EGraph) -> usize {
         let rules = of_set(program, set);
         let rules: Vec<&CompiledRule> = rules.iter().collect();
         let budget = Budget::of_run(100_000, &options, Instant::now());
-        let (search, seen) = (&mut SearchState::default(), &mut Seen::default());
+        let (search, seen) = (&mut SearchState::default(), &mut SearchProgress::default());
         let ran = run(egraph, &rules, &budget, search, seen, &mut Vec::new(), &mut Rejections::default());
         assert_eq!(ran.stop, Stop::Saturated, "{}", program.rulesets[set].name);
         fired += ran.fired;
@@ -123,7 +123,7 @@ fn extraction(egraph: &EGraph, outputs: &[Id], program: &Arc<Program>) -> (u64, 
 
 fn agree(g: &Graph) -> usize {
     let program = g.program.clone();
-    let g = g.unfold().unwrap().pruned();
+    let g = g.inlined().unwrap().pruned();
     let (Inserted { egraph: mut ours, outputs, .. }, theirs) =
         (insert_graph(&g, &FOLDER).unwrap(), insert_graph(&g, &FOLDER).unwrap().egraph);
     let fired = under_our_loop(&program, &mut ours);
@@ -210,7 +210,7 @@ fn the_library_runs_under_eggs_own_runner() {
     let m = matmul(&mut g, x, w);
     let y = apply(&mut g, "relu", &[m]);
     g.output("y", y);
-    let inserted = insert_graph(&g.unfold().unwrap(), &FOLDER).unwrap();
+    let inserted = insert_graph(&g.inlined().unwrap(), &FOLDER).unwrap();
     let classes = inserted.egraph.number_of_classes();
     let rewrites: Vec<Rewrite> = rewrites(&program).into_iter().map(Rewrite::from).collect();
     let runner = Runner::<Node, Context>::new(Context::new(program.clone(), &FOLDER))

@@ -99,9 +99,21 @@ fn products_that_share_an_input_become_one() {
     let program = with_rules(
         "ruleset merge { until = fixpoint; }
          rule merge::qkv: (q @ matmul(x, w1), k @ matmul(x, w2), v @ matmul(x, w3))
-           => (split(matmul(x, build(concat(w1, w2, w3, axis = 1))), axis = -1, sizes = [dim(w1, 1), dim(w2, 1), dim(w3, 1)]).0,
-               split(matmul(x, build(concat(w1, w2, w3, axis = 1))), axis = -1, sizes = [dim(w1, 1), dim(w2, 1), dim(w3, 1)]).1,
-               split(matmul(x, build(concat(w1, w2, w3, axis = 1))), axis = -1, sizes = [dim(w1, 1), dim(w2, 1), dim(w3, 1)]).2)
+           => (split(
+                 matmul(x, build(concat(w1, w2, w3, axis = 1))),
+                 axis = -1,
+                 sizes = [dim(w1, 1), dim(w2, 1), dim(w3, 1)]
+               ).0,
+               split(
+                 matmul(x, build(concat(w1, w2, w3, axis = 1))),
+                 axis = -1,
+                 sizes = [dim(w1, 1), dim(w2, 1), dim(w3, 1)]
+               ).1,
+               split(
+                 matmul(x, build(concat(w1, w2, w3, axis = 1))),
+                 axis = -1,
+                 sizes = [dim(w1, 1), dim(w2, 1), dim(w3, 1)]
+               ).2)
            requires const(w1), const(w2), const(w3), rank(w1) == 2, rank(w2) == 2, rank(w3) == 2;",
     );
     let mut g = Graph::new(program);

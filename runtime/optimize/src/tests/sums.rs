@@ -271,7 +271,8 @@ fn a_half_is_no_integer() {
 fn long_sums_stay_cheap() {
     // A hundred terms of two kinds, alternating: partial sums are searched only to a small depth.
     let mut g = Graph::new(with_rules(
-        "ruleset t { until = fixpoint; }\nscalar both(a, b) = sin(a) * cos(b);\nrule t::both: sin(a) + cos(b) => both(a, b);",
+        "ruleset t { until = fixpoint; }\nscalar both(a, b) = sin(a) * cos(b);\n\
+         rule t::both: sin(a) + cos(b) => both(a, b);",
     ));
     let mut y = g.input("x", ty(DType::F32, &[4]));
     for i in 0..100 {

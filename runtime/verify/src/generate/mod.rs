@@ -248,7 +248,7 @@ impl Generator<'_, '_> {
         if !self.made.iter().any(|m| self.graph.ty(m.0).dtype.is_int()) {
             return HashSet::new();
         }
-        let Ok(graph) = self.graph.unfold() else { return HashSet::new() };
+        let Ok(graph) = self.graph.inlined() else { return HashSet::new() };
         let mut used = vec![false; graph.nodes.len()];
         let mut names = HashSet::new();
         for (i, node) in graph.nodes.iter().enumerate().rev() {

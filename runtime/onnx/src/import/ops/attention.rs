@@ -7,7 +7,7 @@
 use hypatia_dsl::builtin::{BuiltinOp, BuiltinScalar};
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::AttrValue;
-use hypatia_dsl::shape::{Dim, Shape};
+use hypatia_dsl::shape::{Dim, Shape, show_shape};
 
 use super::super::context::{Bound, Ctx, Out, dims, int};
 use super::super::symbolic::Sym;
@@ -26,7 +26,7 @@ fn heads(ctx: &mut Ctx, x: Value, count: Option<i64>) -> Out<Value> {
             ctx.transpose(x, &[0, 2, 1, 3])
         }
         ([_, _, _], None) => ctx.wrong("operands of rank 3 need q_num_heads and kv_num_heads"),
-        _ => ctx.wrong(format!("operands of rank {}; 3 or 4 were expected", shape.len())),
+        _ => ctx.wrong(format!("operands should have rank 3 or 4, but one has rank {}", shape.len())),
     }
 }
 
@@ -37,7 +37,7 @@ fn repeated(ctx: &mut Ctx, x: Value, queries: &Dim) -> Out<Value> {
         return Ok(x);
     }
     let Some(times) = queries.div_exact(&shape[1]) else {
-        return ctx.wrong(format!("{} heads of keys for {queries} heads of queries", shape[1]));
+        return ctx.wrong(format!("{} heads of keys do not divide {queries} heads of queries", shape[1]));
     };
     let wide = |n: Dim| [&shape[..2], &[n], &shape[2..]].concat();
     let x = ctx.reshape(x, &wide(Dim::from(1)))?;
@@ -282,7 +282,7 @@ fn weights(ctx: &mut Ctx, x: Value, masks: &Masks, scores: &[Dim]) -> Out<Value>
 
 /// Joins the heads: `[b, heads, s, size]` as `[b, s, heads * size]`.
 fn unsplit(ctx: &mut Ctx, x: Value) -> Out<Value> {
-    let [b, n, s, size] = &ctx.shape_of(x)[..] else { return ctx.wrong("operands of rank 4 were expected") };
+    let [b, n, s, size] = &ctx.shape_of(x)[..] else { return ctx.wrong("operands should have rank 4") };
     let Some(width) = n.checked_mul(size) else { return ctx.wrong("the result is too large") };
     let shape: Shape = vec![b.clone(), s.clone(), width];
     let x = ctx.transpose(x, &[0, 2, 1, 3])?;
@@ -348,7 +348,11 @@ fn angles(ctx: &mut Ctx, i: usize, shape: &[Dim], turned: i64) -> Out<Value> {
     }
     let have = ctx.shape_of(cache);
     if have.last() != Some(&Dim::from(turned / 2)) || have.len() != 3 {
-        return ctx.wrong(format!("a cache of rank {} for {turned} elements of each head", have.len()));
+        return ctx.wrong(format!(
+            "a cache should have rank 3 and {} elements along its last axis, but is {}",
+            turned / 2,
+            show_shape(&have)
+        ));
     }
     let wide = [have[0].clone(), Dim::from(1), have[1].clone(), have[2].clone()];
     ctx.fits(&wide, &[&shape[..3], &have[2..]].concat(), "the cache")?;

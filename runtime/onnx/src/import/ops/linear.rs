@@ -31,7 +31,8 @@ pub fn matmul(ctx: &mut Ctx) -> Out {
     Ok(vec![ctx.reshape(product, &shape)?.into()])
 }
 
-/// alpha * A' * B' + beta * C, where A and B may be transposed and C broadcasts.
+/// alpha * A' * B' + beta * C, where A and B may be transposed and C broadcasts. With a beta of 0,
+/// C is not read: its infinities and NaNs do not reach the result.
 pub fn gemm(ctx: &mut Ctx) -> Out {
     ctx.arity(2, 3, 1)?;
     let (mut a, mut b) = (ctx.value(0)?, ctx.value(1)?);
@@ -52,8 +53,10 @@ pub fn gemm(ctx: &mut Ctx) -> Out {
     let mut result = scaled(ctx, product, alpha)?;
     if let Some(c) = ctx.maybe(2)? {
         ctx.fits(&ctx.shape_of(c), &ctx.shape_of(result), "C")?;
-        let c = scaled(ctx, c, beta)?;
-        result = ctx.builtin(BuiltinScalar::Add, &[result, c])?;
+        if beta != 0.0 {
+            let c = scaled(ctx, c, beta)?;
+            result = ctx.builtin(BuiltinScalar::Add, &[result, c])?;
+        }
     }
     Ok(vec![result.into()])
 }

@@ -5,6 +5,7 @@ pub(super) mod einsum;
 pub(super) mod index;
 pub(super) mod linear;
 pub(super) mod make;
+mod non_finite;
 pub(super) mod norm;
 pub(super) mod order;
 pub(super) mod pointwise;

@@ -359,6 +359,10 @@ pub fn hardmax(ctx: &mut Ctx) -> Out {
     let ty = ctx.type_of(x);
     let axis = ctx.attrs.int_or("axis", -1)?;
     let axis = ctx.axis(axis, ty.shape.len())?;
+    if ty.shape[axis] == Dim::from(0) {
+        // There is no largest element, and no element to mark.
+        return Ok(vec![x.into()]);
+    }
     let attrs = vec![int(axis as i64), AttrValue::Bool(true), AttrValue::Bool(false)];
     let largest = ctx.op(BuiltinOp::Argmax, &[x], attrs)?;
     let mut line = vec![Dim::from(1); ty.shape.len()];

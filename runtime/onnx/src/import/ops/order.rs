@@ -51,7 +51,7 @@ pub fn top_k(ctx: &mut Ctx) -> Out {
     let largest = ctx.attrs.flag("largest", true)?;
     let [k] = &ctx.sizes(1, "k")?[..] else { return ctx.wrong("k should be one number") };
     if k.known_le(&shape[axis]) == Some(false) || k.known_le(&Dim::from(-1)) == Some(true) {
-        return ctx.wrong(format!("{k} of {} elements", shape[axis]));
+        return ctx.wrong(format!("k should be 0 to {}, the size of the axis, but is {k}", shape[axis]));
     }
     let order = ctx.op(BuiltinOp::Argsort, &[x], vec![int(axis as i64), AttrValue::Bool(largest)])?;
     let attrs = vec![int(axis as i64), int(0), AttrValue::Dim(k.clone()), int(1)];
@@ -77,10 +77,15 @@ pub fn scatter_nd(ctx: &mut Ctx) -> Out {
     let how = joining(ctx, 16)?;
     let (x, at, updates) = (ctx.value(0)?, ctx.value(1)?, ctx.value(2)?);
     let (shape, places) = (ctx.shape_of(x), ctx.shape_of(at));
-    let Some((depth, outer)) = places.split_last() else { return ctx.wrong("indices of rank 0") };
+    let Some((depth, outer)) = places.split_last() else { return ctx.wrong("the indices should have at least rank 1") };
     let depth = depth.as_const().and_then(|d| usize::try_from(d).ok()).filter(|d| *d >= 1 && *d <= shape.len());
     let Some(depth) = depth else {
-        return ctx.wrong(format!("indices {} for {}", show_shape(&places), show_shape(&shape)));
+        return ctx.wrong(format!(
+            "the last axis of the indices {} should have 1 to {} elements, one for each indexed axis of {}",
+            show_shape(&places),
+            shape.len(),
+            show_shape(&shape)
+        ));
     };
     let mut row: Option<Value> = None;
     for (i, axis_size) in shape[..depth].iter().enumerate() {
@@ -117,13 +122,14 @@ pub fn scatter_elements(ctx: &mut Ctx) -> Out {
     let axis = ctx.attrs.int_or("axis", 0)?;
     let axis = ctx.axis(axis, shape.len())?;
     if places.len() != shape.len() || ctx.shape_of(updates) != places {
-        return ctx.wrong("operand, indices and updates should have one rank, indices and updates one shape");
+        return ctx
+            .wrong("operand, indices and updates should have the same rank, and indices and updates the same shape");
     }
     // An index out of range along another axis would address an element of the next row.
     let inside = |(i, (a, b)): (usize, (&Dim, &Dim))| i == axis || a.known_le(b) == Some(true);
     if !places.iter().zip(&shape).enumerate().all(inside) {
         return ctx.wrong(format!(
-            "indices {} are larger than the operand {}",
+            "the indices {} should not be larger than the operand {} along any other axis",
             show_shape(&places),
             show_shape(&shape)
         ));
@@ -144,7 +150,7 @@ pub fn scatter_elements(ctx: &mut Ctx) -> Out {
         });
     }
     let (Some(element), Some(all), Some(count)) = (element, product(&shape), product(&places)) else {
-        return ctx.wrong("an operand of rank 0, or one that is too large");
+        return ctx.wrong("the operand has rank 0 or is too large");
     };
     let element = ctx.expand(element, &places)?;
     let element = ctx.reshape(element, std::slice::from_ref(&count))?;
@@ -184,9 +190,11 @@ pub fn compress(ctx: &mut Ctx) -> Out {
     };
     let chosen: Vec<i64> =
         mask.to_f64().iter().enumerate().filter(|(_, v)| **v != 0.0).map(|(i, _)| i as i64).collect();
-    let room = ctx.shape_of(x)[axis].as_const();
-    if room.is_none_or(|r| chosen.last().is_some_and(|l| *l >= r)) {
-        return ctx.wrong(format!("the condition selects element {:?} of axis {axis}", chosen.last()));
+    let Some(size) = ctx.shape_of(x)[axis].as_const() else {
+        return ctx.unsupported(format!("axis {axis} has a dynamic size"));
+    };
+    if let Some(last) = chosen.last().filter(|last| **last >= size) {
+        return ctx.wrong(format!("the condition selects element {last} of axis {axis}, which has {size} elements"));
     }
     let at = constant(ctx, &[chosen.len()], &chosen)?;
     Ok(vec![ctx.op(BuiltinOp::Gather, &[x, at], vec![int(axis as i64)])?.into()])
@@ -215,7 +223,7 @@ pub fn eye_like(ctx: &mut Ctx) -> Out {
         None => ty.dtype,
     };
     let k = ctx.attrs.int_or("k", 0)?;
-    let [m, n] = &ty.shape[..] else { return ctx.wrong("an operand of rank 2 was expected") };
+    let [m, n] = &ty.shape[..] else { return ctx.wrong("the operand should be a matrix") };
     let rows = iota(ctx, &[m.clone(), Dim::from(1)], 0)?;
     let columns = iota(ctx, &[Dim::from(1), n.clone()], 1)?;
     let k = ctx.number(DType::I64, k as f64)?;
@@ -231,7 +239,10 @@ pub fn reverse_sequence(ctx: &mut Ctx) -> Out {
     let shape = ctx.shape_of(x);
     let (batch, time) = (ctx.attrs.int_or("batch_axis", 1)?, ctx.attrs.int_or("time_axis", 0)?);
     if shape.len() < 2 || ![[0, 1], [1, 0]].contains(&[batch, time]) {
-        return ctx.wrong(format!("batch_axis {batch} and time_axis {time} of {}", show_shape(&shape)));
+        return ctx.wrong(format!(
+            "batch_axis and time_axis should be axes 0 and 1 of the operand {}, but are {batch} and {time}",
+            show_shape(&shape)
+        ));
     }
     let (batch, time) = (batch as usize, time as usize);
     if ctx.shape_of(lengths) != shape[batch..=batch] {
@@ -260,7 +271,7 @@ pub fn center_crop_pad(ctx: &mut Ctx) -> Out {
         None => (0..shape.len()).collect(),
     };
     if axes.len() != wanted.len() || wanted.iter().any(|w| !(0..1 << 31).contains(w)) {
-        return ctx.wrong(format!("the shape {wanted:?} for {} axes", axes.len()));
+        return ctx.wrong(format!("the shape should have a size for each of {} axes, but is {wanted:?}", axes.len()));
     }
     let (mut before, mut after) = (vec![Dim::from(0); shape.len()], vec![Dim::from(0); shape.len()]);
     for (axis, wanted) in axes.into_iter().zip(wanted) {

@@ -317,7 +317,7 @@ pub fn bit_shift(ctx: &mut Ctx) -> Out {
     let (x, y) = (ctx.value(0)?, ctx.value(1)?);
     let dtype = ctx.dtype_of(x);
     if !dtype.is_int() {
-        return ctx.wrong(format!("a shift of {dtype}"));
+        return ctx.wrong(format!("only integers can be shifted, but the operand is {dtype}"));
     }
     let bits = 8.0 * dtype.size() as f64;
     let left = match ctx.attrs.text_or("direction", "")?.as_str() {

@@ -18,7 +18,11 @@ fn spread(ctx: &mut Ctx, v: Value, shape: &[Dim], axis: Option<usize>, block: i6
     let Some(axis) = axis else { return ctx.wrong("the axis does not exist") };
     if have.len() == 1 && block == 0 {
         if have[0] != shape[axis] {
-            return ctx.wrong(format!("{} scales for axis {axis} of {}", have[0], show_shape(shape)));
+            return ctx.wrong(format!(
+                "axis {axis} of {} needs a scale for each element, but there are {}",
+                show_shape(shape),
+                have[0]
+            ));
         }
         let mut wide = vec![Dim::from(1); shape.len()];
         wide[axis] = have[0].clone();
@@ -26,7 +30,11 @@ fn spread(ctx: &mut Ctx, v: Value, shape: &[Dim], axis: Option<usize>, block: i6
     }
     let blocks = Dim::from(block);
     if block < 1 || have.len() != shape.len() || have[axis].checked_mul(&blocks).as_ref() != Some(&shape[axis]) {
-        return ctx.unsupported(format!("scales {} for {} in blocks of {block}", show_shape(&have), show_shape(shape)));
+        return ctx.unsupported(format!(
+            "scales {} that do not fit {} in blocks of {block}",
+            show_shape(&have),
+            show_shape(shape)
+        ));
     }
     let mut apart = have.clone();
     apart.insert(axis + 1, Dim::from(1));

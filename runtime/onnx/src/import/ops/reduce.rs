@@ -11,14 +11,14 @@ use hypatia_graph::Value;
 
 /// The parameters of a reduction: the operand, its axes, and whether they stay with size 1. `axes`
 /// is `None` if the node leaves its operand unchanged.
-struct What {
+struct Reduction {
     x: Value,
     axes: Option<Vec<i64>>,
     keepdims: bool,
 }
 
 /// Reads a reduction; `input_since` is the version from which the axes are an operand.
-fn what(ctx: &mut Ctx, input_since: i64) -> Out<What> {
+fn parameters(ctx: &mut Ctx, input_since: i64) -> Out<Reduction> {
     let by_input = ctx.since >= input_since;
     ctx.arity(1, if by_input { 2 } else { 1 }, 1)?;
     let x = ctx.value(0)?;
@@ -38,12 +38,12 @@ fn what(ctx: &mut Ctx, input_since: i64) -> Out<What> {
         true if noop => None,
         true => Some((0..rank as i64).collect()),
     };
-    Ok(What { x, axes, keepdims })
+    Ok(Reduction { x, axes, keepdims })
 }
 
 /// A builtin reduction of `f(x)`.
 fn plain(ctx: &mut Ctx, input_since: i64, op: BuiltinOp, f: impl FnOnce(&mut Ctx, Value) -> Out<Value>) -> Out<Value> {
-    let w = what(ctx, input_since)?;
+    let w = parameters(ctx, input_since)?;
     let Some(axes) = w.axes else { return Ok(w.x) };
     let x = f(ctx, w.x)?;
     if axes.is_empty() { Ok(x) } else { ctx.reduce(op, x, &axes, w.keepdims) }
@@ -162,7 +162,7 @@ pub fn log_sum(ctx: &mut Ctx) -> Out {
 /// Logarithm of the sum of exponentials, without overflow.
 pub fn log_sum_exp(ctx: &mut Ctx) -> Out {
     decided(ctx)?;
-    let w = what(ctx, 18)?;
+    let w = parameters(ctx, 18)?;
     let Some(axes) = w.axes.filter(|a| !a.is_empty()) else {
         // log(exp(x)): x itself.
         return Ok(vec![w.x.into()]);

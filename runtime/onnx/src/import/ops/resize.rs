@@ -18,7 +18,7 @@ const LARGEST: usize = 1 << 22;
 
 /// How an index of the result maps to a position in the operand.
 #[derive(Clone, Copy, PartialEq)]
-enum Place {
+enum CoordinateTransform {
     HalfPixel,
     HalfPixelSymmetric,
     PytorchHalfPixel,
@@ -36,8 +36,8 @@ enum Kind {
 }
 
 /// The attributes.
-struct How {
-    place: Place,
+struct ResizeAttrs {
+    transform: CoordinateTransform,
     kind: Kind,
     rounding: String,
     antialias: bool,
@@ -54,14 +54,14 @@ struct Axis {
     region: (f64, f64),
 }
 
-fn how(ctx: &Ctx) -> Out<How> {
-    let place = match ctx.attrs.text_or("coordinate_transformation_mode", "half_pixel")?.as_str() {
-        "half_pixel" => Place::HalfPixel,
-        "half_pixel_symmetric" => Place::HalfPixelSymmetric,
-        "pytorch_half_pixel" => Place::PytorchHalfPixel,
-        "align_corners" => Place::AlignCorners,
-        "asymmetric" => Place::Asymmetric,
-        "tf_crop_and_resize" => Place::CropAndResize,
+fn attributes(ctx: &Ctx) -> Out<ResizeAttrs> {
+    let transform = match ctx.attrs.text_or("coordinate_transformation_mode", "half_pixel")?.as_str() {
+        "half_pixel" => CoordinateTransform::HalfPixel,
+        "half_pixel_symmetric" => CoordinateTransform::HalfPixelSymmetric,
+        "pytorch_half_pixel" => CoordinateTransform::PytorchHalfPixel,
+        "align_corners" => CoordinateTransform::AlignCorners,
+        "asymmetric" => CoordinateTransform::Asymmetric,
+        "tf_crop_and_resize" => CoordinateTransform::CropAndResize,
         other => return ctx.wrong(format!("there is no coordinate_transformation_mode `{other}`")),
     };
     let kind = match ctx.attrs.text_or("mode", "nearest")?.as_str() {
@@ -74,8 +74,8 @@ fn how(ctx: &Ctx) -> Out<How> {
     if !["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"].contains(&rounding.as_str()) {
         return ctx.wrong(format!("there is no nearest_mode `{rounding}`"));
     }
-    Ok(How {
-        place,
+    Ok(ResizeAttrs {
+        transform,
         kind,
         rounding,
         antialias: ctx.attrs.flag("antialias", false)?,
@@ -106,7 +106,7 @@ struct Axes {
 }
 
 /// Reads the scale or size of each axis.
-fn axes(ctx: &Ctx, shape: &[Dim], how: &How) -> Out<Axes> {
+fn axes(ctx: &Ctx, shape: &[Dim], how: &ResizeAttrs) -> Out<Axes> {
     let named = match ctx.attrs.ints("axes")? {
         Some(a) if ctx.since >= 18 => ctx.axes(a, shape.len())?,
         _ => (0..shape.len()).collect(),
@@ -120,7 +120,8 @@ fn axes(ctx: &Ctx, shape: &[Dim], how: &How) -> Out<Axes> {
         _ => return ctx.wrong("it needs either scales or sizes"),
     };
     if count != named.len() || region.as_ref().is_some_and(|r| r.len() != 2 * count) {
-        return ctx.wrong(format!("{count} scales or sizes for {} axes", named.len()));
+        return ctx
+            .wrong(format!("scales or sizes should have an entry for each of {} axes, but have {count}", named.len()));
     }
     let mut out = Axes::default();
     for (i, axis) in named.iter().enumerate() {
@@ -195,13 +196,13 @@ fn keep_aspect(axes: &mut [(usize, Axis)], choose: Choice) {
     }
 }
 
-impl How {
+impl ResizeAttrs {
     /// True if an integer scale repeats each element consecutively: no position falls between two
     /// elements.
     fn repeats(&self) -> bool {
-        let nearest = match self.place {
-            Place::Asymmetric => self.rounding == "floor",
-            Place::HalfPixel => self.rounding.starts_with("round"),
+        let nearest = match self.transform {
+            CoordinateTransform::Asymmetric => self.rounding == "floor",
+            CoordinateTransform::HalfPixel => self.rounding.starts_with("round"),
             _ => false,
         };
         self.kind == Kind::Nearest && nearest
@@ -211,25 +212,25 @@ impl How {
     fn position(&self, a: &Axis, i: i64) -> Option<f64> {
         let (x, input, output) = (i as f64, a.input as f64, a.scale * a.input as f64);
         let half = (x + 0.5) / a.scale - 0.5;
-        Some(match self.place {
-            Place::HalfPixel => half,
-            Place::HalfPixelSymmetric => input / 2.0 * (1.0 - a.output as f64 / output) + half,
-            Place::PytorchHalfPixel => {
+        Some(match self.transform {
+            CoordinateTransform::HalfPixel => half,
+            CoordinateTransform::HalfPixelSymmetric => input / 2.0 * (1.0 - a.output as f64 / output) + half,
+            CoordinateTransform::PytorchHalfPixel => {
                 if output == 1.0 {
                     -0.5
                 } else {
                     half
                 }
             }
-            Place::AlignCorners => {
+            CoordinateTransform::AlignCorners => {
                 if output == 1.0 {
                     0.0
                 } else {
                     x * (input - 1.0) / (output - 1.0)
                 }
             }
-            Place::Asymmetric => x / a.scale,
-            Place::CropAndResize => {
+            CoordinateTransform::Asymmetric => x / a.scale,
+            CoordinateTransform::CropAndResize => {
                 let (start, end) = a.region;
                 let at = match output == 1.0 {
                     true => (end - start) * (input - 1.0) / 2.0,
@@ -295,7 +296,7 @@ impl How {
 /// Resizes by scales or to sizes.
 pub fn resize(ctx: &mut Ctx) -> Out {
     ctx.arity(1, 4, 1)?;
-    let how = how(ctx)?;
+    let how = attributes(ctx)?;
     if how.antialias && how.kind == Kind::Nearest {
         return ctx.unsupported("antialias with mode `nearest`");
     }
@@ -309,12 +310,12 @@ pub fn resize(ctx: &mut Ctx) -> Out {
         x = repeated(ctx, x, axis, factor)?;
     }
     for (axis, a) in axes.known {
-        let whole = how.place != Place::CropAndResize || a.region == (0.0, 1.0);
+        let whole = how.transform != CoordinateTransform::CropAndResize || a.region == (0.0, 1.0);
         if (a.scale - 1.0).abs() < 1e-9 && a.input == a.output && whole {
             continue;
         }
         if a.input == 0 && a.output > 0 {
-            return ctx.wrong(format!("axis {axis} is empty"));
+            return ctx.wrong(format!("axis {axis} has no elements to interpolate"));
         }
         x = along(ctx, x, axis, &a, &how)?;
     }
@@ -336,7 +337,7 @@ fn repeated(ctx: &mut Ctx, x: Value, axis: usize, factor: i64) -> Out<Value> {
 }
 
 /// Resizes one axis.
-fn along(ctx: &mut Ctx, x: Value, axis: usize, a: &Axis, how: &How) -> Out<Value> {
+fn along(ctx: &mut Ctx, x: Value, axis: usize, a: &Axis, how: &ResizeAttrs) -> Out<Value> {
     let rows: Vec<Option<(Vec<i64>, Vec<f64>)>> = (0..a.output).map(|i| how.neighbours(a, i)).collect();
     let taps = rows.iter().flatten().map(|(at, _)| at.len()).max().unwrap_or(1);
     if rows.len().saturating_mul(taps) > LARGEST {

@@ -13,7 +13,7 @@ use hypatia_graph::Value;
 
 /// The padding mode: values outside the operand.
 #[derive(Clone, Copy, PartialEq)]
-enum Outside {
+enum PaddingMode {
     Zeros,
     Border,
     Reflection,
@@ -100,14 +100,14 @@ fn neighbours(
     at: Value,
     axis: &Axis,
     mode: &str,
-    outside: Outside,
+    padding: PaddingMode,
     dtype: DType,
 ) -> Out<Vec<Neighbour>> {
     let at = if mode == "nearest" { ctx.builtin(BuiltinScalar::Round, &[at])? } else { at };
-    let at = match outside {
-        Outside::Zeros => at,
-        Outside::Reflection => reflect(ctx, at, axis)?,
-        Outside::Border => {
+    let at = match padding {
+        PaddingMode::Zeros => at,
+        PaddingMode::Reflection => reflect(ctx, at, axis)?,
+        PaddingMode::Border => {
             let below = with(ctx, BuiltinScalar::Lt, at, axis.low)?;
             let high = ctx.number(ctx.dtype_of(at), axis.high)?;
             let above = ctx.builtin(BuiltinScalar::Lt, &[high, at])?;
@@ -126,10 +126,10 @@ fn neighbours(
     let mut out = Vec::new();
     for (tap, weight) in taps {
         let index = with(ctx, BuiltinScalar::Add, first, tap)?;
-        let kept = if outside == Outside::Reflection { reflect(ctx, index, axis)? } else { index };
+        let kept = if padding == PaddingMode::Reflection { reflect(ctx, index, axis)? } else { index };
         let kept = clamp(ctx, kept, 0.0, axis.size as f64 - 1.0)?;
-        let inside = match outside {
-            Outside::Zeros => Some(ctx.builtin(BuiltinScalar::Eq, &[kept, index])?),
+        let inside = match padding {
+            PaddingMode::Zeros => Some(ctx.builtin(BuiltinScalar::Eq, &[kept, index])?),
             _ => None,
         };
         // NaN passes through clamps; here it becomes 0.
@@ -151,10 +151,10 @@ pub fn grid_sample(ctx: &mut Ctx) -> Out {
         "nearest" => "nearest",
         other => return ctx.wrong(format!("there is no mode `{other}`")),
     };
-    let outside = match ctx.attrs.text_or("padding_mode", "zeros")?.as_str() {
-        "zeros" => Outside::Zeros,
-        "border" => Outside::Border,
-        "reflection" => Outside::Reflection,
+    let padding = match ctx.attrs.text_or("padding_mode", "zeros")?.as_str() {
+        "zeros" => PaddingMode::Zeros,
+        "border" => PaddingMode::Border,
+        "reflection" => PaddingMode::Reflection,
         other => return ctx.wrong(format!("there is no padding_mode `{other}`")),
     };
     let corners = ctx.attrs.flag("align_corners", false)?;
@@ -186,7 +186,7 @@ pub fn grid_sample(ctx: &mut Ctx) -> Out {
         let at = with(ctx, BuiltinScalar::Add, at, 1.0)?;
         let at = with(ctx, BuiltinScalar::Mul, at, span / 2.0)?;
         let at = with(ctx, BuiltinScalar::Sub, at, edge)?;
-        axes.push((neighbours(ctx, at, &axis, mode, outside, dtype)?, size));
+        axes.push((neighbours(ctx, at, &axis, mode, padding, dtype)?, size));
     }
     // Each element becomes a row with all its channels.
     let rows = ctx.reshape(x, &[shape[0].clone(), shape[1].clone(), inner])?;

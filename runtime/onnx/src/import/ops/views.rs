@@ -175,8 +175,7 @@ pub fn expand(ctx: &mut Ctx) -> Out {
     let Some(to) = broadcast(&from, &shape) else {
         let (from, shape) = (show_shape(&from), show_shape(&shape));
         return ctx.wrong(format!(
-            "{from} does not broadcast with {shape} (a dynamic size broadcasts only with \
-            itself and 1)"
+            "{from} does not broadcast with {shape}; a dynamic size broadcasts only with itself and 1"
         ));
     };
     if let Some(s) = ctx.sym(0)
@@ -260,12 +259,12 @@ fn equal_pieces(ctx: &Ctx, size: &Dim, count: usize, ragged: bool) -> Out<Vec<Di
         return ctx.unsupported(format!("{count} equal pieces of the dynamic size {size}, which may not be divisible"));
     };
     if !ragged || count == 0 {
-        return ctx.wrong(format!("{count} equal pieces of {size}"));
+        return ctx.wrong(format!("an axis of size {size} cannot be split into {count} equal pieces"));
     }
     let each = (size + count as i64 - 1) / count as i64;
     let last = size - each * (count as i64 - 1);
     if last < 0 {
-        return ctx.wrong(format!("{count} pieces of {size}"));
+        return ctx.wrong(format!("an axis of size {size} is too short for {count} pieces"));
     }
     let mut pieces = vec![Dim::from(each); count];
     pieces[count - 1] = Dim::from(last);
@@ -289,7 +288,7 @@ pub fn slice(ctx: &mut Ctx) -> Out {
     for (i, axis) in axes.into_iter().enumerate() {
         let size = &shape[axis];
         let (start, stop) = match steps[i] {
-            0 | i64::MIN => return ctx.wrong("a step of 0"),
+            0 | i64::MIN => return ctx.wrong("a step must not be 0"),
             step => range(ctx, size, &starts[i], &ends[i], step)?,
         };
         if steps[i] == 1 && start == Dim::from(0) && stop == *size {
@@ -384,7 +383,11 @@ pub fn tile(ctx: &mut Ctx) -> Out {
     let shape = ctx.ty(0)?.shape;
     let repeats = ctx.sizes(1, "the repeats")?;
     if repeats.len() != shape.len() || repeats.iter().any(|d| d.as_const().is_some_and(|c| c < 0)) {
-        return ctx.wrong(format!("repeats {} for {}", show_shape(&repeats), show_shape(&shape)));
+        return ctx.wrong(format!(
+            "repeats should have a number for each axis of {}, but are {}",
+            show_shape(&shape),
+            show_shape(&repeats)
+        ));
     }
     if let (Some(sym), Some(repeats)) = (ctx.sym(0), concrete(&repeats))
         && let Some(s) = sym.tiled(&repeats)
@@ -423,7 +426,11 @@ pub fn pad(ctx: &mut Ctx) -> Out {
     };
     let pads = ctx.sizes(1, "pads")?;
     if pads.len() != 2 * axes.len() {
-        return ctx.wrong(format!("pads {} for {} axes", show_shape(&pads), axes.len()));
+        return ctx.wrong(format!(
+            "pads should have two numbers for each of {} axes, but are {}",
+            axes.len(),
+            show_shape(&pads)
+        ));
     }
     let (mut before, mut after) = (vec![Dim::from(0); shape.len()], vec![Dim::from(0); shape.len()]);
     for (i, a) in axes.iter().enumerate() {
@@ -448,7 +455,7 @@ pub fn pad(ctx: &mut Ctx) -> Out {
 fn pad_by_copies(ctx: &mut Ctx, mut x: Value, mode: &str, before: &[Dim], after: &[Dim]) -> Out {
     const LONGEST: i64 = 1 << 20;
     if !["edge", "reflect", "wrap"].contains(&mode) || (mode == "wrap" && ctx.since < 19) {
-        return ctx.wrong(format!("there is no mode `{mode}`"));
+        return ctx.wrong(format!("mode `{mode}` is unknown, or newer than the opset"));
     }
     let shape = ctx.shape_of(x);
     for axis in 0..shape.len() {
@@ -459,7 +466,8 @@ fn pad_by_copies(ctx: &mut Ctx, mut x: Value, mode: &str, before: &[Dim], after:
         };
         let total = size.checked_add(b).and_then(|t| t.checked_add(a)).filter(|t| (0..=LONGEST).contains(t));
         let (Some(total), true) = (total, size > 0) else {
-            return ctx.wrong(format!("pads {b} and {a} on an axis of size {size}"));
+            return ctx
+                .wrong(format!("an axis of size {size} cannot be padded with {b} and {a} copies of its elements"));
         };
         let index = |i: i64| {
             let at = i - b;

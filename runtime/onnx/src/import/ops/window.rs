@@ -10,6 +10,7 @@ use hypatia_dsl::ir::AttrValue;
 use hypatia_dsl::shape::{Dim, Shape, product, show_shape};
 
 use super::super::context::{Bound, Ctx, Out, dims, int, ints};
+use super::non_finite;
 use hypatia_graph::Value;
 
 /// The window parameters, with one entry per spatial axis.
@@ -28,7 +29,7 @@ const LARGE: i64 = 1 << 31;
 fn list(ctx: &Ctx, name: &str, count: usize, default: i64, least: i64) -> Out<Vec<i64>> {
     let Some(list) = ctx.attrs.ints(name)? else { return Ok(vec![default; count]) };
     if list.len() != count || list.iter().any(|v| !(least..LARGE).contains(v)) {
-        return ctx.wrong(format!("{name} {list:?}: {count} numbers of at least {least} were expected"));
+        return ctx.wrong(format!("{name} should be {count} numbers of at least {least}, but is {list:?}"));
     }
     Ok(list.to_vec())
 }
@@ -45,7 +46,10 @@ impl Layout {
             "NOTSET" => {}
             "VALID" => (l.before, l.after) = (vec![0; count], vec![0; count]),
             side @ ("SAME_UPPER" | "SAME_LOWER") => l.same(ctx, axes, side == "SAME_UPPER")?,
-            other => return ctx.wrong(format!("there is no auto_pad `{other}`")),
+            other => {
+                return ctx
+                    .wrong(format!("auto_pad should be NOTSET, VALID, SAME_UPPER or SAME_LOWER, but is `{other}`"));
+            }
         }
         if ceil {
             l.ceil(ctx, axes)?;
@@ -116,10 +120,13 @@ fn filter_sizes(ctx: &Ctx, w: Value, count: usize) -> Out<Vec<i64>> {
     let shape = ctx.shape_of(w);
     let sizes: Option<Vec<i64>> = shape.iter().skip(2).map(Dim::as_const).collect();
     let Some(sizes) = sizes.filter(|s| s.len() == count && s.iter().all(|k| *k >= 1)) else {
-        return ctx.wrong(format!("filters of shape {} for {count} axes", show_shape(&shape)));
+        return ctx.wrong(format!(
+            "filters should have {count} spatial axes of known sizes, but have shape {}",
+            show_shape(&shape)
+        ));
     };
     if ctx.attrs.ints("kernel_shape")?.is_some_and(|k| k != sizes) {
-        return ctx.wrong(format!("kernel_shape is not {sizes:?}, the sizes of its filters"));
+        return ctx.wrong(format!("kernel_shape should be {sizes:?}, the sizes of the filters"));
     }
     Ok(sizes)
 }
@@ -153,31 +160,53 @@ fn biased(ctx: &mut Ctx, y: Value) -> Out {
 /// and the reversed filters.
 pub fn conv_transpose(ctx: &mut Ctx) -> Out {
     ctx.arity(2, 3, 1)?;
-    let (mut x, w) = (ctx.value(0)?, ctx.value(1)?);
+    let (x, w) = (ctx.value(0)?, ctx.value(1)?);
     let axes = spatial(ctx, x)?;
     let sizes = filter_sizes(ctx, w, axes.len())?;
     let groups = ctx.attrs.int_or("group", 1)?;
     let layout = transposed_layout(ctx, sizes, &axes)?;
-    for (i, stride) in layout.strides.iter().enumerate() {
-        x = spread(ctx, x, 2 + i, *stride)?;
-    }
-    let w = reversed(ctx, w, groups)?;
-    let count = axes.len();
     let reach = |i: usize| layout.reach(i) - 1;
-    let before: Vec<i64> = (0..count).map(|i| reach(i) - layout.before[i]).collect();
-    let after: Vec<i64> = (0..count).map(|i| reach(i) - layout.after[i]).collect();
-    // Padding beyond the filter's extent crops elements. The padding at the end may also exceed
-    // that extent.
-    let cut = |list: &[i64]| -> Vec<Dim> { [0, 0].iter().chain(list).map(|v| Dim::from((*v).min(0))).collect() };
-    let (front, back) = (cut(&before), cut(&after));
-    if front.iter().chain(&back).any(|d| *d != Dim::from(0)) {
-        let zero = ctx.number(ctx.dtype_of(x), 0.0)?;
-        x = ctx.op(BuiltinOp::Pad, &[x, zero], vec![dims(&front), dims(&back)])?;
-    }
-    let kept = |list: Vec<i64>| ints(&list.into_iter().map(|v| v.max(0)).collect::<Vec<_>>());
-    let attrs = vec![ints(&vec![1; count]), kept(before), kept(after), ints(&layout.dilations), int(groups)];
-    let y = ctx.op(BuiltinOp::Conv, &[x, w], attrs)?;
+    let before = (0..axes.len()).map(|i| reach(i) - layout.before[i]).collect();
+    let after = (0..axes.len()).map(|i| reach(i) - layout.after[i]).collect();
+    let y = non_finite::transposed(ctx, [x, w], &Transposed { layout, groups, before, after })?;
     biased(ctx, y)
+}
+
+/// A transposed convolution as an ordinary one.
+pub(super) struct Transposed {
+    layout: Layout,
+    groups: i64,
+    /// The padding of the ordinary convolution; what is negative crops elements.
+    before: Vec<i64>,
+    after: Vec<i64>,
+}
+
+impl Transposed {
+    /// The operand with zeros between its elements, cropped.
+    pub(super) fn spread(&self, ctx: &mut Ctx, mut x: Value) -> Out<Value> {
+        for (i, stride) in self.layout.strides.iter().enumerate() {
+            x = spread(ctx, x, 2 + i, *stride)?;
+        }
+        // Padding beyond the filter's extent crops elements. The padding at the end may also exceed
+        // that extent.
+        let cut = |list: &[i64]| -> Vec<Dim> { [0, 0].iter().chain(list).map(|v| Dim::from((*v).min(0))).collect() };
+        let (front, back) = (cut(&self.before), cut(&self.after));
+        if front.iter().chain(&back).all(|d| *d == Dim::from(0)) {
+            return Ok(x);
+        }
+        let zero = ctx.number(ctx.dtype_of(x), 0.0)?;
+        ctx.op(BuiltinOp::Pad, &[x, zero], vec![dims(&front), dims(&back)])
+    }
+
+    /// The convolution of a spread operand.
+    pub(super) fn convolve(&self, ctx: &mut Ctx, x: Value, w: Value) -> Out<Value> {
+        let w = reversed(ctx, w, self.groups)?;
+        let kept = |list: &[i64]| ints(&list.iter().map(|v| (*v).max(0)).collect::<Vec<_>>());
+        let strides = ints(&vec![1; self.before.len()]);
+        let dilations = ints(&self.layout.dilations);
+        let attrs = vec![strides, kept(&self.before), kept(&self.after), dilations, int(self.groups)];
+        ctx.op(BuiltinOp::Conv, &[x, w], attrs)
+    }
 }
 
 /// The layout of a transposed convolution; `after` is reduced by `output_padding`.
@@ -192,7 +221,9 @@ fn transposed_layout(ctx: &Ctx, sizes: Vec<i64>, axes: &[Dim]) -> Out<Layout> {
     let wanted = ctx.attrs.ints("output_shape")?.map(<[i64]>::to_vec);
     let wanted = match wanted {
         Some(w) if w.len() == count + 2 => Some(w[2..].to_vec()),
-        Some(w) if w.len() != count => return ctx.wrong(format!("output_shape {w:?} for {count} axes")),
+        Some(w) if w.len() != count => {
+            return ctx.wrong(format!("output_shape should have {count} sizes, but is {w:?}"));
+        }
         w => w,
     };
     for (i, size) in axes.iter().enumerate() {
@@ -209,7 +240,10 @@ fn transposed_layout(ctx: &Ctx, sizes: Vec<i64>, axes: &[Dim]) -> Out<Layout> {
             (None, "SAME_UPPER" | "SAME_LOWER") => Some(l.reach(i) + more[i] - l.strides[i]),
             (None, "NOTSET") => None,
             (None, "VALID") => Some(0),
-            (None, other) => return ctx.wrong(format!("there is no auto_pad `{other}`")),
+            (None, other) => {
+                return ctx
+                    .wrong(format!("auto_pad should be NOTSET, VALID, SAME_UPPER or SAME_LOWER, but is `{other}`"));
+            }
         };
         if let Some(total) = total {
             let half = total.div_euclid(2);

@@ -98,6 +98,10 @@ fn errors_name_the_node_and_say_what_is_wrong() {
         (model(vec![with(node("Cast", &["x"], &["y"]), vec![attribute("to", 99)])]), "element type 99 is unknown"),
         (model(vec![with(relu(), vec![attribute("a", 1), attribute("a", 1)])]), "`a` is given twice"),
         (edited(vec![relu()], |m| m.opset_import.clear()), "no opset is imported"),
+        (
+            edited(vec![relu()], |m| m.opset_import.push(opset("ai.onnx", 19))),
+            "the default opset is imported twice, as versions 20 and 19",
+        ),
         (edited(vec![relu()], |m| m.graph = None), "it contains no graph"),
         (
             edited(vec![node("Div", &["i", "w"], &["y"])], |m| {
@@ -115,8 +119,14 @@ fn errors_name_the_node_and_say_what_is_wrong() {
         ),
         (edited(vec![relu()], |m| graph(m, |g| g.output.clear())), "no outputs"),
         (
-            edited(vec![relu()], |m| graph(m, |g| g.output = vec![value("y", 1, &[2, 4])])),
-            "is declared as f32[2, 4], but is f32[2, 3]",
+            edited(vec![relu()], |m| graph(m, |g| g.output = vec![value("y", 1, &[2, 3, 1])])),
+            "node `the_Relu` (Relu, opset 20): its output `y` is declared as f32[2, 3, 1], but is f32[2, 3]: the ranks",
+        ),
+        (
+            edited(vec![node("Neg", &["x"], &["z"]), node("Neg", &["z"], &["y"])], |m| {
+                graph(m, |g| g.value_info = vec![value("z", 1, &[2, 4])])
+            }),
+            "its output `z` is declared as f32[2, 4], but is f32[2, 3]: the sizes of axis 1 differ",
         ),
         (
             edited(vec![relu()], |m| graph(m, |g| g.value_info = vec![value("y", 11, &[2, 3])])),
@@ -143,6 +153,19 @@ fn errors_name_the_node_and_say_what_is_wrong() {
     }
 }
 
+/// Exporters leave the sizes of their example in declared outputs, and list a domain twice.
+#[test]
+fn harmless_contradictions_are_accepted() {
+    let m = edited(vec![node("Relu", &["x"], &["y"])], |m| {
+        m.opset_import.push(opset("ai.onnx", 20));
+        m.graph.as_mut().unwrap().output = vec![value("y", 1, &[7, 3])];
+    });
+    let import = load_bytes(&m.encode_to_vec(), "m.onnx", program(), &Options::default(), &FOLDER).unwrap();
+    let declared = "the output `y` is declared as f32[7, 3], but is f32[2, 3]: the sizes of axis 0 differ ([7, 2])";
+    assert_eq!(import.warnings, [format!("m.onnx: {declared}; the declared sizes are ignored")]);
+    assert_eq!(import.graph.ty(import.graph.outputs[0].1).to_string(), "f32[2, 3]");
+}
+
 #[test]
 fn what_is_not_supported_says_so() {
     let relu = || node("Relu", &["x"], &["y"]);
@@ -158,8 +181,20 @@ fn what_is_not_supported_says_so() {
         ),
         (
             model(vec![node("LSTM", &["x", "x", "x"], &["y"]), node("Unique", &["x"], &["z"])]),
-            "LSTM (opset 20) is not supported: Hypatia does not import this op (nor are other ops of this model: \
-             Unique)",
+            "node `the_LSTM`: LSTM (opset 20) is not supported: export the model without it; docs/onnx-ops.md lists \
+             the supported ops; other unsupported ops of this model: Unique",
+        ),
+        (model(vec![node("GRU", &["x", "x", "x"], &["y"])]), "node `the_GRU`: GRU (opset 20) is not supported"),
+        (model(vec![node("DFT", &["x"], &["y"])]), "node `the_DFT`: DFT (opset 20) is not supported"),
+        (model(vec![node("NonMaxSuppression", &["x", "x"], &["y"])]), "node `the_NonMaxSuppression`: NonMaxSup"),
+        (
+            model(vec![node("QLinearConv", &["x"; 8], &["y"])]),
+            "node `the_QLinearConv`: QLinearConv (opset 20) is not supported: quantise the model with QuantizeLinear",
+        ),
+        (model(vec![node("ConvInteger", &["x", "x"], &["y"])]), "ConvInteger (opset 20) is not supported: quantise"),
+        (
+            model(vec![node("Loop", &["x"], &["y"])]),
+            "node `the_Loop`: Loop (opset 20) is not supported: control flow is not imported; export",
         ),
         (model(vec![node("If", &["x"], &["y"])]), "control flow"),
         (

@@ -10,6 +10,7 @@ mod dynamic;
 mod masks;
 mod no_elements;
 mod nodes;
+mod non_finite;
 mod ops;
 
 use std::collections::{BTreeMap, HashMap};
@@ -73,7 +74,7 @@ fn given_shapes_bind_symbols() {
     assert_eq!(import.graph.ty(import.graph.outputs[0].1).to_string(), "f32[7, 10]");
     for (options, says) in [
         (shapes(&[7, 63]), "axis 1 has size 64, not 63"),
-        (shapes(&[7]), "rank 2 expected"),
+        (shapes(&[7]), "`input` should have rank 2"),
         (
             Options { shapes: BTreeMap::from([("x".to_string(), vec![])]), ..Options::default() },
             "no input `x`; its inputs are: input",

@@ -95,7 +95,7 @@ fn tensors(list: &[(String, Vec<u8>)]) -> Result<Vec<(String, Tensor)>, String> 
             let proto = TensorProto::decode(&bytes[..]).map_err(|e| e.to_string())?;
             match tensor::read(&proto, None) {
                 Ok(t) => Ok((name.clone(), t)),
-                Err(tensor::Bad::Unsupported(m) | tensor::Bad::Damaged(m)) => Err(m),
+                Err(tensor::TensorFault::Unsupported(m) | tensor::TensorFault::Damaged(m)) => Err(m),
             }
         })
         .collect()
@@ -236,7 +236,8 @@ fn page(ops: &BTreeMap<String, Tally>, expanded: &Tally) -> String {
     let [pass, fixed, refused] = expanded.counts;
     writeln!(
         out,
-        "\nCases named `_expanded`, which write an op as the function that defines it: {pass} pass, {fixed} fixed, {refused} refused."
+        "\nCases named `_expanded`, which write an op as the function that defines it: {pass} pass, {fixed} fixed, \
+         {refused} refused."
     )
     .unwrap();
     out.push_str("\n## Not imported\n\n| op | cases |\n|---|---|\n");

@@ -30,7 +30,7 @@ const GPU_COPY: usize = 1 << 28;
 const TRIES: usize = 5;
 
 /// Measured rates.
-pub struct Roof {
+pub struct Roofline {
     /// Operations per second of a product, with the executor's own kernel.
     pub flops: f64,
     /// The element type of that product.
@@ -39,14 +39,14 @@ pub struct Roof {
     pub bytes: f64,
 }
 
-impl Roof {
+impl Roofline {
     /// Measures with this many threads.
-    pub fn measure(threads: usize) -> Result<Roof> {
-        Ok(Roof { flops: product(threads)?, dtype: DType::F32, bytes: copy(threads) })
+    pub fn measure(threads: usize) -> Result<Roofline> {
+        Ok(Roofline { flops: product(threads)?, dtype: DType::F32, bytes: copy(threads) })
     }
 
     /// Measures on a GPU, with a product like most of this plan's.
-    pub fn on_gpu(on: &OnGpu, plan: &Plan) -> Result<Roof> {
+    pub fn on_gpu(on: &OnGpu, plan: &Plan) -> Result<Roofline> {
         let products = plan.steps.iter().filter(|s| matches!(s.action, Action::Gemm(_)));
         let dtype = products.filter_map(|s| s.reads.first()).map(|v| v.dtype).next().unwrap_or(DType::F32);
         let mut graph = Graph::new(plan.program.clone());
@@ -64,7 +64,7 @@ impl Roof {
         let y = graph.scalar(abs.ok_or_else(|| Error::Internal("no magnitude".into()))?, &[x])?;
         graph.output("y", y);
         let us = replayed(on, &graph, &[noise(DType::F32, &line)?], false)?;
-        Ok(Roof { flops, dtype, bytes: 2.0 * GPU_COPY as f64 / us * 1e6 })
+        Ok(Roofline { flops, dtype, bytes: 2.0 * GPU_COPY as f64 / us * 1e6 })
     }
 }
 

@@ -16,8 +16,8 @@ use super::walk::expr_vars;
 const MAX_NODES: usize = 2_000;
 
 /// Inlines all defined ops in a body except those in `kept`.
-pub(super) fn unfold(program: &Program, body: &Build, kept: &[OpId]) -> Option<Build> {
-    Unfold { program, kept, size: 0 }.build(body, 0)
+pub(super) fn inline(program: &Program, body: &Build, kept: &[OpId]) -> Option<Build> {
+    Inliner { program, kept, size: 0 }.build(body, 0)
 }
 
 /// The arguments of an inlined op's parameters.
@@ -27,13 +27,13 @@ struct Values {
     attrs: HashMap<VarId, AExpr>,
 }
 
-struct Unfold<'p> {
+struct Inliner<'p> {
     program: &'p Program,
     kept: &'p [OpId],
     size: usize,
 }
 
-impl Unfold<'_> {
+impl Inliner<'_> {
     fn build(&mut self, b: &Build, depth: usize) -> Option<Build> {
         self.size += 1;
         if self.size > MAX_NODES || depth > 150 {
@@ -57,7 +57,7 @@ impl Unfold<'_> {
                     .collect::<Option<Vec<_>>>()?;
                 let node = BuildNode { args, ..n.clone() };
                 match n.head {
-                    Head::Op(id) if self.unfolds(id) => {
+                    Head::Op(id) if self.inlines(id) => {
                         let inner = self.inline(&node)?;
                         self.build(&inner, depth + 1)?
                     }
@@ -67,7 +67,7 @@ impl Unfold<'_> {
         })
     }
 
-    fn unfolds(&self, id: OpId) -> bool {
+    fn inlines(&self, id: OpId) -> bool {
         matches!(self.program.op(id).body, OpBody::Defined(_)) && !self.kept.contains(&id)
     }
 

@@ -14,15 +14,15 @@ const GROWTH: usize = 200;
 
 impl Graph {
     /// The graph with every defined op replaced by its body and equal nodes deduplicated.
-    pub fn unfold(&self) -> Result<Graph> {
-        Ok(self.unfold_with_numbers()?.0)
+    pub fn inlined(&self) -> Result<Graph> {
+        Ok(self.inlined_with_numbers()?.0)
     }
 
-    /// [`Graph::unfold`], with the unrounded numbers of the bodies.
-    pub fn unfold_with_numbers(&self) -> Result<(Graph, Numbers)> {
+    /// [`Graph::inlined`], with the unrounded numbers of the bodies.
+    pub fn inlined_with_numbers(&self) -> Result<(Graph, Numbers)> {
         let mut out = Graph::new(self.program.clone());
         let mut map: Vec<Vec<Value>> = Vec::with_capacity(self.nodes.len());
-        let mut into = Instantiator::unfolding(&mut out);
+        let mut into = Instantiator::inlining(&mut out);
         into.allow(self.nodes.len().saturating_mul(GROWTH));
         for node in &self.nodes {
             let first_new = into.graph.nodes.len();
