@@ -97,7 +97,10 @@ impl Executor {
                 let results = e.run(&owned.ok_or_else(wrong)?)?;
                 for (result, out) in results.iter().zip(outputs) {
                     let wrong = || Error::Input("the memory of an output is not as long as the plan says".into());
-                    out.get_mut(..).filter(|o| o.len() == result.bytes().len()).ok_or_else(wrong)?.copy_from_slice(result.bytes());
+                    out.get_mut(..)
+                        .filter(|o| o.len() == result.bytes().len())
+                        .ok_or_else(wrong)?
+                        .copy_from_slice(result.bytes());
                 }
                 Ok(())
             }

@@ -77,8 +77,8 @@ impl Executor {
         Ok(Executor { plan, ready, outside, threads, pool, shared, idle: Mutex::new(Vec::new()), poison: false })
     }
 
-    /// Poisons the arena and the outputs with NaN before each run, so that reads of unwritten memory
-    /// show.
+    /// Poisons the arena and the outputs with NaN before each run, so that reads of unwritten
+    /// memory show.
     pub fn poisoned(mut self) -> Executor {
         self.poison = true;
         self
@@ -104,9 +104,9 @@ impl Executor {
         self.run_with(inputs, Some(times))
     }
 
-    /// Runs once on memory that the caller holds: the little-endian, row-major elements of the plan's
-    /// inputs and outputs, in its order. Nothing is copied but an output that is an input, a constant
-    /// or an earlier output.
+    /// Runs once on memory that the caller holds: the little-endian, row-major elements of the
+    /// plan's inputs and outputs, in its order. Nothing is copied but an output that is an input, a
+    /// constant or an earlier output.
     ///
     /// # Errors
     /// If the number of slices or the length of one is not the plan's, or if a slice is not aligned

@@ -106,8 +106,8 @@ pub fn empty() -> &'static [u8] {
 
 /// The memory of outputs during a step: slices that the step writes, and slices that it may read.
 pub struct Outside<'a> {
-    /// Outputs that the step writes, by index.
-    outs: SmallVec<[(usize, Option<&'a mut [u8]>); 4]>,
+    /// Outputs that the step writes, by index; `None` where it does not, and where one was taken.
+    outs: SmallVec<[Option<&'a mut [u8]>; 4]>,
     /// The other outputs, by index; `None` where the step writes.
     rest: SmallVec<[Option<&'a [u8]>; 4]>,
 }
@@ -117,19 +117,19 @@ impl<'a> Outside<'a> {
     pub fn split(outputs: &'a mut [&mut [u8]], writes: &[usize]) -> Outside<'a> {
         let mut outside = Outside { outs: SmallVec::new(), rest: SmallVec::new() };
         for (i, output) in outputs.iter_mut().enumerate() {
-            if writes.contains(&i) {
-                outside.outs.push((i, Some(&mut **output)));
-                outside.rest.push(None);
-            } else {
-                outside.rest.push(Some(&**output));
-            }
+            let (out, rest) = match writes.contains(&i) {
+                true => (Some(&mut **output), None),
+                false => (None, Some(&**output)),
+            };
+            outside.outs.push(out);
+            outside.rest.push(rest);
         }
         outside
     }
 
     /// The memory of an output that the step writes; `None` if it was taken already.
     pub fn take(&mut self, output: usize) -> Option<&'a mut [u8]> {
-        self.outs.iter_mut().find(|(i, _)| *i == output)?.1.take()
+        self.outs.get_mut(output)?.take()
     }
 
     /// An output that an earlier step wrote.
