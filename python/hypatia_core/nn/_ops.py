@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from .. import _native
-from .._eager import function
+from .._eager import NAMES, function
 from .._rules import Rules, Scalar, library
 
 Tensor = torch.Tensor
@@ -98,6 +98,11 @@ class Op:
     def takes(self, x: Shape, params: tuple[Tensor, ...]) -> bool:
         """Whether it takes rows of that shape; if not, PyTorch says what is wrong."""
         return len(x) > 0 and params[0].dim() == 2 and x[-1] == params[0].shape[1]
+
+    def show(self, key: tuple[Any, ...]) -> str:
+        """A key of `plans` as text: the rows."""
+        dtype, rows, columns, *_ = key
+        return f"{NAMES[dtype]}[{rows}, {columns}]"
 
     def shapes(self, params: tuple[Tensor, ...]) -> list[Shape]:
         """The shapes of the parameters in the graph."""

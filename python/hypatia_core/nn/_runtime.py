@@ -11,7 +11,8 @@ import contextlib
 import math
 import threading
 import time
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,6 +37,8 @@ MAX_PLANS = 256
 BUDGET = 0.03
 
 _policy = "measure"
+#: Parts of compiled graphs.
+_parts: weakref.WeakSet[Any] = weakref.WeakSet()
 _lock = threading.Lock()
 
 
@@ -57,6 +60,10 @@ def policy(name: str) -> Iterator[None]:
         _policy = before
 
 
+#: Hypatia's side and PyTorch's.
+Sides = tuple[Callable[[], Any], Callable[[], Any]]
+
+
 @dataclass
 class Choice:
     """What was found for one op, element type and shape."""
@@ -74,6 +81,30 @@ class Choice:
     seen: bool = False
     """Whether the shape was called before."""
     lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def prepare(self, make: Callable[[], _native.Plan]) -> None:
+        """Make the plan."""
+        try:
+            self.plan = make()
+        except HypatiaError as error:
+            self.failed, self.why = True, f"no plan could be made: {error}"
+
+    def measure(self, sides: Sides) -> None:
+        """Time both sides in turn; the least time of each counts."""
+        best, start = [math.inf, math.inf], time.perf_counter()
+        with torch.no_grad():
+            for turn in range(20):
+                for i, side in enumerate(sides):
+                    before = time.perf_counter()
+                    side()
+                    best[i] = min(best[i], time.perf_counter() - before)
+                enough = time.perf_counter() - start > BUDGET
+                if enough and (turn >= 2 or max(best) > 4 * min(best)):
+                    break
+        self.measured = (best[0], best[1])
+        self.faster = best[0] <= best[1]
+        if not self.faster:
+            self.why = "PyTorch was faster when both were measured"
 
 
 @dataclass(frozen=True)
@@ -153,9 +184,9 @@ def report() -> Report:
     """
     lines = []
     with _lock:
-        for op in Op.known.values():
+        for op in counted():
             for key, c in list(op.plans.items()):
-                shape = show(key)
+                shape = op.show(key)
                 times = (None, None) if c.measured is None else (c.measured[0] * 1e6, c.measured[1] * 1e6)
                 if c.ours and c.plan is not None:
                     launches = f"{c.plan.launches} launch{'es' if c.plan.launches != 1 else ''}"
@@ -171,7 +202,7 @@ def reset_report() -> None:
     """Set all counts to zero. Plans and measurements stay."""
     with _lock:
         _passed.clear()
-        for op in Op.known.values():
+        for op in counted():
             for choice in op.plans.values():
                 choice.ours = choice.eager = 0
 
@@ -180,20 +211,34 @@ def forget() -> None:
     """Drop all plans, measurements and counts."""
     with _lock:
         _passed.clear()
-        for op in Op.known.values():
+        for op in counted():
             op.plans.clear()
 
 
-def show(key: tuple[Any, ...]) -> str:
-    """A key of `Op.plans` as text."""
-    dtype, rows, columns, _threads, *_ = key
-    return f"{FLOATS[dtype]}[{rows}, {columns}]"
+def register(part: Any) -> None:
+    """Let reports list a part of a compiled graph as long as it lives."""
+    _parts.add(part)
+
+
+def counted() -> list[Any]:
+    """All that have plans: ops, and parts of compiled graphs."""
+    return [*Op.known.values(), *_parts]
+
+
+def count(label: str, why: str) -> None:
+    """Count a call that PyTorch computes."""
+    with _lock:
+        _passed[label, why] = _passed.get((label, why), 0) + 1
 
 
 def passed(op: Op, why: str) -> None:
-    """Count a call that PyTorch computes."""
-    with _lock:
-        _passed[op.label, why] = _passed.get((op.label, why), 0) + 1
+    """Count a call of an op that PyTorch computes."""
+    count(op.label, why)
+
+
+def current_policy() -> str:
+    """The policy that is in force."""
+    return _policy
 
 
 _of_functorch = getattr(torch._C, "_functorch", None)
@@ -260,13 +305,30 @@ def chosen(op: Op, x: Tensor, params: tuple[Tensor, ...]) -> Choice | None:
     """The choice for this shape if a plan computes the call; else the call is counted."""
     columns = op.columns(params)
     key = (x.dtype, x.numel() // columns, columns, torch.get_num_threads(), *(t.shape for t in params))
-    choice = op.plans.get(key)
+    return settled(
+        op.plans,
+        key,
+        op.label,
+        lambda: plan_of(op, x, params),
+        lambda plan: (lambda: launch(op, plan, x, params), lambda: op.eager(x, params)),
+    )
+
+
+def settled(
+    plans: dict[Any, Choice],
+    key: Any,
+    label: str,
+    make: Callable[[], _native.Plan],
+    sides: Callable[[_native.Plan], Sides],
+) -> Choice | None:
+    """The choice for a key if its plan computes the call; else the call is counted as PyTorch's."""
+    choice = plans.get(key)
     if choice is None:
         with _lock:
-            full = len(op.plans) >= MAX_PLANS and key not in op.plans
-            choice = Choice() if full else op.plans.setdefault(key, Choice())
+            full = len(plans) >= MAX_PLANS and key not in plans
+            choice = Choice() if full else plans.setdefault(key, Choice())
         if full:
-            passed(op, f"more than {MAX_PLANS} shapes: no plan is made for further ones")
+            count(label, f"more than {MAX_PLANS} shapes: no plan is made for further ones")
             return None
     always = _policy == "always"
     wants_plan = choice.plan is None and not choice.failed and (always or choice.seen)
@@ -275,9 +337,9 @@ def chosen(op: Op, x: Tensor, params: tuple[Tensor, ...]) -> Choice | None:
     if (wants_plan or wants_times) and choice.lock.acquire(blocking=always):
         try:
             if choice.plan is None and not choice.failed:
-                prepare(op, choice, x, params)
+                choice.prepare(make)
             if choice.plan is not None and not always and choice.measured is None:
-                measure(op, choice, choice.plan, x, params)
+                choice.measure(sides(choice.plan))
         finally:
             choice.lock.release()
     ready = choice.plan is not None and (always or (choice.faster and choice.measured is not None))
@@ -290,14 +352,6 @@ def chosen(op: Op, x: Tensor, params: tuple[Tensor, ...]) -> Choice | None:
             if choice.plan is None and not choice.failed:
                 choice.why = "the first call of a shape"
     return choice if ready else None
-
-
-def prepare(op: Op, choice: Choice, x: Tensor, params: tuple[Tensor, ...]) -> None:
-    """Make the plan."""
-    try:
-        choice.plan = plan_of(op, x, params)
-    except HypatiaError as error:
-        choice.failed, choice.why = True, f"no plan could be made: {error}"
 
 
 def model_of(op: Op, x: Tensor, params: tuple[Tensor, ...]) -> tuple[_native.Model, list[tuple[int, ...]]]:
@@ -340,26 +394,6 @@ def run(op: Op, choice: Choice, x: Tensor, params: tuple[Tensor, ...]) -> Tensor
     """Run the plan of a choice."""
     assert choice.plan is not None
     return launch(op, choice.plan, x, params)
-
-
-def measure(op: Op, choice: Choice, plan: _native.Plan, x: Tensor, params: tuple[Tensor, ...]) -> None:
-    """Time both sides in turn; the least time of each counts."""
-    best, start = [math.inf, math.inf], time.perf_counter()
-    sides = (lambda: launch(op, plan, x, params), lambda: op.eager(x, params))
-    with torch.no_grad():
-        for turn in range(20):
-            for i, side in enumerate(sides):
-                before = time.perf_counter()
-                side()
-                after = time.perf_counter()
-                best[i] = min(best[i], after - before)
-            enough = time.perf_counter() - start > BUDGET
-            if enough and (turn >= 2 or max(best) > 4 * min(best)):
-                break
-    choice.measured = (best[0], best[1])
-    choice.faster = best[0] <= best[1]
-    if not choice.faster:
-        choice.why = "PyTorch was faster when both were measured"
 
 
 class Trained(torch.autograd.Function):
