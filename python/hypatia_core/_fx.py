@@ -17,6 +17,7 @@ from torch import fx
 from . import _native
 from ._eager import NAMES
 from ._rules import Rules
+from .errors import InputError
 
 aten = torch.ops.aten
 Value = Any
@@ -166,12 +167,23 @@ class Importer:
         argument = self.number(argument)
         if isinstance(argument, fx.Node):
             return self.cast(self.values[argument], dtype)
-        return self.g.number(dtype, float(argument))
+        return self.constant(dtype, argument)
+
+    def constant(self, dtype: str, number: Any) -> Value:
+        """A number of rank 0, if f64, in which numbers are handed over, holds it."""
+        return self.g.number(dtype, exactly(number))
 
     def reshaped(self, value: Value, shape: Sequence[int]) -> Value:
         """A value in that shape."""
         same = tuple(self.g.type_of(value)[1]) == tuple(shape)
         return value if same else self.call("reshape", [value], shape=list(shape))
+
+
+def exactly(number: Any) -> float:
+    """A number as f64; an error if it is an integer that f64 does not hold."""
+    if isinstance(number, int) and int(float(number)) != number:
+        raise InputError(f"the integer {number} is too large for a graph")
+    return float(number)
 
 
 def row(*names: str) -> Callable[[Callable[[Importer, fx.Node], Any]], Callable[[Importer, fx.Node], Any]]:
@@ -215,7 +227,7 @@ def _(b: Importer, n: fx.Node) -> Any:
     right = b.operand(y, dtype)
     left = b.operand(x, dtype)
     if (alpha := b.argument(n, 2, "alpha", 1)) != 1:
-        right = b.call("mul", [right, b.g.number(dtype, float(alpha))])
+        right = b.call("mul", [right, b.constant(dtype, alpha)])
     return b.call("add" if name == "add" else "sub", [left, right])
 
 
@@ -269,7 +281,7 @@ def _(b: Importer, n: fx.Node) -> Any:
 @row("leaky_relu")
 def _(b: Importer, n: fx.Node) -> Any:
     slope = b.argument(n, 1, "negative_slope", 0.01)
-    return b.call("leaky_relu", [b.operand(n.args[0], b.dtype(n)), b.g.number(b.dtype(n), float(slope))])
+    return b.call("leaky_relu", [b.operand(n.args[0], b.dtype(n)), b.constant(b.dtype(n), slope)])
 
 
 @row("hardsigmoid")
@@ -382,11 +394,11 @@ def _(b: Importer, n: fx.Node) -> Any:
     dtype = b.dtype(n)
     product, bias = b.call("matmul", [b.values[a] for a in n.args[1:3]]), b.values[n.args[0]]  # type: ignore[index]
     if (alpha := b.argument(n, 4, "alpha", 1)) != 1:
-        product = b.call("mul", [product, b.g.number(dtype, float(alpha))])
+        product = b.call("mul", [product, b.constant(dtype, alpha)])
     if (beta := b.argument(n, 3, "beta", 1)) == 0:
         return product
     if beta != 1:
-        bias = b.call("mul", [bias, b.g.number(dtype, float(beta))])
+        bias = b.call("mul", [bias, b.constant(dtype, beta)])
     return b.call("add", [product, bias])
 
 
@@ -453,8 +465,8 @@ def _(b: Importer, n: fx.Node) -> Any:
     numbers, dtype = b.number(list(n.args)), b.dtype(n)
     start, step = (numbers[0] if len(numbers) > 1 else 0), (numbers[2] if len(numbers) > 2 else 1)
     made = b.call("iota", [], shape=list(b.shape(n)), axis=0, to=dtype)
-    made = made if step == 1 else b.call("mul", [made, b.g.number(dtype, float(step))])
-    return made if start == 0 else b.call("add", [made, b.g.number(dtype, float(start))])
+    made = made if step == 1 else b.call("mul", [made, b.constant(dtype, step)])
+    return made if start == 0 else b.call("add", [made, b.constant(dtype, start)])
 
 
 FILLS = {"zeros": 0, "zeros_like": 0, "new_zeros": 0, "ones": 1, "ones_like": 1, "new_ones": 1}
@@ -466,8 +478,8 @@ def _(b: Importer, n: fx.Node) -> Any:
     at = {"full": 1, "full_like": 1, "new_full": 2, "scalar_tensor": 0}.get(name)
     fill = FILLS[name] if at is None else b.number(n.args[at])
     if b.dtype(n) == "bool":
-        return b.cast(b.call("full", [], shape=list(b.shape(n)), value=float(fill), to="u8"), "bool")
-    return b.call("full", [], shape=list(b.shape(n)), value=float(fill), to=b.dtype(n))
+        return b.cast(b.call("full", [], shape=list(b.shape(n)), value=exactly(fill), to="u8"), "bool")
+    return b.call("full", [], shape=list(b.shape(n)), value=exactly(fill), to=b.dtype(n))
 
 
 def _size(shape: Sequence[int]) -> int:

@@ -51,8 +51,9 @@ def backend(
 
     ``options={"rules": [..]}`` are rules of your own, beside the library's.
 
-    >>> import hypatia_core as hyp, torch
-    >>> model = torch.compile(torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.GELU()), backend="hypatia")
+    >>> import torch
+    >>> from hypatia_core.backend import backend
+    >>> model = torch.compile(torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.GELU()), backend=backend)
     >>> with torch.no_grad():
     ...     model(torch.randn(2, 4)).shape
     torch.Size([2, 8])

@@ -218,6 +218,13 @@ def test_mutated_inputs_and_aliases():
     for g, w in zip(got, want, strict=True):
         torch.testing.assert_close(g, w)
     assert got[1].data_ptr() == a2.data_ptr() and got[2] is b2
+    agrees(lambda x: (lambda y: (y, y[0], y.t(), y.view(-1)[2:], y.expand(2, 3, 4)))(x * 2 + 1), a)
+
+
+def test_integers_that_f64_does_not_hold():
+    x = torch.tensor([1, 2**53 + 1])
+    agrees(lambda x: ((x + (2**53 + 1)) * 2, x + 1), x)
+    agrees(lambda x: torch.full((2,), 2**62) + x + x, x)
 
 
 def test_training_is_pytorchs():

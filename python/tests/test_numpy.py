@@ -1,6 +1,7 @@
 """Models on NumPy arrays, against NumPy in float64."""
 
 import gc
+import os
 import pickle
 import threading
 
@@ -222,6 +223,17 @@ def test_the_lock_of_the_interpreter_is_released():
     thread.join()
     # With the lock held, this thread would only move between the five runs.
     assert seen and steps > 1000
+
+
+def test_a_forked_process_runs_too():
+    model = product("f32")
+    a = np.ones((300, 300), np.float32)
+    model.run({"a": a, "b": a})
+    process = os.fork()
+    if process == 0:
+        right = (model.run({"a": a, "b": a})["y"] == 300).all()
+        os._exit(0 if right else 1)
+    assert os.waitpid(process, 0)[1] == 0
 
 
 def test_results_do_not_share_memory():

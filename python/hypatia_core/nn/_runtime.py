@@ -48,7 +48,7 @@ def policy(name: str) -> Iterator[None]:
 
     ``measure``, the default: the second call of a shape makes a plan and measures both sides once;
     the faster one computes from then on. ``always``: a plan wherever there can be one, from the
-    first call on. ``never``: PyTorch.
+    first call on. ``never``: PyTorch. It holds for all threads.
     """
     global _policy
     if name not in POLICIES:
