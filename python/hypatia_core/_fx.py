@@ -173,6 +173,12 @@ class Importer:
         """A number of rank 0, if f64, in which numbers are handed over, holds it."""
         return self.g.number(dtype, exactly(number))
 
+    def per_channel(self, argument: Any, like: Any, dtype: str) -> Value:
+        """A vector as a tensor that broadcasts along the channels of another, which are axis 1."""
+        value = like.meta["val"]
+        rank = (value[0] if isinstance(value, (list, tuple)) else value).dim()
+        return self.reshaped(self.operand(argument, dtype), (*self.shape(argument), *[1] * (rank - 2)))
+
     def reshaped(self, value: Value, shape: Sequence[int]) -> Value:
         """A value in that shape."""
         same = tuple(self.g.type_of(value)[1]) == tuple(shape)
@@ -432,6 +438,29 @@ def _(b: Importer, n: fx.Node) -> Any:
     return [b.reshaped(b.g.call("rms_norm", [rows, scale], attrs)[0], shape), None]
 
 
+@row("convolution")
+def _(b: Importer, n: fx.Node) -> Any:
+    x, weight, bias = n.args[:3]
+    strides, padding, dilations, _, _, groups = b.number(list(n.args[3:9]))
+    attrs = {"strides": strides, "before": padding, "after": padding, "dilations": dilations, "groups": groups}
+    made = b.g.call("conv", [b.values[x], b.values[weight]], attrs)[0]  # type: ignore[index]
+    return made if bias is None else b.call("add", [made, b.per_channel(bias, n, b.dtype(n))])
+
+
+@row("_native_batch_norm_legit_no_training")
+def _(b: Importer, n: fx.Node) -> Any:
+    x, weight, bias, mean, variance, _, eps = n.args
+    wide = "f64" if b.dtype(x) == "f64" else "f32"
+    mean, variance = (b.per_channel(p, x, wide) for p in (mean, variance))
+    scale = b.call("rsqrt", [b.call("add", [variance, b.constant(wide, eps)])])
+    made = b.call("mul", [b.call("sub", [b.operand(x, wide), mean]), scale])
+    if weight is not None:
+        made = b.call("mul", [made, b.per_channel(weight, x, wide)])
+    if bias is not None:
+        made = b.call("add", [made, b.per_channel(bias, x, wide)])
+    return [b.cast(made, b.dtype(x)), None, None]
+
+
 @row("embedding")
 def _(b: Importer, n: fx.Node) -> Any:
     return b.call("gather", [b.values[a] for a in n.args[:2]], axis=0)  # type: ignore[index]
@@ -503,6 +532,10 @@ def _no_dropout(node: fx.Node) -> str:
     return "attention with dropout" if dropout else _only_first(node)
 
 
+def _transposed(node: fx.Node) -> str:
+    return "a transposed convolution" if node.args[6] else ""
+
+
 def _no_mode(node: fx.Node) -> str:
     return "division that rounds" if node.kwargs.get("rounding_mode") else ""
 
@@ -533,6 +566,8 @@ REFUSED: dict[str, Callable[[fx.Node], str]] = {
     "native_layer_norm": _only_first,
     "_fused_rms_norm": _only_first,
     "_scaled_dot_product_flash_attention_for_cpu": _no_dropout,
+    "convolution": _transposed,
+    "_native_batch_norm_legit_no_training": _only_first,
     "div": _no_mode,
     "arange": _no_half_float,
     "gather": _whole_axis,

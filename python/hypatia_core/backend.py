@@ -3,7 +3,7 @@
 In: the graphs that PyTorch captures. Out: callables. Invariant: parts of a graph whose ops Hypatia
 knows become plans, made for the shapes of each call; the rest stays PyTorch's, and `report()` names
 the ops that were in the way. Graphs with gradients, and on other devices, are PyTorch's as a whole.
-Results have PyTorch's strides.
+Results have PyTorch's strides, except those that overlap or leave gaps, which are row-major.
 """
 
 from __future__ import annotations
@@ -103,6 +103,9 @@ def divided(graph: fx.GraphModule, rules: Rules) -> Callable[..., Any]:
             note("graph", f"PyTorch computes {why}")
     partitioner = CapabilityBasedPartitioner(graph, _Known(), allows_single_node_partition=False)
     whole = partitioner.partition_and_fuse(prefix="hypatia_")
+    for node in whole.graph.nodes:
+        if node.op == "call_function" and computes(node) and not is_ours(node) and not unsupported(node):
+            note("graph", f"{name_of(node.target) or 'getitem'} stands alone: there is nothing to fuse")
     for name, child in list(whole.named_children()):
         if name.startswith("hypatia_") and isinstance(child, fx.GraphModule):
             setattr(whole, name, Part(child, rules))
@@ -124,7 +127,9 @@ def indivisible(graph: fx.GraphModule) -> str:
         return "as_strided reads memory past its operand"
     if any(op._schema.is_mutable for op in ops):
         return "a node changes its operand"
-    random = sum(torch.Tag.nondeterministic_seeded in op.tags for op in ops)
+    # Attention has the tag too; without dropout it draws nothing, and the importer knows no other.
+    left = [n.target for n in graph.graph.nodes if computes(n) and unsupported(n)]
+    random = sum(torch.Tag.nondeterministic_seeded in op.tags for op in left if isinstance(op, torch._ops.OpOverload))
     return "the order of several random nodes counts" if random > 1 else ""
 
 
