@@ -255,6 +255,10 @@ def test_calls_that_pytorch_must_compute():
         transposed.weight = nn.Parameter(layer.weight.detach().t())
         assert not transposed.weight.is_contiguous()
         transposed(torch.randn(2, 3))
+        nested = torch.nested.nested_tensor([x, x[:1]])
+        torch.testing.assert_close(layer(nested).unbind()[1], want[:1])
+        with torch.inference_mode():
+            torch.testing.assert_close(layer(x), want)
         negative = torch.randn(2, 4, dtype=torch.complex64).conj().imag
         assert negative.is_neg()
         torch.testing.assert_close(layer(negative), layer(negative.resolve_neg()))
@@ -264,6 +268,7 @@ def test_calls_that_pytorch_must_compute():
         "PyTorch traces or differentiates forward",
         "a parameter is not row-major",
         "a tensor is not plain memory",
+        "a tensor is nested",
     }
 
 

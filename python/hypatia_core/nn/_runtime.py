@@ -253,6 +253,8 @@ def blocked(op: Op, x: Tensor, params: tuple[Tensor, ...]) -> str:
     """Why no plan can compute a call; empty if one can."""
     if type(x) not in _PLAIN:
         return "a tensor is of a subclass of Tensor"
+    if x.is_nested:
+        return "a tensor is nested"
     dtype = x.dtype
     if x.device.type != "cpu":
         return f"the device is {x.device.type}: layers are fused on the CPU only"
