@@ -21,6 +21,8 @@ from .errors import InputError
 
 aten = torch.ops.aten
 Value = Any
+#: An `fx.Node`. Its arguments are typed too loosely to compute with them.
+Node = Any
 
 #: How a node of each op is built, by the op's name without its overload.
 TABLE: dict[str, Callable[[Importer, fx.Node], Any]] = {}
@@ -102,6 +104,7 @@ class Importer:
         self.values: dict[fx.Node, Any] = {}
         self.inputs: list[str] = []
         self.outputs: list[fx.Node] = []
+        node: Node
         for node in module.graph.nodes:
             if node.op == "placeholder":
                 if isinstance(node.meta["val"], torch.Tensor):
@@ -113,9 +116,9 @@ class Importer:
                 self.values[node] = self.g.constant(memory, list(constant.shape))
             elif node.op == "output":
                 found = node.args[0]
-                self.outputs = list(found) if isinstance(found, (list, tuple)) else [found]  # type: ignore[list-item]
+                self.outputs = list(found) if isinstance(found, (list, tuple)) else [found]
             elif node.target is operator.getitem:
-                self.values[node] = self.values[node.args[0]][node.args[1]]  # type: ignore[index]
+                self.values[node] = self.values[node.args[0]][node.args[1]]
             else:
                 self.values[node] = TABLE[name_of(node.target)](self, node)
         for i, node in enumerate(self.outputs):
@@ -157,6 +160,10 @@ class Importer:
     def call(self, name: str, operands: Sequence[Value], **attrs: Any) -> Any:
         """The first result of an op."""
         return self.g.call(name, list(operands), attrs)[0]
+
+    def value(self, argument: Any) -> Value:
+        """The value of a node."""
+        return self.values[argument]
 
     def cast(self, value: Value, to: str) -> Value:
         """A value in that element type."""
@@ -203,23 +210,23 @@ def row(*names: str) -> Callable[[Callable[[Importer, fx.Node], Any]], Callable[
 
 
 @row(*SAME)
-def _(b: Importer, n: fx.Node) -> Any:
+def _(b: Importer, n: Node) -> Any:
     return b.operand(n.args[0], b.dtype(n))
 
 
 @row(*SHAPED)
-def _(b: Importer, n: fx.Node) -> Any:
-    return b.reshaped(b.values[n.args[0]], b.shape(n))  # type: ignore[index]
+def _(b: Importer, n: Node) -> Any:
+    return b.reshaped(b.value(n.args[0]), b.shape(n))
 
 
 @row(*SCALARS)
-def _(b: Importer, n: fx.Node) -> Any:
+def _(b: Importer, n: Node) -> Any:
     wanted = b.dtype(n) if b.dtype(n) != "bool" else b.dtype(n.args[0])
     return b.call(SCALARS[name_of(n.target)], [b.operand(n.args[0], wanted)])
 
 
 @row(*PAIRS)
-def _(b: Importer, n: fx.Node) -> Any:
+def _(b: Importer, n: Node) -> Any:
     name, dtype = PAIRS[name_of(n.target)], b.dtype(n)
     if dtype == "bool":
         name = {"mul": "and", "max": "or", "min": "and"}[name]
@@ -227,7 +234,7 @@ def _(b: Importer, n: fx.Node) -> Any:
 
 
 @row("add", "sub", "rsub")
-def _(b: Importer, n: fx.Node) -> Any:
+def _(b: Importer, n: Node) -> Any:
     name, dtype = name_of(n.target), b.dtype(n)
     x, y = (n.args[1], n.args[0]) if name == "rsub" else (n.args[0], n.args[1])
     right = b.operand(y, dtype)
@@ -238,10 +245,10 @@ def _(b: Importer, n: fx.Node) -> Any:
 
 
 @row(*COMPARISONS)
-def _(b: Importer, n: fx.Node) -> Any:
+def _(b: Importer, n: Node) -> Any:
     name, swapped, negated = COMPARISONS[name_of(n.target)]
     values = [a.meta["val"] if isinstance(a, fx.Node) else a for a in n.args[:2]]
-    dtype = NAMES[torch.result_type(*values)]  # type: ignore[arg-type]
+    dtype = NAMES[torch.result_type(*values)]
     dtype = "u8" if dtype == "bool" else dtype
     pair = [b.operand(a, dtype) for a in n.args[:2]]
     made = b.call(name, pair[::-1] if swapped else pair)
@@ -249,23 +256,23 @@ def _(b: Importer, n: fx.Node) -> Any:
 
 
 @row("logical_not", "bitwise_not")
-def _(b: Importer, n: fx.Node) -> Any:
+def _(b: Importer, n: Node) -> Any:
     return b.call("not", [b.operand(n.args[0], "bool")])
 
 
 @row(*LOGIC, *BITS)
-def _(b: Importer, n: fx.Node) -> Any:
+def _(b: Importer, n: Node) -> Any:
     name = name_of(n.target)
     return b.call({**LOGIC, **BITS}[name], [b.operand(a, "bool") for a in n.args[:2]])
 
 
 @row("where")
-def _(b: Importer, n: fx.Node) -> Any:
-    return b.call("select", [b.values[n.args[0]], *(b.operand(a, b.dtype(n)) for a in n.args[1:3])])  # type: ignore[index]
+def _(b: Importer, n: Node) -> Any:
+    return b.call("select", [b.value(n.args[0]), *(b.operand(a, b.dtype(n)) for a in n.args[1:3])])
 
 
 @row("clamp", "clamp_min", "clamp_max", "hardtanh")
-def _(b: Importer, n: fx.Node) -> Any:
+def _(b: Importer, n: Node) -> Any:
     name, dtype = name_of(n.target), b.dtype(n)
     x = b.operand(n.args[0], dtype)
     if name == "hardtanh":
@@ -279,97 +286,97 @@ def _(b: Importer, n: fx.Node) -> Any:
 
 
 @row("gelu")
-def _(b: Importer, n: fx.Node) -> Any:
+def _(b: Importer, n: Node) -> Any:
     tanh = b.argument(n, 1, "approximate", "none") == "tanh"
-    return b.call("gelu_tanh" if tanh else "gelu", [b.values[n.args[0]]])  # type: ignore[index]
+    return b.call("gelu_tanh" if tanh else "gelu", [b.value(n.args[0])])
 
 
 @row("leaky_relu")
-def _(b: Importer, n: fx.Node) -> Any:
+def _(b: Importer, n: Node) -> Any:
     slope = b.argument(n, 1, "negative_slope", 0.01)
     return b.call("leaky_relu", [b.operand(n.args[0], b.dtype(n)), b.constant(b.dtype(n), slope)])
 
 
 @row("hardsigmoid")
-def _(b: Importer, n: fx.Node) -> Any:
+def _(b: Importer, n: Node) -> Any:
     dtype = b.dtype(n)
     return b.call("hard_sigmoid", [b.operand(n.args[0], dtype), b.g.number(dtype, 1 / 6), b.g.number(dtype, 0.5)])
 
 
 @row("t", "transpose", "permute")
-def _(b: Importer, n: fx.Node) -> Any:
+def _(b: Importer, n: Node) -> Any:
     name, rank = name_of(n.target), len(b.shape(n))
     order = list(range(rank))
     if name == "t":
         order.reverse()
     elif name == "transpose":
-        i, j = (b.axis(a, rank) for a in n.args[1:3])  # type: ignore[arg-type]
+        i, j = (b.axis(a, rank) for a in n.args[1:3])
         order[i], order[j] = order[j], order[i]
     else:
         order = [b.axis(a, rank) for a in b.argument(n, 1, "dims")]
-    return b.call("transpose", [b.values[n.args[0]]], perm=order)  # type: ignore[index]
+    return b.call("transpose", [b.value(n.args[0])], perm=order)
 
 
 @row("expand")
-def _(b: Importer, n: fx.Node) -> Any:
-    value, shape = b.values[n.args[0]], b.shape(n)  # type: ignore[index]
+def _(b: Importer, n: Node) -> Any:
+    value, shape = b.value(n.args[0]), b.shape(n)
     before = b.shape(n.args[0])
     value = b.reshaped(value, (1,) * (len(shape) - len(before)) + before)
     return value if before == shape else b.call("expand", [value], shape=list(shape))
 
 
 @row("slice")
-def _(b: Importer, n: fx.Node) -> Any:
+def _(b: Importer, n: Node) -> Any:
     sizes = b.shape(n.args[0])
     axis = b.axis(b.argument(n, 1, "dim", 0), len(sizes))
     size = sizes[axis]
     start, stop = b.argument(n, 2, "start") or 0, b.argument(n, 3, "end")
     stop = size if stop is None else stop
     start, stop = (max(0, min(size, e + size if e < 0 else e)) for e in (start, stop))
-    value = b.values[n.args[0]]  # type: ignore[index]
+    value = b.value(n.args[0])
     if (start, stop, step := b.argument(n, 4, "step", 1)) == (0, size, 1):
         return value
     return b.call("slice", [value], axis=axis, start=start, stop=max(start, stop), step=step)
 
 
 @row("select")
-def _(b: Importer, n: fx.Node) -> Any:
+def _(b: Importer, n: Node) -> Any:
     sizes = b.shape(n.args[0])
     axis = b.axis(b.argument(n, 1, "dim"), len(sizes))
     index = b.argument(n, 2, "index") % sizes[axis]
-    one = b.call("slice", [b.values[n.args[0]]], axis=axis, start=index, stop=index + 1, step=1)  # type: ignore[index]
+    one = b.call("slice", [b.value(n.args[0])], axis=axis, start=index, stop=index + 1, step=1)
     return b.reshaped(one, b.shape(n))
 
 
 @row("cat")
-def _(b: Importer, n: fx.Node) -> Any:
-    parts = [p for p in n.args[0] if b.shape(p) != (0,)]  # type: ignore[union-attr]
+def _(b: Importer, n: Node) -> Any:
+    parts = [p for p in n.args[0] if b.shape(p) != (0,)]
     values = [b.operand(p, b.dtype(n)) for p in parts]
     axis = b.axis(b.argument(n, 1, "dim", 0), len(b.shape(n)))
     return values[0] if len(values) == 1 else b.call("concat", values, axis=axis)
 
 
 @row("stack")
-def _(b: Importer, n: fx.Node) -> Any:
+def _(b: Importer, n: Node) -> Any:
     shape = b.shape(n)
     axis = b.axis(b.argument(n, 1, "dim", 0), len(shape))
     one = (*shape[:axis], 1, *shape[axis + 1 :])
-    values = [b.reshaped(b.operand(p, b.dtype(n)), one) for p in n.args[0]]  # type: ignore[union-attr]
+    values = [b.reshaped(b.operand(p, b.dtype(n)), one) for p in n.args[0]]
     return values[0] if len(values) == 1 else b.call("concat", values, axis=axis)
 
 
 @row("split", "split_with_sizes", "unbind")
-def _(b: Importer, n: fx.Node) -> Any:
+def _(b: Importer, n: Node) -> Any:
     name, rank, parts = name_of(n.target), len(b.shape(n.args[0])), n.meta["val"]
     axis = b.axis(b.argument(n, 1 if name == "unbind" else 2, "dim", 0), rank)
     sizes = [1] * len(parts) if name == "unbind" else [int(p.shape[axis]) for p in parts]
-    value = b.values[n.args[0]]  # type: ignore[index]
+    value = b.value(n.args[0])
     made = [value] if len(parts) == 1 else b.g.call("split", [value], {"axis": axis, "sizes": sizes})
     return [b.reshaped(v, tuple(int(s) for s in p.shape)) for v, p in zip(made, parts, strict=True)]
 
 
 @row("sum", "mean", "amax", "amin")
-def _(b: Importer, n: fx.Node) -> Any:
+def _(b: Importer, n: Node) -> Any:
     name, shape = name_of(n.target), b.shape(n.args[0])
     axes = b.argument(n, 1, "dim")
     axes = [axes] if isinstance(axes, int) else axes
@@ -379,26 +386,26 @@ def _(b: Importer, n: fx.Node) -> Any:
 
 
 @row("cumsum")
-def _(b: Importer, n: fx.Node) -> Any:
+def _(b: Importer, n: Node) -> Any:
     axis = b.axis(b.argument(n, 1, "dim"), len(b.shape(n)))
     return b.call("cumsum", [b.operand(n.args[0], b.dtype(n))], axis=axis)
 
 
 @row("_softmax", "_log_softmax", "_safe_softmax")
-def _(b: Importer, n: fx.Node) -> Any:
+def _(b: Importer, n: Node) -> Any:
     axis = b.axis(b.argument(n, 1, "dim"), len(b.shape(n)))
     return b.call(name_of(n.target).removeprefix("_"), [b.operand(n.args[0], b.dtype(n))], axis=axis)
 
 
 @row("mm", "bmm")
-def _(b: Importer, n: fx.Node) -> Any:
-    return b.call("matmul", [b.values[a] for a in n.args[:2]])  # type: ignore[index]
+def _(b: Importer, n: Node) -> Any:
+    return b.call("matmul", [b.value(a) for a in n.args[:2]])
 
 
 @row("addmm", "baddbmm")
-def _(b: Importer, n: fx.Node) -> Any:
+def _(b: Importer, n: Node) -> Any:
     dtype = b.dtype(n)
-    product, bias = b.call("matmul", [b.values[a] for a in n.args[1:3]]), b.values[n.args[0]]  # type: ignore[index]
+    product, bias = b.call("matmul", [b.value(a) for a in n.args[1:3]]), b.value(n.args[0])
     if (alpha := b.argument(n, 4, "alpha", 1)) != 1:
         product = b.call("mul", [product, b.constant(dtype, alpha)])
     if (beta := b.argument(n, 3, "beta", 1)) == 0:
@@ -409,14 +416,14 @@ def _(b: Importer, n: fx.Node) -> Any:
 
 
 @row("native_layer_norm")
-def _(b: Importer, n: fx.Node) -> Any:
+def _(b: Importer, n: Node) -> Any:
     x, sizes, weight, bias, eps = n.args[:5]
     count, shape = 1, b.shape(x)
     for size in b.number(sizes):
         count *= size
-    rows = b.reshaped(b.values[x], (_size(shape) // max(count, 1), count))  # type: ignore[index]
-    params = [None if p is None else b.reshaped(b.values[p], (count,)) for p in (weight, bias)]  # type: ignore[index]
-    attrs = {"eps": float(eps)}  # type: ignore[arg-type]
+    rows = b.reshaped(b.value(x), (_size(shape) // max(count, 1), count))
+    params = [None if p is None else b.reshaped(b.value(p), (count,)) for p in (weight, bias)]
+    attrs = {"eps": float(eps)}
     if params[0] is None:
         made = b.g.call("standardize", [rows], attrs)[0]
         made = made if params[1] is None else b.call("add", [made, params[1]])
@@ -426,29 +433,29 @@ def _(b: Importer, n: fx.Node) -> Any:
 
 
 @row("_fused_rms_norm")
-def _(b: Importer, n: fx.Node) -> Any:
+def _(b: Importer, n: Node) -> Any:
     x, sizes, weight = n.args[:3]
     eps, shape, count = b.argument(n, 3, "eps"), b.shape(x), 1
     for size in b.number(sizes):
         count *= size
     dtype = torch.float64 if b.dtype(x) == "f64" else torch.float32
-    scale = None if weight is None else b.reshaped(b.values[weight], (count,))  # type: ignore[index]
-    rows = b.reshaped(b.values[x], (_size(shape) // count, count))  # type: ignore[index]
+    scale = None if weight is None else b.reshaped(b.value(weight), (count,))
+    rows = b.reshaped(b.value(x), (_size(shape) // count, count))
     attrs = {"eps": torch.finfo(dtype).eps if eps is None else float(eps)}
     return [b.reshaped(b.g.call("rms_norm", [rows, scale], attrs)[0], shape), None]
 
 
 @row("convolution")
-def _(b: Importer, n: fx.Node) -> Any:
+def _(b: Importer, n: Node) -> Any:
     x, weight, bias = n.args[:3]
     strides, padding, dilations, _, _, groups = b.number(list(n.args[3:9]))
     attrs = {"strides": strides, "before": padding, "after": padding, "dilations": dilations, "groups": groups}
-    made = b.g.call("conv", [b.values[x], b.values[weight]], attrs)[0]  # type: ignore[index]
+    made = b.g.call("conv", [b.value(x), b.value(weight)], attrs)[0]
     return made if bias is None else b.call("add", [made, b.per_channel(bias, n, b.dtype(n))])
 
 
 @row("_native_batch_norm_legit_no_training")
-def _(b: Importer, n: fx.Node) -> Any:
+def _(b: Importer, n: Node) -> Any:
     x, weight, bias, mean, variance, _, eps = n.args
     wide = "f64" if b.dtype(x) == "f64" else "f32"
     mean, variance = (b.per_channel(p, x, wide) for p in (mean, variance))
@@ -462,18 +469,19 @@ def _(b: Importer, n: fx.Node) -> Any:
 
 
 @row("embedding")
-def _(b: Importer, n: fx.Node) -> Any:
-    return b.call("gather", [b.values[a] for a in n.args[:2]], axis=0)  # type: ignore[index]
+def _(b: Importer, n: Node) -> Any:
+    return b.call("gather", [b.value(a) for a in n.args[:2]], axis=0)
 
 
 @row("gather")
-def _(b: Importer, n: fx.Node) -> Any:
+def _(b: Importer, n: Node) -> Any:
     x, axis, index = n.args[:3]
-    return b.call("gather_elements", [b.values[x], b.values[index]], axis=b.axis(axis, len(b.shape(n))))  # type: ignore[index,arg-type]
+    axis = b.axis(b.number(axis), len(b.shape(n)))
+    return b.call("gather_elements", [b.value(x), b.value(index)], axis=axis)
 
 
 @row("_scaled_dot_product_flash_attention_for_cpu")
-def _(b: Importer, n: fx.Node) -> Any:
+def _(b: Importer, n: Node) -> Any:
     q, k, v = n.args[:3]
     causal, mask, scale = b.argument(n, 4, "is_causal", False), b.argument(n, 5, "attn_mask"), b.argument(n, 6, "scale")
     dtype, m, s = b.dtype(q), b.shape(q)[-2], b.shape(k)[-2]
@@ -485,12 +493,12 @@ def _(b: Importer, n: fx.Node) -> Any:
         hidden = b.operand(mask, dtype)
     scale = b.shape(q)[-1] ** -0.5 if scale is None else scale
     attrs = {"scale": float(scale), "safe": hidden is not None}
-    values = [b.values[t] for t in (q, k, v)]  # type: ignore[index]
+    values = [b.value(t) for t in (q, k, v)]
     return [b.g.call("attention", [*values, hidden], attrs)[0], None]
 
 
 @row("arange")
-def _(b: Importer, n: fx.Node) -> Any:
+def _(b: Importer, n: Node) -> Any:
     numbers, dtype = b.number(list(n.args)), b.dtype(n)
     start, step = (numbers[0] if len(numbers) > 1 else 0), (numbers[2] if len(numbers) > 2 else 1)
     made = b.call("iota", [], shape=list(b.shape(n)), axis=0, to=dtype)
@@ -502,7 +510,7 @@ FILLS = {"zeros": 0, "zeros_like": 0, "new_zeros": 0, "ones": 1, "ones_like": 1,
 
 
 @row("full", "full_like", "new_full", "scalar_tensor", *FILLS)
-def _(b: Importer, n: fx.Node) -> Any:
+def _(b: Importer, n: Node) -> Any:
     name = name_of(n.target)
     at = {"full": 1, "full_like": 1, "new_full": 2, "scalar_tensor": 0}.get(name)
     fill = FILLS[name] if at is None else b.number(n.args[at])
@@ -518,41 +526,41 @@ def _size(shape: Sequence[int]) -> int:
     return count
 
 
-def _only_bools(node: fx.Node) -> str:
+def _only_bools(node: Node) -> str:
     return "" if node.meta["val"].dtype is torch.bool else f"{name_of(node.target)} of integers"
 
 
-def _only_first(node: fx.Node) -> str:
+def _only_first(node: Node) -> str:
     later = [u for u in node.users if u.target is not operator.getitem or u.args[1] != 0]
     return f"results of {name_of(node.target)} beside the first" if later else ""
 
 
-def _no_dropout(node: fx.Node) -> str:
+def _no_dropout(node: Node) -> str:
     dropout = node.args[3] if len(node.args) > 3 else node.kwargs.get("dropout_p", 0.0)
     return "attention with dropout" if dropout else _only_first(node)
 
 
-def _transposed(node: fx.Node) -> str:
+def _transposed(node: Node) -> str:
     return "a transposed convolution" if node.args[6] else ""
 
 
-def _no_mode(node: fx.Node) -> str:
+def _no_mode(node: Node) -> str:
     return "division that rounds" if node.kwargs.get("rounding_mode") else ""
 
 
-def _no_half_float(node: fx.Node) -> str:
-    whole = all(isinstance(a, fx.Node) or float(a) == int(a) for a in node.args)  # type: ignore[arg-type]
+def _no_half_float(node: Node) -> str:
+    whole = all(isinstance(a, fx.Node) or float(a) == int(a) for a in node.args)
     return "" if whole else "arange with fractions"
 
 
-def _whole_axis(node: fx.Node) -> str:
+def _whole_axis(node: Node) -> str:
     x, axis, index = node.args[:3]
-    a, i = x.meta["val"].shape, index.meta["val"].shape  # type: ignore[union-attr]
-    same = all(p == q for k, (p, q) in enumerate(zip(a, i, strict=True)) if k != axis % max(len(a), 1))  # type: ignore[operator]
+    a, i = x.meta["val"].shape, index.meta["val"].shape
+    same = all(p == q for k, (p, q) in enumerate(zip(a, i, strict=True)) if k != axis % max(len(a), 1))
     return "" if len(a) == len(i) and same else "gather of a part"
 
 
-def _to_cpu(node: fx.Node) -> str:
+def _to_cpu(node: Node) -> str:
     return (
         ""
         if node.kwargs.get("memory_format") in (None, torch.preserve_format, torch.contiguous_format)

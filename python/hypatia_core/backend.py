@@ -53,7 +53,8 @@ def backend(
 
     >>> import torch
     >>> from hypatia_core.backend import backend
-    >>> model = torch.compile(torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.GELU()), backend=backend)
+    >>> network = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.GELU())
+    >>> model = torch.compile(network, backend=backend)
     >>> with torch.no_grad():
     ...     model(torch.randn(2, 4)).shape
     torch.Size([2, 8])

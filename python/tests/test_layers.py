@@ -1,6 +1,7 @@
 """Fused layers against PyTorch's own, in every element type and use."""
 
 import copy
+import inspect
 import io
 import pickle
 import shutil
@@ -151,7 +152,8 @@ def test_state_dicts_are_interchangeable():
         want = plain(x).relu() if isinstance(plain, nn.Linear) else plain(x)
         with hyp.nn.policy("always"), torch.no_grad():
             torch.testing.assert_close(fused(x), want)
-            torch.testing.assert_close(fused(input=x), want)
+            (name,) = inspect.signature(plain.forward).parameters
+            torch.testing.assert_close(fused(**{name: x}), want)
 
 
 @pytest.mark.parametrize("name", LAYERS)

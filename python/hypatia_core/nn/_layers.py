@@ -72,7 +72,7 @@ def shown(activation: Activation) -> str:
     return "None" if scalar is None else scalar.name
 
 
-class FusedLinear(Fused, nn.Linear):  # type: ignore[misc]
+class FusedLinear(Fused, nn.Linear):
     """``activation(x @ weight.T + bias)`` in one launch; for ``nn.Linear`` and an activation.
 
     Args:
@@ -125,7 +125,7 @@ class FusedLinear(Fused, nn.Linear):  # type: ignore[misc]
         return f"{super().extra_repr()}, activation={self._activation}"
 
 
-class FusedMLP(Fused, nn.Sequential):  # type: ignore[misc]
+class FusedMLP(Fused, nn.Sequential):
     """Linear layers with an activation between them, as one plan; in place of ``nn.Sequential``.
 
     Its state dict is that of ``Sequential(Linear, activation, Linear, ..)``: keys ``0.weight``,
@@ -205,7 +205,7 @@ class FusedMLP(Fused, nn.Sequential):  # type: ignore[misc]
         return Fused.forward(self, input)
 
 
-class FusedGatedMLP(Fused, nn.Module):  # type: ignore[misc]
+class FusedGatedMLP(Fused, nn.Module):
     """``down_proj(activation(gate_proj(x)) * up_proj(x))``, one plan: a Llama's feed-forward.
 
     Args:
@@ -255,7 +255,7 @@ class FusedGatedMLP(Fused, nn.Module):  # type: ignore[misc]
         return tuple(t for p in projections for t in present(p.weight, p.bias))
 
 
-class FusedLayerNorm(Fused, nn.LayerNorm):  # type: ignore[misc]
+class FusedLayerNorm(Fused, nn.LayerNorm):
     """``nn.LayerNorm`` in one launch. The arguments are those of ``nn.LayerNorm``, and ``rules``.
 
     >>> import hypatia_core as hyp, torch
@@ -281,7 +281,7 @@ class FusedLayerNorm(Fused, nn.LayerNorm):  # type: ignore[misc]
         return present(self.weight, self.bias)
 
 
-class FusedRMSNorm(Fused, nn.RMSNorm):  # type: ignore[misc]
+class FusedRMSNorm(Fused, nn.RMSNorm):
     """``nn.RMSNorm`` in one launch. The arguments are those of ``nn.RMSNorm``, and ``rules``.
 
     >>> import hypatia_core as hyp, torch
@@ -304,3 +304,7 @@ class FusedRMSNorm(Fused, nn.RMSNorm):  # type: ignore[misc]
     def fused_parameters(self) -> tuple[Tensor, ...]:
         """Scale."""
         return present(self.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Compute the layer; the argument has the name that it has in PyTorch."""
+        return Fused.forward(self, x)

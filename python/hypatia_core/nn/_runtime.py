@@ -299,7 +299,7 @@ def call(op: Op, x: Tensor, params: tuple[Tensor, ...]) -> Tensor:
     if choice is None:
         return op.eager(x, params)
     if trains:
-        return Trained.apply(op, choice, x, *params)  # type: ignore[no-any-return]
+        return Trained.apply(op, choice, x, *params)
     return run(op, choice, x, params)
 
 
@@ -402,7 +402,7 @@ class Trained(torch.autograd.Function):
     """A linear layer, without activation or with ReLU, whose result gives the gradient."""
 
     @staticmethod
-    def forward(ctx: Any, op: Linear, choice: Choice, x: Tensor, *params: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, op: Linear, choice: Choice, x: Tensor, *params: Tensor) -> Tensor:
         """Run the plan."""
         y = run(op, choice, x, params)
         ctx.op = op
