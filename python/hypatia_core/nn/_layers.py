@@ -30,11 +30,11 @@ class Fused:
         """The parameters in the op's order, without those that are None."""
         raise NotImplementedError
 
-    def forward(self, input: Tensor) -> Tensor:
+    def compute(self, rows: Tensor) -> Tensor:
         """Compute the layer; leading axes are rows."""
         if torch.compiler.is_compiling():
-            return traced(self.op, input, self.fused_parameters())
-        return _runtime.call(self.op, input, self.fused_parameters())
+            return traced(self.op, rows, self.fused_parameters())
+        return _runtime.call(self.op, rows, self.fused_parameters())
 
     def explain(self, x: Tensor, target: str = "cpu") -> Explanation:
         """What the rules make of this layer for rows like these."""
@@ -120,6 +120,10 @@ class FusedLinear(Fused, nn.Linear):
         """Weight and bias."""
         return (self.weight,) if self.bias is None else (self.weight, self.bias)
 
+    def forward(self, input: Tensor) -> Tensor:
+        """Compute the layer."""
+        return self.compute(input)
+
     def extra_repr(self) -> str:
         """Sizes and activation."""
         return f"{super().extra_repr()}, activation={self._activation}"
@@ -202,7 +206,7 @@ class FusedMLP(Fused, nn.Sequential):
         watched = watched or isinstance(input, torch.fx.Proxy)
         if watched or (torch.is_grad_enabled() and (input.requires_grad or any(p.requires_grad for p in params))):
             return nn.Sequential.forward(self, input)
-        return Fused.forward(self, input)
+        return self.compute(input)
 
 
 class FusedGatedMLP(Fused, nn.Module):
@@ -254,6 +258,10 @@ class FusedGatedMLP(Fused, nn.Module):
         projections = (self.gate_proj, self.up_proj, self.down_proj)
         return tuple(t for p in projections for t in present(p.weight, p.bias))
 
+    def forward(self, x: Tensor) -> Tensor:
+        """Compute the layer."""
+        return self.compute(x)
+
 
 class FusedLayerNorm(Fused, nn.LayerNorm):
     """``nn.LayerNorm`` in one launch. The arguments are those of ``nn.LayerNorm``, and ``rules``.
@@ -279,6 +287,10 @@ class FusedLayerNorm(Fused, nn.LayerNorm):
     def fused_parameters(self) -> tuple[Tensor, ...]:
         """Scale and bias."""
         return present(self.weight, self.bias)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Compute the layer."""
+        return self.compute(input)
 
 
 class FusedRMSNorm(Fused, nn.RMSNorm):
@@ -306,5 +318,5 @@ class FusedRMSNorm(Fused, nn.RMSNorm):
         return present(self.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Compute the layer; the argument has the name that it has in PyTorch."""
-        return Fused.forward(self, x)
+        """Compute the layer."""
+        return self.compute(x)
