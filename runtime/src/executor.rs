@@ -11,7 +11,7 @@ use hypatia_cpu as cpu;
 #[cfg(feature = "cuda")]
 use hypatia_cuda as cuda;
 use hypatia_plan::{Note, Plan};
-use hypatia_tensor::error::Result;
+use hypatia_tensor::error::{Error, Result};
 use hypatia_tensor::tensor::Tensor;
 
 /// Runs a plan.
@@ -68,13 +68,43 @@ impl Executor {
     pub fn run_into(&self, inputs: &[Tensor], outputs: &mut [Tensor]) -> Result<()> {
         match self {
             Executor::Cpu(e) => {
+                e.plan().check_inputs(inputs)?;
                 e.plan().check_outputs(outputs)?;
-                let results = e.run(inputs)?;
-                results.iter().zip(outputs).for_each(|(from, to)| to.bytes_mut().copy_from_slice(from.bytes()));
-                Ok(())
+                let inputs: Vec<&[u8]> = inputs.iter().map(Tensor::bytes).collect();
+                let mut outputs: Vec<&mut [u8]> = outputs.iter_mut().map(Tensor::bytes_mut).collect();
+                e.run_in_place(&inputs, &mut outputs)
             }
             #[cfg(feature = "cuda")]
             Executor::Cuda(e) => e.run_into(inputs, outputs),
+        }
+    }
+
+    /// Runs once on memory of the host that the caller holds: the little-endian, row-major elements
+    /// of the plan's inputs and outputs, in its order. On the host nothing is copied but an output
+    /// that is an input or a constant; a GPU copies all of it.
+    ///
+    /// # Errors
+    /// If the number or a length of the slices is not the plan's, or a slice is not aligned to its
+    /// element type.
+    pub fn run_in_place(&self, inputs: &[&[u8]], outputs: &mut [&mut [u8]]) -> Result<()> {
+        match self {
+            Executor::Cpu(e) => e.run_in_place(inputs, outputs),
+            #[cfg(feature = "cuda")]
+            Executor::Cuda(e) => {
+                let plan = e.plan();
+                let owned = inputs.iter().zip(&plan.inputs).map(|(b, i)| Tensor::from_bytes(i.dtype, &i.shape, b));
+                let owned: Option<Vec<Tensor>> = owned.collect();
+                let wrong = || Error::Input("the memory of an input is not as long as the plan says".into());
+                let results = e.run(&owned.ok_or_else(wrong)?)?;
+                for (result, out) in results.iter().zip(outputs) {
+                    let wrong = || Error::Input("the memory of an output is not as long as the plan says".into());
+                    out.get_mut(..)
+                        .filter(|o| o.len() == result.bytes().len())
+                        .ok_or_else(wrong)?
+                        .copy_from_slice(result.bytes());
+                }
+                Ok(())
+            }
         }
     }
 

@@ -64,6 +64,9 @@ pub use hypatia_graph::{Graph, shape};
 #[doc(no_inline)]
 pub use hypatia_library as library;
 pub use hypatia_macros::hypatia_rules;
+#[cfg(feature = "onnx")]
+#[doc(no_inline)]
+pub use hypatia_onnx as onnx;
 #[doc(no_inline)]
 pub use hypatia_optimize as optimize;
 #[doc(no_inline)]
@@ -73,6 +76,8 @@ pub use hypatia_target::device;
 pub use hypatia_tensor::{Error, Result, Tensor};
 #[doc(no_inline)]
 pub use hypatia_tensor::{npz, weights};
+#[doc(no_inline)]
+pub use hypatia_verify as verify;
 
 /// Called by the code that `hypatia_rules!` generates. Not for direct use.
 #[doc(hidden)]

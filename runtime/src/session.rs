@@ -372,6 +372,11 @@ impl Model {
         }
     }
 
+    /// The settings.
+    pub fn options(&self) -> &Options {
+        &self.options
+    }
+
     /// The graph as imported.
     pub fn graph(&self) -> &Graph {
         &self.graph

@@ -48,8 +48,8 @@ fn differences(rows: &[(String, BTreeSet<String>)], found: &Arrows) -> Vec<Strin
     wrong
 }
 
-/// The published crates of the workspace, and for each the published crates that its build needs:
-/// including build dependencies, excluding dev-dependencies.
+/// The crates of the workspace that users get, on crates.io or in a wheel, and for each those that
+/// its build needs: including build dependencies, excluding dev-dependencies.
 fn crates() -> Arrows {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let args = ["metadata", "--no-deps", "--offline", "--format-version", "1"];
@@ -57,8 +57,11 @@ fn crates() -> Arrows {
     assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
     let metadata: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
     let packages = metadata["packages"].as_array().unwrap();
-    // An empty list of registries means never published.
-    let kept = packages.iter().filter(|p| p["publish"].as_array().is_none_or(|l| !l.is_empty()));
+    // An empty list of registries means never published; a wheel is made of a dynamic library.
+    let in_wheel = |p: &serde_json::Value| {
+        p["targets"].as_array().unwrap().iter().any(|t| t["kind"].as_array().unwrap().contains(&"cdylib".into()))
+    };
+    let kept = packages.iter().filter(|p| p["publish"].as_array().is_none_or(|l| !l.is_empty()) || in_wheel(p));
     let name = |v: &serde_json::Value| v["name"].as_str().unwrap().to_string();
     let ours: BTreeSet<String> = packages.iter().map(name).collect();
     let needs = |p: &serde_json::Value| {

@@ -80,7 +80,7 @@ fn names_of_the_library_stand_in_hyp_files_only() {
     let names = declared_names();
     assert!(names.len() > 5, "the library declares ops and scalars: {names:?}");
     let mut files = Vec::new();
-    for dir in ["hypatia-dsl/src", "hypatia-macros", "templates/src", "runtime"] {
+    for dir in ["hypatia-dsl/src", "hypatia-macros", "templates/src", "runtime", "python/src"] {
         rust_files(&root().join(dir), &mut files);
     }
     let mut found = Vec::new();

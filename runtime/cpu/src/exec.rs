@@ -1,8 +1,9 @@
 //! The executor: runs a plan's steps in order.
 //!
-//! In: a plan for the CPU, then tensors for its inputs. Out: tensors for its outputs. Invariant: a
-//! run allocates only its outputs (memory of finished runs is reused); runs may overlap, each with
-//! its own arena, all with the same weights and threads.
+//! In: a plan for the CPU, then tensors for its inputs, or memory that the caller holds. Out:
+//! tensors for its outputs, or that memory filled. Invariant: a run allocates only its outputs
+//! (memory of finished runs is reused); runs may overlap, each with its own arena, all with the
+//! same weights and threads.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -17,7 +18,7 @@ use super::depthwise::DepthwiseCode;
 use super::gemm::GemmCode;
 use super::im2col::Geometry;
 use super::interp::Code;
-use super::memory::{Bytes, SplitArena, split_arena};
+use super::memory::{Bytes, Outside, SplitArena, empty, split_arena};
 use super::operand::Operand;
 use super::pointwise::{Input, Work};
 use super::reduce::{self, Reduce};
@@ -54,6 +55,8 @@ struct Instance {
 pub struct Executor {
     plan: Arc<Plan>,
     ready: Vec<PreparedStep>,
+    /// For each buffer, the output whose memory takes its place; see [`placed_outside`].
+    outside: Vec<Option<usize>>,
     threads: usize,
     pool: Option<Arc<Pool>>,
     /// True if a step has enough work for several threads.
@@ -70,10 +73,12 @@ impl Executor {
         let pool = if threads == 1 { None } else { Some(Pool::of(threads)?) };
         let ready = plan.steps.iter().map(|s| prepare(&plan, s, threads)).collect::<Result<Vec<_>>>()?;
         let shared = pool.is_some() && plan.steps.iter().zip(&ready).any(|(s, r)| is_shared(s, r));
-        Ok(Executor { plan, ready, threads, pool, shared, idle: Mutex::new(Vec::new()), poison: false })
+        let outside = placed_outside(&plan);
+        Ok(Executor { plan, ready, outside, threads, pool, shared, idle: Mutex::new(Vec::new()), poison: false })
     }
 
-    /// Poisons the arena with NaN before each run, so that reads of unwritten memory show.
+    /// Poisons the arena and the outputs with NaN before each run, so that reads of unwritten
+    /// memory show.
     pub fn poisoned(mut self) -> Executor {
         self.poison = true;
         self
@@ -99,17 +104,70 @@ impl Executor {
         self.run_with(inputs, Some(times))
     }
 
+    /// Runs once on memory that the caller holds: the little-endian, row-major elements of the
+    /// plan's inputs and outputs, in its order. Nothing is copied but an output that is an input, a
+    /// constant or an earlier output.
+    ///
+    /// # Errors
+    /// If the number of slices or the length of one is not the plan's, or if a slice is not aligned
+    /// to its element type. Bytes of a bool input must be 0 or 1, which is not checked.
+    pub fn run_in_place(&self, inputs: &[&[u8]], outputs: &mut [&mut [u8]]) -> Result<()> {
+        self.check_memory(inputs, outputs)?;
+        // An empty slice may stand anywhere.
+        let inputs: SmallVec<[&[u8]; 8]> = inputs.iter().map(|b| if b.is_empty() { empty() } else { b }).collect();
+        self.run_on(&inputs, outputs, None)
+    }
+
+    fn check_memory(&self, inputs: &[&[u8]], outputs: &[&mut [u8]]) -> Result<()> {
+        let plan = &self.plan;
+        if inputs.len() != plan.inputs.len() || outputs.len() != plan.outputs.len() {
+            let wanted = format!("{} inputs and {} outputs", plan.inputs.len(), plan.outputs.len());
+            return Err(Error::Input(format!("the plan has {wanted}, not {} and {}", inputs.len(), outputs.len())));
+        }
+        let fits = |name: &str, bytes: &[u8], dtype: DType, shape: &[usize]| {
+            let wanted = shape.iter().product::<usize>() * dtype.size();
+            let aligned = bytes.is_empty() || bytes.as_ptr().addr().is_multiple_of(dtype.size());
+            let what = match (bytes.len() == wanted, aligned) {
+                (true, true) => return Ok(()),
+                (false, _) => format!("has {} bytes, but {dtype}{shape:?} has {wanted}", bytes.len()),
+                (true, false) => format!("is not aligned to {} bytes, the size of {dtype}", dtype.size()),
+            };
+            Err(Error::Input(format!("the memory of `{name}` {what}")))
+        };
+        for (bytes, input) in inputs.iter().zip(&plan.inputs) {
+            fits(&input.name, bytes, input.dtype, &input.shape)?;
+        }
+        for (bytes, (name, view)) in outputs.iter().zip(&plan.outputs) {
+            fits(name, bytes, view.dtype, &view.shape)?;
+        }
+        Ok(())
+    }
+
     fn run_with(&self, inputs: &[Tensor], times: Option<&mut [Duration]>) -> Result<Vec<Tensor>> {
         self.plan.check_inputs(inputs)?;
+        let zeros = |view: &View| {
+            let too_large = || Error::Limit(format!("an output of shape {:?} is too large", view.shape));
+            Tensor::zeros(view.dtype, &view.shape).ok_or_else(too_large)
+        };
+        let mut results = self.plan.outputs.iter().map(|(_, view)| zeros(view)).collect::<Result<Vec<_>>>()?;
+        let inputs: SmallVec<[&[u8]; 8]> = inputs.iter().map(Tensor::bytes).collect();
+        let mut outputs: SmallVec<[&mut [u8]; 4]> = results.iter_mut().map(Tensor::bytes_mut).collect();
+        self.run_on(&inputs, &mut outputs, times)?;
+        drop(outputs);
+        Ok(results)
+    }
+
+    fn run_on(&self, inputs: &[&[u8]], outputs: &mut [&mut [u8]], times: Option<&mut [Duration]>) -> Result<()> {
         let mut instance = match self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop() {
             Some(instance) => instance,
             None => self.instance()?,
         };
         if self.poison {
             instance.arena.poison(0xff);
+            outputs.iter_mut().for_each(|o| o.fill(0xff));
         }
         let awake = self.pool.as_deref().filter(|_| self.shared).map(Pool::awake);
-        let result = self.steps(&mut instance, inputs, times);
+        let result = self.steps(&mut instance, inputs, outputs, times);
         drop(awake);
         self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(instance);
         result
@@ -123,12 +181,13 @@ impl Executor {
     fn steps(
         &self,
         instance: &mut Instance,
-        inputs: &[Tensor],
+        inputs: &[&[u8]],
+        outputs: &mut [&mut [u8]],
         mut times: Option<&mut [Duration]>,
-    ) -> Result<Vec<Tensor>> {
+    ) -> Result<()> {
         for (i, (step, ready)) in self.plan.steps.iter().zip(&self.ready).enumerate() {
             let start = times.is_some().then(Instant::now);
-            self.step(step, ready, instance, inputs).map_err(|e| match e {
+            self.step(step, ready, instance, inputs, outputs).map_err(|e| match e {
                 Error::Input(m) => Error::Input(format!("node `{}`: {m}", step.name)),
                 Error::Internal(m) => Error::Internal(format!("step `{}`: {m}", step.name)),
                 e => e,
@@ -137,17 +196,35 @@ impl Executor {
                 *time += start.elapsed();
             }
         }
-        let rest = split_arena(instance.arena.as_mut(), &[])?;
-        let output = |view: &View| {
-            let bytes = self.bytes(view, &rest, inputs)?;
-            let size = view.dtype.size();
-            // The offset of an empty view may lie past the end.
-            let first = if view.is_empty() { 0 } else { view.offset };
-            let bytes = bytes.get(first * size..(first + view.len()) * size);
-            let tensor = bytes.and_then(|b| Tensor::from_bytes(view.dtype, &view.shape, b));
-            tensor.ok_or_else(|| Error::Internal(format!("an output of shape {:?} was not written", view.shape)))
-        };
-        self.plan.outputs.iter().map(|(_, view)| output(view)).collect()
+        for (i, (_, view)) in self.plan.outputs.iter().enumerate() {
+            if self.outside[view.buffer.index()] != Some(i) {
+                self.copy_output(i, view, instance, inputs, outputs)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes an output that no step has written in its own memory.
+    fn copy_output(
+        &self,
+        i: usize,
+        view: &View,
+        instance: &mut Instance,
+        inputs: &[&[u8]],
+        outputs: &mut [&mut [u8]],
+    ) -> Result<()> {
+        let arena = split_arena(instance.arena.as_mut(), &[])?;
+        let mut outside = Outside::split(outputs, &[i]);
+        let target = outside.take(i);
+        let bytes = self.bytes(view, &arena, &outside, inputs)?;
+        let size = view.dtype.size();
+        // The offset of an empty view may lie past the end.
+        let first = if view.is_empty() { 0 } else { view.offset };
+        match (target, bytes.get(first * size..(first + view.len()) * size)) {
+            (Some(target), Some(bytes)) if target.len() == bytes.len() => target.copy_from_slice(bytes),
+            _ => return Err(Error::Internal(format!("an output of shape {:?} was not written", view.shape))),
+        }
+        Ok(())
     }
 
     fn buffer(&self, view: &View) -> &Buffer {
@@ -155,33 +232,62 @@ impl Executor {
     }
 
     /// The whole buffer of a view.
-    fn bytes<'a>(&'a self, view: &View, arena: &SplitArena<'a>, inputs: &'a [Tensor]) -> Result<&'a [u8]> {
+    fn bytes<'a>(
+        &'a self,
+        view: &View,
+        arena: &SplitArena<'a>,
+        outside: &Outside<'a>,
+        inputs: &'a [&'a [u8]],
+    ) -> Result<&'a [u8]> {
+        if let Some(output) = self.outside[view.buffer.index()] {
+            return outside.read(output);
+        }
         let buffer = self.buffer(view);
         match buffer.storage {
-            Storage::Input(i) => Ok(inputs[i].bytes()),
+            Storage::Input(i) => Ok(inputs[i]),
             Storage::Constant(i) => Ok(self.plan.constants[i].bytes()),
             Storage::Arena(offset) => arena.read(offset, buffer.len * buffer.dtype.size()),
         }
     }
 
-    fn step(&self, step: &Step, ready: &PreparedStep, instance: &mut Instance, inputs: &[Tensor]) -> Result<()> {
+    fn step(
+        &self,
+        step: &Step,
+        ready: &PreparedStep,
+        instance: &mut Instance,
+        inputs: &[&[u8]],
+        outputs: &mut [&mut [u8]],
+    ) -> Result<()> {
         if step.writes.iter().all(View::is_empty) {
             return Ok(());
         }
         if let (Action::Call(e), PreparedStep::Parts(parts)) = (&step.action, ready) {
-            return e.fallback.iter().zip(parts).try_for_each(|(s, ready)| self.step(s, ready, instance, inputs));
+            let mut steps = e.fallback.iter().zip(parts);
+            return steps.try_for_each(|(s, ready)| self.step(s, ready, instance, inputs, outputs));
         }
-        let range = |v: &View| match self.buffer(v).storage {
-            Storage::Arena(offset) => Ok((offset, self.buffer(v).len * v.dtype.size())),
-            _ => Err(Error::Internal("a write outside of the arena".into())),
-        };
-        let writes = step.writes.iter().map(range).collect::<Result<SmallVec<[(usize, usize); 4]>>>()?;
+        let (mut writes, mut direct) = (SmallVec::<[(usize, usize); 4]>::new(), SmallVec::<[usize; 4]>::new());
+        for v in &step.writes {
+            match (self.outside[v.buffer.index()], self.buffer(v).storage) {
+                (Some(output), _) => direct.push(output),
+                (None, Storage::Arena(offset)) => writes.push((offset, self.buffer(v).len * v.dtype.size())),
+                _ => return Err(Error::Internal("a write outside of the arena".into())),
+            }
+        }
         let mut arena = split_arena(instance.arena.as_mut(), &writes)?;
-        let mut outs = std::mem::take(&mut arena.outs);
+        let mut outside = Outside::split(outputs, &direct);
+        let mut inside = std::mem::take(&mut arena.outs).into_iter();
+        let mut outs = SmallVec::<[&mut [u8]; 4]>::new();
+        for v in &step.writes {
+            let out = match self.outside[v.buffer.index()] {
+                Some(output) => outside.take(output),
+                None => inside.next(),
+            };
+            outs.push(out.ok_or_else(|| Error::Internal("a write without memory".into()))?);
+        }
         let mut reads: SmallVec<[&[u8]; 8]> = SmallVec::new();
         for (i, v) in step.reads.iter().enumerate() {
             let in_place = step.in_place.contains(&Some(i));
-            reads.push(if in_place { &[] } else { self.bytes(v, &arena, inputs)? });
+            reads.push(if in_place { &[] } else { self.bytes(v, &arena, &outside, inputs)? });
         }
         let source = |i: usize| Operand { bytes: reads[i], view: &step.reads[i] };
         let pool = self.pool.as_deref().filter(|_| self.shared);
@@ -234,6 +340,31 @@ impl Executor {
         }
         Ok(())
     }
+}
+
+/// For each buffer, the output whose memory takes its place in a run: the buffer holds that output
+/// and nothing else, and no step writes it over an operand.
+fn placed_outside(plan: &Plan) -> Vec<Option<usize>> {
+    let mut outside = vec![None; plan.buffers.len()];
+    for (i, (_, view)) in plan.outputs.iter().enumerate() {
+        let buffer = &plan.buffers[view.buffer.index()];
+        let whole = view.offset == 0 && view.len() == buffer.len && view.is_contiguous();
+        if whole && !view.is_empty() && matches!(buffer.storage, Storage::Arena(_)) {
+            outside[view.buffer.index()].get_or_insert(i);
+        }
+    }
+    let mut steps: Vec<&Step> = plan.steps.iter().collect();
+    while let Some(step) = steps.pop() {
+        if let Action::Call(call) = &step.action {
+            steps.extend(&call.fallback);
+        }
+        for (write, over) in step.writes.iter().zip(&step.in_place) {
+            if over.is_some() {
+                outside[write.buffer.index()] = None;
+            }
+        }
+    }
+    outside
 }
 
 /// The read of each copy of a step: a pad writes its fill first.

@@ -1,7 +1,7 @@
 //! Memory of a run: aligned bytes, and the slices of them that a step may access.
 //!
-//! Invariant: the slices that a step writes are disjoint from each other and from those that it
-//! reads; the borrow checker enforces this.
+//! In: an arena, and the memory of outputs. Out: slices. Invariant: the slices that a step writes
+//! are disjoint from each other and from those that it reads; the borrow checker enforces this.
 
 use bytemuck::{Pod, Zeroable};
 use smallvec::SmallVec;
@@ -92,10 +92,49 @@ impl<'a> SplitArena<'a> {
     /// Bytes that the step does not write.
     pub fn read(&self, offset: usize, len: usize) -> Result<&'a [u8]> {
         if len == 0 {
-            // Aligned for any element type, unlike `&[]`.
-            return Ok(bytemuck::cast_slice::<u64, u8>(&[]));
+            return Ok(empty());
         }
         let found = self.rest.iter().find_map(|(at, bytes)| bytes.get(offset.checked_sub(*at)?..)?.get(..len));
         found.ok_or_else(|| Error::Internal("a step reads what it writes".into()))
+    }
+}
+
+/// No bytes, aligned for any element type, unlike `&[]`.
+pub fn empty() -> &'static [u8] {
+    bytemuck::cast_slice::<u64, u8>(&[])
+}
+
+/// The memory of outputs during a step: slices that the step writes, and slices that it may read.
+pub struct Outside<'a> {
+    /// Outputs that the step writes, by index; `None` where it does not, and where one was taken.
+    outs: SmallVec<[Option<&'a mut [u8]>; 4]>,
+    /// The other outputs, by index; `None` where the step writes.
+    rest: SmallVec<[Option<&'a [u8]>; 4]>,
+}
+
+impl<'a> Outside<'a> {
+    /// Divides outputs by which of them a step writes.
+    pub fn split(outputs: &'a mut [&mut [u8]], writes: &[usize]) -> Outside<'a> {
+        let mut outside = Outside { outs: SmallVec::new(), rest: SmallVec::new() };
+        for (i, output) in outputs.iter_mut().enumerate() {
+            let (out, rest) = match writes.contains(&i) {
+                true => (Some(&mut **output), None),
+                false => (None, Some(&**output)),
+            };
+            outside.outs.push(out);
+            outside.rest.push(rest);
+        }
+        outside
+    }
+
+    /// The memory of an output that the step writes; `None` if it was taken already.
+    pub fn take(&mut self, output: usize) -> Option<&'a mut [u8]> {
+        self.outs.get_mut(output)?.take()
+    }
+
+    /// An output that an earlier step wrote.
+    pub fn read(&self, output: usize) -> Result<&'a [u8]> {
+        let bytes = self.rest.get(output).copied().flatten();
+        bytes.ok_or_else(|| Error::Internal("a step reads the output that it writes".into()))
     }
 }

@@ -32,7 +32,7 @@ fn check(seed: u64, wild: bool) {
         let plan = Arc::new(pipeline::plan(&r.graph, &options).unwrap());
         let executor = Executor::new(plan.clone(), threads).unwrap().poisoned();
         for run in 0..2 {
-            let got = executor.run(&inputs).unwrap();
+            let got = if run == 0 { executor.run(&inputs).unwrap() } else { in_place(&executor, &inputs) };
             for (i, (g, w)) in got.iter().zip(&want).enumerate() {
                 let what = format!(
                     "seed {seed}, cluster {cluster}, threads {threads}, run {run}, output {i}\n{plan}\n{}",
@@ -42,6 +42,62 @@ fn check(seed: u64, wild: bool) {
             }
         }
     }
+}
+
+/// A run on memory of the caller, at addresses that are multiples of the element size and of no
+/// larger power of two.
+fn in_place(executor: &Executor, inputs: &[Tensor]) -> Vec<Tensor> {
+    let room = |dtype: DType, bytes: usize| vec![0xa5u8; bytes + 3 * dtype.size() + 64];
+    let start = |memory: &[u8], size: usize| memory.as_ptr().align_offset(64) + size;
+    let mut memory: Vec<Vec<u8>> = Vec::new();
+    let mut from = Vec::new();
+    for t in inputs {
+        let mut m = room(t.dtype(), t.bytes().len());
+        let at = start(&m, t.dtype().size());
+        m[at..at + t.bytes().len()].copy_from_slice(t.bytes());
+        memory.push(m);
+        from.push(at..at + t.bytes().len());
+    }
+    let slices: Vec<&[u8]> = memory.iter().zip(&from).map(|(m, r)| &m[r.clone()]).collect();
+    let views: Vec<_> = executor.plan().outputs.iter().map(|(_, v)| (v.dtype, v.shape.clone(), v.len())).collect();
+    let mut rooms: Vec<Vec<u8>> = views.iter().map(|(d, _, n)| room(*d, n * d.size())).collect();
+    let ranges: Vec<_> = rooms.iter().zip(&views).map(|(m, (d, _, n))| (start(m, d.size()), n * d.size())).collect();
+    let mut outs: Vec<&mut [u8]> = rooms.iter_mut().zip(&ranges).map(|(m, (at, n))| &mut m[*at..*at + n]).collect();
+    executor.run_in_place(&slices, &mut outs).unwrap();
+    let made = outs.iter().zip(&views).map(|(b, (d, s, _))| Tensor::from_bytes(*d, s, b).unwrap()).collect();
+    for (m, (at, n)) in rooms.iter().zip(&ranges) {
+        assert!(m[..*at].iter().chain(&m[at + n..]).all(|b| *b == 0xa5), "a write outside of an output");
+    }
+    made
+}
+
+#[test]
+fn memory_that_does_not_fit_is_refused() {
+    let mut g = Graph::new(program());
+    let x = g.input("x", ty(DType::F32, &[2, 3]));
+    let y = g.builtin_scalar(hypatia_dsl::builtin::BuiltinScalar::Exp, &[x]).unwrap();
+    g.output("y", y);
+    // The same value twice, and an input: copied.
+    g.output("again", y);
+    g.output("same", x);
+    let plan = Arc::new(pipeline::plan(&g, &Options::new(Device::cpu())).unwrap());
+    let executor = Executor::new(plan, 1).unwrap();
+    let (x, mut y) = ([0.0f32; 6], [[7.0f32; 7]; 3]);
+    let mut run = |from: &[u8], short: usize| {
+        let outs = y.iter_mut().map(|y| &mut bytemuck::cast_slice_mut(y)[..24 - short]);
+        let result = executor.run_in_place(&[from], &mut outs.collect::<Vec<_>>());
+        result.map_err(|e| e.to_string())
+    };
+    let bytes: &[u8] = bytemuck::cast_slice(&x);
+    assert_eq!(run(&bytes[..20], 0).unwrap_err(), "the memory of `x` has 20 bytes, but f32[2, 3] has 24");
+    assert_eq!(run(bytes, 4).unwrap_err(), "the memory of `y` has 20 bytes, but f32[2, 3] has 24");
+    let odd = [0u8; 64];
+    let at = odd.as_ptr().align_offset(4) + 1;
+    let unaligned = run(&odd[at..at + 24], 0).unwrap_err();
+    assert_eq!(unaligned, "the memory of `x` is not aligned to 4 bytes, the size of f32");
+    run(bytes, 0).unwrap();
+    assert_eq!(y.map(|y| y[..6].to_vec()), [vec![1.0; 6], vec![1.0; 6], vec![0.0; 6]]);
+    assert!(y.iter().all(|y| y[6] == 7.0));
 }
 
 #[test]

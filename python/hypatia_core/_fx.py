@@ -1,0 +1,584 @@
+"""Graphs of aten ops, as PyTorch's compiler makes them, as graphs of Hypatia.
+
+In: an FX graph without autograd whose nodes know their shapes. Out: a native graph. Invariant: a
+node's element type and shape are those that PyTorch says, never worked out anew: type promotion,
+which aten leaves implicit, becomes casts. A node without a row in the table is not supported.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from . import _native
+from ._eager import NAMES
+from ._rules import Rules
+from .errors import InputError
+
+aten = torch.ops.aten
+Value = Any
+#: An `fx.Node`. Its arguments are typed too loosely to compute with them.
+Node = Any
+
+#: How a node of each op is built, by the op's name without its overload.
+TABLE: dict[str, Callable[[Importer, fx.Node], Any]] = {}
+
+#: Functions of one tensor that are a scalar of the library.
+SCALARS = {
+    "abs": "abs",
+    "ceil": "ceil",
+    "cos": "cos",
+    "erf": "erf",
+    "exp": "exp",
+    "expm1": "expm1",
+    "floor": "floor",
+    "hardswish": "hardswish",
+    "isnan": "isnan",
+    "log": "log",
+    "log1p": "log1p",
+    "mish": "mish",
+    "neg": "neg",
+    "reciprocal": "recip",
+    "relu": "relu",
+    "rsqrt": "rsqrt",
+    "sigmoid": "sigmoid",
+    "sign": "sign",
+    "silu": "silu",
+    "sin": "sin",
+    "sqrt": "sqrt",
+    "tanh": "tanh",
+    "trunc": "trunc",
+}
+#: Functions of two tensors or numbers; the operands take the result's type.
+PAIRS = {"mul": "mul", "div": "div", "maximum": "max", "minimum": "min", "pow": "pow"}
+#: Comparisons: the scalar, and whether the operands are exchanged and the result negated.
+COMPARISONS = {
+    "eq": ("eq", False, False),
+    "ne": ("eq", False, True),
+    "lt": ("lt", False, False),
+    "gt": ("lt", True, False),
+    "le": ("le", False, False),
+    "ge": ("le", True, False),
+}
+SAME = ("alias", "clone", "detach", "lift_fresh_copy", "_to_copy", "contiguous")
+SHAPED = ("view", "_unsafe_view", "reshape", "unsqueeze", "squeeze")
+LOGIC = {"logical_and": "and", "logical_or": "or", "logical_xor": "xor"}
+BITS = {"bitwise_and": "and", "bitwise_or": "or", "bitwise_xor": "xor"}
+
+
+def name_of(target: Any) -> str:
+    """The name of an aten op without its overload; empty for anything else."""
+    if isinstance(target, torch._ops.OpOverload) and target.namespace == "aten":
+        return target._schema.name.removeprefix("aten::")
+    return ""
+
+
+def unsupported(node: fx.Node) -> str:
+    """Why a node cannot be imported; empty if it can."""
+    if node.target is operator.getitem:
+        return unsupported(node.args[0]) if isinstance(node.args[0], fx.Node) else "getitem"
+    name = name_of(node.target)
+    if name not in TABLE:
+        return str(node.target)
+    value = node.meta.get("val")
+    results = value if isinstance(value, (list, tuple)) else [value]
+    for t in [*results, *(a.meta.get("val") for a in node.all_input_nodes)]:
+        for one in t if isinstance(t, (list, tuple)) else [t]:
+            if isinstance(one, torch.Tensor) and one.device.type != "cpu":
+                return f"{name} on {one.device.type}"
+            if isinstance(one, torch.Tensor) and one.dtype not in NAMES:
+                return f"{name} of {one.dtype}"
+    return REFUSED[name](node) if name in REFUSED else ""
+
+
+class Importer:
+    """Builds the graph of one FX graph, whose shapes are numbers."""
+
+    def __init__(self, module: fx.GraphModule, rules: Rules) -> None:
+        """Import all nodes."""
+        self.g = _native.Graph(rules._native)
+        self.values: dict[fx.Node, Any] = {}
+        self.inputs: list[str] = []
+        self.outputs: list[fx.Node] = []
+        node: Node
+        for node in module.graph.nodes:
+            if node.op == "placeholder":
+                if isinstance(node.meta["val"], torch.Tensor):
+                    self.inputs.append(node.name)
+                    self.values[node] = self.g.input(node.name, self.dtype(node), list(self.shape(node)))
+            elif node.op == "get_attr":
+                constant = getattr(module, str(node.target)).detach().contiguous()
+                memory = (constant.data_ptr(), NAMES[constant.dtype], tuple(constant.shape), constant)
+                self.values[node] = self.g.constant(memory, list(constant.shape))
+            elif node.op == "output":
+                found = node.args[0]
+                self.outputs = list(found) if isinstance(found, (list, tuple)) else [found]
+            elif node.target is operator.getitem:
+                self.values[node] = self.values[node.args[0]][node.args[1]]
+            else:
+                self.values[node] = TABLE[name_of(node.target)](self, node)
+        for i, node in enumerate(self.outputs):
+            self.g.output(f"y{i}", self.values[node])
+
+    # What a node says.
+
+    def shape(self, node: Any) -> tuple[int, ...]:
+        """The shape of a node's result."""
+        return tuple(int(n) for n in node.meta["val"].shape)
+
+    def dtype(self, node: Any) -> str:
+        """The element type of a node's result."""
+        return NAMES[node.meta["val"].dtype]
+
+    def argument(self, node: fx.Node, index: int, name: str, default: Any = None) -> Any:
+        """An argument by position or name; sizes as numbers."""
+        value = node.args[index] if index < len(node.args) else node.kwargs.get(name, default)
+        return self.number(value)
+
+    def number(self, value: Any) -> Any:
+        """A node that is a size as a number; everything else as it is."""
+        if isinstance(value, (list, tuple)):
+            return [self.number(v) for v in value]
+        if isinstance(value, fx.Node):
+            known = value.meta["val"]
+            if isinstance(known, (bool, int, float)):
+                return known
+            if isinstance(known, (torch.SymInt, torch.SymFloat)):
+                return int(known) if isinstance(known, torch.SymInt) else float(known)
+        return value
+
+    def axis(self, axis: int, rank: int) -> int:
+        """An axis counted from the front."""
+        return axis % max(rank, 1)
+
+    # What is built.
+
+    def call(self, name: str, operands: Sequence[Value], **attrs: Any) -> Any:
+        """The first result of an op."""
+        return self.g.call(name, list(operands), attrs)[0]
+
+    def value(self, argument: Any) -> Value:
+        """The value of a node."""
+        return self.values[argument]
+
+    def cast(self, value: Value, to: str) -> Value:
+        """A value in that element type."""
+        return value if self.g.type_of(value)[0] == to else self.call("cast", [value], to=to)
+
+    def operand(self, argument: Any, dtype: str) -> Value:
+        """A node or a number as a value of that type."""
+        argument = self.number(argument)
+        if isinstance(argument, fx.Node):
+            return self.cast(self.values[argument], dtype)
+        return self.constant(dtype, argument)
+
+    def constant(self, dtype: str, number: Any) -> Value:
+        """A number of rank 0, if f64, in which numbers are handed over, holds it."""
+        return self.g.number(dtype, exactly(number))
+
+    def per_channel(self, argument: Any, like: Any, dtype: str) -> Value:
+        """A vector as a tensor that broadcasts along the channels of another, which are axis 1."""
+        value = like.meta["val"]
+        rank = (value[0] if isinstance(value, (list, tuple)) else value).dim()
+        return self.reshaped(self.operand(argument, dtype), (*self.shape(argument), *[1] * (rank - 2)))
+
+    def reshaped(self, value: Value, shape: Sequence[int]) -> Value:
+        """A value in that shape."""
+        same = tuple(self.g.type_of(value)[1]) == tuple(shape)
+        return value if same else self.call("reshape", [value], shape=list(shape))
+
+
+def exactly(number: Any) -> float:
+    """A number as f64; an error if it is an integer that f64 does not hold."""
+    if isinstance(number, int) and int(float(number)) != number:
+        raise InputError(f"the integer {number} is too large for a graph")
+    return float(number)
+
+
+def row(*names: str) -> Callable[[Callable[[Importer, fx.Node], Any]], Callable[[Importer, fx.Node], Any]]:
+    """Put a function into the table."""
+
+    def put(f: Callable[[Importer, fx.Node], Any]) -> Callable[[Importer, fx.Node], Any]:
+        TABLE.update(dict.fromkeys(names, f))
+        return f
+
+    return put
+
+
+@row(*SAME)
+def _(b: Importer, n: Node) -> Any:
+    return b.operand(n.args[0], b.dtype(n))
+
+
+@row(*SHAPED)
+def _(b: Importer, n: Node) -> Any:
+    return b.reshaped(b.value(n.args[0]), b.shape(n))
+
+
+@row(*SCALARS)
+def _(b: Importer, n: Node) -> Any:
+    wanted = b.dtype(n) if b.dtype(n) != "bool" else b.dtype(n.args[0])
+    return b.call(SCALARS[name_of(n.target)], [b.operand(n.args[0], wanted)])
+
+
+@row(*PAIRS)
+def _(b: Importer, n: Node) -> Any:
+    name, dtype = PAIRS[name_of(n.target)], b.dtype(n)
+    if dtype == "bool":
+        name = {"mul": "and", "max": "or", "min": "and"}[name]
+    return b.call(name, [b.operand(n.args[0], dtype), b.operand(n.args[1], dtype)])
+
+
+@row("add", "sub", "rsub")
+def _(b: Importer, n: Node) -> Any:
+    name, dtype = name_of(n.target), b.dtype(n)
+    x, y = (n.args[1], n.args[0]) if name == "rsub" else (n.args[0], n.args[1])
+    right = b.operand(y, dtype)
+    left = b.operand(x, dtype)
+    if (alpha := b.argument(n, 2, "alpha", 1)) != 1:
+        right = b.call("mul", [right, b.constant(dtype, alpha)])
+    return b.call("add" if name == "add" else "sub", [left, right])
+
+
+@row(*COMPARISONS)
+def _(b: Importer, n: Node) -> Any:
+    name, swapped, negated = COMPARISONS[name_of(n.target)]
+    values = [a.meta["val"] if isinstance(a, fx.Node) else a for a in n.args[:2]]
+    dtype = NAMES[torch.result_type(*values)]
+    dtype = "u8" if dtype == "bool" else dtype
+    pair = [b.operand(a, dtype) for a in n.args[:2]]
+    made = b.call(name, pair[::-1] if swapped else pair)
+    return b.call("not", [made]) if negated else made
+
+
+@row("logical_not", "bitwise_not")
+def _(b: Importer, n: Node) -> Any:
+    return b.call("not", [b.operand(n.args[0], "bool")])
+
+
+@row(*LOGIC, *BITS)
+def _(b: Importer, n: Node) -> Any:
+    name = name_of(n.target)
+    return b.call({**LOGIC, **BITS}[name], [b.operand(a, "bool") for a in n.args[:2]])
+
+
+@row("where")
+def _(b: Importer, n: Node) -> Any:
+    return b.call("select", [b.value(n.args[0]), *(b.operand(a, b.dtype(n)) for a in n.args[1:3])])
+
+
+@row("clamp", "clamp_min", "clamp_max", "hardtanh")
+def _(b: Importer, n: Node) -> Any:
+    name, dtype = name_of(n.target), b.dtype(n)
+    x = b.operand(n.args[0], dtype)
+    if name == "hardtanh":
+        low, high = b.argument(n, 1, "min_val", -1.0), b.argument(n, 2, "max_val", 1.0)
+    else:
+        low = None if name == "clamp_max" else b.argument(n, 1, "min")
+        high = b.argument(n, 1, "max") if name == "clamp_max" else b.argument(n, 2, "max")
+    if low is not None:
+        x = b.call("max", [x, b.operand(low, dtype)])
+    return x if high is None else b.call("min", [x, b.operand(high, dtype)])
+
+
+@row("gelu")
+def _(b: Importer, n: Node) -> Any:
+    tanh = b.argument(n, 1, "approximate", "none") == "tanh"
+    return b.call("gelu_tanh" if tanh else "gelu", [b.value(n.args[0])])
+
+
+@row("leaky_relu")
+def _(b: Importer, n: Node) -> Any:
+    slope = b.argument(n, 1, "negative_slope", 0.01)
+    return b.call("leaky_relu", [b.operand(n.args[0], b.dtype(n)), b.constant(b.dtype(n), slope)])
+
+
+@row("hardsigmoid")
+def _(b: Importer, n: Node) -> Any:
+    dtype = b.dtype(n)
+    return b.call("hard_sigmoid", [b.operand(n.args[0], dtype), b.g.number(dtype, 1 / 6), b.g.number(dtype, 0.5)])
+
+
+@row("t", "transpose", "permute")
+def _(b: Importer, n: Node) -> Any:
+    name, rank = name_of(n.target), len(b.shape(n))
+    order = list(range(rank))
+    if name == "t":
+        order.reverse()
+    elif name == "transpose":
+        i, j = (b.axis(a, rank) for a in n.args[1:3])
+        order[i], order[j] = order[j], order[i]
+    else:
+        order = [b.axis(a, rank) for a in b.argument(n, 1, "dims")]
+    return b.call("transpose", [b.value(n.args[0])], perm=order)
+
+
+@row("expand")
+def _(b: Importer, n: Node) -> Any:
+    value, shape = b.value(n.args[0]), b.shape(n)
+    before = b.shape(n.args[0])
+    value = b.reshaped(value, (1,) * (len(shape) - len(before)) + before)
+    return value if before == shape else b.call("expand", [value], shape=list(shape))
+
+
+@row("slice")
+def _(b: Importer, n: Node) -> Any:
+    sizes = b.shape(n.args[0])
+    axis = b.axis(b.argument(n, 1, "dim", 0), len(sizes))
+    size = sizes[axis]
+    start, stop = b.argument(n, 2, "start") or 0, b.argument(n, 3, "end")
+    stop = size if stop is None else stop
+    start, stop = (max(0, min(size, e + size if e < 0 else e)) for e in (start, stop))
+    value = b.value(n.args[0])
+    if (start, stop, step := b.argument(n, 4, "step", 1)) == (0, size, 1):
+        return value
+    return b.call("slice", [value], axis=axis, start=start, stop=max(start, stop), step=step)
+
+
+@row("select")
+def _(b: Importer, n: Node) -> Any:
+    sizes = b.shape(n.args[0])
+    axis = b.axis(b.argument(n, 1, "dim"), len(sizes))
+    index = b.argument(n, 2, "index") % sizes[axis]
+    one = b.call("slice", [b.value(n.args[0])], axis=axis, start=index, stop=index + 1, step=1)
+    return b.reshaped(one, b.shape(n))
+
+
+@row("cat")
+def _(b: Importer, n: Node) -> Any:
+    parts = [p for p in n.args[0] if b.shape(p) != (0,)]
+    values = [b.operand(p, b.dtype(n)) for p in parts]
+    axis = b.axis(b.argument(n, 1, "dim", 0), len(b.shape(n)))
+    return values[0] if len(values) == 1 else b.call("concat", values, axis=axis)
+
+
+@row("stack")
+def _(b: Importer, n: Node) -> Any:
+    shape = b.shape(n)
+    axis = b.axis(b.argument(n, 1, "dim", 0), len(shape))
+    one = (*shape[:axis], 1, *shape[axis + 1 :])
+    values = [b.reshaped(b.operand(p, b.dtype(n)), one) for p in n.args[0]]
+    return values[0] if len(values) == 1 else b.call("concat", values, axis=axis)
+
+
+@row("split", "split_with_sizes", "unbind")
+def _(b: Importer, n: Node) -> Any:
+    name, rank, parts = name_of(n.target), len(b.shape(n.args[0])), n.meta["val"]
+    axis = b.axis(b.argument(n, 1 if name == "unbind" else 2, "dim", 0), rank)
+    sizes = [1] * len(parts) if name == "unbind" else [int(p.shape[axis]) for p in parts]
+    value = b.value(n.args[0])
+    made = [value] if len(parts) == 1 else b.g.call("split", [value], {"axis": axis, "sizes": sizes})
+    return [b.reshaped(v, tuple(int(s) for s in p.shape)) for v, p in zip(made, parts, strict=True)]
+
+
+@row("sum", "mean", "amax", "amin")
+def _(b: Importer, n: Node) -> Any:
+    name, shape = name_of(n.target), b.shape(n.args[0])
+    axes = b.argument(n, 1, "dim")
+    axes = [axes] if isinstance(axes, int) else axes
+    axes = [b.axis(a, len(shape)) for a in axes] if axes else list(range(len(shape)))
+    value = b.operand(n.args[0], b.dtype(n))
+    return b.reshaped(b.call(name, [value], axes=axes, keepdims=True) if axes else value, b.shape(n))
+
+
+@row("cumsum")
+def _(b: Importer, n: Node) -> Any:
+    axis = b.axis(b.argument(n, 1, "dim"), len(b.shape(n)))
+    return b.call("cumsum", [b.operand(n.args[0], b.dtype(n))], axis=axis)
+
+
+@row("_softmax", "_log_softmax", "_safe_softmax")
+def _(b: Importer, n: Node) -> Any:
+    axis = b.axis(b.argument(n, 1, "dim"), len(b.shape(n)))
+    return b.call(name_of(n.target).removeprefix("_"), [b.operand(n.args[0], b.dtype(n))], axis=axis)
+
+
+@row("mm", "bmm")
+def _(b: Importer, n: Node) -> Any:
+    return b.call("matmul", [b.value(a) for a in n.args[:2]])
+
+
+@row("addmm", "baddbmm")
+def _(b: Importer, n: Node) -> Any:
+    dtype = b.dtype(n)
+    product, bias = b.call("matmul", [b.value(a) for a in n.args[1:3]]), b.value(n.args[0])
+    if (alpha := b.argument(n, 4, "alpha", 1)) != 1:
+        product = b.call("mul", [product, b.constant(dtype, alpha)])
+    if (beta := b.argument(n, 3, "beta", 1)) == 0:
+        return product
+    if beta != 1:
+        bias = b.call("mul", [bias, b.constant(dtype, beta)])
+    return b.call("add", [product, bias])
+
+
+@row("native_layer_norm")
+def _(b: Importer, n: Node) -> Any:
+    x, sizes, weight, bias, eps = n.args[:5]
+    count, shape = 1, b.shape(x)
+    for size in b.number(sizes):
+        count *= size
+    rows = b.reshaped(b.value(x), (_size(shape) // max(count, 1), count))
+    params = [None if p is None else b.reshaped(b.value(p), (count,)) for p in (weight, bias)]
+    attrs = {"eps": float(eps)}
+    if params[0] is None:
+        made = b.g.call("standardize", [rows], attrs)[0]
+        made = made if params[1] is None else b.call("add", [made, params[1]])
+    else:
+        made = b.g.call("layer_norm", [rows, *params], attrs)[0]
+    return [b.reshaped(made, shape), None, None]
+
+
+@row("_fused_rms_norm")
+def _(b: Importer, n: Node) -> Any:
+    x, sizes, weight = n.args[:3]
+    eps, shape, count = b.argument(n, 3, "eps"), b.shape(x), 1
+    for size in b.number(sizes):
+        count *= size
+    dtype = torch.float64 if b.dtype(x) == "f64" else torch.float32
+    scale = None if weight is None else b.reshaped(b.value(weight), (count,))
+    rows = b.reshaped(b.value(x), (_size(shape) // count, count))
+    attrs = {"eps": torch.finfo(dtype).eps if eps is None else float(eps)}
+    return [b.reshaped(b.g.call("rms_norm", [rows, scale], attrs)[0], shape), None]
+
+
+@row("convolution")
+def _(b: Importer, n: Node) -> Any:
+    x, weight, bias = n.args[:3]
+    strides, padding, dilations, _, _, groups = b.number(list(n.args[3:9]))
+    attrs = {"strides": strides, "before": padding, "after": padding, "dilations": dilations, "groups": groups}
+    made = b.g.call("conv", [b.value(x), b.value(weight)], attrs)[0]
+    return made if bias is None else b.call("add", [made, b.per_channel(bias, n, b.dtype(n))])
+
+
+@row("_native_batch_norm_legit_no_training")
+def _(b: Importer, n: Node) -> Any:
+    x, weight, bias, mean, variance, _, eps = n.args
+    wide = "f64" if b.dtype(x) == "f64" else "f32"
+    mean, variance = (b.per_channel(p, x, wide) for p in (mean, variance))
+    scale = b.call("rsqrt", [b.call("add", [variance, b.constant(wide, eps)])])
+    made = b.call("mul", [b.call("sub", [b.operand(x, wide), mean]), scale])
+    if weight is not None:
+        made = b.call("mul", [made, b.per_channel(weight, x, wide)])
+    if bias is not None:
+        made = b.call("add", [made, b.per_channel(bias, x, wide)])
+    return [b.cast(made, b.dtype(x)), None, None]
+
+
+@row("embedding")
+def _(b: Importer, n: Node) -> Any:
+    return b.call("gather", [b.value(a) for a in n.args[:2]], axis=0)
+
+
+@row("gather")
+def _(b: Importer, n: Node) -> Any:
+    x, axis, index = n.args[:3]
+    axis = b.axis(b.number(axis), len(b.shape(n)))
+    return b.call("gather_elements", [b.value(x), b.value(index)], axis=axis)
+
+
+@row("_scaled_dot_product_flash_attention_for_cpu")
+def _(b: Importer, n: Node) -> Any:
+    q, k, v = n.args[:3]
+    causal, mask, scale = b.argument(n, 4, "is_causal", False), b.argument(n, 5, "attn_mask"), b.argument(n, 6, "scale")
+    dtype, m, s = b.dtype(q), b.shape(q)[-2], b.shape(k)[-2]
+    hidden = None
+    if causal:
+        i, j = (b.call("iota", [], shape=[m, s], axis=a, to="i64") for a in (0, 1))
+        hidden = b.call("select", [b.call("le", [j, i]), b.g.number(dtype, 0.0), b.g.number(dtype, float("-inf"))])
+    elif mask is not None:
+        hidden = b.operand(mask, dtype)
+    scale = b.shape(q)[-1] ** -0.5 if scale is None else scale
+    attrs = {"scale": float(scale), "safe": hidden is not None}
+    values = [b.value(t) for t in (q, k, v)]
+    return [b.g.call("attention", [*values, hidden], attrs)[0], None]
+
+
+@row("arange")
+def _(b: Importer, n: Node) -> Any:
+    numbers, dtype = b.number(list(n.args)), b.dtype(n)
+    start, step = (numbers[0] if len(numbers) > 1 else 0), (numbers[2] if len(numbers) > 2 else 1)
+    made = b.call("iota", [], shape=list(b.shape(n)), axis=0, to=dtype)
+    made = made if step == 1 else b.call("mul", [made, b.constant(dtype, step)])
+    return made if start == 0 else b.call("add", [made, b.constant(dtype, start)])
+
+
+FILLS = {"zeros": 0, "zeros_like": 0, "new_zeros": 0, "ones": 1, "ones_like": 1, "new_ones": 1}
+
+
+@row("full", "full_like", "new_full", "scalar_tensor", *FILLS)
+def _(b: Importer, n: Node) -> Any:
+    name = name_of(n.target)
+    at = {"full": 1, "full_like": 1, "new_full": 2, "scalar_tensor": 0}.get(name)
+    fill = FILLS[name] if at is None else b.number(n.args[at])
+    if b.dtype(n) == "bool":
+        return b.cast(b.call("full", [], shape=list(b.shape(n)), value=exactly(fill), to="u8"), "bool")
+    return b.call("full", [], shape=list(b.shape(n)), value=exactly(fill), to=b.dtype(n))
+
+
+def _size(shape: Sequence[int]) -> int:
+    count = 1
+    for n in shape:
+        count *= n
+    return count
+
+
+def _only_bools(node: Node) -> str:
+    return "" if node.meta["val"].dtype is torch.bool else f"{name_of(node.target)} of integers"
+
+
+def _only_first(node: Node) -> str:
+    later = [u for u in node.users if u.target is not operator.getitem or u.args[1] != 0]
+    return f"results of {name_of(node.target)} beside the first" if later else ""
+
+
+def _no_dropout(node: Node) -> str:
+    dropout = node.args[3] if len(node.args) > 3 else node.kwargs.get("dropout_p", 0.0)
+    return "attention with dropout" if dropout else _only_first(node)
+
+
+def _transposed(node: Node) -> str:
+    return "a transposed convolution" if node.args[6] else ""
+
+
+def _no_mode(node: Node) -> str:
+    return "division that rounds" if node.kwargs.get("rounding_mode") else ""
+
+
+def _no_half_float(node: Node) -> str:
+    whole = all(isinstance(a, fx.Node) or float(a) == int(a) for a in node.args)
+    return "" if whole else "arange with fractions"
+
+
+def _whole_axis(node: Node) -> str:
+    x, axis, index = node.args[:3]
+    a, i = x.meta["val"].shape, index.meta["val"].shape
+    same = all(p == q for k, (p, q) in enumerate(zip(a, i, strict=True)) if k != axis % max(len(a), 1))
+    return "" if len(a) == len(i) and same else "gather of a part"
+
+
+def _to_cpu(node: Node) -> str:
+    return (
+        ""
+        if node.kwargs.get("memory_format") in (None, torch.preserve_format, torch.contiguous_format)
+        else "channels last"
+    )
+
+
+#: Nodes of the table that are refused all the same, with the reason.
+REFUSED: dict[str, Callable[[fx.Node], str]] = {
+    **dict.fromkeys([*BITS, "bitwise_not"], _only_bools),
+    "native_layer_norm": _only_first,
+    "_fused_rms_norm": _only_first,
+    "_scaled_dot_product_flash_attention_for_cpu": _no_dropout,
+    "convolution": _transposed,
+    "_native_batch_norm_legit_no_training": _only_first,
+    "div": _no_mode,
+    "arange": _no_half_float,
+    "gather": _whole_axis,
+    "clone": _to_cpu,
+    "_to_copy": _to_cpu,
+}

@@ -1,0 +1,423 @@
+"""Which side computes a call of a layer: a plan of Hypatia, or PyTorch.
+
+In: an op, rows and parameters. Out: the result. Invariant: the result is that of PyTorch's layer up
+to rounding whichever side computes it; a call that PyTorch computes is counted with its reason; a
+plan that is slower than PyTorch for a shape is not used for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+from .. import _native
+from .._eager import NAMES
+from .._model import settings
+from ..errors import HypatiaError
+from ._ops import Linear, Op
+
+Tensor = torch.Tensor
+
+#: (major, minor) of DLPack's exchange API, or None: then tensors are handed over by address.
+EXCHANGE = _native.exchange(Tensor)
+POLICIES = ("measure", "always", "never")
+FLOATS = {d: n for d, n in NAMES.items() if n in ("f64", "f32", "f16", "bf16")}
+#: Plans that one op keeps; further shapes are PyTorch's.
+MAX_PLANS = 256
+#: Seconds that measuring one shape may take, beyond one run of each side.
+BUDGET = 0.03
+
+_policy = "measure"
+#: Parts of compiled graphs.
+_parts: weakref.WeakSet[Any] = weakref.WeakSet()
+_lock = threading.Lock()
+
+
+@contextlib.contextmanager
+def policy(name: str) -> Iterator[None]:
+    """Say which side computes the layers, inside of a ``with`` block.
+
+    ``measure``, the default: the second call of a shape makes a plan and measures both sides once;
+    the faster one computes from then on. ``always``: a plan wherever there can be one, from the
+    first call on. ``never``: PyTorch. It holds for all threads.
+    """
+    global _policy
+    if name not in POLICIES:
+        raise ValueError(f"policy: expected one of {', '.join(POLICIES)}, not {name!r}")
+    before, _policy = _policy, name
+    try:
+        yield
+    finally:
+        _policy = before
+
+
+#: Hypatia's side and PyTorch's.
+Sides = tuple[Callable[[], Any], Callable[[], Any]]
+
+
+@dataclass
+class Choice:
+    """What was found for one op, element type and shape."""
+
+    plan: _native.Plan | None = None
+    why: str = ""
+    """Why PyTorch computes, if it does."""
+    measured: tuple[float, float] | None = None
+    """Seconds of Hypatia and of PyTorch."""
+    ours: int = 0
+    eager: int = 0
+    faster: bool = True
+    """Whether the plan is the faster side, as far as is known."""
+    failed: bool = False
+    seen: bool = False
+    """Whether the shape was called before."""
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def prepare(self, make: Callable[[], _native.Plan]) -> None:
+        """Make the plan."""
+        try:
+            self.plan = make()
+        except HypatiaError as error:
+            self.failed, self.why = True, f"no plan could be made: {error}"
+
+    def measure(self, sides: Sides) -> None:
+        """Time both sides in turn; the least time of each counts."""
+        best, start = [math.inf, math.inf], time.perf_counter()
+        with torch.no_grad():
+            for turn in range(20):
+                for i, side in enumerate(sides):
+                    before = time.perf_counter()
+                    side()
+                    best[i] = min(best[i], time.perf_counter() - before)
+                enough = time.perf_counter() - start > BUDGET
+                if enough and (turn >= 2 or max(best) > 4 * min(best)):
+                    break
+        self.measured = (best[0], best[1])
+        self.faster = best[0] <= best[1]
+        if not self.faster:
+            self.why = "PyTorch was faster when both were measured"
+
+
+@dataclass(frozen=True)
+class Line:
+    """Calls of one op with one shape, computed by one side for one reason."""
+
+    op: str
+    shape: str
+    side: str
+    """``hypatia`` or ``pytorch``."""
+    calls: int
+    why: str
+    """Why PyTorch computed; for Hypatia the launches of its plan."""
+    hypatia_us: float | None
+    """Measured microseconds of Hypatia's plan, if both sides were measured."""
+    pytorch_us: float | None
+    """Measured microseconds of PyTorch."""
+
+
+class Report:
+    """Which side computed the layers so far. ``str()`` is a table."""
+
+    def __init__(self, lines: list[Line]) -> None:
+        """Args: the lines."""
+        self.lines = lines
+
+    @property
+    def hypatia(self) -> int:
+        """Calls that a plan computed."""
+        return sum(line.calls for line in self.lines if line.side == "hypatia")
+
+    @property
+    def pytorch(self) -> int:
+        """Calls that PyTorch computed."""
+        return sum(line.calls for line in self.lines if line.side == "pytorch")
+
+    def __str__(self) -> str:
+        """Return a table."""
+        head = ("layer", "shape", "computed by", "calls", "hypatia us", "pytorch us", "why")
+        rows = [
+            (x.op, x.shape, x.side, str(x.calls), rounded(x.hypatia_us), rounded(x.pytorch_us), x.why)
+            for x in self.lines
+        ]
+        widths = [max(len(r[i]) for r in [head, *rows]) for i in range(len(head))]
+        text = ["  ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)).rstrip() for r in [head, *rows]]
+        return "\n".join([*text, f"{self.hypatia} calls by hypatia, {self.pytorch} by pytorch"])
+
+    def __repr__(self) -> str:
+        """Count the calls."""
+        return f"Report(hypatia={self.hypatia}, pytorch={self.pytorch})"
+
+    def _repr_html_(self) -> str:
+        import html
+
+        return f"<pre>{html.escape(str(self))}</pre>"
+
+
+def rounded(us: float | None) -> str:
+    """Microseconds for a table."""
+    return "" if us is None else f"{us:.0f}"
+
+
+#: Calls that PyTorch computed before there was anything to choose, by op and reason.
+_passed: dict[tuple[str, str], int] = {}
+
+
+def report() -> Report:
+    """Which side computed the layers so far, how often, and why.
+
+    >>> import hypatia_core as hyp, torch
+    >>> hyp.reset_report()
+    >>> layer = hyp.nn.FusedLinear(4, 2)
+    >>> with hyp.nn.policy("always"), torch.no_grad():
+    ...     y = layer(torch.ones(3, 4))
+    >>> hyp.report()
+    Report(hypatia=1, pytorch=0)
+    """
+    lines = []
+    with _lock:
+        for op in counted():
+            for key, c in list(op.plans.items()):
+                shape = op.show(key)
+                times = (None, None) if c.measured is None else (c.measured[0] * 1e6, c.measured[1] * 1e6)
+                if c.ours and c.plan is not None:
+                    launches = f"{c.plan.launches} launch{'es' if c.plan.launches != 1 else ''}"
+                    refused = f"; {c.plan.refusal}" if c.plan.refusal else ""
+                    lines.append(Line(op.label, shape, "hypatia", c.ours, launches + refused, *times))
+                if c.eager:
+                    lines.append(Line(op.label, shape, "pytorch", c.eager, c.why, *times))
+        lines += [Line(label, "", "pytorch", n, why, None, None) for (label, why), n in _passed.items()]
+    return Report(lines)
+
+
+def reset_report() -> None:
+    """Set all counts to zero. Plans and measurements stay."""
+    with _lock:
+        _passed.clear()
+        for op in counted():
+            for choice in op.plans.values():
+                choice.ours = choice.eager = 0
+
+
+def forget() -> None:
+    """Drop all plans, measurements and counts."""
+    with _lock:
+        _passed.clear()
+        for op in counted():
+            op.plans.clear()
+
+
+def register(part: Any) -> None:
+    """Let reports list a part of a compiled graph as long as it lives."""
+    _parts.add(part)
+
+
+def counted() -> list[Any]:
+    """All that have plans: ops, and parts of compiled graphs."""
+    return [*Op.known.values(), *_parts]
+
+
+def count(label: str, why: str) -> None:
+    """Count a call that PyTorch computes."""
+    with _lock:
+        _passed[label, why] = _passed.get((label, why), 0) + 1
+
+
+def passed(op: Op, why: str) -> None:
+    """Count a call of an op that PyTorch computes."""
+    count(op.label, why)
+
+
+def current_policy() -> str:
+    """The policy that is in force."""
+    return _policy
+
+
+_of_functorch = getattr(torch._C, "_functorch", None)
+_function_modes = getattr(torch._C, "_len_torch_function_stack", lambda: 0)
+_dispatch_modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)
+_functorch = getattr(_of_functorch, "peek_interpreter_stack", lambda: None)
+_PLAIN = (Tensor, torch.nn.Parameter)
+_NO_REASON = ""
+
+
+def blocked(op: Op, x: Tensor, params: tuple[Tensor, ...]) -> str:
+    """Why no plan can compute a call; empty if one can."""
+    if type(x) not in _PLAIN:
+        return "a tensor is of a subclass of Tensor"
+    if x.is_nested:
+        return "a tensor is nested"
+    dtype = x.dtype
+    if x.device.type != "cpu":
+        return f"the device is {x.device.type}: layers are fused on the CPU only"
+    if dtype not in FLOATS:
+        return f"the element type is {dtype}"
+    if torch.is_autocast_enabled("cpu"):
+        return "autocast chooses the element types"
+    for t in (x, *params):
+        if type(t) not in _PLAIN:
+            return "a tensor is of a subclass of Tensor"
+        if t.device.type != "cpu":
+            return "a parameter is on another device"
+        if t.dtype is not dtype:
+            return "the element types differ"
+        if t.layout is not torch.strided or t.is_neg():
+            return "a tensor is not plain memory"
+    for t in params:
+        if not t.is_contiguous():
+            return "a parameter is not row-major"
+    if x.numel() == 0 or any(t.numel() == 0 for t in params):
+        return "a tensor is empty"
+    if _function_modes() or _dispatch_modes() or _functorch() is not None:
+        return "a mode of PyTorch watches the ops"
+    if forward_ad._current_level >= 0 or torch._C._is_tracing():
+        return "PyTorch traces or differentiates forward"
+    return _NO_REASON
+
+
+def call(op: Op, x: Tensor, params: tuple[Tensor, ...]) -> Tensor:
+    """Compute an op."""
+    why = "the policy is `never`" if _policy == "never" else blocked(op, x, params)
+    if why:
+        passed(op, why)
+        return op.eager(x, params)
+    if not op.takes(x.shape, params):
+        return op.eager(x, params)  # PyTorch says what is wrong.
+    trains = torch.is_grad_enabled() and (x.requires_grad or any(t.requires_grad for t in params))
+    if trains and not (isinstance(op, Linear) and op.by_result):
+        passed(op, "gradients are wanted: PyTorch computes forward and backward")
+        return op.eager(x, params)
+    choice = chosen(op, x, params)
+    if choice is None:
+        return op.eager(x, params)
+    if trains:
+        return Trained.apply(op, choice, x, *params)
+    return run(op, choice, x, params)
+
+
+def chosen(op: Op, x: Tensor, params: tuple[Tensor, ...]) -> Choice | None:
+    """The choice for this shape if a plan computes the call; else the call is counted."""
+    columns = op.columns(params)
+    key = (x.dtype, x.numel() // columns, columns, torch.get_num_threads(), *(t.shape for t in params))
+    return settled(
+        op.plans,
+        key,
+        op.label,
+        lambda: plan_of(op, x, params),
+        lambda plan: (lambda: launch(op, plan, x, params), lambda: op.eager(x, params)),
+    )
+
+
+def settled(
+    plans: dict[Any, Choice],
+    key: Any,
+    label: str,
+    make: Callable[[], _native.Plan],
+    sides: Callable[[_native.Plan], Sides],
+) -> Choice | None:
+    """The choice for a key if its plan computes the call; else the call is counted as PyTorch's."""
+    choice = plans.get(key)
+    if choice is None:
+        with _lock:
+            full = len(plans) >= MAX_PLANS and key not in plans
+            choice = Choice() if full else plans.setdefault(key, Choice())
+        if full:
+            count(label, f"more than {MAX_PLANS} shapes: no plan is made for further ones")
+            return None
+    always = _policy == "always"
+    wants_plan = choice.plan is None and not choice.failed and (always or choice.seen)
+    wants_times = not always and choice.measured is None and not choice.failed and choice.seen
+    # Who comes second does not wait, unless there must be a plan: PyTorch computes its call.
+    if (wants_plan or wants_times) and choice.lock.acquire(blocking=always):
+        try:
+            if choice.plan is None and not choice.failed:
+                choice.prepare(make)
+            if choice.plan is not None and not always and choice.measured is None:
+                choice.measure(sides(choice.plan))
+        finally:
+            choice.lock.release()
+    ready = choice.plan is not None and (always or (choice.faster and choice.measured is not None))
+    with _lock:
+        if ready:
+            choice.ours += 1
+        else:
+            choice.eager += 1
+            choice.seen = True
+            if choice.plan is None and not choice.failed:
+                choice.why = "the first call of a shape"
+    return choice if ready else None
+
+
+def model_of(op: Op, x: Tensor, params: tuple[Tensor, ...]) -> tuple[_native.Model, list[tuple[int, ...]]]:
+    """The op as a model, and the shapes of its inputs."""
+    columns = op.columns(params)
+    shapes = [(x.numel() // columns, columns), *op.shapes(params)]
+    g, dtype = _native.Graph(op.rules._native), FLOATS[x.dtype]
+    values = [g.input("x" if i == 0 else f"p{i}", dtype, list(shape)) for i, shape in enumerate(shapes)]
+    g.output("y", op.build(g, values[0], values[1:]))
+    return g.model(**settings(threads=torch.get_num_threads())), shapes
+
+
+def plan_of(op: Op, x: Tensor, params: tuple[Tensor, ...]) -> _native.Plan:
+    """The plan for rows like these. It is compared once with the unfused plan on them."""
+    model, shapes = model_of(op, x, params)
+    tensors = [x.detach().contiguous(), *(p.detach() for p in params)]
+    names = ["x", *(f"p{i}" for i in range(1, len(shapes)))]
+    arrays = [(n, memory(t), s) for n, t, s in zip(names, tensors, shapes, strict=True)]
+    return model.compile(arrays)
+
+
+def memory(t: Tensor) -> Any:
+    """A tensor as the native module takes it: itself, or its address."""
+    return t if EXCHANGE else (t.data_ptr(), NAMES[t.dtype], tuple(t.shape), t)
+
+
+def launch(op: Op, plan: _native.Plan, x: Tensor, params: tuple[Tensor, ...]) -> Tensor:
+    """Run a plan into memory of PyTorch."""
+    if not x.is_contiguous():
+        x = x.contiguous()
+    out = torch.empty(op.shape(x.shape, params), dtype=x.dtype)
+    if EXCHANGE:
+        plan.run((x, *params), (out,))
+    else:
+        plan.run(tuple(memory(t) for t in (x, *params)), (memory(out),))
+    return out
+
+
+def run(op: Op, choice: Choice, x: Tensor, params: tuple[Tensor, ...]) -> Tensor:
+    """Run the plan of a choice."""
+    assert choice.plan is not None
+    return launch(op, choice.plan, x, params)
+
+
+class Trained(torch.autograd.Function):
+    """A linear layer, without activation or with ReLU, whose result gives the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, op: Linear, choice: Choice, x: Tensor, *params: Tensor) -> Tensor:
+        """Run the plan."""
+        y = run(op, choice, x, params)
+        ctx.op = op
+        ctx.save_for_backward(x, params[0], *([] if op.name is None else [y]))
+        ctx.bias = len(params) > 1
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        """PyTorch's own formulas, which can be differentiated again."""
+        x, w, *rest = ctx.saved_tensors
+        g = torch.ops.aten.threshold_backward(grads[0], rest[0], 0) if rest else grads[0]
+        _, _, wants_x, wants_w, *wants_b = ctx.needs_input_grad
+        rows = g.reshape(-1, g.shape[-1])
+        gx = g @ w if wants_x else None
+        gw = rows.t() @ x.reshape(-1, x.shape[-1]) if wants_w else None
+        gb = [rows.sum(0) if wants_b[0] else None] if ctx.bias else []
+        return (None, None, gx, gw, *gb)

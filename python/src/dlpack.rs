@@ -1,0 +1,163 @@
+//! DLPack's C exchange API, version 1: how tensors of PyTorch 2.10 and newer are borrowed.
+//!
+//! In: the type of a tensor, which carries the API in a capsule. Out: address, element type and
+//! sizes of its tensors. Invariant: nothing is linked. The layout is that of `dlpack.h` 1.3
+//! (<https://github.com/dmlc/dlpack>); a capsule of another major version is refused.
+
+use std::ffi::c_void;
+use std::mem::MaybeUninit;
+use std::ptr::NonNull;
+use std::sync::OnceLock;
+
+use hypatia::dsl::dtype::DType;
+use pyo3::prelude::*;
+use pyo3::types::PyCapsule;
+
+use crate::errors::wrong_input;
+
+#[repr(C)]
+struct Device {
+    kind: i32,
+    id: i32,
+}
+
+#[repr(C)]
+struct DataType {
+    code: u8,
+    bits: u8,
+    lanes: u16,
+}
+
+/// `DLTensor`.
+#[repr(C)]
+struct RawTensor {
+    data: *mut c_void,
+    device: Device,
+    ndim: i32,
+    dtype: DataType,
+    shape: *const i64,
+    strides: *const i64,
+    byte_offset: u64,
+}
+
+#[repr(C)]
+struct Version {
+    major: u32,
+    minor: u32,
+}
+
+type Borrow = unsafe extern "C" fn(*mut c_void, *mut RawTensor) -> i32;
+
+/// `DLPackExchangeAPI`. The functions that are not called are pointers.
+#[repr(C)]
+struct Api {
+    version: Version,
+    previous: *const c_void,
+    allocate: *const c_void,
+    from_object: *const c_void,
+    to_object: *const c_void,
+    borrow: Option<Borrow>,
+    stream: *const c_void,
+}
+
+/// How tensors of one type are borrowed.
+struct Exchange {
+    /// The type's address. The type is never freed: `exchange` keeps a reference.
+    owner: usize,
+    borrow: Borrow,
+}
+
+static EXCHANGE: OnceLock<Exchange> = OnceLock::new();
+
+/// A borrowed tensor.
+pub struct Borrowed {
+    /// The first element.
+    pub address: *mut u8,
+    /// Element type.
+    pub dtype: DType,
+    /// Number of elements.
+    pub len: usize,
+}
+
+/// Lets tensors of a type be borrowed through the exchange API that the type carries. Returns the
+/// API's version, or None if the type carries none that is known: then tensors are handed in by
+/// their addresses.
+#[pyfunction]
+pub fn exchange(tensor_type: &Bound<'_, PyAny>) -> PyResult<Option<(u32, u32)>> {
+    let Ok(capsule) = tensor_type.getattr("__dlpack_c_exchange_api__") else { return Ok(None) };
+    let capsule = capsule.cast_into::<PyCapsule>()?;
+    let api: NonNull<Api> = capsule.pointer_checked(Some(c"dlpack_exchange_api"))?.cast();
+    // SAFETY: a capsule of that name holds a `DLPackExchangeAPI` that lives as long as the process
+    // (so the specification says). Its head, the version, has the same layout in all versions; the
+    // rest is read only if the major version is the one that this file declares.
+    let (version, borrow) = unsafe {
+        let api = api.as_ptr();
+        let version = ((*api).version.major, (*api).version.minor);
+        (version, if version.0 == 1 { (*api).borrow } else { None })
+    };
+    let Some(borrow) = borrow else { return Ok(None) };
+    let owner = EXCHANGE.get_or_init(|| {
+        std::mem::forget(tensor_type.clone().unbind());
+        Exchange { owner: tensor_type.as_ptr().addr(), borrow }
+    });
+    Ok((owner.owner == tensor_type.as_ptr().addr()).then_some(version))
+}
+
+/// Borrows a row-major tensor of the host for as long as the caller keeps the object alive and its
+/// memory in place. None if objects of its type are not borrowed this way.
+pub fn borrow(object: &Bound<'_, PyAny>) -> PyResult<Option<Borrowed>> {
+    let Some(exchange) = EXCHANGE.get() else { return Ok(None) };
+    let kind = object.get_type();
+    // Subclasses may compute their values: only the type itself and `Parameter`, by its base, have
+    // plain memory.
+    let same = |t: &Bound<'_, PyAny>| t.as_ptr().addr() == exchange.owner;
+    if !same(kind.as_any()) && !kind.getattr("__base__").is_ok_and(|base| same(&base)) {
+        return Ok(None);
+    }
+    let mut raw = MaybeUninit::<RawTensor>::uninit();
+    // SAFETY: the object is an instance of the type that carries the API, whose function fills the
+    // `DLTensor` or returns an error code with a Python exception set.
+    let code = unsafe { (exchange.borrow)(object.as_ptr().cast(), raw.as_mut_ptr()) };
+    if code != 0 {
+        return Err(PyErr::fetch(object.py()));
+    }
+    // SAFETY: the function has returned 0, so the struct is filled.
+    let raw = unsafe { raw.assume_init() };
+    if raw.device.kind != 1 {
+        return Err(wrong_input("a tensor on another device than the CPU was handed in"));
+    }
+    let rank = usize::try_from(raw.ndim).unwrap_or(0);
+    let list = |p: *const i64| match rank {
+        0 => &[][..],
+        // SAFETY: `shape` and `strides` of a borrowed tensor have `ndim` elements and live as long
+        // as the tensor, which the caller holds. `strides` is not null since version 1.2; null is
+        // tested for nevertheless.
+        _ if !p.is_null() => unsafe { std::slice::from_raw_parts(p, rank) },
+        _ => &[][..],
+    };
+    let (shape, strides) = (list(raw.shape), list(raw.strides));
+    let mut len = 1i64;
+    let mut row_major = shape.len() == rank;
+    for (i, size) in shape.iter().enumerate().rev() {
+        row_major &= *size == 1 || strides.get(i).is_none_or(|s| *s == len);
+        len = len.saturating_mul(*size);
+    }
+    if !row_major && len != 0 {
+        return Err(wrong_input("a tensor that is not row-major was handed in"));
+    }
+    let dtype = match (raw.dtype.code, raw.dtype.bits, raw.dtype.lanes) {
+        (2, 64, 1) => DType::F64,
+        (2, 32, 1) => DType::F32,
+        (2, 16, 1) => DType::F16,
+        (4, 16, 1) => DType::BF16,
+        (0, 64, 1) => DType::I64,
+        (0, 32, 1) => DType::I32,
+        (0, 8, 1) => DType::I8,
+        (1, 8, 1) => DType::U8,
+        (6, 8, 1) => DType::Bool,
+        _ => return Err(wrong_input("a tensor of an element type that Hypatia lacks was handed in")),
+    };
+    let offset = usize::try_from(raw.byte_offset).unwrap_or(0);
+    let address = raw.data.cast::<u8>().wrapping_add(offset);
+    Ok(Some(Borrowed { address, dtype, len: usize::try_from(len).unwrap_or(0) }))
+}

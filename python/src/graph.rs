@@ -1,0 +1,154 @@
+//! Graphs that Python builds: values by number, ops and scalars by name.
+
+use hypatia::dsl::dtype::DType;
+use hypatia::dsl::ir::AttrValue;
+use hypatia::dsl::shape::Dim;
+use hypatia::dsl::typing::TensorType;
+use hypatia::graph::Value;
+use pyo3::prelude::*;
+use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
+
+use crate::errors::{raised, wrong_input};
+use crate::memory;
+use crate::model::{Model, Settings};
+use crate::rules::Rules;
+
+/// A graph that is being built. A value is a number that the methods return.
+#[pyclass(module = "hypatia_core._native")]
+pub struct Graph {
+    graph: hypatia::Graph,
+    values: Vec<Value>,
+}
+
+#[pymethods]
+impl Graph {
+    /// An empty graph over the ops and scalars of these rules.
+    #[new]
+    fn new(rules: &Rules) -> Graph {
+        Graph { graph: hypatia::Graph::new(rules.program.clone()), values: Vec::new() }
+    }
+
+    /// Adds an input. A size is a number, or the name of a dynamic size.
+    fn input(&mut self, name: &str, dtype: &str, shape: Vec<Bound<'_, PyAny>>) -> PyResult<usize> {
+        let shape = shape.iter().map(size).collect::<PyResult<Vec<Dim>>>()?;
+        let value = self.graph.input(name, TensorType { dtype: memory::dtype(dtype)?, shape });
+        Ok(self.add(value))
+    }
+
+    /// Adds a constant: a copy of this memory.
+    fn constant(&mut self, array: &Bound<'_, PyAny>, shape: Vec<usize>) -> PyResult<usize> {
+        let value = self.graph.constant(memory::tensor(array, &shape)?);
+        Ok(self.add(value))
+    }
+
+    /// Adds a number of rank 0.
+    fn number(&mut self, dtype: &str, value: f64) -> PyResult<usize> {
+        let value = self.graph.number(memory::dtype(dtype)?, value).map_err(raised)?;
+        Ok(self.add(value))
+    }
+
+    /// Applies the op or scalar of that name; absent operands are None. Returns all results.
+    #[pyo3(signature = (name, operands, attrs = None))]
+    fn call(
+        &mut self,
+        name: &str,
+        operands: Vec<Option<usize>>,
+        attrs: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<Vec<usize>> {
+        let operands = operands.into_iter().map(|v| v.map(|v| self.value(v)).transpose());
+        let operands = operands.collect::<PyResult<Vec<Option<Value>>>>()?;
+        let mut named: Vec<(String, AttrValue)> = Vec::new();
+        for (key, value) in attrs.into_iter().flatten() {
+            named.push((key.extract()?, attr(&value)?));
+        }
+        let attrs: Vec<(&str, AttrValue)> = named.iter().map(|(k, v)| (k.as_str(), v.clone())).collect();
+        let made = match self.graph.program.find_op(name) {
+            Some(_) => self.graph.named_op(name, &operands, &attrs, None),
+            None => {
+                let present: Option<Vec<Value>> = operands.iter().copied().collect();
+                let present = present.ok_or_else(|| wrong_input(format!("`{name}`: an operand is missing")))?;
+                self.graph.call(name, &present, &attrs)
+            }
+        };
+        let made = made.map_err(|e| {
+            let types: Vec<String> = operands.iter().flatten().map(|v| self.graph.ty(*v).to_string()).collect();
+            wrong_input(format!("{name}({}): {e}", types.join(", ")))
+        })?;
+        Ok(made.into_iter().map(|v| self.add(v)).collect())
+    }
+
+    /// Element type and sizes of a value; a dynamic size is a string.
+    fn type_of<'py>(&self, py: Python<'py>, value: usize) -> PyResult<(&'static str, Bound<'py, PyTuple>)> {
+        let ty = self.graph.ty(self.value(value)?);
+        Ok((ty.dtype.name(), sizes(py, &ty.shape)?))
+    }
+
+    /// Makes a value an output.
+    fn output(&mut self, name: &str, value: usize) -> PyResult<()> {
+        let value = self.value(value)?;
+        self.graph.output(name, value);
+        Ok(())
+    }
+
+    /// The graph as text.
+    fn text(&self) -> String {
+        self.graph.to_text()
+    }
+
+    /// The graph as a model. `settings` are those of `Model.load`.
+    #[pyo3(signature = (**settings))]
+    fn model(&self, settings: Option<&Bound<'_, PyDict>>) -> PyResult<Model> {
+        let graph = self.graph.clone();
+        graph.validate().map_err(raised)?;
+        Model::of(graph, &Settings::of(settings)?)
+    }
+}
+
+impl Graph {
+    fn add(&mut self, value: Value) -> usize {
+        self.values.push(value);
+        self.values.len() - 1
+    }
+
+    fn value(&self, number: usize) -> PyResult<Value> {
+        self.values.get(number).copied().ok_or_else(|| wrong_input(format!("there is no value {number}")))
+    }
+}
+
+/// Sizes as Python sees them.
+pub fn sizes<'py>(py: Python<'py>, shape: &[Dim]) -> PyResult<Bound<'py, PyTuple>> {
+    let one = |d: &Dim| match d.as_const() {
+        Some(n) => Ok(n.into_pyobject(py)?.into_any()),
+        None => Ok(d.to_string().into_pyobject(py)?.into_any()),
+    };
+    PyTuple::new(py, shape.iter().map(one).collect::<PyResult<Vec<_>>>()?)
+}
+
+fn size(value: &Bound<'_, PyAny>) -> PyResult<Dim> {
+    match value.cast::<PyString>() {
+        Ok(name) => Ok(Dim::symbol(name.to_string())),
+        Err(_) => Ok(Dim::from(value.extract::<i64>()?)),
+    }
+}
+
+/// An attribute: a bool, int, float, the name of an element type, another string, or a list.
+fn attr(value: &Bound<'_, PyAny>) -> PyResult<AttrValue> {
+    if value.cast::<PyBool>().is_ok() {
+        return Ok(AttrValue::Bool(value.extract()?));
+    }
+    if value.cast::<PyInt>().is_ok() {
+        return Ok(AttrValue::from(value.extract::<i64>()?));
+    }
+    if value.cast::<PyFloat>().is_ok() {
+        return Ok(AttrValue::Float(value.extract()?));
+    }
+    if value.cast::<PyString>().is_ok() {
+        let text: String = value.extract()?;
+        return Ok(DType::from_name(&text).map_or(AttrValue::Str(text), AttrValue::DType));
+    }
+    if value.cast::<PyList>().is_ok() || value.cast::<PyTuple>().is_ok() {
+        let items = value.try_iter()?.map(|item| attr(&item?)).collect::<PyResult<Vec<_>>>()?;
+        return Ok(AttrValue::List(items));
+    }
+    Err(wrong_input(format!("an attribute cannot be {}", value.get_type().name()?)))
+}

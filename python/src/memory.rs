@@ -1,0 +1,140 @@
+//! Memory that a Python object holds, as slices.
+//!
+//! In: a tensor of PyTorch, or a tuple (address, element type, sizes, owner) that `hypatia_core`
+//! makes of an array. Out: bytes to read or to write. Invariant: a slice does not outlive the tuple
+//! of arguments that it was made from; such a tuple cannot change, so it keeps the owners alive.
+
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use hypatia::Tensor;
+use hypatia::dsl::dtype::DType;
+use pyo3::prelude::*;
+use pyo3::types::PyTuple;
+
+use crate::dlpack;
+use crate::errors::wrong_input;
+
+/// The element type of that name.
+pub fn dtype(name: &str) -> PyResult<DType> {
+    DType::from_name(name).ok_or_else(|| {
+        let known: Vec<&str> = DType::ALL.into_iter().map(DType::name).collect();
+        wrong_input(format!("there is no element type `{name}`; there are {}", known.join(", ")))
+    })
+}
+
+/// Memory of an argument.
+struct Memory {
+    address: *mut u8,
+    dtype: DType,
+    len: usize,
+}
+
+impl Memory {
+    fn of(object: &Bound<'_, PyAny>) -> PyResult<Memory> {
+        if let Some(b) = dlpack::borrow(object)? {
+            return Ok(Memory { address: b.address, dtype: b.dtype, len: b.len });
+        }
+        let (address, name, shape, _owner): (usize, String, Vec<usize>, Bound<'_, PyAny>) = object.extract()?;
+        let len = shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d));
+        let len = len.ok_or_else(|| wrong_input("an array is too large"))?;
+        Ok(Memory { address: std::ptr::with_exposed_provenance_mut(address), dtype: dtype(&name)?, len })
+    }
+
+    fn bytes(&self) -> usize {
+        if self.address.is_null() { 0 } else { self.len.saturating_mul(self.dtype.size()) }
+    }
+
+    fn range(&self) -> Range<usize> {
+        self.address.addr()..self.address.addr() + self.bytes()
+    }
+
+    fn overlaps(&self, other: Range<usize>) -> bool {
+        let own = self.range();
+        own.start < other.end && other.start < own.end
+    }
+
+    fn must_be(&self, name: &str, wanted: DType) -> PyResult<()> {
+        if self.dtype == wanted {
+            return Ok(());
+        }
+        Err(wrong_input(format!("`{name}` must be {wanted}, but its memory is {}", self.dtype)))
+    }
+}
+
+/// The bytes of arguments to read, each of the element type that is wanted.
+pub fn inputs<'a>(objects: &'a Bound<'a, PyTuple>, wanted: &[(String, DType)]) -> PyResult<Vec<&'a [u8]>> {
+    let mut slices = Vec::with_capacity(objects.len());
+    for (i, object) in objects.iter_borrowed().enumerate() {
+        let memory = Memory::of(&object)?;
+        if let Some((name, dtype)) = wanted.get(i) {
+            memory.must_be(name, *dtype)?;
+        }
+        slices.push(match memory.bytes() {
+            0 => &[][..],
+            // SAFETY: the tensor, or the owner in the tuple, is alive while `objects` is borrowed,
+            // for tuples do not change, and holds that many bytes from that address. Python code
+            // that resizes an array during a call, or writes to it from another thread, breaks
+            // this, as it does for NumPy and PyTorch themselves; docs/python.md says so.
+            n => unsafe { std::slice::from_raw_parts(memory.address, n) },
+        });
+    }
+    Ok(slices)
+}
+
+/// Memory of arguments to write, which do not overlap.
+pub struct Outputs<'a> {
+    memory: Vec<Memory>,
+    _owners: PhantomData<&'a Bound<'a, PyTuple>>,
+}
+
+impl<'a> Outputs<'a> {
+    /// The memory of arguments, each of the element type that is wanted. The caller has just
+    /// allocated them, and nobody else has seen them.
+    pub fn of(objects: &'a Bound<'a, PyTuple>, wanted: &[(String, DType)]) -> PyResult<Outputs<'a>> {
+        let mut memory: Vec<Memory> = Vec::with_capacity(objects.len());
+        for (i, object) in objects.iter_borrowed().enumerate() {
+            let one = Memory::of(&object)?;
+            if let Some((name, dtype)) = wanted.get(i) {
+                one.must_be(name, *dtype)?;
+            }
+            if memory.iter().any(|other| other.overlaps(one.range())) {
+                return Err(wrong_input("two outputs overlap"));
+            }
+            memory.push(one);
+        }
+        Ok(Outputs { memory, _owners: PhantomData })
+    }
+
+    /// True if one of these bytes is written.
+    pub fn overlap(&self, bytes: &[u8]) -> bool {
+        let start = bytes.as_ptr().addr();
+        self.memory.iter().any(|m| m.overlaps(start..start + bytes.len()))
+    }
+
+    /// The bytes.
+    pub fn slices(&mut self) -> Vec<&mut [u8]> {
+        let all = self.memory.iter_mut().map(|m| match m.bytes() {
+            0 => &mut [][..],
+            // SAFETY: as in `inputs`; `of` has seen that no two overlap, and `self` is borrowed
+            // mutably, so that these are the only slices.
+            n => unsafe { std::slice::from_raw_parts_mut(m.address, n) },
+        });
+        all.collect()
+    }
+}
+
+/// A copy of an argument as a tensor of that shape.
+pub fn tensor(object: &Bound<'_, PyAny>, shape: &[usize]) -> PyResult<Tensor> {
+    let memory = Memory::of(object)?;
+    let bytes: &[u8] = match memory.bytes() {
+        0 => &[],
+        // SAFETY: the caller holds the object; the slice is copied before this returns.
+        n => unsafe { std::slice::from_raw_parts(memory.address, n) },
+    };
+    let made = Tensor::from_bytes(memory.dtype, shape, bytes);
+    made.ok_or_else(|| {
+        let len = memory.len;
+        wrong_input(format!("{len} elements of type {} are no tensor of shape {shape:?}", memory.dtype))
+    })
+}

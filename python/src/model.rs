@@ -1,0 +1,210 @@
+//! Models: an ONNX file or a graph, with rules and settings.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hypatia::cuda::Gpu;
+use hypatia::device::Device;
+use hypatia::dsl::approx::Approx;
+use hypatia::graph::NodeKind;
+use hypatia::onnx::import;
+use hypatia::optimize::explain::why_not;
+use hypatia::session::{CheckMode, Options};
+use hypatia::tuner::{Effort, Tuner};
+use hypatia::{Error, Tensor, optimize, pipeline, session};
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyTuple};
+
+use crate::errors::raised;
+use crate::graph::sizes;
+use crate::memory;
+use crate::plan::Plan;
+use crate::rules::Rules;
+
+/// A model with its rules. Threads may share it.
+#[pyclass(frozen, module = "hypatia_core._native")]
+pub struct Model {
+    model: session::Model,
+}
+
+/// Settings of a model, by the names of `hypatia_core.Model`.
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+pub struct Settings {
+    device: String,
+    threads: usize,
+    check: bool,
+    use_rules: bool,
+    disable: Vec<String>,
+    approx: Option<String>,
+}
+
+impl Settings {
+    /// The settings that are given; all must be.
+    pub fn of(given: Option<&Bound<'_, PyDict>>) -> PyResult<Settings> {
+        let missing = || crate::errors::wrong_input("the settings of the model are missing");
+        given.ok_or_else(missing)?.extract()
+    }
+
+    fn optimizer(&self, graph: &hypatia::Graph) -> Result<optimize::Options, Error> {
+        let program = &graph.program;
+        for name in &self.disable {
+            let known = program.rules.iter().any(|r| r.name == *name || r.base_name == *name)
+                || program.rulesets.iter().any(|r| r.name == *name);
+            if !known {
+                return Err(Error::Input(format!("disable: there is no rule or ruleset `{name}`")));
+            }
+        }
+        let wrong = |text: &String| Error::Input(format!("approx: expected `all` or `none`, not `{text}`"));
+        let approx = self.approx.as_ref().map(|text| Approx::named(text).ok_or_else(|| wrong(text))).transpose()?;
+        Ok(optimize::Options {
+            no_rules: !self.use_rules,
+            disabled: self.disable.iter().cloned().collect(),
+            approx: approx.unwrap_or_default(),
+            ..optimize::Options::default()
+        })
+    }
+
+    fn options(&self, graph: &hypatia::Graph) -> Result<Options, Error> {
+        let options = Options {
+            optimize: self.optimizer(graph)?,
+            check: if self.check { CheckMode::Check } else { CheckMode::Off },
+            threads: self.threads,
+            ..Options::default()
+        };
+        let gpu = match self.device.as_str() {
+            "cpu" => None,
+            "cuda" => Some(Gpu::open(0)?),
+            "auto" => Gpu::open(0).ok(),
+            other => return Err(Error::Input(format!("the device is `cpu`, `cuda` or `auto`, not `{other}`"))),
+        };
+        let tuner = || Tuner::of_user(Duration::from_secs(5), Effort::Unknown);
+        Ok(gpu.map_or(options.clone(), |gpu| options.on(gpu, tuner())))
+    }
+}
+
+/// The name of an input, its element type and its sizes; a dynamic size is a string.
+type Port<'py> = (String, &'static str, Bound<'py, PyTuple>);
+
+/// The name of an input, its memory and its shape.
+type Array<'py> = (String, Bound<'py, PyAny>, Vec<usize>);
+type Arrays<'py> = Vec<Array<'py>>;
+
+#[pymethods]
+impl Model {
+    /// Loads an ONNX file. `dims` are numbers for its dynamic sizes, `shapes` the shapes of its
+    /// inputs, where its shapes cannot be worked out without them.
+    #[staticmethod]
+    #[pyo3(signature = (path, rules, dims, shapes, **settings))]
+    fn load(
+        py: Python<'_>,
+        path: PathBuf,
+        rules: &Rules,
+        dims: BTreeMap<String, i64>,
+        shapes: BTreeMap<String, Vec<usize>>,
+        settings: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<Model> {
+        let settings = Settings::of(settings)?;
+        let options = import::Options { dims, shapes, ..Default::default() };
+        let program = rules.program.clone();
+        py.detach(|| {
+            let graph = pipeline::load(&path, program, &options)?.graph;
+            let options = settings.options(&graph)?;
+            Ok(Model { model: session::Model::new(graph, options) })
+        })
+        .map_err(raised)
+    }
+
+    /// Name, element type and sizes of each input.
+    #[getter]
+    fn inputs<'py>(&self, py: Python<'py>) -> PyResult<Vec<Port<'py>>> {
+        let graph = self.model.graph();
+        let nodes = graph.inputs.iter().map(|id| graph.node(*id));
+        let named = nodes.filter_map(|n| match &n.kind {
+            NodeKind::Input { name } => Some((name, &n.results[0])),
+            _ => None,
+        });
+        named.map(|(name, ty)| Ok((name.clone(), ty.dtype.name(), sizes(py, &ty.shape)?))).collect()
+    }
+
+    /// Name, element type and sizes of each output.
+    #[getter]
+    fn outputs<'py>(&self, py: Python<'py>) -> PyResult<Vec<Port<'py>>> {
+        let graph = self.model.graph();
+        let typed = graph.outputs.iter().map(|(name, value)| (name, graph.ty(*value)));
+        typed.map(|(name, ty)| Ok((name.clone(), ty.dtype.name(), sizes(py, &ty.shape)?))).collect()
+    }
+
+    /// The plan for inputs of these shapes, made now if there is none. `arrays` are (name, memory,
+    /// shape); a new plan is compared with the unfused one on their values.
+    fn compile(&self, py: Python<'_>, arrays: Arrays<'_>) -> PyResult<Plan> {
+        let inputs = tensors(&arrays)?;
+        let compiled = py.detach(|| self.model.compile(&inputs)).map_err(raised)?;
+        Ok(Plan::of(compiled))
+    }
+
+    /// What the rules do on a target, as text and as JSON: for inputs of these shapes if there are
+    /// any, else for the sizes that the model knows.
+    #[pyo3(signature = (target, arrays = None))]
+    fn explain(&self, py: Python<'_>, target: &str, arrays: Option<Arrays<'_>>) -> PyResult<(String, String)> {
+        let inputs = arrays.as_ref().map(|a| tensors(a)).transpose()?;
+        py.detach(|| {
+            let graph = self.graph_for(inputs.as_deref())?;
+            let options = self.options_for(target)?;
+            let mut optimized = pipeline::optimize(&graph, &options)?;
+            pipeline::count_launches(&mut optimized, &graph, &options);
+            let json = serde_json::to_string(&optimized.report).map_err(|e| Error::Internal(e.to_string()))?;
+            Ok((optimized.report.to_string(), json))
+        })
+        .map_err(raised)
+    }
+
+    /// How close a rule came to firing, as text.
+    #[pyo3(signature = (rule, target, node = None))]
+    fn why_not(&self, py: Python<'_>, rule: &str, target: &str, node: Option<&str>) -> PyResult<String> {
+        py.detach(|| {
+            let options = self.options_for(target)?;
+            Ok(why_not(self.model.graph(), &options, &pipeline::FOLDER, rule, node)?.to_string())
+        })
+        .map_err(raised)
+    }
+
+    /// The graph as text, before any rule.
+    fn text(&self) -> String {
+        self.model.graph().to_text()
+    }
+}
+
+impl Model {
+    /// A model of a graph.
+    pub fn of(graph: hypatia::Graph, settings: &Settings) -> PyResult<Model> {
+        let options = settings.options(&graph).map_err(raised)?;
+        Ok(Model { model: session::Model::new(graph, options) })
+    }
+
+    fn graph_for(&self, inputs: Option<&[(String, Tensor)]>) -> Result<hypatia::Graph, Error> {
+        let graph = self.model.graph();
+        let Some(inputs) = inputs else { return Ok(graph.clone()) };
+        graph.specialize(&graph.bind_symbols(&inputs.iter().cloned().collect())?)
+    }
+
+    fn options_for(&self, target: &str) -> Result<optimize::Options, Error> {
+        let device = Device::named(target).ok_or_else(|| {
+            let names: Vec<&str> = Device::names().collect();
+            Error::Input(format!("there is no target `{target}`; the targets are {}", names.join(", ")))
+        })?;
+        Ok(optimize::Options { device, ..self.model.options().optimize.clone() })
+    }
+}
+
+fn tensors(arrays: &[Array<'_>]) -> PyResult<Vec<(String, Tensor)>> {
+    arrays.iter().map(|(name, array, shape)| Ok((name.clone(), memory::tensor(array, shape)?))).collect()
+}
+
+/// A model is used by several threads at once.
+const _: fn() = || {
+    fn shared<T: Send + Sync>() {}
+    shared::<Arc<session::Model>>();
+};

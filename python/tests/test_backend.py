@@ -1,0 +1,306 @@
+"""`torch.compile(backend="hypatia")` against PyTorch."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+import torch.nn.functional as F  # noqa: E402
+from torch import nn  # noqa: E402
+
+import hypatia_core as hyp  # noqa: E402
+from hypatia_core.backend import backend  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    hyp.reset_report()
+    with hyp.nn.policy("always"):
+        yield
+
+
+def compiled(f, **kw):
+    return torch.compile(f, backend=backend, fullgraph=True, **kw)
+
+
+def agrees(f, *inputs, rtol=1e-4, atol=1e-5):
+    """Both sides agree in values, element types, shapes and strides."""
+    with torch.no_grad():
+        want, got = f(*inputs), compiled(f)(*inputs)
+    for g, w in zip(got, want, strict=True) if isinstance(want, tuple) else [(got, want)]:
+        assert (g.dtype, g.shape, g.stride()) == (w.dtype, w.shape, w.stride())
+        torch.testing.assert_close(g, w, rtol=rtol, atol=atol, equal_nan=True)
+
+
+def computed_by_pytorch():
+    return sorted(line.why for line in hyp.report().lines if line.side == "pytorch")
+
+
+class Attention(nn.Module):
+    def __init__(self, causal):
+        super().__init__()
+        self.qkv, self.out, self.causal = nn.Linear(32, 96), nn.Linear(32, 32), causal
+
+    def forward(self, x):
+        b, t, d = x.shape
+        q, k, v = self.qkv(x).view(b, t, 3, 4, d // 4).permute(2, 0, 3, 1, 4).unbind(0)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
+        return self.out(y.transpose(1, 2).reshape(b, t, d))
+
+
+class Transformer(nn.Module):
+    def __init__(self, causal):
+        super().__init__()
+        self.words, self.places = nn.Embedding(50, 32), nn.Embedding(20, 32)
+        self.attention, self.n1, self.n2 = Attention(causal), nn.LayerNorm(32), nn.RMSNorm(32)
+        self.mlp = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32))
+
+    def forward(self, ids):
+        x = self.words(ids) + self.places(torch.arange(ids.shape[1]))
+        x = x + self.attention(self.n1(x))
+        return (x + self.mlp(self.n2(x))) @ self.words.weight.t()
+
+
+def test_several_layers_of_attention_are_one_part():
+    model = nn.Sequential(Attention(True), nn.LayerNorm(32), Attention(False)).eval()
+    agrees(model, torch.randn(2, 5, 32))
+    assert (hyp.report().hypatia, computed_by_pytorch()) == (1, [])
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_a_transformer_is_one_part_at_any_size(causal, dtype):
+    model = Transformer(causal).to(dtype)
+    f = compiled(model)
+    tolerance = 64 * torch.finfo(dtype).eps
+    with torch.no_grad():
+        for shape in [(2, 7), (5, 7), (3, 9), (1, 1)]:
+            ids = torch.randint(50, shape)
+            torch.testing.assert_close(f(ids), model(ids), rtol=tolerance, atol=8 * tolerance)
+    report = hyp.report()
+    assert (report.hypatia, report.pytorch) == (4, 0), report
+
+
+CASES = {
+    "promotion": lambda x, i: (i + 0.5, i * x, x / 2, i / 3, i * 2, (x > 0) + i, x * True),
+    "alpha": lambda x, i: (torch.add(x, x, alpha=3), torch.sub(x, 1, alpha=2), 1 - x, torch.rsub(x, x, alpha=2)),
+    "comparisons": lambda x, i: (x > 0, i >= 1, x != x, (x < 1) & (i == 2), ~(x <= 0), torch.logical_not(i)),
+    "choices": lambda x, i: (
+        torch.where(x > 0, x, 1.0),
+        x.clamp(-1, 0.5),
+        x.clamp(min=0),
+        x.clamp_max(1),
+        F.hardtanh(x),
+    ),
+    "views": lambda x, i: (
+        x[1:, ::2] + 0,
+        x[..., -1] * 1,
+        x.t() + 1,
+        x.unsqueeze(1) * 2,
+        x[-2:, :100] * 1,
+    ),
+    "joining": lambda x, i: (
+        torch.cat([x, x + i]),
+        torch.stack([x, x], 1),
+        x.split(2, 1)[1] * 1,
+        x.chunk(2)[0] * 1,
+        x.expand(2, 3, 4) + 0,
+    ),
+    "sums": lambda x, i: (
+        x.sum(),
+        x.sum(0),
+        x.mean((0, 1), keepdim=True),
+        x.amax(1),
+        x.amin(-1),
+        (x > 0).sum(1),
+        i.sum(0),
+    ),
+    "scans": lambda x, i: (x.cumsum(1), (x > 0).cumsum(0), x.softmax(0), x.log_softmax(-1)),
+    "activations": lambda x, i: (
+        F.silu(x),
+        F.gelu(x, approximate="tanh"),
+        F.hardswish(x),
+        F.hardsigmoid(x),
+        F.leaky_relu(x, 0.2),
+        F.mish(x),
+    ),
+    "powers": lambda x, i: (
+        x**2,
+        x.abs() ** 0.5,
+        x.abs().rsqrt(),
+        x.exp().log1p(),
+        x.neg().sigmoid(),
+        x.erf(),
+        torch.reciprocal(x),
+    ),
+    "products": lambda x, i: (
+        torch.addmm(x[0], x[:, :3], x, beta=2, alpha=3),
+        x @ x.t(),
+        torch.bmm(x[None], x.t()[None]),
+    ),
+    "made": lambda x, i: (
+        torch.arange(1, 9, 2) + i[0, 0],
+        torch.zeros_like(x) + x,
+        torch.full((2,), 3) * 2,
+        torch.ones(2, dtype=torch.bool) & True,
+    ),
+    "norms": lambda x, i: (
+        F.layer_norm(x, (4,)),
+        F.layer_norm(x, (3, 4), x, x),
+        F.rms_norm(x, (4,), x[0]),
+        F.layer_norm(x, (4,), None, x[0]),
+    ),
+    "picking": lambda x, i: (F.embedding(i % 3, x), torch.gather(x, 1, i % 4), x[0] + 1),
+    "types": lambda x, i: (
+        x.double() * 2,
+        x.to(torch.bfloat16) + 1,
+        i.float() * x,
+        i.to(torch.uint8) + i.to(torch.uint8),
+        x.bool() | (i > 1),
+    ),
+    "attention": lambda x, i: (
+        F.scaled_dot_product_attention(x[None, None], x[None, None], x[None, None], (x @ x.t()) > 0),
+        F.scaled_dot_product_attention(x[None, None], x[None, None], x[None, None], x @ x.t(), scale=0.3),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_ops(name):
+    x, i = torch.randn(3, 4), torch.tensor([[0, 1, 2, 3], [4, 5, 6, 7], [2, 2, 0, 1]])
+    agrees(CASES[name], x, i)
+    agrees(CASES[name], torch.randn(4, 3).t(), i)
+    assert hyp.report().hypatia > 0
+
+
+def test_nan_and_infinities():
+    x = torch.tensor([float("nan"), float("inf"), -float("inf"), 0.0, -1.0, 3e38])
+    agrees(
+        lambda x: (x.relu(), x.clamp(-1, 1), x.softmax(0), x.amax(0), torch.maximum(x, -x), x > 0, x.isnan(), x.sum()),
+        x,
+    )
+
+
+def test_what_is_not_known_is_pytorchs_and_is_named():
+    def f(x):
+        y = torch.sort((x * 2 + 1).relu(), -1)[0]
+        return (y * 2 + 1).sum(-1), torch.fft.rfft(x * 3 - 1).abs()
+
+    agrees(f, torch.randn(3, 8))
+    assert hyp.report().hypatia >= 2
+    assert "PyTorch computes aten.sort.default" in computed_by_pytorch()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_convolution_networks(dtype):
+    model = nn.Sequential(
+        nn.Conv2d(4, 6, 3, stride=2, padding=1),
+        nn.BatchNorm2d(6),
+        nn.ReLU(),
+        nn.Conv2d(6, 6, (1, 3), groups=3, dilation=2, bias=False),
+        nn.BatchNorm2d(6, affine=False),
+        nn.Hardswish(),
+    )
+    for norm in (model[1], model[4]):
+        nn.init.uniform_(norm.running_mean)
+        nn.init.uniform_(norm.running_var, 0.5, 2)
+    model = model.eval().to(dtype)
+    x = torch.randn(2, 4, 9, 11, dtype=dtype)
+    agrees(model, x)
+    agrees(nn.Sequential(nn.Conv1d(4, 5, 3), nn.BatchNorm1d(5)).eval().to(dtype), x[:, :, 0])
+    agrees(nn.BatchNorm1d(4).eval().to(dtype), x[:, :, 0, 0])
+    alone = "_native_batch_norm_legit_no_training stands alone: there is nothing to fuse"
+    assert hyp.report().hypatia == 2 and alone in computed_by_pytorch()
+    agrees(model, x.to(memory_format=torch.channels_last))
+    agrees(nn.Sequential(nn.ConvTranspose2d(4, 2, 3), nn.MaxPool2d(2), nn.SiLU(), nn.Tanh()).to(dtype), x)
+    assert "PyTorch computes a transposed convolution" in computed_by_pytorch()
+
+
+def test_graphs_that_must_stay_whole():
+    agrees(lambda x: torch.as_strided(x * 2 + 1, (2, 2), (1, 2)) + 1, torch.randn(3, 4))
+    assert computed_by_pytorch() == ["as_strided reads memory past its operand"]
+    hyp.reset_report()
+
+    def noisy(x):
+        torch.manual_seed(1)
+        return x * 2 + torch.rand(4) - torch.rand(4)
+
+    f = torch.compile(noisy, backend=backend)
+    with torch.no_grad():
+        torch.testing.assert_close(f(torch.ones(4)), noisy(torch.ones(4)))
+    assert "the order of several random nodes counts" in computed_by_pytorch()
+
+
+def test_mutated_inputs_and_aliases():
+    def f(x, y):
+        x.mul_(2).add_(y)
+        return x * y + 1, x.view(-1), y
+
+    a, b = torch.randn(3, 4), torch.randn(3, 4)
+    a2, b2 = a.clone(), b.clone()
+    with torch.no_grad():
+        want, got = f(a, b), compiled(f)(a2, b2)
+    torch.testing.assert_close(a2, a)
+    for g, w in zip(got, want, strict=True):
+        torch.testing.assert_close(g, w)
+    assert got[1].data_ptr() == a2.data_ptr() and got[2] is b2
+    agrees(lambda x: (lambda y: (y, y[0], y.t(), y.view(-1)[2:]))(x * 2 + 1), a)
+
+
+def test_integers_that_f64_does_not_hold():
+    x = torch.tensor([1, 2**53 + 1])
+    agrees(lambda x: ((x + (2**53 + 1)) * 2, x + 1), x)
+    agrees(lambda x: torch.full((2,), 2**62) + x + x, x)
+
+
+def test_training_is_pytorchs():
+    model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 2))
+    x = torch.randn(3, 4)
+    want = torch.autograd.grad(model(x).sum(), list(model.parameters()))
+    got = torch.autograd.grad(compiled(model)(x).sum(), list(model.parameters()))
+    for g, w in zip(got, want, strict=True):
+        torch.testing.assert_close(g, w, rtol=0, atol=0)
+    assert computed_by_pytorch() == ["gradients are wanted"]
+
+
+def test_weights_that_change_and_autocast():
+    model = nn.Linear(4, 3)
+    f, x = compiled(model), torch.randn(2, 4)
+    with torch.no_grad():
+        torch.testing.assert_close(f(x), model(x))
+        model.weight.mul_(2)
+        torch.testing.assert_close(f(x), model(x))
+        model.load_state_dict(nn.Linear(4, 3).state_dict())
+        torch.testing.assert_close(f(x), model(x))
+        with torch.autocast("cpu", torch.bfloat16):
+            torch.testing.assert_close(f(x), model(x), rtol=2e-2, atol=2e-2)
+            assert f(x).dtype == torch.bfloat16
+
+
+def test_measuring_and_empty_tensors():
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+    f = compiled(model, dynamic=True)
+    with torch.no_grad(), hyp.nn.policy("measure"):
+        for _ in range(4):
+            torch.testing.assert_close(f(torch.ones(3, 8)), model(torch.ones(3, 8)))
+        assert any(line.hypatia_us for line in hyp.report().lines)
+        assert f(torch.ones(0, 8)).shape == (0, 8)
+
+
+def test_rules_and_options():
+    rules = hyp.Rules.from_text(
+        """edition 1; use core::*; use nn::*; ruleset mine { until = fixpoint; }
+        rule mine::wrong: relu(x) => x class exact;"""
+    )
+    f = compiled(lambda x: (x * 2).relu() + 1, options={"rules": [rules]})
+    with torch.no_grad():
+        torch.testing.assert_close(f(-torch.ones(3)), torch.ones(3))
+    assert any("mine::wrong" in line.why for line in hyp.report().lines)
+    with pytest.raises(Exception, match="there is no option `speed`"), torch.no_grad():
+        compiled(lambda x: x + 1, options={"speed": 9})(torch.ones(2))
+
+
+def test_fused_layers_stay_themselves():
+    model = nn.Sequential(nn.Linear(4, 4), hyp.nn.FusedLinear(4, 3))
+    agrees(model, torch.randn(2, 4))
+    assert not any("hypatia.fused" in why for why in computed_by_pytorch())

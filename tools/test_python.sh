@@ -1,0 +1,54 @@
+#!/usr/bin/env bash
+# Tests the Python package in python/ with a debug build: ruff, pyright, the docstrings' examples
+# and the tests. Makes a virtual environment with NumPy, PyTorch, pytest, ruff and pyright in
+# target/torch (2.8 GB to fetch, 5 GB on disk; once). Where PyTorch cannot be installed, its tests
+# are skipped and counted; where the others cannot, it says so and ends with 77.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+into=$PWD/target/torch
+base="numpy==2.4.6 ml_dtypes==0.6.0 pytest==9.2.0 ruff==0.17.6 pyright==1.1.414"
+torch="torch==2.11.0"
+stamp="$base $torch $(cksum < python/constraints.txt)"
+pip() { "$into/bin/python" -m pip --quiet --disable-pip-version-check "$@" 2>&1; }
+
+install() {
+  [ "$(cat "$into/version" 2>/dev/null)" = "$stamp" ] && return
+  rm -rf "$into"
+  command -v python3 >/dev/null || { echo "python3 is not installed"; return 1; }
+  python3 -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "Python 3.10 or newer is needed"; return 1; }
+  local said
+  said=$(python3 -m venv "$into" 2>&1) || { echo "no virtual environment: ${said##*$'\n'}"; return 1; }
+  # shellcheck disable=SC2086
+  said=$(pip install --no-cache-dir -c python/constraints.txt $base) || { echo "pip: ${said##*$'\n'}"; return 1; }
+  if ! said=$(pip install --no-cache-dir -c python/constraints.txt "$torch"); then
+    echo "PyTorch could not be installed: ${said##*$'\n'}" >&2
+    return # No stamp: it is tried again.
+  fi
+  echo "$stamp" > "$into/version"
+}
+
+if ! why=$(install); then
+  rm -rf "$into"
+  echo "the Python package is not tested: $why" >&2
+  exit 77
+fi
+cargo build --quiet -p hypatia-python
+cp target/debug/lib_native.so python/hypatia_core/_native.abi3.so
+cd python
+"$into/bin/ruff" format --check --quiet . || { echo "run ruff format in python/" >&2; exit 1; }
+"$into/bin/ruff" check --quiet .
+left=()
+if "$into/bin/python" -c "import torch" 2>/dev/null; then
+  if command -v node >/dev/null; then
+    "$into/bin/python" -m pyright --pythonpath "$into/bin/python"
+  else
+    echo "node is missing: pyright is skipped" >&2
+  fi
+else
+  of_torch="tests/test_layers.py tests/test_fuse.py tests/test_backend.py tests/test_docs.py"
+  # shellcheck disable=SC2086
+  echo "PyTorch is missing: pyright and $(cat $of_torch | grep -c '^def test_') tests of it are skipped" >&2
+  left=(--ignore hypatia_core/nn --ignore hypatia_core/fuse.py --ignore hypatia_core/fused_modules.py
+    --ignore hypatia_core/_eager.py --ignore hypatia_core/_fx.py --ignore hypatia_core/backend.py)
+fi
+"$into/bin/python" -m pytest "${left[@]}"
